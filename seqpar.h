@@ -1,0 +1,5172 @@
+/* seqpar.h - v0.1.0 - sequence-parallel training of language models, equal to one rank bit for bit - MIT or Unlicense */
+/* SPDX-License-Identifier: MIT OR Unlicense */
+
+/* ======================================================================================================
+   >>api  types and prototypes, by chapter
+   ====================================================================================================== */
+#ifndef SEQPAR_H
+#define SEQPAR_H
+
+#define SEQPAR_VERSION_MAJOR 0
+#define SEQPAR_VERSION_MINOR 1
+#define SEQPAR_VERSION_PATCH 0
+#define SEQPAR_VERSION "0.1.0"
+
+#if defined(__FAST_MATH__)
+#error "seqpar: -ffast-math and -Ofast let the compiler reorder sums; seqpar promises equal bits. Drop the flag."
+#endif
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifndef SEQPAR_DEF
+#if defined(SEQPAR_STATIC) && (defined(__GNUC__) || defined(__clang__))
+#define SEQPAR_DEF static __attribute__((unused))
+#elif defined(SEQPAR_STATIC)
+#define SEQPAR_DEF static
+#else
+#define SEQPAR_DEF extern
+#endif
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- errors -------------------------------------------------------------------------------------------
+   Functions return 0 or one of these negative codes. The sentence with the values and the fix is in the
+   seqpar_error of the context (or the one passed in); the first error of a rank wins. */
+#define SEQPAR_ERRORS(X)                                                                                   \
+    X(PEER, -1, "another rank failed; its message is repeated")                                            \
+    X(MEMORY, -2, "out of memory")                                                                         \
+    X(DEADLOCK, -3, "every rank waits and nothing is in flight")                                           \
+    X(DIED, -4, "a rank ended without a word (injected)")                                                  \
+    X(INJECTED, -5, "a transport failure was injected")                                                    \
+    X(MESSAGE_SIZE, -6, "a message has another size than its receiver expects")                            \
+    X(WORLD, -10, "the world size does not fit data_parallel x sequence_parallel")                         \
+    X(RANKS, -11, "the number of ranks is not positive")                                                   \
+    X(THREAD, -12, "a thread could not be started")                                                        \
+    X(PACK_LEN, -20, "pack_len is not positive")                                                           \
+    X(NO_DOCUMENTS, -21, "there is no document to pack")                                                   \
+    X(NO_TARGET, -22, "no document has a supervised token")                                                \
+    X(DOCUMENT_TOKENS, -23, "a document has a negative length or no token array")                          \
+    X(TOKEN_ID, -24, "a token id lies outside the vocabulary")                                             \
+    X(UNIT_ORDER, -25, "documents of one unit are not neighbours")                                         \
+    X(UNIT_TOO_LONG, -26, "a unit does not fit into one row")                                              \
+    X(CHUNKS, -27, "the number of chunks is not positive")                                                 \
+    X(CU_SEQLENS, -28, "cu_seqlens does not rise from 0 to the number of tokens")                          \
+    X(ROW_ORDER, -29, "row numbers do not rise")                                                           \
+    X(LAYOUT, -30, "unknown layout")                                                                       \
+    X(SCHEDULE, -31, "unknown schedule")                                                                   \
+    X(RANK, -32, "a rank lies outside its group")                                                          \
+    X(TOKEN_RANGE, -33, "a token index lies outside its row")                                              \
+    X(HEADS, -40, "heads is not a positive multiple of kv_heads")                                          \
+    X(HEAD_DIM, -41, "head_dim is not positive (rotary embedding: even)")                                  \
+    X(HEAD_STRIDE, -42, "heads_k_stride does not divide kv_heads")                                         \
+    X(SIZE, -43, "a size is zero or negative")                                                             \
+    X(DTYPE, -44, "the device does not store this type")                                                   \
+    X(SEED_COUNT, -50, "the global token count is not positive")                                           \
+    X(OPTION, -51, "an option lies outside its range")                                                     \
+    X(NOT_FINITE, -52, "a value is NaN or infinite")                                                       \
+    X(FILE_OPEN, -60, "a file cannot be opened")                                                           \
+    X(FILE_READ, -61, "a file cannot be read")                                                             \
+    X(FILE_WRITE, -62, "a file cannot be written; what was there before is untouched")                     \
+    X(FILE_FORMAT, -63, "a file is not what its name says")                                                \
+    X(FILE_TENSOR, -64, "a tensor is missing or has another shape or type")
+
+typedef int seqpar_status;
+enum {
+    SEQPAR_OK = 0,
+#define SEQPAR__X(name, code, text) SEQPAR_ERR_##name = code,
+    SEQPAR_ERRORS(SEQPAR__X)
+#undef SEQPAR__X
+    SEQPAR__ERR_END = -1000
+};
+
+typedef struct seqpar_error {
+    seqpar_status status;
+    int64_t rank; /* world rank it happened on */
+    char text[512];
+} seqpar_error;
+
+/* Stores code and printf-style sentence unless an earlier error is there (error may be NULL). Returns status. */
+SEQPAR_DEF seqpar_status seqpar_fail(seqpar_error *error, seqpar_status status, const char *format, ...);
+/* "SEQPAR_ERR_HEADS" and its one-line meaning; "?" for an unknown code. Static strings. */
+SEQPAR_DEF const char *seqpar_status_name(seqpar_status status);
+SEQPAR_DEF const char *seqpar_status_text(seqpar_status status);
+
+/* ---- util: random numbers, exp, log -------------------------------------------------------------------
+   Counter-based (Philox 4x32-10, Salmon et al. 2011): a value depends on its key and index alone, so every
+   rank draws the same number for the same absolute place. */
+SEQPAR_DEF void seqpar_random(uint32_t out[4], uint64_t key, uint64_t index_high, uint64_t index_low);
+SEQPAR_DEF double seqpar_random_uniform(uint64_t key, uint64_t stream, uint64_t index); /* in (0, 1) */
+SEQPAR_DEF double seqpar_random_normal(uint64_t key, uint64_t stream, uint64_t index);
+/* order[i] (count) becomes the shuffle of 0..count-1 that belongs to (seed, epoch). */
+SEQPAR_DEF void seqpar_shuffle(int64_t *order, int64_t count, uint64_t seed, uint64_t epoch);
+/* Polynomials written out with fma, the same on every machine with the same instructions; exp(0) = 1. */
+SEQPAR_DEF double seqpar_exp(double x);
+SEQPAR_DEF double seqpar_log(double x);
+
+/* ---- comm: how bytes move -----------------------------------------------------------------------------
+   A transport moves bytes and nothing else: every floating-point sum is an exchange and a fold. One begin
+   is one group of sends and receives, entered in the same order by all ranks that take part; buffers must
+   not be touched until its wait. Messages between two ranks of one comm match in order of posting. */
+typedef struct seqpar_transfer {
+    int64_t peer; /* rank within the comm */
+    void *data;
+    int64_t bytes;
+} seqpar_transfer;
+
+typedef struct seqpar_group {
+    const char *name; /* static string, named in messages: "kv ring" */
+    int64_t step;
+    const seqpar_transfer *sends;
+    int64_t send_count;
+    const seqpar_transfer *recvs;
+    int64_t recv_count;
+} seqpar_group;
+
+typedef struct seqpar_request { void *state; } seqpar_request; /* {NULL} is complete */
+
+typedef struct seqpar_comm seqpar_comm;
+typedef struct seqpar_comm_table {
+    const char *name;
+    /* MPI_Isend/Irecv; ncclGroupStart..End. queue NULL is the host. */
+    seqpar_status (*begin)(seqpar_comm *comm, const seqpar_group *group, void *queue, seqpar_request *request);
+    /* Orders the queue behind the group; with queue NULL blocks the host. */
+    seqpar_status (*wait)(seqpar_comm *comm, seqpar_request *request, void *queue);
+    /* A sub-comm of the ranks with the same colour, ordered by key; collective. MPI_Comm_split. */
+    seqpar_status (*split)(seqpar_comm *comm, int64_t color, int64_t key, seqpar_comm **sub);
+    /* Ends every rank of the world with this text. Never blocks. */
+    void (*abort)(seqpar_comm *comm, const char *text);
+    void (*free)(seqpar_comm *comm);
+} seqpar_comm_table;
+
+struct seqpar_comm {
+    const seqpar_comm_table *table;
+    int64_t rank, size;
+    seqpar_error *error;       /* where this rank's errors go; owned by the world */
+    int64_t bytes_sent, messages_sent; /* to other ranks, counted by begin */
+    void *state;
+};
+
+SEQPAR_DEF seqpar_status seqpar_comm_begin(seqpar_comm *comm, const seqpar_group *group, void *queue,
+                                           seqpar_request *request);
+SEQPAR_DEF seqpar_status seqpar_comm_wait(seqpar_comm *comm, seqpar_request *request, void *queue);
+/* recv holds the parts of all ranks one after the other; bytes[r] is the size of rank r's part.
+   The own part is copied here and not sent. */
+SEQPAR_DEF seqpar_status seqpar_comm_all_gather(seqpar_comm *comm, void *recv, const void *send, const int64_t *bytes,
+                                                const char *name);
+SEQPAR_DEF seqpar_status seqpar_comm_barrier(seqpar_comm *comm);
+SEQPAR_DEF seqpar_status seqpar_comm_broadcast(seqpar_comm *comm, void *data, int64_t bytes, int64_t root);
+SEQPAR_DEF seqpar_status seqpar_comm_sum_i64(seqpar_comm *comm, int64_t *values, int64_t count);
+SEQPAR_DEF seqpar_status seqpar_comm_max_i64(seqpar_comm *comm, int64_t *values, int64_t count);
+SEQPAR_DEF seqpar_status seqpar_comm_split(seqpar_comm *comm, int64_t color, int64_t key, seqpar_comm **sub);
+SEQPAR_DEF void seqpar_comm_abort(seqpar_comm *comm, const char *text);
+SEQPAR_DEF void seqpar_comm_free(seqpar_comm *comm);
+
+/* A world of one rank. Sends nothing. The caller frees it with seqpar_comm_free. */
+SEQPAR_DEF seqpar_comm *seqpar_comm_self(void);
+
+/* Runs fn on `ranks` threads that share a world, and returns when all have ended. A rank that returns an
+   error ends all others with its message, which lands in *error. A world in which every rank waits and
+   nothing is in flight is ended with SEQPAR_ERR_DEADLOCK and names who waits for whom.
+   With SEQPAR_NO_THREADS only ranks == 1 is possible (fn runs on the calling thread). */
+typedef seqpar_status (*seqpar_rank_fn)(seqpar_comm *world, void *user);
+SEQPAR_DEF seqpar_status seqpar_run_threads(int64_t ranks, seqpar_rank_fn fn, void *user, seqpar_error *error);
+
+/* A comm around another that delays, reorders, damages or drops what passes (tests). Message numbers count
+   this rank's receives from 1; 0 is never. The virtual clock: the caller tells the cost of its computing by
+   seqpar_inject_compute, each message takes latency; seqpar_inject_clock is this rank's time. */
+typedef struct seqpar_inject_desc {
+    uint64_t seed;
+    int64_t delay_us_max;  /* sleep before a begin, uniform in 0..max */
+    int reorder;           /* post the sends of a group in random order */
+    int64_t flip_bit_at;   /* flip one bit of this received message */
+    int64_t fail_at;       /* begin number that returns SEQPAR_ERR_INJECTED */
+    int64_t die_at;        /* begin number at which the rank ends without a word */
+    int virtual_clock;     /* carry time stamps with every message */
+    double latency;        /* virtual time a message takes */
+} seqpar_inject_desc;
+SEQPAR_DEF seqpar_comm *seqpar_comm_inject(seqpar_comm *inner, const seqpar_inject_desc *desc); /* owns inner */
+SEQPAR_DEF void seqpar_inject_compute(seqpar_comm *comm, double cost);
+SEQPAR_DEF double seqpar_inject_clock(seqpar_comm *comm);
+
+/* ---- fold: one order for every sum --------------------------------------------------------------------
+   A fold is a binary tree over leaves with fixed numbers: node (level, index) covers the leaves
+   [index << level, (index + 1) << level). Which leaves exist is known beforehand, so an absent leaf is
+   skipped exactly, and the shape never depends on who came first. Values are combined as soon as both
+   siblings are there. What a rank has to do becomes a *program* of a stack machine that a device runs. */
+typedef struct seqpar_node { int64_t level, index; } seqpar_node;
+
+enum {
+    SEQPAR_FOLD_LEAF,    /* compute leaf `index` and push it */
+    SEQPAR_FOLD_EXTEND,  /* compute leaf `index` on top of the value that is on the stack */
+    SEQPAR_FOLD_LOAD,    /* push stored value `index` */
+    SEQPAR_FOLD_COMBINE, /* pop two values, push their combination (commutative to the bit) */
+    SEQPAR_FOLD_STORE,   /* pop into stored value `index` */
+    SEQPAR_FOLD_FINISH   /* pop into the result */
+};
+typedef struct seqpar_fold_op { int32_t op, index; } seqpar_fold_op;
+
+typedef struct seqpar_fold {
+    const int64_t *leaves; /* (leaf_count) the numbers of all leaves that exist, rising; borrowed */
+    int64_t leaf_count;
+    seqpar_node *pending;  /* values waiting for their sibling, and where they are stored */
+    int32_t *pending_at;
+    int64_t pending_count, pending_capacity;
+    int64_t slots_high, depth_high; /* most store and stack places in use at a time */
+    seqpar_fold_op *program;
+    int64_t program_count, program_capacity;
+    int done; /* everything is combined into one value */
+} seqpar_fold;
+
+SEQPAR_DEF void seqpar_fold_init(seqpar_fold *fold, const int64_t *leaves, int64_t leaf_count);
+SEQPAR_DEF void seqpar_fold_free(seqpar_fold *fold);
+/* Appends to the program: push value `operand` by `op` (LEAF, EXTEND or LOAD) as node, combine what can be. */
+SEQPAR_DEF seqpar_status seqpar_fold_push(seqpar_fold *fold, seqpar_node node, int32_t op, int32_t operand);
+/* Ends one program: what is left on the stack is stored (or finished); returns the program and empties it. */
+SEQPAR_DEF seqpar_status seqpar_fold_flush(seqpar_fold *fold);
+
+/* ---- pack: documents to rows --------------------------------------------------------------------------*/
+#define SEQPAR_IGNORE (-100) /* target of a position that has none */
+
+typedef struct seqpar_document {
+    const int32_t *ids;       /* (tokens) */
+    const uint8_t *loss_mask; /* (tokens) 1: this token is to be predicted; NULL: all but the first */
+    int64_t tokens;
+    int64_t unit;             /* documents of one unit (a pair, a group) are neighbours and share a row */
+} seqpar_document;
+
+typedef struct seqpar_row {
+    int64_t index;               /* number within the optimizer step: its place in every fold */
+    int64_t tokens, padded;      /* real tokens; length the grid is cut over, >= tokens */
+    int64_t chunks;              /* L of the canonical grid: chunk i = [i*padded/L, (i+1)*padded/L) */
+    int64_t docs;
+    const int64_t *cu_seqlens;   /* (docs + 1) from 0 to tokens */
+    const int32_t *ids;          /* (padded) */
+    const int32_t *targets;      /* (padded) id of the next token of the same document, or SEQPAR_IGNORE */
+    const int32_t *position_ids; /* (padded) place within the document */
+    const int64_t *doc_source;   /* (docs) which input document this is */
+} seqpar_row;
+
+enum { SEQPAR_PACK_DECREASING, SEQPAR_PACK_IN_ORDER, SEQPAR_PACK_UNIT_PER_ROW };
+enum { SEQPAR_TRUNCATION_DROP, SEQPAR_TRUNCATION_CUT };
+typedef struct seqpar_pack_desc {
+    int64_t pack_len;   /* most tokens in a row; required */
+    int64_t chunks;     /* 0: 32, fewer where a chunk would fall under 16 tokens */
+    int64_t pad_to;     /* 0: no pads; else rows are padded to a multiple */
+    int order;          /* SEQPAR_PACK_*: first-fit-decreasing by default */
+    int truncation;     /* SEQPAR_TRUNCATION_*: what happens to a unit longer than pack_len */
+    int keep_masked;    /* keep units without a supervised token */
+    int64_t vocab;      /* 0: ids are not checked */
+    int32_t pad_id;
+} seqpar_pack_desc;
+
+typedef struct seqpar_pack_counts {
+    int64_t documents, zero_length, dropped, cut, masked; /* input documents; left out or shortened, by reason */
+    int64_t tokens, supervised, pads;                     /* of the rows */
+} seqpar_pack_counts;
+
+typedef struct seqpar_batch {
+    seqpar_row *row; /* (rows) */
+    int64_t rows;
+    seqpar_pack_counts counts;
+    void *storage;
+} seqpar_batch;
+
+/* Packs the documents of one optimizer step. Targets are shifted here, once, before any split; the last
+   position of every document has none. Free with seqpar_batch_free. NO_TARGET if nothing is supervised. */
+SEQPAR_DEF seqpar_status seqpar_pack(seqpar_error *error, seqpar_batch *batch, const seqpar_document *documents,
+                                     int64_t count, const seqpar_pack_desc *desc);
+SEQPAR_DEF void seqpar_batch_free(seqpar_batch *batch);
+SEQPAR_DEF int64_t seqpar_grid_default_chunks(int64_t tokens);
+SEQPAR_DEF int64_t seqpar_grid_begin(int64_t padded, int64_t chunks, int64_t chunk); /* floor(chunk*padded/chunks) */
+
+/* ---- split: who holds which token ---------------------------------------------------------------------*/
+enum { SEQPAR_CONTIGUOUS, SEQPAR_ZIGZAG, SEQPAR_STRIPE, SEQPAR__LAYOUTS };
+SEQPAR_DEF const char *seqpar_layout_name(int layout);
+
+/* Tokens start, start + stride, ... (count) of one chunk, held by one rank from local row `local` on. */
+typedef struct seqpar_piece {
+    int64_t row;   /* index into the rows it was made from */
+    int64_t chunk;
+    int64_t leaf;  /* number in the folds over tokens: rises with row and chunk */
+    int64_t start, stride, count;
+    int64_t local;
+} seqpar_piece;
+
+typedef struct seqpar_share { /* what one rank of an SP group holds of some rows */
+    seqpar_piece *pieces;
+    int64_t count;
+    int64_t tokens;
+} seqpar_share;
+
+/* Contiguous: rank r begins at chunk floor(r L/P). Zigzag: slots r and 2P-1-r of 2P, slot i begins at chunk
+   floor(i L/2P). Stripe: tokens congruent to r modulo P. Pads are held by nobody. Free with seqpar_share_free. */
+SEQPAR_DEF seqpar_status seqpar_split(seqpar_error *error, seqpar_share *share, const seqpar_row *rows,
+                                      int64_t row_count, int layout, int64_t sp_size, int64_t sp_rank);
+SEQPAR_DEF void seqpar_share_free(seqpar_share *share);
+/* Where token `token` of a row lies: rank and local row (as if this row were the only one). */
+SEQPAR_DEF seqpar_status seqpar_split_owner(seqpar_error *error, int64_t *sp_rank, int64_t *local, const seqpar_row *row,
+                                            int layout, int64_t sp_size, int64_t token);
+/* local (share->tokens, width) <- global (row tokens, width) of one row, and back; width in bytes. */
+SEQPAR_DEF void seqpar_scatter(void *local, const void *global, const seqpar_share *share, int64_t row, int64_t width);
+SEQPAR_DEF void seqpar_gather(void *global, const void *local, const seqpar_share *share, int64_t row, int64_t width);
+
+/* ---- device: who computes -----------------------------------------------------------------------------
+   A device is a table of operations on opaque pointers. Storage and accumulator types are apart; matrices
+   carry their row stride. All calls are ordered by `queue` (NULL: the call returns when the work is done).
+   The comment of each entry names the CUDA call it becomes. Row operations give a row the same bits
+   whatever else is in the call; sums over tokens run the fold program they are given. */
+enum { SEQPAR_F64, SEQPAR_F32 };
+
+typedef struct seqpar_mat {
+    void *data;
+    int64_t stride; /* elements from row to row */
+} seqpar_mat;
+
+typedef struct seqpar_fold_run { /* a fold program and where its values live */
+    const seqpar_fold_op *program;
+    int64_t program_count;
+    int64_t depth;  /* stack places it needs */
+    void *store;    /* stored value n begins at element n * store_stride */
+    int64_t store_stride;
+    void *finish;
+} seqpar_fold_run;
+
+/* y (rows, out) = x (rows, in) . W^T with w (out, in); transposed: w is (in, out) and y = x . W.
+   accumulate: the sum over `in` starts from the old y. Each element is one fma chain, `in` rising. */
+typedef struct seqpar_matmul_args {
+    seqpar_mat y, x, w;
+    int64_t rows, out, in;
+    int transposed, accumulate;
+} seqpar_matmul_args;
+
+/* Leaf i: dw (out, in) = sum over tokens begin[i] .. begin[i] + count[i] of dy (t, out)^T x (t, in), t rising. */
+typedef struct seqpar_weight_grad_args {
+    seqpar_fold_run fold;
+    const seqpar_piece *leaves; /* local and count are used */
+    seqpar_mat dy, x;
+    int64_t out, in;
+} seqpar_weight_grad_args;
+
+/* x (rows, width) = table (vocab, width) [ids (rows)] */
+typedef struct seqpar_embedding_args {
+    seqpar_mat x, table;
+    const int32_t *ids;
+    int64_t rows, width;
+} seqpar_embedding_args;
+
+/* Leaf i: (vocab, width) sums of dx over the tokens of each id, in token order. */
+typedef struct seqpar_embedding_grad_args {
+    seqpar_fold_run fold;
+    const seqpar_piece *leaves;
+    seqpar_mat dx;
+    const int32_t *ids;
+    int64_t vocab, width;
+} seqpar_embedding_grad_args;
+
+/* y = x / sqrt(mean(x^2) + eps) * gain; rstd (rows) is kept for the gradient. */
+typedef struct seqpar_rmsnorm_args {
+    seqpar_mat y, x;
+    void *rstd;
+    const void *gain;
+    int64_t rows, width;
+    double eps;
+} seqpar_rmsnorm_args;
+
+/* dx += the gradient of rmsnorm; leaf i of the fold: dgain (width) over its tokens. */
+typedef struct seqpar_rmsnorm_grad_args {
+    seqpar_fold_run fold;
+    const seqpar_piece *leaves;
+    seqpar_mat dx, dy, x;
+    const void *rstd, *gain;
+    int64_t rows, width;
+} seqpar_rmsnorm_grad_args;
+
+/* In place on x (rows, heads, head_dim): element i turns with i + head_dim/2 by position * theta^(-2i/head_dim);
+   cosine and sine (positions, head_dim/2) come from fp64. inverse: the other way round (the gradient). */
+typedef struct seqpar_rope_args {
+    seqpar_mat x;
+    const void *cosine, *sine;
+    const int32_t *positions;
+    int64_t rows, heads, head_dim;
+    int inverse;
+} seqpar_rope_args;
+
+/* y = silu(gate) * up, all (rows, width); the gradient reads dy and overwrites gate and up with theirs. */
+typedef struct seqpar_swiglu_args {
+    seqpar_mat y, gate, up;
+    int64_t rows, width;
+} seqpar_swiglu_args;
+
+typedef struct seqpar_add_args { /* y = a + b, count elements */
+    void *y;
+    const void *a, *b;
+    int64_t count;
+} seqpar_add_args;
+
+/* Leaf i is the vector at leaf_data + i * leaf_stride; count elements. */
+typedef struct seqpar_fold_args {
+    seqpar_fold_run fold;
+    const void *leaf_data;
+    int64_t leaf_stride, count;
+} seqpar_fold_args;
+
+/* Keys of one compute step. k_row, v_row: first row of the piece, counted from the k and v of the args. */
+typedef struct seqpar_attn_keys { int64_t k_row, v_row, start, stride, count; } seqpar_attn_keys;
+typedef struct seqpar_attn_task {
+    int64_t piece;                 /* whose result is folded: query piece (forward, dq) or key piece (dkv) */
+    const seqpar_fold_op *program; /* leaves: key pieces (forward, dq), query pieces (dkv), inbox (return) */
+    int64_t program_count;
+    int64_t store_base, store_stride; /* dkv, return: elements; place n at base + n * stride, dk before dv */
+    int64_t inbox_base;               /* return: node i at inbox_base + i * 2 * count * kv_heads * head_dim */
+} seqpar_attn_task;
+
+/* Attention of one compute step over kv heads head_begin .. + head_count of kv_heads. Query t sees the keys of
+   its row at positions [visible_begin[t], visible_end[t]). Scores are scale * q.k; statistics are per row:
+   lse = log sum exp(scores), delta = dout . out. All tensors are (tokens, heads, head_dim) without gaps; the
+   k, v of a step are (tokens, head_count, head_dim). A leaf is one block (query piece x key piece). */
+typedef struct seqpar_attn_args {
+    int64_t heads, kv_heads, head_dim, head_begin, head_count, q_tokens;
+    double scale;
+    const seqpar_piece *q_pieces;
+    const seqpar_attn_keys *k_pieces;
+    const seqpar_attn_task *tasks;
+    int64_t task_count, depth;
+    const int32_t *visible_begin, *visible_end; /* (q_tokens) */
+    const void *q, *k, *v;
+    void *out, *lse;                            /* lse (q_tokens, heads), accumulator type */
+    const void *dout, *delta;                   /* delta like lse */
+    void *dq, *dk, *dv;                         /* results of the own tokens, all kv heads */
+    void *store;                                /* forward: per place o (q_tokens, group, head_dim), then m, then l */
+    const void *inbox;
+} seqpar_attn_args;
+
+typedef struct seqpar_attn_delta_args { /* delta (tokens, heads) = sum over head_dim of dout * out */
+    void *delta;
+    const void *dout, *out;
+    int64_t tokens, heads, head_dim;
+} seqpar_attn_delta_args;
+
+/* Statistics of logits x (rows, vocab) and, where seeds are given, the gradient written over x:
+     dx_j = dlogp (1[j=y] - p_j) - dentropy p_j (log p_j + H) + dsmooth (p_j - 1/V) + dzloss 2 lse p_j
+   for logp = x_y - lse, H = entropy, smooth = lse - mean(x), zloss = lse^2. A row whose target is
+   SEQPAR_IGNORE has logp 0, and dlogp, dsmooth, dzloss do not act on it. Outputs and seeds may be NULL. */
+typedef struct seqpar_softmax_head_args {
+    seqpar_mat logits;
+    int64_t rows, vocab;
+    const int32_t *targets;
+    void *logp, *entropy, *lse, *smooth;                    /* (rows) accumulator type */
+    const void *dlogp, *dentropy, *dsmooth, *dzloss;        /* (rows) accumulator type */
+    int gradient;
+} seqpar_softmax_head_args;
+
+typedef struct seqpar_sumsq_args { /* out[b] = sum of x^2 over block b, rising; out is host memory */
+    double *out;
+    const void *x;
+    int64_t blocks, block_size;
+} seqpar_sumsq_args;
+
+/* One step t of AdamW in PyTorch's order, or of SGD (kind 1: p -= lr (clip g + decay p)); g is scaled by clip first. */
+typedef struct seqpar_update_args {
+    void *p, *m, *v;
+    const void *g;
+    int64_t count, t;
+    double lr, beta1, beta2, eps, decay, clip;
+} seqpar_update_args;
+
+#define SEQPAR_DEVICE_OPS(X)                                                                               \
+    X(matmul)         /* cublasGemmEx, fixed row tile, pinned algorithm */                                 \
+    X(weight_grad)    /* own kernel: tile of dw, fold inside */                                            \
+    X(embedding)      /* own kernel */                                                                     \
+    X(embedding_grad) /* own kernel over ids sorted on the host */                                         \
+    X(rmsnorm)        /* own kernel, a warp a row */                                                       \
+    X(rmsnorm_grad)   /* own kernel */                                                                     \
+    X(rope)           /* own kernel */                                                                     \
+    X(swiglu)         /* own kernel */                                                                     \
+    X(swiglu_grad)    /* own kernel */                                                                     \
+    X(add)            /* own kernel */                                                                     \
+    X(fold)           /* own kernel */                                                                     \
+    X(attn_forward)   /* own kernel: a block a (task, head) */                                             \
+    X(attn_dq)        /* own kernel */                                                                     \
+    X(attn_dkv)       /* own kernel */                                                                     \
+    X(attn_return)    /* own kernel: fold of visiting dk, dv */                                            \
+    X(attn_delta)     /* own kernel */                                                                     \
+    X(softmax_head)   /* own kernel, in place */                                                           \
+    X(sumsq)          /* own kernel + cudaMemcpyAsync */                                                   \
+    X(adamw)          /* own kernel, multi-tensor */                                                       \
+    X(sgd)            /* own kernel */
+
+typedef seqpar_swiglu_args seqpar_swiglu_grad_args;
+typedef seqpar_attn_args seqpar_attn_forward_args;
+typedef seqpar_attn_args seqpar_attn_dq_args;
+typedef seqpar_attn_args seqpar_attn_dkv_args;
+typedef seqpar_attn_args seqpar_attn_return_args;
+typedef seqpar_update_args seqpar_adamw_args;
+typedef seqpar_update_args seqpar_sgd_args;
+
+typedef struct seqpar_device seqpar_device;
+struct seqpar_device {
+    const char *name;
+    int storage, accumulator;     /* SEQPAR_F64 or SEQPAR_F32 */
+    int64_t threads;              /* split output tiles only; never change a bit */
+    int64_t workspace_bytes;      /* scratch the operations keep */
+    int64_t attn_flops;           /* counted by the attention leaves: visible pairs, forward 4 d, dq 6 d, dkv 8 d */
+    void *workspace;
+    seqpar_error *error;
+    void *(*alloc)(seqpar_device *device, int64_t bytes);                                  /* cudaMallocAsync */
+    void (*free)(seqpar_device *device, void *data);                                       /* cudaFreeAsync */
+    void (*copy)(seqpar_device *device, void *to, const void *from, int64_t bytes, void *queue); /* cudaMemcpyAsync */
+    void (*zero)(seqpar_device *device, void *data, int64_t bytes, void *queue);           /* cudaMemsetAsync */
+    void (*close)(seqpar_device *device);
+#define SEQPAR__X(op) seqpar_status (*op)(seqpar_device *device, const seqpar_##op##_args *args, void *queue);
+    SEQPAR_DEVICE_OPS(SEQPAR__X)
+#undef SEQPAR__X
+};
+
+/* The reference device: fp64, naive loops, to be read beside the fast one. */
+SEQPAR_DEF seqpar_device *seqpar_device_reference(void);
+/* The fast device: fp32, blocked and vectorised; `threads` 0 means all OpenMP threads. Both: seqpar_device_close. */
+SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads);
+SEQPAR_DEF void seqpar_device_close(seqpar_device *device);
+SEQPAR_DEF int64_t seqpar_dtype_bytes(int dtype);
+/* Elements of a device buffer as doubles, and back (through host memory). */
+SEQPAR_DEF void seqpar_device_read(seqpar_device *device, double *to, const void *from, int64_t first, int64_t count);
+SEQPAR_DEF void seqpar_device_write(seqpar_device *device, void *to, int64_t first, const double *from, int64_t count);
+
+/* ---- ctx: one rank ------------------------------------------------------------------------------------*/
+enum { SEQPAR_MEM_WEIGHTS, SEQPAR_MEM_OPTIMIZER, SEQPAR_MEM_ACTIVATIONS, SEQPAR_MEM_SCRATCH, SEQPAR_MEM_EXCHANGE,
+       SEQPAR_MEM_GRADIENTS, SEQPAR_MEM_KINDS };
+typedef struct seqpar_memory { int64_t now[SEQPAR_MEM_KINDS], peak[SEQPAR_MEM_KINDS], total, total_peak; } seqpar_memory;
+
+typedef struct seqpar_event { /* what the executor does, in order (tests, drawings) */
+    const char *what;         /* "begin", "wait", "compute", "fold" */
+    int64_t step, request, source;
+    double cost;              /* FLOPs of a compute */
+} seqpar_event;
+
+typedef struct seqpar_ctx {
+    seqpar_error *error;      /* of the world comm */
+    seqpar_device *device;
+    void *queue;
+    seqpar_comm *world, *sp;  /* sp: the ranks that share this rank's sequences */
+    int64_t dp_size, dp_rank, sp_size, sp_rank;
+    seqpar_memory memory;
+    void (*trace)(void *user, const seqpar_event *event);
+    void *trace_user;
+} seqpar_ctx;
+
+/* World = data_parallel x sequence_parallel, SP ranks consecutive. Collective over the world; borrows both. */
+SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world, seqpar_device *device, int64_t sp_size);
+SEQPAR_DEF void seqpar_ctx_close(seqpar_ctx *ctx);
+
+typedef struct seqpar_buffer { void *data; int64_t bytes; int kind; } seqpar_buffer;
+/* Device memory, counted by kind. bytes 0 gives no memory and no error. */
+SEQPAR_DEF seqpar_status seqpar_buffer_new(seqpar_ctx *ctx, seqpar_buffer *buffer, int64_t bytes, int kind);
+SEQPAR_DEF void seqpar_buffer_free(seqpar_ctx *ctx, seqpar_buffer *buffer);
+
+/* ---- plan: a schedule is data -------------------------------------------------------------------------*/
+enum { SEQPAR_RING, SEQPAR_LLAMA3, SEQPAR__SCHEDULES };
+SEQPAR_DEF const char *seqpar_schedule_name(int schedule);
+
+enum {
+    SEQPAR_PLAN_PACK,    /* copy the own k, v of the head range into slot `to` */
+    SEQPAR_PLAN_SHIFT,   /* begin request: slot `from` to rank `send_to`, slot `to` from rank `recv_from` */
+    SEQPAR_PLAN_GATHER,  /* begin request: own part of slot `to` to all, theirs into slot `to` */
+    SEQPAR_PLAN_WAIT,    /* wait for request */
+    SEQPAR_PLAN_COMPUTE, /* own queries x keys of ranks source .. source + sources, which lie in slot `from` */
+    SEQPAR_PLAN_RETURN,  /* begin request: dk, dv partials made for `send_to`; those `recv_from` made (-1: all) */
+    SEQPAR_PLAN_FOLD     /* wait for request, fold what has come */
+};
+typedef struct seqpar_plan_op {
+    int op;
+    int32_t request, from, to;
+    int64_t head_begin, head_count;
+    int64_t source, sources;  /* ranks, modulo nothing: a run of SP ranks */
+    int64_t send_to, recv_from;
+} seqpar_plan_op;
+
+typedef struct seqpar_plan {
+    int64_t sp_size, sp_rank;
+    int backward;
+    int64_t slots, requests;
+    seqpar_plan_op *ops;
+    int64_t count;
+} seqpar_plan;
+
+/* Slot 0 is the own k, v where they lie (ring). heads_k_stride 0: one kv head at a time. */
+SEQPAR_DEF seqpar_status seqpar_plan_make(seqpar_error *error, seqpar_plan *plan, int schedule, int64_t sp_size,
+                                          int64_t sp_rank, int64_t kv_heads, int64_t heads_k_stride, int backward);
+SEQPAR_DEF void seqpar_plan_free(seqpar_plan *plan);
+
+/* ---- attn: the executor -------------------------------------------------------------------------------*/
+typedef struct seqpar_attn_desc {
+    int64_t heads, kv_heads, head_dim;
+    double scale;           /* 0: 1/sqrt(head_dim) */
+    int layout, schedule;
+    int64_t heads_k_stride; /* llama3; 0: 1 */
+    int full;               /* 0: causal within documents; 1: every key of the document */
+} seqpar_attn_desc;
+
+typedef struct seqpar_attn seqpar_attn;
+/* Shares, masks, plans and fold programs for these rows (borrowed, the same on all ranks of ctx->sp). */
+SEQPAR_DEF seqpar_status seqpar_attn_open(seqpar_ctx *ctx, seqpar_attn **attn, const seqpar_row *rows, int64_t row_count,
+                                          const seqpar_attn_desc *desc);
+SEQPAR_DEF void seqpar_attn_close(seqpar_ctx *ctx, seqpar_attn *attn);
+/* The own share: pieces and number of local tokens. */
+SEQPAR_DEF const seqpar_share *seqpar_attn_share(const seqpar_attn *attn);
+/* out (tokens, heads, head_dim) and lse (tokens, heads) from q, k, v of the local tokens. Rows without a visible
+   key: out 0, lse -inf. Collective over ctx->sp. */
+SEQPAR_DEF seqpar_status seqpar_attn_forward(seqpar_ctx *ctx, seqpar_attn *attn, void *out, void *lse, const void *q,
+                                             const void *k, const void *v);
+/* dq, dk, dv (like q, k, v) from dout and the global out, lse of forward. Collective over ctx->sp. */
+SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn, void *dq, void *dk, void *dv,
+                                              const void *dout, const void *out, const void *lse, const void *q,
+                                              const void *k, const void *v);
+/* FLOPs this rank computes per forward (4 head_dim a visible pair and head) in all and, if per_source is not NULL
+   (sp_size), by the rank whose keys they are; and the bytes it sends forward and backward. */
+typedef struct seqpar_attn_cost { int64_t forward_flops, backward_flops, forward_bytes, backward_bytes, scratch_bytes; } seqpar_attn_cost;
+SEQPAR_DEF void seqpar_attn_cost_of(const seqpar_ctx *ctx, const seqpar_attn *attn, seqpar_attn_cost *cost, int64_t *per_source);
+
+/* ---- loss: token log-probs through the head -----------------------------------------------------------*/
+typedef struct seqpar_head_seeds { /* per local token, accumulator type; NULL is zero */
+    const void *dlogp, *dentropy, *dsmooth, *dzloss;
+} seqpar_head_seeds;
+typedef struct seqpar_head_values { /* per local token, accumulator type; NULL is not wanted */
+    void *logp, *entropy, *lse, *smooth;
+} seqpar_head_values;
+typedef struct seqpar_head_desc {
+    int64_t hidden, vocab;
+    int64_t rows_max; /* logits rows held at a time; 0: 256 */
+} seqpar_head_desc;
+
+/* Entry A: values of hidden (tokens, hidden) under table (vocab, hidden). Two products' worth of nothing but forward. */
+SEQPAR_DEF seqpar_status seqpar_head_forward(seqpar_ctx *ctx, const seqpar_head_values *values, const void *hidden,
+                                             const void *table, const int32_t *targets, int64_t tokens,
+                                             const seqpar_head_desc *desc);
+/* Entry B: values, dhidden (tokens, hidden), and the fold nodes of dtable: the pieces of share, pushed in order into
+   fold, leave fold->node_count values (vocab, hidden) in nodes, whose memory has seqpar_head_places(fold) places,
+   node_stride elements apart (what lies behind the nodes is scratch). Three products. */
+typedef struct seqpar_token_fold seqpar_token_fold;
+SEQPAR_DEF int64_t seqpar_head_places(const seqpar_token_fold *fold);
+SEQPAR_DEF seqpar_status seqpar_head_backward(seqpar_ctx *ctx, void *dhidden, void *nodes, int64_t node_stride,
+                                              const seqpar_head_values *values, const seqpar_head_seeds *seeds,
+                                              const void *hidden, const void *table, const int32_t *targets,
+                                              const seqpar_share *share, const seqpar_token_fold *fold,
+                                              const seqpar_head_desc *desc);
+
+/* Sums over the tokens of a step that every rank gets, equal to the bit: values[i] (count rows of `width` doubles), one
+   row per piece of the share of each row this rank holds, folded over all leaves. Collective over the world. */
+SEQPAR_DEF seqpar_status seqpar_sum_pieces(seqpar_ctx *ctx, double *sum, const int64_t *leaf, const double *values,
+                                           int64_t count, int64_t width);
+
+/* ---- optim: gradients to owners, clip, update ----------------------------------------------------------*/
+#define SEQPAR_BLOCK 1024 /* elements of a parameter block; never a function of the world */
+
+typedef struct seqpar_tensor {
+    const char *name;
+    int64_t rows, cols;
+    int64_t offset;  /* into the parameters: a multiple of SEQPAR_BLOCK */
+    int decay;       /* weight decay applies */
+    int64_t group;   /* exchanged together: a layer */
+} seqpar_tensor;
+
+/* Leaves of the token sums of a micro-batch: what this rank pushes, which nodes are left, what the others leave. */
+struct seqpar_token_fold {
+    const seqpar_fold_op *program;
+    int64_t program_count, depth;
+    int64_t node_count;
+    const seqpar_node *nodes;
+    const int64_t *leaves;
+    int64_t leaf_count;
+};
+
+enum { SEQPAR_ADAMW, SEQPAR_SGD };
+typedef struct seqpar_optim_desc {
+    int kind;
+    int zero_stage;                       /* 0: all state everywhere; 1: state at owners; 2: gradients too */
+    double beta1, beta2, eps, decay;      /* taken as they are */
+    double max_norm;                      /* 0: no clip */
+} seqpar_optim_desc;
+
+typedef struct seqpar_step seqpar_step; /* gradients of one optimizer step on their way to the owners */
+typedef struct seqpar_optim {
+    seqpar_optim_desc desc;
+    const seqpar_tensor *tensors;
+    int64_t tensor_count, groups, elements; /* elements: whole blocks */
+    int64_t *group_begin;                   /* (groups + 1) elements */
+    seqpar_buffer gradient, m, v;
+    int64_t own_elements;                   /* state this rank holds */
+    int64_t t;
+    double norm, clip;                      /* of the last step, before clipping */
+    seqpar_step *step;
+} seqpar_optim;
+
+/* tensors (borrowed) in order of offset, groups rising from 0. */
+SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *optim, const seqpar_tensor *tensors,
+                                           int64_t tensor_count, const seqpar_optim_desc *desc);
+SEQPAR_DEF void seqpar_optim_close(seqpar_ctx *ctx, seqpar_optim *optim);
+/* Begins a step over these rows: aligned runs of rows go to the data-parallel ranks, then to `accumulation`
+   micro-batches. Every rank passes all rows. */
+SEQPAR_DEF seqpar_status seqpar_step_begin(seqpar_ctx *ctx, seqpar_optim *optim, const seqpar_row *rows, int64_t row_count,
+                                           int layout, int64_t accumulation);
+/* Rows of micro-batch `index` of this data-parallel rank: rows[*first .. *first + *count); count may be 0. */
+SEQPAR_DEF void seqpar_step_rows(const seqpar_ctx *ctx, const seqpar_optim *optim, int64_t index, int64_t *first, int64_t *count);
+SEQPAR_DEF const seqpar_token_fold *seqpar_step_fold(seqpar_ctx *ctx, seqpar_optim *optim, int64_t index);
+/* Sends the nodes (fold->node_count values of the group's elements, node_stride apart) of one group to their owners,
+   who fold them. Collective over the world, also for ranks without rows. `source` tells apart sums that end in the
+   same group (a tied table: head 1, embedding 0); they are added once, at the end. */
+SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *optim, int64_t index, int64_t group, int source,
+                                              const void *nodes, int64_t node_stride);
+/* Adds up, takes the norm, clips, updates the owned blocks of params and hands them to all. optim->norm, ->clip. */
+SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *optim, void *params, double lr);
+/* After seqpar_step_end: the whole gradient (before clip) as doubles on every rank. Collective. */
+SEQPAR_DEF seqpar_status seqpar_optim_gradient(seqpar_ctx *ctx, seqpar_optim *optim, double *gradient);
+/* Optimizer state of every element on every rank, and back (any world, any stage). Collective. */
+SEQPAR_DEF seqpar_status seqpar_optim_save(seqpar_ctx *ctx, seqpar_optim *optim, double *m, double *v);
+SEQPAR_DEF seqpar_status seqpar_optim_load(seqpar_ctx *ctx, seqpar_optim *optim, const double *m, const double *v, int64_t t);
+
+/* HF schedules: factor on the learning rate for `step` steps already taken (spec of transformers' optimization). */
+enum { SEQPAR_CONSTANT, SEQPAR_LINEAR, SEQPAR_COSINE, SEQPAR_COSINE_MIN };
+SEQPAR_DEF double seqpar_schedule_factor(int kind, int64_t step, int64_t warmup, int64_t total, double min_ratio);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* SEQPAR_H */
+
+/* ======================================================================================================
+   Everything below is implementation.
+   ====================================================================================================== */
+#if defined(SEQPAR_IMPLEMENTATION) && !defined(SEQPAR__IMPLEMENTED)
+#define SEQPAR__IMPLEMENTED
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#ifndef SEQPAR_NO_THREADS
+#include <pthread.h>
+#include <time.h>
+#endif
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#ifndef SEQPAR_MALLOC
+#define SEQPAR_MALLOC(size) malloc(size)
+#define SEQPAR_FREE(ptr) free(ptr)
+#endif
+
+/* a * b + c must be one rounding or two because we say so, not because an optimiser felt like it. */
+#if defined(__clang__)
+#pragma clang fp contract(off)
+#elif defined(__GNUC__)
+#pragma GCC push_options
+#pragma GCC optimize("fp-contract=off")
+#endif
+
+#define SEQPAR__TRY(call) do { seqpar_status try_ = (call); if (try_) return try_; } while (0)
+#define SEQPAR__NEW(type, count) ((type *)seqpar__calloc((int64_t)(count), (int64_t)sizeof(type)))
+#define SEQPAR__MIN(a, b) ((a) < (b) ? (a) : (b))
+#define SEQPAR__MAX(a, b) ((a) > (b) ? (a) : (b))
+
+/* Run-time switches that plant a known mistake; only in test builds (see verify/faults.c). */
+#ifdef SEQPAR_FAULTS
+static int seqpar__fault = 0;
+#define SEQPAR__FAULT(number) (seqpar__fault == (number))
+#else
+#define SEQPAR__FAULT(number) 0
+#endif
+
+/* ======================================================================================================
+   >>util  errors, memory, random numbers, exp and log
+   ====================================================================================================== */
+
+SEQPAR_DEF seqpar_status seqpar_fail(seqpar_error *error, seqpar_status status, const char *format, ...) {
+    va_list args;
+    if (!error || error->status) return status;
+    error->status = status;
+    va_start(args, format);
+    vsnprintf(error->text, sizeof error->text, format, args);
+    va_end(args);
+    return status;
+}
+
+SEQPAR_DEF const char *seqpar_status_name(seqpar_status status) {
+#define SEQPAR__X(name, code, text) if (status == (code)) return "SEQPAR_ERR_" #name;
+    SEQPAR_ERRORS(SEQPAR__X)
+#undef SEQPAR__X
+    return status == SEQPAR_OK ? "SEQPAR_OK" : "?";
+}
+
+SEQPAR_DEF const char *seqpar_status_text(seqpar_status status) {
+#define SEQPAR__X(name, code, text) if (status == (code)) return text;
+    SEQPAR_ERRORS(SEQPAR__X)
+#undef SEQPAR__X
+    return status == SEQPAR_OK ? "no error" : "?";
+}
+
+static void *seqpar__calloc(int64_t count, int64_t size) {
+    size_t bytes = (size_t)(count > 0 ? count : 1) * (size_t)size;
+    void *data = SEQPAR_MALLOC(bytes);
+    if (data) memset(data, 0, bytes);
+    return data;
+}
+
+static seqpar_status seqpar__no_memory(seqpar_error *error, const char *what) {
+    return seqpar_fail(error, SEQPAR_ERR_MEMORY, "out of memory for %s", what);
+}
+
+/* Grows *data to hold at least `need` elements of `size`; contents stay. */
+static int seqpar__grow(void **data, int64_t *capacity, int64_t need, int64_t size) {
+    int64_t wanted = *capacity ? *capacity : 16;
+    void *bigger;
+    if (need <= *capacity) return 1;
+    while (wanted < need) wanted *= 2;
+    bigger = seqpar__calloc(wanted, size);
+    if (!bigger) return 0;
+    if (*data) memcpy(bigger, *data, (size_t)(*capacity * size));
+    SEQPAR_FREE(*data);
+    *data = bigger;
+    *capacity = wanted;
+    return 1;
+}
+
+static uint64_t seqpar__mix(uint64_t x) { /* finaliser of splitmix64 */
+    x ^= x >> 30; x *= UINT64_C(0xbf58476d1ce4e5b9);
+    x ^= x >> 27; x *= UINT64_C(0x94d049bb133111eb);
+    return x ^ (x >> 31);
+}
+
+SEQPAR_DEF void seqpar_random(uint32_t out[4], uint64_t key, uint64_t index_high, uint64_t index_low) {
+    uint32_t x[4], k[2];
+    int round, i;
+    x[0] = (uint32_t)index_low; x[1] = (uint32_t)(index_low >> 32);
+    x[2] = (uint32_t)index_high; x[3] = (uint32_t)(index_high >> 32);
+    k[0] = (uint32_t)key; k[1] = (uint32_t)(key >> 32);
+    for (round = 0; round < 10; round++) {
+        uint64_t a = (uint64_t)0xD2511F53u * x[0], b = (uint64_t)0xCD9E8D57u * x[2];
+        uint32_t y0 = (uint32_t)(b >> 32) ^ x[1] ^ k[0], y2 = (uint32_t)(a >> 32) ^ x[3] ^ k[1];
+        x[1] = (uint32_t)b; x[3] = (uint32_t)a; x[0] = y0; x[2] = y2;
+        k[0] += 0x9E3779B9u; k[1] += 0xBB67AE85u;
+    }
+    for (i = 0; i < 4; i++) out[i] = x[i];
+}
+
+SEQPAR_DEF double seqpar_random_uniform(uint64_t key, uint64_t stream, uint64_t index) {
+    uint32_t r[4];
+    seqpar_random(r, key, stream, index);
+    return ((double)(((uint64_t)r[1] << 21) ^ (r[0] >> 11)) + 0.5) * (1.0 / 9007199254740992.0);
+}
+
+SEQPAR_DEF double seqpar_random_normal(uint64_t key, uint64_t stream, uint64_t index) {
+    uint32_t r[4];
+    double u, v;
+    seqpar_random(r, key, stream, index);
+    u = ((double)r[0] + 0.5) * (1.0 / 4294967296.0);
+    v = ((double)r[1] + 0.5) * (1.0 / 4294967296.0);
+    return sqrt(-2.0 * seqpar_log(u)) * cos(6.283185307179586477 * v); /* Box and Muller */
+}
+
+SEQPAR_DEF void seqpar_shuffle(int64_t *order, int64_t count, uint64_t seed, uint64_t epoch) {
+    int64_t i;
+    for (i = 0; i < count; i++) order[i] = i;
+    for (i = count - 1; i > 0; i--) { /* Fisher and Yates; draw i is keyed by i */
+        int64_t j = (int64_t)(seqpar_random_uniform(seed, epoch, (uint64_t)i) * (double)(i + 1));
+        int64_t t = order[i];
+        if (j > i) j = i;
+        order[i] = order[j];
+        order[j] = t;
+    }
+}
+
+/* One rounding where the machine has the instruction, two where it has not; never left to the compiler. */
+#if !defined(SEQPAR_NO_FMA) && (defined(__FMA__) || defined(__aarch64__) || defined(__ARM_FEATURE_FMA))
+#define SEQPAR__FMA(a, b, c) __builtin_fma((a), (b), (c))
+#define SEQPAR__FMAF(a, b, c) __builtin_fmaf((a), (b), (c))
+#define SEQPAR__HAS_FMA 1
+#else
+#define SEQPAR__FMA(a, b, c) ((a) * (b) + (c))
+#define SEQPAR__FMAF(a, b, c) ((a) * (b) + (c))
+#define SEQPAR__HAS_FMA 0
+#endif
+
+static double seqpar__power2(int64_t n) { /* 2^n, -1022 <= n <= 1023 */
+    uint64_t bits = (uint64_t)(n + 1023) << 52;
+    double x;
+    memcpy(&x, &bits, 8);
+    return x;
+}
+
+/* exp(x) = 2^n exp(r), |r| <= ln2/2, Taylor to r^13 (truncation 4e-18). */
+SEQPAR_DEF double seqpar_exp(double x) {
+    static const double c[14] = {1.0, 1.0, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320,
+        1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800.0};
+    double n, r, p;
+    int64_t e;
+    int i;
+    if (!(x == x)) return x;
+    if (x > 709.78) return HUGE_VAL;
+    if (x < -745.2) return 0.0;
+    n = floor(SEQPAR__FMA(x, 1.4426950408889634074, 0.5));
+    r = SEQPAR__FMA(n, -6.93147180369123816490e-01, x);
+    r = SEQPAR__FMA(n, -1.90821492927058770002e-10, r);
+    p = c[13];
+    for (i = 12; i >= 0; i--) p = SEQPAR__FMA(p, r, c[i]);
+    e = (int64_t)n;
+    if (e < -1021) return p * seqpar__power2(e + 1000) * seqpar__power2(-1000);
+    if (e > 1023) return p * seqpar__power2(e - 1) * 2.0;
+    return p * seqpar__power2(e);
+}
+
+/* log(x) = n ln2 + 2 atanh((m-1)/(m+1)), m in [sqrt(1/2), sqrt(2)). */
+SEQPAR_DEF double seqpar_log(double x) {
+    uint64_t bits;
+    double m, s, z, p;
+    int64_t n = 0;
+    int i;
+    if (!(x == x) || x < 0) return x == x ? (double)NAN : x;
+    if (x == 0) return -HUGE_VAL;
+    if (x > 1.7976931348623157e308) return x;
+    if (x < 2.2250738585072014e-308) { x *= 18014398509481984.0; n = -54; }
+    memcpy(&bits, &x, 8);
+    n += (int64_t)(bits >> 52) - 1023;
+    bits = (bits & UINT64_C(0x000fffffffffffff)) | UINT64_C(0x3ff0000000000000);
+    memcpy(&m, &bits, 8);
+    if (m > 1.4142135623730951) { m *= 0.5; n++; }
+    s = (m - 1.0) / (m + 1.0);
+    z = s * s;
+    p = 1.0 / 23;
+    for (i = 21; i >= 3; i -= 2) p = SEQPAR__FMA(p, z, 1.0 / i);
+    p = SEQPAR__FMA(p * z, s, s);
+    return SEQPAR__FMA((double)n, 6.93147180369123816490e-01, SEQPAR__FMA((double)n, 1.90821492927058770002e-10, 2.0 * p));
+}
+
+/* ======================================================================================================
+   >>fold  one order for every sum
+   ====================================================================================================== */
+
+static int64_t seqpar__lower_bound(const int64_t *sorted, int64_t count, int64_t key) {
+    int64_t low = 0, high = count;
+    while (low < high) {
+        int64_t mid = low + (high - low) / 2;
+        if (sorted[mid] < key) low = mid + 1; else high = mid;
+    }
+    return low;
+}
+
+/* How many leaves exist under a node. */
+static int64_t seqpar__fold_present(const seqpar_fold *fold, seqpar_node node) {
+    int64_t begin = node.index << node.level, end = (node.index + 1) << node.level;
+    return seqpar__lower_bound(fold->leaves, fold->leaf_count, end) - seqpar__lower_bound(fold->leaves, fold->leaf_count, begin);
+}
+
+SEQPAR_DEF void seqpar_fold_init(seqpar_fold *fold, const int64_t *leaves, int64_t leaf_count) {
+    memset(fold, 0, sizeof *fold);
+    fold->leaves = leaves;
+    fold->leaf_count = leaf_count;
+}
+
+SEQPAR_DEF void seqpar_fold_free(seqpar_fold *fold) {
+    SEQPAR_FREE(fold->pending);
+    SEQPAR_FREE(fold->pending_at);
+    SEQPAR_FREE(fold->program);
+    memset(fold, 0, sizeof *fold);
+}
+
+static int seqpar__fold_emit(seqpar_fold *fold, int32_t op, int32_t index) {
+    void *program = fold->program;
+    int ok = seqpar__grow(&program, &fold->program_capacity, fold->program_count + 1, (int64_t)sizeof *fold->program);
+    fold->program = (seqpar_fold_op *)program;
+    if (!ok) return 0;
+    fold->program[fold->program_count].op = op;
+    fold->program[fold->program_count].index = index;
+    fold->program_count++;
+    return 1;
+}
+
+/* While a program is being written a pending value is on the stack (at = -1 - depth) or stored (at >= 0). */
+static int64_t seqpar__fold_stack(const seqpar_fold *fold) {
+    int64_t i, depth = 0;
+    for (i = 0; i < fold->pending_count; i++) depth += fold->pending_at[i] < 0;
+    return depth;
+}
+
+static int64_t seqpar__fold_find(const seqpar_fold *fold, seqpar_node node) {
+    int64_t i;
+    for (i = 0; i < fold->pending_count; i++)
+        if (fold->pending[i].level == node.level && fold->pending[i].index == node.index) return i;
+    return -1;
+}
+
+static int seqpar__fold_keep(seqpar_fold *fold, seqpar_node node, int32_t at) {
+    if (fold->pending_count == fold->pending_capacity) {
+        int64_t capacity = fold->pending_capacity;
+        void *pending = fold->pending, *pending_at = fold->pending_at;
+        if (!seqpar__grow(&pending, &capacity, fold->pending_count + 1, (int64_t)sizeof(seqpar_node))) return 0;
+        fold->pending = (seqpar_node *)pending;
+        capacity = fold->pending_capacity;
+        if (!seqpar__grow(&pending_at, &capacity, fold->pending_count + 1, (int64_t)sizeof(int32_t))) return 0;
+        fold->pending_at = (int32_t *)pending_at;
+        fold->pending_capacity = capacity;
+    }
+    fold->pending[fold->pending_count] = node;
+    fold->pending_at[fold->pending_count++] = at;
+    return 1;
+}
+
+static void seqpar__fold_drop(seqpar_fold *fold, int64_t i) {
+    fold->pending[i] = fold->pending[fold->pending_count - 1];
+    fold->pending_at[i] = fold->pending_at[--fold->pending_count];
+}
+
+SEQPAR_DEF seqpar_status seqpar_fold_push(seqpar_fold *fold, seqpar_node node, int32_t op, int32_t operand) {
+    int64_t depth = seqpar__fold_stack(fold) + 1, total = fold->leaf_count, sibling_at;
+    if (depth + 1 > fold->depth_high) fold->depth_high = depth + 1;
+    if (!seqpar__fold_emit(fold, op, operand)) return SEQPAR_ERR_MEMORY;
+    while (seqpar__fold_present(fold, node) < total) {
+        seqpar_node sibling;
+        sibling.level = node.level;
+        sibling.index = node.index ^ 1;
+        if (seqpar__fold_present(fold, sibling)) {
+            sibling_at = seqpar__fold_find(fold, sibling);
+            if (sibling_at < 0) return seqpar__fold_keep(fold, node, (int32_t)-depth) ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
+            /* A sibling on the stack lies right below: values of one program are pushed in rising order. */
+            if (fold->pending_at[sibling_at] >= 0) {
+                if (!seqpar__fold_emit(fold, SEQPAR_FOLD_LOAD, fold->pending_at[sibling_at])) return SEQPAR_ERR_MEMORY;
+            } else depth--;
+            seqpar__fold_drop(fold, sibling_at);
+            if (!seqpar__fold_emit(fold, SEQPAR_FOLD_COMBINE, 0)) return SEQPAR_ERR_MEMORY;
+        }
+        node.level++;
+        node.index >>= 1;
+    }
+    fold->done = 1;
+    return seqpar__fold_emit(fold, SEQPAR_FOLD_FINISH, 0) ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
+}
+
+/* The lowest place that no pending value is stored at. */
+static int32_t seqpar__fold_slot(seqpar_fold *fold) {
+    int32_t slot = 0;
+    int64_t i = 0;
+    while (i < fold->pending_count) {
+        if (fold->pending_at[i++] != slot) continue;
+        slot++;
+        i = 0;
+    }
+    fold->slots_high = SEQPAR__MAX(fold->slots_high, (int64_t)slot + 1);
+    return slot;
+}
+
+SEQPAR_DEF seqpar_status seqpar_fold_flush(seqpar_fold *fold) {
+    int64_t depth = seqpar__fold_stack(fold), i;
+    for (; depth > 0; depth--)
+        for (i = 0; i < fold->pending_count; i++)
+            if (fold->pending_at[i] == (int32_t)-depth) {
+                fold->pending_at[i] = seqpar__fold_slot(fold);
+                if (!seqpar__fold_emit(fold, SEQPAR_FOLD_STORE, fold->pending_at[i])) return SEQPAR_ERR_MEMORY;
+                break;
+            }
+    return SEQPAR_OK;
+}
+
+/* Hands the program written so far to the caller and starts a new one. */
+static void seqpar__fold_take(seqpar_fold *fold, seqpar_fold_op **program, int64_t *count) {
+    *program = fold->program;
+    *count = fold->program_count;
+    fold->program = NULL;
+    fold->program_count = fold->program_capacity = 0;
+}
+
+static seqpar_node seqpar__leaf_node(int64_t leaf) {
+    seqpar_node node;
+    node.level = 0;
+    node.index = leaf;
+    return node;
+}
+
+static int seqpar__node_before(seqpar_node a, seqpar_node b) { return (a.index << a.level) < (b.index << b.level); }
+
+/* What one party does with its own leaves alone, and what it is left with. Known to everybody who knows its leaves,
+   so that sender and receiver agree on a message without a word. Program: leaf i is own[i]; node n (rising) is
+   stored at n, also if it is the whole sum. */
+typedef struct seqpar__partial {
+    seqpar_fold_op *program;
+    int64_t program_count, depth;
+    seqpar_node *nodes;
+    int64_t node_count;
+} seqpar__partial;
+
+static void seqpar__partial_free(seqpar__partial *p) {
+    SEQPAR_FREE(p->program);
+    SEQPAR_FREE(p->nodes);
+    memset(p, 0, sizeof *p);
+}
+
+static void seqpar__sort_nodes(seqpar_node *nodes, int32_t *at, int64_t count) {
+    int64_t i, j;
+    for (i = 1; i < count; i++) /* insertion sort: a handful of nodes */
+        for (j = i; j > 0 && seqpar__node_before(nodes[j], nodes[j - 1]); j--) {
+            seqpar_node n = nodes[j]; int32_t a = at[j];
+            nodes[j] = nodes[j - 1]; at[j] = at[j - 1];
+            nodes[j - 1] = n; at[j - 1] = a;
+        }
+}
+
+static seqpar_status seqpar__fold_partial(seqpar__partial *p, const int64_t *present, int64_t present_count, const int64_t *own, int64_t own_count) {
+    seqpar_fold fold;
+    seqpar_status status = SEQPAR_OK;
+    int64_t i, n;
+    memset(p, 0, sizeof *p);
+    seqpar_fold_init(&fold, present, present_count);
+    for (i = 0; i < own_count && !status; i++) status = seqpar_fold_push(&fold, seqpar__leaf_node(own[i]), SEQPAR_FOLD_LEAF, (int32_t)i);
+    if (!status && fold.done) { /* the whole sum: one node, named by its first leaf */
+        fold.program[fold.program_count - 1].op = SEQPAR_FOLD_STORE;
+        if (!seqpar__fold_keep(&fold, seqpar__leaf_node(own[0]), 0)) status = SEQPAR_ERR_MEMORY;
+        for (; !status && seqpar__fold_present(&fold, fold.pending[0]) < present_count; fold.pending[0].index >>= 1) fold.pending[0].level++;
+    } else if (!status) status = seqpar_fold_flush(&fold);
+    if (!status) seqpar__sort_nodes(fold.pending, fold.pending_at, fold.pending_count);
+    for (i = 0; !status && i < fold.program_count; i++)
+        for (n = 0; fold.program[i].op == SEQPAR_FOLD_STORE && n < fold.pending_count; n++)
+            if (fold.program[i].index == fold.pending_at[n]) { fold.program[i].index = (int32_t)n; break; }
+    p->depth = fold.depth_high;
+    p->node_count = fold.pending_count;
+    p->nodes = fold.pending;
+    fold.pending = NULL;
+    seqpar__fold_take(&fold, &p->program, &p->program_count);
+    seqpar_fold_free(&fold);
+    if (status) seqpar__partial_free(p);
+    return status;
+}
+
+/* ======================================================================================================
+   >>pack  documents to rows
+   ====================================================================================================== */
+
+SEQPAR_DEF int64_t seqpar_grid_default_chunks(int64_t tokens) {
+    int64_t chunks = tokens / 16;
+    return chunks > 32 ? 32 : chunks < 1 ? 1 : chunks;
+}
+
+SEQPAR_DEF int64_t seqpar_grid_begin(int64_t padded, int64_t chunks, int64_t chunk) {
+    /* floor(chunk * padded / chunks) without overflow */
+    int64_t q = padded / chunks, r = padded % chunks;
+    return chunk * q + chunk * r / chunks;
+}
+
+typedef struct seqpar__unit { int64_t first, docs, tokens, cap, row; } seqpar__unit; /* cap: most tokens of a document */
+
+static int seqpar__has_target(const seqpar_document *d, int64_t tokens) {
+    int64_t t;
+    for (t = 1; t < tokens; t++) if (!d->loss_mask || d->loss_mask[t]) return 1;
+    return 0;
+}
+
+static seqpar_status seqpar__check_documents(seqpar_error *error, const seqpar_document *docs, int64_t count,
+                                             const seqpar_pack_desc *desc) {
+    int64_t i, t;
+    if (desc->pack_len <= 0)
+        return seqpar_fail(error, SEQPAR_ERR_PACK_LEN, "pack_len is %lld; give the most tokens a row may have, at least 2", (long long)desc->pack_len);
+    if (desc->chunks < 0 || desc->pad_to < 0)
+        return seqpar_fail(error, SEQPAR_ERR_CHUNKS, "chunks is %lld and pad_to %lld; both must be positive, or 0 for the default", (long long)desc->chunks, (long long)desc->pad_to);
+    if (count <= 0) return seqpar_fail(error, SEQPAR_ERR_NO_DOCUMENTS, "there are %lld documents to pack; give at least one", (long long)count);
+    for (i = 0; i < count; i++) {
+        if (docs[i].tokens < 0 || (docs[i].tokens > 0 && !docs[i].ids))
+            return seqpar_fail(error, SEQPAR_ERR_DOCUMENT_TOKENS, "document %lld has %lld tokens%s", (long long)i, (long long)docs[i].tokens, docs[i].ids ? "; lengths start at 0" : " but no ids");
+        for (t = 0; desc->vocab > 0 && t < docs[i].tokens; t++)
+            if (docs[i].ids[t] < 0 || docs[i].ids[t] >= desc->vocab)
+                return seqpar_fail(error, SEQPAR_ERR_TOKEN_ID, "document %lld, token %lld has id %d; the vocabulary has ids 0..%lld", (long long)i, (long long)t, (int)docs[i].ids[t], (long long)desc->vocab - 1);
+    }
+    return SEQPAR_OK;
+}
+
+/* Cuts units out of the document list and applies the rules for what is empty, too long or has no target. */
+static seqpar_status seqpar__gather_units(seqpar_error *error, seqpar__unit *units, int64_t *unit_count,
+                                          const seqpar_document *docs, int64_t count, const seqpar_pack_desc *desc,
+                                          seqpar_pack_counts *counts) {
+    int64_t i, j, first;
+    *unit_count = 0;
+    counts->documents = count;
+    for (first = 0; first < count; first = i) {
+        seqpar__unit u;
+        int64_t targets = 0, live = 0;
+        u.first = first; u.tokens = 0; u.row = -1; u.cap = desc->pack_len;
+        for (i = first; i < count && docs[i].unit == docs[first].unit; i++) { u.tokens += docs[i].tokens; live += docs[i].tokens > 0; }
+        u.docs = i - first;
+        for (j = 0; j < first; j++) /* a unit split in two would be torn over rows */
+            if (docs[j].unit == docs[first].unit)
+                return seqpar_fail(error, SEQPAR_ERR_UNIT_ORDER, "documents of unit %lld are not neighbours; sort documents by unit", (long long)docs[first].unit);
+        for (j = first; j < i; j++) counts->zero_length += docs[j].tokens == 0;
+        if (live == 0) continue;
+        if (u.tokens > desc->pack_len) {
+            if (desc->truncation == SEQPAR_TRUNCATION_DROP || desc->pack_len < live) { counts->dropped += live; continue; }
+            u.cap = desc->pack_len / live;
+            u.tokens = 0;
+            for (j = first; j < i; j++) { counts->cut += docs[j].tokens > u.cap; u.tokens += SEQPAR__MIN(docs[j].tokens, u.cap); }
+        }
+        for (j = first; j < i; j++) targets += seqpar__has_target(&docs[j], SEQPAR__MIN(docs[j].tokens, u.cap));
+        if (!targets && !desc->keep_masked) { counts->masked += live; continue; }
+        units[(*unit_count)++] = u;
+    }
+    return SEQPAR_OK;
+}
+
+/* Gives every unit a row; returns the number of rows. First fit over `order`. */
+static int64_t seqpar__place_units(seqpar__unit *units, const int64_t *order, int64_t count, const seqpar_pack_desc *desc, int64_t *room) {
+    int64_t rows = 0, i, r;
+    for (i = 0; i < count; i++) {
+        seqpar__unit *u = &units[order[i]];
+        r = desc->order == SEQPAR_PACK_UNIT_PER_ROW ? rows : desc->order == SEQPAR_PACK_IN_ORDER ? SEQPAR__MAX(rows - 1, 0) : 0;
+        while (r < rows && room[r] < u->tokens) r++;
+        if (r == rows) room[rows++] = desc->pack_len;
+        room[r] -= u->tokens;
+        u->row = r;
+    }
+    return rows;
+}
+
+static void seqpar__sort_decreasing(int64_t *order, int64_t count, const seqpar__unit *units, int64_t *scratch) {
+    int64_t width, i;
+    for (width = 1; width < count; width *= 2) { /* merge sort, stable: ties stay in order of index */
+        for (i = 0; i < count; i += 2 * width) {
+            int64_t a = i, b = SEQPAR__MIN(i + width, count), mid = b, end = SEQPAR__MIN(i + 2 * width, count), o = i;
+            while (a < mid || b < end)
+                scratch[o++] = b >= end || (a < mid && units[order[a]].tokens >= units[order[b]].tokens) ? order[a++] : order[b++];
+        }
+        memcpy(order, scratch, (size_t)count * sizeof *order);
+    }
+}
+
+/* Appends one document to a row; the target of a position is the next token of the same document. */
+static void seqpar__append_document(seqpar_row *row, const seqpar_document *d, int64_t cap, int64_t source, seqpar_pack_counts *counts) {
+    int64_t n = SEQPAR__MIN(d->tokens, cap), t, at = row->tokens;
+    int32_t *ids = (int32_t *)row->ids, *targets = (int32_t *)row->targets, *position_ids = (int32_t *)row->position_ids;
+    if (n == 0) return;
+    for (t = 0; t < n; t++) {
+        int supervised = t + 1 < n && (!d->loss_mask || d->loss_mask[t + 1]);
+        ids[at + t] = d->ids[t];
+        targets[at + t] = supervised ? d->ids[t + 1] : SEQPAR_IGNORE;
+        position_ids[at + t] = (int32_t)t;
+        counts->supervised += supervised;
+    }
+    row->tokens += n;
+    ((int64_t *)row->doc_source)[row->docs++] = source;
+    ((int64_t *)row->cu_seqlens)[row->docs] = row->tokens;
+}
+
+static void seqpar__finish_row(seqpar_row *row, const seqpar_pack_desc *desc, seqpar_pack_counts *counts) {
+    int64_t t;
+    row->padded = desc->pad_to ? (row->tokens + desc->pad_to - 1) / desc->pad_to * desc->pad_to : row->tokens;
+    row->chunks = desc->chunks ? desc->chunks : seqpar_grid_default_chunks(row->padded);
+    for (t = row->tokens; t < row->padded; t++) {
+        ((int32_t *)row->ids)[t] = desc->pad_id;
+        ((int32_t *)row->targets)[t] = SEQPAR_IGNORE;
+        ((int32_t *)row->position_ids)[t] = 0;
+    }
+    counts->tokens += row->tokens;
+    counts->pads += row->padded - row->tokens;
+}
+
+typedef struct seqpar__block { struct seqpar__block *next; } seqpar__block; /* list of allocations freed together */
+static void *seqpar__list_alloc(void **list, int64_t bytes) {
+    seqpar__block *block = (seqpar__block *)seqpar__calloc(1, (int64_t)sizeof(seqpar__block) + 8 + bytes);
+    if (!block) return NULL;
+    block->next = (seqpar__block *)*list;
+    *list = block;
+    return (char *)block + ((sizeof(seqpar__block) + 7) & ~(size_t)7);
+}
+static void seqpar__list_free(void **list) {
+    seqpar__block *block = (seqpar__block *)*list;
+    while (block) {
+        seqpar__block *next = block->next;
+        SEQPAR_FREE(block);
+        block = next;
+    }
+    *list = NULL;
+}
+
+static int seqpar__row_alloc(void **list, seqpar_row *row, int64_t tokens, int64_t docs) {
+    row->ids = (int32_t *)seqpar__list_alloc(list, tokens * 4);
+    row->targets = (int32_t *)seqpar__list_alloc(list, tokens * 4);
+    row->position_ids = (int32_t *)seqpar__list_alloc(list, tokens * 4);
+    row->cu_seqlens = (int64_t *)seqpar__list_alloc(list, (docs + 1) * 8);
+    row->doc_source = (int64_t *)seqpar__list_alloc(list, docs * 8);
+    return row->ids && row->targets && row->position_ids && row->cu_seqlens && row->doc_source;
+}
+
+static seqpar_status seqpar__fill_rows(seqpar_error *error, seqpar_batch *batch, const seqpar_document *docs,
+                                       const seqpar__unit *units, int64_t unit_count, const seqpar_pack_desc *desc) {
+    int64_t r, u, d, tokens, row_docs, pad = desc->pad_to ? desc->pad_to : 1;
+    batch->row = (seqpar_row *)seqpar__list_alloc(&batch->storage, batch->rows * (int64_t)sizeof(seqpar_row));
+    if (!batch->row) return seqpar__no_memory(error, "rows");
+    for (r = 0; r < batch->rows; r++) {
+        seqpar_row *row = &batch->row[r];
+        for (u = tokens = row_docs = 0; u < unit_count; u++)
+            if (units[u].row == r) { tokens += units[u].tokens; row_docs += units[u].docs; }
+        row->index = r;
+        if (!seqpar__row_alloc(&batch->storage, row, tokens + pad, row_docs)) return seqpar__no_memory(error, "rows");
+        for (u = 0; u < unit_count; u++)
+            for (d = 0; units[u].row == r && d < units[u].docs; d++)
+                seqpar__append_document(row, &docs[units[u].first + d], units[u].cap, units[u].first + d, &batch->counts);
+        seqpar__finish_row(row, desc, &batch->counts);
+    }
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF seqpar_status seqpar_pack(seqpar_error *error, seqpar_batch *batch, const seqpar_document *documents,
+                                     int64_t count, const seqpar_pack_desc *desc) {
+    seqpar__unit *units;
+    int64_t *order, unit_count = 0, i;
+    seqpar_status status;
+    memset(batch, 0, sizeof *batch);
+    SEQPAR__TRY(seqpar__check_documents(error, documents, count, desc));
+    units = SEQPAR__NEW(seqpar__unit, count);
+    order = SEQPAR__NEW(int64_t, 3 * count);
+    status = units && order ? SEQPAR_OK : seqpar__no_memory(error, "packing");
+    if (!status) status = seqpar__gather_units(error, units, &unit_count, documents, count, desc, &batch->counts);
+    if (!status && unit_count == 0)
+        status = seqpar_fail(error, SEQPAR_ERR_NO_TARGET, "of %lld documents none is left with a supervised token (%lld empty, %lld too long, %lld fully masked); check keys, masks and pack_len %lld",
+            (long long)count, (long long)batch->counts.zero_length, (long long)batch->counts.dropped, (long long)batch->counts.masked, (long long)desc->pack_len);
+    if (!status) {
+        for (i = 0; i < unit_count; i++) order[i] = i;
+        if (desc->order == SEQPAR_PACK_DECREASING) seqpar__sort_decreasing(order, unit_count, units, order + count);
+        batch->rows = seqpar__place_units(units, order, unit_count, desc, order + 2 * count);
+        status = seqpar__fill_rows(error, batch, documents, units, unit_count, desc);
+    }
+    SEQPAR_FREE(units);
+    SEQPAR_FREE(order);
+    if (status) seqpar_batch_free(batch);
+    return status;
+}
+
+SEQPAR_DEF void seqpar_batch_free(seqpar_batch *batch) {
+    seqpar__list_free(&batch->storage);
+    memset(batch, 0, sizeof *batch);
+}
+
+/* ======================================================================================================
+   >>split  who holds which token
+   ====================================================================================================== */
+
+SEQPAR_DEF const char *seqpar_layout_name(int layout) {
+    static const char *const names[] = {"contiguous", "zigzag", "stripe"};
+    return layout >= 0 && layout < SEQPAR__LAYOUTS ? names[layout] : "?";
+}
+
+/* Leaves of the folds over tokens: row in the high half, chunk below; stripe adds a finer level for its ranks. */
+#define SEQPAR__LEAF_BITS 32
+static int64_t seqpar__leaf(int64_t row_index, int64_t chunk, int layout, int64_t sp_size, int64_t sp_rank) {
+    int64_t fine = 1;
+    if (layout != SEQPAR_STRIPE) return (row_index << SEQPAR__LEAF_BITS) + chunk;
+    while (fine < sp_size) fine *= 2;
+    return (row_index << SEQPAR__LEAF_BITS) + chunk * fine + sp_rank;
+}
+
+/* Does this rank hold (part of) the chunk? */
+static int seqpar__holds_chunk(int layout, int64_t chunks, int64_t sp_size, int64_t sp_rank, int64_t chunk) {
+    int64_t slots = layout == SEQPAR_ZIGZAG ? 2 * sp_size : sp_size;
+    int64_t mirror = 2 * sp_size - 1 - sp_rank;
+    if (layout == SEQPAR_STRIPE) return 1;
+    if (chunk >= seqpar_grid_begin(chunks, slots, sp_rank) && chunk < seqpar_grid_begin(chunks, slots, sp_rank + 1)) return 1;
+    return layout == SEQPAR_ZIGZAG && chunk >= seqpar_grid_begin(chunks, slots, mirror) && chunk < seqpar_grid_begin(chunks, slots, mirror + 1);
+}
+
+static seqpar_status seqpar__check_row(seqpar_error *error, const seqpar_row *row, int64_t previous_index) {
+    int64_t d;
+    if (row->chunks <= 0) return seqpar_fail(error, SEQPAR_ERR_CHUNKS, "row %lld has %lld chunks; give at least 1", (long long)row->index, (long long)row->chunks);
+    if (row->tokens < 0 || row->padded < row->tokens)
+        return seqpar_fail(error, SEQPAR_ERR_SIZE, "row %lld has %lld tokens padded to %lld", (long long)row->index, (long long)row->tokens, (long long)row->padded);
+    if (row->index <= previous_index)
+        return seqpar_fail(error, SEQPAR_ERR_ROW_ORDER, "row number %lld follows %lld; rows must rise", (long long)row->index, (long long)previous_index);
+    for (d = 0; d < row->docs; d++)
+        if (row->cu_seqlens[d + 1] < row->cu_seqlens[d])
+            return seqpar_fail(error, SEQPAR_ERR_CU_SEQLENS, "row %lld: cu_seqlens falls from %lld to %lld at document %lld", (long long)row->index, (long long)row->cu_seqlens[d], (long long)row->cu_seqlens[d + 1], (long long)d);
+    if (row->docs < 0 || (row->docs > 0 && (row->cu_seqlens[0] != 0 || row->cu_seqlens[row->docs] != row->tokens)))
+        return seqpar_fail(error, SEQPAR_ERR_CU_SEQLENS, "row %lld: cu_seqlens runs from %lld to %lld; it must run from 0 to %lld", (long long)row->index, (long long)row->cu_seqlens[0], (long long)row->cu_seqlens[row->docs], (long long)row->tokens);
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__check_split(seqpar_error *error, const seqpar_row *rows, int64_t row_count, int layout,
+                                         int64_t sp_size, int64_t sp_rank) {
+    int64_t i;
+    if (layout < 0 || layout >= SEQPAR__LAYOUTS) return seqpar_fail(error, SEQPAR_ERR_LAYOUT, "layout %d is unknown; use contiguous, zigzag or stripe", layout);
+    if (sp_size <= 0) return seqpar_fail(error, SEQPAR_ERR_RANKS, "sequence_parallel_size is %lld; give at least 1", (long long)sp_size);
+    if (sp_rank < 0 || sp_rank >= sp_size) return seqpar_fail(error, SEQPAR_ERR_RANK, "rank %lld is outside a group of %lld", (long long)sp_rank, (long long)sp_size);
+    for (i = 0; i < row_count; i++) SEQPAR__TRY(seqpar__check_row(error, &rows[i], i ? rows[i - 1].index : -1));
+    return SEQPAR_OK;
+}
+
+/* The part of a chunk that a rank holds: a run for whole chunks, every sp_size-th token for stripe. */
+static seqpar_piece seqpar__chunk_piece(const seqpar_row *row, int64_t chunk, int layout, int64_t sp_size, int64_t sp_rank) {
+    seqpar_piece p;
+    int64_t begin = seqpar_grid_begin(row->padded, row->chunks, chunk);
+    int64_t end = SEQPAR__MIN(seqpar_grid_begin(row->padded, row->chunks, chunk + 1), row->tokens); /* pads: nobody's */
+    memset(&p, 0, sizeof p);
+    p.chunk = chunk;
+    p.leaf = seqpar__leaf(row->index, chunk, layout, sp_size, sp_rank);
+    p.stride = layout == SEQPAR_STRIPE ? sp_size : 1;
+    p.start = layout == SEQPAR_STRIPE ? begin + (sp_rank - begin % sp_size + sp_size) % sp_size : begin;
+    p.count = p.start < end ? (end - p.start + p.stride - 1) / p.stride : 0;
+    return p;
+}
+
+SEQPAR_DEF seqpar_status seqpar_split(seqpar_error *error, seqpar_share *share, const seqpar_row *rows,
+                                      int64_t row_count, int layout, int64_t sp_size, int64_t sp_rank) {
+    int64_t i, c, capacity = 0;
+    void *pieces = NULL;
+    memset(share, 0, sizeof *share);
+    SEQPAR__TRY(seqpar__check_split(error, rows, row_count, layout, sp_size, sp_rank));
+    for (i = 0; i < row_count; i++)
+        for (c = 0; c < rows[i].chunks; c++) {
+            seqpar_piece p;
+            if (!seqpar__holds_chunk(layout, rows[i].chunks, sp_size, sp_rank, c)) continue;
+            p = seqpar__chunk_piece(&rows[i], c, layout, sp_size, sp_rank);
+            if (p.count == 0) continue;
+            p.row = i;
+            p.local = share->tokens;
+            if (!seqpar__grow(&pieces, &capacity, share->count + 1, (int64_t)sizeof p)) { SEQPAR_FREE(pieces); return seqpar__no_memory(error, "pieces"); }
+            ((seqpar_piece *)pieces)[share->count++] = p;
+            share->tokens += p.count;
+        }
+    share->pieces = (seqpar_piece *)pieces;
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF void seqpar_share_free(seqpar_share *share) {
+    SEQPAR_FREE(share->pieces);
+    memset(share, 0, sizeof *share);
+}
+
+SEQPAR_DEF seqpar_status seqpar_split_owner(seqpar_error *error, int64_t *sp_rank, int64_t *local, const seqpar_row *row,
+                                            int layout, int64_t sp_size, int64_t token) {
+    int64_t r, i;
+    if (token < 0 || token >= row->tokens)
+        return seqpar_fail(error, SEQPAR_ERR_TOKEN_RANGE, "token %lld is outside a row of %lld tokens", (long long)token, (long long)row->tokens);
+    for (r = 0; r < sp_size; r++) {
+        seqpar_share share;
+        SEQPAR__TRY(seqpar_split(error, &share, row, 1, layout, sp_size, r));
+        for (i = 0; i < share.count; i++) {
+            const seqpar_piece *p = &share.pieces[i];
+            int64_t at = token - p->start;
+            if (at < 0 || at % p->stride || at / p->stride >= p->count) continue;
+            *sp_rank = r;
+            *local = p->local + at / p->stride;
+            seqpar_share_free(&share);
+            return SEQPAR_OK;
+        }
+        seqpar_share_free(&share);
+    }
+    return seqpar_fail(error, SEQPAR_ERR_TOKEN_RANGE, "token %lld is held by no rank", (long long)token);
+}
+
+static void seqpar__move_rows(char *local, char *global, const seqpar_share *share, int64_t row, int64_t width, int to_local) {
+    int64_t i, t;
+    for (i = 0; i < share->count; i++) {
+        const seqpar_piece *p = &share->pieces[i];
+        for (t = 0; p->row == row && t < p->count; t++) {
+            char *l = local + (p->local + t) * width, *g = global + (p->start + t * p->stride) * width;
+            memcpy(to_local ? l : g, to_local ? g : l, (size_t)width);
+        }
+    }
+}
+
+SEQPAR_DEF void seqpar_scatter(void *local, const void *global, const seqpar_share *share, int64_t row, int64_t width) {
+    seqpar__move_rows((char *)local, (char *)global, share, row, width, 1);
+}
+SEQPAR_DEF void seqpar_gather(void *global, const void *local, const seqpar_share *share, int64_t row, int64_t width) {
+    seqpar__move_rows((char *)local, (char *)global, share, row, width, 0);
+}
+
+/* ======================================================================================================
+   >>comm  how bytes move: one rank, threads, and a wrapper that does harm on purpose
+   ====================================================================================================== */
+
+SEQPAR_DEF seqpar_status seqpar_comm_begin(seqpar_comm *comm, const seqpar_group *group, void *queue, seqpar_request *request) {
+    int64_t i;
+    request->state = NULL;
+    for (i = 0; i < group->send_count; i++)
+        if (group->sends[i].peer != comm->rank) {
+            comm->bytes_sent += group->sends[i].bytes;
+            comm->messages_sent++;
+        }
+    return comm->table->begin(comm, group, queue, request);
+}
+
+SEQPAR_DEF seqpar_status seqpar_comm_wait(seqpar_comm *comm, seqpar_request *request, void *queue) {
+    seqpar_status status = request->state ? comm->table->wait(comm, request, queue) : SEQPAR_OK;
+    request->state = NULL;
+    return status;
+}
+
+SEQPAR_DEF seqpar_status seqpar_comm_split(seqpar_comm *comm, int64_t color, int64_t key, seqpar_comm **sub) {
+    return comm->table->split(comm, color, key, sub);
+}
+SEQPAR_DEF void seqpar_comm_abort(seqpar_comm *comm, const char *text) { comm->table->abort(comm, text); }
+SEQPAR_DEF void seqpar_comm_free(seqpar_comm *comm) { if (comm) comm->table->free(comm); }
+
+static seqpar_status seqpar__exchange(seqpar_comm *comm, const seqpar_group *group) {
+    seqpar_request request;
+    SEQPAR__TRY(seqpar_comm_begin(comm, group, NULL, &request));
+    return seqpar_comm_wait(comm, &request, NULL);
+}
+
+static seqpar_group seqpar__group(const char *name, int64_t step, const seqpar_transfer *sends, int64_t send_count,
+                                  const seqpar_transfer *recvs, int64_t recv_count) {
+    seqpar_group group;
+    group.name = name; group.step = step;
+    group.sends = sends; group.send_count = send_count;
+    group.recvs = recvs; group.recv_count = recv_count;
+    return group;
+}
+
+SEQPAR_DEF seqpar_status seqpar_comm_all_gather(seqpar_comm *comm, void *recv, const void *send, const int64_t *bytes, const char *name) {
+    seqpar_transfer *list = SEQPAR__NEW(seqpar_transfer, 2 * comm->size);
+    int64_t r, at = 0, n = 0;
+    seqpar_status status = SEQPAR_OK;
+    seqpar_group group;
+    if (!list) return seqpar__no_memory(comm->error, "an all-gather");
+    for (r = 0; r < comm->size; at += bytes[r++]) {
+        if (r == comm->rank && bytes[r]) memmove((char *)recv + at, send, (size_t)bytes[r]);
+        if (r == comm->rank) continue;
+        list[n].peer = list[comm->size + n].peer = r;
+        list[n].data = (void *)send;
+        list[n].bytes = bytes[comm->rank];
+        list[comm->size + n].data = (char *)recv + at;
+        list[comm->size + n].bytes = bytes[r];
+        n++;
+    }
+    group = seqpar__group(name, 0, list, n, list + comm->size, n);
+    if (n) status = seqpar__exchange(comm, &group);
+    SEQPAR_FREE(list);
+    return status;
+}
+
+static seqpar_status seqpar__gather_i64(seqpar_comm *comm, int64_t **all, const int64_t *values, int64_t count, const char *name) {
+    int64_t *bytes = SEQPAR__NEW(int64_t, comm->size), r;
+    seqpar_status status = SEQPAR_OK;
+    *all = SEQPAR__NEW(int64_t, comm->size * count);
+    if (!bytes || !*all) status = seqpar__no_memory(comm->error, name);
+    for (r = 0; !status && r < comm->size; r++) bytes[r] = count * 8;
+    if (!status) status = seqpar_comm_all_gather(comm, *all, values, bytes, name);
+    SEQPAR_FREE(bytes);
+    return status;
+}
+
+static seqpar_status seqpar__reduce_i64(seqpar_comm *comm, int64_t *values, int64_t count, int max) {
+    int64_t *all = NULL, r, i;
+    seqpar_status status;
+    if (comm->size == 1) return SEQPAR_OK;
+    status = seqpar__gather_i64(comm, &all, values, count, max ? "integer max" : "integer sum");
+    for (i = 0; !status && i < count; i++) {
+        int64_t total = all[i];
+        for (r = 1; r < comm->size; r++) {
+            int64_t x = all[r * count + i];
+            total = max ? SEQPAR__MAX(total, x) : total + x;
+        }
+        values[i] = total;
+    }
+    SEQPAR_FREE(all);
+    return status;
+}
+SEQPAR_DEF seqpar_status seqpar_comm_sum_i64(seqpar_comm *comm, int64_t *values, int64_t count) { return seqpar__reduce_i64(comm, values, count, 0); }
+SEQPAR_DEF seqpar_status seqpar_comm_max_i64(seqpar_comm *comm, int64_t *values, int64_t count) { return seqpar__reduce_i64(comm, values, count, 1); }
+
+SEQPAR_DEF seqpar_status seqpar_comm_barrier(seqpar_comm *comm) {
+    int64_t one = 1;
+    return seqpar_comm_sum_i64(comm, &one, 1);
+}
+
+SEQPAR_DEF seqpar_status seqpar_comm_broadcast(seqpar_comm *comm, void *data, int64_t bytes, int64_t root) {
+    seqpar_transfer *list;
+    seqpar_transfer from;
+    seqpar_group group;
+    int64_t r, n = 0;
+    seqpar_status status;
+    if (comm->size == 1) return SEQPAR_OK;
+    from.peer = root; from.data = data; from.bytes = bytes;
+    if (comm->rank != root) {
+        group = seqpar__group("broadcast", 0, NULL, 0, &from, 1);
+        return seqpar__exchange(comm, &group);
+    }
+    list = SEQPAR__NEW(seqpar_transfer, comm->size);
+    if (!list) return seqpar__no_memory(comm->error, "a broadcast");
+    for (r = 0; r < comm->size; r++)
+        if (r != root) { list[n] = from; list[n++].peer = r; }
+    group = seqpar__group("broadcast", 0, list, n, NULL, 0);
+    status = seqpar__exchange(comm, &group);
+    SEQPAR_FREE(list);
+    return status;
+}
+
+/* ---- self ---- */
+
+typedef struct seqpar__self { seqpar_comm comm; seqpar_error error; int sub; } seqpar__self;
+static seqpar_comm *seqpar__self_new(seqpar_error *error);
+
+static seqpar_status seqpar__self_begin(seqpar_comm *comm, const seqpar_group *group, void *queue, seqpar_request *request) {
+    int64_t i;
+    (void)queue; (void)request;
+    if (group->send_count != group->recv_count)
+        return seqpar_fail(comm->error, SEQPAR_ERR_DEADLOCK, "'%s': rank 0 is alone, sends %lld messages and expects %lld", group->name, (long long)group->send_count, (long long)group->recv_count);
+    for (i = 0; i < group->send_count; i++) {
+        if (group->sends[i].bytes != group->recvs[i].bytes)
+            return seqpar_fail(comm->error, SEQPAR_ERR_MESSAGE_SIZE, "'%s': %lld bytes were sent where %lld were expected", group->name, (long long)group->sends[i].bytes, (long long)group->recvs[i].bytes);
+        memcpy(group->recvs[i].data, group->sends[i].data, (size_t)group->sends[i].bytes);
+    }
+    return SEQPAR_OK;
+}
+static seqpar_status seqpar__self_wait(seqpar_comm *comm, seqpar_request *request, void *queue) {
+    (void)comm; (void)request; (void)queue;
+    return SEQPAR_OK;
+}
+static seqpar_status seqpar__self_split(seqpar_comm *comm, int64_t color, int64_t key, seqpar_comm **sub) {
+    (void)color; (void)key;
+    *sub = seqpar__self_new(comm->error);
+    return *sub ? SEQPAR_OK : seqpar__no_memory(comm->error, "a comm");
+}
+static void seqpar__self_abort(seqpar_comm *comm, const char *text) { (void)comm; (void)text; }
+static void seqpar__self_free(seqpar_comm *comm) { SEQPAR_FREE(comm->state); }
+
+static seqpar_comm *seqpar__self_new(seqpar_error *error) {
+    static const seqpar_comm_table table = {"self", seqpar__self_begin, seqpar__self_wait, seqpar__self_split, seqpar__self_abort, seqpar__self_free};
+    seqpar__self *self = SEQPAR__NEW(seqpar__self, 1);
+    if (!self) return NULL;
+    self->comm.table = &table;
+    self->comm.size = 1;
+    self->comm.error = error ? error : &self->error;
+    self->comm.state = self;
+    return &self->comm;
+}
+SEQPAR_DEF seqpar_comm *seqpar_comm_self(void) { return seqpar__self_new(NULL); }
+
+/* ---- threads: ranks of one process. A receiver copies straight out of the sender's buffer. ---- */
+
+#ifndef SEQPAR_NO_THREADS
+typedef struct seqpar__message {
+    struct seqpar__message *next; /* in the inbox of its receiver */
+    uint64_t comm_id;
+    int64_t from, to, sequence;   /* world ranks; number between the two on this comm */
+    void *data;
+    int64_t bytes;
+    int state;                    /* 0 waits, 1 is being copied, 2 is done */
+} seqpar__message;
+
+typedef struct seqpar__posted { /* a request in flight */
+    struct seqpar__posted *next;
+    seqpar__message *sends, *recvs;
+    int64_t send_count, recv_count;
+    const char *name;
+    int64_t step;
+} seqpar__posted;
+
+typedef struct seqpar__seat { /* one rank */
+    pthread_cond_t wake;
+    seqpar__message *inbox;
+    seqpar__posted *posted;        /* all requests of this rank */
+    const seqpar__posted *waits;   /* what it is blocked in; NULL: it runs */
+    int ended;
+} seqpar__seat;
+
+typedef struct seqpar__hub {
+    pthread_mutex_t lock;
+    seqpar__seat *seats;
+    int64_t size;
+    int aborted;
+    seqpar_status status;
+    int64_t rank;
+    char text[512];
+} seqpar__hub;
+
+typedef struct seqpar__member { /* state of a comm */
+    seqpar_comm comm;
+    seqpar__hub *hub;
+    uint64_t id;
+    int64_t splits;
+    int64_t *world_rank, *sent, *received; /* (size) */
+} seqpar__member;
+
+static int64_t seqpar__world_rank(const seqpar__member *m) { return m->world_rank[m->comm.rank]; }
+
+static void seqpar__hub_stop(seqpar__hub *hub, seqpar_status status, int64_t rank, const char *text) { /* locked */
+    int64_t r;
+    if (hub->aborted) return;
+    hub->aborted = 1;
+    hub->status = status;
+    hub->rank = rank;
+    snprintf(hub->text, sizeof hub->text, "%s", text);
+    for (r = 0; r < hub->size; r++) pthread_cond_broadcast(&hub->seats[r].wake);
+}
+
+static int64_t seqpar__missing_peer(const seqpar__posted *p) {
+    int64_t i;
+    for (i = 0; i < p->recv_count; i++) if (p->recvs[i].state < 2) return p->recvs[i].from;
+    for (i = 0; i < p->send_count; i++) if (p->sends[i].state < 2) return p->sends[i].to;
+    return -1;
+}
+
+/* Exact: called with the lock held whenever a rank blocks or ends. A rank that has been woken runs. */
+static void seqpar__hub_watch(seqpar__hub *hub) {
+    int64_t r, waiting = 0, first = -1;
+    char text[512];
+    int at = 0;
+    for (r = 0; r < hub->size; r++) {
+        if (!hub->seats[r].waits && !hub->seats[r].ended) return;
+        waiting += !hub->seats[r].ended;
+    }
+    if (!waiting || hub->aborted) return;
+    at += snprintf(text, sizeof text, "deadlock: ");
+    for (r = 0; r < hub->size && at < (int)sizeof text - 120; r++) {
+        const seqpar__posted *p = hub->seats[r].ended ? NULL : hub->seats[r].waits;
+        int64_t peer;
+        if (!p) continue;
+        if (first < 0) first = r;
+        peer = seqpar__missing_peer(p);
+        at += snprintf(text + at, sizeof text - (size_t)at, "%srank %lld waits in '%s' step %lld for rank %lld%s", r == first ? "" : "; ",
+                       (long long)r, p->name, (long long)p->step, (long long)peer, peer >= 0 && hub->seats[peer].ended ? ", which has ended" : "");
+    }
+    seqpar__hub_stop(hub, SEQPAR_ERR_DEADLOCK, first, text);
+}
+
+static void seqpar__hub_wake(seqpar__hub *hub, int64_t rank) { /* locked */
+    if (!hub->seats[rank].waits) return;
+    hub->seats[rank].waits = NULL;
+    pthread_cond_signal(&hub->seats[rank].wake);
+}
+
+static seqpar_status seqpar__hub_failed(seqpar__member *m) { /* locked; what a rank returns after an abort */
+    seqpar__hub *hub = m->hub;
+    if (hub->status == SEQPAR_ERR_DEADLOCK) return seqpar_fail(m->comm.error, SEQPAR_ERR_DEADLOCK, "%s", hub->text);
+    return seqpar_fail(m->comm.error, SEQPAR_ERR_PEER, "rank %lld failed: %s", (long long)hub->rank, hub->text);
+}
+
+static void seqpar__post_messages(seqpar__member *m, seqpar__message *to, const seqpar_transfer *list, int64_t count, int sending) {
+    int64_t i;
+    for (i = 0; i < count; i++) {
+        int64_t peer = m->world_rank[list[i].peer];
+        to[i].comm_id = m->id;
+        to[i].from = sending ? seqpar__world_rank(m) : peer;
+        to[i].to = sending ? peer : seqpar__world_rank(m);
+        to[i].sequence = sending ? m->sent[list[i].peer]++ : m->received[list[i].peer]++;
+        to[i].data = list[i].data;
+        to[i].bytes = list[i].bytes;
+    }
+}
+
+static void seqpar__deliver(seqpar__hub *hub, seqpar__posted *p) { /* locked: sends go to the inboxes */
+    int64_t i;
+    for (i = 0; i < p->send_count; i++) {
+        seqpar__message *s = &p->sends[i];
+        s->next = hub->seats[s->to].inbox;
+        hub->seats[s->to].inbox = s;
+        seqpar__hub_wake(hub, s->to);
+    }
+}
+
+static seqpar_status seqpar__threads_begin(seqpar_comm *comm, const seqpar_group *group, void *queue, seqpar_request *request) {
+    seqpar__member *m = (seqpar__member *)comm->state;
+    seqpar__hub *hub = m->hub;
+    seqpar__posted *p = SEQPAR__NEW(seqpar__posted, 1);
+    (void)queue;
+    if (p) p->sends = SEQPAR__NEW(seqpar__message, group->send_count + group->recv_count);
+    if (!p || !p->sends) return seqpar__no_memory(comm->error, "messages");
+    p->recvs = p->sends + group->send_count;
+    p->send_count = group->send_count;
+    p->recv_count = group->recv_count;
+    p->name = group->name;
+    p->step = group->step;
+    seqpar__post_messages(m, p->sends, group->sends, group->send_count, 1);
+    seqpar__post_messages(m, p->recvs, group->recvs, group->recv_count, 0);
+    pthread_mutex_lock(&hub->lock);
+    p->next = hub->seats[seqpar__world_rank(m)].posted;
+    hub->seats[seqpar__world_rank(m)].posted = p;
+    if (!hub->aborted) seqpar__deliver(hub, p);
+    pthread_mutex_unlock(&hub->lock);
+    request->state = p;
+    return SEQPAR_OK;
+}
+
+static seqpar__message *seqpar__take(seqpar__seat *seat, const seqpar__message *recv) { /* locked */
+    seqpar__message **at;
+    for (at = &seat->inbox; *at; at = &(*at)->next)
+        if ((*at)->comm_id == recv->comm_id && (*at)->from == recv->from && (*at)->sequence == recv->sequence) {
+            seqpar__message *found = *at;
+            *at = found->next;
+            return found;
+        }
+    return NULL;
+}
+
+/* Copies whatever has arrived for any request of this rank. Locked; unlocks while it copies. */
+static seqpar_status seqpar__progress(seqpar__member *m) {
+    seqpar__hub *hub = m->hub;
+    seqpar__seat *seat = &hub->seats[seqpar__world_rank(m)];
+    seqpar__posted *p;
+    int64_t i;
+    for (p = seat->posted; p; p = p->next)
+        for (i = 0; i < p->recv_count; i++) {
+            seqpar__message *recv = &p->recvs[i], *send;
+            if (recv->state == 2 || hub->aborted || !(send = seqpar__take(seat, recv))) continue;
+            if (send->bytes != recv->bytes)
+                return seqpar_fail(m->comm.error, SEQPAR_ERR_MESSAGE_SIZE, "'%s' step %lld: rank %lld sent %lld bytes, rank %lld expects %lld", p->name, (long long)p->step,
+                                   (long long)send->from, (long long)send->bytes, (long long)recv->to, (long long)recv->bytes);
+            send->state = 1;
+            pthread_mutex_unlock(&hub->lock);
+            if (recv->bytes) memcpy(recv->data, send->data, (size_t)recv->bytes);
+            pthread_mutex_lock(&hub->lock);
+            send->state = recv->state = 2;
+            seqpar__hub_wake(hub, send->from);
+            if (hub->aborted) pthread_cond_broadcast(&hub->seats[send->from].wake);
+        }
+    return SEQPAR_OK;
+}
+
+static int seqpar__posted_done(const seqpar__posted *p) { return seqpar__missing_peer(p) < 0; }
+
+static void seqpar__unpost(seqpar__hub *hub, seqpar__seat *seat, seqpar__posted *p) { /* locked */
+    seqpar__posted **at;
+    int64_t i;
+    for (i = 0; i < p->send_count; i++) /* after an abort: nobody may still read our buffer */
+        while (p->sends[i].state == 1) pthread_cond_wait(&seat->wake, &hub->lock);
+    for (at = &seat->posted; *at; at = &(*at)->next)
+        if (*at == p) { *at = p->next; break; }
+    SEQPAR_FREE(p->sends);
+    SEQPAR_FREE(p);
+}
+
+static seqpar_status seqpar__threads_wait(seqpar_comm *comm, seqpar_request *request, void *queue) {
+    seqpar__member *m = (seqpar__member *)comm->state;
+    seqpar__hub *hub = m->hub;
+    seqpar__seat *seat = &hub->seats[seqpar__world_rank(m)];
+    seqpar__posted *p = (seqpar__posted *)request->state;
+    seqpar_status status;
+    (void)queue;
+    pthread_mutex_lock(&hub->lock);
+    for (;;) {
+        status = seqpar__progress(m);
+        if (status || seqpar__posted_done(p)) break;
+        if (hub->aborted) { status = seqpar__hub_failed(m); break; }
+        seat->waits = p;
+        seqpar__hub_watch(hub);
+        while (seat->waits && !hub->aborted) pthread_cond_wait(&seat->wake, &hub->lock);
+        seat->waits = NULL;
+    }
+    if (status) seqpar__hub_stop(hub, status, seqpar__world_rank(m), comm->error->text);
+    seqpar__unpost(hub, seat, p);
+    pthread_mutex_unlock(&hub->lock);
+    return status;
+}
+
+static void seqpar__threads_abort(seqpar_comm *comm, const char *text) {
+    seqpar__member *m = (seqpar__member *)comm->state;
+    pthread_mutex_lock(&m->hub->lock);
+    seqpar__hub_stop(m->hub, comm->error->status ? comm->error->status : SEQPAR_ERR_PEER, seqpar__world_rank(m), text);
+    pthread_mutex_unlock(&m->hub->lock);
+}
+
+static void seqpar__threads_free(seqpar_comm *comm) {
+    seqpar__member *m = (seqpar__member *)comm->state;
+    SEQPAR_FREE(m->world_rank);
+    SEQPAR_FREE(m);
+}
+
+static seqpar__member *seqpar__member_new(seqpar__hub *hub, int64_t size, seqpar_error *error);
+static seqpar_status seqpar__threads_split(seqpar_comm *comm, int64_t color, int64_t key, seqpar_comm **sub) {
+    seqpar__member *m = (seqpar__member *)comm->state, *s;
+    int64_t mine[2], *all = NULL, r, q, size = 0;
+    mine[0] = color; mine[1] = key;
+    SEQPAR__TRY(seqpar__gather_i64(comm, &all, mine, 2, "split"));
+    for (r = 0; r < comm->size; r++) size += all[2 * r] == color;
+    s = seqpar__member_new(m->hub, size, comm->error);
+    if (!s) { SEQPAR_FREE(all); return seqpar__no_memory(comm->error, "a comm"); }
+    s->id = seqpar__mix(m->id * 31 + (uint64_t)++m->splits) + seqpar__mix((uint64_t)color + 1);
+    for (r = 0; r < comm->size; r++) {
+        int64_t place = 0;
+        if (all[2 * r] != color) continue;
+        for (q = 0; q < comm->size; q++)
+            place += all[2 * q] == color && (all[2 * q + 1] < all[2 * r + 1] || (all[2 * q + 1] == all[2 * r + 1] && q < r));
+        s->world_rank[place] = m->world_rank[r];
+        if (r == comm->rank) s->comm.rank = place;
+    }
+    SEQPAR_FREE(all);
+    *sub = &s->comm;
+    return SEQPAR_OK;
+}
+
+static seqpar__member *seqpar__member_new(seqpar__hub *hub, int64_t size, seqpar_error *error) {
+    static const seqpar_comm_table table = {"threads", seqpar__threads_begin, seqpar__threads_wait, seqpar__threads_split, seqpar__threads_abort, seqpar__threads_free};
+    seqpar__member *m = SEQPAR__NEW(seqpar__member, 1);
+    if (m) m->world_rank = SEQPAR__NEW(int64_t, 3 * size);
+    if (!m || !m->world_rank) { SEQPAR_FREE(m); return NULL; }
+    m->sent = m->world_rank + size;
+    m->received = m->sent + size;
+    m->hub = hub;
+    m->comm.table = &table;
+    m->comm.size = size;
+    m->comm.error = error;
+    m->comm.state = m;
+    return m;
+}
+
+typedef struct seqpar__thread {
+    pthread_t thread;
+    seqpar__hub *hub;
+    int64_t rank;
+    seqpar_rank_fn fn;
+    void *user;
+    int started;
+} seqpar__thread;
+
+static void *seqpar__thread_main(void *argument) {
+    seqpar__thread *t = (seqpar__thread *)argument;
+    seqpar__hub *hub = t->hub;
+    seqpar_error error;
+    seqpar__member *m;
+    seqpar_status status = SEQPAR_ERR_MEMORY;
+    int64_t r;
+    memset(&error, 0, sizeof error);
+    error.rank = t->rank;
+    m = seqpar__member_new(hub, hub->size, &error);
+    if (m) {
+        m->id = 1;
+        m->comm.rank = t->rank;
+        for (r = 0; r < hub->size; r++) m->world_rank[r] = r;
+        status = t->fn(&m->comm, t->user);
+        seqpar__threads_free(&m->comm);
+    }
+    pthread_mutex_lock(&hub->lock);
+    hub->seats[t->rank].ended = 1;
+    if (status && status != SEQPAR_ERR_DIED) seqpar__hub_stop(hub, status, t->rank, error.text[0] ? error.text : seqpar_status_text(status));
+    seqpar__hub_watch(hub);
+    pthread_mutex_unlock(&hub->lock);
+    return NULL;
+}
+
+static seqpar_status seqpar__hub_run(seqpar__hub *hub, seqpar__thread *threads, seqpar_rank_fn fn, void *user) {
+    int64_t r;
+    for (r = 0; r < hub->size; r++) {
+        threads[r].hub = hub; threads[r].rank = r; threads[r].fn = fn; threads[r].user = user;
+        threads[r].started = !pthread_create(&threads[r].thread, NULL, seqpar__thread_main, &threads[r]);
+        if (threads[r].started) continue;
+        pthread_mutex_lock(&hub->lock);
+        hub->seats[r].ended = 1;
+        seqpar__hub_stop(hub, SEQPAR_ERR_THREAD, r, "a thread could not be started; use fewer ranks");
+        pthread_mutex_unlock(&hub->lock);
+    }
+    for (r = 0; r < hub->size; r++) if (threads[r].started) pthread_join(threads[r].thread, NULL);
+    return hub->aborted ? hub->status : SEQPAR_OK;
+}
+
+static seqpar_status seqpar__run_hub(int64_t ranks, seqpar_rank_fn fn, void *user, seqpar_error *error) {
+    seqpar__hub hub;
+    seqpar__thread *threads = SEQPAR__NEW(seqpar__thread, ranks);
+    seqpar_status status;
+    int64_t r;
+    memset(&hub, 0, sizeof hub);
+    hub.size = ranks;
+    hub.seats = SEQPAR__NEW(seqpar__seat, ranks);
+    if (!threads || !hub.seats) { SEQPAR_FREE(threads); SEQPAR_FREE(hub.seats); return seqpar__no_memory(error, "ranks"); }
+    pthread_mutex_init(&hub.lock, NULL);
+    for (r = 0; r < ranks; r++) pthread_cond_init(&hub.seats[r].wake, NULL);
+    status = seqpar__hub_run(&hub, threads, fn, user);
+    if (status) {
+        seqpar_fail(error, status, "%s", hub.text);
+        if (error) error->rank = hub.rank;
+    }
+    for (r = 0; r < ranks; r++) pthread_cond_destroy(&hub.seats[r].wake);
+    pthread_mutex_destroy(&hub.lock);
+    SEQPAR_FREE(hub.seats);
+    SEQPAR_FREE(threads);
+    return status;
+}
+#endif /* SEQPAR_NO_THREADS */
+
+static seqpar_status seqpar__run_self(seqpar_rank_fn fn, void *user, seqpar_error *error) {
+    seqpar_comm *self = seqpar_comm_self();
+    seqpar_status status;
+    if (!self) return seqpar__no_memory(error, "a comm");
+    status = fn(self, user);
+    if (status) seqpar_fail(error, status, "%s", self->error->text[0] ? self->error->text : seqpar_status_text(status));
+    seqpar_comm_free(self);
+    return status;
+}
+
+SEQPAR_DEF seqpar_status seqpar_run_threads(int64_t ranks, seqpar_rank_fn fn, void *user, seqpar_error *error) {
+    if (error) memset(error, 0, sizeof *error);
+    if (ranks <= 0) return seqpar_fail(error, SEQPAR_ERR_RANKS, "%lld ranks cannot run; give at least 1", (long long)ranks);
+    if (ranks == 1) return seqpar__run_self(fn, user, error);
+#ifdef SEQPAR_NO_THREADS
+    return seqpar_fail(error, SEQPAR_ERR_RANKS, "%lld ranks need threads; this build has SEQPAR_NO_THREADS", (long long)ranks);
+#else
+    return seqpar__run_hub(ranks, fn, user, error);
+#endif
+}
+
+/* ---- inject: delay, reorder, damage, fail, die; a virtual clock ---- */
+
+typedef struct seqpar__inject {
+    seqpar_comm comm;
+    seqpar_comm *inner;
+    seqpar_inject_desc desc;
+    int64_t begins, received;
+    double clock;
+} seqpar__inject;
+
+typedef struct seqpar__injected { /* a request: the transfers as passed on, and their time stamps */
+    seqpar_request inner;
+    seqpar_transfer *list;
+    double *stamps;
+    int64_t recv_first, recv_count;
+} seqpar__injected;
+
+static void seqpar__inject_sleep(seqpar__inject *in) {
+#ifndef SEQPAR_NO_THREADS
+    struct timespec pause;
+    double u = seqpar_random_uniform(in->desc.seed, (uint64_t)in->comm.rank, (uint64_t)in->begins);
+    pause.tv_sec = 0;
+    pause.tv_nsec = (long)(u * 1000.0 * (double)in->desc.delay_us_max);
+    if (in->desc.delay_us_max > 0) nanosleep(&pause, NULL);
+#else
+    (void)in;
+#endif
+}
+
+/* Peers in random order; messages to one peer keep theirs. */
+static void seqpar__inject_shuffle(const seqpar__inject *in, seqpar_transfer *list, int64_t count) {
+    int64_t i, j;
+    for (i = 1; i < count; i++)
+        for (j = i; j > 0; j--) {
+            uint64_t a = seqpar__mix(in->desc.seed + (uint64_t)in->begins * 7919 + (uint64_t)list[j - 1].peer);
+            uint64_t b = seqpar__mix(in->desc.seed + (uint64_t)in->begins * 7919 + (uint64_t)list[j].peer);
+            seqpar_transfer t = list[j];
+            if (a <= b) break;
+            list[j] = list[j - 1];
+            list[j - 1] = t;
+        }
+}
+
+/* Every message is followed by 8 bytes: the virtual time at which it arrives. */
+static int64_t seqpar__inject_copy(seqpar_transfer *to, double *stamps, const seqpar_transfer *from, int64_t count, int clock) {
+    int64_t i, n = 0;
+    for (i = 0; i < count; i++) {
+        to[n++] = from[i];
+        if (!clock) continue;
+        to[n].peer = from[i].peer;
+        to[n].data = &stamps[i];
+        to[n++].bytes = 8;
+    }
+    return n;
+}
+
+static seqpar_status seqpar__inject_begin(seqpar_comm *comm, const seqpar_group *group, void *queue, seqpar_request *request) {
+    seqpar__inject *in = (seqpar__inject *)comm->state;
+    seqpar__injected *r;
+    seqpar_group g = *group;
+    int64_t total = group->send_count + group->recv_count, i;
+    in->begins++;
+    if (in->begins == in->desc.die_at) return SEQPAR_ERR_DIED;
+    if (in->begins == in->desc.fail_at) return seqpar_fail(comm->error, SEQPAR_ERR_INJECTED, "'%s': injected failure of transfer %lld", group->name, (long long)in->begins);
+    seqpar__inject_sleep(in);
+    r = SEQPAR__NEW(seqpar__injected, 1);
+    if (r) r->list = SEQPAR__NEW(seqpar_transfer, 2 * total);
+    if (r) r->stamps = SEQPAR__NEW(double, total);
+    if (!r || !r->list || !r->stamps) return seqpar__no_memory(comm->error, "an injected request");
+    for (i = 0; i < group->send_count; i++) r->stamps[i] = in->clock + in->desc.latency;
+    g.send_count = seqpar__inject_copy(r->list, r->stamps, group->sends, group->send_count, in->desc.virtual_clock);
+    if (in->desc.reorder) seqpar__inject_shuffle(in, r->list, g.send_count);
+    r->recv_first = group->send_count;
+    r->recv_count = group->recv_count;
+    g.recv_count = seqpar__inject_copy(r->list + g.send_count, r->stamps + r->recv_first, group->recvs, group->recv_count, in->desc.virtual_clock);
+    g.sends = r->list;
+    g.recvs = r->list + g.send_count;
+    request->state = r;
+    return seqpar_comm_begin(in->inner, &g, queue, &r->inner);
+}
+
+static void seqpar__inject_damage(seqpar__inject *in, seqpar__injected *r, int64_t sends) {
+    int64_t step = in->desc.virtual_clock ? 2 : 1, i;
+    for (i = 0; i < r->recv_count; i++) {
+        seqpar_transfer *t = &r->list[sends * step + i * step];
+        if (++in->received != in->desc.flip_bit_at || t->bytes == 0) continue;
+        ((unsigned char *)t->data)[t->bytes / 2] ^= 0x10;
+    }
+}
+
+static seqpar_status seqpar__inject_wait(seqpar_comm *comm, seqpar_request *request, void *queue) {
+    seqpar__inject *in = (seqpar__inject *)comm->state;
+    seqpar__injected *r = (seqpar__injected *)request->state;
+    seqpar_status status = seqpar_comm_wait(in->inner, &r->inner, queue);
+    int64_t i;
+    if (!status) seqpar__inject_damage(in, r, r->recv_first);
+    for (i = 0; !status && in->desc.virtual_clock && i < r->recv_count; i++)
+        in->clock = SEQPAR__MAX(in->clock, r->stamps[r->recv_first + i]);
+    SEQPAR_FREE(r->list);
+    SEQPAR_FREE(r->stamps);
+    SEQPAR_FREE(r);
+    return status;
+}
+
+static seqpar_status seqpar__inject_split(seqpar_comm *comm, int64_t color, int64_t key, seqpar_comm **sub) {
+    seqpar__inject *in = (seqpar__inject *)comm->state;
+    seqpar_comm *inner = NULL;
+    SEQPAR__TRY(seqpar_comm_split(in->inner, color, key, &inner));
+    *sub = seqpar_comm_inject(inner, &in->desc);
+    return *sub ? SEQPAR_OK : seqpar__no_memory(comm->error, "a comm");
+}
+static void seqpar__inject_abort(seqpar_comm *comm, const char *text) { seqpar_comm_abort(((seqpar__inject *)comm->state)->inner, text); }
+static void seqpar__inject_free(seqpar_comm *comm) {
+    seqpar__inject *in = (seqpar__inject *)comm->state;
+    seqpar_comm_free(in->inner);
+    SEQPAR_FREE(in);
+}
+
+SEQPAR_DEF seqpar_comm *seqpar_comm_inject(seqpar_comm *inner, const seqpar_inject_desc *desc) {
+    static const seqpar_comm_table table = {"inject", seqpar__inject_begin, seqpar__inject_wait, seqpar__inject_split, seqpar__inject_abort, seqpar__inject_free};
+    seqpar__inject *in = SEQPAR__NEW(seqpar__inject, 1);
+    if (!in) return NULL;
+    in->comm = *inner;
+    in->comm.table = &table;
+    in->comm.bytes_sent = in->comm.messages_sent = 0;
+    in->comm.state = in;
+    in->inner = inner;
+    in->desc = *desc;
+    return &in->comm;
+}
+SEQPAR_DEF void seqpar_inject_compute(seqpar_comm *comm, double cost) { ((seqpar__inject *)comm->state)->clock += cost; }
+SEQPAR_DEF double seqpar_inject_clock(seqpar_comm *comm) { return ((seqpar__inject *)comm->state)->clock; }
+
+/* ======================================================================================================
+   >>ctx  one rank
+   ====================================================================================================== */
+
+SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world, seqpar_device *device, int64_t sp_size) {
+    memset(ctx, 0, sizeof *ctx);
+    ctx->error = world->error;
+    if (sp_size <= 0) return seqpar_fail(ctx->error, SEQPAR_ERR_RANKS, "sequence_parallel_size is %lld; give at least 1", (long long)sp_size);
+    if (world->size % sp_size)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_WORLD, "world size %lld is not divisible by sequence_parallel_size %lld; use a multiple of %lld ranks", (long long)world->size, (long long)sp_size, (long long)sp_size);
+    if (!device) return seqpar__no_memory(ctx->error, "a device");
+    ctx->world = world;
+    ctx->device = device;
+    device->error = ctx->error;
+    ctx->sp_size = sp_size;
+    ctx->dp_size = world->size / sp_size;
+    ctx->sp_rank = world->rank % sp_size;
+    ctx->dp_rank = world->rank / sp_size;
+    return seqpar_comm_split(world, ctx->dp_rank, ctx->sp_rank, &ctx->sp);
+}
+
+SEQPAR_DEF void seqpar_ctx_close(seqpar_ctx *ctx) {
+    seqpar_comm_free(ctx->sp);
+    ctx->sp = NULL;
+}
+
+static void seqpar__count_memory(seqpar_ctx *ctx, int kind, int64_t bytes) {
+    seqpar_memory *m = &ctx->memory;
+    m->now[kind] += bytes;
+    m->total += bytes;
+    m->peak[kind] = SEQPAR__MAX(m->peak[kind], m->now[kind]);
+    m->total_peak = SEQPAR__MAX(m->total_peak, m->total);
+}
+
+SEQPAR_DEF seqpar_status seqpar_buffer_new(seqpar_ctx *ctx, seqpar_buffer *buffer, int64_t bytes, int kind) {
+    memset(buffer, 0, sizeof *buffer);
+    if (bytes <= 0) return SEQPAR_OK;
+    buffer->data = ctx->device->alloc(ctx->device, bytes);
+    if (!buffer->data) return seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY, "out of memory: %lld bytes on device %s (%lld in use)", (long long)bytes, ctx->device->name, (long long)ctx->memory.total);
+    buffer->bytes = bytes;
+    buffer->kind = kind;
+    seqpar__count_memory(ctx, kind, bytes);
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF void seqpar_buffer_free(seqpar_ctx *ctx, seqpar_buffer *buffer) {
+    if (!buffer->data) return;
+    ctx->device->free(ctx->device, buffer->data);
+    seqpar__count_memory(ctx, buffer->kind, -buffer->bytes);
+    memset(buffer, 0, sizeof *buffer);
+}
+
+static void *seqpar__at(const void *base, int64_t element, int dtype) { return (char *)base + element * seqpar_dtype_bytes(dtype); }
+
+/* ======================================================================================================
+   >>device  what all devices share: memory, fold machine, attention driver
+   ====================================================================================================== */
+
+SEQPAR_DEF int64_t seqpar_dtype_bytes(int dtype) { return dtype == SEQPAR_F64 ? 8 : 4; }
+
+SEQPAR_DEF void seqpar_device_read(seqpar_device *device, double *to, const void *from, int64_t first, int64_t count) {
+    int64_t i;
+    if (device->storage == SEQPAR_F64) { device->copy(device, to, (const double *)from + first, count * 8, NULL); return; }
+    /* narrow values arrive in the upper half of `to` and are widened upwards in place */
+    {
+        float *narrow = (float *)to + count;
+        device->copy(device, narrow, (const float *)from + first, count * 4, NULL);
+        for (i = 0; i < count; i++) { float x; memcpy(&x, narrow + i, 4); to[i] = (double)x; }
+    }
+}
+
+SEQPAR_DEF void seqpar_device_write(seqpar_device *device, void *to, int64_t first, const double *from, int64_t count) {
+    int64_t i, n;
+    float part[256];
+    if (device->storage == SEQPAR_F64) { device->copy(device, (double *)to + first, from, count * 8, NULL); return; }
+    for (; count > 0; count -= n, from += n, first += n) {
+        n = SEQPAR__MIN(count, 256);
+        for (i = 0; i < n; i++) part[i] = (float)from[i];
+        device->copy(device, (float *)to + first, part, n * 4, NULL);
+    }
+}
+
+SEQPAR_DEF void seqpar_device_close(seqpar_device *device) { if (device) device->close(device); }
+
+static void *seqpar__host_alloc(seqpar_device *device, int64_t bytes) {
+    /* 64-byte aligned, so that vectors do not straddle cache lines; the distance is kept in the byte before */
+    char *raw = (char *)SEQPAR_MALLOC((size_t)bytes + 64), *data;
+    (void)device;
+    if (!raw) return NULL;
+    data = raw + 64 - (int)((uintptr_t)raw % 64);
+    data[-1] = (char)(data - raw);
+    return data;
+}
+static void seqpar__host_free(seqpar_device *device, void *data) {
+    (void)device;
+    if (data) SEQPAR_FREE((char *)data - ((char *)data)[-1]);
+}
+static void seqpar__host_copy(seqpar_device *device, void *to, const void *from, int64_t bytes, void *queue) {
+    (void)device; (void)queue;
+    if (bytes > 0) memmove(to, from, (size_t)bytes);
+}
+static void seqpar__host_zero(seqpar_device *device, void *data, int64_t bytes, void *queue) {
+    (void)device; (void)queue;
+    if (bytes > 0) memset(data, 0, (size_t)bytes);
+}
+static void seqpar__host_close(seqpar_device *device) {
+    seqpar__host_free(device, device->workspace);
+    SEQPAR_FREE(device);
+}
+
+/* Scratch of at least `bytes` per thread; kept by the device between calls. */
+static char *seqpar__workspace(seqpar_device *device, int64_t bytes) {
+    int64_t need = ((bytes + 63) & ~(int64_t)63) * device->threads;
+    if (need > device->workspace_bytes) {
+        seqpar__host_free(device, device->workspace);
+        device->workspace = seqpar__host_alloc(device, need);
+        device->workspace_bytes = device->workspace ? need : 0;
+        if (!device->workspace) seqpar__no_memory(device->error, "device scratch");
+    }
+    return (char *)device->workspace;
+}
+
+/* Calls job(user, i, scratch of this thread) for i in 0..jobs-1; which thread takes which is nobody's business. */
+typedef void (*seqpar__job_fn)(void *user, int64_t i, char *scratch);
+static seqpar_status seqpar__parallel(seqpar_device *device, int64_t jobs, int64_t scratch_bytes, seqpar__job_fn job, void *user) {
+    char *scratch = seqpar__workspace(device, scratch_bytes + 64);
+    int64_t each = (scratch_bytes + 64 + 63) & ~(int64_t)63, i;
+    if (!scratch) return SEQPAR_ERR_MEMORY;
+#ifdef _OPENMP
+    if (device->threads > 1 && jobs > 1) {
+        #pragma omp parallel for schedule(dynamic, 1) num_threads((int)device->threads)
+        for (i = 0; i < jobs; i++) job(user, i, scratch + each * omp_get_thread_num());
+        return SEQPAR_OK;
+    }
+#endif
+    for (i = 0; i < jobs; i++) job(user, i, scratch);
+    (void)each;
+    return SEQPAR_OK;
+}
+
+/* ---- the stack machine that runs fold programs ---- */
+typedef struct seqpar__machine {
+    void *user;
+    char *stack;
+    int64_t value_bytes;
+    void (*leaf)(void *user, void *value, int64_t index, int extend);
+    void (*combine)(void *user, void *into, const void *other);
+    void (*move)(void *user, void *value, int64_t place, int to_store);
+    void (*finish)(void *user, void *value);
+} seqpar__machine;
+
+static void seqpar__machine_run(const seqpar__machine *m, const seqpar_fold_op *program, int64_t count) {
+    char *top = m->stack - m->value_bytes;
+    int64_t i;
+    for (i = 0; i < count; i++)
+        switch (program[i].op) {
+        case SEQPAR_FOLD_LEAF: top += m->value_bytes; m->leaf(m->user, top, program[i].index, 0); break;
+        case SEQPAR_FOLD_EXTEND: m->leaf(m->user, top, program[i].index, 1); break;
+        case SEQPAR_FOLD_LOAD: top += m->value_bytes; m->move(m->user, top, program[i].index, 0); break;
+        case SEQPAR_FOLD_COMBINE: top -= m->value_bytes; m->combine(m->user, top, top + m->value_bytes); break;
+        case SEQPAR_FOLD_STORE: m->move(m->user, top, program[i].index, 1); top -= m->value_bytes; break;
+        default: m->finish(m->user, top); top -= m->value_bytes; break;
+        }
+}
+
+/* ---- folds of vectors that are computed column block by column block ---- */
+typedef struct seqpar__columns {
+    seqpar_device *device;
+    const seqpar_fold_run *fold;
+    const void *args;
+    int64_t count, block;  /* columns in all, and per job */
+    int64_t begin, width;  /* of the job at hand */
+    void (*leaf)(void *user, void *value, int64_t index, int extend);
+} seqpar__columns;
+
+static void seqpar__columns_combine(void *user, void *into, const void *other) {
+    const seqpar__columns *c = (const seqpar__columns *)user;
+    int64_t i;
+    if (c->device->storage == SEQPAR_F64) for (i = 0; i < c->width; i++) ((double *)into)[i] += ((const double *)other)[i];
+    else for (i = 0; i < c->width; i++) ((float *)into)[i] += ((const float *)other)[i];
+}
+static void seqpar__columns_move(void *user, void *value, int64_t place, int to_store) {
+    const seqpar__columns *c = (const seqpar__columns *)user;
+    void *stored = seqpar__at(c->fold->store, place * c->fold->store_stride + c->begin, c->device->storage);
+    size_t bytes = (size_t)(c->width * seqpar_dtype_bytes(c->device->storage));
+    memcpy(to_store ? stored : value, to_store ? value : stored, bytes);
+}
+static void seqpar__columns_finish(void *user, void *value) {
+    const seqpar__columns *c = (const seqpar__columns *)user;
+    memcpy(seqpar__at(c->fold->finish, c->begin, c->device->storage), value, (size_t)(c->width * seqpar_dtype_bytes(c->device->storage)));
+}
+static void seqpar__columns_job(void *user, int64_t i, char *scratch) {
+    seqpar__columns c = *(const seqpar__columns *)user;
+    seqpar__machine m;
+    c.begin = i * c.block;
+    c.width = SEQPAR__MIN(c.block, c.count - c.begin);
+    m.user = &c;
+    m.stack = scratch;
+    m.value_bytes = c.block * seqpar_dtype_bytes(c.device->storage);
+    m.leaf = c.leaf;
+    m.combine = seqpar__columns_combine;
+    m.move = seqpar__columns_move;
+    m.finish = seqpar__columns_finish;
+    seqpar__machine_run(&m, c.fold->program, c.fold->program_count);
+}
+static seqpar_status seqpar__columns_run(seqpar_device *device, const seqpar_fold_run *fold, const void *args, int64_t count, int64_t block,
+                                         void (*leaf)(void *user, void *value, int64_t index, int extend)) {
+    seqpar__columns c;
+    memset(&c, 0, sizeof c);
+    c.device = device; c.fold = fold; c.args = args; c.count = count; c.block = block; c.leaf = leaf;
+    return seqpar__parallel(device, (count + block - 1) / block, fold->depth * block * seqpar_dtype_bytes(device->storage), seqpar__columns_job, &c);
+}
+
+static void seqpar__fold_leaf(void *user, void *value, int64_t index, int extend) {
+    const seqpar__columns *c = (const seqpar__columns *)user;
+    const seqpar_fold_args *a = (const seqpar_fold_args *)c->args;
+    (void)extend;
+    memcpy(value, seqpar__at(a->leaf_data, index * a->leaf_stride + c->begin, c->device->storage), (size_t)(c->width * seqpar_dtype_bytes(c->device->storage)));
+}
+static seqpar_status seqpar__fold(seqpar_device *device, const seqpar_fold_args *args, void *queue) {
+    (void)queue;
+    return seqpar__columns_run(device, &args->fold, args, args->count, 4096, seqpar__fold_leaf);
+}
+
+/* ---- attention driver: one job is one (task, head); the kernels of a device do the arithmetic ---- */
+typedef struct seqpar__attn_job {
+    seqpar_device *device;
+    const seqpar_attn_args *args;
+    const struct seqpar__attn_kernel *kernel;
+    const seqpar_attn_task *task;
+    int64_t count;      /* rows of the task's piece */
+    int64_t local;      /* first of them in its buffer */
+    int64_t head;       /* forward, dq: query head of all heads; dkv, return: kv head within the step's range */
+    char *scratch;      /* of the kernel, behind the stack */
+    int64_t flops;
+} seqpar__attn_job;
+
+typedef struct seqpar__attn_kernel {
+    int kind;           /* 0 forward, 1 dq, 2 dkv, 3 return */
+    int64_t scratch_bytes;
+    void (*leaf)(void *job, void *value, int64_t index, int extend);
+    void (*combine)(void *job, void *into, const void *other);
+    void (*finish_state)(seqpar__attn_job *job, void *value); /* forward: divides by l, writes out and lse */
+} seqpar__attn_kernel;
+
+static int64_t seqpar__attn_value(const seqpar__attn_job *j, int64_t count) { /* elements of a value */
+    int64_t d = j->args->head_dim;
+    return j->kernel->kind == 0 ? count * (d + 2) : j->kernel->kind == 1 ? count * d : 2 * count * d;
+}
+
+/* Copies rows of `width` elements between a dense value and a strided place. */
+static void seqpar__attn_rows(char *value, char *place, int64_t rows, int64_t width, int64_t stride, int64_t size, int to_place) {
+    int64_t t;
+    for (t = 0; t < rows; t++)
+        memcpy(to_place ? place + t * stride * size : value + t * width * size, to_place ? value + t * width * size : place + t * stride * size, (size_t)(width * size));
+}
+
+static void seqpar__attn_move(void *user, void *value, int64_t n, int to_store) {
+    seqpar__attn_job *j = (seqpar__attn_job *)user;
+    const seqpar_attn_args *a = j->args;
+    int64_t d = a->head_dim, size = seqpar_dtype_bytes(j->device->accumulator), group = a->head_count * (a->heads / a->kv_heads);
+    int64_t column = j->head - a->head_begin * (a->heads / a->kv_heads), nh = a->head_count;
+    char *v = (char *)value, *store = (char *)a->store;
+    if (j->kernel->kind >= 2) {
+        char *at = store + (j->task->store_base + n * j->task->store_stride + j->head * d) * size;
+        seqpar__attn_rows(v, at, j->count, d, nh * d, size, to_store);
+        seqpar__attn_rows(v + j->count * d * size, at + j->count * nh * d * size, j->count, d, nh * d, size, to_store);
+        return;
+    }
+    store += n * a->q_tokens * group * (j->kernel->kind == 0 ? d + 2 : d) * size;
+    seqpar__attn_rows(v, store + (j->local * group + column) * d * size, j->count, d, group * d, size, to_store);
+    if (j->kernel->kind == 1) return;
+    store += a->q_tokens * group * d * size;
+    seqpar__attn_rows(v + j->count * d * size, store + (j->local * group + column) * size, j->count, 1, group, size, to_store);
+    store += a->q_tokens * group * size;
+    seqpar__attn_rows(v + j->count * (d + 1) * size, store + (j->local * group + column) * size, j->count, 1, group, size, to_store);
+}
+
+static void seqpar__attn_finish(void *user, void *value) {
+    seqpar__attn_job *j = (seqpar__attn_job *)user;
+    const seqpar_attn_args *a = j->args;
+    int64_t d = a->head_dim, size = seqpar_dtype_bytes(j->device->storage), at;
+    if (j->kernel->kind == 0) { j->kernel->finish_state(j, value); return; }
+    if (j->kernel->kind == 1) {
+        seqpar__attn_rows((char *)value, (char *)a->dq + (j->local * a->heads + j->head) * d * size, j->count, d, a->heads * d, size, 1);
+        return;
+    }
+    at = (j->local * a->kv_heads + a->head_begin + j->head) * d * size;
+    seqpar__attn_rows((char *)value, (char *)a->dk + at, j->count, d, a->kv_heads * d, size, 1);
+    seqpar__attn_rows((char *)value + j->count * d * size, (char *)a->dv + at, j->count, d, a->kv_heads * d, size, 1);
+}
+
+static void seqpar__attn_return_leaf(void *user, void *value, int64_t index, int extend) {
+    seqpar__attn_job *j = (seqpar__attn_job *)user;
+    const seqpar_attn_args *a = j->args;
+    int64_t d = a->head_dim, size = seqpar_dtype_bytes(j->device->accumulator), nh = a->head_count;
+    char *at = (char *)a->inbox + (j->task->inbox_base + index * 2 * j->count * nh * d + j->head * d) * size;
+    (void)extend;
+    seqpar__attn_rows((char *)value, at, j->count, d, nh * d, size, 0);
+    seqpar__attn_rows((char *)value + j->count * d * size, at + j->count * nh * d * size, j->count, d, nh * d, size, 0);
+}
+
+static void seqpar__attn_add(void *user, void *into, const void *other) {
+    seqpar__attn_job *j = (seqpar__attn_job *)user;
+    int64_t n = seqpar__attn_value(j, j->count), i;
+    if (j->device->accumulator == SEQPAR_F64) for (i = 0; i < n; i++) ((double *)into)[i] += ((const double *)other)[i];
+    else for (i = 0; i < n; i++) ((float *)into)[i] += ((const float *)other)[i];
+}
+
+typedef struct seqpar__attn_work { seqpar_device *device; const seqpar_attn_args *args; const seqpar__attn_kernel *kernel; int64_t rows_max, flops; } seqpar__attn_work;
+
+static void seqpar__attn_job_run(void *user, int64_t i, char *scratch) {
+    seqpar__attn_work *w = (seqpar__attn_work *)user;
+    const seqpar_attn_args *a = w->args;
+    int64_t group = a->heads / a->kv_heads, heads = w->kernel->kind < 2 ? a->head_count * group : a->head_count;
+    seqpar__attn_job j;
+    seqpar__machine m;
+    memset(&j, 0, sizeof j);
+    j.device = w->device; j.args = a; j.kernel = w->kernel;
+    j.task = &a->tasks[i / heads];
+    j.head = i % heads + (w->kernel->kind < 2 ? a->head_begin * group : 0);
+    j.count = a->q_pieces[j.task->piece].count;
+    j.local = a->q_pieces[j.task->piece].local;
+    m.user = &j;
+    m.stack = scratch;
+    m.value_bytes = (seqpar__attn_value(&j, w->rows_max) * seqpar_dtype_bytes(w->device->accumulator) + 63) & ~(int64_t)63;
+    j.scratch = scratch + a->depth * m.value_bytes;
+    m.leaf = w->kernel->leaf;
+    m.combine = w->kernel->combine;
+    m.move = seqpar__attn_move;
+    m.finish = seqpar__attn_finish;
+    seqpar__machine_run(&m, j.task->program, j.task->program_count);
+#ifdef _OPENMP
+    #pragma omp atomic
+#endif
+    w->flops += j.flops;
+}
+
+/* For dkv and return, q_pieces of the args are the pieces of the keys whose gradient is folded. */
+static seqpar_status seqpar__attn_run(seqpar_device *device, const seqpar_attn_args *a, const seqpar__attn_kernel *kernel) {
+    int64_t group = a->heads / a->kv_heads, heads = kernel->kind < 2 ? a->head_count * group : a->head_count, t, bytes;
+    seqpar__attn_work w;
+    seqpar__attn_job sizes;
+    seqpar_status status;
+    memset(&w, 0, sizeof w);
+    w.device = device; w.args = a; w.kernel = kernel;
+    for (t = 0; t < a->task_count; t++) w.rows_max = SEQPAR__MAX(w.rows_max, a->q_pieces[a->tasks[t].piece].count);
+    sizes.args = a; sizes.kernel = kernel;
+    bytes = ((seqpar__attn_value(&sizes, w.rows_max) * seqpar_dtype_bytes(device->accumulator) + 63) & ~(int64_t)63) * a->depth;
+    status = seqpar__parallel(device, a->task_count * heads, bytes + kernel->scratch_bytes, seqpar__attn_job_run, &w);
+    device->attn_flops += w.flops;
+    return status;
+}
+
+/* Positions a query sees among the keys of a piece, as key numbers [*first, *last). */
+static int seqpar__visible(const seqpar_attn_args *a, int64_t query, const seqpar_attn_keys *k, int64_t *first, int64_t *last) {
+    int64_t begin = a->visible_begin[query] - k->start, end = a->visible_end[query] - k->start;
+    if (k->stride > 1) {
+        begin = begin > 0 ? (begin + k->stride - 1) / k->stride : 0;
+        end = end > 0 ? (end + k->stride - 1) / k->stride : 0;
+    }
+    *first = SEQPAR__MAX(begin, 0);
+    *last = SEQPAR__MIN(end, k->count);
+    return *first < *last;
+}
+
+/* ======================================================================================================
+   >>cpu  the reference device (fp64, naive) and the fast one (fp32)
+   ====================================================================================================== */
+
+/* ---- reference: one loop nest per formula, to be read beside the fast one ---- */
+
+static seqpar_status seqpar__ref_matmul(seqpar_device *device, const seqpar_matmul_args *a, void *queue) {
+    int64_t t, o, i;
+    (void)device; (void)queue;
+    for (t = 0; t < a->rows; t++)
+        for (o = 0; o < a->out; o++) {
+            double *y = (double *)a->y.data + t * a->y.stride + o, sum = a->accumulate ? *y : 0.0;
+            const double *x = (const double *)a->x.data + t * a->x.stride, *w = (const double *)a->w.data;
+            for (i = 0; i < a->in; i++) sum = SEQPAR__FMA(x[i], a->transposed ? w[i * a->w.stride + o] : w[o * a->w.stride + i], sum);
+            *y = sum;
+        }
+    return SEQPAR_OK;
+}
+
+/* columns are those of the flat (out, in) matrix */
+static void seqpar__ref_weight_leaf(void *user, void *value, int64_t index, int extend) {
+    const seqpar__columns *c = (const seqpar__columns *)user;
+    const seqpar_weight_grad_args *a = (const seqpar_weight_grad_args *)c->args;
+    int64_t i, t;
+    for (i = 0; i < c->width; i++) {
+        int64_t out = (c->begin + i) / a->in, in = (c->begin + i) % a->in;
+        double sum = extend ? ((double *)value)[i] : 0.0;
+        for (t = a->leaves[index].local; t < a->leaves[index].local + a->leaves[index].count; t++)
+            sum = SEQPAR__FMA(((const double *)a->dy.data)[t * a->dy.stride + out], ((const double *)a->x.data)[t * a->x.stride + in], sum);
+        ((double *)value)[i] = sum;
+    }
+}
+static seqpar_status seqpar__ref_weight_grad(seqpar_device *device, const seqpar_weight_grad_args *a, void *queue) {
+    (void)queue;
+    return seqpar__columns_run(device, &a->fold, a, a->out * a->in, 1024, seqpar__ref_weight_leaf);
+}
+
+static seqpar_status seqpar__host_embedding(seqpar_device *device, const seqpar_embedding_args *a, void *queue) {
+    int64_t t, size = seqpar_dtype_bytes(device->storage);
+    (void)queue;
+    for (t = 0; t < a->rows; t++)
+        memcpy((char *)a->x.data + t * a->x.stride * size, (const char *)a->table.data + a->ids[t] * a->table.stride * size, (size_t)(a->width * size));
+    return SEQPAR_OK;
+}
+
+/* columns are those of the flat (vocab, width) table, whole rows to a job; sums start from +0 */
+static void seqpar__host_embedding_leaf(void *user, void *value, int64_t index, int extend) {
+    const seqpar__columns *c = (const seqpar__columns *)user;
+    const seqpar_embedding_grad_args *a = (const seqpar_embedding_grad_args *)c->args;
+    int64_t first = c->begin / a->width, rows = c->width / a->width, t, i;
+    if (!extend) memset(value, 0, (size_t)(c->width * seqpar_dtype_bytes(c->device->storage)));
+    for (t = a->leaves[index].local; t < a->leaves[index].local + a->leaves[index].count; t++) {
+        int64_t row = a->ids[t] - first;
+        if (row < 0 || row >= rows) continue;
+        if (c->device->storage == SEQPAR_F64)
+            for (i = 0; i < a->width; i++) ((double *)value)[row * a->width + i] += ((const double *)a->dx.data)[t * a->dx.stride + i];
+        else
+            for (i = 0; i < a->width; i++) ((float *)value)[row * a->width + i] += ((const float *)a->dx.data)[t * a->dx.stride + i];
+    }
+}
+static seqpar_status seqpar__host_embedding_grad(seqpar_device *device, const seqpar_embedding_grad_args *a, void *queue) {
+    (void)queue;
+    return seqpar__columns_run(device, &a->fold, a, a->vocab * a->width, 32 * a->width, seqpar__host_embedding_leaf);
+}
+
+static seqpar_status seqpar__ref_rmsnorm(seqpar_device *device, const seqpar_rmsnorm_args *a, void *queue) {
+    int64_t t, i;
+    (void)device; (void)queue;
+    for (t = 0; t < a->rows; t++) {
+        const double *x = (const double *)a->x.data + t * a->x.stride;
+        double *y = (double *)a->y.data + t * a->y.stride, sum = 0, rstd;
+        for (i = 0; i < a->width; i++) sum = SEQPAR__FMA(x[i], x[i], sum);
+        rstd = 1.0 / sqrt(sum / (double)a->width + a->eps);
+        for (i = 0; i < a->width; i++) y[i] = x[i] * rstd * ((const double *)a->gain)[i];
+        if (a->rstd) ((double *)a->rstd)[t] = rstd;
+    }
+    return SEQPAR_OK;
+}
+
+static void seqpar__ref_gain_leaf(void *user, void *value, int64_t index, int extend) {
+    const seqpar__columns *c = (const seqpar__columns *)user;
+    const seqpar_rmsnorm_grad_args *a = (const seqpar_rmsnorm_grad_args *)c->args;
+    int64_t i, t;
+    for (i = 0; i < c->width; i++) {
+        double sum = extend ? ((double *)value)[i] : 0.0;
+        for (t = a->leaves[index].local; t < a->leaves[index].local + a->leaves[index].count; t++)
+            sum = SEQPAR__FMA(((const double *)a->dy.data)[t * a->dy.stride + c->begin + i],
+                              ((const double *)a->x.data)[t * a->x.stride + c->begin + i] * ((const double *)a->rstd)[t], sum);
+        ((double *)value)[i] = sum;
+    }
+}
+/* y = g x r, r = (mean x^2 + eps)^-1/2:  dx = r g dy - x r^3 / n sum(g dy x) */
+static seqpar_status seqpar__ref_rmsnorm_grad(seqpar_device *device, const seqpar_rmsnorm_grad_args *a, void *queue) {
+    int64_t t, i;
+    (void)queue;
+    for (t = 0; t < a->rows; t++) {
+        const double *x = (const double *)a->x.data + t * a->x.stride, *dy = (const double *)a->dy.data + t * a->dy.stride, *g = (const double *)a->gain;
+        double *dx = (double *)a->dx.data + t * a->dx.stride, r = ((const double *)a->rstd)[t], sum = 0;
+        for (i = 0; i < a->width; i++) sum = SEQPAR__FMA(g[i] * dy[i], x[i], sum);
+        for (i = 0; i < a->width; i++) dx[i] += r * g[i] * dy[i] - x[i] * (r * r * r * sum / (double)a->width);
+    }
+    return seqpar__columns_run(device, &a->fold, a, a->width, 256, seqpar__ref_gain_leaf);
+}
+
+static seqpar_status seqpar__ref_rope(seqpar_device *device, const seqpar_rope_args *a, void *queue) {
+    int64_t t, h, i, half = a->head_dim / 2;
+    (void)device; (void)queue;
+    for (t = 0; t < a->rows; t++)
+        for (h = 0; h < a->heads; h++)
+            for (i = 0; i < half; i++) {
+                double *x = (double *)a->x.data + t * a->x.stride + h * a->head_dim + i, p = x[0], q = x[half];
+                double c = ((const double *)a->cosine)[a->positions[t] * half + i], s = ((const double *)a->sine)[a->positions[t] * half + i];
+                if (a->inverse) s = -s;
+                x[0] = p * c - q * s;
+                x[half] = q * c + p * s;
+            }
+    return SEQPAR_OK;
+}
+
+static double seqpar__sigmoid(double x) { return 1.0 / (1.0 + seqpar_exp(-x)); }
+
+static seqpar_status seqpar__ref_swiglu(seqpar_device *device, const seqpar_swiglu_args *a, void *queue) {
+    int64_t t, i;
+    (void)device; (void)queue;
+    for (t = 0; t < a->rows; t++)
+        for (i = 0; i < a->width; i++) {
+            double g = ((const double *)a->gate.data)[t * a->gate.stride + i], u = ((const double *)a->up.data)[t * a->up.stride + i];
+            ((double *)a->y.data)[t * a->y.stride + i] = g * seqpar__sigmoid(g) * u;
+        }
+    return SEQPAR_OK;
+}
+static seqpar_status seqpar__ref_swiglu_grad(seqpar_device *device, const seqpar_swiglu_args *a, void *queue) {
+    int64_t t, i;
+    (void)device; (void)queue;
+    for (t = 0; t < a->rows; t++)
+        for (i = 0; i < a->width; i++) {
+            double *g = (double *)a->gate.data + t * a->gate.stride + i, *u = (double *)a->up.data + t * a->up.stride + i;
+            double dy = ((const double *)a->y.data)[t * a->y.stride + i], s = seqpar__sigmoid(*g), gate = *g;
+            *g = dy * *u * (s * (1.0 + gate * (1.0 - s)));
+            *u = dy * (gate * s);
+        }
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__ref_add(seqpar_device *device, const seqpar_add_args *a, void *queue) {
+    int64_t i;
+    (void)device; (void)queue;
+    for (i = 0; i < a->count; i++) ((double *)a->y)[i] = ((const double *)a->a)[i] + ((const double *)a->b)[i];
+    return SEQPAR_OK;
+}
+
+static double seqpar__ref_score(const seqpar_attn_args *a, const double *q, const double *k) {
+    double s = 0;
+    int64_t i;
+    for (i = 0; i < a->head_dim; i++) s = SEQPAR__FMA(q[i], k[i], s);
+    return s * a->scale;
+}
+static const double *seqpar__ref_key(const seqpar_attn_args *a, const void *base, int64_t row, int64_t head) {
+    return (const double *)base + (row * a->head_count + head) * a->head_dim;
+}
+static const double *seqpar__ref_query(const seqpar_attn_args *a, const void *base, int64_t t, int64_t head) {
+    return (const double *)base + (t * a->heads + head) * a->head_dim;
+}
+
+/* State of a block: m = max score, l = sum exp(score - m), o = sum exp(score - m) v; nothing visible: -inf, 0, 0. */
+static void seqpar__ref_forward_leaf(void *user, void *value, int64_t index, int extend) {
+    seqpar__attn_job *j = (seqpar__attn_job *)user;
+    const seqpar_attn_args *a = j->args;
+    const seqpar_attn_keys *k = &a->k_pieces[index];
+    int64_t d = a->head_dim, head = j->head / (a->heads / a->kv_heads) - a->head_begin, r, n, i, first, last;
+    double *o = (double *)value, *m = o + j->count * d, *l = m + j->count;
+    (void)extend;
+    for (r = 0; r < j->count; r++) {
+        const double *q = seqpar__ref_query(a, a->q, j->local + r, j->head);
+        m[r] = -HUGE_VAL; l[r] = 0;
+        for (i = 0; i < d; i++) o[r * d + i] = 0;
+        if (!seqpar__visible(a, j->local + r, k, &first, &last)) continue;
+        j->flops += 4 * d * (last - first);
+        for (n = first; n < last; n++) m[r] = fmax(m[r], seqpar__ref_score(a, q, seqpar__ref_key(a, a->k, k->k_row + n, head)));
+        for (n = first; n < last; n++) {
+            double p = seqpar_exp(seqpar__ref_score(a, q, seqpar__ref_key(a, a->k, k->k_row + n, head)) - m[r]);
+            const double *v = seqpar__ref_key(a, a->v, k->v_row + n, head);
+            l[r] += p;
+            for (i = 0; i < d; i++) o[r * d + i] = SEQPAR__FMA(p, v[i], o[r * d + i]);
+        }
+    }
+}
+
+/* Commutative to the bit: products are rounded before they are added. */
+static void seqpar__ref_state_combine(void *user, void *into, const void *other) {
+    seqpar__attn_job *j = (seqpar__attn_job *)user;
+    int64_t d = j->args->head_dim, r, i;
+    double *o = (double *)into, *m = o + j->count * d, *l = m + j->count;
+    const double *o2 = (const double *)other, *m2 = o2 + j->count * d, *l2 = m2 + j->count;
+    for (r = 0; r < j->count; r++) {
+        double top = fmax(m[r], m2[r]), a, b;
+        if (!(l2[r] > 0) && l2[r] == l2[r]) continue; /* nothing there: exactly the other (a NaN is not nothing) */
+        a = l[r] > 0 || l[r] != l[r] ? seqpar_exp(m[r] - top) : 0.0;
+        b = seqpar_exp(m2[r] - top);
+        if (a == 0.0 && !(l[r] > 0)) { memcpy(o + r * d, o2 + r * d, (size_t)d * 8); m[r] = m2[r]; l[r] = l2[r]; continue; }
+        l[r] = l[r] * a + l2[r] * b;
+        for (i = 0; i < d; i++) o[r * d + i] = o[r * d + i] * a + o2[r * d + i] * b;
+        m[r] = top;
+    }
+}
+static void seqpar__ref_state_finish(seqpar__attn_job *j, void *value) {
+    const seqpar_attn_args *a = j->args;
+    int64_t d = a->head_dim, r, i;
+    const double *o = (const double *)value, *m = o + j->count * d, *l = m + j->count;
+    for (r = 0; r < j->count; r++) {
+        double *out = (double *)a->out + ((j->local + r) * a->heads + j->head) * d;
+        int empty = l[r] == 0.0;
+        for (i = 0; i < d; i++) out[i] = empty ? 0.0 : o[r * d + i] / l[r];
+        ((double *)a->lse)[(j->local + r) * a->heads + j->head] = empty ? -HUGE_VAL : m[r] + seqpar_log(l[r]);
+    }
+}
+
+/* p = exp(s - lse), ds = p (dout . v - delta) scale */
+static double seqpar__ref_ds(const seqpar_attn_args *a, int64_t t, int64_t head, const double *k, const double *v, double *p) {
+    const double *q = seqpar__ref_query(a, a->q, t, head), *dout = seqpar__ref_query(a, a->dout, t, head);
+    double dp = 0;
+    int64_t i;
+    for (i = 0; i < a->head_dim; i++) dp = SEQPAR__FMA(dout[i], v[i], dp);
+    *p = seqpar_exp(seqpar__ref_score(a, q, k) - ((const double *)a->lse)[t * a->heads + head]);
+    return *p * (dp - ((const double *)a->delta)[t * a->heads + head]) * a->scale;
+}
+
+static void seqpar__ref_dq_leaf(void *user, void *value, int64_t index, int extend) {
+    seqpar__attn_job *j = (seqpar__attn_job *)user;
+    const seqpar_attn_args *a = j->args;
+    const seqpar_attn_keys *k = &a->k_pieces[index];
+    int64_t d = a->head_dim, head = j->head / (a->heads / a->kv_heads) - a->head_begin, r, n, i, first, last;
+    double *dq = (double *)value, p;
+    (void)extend;
+    memset(value, 0, (size_t)(j->count * d) * 8);
+    for (r = 0; r < j->count; r++) {
+        if (!seqpar__visible(a, j->local + r, k, &first, &last)) continue;
+        j->flops += 6 * d * (last - first);
+        for (n = first; n < last; n++) {
+            const double *key = seqpar__ref_key(a, a->k, k->k_row + n, head);
+            double ds = seqpar__ref_ds(a, j->local + r, j->head, key, seqpar__ref_key(a, a->v, k->v_row + n, head), &p);
+            for (i = 0; i < d; i++) dq[r * d + i] = SEQPAR__FMA(ds, key[i], dq[r * d + i]);
+        }
+    }
+}
+
+/* The task's piece is a key piece (k_pieces[piece]), the leaf a query piece: q_pieces[task_count + index]. */
+static void seqpar__ref_dkv_leaf(void *user, void *value, int64_t index, int extend) {
+    seqpar__attn_job *j = (seqpar__attn_job *)user;
+    const seqpar_attn_args *a = j->args;
+    const seqpar_piece *queries = &a->q_pieces[a->task_count + index];
+    const seqpar_attn_keys *k = &a->k_pieces[j->task->piece];
+    int64_t d = a->head_dim, group = a->heads / a->kv_heads, h, r, n, i, first, last;
+    double *dk = (double *)value, *dv = dk + j->count * d, p;
+    (void)extend;
+    memset(value, 0, (size_t)(2 * j->count * d) * 8);
+    for (h = (a->head_begin + j->head) * group; h < (a->head_begin + j->head + 1) * group; h++)
+        for (r = queries->local; r < queries->local + queries->count; r++) {
+            const double *q = seqpar__ref_query(a, a->q, r, h), *dout = seqpar__ref_query(a, a->dout, r, h);
+            if (!seqpar__visible(a, r, k, &first, &last)) continue;
+            j->flops += 8 * d * (last - first);
+            for (n = first; n < last; n++) {
+                double ds = seqpar__ref_ds(a, r, h, seqpar__ref_key(a, a->k, k->k_row + n, j->head), seqpar__ref_key(a, a->v, k->v_row + n, j->head), &p);
+                for (i = 0; i < d; i++) dk[n * d + i] = SEQPAR__FMA(ds, q[i], dk[n * d + i]);
+                for (i = 0; i < d; i++) dv[n * d + i] = SEQPAR__FMA(p, dout[i], dv[n * d + i]);
+            }
+        }
+}
+
+static seqpar_status seqpar__ref_attn_forward(seqpar_device *device, const seqpar_attn_args *a, void *queue) {
+    static const seqpar__attn_kernel kernel = {0, 0, seqpar__ref_forward_leaf, seqpar__ref_state_combine, seqpar__ref_state_finish};
+    (void)queue;
+    return seqpar__attn_run(device, a, &kernel);
+}
+static seqpar_status seqpar__ref_attn_dq(seqpar_device *device, const seqpar_attn_args *a, void *queue) {
+    static const seqpar__attn_kernel kernel = {1, 0, seqpar__ref_dq_leaf, seqpar__attn_add, NULL};
+    (void)queue;
+    return seqpar__attn_run(device, a, &kernel);
+}
+static seqpar_status seqpar__ref_attn_dkv(seqpar_device *device, const seqpar_attn_args *a, void *queue) {
+    static const seqpar__attn_kernel kernel = {2, 0, seqpar__ref_dkv_leaf, seqpar__attn_add, NULL};
+    (void)queue;
+    return seqpar__attn_run(device, a, &kernel);
+}
+static seqpar_status seqpar__host_attn_return(seqpar_device *device, const seqpar_attn_args *a, void *queue) {
+    static const seqpar__attn_kernel kernel = {3, 0, seqpar__attn_return_leaf, seqpar__attn_add, NULL};
+    (void)queue;
+    return seqpar__attn_run(device, a, &kernel);
+}
+
+static seqpar_status seqpar__ref_attn_delta(seqpar_device *device, const seqpar_attn_delta_args *a, void *queue) {
+    int64_t n, i;
+    (void)device; (void)queue;
+    for (n = 0; n < a->tokens * a->heads; n++) {
+        double sum = 0;
+        for (i = 0; i < a->head_dim; i++) sum = SEQPAR__FMA(((const double *)a->dout)[n * a->head_dim + i], ((const double *)a->out)[n * a->head_dim + i], sum);
+        ((double *)a->delta)[n] = sum;
+    }
+    return SEQPAR_OK;
+}
+
+static double seqpar__seed64(const void *seeds, int64_t t) { return seeds ? ((const double *)seeds)[t] : 0.0; }
+
+static seqpar_status seqpar__ref_softmax_head(seqpar_device *device, const seqpar_softmax_head_args *a, void *queue) {
+    int64_t t, j;
+    (void)device; (void)queue;
+    for (t = 0; t < a->rows; t++) {
+        double *x = (double *)a->logits.data + t * a->logits.stride, top = x[0], sum = 0, mean = 0, px = 0, lse, entropy;
+        int live = a->targets[t] != SEQPAR_IGNORE;
+        double c = live ? seqpar__seed64(a->dlogp, t) : 0, e = seqpar__seed64(a->dentropy, t);
+        double s = live ? seqpar__seed64(a->dsmooth, t) : 0, z = live ? seqpar__seed64(a->dzloss, t) : 0;
+        for (j = 1; j < a->vocab; j++) top = fmax(top, x[j]);
+        for (j = 0; j < a->vocab; j++) { double p = seqpar_exp(x[j] - top); sum += p; mean += x[j]; px += p * x[j]; }
+        lse = top + seqpar_log(sum);
+        mean /= (double)a->vocab;
+        entropy = lse - px / sum;
+        if (a->logp) ((double *)a->logp)[t] = live ? x[a->targets[t]] - lse : 0.0;
+        if (a->lse) ((double *)a->lse)[t] = lse;
+        if (a->entropy) ((double *)a->entropy)[t] = entropy;
+        if (a->smooth) ((double *)a->smooth)[t] = lse - mean;
+        for (j = 0; a->gradient && j < a->vocab; j++) {
+            double p = seqpar_exp(x[j] - lse), hit = live && j == a->targets[t];
+            x[j] = c * (hit - p) - e * p * ((x[j] - lse) + entropy) + s * (p - 1.0 / (double)a->vocab) + z * 2.0 * lse * p;
+        }
+    }
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__ref_sumsq(seqpar_device *device, const seqpar_sumsq_args *a, void *queue) {
+    int64_t b, i;
+    (void)device; (void)queue;
+    for (b = 0; b < a->blocks; b++) {
+        double sum = 0;
+        for (i = 0; i < a->block_size; i++) { double x = ((const double *)a->x)[b * a->block_size + i]; sum = SEQPAR__FMA(x, x, sum); }
+        a->out[b] = sum;
+    }
+    return SEQPAR_OK;
+}
+
+/* PyTorch's order: decay on the old p, m by lerp, v, then p -= lr/bc1 m / (sqrt(v)/sqrt(bc2) + eps) */
+static seqpar_status seqpar__ref_adamw(seqpar_device *device, const seqpar_update_args *a, void *queue) {
+    double bc1 = 1.0 - pow(a->beta1, (double)a->t), bc2 = sqrt(1.0 - pow(a->beta2, (double)a->t));
+    double *p = (double *)a->p, *m = (double *)a->m, *v = (double *)a->v;
+    int64_t i;
+    (void)device; (void)queue;
+    for (i = 0; i < a->count; i++) {
+        double g = ((const double *)a->g)[i] * a->clip;
+        p[i] *= 1.0 - a->lr * a->decay;
+        m[i] += (1.0 - a->beta1) * (g - m[i]);
+        v[i] = a->beta2 * v[i] + (1.0 - a->beta2) * g * g;
+        p[i] -= (a->lr / bc1) * (m[i] / (sqrt(v[i]) / bc2 + a->eps));
+    }
+    return SEQPAR_OK;
+}
+static seqpar_status seqpar__ref_sgd(seqpar_device *device, const seqpar_update_args *a, void *queue) {
+    double *p = (double *)a->p;
+    int64_t i;
+    (void)device; (void)queue;
+    for (i = 0; i < a->count; i++) p[i] -= a->lr * (((const double *)a->g)[i] * a->clip + a->decay * p[i]);
+    return SEQPAR_OK;
+}
+
+static seqpar_device *seqpar__host_device(const char *name, int dtype) {
+    seqpar_device *d = SEQPAR__NEW(seqpar_device, 1);
+    if (!d) return NULL;
+    d->name = name;
+    d->storage = d->accumulator = dtype;
+    d->threads = 1;
+    d->alloc = seqpar__host_alloc;
+    d->free = seqpar__host_free;
+    d->copy = seqpar__host_copy;
+    d->zero = seqpar__host_zero;
+    d->close = seqpar__host_close;
+    d->embedding = seqpar__host_embedding;
+    d->embedding_grad = seqpar__host_embedding_grad;
+    d->fold = seqpar__fold;
+    d->attn_return = seqpar__host_attn_return;
+    return d;
+}
+
+SEQPAR_DEF seqpar_device *seqpar_device_reference(void) {
+    seqpar_device *d = seqpar__host_device("reference", SEQPAR_F64);
+    if (!d) return NULL;
+    d->matmul = seqpar__ref_matmul;
+    d->weight_grad = seqpar__ref_weight_grad;
+    d->rmsnorm = seqpar__ref_rmsnorm;
+    d->rmsnorm_grad = seqpar__ref_rmsnorm_grad;
+    d->rope = seqpar__ref_rope;
+    d->swiglu = seqpar__ref_swiglu;
+    d->swiglu_grad = seqpar__ref_swiglu_grad;
+    d->add = seqpar__ref_add;
+    d->attn_forward = seqpar__ref_attn_forward;
+    d->attn_dq = seqpar__ref_attn_dq;
+    d->attn_dkv = seqpar__ref_attn_dkv;
+    d->attn_delta = seqpar__ref_attn_delta;
+    d->softmax_head = seqpar__ref_softmax_head;
+    d->sumsq = seqpar__ref_sumsq;
+    d->adamw = seqpar__ref_adamw;
+    d->sgd = seqpar__ref_sgd;
+    return d;
+}
+
+/* ---- fast: vectors, one product kernel, everything else around it ---- */
+
+#if defined(__AVX512F__) && SEQPAR__HAS_FMA
+#include <immintrin.h>
+typedef __m512 seqpar__v;
+#define SEQPAR__VL 16 /* floats in a vector */
+#define SEQPAR__MR 12 /* rows of a product tile; its columns are two vectors */
+#define SEQPAR__LOAD(p) _mm512_loadu_ps(p)
+#define SEQPAR__STORE(p, v) _mm512_storeu_ps(p, v)
+#define SEQPAR__SPLAT(x) _mm512_set1_ps(x)
+#define SEQPAR__VFMA(a, b, c) _mm512_fmadd_ps(a, b, c)
+#elif defined(__AVX2__) && SEQPAR__HAS_FMA
+#include <immintrin.h>
+typedef __m256 seqpar__v;
+#define SEQPAR__VL 8
+#define SEQPAR__MR 6
+#define SEQPAR__LOAD(p) _mm256_loadu_ps(p)
+#define SEQPAR__STORE(p, v) _mm256_storeu_ps(p, v)
+#define SEQPAR__SPLAT(x) _mm256_set1_ps(x)
+#define SEQPAR__VFMA(a, b, c) _mm256_fmadd_ps(a, b, c)
+#elif defined(__aarch64__) && SEQPAR__HAS_FMA
+#include <arm_neon.h>
+typedef float32x4_t seqpar__v;
+#define SEQPAR__VL 4
+#define SEQPAR__MR 8
+#define SEQPAR__LOAD(p) vld1q_f32(p)
+#define SEQPAR__STORE(p, v) vst1q_f32(p, v)
+#define SEQPAR__SPLAT(x) vdupq_n_f32(x)
+#define SEQPAR__VFMA(a, b, c) vfmaq_f32(c, a, b)
+#elif defined(__GNUC__)
+typedef float seqpar__v __attribute__((vector_size(16)));
+#define SEQPAR__VL 4
+#define SEQPAR__MR 4
+static seqpar__v seqpar__load(const float *p) { seqpar__v v; memcpy(&v, p, 16); return v; }
+static seqpar__v seqpar__splat(float x) { seqpar__v v = {x, x, x, x}; return v; }
+#define SEQPAR__LOAD(p) seqpar__load(p)
+#define SEQPAR__STORE(p, v) do { seqpar__v v_ = (v); memcpy(p, &v_, 16); } while (0)
+#define SEQPAR__SPLAT(x) seqpar__splat(x)
+#define SEQPAR__VFMA(a, b, c) ((a) * (b) + (c))
+#else
+typedef float seqpar__v;
+#define SEQPAR__VL 1
+#define SEQPAR__MR 4
+#define SEQPAR__LOAD(p) (*(p))
+#define SEQPAR__STORE(p, v) (*(p) = (v))
+#define SEQPAR__SPLAT(x) (x)
+#define SEQPAR__VFMA(a, b, c) SEQPAR__FMAF(a, b, c)
+#endif
+#define SEQPAR__NR (2 * SEQPAR__VL)
+#if defined(__clang__)
+#define SEQPAR__UNROLL _Pragma("clang loop unroll(full)")
+#elif defined(__GNUC__)
+#define SEQPAR__UNROLL _Pragma("GCC unroll 16")
+#else
+#define SEQPAR__UNROLL
+#endif
+
+/* c (MR, NR) = or += a (MR, k) . b (k, NR): one fma chain per element. Rows of a: a + i * row_stride. */
+static void seqpar__tile(int64_t depth, const float *const *rows, int64_t step, const float *b, float *c, int64_t ldc, int accumulate) {
+    seqpar__v left[SEQPAR__MR], right[SEQPAR__MR];
+    int64_t k;
+    int i;
+    SEQPAR__UNROLL
+    for (i = 0; i < SEQPAR__MR; i++) {
+        left[i] = accumulate ? SEQPAR__LOAD(c + i * ldc) : SEQPAR__SPLAT(0.0f);
+        right[i] = accumulate ? SEQPAR__LOAD(c + i * ldc + SEQPAR__VL) : SEQPAR__SPLAT(0.0f);
+    }
+    for (k = 0; k < depth; k++) {
+        seqpar__v b0 = SEQPAR__LOAD(b + k * SEQPAR__NR), b1 = SEQPAR__LOAD(b + k * SEQPAR__NR + SEQPAR__VL);
+        SEQPAR__UNROLL
+        for (i = 0; i < SEQPAR__MR; i++) {
+            seqpar__v a = SEQPAR__SPLAT(rows[i][k * step]);
+            left[i] = SEQPAR__VFMA(a, b0, left[i]);
+            right[i] = SEQPAR__VFMA(a, b1, right[i]);
+        }
+    }
+    SEQPAR__UNROLL
+    for (i = 0; i < SEQPAR__MR; i++) {
+        SEQPAR__STORE(c + i * ldc, left[i]);
+        SEQPAR__STORE(c + i * ldc + SEQPAR__VL, right[i]);
+    }
+}
+
+/* b (depth, columns), element (k, j) at b[k * row + j * column], into panels of NR columns, the last padded with 0 */
+static void seqpar__pack(float *to, const float *b, int64_t row, int64_t column, int64_t depth, int64_t columns) {
+    int64_t j, k, i;
+    for (j = 0; j < columns; j += SEQPAR__NR, to += depth * SEQPAR__NR) {
+        int64_t n = SEQPAR__MIN(columns - j, SEQPAR__NR);
+        if (n < SEQPAR__NR) memset(to, 0, (size_t)(depth * SEQPAR__NR) * sizeof *to);
+        if (column == 1)
+            for (k = 0; k < depth; k++) memcpy(to + k * SEQPAR__NR, b + k * row + j, (size_t)n * sizeof *to);
+        else
+            for (i = 0; i < n; i++)
+                for (k = 0; k < depth; k++) to[k * SEQPAR__NR + i] = b[k * row + (j + i) * column];
+    }
+}
+
+/* c (rows, columns) = or += a . b for a packed b; element (i, k) of a at a[i * row + k * step]. Edge tiles run the
+   same kernel on repeated rows and padded columns, so a row's bits do not depend on its neighbours. */
+static void seqpar__product_packed(float *c, int64_t ldc, const float *a, int64_t row, int64_t step, const float *packed,
+                                   int64_t rows, int64_t columns, int64_t depth, int accumulate) {
+    float edge[SEQPAR__MR * SEQPAR__NR];
+    const float *r[SEQPAR__MR];
+    int64_t block, i, j, n, m, x;
+    for (block = 0; block < rows; block += 16 * SEQPAR__MR)
+        for (j = 0; j < columns; j += SEQPAR__NR)
+            for (i = block; i < SEQPAR__MIN(rows, block + 16 * SEQPAR__MR); i += SEQPAR__MR) {
+                m = SEQPAR__MIN(rows - i, SEQPAR__MR);
+                n = SEQPAR__MIN(columns - j, SEQPAR__NR);
+                for (x = 0; x < SEQPAR__MR; x++) r[x] = a + (i + SEQPAR__MIN(x, m - 1)) * row;
+                if (m == SEQPAR__MR && n == SEQPAR__NR) {
+                    seqpar__tile(depth, r, step, packed + j * depth, c + i * ldc + j, ldc, accumulate);
+                    continue;
+                }
+                for (x = 0; accumulate && x < m; x++) memcpy(edge + x * SEQPAR__NR, c + (i + x) * ldc + j, (size_t)n * sizeof *c);
+                for (x = m; accumulate && x < SEQPAR__MR; x++) memset(edge + x * SEQPAR__NR, 0, SEQPAR__NR * sizeof *c);
+                seqpar__tile(depth, r, step, packed + j * depth, edge, SEQPAR__NR, accumulate);
+                for (x = 0; x < m; x++) memcpy(c + (i + x) * ldc + j, edge + x * SEQPAR__NR, (size_t)n * sizeof *c);
+            }
+}
+
+#define SEQPAR__KC 256 /* depth and columns of the part of b that is packed at a time: 256 KiB */
+#define SEQPAR__NC 256
+
+typedef struct seqpar__product {
+    float *c; int64_t ldc;
+    const float *a; int64_t a_row, a_step;
+    const float *b; int64_t b_row, b_column;
+    int64_t rows, columns, depth;
+    int accumulate;
+} seqpar__product;
+
+static void seqpar__product_run(const seqpar__product *p, float *packed) {
+    int64_t j, k;
+    for (j = 0; j < p->columns; j += SEQPAR__NC)
+        for (k = 0; k < p->depth; k += SEQPAR__KC) {
+            int64_t n = SEQPAR__MIN(p->columns - j, SEQPAR__NC), d = SEQPAR__MIN(p->depth - k, SEQPAR__KC);
+            seqpar__pack(packed, p->b + k * p->b_row + j * p->b_column, p->b_row, p->b_column, d, n);
+            seqpar__product_packed(p->c + j, p->ldc, p->a + k * p->a_step, p->a_row, p->a_step, packed, p->rows, n, d, p->accumulate || k > 0);
+        }
+}
+#define SEQPAR__PACKED_BYTES ((SEQPAR__KC * (SEQPAR__NC + SEQPAR__NR)) * (int64_t)sizeof(float))
+
+/* One job a run of rows: aligned to tiles, so that every thread has whole ones. */
+typedef struct seqpar__matmul_work { const seqpar_matmul_args *args; int64_t rows; } seqpar__matmul_work;
+static void seqpar__cpu_matmul_job(void *user, int64_t i, char *scratch) {
+    const seqpar__matmul_work *w = (const seqpar__matmul_work *)user;
+    const seqpar_matmul_args *a = w->args;
+    seqpar__product p;
+    int64_t first = i * w->rows;
+    p.c = (float *)a->y.data + first * a->y.stride; p.ldc = a->y.stride;
+    p.a = (const float *)a->x.data + first * a->x.stride; p.a_row = a->x.stride; p.a_step = 1;
+    p.b = (const float *)a->w.data;
+    p.b_row = a->transposed ? a->w.stride : 1;
+    p.b_column = a->transposed ? 1 : a->w.stride;
+    p.rows = SEQPAR__MIN(w->rows, a->rows - first);
+    p.columns = a->out; p.depth = a->in; p.accumulate = a->accumulate;
+    seqpar__product_run(&p, (float *)scratch);
+}
+static seqpar_status seqpar__cpu_matmul(seqpar_device *device, const seqpar_matmul_args *a, void *queue) {
+    seqpar__matmul_work w;
+    int64_t share = (a->rows + device->threads - 1) / device->threads;
+    (void)queue;
+    if (a->rows <= 0) return SEQPAR_OK;
+    w.args = a;
+    w.rows = (share + SEQPAR__MR - 1) / SEQPAR__MR * SEQPAR__MR;
+    return seqpar__parallel(device, (a->rows + w.rows - 1) / w.rows, SEQPAR__PACKED_BYTES, seqpar__cpu_matmul_job, &w);
+}
+
+/* Weight gradient: a job is a block of dw; the fold runs inside it, so that partials stay in cache. */
+#define SEQPAR__WB_OUT 48
+#define SEQPAR__WB_IN 256
+typedef struct seqpar__weight_job { const seqpar_weight_grad_args *args; int64_t out, in, rows, columns; float *packed; } seqpar__weight_job;
+
+static void seqpar__cpu_weight_leaf(void *user, void *value, int64_t index, int extend) {
+    const seqpar__weight_job *j = (const seqpar__weight_job *)user;
+    const seqpar_weight_grad_args *a = j->args;
+    int64_t first = a->leaves[index].local;
+    seqpar__product p;
+    p.c = (float *)value; p.ldc = SEQPAR__WB_IN;
+    p.a = (const float *)a->dy.data + first * a->dy.stride + j->out; p.a_row = 1; p.a_step = a->dy.stride;
+    p.b = (const float *)a->x.data + first * a->x.stride + j->in; p.b_row = a->x.stride; p.b_column = 1;
+    p.rows = j->rows; p.columns = j->columns; p.depth = a->leaves[index].count; p.accumulate = extend;
+    seqpar__product_run(&p, j->packed);
+}
+static void seqpar__cpu_weight_combine(void *user, void *into, const void *other) {
+    const seqpar__weight_job *j = (const seqpar__weight_job *)user;
+    int64_t r, i;
+    for (r = 0; r < j->rows; r++)
+        for (i = 0; i < j->columns; i++) ((float *)into)[r * SEQPAR__WB_IN + i] += ((const float *)other)[r * SEQPAR__WB_IN + i];
+}
+static void seqpar__cpu_weight_copy(const seqpar__weight_job *j, float *value, float *matrix, int to_matrix) {
+    int64_t r;
+    matrix += j->out * j->args->in + j->in;
+    for (r = 0; r < j->rows; r++)
+        memcpy(to_matrix ? matrix + r * j->args->in : value + r * SEQPAR__WB_IN, to_matrix ? value + r * SEQPAR__WB_IN : matrix + r * j->args->in, (size_t)j->columns * sizeof *value);
+}
+static void seqpar__cpu_weight_move(void *user, void *value, int64_t place, int to_store) {
+    const seqpar__weight_job *j = (const seqpar__weight_job *)user;
+    seqpar__cpu_weight_copy(j, (float *)value, (float *)j->args->fold.store + place * j->args->fold.store_stride, to_store);
+}
+static void seqpar__cpu_weight_finish(void *user, void *value) {
+    const seqpar__weight_job *j = (const seqpar__weight_job *)user;
+    seqpar__cpu_weight_copy(j, (float *)value, (float *)j->args->fold.finish, 1);
+}
+static void seqpar__cpu_weight_job(void *user, int64_t i, char *scratch) {
+    const seqpar_weight_grad_args *a = (const seqpar_weight_grad_args *)user;
+    int64_t blocks = (a->in + SEQPAR__WB_IN - 1) / SEQPAR__WB_IN;
+    seqpar__weight_job j;
+    seqpar__machine m;
+    j.args = a;
+    j.out = i / blocks * SEQPAR__WB_OUT;
+    j.in = i % blocks * SEQPAR__WB_IN;
+    j.rows = SEQPAR__MIN(SEQPAR__WB_OUT, a->out - j.out);
+    j.columns = SEQPAR__MIN(SEQPAR__WB_IN, a->in - j.in);
+    j.packed = (float *)scratch;
+    m.user = &j;
+    m.stack = scratch + SEQPAR__PACKED_BYTES;
+    m.value_bytes = SEQPAR__WB_OUT * SEQPAR__WB_IN * (int64_t)sizeof(float);
+    m.leaf = seqpar__cpu_weight_leaf;
+    m.combine = seqpar__cpu_weight_combine;
+    m.move = seqpar__cpu_weight_move;
+    m.finish = seqpar__cpu_weight_finish;
+    seqpar__machine_run(&m, a->fold.program, a->fold.program_count);
+}
+static seqpar_status seqpar__cpu_weight_grad(seqpar_device *device, const seqpar_weight_grad_args *a, void *queue) {
+    int64_t jobs = (a->out + SEQPAR__WB_OUT - 1) / SEQPAR__WB_OUT * ((a->in + SEQPAR__WB_IN - 1) / SEQPAR__WB_IN);
+    (void)queue;
+    return seqpar__parallel(device, jobs, SEQPAR__PACKED_BYTES + a->fold.depth * SEQPAR__WB_OUT * SEQPAR__WB_IN * (int64_t)sizeof(float),
+                            seqpar__cpu_weight_job, (void *)a);
+}
+
+/* Rows in runs of 32, a job each: for everything that treats rows one by one. */
+typedef struct seqpar__rows_work { const void *args; int64_t rows; void (*row)(const void *args, int64_t t); } seqpar__rows_work;
+static void seqpar__rows_job(void *user, int64_t i, char *scratch) {
+    const seqpar__rows_work *w = (const seqpar__rows_work *)user;
+    int64_t t;
+    (void)scratch;
+    for (t = i * 32; t < SEQPAR__MIN(w->rows, (i + 1) * 32); t++) w->row(w->args, t);
+}
+static seqpar_status seqpar__rows_run(seqpar_device *device, int64_t rows, const void *args, void (*row)(const void *args, int64_t t)) {
+    seqpar__rows_work w;
+    w.args = args; w.rows = rows; w.row = row;
+    return seqpar__parallel(device, (rows + 31) / 32, 0, seqpar__rows_job, &w);
+}
+
+/* Sums within a row: 16 lanes by index, folded as a fixed tree; written so that compilers vectorise them. */
+static float seqpar__lanes(float *lane) {
+    int w, j;
+    for (w = 8; w; w /= 2) for (j = 0; j < w; j++) lane[j] += lane[j + w];
+    return lane[0];
+}
+static float seqpar__dot(const float *a, const float *b, int64_t n) {
+    float lane[16] = {0};
+    int64_t i, j;
+    for (i = 0; i + 16 <= n; i += 16) for (j = 0; j < 16; j++) lane[j] = SEQPAR__FMAF(a[i + j], b[i + j], lane[j]);
+    for (j = 0; i + j < n; j++) lane[j] = SEQPAR__FMAF(a[i + j], b[i + j], lane[j]);
+    return seqpar__lanes(lane);
+}
+static float seqpar__total(const float *a, int64_t n) {
+    float lane[16] = {0};
+    int64_t i, j;
+    for (i = 0; i + 16 <= n; i += 16) for (j = 0; j < 16; j++) lane[j] += a[i + j];
+    for (j = 0; i + j < n; j++) lane[j] += a[i + j];
+    return seqpar__lanes(lane);
+}
+static float seqpar__highest(const float *a, int64_t n) { /* order does not matter to a maximum */
+    float lane[16], top;
+    int64_t i, j;
+    if (n < 16) {
+        for (top = a[0], i = 1; i < n; i++) top = a[i] > top ? a[i] : top;
+        return top;
+    }
+    for (j = 0; j < 16; j++) lane[j] = a[j];
+    for (i = 16; i + 16 <= n; i += 16) for (j = 0; j < 16; j++) lane[j] = a[i + j] > lane[j] ? a[i + j] : lane[j];
+    for (j = 0; i + j < n; j++) lane[j] = a[i + j] > lane[j] ? a[i + j] : lane[j];
+    for (top = lane[0], j = 1; j < 16; j++) top = lane[j] > top ? lane[j] : top;
+    return top;
+}
+
+/* exp in fp32: 2^n exp(r), degree 7 in all; about 1 ulp; 0 below -87.3; exp(0) = 1. A NaN stays one. */
+static inline float seqpar__expf(float x) {
+    float y = x < -87.3f ? -87.3f : x, t, n, r, p;
+    uint32_t shift, bits;
+    y = y > 88.0f ? 88.0f : y;
+    t = SEQPAR__FMAF(y, 1.44269504088896341f, 12582912.0f); /* rounds to an integer in the low bits */
+    n = t - 12582912.0f;
+    r = SEQPAR__FMAF(n, -0.693359375f, y);
+    r = SEQPAR__FMAF(n, 2.12194440e-4f, r);
+    p = SEQPAR__FMAF(1.9875691500e-4f, r, 1.3981999507e-3f);
+    p = SEQPAR__FMAF(p, r, 8.3334519073e-3f);
+    p = SEQPAR__FMAF(p, r, 4.1665795894e-2f);
+    p = SEQPAR__FMAF(p, r, 1.6666665459e-1f);
+    p = SEQPAR__FMAF(p, r, 5.0000001201e-1f);
+    p = SEQPAR__FMAF(p * r, r, r) + 1.0f;
+    memcpy(&shift, &t, 4);
+    memcpy(&bits, &p, 4);
+    bits += shift << 23;
+    memcpy(&p, &bits, 4);
+    return x < -87.3f ? 0.0f : p;
+}
+
+static void seqpar__cpu_rmsnorm_row(const void *args, int64_t t) {
+    const seqpar_rmsnorm_args *a = (const seqpar_rmsnorm_args *)args;
+    const float *x = (const float *)a->x.data + t * a->x.stride, *g = (const float *)a->gain;
+    float *y = (float *)a->y.data + t * a->y.stride, r;
+    int64_t i;
+    r = (float)(1.0 / sqrt((double)seqpar__dot(x, x, a->width) / (double)a->width + a->eps));
+    for (i = 0; i < a->width; i++) y[i] = x[i] * r * g[i];
+    if (a->rstd) ((float *)a->rstd)[t] = r;
+}
+static seqpar_status seqpar__cpu_rmsnorm(seqpar_device *device, const seqpar_rmsnorm_args *a, void *queue) {
+    (void)queue;
+    return seqpar__rows_run(device, a->rows, a, seqpar__cpu_rmsnorm_row);
+}
+
+static void seqpar__cpu_rmsnorm_grad_row(const void *args, int64_t t) {
+    const seqpar_rmsnorm_grad_args *a = (const seqpar_rmsnorm_grad_args *)args;
+    const float *x = (const float *)a->x.data + t * a->x.stride, *dy = (const float *)a->dy.data + t * a->dy.stride, *g = (const float *)a->gain;
+    float *dx = (float *)a->dx.data + t * a->dx.stride, r = ((const float *)a->rstd)[t], lane[16] = {0}, c;
+    int64_t i, j;
+    for (i = 0; i + 16 <= a->width; i += 16) for (j = 0; j < 16; j++) lane[j] = SEQPAR__FMAF(g[i + j] * dy[i + j], x[i + j], lane[j]);
+    for (j = 0; i + j < a->width; j++) lane[j] = SEQPAR__FMAF(g[i + j] * dy[i + j], x[i + j], lane[j]);
+    c = r * r * r * seqpar__lanes(lane) / (float)a->width;
+    for (i = 0; i < a->width; i++) dx[i] += SEQPAR__FMAF(-x[i], c, r * g[i] * dy[i]);
+}
+static void seqpar__cpu_gain_leaf(void *user, void *value, int64_t index, int extend) {
+    const seqpar__columns *c = (const seqpar__columns *)user;
+    const seqpar_rmsnorm_grad_args *a = (const seqpar_rmsnorm_grad_args *)c->args;
+    float *sum = (float *)value;
+    int64_t i, t;
+    if (!extend) memset(value, 0, (size_t)c->width * sizeof *sum);
+    for (t = a->leaves[index].local; t < a->leaves[index].local + a->leaves[index].count; t++) {
+        const float *x = (const float *)a->x.data + t * a->x.stride + c->begin, *dy = (const float *)a->dy.data + t * a->dy.stride + c->begin;
+        float r = ((const float *)a->rstd)[t];
+        for (i = 0; i < c->width; i++) sum[i] = SEQPAR__FMAF(dy[i], x[i] * r, sum[i]);
+    }
+}
+static seqpar_status seqpar__cpu_rmsnorm_grad(seqpar_device *device, const seqpar_rmsnorm_grad_args *a, void *queue) {
+    (void)queue;
+    SEQPAR__TRY(seqpar__rows_run(device, a->rows, a, seqpar__cpu_rmsnorm_grad_row));
+    return seqpar__columns_run(device, &a->fold, a, a->width, 64, seqpar__cpu_gain_leaf);
+}
+
+static void seqpar__cpu_rope_row(const void *args, int64_t t) {
+    const seqpar_rope_args *a = (const seqpar_rope_args *)args;
+    int64_t half = a->head_dim / 2, h, i;
+    const float *c = (const float *)a->cosine + a->positions[t] * half, *s = (const float *)a->sine + a->positions[t] * half;
+    float sign = a->inverse ? -1.0f : 1.0f;
+    for (h = 0; h < a->heads; h++) {
+        float *x = (float *)a->x.data + t * a->x.stride + h * a->head_dim, *y = x + half;
+        for (i = 0; i < half; i++) {
+            float p = x[i], q = y[i];
+            x[i] = p * c[i] - q * (sign * s[i]);
+            y[i] = q * c[i] + p * (sign * s[i]);
+        }
+    }
+}
+static seqpar_status seqpar__cpu_rope(seqpar_device *device, const seqpar_rope_args *a, void *queue) {
+    (void)queue;
+    return seqpar__rows_run(device, a->rows, a, seqpar__cpu_rope_row);
+}
+
+static void seqpar__cpu_swiglu_row(const void *args, int64_t t) {
+    const seqpar_swiglu_args *a = (const seqpar_swiglu_args *)args;
+    const float *g = (const float *)a->gate.data + t * a->gate.stride, *u = (const float *)a->up.data + t * a->up.stride;
+    float *y = (float *)a->y.data + t * a->y.stride;
+    int64_t i;
+    for (i = 0; i < a->width; i++) y[i] = g[i] / (1.0f + seqpar__expf(-g[i])) * u[i];
+}
+static seqpar_status seqpar__cpu_swiglu(seqpar_device *device, const seqpar_swiglu_args *a, void *queue) {
+    (void)queue;
+    return seqpar__rows_run(device, a->rows, a, seqpar__cpu_swiglu_row);
+}
+static void seqpar__cpu_swiglu_grad_row(const void *args, int64_t t) {
+    const seqpar_swiglu_args *a = (const seqpar_swiglu_args *)args;
+    float *g = (float *)a->gate.data + t * a->gate.stride, *u = (float *)a->up.data + t * a->up.stride;
+    const float *dy = (const float *)a->y.data + t * a->y.stride;
+    int64_t i;
+    for (i = 0; i < a->width; i++) {
+        float s = 1.0f / (1.0f + seqpar__expf(-g[i])), gate = g[i], up = u[i];
+        g[i] = dy[i] * up * (s * (1.0f + gate * (1.0f - s)));
+        u[i] = dy[i] * (gate * s);
+    }
+}
+static seqpar_status seqpar__cpu_swiglu_grad(seqpar_device *device, const seqpar_swiglu_args *a, void *queue) {
+    (void)queue;
+    return seqpar__rows_run(device, a->rows, a, seqpar__cpu_swiglu_grad_row);
+}
+
+static void seqpar__cpu_add_job(void *user, int64_t i, char *scratch) {
+    const seqpar_add_args *a = (const seqpar_add_args *)user;
+    int64_t begin = i * 65536, end = SEQPAR__MIN(a->count, begin + 65536), n;
+    (void)scratch;
+    for (n = begin; n < end; n++) ((float *)a->y)[n] = ((const float *)a->a)[n] + ((const float *)a->b)[n];
+}
+static seqpar_status seqpar__cpu_add(seqpar_device *device, const seqpar_add_args *a, void *queue) {
+    (void)queue;
+    return seqpar__parallel(device, (a->count + 65535) / 65536, 0, seqpar__cpu_add_job, (void *)a);
+}
+
+/* ---- fast attention: tiles of QT queries x KT keys of a block; tiles start where their chunk starts ---- */
+#define SEQPAR__QT (8 * SEQPAR__MR)
+#define SEQPAR__KT 128
+
+typedef struct seqpar__attn_tile {
+    const seqpar_attn_args *args;
+    int64_t rows, query;      /* first query row (local) and number */
+    int64_t keys, first;      /* first key of the tile within its piece, and number */
+    int64_t head, kv_head;
+    const seqpar_attn_keys *piece;
+    float *s, *p;             /* scores, probabilities or their gradients: (QT, KT) each */
+} seqpar__attn_tile;
+
+/* scratch of a leaf: two score tiles, three packed operands of up to KT or QT rows */
+static int64_t seqpar__attn_operand(int64_t head_dim) { /* floats of a packed (head_dim x KT) or (KT x head_dim) operand */
+    int64_t wide = (head_dim + SEQPAR__NR - 1) / SEQPAR__NR * SEQPAR__NR;
+    return (SEQPAR__KT + SEQPAR__NR) * wide;
+}
+static int64_t seqpar__attn_scratch(int64_t head_dim) {
+    return (3 * SEQPAR__QT * SEQPAR__KT + 4 * seqpar__attn_operand(head_dim)) * (int64_t)sizeof(float) + 256;
+}
+
+static const float *seqpar__tile_keys(const seqpar__attn_tile *t, const void *base, int64_t piece_row) {
+    return (const float *)base + ((piece_row + t->first) * t->args->head_count + t->kv_head) * t->args->head_dim;
+}
+static const float *seqpar__tile_queries(const seqpar__attn_tile *t, const void *base) {
+    return (const float *)base + (t->query * t->args->heads + t->head) * t->args->head_dim;
+}
+
+/* Any visible pair in this tile? Visible ranges rise with the row only within documents, so look at all rows. */
+static int seqpar__tile_visible(const seqpar__attn_tile *t) {
+    int64_t r, first, last;
+    for (r = 0; r < t->rows; r++)
+        if (seqpar__visible(t->args, t->query + r, t->piece, &first, &last) && first < t->first + t->keys && last > t->first) return 1;
+    return 0;
+}
+
+/* Visible keys of a row within the tile, as [*low, *high). */
+static void seqpar__tile_range(const seqpar__attn_tile *t, int64_t r, int64_t *low, int64_t *high) {
+    int64_t first, last;
+    if (!seqpar__visible(t->args, t->query + r, t->piece, &first, &last)) first = last = 0;
+    *low = SEQPAR__MIN(SEQPAR__MAX(first - t->first, 0), t->keys);
+    *high = SEQPAR__MAX(SEQPAR__MIN(last - t->first, t->keys), *low);
+}
+
+/* One row of scores becomes probabilities against the running maximum; returns the factor for what was there. */
+static float seqpar__tile_softmax(float *s, int64_t keys, int64_t low, int64_t high, float scale, float *m, float *l) {
+    float top, factor;
+    int64_t n;
+    for (n = 0; n < low; n++) s[n] = 0.0f;
+    for (n = high; n < keys; n++) s[n] = 0.0f;
+    if (low == high) return 1.0f;
+    for (n = low; n < high; n++) s[n] *= scale;
+    top = seqpar__highest(s + low, high - low);
+    top = top > *m || top != top ? top : *m;
+    for (n = low; n < high; n++) s[n] = seqpar__expf(s[n] - top);
+    factor = *l == 0.0f ? 0.0f : seqpar__expf(*m - top);
+    *l = *l * factor + seqpar__total(s, keys); /* from the tile's start: a lane belongs to a key */
+    *m = top;
+    return factor;
+}
+
+static void seqpar__cpu_forward_tile(seqpar__attn_tile *t, const float *packed_k, const float *packed_v, float *o, float *m, float *l) {
+    int64_t d = t->args->head_dim, r, i, low, high;
+    seqpar__product_packed(t->s, SEQPAR__KT, seqpar__tile_queries(t, t->args->q), t->args->heads * d, 1, packed_k, t->rows, t->keys, d, 0);
+    for (r = 0; r < t->rows; r++) {
+        float factor;
+        seqpar__tile_range(t, r, &low, &high);
+        factor = seqpar__tile_softmax(t->s + r * SEQPAR__KT, t->keys, low, high, (float)t->args->scale, &m[r], &l[r]);
+        if (factor != 1.0f) for (i = 0; i < d; i++) o[r * d + i] *= factor;
+    }
+    seqpar__product_packed(o, d, t->s, SEQPAR__KT, 1, packed_v, t->rows, d, t->keys, 1);
+}
+
+static int64_t seqpar__count_visible(const seqpar_attn_args *a, int64_t query, int64_t rows, const seqpar_attn_keys *k) {
+    int64_t r, first, last, pairs = 0;
+    for (r = 0; r < rows; r++) if (seqpar__visible(a, query + r, k, &first, &last)) pairs += last - first;
+    return pairs;
+}
+
+static seqpar__attn_tile seqpar__tile_new(const seqpar__attn_job *j, const seqpar_attn_keys *piece, float **scratch) {
+    seqpar__attn_tile t;
+    memset(&t, 0, sizeof t);
+    t.args = j->args;
+    t.piece = piece;
+    *scratch = (float *)(((uintptr_t)j->scratch + 63) & ~(uintptr_t)63);
+    t.s = *scratch;
+    t.p = t.s + SEQPAR__QT * SEQPAR__KT;
+    *scratch += 3 * SEQPAR__QT * SEQPAR__KT;
+    return t;
+}
+
+static void seqpar__cpu_forward_leaf(void *user, void *value, int64_t index, int extend) {
+    seqpar__attn_job *j = (seqpar__attn_job *)user;
+    const seqpar_attn_args *a = j->args;
+    int64_t d = a->head_dim, stride = a->head_count * d, r;
+    float *o = (float *)value, *m = o + j->count * d, *l = m + j->count, *pack_k, *pack_v;
+    seqpar__attn_tile t = seqpar__tile_new(j, &a->k_pieces[index], &pack_k);
+    (void)extend;
+    pack_v = pack_k + seqpar__attn_operand(d);
+    t.head = j->head;
+    t.kv_head = j->head / (a->heads / a->kv_heads) - a->head_begin;
+    memset(o, 0, (size_t)(j->count * d) * sizeof *o);
+    for (r = 0; r < j->count; r++) { m[r] = (float)-HUGE_VAL; l[r] = 0.0f; }
+    j->flops += 4 * d * seqpar__count_visible(a, j->local, j->count, t.piece);
+    for (t.first = 0; t.first < t.piece->count; t.first += SEQPAR__KT) {
+        t.keys = SEQPAR__MIN(SEQPAR__KT, t.piece->count - t.first);
+        seqpar__pack(pack_k, seqpar__tile_keys(&t, a->k, t.piece->k_row), 1, stride, d, t.keys);
+        seqpar__pack(pack_v, seqpar__tile_keys(&t, a->v, t.piece->v_row), stride, 1, t.keys, d);
+        for (r = 0; r < j->count; r += SEQPAR__QT) {
+            t.query = j->local + r;
+            t.rows = SEQPAR__MIN(SEQPAR__QT, j->count - r);
+            if (seqpar__tile_visible(&t)) seqpar__cpu_forward_tile(&t, pack_k, pack_v, o + r * d, m + r, l + r);
+        }
+    }
+}
+
+static void seqpar__cpu_state_combine(void *user, void *into, const void *other) {
+    seqpar__attn_job *j = (seqpar__attn_job *)user;
+    int64_t d = j->args->head_dim, r, i;
+    float *o = (float *)into, *m = o + j->count * d, *l = m + j->count;
+    const float *o2 = (const float *)other, *m2 = o2 + j->count * d, *l2 = m2 + j->count;
+    for (r = 0; r < j->count; r++) {
+        float top = m[r] > m2[r] ? m[r] : m2[r], a, b;
+        if (l2[r] == 0.0f) continue;
+        if (l[r] == 0.0f) { memcpy(o + r * d, o2 + r * d, (size_t)d * sizeof *o); m[r] = m2[r]; l[r] = l2[r]; continue; }
+        a = seqpar__expf(m[r] - top);
+        b = seqpar__expf(m2[r] - top);
+        l[r] = l[r] * a + l2[r] * b;
+        for (i = 0; i < d; i++) o[r * d + i] = o[r * d + i] * a + o2[r * d + i] * b;
+        m[r] = top;
+    }
+}
+static void seqpar__cpu_state_finish(seqpar__attn_job *j, void *value) {
+    const seqpar_attn_args *a = j->args;
+    int64_t d = a->head_dim, r, i;
+    const float *o = (const float *)value, *m = o + j->count * d, *l = m + j->count;
+    for (r = 0; r < j->count; r++) {
+        float *out = (float *)a->out + ((j->local + r) * a->heads + j->head) * d, inverse = l[r] == 0.0f ? 0.0f : 1.0f / l[r];
+        for (i = 0; i < d; i++) out[i] = o[r * d + i] * inverse;
+        ((float *)a->lse)[(j->local + r) * a->heads + j->head] = l[r] == 0.0f ? (float)-HUGE_VAL : (float)((double)m[r] + seqpar_log((double)l[r]));
+    }
+}
+
+/* s becomes p = exp(scale s - lse), dp becomes ds = p (dp - delta) scale; what is masked becomes 0 */
+static void seqpar__tile_backward(const seqpar__attn_tile *t, float *s, float *dp) {
+    const seqpar_attn_args *a = t->args;
+    float scale = (float)a->scale;
+    int64_t r, n, low, high;
+    for (r = 0; r < t->rows; r++, s += SEQPAR__KT, dp += SEQPAR__KT) {
+        float lse = ((const float *)a->lse)[(t->query + r) * a->heads + t->head], delta = ((const float *)a->delta)[(t->query + r) * a->heads + t->head];
+        seqpar__tile_range(t, r, &low, &high);
+        for (n = 0; n < low; n++) s[n] = dp[n] = 0.0f;
+        for (n = high; n < t->keys; n++) s[n] = dp[n] = 0.0f;
+        for (n = low; n < high; n++) {
+            float p = seqpar__expf(SEQPAR__FMAF(s[n], scale, -lse));
+            s[n] = p;
+            dp[n] = p * (dp[n] - delta) * scale;
+        }
+    }
+}
+
+/* scores and dout . v of a tile, turned into p (t->s) and ds (t->p) */
+static void seqpar__tile_gradients(const seqpar__attn_tile *t, const float *packed_k, const float *packed_v) {
+    int64_t d = t->args->head_dim, stride = t->args->heads * d;
+    seqpar__product_packed(t->s, SEQPAR__KT, seqpar__tile_queries(t, t->args->q), stride, 1, packed_k, t->rows, t->keys, d, 0);
+    seqpar__product_packed(t->p, SEQPAR__KT, seqpar__tile_queries(t, t->args->dout), stride, 1, packed_v, t->rows, t->keys, d, 0);
+    seqpar__tile_backward(t, t->s, t->p);
+}
+
+static void seqpar__cpu_dq_leaf(void *user, void *value, int64_t index, int extend) {
+    seqpar__attn_job *j = (seqpar__attn_job *)user;
+    const seqpar_attn_args *a = j->args;
+    int64_t d = a->head_dim, stride = a->head_count * d, r;
+    float *dq = (float *)value, *pack_k, *pack_v, *pack_rows;
+    seqpar__attn_tile t = seqpar__tile_new(j, &a->k_pieces[index], &pack_k);
+    (void)extend;
+    pack_v = pack_k + seqpar__attn_operand(d);
+    pack_rows = pack_v + seqpar__attn_operand(d);
+    t.head = j->head;
+    t.kv_head = j->head / (a->heads / a->kv_heads) - a->head_begin;
+    memset(dq, 0, (size_t)(j->count * d) * sizeof *dq);
+    j->flops += 6 * d * seqpar__count_visible(a, j->local, j->count, t.piece);
+    for (t.first = 0; t.first < t.piece->count; t.first += SEQPAR__KT) {
+        t.keys = SEQPAR__MIN(SEQPAR__KT, t.piece->count - t.first);
+        seqpar__pack(pack_k, seqpar__tile_keys(&t, a->k, t.piece->k_row), 1, stride, d, t.keys);
+        seqpar__pack(pack_v, seqpar__tile_keys(&t, a->v, t.piece->v_row), 1, stride, d, t.keys);
+        seqpar__pack(pack_rows, seqpar__tile_keys(&t, a->k, t.piece->k_row), stride, 1, t.keys, d);
+        for (r = 0; r < j->count; r += SEQPAR__QT) {
+            t.query = j->local + r;
+            t.rows = SEQPAR__MIN(SEQPAR__QT, j->count - r);
+            if (!seqpar__tile_visible(&t)) continue;
+            seqpar__tile_gradients(&t, pack_k, pack_v);
+            seqpar__product_packed(dq + r * d, d, t.p, SEQPAR__KT, 1, pack_rows, t.rows, d, t.keys, 1);
+        }
+    }
+}
+
+/* dk += ds^T q, dv += p^T dout for a tile: queries are the depth of both products, rising */
+static void seqpar__cpu_dkv_tile(const seqpar__attn_tile *t, float *dk, float *dv, float *pack_q, float *pack_dout) {
+    int64_t d = t->args->head_dim, stride = t->args->heads * d;
+    seqpar__pack(pack_q, seqpar__tile_queries(t, t->args->q), stride, 1, t->rows, d);
+    seqpar__pack(pack_dout, seqpar__tile_queries(t, t->args->dout), stride, 1, t->rows, d);
+    seqpar__product_packed(dk + t->first * d, d, t->p, 1, SEQPAR__KT, pack_q, t->keys, d, t->rows, 1);
+    seqpar__product_packed(dv + t->first * d, d, t->s, 1, SEQPAR__KT, pack_dout, t->keys, d, t->rows, 1);
+}
+
+static void seqpar__cpu_dkv_leaf(void *user, void *value, int64_t index, int extend) {
+    seqpar__attn_job *j = (seqpar__attn_job *)user;
+    const seqpar_attn_args *a = j->args;
+    const seqpar_piece *queries = &a->q_pieces[a->task_count + index];
+    int64_t d = a->head_dim, stride = a->head_count * d, group = a->heads / a->kv_heads, r;
+    float *dk = (float *)value, *dv = dk + j->count * d, *pack_k, *pack_v, *pack_q, *pack_dout;
+    seqpar__attn_tile t = seqpar__tile_new(j, &a->k_pieces[j->task->piece], &pack_k);
+    (void)extend;
+    pack_v = pack_k + seqpar__attn_operand(d);
+    pack_q = pack_v + seqpar__attn_operand(d);
+    pack_dout = pack_q + seqpar__attn_operand(d);
+    t.kv_head = j->head;
+    memset(dk, 0, (size_t)(2 * j->count * d) * sizeof *dk);
+    j->flops += 8 * d * group * seqpar__count_visible(a, queries->local, queries->count, t.piece);
+    for (t.first = 0; t.first < j->count; t.first += SEQPAR__KT) {
+        t.keys = SEQPAR__MIN(SEQPAR__KT, j->count - t.first);
+        seqpar__pack(pack_k, seqpar__tile_keys(&t, a->k, t.piece->k_row), 1, stride, d, t.keys);
+        seqpar__pack(pack_v, seqpar__tile_keys(&t, a->v, t.piece->v_row), 1, stride, d, t.keys);
+        for (t.head = (a->head_begin + j->head) * group; t.head < (a->head_begin + j->head + 1) * group; t.head++)
+            for (r = 0; r < queries->count; r += SEQPAR__QT) {
+                t.query = queries->local + r;
+                t.rows = SEQPAR__MIN(SEQPAR__QT, queries->count - r);
+                if (!seqpar__tile_visible(&t)) continue;
+                seqpar__tile_gradients(&t, pack_k, pack_v);
+                seqpar__cpu_dkv_tile(&t, dk, dv, pack_q, pack_dout);
+            }
+    }
+}
+
+static seqpar_status seqpar__cpu_attn(seqpar_device *device, const seqpar_attn_args *a, int kind) {
+    seqpar__attn_kernel kernel = {0, 0, seqpar__cpu_forward_leaf, seqpar__cpu_state_combine, seqpar__cpu_state_finish};
+    kernel.kind = kind;
+    kernel.scratch_bytes = seqpar__attn_scratch(a->head_dim);
+    if (kind > 0) kernel.combine = seqpar__attn_add;
+    if (kind == 1) kernel.leaf = seqpar__cpu_dq_leaf;
+    if (kind == 2) kernel.leaf = seqpar__cpu_dkv_leaf;
+    return seqpar__attn_run(device, a, &kernel);
+}
+static seqpar_status seqpar__cpu_attn_forward(seqpar_device *device, const seqpar_attn_args *a, void *queue) { (void)queue; return seqpar__cpu_attn(device, a, 0); }
+static seqpar_status seqpar__cpu_attn_dq(seqpar_device *device, const seqpar_attn_args *a, void *queue) { (void)queue; return seqpar__cpu_attn(device, a, 1); }
+static seqpar_status seqpar__cpu_attn_dkv(seqpar_device *device, const seqpar_attn_args *a, void *queue) { (void)queue; return seqpar__cpu_attn(device, a, 2); }
+
+static void seqpar__cpu_delta_row(const void *args, int64_t t) {
+    const seqpar_attn_delta_args *a = (const seqpar_attn_delta_args *)args;
+    int64_t n;
+    for (n = t * a->heads; n < (t + 1) * a->heads; n++)
+        ((float *)a->delta)[n] = seqpar__dot((const float *)a->dout + n * a->head_dim, (const float *)a->out + n * a->head_dim, a->head_dim);
+}
+static seqpar_status seqpar__cpu_attn_delta(seqpar_device *device, const seqpar_attn_delta_args *a, void *queue) {
+    (void)queue;
+    return seqpar__rows_run(device, a->tokens, a, seqpar__cpu_delta_row);
+}
+
+/* ---- head ---- */
+static float seqpar__seed32(const void *seeds, int64_t t) { return seeds ? ((const float *)seeds)[t] : 0.0f; }
+
+static void seqpar__cpu_head_gradient(const seqpar_softmax_head_args *a, int64_t t, float *x, float lse, float entropy) {
+    int live = a->targets[t] != SEQPAR_IGNORE;
+    float c = live ? seqpar__seed32(a->dlogp, t) : 0.0f, e = seqpar__seed32(a->dentropy, t);
+    float s = live ? seqpar__seed32(a->dsmooth, t) : 0.0f, z = live ? seqpar__seed32(a->dzloss, t) : 0.0f;
+    float keep = s + 2.0f * z * lse - c, flat = s / (float)a->vocab;
+    int64_t j;
+    for (j = 0; j < a->vocab; j++) {
+        float y = x[j] - lse, p = seqpar__expf(y);
+        x[j] = p * (keep - e * (y + entropy)) - flat;
+    }
+    if (live) x[a->targets[t]] += c;
+}
+
+static void seqpar__cpu_head_row(const void *args, int64_t t) {
+    const seqpar_softmax_head_args *a = (const seqpar_softmax_head_args *)args;
+    float *x = (float *)a->logits.data + t * a->logits.stride, top = seqpar__highest(x, a->vocab), sum[16] = {0}, moment[16] = {0};
+    double lse, entropy;
+    int64_t i, j;
+    for (i = 0; i + 16 <= a->vocab; i += 16)
+        for (j = 0; j < 16; j++) {
+            float y = x[i + j] - top, p = seqpar__expf(y);
+            sum[j] += p;
+            moment[j] = SEQPAR__FMAF(p, y, moment[j]);
+        }
+    for (j = 0; i + j < a->vocab; j++) {
+        float y = x[i + j] - top, p = seqpar__expf(y);
+        sum[j] += p;
+        moment[j] = SEQPAR__FMAF(p, y, moment[j]);
+    }
+    seqpar__lanes(sum);
+    seqpar__lanes(moment);
+    lse = (double)top + seqpar_log((double)sum[0]);
+    entropy = (lse - (double)top) - (double)moment[0] / (double)sum[0];
+    if (a->logp) ((float *)a->logp)[t] = a->targets[t] == SEQPAR_IGNORE ? 0.0f : (float)((double)x[a->targets[t]] - lse);
+    if (a->lse) ((float *)a->lse)[t] = (float)lse;
+    if (a->entropy) ((float *)a->entropy)[t] = (float)entropy;
+    if (a->smooth) ((float *)a->smooth)[t] = (float)(lse - (double)seqpar__total(x, a->vocab) / (double)a->vocab);
+    if (a->gradient) seqpar__cpu_head_gradient(a, t, x, (float)lse, (float)entropy);
+}
+static seqpar_status seqpar__cpu_softmax_head(seqpar_device *device, const seqpar_softmax_head_args *a, void *queue) {
+    (void)queue;
+    return seqpar__rows_run(device, a->rows, a, seqpar__cpu_head_row);
+}
+
+/* ---- optimizer ---- */
+static void seqpar__cpu_sumsq_job(void *user, int64_t b, char *scratch) {
+    const seqpar_sumsq_args *a = (const seqpar_sumsq_args *)user;
+    const float *x = (const float *)a->x + b * a->block_size;
+    double lane[8] = {0};
+    int64_t i, j;
+    (void)scratch;
+    for (i = 0; i + 8 <= a->block_size; i += 8) for (j = 0; j < 8; j++) lane[j] += (double)x[i + j] * (double)x[i + j];
+    for (j = 0; i + j < a->block_size; j++) lane[j] += (double)x[i + j] * (double)x[i + j];
+    a->out[b] = ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
+}
+static seqpar_status seqpar__cpu_sumsq(seqpar_device *device, const seqpar_sumsq_args *a, void *queue) {
+    (void)queue;
+    return seqpar__parallel(device, a->blocks, 0, seqpar__cpu_sumsq_job, (void *)a);
+}
+
+typedef struct seqpar__update_work { const seqpar_update_args *args; float step, rbc2; } seqpar__update_work;
+static void seqpar__cpu_adamw_job(void *user, int64_t job, char *scratch) {
+    const seqpar__update_work *w = (const seqpar__update_work *)user;
+    const seqpar_update_args *a = w->args;
+    float *p = (float *)a->p, *m = (float *)a->m, *v = (float *)a->v, keep = (float)(1.0 - a->lr * a->decay), clip = (float)a->clip;
+    float lerp = (float)(1.0 - a->beta1), b2 = (float)a->beta2, c2 = (float)(1.0 - a->beta2), eps = (float)a->eps;
+    int64_t i, end = SEQPAR__MIN(a->count, (job + 1) * 16384);
+    (void)scratch;
+    for (i = job * 16384; i < end; i++) {
+        float g = ((const float *)a->g)[i] * clip;
+        m[i] = SEQPAR__FMAF(lerp, g - m[i], m[i]);
+        v[i] = SEQPAR__FMAF(c2 * g, g, b2 * v[i]);
+        p[i] = SEQPAR__FMAF(-w->step, m[i] / (sqrtf(v[i]) * w->rbc2 + eps), p[i] * keep);
+    }
+}
+static seqpar_status seqpar__cpu_adamw(seqpar_device *device, const seqpar_update_args *a, void *queue) {
+    seqpar__update_work w;
+    (void)queue;
+    w.args = a;
+    w.step = (float)(a->lr / (1.0 - pow(a->beta1, (double)a->t)));
+    w.rbc2 = (float)(1.0 / sqrt(1.0 - pow(a->beta2, (double)a->t)));
+    return seqpar__parallel(device, (a->count + 16383) / 16384, 0, seqpar__cpu_adamw_job, &w);
+}
+static void seqpar__cpu_sgd_job(void *user, int64_t job, char *scratch) {
+    const seqpar_update_args *a = (const seqpar_update_args *)user;
+    float *p = (float *)a->p, lr = (float)a->lr, decay = (float)a->decay, clip = (float)a->clip;
+    int64_t i, end = SEQPAR__MIN(a->count, (job + 1) * 16384);
+    (void)scratch;
+    for (i = job * 16384; i < end; i++) p[i] = SEQPAR__FMAF(-lr, SEQPAR__FMAF(((const float *)a->g)[i], clip, decay * p[i]), p[i]);
+}
+static seqpar_status seqpar__cpu_sgd(seqpar_device *device, const seqpar_update_args *a, void *queue) {
+    (void)queue;
+    return seqpar__parallel(device, (a->count + 16383) / 16384, 0, seqpar__cpu_sgd_job, (void *)a);
+}
+
+SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads) {
+    seqpar_device *d = seqpar__host_device("cpu", SEQPAR_F32);
+    if (!d) return NULL;
+#ifdef _OPENMP
+    d->threads = threads > 0 ? threads : omp_get_max_threads();
+#else
+    d->threads = threads > 0 ? 1 : 1;
+#endif
+    d->matmul = seqpar__cpu_matmul;
+    d->weight_grad = seqpar__cpu_weight_grad;
+    d->rmsnorm = seqpar__cpu_rmsnorm;
+    d->rmsnorm_grad = seqpar__cpu_rmsnorm_grad;
+    d->rope = seqpar__cpu_rope;
+    d->swiglu = seqpar__cpu_swiglu;
+    d->swiglu_grad = seqpar__cpu_swiglu_grad;
+    d->add = seqpar__cpu_add;
+    d->attn_forward = seqpar__cpu_attn_forward;
+    d->attn_dq = seqpar__cpu_attn_dq;
+    d->attn_dkv = seqpar__cpu_attn_dkv;
+    d->attn_delta = seqpar__cpu_attn_delta;
+    d->softmax_head = seqpar__cpu_softmax_head;
+    d->sumsq = seqpar__cpu_sumsq;
+    d->adamw = seqpar__cpu_adamw;
+    d->sgd = seqpar__cpu_sgd;
+    return d;
+}
+
+/* ======================================================================================================
+   >>plan  a schedule is data
+   ====================================================================================================== */
+
+SEQPAR_DEF const char *seqpar_schedule_name(int schedule) {
+    static const char *const names[] = {"ring", "llama3"};
+    return schedule >= 0 && schedule < SEQPAR__SCHEDULES ? names[schedule] : "?";
+}
+
+static seqpar_plan_op *seqpar__plan_add(seqpar_plan *plan, int op) {
+    seqpar_plan_op *o = &plan->ops[plan->count++];
+    memset(o, 0, sizeof *o);
+    o->op = op;
+    o->sources = 1;
+    o->send_to = o->recv_from = -1;
+    return o;
+}
+
+/* Request numbers: shift or gather of step s is s, return of step s is steps + s. */
+static void seqpar__plan_ring(seqpar_plan *plan, int64_t kv_heads) {
+    int64_t size = plan->sp_size, rank = plan->sp_rank, s, first = plan->count;
+    seqpar_plan_op *o;
+    plan->slots = size > 1 ? 3 : 1; /* the own k, v and two that take turns */
+    plan->requests = 2 * size;
+    for (s = 0; s < size; s++) {
+        int32_t here = (int32_t)(s ? 1 + (s - 1) % 2 : 0), next = (int32_t)(1 + s % 2);
+        if (s + 1 < size) {
+            o = seqpar__plan_add(plan, SEQPAR_PLAN_SHIFT);
+            o->request = (int32_t)s; o->from = here; o->to = next;
+            o->send_to = (rank + 1) % size; o->recv_from = (rank - 1 + size) % size;
+            o->source = (rank - s + size) % size;
+        }
+        o = seqpar__plan_add(plan, SEQPAR_PLAN_COMPUTE);
+        o->from = here; o->source = (rank - s + size) % size;
+        if (plan->backward && s > 1) seqpar__plan_add(plan, SEQPAR_PLAN_FOLD)->request = (int32_t)(size + s - 1);
+        if (plan->backward && s > 0) {
+            o = seqpar__plan_add(plan, SEQPAR_PLAN_RETURN);
+            o->request = (int32_t)(size + s);
+            o->send_to = (rank - s + size) % size; o->recv_from = (rank + s) % size;
+        }
+        if (s + 1 < size) seqpar__plan_add(plan, SEQPAR_PLAN_WAIT)->request = (int32_t)s;
+    }
+    if (plan->backward && size > 1) seqpar__plan_add(plan, SEQPAR_PLAN_FOLD)->request = (int32_t)(2 * size - 1);
+    for (; first < plan->count; first++) plan->ops[first].head_count = kv_heads;
+}
+
+static seqpar_plan_op *seqpar__plan_heads(seqpar_plan *plan, int op, int64_t stride_index, int64_t heads, int64_t request) {
+    seqpar_plan_op *o = seqpar__plan_add(plan, op);
+    o->head_begin = stride_index * heads;
+    o->head_count = heads;
+    o->from = o->to = (int32_t)(stride_index % 2);
+    o->request = (int32_t)request;
+    o->sources = plan->sp_size;
+    return o;
+}
+
+static void seqpar__plan_llama3(seqpar_plan *plan, int64_t kv_heads, int64_t heads) {
+    int64_t steps = kv_heads / heads, g;
+    plan->slots = 2;
+    plan->requests = 2 * steps;
+    seqpar__plan_heads(plan, SEQPAR_PLAN_PACK, 0, heads, 0);
+    seqpar__plan_heads(plan, SEQPAR_PLAN_GATHER, 0, heads, 0);
+    for (g = 0; g < steps; g++) {
+        seqpar__plan_heads(plan, SEQPAR_PLAN_WAIT, g, heads, g);
+        if (g + 1 < steps) { /* the next heads travel while these are computed */
+            seqpar__plan_heads(plan, SEQPAR_PLAN_PACK, g + 1, heads, g + 1);
+            seqpar__plan_heads(plan, SEQPAR_PLAN_GATHER, g + 1, heads, g + 1);
+        }
+        seqpar__plan_heads(plan, SEQPAR_PLAN_COMPUTE, g, heads, g);
+        if (!plan->backward) continue;
+        if (g > 0) seqpar__plan_heads(plan, SEQPAR_PLAN_FOLD, g - 1, heads, steps + g - 1);
+        seqpar__plan_heads(plan, SEQPAR_PLAN_RETURN, g, heads, steps + g);
+    }
+    if (plan->backward) seqpar__plan_heads(plan, SEQPAR_PLAN_FOLD, steps - 1, heads, 2 * steps - 1);
+}
+
+SEQPAR_DEF seqpar_status seqpar_plan_make(seqpar_error *error, seqpar_plan *plan, int schedule, int64_t sp_size,
+                                          int64_t sp_rank, int64_t kv_heads, int64_t heads_k_stride, int backward) {
+    int64_t stride = heads_k_stride ? heads_k_stride : 1;
+    memset(plan, 0, sizeof *plan);
+    if (sp_size <= 0) return seqpar_fail(error, SEQPAR_ERR_RANKS, "sequence_parallel_size is %lld; give at least 1", (long long)sp_size);
+    if (sp_rank < 0 || sp_rank >= sp_size) return seqpar_fail(error, SEQPAR_ERR_RANK, "rank %lld is outside a group of %lld", (long long)sp_rank, (long long)sp_size);
+    if (kv_heads <= 0) return seqpar_fail(error, SEQPAR_ERR_HEADS, "kv_heads is %lld; give at least 1", (long long)kv_heads);
+    if (schedule < 0 || schedule >= SEQPAR__SCHEDULES) return seqpar_fail(error, SEQPAR_ERR_SCHEDULE, "schedule %d is unknown; use ring or llama3", schedule);
+    if (stride < 0 || kv_heads % stride) return seqpar_fail(error, SEQPAR_ERR_HEAD_STRIDE, "heads_k_stride %lld does not divide kv_heads %lld; use a divisor", (long long)stride, (long long)kv_heads);
+    plan->sp_size = sp_size;
+    plan->sp_rank = sp_rank;
+    plan->backward = backward;
+    plan->ops = SEQPAR__NEW(seqpar_plan_op, 8 * (sp_size + kv_heads) + 8);
+    if (!plan->ops) return seqpar__no_memory(error, "a plan");
+    if (schedule == SEQPAR_RING || sp_size == 1) seqpar__plan_ring(plan, kv_heads);
+    else seqpar__plan_llama3(plan, kv_heads, stride);
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF void seqpar_plan_free(seqpar_plan *plan) {
+    SEQPAR_FREE(plan->ops);
+    memset(plan, 0, sizeof *plan);
+}
+
+/* ======================================================================================================
+   >>attn  the executor
+   ====================================================================================================== */
+
+typedef struct seqpar__bounds { int64_t begin, end; } seqpar__bounds; /* positions the queries of a piece see, in all */
+
+typedef struct seqpar__tasks { /* one device call */
+    seqpar_attn_task *task;
+    int64_t count;
+    seqpar_piece *pieces;     /* of the tasks; for dkv followed by the query pieces */
+    seqpar_attn_keys *keys;
+} seqpar__tasks;
+
+typedef struct seqpar__attn_step { /* what a COMPUTE does, by the order of sources it has: once for all head ranges */
+    int64_t source, sources;
+    seqpar__tasks queries;    /* forward and dq */
+    seqpar__tasks own;        /* dk, dv of own keys: into the pending fold */
+    seqpar__tasks *foreign;   /* (sources) dk, dv of others' keys: into the outbox */
+} seqpar__attn_step;
+
+struct seqpar_attn {
+    seqpar_attn_desc desc;
+    int64_t size, rank;
+    const seqpar_row *rows;
+    int64_t row_count;
+    seqpar_share *shares;      /* (size) */
+    seqpar__bounds **bounds;   /* (size) of each share's pieces */
+    seqpar_plan forward, backward;
+    seqpar__attn_step *steps;
+    int64_t step_count;
+    seqpar__tasks *returns;    /* (size) fold what rank q made for us */
+    int64_t *return_elements;  /* (size) per head and head_dim element: rows of dk and dv that come from q */
+    int64_t *outbox_elements;  /* (size) ... that go to q */
+    int64_t query_slots, key_slots, depth;
+    int32_t *visible_begin, *visible_end;
+    void *lists;
+};
+
+SEQPAR_DEF const seqpar_share *seqpar_attn_share(const seqpar_attn *attn) { return &attn->shares[attn->rank]; }
+
+static int64_t seqpar__document_of(const seqpar_row *row, int64_t token) {
+    int64_t low = 0, high = row->docs; /* last document that begins at or before the token and is not empty */
+    while (high - low > 1) {
+        int64_t mid = (low + high) / 2;
+        if (row->cu_seqlens[mid] <= token) low = mid; else high = mid;
+    }
+    return low;
+}
+
+static void seqpar__token_visible(const seqpar_row *row, int64_t token, int full, int64_t *begin, int64_t *end) {
+    int64_t d = seqpar__document_of(row, token);
+    *begin = row->docs ? row->cu_seqlens[d] : 0;
+    *end = !full ? token + 1 : row->docs ? row->cu_seqlens[d + 1] : row->tokens;
+    if (SEQPAR__FAULT(1)) *end = token;                 /* '<' for '<=': a query loses itself */
+    if (SEQPAR__FAULT(2)) *begin = 0;                   /* documents leak */
+}
+
+/* Both ends of the range rise with the token, so first and last token bound a piece. */
+static seqpar__bounds seqpar__piece_bounds(const seqpar_row *row, const seqpar_piece *p, int full) {
+    seqpar__bounds b;
+    int64_t unused;
+    seqpar__token_visible(row, p->start, full, &b.begin, &unused);
+    seqpar__token_visible(row, p->start + (p->count - 1) * p->stride, full, &unused, &b.end);
+    return b;
+}
+
+static int seqpar__present(const seqpar_piece *query, const seqpar__bounds *bounds, const seqpar_piece *key) {
+    return query->row == key->row && bounds->end > key->start && bounds->begin <= key->start + (key->count - 1) * key->stride;
+}
+
+static int seqpar__by_number(const void *a, const void *b) {
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* Leaves (rising) of the query pieces, of all ranks or of one, that see a key piece. Returns their number. */
+static int64_t seqpar__query_leaves(const seqpar_attn *attn, const seqpar_piece *key, int64_t only_rank, int64_t *leaves, int64_t *indices) {
+    int64_t r, i, n = 0;
+    for (r = only_rank < 0 ? 0 : only_rank; r < (only_rank < 0 ? attn->size : only_rank + 1); r++)
+        for (i = 0; i < attn->shares[r].count; i++) {
+            if (!seqpar__present(&attn->shares[r].pieces[i], &attn->bounds[r][i], key)) continue;
+            if (indices) indices[n] = i;
+            leaves[n++] = attn->shares[r].pieces[i].leaf;
+        }
+    if (only_rank < 0) qsort(leaves, (size_t)n, sizeof *leaves, seqpar__by_number);
+    return n;
+}
+
+static int64_t seqpar__pieces_total(const seqpar_attn *attn) {
+    int64_t r, n = 0;
+    for (r = 0; r < attn->size; r++) n += attn->shares[r].count;
+    return n;
+}
+
+/* Moves the program that a fold has written into a task. */
+static seqpar_status seqpar__task_program(seqpar_attn *attn, seqpar_attn_task *task, const seqpar_fold_op *program, int64_t count) {
+    void *copy = seqpar__list_alloc(&attn->lists, count * (int64_t)sizeof *program);
+    if (!copy) return SEQPAR_ERR_MEMORY;
+    if (count) memcpy(copy, program, (size_t)count * sizeof *program);
+    task->program = (const seqpar_fold_op *)copy;
+    task->program_count = count;
+    return SEQPAR_OK;
+}
+static seqpar_status seqpar__task_take(seqpar_attn *attn, seqpar_attn_task *task, seqpar_fold *fold) {
+    seqpar_status status = seqpar_fold_flush(fold);
+    if (!status) status = seqpar__task_program(attn, task, fold->program, fold->program_count);
+    fold->program_count = 0;
+    attn->depth = SEQPAR__MAX(attn->depth, fold->depth_high);
+    return status;
+}
+
+static int seqpar__tasks_new(seqpar_attn *attn, seqpar__tasks *tasks, int64_t count, int64_t pieces, int64_t keys) {
+    tasks->task = (seqpar_attn_task *)seqpar__list_alloc(&attn->lists, count * (int64_t)sizeof *tasks->task);
+    tasks->pieces = (seqpar_piece *)seqpar__list_alloc(&attn->lists, pieces * (int64_t)sizeof *tasks->pieces);
+    tasks->keys = (seqpar_attn_keys *)seqpar__list_alloc(&attn->lists, keys * (int64_t)sizeof *tasks->keys);
+    return tasks->task && tasks->pieces && tasks->keys;
+}
+
+/* Where the keys of a source lie in a slot: k rows, then v rows, source after source. The own slot of a ring has
+   k and v apart, each from row 0. */
+static seqpar_attn_keys seqpar__keys_of(const seqpar_attn *attn, const seqpar__attn_step *step, int64_t source, const seqpar_piece *p) {
+    seqpar_attn_keys k;
+    int64_t s, base = 0;
+    int own_slot = step->sources == 1 && source == attn->rank;
+    for (s = step->source; s < source; s++) base += 2 * attn->shares[s].tokens;
+    k.k_row = base + p->local;
+    k.v_row = base + p->local + (own_slot ? 0 : attn->shares[source].tokens);
+    k.start = p->start;
+    k.stride = p->stride;
+    k.count = p->count;
+    return k;
+}
+
+typedef struct seqpar__sorted_key { int64_t leaf, source, piece; } seqpar__sorted_key;
+
+/* Query tasks of a step: each own query piece folds the blocks that come with this step's keys. */
+static seqpar_status seqpar__step_queries(seqpar_attn *attn, seqpar__attn_step *step, seqpar_fold *folds) {
+    const seqpar_share *mine = &attn->shares[attn->rank];
+    seqpar__tasks *tasks = &step->queries;
+    seqpar__sorted_key *keys;
+    int64_t s, i, n = 0, q;
+    for (s = step->source; s < step->source + step->sources; s++) n += attn->shares[s].count;
+    keys = SEQPAR__NEW(seqpar__sorted_key, n);
+    if (!keys || !seqpar__tasks_new(attn, tasks, mine->count, mine->count, n)) { SEQPAR_FREE(keys); return SEQPAR_ERR_MEMORY; }
+    for (n = 0, s = step->source; s < step->source + step->sources; s++)
+        for (i = 0; i < attn->shares[s].count; i++, n++) { keys[n].leaf = attn->shares[s].pieces[i].leaf; keys[n].source = s; keys[n].piece = i; }
+    qsort(keys, (size_t)n, sizeof *keys, seqpar__by_number);
+    for (i = 0; i < n; i++) tasks->keys[i] = seqpar__keys_of(attn, step, keys[i].source, &attn->shares[keys[i].source].pieces[keys[i].piece]);
+    for (q = 0; q < mine->count; q++) {
+        seqpar_attn_task *task = &tasks->task[tasks->count];
+        tasks->pieces[q] = mine->pieces[q];
+        for (i = 0; i < n; i++) {
+            if (!seqpar__present(&mine->pieces[q], &attn->bounds[attn->rank][q], &attn->shares[keys[i].source].pieces[keys[i].piece])) continue;
+            if (seqpar_fold_push(&folds[q], seqpar__leaf_node(keys[i].leaf), SEQPAR_FOLD_LEAF, (int32_t)i)) { SEQPAR_FREE(keys); return SEQPAR_ERR_MEMORY; }
+        }
+        if (folds[q].program_count == 0) continue;
+        task->piece = q;
+        tasks->count++;
+        if (seqpar__task_take(attn, task, &folds[q])) { SEQPAR_FREE(keys); return SEQPAR_ERR_MEMORY; }
+    }
+    SEQPAR_FREE(keys);
+    return SEQPAR_OK;
+}
+
+/* dk, dv of the keys of `source`. Own keys go on in the pending folds, others' become the nodes of a message. */
+static seqpar_status seqpar__step_keys(seqpar_attn *attn, seqpar__attn_step *step, int64_t source, seqpar_fold *folds, int64_t *scratch) {
+    const seqpar_share *mine = &attn->shares[attn->rank], *theirs = &attn->shares[source];
+    seqpar__tasks *tasks = source == attn->rank ? &step->own : &step->foreign[source - step->source];
+    int64_t total = seqpar__pieces_total(attn), *present = scratch, *own = scratch + total, *indices = own + total, i, j, n, rows = 0;
+    if (!seqpar__tasks_new(attn, tasks, theirs->count, theirs->count + mine->count, theirs->count)) return SEQPAR_ERR_MEMORY;
+    for (j = 0; j < theirs->count; j++) {
+        seqpar_attn_task *task = &tasks->task[tasks->count];
+        n = seqpar__query_leaves(attn, &theirs->pieces[j], attn->rank, own, indices);
+        if (n == 0) continue;
+        task->piece = tasks->count;
+        tasks->pieces[tasks->count] = theirs->pieces[j];
+        tasks->keys[tasks->count++] = seqpar__keys_of(attn, step, source, &theirs->pieces[j]);
+        if (source == attn->rank) {
+            for (i = 0; i < n; i++) SEQPAR__TRY(seqpar_fold_push(&folds[j], seqpar__leaf_node(own[i]), SEQPAR_FOLD_LEAF, (int32_t)indices[i]));
+            SEQPAR__TRY(seqpar__task_take(attn, task, &folds[j]));
+            task->store_base = 2 * theirs->pieces[j].local;
+            task->store_stride = 2 * theirs->tokens;
+        } else {
+            seqpar__partial p;
+            SEQPAR__TRY(seqpar__fold_partial(&p, present, seqpar__query_leaves(attn, &theirs->pieces[j], -1, present, NULL), own, n));
+            for (i = 0; i < p.program_count; i++) if (p.program[i].op == SEQPAR_FOLD_LEAF) p.program[i].index = (int32_t)indices[p.program[i].index];
+            attn->depth = SEQPAR__MAX(attn->depth, p.depth);
+            task->store_base = rows;
+            task->store_stride = 2 * theirs->pieces[j].count;
+            rows += p.node_count * task->store_stride;
+            n = seqpar__task_program(attn, task, p.program, p.program_count);
+            seqpar__partial_free(&p);
+            if (n) return SEQPAR_ERR_MEMORY;
+        }
+    }
+    for (i = 0; i < mine->count; i++) tasks->pieces[tasks->count + i] = mine->pieces[i];
+    if (source != attn->rank) attn->outbox_elements[source] = rows;
+    return SEQPAR_OK;
+}
+
+/* Folding what rank q made for the own keys. */
+static seqpar_status seqpar__return_tasks(seqpar_attn *attn, int64_t q, seqpar_fold *folds, int64_t *scratch) {
+    const seqpar_share *mine = &attn->shares[attn->rank];
+    seqpar__tasks *tasks = &attn->returns[q];
+    int64_t *own = scratch, j, i, n, rows = 0;
+    if (!seqpar__tasks_new(attn, tasks, mine->count, mine->count, 0)) return SEQPAR_ERR_MEMORY;
+    for (j = 0; j < mine->count; j++) {
+        seqpar_attn_task *task = &tasks->task[tasks->count];
+        seqpar__partial p;
+        n = seqpar__query_leaves(attn, &mine->pieces[j], q, own, NULL);
+        if (n == 0) continue;
+        SEQPAR__TRY(seqpar__fold_partial(&p, folds[j].leaves, folds[j].leaf_count, own, n));
+        for (i = 0, n = 0; i < p.node_count && !n; i++) n = seqpar_fold_push(&folds[j], p.nodes[i], SEQPAR_FOLD_LEAF, (int32_t)i);
+        task->inbox_base = rows;
+        rows += p.node_count * 2 * mine->pieces[j].count;
+        seqpar__partial_free(&p);
+        if (n) return SEQPAR_ERR_MEMORY;
+        task->piece = tasks->count;
+        tasks->pieces[tasks->count++] = mine->pieces[j];
+        SEQPAR__TRY(seqpar__task_take(attn, task, &folds[j]));
+        task->store_base = 2 * mine->pieces[j].local;
+        task->store_stride = 2 * mine->tokens;
+    }
+    attn->return_elements[q] = rows;
+    return SEQPAR_OK;
+}
+
+static int64_t seqpar__step_index(const seqpar_attn *attn, const seqpar_plan_op *op) {
+    int64_t s;
+    for (s = 0; s < attn->step_count; s++) if (attn->steps[s].source == op->source && attn->steps[s].sources == op->sources) return s;
+    return -1;
+}
+
+/* Walks the backward plan (whose computes are those of the forward one) and writes every program it needs. */
+static seqpar_status seqpar__attn_programs(seqpar_attn *attn, seqpar_fold *query_folds, seqpar_fold *key_folds, int64_t *scratch) {
+    int64_t i, s, q;
+    for (i = 0; i < attn->backward.count; i++) {
+        const seqpar_plan_op *op = &attn->backward.ops[i];
+        seqpar__attn_step *step;
+        if (op->op != SEQPAR_PLAN_COMPUTE || op->head_begin > 0) continue; /* other heads repeat the first */
+        step = &attn->steps[attn->step_count++];
+        step->source = op->source;
+        step->sources = op->sources;
+        step->foreign = (seqpar__tasks *)seqpar__list_alloc(&attn->lists, op->sources * (int64_t)sizeof *step->foreign);
+        if (!step->foreign) return SEQPAR_ERR_MEMORY;
+        SEQPAR__TRY(seqpar__step_queries(attn, step, query_folds));
+        for (s = op->source; s < op->source + op->sources; s++) SEQPAR__TRY(seqpar__step_keys(attn, step, s, key_folds, scratch));
+    }
+    /* returns come in this order in both schedules: from the rank after the own on, or from rank 0 on */
+    for (q = 1; q < attn->size; q++) {
+        int64_t from = attn->steps[0].sources > 1 ? q - (q <= attn->rank) : (attn->rank + q) % attn->size;
+        SEQPAR__TRY(seqpar__return_tasks(attn, from, key_folds, scratch));
+    }
+    return SEQPAR_OK;
+}
+
+/* Present leaves of every own query piece (over keys) and key piece (over queries). */
+static seqpar_status seqpar__attn_folds(seqpar_attn *attn, seqpar_fold *query_folds, seqpar_fold *key_folds) {
+    const seqpar_share *mine = &attn->shares[attn->rank];
+    int64_t total = seqpar__pieces_total(attn), i, r, j, n;
+    for (i = 0; i < mine->count; i++) {
+        int64_t *leaves = (int64_t *)seqpar__list_alloc(&attn->lists, 2 * total * 8);
+        if (!leaves) return SEQPAR_ERR_MEMORY;
+        for (n = r = 0; r < attn->size; r++)
+            for (j = 0; j < attn->shares[r].count; j++)
+                if (seqpar__present(&mine->pieces[i], &attn->bounds[attn->rank][i], &attn->shares[r].pieces[j])) leaves[n++] = attn->shares[r].pieces[j].leaf;
+        qsort(leaves, (size_t)n, sizeof *leaves, seqpar__by_number);
+        seqpar_fold_init(&query_folds[i], leaves, n);
+        seqpar_fold_init(&key_folds[i], leaves + total, seqpar__query_leaves(attn, &mine->pieces[i], -1, leaves + total, NULL));
+    }
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__attn_visible(seqpar_attn *attn) {
+    const seqpar_share *mine = &attn->shares[attn->rank];
+    int64_t i, t, begin, end;
+    attn->visible_begin = (int32_t *)seqpar__list_alloc(&attn->lists, mine->tokens * 4);
+    attn->visible_end = (int32_t *)seqpar__list_alloc(&attn->lists, mine->tokens * 4);
+    if (!attn->visible_begin || !attn->visible_end) return SEQPAR_ERR_MEMORY;
+    for (i = 0; i < mine->count; i++)
+        for (t = 0; t < mine->pieces[i].count; t++) {
+            seqpar__token_visible(&attn->rows[mine->pieces[i].row], mine->pieces[i].start + t * mine->pieces[i].stride, attn->desc.full, &begin, &end);
+            attn->visible_begin[mine->pieces[i].local + t] = (int32_t)begin;
+            attn->visible_end[mine->pieces[i].local + t] = (int32_t)end;
+        }
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__attn_shares(seqpar_ctx *ctx, seqpar_attn *attn) {
+    int64_t r, i;
+    attn->shares = (seqpar_share *)seqpar__list_alloc(&attn->lists, attn->size * (int64_t)sizeof *attn->shares);
+    attn->bounds = (seqpar__bounds **)seqpar__list_alloc(&attn->lists, attn->size * (int64_t)sizeof *attn->bounds);
+    attn->steps = (seqpar__attn_step *)seqpar__list_alloc(&attn->lists, (attn->size + 1) * (int64_t)sizeof *attn->steps);
+    attn->returns = (seqpar__tasks *)seqpar__list_alloc(&attn->lists, attn->size * (int64_t)sizeof *attn->returns);
+    attn->return_elements = (int64_t *)seqpar__list_alloc(&attn->lists, attn->size * 8);
+    attn->outbox_elements = (int64_t *)seqpar__list_alloc(&attn->lists, attn->size * 8);
+    if (!attn->shares || !attn->bounds || !attn->steps || !attn->returns || !attn->return_elements || !attn->outbox_elements) return SEQPAR_ERR_MEMORY;
+    for (r = 0; r < attn->size; r++) {
+        SEQPAR__TRY(seqpar_split(ctx->error, &attn->shares[r], attn->rows, attn->row_count, attn->desc.layout, attn->size, r));
+        attn->bounds[r] = (seqpar__bounds *)seqpar__list_alloc(&attn->lists, attn->shares[r].count * (int64_t)sizeof **attn->bounds);
+        if (!attn->bounds[r]) return SEQPAR_ERR_MEMORY;
+        for (i = 0; i < attn->shares[r].count; i++)
+            attn->bounds[r][i] = seqpar__piece_bounds(&attn->rows[attn->shares[r].pieces[i].row], &attn->shares[r].pieces[i], attn->desc.full);
+    }
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__attn_prepare(seqpar_ctx *ctx, seqpar_attn *attn) {
+    seqpar_fold *folds;
+    int64_t *scratch, count, i;
+    seqpar_status status;
+    SEQPAR__TRY(seqpar__attn_shares(ctx, attn));
+    SEQPAR__TRY(seqpar__attn_visible(attn));
+    count = attn->shares[attn->rank].count;
+    folds = SEQPAR__NEW(seqpar_fold, 2 * count);
+    scratch = SEQPAR__NEW(int64_t, 3 * seqpar__pieces_total(attn));
+    status = folds && scratch ? seqpar__attn_folds(attn, folds, folds + count) : SEQPAR_ERR_MEMORY;
+    if (!status) status = seqpar__attn_programs(attn, folds, folds + count, scratch);
+    for (i = 0; folds && i < count; i++) {
+        attn->query_slots = SEQPAR__MAX(attn->query_slots, (int64_t)folds[i].slots_high);
+        attn->key_slots = SEQPAR__MAX(attn->key_slots, (int64_t)folds[count + i].slots_high);
+        seqpar_fold_free(&folds[i]);
+        seqpar_fold_free(&folds[count + i]);
+    }
+    SEQPAR_FREE(folds);
+    SEQPAR_FREE(scratch);
+    return status;
+}
+
+static seqpar_status seqpar__check_attn(seqpar_error *error, const seqpar_attn_desc *d) {
+    if (d->kv_heads <= 0 || d->heads <= 0 || d->heads % d->kv_heads)
+        return seqpar_fail(error, SEQPAR_ERR_HEADS, "%lld heads over %lld kv_heads; heads must be a positive multiple of kv_heads", (long long)d->heads, (long long)d->kv_heads);
+    if (d->head_dim <= 0) return seqpar_fail(error, SEQPAR_ERR_HEAD_DIM, "head_dim is %lld; give at least 1", (long long)d->head_dim);
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF seqpar_status seqpar_attn_open(seqpar_ctx *ctx, seqpar_attn **out, const seqpar_row *rows, int64_t row_count, const seqpar_attn_desc *desc) {
+    seqpar_attn *attn;
+    seqpar_status status;
+    *out = NULL;
+    SEQPAR__TRY(seqpar__check_attn(ctx->error, desc));
+    attn = SEQPAR__NEW(seqpar_attn, 1);
+    if (!attn) return seqpar__no_memory(ctx->error, "attention");
+    attn->desc = *desc;
+    if (attn->desc.scale == 0) attn->desc.scale = 1.0 / sqrt((double)desc->head_dim);
+    attn->size = ctx->sp_size;
+    attn->rank = ctx->sp_rank;
+    attn->rows = rows;
+    attn->row_count = row_count;
+    status = seqpar_plan_make(ctx->error, &attn->forward, desc->schedule, attn->size, attn->rank, desc->kv_heads, desc->heads_k_stride, 0);
+    if (!status) status = seqpar_plan_make(ctx->error, &attn->backward, desc->schedule, attn->size, attn->rank, desc->kv_heads, desc->heads_k_stride, 1);
+    if (!status) status = seqpar__attn_prepare(ctx, attn);
+    if (status) { seqpar_attn_close(ctx, attn); return seqpar_fail(ctx->error, status, "attention could not be set up: %s", seqpar_status_text(status)); }
+    *out = attn;
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF void seqpar_attn_close(seqpar_ctx *ctx, seqpar_attn *attn) {
+    int64_t r;
+    (void)ctx;
+    if (!attn) return;
+    for (r = 0; attn->shares && r < attn->size; r++) seqpar_share_free(&attn->shares[r]);
+    seqpar_plan_free(&attn->forward);
+    seqpar_plan_free(&attn->backward);
+    seqpar__list_free(&attn->lists);
+    SEQPAR_FREE(attn);
+}
+
+/* ---- running a plan ---- */
+
+typedef struct seqpar__attn_run_state {
+    seqpar_ctx *ctx;
+    seqpar_attn *attn;
+    const seqpar_plan *plan;
+    seqpar_attn_args args;      /* tensors of the whole call */
+    const void *k, *v;          /* own */
+    seqpar_buffer slot[3], outbox[2], inbox[2], store, pending[2];
+    seqpar_request *requests;
+    int64_t compute;            /* how many were done */
+    int64_t *out_begin, *in_begin; /* (size + 1) rows of the message to and from each rank */
+} seqpar__attn_run_state;
+
+static void seqpar__trace(seqpar_ctx *ctx, const char *what, int64_t step, int64_t request, int64_t source, double cost) {
+    seqpar_event e;
+    if (!ctx->trace) return;
+    e.what = what; e.step = step; e.request = request; e.source = source; e.cost = cost;
+    ctx->trace(ctx->trace_user, &e);
+}
+
+static int64_t seqpar__heads_of(const seqpar__attn_run_state *r) { /* kv heads a step works on: the same for all */
+    return r->plan->ops[0].head_count;
+}
+static int64_t seqpar__slot_rows(const seqpar__attn_run_state *r) {
+    int64_t s, most = 0, sum = 0;
+    for (s = 0; s < r->attn->size; s++) { most = SEQPAR__MAX(most, r->attn->shares[s].tokens); sum += r->attn->shares[s].tokens; }
+    return 2 * (r->attn->steps[0].sources > 1 ? sum : most);
+}
+
+/* Buffers a plan needs; ring: outbox and inbox hold one rank's message, llama3: everybody's. */
+static seqpar_status seqpar__run_buffers(seqpar__attn_run_state *r) {
+    seqpar_attn *attn = r->attn;
+    const seqpar_share *mine = &attn->shares[attn->rank];
+    int64_t size = seqpar_dtype_bytes(r->ctx->device->storage), acc = seqpar_dtype_bytes(r->ctx->device->accumulator);
+    int64_t nh = seqpar__heads_of(r), d = attn->desc.head_dim, group = nh * (attn->desc.heads / attn->desc.kv_heads), i, q, out = 0, in = 0;
+    int gathers = attn->steps[0].sources > 1;
+    for (i = gathers ? 0 : 1; i < r->plan->slots; i++)
+        SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->slot[i], seqpar__slot_rows(r) * nh * d * size, SEQPAR_MEM_EXCHANGE));
+    SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->store, attn->query_slots * mine->tokens * group * (d + 2) * acc, SEQPAR_MEM_SCRATCH));
+    if (!r->plan->backward) return SEQPAR_OK;
+    for (i = 0; i < (gathers ? 2 : 1); i++)
+        SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->pending[i], attn->key_slots * 2 * mine->tokens * nh * d * acc, SEQPAR_MEM_SCRATCH));
+    for (q = 0; q < attn->size; q++) {
+        r->out_begin[q + 1] = r->out_begin[q] + attn->outbox_elements[q];
+        r->in_begin[q + 1] = r->in_begin[q] + attn->return_elements[q];
+        out = SEQPAR__MAX(out, attn->outbox_elements[q]);
+        in = SEQPAR__MAX(in, attn->return_elements[q]);
+    }
+    if (gathers) { out = r->out_begin[attn->size]; in = r->in_begin[attn->size]; }
+    for (i = 0; i < 2; i++) {
+        SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->outbox[i], out * nh * d * acc, SEQPAR_MEM_EXCHANGE));
+        SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->inbox[i], in * nh * d * acc, SEQPAR_MEM_EXCHANGE));
+    }
+    return SEQPAR_OK;
+}
+
+static seqpar_transfer seqpar__transfer(int64_t peer, const void *data, int64_t bytes) {
+    seqpar_transfer t;
+    t.peer = peer; t.data = (void *)data; t.bytes = bytes;
+    return t;
+}
+
+/* Which half of a double buffer a step uses: ring by step, llama3 by head range. */
+static int64_t seqpar__turn(const seqpar__attn_run_state *r, const seqpar_plan_op *op) {
+    return r->attn->steps[0].sources > 1 ? (op->head_begin / op->head_count) % 2 : op->request % 2;
+}
+
+static seqpar_status seqpar__run_shift(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
+    seqpar_ctx *ctx = r->ctx;
+    int64_t row = op->head_count * r->attn->desc.head_dim * seqpar_dtype_bytes(ctx->device->storage);
+    int64_t out = r->attn->shares[op->source].tokens * row, in = r->attn->shares[(op->source - 1 + r->attn->size) % r->attn->size].tokens * row;
+    const char *from = (const char *)r->slot[op->from].data;
+    char *to = (char *)r->slot[op->to].data;
+    seqpar_transfer sends[2], recvs[2];
+    seqpar_group group = seqpar__group(r->plan->backward ? "kv ring, backward" : "kv ring", op->request, sends, 2, recvs, 2);
+    sends[0] = seqpar__transfer(op->send_to, op->from ? from : (const char *)r->k, out);
+    sends[1] = seqpar__transfer(op->send_to, op->from ? from + out : (const char *)r->v, out);
+    recvs[0] = seqpar__transfer(op->recv_from, to, in);
+    recvs[1] = seqpar__transfer(op->recv_from, to + in, in);
+    if (SEQPAR__FAULT(3) && op->request > 0) sends[0].data = (void *)r->k; /* a stale k travels on */
+    return seqpar_comm_begin(ctx->sp, &group, ctx->queue, &r->requests[op->request]);
+}
+
+static int64_t seqpar__source_row(const seqpar_attn *attn, int64_t source) {
+    int64_t s, rows = 0;
+    for (s = 0; s < source; s++) rows += 2 * attn->shares[s].tokens;
+    return rows;
+}
+
+static seqpar_status seqpar__run_pack(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
+    seqpar_device *dev = r->ctx->device;
+    int64_t d = r->attn->desc.head_dim, size = seqpar_dtype_bytes(dev->storage), tokens = r->attn->shares[r->attn->rank].tokens, t;
+    int64_t from_row = r->attn->desc.kv_heads * d * size, to_row = op->head_count * d * size;
+    char *to = (char *)r->slot[op->to].data + seqpar__source_row(r->attn, r->attn->rank) * to_row;
+    for (t = 0; t < tokens; t++) {
+        dev->copy(dev, to + t * to_row, (const char *)r->k + t * from_row + op->head_begin * d * size, to_row, r->ctx->queue);
+        dev->copy(dev, to + (tokens + t) * to_row, (const char *)r->v + t * from_row + op->head_begin * d * size, to_row, r->ctx->queue);
+    }
+    return SEQPAR_OK;
+}
+
+/* One message to and from every other rank; sizes and places by rank. */
+static seqpar_status seqpar__run_all(seqpar__attn_run_state *r, int64_t request, const char *name, const char *out, const int64_t *out_begin,
+                                     char *in, const int64_t *in_begin, int64_t row, int same_out) {
+    int64_t q, n = 0, size = r->attn->size;
+    seqpar_transfer *list = SEQPAR__NEW(seqpar_transfer, 2 * size);
+    seqpar_group group;
+    seqpar_status status;
+    if (!list) return seqpar__no_memory(r->ctx->error, name);
+    for (q = 0; q < size; q++) {
+        int64_t part = same_out ? r->attn->rank : q;
+        if (q == r->attn->rank) continue;
+        list[n] = seqpar__transfer(q, out + out_begin[part] * row, (out_begin[part + 1] - out_begin[part]) * row);
+        list[size + n++] = seqpar__transfer(q, in + in_begin[q] * row, (in_begin[q + 1] - in_begin[q]) * row);
+    }
+    group = seqpar__group(name, request, list, n, list + size, n);
+    status = seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[request]);
+    SEQPAR_FREE(list);
+    return status;
+}
+
+static seqpar_status seqpar__run_gather(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
+    int64_t *begin = SEQPAR__NEW(int64_t, r->attn->size + 1), q;
+    seqpar_status status;
+    if (!begin) return seqpar__no_memory(r->ctx->error, "an all-gather");
+    for (q = 0; q <= r->attn->size; q++) begin[q] = seqpar__source_row(r->attn, q);
+    status = seqpar__run_all(r, op->request, "kv all-gather", (const char *)r->slot[op->to].data, begin, (char *)r->slot[op->to].data, begin,
+                             op->head_count * r->attn->desc.head_dim * seqpar_dtype_bytes(r->ctx->device->storage), 1);
+    SEQPAR_FREE(begin);
+    return status;
+}
+
+static seqpar_status seqpar__run_return(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
+    int64_t row = op->head_count * r->attn->desc.head_dim * seqpar_dtype_bytes(r->ctx->device->accumulator), turn = seqpar__turn(r, op);
+    seqpar_transfer send, recv;
+    seqpar_group group;
+    if (op->send_to < 0)
+        return seqpar__run_all(r, op->request, "dk, dv to owners", (const char *)r->outbox[turn].data, r->out_begin, (char *)r->inbox[turn].data, r->in_begin, row, 0);
+    send = seqpar__transfer(op->send_to, r->outbox[turn].data, r->attn->outbox_elements[op->send_to] * row);
+    recv = seqpar__transfer(op->recv_from, r->inbox[turn].data, r->attn->return_elements[op->recv_from] * row);
+    group = seqpar__group("dk, dv to owners", op->request, &send, 1, &recv, 1);
+    return seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[op->request]);
+}
+
+/* Task places are kept per head and element; scale them to this head range. */
+static seqpar_attn_task *seqpar__scaled_tasks(const seqpar__tasks *tasks, int64_t width, int64_t store_row, int64_t inbox_row) {
+    seqpar_attn_task *t = SEQPAR__NEW(seqpar_attn_task, tasks->count);
+    int64_t i;
+    for (i = 0; t && i < tasks->count; i++) {
+        t[i] = tasks->task[i];
+        t[i].store_base = (t[i].store_base + store_row) * width;
+        t[i].store_stride *= width;
+        t[i].inbox_base = (t[i].inbox_base + inbox_row) * width;
+    }
+    return t;
+}
+
+typedef seqpar_status (*seqpar__attn_op)(seqpar_device *device, const seqpar_attn_args *args, void *queue);
+static seqpar_status seqpar__run_tasks(seqpar__attn_run_state *r, const seqpar_plan_op *op, const seqpar__tasks *tasks, seqpar__attn_op run,
+                                       const void *k, const void *v, void *store, int64_t store_row, const void *inbox, int64_t inbox_row) {
+    seqpar_attn_args a = r->args;
+    seqpar_attn_task *scaled;
+    seqpar_status status;
+    if (tasks->count == 0) return SEQPAR_OK;
+    scaled = seqpar__scaled_tasks(tasks, op->head_count * a.head_dim, store_row, inbox_row);
+    if (!scaled) return seqpar__no_memory(r->ctx->error, "attention tasks");
+    a.head_begin = op->head_begin;
+    a.head_count = op->head_count;
+    a.q_pieces = tasks->pieces;
+    a.k_pieces = tasks->keys;
+    a.tasks = scaled;
+    a.task_count = tasks->count;
+    a.k = k; a.v = v;
+    a.store = store;
+    a.inbox = inbox;
+    status = run(r->ctx->device, &a, r->ctx->queue);
+    SEQPAR_FREE(scaled);
+    return status;
+}
+
+static seqpar_status seqpar__run_compute(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
+    seqpar_device *dev = r->ctx->device;
+    const seqpar__attn_step *step = &r->attn->steps[seqpar__step_index(r->attn, op)];
+    int own_slot = op->sources == 1 && op->source == r->attn->rank, gathers = op->sources > 1;
+    const void *k = own_slot ? r->k : r->slot[op->from].data, *v = own_slot ? r->v : r->slot[op->from].data;
+    int64_t s, before = dev->attn_flops, number = r->compute++, turn = gathers ? (op->head_begin / op->head_count) % 2 : (r->plan->sp_size + number) % 2;
+    seqpar_status status = SEQPAR_OK;
+    if (SEQPAR__FAULT(4) && number == 1) return SEQPAR_OK; /* a step is skipped */
+    if (!r->plan->backward)
+        status = seqpar__run_tasks(r, op, &step->queries, dev->attn_forward, k, v, r->store.data, 0, NULL, 0);
+    else {
+        status = seqpar__run_tasks(r, op, &step->queries, dev->attn_dq, k, v, r->store.data, 0, NULL, 0);
+        if (!status) status = seqpar__run_tasks(r, op, &step->own, dev->attn_dkv, k, v, r->pending[gathers ? turn : 0].data, 0, NULL, 0);
+        for (s = 0; !status && s < op->sources; s++)
+            status = seqpar__run_tasks(r, op, &step->foreign[s], dev->attn_dkv, k, v, r->outbox[turn].data, gathers ? r->out_begin[op->source + s] : 0, NULL, 0);
+    }
+    seqpar__trace(r->ctx, "compute", number, -1, op->source, (double)(dev->attn_flops - before));
+    return status;
+}
+
+static seqpar_status seqpar__run_fold(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
+    int64_t turn = seqpar__turn(r, op), q, step = op->request - r->plan->requests / 2;
+    SEQPAR__TRY(seqpar_comm_wait(r->ctx->sp, &r->requests[op->request], r->ctx->queue));
+    seqpar__trace(r->ctx, "fold", step, op->request, -1, 0);
+    if (SEQPAR__FAULT(5) && step == 1) return SEQPAR_OK; /* a dk, dv contribution is lost */
+    if (r->attn->steps[0].sources == 1) /* ring: step s brings what rank + s made */
+        return seqpar__run_tasks(r, op, &r->attn->returns[(r->attn->rank + step) % r->attn->size], r->ctx->device->attn_return, NULL, NULL,
+                                 r->pending[0].data, 0, r->inbox[turn].data, 0);
+    for (q = 0; q < r->attn->size; q++)
+        SEQPAR__TRY(seqpar__run_tasks(r, op, &r->attn->returns[q], r->ctx->device->attn_return, NULL, NULL, r->pending[turn].data, 0, r->inbox[turn].data, r->in_begin[q]));
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__run_op(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
+    switch (op->op) {
+    case SEQPAR_PLAN_PACK: return seqpar__run_pack(r, op);
+    case SEQPAR_PLAN_SHIFT: seqpar__trace(r->ctx, "begin", r->compute, op->request, op->source, 0); return seqpar__run_shift(r, op);
+    case SEQPAR_PLAN_GATHER: seqpar__trace(r->ctx, "begin", r->compute, op->request, op->source, 0); return seqpar__run_gather(r, op);
+    case SEQPAR_PLAN_RETURN: seqpar__trace(r->ctx, "begin", r->compute, op->request, op->source, 0); return seqpar__run_return(r, op);
+    case SEQPAR_PLAN_WAIT: seqpar__trace(r->ctx, "wait", r->compute, op->request, -1, 0); return seqpar_comm_wait(r->ctx->sp, &r->requests[op->request], r->ctx->queue);
+    case SEQPAR_PLAN_COMPUTE: return seqpar__run_compute(r, op);
+    default: return seqpar__run_fold(r, op);
+    }
+}
+
+static seqpar_status seqpar__run_plan(seqpar_ctx *ctx, seqpar_attn *attn, const seqpar_plan *plan, const seqpar_attn_args *args) {
+    seqpar__attn_run_state r;
+    int64_t i;
+    seqpar_status status;
+    memset(&r, 0, sizeof r);
+    r.ctx = ctx; r.attn = attn; r.plan = plan;
+    r.args = *args;
+    r.k = args->k; r.v = args->v;
+    r.requests = SEQPAR__NEW(seqpar_request, plan->requests);
+    r.out_begin = SEQPAR__NEW(int64_t, 2 * (attn->size + 1));
+    r.in_begin = r.out_begin ? r.out_begin + attn->size + 1 : NULL;
+    status = r.requests && r.out_begin ? seqpar__run_buffers(&r) : seqpar__no_memory(ctx->error, "attention");
+    for (i = 0; !status && i < plan->count; i++) status = seqpar__run_op(&r, &plan->ops[i]);
+    if (status && r.requests) { /* nobody may still read or write these buffers when they are freed */
+        if (status != SEQPAR_ERR_DIED) seqpar_comm_abort(ctx->world, ctx->error->text);
+        for (i = 0; i < plan->requests; i++) seqpar_comm_wait(ctx->sp, &r.requests[i], NULL);
+    }
+    for (i = 0; i < 3; i++) seqpar_buffer_free(ctx, &r.slot[i]);
+    for (i = 0; i < 2; i++) { seqpar_buffer_free(ctx, &r.outbox[i]); seqpar_buffer_free(ctx, &r.inbox[i]); seqpar_buffer_free(ctx, &r.pending[i]); }
+    seqpar_buffer_free(ctx, &r.store);
+    SEQPAR_FREE(r.requests);
+    SEQPAR_FREE(r.out_begin);
+    return status;
+}
+
+static seqpar_attn_args seqpar__attn_args(const seqpar_attn *attn) {
+    seqpar_attn_args a;
+    memset(&a, 0, sizeof a);
+    a.heads = attn->desc.heads;
+    a.kv_heads = attn->desc.kv_heads;
+    a.head_dim = attn->desc.head_dim;
+    a.q_tokens = attn->shares[attn->rank].tokens;
+    a.scale = attn->desc.scale;
+    a.depth = attn->depth + 1;
+    a.visible_begin = attn->visible_begin;
+    a.visible_end = attn->visible_end;
+    return a;
+}
+
+SEQPAR_DEF seqpar_status seqpar_attn_forward(seqpar_ctx *ctx, seqpar_attn *attn, void *out, void *lse, const void *q, const void *k, const void *v) {
+    seqpar_attn_args a = seqpar__attn_args(attn);
+    a.q = q; a.k = k; a.v = v;
+    a.out = out; a.lse = lse;
+    return seqpar__run_plan(ctx, attn, &attn->forward, &a);
+}
+
+SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn, void *dq, void *dk, void *dv, const void *dout,
+                                              const void *out, const void *lse, const void *q, const void *k, const void *v) {
+    seqpar_attn_args a = seqpar__attn_args(attn);
+    seqpar_attn_delta_args d;
+    seqpar_buffer delta;
+    seqpar_status status = seqpar_buffer_new(ctx, &delta, a.q_tokens * a.heads * seqpar_dtype_bytes(ctx->device->accumulator), SEQPAR_MEM_SCRATCH);
+    d.delta = delta.data; d.dout = dout; d.out = out;
+    d.tokens = a.q_tokens; d.heads = a.heads; d.head_dim = a.head_dim;
+    if (!status) status = ctx->device->attn_delta(ctx->device, &d, ctx->queue);
+    a.q = q; a.k = k; a.v = v;
+    a.lse = (void *)lse; a.dout = dout; a.delta = delta.data;
+    a.dq = dq; a.dk = dk; a.dv = dv;
+    if (!status) status = seqpar__run_plan(ctx, attn, &attn->backward, &a);
+    seqpar_buffer_free(ctx, &delta);
+    return status;
+}
+
+/* Pairs (query, key) that the queries of a piece see among the keys of a piece. */
+static int64_t seqpar__pairs(const seqpar_attn *attn, const seqpar_piece *q, const seqpar_piece *k) {
+    int64_t t, begin, end, pairs = 0;
+    for (t = 0; t < q->count; t++) {
+        int64_t low, high;
+        seqpar__token_visible(&attn->rows[q->row], q->start + t * q->stride, attn->desc.full, &begin, &end);
+        low = begin <= k->start ? 0 : (begin - k->start + k->stride - 1) / k->stride;
+        high = end <= k->start ? 0 : SEQPAR__MIN(k->count, (end - k->start + k->stride - 1) / k->stride);
+        if (low < high) pairs += high - low;
+    }
+    return pairs;
+}
+
+SEQPAR_DEF void seqpar_attn_cost_of(const seqpar_ctx *ctx, const seqpar_attn *attn, seqpar_attn_cost *cost, int64_t *per_source) {
+    const seqpar_share *mine = &attn->shares[attn->rank];
+    int64_t unit = 4 * attn->desc.head_dim * attn->desc.heads, row = attn->desc.kv_heads * attn->desc.head_dim * seqpar_dtype_bytes(ctx->device->storage);
+    int64_t s, i, j, others = 0;
+    memset(cost, 0, sizeof *cost);
+    for (s = 0; s < attn->size; s++) {
+        int64_t flops = 0;
+        for (i = 0; i < mine->count; i++)
+            for (j = 0; j < attn->shares[s].count; j++)
+                if (seqpar__present(&mine->pieces[i], &attn->bounds[attn->rank][i], &attn->shares[s].pieces[j]))
+                    flops += unit * seqpar__pairs(attn, &mine->pieces[i], &attn->shares[s].pieces[j]);
+        if (per_source) per_source[s] = flops;
+        cost->forward_flops += flops;
+        if (s != attn->rank) others += attn->outbox_elements[s];
+    }
+    cost->backward_flops = cost->forward_flops / 4 * 14; /* dq 6, dk and dv 8 where forward has 4 */
+    for (s = 0; s < attn->size; s++) /* ring: all but the last of the blocks that come by are sent on; llama3: the own to all */
+        if (attn->size > 1) cost->forward_bytes += 2 * row * (attn->steps[0].sources > 1 ? (s != attn->rank) * mine->tokens : (s != (attn->rank + 1) % attn->size) * attn->shares[s].tokens);
+    cost->backward_bytes = cost->forward_bytes + others * row;
+}
+
+/* ======================================================================================================
+   >>loss  token log-probs through the head
+   ====================================================================================================== */
+
+static void *seqpar__offset(void *base, int64_t element, int dtype) { return base ? seqpar__at(base, element, dtype) : NULL; }
+
+/* logits of `rows` tokens from `first` on, their statistics and, where seeds are given, their gradient in place */
+static seqpar_status seqpar__head_rows(seqpar_ctx *ctx, void *logits, int64_t first, int64_t rows, const seqpar_head_values *values,
+                                       const seqpar_head_seeds *seeds, const void *hidden, const void *table, const int32_t *targets, const seqpar_head_desc *desc) {
+    seqpar_device *dev = ctx->device;
+    seqpar_matmul_args m;
+    seqpar_softmax_head_args s;
+    int acc = dev->accumulator;
+    memset(&m, 0, sizeof m);
+    memset(&s, 0, sizeof s);
+    m.y.data = logits; m.y.stride = desc->vocab;
+    m.x.data = seqpar__at(hidden, first * desc->hidden, dev->storage); m.x.stride = desc->hidden;
+    m.w.data = (void *)table; m.w.stride = desc->hidden;
+    m.rows = rows; m.out = desc->vocab; m.in = desc->hidden;
+    SEQPAR__TRY(dev->matmul(dev, &m, ctx->queue));
+    s.logits = m.y;
+    s.rows = rows; s.vocab = desc->vocab;
+    s.targets = targets + first;
+    s.logp = seqpar__offset(values->logp, first, acc);
+    s.entropy = seqpar__offset(values->entropy, first, acc);
+    s.lse = seqpar__offset(values->lse, first, acc);
+    s.smooth = seqpar__offset(values->smooth, first, acc);
+    if (seeds) {
+        s.gradient = 1;
+        s.dlogp = seqpar__offset((void *)seeds->dlogp, first, acc);
+        s.dentropy = seqpar__offset((void *)seeds->dentropy, first, acc);
+        s.dsmooth = seqpar__offset((void *)seeds->dsmooth, first, acc);
+        s.dzloss = seqpar__offset((void *)seeds->dzloss, first, acc);
+    }
+    return dev->softmax_head(dev, &s, ctx->queue);
+}
+
+static int64_t seqpar__head_rows_max(const seqpar_head_desc *desc) { return desc->rows_max > 0 ? desc->rows_max : 256; }
+
+static seqpar_status seqpar__check_head(seqpar_error *error, const seqpar_head_desc *desc) {
+    if (desc->hidden <= 0 || desc->vocab <= 0)
+        return seqpar_fail(error, SEQPAR_ERR_SIZE, "the head has hidden %lld and vocab %lld; both must be positive", (long long)desc->hidden, (long long)desc->vocab);
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF seqpar_status seqpar_head_forward(seqpar_ctx *ctx, const seqpar_head_values *values, const void *hidden, const void *table,
+                                             const int32_t *targets, int64_t tokens, const seqpar_head_desc *desc) {
+    int64_t most = SEQPAR__MIN(seqpar__head_rows_max(desc), tokens), first;
+    seqpar_buffer logits;
+    seqpar_status status = seqpar__check_head(ctx->error, desc);
+    if (status) return status;
+    status = seqpar_buffer_new(ctx, &logits, most * desc->vocab * seqpar_dtype_bytes(ctx->device->storage), SEQPAR_MEM_SCRATCH);
+    for (first = 0; !status && first < tokens; first += most)
+        status = seqpar__head_rows(ctx, logits.data, first, SEQPAR__MIN(most, tokens - first), values, NULL, hidden, table, targets, desc);
+    seqpar_buffer_free(ctx, &logits);
+    return status;
+}
+
+/* The fold of dtable runs piece by piece while logits are whole for `rows_max` rows only. Its program is cut into
+   runs; between them values of the stack lie in places behind the nodes. */
+typedef struct seqpar__head_run {
+    seqpar_fold_op *ops;
+    int64_t count, depth;      /* of the program of this run */
+    int64_t stack, loaded;     /* values on the logical stack; how many of the top ones this run has */
+    seqpar_piece *leaves;
+    int64_t leaf_count;
+    int64_t first, rows;       /* tokens of this run */
+} seqpar__head_run;
+
+SEQPAR_DEF int64_t seqpar_head_places(const seqpar_token_fold *fold) { return fold->node_count + fold->depth + 1; }
+
+static void seqpar__run_emit(seqpar__head_run *r, int32_t op, int64_t index) {
+    r->ops[r->count].op = op;
+    r->ops[r->count++].index = (int32_t)index;
+}
+/* Makes sure that at least `need` values are loaded. */
+static void seqpar__run_load(seqpar__head_run *r, int64_t need, int64_t nodes) {
+    int64_t missing = need - r->loaded, i;
+    for (i = missing; i > 0; i--) seqpar__run_emit(r, SEQPAR_FOLD_LOAD, nodes + r->stack - r->loaded - i);
+    if (missing > 0) r->loaded = need;
+}
+
+static void seqpar__run_close(seqpar__head_run *r, int64_t nodes) {
+    int64_t at = r->stack;
+    for (; r->loaded > 0; r->loaded--) seqpar__run_emit(r, SEQPAR_FOLD_STORE, nodes + --at);
+}
+
+typedef struct seqpar__head_call {
+    seqpar_ctx *ctx;
+    void *dhidden, *nodes;
+    int64_t node_stride;
+    const seqpar_head_values *values;
+    const seqpar_head_seeds *seeds;
+    const void *hidden, *table;
+    const int32_t *targets;
+    const seqpar_token_fold *fold;
+    const seqpar_head_desc *desc;
+    void *logits;
+} seqpar__head_call;
+
+static seqpar_status seqpar__head_execute(const seqpar__head_call *c, seqpar__head_run *r) {
+    seqpar_device *dev = c->ctx->device;
+    seqpar_matmul_args m;
+    seqpar_weight_grad_args w;
+    seqpar__run_close(r, c->fold->node_count);
+    memset(&m, 0, sizeof m);
+    memset(&w, 0, sizeof w);
+    SEQPAR__TRY(seqpar__head_rows(c->ctx, c->logits, r->first, r->rows, c->values, c->seeds, c->hidden, c->table, c->targets, c->desc));
+    m.y.data = seqpar__at(c->dhidden, r->first * c->desc->hidden, dev->storage); m.y.stride = c->desc->hidden;
+    m.x.data = c->logits; m.x.stride = c->desc->vocab;
+    m.w.data = (void *)c->table; m.w.stride = c->desc->hidden;
+    m.rows = r->rows; m.out = c->desc->hidden; m.in = c->desc->vocab; m.transposed = 1;
+    SEQPAR__TRY(dev->matmul(dev, &m, c->ctx->queue));
+    w.fold.program = r->ops; w.fold.program_count = r->count;
+    w.fold.depth = c->fold->depth + 2;
+    w.fold.store = c->nodes; w.fold.store_stride = c->node_stride;
+    w.leaves = r->leaves;
+    w.dy = m.x;
+    w.x.data = seqpar__at(c->hidden, r->first * c->desc->hidden, dev->storage); w.x.stride = c->desc->hidden;
+    w.out = c->desc->vocab; w.in = c->desc->hidden;
+    SEQPAR__TRY(dev->weight_grad(dev, &w, c->ctx->queue));
+    r->first += r->rows;
+    r->rows = r->count = r->leaf_count = 0;
+    return SEQPAR_OK;
+}
+
+/* A leaf is computed in parts of what still fits into the run. */
+static seqpar_status seqpar__head_leaf(const seqpar__head_call *c, seqpar__head_run *r, const seqpar_piece *piece) {
+    int64_t most = seqpar__head_rows_max(c->desc), at = 0, n;
+    for (; at < piece->count; at += n) {
+        if (r->rows == most) SEQPAR__TRY(seqpar__head_execute(c, r));
+        if (at == 0 && r->rows > 0 && r->rows + piece->count > most && piece->count <= most) SEQPAR__TRY(seqpar__head_execute(c, r));
+        n = SEQPAR__MIN(piece->count - at, most - r->rows);
+        r->leaves[r->leaf_count] = *piece;
+        r->leaves[r->leaf_count].local = r->rows;
+        r->leaves[r->leaf_count].count = n;
+        if (at > 0) seqpar__run_load(r, 1, c->fold->node_count);
+        else { r->stack++; r->loaded++; }
+        seqpar__run_emit(r, at > 0 ? SEQPAR_FOLD_EXTEND : SEQPAR_FOLD_LEAF, r->leaf_count++);
+        r->rows += n;
+    }
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__head_runs(const seqpar__head_call *c, seqpar__head_run *r, const seqpar_share *share) {
+    int64_t i;
+    for (i = 0; i < c->fold->program_count; i++) {
+        seqpar_fold_op op = c->fold->program[i];
+        if (op.op == SEQPAR_FOLD_LEAF) {
+            SEQPAR__TRY(seqpar__head_leaf(c, r, &share->pieces[op.index]));
+            continue;
+        }
+        seqpar__run_load(r, op.op == SEQPAR_FOLD_COMBINE ? 2 : 1, c->fold->node_count);
+        seqpar__run_emit(r, op.op, op.index);
+        r->stack--;
+        r->loaded--;
+    }
+    return r->rows ? seqpar__head_execute(c, r) : SEQPAR_OK;
+}
+
+SEQPAR_DEF seqpar_status seqpar_head_backward(seqpar_ctx *ctx, void *dhidden, void *nodes, int64_t node_stride, const seqpar_head_values *values,
+                                              const seqpar_head_seeds *seeds, const void *hidden, const void *table, const int32_t *targets,
+                                              const seqpar_share *share, const seqpar_token_fold *fold, const seqpar_head_desc *desc) {
+    seqpar__head_call c;
+    seqpar__head_run r;
+    seqpar_buffer logits;
+    seqpar_status status = seqpar__check_head(ctx->error, desc);
+    if (status) return status;
+    memset(&r, 0, sizeof r);
+    c.ctx = ctx; c.dhidden = dhidden; c.nodes = nodes; c.node_stride = node_stride; c.values = values; c.seeds = seeds;
+    c.hidden = hidden; c.table = table; c.targets = targets; c.fold = fold; c.desc = desc;
+    status = seqpar_buffer_new(ctx, &logits, SEQPAR__MIN(seqpar__head_rows_max(desc), share->tokens) * desc->vocab * seqpar_dtype_bytes(ctx->device->storage), SEQPAR_MEM_SCRATCH);
+    c.logits = logits.data;
+    r.ops = SEQPAR__NEW(seqpar_fold_op, 4 * (fold->program_count + fold->depth + 8) + 4 * share->count);
+    r.leaves = SEQPAR__NEW(seqpar_piece, share->count + 4);
+    if (!status && (!r.ops || !r.leaves)) status = seqpar__no_memory(ctx->error, "the head");
+    if (!status) status = seqpar__head_runs(&c, &r, share);
+    SEQPAR_FREE(r.ops);
+    SEQPAR_FREE(r.leaves);
+    seqpar_buffer_free(ctx, &logits);
+    return status;
+}
+
+/* The fold of doubles that everybody has, over rising leaves: the plain recursive form of the tree. */
+static double seqpar__tree_sum(const int64_t *leaves, const double *values, int64_t stride, int64_t low, int64_t high, int level) {
+    int64_t half, mid;
+    if (high - low == 1) return values[low * stride];
+    half = (leaves[low] >> level << level) + (INT64_C(1) << (level - 1));
+    mid = low + seqpar__lower_bound(leaves + low, high - low, half);
+    if (mid == low || mid == high) return seqpar__tree_sum(leaves, values, stride, low, high, level - 1);
+    return seqpar__tree_sum(leaves, values, stride, low, mid, level - 1) + seqpar__tree_sum(leaves, values, stride, mid, high, level - 1);
+}
+
+typedef struct seqpar__leaf_row { int64_t leaf, at; } seqpar__leaf_row;
+
+static seqpar_status seqpar__sum_gathered(seqpar_error *error, double *sum, const int64_t *leaf, const double *values, int64_t count, int64_t width) {
+    seqpar__leaf_row *order = SEQPAR__NEW(seqpar__leaf_row, count);
+    int64_t *leaves = SEQPAR__NEW(int64_t, count), i, w;
+    double *column = SEQPAR__NEW(double, count);
+    int ok = order && leaves && column;
+    for (i = 0; ok && i < count; i++) { order[i].leaf = leaf[i]; order[i].at = i; }
+    if (ok) qsort(order, (size_t)count, sizeof *order, seqpar__by_number);
+    for (i = 0; ok && i < count; i++) leaves[i] = order[i].leaf;
+    for (w = 0; ok && w < width; w++) {
+        for (i = 0; i < count; i++) column[i] = values[order[i].at * width + w];
+        sum[w] = count ? seqpar__tree_sum(leaves, column, 1, 0, count, 62) : 0.0;
+    }
+    SEQPAR_FREE(order);
+    SEQPAR_FREE(leaves);
+    SEQPAR_FREE(column);
+    return ok ? SEQPAR_OK : seqpar__no_memory(error, "a sum");
+}
+
+SEQPAR_DEF seqpar_status seqpar_sum_pieces(seqpar_ctx *ctx, double *sum, const int64_t *leaf, const double *values, int64_t count, int64_t width) {
+    seqpar_comm *world = ctx->world;
+    int64_t *counts = NULL, *bytes = SEQPAR__NEW(int64_t, world->size), *all_leaf = NULL, total = 0, r;
+    double *all = NULL;
+    seqpar_status status = bytes ? seqpar__gather_i64(world, &counts, &count, 1, "loss counts") : SEQPAR_ERR_MEMORY;
+    for (r = 0; !status && r < world->size; r++) { bytes[r] = counts[r] * 8; total += counts[r]; }
+    if (!status && !((all_leaf = SEQPAR__NEW(int64_t, total)) && (all = SEQPAR__NEW(double, total * width)))) status = SEQPAR_ERR_MEMORY;
+    if (!status) status = seqpar_comm_all_gather(world, all_leaf, leaf, bytes, "loss leaves");
+    for (r = 0; !status && r < world->size; r++) bytes[r] *= width;
+    if (!status) status = seqpar_comm_all_gather(world, all, values, bytes, "loss sums");
+    if (!status) status = seqpar__sum_gathered(ctx->error, sum, all_leaf, all, total, width);
+    SEQPAR_FREE(counts);
+    SEQPAR_FREE(bytes);
+    SEQPAR_FREE(all_leaf);
+    SEQPAR_FREE(all);
+    return status;
+}
+
+/* ======================================================================================================
+   >>optim  gradients to owners, clip, update
+   ====================================================================================================== */
+
+typedef struct seqpar__micro { /* one micro-batch index, as all ranks know it */
+    seqpar__partial own;           /* what this rank folds before it sends */
+    seqpar_token_fold fold;        /* the same, as the caller sees it */
+    int64_t *nodes;                /* (world) how many nodes each rank sends */
+    seqpar_fold_op *program;       /* the owner's: leaf i is node i in order of ranks */
+    int64_t program_count;
+} seqpar__micro;
+
+typedef struct seqpar__pending { seqpar_buffer buffer; seqpar_buffer result; int64_t done; } seqpar__pending;
+
+struct seqpar_step {
+    const seqpar_row *rows;
+    int64_t row_count, accumulation;
+    int layout;
+    int64_t *leaves, leaf_count;
+    seqpar__micro *micro;          /* (accumulation) */
+    int64_t slots, depth;          /* of the owner's fold */
+    seqpar__pending *pending;      /* (2 * groups): group + groups * source */
+};
+
+/* Blocks of a group are dealt in runs; group g starts with rank g, so that small groups do not pile up on rank 0. */
+static void seqpar__owned(const seqpar_optim *o, int64_t group, int64_t world, int64_t rank, int64_t *begin, int64_t *count) {
+    int64_t blocks = (o->group_begin[group + 1] - o->group_begin[group]) / SEQPAR_BLOCK, turn = ((rank - group) % world + world) % world;
+    *begin = seqpar_grid_begin(blocks, world, turn) * SEQPAR_BLOCK;
+    *count = seqpar_grid_begin(blocks, world, turn + 1) * SEQPAR_BLOCK - *begin;
+}
+
+static int64_t seqpar__own_begin(const seqpar_optim *o, const seqpar_ctx *ctx, int64_t group) { /* place in compact state */
+    int64_t g, begin, count, at = 0;
+    for (g = 0; g < group; g++) { seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count); at += count; }
+    return at;
+}
+
+static seqpar_status seqpar__check_tensors(seqpar_error *error, const seqpar_tensor *t, int64_t count) {
+    int64_t i, end = 0;
+    for (i = 0; i < count; i++) {
+        if (t[i].rows <= 0 || t[i].cols <= 0)
+            return seqpar_fail(error, SEQPAR_ERR_SIZE, "tensor %s is %lld x %lld; both must be positive", t[i].name, (long long)t[i].rows, (long long)t[i].cols);
+        if (t[i].offset != end || t[i].offset % SEQPAR_BLOCK)
+            return seqpar_fail(error, SEQPAR_ERR_SIZE, "tensor %s begins at %lld; it must begin at %lld, on a block of %d", t[i].name, (long long)t[i].offset, (long long)end, SEQPAR_BLOCK);
+        if (t[i].group != (i ? t[i - 1].group : 0) && t[i].group != (i ? t[i - 1].group + 1 : 0))
+            return seqpar_fail(error, SEQPAR_ERR_SIZE, "tensor %s is in group %lld; groups must rise by one", t[i].name, (long long)t[i].group);
+        end += (t[i].rows * t[i].cols + SEQPAR_BLOCK - 1) / SEQPAR_BLOCK * SEQPAR_BLOCK;
+    }
+    return count > 0 ? SEQPAR_OK : seqpar_fail(error, SEQPAR_ERR_SIZE, "the optimizer was given no tensor");
+}
+
+static seqpar_status seqpar__check_optim(seqpar_error *error, const seqpar_optim_desc *d) {
+    if (d->zero_stage < 0 || d->zero_stage > 2) return seqpar_fail(error, SEQPAR_ERR_OPTION, "zero_stage is %d; use 0, 1 or 2", d->zero_stage);
+    if (d->kind != SEQPAR_ADAMW && d->kind != SEQPAR_SGD) return seqpar_fail(error, SEQPAR_ERR_OPTION, "optimizer %d is unknown; use adamw or sgd", d->kind);
+    if (!(d->beta1 >= 0 && d->beta1 < 1 && d->beta2 >= 0 && d->beta2 < 1)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "adam_betas are %g and %g; both must lie in [0, 1)", d->beta1, d->beta2);
+    if (!(d->eps >= 0) || !(d->decay >= 0) || !(d->max_norm >= 0)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "eps %g, weight decay %g and max_norm %g must not be negative", d->eps, d->decay, d->max_norm);
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *o, const seqpar_tensor *tensors, int64_t tensor_count, const seqpar_optim_desc *desc) {
+    int64_t i, size = seqpar_dtype_bytes(ctx->device->storage), state;
+    memset(o, 0, sizeof *o);
+    SEQPAR__TRY(seqpar__check_optim(ctx->error, desc));
+    SEQPAR__TRY(seqpar__check_tensors(ctx->error, tensors, tensor_count));
+    o->desc = *desc;
+    o->tensors = tensors;
+    o->tensor_count = tensor_count;
+    o->groups = tensors[tensor_count - 1].group + 1;
+    o->group_begin = SEQPAR__NEW(int64_t, o->groups + 1);
+    if (!o->group_begin) return seqpar__no_memory(ctx->error, "the optimizer");
+    for (i = 0; i < tensor_count; i++)
+        o->group_begin[tensors[i].group + 1] = tensors[i].offset + (tensors[i].rows * tensors[i].cols + SEQPAR_BLOCK - 1) / SEQPAR_BLOCK * SEQPAR_BLOCK;
+    o->elements = o->group_begin[o->groups];
+    o->own_elements = seqpar__own_begin(o, ctx, o->groups);
+    state = desc->zero_stage == 0 ? o->elements : o->own_elements;
+    SEQPAR__TRY(seqpar_buffer_new(ctx, &o->gradient, (desc->zero_stage == 2 ? o->own_elements : o->elements) * size, SEQPAR_MEM_GRADIENTS));
+    if (desc->kind == SEQPAR_SGD) return SEQPAR_OK;
+    SEQPAR__TRY(seqpar_buffer_new(ctx, &o->m, state * size, SEQPAR_MEM_OPTIMIZER));
+    SEQPAR__TRY(seqpar_buffer_new(ctx, &o->v, state * size, SEQPAR_MEM_OPTIMIZER));
+    ctx->device->zero(ctx->device, o->m.data, state * size, ctx->queue);
+    ctx->device->zero(ctx->device, o->v.data, state * size, ctx->queue);
+    return SEQPAR_OK;
+}
+
+static void seqpar__step_free(seqpar_ctx *ctx, seqpar_optim *o) {
+    seqpar_step *s = o->step;
+    int64_t i;
+    if (!s) return;
+    for (i = 0; s->micro && i < s->accumulation; i++) {
+        seqpar__partial_free(&s->micro[i].own);
+        SEQPAR_FREE(s->micro[i].nodes);
+        SEQPAR_FREE(s->micro[i].program);
+    }
+    for (i = 0; s->pending && i < 2 * o->groups; i++) { seqpar_buffer_free(ctx, &s->pending[i].buffer); seqpar_buffer_free(ctx, &s->pending[i].result); }
+    SEQPAR_FREE(s->micro);
+    SEQPAR_FREE(s->pending);
+    SEQPAR_FREE(s->leaves);
+    SEQPAR_FREE(s);
+    o->step = NULL;
+}
+
+SEQPAR_DEF void seqpar_optim_close(seqpar_ctx *ctx, seqpar_optim *o) {
+    seqpar__step_free(ctx, o);
+    seqpar_buffer_free(ctx, &o->gradient);
+    seqpar_buffer_free(ctx, &o->m);
+    seqpar_buffer_free(ctx, &o->v);
+    SEQPAR_FREE(o->group_begin);
+    memset(o, 0, sizeof *o);
+}
+
+static void seqpar__micro_rows(const seqpar_step *s, int64_t dp_size, int64_t dp_rank, int64_t index, int64_t *first, int64_t *count) {
+    int64_t begin = seqpar_grid_begin(s->row_count, dp_size, dp_rank), end = seqpar_grid_begin(s->row_count, dp_size, dp_rank + 1);
+    *first = begin + seqpar_grid_begin(end - begin, s->accumulation, index);
+    *count = begin + seqpar_grid_begin(end - begin, s->accumulation, index + 1) - *first;
+}
+
+SEQPAR_DEF void seqpar_step_rows(const seqpar_ctx *ctx, const seqpar_optim *optim, int64_t index, int64_t *first, int64_t *count) {
+    seqpar__micro_rows(optim->step, ctx->dp_size, ctx->dp_rank, index, first, count);
+}
+
+/* Leaves of one rank in some rows (rising). *leaves belongs to the caller. */
+static seqpar_status seqpar__rank_leaves(seqpar_ctx *ctx, const seqpar_step *s, int64_t first, int64_t count, int64_t sp_rank, int64_t **leaves, int64_t *leaf_count) {
+    seqpar_share share;
+    int64_t i;
+    SEQPAR__TRY(seqpar_split(ctx->error, &share, s->rows + first, count, s->layout, ctx->sp_size, sp_rank));
+    *leaves = SEQPAR__NEW(int64_t, share.count);
+    *leaf_count = share.count;
+    for (i = 0; *leaves && i < share.count; i++) (*leaves)[i] = share.pieces[i].leaf;
+    seqpar_share_free(&share);
+    return *leaves ? SEQPAR_OK : seqpar__no_memory(ctx->error, "leaves");
+}
+
+static seqpar_status seqpar__step_leaves(seqpar_ctx *ctx, seqpar_step *s) {
+    int64_t p, *part = NULL, count = 0, capacity = 0;
+    void *leaves = NULL;
+    for (p = 0; p < ctx->sp_size; p++) {
+        SEQPAR__TRY(seqpar__rank_leaves(ctx, s, 0, s->row_count, p, &part, &count));
+        if (!seqpar__grow(&leaves, &capacity, s->leaf_count + count, 8)) { SEQPAR_FREE(part); return seqpar__no_memory(ctx->error, "leaves"); }
+        memcpy((int64_t *)leaves + s->leaf_count, part, (size_t)count * 8);
+        s->leaf_count += count;
+        s->leaves = (int64_t *)leaves;
+        SEQPAR_FREE(part);
+    }
+    qsort(s->leaves, (size_t)s->leaf_count, 8, seqpar__by_number);
+    return SEQPAR_OK;
+}
+
+typedef struct seqpar__node_from { int64_t begin, order; seqpar_node node; } seqpar__node_from; /* sorts by begin */
+
+/* What every rank will send for this micro-batch, and the owner's program over all of it. */
+static seqpar_status seqpar__micro_prepare(seqpar_ctx *ctx, seqpar_step *s, int64_t index, seqpar_fold *owner) {
+    seqpar__micro *m = &s->micro[index];
+    int64_t w, i, first, count, *leaves = NULL, leaf_count = 0, total = 0, capacity = 0;
+    void *all = NULL;
+    seqpar_status status = SEQPAR_OK;
+    m->nodes = SEQPAR__NEW(int64_t, ctx->world->size);
+    if (!m->nodes) return seqpar__no_memory(ctx->error, "a micro-batch");
+    for (w = 0; !status && w < ctx->world->size; w++) {
+        seqpar__partial p;
+        seqpar__micro_rows(s, ctx->dp_size, w / ctx->sp_size, index, &first, &count);
+        status = seqpar__rank_leaves(ctx, s, first, count, w % ctx->sp_size, &leaves, &leaf_count);
+        if (status) break;
+        status = seqpar__fold_partial(&p, s->leaves, s->leaf_count, leaves, leaf_count);
+        SEQPAR_FREE(leaves);
+        if (status) break;
+        m->nodes[w] = p.node_count;
+        if (!seqpar__grow(&all, &capacity, total + p.node_count, (int64_t)sizeof(seqpar__node_from))) status = SEQPAR_ERR_MEMORY;
+        for (i = 0; !status && i < p.node_count; i++, total++) {
+            seqpar__node_from *n = &((seqpar__node_from *)all)[total];
+            n->begin = p.nodes[i].index << p.nodes[i].level;
+            n->order = total;
+            n->node = p.nodes[i];
+        }
+        if (w == ctx->world->rank) m->own = p; else seqpar__partial_free(&p);
+    }
+    if (!status) qsort(all, (size_t)total, sizeof(seqpar__node_from), seqpar__by_number);
+    for (i = 0; !status && i < total; i++)
+        status = seqpar_fold_push(owner, ((seqpar__node_from *)all)[i].node, SEQPAR_FOLD_LEAF, (int32_t)((seqpar__node_from *)all)[i].order);
+    if (!status) status = seqpar_fold_flush(owner);
+    if (!status) seqpar__fold_take(owner, &m->program, &m->program_count);
+    SEQPAR_FREE(all);
+    m->fold.program = m->own.program; m->fold.program_count = m->own.program_count;
+    m->fold.depth = m->own.depth + 1;
+    m->fold.nodes = m->own.nodes; m->fold.node_count = m->own.node_count;
+    m->fold.leaves = s->leaves; m->fold.leaf_count = s->leaf_count;
+    return status;
+}
+
+SEQPAR_DEF seqpar_status seqpar_step_begin(seqpar_ctx *ctx, seqpar_optim *o, const seqpar_row *rows, int64_t row_count, int layout, int64_t accumulation) {
+    seqpar_step *s;
+    seqpar_fold owner;
+    int64_t i;
+    seqpar_status status;
+    seqpar__step_free(ctx, o);
+    if (accumulation <= 0) return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION, "accumulation is %lld; give at least 1", (long long)accumulation);
+    if (row_count <= 0) return seqpar_fail(ctx->error, SEQPAR_ERR_NO_DOCUMENTS, "a step has %lld rows; give at least 1", (long long)row_count);
+    SEQPAR__TRY(seqpar__check_split(ctx->error, rows, row_count, layout, ctx->sp_size, ctx->sp_rank));
+    s = o->step = SEQPAR__NEW(seqpar_step, 1);
+    if (!s) return seqpar__no_memory(ctx->error, "a step");
+    s->rows = rows;
+    s->row_count = row_count;
+    s->layout = layout;
+    s->accumulation = accumulation;
+    s->micro = SEQPAR__NEW(seqpar__micro, accumulation);
+    s->pending = SEQPAR__NEW(seqpar__pending, 2 * o->groups);
+    status = s->micro && s->pending ? seqpar__step_leaves(ctx, s) : seqpar__no_memory(ctx->error, "a step");
+    if (status) return status;
+    seqpar_fold_init(&owner, s->leaves, s->leaf_count);
+    for (i = 0; !status && i < accumulation; i++) status = seqpar__micro_prepare(ctx, s, i, &owner);
+    s->slots = owner.slots_high;
+    s->depth = owner.depth_high + 1;
+    seqpar_fold_free(&owner);
+    ctx->device->zero(ctx->device, o->gradient.data, o->gradient.bytes, ctx->queue);
+    return status ? seqpar_fail(ctx->error, status, "a step could not be set up: %s", seqpar_status_text(status)) : SEQPAR_OK;
+}
+
+SEQPAR_DEF const seqpar_token_fold *seqpar_step_fold(seqpar_ctx *ctx, seqpar_optim *o, int64_t index) {
+    (void)ctx;
+    return &o->step->micro[index].fold;
+}
+
+static void *seqpar__gradient_at(const seqpar_optim *o, const seqpar_ctx *ctx, int64_t group) {
+    int64_t begin, count;
+    seqpar__owned(o, group, ctx->world->size, ctx->world->rank, &begin, &count);
+    return seqpar__at(o->gradient.data, o->desc.zero_stage == 2 ? seqpar__own_begin(o, ctx, group) : o->group_begin[group] + begin, ctx->device->storage);
+}
+
+/* Every node's slices to their owners; arrives in order of ranks, node after node. */
+static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o, const seqpar__micro *m, int64_t group, const void *nodes, int64_t node_stride, void *inbox) {
+    int64_t size = seqpar_dtype_bytes(ctx->device->storage), world = ctx->world->size, w, n, at = 0, total = 0, sends = 0, recvs = 0, begin, count, mine, unused;
+    seqpar_transfer *list;
+    seqpar_group g;
+    seqpar_request request;
+    seqpar_status status;
+    for (w = 0; w < world; w++) total += m->nodes[w];
+    list = SEQPAR__NEW(seqpar_transfer, world * m->own.node_count + total);
+    if (!list) return seqpar__no_memory(ctx->error, "a gradient exchange");
+    seqpar__owned(o, group, world, ctx->world->rank, &unused, &mine);
+    for (w = 0; w < world; w++) {
+        seqpar__owned(o, group, world, w, &begin, &count);
+        for (n = 0; n < m->own.node_count && count > 0; n++) {
+            const char *from = (const char *)nodes + (n * node_stride + begin) * size;
+            if (w == ctx->world->rank) ctx->device->copy(ctx->device, (char *)inbox + (at + n) * mine * size, from, count * size, ctx->queue);
+            else list[sends++] = seqpar__transfer(w, from, count * size);
+        }
+        at += m->nodes[w];
+    }
+    for (at = w = 0; w < world; at += m->nodes[w++])
+        for (n = 0; n < m->nodes[w] && mine > 0; n++)
+            if (w != ctx->world->rank) list[world * m->own.node_count + recvs++] = seqpar__transfer(w, (char *)inbox + (at + n) * mine * size, mine * size);
+    g = seqpar__group("gradients to owners", group, list, sends, list + world * m->own.node_count, recvs);
+    status = seqpar_comm_begin(ctx->world, &g, ctx->queue, &request);
+    if (!status) status = seqpar_comm_wait(ctx->world, &request, ctx->queue);
+    SEQPAR_FREE(list);
+    return status;
+}
+
+SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *o, int64_t index, int64_t group, int source, const void *nodes, int64_t node_stride) {
+    seqpar_step *s = o->step;
+    const seqpar__micro *m = &s->micro[index];
+    seqpar__pending *p = &s->pending[group + (source ? o->groups : 0)];
+    int64_t size = seqpar_dtype_bytes(ctx->device->storage), begin, count, total = 0, w;
+    seqpar_buffer inbox;
+    seqpar_fold_args f;
+    seqpar_status status = SEQPAR_OK;
+    memset(&f, 0, sizeof f);
+    memset(&inbox, 0, sizeof inbox);
+    seqpar__owned(o, group, ctx->world->size, ctx->world->rank, &begin, &count);
+    for (w = 0; w < ctx->world->size; w++) total += m->nodes[w];
+    if (!p->buffer.data) SEQPAR__TRY(seqpar_buffer_new(ctx, &p->buffer, s->slots * count * size, SEQPAR_MEM_GRADIENTS));
+    if (source && !p->result.data) SEQPAR__TRY(seqpar_buffer_new(ctx, &p->result, count * size, SEQPAR_MEM_GRADIENTS));
+    f.leaf_data = nodes;
+    f.leaf_stride = node_stride;
+    if (ctx->world->size > 1) {
+        status = seqpar_buffer_new(ctx, &inbox, total * count * size, SEQPAR_MEM_EXCHANGE);
+        if (!status) status = seqpar__send_nodes(ctx, o, m, group, nodes, node_stride, inbox.data);
+        f.leaf_data = inbox.data;
+        f.leaf_stride = count;
+    }
+    f.fold.program = m->program; f.fold.program_count = m->program_count;
+    f.fold.depth = s->depth;
+    f.fold.store = p->buffer.data; f.fold.store_stride = count;
+    f.fold.finish = source ? p->result.data : seqpar__gradient_at(o, ctx, group);
+    f.count = count;
+    if (!status && count > 0) status = ctx->device->fold(ctx->device, &f, ctx->queue);
+    seqpar_buffer_free(ctx, &inbox);
+    return status;
+}
+
+/* The second sum of a group (the head's share of a tied table) is added once, here. */
+static seqpar_status seqpar__add_sources(seqpar_ctx *ctx, seqpar_optim *o) {
+    int64_t g, begin, count;
+    for (g = 0; g < o->groups; g++) {
+        seqpar_add_args a;
+        if (!o->step->pending[g + o->groups].result.data) continue;
+        seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count);
+        a.y = seqpar__gradient_at(o, ctx, g);
+        a.a = a.y;
+        a.b = o->step->pending[g + o->groups].result.data;
+        a.count = count;
+        SEQPAR__TRY(ctx->device->add(ctx->device, &a, ctx->queue));
+    }
+    return SEQPAR_OK;
+}
+
+/* Owners hand their run of every group to all. full holds block_bytes for every block of all groups. */
+static seqpar_status seqpar__share_owned(seqpar_ctx *ctx, const seqpar_optim *o, void *full, int64_t block_bytes, const char *name) {
+    int64_t world = ctx->world->size, g, w, n = 0, r = 0, begin, count, my_begin, mine;
+    seqpar_transfer *list;
+    seqpar_group group;
+    seqpar_status status;
+    if (world == 1) return SEQPAR_OK;
+    list = SEQPAR__NEW(seqpar_transfer, 2 * world * o->groups);
+    if (!list) return seqpar__no_memory(ctx->error, name);
+    for (g = 0; g < o->groups; g++)
+        for (w = 0; w < world; w++) {
+            if (w == ctx->world->rank) continue;
+            seqpar__owned(o, g, world, w, &begin, &count);
+            seqpar__owned(o, g, world, ctx->world->rank, &my_begin, &mine);
+            my_begin = (o->group_begin[g] + my_begin) / SEQPAR_BLOCK;
+            begin = (o->group_begin[g] + begin) / SEQPAR_BLOCK;
+            if (mine > 0) list[n++] = seqpar__transfer(w, (char *)full + my_begin * block_bytes, mine / SEQPAR_BLOCK * block_bytes);
+            if (count > 0) list[world * o->groups + r++] = seqpar__transfer(w, (char *)full + begin * block_bytes, count / SEQPAR_BLOCK * block_bytes);
+        }
+    group = seqpar__group(name, 0, list, n, list + world * o->groups, r);
+    status = seqpar__exchange(ctx->world, &group);
+    SEQPAR_FREE(list);
+    return status;
+}
+
+/* Sums of squares by block at their owners, handed to all, folded over the block numbers. */
+static seqpar_status seqpar__gradient_norm(seqpar_ctx *ctx, seqpar_optim *o) {
+    int64_t blocks = o->elements / SEQPAR_BLOCK, g, b, begin, count;
+    double *sums = SEQPAR__NEW(double, blocks);
+    int64_t *leaves = SEQPAR__NEW(int64_t, blocks);
+    seqpar_status status = sums && leaves ? SEQPAR_OK : seqpar__no_memory(ctx->error, "the gradient norm");
+    for (g = 0; !status && g < o->groups; g++) {
+        seqpar_sumsq_args a;
+        seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count);
+        a.out = sums + (o->group_begin[g] + begin) / SEQPAR_BLOCK;
+        a.x = seqpar__gradient_at(o, ctx, g);
+        a.blocks = count / SEQPAR_BLOCK;
+        a.block_size = SEQPAR_BLOCK;
+        if (count > 0) status = ctx->device->sumsq(ctx->device, &a, ctx->queue);
+    }
+    if (!status) status = seqpar__share_owned(ctx, o, sums, 8, "gradient norm");
+    for (b = 0; !status && b < blocks; b++) leaves[b] = b;
+    if (!status) o->norm = sqrt(seqpar__tree_sum(leaves, sums, 1, 0, blocks, 62));
+    if (!status && !(o->norm <= 1.7976931348623157e308))
+        status = seqpar_fail(ctx->error, SEQPAR_ERR_NOT_FINITE, "the gradient norm of step %lld is %g; lower the learning rate or look for a NaN in the data", (long long)o->t + 1, o->norm);
+    SEQPAR_FREE(sums);
+    SEQPAR_FREE(leaves);
+    return status;
+}
+
+/* Updates the part [begin, begin + count) of the parameters, tensor by tensor; g, m, v point at its first element. */
+static seqpar_status seqpar__update_range(seqpar_ctx *ctx, const seqpar_optim *o, void *params, int64_t begin, int64_t count, void *g, void *m, void *v, double lr) {
+    seqpar_device *dev = ctx->device;
+    int64_t i;
+    for (i = 0; i < o->tensor_count; i++) {
+        const seqpar_tensor *t = &o->tensors[i];
+        int64_t first = SEQPAR__MAX(begin, t->offset), last = SEQPAR__MIN(begin + count, t->offset + t->rows * t->cols);
+        seqpar_update_args a;
+        if (first >= last) continue;
+        a.p = seqpar__at(params, first, dev->storage);
+        a.g = seqpar__at(g, first - begin, dev->storage);
+        a.m = m ? seqpar__at(m, first - begin, dev->storage) : NULL;
+        a.v = v ? seqpar__at(v, first - begin, dev->storage) : NULL;
+        a.count = last - first;
+        a.t = o->t;
+        a.lr = lr;
+        a.beta1 = o->desc.beta1; a.beta2 = o->desc.beta2; a.eps = o->desc.eps;
+        a.decay = t->decay ? o->desc.decay : 0.0;
+        a.clip = o->clip;
+        SEQPAR__TRY((o->desc.kind == SEQPAR_SGD ? dev->sgd : dev->adamw)(dev, &a, ctx->queue));
+    }
+    return SEQPAR_OK;
+}
+
+static void *seqpar__state_at(const seqpar_buffer *state, int64_t element, int dtype) { return state->data ? seqpar__at(state->data, element, dtype) : NULL; }
+
+static seqpar_status seqpar__update(seqpar_ctx *ctx, seqpar_optim *o, void *params, double lr) {
+    int64_t g, begin, count, compact;
+    int type = ctx->device->storage;
+    if (o->desc.zero_stage == 0)
+        return seqpar__update_range(ctx, o, params, 0, o->elements, o->gradient.data, o->m.data, o->v.data, lr);
+    for (g = 0; g < o->groups; g++) {
+        seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count);
+        compact = seqpar__own_begin(o, ctx, g);
+        SEQPAR__TRY(seqpar__update_range(ctx, o, params, o->group_begin[g] + begin, count, seqpar__gradient_at(o, ctx, g),
+                                         seqpar__state_at(&o->m, compact, type), seqpar__state_at(&o->v, compact, type), lr));
+    }
+    return seqpar__share_owned(ctx, o, params, SEQPAR_BLOCK * seqpar_dtype_bytes(type), "parameters from owners");
+}
+
+SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *o, void *params, double lr) {
+    int64_t size = seqpar_dtype_bytes(ctx->device->storage);
+    SEQPAR__TRY(seqpar__add_sources(ctx, o));
+    seqpar__step_free(ctx, o);
+    SEQPAR__TRY(seqpar__gradient_norm(ctx, o));
+    o->clip = o->desc.max_norm > 0 ? SEQPAR__MIN(1.0, o->desc.max_norm / (o->norm + 1e-6)) : 1.0;
+    o->t++;
+    if (o->desc.zero_stage < 2) SEQPAR__TRY(seqpar__share_owned(ctx, o, o->gradient.data, SEQPAR_BLOCK * size, "gradients from owners"));
+    return seqpar__update(ctx, o, params, lr);
+}
+
+/* A sharded array (compact at its owner) as doubles on every rank. */
+static seqpar_status seqpar__collect(seqpar_ctx *ctx, const seqpar_optim *o, double *full, const void *data, int whole, const char *name) {
+    int64_t g, begin, count;
+    if (whole) { seqpar_device_read(ctx->device, full, data, 0, o->elements); return SEQPAR_OK; }
+    for (g = 0; g < o->groups; g++) {
+        seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count);
+        seqpar_device_read(ctx->device, full + o->group_begin[g] + begin, data, seqpar__own_begin(o, ctx, g), count);
+    }
+    return seqpar__share_owned(ctx, o, full, SEQPAR_BLOCK * 8, name);
+}
+
+SEQPAR_DEF seqpar_status seqpar_optim_gradient(seqpar_ctx *ctx, seqpar_optim *o, double *gradient) {
+    return seqpar__collect(ctx, o, gradient, o->gradient.data, o->desc.zero_stage < 2, "gradients");
+}
+
+SEQPAR_DEF seqpar_status seqpar_optim_save(seqpar_ctx *ctx, seqpar_optim *o, double *m, double *v) {
+    if (o->desc.kind == SEQPAR_SGD) return SEQPAR_OK;
+    SEQPAR__TRY(seqpar__collect(ctx, o, m, o->m.data, o->desc.zero_stage == 0, "first moments"));
+    return seqpar__collect(ctx, o, v, o->v.data, o->desc.zero_stage == 0, "second moments");
+}
+
+SEQPAR_DEF seqpar_status seqpar_optim_load(seqpar_ctx *ctx, seqpar_optim *o, const double *m, const double *v, int64_t t) {
+    int64_t g, begin, count, at;
+    o->t = t;
+    if (o->desc.kind == SEQPAR_SGD) return SEQPAR_OK;
+    for (g = 0; g < o->groups; g++) {
+        seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count);
+        at = seqpar__own_begin(o, ctx, g);
+        if (o->desc.zero_stage == 0) { at = o->group_begin[g]; begin = 0; count = o->group_begin[g + 1] - at; }
+        seqpar_device_write(ctx->device, o->m.data, at, m + o->group_begin[g] + begin, count);
+        seqpar_device_write(ctx->device, o->v.data, at, v + o->group_begin[g] + begin, count);
+    }
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF double seqpar_schedule_factor(int kind, int64_t step, int64_t warmup, int64_t total, double min_ratio) {
+    double p, wave;
+    if (step < warmup) return (double)step / (double)SEQPAR__MAX(1, warmup);
+    p = (double)(step - warmup) / (double)SEQPAR__MAX(1, total - warmup);
+    wave = 0.5 * (1.0 + cos(3.14159265358979323846 * p));
+    if (kind == SEQPAR_CONSTANT) return 1.0;
+    if (kind == SEQPAR_LINEAR) return SEQPAR__MAX(0.0, (double)(total - step) / (double)SEQPAR__MAX(1, total - warmup));
+    if (kind == SEQPAR_COSINE) return SEQPAR__MAX(0.0, wave);
+    return wave * (1.0 - min_ratio) + min_ratio;
+}
+
+#if !defined(__clang__) && defined(__GNUC__)
+#pragma GCC pop_options
+#endif
+#endif /* SEQPAR_IMPLEMENTATION */

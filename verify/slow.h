@@ -1,0 +1,686 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/*
+ * slow.h - a Llama-style language model, its loss, its gradient and its optimizer, written a second time:
+ * dense, naive and obvious, to be what a fast implementation is checked against.
+ *
+ * There is no backward pass here to get wrong.  The forward pass is written in complex numbers and uses
+ * analytic functions only, so for a real function f
+ *
+ *     f(x + i h) = f(x) + i h f'(x) - O(h^2)        hence        f'(x) = Im f(x + i h) / h,
+ *
+ * and since nothing is subtracted h can be 1e-30: the derivative is exact to rounding.  It costs one forward
+ * pass per parameter.  "Analytic" rules out fabs, conj and max of complex numbers; where a maximum is wanted
+ * for range (log-sum-exp) it is taken over the real parts and used as a real constant that cancels.
+ *
+ * Matrices are row-major, one row per token.  Weights are (outputs x inputs) as in PyTorch's Linear.
+ * Heads lie side by side within a token's row: q[token][head][element].
+ */
+#ifndef SLOW_H
+#define SLOW_H
+
+#include <complex.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SLOW static __attribute__((unused))
+#define SLOW_STEP 1e-30
+#define SLOW_IGNORED (-100)
+
+typedef double _Complex slow_complex;
+
+typedef struct {
+    int64_t layers, hidden, heads, kv_heads, head_dim, intermediate, vocab;
+    double rope_theta, rms_eps;
+    bool tied;
+} slow_config;
+
+/* Where a named tensor lies in the flat parameter array; a norm's gain is one row. */
+typedef struct {
+    char name[64];
+    int64_t offset, rows, cols;
+} slow_tensor;
+
+/*
+ * One row of a batch: documents packed end to end, document d from token cu_seqlens[d] up to cu_seqlens[d+1].
+ * Tokens past the last document are padding and attend to nothing.  The targets are already shifted.
+ * The seeds are arbitrary coefficients, per token, of the entropy and of the target's log-probability.
+ * Any of the last four may be NULL: no targets, weights of 1, seeds of 0.
+ */
+typedef struct {
+    int64_t tokens, docs;
+    const int64_t *cu_seqlens;
+    const int32_t *ids;
+    const int32_t *targets;
+    const double *weights;
+    const double *entropy_seeds;
+    const double *logp_seeds;
+} slow_row;
+
+/* What to minimize; `count` is the number of tokens to divide by, over all the rows of all the ranks. */
+typedef struct {
+    double smoothing, zloss, count;
+} slow_objective;
+
+/* ---- memory ---- */
+
+/* Zeroed memory, or the end of the program; the spare byte keeps an empty array from being NULL. */
+SLOW void *slow_allocate(int64_t count, size_t size)
+{
+    void *memory = calloc((size_t)count * size + 1, 1);
+    if (!memory) {
+        fprintf(stderr, "slow.h: out of memory\n");
+        abort();
+    }
+    return memory;
+}
+
+SLOW slow_complex *slow_array(int64_t count)
+{
+    return slow_allocate(count, sizeof(slow_complex));
+}
+
+SLOW slow_complex *slow_promote(int64_t count, const double *x)
+{
+    slow_complex *z = slow_array(count);
+    for (int64_t k = 0; k < count; k++)
+        z[k] = x[k];
+    return z;
+}
+
+SLOW void slow_real_parts(int64_t count, const slow_complex *z, double *x)
+{
+    for (int64_t k = 0; k < count; k++)
+        x[k] = creal(z[k]);
+}
+
+/* ---- differentiation by complex step ---- */
+
+typedef slow_complex slow_scalar(const slow_complex *x, const void *context);
+
+SLOW double slow_value_of(slow_scalar *f, const void *context, int64_t count, const double *x)
+{
+    slow_complex *z = slow_promote(count, x);
+    double value = creal(f(z, context));
+    free(z);
+    return value;
+}
+
+SLOW void slow_gradient_of(slow_scalar *f, const void *context, int64_t count, const double *x,
+                           double *gradient)
+{
+    slow_complex *z = slow_promote(count, x);
+    for (int64_t k = 0; k < count; k++) {
+        z[k] = x[k] + SLOW_STEP * _Complex_I;
+        gradient[k] = cimag(f(z, context)) / SLOW_STEP;
+        z[k] = x[k];
+    }
+    free(z);
+}
+
+/* The gradient's inner product with `direction`, for the price of one evaluation. */
+SLOW double slow_directional_of(slow_scalar *f, const void *context, int64_t count, const double *x,
+                                const double *direction)
+{
+    slow_complex *z = slow_array(count);
+    for (int64_t k = 0; k < count; k++)
+        z[k] = x[k] + SLOW_STEP * direction[k] * _Complex_I;
+    double derivative = cimag(f(z, context)) / SLOW_STEP;
+    free(z);
+    return derivative;
+}
+
+/* ---- parameters ---- */
+
+typedef struct {
+    slow_tensor *table;
+    int64_t tensors, parameters;
+} slow_builder;
+
+SLOW void slow_append(slow_builder *b, const char *prefix, const char *name, int64_t rows, int64_t cols)
+{
+    if (b->table) {
+        slow_tensor *t = &b->table[b->tensors];
+        snprintf(t->name, sizeof t->name, "%s%s", prefix, name);
+        t->offset = b->parameters;
+        t->rows = rows;
+        t->cols = cols;
+    }
+    b->tensors++;
+    b->parameters += rows * cols;
+}
+
+SLOW void slow_append_layer(slow_builder *b, const slow_config *c, int64_t layer)
+{
+    char prefix[32];
+    snprintf(prefix, sizeof prefix, "model.layers.%d.", (int)layer);
+    slow_append(b, prefix, "input_layernorm.weight", 1, c->hidden);
+    slow_append(b, prefix, "self_attn.q_proj.weight", c->heads * c->head_dim, c->hidden);
+    slow_append(b, prefix, "self_attn.k_proj.weight", c->kv_heads * c->head_dim, c->hidden);
+    slow_append(b, prefix, "self_attn.v_proj.weight", c->kv_heads * c->head_dim, c->hidden);
+    slow_append(b, prefix, "self_attn.o_proj.weight", c->hidden, c->heads * c->head_dim);
+    slow_append(b, prefix, "post_attention_layernorm.weight", 1, c->hidden);
+    slow_append(b, prefix, "mlp.gate_proj.weight", c->intermediate, c->hidden);
+    slow_append(b, prefix, "mlp.up_proj.weight", c->intermediate, c->hidden);
+    slow_append(b, prefix, "mlp.down_proj.weight", c->hidden, c->intermediate);
+}
+
+/* How many tensors there are: the length of slow_parameters' table. */
+SLOW int64_t slow_tensors(const slow_config *c)
+{
+    return 9 * c->layers + (c->tied ? 2 : 3);
+}
+
+/* The number of scalar parameters; fills `table` unless it is NULL. */
+SLOW int64_t slow_parameters(const slow_config *c, slow_tensor *table)
+{
+    slow_builder b = {.table = table};
+    slow_append(&b, "model.", "embed_tokens.weight", c->vocab, c->hidden);
+    for (int64_t layer = 0; layer < c->layers; layer++)
+        slow_append_layer(&b, c, layer);
+    slow_append(&b, "model.", "norm.weight", 1, c->hidden);
+    if (!c->tied)
+        slow_append(&b, "lm_head.", "weight", c->vocab, c->hidden);
+    return b.parameters;
+}
+
+/* The next `count` parameters: the forward pass reads the tensors in the order slow_parameters lists them. */
+SLOW const slow_complex *slow_next(const slow_complex **cursor, int64_t count)
+{
+    const slow_complex *tensor = *cursor;
+    *cursor += count;
+    return tensor;
+}
+
+typedef struct {
+    const slow_complex *attention_norm, *q, *k, *v, *o, *mlp_norm, *gate, *up, *down;
+} slow_layer;
+
+SLOW slow_layer slow_next_layer(const slow_config *c, const slow_complex **cursor)
+{
+    slow_layer w;
+    w.attention_norm = slow_next(cursor, c->hidden);
+    w.q = slow_next(cursor, c->heads * c->head_dim * c->hidden);
+    w.k = slow_next(cursor, c->kv_heads * c->head_dim * c->hidden);
+    w.v = slow_next(cursor, c->kv_heads * c->head_dim * c->hidden);
+    w.o = slow_next(cursor, c->hidden * c->heads * c->head_dim);
+    w.mlp_norm = slow_next(cursor, c->hidden);
+    w.gate = slow_next(cursor, c->intermediate * c->hidden);
+    w.up = slow_next(cursor, c->intermediate * c->hidden);
+    w.down = slow_next(cursor, c->hidden * c->intermediate);
+    return w;
+}
+
+/* ---- documents, positions, masks ---- */
+
+/* The document that token t belongs to, -1 for padding. */
+SLOW int64_t slow_document(int64_t docs, const int64_t *cu_seqlens, int64_t t)
+{
+    for (int64_t d = 0; d < docs; d++)
+        if (cu_seqlens[d] <= t && t < cu_seqlens[d + 1])
+            return d;
+    return -1;
+}
+
+/* Positions count from the start of the token's own document. */
+SLOW int64_t slow_position(int64_t docs, const int64_t *cu_seqlens, int64_t t)
+{
+    int64_t d = slow_document(docs, cu_seqlens, t);
+    return d < 0 ? 0 : t - cu_seqlens[d];
+}
+
+/* mask[i][j]: may token i look at token j?  Only within its document and, if causal, not ahead. */
+SLOW void slow_mask(int64_t tokens, int64_t docs, const int64_t *cu_seqlens, bool causal, bool *mask)
+{
+    for (int64_t i = 0; i < tokens; i++)
+        for (int64_t j = 0; j < tokens; j++) {
+            int64_t d = slow_document(docs, cu_seqlens, i);
+            bool together = d >= 0 && d == slow_document(docs, cu_seqlens, j);
+            mask[i * tokens + j] = together && (!causal || j <= i);
+        }
+}
+
+/* ---- the layers' functions ---- */
+
+/* y = x w^T, a PyTorch Linear without bias. */
+SLOW void slow_linear(int64_t tokens, int64_t inputs, int64_t outputs, const slow_complex *x,
+                      const slow_complex *w, slow_complex *y)
+{
+    for (int64_t t = 0; t < tokens; t++)
+        for (int64_t o = 0; o < outputs; o++) {
+            slow_complex sum = 0;
+            for (int64_t i = 0; i < inputs; i++)
+                sum += x[t * inputs + i] * w[o * inputs + i];
+            y[t * outputs + o] = sum;
+        }
+}
+
+/* y = gain * x / sqrt(mean(x^2) + eps), token by token; y may be x. */
+SLOW void slow_rmsnorm(int64_t tokens, int64_t hidden, double eps, const slow_complex *x,
+                       const slow_complex *gain, slow_complex *y)
+{
+    for (int64_t t = 0; t < tokens; t++) {
+        slow_complex squares = 0;
+        for (int64_t i = 0; i < hidden; i++)
+            squares += x[t * hidden + i] * x[t * hidden + i];
+        slow_complex root = csqrt(squares / (double)hidden + eps);
+        for (int64_t i = 0; i < hidden; i++)
+            y[t * hidden + i] = gain[i] * x[t * hidden + i] / root;
+    }
+}
+
+/* x sigmoid(x), in whichever form keeps the exponential from overflowing. */
+SLOW slow_complex slow_silu(slow_complex x)
+{
+    return creal(x) < 0 ? x * cexp(x) / (1 + cexp(x)) : x / (1 + cexp(-x));
+}
+
+/* Rotary embedding of one head, rotate_half convention: element i turns with element i + head_dim/2. */
+SLOW void slow_rope(int64_t head_dim, double theta, int64_t position, slow_complex *x)
+{
+    int64_t half = head_dim / 2;
+    for (int64_t i = 0; i < half; i++) {
+        double angle = (double)position * pow(theta, -2.0 * (double)i / (double)head_dim);
+        slow_complex first = x[i], second = x[i + half];
+        x[i] = first * cos(angle) - second * sin(angle);
+        x[i + half] = second * cos(angle) + first * sin(angle);
+    }
+}
+
+SLOW void slow_rope_row(const slow_row *row, int64_t heads, int64_t head_dim, double theta, slow_complex *x)
+{
+    for (int64_t t = 0; t < row->tokens; t++) {
+        int64_t position = slow_position(row->docs, row->cu_seqlens, t);
+        for (int64_t h = 0; h < heads; h++)
+            slow_rope(head_dim, theta, position, x + (t * heads + h) * head_dim);
+    }
+}
+
+/* log(sum(exp(x))); -inf if there is nothing but -inf to sum, when any finite shift will do. */
+SLOW slow_complex slow_log_sum_exp(int64_t count, const slow_complex *x)
+{
+    double shift = -INFINITY;
+    for (int64_t j = 0; j < count; j++)
+        shift = fmax(shift, creal(x[j]));
+    if (isinf(shift))
+        shift = 0;
+    slow_complex sum = 0;
+    for (int64_t j = 0; j < count; j++)
+        sum += cexp(x[j] - shift);
+    return shift + clog(sum);
+}
+
+/* ---- attention ---- */
+
+/* q and out: queries x heads x head_dim.  k and v: keys x kv_heads x head_dim.  lse: queries x heads. */
+typedef struct {
+    int64_t queries, keys, heads, kv_heads, head_dim;
+} slow_shape;
+
+/* One query of one head over the keys its row of the mask allows; k and v point at the right kv head. */
+SLOW slow_complex slow_attend(const slow_shape *s, const bool *mask, const slow_complex *q,
+                              const slow_complex *k, const slow_complex *v, slow_complex *out)
+{
+    int64_t stride = s->kv_heads * s->head_dim;
+    slow_complex *score = slow_array(s->keys);
+    for (int64_t j = 0; j < s->keys; j++) {
+        for (int64_t e = 0; e < s->head_dim; e++)
+            score[j] += q[e] * k[j * stride + e];
+        score[j] = mask[j] ? score[j] / sqrt((double)s->head_dim) : -INFINITY;
+    }
+    slow_complex lse = slow_log_sum_exp(s->keys, score);
+    for (int64_t e = 0; e < s->head_dim; e++) {
+        out[e] = 0;
+        for (int64_t j = 0; j < s->keys; j++)
+            if (mask[j])
+                out[e] += cexp(score[j] - lse) * v[j * stride + e];
+    }
+    free(score);
+    return lse;
+}
+
+/* mask: queries x keys.  A query that may look at nothing gets out = 0 and lse = -inf.  lse may be NULL. */
+SLOW void slow_attention(const slow_shape *s, const bool *mask, const slow_complex *q, const slow_complex *k,
+                         const slow_complex *v, slow_complex *out, slow_complex *lse)
+{
+    int64_t group = s->heads / s->kv_heads;
+    for (int64_t i = 0; i < s->queries; i++)
+        for (int64_t h = 0; h < s->heads; h++) {
+            int64_t at = (i * s->heads + h) * s->head_dim, kv = h / group * s->head_dim;
+            slow_complex l = slow_attend(s, mask + i * s->keys, q + at, k + kv, v + kv, out + at);
+            if (lse)
+                lse[i * s->heads + h] = l;
+        }
+}
+
+SLOW void slow_attention_real(const slow_shape *s, const bool *mask, const double *q, const double *k,
+                              const double *v, double *out, double *lse)
+{
+    int64_t q_count = s->queries * s->heads * s->head_dim, kv_count = s->keys * s->kv_heads * s->head_dim;
+    slow_complex *zq = slow_promote(q_count, q);
+    slow_complex *zk = slow_promote(kv_count, k), *zv = slow_promote(kv_count, v);
+    slow_complex *zout = slow_array(q_count), *zlse = slow_array(s->queries * s->heads);
+    slow_attention(s, mask, zq, zk, zv, zout, zlse);
+    slow_real_parts(q_count, zout, out);
+    slow_real_parts(s->queries * s->heads, zlse, lse);
+    free(zq);
+    free(zk);
+    free(zv);
+    free(zout);
+    free(zlse);
+}
+
+typedef struct {
+    const slow_shape *shape;
+    const bool *mask;
+    const double *dout;
+} slow_attention_context;
+
+/* sum(dout * out) as a function of q, k and v laid end to end. */
+SLOW slow_complex slow_attention_loss(const slow_complex *qkv, const void *context)
+{
+    const slow_attention_context *a = context;
+    const slow_shape *s = a->shape;
+    int64_t q_count = s->queries * s->heads * s->head_dim, kv_count = s->keys * s->kv_heads * s->head_dim;
+    slow_complex *out = slow_array(q_count), loss = 0;
+    slow_attention(s, a->mask, qkv, qkv + q_count, qkv + q_count + kv_count, out, NULL);
+    for (int64_t e = 0; e < q_count; e++)
+        loss += a->dout[e] * out[e];
+    free(out);
+    return loss;
+}
+
+SLOW void slow_attention_gradient(const slow_shape *s, const bool *mask, const double *q, const double *k,
+                                  const double *v, const double *dout, double *dq, double *dk, double *dv)
+{
+    int64_t q_count = s->queries * s->heads * s->head_dim, kv_count = s->keys * s->kv_heads * s->head_dim;
+    size_t q_bytes = (size_t)q_count * sizeof *q, kv_bytes = (size_t)kv_count * sizeof *k;
+    int64_t count = q_count + 2 * kv_count;
+    double *x = slow_allocate(count, sizeof *x), *gradient = slow_allocate(count, sizeof *gradient);
+    memcpy(x, q, q_bytes);
+    memcpy(x + q_count, k, kv_bytes);
+    memcpy(x + q_count + kv_count, v, kv_bytes);
+    slow_gradient_of(slow_attention_loss, &(slow_attention_context){s, mask, dout}, count, x, gradient);
+    memcpy(dq, gradient, q_bytes);
+    memcpy(dk, gradient + q_count, kv_bytes);
+    memcpy(dv, gradient + q_count + kv_count, kv_bytes);
+    free(x);
+    free(gradient);
+}
+
+/* ---- the model ---- */
+
+/* x += y */
+SLOW void slow_add(int64_t count, slow_complex *x, const slow_complex *y)
+{
+    for (int64_t k = 0; k < count; k++)
+        x[k] += y[k];
+}
+
+/* x += o_proj(attention(rmsnorm(x))) */
+SLOW void slow_attention_block(const slow_config *c, const slow_layer *w, const slow_row *row,
+                               const bool *mask, slow_complex *x)
+{
+    int64_t n = row->tokens, q_width = c->heads * c->head_dim, kv_width = c->kv_heads * c->head_dim;
+    slow_shape shape = {n, n, c->heads, c->kv_heads, c->head_dim};
+    slow_complex *y = slow_array(n * c->hidden), *out = slow_array(n * q_width);
+    slow_complex *q = slow_array(n * q_width), *k = slow_array(n * kv_width), *v = slow_array(n * kv_width);
+    slow_rmsnorm(n, c->hidden, c->rms_eps, x, w->attention_norm, y);
+    slow_linear(n, c->hidden, q_width, y, w->q, q);
+    slow_linear(n, c->hidden, kv_width, y, w->k, k);
+    slow_linear(n, c->hidden, kv_width, y, w->v, v);
+    slow_rope_row(row, c->heads, c->head_dim, c->rope_theta, q);
+    slow_rope_row(row, c->kv_heads, c->head_dim, c->rope_theta, k);
+    slow_attention(&shape, mask, q, k, v, out, NULL);
+    slow_linear(n, q_width, c->hidden, out, w->o, y);
+    slow_add(n * c->hidden, x, y);
+    free(y);
+    free(out);
+    free(q);
+    free(k);
+    free(v);
+}
+
+/* x += down(silu(gate(rmsnorm(x))) * up(rmsnorm(x))) */
+SLOW void slow_mlp_block(const slow_config *c, const slow_layer *w, int64_t tokens, slow_complex *x)
+{
+    int64_t width = c->intermediate;
+    slow_complex *y = slow_array(tokens * c->hidden);
+    slow_complex *gate = slow_array(tokens * width), *up = slow_array(tokens * width);
+    slow_rmsnorm(tokens, c->hidden, c->rms_eps, x, w->mlp_norm, y);
+    slow_linear(tokens, c->hidden, width, y, w->gate, gate);
+    slow_linear(tokens, c->hidden, width, y, w->up, up);
+    for (int64_t k = 0; k < tokens * width; k++)
+        up[k] *= slow_silu(gate[k]);
+    slow_linear(tokens, width, c->hidden, up, w->down, y);
+    slow_add(tokens * c->hidden, x, y);
+    free(y);
+    free(gate);
+    free(up);
+}
+
+/* logits: tokens x vocab. */
+SLOW void slow_logits(const slow_config *c, const slow_complex *parameters, const slow_row *row,
+                      slow_complex *logits)
+{
+    int64_t n = row->tokens, hidden = c->hidden;
+    slow_complex *x = slow_array(n * hidden);
+    bool *mask = slow_allocate(n * n, sizeof *mask);
+    slow_mask(n, row->docs, row->cu_seqlens, true, mask);
+
+    const slow_complex *embedding = slow_next(&parameters, c->vocab * hidden);
+    for (int64_t t = 0; t < n; t++)
+        slow_add(hidden, x + t * hidden, embedding + row->ids[t] * hidden);
+    for (int64_t layer = 0; layer < c->layers; layer++) {
+        slow_layer w = slow_next_layer(c, &parameters);
+        slow_attention_block(c, &w, row, mask, x);
+        slow_mlp_block(c, &w, n, x);
+    }
+    slow_rmsnorm(n, hidden, c->rms_eps, x, slow_next(&parameters, hidden), x);
+    const slow_complex *head = c->tied ? embedding : slow_next(&parameters, c->vocab * hidden);
+    slow_linear(n, hidden, c->vocab, x, head, logits);
+    free(x);
+    free(mask);
+}
+
+/* ---- the loss ---- */
+
+/* What one token's logits say; logp is that of the target, 0 for an ignored one. */
+typedef struct {
+    slow_complex lse, logp, entropy, mean;
+} slow_token;
+
+SLOW slow_token slow_token_of(int64_t vocab, const slow_complex *logits, int32_t target)
+{
+    slow_token y = {.lse = slow_log_sum_exp(vocab, logits)};
+    for (int64_t j = 0; j < vocab; j++) {
+        y.entropy -= cexp(logits[j] - y.lse) * (logits[j] - y.lse);
+        y.mean += logits[j] / (double)vocab;
+    }
+    if (target != SLOW_IGNORED)
+        y.logp = logits[target] - y.lse;
+    return y;
+}
+
+SLOW double slow_or(const double *array, int64_t t, double otherwise)
+{
+    return array ? array[t] : otherwise;
+}
+
+SLOW int32_t slow_target(const slow_row *row, int64_t t)
+{
+    return row->targets ? row->targets[t] : SLOW_IGNORED;
+}
+
+/*
+ * Token t's share of the loss: its weighted cross-entropy (label smoothing, z-loss) over the global count,
+ * plus whatever is seeded on its log-probability and its entropy.  An ignored target leaves the entropy only.
+ */
+SLOW slow_complex slow_token_loss(const slow_objective *o, const slow_row *row, int64_t t, int64_t vocab,
+                                  const slow_complex *logits)
+{
+    slow_token y = slow_token_of(vocab, logits, slow_target(row, t));
+    slow_complex loss = slow_or(row->entropy_seeds, t, 0) * y.entropy;
+    if (slow_target(row, t) == SLOW_IGNORED)
+        return loss;
+    loss += slow_or(row->logp_seeds, t, 0) * y.logp;
+    slow_complex cross_entropy = -(1 - o->smoothing) * y.logp + o->smoothing * (y.lse - y.mean);
+    return loss + slow_or(row->weights, t, 1) * (cross_entropy + o->zloss * y.lse * y.lse) / o->count;
+}
+
+typedef struct {
+    const slow_config *config;
+    int64_t rows;
+    const slow_row *row;
+    slow_objective objective;
+} slow_problem;
+
+SLOW slow_complex slow_row_loss(const slow_problem *p, const slow_complex *parameters, const slow_row *row)
+{
+    int64_t vocab = p->config->vocab;
+    slow_complex *logits = slow_array(row->tokens * vocab), loss = 0;
+    slow_logits(p->config, parameters, row, logits);
+    for (int64_t t = 0; t < row->tokens; t++)
+        loss += slow_token_loss(&p->objective, row, t, vocab, logits + t * vocab);
+    free(logits);
+    return loss;
+}
+
+/* The whole loss, a slow_scalar of the flat parameters; `problem` is a slow_problem. */
+SLOW slow_complex slow_loss_complex(const slow_complex *parameters, const void *problem)
+{
+    const slow_problem *p = problem;
+    slow_complex loss = 0;
+    for (int64_t r = 0; r < p->rows; r++)
+        loss += slow_row_loss(p, parameters, &p->row[r]);
+    return loss;
+}
+
+SLOW double slow_loss(const slow_problem *p, const double *parameters)
+{
+    return slow_value_of(slow_loss_complex, p, slow_parameters(p->config, NULL), parameters);
+}
+
+/* Every parameter by complex step: as many forward passes as parameters. */
+SLOW void slow_gradient(const slow_problem *p, const double *parameters, double *gradient)
+{
+    slow_gradient_of(slow_loss_complex, p, slow_parameters(p->config, NULL), parameters, gradient);
+}
+
+/* With a unit vector for direction: one single parameter's derivative. */
+SLOW double slow_directional(const slow_problem *p, const double *parameters, const double *direction)
+{
+    return slow_directional_of(slow_loss_complex, p, slow_parameters(p->config, NULL), parameters, direction);
+}
+
+/* ---- plain real results of the forward pass ---- */
+
+SLOW void slow_logits_real(const slow_config *c, const double *parameters, const slow_row *row,
+                           double *logits)
+{
+    slow_complex *z = slow_promote(slow_parameters(c, NULL), parameters);
+    slow_complex *zlogits = slow_array(row->tokens * c->vocab);
+    slow_logits(c, z, row, zlogits);
+    slow_real_parts(row->tokens * c->vocab, zlogits, logits);
+    free(z);
+    free(zlogits);
+}
+
+/* Per token: the target's log-probability (0 if ignored), the log-sum-exp of the logits, the entropy. */
+SLOW void slow_statistics(const slow_config *c, const double *parameters, const slow_row *row, double *logp,
+                          double *lse, double *entropy)
+{
+    slow_complex *z = slow_promote(slow_parameters(c, NULL), parameters);
+    slow_complex *logits = slow_array(row->tokens * c->vocab);
+    slow_logits(c, z, row, logits);
+    for (int64_t t = 0; t < row->tokens; t++) {
+        slow_token y = slow_token_of(c->vocab, logits + t * c->vocab, slow_target(row, t));
+        logp[t] = creal(y.logp);
+        lse[t] = creal(y.lse);
+        entropy[t] = creal(y.entropy);
+    }
+    free(z);
+    free(logits);
+}
+
+/* ---- optimizers, in PyTorch's order of operations ---- */
+
+typedef struct {
+    double beta1, beta2, eps, weight_decay;
+} slow_adamw;
+
+/* Step number t = 1, 2, ...; m and v start at 0. */
+SLOW void slow_adamw_step(const slow_adamw *a, double lr, int64_t t, int64_t count, const double *g,
+                          double *m, double *v, double *theta)
+{
+    double correction1 = 1 - pow(a->beta1, (double)t), correction2 = 1 - pow(a->beta2, (double)t);
+    for (int64_t k = 0; k < count; k++) {
+        theta[k] *= 1 - lr * a->weight_decay;
+        m[k] += (1 - a->beta1) * (g[k] - m[k]);
+        v[k] = a->beta2 * v[k] + (1 - a->beta2) * g[k] * g[k];
+        double denominator = sqrt(v[k]) / sqrt(correction2) + a->eps;
+        theta[k] -= lr / correction1 * m[k] / denominator;
+    }
+}
+
+/* The buffer starts at 0; without momentum it just holds the last gradient. */
+SLOW void slow_sgd_step(double lr, double momentum, double weight_decay, int64_t count, const double *g,
+                        double *buffer, double *theta)
+{
+    for (int64_t k = 0; k < count; k++) {
+        buffer[k] = momentum * buffer[k] + g[k] + weight_decay * theta[k];
+        theta[k] -= lr * buffer[k];
+    }
+}
+
+SLOW double slow_norm(int64_t count, const double *x)
+{
+    double squares = 0;
+    for (int64_t k = 0; k < count; k++)
+        squares += x[k] * x[k];
+    return sqrt(squares);
+}
+
+/* clip_grad_norm_: returns the norm before clipping.  A NaN in one gradient makes all of them NaN. */
+SLOW double slow_clip(int64_t count, double max_norm, double *g)
+{
+    double norm = slow_norm(count, g);
+    double coefficient = max_norm / (norm + 1e-6);
+    if (coefficient > 1)
+        coefficient = 1;
+    for (int64_t k = 0; k < count; k++)
+        g[k] *= coefficient;
+    return norm;
+}
+
+/* ---- learning-rate schedules, as Hugging Face's get_scheduler ---- */
+
+typedef enum { SLOW_CONSTANT, SLOW_LINEAR, SLOW_COSINE, SLOW_COSINE_WITH_MIN_LR } slow_schedule_kind;
+
+typedef struct {
+    slow_schedule_kind kind;
+    int64_t warmup, total;
+    double min_lr_rate;
+} slow_schedule;
+
+/* The factor on the learning rate after `step` scheduler steps. */
+SLOW double slow_schedule_factor(const slow_schedule *s, int64_t step)
+{
+    double warmup = (double)s->warmup, total = (double)s->total, now = (double)step;
+    if (step < s->warmup)
+        return now / fmax(1, warmup);
+    double progress = (now - warmup) / fmax(1, total - warmup);
+    double cosine = 0.5 * (1 + cos(acos(-1) * progress));
+    switch (s->kind) {
+    case SLOW_LINEAR: return fmax(0, (total - now) / fmax(1, total - warmup));
+    case SLOW_COSINE: return fmax(0, cosine);
+    case SLOW_COSINE_WITH_MIN_LR: return fmax(0, cosine * (1 - s->min_lr_rate) + s->min_lr_rate);
+    case SLOW_CONSTANT: break;
+    }
+    return 1;
+}
+
+#endif

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* What every suite shares: one line a test, a seed that can be given back, comparisons that a NaN cannot pass. */
+#ifndef TEST_H
+#define TEST_H
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int test_passed, test_failed, test_skipped;
+static uint64_t test_seed = 1;
+static const char *test_program = "test";
+static char test_why[768]; /* first reason the running test is wrong */
+
+__attribute__((unused)) static void test_begin(int argc, char **argv) {
+    int i;
+    test_program = argv[0];
+    for (i = 1; i + 1 < argc; i++)
+        if (!strcmp(argv[i], "--seed")) test_seed = (uint64_t)strtoull(argv[i + 1], NULL, 10);
+    printf("# %s --seed %llu\n", test_program, (unsigned long long)test_seed);
+    setvbuf(stdout, NULL, _IOLBF, 0);
+}
+
+/* Remembers the first failed condition of a test. */
+__attribute__((unused, format(printf, 2, 3))) static int test_expect(int condition, const char *format, ...) {
+    va_list args;
+    if (condition || test_why[0]) return condition;
+    va_start(args, format);
+    vsnprintf(test_why, sizeof test_why, format, args);
+    va_end(args);
+    return 0;
+}
+
+/* Prints the verdict of everything expected since the last call. */
+__attribute__((unused, format(printf, 1, 2))) static void test_end(const char *format, ...) {
+    char name[256];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(name, sizeof name, format, args);
+    va_end(args);
+    if (test_why[0]) printf("FAIL %s: %s\n     replay: %s --seed %llu\n", name, test_why, test_program, (unsigned long long)test_seed);
+    else printf("ok %s\n", name);
+    if (test_why[0]) test_failed++; else test_passed++;
+    test_why[0] = 0;
+}
+
+__attribute__((unused)) static void test_skip(const char *name, const char *reason) {
+    printf("skip %s: %s\n", name, reason);
+    test_skipped++;
+}
+
+__attribute__((unused)) static int test_summary(void) {
+    printf("%d passed, %d failed", test_passed, test_failed);
+    if (test_skipped) printf(", %d skipped", test_skipped);
+    printf("\n");
+    return test_failed || !test_passed;
+}
+
+/* Relative L2 distance; NaN or infinity anywhere gives infinity. */
+__attribute__((unused)) static double test_distance(const double *got, const double *want, int64_t count) {
+    double diff = 0, size = 0;
+    int64_t i;
+    for (i = 0; i < count; i++) {
+        double d = got[i] - want[i];
+        if (!(fabs(got[i]) <= 1e300)) return HUGE_VAL;
+        diff += d * d;
+        size += want[i] * want[i];
+    }
+    return size > 0 ? sqrt(diff / size) : sqrt(diff);
+}
+
+/* splitmix64: the tests' own random numbers */
+static uint64_t test_state = 88172645463325252u;
+__attribute__((unused)) static uint64_t test_random(void) {
+    uint64_t z = (test_state += UINT64_C(0x9e3779b97f4a7c15));
+    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return z ^ (z >> 31);
+}
+__attribute__((unused)) static int64_t test_integer(int64_t low, int64_t high) { return low + (int64_t)(test_random() % (uint64_t)(high - low + 1)); }
+__attribute__((unused)) static double test_normal(void) {
+    double u = ((double)(test_random() >> 11) + 0.5) / 9007199254740992.0, v = (double)(test_random() >> 11) / 9007199254740992.0;
+    return sqrt(-2 * log(u)) * cos(6.283185307179586 * v);
+}
+#endif

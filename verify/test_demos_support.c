@@ -1,0 +1,1051 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* Tests of what the demos stand on: options, data, arith, plot, progress.
+ *
+ *     test_demos_support [DIRECTORY]     with a directory of real data, its files are read as well
+ *
+ * Prints "ok NAME" or "FAIL NAME line: what", then "N passed, N failed". */
+#define STB_DS_IMPLEMENTATION
+#include "options.h"
+#include "data.h"
+#include "arith.h"
+#include "plot.h"
+#include "progress.h"
+
+static char why[2048];  /* why the current test failed */
+static char scratch[64]; /* a directory of our own, removed at the end */
+static const char *real_data;
+
+#define EXPECT(condition) \
+    do { \
+        if (!(condition)) return snprintf(why, sizeof why, "%d: %s", __LINE__, #condition), false; \
+    } while (0)
+#define EXPECT_TEXT(got, want) \
+    do { \
+        if (strcmp((got), (want))) \
+            return snprintf(why, sizeof why, "%d: got \"%.900s\", want \"%.900s\"", __LINE__, (got), (want)), false; \
+    } while (0)
+
+static bool holds(const char *text, const char *part) { return strstr(text, part) != NULL; }
+
+static const char *in_scratch(const char *name)
+{
+    static char paths[4][128];
+    static int turn;
+    char *path = paths[turn++ % 4];
+    snprintf(path, sizeof paths[0], "%s/%s", scratch, name);
+    return path;
+}
+
+static const char *make_file_sized(const char *name, const char *bytes, size_t size)
+{
+    const char *path = in_scratch(name);
+    char error[256];
+    if (demo_write_atomically(path, bytes, size, error, sizeof error)) printf("# %s\n", error);
+    return path;
+}
+
+static const char *make_file(const char *name, const char *text) { return make_file_sized(name, text, strlen(text)); }
+
+/* Everything a printer prints, for free(). */
+typedef void (*printer)(const void *subject, FILE *out);
+static char *printed(printer print, const void *subject)
+{
+    char *text = NULL;
+    size_t size = 0;
+    FILE *out = open_memstream(&text, &size);
+    print(subject, out);
+    fclose(out);
+    return text;
+}
+
+/* ================================================================ options ================================================ */
+
+/* A small trainer with every type of variable. */
+static struct {
+    int64_t max_len, save_steps, ring_attn_size;
+    double learning_rate, betas[2];
+    const char *dataset, *optim, *truncation;
+    bool packing, pretrain_mode;
+} config;
+
+static const demo_binding bindings[] = {
+    {"max_len", &config.max_len, DEMO_INT, "2048", "longest document in tokens", DEMO_AT_LEAST(1)},
+    {"save_steps", &config.save_steps, DEMO_INT, "-1", "steps between checkpoints", DEMO_AT_LEAST(-1)},
+    {"ring_attn_size", &config.ring_attn_size, DEMO_INT, "1", "ranks that share a sequence", DEMO_BETWEEN(1, 1024)},
+    {"learning_rate", &config.learning_rate, DEMO_FLOAT, "5e-6", "peak learning rate", DEMO_ABOVE(0)},
+    {"adam_betas", config.betas, DEMO_FLOATS2, "0.9,0.95", "decay of the two moments", DEMO_BETWEEN(0, 1)},
+    {"dataset", &config.dataset, DEMO_STRING, NULL, "training data", DEMO_ANY},
+    {"optim", &config.optim, DEMO_STRING, "adamw", "optimizer", DEMO_ANY},
+    {"truncation", &config.truncation, DEMO_STRING, "drop", "what becomes of long documents", DEMO_ANY},
+    {"packing_samples", &config.packing, DEMO_FLAG, NULL, "several documents in a row", DEMO_ANY},
+    {"pretrain_mode", &config.pretrain_mode, DEMO_FLAG, NULL, "train on all of the text", DEMO_ANY},
+};
+
+static demo_options options;
+static char message[1024];
+
+/* Parses words separated by single spaces; they stay alive until the next call. */
+static int parse(const char *line)
+{
+    static char words[4096], *argv[512];
+    int argc = 1;
+    argv[0] = words;
+    snprintf(words, sizeof words, "bin/trainer %s", line);
+    for (char *space = words; (space = strchr(space, ' '));) {
+        *space++ = 0;
+        if (*space) argv[argc++] = space;
+    }
+    options = (demo_options){.tool = "sft", .bindings = bindings, .binding_count = sizeof bindings / sizeof bindings[0]};
+    *message = 0;
+    return demo_options_parse(&options, argc, argv, message, sizeof message);
+}
+
+static bool known_kind(const char *kind)
+{
+    return demo_list_has("flag,int,float,string,floats2,strings,optional", kind) || (!strncmp(kind, "choice:", 7) && kind[7]);
+}
+
+static bool table_is_sound(void)
+{
+    for (int i = 0; i < DEMO_KNOWN_COUNT; i++) {
+        const demo_known *known = &demo_known_options[i], *target = demo_known_target(known);
+        snprintf(message, sizeof message, "%s", known->name);
+        EXPECT(i == 0 || strcmp(demo_known_options[i - 1].name, known->name) < 0);
+        EXPECT(demo_known_find(known->name) == known); /* no other name equal up to - and _ */
+        EXPECT(known_kind(known->kind) && *known->source && *known->tools);
+        EXPECT(target && strncmp(target->role, "alias:", 6) && !strcmp(target->kind, known->kind));
+        EXPECT(!strcmp(known->role, "real") || !strcmp(known->role, "noeffect") || target != known);
+        EXPECT(strcmp(known->role, "noeffect") || strlen(known->note) > 8);
+        EXPECT(strlen(known->name) < DEMO_NAME_LIMIT);
+    }
+    return true;
+}
+
+/* Calls visit for each comma-separated word of a list. */
+static bool each_word(const char *list, bool (*visit)(const char *word, const void *context), const void *context)
+{
+    char word[DEMO_NAME_LIMIT];
+    for (const char *at = list; *at; at += strcspn(at, ", "), at += strspn(at, ", ")) {
+        snprintf(word, sizeof word, "%.*s", (int)strcspn(at, ", "), at);
+        if (!visit(word, context)) return false;
+    }
+    return true;
+}
+
+static bool tool_is_served(const char *tool, const void *context)
+{
+    const demo_known *known = context, *target = demo_known_target(known);
+    snprintf(message, sizeof message, "--%s for %s", known->name, tool);
+    EXPECT(demo_list_has("sft,dpo,rm,kto,kd,prm,ppo,batch_inference", tool));
+    EXPECT(demo_list_has(target->tools, tool)); /* an alias for a tool leads to something for that tool */
+    return true;
+}
+
+static bool tools_are_sound(void)
+{
+    for (int i = 0; i < DEMO_KNOWN_COUNT; i++)
+        if (!each_word(demo_known_options[i].tools, tool_is_served, &demo_known_options[i])) return false;
+    return true;
+}
+
+/* What people type: the options of OpenRLHF 0.5, 0.8 and head, of the published sequence-parallel examples of
+ * 360-LLaMA-Factory and axolotl, and this project's own. Kept apart from options.tsv on purpose. */
+static const char names_people_type[] =
+    /* shared by OpenRLHF's trainers */
+    "save_path ckpt_path save_steps eval_steps logging_steps max_ckpt_num max_ckpt_mem load_checkpoint micro_train_batch_size "
+    "train_batch_size max_epochs max_norm learning_rate lr_warmup_ratio lr_scheduler l2 adam_betas seed local_rank zero_stage zpg "
+    "bf16 adam_offload flash_attn grad_accum_dtype overlap_comm gradient_checkpointing gradient_checkpointing_use_reentrant "
+    "disable_fast_tokenizer aux_loss_coef ring_attn_size ring_head_stride packing_samples load_in_4bit lora_rank lora_alpha "
+    "target_modules lora_dropout pretrain dataset prompt_data dataset_probs train_split eval_split prompt_data_probs prompt_split "
+    "max_samples max_len input_template apply_chat_template tokenizer_chat_template use_wandb wandb_org wandb_group wandb_project "
+    "wandb_run_name use_tensorboard "
+    /* by task */
+    "pretrain_mode input_key output_key multiturn beta ipo label_smoothing nll_loss_coef ref_pretrain ref_offload prompt_key "
+    "chosen_key rejected_key loss margin_loss compute_fp32_loss value_head_prefix desirable_loss_weight undesirable_loss_weight "
+    "label_key teacher_model teacher_offload kd_coef placeholder_token reward_tokens num_episodes rollout_batch_size "
+    "micro_rollout_batch_size prompt_max_len generate_max_len ptx_coef eps_clip value_clip lambd gamma normalize_reward top_p "
+    "temperature freezing_actor_steps n_samples_per_prompt save_value_network actor_learning_rate critic_learning_rate kl_target "
+    "init_kl_coef use_kl_estimator_k3 reward_clip_range enable_ema advantage_estimator reward_pretrain remote_rm_url "
+    "critic_pretrain pretrain_data pretrain_data_probs pretrain_split actor_init_on_gpu ref_num_nodes reward_num_nodes "
+    "actor_num_nodes critic_num_nodes ref_num_gpus_per_node reward_num_gpus_per_node actor_num_gpus_per_node "
+    "critic_num_gpus_per_node colocate_actor_ref colocate_critic_reward ref_reward_offload vllm_num_engines "
+    "vllm_tensor_parallel_size vllm_sync_backend enable_prefix_caching enforce_eager perf eval_task micro_batch_size "
+    "max_new_tokens greedy_sampling repetition_penalty best_of_n post_processor iter reward_template enable_csft csft_prompt "
+    "output_path max_num_seqs tp_size "
+    /* 0.8 */
+    "attn_implementation save_hf_ckpt disable_ds_ckpt use_ds_universal_ckpt deepcompile full_determinism use_liger_kernel "
+    "ds_tensor_parallel_size eval_dataset use_ms dataset_split min_lr_ratio eps_clip_low_high dual_clip policy_loss_type "
+    "kl_estimator use_kl_loss kl_horizon entropy_loss_coef no_advantage_std_norm overlong_buffer_len overlong_penalty_factor "
+    "ema_beta use_dynamic_batch rollout_max_tokens_per_gpu train_max_tokens_per_gpu vllm_enable_sleep "
+    "vllm_gpu_memory_utilization enable_vllm_is_correction vllm_is_truncated_threshold async_train colocate_all_models "
+    "deepspeed_enable_sleep agent_func_path eval_temperature eval_n_samples_per_prompt dynamic_filtering "
+    "dynamic_filtering_reward_range vllm_generate_batch_size vllm_sync_with_ray "
+    /* head */
+    "train.batch_size train.micro_batch_size train.max_epochs train.seed adam.lr adam.betas adam.eps adam.weight_decay optim "
+    "muon.lr muon.momentum muon.ns_steps muon.nesterov actor.optim critic.optim actor.lr_scheduler critic.lr_scheduler "
+    "actor.lr_warmup_ratio critic.min_lr_ratio actor.max_norm critic.max_norm actor.adam.lr critic.adam.lr ds.zero_stage "
+    "ds.param_dtype ds.adam_offload ds.ring_attn_size ds.ring_attn_head_stride ds.packing_samples ds.lora.rank ds.lora.alpha "
+    "ds.lora.target_modules ds.lora.dropout model.model_name_or_path actor.model_name_or_path reward.model_name_or_path "
+    "critic.model_name_or_path ref.model_name_or_path model.beta model.ipo_enable model.label_smoothing model.nll_loss_coef "
+    "model.aux_loss_coef model.loss_type model.margin_loss_enable data.dataset data.input_key data.output_key data.prompt_key "
+    "data.chosen_key data.rejected_key data.label_key data.max_len ckpt.output_dir ckpt.path ckpt.load_enable actor.eps_clip "
+    "critic.value_clip algo.advantage.lambd algo.advantage.gamma algo.kl.init_coef algo.kl.target algo.kl.estimator "
+    "algo.kl.use_loss algo.advantage.estimator algo.advantage.is_correction_enable algo.advantage.is_correction_threshold "
+    "algo.advantage.is_correction_type reward.normalize_enable reward.clip_range reward.stop_properly_penalty_coef "
+    "rollout.n_samples_per_prompt rollout.batch_size rollout.micro_batch_size critic.freezing_steps rollout.max_new_tokens "
+    "ckpt.save_steps eval.steps eval.dataset logger.logging_steps model.gradient_checkpointing_enable "
+    /* 360-LLaMA-Factory */
+    "sequence_parallel_size sequence_parallel_mode cutoff_len per_device_train_batch_size gradient_accumulation_steps "
+    "num_train_epochs lr_scheduler_type lr_scheduler_kwargs warmup_ratio stage do_train finetuning_type template overwrite_cache "
+    "overwrite_output_dir preprocessing_num_workers output_dir plot_loss ddp_timeout deepspeed val_size dataset_dir packing "
+    "neat_packing shuffle_for_sequence_parallel model_name_or_path freeze_vision_tower train_mm_proj_only image_resolution "
+    "video_resolution logging_dir save_strategy use_unsloth_gc report_to pref_beta pref_ftx "
+    /* axolotl */
+    "sequence_parallel_degree context_parallel_size heads_k_stride ring_attn_func sample_packing eval_sample_packing "
+    "pad_to_sequence_len sequence_len num_epochs optimizer train_on_inputs group_by_length flash_attention xformers_attention "
+    "warmup_steps evals_per_epoch saves_per_epoch weight_decay special_tokens base_model datasets dataset_prepared_path "
+    "val_set_size min_sample_len tiled_mlp plugins tf32 activation_offloading resume_from_checkpoint early_stopping_patience "
+    "load_in_8bit strict fsdp fsdp_config wandb_entity wandb_watch wandb_name wandb_log_model model_type tokenizer_type "
+    /* ours */
+    "truncation max_steps adam_eps layout schedule pack_len chunks z_loss data_parallel_size world_size hidden_size "
+    "num_hidden_layers num_attention_heads num_key_value_heads head_dim intermediate_size tie_word_embeddings rope_theta "
+    "metrics_path device omp_threads json";
+
+static bool name_is_known(const char *name, const void *context)
+{
+    (void)context;
+    snprintf(message, sizeof message, "--%s", name);
+    EXPECT(demo_known_find(name) != NULL);
+    return true;
+}
+
+static bool every_name_is_known(void) { return each_word(names_people_type, name_is_known, NULL); }
+
+static void sample_value(const char *kind, char *text, size_t size)
+{
+    static const char *const samples[][2] = {{"flag", "true"}, {"int", "3"}, {"float", "0.25"}, {"string", "some/path"},
+                                             {"floats2", "0.5,0.75"}, {"strings", "a b c"}, {"optional", "auto"}};
+    for (size_t i = 0; i < sizeof samples / sizeof samples[0]; i++)
+        if (!strcmp(kind, samples[i][0])) snprintf(text, size, "%s", samples[i][1]);
+    if (!strncmp(kind, "choice:", 7)) snprintf(text, size, "%.*s", (int)strcspn(kind + 7, ",="), kind + 7);
+}
+
+/* Parses one option for one tool in both spellings, bound to a variable of its type if it is real. */
+static bool option_parses(const char *tool, const void *context)
+{
+    const demo_known *known = context, *target = demo_known_target(known);
+    union { bool flag; int64_t whole; double pair[2]; const char *text; } variable;
+    const demo_binding binding = {target->name, &variable, demo_type_of(target->kind), NULL, "", DEMO_ANY};
+    char value[64] = "", name[DEMO_NAME_LIMIT + 2], inlined[192], program[] = "trainer", end[] = "--help";
+    sample_value(known->kind, value, sizeof value);
+    snprintf(name, sizeof name, "--%s", known->name);
+    snprintf(inlined, sizeof inlined, "--%s=%s", known->name, value);
+    char *apart[] = {program, name, value, end}, *joined[] = {program, inlined, end};
+    for (int form = 0; form < 2; form++) {
+        options = (demo_options){.tool = tool, .bindings = &binding, .binding_count = !strcmp(target->role, "real")};
+        snprintf(message, sizeof message, "%s for %s", inlined, tool);
+        EXPECT(demo_options_parse(&options, form ? 3 : 4, form ? joined : apart, message, sizeof message) == 0);
+        EXPECT(options.help_wanted); /* the value was taken, so that the last word was reached */
+        EXPECT(demo_options_given(&options, target->name));
+        if (!options.binding_count) continue;
+        if (binding.type == DEMO_INT) EXPECT(variable.whole == 3);
+        if (binding.type == DEMO_FLAG) EXPECT(variable.flag);
+        if (binding.type == DEMO_FLOAT) EXPECT(!(fabs(variable.pair[0] - 0.25) > 0));
+        if (binding.type == DEMO_FLOATS2) EXPECT(!(fabs(variable.pair[0] - 0.5) > 0) && !(fabs(variable.pair[1] - 0.75) > 0));
+        if (binding.type == DEMO_STRING) EXPECT_TEXT(variable.text, value);
+    }
+    return true;
+}
+
+static bool every_option_parses(void)
+{
+    for (int i = 0; i < DEMO_KNOWN_COUNT; i++)
+        if (!each_word(demo_known_options[i].tools, option_parses, &demo_known_options[i])) return false;
+    return true;
+}
+
+static bool defaults_come_from_the_table(void)
+{
+    EXPECT(parse("") == 0);
+    EXPECT(config.max_len == 2048 && config.save_steps == -1 && !config.packing && !config.dataset);
+    EXPECT(!(fabs(config.learning_rate - 5e-6) > 0) && !(fabs(config.betas[1] - 0.95) > 0));
+    EXPECT_TEXT(config.optim, "adamw");
+    EXPECT(!demo_options_given(&options, "max_len"));
+    return true;
+}
+
+static bool values_land(void)
+{
+    EXPECT(parse("--max-len=7 --max_len 9 --adam_betas .5 .25 --dataset=a=b.jsonl --packing_samples --save-steps -1") == 0);
+    EXPECT(config.max_len == 9 && config.packing && config.save_steps == -1); /* the last mention wins */
+    EXPECT(!(fabs(config.betas[0] - .5) > 0) && !(fabs(config.betas[1] - .25) > 0));
+    EXPECT_TEXT(config.dataset, "a=b.jsonl");
+    EXPECT(demo_options_given(&options, "max_len") && !demo_options_given(&options, "optim"));
+    EXPECT(parse("--cutoff_len 5 --sequence_parallel_degree 4 --optimizer adamw_torch --adam.betas 0.1,0.2") == 0);
+    EXPECT(config.max_len == 5 && config.ring_attn_size == 4 && !(fabs(config.betas[1] - .2) > 0));
+    EXPECT_TEXT(config.optim, "adamw"); /* synonyms arrive as the first spelling */
+    EXPECT(demo_options_given(&options, "max-len"));
+    return true;
+}
+
+static bool flags_take_an_optional_word(void)
+{
+    EXPECT(parse("--packing_samples false --pretrain_mode True") == 0 && !config.packing && config.pretrain_mode);
+    EXPECT(parse("--packing_samples --pretrain_mode=off") == 0 && config.packing && !config.pretrain_mode);
+    EXPECT(parse("--sample_packing yes --bf16 --flash_attn fa2 --bf16 auto --max_len 3") == 0 && config.packing);
+    EXPECT(config.max_len == 3);
+    return true;
+}
+
+static bool typos_are_named(void)
+{
+    EXPECT(parse("--ring_atn_size 2") == -1);
+    EXPECT_TEXT(message, "unknown option --ring_atn_size; did you mean --ring_attn_size? (--help lists all)");
+    EXPECT(parse("--learning-rat 1") == -1 && holds(message, "did you mean --learning_rate?"));
+    EXPECT(parse("--sequence-paralel-size 2") == -1 && holds(message, "did you mean --sequence_parallel_size?"));
+    EXPECT(parse("--qqqqqqqqqqqqqqqq") == -1);
+    EXPECT_TEXT(message, "unknown option --qqqqqqqqqqqqqqqq (--help lists all)");
+    EXPECT(parse("--bta 1") == -1 && !holds(message, "--beta?")); /* an option of another tool is no help */
+    EXPECT(demo_edit_distance("abc", "abc") == 0 && demo_edit_distance("a-c", "a_c") == 0);
+    EXPECT(demo_edit_distance("kitten", "sitting") == 3 && demo_edit_distance("", "abc") == 3);
+    return true;
+}
+
+static bool bad_values_are_refused(void)
+{
+    static const char *const cases[][2] = {
+        {"--max_len many", "--max_len is many, but it must be a whole number of at least 1"},
+        {"--max_len 12x", "--max_len is 12x, but it must be a whole number of at least 1"},
+        {"--max_len 1.5", "--max_len is 1.5, but it must be a whole number of at least 1"},
+        {"--max_len 0", "--max_len is 0, but it must be a whole number of at least 1"},
+        {"--max_len 99999999999999999999", "--max_len is 99999999999999999999, but it must be a whole number of at least 1"},
+        {"--max_len=", "--max_len is empty, but it must be a whole number of at least 1"},
+        {"--cutoff_len -4", "--cutoff_len is -4, but it must be a whole number of at least 1"},
+        {"--ring_attn_size 2000", "--ring_attn_size is 2000, but it must be a whole number from 1 to 1024"},
+        {"--learning_rate 0", "--learning_rate is 0, but it must be a number above 0"},
+        {"--learning_rate nan", "--learning_rate is nan, but it must be a number above 0"},
+        {"--learning_rate inf", "--learning_rate is inf, but it must be a number above 0"},
+        {"--adam_betas 0.9", "--adam_betas is 0.9, but it must be two numbers from 0 to 1"},
+        {"--adam_betas 0.9 1.5", "--adam_betas is 0.9,1.5, but it must be two numbers from 0 to 1"},
+        {"--truncation shorten", "--truncation is shorten, but it must be one of drop, cut"},
+        {"--optim muon", "--optim is muon, but it must be one of adamw, sgd"},
+        {"--packing_samples=maybe", "--packing_samples is maybe, but it must be true or false"},
+        {"--zpg two", "--zpg is two, but it must be a whole number"}, /* even where nothing depends on it */
+        {"--finetuning_type lora", "--finetuning_type is lora, but it must be one of full"},
+        {"--max_len", "--max_len needs a value (a whole number), but nothing follows"},
+        {"--dataset --max_len 4", "--dataset needs a value (text), but --max_len follows"},
+        {"--truncation", "--truncation needs a value (one of drop, cut), but nothing follows"},
+        {"data.jsonl", "stray word data.jsonl; options start with -- (--help lists all)"},
+        {"--packing_samples 3", "stray word 3; options start with -- (--help lists all)"},
+        {"--beta 0.1", "--beta is an option of dpo,kto; this is sft"},
+        {"--seed 3", "--seed is known, but this program does not serve it yet"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        EXPECT(parse(cases[i][0]) == -1);
+        EXPECT_TEXT(message, cases[i][1]);
+    }
+    return true;
+}
+
+static void print_ignored(const void *subject, FILE *out) { demo_options_print_ignored(subject, out); }
+
+static bool options_without_effect_are_told(void)
+{
+    EXPECT(parse("--max_len 4") == 0);
+    char *text = printed(print_ignored, &options);
+    EXPECT_TEXT(text, "");
+    free(text);
+    EXPECT(parse("--deepspeed ds_z2.json --max_len 4 --deepspeed other.json") == 0);
+    text = printed(print_ignored, &options);
+    EXPECT_TEXT(text, "no effect here: --deepspeed (one process on CPU threads; no DeepSpeed engine)\n");
+    free(text);
+    EXPECT(parse("--ds.lora.rank 8 --bf16 --target_modules q k v --ddp_timeout 9") == 0);
+    text = printed(print_ignored, &options);
+    EXPECT(holds(text, "--ds.lora.rank (every weight is trained; no adapters)") && holds(text, "; --target_modules ("));
+    EXPECT(strchr(text, '\n') == text + strlen(text) - 1); /* one line */
+    free(text);
+    return true;
+}
+
+static bool too_many_words_are_refused(void)
+{
+    static char line[4096] = "--target_modules";
+    for (int i = 0; i < 400; i++) strcat(line, " abcdefg");
+    EXPECT(parse(line) == 0);
+    static char word[9000], program[] = "trainer", name[] = "--target_modules", more[] = "x";
+    memset(word, 'a', sizeof word - 1);
+    char *argv[] = {program, name, word, more};
+    EXPECT(demo_options_parse(&options, 4, argv, message, sizeof message) == -1);
+    EXPECT_TEXT(message, "--target_modules needs a value (text), but x follows");
+    return true;
+}
+
+static void print_help(const void *subject, FILE *out) { demo_options_help(subject, out); }
+
+/* The column where the default stands must be the same in every line that has one. */
+static bool help_is_aligned(const char *text)
+{
+    long column = 0;
+    int lines = 0;
+    for (const char *line = text; (line = strstr(line, "\n  --")) && line < strstr(text, "other names"); line++, lines++) {
+        long here = (long)strcspn(line, "[");
+        EXPECT(!column || here == column);
+        column = here;
+    }
+    EXPECT(lines == options.binding_count);
+    return true;
+}
+
+static bool help_shows_everything(void)
+{
+    EXPECT(parse("-h --max_len broken") == 0 && options.help_wanted);
+    EXPECT(parse("--help") == 0 && options.help_wanted);
+    char *text = printed(print_help, &options);
+    EXPECT(holds(text, "usage: trainer "));
+    EXPECT(holds(text, "--max_len                  N    [2048] longest document in tokens\n"));
+    EXPECT(holds(text, "[drop] what becomes of long documents; one of drop, cut\n"));
+    EXPECT(holds(text, "--cutoff_len                           = --max_len\n"));
+    EXPECT(holds(text, "--deepspeed                            one process on CPU threads; no DeepSpeed engine\n"));
+    EXPECT(!holds(text, "--kl_horizon")); /* of another tool */
+    EXPECT(help_is_aligned(text));
+    free(text);
+    return true;
+}
+
+static bool bindings_are_held_against_the_table(void)
+{
+    static int64_t whole;
+    static const demo_binding strange[] = {{"max_len", &whole, DEMO_FLOAT, NULL, "", DEMO_ANY},
+                                           {"deepspeed", &whole, DEMO_STRING, NULL, "", DEMO_ANY},
+                                           {"beta", &whole, DEMO_FLOAT, NULL, "", DEMO_ANY}};
+    demo_options one = {.tool = "sft", .bindings = strange, .binding_count = 1};
+    EXPECT(demo_options_check(&one, message, sizeof message) == -1 && holds(message, "--max_len is int in options.tsv"));
+    one.bindings++;
+    EXPECT(demo_options_check(&one, message, sizeof message) == -1 && holds(message, "does not call it real"));
+    one.bindings++;
+    EXPECT(demo_options_check(&one, message, sizeof message) == -1 && holds(message, "does not call it real for sft"));
+    EXPECT(parse("") == 0 && demo_options_check(&options, message, sizeof message) == -1);
+    EXPECT(holds(message, "is real for sft in options.tsv, but not bound"));
+    return true;
+}
+
+static bool foreign_names_place_tokens(void)
+{
+    static const char *const cases[][3] = {{"zigzag-ring", "zigzag", "ring"}, {"batch_ring", "contiguous", "ring"},
+                                           {"batch_stripe", "stripe", "ring"}, {"varlen_llama3", "contiguous", "llama3"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const char *layout = NULL, *schedule = NULL;
+        EXPECT(demo_placement_settle(&layout, &schedule, cases[i][0], message, sizeof message) == 0);
+        EXPECT_TEXT(layout, cases[i][1]);
+        EXPECT_TEXT(schedule, cases[i][2]);
+    }
+    const char *layout = "contiguous", *schedule = NULL;
+    EXPECT(demo_placement_settle(&layout, &schedule, NULL, message, sizeof message) == 0 && !schedule);
+    EXPECT(demo_placement_settle(&layout, &schedule, "batch_zigzag", message, sizeof message) == -1);
+    EXPECT(holds(message, "batch_zigzag means --layout zigzag --schedule ring, but another option says contiguous"));
+    return true;
+}
+
+/* ================================================================ data ==================================================== */
+
+static demo_dataset set;
+
+static int load(const char *path, demo_data_options how)
+{
+    demo_data_free(&set);
+    *message = 0;
+    return demo_data_load(&set, path, &how, message, sizeof message);
+}
+
+/* Document i as text: bytes as they are, special tokens as B and E in brackets, supervised tokens after a bar each time
+ * supervision begins and before one when it ends: "[B]ab|c[E]". */
+static const char *shown(int64_t i)
+{
+    static char text[512];
+    const demo_document *document = &set.documents[i];
+    size_t used = 0;
+    for (int64_t t = 0; t < document->tokens && used < sizeof text - 8; t++) {
+        int32_t id = document->ids[t];
+        if (t && document->loss_mask[t] != document->loss_mask[t - 1]) text[used++] = '|';
+        if (id < 256) text[used++] = (char)id;
+        else used += (size_t)snprintf(text + used, 8, "[%s]", id == DEMO_BOS ? "B" : id == DEMO_EOS ? "E" : "?");
+    }
+    text[used] = 0;
+    return text;
+}
+
+static const demo_data_options ask = {.input_key = "q", .output_key = "a", .input_template = "Q {}? "};
+
+static bool text_is_masked(void)
+{
+    const char *path = make_file("a.jsonl", "{\"q\": \"ab\", \"a\": \"cd\"}\n");
+    EXPECT(load(path, ask) == 0 && arrlen(set.documents) == 1);
+    EXPECT_TEXT(shown(0), "[B]Q ab? |cd[E]");
+    const demo_document *document = &set.documents[0];
+    EXPECT(document->tokens == 10 && set.tokens == 10 && set.supervised_tokens == 3);
+    EXPECT(document->ids[0] == 256 && document->ids[1] == 'Q' && document->ids[9] == 257);
+    EXPECT(load(path, (demo_data_options){.input_key = "q", .output_key = "a"}) == 0);
+    EXPECT_TEXT(shown(0), "[B]ab|cd[E]");
+    EXPECT(load(path, (demo_data_options){.input_key = "q"}) == 0); /* without output_key the text itself */
+    EXPECT_TEXT(shown(0), "[B]|ab[E]");
+    EXPECT(load(path, (demo_data_options){.input_key = "q", .output_key = "a", .pretrain_mode = true}) == 0);
+    EXPECT_TEXT(shown(0), "[B]|ab");
+    EXPECT(load(path, (demo_data_options){.input_key = "q", .output_key = "a", .train_on_inputs = true}) == 0);
+    EXPECT_TEXT(shown(0), "[B]|abcd[E]");
+    EXPECT(load(path, (demo_data_options){.input_key = "q", .output_key = "a", .input_template = "{}-{}:"}) == 0);
+    EXPECT_TEXT(shown(0), "[B]ab-ab:|cd[E]");
+    return true;
+}
+
+static bool line_ends_and_marks_do_not_matter(void)
+{
+    EXPECT(load(make_file("b.jsonl", "\xEF\xBB\xBF{\"q\": \"a\", \"a\": \"b\"}\r\n\r\n  \n{\"q\": \"c\", \"a\": \"d\"}"), ask) == 0);
+    EXPECT(arrlen(set.documents) == 2 && set.counts.read == 2);
+    EXPECT_TEXT(shown(0), "[B]Q a? |b[E]");
+    EXPECT_TEXT(shown(1), "[B]Q c? |d[E]");
+    return true;
+}
+
+static bool text_is_utf8(void)
+{
+    EXPECT(load(make_file("u.jsonl", "{\"q\": \"\\u00e9\\n\", \"a\": \"\xE2\x82\xAC\"}\n"), ask) == 0);
+    EXPECT_TEXT(shown(0), "[B]Q \xC3\xA9\n? |\xE2\x82\xAC[E]");
+    return true;
+}
+
+static bool ids_carry_their_own_mask(void)
+{
+    EXPECT(load(make_file("i.jsonl", "{\"input_ids\": [65, 66, 67, 68], \"labels\": [-100, -100, 67, 68]}\n"
+                                     "{\"input_ids\": [65, 66, 67], \"loss_mask\": [1, 0, 1]}\n"
+                                     "{\"input_ids\": [65, 66, 67], \"loss_mask\": [true, true, false]}\n"
+                                     "{\"input_ids\": [256, 65, 257]}\n"), ask) == 0);
+    EXPECT_TEXT(shown(0), "AB|CD");
+    EXPECT_TEXT(shown(1), "AB|C"); /* nothing predicts a first token */
+    EXPECT_TEXT(shown(2), "A|B|C");
+    EXPECT_TEXT(shown(3), "[B]|A[E]");
+    EXPECT(set.supervised_tokens == 2 + 1 + 1 + 2);
+    return true;
+}
+
+static bool long_documents_are_dropped_or_cut(void)
+{
+    const char *path = make_file("long.jsonl", "{\"q\": \"ab\", \"a\": \"cdefgh\"}\n" /* [B] 2 + 6 [E] = 10 tokens */
+                                               "{\"q\": \"ab\", \"a\": \"c\"}\n"      /* 5 */
+                                               "{\"q\": \"abcdefg\", \"a\": \"c\"}\n" /* 10, of which 8 are prompt */
+                                               "{\"input_ids\": [1, 2, 3, 4, 5, 6, 7, 8, 9]}\n");
+    demo_data_options how = {.input_key = "q", .output_key = "a", .max_len = 7};
+    EXPECT(load(path, how) == 0 && set.counts.read == 4 && set.counts.dropped_long == 3 && arrlen(set.documents) == 1);
+    EXPECT_TEXT(shown(0), "[B]ab|c[E]");
+    how.cut_long = true;
+    EXPECT(load(path, how) == 0 && set.counts.dropped_long == 1 && set.counts.cut == 2 && arrlen(set.documents) == 3);
+    EXPECT_TEXT(shown(0), "[B]ab|cde[E]");
+    EXPECT(set.documents[0].tokens == 7 && arrlen(set.documents[0].ids) == 7);
+    EXPECT(set.documents[2].tokens == 7 && set.documents[2].ids[6] == 7); /* ids are cut as they are */
+    how.max_len = 10;
+    EXPECT(load(path, how) == 0 && set.counts.cut == 0 && set.counts.dropped_long == 0);
+    how.pretrain_mode = true;
+    how.max_len = 3;
+    EXPECT(load(path, how) == 0 && set.counts.cut == 2);
+    EXPECT_TEXT(shown(2), "[B]|ab"); /* no EOS is forced on plain text */
+    return true;
+}
+
+static bool empty_and_masked_documents_are_counted(void)
+{
+    EXPECT(load(make_file("z.jsonl", "{\"q\": \"a\", \"a\": \"\"}\n{\"input_ids\": []}\n{\"q\": \"\", \"a\": \"b\"}\n"
+                                     "{\"input_ids\": [5, 6], \"labels\": [5, -100]}\n{\"q\": \"a\", \"a\": \"b\"}\n"),
+                (demo_data_options){.input_key = "q", .output_key = "a"}) == 0);
+    EXPECT(set.counts.read == 5 && set.counts.zero_length == 3 && set.counts.fully_masked == 1);
+    EXPECT(arrlen(set.documents) == 2 && set.supervised_tokens == 2);
+    char summary[256];
+    demo_data_summary(&set, summary, sizeof summary);
+    EXPECT_TEXT(summary, "5 read, 2 kept with 6 tokens, 2 of them supervised; 0 too long, 3 empty, 0 cut, 1 masked whole");
+    return true;
+}
+
+static bool streams_are_cut_into_documents(void)
+{
+    const char *path = make_file("s.txt", "\xEF\xBB\xBFthe quick\r\nfox");
+    EXPECT(load(path, (demo_data_options){.pretrain_mode = true, .max_len = 6}) == 0);
+    EXPECT(arrlen(set.documents) == 3 && set.counts.read == 3 && set.tokens == 14 && set.supervised_tokens == 14 - 3);
+    EXPECT_TEXT(shown(0), "t|he qu");
+    EXPECT_TEXT(shown(1), "i|ck\r\nf");
+    EXPECT_TEXT(shown(2), "o|x");
+    EXPECT(load(path, (demo_data_options){.max_len = 6}) == -1 && holds(message, "s.txt: plain text needs --pretrain_mode"));
+    EXPECT(load(path, (demo_data_options){.pretrain_mode = true}) == -1 && holds(message, "set it to 2 or more"));
+    return true;
+}
+
+static bool samples_and_files_are_limited_and_joined(void)
+{
+    char both[300];
+    const char *one = make_file("1.jsonl", "{\"q\": \"a\", \"a\": \"1\"}\n{\"q\": \"b\", \"a\": \"2\"}\n");
+    const char *two = make_file("2.jsonl", "{\"q\": \"c\", \"a\": \"3\"}\nnot JSON\n");
+    snprintf(both, sizeof both, "%s,%s", one, two);
+    demo_data_options how = ask;
+    how.max_samples = 3; /* the broken line is never reached */
+    EXPECT(load(both, how) == 0 && arrlen(set.documents) == 3);
+    EXPECT_TEXT(shown(2), "[B]Q c? |3[E]");
+    how.max_samples = 1;
+    EXPECT(load(both, how) == 0 && arrlen(set.documents) == 1);
+    how.max_samples = 0;
+    EXPECT(load(both, how) == -1 && holds(message, "2.jsonl:2: broken JSON") && !set.documents);
+    return true;
+}
+
+static bool broken_data_is_named(void)
+{
+    static const char *const cases[][2] = {
+        {"", "x.jsonl: the file is empty"},
+        {"\xEF\xBB\xBF", "x.jsonl: the file is empty"},
+        {"\n\r\n", "x.jsonl: only empty lines; one JSON object per line is needed"},
+        {"{\"q\": \"a\", \"a\": \"b\"}\n\n{\"q\": \"a\", \"a\": }\n", "x.jsonl:3: broken JSON at column 17; one whole object"},
+        {"{\"q\": \"a\", \"a\": \"b\"} {}\n", "x.jsonl:1: broken JSON at column 22"},
+        {"[{\"q\": 1}]\n", "x.jsonl:1: the line is a list, but an object {...} is needed"},
+        {"\n{\"q\": \"a\", \"b\": 1, \"c\": 2}\n", "x.jsonl:2: no key \"a\"; set --output_key to one of those present: \"q\", \"b\", \"c\""},
+        {"{}\n", "x.jsonl:1: no key \"q\"; set --input_key to one of those present: none"},
+        {"{\"q\": 3, \"a\": \"b\"}\n", "x.jsonl:1: \"q\" is a number, but text is needed"},
+        {"{\"q\": \"a\", \"a\": null}\n", "x.jsonl:1: \"a\" is null, but text is needed"},
+        {"{\"q\": [{\"role\": \"user\"}], \"a\": \"b\"}\n", "x.jsonl:1: \"q\" is a list, but text is needed; lists of chat messages"},
+        {"{\"q\": \"a\\u0000b\", \"a\": \"b\"}\n", "x.jsonl:1: the line holds a zero character"},
+        {"{\"input_ids\": \"abc\"}\n", "x.jsonl:1: \"input_ids\" is text, but a list is needed"},
+        {"{\"input_ids\": [1], \"labels\": 1}\n", "x.jsonl:1: \"labels\" is a number, but a list is needed"},
+        {"{\"input_ids\": [1, 2, 259]}\n", "x.jsonl:1: input_ids[2] is 259, but it must be a whole number from 0 to 258"},
+        {"{\"input_ids\": [1, -2]}\n", "x.jsonl:1: input_ids[1] is -2, but it must be a whole number from 0 to 258"},
+        {"{\"input_ids\": [1.5]}\n", "x.jsonl:1: input_ids[0] is 1.5, but it must be a whole number from 0 to 258"},
+        {"{\"input_ids\": [1, \"2\"]}\n", "x.jsonl:1: input_ids[1] is text, but a number is needed"},
+        {"{\"input_ids\": [1, 2, 3], \"labels\": [1, 2]}\n", "x.jsonl:1: 2 labels for 3 input_ids; give one for each token"},
+        {"{\"input_ids\": [1, 2], \"loss_mask\": [1]}\n", "x.jsonl:1: 1 loss_mask for 2 input_ids; give one for each token"},
+        {"{\"input_ids\": [1, 2], \"loss_mask\": [1, 2]}\n", "x.jsonl:1: loss_mask[1] is 2, but it must be a whole number from 0 to 1"},
+        {"{\"input_ids\": [1, 2, 3], \"labels\": [2, 3, -100]}\n", "labels[0] is 2 but input_ids[0] is 1; a label repeats"},
+        {"{\"input_ids\": [1, 2], \"labels\": [1, -100]}\n", "no supervised token in the whole set (1 read, 1 kept with 2 tokens, 0"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        EXPECT(load(make_file("x.jsonl", cases[i][0]), ask) == -1);
+        if (!holds(message, cases[i][1])) EXPECT_TEXT(message, cases[i][1]);
+        EXPECT(!set.documents);
+    }
+    return true;
+}
+
+static bool files_that_cannot_be_read_are_named(void)
+{
+    EXPECT(load("no/such/file.jsonl", ask) == -1);
+    EXPECT_TEXT(message, "no/such/file.jsonl: cannot be read: No such file or directory; check --dataset");
+    EXPECT(load("data.parquet", ask) == -1 && holds(message, "data.parquet: the name ends in neither .jsonl nor .txt"));
+    EXPECT(load("", ask) == -1 && load(NULL, ask) == -1);
+    const char *zeros = make_file_sized("zeros.jsonl", "{\"q\": \"a\0b\", \"a\": \"c\"}\n", 23);
+    EXPECT(load(zeros, ask) == -1 && holds(message, "zeros.jsonl:1: "));
+    demo_data_options small = ask;
+    small.vocab_size = 100;
+    EXPECT(load(make_file("v.jsonl", "{\"q\": \"a\", \"a\": \"b\"}\n"), small) == -1);
+    EXPECT(holds(message, "v.jsonl:1: text needs a vocabulary of 259, but the model has 100"));
+    return true;
+}
+
+static bool templates_are_checked(void)
+{
+    EXPECT(demo_template_checked("User: {}\n", message, sizeof message) && !*message);
+    EXPECT(!demo_template_checked("User:", message, sizeof message) && holds(message, "has no {}"));
+    EXPECT(demo_template_checked("User: {}\\n", message, sizeof message) && holds(message, "backslash"));
+    EXPECT(!demo_template_checked(NULL, message, sizeof message) && !*message);
+    demo_data_options holeless = ask;
+    holeless.input_template = "no hole";
+    EXPECT(load(make_file("h.jsonl", "{\"q\": \"a\", \"a\": \"b\"}\n"), holeless) == -1 && holds(message, "has no {}"));
+    return true;
+}
+
+static bool writing_is_all_or_nothing(void)
+{
+    size_t size = 0;
+    const char *path = make_file("whole", "old");
+    EXPECT(demo_write_atomically(path, "new text", 8, message, sizeof message) == 0);
+    char *text = demo_read_file(path, &size);
+    EXPECT(text && size == 8 && !strcmp(text, "new text"));
+    free(text);
+    EXPECT(demo_write_atomically(in_scratch("no/folder"), "x", 1, message, sizeof message) == -1);
+    EXPECT(holds(message, "no/folder: No such file or directory; choose another path or make its folder"));
+    EXPECT(demo_write_atomically(scratch, "x", 1, message, sizeof message) == -1); /* a folder is not replaced */
+    char left[160];
+    snprintf(left, sizeof left, "%s.%ld.tmp", scratch, (long)getpid());
+    EXPECT(access(left, F_OK) != 0);
+    return true;
+}
+
+/* ================================================================ arith =================================================== */
+
+static bool stories_depend_on_seed_and_index_alone(void)
+{
+    char q[2][DEMO_ARITH_TEXT], a[2][DEMO_ARITH_TEXT];
+    size_t sizes[2];
+    const char *whole = in_scratch("whole.jsonl"), *part = in_scratch("part.jsonl");
+    EXPECT(demo_arith_write(whole, 7, 0, 50, message, sizeof message) == 0);
+    EXPECT(demo_arith_write(part, 7, 30, 20, message, sizeof message) == 0);
+    char *all = demo_read_file(whole, &sizes[0]), *tail = demo_read_file(part, &sizes[1]);
+    EXPECT(all && tail && sizes[1] < sizes[0] && !strcmp(all + sizes[0] - sizes[1], tail));
+    free(all);
+    free(tail);
+    int alike = 0;
+    for (uint64_t i = 0; i < 200; i++) {
+        demo_arith_item(q[0], a[0], 1, i);
+        demo_arith_item(q[1], a[1], 2, i);
+        alike += !strcmp(q[0], q[1]);
+        demo_arith_item(q[1], a[1], 1, i);
+        EXPECT(!strcmp(q[0], q[1]) && !strcmp(a[0], a[1]));
+    }
+    EXPECT(alike < 5); /* another seed, other stories */
+    demo_arith_item(q[0], a[0], 1, 0);
+    EXPECT_TEXT(a[0], "7 - 2 = 5. The answer is 5."); /* the same on every machine */
+    return true;
+}
+
+/* Recomputes every equation of an answer; each must go on from the result before. */
+static bool answer_adds_up(const char *answer, int claimed)
+{
+    int left, right, result, used, before = -1;
+    char step;
+    while (sscanf(answer, "%d %c %d = %d. %n", &left, &step, &right, &result, &used) == 4) {
+        EXPECT(demo_step(step, left, right) == result && (before < 0 || before == left) && result > 0);
+        before = result;
+        answer += used;
+    }
+    EXPECT(sscanf(answer, "The answer is %d.%n", &result, &used) == 1 && !answer[used]);
+    EXPECT(before == result && result == claimed && result < 100);
+    return true;
+}
+
+static bool answers_are_right(void)
+{
+    char question[DEMO_ARITH_TEXT], answer[DEMO_ARITH_TEXT];
+    bool steps[128] = {false};
+    for (uint64_t i = 0; i < 5000; i++) {
+        int value = demo_arith_item(question, answer, 3, i);
+        size_t length = strlen(question) + strlen(answer);
+        snprintf(message, sizeof message, "%s %s", question, answer);
+        EXPECT(answer_adds_up(answer, value));
+        EXPECT(length >= 80 && length <= 200 && !strpbrk(message, "\"\\$"));
+        for (const char *c = answer; *c; c++) steps[(unsigned char)*c] = true;
+    }
+    EXPECT(steps['+'] && steps['-'] && steps['*']);
+    return true;
+}
+
+/* Already a table of "which byte after which" should halve the loss again and again: held-out nats per answer byte, counted
+ * on 2,000 stories, against ln 259 of a model that knows nothing. */
+static bool answers_are_learnable(void)
+{
+    static double pairs[256][256], totals[256];
+    double nats = 0, bytes = 0;
+    char question[DEMO_ARITH_TEXT], answer[DEMO_ARITH_TEXT];
+    for (uint64_t i = 0; i < 2400; i++) {
+        demo_arith_item(question, answer, 5, i);
+        unsigned char before = (unsigned char)question[strlen(question) - 1];
+        for (const char *c = answer; *c; before = (unsigned char)*c++) {
+            unsigned char now = (unsigned char)*c;
+            if (i < 2000) pairs[before][now]++, totals[before]++;
+            else nats -= log((pairs[before][now] + 0.01) / (totals[before] + 2.59)), bytes++;
+        }
+    }
+    EXPECT(nats / bytes < 0.3 * log(DEMO_VOCAB));
+    return true;
+}
+
+static bool stories_load(void)
+{
+    const char *path = in_scratch("arith.jsonl");
+    EXPECT(demo_arith_write(path, 1, 0, 300, message, sizeof message) == 0);
+    demo_data_options how = {.input_key = "question", .output_key = "answer", .input_template = "{}\n", .max_len = 200};
+    EXPECT(load(path, how) == 0 && arrlen(set.documents) == 300 && !set.counts.fully_masked);
+    EXPECT(demo_arith_write(in_scratch("no/such/folder"), 1, 0, 3, message, sizeof message) == -1 && *message);
+    return true;
+}
+
+/* ================================================================ plot ==================================================== */
+
+/* A reader of XML just able to say no: tags must nest, attributes be quoted, text hold no bare mark. */
+static bool is_well_formed(const char *xml)
+{
+    char open[16][24];
+    int depth = 0, roots = 0;
+    for (const char *at = xml; *at;) {
+        if (*at != '<') {
+            EXPECT(*at != '>' && (*at != '&' || !strncmp(at, "&lt;", 4) || !strncmp(at, "&gt;", 4) || !strncmp(at, "&amp;", 5)));
+            EXPECT(depth > 0 || isspace((unsigned char)*at));
+            at++;
+            continue;
+        }
+        bool closing = at[1] == '/';
+        const char *name = at + 1 + closing;
+        int length = (int)strcspn(name, " />");
+        bool quoted = false;
+        for (at = name; *at && (quoted || *at != '>'); at++) quoted ^= *at == '"';
+        EXPECT(*at == '>' && !quoted && length < 24 && depth < 16);
+        if (closing) {
+            EXPECT(depth > 0 && (int)strlen(open[depth - 1]) == length && !strncmp(open[depth - 1], name, (size_t)length));
+            depth--;
+        } else if (at[-1] != '/') {
+            roots += depth == 0;
+            snprintf(open[depth++], sizeof open[0], "%.*s", length, name);
+        }
+        at++;
+    }
+    EXPECT(depth == 0 && roots == 1);
+    return true;
+}
+
+static int count_of(const char *text, const char *part)
+{
+    int count = 0;
+    for (; (text = strstr(text, part)); text++) count++;
+    return count;
+}
+
+static char *drawn(const demo_plot *plot)
+{
+    size_t size;
+    const char *path = in_scratch("plot.svg");
+    return demo_plot_write(path, plot, message, sizeof message) ? NULL : demo_read_file(path, &size);
+}
+
+static bool plots_are_well_formed(void)
+{
+    double y[50], z[50];
+    for (int i = 0; i < 50; i++) y[i] = 5.0 / (i + 1), z[i] = i % 20 == 9 ? NAN : y[i] + 1;
+    demo_series series[] = {{"P = 1", NULL, y, 50}, {"<P> & \"4\"", NULL, z, 50}};
+    demo_plot plot = {.title = "loss < 1 & falling", .x_label = "step", .y_label = "nats", .series = series, .series_count = 2};
+    char *svg = drawn(&plot);
+    EXPECT(svg && is_well_formed(svg));
+    EXPECT(count_of(svg, "<polyline") == 1 + 3 && holds(svg, "loss &lt; 1 &amp; falling") && holds(svg, "&lt;P&gt; &amp;"));
+    EXPECT(!holds(svg, "nan") && !holds(svg, "inf") && !holds(svg, "(null)"));
+    free(svg);
+    plot.log_y = true;
+    y[7] = 0; /* has no logarithm: a gap */
+    svg = drawn(&plot);
+    EXPECT(svg && is_well_formed(svg) && count_of(svg, "<polyline") == 2 + 3 && !holds(svg, "nan") && !holds(svg, "inf"));
+    free(svg);
+    return true;
+}
+
+static bool odd_plots_are_drawn_or_refused(void)
+{
+    double y[] = {3, 3, 3}, bad[] = {NAN, HUGE_VAL, -1};
+    demo_series flat = {"flat", NULL, y, 3}, dot = {"dot", NULL, y, 1}, none = {"none", NULL, bad, 3};
+    demo_plot plot = {.series = &flat, .series_count = 1};
+    char *svg = drawn(&plot);
+    EXPECT(svg && is_well_formed(svg) && !holds(svg, "nan"));
+    free(svg);
+    plot.series = &dot;
+    svg = drawn(&plot);
+    EXPECT(svg && is_well_formed(svg) && count_of(svg, "<circle") == 1);
+    free(svg);
+    plot.series = &none;
+    plot.log_y = true;
+    EXPECT(!drawn(&plot) && holds(message, "no finite point above 0 to plot"));
+    plot.series = &flat;
+    plot.width = 100;
+    EXPECT(!drawn(&plot) && holds(message, "100 x 480 pixels leave no room"));
+    return true;
+}
+
+static bool ticks_are_round(void)
+{
+    double ticks[64];
+    char label[32];
+    int count = demo_ticks_linear(ticks, 0.13, 0.97, 5);
+    EXPECT(count == 4 && !(fabs(ticks[0] - 0.2) > 1e-12) && !(fabs(ticks[3] - 0.8) > 1e-12));
+    count = demo_ticks_log(ticks, -7.2, -0.5);
+    EXPECT(count == 7 && !(fabs(ticks[0] + 7) > 1e-12) && !(fabs(ticks[6] + 1) > 1e-12));
+    demo_tick_label(label, sizeof label, 1e-7);
+    EXPECT_TEXT(label, "1e-7");
+    demo_tick_label(label, sizeof label, 0.1 * 3);
+    EXPECT_TEXT(label, "0.3");
+    demo_tick_label(label, sizeof label, 20000);
+    EXPECT_TEXT(label, "20000");
+    for (double low = -3; low < 3; low += 0.37)
+        for (double high = low + 1e-3; high < low + 40; high *= high > 0 ? 3 : -1) {
+            count = demo_ticks_log(ticks, low, high);
+            EXPECT(count < 25);
+            for (int i = 0; i < count; i++) EXPECT(ticks[i] >= low - 1e-6 && ticks[i] <= high + 1e-6);
+            if (high < 1e-3) high = 1e-3;
+        }
+    return true;
+}
+
+/* ================================================================ progress ================================================ */
+
+static bool progress_fits_the_window(void)
+{
+    char text[DEMO_LINE_LIMIT];
+    demo_progress progress = {.terminal = true, .total = 1000, .step = 250, .tokens = 2500000, .loss = 1.25};
+    for (int columns = 0; columns < 400; columns++) {
+        demo_progress_text(&progress, 100, columns, text);
+        EXPECT((int)strlen(text) < (columns > 1 ? columns : 1));
+        EXPECT(!strchr(text, '\n'));
+    }
+    demo_progress_text(&progress, 100, 80, text);
+    EXPECT_TEXT(text, "[#####.................]  step 250/1000  loss 1.2500  25.0k tokens/s  5:00 left");
+    demo_progress_text(&progress, 100, 30, text);
+    EXPECT_TEXT(text, "step 250/1000  loss 1.2500");
+    progress.step = progress.resumed = 10; /* nothing done by this process yet: no rate, no guess */
+    demo_progress_text(&progress, 100, 30, text);
+    EXPECT_TEXT(text, "[........]  step 10/1000");
+    return true;
+}
+
+static bool durations_and_counts_are_readable(void)
+{
+    static const struct { double value; const char *duration, *count; } cases[] = {
+        {0, "0:00", "0"}, {41.4, "0:41", "41"}, {725, "12:05", "725"}, {11279, "3:07:59", "11.3k"}, {4560000, "1266:40:00", "4.56M"}};
+    char text[32];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        demo_duration_text(text, sizeof text, cases[i].value);
+        EXPECT_TEXT(text, cases[i].duration);
+        demo_count_text(text, sizeof text, cases[i].value);
+        EXPECT_TEXT(text, cases[i].count);
+    }
+    return true;
+}
+
+/* Runs 30 steps with output into a file and returns what was written. */
+static char *progress_of_a_run(bool terminal)
+{
+    size_t size;
+    const char *path = in_scratch("progress");
+    demo_progress progress;
+    demo_progress_begin(&progress, 0, 30, 10);
+    progress.out = fopen(path, "wb");
+    progress.terminal = terminal;
+    progress.began -= 1; /* as if a second had passed */
+    for (int step = 1; step <= 30; step++) demo_progress_step(&progress, step, 3.0 / step, 100);
+    demo_progress_say(&progress, "saved %d", 30);
+    demo_progress_end(&progress);
+    fclose(progress.out);
+    return demo_read_file(path, &size);
+}
+
+static bool progress_is_lines_without_a_terminal(void)
+{
+    char *text = progress_of_a_run(false);
+    EXPECT(text && count_of(text, "\n") == 4 && !strpbrk(text, "\r\033"));
+    EXPECT(holds(text, "step 10/30  loss 0.3000  ") && holds(text, "\nstep 30/30  loss 0.1000  ") && holds(text, "\nsaved 30\n"));
+    free(text);
+    return true;
+}
+
+static bool progress_is_redrawn_on_a_terminal(void)
+{
+    char *text = progress_of_a_run(true);
+    EXPECT(text && !strncmp(text, "\r", 1) && count_of(text, "\033[K") == count_of(text, "\r"));
+    EXPECT(count_of(text, "\r") >= 2 + 1 && count_of(text, "\r") < 30); /* first, last and the note's; not each of 30 */
+    EXPECT(count_of(text, "\n") == 1 && holds(text, "\033[Ksaved 30\n"));
+    free(text);
+    return true;
+}
+
+/* ================================================================ real data =============================================== */
+
+static const char *real_path(const char *name)
+{
+    static char path[1024];
+    snprintf(path, sizeof path, "%s/%s", real_data ? real_data : ".", name);
+    return real_data && !access(path, R_OK) ? path : NULL;
+}
+
+static bool real_questions_load(void)
+{
+    static const struct { const char *name, *in, *out; int64_t rows; } files[] = {
+        {"gsm8k_train.jsonl", "question", "answer", 7473},
+        {"gsm8k_test.jsonl", "question", "answer", 1319},
+        {"gsm8k_preferences.jsonl", "prompt", "chosen", 3275},
+        {"gsm8k_labeled.jsonl", "prompt", "completion", 5276},
+    };
+    for (int i = 0; i < 4; i++) {
+        demo_data_options how = {.input_key = files[i].in, .output_key = files[i].out, .input_template = "User: {}\nAssistant: "};
+        const char *path = real_path(files[i].name);
+        if (!path) continue;
+        snprintf(message, sizeof message, "%s", path);
+        EXPECT(load(path, how) == 0);
+        EXPECT(set.counts.read == files[i].rows && arrlen(set.documents) + set.counts.zero_length == set.counts.read);
+        how.max_len = 512;
+        int64_t whole = set.tokens;
+        EXPECT(load(path, how) == 0 && set.counts.dropped_long > 0 && set.tokens < whole);
+        how.cut_long = true;
+        EXPECT(load(path, how) == 0 && set.counts.cut > 0 && set.counts.cut + set.counts.dropped_long > 0);
+        for (int64_t d = 0; d < arrlen(set.documents); d++) {
+            const demo_document *document = &set.documents[d];
+            EXPECT(document->tokens <= 512 && document->ids[0] == DEMO_BOS && document->ids[document->tokens - 1] == DEMO_EOS);
+        }
+    }
+    return true;
+}
+
+static bool real_text_loads(void)
+{
+    const char *path = real_path("tinyshakespeare.txt");
+    if (!path) return true;
+    EXPECT(load(path, (demo_data_options){.pretrain_mode = true, .max_len = 1000}) == 0);
+    EXPECT(set.tokens == 1115394 && arrlen(set.documents) == 1116 && set.documents[1115].tokens == 394);
+    return true;
+}
+
+/* ========================================================================================================================== */
+
+#define TEST(name) {#name, name}
+static const struct {
+    const char *name;
+    bool (*run)(void);
+} tests[] = {
+    TEST(table_is_sound), TEST(tools_are_sound), TEST(every_name_is_known), TEST(every_option_parses),
+    TEST(defaults_come_from_the_table), TEST(values_land), TEST(flags_take_an_optional_word), TEST(typos_are_named),
+    TEST(bad_values_are_refused), TEST(options_without_effect_are_told), TEST(too_many_words_are_refused),
+    TEST(help_shows_everything), TEST(bindings_are_held_against_the_table), TEST(foreign_names_place_tokens),
+    TEST(text_is_masked), TEST(line_ends_and_marks_do_not_matter), TEST(text_is_utf8), TEST(ids_carry_their_own_mask),
+    TEST(long_documents_are_dropped_or_cut), TEST(empty_and_masked_documents_are_counted), TEST(streams_are_cut_into_documents),
+    TEST(samples_and_files_are_limited_and_joined), TEST(broken_data_is_named), TEST(files_that_cannot_be_read_are_named),
+    TEST(templates_are_checked), TEST(writing_is_all_or_nothing),
+    TEST(stories_depend_on_seed_and_index_alone), TEST(answers_are_right), TEST(answers_are_learnable), TEST(stories_load),
+    TEST(plots_are_well_formed), TEST(odd_plots_are_drawn_or_refused), TEST(ticks_are_round),
+    TEST(progress_fits_the_window), TEST(durations_and_counts_are_readable), TEST(progress_is_lines_without_a_terminal),
+    TEST(progress_is_redrawn_on_a_terminal),
+    TEST(real_questions_load), TEST(real_text_loads),
+};
+
+static void say_what_is_skipped(void)
+{
+    static const char *const names[] = {"gsm8k_train.jsonl", "gsm8k_test.jsonl", "gsm8k_preferences.jsonl", "gsm8k_labeled.jsonl",
+                                        "tinyshakespeare.txt"};
+    if (!real_data) printf("# skipped: checks on real files; no data directory was given\n");
+    for (int i = 0; real_data && i < 5; i++)
+        if (!real_path(names[i])) printf("# skipped: %s is not in %s\n", names[i], real_data);
+}
+
+static void remove_scratch(void)
+{
+    static const char *const names[] = {"a.jsonl", "b.jsonl", "u.jsonl", "i.jsonl", "long.jsonl", "z.jsonl", "s.txt", "1.jsonl",
+                                        "2.jsonl", "x.jsonl", "zeros.jsonl", "v.jsonl", "h.jsonl", "whole", "whole.jsonl",
+                                        "part.jsonl", "arith.jsonl", "plot.svg", "progress"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) remove(in_scratch(names[i]));
+    if (rmdir(scratch)) printf("# left behind: %s\n", scratch);
+}
+
+int main(int argc, char **argv)
+{
+    int passed = 0, failed = 0, count = (int)(sizeof tests / sizeof tests[0]);
+    const char *temporary = getenv("TMPDIR");
+    setvbuf(stdout, NULL, _IOLBF, 0); /* a crash must not swallow what was said before it */
+    real_data = argc > 1 ? argv[1] : NULL;
+    snprintf(scratch, sizeof scratch, "%.40s/demos-XXXXXX", temporary ? temporary : P_tmpdir);
+    if (!mkdtemp(scratch)) return fprintf(stderr, "cannot make %s; set TMPDIR to a writable folder\n", scratch), 2;
+    say_what_is_skipped();
+    for (int i = 0; i < count; i++) {
+        *message = 0;
+        bool ok = tests[i].run();
+        if (ok) printf("ok %s\n", tests[i].name);
+        else printf("FAIL %s %s   (last message: %s)\n", tests[i].name, why, message);
+        *(ok ? &passed : &failed) += 1;
+    }
+    demo_data_free(&set);
+    remove_scratch();
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed != 0;
+}

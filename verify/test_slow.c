@@ -1,0 +1,481 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/*
+ * test_slow.c - checks slow.h against what it cannot have copied from itself: values worked out by hand or
+ * by Hugging Face's and PyTorch's own code, finite differences, and properties that must hold whatever the
+ * values.
+ *
+ * cc -std=c11 -O2 verify/test_slow.c -lm
+ */
+#include "slow.h"
+
+enum { TOKENS = 8, OTHER_TOKENS = 3, VOCAB = 9 };
+
+static int passed, failed;
+
+/* Written so that a NaN fails. */
+static void check(const char *name, double error, double tolerance)
+{
+    if (!(error <= tolerance)) {
+        printf("FAIL %s: off by %.3g, allowed %.3g\n", name, error, tolerance);
+        failed++;
+    } else {
+        printf("ok %s\n", name);
+        passed++;
+    }
+}
+
+static void check_of(const char *model, const char *name, double error, double tolerance)
+{
+    char both[80];
+    snprintf(both, sizeof both, "%s: %s", model, name);
+    check(both, error, tolerance);
+}
+
+/* The sum of |a - b|, which a NaN cannot slip through as it can through a maximum. */
+static double distance(int64_t count, const double *a, const double *b)
+{
+    double sum = 0;
+    for (int64_t k = 0; k < count; k++)
+        sum += fabs(a[k] - b[k]);
+    return sum;
+}
+
+static double size(int64_t count, const double *a)
+{
+    double sum = 0;
+    for (int64_t k = 0; k < count; k++)
+        sum += fabs(a[k]);
+    return sum;
+}
+
+static double inner(int64_t count, const double *a, const double *b)
+{
+    double sum = 0;
+    for (int64_t k = 0; k < count; k++)
+        sum += a[k] * b[k];
+    return sum;
+}
+
+static double *reals(int64_t count)
+{
+    return slow_allocate(count, sizeof(double));
+}
+
+/* Numbers without a pattern that any language's sin can reproduce. */
+static double *wave(int64_t count, double amplitude)
+{
+    double *x = reals(count);
+    for (int64_t k = 0; k < count; k++)
+        x[k] = amplitude * sin(0.37 * (double)(k + 1) * (double)(k + 1));
+    return x;
+}
+
+/* ---- a tiny model and two rows: three documents, one of a single token, and a row of its own ---- */
+
+static const slow_config untied = {.layers = 2, .hidden = 8, .heads = 4, .kv_heads = 2, .head_dim = 6,
+    .intermediate = 7, .vocab = VOCAB, .rope_theta = 100, .rms_eps = 1e-5};
+static const slow_config tied = {.layers = 1, .hidden = 6, .heads = 3, .kv_heads = 1, .head_dim = 2,
+    .intermediate = 5, .vocab = VOCAB, .rope_theta = 1e4, .rms_eps = 1e-6, .tied = true};
+
+static const int64_t documents[] = {0, 4, 5, TOKENS}, one_document[] = {0, OTHER_TOKENS};
+static const int32_t ids[TOKENS] = {3, 1, 4, 1, 5, 8, 2, 6}, other_ids[OTHER_TOKENS] = {0, 7, 7};
+static const int32_t targets[TOKENS] = {1, 4, 1, SLOW_IGNORED, 7, 2, 6, SLOW_IGNORED};
+static const int32_t other_targets[OTHER_TOKENS] = {7, 7, SLOW_IGNORED};
+static const double weights[TOKENS] = {1, .5, 2, 1, 1, 0, 1.5, 1};
+static const double entropy_seeds[TOKENS] = {.1, 0, -.2, .3, .1, .1, 0, .2};
+static const double logp_seeds[TOKENS] = {0, .3, -.1, .2, .5, -.4, 0, 1};
+
+static const slow_row rows[] = {
+    {TOKENS, 3, documents, ids, targets, weights, entropy_seeds, logp_seeds},
+    {OTHER_TOKENS, 1, one_document, other_ids, other_targets, NULL, NULL, NULL},
+};
+
+static slow_problem problem_of(const slow_config *config)
+{
+    return (slow_problem){config, 2, rows, {.smoothing = .1, .zloss = .01, .count = 7}};
+}
+
+static double *logits_of(const slow_config *config, const slow_row *row)
+{
+    double *parameters = wave(slow_parameters(config, NULL), .5);
+    double *logits = reals(row->tokens * config->vocab);
+    slow_logits_real(config, parameters, row, logits);
+    free(parameters);
+    return logits;
+}
+
+/* ---- the parts ---- */
+
+static void test_rmsnorm(void)
+{
+    slow_complex x[] = {3, 4}, gain[] = {1, 10}, y[2];
+    double got[2], want[] = {3 / sqrt(13), 40 / sqrt(13)};
+    slow_rmsnorm(1, 2, .5, x, gain, y);
+    slow_real_parts(2, y, got);
+    check("rmsnorm", distance(2, got, want), 1e-14);
+}
+
+static void test_silu(void)
+{
+    double got[3] = {creal(slow_silu(1)), creal(slow_silu(-1)), creal(slow_silu(-800))};
+    double want[3] = {.7310585786300049, -.2689414213699951, 0};
+    check("silu", distance(3, got, want), 1e-14);
+    check("silu slope at 0", fabs(cimag(slow_silu(SLOW_STEP * _Complex_I)) / SLOW_STEP - .5), 1e-14);
+}
+
+/* Position 3, theta 16, head_dim 4: element 0 turns with 2 by 3 radians, element 1 with 3 by 3/4. */
+static void test_rope(void)
+{
+    slow_complex x[] = {1, 2, 10, 20};
+    double got[4], want[] = {cos(3) - 10 * sin(3), 2 * cos(.75) - 20 * sin(.75),
+                             10 * cos(3) + sin(3), 20 * cos(.75) + 2 * sin(.75)};
+    slow_rope(4, 16, 3, x);
+    slow_real_parts(4, x, got);
+    check("rope", distance(4, got, want), 1e-13);
+}
+
+static void test_mask(void)
+{
+    static const int64_t ends[] = {0, 2, 3};
+    static const char *const causal = "1000" "1100" "0010" "0000", *const full = "1100" "1100" "0010" "0000";
+    bool mask[2][16];
+    int wrong = 0;
+    slow_mask(4, 2, ends, true, mask[0]);
+    slow_mask(4, 2, ends, false, mask[1]);
+    for (int k = 0; k < 16; k++)
+        wrong += (mask[0][k] != (causal[k] == '1')) + (mask[1][k] != (full[k] == '1'));
+    check("mask", wrong, 0);
+}
+
+/* RoPE being relative, no logit would show a position counted from elsewhere. */
+static void test_position(void)
+{
+    static const int64_t want[] = {0, 1, 2, 3, 0, 0, 1, 2, 0};
+    int wrong = 0;
+    for (int64_t t = 0; t <= TOKENS; t++)
+        wrong += slow_position(3, documents, t) != want[t];
+    check("position in the document", wrong, 0);
+}
+
+static void test_parameter_table(void)
+{
+    slow_tensor table[21];
+    int64_t count = slow_parameters(&untied, table);
+    const slow_tensor *k_proj = &table[12];
+    check("parameter count", (double)llabs(count - 1672), 0);
+    check("tensor count", (double)llabs(slow_tensors(&untied) - 21), 0);
+    check("tensor name", abs(strcmp(k_proj->name, "model.layers.1.self_attn.k_proj.weight")), 0);
+    check("tensor place", (double)llabs(k_proj->offset - (72 + 760 + 8 + 192)), 0);
+    check("tensor shape", (double)(llabs(k_proj->rows - 12) + llabs(k_proj->cols - 8)), 0);
+    check("tied parameter count", (double)llabs(slow_parameters(&tied, NULL) - 258), 0);
+}
+
+/* ---- attention ---- */
+
+/* With q = 0 every key in sight counts the same; the last query and key are padding. */
+static void test_uniform_attention(void)
+{
+    slow_shape s = {4, 4, 2, 1, 1};
+    bool mask[16];
+    double q[8] = {0}, k[4] = {5, 6, 7, 8}, v[4] = {1, 3, 8, 9}, out[8], lse[8];
+    double want_out[8] = {1, 1, 2, 2, 8, 8, 0, 0}, want_lse[6] = {0, 0, log(2), log(2), 0, 0};
+    slow_mask(4, 2, (const int64_t[]){0, 2, 3}, true, mask);
+    slow_attention_real(&s, mask, q, k, v, out, lse);
+    check("uniform attention, out", distance(8, out, want_out), 1e-14);
+    check("uniform attention, lse", distance(6, lse, want_lse), 1e-14);
+    check("fully masked lse is -inf", lse[6] == -INFINITY && lse[7] == -INFINITY ? 0 : 1, 0);
+}
+
+/* Two keys, scores 3*4/sqrt(2) and 0. */
+static void test_attention_scale(void)
+{
+    slow_shape s = {1, 2, 1, 1, 2};
+    bool mask[2] = {true, true};
+    double q[2] = {3, 0}, k[4] = {4, 9, 0, 9}, v[4] = {1, 0, 0, 1}, out[2], lse[1], score = 12 / sqrt(2);
+    double want[2] = {1 / (1 + exp(-score)), 1 / (1 + exp(score))};
+    slow_attention_real(&s, mask, q, k, v, out, lse);
+    check("attention scale", distance(2, out, want), 1e-14);
+    check("attention lse", fabs(lse[0] - log(1 + exp(score))), 1e-14);
+}
+
+/* Fourth-order central difference of f along coordinate k. */
+static double finite_difference(slow_scalar *f, const void *context, int64_t count, double *x, int64_t k)
+{
+    static const double coefficient[] = {1, -8, 8, -1}, step[] = {-2, -1, 1, 2}, h = 1e-3;
+    double here = x[k], sum = 0;
+    for (int i = 0; i < 4; i++) {
+        x[k] = here + step[i] * h;
+        sum += coefficient[i] * slow_value_of(f, context, count, x);
+    }
+    x[k] = here;
+    return sum / (12 * h);
+}
+
+static void test_attention_gradient(bool causal)
+{
+    enum { N = 5, HEADS = 4, KV_HEADS = 2, DIM = 3 };
+    enum { Q = N * HEADS * DIM, KV = N * KV_HEADS * DIM, ALL = Q + 2 * KV };
+    slow_shape s = {N, N, HEADS, KV_HEADS, DIM};
+    bool mask[N * N];
+    double *x = wave(ALL, 1), *dout = wave(Q, .7), gradient[ALL], difference[ALL];
+    slow_mask(N, 2, (const int64_t[]){0, 3, N}, causal, mask);
+    slow_attention_context context = {&s, mask, dout};
+    slow_attention_gradient(&s, mask, x, x + Q, x + Q + KV, dout, gradient, gradient + Q, gradient + Q + KV);
+    for (int64_t k = 0; k < ALL; k++)
+        difference[k] = finite_difference(slow_attention_loss, &context, ALL, x, k);
+    check(causal ? "causal attention gradient" : "full attention gradient",
+          distance(ALL, gradient, difference) / size(ALL, gradient), 1e-10);
+    free(x);
+    free(dout);
+}
+
+/* ---- the loss ---- */
+
+static const double golden_logits[] = {1, -.5, 2, .25};
+static const int32_t golden_target[] = {2};
+static const slow_row golden_row = {.tokens = 1, .targets = golden_target};
+
+static slow_complex golden_loss(const slow_complex *logits, const void *objective)
+{
+    return slow_token_loss(objective, &golden_row, 0, 4, logits);
+}
+
+static void test_loss(void)
+{
+    slow_complex x[] = {1, -.5, 2, .25};
+    slow_token y = slow_token_of(4, x, 2);
+    slow_objective plain = {0, 0, 1}, smooth = {.1, .01, 1};
+    check("cross-entropy", fabs(creal(golden_loss(x, &plain)) - .484731134701968), 1e-14);
+    check("smoothing and z-loss", fabs(creal(golden_loss(x, &smooth)) - .677720022819541), 1e-14);
+    check("entropy", fabs(creal(y.entropy) - 1.02496369175712), 1e-13);
+    check("log-sum-exp", fabs(creal(y.lse) - 2.484731134701968), 1e-14);
+}
+
+static void test_loss_gradient(void)
+{
+    slow_objective plain = {0, 0, 1}, smooth = {.1, 0, 1};
+    double got[4], want[4];
+    for (int j = 0; j < 4; j++)
+        want[j] = exp(golden_logits[j] - 2.484731134701968) - (j == 2);
+    slow_gradient_of(golden_loss, &plain, 4, golden_logits, got);
+    check("softmax minus one-hot", distance(4, got, want), 1e-14);
+    check("gradient row sums to 0", fabs(got[0] + got[1] + got[2] + got[3]), 1e-14);
+    slow_gradient_of(golden_loss, &smooth, 4, golden_logits, got);
+    check("smoothed gradient row sums to 0", fabs(got[0] + got[1] + got[2] + got[3]), 1e-14);
+}
+
+/* An ignored token has no loss but what is seeded on its entropy. */
+static void test_ignored(void)
+{
+    slow_complex x[] = {1, -.5, 2, .25};
+    int32_t ignored[] = {SLOW_IGNORED};
+    double two[] = {2};
+    slow_row row = {.tokens = 1, .targets = ignored, .weights = two, .entropy_seeds = two, .logp_seeds = two};
+    slow_objective all = {.1, .01, 3};
+    check("ignored target", fabs(creal(slow_token_loss(&all, &row, 0, 4, x)) - 2 * 1.02496369175712), 1e-13);
+    row.targets = golden_target;
+    double want = 2 * 1.02496369175712 + 2 * .677720022819541 / 3 - 2 * .484731134701968;
+    check("weight, count and seeds", fabs(creal(slow_token_loss(&all, &row, 0, 4, x)) - want), 1e-13);
+}
+
+/* ---- the model ---- */
+
+/*
+ * What Hugging Face's LlamaForCausalLM (transformers 4.46.3 on torch 1.13.1, its float32 casts made float64)
+ * gives for these parameters, documents and losses, a document at a time: the last token's logits, the loss,
+ * and by autograd the gradient's norm and its inner product with `wave`.
+ */
+typedef struct {
+    const char *name;
+    double logits[VOCAB], loss, norm, along;
+} golden_model;
+
+static const golden_model untied_golden = {"untied",
+    {.0212368447635, -.0805253078313, -.3183179331194, -.3148428066085, -.4092205926557, -.0631412951693,
+     -.5134410773107, -.0165461234281, -.3674105383608},
+    2.98284935125998, 2.09319660005484, -.86776594738032};
+static const golden_model tied_golden = {"tied",
+    {.0225915546048, -.1446345599979, .1798234984109, -.3865292018534, .5520682420690, .5076066998601,
+     .5986122048387, -.3815325742301, .1558325924772},
+    3.18776360366853, 1.43847211097477, .37009943247117};
+
+static void test_golden_model(const slow_config *config, const golden_model *want)
+{
+    slow_problem p = problem_of(config);
+    int64_t count = slow_parameters(config, NULL);
+    double *x = wave(count, .5), *direction = wave(count, 1), *gradient = reals(count);
+    double *logits = logits_of(config, &rows[0]), *last = logits + (TOKENS - 1) * VOCAB;
+    slow_gradient(&p, x, gradient);
+    double norm = slow_norm(count, gradient), along = inner(count, gradient, direction);
+    check_of(want->name, "Hugging Face logits", distance(VOCAB, last, want->logits), 1e-12);
+    check_of(want->name, "Hugging Face loss", fabs(slow_loss(&p, x) - want->loss), 1e-13);
+    check_of(want->name, "Hugging Face gradient", fabs(norm - want->norm), 1e-13);
+    check_of(want->name, "Hugging Face gradient, along", fabs(along - want->along), 1e-13);
+    check_of(want->name, "directional derivative", fabs(slow_directional(&p, x, direction) - along), 1e-13);
+    free(x);
+    free(direction);
+    free(gradient);
+    free(logits);
+}
+
+/* The worst tensor's error, each relative to itself, so that one with a small gradient cannot hide. */
+static double worst_tensor(const slow_config *config, const double *a, const double *b)
+{
+    slow_tensor table[21];
+    double worst = 0;
+    slow_parameters(config, table);
+    for (int64_t i = 0; i < slow_tensors(config); i++) {
+        int64_t n = table[i].rows * table[i].cols, at = table[i].offset;
+        double error = distance(n, a + at, b + at) / size(n, a + at);
+        if (!(error <= worst))
+            worst = isnan(error) ? INFINITY : error;
+    }
+    return worst;
+}
+
+static void test_model_gradient(const char *name, const slow_config *config)
+{
+    slow_problem p = problem_of(config);
+    int64_t count = slow_parameters(config, NULL);
+    double *x = wave(count, .5), *gradient = reals(count), *difference = reals(count);
+    slow_gradient(&p, x, gradient);
+    for (int64_t k = 0; k < count; k++)
+        difference[k] = finite_difference(slow_loss_complex, &p, count, x, k);
+    check_of(name, "gradient, finite differences", worst_tensor(config, gradient, difference), 1e-8);
+    free(x);
+    free(gradient);
+    free(difference);
+}
+
+/* What is said in other documents or later cannot be heard. */
+static void test_isolation(void)
+{
+    slow_row row = rows[0];
+    int32_t changed[TOKENS];
+    double *before = logits_of(&untied, &row);
+    memcpy(changed, ids, sizeof changed);
+    row.ids = changed;
+    changed[1] = changed[4] = changed[7] = 0;
+    double *after = logits_of(&untied, &row);
+    static const bool hears[TOKENS] = {false, true, true, true, true, false, false, true};
+    int wrong = 0;
+    for (int64_t t = 0; t < TOKENS; t++)
+        wrong += hears[t] != !(distance(VOCAB, before + t * VOCAB, after + t * VOCAB) <= 0);
+    check("document isolation and causality", wrong, 0);
+    free(before);
+    free(after);
+}
+
+static void test_packing(void)
+{
+    double *packed = logits_of(&untied, &rows[0]), error = 0;
+    for (int d = 0; d < 3; d++) {
+        int64_t first = documents[d], ends[] = {0, documents[d + 1] - first};
+        slow_row alone = {.tokens = ends[1], .docs = 1, .cu_seqlens = ends, .ids = ids + first};
+        double *separate = logits_of(&untied, &alone);
+        error += distance(ends[1] * VOCAB, packed + first * VOCAB, separate);
+        free(separate);
+    }
+    check("a packed row is its documents", error, 1e-13);
+    free(packed);
+}
+
+static void test_statistics(void)
+{
+    double *x = wave(slow_parameters(&untied, NULL), .5);
+    double logp[TOKENS], lse[TOKENS], entropy[TOKENS], want = 0;
+    slow_problem p = {&untied, 1, rows, {.zloss = .01, .count = 7}};
+    slow_statistics(&untied, x, rows, logp, lse, entropy);
+    for (int t = 0; t < TOKENS; t++) {
+        want += entropy_seeds[t] * entropy[t];
+        if (targets[t] != SLOW_IGNORED)
+            want += logp_seeds[t] * logp[t] + weights[t] * (.01 * lse[t] * lse[t] - logp[t]) / 7;
+    }
+    check("loss from statistics", fabs(slow_loss(&p, x) - want), 1e-13);
+    free(x);
+}
+
+/* ---- optimizers and schedules ---- */
+
+static void test_adamw(void)
+{
+    slow_adamw a = {.9, .95, 1e-8, .1};
+    static const double g[] = {.5, -.25, .1}, want[] = {.9890000002, .985327305787383, .981129127774162};
+    double theta = 1, m = 0, v = 0, error = 0;
+    for (int t = 1; t <= 3; t++) {
+        slow_adamw_step(&a, .01, t, 1, &g[t - 1], &m, &v, &theta);
+        error += fabs(theta - want[t - 1]);
+    }
+    check("AdamW", error, 1e-14);
+}
+
+static void test_sgd(void)
+{
+    double theta = 1, buffer = 0, g = .5;
+    slow_sgd_step(.1, .9, .2, 1, &g, &buffer, &theta); /* buffer .7, theta .93 */
+    slow_sgd_step(.1, .9, .2, 1, &g, &buffer, &theta); /* buffer .63 + .5 + .186 */
+    check("SGD", fabs(theta - (.93 - .1316)), 1e-14);
+}
+
+static void test_clip(void)
+{
+    double g[] = {3, 4}, want[] = {.599999880000024, .799999840000032}, small[] = {.3, .4}, same[] = {.3, .4};
+    check("norm", fabs(slow_clip(2, 1, g) - 5), 1e-14);
+    check("clip", distance(2, g, want), 1e-14);
+    slow_clip(2, 1, small);
+    check("nothing to clip", distance(2, small, same), 0);
+}
+
+static void test_schedule(const char *name, slow_schedule_kind kind, const double want[12])
+{
+    slow_schedule s = {kind, 3, 10, .1};
+    double got[12];
+    for (int64_t step = 0; step < 12; step++)
+        got[step] = slow_schedule_factor(&s, step);
+    check(name, distance(12, got, want), 1e-11);
+}
+
+static void test_schedules(void)
+{
+    static const double third = 1. / 3;
+    const double constant[12] = {0, third, 2 * third, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    const double linear[12] = {0, third, 2 * third, 1, 6. / 7, 5. / 7, 4. / 7, 3. / 7, 2. / 7, 1. / 7, 0, 0};
+    const double cosine[12] = {0, third, 2 * third, 1, .950484433951, .811744900929, .611260466978,
+                               .388739533022, .188255099071, .049515566049, 0, .049515566049};
+    const double min_lr[12] = {0, third, 2 * third, 1, .955435990556, .830570410836, .65013442028,
+                               .44986557972, .269429589164, .144564009444, .1, .144564009444};
+    test_schedule("constant", SLOW_CONSTANT, constant);
+    test_schedule("linear", SLOW_LINEAR, linear);
+    test_schedule("cosine", SLOW_COSINE, cosine);
+    test_schedule("cosine_with_min_lr", SLOW_COSINE_WITH_MIN_LR, min_lr);
+}
+
+int main(void)
+{
+    test_rmsnorm();
+    test_silu();
+    test_rope();
+    test_mask();
+    test_position();
+    test_parameter_table();
+    test_uniform_attention();
+    test_attention_scale();
+    test_attention_gradient(true);
+    test_attention_gradient(false);
+    test_loss();
+    test_loss_gradient();
+    test_ignored();
+    test_golden_model(&untied, &untied_golden);
+    test_golden_model(&tied, &tied_golden);
+    test_model_gradient("untied", &untied);
+    test_model_gradient("tied", &tied);
+    test_isolation();
+    test_packing();
+    test_statistics();
+    test_adamw();
+    test_sgd();
+    test_clip();
+    test_schedules();
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed ? 1 : 0;
+}
