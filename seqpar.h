@@ -657,6 +657,14 @@ SEQPAR_DEF seqpar_status seqpar_head_backward(seqpar_ctx *ctx, void *dhidden, vo
                                               const seqpar_share *share, const seqpar_token_fold *fold,
                                               const seqpar_head_desc *desc);
 
+/* SFT, token mean over the whole optimizer step: L = 1/N sum_t w_t [(1 - e) (-logp) + e smooth + z lse^2] over the
+   tokens that have a target; w NULL is 1. N is the global count of the step (batch.counts.supervised), never a local
+   one. Seeds for entry B, and the terms of one token's loss times N from its values. (spec: HF, Liger, Megatron form) */
+typedef struct seqpar_sft_desc { int64_t count; double label_smoothing, z_loss; } seqpar_sft_desc;
+SEQPAR_DEF seqpar_status seqpar_sft_seeds(seqpar_error *error, double *dlogp, double *dsmooth, double *dzloss, const int32_t *targets,
+                                          const double *weights, int64_t tokens, const seqpar_sft_desc *desc);
+SEQPAR_DEF double seqpar_sft_token_loss(double logp, double smooth, double lse, const seqpar_sft_desc *desc);
+
 /* Sums over the tokens of a step that every rank gets, equal to the bit: values[i] (count rows of `width` doubles), one
    row per piece of the share of each row this rank holds, folded over all leaves. Collective over the world. */
 SEQPAR_DEF seqpar_status seqpar_sum_pieces(seqpar_ctx *ctx, double *sum, const int64_t *leaf, const double *values,
@@ -1652,7 +1660,7 @@ typedef struct seqpar__message {
     int64_t from, to, sequence;   /* world ranks; number between the two on this comm */
     void *data;
     int64_t bytes;
-    int state;                    /* 0 waits, 1 is being copied, 2 is done */
+    int state;                    /* 0 waits, 1 is being copied, 2 is done, 3 has the wrong size */
 } seqpar__message;
 
 typedef struct seqpar__posted { /* a request in flight */
@@ -1800,27 +1808,37 @@ static seqpar__message *seqpar__take(seqpar__seat *seat, const seqpar__message *
     return NULL;
 }
 
-/* Copies whatever has arrived for any request of this rank. Locked; unlocks while it copies. */
+/* Copies what has arrived for one receive. Locked; unlocks while it copies. Returns 1 if it did. */
+static int seqpar__receive(seqpar__hub *hub, seqpar__seat *seat, seqpar__message *recv) {
+    seqpar__message *send = recv->state == 2 || hub->aborted ? NULL : seqpar__take(seat, recv);
+    if (!send) return 0;
+    recv->state = 2;
+    if (send->bytes != recv->bytes) { recv->state = 3; recv->sequence = send->bytes; return 1; } /* shown by progress */
+    send->state = 1;
+    pthread_mutex_unlock(&hub->lock);
+    if (recv->bytes) memcpy(recv->data, send->data, (size_t)recv->bytes);
+    pthread_mutex_lock(&hub->lock);
+    send->state = 2;
+    seqpar__hub_wake(hub, send->from);
+    if (hub->aborted) pthread_cond_broadcast(&hub->seats[send->from].wake);
+    return 1;
+}
+
+/* Copies whatever has arrived for any request of this rank; looks again after every copy, because the lock was open. */
 static seqpar_status seqpar__progress(seqpar__member *m) {
     seqpar__hub *hub = m->hub;
     seqpar__seat *seat = &hub->seats[seqpar__world_rank(m)];
     seqpar__posted *p;
-    int64_t i;
-    for (p = seat->posted; p; p = p->next)
-        for (i = 0; i < p->recv_count; i++) {
-            seqpar__message *recv = &p->recvs[i], *send;
-            if (recv->state == 2 || hub->aborted || !(send = seqpar__take(seat, recv))) continue;
-            if (send->bytes != recv->bytes)
-                return seqpar_fail(m->comm.error, SEQPAR_ERR_MESSAGE_SIZE, "'%s' step %lld: rank %lld sent %lld bytes, rank %lld expects %lld", p->name, (long long)p->step,
-                                   (long long)send->from, (long long)send->bytes, (long long)recv->to, (long long)recv->bytes);
-            send->state = 1;
-            pthread_mutex_unlock(&hub->lock);
-            if (recv->bytes) memcpy(recv->data, send->data, (size_t)recv->bytes);
-            pthread_mutex_lock(&hub->lock);
-            send->state = recv->state = 2;
-            seqpar__hub_wake(hub, send->from);
-            if (hub->aborted) pthread_cond_broadcast(&hub->seats[send->from].wake);
-        }
+    int64_t i, copied = 1;
+    while (copied)
+        for (copied = 0, p = seat->posted; p; p = p->next)
+            for (i = 0; i < p->recv_count; i++) {
+                seqpar__message *recv = &p->recvs[i];
+                copied += seqpar__receive(hub, seat, recv);
+                if (recv->state == 3)
+                    return seqpar_fail(m->comm.error, SEQPAR_ERR_MESSAGE_SIZE, "'%s' step %lld: rank %lld sent %lld bytes, rank %lld expects %lld", p->name, (long long)p->step,
+                                       (long long)recv->from, (long long)recv->sequence, (long long)recv->to, (long long)recv->bytes);
+            }
     return SEQPAR_OK;
 }
 
@@ -4666,6 +4684,26 @@ SEQPAR_DEF seqpar_status seqpar_head_backward(seqpar_ctx *ctx, void *dhidden, vo
     return status;
 }
 
+SEQPAR_DEF seqpar_status seqpar_sft_seeds(seqpar_error *error, double *dlogp, double *dsmooth, double *dzloss, const int32_t *targets,
+                                          const double *weights, int64_t tokens, const seqpar_sft_desc *desc) {
+    double scale = 1.0 / (double)desc->count;
+    int64_t t;
+    if (desc->count <= 0) return seqpar_fail(error, SEQPAR_ERR_SEED_COUNT, "the step has %lld supervised tokens; a mean needs at least 1", (long long)desc->count);
+    if (!(desc->label_smoothing >= 0 && desc->label_smoothing < 1) || !(desc->z_loss >= 0))
+        return seqpar_fail(error, SEQPAR_ERR_OPTION, "label_smoothing %g must lie in [0, 1) and z_loss %g must not be negative", desc->label_smoothing, desc->z_loss);
+    for (t = 0; t < tokens; t++) {
+        double w = targets[t] == SEQPAR_IGNORE ? 0.0 : (weights ? weights[t] : 1.0) * scale;
+        dlogp[t] = -(1.0 - desc->label_smoothing) * w;
+        dsmooth[t] = desc->label_smoothing * w;
+        dzloss[t] = desc->z_loss * w;
+    }
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF double seqpar_sft_token_loss(double logp, double smooth, double lse, const seqpar_sft_desc *desc) {
+    return (1.0 - desc->label_smoothing) * -logp + desc->label_smoothing * smooth + desc->z_loss * lse * lse;
+}
+
 /* The fold of doubles that everybody has, over rising leaves: the plain recursive form of the tree. */
 static double seqpar__tree_sum(const int64_t *leaves, const double *values, int64_t stride, int64_t low, int64_t high, int level) {
     int64_t half, mid;
@@ -4852,7 +4890,7 @@ static seqpar_status seqpar__step_leaves(seqpar_ctx *ctx, seqpar_step *s) {
     for (p = 0; p < ctx->sp_size; p++) {
         SEQPAR__TRY(seqpar__rank_leaves(ctx, s, 0, s->row_count, p, &part, &count));
         if (!seqpar__grow(&leaves, &capacity, s->leaf_count + count, 8)) { SEQPAR_FREE(part); return seqpar__no_memory(ctx->error, "leaves"); }
-        memcpy((int64_t *)leaves + s->leaf_count, part, (size_t)count * 8);
+        if (count) memcpy((int64_t *)leaves + s->leaf_count, part, (size_t)count * 8);
         s->leaf_count += count;
         s->leaves = (int64_t *)leaves;
         SEQPAR_FREE(part);
@@ -4889,7 +4927,7 @@ static seqpar_status seqpar__micro_prepare(seqpar_ctx *ctx, seqpar_step *s, int6
         }
         if (w == ctx->world->rank) m->own = p; else seqpar__partial_free(&p);
     }
-    if (!status) qsort(all, (size_t)total, sizeof(seqpar__node_from), seqpar__by_number);
+    if (!status && total) qsort(all, (size_t)total, sizeof(seqpar__node_from), seqpar__by_number);
     for (i = 0; !status && i < total; i++)
         status = seqpar_fold_push(owner, ((seqpar__node_from *)all)[i].node, SEQPAR_FOLD_LEAF, (int32_t)((seqpar__node_from *)all)[i].order);
     if (!status) status = seqpar_fold_flush(owner);

@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* Runs a small model for some optimizer steps in one of many equivalent ways and keeps everything it computed. */
+#ifndef RUN_MODEL_H
+#define RUN_MODEL_H
+#include "seqpar_llama.h"
+#include "test.h"
+
+typedef struct model_way { /* how to do it */
+    int64_t dp, sp, accumulation, threads, heads_k_stride, head_rows, steps;
+    int layout, schedule, zero_stage, recompute, reference, optimizer;
+    const seqpar_inject_desc *inject;
+    int64_t inject_rank; /* only this rank is disturbed; -1: all */
+} model_way;
+
+typedef struct model_task { /* what to do */
+    seqpar_llama_config config;
+    seqpar_batch batch;
+    seqpar_sft_desc objective;
+    uint64_t seed;
+    const double *start; /* parameters (elements) to begin with; NULL: from the seed */
+    double lr, max_norm, decay;
+    const double *entropy_seeds; /* (global tokens, row after row) or NULL */
+} model_task;
+
+typedef struct model_result {
+    int64_t tokens, elements, vocab;
+    double *logits, *logp;       /* of the first step, global order */
+    double *gradient;            /* (elements) of the first step */
+    double *start, *params;      /* (elements) before and after all steps */
+    double loss, norm, last_norm;
+    int64_t activations_peak[64], scratch_peak[64], total_peak[64], bytes_sent, supervised;
+    seqpar_error error;
+    seqpar_status status;
+} model_result;
+
+typedef struct model_job { const model_task *task; const model_way *way; model_result *result; } model_job;
+
+static int64_t task_tokens(const model_task *t) {
+    int64_t r, n = 0;
+    for (r = 0; r < t->batch.rows; r++) n += t->batch.row[r].tokens;
+    return n;
+}
+static int64_t row_base(const model_task *t, int64_t row) {
+    int64_t r, n = 0;
+    for (r = 0; r < row; r++) n += t->batch.row[r].tokens;
+    return n;
+}
+
+/* Local rows of a device tensor to their places in a global one. */
+static void collect_rows(seqpar_ctx *ctx, const model_task *task, const seqpar_llama_batch *b, int64_t first, double *global, const void *local, int64_t width) {
+    int64_t i, t;
+    for (i = 0; i < b->share->count; i++)
+        for (t = 0; t < b->share->pieces[i].count; t++) {
+            const seqpar_piece *p = &b->share->pieces[i];
+            seqpar_device_read(ctx->device, global + (row_base(task, first + p->row) + p->start + t * p->stride) * width, local, (p->local + t) * width, width);
+        }
+}
+
+/* Loss of this rank's tokens, one sum a piece. */
+static void piece_losses(seqpar_ctx *ctx, const model_task *task, const seqpar_llama_batch *b, int64_t *leaf, double *value, int64_t *count) {
+    int64_t i, t;
+    for (i = 0; i < b->share->count; i++) {
+        const seqpar_piece *p = &b->share->pieces[i];
+        double sum = 0, logp, smooth, lse;
+        for (t = p->local; t < p->local + p->count; t++) {
+            if (b->targets[t] == SEQPAR_IGNORE) continue;
+            seqpar_device_read(ctx->device, &logp, b->logp.data, t, 1);
+            seqpar_device_read(ctx->device, &smooth, b->smooth.data, t, 1);
+            seqpar_device_read(ctx->device, &lse, b->lse.data, t, 1);
+            sum += seqpar_sft_token_loss(logp, smooth, lse, &task->objective);
+        }
+        leaf[*count] = p->leaf;
+        value[(*count)++] = sum;
+    }
+}
+
+static seqpar_status model_micro(seqpar_ctx *ctx, const model_job *job, seqpar_llama *model, seqpar_optim *optim, int64_t step, int64_t index,
+                                 int64_t *leaf, double *value, int64_t *count) {
+    const model_task *task = job->task;
+    seqpar_llama_run run = {job->way->layout, job->way->schedule, job->way->heads_k_stride, job->way->recompute, job->way->head_rows};
+    seqpar_llama_batch b;
+    seqpar_head_seeds seeds;
+    seqpar_buffer seed[4];
+    double *host;
+    int64_t first, rows, i, n, acc = seqpar_dtype_bytes(ctx->device->accumulator);
+    seqpar_status status;
+    seqpar_step_rows(ctx, optim, index, &first, &rows);
+    status = seqpar_llama_open_batch(ctx, model, &b, task->batch.row + first, rows, &run);
+    if (status) return status;
+    n = b.tokens;
+    host = calloc((size_t)(4 * n + 4), sizeof *host);
+    status = seqpar_sft_seeds(ctx->error, host, host + n, host + 2 * n, b.targets, NULL, n, &task->objective);
+    for (i = 0; task->entropy_seeds && i < b.share->count; i++) {
+        const seqpar_piece *p = &b.share->pieces[i];
+        for (int64_t t = 0; t < p->count; t++) host[3 * n + p->local + t] = task->entropy_seeds[row_base(task, first + p->row) + p->start + t * p->stride];
+    }
+    for (i = 0; i < 4; i++) {
+        seqpar_buffer_new(ctx, &seed[i], n * acc, SEQPAR_MEM_ACTIVATIONS);
+        if (n) seqpar_device_write(ctx->device, seed[i].data, 0, host + i * n, n);
+    }
+    seeds.dlogp = seed[0].data; seeds.dsmooth = seed[1].data; seeds.dzloss = seed[2].data;
+    seeds.dentropy = task->entropy_seeds ? seed[3].data : NULL;
+    if (!status) status = seqpar_llama_forward(ctx, model, &b, 1);
+    if (!status && step == 0) {
+        void *logits = ctx->device->alloc(ctx->device, (n + 1) * model->config.vocab * acc);
+        status = seqpar_llama_logits(ctx, model, &b, logits);
+        collect_rows(ctx, task, &b, first, job->result->logits, logits, model->config.vocab);
+        ctx->device->free(ctx->device, logits);
+    }
+    if (!status) status = seqpar_llama_backward(ctx, model, &b, optim, index, &seeds);
+    if (!status && step == 0) {
+        collect_rows(ctx, task, &b, first, job->result->logp, b.logp.data, 1);
+        piece_losses(ctx, task, &b, leaf, value, count);
+    }
+    for (i = 0; i < 4; i++) seqpar_buffer_free(ctx, &seed[i]);
+    free(host);
+    seqpar_llama_close_batch(ctx, model, &b);
+    return status;
+}
+
+static seqpar_status model_step(seqpar_ctx *ctx, const model_job *job, seqpar_llama *model, seqpar_optim *optim, int64_t step) {
+    const model_task *task = job->task;
+    int64_t i, count = 0, capacity = 1 + 64 * 64 * task->batch.rows;
+    int64_t *leaf = calloc((size_t)capacity, sizeof *leaf);
+    double *value = calloc((size_t)capacity, sizeof *value), sum = 0, *gradient = calloc((size_t)model->elements, sizeof *gradient);
+    seqpar_status status = seqpar_step_begin(ctx, optim, task->batch.row, task->batch.rows, job->way->layout, job->way->accumulation);
+    for (i = 0; !status && i < job->way->accumulation; i++) status = model_micro(ctx, job, model, optim, step, i, leaf, value, &count);
+    if (!status) status = seqpar_step_end(ctx, optim, model->params.data, task->lr);
+    if (!status && step == 0) {
+        status = seqpar_sum_pieces(ctx, &sum, leaf, value, count, 1);
+        if (!status) status = seqpar_optim_gradient(ctx, optim, gradient);
+        if (!status && ctx->world->rank == 0) {
+            job->result->loss = sum / (double)task->objective.count;
+            job->result->norm = optim->norm;
+            memcpy(job->result->gradient, gradient, (size_t)model->elements * sizeof *gradient);
+        }
+    }
+    free(leaf); free(value); free(gradient);
+    return status;
+}
+
+static seqpar_status model_rank(seqpar_ctx *ctx, const model_job *job) {
+    const model_task *task = job->task;
+    seqpar_llama model;
+    seqpar_optim optim;
+    seqpar_optim_desc desc = {job->way->optimizer, job->way->zero_stage, .9, .95, 1e-8, task->decay, task->max_norm};
+    int64_t step, rank = ctx->world->rank;
+    seqpar_status status = seqpar_llama_open(ctx, &model, &task->config);
+    memset(&optim, 0, sizeof optim);
+    if (!status) status = seqpar_optim_open(ctx, &optim, model.tensors, model.tensor_count, &desc);
+    if (!status && !task->start) seqpar_llama_init(ctx, &model, task->seed);
+    if (!status && task->start) seqpar_device_write(ctx->device, model.params.data, 0, task->start, model.elements);
+    if (!status && rank == 0) seqpar_device_read(ctx->device, job->result->start, model.params.data, 0, model.elements);
+    for (step = 0; !status && step < job->way->steps; step++) status = model_step(ctx, job, &model, &optim, step);
+    if (!status && rank == 0) {
+        seqpar_device_read(ctx->device, job->result->params, model.params.data, 0, model.elements);
+        job->result->last_norm = optim.norm;
+        job->result->bytes_sent = ctx->world->bytes_sent + ctx->sp->bytes_sent;
+    }
+    if (rank < 64) {
+        job->result->activations_peak[rank] = ctx->memory.peak[SEQPAR_MEM_ACTIVATIONS];
+        job->result->scratch_peak[rank] = ctx->memory.peak[SEQPAR_MEM_SCRATCH];
+        job->result->total_peak[rank] = ctx->memory.total_peak;
+    }
+    seqpar_optim_close(ctx, &optim);
+    seqpar_llama_close(ctx, &model);
+    return status;
+}
+
+static seqpar_status model_main(seqpar_comm *world, void *user) {
+    const model_job *job = user;
+    seqpar_device *device = job->way->reference ? seqpar_device_reference() : seqpar_device_cpu(job->way->threads ? job->way->threads : 1);
+    int disturbed = job->way->inject && (job->way->inject_rank < 0 || job->way->inject_rank == world->rank);
+    seqpar_inject_desc calm = {0};
+    seqpar_comm *comm = job->way->inject ? seqpar_comm_inject(world, disturbed ? job->way->inject : &calm) : world;
+    seqpar_ctx ctx;
+    seqpar_status status = seqpar_ctx_open(&ctx, comm, device, job->way->sp);
+    if (!status) status = model_rank(&ctx, job);
+    seqpar_ctx_close(&ctx);
+    if (comm != world) free(comm->state);
+    seqpar_device_close(device);
+    return status;
+}
+
+__attribute__((unused)) static void model_run(const model_task *task, const model_way *way, model_result *result) {
+    model_job job = {task, way, result};
+    seqpar_ctx ctx;
+    seqpar_comm *self = seqpar_comm_self();
+    seqpar_device *device = seqpar_device_reference();
+    seqpar_llama model; /* only for its sizes */
+    memset(result, 0, sizeof *result);
+    seqpar_ctx_open(&ctx, self, device, 1);
+    if (!seqpar_llama_open(&ctx, &model, &task->config)) result->elements = model.elements;
+    seqpar_llama_close(&ctx, &model);
+    seqpar_ctx_close(&ctx);
+    seqpar_device_close(device);
+    seqpar_comm_free(self);
+    result->tokens = task_tokens(task);
+    result->vocab = task->config.vocab;
+    result->logits = calloc((size_t)(result->tokens * result->vocab + 1), sizeof(double));
+    result->logp = calloc((size_t)result->tokens + 1, sizeof(double));
+    result->gradient = calloc((size_t)result->elements + 1, sizeof(double));
+    result->params = calloc((size_t)result->elements + 1, sizeof(double));
+    result->start = calloc((size_t)result->elements + 1, sizeof(double));
+    result->status = seqpar_run_threads(way->dp * way->sp, model_main, &job, &result->error);
+}
+
+__attribute__((unused)) static void model_result_free(model_result *r) {
+    free(r->logits); free(r->logp); free(r->gradient); free(r->params); free(r->start);
+}
+
+/* Documents of random length, the first of token id 0 alone in places, masks with holes; packed into rows. */
+__attribute__((unused)) static void random_batch(seqpar_batch *batch, int64_t documents, int64_t longest, int64_t vocab, int64_t pack_len, int64_t chunks) {
+    seqpar_document *docs = calloc((size_t)documents, sizeof *docs);
+    seqpar_pack_desc desc = {.pack_len = pack_len, .chunks = chunks, .vocab = vocab, .keep_masked = 1};
+    seqpar_error error = {0};
+    int64_t i, t;
+    for (i = 0; i < documents; i++) {
+        int64_t n = i == 1 ? 1 : test_integer(2, longest);
+        int32_t *ids = calloc((size_t)n, sizeof *ids);
+        uint8_t *mask = calloc((size_t)n, 1);
+        for (t = 0; t < n; t++) { ids[t] = (int32_t)(t % 5 == 2 ? 0 : test_integer(0, vocab - 1)); mask[t] = t > n / 3 && (i % 4 != 3) && test_integer(0, 5) > 0; }
+        if (i == 0) mask[n - 1] = 1;
+        docs[i].ids = ids; docs[i].loss_mask = mask; docs[i].tokens = n; docs[i].unit = i;
+    }
+    if (seqpar_pack(&error, batch, docs, documents, &desc)) { fprintf(stderr, "%s\n", error.text); exit(2); }
+    for (i = 0; i < documents; i++) { free((void *)docs[i].ids); free((void *)docs[i].loss_mask); }
+    free(docs);
+}
+
+/* Everything equal by memcmp. */
+__attribute__((unused)) static void expect_equal_runs(const model_result *a, const model_result *b, const char *what) {
+    test_expect(!a->status, "%s: %s %s", what, seqpar_status_name(a->status), a->error.text);
+    test_expect(!memcmp(a->logits, b->logits, (size_t)(a->tokens * a->vocab) * 8), "%s: logits differ", what);
+    test_expect(!memcmp(a->logp, b->logp, (size_t)a->tokens * 8), "%s: log-probs differ", what);
+    test_expect(!memcmp(&a->loss, &b->loss, 8), "%s: loss %.17g, want %.17g", what, a->loss, b->loss);
+    test_expect(!memcmp(a->gradient, b->gradient, (size_t)a->elements * 8), "%s: gradients differ by %.2e", what, test_distance(a->gradient, b->gradient, a->elements));
+    test_expect(!memcmp(&a->norm, &b->norm, 8), "%s: norm %.17g, want %.17g", what, a->norm, b->norm);
+    test_expect(!memcmp(a->params, b->params, (size_t)a->elements * 8), "%s: parameters differ by %.2e", what, test_distance(a->params, b->params, a->elements));
+}
+#endif

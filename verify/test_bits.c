@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* One optimizer step is one optimizer step: every way of splitting it gives the bits of one rank. */
+#define SEQPAR_IMPLEMENTATION
+#define SEQPAR_LLAMA_IMPLEMENTATION
+#include "run_model.h"
+
+static void make_task(model_task *task, int tied) {
+    seqpar_llama_config config = {.layers = 2, .hidden = 24, .heads = 6, .kv_heads = 2, .head_dim = 10, .intermediate = 37, .vocab = 53, .tied = tied};
+    memset(task, 0, sizeof *task);
+    task->config = config;
+    random_batch(&task->batch, 31, 40, 53, 61, 0);
+    task->objective.count = task->batch.counts.supervised;
+    task->objective.label_smoothing = tied ? 0.1 : 0;
+    task->objective.z_loss = tied ? 0.01 : 0;
+    task->seed = 7;
+    task->lr = 0.01;
+    task->max_norm = 0.3;
+    task->decay = 0.1;
+}
+
+static const model_way plain = {.dp = 1, .sp = 1, .accumulation = 1, .threads = 1, .steps = 3};
+
+static void expect_moved(const model_result *r) {
+    test_expect(memcmp(r->start, r->params, (size_t)r->elements * 8) != 0, "the parameters did not change");
+    test_expect(r->norm > 0.3, "the clip did not act (norm %g)", r->norm);
+}
+
+/* Each option against the plain run, with the others drawn at random: pairwise enough over the seeds. */
+static void test_ways(int reference, int tied, int64_t ways) {
+    static const int64_t shapes[][2] = {{1, 1}, {1, 2}, {1, 3}, {1, 4}, {1, 5}, {1, 8}, {2, 2}, {4, 1}, {2, 3}, {3, 1}, {5, 1}};
+    model_task task;
+    model_result one, other;
+    model_way base = plain;
+    int64_t i;
+    make_task(&task, tied);
+    test_expect(task.batch.rows >= 8, "only %lld rows", (long long)task.batch.rows);
+    base.reference = reference;
+    model_run(&task, &base, &one);
+    test_expect(!one.status, "%s", one.error.text);
+    expect_moved(&one);
+    for (i = 0; i < ways; i++) {
+        int64_t shape = i % (int64_t)(sizeof shapes / sizeof *shapes);
+        model_way w = base;
+        char what[160];
+        w.dp = shapes[shape][0];
+        w.sp = shapes[shape][1];
+        w.accumulation = (int64_t[]){1, 2, 4, 3}[test_integer(0, 3)];
+        w.layout = (int)test_integer(SEQPAR_CONTIGUOUS, SEQPAR_ZIGZAG);
+        w.schedule = (int)test_integer(SEQPAR_RING, SEQPAR_LLAMA3);
+        w.heads_k_stride = test_integer(1, 2);
+        w.zero_stage = (int)test_integer(0, 2);
+        w.recompute = (int)test_integer(0, 1);
+        w.threads = test_integer(1, 2);
+        w.head_rows = (int64_t[]){0, 1, 7, 64}[test_integer(0, 3)];
+        model_run(&task, &w, &other);
+        snprintf(what, sizeof what, "D=%lld P=%lld A=%lld %s %s zero=%d recompute=%d threads=%lld head_rows=%lld", (long long)w.dp, (long long)w.sp, (long long)w.accumulation,
+                 seqpar_layout_name(w.layout), seqpar_schedule_name(w.schedule), w.zero_stage, w.recompute, (long long)w.threads, (long long)w.head_rows);
+        expect_equal_runs(&other, &one, what);
+        test_end("bits_%s_%s %s", reference ? "fp64" : "fp32", tied ? "tied" : "untied", what);
+        model_result_free(&other);
+    }
+    model_result_free(&one);
+    seqpar_batch_free(&task.batch);
+}
+
+int main(int argc, char **argv) {
+    test_begin(argc, argv);
+    test_state += test_seed;
+    test_ways(0, 0, 44);
+    test_ways(0, 1, 33);
+    test_ways(1, 1, 11);
+    return test_summary();
+}
