@@ -774,7 +774,7 @@ SEQPAR_DEF double seqpar_schedule_factor(int kind, int64_t step, int64_t warmup,
 #pragma clang fp contract(off)
 #elif defined(__GNUC__)
 #pragma GCC push_options
-#pragma GCC optimize("fp-contract=off")
+#pragma GCC optimize("fp-contract=off", "no-trapping-math", "no-math-errno") /* the latter two: no bits, but vectors */
 #endif
 
 #define SEQPAR__TRY(call) do { seqpar_status try_ = (call); if (try_) return try_; } while (0)

@@ -101,13 +101,13 @@ SEQPAR_DEF seqpar_status seqpar_llama_logits(seqpar_ctx *ctx, seqpar_llama *mode
 #pragma clang fp contract(off)
 #elif defined(__GNUC__)
 #pragma GCC push_options
-#pragma GCC optimize("fp-contract=off")
+#pragma GCC optimize("fp-contract=off", "no-trapping-math", "no-math-errno")
 #endif
 
 /* ---- >>tensors  the parameter table ---- */
 
 enum { SEQPAR__NORM1, SEQPAR__Q, SEQPAR__K, SEQPAR__V, SEQPAR__O, SEQPAR__NORM2, SEQPAR__GATE, SEQPAR__UP, SEQPAR__DOWN, SEQPAR__PER_LAYER };
-#define SEQPAR__NAME_BYTES 64
+#define SEQPAR__NAME_BYTES 96
 
 static void seqpar__llama_tensor(seqpar_llama *m, int64_t rows, int64_t cols, int64_t group, const char *format, int64_t layer) {
     seqpar_tensor *t = &m->tensors[m->tensor_count];

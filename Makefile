@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: MIT OR Unlicense
+# seqpar: `make demo` shows what it does, `make check` tests it. `make help` lists the rest.
+CC ?= cc
+ARCH ?= -march=native
+OPT ?= -O3
+WARN = -Wall -Wextra -Wno-format-truncation
+CFLAGS ?= -std=gnu11 $(OPT) -g $(ARCH) -fopenmp $(WARN)
+CPPFLAGS += -I. -Ibuild -Idemos -Iverify
+LDLIBS = -lcjson -lm -lpthread
+
+HEADERS = seqpar.h seqpar_llama.h seqpar_safetensors.h
+DEMOS = 01_ring 02_layouts train_sft make_arith compare_runs
+SUITES = slow numerics fold pack split comm device attn truth bits memory safetensors demos_support headers faults train readme
+BENCHES = bench_cpu
+
+.PHONY: demo check demos bench setup clean help
+help:
+	@echo "make demo    trains on 1 rank and on 4 and compares the bits (about a minute)"
+	@echo "make check   all tests; the last line is 'N passed, N failed'"
+	@echo "make demos   builds the programs in demos/ into build/"
+	@echo "make bench   speed of the CPU device, checked and as ratios"
+	@echo "make clean   removes build/"
+
+demo: setup demos
+	@sh demos/demo.sh
+
+check: setup
+	@$(MAKE) --no-print-directory -j2 $(DEMOS:%=build/%) $(filter-out build/test_headers build/test_faults build/test_train build/test_readme,$(SUITES:%=build/test_%))
+	@bash ci/run.sh $(SUITES)
+
+demos: $(DEMOS:%=build/%)
+
+bench: setup $(BENCHES:%=build/%)
+	@build/bench_cpu
+
+setup:
+	@sh ci/setup.sh
+
+build/options.inc: demos/options.tsv demos/options.awk
+	@mkdir -p build
+	awk -f demos/options.awk demos/options.tsv > $@
+
+build/test_%: verify/test_%.c $(HEADERS) verify/test.h verify/slow.h verify/run_model.h $(wildcard demos/*.h) build/options.inc
+	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
+
+build/%: demos/%.c $(HEADERS) $(wildcard demos/*.h) build/options.inc
+	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
+
+build/bench_%: bench/bench_%.c $(HEADERS)
+	@mkdir -p build
+	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
+
+clean:
+	rm -rf build

@@ -1,0 +1,28 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT OR Unlicense
+# Installs what is missing to build and test seqpar; does nothing, and needs no network, when all is there.
+packages="gcc libc6-dev make libstb-dev libcjson-dev binutils gawk"
+missing=""
+for p in $packages; do
+    dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing="$missing $p"
+done
+# awk and cc may come from elsewhere
+command -v awk >/dev/null 2>&1 && missing=$(echo "$missing" | sed 's/ gawk//')
+command -v cc >/dev/null 2>&1 && missing=$(echo "$missing" | sed 's/ gcc//')
+[ -z "$missing" ] && exit 0
+if ! command -v apt-get >/dev/null 2>&1; then
+    if [ -f /usr/include/cjson/cJSON.h ] || [ -f /usr/local/include/cjson/cJSON.h ]; then exit 0; fi
+    echo "setup: not a Debian machine; install the equivalents of:$missing" >&2
+    exit 1
+fi
+if [ "$(id -u)" = 0 ]; then sudo=""
+elif sudo -n true 2>/dev/null; then sudo="sudo -n"
+else
+    echo "setup: missing packages; please type: sudo apt-get install -y$missing" >&2
+    exit 1
+fi
+echo "setup: installing$missing"
+$sudo apt-get install -y -qq $missing >/dev/null 2>&1 || { $sudo apt-get update -qq && $sudo apt-get install -y -qq $missing >/dev/null; } || {
+    echo "setup: could not install$missing; please type: apt-get update && apt-get install -y$missing" >&2
+    exit 1
+}

@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* checkpoint.h - models and training states as folders: model.safetensors, config.json, optimizer.safetensors.
+ *
+ * A checkpoint is written as CKPT/global_stepN.tmp and renamed when it is whole; CKPT/latest names the newest one and is
+ * replaced last. So there is always one good checkpoint, whatever happens while the next is written. The files hold whole
+ * tensors and whole moments: any D, P and ZeRO stage can read what any other wrote. */
+#ifndef DEMO_CHECKPOINT_H
+#define DEMO_CHECKPOINT_H
+
+#include <dirent.h>
+#include <errno.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <cjson/cJSON.h>
+#include "seqpar_llama.h"
+#include "seqpar_safetensors.h"
+
+typedef struct { /* where training stands */
+    int64_t step;      /* optimizer steps done */
+    int64_t seed, train_batch_size, documents;
+} demo_state;
+
+static seqpar_safetensors_dtype demo_dtype(const seqpar_ctx *ctx) {
+    return ctx->device->storage == SEQPAR_F64 ? SEQPAR_SAFETENSORS_F64 : SEQPAR_SAFETENSORS_F32;
+}
+
+/* ---- folders ---- */
+
+static seqpar_status demo_make_folder(const char *path, seqpar_error *error) {
+    char part[1024];
+    snprintf(part, sizeof part, "%s", path);
+    for (char *slash = part + 1;; slash++) {
+        if (*slash && *slash != '/') continue;
+        char kept = *slash;
+        *slash = 0;
+        if (mkdir(part, 0777) && errno != EEXIST)
+            return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "cannot make folder %s: %s", part, strerror(errno));
+        *slash = kept;
+        if (!kept) return SEQPAR_OK;
+    }
+}
+
+static void demo_remove_folder(const char *path) {
+    DIR *folder = opendir(path);
+    char file[1280];
+    for (struct dirent *entry; folder && (entry = readdir(folder));) {
+        snprintf(file, sizeof file, "%s/%s", path, entry->d_name);
+        if (entry->d_name[0] != '.') unlink(file);
+    }
+    if (folder) closedir(folder);
+    rmdir(path);
+}
+
+static char *demo_read_text(const char *path, seqpar_error *error) {
+    FILE *file = fopen(path, "rb");
+    if (!file) {
+        seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "cannot open %s: %s", path, strerror(errno));
+        return NULL;
+    }
+    char *text = calloc(1, 1 << 16);
+    size_t size = fread(text, 1, (1 << 16) - 1, file);
+    text[size] = 0;
+    fclose(file);
+    return text;
+}
+
+/* ---- config.json: Hugging Face's names ---- */
+
+static seqpar_status demo_save_config(const char *folder, const seqpar_llama_config *c, seqpar_error *error) {
+    char path[1280], text[1024];
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    int size = snprintf(text, sizeof text,
+        "{\n  \"architectures\": [\"LlamaForCausalLM\"],\n  \"model_type\": \"llama\",\n  \"hidden_act\": \"silu\",\n"
+        "  \"num_hidden_layers\": %lld,\n  \"hidden_size\": %lld,\n  \"num_attention_heads\": %lld,\n"
+        "  \"num_key_value_heads\": %lld,\n  \"head_dim\": %lld,\n  \"intermediate_size\": %lld,\n  \"vocab_size\": %lld,\n"
+        "  \"rope_theta\": %.17g,\n  \"rms_norm_eps\": %.17g,\n  \"tie_word_embeddings\": %s,\n"
+        "  \"bos_token_id\": 256,\n  \"eos_token_id\": 257,\n  \"pad_token_id\": 258\n}\n",
+        (long long)c->layers, (long long)c->hidden, (long long)c->heads, (long long)c->kv_heads, (long long)c->head_dim,
+        (long long)c->intermediate, (long long)c->vocab, c->rope_theta, c->rms_eps, c->tied ? "true" : "false");
+    return seqpar_file_write_atomic(path, text, size, error);
+}
+
+static int64_t demo_config_number(const cJSON *json, const char *path, const char *key, seqpar_error *error) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
+    if (!cJSON_IsNumber(item) || item->valuedouble < 1 || item->valuedouble > 1e12)
+        seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%s: \"%s\" is missing or not a positive number", path, key);
+    return cJSON_IsNumber(item) ? (int64_t)item->valuedouble : 0;
+}
+
+static seqpar_status demo_load_config(const char *folder, seqpar_llama_config *c, seqpar_error *error) {
+    char path[1280];
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    char *text = demo_read_text(path, error);
+    if (!text) return error->status;
+    cJSON *json = cJSON_Parse(text);
+    if (!json) seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%s: not JSON; it must be the config.json of a Llama model", path);
+    if (json) {
+        const cJSON *theta = cJSON_GetObjectItemCaseSensitive(json, "rope_theta"), *eps = cJSON_GetObjectItemCaseSensitive(json, "rms_norm_eps");
+        c->layers = demo_config_number(json, path, "num_hidden_layers", error);
+        c->hidden = demo_config_number(json, path, "hidden_size", error);
+        c->heads = demo_config_number(json, path, "num_attention_heads", error);
+        c->kv_heads = cJSON_HasObjectItem(json, "num_key_value_heads") ? demo_config_number(json, path, "num_key_value_heads", error) : c->heads;
+        c->head_dim = cJSON_HasObjectItem(json, "head_dim") ? demo_config_number(json, path, "head_dim", error) : c->heads ? c->hidden / c->heads : 0;
+        c->intermediate = demo_config_number(json, path, "intermediate_size", error);
+        c->vocab = demo_config_number(json, path, "vocab_size", error);
+        c->rope_theta = cJSON_IsNumber(theta) ? theta->valuedouble : 10000.0;
+        c->rms_eps = cJSON_IsNumber(eps) ? eps->valuedouble : 1e-6;
+        c->tied = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(json, "tie_word_embeddings"));
+    }
+    cJSON_Delete(json);
+    free(text);
+    return error->status;
+}
+
+/* ---- tensors ---- */
+
+static seqpar_safetensors_tensor demo_tensor(const seqpar_ctx *ctx, const seqpar_tensor *t, const char *name) {
+    seqpar_safetensors_tensor s = {.name = name, .dtype = demo_dtype(ctx), .dims = t->rows == 1 ? 1 : 2};
+    s.shape[0] = t->rows == 1 ? t->cols : t->rows;
+    s.shape[1] = t->cols;
+    return s;
+}
+
+/* One piece of a file: the tensors of the model under a prefix, from doubles that are exact in the stored type. */
+static seqpar_status demo_append(seqpar_ctx *ctx, seqpar_safetensors_writer *writer, const seqpar_llama *model, const char *prefix, const double *values) {
+    char name[128];
+    for (int64_t i = 0; i < model->tensor_count; i++) {
+        const seqpar_tensor *t = &model->tensors[i];
+        int64_t count = t->rows * t->cols, size = seqpar_dtype_bytes(ctx->device->storage);
+        snprintf(name, sizeof name, "%s%s", prefix, t->name);
+        void *bytes = ctx->device->alloc(ctx->device, count * size);
+        if (!bytes) return seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY, "out of memory while %s is saved", name);
+        seqpar_device_write(ctx->device, bytes, 0, values + t->offset, count);
+        seqpar_status status = seqpar_safetensors_append(writer, name, bytes, count * size, ctx->error);
+        ctx->device->free(ctx->device, bytes);
+        if (status) return status;
+    }
+    return SEQPAR_OK;
+}
+
+/* Writes `parts` value arrays of the model (params; or m and v) with one prefix each. */
+static seqpar_status demo_save_tensors(seqpar_ctx *ctx, const seqpar_llama *model, const char *path, int parts, const char *const *prefix,
+                                       const double *const *values, const seqpar_safetensors_pair *metadata, int64_t metadata_count) {
+    int64_t count = parts * model->tensor_count;
+    seqpar_safetensors_tensor *list = calloc((size_t)count, sizeof *list);
+    char (*names)[128] = calloc((size_t)count, sizeof *names);
+    for (int64_t i = 0; i < count; i++) {
+        const seqpar_tensor *t = &model->tensors[i % model->tensor_count];
+        snprintf(names[i], sizeof names[i], "%s%s", prefix[i / model->tensor_count], t->name);
+        list[i] = demo_tensor(ctx, t, names[i]);
+    }
+    seqpar_safetensors_desc desc = {.path = path, .tensors = list, .count = count, .metadata = metadata, .metadata_count = metadata_count};
+    seqpar_safetensors_writer *writer = NULL;
+    seqpar_status status = seqpar_safetensors_create(&writer, &desc, ctx->error);
+    for (int p = 0; !status && p < parts; p++) status = demo_append(ctx, writer, model, prefix[p], values[p]);
+    if (status) seqpar_safetensors_abort(writer); else status = seqpar_safetensors_finish(writer, ctx->error);
+    free(list);
+    free(names);
+    return status;
+}
+
+static seqpar_status demo_load_tensors(seqpar_ctx *ctx, const seqpar_llama *model, const char *path, const char *prefix, double *values, seqpar_safetensors_file **keep) {
+    seqpar_safetensors_file *file = NULL;
+    seqpar_status status = seqpar_safetensors_open(&file, path, ctx->error);
+    for (int64_t i = 0; !status && i < model->tensor_count; i++) {
+        const seqpar_tensor *t = &model->tensors[i];
+        char name[128];
+        snprintf(name, sizeof name, "%s%s", prefix, t->name);
+        seqpar_safetensors_tensor wanted = demo_tensor(ctx, t, name);
+        wanted.dtype = SEQPAR_SAFETENSORS_NONE;
+        seqpar_safetensors_part part = {.name = name, .count = t->rows * t->cols, .finite = 1};
+        status = seqpar_safetensors_expect(file, &wanted, ctx->error);
+        if (!status) status = seqpar_safetensors_read_f64(file, values + t->offset, &part, ctx->error);
+    }
+    if (keep && !status) *keep = file; else seqpar_safetensors_close(file);
+    return status;
+}
+
+/* Weights of a folder into the model; refuses NaN and infinity, missing tensors and other shapes. */
+static seqpar_status demo_load_weights(seqpar_ctx *ctx, seqpar_llama *model, const char *folder) {
+    char path[1280];
+    double *values = calloc((size_t)model->elements, sizeof *values);
+    if (!values) return seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY, "out of memory while weights are read");
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    seqpar_status status = demo_load_tensors(ctx, model, path, "", values, NULL);
+    if (!status) seqpar_device_write(ctx->device, model->params.data, 0, values, model->elements);
+    free(values);
+    return status;
+}
+
+/* Rank 0 writes model.safetensors and config.json into an existing folder. */
+static seqpar_status demo_save_model(seqpar_ctx *ctx, const seqpar_llama *model, const char *folder) {
+    char path[1280];
+    const char *prefix = "";
+    const seqpar_safetensors_pair format = {"format", "pt"};
+    double *values = calloc((size_t)model->elements, sizeof *values);
+    if (!values) return seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY, "out of memory while weights are saved");
+    seqpar_device_read(ctx->device, values, model->params.data, 0, model->elements);
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    const double *parts[] = {values};
+    seqpar_status status = demo_save_tensors(ctx, model, path, 1, &prefix, parts, &format, 1);
+    free(values);
+    return status ? status : demo_save_config(folder, &model->config, ctx->error);
+}
+
+/* ---- checkpoints ---- */
+
+static seqpar_status demo_save_optimizer(seqpar_ctx *ctx, const seqpar_llama *model, const seqpar_optim *optim, const char *folder,
+                                         const demo_state *state, const double *m, const double *v) {
+    char path[1280], number[5][32];
+    const int64_t values[] = {state->step, state->seed, state->train_batch_size, state->documents, optim->t};
+    static const char *const keys[] = {"step", "seed", "train_batch_size", "documents", "optimizer_t"};
+    seqpar_safetensors_pair metadata[5];
+    static const char *const prefix[] = {"exp_avg.", "exp_avg_sq."};
+    const double *const parts[] = {m, v};
+    for (int i = 0; i < 5; i++) {
+        snprintf(number[i], sizeof number[i], "%lld", (long long)values[i]);
+        metadata[i] = (seqpar_safetensors_pair){keys[i], number[i]};
+    }
+    snprintf(path, sizeof path, "%s/optimizer.safetensors", folder);
+    return demo_save_tensors(ctx, model, path, optim->desc.kind == SEQPAR_SGD ? 0 : 2, prefix, parts, metadata, 5);
+}
+
+/* Removes the oldest checkpoints until at most `keep` are left. */
+static void demo_forget_checkpoints(const char *root, int64_t keep) {
+    for (;;) {
+        DIR *folder = opendir(root);
+        int64_t count = 0, oldest = INT64_MAX;
+        for (struct dirent *entry; folder && (entry = readdir(folder));) {
+            long long step;
+            char rest;
+            if (sscanf(entry->d_name, "global_step%lld%c", &step, &rest) != 1) continue;
+            count++;
+            if (step < oldest) oldest = step;
+        }
+        if (folder) closedir(folder);
+        if (keep <= 0 || count <= keep) return;
+        char path[1280];
+        snprintf(path, sizeof path, "%s/global_step%lld", root, (long long)oldest);
+        demo_remove_folder(path);
+    }
+}
+
+static seqpar_status demo_write_checkpoint(seqpar_ctx *ctx, const seqpar_llama *model, const seqpar_optim *optim, const char *root,
+                                           const demo_state *state, const double *m, const double *v, int64_t keep) {
+    char temporary[1100], final[1100], latest[1100], name[64];
+    snprintf(name, sizeof name, "global_step%lld", (long long)state->step);
+    snprintf(final, sizeof final, "%s/%s", root, name);
+    snprintf(temporary, sizeof temporary, "%s.tmp", final);
+    snprintf(latest, sizeof latest, "%s/latest", root);
+    demo_remove_folder(temporary);
+    seqpar_status status = demo_make_folder(temporary, ctx->error);
+    if (!status) status = demo_save_model(ctx, model, temporary);
+    if (!status) status = demo_save_optimizer(ctx, model, optim, temporary, state, m, v);
+    if (!status) {
+        demo_remove_folder(final);
+        if (rename(temporary, final)) status = seqpar_fail(ctx->error, SEQPAR_ERR_FILE_WRITE, "cannot rename %s: %s", temporary, strerror(errno));
+    }
+    if (!status) status = seqpar_file_write_atomic(latest, name, (int64_t)strlen(name), ctx->error);
+    if (status) demo_remove_folder(temporary);
+    else demo_forget_checkpoints(root, keep);
+    return status;
+}
+
+/* Collective: everybody hands over their moments, rank 0 writes. */
+static seqpar_status demo_save_checkpoint(seqpar_ctx *ctx, const seqpar_llama *model, seqpar_optim *optim, const char *root, const demo_state *state, int64_t keep) {
+    double *m = calloc((size_t)model->elements * 2, sizeof *m), *v = m + model->elements;
+    seqpar_status status = m ? seqpar_optim_save(ctx, optim, m, v) : seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY, "out of memory for a checkpoint");
+    if (!status && ctx->world->rank == 0) status = demo_write_checkpoint(ctx, model, optim, root, state, m, v, keep);
+    free(m);
+    return status;
+}
+
+static int64_t demo_metadata_number(const seqpar_safetensors_file *file, const char *key) {
+    const char *text = seqpar_safetensors_metadata(file, key);
+    return text ? strtoll(text, NULL, 10) : -1;
+}
+
+/* Every rank reads the newest checkpoint under root. */
+static seqpar_status demo_load_checkpoint(seqpar_ctx *ctx, seqpar_llama *model, seqpar_optim *optim, const char *root, demo_state *state) {
+    char latest[1100], folder[1280], path[1400];
+    snprintf(latest, sizeof latest, "%s/latest", root);
+    char *name = demo_read_text(latest, ctx->error);
+    if (!name) return ctx->error->status;
+    snprintf(folder, sizeof folder, "%s/%.64s", root, name);
+    snprintf(path, sizeof path, "%s/optimizer.safetensors", folder);
+    free(name);
+    seqpar_status status = demo_load_weights(ctx, model, folder);
+    double *m = calloc((size_t)model->elements * 2, sizeof *m), *v = m + model->elements;
+    seqpar_safetensors_file *file = NULL;
+    if (!status && optim->desc.kind == SEQPAR_SGD) status = seqpar_safetensors_open(&file, path, ctx->error);
+    else {
+        if (!status) status = demo_load_tensors(ctx, model, path, "exp_avg.", m, NULL);
+        if (!status) status = demo_load_tensors(ctx, model, path, "exp_avg_sq.", v, &file);
+    }
+    if (!status) {
+        *state = (demo_state){demo_metadata_number(file, "step"), demo_metadata_number(file, "seed"), demo_metadata_number(file, "train_batch_size"), demo_metadata_number(file, "documents")};
+        if (state->step < 0) status = seqpar_fail(ctx->error, SEQPAR_ERR_FILE_FORMAT, "%s does not say at which step it was written", path);
+        else status = seqpar_optim_load(ctx, optim, m, v, demo_metadata_number(file, "optimizer_t"));
+        seqpar_safetensors_close(file);
+    }
+    free(m);
+    return status;
+}
+#endif

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* compare_runs.c - are two training runs the same, to the bit? Reads their metrics and models, draws both loss curves.
+ *
+ *     compare_runs DIR_A DIR_B OUT_DIR       (each DIR: metrics.jsonl, model.safetensors)
+ *
+ * Exit code 0 only if every loss, gradient norm and parameter is equal by memcmp. */
+#define STB_DS_IMPLEMENTATION
+#define SEQPAR_IMPLEMENTATION
+#define SEQPAR_SAFETENSORS_IMPLEMENTATION
+#include "seqpar_safetensors.h"
+#include "data.h"
+#include "plot.h"
+
+typedef struct {
+    double *loss, *norm, *speed; /* stb_ds arrays, a value a step */
+} run;
+
+static double number(const cJSON *line, const char *key) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(line, key);
+    return cJSON_IsNumber(item) ? item->valuedouble : NAN;
+}
+
+static int read_run(run *r, const char *folder) {
+    char path[1024], line[4096];
+    snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
+    FILE *file = fopen(path, "r");
+    if (!file) return fprintf(stderr, "error: cannot open %s\n", path), -1;
+    while (fgets(line, sizeof line, file)) {
+        cJSON *json = cJSON_Parse(line);
+        if (cJSON_HasObjectItem(json, "loss")) {
+            arrput(r->loss, number(json, "loss"));
+            arrput(r->norm, number(json, "grad_norm"));
+            arrput(r->speed, number(json, "tokens_per_second"));
+        }
+        cJSON_Delete(json);
+    }
+    fclose(file);
+    return arrlen(r->loss) ? 0 : (fprintf(stderr, "error: %s holds no step\n", path), -1);
+}
+
+/* The smallest difference of all bits: lengths and bytes. */
+static bool equal_series(const double *a, const double *b) {
+    return arrlen(a) == arrlen(b) && !memcmp(a, b, (size_t)arrlen(a) * sizeof *a);
+}
+
+static bool equal_models(const char *a, const char *b, int64_t *tensors, int64_t *values, seqpar_error *error) {
+    char path[2][1024];
+    seqpar_safetensors_file *file[2] = {0};
+    bool equal = true;
+    snprintf(path[0], sizeof path[0], "%s/model.safetensors", a);
+    snprintf(path[1], sizeof path[1], "%s/model.safetensors", b);
+    for (int i = 0; i < 2; i++) if (seqpar_safetensors_open(&file[i], path[i], error)) equal = false;
+    for (int64_t i = 0; equal && i < seqpar_safetensors_count(file[0]); i++) {
+        const seqpar_safetensors_tensor *t = seqpar_safetensors_at(file[0], i);
+        seqpar_safetensors_part part = seqpar_safetensors_whole(t);
+        char *x = malloc((size_t)t->bytes * 2), *y = x + t->bytes;
+        equal = !seqpar_safetensors_expect(file[1], t, error) && !seqpar_safetensors_read(file[0], x, &part, error)
+             && !seqpar_safetensors_read(file[1], y, &part, error) && !memcmp(x, y, (size_t)t->bytes);
+        free(x);
+        *tensors += 1;
+        *values += t->count;
+    }
+    if (equal && seqpar_safetensors_count(file[0]) != seqpar_safetensors_count(file[1])) equal = false;
+    for (int i = 0; i < 2; i++) if (file[i]) seqpar_safetensors_close(file[i]);
+    return equal;
+}
+
+static double mean(const double *x) {
+    double sum = 0;
+    for (int64_t i = 0; i < arrlen(x); i++) sum += x[i];
+    return sum / (double)arrlen(x);
+}
+
+int main(int argc, char **argv) {
+    run r[2] = {0};
+    seqpar_error error = {0};
+    char path[1024], text[1024], why[512] = "";
+    int64_t tensors = 0, values = 0;
+    if (argc != 4) return fprintf(stderr, "usage: compare_runs DIR_A DIR_B OUT_DIR\n"), 2;
+    if (read_run(&r[0], argv[1]) || read_run(&r[1], argv[2])) return 2;
+    bool losses = equal_series(r[0].loss, r[1].loss) && equal_series(r[0].norm, r[1].norm);
+    bool params = equal_models(argv[1], argv[2], &tensors, &values, &error);
+    if (error.text[0]) fprintf(stderr, "error: %s\n", error.text);
+    for (int i = 0; i < 2; i++)
+        printf("%-20s loss %.17g -> %.17g   gradient norm %.17g   %.0f tokens/s\n", argv[1 + i], r[i].loss[0], arrlast(r[i].loss), arrlast(r[i].norm), mean(r[i].speed));
+    demo_series series[] = {{.name = argv[1], .y = r[0].loss, .points = arrlen(r[0].loss)}, {.name = argv[2], .y = r[1].loss, .points = arrlen(r[1].loss)}};
+    demo_plot plot = {.title = "Training loss, 1 rank and 4 ranks", .x_label = "optimizer step", .y_label = "loss, nats a token", .series = series, .series_count = 2};
+    snprintf(path, sizeof path, "%s/loss.svg", argv[3]);
+    if (demo_plot_write(path, &plot, why, sizeof why)) fprintf(stderr, "error: %s\n", why);
+    printf("curves: %s\n", path);
+    int size = snprintf(text, sizeof text, "{\n  \"steps\": %lld,\n  \"sp\": 4,\n  \"loss_first\": %.17g,\n  \"loss_last\": %.17g,\n  \"loss_bits_equal\": %s,\n  \"param_bits_equal\": %s,\n  \"tokens_per_second\": %.1f\n}\n",
+        (long long)arrlen(r[1].loss), r[1].loss[0], arrlast(r[1].loss), losses ? "true" : "false", params ? "true" : "false", mean(r[1].speed));
+    snprintf(path, sizeof path, "%s/summary.json", argv[3]);
+    if (seqpar_file_write_atomic(path, text, size, &error)) fprintf(stderr, "error: %s\n", error.text);
+    printf("identical bits: %s (%lld tensors, %lld values)\n", losses && params ? "yes" : "NO", (long long)tensors, (long long)values);
+    return losses && params && !why[0] ? 0 : 1;
+}

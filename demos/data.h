@@ -1,0 +1,469 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* data.h - datasets to documents, and files written whole or not at all.
+ *
+ * The tokenizer is built in: a byte is a token. What is read:
+ *
+ *   .jsonl, text   {"question": "...", "answer": "..."}    BOS prompt response EOS; response and EOS are supervised
+ *   .jsonl, ids    {"input_ids": [..], "labels": [..]}     labels repeat input_ids or say -100, unshifted;
+ *                                                          or "loss_mask": [0,1,..]; neither: all supervised
+ *   .txt           one stream of bytes, cut into documents of max_len tokens; all supervised; --pretrain_mode only
+ *
+ * loss_mask[t] = 1 says that token t is a supervised target, i.e. it is not shifted. loss_mask[0] is always 0: nothing
+ * stands before a document's first token to predict it. Functions return 0, or -1 with one sentence in error. */
+#ifndef DEMO_DATA_H
+#define DEMO_DATA_H
+
+#include <ctype.h>
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cjson/cJSON.h>
+#include <stb/stb_ds.h>
+
+enum { DEMO_BOS = 256, DEMO_EOS = 257, DEMO_PAD = 258, DEMO_VOCAB = 259, DEMO_IGNORED_LABEL = -100 };
+
+typedef struct {
+    int32_t *ids;       /* (tokens), stb_ds array */
+    uint8_t *loss_mask; /* (tokens), stb_ds array */
+    int64_t tokens;
+} demo_document;
+
+typedef struct {
+    const char *input_key;      /* text of the prompt, or all text; NULL: "input" */
+    const char *output_key;     /* text of the response; NULL: the input is trained whole */
+    const char *input_template; /* every {} becomes the prompt; NULL: the prompt as it is */
+    bool pretrain_mode;         /* BOS and input only, all supervised, no EOS */
+    bool train_on_inputs;       /* the prompt is supervised too */
+    int64_t max_len;            /* longest document in tokens, and the piece of a .txt; 0: no limit */
+    bool cut_long;              /* --truncation cut: keep the first max_len tokens; else drop the document */
+    int64_t max_samples;        /* read this many records in all; 0: all */
+    int64_t vocab_size;         /* ids must be below; 0: DEMO_VOCAB */
+} demo_data_options;
+
+/* read = kept + dropped_long + zero_length; cut and fully_masked documents are among the kept. */
+typedef struct {
+    int64_t read, dropped_long, cut, zero_length, fully_masked;
+} demo_data_counts;
+
+typedef struct {
+    demo_document *documents; /* stb_ds array */
+    demo_data_counts counts;
+    int64_t tokens, supervised_tokens;
+} demo_dataset;
+
+/* Where reading stands, for messages. */
+typedef struct {
+    const demo_data_options *options;
+    const char *path;
+    int64_t line;
+    char *error;
+    size_t error_size;
+} demo_reader;
+
+/* A document on its way in. */
+typedef struct {
+    demo_document document;
+    int64_t prompt_tokens;
+    bool ends_in_eos; /* text that was cut ends in EOS again */
+} demo_record;
+
+/* Writes "path:line: sentence" (no line where there is none). Returns -1. */
+__attribute__((format(printf, 2, 3)))
+static inline int demo_wrong(const demo_reader *reader, const char *format, ...)
+{
+    va_list arguments;
+    char line[24] = "", sentence[512];
+    if (reader->line) snprintf(line, sizeof line, ":%lld", (long long)reader->line);
+    va_start(arguments, format);
+    vsnprintf(sentence, sizeof sentence, format, arguments);
+    va_end(arguments);
+    snprintf(reader->error, reader->error_size, "%s%s: %s", reader->path, line, sentence);
+    return -1;
+}
+
+/* ---- whole files ---- */
+
+/* Reads a file into a zero-ended buffer for free(); NULL on failure, with errno set. */
+static inline char *demo_read_file(const char *path, size_t *size)
+{
+    FILE *file = fopen(path, "rb");
+    char *bytes = NULL;
+    size_t room = 1 << 16, got = 0, part = 1;
+    while (file && part && (bytes = realloc(bytes, room + 1))) {
+        part = fread(bytes + got, 1, room - got, file);
+        got += part;
+        if (got == room) room *= 2;
+    }
+    bool broken = file && ferror(file);
+    if (file) fclose(file);
+    if (!bytes || broken) return free(bytes), NULL;
+    bytes[got] = 0;
+    *size = got;
+    return bytes;
+}
+
+/* Writes through a neighbouring temporary file, so that a half-written file never stands under the name. */
+static inline int demo_write_atomically(const char *path, const char *bytes, size_t size, char *error,
+                                        size_t error_size)
+{
+    char temporary[4096];
+    int length = snprintf(temporary, sizeof temporary, "%s.%ld.tmp", path, (long)getpid());
+    FILE *file = length < (int)sizeof temporary ? fopen(temporary, "wb") : NULL;
+    bool written = file && fwrite(bytes, 1, size, file) == size;
+    if (file && fclose(file)) written = false;
+    if (written && !rename(temporary, path)) return 0;
+    snprintf(error, error_size, "cannot write %s: %s; choose another path or make its folder", path, strerror(errno));
+    if (file) remove(temporary);
+    return -1;
+}
+
+/* ---- building one document ---- */
+
+static inline void demo_push(demo_document *document, int32_t id, bool supervised)
+{
+    arrput(document->ids, id);
+    arrput(document->loss_mask, supervised);
+    document->tokens++;
+}
+
+static inline void demo_push_text(demo_document *document, const char *text, size_t length, bool supervised)
+{
+    for (size_t i = 0; i < length; i++) demo_push(document, (unsigned char)text[i], supervised);
+}
+
+static inline void demo_document_free(demo_document *document)
+{
+    arrfree(document->ids);
+    arrfree(document->loss_mask);
+}
+
+static inline void demo_push_prompt(demo_document *document, const char *form, const char *prompt, bool supervised)
+{
+    demo_push(document, DEMO_BOS, false);
+    for (const char *hole; form && (hole = strstr(form, "{}")); form = hole + 2) {
+        demo_push_text(document, form, (size_t)(hole - form), supervised);
+        demo_push_text(document, prompt, strlen(prompt), supervised);
+    }
+    if (!form) form = prompt;
+    demo_push_text(document, form, strlen(form), supervised);
+}
+
+/* What OpenRLHF warns about: returns NULL for a template that cannot take a prompt, otherwise the template; warning is
+ * filled or made empty. */
+static inline const char *demo_template_checked(const char *form, char *warning, size_t size)
+{
+    *warning = 0;
+    if (!form || !*form) return NULL;
+    if (!strstr(form, "{}"))
+        snprintf(warning, size, "--input_template has no {} for the prompt and is not used: %s", form);
+    else if (strstr(form, "\\n"))
+        snprintf(warning, size, "--input_template holds a backslash and an n, not a new line; in bash write $'...\\n'");
+    return strstr(form, "{}") ? form : NULL;
+}
+
+/* ---- JSON records ---- */
+
+static inline const char *demo_json_type(const cJSON *item)
+{
+    return cJSON_IsString(item)   ? "text"
+           : cJSON_IsNumber(item) ? "a number"
+           : cJSON_IsArray(item)  ? "a list"
+           : cJSON_IsObject(item) ? "an object"
+           : cJSON_IsBool(item)   ? "true or false"
+                                  : "null";
+}
+
+static inline double demo_vocab(const demo_data_options *options)
+{
+    return options->vocab_size ? (double)options->vocab_size : DEMO_VOCAB;
+}
+
+static inline int demo_text_allowed(const demo_reader *reader)
+{
+    double vocab = demo_vocab(reader->options);
+    if (vocab >= DEMO_VOCAB) return 0;
+    return demo_wrong(reader, "text needs a vocabulary of %d, but the model has %g; give input_ids", DEMO_VOCAB, vocab);
+}
+
+/* Finds a key, or fails naming it, the option that chose it, and the keys there are. */
+static inline const cJSON *demo_json_key(const demo_reader *reader, const cJSON *record, const char *key,
+                                         const char *option)
+{
+    char present[256] = "none";
+    size_t used = 0;
+    const cJSON *found = cJSON_GetObjectItemCaseSensitive(record, key);
+    if (found) return found;
+    for (const cJSON *item = record->child; item && used < sizeof present; item = item->next)
+        used += (size_t)snprintf(present + used, sizeof present - used, "%s\"%s\"", used ? ", " : "", item->string);
+    demo_wrong(reader, "no key \"%s\"; set --%s to one of those present: %s", key, option, present);
+    return NULL;
+}
+
+static inline const char *demo_json_text(const demo_reader *reader, const cJSON *record, const char *key,
+                                         const char *option)
+{
+    const cJSON *item = demo_json_key(reader, record, key, option);
+    if (!item || cJSON_IsString(item)) return item ? item->valuestring : NULL;
+    demo_wrong(reader, "\"%s\" is %s, but text is needed%s", key, demo_json_type(item),
+               cJSON_IsArray(item) ? "; lists of chat messages are not read, join them first" : "");
+    return NULL;
+}
+
+static inline int demo_record_text(demo_record *record, const demo_reader *reader, const cJSON *json)
+{
+    const demo_data_options *options = reader->options;
+    demo_document *document = &record->document;
+    bool paired = options->output_key && !options->pretrain_mode;
+    const char *input = demo_json_text(reader, json, options->input_key ? options->input_key : "input", "input_key");
+    const char *output = input && paired ? demo_json_text(reader, json, options->output_key, "output_key") : "";
+    if (!input || !output || demo_text_allowed(reader)) return -1;
+    demo_push_prompt(document, paired ? options->input_template : NULL, input, !paired || options->train_on_inputs);
+    if (document->tokens == 1 || (paired && !*output)) return demo_document_free(document), document->tokens = 0, 0;
+    record->prompt_tokens = paired ? document->tokens : 0;
+    record->ends_in_eos = !options->pretrain_mode;
+    demo_push_text(document, output, strlen(output), true);
+    if (record->ends_in_eos) demo_push(document, DEMO_EOS, true);
+    return 0;
+}
+
+/* Reads element t of a list into a whole number within [low, high). */
+static inline int demo_json_whole(const demo_reader *reader, const cJSON *item, const char *key, int64_t t, double low,
+                                  double high, int32_t *value)
+{
+    double number = cJSON_IsNumber(item) ? item->valuedouble : cJSON_IsTrue(item);
+    if (!cJSON_IsNumber(item) && !cJSON_IsBool(item))
+        return demo_wrong(reader, "%s[%lld] is %s, but a number is needed", key, (long long)t, demo_json_type(item));
+    if (!(number >= low && number < high) || number != floor(number))
+        return demo_wrong(reader, "%s[%lld] is %g, but it must be a whole number from %g to %g", key, (long long)t,
+                          number, low, high - 1);
+    *value = (int32_t)number;
+    return 0;
+}
+
+/* Supervision of one token: from its label, its loss_mask, or by default. */
+static inline int demo_json_supervised(const demo_reader *reader, const cJSON *item, bool is_label, int64_t t,
+                                       int32_t id, double vocab, int32_t *supervised)
+{
+    *supervised = 1;
+    if (!item) return 0;
+    if (!is_label) return demo_json_whole(reader, item, "loss_mask", t, 0, 2, supervised);
+    int32_t label = 0;
+    if (demo_json_whole(reader, item, "labels", t, DEMO_IGNORED_LABEL, vocab, &label)) return -1;
+    *supervised = label == id;
+    if (label == id || label == DEMO_IGNORED_LABEL) return 0;
+    return demo_wrong(reader, "labels[%lld] is %d but input_ids[%lld] is %d; a label repeats the id at its own place"
+                      " or is -100 (labels must not be shifted)", (long long)t, label, (long long)t, id);
+}
+
+static inline int demo_record_ids(demo_record *record, const demo_reader *reader, const cJSON *json)
+{
+    const cJSON *ids = cJSON_GetObjectItemCaseSensitive(json, "input_ids");
+    const cJSON *labels = cJSON_GetObjectItemCaseSensitive(json, "labels");
+    const cJSON *targets = labels ? labels : cJSON_GetObjectItemCaseSensitive(json, "loss_mask");
+    const char *name = labels ? "labels" : "loss_mask";
+    double vocab = demo_vocab(reader->options);
+    bool lists = cJSON_IsArray(ids) && (!targets || cJSON_IsArray(targets));
+    if (!lists)
+        return demo_wrong(reader, "\"%s\" is %s, but a list is needed", cJSON_IsArray(ids) ? name : "input_ids",
+                          demo_json_type(cJSON_IsArray(ids) ? targets : ids));
+    if (targets && cJSON_GetArraySize(targets) != cJSON_GetArraySize(ids))
+        return demo_wrong(reader, "%d %s for %d input_ids; give one for each token", cJSON_GetArraySize(targets), name,
+                          cJSON_GetArraySize(ids));
+    const cJSON *target = targets ? targets->child : NULL;
+    for (const cJSON *item = ids->child; item; item = item->next, target = target ? target->next : NULL) {
+        int64_t t = record->document.tokens;
+        int32_t id = 0, supervised = 0;
+        if (demo_json_whole(reader, item, "input_ids", t, 0, vocab, &id)) return -1;
+        if (demo_json_supervised(reader, target, labels != NULL, t, id, vocab, &supervised)) return -1;
+        demo_push(&record->document, id, supervised);
+    }
+    return 0;
+}
+
+/* ---- what is kept ---- */
+
+static inline int64_t demo_supervised(const demo_document *document)
+{
+    int64_t count = 0;
+    for (int64_t t = 0; t < document->tokens; t++) count += document->loss_mask[t];
+    return count;
+}
+
+/* A cut document keeps its first max_len tokens; text ends in a supervised EOS all the same. As in OpenRLHF, a prompt
+ * that leaves no room for two tokens is not worth cutting. */
+static inline bool demo_record_fits(demo_record *record, const demo_data_options *options)
+{
+    demo_document *document = &record->document;
+    if (!options->max_len || document->tokens <= options->max_len) return true;
+    if (!options->cut_long || (record->prompt_tokens && record->prompt_tokens >= options->max_len - 2)) return false;
+    document->tokens = options->max_len;
+    arrsetlen(document->ids, (size_t)options->max_len);
+    arrsetlen(document->loss_mask, (size_t)options->max_len);
+    if (record->ends_in_eos) document->ids[options->max_len - 1] = DEMO_EOS; /* in place of a supervised token */
+    return true;
+}
+
+static inline void demo_dataset_take(demo_dataset *set, demo_record *record, const demo_data_options *options)
+{
+    demo_document *document = &record->document;
+    int64_t whole = document->tokens;
+    set->counts.read++;
+    if (whole) document->loss_mask[0] = 0;
+    if (!whole || !demo_record_fits(record, options)) {
+        *(whole ? &set->counts.dropped_long : &set->counts.zero_length) += 1;
+        demo_document_free(document);
+        return;
+    }
+    int64_t supervised = demo_supervised(document);
+    set->counts.cut += document->tokens < whole;
+    set->counts.fully_masked += !supervised;
+    set->tokens += document->tokens;
+    set->supervised_tokens += supervised;
+    arrput(set->documents, *document);
+}
+
+static inline bool demo_dataset_full(const demo_dataset *set, const demo_data_options *options)
+{
+    return options->max_samples && set->counts.read >= options->max_samples;
+}
+
+/* ---- lines and files ---- */
+
+/* cJSON hands out zero-ended text, which a zero inside would silently shorten. */
+static inline bool demo_has_zero(const char *line, size_t length)
+{
+    for (size_t i = 0; i < length; i++) {
+        if (!line[i]) return true;
+        if (line[i] == '\\' && i + 5 < length && !strncmp(line + i + 1, "u0000", 5)) return true;
+        if (line[i] == '\\') i++;
+    }
+    return false;
+}
+
+static inline int demo_read_line(demo_dataset *set, const demo_reader *reader, const char *line, size_t length)
+{
+    const char *end = line;
+    cJSON *json = cJSON_ParseWithLengthOpts(line, length, &end, 0);
+    while (json && end < line + length && isspace((unsigned char)*end)) end++;
+    demo_record record = {0};
+    int failed;
+    if (!json || end < line + length)
+        failed = demo_wrong(reader, "broken JSON at column %lld; one whole object {...} per line is needed",
+                            (long long)(end - line) + 1);
+    else if (!cJSON_IsObject(json))
+        failed = demo_wrong(reader, "the line is %s, but an object {...} is needed", demo_json_type(json));
+    else if (demo_has_zero(line, length))
+        failed = demo_wrong(reader, "the line holds a zero character, which text cannot hold; remove it");
+    else if (cJSON_GetObjectItemCaseSensitive(json, "input_ids")) failed = demo_record_ids(&record, reader, json);
+    else failed = demo_record_text(&record, reader, json);
+    if (failed) demo_document_free(&record.document);
+    else demo_dataset_take(set, &record, reader->options);
+    cJSON_Delete(json);
+    return failed;
+}
+
+static inline int demo_read_jsonl(demo_dataset *set, demo_reader *reader, const char *bytes, size_t size)
+{
+    const char *end = bytes + size;
+    int64_t before = set->counts.read;
+    for (const char *line = bytes; line < end && !demo_dataset_full(set, reader->options);) {
+        const char *stop = memchr(line, '\n', (size_t)(end - line));
+        size_t length = (size_t)((stop ? stop : end) - line);
+        reader->line++;
+        if (strspn(line, " \t\r") < length && demo_read_line(set, reader, line, length)) return -1;
+        line += length + 1;
+    }
+    reader->line = 0;
+    if (set->counts.read == before && !demo_dataset_full(set, reader->options))
+        return demo_wrong(reader, "only empty lines; one JSON object per line is needed");
+    return 0;
+}
+
+static inline int demo_read_stream(demo_dataset *set, const demo_reader *reader, const char *bytes, size_t size)
+{
+    const demo_data_options *options = reader->options;
+    if (!options->pretrain_mode) return demo_wrong(reader, "plain text needs --pretrain_mode; or give a .jsonl file");
+    if (options->max_len < 2)
+        return demo_wrong(reader, "plain text is cut every --max_len tokens; set it to 2 or more");
+    if (demo_text_allowed(reader)) return -1;
+    size_t piece = (size_t)options->max_len;
+    for (size_t at = 0; at < size && !demo_dataset_full(set, options); at += piece) {
+        demo_record record = {0};
+        demo_push_text(&record.document, bytes + at, size - at < piece ? size - at : piece, true);
+        demo_dataset_take(set, &record, options);
+    }
+    return 0;
+}
+
+static inline bool demo_ends_with(const char *text, const char *ending)
+{
+    size_t a = strlen(text), b = strlen(ending);
+    return a >= b && !strcmp(text + a - b, ending);
+}
+
+static inline int demo_read_dataset_file(demo_dataset *set, demo_reader *reader)
+{
+    size_t size = 0;
+    bool stream = demo_ends_with(reader->path, ".txt");
+    if (!stream && !demo_ends_with(reader->path, ".jsonl") && !demo_ends_with(reader->path, ".json"))
+        return demo_wrong(reader, "the name ends in neither .jsonl nor .txt; only these are read");
+    char *file = demo_read_file(reader->path, &size);
+    if (!file) return demo_wrong(reader, "cannot be read: %s; check --dataset", strerror(errno));
+    size_t mark = size >= 3 && !memcmp(file, "\xEF\xBB\xBF", 3) ? 3 : 0; /* UTF-8 byte order mark */
+    int failed = size == mark ? demo_wrong(reader, "the file is empty")
+                 : stream     ? demo_read_stream(set, reader, file + mark, size - mark)
+                              : demo_read_jsonl(set, reader, file + mark, size - mark);
+    free(file);
+    return failed;
+}
+
+static inline void demo_data_free(demo_dataset *set)
+{
+    for (int64_t i = 0; i < arrlen(set->documents); i++) demo_document_free(&set->documents[i]);
+    arrfree(set->documents);
+    *set = (demo_dataset){0};
+}
+
+/* One line for people: what was read and what became of it. */
+static inline void demo_data_summary(const demo_dataset *set, char *text, size_t size)
+{
+    const demo_data_counts *c = &set->counts;
+    int used = snprintf(text, size, "%lld read, %lld kept with %lld tokens, %lld of them supervised",
+                        (long long)c->read, (long long)arrlen(set->documents), (long long)set->tokens,
+                        (long long)set->supervised_tokens);
+    if (used < 0 || (size_t)used >= size) return;
+    snprintf(text + used, size - (size_t)used, "; %lld too long, %lld empty, %lld cut, %lld masked whole",
+             (long long)c->dropped_long, (long long)c->zero_length, (long long)c->cut, (long long)c->fully_masked);
+}
+
+/* Reads a comma list of files, one after the other. On failure the set is empty. */
+static inline int demo_data_load(demo_dataset *set, const char *paths, const demo_data_options *options, char *error,
+                                 size_t error_size)
+{
+    bool holeless = options->input_template && !strstr(options->input_template, "{}");
+    int failed = holeless ? -1 : 0;
+    if (holeless) snprintf(error, error_size, "input_template has no {} for the prompt: %s", options->input_template);
+    char summary[256], *list = strdup(paths ? paths : ""), *rest = list;
+    *set = (demo_dataset){0};
+    for (char *path; !failed && !demo_dataset_full(set, options) && (path = strsep(&rest, ","));) {
+        demo_reader reader = {options, path, 0, error, error_size};
+        failed = demo_read_dataset_file(set, &reader);
+    }
+    free(list);
+    demo_data_summary(set, summary, sizeof summary);
+    if (!failed && !set->supervised_tokens) {
+        snprintf(error, error_size, "%s: no supervised token in the whole set (%s); check --output_key and --max_len",
+                 paths, summary);
+        failed = -1;
+    }
+    if (failed) demo_data_free(set);
+    return failed;
+}
+
+#endif

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* make_arith - writes arithmetic stories as JSON lines. The same seed gives the same items; ranges that do not overlap
+ * give training and evaluation data: make_arith train.jsonl 5000 1 && make_arith eval.jsonl 200 1 5000 */
+#define STB_DS_IMPLEMENTATION
+#include "arith.h"
+
+static bool read_count(const char *text, uint64_t *value)
+{
+    char *end;
+    errno = 0;
+    *value = strtoull(text, &end, 10);
+    return isdigit((unsigned char)*text) && !*end && !errno;
+}
+
+int main(int argc, char **argv)
+{
+    uint64_t numbers[3] = {1000, 1, 0}; /* count, seed, first */
+    char error[256];
+    if (argc < 2 || argc > 5 || argv[1][0] == '-') {
+        fprintf(stderr, "usage: %s FILE.jsonl [COUNT [SEED [FIRST]]]   (default 1000 1 0)\n", argv[0]);
+        return 2;
+    }
+    for (int i = 2; i < argc; i++)
+        if (!read_count(argv[i], &numbers[i - 2])) {
+            fprintf(stderr, "%s: %s is no whole number\n", argv[0], argv[i]);
+            return 2;
+        }
+    if (demo_arith_write(argv[1], numbers[1], numbers[2], numbers[0], error, sizeof error)) {
+        fprintf(stderr, "%s: %s\n", argv[0], error);
+        return 1;
+    }
+    return 0;
+}

@@ -1,0 +1,733 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* Transports: bytes arrive, in order and nowhere else; what goes wrong ends everybody with a sentence, and nothing hangs. */
+#define SEQPAR_IMPLEMENTATION
+#include "seqpar.h"
+#include "test.h"
+#include <pthread.h>
+#include <unistd.h>
+
+#define RANKS 8
+#define TRY(call) do { seqpar_status try_ = (call); if (try_) return try_; } while (0)
+#define COUNT(list) ((int64_t)(sizeof(list) / sizeof *(list)))
+
+static const int64_t ranks_list[] = {1, 2, 3, 4, 5, 8};
+
+/* test_expect for ranks, which are threads. */
+static pthread_mutex_t verdict = PTHREAD_MUTEX_INITIALIZER;
+#define EXPECT(condition, ...) do { int holds_ = (condition); pthread_mutex_lock(&verdict); test_expect(holds_, __VA_ARGS__); pthread_mutex_unlock(&verdict); } while (0)
+
+static void run_well(int64_t ranks, seqpar_rank_fn fn, void *user) {
+    seqpar_error error;
+    seqpar_status status = seqpar_run_threads(ranks, fn, user, &error);
+    test_expect(!status, "P %lld: %s: %s", (long long)ranks, seqpar_status_name(status), error.text);
+}
+
+static uint64_t mix(uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
+    uint64_t x = (((a * 1000003 + b) * 1000003 + c) * 1000003 + d + test_seed) * UINT64_C(0x9e3779b97f4a7c15);
+    x = (x ^ (x >> 29)) * UINT64_C(0xbf58476d1ce4e5b9);
+    return x ^ (x >> 32);
+}
+
+static void fill(unsigned char *data, int64_t bytes, uint64_t key) {
+    int64_t i;
+    for (i = 0; i < bytes; i++) data[i] = (unsigned char)((key + (uint64_t)i) * UINT64_C(0x9e3779b97f4a7c15) >> 40);
+}
+
+static int64_t wrong_bits(const unsigned char *data, int64_t bytes, uint64_t key) {
+    int64_t i, bits = 0;
+    for (i = 0; i < bytes; i++) bits += __builtin_popcount(data[i] ^ (unsigned char)((key + (uint64_t)i) * UINT64_C(0x9e3779b97f4a7c15) >> 40));
+    return bits;
+}
+
+/* ---- mail: groups of messages between all pairs, the own rank included, several groups in flight ---- */
+
+#define GROUPS 5
+
+typedef struct mail { /* one group as one rank sees it */
+    seqpar_transfer sends[2 * RANKS], recvs[2 * RANKS];
+    seqpar_group group;
+    seqpar_request request;
+} mail;
+
+typedef struct post { /* what all ranks agree on */
+    uint64_t key;
+    int64_t letters; /* messages from each rank to each in a group: 1 or 2 */
+    int big;         /* some messages take long to copy */
+} post;
+
+static uint64_t letter_key(const post *p, int64_t group, int64_t from, int64_t to, int64_t number) {
+    return mix(p->key, (uint64_t)group, (uint64_t)(from * RANKS + to), (uint64_t)number);
+}
+
+static int64_t letter_bytes(const post *p, uint64_t key) {
+    if (key % 5 == 0) return 0;
+    return (int64_t)(p->big && key % 7 == 1 ? key % 400009 : key % 271);
+}
+
+static seqpar_transfer letter_new(const post *p, int64_t peer, uint64_t key, int sending) {
+    int64_t bytes = letter_bytes(p, key);
+    seqpar_transfer t = {peer, bytes ? malloc((size_t)bytes) : NULL, bytes};
+    if (sending) fill(t.data, bytes, key);
+    else if (bytes) memset(t.data, 0xA5, (size_t)bytes);
+    return t;
+}
+
+static void mail_write(mail *m, const post *p, int64_t group, int64_t rank, int64_t size) {
+    int64_t n = 0, i, peer;
+    for (i = 0; i < p->letters; i++)
+        for (peer = 0; peer < size; peer++, n++) {
+            m->sends[n] = letter_new(p, peer, letter_key(p, group, rank, peer, i), 1);
+            m->recvs[n] = letter_new(p, peer, letter_key(p, group, peer, rank, i), 0);
+        }
+    m->group = (seqpar_group){"mail", group, m->sends, n, m->recvs, n};
+}
+
+/* Reads and throws away; returns how many bits are not as they were sent, of message `*worst` (from 1) at last. */
+static int64_t mail_read(mail *m, const post *p, int64_t group, int64_t rank, int64_t size, int64_t *worst) {
+    int64_t n, bits, total = 0;
+    for (n = 0; n < m->group.recv_count; n++) {
+        const seqpar_transfer *t = &m->recvs[n];
+        bits = wrong_bits(t->data, t->bytes, letter_key(p, group, t->peer, rank, n / size));
+        if (bits && worst) *worst = n + 1;
+        total += bits;
+        free(m->sends[n].data);
+        free(m->recvs[n].data);
+    }
+    return total;
+}
+
+/* Waits for all groups in an order of this rank's own. */
+static seqpar_status mail_wait(seqpar_comm *comm, mail *m, int64_t groups, uint64_t key) {
+    int64_t order[GROUPS], i, j, t;
+    for (i = 0; i < groups; i++) order[i] = i;
+    for (i = groups - 1; i > 0; i--) {
+        j = (int64_t)(mix(key, (uint64_t)i, (uint64_t)comm->rank, 77) % (uint64_t)(i + 1));
+        t = order[i]; order[i] = order[j]; order[j] = t;
+    }
+    for (i = 0; i < groups; i++) TRY(seqpar_comm_wait(comm, &m[order[i]].request, NULL));
+    return SEQPAR_OK;
+}
+
+/* Sends, waits and checks all groups; *bits gets what was damaged. */
+static seqpar_status mail_run(seqpar_comm *comm, const post *p, int64_t groups, int64_t *bits, int64_t *worst) {
+    mail m[GROUPS];
+    seqpar_status status = SEQPAR_OK;
+    int64_t g;
+    for (g = 0, *bits = 0; g < groups; g++) mail_write(&m[g], p, g, comm->rank, comm->size);
+    for (g = 0; !status && g < groups; g++) status = seqpar_comm_begin(comm, &m[g].group, NULL, &m[g].request);
+    if (!status) status = mail_wait(comm, m, groups, p->key);
+    for (g = 0; g < groups; g++) *bits += mail_read(&m[g], p, g, comm->rank, comm->size, worst);
+    return status;
+}
+
+static seqpar_status rank_mail(seqpar_comm *world, void *user) {
+    int64_t round, bits;
+    for (round = 0; round < 6; round++) {
+        post p = *(const post *)user;
+        p.key += (uint64_t)round;
+        TRY(mail_run(world, &p, GROUPS, &bits, NULL));
+        EXPECT(bits == 0, "rank %lld, round %lld: %lld bits are wrong", (long long)world->rank, (long long)round, (long long)bits);
+    }
+    return SEQPAR_OK;
+}
+
+static void test_exchange(void) {
+    int64_t i, repeat;
+    for (i = 0; i < COUNT(ranks_list); i++) {
+        post p = {.key = (uint64_t)i * 100, .letters = 1 + i % 2};
+        run_well(ranks_list[i], rank_mail, &p);
+        test_end("comm_exchange_P%lld", (long long)ranks_list[i]);
+    }
+    for (repeat = 0; repeat < 12; repeat++) { /* a message may come while another one is being copied */
+        post p = {.key = (uint64_t)repeat * 1000, .letters = 2, .big = 1};
+        run_well(3 + 2 * (repeat % 2), rank_mail, &p);
+    }
+    test_end("comm_exchange_big");
+}
+
+/* Messages between two ranks match in order of posting, whoever is waited for first. */
+static seqpar_status rank_order(seqpar_comm *world, void *user) {
+    int64_t peer = 1 - world->rank, out[7], in[7], i;
+    seqpar_request request[7];
+    (void)user;
+    for (i = 0; i < 7; i++) {
+        seqpar_transfer send = {peer, &out[i], 8}, recv = {peer, &in[i], 8};
+        seqpar_group group = {"numbered", i, &send, 1, &recv, 1};
+        out[i] = 100 * world->rank + i;
+        in[i] = -1;
+        TRY(seqpar_comm_begin(world, &group, NULL, &request[i]));
+    }
+    for (i = 6; i >= 0; i--) {
+        TRY(seqpar_comm_wait(world, &request[i], NULL));
+        EXPECT(in[i] == 100 * peer + i, "message %lld is %lld", (long long)i, (long long)in[i]);
+        EXPECT(!request[i].state && !seqpar_comm_wait(world, &request[i], NULL), "a second wait is not free");
+    }
+    return SEQPAR_OK;
+}
+
+static void test_order(void) {
+    run_well(2, rank_order, NULL);
+    test_end("comm_matching_by_order");
+}
+
+/* ---- collectives ---- */
+
+static int64_t part_bytes(int64_t round, int64_t rank) { return rank % 3 == round % 3 ? 0 : (rank * 37 + round * 11) % 101; }
+
+static seqpar_status rank_all_gather(seqpar_comm *world, void *user) {
+    int64_t round, r, at, bytes[RANKS];
+    (void)user;
+    for (round = 0; round < 7; round++) {
+        unsigned char all[101 * RANKS + 1], part[101];
+        for (r = at = 0; r < world->size; at += bytes[r++]) bytes[r] = part_bytes(round, r);
+        memset(all, 0xA5, sizeof all);
+        fill(part, bytes[world->rank], mix((uint64_t)round, (uint64_t)world->rank, 1, 2));
+        TRY(seqpar_comm_all_gather(world, all, part, bytes, "parts"));
+        EXPECT(all[at] == 0xA5, "bytes behind the parts were written");
+        for (r = at = 0; r < world->size; at += bytes[r++])
+            EXPECT(!wrong_bits(all + at, bytes[r], mix((uint64_t)round, (uint64_t)r, 1, 2)), "round %lld: the part of rank %lld", (long long)round, (long long)r);
+    }
+    return SEQPAR_OK;
+}
+
+static seqpar_status rank_broadcast(seqpar_comm *world, void *user) {
+    int64_t root;
+    (void)user;
+    for (root = 0; root < world->size; root++) {
+        unsigned char data[53];
+        fill(data, 53, mix((uint64_t)world->rank, (uint64_t)root, 3, 4));
+        TRY(seqpar_comm_broadcast(world, data, 53, root));
+        EXPECT(!wrong_bits(data, 53, mix((uint64_t)root, (uint64_t)root, 3, 4)), "rank %lld has not what rank %lld sent", (long long)world->rank, (long long)root);
+        TRY(seqpar_comm_broadcast(world, NULL, 0, root));
+    }
+    return SEQPAR_OK;
+}
+
+static seqpar_status rank_reduce(seqpar_comm *world, void *user) {
+    int64_t p = world->size, r = world->rank, sum[5] = {r, -r, INT64_C(1) << 40, 0, r == p - 1 ? -7 : 0}, max[4] = {r, -r - 1, INT64_MIN + r, r == 1 ? INT64_MAX : -5};
+    (void)user;
+    TRY(seqpar_comm_sum_i64(world, sum, 5));
+    TRY(seqpar_comm_max_i64(world, max, 4));
+    EXPECT(sum[0] == p * (p - 1) / 2 && sum[1] == -sum[0] && sum[2] == p << 40 && sum[3] == 0 && sum[4] == -7, "sums");
+    EXPECT(max[0] == p - 1 && max[1] == -1 && max[2] == INT64_MIN + p - 1 && max[3] == (p > 1 ? INT64_MAX : -5), "maxima");
+    TRY(seqpar_comm_sum_i64(world, NULL, 0));
+    return SEQPAR_OK;
+}
+
+/* Nobody leaves a barrier before everybody has entered it. */
+static seqpar_status rank_barrier(seqpar_comm *world, void *user) {
+    int64_t *entered = user, round;
+    for (round = 1; round <= 20; round++) {
+        __atomic_fetch_add(entered, 1, __ATOMIC_SEQ_CST);
+        TRY(seqpar_comm_barrier(world));
+        EXPECT(__atomic_load_n(entered, __ATOMIC_SEQ_CST) >= round * world->size, "round %lld: left before all had come", (long long)round);
+    }
+    return SEQPAR_OK;
+}
+
+static void test_collectives(void) {
+    static const struct { const char *name; seqpar_rank_fn fn; } table[] = {
+        {"all_gather", rank_all_gather}, {"broadcast", rank_broadcast}, {"sum_max", rank_reduce}, {"barrier", rank_barrier}};
+    int64_t i, p;
+    for (i = 0; i < COUNT(table); i++) {
+        for (p = 0; p < COUNT(ranks_list); p++) {
+            int64_t entered = 0;
+            run_well(ranks_list[p], table[i].fn, &entered);
+        }
+        test_end("comm_%s", table[i].name);
+    }
+}
+
+/* ---- meshes: D x P ranks; keys may turn the order round ---- */
+
+typedef struct mesh { int64_t d, p; int reverse; } mesh;
+
+/* The ranks of a sub-comm, in its order, as their world ranks. */
+static seqpar_status expect_members(seqpar_comm *sub, int64_t world_rank, const int64_t *want, int64_t count) {
+    int64_t all[RANKS], bytes[RANKS], i;
+    for (i = 0; i < RANKS; i++) bytes[i] = 8;
+    EXPECT(sub->size == count && want[sub->rank] == world_rank, "rank %lld is number %lld of %lld", (long long)world_rank, (long long)sub->rank, (long long)sub->size);
+    TRY(seqpar_comm_all_gather(sub, all, &world_rank, bytes, "members"));
+    for (i = 0; i < count; i++) EXPECT(all[i] == want[i], "place %lld has rank %lld, not %lld", (long long)i, (long long)all[i], (long long)want[i]);
+    return SEQPAR_OK;
+}
+
+/* Mail on three comms at once, each with its own data; waits in another order than begins. */
+static seqpar_status talk_at_once(seqpar_comm *const *comms, const uint64_t *keys) {
+    mail m[3][2];
+    int64_t c, g, bits, round;
+    for (round = 0; round < 5; round++) {
+        for (g = 0; g < 2; g++)
+            for (c = 0; c < 3; c++) {
+                post p = {.key = keys[c] + (uint64_t)round, .letters = 1};
+                mail_write(&m[c][g], &p, g, comms[c]->rank, comms[c]->size);
+                TRY(seqpar_comm_begin(comms[c], &m[c][g].group, NULL, &m[c][g].request));
+            }
+        for (c = 2; c >= 0; c--) {
+            post p = {.key = keys[c] + (uint64_t)round, .letters = 1};
+            TRY(mail_wait(comms[c], m[c], 2, p.key));
+            for (g = 0; g < 2; g++) {
+                bits = mail_read(&m[c][g], &p, g, comms[c]->rank, comms[c]->size, NULL);
+                EXPECT(bits == 0, "comm %lld: %lld bits are somebody else's", (long long)c, (long long)bits);
+            }
+        }
+    }
+    return SEQPAR_OK;
+}
+
+static seqpar_status rank_mesh(seqpar_comm *world, void *user) {
+    const mesh *x = user;
+    int64_t d = world->rank / x->p, p = world->rank % x->p, row[RANKS], column[RANKS], i;
+    uint64_t keys[3] = {7, 1000 + (uint64_t)d, 2000 + (uint64_t)p};
+    seqpar_comm *comms[3] = {world, NULL, NULL};
+    for (i = 0; i < x->p; i++) row[i] = d * x->p + (x->reverse ? x->p - 1 - i : i);
+    for (i = 0; i < x->d; i++) column[i] = (x->reverse ? x->d - 1 - i : i) * x->p + p;
+    TRY(seqpar_comm_split(world, d, x->reverse ? -p : p, &comms[1]));
+    TRY(seqpar_comm_split(world, p - 3, x->reverse ? -10 * d : 0, &comms[2])); /* equal keys: by rank; colours may be negative */
+    TRY(expect_members(comms[1], world->rank, row, x->p));
+    TRY(expect_members(comms[2], world->rank, column, x->d));
+    TRY(talk_at_once(comms, keys));
+    seqpar_comm_free(comms[2]);
+    seqpar_comm_free(comms[1]);
+    return SEQPAR_OK;
+}
+
+static void test_split(void) {
+    static const mesh meshes[] = {{1, 1, 0}, {2, 2, 0}, {2, 2, 1}, {3, 1, 1}, {1, 5, 1}, {2, 4, 0}, {4, 2, 1}, {2, 3, 1}};
+    int64_t i;
+    for (i = 0; i < COUNT(meshes); i++) {
+        mesh m = meshes[i];
+        run_well(m.d * m.p, rank_mesh, &m);
+        test_end("comm_split_%lldx%lld%s", (long long)m.d, (long long)m.p, m.reverse ? "_reversed" : "");
+    }
+}
+
+/* A comm of a comm: halves, and of those halves again. */
+static seqpar_status rank_split_twice(seqpar_comm *world, void *user) {
+    seqpar_comm *half, *quarter;
+    int64_t sum = world->rank, first = world->rank / 2 * 2;
+    (void)user;
+    TRY(seqpar_comm_split(world, world->rank / 4, world->rank, &half));
+    TRY(seqpar_comm_split(half, half->rank / 2, half->rank, &quarter));
+    TRY(seqpar_comm_sum_i64(quarter, &sum, 1));
+    EXPECT(quarter->size == 2 && sum == 2 * first + 1, "rank %lld adds up to %lld", (long long)world->rank, (long long)sum);
+    seqpar_comm_free(quarter);
+    seqpar_comm_free(half);
+    return SEQPAR_OK;
+}
+
+static void test_split_twice(void) {
+    run_well(8, rank_split_twice, NULL);
+    test_end("comm_split_of_a_split");
+}
+
+/* ---- counters ---- */
+
+static seqpar_status rank_count(seqpar_comm *world, void *user) {
+    int64_t p = world->size, r = world->rank, bytes[RANKS], i, want_bytes = 0, want_messages = 0;
+    char all[64 * RANKS], own[64] = {0}, back[64];
+    seqpar_transfer send = {r, own, 41}, recv = {r, back, 41};
+    seqpar_group to_self = {"to myself", 0, &send, 1, &recv, 1};
+    seqpar_request request;
+    (void)user;
+    for (i = 0; i < p; i++) bytes[i] = 5 * i + 3;
+    TRY(seqpar_comm_all_gather(world, all, own, bytes, "counted"));
+    TRY(seqpar_comm_broadcast(world, own, 29, p - 1));
+    TRY(seqpar_comm_begin(world, &to_self, NULL, &request));
+    TRY(seqpar_comm_wait(world, &request, NULL));
+    want_bytes += (p - 1) * (5 * r + 3) + (r == p - 1 ? (p - 1) * 29 : 0);
+    want_messages += (p - 1) + (r == p - 1 ? p - 1 : 0);
+    EXPECT(world->bytes_sent == want_bytes, "rank %lld of %lld sent %lld bytes, not %lld", (long long)r, (long long)p, (long long)world->bytes_sent, (long long)want_bytes);
+    EXPECT(world->messages_sent == want_messages, "rank %lld of %lld sent %lld messages, not %lld", (long long)r, (long long)p, (long long)world->messages_sent, (long long)want_messages);
+    return SEQPAR_OK;
+}
+
+static void test_counters(void) {
+    int64_t i;
+    for (i = 0; i < COUNT(ranks_list); i++) {
+        run_well(ranks_list[i], rank_count, NULL);
+        test_end("comm_counters_P%lld", (long long)ranks_list[i]);
+    }
+}
+
+static void test_self(void) {
+    seqpar_comm *self = seqpar_comm_self(), *sub = NULL;
+    post p = {.key = 5, .letters = 2};
+    int64_t bits, value = 17;
+    test_expect(self && self->size == 1 && self->rank == 0, "not a world of one");
+    test_expect(!mail_run(self, &p, 1, &bits, NULL) && bits == 0, "mail to myself");
+    test_expect(!seqpar_comm_split(self, 3, 4, &sub) && sub->size == 1, "split");
+    test_expect(!seqpar_comm_sum_i64(sub, &value, 1) && !seqpar_comm_max_i64(self, &value, 1) && !seqpar_comm_barrier(self) && value == 17, "collectives");
+    test_expect(!self->bytes_sent && !self->messages_sent && !sub->bytes_sent && !sub->messages_sent, "something was sent");
+    seqpar_comm_free(sub);
+    seqpar_comm_free(self);
+    test_end("comm_self_sends_nothing");
+}
+
+/* ---- failures: what the world says, and what each rank says ---- */
+
+typedef struct failure {
+    const char *name;
+    int64_t ranks;
+    seqpar_rank_fn fn;
+    seqpar_status status;
+    int64_t rank;         /* who is named as the one it happened on; -1: not asked */
+    const char *words[6]; /* in the sentence of the world */
+    seqpar_status peers;  /* what the others return; 0: not asked */
+    const char *echo;     /* in the sentence of the others */
+} failure;
+
+static const failure *failing; /* the one at hand */
+
+/* Runs what a rank does, and compares what the transport tells the ranks that are not at fault. */
+static seqpar_status rank_observed(seqpar_comm *world, void *user) {
+    seqpar_status status = failing->fn(world, user);
+    if (!failing->peers || world->rank == failing->rank) return status;
+    EXPECT(status == failing->peers, "rank %lld ends with %s: %s", (long long)world->rank, seqpar_status_name(status), world->error->text);
+    EXPECT(world->error->status == status && world->error->rank == world->rank, "rank %lld: its error is not its own", (long long)world->rank);
+    EXPECT(strstr(world->error->text, failing->echo) != NULL, "rank %lld does not repeat it: %s", (long long)world->rank, world->error->text);
+    return status;
+}
+
+static void expect_failure(const failure *f) {
+    seqpar_error error;
+    seqpar_status status;
+    int64_t w;
+    failing = f;
+    status = seqpar_run_threads(f->ranks, rank_observed, NULL, &error);
+    test_expect(status == f->status && error.status == status, "the world ends with %s: %s", seqpar_status_name(status), error.text);
+    test_expect(f->rank < 0 || error.rank == f->rank, "it happened on rank %lld, not %lld", (long long)error.rank, (long long)f->rank);
+    for (w = 0; w < 6 && f->words[w]; w++) test_expect(strstr(error.text, f->words[w]) != NULL, "'%s' is not in: %s", f->words[w], error.text);
+    test_end("comm_%s", f->name);
+}
+
+static seqpar_status exchange(seqpar_comm *comm, const char *name, int64_t step, int64_t send_to, int64_t send_bytes, int64_t recv_from, int64_t recv_bytes) {
+    char out[64] = {0}, in[64];
+    seqpar_transfer send = {send_to, out, send_bytes}, recv = {recv_from, in, recv_bytes};
+    seqpar_group group = {name, step, &send, send_to >= 0, &recv, recv_from >= 0};
+    seqpar_request request;
+    TRY(seqpar_comm_begin(comm, &group, NULL, &request));
+    return seqpar_comm_wait(comm, &request, NULL);
+}
+
+static seqpar_status rank_wrong_size(seqpar_comm *world, void *user) {
+    (void)user;
+    if (world->rank == 1) return exchange(world, "kv ring", 3, 2, 37, -1, 0);
+    if (world->rank == 2) return exchange(world, "kv ring", 3, -1, 0, 1, 41);
+    return seqpar_comm_barrier(world);
+}
+
+static seqpar_status rank_says_no(seqpar_comm *world, void *user) {
+    (void)user;
+    TRY(seqpar_comm_barrier(world));
+    if (world->rank == 2) return seqpar_fail(world->error, SEQPAR_ERR_OPTION, "pack_len %d does not suit me", 4711);
+    TRY(exchange(world, "ring", 0, (world->rank + 1) % world->size, 8, (world->rank + world->size - 1) % world->size, 8));
+    return seqpar_comm_barrier(world);
+}
+
+static seqpar_status rank_fails_silently(seqpar_comm *world, void *user) { /* a code without a sentence */
+    (void)user;
+    return world->rank == 1 ? SEQPAR_ERR_NOT_FINITE : seqpar_comm_barrier(world);
+}
+
+static seqpar_status rank_aborts(seqpar_comm *world, void *user) {
+    (void)user;
+    if (world->rank != 1) return seqpar_comm_barrier(world);
+    seqpar_comm_abort(world, "stop, the disk is full");
+    return SEQPAR_OK;
+}
+
+static seqpar_status rank_fails_in_a_group(seqpar_comm *world, void *user) { /* the other group hears of it as well */
+    seqpar_comm *sub;
+    seqpar_status status;
+    (void)user;
+    TRY(seqpar_comm_split(world, world->rank / 2, 0, &sub));
+    if (world->rank == 3) status = seqpar_fail(world->error, SEQPAR_ERR_SIZE, "group two, rank three");
+    else for (status = SEQPAR_OK; !status;) status = seqpar_comm_barrier(sub);
+    seqpar_comm_free(sub);
+    return status;
+}
+
+static seqpar_status rank_leaves_early(seqpar_comm *world, void *user) {
+    (void)user;
+    return world->rank == 0 ? SEQPAR_OK : seqpar_comm_barrier(world);
+}
+
+static seqpar_status rank_never_sent(seqpar_comm *world, void *user) {
+    (void)user;
+    if (world->rank == 2) TRY(exchange(world, "dkv return", 5, -1, 0, 1, 8));
+    return seqpar_comm_barrier(world);
+}
+
+static seqpar_status rank_never_received(seqpar_comm *world, void *user) {
+    (void)user;
+    if (world->rank == 1) TRY(exchange(world, "unwanted", 7, 0, 8, -1, 0));
+    return SEQPAR_OK;
+}
+
+static seqpar_status rank_cross(seqpar_comm *world, void *user) { /* both receive first */
+    (void)user;
+    TRY(exchange(world, "cross", 11, -1, 0, 1 - world->rank, 8));
+    return exchange(world, "cross", 12, 1 - world->rank, 8, -1, 0);
+}
+
+static seqpar_status rank_cycle(seqpar_comm *world, void *user) {
+    (void)user;
+    return exchange(world, "cycle", world->rank, -1, 0, (world->rank + 1) % world->size, 8);
+}
+
+static seqpar_status rank_other_order(seqpar_comm *world, void *user) { /* two collectives, entered in another order */
+    seqpar_comm *sub[2];
+    seqpar_status status;
+    int64_t one = 1;
+    (void)user;
+    TRY(seqpar_comm_split(world, 0, 0, &sub[0]));
+    TRY(seqpar_comm_split(world, 0, 0, &sub[1]));
+    status = seqpar_comm_sum_i64(sub[world->rank], &one, 1);
+    if (!status) status = seqpar_comm_max_i64(sub[1 - world->rank], &one, 1);
+    seqpar_comm_free(sub[0]);
+    seqpar_comm_free(sub[1]);
+    return status;
+}
+
+static seqpar_status rank_to_nobody(seqpar_comm *world, void *user) {
+    (void)user;
+    return exchange(world, "alone", 0, -1, 0, world->rank, 8);
+}
+
+static const failure failures[] = {
+    {"wrong_size", 4, rank_wrong_size, SEQPAR_ERR_MESSAGE_SIZE, 2, {"kv ring", "step 3", "rank 1", "37 bytes", "rank 2", "41"}, SEQPAR_ERR_PEER, "rank 1 sent 37 bytes"},
+    {"error_ends_all", 5, rank_says_no, SEQPAR_ERR_OPTION, 2, {"pack_len 4711 does not suit me"}, SEQPAR_ERR_PEER, "pack_len 4711 does not suit me"},
+    {"error_names_rank", 3, rank_says_no, SEQPAR_ERR_OPTION, 2, {"4711"}, SEQPAR_ERR_PEER, "rank 2"},
+    {"silent_error", 3, rank_fails_silently, SEQPAR_ERR_NOT_FINITE, 1, {"NaN"}, SEQPAR_ERR_PEER, "NaN"},
+    {"abort", 4, rank_aborts, SEQPAR_ERR_PEER, 1, {"stop, the disk is full"}, SEQPAR_ERR_PEER, "stop, the disk is full"},
+    {"error_in_a_group", 4, rank_fails_in_a_group, SEQPAR_ERR_SIZE, 3, {"group two, rank three"}, SEQPAR_ERR_PEER, "group two, rank three"},
+    {"deadlock_early_end", 3, rank_leaves_early, SEQPAR_ERR_DEADLOCK, -1, {"rank 1 waits", "rank 2 waits", "'integer sum'", "for rank 0", "which has ended"}, 0, NULL},
+    {"deadlock_never_sent", 3, rank_never_sent, SEQPAR_ERR_DEADLOCK, -1, {"rank 2 waits in 'dkv return' step 5 for rank 1", "rank 0 waits in 'integer sum'", "for rank 2"}, SEQPAR_ERR_DEADLOCK, "'dkv return' step 5"},
+    {"deadlock_never_received", 2, rank_never_received, SEQPAR_ERR_DEADLOCK, 1, {"rank 1 waits in 'unwanted' step 7 for rank 0, which has ended"}, 0, NULL},
+    {"deadlock_cross", 2, rank_cross, SEQPAR_ERR_DEADLOCK, -1, {"rank 0 waits in 'cross' step 11 for rank 1", "rank 1 waits in 'cross' step 11 for rank 0"}, SEQPAR_ERR_DEADLOCK, "rank 0 waits in 'cross'"},
+    {"deadlock_cycle", 5, rank_cycle, SEQPAR_ERR_DEADLOCK, -1, {"rank 4 waits in 'cycle' step 4 for rank 0", "rank 1 waits in 'cycle' step 1 for rank 2"}, SEQPAR_ERR_DEADLOCK, "'cycle'"},
+    {"deadlock_other_order", 2, rank_other_order, SEQPAR_ERR_DEADLOCK, -1, {"rank 0 waits in 'integer sum'", "rank 1 waits in 'integer sum'"}, SEQPAR_ERR_DEADLOCK, "deadlock"},
+    {"deadlock_self", 1, rank_to_nobody, SEQPAR_ERR_DEADLOCK, 0, {"'alone'", "rank 0"}, 0, NULL},
+    {"deadlock_to_nobody", 3, rank_to_nobody, SEQPAR_ERR_DEADLOCK, -1, {"rank 1 waits in 'alone' step 0 for rank 1"}, SEQPAR_ERR_DEADLOCK, "'alone'"},
+};
+
+static void test_failures(void) {
+    int64_t i, repeat;
+    for (i = 0; i < COUNT(failures); i++) expect_failure(&failures[i]);
+    for (repeat = 0; repeat < 200 && !test_why[0]; repeat++) { /* an abort may come at any moment */
+        const failure *f = &failures[repeat % COUNT(failures)];
+        seqpar_error error;
+        failing = f;
+        test_expect(seqpar_run_threads(f->ranks, rank_observed, NULL, &error) == f->status, "%s: another end in repeat %lld: %s", f->name, (long long)repeat, error.text);
+    }
+    test_end("comm_failures_repeated");
+}
+
+static void test_rank_numbers(void) {
+    seqpar_error error;
+    test_expect(seqpar_run_threads(0, rank_mail, NULL, &error) == SEQPAR_ERR_RANKS && strstr(error.text, "0 ranks"), "0 ranks: %s", error.text);
+    test_expect(seqpar_run_threads(-3, rank_mail, NULL, &error) == SEQPAR_ERR_RANKS && strstr(error.text, "-3"), "-3 ranks: %s", error.text);
+    test_expect(seqpar_run_threads(-3, rank_mail, NULL, NULL) == SEQPAR_ERR_RANKS, "without a place for the error");
+    test_end("comm_rank_numbers");
+}
+
+/* ---- the wrapper that does harm ---- */
+
+typedef struct harm {
+    seqpar_inject_desc desc;
+    int64_t only;        /* the rank that is harmed; -1: all */
+    post p;
+    int64_t bits, worst; /* what was damaged on rank `only`, and which message of the group */
+} harm;
+
+/* A comm of its own for the wrapper, which owns what it wraps. */
+static seqpar_status wrap(seqpar_comm *world, const seqpar_inject_desc *desc, seqpar_comm **wrapped) {
+    seqpar_comm *own;
+    TRY(seqpar_comm_split(world, 0, world->rank, &own));
+    *wrapped = seqpar_comm_inject(own, desc);
+    return *wrapped ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
+}
+
+static seqpar_status rank_harmed(seqpar_comm *world, void *user) {
+    static const seqpar_inject_desc harmless;
+    harm *h = user;
+    seqpar_comm *comm;
+    int64_t bits, worst = 0;
+    seqpar_status status;
+    TRY(wrap(world, h->only < 0 || h->only == world->rank ? &h->desc : &harmless, &comm));
+    status = mail_run(comm, &h->p, 1, &bits, &worst);
+    if (!status) status = seqpar_comm_barrier(comm);
+    if (world->rank == h->only) h->bits = bits, h->worst = worst;
+    else EXPECT(status || bits == 0, "rank %lld, which was not harmed, reads %lld wrong bits", (long long)world->rank, (long long)bits);
+    seqpar_comm_free(comm);
+    return status;
+}
+
+static seqpar_status rank_perturbed(seqpar_comm *world, void *user) {
+    const harm *h = user;
+    seqpar_comm *comm;
+    int64_t bits;
+    seqpar_status status;
+    TRY(wrap(world, &h->desc, &comm));
+    status = mail_run(comm, &h->p, GROUPS, &bits, NULL);
+    EXPECT(status || bits == 0, "seed %llu: rank %lld reads %lld wrong bits", (unsigned long long)h->desc.seed, (long long)world->rank, (long long)bits);
+    seqpar_comm_free(comm);
+    return status;
+}
+
+static void test_perturbed(void) {
+    int64_t repeat;
+    for (repeat = 0; repeat < 20; repeat++) {
+        harm h = {.desc = {.seed = (uint64_t)repeat, .delay_us_max = 300, .reorder = 1, .virtual_clock = repeat % 2}, .p = {.key = 42, .letters = 2}};
+        run_well(ranks_list[repeat % COUNT(ranks_list)], rank_perturbed, &h);
+    }
+    test_end("comm_inject_delay_reorder");
+}
+
+/* Every message of a group in turn: one bit of it is wrong, if it has bits, and no other. */
+static void test_flip(void) {
+    int64_t n, ranks = 3;
+    for (n = 1; n <= 2 * ranks + 1; n++) {
+        harm h = {.desc = {.flip_bit_at = n}, .only = 1, .p = {.key = 9, .letters = 2}};
+        int64_t from = (n - 1) % ranks, number = (n - 1) / ranks, filled = number < 2 && letter_bytes(&h.p, letter_key(&h.p, 0, from, 1, number)) > 0;
+        run_well(ranks, rank_harmed, &h);
+        test_expect(h.bits == filled, "message %lld: %lld bits are wrong", (long long)n, (long long)h.bits);
+        test_expect(!h.bits || h.worst == n, "message %lld was to be damaged, message %lld is", (long long)n, (long long)h.worst);
+    }
+    test_end("comm_inject_flip_bit");
+}
+
+static seqpar_status rank_fifth_begin(seqpar_comm *world, void *user) {
+    seqpar_inject_desc desc = {.seed = 1};
+    seqpar_comm *comm;
+    seqpar_status status = SEQPAR_OK;
+    int64_t i;
+    (void)user;
+    if (world->rank == 1) *(failing->status == SEQPAR_ERR_INJECTED ? &desc.fail_at : &desc.die_at) = 5;
+    TRY(wrap(world, &desc, &comm));
+    for (i = 1; i <= 7 && !status; i++) status = exchange(comm, "ring", i, (comm->rank + 1) % comm->size, 8, (comm->rank + comm->size - 1) % comm->size, 8);
+    EXPECT(world->rank != 1 || i == 6, "rank 1 ended at begin %lld", (long long)i - 1);
+    EXPECT(world->rank != 1 || status == (desc.die_at ? SEQPAR_ERR_DIED : SEQPAR_ERR_INJECTED), "rank 1 ended with %s", seqpar_status_name(status));
+    seqpar_comm_free(comm);
+    return status;
+}
+
+static void test_fail_and_die(void) {
+    static const failure table[] = {
+        {"inject_fail_at", 3, rank_fifth_begin, SEQPAR_ERR_INJECTED, 1, {"'ring'", "5"}, SEQPAR_ERR_PEER, "injected"},
+        {"inject_die_at", 3, rank_fifth_begin, SEQPAR_ERR_DEADLOCK, -1, {"'ring' step 5", "for rank 1, which has ended"}, 0, NULL},
+    };
+    int64_t i;
+    for (i = 0; i < COUNT(table); i++) expect_failure(&table[i]);
+}
+
+/* Collectives over a wrapped comm, and over what is split from it, are as harmless as the wrapper. */
+static seqpar_status rank_wrapped_split(seqpar_comm *world, void *user) {
+    seqpar_inject_desc desc = {.seed = 3, .reorder = 1, .delay_us_max = 50};
+    seqpar_comm *comm, *sub;
+    int64_t sum = world->rank + 1;
+    (void)user;
+    TRY(wrap(world, &desc, &comm));
+    TRY(seqpar_comm_split(comm, world->rank % 2, -world->rank, &sub));
+    EXPECT(sub->table == comm->table, "what is split from a wrapper is not wrapped");
+    TRY(seqpar_comm_sum_i64(sub, &sum, 1));
+    EXPECT(sum == (world->rank % 2 ? 6 : 4) && sub->rank == 1 - world->rank / 2, "rank %lld adds up to %lld", (long long)world->rank, (long long)sum);
+    EXPECT(sub->messages_sent == 1 && sub->bytes_sent == 8, "%lld messages, %lld bytes", (long long)sub->messages_sent, (long long)sub->bytes_sent);
+    seqpar_comm_free(sub);
+    seqpar_comm_free(comm);
+    return SEQPAR_OK;
+}
+
+static void test_wrapped_split(void) {
+    run_well(4, rank_wrapped_split, NULL);
+    test_end("comm_inject_split");
+}
+
+/* ---- the virtual clock ---- */
+
+#define LATENCY 0.25
+
+static double work_of(int64_t rank, int64_t step) { return (double)(mix((uint64_t)rank, (uint64_t)step, 5, 6) % 64) / 8; }
+
+/* A ring: work, pass on, receive; what the clocks must say is worked out here for all ranks at once. */
+static void clocks_after(double *clock, int64_t ranks, int64_t steps) {
+    int64_t r, s;
+    for (r = 0; r < ranks; r++) clock[r] = 0;
+    for (s = 0; s < steps; s++) {
+        double before[RANKS];
+        for (r = 0; r < ranks; r++) before[r] = clock[r] + work_of(r, s);
+        for (r = 0; r < ranks; r++) clock[r] = fmax(before[r], before[(r + ranks - 1) % ranks] + LATENCY);
+    }
+}
+
+static seqpar_status rank_clock(seqpar_comm *world, void *user) {
+    seqpar_inject_desc desc = {.virtual_clock = 1, .latency = LATENCY};
+    double want[RANKS];
+    seqpar_comm *comm;
+    int64_t s, p = world->size, steps = 9;
+    (void)user;
+    TRY(wrap(world, &desc, &comm));
+    EXPECT(seqpar_inject_clock(comm) == 0, "the clock does not begin at 0");
+    for (s = 0; s < steps; s++) {
+        seqpar_inject_compute(comm, work_of(comm->rank, s));
+        TRY(exchange(comm, "clocked", s, (comm->rank + 1) % p, 16, (comm->rank + p - 1) % p, 16));
+        clocks_after(want, p, s + 1);
+        EXPECT(seqpar_inject_clock(comm) == want[comm->rank], "step %lld: rank %lld is at %g, not %g", (long long)s, (long long)comm->rank, seqpar_inject_clock(comm), want[comm->rank]);
+    }
+    EXPECT(comm->bytes_sent == (p > 1 ? 16 * steps : 0), "time stamps are counted as bytes");
+    seqpar_comm_free(comm);
+    return SEQPAR_OK;
+}
+
+/* Work between begin and wait hides the message; work before begin does not. A wait that receives nothing takes no time. */
+static seqpar_status rank_overlap(seqpar_comm *world, void *user) {
+    seqpar_inject_desc desc = {.virtual_clock = 1, .latency = 4};
+    static const double want[2] = {3 + 10, 7 + 1};
+    seqpar_comm *comm;
+    char out = 1, in = 0;
+    seqpar_transfer send = {1 - world->rank, &out, 1}, recv = {1 - world->rank, &in, 1};
+    seqpar_group group = {"overlap", 0, &send, 1, &recv, 1}, only_send = {"one way", 1, &send, 1, NULL, 0}, only_recv = {"one way", 1, NULL, 0, &recv, 1};
+    seqpar_request request;
+    (void)user;
+    TRY(wrap(world, &desc, &comm));
+    seqpar_inject_compute(comm, comm->rank ? 1 : 3);
+    TRY(seqpar_comm_begin(comm, &group, NULL, &request));
+    if (comm->rank == 0) seqpar_inject_compute(comm, 10);
+    TRY(seqpar_comm_wait(comm, &request, NULL));
+    if (comm->rank == 1) seqpar_inject_compute(comm, 1);
+    EXPECT(seqpar_inject_clock(comm) == want[comm->rank], "rank %lld is at %g", (long long)comm->rank, seqpar_inject_clock(comm));
+    TRY(seqpar_comm_begin(comm, comm->rank ? &only_recv : &only_send, NULL, &request));
+    TRY(seqpar_comm_wait(comm, &request, NULL));
+    EXPECT(seqpar_inject_clock(comm) == (comm->rank ? 17 : 13), "one way: rank %lld is at %g", (long long)comm->rank, seqpar_inject_clock(comm));
+    seqpar_comm_free(comm);
+    return SEQPAR_OK;
+}
+
+static void test_clock(void) {
+    int64_t i;
+    for (i = 0; i < COUNT(ranks_list); i++) run_well(ranks_list[i], rank_clock, NULL);
+    test_end("comm_clock_ring");
+    run_well(2, rank_overlap, NULL);
+    test_end("comm_clock_overlap");
+}
+
+int main(int argc, char **argv) {
+    test_begin(argc, argv);
+    alarm(20); /* a hang is a failure */
+    test_exchange();
+    test_order();
+    test_collectives();
+    test_split();
+    test_split_twice();
+    test_counters();
+    test_self();
+    test_failures();
+    test_rank_numbers();
+    test_perturbed();
+    test_flip();
+    test_fail_and_die();
+    test_wrapped_split();
+    test_clock();
+    return test_summary();
+}

@@ -1,0 +1,523 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* Packing: every document once and whole, targets shifted once and never across documents, each rule written a second time, naively. */
+#define SEQPAR_IMPLEMENTATION
+#include "seqpar.h"
+#include "test.h"
+
+#define DOCS 64
+#define VOCAB 89
+
+/* ---- documents; every array has exactly its size, so that a sanitizer sees the first byte too far ---- */
+
+enum { MASK_NULL, MASK_NOTHING, MASK_EVERYTHING, MASK_RANDOM, MASK_FIRST, MASK_LAST, MASK_KINDS };
+
+typedef struct corpus {
+    seqpar_document doc[DOCS];
+    int64_t count;
+} corpus;
+
+static int mask_bit(int kind, int64_t t, int64_t tokens) {
+    if (kind == MASK_FIRST) return t == 0;
+    if (kind == MASK_LAST) return t == tokens - 1;
+    return kind == MASK_RANDOM ? (int)test_integer(0, 1) : kind == MASK_EVERYTHING;
+}
+
+static void corpus_add(corpus *c, int64_t unit, int64_t tokens, int mask_kind) {
+    int32_t *ids = malloc((size_t)tokens * sizeof *ids);
+    uint8_t *mask = mask_kind == MASK_NULL ? NULL : malloc((size_t)tokens);
+    int64_t t;
+    for (t = 0; t < tokens; t++) ids[t] = test_integer(0, 3) ? (int32_t)test_integer(0, VOCAB - 1) : 0; /* id 0 is a token like any other */
+    for (t = 0; mask && t < tokens; t++) mask[t] = (uint8_t)mask_bit(mask_kind, t, tokens);
+    c->doc[c->count++] = (seqpar_document){ids, mask, tokens, unit};
+}
+
+static void corpus_free(corpus *c) {
+    int64_t i;
+    for (i = 0; i < c->count; i++) {
+        free((void *)c->doc[i].ids);
+        free((void *)c->doc[i].loss_mask);
+    }
+    memset(c, 0, sizeof *c);
+}
+
+static void corpus_random(corpus *c, int64_t units, int64_t longest) {
+    int64_t u, d;
+    for (u = 0; u < units; u++)
+        for (d = test_integer(1, 3); d > 0; d--) {
+            int64_t tokens = test_integer(0, 4) ? test_integer(0, longest) : test_integer(0, 2);
+            corpus_add(c, u * 7 - 5, tokens, test_integer(0, 2) ? MASK_NULL : (int)test_integer(0, MASK_KINDS - 1));
+        }
+}
+
+/* Token t of a document cut to `length` is to be predicted. */
+static int predicted(const seqpar_document *d, int64_t t, int64_t length) { return t > 0 && t < length && (!d->loss_mask || d->loss_mask[t]); }
+
+/* ---- what should become of every document ---- */
+
+typedef struct fate {
+    int64_t length[DOCS]; /* 0: left out */
+    int64_t row[DOCS];    /* -1: left out */
+    int64_t rows;
+    seqpar_pack_counts counts;
+} fate;
+
+typedef struct unit_sum { int64_t live, tokens, predicted; } unit_sum;
+
+static unit_sum sum_unit(const corpus *c, const fate *f, int64_t unit) {
+    unit_sum s = {0, 0, 0};
+    int64_t i, t;
+    for (i = 0; i < c->count; i++) {
+        if (c->doc[i].unit != unit) continue;
+        s.live += f->length[i] > 0;
+        s.tokens += f->length[i];
+        for (t = 0; t < f->length[i]; t++) s.predicted += predicted(&c->doc[i], t, f->length[i]);
+    }
+    return s;
+}
+
+static void decide_lengths(fate *f, const corpus *c, const seqpar_pack_desc *desc) {
+    fate before = *f;
+    int64_t i;
+    for (i = 0; i < c->count; i++) before.length[i] = c->doc[i].tokens;
+    for (i = 0; i < c->count; i++) {
+        unit_sum s = sum_unit(c, &before, c->doc[i].unit);
+        int64_t tokens = c->doc[i].tokens, share = s.live ? desc->pack_len / s.live : 0;
+        f->length[i] = tokens;
+        f->counts.zero_length += tokens == 0;
+        if (s.tokens <= desc->pack_len || tokens == 0) continue;
+        if (desc->truncation == SEQPAR_TRUNCATION_DROP || share == 0) share = 0, f->counts.dropped++;
+        else f->counts.cut += tokens > share;
+        f->length[i] = tokens < share ? tokens : share;
+    }
+}
+
+static void decide_masked(fate *f, const corpus *c, const seqpar_pack_desc *desc) {
+    fate before = *f;
+    int64_t i;
+    for (i = 0; i < c->count && !desc->keep_masked; i++)
+        if (f->length[i] && !sum_unit(c, &before, c->doc[i].unit).predicted) {
+            f->counts.masked++;
+            f->length[i] = 0;
+        }
+}
+
+/* The unit that is placed next: the longest, of equals the first (or simply the first). Its first document; -1: none is left. */
+static int64_t next_unit(const corpus *c, const fate *f, int order) {
+    int64_t i, best = -1, most = 0;
+    for (i = 0; i < c->count; i++) {
+        int64_t tokens = sum_unit(c, f, c->doc[i].unit).tokens;
+        if (f->row[i] >= 0 || tokens <= most) continue;
+        if (order != SEQPAR_PACK_DECREASING) return i;
+        most = tokens;
+        best = i;
+    }
+    return best;
+}
+
+static void decide_rows(fate *f, const corpus *c, const seqpar_pack_desc *desc) {
+    int64_t room[DOCS], first, i, r;
+    for (i = 0; i < c->count; i++) f->row[i] = -1;
+    while ((first = next_unit(c, f, desc->order)) >= 0) {
+        int64_t tokens = sum_unit(c, f, c->doc[first].unit).tokens;
+        r = desc->order == SEQPAR_PACK_DECREASING || f->rows == 0 ? 0 : f->rows - 1;
+        while (r < f->rows && (desc->order == SEQPAR_PACK_UNIT_PER_ROW || room[r] < tokens)) r++;
+        if (r == f->rows) room[f->rows++] = desc->pack_len;
+        room[r] -= tokens;
+        for (i = 0; i < c->count; i++)
+            if (c->doc[i].unit == c->doc[first].unit) f->row[i] = r;
+    }
+}
+
+static int64_t round_up(int64_t n, int64_t multiple) { return multiple ? (n + multiple - 1) / multiple * multiple : n; }
+
+static void decide_counts(fate *f, const corpus *c, const seqpar_pack_desc *desc) {
+    int64_t i, t, r;
+    f->counts.documents = c->count;
+    for (r = 0; r < f->rows; r++) {
+        int64_t tokens = 0;
+        for (i = 0; i < c->count; i++) tokens += f->row[i] == r ? f->length[i] : 0;
+        f->counts.tokens += tokens;
+        f->counts.pads += round_up(tokens, desc->pad_to) - tokens;
+    }
+    for (i = 0; i < c->count; i++)
+        for (t = 0; t < f->length[i]; t++) f->counts.supervised += predicted(&c->doc[i], t, f->length[i]);
+}
+
+static fate decide(const corpus *c, const seqpar_pack_desc *desc) {
+    fate f;
+    memset(&f, 0, sizeof f);
+    decide_lengths(&f, c, desc);
+    decide_masked(&f, c, desc);
+    decide_rows(&f, c, desc);
+    decide_counts(&f, c, desc);
+    return f;
+}
+
+/* ---- comparing ---- */
+
+#define EXPECT_EQUAL(got, want, what) test_expect((got) == (want), "%s is %lld, not %lld", what, (long long)(got), (long long)(want))
+
+static void expect_counts(const seqpar_pack_counts *got, const seqpar_pack_counts *want) {
+    EXPECT_EQUAL(got->documents, want->documents, "counts.documents");
+    EXPECT_EQUAL(got->zero_length, want->zero_length, "counts.zero_length");
+    EXPECT_EQUAL(got->dropped, want->dropped, "counts.dropped");
+    EXPECT_EQUAL(got->cut, want->cut, "counts.cut");
+    EXPECT_EQUAL(got->masked, want->masked, "counts.masked");
+    EXPECT_EQUAL(got->tokens, want->tokens, "counts.tokens");
+    EXPECT_EQUAL(got->supervised, want->supervised, "counts.supervised");
+    EXPECT_EQUAL(got->pads, want->pads, "counts.pads");
+}
+
+/* Document `source` lies at row tokens begin .. end. */
+static void expect_document(const seqpar_row *row, const seqpar_document *d, int64_t begin, int64_t end) {
+    int64_t t, n = end - begin;
+    for (t = 0; t < n; t++) {
+        int32_t target = predicted(d, t + 1, n) ? d->ids[t + 1] : SEQPAR_IGNORE;
+        EXPECT_EQUAL(row->ids[begin + t], d->ids[t], "an id");
+        EXPECT_EQUAL(row->position_ids[begin + t], t, "a position");
+        EXPECT_EQUAL(row->targets[begin + t], target, "a target");
+    }
+    test_expect(row->targets[end - 1] == SEQPAR_IGNORE, "the last position of a document has a target");
+}
+
+static void expect_pads(const seqpar_row *row, const seqpar_pack_desc *desc) {
+    int64_t t;
+    EXPECT_EQUAL(row->padded, round_up(row->tokens, desc->pad_to), "the padded length");
+    EXPECT_EQUAL(row->chunks, desc->chunks ? desc->chunks : seqpar_grid_default_chunks(row->padded), "the number of chunks");
+    for (t = row->tokens; t < row->padded; t++) {
+        EXPECT_EQUAL(row->ids[t], desc->pad_id, "the id of a pad");
+        EXPECT_EQUAL(row->targets[t], SEQPAR_IGNORE, "the target of a pad");
+    }
+}
+
+/* Documents of a unit lie side by side, in the order given. */
+static void expect_whole_units(const seqpar_row *row, const corpus *c, const fate *f) {
+    int64_t d, next;
+    for (d = 0; d < row->docs; d++) {
+        int64_t source = row->doc_source[d], unit = c->doc[source].unit;
+        for (next = source + 1; next < c->count && c->doc[next].unit == unit && !f->length[next];) next++;
+        if (next == c->count || c->doc[next].unit != unit) continue;
+        test_expect(d + 1 < row->docs && row->doc_source[d + 1] == next, "unit %lld is torn between documents %lld and %lld", (long long)unit, (long long)source, (long long)next);
+    }
+}
+
+static void expect_row(const seqpar_row *row, int64_t number, const corpus *c, const seqpar_pack_desc *desc, const fate *f, int64_t *seen) {
+    int64_t d;
+    EXPECT_EQUAL(row->index, number, "the number of a row");
+    EXPECT_EQUAL(row->cu_seqlens[0], 0, "the beginning of cu_seqlens");
+    EXPECT_EQUAL(row->cu_seqlens[row->docs], row->tokens, "the end of cu_seqlens");
+    test_expect(row->tokens > 0 && row->tokens <= desc->pack_len, "a row has %lld tokens of at most %lld", (long long)row->tokens, (long long)desc->pack_len);
+    for (d = 0; d < row->docs; d++) {
+        int64_t source = row->doc_source[d], begin = row->cu_seqlens[d], end = row->cu_seqlens[d + 1];
+        if (!test_expect(source >= 0 && source < c->count && !seen[source]++, "document %lld is there twice", (long long)source)) return;
+        EXPECT_EQUAL(f->row[source], number, "the row of a document (naively)");
+        if (!EXPECT_EQUAL(end - begin, f->length[source], "the length of a document")) return;
+        expect_document(row, &c->doc[source], begin, end);
+    }
+    expect_whole_units(row, c, f);
+    expect_pads(row, desc);
+}
+
+static void expect_batch(const seqpar_batch *batch, const corpus *c, const seqpar_pack_desc *desc, const fate *f) {
+    int64_t seen[DOCS] = {0}, i;
+    if (!EXPECT_EQUAL(batch->rows, f->rows, "the number of rows")) return;
+    for (i = 0; i < batch->rows; i++) expect_row(&batch->row[i], i, c, desc, f, seen);
+    for (i = 0; i < c->count; i++) EXPECT_EQUAL(seen[i], f->length[i] > 0, "the times a document is there");
+    expect_counts(&batch->counts, &f->counts);
+}
+
+/* ---- the supervised (document, position, target) triples, from either side ---- */
+
+typedef struct triple { int64_t document, position, target; } triple;
+
+static int triple_order(const void *a, const void *b) {
+    const triple *x = a, *y = b;
+    int64_t d = x->document != y->document ? x->document - y->document : x->position != y->position ? x->position - y->position : x->target - y->target;
+    return d < 0 ? -1 : d > 0;
+}
+
+static int64_t triples_of_documents(triple *to, const corpus *c, const fate *f) {
+    int64_t i, t, n = 0;
+    for (i = 0; i < c->count; i++)
+        for (t = 1; t < f->length[i]; t++)
+            if (predicted(&c->doc[i], t, f->length[i])) to[n++] = (triple){i, t - 1, c->doc[i].ids[t]};
+    return n;
+}
+
+static int64_t triples_of_rows(triple *to, const seqpar_batch *batch) {
+    int64_t r, t, d, n = 0;
+    for (r = 0; r < batch->rows; r++) {
+        const seqpar_row *row = &batch->row[r];
+        for (t = d = 0; t < row->padded; t++) {
+            while (d < row->docs && t >= row->cu_seqlens[d + 1]) d++;
+            if (row->targets[t] != SEQPAR_IGNORE) to[n++] = (triple){d < row->docs ? row->doc_source[d] : -1, row->position_ids[t], row->targets[t]};
+        }
+    }
+    return n;
+}
+
+static void expect_triples(const seqpar_batch *batch, const corpus *c, const fate *f) {
+    int64_t room = batch->counts.tokens + batch->counts.pads + f->counts.tokens, rows, documents;
+    triple *a = malloc((size_t)(2 * room + 1) * sizeof *a), *b = a + room;
+    rows = triples_of_rows(a, batch);
+    documents = triples_of_documents(b, c, f);
+    qsort(a, (size_t)rows, sizeof *a, triple_order);
+    qsort(b, (size_t)documents, sizeof *b, triple_order);
+    EXPECT_EQUAL(rows, documents, "the number of supervised triples");
+    test_expect(!memcmp(a, b, (size_t)(rows < documents ? rows : documents) * sizeof *a), "the supervised triples differ");
+    free(a);
+}
+
+/* Packs and compares with the naive answer in all respects. */
+static void expect_packing(const corpus *c, const seqpar_pack_desc *desc) {
+    seqpar_error error = {0};
+    seqpar_batch batch;
+    fate f = decide(c, desc);
+    seqpar_status status = seqpar_pack(&error, &batch, c->doc, c->count, desc);
+    if (f.rows == 0) EXPECT_EQUAL(status, SEQPAR_ERR_NO_TARGET, "the status where nothing is left");
+    else if (test_expect(!status, "%s: %s", seqpar_status_name(status), error.text)) {
+        expect_batch(&batch, c, desc, &f);
+        expect_triples(&batch, c, &f);
+    }
+    seqpar_batch_free(&batch);
+}
+
+/* ---- tests ---- */
+
+/* One packing written out by hand: two rows, an empty and a one-token document, a pair, token id 0 as input and as target. */
+static void test_golden(void) {
+    static const int32_t a[] = {0, 7, 0}, b[] = {5}, d[] = {3, 0, 4, 8};
+    static const uint8_t answer_only[] = {1, 0, 1, 1};
+    static const seqpar_document docs[] = {{a, NULL, 3, 1}, {NULL, NULL, 0, 2}, {b, NULL, 1, 3}, {a, NULL, 2, 3}, {d, answer_only, 4, 4}};
+    static const int32_t ids[2][8] = {{0, 7, 0, 3, 0, 4, 8, 9}, {5, 0, 7, 9}}, places[2][8] = {{0, 1, 2, 0, 1, 2, 3, 0}, {0, 0, 1, 0}};
+    static const int32_t targets[2][8] = {{7, 0, -100, -100, 4, 8, -100, -100}, {-100, 7, -100, -100}};
+    static const int64_t cu[2][3] = {{0, 3, 7}, {0, 1, 3}}, source[2][2] = {{0, 4}, {2, 3}}, padded[2] = {8, 4};
+    static const seqpar_pack_counts counts = {5, 1, 0, 0, 0, 10, 5, 2};
+    seqpar_pack_desc desc = {.pack_len = 7, .pad_to = 4, .pad_id = 9, .vocab = 10};
+    seqpar_batch batch;
+    seqpar_status status = seqpar_pack(NULL, &batch, docs, 5, &desc);
+    int64_t r;
+    EXPECT_EQUAL(status, SEQPAR_OK, "the status");
+    EXPECT_EQUAL(batch.rows, 2, "the number of rows");
+    for (r = 0; r < batch.rows; r++) {
+        size_t bytes = (size_t)padded[r] * sizeof(int32_t);
+        EXPECT_EQUAL(batch.row[r].padded, padded[r], "the padded length");
+        test_expect(!memcmp(batch.row[r].ids, ids[r], bytes), "row %lld: ids", (long long)r);
+        test_expect(!memcmp(batch.row[r].targets, targets[r], bytes), "row %lld: targets", (long long)r);
+        test_expect(!memcmp(batch.row[r].position_ids, places[r], bytes), "row %lld: position_ids", (long long)r);
+        test_expect(!memcmp(batch.row[r].cu_seqlens, cu[r], sizeof cu[r]), "row %lld: cu_seqlens", (long long)r);
+        test_expect(!memcmp(batch.row[r].doc_source, source[r], sizeof source[r]), "row %lld: doc_source", (long long)r);
+    }
+    expect_counts(&batch.counts, &counts);
+    seqpar_batch_free(&batch);
+    test_expect(!batch.row && !batch.rows && !batch.storage, "a freed batch still has rows");
+    test_end("pack_golden");
+}
+
+/* Lengths and the rows they must get, by hand: ties go to the lower index, a full row is full, order rules differ. */
+static void test_order(void) {
+    static const struct { const char *name; int order; int64_t pack_len, lengths[8], rows[8]; } table[] = {
+        {"decreasing", SEQPAR_PACK_DECREASING, 10, {2, 5, 5, 8, 3, 7}, {0, 2, 2, 0, 1, 1}},
+        {"decreasing_ties", SEQPAR_PACK_DECREASING, 7, {4, 3, 4, 3, 3, 4}, {0, 0, 1, 1, 2, 2}},
+        {"in_order", SEQPAR_PACK_IN_ORDER, 10, {2, 5, 5, 8, 2, 7}, {0, 0, 1, 2, 2, 3}},
+        {"unit_per_row", SEQPAR_PACK_UNIT_PER_ROW, 10, {2, 5, 5, 8, 3, 7}, {0, 1, 2, 3, 4, 5}},
+    };
+    size_t i, d;
+    for (i = 0; i < sizeof table / sizeof *table; i++) {
+        seqpar_pack_desc desc = {.pack_len = table[i].pack_len, .order = table[i].order};
+        corpus c = {.count = 0};
+        fate f;
+        for (d = 0; table[i].lengths[d]; d++) corpus_add(&c, (int64_t)d, table[i].lengths[d], MASK_NULL);
+        f = decide(&c, &desc);
+        test_expect(!memcmp(f.row, table[i].rows, d * sizeof *f.row), "the naive packing itself is wrong");
+        expect_packing(&c, &desc);
+        corpus_free(&c);
+        test_end("pack_order_%s", table[i].name);
+    }
+}
+
+/* mask[t] says that token t is to be predicted: it acts on the target of position t - 1. */
+static void test_mask(void) {
+    static const int32_t ids[] = {11, 0, 13, 14, 0};
+    static const struct { uint8_t mask[5]; int32_t targets[5]; } table[] = {
+        {{1, 0, 0, 0, 1}, {-100, -100, -100, 0, -100}},
+        {{0, 1, 0, 1, 0}, {0, -100, 14, -100, -100}},
+        {{1, 1, 1, 1, 1}, {0, 13, 14, 0, -100}},
+        {{0, 0, 1, 0, 0}, {-100, 13, -100, -100, -100}},
+    };
+    seqpar_pack_desc desc = {.pack_len = 6};
+    size_t i;
+    for (i = 0; i < sizeof table / sizeof *table; i++) {
+        seqpar_document d = {ids, table[i].mask, 5, 0};
+        seqpar_batch batch;
+        test_expect(!seqpar_pack(NULL, &batch, &d, 1, &desc), "case %d is refused", (int)i);
+        test_expect(batch.rows == 1 && !memcmp(batch.row[0].targets, table[i].targets, sizeof table[i].targets), "case %d: targets", (int)i);
+        seqpar_batch_free(&batch);
+    }
+    test_end("pack_loss_mask");
+}
+
+/* Every counter has a row of its own, with the other ones at rest. */
+static void test_counters(void) {
+    static const struct { const char *name; int truncation, keep_masked; int64_t lengths[6], units[6]; int masks[6]; seqpar_pack_counts want; } table[] = {
+        {"zero_length", 0, 0, {3, 0, 0, 5}, {1, 2, 3, 3}, {0}, {4, 2, 0, 0, 0, 8, 6, 1}},
+        {"dropped", SEQPAR_TRUNCATION_DROP, 0, {3, 14, 6, 7, 1}, {1, 2, 3, 3, 4}, {0}, {5, 0, 3, 0, 1, 3, 2, 0}},
+        {"cut", SEQPAR_TRUNCATION_CUT, 0, {3, 14, 5, 9}, {1, 2, 3, 3}, {0}, {4, 0, 0, 2, 0, 26, 22, 1}},
+        {"cut_one_token_each", SEQPAR_TRUNCATION_CUT, 1, {2, 20, 20, 20, 20}, {1, 2, 2, 2, 2}, {0}, {5, 0, 0, 4, 0, 14, 9, 1}},
+        {"masked", 0, 0, {3, 4, 5, 1}, {1, 2, 2, 3}, {0, MASK_NOTHING, MASK_FIRST, 0}, {4, 0, 0, 0, 3, 3, 2, 0}},
+        {"masked_in_a_unit", 0, 0, {4, 5, 1}, {2, 2, 2}, {MASK_NOTHING, MASK_LAST, MASK_NOTHING}, {3, 0, 0, 0, 0, 10, 1, 2}},
+        {"masked_kept", 0, 1, {3, 4, 1}, {1, 2, 3}, {0, MASK_NOTHING, 0}, {3, 0, 0, 0, 0, 8, 2, 1}},
+        {"masked_by_the_cut", SEQPAR_TRUNCATION_CUT, 0, {3, 15}, {1, 2}, {0, MASK_LAST}, {2, 0, 0, 1, 1, 3, 2, 0}},
+    };
+    size_t i, d;
+    for (i = 0; i < sizeof table / sizeof *table; i++) {
+        seqpar_pack_desc desc = {.pack_len = 12, .pad_to = 3, .truncation = table[i].truncation, .keep_masked = table[i].keep_masked};
+        corpus c = {.count = 0};
+        seqpar_batch batch;
+        for (d = 0; d < 6 && table[i].units[d]; d++) corpus_add(&c, table[i].units[d], table[i].lengths[d], table[i].masks[d]);
+        test_expect(!seqpar_pack(NULL, &batch, c.doc, c.count, &desc), "refused");
+        expect_counts(&batch.counts, &table[i].want);
+        expect_packing(&c, &desc);
+        seqpar_batch_free(&batch);
+        corpus_free(&c);
+        test_end("pack_counter_%s", table[i].name);
+    }
+}
+
+static int64_t shortest_chunk(int64_t tokens, int64_t chunks) {
+    int64_t i, shortest = tokens;
+    for (i = 0; i < chunks; i++) {
+        int64_t n = seqpar_grid_begin(tokens, chunks, i + 1) - seqpar_grid_begin(tokens, chunks, i);
+        if (n < shortest) shortest = n;
+    }
+    return shortest;
+}
+
+static void test_chunks(void) {
+    static const int64_t table[][2] = {{0, 1}, {1, 1}, {15, 1}, {16, 1}, {31, 1}, {32, 2}, {47, 2}, {48, 3}, {511, 31}, {512, 32}, {513, 32}, {1 << 20, 32}};
+    int64_t tokens, chunks;
+    size_t i;
+    for (i = 0; i < sizeof table / sizeof *table; i++) EXPECT_EQUAL(seqpar_grid_default_chunks(table[i][0]), table[i][1], "the default number of chunks");
+    for (tokens = 1; tokens < 600; tokens++) { /* as many as can be, up to 32, without one under 16 tokens */
+        chunks = seqpar_grid_default_chunks(tokens);
+        test_expect(chunks == 1 || shortest_chunk(tokens, chunks) >= 16, "%lld tokens: a chunk falls under 16", (long long)tokens);
+        test_expect(chunks == 32 || shortest_chunk(tokens, chunks + 1) < 16, "%lld tokens: one more chunk fits", (long long)tokens);
+    }
+    test_end("pack_default_chunks");
+    for (chunks = 0; chunks < 41; chunks += 5) {
+        seqpar_pack_desc desc = {.pack_len = 97, .chunks = chunks, .pad_to = 7};
+        corpus c = {.count = 0};
+        corpus_random(&c, 9, 97);
+        expect_packing(&c, &desc);
+        corpus_free(&c);
+    }
+    test_end("pack_explicit_chunks");
+}
+
+/* floor(i S / L) in 128 bits */
+static void test_grid(void) {
+    int64_t n, padded, chunks, chunk;
+    for (n = 0; n < 20000; n++) {
+        padded = (int64_t)(test_random() >> test_integer(24, 63));
+        chunks = test_integer(1, n % 2 ? 32 : 1 << 20);
+        chunk = test_integer(0, chunks);
+        EXPECT_EQUAL(seqpar_grid_begin(padded, chunks, chunk), (int64_t)((__int128)chunk * padded / chunks), "the beginning of a chunk");
+    }
+    test_end("pack_grid_begin");
+}
+
+/* ---- refusals ---- */
+
+/* A whole word of the sentence: no letter or digit before or behind it. */
+static int says(const char *text, const char *word) {
+    const char *at;
+    size_t n = strlen(word);
+    for (at = strstr(text, word); at; at = strstr(at + 1, word)) {
+        int before = at > text && strchr("0123456789abcdefghijklmnopqrstuvwxyz-", at[-1]) != NULL;
+        int behind = at[n] && strchr("0123456789abcdefghijklmnopqrstuvwxyz", at[n]) != NULL;
+        if (!before && !behind) return 1;
+    }
+    return 0;
+}
+
+static const int32_t some_ids[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17}, low_id[] = {4, 0, 3, -6}, high_id[] = {4, 0, 31};
+static const uint8_t no_mask[17];
+
+static void test_refusals(void) {
+    static const struct { const char *name; seqpar_status status; seqpar_pack_desc desc; int64_t count; seqpar_document docs[9]; const char *words[4]; } table[] = {
+        {"pack_len_zero", SEQPAR_ERR_PACK_LEN, {.pack_len = 0}, 1, {{some_ids, NULL, 3, 0}}, {"pack_len is 0"}},
+        {"pack_len_negative", SEQPAR_ERR_PACK_LEN, {.pack_len = -37}, 1, {{some_ids, NULL, 3, 0}}, {"-37"}},
+        {"chunks_negative", SEQPAR_ERR_CHUNKS, {.pack_len = 8, .chunks = -3}, 1, {{some_ids, NULL, 3, 0}}, {"chunks", "-3"}},
+        {"pad_to_negative", SEQPAR_ERR_CHUNKS, {.pack_len = 8, .pad_to = -5}, 1, {{some_ids, NULL, 3, 0}}, {"pad_to", "-5"}},
+        {"no_documents", SEQPAR_ERR_NO_DOCUMENTS, {.pack_len = 8}, 0, {{NULL, NULL, 0, 0}}, {"0 documents"}},
+        {"negative_length", SEQPAR_ERR_DOCUMENT_TOKENS, {.pack_len = 8}, 3, {{some_ids, NULL, 3, 0}, {some_ids, NULL, 2, 1}, {some_ids, NULL, -4, 2}}, {"document 2", "-4"}},
+        {"no_ids", SEQPAR_ERR_DOCUMENT_TOKENS, {.pack_len = 8}, 2, {{some_ids, NULL, 3, 0}, {NULL, NULL, 6, 1}}, {"document 1", "6 tokens", "ids"}},
+        {"id_too_high", SEQPAR_ERR_TOKEN_ID, {.pack_len = 8, .vocab = 31}, 2, {{some_ids, NULL, 3, 0}, {high_id, NULL, 3, 1}}, {"document 1", "token 2", "31", "30"}},
+        {"id_negative", SEQPAR_ERR_TOKEN_ID, {.pack_len = 8, .vocab = 31}, 1, {{low_id, NULL, 4, 1}}, {"document 0", "token 3", "-6"}},
+        {"torn_unit", SEQPAR_ERR_UNIT_ORDER, {.pack_len = 8}, 3, {{some_ids, NULL, 3, 41}, {some_ids, NULL, 2, 5}, {some_ids, NULL, 3, 41}}, {"unit 41"}},
+        {"torn_empty_unit", SEQPAR_ERR_UNIT_ORDER, {.pack_len = 8}, 3, {{some_ids, NULL, 3, 41}, {NULL, NULL, 0, 5}, {NULL, NULL, 0, 41}}, {"unit 41"}},
+        {"no_target", SEQPAR_ERR_NO_TARGET, {.pack_len = 13}, 9,
+         {{NULL, NULL, 0, 0}, {NULL, NULL, 0, 1}, {some_ids, NULL, 14, 2}, {some_ids, NULL, 9, 3}, {some_ids, NULL, 6, 3}, {some_ids, no_mask, 3, 4},
+          {some_ids, NULL, 1, 5}, {some_ids, no_mask, 12, 6}, {some_ids, no_mask, 1, 6}}, {"9 documents", "2 empty", "3 too long", "4 fully masked"}},
+        {"no_target_but_kept", SEQPAR_ERR_NO_TARGET, {.pack_len = 13, .keep_masked = 1}, 1, {{NULL, NULL, 0, 0}}, {"1 documents"}},
+    };
+    size_t i, w;
+    for (i = 0; i < sizeof table / sizeof *table; i++) {
+        seqpar_error error = {0};
+        seqpar_batch batch;
+        seqpar_status status = seqpar_pack(&error, &batch, table[i].docs, table[i].count, &table[i].desc);
+        test_expect(status == table[i].status && error.status == status, "%s: %s", seqpar_status_name(status), error.text);
+        for (w = 0; w < 4 && table[i].words[w]; w++) test_expect(says(error.text, table[i].words[w]), "'%s' is not in: %s", table[i].words[w], error.text);
+        test_expect(!batch.row && !batch.rows && !batch.storage, "a refused batch has rows");
+        test_expect(seqpar_pack(NULL, &batch, table[i].docs, table[i].count, &table[i].desc) == table[i].status, "another answer without a place for the error");
+        test_end("pack_refuses_%s", table[i].name);
+    }
+}
+
+static void test_first_error_wins(void) {
+    seqpar_pack_desc desc = {.pack_len = -1}, later = {.pack_len = 8};
+    seqpar_document d = {some_ids, NULL, -4, 0};
+    seqpar_error error = {0};
+    seqpar_batch batch;
+    seqpar_pack(&error, &batch, &d, 1, &desc);
+    test_expect(seqpar_pack(&error, &batch, &d, 1, &later) == SEQPAR_ERR_DOCUMENT_TOKENS, "the second call must say its own code");
+    test_expect(error.status == SEQPAR_ERR_PACK_LEN && says(error.text, "-1"), "the first sentence is lost: %s", error.text);
+    test_expect(!strcmp(seqpar_status_name(error.status), "SEQPAR_ERR_PACK_LEN") && !strcmp(seqpar_status_name(-9999), "?"), "names of codes");
+    test_end("pack_first_error_wins");
+}
+
+static void fuzz_one(int order, int truncation) {
+    int64_t pack_len = test_integer(2, 97);
+    seqpar_pack_desc desc = {.pack_len = pack_len, .chunks = test_integer(0, 1) * test_integer(1, 40), .pad_to = test_integer(0, 1) * test_integer(1, 17),
+                             .order = order, .truncation = truncation, .keep_masked = !test_integer(0, 2), .vocab = test_integer(0, 1) * VOCAB, .pad_id = (int32_t)test_integer(0, 5)};
+    corpus c = {.count = 0};
+    corpus_random(&c, test_integer(1, 20), test_integer(1, pack_len + pack_len / 4 + 1));
+    if (desc.keep_masked) corpus_add(&c, 1 << 20, 2, MASK_NULL); /* then something is supervised in any case */
+    expect_packing(&c, &desc);
+    corpus_free(&c);
+}
+
+static void test_fuzz(void) {
+    static const char *const orders[] = {"decreasing", "in_order", "unit_per_row"}, *const truncations[] = {"drop", "cut"};
+    int order, truncation, n;
+    for (order = 0; order < 3; order++)
+        for (truncation = 0; truncation < 2; truncation++) {
+            for (n = 0; n < 100; n++) fuzz_one(order, truncation);
+            test_end("pack_fuzz_%s_%s", orders[order], truncations[truncation]);
+        }
+}
+
+int main(int argc, char **argv) {
+    test_begin(argc, argv);
+    test_state += test_seed;
+    test_golden();
+    test_order();
+    test_mask();
+    test_counters();
+    test_chunks();
+    test_grid();
+    test_refusals();
+    test_first_error_wins();
+    test_fuzz();
+    return test_summary();
+}

@@ -1,0 +1,471 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* Who holds which token: golden index maps, every token held once, leaves in order, and what comes of scatter and gather. */
+#define SEQPAR_IMPLEMENTATION
+#include "seqpar.h"
+#include "test.h"
+
+#define RANKS 8
+#define TOKENS 64
+
+static const int64_t ranks_list[] = {1, 2, 3, 4, 5, 8}, chunks_list[] = {1, 2, 3, 5, 7, 16, 32};
+#define COUNT(list) ((int64_t)(sizeof(list) / sizeof *(list)))
+
+static seqpar_row plain_row(int64_t tokens, int64_t padded, int64_t chunks) { return (seqpar_row){.tokens = tokens, .padded = padded, .chunks = chunks}; }
+
+static int64_t piece_token(const seqpar_piece *p, int64_t t) { return p->start + t * p->stride; }
+
+static seqpar_share split_or_fail(const seqpar_row *rows, int64_t row_count, int layout, int64_t ranks, int64_t rank) {
+    seqpar_error error = {0};
+    seqpar_share share;
+    seqpar_split(&error, &share, rows, row_count, layout, ranks, rank);
+    test_expect(!error.status, "%s: %s", seqpar_status_name(error.status), error.text);
+    return share;
+}
+
+/* ---- golden index maps ---- */
+
+/* "0 1 14 15": the tokens a rank holds of one row, in local order. */
+static void write_tokens(char *text, size_t size, const seqpar_share *share) {
+    int64_t i, t;
+    size_t at = 0;
+    text[0] = 0;
+    for (i = 0; i < share->count; i++)
+        for (t = 0; t < share->pieces[i].count && at + 8 < size; t++)
+            at += (size_t)snprintf(text + at, size - at, "%s%lld", at ? " " : "", (long long)piece_token(&share->pieces[i], t));
+}
+
+typedef struct golden {
+    int layout;
+    int64_t ranks, tokens, padded, chunks;
+    const char *held[RANKS];
+} golden;
+
+static const golden goldens[] = {
+    {SEQPAR_CONTIGUOUS, 4, 16, 16, 16, {"0 1 2 3", "4 5 6 7", "8 9 10 11", "12 13 14 15"}},
+    {SEQPAR_ZIGZAG, 4, 16, 16, 16, {"0 1 14 15", "2 3 12 13", "4 5 10 11", "6 7 8 9"}},
+    {SEQPAR_STRIPE, 4, 16, 16, 16, {"0 4 8 12", "1 5 9 13", "2 6 10 14", "3 7 11 15"}},
+    {SEQPAR_CONTIGUOUS, 2, 16, 16, 16, {"0 1 2 3 4 5 6 7", "8 9 10 11 12 13 14 15"}},
+    {SEQPAR_ZIGZAG, 2, 16, 16, 16, {"0 1 2 3 12 13 14 15", "4 5 6 7 8 9 10 11"}},
+    {SEQPAR_STRIPE, 2, 16, 16, 16, {"0 2 4 6 8 10 12 14", "1 3 5 7 9 11 13 15"}},
+    /* shares that cannot be equal */
+    {SEQPAR_CONTIGUOUS, 3, 16, 16, 16, {"0 1 2 3 4", "5 6 7 8 9", "10 11 12 13 14 15"}},
+    {SEQPAR_ZIGZAG, 3, 16, 16, 16, {"0 1 13 14 15", "2 3 4 10 11 12", "5 6 7 8 9"}},
+    {SEQPAR_STRIPE, 3, 16, 16, 16, {"0 3 6 9 12 15", "1 4 7 10 13", "2 5 8 11 14"}},
+    {SEQPAR_ZIGZAG, 2, 10, 10, 4, {"0 1 7 8 9", "2 3 4 5 6"}},
+    /* more ranks than chunks: some are empty */
+    {SEQPAR_CONTIGUOUS, 8, 11, 11, 3, {"", "", "0 1 2", "", "", "3 4 5 6", "", "7 8 9 10"}},
+    {SEQPAR_ZIGZAG, 4, 11, 11, 3, {"7 8 9 10", "", "0 1 2 3 4 5 6", ""}},
+    {SEQPAR_STRIPE, 5, 3, 3, 2, {"0", "1", "2", "", ""}},
+    /* pads take part in the grid and are held by nobody */
+    {SEQPAR_CONTIGUOUS, 4, 9, 16, 16, {"0 1 2 3", "4 5 6 7", "8", ""}},
+    {SEQPAR_ZIGZAG, 4, 9, 16, 16, {"0 1", "2 3", "4 5", "6 7 8"}},
+    {SEQPAR_STRIPE, 4, 9, 16, 16, {"0 4 8", "1 5", "2 6", "3 7"}},
+    {SEQPAR_ZIGZAG, 2, 0, 0, 5, {"", ""}},
+};
+
+static void test_golden(void) {
+    int64_t i, r;
+    for (i = 0; i < COUNT(goldens); i++) {
+        const golden *g = &goldens[i];
+        seqpar_row row = plain_row(g->tokens, g->padded, g->chunks);
+        for (r = 0; r < g->ranks; r++) {
+            seqpar_share share = split_or_fail(&row, 1, g->layout, g->ranks, r);
+            char text[256];
+            write_tokens(text, sizeof text, &share);
+            test_expect(!strcmp(text, g->held[r]), "rank %lld holds [%s], not [%s]", (long long)r, text, g->held[r]);
+            seqpar_share_free(&share);
+        }
+        test_end("split_golden_%s_S%lld_L%lld_P%lld", seqpar_layout_name(g->layout), (long long)g->tokens, (long long)g->chunks, (long long)g->ranks);
+    }
+}
+
+/* The table of index maps, where its divisibility holds: n = S/P tokens a rank, half-blocks of c = S/2P. */
+static int64_t table_owner(int layout, int64_t tokens, int64_t ranks, int64_t token) {
+    int64_t half = tokens / (2 * ranks), block;
+    if (layout == SEQPAR_CONTIGUOUS) return token / (tokens / ranks);
+    if (layout == SEQPAR_STRIPE) return token % ranks;
+    block = token / half;
+    return block < ranks ? block : 2 * ranks - 1 - block;
+}
+
+static void test_index_maps(void) {
+    int layout;
+    int64_t i, r, k, m, t;
+    for (layout = 0; layout < SEQPAR__LAYOUTS; layout++) {
+        for (i = 0; i < COUNT(ranks_list); i++)
+            for (k = 1; k <= 3; k++) /* L = 2Pk chunks of m tokens */
+                for (m = 1; m <= 5; m += 2) {
+                    int64_t ranks = ranks_list[i], tokens = 2 * ranks * k * m;
+                    seqpar_row row = plain_row(tokens, tokens, 2 * ranks * k);
+                    for (t = 0; t < tokens; t++) {
+                        int64_t owner = -1, local;
+                        seqpar_split_owner(NULL, &owner, &local, &row, layout, ranks, t);
+                        r = table_owner(layout, tokens, ranks, t);
+                        test_expect(owner == r, "S %lld P %lld: token %lld is held by %lld, not %lld", (long long)tokens, (long long)ranks, (long long)t, (long long)owner, (long long)r);
+                    }
+                }
+        test_end("split_index_map_%s", seqpar_layout_name(layout));
+    }
+}
+
+/* ---- llama3: a contiguous slice of the packed row; the keys its tokens may see make one slice ---- */
+
+typedef struct slice {
+    int64_t cu[5], docs, ranks, rank;
+    const char *cu_q, *cu_k;
+    int64_t k_begin, k_end;
+} slice;
+
+static const slice slices[] = {
+    {{0, 7, 14, 16}, 3, 8, 1, "0 2", "0 4", 0, 4},
+    {{0, 7, 14, 16}, 3, 8, 3, "0 1 2", "0 7 8", 0, 8},
+    {{0, 7, 14, 16}, 3, 8, 4, "0 2", "0 3", 7, 10},
+    {{0, 7, 14, 16}, 3, 8, 7, "0 2", "0 2", 14, 16},
+    {{0, 3, 5, 12}, 3, 4, 0, "0 3", "0 3", 0, 3},
+    {{0, 3, 5, 12}, 3, 4, 1, "0 2 3", "0 2 3", 3, 6},
+    {{0, 3, 5, 12}, 3, 4, 2, "0 3", "0 4", 5, 9},
+    {{0, 3, 5, 12}, 3, 4, 3, "0 3", "0 7", 5, 12},
+    {{0, 120, 1248, 4232}, 3, 8, 0, "0 120 529", "0 120 529", 0, 529},
+    {{0, 120, 1248, 4232}, 3, 8, 2, "0 190 529", "0 1128 1467", 120, 1587},
+    {{0, 120, 1248, 4232}, 3, 8, 7, "0 529", "0 2984", 1248, 4232},
+};
+
+/* What the tokens of a rank show: queries and visible keys per document, and the union of the keys. */
+typedef struct view { char cu_q[64], cu_k[64]; int64_t k_begin, k_end; } view;
+
+static void append_number(char *text, size_t size, int64_t n) {
+    size_t at = strlen(text);
+    snprintf(text + at, size - at, "%s%lld", at ? " " : "", (long long)n);
+}
+
+static view view_of(const seqpar_share *share, const slice *s) {
+    view v = {"0", "0", INT64_MAX, 0};
+    int64_t d, i, t, queries = 0, keys = 0;
+    for (d = 0; d < s->docs; d++) {
+        int64_t begin = s->cu[d], end = begin, here = 0;
+        for (i = 0; i < share->count; i++)
+            for (t = 0; t < share->pieces[i].count; t++) {
+                int64_t token = piece_token(&share->pieces[i], t);
+                if (token < s->cu[d] || token >= s->cu[d + 1]) continue;
+                here++;
+                end = token + 1 > end ? token + 1 : end; /* token sees the keys [begin, token] */
+            }
+        if (!here) continue;
+        append_number(v.cu_q, sizeof v.cu_q, queries += here);
+        append_number(v.cu_k, sizeof v.cu_k, keys += end - begin);
+        v.k_begin = begin < v.k_begin ? begin : v.k_begin;
+        v.k_end = end > v.k_end ? end : v.k_end;
+    }
+    return v;
+}
+
+static void test_llama3_slices(void) {
+    int64_t i;
+    for (i = 0; i < COUNT(slices); i++) {
+        const slice *s = &slices[i];
+        int64_t tokens = s->cu[s->docs], n = tokens / s->ranks;
+        seqpar_row row = {.tokens = tokens, .padded = tokens, .chunks = s->ranks, .docs = s->docs, .cu_seqlens = s->cu};
+        seqpar_share share = split_or_fail(&row, 1, SEQPAR_CONTIGUOUS, s->ranks, s->rank);
+        view v = view_of(&share, s);
+        test_expect(share.count == 1 && share.pieces[0].start == s->rank * n && share.tokens == n, "the local slice is not [%lld, %lld)", (long long)(s->rank * n), (long long)(s->rank * n + n));
+        test_expect(!strcmp(v.cu_q, s->cu_q), "cu_q [%s], not [%s]", v.cu_q, s->cu_q);
+        test_expect(!strcmp(v.cu_k, s->cu_k), "cu_k [%s], not [%s]", v.cu_k, s->cu_k);
+        test_expect(v.k_begin == s->k_begin && v.k_end == s->k_end, "keys %lld:%lld, not %lld:%lld", (long long)v.k_begin, (long long)v.k_end, (long long)s->k_begin, (long long)s->k_end);
+        seqpar_share_free(&share);
+        test_end("split_llama3_S%lld_P%lld_rank%lld", (long long)tokens, (long long)s->ranks, (long long)s->rank);
+    }
+}
+
+/* ---- properties, for every length and grid ---- */
+
+typedef struct world { /* all shares of one row */
+    seqpar_row row;
+    int layout;
+    int64_t ranks;
+    seqpar_share share[RANKS];
+} world;
+
+static world world_new(const seqpar_row *row, int layout, int64_t ranks) {
+    world w = {.row = *row, .layout = layout, .ranks = ranks};
+    int64_t r;
+    for (r = 0; r < ranks; r++) w.share[r] = split_or_fail(row, 1, layout, ranks, r);
+    return w;
+}
+static void world_free(world *w) {
+    int64_t r;
+    for (r = 0; r < w->ranks; r++) seqpar_share_free(&w->share[r]);
+}
+
+/* Every token once, none of the pads; local rows without gaps. */
+static void expect_partition(const world *w) {
+    int64_t held[TOKENS] = {0}, r, i, t, local;
+    for (r = 0; r < w->ranks; r++) {
+        for (i = local = 0; i < w->share[r].count; i++) {
+            const seqpar_piece *p = &w->share[r].pieces[i];
+            test_expect(p->count > 0 && p->local == local, "a piece begins at local row %lld, not %lld", (long long)p->local, (long long)local);
+            for (t = 0; t < p->count; t++, local++) held[piece_token(p, t)]++;
+        }
+        test_expect(local == w->share[r].tokens, "a share of %lld tokens has %lld", (long long)w->share[r].tokens, (long long)local);
+    }
+    for (t = 0; t < TOKENS; t++) test_expect(held[t] == (t < w->row.tokens), "token %lld of %lld is held %lld times", (long long)t, (long long)w->row.tokens, (long long)held[t]);
+}
+
+/* Pieces in order of chunk, each inside its chunk; grid layouts hold chunks as a whole. */
+static void expect_chunks(const world *w) {
+    int64_t r, i;
+    for (r = 0; r < w->ranks; r++)
+        for (i = 0; i < w->share[r].count; i++) {
+            const seqpar_piece *p = &w->share[r].pieces[i];
+            int64_t begin = seqpar_grid_begin(w->row.padded, w->row.chunks, p->chunk), end = seqpar_grid_begin(w->row.padded, w->row.chunks, p->chunk + 1);
+            if (end > w->row.tokens) end = w->row.tokens;
+            test_expect(piece_token(p, 0) >= begin && piece_token(p, p->count - 1) < end, "a piece leaves its chunk %lld", (long long)p->chunk);
+            test_expect(!i || (p->leaf > p[-1].leaf && p->chunk > p[-1].chunk), "leaves or chunks do not rise");
+            if (w->layout == SEQPAR_STRIPE) test_expect(p->stride == w->ranks && p->start % w->ranks == r, "a stripe of another rank");
+            else test_expect(p->stride == 1 && p->start == begin && p->count == end - begin, "part of chunk %lld", (long long)p->chunk);
+        }
+}
+
+/* No leaf twice; in grid layouts a chunk's leaf is the same whoever holds it. */
+static void expect_leaves(const world *w) {
+    seqpar_share whole = split_or_fail(&w->row, 1, w->layout, 1, 0);
+    int64_t r, i, q, j;
+    for (r = 0; r < w->ranks; r++)
+        for (i = 0; i < w->share[r].count; i++) {
+            const seqpar_piece *p = &w->share[r].pieces[i];
+            for (q = 0; q < r; q++)
+                for (j = 0; j < w->share[q].count; j++) test_expect(w->share[q].pieces[j].leaf != p->leaf, "leaf %lld is there twice", (long long)p->leaf);
+            for (j = 0; w->layout != SEQPAR_STRIPE && j < whole.count; j++)
+                test_expect(whole.pieces[j].chunk != p->chunk || whole.pieces[j].leaf == p->leaf, "the leaf of chunk %lld depends on the rank", (long long)p->chunk);
+        }
+    seqpar_share_free(&whole);
+}
+
+static void expect_owners(const world *w) {
+    int64_t r, i, t, owner, local;
+    for (r = 0; r < w->ranks; r++)
+        for (i = 0; i < w->share[r].count; i++)
+            for (t = 0; t < w->share[r].pieces[i].count; t++) {
+                const seqpar_piece *p = &w->share[r].pieces[i];
+                seqpar_status status = seqpar_split_owner(NULL, &owner, &local, &w->row, w->layout, w->ranks, piece_token(p, t));
+                test_expect(!status && owner == r && local == p->local + t, "token %lld is not where its owner has it", (long long)piece_token(p, t));
+            }
+}
+
+/* Chunks of the slots (a zigzag rank has two, front and back): at most one more or less than another. */
+static void expect_even_slots(const world *w) {
+    int64_t r, i, s, least = INT64_MAX, most = 0;
+    for (r = 0; r < w->ranks; r++) {
+        int64_t slot[2] = {0, 0}, slots = w->layout == SEQPAR_ZIGZAG ? 2 : 1;
+        for (i = 0; i < w->share[r].count; i++) slot[slots == 2 && w->share[r].pieces[i].chunk >= w->row.chunks / 2]++;
+        for (s = 0; s < slots; s++) {
+            least = slot[s] < least ? slot[s] : least;
+            most = slot[s] > most ? slot[s] : most;
+        }
+    }
+    test_expect(most - least <= 1, "slots of %lld and of %lld chunks", (long long)least, (long long)most);
+}
+
+static void expect_world(int64_t tokens, int64_t pads, int64_t chunks, int layout, int64_t ranks) {
+    seqpar_row row = plain_row(tokens, tokens + pads, chunks);
+    world w = world_new(&row, layout, ranks);
+    expect_partition(&w);
+    expect_chunks(&w);
+    expect_leaves(&w);
+    expect_owners(&w);
+    if (layout != SEQPAR_STRIPE && pads == 0 && tokens >= chunks) expect_even_slots(&w); /* no chunk is empty */
+    world_free(&w);
+}
+
+static void test_properties(void) {
+    int layout;
+    int64_t p, l, s, pads;
+    for (layout = 0; layout < SEQPAR__LAYOUTS; layout++)
+        for (p = 0; p < COUNT(ranks_list); p++) {
+            for (l = 0; l < COUNT(chunks_list); l++)
+                for (s = 1; s <= 4 * ranks_list[p] + 1; s++)
+                    for (pads = 0; pads <= 6; pads += 3) expect_world(s, pads, chunks_list[l], layout, ranks_list[p]);
+            for (l = 0; l < COUNT(chunks_list); l++) expect_world(53, 0, chunks_list[l], layout, ranks_list[p]);
+            test_end("split_partition_%s_P%lld", seqpar_layout_name(layout), (long long)ranks_list[p]);
+        }
+}
+
+/* ---- several rows, scattered and gathered ---- */
+
+#define ROWS 5
+static const seqpar_row uneven_rows[ROWS] = {
+    {.index = 0, .tokens = 29, .padded = 32, .chunks = 7}, {.index = 1, .tokens = 1, .padded = 1, .chunks = 3}, {.index = 4, .tokens = 0, .padded = 5, .chunks = 2},
+    {.index = 5, .tokens = 53, .padded = 53, .chunks = 32}, {.index = 1 << 20, .tokens = 13, .padded = 17, .chunks = 1},
+};
+#define POISON 0xA5
+
+static unsigned char hash_byte(int64_t row, int64_t token, int64_t byte) {
+    uint64_t x = (uint64_t)(row * 1000003 + token * 101 + byte + 1) * UINT64_C(0x9e3779b97f4a7c15);
+    return (unsigned char)(x >> 56);
+}
+
+static unsigned char *row_bytes(int64_t row, int64_t width, int fill) {
+    int64_t padded = uneven_rows[row].padded, t, b;
+    unsigned char *x = malloc((size_t)(padded * width + 1));
+    memset(x, POISON, (size_t)(padded * width + 1));
+    for (t = 0; fill && t < uneven_rows[row].tokens; t++)
+        for (b = 0; b < width; b++) x[t * width + b] = hash_byte(row, t, b);
+    return x;
+}
+
+/* The local buffer holds every row's tokens where the pieces say, and nothing behind. */
+static void expect_local(const unsigned char *local, const seqpar_share *share, int64_t width) {
+    int64_t i, t, b;
+    for (i = 0; i < share->count; i++)
+        for (t = 0; t < share->pieces[i].count; t++)
+            for (b = 0; b < width; b++) {
+                const seqpar_piece *p = &share->pieces[i];
+                test_expect(local[(p->local + t) * width + b] == hash_byte(p->row, piece_token(p, t), b), "row %lld token %lld is not here", (long long)p->row, (long long)piece_token(p, t));
+            }
+    for (b = 0; b < width; b++) test_expect(local[share->tokens * width + b] == POISON, "something was written behind the local rows");
+}
+
+static void expect_round_trip(int layout, int64_t ranks, int64_t width) {
+    unsigned char *back[ROWS];
+    int64_t r, row;
+    for (row = 0; row < ROWS; row++) back[row] = row_bytes(row, width, 0);
+    for (r = 0; r < ranks; r++) {
+        seqpar_share share = split_or_fail(uneven_rows, ROWS, layout, ranks, r);
+        unsigned char *local = malloc((size_t)((share.tokens + 1) * width));
+        memset(local, POISON, (size_t)((share.tokens + 1) * width));
+        for (row = 0; row < ROWS; row++) {
+            unsigned char *from = row_bytes(row, width, 1);
+            seqpar_scatter(local, from, &share, row, width);
+            free(from);
+        }
+        expect_local(local, &share, width);
+        for (row = 0; row < ROWS; row++) seqpar_gather(back[row], local, &share, row, width);
+        seqpar_share_free(&share);
+        free(local);
+    }
+    for (row = 0; row < ROWS; row++) {
+        unsigned char *from = row_bytes(row, width, 1);
+        test_expect(!memcmp(from, back[row], (size_t)(uneven_rows[row].padded * width + 1)), "row %lld comes back changed, or its pads were touched", (long long)row);
+        free(from);
+        free(back[row]);
+    }
+}
+
+static void test_scatter_gather(void) {
+    static const int64_t widths[] = {1, 4, 12};
+    int layout;
+    int64_t p, w;
+    for (layout = 0; layout < SEQPAR__LAYOUTS; layout++) {
+        for (p = 0; p < COUNT(ranks_list); p++)
+            for (w = 0; w < COUNT(widths); w++) expect_round_trip(layout, ranks_list[p], widths[w]);
+        test_end("split_scatter_gather_%s", seqpar_layout_name(layout));
+    }
+}
+
+/* Leaves rise with (row, chunk) over all rows of a share; ranks never share one. */
+static void test_many_rows(void) {
+    int layout;
+    int64_t p, r, i;
+    for (layout = 0; layout < SEQPAR__LAYOUTS; layout++) {
+        for (p = 0; p < COUNT(ranks_list); p++) {
+            int64_t tokens = 0;
+            for (r = 0; r < ranks_list[p]; r++) {
+                seqpar_share share = split_or_fail(uneven_rows, ROWS, layout, ranks_list[p], r);
+                for (i = 1; i < share.count; i++) {
+                    const seqpar_piece *a = &share.pieces[i - 1], *b = &share.pieces[i];
+                    test_expect(b->row > a->row || (b->row == a->row && b->chunk > a->chunk), "pieces are not in order of row and chunk");
+                    test_expect(b->leaf > a->leaf && b->local == a->local + a->count, "leaf or local row does not rise");
+                }
+                tokens += share.tokens;
+                seqpar_share_free(&share);
+            }
+            test_expect(tokens == 29 + 1 + 0 + 53 + 13, "%lld tokens are held", (long long)tokens);
+        }
+        test_end("split_many_rows_%s", seqpar_layout_name(layout));
+    }
+}
+
+/* ---- refusals ---- */
+
+static const int64_t cu_falls[] = {0, 5, 3, 9}, cu_late[] = {2, 5, 9}, cu_short[] = {0, 5, 8}, cu_good[] = {0, 5, 5, 9};
+
+typedef struct refusal {
+    const char *name;
+    seqpar_status status;
+    seqpar_row rows[2];
+    int layout;
+    int64_t ranks, rank;
+    const char *words[3];
+} refusal;
+
+#define GOOD {.index = 3, .tokens = 9, .padded = 9, .chunks = 2, .docs = 3, .cu_seqlens = cu_good}
+static const refusal refusals[] = {
+    {"layout", SEQPAR_ERR_LAYOUT, {GOOD}, 7, 2, 0, {"layout 7"}},
+    {"negative_layout", SEQPAR_ERR_LAYOUT, {GOOD}, -1, 2, 0, {"-1"}},
+    {"ranks", SEQPAR_ERR_RANKS, {GOOD}, SEQPAR_ZIGZAG, 0, 0, {"is 0"}},
+    {"negative_ranks", SEQPAR_ERR_RANKS, {GOOD}, SEQPAR_STRIPE, -4, 0, {"-4"}},
+    {"rank", SEQPAR_ERR_RANK, {GOOD}, SEQPAR_CONTIGUOUS, 3, 3, {"rank 3", "group of 3"}},
+    {"negative_rank", SEQPAR_ERR_RANK, {GOOD}, SEQPAR_CONTIGUOUS, 3, -2, {"rank -2"}},
+    {"chunks", SEQPAR_ERR_CHUNKS, {{.index = 6, .tokens = 9, .padded = 9}}, SEQPAR_ZIGZAG, 2, 1, {"row 6", "0 chunks"}},
+    {"padded", SEQPAR_ERR_SIZE, {{.index = 6, .tokens = 9, .padded = 8, .chunks = 2}}, SEQPAR_ZIGZAG, 2, 1, {"row 6", "9 tokens", "8"}},
+    {"tokens", SEQPAR_ERR_SIZE, {{.index = 6, .tokens = -9, .padded = 8, .chunks = 2}}, SEQPAR_ZIGZAG, 2, 1, {"row 6", "-9"}},
+    {"row_order", SEQPAR_ERR_ROW_ORDER, {GOOD, GOOD}, SEQPAR_ZIGZAG, 2, 1, {"number 3", "follows 3"}},
+    {"row_number", SEQPAR_ERR_ROW_ORDER, {{.index = -2, .tokens = 9, .padded = 9, .chunks = 2}}, SEQPAR_ZIGZAG, 2, 1, {"-2"}},
+    {"cu_falls", SEQPAR_ERR_CU_SEQLENS, {{.index = 6, .tokens = 9, .padded = 9, .chunks = 2, .docs = 3, .cu_seqlens = cu_falls}}, SEQPAR_ZIGZAG, 2, 1, {"row 6", "5 to 3"}},
+    {"cu_begin", SEQPAR_ERR_CU_SEQLENS, {{.index = 6, .tokens = 9, .padded = 9, .chunks = 2, .docs = 2, .cu_seqlens = cu_late}}, SEQPAR_ZIGZAG, 2, 1, {"row 6", "from 2", "9"}},
+    {"cu_end", SEQPAR_ERR_CU_SEQLENS, {{.index = 6, .tokens = 9, .padded = 9, .chunks = 2, .docs = 2, .cu_seqlens = cu_short}}, SEQPAR_ZIGZAG, 2, 1, {"row 6", "to 8", "to 9"}},
+    {"negative_docs", SEQPAR_ERR_CU_SEQLENS, {{.index = 6, .tokens = 9, .padded = 9, .chunks = 2, .docs = -1, .cu_seqlens = cu_good + 1}}, SEQPAR_ZIGZAG, 2, 1, {"row 6"}},
+};
+
+static void test_refusals(void) {
+    int64_t i, w;
+    for (i = 0; i < COUNT(refusals); i++) {
+        const refusal *x = &refusals[i];
+        seqpar_error error = {0};
+        seqpar_share share;
+        seqpar_status status = seqpar_split(&error, &share, x->rows, x->rows[1].chunks ? 2 : 1, x->layout, x->ranks, x->rank);
+        test_expect(status == x->status && error.status == status, "%s: %s", seqpar_status_name(status), error.text);
+        for (w = 0; w < 3 && x->words[w]; w++) test_expect(strstr(error.text, x->words[w]) != NULL, "'%s' is not in: %s", x->words[w], error.text);
+        test_expect(!share.pieces && !share.count && !share.tokens, "a refused share holds something");
+        test_end("split_refuses_%s", x->name);
+    }
+}
+
+static void test_owner_refusals(void) {
+    static const struct { const char *name; seqpar_status status; int layout; int64_t ranks, token; const char *word; } table[] = {
+        {"token_too_high", SEQPAR_ERR_TOKEN_RANGE, SEQPAR_ZIGZAG, 3, 9, "9 tokens"}, /* the row has nine tokens and four pads */
+        {"token_negative", SEQPAR_ERR_TOKEN_RANGE, SEQPAR_ZIGZAG, 3, -1, "token -1"},
+        {"layout", SEQPAR_ERR_LAYOUT, 5, 3, 2, "layout 5"},
+        {"ranks", SEQPAR_ERR_RANKS, SEQPAR_ZIGZAG, 0, 2, "0"},
+    };
+    seqpar_row row = plain_row(9, 13, 2);
+    int64_t i, rank, local;
+    for (i = 0; i < COUNT(table); i++) {
+        seqpar_error error = {0};
+        seqpar_status status = seqpar_split_owner(&error, &rank, &local, &row, table[i].layout, table[i].ranks, table[i].token);
+        test_expect(status == table[i].status && error.status == status, "%s: %s", seqpar_status_name(status), error.text);
+        test_expect(strstr(error.text, table[i].word) != NULL, "'%s' is not in: %s", table[i].word, error.text);
+        test_end("split_owner_refuses_%s", table[i].name);
+    }
+}
+
+static void test_names(void) {
+    test_expect(!strcmp(seqpar_layout_name(SEQPAR_CONTIGUOUS), "contiguous"), "contiguous");
+    test_expect(!strcmp(seqpar_layout_name(SEQPAR_ZIGZAG), "zigzag"), "zigzag");
+    test_expect(!strcmp(seqpar_layout_name(SEQPAR_STRIPE), "stripe"), "stripe");
+    test_expect(!strcmp(seqpar_layout_name(SEQPAR__LAYOUTS), "?") && !strcmp(seqpar_layout_name(-1), "?"), "unknown layouts");
+    test_end("split_layout_names");
+}
+
+int main(int argc, char **argv) {
+    test_begin(argc, argv);
+    test_golden();
+    test_index_maps();
+    test_llama3_slices();
+    test_properties();
+    test_scatter_gather();
+    test_many_rows();
+    test_refusals();
+    test_owner_refusals();
+    test_names();
+    return test_summary();
+}
