@@ -3085,10 +3085,10 @@ static void seqpar__cpu_matmul_job(void *user, int64_t i, char *scratch) {
 }
 static seqpar_status seqpar__cpu_matmul(seqpar_device *device, const seqpar_matmul_args *a, void *queue) {
     seqpar__matmul_work w;
-    int64_t share = (a->rows + device->threads - 1) / device->threads;
+    int64_t jobs = device->threads > 1 ? 4 * device->threads : 1, share = SEQPAR__MAX((a->rows + jobs - 1) / jobs, 64);
     (void)queue;
     if (a->rows <= 0) return SEQPAR_OK;
-    w.args = a;
+    w.args = a; /* more jobs than threads: a thread that loses its core does not hold up the rest */
     w.rows = (share + SEQPAR__MR - 1) / SEQPAR__MR * SEQPAR__MR;
     return seqpar__parallel(device, (a->rows + w.rows - 1) / w.rows, SEQPAR__PACKED_BYTES, seqpar__cpu_matmul_job, &w);
 }

@@ -1016,7 +1016,8 @@ SEQPAR_DEF seqpar_status seqpar_safetensors_open(seqpar_safetensors_file **file,
 
     *file = NULL;
     if (!path)
-        return seqpar__st_fail(error, SEQPAR_ERR_FILE_OPEN, "(no path)", NULL, "a path is needed to read from");
+        return seqpar__st_fail(error, SEQPAR_ERR_FILE_OPEN, "(no path)", NULL,
+                               "a path is needed to read from");
     opened = (seqpar_safetensors_file *)seqpar__st_new(1, sizeof *opened);
     if (opened)
         opened->path = (char *)seqpar__st_new((int64_t)length, 1);

@@ -10,7 +10,7 @@ train() {
     ranks=$1
     echo "training on $ranks rank(s), zigzag ring, packed rows"
     build/train_sft --dataset "$out/arith.jsonl" --input_key question --output_key answer --packing_samples \
-        --max_len 256 --pack_len 512 --train_batch_size 32 --max_steps 120 --learning_rate 4e-3 --num_hidden_layers 2 --hidden_size 96 \
+        --max_len 256 --pack_len 512 --train_batch_size 24 --max_steps 110 --learning_rate 4e-3 --num_hidden_layers 2 --hidden_size 96 \
         --ring_attn_size "$ranks" --logging_steps 40 --save_path "$out/sp$ranks" --metrics_path "$out/sp$ranks/metrics.jsonl"
 }
 train 1

@@ -27,6 +27,7 @@ int main(int argc, char **argv) {
     const demo_binding bindings[] = {DEMO_TRAINER_BINDINGS(job.config)};
     demo_options options = {.tool = "sft", .bindings = bindings, .binding_count = (int)(sizeof bindings / sizeof *bindings)};
     char error[1024];
+    demo_wait_passively(argv);
     if (demo_options_parse(&options, argc, argv, error, sizeof error)) {
         fprintf(stderr, "error: %s\n", error);
         return 2;

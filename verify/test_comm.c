@@ -61,7 +61,7 @@ static uint64_t letter_key(const post *p, int64_t group, int64_t from, int64_t t
 
 static int64_t letter_bytes(const post *p, uint64_t key) {
     if (key % 5 == 0) return 0;
-    return (int64_t)(p->big && key % 7 == 1 ? key % 400009 : key % 271);
+    return (int64_t)(p->big && key % 7 == 1 ? key % 50021 : key % 271);
 }
 
 static seqpar_transfer letter_new(const post *p, int64_t peer, uint64_t key, int sending) {
@@ -138,11 +138,36 @@ static void test_exchange(void) {
         run_well(ranks_list[i], rank_mail, &p);
         test_end("comm_exchange_P%lld", (long long)ranks_list[i]);
     }
-    for (repeat = 0; repeat < 12; repeat++) { /* a message may come while another one is being copied */
+    for (repeat = 0; repeat < 6; repeat++) { /* a message may come while another one is being copied */
         post p = {.key = (uint64_t)repeat * 1000, .letters = 2, .big = 1};
         run_well(3 + 2 * (repeat % 2), rank_mail, &p);
     }
     test_end("comm_exchange_big");
+}
+
+/* Rank 2's message comes while rank 0 is busy copying that of rank 1; it must not be slept over. */
+#define LONG_COPY (INT64_C(12) << 20)
+static seqpar_status rank_late(seqpar_comm *world, void *user) {
+    int64_t late_us = *(const int64_t *)user;
+    char *data = malloc(LONG_COPY), word[2] = {0};
+    seqpar_transfer recvs[] = {{2, word, 2}, {1, data, LONG_COPY}}, send = {0, world->rank == 1 ? data : word, world->rank == 1 ? LONG_COPY : 2};
+    seqpar_group group = {"late", 0, &send, world->rank > 0, recvs, world->rank ? 0 : 2};
+    seqpar_request request;
+    seqpar_status status;
+    if (world->rank == 1) memset(data, 1, LONG_COPY);
+    status = seqpar_comm_barrier(world);
+    if (world->rank == 0) usleep(1000);
+    if (world->rank == 2) usleep((useconds_t)late_us);
+    if (!status) status = seqpar_comm_begin(world, &group, NULL, &request);
+    if (!status) status = seqpar_comm_wait(world, &request, NULL);
+    free(data);
+    return status;
+}
+
+static void test_late(void) {
+    int64_t late_us;
+    for (late_us = 1000; late_us <= 4000; late_us += 250) run_well(3, rank_late, &late_us);
+    test_end("comm_message_comes_during_a_copy");
 }
 
 /* Messages between two ranks match in order of posting, whoever is waited for first. */
@@ -453,10 +478,14 @@ static seqpar_status rank_leaves_early(seqpar_comm *world, void *user) {
     return world->rank == 0 ? SEQPAR_OK : seqpar_comm_barrier(world);
 }
 
-static seqpar_status rank_never_sent(seqpar_comm *world, void *user) {
+static seqpar_status rank_never_sent(seqpar_comm *world, void *user) { /* on a comm of its own, where nothing else is sent */
+    seqpar_comm *sub;
+    seqpar_status status = SEQPAR_OK;
     (void)user;
-    if (world->rank == 2) TRY(exchange(world, "dkv return", 5, -1, 0, 1, 8));
-    return seqpar_comm_barrier(world);
+    TRY(seqpar_comm_split(world, 0, 0, &sub));
+    if (world->rank == 2) status = exchange(sub, "dkv return", 5, -1, 0, 1, 8);
+    seqpar_comm_free(sub);
+    return status ? status : seqpar_comm_barrier(world);
 }
 
 static seqpar_status rank_never_received(seqpar_comm *world, void *user) {
@@ -716,6 +745,7 @@ int main(int argc, char **argv) {
     test_begin(argc, argv);
     alarm(20); /* a hang is a failure */
     test_exchange();
+    test_late();
     test_order();
     test_collectives();
     test_split();

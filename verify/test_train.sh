@@ -1,0 +1,147 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Unlicense
+# The trainer as a user meets it: whole runs, resumed runs, other worlds, and everything that can be wrong.
+cd "$(dirname "$0")/.." || exit 1
+out=build/test_train
+data=${SEQPAR_DATA:-../shared/data}
+rm -rf $out; mkdir -p $out
+passed=0 failed=0 skipped=0
+ok() { echo "ok $1"; passed=$((passed + 1)); }
+fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
+skip() { echo "skip $1: $2"; skipped=$((skipped + 1)); }
+
+build/make_arith $out/arith.jsonl 300 5 >/dev/null
+build/make_arith $out/eval.jsonl 40 6 >/dev/null
+base="--dataset $out/arith.jsonl --input_key question --output_key answer --packing_samples --max_len 200 --pack_len 300
+      --train_batch_size 12 --micro_train_batch_size 2 --max_steps 6 --num_hidden_layers 1 --hidden_size 32 --num_attention_heads 4 --logging_steps 1000"
+# train NAME OPTIONS...: a run of 6 steps in $out/NAME
+train() { name=$1; shift; build/train_sft $base --save_path $out/$name --ckpt_path $out/$name/ckpt --metrics_path $out/$name.jsonl "$@" >$out/$name.log 2>&1; }
+losses() { sed -E 's/, "tokens_per_second.*//' "$1"; }
+same() { # NAME RUN REFERENCE
+    if ! cmp -s $out/$2/model.safetensors $out/$3/model.safetensors; then fail "$1" "weights differ"
+    elif [ "$(losses $out/$2.jsonl)" != "$(losses $out/$3.jsonl)" ]; then fail "$1" "metrics differ"
+    else ok "$1"; fi
+}
+
+mkdir -p $out/one
+train one --eval_dataset $out/eval.jsonl || fail train_one "$(tail -n 1 $out/one.log)"
+if cmp -s $out/one/model.safetensors <(build/train_sft $base --max_steps 1 --save_path $out/none >/dev/null 2>&1; cat $out/none/model.safetensors); then fail train_moves "six steps equal one"; else ok train_moves; fi
+# the same run in other worlds: weights, losses, norms and evaluation loss to the bit
+i=0
+while read -r options; do
+    i=$((i + 1))
+    train world$i --eval_dataset $out/eval.jsonl $options || fail "train_world $options" "$(tail -n 1 $out/world$i.log)"
+    same "train_world $options" world$i one
+done <<'LIST'
+--ring_attn_size 4
+--ring_attn_size 2 --data_parallel_size 2 --zero_stage 1
+--ring_attn_size 3 --world_size 6 --zero_stage 0 --gradient_checkpointing
+--ring_attn_size 5 --layout contiguous --schedule llama3 --ring_head_stride 2
+--data_parallel_size 4 --gradient_accumulation_steps 3 --omp_threads 2
+--sequence_parallel_size 8 --sequence_parallel_mode zigzag-ring --micro_train_batch_size 100
+--sequence_parallel_degree 2 --heads_k_stride 1 --ring_attn_func varlen_llama3
+LIST
+
+# stop and go on, at another P, D and ZeRO stage: the bits of the uninterrupted run
+cat > $out/interrupt.sh <<'STOP'
+# runs the given command and presses Ctrl-C when the first checkpoint is there
+"$@" & pid=$!
+for _ in $(seq 1 600); do
+    [ -e "$CKPT/latest" ] && break
+    sleep 0.05
+done
+kill -INT $pid
+wait $pid
+STOP
+for world in "--ring_attn_size 1|--ring_attn_size 4 --zero_stage 0" "--ring_attn_size 4 --zero_stage 1|--data_parallel_size 3" "--ring_attn_size 2 --data_parallel_size 2|--ring_attn_size 3 --gradient_checkpointing"; do
+    name=resume_$((++n)); rm -rf $out/$name; mkdir -p $out/$name
+    CKPT=$out/$name/ckpt bash $out/interrupt.sh build/train_sft $base --max_steps 60 --lr_scheduler constant --save_steps 1 --save_path $out/$name --ckpt_path $out/$name/ckpt ${world%%|*} >$out/$name.log 2>&1
+    code=$?
+    at=$(sed 's/global_step//' $out/$name/ckpt/latest)
+    build/train_sft $base --max_steps 60 --lr_scheduler constant --save_path $out/$name --ckpt_path $out/$name/ckpt --load_checkpoint ${world##*|} >>$out/$name.log 2>&1 || fail $name "$(tail -n 1 $out/$name.log)"
+    [ -f $out/whole/model.safetensors ] || build/train_sft $base --max_steps 60 --lr_scheduler constant --save_path $out/whole >$out/whole.log 2>&1
+    if [ $code -ne 130 ] && [ "$at" != 60 ]; then fail "train_$name" "exit code $code after an interrupt at step $at"
+    elif cmp -s $out/$name/model.safetensors $out/whole/model.safetensors; then ok "train_$name interrupted at step $at, ${world##*|}"
+    else fail "train_$name" "weights differ from the uninterrupted run (stopped at $at)"; fi
+    kept=$(ls -d $out/$name/ckpt/global_step* | wc -l)
+    if [ "$kept" -le 3 ] && ! ls $out/$name/ckpt/*.tmp >/dev/null 2>&1; then ok "train_${name}_retention"; else fail "train_${name}_retention" "$kept checkpoints kept"; fi
+done
+
+# starting from saved weights: zero steps change nothing, other shapes are refused
+train again --pretrain $out/one --learning_rate 1e-30 --lr_scheduler constant --warmup_steps 0 --max_steps 1 && cmp -s $out/again/model.safetensors $out/one/model.safetensors && ok train_pretrain || fail train_pretrain "weights did not come through"
+
+# ---- what must be refused: one sentence, a non-zero exit code, nothing written ----
+refuse() { # NAME PATTERN OPTIONS...
+    local name=$1 pattern=$2; shift 2
+    rm -rf $out/refused
+    timeout 60 build/train_sft --save_path $out/refused --ckpt_path $out/refused/ckpt "$@" >$out/refused.log 2>&1
+    local code=$? lines
+    lines=$(grep -c '^error: ' $out/refused.log)
+    if [ $code -eq 0 ] || [ $code -ge 124 ]; then fail "refuse_$name" "exit code $code"
+    elif [ "$lines" -ne 1 ]; then fail "refuse_$name" "$lines error lines: $(head -c 300 $out/refused.log)"
+    elif ! grep -qE "$pattern" $out/refused.log; then fail "refuse_$name" "says: $(grep '^error' $out/refused.log)"
+    elif [ -e $out/refused/model.safetensors ]; then fail "refuse_$name" "wrote a model all the same"
+    else ok "refuse_$name"; fi
+}
+io="--input_key question --output_key answer --max_steps 1"
+: > $out/empty.jsonl
+printf '{"question": "a", "answer": "b"}\n{"question": "a", "answer" "b"}\n' > $out/broken.jsonl
+printf '{"question": "a", "reply": "b"}\n' > $out/nokey.jsonl
+printf '{"input_ids": [1, 2, 3], "labels": [-100, -100, -100]}\n' > $out/nolabel.jsonl
+printf '{"input_ids": [1, 2, 999], "labels": [-100, 2, 999]}\n' > $out/vocab.jsonl
+refuse missing_file 'nowhere.jsonl' --dataset $out/nowhere.jsonl $io
+refuse empty_file 'empty' --dataset $out/empty.jsonl $io
+refuse broken_json ':2: ' --dataset $out/broken.jsonl $io
+refuse missing_key 'answer' --dataset $out/nokey.jsonl $io
+refuse no_target 'no supervised token' --dataset $out/nolabel.jsonl
+refuse token_id '999' --dataset $out/vocab.jsonl
+refuse no_dataset 'give --dataset' $io
+refuse unknown_option 'did you mean --ring_attn_size' --dataset $out/arith.jsonl --ring_atn_size 2
+refuse world 'world_size 6' --dataset $out/arith.jsonl $io --world_size 6 --ring_attn_size 4
+refuse zero_ranks 'ring_attn_size' --dataset $out/arith.jsonl $io --ring_attn_size 0
+refuse negative_lr 'learning_rate' --dataset $out/arith.jsonl $io --learning_rate -1
+refuse zero_hidden 'hidden_size' --dataset $out/arith.jsonl $io --hidden_size 0
+refuse text_for_number 'max_len' --dataset $out/arith.jsonl $io --max_len many
+refuse odd_heads 'heads' --dataset $out/arith.jsonl $io --num_attention_heads 3 --num_key_value_heads 2 --head_dim 8
+refuse head_stride 'heads_k_stride 3' --dataset $out/arith.jsonl $io --ring_attn_size 2 --schedule llama3 --ring_head_stride 3
+refuse zero_stage 'zero_stage' --dataset $out/arith.jsonl $io --zero_stage 3
+refuse pack_len 'pack_len 50' --dataset $out/arith.jsonl $io --packing_samples --pack_len 50 --max_len 100
+refuse diverged 'step [0-9]+: the loss of row|gradient norm of step' --dataset $out/arith.jsonl $io --max_steps 50 --learning_rate 1e30 --max_norm 0 --optim sgd --lr_scheduler constant --warmup_steps 0
+refuse no_checkpoint 'latest' --dataset $out/arith.jsonl $io --load_checkpoint --ckpt_path $out/nowhere
+cp -r $out/one $out/nan
+python3 - $out/nan/model.safetensors 2>/dev/null <<'PY' || printf '\xff\xff\xff\x7f' | dd of=$out/nan/model.safetensors bs=1 seek=$(($(stat -c %s $out/nan/model.safetensors) - 4)) conv=notrunc 2>/dev/null
+import sys
+f = open(sys.argv[1], 'r+b'); f.seek(-4, 2); f.write(b'\x00\x00\xc0\x7f')
+PY
+refuse nan_weights 'NaN|nan|finite' --dataset $out/arith.jsonl $io --pretrain $out/nan
+cp -r $out/one $out/short; truncate -s -100 $out/short/model.safetensors
+refuse truncated_file 'model.safetensors' --dataset $out/arith.jsonl $io --pretrain $out/short
+cp -r $out/one $out/lying; printf '\xff\xff\xff\xff\xff\xff\xff\x7f' | dd of=$out/lying/model.safetensors bs=1 conv=notrunc 2>/dev/null
+refuse lying_header 'model.safetensors' --dataset $out/arith.jsonl $io --pretrain $out/lying
+cp -r $out/one $out/shape; sed -i 's/"intermediate_size": [0-9]*/"intermediate_size": 64/' $out/shape/config.json
+refuse other_shape 'mlp' --dataset $out/arith.jsonl $io --pretrain $out/shape
+refuse checkpoint_shape 'embed_tokens|layers' --dataset $out/arith.jsonl $io --hidden_size 48 --num_hidden_layers 1 --load_checkpoint --ckpt_path $out/resume_1/ckpt
+mkdir -p $out/full; cp $out/one/model.safetensors $out/full/; before=$(cksum < $out/full/model.safetensors)
+(ulimit -f 8; trap '' XFSZ; build/train_sft --dataset $out/arith.jsonl $io --num_hidden_layers 1 --hidden_size 64 --save_path $out/full --ckpt_path $out/full/c >$out/full.log 2>&1); code=$?
+if [ $code -ne 0 ] && grep -q '^error: ' $out/full.log && [ "$before" = "$(cksum < $out/full/model.safetensors)" ] && ! ls $out/full/*.tmp* >/dev/null 2>&1; then ok refuse_disk_full; else fail refuse_disk_full "exit $code: $(tail -n 1 $out/full.log)"; fi
+
+# ---- input forms ----
+printf '\xef\xbb\xbf{"question": "2 + 3?", "answer": "5"}\r\n{"question": "4 + 4?", "answer": "8"}\r\n' > $out/bom.jsonl
+build/train_sft --dataset $out/bom.jsonl $io --save_path $out/bom >/dev/null 2>$out/bom.log && grep -q '2 read, 2 kept' $out/bom.log && ok input_bom_crlf || fail input_bom_crlf "$(tail -n 1 $out/bom.log)"
+build/train_sft --dataset $out/arith.jsonl $io --use_wandb token --deepspeed ds.json --flash_attn --save_path $out/ignored >/dev/null 2>$out/ignored.log && grep -q '^no effect here: .*--deepspeed' $out/ignored.log && ok option_noeffect || fail option_noeffect "$(head -n 2 $out/ignored.log)"
+build/train_sft --help > $out/help.txt && grep -q -- '--ring_attn_size' $out/help.txt && grep -q -- '--sequence_parallel_degree' $out/help.txt && ok option_help || fail option_help "no help"
+if [ -f "$data/tinyshakespeare.txt" ]; then
+    for ranks in 1 8; do
+        build/train_sft --dataset $data/tinyshakespeare.txt --pretrain_mode --max_len 4096 --max_steps 2 --train_batch_size 1 --num_hidden_layers 1 --hidden_size 32 --ring_attn_size $ranks --save_path $out/text$ranks --metrics_path $out/text$ranks.jsonl >$out/text$ranks.log 2>&1
+    done
+    same real_text_8_ranks text8 text1
+else skip real_text_8_ranks "no tinyshakespeare.txt in $data"; fi
+if [ -f "$data/gsm8k_train.jsonl" ]; then
+    for ranks in 1 4; do
+        build/train_sft --dataset $data/gsm8k_train.jsonl --input_key question --output_key answer --packing_samples --max_steps 2 --train_batch_size 8 --num_hidden_layers 2 --hidden_size 64 --ring_attn_size $ranks --save_path $out/gsm$ranks --metrics_path $out/gsm$ranks.jsonl >$out/gsm$ranks.log 2>&1
+    done
+    same real_gsm8k_4_ranks gsm4 gsm1
+else skip real_gsm8k_4_ranks "no gsm8k_train.jsonl in $data"; fi
+
+printf '%d passed, %d failed' $passed $failed; [ $skipped -gt 0 ] && printf ', %d skipped' $skipped; echo
+[ $failed -eq 0 ]
