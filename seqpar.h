@@ -1065,6 +1065,7 @@ static int32_t seqpar__fold_slot(seqpar_fold *fold) {
         if (fold->pending_at[i++] != slot) continue;
         slot++;
         i = 0;
+        if (SEQPAR__FAULT(30)) { slot = 0; break; } /* a pending value is overwritten */
     }
     fold->slots_high = SEQPAR__MAX(fold->slots_high, (int64_t)slot + 1);
     return slot;
@@ -1256,9 +1257,10 @@ static void seqpar__append_document(seqpar_row *row, const seqpar_document *d, i
     if (n == 0) return;
     for (t = 0; t < n; t++) {
         int supervised = t + 1 < n && (!d->loss_mask || d->loss_mask[t + 1]);
+        if (SEQPAR__FAULT(6) && supervised && d->ids[t + 1] == 0) supervised = 0; /* id 0 taken for padding */
         ids[at + t] = d->ids[t];
-        targets[at + t] = supervised ? d->ids[t + 1] : SEQPAR_IGNORE;
-        position_ids[at + t] = (int32_t)t;
+        targets[at + t] = supervised ? d->ids[SEQPAR__FAULT(8) ? t : t + 1] : SEQPAR_IGNORE; /* fault: not shifted */
+        position_ids[at + t] = (int32_t)(SEQPAR__FAULT(7) ? at + t : t); /* fault: positions run on over documents */
         counts->supervised += supervised;
     }
     row->tokens += n;
@@ -1377,7 +1379,7 @@ static int64_t seqpar__leaf(int64_t row_index, int64_t chunk, int layout, int64_
 /* Does this rank hold (part of) the chunk? */
 static int seqpar__holds_chunk(int layout, int64_t chunks, int64_t sp_size, int64_t sp_rank, int64_t chunk) {
     int64_t slots = layout == SEQPAR_ZIGZAG ? 2 * sp_size : sp_size;
-    int64_t mirror = 2 * sp_size - 1 - sp_rank;
+    int64_t mirror = 2 * sp_size - 1 - (SEQPAR__FAULT(9) ? (sp_rank + 1) % sp_size : sp_rank); /* fault: halves swapped between ranks */
     if (layout == SEQPAR_STRIPE) return 1;
     if (chunk >= seqpar_grid_begin(chunks, slots, sp_rank) && chunk < seqpar_grid_begin(chunks, slots, sp_rank + 1)) return 1;
     return layout == SEQPAR_ZIGZAG && chunk >= seqpar_grid_begin(chunks, slots, mirror) && chunk < seqpar_grid_begin(chunks, slots, mirror + 1);
@@ -2313,7 +2315,7 @@ static void seqpar__machine_run(const seqpar__machine *m, const seqpar_fold_op *
     for (i = 0; i < count; i++)
         switch (program[i].op) {
         case SEQPAR_FOLD_LEAF: top += m->value_bytes; m->leaf(m->user, top, program[i].index, 0); break;
-        case SEQPAR_FOLD_EXTEND: m->leaf(m->user, top, program[i].index, 1); break;
+        case SEQPAR_FOLD_EXTEND: m->leaf(m->user, top, program[i].index, !SEQPAR__FAULT(27)); break; /* fault: the part before is overwritten */
         case SEQPAR_FOLD_LOAD: top += m->value_bytes; m->move(m->user, top, program[i].index, 0); break;
         case SEQPAR_FOLD_COMBINE: top -= m->value_bytes; m->combine(m->user, top, top + m->value_bytes); break;
         case SEQPAR_FOLD_STORE: m->move(m->user, top, program[i].index, 1); top -= m->value_bytes; break;
@@ -2573,8 +2575,8 @@ static void seqpar__host_embedding_leaf(void *user, void *value, int64_t index, 
     const seqpar_embedding_grad_args *a = (const seqpar_embedding_grad_args *)c->args;
     int64_t first = c->begin / a->width, rows = c->width / a->width, t, i;
     if (!extend) memset(value, 0, (size_t)(c->width * seqpar_dtype_bytes(c->device->storage)));
-    for (t = a->leaves[index].local; t < a->leaves[index].local + a->leaves[index].count; t++) {
-        int64_t row = a->ids[t] - first;
+    for (t = a->leaves[index].local; t < a->leaves[index].local + a->leaves[index].count - (SEQPAR__FAULT(28) && a->leaves[index].count > 1); t++) {
+        int64_t row = a->ids[t] - first; /* fault: a chunk's last token is lost */
         if (row < 0 || row >= rows) continue;
         if (c->device->storage == SEQPAR_F64)
             for (i = 0; i < a->width; i++) ((double *)value)[row * a->width + i] += ((const double *)a->dx.data)[t * a->dx.stride + i];
@@ -3451,7 +3453,7 @@ static void seqpar__cpu_state_combine(void *user, void *into, const void *other)
         float top = m[r] > m2[r] ? m[r] : m2[r], a, b;
         if (l2[r] == 0.0f) continue;
         if (l[r] == 0.0f) { memcpy(o + r * d, o2 + r * d, (size_t)d * sizeof *o); m[r] = m2[r]; l[r] = l2[r]; continue; }
-        a = seqpar__expf(m[r] - top);
+        a = SEQPAR__FAULT(10) ? 1.0f : seqpar__expf(m[r] - top); /* fault: merge without rescaling */
         b = seqpar__expf(m2[r] - top);
         l[r] = l[r] * a + l2[r] * b;
         for (i = 0; i < d; i++) o[r * d + i] = o[r * d + i] * a + o2[r * d + i] * b;
@@ -3465,7 +3467,7 @@ static void seqpar__cpu_state_finish(seqpar__attn_job *j, void *value) {
     for (r = 0; r < j->count; r++) {
         float *out = (float *)a->out + ((j->local + r) * a->heads + j->head) * d, inverse = l[r] == 0.0f ? 0.0f : 1.0f / l[r];
         for (i = 0; i < d; i++) out[i] = o[r * d + i] * inverse;
-        ((float *)a->lse)[(j->local + r) * a->heads + j->head] = l[r] == 0.0f ? (float)-HUGE_VAL : (float)((double)m[r] + seqpar_log((double)l[r]));
+        ((float *)a->lse)[(j->local + r) * a->heads + j->head] = l[r] == 0.0f ? (float)-HUGE_VAL : (float)((double)m[r] + (SEQPAR__FAULT(11) ? 0.0 : seqpar_log((double)l[r]))); /* fault: lse without l */
     }
 }
 
@@ -3482,7 +3484,7 @@ static void seqpar__tile_backward(const seqpar__attn_tile *t, float *s, float *d
         for (n = low; n < high; n++) {
             float p = seqpar__expf(SEQPAR__FMAF(s[n], scale, -lse));
             s[n] = p;
-            dp[n] = p * (dp[n] - delta) * scale;
+            dp[n] = p * (dp[n] - (SEQPAR__FAULT(12) ? 0.0f : delta)) * scale; /* fault: the lse term dropped */
         }
     }
 }
@@ -3550,7 +3552,7 @@ static void seqpar__cpu_dkv_leaf(void *user, void *value, int64_t index, int ext
         t.keys = SEQPAR__MIN(SEQPAR__KT, j->count - t.first);
         seqpar__pack(pack_k, seqpar__tile_keys(&t, a->k, t.piece->k_row), 1, stride, d, t.keys);
         seqpar__pack(pack_v, seqpar__tile_keys(&t, a->v, t.piece->v_row), 1, stride, d, t.keys);
-        for (t.head = (a->head_begin + j->head) * group; t.head < (a->head_begin + j->head + 1) * group; t.head++)
+        for (t.head = (a->head_begin + j->head) * group; t.head < (a->head_begin + j->head + 1) * group - (SEQPAR__FAULT(13) ? 1 : 0); t.head++) /* fault: a query head forgotten */
             for (r = 0; r < queries->count; r += SEQPAR__QT) {
                 t.query = queries->local + r;
                 t.rows = SEQPAR__MIN(SEQPAR__QT, queries->count - r);
@@ -3592,7 +3594,7 @@ static void seqpar__cpu_head_gradient(const seqpar_softmax_head_args *a, int64_t
     int live = a->targets[t] != SEQPAR_IGNORE;
     float c = live ? seqpar__seed32(a->dlogp, t) : 0.0f, e = seqpar__seed32(a->dentropy, t);
     float s = live ? seqpar__seed32(a->dsmooth, t) : 0.0f, z = live ? seqpar__seed32(a->dzloss, t) : 0.0f;
-    float keep = s + 2.0f * z * lse - c, flat = s / (float)a->vocab;
+    float keep = s + 2.0f * z * lse - c, flat = SEQPAR__FAULT(25) ? 0.0f : s / (float)a->vocab; /* fault: smoothing without its mean */
     int64_t j;
     for (j = 0; j < a->vocab; j++) {
         float y = x[j] - lse, p = seqpar__expf(y);
@@ -3667,7 +3669,7 @@ static seqpar_status seqpar__cpu_adamw(seqpar_device *device, const seqpar_updat
     seqpar__update_work w;
     (void)queue;
     w.args = a;
-    w.step = (float)(a->lr / (1.0 - pow(a->beta1, (double)a->t)));
+    w.step = (float)(a->lr / (1.0 - pow(a->beta1, (double)(a->t + (SEQPAR__FAULT(24) ? 1 : 0))))); /* fault: bias correction one step late */
     w.rbc2 = (float)(1.0 / sqrt(1.0 - pow(a->beta2, (double)a->t)));
     return seqpar__parallel(device, (a->count + 16383) / 16384, 0, seqpar__cpu_adamw_job, &w);
 }
@@ -3865,6 +3867,7 @@ static void seqpar__token_visible(const seqpar_row *row, int64_t token, int full
     *end = !full ? token + 1 : row->docs ? row->cu_seqlens[d + 1] : row->tokens;
     if (SEQPAR__FAULT(1)) *end = token;                 /* '<' for '<=': a query loses itself */
     if (SEQPAR__FAULT(2)) *begin = 0;                   /* documents leak */
+    if (SEQPAR__FAULT(15) && !full && token % 7 == 3) *end = SEQPAR__MIN(token + 2, row->docs ? row->cu_seqlens[d + 1] : row->tokens); /* a look ahead */
 }
 
 /* Both ends of the range rise with the token, so first and last token bound a piece. */
@@ -3877,6 +3880,7 @@ static seqpar__bounds seqpar__piece_bounds(const seqpar_row *row, const seqpar_p
 }
 
 static int seqpar__present(const seqpar_piece *query, const seqpar__bounds *bounds, const seqpar_piece *key) {
+    if (SEQPAR__FAULT(16) && key->chunk == query->chunk - 2) return 0; /* fault: a block is left out */
     return query->row == key->row && bounds->end > key->start && bounds->begin <= key->start + (key->count - 1) * key->stride;
 }
 
@@ -4243,6 +4247,7 @@ static seqpar_transfer seqpar__transfer(int64_t peer, const void *data, int64_t 
 
 /* Which half of a double buffer a step uses: ring by step, llama3 by head range. */
 static int64_t seqpar__turn(const seqpar__attn_run_state *r, const seqpar_plan_op *op) {
+    if (SEQPAR__FAULT(17)) return 0; /* the buffer of the hop before is used again */
     return r->attn->steps[0].sources > 1 ? (op->head_begin / op->head_count) % 2 : op->request % 2;
 }
 
@@ -4255,7 +4260,7 @@ static seqpar_status seqpar__run_shift(seqpar__attn_run_state *r, const seqpar_p
     seqpar_transfer sends[2], recvs[2];
     seqpar_group group = seqpar__group(r->plan->backward ? "kv ring, backward" : "kv ring", op->request, sends, 2, recvs, 2);
     sends[0] = seqpar__transfer(op->send_to, op->from ? from : (const char *)r->k, out);
-    sends[1] = seqpar__transfer(op->send_to, op->from ? from + out : (const char *)r->v, out);
+    sends[1] = seqpar__transfer(op->send_to, SEQPAR__FAULT(14) ? (const char *)sends[0].data : op->from ? from + out : (const char *)r->v, out); /* fault: k sent as v */
     recvs[0] = seqpar__transfer(op->recv_from, to, in);
     recvs[1] = seqpar__transfer(op->recv_from, to + in, in);
     if (SEQPAR__FAULT(3) && op->request > 0) sends[0].data = (void *)r->k; /* a stale k travels on */
@@ -4612,7 +4617,7 @@ static seqpar_status seqpar__head_execute(const seqpar__head_call *c, seqpar__he
     m.y.data = seqpar__at(c->dhidden, r->first * c->desc->hidden, dev->storage); m.y.stride = c->desc->hidden;
     m.x.data = c->logits; m.x.stride = c->desc->vocab;
     m.w.data = (void *)c->table; m.w.stride = c->desc->hidden;
-    m.rows = r->rows; m.out = c->desc->hidden; m.in = c->desc->vocab; m.transposed = 1;
+    m.rows = r->rows; m.out = c->desc->hidden; m.in = c->desc->vocab - (SEQPAR__FAULT(31) ? 1 : 0); m.transposed = 1; /* fault: a vocabulary entry is left out */
     SEQPAR__TRY(dev->matmul(dev, &m, c->ctx->queue));
     w.fold.program = r->ops; w.fold.program_count = r->count;
     w.fold.depth = c->fold->depth + 2;
@@ -4686,7 +4691,7 @@ SEQPAR_DEF seqpar_status seqpar_head_backward(seqpar_ctx *ctx, void *dhidden, vo
 
 SEQPAR_DEF seqpar_status seqpar_sft_seeds(seqpar_error *error, double *dlogp, double *dsmooth, double *dzloss, const int32_t *targets,
                                           const double *weights, int64_t tokens, const seqpar_sft_desc *desc) {
-    double scale = 1.0 / (double)desc->count;
+    double scale = (SEQPAR__FAULT(26) ? 4.0 : 1.0) / (double)desc->count; /* fault: the factor P */
     int64_t t;
     if (desc->count <= 0) return seqpar_fail(error, SEQPAR_ERR_SEED_COUNT, "the step has %lld supervised tokens; a mean needs at least 1", (long long)desc->count);
     if (!(desc->label_smoothing >= 0 && desc->label_smoothing < 1) || !(desc->z_loss >= 0))
@@ -4724,6 +4729,7 @@ static seqpar_status seqpar__sum_gathered(seqpar_error *error, double *sum, cons
     for (i = 0; ok && i < count; i++) { order[i].leaf = leaf[i]; order[i].at = i; }
     if (ok) qsort(order, (size_t)count, sizeof *order, seqpar__by_number);
     for (i = 0; ok && i < count; i++) leaves[i] = order[i].leaf;
+    if (SEQPAR__FAULT(29) && count > 1) count--; /* a rank's share of the loss is lost */
     for (w = 0; ok && w < width; w++) {
         for (i = 0; i < count; i++) column[i] = values[order[i].at * width + w];
         sum[w] = count ? seqpar__tree_sum(leaves, column, 1, 0, count, 62) : 0.0;
@@ -5025,7 +5031,7 @@ SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *o, 
     if (source && !p->result.data) SEQPAR__TRY(seqpar_buffer_new(ctx, &p->result, count * size, SEQPAR_MEM_GRADIENTS));
     f.leaf_data = nodes;
     f.leaf_stride = node_stride;
-    if (ctx->world->size > 1) {
+    if (ctx->world->size > 1 && !SEQPAR__FAULT(18)) { /* fault: no exchange, everybody folds his own */
         status = seqpar_buffer_new(ctx, &inbox, total * count * size, SEQPAR_MEM_EXCHANGE);
         if (!status) status = seqpar__send_nodes(ctx, o, m, group, nodes, node_stride, inbox.data);
         f.leaf_data = inbox.data;
@@ -5097,7 +5103,7 @@ static seqpar_status seqpar__gradient_norm(seqpar_ctx *ctx, seqpar_optim *o) {
         a.block_size = SEQPAR_BLOCK;
         if (count > 0) status = ctx->device->sumsq(ctx->device, &a, ctx->queue);
     }
-    if (!status) status = seqpar__share_owned(ctx, o, sums, 8, "gradient norm");
+    if (!status && !SEQPAR__FAULT(19)) status = seqpar__share_owned(ctx, o, sums, 8, "gradient norm"); /* fault: norm of the own shard */
     for (b = 0; !status && b < blocks; b++) leaves[b] = b;
     if (!status) o->norm = sqrt(seqpar__tree_sum(leaves, sums, 1, 0, blocks, 62));
     if (!status && !(o->norm <= 1.7976931348623157e308))
@@ -5124,7 +5130,7 @@ static seqpar_status seqpar__update_range(seqpar_ctx *ctx, const seqpar_optim *o
         a.t = o->t;
         a.lr = lr;
         a.beta1 = o->desc.beta1; a.beta2 = o->desc.beta2; a.eps = o->desc.eps;
-        a.decay = t->decay ? o->desc.decay : 0.0;
+        a.decay = t->decay || SEQPAR__FAULT(22) ? o->desc.decay : 0.0; /* fault: gains decay too */
         a.clip = o->clip;
         SEQPAR__TRY((o->desc.kind == SEQPAR_SGD ? dev->sgd : dev->adamw)(dev, &a, ctx->queue));
     }
@@ -5144,15 +5150,16 @@ static seqpar_status seqpar__update(seqpar_ctx *ctx, seqpar_optim *o, void *para
         SEQPAR__TRY(seqpar__update_range(ctx, o, params, o->group_begin[g] + begin, count, seqpar__gradient_at(o, ctx, g),
                                          seqpar__state_at(&o->m, compact, type), seqpar__state_at(&o->v, compact, type), lr));
     }
+    if (SEQPAR__FAULT(23)) return SEQPAR_OK; /* ranks drift apart */
     return seqpar__share_owned(ctx, o, params, SEQPAR_BLOCK * seqpar_dtype_bytes(type), "parameters from owners");
 }
 
 SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *o, void *params, double lr) {
     int64_t size = seqpar_dtype_bytes(ctx->device->storage);
-    SEQPAR__TRY(seqpar__add_sources(ctx, o));
+    if (!SEQPAR__FAULT(20)) SEQPAR__TRY(seqpar__add_sources(ctx, o)); /* fault: the head's share of a tied table is lost */
     seqpar__step_free(ctx, o);
     SEQPAR__TRY(seqpar__gradient_norm(ctx, o));
-    o->clip = o->desc.max_norm > 0 ? SEQPAR__MIN(1.0, o->desc.max_norm / (o->norm + 1e-6)) : 1.0;
+    o->clip = o->desc.max_norm > 0 && !SEQPAR__FAULT(21) ? SEQPAR__MIN(1.0, o->desc.max_norm / (o->norm + 1e-6)) : 1.0;
     o->t++;
     if (o->desc.zero_stage < 2) SEQPAR__TRY(seqpar__share_owned(ctx, o, o->gradient.data, SEQPAR_BLOCK * size, "gradients from owners"));
     return seqpar__update(ctx, o, params, lr);

@@ -243,7 +243,9 @@ static seqpar_status seqpar__llama_tokens(seqpar_ctx *ctx, const seqpar_llama *m
     for (r = 0; r < row_count; r++) {
         seqpar_scatter(b->ids, rows[r].ids, b->share, r, 4);
         seqpar_scatter(b->targets, rows[r].targets, b->share, r, 4);
+        for (i = 0; SEQPAR__FAULT(35) && i + 1 < b->tokens; i++) b->targets[i] = b->targets[i] == SEQPAR_IGNORE ? SEQPAR_IGNORE : b->ids[i + 1]; /* shift after split */
         seqpar_scatter(b->positions, rows[r].position_ids, b->share, r, 4);
+        for (i = 0; SEQPAR__FAULT(33) && i < b->tokens; i++) b->positions[i] = (int32_t)i; /* local positions */
         for (i = 0; i < rows[r].tokens; i++) {
             *positions = SEQPAR__MAX(*positions, rows[r].position_ids[i] + 1);
             if (rows[r].ids[i] < 0 || rows[r].ids[i] >= m->config.vocab || (rows[r].targets[i] != SEQPAR_IGNORE && (rows[r].targets[i] < 0 || rows[r].targets[i] >= m->config.vocab)))
@@ -493,7 +495,7 @@ static seqpar_status seqpar__attention_backward(const seqpar__layer_call *c, con
     SEQPAR__TRY(seqpar__linear(c, g->dout.data, g->dx.data, o, 1, 0));
     SEQPAR__TRY(seqpar_attn_backward(c->ctx, c->b->attn, g->dq.data, g->dk.data, g->dv.data, g->dout.data, c->out, c->lse, c->q, c->k, c->v));
     SEQPAR__TRY(seqpar__rotate(c, g->dq.data, f->heads, 1));
-    SEQPAR__TRY(seqpar__rotate(c, g->dk.data, f->kv_heads, 1));
+    SEQPAR__TRY(seqpar__rotate(c, g->dk.data, f->kv_heads, !SEQPAR__FAULT(34))); /* fault: gradient turned the wrong way */
     SEQPAR__TRY(seqpar__norm(c, n, c->x, NULL, norm));
     SEQPAR__TRY(seqpar__linear_grad(c, g->dq.data, n, q));
     SEQPAR__TRY(seqpar__linear_grad(c, g->dk.data, n, k));
@@ -587,7 +589,7 @@ static seqpar_status seqpar__llama_layer_backward(seqpar__layer_call *c, seqpar_
     seqpar_status status;
     memset(&nodes, 0, sizeof nodes);
     SEQPAR__TRY(seqpar__layer_call_open(c, 1));
-    if (c->b->run.recompute) SEQPAR__TRY(seqpar__layer_inner(c, 0));
+    if (c->b->run.recompute && !SEQPAR__FAULT(32)) SEQPAR__TRY(seqpar__layer_inner(c, 0)); /* fault: another layer's activations */
     status = seqpar__nodes_new(c, optim, c->layer + 1, c->fold->node_count, &nodes);
     if (!status) status = seqpar__mlp_backward(c, g->dx.data, g->dn.data);
     if (!status) status = seqpar__attention_backward(c, g);

@@ -20,6 +20,9 @@ __attribute__((unused)) static void test_begin(int argc, char **argv) {
     test_program = argv[0];
     for (i = 1; i + 1 < argc; i++)
         if (!strcmp(argv[i], "--seed")) test_seed = (uint64_t)strtoull(argv[i + 1], NULL, 10);
+#ifdef SEQPAR_FAULTS
+    if (getenv("SEQPAR_FAULT")) seqpar__fault = atoi(getenv("SEQPAR_FAULT"));
+#endif
     printf("# %s --seed %llu\n", test_program, (unsigned long long)test_seed);
     setvbuf(stdout, NULL, _IOLBF, 0);
 }
@@ -44,6 +47,7 @@ __attribute__((unused, format(printf, 1, 2))) static void test_end(const char *f
     if (test_why[0]) printf("FAIL %s: %s\n     replay: %s --seed %llu\n", name, test_why, test_program, (unsigned long long)test_seed);
     else printf("ok %s\n", name);
     if (test_why[0]) test_failed++; else test_passed++;
+    if (test_why[0] && getenv("TEST_FIRST")) exit(1);
     test_why[0] = 0;
 }
 

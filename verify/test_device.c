@@ -1,0 +1,1064 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* Every operation of the device table: values against slow.h or a plain loop, gradients against differences of the forward
+   operation, and the fast device against the reference device. Sizes are odd and different, rows lie apart. */
+#define SEQPAR_IMPLEMENTATION
+#include "seqpar.h"
+#include "slow.h"
+#include "test.h"
+
+/* ---- the devices, counting what is called ---- */
+
+enum {
+#define X(op) OP_##op,
+    SEQPAR_DEVICE_OPS(X)
+#undef X
+    OPS
+};
+
+static int64_t calls[2][OPS];     /* by storage type */
+static seqpar_device original[2];
+
+#define X(op)                                                                                                   \
+    static seqpar_status counted_##op(seqpar_device *device, const seqpar_##op##_args *args, void *queue) {     \
+        calls[device->storage][OP_##op]++;                                                                      \
+        return original[device->storage].op(device, args, queue);                                               \
+    }
+SEQPAR_DEVICE_OPS(X)
+#undef X
+
+static seqpar_device *counting(seqpar_device *device) {
+    original[device->storage] = *device;
+#define X(op) device->op = counted_##op;
+    SEQPAR_DEVICE_OPS(X)
+#undef X
+    return device;
+}
+
+static seqpar_device *reference, *fast, *fast_threads; /* the last with three threads: the same bits */
+
+/* ---- tensors of a test and calls on them ---- */
+
+enum { MOST_FIELDS = 12 };
+#define GAP ((double)1e30f) /* between rows: spoils what reads it, shows what writes it */
+
+typedef struct field {
+    const char *name;
+    int64_t rows, width, stride;
+    double *value, *after;   /* before and after a call (rows, stride) */
+    void *data;              /* on the device, during a call */
+} field;
+
+typedef struct bench {
+    field field[MOST_FIELDS];
+    int64_t count, rows, size[6];
+    int mode;
+    int32_t *ids;            /* (rows) ids, positions or targets */
+} bench;
+
+typedef struct pass { /* an operation, what it writes (bits of field numbers), and which of that is scratch */
+    seqpar_status (*call)(seqpar_device *device, const bench *b);
+    unsigned writes, scratch;
+} pass;
+
+typedef struct limits { double formula, derivative, cpu; } limits;
+static limits worst, limit;
+
+static void note(double *most, double d, double most_allowed, const char *how, const char *what) {
+    test_expect(d <= most_allowed, "%s: %s is off by %.2e, limit %.1e", how, what, d, most_allowed);
+    *most = fmax(*most, d);
+}
+
+static int add_field(bench *b, const char *name, int64_t rows, int64_t width, int64_t gap, double spread) {
+    field *f = &b->field[b->count];
+    int64_t i, n = rows * (width + gap);
+    *f = (field){name, rows, width, width + gap, malloc((size_t)(n + 1) * sizeof(double)), malloc((size_t)(n + 1) * sizeof(double)), NULL};
+    for (i = 0; i < n; i++) f->value[i] = i % f->stride < width ? (float)(spread * test_normal()) : GAP; /* exact in fp32 */
+    return (int)b->count++;
+}
+
+static void add_ids(bench *b, int64_t rows, int64_t values) {
+    int64_t i;
+    b->rows = rows;
+    b->ids = calloc((size_t)rows, sizeof *b->ids);
+    for (i = 0; i < rows; i++) b->ids[i] = (int32_t)test_integer(0, values - 1);
+}
+
+static void bench_free(bench *b) {
+    int64_t i;
+    for (i = 0; i < b->count; i++) { free(b->field[i].value); free(b->field[i].after); }
+    free(b->ids);
+    memset(b, 0, sizeof *b);
+}
+
+static seqpar_mat mat(const field *f) { return (seqpar_mat){f->data, f->stride}; }
+
+/* What lies between rows, and every field that is not written, must stay. */
+static void expect_untouched(const field *f, int written, const seqpar_device *device) {
+    int64_t i;
+    for (i = 0; i < f->rows * f->stride; i++) {
+        double stored = device->storage == SEQPAR_F64 ? f->value[i] : (double)(float)f->value[i];
+        if (i % f->stride < f->width && written) continue;
+        test_expect(f->after[i] == stored, "%s: %s changed at %lld", device->name, f->name, (long long)i);
+    }
+}
+
+static void run(bench *b, seqpar_device *device, const pass *p) {
+    int64_t i, bytes = seqpar_dtype_bytes(device->storage);
+    seqpar_status status;
+    for (i = 0; i < b->count; i++) {
+        field *f = &b->field[i];
+        f->data = device->alloc(device, (f->rows * f->stride + 1) * bytes);
+        seqpar_device_write(device, f->data, 0, f->value, f->rows * f->stride);
+    }
+    status = p->call(device, b);
+    test_expect(!status, "%s: %s", device->name, seqpar_status_name(status));
+    for (i = 0; i < b->count; i++) {
+        field *f = &b->field[i];
+        seqpar_device_read(device, f->after, f->data, 0, f->rows * f->stride);
+        device->free(device, f->data);
+        if (!(p->scratch >> i & 1)) expect_untouched(f, p->writes >> i & 1, device);
+    }
+}
+
+/* The rows of a field without what lies between them. */
+static double *packed(const field *f, const double *from) {
+    double *to = malloc((size_t)(f->rows * f->width + 1) * sizeof *to);
+    int64_t r;
+    for (r = 0; r < f->rows; r++) memcpy(to + r * f->width, from + r * f->stride, (size_t)f->width * sizeof *to);
+    return to;
+}
+
+static double field_distance(const field *f, const double *got, const double *want) {
+    double *a = packed(f, got), *b = packed(f, want), d = test_distance(a, b, f->rows * f->width);
+    free(a);
+    free(b);
+    return d;
+}
+
+/* The last run's field against what it should be, packed. */
+static void expect_values(const bench *b, int number, const double *want) {
+    const field *f = &b->field[number];
+    double *got = packed(f, f->after);
+    note(&worst.formula, test_distance(got, want, f->rows * f->width), limit.formula, "value", f->name);
+    free(got);
+}
+
+static double **copy_results(const bench *b) {
+    double **copy = calloc((size_t)b->count, sizeof *copy);
+    int64_t i;
+    for (i = 0; i < b->count; i++) copy[i] = memcpy(malloc((size_t)(b->field[i].rows * b->field[i].stride + 1) * 8), b->field[i].after, (size_t)(b->field[i].rows * b->field[i].stride) * 8);
+    return copy;
+}
+static void free_results(const bench *b, double **copy) {
+    int64_t i;
+    for (i = 0; i < b->count; i++) free(copy[i]);
+    free(copy);
+}
+
+/* The fast device against the reference device, and three threads against one by memcmp. Leaves the reference's results. */
+static void expect_fast(bench *b, const pass *p) {
+    double **one;
+    int64_t i;
+    run(b, fast_threads, p);
+    one = copy_results(b);
+    run(b, fast, p);
+    for (i = 0; i < b->count; i++)
+        test_expect(!memcmp(one[i], b->field[i].after, (size_t)(b->field[i].rows * b->field[i].stride) * 8), "%s depends on the number of threads", b->field[i].name);
+    run(b, reference, p);
+    for (i = 0; i < b->count; i++)
+        if ((p->writes & ~p->scratch) >> i & 1) note(&worst.cpu, field_distance(&b->field[i], one[i], b->field[i].after), limit.cpu, "cpu", b->field[i].name);
+    free_results(b, one);
+}
+
+/* ---- derivatives: differences of fourth order of sum(seed * out) on the reference device ---- */
+
+typedef struct chain {
+    pass forward, backward;
+    int out, seed;                                    /* loss = sum(seed * out) unless there is `loss` */
+    double (*loss)(const bench *b);
+} chain;
+
+static double inner_product(const field *x, const field *seed) {
+    double sum = 0;
+    int64_t r, i;
+    for (r = 0; r < x->rows; r++)
+        for (i = 0; i < x->width; i++) sum += x->after[r * x->stride + i] * seed->value[r * seed->stride + i];
+    return sum;
+}
+
+static double loss_at(bench *b, const chain *c, double *x, double value) {
+    double old = *x;
+    *x = value;
+    run(b, reference, &c->forward);
+    *x = old;
+    return c->loss ? c->loss(b) : inner_product(&b->field[c->out], &b->field[c->seed]);
+}
+
+static double slope(bench *b, const chain *c, double *x) {
+    const double h = 1e-3, at = *x;
+    double near = loss_at(b, c, x, at + h) - loss_at(b, c, x, at - h);
+    return (8 * near - (loss_at(b, c, x, at + 2 * h) - loss_at(b, c, x, at - 2 * h))) / (12 * h);
+}
+
+/* Derivatives by field `in` against what backward leaves in field `gradient` (adds to it, if `added`). */
+static void expect_derivative(bench *b, const chain *c, int in, int gradient, int added) {
+    field *x = &b->field[in], *g = &b->field[gradient];
+    double *want = malloc((size_t)(x->rows * x->width) * sizeof *want), *got;
+    int64_t i, r;
+    for (r = 0; r < x->rows; r++)
+        for (i = 0; i < x->width; i++) want[r * x->width + i] = slope(b, c, &x->value[r * x->stride + i]);
+    run(b, reference, &c->backward);
+    got = packed(g, g->after);
+    for (r = 0; added && r < g->rows; r++)
+        for (i = 0; i < g->width; i++) got[r * g->width + i] -= g->value[r * g->stride + i];
+    note(&worst.derivative, test_distance(got, want, x->rows * x->width), limit.derivative, "derivative", g->name);
+    free(want);
+    free(got);
+}
+
+/* ---- folds: five leaves of different lengths; every kind of instruction ---- */
+
+static const seqpar_fold_op fold_program[] = {
+    {SEQPAR_FOLD_LEAF, 0}, {SEQPAR_FOLD_EXTEND, 1}, {SEQPAR_FOLD_LEAF, 2}, {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_STORE, 1},
+    {SEQPAR_FOLD_LEAF, 3}, {SEQPAR_FOLD_STORE, 0}, {SEQPAR_FOLD_LOAD, 1}, {SEQPAR_FOLD_LEAF, 4}, {SEQPAR_FOLD_LOAD, 0},
+    {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_FINISH, 0}};
+enum { FOLD_PLACES = 2, FOLD_DEPTH = 3, FOLD_LEAVES = 5 };
+
+static seqpar_piece fold_leaves[FOLD_LEAVES];
+
+/* Cuts `rows` into leaves: one of one row, the others uneven. */
+static void cut_leaves(int64_t rows) {
+    int64_t i, cut[FOLD_LEAVES + 1] = {0, 1, 1 + rows / 3, rows / 2 + 1, rows - 2, rows};
+    for (i = 0; i < FOLD_LEAVES; i++) {
+        fold_leaves[i].local = cut[i];
+        fold_leaves[i].count = cut[i + 1] - cut[i];
+    }
+}
+
+static seqpar_fold_run fold_into(const field *finish, const field *store) {
+    return (seqpar_fold_run){fold_program, sizeof fold_program / sizeof *fold_program, FOLD_DEPTH, store->data, store->stride, finish->data};
+}
+
+/* ---- matmul, weight_grad ---- */
+
+enum { Y, INPUT, WEIGHT, DY, DINPUT, DWEIGHT, STORE };
+enum { ROWS, OUT, IN };
+enum { TRANSPOSED = 1, ACCUMULATE = 2 };
+
+static bench matmul_bench(int64_t rows, int64_t out, int64_t in) {
+    bench b = {.size = {rows, out, in}};
+    add_field(&b, "y", rows, out, 3, 1);
+    add_field(&b, "x", rows, in, 2, 1);
+    add_field(&b, "w", out, in, 5, 1);
+    add_field(&b, "dy", rows, out, 4, 1);
+    add_field(&b, "dx", rows, in, 1, 1);
+    add_field(&b, "dw", out, in, 0, 1);
+    add_field(&b, "store", FOLD_PLACES, out * in, 7, 1);
+    cut_leaves(rows);
+    return b;
+}
+
+static seqpar_status call_matmul(seqpar_device *device, const bench *b) {
+    const field *f = b->field;
+    seqpar_matmul_args a = {mat(&f[Y]), mat(&f[INPUT]), mat(&f[WEIGHT]), b->size[ROWS], b->size[OUT], b->size[IN], 0, b->mode & ACCUMULATE};
+    seqpar_matmul_args back = {mat(&f[DINPUT]), mat(&f[DY]), mat(&f[WEIGHT]), b->size[ROWS], b->size[IN], b->size[OUT], 1, b->mode & ACCUMULATE};
+    return device->matmul(device, b->mode & TRANSPOSED ? &back : &a, NULL);
+}
+
+static seqpar_status call_weight_grad(seqpar_device *device, const bench *b) {
+    const field *f = b->field;
+    seqpar_weight_grad_args a = {fold_into(&f[DWEIGHT], &f[STORE]), fold_leaves, mat(&f[DY]), mat(&f[INPUT]), b->size[OUT], b->size[IN]};
+    return device->weight_grad(device, &a, NULL);
+}
+
+static const pass matmul_pass = {call_matmul, 1 << Y, 0}, matmul_back_pass = {call_matmul, 1 << DINPUT, 0};
+static const pass weight_grad_pass = {call_weight_grad, 1 << DWEIGHT | 1 << STORE, 1 << STORE};
+
+/* y = x w^T or dx = dy w by slow.h's linear layer or a loop, from the old values if they are added to. */
+static double *plain_product(const bench *b, int transposed) {
+    const field *f = b->field, *y = &f[transposed ? DINPUT : Y], *x = &f[transposed ? DY : INPUT], *w = &f[WEIGHT];
+    double *want = packed(y, y->value);
+    int64_t r, o, i;
+    for (r = 0; r < y->rows; r++)
+        for (o = 0; o < y->width; o++) {
+            double sum = b->mode & ACCUMULATE ? want[r * y->width + o] : 0;
+            for (i = 0; i < x->width; i++) sum += x->value[r * x->stride + i] * w->value[transposed ? i * w->stride + o : o * w->stride + i];
+            want[r * y->width + o] = sum;
+        }
+    return want;
+}
+
+static void check_matmul_modes(bench *b) {
+    for (b->mode = 0; b->mode < 4; b->mode++) {
+        int transposed = b->mode & TRANSPOSED;
+        double *want = plain_product(b, transposed);
+        expect_fast(b, transposed ? &matmul_back_pass : &matmul_pass);
+        expect_values(b, transposed ? DINPUT : Y, want);
+        free(want);
+    }
+    b->mode = 0;
+}
+
+static seqpar_status call_matmul_dx(seqpar_device *device, const bench *b) {
+    bench back = *b;
+    back.mode = TRANSPOSED;
+    return call_matmul(device, &back);
+}
+
+static void check_matmul(void) {
+    static const int64_t sizes[][3] = {{7, 5, 11}, {1, 1, 1}, {101, 263, 307}, {13, 33, 257}};
+    size_t i;
+    for (i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        bench b = matmul_bench(sizes[i][0], sizes[i][1], sizes[i][2]);
+        chain c = {matmul_pass, {call_matmul_dx, 1 << DINPUT, 0}, Y, DY, NULL};
+        check_matmul_modes(&b);
+        if (i == 0) expect_derivative(&b, &c, INPUT, DINPUT, 0);
+        bench_free(&b);
+    }
+}
+
+static void check_weight_grad(void) {
+    static const int64_t sizes[][3] = {{11, 5, 7}, {101, 97, 263}, {67, 3, 301}};
+    size_t i;
+    for (i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        bench b = matmul_bench(sizes[i][0], sizes[i][1], sizes[i][2]);
+        chain c = {matmul_pass, weight_grad_pass, Y, DY, NULL};
+        expect_fast(&b, &weight_grad_pass);
+        if (i == 0) expect_derivative(&b, &c, WEIGHT, DWEIGHT, 0);
+        bench_free(&b);
+    }
+}
+
+/* ---- embedding, embedding_grad ---- */
+
+enum { TABLE = 1, DX, DTABLE, EMBEDDING_STORE };
+
+static bench embedding_bench(int64_t rows, int64_t vocab, int64_t width) {
+    bench b = {.size = {rows, vocab, width}};
+    add_field(&b, "x", rows, width, 3, 1);
+    add_field(&b, "table", vocab, width, 2, 1);
+    add_field(&b, "dx", rows, width, 4, 1);
+    add_field(&b, "dtable", vocab, width, 0, 1);
+    add_field(&b, "store", FOLD_PLACES, vocab * width, 5, 1);
+    add_ids(&b, rows, vocab);
+    b.ids[0] = b.ids[rows - 1] = 0; /* one id in several leaves, and the last of the table */
+    b.ids[1] = (int32_t)vocab - 1;
+    cut_leaves(rows);
+    return b;
+}
+
+static seqpar_status call_embedding(seqpar_device *device, const bench *b) {
+    seqpar_embedding_args a = {mat(&b->field[0]), mat(&b->field[TABLE]), b->ids, b->size[0], b->size[2]};
+    return device->embedding(device, &a, NULL);
+}
+
+static seqpar_status call_embedding_grad(seqpar_device *device, const bench *b) {
+    const field *f = b->field;
+    seqpar_embedding_grad_args a = {fold_into(&f[DTABLE], &f[EMBEDDING_STORE]), fold_leaves, mat(&f[DX]), b->ids, b->size[1], b->size[2]};
+    return device->embedding_grad(device, &a, NULL);
+}
+
+static const pass embedding_pass = {call_embedding, 1, 0};
+static const pass embedding_grad_pass = {call_embedding_grad, 1 << DTABLE | 1 << EMBEDDING_STORE, 1 << EMBEDDING_STORE};
+
+static void check_embedding(void) {
+    bench b = embedding_bench(37, 71, 13);
+    double *want = packed(&b.field[0], b.field[0].value);
+    int64_t r;
+    for (r = 0; r < 37; r++) memcpy(want + r * 13, b.field[TABLE].value + b.ids[r] * b.field[TABLE].stride, 13 * sizeof *want);
+    expect_fast(&b, &embedding_pass);
+    expect_values(&b, 0, want);
+    free(want);
+    bench_free(&b);
+}
+
+static void check_embedding_grad(void) {
+    static const int64_t sizes[][3] = {{11, 7, 5}, {103, 71, 13}};
+    size_t i;
+    for (i = 0; i < 2; i++) {
+        bench b = embedding_bench(sizes[i][0], sizes[i][1], sizes[i][2]);
+        chain c = {embedding_pass, embedding_grad_pass, 0, DX, NULL};
+        expect_fast(&b, &embedding_grad_pass);
+        if (i == 0) expect_derivative(&b, &c, TABLE, DTABLE, 0);
+        bench_free(&b);
+    }
+}
+
+/* ---- rmsnorm, rmsnorm_grad ---- */
+
+enum { NORM_X = 1, RSTD, GAIN, NORM_DY, NORM_DX, DGAIN, NORM_STORE };
+
+static bench rmsnorm_bench(int64_t rows, int64_t width) {
+    bench b = {.size = {rows, width}};
+    int64_t i;
+    add_field(&b, "y", rows, width, 3, 1);
+    add_field(&b, "x", rows, width, 2, 1);
+    add_field(&b, "rstd", rows, 1, 0, 1);
+    add_field(&b, "gain", 1, width, 0, 1);
+    add_field(&b, "dy", rows, width, 4, 1);
+    add_field(&b, "dx", rows, width, 1, 1);
+    add_field(&b, "dgain", 1, width, 0, 1);
+    add_field(&b, "store", FOLD_PLACES, width, 5, 1);
+    for (i = 0; i < width; i++) b.field[NORM_X].value[i] *= 0.0625; /* a row where eps counts */
+    cut_leaves(rows);
+    return b;
+}
+
+static seqpar_status call_rmsnorm(seqpar_device *device, const bench *b) {
+    const field *f = b->field;
+    seqpar_rmsnorm_args a = {mat(&f[0]), mat(&f[NORM_X]), b->mode ? NULL : f[RSTD].data, f[GAIN].data, b->size[0], b->size[1], 1e-3};
+    return device->rmsnorm(device, &a, NULL);
+}
+
+/* The gradient from the device's own rstd. */
+static seqpar_status call_rmsnorm_grad(seqpar_device *device, const bench *b) {
+    const field *f = b->field;
+    seqpar_rmsnorm_grad_args a = {fold_into(&f[DGAIN], &f[NORM_STORE]), fold_leaves, mat(&f[NORM_DX]), mat(&f[NORM_DY]), mat(&f[NORM_X]),
+                                  f[RSTD].data, f[GAIN].data, b->size[0], b->size[1]};
+    seqpar_status status = call_rmsnorm(device, b);
+    return status ? status : device->rmsnorm_grad(device, &a, NULL);
+}
+
+static const pass rmsnorm_pass = {call_rmsnorm, 1 | 1 << RSTD, 0}, rmsnorm_no_rstd_pass = {call_rmsnorm, 1, 0};
+static const pass rmsnorm_grad_pass = {call_rmsnorm_grad, 1 | 1 << RSTD | 1 << NORM_DX | 1 << DGAIN | 1 << NORM_STORE, 1 << NORM_STORE};
+
+static double *slow_norm_of(const bench *b) {
+    const field *x = &b->field[NORM_X];
+    int64_t n = x->rows * x->width;
+    double *dense = packed(x, x->value);
+    slow_complex *z = slow_promote(n, dense), *gain = slow_promote(x->width, b->field[GAIN].value);
+    slow_rmsnorm(x->rows, x->width, 1e-3, z, gain, z);
+    slow_real_parts(n, z, dense);
+    free(z);
+    free(gain);
+    return dense;
+}
+
+static void check_rmsnorm_size(int64_t rows, int64_t width, int derivative) {
+    bench b = rmsnorm_bench(rows, width);
+    chain c = {rmsnorm_pass, rmsnorm_grad_pass, 0, NORM_DY, NULL};
+    double *want = slow_norm_of(&b);
+    expect_fast(&b, &rmsnorm_pass);
+    expect_values(&b, 0, want);
+    b.mode = 1;
+    expect_fast(&b, &rmsnorm_no_rstd_pass);
+    expect_values(&b, 0, want);
+    b.mode = 0;
+    expect_fast(&b, &rmsnorm_grad_pass);
+    if (derivative) expect_derivative(&b, &c, NORM_X, NORM_DX, 1);
+    if (derivative) expect_derivative(&b, &c, GAIN, DGAIN, 0);
+    free(want);
+    bench_free(&b);
+}
+
+static void check_rmsnorm(void) {
+    check_rmsnorm_size(7, 5, 1);
+    check_rmsnorm_size(11, 19, 1);
+    check_rmsnorm_size(67, 307, 0);
+}
+
+/* ---- rope: its gradient is the way back ---- */
+
+enum { ROPE_SEED = 1, COSINE, SINE };
+enum { ROPE_POSITIONS = 41 };
+
+static bench rope_bench(int64_t rows, int64_t heads, int64_t head_dim) {
+    bench b = {.size = {rows, heads, head_dim}};
+    int64_t half = head_dim / 2, p, i;
+    add_field(&b, "x", rows, heads * head_dim, 3, 1);
+    add_field(&b, "dy", rows, heads * head_dim, 3, 1);
+    add_field(&b, "cosine", ROPE_POSITIONS, half, 0, 1);
+    add_field(&b, "sine", ROPE_POSITIONS, half, 0, 1);
+    for (p = 0; p < ROPE_POSITIONS; p++)
+        for (i = 0; i < half; i++) {
+            double angle = (double)p * pow(10000, -2.0 * (double)i / (double)head_dim);
+            b.field[COSINE].value[p * half + i] = cos(angle);
+            b.field[SINE].value[p * half + i] = sin(angle);
+        }
+    add_ids(&b, rows, ROPE_POSITIONS);
+    return b;
+}
+
+static seqpar_status rotate(seqpar_device *device, const bench *b, int number, int inverse) {
+    const field *f = b->field;
+    seqpar_rope_args a = {mat(&f[number]), f[COSINE].data, f[SINE].data, b->ids, b->size[0], b->size[1], b->size[2], inverse};
+    return device->rope(device, &a, NULL);
+}
+static seqpar_status call_rope(seqpar_device *device, const bench *b) { return rotate(device, b, 0, 0); }
+static seqpar_status call_rope_back(seqpar_device *device, const bench *b) { return rotate(device, b, ROPE_SEED, 1); }
+static seqpar_status call_rope_there_and_back(seqpar_device *device, const bench *b) {
+    seqpar_status status = rotate(device, b, 0, 0);
+    return status ? status : rotate(device, b, 0, 1);
+}
+
+static const pass rope_pass = {call_rope, 1, 0}, rope_back_pass = {call_rope_back, 1 << ROPE_SEED, 0}, rope_there_and_back_pass = {call_rope_there_and_back, 1, 0};
+
+static double *slow_rotated(const bench *b) {
+    const field *x = &b->field[0];
+    double *dense = packed(x, x->value);
+    slow_complex *z = slow_promote(x->rows * x->width, dense);
+    int64_t r, h;
+    for (r = 0; r < x->rows; r++)
+        for (h = 0; h < b->size[1]; h++) slow_rope(b->size[2], 10000, b->ids[r], z + r * x->width + h * b->size[2]);
+    slow_real_parts(x->rows * x->width, z, dense);
+    free(z);
+    return dense;
+}
+
+static void check_rope_size(int64_t rows, int64_t heads, int64_t head_dim, int derivative) {
+    bench b = rope_bench(rows, heads, head_dim);
+    chain c = {rope_pass, rope_back_pass, 0, ROPE_SEED, NULL};
+    double *want = slow_rotated(&b), *start = packed(&b.field[0], b.field[0].value);
+    expect_fast(&b, &rope_pass);
+    expect_values(&b, 0, want);
+    expect_fast(&b, &rope_there_and_back_pass);
+    expect_values(&b, 0, start);
+    expect_fast(&b, &rope_back_pass);
+    if (derivative) expect_derivative(&b, &c, 0, ROPE_SEED, 0);
+    free(want);
+    free(start);
+    bench_free(&b);
+}
+
+static void check_rope(void) {
+    check_rope_size(5, 3, 10, 1);
+    check_rope_size(67, 7, 22, 0);
+}
+
+/* ---- swiglu, swiglu_grad ---- */
+
+enum { GATE = 1, UP, SWIGLU_SEED };
+
+static bench swiglu_bench(int64_t rows, int64_t width) {
+    static const double far[] = {-100, 90, 0, 30, -20, -88.5};
+    bench b = {.size = {rows, width}};
+    int64_t i;
+    add_field(&b, "y", rows, width, 3, 1);
+    add_field(&b, "gate", rows, width, 2, 2);
+    add_field(&b, "up", rows, width, 4, 1);
+    add_field(&b, "dy", rows, width, 1, 1);
+    for (i = 0; i < 6; i++) b.field[GATE].value[i] = far[i];
+    return b;
+}
+
+static seqpar_status call_swiglu(seqpar_device *device, const bench *b) {
+    seqpar_swiglu_args a = {mat(&b->field[0]), mat(&b->field[GATE]), mat(&b->field[UP]), b->size[0], b->size[1]};
+    return device->swiglu(device, &a, NULL);
+}
+static seqpar_status call_swiglu_grad(seqpar_device *device, const bench *b) {
+    seqpar_swiglu_args a = {mat(&b->field[SWIGLU_SEED]), mat(&b->field[GATE]), mat(&b->field[UP]), b->size[0], b->size[1]};
+    return device->swiglu_grad(device, &a, NULL);
+}
+
+static const pass swiglu_pass = {call_swiglu, 1, 0}, swiglu_grad_pass = {call_swiglu_grad, 1 << GATE | 1 << UP, 0};
+
+static void check_swiglu_size(int64_t rows, int64_t width, int derivative) {
+    bench b = swiglu_bench(rows, width);
+    chain c = {swiglu_pass, swiglu_grad_pass, 0, SWIGLU_SEED, NULL};
+    double *want = packed(&b.field[GATE], b.field[GATE].value), *up = packed(&b.field[UP], b.field[UP].value);
+    int64_t i;
+    for (i = 0; i < rows * width; i++) want[i] = creal(slow_silu(want[i])) * up[i];
+    expect_fast(&b, &swiglu_pass);
+    expect_values(&b, 0, want);
+    expect_fast(&b, &swiglu_grad_pass);
+    if (derivative) expect_derivative(&b, &c, GATE, GATE, 0);
+    if (derivative) expect_derivative(&b, &c, UP, UP, 0);
+    free(want);
+    free(up);
+    bench_free(&b);
+}
+
+static void check_swiglu(void) {
+    check_swiglu_size(7, 11, 1);
+    check_swiglu_size(67, 109, 0);
+}
+
+/* ---- add, fold, sumsq ---- */
+
+static seqpar_status call_add(seqpar_device *device, const bench *b) {
+    const field *f = b->field;
+    seqpar_add_args a = {f[b->mode ? 1 : 0].data, f[1].data, f[2].data, f[0].width}; /* y may be a */
+    return device->add(device, &a, NULL);
+}
+
+static void check_add_size(int64_t count) {
+    bench b = {0};
+    double *want = malloc((size_t)count * sizeof *want);
+    int64_t i;
+    add_field(&b, "y", 1, count, 0, 1);
+    add_field(&b, "a", 1, count, 0, 1);
+    add_field(&b, "b", 1, count, 0, 1);
+    for (i = 0; i < count; i++) want[i] = b.field[1].value[i] + b.field[2].value[i];
+    for (b.mode = 0; b.mode < 2; b.mode++) {
+        expect_fast(&b, &(pass){call_add, b.mode ? 1 << 1 : 1 << 0, 0});
+        expect_values(&b, b.mode, want);
+    }
+    free(want);
+    bench_free(&b);
+}
+
+static void check_add(void) {
+    check_add_size(13);
+    check_add_size(65537);
+}
+
+static seqpar_status call_fold(seqpar_device *device, const bench *b) {
+    static const seqpar_fold_op program[] = {
+        {SEQPAR_FOLD_LEAF, 0}, {SEQPAR_FOLD_LEAF, 3}, {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_STORE, 1}, {SEQPAR_FOLD_LEAF, 1}, {SEQPAR_FOLD_LOAD, 0}, {SEQPAR_FOLD_COMBINE, 0},
+        {SEQPAR_FOLD_LEAF, 2}, {SEQPAR_FOLD_LOAD, 1}, {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_FINISH, 0}};
+    const field *f = b->field;
+    seqpar_fold_args a = {{program, sizeof program / sizeof *program, FOLD_DEPTH, f[2].data, f[2].stride, f[0].data}, f[1].data, f[1].stride, f[0].width};
+    return device->fold(device, &a, NULL);
+}
+
+/* All leaves and what lay in place 0 before. */
+static void check_fold_size(int64_t count) {
+    bench b = {0};
+    const field *f = b.field;
+    double *want = malloc((size_t)count * sizeof *want);
+    int64_t i;
+    add_field(&b, "finish", 1, count, 0, 1);
+    add_field(&b, "leaves", 4, count, 3, 1);
+    add_field(&b, "store", FOLD_PLACES, count, 5, 1);
+    for (i = 0; i < count; i++)
+        want[i] = f[1].value[i] + f[1].value[f[1].stride + i] + f[1].value[2 * f[1].stride + i] + f[1].value[3 * f[1].stride + i] + f[2].value[i];
+    expect_fast(&b, &(pass){call_fold, 1 | 1 << 2, 1 << 2});
+    expect_values(&b, 0, want);
+    free(want);
+    bench_free(&b);
+}
+
+static void check_fold(void) {
+    check_fold_size(17);
+    check_fold_size(5003);
+}
+
+static double sums[8]; /* sumsq answers on the host */
+
+static seqpar_status call_sumsq(seqpar_device *device, const bench *b) {
+    seqpar_sumsq_args a = {sums, b->field[0].data, b->size[0], b->size[1]};
+    return device->sumsq(device, &a, NULL);
+}
+
+static void check_sumsq_size(int64_t blocks, int64_t block_size) {
+    bench b = {.size = {blocks, block_size}};
+    double want[8] = {0};
+    int64_t i;
+    add_field(&b, "x", blocks, block_size, 0, 1);
+    for (i = 0; i < blocks * block_size; i++) want[i / block_size] += b.field[0].value[i] * b.field[0].value[i];
+    run(&b, reference, &(pass){call_sumsq, 0, 0});
+    note(&worst.formula, test_distance(sums, want, blocks), limit.formula, "value", "sum of squares");
+    run(&b, fast_threads, &(pass){call_sumsq, 0, 0});
+    note(&worst.cpu, test_distance(sums, want, blocks), limit.cpu, "cpu", "sum of squares");
+    bench_free(&b);
+}
+
+static void check_sumsq(void) {
+    check_sumsq_size(3, 7);
+    check_sumsq_size(5, 1021);
+}
+
+/* ---- attention on one rank ---- */
+
+enum { Q, K, V, DOUT, ATTENTION_OUT, LSE, DQ, DK, DV, DELTA };
+enum { HEADS = 3, KV_HEADS, HEAD_DIM };
+
+static const int64_t small_cu[][5] = {{0, 5, 6, 6, 17}, {0, 3, 8, 11, 11}}, large_cu[][5] = {{0, 211, 212, 293, 307}, {0, 1, 17, 18, 41}};
+static seqpar_row attention_rows[2];
+
+static void set_rows(const int64_t cu[][5], int64_t chunks) {
+    int64_t r;
+    for (r = 0; r < 2; r++)
+        attention_rows[r] = (seqpar_row){.index = 3 * r, .tokens = cu[r][4], .padded = cu[r][4], .chunks = chunks + 2 * r, .docs = 4, .cu_seqlens = cu[r]};
+}
+
+static bench attention_bench(int64_t heads, int64_t kv_heads, int64_t head_dim) {
+    int64_t tokens = attention_rows[0].tokens + attention_rows[1].tokens, wide = heads * head_dim, narrow = kv_heads * head_dim;
+    bench b = {.size = {tokens, 0, 0, heads, kv_heads, head_dim}};
+    add_field(&b, "q", tokens, wide, 0, 1);
+    add_field(&b, "k", tokens, narrow, 0, 1);
+    add_field(&b, "v", tokens, narrow, 0, 1);
+    add_field(&b, "dout", tokens, wide, 0, 1);
+    add_field(&b, "out", tokens, wide, 0, 1);
+    add_field(&b, "lse", tokens, heads, 0, 1);
+    add_field(&b, "dq", tokens, wide, 0, 1);
+    add_field(&b, "dk", tokens, narrow, 0, 1);
+    add_field(&b, "dv", tokens, narrow, 0, 1);
+    add_field(&b, "delta", tokens, heads, 0, 1);
+    return b;
+}
+
+static seqpar_status attend(seqpar_device *device, const bench *b, int backward) {
+    seqpar_attn_desc desc = {.heads = b->size[HEADS], .kv_heads = b->size[KV_HEADS], .head_dim = b->size[HEAD_DIM], .full = b->mode};
+    const field *f = b->field;
+    seqpar_comm *self = seqpar_comm_self();
+    seqpar_ctx ctx;
+    seqpar_attn *attn = NULL;
+    seqpar_status status = seqpar_ctx_open(&ctx, self, device, 1);
+    if (!status) status = seqpar_attn_open(&ctx, &attn, attention_rows, 2, &desc);
+    if (!status) status = seqpar_attn_forward(&ctx, attn, f[ATTENTION_OUT].data, f[LSE].data, f[Q].data, f[K].data, f[V].data);
+    if (!status && backward)
+        status = seqpar_attn_backward(&ctx, attn, f[DQ].data, f[DK].data, f[DV].data, f[DOUT].data, f[ATTENTION_OUT].data, f[LSE].data, f[Q].data, f[K].data, f[V].data);
+    if (attn) seqpar_attn_close(&ctx, attn);
+    seqpar_ctx_close(&ctx);
+    seqpar_comm_free(self);
+    device->error = NULL;
+    return status;
+}
+
+static seqpar_status call_attention(seqpar_device *device, const bench *b) { return attend(device, b, 0); }
+static seqpar_status call_attention_grad(seqpar_device *device, const bench *b) { return attend(device, b, 1); }
+
+static const pass attention_pass = {call_attention, 1 << ATTENTION_OUT | 1 << LSE, 0};
+static const pass attention_grad_pass = {call_attention_grad, 1 << ATTENTION_OUT | 1 << LSE | 1 << DQ | 1 << DK | 1 << DV, 0};
+
+/* out and lse of slow.h, row after row. */
+static void slow_attention_of(const bench *b, double *out, double *lse) {
+    int64_t heads = b->size[HEADS], kv_heads = b->size[KV_HEADS], d = b->size[HEAD_DIM], base = 0, r;
+    for (r = 0; r < 2; base += attention_rows[r++].tokens) {
+        int64_t n = attention_rows[r].tokens;
+        slow_shape shape = {n, n, heads, kv_heads, d};
+        bool *mask = malloc((size_t)(n * n));
+        slow_mask(n, attention_rows[r].docs, attention_rows[r].cu_seqlens, !b->mode, mask);
+        slow_attention_real(&shape, mask, b->field[Q].value + base * heads * d, b->field[K].value + base * kv_heads * d, b->field[V].value + base * kv_heads * d,
+                            out + base * heads * d, lse + base * heads);
+        free(mask);
+    }
+}
+
+static void check_attention_values(bench *b) {
+    double *out = malloc((size_t)(b->size[0] * b->size[HEADS] * (b->size[HEAD_DIM] + 1)) * sizeof *out), *lse = out + b->size[0] * b->size[HEADS] * b->size[HEAD_DIM];
+    slow_attention_of(b, out, lse);
+    expect_fast(b, &attention_pass);
+    expect_values(b, ATTENTION_OUT, out);
+    expect_values(b, LSE, lse);
+    free(out);
+}
+
+/* Small with every derivative by field `in`, then large enough for several tiles; causal and full. */
+static void check_attention(int in, int gradient) {
+    chain c = {attention_pass, attention_grad_pass, ATTENTION_OUT, DOUT, NULL};
+    int full;
+    for (full = 0; full < 2; full++) {
+        bench b;
+        set_rows(small_cu, 3);
+        b = attention_bench(6, 2, 5);
+        b.mode = full;
+        check_attention_values(&b);
+        if (gradient) expect_derivative(&b, &c, in, gradient, 0);
+        bench_free(&b);
+        set_rows(large_cu, 1 + full);
+        b = attention_bench(3, 3 - 2 * full, 7 + 12 * full);
+        b.mode = full;
+        expect_fast(&b, gradient ? &attention_grad_pass : &attention_pass);
+        bench_free(&b);
+    }
+}
+
+static void check_attn_forward(void) { check_attention(0, 0); }
+static void check_attn_dq(void) { check_attention(Q, DQ); }
+static void check_attn_dkv(void) { check_attention(K, DK); check_attention(V, DV); }
+
+static seqpar_status call_attn_delta(seqpar_device *device, const bench *b) {
+    const field *f = b->field;
+    seqpar_attn_delta_args a = {f[DELTA].data, f[DOUT].data, f[ATTENTION_OUT].data, b->size[0], b->size[HEADS], b->size[HEAD_DIM]};
+    return device->attn_delta(device, &a, NULL);
+}
+
+static void check_attn_delta(void) {
+    bench b;
+    double *want;
+    int64_t i, d = 19;
+    set_rows(large_cu, 2);
+    b = attention_bench(5, 1, d);
+    want = calloc((size_t)(b.size[0] * 5), sizeof *want);
+    for (i = 0; i < b.size[0] * 5 * d; i++) want[i / d] += b.field[DOUT].value[i] * b.field[ATTENTION_OUT].value[i];
+    expect_fast(&b, &(pass){call_attn_delta, 1 << DELTA, 0});
+    expect_values(&b, DELTA, want);
+    free(want);
+    bench_free(&b);
+}
+
+/* Two key pieces of 3 and 5 tokens, kv heads 1 and 2 of 3: what other ranks made of dk, dv, and what waits in the store. */
+enum { RETURN_DK, RETURN_DV, INBOX, RETURN_STORE };
+enum { RETURN_HEADS = 2, RETURN_DIM = 7, RETURN_ROW = RETURN_HEADS * RETURN_DIM, RETURN_TOKENS = 9 };
+static const int64_t return_count[2] = {3, 5}, return_local[2] = {1, 4}, inbox_base[2] = {0, 3 * 2 * 3 * RETURN_ROW}, store_base[2] = {4, 3 * 2 * 3 * RETURN_ROW + 11};
+
+static seqpar_status call_attn_return(seqpar_device *device, const bench *b) {
+    static const seqpar_fold_op first[] = {{SEQPAR_FOLD_LEAF, 0}, {SEQPAR_FOLD_LEAF, 1}, {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_STORE, 2}, {SEQPAR_FOLD_LEAF, 2}, {SEQPAR_FOLD_LOAD, 2},
+                                           {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_LOAD, 0}, {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_FINISH, 0}};
+    static const seqpar_fold_op second[] = {{SEQPAR_FOLD_LEAF, 0}, {SEQPAR_FOLD_LOAD, 1}, {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_FINISH, 0}};
+    seqpar_piece pieces[2] = {{.count = return_count[0], .local = return_local[0]}, {.count = return_count[1], .local = return_local[1]}};
+    seqpar_attn_task tasks[2] = {{0, first, 10, store_base[0], 2 * 3 * RETURN_ROW, inbox_base[0]}, {1, second, 4, store_base[1], 2 * 5 * RETURN_ROW, inbox_base[1]}};
+    const field *f = b->field;
+    seqpar_attn_args a = {.heads = 6, .kv_heads = 3, .head_dim = RETURN_DIM, .head_begin = 1, .head_count = RETURN_HEADS, .q_pieces = pieces, .tasks = tasks, .task_count = 2, .depth = 3,
+                          .dk = f[RETURN_DK].data, .dv = f[RETURN_DV].data, .store = f[RETURN_STORE].data, .inbox = f[INBOX].data};
+    return device->attn_return(device, &a, NULL);
+}
+
+/* Element (token t of the piece, head h of the range, i) of one value, dk or dv. */
+static double returned(const double *value, int64_t count, int is_v, int64_t t, int64_t h, int64_t i) { return value[((is_v * count + t) * RETURN_HEADS + h) * RETURN_DIM + i]; }
+
+static double *plain_return(const bench *b, int is_v) {
+    double *want = packed(&b->field[is_v ? RETURN_DV : RETURN_DK], b->field[is_v ? RETURN_DV : RETURN_DK].value);
+    int64_t piece, t, h, i, n;
+    for (piece = 0; piece < 2; piece++)
+        for (t = 0; t < return_count[piece]; t++)
+            for (h = 0; h < RETURN_HEADS; h++)
+                for (i = 0; i < RETURN_DIM; i++) {
+                    int64_t count = return_count[piece], size = 2 * count * RETURN_ROW;
+                    double sum = returned(b->field[RETURN_STORE].value + store_base[piece] + piece * size, count, is_v, t, h, i);
+                    for (n = 0; n < (piece ? 1 : 3); n++) sum += returned(b->field[INBOX].value + inbox_base[piece] + n * size, count, is_v, t, h, i);
+                    want[((return_local[piece] + t) * 3 + 1 + h) * RETURN_DIM + i] = sum;
+                }
+    return want;
+}
+
+static void check_attn_return(void) {
+    bench b = {0};
+    int is_v;
+    add_field(&b, "dk", RETURN_TOKENS, 3 * RETURN_DIM, 0, 1);
+    add_field(&b, "dv", RETURN_TOKENS, 3 * RETURN_DIM, 0, 1);
+    add_field(&b, "inbox", 1, inbox_base[1] + 2 * 5 * RETURN_ROW, 0, 1);
+    add_field(&b, "store", 1, store_base[1] + 2 * 2 * 5 * RETURN_ROW, 0, 1);
+    expect_fast(&b, &(pass){call_attn_return, 1 << RETURN_DK | 1 << RETURN_DV | 1 << RETURN_STORE, 1 << RETURN_STORE});
+    for (is_v = 0; is_v < 2; is_v++) {
+        double *want = plain_return(&b, is_v);
+        expect_values(&b, is_v ? RETURN_DV : RETURN_DK, want);
+        free(want);
+    }
+    bench_free(&b);
+}
+
+/* ---- softmax_head ---- */
+
+enum { LOGITS, LOGP, ENTROPY, HEAD_LSE, SMOOTH, DLOGP, DENTROPY, DSMOOTH, DZLOSS };
+enum { ALL_SEEDS = 15, GRADIENT = 16 }; /* mode: which seeds are given, and whether the gradient is wanted */
+
+static bench head_bench(int64_t rows, int64_t vocab) {
+    static const char *const names[] = {"logp", "entropy", "lse", "smooth", "dlogp", "dentropy", "dsmooth", "dzloss"};
+    bench b = {.size = {rows, vocab}};
+    int64_t i;
+    add_field(&b, "logits", rows, vocab, 3, 2);
+    for (i = 0; i < 8; i++) add_field(&b, names[i], rows, 1, 0, 1);
+    add_ids(&b, rows, vocab);
+    for (i = 2; i < rows; i += 4) b.ids[i] = SEQPAR_IGNORE;
+    b.ids[0] = (int32_t)vocab - 1;
+    b.ids[rows - 1] = 0;
+    for (i = 0; i < vocab; i++) b.field[LOGITS].value[(rows - 1) * b.field[LOGITS].stride + i] += 64; /* far from 0 */
+    return b;
+}
+
+static void *given(const bench *b, int number, int wanted) { return wanted ? b->field[number].data : NULL; }
+
+static seqpar_status call_head(seqpar_device *device, const bench *b) {
+    seqpar_softmax_head_args a = {mat(&b->field[LOGITS]), b->size[0], b->size[1], b->ids,
+        given(b, LOGP, 1), given(b, ENTROPY, 1), given(b, HEAD_LSE, 1), given(b, SMOOTH, 1),
+        given(b, DLOGP, b->mode & 1), given(b, DENTROPY, b->mode & 2), given(b, DSMOOTH, b->mode & 4), given(b, DZLOSS, b->mode & 8), b->mode & GRADIENT};
+    return device->softmax_head(device, &a, NULL);
+}
+
+/* The gradient alone: no outputs are given. */
+static seqpar_status call_head_grad(seqpar_device *device, const bench *b) {
+    seqpar_softmax_head_args a = {.logits = mat(&b->field[LOGITS]), .rows = b->size[0], .vocab = b->size[1], .targets = b->ids, .gradient = 1};
+    a.dlogp = given(b, DLOGP, b->mode & 1);
+    a.dentropy = given(b, DENTROPY, b->mode & 2);
+    a.dsmooth = given(b, DSMOOTH, b->mode & 4);
+    a.dzloss = given(b, DZLOSS, b->mode & 8);
+    return device->softmax_head(device, &a, NULL);
+}
+
+enum { HEAD_OUTPUTS = 1 << LOGP | 1 << ENTROPY | 1 << HEAD_LSE | 1 << SMOOTH };
+static const pass head_pass = {call_head, HEAD_OUTPUTS, 0}, head_both_pass = {call_head, HEAD_OUTPUTS | 1 << LOGITS, 0}, head_grad_pass = {call_head_grad, 1 << LOGITS, 0};
+
+/* What the seeds of the mode make of the outputs; ignored rows have an entropy only. */
+static double head_loss(const bench *b) {
+    const field *f = b->field;
+    double loss = 0;
+    int64_t t;
+    for (t = 0; t < b->size[0]; t++) {
+        int live = b->ids[t] != SEQPAR_IGNORE;
+        if (b->mode & 1 && live) loss += f[DLOGP].value[t] * f[LOGP].after[t];
+        if (b->mode & 2) loss += f[DENTROPY].value[t] * f[ENTROPY].after[t];
+        if (b->mode & 4 && live) loss += f[DSMOOTH].value[t] * f[SMOOTH].after[t];
+        if (b->mode & 8 && live) loss += f[DZLOSS].value[t] * f[HEAD_LSE].after[t] * f[HEAD_LSE].after[t];
+    }
+    return loss;
+}
+
+static void check_head_values(bench *b) {
+    int64_t rows = b->size[0], vocab = b->size[1], t;
+    double *want = malloc((size_t)(4 * rows) * sizeof *want), *logits = packed(&b->field[LOGITS], b->field[LOGITS].value);
+    slow_complex *z = slow_promote(rows * vocab, logits);
+    for (t = 0; t < rows; t++) {
+        slow_token y = slow_token_of(vocab, z + t * vocab, b->ids[t]);
+        want[t] = creal(y.logp); want[rows + t] = creal(y.entropy); want[2 * rows + t] = creal(y.lse); want[3 * rows + t] = creal(y.lse - y.mean);
+    }
+    b->mode = 0;
+    expect_fast(b, &head_pass);
+    for (t = 0; t < 4; t++) expect_values(b, LOGP + (int)t, want + t * rows);
+    free(want);
+    free(logits);
+    free(z);
+}
+
+static void check_head_size(int64_t rows, int64_t vocab, int derivative) {
+    bench b = head_bench(rows, vocab);
+    chain c = {head_pass, head_grad_pass, 0, 0, head_loss};
+    int seed;
+    check_head_values(&b);
+    for (seed = 0; seed < 5; seed++) {
+        b.mode = seed < 4 ? 1 << seed : ALL_SEEDS;
+        expect_fast(&b, &head_grad_pass);
+        if (derivative) expect_derivative(&b, &c, LOGITS, LOGITS, 0);
+    }
+    b.mode = ALL_SEEDS | GRADIENT;
+    expect_fast(&b, &head_both_pass);
+    bench_free(&b);
+}
+
+/* Numbers from elsewhere: logits (1, -.5, 2, .25), target 2. */
+static void expect_golden_gradient(bench *b, int mode, const double seeds[4], const double want[4]) {
+    int i;
+    for (i = 0; i < 4; i++) b->field[DLOGP + i].value[0] = seeds[i];
+    b->mode = mode;
+    run(b, reference, &head_grad_pass);
+    expect_values(b, LOGITS, want);
+    run(b, fast, &head_grad_pass);
+    note(&worst.cpu, test_distance(b->field[LOGITS].after, want, 4), limit.cpu, "cpu", "golden gradient");
+}
+
+static void check_head_golden(void) {
+    static const double logits[4] = {1, -.5, 2, .25}, logp[1] = {-0.484731134701968}, entropy[1] = {1.02496369175712};
+    bench b = head_bench(1, 4);
+    memcpy(b.field[LOGITS].value, logits, sizeof logits);
+    b.ids[0] = 2;
+    run(&b, reference, &head_pass);
+    expect_values(&b, LOGP, logp);
+    expect_values(&b, ENTROPY, entropy);
+    expect_golden_gradient(&b, 1, (double[]){-1, 0, 0, 0}, (double[]){0.226563247483296, 0.0505530936946962, -0.384137241369486, 0.107020900191494});
+    expect_golden_gradient(&b, ALL_SEEDS, (double[]){-0.9, 0, 0.1, 0.01}, (double[]){0.212822222583315, 0.0280653106118706, -0.278532173948033, 0.0873392634468868});
+    expect_golden_gradient(&b, 2, (double[]){0, 1, 0, 0}, (double[]){0.104166404960676, 0.0990723071630062, -0.332709112890002, 0.12947040076632});
+    bench_free(&b);
+}
+
+static void check_softmax_head(void) {
+    check_head_golden();
+    check_head_size(7, 11, 1);
+    check_head_size(5, 37, 1);
+    check_head_size(67, 1009, 0);
+}
+
+/* ---- updates ---- */
+
+enum { PARAMETER, MOMENT, VARIANCE, UPDATE_G };
+
+static seqpar_update_args update_args(const bench *b) {
+    const field *f = b->field;
+    return (seqpar_update_args){f[PARAMETER].data, f[MOMENT].data, f[VARIANCE].data, f[UPDATE_G].data, b->size[0], b->size[1], 0.01, 0.9, 0.95, 1e-8, 0.1, 0.375};
+}
+static seqpar_status call_adamw(seqpar_device *device, const bench *b) {
+    seqpar_update_args a = update_args(b);
+    return device->adamw(device, &a, NULL);
+}
+static seqpar_status call_sgd(seqpar_device *device, const bench *b) {
+    seqpar_update_args a = update_args(b);
+    a.m = a.v = NULL;
+    return device->sgd(device, &a, NULL);
+}
+
+static bench update_bench(int64_t count, int64_t t) {
+    bench b = {.size = {count, t}};
+    int64_t i;
+    add_field(&b, "p", 1, count, 0, 0.05);
+    add_field(&b, "m", 1, count, 0, t > 1);
+    add_field(&b, "v", 1, count, 0, t > 1);
+    add_field(&b, "g", 1, count, 0, 1);
+    for (i = 0; i < count; i++) b.field[VARIANCE].value[i] = fabs(b.field[VARIANCE].value[i]);
+    return b;
+}
+
+static void check_update(int64_t count, int64_t t, int sgd) {
+    bench b = update_bench(count, t);
+    double *p = packed(&b.field[0], b.field[0].value), *m = packed(&b.field[1], b.field[1].value), *v = packed(&b.field[2], b.field[2].value), *g = packed(&b.field[3], b.field[3].value);
+    int64_t i;
+    for (i = 0; i < count; i++) g[i] *= 0.375;
+    if (sgd) slow_sgd_step(0.01, 0, 0.1, count, g, m, p);
+    else slow_adamw_step(&(slow_adamw){0.9, 0.95, 1e-8, 0.1}, 0.01, t, count, g, m, v, p);
+    expect_fast(&b, &(pass){sgd ? call_sgd : call_adamw, sgd ? 1 : 7, 0});
+    expect_values(&b, PARAMETER, p);
+    if (!sgd) { expect_values(&b, MOMENT, m); expect_values(&b, VARIANCE, v); }
+    free(p); free(m); free(v); free(g);
+    bench_free(&b);
+}
+
+static void check_adamw(void) {
+    check_update(37, 1, 0);
+    check_update(16411, 7, 0);
+    check_update(1, 1000, 0);
+}
+static void check_sgd(void) {
+    check_update(37, 1, 1);
+    check_update(16411, 7, 1);
+}
+
+/* ---- the table ---- */
+
+/* Limits: relative L2 of the fast device against the reference device, three times the worst of seeds 1..40. */
+static const struct op_check { const char *op; void (*check)(void); double cpu; } checks[] = {
+    {"matmul", check_matmul, 1e-5},
+    {"weight_grad", check_weight_grad, 1e-5},
+    {"embedding", check_embedding, 0},
+    {"embedding_grad", check_embedding_grad, 1e-5},
+    {"rmsnorm", check_rmsnorm, 1e-5},
+    {"rmsnorm_grad", check_rmsnorm, 1e-5},
+    {"rope", check_rope, 1e-5},
+    {"swiglu", check_swiglu, 1e-5},
+    {"swiglu_grad", check_swiglu, 1e-5},
+    {"add", check_add, 1e-5},
+    {"fold", check_fold, 1e-5},
+    {"attn_forward", check_attn_forward, 1e-5},
+    {"attn_dq", check_attn_dq, 1e-5},
+    {"attn_dkv", check_attn_dkv, 1e-5},
+    {"attn_return", check_attn_return, 1e-5},
+    {"attn_delta", check_attn_delta, 1e-5},
+    {"softmax_head", check_softmax_head, 1e-5},
+    {"sumsq", check_sumsq, 1e-5},
+    {"adamw", check_adamw, 1e-5},
+    {"sgd", check_sgd, 1e-5},
+};
+
+static const struct op_check *find_check(const char *op) {
+    size_t i;
+    for (i = 0; i < sizeof checks / sizeof *checks; i++)
+        if (!strcmp(checks[i].op, op)) return &checks[i];
+    return NULL;
+}
+
+static void test_op(const char *op, int number) {
+    const struct op_check *c = find_check(op);
+    if (test_expect(c != NULL, "device operation %s has no check", op)) {
+        memset(calls, 0, sizeof calls);
+        worst = (limits){0};
+        limit = (limits){1e-13, 1e-7, c->cpu};
+        c->check();
+        test_expect(calls[SEQPAR_F64][number] && calls[SEQPAR_F32][number], "the check of %s does not call it on both devices", op);
+        printf("# %s: value %.1e, derivative %.1e, cpu %.1e\n", op, worst.formula, worst.derivative, worst.cpu);
+    }
+    test_end("device_%s", op);
+}
+
+int main(int argc, char **argv) {
+    test_begin(argc, argv);
+    test_state += test_seed;
+    reference = counting(seqpar_device_reference());
+    fast = counting(seqpar_device_cpu(1));
+    fast_threads = seqpar_device_cpu(3);
+#define X(op) test_op(#op, OP_##op);
+    SEQPAR_DEVICE_OPS(X)
+#undef X
+    seqpar_device_close(reference);
+    seqpar_device_close(fast);
+    seqpar_device_close(fast_threads);
+    return test_summary();
+}

@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Unlicense
+# Plants known mistakes, one at a time, in a build with -DSEQPAR_FAULTS; a suite must turn red for each.
+cd "$(dirname "$0")/.." || exit 1
+mkdir -p build/faults
+cc=${CC:-cc}
+passed=0 failed=0
+for suite in attn bits truth pack split; do
+    $cc -std=gnu11 -O2 ${ARCH:--march=native} -fopenmp -DSEQPAR_FAULTS -I. -Ibuild -Idemos -Iverify verify/test_$suite.c -o build/faults/test_$suite -lm -lpthread 2>build/faults/$suite.log || {
+        echo "FAIL faults_build_$suite: $(head -n 1 build/faults/$suite.log)"; failed=$((failed + 1)); }
+done
+# number, suites that should notice, what is wrong
+while IFS='|' read -r number suites what; do
+    caught=""
+    for suite in $suites; do
+        SEQPAR_FAULT=$number TEST_FIRST=1 timeout 120 build/faults/test_$suite >build/faults/$number.$suite.log 2>&1
+        code=$?
+        if [ $code -eq 1 ] || [ $code -ge 128 ] || [ $code -eq 124 ]; then caught=$suite; break; fi
+    done
+    if [ -n "$caught" ]; then echo "ok fault_$number $what: seen by $caught"; passed=$((passed + 1))
+    else echo "FAIL fault_$number $what: not noticed by $suites"; failed=$((failed + 1)); fi
+done <<'LIST'
+1|attn|a query does not see itself
+2|attn|documents leak into each other
+3|attn|a stale k travels on
+4|attn|a step of the ring is skipped
+5|attn|a dk, dv contribution is lost
+6|pack|token id 0 is taken for padding
+7|pack|positions run on over documents
+8|pack|targets are not shifted
+9|split attn|zigzag halves are swapped
+10|attn|states are merged without rescaling
+11|attn|lse lacks the sum
+12|attn|delta is dropped from the gradient
+13|attn|a query head of the group is forgotten
+14|attn|k is sent as v
+15|attn|some queries look one key ahead
+16|attn|a block is left out
+17|attn|the buffer of the hop before is used again
+18|bits|no gradient exchange
+19|bits|the norm is that of the own shard
+20|truth|the head's share of a tied table is lost
+21|truth|no clip
+22|truth|gains decay
+23|bits|updated parameters are not handed out
+24|truth|bias correction one step late
+25|truth|label smoothing without its mean
+26|truth|gradient times P
+27|bits|a leaf in parts keeps the last only
+28|truth|a chunk's last token is lost to the embedding
+29|bits|a rank's loss is lost
+30|bits attn|a pending value is overwritten
+31|truth|a vocabulary entry is left out of dhidden
+32|bits|recompute uses another layer's activations
+33|bits|positions are local
+34|truth|dk is turned the wrong way
+35|bits|labels are shifted after the split
+LIST
+echo "$passed passed, $failed failed"
+[ $failed -eq 0 ]
