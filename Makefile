@@ -13,12 +13,13 @@ DEMOS = 01_ring 02_layouts train_sft make_arith compare_runs
 SUITES = slow numerics fold pack split comm device attn truth bits memory safetensors demos_support headers faults train readme
 BENCHES = bench_cpu
 
-.PHONY: demo check demos bench setup clean help
+.PHONY: demo check demos bench readme setup clean help
 help:
 	@echo "make demo    trains on 1 rank and on 4 and compares the bits (about a minute)"
 	@echo "make check   all tests; the last line is 'N passed, N failed'"
 	@echo "make demos   builds the programs in demos/ into build/"
 	@echo "make bench   speed of the CPU device, checked and as ratios"
+	@echo "make readme  makes the generated parts of README.md anew"
 	@echo "make clean   removes build/"
 
 demo: setup demos
@@ -32,6 +33,9 @@ demos: $(DEMOS:%=build/%)
 
 bench: setup $(BENCHES:%=build/%)
 	@build/bench_cpu
+
+readme: build/02_layouts
+	@bash ci/readme.sh > build/README.new && mv build/README.new README.md
 
 setup:
 	@sh ci/setup.sh

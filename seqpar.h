@@ -1,5 +1,153 @@
 /* seqpar.h - v0.1.0 - sequence-parallel training of language models, equal to one rank bit for bit - MIT or Unlicense */
 /* SPDX-License-Identifier: MIT OR Unlicense */
+/* ======================================================================================================
+   >>doc
+
+   A sequence too long for one machine is split over several ranks. Attention then needs keys of other ranks,
+   labels cross the cuts, losses and gradients have to be put together again over sequence-parallel ranks,
+   data-parallel ranks, micro-batches and optimizer shards. This header does all of it, and in such a way that
+   the split changes nothing: logits, log-probs, loss, every gradient, the gradient norm and the updated
+   parameters of N ranks equal those of one rank by memcmp.
+
+   In exactly one C or C++ file:
+
+       #define SEQPAR_IMPLEMENTATION
+       #include "seqpar.h"
+
+   and link with -lm -lpthread (-fopenmp for threads within a rank). For speed: -O3 -march=native.
+
+   CHAPTERS (search for the tag)
+       >>api    types and prototypes, by chapter         >>device  what devices share: memory, fold machine
+       >>util   errors, random numbers, exp and log      >>cpu     reference device (fp64), fast device (fp32)
+       >>fold   one order for every sum                  >>plan    a schedule is data
+       >>pack   documents to rows                        >>attn    the executor
+       >>split  who holds which token                    >>loss    token log-probs through the head
+       >>comm   how bytes move: self, threads, inject    >>optim   gradients to owners, clip, update
+       >>ctx    one rank
+
+   DOES
+       - pack documents into rows (cu_seqlens, position ids, targets shifted once, before any split)
+       - split rows contiguous, zigzag or striped; any length, any number of ranks, empty ranks included
+       - attention as a ring or with llama3-style KV all-gather: causal or full, packed documents, GQA,
+         forward and backward
+       - chunked head: log-probs, entropy, label smoothing, z-loss; logits are never whole
+       - AdamW and SGD over sharded owners (ZeRO 0, 1, 2), global norm clip, learning-rate schedules
+       - name every refused input with the values and the fix; end all ranks when one fails; report a
+         deadlock with who waits for whom
+
+   DOES NOT
+       - move bytes between machines (bring a transport: seqpar_comm_table), run on a GPU (bring a device:
+         seqpar_device), do tensor, pipeline or expert parallelism, serve models
+       - promise equal bits across instruction sets or compilers, or between different packings; per binary
+         and set of rows only. Stripe, which deals single tokens, keeps an error bound instead.
+
+   OPTIONS
+       SEQPAR_STATIC        everywhere: all functions become static
+       SEQPAR_NO_THREADS    implementation: no POSIX threads; one rank
+       SEQPAR_MALLOC(size), SEQPAR_FREE(ptr)   implementation: allocator (both or none)
+       SEQPAR_NO_FMA        implementation: two roundings even where the machine has fused multiply-add
+       SEQPAR_FAULTS        implementation, tests only: switches that plant known mistakes
+
+   WORDS
+       row          documents packed one after the other; what is split over the SP ranks
+       unit         documents that must share a row (a preference pair, a prompt's group)
+       grid         a row is cut at absolute positions into L chunks; a rank holds whole chunks
+       piece        what one rank holds of one chunk; a share is all its pieces
+       leaf, node   places in the binary tree in which every sum over tokens is taken
+       dp, sp       data-parallel and sequence-parallel; world = dp x sp, sp ranks are neighbours
+       lse          log-sum-exp of a query's scores
+
+   WHY THE BITS ARE EQUAL
+       Rounding depends on the order of additions. Here the order belongs to absolute token positions: every
+       sum over tokens is taken chunk by chunk, and the chunks' partial sums are combined in a binary tree
+       over their numbers. Which rank computes a chunk, when it arrives and what lies beside it in memory
+       does not matter. Row operations (products, norms, softmax) give a row the same bits whatever else is
+       computed with it. NCCL- or MPI-style reductions are never used on floating-point numbers: the
+       transport moves bytes, the fold adds.
+
+   RULES
+       - Sums and counts travel apart and are divided once: seqpar_sft_desc.count is the global count of
+         supervised tokens of the optimizer step.
+       - Parameter gradients over sp are summed, never averaged; seqpar_step_gradient does it.
+       - Functions marked collective are called by all ranks of the comm, in the same order, also by ranks
+         that hold no token.
+       - One seqpar_ctx per rank, used by one thread at a time. No global mutable state.
+
+   SAMPLE: demos/01_ring.c, complete. It prints
+
+       1 rank : out[999] = 0.0642131194 ..., rank 0 sent 0 bytes
+       4 ranks: out[999] = 0.0642131194 ..., rank 0 sent 384000 bytes
+       identical bits: yes
+   ====================================================================================================== */
+#if 0 /* SAMPLE */
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* 01_ring.c - ring attention over four ranks of this process, and the bits of one rank.  cc 01_ring.c -lm -lpthread */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#define SEQPAR_IMPLEMENTATION
+#include "seqpar.h"
+
+enum { TOKENS = 1000, HEADS = 4, KV_HEADS = 2, HEAD_DIM = 32, WIDE = HEADS * HEAD_DIM, NARROW = KV_HEADS * HEAD_DIM };
+
+typedef struct { /* global tensors: (tokens, heads, head_dim) */
+    float q[TOKENS * WIDE], k[TOKENS * NARROW], v[TOKENS * NARROW], out[TOKENS * WIDE];
+    int64_t ranks, sent;
+} problem;
+
+static const int64_t cu_seqlens[] = {0, 420, 421, 1000}; /* three documents, one of a single token */
+static const seqpar_row row = {.tokens = TOKENS, .padded = TOKENS, .chunks = 32, .docs = 3, .cu_seqlens = cu_seqlens};
+
+static seqpar_status attend(seqpar_ctx *ctx, problem *p) {
+    seqpar_attn_desc desc = {.heads = HEADS, .kv_heads = KV_HEADS, .head_dim = HEAD_DIM, .layout = SEQPAR_ZIGZAG, .schedule = SEQPAR_RING};
+    seqpar_attn *attn;
+    seqpar_status status = seqpar_attn_open(ctx, &attn, &row, 1, &desc);
+    if (status) return status;
+    const seqpar_share *mine = seqpar_attn_share(attn); /* the tokens this rank holds */
+    float *q = malloc((size_t)mine->tokens * (2 * WIDE + 2 * NARROW + HEADS) * sizeof *q);
+    float *k = q + mine->tokens * WIDE, *v = k + mine->tokens * NARROW, *out = v + mine->tokens * NARROW, *lse = out + mine->tokens * WIDE;
+    seqpar_scatter(q, p->q, mine, 0, WIDE * sizeof *q);
+    seqpar_scatter(k, p->k, mine, 0, NARROW * sizeof *k);
+    seqpar_scatter(v, p->v, mine, 0, NARROW * sizeof *v);
+    status = seqpar_attn_forward(ctx, attn, out, lse, q, k, v);
+    seqpar_gather(p->out, out, mine, 0, WIDE * sizeof *out);
+    free(q);
+    seqpar_attn_close(ctx, attn);
+    return status;
+}
+
+static seqpar_status rank_main(seqpar_comm *world, void *user) {
+    problem *p = user;
+    seqpar_device *device = seqpar_device_cpu(1);
+    seqpar_ctx ctx;
+    seqpar_status status = seqpar_ctx_open(&ctx, world, device, p->ranks);
+    if (!status) status = attend(&ctx, p);
+    if (!status && world->rank == 0) p->sent = ctx.sp->bytes_sent;
+    seqpar_ctx_close(&ctx);
+    seqpar_device_close(device);
+    return status;
+}
+
+static int run(problem *p, int64_t ranks) {
+    seqpar_error error;
+    p->ranks = ranks;
+    if (seqpar_run_threads(ranks, rank_main, p, &error)) return fprintf(stderr, "%s\n", error.text), 1;
+    printf("%lld rank%s: out[999] = %.9g ..., rank 0 sent %lld bytes\n", (long long)ranks, ranks > 1 ? "s" : " ", (double)p->out[999 * WIDE], (long long)p->sent);
+    return 0;
+}
+
+int main(void) {
+    static problem one, four;
+    for (int64_t i = 0; i < TOKENS * WIDE; i++) one.q[i] = (float)seqpar_random_normal(1, 0, (uint64_t)i);
+    for (int64_t i = 0; i < TOKENS * NARROW; i++) one.k[i] = (float)seqpar_random_normal(1, 1, (uint64_t)i);
+    for (int64_t i = 0; i < TOKENS * NARROW; i++) one.v[i] = (float)seqpar_random_normal(1, 2, (uint64_t)i);
+    four = one;
+    if (run(&one, 1) || run(&four, 4)) return 1;
+    int same = !memcmp(one.out, four.out, sizeof one.out);
+    printf("identical bits: %s\n", same ? "yes" : "no");
+    return !same;
+}
+#endif /* SAMPLE */
 
 /* ======================================================================================================
    >>api  types and prototypes, by chapter
@@ -2044,11 +2192,18 @@ typedef struct seqpar__injected { /* a request: the transfers as passed on, and 
 
 static void seqpar__inject_sleep(seqpar__inject *in) {
 #ifndef SEQPAR_NO_THREADS
-    struct timespec pause;
+    /* a wait that nobody ends: unlike nanosleep it is there under -std=c11, too */
+    pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    pthread_cond_t never = PTHREAD_COND_INITIALIZER;
+    struct timespec until;
     double u = seqpar_random_uniform(in->desc.seed, (uint64_t)in->comm.rank, (uint64_t)in->begins);
-    pause.tv_sec = 0;
-    pause.tv_nsec = (long)(u * 1000.0 * (double)in->desc.delay_us_max);
-    if (in->desc.delay_us_max > 0) nanosleep(&pause, NULL);
+    if (in->desc.delay_us_max <= 0) return;
+    timespec_get(&until, TIME_UTC);
+    until.tv_nsec += (long)(u * 1000.0 * (double)SEQPAR__MIN(in->desc.delay_us_max, 1000000));
+    if (until.tv_nsec >= 1000000000) { until.tv_nsec -= 1000000000; until.tv_sec++; }
+    pthread_mutex_lock(&lock);
+    pthread_cond_timedwait(&never, &lock, &until);
+    pthread_mutex_unlock(&lock);
 #else
     (void)in;
 #endif

@@ -473,6 +473,15 @@ static seqpar_status rank_fails_in_a_group(seqpar_comm *world, void *user) { /* 
     return status;
 }
 
+static seqpar_status rank_fails_before_a_split(seqpar_comm *world, void *user) {
+    seqpar_comm *sub;
+    (void)user;
+    if (world->rank == 1) return seqpar_fail(world->error, SEQPAR_ERR_WORLD, "no mesh for me");
+    TRY(seqpar_comm_split(world, 0, 0, &sub));
+    seqpar_comm_free(sub);
+    return SEQPAR_OK;
+}
+
 static seqpar_status rank_leaves_early(seqpar_comm *world, void *user) {
     (void)user;
     return world->rank == 0 ? SEQPAR_OK : seqpar_comm_barrier(world);
@@ -531,6 +540,7 @@ static const failure failures[] = {
     {"silent_error", 3, rank_fails_silently, SEQPAR_ERR_NOT_FINITE, 1, {"NaN"}, SEQPAR_ERR_PEER, "NaN"},
     {"abort", 4, rank_aborts, SEQPAR_ERR_PEER, 1, {"stop, the disk is full"}, SEQPAR_ERR_PEER, "stop, the disk is full"},
     {"error_in_a_group", 4, rank_fails_in_a_group, SEQPAR_ERR_SIZE, 3, {"group two, rank three"}, SEQPAR_ERR_PEER, "group two, rank three"},
+    {"error_before_a_split", 3, rank_fails_before_a_split, SEQPAR_ERR_WORLD, 1, {"no mesh for me"}, SEQPAR_ERR_PEER, "no mesh for me"},
     {"deadlock_early_end", 3, rank_leaves_early, SEQPAR_ERR_DEADLOCK, -1, {"rank 1 waits", "rank 2 waits", "'integer sum'", "for rank 0", "which has ended"}, 0, NULL},
     {"deadlock_never_sent", 3, rank_never_sent, SEQPAR_ERR_DEADLOCK, -1, {"rank 2 waits in 'dkv return' step 5 for rank 1", "rank 0 waits in 'integer sum'", "for rank 2"}, SEQPAR_ERR_DEADLOCK, "'dkv return' step 5"},
     {"deadlock_never_received", 2, rank_never_received, SEQPAR_ERR_DEADLOCK, 1, {"rank 1 waits in 'unwanted' step 7 for rank 0, which has ended"}, 0, NULL},
@@ -570,10 +580,11 @@ typedef struct harm {
     int64_t bits, worst; /* what was damaged on rank `only`, and which message of the group */
 } harm;
 
-/* A comm of its own for the wrapper, which owns what it wraps. */
+/* A comm of its own for the wrapper, which owns what it wraps; what went before is not counted. */
 static seqpar_status wrap(seqpar_comm *world, const seqpar_inject_desc *desc, seqpar_comm **wrapped) {
     seqpar_comm *own;
     TRY(seqpar_comm_split(world, 0, world->rank, &own));
+    TRY(seqpar_comm_barrier(own));
     *wrapped = seqpar_comm_inject(own, desc);
     return *wrapped ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
 }

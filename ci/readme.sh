@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Unlicense
+# README.md with its generated parts made anew, to stdout. `make readme` puts it in place; verify/test_readme.sh compares.
+cd "$(dirname "$0")/.." || exit 1
+chapters() {
+    printf '\n| chapter of `seqpar.h` | what | lines | how it is checked |\n|---|---|---:|---|\n'
+    awk '
+        /^   >>[a-z]+  / { tag = substr($1, 3); if (tag != "doc") { if (!(tag in first)) order[++n] = tag; first[tag] = NR; name[NR] = tag } }
+        { last = NR }
+        END { for (line = 1; line <= last; line++) { if (line in name) at = name[line]; if (at) lines[at]++ }
+              for (i = 1; i <= n; i++) print order[i], lines[order[i]] }' seqpar.h | while read -r tag lines; do
+        case $tag in
+        api) what="types and prototypes"; check="compile matrix: C99, C11, C++11, C++17, static, two units" ;;
+        util) what="errors, random numbers, exp and log"; check="known answers, long double" ;;
+        fold) what="one order for every sum"; check="any order, any split of the leaves: equal bits" ;;
+        pack) what="documents to rows, targets shifted once"; check="independent packer, multiset of targets" ;;
+        split) what="contiguous, zigzag, stripe"; check="golden vectors, bijection for every S and P" ;;
+        comm) what="one rank, threads, a wrapper that does harm"; check="random exchanges, deadlocks, ThreadSanitizer" ;;
+        ctx) what="one rank: mesh, memory counters"; check="memory suite" ;;
+        device) what="fold machine, attention driver"; check="every entry by finite differences" ;;
+        cpu) what="reference device, fast device"; check="slow.h; each row alone and among others" ;;
+        plan) what="ring and llama3 as data"; check="all ranks simulated, P up to 1,024" ;;
+        attn) what="the executor"; check="P = 1, 2, 3, 4, 5, 8 by memcmp; slow.h" ;;
+        loss) what="chunked head, SFT seeds"; check="slow.h, golden vectors" ;;
+        optim) what="gradients to owners, clip, AdamW, SGD"; check="D x P x A x ZeRO by memcmp; slow.h" ;;
+        *) what="?"; check="?" ;;
+        esac
+        echo "| \`>>$tag\` | $what | $lines | $check |"
+    done
+}
+awk -v chapters="$(chapters)" -v layouts="$(build/02_layouts 16 4 16)" '
+    skipping == "table" && /^<!-- end -->/ { skipping = "" }
+    skipping == "block" { if (/^```$/ && ++fences == 2) { skipping = "" } ; next }
+    skipping == "table" { next }
+    { print }
+    /^<!-- generated: chapters -->/ { print chapters "\n"; skipping = "table" }
+    /^<!-- generated: layouts -->/ { print "```\n" layouts "\n```"; skipping = "block"; fences = 0 }' README.md

@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Unlicense
+# The README and the header's doc block are run: samples compiled, outputs compared, tables made anew.
+cd "$(dirname "$0")/.." || exit 1
+out=build/test_readme
+cc=${CC:-cc}
+rm -rf $out; mkdir -p $out
+passed=0 failed=0
+ok() { echo "ok $1"; passed=$((passed + 1)); }
+fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
+
+bash ci/readme.sh > $out/README.md
+if cmp -s README.md $out/README.md; then ok readme_generated; else fail readme_generated "run make readme: $(diff README.md $out/README.md | head -n 3 | tr '\n' ' ')"; fi
+
+# the snippet of the first screen, with the data it speaks of
+{
+    awk '/^```c$/ { on = 1; next } /^```$/ { if (on) exit } on' README.md | sed -n '1,2p'
+    cat <<'C'
+#include <stdio.h>
+#include <stdlib.h>
+static int64_t cu[] = {0, 37, 101};
+static seqpar_row rows[] = {{.tokens = 101, .padded = 101, .chunks = 8, .docs = 2, .cu_seqlens = cu}}, *row = rows;
+static _Thread_local float q[101 * 128], k[101 * 64], v[101 * 64], out[101 * 128], lse[101 * 4];
+C
+    awk '/^```c$/ { on = 1; next } /^```$/ { if (on) exit } on' README.md | sed -n '3,$p'
+    cat <<'C'
+int main(void) {
+    seqpar_error error;
+    if (seqpar_run_threads(4, rank_main, NULL, &error)) return fprintf(stderr, "%s\n", error.text), 1;
+    return puts("ran") < 0;
+}
+C
+} > $out/snippet.c
+lines=$(awk '/^```c$/ { on = 1; next } /^```$/ { if (on) exit } on' README.md | wc -l)
+if $cc -std=gnu11 -O1 -I. $out/snippet.c -o $out/snippet -lm -lpthread 2>$out/snippet.log && [ "$($out/snippet)" = ran ] && [ "$lines" -le 12 ]; then ok "readme_snippet ($lines lines)"; else fail readme_snippet "$lines lines; $(head -n 2 $out/snippet.log)"; fi
+
+# the header's sample is the demo, and prints what the header says (the value itself belongs to the instruction set)
+awk '/^#if 0 \/\* SAMPLE \*\// { on = 1; next } /^#endif \/\* SAMPLE \*\// { exit } on' seqpar.h > $out/sample.c
+if cmp -s $out/sample.c demos/01_ring.c; then ok header_sample_is_the_demo; else fail header_sample_is_the_demo "seqpar.h and demos/01_ring.c differ"; fi
+mask() { sed -E 's/= [-0-9.e]+ \.\.\./= # .../'; }
+awk '/SAMPLE: demos\/01_ring.c/ { on = 1; next } on && /^   ===/ { exit } on && NF' seqpar.h | sed 's/^       //' | mask > $out/sample.want
+if $cc -std=gnu11 -O2 -I. $out/sample.c -o $out/sample -lm -lpthread 2>$out/sample.log && $out/sample | mask > $out/sample.got && cmp -s $out/sample.want $out/sample.got; then ok header_sample_prints; else fail header_sample_prints "$(diff $out/sample.want $out/sample.got | head -n 4 | tr '\n' ' ')"; fi
+[ "$(wc -l < demos/01_ring.c)" -le 80 ] && ok ring_demo_is_short || fail ring_demo_is_short "$(wc -l < demos/01_ring.c) lines"
+
+# every option the README names is known
+build/train_sft --help > $out/help.txt
+unknown=$(grep -oE -- '--[a-z][a-z_]+' README.md | sort -u | while read -r o; do grep -qE -- "$o( |$)" $out/help.txt || [ "$o" = --help ] || echo "$o"; done)
+[ -z "$unknown" ] && ok readme_options || fail readme_options "not in --help: $unknown"
+for f in $(grep -oE '`(demos|verify|ci|bench)/[a-zA-Z0-9_./]+`' README.md | tr -d '`' | sort -u); do [ -e "$f" ] || missing="$missing $f"; done
+[ -z "$missing" ] && ok readme_files || fail readme_files "not there:$missing"
+
+# the main job
+if make --no-print-directory demo > $out/demo.log 2>&1; then
+    want=$(grep -A3 'ends with' README.md | grep '^identical bits')
+    [ "$(tail -n 1 $out/demo.log)" = "$want" ] && ok demo_last_line || fail demo_last_line "$(tail -n 1 $out/demo.log)"
+    number() { sed -nE "s/.*\"$1\": ([^,]*),?/\1/p" build/demo/summary.json; }
+    if awk "BEGIN { exit !($(number loss_last) <= 0.35 * $(number loss_first) && $(number steps) >= 100 && $(number sp) == 4) }"; then ok "demo_learns ($(number loss_first) -> $(number loss_last))"; else fail demo_learns "$(tr -d '\n' < build/demo/summary.json)"; fi
+    [ "$(number loss_bits_equal)$(number param_bits_equal)" = truetrue ] && ok demo_bits || fail demo_bits "$(tr -d '\n' < build/demo/summary.json)"
+    [ -f build/demo/sp1/model.safetensors ] && [ -f build/demo/sp4/model.safetensors ] && grep -q '</svg>' build/demo/loss.svg && ok demo_files || fail demo_files "a file is missing under build/demo"
+else fail demo "$(tail -n 2 $out/demo.log | tr '\n' ' ')"; fi
+
+echo "$passed passed, $failed failed"
+[ $failed -eq 0 ]
