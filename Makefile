@@ -10,7 +10,7 @@ LDLIBS = -lcjson -lm -lpthread
 
 HEADERS = seqpar.h seqpar_llama.h seqpar_safetensors.h
 DEMOS = 01_ring 02_layouts train_sft make_arith compare_runs
-SUITES = slow numerics fold pack split comm device attn truth bits memory safetensors demos_support headers faults train readme
+SUITES = slow numerics fold pack split comm device attn truth bits memory schedule safetensors demos_support headers sanitize faults train readme
 BENCHES = bench_cpu
 
 .PHONY: demo check demos bench readme setup clean help
@@ -26,7 +26,7 @@ demo: setup demos
 	@sh demos/demo.sh
 
 check: setup
-	@$(MAKE) --no-print-directory -j2 $(DEMOS:%=build/%) $(filter-out build/test_headers build/test_faults build/test_train build/test_readme,$(SUITES:%=build/test_%))
+	@$(MAKE) --no-print-directory -j2 $(DEMOS:%=build/%) $(filter-out build/test_headers build/test_sanitize build/test_faults build/test_train build/test_readme,$(SUITES:%=build/test_%))
 	@bash ci/run.sh $(SUITES)
 
 demos: $(DEMOS:%=build/%)

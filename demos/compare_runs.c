@@ -83,7 +83,7 @@ int main(int argc, char **argv) {
     if (error.text[0]) fprintf(stderr, "error: %s\n", error.text);
     for (int i = 0; i < 2; i++)
         printf("%-20s loss %.17g -> %.17g   gradient norm %.17g   %.0f tokens/s\n", argv[1 + i], r[i].loss[0], arrlast(r[i].loss), arrlast(r[i].norm), mean(r[i].speed));
-    demo_series series[] = {{.name = argv[1], .y = r[0].loss, .points = arrlen(r[0].loss)}, {.name = argv[2], .y = r[1].loss, .points = arrlen(r[1].loss)}};
+    demo_series series[] = {{.name = "1 rank", .y = r[0].loss, .points = arrlen(r[0].loss)}, {.name = "4 ranks", .y = r[1].loss, .points = arrlen(r[1].loss)}};
     demo_plot plot = {.title = "Training loss, 1 rank and 4 ranks", .x_label = "optimizer step", .y_label = "loss, nats a token", .series = series, .series_count = 2};
     snprintf(path, sizeof path, "%s/loss.svg", argv[3]);
     if (demo_plot_write(path, &plot, why, sizeof why)) fprintf(stderr, "error: %s\n", why);

@@ -125,15 +125,15 @@ static int demo_pick(const char *text, const char *const *names, int count) {
     return -1;
 }
 
-/* layout and schedule: what was typed last in rank of precision wins */
-static void demo_pick_attention(demo_job *job) {
+/* Layout and schedule by our names or by those of others, who must not contradict one another. Default: zigzag ring. */
+static int demo_pick_attention(demo_job *job, char *error, size_t size) {
     static const char *const layouts[] = {"contiguous", "zigzag", "stripe"}, *const schedules[] = {"ring", "llama3"};
-    const demo_config *c = &job->config;
-    const char *name = c->ring_attn_func ? c->ring_attn_func : c->sequence_parallel_mode ? c->sequence_parallel_mode : "zigzag-ring";
-    job->layout = strstr(name, "zigzag") ? SEQPAR_ZIGZAG : strstr(name, "stripe") ? SEQPAR_STRIPE : SEQPAR_CONTIGUOUS;
-    job->schedule = strstr(name, "llama3") ? SEQPAR_LLAMA3 : SEQPAR_RING;
-    if (c->layout) job->layout = demo_pick(c->layout, layouts, 3);
-    if (c->schedule) job->schedule = demo_pick(c->schedule, schedules, 2);
+    demo_config *c = &job->config;
+    if (demo_placement_settle(&c->layout, &c->schedule, c->ring_attn_func, error, size)) return -1;
+    if (demo_placement_settle(&c->layout, &c->schedule, c->sequence_parallel_mode, error, size)) return -1;
+    job->layout = demo_pick(c->layout ? c->layout : "zigzag", layouts, 3);
+    job->schedule = demo_pick(c->schedule ? c->schedule : "ring", schedules, 2);
+    return 0;
 }
 
 static int demo_job_world(demo_job *job, char *error, size_t size) {
@@ -199,8 +199,7 @@ static void demo_job_steps(demo_job *job) {
 
 /* Fills the job from parsed options. Returns 0, or -1 with one sentence. */
 static int demo_job_open(demo_job *job, char *error, size_t size) {
-    demo_pick_attention(job);
-    if (demo_job_world(job, error, size) || demo_job_model(job, error, size) || demo_job_data(job, error, size)) return -1;
+    if (demo_pick_attention(job, error, size) || demo_job_world(job, error, size) || demo_job_model(job, error, size) || demo_job_data(job, error, size)) return -1;
     demo_job_steps(job);
     return 0;
 }

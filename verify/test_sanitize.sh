@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Unlicense
+# The suites again under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer (without OpenMP, whose runtime
+# ThreadSanitizer does not know), and one under Valgrind where that is installed.
+cd "$(dirname "$0")/.." || exit 1
+out=build/sanitize
+cc=${CC:-cc}
+mkdir -p $out
+passed=0 failed=0 skipped=0
+run() { # NAME FLAGS SUITE ENVIRONMENT...
+    local name=$1 flags=$2 suite=$3; shift 3
+    if ! $cc -std=gnu11 -O1 -g $flags -I. -Ibuild -Idemos -Iverify verify/test_$suite.c -o $out/${name}_$suite -lcjson -lm -lpthread 2>$out/$name.$suite.log; then
+        if grep -qE 'cannot find -l(asan|ubsan|tsan)|unrecognized.*sanitize' $out/$name.$suite.log; then echo "skip ${name}_$suite: this compiler has no such sanitizer"; skipped=$((skipped + 1)); return; fi
+        echo "FAIL ${name}_$suite: $(head -n 1 $out/$name.$suite.log)"; failed=$((failed + 1)); return
+    fi
+    if env "$@" timeout 600 $out/${name}_$suite > $out/$name.$suite.log 2>&1 && ! grep -qE 'runtime error|WARNING: ThreadSanitizer|ERROR: ' $out/$name.$suite.log; then echo "ok ${name}_$suite"; passed=$((passed + 1))
+    else echo "FAIL ${name}_$suite: $(grep -E 'runtime error|Sanitizer|^FAIL' $out/$name.$suite.log | head -n 1)"; failed=$((failed + 1)); fi
+}
+asan="-march=native -fsanitize=address,undefined -fno-sanitize-recover=undefined"
+for suite in pack split fold comm attn; do run asan "$asan" $suite TEST_WAYS=1; done
+run asan "$asan" bits TEST_WAYS=11
+run tsan "-march=native -fsanitize=thread" comm TEST_WAYS=1
+run tsan "-march=native -fsanitize=thread" bits TEST_WAYS=3
+if command -v valgrind >/dev/null 2>&1; then
+    # Valgrind knows no AVX-512
+    if $cc -std=gnu11 -O1 -g -I. -Iverify verify/test_fold.c -o $out/valgrind_fold -lm -lpthread && valgrind -q --error-exitcode=9 --leak-check=full $out/valgrind_fold > $out/valgrind.log 2>&1; then echo "ok valgrind_fold"; passed=$((passed + 1))
+    else echo "FAIL valgrind_fold: $(grep '==' $out/valgrind.log | head -n 1)"; failed=$((failed + 1)); fi
+else echo "skip valgrind_fold: valgrind is not installed"; skipped=$((skipped + 1)); fi
+printf '%d passed, %d failed' $passed $failed; [ $skipped -gt 0 ] && printf ', %d skipped' $skipped; echo
+[ $failed -eq 0 ]
