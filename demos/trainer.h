@@ -11,13 +11,14 @@
 #include "checkpoint.h"
 #include "data.h"
 #include "options.h"
+#include "plot.h"
 #include "progress.h"
 
 typedef struct {
     const char *dataset, *eval_dataset, *input_key, *output_key, *input_template, *truncation;
     const char *pretrain, *save_path, *ckpt_path, *metrics_path, *lr_scheduler, *optim, *device;
     const char *layout, *schedule, *ring_attn_func, *sequence_parallel_mode;
-    bool pretrain_mode, train_on_inputs, packing_samples, load_checkpoint, gradient_checkpointing, tie_word_embeddings;
+    bool pretrain_mode, train_on_inputs, packing_samples, load_checkpoint, gradient_checkpointing, tie_word_embeddings, plot_loss, json;
     int64_t max_len, pack_len, chunks, max_samples, train_batch_size, micro_train_batch_size, max_steps, warmup_steps;
     int64_t save_steps, eval_steps, logging_steps, max_ckpt_num, seed, zero_stage, omp_threads;
     int64_t ring_attn_size, ring_head_stride, data_parallel_size, world_size, gradient_accumulation_steps;
@@ -50,6 +51,8 @@ typedef struct {
     {"eval_steps", &(c).eval_steps, DEMO_INT, "-1", "evaluate every so many steps; -1: at the end", DEMO_AT_LEAST(-1)},       \
     {"logging_steps", &(c).logging_steps, DEMO_INT, "10", "a line every so many steps", DEMO_AT_LEAST(1)},                    \
     {"metrics_path", &(c).metrics_path, DEMO_STRING, NULL, "JSON lines: every step and evaluation", DEMO_ANY},                \
+    {"plot_loss", &(c).plot_loss, DEMO_FLAG, NULL, "draw the loss into save_path/training_loss.svg", DEMO_ANY},               \
+    {"json", &(c).json, DEMO_FLAG, NULL, "the closing figures as one JSON object", DEMO_ANY},                                 \
     {"train_batch_size", &(c).train_batch_size, DEMO_INT, "32", "documents of an optimizer step, over all ranks", DEMO_AT_LEAST(1)}, \
     {"micro_train_batch_size", &(c).micro_train_batch_size, DEMO_INT, "4", "rows of a micro-batch on a data-parallel rank", DEMO_AT_LEAST(1)}, \
     {"gradient_accumulation_steps", &(c).gradient_accumulation_steps, DEMO_INT, "0", "micro-batches of a step; 0: from micro_train_batch_size", DEMO_AT_LEAST(0)}, \
@@ -108,7 +111,8 @@ typedef struct { /* one rank at work */
     int64_t step;
     demo_progress progress;
     FILE *metrics;
-    double loss_first, loss_last, norm_last, eval_loss, seconds;
+    double *losses, *steps; /* stb_ds arrays, rank 0: what this process did */
+    double norm_last, eval_loss, seconds;
     int64_t tokens;
 } demo_rank;
 
@@ -323,9 +327,9 @@ static double demo_learning_rate(const demo_job *job, int64_t step) {
 static void demo_log_step(demo_rank *r, double loss, double lr, const seqpar_batch *batch, double seconds) {
     const seqpar_pack_counts *n = &batch->counts;
     if (r->ctx.world->rank) return;
-    r->loss_last = loss;
+    arrput(r->losses, loss);
+    arrput(r->steps, (double)r->step);
     r->norm_last = r->optim.norm;
-    if (r->step == 1) r->loss_first = loss;
     r->tokens += n->tokens;
     r->seconds += seconds;
     demo_progress_step(&r->progress, r->step, loss, n->tokens);
@@ -449,6 +453,14 @@ static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
     return status;
 }
 
+static seqpar_status demo_draw_loss(demo_rank *r) {
+    char path[1280], why[512];
+    demo_series series = {.name = "training loss", .x = r->steps, .y = r->losses, .points = arrlen(r->losses)};
+    demo_plot plot = {.title = "Training loss", .x_label = "optimizer step", .y_label = "loss, nats a token", .series = &series, .series_count = 1};
+    snprintf(path, sizeof path, "%s/training_loss.svg", r->job->config.save_path);
+    return demo_plot_write(path, &plot, why, sizeof why) ? seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_WRITE, "%s", why) : SEQPAR_OK;
+}
+
 /* Did anybody press Ctrl-C? Everybody must answer alike. */
 static seqpar_status demo_stop_wanted(demo_rank *r, int *stop) {
     int64_t flag = demo_interrupted;
@@ -472,20 +484,29 @@ static seqpar_status demo_train(demo_rank *r) {
     if (!status && !stop && r->ctx.world->rank == 0) {
         status = demo_make_folder(c->save_path, r->ctx.error);
         if (!status) status = demo_save_model(&r->ctx, &r->model, c->save_path);
+        if (!status && c->plot_loss) status = demo_draw_loss(r);
     }
     if (!status && !stop) status = seqpar_comm_barrier(r->ctx.world);
     return status;
 }
 
 static void demo_say_totals(demo_rank *r) {
+    double first = arrlen(r->losses) ? r->losses[0] : NAN, last = arrlen(r->losses) ? arrlast(r->losses) : NAN;
+    double speed = r->seconds > 0 ? (double)r->tokens / r->seconds : 0.0;
+    bool evaluated = arrlen(r->job->eval.documents) > 0;
     demo_progress_end(&r->progress);
     if (demo_interrupted) {
         fprintf(stderr, "interrupted after step %lld; go on with --load_checkpoint\n", (long long)r->step);
         return;
     }
-    printf("loss %.6f -> %.6f, gradient norm %.6f, %.0f tokens/s, model in %s\n", r->loss_first, r->loss_last, r->norm_last,
-           r->seconds > 0 ? (double)r->tokens / r->seconds : 0.0, r->job->config.save_path);
-    if (arrlen(r->job->eval.documents)) printf("evaluation loss %.6f nats\n", r->eval_loss);
+    if (r->job->config.json) {
+        printf("{\"steps\": %lld, \"loss_first\": %.17g, \"loss_last\": %.17g, \"grad_norm\": %.17g, \"tokens_per_second\": %.1f", (long long)r->step, first, last, r->norm_last, speed);
+        if (evaluated) printf(", \"eval_loss\": %.17g", r->eval_loss);
+        printf("}\n");
+        return;
+    }
+    printf("loss %.6f -> %.6f, gradient norm %.6f, %.0f tokens/s, model in %s\n", first, last, r->norm_last, speed, r->job->config.save_path);
+    if (evaluated) printf("evaluation loss %.6f nats\n", r->eval_loss);
 }
 
 static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
@@ -498,6 +519,8 @@ static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
     if (!status && world->rank == 0) demo_say_totals(&r);
     if (status && world->rank == 0) demo_progress_end(&r.progress);
     if (r.metrics) fclose(r.metrics);
+    arrfree(r.losses);
+    arrfree(r.steps);
     seqpar_optim_close(&r.ctx, &r.optim);
     seqpar_llama_close(&r.ctx, &r.model);
     seqpar_ctx_close(&r.ctx);

@@ -129,6 +129,9 @@ if [ $code -ne 0 ] && grep -q '^error: ' $out/full.log && [ "$before" = "$(cksum
 printf '\xef\xbb\xbf{"question": "2 + 3?", "answer": "5"}\r\n{"question": "4 + 4?", "answer": "8"}\r\n' > $out/bom.jsonl
 build/train_sft --dataset $out/bom.jsonl $io --save_path $out/bom >/dev/null 2>$out/bom.log && grep -q '2 read, 2 kept' $out/bom.log && ok input_bom_crlf || fail input_bom_crlf "$(tail -n 1 $out/bom.log)"
 build/train_sft --dataset $out/arith.jsonl $io --use_wandb token --deepspeed ds.json --flash_attn --save_path $out/ignored >/dev/null 2>$out/ignored.log && grep -q '^no effect here: .*--deepspeed' $out/ignored.log && ok option_noeffect || fail option_noeffect "$(head -n 2 $out/ignored.log)"
+build/train_sft $base --json --plot_loss --save_path $out/json >$out/json.txt 2>/dev/null && python3 -c 'import json,sys; json.load(open(sys.argv[1]))["loss_last"]' $out/json.txt 2>/dev/null || grep -q '^{.*"loss_last": .*}$' $out/json.txt && grep -q '</svg>' $out/json/training_loss.svg && ok option_json_plot || fail option_json_plot "$(head -c 200 $out/json.txt)"
+unbound=$(awk -F'\t' '$3 == "real" && $4 ~ /sft/ { print $1 }' demos/options.tsv | while read -r o; do grep -q "{\"$o\"," demos/trainer.h || echo "$o"; done)
+[ -z "$unbound" ] && ok options_all_bound || fail options_all_bound "$unbound"
 build/train_sft --help > $out/help.txt && grep -q -- '--ring_attn_size' $out/help.txt && grep -q -- '--sequence_parallel_degree' $out/help.txt && ok option_help || fail option_help "no help"
 if [ -f "$data/tinyshakespeare.txt" ]; then
     for ranks in 1 8; do

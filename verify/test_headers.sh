@@ -1,0 +1,215 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Unlicense
+# The compile matrix: every header alone, in C and C++, once and in several units, with and without threads; the same
+# bits from every compiler and optimisation; no sum fused behind our back; and the tidiness of the sources.
+cd "$(dirname "$0")/.." || exit 1
+export out=build/test_headers
+rm -rf $out; mkdir -p $out/log
+passed=0 failed=0 skipped=0
+ok() { echo "ok $1"; passed=$((passed + 1)); }
+fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
+skip() { echo "skip $1: $2"; skipped=$((skipped + 1)); }
+
+# ---- jobs: a name and a shell command that must succeed; as many at a time as there are cores ----
+job() { printf '%s\n%s\n' "$1" "$2" >>$out/jobs; }
+work() { # NAME COMMAND
+    local log=$out/log/$1.log
+    if bash -c "set -o pipefail; $2" >"$log" 2>&1; then echo "ok $1"
+    else echo "FAIL $1: $( (grep -m 1 -E 'error|undefined|multiple|FAIL' "$log" || tail -n 1 "$log") | cut -c1-250)"; fi
+}
+export -f work
+run_jobs() {
+    xargs -P "$(nproc)" -d '\n' -n 2 bash -c 'work "$@"' _ <$out/jobs >$out/verdicts
+    cat $out/verdicts
+    passed=$((passed + $(grep -c '^ok ' $out/verdicts)))
+    failed=$((failed + $(grep -c '^FAIL ' $out/verdicts)))
+}
+
+headers="seqpar seqpar_llama seqpar_safetensors"
+implement() { # HEADER: the lines that make a unit its implementation
+    echo '#define SEQPAR_IMPLEMENTATION'
+    [ $1 = seqpar ] || echo "#define $(echo $1 | tr a-z A-Z)_IMPLEMENTATION"
+}
+# a call into each header: 0 if it does what it says
+use() {
+    case $1 in
+    seqpar) echo '(seqpar_exp(0) != 1)' ;;
+    seqpar_llama) echo '(seqpar_llama_open(&ctx, &model, &config) != SEQPAR_ERR_SIZE)' ;;
+    seqpar_safetensors) echo '(seqpar_safetensors_dtype_bytes(SEQPAR_SAFETENSORS_BF16) != 2)' ;;
+    esac
+}
+locals() { [ $1 = seqpar_llama ] && echo 'static seqpar_ctx ctx; static seqpar_llama model; static seqpar_llama_config config; static seqpar_error error; ctx.error = &error;'; }
+caller() { # HEADER FUNCTION: a unit without implementation that calls into the header
+    printf '#include "%s.h"\n#include "%s.h"\nint %s(void);\nint %s(void) { %s return %s; }\n' $1 $1 $2 $2 "$(locals $1)" "$(use $1)"
+}
+for h in $headers; do
+    printf '#include "%s.h"\n#include "%s.h"\nextern int unit;\nint unit = SEQPAR_VERSION_MAJOR;\n' $h $h >$out/api_$h.c
+    { implement $h; printf '#include "%s.h"\n#include "%s.h"\n' $h $h; } >$out/impl_$h.c
+    caller $h main >$out/main_$h.c
+    { implement $h; caller $h other; } >$out/other_$h.c
+    { implement $h; caller $h first | sed '$d'; printf 'int other(void);\nint main(void) { %s return other() || %s; }\n' "$(locals $h)" "$(use $h)"; } >$out/static_$h.c
+done
+has() { command -v "$1" >/dev/null 2>&1; }
+cc_gcc=gcc cxx_gcc=g++ cc_clang=clang cxx_clang=clang++
+strict="-Wall -Wextra -Werror -I."
+link="-lcjson -lm -lpthread"
+
+# ---- each header, alone: declarations in C99, C11 and C++11; implementation in C11 and C++17, called from another unit ----
+matrix() { # FAMILY C-COMPILER C++-COMPILER
+    for h in $headers; do
+        job api_c99_$1_$h "$2 -std=c99 -pedantic $strict -c $out/api_$h.c -o $out/api_c99_$1_$h.o"
+        job api_c11_$1_$h "$2 -std=c11 -pedantic $strict -c $out/api_$h.c -o $out/api_c11_$1_$h.o"
+        job api_cxx11_$1_$h "$3 -x c++ -std=c++11 -pedantic $strict -c $out/api_$h.c -o $out/api_cxx11_$1_$h.o"
+        job impl_c11_$1_$h "$2 -std=c11 $strict -c $out/impl_$h.c -o $out/c11_$1_$h.o && $2 -std=c11 $strict $out/main_$h.c $out/c11_$1_$h.o -o $out/c11_$1_$h $link && $out/c11_$1_$h"
+        job impl_cxx17_$1_$h "$3 -x c++ -std=c++17 $strict -c $out/impl_$h.c -o $out/cxx17_$1_$h.o && $3 -x c++ -std=c++17 $strict -c $out/main_$h.c -o $out/main_cxx17_$1_$h.o && $3 $out/main_cxx17_$1_$h.o $out/cxx17_$1_$h.o -o $out/cxx17_$1_$h $link && $out/cxx17_$1_$h"
+    done
+}
+for family in gcc clang; do
+    cc=cc_$family cxx=cxx_$family
+    if has ${!cc} && has ${!cxx}; then matrix $family ${!cc} ${!cxx}; else skip matrix_$family "${!cc} and ${!cxx} are not both installed"; fi
+done
+
+# ---- units: all functions static in two of them; the file reader apart from the core ----
+for h in $headers; do
+    x=$out/two_static_$h
+    job static_twice_$h "gcc -std=c11 -DSEQPAR_STATIC $strict -c $out/static_$h.c -o $x.o && gcc -std=c11 -DSEQPAR_STATIC $strict -c $out/other_$h.c -o $x.other.o && gcc $x.o $x.other.o -o $x $link && $x && ! nm -g --defined-only $x.o | grep seqpar"
+done
+printf '#define SEQPAR_SAFETENSORS_IMPLEMENTATION\n#include "seqpar_safetensors.h"\n' >$out/apart.c
+job safetensors_apart "gcc -std=c11 $strict -c $out/apart.c -o $out/apart.o && gcc -std=c11 $strict $out/apart.o $out/impl_seqpar.c $out/main_seqpar_safetensors.c -o $out/apart $link && $out/apart"
+
+# ---- every declared function is defined, and no other name is public ----
+names_of() { sed '/Everything below is implementation/q; /_IMPLEMENTED)/q' $1.h | grep -oE '^SEQPAR_DEF [^(;]*\(' | sed -E 's/.*[ *](seqpar_[a-z0-9_]+)\($/\1/' | sort -u; }
+cat >$out/impl_all.c <<'C'
+#define SEQPAR_IMPLEMENTATION
+#define SEQPAR_LLAMA_IMPLEMENTATION
+#define SEQPAR_SAFETENSORS_IMPLEMENTATION
+#include "seqpar_safetensors.h"
+#include "seqpar_llama.h"
+C
+for h in $headers; do
+    names_of $h >$out/names_$h
+    {
+        printf '#include "%s.h"\n#include <stdio.h>\ntypedef void (*function)(void);\nint main(void) {\n    static const function all[] = {\n' $h
+        sed 's/.*/        (function)&,/' $out/names_$h
+        printf '    };\n    unsigned i, missing = 0;\n    for (i = 0; i < sizeof all / sizeof *all; i++) missing += !all[i];\n    printf("%%u functions\\n", i);\n    return missing != 0;\n}\n'
+    } >$out/names_$h.c
+    job public_functions_$h "[ \$(wc -l <$out/names_$h) -ge 7 ] && gcc -std=c11 -I. $out/names_$h.c $out/impl_all.c -o $out/names_$h.exe $link && $out/names_$h.exe"
+done
+sort -u $out/names_seqpar $out/names_seqpar_llama $out/names_seqpar_safetensors >$out/names_all
+job public_names_only "gcc -std=c11 -I. -c $out/impl_all.c -o $out/names_all.o && nm -g --defined-only $out/names_all.o | awk '{ print \$3 }' | sort -u | diff $out/names_all -"
+
+# ---- options: no threads, fast math refused, other machines, a CUDA unit ----
+job no_threads_symbols "gcc -std=c11 -I. -c $out/impl_seqpar.c -o $out/threads.o && nm $out/threads.o | grep -q pthread && gcc -std=c11 -DSEQPAR_NO_THREADS $strict -c $out/impl_seqpar.c -o $out/alone.o && ! nm $out/alone.o | grep pthread"
+job no_threads_units "gcc -std=c11 -DSEQPAR_NO_THREADS $strict $out/main_seqpar_llama.c $out/impl_seqpar_llama.c -o $out/alone -lm && $out/alone"
+job fast_math_refused "! gcc -ffast-math -I. -c $out/api_seqpar.c -o $out/fast.o && grep -q 'error.*equal bits' $out/log/fast_math_refused.log"
+job ofast_refused "! gcc -Ofast -I. -c $out/api_seqpar.c -o $out/fast.o && grep -q 'error.*equal bits' $out/log/ofast_refused.log"
+job warnings_O2 "gcc -std=gnu11 -O2 $strict -Wno-format-truncation -fopenmp -c $out/impl_all.c -o $out/o2.o"
+if has x86_64-w64-mingw32-gcc; then job mingw "x86_64-w64-mingw32-gcc -std=c11 -DSEQPAR_NO_THREADS $strict -c $out/impl_seqpar.c -o $out/mingw.o"; else skip mingw "no x86_64-w64-mingw32-gcc"; fi
+if has nvcc; then job nvcc_host_unit "nvcc -x cu -I. -O1 -c $out/impl_seqpar.c -o $out/nvcc.o && nm $out/nvcc.o | grep -q ' T seqpar_attn_forward'"; else skip nvcc_host_unit "no nvcc"; fi
+if echo 'int main(void) { return 0; }' | gcc -m32 -x c - -o $out/m32 2>/dev/null && $out/m32; then
+    job bits_32 "gcc -m32 -std=c11 $strict $out/main_seqpar_llama.c $out/impl_seqpar_llama.c -o $out/m32 -lm -lpthread && $out/m32"
+else skip bits_32 "gcc -m32 does not link here"; fi
+
+# ---- bits: one step of a small model on both devices, from every build ----
+cat >$out/model.c <<'C'
+#define SEQPAR_IMPLEMENTATION
+#define SEQPAR_LLAMA_IMPLEMENTATION
+#include "run_model.h"
+
+static uint64_t sum_of(const double *x, int64_t count) {
+    const unsigned char *byte = (const unsigned char *)x;
+    uint64_t h = UINT64_C(1469598103934665603);
+    int64_t i;
+    for (i = 0; i < count * 8; i++) h = (h ^ byte[i]) * UINT64_C(1099511628211);
+    return h;
+}
+
+static int run(int reference, int64_t threads) {
+    model_task task = {.config = {.layers = 2, .hidden = 24, .heads = 6, .kv_heads = 2, .head_dim = 10, .intermediate = 37, .vocab = 53}, .seed = 7, .lr = .01, .max_norm = .3, .decay = .1};
+    model_way way = {.dp = 1, .sp = 1, .accumulation = 2, .threads = threads, .steps = 2, .reference = reference, .layout = SEQPAR_ZIGZAG};
+    model_result r;
+    random_batch(&task.batch, 21, 40, 53, 61, 0);
+    task.objective.count = task.batch.counts.supervised;
+    model_run(&task, &way, &r);
+    printf("loss %a norm %a logits %016llx gradient %016llx parameters %016llx %s\n", r.loss, r.norm, (unsigned long long)sum_of(r.logits, r.tokens * r.vocab),
+           (unsigned long long)sum_of(r.gradient, r.elements), (unsigned long long)sum_of(r.params, r.elements), r.error.text);
+    seqpar_batch_free(&task.batch);
+    model_result_free(&r);
+    return r.status != 0 || !(r.loss > 0) || !(r.norm > 0);
+}
+
+int main(int argc, char **argv) { return run(0, argc > 1 ? atoi(argv[1]) : 1) || run(1, 1); }
+C
+bits() { job "$1" "$2 -I. -Iverify $out/model.c -o $out/$1 -lm -lpthread && $out/$1 $3 >$out/$1.txt && cat $out/$1.txt"; } # NAME COMPILER THREADS
+machine=""
+if grep -qw avx2 /proc/cpuinfo 2>/dev/null && grep -qw fma /proc/cpuinfo; then machine="-march=x86-64-v3"; else skip x86_64_v3 "this machine has no AVX2 and FMA"; fi
+bits bits_gcc_O2 "gcc -std=gnu11 -O2 $machine"
+bits bits_gcc_O0 "gcc -std=gnu11 -O0 $machine"
+bits bits_gcc_O3 "gcc -std=gnu11 -O3 $machine"
+bits bits_gcc_O2_openmp "gcc -std=gnu11 -O2 -fopenmp $machine" 2
+bits bits_gcc_O2_no_threads "gcc -std=gnu11 -O2 -DSEQPAR_NO_THREADS $machine"
+bits bits_gcc_O2_contract_fast "gcc -std=gnu11 -O2 -ffp-contract=fast $machine"
+if has clang; then bits bits_clang_O2 "clang -std=gnu11 -O2 $machine"; bits bits_clang_O3 "clang -std=gnu11 -O3 $machine"; fi
+# The products of these two have other vectors, so their fp32 bits are their own; test_attn must be green all the same.
+if [ -n "$machine" ]; then job attn_x86_64_v3 "gcc -std=gnu11 -O2 $machine -I. -Iverify verify/test_attn.c -o $out/attn_v3 -lm -lpthread && $out/attn_v3"; fi
+job attn_baseline "gcc -std=gnu11 -O2 -I. -Iverify verify/test_attn.c -o $out/attn_base -lm -lpthread && $out/attn_base"
+
+# ---- contraction: without SEQPAR_NO_FMA the compiler may add no fused operation, with it there may be none at all ----
+fused() { echo "objdump -d --no-show-raw-insn $1 | { grep -cE 'vfn?m(add|sub)' || true; }"; }
+contraction() { # NAME COMPILER FLAGS
+    local x=$out/$1
+    job $1 "$2 -O3 -march=x86-64-v3 -I. $3 -DSEQPAR_NO_FMA -c $out/impl_all.c -o $x.o && n=\$($(fused $x.o)) && echo FAIL: \$n fused instructions under SEQPAR_NO_FMA && [ \$n = 0 ]"
+    job ${1}_own "$2 -O3 -march=x86-64-v3 -I. $3 -c $out/impl_all.c -o $x.fast.o && $2 -O3 -march=x86-64-v3 -I. -ffp-contract=off -c $out/impl_all.c -o $x.off.o && a=\$($(fused $x.fast.o)) && b=\$($(fused $x.off.o)) && echo FAIL: \$a fused instructions, written were \$b && [ \$a = \$b ] && [ \$a -gt 100 ]"
+}
+if [ "$(uname -m)" != x86_64 ] || ! has objdump; then skip contraction "needs objdump on x86-64"
+else
+    contraction contraction_gcc "gcc -std=gnu11" "-ffp-contract=fast"
+    contraction contraction_gxx "g++ -x c++ -std=c++17" "-ffp-contract=fast"
+    if has clang; then contraction contraction_clang "clang -std=gnu11" "-ffp-contract=on"; else skip contraction_clang "no clang"; fi
+fi
+
+run_jobs
+for x in $out/bits_*.txt; do
+    name=same_$(basename $x .txt)
+    [ $x = $out/bits_gcc_O2.txt ] || if [ -s $x ] && cmp -s $x $out/bits_gcc_O2.txt; then ok $name; else fail $name "$(diff $x $out/bits_gcc_O2.txt | sed -n 2p)"; fi
+done
+
+# ---- tidy ----
+sources() { git ls-files -co --exclude-standard 2>/dev/null || find . -type f -not -path './build/*' -not -path './.git/*'; }
+tidy() { if [ -z "$2" ]; then ok $1; else fail $1 "$(echo $2 | cut -c1-250)"; fi; } # NAME WHAT-IS-WRONG
+tidy tidy_spdx "$(sources | while read -r f; do [ -f "$f" ] && grep -qI . "$f" && ! grep -q 'SPDX-License-Identifier' "$f" && echo "$f"; done)"
+tidy tidy_no_notes "$(grep -nwE 'T[O]DO|F[I]XME|X[X]X' ./*.h demos/*.* verify/*.* bench/*.* ci/*.* | head -n 3)"
+tidy tidy_chapters "$(for c in api util fold pack split comm device cpu plan attn loss optim; do grep -qE "^   >>$c  " seqpar.h || echo "no chapter $c"; done)"
+[ "$(wc -l <seqpar.h)" -le 8000 ] && tidy tidy_file_length "" || tidy tidy_file_length "seqpar.h has $(wc -l <seqpar.h) lines"
+
+# lines of every function: from the line its head begins to the one its last brace closes
+cat >$out/functions.awk <<'AWK'
+/^[ \t]*#/ || directive { directive = /\\$/; next }
+{
+    text = comment ? "/*" $0 : $0
+    gsub(/'(\\.|[^'\\])'/, "", text)
+    gsub(/"([^"\\]|\\.)*"/, "", text)
+    gsub(/\/\*([^*]|\*+[^*\/])*\*+\//, " ", text)
+    comment = sub(/\/\*.*/, "", text)
+    for (i = 1; i <= length(text); i++) {
+        c = substr(text, i, 1)
+        if (depth == 0 && head == "" && c !~ /[ \t]/) begin = NR
+        if (depth == 0) head = head c
+        if (c == "{" && head ~ /^[ \t]*extern *\{/) { head = ""; continue }
+        if (c == "{" && depth++ == 0) is_function = head ~ /\(/ && head !~ /=/ && head !~ /^[ \t]*(typedef|struct|enum|union)[^(]*\{/
+        if (c == "}" && depth > 0 && --depth == 0 && is_function) { split(head, part, "("); n = split(part[1], word, /[ *]+/); print NR - begin + 1, word[n] }
+        if (depth == 0 && (c == "}" || c == ";")) head = ""
+    }
+}
+END { if (depth) print "9999 braces_do_not_match" }
+AWK
+awk -f $out/functions.awk seqpar.h | sort -n >$out/functions
+count=$(wc -l <$out/functions)
+median=$(awk -v half=$(((count + 1) / 2)) 'NR == half { print $1 }' $out/functions)
+longest=$(tail -n 1 $out/functions)
+echo "# seqpar.h: $count functions, median $median lines, longest $longest"
+[ "$count" -ge 200 ] && [ "$median" -le 14 ] && tidy tidy_functions_median "" || tidy tidy_functions_median "$count functions, median $median lines"
+[ "${longest%% *}" -le 120 ] && tidy tidy_functions_longest "" || tidy tidy_functions_longest "$longest lines"
+
+printf '%d passed, %d failed' $passed $failed; [ $skipped -gt 0 ] && printf ', %d skipped' $skipped; echo
+[ $failed -eq 0 ]
