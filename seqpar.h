@@ -1602,6 +1602,7 @@ SEQPAR_DEF void seqpar_share_free(seqpar_share *share) {
 SEQPAR_DEF seqpar_status seqpar_split_owner(seqpar_error *error, int64_t *sp_rank, int64_t *local, const seqpar_row *row,
                                             int layout, int64_t sp_size, int64_t token) {
     int64_t r, i;
+    SEQPAR__TRY(seqpar__check_split(error, row, 1, layout, sp_size, 0));
     if (token < 0 || token >= row->tokens)
         return seqpar_fail(error, SEQPAR_ERR_TOKEN_RANGE, "token %lld is outside a row of %lld tokens", (long long)token, (long long)row->tokens);
     for (r = 0; r < sp_size; r++) {

@@ -3,6 +3,7 @@
 #define SEQPAR_IMPLEMENTATION
 #include "seqpar.h"
 #include "test.h"
+#include <unistd.h>
 
 #define LEAVES 200
 #define PARTIES 8
@@ -398,6 +399,7 @@ static void test_devices(void) {
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_state += test_seed;
+    alarm(20); /* a fold that never ends is a failure */
     test_orders();
     test_sensitive();
     test_absent();

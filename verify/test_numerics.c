@@ -1,0 +1,624 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* exp, log, random numbers, schedules, optimizers; and that a row of a row operation has its bits wherever it lies. */
+#define SEQPAR_IMPLEMENTATION
+#include "seqpar.h"
+#include "test.h"
+
+#define COUNT(list) ((int64_t)(sizeof(list) / sizeof *(list)))
+
+static int same_bits(double a, double b) { return !memcmp(&a, &b, sizeof a); }
+
+/* ---- exp and log ---- */
+
+/* Distance in units of the last place of the true value (of the smallest denormal at least). */
+static double ulps(double got, long double want) {
+    if (want == 0) return got == 0 ? 0 : HUGE_VAL;
+    return (double)(fabsl((long double)got - want) / ldexpl(1, ilogbl(want) < -1022 ? -1074 : ilogbl(want) - 52));
+}
+
+static double uniform(double low, double high) { return low + (high - low) * (double)(test_random() >> 11) / 9007199254740992.0; }
+
+static double any_positive(void) { /* every exponent, denormals included, is as likely as any other */
+    uint64_t bits = test_random() >> 1;
+    double x;
+    memcpy(&x, &bits, 8);
+    return x > 0 && x <= 1.7976931348623157e308 ? x : 1.0;
+}
+
+static double exp_error(double x) { return ulps(seqpar_exp(x), expl((long double)x)); }
+static double log_error(double x) { return ulps(seqpar_log(x), logl((long double)x)); }
+
+static void test_exp(void) {
+    static const double edges[] = {1e-300, -1e-300, 5e-324, 1e-17, -1e-17, 0.34657359027997264, -0.34657359027997264, 0.34657359027997270, 1, -1, 700, -700, 709.0, 709.7, -708.3};
+    static const double spans[] = {700, 40, 1, 1e-3, 1e-9};
+    double worst = 0;
+    int64_t i;
+    for (i = 0; i < 300000; i++) {
+        double span = spans[i % COUNT(spans)], x = uniform(-span, span), error = exp_error(x);
+        if (!test_expect(error <= 2, "exp(%.17g) is %.2f ulp off", x, error)) break;
+        worst = fmax(worst, error);
+    }
+    for (i = 0; i < COUNT(edges); i++) test_expect(exp_error(edges[i]) <= 2, "exp(%.17g) is %.2f ulp off", edges[i], exp_error(edges[i]));
+    for (i = -1000; i <= 1000; i++) test_expect(exp_error((double)i * 0.69314718055994531) <= 2, "exp(%lld ln 2)", (long long)i);
+    test_end("numerics_exp (worst %.2f ulp)", worst);
+}
+
+static void test_exp_edges(void) {
+    double x;
+    test_expect(same_bits(seqpar_exp(0.0), 1.0) && same_bits(seqpar_exp(-0.0), 1.0), "exp(0) is not 1");
+    test_expect(same_bits(seqpar_exp(-HUGE_VAL), 0.0) && same_bits(seqpar_exp(-1e300), 0.0) && same_bits(seqpar_exp(-746), 0.0), "exp of very little is not 0");
+    test_expect(seqpar_exp(HUGE_VAL) == HUGE_VAL && seqpar_exp(1e300) == HUGE_VAL && seqpar_exp(710) == HUGE_VAL, "exp of very much is not infinite");
+    test_expect(seqpar_exp((double)NAN) != seqpar_exp((double)NAN) && seqpar_exp(-(double)NAN) != seqpar_exp(-(double)NAN), "exp(NaN) is a number");
+    for (x = -745.1; x < -708.4; x += 0.0173) test_expect(exp_error(x) <= 2, "exp(%.17g), a denormal, is %.2f units off", x, exp_error(x));
+    for (x = 709.0; x < 709.78; x += 0.00173) test_expect(exp_error(x) <= 2, "exp(%.17g) is %.2f ulp off", x, exp_error(x));
+    test_end("numerics_exp_edges");
+}
+
+static void test_log(void) {
+    double worst = 0, x;
+    int64_t i;
+    for (i = 0; i < 300000; i++) {
+        x = i % 3 == 0 ? any_positive() : i % 3 == 1 ? uniform(0.5, 2) : 1 + ldexp(uniform(-1, 1), (int)test_integer(-50, -1));
+        if (!test_expect(log_error(x) <= 2, "log(%.17g) is %.2f ulp off", x, log_error(x))) break;
+        worst = fmax(worst, log_error(x));
+    }
+    for (x = 5e-324; x < 1e308; x *= 3) test_expect(log_error(x) <= 2, "log(%.17g) is %.2f ulp off", x, log_error(x));
+    test_end("numerics_log (worst %.2f ulp)", worst);
+}
+
+static void test_log_edges(void) {
+    static const double denormals[] = {5e-324, 1e-323, 2.2250738585072009e-308, 1.1e-310}, root = 1.4142135623730951;
+    int64_t i;
+    test_expect(same_bits(seqpar_log(1.0), 0.0), "log(1) is not 0");
+    test_expect(seqpar_log(0.0) == -HUGE_VAL && seqpar_log(-0.0) == -HUGE_VAL, "log(0) is not -infinity");
+    test_expect(seqpar_log(HUGE_VAL) == HUGE_VAL, "log of infinity");
+    test_expect(seqpar_log(-1.0) != seqpar_log(-1.0) && seqpar_log(-HUGE_VAL) != seqpar_log(-HUGE_VAL), "log of less than 0 is a number");
+    test_expect(seqpar_log((double)NAN) != seqpar_log((double)NAN), "log(NaN) is a number");
+    for (i = 0; i < COUNT(denormals); i++) test_expect(log_error(denormals[i]) <= 2, "log(%g) is %.2f ulp off", denormals[i], log_error(denormals[i]));
+    for (i = -3; i <= 3; i++) test_expect(log_error(root + (double)i * 2.3e-16) <= 2 && log_error(0.5 * root + (double)i * 1.2e-16) <= 2, "log beside the root of 2");
+    test_end("numerics_log_edges");
+}
+
+/* ---- random numbers ---- */
+
+/* Philox4x32-10 of the Random123 distribution: counter and key as 32-bit words, lowest first. */
+static void test_philox(void) {
+    static const struct { uint32_t counter[4], key[2], out[4]; } table[] = {
+        {{0, 0, 0, 0}, {0, 0}, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
+        {{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}, {0xffffffff, 0xffffffff}, {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
+        {{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}, {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
+    };
+    int64_t i;
+    for (i = 0; i < COUNT(table); i++) {
+        const uint32_t *c = table[i].counter, *k = table[i].key;
+        uint32_t out[4];
+        seqpar_random(out, (uint64_t)k[1] << 32 | k[0], (uint64_t)c[3] << 32 | c[2], (uint64_t)c[1] << 32 | c[0]);
+        test_expect(!memcmp(out, table[i].out, sizeof out), "vector %lld: %08x %08x %08x %08x", (long long)i, out[0], out[1], out[2], out[3]);
+    }
+    test_end("numerics_philox_known_answers");
+}
+
+static uint32_t inverse32(uint32_t odd) { /* Newton: each step doubles the bits that are right */
+    uint32_t x = odd;
+    int i;
+    for (i = 0; i < 5; i++) x *= 2 - odd * x;
+    return x;
+}
+
+/* Philox backwards: the counter (x becomes it) that gives the words x under this key. */
+static void philox_backwards(uint32_t x[4], uint64_t key) {
+    int round;
+    for (round = 9; round >= 0; round--) {
+        uint32_t k0 = (uint32_t)key + (uint32_t)round * 0x9E3779B9u, k1 = (uint32_t)(key >> 32) + (uint32_t)round * 0xBB67AE85u;
+        uint32_t x0 = x[3] * inverse32(0xD2511F53u), x2 = x[1] * inverse32(0xCD9E8D57u);
+        uint32_t x1 = x[0] ^ (uint32_t)((uint64_t)0xCD9E8D57u * x2 >> 32) ^ k0, x3 = x[2] ^ (uint32_t)((uint64_t)0xD2511F53u * x0 >> 32) ^ k1;
+        x[0] = x0; x[1] = x1; x[2] = x2; x[3] = x3;
+    }
+}
+
+/* The words nobody ever draws by chance: all zeros, all ones. */
+static void test_uniform_extremes(void) {
+    static const uint32_t words[] = {0, 1, 0x7fffffff, 0x80000000, 0xfffffffe, 0xffffffff};
+    uint64_t key = UINT64_C(0x0123456789abcdef);
+    int64_t i, j;
+    for (i = 0; i < COUNT(words); i++)
+        for (j = 0; j < COUNT(words); j++) {
+            uint32_t x[4] = {words[i], words[j], 5, 7}, back[4];
+            uint64_t high, low;
+            double u, n;
+            philox_backwards(x, key);
+            low = (uint64_t)x[1] << 32 | x[0];
+            high = (uint64_t)x[3] << 32 | x[2];
+            seqpar_random(back, key, high, low);
+            test_expect(back[0] == words[i] && back[1] == words[j] && back[2] == 5 && back[3] == 7, "Philox was not turned round");
+            u = seqpar_random_uniform(key, high, low);
+            n = seqpar_random_normal(key, high, low);
+            test_expect(u > 0 && u < 1, "words %08x %08x: %.17g is not in (0, 1)", words[i], words[j], u);
+            test_expect(fabs(n) < 7, "words %08x %08x: a normal number of %g", words[i], words[j], n);
+        }
+    test_end("numerics_uniform_extremes");
+}
+
+/* Mean, variance and kurtosis within six standard errors; the next index and the next stream have nothing to do with this one. */
+static void test_moments(void) {
+    const int64_t n = 60000;
+    double u1 = 0, u2 = 0, n1 = 0, n2 = 0, n4 = 0, next = 0, stream = 0, error = 6 / sqrt((double)n);
+    int64_t i;
+    for (i = 0; i < n; i++) {
+        double u = seqpar_random_uniform(11, 3, (uint64_t)i) - 0.5, x = seqpar_random_normal(13, 5, (uint64_t)i);
+        test_expect(fabs(u) < 0.5, "not in (0, 1)");
+        u1 += u; u2 += u * u; n1 += x; n2 += x * x; n4 += x * x * x * x;
+        next += x * seqpar_random_normal(13, 5, (uint64_t)i + 1);
+        stream += x * seqpar_random_normal(13, 6, (uint64_t)i);
+    }
+    test_expect(fabs(u1 / (double)n) < 0.29 * error && fabs(u2 / (double)n - 1.0 / 12) < 0.075 * error, "uniform: mean %g, variance %g", u1 / (double)n + 0.5, u2 / (double)n);
+    test_expect(fabs(n1 / (double)n) < error && fabs(n2 / (double)n - 1) < 1.42 * error && fabs(n4 / (double)n - 3) < 9.8 * error, "normal: moments %g %g %g", n1 / (double)n, n2 / (double)n, n4 / (double)n);
+    test_expect(fabs(next / (double)n) < error && fabs(stream / (double)n) < error, "neighbours go together: %g, %g", next / (double)n, stream / (double)n);
+    test_end("numerics_random_moments");
+}
+
+static void test_random_keys(void) {
+    double base = seqpar_random_uniform(1, 2, 3), high = seqpar_random_uniform(1, 2 + (UINT64_C(1) << 40), 3);
+    test_expect(base == seqpar_random_uniform(1, 2, 3), "the same place gives another number");
+    test_expect(base != seqpar_random_uniform(2, 2, 3) && base != seqpar_random_uniform(1, 3, 3) && base != seqpar_random_uniform(1, 2, 4), "another place gives the same number");
+    test_expect(base != high && base != seqpar_random_uniform(1 + (UINT64_C(1) << 40), 2, 3) && base != seqpar_random_uniform(1, 2, 3 + (UINT64_C(1) << 40)), "upper halves do not count");
+    test_end("numerics_random_keys");
+}
+
+#define CARDS 97
+static int is_permutation(const int64_t *order, int64_t count) {
+    int64_t seen[CARDS] = {0}, i;
+    for (i = 0; i < count; i++)
+        if (order[i] < 0 || order[i] >= count || seen[order[i]]++) return 0;
+    return 1;
+}
+
+static void test_shuffle(void) {
+    int64_t a[CARDS + 1], b[CARDS], count, seed, i, at[5][5] = {{0}};
+    for (count = 0; count <= CARDS; count++) {
+        a[count] = -77;
+        seqpar_shuffle(a, count, 3, (uint64_t)count);
+        test_expect(is_permutation(a, count) && a[count] == -77, "%lld cards: not a permutation", (long long)count);
+    }
+    seqpar_shuffle(a, CARDS, 7, 2);
+    seqpar_shuffle(b, CARDS, 7, 2);
+    test_expect(!memcmp(a, b, sizeof b), "the same seed and epoch give another order");
+    seqpar_shuffle(b, CARDS, 8, 2);
+    test_expect(memcmp(a, b, sizeof b), "another seed gives the same order");
+    seqpar_shuffle(b, CARDS, 7, 3);
+    test_expect(memcmp(a, b, sizeof b), "another epoch gives the same order");
+    for (seed = 0; seed < 5000; seed++) {
+        seqpar_shuffle(a, 5, (uint64_t)seed, 0);
+        for (i = 0; i < 5; i++) at[i][a[i]]++;
+    }
+    for (i = 0; i < 25; i++) test_expect(llabs((long long)at[i / 5][i % 5] - 1000) < 170, "card %lld lies at %lld %lld times of 5000", (long long)i % 5, (long long)i / 5, (long long)at[i / 5][i % 5]);
+    test_end("numerics_shuffle");
+}
+
+/* ---- schedules and optimizers: golden numbers ---- */
+
+static void test_schedules(void) {
+    static const struct { const char *name; int kind; double min_ratio, factor[12]; } table[] = { /* 3 of 10 steps warm up; step 11 is one too many */
+        {"constant", SEQPAR_CONSTANT, 0, {0, 1.0 / 3, 2.0 / 3, 1, 1, 1, 1, 1, 1, 1, 1, 1}},
+        {"linear", SEQPAR_LINEAR, 0, {0, 1.0 / 3, 2.0 / 3, 1, .857142857143, .714285714286, .571428571429, .428571428571, .285714285714, .142857142857, 0, 0}},
+        {"cosine", SEQPAR_COSINE, 0, {0, 1.0 / 3, 2.0 / 3, 1, .950484433951, .811744900929, .611260466978, .388739533022, .188255099071, .049515566049, 0, .049515566049}},
+        {"cosine_min", SEQPAR_COSINE_MIN, 0.1, {0, 1.0 / 3, 2.0 / 3, 1, .955435990556, .830570410836, .65013442028, .44986557972, .269429589164, .144564009444, .1, .144564009444}},
+    };
+    int64_t i, s;
+    for (i = 0; i < COUNT(table); i++) {
+        for (s = 0; s < 12; s++) {
+            double factor = seqpar_schedule_factor(table[i].kind, s, 3, 10, table[i].min_ratio);
+            test_expect(fabs(factor - table[i].factor[s]) <= 1e-12, "step %lld: %.12f, not %.12f", (long long)s, factor, table[i].factor[s]);
+        }
+        test_expect(seqpar_schedule_factor(table[i].kind, 0, 0, 10, 0) == 1, "without warm-up the first step is not a whole one");
+        test_expect(seqpar_schedule_factor(table[i].kind, 5, 5, 5, 0) <= 1, "no step after the warm-up");
+        test_end("numerics_schedule_%s", table[i].name);
+    }
+}
+
+typedef struct optimizer {
+    const char *name;
+    int sgd;
+    double lr, decay, clip, p, g[3], want[3], m, v; /* after each step; m and v after the last */
+} optimizer;
+
+static const optimizer optimizers[] = {
+    {"adamw", 0, .01, .1, 1, 1, {.5, -.25, .1}, {.9890000002, .985327305787383, .981129127774162}, .028, .01475},
+    {"adamw_clip", 0, .01, .1, .5, 1, {1, -.5, .2}, {.9890000002, .985327305787383, .981129127774162}, .028, .01475},
+    {"adamw_tiny", 0, .01, .1, 1, 1, {1e-8, -.5e-8, .2e-8}, {.994, .991826226958815, .989576821663403}, .0, .0},
+    {"adamw_zero_gradient", 0, .01, .5, 1, 2, {0, 0, 0}, {1.99, 1.98005, 1.97014975}, 0, 0},
+    {"sgd", 1, .1, 0, 1, 1, {.5, -.25, .125}, {.95, .975, .9625}, 0, 0},
+    {"sgd_decay_clip", 1, .1, .5, .25, 2, {4, -8, 0}, {1.8, 1.91, 1.8145}, 0, 0},
+};
+
+/* Many equal elements: none is forgotten at the end of a block of any size. */
+static void expect_optimizer(const optimizer *o, seqpar_device *device, double tolerance) {
+    int64_t count = 16384 + 13, size = seqpar_dtype_bytes(device->storage), i, t;
+    void *buffer[4];
+    double *x = malloc((size_t)count * sizeof *x);
+    seqpar_update_args a = {.count = count, .lr = o->lr, .beta1 = .9, .beta2 = .95, .eps = 1e-8, .decay = o->decay, .clip = o->clip};
+    for (i = 0; i < 4; i++) {
+        buffer[i] = device->alloc(device, count * size);
+        device->zero(device, buffer[i], count * size, NULL);
+    }
+    a.p = buffer[0]; a.m = buffer[1]; a.v = buffer[2]; a.g = buffer[3];
+    for (i = 0; i < count; i++) x[i] = o->p;
+    seqpar_device_write(device, a.p, 0, x, count);
+    for (t = 1; t <= 3; t++) {
+        for (i = 0; i < count; i++) x[i] = o->g[t - 1];
+        seqpar_device_write(device, buffer[3], 0, x, count);
+        a.t = t;
+        test_expect(!(o->sgd ? device->sgd : device->adamw)(device, &a, NULL), "refused");
+        seqpar_device_read(device, x, a.p, 0, count);
+        for (i = 0; i < count; i++) test_expect(fabs(x[i] - o->want[t - 1]) <= tolerance, "step %lld: %.15g, not %.15g", (long long)t, x[i], o->want[t - 1]);
+    }
+    if (o->m != 0) {
+        seqpar_device_read(device, x, a.m, count - 1, 1);
+        test_expect(fabs(x[0] - o->m) <= tolerance, "m is %.15g", x[0]);
+        seqpar_device_read(device, x, a.v, count - 1, 1);
+        test_expect(fabs(x[0] - o->v) <= tolerance, "v is %.15g", x[0]);
+    }
+    for (i = 0; i < 4; i++) device->free(device, buffer[i]);
+    free(x);
+}
+
+static void test_optimizers(void) {
+    seqpar_device *reference = seqpar_device_reference(), *cpu = seqpar_device_cpu(1);
+    int64_t i;
+    for (i = 0; i < COUNT(optimizers); i++) {
+        expect_optimizer(&optimizers[i], reference, 1e-12);
+        test_end("numerics_%s_reference", optimizers[i].name);
+        expect_optimizer(&optimizers[i], cpu, 1e-6);
+        test_end("numerics_%s_cpu", optimizers[i].name);
+    }
+    seqpar_device_close(reference);
+    seqpar_device_close(cpu);
+}
+
+/* ---- row operations: one call computes some rows of a bank; everything is written and read as doubles ---- */
+
+#define ROWS 97
+#define GAP 3      /* row strides are wider than rows */
+#define STATS 4    /* values per row that lie in arrays of their own */
+#define WIDE 271   /* wider than one packed panel of the product, and odd */
+#define DEEP 263
+#define HEADS 3
+#define HEAD_DIM 10
+#define VOCAB 61
+
+typedef struct call { /* what an operation gets */
+    seqpar_device *device;
+    int64_t rows;
+    seqpar_mat in, out;
+    void *stats[STATS];
+    const void *seeds[STATS], *weights;
+    const int32_t *ids;
+} call;
+
+typedef struct row_op {
+    const char *name;
+    int64_t in, out, weights; /* widths; elements */
+    seqpar_status (*run)(const call *c);
+    int preset;               /* the first columns of the input are what the output held before */
+} row_op;
+
+static seqpar_mat columns(const call *c, seqpar_mat m, int64_t first) { return (seqpar_mat){(char *)m.data + first * seqpar_dtype_bytes(c->device->storage), m.stride}; }
+static const void *weights_at(const call *c, int64_t first) { return (const char *)c->weights + first * seqpar_dtype_bytes(c->device->storage); }
+
+static seqpar_status run_product(const call *c, int64_t out, int64_t in, int64_t first, int transposed, int accumulate) {
+    seqpar_matmul_args a = {.y = c->out, .x = columns(c, c->in, first), .w = {(void *)c->weights, transposed ? out : in}, .rows = c->rows, .out = out, .in = in, .transposed = transposed, .accumulate = accumulate};
+    return c->device->matmul(c->device, &a, NULL);
+}
+static seqpar_status run_matmul(const call *c) { return run_product(c, WIDE, DEEP, 0, 0, 0); }
+static seqpar_status run_matmul_small(const call *c) { return run_product(c, 5, 7, 0, 0, 0); }
+static seqpar_status run_matmul_transposed(const call *c) { return run_product(c, WIDE, DEEP, 0, 1, 0); }
+static seqpar_status run_matmul_accumulate(const call *c) { return run_product(c, 29, DEEP, 29, 0, 1); }
+
+static seqpar_status run_rmsnorm(const call *c) {
+    seqpar_rmsnorm_args a = {.y = c->out, .x = c->in, .rstd = c->stats[0], .gain = c->weights, .rows = c->rows, .width = DEEP, .eps = 1e-5};
+    return c->device->rmsnorm(c->device, &a, NULL);
+}
+
+static seqpar_status run_rmsnorm_grad(const call *c) { /* dx lies in the output, x and dy side by side in the input */
+    seqpar_fold_op leaf[] = {{SEQPAR_FOLD_LEAF, 0}, {SEQPAR_FOLD_FINISH, 0}};
+    seqpar_piece all = {.count = c->rows};
+    void *dgain = c->device->alloc(c->device, DEEP * 8);
+    seqpar_rmsnorm_grad_args a = {.fold = {leaf, 2, 2, NULL, 0, dgain}, .leaves = &all, .dx = c->out, .dy = columns(c, c->in, DEEP), .x = columns(c, c->in, 2 * DEEP),
+                                  .rstd = c->seeds[0], .gain = c->weights, .rows = c->rows, .width = DEEP};
+    seqpar_status status = c->device->rmsnorm_grad(c->device, &a, NULL);
+    c->device->free(c->device, dgain);
+    return status;
+}
+
+static seqpar_status turn(const call *c, int inverse) { /* in place: the output holds what the input held */
+    int64_t half = HEAD_DIM / 2;
+    seqpar_rope_args a = {.x = c->out, .cosine = c->weights, .sine = weights_at(c, VOCAB * half), .positions = c->ids, .rows = c->rows, .heads = HEADS, .head_dim = HEAD_DIM, .inverse = inverse};
+    return c->device->rope(c->device, &a, NULL);
+}
+static seqpar_status run_rope(const call *c) { return turn(c, 0); }
+static seqpar_status run_rope_inverse(const call *c) { return turn(c, 1); }
+
+static seqpar_status run_swiglu(const call *c) {
+    seqpar_swiglu_args a = {.y = c->out, .gate = c->in, .up = columns(c, c->in, 53), .rows = c->rows, .width = 53};
+    return c->device->swiglu(c->device, &a, NULL);
+}
+static seqpar_status run_swiglu_grad(const call *c) { /* gate and up are overwritten: they lie in the output */
+    seqpar_swiglu_args a = {.y = columns(c, c->in, 106), .gate = c->out, .up = columns(c, c->out, 53), .rows = c->rows, .width = 53};
+    return c->device->swiglu_grad(c->device, &a, NULL);
+}
+
+static seqpar_status head(const call *c, int gradient) {
+    seqpar_softmax_head_args a = {.logits = c->out, .rows = c->rows, .vocab = VOCAB, .targets = c->ids, .logp = c->stats[0], .entropy = c->stats[1], .lse = c->stats[2], .smooth = c->stats[3],
+                                  .dlogp = c->seeds[0], .dentropy = c->seeds[1], .dsmooth = c->seeds[2], .dzloss = c->seeds[3], .gradient = gradient};
+    return c->device->softmax_head(c->device, &a, NULL);
+}
+static seqpar_status run_head(const call *c) { return head(c, 0); }
+static seqpar_status run_head_gradient(const call *c) { return head(c, 1); }
+
+static seqpar_status run_embedding(const call *c) {
+    seqpar_embedding_args a = {.x = c->out, .table = {(void *)c->weights, 31}, .ids = c->ids, .rows = c->rows, .width = 29};
+    return c->device->embedding(c->device, &a, NULL);
+}
+
+static seqpar_status run_add(const call *c) { /* elements: the rows of seeds */
+    seqpar_add_args a = {.y = c->stats[0], .a = c->seeds[0], .b = c->seeds[1], .count = c->rows};
+    return c->device->add(c->device, &a, NULL);
+}
+
+static const row_op row_ops[] = {
+    {"matmul", DEEP, WIDE, WIDE * DEEP, run_matmul, 0},
+    {"matmul_small", 7, 5, 35, run_matmul_small, 0},
+    {"matmul_transposed", DEEP, WIDE, WIDE * DEEP, run_matmul_transposed, 0},
+    {"matmul_accumulate", DEEP + 29, 29, 29 * DEEP, run_matmul_accumulate, 1},
+    {"rmsnorm", DEEP, DEEP, DEEP, run_rmsnorm, 0},
+    {"rmsnorm_grad", 3 * DEEP, DEEP, DEEP, run_rmsnorm_grad, 1},
+    {"rope", HEADS * HEAD_DIM, HEADS * HEAD_DIM, 2 * VOCAB * HEAD_DIM / 2, run_rope, 1},
+    {"rope_inverse", HEADS * HEAD_DIM, HEADS * HEAD_DIM, 2 * VOCAB * HEAD_DIM / 2, run_rope_inverse, 1},
+    {"swiglu", 106, 53, 1, run_swiglu, 0},
+    {"swiglu_grad", 159, 106, 1, run_swiglu_grad, 1},
+    {"softmax_head", VOCAB, VOCAB, 1, run_head, 1},
+    {"softmax_head_gradient", VOCAB, VOCAB, 1, run_head_gradient, 1},
+    {"embedding", 1, 29, VOCAB * 31, run_embedding, 0},
+    {"add", 1, 1, 1, run_add, 0},
+};
+
+typedef struct bank { /* inputs of all rows, and what all of them give */
+    const row_op *op;
+    double *in, *seeds, *weights; /* (ROWS, in), (STATS, ROWS) */
+    int32_t ids[ROWS];
+} bank;
+
+static double *random_doubles(int64_t count, int narrow) {
+    double *x = malloc((size_t)count * sizeof *x);
+    int64_t i;
+    for (i = 0; i < count; i++) x[i] = narrow ? (double)(float)test_normal() : test_normal(); /* narrow: exact in fp32 as well */
+    return x;
+}
+
+static bank bank_new(const row_op *op) {
+    bank b = {.op = op, .in = random_doubles(ROWS * op->in, 1), .seeds = random_doubles(STATS * ROWS, 1), .weights = random_doubles(op->weights, 1)};
+    int64_t i;
+    for (i = 0; i < ROWS; i++) b.ids[i] = (int32_t)(i % 7 ? test_integer(0, VOCAB - 1) : 0);
+    for (i = 2; i < ROWS && (op->run == run_head || op->run == run_head_gradient); i += 5) b.ids[i] = SEQPAR_IGNORE;
+    return b;
+}
+static void bank_free(bank *b) { free(b->in); free(b->seeds); free(b->weights); }
+
+static void *buffer_of(seqpar_device *device, const double *from, int64_t count) {
+    void *data = device->alloc(device, (count + 1) * seqpar_dtype_bytes(device->storage));
+    if (from) seqpar_device_write(device, data, 0, from, count);
+    return data;
+}
+
+/* Rows pick[0..count) of the bank, in that order; result (count, out + STATS). */
+static void bank_run(const bank *b, seqpar_device *device, const int64_t *pick, int64_t count, double *result) {
+    const row_op *op = b->op;
+    int64_t in_stride = op->in + GAP, out_stride = op->out + GAP + 2, i, s;
+    int32_t *ids = malloc((size_t)count * sizeof *ids);
+    double *stat = calloc((size_t)count, sizeof *stat), *zeros = calloc((size_t)(count * out_stride), sizeof *zeros);
+    call c = {.device = device, .rows = count, .in = {buffer_of(device, NULL, count * in_stride), in_stride}, .out = {buffer_of(device, zeros, count * out_stride), out_stride},
+              .weights = buffer_of(device, b->weights, op->weights), .ids = ids};
+    for (s = 0; s < STATS; s++) {
+        c.stats[s] = buffer_of(device, zeros, count);
+        for (i = 0; i < count; i++) stat[i] = b->seeds[s * ROWS + pick[i]];
+        c.seeds[s] = buffer_of(device, stat, count);
+    }
+    for (i = 0; i < count; i++) {
+        ids[i] = b->ids[pick[i]];
+        seqpar_device_write(device, c.in.data, i * in_stride, b->in + pick[i] * op->in, op->in);
+        if (op->preset) seqpar_device_write(device, c.out.data, i * out_stride, b->in + pick[i] * op->in, op->out);
+    }
+    test_expect(!op->run(&c), "refused");
+    for (i = 0; i < count; i++) {
+        seqpar_device_read(device, result + i * (op->out + STATS), c.out.data, i * out_stride, op->out);
+        for (s = 0; s < STATS; s++) seqpar_device_read(device, result + i * (op->out + STATS) + op->out + s, c.stats[s], i, 1);
+    }
+    for (s = 0; s < STATS; s++) {
+        device->free(device, c.stats[s]);
+        device->free(device, (void *)c.seeds[s]);
+    }
+    device->free(device, c.in.data);
+    device->free(device, c.out.data);
+    device->free(device, (void *)c.weights);
+    free(stat);
+    free(zeros);
+    free(ids);
+}
+
+/* `count` rows from `first` on, or (scattered) from all over the bank, against the rows of the whole. */
+static void expect_rows(const bank *b, seqpar_device *device, int64_t first, int64_t count, int scattered, const double *whole) {
+    int64_t pick[ROWS] = {0}, width = b->op->out + STATS, i;
+    double *part = malloc((size_t)(count * width) * sizeof *part);
+    for (i = 0; i < count; i++) pick[i] = scattered ? test_integer(0, ROWS - 1) : first + i;
+    bank_run(b, device, pick, count, part);
+    for (i = 0; i < count; i++)
+        test_expect(!memcmp(part + i * width, whole + pick[i] * width, (size_t)width * sizeof *part), "row %lld of %lld from %lld (%s): other bits than among %d",
+                    (long long)i, (long long)count, (long long)first, scattered ? "scattered" : "a run", ROWS);
+    free(part);
+}
+
+static void expect_independence(const bank *b, seqpar_device *device, const double *whole) {
+    static const int64_t counts[] = {1, 2, 7, 48, 97};
+    int64_t i, first;
+    for (i = 0; i < COUNT(counts); i++) {
+        for (first = 0; first + counts[i] <= ROWS; first += counts[i] < 7 ? 13 : 17) expect_rows(b, device, first, counts[i], 0, whole);
+        expect_rows(b, device, 0, counts[i], 1, whole);
+    }
+}
+
+static void test_row_operations(void) {
+    seqpar_device *reference = seqpar_device_reference(), *cpu[] = {seqpar_device_cpu(1), seqpar_device_cpu(2)};
+    int64_t o, i, all[ROWS];
+    for (i = 0; i < ROWS; i++) all[i] = i;
+    for (o = 0; o < COUNT(row_ops); o++) {
+        bank b = bank_new(&row_ops[o]);
+        int64_t size = ROWS * (b.op->out + STATS);
+        double *fast = malloc((size_t)size * sizeof *fast), *exact = malloc((size_t)size * sizeof *exact);
+        bank_run(&b, cpu[0], all, ROWS, fast);
+        for (i = 0; i < 2; i++) {
+            expect_independence(&b, cpu[i], fast);
+            test_end("numerics_rows_%s_threads%d", b.op->name, (int)i + 1);
+        }
+        bank_run(&b, reference, all, ROWS, exact);
+        test_expect(test_distance(fast, exact, size) <= 1e-5, "%.2e off the reference", test_distance(fast, exact, size));
+        test_end("numerics_cpu_%s_against_reference", b.op->name);
+        bank_free(&b);
+        free(fast);
+        free(exact);
+    }
+    seqpar_device_close(reference);
+    seqpar_device_close(cpu[0]);
+    seqpar_device_close(cpu[1]);
+}
+
+/* ---- sums over tokens: EXTEND in pieces is one LEAF, to the bit ---- */
+
+#define OUT 53
+
+typedef struct sum_call { seqpar_device *device; seqpar_fold_run fold; const seqpar_piece *leaves; void *a, *b, *dx; const int32_t *ids; } sum_call;
+typedef struct token_sum { const char *name; int64_t a, b, result; seqpar_status (*run)(const sum_call *c); } token_sum;
+
+static seqpar_status run_weight_grad(const sum_call *c) {
+    seqpar_weight_grad_args a = {.fold = c->fold, .leaves = c->leaves, .dy = {c->a, OUT + GAP}, .x = {c->b, DEEP + GAP}, .out = OUT, .in = DEEP};
+    return c->device->weight_grad(c->device, &a, NULL);
+}
+static seqpar_status run_embedding_grad(const sum_call *c) {
+    seqpar_embedding_grad_args a = {.fold = c->fold, .leaves = c->leaves, .dx = {c->a, 29 + GAP}, .ids = c->ids, .vocab = VOCAB, .width = 29};
+    return c->device->embedding_grad(c->device, &a, NULL);
+}
+static seqpar_status run_gain_grad(const sum_call *c) {
+    seqpar_rmsnorm_grad_args a = {.fold = c->fold, .leaves = c->leaves, .dx = {c->dx, DEEP}, .dy = {c->a, DEEP + GAP}, .x = {c->b, DEEP + GAP}, .rstd = c->a, .gain = c->b, .rows = ROWS, .width = DEEP};
+    return c->device->rmsnorm_grad(c->device, &a, NULL);
+}
+
+static const token_sum token_sums[] = {
+    {"weight_grad", OUT + GAP, DEEP + GAP, OUT * DEEP, run_weight_grad},
+    {"embedding_grad", 29 + GAP, 1, VOCAB * 29, run_embedding_grad},
+    {"rmsnorm_gain", DEEP + GAP, DEEP + GAP, DEEP, run_gain_grad},
+};
+
+typedef struct sum_inputs { double *a, *b; int32_t ids[ROWS]; } sum_inputs;
+
+/* Runs a program over the leaves that begin at these tokens (leaf_count + 1, up to the end of the last). */
+static void sum_run(const token_sum *s, seqpar_device *device, const sum_inputs *in, const int64_t *begin, int64_t leaf_count, const seqpar_fold_op *program, int64_t program_count, double *result) {
+    seqpar_piece leaves[ROWS];
+    int64_t i;
+    sum_call c = {.device = device, .leaves = leaves, .a = buffer_of(device, in->a, ROWS * s->a), .b = buffer_of(device, in->b, ROWS * s->b), .dx = device->alloc(device, ROWS * DEEP * 8), .ids = in->ids};
+    void *store = device->alloc(device, 2 * s->result * 8), *finish = device->alloc(device, s->result * 8);
+    device->zero(device, c.dx, ROWS * DEEP * 8, NULL);
+    c.fold = (seqpar_fold_run){program, program_count, 4, store, s->result, finish};
+    for (i = 0; i < leaf_count; i++) leaves[i] = (seqpar_piece){.local = begin[i], .count = begin[i + 1] - begin[i]};
+    test_expect(!s->run(&c), "refused");
+    seqpar_device_read(device, result, finish, 0, s->result);
+    device->free(device, store);
+    device->free(device, finish);
+    device->free(device, c.a);
+    device->free(device, c.b);
+    device->free(device, c.dx);
+}
+
+static void expect_extension(const token_sum *s, seqpar_device *device, const sum_inputs *in) {
+    static const seqpar_fold_op whole[] = {{SEQPAR_FOLD_LEAF, 0}, {SEQPAR_FOLD_FINISH, 0}};
+    static const seqpar_fold_op halves[] = {{SEQPAR_FOLD_LEAF, 0}, {SEQPAR_FOLD_STORE, 1}, {SEQPAR_FOLD_LEAF, 1}, {SEQPAR_FOLD_LOAD, 1}, {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_FINISH, 0}};
+    static const int64_t cut[] = {5, 41, 97};
+    double *one = malloc((size_t)s->result * sizeof *one), *other = malloc((size_t)s->result * sizeof *other);
+    int64_t n, i;
+    sum_run(s, device, in, (const int64_t[]){5, 97}, 1, whole, 2, one);
+    for (n = 0; n < 6; n++) {
+        seqpar_fold_op program[ROWS];
+        int64_t begin[ROWS], pieces = 0, at = 5;
+        for (; at < 97; at += n ? test_integer(0, 30) : 1) {
+            program[pieces] = (seqpar_fold_op){pieces ? SEQPAR_FOLD_EXTEND : SEQPAR_FOLD_LEAF, (int32_t)pieces};
+            begin[pieces++] = at;
+        }
+        begin[pieces] = 97;
+        program[pieces] = (seqpar_fold_op){SEQPAR_FOLD_FINISH, 0};
+        sum_run(s, device, in, begin, pieces, program, pieces + 1, other);
+        test_expect(!memcmp(one, other, (size_t)s->result * sizeof *one), "%lld pieces give other bits than one", (long long)pieces);
+    }
+    sum_run(s, device, in, cut, 2, halves, 6, other); /* two leaves combined are another rounding, but the same sum */
+    for (i = n = 0; i < s->result; i++) n += !same_bits(one[i], other[i]);
+    test_expect(test_distance(other, one, s->result) < 1e-5 && n > 0, "two leaves: %.2e apart, %lld elements differ", test_distance(other, one, s->result), (long long)n);
+    free(one);
+    free(other);
+}
+
+/* The sums themselves, the plain way. */
+static double plain_sum(const token_sum *s, const sum_inputs *in, int64_t element) {
+    double sum = 0;
+    int64_t t, o = element / DEEP, i = element % DEEP;
+    for (t = 5; t < 97; t++)
+        if (s->run == run_weight_grad) sum += in->a[t * s->a + o] * in->b[t * s->b + i];
+        else if (s->run == run_embedding_grad) sum += in->ids[t] == element / 29 ? in->a[t * s->a + element % 29] : 0;
+        else sum += in->a[t * s->a + element] * in->b[t * s->b + element] * in->a[t]; /* rstd is the front of a */
+    return sum;
+}
+
+static void expect_plain(const token_sum *s, seqpar_device *device, const sum_inputs *in, double tolerance) {
+    static const seqpar_fold_op whole[] = {{SEQPAR_FOLD_LEAF, 0}, {SEQPAR_FOLD_FINISH, 0}};
+    double *got = malloc((size_t)s->result * sizeof *got), *want = malloc((size_t)s->result * sizeof *want);
+    int64_t i;
+    sum_run(s, device, in, (const int64_t[]){5, 97}, 1, whole, 2, got);
+    for (i = 0; i < s->result; i++) want[i] = plain_sum(s, in, i);
+    test_expect(test_distance(got, want, s->result) <= tolerance, "%.2e off", test_distance(got, want, s->result));
+    free(got);
+    free(want);
+}
+
+static void test_token_sums(void) {
+    seqpar_device *devices[] = {seqpar_device_reference(), seqpar_device_cpu(1), seqpar_device_cpu(2)};
+    static const char *const names[] = {"reference", "cpu_threads1", "cpu_threads2"};
+    int64_t s, d, i;
+    for (s = 0; s < COUNT(token_sums); s++) {
+        sum_inputs in = {.a = random_doubles(ROWS * token_sums[s].a, 0), .b = random_doubles(ROWS * token_sums[s].b, 0)};
+        for (i = 0; i < ROWS; i++) in.ids[i] = (int32_t)(i % 5 ? test_integer(0, VOCAB - 1) : 0);
+        for (d = 0; d < 3; d++) {
+            expect_extension(&token_sums[s], devices[d], &in);
+            test_end("numerics_extend_%s_%s", token_sums[s].name, names[d]);
+            expect_plain(&token_sums[s], devices[d], &in, d ? 1e-5 : 1e-13);
+            test_end("numerics_sum_%s_%s", token_sums[s].name, names[d]);
+        }
+        free(in.a);
+        free(in.b);
+    }
+    for (d = 0; d < 3; d++) seqpar_device_close(devices[d]);
+}
+
+int main(int argc, char **argv) {
+    test_begin(argc, argv);
+    test_state += test_seed;
+    test_exp();
+    test_exp_edges();
+    test_log();
+    test_log_edges();
+    test_philox();
+    test_uniform_extremes();
+    test_moments();
+    test_random_keys();
+    test_shuffle();
+    test_schedules();
+    test_optimizers();
+    test_row_operations();
+    test_token_sums();
+    return test_summary();
+}
