@@ -5156,7 +5156,8 @@ static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o, 
         seqpar__owned(o, group, world, w, &begin, &count);
         for (n = 0; n < m->own.node_count && count > 0; n++) {
             const char *from = (const char *)nodes + (n * node_stride + begin) * size;
-            if (w == ctx->world->rank) ctx->device->copy(ctx->device, (char *)inbox + (at + n) * mine * size, from, count * size, ctx->queue);
+            if (SEQPAR__FAULT(18) && w == ctx->world->rank) ctx->device->zero(ctx->device, (char *)inbox + (at + n) * mine * size, count * size, ctx->queue); /* own part lost */
+            else if (w == ctx->world->rank) ctx->device->copy(ctx->device, (char *)inbox + (at + n) * mine * size, from, count * size, ctx->queue);
             else list[sends++] = seqpar__transfer(w, from, count * size);
         }
         at += m->nodes[w];
@@ -5187,7 +5188,7 @@ SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *o, 
     if (source && !p->result.data) SEQPAR__TRY(seqpar_buffer_new(ctx, &p->result, count * size, SEQPAR_MEM_GRADIENTS));
     f.leaf_data = nodes;
     f.leaf_stride = node_stride;
-    if (ctx->world->size > 1 && !SEQPAR__FAULT(18)) { /* fault: no exchange, everybody folds his own */
+    if (ctx->world->size > 1) {
         status = seqpar_buffer_new(ctx, &inbox, total * count * size, SEQPAR_MEM_EXCHANGE);
         if (!status) status = seqpar__send_nodes(ctx, o, m, group, nodes, node_stride, inbox.data);
         f.leaf_data = inbox.data;

@@ -5,7 +5,7 @@ cd "$(dirname "$0")/.." || exit 1
 mkdir -p build/faults
 cc=${CC:-cc}
 passed=0 failed=0
-for suite in attn bits truth pack split; do
+for suite in attn bits truth pack split numerics; do
     $cc -std=gnu11 -O2 ${ARCH:--march=native} -fopenmp -DSEQPAR_FAULTS -I. -Ibuild -Idemos -Iverify verify/test_$suite.c -o build/faults/test_$suite -lm -lpthread 2>build/faults/$suite.log || {
         echo "FAIL faults_build_$suite: $(head -n 1 build/faults/$suite.log)"; failed=$((failed + 1)); }
 done
@@ -37,18 +37,18 @@ done <<'LIST'
 15|attn|some queries look one key ahead
 16|attn|a block is left out
 17|attn|the buffer of the hop before is used again
-18|bits|no gradient exchange
+18|bits|an owner's own part of a gradient is lost
 19|bits|the norm is that of the own shard
 20|truth|the head's share of a tied table is lost
 21|truth|no clip
 22|truth|gains decay
 23|bits|updated parameters are not handed out
-24|truth|bias correction one step late
+24|numerics|bias correction one step late
 25|truth|label smoothing without its mean
 26|truth|gradient times P
 27|bits|a leaf in parts keeps the last only
 28|truth|a chunk's last token is lost to the embedding
-29|bits|a rank's loss is lost
+29|truth|a rank's loss is lost
 30|bits attn|a pending value is overwritten
 31|truth|a vocabulary entry is left out of dhidden
 32|bits|recompute uses another layer's activations

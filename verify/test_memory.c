@@ -1,0 +1,502 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* What a rank holds: activations fall as 1/P, attention holds what its plan needs and no more, everything is given back,
+   and the counters agree with what the operating system saw. And nobody cheats: every rank does its part of the work. */
+#include <stdint.h>
+#include <stdlib.h>
+static int64_t blocks_live, blocks_made, block_refused; /* refused: number of the allocation that finds no memory */
+static void *counted_malloc(size_t size) {
+    int64_t number = __atomic_add_fetch(&blocks_made, 1, __ATOMIC_SEQ_CST);
+    void *data = number == block_refused ? NULL : malloc(size);
+    if (data) __atomic_fetch_add(&blocks_live, 1, __ATOMIC_SEQ_CST);
+    return data;
+}
+static void counted_free(void *data) {
+    if (data) __atomic_fetch_sub(&blocks_live, 1, __ATOMIC_SEQ_CST);
+    free(data);
+}
+#define SEQPAR_MALLOC(size) counted_malloc(size)
+#define SEQPAR_FREE(data) counted_free(data)
+#define SEQPAR_IMPLEMENTATION
+#define SEQPAR_LLAMA_IMPLEMENTATION
+#include "run_model.h"
+#include <malloc.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define RANKS_MAX 8
+#define FLOAT 4 /* bytes: all of this runs on the fp32 device */
+
+/* ---- a model step, and what each rank held at its end ---- */
+
+typedef struct rank_memory {
+    seqpar_memory memory; /* after everything was closed */
+    int64_t bytes_sent, workspace;
+    char text[512];
+} rank_memory;
+
+typedef struct memory_run {
+    model_job job;
+    int64_t first_step; /* 1: leave out what run_model.h keeps of the first step */
+    rank_memory rank[RANKS_MAX];
+} memory_run;
+
+static seqpar_status run_steps(seqpar_ctx *ctx, const memory_run *m) {
+    const model_job *job = &m->job;
+    seqpar_optim_desc desc = {.kind = SEQPAR_ADAMW, .zero_stage = job->way->zero_stage, .beta1 = .9, .beta2 = .95, .eps = 1e-8};
+    seqpar_llama model;
+    seqpar_optim optim;
+    seqpar_status status = seqpar_llama_open(ctx, &model, &job->task->config);
+    memset(&optim, 0, sizeof optim);
+    if (!status) status = seqpar_optim_open(ctx, &optim, model.tensors, model.tensor_count, &desc);
+    if (!status) {
+        seqpar_llama_init(ctx, &model, job->task->seed);
+        status = model_step(ctx, job, &model, &optim, m->first_step);
+    }
+    seqpar_optim_close(ctx, &optim);
+    seqpar_llama_close(ctx, &model);
+    return status;
+}
+
+static seqpar_status memory_main(seqpar_comm *world, void *user) {
+    memory_run *m = user;
+    const model_way *way = m->job.way;
+    rank_memory *mine = &m->rank[world->rank];
+    seqpar_device *device = seqpar_device_cpu(1);
+    seqpar_inject_desc calm = {0};
+    seqpar_comm *comm = way->inject ? seqpar_comm_inject(world, way->inject_rank == world->rank ? way->inject : &calm) : world;
+    seqpar_ctx ctx;
+    seqpar_status status = seqpar_ctx_open(&ctx, comm, device, way->sp);
+    if (!status) status = m->first_step ? run_steps(&ctx, m) : model_rank(&ctx, &m->job);
+    mine->memory = ctx.memory;
+    mine->bytes_sent = comm->bytes_sent + (ctx.sp ? ctx.sp->bytes_sent : 0);
+    mine->workspace = device ? device->workspace_bytes : 0;
+    snprintf(mine->text, sizeof mine->text, "%s", world->error->text);
+    seqpar_ctx_close(&ctx);
+    if (comm != world) SEQPAR_FREE(comm->state);
+    seqpar_device_close(device);
+    return status;
+}
+
+/* Runs a task in one way. The results that run_model.h wants to fill are thrown away. */
+static seqpar_status run_memory(memory_run *m, const model_task *task, const model_way *way, seqpar_error *error) {
+    model_result *r = calloc(1, sizeof *r);
+    int64_t elements = 1 << 20, n = task_tokens(task) + 1;
+    seqpar_status status;
+    r->logits = calloc((size_t)(n * task->config.vocab), sizeof(double));
+    r->logp = calloc((size_t)n, sizeof(double));
+    r->gradient = calloc((size_t)elements, sizeof(double));
+    r->params = calloc((size_t)elements, sizeof(double));
+    r->start = calloc((size_t)elements, sizeof(double));
+    m->job = (model_job){task, way, r};
+    status = seqpar_run_threads(way->dp * way->sp, memory_main, m, error);
+    model_result_free(r);
+    free(r);
+    return status;
+}
+
+/* One row of `tokens` tokens in `documents` documents, cut over `chunks`. */
+static void row_task(model_task *task, const seqpar_llama_config *config, int64_t tokens, int64_t documents, int64_t chunks) {
+    seqpar_document *docs = calloc((size_t)documents, sizeof *docs);
+    int32_t *ids = calloc((size_t)tokens, sizeof *ids);
+    seqpar_pack_desc desc = {.pack_len = tokens, .chunks = chunks};
+    seqpar_error error = {0};
+    int64_t i;
+    memset(task, 0, sizeof *task);
+    for (i = 0; i < tokens; i++) ids[i] = (int32_t)test_integer(0, config->vocab - 1);
+    for (i = 0; i < documents; i++) {
+        docs[i].ids = ids + i * tokens / documents;
+        docs[i].tokens = (i + 1) * tokens / documents - i * tokens / documents;
+        docs[i].unit = i;
+    }
+    if (seqpar_pack(&error, &task->batch, docs, documents, &desc)) { fprintf(stderr, "%s\n", error.text); exit(2); }
+    task->config = *config;
+    task->objective.count = task->batch.counts.supervised;
+    task->lr = 1e-3;
+    free(docs);
+    free(ids);
+}
+
+static int64_t most(const memory_run *m, int64_t ranks, int kind) {
+    int64_t r, peak = 0;
+    for (r = 0; r < ranks; r++) if (m->rank[r].memory.peak[kind] > peak) peak = m->rank[r].memory.peak[kind];
+    return peak;
+}
+
+static int64_t largest_share(const seqpar_row *rows, int64_t row_count, int layout, int64_t ranks) {
+    seqpar_share share;
+    int64_t r, tokens = 0;
+    for (r = 0; r < ranks; r++) {
+        seqpar_split(NULL, &share, rows, row_count, layout, ranks, r);
+        if (share.tokens > tokens) tokens = share.tokens;
+        seqpar_share_free(&share);
+    }
+    return tokens;
+}
+
+/* ---- activations ---- */
+
+static const seqpar_llama_config small = {.layers = 4, .hidden = 32, .heads = 4, .kv_heads = 2, .head_dim = 8, .intermediate = 64, .vocab = 17};
+
+/* Floats per token that a step keeps; recompute: x, out and lse of a layer, and what stands behind the last one. */
+static int64_t kept_floats(const seqpar_llama_config *c, int recompute) {
+    int64_t wide = c->heads * c->head_dim, narrow = c->kv_heads * c->head_dim;
+    int64_t core = c->hidden + wide + c->heads, rest = wide + 2 * narrow + c->hidden + 2 * c->intermediate + 2;
+    int64_t tail = c->hidden + 1 + 4 + 4; /* normed output, its statistic, four values and four seeds of the loss */
+    return c->layers * (core + (recompute ? 0 : rest)) + tail;
+}
+
+static void test_activations(int64_t tokens, int64_t chunks, int recompute, const int64_t *ranks, int64_t count) {
+    model_task task;
+    int64_t i, one = 0;
+    row_task(&task, &small, tokens, 3, chunks);
+    for (i = 0; i < count; i++) {
+        model_way way = {.dp = 1, .sp = ranks[i], .accumulation = 1, .threads = 1, .steps = 1, .layout = SEQPAR_ZIGZAG, .recompute = recompute};
+        memory_run m = {0};
+        seqpar_error error;
+        int64_t share = largest_share(task.batch.row, 1, SEQPAR_ZIGZAG, ranks[i]), peak;
+        test_expect(!run_memory(&m, &task, &way, &error), "P=%lld: %s", (long long)ranks[i], error.text);
+        peak = most(&m, ranks[i], SEQPAR_MEM_ACTIVATIONS);
+        if (i == 0) one = peak;
+        test_expect(peak > 0 && (chunks % (2 * ranks[i]) || (double)peak <= 1.10 * (double)one / (double)ranks[i]), "P=%lld keeps %lld bytes, P=1 %lld", (long long)ranks[i], (long long)peak, (long long)one);
+        /* no constant: everything that is kept has a line a token */
+        test_expect(peak * tokens <= one * share, "P=%lld keeps %lld bytes for %lld of %lld tokens; P=1 %lld", (long long)ranks[i], (long long)peak, (long long)share, (long long)tokens, (long long)one);
+        test_expect((double)peak <= 1.02 * (double)(share * FLOAT * kept_floats(&small, recompute)), "P=%lld keeps %lld bytes, want %lld", (long long)ranks[i], (long long)peak, (long long)(share * FLOAT * kept_floats(&small, recompute)));
+        printf("#   S=%lld L=%lld P=%lld recompute=%d: %lld bytes of activations, %.3f of P=1 (1/P is %.3f)\n", (long long)tokens, (long long)chunks, (long long)ranks[i], recompute,
+               (long long)peak, (double)peak / (double)one, 1.0 / (double)ranks[i]);
+    }
+    test_end("memory_activations S=%lld L=%lld recompute=%d", (long long)tokens, (long long)chunks, recompute);
+    seqpar_batch_free(&task.batch);
+}
+
+static void test_recompute(void) {
+    model_task task;
+    int64_t peak[2];
+    int recompute;
+    row_task(&task, &small, 480, 2, 16);
+    for (recompute = 0; recompute < 2; recompute++) {
+        model_way way = {.dp = 1, .sp = 4, .accumulation = 1, .threads = 1, .steps = 1, .layout = SEQPAR_ZIGZAG, .recompute = recompute};
+        memory_run m = {0};
+        seqpar_error error;
+        test_expect(!run_memory(&m, &task, &way, &error), "%s", error.text);
+        peak[recompute] = most(&m, 4, SEQPAR_MEM_ACTIVATIONS);
+    }
+    printf("#   recompute keeps %.3f of the activations\n", (double)peak[1] / (double)peak[0]);
+    test_expect(peak[1] > 0 && 100 * peak[1] < 30 * peak[0], "%lld bytes with recompute, %lld without", (long long)peak[1], (long long)peak[0]);
+    test_end("memory_recompute");
+    seqpar_batch_free(&task.batch);
+}
+
+/* ---- attention: buffers, work and bytes of every rank ---- */
+
+typedef struct attn_case { int64_t tokens, chunks, ranks, heads, kv_heads, head_dim, stride; int layout, schedule, full; } attn_case;
+typedef struct attn_rank { int64_t exchange, scratch, left, flops, planned, bytes, planned_bytes, query_places, key_places; } attn_rank;
+typedef struct attn_run { const attn_case *c; seqpar_row row; int64_t cu[2]; attn_rank rank[RANKS_MAX]; } attn_run;
+
+static float *some_floats(int64_t count) {
+    float *x = malloc((size_t)(count + 1) * sizeof *x);
+    int64_t i;
+    for (i = 0; i < count; i++) x[i] = (float)(i * 37 % 101) / 101 - .5f;
+    return x;
+}
+
+/* Forward and backward on buffers of this test's own, so that ctx counts only what attention allocates. */
+static seqpar_status attn_passes(seqpar_ctx *ctx, seqpar_attn *attn, const attn_case *c) {
+    int64_t n = seqpar_attn_share(attn)->tokens, wide = n * c->heads * c->head_dim, narrow = n * c->kv_heads * c->head_dim, i;
+    float *x[9]; /* q, k, v, dout, out, lse, dq, dk, dv */
+    seqpar_status status;
+    for (i = 0; i < 9; i++) x[i] = some_floats(i == 1 || i == 2 || i > 6 ? narrow : wide);
+    status = seqpar_attn_forward(ctx, attn, x[4], x[5], x[0], x[1], x[2]);
+    if (!status) status = seqpar_attn_backward(ctx, attn, x[6], x[7], x[8], x[3], x[4], x[5], x[0], x[1], x[2]);
+    for (i = 0; i < 9; i++) free(x[i]);
+    return status;
+}
+
+static seqpar_status attn_rank_main(seqpar_ctx *ctx, attn_run *run) {
+    const attn_case *c = run->c;
+    attn_rank *mine = &run->rank[ctx->sp_rank];
+    seqpar_attn_desc desc = {.heads = c->heads, .kv_heads = c->kv_heads, .head_dim = c->head_dim, .layout = c->layout, .schedule = c->schedule, .heads_k_stride = c->stride, .full = c->full};
+    seqpar_attn *attn;
+    seqpar_attn_cost cost;
+    seqpar_status status = seqpar_attn_open(ctx, &attn, &run->row, 1, &desc);
+    if (status) return status;
+    status = attn_passes(ctx, attn, c);
+    seqpar_attn_cost_of(ctx, attn, &cost, NULL);
+    mine->exchange = ctx->memory.peak[SEQPAR_MEM_EXCHANGE];
+    mine->scratch = ctx->memory.peak[SEQPAR_MEM_SCRATCH];
+    mine->left = ctx->memory.total;
+    mine->flops = ctx->device->attn_flops;
+    mine->planned = cost.forward_flops + cost.backward_flops;
+    mine->bytes = ctx->sp->bytes_sent;
+    mine->planned_bytes = cost.forward_bytes + cost.backward_bytes;
+    mine->query_places = attn->query_slots;
+    mine->key_places = attn->key_slots;
+    seqpar_attn_close(ctx, attn);
+    return status;
+}
+
+static seqpar_status attn_main(seqpar_comm *world, void *user) {
+    seqpar_device *device = seqpar_device_cpu(1);
+    seqpar_ctx ctx;
+    seqpar_status status = seqpar_ctx_open(&ctx, world, device, world->size);
+    if (!status) status = attn_rank_main(&ctx, (attn_run *)user);
+    seqpar_ctx_close(&ctx);
+    seqpar_device_close(device);
+    return status;
+}
+
+static attn_rank run_attn(attn_run *run, const attn_case *c) { /* returns the most of each over the ranks */
+    seqpar_error error;
+    attn_rank top = {0};
+    int64_t r, i;
+    memset(run, 0, sizeof *run);
+    run->c = c;
+    run->cu[1] = c->tokens;
+    run->row = (seqpar_row){.tokens = c->tokens, .padded = c->tokens, .chunks = c->chunks, .docs = 1, .cu_seqlens = run->cu};
+    test_expect(!seqpar_run_threads(c->ranks, attn_main, run, &error), "%s", error.text);
+    for (r = 0; r < c->ranks; r++)
+        for (i = 0; i < (int64_t)(sizeof top / sizeof(int64_t)); i++)
+            if ((&run->rank[r].exchange)[i] > (&top.exchange)[i]) (&top.exchange)[i] = (&run->rank[r].exchange)[i];
+    return top;
+}
+
+static int64_t ceil_log2(int64_t n) { int64_t bits = 0; while ((INT64_C(1) << bits) < n) bits++; return bits; }
+
+static int aligned(const attn_case *c) { return !(c->chunks & (c->chunks - 1)) && !(c->ranks & (c->ranks - 1)) && c->chunks % (2 * c->ranks) == 0; }
+
+/* Most nodes a rank makes for a key of another rank. Where 2P divides L and both are powers of two, each of the two runs of
+   a zigzag share is one node; causal, half of the keys are seen by both runs and half by none, or all of them by one.
+   Elsewhere a run of n leaves falls into at most 2 ceil(log2(n + 1)) nodes. */
+static int64_t nodes_of_share(const attn_case *c) {
+    if (aligned(c)) return c->full ? 2 : 1;
+    return 2 * 2 * ceil_log2((c->chunks + 2 * c->ranks - 1) / (2 * c->ranks) + 1);
+}
+
+/* Ring: two slots of k and v of the largest share T; in the backward pass twice the message with dk, dv of one rank's
+   keys, each way. Llama3: two slots of k and v of all S tokens for `stride` heads, messages to and from all. */
+static int64_t exchange_bound(const attn_case *c, int64_t share) {
+    int64_t nodes = nodes_of_share(c);
+    if (c->ranks == 1) return 0;
+    if (c->schedule == SEQPAR_RING) return FLOAT * c->kv_heads * c->head_dim * share * (2 * 2 + 4 * 2 * nodes);
+    return FLOAT * c->stride * c->head_dim * (2 * 2 * c->tokens + 2 * 2 * nodes * (c->tokens + c->ranks * share));
+}
+
+/* How many partial sums wait for their sibling while shares come around: what has come of the low and of the high slots
+   are two runs each (before and after the wrap), and a run from an end of its half falls into at most one node a bit. */
+static int64_t waiting_places(const attn_case *c) {
+    int64_t bits = ceil_log2(aligned(c) ? c->ranks : c->chunks);
+    return bits > 1 ? 4 * (bits - 1) : 2;
+}
+
+/* States (o, m, l) of the queries and pending dk, dv of the keys. Llama3 computes all keys in one go (no state waits
+   between steps), but holds pending dk, dv of two head ranges. Delta is one number a query and head. */
+static int64_t scratch_bound(const attn_case *c, int64_t share) {
+    int64_t places = waiting_places(c), delta = share * c->heads;
+    int64_t heads = c->schedule == SEQPAR_RING ? c->kv_heads : c->stride, group = heads * (c->heads / c->kv_heads);
+    int64_t states = places * share * group * (c->head_dim + 2), keys = places * 2 * share * heads * c->head_dim;
+    if (c->ranks == 1) return FLOAT * delta;
+    return FLOAT * (delta + (c->schedule == SEQPAR_RING ? states + keys : 2 * keys));
+}
+
+static void test_attention_memory(const attn_case *c) {
+    attn_run run;
+    attn_rank top = run_attn(&run, c);
+    int64_t share = largest_share(&run.row, 1, c->layout, c->ranks), r;
+    for (r = 0; r < c->ranks; r++) {
+        attn_rank *a = &run.rank[r];
+        test_expect(a->left == 0, "rank %lld still holds %lld bytes", (long long)r, (long long)a->left);
+        test_expect(a->bytes == a->planned_bytes, "rank %lld sent %lld bytes, the plan says %lld", (long long)r, (long long)a->bytes, (long long)a->planned_bytes);
+        test_expect(c->ranks == 1 ? a->bytes == 0 : a->bytes > 0, "rank %lld of %lld sent %lld bytes", (long long)r, (long long)c->ranks, (long long)a->bytes);
+    }
+    test_expect(top.exchange <= exchange_bound(c, share), "exchange %lld bytes, at most %lld", (long long)top.exchange, (long long)exchange_bound(c, share));
+    test_expect(c->ranks == 1 || top.exchange >= FLOAT * share * 4 * c->head_dim, "exchange %lld bytes: too few to be true", (long long)top.exchange);
+    test_expect(top.scratch <= scratch_bound(c, share), "scratch %lld bytes, at most %lld", (long long)top.scratch, (long long)scratch_bound(c, share));
+    printf("#   %s %s P=%lld S=%lld L=%lld stride=%lld: exchange %lld of %lld, scratch %lld of %lld (%lld states, %lld keys wait)\n", seqpar_schedule_name(c->schedule), c->full ? "full" : "causal", (long long)c->ranks,
+           (long long)c->tokens, (long long)c->chunks, (long long)c->stride, (long long)top.exchange, (long long)exchange_bound(c, share), (long long)top.scratch, (long long)scratch_bound(c, share),
+           (long long)top.query_places, (long long)top.key_places);
+    test_end("memory_attention %s P=%lld S=%lld L=%lld stride=%lld %s", seqpar_schedule_name(c->schedule), (long long)c->ranks, (long long)c->tokens, (long long)c->chunks, (long long)c->stride,
+             c->full ? "full" : "causal");
+}
+
+/* A causal row of S tokens has S (S + 1) / 2 visible pairs; a pair costs 4 d forward, 6 d for dq, 8 d for dk and dv. */
+static void test_work(const attn_case *c) {
+    attn_run run;
+    attn_rank top = run_attn(&run, c);
+    int64_t whole = (c->full ? c->tokens * c->tokens : c->tokens * (c->tokens + 1) / 2) * c->heads * 18 * c->head_dim, sum = 0, r;
+    for (r = 0; r < c->ranks; r++) {
+        sum += run.rank[r].flops;
+        test_expect(run.rank[r].flops == run.rank[r].planned, "rank %lld computed %lld FLOPs, the plan says %lld", (long long)r, (long long)run.rank[r].flops, (long long)run.rank[r].planned);
+    }
+    test_expect(sum == whole, "all ranks computed %lld FLOPs, the row has %lld", (long long)sum, (long long)whole);
+    test_expect(c->layout != SEQPAR_ZIGZAG || (double)top.flops <= 1.1 * (double)whole / (double)c->ranks, "the busiest of %lld ranks computed %.3f of the whole", (long long)c->ranks, (double)top.flops / (double)whole);
+    printf("#   %s %s P=%lld: the busiest rank computes %.3f of the whole\n", seqpar_layout_name(c->layout), seqpar_schedule_name(c->schedule), (long long)c->ranks, (double)top.flops / (double)whole);
+    test_end("memory_work %s %s P=%lld %s", seqpar_layout_name(c->layout), seqpar_schedule_name(c->schedule), (long long)c->ranks, c->full ? "full" : "causal");
+}
+
+static void test_attention(void) {
+    static const struct { int64_t tokens, chunks, ranks; int full; } shapes[] = {{960, 32, 1, 0}, {960, 32, 2, 0}, {960, 32, 4, 0}, {960, 32, 8, 0}, {960, 16, 8, 0}, {960, 32, 3, 0}, {997, 32, 5, 0},
+                                                                                 {1920, 32, 8, 0}, {960, 32, 4, 1}, {960, 32, 8, 1}, {960, 32, 5, 1}};
+    size_t i;
+    int64_t stride;
+    for (i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        attn_case c = {shapes[i].tokens, shapes[i].chunks, shapes[i].ranks, 4, 4, 8, 1, SEQPAR_ZIGZAG, SEQPAR_RING, shapes[i].full};
+        test_attention_memory(&c);
+        for (stride = 1; stride <= 4; stride *= 2) {
+            c.schedule = SEQPAR_LLAMA3;
+            c.stride = stride;
+            test_attention_memory(&c);
+        }
+    }
+    for (i = 0; i < 4; i++) {
+        attn_case c = {960, 32, INT64_C(1) << i, 4, 2, 8, 1, SEQPAR_ZIGZAG, i % 2 ? SEQPAR_LLAMA3 : SEQPAR_RING, 0};
+        test_work(&c);
+        c.full = 1;
+        test_work(&c);
+        c.full = 0;
+        c.layout = SEQPAR_CONTIGUOUS;
+        test_work(&c);
+    }
+}
+
+/* ---- everything is given back ---- */
+
+/* Three steps, undisturbed or not: no block of memory is left, no counter but the peaks is above zero. */
+static void test_given_back(const model_task *task, int64_t dp, int64_t sp, const seqpar_inject_desc *inject, const char *what) {
+    model_way way = {.dp = dp, .sp = sp, .accumulation = 2, .threads = 1, .steps = 3, .layout = SEQPAR_ZIGZAG, .zero_stage = 2, .recompute = 1, .inject = inject, .inject_rank = dp * sp - 1};
+    memory_run m = {0};
+    seqpar_error error = {0};
+    int64_t before = blocks_live, r;
+    seqpar_status status = run_memory(&m, task, &way, &error);
+    test_expect(inject ? status != 0 : status == 0, "status %s: %s", seqpar_status_name(status), error.text);
+    test_expect(blocks_live == before, "%lld blocks are left (%s)", (long long)(blocks_live - before), error.text);
+    for (r = 0; r < dp * sp; r++) {
+        test_expect(m.rank[r].memory.total == 0, "rank %lld still counts %lld bytes", (long long)r, (long long)m.rank[r].memory.total);
+        test_expect(inject || m.rank[r].memory.peak[SEQPAR_MEM_WEIGHTS] > 0, "rank %lld never held weights", (long long)r);
+        if (dp * sp > 1) test_expect(inject || m.rank[r].bytes_sent > 0, "rank %lld sent nothing", (long long)r);
+        else test_expect(m.rank[r].bytes_sent == 0 && m.rank[r].memory.peak[SEQPAR_MEM_EXCHANGE] == 0, "one rank sent %lld bytes and held %lld for an exchange", (long long)m.rank[r].bytes_sent,
+                         (long long)m.rank[r].memory.peak[SEQPAR_MEM_EXCHANGE]);
+    }
+    test_end("memory_given_back D=%lld P=%lld %s", (long long)dp, (long long)sp, what);
+}
+
+static void test_lifetimes(void) {
+    static const int64_t numbers[] = {1, 2, 3, 5, 8, 11, 14, 20, 33, 47, 60, 75}, worlds[][2] = {{1, 1}, {1, 4}, {2, 2}, {4, 1}};
+    seqpar_llama_config config = {.layers = 2, .hidden = 16, .heads = 4, .kv_heads = 2, .head_dim = 4, .intermediate = 24, .vocab = 31};
+    model_task task = {.config = config, .lr = .01};
+    size_t i;
+    random_batch(&task.batch, 17, 30, 31, 41, 8);
+    task.objective.count = task.batch.counts.supervised;
+    for (i = 0; i < 4; i++) test_given_back(&task, worlds[i][0], worlds[i][1], NULL, "undisturbed");
+    for (i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        seqpar_inject_desc fail = {.fail_at = numbers[i]}, die = {.die_at = numbers[i]};
+        char what[64];
+        snprintf(what, sizeof what, "transfer %lld fails", (long long)numbers[i]);
+        test_given_back(&task, 1, 4, &fail, what);
+        snprintf(what, sizeof what, "a rank dies at transfer %lld", (long long)numbers[i]);
+        test_given_back(&task, 1, 4, &die, what);
+    }
+    seqpar_batch_free(&task.batch);
+}
+
+/* Every single allocation of an attention run may be the one that finds no memory. */
+static void test_refused(int64_t ranks, int64_t every) {
+    attn_case c = {48, 8, ranks, 2, 2, 4, 1, SEQPAR_ZIGZAG, SEQPAR_RING, 0};
+    attn_run run = {.c = &c, .cu = {0, 48}};
+    seqpar_error error;
+    int64_t before = blocks_live, made = blocks_made, total, n;
+    run.row = (seqpar_row){.tokens = c.tokens, .padded = c.tokens, .chunks = c.chunks, .docs = 1, .cu_seqlens = run.cu};
+    test_expect(!seqpar_run_threads(ranks, attn_main, &run, &error), "%s", error.text);
+    total = blocks_made - made;
+    for (n = 1; n <= total; n += every) {
+        block_refused = blocks_made + n;
+        test_expect(seqpar_run_threads(ranks, attn_main, &run, &error) != 0, "allocation %lld of %lld failed, the run did not", (long long)n, (long long)total);
+        test_expect(blocks_live == before, "%lld blocks are left after allocation %lld of %lld failed (%s)", (long long)(blocks_live - before), (long long)n, (long long)total, error.text);
+        before = blocks_live;
+    }
+    block_refused = 0;
+    printf("#   P=%lld makes %lld allocations\n", (long long)ranks, (long long)total);
+    test_end("memory_refused P=%lld", (long long)ranks);
+}
+
+/* ---- the counters against the operating system ---- */
+
+typedef struct seen { int64_t high_water, counted, workspace; int status; } seen; /* bytes */
+
+static int64_t high_water(void) {
+    char line[256];
+    long long kib = 0;
+    FILE *f = fopen("/proc/self/status", "r");
+    while (f && fgets(line, sizeof line, f)) if (sscanf(line, "VmHWM: %lld", &kib) == 1) break;
+    if (f) fclose(f);
+    return kib * 1024;
+}
+
+/* One run (or nothing) in a process of its own. Every large block is a mapping of its own there, so that what is freed is
+   gone and the high-water mark is that of live memory. */
+static seen in_a_child(const model_task *task, const model_way *way) {
+    seen s = {0};
+    int ends[2], state;
+    pid_t child;
+    if (pipe(ends)) return s;
+    fflush(stdout);
+    child = fork();
+    if (child == 0) {
+        memory_run m = {.first_step = 1};
+        model_result unused = {0};
+        int64_t r;
+        mallopt(M_MMAP_THRESHOLD, 65536);
+        m.job = (model_job){task, way, &unused};
+        if (way) s.status = seqpar_run_threads(way->dp * way->sp, memory_main, &m, NULL);
+        for (r = 0; r < RANKS_MAX; r++) { s.counted += m.rank[r].memory.total_peak; s.workspace += m.rank[r].workspace; }
+        s.high_water = high_water();
+        _exit(write(ends[1], &s, sizeof s) != (ssize_t)sizeof s);
+    }
+    s.status = read(ends[0], &s, sizeof s) == (ssize_t)sizeof s ? s.status : -1;
+    waitpid(child, &state, 0);
+    close(ends[0]);
+    close(ends[1]);
+    return s;
+}
+
+static void test_high_water(void) {
+    static const struct { int64_t ranks; int schedule, recompute; } cases[] = {{1, SEQPAR_RING, 0}, {1, SEQPAR_RING, 1}, {4, SEQPAR_RING, 0}, {4, SEQPAR_LLAMA3, 0}};
+    seqpar_llama_config config = {.layers = 2, .hidden = 256, .heads = 4, .kv_heads = 2, .head_dim = 32, .intermediate = 512, .vocab = 64};
+    model_task task;
+    seen idle;
+    size_t i;
+    row_task(&task, &config, 4096, 4, 32);
+    idle = in_a_child(&task, NULL);
+    if (!idle.high_water) { test_skip("memory_high_water", "no VmHWM in /proc/self/status"); return; }
+    for (i = 0; i < sizeof cases / sizeof *cases; i++) {
+        model_way way = {.dp = 1, .sp = cases[i].ranks, .accumulation = 1, .threads = 1, .layout = SEQPAR_ZIGZAG, .schedule = cases[i].schedule, .recompute = cases[i].recompute};
+        seen s = in_a_child(&task, &way);
+        double held = (double)(s.high_water - idle.high_water), counted = (double)s.counted;
+        test_expect(s.status == 0, "the run failed with %d", s.status);
+        test_expect(counted > 20e6, "only %.1f MB: too small to measure", counted / 1e6);
+        test_expect(fabs(held - counted) <= 0.1 * counted, "counted %.1f MB, the process held %.1f MB", counted / 1e6, held / 1e6);
+        printf("#   P=%lld %s recompute=%d: counted %.1f MB and %.1f MB of device scratch, the process held %.1f MB (%.3f)\n", (long long)cases[i].ranks, seqpar_schedule_name(cases[i].schedule),
+               cases[i].recompute, counted / 1e6, (double)s.workspace / 1e6, held / 1e6, held / counted);
+        test_end("memory_high_water P=%lld %s recompute=%d", (long long)cases[i].ranks, seqpar_schedule_name(cases[i].schedule), cases[i].recompute);
+    }
+    seqpar_batch_free(&task.batch);
+}
+
+int main(int argc, char **argv) {
+    static const int64_t powers[] = {1, 2, 4, 8}, others[] = {1, 3, 5, 6};
+    int recompute;
+    test_begin(argc, argv);
+    test_state += test_seed;
+    test_high_water(); /* first: the children start out as small as this process */
+    for (recompute = 0; recompute < 2; recompute++) {
+        test_activations(960, 32, recompute, powers, 4);
+        test_activations(960, 16, recompute, powers, 4);
+        test_activations(997, 32, recompute, others, 4);
+    }
+    test_recompute();
+    test_attention();
+    test_lifetimes();
+    test_refused(1, 1);
+    test_refused(4, 3);
+    test_expect(blocks_live == 0, "%lld blocks are left at the end", (long long)blocks_live);
+    test_end("memory_all_given_back");
+    return test_summary();
+}
