@@ -1016,7 +1016,7 @@ SEQPAR_DEF void seqpar_random(uint32_t out[4], uint64_t key, uint64_t index_high
 SEQPAR_DEF double seqpar_random_uniform(uint64_t key, uint64_t stream, uint64_t index) {
     uint32_t r[4];
     seqpar_random(r, key, stream, index);
-    return ((double)(((uint64_t)r[1] << 21) ^ (r[0] >> 11)) + 0.5) * (1.0 / 9007199254740992.0);
+    return ((double)(((uint64_t)r[1] << 20) ^ (r[0] >> 12)) + 0.5) * (1.0 / 4503599627370496.0); /* 52 bits and a half: exact, never 0 or 1 */
 }
 
 SEQPAR_DEF double seqpar_random_normal(uint64_t key, uint64_t stream, uint64_t index) {
