@@ -227,6 +227,7 @@ typedef struct run_desc {
     int64_t stride, disturbed;  /* rank that `inject` applies to, -1: all */
     const seqpar_inject_desc *inject;
     int virtual_clock;
+    uint64_t numbers;           /* which inputs */
     double latency, late;       /* virtual time: of a message; that rank `disturbed` loses before it starts */
 } run_desc;
 
@@ -327,7 +328,7 @@ static void run_begin(run *x, const run_desc *d) {
     uint64_t state = test_state;
     memset(x, 0, sizeof *x);
     x->d = d;
-    test_state = test_seed * 77; /* the same numbers in every run */
+    test_state = test_seed * 77 + d->numbers; /* the same in every run */
     for (i = 0; i < 4; i++) {
         x->input[i] = malloc(TOKENS * WIDE * sizeof(float));
         for (j = 0; j < TOKENS * WIDE; j++) x->input[i][j] = (float)test_normal();
@@ -461,34 +462,42 @@ static void test_arrival(int schedule, int64_t ranks, int64_t stride) {
     test_end("arrival_%s P=%lld", seqpar_schedule_name(schedule), (long long)ranks);
 }
 
-/* All keys are seen, so every message counts: one flipped bit in any of them must show. */
+/* Does one flipped bit in this message change the results? It is a low one and may drown in a sum, but not with all inputs. */
+static int flip_shows(run_desc d, int64_t message) {
+    seqpar_inject_desc flip = {.flip_bit_at = message};
+    int shows = 0;
+    for (d.numbers = 0; d.numbers < 5 && !shows; d.numbers++) {
+        run one, x;
+        d.inject = NULL;
+        run_begin(&one, &d);
+        d.inject = &flip;
+        run_begin(&x, &d);
+        test_expect(!one.status && !x.status, "%s", x.error.text);
+        shows = !same_results(&x, &one);
+        run_end(&one);
+        run_end(&x);
+    }
+    return shows;
+}
+
+/* All keys are seen, so every message counts. */
 static void test_flip(int schedule, int64_t ranks) {
     run_desc d = {.ranks = ranks, .calls = 1, .schedule = schedule, .stride = 2, .full = 1, .disturbed = ranks - 1};
-    seqpar_inject_desc flip = {0};
-    run one, x;
+    run one;
     int64_t n, messages;
     run_begin(&one, &d);
     messages = one.rank[ranks - 1].messages; /* as many come as go */
-    d.inject = &flip;
-    for (n = 1; n <= messages; n++) {
-        flip.flip_bit_at = n;
-        run_begin(&x, &d);
-        test_expect(!x.status && !same_results(&x, &one), "%s a flipped bit in message %lld of %lld changes nothing", x.error.text, (long long)n, (long long)messages);
-        run_end(&x);
-    }
-    flip.flip_bit_at = messages + 1;
-    run_begin(&x, &d);
-    test_expect(!x.status && same_results(&x, &one), "there is a message %lld", (long long)messages + 1);
-    run_end(&x);
     run_end(&one);
+    for (n = 1; n <= messages; n++) test_expect(flip_shows(d, n), "a flipped bit in message %lld of %lld changes nothing", (long long)n, (long long)messages);
+    test_expect(messages > 0 && !flip_shows(d, messages + 1), "there is a message %lld", (long long)messages + 1);
     test_end("flip_%s P=%lld, %lld messages", seqpar_schedule_name(schedule), (long long)ranks, (long long)messages);
 }
 
 /* The failing rank says INJECTED, the world repeats it, and everybody else has its words as PEER. */
 static void test_failure(int schedule, int64_t ranks) {
     run_desc d = {.ranks = ranks, .calls = 1, .schedule = schedule, .stride = 1, .disturbed = 1};
-    int64_t n, r, peers = 0;
-    for (n = 1; n <= 7; n += 2) {
+    int64_t n, r;
+    for (n = 1; n <= 7; n += 2) { /* none is the last of its pass, so all others still wait for rank 1 */
         seqpar_inject_desc fail = {.fail_at = n};
         run x;
         d.inject = &fail;
@@ -496,14 +505,11 @@ static void test_failure(int schedule, int64_t ranks) {
         test_expect(x.status == SEQPAR_ERR_INJECTED && x.error.rank == 1 && strstr(x.error.text, "injected failure"), "transfer %lld: the world says %s: %s", (long long)n, seqpar_status_name(x.status), x.error.text);
         for (r = 0; r < ranks; r++) {
             rank_record *q = &x.rank[r];
-            if (r != 1 && q->status == 0) continue; /* it needed nothing more from the others */
-            peers += r != 1;
             test_expect(q->status == (r == 1 ? SEQPAR_ERR_INJECTED : SEQPAR_ERR_PEER), "transfer %lld: rank %lld has %s", (long long)n, (long long)r, seqpar_status_name(q->status));
             test_expect(strstr(q->text, "injected failure") && (r == 1 || strstr(q->text, "rank 1 failed")), "transfer %lld: rank %lld says: %s", (long long)n, (long long)r, q->text);
         }
         run_end(&x);
     }
-    test_expect(peers == 4 * (ranks - 1), "only %lld of %lld ranks heard of it", (long long)peers, (long long)(4 * (ranks - 1)));
     test_end("failure_%s P=%lld", seqpar_schedule_name(schedule), (long long)ranks);
 }
 
@@ -516,7 +522,7 @@ static void test_death(int schedule, int64_t ranks) {
         d.inject = &die;
         run_begin(&x, &d);
         test_expect(x.status != 0 && x.rank[ranks - 1].status == SEQPAR_ERR_DIED, "transfer %lld: the world says %s, the dead rank %s", (long long)n, seqpar_status_name(x.status), seqpar_status_name(x.rank[ranks - 1].status));
-        test_expect(strstr(x.error.text, "ended"), "transfer %lld: nobody says that a rank has ended: %s", (long long)n, x.error.text);
+        test_expect(strstr(x.error.text, "ended") != NULL, "transfer %lld: nobody says that a rank has ended: %s", (long long)n, x.error.text);
         run_end(&x);
     }
     test_end("death_%s P=%lld", seqpar_schedule_name(schedule), (long long)ranks);
