@@ -1712,6 +1712,9 @@ static seqpar_status seqpar__gather_i64(seqpar_comm *comm, int64_t **all, const 
     for (r = 0; !status && r < comm->size; r++) bytes[r] = count * 8;
     if (!status) status = seqpar_comm_all_gather(comm, *all, values, bytes, name);
     SEQPAR_FREE(bytes);
+    if (!status) return SEQPAR_OK;
+    SEQPAR_FREE(*all);
+    *all = NULL;
     return status;
 }
 
@@ -1931,7 +1934,7 @@ static seqpar_status seqpar__threads_begin(seqpar_comm *comm, const seqpar_group
     seqpar__posted *p = SEQPAR__NEW(seqpar__posted, 1);
     (void)queue;
     if (p) p->sends = SEQPAR__NEW(seqpar__message, group->send_count + group->recv_count);
-    if (!p || !p->sends) return seqpar__no_memory(comm->error, "messages");
+    if (!p || !p->sends) { SEQPAR_FREE(p); return seqpar__no_memory(comm->error, "messages"); }
     p->recvs = p->sends + group->send_count;
     p->send_count = group->send_count;
     p->recv_count = group->recv_count;
@@ -2249,7 +2252,11 @@ static seqpar_status seqpar__inject_begin(seqpar_comm *comm, const seqpar_group 
     r = SEQPAR__NEW(seqpar__injected, 1);
     if (r) r->list = SEQPAR__NEW(seqpar_transfer, 2 * total);
     if (r) r->stamps = SEQPAR__NEW(double, total);
-    if (!r || !r->list || !r->stamps) return seqpar__no_memory(comm->error, "an injected request");
+    if (!r || !r->list || !r->stamps) {
+        if (r) { SEQPAR_FREE(r->list); SEQPAR_FREE(r->stamps); }
+        SEQPAR_FREE(r);
+        return seqpar__no_memory(comm->error, "an injected request");
+    }
     for (i = 0; i < group->send_count; i++) r->stamps[i] = in->clock + in->desc.latency;
     g.send_count = seqpar__inject_copy(r->list, r->stamps, group->sends, group->send_count, in->desc.virtual_clock);
     if (in->desc.reorder) seqpar__inject_shuffle(in, r->list, g.send_count);

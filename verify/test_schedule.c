@@ -160,7 +160,7 @@ static int message_of(const seqpar_plan *plan, int64_t peer, int sends, int64_t 
 
 /* What rank a sends to rank b is what b expects of a, message by message. */
 static void match_plans(const seqpar_plan *a, const seqpar_plan *b) {
-    seqpar_plan_op sent, expected;
+    seqpar_plan_op sent = {0}, expected = {0};
     int64_t n, size = a->sp_size;
     for (n = 0;; n++) {
         int is = message_of(a, b->sp_rank, 1, n, &sent), wanted = message_of(b, a->sp_rank, 0, n, &expected);

@@ -52,6 +52,7 @@ typedef struct truth {
     int64_t offset[MOST_TENSORS];  /* of the same tensor in the library's parameters, which have gaps */
     int64_t tensors, parameters, elements;
     slow_row *row;
+    int32_t *ids, *targets;        /* by global token, from the documents */
     double *dense, *start;         /* parameters without and with gaps, exact in fp32 */
     double *seeds;                 /* entropy seeds by global token */
     double noise[QUANTITIES];      /* see measure_noise */
@@ -131,12 +132,26 @@ static void random_parameters(truth *t) {
     t->task.start = t->start;
 }
 
-static void describe_rows(truth *t) {
-    int64_t r;
-    t->row = calloc((size_t)t->task.batch.rows, sizeof *t->row);
+/* A token's target is the next one of its document, if that is to be predicted. */
+static void describe_document(const seqpar_document *d, int32_t *ids, int32_t *targets) {
+    int64_t n;
+    for (n = 0; n < d->tokens; n++) {
+        ids[n] = d->ids[n];
+        targets[n] = n + 1 < d->tokens && d->loss_mask[n + 1] ? d->ids[n + 1] : SLOW_IGNORED;
+    }
+}
+
+/* Which document went where is the packer's business; what it says there is not. */
+static void describe_rows(truth *t, const corpus *c) {
+    int64_t r, d, base, tokens = task_tokens(&t->task);
+    t->row = calloc((size_t)t->task.batch.rows + 1, sizeof *t->row);
+    t->ids = calloc((size_t)tokens, sizeof *t->ids);
+    t->targets = calloc((size_t)tokens, sizeof *t->targets);
     for (r = 0; r < t->task.batch.rows; r++) {
         const seqpar_row *row = &t->task.batch.row[r];
-        t->row[r] = (slow_row){.tokens = row->tokens, .docs = row->docs, .cu_seqlens = row->cu_seqlens, .ids = row->ids, .targets = row->targets};
+        base = row_base(&t->task, r);
+        for (d = 0; d < row->docs; d++) describe_document(&c->doc[row->doc_source[d]], t->ids + base + row->cu_seqlens[d], t->targets + base + row->cu_seqlens[d]);
+        t->row[r] = (slow_row){.tokens = row->tokens, .docs = row->docs, .cu_seqlens = row->cu_seqlens, .ids = t->ids + base, .targets = t->targets + base};
     }
 }
 
@@ -151,12 +166,12 @@ static void truth_open(truth *t, const slow_config *config, const corpus *c, seq
     t->task.objective.count = t->task.batch.counts.supervised;
     find_tensors(t);
     random_parameters(t);
-    describe_rows(t);
+    describe_rows(t, c);
 }
 
 static void truth_close(truth *t) {
     seqpar_batch_free(&t->task.batch);
-    free(t->dense); free(t->start); free(t->row); free(t->seeds);
+    free(t->dense); free(t->start); free(t->row); free(t->seeds); free(t->ids); free(t->targets);
 }
 
 /* Label smoothing, z-loss and entropy seeds, each on some of the models. */
