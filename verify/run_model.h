@@ -46,6 +46,22 @@ static int64_t row_base(const model_task *t, int64_t row) {
     return n;
 }
 
+/* After a step every rank must hold the same parameters: their hash is compared, all ranks taking part. */
+static seqpar_status expect_ranks_agree(seqpar_ctx *ctx, const seqpar_llama *model) {
+    double *values = calloc((size_t)model->elements, sizeof *values);
+    int64_t hash[2] = {0, 0}, i, bits;
+    seqpar_device_read(ctx->device, values, model->params.data, 0, model->elements);
+    for (i = 0; i < model->elements; i++) {
+        memcpy(&bits, &values[i], 8);
+        hash[0] = (int64_t)(((uint64_t)hash[0] ^ (uint64_t)bits) * UINT64_C(1099511628211)) & INT64_MAX;
+    }
+    free(values);
+    hash[1] = -hash[0];
+    seqpar_status status = seqpar_comm_max_i64(ctx->world, hash, 2);
+    if (!status && hash[0] != -hash[1]) status = seqpar_fail(ctx->error, SEQPAR_ERR_OPTION, "the ranks hold different parameters after the step");
+    return status;
+}
+
 /* Local rows of a device tensor to their places in a global one. */
 static void collect_rows(seqpar_ctx *ctx, const model_task *task, const seqpar_llama_batch *b, int64_t first, double *global, const void *local, int64_t width) {
     int64_t i, t;
@@ -152,6 +168,7 @@ static seqpar_status model_rank(seqpar_ctx *ctx, const model_job *job) {
     if (!status && task->start) seqpar_device_write(ctx->device, model.params.data, 0, task->start, model.elements);
     if (!status && rank == 0) seqpar_device_read(ctx->device, job->result->start, model.params.data, 0, model.elements);
     for (step = 0; !status && step < job->way->steps; step++) status = model_step(ctx, job, &model, &optim, step);
+    if (!status) status = expect_ranks_agree(ctx, &model);
     if (!status && rank == 0) {
         seqpar_device_read(ctx->device, job->result->params, model.params.data, 0, model.elements);
         job->result->last_norm = optim.norm;

@@ -219,11 +219,62 @@ static void test_truth(int reference) {
     problem_free(g);
 }
 
+/* T01: scores of neighbouring chunks far apart, so that one side of a merge vanishes or both are alike. */
+static void test_gaps(int reference) {
+    static const int64_t lengths[] = {31}, chunks[] = {8};
+    static const double gaps[] = {0, 20, 90, 1e4};
+    size_t g;
+    int64_t i;
+    for (g = 0; g < sizeof gaps / sizeof *gaps; g++) {
+        problem *p = problem_new(1, lengths, chunks, 2, 1, 6);
+        setup s = {.p = p, .reference = reference, .ranks = 3, .threads = 1, .layout = SEQPAR_ZIGZAG, .full = 1};
+        p->rows[0].docs = 1;
+        p->cu[0][1] = 31;
+        for (i = 0; i < 31; i++) p->k[i * 6] = (i / 4 % 2 ? 1.0 : -1.0) * gaps[g]; /* a whole chunk up, the next down */
+        for (i = 0; i < 31 * 2; i++) p->q[i * 6] = (double)(float)(i % 3 - 1);
+        setup_run(&s);
+        /* a score of size g is rounded by g eps, and so is the logarithm of every weight */
+        expect_truth(&s, reference ? 1e-13 + gaps[g] * 1e-15 : 2e-6 + gaps[g] * 1e-7, "against slow.h");
+        setup_free(&s);
+        problem_free(p);
+    }
+    test_end("attn_%s_merge_gaps", reference ? "fp64" : "fp32");
+}
+
+/* T07: every length from 1 to 4P+1, so that ranks are empty, chunks hold one token, and nothing divides. */
+static void test_lengths(int64_t ranks) {
+    int64_t length, chunks;
+    int layout;
+    for (length = 1; length <= 4 * ranks + 1; length++)
+        for (layout = 0; layout < SEQPAR__LAYOUTS; layout++) {
+            problem *p;
+            setup s, one;
+            chunks = length % 3 ? length : 2 * ranks;
+            p = problem_new(1, &length, &chunks, 2, 1, 4);
+            memset(&s, 0, sizeof s);
+            s.p = p; s.ranks = 1; s.threads = 1;
+            one = s;
+            s.ranks = ranks; s.layout = layout; s.schedule = (int)(length % 2);
+            setup_run(&one);
+            setup_run(&s);
+            if (layout != SEQPAR_STRIPE) expect_same_bits(&s, &one, "length sweep");
+            expect_truth(&s, 3e-6, "against slow.h");
+            setup_free(&s);
+            setup_free(&one);
+            problem_free(p);
+        }
+    test_end("attn_lengths_1_to_%lld P=%lld", (long long)(4 * ranks + 1), (long long)ranks);
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_state += test_seed;
     test_truth(1);
     test_truth(0);
+    test_gaps(1);
+    test_gaps(0);
+    test_lengths(3);
+    test_lengths(5);
     test_bits(1);
     test_bits(0);
     return test_summary();

@@ -63,11 +63,41 @@ static void test_ways(int reference, int tied, int64_t ways) {
     seqpar_batch_free(&task.batch);
 }
 
+/* T14: the gradient-scale law. A plain SGD step, where no optimizer hides a factor, for every D x P = 8. */
+static void test_law(void) {
+    model_task task;
+    model_result one, other;
+    model_way base = plain, w;
+    int64_t dp;
+    make_task(&task, 0);
+    task.max_norm = 0;
+    task.decay = 0;
+    task.lr = 1;
+    base.optimizer = SEQPAR_SGD;
+    base.steps = 1;
+    model_run(&task, &base, &one);
+    for (dp = 1; dp <= 8; dp *= 2) {
+        char what[64];
+        w = base;
+        w.dp = dp;
+        w.sp = 8 / dp;
+        w.layout = SEQPAR_ZIGZAG;
+        model_run(&task, &w, &other);
+        snprintf(what, sizeof what, "SGD, D=%lld P=%lld", (long long)dp, (long long)w.sp);
+        expect_equal_runs(&other, &one, what);
+        test_end("law %s", what);
+        model_result_free(&other);
+    }
+    model_result_free(&one);
+    seqpar_batch_free(&task.batch);
+}
+
 int main(int argc, char **argv) {
     const char *fewer = getenv("TEST_WAYS"); /* sanitizers are slow */
     int64_t ways = fewer ? atoll(fewer) : 0;
     test_begin(argc, argv);
     test_state += test_seed;
+    test_law();
     test_ways(0, 0, ways ? ways : 44);
     test_ways(0, 1, ways ? ways : 33);
     test_ways(1, 1, ways ? 1 : 11);
