@@ -3223,6 +3223,7 @@ typedef struct seqpar__product {
 
 static void seqpar__product_run(const seqpar__product *p, float *packed) {
     int64_t j, k;
+    for (j = 0; p->depth == 0 && !p->accumulate && j < p->rows; j++) memset(p->c + j * p->ldc, 0, (size_t)p->columns * sizeof *p->c); /* an empty sum */
     for (j = 0; j < p->columns; j += SEQPAR__NC)
         for (k = 0; k < p->depth; k += SEQPAR__KC) {
             int64_t n = SEQPAR__MIN(p->columns - j, SEQPAR__NC), d = SEQPAR__MIN(p->depth - k, SEQPAR__KC);
