@@ -179,8 +179,8 @@ done
 
 # ---- tidy ----
 sources() { git ls-files -co --exclude-standard 2>/dev/null || find . -type f -not -path './build/*' -not -path './.git/*'; }
-tidy() { if [ -z "$2" ]; then ok $1; else fail $1 "$(echo $2 | cut -c1-250)"; fi; } # NAME WHAT-IS-WRONG
-tidy tidy_spdx "$(sources | grep -v '^LICENSE$' | while read -r f; do [ -f "$f" ] && grep -qI . "$f" && ! grep -q 'SPDX-License-Identifier' "$f" && echo "$f"; done)"
+tidy() { if [ -z "$2" ]; then ok $1; else fail $1 "$(echo "$2" | tr '\n' ' ' | cut -c1-250)"; fi; } # NAME WHAT-IS-WRONG
+tidy tidy_spdx "$(sources | grep -vE '^(\./)?LICENSE$' | while read -r f; do [ -f "$f" ] && grep -qI . "$f" && ! grep -q 'SPDX-License-Identifier' "$f" && echo "$f"; done)"
 tidy tidy_no_notes "$(grep -nwE 'T[O]DO|F[I]XME|X[X]X' ./*.h demos/*.* verify/*.* bench/*.* ci/*.* 2>/dev/null | head -n 3)"
 tidy tidy_chapters "$(for c in api util fold pack split comm device cpu plan attn loss optim; do grep -qE "^   >>$c  " seqpar.h || echo "no chapter $c"; done)"
 [ "$(wc -l <seqpar.h)" -le 8000 ] && tidy tidy_file_length "" || tidy tidy_file_length "seqpar.h has $(wc -l <seqpar.h) lines"
