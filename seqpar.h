@@ -1777,7 +1777,7 @@ static seqpar_status seqpar__self_begin(seqpar_comm *comm, const seqpar_group *g
     for (i = 0; i < group->send_count; i++) {
         if (group->sends[i].bytes != group->recvs[i].bytes)
             return seqpar_fail(comm->error, SEQPAR_ERR_MESSAGE_SIZE, "'%s': %lld bytes were sent where %lld were expected", group->name, (long long)group->sends[i].bytes, (long long)group->recvs[i].bytes);
-        memcpy(group->recvs[i].data, group->sends[i].data, (size_t)group->sends[i].bytes);
+        if (group->sends[i].bytes) memcpy(group->recvs[i].data, group->sends[i].data, (size_t)group->sends[i].bytes);
     }
     return SEQPAR_OK;
 }
