@@ -40,6 +40,8 @@
          seqpar_device), do tensor, pipeline or expert parallelism, serve models
        - promise equal bits across instruction sets or compilers, or between different packings; per binary
          and set of rows only. Stripe, which deals single tokens, keeps an error bound instead.
+       - survive -ffast-math (an #error) or clang's -ffp-contract=fast, which overrules the pragma in this
+         header and cannot be detected: do not use it.
 
    OPTIONS
        SEQPAR_STATIC        everywhere: all functions become static
