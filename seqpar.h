@@ -338,7 +338,7 @@ typedef struct seqpar_inject_desc {
     int virtual_clock;     /* carry time stamps with every message */
     double latency;        /* virtual time a message takes */
 } seqpar_inject_desc;
-SEQPAR_DEF seqpar_comm *seqpar_comm_inject(seqpar_comm *inner, const seqpar_inject_desc *desc); /* owns inner */
+SEQPAR_DEF seqpar_comm *seqpar_comm_inject(seqpar_comm *inner, const seqpar_inject_desc *desc); /* inner stays the caller's, to be freed after */
 SEQPAR_DEF void seqpar_inject_compute(seqpar_comm *comm, double cost);
 SEQPAR_DEF double seqpar_inject_clock(seqpar_comm *comm);
 
@@ -375,7 +375,8 @@ SEQPAR_DEF void seqpar_fold_init(seqpar_fold *fold, const int64_t *leaves, int64
 SEQPAR_DEF void seqpar_fold_free(seqpar_fold *fold);
 /* Appends to the program: push value `operand` by `op` (LEAF, EXTEND or LOAD) as node, combine what can be. */
 SEQPAR_DEF seqpar_status seqpar_fold_push(seqpar_fold *fold, seqpar_node node, int32_t op, int32_t operand);
-/* Ends one program: what is left on the stack is stored (or finished); returns the program and empties it. */
+/* Ends one program: what is left on the stack is stored (or finished). The caller runs fold->program and sets
+   program_count to 0 before the next push. */
 SEQPAR_DEF seqpar_status seqpar_fold_flush(seqpar_fold *fold);
 
 /* ---- pack: documents to rows --------------------------------------------------------------------------*/
@@ -408,7 +409,7 @@ typedef struct seqpar_pack_desc {
     int64_t pad_to;     /* 0: no pads; else rows are padded to a multiple */
     int order;          /* SEQPAR_PACK_*: first-fit-decreasing by default */
     int truncation;     /* SEQPAR_TRUNCATION_*: what happens to a unit longer than pack_len */
-    int keep_masked;    /* keep units without a supervised token */
+    int keep_masked;    /* keep units without a supervised token (a batch may then have none at all) */
     int64_t vocab;      /* 0: ids are not checked */
     int32_t pad_id;
 } seqpar_pack_desc;
@@ -426,7 +427,7 @@ typedef struct seqpar_batch {
 } seqpar_batch;
 
 /* Packs the documents of one optimizer step. Targets are shifted here, once, before any split; the last
-   position of every document has none. Free with seqpar_batch_free. NO_TARGET if nothing is supervised. */
+   position of every document has none. Free with seqpar_batch_free. NO_TARGET if no unit is left. */
 SEQPAR_DEF seqpar_status seqpar_pack(seqpar_error *error, seqpar_batch *batch, const seqpar_document *documents,
                                      int64_t count, const seqpar_pack_desc *desc);
 SEQPAR_DEF void seqpar_batch_free(seqpar_batch *batch);
@@ -1068,7 +1069,7 @@ SEQPAR_DEF double seqpar_exp(double x) {
     int64_t e;
     int i;
     if (!(x == x)) return x;
-    if (x > 709.78) return HUGE_VAL;
+    if (x > 709.79) return HUGE_VAL; /* up to there the last product overflows by itself */
     if (x < -745.2) return 0.0;
     n = floor(SEQPAR__FMA(x, 1.4426950408889634074, 0.5));
     r = SEQPAR__FMA(n, -6.93147180369123816490e-01, x);
@@ -1542,10 +1543,12 @@ static seqpar_status seqpar__check_row(seqpar_error *error, const seqpar_row *ro
         return seqpar_fail(error, SEQPAR_ERR_SIZE, "row %lld has %lld tokens padded to %lld", (long long)row->index, (long long)row->tokens, (long long)row->padded);
     if (row->index <= previous_index)
         return seqpar_fail(error, SEQPAR_ERR_ROW_ORDER, "row number %lld follows %lld; rows must rise", (long long)row->index, (long long)previous_index);
+    if (row->docs < 0 || (row->docs > 0 && !row->cu_seqlens))
+        return seqpar_fail(error, SEQPAR_ERR_CU_SEQLENS, "row %lld has %lld documents%s; give 0 or more, and cu_seqlens with docs + 1 entries", (long long)row->index, (long long)row->docs, row->cu_seqlens ? "" : " and no cu_seqlens");
     for (d = 0; d < row->docs; d++)
         if (row->cu_seqlens[d + 1] < row->cu_seqlens[d])
             return seqpar_fail(error, SEQPAR_ERR_CU_SEQLENS, "row %lld: cu_seqlens falls from %lld to %lld at document %lld", (long long)row->index, (long long)row->cu_seqlens[d], (long long)row->cu_seqlens[d + 1], (long long)d);
-    if (row->docs < 0 || (row->docs > 0 && (row->cu_seqlens[0] != 0 || row->cu_seqlens[row->docs] != row->tokens)))
+    if (row->docs > 0 && (row->cu_seqlens[0] != 0 || row->cu_seqlens[row->docs] != row->tokens))
         return seqpar_fail(error, SEQPAR_ERR_CU_SEQLENS, "row %lld: cu_seqlens runs from %lld to %lld; it must run from 0 to %lld", (long long)row->index, (long long)row->cu_seqlens[0], (long long)row->cu_seqlens[row->docs], (long long)row->tokens);
     return SEQPAR_OK;
 }
@@ -1839,7 +1842,7 @@ typedef struct seqpar__hub {
     pthread_mutex_t lock;
     seqpar__seat *seats;
     int64_t size;
-    int aborted;
+    int aborted, died; /* died: 1 + a rank that ended without a word */
     seqpar_status status;
     int64_t rank;
     char text[512];
@@ -2113,7 +2116,8 @@ static void *seqpar__thread_main(void *argument) {
     }
     pthread_mutex_lock(&hub->lock);
     hub->seats[t->rank].ended = 1;
-    if (status && status != SEQPAR_ERR_DIED) seqpar__hub_stop(hub, status, t->rank, error.text[0] ? error.text : seqpar_status_text(status));
+    if (status == SEQPAR_ERR_DIED) hub->died = (int)t->rank + 1;
+    else if (status) seqpar__hub_stop(hub, status, t->rank, error.text[0] ? error.text : seqpar_status_text(status));
     seqpar__hub_watch(hub);
     pthread_mutex_unlock(&hub->lock);
     return NULL;
@@ -2131,6 +2135,7 @@ static seqpar_status seqpar__hub_run(seqpar__hub *hub, seqpar__thread *threads, 
         pthread_mutex_unlock(&hub->lock);
     }
     for (r = 0; r < hub->size; r++) if (threads[r].started) pthread_join(threads[r].thread, NULL);
+    if (hub->died) seqpar__hub_stop(hub, SEQPAR_ERR_DIED, hub->died - 1, seqpar_status_text(SEQPAR_ERR_DIED)); /* and nobody missed it */
     return hub->aborted ? hub->status : SEQPAR_OK;
 }
 
@@ -2183,7 +2188,7 @@ SEQPAR_DEF seqpar_status seqpar_run_threads(int64_t ranks, seqpar_rank_fn fn, vo
 
 typedef struct seqpar__inject {
     seqpar_comm comm;
-    seqpar_comm *inner;
+    seqpar_comm *inner, *owned; /* owned: made by split, freed with the wrapper */
     seqpar_inject_desc desc;
     int64_t begins, received;
     double clock;
@@ -2299,12 +2304,14 @@ static seqpar_status seqpar__inject_split(seqpar_comm *comm, int64_t color, int6
     seqpar_comm *inner = NULL;
     SEQPAR__TRY(seqpar_comm_split(in->inner, color, key, &inner));
     *sub = seqpar_comm_inject(inner, &in->desc);
-    return *sub ? SEQPAR_OK : seqpar__no_memory(comm->error, "a comm");
+    if (!*sub) { seqpar_comm_free(inner); return seqpar__no_memory(comm->error, "a comm"); }
+    ((seqpar__inject *)(*sub)->state)->owned = inner;
+    return SEQPAR_OK;
 }
 static void seqpar__inject_abort(seqpar_comm *comm, const char *text) { seqpar_comm_abort(((seqpar__inject *)comm->state)->inner, text); }
 static void seqpar__inject_free(seqpar_comm *comm) {
     seqpar__inject *in = (seqpar__inject *)comm->state;
-    seqpar_comm_free(in->inner);
+    seqpar_comm_free(in->owned);
     SEQPAR_FREE(in);
 }
 
@@ -3512,7 +3519,7 @@ static int64_t seqpar__attn_operand(int64_t head_dim) { /* floats of a packed (h
     return (SEQPAR__KT + SEQPAR__NR) * wide;
 }
 static int64_t seqpar__attn_scratch(int64_t head_dim) {
-    return (3 * SEQPAR__QT * SEQPAR__KT + 4 * seqpar__attn_operand(head_dim)) * (int64_t)sizeof(float) + 256;
+    return (2 * SEQPAR__QT * SEQPAR__KT + 4 * seqpar__attn_operand(head_dim)) * (int64_t)sizeof(float) + 256;
 }
 
 static const float *seqpar__tile_keys(const seqpar__attn_tile *t, const void *base, int64_t piece_row) {
@@ -3581,7 +3588,7 @@ static seqpar__attn_tile seqpar__tile_new(const seqpar__attn_job *j, const seqpa
     *scratch = (float *)(((uintptr_t)j->scratch + 63) & ~(uintptr_t)63);
     t.s = *scratch;
     t.p = t.s + SEQPAR__QT * SEQPAR__KT;
-    *scratch += 3 * SEQPAR__QT * SEQPAR__KT;
+    *scratch += 2 * SEQPAR__QT * SEQPAR__KT;
     return t;
 }
 

@@ -36,8 +36,12 @@ static seqpar_status demo_make_folder(const char *path, seqpar_error *error) {
         if (mkdir(part, 0777) && errno != EEXIST)
             return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "cannot make folder %s: %s", part, strerror(errno));
         *slash = kept;
-        if (!kept) return SEQPAR_OK;
+        if (!kept) break;
     }
+    struct stat kind;
+    if (stat(part, &kind) || !S_ISDIR(kind.st_mode)) return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "%s is there but is no folder; give another", part);
+    if (access(part, W_OK | X_OK)) return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "cannot write into %s: %s", part, strerror(errno));
+    return SEQPAR_OK;
 }
 
 static void demo_remove_folder(const char *path) {

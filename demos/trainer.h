@@ -339,6 +339,24 @@ static void demo_log_step(demo_rank *r, double loss, double lr, const seqpar_bat
     fflush(r->metrics);
 }
 
+/* Said once: rows so short that some rank never has a token waste it. */
+static void demo_notice_idle(demo_rank *r, const seqpar_batch *batch) {
+    int64_t ranks = r->ctx.sp_size, busiest = 0;
+    for (int64_t i = 0; i < batch->rows; i++) {
+        int64_t busy = 0;
+        for (int64_t p = 0; p < ranks; p++) {
+            seqpar_share share;
+            if (seqpar_split(NULL, &share, &batch->row[i], 1, r->job->layout, ranks, p)) return;
+            busy += share.tokens > 0;
+            seqpar_share_free(&share);
+        }
+        if (busy > busiest) busiest = busy;
+    }
+    if (busiest < ranks)
+        demo_progress_say(&r->progress, "notice: no row of the first step has tokens for more than %lld of %lld ranks; use longer rows (--packing_samples, --pack_len), more --chunks or fewer ranks",
+                          (long long)busiest, (long long)ranks);
+}
+
 static seqpar_status demo_step(demo_rank *r) {
     const demo_job *job = r->job;
     seqpar_document *documents = calloc((size_t)job->config.train_batch_size, sizeof *documents);
@@ -350,6 +368,7 @@ static seqpar_status demo_step(demo_rank *r) {
     seqpar_status status = seqpar_pack(r->ctx.error, &batch, documents, job->config.train_batch_size, &pack);
     free(documents);
     if (status) return status;
+    if (r->ctx.world->rank == 0 && !arrlen(r->losses)) demo_notice_idle(r, &batch);
     seqpar_sft_desc sft = {batch.counts.supervised, job->config.label_smoothing, job->config.z_loss};
     int64_t accumulation = demo_accumulation(job, batch.rows);
     status = seqpar_step_begin(&r->ctx, &r->optim, batch.row, batch.rows, job->layout, accumulation);
@@ -472,7 +491,7 @@ static seqpar_status demo_stop_wanted(demo_rank *r, int *stop) {
 static seqpar_status demo_train(demo_rank *r) {
     const demo_config *c = &r->job->config;
     int stop = 0, evaluates = arrlen(r->job->eval.documents) > 0;
-    seqpar_status status = SEQPAR_OK;
+    seqpar_status status = r->ctx.world->rank ? SEQPAR_OK : demo_make_folder(c->save_path, r->ctx.error); /* before the work, not after */
     while (!status && !stop && r->step < r->job->total_steps) {
         status = demo_step(r);
         if (!status) status = demo_stop_wanted(r, &stop);
@@ -482,8 +501,7 @@ static seqpar_status demo_train(demo_rank *r) {
         if (!status && evaluate) status = demo_evaluate(r);
     }
     if (!status && !stop && r->ctx.world->rank == 0) {
-        status = demo_make_folder(c->save_path, r->ctx.error);
-        if (!status) status = demo_save_model(&r->ctx, &r->model, c->save_path);
+        status = demo_save_model(&r->ctx, &r->model, c->save_path);
         if (!status && c->plot_loss) status = demo_draw_loss(r);
     }
     if (!status && !stop) status = seqpar_comm_barrier(r->ctx.world);

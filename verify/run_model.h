@@ -194,7 +194,7 @@ static seqpar_status model_main(seqpar_comm *world, void *user) {
     seqpar_status status = seqpar_ctx_open(&ctx, comm, device, job->way->sp);
     if (!status) status = model_rank(&ctx, job);
     seqpar_ctx_close(&ctx);
-    if (comm != world) free(comm->state);
+    if (comm != world) seqpar_comm_free(comm);
     seqpar_device_close(device);
     return status;
 }

@@ -126,7 +126,7 @@ static seqpar_status rank_main(seqpar_comm *world, void *user) {
     seqpar_status status = seqpar_ctx_open(&ctx, wrapped, device, s->ranks);
     if (!status) status = rank_attention(&ctx, s);
     seqpar_ctx_close(&ctx);
-    if (s->inject) free(wrapped->state); /* not the world, which is not ours */
+    if (s->inject) seqpar_comm_free(wrapped);
     seqpar_device_close(device);
     return status;
 }

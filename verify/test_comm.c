@@ -583,12 +583,8 @@ typedef struct harm {
     int64_t bits, worst; /* what was damaged on rank `only`, and which message of the group */
 } harm;
 
-/* A comm of its own for the wrapper, which owns what it wraps; what went before is not counted. */
 static seqpar_status wrap(seqpar_comm *world, const seqpar_inject_desc *desc, seqpar_comm **wrapped) {
-    seqpar_comm *own;
-    TRY(seqpar_comm_split(world, 0, world->rank, &own));
-    TRY(seqpar_comm_barrier(own));
-    *wrapped = seqpar_comm_inject(own, desc);
+    *wrapped = seqpar_comm_inject(world, desc);
     return *wrapped ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
 }
 
@@ -656,10 +652,23 @@ static seqpar_status rank_fifth_begin(seqpar_comm *world, void *user) {
     return status;
 }
 
+/* Rank 1 dies at its last message, which nobody waits for: the world must not be called well. */
+static seqpar_status rank_dies_unmissed(seqpar_comm *world, void *user) {
+    seqpar_inject_desc desc = {.die_at = world->rank == 1};
+    seqpar_comm *comm;
+    seqpar_status status;
+    (void)user;
+    TRY(wrap(world, &desc, &comm));
+    status = comm->rank == 1 ? exchange(comm, "last", 0, -1, 0, -1, 0) : SEQPAR_OK;
+    seqpar_comm_free(comm);
+    return status;
+}
+
 static void test_fail_and_die(void) {
     static const failure table[] = {
         {"inject_fail_at", 3, rank_fifth_begin, SEQPAR_ERR_INJECTED, 1, {"'ring'", "5"}, SEQPAR_ERR_PEER, "injected"},
         {"inject_die_at", 3, rank_fifth_begin, SEQPAR_ERR_DEADLOCK, -1, {"'ring' step 5", "for rank 1, which has ended"}, 0, NULL},
+        {"inject_die_unmissed", 3, rank_dies_unmissed, SEQPAR_ERR_DIED, 1, {"without a word"}, 0, NULL},
     };
     int64_t i;
     for (i = 0; i < COUNT(table); i++) expect_failure(&table[i]);

@@ -72,7 +72,7 @@ static seqpar_status memory_main(seqpar_comm *world, void *user) {
     mine->workspace = device ? device->workspace_bytes : 0;
     snprintf(mine->text, sizeof mine->text, "%s", world->error->text);
     seqpar_ctx_close(&ctx);
-    if (comm != world) SEQPAR_FREE(comm->state);
+    if (comm != world) seqpar_comm_free(comm);
     seqpar_device_close(device);
     return status;
 }

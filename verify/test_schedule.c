@@ -318,7 +318,7 @@ static seqpar_status run_main(seqpar_comm *world, void *user) {
     x->rank[world->rank].status = status;
     snprintf(x->rank[world->rank].text, sizeof x->rank[world->rank].text, "%s", world->error->text);
     seqpar_ctx_close(&ctx);
-    free(comm->state); /* not the world, which is not ours */
+    seqpar_comm_free(comm);
     seqpar_device_close(device);
     return status;
 }

@@ -413,7 +413,9 @@ static const refusal refusals[] = {
     {"cu_falls", SEQPAR_ERR_CU_SEQLENS, {{.index = 6, .tokens = 9, .padded = 9, .chunks = 2, .docs = 3, .cu_seqlens = cu_falls}}, SEQPAR_ZIGZAG, 2, 1, {"row 6", "5 to 3"}},
     {"cu_begin", SEQPAR_ERR_CU_SEQLENS, {{.index = 6, .tokens = 9, .padded = 9, .chunks = 2, .docs = 2, .cu_seqlens = cu_late}}, SEQPAR_ZIGZAG, 2, 1, {"row 6", "from 2", "9"}},
     {"cu_end", SEQPAR_ERR_CU_SEQLENS, {{.index = 6, .tokens = 9, .padded = 9, .chunks = 2, .docs = 2, .cu_seqlens = cu_short}}, SEQPAR_ZIGZAG, 2, 1, {"row 6", "to 8", "to 9"}},
-    {"negative_docs", SEQPAR_ERR_CU_SEQLENS, {{.index = 6, .tokens = 9, .padded = 9, .chunks = 2, .docs = -1, .cu_seqlens = cu_good + 1}}, SEQPAR_ZIGZAG, 2, 1, {"row 6"}},
+    {"negative_docs", SEQPAR_ERR_CU_SEQLENS, {{.index = 6, .tokens = 9, .padded = 9, .chunks = 2, .docs = -1, .cu_seqlens = cu_good + 1}}, SEQPAR_ZIGZAG, 2, 1, {"row 6", "-1 documents"}},
+    {"negative_docs_null", SEQPAR_ERR_CU_SEQLENS, {{.index = 6, .tokens = 9, .padded = 9, .chunks = 2, .docs = -3}}, SEQPAR_ZIGZAG, 2, 1, {"row 6", "-3 documents"}},
+    {"no_cu_seqlens", SEQPAR_ERR_CU_SEQLENS, {{.index = 6, .tokens = 9, .padded = 9, .chunks = 2, .docs = 2}}, SEQPAR_ZIGZAG, 2, 1, {"row 6", "no cu_seqlens"}},
 };
 
 static void test_refusals(void) {

@@ -106,6 +106,7 @@ refuse odd_heads 'heads' --dataset $out/arith.jsonl $io --num_attention_heads 3 
 refuse head_stride 'heads_k_stride 3' --dataset $out/arith.jsonl $io --ring_attn_size 2 --schedule llama3 --ring_head_stride 3
 refuse zero_stage 'zero_stage' --dataset $out/arith.jsonl $io --zero_stage 3
 refuse pack_len 'pack_len 50' --dataset $out/arith.jsonl $io --packing_samples --pack_len 50 --max_len 100
+refuse save_path_is_file 'is no folder' --dataset $out/arith.jsonl $io --save_path $out/arith.jsonl
 refuse diverged 'step [0-9]+: the loss of row|gradient norm of step' --dataset $out/arith.jsonl $io --max_steps 50 --learning_rate 1e30 --max_norm 0 --optim sgd --lr_scheduler constant --warmup_steps 0
 refuse no_checkpoint 'latest' --dataset $out/arith.jsonl $io --load_checkpoint --ckpt_path $out/nowhere
 cp -r $out/one $out/nan
@@ -128,6 +129,7 @@ if [ $code -ne 0 ] && grep -q '^error: ' $out/full.log && [ "$before" = "$(cksum
 # ---- input forms ----
 printf '\xef\xbb\xbf{"question": "2 + 3?", "answer": "5"}\r\n{"question": "4 + 4?", "answer": "8"}\r\n' > $out/bom.jsonl
 build/train_sft --dataset $out/bom.jsonl $io --save_path $out/bom >/dev/null 2>$out/bom.log && grep -q '2 read, 2 kept' $out/bom.log && ok input_bom_crlf || fail input_bom_crlf "$(tail -n 1 $out/bom.log)"
+build/train_sft --dataset $out/bom.jsonl $io --ring_attn_size 8 --save_path $out/idle >/dev/null 2>$out/idle.log && [ "$(grep -c 'more than . of 8 ranks' $out/idle.log)" = 1 ] && ok notice_idle_ranks || fail notice_idle_ranks "$(tail -n 1 $out/idle.log)"
 build/train_sft --dataset $out/arith.jsonl $io --use_wandb token --deepspeed ds.json --flash_attn --save_path $out/ignored >/dev/null 2>$out/ignored.log && grep -q '^no effect here: .*--deepspeed' $out/ignored.log && ok option_noeffect || fail option_noeffect "$(head -n 2 $out/ignored.log)"
 build/train_sft $base --json --plot_loss --save_path $out/json >$out/json.txt 2>/dev/null && python3 -c 'import json,sys; json.load(open(sys.argv[1]))["loss_last"]' $out/json.txt 2>/dev/null || grep -q '^{.*"loss_last": .*}$' $out/json.txt && grep -q '</svg>' $out/json/training_loss.svg && ok option_json_plot || fail option_json_plot "$(head -c 200 $out/json.txt)"
 unbound=$(awk -F'\t' '$3 == "real" && $4 ~ /sft/ { print $1 }' demos/options.tsv | while read -r o; do grep -q "{\"$o\"," demos/trainer.h || echo "$o"; done)

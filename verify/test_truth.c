@@ -298,10 +298,11 @@ static int64_t result_distances(const truth *t, const model_result *r, const out
     return count;
 }
 
-/* Relative L2 error against slow.h. fp64: the worst of seeds 1..20 is 1.5e-14. fp32: as a multiple of what rounding the
-   parameters alone would do (measure_noise); the worst of 38,400 tensors (seeds 1..30) is 4.4, the limit three times that. */
+/* Relative L2 error against slow.h. fp64: the worst of seeds 1..12 is 3.4e-14. fp32: as a multiple of what rounding the
+   parameters alone would do (measure_noise); the worst of 30,400 quantities (seeds 1..40) is 4.4 and of this program's runs
+   with seeds 1..12 5.5. The limit is three times that; test_fp32_limit shows that a fault of 1e-4 is far beyond it (58). */
 #define FP64_LIMIT 1e-12
-#define FP32_TIMES 13.0
+#define FP32_TIMES 16.5
 
 /* Each quantity's error over its limit, of the worst; NaN and a failed run are infinitely bad. */
 static double expect_close(const truth *t, const model_result *r, const outcome *want, const model_way *way) {
@@ -446,8 +447,8 @@ static void test_fp32_limit(void) {
 
 /* ---- 2: larger models, some directions ---- */
 
-/* |<g, d> - truth| / (|g| |d|), g and d those of one tensor or of all. The worst of seeds 1..6, 6000 directions, is 7.1e-15
-   and 5.1e-6 (the next seed's 1.5e-6: a badly conditioned model). */
+/* |<g, d> - truth| / (|g| |d|), g and d those of one tensor or of all. The worst of 22 runs of 1000 directions is 2.4e-14
+   and 5.1e-6. */
 #define DIRECTION_FP64 1e-12
 #define DIRECTION_FP32 2e-5
 
@@ -668,14 +669,14 @@ static void test_pads(void) {
     corpus c = corpus_new(9, 2, 20, small_config.vocab);
     truth t;
     int64_t i;
-    truth_open(&t, &small_config, &c, (seqpar_pack_desc){.pack_len = 47, .chunks = 9, .pad_to = 32});
+    truth_open(&t, &small_config, &c, (seqpar_pack_desc){.pack_len = 47, .chunks = 9, .pad_to = 64});
     for (i = 0; i < 12; i++) {
         model_way w = i ? random_way(i % 2, small_config.kv_heads) : plain_cpu;
         seqpar_batch clean = t.task.batch;
         model_result before, after;
         model_run(&t.task, &w, &before);
-        corpus_pack(&c, &t.task.batch, (seqpar_pack_desc){.pack_len = 47, .chunks = 9, .pad_to = 32});
-        test_expect(poison_pads(&t.task.batch, small_config.vocab) > 20, "there are hardly any pads");
+        corpus_pack(&c, &t.task.batch, (seqpar_pack_desc){.pack_len = 47, .chunks = 9, .pad_to = 64});
+        test_expect(poison_pads(&t.task.batch, small_config.vocab) >= 17 * t.task.batch.rows, "there are hardly any pads");
         model_run(&t.task, &w, &after);
         expect_equal_runs(&after, &before, way_name(&w));
         seqpar_batch_free(&t.task.batch);
