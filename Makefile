@@ -3,7 +3,7 @@
 CC ?= cc
 ARCH ?= -march=native
 OPT ?= -O3
-WARN = -Wall -Wextra -Wno-format-truncation
+WARN = -Wall -Wextra -Wno-format-truncation -Wno-missing-field-initializers
 CFLAGS ?= -std=gnu11 $(OPT) -g $(ARCH) -fopenmp $(WARN)
 CPPFLAGS += -I. -Ibuild -Idemos -Iverify
 LDLIBS = -lcjson -lm -lpthread
@@ -35,6 +35,7 @@ bench: setup $(BENCHES:%=build/%)
 	@build/bench_cpu
 
 readme: build/02_layouts
+	@bash ci/sample.sh
 	@bash ci/readme.sh > build/README.new && mv build/README.new README.md
 
 setup:

@@ -111,7 +111,8 @@ static seqpar_status attend(seqpar_ctx *ctx, problem *p) {
     seqpar_scatter(q, p->q, mine, 0, WIDE * sizeof *q);
     seqpar_scatter(k, p->k, mine, 0, NARROW * sizeof *k);
     seqpar_scatter(v, p->v, mine, 0, NARROW * sizeof *v);
-    status = seqpar_attn_forward(ctx, attn, out, lse, q, k, v);
+    seqpar_attn_io io = {.q = q, .k = k, .v = v, .out = out, .lse = lse};
+    status = seqpar_attn_forward(ctx, attn, &io);
     seqpar_gather(p->out, out, mine, 0, WIDE * sizeof *out);
     free(q);
     seqpar_attn_close(ctx, attn);
@@ -214,6 +215,7 @@ extern "C" {
     X(HEAD_DIM, -41, "head_dim is not positive (rotary embedding: even)")                                  \
     X(HEAD_STRIDE, -42, "heads_k_stride does not divide kv_heads")                                         \
     X(SIZE, -43, "a size is zero or negative")                                                             \
+    X(MASK, -45, "a window, prefix, softcap or dropout lies outside its range")                            \
     X(DTYPE, -44, "the device does not store this type")                                                   \
     X(SEED_COUNT, -50, "the global token count is not positive")                                           \
     X(OPTION, -51, "an option lies outside its range")                                                     \
@@ -387,6 +389,7 @@ typedef struct seqpar_document {
     const uint8_t *loss_mask; /* (tokens) 1: this token is to be predicted; NULL: all but the first */
     int64_t tokens;
     int64_t unit;             /* documents of one unit (a pair, a group) are neighbours and share a row */
+    int64_t prefix;           /* prefix-LM: so many first tokens are seen by the whole document; 0: causal */
 } seqpar_document;
 
 typedef struct seqpar_row {
@@ -399,6 +402,7 @@ typedef struct seqpar_row {
     const int32_t *targets;      /* (padded) id of the next token of the same document, or SEQPAR_IGNORE */
     const int32_t *position_ids; /* (padded) place within the document */
     const int64_t *doc_source;   /* (docs) which input document this is */
+    const int64_t *prefix_lens;  /* (docs) first tokens of each document that all of it sees; NULL: none */
 } seqpar_row;
 
 enum { SEQPAR_PACK_DECREASING, SEQPAR_PACK_IN_ORDER, SEQPAR_PACK_UNIT_PER_ROW };
@@ -576,12 +580,17 @@ typedef struct seqpar_attn_task {
 } seqpar_attn_task;
 
 /* Attention of one compute step over kv heads head_begin .. + head_count of kv_heads. Query t sees the keys of
-   its row at positions [visible_begin[t], visible_end[t]). Scores are scale * q.k; statistics are per row:
-   lse = log sum exp(scores), delta = dout . out. All tensors are (tokens, heads, head_dim) without gaps; the
+   its row at positions [visible_begin[t], visible_end[t]). Scores are s = scale * q.k, with softcap c: c tanh(s / c);
+   statistics are per row: lse = log sum exp(scores), a sink counted among them; delta = dout . out. With dropout each
+   probability is 0 or divided by 1 - dropout as out is summed, never in lse. All tensors are (tokens, heads, head_dim) without gaps; the
    k, v of a step are (tokens, head_count, head_dim). A leaf is one block (query piece x key piece). */
 typedef struct seqpar_attn_args {
     int64_t heads, kv_heads, head_dim, head_begin, head_count, q_tokens;
-    double scale;
+    double scale, softcap;                      /* softcap 0: none */
+    const void *sinks;                          /* (heads) or NULL */
+    double dropout;
+    uint64_t dropout_seed, dropout_stream;
+    int64_t dropout_head;                       /* number of head 0 among the heads of all ranks */
     const seqpar_piece *q_pieces;
     const seqpar_attn_keys *k_pieces;
     const seqpar_attn_task *tasks;
@@ -594,6 +603,14 @@ typedef struct seqpar_attn_args {
     void *store;                                /* forward: per place o (q_tokens, group, head_dim), then m, then l */
     const void *inbox;
 } seqpar_attn_args;
+
+/* dsinks (piece_count, heads), accumulator type: sums of -exp(sink - lse) delta over the tokens of each piece */
+typedef struct seqpar_attn_sinks_args {
+    void *dsinks;
+    const void *sinks, *lse, *delta; /* lse, delta (tokens, heads) */
+    const seqpar_piece *pieces;
+    int64_t piece_count, heads;
+} seqpar_attn_sinks_args;
 
 typedef struct seqpar_attn_delta_args { /* delta (tokens, heads) = sum over head_dim of dout * out */
     void *delta;
@@ -645,6 +662,7 @@ typedef struct seqpar_update_args {
     X(attn_dkv)       /* own kernel */                                                                     \
     X(attn_return)    /* own kernel: fold of visiting dk, dv */                                            \
     X(attn_delta)     /* own kernel */                                                                     \
+    X(attn_sinks)     /* own kernel, a block a piece */                                                    \
     X(softmax_head)   /* own kernel, in place */                                                           \
     X(sumsq)          /* own kernel + cudaMemcpyAsync */                                                   \
     X(adamw)          /* own kernel, multi-tensor */                                                       \
@@ -759,7 +777,26 @@ typedef struct seqpar_attn_desc {
     int layout, schedule;
     int64_t heads_k_stride; /* llama3; 0: 1 */
     int full;               /* 0: causal within documents; 1: every key of the document */
+    int64_t window;         /* 0: none; W: keys less than W positions away (Mistral's sliding window counts the own one) */
+    double softcap;         /* 0: none; c: scores become c tanh(s / c) (Gemma 2) */
+    double dropout;         /* share of the probabilities that become 0 */
 } seqpar_attn_desc;
+
+/* Tensors of one call, all of the local tokens: q, out, dout, dq (tokens, heads, head_dim); k, v, dk, dv (tokens,
+   kv_heads, head_dim); lse (tokens, heads), accumulator type. Forward reads q, k, v and writes out, lse; backward reads
+   dout, out, lse, q, k, v and writes dq, dk, dv. */
+typedef struct seqpar_attn_io {
+    const void *q, *k, *v;
+    void *out, *lse;
+    const void *dout;
+    void *dq, *dk, *dv;
+    const void *sinks; /* (heads) a learnt score beside those of the keys, with no value (GPT-OSS); NULL: none */
+    void *dsinks;      /* backward, with sinks: (pieces of the share, heads), accumulator type: leaves of a token fold */
+    uint64_t dropout_seed, dropout_stream; /* stream: another for every layer and step */
+} seqpar_attn_io;
+/* Dropout factor of one probability, 0 or 1 / (1 - dropout). The key is absolute (row->index, head, query and key
+   position), so that every layout drops the same; four neighbouring keys share a draw of Philox. */
+SEQPAR_DEF double seqpar_attn_dropout(double dropout, uint64_t seed, uint64_t stream, int64_t row, int64_t head, int64_t query, int64_t key);
 
 typedef struct seqpar_attn seqpar_attn;
 /* Shares, masks, plans and fold programs for these rows (borrowed, the same on all ranks of ctx->sp). */
@@ -768,14 +805,10 @@ SEQPAR_DEF seqpar_status seqpar_attn_open(seqpar_ctx *ctx, seqpar_attn **attn, c
 SEQPAR_DEF void seqpar_attn_close(seqpar_ctx *ctx, seqpar_attn *attn);
 /* The own share: pieces and number of local tokens. */
 SEQPAR_DEF const seqpar_share *seqpar_attn_share(const seqpar_attn *attn);
-/* out (tokens, heads, head_dim) and lse (tokens, heads) from q, k, v of the local tokens. Rows without a visible
-   key: out 0, lse -inf. Collective over ctx->sp. */
-SEQPAR_DEF seqpar_status seqpar_attn_forward(seqpar_ctx *ctx, seqpar_attn *attn, void *out, void *lse, const void *q,
-                                             const void *k, const void *v);
-/* dq, dk, dv (like q, k, v) from dout and the global out, lse of forward. Collective over ctx->sp. */
-SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn, void *dq, void *dk, void *dv,
-                                              const void *dout, const void *out, const void *lse, const void *q,
-                                              const void *k, const void *v);
+/* Forward; rows without a visible key: out 0, lse -inf (or the sink). Collective over ctx->sp. */
+SEQPAR_DEF seqpar_status seqpar_attn_forward(seqpar_ctx *ctx, seqpar_attn *attn, const seqpar_attn_io *io);
+/* Backward, from the global statistics of forward. Collective over ctx->sp. */
+SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn, const seqpar_attn_io *io);
 /* FLOPs this rank computes per forward (4 head_dim a visible pair and head) in all and, if per_source is not NULL
    (sp_size), by the rank whose keys they are; and the bytes it sends forward and backward. */
 typedef struct seqpar_attn_cost { int64_t forward_flops, backward_flops, forward_bytes, backward_bytes, scratch_bytes; } seqpar_attn_cost;
@@ -1041,6 +1074,13 @@ SEQPAR_DEF void seqpar_shuffle(int64_t *order, int64_t count, uint64_t seed, uin
         order[i] = order[j];
         order[j] = t;
     }
+}
+
+SEQPAR_DEF double seqpar_attn_dropout(double dropout, uint64_t seed, uint64_t stream, int64_t row, int64_t head, int64_t query, int64_t key) {
+    uint32_t draw[4];
+    if (dropout == 0) return 1.0;
+    seqpar_random(draw, seed ^ seqpar__mix(stream), (uint64_t)row << 24 | (uint64_t)head, (uint64_t)query << 32 | (uint64_t)key >> 2);
+    return draw[key & 3] < dropout * 4294967296.0 ? 0.0 : 1.0 / (1.0 - dropout);
 }
 
 /* One rounding where the machine has the instruction, two where it has not; never left to the compiler. */
@@ -1415,6 +1455,7 @@ static void seqpar__append_document(seqpar_row *row, const seqpar_document *d, i
         counts->supervised += supervised;
     }
     row->tokens += n;
+    ((int64_t *)row->prefix_lens)[row->docs] = SEQPAR__MIN(d->prefix, n);
     ((int64_t *)row->doc_source)[row->docs++] = source;
     ((int64_t *)row->cu_seqlens)[row->docs] = row->tokens;
 }
@@ -1456,7 +1497,8 @@ static int seqpar__row_alloc(void **list, seqpar_row *row, int64_t tokens, int64
     row->position_ids = (int32_t *)seqpar__list_alloc(list, tokens * 4);
     row->cu_seqlens = (int64_t *)seqpar__list_alloc(list, (docs + 1) * 8);
     row->doc_source = (int64_t *)seqpar__list_alloc(list, docs * 8);
-    return row->ids && row->targets && row->position_ids && row->cu_seqlens && row->doc_source;
+    row->prefix_lens = (int64_t *)seqpar__list_alloc(list, docs * 8);
+    return row->ids && row->targets && row->position_ids && row->cu_seqlens && row->doc_source && row->prefix_lens;
 }
 
 static seqpar_status seqpar__fill_rows(seqpar_error *error, seqpar_batch *batch, const seqpar_document *docs,
@@ -1550,6 +1592,9 @@ static seqpar_status seqpar__check_row(seqpar_error *error, const seqpar_row *ro
             return seqpar_fail(error, SEQPAR_ERR_CU_SEQLENS, "row %lld: cu_seqlens falls from %lld to %lld at document %lld", (long long)row->index, (long long)row->cu_seqlens[d], (long long)row->cu_seqlens[d + 1], (long long)d);
     if (row->docs > 0 && (row->cu_seqlens[0] != 0 || row->cu_seqlens[row->docs] != row->tokens))
         return seqpar_fail(error, SEQPAR_ERR_CU_SEQLENS, "row %lld: cu_seqlens runs from %lld to %lld; it must run from 0 to %lld", (long long)row->index, (long long)row->cu_seqlens[0], (long long)row->cu_seqlens[row->docs], (long long)row->tokens);
+    for (d = 0; row->prefix_lens && d < row->docs; d++)
+        if (row->prefix_lens[d] < 0 || row->prefix_lens[d] > row->cu_seqlens[d + 1] - row->cu_seqlens[d])
+            return seqpar_fail(error, SEQPAR_ERR_MASK, "row %lld: document %lld has %lld tokens and a prefix of %lld; give 0 to all of them", (long long)row->index, (long long)d, (long long)(row->cu_seqlens[d + 1] - row->cu_seqlens[d]), (long long)row->prefix_lens[d]);
     return SEQPAR_OK;
 }
 
@@ -2847,11 +2892,16 @@ static seqpar_status seqpar__ref_add(seqpar_device *device, const seqpar_add_arg
     return SEQPAR_OK;
 }
 
+static double seqpar__dropout(const seqpar_attn_args *a, const seqpar_piece *queries, int64_t r, int64_t head, int64_t key) {
+    return seqpar_attn_dropout(a->dropout, a->dropout_seed, a->dropout_stream, queries->leaf >> SEQPAR__LEAF_BITS, a->dropout_head + head, queries->start + r * queries->stride, key);
+}
+
 static double seqpar__ref_score(const seqpar_attn_args *a, const double *q, const double *k) {
     double s = 0;
     int64_t i;
     for (i = 0; i < a->head_dim; i++) s = SEQPAR__FMA(q[i], k[i], s);
-    return s * a->scale;
+    s *= a->scale;
+    return a->softcap > 0 ? a->softcap * tanh(s / a->softcap) : s;
 }
 static const double *seqpar__ref_key(const seqpar_attn_args *a, const void *base, int64_t row, int64_t head) {
     return (const double *)base + (row * a->head_count + head) * a->head_dim;
@@ -2879,6 +2929,7 @@ static void seqpar__ref_forward_leaf(void *user, void *value, int64_t index, int
             double p = seqpar_exp(seqpar__ref_score(a, q, seqpar__ref_key(a, a->k, k->k_row + n, head)) - m[r]);
             const double *v = seqpar__ref_key(a, a->v, k->v_row + n, head);
             l[r] += p;
+            p *= seqpar__dropout(a, &a->q_pieces[j->task->piece], r, j->head, k->start + n * k->stride);
             for (i = 0; i < d; i++) o[r * d + i] = SEQPAR__FMA(p, v[i], o[r * d + i]);
         }
     }
@@ -2906,21 +2957,31 @@ static void seqpar__ref_state_finish(seqpar__attn_job *j, void *value) {
     int64_t d = a->head_dim, r, i;
     const double *o = (const double *)value, *m = o + j->count * d, *l = m + j->count;
     for (r = 0; r < j->count; r++) {
-        double *out = (double *)a->out + ((j->local + r) * a->heads + j->head) * d;
+        double *out = (double *)a->out + ((j->local + r) * a->heads + j->head) * d, *lse = (double *)a->lse + (j->local + r) * a->heads + j->head;
         int empty = l[r] == 0.0;
-        for (i = 0; i < d; i++) out[i] = empty ? 0.0 : o[r * d + i] / l[r];
-        ((double *)a->lse)[(j->local + r) * a->heads + j->head] = empty ? -HUGE_VAL : m[r] + seqpar_log(l[r]);
+        double total = l[r], top = m[r], factor = 1.0;
+        if (a->sinks) { /* one more score, without a value */
+            double sink = ((const double *)a->sinks)[j->head];
+            top = empty ? sink : fmax(m[r], sink);
+            factor = empty ? 0.0 : seqpar_exp(m[r] - top);
+            total = l[r] * factor + seqpar_exp(sink - top);
+        }
+        for (i = 0; i < d; i++) out[i] = empty ? 0.0 : o[r * d + i] * factor / total;
+        *lse = empty && !a->sinks ? -HUGE_VAL : top + seqpar_log(total);
     }
 }
 
-/* p = exp(s - lse), ds = p (dout . v - delta) scale */
-static double seqpar__ref_ds(const seqpar_attn_args *a, int64_t t, int64_t head, const double *k, const double *v, double *p) {
+/* p = exp(s - lse); ds = p (z dout . v - delta) scale, for a softcap times its slope; then p becomes z p, z the dropout
+   factor. Query number r of a piece. */
+static double seqpar__ref_ds(const seqpar_attn_args *a, const seqpar_piece *queries, int64_t r, int64_t head, int64_t position, const double *k, const double *v, double *p) {
+    int64_t t = queries->local + r, i;
     const double *q = seqpar__ref_query(a, a->q, t, head), *dout = seqpar__ref_query(a, a->dout, t, head);
-    double dp = 0;
-    int64_t i;
+    double dp = 0, s = seqpar__ref_score(a, q, k), z = seqpar__dropout(a, queries, r, head, position), ds;
     for (i = 0; i < a->head_dim; i++) dp = SEQPAR__FMA(dout[i], v[i], dp);
-    *p = seqpar_exp(seqpar__ref_score(a, q, k) - ((const double *)a->lse)[t * a->heads + head]);
-    return *p * (dp - ((const double *)a->delta)[t * a->heads + head]) * a->scale;
+    *p = seqpar_exp(s - ((const double *)a->lse)[t * a->heads + head]);
+    ds = *p * (z * dp - ((const double *)a->delta)[t * a->heads + head]) * a->scale;
+    *p *= z;
+    return a->softcap > 0 ? ds * (1.0 - s / a->softcap * (s / a->softcap)) : ds;
 }
 
 static void seqpar__ref_dq_leaf(void *user, void *value, int64_t index, int extend) {
@@ -2936,7 +2997,7 @@ static void seqpar__ref_dq_leaf(void *user, void *value, int64_t index, int exte
         j->flops += 6 * d * (last - first);
         for (n = first; n < last; n++) {
             const double *key = seqpar__ref_key(a, a->k, k->k_row + n, head);
-            double ds = seqpar__ref_ds(a, j->local + r, j->head, key, seqpar__ref_key(a, a->v, k->v_row + n, head), &p);
+            double ds = seqpar__ref_ds(a, &a->q_pieces[j->task->piece], r, j->head, k->start + n * k->stride, key, seqpar__ref_key(a, a->v, k->v_row + n, head), &p);
             for (i = 0; i < d; i++) dq[r * d + i] = SEQPAR__FMA(ds, key[i], dq[r * d + i]);
         }
     }
@@ -2953,12 +3014,12 @@ static void seqpar__ref_dkv_leaf(void *user, void *value, int64_t index, int ext
     (void)extend;
     memset(value, 0, (size_t)(2 * j->count * d) * 8);
     for (h = (a->head_begin + j->head) * group; h < (a->head_begin + j->head + 1) * group; h++)
-        for (r = queries->local; r < queries->local + queries->count; r++) {
-            const double *q = seqpar__ref_query(a, a->q, r, h), *dout = seqpar__ref_query(a, a->dout, r, h);
-            if (!seqpar__visible(a, r, k, &first, &last)) continue;
+        for (r = 0; r < queries->count; r++) {
+            const double *q = seqpar__ref_query(a, a->q, queries->local + r, h), *dout = seqpar__ref_query(a, a->dout, queries->local + r, h);
+            if (!seqpar__visible(a, queries->local + r, k, &first, &last)) continue;
             j->flops += 8 * d * (last - first);
             for (n = first; n < last; n++) {
-                double ds = seqpar__ref_ds(a, r, h, seqpar__ref_key(a, a->k, k->k_row + n, j->head), seqpar__ref_key(a, a->v, k->v_row + n, j->head), &p);
+                double ds = seqpar__ref_ds(a, queries, r, h, k->start + n * k->stride, seqpar__ref_key(a, a->k, k->k_row + n, j->head), seqpar__ref_key(a, a->v, k->v_row + n, j->head), &p);
                 for (i = 0; i < d; i++) dk[n * d + i] = SEQPAR__FMA(ds, q[i], dk[n * d + i]);
                 for (i = 0; i < d; i++) dv[n * d + i] = SEQPAR__FMA(p, dout[i], dv[n * d + i]);
             }
@@ -2994,6 +3055,19 @@ static seqpar_status seqpar__ref_attn_delta(seqpar_device *device, const seqpar_
         for (i = 0; i < a->head_dim; i++) sum = SEQPAR__FMA(((const double *)a->dout)[n * a->head_dim + i], ((const double *)a->out)[n * a->head_dim + i], sum);
         ((double *)a->delta)[n] = sum;
     }
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__ref_attn_sinks(seqpar_device *device, const seqpar_attn_sinks_args *a, void *queue) {
+    const double *sink = (const double *)a->sinks, *lse = (const double *)a->lse, *delta = (const double *)a->delta;
+    int64_t i, h, t;
+    (void)device; (void)queue;
+    for (i = 0; i < a->piece_count; i++)
+        for (h = 0; h < a->heads; h++) {
+            double sum = 0;
+            for (t = a->pieces[i].local; t < a->pieces[i].local + a->pieces[i].count; t++) sum -= seqpar_exp(sink[h] - lse[t * a->heads + h]) * delta[t * a->heads + h];
+            ((double *)a->dsinks)[i * a->heads + h] = sum;
+        }
     return SEQPAR_OK;
 }
 
@@ -3091,6 +3165,7 @@ SEQPAR_DEF seqpar_device *seqpar_device_reference(void) {
     d->attn_dq = seqpar__ref_attn_dq;
     d->attn_dkv = seqpar__ref_attn_dkv;
     d->attn_delta = seqpar__ref_attn_delta;
+    d->attn_sinks = seqpar__ref_attn_sinks;
     d->softmax_head = seqpar__ref_softmax_head;
     d->sumsq = seqpar__ref_sumsq;
     d->adamw = seqpar__ref_adamw;
@@ -3401,6 +3476,18 @@ static inline float seqpar__expf(float x) {
     return x < -87.3f ? 0.0f : p;
 }
 
+/* tanh in fp32: odd polynomial to x^11 below 0.6 (3e-9), 1 - 2 / (exp(2x) + 1) above. */
+static inline float seqpar__tanhf(float x) {
+    float a = x < 0 ? -x : x, z = x * x, p, far;
+    far = 1.0f - 2.0f / (seqpar__expf(2.0f * (a < 10.0f ? a : 10.0f)) + 1.0f);
+    p = SEQPAR__FMAF(-0.0058951515f, z, 0.0207959657f);
+    p = SEQPAR__FMAF(p, z, -0.0537838284f);
+    p = SEQPAR__FMAF(p, z, 0.133319241f);
+    p = SEQPAR__FMAF(p, z, -0.33333298f);
+    p = SEQPAR__FMAF(x * z, p, x);
+    return !(a >= 0.6f) ? p : x < 0 ? -far : far;
+}
+
 static void seqpar__cpu_rmsnorm_row(const void *args, int64_t t) {
     const seqpar_rmsnorm_args *a = (const seqpar_rmsnorm_args *)args;
     const float *x = (const float *)a->x.data + t * a->x.stride, *g = (const float *)a->gain;
@@ -3510,6 +3597,7 @@ typedef struct seqpar__attn_tile {
     int64_t keys, first;      /* first key of the tile within its piece, and number */
     int64_t head, kv_head;
     const seqpar_attn_keys *piece;
+    const seqpar_piece *queries; /* the piece that `query` lies in */
     float *s, *p;             /* scores, probabilities or their gradients: (QT, KT) each */
 } seqpar__attn_tile;
 
@@ -3545,14 +3633,22 @@ static void seqpar__tile_range(const seqpar__attn_tile *t, int64_t r, int64_t *l
     *high = SEQPAR__MAX(SEQPAR__MIN(last - t->first, t->keys), *low);
 }
 
+/* Products q.k of a row become scores. */
+static void seqpar__tile_scores(const seqpar_attn_args *a, float *s, int64_t low, int64_t high) {
+    float scale = (float)a->scale, cap = (float)a->softcap;
+    int64_t n;
+    if (cap > 0) for (n = low; n < high; n++) s[n] = cap * seqpar__tanhf(s[n] * (scale / cap));
+    else for (n = low; n < high; n++) s[n] *= scale;
+}
+
 /* One row of scores becomes probabilities against the running maximum; returns the factor for what was there. */
-static float seqpar__tile_softmax(float *s, int64_t keys, int64_t low, int64_t high, float scale, float *m, float *l) {
+static float seqpar__tile_softmax(const seqpar_attn_args *a, float *s, int64_t keys, int64_t low, int64_t high, float *m, float *l) {
     float top, factor;
     int64_t n;
     for (n = 0; n < low; n++) s[n] = 0.0f;
     for (n = high; n < keys; n++) s[n] = 0.0f;
     if (low == high) return 1.0f;
-    for (n = low; n < high; n++) s[n] *= scale;
+    seqpar__tile_scores(a, s, low, high);
     top = seqpar__highest(s + low, high - low);
     top = top > *m || top != top ? top : *m;
     for (n = low; n < high; n++) s[n] = seqpar__expf(s[n] - top);
@@ -3562,13 +3658,22 @@ static float seqpar__tile_softmax(float *s, int64_t keys, int64_t low, int64_t h
     return factor;
 }
 
+/* z *= the dropout factors of row r, keys low .. high of the tile */
+static void seqpar__tile_dropout(const seqpar__attn_tile *t, int64_t r, int64_t low, int64_t high, float *z) {
+    const seqpar_attn_args *a = t->args;
+    int64_t n;
+    for (n = low; n < high; n++)
+        z[n] *= (float)seqpar__dropout(a, t->queries, t->query - t->queries->local + r, t->head, t->piece->start + (t->first + n) * t->piece->stride);
+}
+
 static void seqpar__cpu_forward_tile(seqpar__attn_tile *t, const float *packed_k, const float *packed_v, float *o, float *m, float *l) {
     int64_t d = t->args->head_dim, r, i, low, high;
     seqpar__product_packed(t->s, SEQPAR__KT, seqpar__tile_queries(t, t->args->q), t->args->heads * d, 1, packed_k, t->rows, t->keys, d, 0);
     for (r = 0; r < t->rows; r++) {
-        float factor;
+        float factor, *s = t->s + r * SEQPAR__KT;
         seqpar__tile_range(t, r, &low, &high);
-        factor = seqpar__tile_softmax(t->s + r * SEQPAR__KT, t->keys, low, high, (float)t->args->scale, &m[r], &l[r]);
+        factor = seqpar__tile_softmax(t->args, s, t->keys, low, high, &m[r], &l[r]);
+        if (t->args->dropout > 0) seqpar__tile_dropout(t, r, low, high, s);
         if (factor != 1.0f) for (i = 0; i < d; i++) o[r * d + i] *= factor;
     }
     seqpar__product_packed(o, d, t->s, SEQPAR__KT, 1, packed_v, t->rows, d, t->keys, 1);
@@ -3600,6 +3705,7 @@ static void seqpar__cpu_forward_leaf(void *user, void *value, int64_t index, int
     seqpar__attn_tile t = seqpar__tile_new(j, &a->k_pieces[index], &pack_k);
     (void)extend;
     pack_v = pack_k + seqpar__attn_operand(d);
+    t.queries = &a->q_pieces[j->task->piece];
     t.head = j->head;
     t.kv_head = j->head / (a->heads / a->kv_heads) - a->head_begin;
     memset(o, 0, (size_t)(j->count * d) * sizeof *o);
@@ -3638,27 +3744,54 @@ static void seqpar__cpu_state_finish(seqpar__attn_job *j, void *value) {
     int64_t d = a->head_dim, r, i;
     const float *o = (const float *)value, *m = o + j->count * d, *l = m + j->count;
     for (r = 0; r < j->count; r++) {
-        float *out = (float *)a->out + ((j->local + r) * a->heads + j->head) * d, inverse = l[r] == 0.0f ? 0.0f : 1.0f / l[r];
-        for (i = 0; i < d; i++) out[i] = o[r * d + i] * inverse;
-        ((float *)a->lse)[(j->local + r) * a->heads + j->head] = l[r] == 0.0f ? (float)-HUGE_VAL : (float)((double)m[r] + (SEQPAR__FAULT(11) ? 0.0 : seqpar_log((double)l[r]))); /* fault: lse without l */
+        float *out = (float *)a->out + ((j->local + r) * a->heads + j->head) * d, *lse = (float *)a->lse + (j->local + r) * a->heads + j->head;
+        int empty = l[r] == 0.0f;
+        float total = l[r], top = m[r], factor = 1.0f;
+        if (a->sinks) { /* one more score, without a value */
+            float sink = ((const float *)a->sinks)[j->head];
+            top = !empty && (m[r] > sink || m[r] != m[r]) ? m[r] : sink;
+            factor = empty ? 0.0f : seqpar__expf(m[r] - top);
+            total = l[r] * factor + (SEQPAR__FAULT(38) ? 0.0f : seqpar__expf(sink - top)); /* fault: the sink is forgotten */
+        }
+        factor = empty ? 0.0f : factor / total;
+        for (i = 0; i < d; i++) out[i] = o[r * d + i] * factor;
+        *lse = empty && !a->sinks ? (float)-HUGE_VAL : (float)((double)top + (SEQPAR__FAULT(11) ? 0.0 : seqpar_log((double)total))); /* fault: lse without l */
     }
 }
 
-/* s becomes p = exp(scale s - lse), dp becomes ds = p (dp - delta) scale; what is masked becomes 0 */
+/* A row of dp becomes z dp and the row of probabilities, once ds is made of it, z p; z are the dropout factors. */
+static void seqpar__tile_backward_dropped(const seqpar__attn_tile *t, int64_t r, int64_t low, int64_t high, float *p, float *dp, float delta) {
+    float z[SEQPAR__KT], scale = (float)t->args->scale;
+    int64_t n;
+    for (n = low; n < high; n++) z[n] = 1.0f;
+    seqpar__tile_dropout(t, r, low, high, z);
+    for (n = low; n < high; n++) {
+        dp[n] = p[n] * ((SEQPAR__FAULT(39) ? 1.0f : z[n]) * dp[n] - delta) * scale; /* fault: dropout forgotten in ds */
+        p[n] *= z[n];
+    }
+}
+
+/* s becomes p = exp(score - lse), dp becomes ds = p (dp - delta) scale, for a softcap times its slope 1 - (score / cap)^2;
+   what is masked becomes 0 */
 static void seqpar__tile_backward(const seqpar__attn_tile *t, float *s, float *dp) {
     const seqpar_attn_args *a = t->args;
-    float scale = (float)a->scale;
+    float scale = (float)a->scale, slope[SEQPAR__KT];
     int64_t r, n, low, high;
     for (r = 0; r < t->rows; r++, s += SEQPAR__KT, dp += SEQPAR__KT) {
         float lse = ((const float *)a->lse)[(t->query + r) * a->heads + t->head], delta = ((const float *)a->delta)[(t->query + r) * a->heads + t->head];
+        if (SEQPAR__FAULT(12)) delta = 0.0f; /* fault: the lse term dropped */
         seqpar__tile_range(t, r, &low, &high);
         for (n = 0; n < low; n++) s[n] = dp[n] = 0.0f;
         for (n = high; n < t->keys; n++) s[n] = dp[n] = 0.0f;
-        for (n = low; n < high; n++) {
-            float p = seqpar__expf(SEQPAR__FMAF(s[n], scale, -lse));
-            s[n] = p;
-            dp[n] = p * (dp[n] - (SEQPAR__FAULT(12) ? 0.0f : delta)) * scale; /* fault: the lse term dropped */
-        }
+        if (a->softcap > 0) {
+            seqpar__tile_scores(a, s, low, high);
+            for (n = low; n < high; n++) slope[n] = 1.0f - s[n] / (float)a->softcap * (s[n] / (float)a->softcap);
+            for (n = low; n < high; n++) s[n] = seqpar__expf(s[n] - lse);
+        } else
+            for (n = low; n < high; n++) s[n] = seqpar__expf(SEQPAR__FMAF(s[n], scale, -lse));
+        if (a->dropout > 0) seqpar__tile_backward_dropped(t, r, low, high, s, dp, delta);
+        else for (n = low; n < high; n++) dp[n] = s[n] * (dp[n] - delta) * scale;
+        if (a->softcap > 0 && !SEQPAR__FAULT(40)) for (n = low; n < high; n++) dp[n] *= slope[n]; /* fault: softcap without its slope */
     }
 }
 
@@ -3679,6 +3812,7 @@ static void seqpar__cpu_dq_leaf(void *user, void *value, int64_t index, int exte
     (void)extend;
     pack_v = pack_k + seqpar__attn_operand(d);
     pack_rows = pack_v + seqpar__attn_operand(d);
+    t.queries = &a->q_pieces[j->task->piece];
     t.head = j->head;
     t.kv_head = j->head / (a->heads / a->kv_heads) - a->head_begin;
     memset(dq, 0, (size_t)(j->count * d) * sizeof *dq);
@@ -3718,6 +3852,7 @@ static void seqpar__cpu_dkv_leaf(void *user, void *value, int64_t index, int ext
     pack_v = pack_k + seqpar__attn_operand(d);
     pack_q = pack_v + seqpar__attn_operand(d);
     pack_dout = pack_q + seqpar__attn_operand(d);
+    t.queries = queries;
     t.kv_head = j->head;
     memset(dk, 0, (size_t)(2 * j->count * d) * sizeof *dk);
     j->flops += 8 * d * group * seqpar__count_visible(a, queries->local, queries->count, t.piece);
@@ -3758,6 +3893,21 @@ static void seqpar__cpu_delta_row(const void *args, int64_t t) {
 static seqpar_status seqpar__cpu_attn_delta(seqpar_device *device, const seqpar_attn_delta_args *a, void *queue) {
     (void)queue;
     return seqpar__rows_run(device, a->tokens, a, seqpar__cpu_delta_row);
+}
+
+static void seqpar__cpu_sinks_job(void *user, int64_t i, char *scratch) {
+    const seqpar_attn_sinks_args *a = (const seqpar_attn_sinks_args *)user;
+    const float *sink = (const float *)a->sinks, *lse = (const float *)a->lse, *delta = (const float *)a->delta;
+    float *sum = (float *)a->dsinks + i * a->heads;
+    int64_t t, h;
+    (void)scratch;
+    memset(sum, 0, (size_t)a->heads * sizeof *sum);
+    for (t = a->pieces[i].local; t < a->pieces[i].local + a->pieces[i].count; t++)
+        for (h = 0; h < a->heads; h++) sum[h] = SEQPAR__FMAF(-seqpar__expf(sink[h] - lse[t * a->heads + h]), delta[t * a->heads + h], sum[h]);
+}
+static seqpar_status seqpar__cpu_attn_sinks(seqpar_device *device, const seqpar_attn_sinks_args *a, void *queue) {
+    (void)queue;
+    return seqpar__parallel(device, a->piece_count, 0, seqpar__cpu_sinks_job, (void *)a);
 }
 
 /* ---- head ---- */
@@ -3878,6 +4028,7 @@ SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads) {
     d->attn_dq = seqpar__cpu_attn_dq;
     d->attn_dkv = seqpar__cpu_attn_dkv;
     d->attn_delta = seqpar__cpu_attn_delta;
+    d->attn_sinks = seqpar__cpu_attn_sinks;
     d->softmax_head = seqpar__cpu_softmax_head;
     d->sumsq = seqpar__cpu_sumsq;
     d->adamw = seqpar__cpu_adamw;
@@ -4034,21 +4185,27 @@ static int64_t seqpar__document_of(const seqpar_row *row, int64_t token) {
     return low;
 }
 
-static void seqpar__token_visible(const seqpar_row *row, int64_t token, int full, int64_t *begin, int64_t *end) {
-    int64_t d = seqpar__document_of(row, token);
-    *begin = row->docs ? row->cu_seqlens[d] : 0;
-    *end = !full ? token + 1 : row->docs ? row->cu_seqlens[d + 1] : row->tokens;
+/* One range of positions: documents bound it, the window how far back (full: and ahead), the prefix how far ahead. */
+static void seqpar__token_visible(const seqpar_row *row, int64_t token, const seqpar_attn_desc *mask, int64_t *begin, int64_t *end) {
+    int64_t d = seqpar__document_of(row, token), doc_begin = row->docs ? row->cu_seqlens[d] : 0, doc_end = row->docs ? row->cu_seqlens[d + 1] : row->tokens;
+    *begin = doc_begin;
+    *end = mask->full ? doc_end : token + 1;
+    if (row->prefix_lens && row->docs && !mask->full) *end = SEQPAR__MAX(*end, doc_begin + row->prefix_lens[d]);
+    if (mask->window) *begin = SEQPAR__MAX(*begin, token - mask->window + 1);
+    if (mask->window && mask->full) *end = SEQPAR__MIN(*end, token + mask->window);
     if (SEQPAR__FAULT(1)) *end = token;                 /* '<' for '<=': a query loses itself */
     if (SEQPAR__FAULT(2)) *begin = 0;                   /* documents leak */
-    if (SEQPAR__FAULT(15) && !full && token % 7 == 3) *end = SEQPAR__MIN(token + 2, row->docs ? row->cu_seqlens[d + 1] : row->tokens); /* a look ahead */
+    if (SEQPAR__FAULT(15) && !mask->full && token % 7 == 3) *end = SEQPAR__MIN(token + 2, doc_end); /* a look ahead */
+    if (SEQPAR__FAULT(36) && mask->window && *begin > doc_begin) (*begin)--; /* fault: the window is one too wide */
+    if (SEQPAR__FAULT(37) && row->prefix_lens && row->prefix_lens[d] && !mask->full) *end = token + 1; /* fault: the prefix is causal */
 }
 
 /* Both ends of the range rise with the token, so first and last token bound a piece. */
-static seqpar__bounds seqpar__piece_bounds(const seqpar_row *row, const seqpar_piece *p, int full) {
+static seqpar__bounds seqpar__piece_bounds(const seqpar_row *row, const seqpar_piece *p, const seqpar_attn_desc *mask) {
     seqpar__bounds b;
     int64_t unused;
-    seqpar__token_visible(row, p->start, full, &b.begin, &unused);
-    seqpar__token_visible(row, p->start + (p->count - 1) * p->stride, full, &unused, &b.end);
+    seqpar__token_visible(row, p->start, mask, &b.begin, &unused);
+    seqpar__token_visible(row, p->start + (p->count - 1) * p->stride, mask, &unused, &b.end);
     return b;
 }
 
@@ -4268,7 +4425,7 @@ static seqpar_status seqpar__attn_visible(seqpar_attn *attn) {
     if (!attn->visible_begin || !attn->visible_end) return SEQPAR_ERR_MEMORY;
     for (i = 0; i < mine->count; i++)
         for (t = 0; t < mine->pieces[i].count; t++) {
-            seqpar__token_visible(&attn->rows[mine->pieces[i].row], mine->pieces[i].start + t * mine->pieces[i].stride, attn->desc.full, &begin, &end);
+            seqpar__token_visible(&attn->rows[mine->pieces[i].row], mine->pieces[i].start + t * mine->pieces[i].stride, &attn->desc, &begin, &end);
             attn->visible_begin[mine->pieces[i].local + t] = (int32_t)begin;
             attn->visible_end[mine->pieces[i].local + t] = (int32_t)end;
         }
@@ -4289,7 +4446,7 @@ static seqpar_status seqpar__attn_shares(seqpar_ctx *ctx, seqpar_attn *attn) {
         attn->bounds[r] = (seqpar__bounds *)seqpar__list_alloc(&attn->lists, attn->shares[r].count * (int64_t)sizeof **attn->bounds);
         if (!attn->bounds[r]) return SEQPAR_ERR_MEMORY;
         for (i = 0; i < attn->shares[r].count; i++)
-            attn->bounds[r][i] = seqpar__piece_bounds(&attn->rows[attn->shares[r].pieces[i].row], &attn->shares[r].pieces[i], attn->desc.full);
+            attn->bounds[r][i] = seqpar__piece_bounds(&attn->rows[attn->shares[r].pieces[i].row], &attn->shares[r].pieces[i], &attn->desc);
     }
     return SEQPAR_OK;
 }
@@ -4320,6 +4477,10 @@ static seqpar_status seqpar__check_attn(seqpar_error *error, const seqpar_attn_d
     if (d->kv_heads <= 0 || d->heads <= 0 || d->heads % d->kv_heads)
         return seqpar_fail(error, SEQPAR_ERR_HEADS, "%lld heads over %lld kv_heads; heads must be a positive multiple of kv_heads", (long long)d->heads, (long long)d->kv_heads);
     if (d->head_dim <= 0) return seqpar_fail(error, SEQPAR_ERR_HEAD_DIM, "head_dim is %lld; give at least 1", (long long)d->head_dim);
+    if (d->window < 0) return seqpar_fail(error, SEQPAR_ERR_MASK, "window is %lld; give 0 for none or at least 1", (long long)d->window);
+    if (!(d->softcap >= 0) || d->softcap > 1e30) return seqpar_fail(error, SEQPAR_ERR_MASK, "softcap is %g; give 0 for none or a positive number", d->softcap);
+    if (!(d->dropout >= 0 && d->dropout < 1)) return seqpar_fail(error, SEQPAR_ERR_MASK, "dropout is %g; give at least 0 and less than 1", d->dropout);
+    if (!(d->scale == d->scale) || d->scale > 1e30 || d->scale < -1e30) return seqpar_fail(error, SEQPAR_ERR_MASK, "the attention scale is %g; give a finite number, 0 for 1/sqrt(head_dim)", d->scale);
     return SEQPAR_OK;
 }
 
@@ -4607,7 +4768,7 @@ static seqpar_status seqpar__run_plan(seqpar_ctx *ctx, seqpar_attn *attn, const 
     return status;
 }
 
-static seqpar_attn_args seqpar__attn_args(const seqpar_attn *attn) {
+static seqpar_attn_args seqpar__attn_args(const seqpar_attn *attn, const seqpar_attn_io *io) {
     seqpar_attn_args a;
     memset(&a, 0, sizeof a);
     a.heads = attn->desc.heads;
@@ -4615,31 +4776,48 @@ static seqpar_attn_args seqpar__attn_args(const seqpar_attn *attn) {
     a.head_dim = attn->desc.head_dim;
     a.q_tokens = attn->shares[attn->rank].tokens;
     a.scale = attn->desc.scale;
+    a.softcap = attn->desc.softcap;
+    a.sinks = io->sinks;
+    a.dropout = attn->desc.dropout;
+    a.dropout_seed = io->dropout_seed;
+    a.dropout_stream = io->dropout_stream;
     a.depth = attn->depth + 1;
     a.visible_begin = attn->visible_begin;
     a.visible_end = attn->visible_end;
+    a.q = io->q; a.k = io->k; a.v = io->v;
+    a.out = io->out; a.lse = io->lse;
+    a.dout = io->dout;
+    a.dq = io->dq; a.dk = io->dk; a.dv = io->dv;
     return a;
 }
 
-SEQPAR_DEF seqpar_status seqpar_attn_forward(seqpar_ctx *ctx, seqpar_attn *attn, void *out, void *lse, const void *q, const void *k, const void *v) {
-    seqpar_attn_args a = seqpar__attn_args(attn);
-    a.q = q; a.k = k; a.v = v;
-    a.out = out; a.lse = lse;
+SEQPAR_DEF seqpar_status seqpar_attn_forward(seqpar_ctx *ctx, seqpar_attn *attn, const seqpar_attn_io *io) {
+    seqpar_attn_args a = seqpar__attn_args(attn, io);
     return seqpar__run_plan(ctx, attn, &attn->forward, &a);
 }
 
-SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn, void *dq, void *dk, void *dv, const void *dout,
-                                              const void *out, const void *lse, const void *q, const void *k, const void *v) {
-    seqpar_attn_args a = seqpar__attn_args(attn);
+/* delta = dout . out, a row statistic of its own; with it the sinks' gradient needs no keys. */
+static seqpar_status seqpar__attn_statistics(seqpar_ctx *ctx, const seqpar_attn *attn, const seqpar_attn_io *io, void *delta) {
     seqpar_attn_delta_args d;
+    seqpar_attn_sinks_args s;
+    const seqpar_share *mine = &attn->shares[attn->rank];
+    memset(&d, 0, sizeof d);
+    memset(&s, 0, sizeof s);
+    d.delta = delta; d.dout = io->dout; d.out = io->out;
+    d.tokens = mine->tokens; d.heads = attn->desc.heads; d.head_dim = attn->desc.head_dim;
+    SEQPAR__TRY(ctx->device->attn_delta(ctx->device, &d, ctx->queue));
+    if (!io->sinks || !io->dsinks) return SEQPAR_OK;
+    s.dsinks = io->dsinks; s.sinks = io->sinks; s.lse = io->lse; s.delta = delta;
+    s.pieces = mine->pieces; s.piece_count = mine->count; s.heads = attn->desc.heads;
+    return ctx->device->attn_sinks(ctx->device, &s, ctx->queue);
+}
+
+SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn, const seqpar_attn_io *io) {
+    seqpar_attn_args a = seqpar__attn_args(attn, io);
     seqpar_buffer delta;
     seqpar_status status = seqpar_buffer_new(ctx, &delta, a.q_tokens * a.heads * seqpar_dtype_bytes(ctx->device->accumulator), SEQPAR_MEM_SCRATCH);
-    d.delta = delta.data; d.dout = dout; d.out = out;
-    d.tokens = a.q_tokens; d.heads = a.heads; d.head_dim = a.head_dim;
-    if (!status) status = ctx->device->attn_delta(ctx->device, &d, ctx->queue);
-    a.q = q; a.k = k; a.v = v;
-    a.lse = (void *)lse; a.dout = dout; a.delta = delta.data;
-    a.dq = dq; a.dk = dk; a.dv = dv;
+    if (!status) status = seqpar__attn_statistics(ctx, attn, io, delta.data);
+    a.delta = delta.data;
     if (!status) status = seqpar__run_plan(ctx, attn, &attn->backward, &a);
     seqpar_buffer_free(ctx, &delta);
     return status;
@@ -4650,7 +4828,7 @@ static int64_t seqpar__pairs(const seqpar_attn *attn, const seqpar_piece *q, con
     int64_t t, begin, end, pairs = 0;
     for (t = 0; t < q->count; t++) {
         int64_t low, high;
-        seqpar__token_visible(&attn->rows[q->row], q->start + t * q->stride, attn->desc.full, &begin, &end);
+        seqpar__token_visible(&attn->rows[q->row], q->start + t * q->stride, &attn->desc, &begin, &end);
         low = begin <= k->start ? 0 : (begin - k->start + k->stride - 1) / k->stride;
         high = end <= k->start ? 0 : SEQPAR__MIN(k->count, (end - k->start + k->stride - 1) / k->stride);
         if (low < high) pairs += high - low;

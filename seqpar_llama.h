@@ -444,6 +444,14 @@ static seqpar_status seqpar__layer_call_open(seqpar__layer_call *c, int keep) {
 
 static int64_t seqpar__hidden_bytes(const seqpar__layer_call *c) { return c->b->tokens * c->m->config.hidden * seqpar_dtype_bytes(c->dev->storage); }
 
+static seqpar_attn_io seqpar__attention_io(const seqpar__layer_call *c) {
+    seqpar_attn_io io;
+    memset(&io, 0, sizeof io);
+    io.q = c->q; io.k = c->k; io.v = c->v;
+    io.out = c->out; io.lse = c->lse;
+    return io;
+}
+
 /* From x to gate and up; attention itself only where out is not kept. */
 static seqpar_status seqpar__layer_inner(const seqpar__layer_call *c, int attend) {
     const seqpar_llama_config *f = &c->m->config;
@@ -454,7 +462,10 @@ static seqpar_status seqpar__layer_inner(const seqpar__layer_call *c, int attend
     SEQPAR__TRY(seqpar__linear(c, c->v, n, seqpar__llama_part(c->layer, SEQPAR__V), 0, 0));
     SEQPAR__TRY(seqpar__rotate(c, c->q, f->heads, 0));
     SEQPAR__TRY(seqpar__rotate(c, c->k, f->kv_heads, 0));
-    if (attend) SEQPAR__TRY(seqpar_attn_forward(c->ctx, c->b->attn, c->out, c->lse, c->q, c->k, c->v));
+    if (attend) {
+        seqpar_attn_io io = seqpar__attention_io(c);
+        SEQPAR__TRY(seqpar_attn_forward(c->ctx, c->b->attn, &io));
+    }
     c->dev->copy(c->dev, c->x2, c->x, seqpar__hidden_bytes(c), c->ctx->queue);
     SEQPAR__TRY(seqpar__linear(c, c->x2, c->out, seqpar__llama_part(c->layer, SEQPAR__O), 0, 1));
     SEQPAR__TRY(seqpar__norm(c, n, c->x2, c->rstd2, seqpar__llama_part(c->layer, SEQPAR__NORM2)));
@@ -493,10 +504,12 @@ typedef struct seqpar__layer_gradients { seqpar_buffer dx, dn, dq, dk, dv, dout;
 static seqpar_status seqpar__attention_backward(const seqpar__layer_call *c, const seqpar__layer_gradients *g) {
     const seqpar_llama_config *f = &c->m->config;
     int64_t q = seqpar__llama_part(c->layer, SEQPAR__Q), k = q + 1, v = q + 2, o = q + 3, norm = seqpar__llama_part(c->layer, SEQPAR__NORM1);
+    seqpar_attn_io io = seqpar__attention_io(c);
     void *n = c->b->n.data;
     SEQPAR__TRY(seqpar__linear_grad(c, g->dx.data, c->out, o));
     SEQPAR__TRY(seqpar__linear(c, g->dout.data, g->dx.data, o, 1, 0));
-    SEQPAR__TRY(seqpar_attn_backward(c->ctx, c->b->attn, g->dq.data, g->dk.data, g->dv.data, g->dout.data, c->out, c->lse, c->q, c->k, c->v));
+    io.dout = g->dout.data; io.dq = g->dq.data; io.dk = g->dk.data; io.dv = g->dv.data;
+    SEQPAR__TRY(seqpar_attn_backward(c->ctx, c->b->attn, &io));
     SEQPAR__TRY(seqpar__rotate(c, g->dq.data, f->heads, 1));
     SEQPAR__TRY(seqpar__rotate(c, g->dk.data, f->kv_heads, !SEQPAR__FAULT(34))); /* fault: gradient turned the wrong way */
     SEQPAR__TRY(seqpar__norm(c, n, c->x, NULL, norm));

@@ -142,16 +142,16 @@ static void bench_product(report *r, seqpar_device *device, int64_t rows, int64_
 /* ---- attention: one causal document, one head, chunks of 128 ---- */
 
 enum { CHUNK = 128 };
-typedef struct attention { seqpar_ctx ctx; seqpar_comm *self; seqpar_device *device; seqpar_attn *attn; seqpar_row row; int64_t cu[2], tokens, dim; void *x[9]; } attention;
+typedef struct attention { seqpar_ctx ctx; seqpar_comm *self; seqpar_device *device; seqpar_attn *attn; seqpar_row row; int64_t cu[2], tokens, dim; void *x[9]; seqpar_attn_io io; } attention;
 static const char *const tensor_names[9] = {"q", "k", "v", "dout", "out", "lse", "dq", "dk", "dv"};
 
 static void forward_call(void *user) {
     attention *a = user;
-    seqpar_attn_forward(&a->ctx, a->attn, a->x[4], a->x[5], a->x[0], a->x[1], a->x[2]);
+    seqpar_attn_forward(&a->ctx, a->attn, &a->io);
 }
 static void backward_call(void *user) {
     attention *a = user;
-    seqpar_attn_backward(&a->ctx, a->attn, a->x[6], a->x[7], a->x[8], a->x[3], a->x[4], a->x[5], a->x[0], a->x[1], a->x[2]);
+    seqpar_attn_backward(&a->ctx, a->attn, &a->io);
 }
 
 static int64_t tensor_size(const attention *a, int tensor) { return a->tokens * (tensor == 5 ? 1 : a->dim); }
@@ -174,6 +174,7 @@ static void attention_open(attention *a, seqpar_device *device, int64_t tokens, 
         for (n = 0; n < tensor_size(a, i); n++) { double x = values[n]; seqpar_device_write(device, a->x[i], n, &x, 1); }
         free(values);
     }
+    a->io = (seqpar_attn_io){.q = a->x[0], .k = a->x[1], .v = a->x[2], .out = a->x[4], .lse = a->x[5], .dout = a->x[3], .dq = a->x[6], .dk = a->x[7], .dv = a->x[8]};
 }
 
 static void attention_close(attention *a) {

@@ -27,7 +27,8 @@ static seqpar_status attend(seqpar_ctx *ctx, problem *p) {
     seqpar_scatter(q, p->q, mine, 0, WIDE * sizeof *q);
     seqpar_scatter(k, p->k, mine, 0, NARROW * sizeof *k);
     seqpar_scatter(v, p->v, mine, 0, NARROW * sizeof *v);
-    status = seqpar_attn_forward(ctx, attn, out, lse, q, k, v);
+    seqpar_attn_io io = {.q = q, .k = k, .v = v, .out = out, .lse = lse};
+    status = seqpar_attn_forward(ctx, attn, &io);
     seqpar_gather(p->out, out, mine, 0, WIDE * sizeof *out);
     free(q);
     seqpar_attn_close(ctx, attn);

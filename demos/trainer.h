@@ -217,7 +217,7 @@ static void demo_step_documents(const demo_job *job, int64_t step, seqpar_docume
     seqpar_shuffle(order, job->usable_count, (uint64_t)job->config.seed, (uint64_t)(step / per_epoch));
     for (int64_t i = 0; i < batch; i++) {
         const demo_document *d = &job->train.documents[job->usable[order[step % per_epoch * batch + i]]];
-        documents[i] = (seqpar_document){d->ids, d->loss_mask, d->tokens, i};
+        documents[i] = (seqpar_document){.ids = d->ids, .loss_mask = d->loss_mask, .tokens = d->tokens, .unit = i};
     }
     free(order);
 }
@@ -416,7 +416,7 @@ static seqpar_status demo_evaluate(demo_rank *r) {
         seqpar_document *documents = calloc((size_t)n, sizeof *documents);
         for (int64_t i = 0; i < n; i++) {
             const demo_document *d = &job->eval.documents[first + i];
-            documents[i] = (seqpar_document){d->ids, d->loss_mask, d->tokens, i};
+            documents[i] = (seqpar_document){.ids = d->ids, .loss_mask = d->loss_mask, .tokens = d->tokens, .unit = i};
         }
         status = seqpar_pack(r->ctx.error, &batch, documents, n, &pack);
         free(documents);

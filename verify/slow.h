@@ -232,15 +232,29 @@ SLOW int64_t slow_position(int64_t docs, const int64_t *cu_seqlens, int64_t t)
     return d < 0 ? 0 : t - cu_seqlens[d];
 }
 
-/* mask[i][j]: may token i look at token j?  Only within its document and, if causal, not ahead. */
-SLOW void slow_mask(int64_t tokens, int64_t docs, const int64_t *cu_seqlens, bool causal, bool *mask)
+/*
+ * mask[i][j]: may token i look at token j?  Only within its document and, if causal, not ahead, unless j is
+ * among the first prefix_lens[d] tokens of document d, which all of it may see; without causality there is
+ * nothing to except them from.  With a window of W > 0, prefix or not, only at the W nearest: i itself and
+ * the W - 1 before it and, if not causal, the W - 1 after it.  prefix_lens may be NULL.
+ */
+SLOW void slow_mask_general(int64_t tokens, int64_t docs, const int64_t *cu_seqlens, bool causal,
+                            int64_t window, const int64_t *prefix_lens, bool *mask)
 {
     for (int64_t i = 0; i < tokens; i++)
         for (int64_t j = 0; j < tokens; j++) {
             int64_t d = slow_document(docs, cu_seqlens, i);
             bool together = d >= 0 && d == slow_document(docs, cu_seqlens, j);
-            mask[i * tokens + j] = together && (!causal || j <= i);
+            bool in_prefix = together && prefix_lens && j < cu_seqlens[d] + prefix_lens[d];
+            bool in_order = !causal || j <= i || in_prefix;
+            bool near = window <= 0 || (i - j < window && (causal || j - i < window));
+            mask[i * tokens + j] = together && in_order && near;
         }
+}
+
+SLOW void slow_mask(int64_t tokens, int64_t docs, const int64_t *cu_seqlens, bool causal, bool *mask)
+{
+    slow_mask_general(tokens, docs, cu_seqlens, causal, 0, NULL, mask);
 }
 
 /* ---- the layers' functions ---- */
@@ -276,6 +290,15 @@ SLOW void slow_rmsnorm(int64_t tokens, int64_t hidden, double eps, const slow_co
 SLOW slow_complex slow_silu(slow_complex x)
 {
     return creal(x) < 0 ? x * cexp(x) / (1 + cexp(x)) : x / (1 + cexp(-x));
+}
+
+/* Small arguments leave ctanh nothing to overflow; for large ones 1 - tanh^2, the slope, must not cancel. */
+SLOW slow_complex slow_tanh(slow_complex x)
+{
+    if (creal(x) < 0)
+        return -slow_tanh(-x);
+    slow_complex e = cexp(-2 * x);
+    return creal(x) < 1 ? ctanh(x) : (1 - e) / (1 + e);
 }
 
 /* Rotary embedding of one head, rotate_half convention: element i turns with element i + head_dim/2. */
@@ -320,95 +343,169 @@ typedef struct {
     int64_t queries, keys, heads, kv_heads, head_dim;
 } slow_shape;
 
-/* One query of one head over the keys its row of the mask allows; k and v point at the right kv head. */
-SLOW slow_complex slow_attend(const slow_shape *s, const bool *mask, const slow_complex *q,
-                              const slow_complex *k, const slow_complex *v, slow_complex *out)
+/* What plain attention does without; a NULL or zeroed slow_extras is plain attention. */
+typedef struct {
+    double scale;          /* 0: 1 / sqrt(head_dim) */
+    double softcap;        /* c > 0: a score s = scale q.k becomes c tanh(s / c) */
+    const double *sinks;   /* (heads): one more score in the softmax's sum, without a value; may be NULL */
+    const double *dropout; /* (heads x queries x keys): on probabilities times v, not in the sum; may be NULL */
+} slow_extras;
+
+/* All that attention reads, in complex numbers what it is differentiated by: these sinks, not the extras'. */
+typedef struct {
+    const slow_shape *shape;
+    const bool *mask;
+    slow_extras extras;
+    slow_complex *q, *k, *v, *sinks;
+} slow_inputs;
+
+SLOW slow_inputs slow_promote_inputs(const slow_shape *s, const bool *mask, const slow_extras *extras,
+                                     const double *q, const double *k, const double *v)
 {
-    int64_t stride = s->kv_heads * s->head_dim;
-    slow_complex *score = slow_array(s->keys);
-    for (int64_t j = 0; j < s->keys; j++) {
-        for (int64_t e = 0; e < s->head_dim; e++)
-            score[j] += q[e] * k[j * stride + e];
-        score[j] = mask[j] ? score[j] / sqrt((double)s->head_dim) : -INFINITY;
-    }
-    slow_complex lse = slow_log_sum_exp(s->keys, score);
-    for (int64_t e = 0; e < s->head_dim; e++) {
+    int64_t q_count = s->queries * s->heads * s->head_dim, kv_count = s->keys * s->kv_heads * s->head_dim;
+    slow_inputs a = {.shape = s, .mask = mask};
+    if (extras)
+        a.extras = *extras;
+    a.q = slow_promote(q_count, q);
+    a.k = slow_promote(kv_count, k);
+    a.v = slow_promote(kv_count, v);
+    if (a.extras.sinks)
+        a.sinks = slow_promote(s->heads, a.extras.sinks);
+    return a;
+}
+
+SLOW void slow_free_inputs(slow_inputs *a)
+{
+    free(a->q);
+    free(a->k);
+    free(a->v);
+    free(a->sinks);
+}
+
+SLOW slow_complex slow_score(const slow_extras *x, int64_t head_dim, const slow_complex *q,
+                             const slow_complex *k)
+{
+    slow_complex score = 0;
+    for (int64_t e = 0; e < head_dim; e++)
+        score += q[e] * k[e];
+    score = x->scale != 0 ? score * x->scale : score / sqrt((double)head_dim);
+    return x->softcap > 0 ? x->softcap * slow_tanh(score / x->softcap) : score;
+}
+
+/* Query i of head h over the keys its row of the mask allows; out is that one's alone.  Returns the lse. */
+SLOW slow_complex slow_attend(const slow_inputs *a, int64_t i, int64_t h, slow_complex *out)
+{
+    const slow_shape *s = a->shape;
+    const bool *mask = a->mask + i * s->keys;
+    const double *dropout = a->extras.dropout;
+    const slow_complex *q = a->q + (i * s->heads + h) * s->head_dim;
+    int64_t group = s->heads / s->kv_heads, first = h / group * s->head_dim, stride = s->kv_heads * s->head_dim;
+    slow_complex *score = slow_array(s->keys + 1); /* the last is the sink's */
+    for (int64_t j = 0; j < s->keys; j++)
+        score[j] = mask[j] ? slow_score(&a->extras, s->head_dim, q, a->k + j * stride + first) : -INFINITY;
+    score[s->keys] = a->sinks ? a->sinks[h] : -INFINITY;
+    slow_complex lse = slow_log_sum_exp(s->keys + 1, score);
+    for (int64_t e = 0; e < s->head_dim; e++)
         out[e] = 0;
-        for (int64_t j = 0; j < s->keys; j++)
-            if (mask[j])
-                out[e] += cexp(score[j] - lse) * v[j * stride + e];
-    }
+    for (int64_t j = 0; j < s->keys; j++)
+        if (mask[j]) {
+            double factor = dropout ? dropout[(h * s->queries + i) * s->keys + j] : 1;
+            slow_complex probability = cexp(score[j] - lse);
+            for (int64_t e = 0; e < s->head_dim; e++)
+                out[e] += factor * probability * a->v[j * stride + first + e];
+        }
     free(score);
     return lse;
 }
 
-/* mask: queries x keys.  A query that may look at nothing gets out = 0 and lse = -inf.  lse may be NULL. */
-SLOW void slow_attention(const slow_shape *s, const bool *mask, const slow_complex *q, const slow_complex *k,
-                         const slow_complex *v, slow_complex *out, slow_complex *lse)
+/*
+ * mask: queries x keys.  A query that may look at nothing gets out = 0 and lse = -inf, or its head's sink.
+ * lse may be NULL.
+ */
+SLOW void slow_attention(const slow_inputs *a, slow_complex *out, slow_complex *lse)
 {
-    int64_t group = s->heads / s->kv_heads;
-    for (int64_t i = 0; i < s->queries; i++)
-        for (int64_t h = 0; h < s->heads; h++) {
-            int64_t at = (i * s->heads + h) * s->head_dim, kv = h / group * s->head_dim;
-            slow_complex l = slow_attend(s, mask + i * s->keys, q + at, k + kv, v + kv, out + at);
+    for (int64_t i = 0; i < a->shape->queries; i++)
+        for (int64_t h = 0; h < a->shape->heads; h++) {
+            int64_t at = i * a->shape->heads + h;
+            slow_complex l = slow_attend(a, i, h, out + at * a->shape->head_dim);
             if (lse)
-                lse[i * s->heads + h] = l;
+                lse[at] = l;
         }
+}
+
+SLOW void slow_attention_extra_real(const slow_shape *s, const bool *mask, const slow_extras *extras,
+                                    const double *q, const double *k, const double *v, double *out,
+                                    double *lse)
+{
+    int64_t lse_count = s->queries * s->heads, q_count = lse_count * s->head_dim;
+    slow_inputs a = slow_promote_inputs(s, mask, extras, q, k, v);
+    slow_complex *zout = slow_array(q_count), *zlse = slow_array(lse_count);
+    slow_attention(&a, zout, zlse);
+    slow_real_parts(q_count, zout, out);
+    slow_real_parts(lse_count, zlse, lse);
+    slow_free_inputs(&a);
+    free(zout);
+    free(zlse);
 }
 
 SLOW void slow_attention_real(const slow_shape *s, const bool *mask, const double *q, const double *k,
                               const double *v, double *out, double *lse)
 {
-    int64_t q_count = s->queries * s->heads * s->head_dim, kv_count = s->keys * s->kv_heads * s->head_dim;
-    slow_complex *zq = slow_promote(q_count, q);
-    slow_complex *zk = slow_promote(kv_count, k), *zv = slow_promote(kv_count, v);
-    slow_complex *zout = slow_array(q_count), *zlse = slow_array(s->queries * s->heads);
-    slow_attention(s, mask, zq, zk, zv, zout, zlse);
-    slow_real_parts(q_count, zout, out);
-    slow_real_parts(s->queries * s->heads, zlse, lse);
-    free(zq);
-    free(zk);
-    free(zv);
-    free(zout);
-    free(zlse);
+    slow_attention_extra_real(s, mask, NULL, q, k, v, out, lse);
 }
 
-typedef struct {
-    const slow_shape *shape;
-    const bool *mask;
-    const double *dout;
-} slow_attention_context;
-
-/* sum(dout * out) as a function of q, k and v laid end to end. */
-SLOW slow_complex slow_attention_loss(const slow_complex *qkv, const void *context)
+/* dout . out of query i of head h. */
+SLOW slow_complex slow_attention_loss(const slow_inputs *a, const double *dout, int64_t i, int64_t h)
 {
-    const slow_attention_context *a = context;
-    const slow_shape *s = a->shape;
-    int64_t q_count = s->queries * s->heads * s->head_dim, kv_count = s->keys * s->kv_heads * s->head_dim;
-    slow_complex *out = slow_array(q_count), loss = 0;
-    slow_attention(s, a->mask, qkv, qkv + q_count, qkv + q_count + kv_count, out, NULL);
-    for (int64_t e = 0; e < q_count; e++)
-        loss += a->dout[e] * out[e];
+    int64_t d = a->shape->head_dim;
+    slow_complex *out = slow_array(d), loss = 0;
+    slow_attend(a, i, h, out);
+    for (int64_t e = 0; e < d; e++)
+        loss += dout[(i * a->shape->heads + h) * d + e] * out[e];
     free(out);
     return loss;
+}
+
+/*
+ * The derivative of sum(dout * out) by *x, one of a's numbers.  Only what x can change is evaluated: queries
+ * first_query and on, of heads first_head and on and, if x belongs to a key (-1: none), only those that see it.
+ */
+SLOW double slow_attention_slope(const slow_inputs *a, const double *dout, slow_complex *x, int64_t key,
+                                 int64_t first_query, int64_t queries, int64_t first_head, int64_t heads)
+{
+    slow_complex here = *x, loss = 0;
+    *x += SLOW_STEP * _Complex_I;
+    for (int64_t i = first_query; i < first_query + queries; i++)
+        if (key < 0 || a->mask[i * a->shape->keys + key])
+            for (int64_t h = first_head; h < first_head + heads; h++)
+                loss += slow_attention_loss(a, dout, i, h);
+    *x = here;
+    return cimag(loss) / SLOW_STEP;
+}
+
+/* dsinks may be NULL; it is 0 where there are no sinks. */
+SLOW void slow_attention_extra_gradient(const slow_shape *s, const bool *mask, const slow_extras *extras,
+                                        const double *q, const double *k, const double *v, const double *dout,
+                                        double *dq, double *dk, double *dv, double *dsinks)
+{
+    int64_t n = s->queries, group = s->heads / s->kv_heads, d = s->head_dim;
+    slow_inputs a = slow_promote_inputs(s, mask, extras, q, k, v);
+    for (int64_t at = 0; at < n * s->heads * d; at++)
+        dq[at] = slow_attention_slope(&a, dout, &a.q[at], -1, at / d / s->heads, 1, at / d % s->heads, 1);
+    for (int64_t at = 0; at < s->keys * s->kv_heads * d; at++) {
+        int64_t key = at / d / s->kv_heads, head = at / d % s->kv_heads * group;
+        dk[at] = slow_attention_slope(&a, dout, &a.k[at], key, 0, n, head, group);
+        dv[at] = slow_attention_slope(&a, dout, &a.v[at], key, 0, n, head, group);
+    }
+    for (int64_t h = 0; dsinks && h < s->heads; h++)
+        dsinks[h] = a.sinks ? slow_attention_slope(&a, dout, &a.sinks[h], -1, 0, n, h, 1) : 0;
+    slow_free_inputs(&a);
 }
 
 SLOW void slow_attention_gradient(const slow_shape *s, const bool *mask, const double *q, const double *k,
                                   const double *v, const double *dout, double *dq, double *dk, double *dv)
 {
-    int64_t q_count = s->queries * s->heads * s->head_dim, kv_count = s->keys * s->kv_heads * s->head_dim;
-    size_t q_bytes = (size_t)q_count * sizeof *q, kv_bytes = (size_t)kv_count * sizeof *k;
-    int64_t count = q_count + 2 * kv_count;
-    double *x = slow_allocate(count, sizeof *x), *gradient = slow_allocate(count, sizeof *gradient);
-    memcpy(x, q, q_bytes);
-    memcpy(x + q_count, k, kv_bytes);
-    memcpy(x + q_count + kv_count, v, kv_bytes);
-    slow_gradient_of(slow_attention_loss, &(slow_attention_context){s, mask, dout}, count, x, gradient);
-    memcpy(dq, gradient, q_bytes);
-    memcpy(dk, gradient + q_count, kv_bytes);
-    memcpy(dv, gradient + q_count + kv_count, kv_bytes);
-    free(x);
-    free(gradient);
+    slow_attention_extra_gradient(s, mask, NULL, q, k, v, dout, dq, dk, dv, NULL);
 }
 
 /* ---- the model ---- */
@@ -434,7 +531,7 @@ SLOW void slow_attention_block(const slow_config *c, const slow_layer *w, const 
     slow_linear(n, c->hidden, kv_width, y, w->v, v);
     slow_rope_row(row, c->heads, c->head_dim, c->rope_theta, q);
     slow_rope_row(row, c->kv_heads, c->head_dim, c->rope_theta, k);
-    slow_attention(&shape, mask, q, k, v, out, NULL);
+    slow_attention(&(slow_inputs){.shape = &shape, .mask = mask, .q = q, .k = k, .v = v}, out, NULL);
     slow_linear(n, q_width, c->hidden, out, w->o, y);
     slow_add(n * c->hidden, x, y);
     free(y);

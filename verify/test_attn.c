@@ -9,16 +9,27 @@ typedef struct problem {
     int64_t heads, kv_heads, head_dim, row_count;
     seqpar_row rows[3];
     int64_t tokens;                    /* of all rows */
-    int64_t cu[3][16];
+    int64_t cu[3][16], prefix[3][16];
+    double sinks[8];
     double *q, *k, *v, *dout;          /* global, row after row */
 } problem;
 
+typedef struct features { /* what the mask and the scores can be */
+    const char *name;
+    int full;
+    int64_t window;
+    int prefix, sinks;
+    double softcap, dropout, scale;
+} features;
+
 typedef struct setup { /* one way to run it */
-    const problem *p;
-    int reference, layout, schedule, full;
+    problem *p;
+    features f;
+    int reference, layout, schedule;
     int64_t ranks, stride, threads;
     const seqpar_inject_desc *inject;
     double *out, *lse, *dq, *dk, *dv;  /* global results */
+    double *dsinks;                    /* (rows, 64 chunks, heads), rank after rank; setup_run adds them up into the first */
     int64_t flops, planned_flops, bytes, planned_bytes, flops_max;
     seqpar_status status;
 } setup;
@@ -43,12 +54,14 @@ static problem *problem_new(int64_t rows, const int64_t *lengths, const int64_t 
         for (d = 0, at = 0; at < lengths[r] && d < 14; d++) {
             int64_t n = d == 1 ? 1 : d == 2 ? 0 : test_integer(1, lengths[r] / 2 + 1); /* one-token and empty documents */
             at = d == 13 || at + n > lengths[r] ? lengths[r] : at + n;
+            p->prefix[r][d] = test_integer(0, at - p->cu[r][d]);
             p->cu[r][d + 1] = at;
         }
         row->docs = d;
         row->cu_seqlens = p->cu[r];
         p->tokens += lengths[r];
     }
+    for (r = 0; r < heads; r++) p->sinks[r] = (double)(float)test_normal();
     p->q = random_values(p->tokens * heads * head_dim);
     p->dout = random_values(p->tokens * heads * head_dim);
     p->k = random_values(p->tokens * kv_heads * head_dim);
@@ -58,6 +71,8 @@ static problem *problem_new(int64_t rows, const int64_t *lengths, const int64_t 
 
 static void problem_free(problem *p) { free(p->q); free(p->k); free(p->v); free(p->dout); free(p); }
 
+static int64_t dsinks_size(const problem *p) { return p->row_count * 64 * p->heads; }
+
 static void setup_results(setup *s) {
     const problem *p = s->p;
     s->out = random_values(p->tokens * p->heads * p->head_dim);
@@ -65,8 +80,11 @@ static void setup_results(setup *s) {
     s->lse = random_values(p->tokens * p->heads);
     s->dk = random_values(p->tokens * p->kv_heads * p->head_dim);
     s->dv = random_values(p->tokens * p->kv_heads * p->head_dim);
+    s->dsinks = calloc((size_t)(8 * dsinks_size(p)), sizeof(double));
 }
-static void setup_free(setup *s) { free(s->out); free(s->lse); free(s->dq); free(s->dk); free(s->dv); }
+static void setup_free(setup *s) { free(s->out); free(s->lse); free(s->dq); free(s->dk); free(s->dv); free(s->dsinks); }
+
+enum { DROPOUT_SEED = 7, DROPOUT_STREAM = 11 };
 
 /* Moves the local rows of a global tensor to the device, or back. */
 static void move_rows(seqpar_ctx *ctx, const setup *s, const seqpar_share *share, void *local, double *global, int64_t width, int to_device) {
@@ -84,22 +102,26 @@ static void move_rows(seqpar_ctx *ctx, const setup *s, const seqpar_share *share
 static seqpar_status rank_attention(seqpar_ctx *ctx, setup *s) {
     const problem *p = s->p;
     seqpar_attn_desc desc = {.heads = p->heads, .kv_heads = p->kv_heads, .head_dim = p->head_dim, .layout = s->layout, .schedule = s->schedule,
-                             .heads_k_stride = s->stride, .full = s->full};
+                             .heads_k_stride = s->stride, .full = s->f.full, .window = s->f.window, .softcap = s->f.softcap,
+                             .dropout = s->f.dropout, .scale = s->f.scale};
     seqpar_attn *attn;
     seqpar_attn_cost cost;
     int64_t size = seqpar_dtype_bytes(ctx->device->storage), n, wide = p->heads * p->head_dim, narrow = p->kv_heads * p->head_dim, i;
     seqpar_status status = seqpar_attn_open(ctx, &attn, p->rows, p->row_count, &desc);
-    void *buffer[9];
+    void *buffer[11];
     if (status) return status;
-    n = seqpar_attn_share(attn)->tokens;
-    for (i = 0; i < 9; i++) buffer[i] = ctx->device->alloc(ctx->device, (n + 1) * (wide + 1) * size);
+    n = seqpar_attn_share(attn)->tokens + seqpar_attn_share(attn)->count;
+    for (i = 0; i < 11; i++) buffer[i] = ctx->device->alloc(ctx->device, (n + 1) * (wide + 1) * size);
     move_rows(ctx, s, seqpar_attn_share(attn), buffer[0], p->q, wide, 1);
     move_rows(ctx, s, seqpar_attn_share(attn), buffer[1], p->k, narrow, 1);
     move_rows(ctx, s, seqpar_attn_share(attn), buffer[2], p->v, narrow, 1);
     move_rows(ctx, s, seqpar_attn_share(attn), buffer[3], p->dout, wide, 1);
+    seqpar_device_write(ctx->device, buffer[9], 0, p->sinks, p->heads);
     ctx->sp->bytes_sent = 0;
-    status = seqpar_attn_forward(ctx, attn, buffer[4], buffer[5], buffer[0], buffer[1], buffer[2]);
-    if (!status) status = seqpar_attn_backward(ctx, attn, buffer[6], buffer[7], buffer[8], buffer[3], buffer[4], buffer[5], buffer[0], buffer[1], buffer[2]);
+    seqpar_attn_io io = {.dropout_seed = DROPOUT_SEED, .dropout_stream = DROPOUT_STREAM, .sinks = s->f.sinks ? buffer[9] : NULL, .dsinks = s->f.sinks ? buffer[10] : NULL,
+                         .q = buffer[0], .k = buffer[1], .v = buffer[2], .out = buffer[4], .lse = buffer[5], .dout = buffer[3], .dq = buffer[6], .dk = buffer[7], .dv = buffer[8]};
+    status = seqpar_attn_forward(ctx, attn, &io);
+    if (!status) status = seqpar_attn_backward(ctx, attn, &io);
     if (!status) {
         seqpar_attn_cost_of(ctx, attn, &cost, NULL);
         __atomic_fetch_add(&s->flops, ctx->device->attn_flops, __ATOMIC_SEQ_CST);
@@ -112,8 +134,14 @@ static seqpar_status rank_attention(seqpar_ctx *ctx, setup *s) {
         move_rows(ctx, s, seqpar_attn_share(attn), buffer[6], s->dq, wide, 0);
         move_rows(ctx, s, seqpar_attn_share(attn), buffer[7], s->dk, narrow, 0);
         move_rows(ctx, s, seqpar_attn_share(attn), buffer[8], s->dv, narrow, 0);
+        for (i = 0; s->f.sinks && i < seqpar_attn_share(attn)->count; i++) {
+            const seqpar_piece *piece = &seqpar_attn_share(attn)->pieces[i];
+            double part[8];
+            seqpar_device_read(ctx->device, part, buffer[10], i * p->heads, p->heads);
+            for (n = 0; n < p->heads; n++) s->dsinks[ctx->sp_rank * dsinks_size(p) + (piece->row * 64 + piece->chunk) * p->heads + n] += part[n];
+        }
     }
-    for (i = 0; i < 9; i++) ctx->device->free(ctx->device, buffer[i]);
+    for (i = 0; i < 11; i++) ctx->device->free(ctx->device, buffer[i]);
     seqpar_attn_close(ctx, attn);
     return status;
 }
@@ -133,8 +161,11 @@ static seqpar_status rank_main(seqpar_comm *world, void *user) {
 
 static void setup_run(setup *s) {
     seqpar_error error;
+    int64_t i, r, size = dsinks_size(s->p);
     setup_results(s);
+    for (r = 0; r < s->p->row_count; r++) s->p->rows[r].prefix_lens = s->f.prefix ? s->p->prefix[r] : NULL;
     s->status = seqpar_run_threads(s->ranks, rank_main, s, &error);
+    for (i = 0; i < size; i++) for (r = 1; r < s->ranks; r++) s->dsinks[i] += s->dsinks[r * size + i];
     test_expect(!s->status, "%s: %s", seqpar_status_name(s->status), error.text);
 }
 
@@ -148,29 +179,62 @@ static void expect_same_bits(const setup *a, const setup *b, const char *what) {
     test_expect(same(a->dq, b->dq, wide), "%s: dq differs", what);
     test_expect(same(a->dk, b->dk, narrow), "%s: dk differs", what);
     test_expect(same(a->dv, b->dv, narrow), "%s: dv differs", what);
+    test_expect(same(a->dsinks, b->dsinks, dsinks_size(p)), "%s: dsinks differs", what);
+}
+
+/* Dropout factors of a row for slow.h: (heads, queries, keys). */
+static double *dropout_factors(const setup *s, const seqpar_row *row) {
+    int64_t n = row->tokens, h, i, j;
+    double *z = malloc((size_t)(s->p->heads * n * n + 1) * sizeof *z);
+    for (h = 0; h < s->p->heads; h++)
+        for (i = 0; i < n; i++)
+            for (j = 0; j < n; j++) z[(h * n + i) * n + j] = seqpar_attn_dropout(s->f.dropout, DROPOUT_SEED, DROPOUT_STREAM, row->index, h, i, j);
+    return z;
+}
+
+static void expect_near(const double *got, const double *want, int64_t count, double limit, const char *what, const char *tensor) {
+    double d = test_distance(got, want, count);
+    test_expect(d <= limit, "%s: %s is %.2e off", what, tensor, d);
 }
 
 /* Truth: dense attention row by row. */
 static void expect_truth(const setup *s, double limit, const char *what) {
     const problem *p = s->p;
-    int64_t r, base = 0, d = p->head_dim;
+    int64_t r, base = 0, d = p->head_dim, i;
+    double sinks[8] = {0}, sinks_want[8] = {0}, part[8];
     for (r = 0; r < p->row_count; base += p->rows[r++].tokens) {
         int64_t n = p->rows[r].tokens, wide = p->heads * d, narrow = p->kv_heads * d;
         slow_shape shape = {n, n, p->heads, p->kv_heads, d};
+        slow_extras extras = {.scale = s->f.scale, .softcap = s->f.softcap, .sinks = s->f.sinks ? p->sinks : NULL};
         bool *mask = malloc((size_t)(n * n));
         double *x = malloc((size_t)(5 * n * wide + 8) * sizeof *x), *out = x, *lse = out + n * wide, *dq = lse + n * wide, *dk = dq + n * wide, *dv = dk + n * wide;
-        slow_mask(n, p->rows[r].docs, p->rows[r].cu_seqlens, !s->full, mask);
-        slow_attention_real(&shape, mask, p->q + base * wide, p->k + base * narrow, p->v + base * narrow, out, lse);
-        slow_attention_gradient(&shape, mask, p->q + base * wide, p->k + base * narrow, p->v + base * narrow, p->dout + base * wide, dq, dk, dv);
-        test_expect(test_distance(s->out + base * wide, out, n * wide) <= limit, "%s: out is %.2e off", what, test_distance(s->out + base * wide, out, n * wide));
-        test_expect(test_distance(s->lse + base * p->heads, lse, n * p->heads) <= limit, "%s: lse is %.2e off", what, test_distance(s->lse + base * p->heads, lse, n * p->heads));
-        test_expect(test_distance(s->dq + base * wide, dq, n * wide) <= limit, "%s: dq is %.2e off", what, test_distance(s->dq + base * wide, dq, n * wide));
-        test_expect(test_distance(s->dk + base * narrow, dk, n * narrow) <= limit, "%s: dk is %.2e off", what, test_distance(s->dk + base * narrow, dk, n * narrow));
-        test_expect(test_distance(s->dv + base * narrow, dv, n * narrow) <= limit, "%s: dv is %.2e off", what, test_distance(s->dv + base * narrow, dv, n * narrow));
+        double *z = s->f.dropout > 0 ? dropout_factors(s, &p->rows[r]) : NULL;
+        extras.dropout = z;
+        slow_mask_general(n, p->rows[r].docs, p->rows[r].cu_seqlens, !s->f.full, s->f.window, s->f.prefix ? p->prefix[r] : NULL, mask);
+        slow_attention_extra_real(&shape, mask, &extras, p->q + base * wide, p->k + base * narrow, p->v + base * narrow, out, lse);
+        slow_attention_extra_gradient(&shape, mask, &extras, p->q + base * wide, p->k + base * narrow, p->v + base * narrow, p->dout + base * wide, dq, dk, dv, part);
+        for (i = 0; i < p->heads; i++) sinks_want[i] += part[i];
+        for (i = 0; i < 64 * p->heads; i++) sinks[i % p->heads] += s->dsinks[r * 64 * p->heads + i];
+        expect_near(s->out + base * wide, out, n * wide, limit, what, "out");
+        expect_near(s->lse + base * p->heads, lse, n * p->heads, limit, what, "lse");
+        expect_near(s->dq + base * wide, dq, n * wide, limit, what, "dq");
+        expect_near(s->dk + base * narrow, dk, n * narrow, limit, what, "dk");
+        expect_near(s->dv + base * narrow, dv, n * narrow, limit, what, "dv");
         free(mask);
         free(x);
+        free(z);
     }
+    if (s->f.sinks) expect_near(sinks, sinks_want, p->heads, limit, what, "dsinks");
 }
+
+static const features features_list[] = {
+    {.name = "causal"}, {.name = "full", .full = 1}, {.name = "window 1", .window = 1}, {.name = "window 7", .window = 7}, {.name = "window 1000", .window = 1000},
+    {.name = "full window 5", .full = 1, .window = 5}, {.name = "prefix", .prefix = 1}, {.name = "prefix window 11", .prefix = 1, .window = 11},
+    {.name = "softcap", .softcap = 1.5}, {.name = "sinks", .sinks = 1}, {.name = "dropout", .dropout = 0.3}, {.name = "scale", .scale = -0.7},
+    {.name = "everything", .window = 13, .prefix = 1, .sinks = 1, .softcap = 2.5, .dropout = 0.2, .scale = 0.9},
+    {.name = "full everything", .full = 1, .window = 9, .sinks = 1, .softcap = 2.5, .dropout = 0.2, .scale = 0.9},
+};
+enum { FEATURES = sizeof features_list / sizeof *features_list };
 
 static const int64_t ranks_list[] = {1, 2, 3, 4, 5, 8};
 
@@ -178,22 +242,22 @@ static const int64_t ranks_list[] = {1, 2, 3, 4, 5, 8};
 static void test_bits(int reference) {
     static const int64_t lengths[] = {97, 53, 5}, chunks[] = {13, 32, 4};
     problem *p = problem_new(3, lengths, chunks, 6, 2, 10);
-    int full, layout, schedule;
+    int feature, layout, schedule;
     size_t i;
-    for (full = 0; full < 2; full++) {
-        setup one = {.p = p, .reference = reference, .ranks = 1, .threads = 1, .full = full};
+    for (feature = 0; feature < FEATURES; feature++) {
+        setup one = {.p = p, .reference = reference, .ranks = 1, .threads = 1, .f = features_list[feature]};
         setup_run(&one);
         for (layout = SEQPAR_CONTIGUOUS; layout <= SEQPAR_ZIGZAG; layout++)
             for (schedule = SEQPAR_RING; schedule <= SEQPAR_LLAMA3; schedule++) {
                 for (i = 0; i < sizeof ranks_list / sizeof *ranks_list; i++) {
-                    setup s = {.p = p, .reference = reference, .ranks = ranks_list[i], .threads = 1 + (int64_t)(i % 2), .full = full, .layout = layout, .schedule = schedule, .stride = 1 + (int64_t)(i % 2)};
+                    setup s = {.p = p, .reference = reference, .ranks = ranks_list[i], .threads = 1 + (int64_t)(i % 2), .f = one.f, .layout = layout, .schedule = schedule, .stride = 1 + (int64_t)(i % 2)};
                     char what[64];
                     setup_run(&s);
                     snprintf(what, sizeof what, "P=%lld", (long long)s.ranks);
                     expect_same_bits(&s, &one, what);
                     setup_free(&s);
                 }
-                test_end("attn_%s_%s_%s_%s_bits", reference ? "fp64" : "fp32", full ? "full" : "causal", seqpar_layout_name(layout), seqpar_schedule_name(schedule));
+                test_end("attn_%s_%s_%s_%s_bits", reference ? "fp64" : "fp32", one.f.name, seqpar_layout_name(layout), seqpar_schedule_name(schedule));
             }
         setup_free(&one);
     }
@@ -203,20 +267,44 @@ static void test_bits(int reference) {
 static void test_truth(int reference) {
     static const int64_t lengths[] = {29, 17}, chunks[] = {7, 3};
     problem *p = problem_new(2, lengths, chunks, 3, 3, 5), *g = problem_new(2, lengths, chunks, 6, 2, 4);
-    int layout, schedule;
+    int layout, schedule, feature;
     int64_t ranks;
     for (layout = 0; layout < SEQPAR__LAYOUTS; layout++)
-        for (schedule = 0; schedule < SEQPAR__SCHEDULES; schedule++) {
-            for (ranks = 1; ranks <= 4; ranks++) {
-                setup s = {.p = ranks % 2 ? g : p, .reference = reference, .ranks = ranks, .threads = 1, .layout = layout, .schedule = schedule, .full = ranks == 2};
-                setup_run(&s);
-                expect_truth(&s, reference ? 1e-13 : 2e-6, "against slow.h");
-                setup_free(&s);
+        for (schedule = 0; schedule < SEQPAR__SCHEDULES; schedule++)
+            for (feature = 0; feature < FEATURES; feature++) {
+                for (ranks = 1 + (layout + schedule + feature) % 2; ranks <= 4; ranks += 1 + (feature > 1)) {
+                    setup s = {.p = ranks % 3 ? g : p, .reference = reference, .ranks = ranks, .threads = 1, .layout = layout, .schedule = schedule, .f = features_list[feature]};
+                    setup_run(&s);
+                    expect_truth(&s, reference ? 1e-13 : 2e-6, "against slow.h");
+                    setup_free(&s);
+                }
+                test_end("attn_%s_%s_%s_%s_truth", reference ? "fp64" : "fp32", features_list[feature].name, seqpar_layout_name(layout), seqpar_schedule_name(schedule));
             }
-            test_end("attn_%s_%s_%s_truth", reference ? "fp64" : "fp32", seqpar_layout_name(layout), seqpar_schedule_name(schedule));
-        }
     problem_free(p);
     problem_free(g);
+}
+
+/* Equal scores and one-hot values: out lists, for every query, exactly the keys it sees. */
+static void test_probe(int layout, int schedule) {
+    static const int64_t lengths[] = {23}, chunks[] = {6};
+    problem *p = problem_new(1, lengths, chunks, 1, 1, 23);
+    int feature;
+    int64_t i, j;
+    memset(p->q, 0, (size_t)(p->tokens * 23) * sizeof *p->q);
+    for (i = 0; i < 23; i++) for (j = 0; j < 23; j++) p->v[i * 23 + j] = i == j;
+    for (feature = 0; feature < FEATURES; feature++) {
+        setup s = {.p = p, .ranks = 3 + feature % 3, .threads = 1, .layout = layout, .schedule = schedule, .f = features_list[feature]};
+        bool mask[23 * 23];
+        setup_run(&s);
+        slow_mask_general(23, p->rows[0].docs, p->rows[0].cu_seqlens, !s.f.full, s.f.window, s.f.prefix ? p->prefix[0] : NULL, mask);
+        for (i = 0; i < 23 * 23; i++) {
+            bool seen = mask[i] && seqpar_attn_dropout(s.f.dropout, DROPOUT_SEED, DROPOUT_STREAM, 0, 0, i / 23, i % 23) > 0;
+            test_expect((s.out[i] > 0) == seen && s.out[i] >= 0, "%s, P=%lld: query %lld %s key %lld", s.f.name, (long long)s.ranks, (long long)i / 23, seen ? "misses" : "sees", (long long)i % 23);
+        }
+        setup_free(&s);
+    }
+    problem_free(p);
+    test_end("attn_mask_probe_%s_%s", seqpar_layout_name(layout), seqpar_schedule_name(schedule));
 }
 
 /* T01: scores of neighbouring chunks far apart, so that one side of a merge vanishes or both are alike. */
@@ -227,7 +315,7 @@ static void test_gaps(int reference) {
     int64_t i;
     for (g = 0; g < sizeof gaps / sizeof *gaps; g++) {
         problem *p = problem_new(1, lengths, chunks, 2, 1, 6);
-        setup s = {.p = p, .reference = reference, .ranks = 3, .threads = 1, .layout = SEQPAR_ZIGZAG, .full = 1};
+        setup s = {.p = p, .reference = reference, .ranks = 3, .threads = 1, .layout = SEQPAR_ZIGZAG, .f = {.full = 1}};
         p->rows[0].docs = 1;
         p->cu[0][1] = 31;
         for (i = 0; i < 31; i++) p->k[i * 6] = (i / 4 % 2 ? 1.0 : -1.0) * gaps[g]; /* a whole chunk up, the next down */
@@ -258,7 +346,10 @@ static void test_lengths(int64_t ranks) {
             setup_run(&one);
             setup_run(&s);
             if (layout != SEQPAR_STRIPE) expect_same_bits(&s, &one, "length sweep");
-            expect_truth(&s, 3e-6, "against slow.h");
+            setup_free(&s);
+            s.reference = 1;
+            setup_run(&s);
+            expect_truth(&s, 1e-13, "against slow.h");
             setup_free(&s);
             setup_free(&one);
             problem_free(p);
@@ -271,6 +362,7 @@ int main(int argc, char **argv) {
     test_state += test_seed;
     test_truth(1);
     test_truth(0);
+    for (int i = 0; i < SEQPAR__LAYOUTS * SEQPAR__SCHEDULES; i++) test_probe(i / SEQPAR__SCHEDULES, i % SEQPAR__SCHEDULES);
     test_gaps(1);
     test_gaps(0);
     test_lengths(3);

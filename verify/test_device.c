@@ -694,14 +694,16 @@ static bench attention_bench(int64_t heads, int64_t kv_heads, int64_t head_dim) 
 static seqpar_status attend(seqpar_device *device, const bench *b, int backward) {
     seqpar_attn_desc desc = {.heads = b->size[HEADS], .kv_heads = b->size[KV_HEADS], .head_dim = b->size[HEAD_DIM], .full = b->mode};
     const field *f = b->field;
+    seqpar_attn_io io = {.q = f[Q].data, .k = f[K].data, .v = f[V].data, .out = f[ATTENTION_OUT].data, .lse = f[LSE].data,
+                         .dout = f[DOUT].data, .dq = f[DQ].data, .dk = f[DK].data, .dv = f[DV].data};
     seqpar_comm *self = seqpar_comm_self();
     seqpar_ctx ctx;
     seqpar_attn *attn = NULL;
     seqpar_status status = seqpar_ctx_open(&ctx, self, device, 1);
     if (!status) status = seqpar_attn_open(&ctx, &attn, attention_rows, 2, &desc);
-    if (!status) status = seqpar_attn_forward(&ctx, attn, f[ATTENTION_OUT].data, f[LSE].data, f[Q].data, f[K].data, f[V].data);
+    if (!status) status = seqpar_attn_forward(&ctx, attn, &io);
     if (!status && backward)
-        status = seqpar_attn_backward(&ctx, attn, f[DQ].data, f[DK].data, f[DV].data, f[DOUT].data, f[ATTENTION_OUT].data, f[LSE].data, f[Q].data, f[K].data, f[V].data);
+        status = seqpar_attn_backward(&ctx, attn, &io);
     if (attn) seqpar_attn_close(&ctx, attn);
     seqpar_ctx_close(&ctx);
     seqpar_comm_free(self);
@@ -779,6 +781,33 @@ static void check_attn_delta(void) {
     expect_fast(&b, &(pass){call_attn_delta, 1 << DELTA, 0});
     expect_values(&b, DELTA, want);
     free(want);
+    bench_free(&b);
+}
+
+enum { SINKS, SINKS_LSE, SINKS_DELTA, DSINKS };
+static const seqpar_piece sink_pieces[3] = {{.local = 2, .count = 5}, {.local = 0, .count = 2}, {.local = 7, .count = 6}};
+
+static seqpar_status call_attn_sinks(seqpar_device *device, const bench *b) {
+    const field *f = b->field;
+    seqpar_attn_sinks_args a = {f[DSINKS].data, f[SINKS].data, f[SINKS_LSE].data, f[SINKS_DELTA].data, sink_pieces, 3, 5};
+    return device->attn_sinks(device, &a, NULL);
+}
+
+static void check_attn_sinks(void) {
+    bench b;
+    double want[15] = {0};
+    int64_t i, h, t;
+    memset(&b, 0, sizeof b);
+    add_field(&b, "sinks", 1, 5, 0, 1);
+    add_field(&b, "lse", 13, 5, 0, 1);
+    add_field(&b, "delta", 13, 5, 0, 1);
+    add_field(&b, "dsinks", 3, 5, 0, 1);
+    for (i = 0; i < 3; i++)
+        for (h = 0; h < 5; h++)
+            for (t = sink_pieces[i].local; t < sink_pieces[i].local + sink_pieces[i].count; t++)
+                want[i * 5 + h] -= exp(b.field[SINKS].value[h] - b.field[SINKS_LSE].value[t * 5 + h]) * b.field[SINKS_DELTA].value[t * 5 + h];
+    expect_fast(&b, &(pass){call_attn_sinks, 1 << DSINKS, 0});
+    expect_values(&b, DSINKS, want);
     bench_free(&b);
 }
 
@@ -1036,6 +1065,7 @@ static const struct op_check { const char *op; void (*check)(void); double cpu; 
     {"attn_dkv", check_attn_dkv, 1.1e-6},
     {"attn_return", check_attn_return, 1.4e-7},
     {"attn_delta", check_attn_delta, 1.9e-7},
+    {"attn_sinks", check_attn_sinks, 6e-7},
     {"softmax_head", check_softmax_head, 5e-6},
     {"sumsq", check_sumsq, 6e-15},
     {"adamw", check_adamw, 3.6e-7},

@@ -55,6 +55,11 @@ done <<'LIST'
 33|bits|positions are local
 34|truth|dk is turned the wrong way
 35|bits|labels are shifted after the split
+36|attn|a window is one key too wide
+37|attn|the prefix is causal
+38|attn|a sink is forgotten
+39|attn|dropout is forgotten in ds
+40|attn|softcap without its slope
 LIST
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ]

@@ -205,8 +205,9 @@ static seqpar_status attn_passes(seqpar_ctx *ctx, seqpar_attn *attn, const attn_
     float *x[9]; /* q, k, v, dout, out, lse, dq, dk, dv */
     seqpar_status status;
     for (i = 0; i < 9; i++) x[i] = some_floats(i == 1 || i == 2 || i > 6 ? narrow : wide);
-    status = seqpar_attn_forward(ctx, attn, x[4], x[5], x[0], x[1], x[2]);
-    if (!status) status = seqpar_attn_backward(ctx, attn, x[6], x[7], x[8], x[3], x[4], x[5], x[0], x[1], x[2]);
+    seqpar_attn_io io = {.q = x[0], .k = x[1], .v = x[2], .out = x[4], .lse = x[5], .dout = x[3], .dq = x[6], .dk = x[7], .dv = x[8]};
+    status = seqpar_attn_forward(ctx, attn, &io);
+    if (!status) status = seqpar_attn_backward(ctx, attn, &io);
     for (i = 0; i < 9; i++) free(x[i]);
     return status;
 }

@@ -28,7 +28,7 @@ static void corpus_add(corpus *c, int64_t unit, int64_t tokens, int mask_kind) {
     int64_t t;
     for (t = 0; t < tokens; t++) ids[t] = test_integer(0, 3) ? (int32_t)test_integer(0, VOCAB - 1) : 0; /* id 0 is a token like any other */
     for (t = 0; mask && t < tokens; t++) mask[t] = (uint8_t)mask_bit(mask_kind, t, tokens);
-    c->doc[c->count++] = (seqpar_document){ids, mask, tokens, unit};
+    c->doc[c->count++] = (seqpar_document){ids, mask, tokens, unit, .prefix = tokens * (c->count % 3) / 2};
 }
 
 static void corpus_free(corpus *c) {
@@ -213,6 +213,7 @@ static void expect_row(const seqpar_row *row, int64_t number, const corpus *c, c
         EXPECT_EQUAL(f->row[source], number, "the row of a document (naively)");
         if (!EXPECT_EQUAL(end - begin, f->length[source], "the length of a document")) return;
         expect_document(row, &c->doc[source], begin, end);
+        EXPECT_EQUAL(row->prefix_lens[d], c->doc[source].prefix < end - begin ? c->doc[source].prefix : end - begin, "a prefix");
     }
     expect_whole_units(row, c, f);
     expect_pads(row, desc);

@@ -262,10 +262,12 @@ static seqpar_status run_calls(seqpar_ctx *ctx, seqpar_attn *attn, const run *x,
     }
     for (call = 0; call < x->d->calls && !status; call++) {
         for (i = 0; i < 5; i++) memset(mine->result[i], 0x55, (size_t)mine->count[i] * sizeof(float));
-        status = seqpar_attn_forward(ctx, attn, mine->result[0], mine->result[1], local[0], local[1], local[2]);
+        seqpar_attn_io io = {.q = local[0], .k = local[1], .v = local[2], .out = mine->result[0], .lse = mine->result[1],
+                             .dout = local[3], .dq = mine->result[2], .dk = mine->result[3], .dv = mine->result[4]};
+        status = seqpar_attn_forward(ctx, attn, &io);
         if (call == 0) mine->forward_events = mine->events;
         if (call == 0) mine->clock = x->d->virtual_clock ? seqpar_inject_clock(ctx->sp) : 0;
-        if (!status && !x->d->forward_only) status = seqpar_attn_backward(ctx, attn, mine->result[2], mine->result[3], mine->result[4], local[3], mine->result[0], mine->result[1], local[0], local[1], local[2]);
+        if (!status && !x->d->forward_only) status = seqpar_attn_backward(ctx, attn, &io);
         for (i = 0; i < 5; i++) {
             size_t bytes = (size_t)mine->count[i] * sizeof(float);
             if (!first[i]) first[i] = memcpy(malloc(bytes + 1), mine->result[i], bytes);

@@ -123,6 +123,26 @@ static void test_silu(void)
     check("silu slope at 0", fabs(cimag(slow_silu(SLOW_STEP * _Complex_I)) / SLOW_STEP - .5), 1e-14);
 }
 
+static double tanh_slope(double x)
+{
+    return cimag(slow_tanh(x + SLOW_STEP * _Complex_I)) / SLOW_STEP;
+}
+
+/* The slope at 10 is 4 exp(-20) / (1 + exp(-20))^2, far below what 1 - tanh^2 could tell from rounding. */
+static void test_tanh(void)
+{
+    static const double x[] = {0, 1e-9, .5, -2, 20, 1e6, -1e6};
+    double slope = 4 * exp(-20) / ((1 + exp(-20)) * (1 + exp(-20))), error = 0;
+    for (int k = 0; k < 7; k++)
+        error += fabs(creal(slow_tanh(x[k])) - tanh(x[k]));
+    check("tanh", error, 1e-15);
+    check("tanh of little", fabs(creal(slow_tanh(1e-9)) / 1e-9 - 1), 1e-15);
+    check("tanh slope", fabs(tanh_slope(-.5) - .7864477329659274) + fabs(tanh_slope(0) - 1), 1e-15);
+    check("tanh slope, either side of 1", fabs(tanh_slope(1 - 1e-15) - tanh_slope(1 + 1e-15)), 1e-14);
+    check("tanh slope where flat", fabs(tanh_slope(10) / slope - 1) + fabs(tanh_slope(-10) / slope - 1), 1e-13);
+    check("tanh slope where flatter", fabs(tanh_slope(1e6)) + fabs(tanh_slope(-1e6)), 0);
+}
+
 /* Position 3, theta 16, head_dim 4: element 0 turns with 2 by 3 radians, element 1 with 3 by 3/4. */
 static void test_rope(void)
 {
@@ -145,6 +165,50 @@ static void test_mask(void)
     for (int k = 0; k < 16; k++)
         wrong += (mask[0][k] != (causal[k] == '1')) + (mask[1][k] != (full[k] == '1'));
     check("mask", wrong, 0);
+}
+
+/* Documents of four tokens and of three, then padding; the prefixes count from each document's start. */
+static void test_mask_general(void)
+{
+    static const int64_t ends[] = {0, 4, 7}, prefixes[] = {2, 9}, other_prefixes[] = {3, 2}, none[] = {0, 0};
+    static const struct {
+        const char *name;
+        bool causal;
+        int64_t window;
+        const int64_t *prefix_lens;
+        const char *want;
+    } masks[] = {
+        {"causal", true, 0, NULL,
+         "10000000" "11000000" "11100000" "11110000" "00001000" "00001100" "00001110" "00000000"},
+        {"window wider than any document", true, 4, NULL,
+         "10000000" "11000000" "11100000" "11110000" "00001000" "00001100" "00001110" "00000000"},
+        {"empty prefixes", true, 0, none,
+         "10000000" "11000000" "11100000" "11110000" "00001000" "00001100" "00001110" "00000000"},
+        {"causal window", true, 2, NULL,
+         "10000000" "11000000" "01100000" "00110000" "00001000" "00001100" "00000110" "00000000"},
+        {"window of one", true, 1, NULL,
+         "10000000" "01000000" "00100000" "00010000" "00001000" "00000100" "00000010" "00000000"},
+        {"full", false, 0, NULL,
+         "11110000" "11110000" "11110000" "11110000" "00001110" "00001110" "00001110" "00000000"},
+        {"full window", false, 2, NULL,
+         "11000000" "11100000" "01110000" "00110000" "00001100" "00001110" "00000110" "00000000"},
+        {"prefix, one longer than its document", true, 0, prefixes,
+         "11000000" "11000000" "11100000" "11110000" "00001110" "00001110" "00001110" "00000000"},
+        {"prefix and window", true, 2, other_prefixes,
+         "11100000" "11100000" "01100000" "00110000" "00001100" "00001100" "00000110" "00000000"},
+        {"prefix without causality", false, 0, other_prefixes,
+         "11110000" "11110000" "11110000" "11110000" "00001110" "00001110" "00001110" "00000000"},
+        {"prefix and full window", false, 2, other_prefixes,
+         "11000000" "11100000" "01110000" "00110000" "00001100" "00001110" "00000110" "00000000"},
+    };
+    for (size_t m = 0; m < sizeof masks / sizeof *masks; m++) {
+        bool mask[64];
+        int wrong = 0;
+        slow_mask_general(8, 2, ends, masks[m].causal, masks[m].window, masks[m].prefix_lens, mask);
+        for (int k = 0; k < 64; k++)
+            wrong += mask[k] != (masks[m].want[k] == '1');
+        check_of("mask", masks[m].name, wrong, 0);
+    }
 }
 
 /* RoPE being relative, no logit would show a position counted from elsewhere. */
@@ -211,22 +275,288 @@ static double finite_difference(slow_scalar *f, const void *context, int64_t cou
     return sum / (12 * h);
 }
 
-static void test_attention_gradient(bool causal)
+/* sum(dout * out) of q, k, v and the sinks laid end to end: what finite differences may be taken of. */
+typedef struct {
+    const slow_shape *shape;
+    const bool *mask;
+    slow_extras extras;
+    const double *dout;
+} attention_problem;
+
+static slow_complex attention_loss(const slow_complex *z, const void *context)
 {
-    enum { N = 5, HEADS = 4, KV_HEADS = 2, DIM = 3 };
-    enum { Q = N * HEADS * DIM, KV = N * KV_HEADS * DIM, ALL = Q + 2 * KV };
-    slow_shape s = {N, N, HEADS, KV_HEADS, DIM};
-    bool mask[N * N];
-    double *x = wave(ALL, 1), *dout = wave(Q, .7), gradient[ALL], difference[ALL];
-    slow_mask(N, 2, (const int64_t[]){0, 3, N}, causal, mask);
-    slow_attention_context context = {&s, mask, dout};
-    slow_attention_gradient(&s, mask, x, x + Q, x + Q + KV, dout, gradient, gradient + Q, gradient + Q + KV);
-    for (int64_t k = 0; k < ALL; k++)
-        difference[k] = finite_difference(slow_attention_loss, &context, ALL, x, k);
-    check(causal ? "causal attention gradient" : "full attention gradient",
-          distance(ALL, gradient, difference) / size(ALL, gradient), 1e-10);
+    const attention_problem *p = context;
+    const slow_shape *s = p->shape;
+    int64_t q = s->queries * s->heads * s->head_dim, kv = s->keys * s->kv_heads * s->head_dim;
+    double *x = reals(q + 2 * kv + s->heads), *out = reals(q), *lse = reals(s->queries * s->heads);
+    slow_extras extras = p->extras;
+    slow_real_parts(q + 2 * kv + s->heads, z, x);
+    if (extras.sinks)
+        extras.sinks = x + q + 2 * kv;
+    slow_attention_extra_real(s, p->mask, &extras, x, x + q, x + q + kv, out, lse);
+    double loss = inner(q, p->dout, out);
+    free(x);
+    free(out);
+    free(lse);
+    return loss;
+}
+
+/* The four gradients' errors, each relative to itself, so that a small one cannot hide, unless it is all 0. */
+static void test_attention_gradient(const char *name, const slow_shape *s, const bool *mask,
+                                    const slow_extras *extras)
+{
+    int64_t q = s->queries * s->heads * s->head_dim, kv = s->keys * s->kv_heads * s->head_dim;
+    int64_t begin[] = {0, q, q + kv, q + 2 * kv, q + 2 * kv + s->heads}, count = begin[4];
+    double *x = wave(count, 1), *dout = wave(q, .7), *gradient = reals(count), *difference = reals(count);
+    attention_problem problem = {s, mask, *extras, dout};
+    if (extras->sinks)
+        memcpy(x + begin[3], extras->sinks, (size_t)s->heads * sizeof *x);
+    slow_attention_extra_gradient(s, mask, extras, x, x + begin[1], x + begin[2], dout, gradient,
+                                  gradient + begin[1], gradient + begin[2], gradient + begin[3]);
+    double error = 0;
+    for (int64_t k = 0; k < count; k++)
+        difference[k] = finite_difference(attention_loss, &problem, count, x, k);
+    for (int part = 0; part < 4; part++) {
+        int64_t at = begin[part], n = begin[part + 1] - at;
+        double whole = size(n, gradient + at);
+        error += distance(n, gradient + at, difference + at) / (whole > 0 ? whole : 1);
+    }
+    check_of("attention gradient", name, error, 1e-9);
     free(x);
     free(dout);
+    free(gradient);
+    free(difference);
+}
+
+/* Four query heads on two kv heads; documents of three tokens and of two, then padding. */
+enum { N = 6, HEADS = 4, KV_HEADS = 2, DIM = 3, Q = N * HEADS * DIM, KV = N * KV_HEADS * DIM };
+static const slow_shape grouped = {N, N, HEADS, KV_HEADS, DIM};
+static const int64_t grouped_ends[] = {0, 3, 5}, grouped_prefixes[] = {2, 2};
+static const double sinks[HEADS] = {.5, -1, 0, 2};
+
+/* Inverted dropout at a half, off and on without a pattern. */
+static const double *dropouts(void)
+{
+    static double factor[HEADS * N * N];
+    for (int k = 0; k < HEADS * N * N; k++)
+        factor[k] = sin(1.7 * (k + 1) * (k + 1)) > 0 ? 2 : 0;
+    return factor;
+}
+
+static void test_attention_gradients(void)
+{
+    bool causal[N * N], full[N * N], window[N * N], prefix[N * N], blind[N * N] = {false};
+    slow_extras none = {0}, sunk = {.sinks = sinks}, all = {.8, 1.5, sinks, dropouts()};
+    slow_mask(N, 2, grouped_ends, true, causal);
+    slow_mask(N, 2, grouped_ends, false, full);
+    slow_mask_general(N, 2, grouped_ends, true, 2, NULL, window);
+    slow_mask_general(N, 2, grouped_ends, true, 2, grouped_prefixes, prefix);
+    test_attention_gradient("causal", &grouped, causal, &none);
+    test_attention_gradient("full", &grouped, full, &none);
+    test_attention_gradient("window", &grouped, window, &none);
+    test_attention_gradient("prefix", &grouped, prefix, &none);
+    test_attention_gradient("scale", &grouped, causal, &(slow_extras){.scale = -.3});
+    test_attention_gradient("softcap", &grouped, causal, &(slow_extras){.softcap = .9});
+    test_attention_gradient("sinks", &grouped, causal, &sunk);
+    test_attention_gradient("dropout", &grouped, causal, &(slow_extras){.dropout = dropouts()});
+    test_attention_gradient("all together", &grouped, prefix, &all);
+    test_attention_gradient("all together, full", &grouped, full, &all);
+    test_attention_gradient("nothing to see", &grouped, blind, &none);
+    test_attention_gradient("nothing to see but sinks", &grouped, blind, &all);
+}
+
+/* Queries that are not the keys, one of them blind, every one with a mask no rule would make. */
+static const slow_shape oblong = {3, 5, HEADS, KV_HEADS, DIM};
+static const bool oblong_mask[15] = {1, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1};
+
+/* The formula as one would write it, without a thought for range. */
+static void plain_attention(const slow_extras *x, const double *q, const double *k, const double *v,
+                            double *out, double *lse)
+{
+    for (int i = 0; i < 3; i++)
+        for (int h = 0; h < HEADS; h++) {
+            double sum = exp(x->sinks[h]), value[DIM] = {0};
+            for (int j = 0; j < 5; j++) {
+                double score = 0;
+                for (int e = 0; e < DIM; e++)
+                    score += x->scale * q[(i * HEADS + h) * DIM + e] * k[(j * KV_HEADS + h / 2) * DIM + e];
+                double term = oblong_mask[i * 5 + j] * exp(x->softcap * tanh(score / x->softcap));
+                for (int e = 0; e < DIM; e++)
+                    value[e] += x->dropout[(h * 3 + i) * 5 + j] * term * v[(j * KV_HEADS + h / 2) * DIM + e];
+                sum += term;
+            }
+            for (int e = 0; e < DIM; e++)
+                out[(i * HEADS + h) * DIM + e] = value[e] / sum;
+            lse[i * HEADS + h] = log(sum);
+        }
+}
+
+/* The sink only enlarges the sum: its derivative is minus its probability times dout . out. */
+static void test_attention_together(void)
+{
+    enum { ROWS = 3 * HEADS, QS = ROWS * DIM, KVS = 5 * KV_HEADS * DIM };
+    slow_extras all = {.7, 1.2, sinks, dropouts()};
+    double *q = wave(QS, 2), *k = wave(KVS, 1.5), *v = wave(KVS, 1), *dout = wave(QS, .7);
+    double out[QS], lse[ROWS], want_out[QS], want_lse[ROWS], want_dsinks[HEADS] = {0};
+    double dq[QS], dk[KVS], dv[KVS], dsinks[HEADS];
+    plain_attention(&all, q, k, v, want_out, want_lse);
+    for (int r = 0; r < ROWS; r++)
+        want_dsinks[r % HEADS] -= exp(sinks[r % HEADS] - want_lse[r])
+                                  * inner(DIM, dout + r * DIM, want_out + r * DIM);
+    slow_attention_extra_real(&oblong, oblong_mask, &all, q, k, v, out, lse);
+    slow_attention_extra_gradient(&oblong, oblong_mask, &all, q, k, v, dout, dq, dk, dv, dsinks);
+    check("all together, out", distance(QS, out, want_out), 1e-14);
+    check("all together, lse", distance(ROWS, lse, want_lse), 1e-14);
+    check("all together, sinks' gradient", distance(HEADS, dsinks, want_dsinks), 1e-14);
+    test_attention_gradient("all together, oblong", &oblong, oblong_mask, &all);
+    free(q);
+    free(k);
+    free(v);
+    free(dout);
+}
+
+/* Two keys with scores 12 and 0 before the scale or the cap; out[0] is the first one's probability. */
+static double first_probability(const slow_extras *extras, double factor, double *lse)
+{
+    slow_shape s = {1, 2, 1, 1, 2};
+    bool mask[2] = {true, true};
+    double q[2] = {3 * factor, 0}, k[4] = {4, 9, 0, 9}, v[4] = {1, 0, 0, 1}, out[2];
+    slow_attention_extra_real(&s, mask, extras, q, k, v, out, lse);
+    return out[0];
+}
+
+static void test_scale_and_softcap(void)
+{
+    slow_extras quarter = {.scale = .25}, cap = {.scale = .25, .softcap = 2}, loose = {.softcap = 1e9};
+    double lse, score = 2 * tanh(1.5);
+    check("scale of its own", fabs(first_probability(&quarter, 1, &lse) - 1 / (1 + exp(-3))), 1e-15);
+    check("scale of its own, lse", fabs(lse - log(1 + exp(3))), 1e-14);
+    check("softcap", fabs(first_probability(&cap, 1, &lse) - 1 / (1 + exp(-score))), 1e-15);
+    check("softcap, lse", fabs(lse - log(1 + exp(score))), 1e-14);
+    check("softcap, far above", fabs(first_probability(&cap, 1e6, &lse) - 1 / (1 + exp(-2))), 1e-15);
+    check("softcap, far below", fabs(first_probability(&cap, -1e6, &lse) - 1 / (1 + exp(2))), 1e-15);
+    score = 12 / sqrt(2);
+    check("softcap out of reach", fabs(first_probability(&loose, 1, &lse) - 1 / (1 + exp(-score))), 1e-14);
+}
+
+/*
+ * The first probability, p = 1 / (1 + exp(-s)) with s = 2 tanh(3 f / 2), has by its score before the cap, 3 f,
+ * the slope p (1 - p) / cosh^2, and by the other one -p (1 - p).  Far out the cap lets nothing through.
+ */
+static void test_softcap_gradient(const char *name, double f)
+{
+    slow_shape s = {1, 2, 1, 1, 2};
+    slow_extras cap = {.scale = .25, .softcap = 2};
+    bool mask[2] = {true, true};
+    double q[2] = {3 * f, 0}, k[4] = {4, 9, 0, 9}, v[4] = {1, 0, 0, 1}, dout[2] = {1, 0};
+    double dq[2], dk[4], dv[4];
+    double p = 1 / (1 + exp(-2 * tanh(1.5 * f))), slope = p * (1 - p) / (cosh(1.5 * f) * cosh(1.5 * f));
+    double other = -p * (1 - p), want_dq[2] = {.25 * 4 * slope, .25 * 9 * (slope + other)};
+    double want_dk[4] = {.25 * 3 * f * slope, 0, .25 * 3 * f * other, 0}, want_dv[4] = {p, 0, 1 - p, 0};
+    slow_attention_extra_gradient(&s, mask, &cap, q, k, v, dout, dq, dk, dv, NULL);
+    check_of(name, "q", distance(2, dq, want_dq), 1e-14);
+    check_of(name, "k", distance(4, dk, want_dk) / fabs(f), 1e-14);
+    check_of(name, "v", distance(4, dv, want_dv), 1e-14);
+}
+
+/* q = 0: every score is 0, so the sums are counts; the third query sees nothing.  v: 1, 3. */
+static void test_sinks(void)
+{
+    slow_shape s = {3, 2, 2, 1, 1};
+    bool mask[6] = {true, true, true, false, false, false};
+    double q[6] = {0}, k[2] = {5, 6}, v[2] = {1, 3};
+    double sink[2] = {log(2), -.25}, nothing[2] = {-INFINITY, -INFINITY}, rest = exp(-.25);
+    double out[6], lse[6], plain_out[6], plain_lse[6];
+    double want_out[6] = {1, 4 / (2 + rest), 1. / 3, 1 / (1 + rest), 0, 0};
+    double want_lse[6] = {log(4), log(2 + rest), log(3), log(1 + rest), sink[0], sink[1]};
+    slow_attention_extra_real(&s, mask, &(slow_extras){.sinks = sink}, q, k, v, out, lse);
+    check("sinks, out", distance(6, out, want_out), 1e-14);
+    check("sinks, lse", distance(6, lse, want_lse), 1e-14);
+    check("sinks alone", fabs(out[4]) + fabs(out[5]) + fabs(lse[4] - sink[0]) + fabs(lse[5] - sink[1]), 0);
+    slow_attention_real(&s, mask, q, k, v, plain_out, plain_lse);
+    slow_attention_extra_real(&s, mask, &(slow_extras){.sinks = nothing}, q, k, v, out, lse);
+    check("sinks of -inf, out", distance(6, out, plain_out), 0);
+    check("sinks of -inf, lse", distance(4, lse, plain_lse), 0);
+    check("sinks of -inf alone", lse[4] == -INFINITY && lse[5] == -INFINITY ? 0 : 1, 0);
+}
+
+/* A sink a thousand above the scores must not overflow, nor a thousand below. */
+static void test_far_sinks(void)
+{
+    slow_shape s = {1, 1, 2, 1, 1};
+    bool mask[1] = {true};
+    double q[2] = {0}, k[1] = {5}, v[1] = {3}, sink[2] = {1000, -1000}, out[2], lse[2];
+    double want_out[2] = {0, 3}, want_lse[2] = {1000, 0};
+    slow_attention_extra_real(&s, mask, &(slow_extras){.sinks = sink}, q, k, v, out, lse);
+    check("far sinks, out", distance(2, out, want_out), 0);
+    check("far sinks, lse", distance(2, lse, want_lse), 0);
+}
+
+/* Uniform probabilities of a half; what is dropped still counts in the sum.  v: 1, 3. */
+static void test_dropout(void)
+{
+    slow_shape s = {2, 2, 2, 1, 1};
+    bool mask[4] = {true, true, true, true};
+    double q[4] = {0}, k[2] = {5, 6}, v[2] = {1, 3}, dout[4] = {1, 1, 1, 1};
+    double out[4], lse[4], dq[4], dk[2], dv[2];
+    double factor[8] = {2, 0, 0, 2, 0, 0, 1.5, 1}; /* head 0: queries 0 and 1; head 1 */
+    double want_out[4] = {1, 0, 3, 2.25}, want_lse[4] = {log(2), log(2), log(2), log(2)};
+    double want_dv[2] = {1.75, 1.5};
+    slow_extras extras = {.dropout = factor};
+    slow_attention_extra_real(&s, mask, &extras, q, k, v, out, lse);
+    slow_attention_extra_gradient(&s, mask, &extras, q, k, v, dout, dq, dk, dv, NULL);
+    check("dropout, out", distance(4, out, want_out), 1e-14);
+    check("dropout, lse", distance(4, lse, want_lse), 1e-14);
+    check("dropout, v's gradient", distance(2, dv, want_dv), 1e-14);
+}
+
+/* Factors of 1 are no dropout, and without sinks there is no gradient by them. */
+static void test_no_extras(void)
+{
+    bool mask[N * N];
+    double *x = wave(Q + 2 * KV, 1), ones[HEADS * N * N], got[2][Q], lse[2][N * HEADS], dout[Q];
+    double gradient[2][Q + 2 * KV], dsinks[HEADS], none[HEADS] = {0};
+    for (int k = 0; k < HEADS * N * N; k++)
+        ones[k] = 1;
+    for (int k = 0; k < Q; k++)
+        dout[k] = sin(k);
+    slow_extras extras = {.dropout = ones};
+    slow_mask(N, 1, (const int64_t[]){0, N}, true, mask);
+    slow_attention_real(&grouped, mask, x, x + Q, x + Q + KV, got[0], lse[0]);
+    slow_attention_extra_real(&grouped, mask, &extras, x, x + Q, x + Q + KV, got[1], lse[1]);
+    slow_attention_gradient(&grouped, mask, x, x + Q, x + Q + KV, dout, gradient[0], gradient[0] + Q,
+                            gradient[0] + Q + KV);
+    slow_attention_extra_gradient(&grouped, mask, &extras, x, x + Q, x + Q + KV, dout, gradient[1],
+                                  gradient[1] + Q, gradient[1] + Q + KV, dsinks);
+    check("no extras, out", distance(Q, got[0], got[1]), 0);
+    check("no extras, lse", distance(N * HEADS, lse[0], lse[1]), 0);
+    check("no extras, gradient", distance(Q + 2 * KV, gradient[0], gradient[1]), 0);
+    check("no sinks, no gradient", distance(HEADS, dsinks, none), 0);
+    free(x);
+}
+
+/* A query's output changes with a key, and with its value, just where the mask is true. */
+static void test_mask_probes(void)
+{
+    bool mask[N * N];
+    double *x = wave(Q + 2 * KV, 1), *k = x + Q, *v = x + Q + KV, before[Q], after[Q], lse[N * HEADS];
+    slow_extras extras = {.8, 1.5, sinks, NULL};
+    int wrong = 0;
+    slow_mask_general(N, 2, grouped_ends, true, 2, grouped_prefixes, mask);
+    slow_attention_extra_real(&grouped, mask, &extras, x, k, v, before, lse);
+    for (int probe = 0; probe < 2 * N; probe++) {
+        double *changed = (probe < N ? k : v) + probe % N * KV_HEADS * DIM;
+        for (int e = 0; e < KV_HEADS * DIM; e++)
+            changed[e] += 1;
+        slow_attention_extra_real(&grouped, mask, &extras, x, k, v, after, lse);
+        for (int r = 0; r < N * HEADS; r++)
+            wrong += mask[r / HEADS * N + probe % N] == !(distance(DIM, before + r * DIM, after + r * DIM) > 0);
+        for (int e = 0; e < KV_HEADS * DIM; e++)
+            changed[e] -= 1;
+        slow_attention_extra_real(&grouped, mask, &extras, x, k, v, before, lse);
+    }
+    check("mask probes", wrong, 0);
+    free(x);
 }
 
 /* ---- the loss ---- */
@@ -454,14 +784,25 @@ int main(void)
 {
     test_rmsnorm();
     test_silu();
+    test_tanh();
     test_rope();
     test_mask();
+    test_mask_general();
     test_position();
     test_parameter_table();
     test_uniform_attention();
     test_attention_scale();
-    test_attention_gradient(true);
-    test_attention_gradient(false);
+    test_scale_and_softcap();
+    test_softcap_gradient("softcap gradient", 1);
+    test_softcap_gradient("softcap gradient, far above", 1e6);
+    test_softcap_gradient("softcap gradient, far below", -1e6);
+    test_sinks();
+    test_far_sinks();
+    test_dropout();
+    test_no_extras();
+    test_mask_probes();
+    test_attention_together();
+    test_attention_gradients();
     test_loss();
     test_loss_gradient();
     test_ignored();
