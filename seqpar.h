@@ -439,7 +439,7 @@ SEQPAR_DEF int64_t seqpar_grid_default_chunks(int64_t tokens);
 SEQPAR_DEF int64_t seqpar_grid_begin(int64_t padded, int64_t chunks, int64_t chunk); /* floor(chunk*padded/chunks) */
 
 /* ---- split: who holds which token ---------------------------------------------------------------------*/
-enum { SEQPAR_CONTIGUOUS, SEQPAR_ZIGZAG, SEQPAR_STRIPE, SEQPAR__LAYOUTS };
+enum { SEQPAR_CONTIGUOUS, SEQPAR_ZIGZAG, SEQPAR_STRIPE, SEQPAR_ZIGZAG_DOC, SEQPAR__LAYOUTS };
 SEQPAR_DEF const char *seqpar_layout_name(int layout);
 
 /* Tokens start, start + stride, ... (count) of one chunk, held by one rank from local row `local` on. */
@@ -458,7 +458,10 @@ typedef struct seqpar_share { /* what one rank of an SP group holds of some rows
 } seqpar_share;
 
 /* Contiguous: rank r begins at chunk floor(r L/P). Zigzag: slots r and 2P-1-r of 2P, slot i begins at chunk
-   floor(i L/2P). Stripe: tokens congruent to r modulo P. Pads are held by nobody. Free with seqpar_share_free. */
+   floor(i L/2P). Stripe: tokens congruent to r modulo P. Zigzag-doc: every document of n tokens is cut into 2P slots,
+   slot i from its token floor(i n/2P), dealt like those of zigzag (balanced however documents lie; ring-flash-attention's
+   varlen zigzag without its divisibility). Stripe and zigzag-doc cut through chunks: the error rule. Pads are held by
+   nobody. Free with seqpar_share_free. */
 SEQPAR_DEF seqpar_status seqpar_split(seqpar_error *error, seqpar_share *share, const seqpar_row *rows,
                                       int64_t row_count, int layout, int64_t sp_size, int64_t sp_rank);
 SEQPAR_DEF void seqpar_share_free(seqpar_share *share);
@@ -1556,7 +1559,7 @@ SEQPAR_DEF void seqpar_batch_free(seqpar_batch *batch) {
    ====================================================================================================== */
 
 SEQPAR_DEF const char *seqpar_layout_name(int layout) {
-    static const char *const names[] = {"contiguous", "zigzag", "stripe"};
+    static const char *const names[] = {"contiguous", "zigzag", "stripe", "zigzag-doc"};
     return layout >= 0 && layout < SEQPAR__LAYOUTS ? names[layout] : "?";
 }
 
@@ -1573,7 +1576,7 @@ static int64_t seqpar__leaf(int64_t row_index, int64_t chunk, int layout, int64_
 static int seqpar__holds_chunk(int layout, int64_t chunks, int64_t sp_size, int64_t sp_rank, int64_t chunk) {
     int64_t slots = layout == SEQPAR_ZIGZAG ? 2 * sp_size : sp_size;
     int64_t mirror = 2 * sp_size - 1 - (SEQPAR__FAULT(9) ? (sp_rank + 1) % sp_size : sp_rank); /* fault: halves swapped between ranks */
-    if (layout == SEQPAR_STRIPE) return 1;
+    if (layout == SEQPAR_STRIPE || sp_size == 1) return 1;
     if (chunk >= seqpar_grid_begin(chunks, slots, sp_rank) && chunk < seqpar_grid_begin(chunks, slots, sp_rank + 1)) return 1;
     return layout == SEQPAR_ZIGZAG && chunk >= seqpar_grid_begin(chunks, slots, mirror) && chunk < seqpar_grid_begin(chunks, slots, mirror + 1);
 }
@@ -1601,7 +1604,7 @@ static seqpar_status seqpar__check_row(seqpar_error *error, const seqpar_row *ro
 static seqpar_status seqpar__check_split(seqpar_error *error, const seqpar_row *rows, int64_t row_count, int layout,
                                          int64_t sp_size, int64_t sp_rank) {
     int64_t i;
-    if (layout < 0 || layout >= SEQPAR__LAYOUTS) return seqpar_fail(error, SEQPAR_ERR_LAYOUT, "layout %d is unknown; use contiguous, zigzag or stripe", layout);
+    if (layout < 0 || layout >= SEQPAR__LAYOUTS) return seqpar_fail(error, SEQPAR_ERR_LAYOUT, "layout %d is unknown; use contiguous, zigzag, stripe or zigzag-doc", layout);
     if (sp_size <= 0) return seqpar_fail(error, SEQPAR_ERR_RANKS, "sequence_parallel_size is %lld; give at least 1", (long long)sp_size);
     if (sp_rank < 0 || sp_rank >= sp_size) return seqpar_fail(error, SEQPAR_ERR_RANK, "rank %lld is outside a group of %lld", (long long)sp_rank, (long long)sp_size);
     for (i = 0; i < row_count; i++) SEQPAR__TRY(seqpar__check_row(error, &rows[i], i ? rows[i - 1].index : -1));
@@ -1622,25 +1625,64 @@ static seqpar_piece seqpar__chunk_piece(const seqpar_row *row, int64_t chunk, in
     return p;
 }
 
+static int seqpar__share_add(seqpar_share *share, int64_t *capacity, seqpar_piece piece) {
+    void *pieces = share->pieces;
+    if (piece.count <= 0) return 1;
+    if (!seqpar__grow(&pieces, capacity, share->count + 1, (int64_t)sizeof piece)) return 0;
+    share->pieces = (seqpar_piece *)pieces;
+    piece.local = share->tokens;
+    share->pieces[share->count++] = piece;
+    share->tokens += piece.count;
+    return 1;
+}
+
+/* Zigzag-doc: slots of documents, cut where chunks end; leaves number these parts through the row, whoever holds them. */
+static int seqpar__split_documents(seqpar_share *share, int64_t *capacity, const seqpar_row *row, int64_t row_number, int64_t sp_size, int64_t sp_rank) {
+    int64_t leaf = row->index << SEQPAR__LEAF_BITS, chunk = 0, docs = row->docs ? row->docs : 1, d, slot;
+    for (d = 0; d < docs; d++)
+        for (slot = 0; slot < 2 * sp_size; slot++) {
+            int64_t doc = row->docs ? row->cu_seqlens[d] : 0, n = (row->docs ? row->cu_seqlens[d + 1] : row->tokens) - doc;
+            int64_t at = doc + seqpar_grid_begin(n, 2 * sp_size, slot), end = doc + seqpar_grid_begin(n, 2 * sp_size, slot + 1);
+            int mine = sp_rank == (slot < sp_size ? slot : 2 * sp_size - 1 - slot);
+            while (at < end) {
+                seqpar_piece p;
+                memset(&p, 0, sizeof p);
+                while (seqpar_grid_begin(row->padded, row->chunks, chunk + 1) <= at) chunk++;
+                p.row = row_number;
+                p.chunk = chunk;
+                p.leaf = leaf++;
+                p.start = at;
+                p.stride = 1;
+                p.count = SEQPAR__MIN(end, seqpar_grid_begin(row->padded, row->chunks, chunk + 1)) - at;
+                if (mine && !seqpar__share_add(share, capacity, p)) return 0;
+                at += p.count;
+            }
+        }
+    return 1;
+}
+
+static int seqpar__split_chunks(seqpar_share *share, int64_t *capacity, const seqpar_row *row, int64_t row_number, int layout, int64_t sp_size, int64_t sp_rank) {
+    int64_t c;
+    for (c = 0; c < row->chunks; c++) {
+        seqpar_piece p;
+        if (!seqpar__holds_chunk(layout, row->chunks, sp_size, sp_rank, c)) continue;
+        p = seqpar__chunk_piece(row, c, layout, sp_size, sp_rank);
+        p.row = row_number;
+        if (!seqpar__share_add(share, capacity, p)) return 0;
+    }
+    return 1;
+}
+
 SEQPAR_DEF seqpar_status seqpar_split(seqpar_error *error, seqpar_share *share, const seqpar_row *rows,
                                       int64_t row_count, int layout, int64_t sp_size, int64_t sp_rank) {
-    int64_t i, c, capacity = 0;
-    void *pieces = NULL;
+    int64_t i, capacity = 0;
     memset(share, 0, sizeof *share);
     SEQPAR__TRY(seqpar__check_split(error, rows, row_count, layout, sp_size, sp_rank));
-    for (i = 0; i < row_count; i++)
-        for (c = 0; c < rows[i].chunks; c++) {
-            seqpar_piece p;
-            if (!seqpar__holds_chunk(layout, rows[i].chunks, sp_size, sp_rank, c)) continue;
-            p = seqpar__chunk_piece(&rows[i], c, layout, sp_size, sp_rank);
-            if (p.count == 0) continue;
-            p.row = i;
-            p.local = share->tokens;
-            if (!seqpar__grow(&pieces, &capacity, share->count + 1, (int64_t)sizeof p)) { SEQPAR_FREE(pieces); return seqpar__no_memory(error, "pieces"); }
-            ((seqpar_piece *)pieces)[share->count++] = p;
-            share->tokens += p.count;
-        }
-    share->pieces = (seqpar_piece *)pieces;
+    for (i = 0; i < row_count; i++) {
+        int fits = layout == SEQPAR_ZIGZAG_DOC && sp_size > 1 ? seqpar__split_documents(share, &capacity, &rows[i], i, sp_size, sp_rank)
+                                                              : seqpar__split_chunks(share, &capacity, &rows[i], i, layout, sp_size, sp_rank);
+        if (!fits) { seqpar_share_free(share); return seqpar__no_memory(error, "pieces"); }
+    }
     return SEQPAR_OK;
 }
 

@@ -468,14 +468,13 @@ static inline int demo_options_check(demo_options *options, char *error, size_t 
 
 /* ---- one choice, three vocabularies ---- */
 
-/* What --sequence_parallel_mode (360-LLaMA-Factory) or --ring_attn_func (axolotl) means here. The varlen forms deal
- * each document by itself; here the whole row is dealt, which moves tokens between ranks and changes no gradient.
- * layout and schedule hold what was said before, or NULL; a contradiction is refused. name may be NULL. */
+/* What --sequence_parallel_mode (360-LLaMA-Factory) or --ring_attn_func (axolotl) means here. varlen_zigzag deals each
+ * document by itself, batch_zigzag the whole row. layout and schedule hold what was said before, or NULL; a contradiction is refused. name may be NULL. */
 static inline int demo_placement_settle(const char **layout, const char **schedule, const char *name, char *error,
                                         size_t size)
 {
     if (!name) return 0;
-    const char *its_layout = strstr(name, "zigzag") ? "zigzag" : strstr(name, "stripe") ? "stripe" : "contiguous";
+    const char *its_layout = strstr(name, "varlen_zigzag") ? "zigzag-doc" : strstr(name, "zigzag") ? "zigzag" : strstr(name, "stripe") ? "stripe" : "contiguous";
     const char *its_schedule = strstr(name, "llama3") ? "llama3" : "ring";
     bool clash = (*layout && strcmp(*layout, its_layout)) || (*schedule && strcmp(*schedule, its_schedule));
     if (clash)

@@ -74,7 +74,7 @@ typedef struct {
     {"ring_head_stride", &(c).ring_head_stride, DEMO_INT, "1", "llama3: kv heads gathered at a time", DEMO_AT_LEAST(1)},      \
     {"data_parallel_size", &(c).data_parallel_size, DEMO_INT, "0", "data-parallel ranks; 0: from world_size, else 1", DEMO_AT_LEAST(0)}, \
     {"world_size", &(c).world_size, DEMO_INT, "0", "ranks in all; 0: data_parallel_size x ring_attn_size", DEMO_AT_LEAST(0)}, \
-    {"layout", &(c).layout, DEMO_STRING, NULL, "contiguous, zigzag or stripe; default zigzag", DEMO_ANY},                     \
+    {"layout", &(c).layout, DEMO_STRING, NULL, "contiguous, zigzag, stripe or zigzag-doc; default zigzag", DEMO_ANY},                     \
     {"schedule", &(c).schedule, DEMO_STRING, NULL, "ring or llama3; default ring", DEMO_ANY},                                 \
     {"ring_attn_func", &(c).ring_attn_func, DEMO_STRING, NULL, "layout and schedule by axolotl's name", DEMO_ANY},            \
     {"sequence_parallel_mode", &(c).sequence_parallel_mode, DEMO_STRING, NULL, "layout and schedule by 360-LLaMA-Factory's name", DEMO_ANY}, \
@@ -131,11 +131,11 @@ static int demo_pick(const char *text, const char *const *names, int count) {
 
 /* Layout and schedule by our names or by those of others, who must not contradict one another. Default: zigzag ring. */
 static int demo_pick_attention(demo_job *job, char *error, size_t size) {
-    static const char *const layouts[] = {"contiguous", "zigzag", "stripe"}, *const schedules[] = {"ring", "llama3"};
+    static const char *const layouts[] = {"contiguous", "zigzag", "stripe", "zigzag-doc"}, *const schedules[] = {"ring", "llama3"};
     demo_config *c = &job->config;
     if (demo_placement_settle(&c->layout, &c->schedule, c->ring_attn_func, error, size)) return -1;
     if (demo_placement_settle(&c->layout, &c->schedule, c->sequence_parallel_mode, error, size)) return -1;
-    job->layout = demo_pick(c->layout ? c->layout : "zigzag", layouts, 3);
+    job->layout = demo_pick(c->layout ? c->layout : "zigzag", layouts, 4);
     job->schedule = demo_pick(c->schedule ? c->schedule : "ring", schedules, 2);
     return 0;
 }

@@ -456,6 +456,7 @@ static bool foreign_names_place_tokens(void)
     static const char *const cases[][3] = {{"zigzag-ring", "zigzag", "ring"},
                                            {"batch_ring", "contiguous", "ring"},
                                            {"batch_stripe", "stripe", "ring"},
+                                           {"varlen_zigzag", "zigzag-doc", "ring"},
                                            {"varlen_llama3", "contiguous", "llama3"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const char *layout = NULL, *schedule = NULL;

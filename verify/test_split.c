@@ -63,6 +63,25 @@ static const golden goldens[] = {
     {SEQPAR_ZIGZAG, 2, 0, 0, 5, {"", ""}},
 };
 
+/* Layouts that give whole chunks to ranks. */
+static int on_grid(int layout) { return layout == SEQPAR_CONTIGUOUS || layout == SEQPAR_ZIGZAG; }
+
+/* Per-document zigzag by hand: documents of 8, 1 and 15 tokens over 2 ranks. */
+static void test_golden_documents(void) {
+    static const int64_t cu[] = {0, 8, 9, 9, 24};
+    static const char *const held[] = {"0 1 6 7 8 9 10 11 20 21 22 23", "2 3 4 5 12 13 14 15 16 17 18 19"};
+    seqpar_row row = {.tokens = 24, .padded = 24, .chunks = 5, .docs = 4, .cu_seqlens = cu};
+    int64_t r;
+    for (r = 0; r < 2; r++) {
+        seqpar_share share = split_or_fail(&row, 1, SEQPAR_ZIGZAG_DOC, 2, r);
+        char text[256];
+        write_tokens(text, sizeof text, &share);
+        test_expect(!strcmp(text, held[r]), "rank %lld holds [%s], not [%s]", (long long)r, text, held[r]);
+        seqpar_share_free(&share);
+    }
+    test_end("split_golden_zigzag-doc_by_document");
+}
+
 static void test_golden(void) {
     int64_t i, r;
     for (i = 0; i < COUNT(goldens); i++) {
@@ -219,9 +238,9 @@ static void expect_chunks(const world *w) {
             int64_t begin = seqpar_grid_begin(w->row.padded, w->row.chunks, p->chunk), end = seqpar_grid_begin(w->row.padded, w->row.chunks, p->chunk + 1);
             if (end > w->row.tokens) end = w->row.tokens;
             test_expect(piece_token(p, 0) >= begin && piece_token(p, p->count - 1) < end, "a piece leaves its chunk %lld", (long long)p->chunk);
-            test_expect(!i || (p->leaf > p[-1].leaf && p->chunk > p[-1].chunk), "leaves or chunks do not rise");
+            test_expect(!i || (p->leaf > p[-1].leaf && (w->layout == SEQPAR_ZIGZAG_DOC ? piece_token(p, 0) > piece_token(p - 1, 0) : p->chunk > p[-1].chunk)), "leaves or chunks do not rise");
             if (w->layout == SEQPAR_STRIPE) test_expect(p->stride == w->ranks && p->start % w->ranks == r, "a stripe of another rank");
-            else test_expect(p->stride == 1 && p->start == begin && p->count == end - begin, "part of chunk %lld", (long long)p->chunk);
+            if (on_grid(w->layout)) test_expect(p->stride == 1 && p->start == begin && p->count == end - begin, "part of chunk %lld", (long long)p->chunk);
         }
 }
 
@@ -234,7 +253,7 @@ static void expect_leaves(const world *w) {
             const seqpar_piece *p = &w->share[r].pieces[i];
             for (q = 0; q < r; q++)
                 for (j = 0; j < w->share[q].count; j++) test_expect(w->share[q].pieces[j].leaf != p->leaf, "leaf %lld is there twice", (long long)p->leaf);
-            for (j = 0; w->layout != SEQPAR_STRIPE && j < whole.count; j++)
+            for (j = 0; on_grid(w->layout) && j < whole.count; j++)
                 test_expect(whole.pieces[j].chunk != p->chunk || whole.pieces[j].leaf == p->leaf, "the leaf of chunk %lld depends on the rank", (long long)p->chunk);
         }
     seqpar_share_free(&whole);
@@ -272,7 +291,7 @@ static void expect_world(int64_t tokens, int64_t pads, int64_t chunks, int layou
     expect_chunks(&w);
     expect_leaves(&w);
     expect_owners(&w);
-    if (layout != SEQPAR_STRIPE && pads == 0 && tokens >= chunks) expect_even_slots(&w); /* no chunk is empty */
+    if (on_grid(layout) && pads == 0 && tokens >= chunks) expect_even_slots(&w); /* no chunk is empty */
     world_free(&w);
 }
 
@@ -372,7 +391,7 @@ static void test_many_rows(void) {
                 seqpar_share share = split_or_fail(uneven_rows, ROWS, layout, ranks_list[p], r);
                 for (i = 1; i < share.count; i++) {
                     const seqpar_piece *a = &share.pieces[i - 1], *b = &share.pieces[i];
-                    test_expect(b->row > a->row || (b->row == a->row && b->chunk > a->chunk), "pieces are not in order of row and chunk");
+                    test_expect(b->row > a->row || (b->row == a->row && b->start > a->start), "pieces are not in order of row and chunk");
                     test_expect(b->leaf > a->leaf && b->local == a->local + a->count, "leaf or local row does not rise");
                 }
                 tokens += share.tokens;
@@ -454,6 +473,7 @@ static void test_names(void) {
     test_expect(!strcmp(seqpar_layout_name(SEQPAR_CONTIGUOUS), "contiguous"), "contiguous");
     test_expect(!strcmp(seqpar_layout_name(SEQPAR_ZIGZAG), "zigzag"), "zigzag");
     test_expect(!strcmp(seqpar_layout_name(SEQPAR_STRIPE), "stripe"), "stripe");
+    test_expect(!strcmp(seqpar_layout_name(SEQPAR_ZIGZAG_DOC), "zigzag-doc"), "zigzag-doc");
     test_expect(!strcmp(seqpar_layout_name(SEQPAR__LAYOUTS), "?") && !strcmp(seqpar_layout_name(-1), "?"), "unknown layouts");
     test_end("split_layout_names");
 }
@@ -461,6 +481,7 @@ static void test_names(void) {
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_golden();
+    test_golden_documents();
     test_index_maps();
     test_llama3_slices();
     test_properties();

@@ -515,7 +515,7 @@ static void test_directions(int64_t models) {
     test_end("directions: 5 through each of %lld models", (long long)models);
 }
 
-/* ---- 3: stripe changes the order of sums, not the size of the error ---- */
+/* ---- 3: stripe and zigzag-doc change the order of sums, not the size of the error ---- */
 
 enum { STRIPE_SEEDS = 20, STRIPE_WAYS = 6 };
 static const int64_t stripe_ranks[STRIPE_WAYS] = {1, 2, 3, 4, 5, 8};
@@ -541,7 +541,7 @@ static void stripe_truth(truth *t) {
     corpus_free(&c);
 }
 
-static void measure_stripe(truth *t, int64_t seed) {
+static void measure_stripe(truth *t, int layout, int64_t seed) {
     model_result exact, r;
     double distance[QUANTITIES];
     outcome want;
@@ -551,7 +551,7 @@ static void measure_stripe(truth *t, int64_t seed) {
     for (w = 0; w < STRIPE_WAYS; w++) {
         model_way way = plain_cpu;
         way.sp = stripe_ranks[w];
-        way.layout = way.sp > 1 ? SEQPAR_STRIPE : SEQPAR_CONTIGUOUS;
+        way.layout = way.sp > 1 ? layout : SEQPAR_CONTIGUOUS;
         way.schedule = (int)(seed % SEQPAR__SCHEDULES);
         model_run(&t->task, &way, &r);
         test_expect(!r.status, "%s: %s", way_name(&way), r.error.text);
@@ -577,19 +577,19 @@ static void expect_stripe_rule(const truth *t, int64_t q, double worst[2]) {
     worst[1] = fmax(worst[1], growth);
 }
 
-static void test_stripe(void) {
+static void test_stripe(int layout) {
     truth t;
     double worst[2] = {0};
     int64_t seed, q;
     for (seed = 0; seed < STRIPE_SEEDS; seed++) {
         if (seed) truth_close(&t);
         stripe_truth(&t);
-        measure_stripe(&t, seed);
+        measure_stripe(&t, layout, seed);
     }
     for (q = 0; q < 3 + t.tensors; q++)
         if (q != 2) expect_stripe_rule(&t, q, worst); /* the loss is one number: its error may be 0 by chance */
-    printf("# stripe: median error at most %.2f times that of one rank; P=8 at most %.2f times P=2\n", worst[0], worst[1]);
-    test_end("stripe_error_rule over %d seeds", STRIPE_SEEDS);
+    printf("# %s: median error at most %.2f times that of one rank; P=8 at most %.2f times P=2\n", seqpar_layout_name(layout), worst[0], worst[1]);
+    test_end("%s_error_rule over %d seeds", seqpar_layout_name(layout), STRIPE_SEEDS);
     truth_close(&t);
 }
 
@@ -1047,7 +1047,8 @@ int main(int argc, char **argv) {
     test_pads();
     test_equivariance();
     test_unequal();
-    test_stripe();
+    test_stripe(SEQPAR_STRIPE);
+    test_stripe(SEQPAR_ZIGZAG_DOC);
     test_directions(200);
     return test_summary();
 }
