@@ -216,6 +216,7 @@ extern "C" {
     X(HEAD_STRIDE, -42, "heads_k_stride does not divide kv_heads")                                         \
     X(SIZE, -43, "a size is zero or negative")                                                             \
     X(MASK, -45, "a window, prefix, softcap or dropout lies outside its range")                            \
+    X(ULYSSES, -46, "ulysses_size does not divide the ranks or does not fit the heads")                    \
     X(DTYPE, -44, "the device does not store this type")                                                   \
     X(SEED_COUNT, -50, "the global token count is not positive")                                           \
     X(OPTION, -51, "an option lies outside its range")                                                     \
@@ -691,6 +692,8 @@ struct seqpar_device {
     void *(*alloc)(seqpar_device *device, int64_t bytes);                                  /* cudaMallocAsync */
     void (*free)(seqpar_device *device, void *data);                                       /* cudaFreeAsync */
     void (*copy)(seqpar_device *device, void *to, const void *from, int64_t bytes, void *queue); /* cudaMemcpyAsync */
+    /* rows of `bytes`, the next one at `to_stride`, `from_stride` bytes: cudaMemcpy2DAsync */
+    void (*copy_rows)(seqpar_device *device, void *to, int64_t to_stride, const void *from, int64_t from_stride, int64_t bytes, int64_t rows, void *queue);
     void (*zero)(seqpar_device *device, void *data, int64_t bytes, void *queue);           /* cudaMemsetAsync */
     void (*close)(seqpar_device *device);
 #define SEQPAR__X(op) seqpar_status (*op)(seqpar_device *device, const seqpar_##op##_args *args, void *queue);
@@ -740,37 +743,51 @@ SEQPAR_DEF seqpar_status seqpar_buffer_new(seqpar_ctx *ctx, seqpar_buffer *buffe
 SEQPAR_DEF void seqpar_buffer_free(seqpar_ctx *ctx, seqpar_buffer *buffer);
 
 /* ---- plan: a schedule is data -------------------------------------------------------------------------*/
-enum { SEQPAR_RING, SEQPAR_LLAMA3, SEQPAR__SCHEDULES };
+enum { SEQPAR_RING, SEQPAR_LLAMA3, SEQPAR_ULYSSES, SEQPAR__SCHEDULES };
 SEQPAR_DEF const char *seqpar_schedule_name(int schedule);
 
+/* SP ranks are a grid: rank = position * ulysses_size + member. Members of one position exchange tokens for heads
+   (all-to-all), positions form the ring or the all-gather for the heads of their member. One of the two may be 1. */
 enum {
+    SEQPAR_PLAN_HEADS,   /* begin request: own tokens of all heads become all tokens of the position, of own heads */
     SEQPAR_PLAN_PACK,    /* copy the own k, v of the head range into slot `to` */
-    SEQPAR_PLAN_SHIFT,   /* begin request: slot `from` to rank `send_to`, slot `to` from rank `recv_from` */
+    SEQPAR_PLAN_SHIFT,   /* begin request: slot `from` to position send_to, slot `to` from position recv_from */
     SEQPAR_PLAN_GATHER,  /* begin request: own part of slot `to` to all, theirs into slot `to` */
     SEQPAR_PLAN_WAIT,    /* wait for request */
-    SEQPAR_PLAN_COMPUTE, /* own queries x keys of ranks source .. source + sources, which lie in slot `from` */
+    SEQPAR_PLAN_COMPUTE, /* own queries x keys of positions source .. source + sources, which lie in slot `from` */
     SEQPAR_PLAN_RETURN,  /* begin request: dk, dv partials made for `send_to`; those `recv_from` made (-1: all) */
-    SEQPAR_PLAN_FOLD     /* wait for request, fold what has come */
+    SEQPAR_PLAN_FOLD,    /* wait for request, fold what has come */
+    SEQPAR_PLAN_TOKENS,  /* begin request: results of own heads go back to the ranks of their tokens */
+    SEQPAR_PLAN_UNPACK   /* put what TOKENS has brought beside each other */
 };
 typedef struct seqpar_plan_op {
     int op;
     int32_t request, from, to;
-    int64_t head_begin, head_count;
-    int64_t source, sources;  /* ranks, modulo nothing: a run of SP ranks */
-    int64_t send_to, recv_from;
+    int64_t head_begin, head_count; /* among the heads of this member */
+    int64_t source, sources;        /* a run of positions */
+    int64_t send_to, recv_from;     /* positions */
 } seqpar_plan_op;
 
-typedef struct seqpar_plan {
-    int64_t sp_size, sp_rank;
+typedef struct seqpar_plan_desc {
+    int schedule;
+    int64_t sp_size, sp_rank, kv_heads;
+    int64_t heads_k_stride; /* llama3: kv heads gathered at a time; 0: 1 */
+    int64_t ulysses_size;   /* 0: 1; with SEQPAR_ULYSSES sp_size, or gcd(sp_size, kv_heads) where kv_heads are fewer */
+    int ulysses_replicate;  /* ulysses_size is a multiple of kv_heads, whose copies' dk, dv are added (the error rule) */
     int backward;
+} seqpar_plan_desc;
+
+typedef struct seqpar_plan {
+    int64_t sp_size, sp_rank, ulysses_size, member, ring_size, position;
+    int64_t kv_begin, kv_count; /* kv heads of this member; uneven shares where ulysses_size does not divide them */
+    int backward, replicate;
     int64_t slots, requests;
     seqpar_plan_op *ops;
     int64_t count;
 } seqpar_plan;
 
-/* Slot 0 is the own k, v where they lie (ring). heads_k_stride 0: one kv head at a time. */
-SEQPAR_DEF seqpar_status seqpar_plan_make(seqpar_error *error, seqpar_plan *plan, int schedule, int64_t sp_size,
-                                          int64_t sp_rank, int64_t kv_heads, int64_t heads_k_stride, int backward);
+/* Slot 0 is the own k, v where they lie (ring). Everything that cannot work is refused here, before any message. */
+SEQPAR_DEF seqpar_status seqpar_plan_make(seqpar_error *error, seqpar_plan *plan, const seqpar_plan_desc *desc);
 SEQPAR_DEF void seqpar_plan_free(seqpar_plan *plan);
 
 /* ---- attn: the executor -------------------------------------------------------------------------------*/
@@ -779,6 +796,8 @@ typedef struct seqpar_attn_desc {
     double scale;           /* 0: 1/sqrt(head_dim) */
     int layout, schedule;
     int64_t heads_k_stride; /* llama3; 0: 1 */
+    int64_t ulysses_size;   /* ranks that exchange tokens for heads; as in seqpar_plan_desc */
+    int ulysses_replicate;
     int full;               /* 0: causal within documents; 1: every key of the document */
     int64_t window;         /* 0: none; W: keys less than W positions away (Mistral's sliding window counts the own one) */
     double softcap;         /* 0: none; c: scores become c tanh(s / c) (Gemma 2) */
@@ -2518,6 +2537,11 @@ static void seqpar__host_copy(seqpar_device *device, void *to, const void *from,
     (void)device; (void)queue;
     if (bytes > 0) memmove(to, from, (size_t)bytes);
 }
+static void seqpar__host_copy_rows(seqpar_device *device, void *to, int64_t to_stride, const void *from, int64_t from_stride, int64_t bytes, int64_t rows, void *queue) {
+    int64_t i;
+    (void)device; (void)queue;
+    for (i = 0; bytes && i < rows; i++) memcpy((char *)to + i * to_stride, (const char *)from + i * from_stride, (size_t)bytes);
+}
 static void seqpar__host_zero(seqpar_device *device, void *data, int64_t bytes, void *queue) {
     (void)device; (void)queue;
     if (bytes > 0) memset(data, 0, (size_t)bytes);
@@ -3183,6 +3207,7 @@ static seqpar_device *seqpar__host_device(const char *name, int dtype) {
     d->alloc = seqpar__host_alloc;
     d->free = seqpar__host_free;
     d->copy = seqpar__host_copy;
+    d->copy_rows = seqpar__host_copy_rows;
     d->zero = seqpar__host_zero;
     d->close = seqpar__host_close;
     d->embedding = seqpar__host_embedding;
@@ -4083,7 +4108,7 @@ SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads) {
    ====================================================================================================== */
 
 SEQPAR_DEF const char *seqpar_schedule_name(int schedule) {
-    static const char *const names[] = {"ring", "llama3"};
+    static const char *const names[] = {"ring", "llama3", "ulysses"};
     return schedule >= 0 && schedule < SEQPAR__SCHEDULES ? names[schedule] : "?";
 }
 
@@ -4098,7 +4123,7 @@ static seqpar_plan_op *seqpar__plan_add(seqpar_plan *plan, int op) {
 
 /* Request numbers: shift or gather of step s is s, return of step s is steps + s. */
 static void seqpar__plan_ring(seqpar_plan *plan, int64_t kv_heads) {
-    int64_t size = plan->sp_size, rank = plan->sp_rank, s, first = plan->count;
+    int64_t size = plan->ring_size, rank = plan->position, s, first = plan->count;
     seqpar_plan_op *o;
     plan->slots = size > 1 ? 3 : 1; /* the own k, v and two that take turns */
     plan->requests = 2 * size;
@@ -4130,7 +4155,7 @@ static seqpar_plan_op *seqpar__plan_heads(seqpar_plan *plan, int op, int64_t str
     o->head_count = heads;
     o->from = o->to = (int32_t)(stride_index % 2);
     o->request = (int32_t)request;
-    o->sources = plan->sp_size;
+    o->sources = plan->ring_size;
     return o;
 }
 
@@ -4154,22 +4179,71 @@ static void seqpar__plan_llama3(seqpar_plan *plan, int64_t kv_heads, int64_t hea
     if (plan->backward) seqpar__plan_heads(plan, SEQPAR_PLAN_FOLD, steps - 1, heads, 2 * steps - 1);
 }
 
-SEQPAR_DEF seqpar_status seqpar_plan_make(seqpar_error *error, seqpar_plan *plan, int schedule, int64_t sp_size,
-                                          int64_t sp_rank, int64_t kv_heads, int64_t heads_k_stride, int backward) {
-    int64_t stride = heads_k_stride ? heads_k_stride : 1;
+static int64_t seqpar__gcd(int64_t a, int64_t b) {
+    while (b) { int64_t t = a % b; a = b; b = t; }
+    return a;
+}
+
+/* Members of a position, and their heads. */
+static seqpar_status seqpar__plan_grid(seqpar_error *error, seqpar_plan *plan, const seqpar_plan_desc *d) {
+    int64_t u = d->ulysses_size ? d->ulysses_size : d->schedule != SEQPAR_ULYSSES ? 1 : d->kv_heads >= d->sp_size || d->ulysses_replicate ? d->sp_size : seqpar__gcd(d->sp_size, d->kv_heads);
+    if (u < 0 || d->sp_size % u) return seqpar_fail(error, SEQPAR_ERR_ULYSSES, "ulysses_size %lld does not divide sequence_parallel_size %lld; use a divisor", (long long)u, (long long)d->sp_size);
+    if (u > d->kv_heads && !d->ulysses_replicate)
+        return seqpar_fail(error, SEQPAR_ERR_ULYSSES, "ulysses_size %lld is more than the %lld kv_heads; use at most %lld, a ring for the rest, or ulysses_replicate", (long long)u, (long long)d->kv_heads, (long long)seqpar__gcd(d->sp_size, d->kv_heads));
+    if (u > d->kv_heads && u % d->kv_heads)
+        return seqpar_fail(error, SEQPAR_ERR_ULYSSES, "ulysses_size %lld is no multiple of the %lld kv_heads; replication needs equal numbers of copies", (long long)u, (long long)d->kv_heads);
+    plan->ulysses_size = u;
+    plan->member = d->sp_rank % u;
+    plan->ring_size = d->sp_size / u;
+    plan->position = d->sp_rank / u;
+    plan->replicate = u > d->kv_heads;
+    plan->kv_begin = plan->member * d->kv_heads / u;
+    plan->kv_count = plan->replicate ? 1 : (plan->member + 1) * d->kv_heads / u - plan->kv_begin;
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__check_plan(seqpar_error *error, const seqpar_plan_desc *d) {
+    if (d->sp_size <= 0) return seqpar_fail(error, SEQPAR_ERR_RANKS, "sequence_parallel_size is %lld; give at least 1", (long long)d->sp_size);
+    if (d->sp_rank < 0 || d->sp_rank >= d->sp_size) return seqpar_fail(error, SEQPAR_ERR_RANK, "rank %lld is outside a group of %lld", (long long)d->sp_rank, (long long)d->sp_size);
+    if (d->kv_heads <= 0) return seqpar_fail(error, SEQPAR_ERR_HEADS, "kv_heads is %lld; give at least 1", (long long)d->kv_heads);
+    if (d->schedule < 0 || d->schedule >= SEQPAR__SCHEDULES) return seqpar_fail(error, SEQPAR_ERR_SCHEDULE, "schedule %d is unknown; use ring, llama3 or ulysses", d->schedule);
+    return SEQPAR_OK;
+}
+
+/* Every member must be able to gather that many heads at a time, or all ranks refuse alike. */
+static seqpar_status seqpar__check_stride(seqpar_error *error, const seqpar_plan *plan, const seqpar_plan_desc *d, int64_t stride) {
+    int64_t m;
+    for (m = 0; m < plan->ulysses_size; m++) {
+        int64_t heads = plan->replicate ? 1 : (m + 1) * d->kv_heads / plan->ulysses_size - m * d->kv_heads / plan->ulysses_size;
+        if (stride > 0 && heads % stride == 0) continue;
+        return seqpar_fail(error, SEQPAR_ERR_HEAD_STRIDE, "heads_k_stride %lld does not divide kv_heads %lld%s; use a divisor", (long long)stride, (long long)heads, plan->ulysses_size > 1 ? " of a member of the Ulysses group" : "");
+    }
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF seqpar_status seqpar_plan_make(seqpar_error *error, seqpar_plan *plan, const seqpar_plan_desc *desc) {
+    int64_t stride = desc->heads_k_stride ? desc->heads_k_stride : 1;
     memset(plan, 0, sizeof *plan);
-    if (sp_size <= 0) return seqpar_fail(error, SEQPAR_ERR_RANKS, "sequence_parallel_size is %lld; give at least 1", (long long)sp_size);
-    if (sp_rank < 0 || sp_rank >= sp_size) return seqpar_fail(error, SEQPAR_ERR_RANK, "rank %lld is outside a group of %lld", (long long)sp_rank, (long long)sp_size);
-    if (kv_heads <= 0) return seqpar_fail(error, SEQPAR_ERR_HEADS, "kv_heads is %lld; give at least 1", (long long)kv_heads);
-    if (schedule < 0 || schedule >= SEQPAR__SCHEDULES) return seqpar_fail(error, SEQPAR_ERR_SCHEDULE, "schedule %d is unknown; use ring or llama3", schedule);
-    if (stride < 0 || kv_heads % stride) return seqpar_fail(error, SEQPAR_ERR_HEAD_STRIDE, "heads_k_stride %lld does not divide kv_heads %lld; use a divisor", (long long)stride, (long long)kv_heads);
-    plan->sp_size = sp_size;
-    plan->sp_rank = sp_rank;
-    plan->backward = backward;
-    plan->ops = SEQPAR__NEW(seqpar_plan_op, 8 * (sp_size + kv_heads) + 8);
+    SEQPAR__TRY(seqpar__check_plan(error, desc));
+    SEQPAR__TRY(seqpar__plan_grid(error, plan, desc));
+    if (desc->schedule == SEQPAR_LLAMA3 || plan->ulysses_size == 1) SEQPAR__TRY(seqpar__check_stride(error, plan, desc, stride));
+    plan->sp_size = desc->sp_size;
+    plan->sp_rank = desc->sp_rank;
+    plan->backward = desc->backward;
+    plan->ops = SEQPAR__NEW(seqpar_plan_op, 8 * (plan->ring_size + plan->kv_count) + 16);
     if (!plan->ops) return seqpar__no_memory(error, "a plan");
-    if (schedule == SEQPAR_RING || sp_size == 1) seqpar__plan_ring(plan, kv_heads);
-    else seqpar__plan_llama3(plan, kv_heads, stride);
+    if (plan->ulysses_size > 1) {
+        seqpar__plan_add(plan, SEQPAR_PLAN_HEADS);
+        seqpar__plan_add(plan, SEQPAR_PLAN_WAIT);
+    }
+    if (desc->schedule == SEQPAR_LLAMA3 && plan->ring_size > 1) seqpar__plan_llama3(plan, plan->kv_count, stride);
+    else seqpar__plan_ring(plan, plan->kv_count);
+    if (plan->ulysses_size > 1) { /* their request numbers follow those of the ring */
+        plan->ops[0].request = plan->ops[1].request = (int32_t)plan->requests++;
+        seqpar__plan_add(plan, SEQPAR_PLAN_TOKENS)->request = (int32_t)plan->requests;
+        seqpar__plan_add(plan, SEQPAR_PLAN_WAIT)->request = (int32_t)plan->requests++;
+        seqpar__plan_add(plan, SEQPAR_PLAN_UNPACK);
+    }
     return SEQPAR_OK;
 }
 
@@ -4199,11 +4273,15 @@ typedef struct seqpar__attn_step { /* what a COMPUTE does, by the order of sourc
 } seqpar__attn_step;
 
 struct seqpar_attn {
-    seqpar_attn_desc desc;
-    int64_t size, rank;
+    seqpar_attn_desc desc;     /* of the whole call */
+    int64_t size, rank;        /* positions of the ring, and the own one */
+    int64_t heads, kv_heads, head_begin; /* of this member; its first query head among all */
+    int64_t ring_requests;     /* requests of the ring: its returns are the second half */
+    seqpar_share *parts;       /* (ulysses_size) of the position's members; parts[member] is the own share */
+    int64_t *part_begin;       /* (ulysses_size + 1) where their tokens lie in what HEADS gathers */
     const seqpar_row *rows;
     int64_t row_count;
-    seqpar_share *shares;      /* (size) */
+    seqpar_share *shares;      /* (size) of the positions: what their members hold together */
     seqpar__bounds **bounds;   /* (size) of each share's pieces */
     seqpar_plan forward, backward;
     seqpar__attn_step *steps;
@@ -4216,7 +4294,7 @@ struct seqpar_attn {
     void *lists;
 };
 
-SEQPAR_DEF const seqpar_share *seqpar_attn_share(const seqpar_attn *attn) { return &attn->shares[attn->rank]; }
+SEQPAR_DEF const seqpar_share *seqpar_attn_share(const seqpar_attn *attn) { return &attn->parts[attn->forward.member]; }
 
 static int64_t seqpar__document_of(const seqpar_row *row, int64_t token) {
     int64_t low = 0, high = row->docs; /* last document that begins at or before the token and is not empty */
@@ -4474,8 +4552,32 @@ static seqpar_status seqpar__attn_visible(seqpar_attn *attn) {
     return SEQPAR_OK;
 }
 
+static int seqpar__by_leaf(const void *a, const void *b) {
+    int64_t x = ((const seqpar_piece *)a)->leaf, y = ((const seqpar_piece *)b)->leaf;
+    return x < y ? -1 : x > y;
+}
+
+/* What the members of a position hold together: member after member in memory, pieces in order of leaves. */
+static seqpar_status seqpar__position_share(seqpar_ctx *ctx, seqpar_attn *attn, int64_t position, seqpar_share *whole) {
+    int64_t members = attn->forward.ulysses_size, capacity = 0, m, i;
+    for (m = 0; m < members; m++) {
+        seqpar_share part;
+        int fits = 1;
+        SEQPAR__TRY(seqpar_split(ctx->error, &part, attn->rows, attn->row_count, attn->desc.layout, attn->forward.sp_size, position * members + m));
+        for (i = 0; i < part.count && fits; i++) fits = seqpar__share_add(whole, &capacity, part.pieces[i]);
+        if (position != attn->rank) seqpar_share_free(&part);
+        else { attn->parts[m] = part; attn->part_begin[m + 1] = attn->part_begin[m] + part.tokens; }
+        if (!fits) return SEQPAR_ERR_MEMORY;
+    }
+    if (whole->count) qsort(whole->pieces, (size_t)whole->count, sizeof *whole->pieces, seqpar__by_leaf);
+    return SEQPAR_OK;
+}
+
 static seqpar_status seqpar__attn_shares(seqpar_ctx *ctx, seqpar_attn *attn) {
     int64_t r, i;
+    attn->parts = (seqpar_share *)seqpar__list_alloc(&attn->lists, attn->forward.ulysses_size * (int64_t)sizeof *attn->parts);
+    attn->part_begin = (int64_t *)seqpar__list_alloc(&attn->lists, (attn->forward.ulysses_size + 1) * 8);
+    if (!attn->parts || !attn->part_begin) return SEQPAR_ERR_MEMORY;
     attn->shares = (seqpar_share *)seqpar__list_alloc(&attn->lists, attn->size * (int64_t)sizeof *attn->shares);
     attn->bounds = (seqpar__bounds **)seqpar__list_alloc(&attn->lists, attn->size * (int64_t)sizeof *attn->bounds);
     attn->steps = (seqpar__attn_step *)seqpar__list_alloc(&attn->lists, (attn->size + 1) * (int64_t)sizeof *attn->steps);
@@ -4484,7 +4586,7 @@ static seqpar_status seqpar__attn_shares(seqpar_ctx *ctx, seqpar_attn *attn) {
     attn->outbox_elements = (int64_t *)seqpar__list_alloc(&attn->lists, attn->size * 8);
     if (!attn->shares || !attn->bounds || !attn->steps || !attn->returns || !attn->return_elements || !attn->outbox_elements) return SEQPAR_ERR_MEMORY;
     for (r = 0; r < attn->size; r++) {
-        SEQPAR__TRY(seqpar_split(ctx->error, &attn->shares[r], attn->rows, attn->row_count, attn->desc.layout, attn->size, r));
+        SEQPAR__TRY(seqpar__position_share(ctx, attn, r, &attn->shares[r]));
         attn->bounds[r] = (seqpar__bounds *)seqpar__list_alloc(&attn->lists, attn->shares[r].count * (int64_t)sizeof **attn->bounds);
         if (!attn->bounds[r]) return SEQPAR_ERR_MEMORY;
         for (i = 0; i < attn->shares[r].count; i++)
@@ -4526,6 +4628,28 @@ static seqpar_status seqpar__check_attn(seqpar_error *error, const seqpar_attn_d
     return SEQPAR_OK;
 }
 
+static seqpar_status seqpar__attn_plans(seqpar_ctx *ctx, seqpar_attn *attn) {
+    const seqpar_attn_desc *d = &attn->desc;
+    seqpar_plan_desc p;
+    memset(&p, 0, sizeof p);
+    p.schedule = d->schedule;
+    p.sp_size = ctx->sp_size; p.sp_rank = ctx->sp_rank;
+    p.kv_heads = d->kv_heads; p.heads_k_stride = d->heads_k_stride;
+    p.ulysses_size = d->ulysses_size; p.ulysses_replicate = d->ulysses_replicate;
+    SEQPAR__TRY(seqpar_plan_make(ctx->error, &attn->forward, &p));
+    p.backward = 1;
+    SEQPAR__TRY(seqpar_plan_make(ctx->error, &attn->backward, &p));
+    attn->size = attn->forward.ring_size;
+    attn->rank = attn->forward.position;
+    attn->ring_requests = attn->backward.requests - (attn->forward.ulysses_size > 1 ? 2 : 0);
+    attn->kv_heads = attn->forward.kv_count;
+    attn->heads = attn->forward.replicate ? d->heads / attn->forward.ulysses_size : attn->kv_heads * (d->heads / d->kv_heads);
+    attn->head_begin = attn->forward.replicate ? attn->forward.member * attn->heads : attn->forward.kv_begin * (d->heads / d->kv_heads);
+    if (attn->forward.replicate && d->heads % attn->forward.ulysses_size)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_ULYSSES, "ulysses_size %lld does not divide %lld heads; replicated kv heads need equal numbers of query heads", (long long)attn->forward.ulysses_size, (long long)d->heads);
+    return SEQPAR_OK;
+}
+
 SEQPAR_DEF seqpar_status seqpar_attn_open(seqpar_ctx *ctx, seqpar_attn **out, const seqpar_row *rows, int64_t row_count, const seqpar_attn_desc *desc) {
     seqpar_attn *attn;
     seqpar_status status;
@@ -4535,12 +4659,9 @@ SEQPAR_DEF seqpar_status seqpar_attn_open(seqpar_ctx *ctx, seqpar_attn **out, co
     if (!attn) return seqpar__no_memory(ctx->error, "attention");
     attn->desc = *desc;
     if (attn->desc.scale == 0) attn->desc.scale = 1.0 / sqrt((double)desc->head_dim);
-    attn->size = ctx->sp_size;
-    attn->rank = ctx->sp_rank;
     attn->rows = rows;
     attn->row_count = row_count;
-    status = seqpar_plan_make(ctx->error, &attn->forward, desc->schedule, attn->size, attn->rank, desc->kv_heads, desc->heads_k_stride, 0);
-    if (!status) status = seqpar_plan_make(ctx->error, &attn->backward, desc->schedule, attn->size, attn->rank, desc->kv_heads, desc->heads_k_stride, 1);
+    status = seqpar__attn_plans(ctx, attn);
     if (!status) status = seqpar__attn_prepare(ctx, attn);
     if (status) { seqpar_attn_close(ctx, attn); return seqpar_fail(ctx->error, status, "attention could not be set up: %s", seqpar_status_text(status)); }
     *out = attn;
@@ -4552,6 +4673,7 @@ SEQPAR_DEF void seqpar_attn_close(seqpar_ctx *ctx, seqpar_attn *attn) {
     (void)ctx;
     if (!attn) return;
     for (r = 0; attn->shares && r < attn->size; r++) seqpar_share_free(&attn->shares[r]);
+    for (r = 0; attn->parts && r < attn->forward.ulysses_size; r++) seqpar_share_free(&attn->parts[r]);
     seqpar_plan_free(&attn->forward);
     seqpar_plan_free(&attn->backward);
     seqpar__list_free(&attn->lists);
@@ -4564,7 +4686,8 @@ typedef struct seqpar__attn_run_state {
     seqpar_ctx *ctx;
     seqpar_attn *attn;
     const seqpar_plan *plan;
-    seqpar_attn_args args;      /* tensors of the whole call */
+    seqpar_attn_args args, own; /* tensors the ring works on; those of the call. Without Ulysses the same */
+    seqpar_buffer gathered, results, staging; /* Ulysses: inputs and results of all tokens and own heads; messages */
     const void *k, *v;          /* own */
     seqpar_buffer slot[3], outbox[2], inbox[2], store, pending[2];
     seqpar_request *requests;
@@ -4580,7 +4703,9 @@ static void seqpar__trace(seqpar_ctx *ctx, const char *what, int64_t step, int64
 }
 
 static int64_t seqpar__heads_of(const seqpar__attn_run_state *r) { /* kv heads a step works on: the same for all */
-    return r->plan->ops[0].head_count;
+    int64_t i = 0;
+    while (r->plan->ops[i].op != SEQPAR_PLAN_COMPUTE) i++;
+    return r->plan->ops[i].head_count;
 }
 static int64_t seqpar__slot_rows(const seqpar__attn_run_state *r) {
     int64_t s, most = 0, sum = 0;
@@ -4593,7 +4718,7 @@ static seqpar_status seqpar__run_buffers(seqpar__attn_run_state *r) {
     seqpar_attn *attn = r->attn;
     const seqpar_share *mine = &attn->shares[attn->rank];
     int64_t size = seqpar_dtype_bytes(r->ctx->device->storage), acc = seqpar_dtype_bytes(r->ctx->device->accumulator);
-    int64_t nh = seqpar__heads_of(r), d = attn->desc.head_dim, group = nh * (attn->desc.heads / attn->desc.kv_heads), i, q, out = 0, in = 0;
+    int64_t nh = seqpar__heads_of(r), d = attn->desc.head_dim, group = nh * (attn->heads / attn->kv_heads), i, q, out = 0, in = 0;
     int gathers = attn->steps[0].sources > 1;
     for (i = gathers ? 0 : 1; i < r->plan->slots; i++)
         SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->slot[i], seqpar__slot_rows(r) * nh * d * size, SEQPAR_MEM_EXCHANGE));
@@ -4621,6 +4746,9 @@ static seqpar_transfer seqpar__transfer(int64_t peer, const void *data, int64_t 
     return t;
 }
 
+/* SP rank of the same member at another position. */
+static int64_t seqpar__peer(const seqpar__attn_run_state *r, int64_t position) { return position * r->plan->ulysses_size + r->plan->member; }
+
 /* Which half of a double buffer a step uses: ring by step, llama3 by head range. */
 static int64_t seqpar__turn(const seqpar__attn_run_state *r, const seqpar_plan_op *op) {
     if (SEQPAR__FAULT(17)) return 0; /* the buffer of the hop before is used again */
@@ -4635,10 +4763,10 @@ static seqpar_status seqpar__run_shift(seqpar__attn_run_state *r, const seqpar_p
     char *to = (char *)r->slot[op->to].data;
     seqpar_transfer sends[2], recvs[2];
     seqpar_group group = seqpar__group(r->plan->backward ? "kv ring, backward" : "kv ring", op->request, sends, 2, recvs, 2);
-    sends[0] = seqpar__transfer(op->send_to, op->from ? from : (const char *)r->k, out);
-    sends[1] = seqpar__transfer(op->send_to, SEQPAR__FAULT(14) ? (const char *)sends[0].data : op->from ? from + out : (const char *)r->v, out); /* fault: k sent as v */
-    recvs[0] = seqpar__transfer(op->recv_from, to, in);
-    recvs[1] = seqpar__transfer(op->recv_from, to + in, in);
+    sends[0] = seqpar__transfer(seqpar__peer(r, op->send_to), op->from ? from : (const char *)r->k, out);
+    sends[1] = seqpar__transfer(seqpar__peer(r, op->send_to), SEQPAR__FAULT(14) ? (const char *)sends[0].data : op->from ? from + out : (const char *)r->v, out); /* fault: k sent as v */
+    recvs[0] = seqpar__transfer(seqpar__peer(r, op->recv_from), to, in);
+    recvs[1] = seqpar__transfer(seqpar__peer(r, op->recv_from), to + in, in);
     if (SEQPAR__FAULT(3) && op->request > 0) sends[0].data = (void *)r->k; /* a stale k travels on */
     return seqpar_comm_begin(ctx->sp, &group, ctx->queue, &r->requests[op->request]);
 }
@@ -4651,13 +4779,11 @@ static int64_t seqpar__source_row(const seqpar_attn *attn, int64_t source) {
 
 static seqpar_status seqpar__run_pack(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
     seqpar_device *dev = r->ctx->device;
-    int64_t d = r->attn->desc.head_dim, size = seqpar_dtype_bytes(dev->storage), tokens = r->attn->shares[r->attn->rank].tokens, t;
-    int64_t from_row = r->attn->desc.kv_heads * d * size, to_row = op->head_count * d * size;
+    int64_t d = r->attn->desc.head_dim, size = seqpar_dtype_bytes(dev->storage), tokens = r->attn->shares[r->attn->rank].tokens;
+    int64_t from_row = r->attn->kv_heads * d * size, to_row = op->head_count * d * size, head = op->head_begin * d * size;
     char *to = (char *)r->slot[op->to].data + seqpar__source_row(r->attn, r->attn->rank) * to_row;
-    for (t = 0; t < tokens; t++) {
-        dev->copy(dev, to + t * to_row, (const char *)r->k + t * from_row + op->head_begin * d * size, to_row, r->ctx->queue);
-        dev->copy(dev, to + (tokens + t) * to_row, (const char *)r->v + t * from_row + op->head_begin * d * size, to_row, r->ctx->queue);
-    }
+    dev->copy_rows(dev, to, to_row, (const char *)r->k + head, from_row, to_row, tokens, r->ctx->queue);
+    dev->copy_rows(dev, to + tokens * to_row, to_row, (const char *)r->v + head, from_row, to_row, tokens, r->ctx->queue);
     return SEQPAR_OK;
 }
 
@@ -4672,8 +4798,8 @@ static seqpar_status seqpar__run_all(seqpar__attn_run_state *r, int64_t request,
     for (q = 0; q < size; q++) {
         int64_t part = same_out ? r->attn->rank : q;
         if (q == r->attn->rank) continue;
-        list[n] = seqpar__transfer(q, out + out_begin[part] * row, (out_begin[part + 1] - out_begin[part]) * row);
-        list[size + n++] = seqpar__transfer(q, in + in_begin[q] * row, (in_begin[q + 1] - in_begin[q]) * row);
+        list[n] = seqpar__transfer(seqpar__peer(r, q), out + out_begin[part] * row, (out_begin[part + 1] - out_begin[part]) * row);
+        list[size + n++] = seqpar__transfer(seqpar__peer(r, q), in + in_begin[q] * row, (in_begin[q + 1] - in_begin[q]) * row);
     }
     group = seqpar__group(name, request, list, n, list + size, n);
     status = seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[request]);
@@ -4698,8 +4824,8 @@ static seqpar_status seqpar__run_return(seqpar__attn_run_state *r, const seqpar_
     seqpar_group group;
     if (op->send_to < 0)
         return seqpar__run_all(r, op->request, "dk, dv to owners", (const char *)r->outbox[turn].data, r->out_begin, (char *)r->inbox[turn].data, r->in_begin, row, 0);
-    send = seqpar__transfer(op->send_to, r->outbox[turn].data, r->attn->outbox_elements[op->send_to] * row);
-    recv = seqpar__transfer(op->recv_from, r->inbox[turn].data, r->attn->return_elements[op->recv_from] * row);
+    send = seqpar__transfer(seqpar__peer(r, op->send_to), r->outbox[turn].data, r->attn->outbox_elements[op->send_to] * row);
+    recv = seqpar__transfer(seqpar__peer(r, op->recv_from), r->inbox[turn].data, r->attn->return_elements[op->recv_from] * row);
     group = seqpar__group("dk, dv to owners", op->request, &send, 1, &recv, 1);
     return seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[op->request]);
 }
@@ -4745,7 +4871,7 @@ static seqpar_status seqpar__run_compute(seqpar__attn_run_state *r, const seqpar
     const seqpar__attn_step *step = &r->attn->steps[seqpar__step_index(r->attn, op)];
     int own_slot = op->sources == 1 && op->source == r->attn->rank, gathers = op->sources > 1;
     const void *k = own_slot ? r->k : r->slot[op->from].data, *v = own_slot ? r->v : r->slot[op->from].data;
-    int64_t s, before = dev->attn_flops, number = r->compute++, turn = gathers ? (op->head_begin / op->head_count) % 2 : (r->plan->sp_size + number) % 2;
+    int64_t s, before = dev->attn_flops, number = r->compute++, turn = gathers ? (op->head_begin / op->head_count) % 2 : (r->plan->ring_size + number) % 2;
     seqpar_status status = SEQPAR_OK;
     if (SEQPAR__FAULT(4) && number == 1) return SEQPAR_OK; /* a step is skipped */
     if (!r->plan->backward)
@@ -4761,7 +4887,7 @@ static seqpar_status seqpar__run_compute(seqpar__attn_run_state *r, const seqpar
 }
 
 static seqpar_status seqpar__run_fold(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
-    int64_t turn = seqpar__turn(r, op), q, step = op->request - r->plan->requests / 2;
+    int64_t turn = seqpar__turn(r, op), q, step = op->request - r->attn->ring_requests / 2;
     SEQPAR__TRY(seqpar_comm_wait(r->ctx->sp, &r->requests[op->request], r->ctx->queue));
     seqpar__trace(r->ctx, "fold", step, op->request, -1, 0);
     if (SEQPAR__FAULT(5) && step == 1) return SEQPAR_OK; /* a dk, dv contribution is lost */
@@ -4773,8 +4899,150 @@ static seqpar_status seqpar__run_fold(seqpar__attn_run_state *r, const seqpar_pl
     return SEQPAR_OK;
 }
 
+/* ---- Ulysses: tokens for heads, and back ---- */
+
+typedef struct seqpar__heads_tensor {
+    char *local, *gathered; /* (own tokens, all heads), (tokens of the position, own heads) */
+    int64_t unit;           /* bytes of one head of one token */
+    int kv;
+} seqpar__heads_tensor;
+enum { SEQPAR__HEADS_MAX = 6 };
+
+/* Heads of a member: query or kv. */
+static int64_t seqpar__member_heads(const seqpar__attn_run_state *r, int64_t member, int kv, int64_t *begin) {
+    const seqpar_attn_desc *d = &r->attn->desc;
+    int64_t members = r->plan->ulysses_size, group = d->heads / d->kv_heads, first = member * d->kv_heads / members;
+    int64_t count = r->plan->replicate ? 1 : (member + 1) * d->kv_heads / members - first;
+    *begin = kv ? first : r->plan->replicate ? member * r->attn->heads : first * group;
+    return kv ? count : r->plan->replicate ? r->attn->heads : count * group;
+}
+
+/* The tensors that travel, in this order in every message. */
+static int64_t seqpar__heads_tensors(const seqpar__attn_run_state *r, int results, seqpar__heads_tensor *t) {
+    const seqpar_attn_args *a = &r->own;
+    const void *in[SEQPAR__HEADS_MAX] = {a->q, a->k, a->v, a->dout, a->lse, a->delta}, *forward[2] = {a->out, a->lse}, *backward[3] = {a->dq, a->dk, a->dv};
+    int64_t unit = a->head_dim * seqpar_dtype_bytes(r->ctx->device->storage), statistic = seqpar_dtype_bytes(r->ctx->device->accumulator);
+    int64_t count = results ? (r->plan->backward ? 3 : 2) : r->plan->backward ? SEQPAR__HEADS_MAX : 3, i;
+    for (i = 0; i < count; i++) {
+        t[i].local = (char *)(results ? r->plan->backward ? backward[i] : forward[i] : in[i]);
+        t[i].kv = (i == 1 || i == 2) && (!results || r->plan->backward);
+        t[i].unit = (!results && i > 3) || (results && !r->plan->backward && i == 1) ? statistic : unit;
+    }
+    return count;
+}
+
+/* Places the gathered tensors one after the other, and lets the ring work on them. */
+static void seqpar__heads_place(seqpar__attn_run_state *r, int results, seqpar__heads_tensor *t, int64_t count) {
+    char *at = (char *)(results ? r->results : r->gathered).data;
+    int64_t tokens = r->attn->shares[r->attn->rank].tokens, i;
+    for (i = 0; i < count; i++) {
+        t[i].gathered = at;
+        at += (tokens * (t[i].kv ? r->attn->kv_heads : r->attn->heads) * t[i].unit + 63) & ~(int64_t)63;
+    }
+}
+
+static seqpar_status seqpar__heads_buffers(seqpar__attn_run_state *r) {
+    seqpar__heads_tensor t[SEQPAR__HEADS_MAX];
+    int64_t tokens = r->attn->shares[r->attn->rank].tokens, own = r->attn->parts[r->plan->member].tokens, members = r->plan->ulysses_size, results, i, m, begin, stage = 0;
+    for (results = 0; results < 2; results++) {
+        int64_t count = seqpar__heads_tensors(r, (int)results, t), bytes = 0, all = 0;
+        for (i = 0; i < count; i++) bytes += (tokens * (t[i].kv ? r->attn->kv_heads : r->attn->heads) * t[i].unit + 63) & ~(int64_t)63;
+        for (i = 0; i < count; i++) for (m = 0; m < members; m++) all += own * seqpar__member_heads(r, m, t[i].kv, &begin) * t[i].unit;
+        stage = SEQPAR__MAX(stage, all);
+        SEQPAR__TRY(seqpar_buffer_new(r->ctx, results ? &r->results : &r->gathered, bytes, SEQPAR_MEM_EXCHANGE));
+    }
+    SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->staging, stage, SEQPAR_MEM_EXCHANGE));
+    seqpar__heads_tensors(r, 0, t);
+    seqpar__heads_place(r, 0, t, r->plan->backward ? SEQPAR__HEADS_MAX : 3);
+    r->args.q = t[0].gathered; r->k = r->args.k = t[1].gathered; r->v = r->args.v = t[2].gathered;
+    if (r->plan->backward) { r->args.dout = t[3].gathered; r->args.lse = t[4].gathered; r->args.delta = t[5].gathered; }
+    seqpar__heads_place(r, 1, t, seqpar__heads_tensors(r, 1, t));
+    if (r->plan->backward) { r->args.dq = t[0].gathered; r->args.dk = t[1].gathered; r->args.dv = t[2].gathered; }
+    else { r->args.out = t[0].gathered; r->args.lse = t[1].gathered; }
+    return SEQPAR_OK;
+}
+
+/* Calls for every (member, tensor) block of the staging buffer: own tokens of that member's heads. */
+typedef struct seqpar__heads_block { int64_t member, width; char *stage; const seqpar__heads_tensor *tensor; int64_t begin; } seqpar__heads_block;
+static int64_t seqpar__heads_blocks(const seqpar__attn_run_state *r, const seqpar__heads_tensor *t, int64_t count, seqpar__heads_block *blocks) {
+    int64_t own = r->attn->parts[r->plan->member].tokens, m, i, n = 0;
+    char *at = (char *)r->staging.data;
+    for (m = 0; m < r->plan->ulysses_size; m++)
+        for (i = 0; i < count; i++, n++) {
+            blocks[n].member = m;
+            blocks[n].tensor = &t[i];
+            blocks[n].width = seqpar__member_heads(r, m, t[i].kv, &blocks[n].begin) * t[i].unit;
+            blocks[n].stage = at;
+            at += own * blocks[n].width;
+        }
+    return n;
+}
+
+static int64_t seqpar__row_bytes(const seqpar__attn_run_state *r, const seqpar__heads_tensor *t) {
+    return (t->kv ? r->attn->desc.kv_heads : r->attn->desc.heads) * t->unit;
+}
+
+/* HEADS and TOKENS: the same blocks, the other way round. */
+static seqpar_status seqpar__run_exchange(seqpar__attn_run_state *r, const seqpar_plan_op *op, int results, seqpar__heads_tensor *t, seqpar__heads_block *blocks, seqpar_transfer *list) {
+    seqpar_device *dev = r->ctx->device;
+    int64_t count = seqpar__heads_tensors(r, results, t), n, i, sends = 0, member = r->plan->member, own = r->attn->parts[member].tokens;
+    seqpar_group group;
+    seqpar__heads_place(r, results, t, count);
+    n = seqpar__heads_blocks(r, t, count, blocks);
+    for (i = 0; i < n; i++) {
+        const seqpar__heads_block *b = &blocks[i];
+        int64_t mine = (b->tensor->kv ? r->attn->kv_heads : r->attn->heads) * b->tensor->unit, tokens = r->attn->parts[b->member].tokens, peer = r->plan->position * r->plan->ulysses_size + b->member;
+        char *rows = b->tensor->gathered + r->attn->part_begin[SEQPAR__FAULT(41) ? (b->member + 1) % r->plan->ulysses_size : b->member] * mine; /* fault: a member's tokens in another's place */
+        const char *local = b->tensor->local + b->begin * b->tensor->unit;
+        if (b->member == member && results) dev->copy_rows(dev, b->stage, b->width, rows, mine, mine, own, r->ctx->queue);
+        if (b->member == member && !results) dev->copy_rows(dev, rows, mine, local, seqpar__row_bytes(r, b->tensor), mine, own, r->ctx->queue);
+        if (b->member == member) continue;
+        if (!results) dev->copy_rows(dev, b->stage, b->width, local, seqpar__row_bytes(r, b->tensor), b->width, own, r->ctx->queue);
+        list[sends] = seqpar__transfer(peer, results ? rows : b->stage, results ? tokens * mine : own * b->width);
+        list[n + sends++] = seqpar__transfer(peer, results ? b->stage : rows, results ? own * b->width : tokens * mine);
+    }
+    group = seqpar__group(results ? "heads to tokens" : "tokens to heads", op->request, list, sends, list + n, sends);
+    return seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[op->request]);
+}
+
+/* Puts the heads of all members beside each other; of a kv head with copies, their sum in order of members. */
+static seqpar_status seqpar__run_unpack(seqpar__attn_run_state *r, seqpar__heads_tensor *t, seqpar__heads_block *blocks) {
+    seqpar_device *dev = r->ctx->device;
+    int64_t count = seqpar__heads_tensors(r, 1, t), n = seqpar__heads_blocks(r, t, count, blocks), own = r->attn->parts[r->plan->member].tokens, i, c;
+    int64_t copies = r->plan->replicate ? r->plan->ulysses_size / r->attn->desc.kv_heads : 1;
+    for (i = 0; i < n; i++) {
+        const seqpar__heads_block *b = &blocks[i];
+        if (b->tensor->kv && b->member % copies) continue;
+        for (c = 1; b->tensor->kv && c < copies && !SEQPAR__FAULT(42); c++) { /* fault: copies of a kv head are not added */
+            seqpar_add_args add;
+            add.y = b->stage; add.a = b->stage; add.b = blocks[i + c * count].stage;
+            add.count = own * r->attn->desc.head_dim;
+            SEQPAR__TRY(dev->add(dev, &add, r->ctx->queue));
+        }
+        dev->copy_rows(dev, b->tensor->local + b->begin * b->tensor->unit, seqpar__row_bytes(r, b->tensor), b->stage, b->width, b->width, own, r->ctx->queue);
+    }
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__run_heads(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
+    seqpar__heads_tensor t[SEQPAR__HEADS_MAX];
+    int64_t most = SEQPAR__HEADS_MAX * r->plan->ulysses_size;
+    seqpar__heads_block *blocks = SEQPAR__NEW(seqpar__heads_block, most);
+    seqpar_transfer *list = SEQPAR__NEW(seqpar_transfer, 2 * most);
+    seqpar_status status;
+    if (!blocks || !list) status = seqpar__no_memory(r->ctx->error, "an all-to-all");
+    else if (op->op == SEQPAR_PLAN_UNPACK) status = seqpar__run_unpack(r, t, blocks);
+    else status = seqpar__run_exchange(r, op, op->op == SEQPAR_PLAN_TOKENS, t, blocks, list);
+    SEQPAR_FREE(blocks);
+    SEQPAR_FREE(list);
+    return status;
+}
+
 static seqpar_status seqpar__run_op(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
     switch (op->op) {
+    case SEQPAR_PLAN_HEADS:
+    case SEQPAR_PLAN_TOKENS: seqpar__trace(r->ctx, "begin", r->compute, op->request, -1, 0); return seqpar__run_heads(r, op);
+    case SEQPAR_PLAN_UNPACK: return seqpar__run_heads(r, op);
     case SEQPAR_PLAN_PACK: return seqpar__run_pack(r, op);
     case SEQPAR_PLAN_SHIFT: seqpar__trace(r->ctx, "begin", r->compute, op->request, op->source, 0); return seqpar__run_shift(r, op);
     case SEQPAR_PLAN_GATHER: seqpar__trace(r->ctx, "begin", r->compute, op->request, op->source, 0); return seqpar__run_gather(r, op);
@@ -4791,12 +5059,13 @@ static seqpar_status seqpar__run_plan(seqpar_ctx *ctx, seqpar_attn *attn, const 
     seqpar_status status;
     memset(&r, 0, sizeof r);
     r.ctx = ctx; r.attn = attn; r.plan = plan;
-    r.args = *args;
+    r.args = r.own = *args;
     r.k = args->k; r.v = args->v;
     r.requests = SEQPAR__NEW(seqpar_request, plan->requests);
     r.out_begin = SEQPAR__NEW(int64_t, 2 * (attn->size + 1));
     r.in_begin = r.out_begin ? r.out_begin + attn->size + 1 : NULL;
     status = r.requests && r.out_begin ? seqpar__run_buffers(&r) : seqpar__no_memory(ctx->error, "attention");
+    if (!status && plan->ulysses_size > 1) status = seqpar__heads_buffers(&r);
     for (i = 0; !status && i < plan->count; i++) status = seqpar__run_op(&r, &plan->ops[i]);
     if (status && r.requests) { /* nobody may still read or write these buffers when they are freed */
         if (status != SEQPAR_ERR_DIED) seqpar_comm_abort(ctx->world, ctx->error->text);
@@ -4805,21 +5074,25 @@ static seqpar_status seqpar__run_plan(seqpar_ctx *ctx, seqpar_attn *attn, const 
     for (i = 0; i < 3; i++) seqpar_buffer_free(ctx, &r.slot[i]);
     for (i = 0; i < 2; i++) { seqpar_buffer_free(ctx, &r.outbox[i]); seqpar_buffer_free(ctx, &r.inbox[i]); seqpar_buffer_free(ctx, &r.pending[i]); }
     seqpar_buffer_free(ctx, &r.store);
+    seqpar_buffer_free(ctx, &r.gathered);
+    seqpar_buffer_free(ctx, &r.results);
+    seqpar_buffer_free(ctx, &r.staging);
     SEQPAR_FREE(r.requests);
     SEQPAR_FREE(r.out_begin);
     return status;
 }
 
-static seqpar_attn_args seqpar__attn_args(const seqpar_attn *attn, const seqpar_attn_io *io) {
+static seqpar_attn_args seqpar__attn_args(const seqpar_ctx *ctx, const seqpar_attn *attn, const seqpar_attn_io *io) {
     seqpar_attn_args a;
     memset(&a, 0, sizeof a);
-    a.heads = attn->desc.heads;
-    a.kv_heads = attn->desc.kv_heads;
+    a.heads = attn->heads;
+    a.kv_heads = attn->kv_heads;
     a.head_dim = attn->desc.head_dim;
     a.q_tokens = attn->shares[attn->rank].tokens;
     a.scale = attn->desc.scale;
     a.softcap = attn->desc.softcap;
-    a.sinks = io->sinks;
+    a.sinks = io->sinks ? seqpar__at(io->sinks, attn->head_begin, ctx->device->storage) : NULL;
+    a.dropout_head = attn->head_begin;
     a.dropout = attn->desc.dropout;
     a.dropout_seed = io->dropout_seed;
     a.dropout_stream = io->dropout_stream;
@@ -4834,7 +5107,7 @@ static seqpar_attn_args seqpar__attn_args(const seqpar_attn *attn, const seqpar_
 }
 
 SEQPAR_DEF seqpar_status seqpar_attn_forward(seqpar_ctx *ctx, seqpar_attn *attn, const seqpar_attn_io *io) {
-    seqpar_attn_args a = seqpar__attn_args(attn, io);
+    seqpar_attn_args a = seqpar__attn_args(ctx, attn, io);
     return seqpar__run_plan(ctx, attn, &attn->forward, &a);
 }
 
@@ -4842,7 +5115,7 @@ SEQPAR_DEF seqpar_status seqpar_attn_forward(seqpar_ctx *ctx, seqpar_attn *attn,
 static seqpar_status seqpar__attn_statistics(seqpar_ctx *ctx, const seqpar_attn *attn, const seqpar_attn_io *io, void *delta) {
     seqpar_attn_delta_args d;
     seqpar_attn_sinks_args s;
-    const seqpar_share *mine = &attn->shares[attn->rank];
+    const seqpar_share *mine = seqpar_attn_share(attn);
     memset(&d, 0, sizeof d);
     memset(&s, 0, sizeof s);
     d.delta = delta; d.dout = io->dout; d.out = io->out;
@@ -4855,9 +5128,9 @@ static seqpar_status seqpar__attn_statistics(seqpar_ctx *ctx, const seqpar_attn 
 }
 
 SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn, const seqpar_attn_io *io) {
-    seqpar_attn_args a = seqpar__attn_args(attn, io);
+    seqpar_attn_args a = seqpar__attn_args(ctx, attn, io);
     seqpar_buffer delta;
-    seqpar_status status = seqpar_buffer_new(ctx, &delta, a.q_tokens * a.heads * seqpar_dtype_bytes(ctx->device->accumulator), SEQPAR_MEM_SCRATCH);
+    seqpar_status status = seqpar_buffer_new(ctx, &delta, seqpar_attn_share(attn)->tokens * attn->desc.heads * seqpar_dtype_bytes(ctx->device->accumulator), SEQPAR_MEM_SCRATCH);
     if (!status) status = seqpar__attn_statistics(ctx, attn, io, delta.data);
     a.delta = delta.data;
     if (!status) status = seqpar__run_plan(ctx, attn, &attn->backward, &a);
@@ -4878,9 +5151,26 @@ static int64_t seqpar__pairs(const seqpar_attn *attn, const seqpar_piece *q, con
     return pairs;
 }
 
+/* What the all-to-alls add: own tokens of the others' heads go out, the results of the others' tokens go back. */
+static void seqpar__heads_cost(const seqpar_ctx *ctx, const seqpar_attn *attn, seqpar_attn_cost *cost) {
+    const seqpar_plan *plan = &attn->forward;
+    int64_t d = attn->desc.head_dim * seqpar_dtype_bytes(ctx->device->storage), statistic = seqpar_dtype_bytes(ctx->device->accumulator), m, begin;
+    int64_t own = attn->parts[plan->member].tokens;
+    seqpar__attn_run_state r;
+    memset(&r, 0, sizeof r);
+    r.attn = (seqpar_attn *)attn;
+    r.plan = plan;
+    for (m = 0; m < plan->ulysses_size; m++) {
+        int64_t heads = seqpar__member_heads(&r, m, 0, &begin), kv = seqpar__member_heads(&r, m, 1, &begin);
+        if (m == plan->member) continue;
+        cost->forward_bytes += own * (heads + 2 * kv) * d + attn->parts[m].tokens * attn->heads * (d + statistic);
+        cost->backward_bytes += own * (2 * (heads + kv) * d + 2 * heads * statistic) + attn->parts[m].tokens * (attn->heads + 2 * attn->kv_heads) * d;
+    }
+}
+
 SEQPAR_DEF void seqpar_attn_cost_of(const seqpar_ctx *ctx, const seqpar_attn *attn, seqpar_attn_cost *cost, int64_t *per_source) {
     const seqpar_share *mine = &attn->shares[attn->rank];
-    int64_t unit = 4 * attn->desc.head_dim * attn->desc.heads, row = attn->desc.kv_heads * attn->desc.head_dim * seqpar_dtype_bytes(ctx->device->storage);
+    int64_t unit = 4 * attn->desc.head_dim * attn->heads, row = attn->kv_heads * attn->desc.head_dim * seqpar_dtype_bytes(ctx->device->storage);
     int64_t s, i, j, others = 0;
     memset(cost, 0, sizeof *cost);
     for (s = 0; s < attn->size; s++) {
@@ -4897,6 +5187,7 @@ SEQPAR_DEF void seqpar_attn_cost_of(const seqpar_ctx *ctx, const seqpar_attn *at
     for (s = 0; s < attn->size; s++) /* ring: all but the last of the blocks that come by are sent on; llama3: the own to all */
         if (attn->size > 1) cost->forward_bytes += 2 * row * (attn->steps[0].sources > 1 ? (s != attn->rank) * mine->tokens : (s != (attn->rank + 1) % attn->size) * attn->shares[s].tokens);
     cost->backward_bytes = cost->forward_bytes + others * row;
+    seqpar__heads_cost(ctx, attn, cost);
 }
 
 /* ======================================================================================================

@@ -21,7 +21,7 @@ typedef struct {
     bool pretrain_mode, train_on_inputs, packing_samples, load_checkpoint, gradient_checkpointing, tie_word_embeddings, plot_loss, json;
     int64_t max_len, pack_len, chunks, max_samples, train_batch_size, micro_train_batch_size, max_steps, warmup_steps;
     int64_t save_steps, eval_steps, logging_steps, max_ckpt_num, seed, zero_stage, omp_threads;
-    int64_t ring_attn_size, ring_head_stride, data_parallel_size, world_size, gradient_accumulation_steps;
+    int64_t ring_attn_size, ring_head_stride, ulysses_size, data_parallel_size, world_size, gradient_accumulation_steps;
     int64_t hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim, intermediate_size;
     double max_epochs, max_norm, learning_rate, lr_warmup_ratio, min_lr_ratio, l2, adam_eps, label_smoothing, z_loss, rope_theta;
     double adam_betas[2];
@@ -75,7 +75,8 @@ typedef struct {
     {"data_parallel_size", &(c).data_parallel_size, DEMO_INT, "0", "data-parallel ranks; 0: from world_size, else 1", DEMO_AT_LEAST(0)}, \
     {"world_size", &(c).world_size, DEMO_INT, "0", "ranks in all; 0: data_parallel_size x ring_attn_size", DEMO_AT_LEAST(0)}, \
     {"layout", &(c).layout, DEMO_STRING, NULL, "contiguous, zigzag, stripe or zigzag-doc; default zigzag", DEMO_ANY},                     \
-    {"schedule", &(c).schedule, DEMO_STRING, NULL, "ring or llama3; default ring", DEMO_ANY},                                 \
+    {"schedule", &(c).schedule, DEMO_STRING, NULL, "ring, llama3 or ulysses; default ring", DEMO_ANY},                        \
+    {"ulysses_size", &(c).ulysses_size, DEMO_INT, "0", "of these ranks exchange tokens for heads, a ring joins the rest; 0: 1, with ulysses all", DEMO_AT_LEAST(0)}, \
     {"ring_attn_func", &(c).ring_attn_func, DEMO_STRING, NULL, "layout and schedule by axolotl's name", DEMO_ANY},            \
     {"sequence_parallel_mode", &(c).sequence_parallel_mode, DEMO_STRING, NULL, "layout and schedule by 360-LLaMA-Factory's name", DEMO_ANY}, \
     {"omp_threads", &(c).omp_threads, DEMO_INT, "0", "threads of a rank; 0: cores / ranks", DEMO_AT_LEAST(0)},                \
@@ -131,12 +132,12 @@ static int demo_pick(const char *text, const char *const *names, int count) {
 
 /* Layout and schedule by our names or by those of others, who must not contradict one another. Default: zigzag ring. */
 static int demo_pick_attention(demo_job *job, char *error, size_t size) {
-    static const char *const layouts[] = {"contiguous", "zigzag", "stripe", "zigzag-doc"}, *const schedules[] = {"ring", "llama3"};
+    static const char *const layouts[] = {"contiguous", "zigzag", "stripe", "zigzag-doc"}, *const schedules[] = {"ring", "llama3", "ulysses"};
     demo_config *c = &job->config;
     if (demo_placement_settle(&c->layout, &c->schedule, c->ring_attn_func, error, size)) return -1;
     if (demo_placement_settle(&c->layout, &c->schedule, c->sequence_parallel_mode, error, size)) return -1;
     job->layout = demo_pick(c->layout ? c->layout : "zigzag", layouts, 4);
-    job->schedule = demo_pick(c->schedule ? c->schedule : "ring", schedules, 2);
+    job->schedule = demo_pick(c->schedule ? c->schedule : "ring", schedules, 3);
     return 0;
 }
 
@@ -235,7 +236,7 @@ static int64_t demo_accumulation(const demo_job *job, int64_t rows) {
 }
 
 static seqpar_llama_run demo_run_desc(const demo_job *job) {
-    seqpar_llama_run run = {.layout = job->layout, .schedule = job->schedule, .heads_k_stride = job->config.ring_head_stride, .recompute = job->config.gradient_checkpointing};
+    seqpar_llama_run run = {.layout = job->layout, .schedule = job->schedule, .heads_k_stride = job->config.ring_head_stride, .ulysses_size = job->config.ulysses_size, .recompute = job->config.gradient_checkpointing};
     return run;
 }
 

@@ -10,6 +10,7 @@ typedef struct model_way { /* how to do it */
     int layout, schedule, zero_stage, recompute, reference, optimizer;
     const seqpar_inject_desc *inject;
     int64_t inject_rank; /* only this rank is disturbed; -1: all */
+    int64_t ulysses_size;
 } model_way;
 
 typedef struct model_task { /* what to do */
@@ -93,7 +94,7 @@ static void piece_losses(seqpar_ctx *ctx, const model_task *task, const seqpar_l
 static seqpar_status model_micro(seqpar_ctx *ctx, const model_job *job, seqpar_llama *model, seqpar_optim *optim, int64_t step, int64_t index,
                                  int64_t *leaf, double *value, int64_t *count) {
     const model_task *task = job->task;
-    seqpar_llama_run run = {job->way->layout, job->way->schedule, job->way->heads_k_stride, job->way->recompute, job->way->head_rows};
+    seqpar_llama_run run = {job->way->layout, job->way->schedule, job->way->heads_k_stride, job->way->recompute, job->way->head_rows, job->way->ulysses_size};
     seqpar_llama_batch b;
     seqpar_head_seeds seeds;
     seqpar_buffer seed[4];

@@ -26,7 +26,8 @@ typedef struct setup { /* one way to run it */
     problem *p;
     features f;
     int reference, layout, schedule;
-    int64_t ranks, stride, threads;
+    int64_t ranks, stride, threads, ulysses;
+    int replicate;
     const seqpar_inject_desc *inject;
     double *out, *lse, *dq, *dk, *dv;  /* global results */
     double *dsinks;                    /* (rows, 64 chunks, heads), rank after rank; setup_run adds them up into the first */
@@ -103,7 +104,7 @@ static seqpar_status rank_attention(seqpar_ctx *ctx, setup *s) {
     const problem *p = s->p;
     seqpar_attn_desc desc = {.heads = p->heads, .kv_heads = p->kv_heads, .head_dim = p->head_dim, .layout = s->layout, .schedule = s->schedule,
                              .heads_k_stride = s->stride, .full = s->f.full, .window = s->f.window, .softcap = s->f.softcap,
-                             .dropout = s->f.dropout, .scale = s->f.scale};
+                             .dropout = s->f.dropout, .scale = s->f.scale, .ulysses_size = s->ulysses, .ulysses_replicate = s->replicate};
     seqpar_attn *attn;
     seqpar_attn_cost cost;
     int64_t size = seqpar_dtype_bytes(ctx->device->storage), n, wide = p->heads * p->head_dim, narrow = p->kv_heads * p->head_dim, i;
@@ -285,6 +286,39 @@ static void test_truth(int reference) {
     problem_free(g);
 }
 
+/* Ulysses and 2D by name: members of any number that divides P, uneven shares of heads, ring or all-gather between. */
+typedef struct grid { int64_t heads, kv_heads, ranks, ulysses; int schedule, replicate; } grid;
+static const grid grids[] = {
+    {5, 5, 2, 2, SEQPAR_RING, 0}, {7, 7, 3, 3, SEQPAR_RING, 0}, {8, 4, 4, 2, SEQPAR_RING, 0}, {8, 4, 8, 4, SEQPAR_RING, 0}, {6, 3, 4, 2, SEQPAR_LLAMA3, 0},
+    {6, 3, 6, 3, SEQPAR_LLAMA3, 0}, {8, 8, 8, 8, SEQPAR_RING, 0}, {6, 3, 8, 2, SEQPAR_RING, 0}, {8, 2, 4, 0, SEQPAR_ULYSSES, 0}, {6, 6, 5, 0, SEQPAR_ULYSSES, 0},
+    {4, 2, 4, 4, SEQPAR_RING, 1}, {8, 2, 8, 4, SEQPAR_RING, 1}, {8, 1, 8, 0, SEQPAR_ULYSSES, 1}, {4, 1, 8, 4, SEQPAR_LLAMA3, 1},
+};
+
+static void test_grids(int reference) {
+    static const int64_t lengths[] = {61, 19, 1}, chunks[] = {17, 6, 1};
+    size_t g;
+    int64_t n = 0;
+    for (g = 0; g < sizeof grids / sizeof *grids; g++) {
+        const grid *x = &grids[g];
+        problem *p = problem_new(3, lengths, chunks, x->heads, x->kv_heads, 6);
+        int layout;
+        for (layout = 0; layout < SEQPAR__LAYOUTS; layout++) {
+            features f = features_list[n++ % FEATURES];
+            setup s = {.p = p, .reference = reference, .ranks = x->ranks, .threads = 1 + layout % 2, .layout = layout, .schedule = x->schedule, .ulysses = x->ulysses, .replicate = x->replicate, .f = f};
+            setup one = {.p = p, .reference = reference, .ranks = 1, .threads = 1, .f = f};
+            setup_run(&s);
+            setup_run(&one);
+            if (layout <= SEQPAR_ZIGZAG && !x->replicate) expect_same_bits(&s, &one, f.name);
+            expect_truth(&s, reference ? 1e-13 : f.window == 1 ? 8e-6 : 3e-6, f.name);
+            setup_free(&s);
+            setup_free(&one);
+        }
+        problem_free(p);
+        test_end("attn_%s_grid P=%lld ulysses=%lld heads=%lld/%lld %s%s", reference ? "fp64" : "fp32", (long long)x->ranks, (long long)x->ulysses, (long long)x->heads, (long long)x->kv_heads,
+                 seqpar_schedule_name(x->schedule), x->replicate ? " replicated" : "");
+    }
+}
+
 /* Equal scores and one-hot values: out lists, for every query, exactly the keys it sees. */
 static void test_probe(int layout, int schedule) {
     static const int64_t lengths[] = {23}, chunks[] = {6};
@@ -364,6 +398,8 @@ int main(int argc, char **argv) {
     test_truth(1);
     test_truth(0);
     for (int i = 0; i < SEQPAR__LAYOUTS * SEQPAR__SCHEDULES; i++) test_probe(i / SEQPAR__SCHEDULES, i % SEQPAR__SCHEDULES);
+    test_grids(1);
+    test_grids(0);
     test_gaps(1);
     test_gaps(0);
     test_lengths(3);

@@ -46,15 +46,16 @@ static void test_ways(int reference, int tied, int64_t ways) {
         w.sp = shapes[shape][1];
         w.accumulation = (int64_t[]){1, 2, 4, 3}[test_integer(0, 3)];
         w.layout = (int)test_integer(SEQPAR_CONTIGUOUS, SEQPAR_ZIGZAG);
-        w.schedule = (int)test_integer(SEQPAR_RING, SEQPAR_LLAMA3);
-        w.heads_k_stride = test_integer(1, 2);
+        w.schedule = (int)test_integer(SEQPAR_RING, SEQPAR_ULYSSES);
+        w.ulysses_size = w.sp % 2 == 0 && test_integer(0, 1) ? 2 : 0; /* of two kv heads */
+        w.heads_k_stride = w.ulysses_size ? 1 : test_integer(1, 2);
         w.zero_stage = (int)test_integer(0, 2);
         w.recompute = (int)test_integer(0, 1);
         w.threads = test_integer(1, 2);
         w.head_rows = (int64_t[]){0, 1, 7, 64}[test_integer(0, 3)];
         model_run(&task, &w, &other);
-        snprintf(what, sizeof what, "D=%lld P=%lld A=%lld %s %s zero=%d recompute=%d threads=%lld head_rows=%lld", (long long)w.dp, (long long)w.sp, (long long)w.accumulation,
-                 seqpar_layout_name(w.layout), seqpar_schedule_name(w.schedule), w.zero_stage, w.recompute, (long long)w.threads, (long long)w.head_rows);
+        snprintf(what, sizeof what, "D=%lld P=%lld A=%lld %s %s U=%lld zero=%d recompute=%d threads=%lld head_rows=%lld", (long long)w.dp, (long long)w.sp, (long long)w.accumulation,
+                 seqpar_layout_name(w.layout), seqpar_schedule_name(w.schedule), (long long)w.ulysses_size, w.zero_stage, w.recompute, (long long)w.threads, (long long)w.head_rows);
         expect_equal_runs(&other, &one, what);
         test_end("bits_%s_%s %s", reference ? "fp64" : "fp32", tied ? "tied" : "untied", what);
         model_result_free(&other);

@@ -60,6 +60,8 @@ done <<'LIST'
 38|attn|a sink is forgotten
 39|attn|dropout is forgotten in ds
 40|attn|softcap without its slope
+41|attn|a member's tokens lie in another's place
+42|attn|copies of a kv head are not added
 LIST
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ]

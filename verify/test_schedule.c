@@ -6,6 +6,8 @@
 #include "test.h"
 #include <unistd.h>
 
+enum { SCHEDULES = SEQPAR_LLAMA3 + 1 }; /* without Ulysses, which moves no k and v between positions */
+
 /* ---- plans, without running anything ---- */
 
 enum { IDLE, IN_FLIGHT, DONE };
@@ -178,7 +180,7 @@ static void test_plan(int schedule, int64_t size, int64_t kv_heads, int64_t stri
     seqpar_error error = {0};
     int64_t r, q, near;
     for (r = 0; r < size; r++) {
-        test_expect(!seqpar_plan_make(&error, &plans[r], schedule, size, r, kv_heads, stride, backward), "%s", error.text);
+        test_expect(!seqpar_plan_make(&error, &plans[r], &(seqpar_plan_desc){.schedule = schedule, .sp_size = size, .sp_rank = r, .kv_heads = kv_heads, .heads_k_stride = stride, .backward = backward}), "%s", error.text);
         test_expect(plans[r].slots <= 3, "%lld slots", (long long)plans[r].slots);
         if (size <= 64 || r % 93 == 0 || r == size - 1) walk_plan(&plans[r], schedule, kv_heads);
     }
@@ -195,7 +197,7 @@ static void test_plans(void) {
     static const int64_t sizes[] = {1, 2, 3, 4, 5, 8, 64, 1024}, heads[][2] = {{1, 1}, {4, 1}, {4, 2}, {6, 3}, {8, 8}, {4, 0}};
     size_t i, j;
     int schedule, backward;
-    for (schedule = 0; schedule < SEQPAR__SCHEDULES; schedule++)
+    for (schedule = 0; schedule < SCHEDULES; schedule++)
         for (backward = 0; backward < 2; backward++)
             for (i = 0; i < sizeof sizes / sizeof *sizes; i++) {
                 for (j = 0; j < (schedule == SEQPAR_RING && sizes[i] > 64 ? 2 : 6); j++) test_plan(schedule, sizes[i], heads[j][0], heads[j][1], backward);
@@ -211,7 +213,7 @@ static void test_refused_plans(void) {
     for (i = 0; i < sizeof cases / sizeof *cases; i++) {
         seqpar_plan plan;
         seqpar_error error = {0};
-        seqpar_status status = seqpar_plan_make(&error, &plan, cases[i].schedule, cases[i].size, cases[i].rank, cases[i].heads, cases[i].stride, 0);
+        seqpar_status status = seqpar_plan_make(&error, &plan, &(seqpar_plan_desc){.schedule = cases[i].schedule, .sp_size = cases[i].size, .sp_rank = cases[i].rank, .kv_heads = cases[i].heads, .heads_k_stride = cases[i].stride});
         test_expect(status == cases[i].status && error.text[0], "case %d gives %s, want %s", (int)i, seqpar_status_name(status), seqpar_status_name(cases[i].status));
         seqpar_plan_free(&plan);
     }
@@ -538,13 +540,13 @@ int main(int argc, char **argv) {
     test_state += test_seed;
     test_plans();
     test_refused_plans();
-    for (schedule = 0; schedule < SEQPAR__SCHEDULES; schedule++)
+    for (schedule = 0; schedule < SCHEDULES; schedule++)
         for (i = 0; i < 4; i++) test_order(schedule, ranks[i], schedule == SEQPAR_LLAMA3 ? 1 + (int64_t)(i % 2) : 1);
     for (i = 0; i < 3; i++) {
         test_clock(SEQPAR_RING, ranks[i + 1], 1);
         test_clock(SEQPAR_LLAMA3, ranks[i + 1], 1);
     }
-    for (schedule = 0; schedule < SEQPAR__SCHEDULES; schedule++) {
+    for (schedule = 0; schedule < SCHEDULES; schedule++) {
         test_arrival(schedule, 4, 1);
         test_arrival(schedule, 3, 2);
         test_flip(schedule, 4);

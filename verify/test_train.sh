@@ -40,6 +40,8 @@ done <<'LIST'
 --data_parallel_size 4 --gradient_accumulation_steps 3 --omp_threads 2
 --sequence_parallel_size 8 --sequence_parallel_mode zigzag-ring --micro_train_batch_size 100
 --sequence_parallel_degree 2 --heads_k_stride 1 --ring_attn_func varlen_llama3
+--ring_attn_size 8 --schedule ulysses
+--ring_attn_size 4 --ulysses_size 2 --schedule llama3 --layout contiguous
 LIST
 
 # stop and go on, at another P, D and ZeRO stage: the bits of the uninterrupted run
@@ -104,6 +106,8 @@ refuse zero_hidden 'hidden_size' --dataset $out/arith.jsonl $io --hidden_size 0
 refuse text_for_number 'max_len' --dataset $out/arith.jsonl $io --max_len many
 refuse odd_heads 'heads' --dataset $out/arith.jsonl $io --num_attention_heads 3 --num_key_value_heads 2 --head_dim 8
 refuse head_stride 'heads_k_stride 3' --dataset $out/arith.jsonl $io --ring_attn_size 2 --schedule llama3 --ring_head_stride 3
+refuse ulysses_size 'ulysses_size 3' --dataset $out/arith.jsonl $io --ring_attn_size 4 --ulysses_size 3
+refuse ulysses_heads 'ulysses_size 4' --dataset $out/arith.jsonl $io --ring_attn_size 4 --ulysses_size 4
 refuse zero_stage 'zero_stage' --dataset $out/arith.jsonl $io --zero_stage 3
 refuse pack_len 'pack_len 50' --dataset $out/arith.jsonl $io --packing_samples --pack_len 50 --max_len 100
 refuse save_path_is_file 'is no folder' --dataset $out/arith.jsonl $io --save_path $out/arith.jsonl
