@@ -10,7 +10,7 @@ LDLIBS = -lcjson -lm -lpthread
 
 HEADERS = seqpar.h seqpar_llama.h seqpar_safetensors.h
 DEMOS = 01_ring 02_layouts train_sft make_arith compare_runs
-SUITES = slow numerics fold pack split comm device attn truth bits memory schedule safetensors demos_support headers sanitize faults train readme
+SUITES = slow numerics fold pack split comm device attn truth bits memory plan schedule safetensors demos_support headers sanitize faults train readme
 BENCHES = bench_cpu
 
 .PHONY: demo check demos bench readme setup clean help
