@@ -219,6 +219,7 @@ extern "C" {
     X(MASK, -45, "a window, prefix, softcap or dropout lies outside its range")                            \
     X(ULYSSES, -46, "ulysses_size does not divide the ranks or does not fit the heads")                    \
     X(DTYPE, -44, "the device does not store this type")                                                   \
+    X(KERNEL, -47, "a block kernel of the user's own fails or returns nonsense")                           \
     X(SEED_COUNT, -50, "the global token count is not positive")                                           \
     X(OPTION, -51, "an option lies outside its range")                                                     \
     X(NOT_FINITE, -52, "a value is NaN or infinite")                                                       \
@@ -479,7 +480,7 @@ SEQPAR_DEF void seqpar_gather(void *global, const void *local, const seqpar_shar
    carry their row stride. All calls are ordered by `queue` (NULL: the call returns when the work is done).
    The comment of each entry names the CUDA call it becomes. Row operations give a row the same bits
    whatever else is in the call; sums over tokens run the fold program they are given. */
-enum { SEQPAR_F64, SEQPAR_F32 };
+enum { SEQPAR_F64, SEQPAR_F32, SEQPAR_BF16 };
 
 typedef struct seqpar_mat {
     void *data;
@@ -681,6 +682,7 @@ typedef seqpar_attn_args seqpar_attn_return_args;
 typedef seqpar_update_args seqpar_adamw_args;
 typedef seqpar_update_args seqpar_sgd_args;
 
+struct seqpar_block_kernel;
 typedef struct seqpar_device seqpar_device;
 struct seqpar_device {
     const char *name;
@@ -689,6 +691,7 @@ struct seqpar_device {
     int64_t workspace_bytes;      /* scratch the operations keep */
     int64_t attn_flops;           /* counted by the attention leaves: visible pairs, forward 4 d, dq 6 d, dkv 8 d */
     void *workspace;
+    const struct seqpar_block_kernel *block_kernel; /* the user's own, or NULL */
     seqpar_error *error;
     void *(*alloc)(seqpar_device *device, int64_t bytes);                                  /* cudaMallocAsync */
     void (*free)(seqpar_device *device, void *data);                                       /* cudaFreeAsync */
@@ -708,6 +711,29 @@ SEQPAR_DEF seqpar_device *seqpar_device_reference(void);
 SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads);
 SEQPAR_DEF void seqpar_device_close(seqpar_device *device);
 SEQPAR_DEF int64_t seqpar_dtype_bytes(int dtype);
+/* Bring your own block kernel: put into a host device, it computes every block of attention, in its own storage type;
+   schedules, masks, merging, sinks and the rest of the device stay (the error rule; no dropout). A block is the queries of
+   one chunk, the keys of one chunk and one query head; query r sees keys [visible_begin[r], visible_end[r]) of it. All
+   arrays are dense, rows of head_dim elements of `storage`; lse and delta are doubles. Blocks come one after the other.
+   forward writes out, the softmax over this block's keys alone, and lse (a query that sees nothing: 0 and -inf).
+   backward is given the global lse and delta = dout . out and writes dq, or dk and dv: the others are NULL.
+   Both return 0, or anything else to fail; a NaN in lse, or what is not finite elsewhere, is refused. */
+typedef struct seqpar_block {
+    int64_t queries, keys, head_dim, head;
+    double scale, softcap;
+    const int32_t *visible_begin, *visible_end; /* (queries) */
+    const void *q, *k, *v, *dout;
+    const double *lse, *delta;
+} seqpar_block;
+typedef struct seqpar_block_kernel {
+    int storage; /* SEQPAR_F64, SEQPAR_F32 or SEQPAR_BF16 */
+    int (*forward)(void *user, const seqpar_block *block, void *out, double *lse);
+    int (*backward)(void *user, const seqpar_block *block, void *dq, void *dk, void *dv);
+    void *user;
+} seqpar_block_kernel;
+SEQPAR_DEF void seqpar_device_own_kernel(seqpar_device *device, const seqpar_block_kernel *kernel); /* borrowed */
+SEQPAR_DEF uint16_t seqpar_bf16_from_float(float x); /* to nearest, ties to even; a NaN stays one */
+SEQPAR_DEF float seqpar_bf16_to_float(uint16_t x);
 /* Elements of a device buffer as doubles, and back (through host memory). */
 SEQPAR_DEF void seqpar_device_read(seqpar_device *device, double *to, const void *from, int64_t first, int64_t count);
 SEQPAR_DEF void seqpar_device_write(seqpar_device *device, void *to, int64_t first, const double *from, int64_t count);
@@ -1123,6 +1149,19 @@ SEQPAR_DEF double seqpar_attn_dropout(double dropout, uint64_t seed, uint64_t st
     if (dropout == 0) return 1.0;
     seqpar_random(draw, seed ^ seqpar__mix(stream), (uint64_t)row << 24 | (uint64_t)head, (uint64_t)query << 32 | (uint64_t)key >> 2);
     return draw[key & 3] < dropout * 4294967296.0 ? 0.0 : 1.0 / (1.0 - dropout);
+}
+
+SEQPAR_DEF uint16_t seqpar_bf16_from_float(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    if (x != x) return (uint16_t)(bits >> 16 | 0x40);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+SEQPAR_DEF float seqpar_bf16_to_float(uint16_t x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float y;
+    memcpy(&y, &bits, 4);
+    return y;
 }
 
 /* One rounding where the machine has the instruction, two where it has not; never left to the compiler. */
@@ -2514,7 +2553,7 @@ static void *seqpar__at(const void *base, int64_t element, int dtype) { return (
    >>device  what all devices share: memory, fold machine, attention driver
    ====================================================================================================== */
 
-SEQPAR_DEF int64_t seqpar_dtype_bytes(int dtype) { return dtype == SEQPAR_F64 ? 8 : 4; }
+SEQPAR_DEF int64_t seqpar_dtype_bytes(int dtype) { return dtype == SEQPAR_F64 ? 8 : dtype == SEQPAR_F32 ? 4 : 2; }
 
 SEQPAR_DEF void seqpar_device_read(seqpar_device *device, double *to, const void *from, int64_t first, int64_t count) {
     int64_t i;
@@ -4093,6 +4132,161 @@ static void seqpar__cpu_sgd_job(void *user, int64_t job, char *scratch) {
 static seqpar_status seqpar__cpu_sgd(seqpar_device *device, const seqpar_update_args *a, void *queue) {
     (void)queue;
     return seqpar__parallel(device, (a->count + 16383) / 16384, 0, seqpar__cpu_sgd_job, (void *)a);
+}
+
+/* ---- a block kernel of the user's own in the place of ours ---- */
+
+static double seqpar__element(const void *x, int64_t i, int type) {
+    return type == SEQPAR_F64 ? ((const double *)x)[i] : type == SEQPAR_F32 ? (double)((const float *)x)[i] : (double)seqpar_bf16_to_float(((const uint16_t *)x)[i]);
+}
+static void seqpar__element_set(void *x, int64_t i, int type, double value) {
+    if (type == SEQPAR_F64) ((double *)x)[i] = value;
+    else if (type == SEQPAR_F32) ((float *)x)[i] = (float)value;
+    else ((uint16_t *)x)[i] = seqpar_bf16_from_float((float)value);
+}
+/* to (rows, d) dense <- from, rows `stride` elements apart */
+static void seqpar__convert(void *to, int to_type, const void *from, int from_type, int64_t rows, int64_t d, int64_t stride) {
+    int64_t r, i;
+    for (r = 0; r < rows; r++) for (i = 0; i < d; i++) seqpar__element_set(to, r * d + i, to_type, seqpar__element(from, r * stride + i, from_type));
+}
+
+typedef struct seqpar__own { /* dense copies of a block, in the job's scratch */
+    seqpar_block block;
+    char *q, *k, *v, *dout, *first, *second; /* first, second: results */
+    double *lse, *delta;
+    int32_t *begin, *end;
+} seqpar__own;
+
+/* Lays a block out for the kernel: queries of a piece, keys of a piece, one head. */
+static seqpar__own seqpar__own_block(const seqpar__attn_job *j, const seqpar_piece *queries, const seqpar_attn_keys *keys, int64_t head, int64_t kv_head) {
+    const seqpar_attn_args *a = j->args;
+    int64_t d = a->head_dim, r, first, last, rows = SEQPAR__MAX(queries->count, keys->count), step = (rows * d * 8 + 63) & ~(int64_t)63;
+    int backward = j->kernel->kind > 0, storage = j->device->storage, type = j->device->block_kernel->storage, statistic = j->device->accumulator;
+    seqpar__own o;
+    memset(&o, 0, sizeof o);
+    o.q = j->scratch; o.k = o.q + step; o.v = o.k + step; o.dout = o.v + step; o.first = o.dout + step; o.second = o.first + step;
+    o.lse = (double *)(o.second + step); o.delta = o.lse + rows;
+    o.begin = (int32_t *)(o.delta + rows); o.end = o.begin + rows;
+    seqpar__convert(o.q, type, seqpar__at(a->q, (queries->local * a->heads + head) * d, storage), storage, queries->count, d, a->heads * d);
+    seqpar__convert(o.k, type, seqpar__at(a->k, (keys->k_row * a->head_count + kv_head) * d, storage), storage, keys->count, d, a->head_count * d);
+    seqpar__convert(o.v, type, seqpar__at(a->v, (keys->v_row * a->head_count + kv_head) * d, storage), storage, keys->count, d, a->head_count * d);
+    if (backward) seqpar__convert(o.dout, type, seqpar__at(a->dout, (queries->local * a->heads + head) * d, storage), storage, queries->count, d, a->heads * d);
+    for (r = 0; r < queries->count; r++) {
+        int64_t at = (queries->local + r) * a->heads + head;
+        if (!seqpar__visible(a, queries->local + r, keys, &first, &last)) first = last = 0;
+        o.begin[r] = (int32_t)first;
+        o.end[r] = (int32_t)last;
+        if (backward) { o.lse[r] = seqpar__element(a->lse, at, statistic); o.delta[r] = seqpar__element(a->delta, at, statistic); }
+    }
+    o.block.queries = queries->count; o.block.keys = keys->count; o.block.head_dim = d; o.block.head = a->dropout_head + head;
+    o.block.scale = a->scale; o.block.softcap = a->softcap;
+    o.block.visible_begin = o.begin; o.block.visible_end = o.end;
+    o.block.q = o.q; o.block.k = o.k; o.block.v = o.v; o.block.dout = backward ? o.dout : NULL;
+    o.block.lse = o.lse; o.block.delta = o.delta;
+    return o;
+}
+
+static void seqpar__own_expect(const seqpar__attn_job *j, int good, const seqpar__own *o, const seqpar_piece *queries, const char *what) {
+    if (good) return;
+    seqpar_fail(j->device->error, SEQPAR_ERR_KERNEL, "the own block kernel %s for head %lld, queries from position %lld (%lld), %lld keys; nothing of it is used", what, (long long)o->block.head,
+                (long long)queries->start, (long long)o->block.queries, (long long)o->block.keys);
+}
+static int seqpar__all_finite(const void *x, int type, int64_t count) {
+    int64_t i;
+    for (i = 0; i < count; i++) if (!(fabs(seqpar__element(x, i, type)) <= 1e300)) return 0;
+    return 1;
+}
+
+/* (out, lse) of a block is a state with m = lse and l = 1. */
+static void seqpar__own_forward_leaf(void *user, void *value, int64_t index, int extend) {
+    seqpar__attn_job *j = (seqpar__attn_job *)user;
+    const seqpar_attn_args *a = j->args;
+    const seqpar_block_kernel *kernel = j->device->block_kernel;
+    const seqpar_piece *queries = &a->q_pieces[j->task->piece];
+    int64_t d = a->head_dim, r, i, n = j->count;
+    int type = j->device->accumulator, failed;
+    seqpar__own o = seqpar__own_block(j, queries, &a->k_pieces[index], j->head, j->head / (a->heads / a->kv_heads) - a->head_begin);
+    (void)extend;
+    failed = kernel->forward(kernel->user, &o.block, o.first, o.lse);
+    seqpar__own_expect(j, !failed, &o, queries, "fails");
+    seqpar__own_expect(j, failed || seqpar__all_finite(o.first, kernel->storage, n * d), &o, queries, "returns an out that is not finite");
+    for (r = 0; r < n; r++) {
+        int sees = o.end[r] > o.begin[r];
+        j->flops += 4 * d * (o.end[r] - o.begin[r]);
+        seqpar__own_expect(j, failed || (sees ? fabs(o.lse[r]) <= 1e300 : o.lse[r] == -HUGE_VAL), &o, queries, sees ? "returns an lse that is not finite" : "gives an lse to a query that sees nothing");
+        for (i = 0; i < d; i++) seqpar__element_set(value, r * d + i, type, seqpar__element(o.first, r * d + i, kernel->storage));
+        seqpar__element_set(value, n * d + r, type, o.lse[r]);
+        seqpar__element_set(value, n * (d + 1) + r, type, sees);
+    }
+}
+
+static void seqpar__own_dq_leaf(void *user, void *value, int64_t index, int extend) {
+    seqpar__attn_job *j = (seqpar__attn_job *)user;
+    const seqpar_attn_args *a = j->args;
+    const seqpar_block_kernel *kernel = j->device->block_kernel;
+    const seqpar_piece *queries = &a->q_pieces[j->task->piece];
+    seqpar__own o = seqpar__own_block(j, queries, &a->k_pieces[index], j->head, j->head / (a->heads / a->kv_heads) - a->head_begin);
+    int failed = kernel->backward(kernel->user, &o.block, o.first, NULL, NULL);
+    (void)extend;
+    j->flops += 6 * a->head_dim * seqpar__count_visible(a, j->local, j->count, &a->k_pieces[index]);
+    seqpar__own_expect(j, !failed, &o, queries, "fails backward");
+    seqpar__own_expect(j, failed || seqpar__all_finite(o.first, kernel->storage, j->count * a->head_dim), &o, queries, "returns a dq that is not finite");
+    seqpar__convert(value, j->device->accumulator, o.first, kernel->storage, j->count, a->head_dim, a->head_dim);
+}
+
+static void seqpar__own_dkv_leaf(void *user, void *value, int64_t index, int extend) {
+    seqpar__attn_job *j = (seqpar__attn_job *)user;
+    const seqpar_attn_args *a = j->args;
+    const seqpar_block_kernel *kernel = j->device->block_kernel;
+    const seqpar_piece *queries = &a->q_pieces[a->task_count + index];
+    const seqpar_attn_keys *keys = &a->k_pieces[j->task->piece];
+    int64_t group = a->heads / a->kv_heads, n = j->count * a->head_dim, h, i;
+    int type = j->device->accumulator;
+    (void)extend;
+    memset(value, 0, (size_t)(2 * n * seqpar_dtype_bytes(type)));
+    j->flops += 8 * a->head_dim * group * seqpar__count_visible(a, queries->local, queries->count, keys);
+    for (h = (a->head_begin + j->head) * group; h < (a->head_begin + j->head + 1) * group; h++) {
+        seqpar__own o = seqpar__own_block(j, queries, keys, h, j->head);
+        int failed = kernel->backward(kernel->user, &o.block, NULL, o.first, o.second);
+        seqpar__own_expect(j, !failed, &o, queries, "fails backward");
+        seqpar__own_expect(j, failed || (seqpar__all_finite(o.first, kernel->storage, n) && seqpar__all_finite(o.second, kernel->storage, n)), &o, queries, "returns a dk or dv that is not finite");
+        for (i = 0; i < n; i++) {
+            seqpar__element_set(value, i, type, seqpar__element(value, i, type) + seqpar__element(o.first, i, kernel->storage));
+            seqpar__element_set(value, n + i, type, seqpar__element(value, n + i, type) + seqpar__element(o.second, i, kernel->storage));
+        }
+    }
+}
+
+static seqpar_status seqpar__own_attn(seqpar_device *device, const seqpar_attn_args *a, int kind) {
+    seqpar__attn_kernel kernel = {0, 0, seqpar__own_forward_leaf, seqpar__cpu_state_combine, seqpar__cpu_state_finish};
+    int64_t rows = 1, t, p, threads = device->threads;
+    seqpar_status status;
+    if (a->dropout > 0) return seqpar_fail(device->error, SEQPAR_ERR_KERNEL, "an own block kernel has no dropout; set it to 0 (it is %g)", a->dropout);
+    for (t = 0; t < a->task_count; t++) { /* pieces named by the programs: at most the longest chunk of any rank */
+        rows = SEQPAR__MAX(rows, a->q_pieces[a->tasks[t].piece].count);
+        for (p = 0; p < a->tasks[t].program_count; p++) {
+            int64_t leaf = a->tasks[t].program[p].index;
+            if (a->tasks[t].program[p].op == SEQPAR_FOLD_LEAF) rows = SEQPAR__MAX(rows, kind == 2 ? a->q_pieces[a->task_count + leaf].count : a->k_pieces[leaf].count);
+        }
+    }
+    kernel.kind = kind;
+    kernel.scratch_bytes = 6 * ((rows * a->head_dim * 8 + 63) & ~(int64_t)63) + rows * 24 + 64;
+    if (device->accumulator == SEQPAR_F64) { kernel.combine = seqpar__ref_state_combine; kernel.finish_state = seqpar__ref_state_finish; }
+    if (kind > 0) { kernel.combine = seqpar__attn_add; kernel.leaf = kind == 1 ? seqpar__own_dq_leaf : seqpar__own_dkv_leaf; }
+    device->threads = 1; /* the kernel may have threads of its own, and need not bear ours */
+    status = seqpar__attn_run(device, a, &kernel);
+    device->threads = threads;
+    return status ? status : device->error ? device->error->status : SEQPAR_OK;
+}
+static seqpar_status seqpar__own_forward(seqpar_device *device, const seqpar_attn_args *a, void *queue) { (void)queue; return seqpar__own_attn(device, a, 0); }
+static seqpar_status seqpar__own_dq(seqpar_device *device, const seqpar_attn_args *a, void *queue) { (void)queue; return seqpar__own_attn(device, a, 1); }
+static seqpar_status seqpar__own_dkv(seqpar_device *device, const seqpar_attn_args *a, void *queue) { (void)queue; return seqpar__own_attn(device, a, 2); }
+
+SEQPAR_DEF void seqpar_device_own_kernel(seqpar_device *device, const seqpar_block_kernel *kernel) {
+    device->block_kernel = kernel;
+    device->attn_forward = seqpar__own_forward;
+    device->attn_dq = seqpar__own_dq;
+    device->attn_dkv = seqpar__own_dkv;
 }
 
 SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads) {
