@@ -29,10 +29,11 @@ chapters() {
         echo "| \`>>$tag\` | $what | $lines | $check |"
     done
 }
-awk -v chapters="$(chapters)" -v layouts="$(build/02_layouts 16 4 16)" '
+awk -v chapters="$(chapters)" -v layouts="$(build/02_layouts 16 4 16)" -v modes="$(build/test_attn --table | grep '^|')" '
     skipping == "table" && /^<!-- end -->/ { skipping = "" }
     skipping == "block" { if (/^```$/ && ++fences == 2) { skipping = "" } ; next }
     skipping == "table" { next }
     { print }
     /^<!-- generated: chapters -->/ { print chapters "\n"; skipping = "table" }
+    /^<!-- generated: modes -->/ { print "\n" modes "\n"; skipping = "table" }
     /^<!-- generated: layouts -->/ { print "```\n" layouts "\n```"; skipping = "block"; fences = 0 }' README.md

@@ -174,6 +174,12 @@ static void setup_run(setup *s) {
 
 static int same(const double *a, const double *b, int64_t n) { return !memcmp(a, b, (size_t)n * sizeof *a); }
 
+static int same_results(const setup *a, const setup *b) {
+    const problem *p = a->p;
+    int64_t wide = p->tokens * p->heads * p->head_dim, narrow = p->tokens * p->kv_heads * p->head_dim;
+    return same(a->out, b->out, wide) && same(a->lse, b->lse, p->tokens * p->heads) && same(a->dq, b->dq, wide) && same(a->dk, b->dk, narrow) && same(a->dv, b->dv, narrow) && same(a->dsinks, b->dsinks, dsinks_size(p));
+}
+
 static void expect_same_bits(const setup *a, const setup *b, const char *what) {
     const problem *p = a->p;
     int64_t wide = p->tokens * p->heads * p->head_dim, narrow = p->tokens * p->kv_heads * p->head_dim;
@@ -561,7 +567,45 @@ static void test_arrival(int schedule, int64_t ulysses) {
     test_end("attn_arrival_%s U=%lld: 20 repeats", seqpar_schedule_name(schedule), (long long)ulysses);
 }
 
+/* The README's table: what every mode gives for every mask over all P, against one rank. */
+static void print_table(void) {
+    static const struct { const char *name; int layout, schedule; int64_t ulysses; } modes[] = {
+        {"contiguous ring", SEQPAR_CONTIGUOUS, SEQPAR_RING, 0}, {"contiguous llama3", SEQPAR_CONTIGUOUS, SEQPAR_LLAMA3, 0}, {"contiguous Ulysses", SEQPAR_CONTIGUOUS, SEQPAR_ULYSSES, 0},
+        {"zigzag ring", SEQPAR_ZIGZAG, SEQPAR_RING, 0}, {"zigzag llama3", SEQPAR_ZIGZAG, SEQPAR_LLAMA3, 0}, {"zigzag Ulysses", SEQPAR_ZIGZAG, SEQPAR_ULYSSES, 0},
+        {"zigzag 2D, U = 2", SEQPAR_ZIGZAG, SEQPAR_RING, 2}, {"stripe ring", SEQPAR_STRIPE, SEQPAR_RING, 0}, {"zigzag-doc ring", SEQPAR_ZIGZAG_DOC, SEQPAR_RING, 0}};
+    static const int masks[] = {0, 1, 3, 6, 8, 9, 10, 12};
+    static const int64_t lengths[] = {47}, chunks[] = {32};
+    problem *p = problem_new(1, lengths, chunks, 8, 4, 4);
+    size_t m, f, i;
+    printf("| mode |");
+    for (f = 0; f < sizeof masks / sizeof *masks; f++) printf(" %s |", features_list[masks[f]].name);
+    printf("\n|---|---|---|---|---|---|---|---|---|\n");
+    for (m = 0; m < sizeof modes / sizeof *modes; m++) {
+        printf("| %s |", modes[m].name);
+        for (f = 0; f < sizeof masks / sizeof *masks; f++) {
+            setup one = {.p = p, .ranks = 1, .threads = 1, .f = features_list[masks[f]]};
+            int bits = 1;
+            setup_run(&one);
+            for (i = 0; i < PRODUCT_RANKS; i++) {
+                setup s = {.p = p, .ranks = product_ranks[i], .threads = 1, .layout = modes[m].layout, .schedule = modes[m].schedule, .ulysses = modes[m].ulysses && product_ranks[i] % 2 == 0 ? 2 : 0, .f = one.f};
+                if (modes[m].ulysses && product_ranks[i] % 2) continue;
+                setup_run(&s);
+                if (!same_results(&s, &one)) {
+                    bits = 0;
+                    expect_truth(&s, 4e-6, "table");
+                }
+                setup_free(&s);
+            }
+            printf(" %s |", test_why[0] ? "WRONG" : bits ? "bits" : "error rule");
+            setup_free(&one);
+        }
+        printf("\n");
+    }
+    problem_free(p);
+}
+
 int main(int argc, char **argv) {
+    if (argc > 1 && !strcmp(argv[1], "--table")) { test_begin(1, argv); print_table(); return 0; }
     test_begin(argc, argv);
     test_state += test_seed;
     test_truth(1);
