@@ -38,7 +38,7 @@ demos: $(DEMOS:%=build/%)
 bench: setup $(BENCHES:%=build/%)
 	@build/bench_cpu
 
-readme: build/02_layouts build/test_attn
+readme: build/02_layouts build/test_attn build/test_plan
 	@bash ci/sample.sh
 	@bash ci/readme.sh > build/README.new && mv build/README.new README.md
 

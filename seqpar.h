@@ -872,8 +872,8 @@ typedef struct seqpar_plan_mask { const seqpar_row *rows; int64_t row_count; con
 SEQPAR_DEF seqpar_status seqpar_plan_check(seqpar_error *error, const seqpar_plan *plans, const seqpar_plan_mask *mask);
 
 /* What a rank has to do, without doing it. FLOPs: 4 head_dim a visible pair and head forward, 14 backward; step_flops
-   (steps): forward, by the position whose keys they are; bytes: what the transport will count; overlap: share of the
-   transfers that have a computation between begin and wait; slots: k, v buffers. Free with seqpar_plan_cost_free. */
+   (steps): forward, by the position whose keys they are; bytes: what the transport will count; overlap: share of these
+   that has a computation between begin and wait; slots: k, v buffers. Free with seqpar_plan_cost_free. */
 typedef struct seqpar_plan_cost {
     int64_t forward_flops, backward_flops, forward_bytes, backward_bytes, slots, steps, *step_flops;
     double forward_overlap, backward_overlap;
@@ -5750,15 +5750,16 @@ static double seqpar__plan_overlap(const seqpar_plan *plan) {
         all += op->head_count;
         hidden += covered ? op->head_count : 0;
     }
-    return all ? (double)hidden / (double)all : 1.0;
+    return all ? (double)hidden / (double)all : 0.0;
 }
 
 SEQPAR_DEF seqpar_status seqpar_plan_cost_of(seqpar_error *error, seqpar_plan_cost *cost, const seqpar_plan_mask *mask, int64_t sp_size, int64_t sp_rank, int dtype) {
     seqpar_ctx ctx; /* of a rank that never runs */
     seqpar_device device;
     seqpar_attn *attn;
-    seqpar_attn_cost c;
+    seqpar_attn_cost c, exposed; /* exposed: the all-to-alls, which nothing hides */
     memset(cost, 0, sizeof *cost);
+    memset(&exposed, 0, sizeof exposed);
     memset(&ctx, 0, sizeof ctx);
     memset(&device, 0, sizeof device);
     device.storage = device.accumulator = dtype;
@@ -5771,8 +5772,9 @@ SEQPAR_DEF seqpar_status seqpar_plan_cost_of(seqpar_error *error, seqpar_plan_co
     cost->steps = attn->size;
     cost->forward_flops = c.forward_flops; cost->backward_flops = c.backward_flops;
     cost->forward_bytes = c.forward_bytes; cost->backward_bytes = c.backward_bytes;
-    cost->forward_overlap = seqpar__plan_overlap(&attn->forward);
-    cost->backward_overlap = seqpar__plan_overlap(&attn->backward);
+    seqpar__heads_cost(&ctx, attn, &exposed);
+    if (c.forward_bytes) cost->forward_overlap = seqpar__plan_overlap(&attn->forward) * (double)(c.forward_bytes - exposed.forward_bytes) / (double)c.forward_bytes;
+    if (c.backward_bytes) cost->backward_overlap = seqpar__plan_overlap(&attn->backward) * (double)(c.backward_bytes - exposed.backward_bytes) / (double)c.backward_bytes;
     cost->slots = attn->backward.slots;
     seqpar_attn_close(&ctx, attn);
     return SEQPAR_OK;

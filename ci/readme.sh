@@ -29,11 +29,12 @@ chapters() {
         echo "| \`>>$tag\` | $what | $lines | $check |"
     done
 }
-awk -v chapters="$(chapters)" -v layouts="$(build/02_layouts 16 4 16)" -v modes="$(build/test_attn --table | grep '^|')" '
+awk -v chapters="$(chapters)" -v layouts="$(build/02_layouts 16 4 16)" -v modes="$(build/test_attn --table | grep '^|')" -v costs="$(build/test_plan --table | grep '^|')" '
     skipping == "table" && /^<!-- end -->/ { skipping = "" }
     skipping == "block" { if (/^```$/ && ++fences == 2) { skipping = "" } ; next }
     skipping == "table" { next }
     { print }
     /^<!-- generated: chapters -->/ { print chapters "\n"; skipping = "table" }
     /^<!-- generated: modes -->/ { print "\n" modes "\n"; skipping = "table" }
+    /^<!-- generated: costs -->/ { print "\n" costs "\n"; skipping = "table" }
     /^<!-- generated: layouts -->/ { print "```\n" layouts "\n```"; skipping = "block"; fences = 0 }' README.md

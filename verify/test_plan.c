@@ -260,8 +260,35 @@ static void test_large(void) {
     test_end("plan_cost_of_1024_ranks");
 }
 
+/* The README's table: what a rank sends, in MiB of fp32, beside the field's formulas for the same mode. n = S/P tokens a
+   rank, H heads, G kv heads, d: ring forward (P-1) 2 n G d, backward that and 2 n G d over P hops; llama3 the same forward,
+   backward that and a reduce-scatter of dk and dv; Ulysses (P-1)/P n (2H + 2G) d either way. */
+static void print_table(void) {
+    static const struct { const char *name; int layout, schedule; int64_t ulysses; } modes[] = {
+        {"contiguous ring", SEQPAR_CONTIGUOUS, SEQPAR_RING, 0}, {"zigzag ring", SEQPAR_ZIGZAG, SEQPAR_RING, 0}, {"zigzag llama3", SEQPAR_ZIGZAG, SEQPAR_LLAMA3, 0},
+        {"zigzag Ulysses", SEQPAR_ZIGZAG, SEQPAR_ULYSSES, 0}, {"zigzag 2D, U = 2", SEQPAR_ZIGZAG, SEQPAR_RING, 2}};
+    static const int64_t cu[] = {0, 65536};
+    const double h = 32, g = 8, d = 128, p = 8, n = 65536 / p, mib = 4.0 / (1 << 20), kv = 2 * n * g * d;
+    seqpar_row row = {.tokens = 65536, .padded = 65536, .chunks = 32, .docs = 1, .cu_seqlens = cu};
+    size_t i;
+    printf("| mode | forward | field | backward | field | transfers hidden | busiest rank / mean |\n|---|---:|---:|---:|---:|---:|---:|\n");
+    for (i = 0; i < sizeof modes / sizeof *modes; i++) {
+        seqpar_attn_desc desc = {.heads = (int64_t)h, .kv_heads = (int64_t)g, .head_dim = (int64_t)d, .layout = modes[i].layout, .schedule = modes[i].schedule, .ulysses_size = modes[i].ulysses};
+        double ring = modes[i].ulysses ? p / (double)modes[i].ulysses : p, all = n * (2 * h + 2 * g) * d, forward, backward;
+        seqpar_plan_cost c = cost_of(&row, &desc, 8, 3);
+        forward = (ring - 1) * kv;
+        backward = (ring - 1) * kv + (modes[i].schedule == SEQPAR_RING ? ring : ring - 1) * kv;
+        if (modes[i].schedule == SEQPAR_ULYSSES) forward = backward = (p - 1) / p * all;
+        if (modes[i].ulysses) { forward += 0.5 * all; backward += 0.5 * all; }
+        printf("| %s | %.0f | %.0f | %.0f | %.0f | %.0f %% | %.3f |\n", modes[i].name, (double)c.forward_bytes / (1 << 20), forward * mib, (double)c.backward_bytes / (1 << 20), backward * mib,
+               100 * c.backward_overlap, imbalance(&row, &desc, 8));
+        seqpar_plan_cost_free(&c);
+    }
+}
+
 int main(int argc, char **argv) {
     int i;
+    if (argc > 1 && !strcmp(argv[1], "--table")) { test_begin(1, argv); print_table(); return 0; }
     test_begin(argc, argv);
     test_state += test_seed;
     for (i = 0; i < SHAPES; i++) test_sound(&shapes[i]);
