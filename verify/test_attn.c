@@ -500,6 +500,31 @@ static void test_own_kernel_refused(void) {
     test_end("attn_own_kernel_refused");
 }
 
+/* What cannot work is refused on every rank before anything is sent. */
+static void test_refused(void) {
+    static const struct { features f; int64_t heads, kv_heads, ulysses, prefix; seqpar_status status; const char *words; } cases[] = {
+        {{.window = -1}, 2, 1, 0, 0, SEQPAR_ERR_MASK, "window is -1"}, {{.softcap = -2}, 2, 1, 0, 0, SEQPAR_ERR_MASK, "softcap is -2"}, {{.softcap = NAN}, 2, 1, 0, 0, SEQPAR_ERR_MASK, "softcap is nan"},
+        {{.dropout = 1}, 2, 1, 0, 0, SEQPAR_ERR_MASK, "dropout is 1"}, {{.dropout = NAN}, 2, 1, 0, 0, SEQPAR_ERR_MASK, "dropout is nan"}, {{.scale = HUGE_VAL}, 2, 1, 0, 0, SEQPAR_ERR_MASK, "scale is inf"},
+        {{.prefix = 1}, 2, 1, 0, 99, SEQPAR_ERR_MASK, "prefix of 99"}, {{.prefix = 1}, 2, 1, 0, -1, SEQPAR_ERR_MASK, "prefix of -1"},
+        {{.name = ""}, 3, 2, 0, 0, SEQPAR_ERR_HEADS, "3 heads over 2 kv_heads"}, {{.name = ""}, 4, 2, 3, 0, SEQPAR_ERR_ULYSSES, "ulysses_size 3"}, {{.name = ""}, 4, 1, 2, 0, SEQPAR_ERR_ULYSSES, "more than the 1 kv_heads"}};
+    static const int64_t lengths[] = {24}, chunks[] = {6};
+    size_t i;
+    for (i = 0; i < sizeof cases / sizeof *cases; i++) {
+        problem *p = problem_new(1, lengths, chunks, 4, 2, 4);
+        setup s = {.p = p, .ranks = 4, .threads = 1, .layout = SEQPAR_ZIGZAG, .ulysses = cases[i].ulysses, .f = cases[i].f};
+        seqpar_error error;
+        p->heads = cases[i].heads; p->kv_heads = cases[i].kv_heads;
+        p->prefix[0][0] = cases[i].prefix;
+        p->rows[0].prefix_lens = s.f.prefix ? p->prefix[0] : NULL;
+        setup_results(&s);
+        s.status = seqpar_run_threads(s.ranks, rank_main, &s, &error);
+        test_expect(s.status == cases[i].status && strstr(error.text, cases[i].words), "%s: %s", seqpar_status_name(s.status), error.text);
+        setup_free(&s);
+        problem_free(p);
+    }
+    test_end("attn_refused");
+}
+
 /* ---- every combination has the bits of one rank ---- */
 
 enum { MODES = 5, ARRIVALS = 3 };
@@ -617,6 +642,7 @@ int main(int argc, char **argv) {
     test_own_kernel(SEQPAR_F32, 3e-6);
     test_own_kernel(SEQPAR_BF16, 2e-2);
     test_own_kernel_refused();
+    test_refused();
     test_product();
     test_arrival(SEQPAR_RING, 0);
     test_arrival(SEQPAR_LLAMA3, 0);

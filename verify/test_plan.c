@@ -161,6 +161,25 @@ static void test_mutations(void) {
     }
 }
 
+static void test_refused(void) {
+    static const struct { seqpar_plan_desc d; seqpar_status status; const char *words; } cases[] = {
+        {{.sp_size = 0, .kv_heads = 2}, SEQPAR_ERR_RANKS, "is 0"}, {{.sp_size = 4, .sp_rank = 4, .kv_heads = 2}, SEQPAR_ERR_RANK, "rank 4"}, {{.sp_size = 4, .sp_rank = -1, .kv_heads = 2}, SEQPAR_ERR_RANK, "rank -1"},
+        {{.schedule = SEQPAR_LLAMA3, .sp_size = 4}, SEQPAR_ERR_HEADS, "kv_heads is 0"}, {{.schedule = SEQPAR_LLAMA3, .sp_size = 4, .kv_heads = 4, .heads_k_stride = 3}, SEQPAR_ERR_HEAD_STRIDE, "3 does not divide kv_heads 4"},
+        {{.schedule = SEQPAR_LLAMA3, .sp_size = 4, .kv_heads = 4, .heads_k_stride = -1}, SEQPAR_ERR_HEAD_STRIDE, "-1"}, {{.schedule = 7, .sp_size = 4, .kv_heads = 4}, SEQPAR_ERR_SCHEDULE, "schedule 7"},
+        {{.sp_size = 4, .kv_heads = 4, .ulysses_size = 3}, SEQPAR_ERR_ULYSSES, "3 does not divide sequence_parallel_size 4"}, {{.sp_size = 4, .kv_heads = 4, .ulysses_size = -2}, SEQPAR_ERR_ULYSSES, "-2"},
+        {{.sp_size = 4, .kv_heads = 2, .ulysses_size = 4}, SEQPAR_ERR_ULYSSES, "more than the 2 kv_heads; use at most 2"}, {{.sp_size = 8, .kv_heads = 3, .ulysses_size = 4, .ulysses_replicate = 1}, SEQPAR_ERR_ULYSSES, "no multiple of the 3"},
+        {{.schedule = SEQPAR_LLAMA3, .sp_size = 4, .kv_heads = 5, .ulysses_size = 2, .heads_k_stride = 2}, SEQPAR_ERR_HEAD_STRIDE, "Ulysses"}};
+    size_t i;
+    for (i = 0; i < sizeof cases / sizeof *cases; i++) {
+        seqpar_plan plan;
+        seqpar_error error = {0};
+        seqpar_status status = seqpar_plan_make(&error, &plan, &cases[i].d);
+        test_expect(status == cases[i].status && strstr(error.text, cases[i].words), "case %d gives %s: %s", (int)i, seqpar_status_name(status), error.text);
+        seqpar_plan_free(&plan);
+    }
+    test_end("plan_refused");
+}
+
 /* A mask forgives what nobody sees: with documents that end at a rank's end no block between ranks is needed. */
 static void test_mask(void) {
     static const int64_t apart[] = {0, 8, 16, 24}, joined[] = {0, 24};
@@ -292,9 +311,10 @@ int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_state += test_seed;
     for (i = 0; i < SHAPES; i++) test_sound(&shapes[i]);
-    test_sound(&(shape){SEQPAR_RING, 128, 1, 1, 0, 0});
-    test_sound(&(shape){SEQPAR_LLAMA3, 64, 2, 1, 2, 0});
+    test_sound(&(shape){SEQPAR_RING, 1024, 1, 1, 0, 0});
+    test_sound(&(shape){SEQPAR_LLAMA3, 1024, 2, 1, 2, 0});
     test_mutations();
+    test_refused();
     test_mask();
     test_balance();
     test_formulas();
