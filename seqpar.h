@@ -27,9 +27,12 @@
 
    DOES
        - pack documents into rows (cu_seqlens, position ids, targets shifted once, before any split)
-       - split rows contiguous, zigzag or striped; any length, any number of ranks, empty ranks included
-       - attention as a ring or with llama3-style KV all-gather: causal or full, packed documents, GQA,
-         forward and backward
+       - split rows contiguous, zigzag, striped or zigzag by document; any length, any number of ranks,
+         empty ranks included
+       - attention as a ring, llama3-style KV all-gather, Ulysses all-to-all or 2D: packed documents, causal,
+         full, sliding window, prefix-LM, softcap, learnt sinks, dropout, GQA; forward and backward
+       - check a schedule on paper and count its FLOPs and bytes without running it
+       - take your own block kernel, in your storage type, and your own transport
        - chunked head: log-probs, entropy, label smoothing, z-loss; logits are never whole
        - AdamW and SGD over sharded owners (ZeRO 0, 1, 2), global norm clip, learning-rate schedules
        - name every refused input with the values and the fix; end all ranks when one fails; report a
@@ -39,7 +42,8 @@
        - move bytes between machines (bring a transport: seqpar_comm_table), run on a GPU (bring a device:
          seqpar_device), do tensor, pipeline or expert parallelism, serve models
        - promise equal bits across instruction sets or compilers, or between different packings; per binary
-         and set of rows only. Stripe, which deals single tokens, keeps an error bound instead.
+         and set of rows only. Stripe and zigzag-doc, which cut through chunks, replicated kv heads and your own
+         kernel keep an error bound instead.
        - survive -ffast-math (an #error) or clang's -ffp-contract=fast, which overrules the pragma in this
          header and cannot be detected: do not use it.
 
@@ -58,6 +62,7 @@
        leaf, node   places in the binary tree in which every sum over tokens is taken
        dp, sp       data-parallel and sequence-parallel; world = dp x sp, sp ranks are neighbours
        lse          log-sum-exp of a query's scores
+       2D           sp ranks as positions x members: members exchange tokens for heads, positions form a ring
 
    WHY THE BITS ARE EQUAL
        Rounding depends on the order of additions. Here the order belongs to absolute token positions: every
