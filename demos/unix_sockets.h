@@ -40,6 +40,11 @@ static void move(wire *w, int sending) { /* as much as goes without waiting */
     }
     if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) close(w->fd), w->fd = -1; /* there is nobody at the other end */
 }
+static void write_to(int64_t peer, head h, const void *data) {
+    put(&here.out[peer], &h, HEAD);
+    put(&here.out[peer], data, h.bytes);
+    move(&here.out[peer], 1); /* what fits travels while we compute */
+}
 static char *arrived(wire *w, uint64_t comm, int64_t number, head *h) { /* that message (bad news: any) if all of it has come */
     int64_t at;
     for (at = w->begin; at + HEAD <= w->end; at += HEAD + h->bytes) {
@@ -48,28 +53,31 @@ static char *arrived(wire *w, uint64_t comm, int64_t number, head *h) { /* that 
     }
     return NULL;
 }
+/* Whoever hears bad news passes it on: what others see of us after that, such as our end, they understand. Only the first is heard. */
+static void spread(const seqpar_error *news) {
+    if (here.news.status) return;
+    here.news = *news;
+    for (int64_t r = 0; r <= here.size; r++) if (r != here.rank) write_to(r, (head){BAD_NEWS, 0, sizeof here.news}, &here.news);
+}
 static int unsent(int64_t r) { return here.out[r].begin < here.out[r].end; }
+static void hear(int64_t r) {
+    seqpar_error news;
+    head h;
+    char *from;
+    move(&here.in[r], 0);
+    if ((from = arrived(&here.in[r], BAD_NEWS, 0, &h))) memcpy(&news, from + HEAD, sizeof news), spread(&news);
+}
 static void progress(void) { /* sleeps until something can move, and moves it */
     struct pollfd p[2 * MOST + 2];
     int64_t r, n = here.size + 1;
-    char *news;
-    head h;
     for (r = 0; r < n; r++) p[r] = (struct pollfd){here.in[r].fd, POLLIN, 0}, p[n + r] = (struct pollfd){unsent(r) ? here.out[r].fd : -1, POLLOUT, 0};
     if (poll(p, (nfds_t)(2 * n), -1) < 0) return; /* a signal: the caller comes again */
-    for (r = 0; r < n; r++) {
-        if (p[r].revents) move(&here.in[r], 0);
-        if (p[n + r].revents) move(&here.out[r], 1);
-        if (p[r].revents && !here.news.status && (news = arrived(&here.in[r], BAD_NEWS, 0, &h))) memcpy(&here.news, news + HEAD, sizeof here.news);
-    }
+    for (r = 0; r < n; r++) if (p[r].revents) hear(r);
+    for (r = 0; r < n; r++) if (p[n + r].revents) move(&here.out[r], 1);
 }
 
 /* ---- the five functions ---- */
 
-static void write_to(int64_t peer, head h, const void *data) {
-    put(&here.out[peer], &h, HEAD);
-    put(&here.out[peer], data, h.bytes);
-    move(&here.out[peer], 1); /* what fits travels while we compute */
-}
 static seqpar_status own_begin(seqpar_comm *comm, const seqpar_group *g, void *queue, seqpar_request *request) {
     member *m = comm->state;
     parcel *p = request->state = malloc(sizeof *p + (size_t)g->recv_count * sizeof *p->recvs);
@@ -83,6 +91,7 @@ static seqpar_status own_begin(seqpar_comm *comm, const seqpar_group *g, void *q
 }
 
 static seqpar_status stuck(seqpar_comm *comm, const parcel *p, const wire *w, int64_t peer) { /* a reason not to wait any longer? */
+    if (w->fd < 0) hear(peer); /* who cannot write to it any more may not have read its last words */
     if (here.news.status) return seqpar_fail(comm->error, SEQPAR_ERR_PEER, "rank %lld failed: %s", (long long)here.news.rank, here.news.text);
     if (here.in[here.size].fd < 0) return seqpar_fail(comm->error, SEQPAR_ERR_PEER, "the process that started rank %lld has ended", (long long)here.rank);
     if (w->fd >= 0) return SEQPAR_OK;
@@ -103,11 +112,10 @@ static seqpar_status receive(seqpar_comm *comm, const parcel *p, const awaited *
     memmove(from, from + HEAD + h.bytes, (size_t)(w->data + w->end - from - HEAD - h.bytes));
     return w->end -= HEAD + h.bytes, SEQPAR_OK;
 }
-static void tell_all(seqpar_status status, const char *text) { /* unless they have told us; copies, so it cannot block */
-    if (here.news.status) return;
-    here.news.status = status, here.news.rank = here.rank;
-    snprintf(here.news.text, sizeof here.news.text, "%s", text);
-    for (int64_t r = 0; r <= here.size; r++) if (r != here.rank) write_to(r, (head){BAD_NEWS, 0, sizeof here.news}, &here.news);
+static void tell_all(seqpar_status status, const char *text) { /* copies, so it cannot block */
+    seqpar_error news = {status, here.rank, ""};
+    snprintf(news.text, sizeof news.text, "%s", text);
+    spread(&news);
 }
 static seqpar_status own_wait(seqpar_comm *comm, seqpar_request *request, void *queue) {
     parcel *p = request->state;
