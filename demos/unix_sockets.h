@@ -194,9 +194,13 @@ static seqpar_status run_processes(int64_t ranks, seqpar_rank_fn fn, void *user,
     pid_t pid[MOST];
     int64_t r, q;
     int code, open;
+    seqpar_error ignored;
+    if (!error) error = &ignored;
     memset(error, 0, sizeof *error);
     if (ranks <= 0 || ranks > MOST) return seqpar_fail(error, SEQPAR_ERR_RANKS, "%lld ranks cannot run; give 1 to %d", (long long)ranks, MOST);
-    for (r = 0; r <= ranks; r++) for (q = 0; q <= ranks; q++) if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fd[r][q])) return perror("socketpair"), SEQPAR_ERR_THREAD;
+    for (r = 0; r <= ranks; r++)
+        for (q = 0; q <= ranks; q++)
+            if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fd[r][q])) return seqpar_fail(error, SEQPAR_ERR_THREAD, "no more sockets: %s; use fewer ranks", strerror(errno));
     fflush(NULL); /* or what is buffered would be printed by every process */
     for (r = 0; r < ranks; r++) if (!(pid[r] = fork())) { sit_down(r, ranks, fd); exit(child(fn, user)); }
     sit_down(ranks, ranks, fd);

@@ -18,6 +18,9 @@ typedef struct transport_maker {
     int processes;    /* a rank can be killed alone */
 } transport_maker;
 
+#ifndef TRANSPORT_SECONDS
+#define TRANSPORT_SECONDS 120 /* for the longest single run of ranks */
+#endif
 #define RANKS 8
 #define TRY(call) do { seqpar_status try_ = (call); if (try_) return try_; } while (0)
 #define COUNT(list) ((int64_t)(sizeof(list) / sizeof *(list)))
@@ -57,7 +60,7 @@ typedef struct watched { seqpar_rank_fn fn; void *user; } watched;
 static seqpar_status rank_watched(seqpar_comm *world, void *user) {
     const watched *w = user;
     seqpar_status status;
-    alarm(120); /* in a process of its own nobody else would end it */
+    alarm(TRANSPORT_SECONDS); /* in a process of its own nobody else would end it */
     status = w->fn(world, w->user);
     ledger_write("+");
     return status;
@@ -68,7 +71,7 @@ static seqpar_status transport_run(const transport_maker *maker, int64_t ranks, 
     int64_t ended;
     ledger_open();
     memset(error, 0, sizeof *error);
-    alarm(120); /* the last resort against a hang */
+    alarm(TRANSPORT_SECONDS); /* the last resort against a hang */
     status = maker->run(ranks, rank_watched, &w, error);
     ended = ledger_read();
     test_expect(ended == ranks || status, "%lld of %lld ranks came to their end", (long long)ended, (long long)ranks);
