@@ -525,6 +525,55 @@ static void test_refused(void) {
     test_end("attn_refused");
 }
 
+/* T07: a document of every length from 0 to 2P+1 between two others. */
+static void test_document_lengths(int64_t ranks) {
+    int64_t n, chunks;
+    for (n = 0; n <= 2 * ranks + 1; n++) {
+        int64_t length = 3 + n + 5;
+        problem *p;
+        int layout;
+        chunks = n % 2 ? length : 4;
+        p = problem_new(1, &length, &chunks, 4, 2, 4);
+        p->rows[0].docs = 3;
+        p->cu[0][1] = 3; p->cu[0][2] = 3 + n; p->cu[0][3] = length;
+        for (layout = 0; layout < SEQPAR__LAYOUTS; layout++) {
+            setup s = {.p = p, .reference = 1, .ranks = ranks, .threads = 1, .layout = layout, .schedule = (int)(n % SEQPAR__SCHEDULES)};
+            setup_run(&s);
+            expect_truth(&s, 1e-13, "against slow.h");
+            setup_free(&s);
+        }
+        problem_free(p);
+    }
+    test_end("attn_document_lengths_0_to_%lld P=%lld", (long long)(2 * ranks + 1), (long long)ranks);
+}
+
+/* T10: whatever numbers are in one document, not a bit of another changes, forward or backward. (A NaN is no number: within
+   a tile 0 times NaN is NaN, and a NaN ends the run anyway.) */
+static void test_isolation(int layout) {
+    static const int64_t lengths[] = {59}, chunks[] = {16};
+    int64_t schedule, i, heads = 4, d = 6;
+    for (schedule = 0; schedule < SEQPAR__SCHEDULES + 1; schedule++) {
+        problem *p = problem_new(1, lengths, chunks, heads, 4, d);
+        setup before = {.p = p, .ranks = 4, .threads = 1, .layout = layout, .schedule = (int)(schedule % SEQPAR__SCHEDULES), .ulysses = schedule == SEQPAR__SCHEDULES ? 2 : 0}, after = before;
+        int64_t begin = 17, end = 40, wide = heads * d;
+        p->rows[0].docs = 3;
+        p->cu[0][1] = begin; p->cu[0][2] = end; p->cu[0][3] = 59;
+        setup_run(&before);
+        for (i = begin * wide; i < end * wide; i++) p->q[i] = p->k[i] = p->v[i] = p->dout[i] = (double)(float)(1e3 * test_normal());
+        setup_run(&after);
+        for (i = 0; i < 2; i++) { /* the document before and the one behind */
+            int64_t from = i ? end : 0, n = i ? 59 - end : begin;
+            test_expect(same(before.out + from * wide, after.out + from * wide, n * wide) && same(before.dq + from * wide, after.dq + from * wide, n * wide) &&
+                        same(before.dk + from * wide, after.dk + from * wide, n * wide) && same(before.dv + from * wide, after.dv + from * wide, n * wide), "document %d changes with its neighbour", i ? 2 : 0);
+        }
+        test_expect(!same(before.out + begin * wide, after.out + begin * wide, (end - begin) * wide), "nothing was changed");
+        setup_free(&before);
+        setup_free(&after);
+        problem_free(p);
+    }
+    test_end("attn_isolation_%s", seqpar_layout_name(layout));
+}
+
 /* ---- every combination has the bits of one rank ---- */
 
 enum { MODES = 5, ARRIVALS = 3 };
@@ -638,6 +687,9 @@ int main(int argc, char **argv) {
     for (int i = 0; i < SEQPAR__LAYOUTS * SEQPAR__SCHEDULES; i++) test_probe(i / SEQPAR__SCHEDULES, i % SEQPAR__SCHEDULES);
     test_grids(1);
     test_grids(0);
+    test_document_lengths(3);
+    test_document_lengths(4);
+    for (int i = 0; i < SEQPAR__LAYOUTS; i++) test_isolation(i);
     test_own_kernel(SEQPAR_F64, 1e-13);
     test_own_kernel(SEQPAR_F32, 3e-6);
     test_own_kernel(SEQPAR_BF16, 2e-2);
