@@ -3372,11 +3372,12 @@ SEQPAR__TEMPLATE void seqpar__tile(const int count, int64_t depth, const float *
     }
 }
 
-/* The same for any number of rows: as many as possible in tiles of MR, what is left by 4 and by 1. */
+/* The same for any number of rows: as many as possible in tiles of MR, what is left by 8, 4 and 1. */
 SEQPAR__TEMPLATE void seqpar__tiles(int64_t rows, int64_t depth, const float *a, int64_t row, int64_t step, const float *b, int64_t ldb,
                                     float *c, int64_t ldc, const float *keep) {
     int64_t i = 0;
     for (; i + SEQPAR__MR <= rows; i += SEQPAR__MR) seqpar__tile(SEQPAR__MR, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, keep ? keep + i : NULL);
+    if (SEQPAR__MR > 8 && i + 8 <= rows) { seqpar__tile(8, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, keep ? keep + i : NULL); i += 8; }
     for (; i + 4 <= rows; i += 4) seqpar__tile(4, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, keep ? keep + i : NULL);
     for (; i < rows; i++) seqpar__tile(1, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, keep ? keep + i : NULL);
 }
