@@ -3841,7 +3841,7 @@ static double seqpar__score_factor(const seqpar_attn_args *a) { return a->softca
 /* Rows close to one another are read where they lie; others would collide in the cache. */
 static seqpar__operand seqpar__row_operand(float *packed, const float *from, int64_t stride, int64_t count, int64_t d) {
     seqpar__operand o;
-    if (stride == d && stride <= 64 && d % SEQPAR__NR == 0) { o.at = from; o.row = d; o.panel = SEQPAR__NR; return o; }
+    if (stride == d && stride <= 128 && d % SEQPAR__NR == 0) { o.at = from; o.row = d; o.panel = SEQPAR__NR; return o; }
     seqpar__pack(packed, from, stride, 1, count, d, 1.0f);
     o.at = packed; o.row = SEQPAR__NR; o.panel = count * SEQPAR__NR;
     return o;
