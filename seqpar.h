@@ -3338,8 +3338,10 @@ static seqpar__v seqpar__exponent(seqpar__v t) { uint32_t bits; memcpy(&bits, &t
 #endif
 #if defined(__GNUC__)
 #define SEQPAR__TEMPLATE static inline __attribute__((always_inline)) /* its constant arguments are built in */
+#define SEQPAR__PREFETCH(p) (__builtin_prefetch(p, 1), __builtin_prefetch((p) + SEQPAR__NR - 1, 1))
 #else
 #define SEQPAR__TEMPLATE static inline
+#define SEQPAR__PREFETCH(p) ((void)(p))
 #endif
 
 /* c (count, NR) = a (count, depth) . b (depth, NR), or with `keep` c[i] = c[i] keep[i] + ..: one fma chain per element,
@@ -3462,6 +3464,7 @@ static void seqpar__product_packed(float *c, int64_t ldc, const float *a, const 
         for (i = 0; i < rows; i += SEQPAR__MR) {
             int64_t m = SEQPAR__MIN(rows - i, SEQPAR__MR), n = SEQPAR__MIN(columns - j, SEQPAR__NR);
             float *to = c + i * ldc + j;
+            for (x = m; x < SEQPAR__MIN(rows - i, 2 * SEQPAR__MR); x++) SEQPAR__PREFETCH(to + x * ldc); /* of the next tile */
             if (n == SEQPAR__NR) { seqpar__tiles_columns(m, depth, a + i * depth, SEQPAR__MR, b + j * depth, SEQPAR__NR, to, ldc, keep); continue; }
             for (x = 0; keep && x < m; x++) memcpy(edge + x * SEQPAR__NR, to + x * ldc, (size_t)n * sizeof *c);
             for (x = 0; keep && x < m; x++) memset(edge + x * SEQPAR__NR + n, 0, (size_t)(SEQPAR__NR - n) * sizeof *c);
