@@ -3262,6 +3262,7 @@ typedef __m512 seqpar__v;
 #define SEQPAR__SPLAT(x) _mm512_set1_ps(x)
 #define SEQPAR__VFMA(a, b, c) _mm512_fmadd_ps(a, b, c)
 #define SEQPAR__VMAX(a, b) _mm512_max_ps(a, b)
+#define SEQPAR__VSQRT(a) _mm512_sqrt_ps(a)
 #define SEQPAR__VLESS(a, b, x, y) _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x)
 #define SEQPAR__VEXPONENT(t) _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(t), 23))
 #define SEQPAR__LANE4(v, p, n) _mm512_insertf32x4(v, _mm_loadu_ps(p), n)
@@ -3279,6 +3280,7 @@ typedef __m256 seqpar__v;
 #define SEQPAR__SPLAT(x) _mm256_set1_ps(x)
 #define SEQPAR__VFMA(a, b, c) _mm256_fmadd_ps(a, b, c)
 #define SEQPAR__VMAX(a, b) _mm256_max_ps(a, b)
+#define SEQPAR__VSQRT(a) _mm256_sqrt_ps(a)
 #define SEQPAR__VLESS(a, b, x, y) _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_LT_OQ))
 #define SEQPAR__VEXPONENT(t) _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(t), 23))
 #define SEQPAR__LOAD4(p, row) _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps((p) + 4 * (row)), 1)
@@ -3295,6 +3297,7 @@ typedef float32x4_t seqpar__v;
 #define SEQPAR__SPLAT(x) vdupq_n_f32(x)
 #define SEQPAR__VFMA(a, b, c) vfmaq_f32(c, a, b)
 #define SEQPAR__VMAX(a, b) vbslq_f32(vcgtq_f32(a, b), a, b)
+#define SEQPAR__VSQRT(a) vsqrtq_f32(a)
 #define SEQPAR__VLESS(a, b, x, y) vbslq_f32(vcltq_f32(a, b), x, y)
 #define SEQPAR__VEXPONENT(t) vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(t), 23))
 #elif defined(__GNUC__)
@@ -3304,6 +3307,7 @@ typedef uint32_t seqpar__vbits __attribute__((vector_size(16)));
 #define SEQPAR__MR 4
 static seqpar__v seqpar__load(const float *p) { seqpar__v v; memcpy(&v, p, 16); return v; }
 static seqpar__v seqpar__splat(float x) { seqpar__v v = {x, x, x, x}; return v; }
+static seqpar__v seqpar__sqrt(seqpar__v v) { int i; for (i = 0; i < 4; i++) v[i] = sqrtf(v[i]); return v; }
 static seqpar__v seqpar__less(seqpar__v a, seqpar__v b, seqpar__v x, seqpar__v y) {
     seqpar__vbits mask = (seqpar__vbits)(a < b);
     return (seqpar__v)(((seqpar__vbits)x & mask) | ((seqpar__vbits)y & ~mask));
@@ -3313,6 +3317,7 @@ static seqpar__v seqpar__less(seqpar__v a, seqpar__v b, seqpar__v x, seqpar__v y
 #define SEQPAR__SPLAT(x) seqpar__splat(x)
 #define SEQPAR__VFMA(a, b, c) ((a) * (b) + (c))
 #define SEQPAR__VMAX(a, b) seqpar__less(b, a, a, b)
+#define SEQPAR__VSQRT(a) seqpar__sqrt(a)
 #define SEQPAR__VLESS(a, b, x, y) seqpar__less(a, b, x, y)
 #define SEQPAR__VEXPONENT(t) ((seqpar__v)((seqpar__vbits)(t) << 23))
 #else
@@ -3325,6 +3330,7 @@ static seqpar__v seqpar__exponent(seqpar__v t) { uint32_t bits; memcpy(&bits, &t
 #define SEQPAR__SPLAT(x) (x)
 #define SEQPAR__VFMA(a, b, c) SEQPAR__FMAF(a, b, c)
 #define SEQPAR__VMAX(a, b) ((a) > (b) ? (a) : (b))
+#define SEQPAR__VSQRT(a) sqrtf(a)
 #define SEQPAR__VLESS(a, b, x, y) ((a) < (b) ? (x) : (y))
 #define SEQPAR__VEXPONENT(t) seqpar__exponent(t)
 #endif
@@ -3593,38 +3599,59 @@ static seqpar_status seqpar__rows_run(seqpar_device *device, int64_t rows, const
     return seqpar__parallel(device, (rows + 31) / 32, 0, seqpar__rows_job, &w);
 }
 
-/* Sums within a row: 16 lanes by index, folded as a fixed tree; written so that compilers vectorise them. */
+/* Sums within a row: 16 lanes by index, folded as a fixed tree. Rows are done in blocks where terms are made first. */
+#define SEQPAR__BLOCK 256
 static float seqpar__lanes(float *lane) {
     int w, j;
     for (w = 8; w; w /= 2) for (j = 0; j < w; j++) lane[j] += lane[j + w];
     return lane[0];
 }
+/* lane[i % 16] += a[i] b[i] for i in 0 .. n-1, by vectors in registers, which compilers do not find by themselves */
+static void seqpar__dot_lanes(float *lane, const float *a, const float *b, int64_t n) {
+    seqpar__v sum[16 / SEQPAR__VL];
+    int64_t i, j;
+    for (j = 0; j < 16; j += SEQPAR__VL) sum[j / SEQPAR__VL] = SEQPAR__LOAD(lane + j);
+    for (i = 0; i + 16 <= n; i += 16) {
+        SEQPAR__UNROLL
+        for (j = 0; j < 16; j += SEQPAR__VL) sum[j / SEQPAR__VL] = SEQPAR__VFMA(SEQPAR__LOAD(a + i + j), SEQPAR__LOAD(b + i + j), sum[j / SEQPAR__VL]);
+    }
+    for (j = 0; j < 16; j += SEQPAR__VL) SEQPAR__STORE(lane + j, sum[j / SEQPAR__VL]);
+    for (j = 0; i + j < n; j++) lane[j] = SEQPAR__FMAF(a[i + j], b[i + j], lane[j]);
+}
+static void seqpar__total_lanes(float *lane, const float *a, int64_t n) { /* lane[i % 16] += a[i] */
+    seqpar__v sum[16 / SEQPAR__VL];
+    int64_t i, j;
+    for (j = 0; j < 16; j += SEQPAR__VL) sum[j / SEQPAR__VL] = SEQPAR__LOAD(lane + j);
+    for (i = 0; i + 16 <= n; i += 16) {
+        SEQPAR__UNROLL
+        for (j = 0; j < 16; j += SEQPAR__VL) sum[j / SEQPAR__VL] = sum[j / SEQPAR__VL] + SEQPAR__LOAD(a + i + j);
+    }
+    for (j = 0; j < 16; j += SEQPAR__VL) SEQPAR__STORE(lane + j, sum[j / SEQPAR__VL]);
+    for (j = 0; i + j < n; j++) lane[j] += a[i + j];
+}
 static float seqpar__dot(const float *a, const float *b, int64_t n) {
     float lane[16] = {0};
-    int64_t i, j;
-    for (i = 0; i + 16 <= n; i += 16) for (j = 0; j < 16; j++) lane[j] = SEQPAR__FMAF(a[i + j], b[i + j], lane[j]);
-    for (j = 0; i + j < n; j++) lane[j] = SEQPAR__FMAF(a[i + j], b[i + j], lane[j]);
+    seqpar__dot_lanes(lane, a, b, n);
     return seqpar__lanes(lane);
 }
 static float seqpar__total(const float *a, int64_t n) {
     float lane[16] = {0};
-    int64_t i, j;
-    for (i = 0; i + 16 <= n; i += 16) for (j = 0; j < 16; j++) lane[j] += a[i + j];
-    for (j = 0; i + j < n; j++) lane[j] += a[i + j];
+    seqpar__total_lanes(lane, a, n);
     return seqpar__lanes(lane);
 }
 static float seqpar__highest(const float *a, int64_t n) { /* order does not matter to a maximum */
-    float lane[16], top;
-    int64_t i, j;
-    if (n < 16) {
-        for (top = a[0], i = 1; i < n; i++) top = a[i] > top ? a[i] : top;
-        return top;
+    seqpar__v top[4];
+    float lane[4 * SEQPAR__VL], best = a[0];
+    int64_t i = 0, j;
+    for (j = 0; j < 4; j++) top[j] = SEQPAR__SPLAT(best);
+    for (; i + 4 * SEQPAR__VL <= n; i += 4 * SEQPAR__VL) {
+        SEQPAR__UNROLL
+        for (j = 0; j < 4; j++) top[j] = SEQPAR__VMAX(SEQPAR__LOAD(a + i + j * SEQPAR__VL), top[j]);
     }
-    for (j = 0; j < 16; j++) lane[j] = a[j];
-    for (i = 16; i + 16 <= n; i += 16) for (j = 0; j < 16; j++) lane[j] = a[i + j] > lane[j] ? a[i + j] : lane[j];
-    for (j = 0; i + j < n; j++) lane[j] = a[i + j] > lane[j] ? a[i + j] : lane[j];
-    for (top = lane[0], j = 1; j < 16; j++) top = lane[j] > top ? lane[j] : top;
-    return top;
+    for (j = 0; j < 4; j++) SEQPAR__STORE(lane + j * SEQPAR__VL, top[j]);
+    for (j = 0; j < 4 * SEQPAR__VL; j++) best = lane[j] > best ? lane[j] : best;
+    for (; i < n; i++) best = a[i] > best ? a[i] : best;
+    return best;
 }
 
 /* exp in fp32: 2^n exp(r), degree 7 in all; about 1 ulp; 0 below -87.3; exp(0) = 1. A NaN stays one. */
@@ -3694,10 +3721,13 @@ static seqpar_status seqpar__cpu_rmsnorm(seqpar_device *device, const seqpar_rms
 static void seqpar__cpu_rmsnorm_grad_row(const void *args, int64_t t) {
     const seqpar_rmsnorm_grad_args *a = (const seqpar_rmsnorm_grad_args *)args;
     const float *x = (const float *)a->x.data + t * a->x.stride, *dy = (const float *)a->dy.data + t * a->dy.stride, *g = (const float *)a->gain;
-    float *dx = (float *)a->dx.data + t * a->dx.stride, r = ((const float *)a->rstd)[t], lane[16] = {0}, c;
+    float *dx = (float *)a->dx.data + t * a->dx.stride, r = ((const float *)a->rstd)[t], lane[16] = {0}, part[SEQPAR__BLOCK], c;
     int64_t i, j;
-    for (i = 0; i + 16 <= a->width; i += 16) for (j = 0; j < 16; j++) lane[j] = SEQPAR__FMAF(g[i + j] * dy[i + j], x[i + j], lane[j]);
-    for (j = 0; i + j < a->width; j++) lane[j] = SEQPAR__FMAF(g[i + j] * dy[i + j], x[i + j], lane[j]);
+    for (i = 0; i < a->width; i += SEQPAR__BLOCK) {
+        int64_t n = SEQPAR__MIN(SEQPAR__BLOCK, a->width - i);
+        for (j = 0; j < n; j++) part[j] = g[i + j] * dy[i + j];
+        seqpar__dot_lanes(lane, part, x + i, n);
+    }
     c = r * r * r * seqpar__lanes(lane) / (float)a->width;
     for (i = 0; i < a->width; i++) dx[i] += SEQPAR__FMAF(-x[i], c, r * g[i] * dy[i]);
 }
@@ -3841,10 +3871,10 @@ static void seqpar__pack_columns(float *to, const float *from, int64_t stride, i
 /* What products of query and key are multiplied by; with a softcap, before its tanh. */
 static double seqpar__score_factor(const seqpar_attn_args *a) { return a->softcap > 0 ? a->scale / a->softcap : a->scale * (double)SEQPAR__LOG2E; }
 
-/* Rows close to one another are read where they lie; others would collide in the cache. */
+/* Rows are read where they lie, unless a panel would reach beyond their end. */
 static seqpar__operand seqpar__row_operand(float *packed, const float *from, int64_t stride, int64_t count, int64_t d) {
     seqpar__operand o;
-    if (stride == d && stride <= 128 && d % SEQPAR__NR == 0) { o.at = from; o.row = d; o.panel = SEQPAR__NR; return o; }
+    if (d % SEQPAR__NR == 0) { o.at = from; o.row = stride; o.panel = SEQPAR__NR; return o; }
     seqpar__pack(packed, from, stride, 1, count, d, 1.0f);
     o.at = packed; o.row = SEQPAR__NR; o.panel = count * SEQPAR__NR;
     return o;
@@ -3929,6 +3959,8 @@ SEQPAR__TEMPLATE seqpar__v seqpar__seen(seqpar__v x, seqpar__v key, seqpar__v lo
 SEQPAR__TEMPLATE void seqpar__softmax_panel(const int masked, const seqpar__attn_tile *t, int64_t c, float *m, float *l, float *factor) {
     const seqpar__v zero = SEQPAR__SPLAT(0.0f), least = SEQPAR__SPLAT((float)-HUGE_VAL);
     seqpar__v low[2], high[2], top[2], sum[2], part[2], x;
+    const int64_t first = t->key_low, last = t->key_high;
+    float *const scores = t->s + c;
     int64_t n, block;
     int i;
     for (i = 0; i < 2; i++) {
@@ -3937,20 +3969,20 @@ SEQPAR__TEMPLATE void seqpar__softmax_panel(const int masked, const seqpar__attn
         top[i] = SEQPAR__LOAD(m + c + i * SEQPAR__VL);
         sum[i] = zero;
     }
-    for (n = t->key_low; n < t->key_high; n++) {
+    for (n = first; n < last; n++) {
         SEQPAR__UNROLL
         for (i = 0; i < 2; i++) {
-            x = SEQPAR__LOAD(t->s + n * SEQPAR__QT + c + i * SEQPAR__VL);
+            x = SEQPAR__LOAD(scores + n * SEQPAR__QT + i * SEQPAR__VL);
             if (masked) x = seqpar__seen(x, SEQPAR__SPLAT((float)n), low[i], high[i], least);
             top[i] = SEQPAR__VMAX(x, top[i]);
         }
     }
-    for (block = t->key_low / 16 * 16; block < t->key_high; block += 16) {
+    for (block = first / 16 * 16; block < last; block += 16) {
         part[0] = part[1] = zero;
-        for (n = SEQPAR__MAX(block, t->key_low); n < SEQPAR__MIN(block + 16, t->key_high); n++) {
+        for (n = SEQPAR__MAX(block, first); n < SEQPAR__MIN(block + 16, last); n++) {
             SEQPAR__UNROLL
             for (i = 0; i < 2; i++) {
-                float *s = t->s + n * SEQPAR__QT + c + i * SEQPAR__VL;
+                float *s = scores + n * SEQPAR__QT + i * SEQPAR__VL;
                 x = seqpar__vexp2(SEQPAR__LOAD(s) - top[i]);
                 if (masked) x = seqpar__seen(x, SEQPAR__SPLAT((float)n), low[i], high[i], zero);
                 SEQPAR__STORE(s, x);
@@ -4082,17 +4114,19 @@ static void seqpar__tile_statistics(seqpar__attn_tile *t) {
 SEQPAR__TEMPLATE void seqpar__backward_panel(const int masked, const int rows_are_queries, const seqpar__attn_tile *t, int64_t c, int64_t first, int64_t last) {
     const float cap = (float)(1.0 / (t->args->softcap * (double)SEQPAR__LOG2E));
     const seqpar__v zero = SEQPAR__SPLAT(0.0f), unit = SEQPAR__SPLAT(-SEQPAR__LOG2E);
+    const int capped = t->args->softcap > 0;
+    float *const scores = t->s, *const gradients = t->p;
     float number[SEQPAR__QT];
     int64_t n, i;
     for (i = 0; i < SEQPAR__QT; i++) number[i] = (float)i;
     for (n = first; n < last; n++) {
         SEQPAR__UNROLL
         for (i = c; i < c + SEQPAR__NR; i += SEQPAR__VL) {
-            float *s = t->s + n * SEQPAR__QT + i, *dp = t->p + n * SEQPAR__QT + i;
+            float *s = scores + n * SEQPAR__QT + i, *dp = gradients + n * SEQPAR__QT + i;
             seqpar__v lse = rows_are_queries ? SEQPAR__SPLAT(t->lse[n]) : SEQPAR__LOAD(t->lse + i);
             seqpar__v delta = rows_are_queries ? SEQPAR__SPLAT(t->delta[n]) : SEQPAR__LOAD(t->delta + i);
             seqpar__v score = SEQPAR__LOAD(s), p = seqpar__vexp2(SEQPAR__VFMA(lse, unit, score)), ds = p * (SEQPAR__LOAD(dp) - delta);
-            if (t->args->softcap > 0 && !SEQPAR__FAULT(40)) { /* fault: softcap without its slope */
+            if (capped && !SEQPAR__FAULT(40)) { /* fault: softcap without its slope */
                 seqpar__v x = score * SEQPAR__SPLAT(cap);
                 ds = ds * (SEQPAR__SPLAT(1.0f) - x * x);
             }
@@ -4270,19 +4304,14 @@ static void seqpar__cpu_head_gradient(const seqpar_softmax_head_args *a, int64_t
 
 static void seqpar__cpu_head_row(const void *args, int64_t t) {
     const seqpar_softmax_head_args *a = (const seqpar_softmax_head_args *)args;
-    float *x = (float *)a->logits.data + t * a->logits.stride, top = seqpar__highest(x, a->vocab), sum[16] = {0}, moment[16] = {0};
+    float *x = (float *)a->logits.data + t * a->logits.stride, top = seqpar__highest(x, a->vocab), sum[16] = {0}, moment[16] = {0}, y[SEQPAR__BLOCK], p[SEQPAR__BLOCK];
     double lse, entropy;
     int64_t i, j;
-    for (i = 0; i + 16 <= a->vocab; i += 16)
-        for (j = 0; j < 16; j++) {
-            float y = x[i + j] - top, p = seqpar__expf(y);
-            sum[j] += p;
-            moment[j] = SEQPAR__FMAF(p, y, moment[j]);
-        }
-    for (j = 0; i + j < a->vocab; j++) {
-        float y = x[i + j] - top, p = seqpar__expf(y);
-        sum[j] += p;
-        moment[j] = SEQPAR__FMAF(p, y, moment[j]);
+    for (i = 0; i < a->vocab; i += SEQPAR__BLOCK) {
+        int64_t n = SEQPAR__MIN(SEQPAR__BLOCK, a->vocab - i);
+        for (j = 0; j < n; j++) { y[j] = x[i + j] - top; p[j] = seqpar__expf(y[j]); }
+        seqpar__total_lanes(sum, p, n);
+        seqpar__dot_lanes(moment, p, y, n);
     }
     seqpar__lanes(sum);
     seqpar__lanes(moment);
@@ -4321,13 +4350,18 @@ static void seqpar__cpu_adamw_job(void *user, int64_t job, char *scratch) {
     const seqpar_update_args *a = w->args;
     float *p = (float *)a->p, *m = (float *)a->m, *v = (float *)a->v, keep = (float)(1.0 - a->lr * a->decay), clip = (float)a->clip;
     float lerp = (float)(1.0 - a->beta1), b2 = (float)a->beta2, c2 = (float)(1.0 - a->beta2), eps = (float)a->eps;
-    int64_t i, end = SEQPAR__MIN(a->count, (job + 1) * 16384);
+    float root[SEQPAR__BLOCK] = {0};
+    int64_t i, j, n, end = SEQPAR__MIN(a->count, (job + 1) * 16384);
     (void)scratch;
-    for (i = job * 16384; i < end; i++) {
-        float g = ((const float *)a->g)[i] * clip;
-        m[i] = SEQPAR__FMAF(lerp, g - m[i], m[i]);
-        v[i] = SEQPAR__FMAF(c2 * g, g, b2 * v[i]);
-        p[i] = SEQPAR__FMAF(-w->step, m[i] / (sqrtf(v[i]) * w->rbc2 + eps), p[i] * keep);
+    for (i = job * 16384; i < end; i += SEQPAR__BLOCK) {
+        n = SEQPAR__MIN(SEQPAR__BLOCK, end - i);
+        for (j = 0; j < n; j++) {
+            float g = ((const float *)a->g)[i + j] * clip;
+            m[i + j] = SEQPAR__FMAF(lerp, g - m[i + j], m[i + j]);
+            root[j] = v[i + j] = SEQPAR__FMAF(c2 * g, g, b2 * v[i + j]);
+        }
+        for (j = 0; j < SEQPAR__BLOCK; j += SEQPAR__VL) SEQPAR__STORE(root + j, SEQPAR__VSQRT(SEQPAR__LOAD(root + j)));
+        for (j = 0; j < n; j++) p[i + j] = SEQPAR__FMAF(-w->step, m[i + j] / (root[j] * w->rbc2 + eps), p[i + j] * keep);
     }
 }
 static seqpar_status seqpar__cpu_adamw(seqpar_device *device, const seqpar_update_args *a, void *queue) {
