@@ -3462,26 +3462,33 @@ typedef struct seqpar__product {
 
 static const float seqpar__ones[32] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
-/* c (rows, columns) = or += a . b for packed panels of both; what a last panel of columns has too many goes into a buffer */
-static void seqpar__product_packed(float *c, int64_t ldc, const float *a, const float *b, int64_t rows, int64_t columns, int64_t depth, const float *keep) {
+static void seqpar__product_tile(int64_t rows, int64_t depth, const float *a, int64_t row, const float *b, float *c, int64_t ldc, const float *keep) {
+    if (row) seqpar__tiles_rows(rows, depth, a, row, b, SEQPAR__NR, c, ldc, keep);
+    else seqpar__tiles_columns(rows, depth, a, SEQPAR__MR, b, SEQPAR__NR, c, ldc, keep);
+}
+
+/* c (rows, columns) = or += a . b for packed panels of b and, with `row` 0, of a; else a has rows `row` apart. What a last
+   panel of columns has too many goes into a buffer. */
+static void seqpar__product_packed(float *c, int64_t ldc, const float *a, int64_t row, const float *b, int64_t rows, int64_t columns, int64_t depth, const float *keep) {
     float edge[SEQPAR__MR * SEQPAR__NR];
     int64_t i, j, x;
     for (j = 0; j < columns; j += SEQPAR__NR)
         for (i = 0; i < rows; i += SEQPAR__MR) {
             int64_t m = SEQPAR__MIN(rows - i, SEQPAR__MR), n = SEQPAR__MIN(columns - j, SEQPAR__NR);
+            const float *from = a + i * (row ? row : depth);
             float *to = c + i * ldc + j;
             for (x = m; x < SEQPAR__MIN(rows - i, 2 * SEQPAR__MR); x++) SEQPAR__PREFETCH(to + x * ldc); /* of the next tile */
-            if (n == SEQPAR__NR) { seqpar__tiles_columns(m, depth, a + i * depth, SEQPAR__MR, b + j * depth, SEQPAR__NR, to, ldc, keep); continue; }
+            if (n == SEQPAR__NR) { seqpar__product_tile(m, depth, from, row, b + j * depth, to, ldc, keep); continue; }
             for (x = 0; keep && x < m; x++) memcpy(edge + x * SEQPAR__NR, to + x * ldc, (size_t)n * sizeof *c);
             for (x = 0; keep && x < m; x++) memset(edge + x * SEQPAR__NR + n, 0, (size_t)(SEQPAR__NR - n) * sizeof *c);
-            seqpar__tiles_columns(m, depth, a + i * depth, SEQPAR__MR, b + j * depth, SEQPAR__NR, edge, SEQPAR__NR, keep);
+            seqpar__product_tile(m, depth, from, row, b + j * depth, edge, SEQPAR__NR, keep);
             for (x = 0; x < m; x++) memcpy(to + x * ldc, edge + x * SEQPAR__NR, (size_t)n * sizeof *c);
         }
 }
 
 static void seqpar__product_run(const seqpar__product *p, float *packed_a) {
     float *packed_b = packed_a + SEQPAR__KC * SEQPAR__MC + SEQPAR__VL;
-    int64_t i, j, k;
+    int64_t i, j, k, row = p->a_step == 1 && p->a_row % 1024 != 0 ? p->a_row : 0; /* rows 4 KiB apart share one place in the cache: packed */
     for (j = 0; p->depth == 0 && !p->accumulate && j < p->rows; j++) memset(p->c + j * p->ldc, 0, (size_t)p->columns * sizeof *p->c); /* an empty sum */
     for (j = 0; j < p->columns; j += SEQPAR__NC)
         for (k = 0; k < p->depth; k += SEQPAR__KC) {
@@ -3489,8 +3496,9 @@ static void seqpar__product_run(const seqpar__product *p, float *packed_a) {
             seqpar__pack(packed_b, p->b + k * p->b_row + j * p->b_column, p->b_row, p->b_column, d, n, 1.0f);
             for (i = 0; i < p->rows; i += SEQPAR__MC) {
                 int64_t m = SEQPAR__MIN(p->rows - i, SEQPAR__MC);
-                seqpar__pack_rows(packed_a, p->a + i * p->a_row + k * p->a_step, p->a_row, p->a_step, m, d);
-                seqpar__product_packed(p->c + i * p->ldc + j, p->ldc, packed_a, packed_b, m, n, d, p->accumulate || k > 0 ? seqpar__ones : NULL);
+                const float *a = p->a + i * p->a_row + k * p->a_step;
+                if (!row) seqpar__pack_rows(packed_a, a, p->a_row, p->a_step, m, d);
+                seqpar__product_packed(p->c + i * p->ldc + j, p->ldc, row ? a : packed_a, row, packed_b, m, n, d, p->accumulate || k > 0 ? seqpar__ones : NULL);
             }
         }
 }
