@@ -9,14 +9,15 @@ CPPFLAGS += -I. -Ibuild -Idemos -Iverify
 LDLIBS = -lcjson -lm -lpthread
 
 HEADERS = seqpar.h seqpar_llama.h seqpar_safetensors.h
-DEMOS = 01_ring 02_layouts train_sft make_arith compare_runs
-SUITES = slow numerics fold pack split comm device attn truth bits memory schedule safetensors demos_support headers sanitize faults train readme
+DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention train_sft make_arith compare_runs
+SUITES = slow numerics fold pack split comm transport device attn truth bits memory plan schedule safetensors demos_support headers sanitize faults train readme
 BENCHES = bench_cpu
 
-.PHONY: demo check demos bench readme setup clean help
+.PHONY: demo check check-all demos bench readme setup clean help
 help:
 	@echo "make demo    trains on 1 rank and on 4 and compares the bits (about a minute)"
 	@echo "make check   all tests; the last line is 'N passed, N failed'"
+	@echo "make check-all  the same with the full product of ways to compute attention"
 	@echo "make demos   builds the programs in demos/ into build/"
 	@echo "make bench   speed of the CPU device, checked and as ratios"
 	@echo "make readme  makes the generated parts of README.md anew"
@@ -29,12 +30,15 @@ check: setup
 	@$(MAKE) --no-print-directory -j2 $(DEMOS:%=build/%) $(filter-out build/test_headers build/test_sanitize build/test_faults build/test_train build/test_readme,$(SUITES:%=build/test_%))
 	@bash ci/run.sh $(SUITES)
 
+check-all: export TEST_ALL = 1
+check-all: check
+
 demos: $(DEMOS:%=build/%)
 
 bench: setup $(BENCHES:%=build/%)
 	@build/bench_cpu
 
-readme: build/02_layouts
+readme: build/02_layouts build/test_attn build/test_plan
 	@bash ci/sample.sh
 	@bash ci/readme.sh > build/README.new && mv build/README.new README.md
 
@@ -45,7 +49,7 @@ build/options.inc: demos/options.tsv demos/options.awk
 	@mkdir -p build
 	awk -f demos/options.awk demos/options.tsv > $@
 
-build/test_%: verify/test_%.c $(HEADERS) verify/test.h verify/slow.h verify/run_model.h $(wildcard demos/*.h) build/options.inc
+build/test_%: verify/test_%.c $(HEADERS) verify/test.h verify/slow.h verify/run_model.h verify/transport.h $(wildcard demos/*.h) build/options.inc
 	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
 
 build/%: demos/%.c $(HEADERS) $(wildcard demos/*.h) build/options.inc

@@ -23,13 +23,16 @@
        >>pack   documents to rows                        >>attn    the executor
        >>split  who holds which token                    >>loss    token log-probs through the head
        >>comm   how bytes move: self, threads, inject    >>optim   gradients to owners, clip, update
-       >>ctx    one rank
+       >>ctx    one rank                                 >>check  plans played on paper
 
    DOES
        - pack documents into rows (cu_seqlens, position ids, targets shifted once, before any split)
-       - split rows contiguous, zigzag or striped; any length, any number of ranks, empty ranks included
-       - attention as a ring or with llama3-style KV all-gather: causal or full, packed documents, GQA,
-         forward and backward
+       - split rows contiguous, zigzag, striped or zigzag by document; any length, any number of ranks,
+         empty ranks included
+       - attention as a ring, llama3-style KV all-gather, Ulysses all-to-all or 2D: packed documents, causal,
+         full, sliding window, prefix-LM, softcap, learnt sinks, dropout, GQA; forward and backward
+       - check a schedule on paper and count its FLOPs and bytes without running it
+       - take your own block kernel, in your storage type, and your own transport
        - chunked head: log-probs, entropy, label smoothing, z-loss; logits are never whole
        - AdamW and SGD over sharded owners (ZeRO 0, 1, 2), global norm clip, learning-rate schedules
        - name every refused input with the values and the fix; end all ranks when one fails; report a
@@ -39,7 +42,8 @@
        - move bytes between machines (bring a transport: seqpar_comm_table), run on a GPU (bring a device:
          seqpar_device), do tensor, pipeline or expert parallelism, serve models
        - promise equal bits across instruction sets or compilers, or between different packings; per binary
-         and set of rows only. Stripe, which deals single tokens, keeps an error bound instead.
+         and set of rows only. Stripe and zigzag-doc, which cut through chunks, replicated kv heads and your own
+         kernel keep an error bound instead.
        - survive -ffast-math (an #error) or clang's -ffp-contract=fast, which overrules the pragma in this
          header and cannot be detected: do not use it.
 
@@ -58,6 +62,7 @@
        leaf, node   places in the binary tree in which every sum over tokens is taken
        dp, sp       data-parallel and sequence-parallel; world = dp x sp, sp ranks are neighbours
        lse          log-sum-exp of a query's scores
+       2D           sp ranks as positions x members: members exchange tokens for heads, positions form a ring
 
    WHY THE BITS ARE EQUAL
        Rounding depends on the order of additions. Here the order belongs to absolute token positions: every
@@ -210,6 +215,7 @@ extern "C" {
     X(LAYOUT, -30, "unknown layout")                                                                       \
     X(SCHEDULE, -31, "unknown schedule")                                                                   \
     X(RANK, -32, "a rank lies outside its group")                                                          \
+    X(PLAN, -34, "a plan drops, doubles or mixes up blocks or messages")                                   \
     X(TOKEN_RANGE, -33, "a token index lies outside its row")                                              \
     X(HEADS, -40, "heads is not a positive multiple of kv_heads")                                          \
     X(HEAD_DIM, -41, "head_dim is not positive (rotary embedding: even)")                                  \
@@ -218,6 +224,7 @@ extern "C" {
     X(MASK, -45, "a window, prefix, softcap or dropout lies outside its range")                            \
     X(ULYSSES, -46, "ulysses_size does not divide the ranks or does not fit the heads")                    \
     X(DTYPE, -44, "the device does not store this type")                                                   \
+    X(KERNEL, -47, "a block kernel of the user's own fails or returns nonsense")                           \
     X(SEED_COUNT, -50, "the global token count is not positive")                                           \
     X(OPTION, -51, "an option lies outside its range")                                                     \
     X(NOT_FINITE, -52, "a value is NaN or infinite")                                                       \
@@ -478,7 +485,7 @@ SEQPAR_DEF void seqpar_gather(void *global, const void *local, const seqpar_shar
    carry their row stride. All calls are ordered by `queue` (NULL: the call returns when the work is done).
    The comment of each entry names the CUDA call it becomes. Row operations give a row the same bits
    whatever else is in the call; sums over tokens run the fold program they are given. */
-enum { SEQPAR_F64, SEQPAR_F32 };
+enum { SEQPAR_F64, SEQPAR_F32, SEQPAR_BF16 };
 
 typedef struct seqpar_mat {
     void *data;
@@ -680,6 +687,7 @@ typedef seqpar_attn_args seqpar_attn_return_args;
 typedef seqpar_update_args seqpar_adamw_args;
 typedef seqpar_update_args seqpar_sgd_args;
 
+struct seqpar_block_kernel;
 typedef struct seqpar_device seqpar_device;
 struct seqpar_device {
     const char *name;
@@ -688,6 +696,7 @@ struct seqpar_device {
     int64_t workspace_bytes;      /* scratch the operations keep */
     int64_t attn_flops;           /* counted by the attention leaves: visible pairs, forward 4 d, dq 6 d, dkv 8 d */
     void *workspace;
+    const struct seqpar_block_kernel *block_kernel; /* the user's own, or NULL */
     seqpar_error *error;
     void *(*alloc)(seqpar_device *device, int64_t bytes);                                  /* cudaMallocAsync */
     void (*free)(seqpar_device *device, void *data);                                       /* cudaFreeAsync */
@@ -707,6 +716,29 @@ SEQPAR_DEF seqpar_device *seqpar_device_reference(void);
 SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads);
 SEQPAR_DEF void seqpar_device_close(seqpar_device *device);
 SEQPAR_DEF int64_t seqpar_dtype_bytes(int dtype);
+/* Bring your own block kernel: put into a host device, it computes every block of attention, in its own storage type;
+   schedules, masks, merging, sinks and the rest of the device stay (the error rule; no dropout). A block is the queries of
+   one chunk, the keys of one chunk and one query head; query r sees keys [visible_begin[r], visible_end[r]) of it. All
+   arrays are dense, rows of head_dim elements of `storage`; lse and delta are doubles. Blocks come one after the other.
+   forward writes out, the softmax over this block's keys alone, and lse (a query that sees nothing: 0 and -inf).
+   backward is given the global lse and delta = dout . out and writes dq, or dk and dv: the others are NULL.
+   Both return 0, or anything else to fail; a NaN in lse, or what is not finite elsewhere, is refused. */
+typedef struct seqpar_block {
+    int64_t queries, keys, head_dim, head;
+    double scale, softcap;
+    const int32_t *visible_begin, *visible_end; /* (queries) */
+    const void *q, *k, *v, *dout;
+    const double *lse, *delta;
+} seqpar_block;
+typedef struct seqpar_block_kernel {
+    int storage; /* SEQPAR_F64, SEQPAR_F32 or SEQPAR_BF16 */
+    int (*forward)(void *user, const seqpar_block *block, void *out, double *lse);
+    int (*backward)(void *user, const seqpar_block *block, void *dq, void *dk, void *dv);
+    void *user;
+} seqpar_block_kernel;
+SEQPAR_DEF void seqpar_device_own_kernel(seqpar_device *device, const seqpar_block_kernel *kernel); /* borrowed */
+SEQPAR_DEF uint16_t seqpar_bf16_from_float(float x); /* to nearest, ties to even; a NaN stays one */
+SEQPAR_DEF float seqpar_bf16_to_float(uint16_t x);
 /* Elements of a device buffer as doubles, and back (through host memory). */
 SEQPAR_DEF void seqpar_device_read(seqpar_device *device, double *to, const void *from, int64_t first, int64_t count);
 SEQPAR_DEF void seqpar_device_write(seqpar_device *device, void *to, int64_t first, const double *from, int64_t count);
@@ -835,6 +867,25 @@ SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn
    (sp_size), by the rank whose keys they are; and the bytes it sends forward and backward. */
 typedef struct seqpar_attn_cost { int64_t forward_flops, backward_flops, forward_bytes, backward_bytes, scratch_bytes; } seqpar_attn_cost;
 SEQPAR_DEF void seqpar_attn_cost_of(const seqpar_ctx *ctx, const seqpar_attn *attn, seqpar_attn_cost *cost, int64_t *per_source);
+
+/* ---- check: plans played on paper ----------------------------------------------------------------------*/
+typedef struct seqpar_plan_mask { const seqpar_row *rows; int64_t row_count; const seqpar_attn_desc *desc; } seqpar_plan_mask;
+/* Plays the plans of all SP ranks, plans[rank], against each other and refuses with SEQPAR_ERR_PLAN, rank and operation
+   what would go wrong: a block that the mask needs (NULL: every pair of positions) dropped or one computed twice, a slot
+   read before its message is there or overwritten while it is sent, a message nobody sends or nobody takes, one taken for
+   another, a request not waited for, dk and dv that do not reach their owner exactly once, a wait without end. */
+SEQPAR_DEF seqpar_status seqpar_plan_check(seqpar_error *error, const seqpar_plan *plans, const seqpar_plan_mask *mask);
+
+/* What a rank has to do, without doing it. FLOPs: 4 head_dim a visible pair and head forward, 14 backward; step_flops
+   (steps): forward, by the position whose keys they are; bytes: what the transport will count; overlap: share of these
+   that has a computation between begin and wait; slots: k, v buffers. Free with seqpar_plan_cost_free. */
+typedef struct seqpar_plan_cost {
+    int64_t forward_flops, backward_flops, forward_bytes, backward_bytes, slots, steps, *step_flops;
+    double forward_overlap, backward_overlap;
+} seqpar_plan_cost;
+SEQPAR_DEF seqpar_status seqpar_plan_cost_of(seqpar_error *error, seqpar_plan_cost *cost, const seqpar_plan_mask *mask, int64_t sp_size,
+                                             int64_t sp_rank, int dtype);
+SEQPAR_DEF void seqpar_plan_cost_free(seqpar_plan_cost *cost);
 
 /* ---- loss: token log-probs through the head -----------------------------------------------------------*/
 typedef struct seqpar_head_seeds { /* per local token, accumulator type; NULL is zero */
@@ -1103,6 +1154,19 @@ SEQPAR_DEF double seqpar_attn_dropout(double dropout, uint64_t seed, uint64_t st
     if (dropout == 0) return 1.0;
     seqpar_random(draw, seed ^ seqpar__mix(stream), (uint64_t)row << 24 | (uint64_t)head, (uint64_t)query << 32 | (uint64_t)key >> 2);
     return draw[key & 3] < dropout * 4294967296.0 ? 0.0 : 1.0 / (1.0 - dropout);
+}
+
+SEQPAR_DEF uint16_t seqpar_bf16_from_float(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    if (x != x) return (uint16_t)(bits >> 16 | 0x40);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+SEQPAR_DEF float seqpar_bf16_to_float(uint16_t x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float y;
+    memcpy(&y, &bits, 4);
+    return y;
 }
 
 /* One rounding where the machine has the instruction, two where it has not; never left to the compiler. */
@@ -2494,7 +2558,7 @@ static void *seqpar__at(const void *base, int64_t element, int dtype) { return (
    >>device  what all devices share: memory, fold machine, attention driver
    ====================================================================================================== */
 
-SEQPAR_DEF int64_t seqpar_dtype_bytes(int dtype) { return dtype == SEQPAR_F64 ? 8 : 4; }
+SEQPAR_DEF int64_t seqpar_dtype_bytes(int dtype) { return dtype == SEQPAR_F64 ? 8 : dtype == SEQPAR_F32 ? 4 : 2; }
 
 SEQPAR_DEF void seqpar_device_read(seqpar_device *device, double *to, const void *from, int64_t first, int64_t count) {
     int64_t i;
@@ -4392,6 +4456,161 @@ static seqpar_status seqpar__cpu_sgd(seqpar_device *device, const seqpar_update_
     return seqpar__parallel(device, (a->count + 16383) / 16384, 0, seqpar__cpu_sgd_job, (void *)a);
 }
 
+/* ---- a block kernel of the user's own in the place of ours ---- */
+
+static double seqpar__element(const void *x, int64_t i, int type) {
+    return type == SEQPAR_F64 ? ((const double *)x)[i] : type == SEQPAR_F32 ? (double)((const float *)x)[i] : (double)seqpar_bf16_to_float(((const uint16_t *)x)[i]);
+}
+static void seqpar__element_set(void *x, int64_t i, int type, double value) {
+    if (type == SEQPAR_F64) ((double *)x)[i] = value;
+    else if (type == SEQPAR_F32) ((float *)x)[i] = (float)value;
+    else ((uint16_t *)x)[i] = seqpar_bf16_from_float((float)value);
+}
+/* to (rows, d) dense <- from, rows `stride` elements apart */
+static void seqpar__convert(void *to, int to_type, const void *from, int from_type, int64_t rows, int64_t d, int64_t stride) {
+    int64_t r, i;
+    for (r = 0; r < rows; r++) for (i = 0; i < d; i++) seqpar__element_set(to, r * d + i, to_type, seqpar__element(from, r * stride + i, from_type));
+}
+
+typedef struct seqpar__own { /* dense copies of a block, in the job's scratch */
+    seqpar_block block;
+    char *q, *k, *v, *dout, *first, *second; /* first, second: results */
+    double *lse, *delta;
+    int32_t *begin, *end;
+} seqpar__own;
+
+/* Lays a block out for the kernel: queries of a piece, keys of a piece, one head. */
+static seqpar__own seqpar__own_block(const seqpar__attn_job *j, const seqpar_piece *queries, const seqpar_attn_keys *keys, int64_t head, int64_t kv_head) {
+    const seqpar_attn_args *a = j->args;
+    int64_t d = a->head_dim, r, first, last, rows = SEQPAR__MAX(queries->count, keys->count), step = (rows * d * 8 + 63) & ~(int64_t)63;
+    int backward = j->kernel->kind > 0, storage = j->device->storage, type = j->device->block_kernel->storage, statistic = j->device->accumulator;
+    seqpar__own o;
+    memset(&o, 0, sizeof o);
+    o.q = j->scratch; o.k = o.q + step; o.v = o.k + step; o.dout = o.v + step; o.first = o.dout + step; o.second = o.first + step;
+    o.lse = (double *)(o.second + step); o.delta = o.lse + rows;
+    o.begin = (int32_t *)(o.delta + rows); o.end = o.begin + rows;
+    seqpar__convert(o.q, type, seqpar__at(a->q, (queries->local * a->heads + head) * d, storage), storage, queries->count, d, a->heads * d);
+    seqpar__convert(o.k, type, seqpar__at(a->k, (keys->k_row * a->head_count + kv_head) * d, storage), storage, keys->count, d, a->head_count * d);
+    seqpar__convert(o.v, type, seqpar__at(a->v, (keys->v_row * a->head_count + kv_head) * d, storage), storage, keys->count, d, a->head_count * d);
+    if (backward) seqpar__convert(o.dout, type, seqpar__at(a->dout, (queries->local * a->heads + head) * d, storage), storage, queries->count, d, a->heads * d);
+    for (r = 0; r < queries->count; r++) {
+        int64_t at = (queries->local + r) * a->heads + head;
+        if (!seqpar__visible(a, queries->local + r, keys, &first, &last)) first = last = 0;
+        o.begin[r] = (int32_t)first;
+        o.end[r] = (int32_t)last;
+        if (backward) { o.lse[r] = seqpar__element(a->lse, at, statistic); o.delta[r] = seqpar__element(a->delta, at, statistic); }
+    }
+    o.block.queries = queries->count; o.block.keys = keys->count; o.block.head_dim = d; o.block.head = a->dropout_head + head;
+    o.block.scale = a->scale; o.block.softcap = a->softcap;
+    o.block.visible_begin = o.begin; o.block.visible_end = o.end;
+    o.block.q = o.q; o.block.k = o.k; o.block.v = o.v; o.block.dout = backward ? o.dout : NULL;
+    o.block.lse = o.lse; o.block.delta = o.delta;
+    return o;
+}
+
+static void seqpar__own_expect(const seqpar__attn_job *j, int good, const seqpar__own *o, const seqpar_piece *queries, const char *what) {
+    if (good) return;
+    seqpar_fail(j->device->error, SEQPAR_ERR_KERNEL, "the own block kernel %s for head %lld, queries from position %lld (%lld), %lld keys; nothing of it is used", what, (long long)o->block.head,
+                (long long)queries->start, (long long)o->block.queries, (long long)o->block.keys);
+}
+static int seqpar__all_finite(const void *x, int type, int64_t count) {
+    int64_t i;
+    for (i = 0; i < count; i++) if (!(fabs(seqpar__element(x, i, type)) <= 1e300)) return 0;
+    return 1;
+}
+
+/* (out, lse) of a block is a state with m = lse and l = 1. */
+static void seqpar__own_forward_leaf(void *user, void *value, int64_t index, int extend) {
+    seqpar__attn_job *j = (seqpar__attn_job *)user;
+    const seqpar_attn_args *a = j->args;
+    const seqpar_block_kernel *kernel = j->device->block_kernel;
+    const seqpar_piece *queries = &a->q_pieces[j->task->piece];
+    int64_t d = a->head_dim, r, i, n = j->count;
+    int type = j->device->accumulator, failed;
+    seqpar__own o = seqpar__own_block(j, queries, &a->k_pieces[index], j->head, j->head / (a->heads / a->kv_heads) - a->head_begin);
+    (void)extend;
+    failed = kernel->forward(kernel->user, &o.block, o.first, o.lse);
+    seqpar__own_expect(j, !failed, &o, queries, "fails");
+    seqpar__own_expect(j, failed || seqpar__all_finite(o.first, kernel->storage, n * d), &o, queries, "returns an out that is not finite");
+    for (r = 0; r < n; r++) {
+        int sees = o.end[r] > o.begin[r];
+        j->flops += 4 * d * (o.end[r] - o.begin[r]);
+        seqpar__own_expect(j, failed || (sees ? fabs(o.lse[r]) <= 1e300 : o.lse[r] == -HUGE_VAL), &o, queries, sees ? "returns an lse that is not finite" : "gives an lse to a query that sees nothing");
+        for (i = 0; i < d; i++) seqpar__element_set(value, r * d + i, type, seqpar__element(o.first, r * d + i, kernel->storage));
+        seqpar__element_set(value, n * d + r, type, o.lse[r]);
+        seqpar__element_set(value, n * (d + 1) + r, type, sees);
+    }
+}
+
+static void seqpar__own_dq_leaf(void *user, void *value, int64_t index, int extend) {
+    seqpar__attn_job *j = (seqpar__attn_job *)user;
+    const seqpar_attn_args *a = j->args;
+    const seqpar_block_kernel *kernel = j->device->block_kernel;
+    const seqpar_piece *queries = &a->q_pieces[j->task->piece];
+    seqpar__own o = seqpar__own_block(j, queries, &a->k_pieces[index], j->head, j->head / (a->heads / a->kv_heads) - a->head_begin);
+    int failed = kernel->backward(kernel->user, &o.block, o.first, NULL, NULL);
+    (void)extend;
+    j->flops += 6 * a->head_dim * seqpar__count_visible(a, j->local, j->count, &a->k_pieces[index]);
+    seqpar__own_expect(j, !failed, &o, queries, "fails backward");
+    seqpar__own_expect(j, failed || seqpar__all_finite(o.first, kernel->storage, j->count * a->head_dim), &o, queries, "returns a dq that is not finite");
+    seqpar__convert(value, j->device->accumulator, o.first, kernel->storage, j->count, a->head_dim, a->head_dim);
+}
+
+static void seqpar__own_dkv_leaf(void *user, void *value, int64_t index, int extend) {
+    seqpar__attn_job *j = (seqpar__attn_job *)user;
+    const seqpar_attn_args *a = j->args;
+    const seqpar_block_kernel *kernel = j->device->block_kernel;
+    const seqpar_piece *queries = &a->q_pieces[a->task_count + index];
+    const seqpar_attn_keys *keys = &a->k_pieces[j->task->piece];
+    int64_t group = a->heads / a->kv_heads, n = j->count * a->head_dim, h, i;
+    int type = j->device->accumulator;
+    (void)extend;
+    memset(value, 0, (size_t)(2 * n * seqpar_dtype_bytes(type)));
+    j->flops += 8 * a->head_dim * group * seqpar__count_visible(a, queries->local, queries->count, keys);
+    for (h = (a->head_begin + j->head) * group; h < (a->head_begin + j->head + 1) * group; h++) {
+        seqpar__own o = seqpar__own_block(j, queries, keys, h, j->head);
+        int failed = kernel->backward(kernel->user, &o.block, NULL, o.first, o.second);
+        seqpar__own_expect(j, !failed, &o, queries, "fails backward");
+        seqpar__own_expect(j, failed || (seqpar__all_finite(o.first, kernel->storage, n) && seqpar__all_finite(o.second, kernel->storage, n)), &o, queries, "returns a dk or dv that is not finite");
+        for (i = 0; i < n; i++) {
+            seqpar__element_set(value, i, type, seqpar__element(value, i, type) + seqpar__element(o.first, i, kernel->storage));
+            seqpar__element_set(value, n + i, type, seqpar__element(value, n + i, type) + seqpar__element(o.second, i, kernel->storage));
+        }
+    }
+}
+
+static seqpar_status seqpar__own_attn(seqpar_device *device, const seqpar_attn_args *a, int kind) {
+    seqpar__attn_kernel kernel = {0, 0, seqpar__own_forward_leaf, seqpar__cpu_state_combine, seqpar__cpu_state_finish};
+    int64_t rows = 1, t, p, threads = device->threads;
+    seqpar_status status;
+    if (a->dropout > 0) return seqpar_fail(device->error, SEQPAR_ERR_KERNEL, "an own block kernel has no dropout; set it to 0 (it is %g)", a->dropout);
+    for (t = 0; t < a->task_count; t++) { /* pieces named by the programs: at most the longest chunk of any rank */
+        rows = SEQPAR__MAX(rows, a->q_pieces[a->tasks[t].piece].count);
+        for (p = 0; p < a->tasks[t].program_count; p++) {
+            int64_t leaf = a->tasks[t].program[p].index;
+            if (a->tasks[t].program[p].op == SEQPAR_FOLD_LEAF) rows = SEQPAR__MAX(rows, kind == 2 ? a->q_pieces[a->task_count + leaf].count : a->k_pieces[leaf].count);
+        }
+    }
+    kernel.kind = kind;
+    kernel.scratch_bytes = 6 * ((rows * a->head_dim * 8 + 63) & ~(int64_t)63) + rows * 24 + 64;
+    if (device->accumulator == SEQPAR_F64) { kernel.combine = seqpar__ref_state_combine; kernel.finish_state = seqpar__ref_state_finish; }
+    if (kind > 0) { kernel.combine = seqpar__attn_add; kernel.leaf = kind == 1 ? seqpar__own_dq_leaf : seqpar__own_dkv_leaf; }
+    device->threads = 1; /* the kernel may have threads of its own, and need not bear ours */
+    status = seqpar__attn_run(device, a, &kernel);
+    device->threads = threads;
+    return status ? status : device->error ? device->error->status : SEQPAR_OK;
+}
+static seqpar_status seqpar__own_forward(seqpar_device *device, const seqpar_attn_args *a, void *queue) { (void)queue; return seqpar__own_attn(device, a, 0); }
+static seqpar_status seqpar__own_dq(seqpar_device *device, const seqpar_attn_args *a, void *queue) { (void)queue; return seqpar__own_attn(device, a, 1); }
+static seqpar_status seqpar__own_dkv(seqpar_device *device, const seqpar_attn_args *a, void *queue) { (void)queue; return seqpar__own_attn(device, a, 2); }
+
+SEQPAR_DEF void seqpar_device_own_kernel(seqpar_device *device, const seqpar_block_kernel *kernel) {
+    device->block_kernel = kernel;
+    device->attn_forward = seqpar__own_forward;
+    device->attn_dq = seqpar__own_dq;
+    device->attn_dkv = seqpar__own_dkv;
+}
+
 SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads) {
     seqpar_device *d = seqpar__host_device("cpu", SEQPAR_F32);
     if (!d) return NULL;
@@ -5506,6 +5725,383 @@ SEQPAR_DEF void seqpar_attn_cost_of(const seqpar_ctx *ctx, const seqpar_attn *at
     cost->backward_bytes = cost->forward_bytes + others * row;
     seqpar__heads_cost(ctx, attn, cost);
 }
+
+/* ======================================================================================================
+   >>check  plans played on paper: does every visible pair get computed once, does every message arrive
+   ====================================================================================================== */
+
+typedef struct seqpar__note { /* a message in flight */
+    int op;
+    int64_t source, head_begin, head_count;
+    struct seqpar__note *next;
+} seqpar__note;
+
+typedef struct seqpar__paper_slot {
+    int full, readers, filling; /* readers: requests that send from it; filling: one that receives into it */
+    int64_t source, sources, head_begin, head_count;
+} seqpar__paper_slot;
+
+typedef struct seqpar__paper_rank {
+    const seqpar_plan *plan;
+    int64_t rank, at;          /* next operation */
+    seqpar__paper_slot slot[3];
+    int64_t *flying;           /* (requests) 1 + the operation that began it; 0: none */
+    uint8_t *computed, *returned, *folded; /* (positions, kv heads of the member) how often */
+    int turns[2];              /* returns in flight by buffer */
+    int gathered, closing, back, unpacked;
+} seqpar__paper_rank;
+
+typedef struct seqpar__paper {
+    seqpar_error *error;
+    seqpar__paper_rank *ranks;
+    int64_t size, positions, heads; /* heads: most kv heads of a member */
+    seqpar__note **first, **last;   /* (size, size) messages from, to */
+    uint8_t *needed;                /* (positions, positions) some query of the one sees some key of the other */
+    void *notes;
+} seqpar__paper;
+
+static const char *seqpar__plan_op_name(int op) {
+    static const char *const names[] = {"HEADS", "PACK", "SHIFT", "GATHER", "WAIT", "COMPUTE", "RETURN", "FOLD", "TOKENS", "UNPACK"};
+    return op >= 0 && op <= SEQPAR_PLAN_UNPACK ? names[op] : "?";
+}
+
+static seqpar_status seqpar__plan_fail(seqpar__paper *paper, const seqpar__paper_rank *r, const char *format, ...) {
+    char text[256];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return seqpar_fail(paper->error, SEQPAR_ERR_PLAN, "rank %lld, operation %lld (%s): %s", (long long)r->rank, (long long)r->at, r->at < r->plan->count ? seqpar__plan_op_name(r->plan->ops[r->at].op) : "end", text);
+}
+
+static int64_t seqpar__paper_peer(const seqpar__paper_rank *r, int64_t position) { return position * r->plan->ulysses_size + r->plan->member; }
+
+static seqpar_status seqpar__paper_send(seqpar__paper *paper, seqpar__paper_rank *r, int64_t to, const seqpar_plan_op *op, int64_t source) {
+    seqpar__note *note;
+    int64_t cell = r->rank * paper->size + to;
+    if (to < 0 || to >= paper->size || to == r->rank) return seqpar__plan_fail(paper, r, "sends to rank %lld of %lld", (long long)to, (long long)paper->size);
+    note = (seqpar__note *)seqpar__list_alloc(&paper->notes, (int64_t)sizeof *note);
+    if (!note) return seqpar__no_memory(paper->error, "a plan on paper");
+    note->op = op->op; note->source = source; note->head_begin = op->head_begin; note->head_count = op->head_count;
+    if (paper->first[cell]) paper->last[cell]->next = note; else paper->first[cell] = note;
+    paper->last[cell] = note;
+    return SEQPAR_OK;
+}
+
+static const seqpar__note *seqpar__paper_waiting(const seqpar__paper *paper, const seqpar__paper_rank *r, int64_t from) {
+    return from < 0 || from >= paper->size ? NULL : paper->first[from * paper->size + r->rank];
+}
+
+/* Takes the oldest message of a rank, which must be what this operation expects. */
+static seqpar_status seqpar__paper_take(seqpar__paper *paper, seqpar__paper_rank *r, int64_t from, const seqpar_plan_op *op, int64_t *source) {
+    seqpar__note *note = paper->first[from * paper->size + r->rank];
+    paper->first[from * paper->size + r->rank] = note->next;
+    if (note->op != op->op || note->head_begin != op->head_begin || note->head_count != op->head_count)
+        return seqpar__plan_fail(paper, r, "rank %lld sends %s of heads %lld + %lld where %s of heads %lld + %lld is expected", (long long)from, seqpar__plan_op_name(note->op), (long long)note->head_begin,
+                                 (long long)note->head_count, seqpar__plan_op_name(op->op), (long long)op->head_begin, (long long)op->head_count);
+    *source = note->source;
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__paper_begin(seqpar__paper *paper, seqpar__paper_rank *r, const seqpar_plan_op *op) {
+    if (op->request < 0 || op->request >= r->plan->requests) return seqpar__plan_fail(paper, r, "request %d of %lld", op->request, (long long)r->plan->requests);
+    if (r->flying[op->request]) return seqpar__plan_fail(paper, r, "request %d begins again before it was waited for", op->request);
+    r->flying[op->request] = r->at + 1;
+    return SEQPAR_OK;
+}
+
+/* A slot that may be written now, or whose contents may be read. */
+static seqpar_status seqpar__paper_slot_of(seqpar__paper *paper, seqpar__paper_rank *r, int32_t number, int writes, seqpar__paper_slot **slot) {
+    *slot = &r->slot[number < 0 || number >= r->plan->slots ? 0 : number];
+    if (number < 0 || number >= r->plan->slots) return seqpar__plan_fail(paper, r, "slot %d of %lld", number, (long long)r->plan->slots);
+    if ((*slot)->filling) return seqpar__plan_fail(paper, r, "slot %d is used while a message arrives in it; wait for it first", number);
+    if (writes && (*slot)->readers) return seqpar__plan_fail(paper, r, "slot %d is overwritten while it is being sent", number);
+    if (!writes && !(*slot)->full) return seqpar__plan_fail(paper, r, "slot %d is read but was never filled", number);
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__paper_shift(seqpar__paper *paper, seqpar__paper_rank *r, const seqpar_plan_op *op) {
+    seqpar__paper_slot *from, *to;
+    SEQPAR__TRY(seqpar__paper_begin(paper, r, op));
+    SEQPAR__TRY(seqpar__paper_slot_of(paper, r, op->from, 0, &from));
+    SEQPAR__TRY(seqpar__paper_slot_of(paper, r, op->to, 1, &to));
+    if (from == to || op->to == 0) return seqpar__plan_fail(paper, r, "slot %d cannot receive: it is %s", op->to, op->to ? "being sent" : "the own k and v");
+    if (from->source != op->source || from->head_begin != op->head_begin || from->head_count != op->head_count)
+        return seqpar__plan_fail(paper, r, "slot %d holds position %lld, the operation sends %lld", op->from, (long long)from->source, (long long)op->source);
+    from->readers++;
+    to->filling = 1;
+    return seqpar__paper_send(paper, r, seqpar__paper_peer(r, op->send_to), op, op->source);
+}
+
+static seqpar_status seqpar__paper_gather(seqpar__paper *paper, seqpar__paper_rank *r, const seqpar_plan_op *op) {
+    seqpar__paper_slot *to;
+    int64_t q;
+    SEQPAR__TRY(seqpar__paper_begin(paper, r, op));
+    SEQPAR__TRY(seqpar__paper_slot_of(paper, r, op->to, 0, &to));
+    if (to->readers || to->sources != 1 || to->source != r->plan->position || to->head_begin != op->head_begin || to->head_count != op->head_count)
+        return seqpar__plan_fail(paper, r, "slot %d was not packed with the own heads %lld + %lld", op->to, (long long)op->head_begin, (long long)op->head_count);
+    to->filling = 1;
+    for (q = 0; q < paper->positions; q++)
+        if (q != r->plan->position) SEQPAR__TRY(seqpar__paper_send(paper, r, seqpar__paper_peer(r, q), op, r->plan->position));
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__paper_members(seqpar__paper *paper, seqpar__paper_rank *r, const seqpar_plan_op *op) {
+    int64_t m;
+    SEQPAR__TRY(seqpar__paper_begin(paper, r, op));
+    if (op->op == SEQPAR_PLAN_TOKENS) r->closing = 1;
+    for (m = 0; m < r->plan->ulysses_size; m++)
+        if (m != r->plan->member) SEQPAR__TRY(seqpar__paper_send(paper, r, r->plan->position * r->plan->ulysses_size + m, op, r->rank));
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__paper_pack(seqpar__paper *paper, seqpar__paper_rank *r, const seqpar_plan_op *op) {
+    seqpar__paper_slot *to;
+    SEQPAR__TRY(seqpar__paper_slot_of(paper, r, op->to, 1, &to));
+    to->full = 1; to->source = r->plan->position; to->sources = 1;
+    to->head_begin = op->head_begin; to->head_count = op->head_count;
+    return SEQPAR_OK;
+}
+
+/* Counts the heads of a block in one of the tables; none may be there twice. */
+static seqpar_status seqpar__paper_count(seqpar__paper *paper, seqpar__paper_rank *r, uint8_t *table, int64_t position, const seqpar_plan_op *op, const char *what) {
+    int64_t h;
+    if (position < 0 || position >= paper->positions || op->head_begin < 0 || op->head_begin + op->head_count > r->plan->kv_count)
+        return seqpar__plan_fail(paper, r, "position %lld, heads %lld + %lld do not exist", (long long)position, (long long)op->head_begin, (long long)op->head_count);
+    for (h = op->head_begin; h < op->head_begin + op->head_count; h++)
+        if (table[position * r->plan->kv_count + h]++) return seqpar__plan_fail(paper, r, "the block with the keys of position %lld, head %lld is %s twice", (long long)position, (long long)h, what);
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__paper_compute(seqpar__paper *paper, seqpar__paper_rank *r, const seqpar_plan_op *op) {
+    seqpar__paper_slot *slot;
+    int64_t s;
+    if (r->closing || (r->plan->ulysses_size > 1 && !r->gathered)) return seqpar__plan_fail(paper, r, "computes %s", r->closing ? "after results were sent" : "before the heads have come");
+    SEQPAR__TRY(seqpar__paper_slot_of(paper, r, op->from, 0, &slot));
+    if (slot->source != op->source || slot->sources != op->sources || slot->head_begin != op->head_begin || slot->head_count != op->head_count)
+        return seqpar__plan_fail(paper, r, "slot %d holds the keys of position %lld, the operation names %lld", op->from, (long long)slot->source, (long long)op->source);
+    for (s = op->source; s < op->source + op->sources; s++) SEQPAR__TRY(seqpar__paper_count(paper, r, r->computed, s, op, "computed"));
+    return SEQPAR_OK;
+}
+
+static int seqpar__plan_turn(const seqpar_plan_op *op) { /* which of two buffers a return travels in */
+    return (int)(op->send_to < 0 ? (op->head_begin / SEQPAR__MAX(op->head_count, 1)) % 2 : op->request % 2);
+}
+
+static seqpar_status seqpar__paper_return(seqpar__paper *paper, seqpar__paper_rank *r, const seqpar_plan_op *op) {
+    int64_t q;
+    int turn = seqpar__plan_turn(op);
+    SEQPAR__TRY(seqpar__paper_begin(paper, r, op));
+    if (r->turns[turn]++) return seqpar__plan_fail(paper, r, "the buffer of a return that is still in flight is used again");
+    for (q = op->send_to < 0 ? 0 : op->send_to; q < (op->send_to < 0 ? paper->positions : op->send_to + 1); q++) {
+        if (q == r->plan->position && op->send_to < 0) continue;
+        SEQPAR__TRY(seqpar__paper_count(paper, r, r->returned, q, op, "returned"));
+        if (r->computed[q * r->plan->kv_count + op->head_begin] == 0) return seqpar__plan_fail(paper, r, "returns dk, dv of position %lld, which it has not computed", (long long)q);
+        SEQPAR__TRY(seqpar__paper_send(paper, r, seqpar__paper_peer(r, q), op, r->plan->position));
+    }
+    return SEQPAR_OK;
+}
+
+/* Waits of several peers. *blocked: not all have sent yet. */
+static seqpar_status seqpar__paper_collect(seqpar__paper *paper, seqpar__paper_rank *r, const seqpar_plan_op *began, int64_t *source, int *blocked) {
+    int across = began->op == SEQPAR_PLAN_HEADS || began->op == SEQPAR_PLAN_TOKENS; /* among members, not positions */
+    int64_t q, count = across ? r->plan->ulysses_size : paper->positions, own = across ? r->plan->member : r->plan->position;
+    int64_t low = began->recv_from >= 0 ? began->recv_from : 0, high = began->recv_from >= 0 ? began->recv_from + 1 : count;
+    if (began->recv_from >= count) return seqpar__plan_fail(paper, r, "receives from position %lld", (long long)began->recv_from);
+    *blocked = 0;
+    for (q = low; q < high; q++)
+        if (q != own && !seqpar__paper_waiting(paper, r, across ? r->plan->position * count + q : seqpar__paper_peer(r, q))) *blocked = 1;
+    for (q = low; q < high && !*blocked; q++) {
+        if (q == own) continue;
+        SEQPAR__TRY(seqpar__paper_take(paper, r, across ? r->plan->position * count + q : seqpar__paper_peer(r, q), began, source));
+        if (began->op != SEQPAR_PLAN_RETURN) continue;
+        if (*source != q) return seqpar__plan_fail(paper, r, "folds what position %lld made as that of %lld", (long long)*source, (long long)q);
+        SEQPAR__TRY(seqpar__paper_count(paper, r, r->folded, q, began, "folded"));
+    }
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__paper_wait(seqpar__paper *paper, seqpar__paper_rank *r, const seqpar_plan_op *op, int *blocked) {
+    const seqpar_plan_op *began;
+    seqpar__paper_slot *to;
+    int64_t source = -1;
+    if (op->request < 0 || op->request >= r->plan->requests || !r->flying[op->request]) return seqpar__plan_fail(paper, r, "request %d was not begun", op->request);
+    began = &r->plan->ops[r->flying[op->request] - 1];
+    if ((began->op == SEQPAR_PLAN_RETURN) != (op->op == SEQPAR_PLAN_FOLD)) return seqpar__plan_fail(paper, r, "request %d is a %s", op->request, seqpar__plan_op_name(began->op));
+    if (r->closing && began->op != SEQPAR_PLAN_TOKENS) return seqpar__plan_fail(paper, r, "waits for %s after results were sent", seqpar__plan_op_name(began->op));
+    SEQPAR__TRY(seqpar__paper_collect(paper, r, began, &source, blocked));
+    if (*blocked) return SEQPAR_OK;
+    r->flying[op->request] = 0;
+    if (began->op == SEQPAR_PLAN_HEADS) r->gathered = 1;
+    if (began->op == SEQPAR_PLAN_TOKENS) r->back = 1;
+    if (began->op == SEQPAR_PLAN_RETURN) r->turns[seqpar__plan_turn(began)]--;
+    if (began->op != SEQPAR_PLAN_SHIFT && began->op != SEQPAR_PLAN_GATHER) return SEQPAR_OK;
+    to = &r->slot[began->to];
+    to->full = 1; to->filling = 0;
+    to->source = began->op == SEQPAR_PLAN_SHIFT ? source : 0;
+    to->sources = began->op == SEQPAR_PLAN_SHIFT ? 1 : paper->positions;
+    to->head_begin = began->head_begin; to->head_count = began->head_count;
+    if (began->op == SEQPAR_PLAN_SHIFT) r->slot[began->from].readers--;
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__paper_op(seqpar__paper *paper, seqpar__paper_rank *r, int *blocked) {
+    const seqpar_plan_op *op = &r->plan->ops[r->at];
+    *blocked = 0;
+    switch (op->op) {
+    case SEQPAR_PLAN_HEADS:
+    case SEQPAR_PLAN_TOKENS: return seqpar__paper_members(paper, r, op);
+    case SEQPAR_PLAN_PACK: return seqpar__paper_pack(paper, r, op);
+    case SEQPAR_PLAN_SHIFT: return seqpar__paper_shift(paper, r, op);
+    case SEQPAR_PLAN_GATHER: return seqpar__paper_gather(paper, r, op);
+    case SEQPAR_PLAN_COMPUTE: return seqpar__paper_compute(paper, r, op);
+    case SEQPAR_PLAN_RETURN: return seqpar__paper_return(paper, r, op);
+    case SEQPAR_PLAN_WAIT:
+    case SEQPAR_PLAN_FOLD: return seqpar__paper_wait(paper, r, op, blocked);
+    case SEQPAR_PLAN_UNPACK: r->unpacked = 1; return r->back ? SEQPAR_OK : seqpar__plan_fail(paper, r, "results are unpacked before they have come");
+    default: return seqpar__plan_fail(paper, r, "operation %d is unknown", op->op);
+    }
+}
+
+/* What must hold when a rank has done its last operation. */
+static seqpar_status seqpar__paper_end(seqpar__paper *paper, seqpar__paper_rank *r) {
+    int64_t i, k, h, own = r->plan->position;
+    for (i = 0; i < r->plan->requests; i++) if (r->flying[i]) return seqpar__plan_fail(paper, r, "request %lld is never waited for", (long long)i);
+    if (r->plan->ulysses_size > 1 && !r->unpacked) return seqpar__plan_fail(paper, r, "results never come back to their tokens");
+    for (k = 0; k < paper->positions; k++)
+        for (h = 0; h < r->plan->kv_count; h++) {
+            int64_t cell = k * r->plan->kv_count + h;
+            if (paper->needed[own * paper->positions + k] && !r->computed[cell]) return seqpar__plan_fail(paper, r, "the keys of position %lld, head %lld are never computed with", (long long)k, (long long)h);
+            if (!r->plan->backward || k == own) continue;
+            if (r->computed[cell] && !r->returned[cell]) return seqpar__plan_fail(paper, r, "dk, dv of position %lld, head %lld are never returned", (long long)k, (long long)h);
+            if (paper->needed[k * paper->positions + own] && !r->folded[cell]) return seqpar__plan_fail(paper, r, "what position %lld made of the own dk, dv, head %lld is never folded", (long long)k, (long long)h);
+        }
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__paper_play(seqpar__paper *paper) {
+    int64_t r, done = 0, moved = 1, i;
+    while (moved && done < paper->size)
+        for (moved = 0, done = 0, r = 0; r < paper->size; r++) {
+            seqpar__paper_rank *p = &paper->ranks[r];
+            int blocked = 0;
+            while (p->at < p->plan->count && !blocked) {
+                SEQPAR__TRY(seqpar__paper_op(paper, p, &blocked));
+                if (!blocked) { p->at++; moved++; }
+            }
+            done += p->at == p->plan->count;
+        }
+    for (r = 0; r < paper->size; r++)
+        if (paper->ranks[r].at < paper->ranks[r].plan->count) return seqpar__plan_fail(paper, &paper->ranks[r], "waits for ever: what it receives is never sent");
+    for (r = 0; r < paper->size; r++) SEQPAR__TRY(seqpar__paper_end(paper, &paper->ranks[r]));
+    for (i = 0; i < paper->size * paper->size; i++)
+        if (paper->first[i]) return seqpar__plan_fail(paper, &paper->ranks[i % paper->size], "never receives the %s that rank %lld sends", seqpar__plan_op_name(paper->first[i]->op), (long long)(i / paper->size));
+    return SEQPAR_OK;
+}
+
+/* Which positions' queries see which positions' keys. */
+static seqpar_status seqpar__paper_needed(seqpar__paper *paper, const seqpar_plan *plan, const seqpar_plan_mask *mask) {
+    int64_t members = plan->ulysses_size, q, k, i, j;
+    seqpar_share *share = SEQPAR__NEW(seqpar_share, paper->size);
+    seqpar_status status = share ? SEQPAR_OK : seqpar__no_memory(paper->error, "a plan on paper");
+    for (q = 0; q < paper->size && !status; q++) status = seqpar_split(paper->error, &share[q], mask->rows, mask->row_count, mask->desc->layout, paper->size, q);
+    for (q = 0; q < paper->size && !status; q++)
+        for (i = 0; i < share[q].count; i++) {
+            const seqpar_piece *query = &share[q].pieces[i];
+            seqpar__bounds b = seqpar__piece_bounds(&mask->rows[query->row], query, mask->desc);
+            for (k = 0; k < paper->size; k++)
+                for (j = 0; j < share[k].count && !paper->needed[q / members * paper->positions + k / members]; j++)
+                    paper->needed[q / members * paper->positions + k / members] = (uint8_t)seqpar__present(query, &b, &share[k].pieces[j]);
+        }
+    for (q = 0; share && q < paper->size; q++) seqpar_share_free(&share[q]);
+    SEQPAR_FREE(share);
+    return status;
+}
+
+static seqpar_status seqpar__paper_open(seqpar__paper *paper, const seqpar_plan *plans) {
+    int64_t size = plans[0].sp_size, r, own;
+    paper->size = size;
+    paper->positions = plans[0].ring_size;
+    paper->ranks = (seqpar__paper_rank *)seqpar__list_alloc(&paper->notes, size * (int64_t)sizeof *paper->ranks);
+    paper->first = (seqpar__note **)seqpar__list_alloc(&paper->notes, 2 * size * size * (int64_t)sizeof *paper->first);
+    paper->needed = (uint8_t *)seqpar__list_alloc(&paper->notes, paper->positions * paper->positions);
+    if (!paper->ranks || !paper->first || !paper->needed) return seqpar__no_memory(paper->error, "a plan on paper");
+    paper->last = paper->first + size * size;
+    for (r = 0; r < size; r++) {
+        seqpar__paper_rank *p = &paper->ranks[r];
+        int64_t cells = paper->positions * plans[r].kv_count, i;
+        p->plan = &plans[r];
+        p->rank = r;
+        if (plans[r].sp_rank != r || plans[r].sp_size != size || plans[r].ring_size != paper->positions || plans[r].backward != plans[0].backward || plans[r].slots > 3)
+            return seqpar__plan_fail(paper, p, "the plan is that of rank %lld of %lld", (long long)plans[r].sp_rank, (long long)plans[r].sp_size);
+        p->flying = (int64_t *)seqpar__list_alloc(&paper->notes, plans[r].requests * 8);
+        p->computed = (uint8_t *)seqpar__list_alloc(&paper->notes, 3 * cells);
+        if (!p->flying || !p->computed) return seqpar__no_memory(paper->error, "a plan on paper");
+        p->returned = p->computed + cells;
+        p->folded = p->returned + cells;
+        for (own = 1, i = 0; i < plans[r].count; i++) if (plans[r].ops[i].op == SEQPAR_PLAN_GATHER) own = 0; /* an all-gather packs its slots */
+        if (own) { p->slot[0].full = 1; p->slot[0].source = plans[r].position; p->slot[0].sources = 1; p->slot[0].head_count = plans[r].kv_count; }
+    }
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF seqpar_status seqpar_plan_check(seqpar_error *error, const seqpar_plan *plans, const seqpar_plan_mask *mask) {
+    seqpar__paper paper;
+    seqpar_status status;
+    memset(&paper, 0, sizeof paper);
+    paper.error = error;
+    status = seqpar__paper_open(&paper, plans);
+    if (!status && mask) status = seqpar__paper_needed(&paper, plans, mask);
+    if (!status && !mask) memset(paper.needed, 1, (size_t)(paper.positions * paper.positions));
+    if (!status) status = seqpar__paper_play(&paper);
+    seqpar__list_free(&paper.notes);
+    return status;
+}
+
+/* Bytes whose transfer begins before a computation that precedes its wait, as a share of all. */
+static double seqpar__plan_overlap(const seqpar_plan *plan) {
+    int64_t i, j, all = 0, hidden = 0;
+    for (i = 0; i < plan->count; i++) {
+        const seqpar_plan_op *op = &plan->ops[i];
+        int covered = 0;
+        if (op->op != SEQPAR_PLAN_SHIFT && op->op != SEQPAR_PLAN_GATHER && op->op != SEQPAR_PLAN_RETURN) continue;
+        for (j = i + 1; j < plan->count; j++) {
+            covered |= plan->ops[j].op == SEQPAR_PLAN_COMPUTE;
+            if ((plan->ops[j].op == SEQPAR_PLAN_WAIT || plan->ops[j].op == SEQPAR_PLAN_FOLD) && plan->ops[j].request == op->request) break;
+        }
+        all += op->head_count;
+        hidden += covered ? op->head_count : 0;
+    }
+    return all ? (double)hidden / (double)all : 0.0;
+}
+
+SEQPAR_DEF seqpar_status seqpar_plan_cost_of(seqpar_error *error, seqpar_plan_cost *cost, const seqpar_plan_mask *mask, int64_t sp_size, int64_t sp_rank, int dtype) {
+    seqpar_ctx ctx; /* of a rank that never runs */
+    seqpar_device device;
+    seqpar_attn *attn;
+    seqpar_attn_cost c, exposed; /* exposed: the all-to-alls, which nothing hides */
+    memset(cost, 0, sizeof *cost);
+    memset(&exposed, 0, sizeof exposed);
+    memset(&ctx, 0, sizeof ctx);
+    memset(&device, 0, sizeof device);
+    device.storage = device.accumulator = dtype;
+    ctx.error = error; ctx.device = &device;
+    ctx.sp_size = sp_size; ctx.sp_rank = sp_rank;
+    SEQPAR__TRY(seqpar_attn_open(&ctx, &attn, mask->rows, mask->row_count, mask->desc));
+    cost->step_flops = SEQPAR__NEW(int64_t, attn->size);
+    if (!cost->step_flops) { seqpar_attn_close(&ctx, attn); return seqpar__no_memory(error, "a plan's cost"); }
+    seqpar_attn_cost_of(&ctx, attn, &c, cost->step_flops);
+    cost->steps = attn->size;
+    cost->forward_flops = c.forward_flops; cost->backward_flops = c.backward_flops;
+    cost->forward_bytes = c.forward_bytes; cost->backward_bytes = c.backward_bytes;
+    seqpar__heads_cost(&ctx, attn, &exposed);
+    if (c.forward_bytes) cost->forward_overlap = seqpar__plan_overlap(&attn->forward) * (double)(c.forward_bytes - exposed.forward_bytes) / (double)c.forward_bytes;
+    if (c.backward_bytes) cost->backward_overlap = seqpar__plan_overlap(&attn->backward) * (double)(c.backward_bytes - exposed.backward_bytes) / (double)c.backward_bytes;
+    cost->slots = attn->backward.slots;
+    seqpar_attn_close(&ctx, attn);
+    return SEQPAR_OK;
+}
+SEQPAR_DEF void seqpar_plan_cost_free(seqpar_plan_cost *cost) { SEQPAR_FREE(cost->step_flops); memset(cost, 0, sizeof *cost); }
 
 /* ======================================================================================================
    >>loss  token log-probs through the head

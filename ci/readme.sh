@@ -21,6 +21,7 @@ chapters() {
         cpu) what="reference device, fast device"; check="slow.h; each row alone and among others" ;;
         plan) what="ring and llama3 as data"; check="all ranks simulated, P up to 1,024" ;;
         attn) what="the executor"; check="P = 1, 2, 3, 4, 5, 8 by memcmp; slow.h" ;;
+        check) what="plans played on paper, their cost"; check="mutated plans, each refused" ;;
         loss) what="chunked head, SFT seeds"; check="slow.h, golden vectors" ;;
         optim) what="gradients to owners, clip, AdamW, SGD"; check="D x P x A x ZeRO by memcmp; slow.h" ;;
         *) what="?"; check="?" ;;
@@ -28,10 +29,12 @@ chapters() {
         echo "| \`>>$tag\` | $what | $lines | $check |"
     done
 }
-awk -v chapters="$(chapters)" -v layouts="$(build/02_layouts 16 4 16)" '
+awk -v chapters="$(chapters)" -v layouts="$(build/02_layouts 16 4 16)" -v modes="$(build/test_attn --table | grep '^|')" -v costs="$(build/test_plan --table | grep '^|')" '
     skipping == "table" && /^<!-- end -->/ { skipping = "" }
     skipping == "block" { if (/^```$/ && ++fences == 2) { skipping = "" } ; next }
     skipping == "table" { next }
     { print }
     /^<!-- generated: chapters -->/ { print chapters "\n"; skipping = "table" }
+    /^<!-- generated: modes -->/ { print "\n" modes "\n"; skipping = "table" }
+    /^<!-- generated: costs -->/ { print "\n" costs "\n"; skipping = "table" }
     /^<!-- generated: layouts -->/ { print "```\n" layouts "\n```"; skipping = "block"; fences = 0 }' README.md

@@ -29,6 +29,7 @@ typedef struct setup { /* one way to run it */
     int64_t ranks, stride, threads, ulysses;
     int replicate;
     const seqpar_inject_desc *inject;
+    const seqpar_block_kernel *own;
     double *out, *lse, *dq, *dk, *dv;  /* global results */
     double *dsinks;                    /* (rows, 64 chunks, heads), rank after rank; setup_run adds them up into the first */
     int64_t flops, planned_flops, bytes, planned_bytes, flops_max;
@@ -81,7 +82,7 @@ static void setup_results(setup *s) {
     s->lse = random_values(p->tokens * p->heads);
     s->dk = random_values(p->tokens * p->kv_heads * p->head_dim);
     s->dv = random_values(p->tokens * p->kv_heads * p->head_dim);
-    s->dsinks = calloc((size_t)(8 * dsinks_size(p)), sizeof(double));
+    s->dsinks = calloc((size_t)(16 * dsinks_size(p)), sizeof(double));
 }
 static void setup_free(setup *s) { free(s->out); free(s->lse); free(s->dq); free(s->dk); free(s->dv); free(s->dsinks); }
 
@@ -151,6 +152,7 @@ static seqpar_status rank_main(seqpar_comm *world, void *user) {
     setup *s = user;
     seqpar_device *device = s->reference ? seqpar_device_reference() : seqpar_device_cpu(s->threads);
     seqpar_ctx ctx;
+    if (s->own) seqpar_device_own_kernel(device, s->own);
     seqpar_comm *wrapped = s->inject ? seqpar_comm_inject(world, s->inject) : world;
     seqpar_status status = seqpar_ctx_open(&ctx, wrapped, device, s->ranks);
     if (!status) status = rank_attention(&ctx, s);
@@ -171,6 +173,12 @@ static void setup_run(setup *s) {
 }
 
 static int same(const double *a, const double *b, int64_t n) { return !memcmp(a, b, (size_t)n * sizeof *a); }
+
+static int same_results(const setup *a, const setup *b) {
+    const problem *p = a->p;
+    int64_t wide = p->tokens * p->heads * p->head_dim, narrow = p->tokens * p->kv_heads * p->head_dim;
+    return same(a->out, b->out, wide) && same(a->lse, b->lse, p->tokens * p->heads) && same(a->dq, b->dq, wide) && same(a->dk, b->dk, narrow) && same(a->dv, b->dv, narrow) && same(a->dsinks, b->dsinks, dsinks_size(p));
+}
 
 static void expect_same_bits(const setup *a, const setup *b, const char *what) {
     const problem *p = a->p;
@@ -392,7 +400,237 @@ static void test_lengths(int64_t ranks) {
     test_end("attn_lengths_1_to_%lld P=%lld", (long long)(4 * ranks + 1), (long long)ranks);
 }
 
+/* ---- the user's own block kernel ---- */
+
+typedef struct own_kernel { int storage, harm; } own_kernel;
+enum { NO_HARM, NAN_LSE, INFINITE_OUT, FAILS, LSE_OF_NOTHING, NAN_DQ, FAILS_BACKWARD };
+
+static double element(const own_kernel *own, const void *x, int64_t i) {
+    return own->storage == SEQPAR_F64 ? ((const double *)x)[i] : own->storage == SEQPAR_F32 ? (double)((const float *)x)[i] : (double)seqpar_bf16_to_float(((const uint16_t *)x)[i]);
+}
+static void element_set(const own_kernel *own, void *x, int64_t i, double value) {
+    if (own->storage == SEQPAR_F64) ((double *)x)[i] = value;
+    else if (own->storage == SEQPAR_F32) ((float *)x)[i] = (float)value;
+    else ((uint16_t *)x)[i] = seqpar_bf16_from_float((float)value);
+}
+static double own_score(const own_kernel *own, const seqpar_block *b, int64_t r, int64_t n) {
+    double s = 0;
+    int64_t i;
+    for (i = 0; i < b->head_dim; i++) s += element(own, b->q, r * b->head_dim + i) * element(own, b->k, n * b->head_dim + i);
+    s *= b->scale;
+    return b->softcap > 0 ? b->softcap * tanh(s / b->softcap) : s;
+}
+
+static int own_forward(void *user, const seqpar_block *b, void *out, double *lse) {
+    const own_kernel *own = user;
+    int64_t r, n, i, d = b->head_dim;
+    for (r = 0; r < b->queries; r++) {
+        double total = 0, row[64] = {0};
+        for (n = b->visible_begin[r]; n < b->visible_end[r]; n++) {
+            double p = exp(own_score(own, b, r, n));
+            total += p;
+            for (i = 0; i < d; i++) row[i] += p * element(own, b->v, n * d + i);
+        }
+        for (i = 0; i < d; i++) element_set(own, out, r * d + i, total > 0 ? row[i] / total : 0);
+        lse[r] = own->harm == LSE_OF_NOTHING || total > 0 ? log(total + (own->harm == LSE_OF_NOTHING)) : -HUGE_VAL;
+    }
+    if (own->harm == NAN_LSE) lse[b->queries - 1] = NAN;
+    if (own->harm == INFINITE_OUT) element_set(own, out, 0, HUGE_VAL);
+    return own->harm == FAILS;
+}
+
+static int own_backward(void *user, const seqpar_block *b, void *dq, void *dk, void *dv) {
+    const own_kernel *own = user;
+    int64_t r, n, i, d = b->head_dim;
+    double *sum = calloc((size_t)((b->queries + 2 * b->keys) * d), sizeof *sum), *sk = sum + b->queries * d, *sv = sk + b->keys * d;
+    for (r = 0; r < b->queries; r++)
+        for (n = b->visible_begin[r]; n < b->visible_end[r]; n++) {
+            double s = own_score(own, b, r, n), p = exp(s - b->lse[r]), dp = 0, ds;
+            for (i = 0; i < d; i++) dp += element(own, b->dout, r * d + i) * element(own, b->v, n * d + i);
+            ds = p * (dp - b->delta[r]) * b->scale * (b->softcap > 0 ? 1 - s / b->softcap * (s / b->softcap) : 1);
+            for (i = 0; i < d; i++) {
+                sum[r * d + i] += ds * element(own, b->k, n * d + i);
+                sk[n * d + i] += ds * element(own, b->q, r * d + i);
+                sv[n * d + i] += p * element(own, b->dout, r * d + i);
+            }
+        }
+    for (i = 0; dq && i < b->queries * d; i++) element_set(own, dq, i, own->harm == NAN_DQ ? NAN : sum[i]);
+    for (i = 0; dk && i < b->keys * d; i++) { element_set(own, dk, i, sk[i]); element_set(own, dv, i, sv[i]); }
+    free(sum);
+    return own->harm == FAILS_BACKWARD;
+}
+
+/* Every mask but dropout, every schedule; what the storage type rounds is all that may be lost. */
+static void test_own_kernel(int storage, double limit) {
+    static const int64_t lengths[] = {37, 11}, chunks[] = {9, 3};
+    problem *p = problem_new(2, lengths, chunks, 4, 2, 6);
+    own_kernel own = {storage, NO_HARM};
+    seqpar_block_kernel kernel = {storage, own_forward, own_backward, &own};
+    int feature, schedule;
+    for (feature = 0; feature < FEATURES; feature++) {
+        schedule = feature % SEQPAR__SCHEDULES;
+        setup s = {.p = p, .reference = storage == SEQPAR_F64, .ranks = 1 + feature % 4, .threads = 2, .layout = feature % SEQPAR__LAYOUTS, .schedule = schedule, .f = features_list[feature], .own = &kernel};
+        if (s.f.dropout > 0) continue;
+        setup_run(&s);
+        expect_truth(&s, limit * (s.f.window == 1 ? 30 : 1), s.f.name);
+        setup_free(&s);
+    }
+    problem_free(p);
+    test_end("attn_own_kernel_%s", storage == SEQPAR_F64 ? "fp64" : storage == SEQPAR_F32 ? "fp32" : "bf16");
+}
+
+/* A kernel that misbehaves is named, on every rank, and the run ends. */
+static void test_own_kernel_refused(void) {
+    static const struct { int harm; const char *words; } cases[] = {{NAN_LSE, "lse that is not finite"}, {INFINITE_OUT, "out that is not finite"}, {FAILS, "fails"},
+                                                                    {LSE_OF_NOTHING, "sees nothing"}, {NAN_DQ, "dq that is not finite"}, {FAILS_BACKWARD, "fails backward"}};
+    static const int64_t lengths[] = {24}, chunks[] = {6};
+    size_t i;
+    for (i = 0; i < sizeof cases / sizeof *cases; i++) {
+        problem *p = problem_new(1, lengths, chunks, 2, 1, 4);
+        own_kernel own = {SEQPAR_F32, cases[i].harm};
+        seqpar_block_kernel kernel = {SEQPAR_F32, own_forward, own_backward, &own};
+        setup s = {.p = p, .ranks = 3, .threads = 1, .layout = SEQPAR_ZIGZAG, .own = &kernel, .f = {.window = 3}};
+        seqpar_error error;
+        setup_results(&s);
+        s.status = seqpar_run_threads(s.ranks, rank_main, &s, &error);
+        test_expect(s.status == SEQPAR_ERR_KERNEL && strstr(error.text, cases[i].words), "%s: %s", seqpar_status_name(s.status), error.text);
+        setup_free(&s);
+        problem_free(p);
+    }
+    test_end("attn_own_kernel_refused");
+}
+
+/* What cannot work is refused on every rank before anything is sent. */
+static void test_refused(void) {
+    static const struct { features f; int64_t heads, kv_heads, ulysses, prefix; seqpar_status status; const char *words; } cases[] = {
+        {{.window = -1}, 2, 1, 0, 0, SEQPAR_ERR_MASK, "window is -1"}, {{.softcap = -2}, 2, 1, 0, 0, SEQPAR_ERR_MASK, "softcap is -2"}, {{.softcap = NAN}, 2, 1, 0, 0, SEQPAR_ERR_MASK, "softcap is nan"},
+        {{.dropout = 1}, 2, 1, 0, 0, SEQPAR_ERR_MASK, "dropout is 1"}, {{.dropout = NAN}, 2, 1, 0, 0, SEQPAR_ERR_MASK, "dropout is nan"}, {{.scale = HUGE_VAL}, 2, 1, 0, 0, SEQPAR_ERR_MASK, "scale is inf"},
+        {{.prefix = 1}, 2, 1, 0, 99, SEQPAR_ERR_MASK, "prefix of 99"}, {{.prefix = 1}, 2, 1, 0, -1, SEQPAR_ERR_MASK, "prefix of -1"},
+        {{.name = ""}, 3, 2, 0, 0, SEQPAR_ERR_HEADS, "3 heads over 2 kv_heads"}, {{.name = ""}, 4, 2, 3, 0, SEQPAR_ERR_ULYSSES, "ulysses_size 3"}, {{.name = ""}, 4, 1, 2, 0, SEQPAR_ERR_ULYSSES, "more than the 1 kv_heads"}};
+    static const int64_t lengths[] = {24}, chunks[] = {6};
+    size_t i;
+    for (i = 0; i < sizeof cases / sizeof *cases; i++) {
+        problem *p = problem_new(1, lengths, chunks, 4, 2, 4);
+        setup s = {.p = p, .ranks = 4, .threads = 1, .layout = SEQPAR_ZIGZAG, .ulysses = cases[i].ulysses, .f = cases[i].f};
+        seqpar_error error;
+        p->heads = cases[i].heads; p->kv_heads = cases[i].kv_heads;
+        p->prefix[0][0] = cases[i].prefix;
+        p->rows[0].prefix_lens = s.f.prefix ? p->prefix[0] : NULL;
+        setup_results(&s);
+        s.status = seqpar_run_threads(s.ranks, rank_main, &s, &error);
+        test_expect(s.status == cases[i].status && strstr(error.text, cases[i].words), "%s: %s", seqpar_status_name(s.status), error.text);
+        setup_free(&s);
+        problem_free(p);
+    }
+    test_end("attn_refused");
+}
+
+/* ---- every combination has the bits of one rank ---- */
+
+enum { MODES = 5, ARRIVALS = 3 };
+static const int64_t product_ranks[] = {1, 2, 3, 4, 5, 8, 16};
+enum { PRODUCT_RANKS = sizeof product_ranks / sizeof *product_ranks, PRODUCT = 2 * MODES * FEATURES * PRODUCT_RANKS * 2 * ARRIVALS };
+
+/* Combination number n, 0 <= n < PRODUCT. Four kv heads: Ulysses groups of 2 (2D), or as large as gcd(P, 4). */
+static setup product_way(problem *p, int64_t n, const seqpar_inject_desc *arrival) {
+    static const int schedules[MODES] = {SEQPAR_RING, SEQPAR_LLAMA3, SEQPAR_ULYSSES, SEQPAR_RING, SEQPAR_LLAMA3};
+    setup s = {.p = p};
+    int64_t mode = n / 2 % MODES, which;
+    s.layout = (int)(n % 2); /* contiguous, zigzag */
+    s.f = features_list[n / (2 * MODES) % FEATURES];
+    s.ranks = product_ranks[n / (2 * MODES * FEATURES) % PRODUCT_RANKS];
+    s.threads = 1 + n / (2 * MODES * FEATURES * PRODUCT_RANKS) % 2;
+    which = n / (4 * MODES * FEATURES * PRODUCT_RANKS);
+    s.inject = which ? &arrival[which - 1] : NULL;
+    s.schedule = schedules[mode];
+    s.ulysses = mode > 2 && s.ranks % 2 == 0 ? 2 : 0;
+    s.stride = s.schedule == SEQPAR_LLAMA3 ? 1 + n % 2 : 1;
+    return s;
+}
+
+/* A part of the product that grows to all of it with TEST_ALL (make check-all). */
+static void test_product(void) {
+    static const int64_t lengths[] = {71, 26}, chunks[] = {19, 32};
+    static const seqpar_inject_desc arrival[] = {{.seed = 3, .reorder = 1}, {.seed = 4, .reorder = 1, .delay_us_max = 40}};
+    problem *p = problem_new(2, lengths, chunks, 8, 4, 6);
+    setup one[FEATURES];
+    int64_t n, runs = 0, step = getenv("TEST_ALL") ? 1 : 11;
+    int i;
+    for (i = 0; i < FEATURES; i++) {
+        one[i] = (setup){.p = p, .ranks = 1, .threads = 1, .f = features_list[i]};
+        setup_run(&one[i]);
+    }
+    for (n = test_integer(0, step - 1); n < PRODUCT; n += step, runs++) {
+        setup s = product_way(p, n, arrival);
+        char what[160];
+        setup_run(&s);
+        snprintf(what, sizeof what, "%s %s U=%lld P=%lld %s threads=%lld arrival=%d", seqpar_layout_name(s.layout), seqpar_schedule_name(s.schedule), (long long)s.ulysses, (long long)s.ranks, s.f.name, (long long)s.threads, s.inject ? (int)(s.inject - arrival) + 1 : 0);
+        expect_same_bits(&s, &one[n / (2 * MODES) % FEATURES], what);
+        setup_free(&s);
+    }
+    for (i = 0; i < FEATURES; i++) setup_free(&one[i]);
+    problem_free(p);
+    test_end("attn_product: %lld of %d combinations", (long long)runs, PRODUCT);
+}
+
+/* 20 repeats under delays and another order of messages each time; the first call and all later ones are alike. */
+static void test_arrival(int schedule, int64_t ulysses) {
+    static const int64_t lengths[] = {67}, chunks[] = {16};
+    problem *p = problem_new(1, lengths, chunks, 4, 4, 8);
+    setup one = {.p = p, .ranks = 1, .threads = 1};
+    uint64_t repeat;
+    setup_run(&one);
+    for (repeat = 0; repeat < 20; repeat++) {
+        seqpar_inject_desc late = {.seed = repeat, .reorder = 1, .delay_us_max = 200};
+        setup s = {.p = p, .ranks = 4, .threads = 1, .layout = SEQPAR_ZIGZAG, .schedule = schedule, .ulysses = ulysses, .inject = &late};
+        setup_run(&s);
+        expect_same_bits(&s, &one, "late and out of order");
+        setup_free(&s);
+    }
+    setup_free(&one);
+    problem_free(p);
+    test_end("attn_arrival_%s U=%lld: 20 repeats", seqpar_schedule_name(schedule), (long long)ulysses);
+}
+
+/* The README's table: what every mode gives for every mask over all P, against one rank. */
+static void print_table(void) {
+    static const struct { const char *name; int layout, schedule; int64_t ulysses; } modes[] = {
+        {"contiguous ring", SEQPAR_CONTIGUOUS, SEQPAR_RING, 0}, {"contiguous llama3", SEQPAR_CONTIGUOUS, SEQPAR_LLAMA3, 0}, {"contiguous Ulysses", SEQPAR_CONTIGUOUS, SEQPAR_ULYSSES, 0},
+        {"zigzag ring", SEQPAR_ZIGZAG, SEQPAR_RING, 0}, {"zigzag llama3", SEQPAR_ZIGZAG, SEQPAR_LLAMA3, 0}, {"zigzag Ulysses", SEQPAR_ZIGZAG, SEQPAR_ULYSSES, 0},
+        {"zigzag 2D, U = 2", SEQPAR_ZIGZAG, SEQPAR_RING, 2}, {"stripe ring", SEQPAR_STRIPE, SEQPAR_RING, 0}, {"zigzag-doc ring", SEQPAR_ZIGZAG_DOC, SEQPAR_RING, 0}};
+    static const int masks[] = {0, 1, 3, 6, 8, 9, 10, 12};
+    static const int64_t lengths[] = {47}, chunks[] = {32};
+    problem *p = problem_new(1, lengths, chunks, 8, 4, 4);
+    size_t m, f, i;
+    printf("| mode |");
+    for (f = 0; f < sizeof masks / sizeof *masks; f++) printf(" %s |", features_list[masks[f]].name);
+    printf("\n|---|---|---|---|---|---|---|---|---|\n");
+    for (m = 0; m < sizeof modes / sizeof *modes; m++) {
+        printf("| %s |", modes[m].name);
+        for (f = 0; f < sizeof masks / sizeof *masks; f++) {
+            setup one = {.p = p, .ranks = 1, .threads = 1, .f = features_list[masks[f]]};
+            int bits = 1;
+            setup_run(&one);
+            for (i = 0; i < PRODUCT_RANKS; i++) {
+                setup s = {.p = p, .ranks = product_ranks[i], .threads = 1, .layout = modes[m].layout, .schedule = modes[m].schedule, .ulysses = modes[m].ulysses && product_ranks[i] % 2 == 0 ? 2 : 0, .f = one.f};
+                if (modes[m].ulysses && product_ranks[i] % 2) continue;
+                setup_run(&s);
+                if (!same_results(&s, &one)) {
+                    bits = 0;
+                    expect_truth(&s, 4e-6, "table");
+                }
+                setup_free(&s);
+            }
+            printf(" %s |", test_why[0] ? "WRONG" : bits ? "bits" : "error rule");
+            setup_free(&one);
+        }
+        printf("\n");
+    }
+    problem_free(p);
+}
+
 int main(int argc, char **argv) {
+    if (argc > 1 && !strcmp(argv[1], "--table")) { test_begin(1, argv); print_table(); return 0; }
     test_begin(argc, argv);
     test_state += test_seed;
     test_truth(1);
@@ -400,6 +638,16 @@ int main(int argc, char **argv) {
     for (int i = 0; i < SEQPAR__LAYOUTS * SEQPAR__SCHEDULES; i++) test_probe(i / SEQPAR__SCHEDULES, i % SEQPAR__SCHEDULES);
     test_grids(1);
     test_grids(0);
+    test_own_kernel(SEQPAR_F64, 1e-13);
+    test_own_kernel(SEQPAR_F32, 3e-6);
+    test_own_kernel(SEQPAR_BF16, 2e-2);
+    test_own_kernel_refused();
+    test_refused();
+    test_product();
+    test_arrival(SEQPAR_RING, 0);
+    test_arrival(SEQPAR_LLAMA3, 0);
+    test_arrival(SEQPAR_ULYSSES, 0);
+    test_arrival(SEQPAR_RING, 2);
     test_gaps(1);
     test_gaps(0);
     test_lengths(3);

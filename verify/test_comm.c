@@ -3,133 +3,13 @@
 #define SEQPAR_IMPLEMENTATION
 #include "seqpar.h"
 #include "test.h"
-#include <pthread.h>
+#include "transport.h"
 #include <unistd.h>
 
-#define RANKS 8
-#define TRY(call) do { seqpar_status try_ = (call); if (try_) return try_; } while (0)
-#define COUNT(list) ((int64_t)(sizeof(list) / sizeof *(list)))
-
 static const int64_t ranks_list[] = {1, 2, 3, 4, 5, 8};
+static const transport_maker threads = {.name = "comm", .run = seqpar_run_threads};
 
-/* test_expect for ranks, which are threads. */
-static pthread_mutex_t verdict = PTHREAD_MUTEX_INITIALIZER;
-#define EXPECT(condition, ...) do { int holds_ = (condition); pthread_mutex_lock(&verdict); test_expect(holds_, __VA_ARGS__); pthread_mutex_unlock(&verdict); } while (0)
-
-static void run_well(int64_t ranks, seqpar_rank_fn fn, void *user) {
-    seqpar_error error;
-    seqpar_status status = seqpar_run_threads(ranks, fn, user, &error);
-    test_expect(!status, "P %lld: %s: %s", (long long)ranks, seqpar_status_name(status), error.text);
-}
-
-static uint64_t mix(uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
-    uint64_t x = (((a * 1000003 + b) * 1000003 + c) * 1000003 + d + test_seed) * UINT64_C(0x9e3779b97f4a7c15);
-    x = (x ^ (x >> 29)) * UINT64_C(0xbf58476d1ce4e5b9);
-    return x ^ (x >> 32);
-}
-
-static void fill(unsigned char *data, int64_t bytes, uint64_t key) {
-    int64_t i;
-    for (i = 0; i < bytes; i++) data[i] = (unsigned char)((key + (uint64_t)i) * UINT64_C(0x9e3779b97f4a7c15) >> 40);
-}
-
-static int64_t wrong_bits(const unsigned char *data, int64_t bytes, uint64_t key) {
-    int64_t i, bits = 0;
-    for (i = 0; i < bytes; i++) bits += __builtin_popcount(data[i] ^ (unsigned char)((key + (uint64_t)i) * UINT64_C(0x9e3779b97f4a7c15) >> 40));
-    return bits;
-}
-
-/* ---- mail: groups of messages between all pairs, the own rank included, several groups in flight ---- */
-
-#define GROUPS 5
-
-typedef struct mail { /* one group as one rank sees it */
-    seqpar_transfer sends[2 * RANKS], recvs[2 * RANKS];
-    seqpar_group group;
-    seqpar_request request;
-} mail;
-
-typedef struct post { /* what all ranks agree on */
-    uint64_t key;
-    int64_t letters; /* messages from each rank to each in a group: 1 or 2 */
-    int big;         /* some messages take long to copy */
-} post;
-
-static uint64_t letter_key(const post *p, int64_t group, int64_t from, int64_t to, int64_t number) {
-    return mix(p->key, (uint64_t)group, (uint64_t)(from * RANKS + to), (uint64_t)number);
-}
-
-static int64_t letter_bytes(const post *p, uint64_t key) {
-    if (key % 5 == 0) return 0;
-    return (int64_t)(p->big && key % 7 == 1 ? key % 50021 : key % 271);
-}
-
-static seqpar_transfer letter_new(const post *p, int64_t peer, uint64_t key, int sending) {
-    int64_t bytes = letter_bytes(p, key);
-    seqpar_transfer t = {peer, bytes ? malloc((size_t)bytes) : NULL, bytes};
-    if (sending) fill(t.data, bytes, key);
-    else if (bytes) memset(t.data, 0xA5, (size_t)bytes);
-    return t;
-}
-
-static void mail_write(mail *m, const post *p, int64_t group, int64_t rank, int64_t size) {
-    int64_t n = 0, i, peer;
-    for (i = 0; i < p->letters; i++)
-        for (peer = 0; peer < size; peer++, n++) {
-            m->sends[n] = letter_new(p, peer, letter_key(p, group, rank, peer, i), 1);
-            m->recvs[n] = letter_new(p, peer, letter_key(p, group, peer, rank, i), 0);
-        }
-    m->group = (seqpar_group){"mail", group, m->sends, n, m->recvs, n};
-}
-
-/* Reads and throws away; returns how many bits are not as they were sent, of message `*worst` (from 1) at last. */
-static int64_t mail_read(mail *m, const post *p, int64_t group, int64_t rank, int64_t size, int64_t *worst) {
-    int64_t n, bits, total = 0;
-    for (n = 0; n < m->group.recv_count; n++) {
-        const seqpar_transfer *t = &m->recvs[n];
-        bits = wrong_bits(t->data, t->bytes, letter_key(p, group, t->peer, rank, n / size));
-        if (bits && worst) *worst = n + 1;
-        total += bits;
-        free(m->sends[n].data);
-        free(m->recvs[n].data);
-    }
-    return total;
-}
-
-/* Waits for all groups in an order of this rank's own. */
-static seqpar_status mail_wait(seqpar_comm *comm, mail *m, int64_t groups, uint64_t key) {
-    int64_t order[GROUPS], i, j, t;
-    for (i = 0; i < groups; i++) order[i] = i;
-    for (i = groups - 1; i > 0; i--) {
-        j = (int64_t)(mix(key, (uint64_t)i, (uint64_t)comm->rank, 77) % (uint64_t)(i + 1));
-        t = order[i]; order[i] = order[j]; order[j] = t;
-    }
-    for (i = 0; i < groups; i++) TRY(seqpar_comm_wait(comm, &m[order[i]].request, NULL));
-    return SEQPAR_OK;
-}
-
-/* Sends, waits and checks all groups; *bits gets what was damaged. */
-static seqpar_status mail_run(seqpar_comm *comm, const post *p, int64_t groups, int64_t *bits, int64_t *worst) {
-    mail m[GROUPS];
-    seqpar_status status = SEQPAR_OK;
-    int64_t g;
-    for (g = 0, *bits = 0; g < groups; g++) mail_write(&m[g], p, g, comm->rank, comm->size);
-    for (g = 0; !status && g < groups; g++) status = seqpar_comm_begin(comm, &m[g].group, NULL, &m[g].request);
-    if (!status) status = mail_wait(comm, m, groups, p->key);
-    for (g = 0; g < groups; g++) *bits += mail_read(&m[g], p, g, comm->rank, comm->size, worst);
-    return status;
-}
-
-static seqpar_status rank_mail(seqpar_comm *world, void *user) {
-    int64_t round, bits;
-    for (round = 0; round < 6; round++) {
-        post p = *(const post *)user;
-        p.key += (uint64_t)round;
-        TRY(mail_run(world, &p, GROUPS, &bits, NULL));
-        EXPECT(bits == 0, "rank %lld, round %lld: %lld bits are wrong", (long long)world->rank, (long long)round, (long long)bits);
-    }
-    return SEQPAR_OK;
-}
+static void run_well(int64_t ranks, seqpar_rank_fn fn, void *user) { transport_run_well(&threads, ranks, fn, user); }
 
 static void test_exchange(void) {
     int64_t i, repeat;
@@ -170,74 +50,12 @@ static void test_late(void) {
     test_end("comm_message_comes_during_a_copy");
 }
 
-/* Messages between two ranks match in order of posting, whoever is waited for first. */
-static seqpar_status rank_order(seqpar_comm *world, void *user) {
-    int64_t peer = 1 - world->rank, out[7], in[7], i;
-    seqpar_request request[7];
-    (void)user;
-    for (i = 0; i < 7; i++) {
-        seqpar_transfer send = {peer, &out[i], 8}, recv = {peer, &in[i], 8};
-        seqpar_group group = {"numbered", i, &send, 1, &recv, 1};
-        out[i] = 100 * world->rank + i;
-        in[i] = -1;
-        TRY(seqpar_comm_begin(world, &group, NULL, &request[i]));
-    }
-    for (i = 6; i >= 0; i--) {
-        TRY(seqpar_comm_wait(world, &request[i], NULL));
-        EXPECT(in[i] == 100 * peer + i, "message %lld is %lld", (long long)i, (long long)in[i]);
-        EXPECT(!request[i].state && !seqpar_comm_wait(world, &request[i], NULL), "a second wait is not free");
-    }
-    return SEQPAR_OK;
-}
-
 static void test_order(void) {
     run_well(2, rank_order, NULL);
     test_end("comm_matching_by_order");
 }
 
 /* ---- collectives ---- */
-
-static int64_t part_bytes(int64_t round, int64_t rank) { return rank % 3 == round % 3 ? 0 : (rank * 37 + round * 11) % 101; }
-
-static seqpar_status rank_all_gather(seqpar_comm *world, void *user) {
-    int64_t round, r, at, bytes[RANKS];
-    (void)user;
-    for (round = 0; round < 7; round++) {
-        unsigned char all[101 * RANKS + 1], part[101];
-        for (r = at = 0; r < world->size; at += bytes[r++]) bytes[r] = part_bytes(round, r);
-        memset(all, 0xA5, sizeof all);
-        fill(part, bytes[world->rank], mix((uint64_t)round, (uint64_t)world->rank, 1, 2));
-        TRY(seqpar_comm_all_gather(world, all, part, bytes, "parts"));
-        EXPECT(all[at] == 0xA5, "bytes behind the parts were written");
-        for (r = at = 0; r < world->size; at += bytes[r++])
-            EXPECT(!wrong_bits(all + at, bytes[r], mix((uint64_t)round, (uint64_t)r, 1, 2)), "round %lld: the part of rank %lld", (long long)round, (long long)r);
-    }
-    return SEQPAR_OK;
-}
-
-static seqpar_status rank_broadcast(seqpar_comm *world, void *user) {
-    int64_t root;
-    (void)user;
-    for (root = 0; root < world->size; root++) {
-        unsigned char data[53];
-        fill(data, 53, mix((uint64_t)world->rank, (uint64_t)root, 3, 4));
-        TRY(seqpar_comm_broadcast(world, data, 53, root));
-        EXPECT(!wrong_bits(data, 53, mix((uint64_t)root, (uint64_t)root, 3, 4)), "rank %lld has not what rank %lld sent", (long long)world->rank, (long long)root);
-        TRY(seqpar_comm_broadcast(world, NULL, 0, root));
-    }
-    return SEQPAR_OK;
-}
-
-static seqpar_status rank_reduce(seqpar_comm *world, void *user) {
-    int64_t p = world->size, r = world->rank, sum[5] = {r, -r, INT64_C(1) << 40, 0, r == p - 1 ? -7 : 0}, max[4] = {r, -r - 1, INT64_MIN + r, r == 1 ? INT64_MAX : -5};
-    (void)user;
-    TRY(seqpar_comm_sum_i64(world, sum, 5));
-    TRY(seqpar_comm_max_i64(world, max, 4));
-    EXPECT(sum[0] == p * (p - 1) / 2 && sum[1] == -sum[0] && sum[2] == p << 40 && sum[3] == 0 && sum[4] == -7, "sums");
-    EXPECT(max[0] == p - 1 && max[1] == -1 && max[2] == INT64_MIN + p - 1 && max[3] == (p > 1 ? INT64_MAX : -5), "maxima");
-    TRY(seqpar_comm_sum_i64(world, NULL, 0));
-    return SEQPAR_OK;
-}
 
 /* Nobody leaves a barrier before everybody has entered it. */
 static seqpar_status rank_barrier(seqpar_comm *world, void *user) {
@@ -266,39 +84,6 @@ static void test_collectives(void) {
 /* ---- meshes: D x P ranks; keys may turn the order round ---- */
 
 typedef struct mesh { int64_t d, p; int reverse; } mesh;
-
-/* The ranks of a sub-comm, in its order, as their world ranks. */
-static seqpar_status expect_members(seqpar_comm *sub, int64_t world_rank, const int64_t *want, int64_t count) {
-    int64_t all[RANKS], bytes[RANKS], i;
-    for (i = 0; i < RANKS; i++) bytes[i] = 8;
-    EXPECT(sub->size == count && want[sub->rank] == world_rank, "rank %lld is number %lld of %lld", (long long)world_rank, (long long)sub->rank, (long long)sub->size);
-    TRY(seqpar_comm_all_gather(sub, all, &world_rank, bytes, "members"));
-    for (i = 0; i < count; i++) EXPECT(all[i] == want[i], "place %lld has rank %lld, not %lld", (long long)i, (long long)all[i], (long long)want[i]);
-    return SEQPAR_OK;
-}
-
-/* Mail on three comms at once, each with its own data; waits in another order than begins. */
-static seqpar_status talk_at_once(seqpar_comm *const *comms, const uint64_t *keys) {
-    mail m[3][2];
-    int64_t c, g, bits, round;
-    for (round = 0; round < 5; round++) {
-        for (g = 0; g < 2; g++)
-            for (c = 0; c < 3; c++) {
-                post p = {.key = keys[c] + (uint64_t)round, .letters = 1};
-                mail_write(&m[c][g], &p, g, comms[c]->rank, comms[c]->size);
-                TRY(seqpar_comm_begin(comms[c], &m[c][g].group, NULL, &m[c][g].request));
-            }
-        for (c = 2; c >= 0; c--) {
-            post p = {.key = keys[c] + (uint64_t)round, .letters = 1};
-            TRY(mail_wait(comms[c], m[c], 2, p.key));
-            for (g = 0; g < 2; g++) {
-                bits = mail_read(&m[c][g], &p, g, comms[c]->rank, comms[c]->size, NULL);
-                EXPECT(bits == 0, "comm %lld: %lld bits are somebody else's", (long long)c, (long long)bits);
-            }
-        }
-    }
-    return SEQPAR_OK;
-}
 
 static seqpar_status rank_mesh(seqpar_comm *world, void *user) {
     const mesh *x = user;
@@ -348,25 +133,6 @@ static void test_split_twice(void) {
 
 /* ---- counters ---- */
 
-static seqpar_status rank_count(seqpar_comm *world, void *user) {
-    int64_t p = world->size, r = world->rank, bytes[RANKS], i, want_bytes = 0, want_messages = 0;
-    char all[64 * RANKS], own[64] = {0}, back[64];
-    seqpar_transfer send = {r, own, 41}, recv = {r, back, 41};
-    seqpar_group to_self = {"to myself", 0, &send, 1, &recv, 1};
-    seqpar_request request;
-    (void)user;
-    for (i = 0; i < p; i++) bytes[i] = 5 * i + 3;
-    TRY(seqpar_comm_all_gather(world, all, own, bytes, "counted"));
-    TRY(seqpar_comm_broadcast(world, own, 29, p - 1));
-    TRY(seqpar_comm_begin(world, &to_self, NULL, &request));
-    TRY(seqpar_comm_wait(world, &request, NULL));
-    want_bytes += (p - 1) * (5 * r + 3) + (r == p - 1 ? (p - 1) * 29 : 0);
-    want_messages += (p - 1) + (r == p - 1 ? p - 1 : 0);
-    EXPECT(world->bytes_sent == want_bytes, "rank %lld of %lld sent %lld bytes, not %lld", (long long)r, (long long)p, (long long)world->bytes_sent, (long long)want_bytes);
-    EXPECT(world->messages_sent == want_messages, "rank %lld of %lld sent %lld messages, not %lld", (long long)r, (long long)p, (long long)world->messages_sent, (long long)want_messages);
-    return SEQPAR_OK;
-}
-
 static void test_counters(void) {
     int64_t i;
     for (i = 0; i < COUNT(ranks_list); i++) {
@@ -390,102 +156,6 @@ static void test_self(void) {
 }
 
 /* ---- failures: what the world says, and what each rank says ---- */
-
-typedef struct failure {
-    const char *name;
-    int64_t ranks;
-    seqpar_rank_fn fn;
-    seqpar_status status;
-    int64_t rank;         /* who is named as the one it happened on; -1: not asked */
-    const char *words[6]; /* in the sentence of the world */
-    seqpar_status peers;  /* what the others return; 0: not asked */
-    const char *echo;     /* in the sentence of the others */
-} failure;
-
-static const failure *failing; /* the one at hand */
-
-/* Runs what a rank does, and compares what the transport tells the ranks that are not at fault. */
-static seqpar_status rank_observed(seqpar_comm *world, void *user) {
-    seqpar_status status = failing->fn(world, user);
-    if (!failing->peers || world->rank == failing->rank) return status;
-    EXPECT(status == failing->peers, "rank %lld ends with %s: %s", (long long)world->rank, seqpar_status_name(status), world->error->text);
-    EXPECT(world->error->status == status && world->error->rank == world->rank, "rank %lld: its error is not its own", (long long)world->rank);
-    EXPECT(strstr(world->error->text, failing->echo) != NULL, "rank %lld does not repeat it: %s", (long long)world->rank, world->error->text);
-    return status;
-}
-
-static void expect_failure(const failure *f) {
-    seqpar_error error;
-    seqpar_status status;
-    int64_t w;
-    failing = f;
-    status = seqpar_run_threads(f->ranks, rank_observed, NULL, &error);
-    test_expect(status == f->status && error.status == status, "the world ends with %s: %s", seqpar_status_name(status), error.text);
-    test_expect(f->rank < 0 || error.rank == f->rank, "it happened on rank %lld, not %lld", (long long)error.rank, (long long)f->rank);
-    for (w = 0; w < 6 && f->words[w]; w++) test_expect(strstr(error.text, f->words[w]) != NULL, "'%s' is not in: %s", f->words[w], error.text);
-    test_end("comm_%s", f->name);
-}
-
-static seqpar_status exchange(seqpar_comm *comm, const char *name, int64_t step, int64_t send_to, int64_t send_bytes, int64_t recv_from, int64_t recv_bytes) {
-    char out[64] = {0}, in[64];
-    seqpar_transfer send = {send_to, out, send_bytes}, recv = {recv_from, in, recv_bytes};
-    seqpar_group group = {name, step, &send, send_to >= 0, &recv, recv_from >= 0};
-    seqpar_request request;
-    TRY(seqpar_comm_begin(comm, &group, NULL, &request));
-    return seqpar_comm_wait(comm, &request, NULL);
-}
-
-static seqpar_status rank_wrong_size(seqpar_comm *world, void *user) {
-    (void)user;
-    if (world->rank == 1) return exchange(world, "kv ring", 3, 2, 37, -1, 0);
-    if (world->rank == 2) return exchange(world, "kv ring", 3, -1, 0, 1, 41);
-    return seqpar_comm_barrier(world);
-}
-
-static seqpar_status rank_says_no(seqpar_comm *world, void *user) {
-    (void)user;
-    TRY(seqpar_comm_barrier(world));
-    if (world->rank == 2) return seqpar_fail(world->error, SEQPAR_ERR_OPTION, "pack_len %d does not suit me", 4711);
-    TRY(exchange(world, "ring", 0, (world->rank + 1) % world->size, 8, (world->rank + world->size - 1) % world->size, 8));
-    return seqpar_comm_barrier(world);
-}
-
-static seqpar_status rank_fails_silently(seqpar_comm *world, void *user) { /* a code without a sentence */
-    (void)user;
-    return world->rank == 1 ? SEQPAR_ERR_NOT_FINITE : seqpar_comm_barrier(world);
-}
-
-static seqpar_status rank_aborts(seqpar_comm *world, void *user) {
-    (void)user;
-    if (world->rank != 1) return seqpar_comm_barrier(world);
-    seqpar_comm_abort(world, "stop, the disk is full");
-    return SEQPAR_OK;
-}
-
-static seqpar_status rank_fails_in_a_group(seqpar_comm *world, void *user) { /* the other group hears of it as well */
-    seqpar_comm *sub;
-    seqpar_status status;
-    (void)user;
-    TRY(seqpar_comm_split(world, world->rank / 2, 0, &sub));
-    if (world->rank == 3) status = seqpar_fail(world->error, SEQPAR_ERR_SIZE, "group two, rank three");
-    else for (status = SEQPAR_OK; !status;) status = seqpar_comm_barrier(sub);
-    seqpar_comm_free(sub);
-    return status;
-}
-
-static seqpar_status rank_fails_before_a_split(seqpar_comm *world, void *user) {
-    seqpar_comm *sub;
-    (void)user;
-    if (world->rank == 1) return seqpar_fail(world->error, SEQPAR_ERR_WORLD, "no mesh for me");
-    TRY(seqpar_comm_split(world, 0, 0, &sub));
-    seqpar_comm_free(sub);
-    return SEQPAR_OK;
-}
-
-static seqpar_status rank_leaves_early(seqpar_comm *world, void *user) {
-    (void)user;
-    return world->rank == 0 ? SEQPAR_OK : seqpar_comm_barrier(world);
-}
 
 static seqpar_status rank_never_sent(seqpar_comm *world, void *user) { /* on a comm of its own, where nothing else is sent */
     seqpar_comm *sub;
@@ -556,7 +226,7 @@ static const failure failures[] = {
 
 static void test_failures(void) {
     int64_t i, repeat;
-    for (i = 0; i < COUNT(failures); i++) expect_failure(&failures[i]);
+    for (i = 0; i < COUNT(failures); i++) expect_failure(&threads, &failures[i]);
     for (repeat = 0; repeat < 200 && !test_why[0]; repeat++) { /* an abort may come at any moment */
         const failure *f = &failures[repeat % COUNT(failures)];
         seqpar_error error;
@@ -671,7 +341,7 @@ static void test_fail_and_die(void) {
         {"inject_die_unmissed", 3, rank_dies_unmissed, SEQPAR_ERR_DIED, 1, {"without a word"}, 0, NULL},
     };
     int64_t i;
-    for (i = 0; i < COUNT(table); i++) expect_failure(&table[i]);
+    for (i = 0; i < COUNT(table); i++) expect_failure(&threads, &table[i]);
 }
 
 /* Collectives over a wrapped comm, and over what is split from it, are as harmless as the wrapper. */

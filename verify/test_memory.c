@@ -272,11 +272,19 @@ static int64_t nodes_of_share(const attn_case *c) {
     return 2 * 2 * ceil_log2((c->chunks + 2 * c->ranks - 1) / (2 * c->ranks) + 1);
 }
 
+/* Ulysses of all ranks: q, k, v, dout, lse, delta of all S tokens for a share of the heads; results dq, dk, dv likewise;
+   messages: the former of the own tokens for all heads. Nine tensors begin at multiples of 64 bytes. */
+static int64_t ulysses_bound(const attn_case *c, int64_t share) {
+    int64_t in = 2 * (c->heads + c->kv_heads) * c->head_dim + 2 * c->heads, results = (c->heads + 2 * c->kv_heads) * c->head_dim;
+    return FLOAT * ((c->tokens + c->ranks - 1) / c->ranks * (in + results) + share * in) + 9 * 64;
+}
+
 /* Ring: two slots of k and v of the largest share T; in the backward pass twice the message with dk, dv of one rank's
    keys, each way. Llama3: two slots of k and v of all S tokens for `stride` heads, messages to and from all. */
 static int64_t exchange_bound(const attn_case *c, int64_t share) {
     int64_t nodes = nodes_of_share(c);
     if (c->ranks == 1) return 0;
+    if (c->schedule == SEQPAR_ULYSSES) return ulysses_bound(c, share);
     if (c->schedule == SEQPAR_RING) return FLOAT * c->kv_heads * c->head_dim * share * (2 * 2 + 4 * 2 * nodes);
     return FLOAT * c->stride * c->head_dim * (2 * 2 * c->tokens + 2 * 2 * nodes * (c->tokens + c->ranks * share));
 }
@@ -294,7 +302,7 @@ static int64_t scratch_bound(const attn_case *c, int64_t share) {
     int64_t places = waiting_places(c), delta = share * c->heads;
     int64_t heads = c->schedule == SEQPAR_RING ? c->kv_heads : c->stride, group = heads * (c->heads / c->kv_heads);
     int64_t states = places * share * group * (c->head_dim + 2), keys = places * 2 * share * heads * c->head_dim;
-    if (c->ranks == 1) return FLOAT * delta;
+    if (c->ranks == 1 || c->schedule == SEQPAR_ULYSSES) return FLOAT * delta; /* all keys are there at once */
     return FLOAT * (delta + (c->schedule == SEQPAR_RING ? states + keys : 2 * keys));
 }
 
@@ -340,6 +348,8 @@ static void test_attention(void) {
     int64_t stride;
     for (i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         attn_case c = {shapes[i].tokens, shapes[i].chunks, shapes[i].ranks, 4, 4, 8, 1, SEQPAR_ZIGZAG, SEQPAR_RING, shapes[i].full};
+        attn_case all_to_all = {shapes[i].tokens, shapes[i].chunks, shapes[i].ranks, 2 * shapes[i].ranks, shapes[i].ranks, 8, 1, SEQPAR_ZIGZAG, SEQPAR_ULYSSES, shapes[i].full};
+        test_attention_memory(&all_to_all);
         test_attention_memory(&c);
         for (stride = 1; stride <= 4; stride *= 2) {
             c.schedule = SEQPAR_LLAMA3;

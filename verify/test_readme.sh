@@ -42,6 +42,10 @@ awk '/SAMPLE: demos\/01_ring.c/ { on = 1; next } on && /^   ===/ { exit } on && 
 if $cc -std=gnu11 -O2 -I. $out/sample.c -o $out/sample -lm -lpthread 2>$out/sample.log && $out/sample | mask > $out/sample.got && cmp -s $out/sample.want $out/sample.got; then ok header_sample_prints; else fail header_sample_prints "$(diff $out/sample.want $out/sample.got | head -n 4 | tr '\n' ' ')"; fi
 [ "$(wc -l < demos/01_ring.c)" -le 80 ] && ok ring_demo_is_short || fail ring_demo_is_short "$(wc -l < demos/01_ring.c) lines"
 
+build/03_own_kernel > $out/own.txt && tail -n 1 $out/own.txt | grep -q ': yes$' && ok own_kernel_demo || fail own_kernel_demo "$(tail -n 1 $out/own.txt)"
+
+[ "$(awk '/^static seqpar_status rank_main/,/^}/' demos/05_attention.c | wc -l)" -le 40 ] && build/05_attention > $out/attention.txt && ok attention_demo || fail attention_demo "$(tail -n 1 $out/attention.txt)"
+
 # every option the README names is known
 build/train_sft --help > $out/help.txt
 unknown=$(grep -oE -- '--[a-z][a-z_]+' README.md | sort -u | while read -r o; do grep -qE -- "$o( |$)" $out/help.txt || [ "$o" = --help ] || echo "$o"; done)

@@ -1,0 +1,323 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* Plans on paper: those of every schedule pass, every single mistake that is planted in one is refused, costs are what the
+   formulas of the field say. */
+#define SEQPAR_IMPLEMENTATION
+#include "seqpar.h"
+#include "test.h"
+
+typedef struct shape { int schedule; int64_t ranks, kv_heads, stride, ulysses; int replicate; } shape;
+static const shape shapes[] = {
+    {SEQPAR_RING, 1, 3, 1, 0, 0}, {SEQPAR_RING, 2, 2, 1, 0, 0}, {SEQPAR_RING, 3, 1, 1, 0, 0}, {SEQPAR_RING, 5, 2, 1, 0, 0}, {SEQPAR_RING, 16, 4, 1, 0, 0},
+    {SEQPAR_LLAMA3, 1, 4, 2, 0, 0}, {SEQPAR_LLAMA3, 3, 4, 1, 0, 0}, {SEQPAR_LLAMA3, 4, 6, 2, 0, 0}, {SEQPAR_LLAMA3, 5, 3, 3, 0, 0},
+    {SEQPAR_ULYSSES, 4, 4, 1, 0, 0}, {SEQPAR_ULYSSES, 3, 7, 1, 0, 0}, {SEQPAR_ULYSSES, 6, 4, 1, 0, 0}, {SEQPAR_ULYSSES, 8, 2, 1, 0, 1},
+    {SEQPAR_RING, 6, 5, 1, 2, 0}, {SEQPAR_RING, 8, 4, 1, 2, 0}, {SEQPAR_LLAMA3, 9, 6, 2, 3, 0}, {SEQPAR_LLAMA3, 8, 2, 1, 4, 1},
+};
+enum { SHAPES = sizeof shapes / sizeof *shapes };
+
+static seqpar_plan *plans_new(const shape *s, int backward) {
+    seqpar_plan *plans = calloc((size_t)s->ranks, sizeof *plans);
+    seqpar_error error = {0};
+    int64_t r;
+    for (r = 0; r < s->ranks; r++) {
+        seqpar_plan_desc d = {.schedule = s->schedule, .sp_size = s->ranks, .sp_rank = r, .kv_heads = s->kv_heads, .heads_k_stride = s->stride,
+                              .ulysses_size = s->ulysses, .ulysses_replicate = s->replicate, .backward = backward};
+        test_expect(!seqpar_plan_make(&error, &plans[r], &d), "%s", error.text);
+    }
+    return plans;
+}
+static void plans_free(seqpar_plan *plans, int64_t ranks) {
+    int64_t r;
+    for (r = 0; r < ranks; r++) seqpar_plan_free(&plans[r]);
+    free(plans);
+}
+
+static const char *shape_name(const shape *s) {
+    static char text[96];
+    snprintf(text, sizeof text, "%s P=%lld U=%lld%s heads=%lld", seqpar_schedule_name(s->schedule), (long long)s->ranks, (long long)s->ulysses, s->replicate ? " replicated" : "", (long long)s->kv_heads);
+    return text;
+}
+
+static void test_sound(const shape *s) {
+    int backward;
+    for (backward = 0; backward < 2; backward++) {
+        seqpar_plan *plans = plans_new(s, backward);
+        seqpar_error error = {0};
+        test_expect(!seqpar_plan_check(&error, plans, NULL), "%s", error.text);
+        plans_free(plans, s->ranks);
+    }
+    test_end("plan_sound %s", shape_name(s));
+}
+
+/* ---- mistakes ---- */
+
+typedef int (*mutation)(seqpar_plan *plan, int64_t at); /* returns 0 where it makes no difference */
+
+static int drop(seqpar_plan *p, int64_t at) {
+    memmove(p->ops + at, p->ops + at + 1, (size_t)(p->count - at - 1) * sizeof *p->ops);
+    p->count--;
+    return 1;
+}
+static int repeat(seqpar_plan *p, int64_t at) {
+    if (p->ops[at].op == SEQPAR_PLAN_PACK || p->ops[at].op == SEQPAR_PLAN_UNPACK) return 0; /* harmless */
+    memmove(p->ops + at + 1, p->ops + at, (size_t)(p->count - at) * sizeof *p->ops);
+    p->count++;
+    return 1;
+}
+static int other_source(seqpar_plan *p, int64_t at) {
+    seqpar_plan_op *o = &p->ops[at];
+    if (o->op != SEQPAR_PLAN_COMPUTE && o->op != SEQPAR_PLAN_SHIFT) return 0;
+    o->source = o->sources == 1 ? (o->source + 1) % p->ring_size : o->source + 1;
+    return o->sources > 1 || p->ring_size > 1;
+}
+static int other_from(seqpar_plan *p, int64_t at) {
+    seqpar_plan_op *o = &p->ops[at];
+    o->from = (int32_t)((o->from + 1) % p->slots);
+    return (o->op == SEQPAR_PLAN_COMPUTE || o->op == SEQPAR_PLAN_SHIFT) && p->slots > 1;
+}
+static int other_to(seqpar_plan *p, int64_t at) {
+    seqpar_plan_op *o = &p->ops[at];
+    o->to = (int32_t)((o->to + 1) % p->slots);
+    return (o->op == SEQPAR_PLAN_SHIFT || o->op == SEQPAR_PLAN_GATHER || o->op == SEQPAR_PLAN_PACK) && p->slots > 1;
+}
+static int other_send(seqpar_plan *p, int64_t at) {
+    seqpar_plan_op *o = &p->ops[at];
+    if (o->send_to < 0) return 0;
+    o->send_to = (o->send_to + 1) % p->ring_size;
+    return 1;
+}
+static int other_receive(seqpar_plan *p, int64_t at) {
+    seqpar_plan_op *o = &p->ops[at];
+    if (o->recv_from < 0) return 0;
+    o->recv_from = (o->recv_from + 1) % p->ring_size;
+    return 1;
+}
+static int other_request(seqpar_plan *p, int64_t at) {
+    seqpar_plan_op *o = &p->ops[at];
+    if (o->op == SEQPAR_PLAN_COMPUTE || o->op == SEQPAR_PLAN_PACK || o->op == SEQPAR_PLAN_UNPACK || p->requests < 2) return 0;
+    o->request = (int32_t)((o->request + 1) % p->requests);
+    return 1;
+}
+static int other_heads(seqpar_plan *p, int64_t at) {
+    seqpar_plan_op *o = &p->ops[at];
+    if (o->head_count == 0 || o->op == SEQPAR_PLAN_WAIT || o->op == SEQPAR_PLAN_FOLD) return 0;
+    o->head_begin++;
+    return 1;
+}
+static int fewer_heads(seqpar_plan *p, int64_t at) {
+    seqpar_plan_op *o = &p->ops[at];
+    if (o->head_count == 0 || o->op == SEQPAR_PLAN_WAIT || o->op == SEQPAR_PLAN_FOLD || o->op == SEQPAR_PLAN_UNPACK) return 0;
+    o->head_count--;
+    return 1;
+}
+/* A wait moves behind the next computation, which then reads what may not be there. */
+static int late_wait(seqpar_plan *p, int64_t at) {
+    seqpar_plan_op wait = p->ops[at], next;
+    if (wait.op != SEQPAR_PLAN_WAIT || at + 1 >= p->count || p->ops[at + 1].op != SEQPAR_PLAN_COMPUTE) return 0;
+    next = p->ops[at + 1];
+    p->ops[at] = next;
+    p->ops[at + 1] = wait;
+    return 1;
+}
+
+static const struct { const char *name; mutation make; } mutations[] = {
+    {"dropped", drop}, {"repeated", repeat}, {"other source", other_source}, {"other slot read", other_from}, {"other slot written", other_to}, {"sent elsewhere", other_send},
+    {"received from elsewhere", other_receive}, {"other request", other_request}, {"other heads", other_heads}, {"fewer heads", fewer_heads}, {"waits too late", late_wait},
+};
+enum { MUTATIONS = sizeof mutations / sizeof *mutations };
+
+/* Every operation of one rank's plan, wrong in this way: refused, and with a sentence that names a rank. */
+static int64_t test_mutation(const shape *s, int backward, int m, int64_t victim) {
+    seqpar_plan *plans = plans_new(s, backward), whole = plans[victim];
+    int64_t at, refused = 0;
+    for (at = 0; at < whole.count; at++) {
+        seqpar_error error = {0};
+        seqpar_plan bad = whole;
+        bad.ops = calloc((size_t)whole.count + 1, sizeof *bad.ops);
+        memcpy(bad.ops, whole.ops, (size_t)whole.count * sizeof *bad.ops);
+        if (mutations[m].make(&bad, at)) {
+            plans[victim] = bad;
+            test_expect(seqpar_plan_check(&error, plans, NULL) == SEQPAR_ERR_PLAN && strstr(error.text, "rank "), "%s of rank %lld, operation %lld, %s, passes", backward ? "backward" : "forward", (long long)victim,
+                        (long long)at, mutations[m].name);
+            refused++;
+        }
+        free(bad.ops);
+    }
+    plans[victim] = whole;
+    plans_free(plans, s->ranks);
+    return refused;
+}
+
+static void test_mutations(void) {
+    int m, i;
+    for (m = 0; m < MUTATIONS; m++) {
+        int64_t refused = 0;
+        for (i = 0; i < SHAPES; i++)
+            if (shapes[i].ranks <= 9) {
+                refused += test_mutation(&shapes[i], 0, m, test_integer(0, shapes[i].ranks - 1));
+                refused += test_mutation(&shapes[i], 1, m, test_integer(0, shapes[i].ranks - 1));
+            }
+        test_expect(refused >= 10, "only %lld mutants", (long long)refused);
+        test_end("plan_mutants %s: %lld refused", mutations[m].name, (long long)refused);
+    }
+}
+
+static void test_refused(void) {
+    static const struct { seqpar_plan_desc d; seqpar_status status; const char *words; } cases[] = {
+        {{.sp_size = 0, .kv_heads = 2}, SEQPAR_ERR_RANKS, "is 0"}, {{.sp_size = 4, .sp_rank = 4, .kv_heads = 2}, SEQPAR_ERR_RANK, "rank 4"}, {{.sp_size = 4, .sp_rank = -1, .kv_heads = 2}, SEQPAR_ERR_RANK, "rank -1"},
+        {{.schedule = SEQPAR_LLAMA3, .sp_size = 4}, SEQPAR_ERR_HEADS, "kv_heads is 0"}, {{.schedule = SEQPAR_LLAMA3, .sp_size = 4, .kv_heads = 4, .heads_k_stride = 3}, SEQPAR_ERR_HEAD_STRIDE, "3 does not divide kv_heads 4"},
+        {{.schedule = SEQPAR_LLAMA3, .sp_size = 4, .kv_heads = 4, .heads_k_stride = -1}, SEQPAR_ERR_HEAD_STRIDE, "-1"}, {{.schedule = 7, .sp_size = 4, .kv_heads = 4}, SEQPAR_ERR_SCHEDULE, "schedule 7"},
+        {{.sp_size = 4, .kv_heads = 4, .ulysses_size = 3}, SEQPAR_ERR_ULYSSES, "3 does not divide sequence_parallel_size 4"}, {{.sp_size = 4, .kv_heads = 4, .ulysses_size = -2}, SEQPAR_ERR_ULYSSES, "-2"},
+        {{.sp_size = 4, .kv_heads = 2, .ulysses_size = 4}, SEQPAR_ERR_ULYSSES, "more than the 2 kv_heads; use at most 2"}, {{.sp_size = 8, .kv_heads = 3, .ulysses_size = 4, .ulysses_replicate = 1}, SEQPAR_ERR_ULYSSES, "no multiple of the 3"},
+        {{.schedule = SEQPAR_LLAMA3, .sp_size = 4, .kv_heads = 5, .ulysses_size = 2, .heads_k_stride = 2}, SEQPAR_ERR_HEAD_STRIDE, "Ulysses"}};
+    size_t i;
+    for (i = 0; i < sizeof cases / sizeof *cases; i++) {
+        seqpar_plan plan;
+        seqpar_error error = {0};
+        seqpar_status status = seqpar_plan_make(&error, &plan, &cases[i].d);
+        test_expect(status == cases[i].status && strstr(error.text, cases[i].words), "case %d gives %s: %s", (int)i, seqpar_status_name(status), error.text);
+        seqpar_plan_free(&plan);
+    }
+    test_end("plan_refused");
+}
+
+/* A mask forgives what nobody sees: with documents that end at a rank's end no block between ranks is needed. */
+static void test_mask(void) {
+    static const int64_t apart[] = {0, 8, 16, 24}, joined[] = {0, 24};
+    shape s = {SEQPAR_RING, 3, 1, 1, 0, 0};
+    seqpar_attn_desc desc = {.heads = 1, .kv_heads = 1, .head_dim = 4, .layout = SEQPAR_CONTIGUOUS};
+    int whole;
+    for (whole = 0; whole < 2; whole++) {
+        seqpar_row row = {.tokens = 24, .padded = 24, .chunks = 3, .docs = whole ? 1 : 3, .cu_seqlens = whole ? joined : apart};
+        seqpar_plan_mask mask = {&row, 1, &desc};
+        seqpar_plan *plans = plans_new(&s, 0);
+        seqpar_error error = {0};
+        seqpar_status status;
+        int64_t i, dropped = 0;
+        for (i = 0; i < plans[2].count; i++) /* rank 2 leaves out the keys of rank 1 */
+            if (plans[2].ops[i].op == SEQPAR_PLAN_COMPUTE && plans[2].ops[i].source == 1) dropped += drop(&plans[2], i);
+        status = seqpar_plan_check(&error, plans, &mask);
+        test_expect(dropped == 1 && status == (whole ? SEQPAR_ERR_PLAN : SEQPAR_OK), "%s: %s", whole ? "one document" : "three documents", error.text);
+        plans_free(plans, 3);
+    }
+    test_end("plan_mask");
+}
+
+/* ---- cost ---- */
+
+static seqpar_plan_cost cost_of(const seqpar_row *row, const seqpar_attn_desc *desc, int64_t ranks, int64_t rank) {
+    seqpar_plan_mask mask = {row, 1, desc};
+    seqpar_plan_cost cost;
+    seqpar_error error = {0};
+    test_expect(!seqpar_plan_cost_of(&error, &cost, &mask, ranks, rank, SEQPAR_F32), "%s", error.text);
+    return cost;
+}
+
+/* Work of the busiest rank over the mean. */
+static double imbalance(const seqpar_row *row, const seqpar_attn_desc *desc, int64_t ranks) {
+    int64_t r, most = 0;
+    double sum = 0;
+    for (r = 0; r < ranks; r++) {
+        seqpar_plan_cost c = cost_of(row, desc, ranks, r);
+        most = c.forward_flops > most ? c.forward_flops : most;
+        sum += (double)c.forward_flops;
+        seqpar_plan_cost_free(&c);
+    }
+    return (double)most * (double)ranks / sum;
+}
+
+static void test_balance(void) {
+    static const int64_t cu[] = {0, 65536};
+    seqpar_row row = {.tokens = 65536, .padded = 65536, .chunks = 32, .docs = 1, .cu_seqlens = cu};
+    seqpar_attn_desc desc = {.heads = 8, .kv_heads = 8, .head_dim = 64, .layout = SEQPAR_ZIGZAG};
+    double zigzag = imbalance(&row, &desc, 8), grid, contiguous;
+    desc.ulysses_size = 2;
+    grid = imbalance(&row, &desc, 8);
+    desc.ulysses_size = 0;
+    desc.layout = SEQPAR_CONTIGUOUS;
+    contiguous = imbalance(&row, &desc, 8);
+    printf("#   S=65536, P=8: busiest rank over mean: zigzag %.5f, 2D %.5f, contiguous %.5f (2 - 1/P is 1.875)\n", zigzag, grid, contiguous);
+    test_expect(zigzag < 1.01 && grid < 1.01, "zigzag %.4f, 2D %.4f", zigzag, grid);
+    test_expect(fabs(contiguous - 1.875) < 0.001, "contiguous %.4f", contiguous);
+    test_end("plan_balance");
+}
+
+/* Bytes of a forward pass against the field's formulas, n = S/P tokens a rank, G kv heads, H heads, d: ring and llama3
+   (P-1) 2 n G d; Ulysses (P-1)/P n (2H + 2G) d and, ours, one statistic a head and token for lse. */
+static void test_formulas(void) {
+    static const int64_t cu[] = {0, 4096};
+    seqpar_row row = {.tokens = 4096, .padded = 4096, .chunks = 32, .docs = 1, .cu_seqlens = cu};
+    int64_t p, n, h = 16, g = 8, d = 32;
+    for (p = 2; p <= 8; p *= 2) {
+        seqpar_attn_desc desc = {.heads = h, .kv_heads = g, .head_dim = d, .layout = SEQPAR_ZIGZAG, .full = 1};
+        seqpar_plan_cost c;
+        n = 4096 / p;
+        for (desc.schedule = SEQPAR_RING; desc.schedule <= SEQPAR_ULYSSES; desc.schedule++) {
+            int64_t want = desc.schedule == SEQPAR_ULYSSES ? (p - 1) * n * ((2 * h + 2 * g) * d + h) / p : (p - 1) * 2 * n * g * d;
+            c = cost_of(&row, &desc, p, p / 2);
+            test_expect(c.forward_bytes == 4 * want, "%s P=%lld: %lld bytes, the formula says %lld", seqpar_schedule_name(desc.schedule), (long long)p, (long long)c.forward_bytes, (long long)(4 * want));
+            test_expect(desc.schedule != SEQPAR_RING || c.forward_overlap == 1.0, "ring: only %.2f of the transfers are hidden", c.forward_overlap);
+            seqpar_plan_cost_free(&c);
+        }
+    }
+    test_end("plan_bytes_by_formula");
+}
+
+/* Nothing is quadratic in P for one rank's plan; not timed, but a blow-up would be felt. */
+static void test_large(void) {
+    static const int64_t cu[] = {0, 1 << 20};
+    seqpar_row row = {.tokens = 1 << 20, .padded = 1 << 20, .chunks = 2048, .docs = 1, .cu_seqlens = cu};
+    int layout, schedule;
+    for (layout = 0; layout < SEQPAR__LAYOUTS; layout++)
+        for (schedule = 0; schedule < SEQPAR__SCHEDULES; schedule++) {
+            seqpar_attn_desc desc = {.heads = 32, .kv_heads = 8, .head_dim = 128, .layout = layout, .schedule = schedule};
+            seqpar_plan_cost c;
+            if (layout == SEQPAR_STRIPE) continue; /* every rank holds part of every chunk: 2 million pieces */
+            c = cost_of(&row, &desc, 1024, 700);
+            test_expect(c.forward_flops > 0 && c.forward_bytes > 0 && c.backward_bytes > c.forward_bytes / 2, "no cost");
+            seqpar_plan_cost_free(&c);
+        }
+    test_end("plan_cost_of_1024_ranks");
+}
+
+/* The README's table: what a rank sends, in MiB of fp32, beside the field's formulas for the same mode. n = S/P tokens a
+   rank, H heads, G kv heads, d: ring forward (P-1) 2 n G d, backward that and 2 n G d over P hops; llama3 the same forward,
+   backward that and a reduce-scatter of dk and dv; Ulysses (P-1)/P n (2H + 2G) d either way. */
+static void print_table(void) {
+    static const struct { const char *name; int layout, schedule; int64_t ulysses; } modes[] = {
+        {"contiguous ring", SEQPAR_CONTIGUOUS, SEQPAR_RING, 0}, {"zigzag ring", SEQPAR_ZIGZAG, SEQPAR_RING, 0}, {"zigzag llama3", SEQPAR_ZIGZAG, SEQPAR_LLAMA3, 0},
+        {"zigzag Ulysses", SEQPAR_ZIGZAG, SEQPAR_ULYSSES, 0}, {"zigzag 2D, U = 2", SEQPAR_ZIGZAG, SEQPAR_RING, 2}};
+    static const int64_t cu[] = {0, 65536};
+    const double h = 32, g = 8, d = 128, p = 8, n = 65536 / p, mib = 4.0 / (1 << 20), kv = 2 * n * g * d;
+    seqpar_row row = {.tokens = 65536, .padded = 65536, .chunks = 32, .docs = 1, .cu_seqlens = cu};
+    size_t i;
+    printf("| mode | forward | field | backward | field | transfers hidden | busiest rank / mean |\n|---|---:|---:|---:|---:|---:|---:|\n");
+    for (i = 0; i < sizeof modes / sizeof *modes; i++) {
+        seqpar_attn_desc desc = {.heads = (int64_t)h, .kv_heads = (int64_t)g, .head_dim = (int64_t)d, .layout = modes[i].layout, .schedule = modes[i].schedule, .ulysses_size = modes[i].ulysses};
+        double ring = modes[i].ulysses ? p / (double)modes[i].ulysses : p, all = n * (2 * h + 2 * g) * d, forward, backward;
+        seqpar_plan_cost c = cost_of(&row, &desc, 8, 3);
+        forward = (ring - 1) * kv;
+        backward = (ring - 1) * kv + (modes[i].schedule == SEQPAR_RING ? ring : ring - 1) * kv;
+        if (modes[i].schedule == SEQPAR_ULYSSES) forward = backward = (p - 1) / p * all;
+        if (modes[i].ulysses) { forward += 0.5 * all; backward += 0.5 * all; }
+        printf("| %s | %.0f | %.0f | %.0f | %.0f | %.0f %% | %.3f |\n", modes[i].name, (double)c.forward_bytes / (1 << 20), forward * mib, (double)c.backward_bytes / (1 << 20), backward * mib,
+               100 * c.backward_overlap, imbalance(&row, &desc, 8));
+        seqpar_plan_cost_free(&c);
+    }
+}
+
+int main(int argc, char **argv) {
+    int i;
+    if (argc > 1 && !strcmp(argv[1], "--table")) { test_begin(1, argv); print_table(); return 0; }
+    test_begin(argc, argv);
+    test_state += test_seed;
+    for (i = 0; i < SHAPES; i++) test_sound(&shapes[i]);
+    test_sound(&(shape){SEQPAR_RING, 1024, 1, 1, 0, 0});
+    test_sound(&(shape){SEQPAR_LLAMA3, 1024, 2, 1, 2, 0});
+    test_mutations();
+    test_refused();
+    test_mask();
+    test_balance();
+    test_formulas();
+    test_large();
+    return test_summary();
+}
