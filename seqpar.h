@@ -4472,6 +4472,12 @@ static void seqpar__convert(void *to, int to_type, const void *from, int from_ty
     for (r = 0; r < rows; r++) for (i = 0; i < d; i++) seqpar__element_set(to, r * d + i, to_type, seqpar__element(from, r * stride + i, from_type));
 }
 
+static int64_t seqpar__count_visible(const seqpar_attn_args *a, int64_t query, int64_t rows, const seqpar_attn_keys *k) {
+    int64_t r, first, last, pairs = 0;
+    for (r = 0; r < rows; r++) if (seqpar__visible(a, query + r, k, &first, &last)) pairs += last - first;
+    return pairs;
+}
+
 typedef struct seqpar__own { /* dense copies of a block, in the job's scratch */
     seqpar_block block;
     char *q, *k, *v, *dout, *first, *second; /* first, second: results */
@@ -4519,7 +4525,7 @@ static int seqpar__all_finite(const void *x, int type, int64_t count) {
     return 1;
 }
 
-/* (out, lse) of a block is a state with m = lse and l = 1. */
+/* (out, lse) of a block is a state with m = lse, on the fast device in units of ln 2, and l = 1. */
 static void seqpar__own_forward_leaf(void *user, void *value, int64_t index, int extend) {
     seqpar__attn_job *j = (seqpar__attn_job *)user;
     const seqpar_attn_args *a = j->args;
@@ -4537,7 +4543,7 @@ static void seqpar__own_forward_leaf(void *user, void *value, int64_t index, int
         j->flops += 4 * d * (o.end[r] - o.begin[r]);
         seqpar__own_expect(j, failed || (sees ? fabs(o.lse[r]) <= 1e300 : o.lse[r] == -HUGE_VAL), &o, queries, sees ? "returns an lse that is not finite" : "gives an lse to a query that sees nothing");
         for (i = 0; i < d; i++) seqpar__element_set(value, r * d + i, type, seqpar__element(o.first, r * d + i, kernel->storage));
-        seqpar__element_set(value, n * d + r, type, o.lse[r]);
+        seqpar__element_set(value, n * d + r, type, type == SEQPAR_F64 ? o.lse[r] : o.lse[r] * (double)SEQPAR__LOG2E);
         seqpar__element_set(value, n * (d + 1) + r, type, sees);
     }
 }
