@@ -3495,17 +3495,13 @@ static void seqpar__pack(float *to, const float *b, int64_t row, int64_t column,
     }
 }
 
-/* a (rows, depth), element (i, k) at a[i * row + k * step], into panels of MR rows, k by k; the last may have fewer. VL rows
-   are transposed at a time: what they have more than MR is overwritten by the next. */
+/* a (rows, depth), element (i, k) at a[i * row + k * step], into panels of MR rows, k by k; the last may have fewer. */
 static void seqpar__pack_rows(float *to, const float *a, int64_t row, int64_t step, int64_t rows, int64_t depth) {
-    int64_t i, k, x, reach = (SEQPAR__MR + SEQPAR__VL - 1) / SEQPAR__VL * SEQPAR__VL;
+    int64_t i, k, x;
     for (i = 0; i < rows; i += SEQPAR__MR, to += depth * SEQPAR__MR) {
         const float *from = a + i * row;
         int64_t m = SEQPAR__MIN(rows - i, SEQPAR__MR);
         k = 0;
-        if (step == 1 && rows - i >= reach)
-            for (; k + 4 <= depth; k += 4)
-                for (x = 0; x < SEQPAR__MR; x += SEQPAR__VL) seqpar__transpose(to + k * SEQPAR__MR + x, SEQPAR__MR, from + x * row + k, row, 1.0f);
         if (m == SEQPAR__MR && row == 1)
             for (; k < depth; k++) for (x = 0; x < SEQPAR__MR; x++) to[k * SEQPAR__MR + x] = from[k * step + x];
         for (; k < depth; k++) for (x = 0; x < m; x++) to[k * SEQPAR__MR + x] = from[x * row + k * step];
@@ -3551,8 +3547,8 @@ static void seqpar__product_packed(float *c, int64_t ldc, const float *a, int64_
 }
 
 static void seqpar__product_run(const seqpar__product *p, float *packed_a) {
-    float *packed_b = packed_a + SEQPAR__KC * SEQPAR__MC + SEQPAR__VL;
-    int64_t i, j, k, row = p->a_step == 1 && p->a_row % 1024 != 0 ? p->a_row : 0; /* rows 4 KiB apart share one place in the cache: packed */
+    float *packed_b = packed_a + SEQPAR__KC * SEQPAR__MC;
+    int64_t i, j, k, row = p->a_step == 1 ? p->a_row : 0; /* rows are read in place, columns packed */
     for (j = 0; p->depth == 0 && !p->accumulate && j < p->rows; j++) memset(p->c + j * p->ldc, 0, (size_t)p->columns * sizeof *p->c); /* an empty sum */
     for (j = 0; j < p->columns; j += SEQPAR__NC)
         for (k = 0; k < p->depth; k += SEQPAR__KC) {
@@ -3566,7 +3562,7 @@ static void seqpar__product_run(const seqpar__product *p, float *packed_a) {
             }
         }
 }
-#define SEQPAR__PACKED_BYTES ((SEQPAR__KC * (SEQPAR__MC + SEQPAR__NC + SEQPAR__NR) + SEQPAR__VL) * (int64_t)sizeof(float))
+#define SEQPAR__PACKED_BYTES (SEQPAR__KC * (SEQPAR__MC + SEQPAR__NC + SEQPAR__NR) * (int64_t)sizeof(float))
 
 /* One job a run of rows: aligned to tiles, so that every thread has whole ones. */
 typedef struct seqpar__matmul_work { const seqpar_matmul_args *args; int64_t rows; } seqpar__matmul_work;
