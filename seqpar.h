@@ -2738,7 +2738,8 @@ typedef struct seqpar__attn_job {
     int64_t count;      /* rows of the task's piece */
     int64_t local;      /* first of them in its buffer */
     int64_t head;       /* forward, dq: query head of all heads; dkv, return: kv head within the step's range */
-    char *scratch;      /* of the kernel, behind the stack */
+    char *scratch;      /* of the kernel, behind the stack; kept from leaf to leaf */
+    int packed;         /* how many leaves have used it */
     int64_t flops;
 } seqpar__attn_job;
 
@@ -2814,6 +2815,12 @@ static void seqpar__attn_add(void *user, void *into, const void *other) {
     else for (i = 0; i < n; i++) ((float *)into)[i] += ((const float *)other)[i];
 }
 
+static int64_t seqpar__attn_rows_max(const seqpar_attn_args *a) { /* rows of the longest piece of a task */
+    int64_t rows = 0, t;
+    for (t = 0; t < a->task_count; t++) rows = SEQPAR__MAX(rows, a->q_pieces[a->tasks[t].piece].count);
+    return rows;
+}
+
 typedef struct seqpar__attn_work { seqpar_device *device; const seqpar_attn_args *args; const seqpar__attn_kernel *kernel; int64_t rows_max, flops; } seqpar__attn_work;
 
 static void seqpar__attn_job_run(void *user, int64_t i, char *scratch) {
@@ -2845,13 +2852,13 @@ static void seqpar__attn_job_run(void *user, int64_t i, char *scratch) {
 
 /* For dkv and return, q_pieces of the args are the pieces of the keys whose gradient is folded. */
 static seqpar_status seqpar__attn_run(seqpar_device *device, const seqpar_attn_args *a, const seqpar__attn_kernel *kernel) {
-    int64_t group = a->heads / a->kv_heads, heads = kernel->kind < 2 ? a->head_count * group : a->head_count, t, bytes;
+    int64_t group = a->heads / a->kv_heads, heads = kernel->kind < 2 ? a->head_count * group : a->head_count, bytes;
     seqpar__attn_work w;
     seqpar__attn_job sizes;
     seqpar_status status;
     memset(&w, 0, sizeof w);
     w.device = device; w.args = a; w.kernel = kernel;
-    for (t = 0; t < a->task_count; t++) w.rows_max = SEQPAR__MAX(w.rows_max, a->q_pieces[a->tasks[t].piece].count);
+    w.rows_max = seqpar__attn_rows_max(a);
     sizes.args = a; sizes.kernel = kernel;
     bytes = ((seqpar__attn_value(&sizes, w.rows_max) * seqpar_dtype_bytes(device->accumulator) + 63) & ~(int64_t)63) * a->depth;
     status = seqpar__parallel(device, a->task_count * heads, bytes + kernel->scratch_bytes, seqpar__attn_job_run, &w);
@@ -3306,6 +3313,9 @@ SEQPAR_DEF seqpar_device *seqpar_device_reference(void) {
 
 /* ---- fast: vectors, one product kernel, everything else around it ---- */
 
+/* A vector of VL floats, with + - * from the compiler, and what those lack. VMAX(a, b) is b where one of them is a NaN;
+   VLESS(a, b, x, y) is x where a < b, else y; VEXPONENT is the float whose bits are those of t shifted left by 23.
+   LOAD4 gathers 4 neighbours of VL rows: row r and the rows r + 4, r + 8.. in turn; see seqpar__transpose. */
 #if defined(__AVX512F__) && SEQPAR__HAS_FMA
 #include <immintrin.h>
 typedef __m512 seqpar__v;
@@ -3315,6 +3325,15 @@ typedef __m512 seqpar__v;
 #define SEQPAR__STORE(p, v) _mm512_storeu_ps(p, v)
 #define SEQPAR__SPLAT(x) _mm512_set1_ps(x)
 #define SEQPAR__VFMA(a, b, c) _mm512_fmadd_ps(a, b, c)
+#define SEQPAR__VMAX(a, b) _mm512_max_ps(a, b)
+#define SEQPAR__VSQRT(a) _mm512_sqrt_ps(a)
+#define SEQPAR__VLESS(a, b, x, y) _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x)
+#define SEQPAR__VEXPONENT(t) _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(t), 23))
+#define SEQPAR__LANE4(v, p, n) _mm512_insertf32x4(v, _mm_loadu_ps(p), n)
+#define SEQPAR__LOAD4(p, row) SEQPAR__LANE4(SEQPAR__LANE4(SEQPAR__LANE4(_mm512_castps128_ps512(_mm_loadu_ps(p)), (p) + 4 * (row), 1), (p) + 8 * (row), 2), (p) + 12 * (row), 3)
+#define SEQPAR__LOW2(a, b) _mm512_unpacklo_ps(a, b)
+#define SEQPAR__HIGH2(a, b) _mm512_unpackhi_ps(a, b)
+#define SEQPAR__PAIRS(a, b, which) _mm512_shuffle_ps(a, b, which)
 #elif defined(__AVX2__) && SEQPAR__HAS_FMA
 #include <immintrin.h>
 typedef __m256 seqpar__v;
@@ -3324,6 +3343,14 @@ typedef __m256 seqpar__v;
 #define SEQPAR__STORE(p, v) _mm256_storeu_ps(p, v)
 #define SEQPAR__SPLAT(x) _mm256_set1_ps(x)
 #define SEQPAR__VFMA(a, b, c) _mm256_fmadd_ps(a, b, c)
+#define SEQPAR__VMAX(a, b) _mm256_max_ps(a, b)
+#define SEQPAR__VSQRT(a) _mm256_sqrt_ps(a)
+#define SEQPAR__VLESS(a, b, x, y) _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_LT_OQ))
+#define SEQPAR__VEXPONENT(t) _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(t), 23))
+#define SEQPAR__LOAD4(p, row) _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps((p) + 4 * (row)), 1)
+#define SEQPAR__LOW2(a, b) _mm256_unpacklo_ps(a, b)
+#define SEQPAR__HIGH2(a, b) _mm256_unpackhi_ps(a, b)
+#define SEQPAR__PAIRS(a, b, which) _mm256_shuffle_ps(a, b, which)
 #elif defined(__aarch64__) && SEQPAR__HAS_FMA
 #include <arm_neon.h>
 typedef float32x4_t seqpar__v;
@@ -3333,24 +3360,43 @@ typedef float32x4_t seqpar__v;
 #define SEQPAR__STORE(p, v) vst1q_f32(p, v)
 #define SEQPAR__SPLAT(x) vdupq_n_f32(x)
 #define SEQPAR__VFMA(a, b, c) vfmaq_f32(c, a, b)
+#define SEQPAR__VMAX(a, b) vbslq_f32(vcgtq_f32(a, b), a, b)
+#define SEQPAR__VSQRT(a) vsqrtq_f32(a)
+#define SEQPAR__VLESS(a, b, x, y) vbslq_f32(vcltq_f32(a, b), x, y)
+#define SEQPAR__VEXPONENT(t) vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(t), 23))
 #elif defined(__GNUC__)
 typedef float seqpar__v __attribute__((vector_size(16)));
+typedef uint32_t seqpar__vbits __attribute__((vector_size(16)));
 #define SEQPAR__VL 4
 #define SEQPAR__MR 4
 static seqpar__v seqpar__load(const float *p) { seqpar__v v; memcpy(&v, p, 16); return v; }
 static seqpar__v seqpar__splat(float x) { seqpar__v v = {x, x, x, x}; return v; }
+static seqpar__v seqpar__sqrt(seqpar__v v) { int i; for (i = 0; i < 4; i++) v[i] = sqrtf(v[i]); return v; }
+static seqpar__v seqpar__less(seqpar__v a, seqpar__v b, seqpar__v x, seqpar__v y) {
+    seqpar__vbits mask = (seqpar__vbits)(a < b);
+    return (seqpar__v)(((seqpar__vbits)x & mask) | ((seqpar__vbits)y & ~mask));
+}
 #define SEQPAR__LOAD(p) seqpar__load(p)
 #define SEQPAR__STORE(p, v) do { seqpar__v v_ = (v); memcpy(p, &v_, 16); } while (0)
 #define SEQPAR__SPLAT(x) seqpar__splat(x)
 #define SEQPAR__VFMA(a, b, c) ((a) * (b) + (c))
+#define SEQPAR__VMAX(a, b) seqpar__less(b, a, a, b)
+#define SEQPAR__VSQRT(a) seqpar__sqrt(a)
+#define SEQPAR__VLESS(a, b, x, y) seqpar__less(a, b, x, y)
+#define SEQPAR__VEXPONENT(t) ((seqpar__v)((seqpar__vbits)(t) << 23))
 #else
 typedef float seqpar__v;
 #define SEQPAR__VL 1
 #define SEQPAR__MR 4
+static seqpar__v seqpar__exponent(seqpar__v t) { uint32_t bits; memcpy(&bits, &t, 4); bits <<= 23; memcpy(&t, &bits, 4); return t; }
 #define SEQPAR__LOAD(p) (*(p))
 #define SEQPAR__STORE(p, v) (*(p) = (v))
 #define SEQPAR__SPLAT(x) (x)
 #define SEQPAR__VFMA(a, b, c) SEQPAR__FMAF(a, b, c)
+#define SEQPAR__VMAX(a, b) ((a) > (b) ? (a) : (b))
+#define SEQPAR__VSQRT(a) sqrtf(a)
+#define SEQPAR__VLESS(a, b, x, y) ((a) < (b) ? (x) : (y))
+#define SEQPAR__VEXPONENT(t) seqpar__exponent(t)
 #endif
 #define SEQPAR__NR (2 * SEQPAR__VL)
 #if defined(__clang__)
@@ -3360,73 +3406,111 @@ typedef float seqpar__v;
 #else
 #define SEQPAR__UNROLL
 #endif
+#if defined(__GNUC__)
+#define SEQPAR__TEMPLATE static inline __attribute__((always_inline)) /* its constant arguments are built in */
+#define SEQPAR__PREFETCH(p) (__builtin_prefetch(p, 1), __builtin_prefetch((p) + SEQPAR__NR - 1, 1))
+#else
+#define SEQPAR__TEMPLATE static inline
+#define SEQPAR__PREFETCH(p) ((void)(p))
+#endif
 
-/* c (MR, NR) = or += a (MR, k) . b (k, NR): one fma chain per element. Rows of a: a + i * row_stride. */
-static void seqpar__tile(int64_t depth, const float *const *rows, int64_t step, const float *b, float *c, int64_t ldc, int accumulate) {
+/* c (count, NR) = a (count, depth) . b (depth, NR), or with `keep` c[i] = c[i] keep[i] + ..: one fma chain per element,
+   whatever `count` is. Element (i, k) of a at a[i * row + k * step], row k of b at b + k * ldb. */
+SEQPAR__TEMPLATE void seqpar__tile(const int count, int64_t depth, const float *a, int64_t row, int64_t step, const float *b, int64_t ldb,
+                                   float *c, int64_t ldc, const float *keep) {
     seqpar__v left[SEQPAR__MR], right[SEQPAR__MR];
     int64_t k;
     int i;
     SEQPAR__UNROLL
-    for (i = 0; i < SEQPAR__MR; i++) {
-        left[i] = accumulate ? SEQPAR__LOAD(c + i * ldc) : SEQPAR__SPLAT(0.0f);
-        right[i] = accumulate ? SEQPAR__LOAD(c + i * ldc + SEQPAR__VL) : SEQPAR__SPLAT(0.0f);
+    for (i = 0; i < count; i++) {
+        left[i] = right[i] = SEQPAR__SPLAT(0.0f);
+        if (!keep) continue;
+        left[i] = SEQPAR__LOAD(c + i * ldc) * SEQPAR__SPLAT(keep[i]);
+        right[i] = SEQPAR__LOAD(c + i * ldc + SEQPAR__VL) * SEQPAR__SPLAT(keep[i]);
     }
-    for (k = 0; k < depth; k++) {
-        seqpar__v b0 = SEQPAR__LOAD(b + k * SEQPAR__NR), b1 = SEQPAR__LOAD(b + k * SEQPAR__NR + SEQPAR__VL);
+    for (k = 0; k < depth; k++, a += step, b += ldb) {
+        seqpar__v b0 = SEQPAR__LOAD(b), b1 = SEQPAR__LOAD(b + SEQPAR__VL);
         SEQPAR__UNROLL
-        for (i = 0; i < SEQPAR__MR; i++) {
-            seqpar__v a = SEQPAR__SPLAT(rows[i][k * step]);
-            left[i] = SEQPAR__VFMA(a, b0, left[i]);
-            right[i] = SEQPAR__VFMA(a, b1, right[i]);
+        for (i = 0; i < count; i++) {
+            seqpar__v x = SEQPAR__SPLAT(a[i * row]);
+            left[i] = SEQPAR__VFMA(x, b0, left[i]);
+            right[i] = SEQPAR__VFMA(x, b1, right[i]);
         }
     }
     SEQPAR__UNROLL
-    for (i = 0; i < SEQPAR__MR; i++) {
+    for (i = 0; i < count; i++) {
         SEQPAR__STORE(c + i * ldc, left[i]);
         SEQPAR__STORE(c + i * ldc + SEQPAR__VL, right[i]);
     }
 }
 
-/* b (depth, columns), element (k, j) at b[k * row + j * column], into panels of NR columns, the last padded with 0 */
-static void seqpar__pack(float *to, const float *b, int64_t row, int64_t column, int64_t depth, int64_t columns) {
+/* The same for any number of rows: as many as possible in tiles of MR, what is left by 8, 4 and 1. */
+SEQPAR__TEMPLATE void seqpar__tiles(int64_t rows, int64_t depth, const float *a, int64_t row, int64_t step, const float *b, int64_t ldb,
+                                    float *c, int64_t ldc, const float *keep) {
+    int64_t i = 0;
+    for (; i + SEQPAR__MR <= rows; i += SEQPAR__MR) seqpar__tile(SEQPAR__MR, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, keep ? keep + i : NULL);
+    if (SEQPAR__MR > 8 && i + 8 <= rows) { seqpar__tile(8, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, keep ? keep + i : NULL); i += 8; }
+    for (; i + 4 <= rows; i += 4) seqpar__tile(4, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, keep ? keep + i : NULL);
+    for (; i < rows; i++) seqpar__tile(1, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, keep ? keep + i : NULL);
+}
+/* a by rows, and by columns */
+static void seqpar__tiles_rows(int64_t rows, int64_t depth, const float *a, int64_t row, const float *b, int64_t ldb, float *c, int64_t ldc, const float *keep) {
+    seqpar__tiles(rows, depth, a, row, 1, b, ldb, c, ldc, keep);
+}
+static void seqpar__tiles_columns(int64_t rows, int64_t depth, const float *a, int64_t step, const float *b, int64_t ldb, float *c, int64_t ldc, const float *keep) {
+    seqpar__tiles(rows, depth, a, 1, step, b, ldb, c, ldc, keep);
+}
+
+/* VL rows of 4 columns at `from` become 4 rows of VL at `to`, times the factor. */
+SEQPAR__TEMPLATE void seqpar__transpose(float *to, int64_t ld, const float *from, int64_t row, float factor) {
+#ifdef SEQPAR__LOAD4
+    seqpar__v f = SEQPAR__SPLAT(factor), a = SEQPAR__LOAD4(from, row), b = SEQPAR__LOAD4(from + row, row), c = SEQPAR__LOAD4(from + 2 * row, row), d = SEQPAR__LOAD4(from + 3 * row, row);
+    seqpar__v ab = SEQPAR__LOW2(a, b), cd = SEQPAR__LOW2(c, d), ab2 = SEQPAR__HIGH2(a, b), cd2 = SEQPAR__HIGH2(c, d);
+    SEQPAR__STORE(to, SEQPAR__PAIRS(ab, cd, 0x44) * f);
+    SEQPAR__STORE(to + ld, SEQPAR__PAIRS(ab, cd, 0xee) * f);
+    SEQPAR__STORE(to + 2 * ld, SEQPAR__PAIRS(ab2, cd2, 0x44) * f);
+    SEQPAR__STORE(to + 3 * ld, SEQPAR__PAIRS(ab2, cd2, 0xee) * f);
+#else
+    int i, k;
+    for (k = 0; k < 4; k++) for (i = 0; i < SEQPAR__VL; i++) to[k * ld + i] = from[i * row + k] * factor;
+#endif
+}
+
+/* b (depth, columns), element (k, j) at b[k * row + j * column], times the factor, into panels of NR columns, the last padded with 0 */
+static void seqpar__pack(float *to, const float *b, int64_t row, int64_t column, int64_t depth, int64_t columns, float factor) {
     int64_t j, k, i;
     for (j = 0; j < columns; j += SEQPAR__NR, to += depth * SEQPAR__NR) {
+        const float *from = b + j * column;
         int64_t n = SEQPAR__MIN(columns - j, SEQPAR__NR);
         if (n < SEQPAR__NR) memset(to, 0, (size_t)(depth * SEQPAR__NR) * sizeof *to);
-        if (column == 1)
-            for (k = 0; k < depth; k++) memcpy(to + k * SEQPAR__NR, b + k * row + j, (size_t)n * sizeof *to);
-        else
-            for (i = 0; i < n; i++)
-                for (k = 0; k < depth; k++) to[k * SEQPAR__NR + i] = b[k * row + (j + i) * column];
+        k = 0;
+        if (n == SEQPAR__NR && row == 1)
+            for (; k + 4 <= depth; k += 4) {
+                seqpar__transpose(to + k * SEQPAR__NR, SEQPAR__NR, from + k, column, factor);
+                seqpar__transpose(to + k * SEQPAR__NR + SEQPAR__VL, SEQPAR__NR, from + SEQPAR__VL * column + k, column, factor);
+            }
+        if (n == SEQPAR__NR && column == 1)
+            for (; k < depth; k++) for (i = 0; i < SEQPAR__NR; i++) to[k * SEQPAR__NR + i] = from[k * row + i] * factor;
+        for (; k < depth; k++) for (i = 0; i < n; i++) to[k * SEQPAR__NR + i] = from[k * row + i * column] * factor;
     }
 }
 
-/* c (rows, columns) = or += a . b for a packed b; element (i, k) of a at a[i * row + k * step]. Edge tiles run the
-   same kernel on repeated rows and padded columns, so a row's bits do not depend on its neighbours. */
-static void seqpar__product_packed(float *c, int64_t ldc, const float *a, int64_t row, int64_t step, const float *packed,
-                                   int64_t rows, int64_t columns, int64_t depth, int accumulate) {
-    float edge[SEQPAR__MR * SEQPAR__NR];
-    const float *r[SEQPAR__MR];
-    int64_t block, i, j, n, m, x;
-    for (block = 0; block < rows; block += 16 * SEQPAR__MR)
-        for (j = 0; j < columns; j += SEQPAR__NR)
-            for (i = block; i < SEQPAR__MIN(rows, block + 16 * SEQPAR__MR); i += SEQPAR__MR) {
-                m = SEQPAR__MIN(rows - i, SEQPAR__MR);
-                n = SEQPAR__MIN(columns - j, SEQPAR__NR);
-                for (x = 0; x < SEQPAR__MR; x++) r[x] = a + (i + SEQPAR__MIN(x, m - 1)) * row;
-                if (m == SEQPAR__MR && n == SEQPAR__NR) {
-                    seqpar__tile(depth, r, step, packed + j * depth, c + i * ldc + j, ldc, accumulate);
-                    continue;
-                }
-                for (x = 0; accumulate && x < m; x++) memcpy(edge + x * SEQPAR__NR, c + (i + x) * ldc + j, (size_t)n * sizeof *c);
-                for (x = m; accumulate && x < SEQPAR__MR; x++) memset(edge + x * SEQPAR__NR, 0, SEQPAR__NR * sizeof *c);
-                seqpar__tile(depth, r, step, packed + j * depth, edge, SEQPAR__NR, accumulate);
-                for (x = 0; x < m; x++) memcpy(c + (i + x) * ldc + j, edge + x * SEQPAR__NR, (size_t)n * sizeof *c);
-            }
+/* a (rows, depth), element (i, k) at a[i * row + k * step], into panels of MR rows, k by k; the last may have fewer. */
+static void seqpar__pack_rows(float *to, const float *a, int64_t row, int64_t step, int64_t rows, int64_t depth) {
+    int64_t i, k, x;
+    for (i = 0; i < rows; i += SEQPAR__MR, to += depth * SEQPAR__MR) {
+        const float *from = a + i * row;
+        int64_t m = SEQPAR__MIN(rows - i, SEQPAR__MR);
+        k = 0;
+        if (m == SEQPAR__MR && row == 1)
+            for (; k < depth; k++) for (x = 0; x < SEQPAR__MR; x++) to[k * SEQPAR__MR + x] = from[k * step + x];
+        for (; k < depth; k++) for (x = 0; x < m; x++) to[k * SEQPAR__MR + x] = from[x * row + k * step];
+    }
 }
 
-#define SEQPAR__KC 256 /* depth and columns of the part of b that is packed at a time: 256 KiB */
-#define SEQPAR__NC 256
+#define SEQPAR__KC 256 /* depth and columns of the part of b that is packed at a time, */
+#define SEQPAR__NC 512
+#define SEQPAR__MC (16 * SEQPAR__MR) /* rows of the part of a */
 
 typedef struct seqpar__product {
     float *c; int64_t ldc;
@@ -3436,17 +3520,49 @@ typedef struct seqpar__product {
     int accumulate;
 } seqpar__product;
 
-static void seqpar__product_run(const seqpar__product *p, float *packed) {
-    int64_t j, k;
+static const float seqpar__ones[32] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+
+static void seqpar__product_tile(int64_t rows, int64_t depth, const float *a, int64_t row, const float *b, float *c, int64_t ldc, const float *keep) {
+    if (row) seqpar__tiles_rows(rows, depth, a, row, b, SEQPAR__NR, c, ldc, keep);
+    else seqpar__tiles_columns(rows, depth, a, SEQPAR__MR, b, SEQPAR__NR, c, ldc, keep);
+}
+
+/* c (rows, columns) = or += a . b for packed panels of b and, with `row` 0, of a; else a has rows `row` apart. What a last
+   panel of columns has too many goes into a buffer. */
+static void seqpar__product_packed(float *c, int64_t ldc, const float *a, int64_t row, const float *b, int64_t rows, int64_t columns, int64_t depth, const float *keep) {
+    float edge[SEQPAR__MR * SEQPAR__NR];
+    int64_t i, j, x;
+    for (j = 0; j < columns; j += SEQPAR__NR)
+        for (i = 0; i < rows; i += SEQPAR__MR) {
+            int64_t m = SEQPAR__MIN(rows - i, SEQPAR__MR), n = SEQPAR__MIN(columns - j, SEQPAR__NR);
+            const float *from = a + i * (row ? row : depth);
+            float *to = c + i * ldc + j;
+            for (x = m; x < SEQPAR__MIN(rows - i, 2 * SEQPAR__MR); x++) SEQPAR__PREFETCH(to + x * ldc); /* of the next tile */
+            if (n == SEQPAR__NR) { seqpar__product_tile(m, depth, from, row, b + j * depth, to, ldc, keep); continue; }
+            for (x = 0; keep && x < m; x++) memcpy(edge + x * SEQPAR__NR, to + x * ldc, (size_t)n * sizeof *c);
+            for (x = 0; keep && x < m; x++) memset(edge + x * SEQPAR__NR + n, 0, (size_t)(SEQPAR__NR - n) * sizeof *c);
+            seqpar__product_tile(m, depth, from, row, b + j * depth, edge, SEQPAR__NR, keep);
+            for (x = 0; x < m; x++) memcpy(to + x * ldc, edge + x * SEQPAR__NR, (size_t)n * sizeof *c);
+        }
+}
+
+static void seqpar__product_run(const seqpar__product *p, float *packed_a) {
+    float *packed_b = packed_a + SEQPAR__KC * SEQPAR__MC;
+    int64_t i, j, k, row = p->a_step == 1 ? p->a_row : 0; /* rows are read in place, columns packed */
     for (j = 0; p->depth == 0 && !p->accumulate && j < p->rows; j++) memset(p->c + j * p->ldc, 0, (size_t)p->columns * sizeof *p->c); /* an empty sum */
     for (j = 0; j < p->columns; j += SEQPAR__NC)
         for (k = 0; k < p->depth; k += SEQPAR__KC) {
             int64_t n = SEQPAR__MIN(p->columns - j, SEQPAR__NC), d = SEQPAR__MIN(p->depth - k, SEQPAR__KC);
-            seqpar__pack(packed, p->b + k * p->b_row + j * p->b_column, p->b_row, p->b_column, d, n);
-            seqpar__product_packed(p->c + j, p->ldc, p->a + k * p->a_step, p->a_row, p->a_step, packed, p->rows, n, d, p->accumulate || k > 0);
+            seqpar__pack(packed_b, p->b + k * p->b_row + j * p->b_column, p->b_row, p->b_column, d, n, 1.0f);
+            for (i = 0; i < p->rows; i += SEQPAR__MC) {
+                int64_t m = SEQPAR__MIN(p->rows - i, SEQPAR__MC);
+                const float *a = p->a + i * p->a_row + k * p->a_step;
+                if (!row) seqpar__pack_rows(packed_a, a, p->a_row, p->a_step, m, d);
+                seqpar__product_packed(p->c + i * p->ldc + j, p->ldc, row ? a : packed_a, row, packed_b, m, n, d, p->accumulate || k > 0 ? seqpar__ones : NULL);
+            }
         }
 }
-#define SEQPAR__PACKED_BYTES ((SEQPAR__KC * (SEQPAR__NC + SEQPAR__NR)) * (int64_t)sizeof(float))
+#define SEQPAR__PACKED_BYTES (SEQPAR__KC * (SEQPAR__MC + SEQPAR__NC + SEQPAR__NR) * (int64_t)sizeof(float))
 
 /* One job a run of rows: aligned to tiles, so that every thread has whole ones. */
 typedef struct seqpar__matmul_work { const seqpar_matmul_args *args; int64_t rows; } seqpar__matmul_work;
@@ -3551,38 +3667,59 @@ static seqpar_status seqpar__rows_run(seqpar_device *device, int64_t rows, const
     return seqpar__parallel(device, (rows + 31) / 32, 0, seqpar__rows_job, &w);
 }
 
-/* Sums within a row: 16 lanes by index, folded as a fixed tree; written so that compilers vectorise them. */
+/* Sums within a row: 16 lanes by index, folded as a fixed tree. Rows are done in blocks where terms are made first. */
+#define SEQPAR__BLOCK 256
 static float seqpar__lanes(float *lane) {
     int w, j;
     for (w = 8; w; w /= 2) for (j = 0; j < w; j++) lane[j] += lane[j + w];
     return lane[0];
 }
+/* lane[i % 16] += a[i] b[i] for i in 0 .. n-1, by vectors in registers, which compilers do not find by themselves */
+static void seqpar__dot_lanes(float *lane, const float *a, const float *b, int64_t n) {
+    seqpar__v sum[16 / SEQPAR__VL];
+    int64_t i, j;
+    for (j = 0; j < 16; j += SEQPAR__VL) sum[j / SEQPAR__VL] = SEQPAR__LOAD(lane + j);
+    for (i = 0; i + 16 <= n; i += 16) {
+        SEQPAR__UNROLL
+        for (j = 0; j < 16; j += SEQPAR__VL) sum[j / SEQPAR__VL] = SEQPAR__VFMA(SEQPAR__LOAD(a + i + j), SEQPAR__LOAD(b + i + j), sum[j / SEQPAR__VL]);
+    }
+    for (j = 0; j < 16; j += SEQPAR__VL) SEQPAR__STORE(lane + j, sum[j / SEQPAR__VL]);
+    for (j = 0; i + j < n; j++) lane[j] = SEQPAR__FMAF(a[i + j], b[i + j], lane[j]);
+}
+static void seqpar__total_lanes(float *lane, const float *a, int64_t n) { /* lane[i % 16] += a[i] */
+    seqpar__v sum[16 / SEQPAR__VL];
+    int64_t i, j;
+    for (j = 0; j < 16; j += SEQPAR__VL) sum[j / SEQPAR__VL] = SEQPAR__LOAD(lane + j);
+    for (i = 0; i + 16 <= n; i += 16) {
+        SEQPAR__UNROLL
+        for (j = 0; j < 16; j += SEQPAR__VL) sum[j / SEQPAR__VL] = sum[j / SEQPAR__VL] + SEQPAR__LOAD(a + i + j);
+    }
+    for (j = 0; j < 16; j += SEQPAR__VL) SEQPAR__STORE(lane + j, sum[j / SEQPAR__VL]);
+    for (j = 0; i + j < n; j++) lane[j] += a[i + j];
+}
 static float seqpar__dot(const float *a, const float *b, int64_t n) {
     float lane[16] = {0};
-    int64_t i, j;
-    for (i = 0; i + 16 <= n; i += 16) for (j = 0; j < 16; j++) lane[j] = SEQPAR__FMAF(a[i + j], b[i + j], lane[j]);
-    for (j = 0; i + j < n; j++) lane[j] = SEQPAR__FMAF(a[i + j], b[i + j], lane[j]);
+    seqpar__dot_lanes(lane, a, b, n);
     return seqpar__lanes(lane);
 }
 static float seqpar__total(const float *a, int64_t n) {
     float lane[16] = {0};
-    int64_t i, j;
-    for (i = 0; i + 16 <= n; i += 16) for (j = 0; j < 16; j++) lane[j] += a[i + j];
-    for (j = 0; i + j < n; j++) lane[j] += a[i + j];
+    seqpar__total_lanes(lane, a, n);
     return seqpar__lanes(lane);
 }
 static float seqpar__highest(const float *a, int64_t n) { /* order does not matter to a maximum */
-    float lane[16], top;
-    int64_t i, j;
-    if (n < 16) {
-        for (top = a[0], i = 1; i < n; i++) top = a[i] > top ? a[i] : top;
-        return top;
+    seqpar__v top[4];
+    float lane[4 * SEQPAR__VL], best = a[0];
+    int64_t i = 0, j;
+    for (j = 0; j < 4; j++) top[j] = SEQPAR__SPLAT(best);
+    for (; i + 4 * SEQPAR__VL <= n; i += 4 * SEQPAR__VL) {
+        SEQPAR__UNROLL
+        for (j = 0; j < 4; j++) top[j] = SEQPAR__VMAX(SEQPAR__LOAD(a + i + j * SEQPAR__VL), top[j]);
     }
-    for (j = 0; j < 16; j++) lane[j] = a[j];
-    for (i = 16; i + 16 <= n; i += 16) for (j = 0; j < 16; j++) lane[j] = a[i + j] > lane[j] ? a[i + j] : lane[j];
-    for (j = 0; i + j < n; j++) lane[j] = a[i + j] > lane[j] ? a[i + j] : lane[j];
-    for (top = lane[0], j = 1; j < 16; j++) top = lane[j] > top ? lane[j] : top;
-    return top;
+    for (j = 0; j < 4; j++) SEQPAR__STORE(lane + j * SEQPAR__VL, top[j]);
+    for (j = 0; j < 4 * SEQPAR__VL; j++) best = lane[j] > best ? lane[j] : best;
+    for (; i < n; i++) best = a[i] > best ? a[i] : best;
+    return best;
 }
 
 /* exp in fp32: 2^n exp(r), degree 7 in all; about 1 ulp; 0 below -87.3; exp(0) = 1. A NaN stays one. */
@@ -3605,6 +3742,22 @@ static inline float seqpar__expf(float x) {
     bits += shift << 23;
     memcpy(&p, &bits, 4);
     return x < -87.3f ? 0.0f : p;
+}
+
+/* 2^x in fp32 for x below 128: 2^n times a polynomial on [-1/2, 1/2] that is 2e-9 off; about 1 ulp; 0 below -126.5;
+   2^0 = 1. A NaN stays one. */
+SEQPAR__TEMPLATE seqpar__v seqpar__vexp2(seqpar__v x) {
+    seqpar__v magic = SEQPAR__SPLAT(12583039.0f), t, r, p; /* 1.5 2^23 + 127: the low bits of t are the exponent to come */
+    x = SEQPAR__VMAX(SEQPAR__SPLAT(-127.0f), x);
+    t = x + magic;
+    r = x - (t - magic);
+    p = SEQPAR__VFMA(SEQPAR__SPLAT(1.535336206e-4f), r, SEQPAR__SPLAT(1.339887456e-3f));
+    p = SEQPAR__VFMA(p, r, SEQPAR__SPLAT(9.618437358e-3f));
+    p = SEQPAR__VFMA(p, r, SEQPAR__SPLAT(5.550332471e-2f));
+    p = SEQPAR__VFMA(p, r, SEQPAR__SPLAT(2.402264791e-1f));
+    p = SEQPAR__VFMA(p, r, SEQPAR__SPLAT(6.931472029e-1f));
+    p = SEQPAR__VFMA(p, r, SEQPAR__SPLAT(1.0f));
+    return p * SEQPAR__VEXPONENT(t);
 }
 
 /* tanh in fp32: odd polynomial to x^11 below 0.6 (3e-9), 1 - 2 / (exp(2x) + 1) above. */
@@ -3636,10 +3789,13 @@ static seqpar_status seqpar__cpu_rmsnorm(seqpar_device *device, const seqpar_rms
 static void seqpar__cpu_rmsnorm_grad_row(const void *args, int64_t t) {
     const seqpar_rmsnorm_grad_args *a = (const seqpar_rmsnorm_grad_args *)args;
     const float *x = (const float *)a->x.data + t * a->x.stride, *dy = (const float *)a->dy.data + t * a->dy.stride, *g = (const float *)a->gain;
-    float *dx = (float *)a->dx.data + t * a->dx.stride, r = ((const float *)a->rstd)[t], lane[16] = {0}, c;
+    float *dx = (float *)a->dx.data + t * a->dx.stride, r = ((const float *)a->rstd)[t], lane[16] = {0}, part[SEQPAR__BLOCK], c;
     int64_t i, j;
-    for (i = 0; i + 16 <= a->width; i += 16) for (j = 0; j < 16; j++) lane[j] = SEQPAR__FMAF(g[i + j] * dy[i + j], x[i + j], lane[j]);
-    for (j = 0; i + j < a->width; j++) lane[j] = SEQPAR__FMAF(g[i + j] * dy[i + j], x[i + j], lane[j]);
+    for (i = 0; i < a->width; i += SEQPAR__BLOCK) {
+        int64_t n = SEQPAR__MIN(SEQPAR__BLOCK, a->width - i);
+        for (j = 0; j < n; j++) part[j] = g[i + j] * dy[i + j];
+        seqpar__dot_lanes(lane, part, x + i, n);
+    }
     c = r * r * r * seqpar__lanes(lane) / (float)a->width;
     for (i = 0; i < a->width; i++) dx[i] += SEQPAR__FMAF(-x[i], c, r * g[i] * dy[i]);
 }
@@ -3718,156 +3874,275 @@ static seqpar_status seqpar__cpu_add(seqpar_device *device, const seqpar_add_arg
     return seqpar__parallel(device, (a->count + 65535) / 65536, 0, seqpar__cpu_add_job, (void *)a);
 }
 
-/* ---- fast attention: tiles of QT queries x KT keys of a block; tiles start where their chunk starts ---- */
-#define SEQPAR__QT (8 * SEQPAR__MR)
+/* ---- fast attention ----
+   A leaf is worked off in tiles of KT rows x QT columns. Columns are tokens of the task's piece (queries in forward and dq,
+   keys in dkv), packed once per job; rows are tokens of the leaf (keys or queries), read where they lie. So scores come out
+   as a tile whose lanes are columns, and the same tile is, by columns, the left operand of the second product. Scores are
+   in units of ln 2, as is the m of a state. Tiles start where their piece starts, so what is in one is not a matter of ranks. */
+#define SEQPAR__QT 32
 #define SEQPAR__KT 128
+#define SEQPAR__LOG2E 1.44269504088896341f
 
 typedef struct seqpar__attn_tile {
     const seqpar_attn_args *args;
-    int64_t rows, query;      /* first query row (local) and number */
-    int64_t keys, first;      /* first key of the tile within its piece, and number */
-    int64_t head, kv_head;
-    const seqpar_attn_keys *piece;
-    const seqpar_piece *queries; /* the piece that `query` lies in */
-    float *s, *p;             /* scores, probabilities or their gradients: (QT, KT) each */
+    const seqpar_attn_keys *keys;    /* the piece of the keys, */
+    const seqpar_piece *queries;     /* and that of the queries */
+    int64_t key, key_count;          /* of the tile within their piece */
+    int64_t query, query_count;
+    int64_t head, kv_head;           /* query head of all, kv head of the step */
+    int64_t key_low, key_high;       /* keys that some query of the tile sees, numbers in the tile; */
+    int64_t query_low, query_high;   /* queries that see some */
+    int64_t pairs;                   /* visible, of all tiles so far */
+    int masked;                      /* not all pairs are visible: each query sees its keys low .. high */
+    float low[SEQPAR__KT], high[SEQPAR__KT], lse[SEQPAR__KT], delta[SEQPAR__KT];
+    float *columns[2], *rows[2];     /* packed operands */
+    float *s, *p, *z;                /* (KT, QT) each: scores, later probabilities; gradients of theirs; dropout factors */
 } seqpar__attn_tile;
 
-/* scratch of a leaf: two score tiles, three packed operands of up to KT or QT rows */
-static int64_t seqpar__attn_operand(int64_t head_dim) { /* floats of a packed (head_dim x KT) or (KT x head_dim) operand */
-    int64_t wide = (head_dim + SEQPAR__NR - 1) / SEQPAR__NR * SEQPAR__NR;
-    return (SEQPAR__KT + SEQPAR__NR) * wide;
+typedef struct seqpar__operand { const float *at; int64_t row, panel; } seqpar__operand; /* tokens as rows; panels of NR columns */
+
+static int64_t seqpar__up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
+static int64_t seqpar__attn_columns(const seqpar_attn_args *a) { return seqpar__up(seqpar__attn_rows_max(a), SEQPAR__QT) * a->head_dim; }
+static int64_t seqpar__attn_scratch(const seqpar_attn_args *a) { /* two operands of columns, two of rows, three tiles */
+    return (2 * seqpar__attn_columns(a) + 2 * SEQPAR__KT * seqpar__up(a->head_dim, SEQPAR__NR) + 3 * SEQPAR__KT * SEQPAR__QT) * (int64_t)sizeof(float) + 64;
 }
-static int64_t seqpar__attn_scratch(int64_t head_dim) {
-    return (2 * SEQPAR__QT * SEQPAR__KT + 4 * seqpar__attn_operand(head_dim)) * (int64_t)sizeof(float) + 256;
+
+static seqpar__attn_tile seqpar__tile_new(const seqpar__attn_job *j, const seqpar_attn_keys *keys, const seqpar_piece *queries) {
+    const seqpar_attn_args *a = j->args;
+    int64_t row_floats = SEQPAR__KT * seqpar__up(a->head_dim, SEQPAR__NR);
+    seqpar__attn_tile t;
+    t.args = a; t.keys = keys; t.queries = queries;
+    t.key = t.query = t.pairs = 0;
+    t.s = (float *)(((uintptr_t)j->scratch + 63) & ~(uintptr_t)63);
+    t.p = t.s + SEQPAR__KT * SEQPAR__QT;
+    t.z = t.p + SEQPAR__KT * SEQPAR__QT;
+    t.rows[0] = t.z + SEQPAR__KT * SEQPAR__QT;
+    t.rows[1] = t.rows[0] + row_floats;
+    t.columns[0] = t.rows[1] + row_floats;
+    t.columns[1] = t.columns[0] + seqpar__attn_columns(a);
+    return t;
 }
 
 static const float *seqpar__tile_keys(const seqpar__attn_tile *t, const void *base, int64_t piece_row) {
-    return (const float *)base + ((piece_row + t->first) * t->args->head_count + t->kv_head) * t->args->head_dim;
+    return (const float *)base + ((piece_row + t->key) * t->args->head_count + t->kv_head) * t->args->head_dim;
 }
 static const float *seqpar__tile_queries(const seqpar__attn_tile *t, const void *base) {
-    return (const float *)base + (t->query * t->args->heads + t->head) * t->args->head_dim;
+    return (const float *)base + ((t->queries->local + t->query) * t->args->heads + t->head) * t->args->head_dim;
 }
 
-/* Any visible pair in this tile? Visible ranges rise with the row only within documents, so look at all rows. */
-static int seqpar__tile_visible(const seqpar__attn_tile *t) {
-    int64_t r, first, last;
-    for (r = 0; r < t->rows; r++)
-        if (seqpar__visible(t->args, t->query + r, t->piece, &first, &last) && first < t->first + t->keys && last > t->first) return 1;
-    return 0;
+/* The task's tokens as columns, times a factor; the last tile is filled up with zeros. */
+static void seqpar__pack_columns(float *to, const float *from, int64_t stride, int64_t count, int64_t d, double factor) {
+    int64_t whole = count / SEQPAR__QT * SEQPAR__QT;
+    if (whole < count) memset(to + whole * d, 0, (size_t)(SEQPAR__QT * d) * sizeof *to);
+    seqpar__pack(to, from, 1, stride, d, count, (float)factor);
+}
+/* What products of query and key are multiplied by; with a softcap, before its tanh. */
+static double seqpar__score_factor(const seqpar_attn_args *a) { return a->softcap > 0 ? a->scale / a->softcap : a->scale * (double)SEQPAR__LOG2E; }
+
+/* Rows are read where they lie, unless a panel would reach beyond their end. */
+static seqpar__operand seqpar__row_operand(float *packed, const float *from, int64_t stride, int64_t count, int64_t d) {
+    seqpar__operand o;
+    if (d % SEQPAR__NR == 0) { o.at = from; o.row = stride; o.panel = SEQPAR__NR; return o; }
+    seqpar__pack(packed, from, stride, 1, count, d, 1.0f);
+    o.at = packed; o.row = SEQPAR__NR; o.panel = count * SEQPAR__NR;
+    return o;
 }
 
-/* Visible keys of a row within the tile, as [*low, *high). */
-static void seqpar__tile_range(const seqpar__attn_tile *t, int64_t r, int64_t *low, int64_t *high) {
-    int64_t first, last;
-    if (!seqpar__visible(t->args, t->query + r, t->piece, &first, &last)) first = last = 0;
-    *low = SEQPAR__MIN(SEQPAR__MAX(first - t->first, 0), t->keys);
-    *high = SEQPAR__MAX(SEQPAR__MIN(last - t->first, t->keys), *low);
-}
-
-/* Products q.k of a row become scores. */
-static void seqpar__tile_scores(const seqpar_attn_args *a, float *s, int64_t low, int64_t high) {
-    float scale = (float)a->scale, cap = (float)a->softcap;
-    int64_t n;
-    if (cap > 0) for (n = low; n < high; n++) s[n] = cap * seqpar__tanhf(s[n] * (scale / cap));
-    else for (n = low; n < high; n++) s[n] *= scale;
-}
-
-/* One row of scores becomes probabilities against the running maximum; returns the factor for what was there. */
-static float seqpar__tile_softmax(const seqpar_attn_args *a, float *s, int64_t keys, int64_t low, int64_t high, float *m, float *l) {
-    float top, factor;
-    int64_t n;
-    for (n = 0; n < low; n++) s[n] = 0.0f;
-    for (n = high; n < keys; n++) s[n] = 0.0f;
-    if (low == high) return 1.0f;
-    seqpar__tile_scores(a, s, low, high);
-    top = seqpar__highest(s + low, high - low);
-    top = top > *m || top != top ? top : *m;
-    for (n = low; n < high; n++) s[n] = seqpar__expf(s[n] - top);
-    factor = *l == 0.0f ? 0.0f : seqpar__expf(*m - top);
-    *l = *l * factor + seqpar__total(s, keys); /* from the tile's start: a lane belongs to a key */
-    *m = top;
-    return factor;
-}
-
-/* z *= the dropout factors of row r, keys low .. high of the tile */
-static void seqpar__tile_dropout(const seqpar__attn_tile *t, int64_t r, int64_t low, int64_t high, float *z) {
+/* Which keys of the tile its queries see. */
+static void seqpar__tile_ranges(seqpar__attn_tile *t) {
     const seqpar_attn_args *a = t->args;
-    int64_t n;
-    for (n = low; n < high; n++)
-        z[n] *= (float)seqpar__dropout(a, t->queries, t->query - t->queries->local + r, t->head, t->piece->start + (t->first + n) * t->piece->stride);
-}
-
-static void seqpar__cpu_forward_tile(seqpar__attn_tile *t, const float *packed_k, const float *packed_v, float *o, float *m, float *l) {
-    int64_t d = t->args->head_dim, r, i, low, high;
-    seqpar__product_packed(t->s, SEQPAR__KT, seqpar__tile_queries(t, t->args->q), t->args->heads * d, 1, packed_k, t->rows, t->keys, d, 0);
-    for (r = 0; r < t->rows; r++) {
-        float factor, *s = t->s + r * SEQPAR__KT;
-        seqpar__tile_range(t, r, &low, &high);
-        factor = seqpar__tile_softmax(t->args, s, t->keys, low, high, &m[r], &l[r]);
-        if (t->args->dropout > 0) seqpar__tile_dropout(t, r, low, high, s);
-        if (factor != 1.0f) for (i = 0; i < d; i++) o[r * d + i] *= factor;
+    const int32_t *begin = a->visible_begin + t->queries->local + t->query, *end = a->visible_end + t->queries->local + t->query;
+    int32_t latest = begin[0], earliest = end[0];
+    int64_t r, first, last;
+    for (r = 1; r < t->query_count; r++) { latest = SEQPAR__MAX(latest, begin[r]); earliest = SEQPAR__MIN(earliest, end[r]); }
+    t->key_low = t->query_low = 0; t->key_high = t->key_count; t->query_high = t->query_count;
+    t->masked = latest > t->keys->start + t->key * t->keys->stride || earliest <= t->keys->start + (t->key + t->key_count - 1) * t->keys->stride;
+    if (!t->masked) { t->pairs += t->query_count * t->key_count; return; }
+    t->key_low = t->key_count; t->query_low = t->query_count;
+    t->key_high = t->query_high = 0;
+    for (r = 0; r < SEQPAR__KT; r++) t->low[r] = t->high[r] = 0.0f;
+    for (r = 0; r < t->query_count; r++) {
+        if (!seqpar__visible(a, t->queries->local + t->query + r, t->keys, &first, &last)) continue;
+        first = SEQPAR__MAX(first - t->key, 0);
+        last = SEQPAR__MIN(last - t->key, t->key_count);
+        if (first >= last) continue;
+        t->low[r] = (float)first; t->high[r] = (float)last;
+        t->key_low = SEQPAR__MIN(t->key_low, first); t->key_high = SEQPAR__MAX(t->key_high, last);
+        t->query_low = SEQPAR__MIN(t->query_low, r); t->query_high = r + 1;
+        t->pairs += last - first;
     }
-    seqpar__product_packed(o, d, t->s, SEQPAR__KT, 1, packed_v, t->rows, d, t->keys, 1);
 }
 
-static int64_t seqpar__count_visible(const seqpar_attn_args *a, int64_t query, int64_t rows, const seqpar_attn_keys *k) {
-    int64_t r, first, last, pairs = 0;
-    for (r = 0; r < rows; r++) if (seqpar__visible(a, query + r, k, &first, &last)) pairs += last - first;
-    return pairs;
+/* Rows first .. last of the tile: products of the row tokens with the columns, which begin at number `column` of the piece. */
+static void seqpar__tile_products(const seqpar__attn_tile *t, float *s, const float *rows, int64_t stride, const float *columns, int64_t column, int64_t first, int64_t last) {
+    int64_t d = t->args->head_dim, c;
+    for (c = 0; c < SEQPAR__QT; c += SEQPAR__NR)
+        seqpar__tiles_rows(last - first, d, rows + first * stride, stride, columns + (column + c) * d, SEQPAR__NR, s + first * SEQPAR__QT + c, SEQPAR__QT, NULL);
 }
 
-static seqpar__attn_tile seqpar__tile_new(const seqpar__attn_job *j, const seqpar_attn_keys *piece, float **scratch) {
-    seqpar__attn_tile t;
-    memset(&t, 0, sizeof t);
-    t.args = j->args;
-    t.piece = piece;
-    *scratch = (float *)(((uintptr_t)j->scratch + 63) & ~(uintptr_t)63);
-    t.s = *scratch;
-    t.p = t.s + SEQPAR__QT * SEQPAR__KT;
-    *scratch += 2 * SEQPAR__QT * SEQPAR__KT;
-    return t;
+/* to (columns, d) = to keep + s^T . rows, over the tile's rows first .. last, rising; keep NULL: to = .. */
+static void seqpar__tile_add(float *to, int64_t d, const float *s, seqpar__operand rows, int64_t columns, int64_t first, int64_t last, const float *keep) {
+    float edge[SEQPAR__QT * SEQPAR__NR];
+    int64_t i, x;
+    s += first * SEQPAR__QT;
+    rows.at += first * rows.row;
+    for (i = 0; i + SEQPAR__NR <= d; i += SEQPAR__NR, rows.at += rows.panel)
+        seqpar__tiles_columns(columns, last - first, s, SEQPAR__QT, rows.at, rows.row, to + i, d, keep);
+    if (i == d) return;
+    memset(edge, 0, sizeof edge);
+    for (x = 0; keep && x < columns; x++) memcpy(edge + x * SEQPAR__NR, to + x * d + i, (size_t)(d - i) * sizeof *to);
+    seqpar__tiles_columns(columns, last - first, s, SEQPAR__QT, rows.at, rows.row, edge, SEQPAR__NR, keep);
+    for (x = 0; x < columns; x++) memcpy(to + x * d + i, edge + x * SEQPAR__NR, (size_t)(d - i) * sizeof *to);
+}
+
+/* Softcap: products q.k scale / cap become scores. */
+static void seqpar__tile_cap(const seqpar__attn_tile *t, int64_t first, int64_t last) {
+    float cap = (float)t->args->softcap * SEQPAR__LOG2E;
+    int64_t n;
+    for (n = first * SEQPAR__QT; n < last * SEQPAR__QT; n++) t->s[n] = cap * seqpar__tanhf(t->s[n]);
+}
+
+/* Dropout factors of the tile, 0 where nothing is visible; its rows are keys, or queries. */
+static void seqpar__tile_dropout(const seqpar__attn_tile *t, int rows_are_queries) {
+    const seqpar_attn_args *a = t->args;
+    int64_t q, k;
+    memset(t->z, 0, SEQPAR__KT * SEQPAR__QT * sizeof *t->z);
+    for (q = 0; q < t->query_count; q++)
+        for (k = t->masked ? (int64_t)t->low[q] : 0; k < (t->masked ? (int64_t)t->high[q] : t->key_count); k++)
+            t->z[rows_are_queries ? q * SEQPAR__QT + k : k * SEQPAR__QT + q] =
+                (float)seqpar__dropout(a, t->queries, t->query + q, t->head, t->keys->start + (t->key + k) * t->keys->stride);
+}
+static void seqpar__tile_times(float *s, const float *z, int64_t first, int64_t last) {
+    int64_t n;
+    for (n = first * SEQPAR__QT; n < last * SEQPAR__QT; n++) s[n] *= z[n];
+}
+
+/* x where the query sees the key, else `other` */
+SEQPAR__TEMPLATE seqpar__v seqpar__seen(seqpar__v x, seqpar__v key, seqpar__v low, seqpar__v high, seqpar__v other) {
+    return SEQPAR__VLESS(key, low, other, SEQPAR__VLESS(key, high, x, other));
+}
+
+/* NR columns of scores become probabilities against the running maximum m; factor is for what was there before. Sums are made
+   of sums over 16 keys each. A score that is a NaN is no maximum, but makes its sum one. */
+SEQPAR__TEMPLATE void seqpar__softmax_panel(const int masked, const seqpar__attn_tile *t, int64_t c, float *m, float *l, float *factor) {
+    const seqpar__v zero = SEQPAR__SPLAT(0.0f), least = SEQPAR__SPLAT((float)-HUGE_VAL);
+    seqpar__v low[2], high[2], top[2], sum[2], part[2], x;
+    const int64_t first = t->key_low, last = t->key_high;
+    float *const scores = t->s + c;
+    int64_t n, block;
+    int i;
+    for (i = 0; i < 2; i++) {
+        low[i] = masked ? SEQPAR__LOAD(t->low + c + i * SEQPAR__VL) : zero;
+        high[i] = masked ? SEQPAR__LOAD(t->high + c + i * SEQPAR__VL) : zero;
+        top[i] = SEQPAR__LOAD(m + c + i * SEQPAR__VL);
+        sum[i] = zero;
+    }
+    for (n = first; n < last; n++) {
+        SEQPAR__UNROLL
+        for (i = 0; i < 2; i++) {
+            x = SEQPAR__LOAD(scores + n * SEQPAR__QT + i * SEQPAR__VL);
+            if (masked) x = seqpar__seen(x, SEQPAR__SPLAT((float)n), low[i], high[i], least);
+            top[i] = SEQPAR__VMAX(x, top[i]);
+        }
+    }
+    for (block = first / 16 * 16; block < last; block += 16) {
+        part[0] = part[1] = zero;
+        for (n = SEQPAR__MAX(block, first); n < SEQPAR__MIN(block + 16, last); n++) {
+            SEQPAR__UNROLL
+            for (i = 0; i < 2; i++) {
+                float *s = scores + n * SEQPAR__QT + i * SEQPAR__VL;
+                x = seqpar__vexp2(SEQPAR__LOAD(s) - top[i]);
+                if (masked) x = seqpar__seen(x, SEQPAR__SPLAT((float)n), low[i], high[i], zero);
+                SEQPAR__STORE(s, x);
+                part[i] = part[i] + x;
+            }
+        }
+        sum[0] = sum[0] + part[0];
+        sum[1] = sum[1] + part[1];
+    }
+    for (i = 0; i < 2; i++) {
+        seqpar__v before = SEQPAR__LOAD(l + c + i * SEQPAR__VL);
+        x = SEQPAR__VLESS(zero, before, seqpar__vexp2(SEQPAR__LOAD(m + c + i * SEQPAR__VL) - top[i]), zero);
+        SEQPAR__STORE(factor + c + i * SEQPAR__VL, x);
+        SEQPAR__STORE(l + c + i * SEQPAR__VL, before * x + sum[i]);
+        SEQPAR__STORE(m + c + i * SEQPAR__VL, top[i]);
+    }
+}
+
+static void seqpar__tile_softmax(const seqpar__attn_tile *t, float *m, float *l, float *factor) {
+    float tops[SEQPAR__QT] = {0}, sums[SEQPAR__QT] = {0};
+    size_t bytes = (size_t)t->query_count * sizeof *m;
+    int64_t c;
+    memcpy(tops, m, bytes);
+    memcpy(sums, l, bytes);
+    for (c = 0; c < SEQPAR__QT; c += SEQPAR__NR)
+        if (t->masked) seqpar__softmax_panel(1, t, c, tops, sums, factor);
+        else seqpar__softmax_panel(0, t, c, tops, sums, factor);
+    memcpy(m, tops, bytes);
+    memcpy(l, sums, bytes);
+}
+
+static void seqpar__cpu_forward_tile(seqpar__attn_tile *t, seqpar__operand values, float *o, float *m, float *l) {
+    const seqpar_attn_args *a = t->args;
+    int64_t d = a->head_dim;
+    float factor[SEQPAR__QT];
+    seqpar__tile_ranges(t);
+    if (t->key_low >= t->key_high) { if (t->key == 0) memset(o, 0, (size_t)(t->query_count * d) * sizeof *o); return; }
+    seqpar__tile_products(t, t->s, seqpar__tile_keys(t, a->k, t->keys->k_row), a->head_count * d, t->columns[0], t->query, t->key_low, t->key_high);
+    if (a->softcap > 0) seqpar__tile_cap(t, t->key_low, t->key_high);
+    seqpar__tile_softmax(t, m, l, factor);
+    if (a->dropout > 0) { seqpar__tile_dropout(t, 0); seqpar__tile_times(t->s, t->z, t->key_low, t->key_high); }
+    seqpar__tile_add(o, d, t->s, values, t->query_count, t->key_low, t->key_high, t->key == 0 ? NULL : factor);
 }
 
 static void seqpar__cpu_forward_leaf(void *user, void *value, int64_t index, int extend) {
     seqpar__attn_job *j = (seqpar__attn_job *)user;
     const seqpar_attn_args *a = j->args;
     int64_t d = a->head_dim, stride = a->head_count * d, r;
-    float *o = (float *)value, *m = o + j->count * d, *l = m + j->count, *pack_k, *pack_v;
-    seqpar__attn_tile t = seqpar__tile_new(j, &a->k_pieces[index], &pack_k);
+    float *o = (float *)value, *m = o + j->count * d, *l = m + j->count;
+    seqpar__attn_tile t = seqpar__tile_new(j, &a->k_pieces[index], &a->q_pieces[j->task->piece]);
     (void)extend;
-    pack_v = pack_k + seqpar__attn_operand(d);
-    t.queries = &a->q_pieces[j->task->piece];
     t.head = j->head;
     t.kv_head = j->head / (a->heads / a->kv_heads) - a->head_begin;
-    memset(o, 0, (size_t)(j->count * d) * sizeof *o);
     for (r = 0; r < j->count; r++) { m[r] = (float)-HUGE_VAL; l[r] = 0.0f; }
-    j->flops += 4 * d * seqpar__count_visible(a, j->local, j->count, t.piece);
-    for (t.first = 0; t.first < t.piece->count; t.first += SEQPAR__KT) {
-        t.keys = SEQPAR__MIN(SEQPAR__KT, t.piece->count - t.first);
-        seqpar__pack(pack_k, seqpar__tile_keys(&t, a->k, t.piece->k_row), 1, stride, d, t.keys);
-        seqpar__pack(pack_v, seqpar__tile_keys(&t, a->v, t.piece->v_row), stride, 1, t.keys, d);
-        for (r = 0; r < j->count; r += SEQPAR__QT) {
-            t.query = j->local + r;
-            t.rows = SEQPAR__MIN(SEQPAR__QT, j->count - r);
-            if (seqpar__tile_visible(&t)) seqpar__cpu_forward_tile(&t, pack_k, pack_v, o + r * d, m + r, l + r);
+    if (!j->packed++) seqpar__pack_columns(t.columns[0], seqpar__tile_queries(&t, a->q), a->heads * d, j->count, d, seqpar__score_factor(a));
+    for (t.key = 0; t.key < t.keys->count; t.key += SEQPAR__KT) {
+        seqpar__operand values;
+        t.key_count = SEQPAR__MIN(SEQPAR__KT, t.keys->count - t.key);
+        values = seqpar__row_operand(t.rows[0], seqpar__tile_keys(&t, a->v, t.keys->v_row), stride, t.key_count, d);
+        for (t.query = 0; t.query < j->count; t.query += SEQPAR__QT) {
+            t.query_count = SEQPAR__MIN(SEQPAR__QT, j->count - t.query);
+            seqpar__cpu_forward_tile(&t, values, o + t.query * d, m + t.query, l + t.query);
         }
     }
+    j->flops += 4 * d * t.pairs;
 }
 
+/* What two states of up to QT rows are multiplied by where both have seen something; the new maxima */
+static void seqpar__state_factors(int64_t rows, const float *m, const float *m2, float *a, float *b, float *top) {
+    int64_t c;
+    for (c = 0; c < SEQPAR__QT; c++) { a[c] = c < rows ? m[c] : 0.0f; b[c] = c < rows ? m2[c] : 0.0f; }
+    for (c = 0; c < SEQPAR__QT; c += SEQPAR__VL) {
+        seqpar__v x = SEQPAR__LOAD(a + c), y = SEQPAR__LOAD(b + c), high = SEQPAR__VMAX(x, y);
+        SEQPAR__STORE(a + c, seqpar__vexp2(x - high));
+        SEQPAR__STORE(b + c, seqpar__vexp2(y - high));
+        SEQPAR__STORE(top + c, high);
+    }
+}
 static void seqpar__cpu_state_combine(void *user, void *into, const void *other) {
     seqpar__attn_job *j = (seqpar__attn_job *)user;
-    int64_t d = j->args->head_dim, r, i;
-    float *o = (float *)into, *m = o + j->count * d, *l = m + j->count;
+    int64_t d = j->args->head_dim, r, i, c;
+    float *o = (float *)into, *m = o + j->count * d, *l = m + j->count, a[SEQPAR__QT], b[SEQPAR__QT], top[SEQPAR__QT];
     const float *o2 = (const float *)other, *m2 = o2 + j->count * d, *l2 = m2 + j->count;
-    for (r = 0; r < j->count; r++) {
-        float top = m[r] > m2[r] ? m[r] : m2[r], a, b;
+    for (r = 0; r < j->count; r++, o += d, o2 += d) {
+        c = r % SEQPAR__QT;
+        if (c == 0) seqpar__state_factors(SEQPAR__MIN(SEQPAR__QT, j->count - r), m + r, m2 + r, a, b, top);
         if (l2[r] == 0.0f) continue;
-        if (l[r] == 0.0f) { memcpy(o + r * d, o2 + r * d, (size_t)d * sizeof *o); m[r] = m2[r]; l[r] = l2[r]; continue; }
-        a = SEQPAR__FAULT(10) ? 1.0f : seqpar__expf(m[r] - top); /* fault: merge without rescaling */
-        b = seqpar__expf(m2[r] - top);
-        l[r] = l[r] * a + l2[r] * b;
-        for (i = 0; i < d; i++) o[r * d + i] = o[r * d + i] * a + o2[r * d + i] * b;
-        m[r] = top;
+        if (l[r] == 0.0f) { memcpy(o, o2, (size_t)d * sizeof *o); m[r] = m2[r]; l[r] = l2[r]; continue; }
+        if (SEQPAR__FAULT(10)) a[c] = 1.0f; /* fault: merge without rescaling */
+        l[r] = l[r] * a[c] + l2[r] * b[c];
+        for (i = 0; i < d; i++) o[i] = o[i] * a[c] + o2[i] * b[c];
+        m[r] = top[c];
     }
 }
 static void seqpar__cpu_state_finish(seqpar__attn_job *j, void *value) {
@@ -3877,135 +4152,173 @@ static void seqpar__cpu_state_finish(seqpar__attn_job *j, void *value) {
     for (r = 0; r < j->count; r++) {
         float *out = (float *)a->out + ((j->local + r) * a->heads + j->head) * d, *lse = (float *)a->lse + (j->local + r) * a->heads + j->head;
         int empty = l[r] == 0.0f;
-        float total = l[r], top = m[r], factor = 1.0f;
+        double top = (double)m[r] * 0.693147180559945309;
+        float total = l[r], factor = 1.0f;
         if (a->sinks) { /* one more score, without a value */
-            float sink = ((const float *)a->sinks)[j->head];
-            top = !empty && (m[r] > sink || m[r] != m[r]) ? m[r] : sink;
-            factor = empty ? 0.0f : seqpar__expf(m[r] - top);
-            total = l[r] * factor + (SEQPAR__FAULT(38) ? 0.0f : seqpar__expf(sink - top)); /* fault: the sink is forgotten */
+            double sink = (double)((const float *)a->sinks)[j->head], old = top;
+            top = !empty && (old > sink || old != old) ? old : sink;
+            factor = empty ? 0.0f : seqpar__expf((float)(old - top));
+            total = l[r] * factor + (SEQPAR__FAULT(38) ? 0.0f : seqpar__expf((float)(sink - top))); /* fault: the sink is forgotten */
         }
         factor = empty ? 0.0f : factor / total;
         for (i = 0; i < d; i++) out[i] = o[r * d + i] * factor;
-        *lse = empty && !a->sinks ? (float)-HUGE_VAL : (float)((double)top + (SEQPAR__FAULT(11) ? 0.0 : seqpar_log((double)total))); /* fault: lse without l */
+        *lse = empty && !a->sinks ? (float)-HUGE_VAL : (float)(top + (SEQPAR__FAULT(11) ? 0.0 : seqpar_log((double)total))); /* fault: lse without l */
     }
 }
 
-/* A row of dp becomes z dp and the row of probabilities, once ds is made of it, z p; z are the dropout factors. */
-static void seqpar__tile_backward_dropped(const seqpar__attn_tile *t, int64_t r, int64_t low, int64_t high, float *p, float *dp, float delta) {
-    float z[SEQPAR__KT], scale = (float)t->args->scale;
-    int64_t n;
-    for (n = low; n < high; n++) z[n] = 1.0f;
-    seqpar__tile_dropout(t, r, low, high, z);
-    for (n = low; n < high; n++) {
-        dp[n] = p[n] * ((SEQPAR__FAULT(39) ? 1.0f : z[n]) * dp[n] - delta) * scale; /* fault: dropout forgotten in ds */
-        p[n] *= z[n];
-    }
-}
-
-/* s becomes p = exp(score - lse), dp becomes ds = p (dp - delta) scale, for a softcap times its slope 1 - (score / cap)^2;
-   what is masked becomes 0 */
-static void seqpar__tile_backward(const seqpar__attn_tile *t, float *s, float *dp) {
+/* lse and delta of the tile's queries, delta times the scale */
+static void seqpar__tile_statistics(seqpar__attn_tile *t) {
     const seqpar_attn_args *a = t->args;
-    float scale = (float)a->scale, slope[SEQPAR__KT];
-    int64_t r, n, low, high;
-    for (r = 0; r < t->rows; r++, s += SEQPAR__KT, dp += SEQPAR__KT) {
-        float lse = ((const float *)a->lse)[(t->query + r) * a->heads + t->head], delta = ((const float *)a->delta)[(t->query + r) * a->heads + t->head];
-        if (SEQPAR__FAULT(12)) delta = 0.0f; /* fault: the lse term dropped */
-        seqpar__tile_range(t, r, &low, &high);
-        for (n = 0; n < low; n++) s[n] = dp[n] = 0.0f;
-        for (n = high; n < t->keys; n++) s[n] = dp[n] = 0.0f;
-        if (a->softcap > 0) {
-            seqpar__tile_scores(a, s, low, high);
-            for (n = low; n < high; n++) slope[n] = 1.0f - s[n] / (float)a->softcap * (s[n] / (float)a->softcap);
-            for (n = low; n < high; n++) s[n] = seqpar__expf(s[n] - lse);
-        } else
-            for (n = low; n < high; n++) s[n] = seqpar__expf(SEQPAR__FMAF(s[n], scale, -lse));
-        if (a->dropout > 0) seqpar__tile_backward_dropped(t, r, low, high, s, dp, delta);
-        else for (n = low; n < high; n++) dp[n] = s[n] * (dp[n] - delta) * scale;
-        if (a->softcap > 0 && !SEQPAR__FAULT(40)) for (n = low; n < high; n++) dp[n] *= slope[n]; /* fault: softcap without its slope */
+    int64_t r, at = (t->queries->local + t->query) * a->heads + t->head;
+    for (r = 0; r < SEQPAR__KT; r++) t->lse[r] = t->delta[r] = 0.0f;
+    for (r = 0; r < t->query_count; r++) {
+        t->lse[r] = ((const float *)a->lse)[at + r * a->heads];
+        t->delta[r] = ((const float *)a->delta)[at + r * a->heads] * (SEQPAR__FAULT(12) ? 0.0f : (float)a->scale); /* fault: the lse term dropped */
     }
 }
 
-/* scores and dout . v of a tile, turned into p (t->s) and ds (t->p) */
-static void seqpar__tile_gradients(const seqpar__attn_tile *t, const float *packed_k, const float *packed_v) {
-    int64_t d = t->args->head_dim, stride = t->args->heads * d;
-    seqpar__product_packed(t->s, SEQPAR__KT, seqpar__tile_queries(t, t->args->q), stride, 1, packed_k, t->rows, t->keys, d, 0);
-    seqpar__product_packed(t->p, SEQPAR__KT, seqpar__tile_queries(t, t->args->dout), stride, 1, packed_v, t->rows, t->keys, d, 0);
-    seqpar__tile_backward(t, t->s, t->p);
+/* NR columns, rows first .. last: s becomes p = exp(score - lse); dp, a gradient times scale, becomes ds = p (dp - delta), for a
+   softcap times its slope 1 - (score / cap)^2; what is masked becomes 0. */
+SEQPAR__TEMPLATE void seqpar__backward_panel(const int masked, const int rows_are_queries, const seqpar__attn_tile *t, int64_t c, int64_t first, int64_t last) {
+    const float cap = (float)(1.0 / (t->args->softcap * (double)SEQPAR__LOG2E));
+    const seqpar__v zero = SEQPAR__SPLAT(0.0f), unit = SEQPAR__SPLAT(-SEQPAR__LOG2E);
+    const int capped = t->args->softcap > 0;
+    float *const scores = t->s, *const gradients = t->p;
+    float number[SEQPAR__QT];
+    int64_t n, i;
+    for (i = 0; i < SEQPAR__QT; i++) number[i] = (float)i;
+    for (n = first; n < last; n++) {
+        SEQPAR__UNROLL
+        for (i = c; i < c + SEQPAR__NR; i += SEQPAR__VL) {
+            float *s = scores + n * SEQPAR__QT + i, *dp = gradients + n * SEQPAR__QT + i;
+            seqpar__v lse = rows_are_queries ? SEQPAR__SPLAT(t->lse[n]) : SEQPAR__LOAD(t->lse + i);
+            seqpar__v delta = rows_are_queries ? SEQPAR__SPLAT(t->delta[n]) : SEQPAR__LOAD(t->delta + i);
+            seqpar__v score = SEQPAR__LOAD(s), p = seqpar__vexp2(SEQPAR__VFMA(lse, unit, score)), ds = p * (SEQPAR__LOAD(dp) - delta);
+            if (capped && !SEQPAR__FAULT(40)) { /* fault: softcap without its slope */
+                seqpar__v x = score * SEQPAR__SPLAT(cap);
+                ds = ds * (SEQPAR__SPLAT(1.0f) - x * x);
+            }
+            if (masked) {
+                seqpar__v key = rows_are_queries ? SEQPAR__LOAD(number + i) : SEQPAR__SPLAT((float)n);
+                seqpar__v low = rows_are_queries ? SEQPAR__SPLAT(t->low[n]) : SEQPAR__LOAD(t->low + i);
+                seqpar__v high = rows_are_queries ? SEQPAR__SPLAT(t->high[n]) : SEQPAR__LOAD(t->high + i);
+                p = seqpar__seen(p, key, low, high, zero);
+                ds = seqpar__seen(ds, key, low, high, zero);
+            }
+            SEQPAR__STORE(s, p);
+            SEQPAR__STORE(dp, ds);
+        }
+    }
+}
+
+/* Products q.k (t->s) and dout.v (t->p) become probabilities and gradients of scores; with dropout z, p becomes z p at last. */
+static void seqpar__tile_backward(const seqpar__attn_tile *t, int rows_are_queries, int64_t first, int64_t last) {
+    int64_t c;
+    if (t->args->softcap > 0) seqpar__tile_cap(t, first, last);
+    if (t->args->dropout > 0) {
+        seqpar__tile_dropout(t, rows_are_queries);
+        if (!SEQPAR__FAULT(39)) seqpar__tile_times(t->p, t->z, first, last); /* fault: dropout forgotten in ds */
+    }
+    for (c = 0; c < SEQPAR__QT; c += SEQPAR__NR)
+        if (rows_are_queries) {
+            if (t->masked) seqpar__backward_panel(1, 1, t, c, first, last);
+            else seqpar__backward_panel(0, 1, t, c, first, last);
+        } else {
+            if (t->masked) seqpar__backward_panel(1, 0, t, c, first, last);
+            else seqpar__backward_panel(0, 0, t, c, first, last);
+        }
+    if (t->args->dropout > 0) seqpar__tile_times(t->s, t->z, first, last);
+}
+
+static void seqpar__cpu_dq_tile(seqpar__attn_tile *t, seqpar__operand keys, float *dq) {
+    const seqpar_attn_args *a = t->args;
+    int64_t d = a->head_dim, stride = a->head_count * d;
+    seqpar__tile_ranges(t);
+    if (t->key_low >= t->key_high) return;
+    seqpar__tile_statistics(t);
+    seqpar__tile_products(t, t->s, seqpar__tile_keys(t, a->k, t->keys->k_row), stride, t->columns[0], t->query, t->key_low, t->key_high);
+    seqpar__tile_products(t, t->p, seqpar__tile_keys(t, a->v, t->keys->v_row), stride, t->columns[1], t->query, t->key_low, t->key_high);
+    seqpar__tile_backward(t, 0, t->key_low, t->key_high);
+    seqpar__tile_add(dq, d, t->p, keys, t->query_count, t->key_low, t->key_high, seqpar__ones);
 }
 
 static void seqpar__cpu_dq_leaf(void *user, void *value, int64_t index, int extend) {
     seqpar__attn_job *j = (seqpar__attn_job *)user;
     const seqpar_attn_args *a = j->args;
-    int64_t d = a->head_dim, stride = a->head_count * d, r;
-    float *dq = (float *)value, *pack_k, *pack_v, *pack_rows;
-    seqpar__attn_tile t = seqpar__tile_new(j, &a->k_pieces[index], &pack_k);
+    int64_t d = a->head_dim;
+    float *dq = (float *)value;
+    seqpar__attn_tile t = seqpar__tile_new(j, &a->k_pieces[index], &a->q_pieces[j->task->piece]);
     (void)extend;
-    pack_v = pack_k + seqpar__attn_operand(d);
-    pack_rows = pack_v + seqpar__attn_operand(d);
-    t.queries = &a->q_pieces[j->task->piece];
     t.head = j->head;
     t.kv_head = j->head / (a->heads / a->kv_heads) - a->head_begin;
     memset(dq, 0, (size_t)(j->count * d) * sizeof *dq);
-    j->flops += 6 * d * seqpar__count_visible(a, j->local, j->count, t.piece);
-    for (t.first = 0; t.first < t.piece->count; t.first += SEQPAR__KT) {
-        t.keys = SEQPAR__MIN(SEQPAR__KT, t.piece->count - t.first);
-        seqpar__pack(pack_k, seqpar__tile_keys(&t, a->k, t.piece->k_row), 1, stride, d, t.keys);
-        seqpar__pack(pack_v, seqpar__tile_keys(&t, a->v, t.piece->v_row), 1, stride, d, t.keys);
-        seqpar__pack(pack_rows, seqpar__tile_keys(&t, a->k, t.piece->k_row), stride, 1, t.keys, d);
-        for (r = 0; r < j->count; r += SEQPAR__QT) {
-            t.query = j->local + r;
-            t.rows = SEQPAR__MIN(SEQPAR__QT, j->count - r);
-            if (!seqpar__tile_visible(&t)) continue;
-            seqpar__tile_gradients(&t, pack_k, pack_v);
-            seqpar__product_packed(dq + r * d, d, t.p, SEQPAR__KT, 1, pack_rows, t.rows, d, t.keys, 1);
+    if (!j->packed++) {
+        seqpar__pack_columns(t.columns[0], seqpar__tile_queries(&t, a->q), a->heads * d, j->count, d, seqpar__score_factor(a));
+        seqpar__pack_columns(t.columns[1], seqpar__tile_queries(&t, a->dout), a->heads * d, j->count, d, a->scale);
+    }
+    for (t.key = 0; t.key < t.keys->count; t.key += SEQPAR__KT) {
+        seqpar__operand keys;
+        t.key_count = SEQPAR__MIN(SEQPAR__KT, t.keys->count - t.key);
+        keys = seqpar__row_operand(t.rows[0], seqpar__tile_keys(&t, a->k, t.keys->k_row), a->head_count * d, t.key_count, d);
+        for (t.query = 0; t.query < j->count; t.query += SEQPAR__QT) {
+            t.query_count = SEQPAR__MIN(SEQPAR__QT, j->count - t.query);
+            seqpar__cpu_dq_tile(&t, keys, dq + t.query * d);
         }
     }
+    j->flops += 6 * d * t.pairs;
 }
 
-/* dk += ds^T q, dv += p^T dout for a tile: queries are the depth of both products, rising */
-static void seqpar__cpu_dkv_tile(const seqpar__attn_tile *t, float *dk, float *dv, float *pack_q, float *pack_dout) {
-    int64_t d = t->args->head_dim, stride = t->args->heads * d;
-    seqpar__pack(pack_q, seqpar__tile_queries(t, t->args->q), stride, 1, t->rows, d);
-    seqpar__pack(pack_dout, seqpar__tile_queries(t, t->args->dout), stride, 1, t->rows, d);
-    seqpar__product_packed(dk + t->first * d, d, t->p, 1, SEQPAR__KT, pack_q, t->keys, d, t->rows, 1);
-    seqpar__product_packed(dv + t->first * d, d, t->s, 1, SEQPAR__KT, pack_dout, t->keys, d, t->rows, 1);
+/* dk += ds^T q, dv += p^T dout: queries are the depth of both products, rising */
+static void seqpar__cpu_dkv_tile(seqpar__attn_tile *t, seqpar__operand q, seqpar__operand dout, float *dk, float *dv) {
+    const seqpar_attn_args *a = t->args;
+    int64_t d = a->head_dim, stride = a->heads * d;
+    seqpar__tile_ranges(t);
+    if (t->query_low >= t->query_high) return;
+    seqpar__tile_products(t, t->s, seqpar__tile_queries(t, a->q), stride, t->columns[0], t->key, t->query_low, t->query_high);
+    seqpar__tile_products(t, t->p, seqpar__tile_queries(t, a->dout), stride, t->columns[1], t->key, t->query_low, t->query_high);
+    seqpar__tile_backward(t, 1, t->query_low, t->query_high);
+    seqpar__tile_add(dk, d, t->p, q, t->key_count, t->query_low, t->query_high, seqpar__ones);
+    seqpar__tile_add(dv, d, t->s, dout, t->key_count, t->query_low, t->query_high, seqpar__ones);
+}
+
+static void seqpar__cpu_dkv_head(seqpar__attn_tile *t, int64_t count, float *dk, float *dv) {
+    const seqpar_attn_args *a = t->args;
+    int64_t d = a->head_dim, stride = a->heads * d;
+    for (t->query = 0; t->query < t->queries->count; t->query += SEQPAR__KT) {
+        seqpar__operand q, dout;
+        t->query_count = SEQPAR__MIN(SEQPAR__KT, t->queries->count - t->query);
+        q = seqpar__row_operand(t->rows[0], seqpar__tile_queries(t, a->q), stride, t->query_count, d);
+        dout = seqpar__row_operand(t->rows[1], seqpar__tile_queries(t, a->dout), stride, t->query_count, d);
+        seqpar__tile_statistics(t);
+        for (t->key = 0; t->key < count; t->key += SEQPAR__QT) {
+            t->key_count = SEQPAR__MIN(SEQPAR__QT, count - t->key);
+            seqpar__cpu_dkv_tile(t, q, dout, dk + t->key * d, dv + t->key * d);
+        }
+    }
 }
 
 static void seqpar__cpu_dkv_leaf(void *user, void *value, int64_t index, int extend) {
     seqpar__attn_job *j = (seqpar__attn_job *)user;
     const seqpar_attn_args *a = j->args;
-    const seqpar_piece *queries = &a->q_pieces[a->task_count + index];
-    int64_t d = a->head_dim, stride = a->head_count * d, group = a->heads / a->kv_heads, r;
-    float *dk = (float *)value, *dv = dk + j->count * d, *pack_k, *pack_v, *pack_q, *pack_dout;
-    seqpar__attn_tile t = seqpar__tile_new(j, &a->k_pieces[j->task->piece], &pack_k);
+    int64_t d = a->head_dim, stride = a->head_count * d, group = a->heads / a->kv_heads;
+    float *dk = (float *)value, *dv = dk + j->count * d;
+    seqpar__attn_tile t = seqpar__tile_new(j, &a->k_pieces[j->task->piece], &a->q_pieces[a->task_count + index]);
     (void)extend;
-    pack_v = pack_k + seqpar__attn_operand(d);
-    pack_q = pack_v + seqpar__attn_operand(d);
-    pack_dout = pack_q + seqpar__attn_operand(d);
-    t.queries = queries;
     t.kv_head = j->head;
     memset(dk, 0, (size_t)(2 * j->count * d) * sizeof *dk);
-    j->flops += 8 * d * group * seqpar__count_visible(a, queries->local, queries->count, t.piece);
-    for (t.first = 0; t.first < j->count; t.first += SEQPAR__KT) {
-        t.keys = SEQPAR__MIN(SEQPAR__KT, j->count - t.first);
-        seqpar__pack(pack_k, seqpar__tile_keys(&t, a->k, t.piece->k_row), 1, stride, d, t.keys);
-        seqpar__pack(pack_v, seqpar__tile_keys(&t, a->v, t.piece->v_row), 1, stride, d, t.keys);
-        for (t.head = (a->head_begin + j->head) * group; t.head < (a->head_begin + j->head + 1) * group - (SEQPAR__FAULT(13) ? 1 : 0); t.head++) /* fault: a query head forgotten */
-            for (r = 0; r < queries->count; r += SEQPAR__QT) {
-                t.query = queries->local + r;
-                t.rows = SEQPAR__MIN(SEQPAR__QT, queries->count - r);
-                if (!seqpar__tile_visible(&t)) continue;
-                seqpar__tile_gradients(&t, pack_k, pack_v);
-                seqpar__cpu_dkv_tile(&t, dk, dv, pack_q, pack_dout);
-            }
+    if (!j->packed++) {
+        seqpar__pack_columns(t.columns[0], seqpar__tile_keys(&t, a->k, t.keys->k_row), stride, j->count, d, seqpar__score_factor(a));
+        seqpar__pack_columns(t.columns[1], seqpar__tile_keys(&t, a->v, t.keys->v_row), stride, j->count, d, a->scale);
     }
+    for (t.head = (a->head_begin + j->head) * group; t.head < (a->head_begin + j->head + 1) * group - (SEQPAR__FAULT(13) ? 1 : 0); t.head++) /* fault: a query head forgotten */
+        seqpar__cpu_dkv_head(&t, j->count, dk, dv);
+    j->flops += 8 * d * t.pairs;
 }
 
 static seqpar_status seqpar__cpu_attn(seqpar_device *device, const seqpar_attn_args *a, int kind) {
     seqpar__attn_kernel kernel = {0, 0, seqpar__cpu_forward_leaf, seqpar__cpu_state_combine, seqpar__cpu_state_finish};
     kernel.kind = kind;
-    kernel.scratch_bytes = seqpar__attn_scratch(a->head_dim);
+    kernel.scratch_bytes = seqpar__attn_scratch(a);
     if (kind > 0) kernel.combine = seqpar__attn_add;
     if (kind == 1) kernel.leaf = seqpar__cpu_dq_leaf;
     if (kind == 2) kernel.leaf = seqpar__cpu_dkv_leaf;
@@ -4059,19 +4372,14 @@ static void seqpar__cpu_head_gradient(const seqpar_softmax_head_args *a, int64_t
 
 static void seqpar__cpu_head_row(const void *args, int64_t t) {
     const seqpar_softmax_head_args *a = (const seqpar_softmax_head_args *)args;
-    float *x = (float *)a->logits.data + t * a->logits.stride, top = seqpar__highest(x, a->vocab), sum[16] = {0}, moment[16] = {0};
+    float *x = (float *)a->logits.data + t * a->logits.stride, top = seqpar__highest(x, a->vocab), sum[16] = {0}, moment[16] = {0}, y[SEQPAR__BLOCK], p[SEQPAR__BLOCK];
     double lse, entropy;
     int64_t i, j;
-    for (i = 0; i + 16 <= a->vocab; i += 16)
-        for (j = 0; j < 16; j++) {
-            float y = x[i + j] - top, p = seqpar__expf(y);
-            sum[j] += p;
-            moment[j] = SEQPAR__FMAF(p, y, moment[j]);
-        }
-    for (j = 0; i + j < a->vocab; j++) {
-        float y = x[i + j] - top, p = seqpar__expf(y);
-        sum[j] += p;
-        moment[j] = SEQPAR__FMAF(p, y, moment[j]);
+    for (i = 0; i < a->vocab; i += SEQPAR__BLOCK) {
+        int64_t n = SEQPAR__MIN(SEQPAR__BLOCK, a->vocab - i);
+        for (j = 0; j < n; j++) { y[j] = x[i + j] - top; p[j] = seqpar__expf(y[j]); }
+        seqpar__total_lanes(sum, p, n);
+        seqpar__dot_lanes(moment, p, y, n);
     }
     seqpar__lanes(sum);
     seqpar__lanes(moment);
@@ -4110,13 +4418,18 @@ static void seqpar__cpu_adamw_job(void *user, int64_t job, char *scratch) {
     const seqpar_update_args *a = w->args;
     float *p = (float *)a->p, *m = (float *)a->m, *v = (float *)a->v, keep = (float)(1.0 - a->lr * a->decay), clip = (float)a->clip;
     float lerp = (float)(1.0 - a->beta1), b2 = (float)a->beta2, c2 = (float)(1.0 - a->beta2), eps = (float)a->eps;
-    int64_t i, end = SEQPAR__MIN(a->count, (job + 1) * 16384);
+    float root[SEQPAR__BLOCK] = {0};
+    int64_t i, j, n, end = SEQPAR__MIN(a->count, (job + 1) * 16384);
     (void)scratch;
-    for (i = job * 16384; i < end; i++) {
-        float g = ((const float *)a->g)[i] * clip;
-        m[i] = SEQPAR__FMAF(lerp, g - m[i], m[i]);
-        v[i] = SEQPAR__FMAF(c2 * g, g, b2 * v[i]);
-        p[i] = SEQPAR__FMAF(-w->step, m[i] / (sqrtf(v[i]) * w->rbc2 + eps), p[i] * keep);
+    for (i = job * 16384; i < end; i += SEQPAR__BLOCK) {
+        n = SEQPAR__MIN(SEQPAR__BLOCK, end - i);
+        for (j = 0; j < n; j++) {
+            float g = ((const float *)a->g)[i + j] * clip;
+            m[i + j] = SEQPAR__FMAF(lerp, g - m[i + j], m[i + j]);
+            root[j] = v[i + j] = SEQPAR__FMAF(c2 * g, g, b2 * v[i + j]);
+        }
+        for (j = 0; j < SEQPAR__BLOCK; j += SEQPAR__VL) SEQPAR__STORE(root + j, SEQPAR__VSQRT(SEQPAR__LOAD(root + j)));
+        for (j = 0; j < n; j++) p[i + j] = SEQPAR__FMAF(-w->step, m[i + j] / (root[j] * w->rbc2 + eps), p[i + j] * keep);
     }
 }
 static seqpar_status seqpar__cpu_adamw(seqpar_device *device, const seqpar_update_args *a, void *queue) {
@@ -4153,6 +4466,12 @@ static void seqpar__element_set(void *x, int64_t i, int type, double value) {
 static void seqpar__convert(void *to, int to_type, const void *from, int from_type, int64_t rows, int64_t d, int64_t stride) {
     int64_t r, i;
     for (r = 0; r < rows; r++) for (i = 0; i < d; i++) seqpar__element_set(to, r * d + i, to_type, seqpar__element(from, r * stride + i, from_type));
+}
+
+static int64_t seqpar__count_visible(const seqpar_attn_args *a, int64_t query, int64_t rows, const seqpar_attn_keys *k) {
+    int64_t r, first, last, pairs = 0;
+    for (r = 0; r < rows; r++) if (seqpar__visible(a, query + r, k, &first, &last)) pairs += last - first;
+    return pairs;
 }
 
 typedef struct seqpar__own { /* dense copies of a block, in the job's scratch */
@@ -4202,7 +4521,7 @@ static int seqpar__all_finite(const void *x, int type, int64_t count) {
     return 1;
 }
 
-/* (out, lse) of a block is a state with m = lse and l = 1. */
+/* (out, lse) of a block is a state with m = lse, on the fast device in units of ln 2, and l = 1. */
 static void seqpar__own_forward_leaf(void *user, void *value, int64_t index, int extend) {
     seqpar__attn_job *j = (seqpar__attn_job *)user;
     const seqpar_attn_args *a = j->args;
@@ -4220,7 +4539,7 @@ static void seqpar__own_forward_leaf(void *user, void *value, int64_t index, int
         j->flops += 4 * d * (o.end[r] - o.begin[r]);
         seqpar__own_expect(j, failed || (sees ? fabs(o.lse[r]) <= 1e300 : o.lse[r] == -HUGE_VAL), &o, queries, sees ? "returns an lse that is not finite" : "gives an lse to a query that sees nothing");
         for (i = 0; i < d; i++) seqpar__element_set(value, r * d + i, type, seqpar__element(o.first, r * d + i, kernel->storage));
-        seqpar__element_set(value, n * d + r, type, o.lse[r]);
+        seqpar__element_set(value, n * d + r, type, type == SEQPAR_F64 ? o.lse[r] : o.lse[r] * (double)SEQPAR__LOG2E);
         seqpar__element_set(value, n * (d + 1) + r, type, sees);
     }
 }

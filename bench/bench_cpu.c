@@ -79,8 +79,8 @@ static void find_peak(report *r) {
 static void add_line(report *r, const char *name, const char *shape, double flops, timing t, double error, double limit) {
     double best = flops / t.best / 1e9, median = flops / t.median / 1e9;
     int right = error <= limit; /* a NaN is not */
-    if (!r->lines++) printf("%-18s %-22s %10s %10s %9s %9s %9s\n", "case", "shape", "best ms", "median ms", "GF/s", "of peak", "error");
-    printf("%-18s %-22s %10.3f %10.3f %9.1f %8.1f%% %9.1e%s\n", name, shape, t.best * 1e3, t.median * 1e3, best, 100 * best * 1e9 / r->peak, error, right ? "" : "  WRONG");
+    if (!r->lines++) printf("%-18s %-26s %10s %10s %9s %9s %9s\n", "case", "shape", "best ms", "median ms", "GF/s", "of peak", "error");
+    printf("%-18s %-26s %10.3f %10.3f %9.1f %8.1f%% %9.1e%s\n", name, shape, t.best * 1e3, t.median * 1e3, best, 100 * best * 1e9 / r->peak, error, right ? "" : "  WRONG");
     fprintf(r->json, "%s\n    {\"case\": \"%s\", \"shape\": \"%s\", \"best_ms\": %.6f, \"median_ms\": %.6f, \"gflops\": %.3f, \"gflops_median\": %.3f, \"share_of_peak\": %.4f, \"error\": %.3e, \"correct\": %s}",
             r->lines > 1 ? "," : "", name, shape, t.best * 1e3, t.median * 1e3, best, median, best * 1e9 / r->peak, right ? error : -1.0, right ? "true" : "false");
     r->wrong += !right;
@@ -139,10 +139,10 @@ static void bench_product(report *r, seqpar_device *device, int64_t rows, int64_
     free(p.x); free(p.w); free(p.y);
 }
 
-/* ---- attention: one causal document, one head, chunks of 128 ---- */
+/* ---- attention: one document, chunks of 128 ---- */
 
 enum { CHUNK = 128 };
-typedef struct attention { seqpar_ctx ctx; seqpar_comm *self; seqpar_device *device; seqpar_attn *attn; seqpar_row row; int64_t cu[2], tokens, dim; void *x[9]; seqpar_attn_io io; } attention;
+typedef struct attention { seqpar_ctx ctx; seqpar_comm *self; seqpar_device *device; seqpar_attn *attn; seqpar_row row; int64_t cu[2], tokens; seqpar_attn_desc desc; void *x[9]; seqpar_attn_io io; } attention;
 static const char *const tensor_names[9] = {"q", "k", "v", "dout", "out", "lse", "dq", "dk", "dv"};
 
 static void forward_call(void *user) {
@@ -154,14 +154,16 @@ static void backward_call(void *user) {
     seqpar_attn_backward(&a->ctx, a->attn, &a->io);
 }
 
-static int64_t tensor_size(const attention *a, int tensor) { return a->tokens * (tensor == 5 ? 1 : a->dim); }
+static int64_t tensor_size(const attention *a, int tensor) {
+    int of_keys = tensor == 1 || tensor == 2 || tensor >= 7;
+    return a->tokens * (of_keys ? a->desc.kv_heads : a->desc.heads) * (tensor == 5 ? 1 : a->desc.head_dim);
+}
 
-static void attention_open(attention *a, seqpar_device *device, int64_t tokens, int64_t dim) {
-    seqpar_attn_desc desc = {.heads = 1, .kv_heads = 1, .head_dim = dim};
+static void attention_open(attention *a, seqpar_device *device, int64_t tokens, seqpar_attn_desc desc) {
     int i;
     memset(a, 0, sizeof *a);
     a->tokens = tokens;
-    a->dim = dim;
+    a->desc = desc;
     a->cu[1] = tokens;
     a->row = (seqpar_row){.tokens = tokens, .padded = tokens, .chunks = tokens / CHUNK, .docs = 1, .cu_seqlens = a->cu};
     a->self = seqpar_comm_self();
@@ -206,28 +208,31 @@ static double attention_error(const attention *a, const attention *reference, in
     return worst;
 }
 
-static void bench_attention(report *r, int64_t tokens, int64_t dim) {
+static void bench_attention(report *r, int64_t tokens, seqpar_attn_desc desc) {
     attention fast, slow;
     seqpar_attn_cost cost;
     char shape[64];
     double error[2];
     find_peak(r);
-    attention_open(&fast, seqpar_device_cpu(1), tokens, dim);
-    attention_open(&slow, seqpar_device_reference(), tokens, dim);
+    attention_open(&fast, seqpar_device_cpu(1), tokens, desc);
+    attention_open(&slow, seqpar_device_reference(), tokens, desc);
     forward_call(&fast); backward_call(&fast);
     forward_call(&slow); backward_call(&slow);
     error[0] = attention_error(&fast, &slow, 4, 5);
     error[1] = attention_error(&fast, &slow, 6, 8);
     seqpar_attn_cost_of(&fast.ctx, fast.attn, &cost, NULL);
-    snprintf(shape, sizeof shape, "S=%lld d=%lld causal", (long long)tokens, (long long)dim);
+    snprintf(shape, sizeof shape, "S=%lld d=%lld %lld/%lld %s", (long long)tokens, (long long)desc.head_dim, (long long)desc.heads, (long long)desc.kv_heads, desc.full ? "full" : "causal");
     add_line(r, "attention forward", shape, (double)cost.forward_flops, measure(forward_call, &fast), error[0], 1e-5);
     add_line(r, "attention backward", shape, (double)cost.backward_flops, measure(backward_call, &fast), error[1], 1e-5);
     attention_close(&fast);
     attention_close(&slow);
 }
 
-int main(void) {
-    static const int64_t products[][3] = {{256, 256, 256}, {512, 512, 512}, {1024, 1024, 1024}, {8192, 128, 384}}, attentions[][2] = {{768, 64}, {768, 128}, {2304, 64}, {2304, 128}};
+/* bench_cpu long: also a long document, whose check alone takes minutes */
+int main(int argc, char **argv) {
+    static const int64_t products[][3] = {{256, 256, 256}, {512, 512, 512}, {1024, 1024, 1024}, {2048, 2048, 2048}, {8192, 128, 384}};
+    static const int64_t lengths[] = {768, 2304, 6144};
+    int64_t dim, full, length, longest = argc > 1 && !strcmp(argv[1], "long") ? 3 : 2;
     seqpar_device *device = seqpar_device_cpu(1);
     report r = {0};
     size_t i;
@@ -240,7 +245,10 @@ int main(void) {
     fprintf(r.json, "{\n  \"device\": \"%s\", \"threads\": 1, \"vector_bytes\": %d, \"runs\": %d, \"clock\": \"thread processor time\",\n  \"cases\": [", device->name, VECTOR, RUNS);
     for (i = 0; i < sizeof products / sizeof *products; i++) bench_product(&r, device, products[i][0], products[i][1], products[i][2], 0);
     for (i = 0; i < sizeof products / sizeof *products; i++) bench_product(&r, device, products[i][0], products[i][1], products[i][2], 1);
-    for (i = 0; i < sizeof attentions / sizeof *attentions; i++) bench_attention(&r, attentions[i][0], attentions[i][1]);
+    for (length = 0; length < longest; length++)
+        for (dim = 64; dim <= 128; dim *= 2)
+            for (full = 0; full < 2; full++) bench_attention(&r, lengths[length], (seqpar_attn_desc){.heads = 1, .kv_heads = 1, .head_dim = dim, .full = (int)full});
+    for (dim = 64; dim <= 128; dim *= 2) bench_attention(&r, 768, (seqpar_attn_desc){.heads = 8, .kv_heads = 2, .head_dim = dim});
     fprintf(r.json, "\n  ],\n  \"peak_gflops\": %.3f\n}\n", r.peak / 1e9);
     seqpar_device_close(device);
     if (fclose(r.json)) { perror("build/bench/cpu.json"); return 1; }
