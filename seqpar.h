@@ -17,13 +17,15 @@
    and link with -lm -lpthread (-fopenmp for threads within a rank). For speed: -O3 -march=native.
 
    CHAPTERS (search for the tag)
-       >>api    types and prototypes, by chapter         >>device  what devices share: memory, fold machine
-       >>util   errors, random numbers, exp and log      >>cpu     reference device (fp64), fast device (fp32)
-       >>fold   one order for every sum                  >>plan    a schedule is data
-       >>pack   documents to rows                        >>attn    the executor
-       >>split  who holds which token                    >>loss    token log-probs through the head
-       >>comm   how bytes move: self, threads, inject    >>optim   gradients to owners, clip, update
-       >>ctx    one rank                                 >>check  plans played on paper
+       >>api    types and prototypes, by chapter         >>cpu    fast device: fp32
+       >>util   errors, random numbers, exp and log      >>own    a block kernel of your own
+       >>fold   one order for every sum                  >>plan   a schedule is data
+       >>pack   documents to rows                        >>attn   the executor
+       >>split  who holds which token                    >>check  plans played on paper
+       >>comm   how bytes move: self, threads, inject    >>loss   token log-probs through the head
+       >>ctx    one rank                                 >>optim  gradients to owners, clip, update
+       >>device what devices share: memory, fold machine >>licence
+       >>ref    reference device: fp64, naive
 
    DOES
        - pack documents into rows (cu_seqlens, position ids, targets shifted once, before any split)
@@ -2879,10 +2881,10 @@ static int seqpar__visible(const seqpar_attn_args *a, int64_t query, const seqpa
 }
 
 /* ======================================================================================================
-   >>cpu  the reference device (fp64, naive) and the fast one (fp32)
+   >>ref  the reference device: fp64, naive loops
    ====================================================================================================== */
 
-/* ---- reference: one loop nest per formula, to be read beside the fast one ---- */
+/* One loop nest per formula, to be read beside the fast device. */
 
 static seqpar_status seqpar__ref_matmul(seqpar_device *device, const seqpar_matmul_args *a, void *queue) {
     int64_t t, o, i;
@@ -3311,7 +3313,9 @@ SEQPAR_DEF seqpar_device *seqpar_device_reference(void) {
     return d;
 }
 
-/* ---- fast: vectors, one product kernel, everything else around it ---- */
+/* ======================================================================================================
+   >>cpu  the fast device: fp32, vectors, one product kernel, everything else around it
+   ====================================================================================================== */
 
 /* A vector of VL floats, with + - * from the compiler, and what those lack. VMAX(a, b) is b where one of them is a NaN;
    VLESS(a, b, x, y) is x where a < b, else y; VEXPONENT is the float whose bits are those of t shifted left by 23.
@@ -4452,7 +4456,37 @@ static seqpar_status seqpar__cpu_sgd(seqpar_device *device, const seqpar_update_
     return seqpar__parallel(device, (a->count + 16383) / 16384, 0, seqpar__cpu_sgd_job, (void *)a);
 }
 
-/* ---- a block kernel of the user's own in the place of ours ---- */
+SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads) {
+    seqpar_device *d = seqpar__host_device("cpu", SEQPAR_F32);
+    if (!d) return NULL;
+#ifdef _OPENMP
+    d->threads = threads > 0 ? threads : omp_get_max_threads();
+#else
+    d->threads = threads > 0 ? 1 : 1;
+#endif
+    d->matmul = seqpar__cpu_matmul;
+    d->weight_grad = seqpar__cpu_weight_grad;
+    d->rmsnorm = seqpar__cpu_rmsnorm;
+    d->rmsnorm_grad = seqpar__cpu_rmsnorm_grad;
+    d->rope = seqpar__cpu_rope;
+    d->swiglu = seqpar__cpu_swiglu;
+    d->swiglu_grad = seqpar__cpu_swiglu_grad;
+    d->add = seqpar__cpu_add;
+    d->attn_forward = seqpar__cpu_attn_forward;
+    d->attn_dq = seqpar__cpu_attn_dq;
+    d->attn_dkv = seqpar__cpu_attn_dkv;
+    d->attn_delta = seqpar__cpu_attn_delta;
+    d->attn_sinks = seqpar__cpu_attn_sinks;
+    d->softmax_head = seqpar__cpu_softmax_head;
+    d->sumsq = seqpar__cpu_sumsq;
+    d->adamw = seqpar__cpu_adamw;
+    d->sgd = seqpar__cpu_sgd;
+    return d;
+}
+
+/* ======================================================================================================
+   >>own  a block kernel of the user's own in the place of ours
+   ====================================================================================================== */
 
 static double seqpar__element(const void *x, int64_t i, int type) {
     return type == SEQPAR_F64 ? ((const double *)x)[i] : type == SEQPAR_F32 ? (double)((const float *)x)[i] : (double)seqpar_bf16_to_float(((const uint16_t *)x)[i]);
@@ -4611,34 +4645,6 @@ SEQPAR_DEF void seqpar_device_own_kernel(seqpar_device *device, const seqpar_blo
     device->attn_forward = seqpar__own_forward;
     device->attn_dq = seqpar__own_dq;
     device->attn_dkv = seqpar__own_dkv;
-}
-
-SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads) {
-    seqpar_device *d = seqpar__host_device("cpu", SEQPAR_F32);
-    if (!d) return NULL;
-#ifdef _OPENMP
-    d->threads = threads > 0 ? threads : omp_get_max_threads();
-#else
-    d->threads = threads > 0 ? 1 : 1;
-#endif
-    d->matmul = seqpar__cpu_matmul;
-    d->weight_grad = seqpar__cpu_weight_grad;
-    d->rmsnorm = seqpar__cpu_rmsnorm;
-    d->rmsnorm_grad = seqpar__cpu_rmsnorm_grad;
-    d->rope = seqpar__cpu_rope;
-    d->swiglu = seqpar__cpu_swiglu;
-    d->swiglu_grad = seqpar__cpu_swiglu_grad;
-    d->add = seqpar__cpu_add;
-    d->attn_forward = seqpar__cpu_attn_forward;
-    d->attn_dq = seqpar__cpu_attn_dq;
-    d->attn_dkv = seqpar__cpu_attn_dkv;
-    d->attn_delta = seqpar__cpu_attn_delta;
-    d->attn_sinks = seqpar__cpu_attn_sinks;
-    d->softmax_head = seqpar__cpu_softmax_head;
-    d->sumsq = seqpar__cpu_sumsq;
-    d->adamw = seqpar__cpu_adamw;
-    d->sgd = seqpar__cpu_sgd;
-    return d;
 }
 
 /* ======================================================================================================

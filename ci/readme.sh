@@ -18,7 +18,9 @@ chapters() {
         comm) what="one rank, threads, a wrapper that does harm"; check="random exchanges, deadlocks, ThreadSanitizer" ;;
         ctx) what="one rank: mesh, memory counters"; check="memory suite" ;;
         device) what="fold machine, attention driver"; check="every entry by finite differences" ;;
-        cpu) what="reference device, fast device"; check="slow.h; each row alone and among others" ;;
+        ref) what="reference device: fp64, naive"; check="slow.h" ;;
+        cpu) what="fast device: fp32, vectors"; check="reference device; each row alone and among others" ;;
+        own) what="a block kernel of your own"; check="slow.h, in fp64, fp32 and bf16; kernels that misbehave" ;;
         plan) what="ring and llama3 as data"; check="all ranks simulated, P up to 1,024" ;;
         attn) what="the executor"; check="P = 1, 2, 3, 4, 5, 8 by memcmp; slow.h" ;;
         check) what="plans played on paper, their cost"; check="mutated plans, each refused" ;;
