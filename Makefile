@@ -35,7 +35,7 @@ check-all: check
 
 demos: $(DEMOS:%=build/%)
 
-bench: setup $(BENCHES:%=build/%)
+bench: setup $(BENCHES:%=build/%) build/peer_blas
 	@build/bench_cpu
 
 readme: build/02_layouts build/test_attn build/test_plan
@@ -54,6 +54,10 @@ build/test_%: verify/test_%.c $(HEADERS) verify/test.h verify/slow.h verify/run_
 
 build/%: demos/%.c $(HEADERS) $(wildcard demos/*.h) build/options.inc
 	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
+
+build/peer_blas: bench/peer_blas.c
+	@mkdir -p build
+	$(CC) $(CFLAGS) $< -o $@ -ldl -lm
 
 build/bench_%: bench/bench_%.c $(HEADERS)
 	@mkdir -p build

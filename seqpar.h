@@ -272,7 +272,17 @@ SEQPAR_DEF double seqpar_log(double x);
 /* ---- comm: how bytes move -----------------------------------------------------------------------------
    A transport moves bytes and nothing else: every floating-point sum is an exchange and a fold. One begin
    is one group of sends and receives, entered in the same order by all ranks that take part; buffers must
-   not be touched until its wait. Messages between two ranks of one comm match in order of posting. */
+   not be touched until its wait. Messages between two ranks of one comm match in order of posting; a message
+   to oneself is sent and received in the same group. The contract that a transport of your own keeps
+   (verify/transport.h holds any to it, demos/04_own_transport.c is one):
+   - begin copies what it needs of the group's lists; only `name` must outlive the request. Where it fails,
+     request->state is NULL. A finished send says that its buffer is free, not that it was received.
+   - wait ends with an error, never hangs, once any rank of the world has failed, and then at once: the executor
+     waits for all its requests before it frees their buffers.
+   - The first abort in the world wins, from whichever sub-comm; every other rank then returns SEQPAR_ERR_PEER with
+     its text, or what it can say of a rank that has ended. Who hears of a failure passes it on before it ends.
+   - A sub-comm may outlive its parent and shares its error. bytes_sent and messages_sent are counted by
+     seqpar_comm_begin; a table does not count. */
 typedef struct seqpar_transfer {
     int64_t peer; /* rank within the comm */
     void *data;
@@ -1943,7 +1953,12 @@ SEQPAR_DEF seqpar_status seqpar_comm_broadcast(seqpar_comm *comm, void *data, in
 
 /* ---- self ---- */
 
-typedef struct seqpar__self { seqpar_comm comm; seqpar_error error; int sub; } seqpar__self;
+typedef struct seqpar__self {
+    seqpar_comm comm;
+    seqpar_error error;
+    struct seqpar__self *world;
+    int aborted; /* of the world */
+} seqpar__self;
 static seqpar_comm *seqpar__self_new(seqpar_error *error);
 
 static seqpar_status seqpar__self_begin(seqpar_comm *comm, const seqpar_group *group, void *queue, seqpar_request *request) {
@@ -1965,9 +1980,14 @@ static seqpar_status seqpar__self_wait(seqpar_comm *comm, seqpar_request *reques
 static seqpar_status seqpar__self_split(seqpar_comm *comm, int64_t color, int64_t key, seqpar_comm **sub) {
     (void)color; (void)key;
     *sub = seqpar__self_new(comm->error);
-    return *sub ? SEQPAR_OK : seqpar__no_memory(comm->error, "a comm");
+    if (!*sub) return seqpar__no_memory(comm->error, "a comm");
+    ((seqpar__self *)(*sub)->state)->world = ((seqpar__self *)comm->state)->world;
+    return SEQPAR_OK;
 }
-static void seqpar__self_abort(seqpar_comm *comm, const char *text) { (void)comm; (void)text; }
+static void seqpar__self_abort(seqpar_comm *comm, const char *text) {
+    ((seqpar__self *)comm->state)->world->aborted = 1;
+    seqpar_fail(comm->error, SEQPAR_ERR_PEER, "%s", text);
+}
 static void seqpar__self_free(seqpar_comm *comm) { SEQPAR_FREE(comm->state); }
 
 static seqpar_comm *seqpar__self_new(seqpar_error *error) {
@@ -1978,6 +1998,7 @@ static seqpar_comm *seqpar__self_new(seqpar_error *error) {
     self->comm.size = 1;
     self->comm.error = error ? error : &self->error;
     self->comm.state = self;
+    self->world = self;
     return &self->comm;
 }
 SEQPAR_DEF seqpar_comm *seqpar_comm_self(void) { return seqpar__self_new(NULL); }
@@ -2340,6 +2361,7 @@ static seqpar_status seqpar__run_self(seqpar_rank_fn fn, void *user, seqpar_erro
     seqpar_status status;
     if (!self) return seqpar__no_memory(error, "a comm");
     status = fn(self, user);
+    if (!status && ((seqpar__self *)self->state)->aborted) status = self->error->status;
     if (status) seqpar_fail(error, status, "%s", self->error->text[0] ? self->error->text : seqpar_status_text(status));
     seqpar_comm_free(self);
     return status;
@@ -2419,9 +2441,16 @@ static int64_t seqpar__inject_copy(seqpar_transfer *to, double *stamps, const se
     return n;
 }
 
+static void seqpar__injected_free(seqpar__injected *r) {
+    SEQPAR_FREE(r->list);
+    SEQPAR_FREE(r->stamps);
+    SEQPAR_FREE(r);
+}
+
 static seqpar_status seqpar__inject_begin(seqpar_comm *comm, const seqpar_group *group, void *queue, seqpar_request *request) {
     seqpar__inject *in = (seqpar__inject *)comm->state;
     seqpar__injected *r;
+    seqpar_status status;
     seqpar_group g = *group;
     int64_t total = group->send_count + group->recv_count, i;
     in->begins++;
@@ -2444,8 +2473,10 @@ static seqpar_status seqpar__inject_begin(seqpar_comm *comm, const seqpar_group 
     g.recv_count = seqpar__inject_copy(r->list + g.send_count, r->stamps + r->recv_first, group->recvs, group->recv_count, in->desc.virtual_clock);
     g.sends = r->list;
     g.recvs = r->list + g.send_count;
-    request->state = r;
-    return seqpar_comm_begin(in->inner, &g, queue, &r->inner);
+    status = seqpar_comm_begin(in->inner, &g, queue, &r->inner);
+    if (status) seqpar__injected_free(r);
+    else request->state = r;
+    return status;
 }
 
 static void seqpar__inject_damage(seqpar__inject *in, seqpar__injected *r, int64_t sends) {
@@ -2465,9 +2496,7 @@ static seqpar_status seqpar__inject_wait(seqpar_comm *comm, seqpar_request *requ
     if (!status) seqpar__inject_damage(in, r, r->recv_first);
     for (i = 0; !status && in->desc.virtual_clock && i < r->recv_count; i++)
         in->clock = SEQPAR__MAX(in->clock, r->stamps[r->recv_first + i]);
-    SEQPAR_FREE(r->list);
-    SEQPAR_FREE(r->stamps);
-    SEQPAR_FREE(r);
+    seqpar__injected_free(r);
     return status;
 }
 

@@ -74,15 +74,59 @@ static void find_peak(report *r) {
     if (flops > r->peak) r->peak = flops;
 }
 
+/* ---- peers: processes that print the seconds of the same work, one thread, processor time ---- */
+
+#if defined(__AVX512F__)
+#define CORE_TYPE "SkylakeX"
+#elif defined(__AVX2__)
+#define CORE_TYPE "Haswell"
+#else
+#define CORE_TYPE "Prescott"
+#endif
+
+/* Number `field` of what the command prints; NaN where the peer is not installed. */
+static double peer_seconds(const char *command, int field) {
+    double number[2] = {NAN, NAN};
+    FILE *out = popen(command, "r");
+    int read = out ? fscanf(out, "%lf %lf", &number[0], &number[1]) : 0;
+    if (out && pclose(out)) read = 0;
+    return read == 2 ? number[field] : NAN;
+}
+
+/* OpenBLAS as it comes and with its core type forced (it may not know a new processor): the faster of the two. */
+static double blas_seconds(int64_t rows, int64_t out, int64_t in) {
+    char command[160];
+    double plain, forced;
+    snprintf(command, sizeof command, "build/peer_blas %lld %lld %lld 0.2 2>/dev/null", (long long)rows, (long long)out, (long long)in);
+    plain = peer_seconds(command, 0);
+    snprintf(command, sizeof command, "OPENBLAS_CORETYPE=" CORE_TYPE " build/peer_blas %lld %lld %lld 0.2 2>/dev/null", (long long)rows, (long long)out, (long long)in);
+    forced = peer_seconds(command, 0);
+    return forced < plain ? forced : plain;
+}
+
+static double torch_seconds(int64_t tokens, int64_t dim, int causal, int backward) {
+    char command[200];
+    snprintf(command, sizeof command, "%s bench/peer_torch.py %lld %lld %d 0.3 2>/dev/null", getenv("PYTHON") ? getenv("PYTHON") : "python3", (long long)tokens, (long long)dim, causal);
+    return peer_seconds(command, backward);
+}
+
 /* ---- one line of the table ---- */
 
-static void add_line(report *r, const char *name, const char *shape, double flops, timing t, double error, double limit) {
+/* Runs the case again after its peer, so that neither has the quieter machine. */
+static timing measure_again(timing first, call_fn call, void *user) {
+    timing second = measure(call, user);
+    return second.best < first.best ? second : first;
+}
+
+static void add_line(report *r, const char *name, const char *shape, double flops, timing t, double peer, double error, double limit) {
+    char ratio[16] = "-";
+    if (peer == peer) snprintf(ratio, sizeof ratio, "%.2f", peer / t.best);
     double best = flops / t.best / 1e9, median = flops / t.median / 1e9;
     int right = error <= limit; /* a NaN is not */
-    if (!r->lines++) printf("%-18s %-26s %10s %10s %9s %9s %9s\n", "case", "shape", "best ms", "median ms", "GF/s", "of peak", "error");
-    printf("%-18s %-26s %10.3f %10.3f %9.1f %8.1f%% %9.1e%s\n", name, shape, t.best * 1e3, t.median * 1e3, best, 100 * best * 1e9 / r->peak, error, right ? "" : "  WRONG");
-    fprintf(r->json, "%s\n    {\"case\": \"%s\", \"shape\": \"%s\", \"best_ms\": %.6f, \"median_ms\": %.6f, \"gflops\": %.3f, \"gflops_median\": %.3f, \"share_of_peak\": %.4f, \"error\": %.3e, \"correct\": %s}",
-            r->lines > 1 ? "," : "", name, shape, t.best * 1e3, t.median * 1e3, best, median, best * 1e9 / r->peak, right ? error : -1.0, right ? "true" : "false");
+    if (!r->lines++) printf("%-18s %-26s %10s %10s %9s %9s %9s %9s\n", "case", "shape", "best ms", "median ms", "GF/s", "of peak", "peer/ours", "error");
+    printf("%-18s %-26s %10.3f %10.3f %9.1f %8.1f%% %9s %9.1e%s\n", name, shape, t.best * 1e3, t.median * 1e3, best, 100 * best * 1e9 / r->peak, ratio, error, right ? "" : "  WRONG");
+    fprintf(r->json, "%s\n    {\"case\": \"%s\", \"shape\": \"%s\", \"best_ms\": %.6f, \"median_ms\": %.6f, \"gflops\": %.3f, \"gflops_median\": %.3f, \"share_of_peak\": %.4f, \"peer_over_ours\": %.4f, \"error\": %.3e, \"correct\": %s}",
+            r->lines > 1 ? "," : "", name, shape, t.best * 1e3, t.median * 1e3, best, median, best * 1e9 / r->peak, peer == peer ? peer / t.best : 0.0, right ? error : -1.0, right ? "true" : "false");
     r->wrong += !right;
     fflush(stdout);
 }
@@ -129,13 +173,16 @@ static double product_error(const product *p) {
 static void bench_product(report *r, seqpar_device *device, int64_t rows, int64_t in, int64_t out, int transposed) {
     product p = {.device = device, .x = random_floats(rows * in, 1), .w = random_floats(in * out, 2), .y = random_floats(rows * out, 3)};
     char shape[64];
-    double error;
+    double error, peer;
+    timing t;
     p.args = (seqpar_matmul_args){{p.y, out}, {p.x, in}, {p.w, transposed ? out : in}, rows, out, in, transposed, 0};
     find_peak(r);
     product_call(&p);
     error = product_error(&p);
     snprintf(shape, sizeof shape, "%lldx%lldx%lld", (long long)rows, (long long)in, (long long)out);
-    add_line(r, transposed ? "product x.W" : "product x.W^T", shape, 2.0 * (double)rows * (double)in * (double)out, measure(product_call, &p), error, 1e-5);
+    t = measure(product_call, &p);
+    peer = transposed ? NAN : blas_seconds(rows, out, in);
+    add_line(r, transposed ? "product x.W" : "product x.W^T", shape, 2.0 * (double)rows * (double)in * (double)out, measure_again(t, product_call, &p), peer, error, 1e-5);
     free(p.x); free(p.w); free(p.y);
 }
 
@@ -212,7 +259,9 @@ static void bench_attention(report *r, int64_t tokens, seqpar_attn_desc desc) {
     attention fast, slow;
     seqpar_attn_cost cost;
     char shape[64];
-    double error[2];
+    double error[2], peer[2] = {NAN, NAN};
+    timing t[2];
+    int i;
     find_peak(r);
     attention_open(&fast, seqpar_device_cpu(1), tokens, desc);
     attention_open(&slow, seqpar_device_reference(), tokens, desc);
@@ -222,8 +271,11 @@ static void bench_attention(report *r, int64_t tokens, seqpar_attn_desc desc) {
     error[1] = attention_error(&fast, &slow, 6, 8);
     seqpar_attn_cost_of(&fast.ctx, fast.attn, &cost, NULL);
     snprintf(shape, sizeof shape, "S=%lld d=%lld %lld/%lld %s", (long long)tokens, (long long)desc.head_dim, (long long)desc.heads, (long long)desc.kv_heads, desc.full ? "full" : "causal");
-    add_line(r, "attention forward", shape, (double)cost.forward_flops, measure(forward_call, &fast), error[0], 1e-5);
-    add_line(r, "attention backward", shape, (double)cost.backward_flops, measure(backward_call, &fast), error[1], 1e-5);
+    t[0] = measure(forward_call, &fast);
+    t[1] = measure(backward_call, &fast);
+    if (desc.heads == 1) for (i = 0; i < 2; i++) peer[i] = torch_seconds(tokens, desc.head_dim, !desc.full, i);
+    add_line(r, "attention forward", shape, (double)cost.forward_flops, measure_again(t[0], forward_call, &fast), peer[0], error[0], 1e-5);
+    add_line(r, "attention backward", shape, (double)cost.backward_flops, measure_again(t[1], backward_call, &fast), peer[1], error[1], 1e-5);
     attention_close(&fast);
     attention_close(&slow);
 }
@@ -241,7 +293,9 @@ int main(int argc, char **argv) {
     r.json = fopen("build/bench/cpu.json", "w");
     if (!r.json) { perror("build/bench/cpu.json"); return 1; }
     find_peak(&r);
-    printf("fused multiply-add in registers: %.1f GF/s on one thread, vectors of %d bytes; best and median of %d runs\n\n", r.peak / 1e9, VECTOR, RUNS);
+    printf("fused multiply-add in registers: %.1f GF/s on one thread, vectors of %d bytes; best and median of %d runs\n", r.peak / 1e9, VECTOR, RUNS);
+    printf("peers: OpenBLAS for products (%s), PyTorch's scaled_dot_product_attention for attention (%s); FLOPs of a backward pass: 14/4 of forward, as computed here (10/4 is the usual count)\n\n",
+           blas_seconds(32, 32, 32) > 0 ? "the faster of its core types" : "not installed", torch_seconds(32, 16, 1, 0) > 0 ? "installed" : "not installed");
     fprintf(r.json, "{\n  \"device\": \"%s\", \"threads\": 1, \"vector_bytes\": %d, \"runs\": %d, \"clock\": \"thread processor time\",\n  \"cases\": [", device->name, VECTOR, RUNS);
     for (i = 0; i < sizeof products / sizeof *products; i++) bench_product(&r, device, products[i][0], products[i][1], products[i][2], 0);
     for (i = 0; i < sizeof products / sizeof *products; i++) bench_product(&r, device, products[i][0], products[i][1], products[i][2], 1);

@@ -155,6 +155,21 @@ static void test_self(void) {
     test_end("comm_self_sends_nothing");
 }
 
+static seqpar_status rank_aborts_alone(seqpar_comm *world, void *user) {
+    seqpar_comm *sub;
+    (void)user;
+    TRY(seqpar_comm_split(world, 1, 0, &sub));
+    seqpar_comm_abort(sub, "enough");
+    seqpar_comm_free(sub);
+    return SEQPAR_OK;
+}
+static void test_abort_alone(void) {
+    seqpar_error error;
+    seqpar_status status = seqpar_run_threads(1, rank_aborts_alone, NULL, &error);
+    test_expect(status == SEQPAR_ERR_PEER && !strcmp(error.text, "enough"), "%s: %s", seqpar_status_name(status), error.text);
+    test_end("comm_abort_alone");
+}
+
 /* ---- failures: what the world says, and what each rank says ---- */
 
 static seqpar_status rank_never_sent(seqpar_comm *world, void *user) { /* on a comm of its own, where nothing else is sent */
@@ -445,6 +460,7 @@ int main(int argc, char **argv) {
     test_split_twice();
     test_counters();
     test_self();
+    test_abort_alone();
     test_failures();
     test_rank_numbers();
     test_perturbed();
