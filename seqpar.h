@@ -391,6 +391,8 @@ typedef struct seqpar_fold {
     seqpar_fold_op *program;
     int64_t program_count, program_capacity;
     int done; /* everything is combined into one value */
+    int running; /* set after init: no tree but one value, extended in order of pushes until the leaf_count-th */
+    int64_t taken;
 } seqpar_fold;
 
 SEQPAR_DEF void seqpar_fold_init(seqpar_fold *fold, const int64_t *leaves, int64_t leaf_count);
@@ -846,6 +848,8 @@ typedef struct seqpar_attn_desc {
     int64_t window;         /* 0: none; W: keys less than W positions away (Mistral's sliding window counts the own one) */
     double softcap;         /* 0: none; c: scores become c tanh(s / c) (Gemma 2) */
     double dropout;         /* share of the probabilities that become 0 */
+    int relaxed;            /* 1: one running sum per token in order of arrival, tiles that know no chunks: the usual ring
+                               attention, to see what equal bits cost. Error rule instead of equal bits */
 } seqpar_attn_desc;
 
 /* Tensors of one call, all of the local tokens: q, out, dout, dq (tokens, heads, head_dim); k, v, dk, dv (tokens,
@@ -1321,8 +1325,23 @@ static void seqpar__fold_drop(seqpar_fold *fold, int64_t i) {
     fold->pending_at[i] = fold->pending_at[--fold->pending_count];
 }
 
+/* The one value is the first and only pending. */
+static seqpar_status seqpar__fold_run_on(seqpar_fold *fold, seqpar_node node, int32_t operand) {
+    int first = fold->taken++ == 0;
+    fold->depth_high = 2; /* a kernel that cannot extend puts its leaf beside the value */
+    if (first && !seqpar__fold_keep(fold, node, -1)) return SEQPAR_ERR_MEMORY;
+    if (fold->pending_at[0] >= 0 && !seqpar__fold_emit(fold, SEQPAR_FOLD_LOAD, fold->pending_at[0])) return SEQPAR_ERR_MEMORY;
+    fold->pending_at[0] = -1;
+    if (!seqpar__fold_emit(fold, first ? SEQPAR_FOLD_LEAF : SEQPAR_FOLD_EXTEND, operand)) return SEQPAR_ERR_MEMORY;
+    if (fold->taken < fold->leaf_count) return SEQPAR_OK;
+    seqpar__fold_drop(fold, 0);
+    fold->done = 1;
+    return seqpar__fold_emit(fold, SEQPAR_FOLD_FINISH, 0) ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
+}
+
 SEQPAR_DEF seqpar_status seqpar_fold_push(seqpar_fold *fold, seqpar_node node, int32_t op, int32_t operand) {
     int64_t depth = seqpar__fold_stack(fold) + 1, total = fold->leaf_count, sibling_at;
+    if (fold->running) return seqpar__fold_run_on(fold, node, operand);
     if (depth + 1 > fold->depth_high) fold->depth_high = depth + 1;
     if (!seqpar__fold_emit(fold, op, operand)) return SEQPAR_ERR_MEMORY;
     while (seqpar__fold_present(fold, node) < total) {
@@ -1415,6 +1434,30 @@ static void seqpar__sort_nodes(seqpar_node *nodes, int32_t *at, int64_t count) {
         }
 }
 
+static seqpar_status seqpar__partial_take(seqpar__partial *p, seqpar_fold *fold, seqpar_status status) {
+    p->depth = fold->depth_high;
+    p->node_count = fold->pending_count;
+    p->nodes = fold->pending;
+    fold->pending = NULL;
+    seqpar__fold_take(fold, &p->program, &p->program_count);
+    seqpar_fold_free(fold);
+    if (status) seqpar__partial_free(p);
+    return status;
+}
+
+/* The same for a running fold: always one node. */
+static seqpar_status seqpar__running_partial(seqpar__partial *p, int64_t own_count) {
+    seqpar_fold fold;
+    seqpar_status status = SEQPAR_OK;
+    int64_t i;
+    memset(p, 0, sizeof *p);
+    seqpar_fold_init(&fold, NULL, own_count + 1); /* others come after these */
+    fold.running = 1;
+    for (i = 0; i < own_count && !status; i++) status = seqpar_fold_push(&fold, seqpar__leaf_node(0), SEQPAR_FOLD_LEAF, (int32_t)i);
+    if (!status) status = seqpar_fold_flush(&fold);
+    return seqpar__partial_take(p, &fold, status);
+}
+
 static seqpar_status seqpar__fold_partial(seqpar__partial *p, const int64_t *present, int64_t present_count, const int64_t *own, int64_t own_count) {
     seqpar_fold fold;
     seqpar_status status = SEQPAR_OK;
@@ -1431,14 +1474,7 @@ static seqpar_status seqpar__fold_partial(seqpar__partial *p, const int64_t *pre
     for (i = 0; !status && i < fold.program_count; i++)
         for (n = 0; fold.program[i].op == SEQPAR_FOLD_STORE && n < fold.pending_count; n++)
             if (fold.program[i].index == fold.pending_at[n]) { fold.program[i].index = (int32_t)n; break; }
-    p->depth = fold.depth_high;
-    p->node_count = fold.pending_count;
-    p->nodes = fold.pending;
-    fold.pending = NULL;
-    seqpar__fold_take(&fold, &p->program, &p->program_count);
-    seqpar_fold_free(&fold);
-    if (status) seqpar__partial_free(p);
-    return status;
+    return seqpar__partial_take(p, &fold, status);
 }
 
 /* ======================================================================================================
@@ -2685,7 +2721,14 @@ typedef struct seqpar__machine {
     void (*combine)(void *user, void *into, const void *other);
     void (*move)(void *user, void *value, int64_t place, int to_store);
     void (*finish)(void *user, void *value);
+    int extends; /* leaf can compute on top of a value */
 } seqpar__machine;
+
+static void seqpar__machine_extend(const seqpar__machine *m, char *top, int64_t index) {
+    if (m->extends) { m->leaf(m->user, top, index, !SEQPAR__FAULT(27)); return; } /* fault: the part before is overwritten */
+    m->leaf(m->user, top + m->value_bytes, index, 0);
+    m->combine(m->user, top, top + m->value_bytes);
+}
 
 static void seqpar__machine_run(const seqpar__machine *m, const seqpar_fold_op *program, int64_t count) {
     char *top = m->stack - m->value_bytes;
@@ -2693,7 +2736,7 @@ static void seqpar__machine_run(const seqpar__machine *m, const seqpar_fold_op *
     for (i = 0; i < count; i++)
         switch (program[i].op) {
         case SEQPAR_FOLD_LEAF: top += m->value_bytes; m->leaf(m->user, top, program[i].index, 0); break;
-        case SEQPAR_FOLD_EXTEND: m->leaf(m->user, top, program[i].index, !SEQPAR__FAULT(27)); break; /* fault: the part before is overwritten */
+        case SEQPAR_FOLD_EXTEND: seqpar__machine_extend(m, top, program[i].index); break;
         case SEQPAR_FOLD_LOAD: top += m->value_bytes; m->move(m->user, top, program[i].index, 0); break;
         case SEQPAR_FOLD_COMBINE: top -= m->value_bytes; m->combine(m->user, top, top + m->value_bytes); break;
         case SEQPAR_FOLD_STORE: m->move(m->user, top, program[i].index, 1); top -= m->value_bytes; break;
@@ -2739,6 +2782,7 @@ static void seqpar__columns_job(void *user, int64_t i, char *scratch) {
     m.combine = seqpar__columns_combine;
     m.move = seqpar__columns_move;
     m.finish = seqpar__columns_finish;
+    m.extends = 1;
     seqpar__machine_run(&m, c.fold->program, c.fold->program_count);
 }
 static seqpar_status seqpar__columns_run(seqpar_device *device, const seqpar_fold_run *fold, const void *args, int64_t count, int64_t block,
@@ -2780,6 +2824,7 @@ typedef struct seqpar__attn_kernel {
     void (*leaf)(void *job, void *value, int64_t index, int extend);
     void (*combine)(void *job, void *into, const void *other);
     void (*finish_state)(seqpar__attn_job *job, void *value); /* forward: divides by l, writes out and lse */
+    int extends;        /* leaf can go on with a value */
 } seqpar__attn_kernel;
 
 static int64_t seqpar__attn_value(const seqpar__attn_job *j, int64_t count) { /* elements of a value */
@@ -2874,6 +2919,7 @@ static void seqpar__attn_job_run(void *user, int64_t i, char *scratch) {
     m.combine = w->kernel->combine;
     m.move = seqpar__attn_move;
     m.finish = seqpar__attn_finish;
+    m.extends = w->kernel->extends;
     seqpar__machine_run(&m, j.task->program, j.task->program_count);
 #ifdef _OPENMP
     #pragma omp atomic
@@ -3195,22 +3241,22 @@ static void seqpar__ref_dkv_leaf(void *user, void *value, int64_t index, int ext
 }
 
 static seqpar_status seqpar__ref_attn_forward(seqpar_device *device, const seqpar_attn_args *a, void *queue) {
-    static const seqpar__attn_kernel kernel = {0, 0, seqpar__ref_forward_leaf, seqpar__ref_state_combine, seqpar__ref_state_finish};
+    static const seqpar__attn_kernel kernel = {0, 0, seqpar__ref_forward_leaf, seqpar__ref_state_combine, seqpar__ref_state_finish, 0};
     (void)queue;
     return seqpar__attn_run(device, a, &kernel);
 }
 static seqpar_status seqpar__ref_attn_dq(seqpar_device *device, const seqpar_attn_args *a, void *queue) {
-    static const seqpar__attn_kernel kernel = {1, 0, seqpar__ref_dq_leaf, seqpar__attn_add, NULL};
+    static const seqpar__attn_kernel kernel = {1, 0, seqpar__ref_dq_leaf, seqpar__attn_add, NULL, 0};
     (void)queue;
     return seqpar__attn_run(device, a, &kernel);
 }
 static seqpar_status seqpar__ref_attn_dkv(seqpar_device *device, const seqpar_attn_args *a, void *queue) {
-    static const seqpar__attn_kernel kernel = {2, 0, seqpar__ref_dkv_leaf, seqpar__attn_add, NULL};
+    static const seqpar__attn_kernel kernel = {2, 0, seqpar__ref_dkv_leaf, seqpar__attn_add, NULL, 0};
     (void)queue;
     return seqpar__attn_run(device, a, &kernel);
 }
 static seqpar_status seqpar__host_attn_return(seqpar_device *device, const seqpar_attn_args *a, void *queue) {
-    static const seqpar__attn_kernel kernel = {3, 0, seqpar__attn_return_leaf, seqpar__attn_add, NULL};
+    static const seqpar__attn_kernel kernel = {3, 0, seqpar__attn_return_leaf, seqpar__attn_add, NULL, 0};
     (void)queue;
     return seqpar__attn_run(device, a, &kernel);
 }
@@ -3927,6 +3973,7 @@ typedef struct seqpar__attn_tile {
     int64_t query_low, query_high;   /* queries that see some */
     int64_t pairs;                   /* visible, of all tiles so far */
     int masked;                      /* not all pairs are visible: each query sees its keys low .. high */
+    int fresh;                       /* forward: there is no state yet */
     float low[SEQPAR__KT], high[SEQPAR__KT], lse[SEQPAR__KT], delta[SEQPAR__KT];
     float *columns[2], *rows[2];     /* packed operands */
     float *s, *p, *z;                /* (KT, QT) each: scores, later probabilities; gradients of theirs; dropout factors */
@@ -3946,6 +3993,7 @@ static seqpar__attn_tile seqpar__tile_new(const seqpar__attn_job *j, const seqpa
     seqpar__attn_tile t;
     t.args = a; t.keys = keys; t.queries = queries;
     t.key = t.query = t.pairs = 0;
+    t.fresh = 0;
     t.s = (float *)(((uintptr_t)j->scratch + 63) & ~(uintptr_t)63);
     t.p = t.s + SEQPAR__KT * SEQPAR__QT;
     t.z = t.p + SEQPAR__KT * SEQPAR__QT;
@@ -4120,12 +4168,12 @@ static void seqpar__cpu_forward_tile(seqpar__attn_tile *t, seqpar__operand value
     int64_t d = a->head_dim;
     float factor[SEQPAR__QT];
     seqpar__tile_ranges(t);
-    if (t->key_low >= t->key_high) { if (t->key == 0) memset(o, 0, (size_t)(t->query_count * d) * sizeof *o); return; }
+    if (t->key_low >= t->key_high) { if (t->fresh) memset(o, 0, (size_t)(t->query_count * d) * sizeof *o); return; }
     seqpar__tile_products(t, t->s, seqpar__tile_keys(t, a->k, t->keys->k_row), a->head_count * d, t->columns[0], t->query, t->key_low, t->key_high);
     if (a->softcap > 0) seqpar__tile_cap(t, t->key_low, t->key_high);
     seqpar__tile_softmax(t, m, l, factor);
     if (a->dropout > 0) { seqpar__tile_dropout(t, 0); seqpar__tile_times(t->s, t->z, t->key_low, t->key_high); }
-    seqpar__tile_add(o, d, t->s, values, t->query_count, t->key_low, t->key_high, t->key == 0 ? NULL : factor);
+    seqpar__tile_add(o, d, t->s, values, t->query_count, t->key_low, t->key_high, t->fresh ? NULL : factor);
 }
 
 static void seqpar__cpu_forward_leaf(void *user, void *value, int64_t index, int extend) {
@@ -4134,14 +4182,14 @@ static void seqpar__cpu_forward_leaf(void *user, void *value, int64_t index, int
     int64_t d = a->head_dim, stride = a->head_count * d, r;
     float *o = (float *)value, *m = o + j->count * d, *l = m + j->count;
     seqpar__attn_tile t = seqpar__tile_new(j, &a->k_pieces[index], &a->q_pieces[j->task->piece]);
-    (void)extend;
     t.head = j->head;
     t.kv_head = j->head / (a->heads / a->kv_heads) - a->head_begin;
-    for (r = 0; r < j->count; r++) { m[r] = (float)-HUGE_VAL; l[r] = 0.0f; }
+    for (r = 0; r < j->count && !extend; r++) { m[r] = (float)-HUGE_VAL; l[r] = 0.0f; }
     if (!j->packed++) seqpar__pack_columns(t.columns[0], seqpar__tile_queries(&t, a->q), a->heads * d, j->count, d, seqpar__score_factor(a));
     for (t.key = 0; t.key < t.keys->count; t.key += SEQPAR__KT) {
         seqpar__operand values;
         t.key_count = SEQPAR__MIN(SEQPAR__KT, t.keys->count - t.key);
+        t.fresh = !extend && t.key == 0;
         values = seqpar__row_operand(t.rows[0], seqpar__tile_keys(&t, a->v, t.keys->v_row), stride, t.key_count, d);
         for (t.query = 0; t.query < j->count; t.query += SEQPAR__QT) {
             t.query_count = SEQPAR__MIN(SEQPAR__QT, j->count - t.query);
@@ -4281,10 +4329,9 @@ static void seqpar__cpu_dq_leaf(void *user, void *value, int64_t index, int exte
     int64_t d = a->head_dim;
     float *dq = (float *)value;
     seqpar__attn_tile t = seqpar__tile_new(j, &a->k_pieces[index], &a->q_pieces[j->task->piece]);
-    (void)extend;
     t.head = j->head;
     t.kv_head = j->head / (a->heads / a->kv_heads) - a->head_begin;
-    memset(dq, 0, (size_t)(j->count * d) * sizeof *dq);
+    if (!extend) memset(dq, 0, (size_t)(j->count * d) * sizeof *dq);
     if (!j->packed++) {
         seqpar__pack_columns(t.columns[0], seqpar__tile_queries(&t, a->q), a->heads * d, j->count, d, seqpar__score_factor(a));
         seqpar__pack_columns(t.columns[1], seqpar__tile_queries(&t, a->dout), a->heads * d, j->count, d, a->scale);
@@ -4336,9 +4383,8 @@ static void seqpar__cpu_dkv_leaf(void *user, void *value, int64_t index, int ext
     int64_t d = a->head_dim, stride = a->head_count * d, group = a->heads / a->kv_heads;
     float *dk = (float *)value, *dv = dk + j->count * d;
     seqpar__attn_tile t = seqpar__tile_new(j, &a->k_pieces[j->task->piece], &a->q_pieces[a->task_count + index]);
-    (void)extend;
     t.kv_head = j->head;
-    memset(dk, 0, (size_t)(2 * j->count * d) * sizeof *dk);
+    if (!extend) memset(dk, 0, (size_t)(2 * j->count * d) * sizeof *dk);
     if (!j->packed++) {
         seqpar__pack_columns(t.columns[0], seqpar__tile_keys(&t, a->k, t.keys->k_row), stride, j->count, d, seqpar__score_factor(a));
         seqpar__pack_columns(t.columns[1], seqpar__tile_keys(&t, a->v, t.keys->v_row), stride, j->count, d, a->scale);
@@ -4349,7 +4395,7 @@ static void seqpar__cpu_dkv_leaf(void *user, void *value, int64_t index, int ext
 }
 
 static seqpar_status seqpar__cpu_attn(seqpar_device *device, const seqpar_attn_args *a, int kind) {
-    seqpar__attn_kernel kernel = {0, 0, seqpar__cpu_forward_leaf, seqpar__cpu_state_combine, seqpar__cpu_state_finish};
+    seqpar__attn_kernel kernel = {0, 0, seqpar__cpu_forward_leaf, seqpar__cpu_state_combine, seqpar__cpu_state_finish, 1};
     kernel.kind = kind;
     kernel.scratch_bytes = seqpar__attn_scratch(a);
     if (kind > 0) kernel.combine = seqpar__attn_add;
@@ -4645,7 +4691,7 @@ static void seqpar__own_dkv_leaf(void *user, void *value, int64_t index, int ext
 }
 
 static seqpar_status seqpar__own_attn(seqpar_device *device, const seqpar_attn_args *a, int kind) {
-    seqpar__attn_kernel kernel = {0, 0, seqpar__own_forward_leaf, seqpar__cpu_state_combine, seqpar__cpu_state_finish};
+    seqpar__attn_kernel kernel = {0, 0, seqpar__own_forward_leaf, seqpar__cpu_state_combine, seqpar__cpu_state_finish, 0};
     int64_t rows = 1, t, p, threads = device->threads;
     seqpar_status status;
     if (a->dropout > 0) return seqpar_fail(device->error, SEQPAR_ERR_KERNEL, "an own block kernel has no dropout; set it to 0 (it is %g)", a->dropout);
@@ -4653,7 +4699,7 @@ static seqpar_status seqpar__own_attn(seqpar_device *device, const seqpar_attn_a
         rows = SEQPAR__MAX(rows, a->q_pieces[a->tasks[t].piece].count);
         for (p = 0; p < a->tasks[t].program_count; p++) {
             int64_t leaf = a->tasks[t].program[p].index;
-            if (a->tasks[t].program[p].op == SEQPAR_FOLD_LEAF) rows = SEQPAR__MAX(rows, kind == 2 ? a->q_pieces[a->task_count + leaf].count : a->k_pieces[leaf].count);
+            if (a->tasks[t].program[p].op <= SEQPAR_FOLD_EXTEND) rows = SEQPAR__MAX(rows, kind == 2 ? a->q_pieces[a->task_count + leaf].count : a->k_pieces[leaf].count);
         }
     }
     kernel.kind = kind;
@@ -5021,8 +5067,9 @@ static seqpar_status seqpar__step_keys(seqpar_attn *attn, seqpar__attn_step *ste
             task->store_stride = 2 * theirs->tokens;
         } else {
             seqpar__partial p;
-            SEQPAR__TRY(seqpar__fold_partial(&p, present, seqpar__query_leaves(attn, &theirs->pieces[j], -1, present, NULL), own, n));
-            for (i = 0; i < p.program_count; i++) if (p.program[i].op == SEQPAR_FOLD_LEAF) p.program[i].index = (int32_t)indices[p.program[i].index];
+            if (attn->desc.relaxed) SEQPAR__TRY(seqpar__running_partial(&p, n));
+            else SEQPAR__TRY(seqpar__fold_partial(&p, present, seqpar__query_leaves(attn, &theirs->pieces[j], -1, present, NULL), own, n));
+            for (i = 0; i < p.program_count; i++) if (p.program[i].op <= SEQPAR_FOLD_EXTEND) p.program[i].index = (int32_t)indices[p.program[i].index];
             attn->depth = SEQPAR__MAX(attn->depth, p.depth);
             task->store_base = rows;
             task->store_stride = 2 * theirs->pieces[j].count;
@@ -5048,7 +5095,8 @@ static seqpar_status seqpar__return_tasks(seqpar_attn *attn, int64_t q, seqpar_f
         seqpar__partial p;
         n = seqpar__query_leaves(attn, &mine->pieces[j], q, own, NULL);
         if (n == 0) continue;
-        SEQPAR__TRY(seqpar__fold_partial(&p, folds[j].leaves, folds[j].leaf_count, own, n));
+        if (attn->desc.relaxed) SEQPAR__TRY(seqpar__running_partial(&p, n));
+        else SEQPAR__TRY(seqpar__fold_partial(&p, folds[j].leaves, folds[j].leaf_count, own, n));
         for (i = 0, n = 0; i < p.node_count && !n; i++) n = seqpar_fold_push(&folds[j], p.nodes[i], SEQPAR_FOLD_LEAF, (int32_t)i);
         task->inbox_base = rows;
         rows += p.node_count * 2 * mine->pieces[j].count;
@@ -5106,6 +5154,12 @@ static seqpar_status seqpar__attn_folds(seqpar_attn *attn, seqpar_fold *query_fo
         qsort(leaves, (size_t)n, sizeof *leaves, seqpar__by_number);
         seqpar_fold_init(&query_folds[i], leaves, n);
         seqpar_fold_init(&key_folds[i], leaves + total, seqpar__query_leaves(attn, &mine->pieces[i], -1, leaves + total, NULL));
+        query_folds[i].running = key_folds[i].running = attn->desc.relaxed;
+        if (!attn->desc.relaxed) continue; /* of every other position comes one value */
+        for (key_folds[i].leaf_count = r = 0; r < attn->size; r++) {
+            n = seqpar__query_leaves(attn, &mine->pieces[i], r, leaves + total, NULL);
+            key_folds[i].leaf_count += r == attn->rank ? n : n > 0;
+        }
     }
     return SEQPAR_OK;
 }
@@ -5130,6 +5184,32 @@ static int seqpar__by_leaf(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
+/* Relaxed: pieces side by side in the row and in memory become one, which is cut anew. The place in the row names a leaf. */
+enum { SEQPAR__FREE_TILE = 128 };
+static seqpar_status seqpar__free_tiles(seqpar_share *share) {
+    seqpar_share cut;
+    int64_t capacity = 0, i, at;
+    memset(&cut, 0, sizeof cut);
+    for (i = 0; i < share->count; i++) {
+        seqpar_piece run = share->pieces[i], tile;
+        const seqpar_piece *next = &share->pieces[i + 1];
+        for (; i + 1 < share->count && next->row == run.row && next->stride == run.stride && next->start == run.start + run.count * run.stride && next->local == run.local + run.count; i++)
+            run.count += next++->count;
+        for (at = 0; at < run.count; at += SEQPAR__FREE_TILE) {
+            tile = run;
+            tile.start += at * run.stride;
+            tile.count = SEQPAR__MIN(SEQPAR__FREE_TILE, run.count - at);
+            tile.leaf = (run.leaf >> SEQPAR__LEAF_BITS << SEQPAR__LEAF_BITS) + tile.start;
+            if (!seqpar__share_add(&cut, &capacity, tile)) { SEQPAR_FREE(cut.pieces); return SEQPAR_ERR_MEMORY; }
+            cut.pieces[cut.count - 1].local = run.local + at;
+        }
+    }
+    SEQPAR_FREE(share->pieces);
+    share->pieces = cut.pieces;
+    share->count = cut.count;
+    return SEQPAR_OK;
+}
+
 /* What the members of a position hold together: member after member in memory, pieces in order of leaves. */
 static seqpar_status seqpar__position_share(seqpar_ctx *ctx, seqpar_attn *attn, int64_t position, seqpar_share *whole) {
     int64_t members = attn->forward.ulysses_size, capacity = 0, m, i;
@@ -5143,7 +5223,7 @@ static seqpar_status seqpar__position_share(seqpar_ctx *ctx, seqpar_attn *attn, 
         if (!fits) return SEQPAR_ERR_MEMORY;
     }
     if (whole->count) qsort(whole->pieces, (size_t)whole->count, sizeof *whole->pieces, seqpar__by_leaf);
-    return SEQPAR_OK;
+    return attn->desc.relaxed ? seqpar__free_tiles(whole) : SEQPAR_OK;
 }
 
 static seqpar_status seqpar__attn_shares(seqpar_ctx *ctx, seqpar_attn *attn) {
