@@ -44,8 +44,8 @@
        - move bytes between machines (bring a transport: seqpar_comm_table), run on a GPU (bring a device:
          seqpar_device), do tensor, pipeline or expert parallelism, serve models
        - promise equal bits across instruction sets or compilers, or between different packings; per binary
-         and set of rows only. Stripe and zigzag-doc, which cut through chunks, replicated kv heads and your own
-         kernel keep an error bound instead.
+         and set of rows only. Stripe and zigzag-doc, which cut through chunks, replicated kv heads, relaxed
+         attention and your own kernel keep an error bound instead.
        - survive -ffast-math (an #error) or clang's -ffp-contract=fast, which overrules the pragma in this
          header and cannot be detected: do not use it.
 
@@ -1330,7 +1330,8 @@ static seqpar_status seqpar__fold_run_on(seqpar_fold *fold, seqpar_node node, in
     int first = fold->taken++ == 0;
     fold->depth_high = 2; /* a kernel that cannot extend puts its leaf beside the value */
     if (first && !seqpar__fold_keep(fold, node, -1)) return SEQPAR_ERR_MEMORY;
-    if (fold->pending_at[0] >= 0 && !seqpar__fold_emit(fold, SEQPAR_FOLD_LOAD, fold->pending_at[0])) return SEQPAR_ERR_MEMORY;
+    if (SEQPAR__FAULT(56) && fold->pending_at[0] >= 0) first = 1; /* fault: every step begins anew */
+    else if (fold->pending_at[0] >= 0 && !seqpar__fold_emit(fold, SEQPAR_FOLD_LOAD, fold->pending_at[0])) return SEQPAR_ERR_MEMORY;
     fold->pending_at[0] = -1;
     if (!seqpar__fold_emit(fold, first ? SEQPAR_FOLD_LEAF : SEQPAR_FOLD_EXTEND, operand)) return SEQPAR_ERR_MEMORY;
     if (fold->taken < fold->leaf_count) return SEQPAR_OK;
@@ -1753,6 +1754,7 @@ static seqpar_piece seqpar__chunk_piece(const seqpar_row *row, int64_t chunk, in
     p.stride = layout == SEQPAR_STRIPE ? sp_size : 1;
     p.start = layout == SEQPAR_STRIPE ? begin + (sp_rank - begin % sp_size + sp_size) % sp_size : begin;
     p.count = p.start < end ? (end - p.start + p.stride - 1) / p.stride : 0;
+    if (SEQPAR__FAULT(54)) p.stride = 1; /* fault: striped tokens taken for neighbours */
     return p;
 }
 
@@ -2856,7 +2858,7 @@ static void seqpar__attn_move(void *user, void *value, int64_t n, int to_store) 
     if (j->kernel->kind == 1) return;
     store += a->q_tokens * group * d * size;
     seqpar__attn_rows(v + j->count * d * size, store + (j->local * group + column) * size, j->count, 1, group, size, to_store);
-    store += a->q_tokens * group * size;
+    if (!SEQPAR__FAULT(55)) store += a->q_tokens * group * size; /* fault: l kept over m */
     seqpar__attn_rows(v + j->count * (d + 1) * size, store + (j->local * group + column) * size, j->count, 1, group, size, to_store);
 }
 
@@ -2869,7 +2871,7 @@ static void seqpar__attn_finish(void *user, void *value) {
         seqpar__attn_rows((char *)value, (char *)a->dq + (j->local * a->heads + j->head) * d * size, j->count, d, a->heads * d, size, 1);
         return;
     }
-    at = (j->local * a->kv_heads + a->head_begin + j->head) * d * size;
+    at = (j->local * a->kv_heads + (SEQPAR__FAULT(46) ? 0 : a->head_begin) + j->head) * d * size; /* fault: always the first heads */
     seqpar__attn_rows((char *)value, (char *)a->dk + at, j->count, d, a->kv_heads * d, size, 1);
     seqpar__attn_rows((char *)value + j->count * d * size, (char *)a->dv + at, j->count, d, a->kv_heads * d, size, 1);
 }
@@ -3107,7 +3109,7 @@ static seqpar_status seqpar__ref_add(seqpar_device *device, const seqpar_add_arg
 }
 
 static double seqpar__dropout(const seqpar_attn_args *a, const seqpar_piece *queries, int64_t r, int64_t head, int64_t key) {
-    return seqpar_attn_dropout(a->dropout, a->dropout_seed, a->dropout_stream, queries->leaf >> SEQPAR__LEAF_BITS, a->dropout_head + head, queries->start + r * queries->stride, key);
+    return seqpar_attn_dropout(a->dropout, a->dropout_seed, a->dropout_stream, queries->leaf >> SEQPAR__LEAF_BITS, (SEQPAR__FAULT(48) ? 0 : a->dropout_head) + head, SEQPAR__FAULT(49) ? queries->local + r : queries->start + r * queries->stride, key); /* faults: own heads, own positions */
 }
 
 static double seqpar__ref_score(const seqpar_attn_args *a, const double *q, const double *k) {
@@ -4145,7 +4147,7 @@ SEQPAR__TEMPLATE void seqpar__softmax_panel(const int masked, const seqpar__attn
         seqpar__v before = SEQPAR__LOAD(l + c + i * SEQPAR__VL);
         x = SEQPAR__VLESS(zero, before, seqpar__vexp2(SEQPAR__LOAD(m + c + i * SEQPAR__VL) - top[i]), zero);
         SEQPAR__STORE(factor + c + i * SEQPAR__VL, x);
-        SEQPAR__STORE(l + c + i * SEQPAR__VL, before * x + sum[i]);
+        SEQPAR__STORE(l + c + i * SEQPAR__VL, SEQPAR__FAULT(50) ? before + sum[i] : before * x + sum[i]); /* fault: the sum is not rescaled */
         SEQPAR__STORE(m + c + i * SEQPAR__VL, top[i]);
     }
 }
@@ -4184,6 +4186,7 @@ static void seqpar__cpu_forward_leaf(void *user, void *value, int64_t index, int
     seqpar__attn_tile t = seqpar__tile_new(j, &a->k_pieces[index], &a->q_pieces[j->task->piece]);
     t.head = j->head;
     t.kv_head = j->head / (a->heads / a->kv_heads) - a->head_begin;
+    if (SEQPAR__FAULT(47) && a->head_count == a->kv_heads) t.kv_head = j->head % a->kv_heads; /* fault: heads dealt, not grouped */
     for (r = 0; r < j->count && !extend; r++) { m[r] = (float)-HUGE_VAL; l[r] = 0.0f; }
     if (!j->packed++) seqpar__pack_columns(t.columns[0], seqpar__tile_queries(&t, a->q), a->heads * d, j->count, d, seqpar__score_factor(a));
     for (t.key = 0; t.key < t.keys->count; t.key += SEQPAR__KT) {
@@ -4223,7 +4226,7 @@ static void seqpar__cpu_state_combine(void *user, void *into, const void *other)
         if (SEQPAR__FAULT(10)) a[c] = 1.0f; /* fault: merge without rescaling */
         l[r] = l[r] * a[c] + l2[r] * b[c];
         for (i = 0; i < d; i++) o[i] = o[i] * a[c] + o2[i] * b[c];
-        m[r] = top[c];
+        if (!SEQPAR__FAULT(51)) m[r] = top[c]; /* fault: the old maximum stays */
     }
 }
 static void seqpar__cpu_state_finish(seqpar__attn_job *j, void *value) {
@@ -4950,7 +4953,7 @@ static seqpar__bounds seqpar__piece_bounds(const seqpar_row *row, const seqpar_p
 
 static int seqpar__present(const seqpar_piece *query, const seqpar__bounds *bounds, const seqpar_piece *key) {
     if (SEQPAR__FAULT(16) && key->chunk == query->chunk - 2) return 0; /* fault: a block is left out */
-    return query->row == key->row && bounds->end > key->start && bounds->begin <= key->start + (key->count - 1) * key->stride;
+    return query->row == key->row && bounds->end > key->start && bounds->begin + SEQPAR__FAULT(53) <= key->start + (key->count - 1) * key->stride; /* fault: a block whose last key is the first seen */
 }
 
 static int seqpar__by_number(const void *a, const void *b) {
@@ -5009,7 +5012,7 @@ static seqpar_attn_keys seqpar__keys_of(const seqpar_attn *attn, const seqpar__a
     int own_slot = step->sources == 1 && source == attn->rank;
     for (s = step->source; s < source; s++) base += 2 * attn->shares[s].tokens;
     k.k_row = base + p->local;
-    k.v_row = base + p->local + (own_slot ? 0 : attn->shares[source].tokens);
+    k.v_row = base + p->local + (own_slot || SEQPAR__FAULT(44) ? 0 : attn->shares[source].tokens); /* fault: k for v */
     k.start = p->start;
     k.stride = p->stride;
     k.count = p->count;
@@ -5098,7 +5101,7 @@ static seqpar_status seqpar__return_tasks(seqpar_attn *attn, int64_t q, seqpar_f
         if (attn->desc.relaxed) SEQPAR__TRY(seqpar__running_partial(&p, n));
         else SEQPAR__TRY(seqpar__fold_partial(&p, folds[j].leaves, folds[j].leaf_count, own, n));
         for (i = 0, n = 0; i < p.node_count && !n; i++) n = seqpar_fold_push(&folds[j], p.nodes[i], SEQPAR_FOLD_LEAF, (int32_t)i);
-        task->inbox_base = rows;
+        task->inbox_base = SEQPAR__FAULT(52) ? 0 : rows; /* fault: the first piece's gradients for all */
         rows += p.node_count * 2 * mine->pieces[j].count;
         seqpar__partial_free(&p);
         if (n) return SEQPAR_ERR_MEMORY;
@@ -5172,7 +5175,7 @@ static seqpar_status seqpar__attn_visible(seqpar_attn *attn) {
     if (!attn->visible_begin || !attn->visible_end) return SEQPAR_ERR_MEMORY;
     for (i = 0; i < mine->count; i++)
         for (t = 0; t < mine->pieces[i].count; t++) {
-            seqpar__token_visible(&attn->rows[mine->pieces[i].row], mine->pieces[i].start + t * mine->pieces[i].stride, &attn->desc, &begin, &end);
+            seqpar__token_visible(&attn->rows[SEQPAR__FAULT(43) ? 0 : mine->pieces[i].row], mine->pieces[i].start + t * mine->pieces[i].stride, &attn->desc, &begin, &end); /* fault: the first row's documents */
             attn->visible_begin[mine->pieces[i].local + t] = (int32_t)begin;
             attn->visible_end[mine->pieces[i].local + t] = (int32_t)end;
         }
@@ -5197,7 +5200,7 @@ static seqpar_status seqpar__free_tiles(seqpar_share *share) {
             run.count += next++->count;
         for (at = 0; at < run.count; at += SEQPAR__FREE_TILE) {
             tile = run;
-            tile.start += at * run.stride;
+            tile.start += SEQPAR__FAULT(57) ? 0 : at * run.stride; /* fault: every tile stands at the run's begin */
             tile.count = SEQPAR__MIN(SEQPAR__FREE_TILE, run.count - at);
             tile.leaf = (run.leaf >> SEQPAR__LEAF_BITS << SEQPAR__LEAF_BITS) + tile.start;
             if (!seqpar__share_add(&cut, &capacity, tile)) { SEQPAR_FREE(cut.pieces); return SEQPAR_ERR_MEMORY; }
@@ -5433,7 +5436,7 @@ static int64_t seqpar__source_row(const seqpar_attn *attn, int64_t source) {
 static seqpar_status seqpar__run_pack(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
     seqpar_device *dev = r->ctx->device;
     int64_t d = r->attn->desc.head_dim, size = seqpar_dtype_bytes(dev->storage), tokens = r->attn->shares[r->attn->rank].tokens;
-    int64_t from_row = r->attn->kv_heads * d * size, to_row = op->head_count * d * size, head = op->head_begin * d * size;
+    int64_t from_row = r->attn->kv_heads * d * size, to_row = op->head_count * d * size, head = (SEQPAR__FAULT(45) ? 0 : op->head_begin) * d * size; /* fault: always the first heads */
     char *to = (char *)r->slot[op->to].data + seqpar__source_row(r->attn, r->attn->rank) * to_row;
     dev->copy_rows(dev, to, to_row, (const char *)r->k + head, from_row, to_row, tokens, r->ctx->queue);
     dev->copy_rows(dev, to + tokens * to_row, to_row, (const char *)r->v + head, from_row, to_row, tokens, r->ctx->queue);
@@ -5646,7 +5649,7 @@ static seqpar_status seqpar__run_exchange(seqpar__attn_run_state *r, const seqpa
         const seqpar__heads_block *b = &blocks[i];
         int64_t mine = (b->tensor->kv ? r->attn->kv_heads : r->attn->heads) * b->tensor->unit, tokens = r->attn->parts[b->member].tokens, peer = r->plan->position * r->plan->ulysses_size + b->member;
         char *rows = b->tensor->gathered + r->attn->part_begin[SEQPAR__FAULT(41) ? (b->member + 1) % r->plan->ulysses_size : b->member] * mine; /* fault: a member's tokens in another's place */
-        const char *local = b->tensor->local + b->begin * b->tensor->unit;
+        const char *local = b->tensor->local + (SEQPAR__FAULT(58) ? 0 : b->begin) * b->tensor->unit; /* fault: everybody gets the first heads */
         if (b->member == member && results) dev->copy_rows(dev, b->stage, b->width, rows, mine, mine, own, r->ctx->queue);
         if (b->member == member && !results) dev->copy_rows(dev, rows, mine, local, seqpar__row_bytes(r, b->tensor), mine, own, r->ctx->queue);
         if (b->member == member) continue;
@@ -5744,7 +5747,7 @@ static seqpar_attn_args seqpar__attn_args(const seqpar_ctx *ctx, const seqpar_at
     a.q_tokens = attn->shares[attn->rank].tokens;
     a.scale = attn->desc.scale;
     a.softcap = attn->desc.softcap;
-    a.sinks = io->sinks ? seqpar__at(io->sinks, attn->head_begin, ctx->device->storage) : NULL;
+    a.sinks = io->sinks ? seqpar__at(io->sinks, SEQPAR__FAULT(59) ? 0 : attn->head_begin, ctx->device->storage) /* fault: the first heads' sinks */ : NULL;
     a.dropout_head = attn->head_begin;
     a.dropout = attn->desc.dropout;
     a.dropout_seed = io->dropout_seed;
