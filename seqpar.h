@@ -34,7 +34,7 @@
        - attention as a ring, llama3-style KV all-gather, Ulysses all-to-all or 2D: packed documents, causal,
          full, sliding window, prefix-LM, softcap, learnt sinks, dropout, GQA; forward and backward
        - check a schedule on paper and count its FLOPs and bytes without running it
-       - take your own block kernel, in your storage type, and your own transport
+       - take your own block kernel, in your storage type, your own matrix product and your own transport
        - chunked head: log-probs, entropy, label smoothing, z-loss; logits are never whole
        - AdamW and SGD over sharded owners (ZeRO 0, 1, 2), global norm clip, learning-rate schedules
        - name every refused input with the values and the fix; end all ranks when one fails; report a
@@ -702,6 +702,8 @@ typedef seqpar_update_args seqpar_adamw_args;
 typedef seqpar_update_args seqpar_sgd_args;
 
 struct seqpar_block_kernel;
+typedef void (*seqpar_sgemm)(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda,
+                             const float *b, int ldb, float beta, float *c, int ldc);
 typedef struct seqpar_device seqpar_device;
 struct seqpar_device {
     const char *name;
@@ -711,6 +713,7 @@ struct seqpar_device {
     int64_t attn_flops;           /* counted by the attention leaves: visible pairs, forward 4 d, dq 6 d, dkv 8 d */
     void *workspace;
     const struct seqpar_block_kernel *block_kernel; /* the user's own, or NULL */
+    seqpar_sgemm sgemm;
     seqpar_error *error;
     void *(*alloc)(seqpar_device *device, int64_t bytes);                                  /* cudaMallocAsync */
     void (*free)(seqpar_device *device, void *data);                                       /* cudaFreeAsync */
@@ -751,6 +754,9 @@ typedef struct seqpar_block_kernel {
     void *user;
 } seqpar_block_kernel;
 SEQPAR_DEF void seqpar_device_own_kernel(seqpar_device *device, const seqpar_block_kernel *kernel); /* borrowed */
+/* Bring your own matrix product: called like cblas_sgemm, row-major, by the forward and input-gradient products of the fast
+   device; weight gradients stay folds. A library may sum a row otherwise in other company: the error rule. */
+SEQPAR_DEF void seqpar_device_own_product(seqpar_device *device, seqpar_sgemm sgemm);
 SEQPAR_DEF uint16_t seqpar_bf16_from_float(float x); /* to nearest, ties to even; a NaN stays one */
 SEQPAR_DEF float seqpar_bf16_to_float(uint16_t x);
 /* Elements of a device buffer as doubles, and back (through host memory). */
@@ -4723,6 +4729,23 @@ SEQPAR_DEF void seqpar_device_own_kernel(seqpar_device *device, const seqpar_blo
     device->attn_forward = seqpar__own_forward;
     device->attn_dq = seqpar__own_dq;
     device->attn_dkv = seqpar__own_dkv;
+}
+
+static seqpar_status seqpar__own_matmul(seqpar_device *device, const seqpar_matmul_args *a, void *queue) {
+    enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112, ROWS = 1 << 20 }; /* CBLAS counts in int */
+    int64_t row, widest = SEQPAR__MAX(SEQPAR__MAX(a->y.stride, a->x.stride), SEQPAR__MAX(a->w.stride, a->out));
+    (void)queue;
+    if (device->storage != SEQPAR_F32) return seqpar_fail(device->error, SEQPAR_ERR_KERNEL, "an own product is one of floats; the device '%s' computes in others", device->name);
+    if (widest > INT32_MAX) return seqpar_fail(device->error, SEQPAR_ERR_KERNEL, "an own product takes rows of at most 2147483647 elements; these have %lld", (long long)widest);
+    for (row = 0; row < a->rows; row += ROWS)
+        device->sgemm(ROW_MAJOR, NO_TRANS, a->transposed ? NO_TRANS : TRANS, (int)SEQPAR__MIN(ROWS, a->rows - row), (int)a->out, (int)a->in, 1.0f,
+                      (const float *)a->x.data + row * a->x.stride, (int)a->x.stride, (const float *)a->w.data, (int)a->w.stride,
+                      a->accumulate ? 1.0f : 0.0f, (float *)a->y.data + row * a->y.stride, (int)a->y.stride);
+    return SEQPAR_OK;
+}
+SEQPAR_DEF void seqpar_device_own_product(seqpar_device *device, seqpar_sgemm sgemm) {
+    device->sgemm = sgemm;
+    device->matmul = seqpar__own_matmul;
 }
 
 /* ======================================================================================================
