@@ -479,6 +479,38 @@ static void test_own_kernel(int storage, double limit) {
     test_end("attn_own_kernel_%s", storage == SEQPAR_F64 ? "fp64" : storage == SEQPAR_F32 ? "fp32" : "bf16");
 }
 
+/* T03: blocks rounded to bf16 are the same blocks on any number of ranks, so the error does not grow with P; and many blocks
+   are hardly worse than one for the whole row. */
+static void test_error_slope(void) {
+    static const int64_t lengths[] = {163}, many[] = {32}, one[] = {1}, ranks[] = {1, 2, 3, 4, 5, 8, 16};
+    uint64_t state = test_state;
+    problem *p = problem_new(1, lengths, many, 4, 2, 16), *whole;
+    own_kernel own = {SEQPAR_BF16, NO_HARM};
+    seqpar_block_kernel kernel = {SEQPAR_BF16, own_forward, own_backward, &own};
+    setup truth = {.p = p, .reference = 1, .ranks = 1, .threads = 1}, first = {.p = p, .ranks = 1, .threads = 1, .own = &kernel}, single = first;
+    int64_t wide = p->tokens * 4 * 16;
+    double error[2][4];
+    size_t i;
+    test_state = state; /* the same numbers */
+    single.p = whole = problem_new(1, lengths, one, 4, 2, 16);
+    setup_run(&truth); setup_run(&first); setup_run(&single);
+    for (i = 0; i < sizeof ranks / sizeof *ranks; i++) {
+        setup s = {.p = p, .ranks = ranks[i], .threads = 1, .layout = SEQPAR_ZIGZAG, .schedule = (int)(i % SEQPAR__SCHEDULES), .own = &kernel};
+        setup_run(&s);
+        expect_same_bits(&s, &first, "bf16 blocks");
+        setup_free(&s);
+    }
+    for (i = 0; i < 2; i++) {
+        const setup *s = i ? &single : &first;
+        error[i][0] = test_distance(s->out, truth.out, wide); error[i][1] = test_distance(s->dq, truth.dq, wide);
+        error[i][2] = test_distance(s->dk, truth.dk, wide / 2); error[i][3] = test_distance(s->dv, truth.dv, wide / 2);
+    }
+    for (i = 0; i < 4; i++) test_expect(error[0][i] <= 1.5 * error[1][i] && error[1][i] > 1e-4, "tensor %d: 32 blocks are %.2e off, one block %.2e", (int)i, error[0][i], error[1][i]);
+    setup_free(&truth); setup_free(&first); setup_free(&single);
+    problem_free(p); problem_free(whole);
+    test_end("attn_error_slope_bf16: out %.1e in 32 blocks, %.1e in one, on any number of ranks", error[0][0], error[1][0]);
+}
+
 /* A kernel that misbehaves is named, on every rank, and the run ends. */
 static void test_own_kernel_refused(void) {
     static const struct { int harm; const char *words; } cases[] = {{NAN_LSE, "lse that is not finite"}, {INFINITE_OUT, "out that is not finite"}, {FAILS, "fails"},
@@ -778,6 +810,7 @@ int main(int argc, char **argv) {
     test_own_kernel(SEQPAR_F64, 1e-13);
     test_own_kernel(SEQPAR_F32, 3e-6);
     test_own_kernel(SEQPAR_BF16, 2e-2);
+    test_error_slope();
     test_own_kernel_refused();
     test_refused();
     test_product();
