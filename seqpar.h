@@ -23,9 +23,9 @@
        >>pack   documents to rows                        >>attn   the executor
        >>split  who holds which token                    >>check  plans played on paper
        >>comm   how bytes move: self, threads, inject    >>loss   token log-probs through the head
-       >>ctx    one rank                                 >>optim  gradients to owners, clip, update
-       >>device what devices share: memory, fold machine >>licence
-       >>ref    reference device: fp64, naive
+       >>ctx    one rank                                 >>objective  sums per document, and what is made of them
+       >>device what devices share: memory, fold machine >>optim  gradients to owners, clip, update
+       >>ref    reference device: fp64, naive            >>licence
 
    DOES
        - pack documents into rows (cu_seqlens, position ids, targets shifted once, before any split)
@@ -36,6 +36,8 @@
        - check a schedule on paper and count its FLOPs and bytes without running it
        - take your own block kernel, in your storage type, your own matrix product and your own transport
        - chunked head: log-probs, entropy, label smoothing, z-loss; logits are never whole
+       - sums per document over ranks, then SFT, DPO (cDPO, IPO, hinge, SimPO, RPO), KTO, reward-model, PPO, GRPO, RLOO
+         and REINFORCE objectives on plain numbers, each with value and derivative
        - AdamW and SGD over sharded owners (ZeRO 0, 1, 2), global norm clip, learning-rate schedules
        - name every refused input with the values and the fix; end all ranks when one fails; report a
          deadlock with who waits for whom
@@ -948,6 +950,108 @@ SEQPAR_DEF double seqpar_sft_token_loss(double logp, double smooth, double lse, 
    row per piece of the share of each row this rank holds, folded over all leaves. Collective over the world. */
 SEQPAR_DEF seqpar_status seqpar_sum_pieces(seqpar_ctx *ctx, double *sum, const int64_t *leaf, const double *values,
                                            int64_t count, int64_t width);
+
+/* ---- segment: sums per document, put together before anything that is not linear ----------------------
+   A segment is an input document of the step: row->doc_source. Partial sums of one document in one chunk, in order of its
+   tokens, are the leaves of that document's fold; so a document's sum is the same number for every split. */
+typedef struct seqpar_segments {
+    int64_t width;           /* numbers per token, set by the caller; the rest grows with seqpar_segments_add */
+    int64_t count, capacity;
+    int64_t *place;          /* (count, 2) segment and leaf */
+    double *values;          /* (count, width) */
+} seqpar_segments;
+/* Adds the local tokens of rows (the share's): values (share->tokens, width), 0 where a token does not count. */
+SEQPAR_DEF seqpar_status seqpar_segments_add(seqpar_error *error, seqpar_segments *segments, const double *values,
+                                             const seqpar_row *rows, const seqpar_share *share);
+/* sums (documents, width) over the ranks of comm, equal to the bit on all of them; 0 for documents nobody holds a token
+   of. Collective; ranks that added nothing take part. Keeps what was added. */
+SEQPAR_DEF seqpar_status seqpar_segments_sum(seqpar_comm *comm, double *sums, int64_t documents, const seqpar_segments *segments);
+SEQPAR_DEF void seqpar_segments_free(seqpar_segments *segments);
+/* values (share->tokens) = per_document[doc_source of the token]: hands dL/d(sum) back to the tokens. */
+SEQPAR_DEF void seqpar_segments_spread(double *values, const double *per_document, const seqpar_row *rows, const seqpar_share *share);
+
+/* ---- objective: plain numbers in, value and derivative out -----------------------------------------------
+   None of these knows of ranks, rows or models. Losses are those of one pair, document or token: the caller divides by
+   the counts of the whole optimizer step. Derivatives are with respect to the first inputs named. All in fp64, all
+   through softplus and sigmoid of either sign, so that large margins neither overflow nor cancel. */
+SEQPAR_DEF double seqpar_softplus(double x); /* log(1 + e^x); -log(sigmoid(x)) = softplus(-x) */
+SEQPAR_DEF double seqpar_sigmoid(double x);
+/* x0 + sum(x_i - x0) / count, in order: a mean of equal numbers is that number. 0 for count 0. */
+SEQPAR_DEF double seqpar_mean(const double *x, int64_t count);
+
+/* Preference pairs. h = log-prob of the response under the policy minus that under the reference, as sums over its
+   tokens, or with length_normalized as means; D = h_chosen - h_rejected, z = beta D:
+     SEQPAR_DPO    (1 - e) softplus(-z) + e softplus(z); e = label_smoothing: cDPO (Rafailov et al. 2023; Mitchell 2023)
+     SEQPAR_IPO    (D - 1 / (2 beta))^2                                        (Azar et al. 2023; means: TRL's ipo)
+     SEQPAR_HINGE  max(0, 1 - z)                                               (SLiC, Zhao et al. 2023)
+     SEQPAR_SIMPO  as DPO with z = beta D - gamma, no reference, always means  (Meng et al. 2024)
+   nll_coef adds nll_coef (-logp_chosen) / nll_tokens: RPO. */
+enum { SEQPAR_DPO, SEQPAR_IPO, SEQPAR_HINGE, SEQPAR_SIMPO };
+typedef struct seqpar_preference_desc {
+    int kind;
+    double beta, label_smoothing; /* OpenRLHF, TRL: 0.1, 0; SimPO: 2 */
+    double gamma;                 /* SimPO: 0.5 */
+    int length_normalized, reference_free;
+    double nll_coef;
+    double nll_tokens;            /* 0: the chosen response's own (OpenRLHF, LLaMA-Factory); the step's mean of them: a token mean (TRL) */
+} seqpar_preference_desc;
+typedef struct seqpar_preference { /* sums of log-probs over the tokens of each response, and their numbers */
+    double chosen, rejected, ref_chosen, ref_rejected;
+    int64_t chosen_tokens, rejected_tokens;
+} seqpar_preference;
+typedef struct seqpar_pair_result {
+    double loss, dchosen, drejected;           /* derivatives with respect to the sums (a reward model: the scores) */
+    double reward_chosen, reward_rejected;     /* beta h; accuracy is chosen > rejected, the margin their difference */
+} seqpar_pair_result;
+SEQPAR_DEF seqpar_status seqpar_preference_loss(seqpar_error *error, seqpar_pair_result *result, const seqpar_preference *pair,
+                                                const seqpar_preference_desc *desc);
+
+/* KTO (Ethayarajh et al. 2024): weight sigmoid(-+beta (h - kl)), h = logp - ref_logp of a whole response. kl comes from
+   mismatched pairs of prompt and response over the whole optimizer step: seqpar_kto_kl of their h, never a local mean. */
+typedef struct seqpar_kto_desc { double beta, desirable_weight, undesirable_weight, kl; } seqpar_kto_desc; /* OpenRLHF 0.01, 1, 1 */
+typedef struct seqpar_kto_result { double loss, dlogp, reward; } seqpar_kto_result;
+SEQPAR_DEF double seqpar_kto_kl(const double *h, int64_t count); /* max(0, mean) */
+SEQPAR_DEF seqpar_status seqpar_kto_loss(seqpar_error *error, seqpar_kto_result *result, double logp, double ref_logp, int desirable, const seqpar_kto_desc *desc);
+
+/* Reward model: softplus(-(r_chosen - r_rejected - margin)) + center (r_chosen + r_rejected)^2 (Ouyang et al. 2022; the
+   second term TRL's). OpenRLHF's logexp, log(1 + e^(r_rejected - r_chosen)), is the same function without a margin. */
+SEQPAR_DEF seqpar_pair_result seqpar_reward_loss(double chosen, double rejected, double margin, double center);
+
+/* Policy of PPO for one token: -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), r = exp(logp - old_logp); for A < 0
+   never above -dual_clip A (Schulman et al. 2017; asymmetric: DAPO; dual: Ye et al. 2020). The log-ratio is cut at +-20. */
+typedef struct seqpar_policy_desc { double clip_low, clip_high, dual_clip; } seqpar_policy_desc; /* 0.2, 0.2, 0 (none) */
+typedef struct seqpar_policy_result { double loss, dlogp, ratio; int clipped; } seqpar_policy_result;
+SEQPAR_DEF seqpar_policy_result seqpar_policy_loss(double logp, double old_logp, double advantage, const seqpar_policy_desc *desc);
+/* 1/2 max((v - g)^2, (old_v + clip(v - old_v, +-c) - g)^2); c 0: no clip. */
+typedef struct seqpar_value_result { double loss, dvalue; int clipped; } seqpar_value_result;
+SEQPAR_DEF seqpar_value_result seqpar_value_loss(double value, double old_value, double target, double clip);
+
+/* Estimates of KL(policy || reference) from one token, d = logp - ref_logp (Schulman 2020): d, d^2 / 2, e^-d - 1 + d;
+   *dlogp (may be NULL) is the derivative, for use as a loss. */
+enum { SEQPAR_K1, SEQPAR_K2, SEQPAR_K3 };
+SEQPAR_DEF double seqpar_kl(double logp, double ref_logp, int kind, double *dlogp);
+/* Coefficient of the KL penalty: fixed where target is 0, else moved by clip(kl / target - 1, +-0.2) n / horizon (Ziegler
+   et al. 2019). kl: mean over all responses of the rollout, n: their number. */
+typedef struct seqpar_kl_controller { double coef, target, horizon; } seqpar_kl_controller; /* 0.01, 0, 10000 */
+SEQPAR_DEF void seqpar_kl_controller_update(seqpar_kl_controller *controller, double kl, int64_t n);
+
+/* One response: rewards (count) = -coef kl[t], and at the last token + score clipped to [low, high]. */
+SEQPAR_DEF void seqpar_shaped_rewards(double *rewards, const double *kl, int64_t count, double coef, double score, double low, double high);
+/* One response, backwards: d = r + gamma V' - V, A = d + gamma lambda A', return A + V (Schulman et al. 2015); V after
+   the last token is 0. values NULL: the return to go (REINFORCE, REINFORCE++), advantages = returns. */
+SEQPAR_DEF void seqpar_gae(double *advantages, double *returns, const double *rewards, const double *values, int64_t count, double gamma, double lambda);
+/* n responses to one prompt, by their rewards; std is unbiased:
+     GRPO (r - mean) / (std + eps), eps 1e-9 OpenRLHF, 1e-4 TRL (Shao et al. 2024); MEAN r - mean (Dr. GRPO, Liu et al. 2025;
+     REINFORCE++-baseline); RLOO r - mean of the others (Ahmadian et al. 2024). */
+enum { SEQPAR_GROUP_GRPO, SEQPAR_GROUP_MEAN, SEQPAR_GROUP_RLOO };
+SEQPAR_DEF seqpar_status seqpar_group_advantages(seqpar_error *error, double *advantages, const double *rewards, int64_t n, int kind, double eps);
+/* x (count) to mean 0 and population variance 1, over all tokens of the rollout at once: (x - mean) / sqrt(max(var, 1e-8));
+   mean_only leaves the variance. */
+SEQPAR_DEF void seqpar_whiten(double *x, int64_t count, int mean_only);
+/* What a token's loss is multiplied by, so that sums over ranks are the mean of the step: counts are those of the step. */
+enum { SEQPAR_TOKEN_MEAN, SEQPAR_SEQUENCE_MEAN, SEQPAR_SEQUENCE_SUM, SEQPAR_SEQUENCE_SUM_NORM };
+typedef struct seqpar_aggregate { int kind; int64_t tokens, documents, length_max; } seqpar_aggregate; /* length_max: SUM_NORM (Dr. GRPO) */
+SEQPAR_DEF double seqpar_token_weight(const seqpar_aggregate *aggregate, int64_t tokens_of_document);
 
 /* ---- optim: gradients to owners, clip, update ----------------------------------------------------------*/
 #define SEQPAR_BLOCK 1024 /* elements of a parameter block; never a function of the world */
@@ -6496,6 +6600,289 @@ SEQPAR_DEF seqpar_status seqpar_sum_pieces(seqpar_ctx *ctx, double *sum, const i
     SEQPAR_FREE(all_leaf);
     SEQPAR_FREE(all);
     return status;
+}
+
+/* ======================================================================================================
+   >>objective  sums per document, and what is made of them
+   ====================================================================================================== */
+
+static int seqpar__segments_room(seqpar_segments *s, int64_t count) {
+    void *place = s->place, *values = s->values;
+    int64_t capacity = s->capacity;
+    int ok = seqpar__grow(&place, &capacity, count, 16);
+    s->place = (int64_t *)place;
+    capacity = s->capacity;
+    ok = ok && seqpar__grow(&values, &capacity, count, s->width * 8);
+    s->values = (double *)values;
+    if (ok) s->capacity = capacity;
+    return ok;
+}
+
+/* One piece holds at most a run of tokens of each document; a document's run is one leaf. */
+static int seqpar__segments_piece(seqpar_segments *s, const double *values, const seqpar_row *row, const seqpar_piece *p) {
+    int64_t t, w, last = -1;
+    for (t = 0; t < p->count; t++) {
+        int64_t d = seqpar__document_of(row, p->start + t * p->stride);
+        if (d != last) {
+            if (!seqpar__segments_room(s, s->count + 1)) return 0;
+            s->place[2 * s->count] = row->doc_source ? row->doc_source[d] : d;
+            s->place[2 * s->count + 1] = p->leaf;
+            memset(s->values + s->count++ * s->width, 0, (size_t)s->width * 8);
+            last = d;
+        }
+        for (w = 0; w < s->width; w++) s->values[(s->count - 1) * s->width + w] += values[(p->local + t) * s->width + w];
+    }
+    return 1;
+}
+
+SEQPAR_DEF seqpar_status seqpar_segments_add(seqpar_error *error, seqpar_segments *s, const double *values, const seqpar_row *rows, const seqpar_share *share) {
+    int64_t i;
+    for (i = 0; i < share->count; i++)
+        if (!seqpar__segments_piece(s, values, &rows[share->pieces[i].row], &share->pieces[i])) return seqpar__no_memory(error, "sums per document");
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF void seqpar_segments_free(seqpar_segments *s) {
+    SEQPAR_FREE(s->place);
+    SEQPAR_FREE(s->values);
+    memset(s, 0, sizeof *s);
+}
+
+typedef struct seqpar__segment_leaf { int64_t segment, leaf, at; } seqpar__segment_leaf;
+static int seqpar__by_segment(const void *a, const void *b) {
+    const seqpar__segment_leaf *x = (const seqpar__segment_leaf *)a, *y = (const seqpar__segment_leaf *)b;
+    if (x->segment != y->segment) return x->segment < y->segment ? -1 : 1;
+    return x->leaf < y->leaf ? -1 : x->leaf > y->leaf;
+}
+
+static seqpar_status seqpar__segments_fold(seqpar_error *error, double *sums, int64_t documents, const int64_t *place, const double *values, int64_t count, int64_t width) {
+    seqpar__segment_leaf *order = SEQPAR__NEW(seqpar__segment_leaf, count);
+    int64_t *leaves = SEQPAR__NEW(int64_t, count), i, n, w;
+    double *column = SEQPAR__NEW(double, count);
+    seqpar_status status = order && leaves && column ? SEQPAR_OK : seqpar__no_memory(error, "sums per document");
+    for (i = 0; !status && i < count; i++) { order[i].segment = place[2 * i]; order[i].leaf = place[2 * i + 1]; order[i].at = i; }
+    if (!status) qsort(order, (size_t)count, sizeof *order, seqpar__by_segment);
+    for (i = 0; !status && i < count; i++) leaves[i] = order[i].leaf;
+    for (i = 0; !status && i < count; i += n) {
+        for (n = 1; i + n < count && order[i + n].segment == order[i].segment; n++) {}
+        if (order[i].segment < 0 || order[i].segment >= documents)
+            status = seqpar_fail(error, SEQPAR_ERR_SIZE, "a row holds document %lld; the step has %lld", (long long)order[i].segment, (long long)documents);
+        for (w = 0; !status && w < width; w++) {
+            int64_t k;
+            for (k = 0; k < n; k++) column[k] = values[order[i + k].at * width + w];
+            sums[order[i].segment * width + w] = seqpar__tree_sum(leaves + i, column, 1, 0, n, 62);
+        }
+    }
+    SEQPAR_FREE(order);
+    SEQPAR_FREE(leaves);
+    SEQPAR_FREE(column);
+    return status;
+}
+
+SEQPAR_DEF seqpar_status seqpar_segments_sum(seqpar_comm *comm, double *sums, int64_t documents, const seqpar_segments *s) {
+    int64_t *counts = NULL, *bytes = SEQPAR__NEW(int64_t, comm->size), *place = NULL, total = 0, r;
+    double *values = NULL;
+    seqpar_status status = bytes ? seqpar__gather_i64(comm, &counts, &s->count, 1, "segment counts") : seqpar__no_memory(comm->error, "sums per document");
+    memset(sums, 0, (size_t)(documents * s->width) * 8);
+    for (r = 0; !status && r < comm->size; r++) { bytes[r] = counts[r] * 16; total += counts[r]; }
+    if (!status && !((place = SEQPAR__NEW(int64_t, 2 * total)) && (values = SEQPAR__NEW(double, total * s->width)))) status = seqpar__no_memory(comm->error, "sums per document");
+    if (!status) status = seqpar_comm_all_gather(comm, place, s->place, bytes, "segment places");
+    for (r = 0; !status && r < comm->size; r++) bytes[r] = counts[r] * s->width * 8;
+    if (!status) status = seqpar_comm_all_gather(comm, values, s->values, bytes, "segment sums");
+    if (!status) status = seqpar__segments_fold(comm->error, sums, documents, place, values, total, s->width);
+    SEQPAR_FREE(counts);
+    SEQPAR_FREE(bytes);
+    SEQPAR_FREE(place);
+    SEQPAR_FREE(values);
+    return status;
+}
+
+SEQPAR_DEF void seqpar_segments_spread(double *values, const double *per_document, const seqpar_row *rows, const seqpar_share *share) {
+    int64_t i, t;
+    for (i = 0; i < share->count; i++) {
+        const seqpar_piece *p = &share->pieces[i];
+        const seqpar_row *row = &rows[p->row];
+        for (t = 0; t < p->count; t++) {
+            int64_t d = seqpar__document_of(row, p->start + t * p->stride);
+            values[p->local + t] = per_document[row->doc_source ? row->doc_source[d] : d];
+        }
+    }
+}
+
+/* log(1 + e) for 0 <= e <= 1, also where 1 + e rounds e away */
+static double seqpar__log1p(double e) {
+    double u = 1.0 + e;
+    return seqpar_log(u) + (e - (u - 1.0)) / u;
+}
+SEQPAR_DEF double seqpar_softplus(double x) { return (x > 0 ? x : 0.0) + seqpar__log1p(seqpar_exp(x > 0 ? -x : x)); }
+SEQPAR_DEF double seqpar_sigmoid(double x) {
+    double e = seqpar_exp(x > 0 ? -x : x);
+    return (x > 0 ? 1.0 : e) / (1.0 + e);
+}
+
+SEQPAR_DEF double seqpar_mean(const double *x, int64_t count) {
+    double sum = 0;
+    int64_t i;
+    for (i = 1; i < count; i++) sum += x[i] - x[0];
+    return count > 0 ? x[0] + sum / (double)count : 0.0;
+}
+
+static seqpar_status seqpar__check_preference(seqpar_error *error, const seqpar_preference *p, const seqpar_preference_desc *d) {
+    if (d->kind < SEQPAR_DPO || d->kind > SEQPAR_SIMPO) return seqpar_fail(error, SEQPAR_ERR_OPTION, "preference loss %d is unknown; use SEQPAR_DPO, IPO, HINGE or SIMPO", d->kind);
+    if (!(d->beta > 0)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "beta is %g; give more than 0, usually 0.1", d->beta);
+    if (!(d->label_smoothing >= 0 && d->label_smoothing <= 0.5)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "label_smoothing is %g; it is the share of wrong labels, give 0 to 0.5", d->label_smoothing);
+    if (d->label_smoothing > 0 && (d->kind == SEQPAR_IPO || d->kind == SEQPAR_HINGE)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "label_smoothing %g has no meaning for IPO and hinge; set it to 0", d->label_smoothing);
+    if (!(d->nll_coef >= 0) || !(d->nll_tokens >= 0)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "nll_coef is %g and nll_tokens %g; neither may be negative", d->nll_coef, d->nll_tokens);
+    if (p->chosen_tokens <= 0 || p->rejected_tokens <= 0)
+        return seqpar_fail(error, SEQPAR_ERR_NO_TARGET, "a pair has %lld chosen and %lld rejected response tokens; both need at least 1", (long long)p->chosen_tokens, (long long)p->rejected_tokens);
+    return SEQPAR_OK;
+}
+
+/* Loss as a function of the margin D, and its derivative. */
+static double seqpar__preference_of(const seqpar_preference_desc *d, double margin, double *slope) {
+    double z = d->beta * margin - (d->kind == SEQPAR_SIMPO ? d->gamma : 0.0), e = d->label_smoothing, u = margin - 0.5 / d->beta;
+    if (d->kind == SEQPAR_IPO) { *slope = 2.0 * u; return u * u; }
+    if (d->kind == SEQPAR_HINGE) { *slope = z < 1.0 ? -d->beta : z >= 1.0 ? 0.0 : z; return z < 1.0 ? 1.0 - z : z >= 1.0 ? 0.0 : z; }
+    *slope = -d->beta * (seqpar_sigmoid(-z) - e);
+    return e == 0.0 ? seqpar_softplus(-z) : (1.0 - e) * seqpar_softplus(-z) + e * seqpar_softplus(z);
+}
+
+SEQPAR_DEF seqpar_status seqpar_preference_loss(seqpar_error *error, seqpar_pair_result *r, const seqpar_preference *p, const seqpar_preference_desc *d) {
+    double chosen, rejected, slope, nll_tokens;
+    int simpo = d->kind == SEQPAR_SIMPO, alone = simpo || d->reference_free;
+    SEQPAR__TRY(seqpar__check_preference(error, p, d));
+    chosen = p->chosen - (alone ? 0.0 : p->ref_chosen);
+    rejected = p->rejected - (alone ? 0.0 : p->ref_rejected);
+    r->dchosen = simpo || d->length_normalized ? 1.0 / (double)p->chosen_tokens : 1.0;
+    r->drejected = simpo || d->length_normalized ? 1.0 / (double)p->rejected_tokens : 1.0;
+    if (simpo || d->length_normalized) { chosen /= (double)p->chosen_tokens; rejected /= (double)p->rejected_tokens; }
+    r->loss = seqpar__preference_of(d, chosen - rejected, &slope);
+    r->dchosen *= slope;
+    r->drejected *= -slope;
+    r->reward_chosen = d->beta * chosen;
+    r->reward_rejected = d->beta * rejected;
+    if (d->nll_coef == 0.0) return SEQPAR_OK;
+    nll_tokens = d->nll_tokens > 0 ? d->nll_tokens : (double)p->chosen_tokens;
+    r->loss -= d->nll_coef * p->chosen / nll_tokens;
+    r->dchosen -= d->nll_coef / nll_tokens;
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF double seqpar_kto_kl(const double *h, int64_t count) {
+    double mean = seqpar_mean(h, count);
+    return mean < 0 ? 0.0 : mean; /* a NaN stays one */
+}
+
+SEQPAR_DEF seqpar_status seqpar_kto_loss(seqpar_error *error, seqpar_kto_result *r, double logp, double ref_logp, int desirable, const seqpar_kto_desc *d) {
+    double h = logp - ref_logp, z = d->beta * (h - d->kl), weight = desirable ? d->desirable_weight : d->undesirable_weight, sign = desirable ? 1.0 : -1.0;
+    if (!(d->beta > 0)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "beta is %g; give more than 0, usually 0.01 to 0.1", d->beta);
+    if (!(d->desirable_weight >= 0) || !(d->undesirable_weight >= 0))
+        return seqpar_fail(error, SEQPAR_ERR_OPTION, "the weights of desirable and undesirable answers are %g and %g; neither may be negative", d->desirable_weight, d->undesirable_weight);
+    if (!(d->kl >= 0)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "the KL of the step is %g; it is max(0, mean): take seqpar_kto_kl", d->kl);
+    r->loss = weight * seqpar_sigmoid(-sign * z);
+    r->dlogp = -sign * weight * d->beta * seqpar_sigmoid(z) * seqpar_sigmoid(-z);
+    r->reward = d->beta * h;
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF seqpar_pair_result seqpar_reward_loss(double chosen, double rejected, double margin, double center) {
+    double z = chosen - rejected - margin, sum = chosen + rejected, slope = seqpar_sigmoid(-z);
+    seqpar_pair_result r;
+    r.loss = seqpar_softplus(-z) + (center == 0.0 ? 0.0 : center * sum * sum);
+    r.dchosen = -slope + (center == 0.0 ? 0.0 : 2.0 * center * sum);
+    r.drejected = slope + (center == 0.0 ? 0.0 : 2.0 * center * sum);
+    r.reward_chosen = chosen;
+    r.reward_rejected = rejected;
+    return r;
+}
+
+SEQPAR_DEF seqpar_policy_result seqpar_policy_loss(double logp, double old_logp, double advantage, const seqpar_policy_desc *d) {
+    double change = logp - old_logp, cut = change > 20.0 ? 20.0 : change < -20.0 ? -20.0 : change, ratio = seqpar_exp(cut);
+    double low = 1.0 - d->clip_low, high = 1.0 + d->clip_high, clipped = ratio < low ? low : ratio > high ? high : ratio;
+    seqpar_policy_result r;
+    r.ratio = ratio;
+    r.clipped = clipped * advantage < ratio * advantage;
+    r.loss = -(r.clipped ? clipped : ratio) * advantage;
+    r.dlogp = r.clipped || cut != change ? 0.0 : r.loss;
+    if (change != change) r.dlogp = change;
+    if (!(d->dual_clip > 0 && advantage < 0 && r.loss > -d->dual_clip * advantage)) return r;
+    r.loss = -d->dual_clip * advantage;
+    r.dlogp = 0.0;
+    return r;
+}
+
+SEQPAR_DEF seqpar_value_result seqpar_value_loss(double value, double old_value, double target, double clip) {
+    double change = value - old_value, inside = change > clip ? clip : change < -clip ? -clip : change;
+    double error = value - target, held = old_value + inside - target;
+    seqpar_value_result r;
+    r.clipped = clip > 0 && held * held > error * error;
+    r.loss = 0.5 * (r.clipped ? held * held : error * error);
+    r.dvalue = !r.clipped ? error : inside == change ? held : 0.0;
+    return r;
+}
+
+SEQPAR_DEF double seqpar_kl(double logp, double ref_logp, int kind, double *dlogp) {
+    double d = logp - ref_logp, series = 0;
+    int n;
+    if (dlogp) *dlogp = kind == SEQPAR_K1 ? 1.0 : kind == SEQPAR_K2 ? d : 1.0 - seqpar_exp(-d);
+    if (kind == SEQPAR_K1) return d;
+    if (kind == SEQPAR_K2) return 0.5 * d * d;
+    if (!(d > -0.5 && d < 0.5)) return seqpar_exp(-d) - 1.0 + d;
+    for (n = 16; n > 2; n--) series = (1.0 + series) * -d / n; /* e^-d - 1 + d = d^2/2 (1 - d/3 (1 - d/4 (...))) without cancelling */
+    if (dlogp && kind == SEQPAR_K3) *dlogp = d - 0.5 * d * d * (1.0 + series);
+    return 0.5 * d * d * (1.0 + series);
+}
+
+SEQPAR_DEF void seqpar_kl_controller_update(seqpar_kl_controller *c, double kl, int64_t n) {
+    double off;
+    if (!(c->target > 0)) return;
+    off = kl / c->target - 1.0;
+    if (off > 0.2) off = 0.2;
+    if (off < -0.2) off = -0.2;
+    c->coef *= 1.0 + off * (double)n / c->horizon;
+}
+
+SEQPAR_DEF void seqpar_shaped_rewards(double *rewards, const double *kl, int64_t count, double coef, double score, double low, double high) {
+    int64_t t;
+    for (t = 0; t < count; t++) rewards[t] = coef > 0 ? -coef * kl[t] : 0.0;
+    if (count > 0) rewards[count - 1] += score < low ? low : score > high ? high : score;
+}
+
+SEQPAR_DEF void seqpar_gae(double *advantages, double *returns, const double *rewards, const double *values, int64_t count, double gamma, double lambda) {
+    double next_value = 0, next = 0;
+    int64_t t;
+    for (t = count - 1; t >= 0; t--) {
+        double value = values ? values[t] : 0.0, delta = rewards[t] + gamma * next_value - value;
+        next = delta + gamma * (values ? lambda : 1.0) * next;
+        next_value = value;
+        returns[t] = next + value;
+        advantages[t] = next;
+    }
+}
+
+SEQPAR_DEF seqpar_status seqpar_group_advantages(seqpar_error *error, double *advantages, const double *rewards, int64_t n, int kind, double eps) {
+    double mean = seqpar_mean(rewards, n), square = 0, scale;
+    int64_t i;
+    if (n < 2) return seqpar_fail(error, SEQPAR_ERR_OPTION, "a group has %lld responses; comparing them needs at least 2: raise n_samples_per_prompt", (long long)n);
+    for (i = 0; i < n; i++) square += (rewards[i] - mean) * (rewards[i] - mean);
+    scale = kind == SEQPAR_GROUP_GRPO ? 1.0 / (sqrt(square / (double)(n - 1)) + eps) : kind == SEQPAR_GROUP_RLOO ? (double)n / (double)(n - 1) : 1.0;
+    for (i = 0; i < n; i++) advantages[i] = (rewards[i] - mean) * scale;
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF void seqpar_whiten(double *x, int64_t count, int mean_only) {
+    double mean = seqpar_mean(x, count), square = 0, variance;
+    int64_t i;
+    for (i = 0; i < count; i++) square += (x[i] - mean) * (x[i] - mean);
+    variance = square / (double)count;
+    for (i = 0; i < count; i++) x[i] = (x[i] - mean) * (mean_only ? 1.0 : 1.0 / sqrt(variance < 1e-8 ? 1e-8 : variance));
+}
+
+SEQPAR_DEF double seqpar_token_weight(const seqpar_aggregate *a, int64_t tokens_of_document) {
+    int64_t documents = SEQPAR__MAX(a->documents, 1);
+    if (a->kind == SEQPAR_TOKEN_MEAN) return 1.0 / (double)SEQPAR__MAX(a->tokens, 1);
+    if (a->kind == SEQPAR_SEQUENCE_MEAN) return 1.0 / ((double)documents * (double)SEQPAR__MAX(tokens_of_document, 1));
+    return 1.0 / ((double)documents * (a->kind == SEQPAR_SEQUENCE_SUM ? 1.0 : (double)SEQPAR__MAX(a->length_max, 1)));
 }
 
 /* ======================================================================================================
