@@ -3835,6 +3835,7 @@ static void seqpar__cpu_weight_job(void *user, int64_t i, char *scratch) {
     m.combine = seqpar__cpu_weight_combine;
     m.move = seqpar__cpu_weight_move;
     m.finish = seqpar__cpu_weight_finish;
+    m.extends = 1;
     seqpar__machine_run(&m, a->fold.program, a->fold.program_count);
 }
 static seqpar_status seqpar__cpu_weight_grad(seqpar_device *device, const seqpar_weight_grad_args *a, void *queue) {

@@ -33,6 +33,8 @@ typedef struct seqpar_llama_config {
     int64_t layers, hidden, heads, kv_heads, head_dim, intermediate, vocab;
     double rope_theta, rms_eps; /* 0: 10000, 1e-5 */
     int tied;                   /* the head is the embedding table */
+    const char *score;          /* NULL: a language model. "score": one number per token instead of logits, by the tensor
+                                   score.weight (1, hidden), as in Hugging Face's sequence classifiers; borrowed */
 } seqpar_llama_config;
 
 typedef struct seqpar_llama {
@@ -72,6 +74,7 @@ typedef struct seqpar_llama_batch { /* the local part of some rows, and what for
     seqpar_llama_layer shared;          /* recompute: one set for all layers */
     seqpar_buffer x, n, hidden, rstd;   /* residual stream, scratch, normed output and its statistics */
     seqpar_buffer logp, entropy, lse, smooth; /* (tokens), accumulator type */
+    seqpar_buffer score;                /* (tokens), storage type: of a score model, instead of the line above */
     seqpar_buffer wide;                 /* scratch (tokens, intermediate) */
 } seqpar_llama_batch;
 
@@ -81,13 +84,14 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_batch(seqpar_ctx *ctx, seqpar_llama *
 SEQPAR_DEF void seqpar_llama_close_batch(seqpar_ctx *ctx, seqpar_llama *model, seqpar_llama_batch *batch);
 /* To batch->hidden. keep: for a backward pass. Collective over ctx->sp. */
 SEQPAR_DEF seqpar_status seqpar_llama_forward(seqpar_ctx *ctx, seqpar_llama *model, seqpar_llama_batch *batch, int keep);
-/* batch->logp, entropy, lse, smooth from batch->hidden (entry A). */
+/* batch->logp, entropy, lse, smooth (entry A), or batch->score, from batch->hidden. */
 SEQPAR_DEF seqpar_status seqpar_llama_values(seqpar_ctx *ctx, seqpar_llama *model, seqpar_llama_batch *batch);
-/* Values (entry B) and, through seqpar_step_gradient, the gradient of every group. Seeds are per local token.
-   Collective over the world; ranks without rows call it with an empty batch. */
+/* Values (entry B) and, through seqpar_step_gradient, the gradient of every group. Seeds are per local token; of a score
+   model dlogp alone counts, and is dL/dscore in storage type. Collective over the world; ranks without rows call it with an
+   empty batch. */
 SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *model, seqpar_llama_batch *batch, seqpar_optim *optim,
                                                int64_t micro_batch, const seqpar_head_seeds *seeds);
-/* logits (batch->tokens, vocab), device memory of the caller, from batch->hidden. For tests: the head never does this. */
+/* logits (batch->tokens, vocab; of a score model 1), device memory of the caller, from batch->hidden. For tests: the head never does this. */
 SEQPAR_DEF seqpar_status seqpar_llama_logits(seqpar_ctx *ctx, seqpar_llama *model, seqpar_llama_batch *batch, void *logits);
 
 #ifdef __cplusplus
@@ -142,11 +146,15 @@ static void seqpar__llama_tensors(seqpar_llama *m) {
         seqpar__llama_tensor(m, c->hidden, c->intermediate, i + 1, "model.layers.%lld.mlp.down_proj.weight", i);
     }
     seqpar__llama_tensor(m, 1, c->hidden, c->layers + 1, "model.norm.weight", 0);
-    if (!c->tied) seqpar__llama_tensor(m, c->vocab, c->hidden, c->layers + 1, "lm_head.weight", 0);
+    if (c->score) {
+        seqpar__llama_tensor(m, 1, c->hidden, c->layers + 1, "", 0);
+        snprintf(m->names + (m->tensor_count - 1) * SEQPAR__NAME_BYTES, SEQPAR__NAME_BYTES, "%s.weight", c->score);
+        m->tensors[m->tensor_count - 1].decay = 1; /* a matrix of one row, not a gain */
+    } else if (!c->tied) seqpar__llama_tensor(m, c->vocab, c->hidden, c->layers + 1, "lm_head.weight", 0);
 }
 
 static int64_t seqpar__llama_final_norm(const seqpar_llama *m) { return 1 + m->config.layers * SEQPAR__PER_LAYER; }
-static int64_t seqpar__llama_head(const seqpar_llama *m) { return m->config.tied ? 0 : seqpar__llama_final_norm(m) + 1; }
+static int64_t seqpar__llama_head(const seqpar_llama *m) { return m->config.tied && !m->config.score ? 0 : seqpar__llama_final_norm(m) + 1; }
 static int64_t seqpar__llama_part(int64_t layer, int part) { return 1 + layer * SEQPAR__PER_LAYER + part; }
 
 static void *seqpar__llama_param(seqpar_ctx *ctx, const seqpar_llama *m, int64_t tensor) {
@@ -159,6 +167,8 @@ static seqpar_status seqpar__check_llama(seqpar_error *error, const seqpar_llama
                            (long long)c->layers, (long long)c->hidden, (long long)c->intermediate, (long long)c->vocab);
     if (c->heads <= 0 || c->kv_heads <= 0 || c->heads % c->kv_heads)
         return seqpar_fail(error, SEQPAR_ERR_HEADS, "%lld heads over %lld kv_heads; heads must be a positive multiple of kv_heads", (long long)c->heads, (long long)c->kv_heads);
+    if (c->score && (!c->score[0] || strlen(c->score) + 8 > SEQPAR__NAME_BYTES))
+        return seqpar_fail(error, SEQPAR_ERR_OPTION, "the score head is named '%.100s'; give a name of 1 to %d letters, usually score", c->score, SEQPAR__NAME_BYTES - 9);
     if (c->head_dim <= 0 || c->head_dim % 2)
         return seqpar_fail(error, SEQPAR_ERR_HEAD_DIM, "head_dim is %lld; rotary embedding needs a positive even one", (long long)c->head_dim);
     return SEQPAR_OK;
@@ -206,7 +216,7 @@ SEQPAR_DEF void seqpar_llama_init(seqpar_ctx *ctx, seqpar_llama *m, uint64_t see
         for (j = 0; j < t->rows * t->cols; j += n) {
             n = SEQPAR__MIN(256, t->rows * t->cols - j);
             for (k = 0; k < n; k++)
-                part[k] = t->rows == 1 ? 1.0 : seqpar__llama_spread(m, i) * seqpar_random_normal(seed, (uint64_t)i, (uint64_t)(j + k));
+                part[k] = !t->decay ? 1.0 : seqpar__llama_spread(m, i) * seqpar_random_normal(seed, (uint64_t)i, (uint64_t)(j + k));
             seqpar_device_write(ctx->device, m->params.data, t->offset + j, part, n);
         }
     }
@@ -285,6 +295,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_batch(seqpar_ctx *ctx, seqpar_llama *
     SEQPAR__TRY(seqpar_buffer_new(ctx, &b->hidden, b->tokens * c->hidden * size, SEQPAR_MEM_ACTIVATIONS));
     SEQPAR__TRY(seqpar_buffer_new(ctx, &b->wide, b->tokens * c->intermediate * size, SEQPAR_MEM_SCRATCH));
     SEQPAR__TRY(seqpar_buffer_new(ctx, &b->rstd, b->tokens * acc, SEQPAR_MEM_ACTIVATIONS));
+    if (c->score) return seqpar_buffer_new(ctx, &b->score, b->tokens * size, SEQPAR_MEM_ACTIVATIONS);
     SEQPAR__TRY(seqpar_buffer_new(ctx, &b->logp, b->tokens * acc, SEQPAR_MEM_ACTIVATIONS));
     SEQPAR__TRY(seqpar_buffer_new(ctx, &b->entropy, b->tokens * acc, SEQPAR_MEM_ACTIVATIONS));
     SEQPAR__TRY(seqpar_buffer_new(ctx, &b->lse, b->tokens * acc, SEQPAR_MEM_ACTIVATIONS));
@@ -304,7 +315,7 @@ SEQPAR_DEF void seqpar_llama_close_batch(seqpar_ctx *ctx, seqpar_llama *m, seqpa
     seqpar_buffer_free(ctx, &b->x); seqpar_buffer_free(ctx, &b->n); seqpar_buffer_free(ctx, &b->hidden);
     seqpar_buffer_free(ctx, &b->wide); seqpar_buffer_free(ctx, &b->rstd);
     seqpar_buffer_free(ctx, &b->logp); seqpar_buffer_free(ctx, &b->entropy);
-    seqpar_buffer_free(ctx, &b->lse); seqpar_buffer_free(ctx, &b->smooth);
+    seqpar_buffer_free(ctx, &b->lse); seqpar_buffer_free(ctx, &b->smooth); seqpar_buffer_free(ctx, &b->score);
     SEQPAR_FREE(b->layers);
     SEQPAR_FREE(b->ids);
     seqpar_attn_close(ctx, b->attn);
@@ -562,6 +573,7 @@ static seqpar_head_desc seqpar__llama_head_desc(const seqpar_llama *m, const seq
 SEQPAR_DEF seqpar_status seqpar_llama_values(seqpar_ctx *ctx, seqpar_llama *m, seqpar_llama_batch *b) {
     seqpar_head_values values = seqpar__llama_head_values(b);
     seqpar_head_desc desc = seqpar__llama_head_desc(m, b);
+    if (m->config.score) return seqpar_llama_logits(ctx, m, b, b->score.data); /* one row of a table */
     return seqpar_head_forward(ctx, &values, b->hidden.data, seqpar__llama_param(ctx, m, seqpar__llama_head(m)), b->targets, b->tokens, &desc);
 }
 
@@ -579,6 +591,12 @@ static seqpar_status seqpar__nodes_new(seqpar__layer_call *c, const seqpar_optim
     return SEQPAR_OK;
 }
 
+/* dn (tokens, hidden) becomes dscore w */
+static seqpar_status seqpar__llama_score_backward(const seqpar__layer_call *c, int64_t head, const seqpar_head_seeds *seeds, void *dn) {
+    SEQPAR__TRY(seqpar__linear_grad(c, (void *)seeds->dlogp, c->b->hidden.data, head));
+    return seqpar__linear(c, dn, (void *)seeds->dlogp, head, 1, 0);
+}
+
 /* dx (tokens, hidden) becomes the gradient of the last layer's output */
 static seqpar_status seqpar__llama_head_backward(seqpar__layer_call *c, seqpar_optim *optim, int64_t micro, const seqpar_head_seeds *seeds, void *dx, void *dn) {
     const seqpar_llama *m = c->m;
@@ -590,9 +608,10 @@ static seqpar_status seqpar__llama_head_backward(seqpar__layer_call *c, seqpar_o
     memset(&nodes, 0, sizeof nodes);
     memset(&norm_nodes, 0, sizeof norm_nodes);
     status = seqpar__nodes_new(c, optim, group, c->fold->node_count ? seqpar_head_places(c->fold) : 0, &nodes);
-    if (!status) status = seqpar_head_backward(c->ctx, dn, seqpar__at(nodes.data, m->tensors[head].offset - c->group_begin, c->dev->storage), c->node_stride, &values, seeds,
+    if (!status && m->config.score) status = seqpar__llama_score_backward(c, head, seeds, dn);
+    else if (!status) status = seqpar_head_backward(c->ctx, dn, seqpar__at(nodes.data, m->tensors[head].offset - c->group_begin, c->dev->storage), c->node_stride, &values, seeds,
                                                c->b->hidden.data, seqpar__llama_param(c->ctx, m, head), c->b->targets, c->b->share, c->fold, &desc);
-    if (!status && m->config.tied) {
+    if (!status && m->config.tied && !m->config.score) {
         status = seqpar_step_gradient(c->ctx, optim, micro, group, 1, nodes.data, c->node_stride);
         if (!status) status = seqpar__nodes_new(c, optim, last, c->fold->node_count, &norm_nodes);
     }

@@ -119,8 +119,8 @@ static seqpar_status demo_load_config(const char *folder, seqpar_llama_config *c
 /* ---- tensors ---- */
 
 static seqpar_safetensors_tensor demo_tensor(const seqpar_ctx *ctx, const seqpar_tensor *t, const char *name) {
-    seqpar_safetensors_tensor s = {.name = name, .dtype = demo_dtype(ctx), .dims = t->rows == 1 ? 1 : 2};
-    s.shape[0] = t->rows == 1 ? t->cols : t->rows;
+    seqpar_safetensors_tensor s = {.name = name, .dtype = demo_dtype(ctx), .dims = t->decay ? 2 : 1}; /* gains are vectors */
+    s.shape[0] = t->decay ? t->rows : t->cols;
     s.shape[1] = t->cols;
     return s;
 }
