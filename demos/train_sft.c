@@ -9,7 +9,7 @@
 #define SEQPAR_LLAMA_IMPLEMENTATION
 #define SEQPAR_SAFETENSORS_IMPLEMENTATION
 #include "seqpar_safetensors.h"
-#include "trainer.h"
+#include "sft.h"
 
 static void say_job(const demo_job *job) {
     const demo_config *c = &job->config;
@@ -23,7 +23,7 @@ static void say_job(const demo_job *job) {
 }
 
 int main(int argc, char **argv) {
-    static demo_job job;
+    static demo_job job = {.objective = &demo_sft};
     const demo_binding bindings[] = {DEMO_TRAINER_BINDINGS(job.config)};
     demo_options options = {.tool = "sft", .bindings = bindings, .binding_count = (int)(sizeof bindings / sizeof *bindings)};
     char error[1024];

@@ -94,10 +94,14 @@ typedef struct {
     {"label_smoothing", &(c).label_smoothing, DEMO_FLOAT, "0", "share of the target given to all", DEMO_BETWEEN(0, 0.999)},   \
     {"z_loss", &(c).z_loss, DEMO_FLOAT, "0", "coefficient of the squared log-sum-exp", DEMO_AT_LEAST(0)}
 
+enum { DEMO_COLUMNS = 8 }; /* most numbers an objective reports */
+typedef struct demo_objective demo_objective;
 typedef struct {
     demo_config config;
+    const demo_objective *objective;
+    const void *options;  /* of the objective */
     demo_dataset train, eval;
-    int64_t *usable;      /* training documents with a target, in file order */
+    int64_t *usable;      /* training units whose documents all have a target, in file order */
     int64_t usable_count, total_steps, warmup;
     seqpar_llama_config model;
     int layout, schedule, lr_kind;
@@ -114,9 +118,41 @@ typedef struct { /* one rank at work */
     demo_progress progress;
     FILE *metrics;
     double *losses, *steps; /* stb_ds arrays, rank 0: what this process did */
-    double norm_last, eval_loss, seconds;
+    double norm_last, eval_means[DEMO_COLUMNS], seconds;
     int64_t tokens;
+    void *own;              /* of the objective */
 } demo_rank;
+
+/* ---- what a trainer adds: an objective over the rows of a window ---- */
+
+typedef struct demo_window { /* documents packed into rows: those of an optimizer step, or some of an evaluation */
+    const demo_dataset *set;
+    int64_t *which;          /* (documents) places in the set, stb_ds array */
+    seqpar_batch batch;
+    int64_t units;
+    int64_t *leaf;           /* token objectives: leaves and sums of the tokens this rank holds, stb_ds arrays */
+    double *value;
+    seqpar_segments seen;    /* unit objectives: columns of the units this rank answers for */
+    double statistic;        /* of the whole window, taken before its rows: KTO's KL */
+} demo_window;
+
+struct demo_objective {
+    const char *unit;              /* what train_batch_size counts: "documents", "pairs" */
+    const char *weight, *measure;  /* what an evaluation's mean is over: "tokens", "pairs"; " nats" or "" behind it */
+    int documents_per_unit, columns;
+    const char *column[DEMO_COLUMNS]; /* of the log; the first is the loss */
+    const char *score;             /* the model gives one number per token by a head of this name; NULL: logits */
+    seqpar_status (*open)(demo_rank *r);                    /* after the policy is there; NULL: nothing */
+    void (*close)(demo_rank *r);
+    seqpar_status (*before)(demo_rank *r, demo_window *w);  /* a pass over all rows before the first; NULL: none */
+    /* Fills a dataset from files, units being neighbours of documents_per_unit. 0, or -1 with one sentence. */
+    int (*load)(const demo_job *job, demo_dataset *set, const char *paths, int64_t max_samples, char *error, size_t size);
+    /* Rows first .. first + count of this rank, values into the window; micro >= 0: and gradients, of that micro-batch. */
+    seqpar_status (*rows)(demo_rank *r, demo_window *w, int64_t first, int64_t count, int64_t micro);
+    /* Means over the window, the same on all ranks, and their weight. Collective over the world. */
+    seqpar_status (*total)(demo_rank *r, demo_window *w, double *means, double *weight);
+};
+
 
 static volatile sig_atomic_t demo_interrupted;
 static void demo_on_interrupt(int signal_number) {
@@ -172,8 +208,7 @@ static int demo_job_model(demo_job *job, char *error, size_t size) {
 
 static int demo_job_data(demo_job *job, char *error, size_t size) {
     demo_config *c = &job->config;
-    demo_data_options options = {.input_key = c->input_key, .output_key = c->output_key, .input_template = c->output_key ? c->input_template : NULL, .pretrain_mode = c->pretrain_mode,
-        .train_on_inputs = c->train_on_inputs, .max_len = c->max_len, .cut_long = !strcmp(c->truncation, "cut"), .max_samples = c->max_samples, .vocab_size = job->model.vocab};
+    const demo_objective *o = job->objective;
     if (!c->dataset) {
         snprintf(error, size, "no training data; give --dataset FILE (.jsonl or .txt)");
         return -1;
@@ -183,12 +218,15 @@ static int demo_job_data(demo_job *job, char *error, size_t size) {
         snprintf(error, size, "pack_len %lld is shorter than max_len %lld; a document never leaves its row", (long long)c->pack_len, (long long)c->max_len);
         return -1;
     }
-    if (demo_data_load(&job->train, c->dataset, &options, error, size)) return -1;
-    options.max_samples = 0;
-    if (c->eval_dataset && demo_data_load(&job->eval, c->eval_dataset, &options, error, size)) return -1;
-    job->usable = calloc((size_t)arrlen(job->train.documents) + 1, sizeof *job->usable);
-    for (int64_t i = 0; i < arrlen(job->train.documents); i++)
-        if (demo_supervised(&job->train.documents[i])) job->usable[job->usable_count++] = i;
+    if (o->load(job, &job->train, c->dataset, c->max_samples, error, size)) return -1;
+    if (c->eval_dataset && o->load(job, &job->eval, c->eval_dataset, 0, error, size)) return -1;
+    int64_t units = arrlen(job->train.documents) / o->documents_per_unit;
+    job->usable = calloc((size_t)units + 1, sizeof *job->usable);
+    for (int64_t i = 0; i < units; i++) {
+        int supervised = 1;
+        for (int64_t k = 0; k < o->documents_per_unit; k++) supervised &= demo_supervised(&job->train.documents[i * o->documents_per_unit + k]) > 0;
+        if (supervised) job->usable[job->usable_count++] = i;
+    }
     return 0;
 }
 
@@ -212,16 +250,15 @@ static int demo_job_open(demo_job *job, char *error, size_t size) {
 
 /* ---- rows of a step ---- */
 
-/* Documents of step `step`: the same on all ranks. */
-static void demo_step_documents(const demo_job *job, int64_t step, seqpar_document *documents) {
-    int64_t batch = job->config.train_batch_size, per_epoch = job->usable_count / batch;
+/* Documents of step `step`, places in the set: the same on all ranks. */
+static int64_t *demo_step_documents(const demo_job *job, int64_t step) {
+    int64_t batch = job->config.train_batch_size, per_epoch = job->usable_count / batch, per_unit = job->objective->documents_per_unit, *which = NULL;
     int64_t *order = calloc((size_t)job->usable_count, sizeof *order);
     seqpar_shuffle(order, job->usable_count, (uint64_t)job->config.seed, (uint64_t)(step / per_epoch));
-    for (int64_t i = 0; i < batch; i++) {
-        const demo_document *d = &job->train.documents[job->usable[order[step % per_epoch * batch + i]]];
-        documents[i] = (seqpar_document){.ids = d->ids, .loss_mask = d->loss_mask, .tokens = d->tokens, .unit = i};
-    }
+    for (int64_t i = 0; i < batch; i++)
+        for (int64_t k = 0; k < per_unit; k++) arrput(which, job->usable[order[step % per_epoch * batch + i]] * per_unit + k);
     free(order);
+    return which;
 }
 
 static seqpar_pack_desc demo_pack_desc(const demo_job *job, int keep_masked) {
@@ -241,103 +278,78 @@ static seqpar_llama_run demo_run_desc(const demo_job *job) {
     return run;
 }
 
-/* ---- loss of the tokens this rank holds: one row of sums a piece ---- */
+/* ---- a window of documents ---- */
 
-typedef struct { int64_t *leaf; double *value; } demo_sums; /* stb_ds arrays; value has two columns: loss, nll */
-
-static seqpar_status demo_add_sums(demo_rank *r, const seqpar_llama_batch *b, const seqpar_row *rows, const seqpar_sft_desc *sft, demo_sums *sums) {
-    double *values = calloc((size_t)b->tokens * 3 + 1, sizeof *values);
-    seqpar_device_read(r->device, values, b->logp.data, 0, b->tokens);
-    seqpar_device_read(r->device, values + b->tokens, b->smooth.data, 0, b->tokens);
-    seqpar_device_read(r->device, values + 2 * b->tokens, b->lse.data, 0, b->tokens);
-    seqpar_status status = SEQPAR_OK;
-    for (int64_t i = 0; !status && i < b->share->count; i++) {
-        const seqpar_piece *p = &b->share->pieces[i];
-        double loss = 0, nll = 0;
-        for (int64_t t = p->local; t < p->local + p->count; t++) {
-            if (b->targets[t] == SEQPAR_IGNORE) continue;
-            loss += seqpar_sft_token_loss(values[t], values[b->tokens + t], values[2 * b->tokens + t], sft);
-            nll -= values[t];
-        }
-        if (!(fabs(loss) <= 1e300))
-            status = seqpar_fail(r->ctx.error, SEQPAR_ERR_NOT_FINITE, "step %lld: the loss of row %lld on rank %lld is %g; lower the learning rate or look at the data of this step", (long long)r->step + 1,
-                                 (long long)rows[p->row].index, (long long)r->ctx.world->rank, loss);
-        arrput(sums->leaf, p->leaf);
-        arrput(sums->value, loss);
-        arrput(sums->value, nll);
+/* Packs the documents named by `which`, units being neighbours of documents_per_unit. */
+static seqpar_status demo_window_open(demo_rank *r, demo_window *w, int keep_masked) {
+    int64_t count = arrlen(w->which), per_unit = r->job->objective->documents_per_unit;
+    seqpar_pack_desc pack = demo_pack_desc(r->job, keep_masked);
+    seqpar_document *documents = calloc((size_t)count + 1, sizeof *documents);
+    for (int64_t i = 0; i < count; i++) {
+        const demo_document *d = &w->set->documents[w->which[i]];
+        documents[i] = (seqpar_document){.ids = d->ids, .loss_mask = d->loss_mask, .tokens = d->tokens, .unit = i / per_unit};
     }
-    free(values);
+    seqpar_status status = seqpar_pack(r->ctx.error, &w->batch, documents, count, &pack);
+    w->units = count / per_unit;
+    free(documents);
+    return status;
+}
+static void demo_window_close(demo_window *w) {
+    seqpar_batch_free(&w->batch);
+    seqpar_segments_free(&w->seen);
+    arrfree(w->which);
+    arrfree(w->leaf);
+    arrfree(w->value);
+}
+
+/* All rows of a window without gradients: an aligned run of them for every data-parallel rank, a few at a time. */
+static seqpar_status demo_window_values(demo_rank *r, demo_window *w) {
+    int64_t micro = r->job->config.micro_train_batch_size, first = seqpar_grid_begin(w->batch.rows, r->ctx.dp_size, r->ctx.dp_rank);
+    int64_t end = seqpar_grid_begin(w->batch.rows, r->ctx.dp_size, r->ctx.dp_rank + 1), count;
+    seqpar_status status = SEQPAR_OK;
+    for (; !status && first < end; first += count) {
+        count = end - first < micro ? end - first : micro;
+        status = r->job->objective->rows(r, w, first, count, -1);
+    }
     return status;
 }
 
-static seqpar_status demo_total(demo_rank *r, demo_sums *sums, double total[2]) {
-    seqpar_status status = seqpar_sum_pieces(&r->ctx, total, sums->leaf, sums->value, arrlen(sums->leaf), 2);
-    arrfree(sums->leaf);
-    arrfree(sums->value);
+/* Seeds of the local tokens on the device. */
+typedef struct { seqpar_buffer part[3]; } demo_seeds;
+
+static seqpar_status demo_seeds_write(demo_rank *r, demo_seeds *seeds, int parts, const double *host, int64_t tokens) {
+    seqpar_status status = SEQPAR_OK;
+    for (int i = 0; !status && i < parts; i++) {
+        status = seqpar_buffer_new(&r->ctx, &seeds->part[i], tokens * seqpar_dtype_bytes(r->device->accumulator), SEQPAR_MEM_ACTIVATIONS);
+        if (!status && tokens) seqpar_device_write(r->device, seeds->part[i].data, 0, host + i * tokens, tokens);
+    }
     return status;
+}
+static void demo_seeds_free(demo_rank *r, demo_seeds *seeds) {
+    for (int i = 0; i < 3; i++) seqpar_buffer_free(&r->ctx, &seeds->part[i]);
 }
 
 /* ---- one step ---- */
-
-typedef struct { seqpar_buffer dlogp, dsmooth, dzloss; } demo_seed_buffers;
-
-static seqpar_status demo_seeds(demo_rank *r, const seqpar_llama_batch *b, const seqpar_sft_desc *sft, demo_seed_buffers *out, seqpar_head_seeds *seeds) {
-    int64_t n = b->tokens, bytes = n * seqpar_dtype_bytes(r->device->accumulator);
-    double *host = calloc((size_t)(3 * n + 1), sizeof *host);
-    memset(out, 0, sizeof *out);
-    memset(seeds, 0, sizeof *seeds);
-    seqpar_status status = seqpar_sft_seeds(r->ctx.error, host, host + n, host + 2 * n, b->targets, NULL, n, sft);
-    if (!status) status = seqpar_buffer_new(&r->ctx, &out->dlogp, bytes, SEQPAR_MEM_ACTIVATIONS);
-    if (!status) status = seqpar_buffer_new(&r->ctx, &out->dsmooth, bytes, SEQPAR_MEM_ACTIVATIONS);
-    if (!status) status = seqpar_buffer_new(&r->ctx, &out->dzloss, bytes, SEQPAR_MEM_ACTIVATIONS);
-    if (!status && n) {
-        seqpar_device_write(r->device, out->dlogp.data, 0, host, n);
-        seqpar_device_write(r->device, out->dsmooth.data, 0, host + n, n);
-        seqpar_device_write(r->device, out->dzloss.data, 0, host + 2 * n, n);
-    }
-    seeds->dlogp = out->dlogp.data;
-    if (sft->label_smoothing > 0) seeds->dsmooth = out->dsmooth.data;
-    if (sft->z_loss > 0) seeds->dzloss = out->dzloss.data;
-    free(host);
-    return status;
-}
-
-static seqpar_status demo_micro(demo_rank *r, const seqpar_batch *batch, int64_t index, const seqpar_sft_desc *sft, demo_sums *sums) {
-    seqpar_llama_batch b;
-    seqpar_head_seeds seeds;
-    demo_seed_buffers buffers;
-    seqpar_llama_run run = demo_run_desc(r->job);
-    int64_t first, count;
-    memset(&buffers, 0, sizeof buffers);
-    seqpar_step_rows(&r->ctx, &r->optim, index, &first, &count);
-    seqpar_status status = seqpar_llama_open_batch(&r->ctx, &r->model, &b, batch->row + first, count, &run);
-    if (!status) status = demo_seeds(r, &b, sft, &buffers, &seeds);
-    if (!status) status = seqpar_llama_forward(&r->ctx, &r->model, &b, 1);
-    if (!status) status = seqpar_llama_backward(&r->ctx, &r->model, &b, &r->optim, index, &seeds);
-    if (!status) status = demo_add_sums(r, &b, batch->row + first, sft, sums);
-    seqpar_buffer_free(&r->ctx, &buffers.dlogp);
-    seqpar_buffer_free(&r->ctx, &buffers.dsmooth);
-    seqpar_buffer_free(&r->ctx, &buffers.dzloss);
-    seqpar_llama_close_batch(&r->ctx, &r->model, &b);
-    return status;
-}
 
 static double demo_learning_rate(const demo_job *job, int64_t step) {
     return job->config.learning_rate * seqpar_schedule_factor(job->lr_kind, step, job->warmup, job->total_steps, job->config.min_lr_ratio);
 }
 
-static void demo_log_step(demo_rank *r, double loss, double lr, const seqpar_batch *batch, double seconds) {
+static void demo_log_step(demo_rank *r, const double *means, double lr, const seqpar_batch *batch, double seconds) {
     const seqpar_pack_counts *n = &batch->counts;
+    const demo_objective *o = r->job->objective;
     if (r->ctx.world->rank) return;
-    arrput(r->losses, loss);
+    arrput(r->losses, means[0]);
     arrput(r->steps, (double)r->step);
     r->norm_last = r->optim.norm;
     r->tokens += n->tokens;
     r->seconds += seconds;
-    demo_progress_step(&r->progress, r->step, loss, n->tokens);
+    demo_progress_step(&r->progress, r->step, means[0], n->tokens);
     if (!r->metrics) return;
-    fprintf(r->metrics, "{\"step\": %lld, \"loss\": %.17g, \"grad_norm\": %.17g, \"learning_rate\": %.17g, \"rows\": %lld, \"tokens\": %lld, \"supervised_tokens\": %lld, \"tokens_per_second\": %.1f}\n",
-            (long long)r->step, loss, r->optim.norm, lr, (long long)batch->rows, (long long)n->tokens, (long long)n->supervised, (double)n->tokens / seconds);
+    fprintf(r->metrics, "{\"step\": %lld", (long long)r->step);
+    for (int i = 0; i < o->columns; i++) fprintf(r->metrics, ", \"%s\": %.17g", o->column[i], means[i]);
+    fprintf(r->metrics, ", \"grad_norm\": %.17g, \"learning_rate\": %.17g, \"rows\": %lld, \"tokens\": %lld, \"supervised_tokens\": %lld, \"tokens_per_second\": %.1f}\n",
+            r->optim.norm, lr, (long long)batch->rows, (long long)n->tokens, (long long)n->supervised, (double)n->tokens / seconds);
     fflush(r->metrics);
 }
 
@@ -361,78 +373,61 @@ static void demo_notice_idle(demo_rank *r, const seqpar_batch *batch) {
 
 static seqpar_status demo_step(demo_rank *r) {
     const demo_job *job = r->job;
-    seqpar_document *documents = calloc((size_t)job->config.train_batch_size, sizeof *documents);
-    seqpar_pack_desc pack = demo_pack_desc(job, 0);
-    seqpar_batch batch;
-    demo_sums sums = {0};
-    double total[2] = {0}, lr = demo_learning_rate(job, r->step), began = demo_seconds();
-    demo_step_documents(job, r->step, documents);
-    seqpar_status status = seqpar_pack(r->ctx.error, &batch, documents, job->config.train_batch_size, &pack);
-    free(documents);
-    if (status) return status;
-    if (r->ctx.world->rank == 0 && !arrlen(r->losses)) demo_notice_idle(r, &batch);
-    seqpar_sft_desc sft = {batch.counts.supervised, job->config.label_smoothing, job->config.z_loss};
-    int64_t accumulation = demo_accumulation(job, batch.rows);
-    status = seqpar_step_begin(&r->ctx, &r->optim, batch.row, batch.rows, job->layout, accumulation);
-    for (int64_t i = 0; !status && i < accumulation; i++) status = demo_micro(r, &batch, i, &sft, &sums);
-    if (!status) status = demo_total(r, &sums, total);
+    const demo_objective *o = job->objective;
+    demo_window w = {.set = &job->train, .which = demo_step_documents(job, r->step)};
+    double means[DEMO_COLUMNS] = {0}, weight, lr = demo_learning_rate(job, r->step), began = demo_seconds();
+    seqpar_status status = demo_window_open(r, &w, 0);
+    if (!status && r->ctx.world->rank == 0 && !arrlen(r->losses)) demo_notice_idle(r, &w.batch);
+    if (!status && o->before) status = o->before(r, &w);
+    int64_t accumulation = demo_accumulation(job, w.batch.rows), first, count;
+    if (!status) status = seqpar_step_begin(&r->ctx, &r->optim, w.batch.row, w.batch.rows, job->layout, accumulation);
+    for (int64_t i = 0; !status && i < accumulation; i++) {
+        seqpar_step_rows(&r->ctx, &r->optim, i, &first, &count);
+        status = o->rows(r, &w, first, count, i);
+    }
+    if (!status) status = o->total(r, &w, means, &weight);
     if (!status) status = seqpar_step_end(&r->ctx, &r->optim, r->model.params.data, lr);
     if (!status) {
         r->step++;
-        demo_log_step(r, total[0] / (double)sft.count, lr, &batch, demo_seconds() - began);
+        demo_log_step(r, means, lr, &w.batch, demo_seconds() - began);
     }
-    seqpar_batch_free(&batch);
+    demo_window_close(&w);
     return status;
 }
 
-/* ---- evaluation: the token mean over the whole set, in windows of rows ---- */
+/* ---- evaluation: the mean over the whole set, in windows; equal means stay what they are ---- */
 
-static seqpar_status demo_eval_rows(demo_rank *r, const seqpar_batch *batch, demo_sums *sums) {
-    seqpar_llama_run run = demo_run_desc(r->job);
-    seqpar_sft_desc plain = {.count = 1};
-    int64_t micro = r->job->config.micro_train_batch_size, first = seqpar_grid_begin(batch->rows, r->ctx.dp_size, r->ctx.dp_rank);
-    int64_t end = seqpar_grid_begin(batch->rows, r->ctx.dp_size, r->ctx.dp_rank + 1), count;
-    seqpar_status status = SEQPAR_OK;
-    for (; !status && first < end; first += count) {
-        seqpar_llama_batch b;
-        count = end - first < micro ? end - first : micro;
-        status = seqpar_llama_open_batch(&r->ctx, &r->model, &b, batch->row + first, count, &run);
-        if (!status) status = seqpar_llama_forward(&r->ctx, &r->model, &b, 0);
-        if (!status) status = seqpar_llama_values(&r->ctx, &r->model, &b);
-        if (!status) status = demo_add_sums(r, &b, batch->row + first, &plain, sums);
-        seqpar_llama_close_batch(&r->ctx, &r->model, &b);
-    }
-    return status;
+static void demo_say_evaluation(demo_rank *r, double weight) {
+    const demo_objective *o = r->job->objective;
+    if (r->ctx.world->rank) return;
+    demo_progress_say(&r->progress, "step %lld: evaluation loss %.6f%s over %.0f %s", (long long)r->step, r->eval_means[0], o->measure, weight, o->weight);
+    for (int i = 1; i < o->columns; i++) demo_progress_say(&r->progress, "           %s %.6f", o->column[i], r->eval_means[i]);
+    if (!r->metrics) return;
+    fprintf(r->metrics, "{\"step\": %lld", (long long)r->step);
+    for (int i = 0; i < o->columns; i++) fprintf(r->metrics, ", \"eval_%s\": %.17g", o->column[i], r->eval_means[i]);
+    fprintf(r->metrics, ", \"eval_%s\": %.0f}\n", o->weight, weight);
 }
 
 static seqpar_status demo_evaluate(demo_rank *r) {
     const demo_job *job = r->job;
-    int64_t count = arrlen(job->eval.documents), window = job->config.train_batch_size * 4, supervised = 0;
-    double nll = 0, total[2];
-    seqpar_pack_desc pack = demo_pack_desc(job, 1);
+    const demo_objective *o = job->objective;
+    int64_t count = arrlen(job->eval.documents), most = job->config.train_batch_size * 4 * o->documents_per_unit;
+    double weight, all = 0, means[DEMO_COLUMNS];
     seqpar_status status = SEQPAR_OK;
-    for (int64_t first = 0; !status && first < count; first += window) {
-        seqpar_batch batch;
-        demo_sums sums = {0};
-        int64_t n = count - first < window ? count - first : window;
-        seqpar_document *documents = calloc((size_t)n, sizeof *documents);
-        for (int64_t i = 0; i < n; i++) {
-            const demo_document *d = &job->eval.documents[first + i];
-            documents[i] = (seqpar_document){.ids = d->ids, .loss_mask = d->loss_mask, .tokens = d->tokens, .unit = i};
-        }
-        status = seqpar_pack(r->ctx.error, &batch, documents, n, &pack);
-        free(documents);
-        if (status) return status;
-        status = demo_eval_rows(r, &batch, &sums);
-        if (!status) status = demo_total(r, &sums, total);
-        if (!status) { nll += total[1]; supervised += batch.counts.supervised; }
-        seqpar_batch_free(&batch);
+    memset(r->eval_means, 0, sizeof r->eval_means);
+    for (int64_t first = 0; !status && first < count; first += most) {
+        demo_window w = {.set = &job->eval};
+        for (int64_t i = first; i < count && i < first + most; i++) arrput(w.which, i);
+        status = demo_window_open(r, &w, 1);
+        if (!status && o->before) status = o->before(r, &w);
+        if (!status) status = demo_window_values(r, &w);
+        if (!status) status = o->total(r, &w, means, &weight);
+        all += weight;
+        for (int i = 0; !status && i < o->columns; i++) r->eval_means[i] += (means[i] - r->eval_means[i]) * (weight / all);
+        demo_window_close(&w);
     }
-    if (status || r->ctx.world->rank) return status;
-    r->eval_loss = nll / (double)supervised;
-    demo_progress_say(&r->progress, "step %lld: evaluation loss %.6f nats over %lld tokens", (long long)r->step, r->eval_loss, (long long)supervised);
-    if (r->metrics) fprintf(r->metrics, "{\"step\": %lld, \"eval_loss\": %.17g, \"eval_tokens\": %lld}\n", (long long)r->step, r->eval_loss, (long long)supervised);
-    return SEQPAR_OK;
+    if (!status) demo_say_evaluation(r, all);
+    return status;
 }
 
 /* ---- the run ---- */
@@ -466,6 +461,7 @@ static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
     if (!status) status = seqpar_optim_open(&r->ctx, &r->optim, r->model.tensors, r->model.tensor_count, &optim);
     if (!status) seqpar_llama_init(&r->ctx, &r->model, (uint64_t)c->seed);
     if (!status && c->pretrain) status = demo_load_weights(&r->ctx, &r->model, c->pretrain);
+    if (!status && r->job->objective->open) status = r->job->objective->open(r);
     if (!status && c->load_checkpoint) status = demo_resume(r);
     if (!status && world->rank == 0 && c->metrics_path) {
         r->metrics = fopen(c->metrics_path, c->load_checkpoint ? "ab" : "wb");
@@ -477,7 +473,7 @@ static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
 static seqpar_status demo_draw_loss(demo_rank *r) {
     char path[1280], why[512];
     demo_series series = {.name = "training loss", .x = r->steps, .y = r->losses, .points = arrlen(r->losses)};
-    demo_plot plot = {.title = "Training loss", .x_label = "optimizer step", .y_label = "loss, nats a token", .series = &series, .series_count = 1};
+    demo_plot plot = {.title = "Training loss", .x_label = "optimizer step", .y_label = r->job->objective->measure[0] ? "loss, nats a token" : "loss", .series = &series, .series_count = 1};
     snprintf(path, sizeof path, "%s/training_loss.svg", r->job->config.save_path);
     return demo_plot_write(path, &plot, why, sizeof why) ? seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_WRITE, "%s", why) : SEQPAR_OK;
 }
@@ -521,12 +517,12 @@ static void demo_say_totals(demo_rank *r) {
     }
     if (r->job->config.json) {
         printf("{\"steps\": %lld, \"loss_first\": %.17g, \"loss_last\": %.17g, \"grad_norm\": %.17g, \"tokens_per_second\": %.1f", (long long)r->step, first, last, r->norm_last, speed);
-        if (evaluated) printf(", \"eval_loss\": %.17g", r->eval_loss);
+        if (evaluated) printf(", \"eval_loss\": %.17g", r->eval_means[0]);
         printf("}\n");
         return;
     }
     printf("loss %.6f -> %.6f, gradient norm %.6f, %.0f tokens/s, model in %s\n", first, last, r->norm_last, speed, r->job->config.save_path);
-    if (evaluated) printf("evaluation loss %.6f nats\n", r->eval_loss);
+    if (evaluated) printf("evaluation loss %.6f%s\n", r->eval_means[0], r->job->objective->measure);
 }
 
 static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
@@ -541,6 +537,7 @@ static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
     if (r.metrics) fclose(r.metrics);
     arrfree(r.losses);
     arrfree(r.steps);
+    if (r.job->objective->close) r.job->objective->close(&r);
     seqpar_optim_close(&r.ctx, &r.optim);
     seqpar_llama_close(&r.ctx, &r.model);
     seqpar_ctx_close(&r.ctx);
