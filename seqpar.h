@@ -963,6 +963,8 @@ typedef struct seqpar_segments {
 /* Adds the local tokens of rows (the share's): values (share->tokens, width), 0 where a token does not count. */
 SEQPAR_DEF seqpar_status seqpar_segments_add(seqpar_error *error, seqpar_segments *segments, const double *values,
                                              const seqpar_row *rows, const seqpar_share *share);
+/* Adds one leaf by hand: values (width). */
+SEQPAR_DEF seqpar_status seqpar_segments_push(seqpar_error *error, seqpar_segments *segments, int64_t segment, int64_t leaf, const double *values);
 /* sums (documents, width) over the ranks of comm, equal to the bit on all of them; 0 for documents nobody holds a token
    of. Collective; ranks that added nothing take part. Keeps what was added. */
 SEQPAR_DEF seqpar_status seqpar_segments_sum(seqpar_comm *comm, double *sums, int64_t documents, const seqpar_segments *segments);
@@ -6619,19 +6621,23 @@ static int seqpar__segments_room(seqpar_segments *s, int64_t count) {
     return ok;
 }
 
+SEQPAR_DEF seqpar_status seqpar_segments_push(seqpar_error *error, seqpar_segments *s, int64_t segment, int64_t leaf, const double *values) {
+    if (!seqpar__segments_room(s, s->count + 1)) return seqpar__no_memory(error, "sums per document");
+    s->place[2 * s->count] = segment;
+    s->place[2 * s->count + 1] = leaf;
+    memcpy(s->values + s->count++ * s->width, values, (size_t)s->width * 8);
+    return SEQPAR_OK;
+}
+
 /* One piece holds at most a run of tokens of each document; a document's run is one leaf. */
 static int seqpar__segments_piece(seqpar_segments *s, const double *values, const seqpar_row *row, const seqpar_piece *p) {
     int64_t t, w, last = -1;
     for (t = 0; t < p->count; t++) {
         int64_t d = seqpar__document_of(row, p->start + t * p->stride);
-        if (d != last) {
-            if (!seqpar__segments_room(s, s->count + 1)) return 0;
-            s->place[2 * s->count] = row->doc_source ? row->doc_source[d] : d;
-            s->place[2 * s->count + 1] = p->leaf;
-            memset(s->values + s->count++ * s->width, 0, (size_t)s->width * 8);
-            last = d;
-        }
-        for (w = 0; w < s->width; w++) s->values[(s->count - 1) * s->width + w] += values[(p->local + t) * s->width + w];
+        const double *token = values + (p->local + t) * s->width;
+        if (d != last && seqpar_segments_push(NULL, s, row->doc_source ? row->doc_source[d] : d, p->leaf, token)) return 0;
+        for (w = 0; d == last && w < s->width; w++) s->values[(s->count - 1) * s->width + w] += token[w];
+        last = d;
     }
     return 1;
 }

@@ -74,11 +74,11 @@ static seqpar_status demo_save_config(const char *folder, const seqpar_llama_con
     char path[1280], text[1024];
     snprintf(path, sizeof path, "%s/config.json", folder);
     int size = snprintf(text, sizeof text,
-        "{\n  \"architectures\": [\"LlamaForCausalLM\"],\n  \"model_type\": \"llama\",\n  \"hidden_act\": \"silu\",\n"
+        "{\n  \"architectures\": [\"%s\"],\n%s  \"model_type\": \"llama\",\n  \"hidden_act\": \"silu\",\n"
         "  \"num_hidden_layers\": %lld,\n  \"hidden_size\": %lld,\n  \"num_attention_heads\": %lld,\n"
         "  \"num_key_value_heads\": %lld,\n  \"head_dim\": %lld,\n  \"intermediate_size\": %lld,\n  \"vocab_size\": %lld,\n"
         "  \"rope_theta\": %.17g,\n  \"rms_norm_eps\": %.17g,\n  \"tie_word_embeddings\": %s,\n"
-        "  \"bos_token_id\": 256,\n  \"eos_token_id\": 257,\n  \"pad_token_id\": 258\n}\n",
+        "  \"bos_token_id\": 256,\n  \"eos_token_id\": 257,\n  \"pad_token_id\": 258\n}\n", c->score ? "LlamaForSequenceClassification" : "LlamaForCausalLM", c->score ? "  \"num_labels\": 1,\n" : "",
         (long long)c->layers, (long long)c->hidden, (long long)c->heads, (long long)c->kv_heads, (long long)c->head_dim,
         (long long)c->intermediate, (long long)c->vocab, c->rope_theta, c->rms_eps, c->tied ? "true" : "false");
     return seqpar_file_write_atomic(path, text, size, error);
@@ -173,6 +173,7 @@ static seqpar_status demo_load_tensors(seqpar_ctx *ctx, const seqpar_llama *mode
         seqpar_safetensors_tensor wanted = demo_tensor(ctx, t, name);
         wanted.dtype = SEQPAR_SAFETENSORS_NONE;
         seqpar_safetensors_part part = {.name = name, .count = t->rows * t->cols, .finite = 1};
+        if (model->config.score && i == model->tensor_count - 1 && !seqpar_safetensors_find(file, name)) continue; /* a language model's weights: the head is new */
         status = seqpar_safetensors_expect(file, &wanted, ctx->error);
         if (!status) status = seqpar_safetensors_read_f64(file, values + t->offset, &part, ctx->error);
     }
@@ -180,12 +181,14 @@ static seqpar_status demo_load_tensors(seqpar_ctx *ctx, const seqpar_llama *mode
     return status;
 }
 
-/* Weights of a folder into the model; refuses NaN and infinity, missing tensors and other shapes. */
+/* Weights of a folder into the model; refuses NaN and infinity, missing tensors and other shapes. A score head that the
+   folder does not have stays as it is. */
 static seqpar_status demo_load_weights(seqpar_ctx *ctx, seqpar_llama *model, const char *folder) {
     char path[1280];
     double *values = calloc((size_t)model->elements, sizeof *values);
     if (!values) return seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY, "out of memory while weights are read");
     snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    seqpar_device_read(ctx->device, values, model->params.data, 0, model->elements);
     seqpar_status status = demo_load_tensors(ctx, model, path, "", values, NULL);
     if (!status) seqpar_device_write(ctx->device, model->params.data, 0, values, model->elements);
     free(values);

@@ -5,11 +5,22 @@
 #define DEMO_SFT_H
 #include "trainer.h"
 
+/* Options of this trainer beside the shared ones. */
+#define DEMO_SFT_BINDINGS(c) \
+    {"input_key", &(c).input_key, DEMO_STRING, "input", "JSON key of the prompt", DEMO_ANY}, \
+    {"output_key", &(c).output_key, DEMO_STRING, NULL, "JSON key of the response; without it all text is trained", DEMO_ANY}, \
+    {"pretrain_mode", &(c).pretrain_mode, DEMO_FLAG, NULL, "plain text, every token trained", DEMO_ANY}, \
+    {"train_on_inputs", &(c).train_on_inputs, DEMO_FLAG, NULL, "the prompt is trained too", DEMO_ANY}, \
+    {"label_smoothing", &(c).label_smoothing, DEMO_FLOAT, "0", "share of the target given to all", DEMO_BETWEEN(0, 0.999)}, \
+    {"z_loss", &(c).z_loss, DEMO_FLOAT, "0", "coefficient of the squared log-sum-exp", DEMO_AT_LEAST(0)}
+
 static int demo_sft_load(const demo_job *job, demo_dataset *set, const char *paths, int64_t max_samples, char *error, size_t size) {
     const demo_config *c = &job->config;
     demo_data_options options = {.input_key = c->input_key, .output_key = c->output_key, .input_template = c->output_key ? c->input_template : NULL, .pretrain_mode = c->pretrain_mode,
         .train_on_inputs = c->train_on_inputs, .max_len = c->max_len, .cut_long = !strcmp(c->truncation, "cut"), .max_samples = max_samples, .vocab_size = job->model.vocab};
-    return demo_data_load(set, paths, &options, error, size);
+    if (demo_data_load(set, paths, &options, error, size)) return -1;
+    demo_data_summary(set, set->summary, sizeof set->summary);
+    return 0;
 }
 
 /* Loss of the tokens this rank holds: one sum a piece. */

@@ -31,11 +31,7 @@ typedef struct {
 #define DEMO_TRAINER_BINDINGS(c)                                                                                              \
     {"dataset", &(c).dataset, DEMO_STRING, NULL, "training data: .jsonl or .txt, a comma list", DEMO_ANY},                    \
     {"eval_dataset", &(c).eval_dataset, DEMO_STRING, NULL, "data to evaluate on", DEMO_ANY},                                  \
-    {"input_key", &(c).input_key, DEMO_STRING, "input", "JSON key of the prompt", DEMO_ANY},                                  \
-    {"output_key", &(c).output_key, DEMO_STRING, NULL, "JSON key of the response; without it all text is trained", DEMO_ANY}, \
     {"input_template", &(c).input_template, DEMO_STRING, "User: {}\nAssistant: ", "prompt around {}", DEMO_ANY},              \
-    {"pretrain_mode", &(c).pretrain_mode, DEMO_FLAG, NULL, "plain text, every token trained", DEMO_ANY},                      \
-    {"train_on_inputs", &(c).train_on_inputs, DEMO_FLAG, NULL, "the prompt is trained too", DEMO_ANY},                        \
     {"max_len", &(c).max_len, DEMO_INT, "1024", "longest document, in tokens", DEMO_AT_LEAST(2)},                             \
     {"truncation", &(c).truncation, DEMO_STRING, "drop", "what happens to longer ones: drop or cut", DEMO_ANY},               \
     {"max_samples", &(c).max_samples, DEMO_INT, "100000000", "read at most this many records", DEMO_AT_LEAST(1)},             \
@@ -44,7 +40,7 @@ typedef struct {
     {"chunks", &(c).chunks, DEMO_INT, "0", "chunks a row is cut into; 0: 32, fewer for short rows", DEMO_AT_LEAST(0)},        \
     {"pretrain", &(c).pretrain, DEMO_STRING, NULL, "folder with config.json and model.safetensors to start from", DEMO_ANY},  \
     {"save_path", &(c).save_path, DEMO_STRING, "./ckpt", "folder for the final model", DEMO_ANY},                             \
-    {"ckpt_path", &(c).ckpt_path, DEMO_STRING, "./ckpt/checkpoints_sft", "folder for checkpoints", DEMO_ANY},                 \
+    {"ckpt_path", &(c).ckpt_path, DEMO_STRING, NULL, "folder for checkpoints; ./ckpt/checkpoints_ and the trainer's name", DEMO_ANY},                 \
     {"save_steps", &(c).save_steps, DEMO_INT, "-1", "checkpoint every so many steps; -1: only when interrupted", DEMO_AT_LEAST(-1)}, \
     {"max_ckpt_num", &(c).max_ckpt_num, DEMO_INT, "3", "checkpoints kept", DEMO_AT_LEAST(1)},                                 \
     {"load_checkpoint", &(c).load_checkpoint, DEMO_FLAG, NULL, "go on from the newest checkpoint in ckpt_path", DEMO_ANY},    \
@@ -90,16 +86,15 @@ typedef struct {
     {"head_dim", &(c).head_dim, DEMO_INT, "0", "0: hidden_size / heads", DEMO_AT_LEAST(0)},                                   \
     {"intermediate_size", &(c).intermediate_size, DEMO_INT, "0", "0: 3 x hidden_size", DEMO_AT_LEAST(0)},                     \
     {"tie_word_embeddings", &(c).tie_word_embeddings, DEMO_FLAG, NULL, "head and embedding share a table", DEMO_ANY},         \
-    {"rope_theta", &(c).rope_theta, DEMO_FLOAT, "10000", "base of the rotary embedding", DEMO_ABOVE(0)},                      \
-    {"label_smoothing", &(c).label_smoothing, DEMO_FLOAT, "0", "share of the target given to all", DEMO_BETWEEN(0, 0.999)},   \
-    {"z_loss", &(c).z_loss, DEMO_FLOAT, "0", "coefficient of the squared log-sum-exp", DEMO_AT_LEAST(0)}
+    {"rope_theta", &(c).rope_theta, DEMO_FLOAT, "10000", "base of the rotary embedding", DEMO_ABOVE(0)}
 
 enum { DEMO_COLUMNS = 8 }; /* most numbers an objective reports */
 typedef struct demo_objective demo_objective;
 typedef struct {
     demo_config config;
     const demo_objective *objective;
-    const void *options;  /* of the objective */
+    void *options;        /* of the objective */
+    const char **score;   /* the option that names the score head; NULL: a language model */
     demo_dataset train, eval;
     int64_t *usable;      /* training units whose documents all have a target, in file order */
     int64_t usable_count, total_steps, warmup;
@@ -141,7 +136,6 @@ struct demo_objective {
     const char *weight, *measure;  /* what an evaluation's mean is over: "tokens", "pairs"; " nats" or "" behind it */
     int documents_per_unit, columns;
     const char *column[DEMO_COLUMNS]; /* of the log; the first is the loss */
-    const char *score;             /* the model gives one number per token by a head of this name; NULL: logits */
     seqpar_status (*open)(demo_rank *r);                    /* after the policy is there; NULL: nothing */
     void (*close)(demo_rank *r);
     seqpar_status (*before)(demo_rank *r, demo_window *w);  /* a pass over all rows before the first; NULL: none */
@@ -203,6 +197,7 @@ static int demo_job_model(demo_job *job, char *error, size_t size) {
         snprintf(error, size, "%s", why.text);
         return -1;
     }
+    if (job->score) job->model.score = *job->score;
     return 0;
 }
 
@@ -559,6 +554,15 @@ static void demo_job_close(demo_job *job) {
     free(job->usable);
 }
 
+static void demo_job_say(const demo_job *job) {
+    const demo_config *c = &job->config;
+    fprintf(stderr, "data: %s\n", job->train.summary);
+    fprintf(stderr, "model: %lld layers, hidden %lld, %lld heads over %lld kv heads, vocab %lld; %s\n", (long long)job->model.layers, (long long)job->model.hidden,
+            (long long)job->model.heads, (long long)job->model.kv_heads, (long long)job->model.vocab, c->device);
+    fprintf(stderr, "ranks: %lld data-parallel x %lld sequence-parallel (%s, %s), ZeRO %lld, %lld steps of %lld %s\n", (long long)job->dp, (long long)c->ring_attn_size,
+            seqpar_layout_name(job->layout), seqpar_schedule_name(job->schedule), (long long)c->zero_stage, (long long)job->total_steps, (long long)c->train_batch_size, job->objective->unit);
+}
+
 /* Runs the job on its ranks. Returns the exit code. */
 static int demo_job_run(demo_job *job) {
     seqpar_error error;
@@ -567,5 +571,23 @@ static int demo_job_run(demo_job *job) {
     seqpar_status status = seqpar_run_threads(job->dp * job->config.ring_attn_size, demo_rank_main, job, &error);
     if (status) fprintf(stderr, "error: %s (%s)\n", error.text, seqpar_status_name(status));
     return status ? 1 : demo_interrupted ? 130 : 0;
+}
+
+/* A trainer's main: from the command line to the exit code. */
+static int demo_main(demo_job *job, const char *tool, const demo_binding *bindings, int count, int argc, char **argv) {
+    demo_options options = {.tool = tool, .bindings = bindings, .binding_count = count};
+    char error[1024], ckpt_path[64];
+    demo_wait_passively(argv);
+    int wrong = demo_options_parse(&options, argc, argv, error, sizeof error);
+    if (!wrong && options.help_wanted) return demo_options_help(&options, stdout), 0;
+    if (!wrong) demo_options_print_ignored(&options, stderr);
+    snprintf(ckpt_path, sizeof ckpt_path, "./ckpt/checkpoints_%s", tool);
+    if (!job->config.ckpt_path) job->config.ckpt_path = ckpt_path;
+    if (!wrong) wrong = demo_job_open(job, error, sizeof error);
+    if (wrong) return fprintf(stderr, "error: %s\n", error), 2;
+    demo_job_say(job);
+    int code = demo_job_run(job);
+    demo_job_close(job);
+    return code;
 }
 #endif

@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* preference.h - objectives over whole responses: DPO and its relatives against a frozen reference model, and reward models.
+ *
+ * A response's log-prob is summed over all ranks that hold a part of it before anything else is done with it. Then every
+ * rank knows the loss of every pair in its rows and hands back to its own tokens what the sum's derivative is. */
+#ifndef DEMO_PREFERENCE_H
+#define DEMO_PREFERENCE_H
+#include "pairs.h"
+#include "trainer.h"
+
+typedef struct {
+    const char *prompt_key, *chosen_key, *rejected_key, *margin_key, *ref_pretrain, *pref_loss, *loss, *value_head_prefix;
+    bool ipo, margin_loss;
+    double beta, label_smoothing, nll_loss_coef, simpo_gamma;
+    double *margins[2]; /* of the training and the evaluation pairs, stb_ds arrays */
+} demo_preference_config;
+
+#define DEMO_PAIR_BINDINGS(p) \
+    {"prompt_key", &(p).prompt_key, DEMO_STRING, NULL, "JSON key of the prompt; without it chosen and rejected begin with it", DEMO_ANY}, \
+    {"chosen_key", &(p).chosen_key, DEMO_STRING, "chosen", "JSON key of the better response", DEMO_ANY}, \
+    {"rejected_key", &(p).rejected_key, DEMO_STRING, "rejected", "JSON key of the worse response", DEMO_ANY}
+
+#define DEMO_DPO_BINDINGS(p) DEMO_PAIR_BINDINGS(p), \
+    {"ref_pretrain", &(p).ref_pretrain, DEMO_STRING, NULL, "folder of the reference model; without it the model training starts from", DEMO_ANY}, \
+    {"beta", &(p).beta, DEMO_FLOAT, "0.1", "temperature of the implicit reward", DEMO_ABOVE(0)}, \
+    {"pref_loss", &(p).pref_loss, DEMO_STRING, "sigmoid", "sigmoid (DPO), ipo, hinge or simpo", DEMO_ANY}, \
+    {"ipo", &(p).ipo, DEMO_FLAG, NULL, "the same as --pref_loss ipo", DEMO_ANY}, \
+    {"label_smoothing", &(p).label_smoothing, DEMO_FLOAT, "0", "share of pairs taken to be labelled the wrong way round (cDPO)", DEMO_BETWEEN(0, 0.5)}, \
+    {"simpo_gamma", &(p).simpo_gamma, DEMO_FLOAT, "0.5", "simpo: margin of rewards that is aimed at", DEMO_AT_LEAST(0)}, \
+    {"nll_loss_coef", &(p).nll_loss_coef, DEMO_FLOAT, "0", "mixes in the chosen response's mean negative log-prob", DEMO_AT_LEAST(0)}
+
+#define DEMO_RM_BINDINGS(p) DEMO_PAIR_BINDINGS(p), \
+    {"loss", &(p).loss, DEMO_STRING, "sigmoid", "sigmoid or logexp: the same function, the second without margins", DEMO_ANY}, \
+    {"margin_loss", &(p).margin_loss, DEMO_FLAG, NULL, "scores are to differ by the pair's margin", DEMO_ANY}, \
+    {"margin_key", &(p).margin_key, DEMO_STRING, "margin", "JSON key of that margin", DEMO_ANY}, \
+    {"value_head_prefix", &(p).value_head_prefix, DEMO_STRING, "score", "name of the head: score gives the tensor score.weight", DEMO_ANY}
+
+/* ---- data: two documents a pair ---- */
+
+static int demo_pairs_as_documents(const demo_job *job, demo_dataset *set, const char *paths, int64_t max_samples, char *error, size_t size) {
+    const demo_config *c = &job->config;
+    demo_preference_config *p = job->options;
+    demo_pair_options options = {.data = {.input_template = p->prompt_key ? c->input_template : NULL, .max_len = c->max_len, .cut_long = !strcmp(c->truncation, "cut"), .max_samples = max_samples, .vocab_size = job->model.vocab},
+        .prompt_key = p->prompt_key, .chosen_key = p->chosen_key, .rejected_key = p->rejected_key, .margin_key = p->margin_key, .margins = p->margin_loss};
+    demo_pair_set pairs = {0};
+    double **margins = &p->margins[set == &job->eval];
+    if (demo_pairs_load(&pairs, paths, &options, error, size)) return -1;
+    for (int64_t i = 0; i < arrlen(pairs.pairs); i++) {
+        arrput(set->documents, pairs.pairs[i].chosen);
+        arrput(set->documents, pairs.pairs[i].rejected);
+        arrput(*margins, pairs.pairs[i].margin);
+    }
+    demo_pairs_summary(&pairs, set->summary, sizeof set->summary);
+    arrfree(pairs.pairs); /* the documents live on in the set */
+    return 0;
+}
+
+/* ---- what is common ---- */
+
+enum { LOSS, ACCURACY, CHOSEN_REWARD, REJECTED_REWARD, MARGIN, PAIR_COLUMNS };
+
+/* One rank of a sequence-parallel group answers for the unit. */
+static seqpar_status demo_unit_seen(demo_rank *r, demo_window *w, int64_t unit, const seqpar_pair_result *pair) {
+    double columns[PAIR_COLUMNS] = {pair->loss, pair->reward_chosen > pair->reward_rejected, pair->reward_chosen, pair->reward_rejected, pair->reward_chosen - pair->reward_rejected};
+    if (!(fabs(pair->loss) <= 1e300))
+        return seqpar_fail(r->ctx.error, SEQPAR_ERR_NOT_FINITE, "step %lld: the loss of pair %lld is %g; lower the learning rate or look at the data of this step", (long long)r->step + 1, (long long)unit, pair->loss);
+    w->seen.width = PAIR_COLUMNS;
+    return r->ctx.sp_rank ? SEQPAR_OK : seqpar_segments_push(r->ctx.error, &w->seen, unit, 0, columns);
+}
+
+/* Means over the units of the window, of equal numbers that number. */
+static seqpar_status demo_units_total(demo_rank *r, demo_window *w, double *means, double *weight) {
+    int64_t columns = w->seen.width = r->job->objective->columns;
+    double *all = calloc((size_t)(w->units * (columns + 1)), sizeof *all), *column = all + w->units * columns;
+    seqpar_status status = seqpar_segments_sum(r->ctx.world, all, w->units, &w->seen);
+    for (int64_t c = 0; !status && c < columns; c++) {
+        for (int64_t i = 0; i < w->units; i++) column[i] = all[i * columns + c];
+        means[c] = seqpar_mean(column, w->units);
+    }
+    *weight = (double)w->units;
+    free(all);
+    return status;
+}
+
+/* The next unit whose documents lie in these rows, in their order; -1 when there is none. */
+static int64_t demo_next_unit(const seqpar_row *rows, int64_t count, int64_t *row, int64_t *doc) {
+    for (; *row < count; (*row)++, *doc = 0)
+        while (*doc < rows[*row].docs) {
+            int64_t source = rows[*row].doc_source[(*doc)++];
+            if (source % 2 == 0) return source / 2;
+        }
+    return -1;
+}
+
+/* Gives every token that counts (live) its document's derivative, and goes backward. */
+static seqpar_status demo_spread_backward(demo_rank *r, demo_window *w, seqpar_llama_batch *b, const seqpar_row *rows, const double *dsum, const double *live, int64_t micro) {
+    double *host = calloc((size_t)b->tokens + 1, sizeof *host);
+    demo_seeds buffers = {0};
+    seqpar_head_seeds seeds = {0};
+    seqpar_segments_spread(host, dsum, rows, b->share);
+    for (int64_t t = 0; t < b->tokens; t++) host[t] = live[t] == 0.0 ? 0.0 : host[t] / (double)w->units;
+    seqpar_status status = demo_seeds_write(r, &buffers, 1, host, b->tokens);
+    seeds.dlogp = buffers.part[0].data;
+    if (!status) status = seqpar_llama_backward(&r->ctx, &r->model, b, &r->optim, micro, &seeds);
+    demo_seeds_free(r, &buffers);
+    free(host);
+    return status;
+}
+
+/* ---- log-probs of whole responses ---- */
+
+typedef struct { seqpar_llama model; int there; } demo_reference;
+
+/* The reference is the model training starts from, or a folder: in either case before the first step. */
+static seqpar_status demo_reference_open(demo_rank *r, const char *folder) {
+    const demo_config *c = &r->job->config;
+    demo_reference *reference = r->own = calloc(1, sizeof *reference);
+    seqpar_status status = seqpar_llama_open(&r->ctx, &reference->model, &r->job->model);
+    reference->there = !status;
+    if (!status && !folder) folder = c->pretrain;
+    if (status) return status;
+    if (folder) return demo_load_weights(&r->ctx, &reference->model, folder);
+    seqpar_llama_init(&r->ctx, &reference->model, (uint64_t)c->seed);
+    return SEQPAR_OK;
+}
+static void demo_reference_close(demo_rank *r) {
+    demo_reference *reference = r->own;
+    if (reference && reference->there) seqpar_llama_close(&r->ctx, &reference->model);
+    free(reference);
+    r->own = NULL;
+}
+
+/* Values of the reference on the same rows; logp (tokens). */
+static seqpar_status demo_reference_logp(demo_rank *r, const seqpar_row *rows, int64_t count, double *logp) {
+    seqpar_llama *model = &((demo_reference *)r->own)->model;
+    seqpar_llama_run run = demo_run_desc(r->job);
+    seqpar_llama_batch b;
+    seqpar_status status = seqpar_llama_open_batch(&r->ctx, model, &b, rows, count, &run);
+    if (!status) status = seqpar_llama_forward(&r->ctx, model, &b, 0);
+    if (!status) status = seqpar_llama_values(&r->ctx, model, &b);
+    if (!status) seqpar_device_read(r->device, logp, b.logp.data, 0, b.tokens);
+    seqpar_llama_close_batch(&r->ctx, model, &b);
+    return status;
+}
+
+enum { LOGP, REF_LOGP, TOKENS, SUMS }; /* per document of the window */
+
+/* Forward of policy and reference, and sums (documents, SUMS) over the sequence-parallel ranks; live (tokens): is it a target? */
+static seqpar_status demo_response_sums(demo_rank *r, seqpar_llama_batch *b, const seqpar_row *rows, int64_t count, int64_t documents, int keep, int alone, double *sums, double *live) {
+    double *logp = calloc((size_t)(5 * b->tokens + 1), sizeof *logp), *ref = logp + b->tokens, *terms = ref + b->tokens;
+    seqpar_segments segments = {.width = SUMS};
+    seqpar_status status = seqpar_llama_forward(&r->ctx, &r->model, b, keep);
+    if (!status) status = seqpar_llama_values(&r->ctx, &r->model, b);
+    if (!status && !alone) status = demo_reference_logp(r, rows, count, ref);
+    if (!status) seqpar_device_read(r->device, logp, b->logp.data, 0, b->tokens);
+    for (int64_t t = 0; !status && t < b->tokens; t++) {
+        live[t] = b->targets[t] != SEQPAR_IGNORE;
+        terms[t * SUMS + LOGP] = live[t] == 0.0 ? 0.0 : logp[t];
+        terms[t * SUMS + REF_LOGP] = live[t] == 0.0 ? 0.0 : ref[t];
+        terms[t * SUMS + TOKENS] = live[t];
+    }
+    if (!status) status = seqpar_segments_add(r->ctx.error, &segments, terms, rows, b->share);
+    if (!status) status = seqpar_segments_sum(r->ctx.sp, sums, documents, &segments);
+    seqpar_segments_free(&segments);
+    free(logp);
+    return status;
+}
+
+/* ---- DPO ---- */
+
+static seqpar_preference_desc demo_preference_desc(const demo_preference_config *p) {
+    static const char *const kinds[] = {"sigmoid", "ipo", "hinge", "simpo"};
+    seqpar_preference_desc d = {.kind = p->ipo ? SEQPAR_IPO : demo_pick(p->pref_loss, kinds, 4), .beta = p->beta, .label_smoothing = p->label_smoothing, .gamma = p->simpo_gamma, .nll_coef = p->nll_loss_coef};
+    return d;
+}
+
+/* Loss of every pair in the rows; dsum (documents) becomes its derivative with respect to the sums. */
+static seqpar_status demo_dpo_pairs(demo_rank *r, demo_window *w, const seqpar_row *rows, int64_t count, const double *sums, double *dsum) {
+    const demo_preference_config *p = r->job->options;
+    seqpar_preference_desc desc = demo_preference_desc(p);
+    seqpar_status status = SEQPAR_OK;
+    for (int64_t row = 0, doc = 0, unit; !status && (unit = demo_next_unit(rows, count, &row, &doc)) >= 0;) {
+        const double *chosen = sums + 2 * unit * SUMS, *rejected = chosen + SUMS;
+        seqpar_preference pair = {chosen[LOGP], rejected[LOGP], chosen[REF_LOGP], rejected[REF_LOGP], (int64_t)chosen[TOKENS], (int64_t)rejected[TOKENS]};
+        seqpar_pair_result result;
+        status = seqpar_preference_loss(r->ctx.error, &result, &pair, &desc);
+        if (!status) status = demo_unit_seen(r, w, unit, &result);
+        dsum[2 * unit] = result.dchosen;
+        dsum[2 * unit + 1] = result.drejected;
+    }
+    return status;
+}
+
+static seqpar_status demo_dpo_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count, int64_t micro) {
+    const seqpar_row *rows = w->batch.row + first;
+    int64_t documents = arrlen(w->which);
+    int alone = demo_preference_desc(r->job->options).kind == SEQPAR_SIMPO;
+    seqpar_llama_run run = demo_run_desc(r->job);
+    seqpar_llama_batch b;
+    seqpar_status status = seqpar_llama_open_batch(&r->ctx, &r->model, &b, rows, count, &run);
+    double *sums = calloc((size_t)(documents * (SUMS + 1) + b.tokens + 1), sizeof *sums), *dsum = sums + documents * SUMS, *live = dsum + documents;
+    if (!status) status = demo_response_sums(r, &b, rows, count, documents, micro >= 0, alone, sums, live);
+    if (!status) status = demo_dpo_pairs(r, w, rows, count, sums, dsum);
+    if (!status && micro >= 0) status = demo_spread_backward(r, w, &b, rows, dsum, live, micro);
+    seqpar_llama_close_batch(&r->ctx, &r->model, &b);
+    free(sums);
+    return status;
+}
+
+static seqpar_status demo_dpo_open(demo_rank *r) { return demo_reference_open(r, ((const demo_preference_config *)r->job->options)->ref_pretrain); }
+
+static const demo_objective demo_dpo = {.unit = "pairs", .weight = "pairs", .measure = "", .documents_per_unit = 2, .columns = PAIR_COLUMNS,
+                                        .column = {"loss", "accuracy", "chosen_reward", "rejected_reward", "reward_margin"},
+                                        .open = demo_dpo_open, .close = demo_reference_close, .load = demo_pairs_as_documents, .rows = demo_dpo_rows, .total = demo_units_total};
+
+/* ---- reward model: the score of a response's last token ---- */
+
+/* scores (documents): that of the last token, which one rank holds. last (tokens): is this token one? */
+static seqpar_status demo_last_scores(demo_rank *r, seqpar_llama_batch *b, const seqpar_row *rows, int64_t documents, double *scores, double *last) {
+    double *terms = calloc((size_t)b->tokens + 1, sizeof *terms);
+    seqpar_segments segments = {.width = 1};
+    seqpar_device_read(r->device, terms, b->score.data, 0, b->tokens);
+    for (int64_t i = 0; i < b->share->count; i++) {
+        const seqpar_piece *p = &b->share->pieces[i];
+        for (int64_t d = 0; d < rows[p->row].docs; d++) {
+            int64_t from_start = rows[p->row].cu_seqlens[d + 1] - 1 - p->start;
+            if (from_start >= 0 && from_start % p->stride == 0 && from_start / p->stride < p->count) last[p->local + from_start / p->stride] = 1.0;
+        }
+    }
+    for (int64_t t = 0; t < b->tokens; t++) if (last[t] == 0.0) terms[t] = 0.0;
+    seqpar_status status = seqpar_segments_add(r->ctx.error, &segments, terms, rows, b->share);
+    if (!status) status = seqpar_segments_sum(r->ctx.sp, scores, documents, &segments);
+    seqpar_segments_free(&segments);
+    free(terms);
+    return status;
+}
+
+static seqpar_status demo_rm_pairs(demo_rank *r, demo_window *w, const seqpar_row *rows, int64_t count, const double *scores, double *dscore) {
+    const demo_preference_config *p = r->job->options;
+    seqpar_status status = SEQPAR_OK;
+    for (int64_t row = 0, doc = 0, unit; !status && (unit = demo_next_unit(rows, count, &row, &doc)) >= 0;) {
+        double margin = p->margin_loss ? p->margins[w->set == &r->job->eval][w->which[2 * unit] / 2] : 0.0;
+        seqpar_pair_result result = seqpar_reward_loss(scores[2 * unit], scores[2 * unit + 1], margin, 0.0);
+        status = demo_unit_seen(r, w, unit, &result);
+        dscore[2 * unit] = result.dchosen;
+        dscore[2 * unit + 1] = result.drejected;
+    }
+    return status;
+}
+
+static seqpar_status demo_rm_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count, int64_t micro) {
+    const seqpar_row *rows = w->batch.row + first;
+    int64_t documents = arrlen(w->which);
+    seqpar_llama_run run = demo_run_desc(r->job);
+    seqpar_llama_batch b;
+    seqpar_status status = seqpar_llama_open_batch(&r->ctx, &r->model, &b, rows, count, &run);
+    double *scores = calloc((size_t)(2 * documents + b.tokens + 1), sizeof *scores), *dscore = scores + documents, *last = dscore + documents;
+    if (!status) status = seqpar_llama_forward(&r->ctx, &r->model, &b, micro >= 0);
+    if (!status) status = seqpar_llama_values(&r->ctx, &r->model, &b);
+    if (!status) status = demo_last_scores(r, &b, rows, documents, scores, last);
+    if (!status) status = demo_rm_pairs(r, w, rows, count, scores, dscore);
+    if (!status && micro >= 0) status = demo_spread_backward(r, w, &b, rows, dscore, last, micro);
+    seqpar_llama_close_batch(&r->ctx, &r->model, &b);
+    free(scores);
+    return status;
+}
+
+static const demo_objective demo_rm = {.unit = "pairs", .weight = "pairs", .measure = "", .documents_per_unit = 2, .columns = PAIR_COLUMNS,
+                                       .column = {"loss", "accuracy", "chosen_reward", "rejected_reward", "reward_margin"},
+                                       .load = demo_pairs_as_documents, .rows = demo_rm_rows, .total = demo_units_total};
+#endif
