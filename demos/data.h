@@ -5,7 +5,8 @@
  *
  *   .jsonl, text   {"question": "...", "answer": "..."}    BOS prompt response EOS; response and EOS are supervised
  *   .jsonl, ids    {"input_ids": [..], "labels": [..]}     labels repeat input_ids or say -100, unshifted;
- *                                                          or "loss_mask": [0,1,..]; neither: all supervised
+ *                                                          or "loss_mask": [0,1,..]; neither: all supervised;
+ *                                                          "attention_mask" 0 is padding left or right, cut off
  *   .txt           one stream of bytes, cut into documents of max_len tokens; all supervised; --pretrain_mode only
  *
  * loss_mask[t] = 1 says that token t is a supervised target, i.e. it is not shifted. loss_mask[0] is always 0: nothing
@@ -57,13 +58,17 @@ typedef struct {
     int64_t tokens, supervised_tokens;
 } demo_dataset;
 
-/* Where reading stands, for messages. */
-typedef struct {
+/* Where reading stands, for messages, and what becomes of what is read. */
+typedef struct demo_reader {
     const demo_data_options *options;
-    const char *path;
-    int64_t line;
     char *error;
     size_t error_size;
+    void *set;           /* the dataset being filled */
+    const int64_t *read; /* records in it so far */
+    int (*take)(const struct demo_reader *reader, const cJSON *record); /* a line of a .jsonl */
+    int (*take_stream)(const struct demo_reader *reader, const char *bytes, size_t size); /* a .txt; NULL: refused */
+    const char *path;
+    int64_t line;
 } demo_reader;
 
 /* A document on its way in. */
@@ -128,7 +133,7 @@ static inline int demo_write_atomically(const char *path, const char *bytes, siz
 static inline void demo_push(demo_document *document, int32_t id, bool supervised)
 {
     arrput(document->ids, id);
-    arrput(document->loss_mask, supervised);
+    arrput(document->loss_mask, supervised && document->tokens);
     document->tokens++;
 }
 
@@ -246,42 +251,116 @@ static inline int demo_json_whole(const demo_reader *reader, const cJSON *item, 
     return 0;
 }
 
+/* A list of a record with one element for each token. */
+typedef struct {
+    char name[40];
+    const cJSON *list; /* NULL: not in the record */
+} demo_json_list;
+
+static inline int demo_json_find_list(const demo_reader *reader, const cJSON *record, const char *side,
+                                      const char *name, demo_json_list *found)
+{
+    snprintf(found->name, sizeof found->name, "%s%s", side, name);
+    found->list = cJSON_GetObjectItemCaseSensitive(record, found->name);
+    if (!found->list || cJSON_IsArray(found->list)) return 0;
+    return demo_wrong(reader, "\"%s\" is %s, but a list is needed", found->name, demo_json_type(found->list));
+}
+
+static inline int demo_json_same_length(const demo_reader *reader, const demo_json_list *some,
+                                        const demo_json_list *ids)
+{
+    if (!some->list || cJSON_GetArraySize(some->list) == cJSON_GetArraySize(ids->list)) return 0;
+    return demo_wrong(reader, "%d %s for %d %s; give one for each token", cJSON_GetArraySize(some->list), some->name,
+                      cJSON_GetArraySize(ids->list), ids->name);
+}
+
+/* The lists that make a document: ids, and what says which of them are supervised and which are padding. */
+typedef struct {
+    demo_json_list ids, labels, loss_mask, attention;
+    int64_t begin, end; /* without padding */
+} demo_json_tokens;
+
+/* Padding is a run of zeros at the left, at the right or both; a zero between two ones has no meaning here. */
+static inline int demo_json_padding(const demo_reader *reader, demo_json_tokens *tokens)
+{
+    int64_t t = 0, begin = -1, end = 0;
+    for (const cJSON *item = tokens->attention.list->child; item; item = item->next, t++) {
+        int32_t attended = 0;
+        if (demo_json_whole(reader, item, tokens->attention.name, t, 0, 2, &attended)) return -1;
+        if (attended && begin >= 0 && end < t)
+            return demo_wrong(reader, "%s[%lld] is 0 and %s[%lld] is 1; zeros may stand only at the left and right end",
+                              tokens->attention.name, (long long)end, tokens->attention.name, (long long)t);
+        if (attended && begin < 0) begin = t;
+        if (attended) end = t + 1;
+    }
+    tokens->begin = begin < 0 ? 0 : begin;
+    tokens->end = end;
+    return 0;
+}
+
+static inline int demo_json_find_tokens(const demo_reader *reader, const cJSON *record, const char *side,
+                                        demo_json_tokens *tokens)
+{
+    if (demo_json_find_list(reader, record, side, "input_ids", &tokens->ids) ||
+        demo_json_find_list(reader, record, side, "labels", &tokens->labels) ||
+        demo_json_find_list(reader, record, side, "loss_mask", &tokens->loss_mask) ||
+        demo_json_find_list(reader, record, side, "attention_mask", &tokens->attention))
+        return -1;
+    if (tokens->labels.list) tokens->loss_mask.list = NULL;
+    if (demo_json_same_length(reader, &tokens->labels, &tokens->ids) ||
+        demo_json_same_length(reader, &tokens->loss_mask, &tokens->ids) ||
+        demo_json_same_length(reader, &tokens->attention, &tokens->ids))
+        return -1;
+    tokens->begin = 0;
+    tokens->end = cJSON_GetArraySize(tokens->ids.list);
+    return tokens->attention.list ? demo_json_padding(reader, tokens) : 0;
+}
+
 /* Supervision of one token: from its label, its loss_mask, or by default. */
-static inline int demo_json_supervised(const demo_reader *reader, const cJSON *item, bool is_label, int64_t t,
-                                       int32_t id, double vocab, int32_t *supervised)
+static inline int demo_json_supervised(const demo_reader *reader, const demo_json_tokens *tokens, const cJSON *item,
+                                       int64_t t, int32_t id, int32_t *supervised)
 {
     *supervised = 1;
     if (!item) return 0;
-    if (!is_label) return demo_json_whole(reader, item, "loss_mask", t, 0, 2, supervised);
+    if (tokens->loss_mask.list) return demo_json_whole(reader, item, tokens->loss_mask.name, t, 0, 2, supervised);
+    const char *ids = tokens->ids.name, *labels = tokens->labels.name;
+    double vocab = demo_vocab(reader->options);
     int32_t label = 0;
-    if (demo_json_whole(reader, item, "labels", t, DEMO_IGNORED_LABEL, vocab, &label)) return -1;
+    if (demo_json_whole(reader, item, labels, t, DEMO_IGNORED_LABEL, vocab, &label)) return -1;
     *supervised = label == id;
     if (label == id || label == DEMO_IGNORED_LABEL) return 0;
-    return demo_wrong(reader, "labels[%lld] is %d but input_ids[%lld] is %d; a label repeats the id at its own place"
-                      " or is -100 (labels must not be shifted)", (long long)t, label, (long long)t, id);
+    return demo_wrong(reader, "%s[%lld] is %d but %s[%lld] is %d; a label repeats the id at its own place"
+                      " or is -100 (labels must not be shifted)", labels, (long long)t, label, ids, (long long)t, id);
 }
 
-static inline int demo_record_ids(demo_record *record, const demo_reader *reader, const cJSON *json)
+/* Padding is not read, whatever its ids are; but it cannot be a target. */
+static inline int demo_json_skip(const demo_reader *reader, const demo_json_tokens *tokens, const cJSON *target,
+                                 int64_t t)
 {
-    const cJSON *ids = cJSON_GetObjectItemCaseSensitive(json, "input_ids");
-    const cJSON *labels = cJSON_GetObjectItemCaseSensitive(json, "labels");
-    const cJSON *targets = labels ? labels : cJSON_GetObjectItemCaseSensitive(json, "loss_mask");
-    const char *name = labels ? "labels" : "loss_mask";
-    double vocab = demo_vocab(reader->options);
-    bool lists = cJSON_IsArray(ids) && (!targets || cJSON_IsArray(targets));
-    if (!lists)
-        return demo_wrong(reader, "\"%s\" is %s, but a list is needed", cJSON_IsArray(ids) ? name : "input_ids",
-                          demo_json_type(cJSON_IsArray(ids) ? targets : ids));
-    if (targets && cJSON_GetArraySize(targets) != cJSON_GetArraySize(ids))
-        return demo_wrong(reader, "%d %s for %d input_ids; give one for each token", cJSON_GetArraySize(targets), name,
-                          cJSON_GetArraySize(ids));
+    int ignored = tokens->labels.list ? DEMO_IGNORED_LABEL : 0;
+    if (!target || (cJSON_IsNumber(target) && target->valuedouble == ignored) || cJSON_IsFalse(target)) return 0;
+    return demo_wrong(reader, "%s[%lld] supervises padding, for %s[%lld] is 0; make it %d",
+                      tokens->labels.list ? tokens->labels.name : tokens->loss_mask.name, (long long)t,
+                      tokens->attention.name, (long long)t, ignored);
+}
+
+/* Reads SIDEinput_ids with SIDElabels, SIDEloss_mask and SIDEattention_mask, where they are there. */
+static inline int demo_record_ids(demo_record *record, const demo_reader *reader, const cJSON *json, const char *side)
+{
+    demo_json_tokens tokens;
+    int64_t t = 0;
+    if (demo_json_find_tokens(reader, json, side, &tokens)) return -1;
+    const cJSON *targets = tokens.labels.list ? tokens.labels.list : tokens.loss_mask.list;
     const cJSON *target = targets ? targets->child : NULL;
-    for (const cJSON *item = ids->child; item; item = item->next, target = target ? target->next : NULL) {
-        int64_t t = record->document.tokens;
+    for (const cJSON *item = tokens.ids.list->child; item; item = item->next, target = target ? target->next : NULL) {
         int32_t id = 0, supervised = 0;
-        if (demo_json_whole(reader, item, "input_ids", t, 0, vocab, &id)) return -1;
-        if (demo_json_supervised(reader, target, labels != NULL, t, id, vocab, &supervised)) return -1;
-        demo_push(&record->document, id, supervised);
+        bool padding = t < tokens.begin || t >= tokens.end;
+        if (padding ? demo_json_skip(reader, &tokens, target, t)
+                    : demo_json_whole(reader, item, tokens.ids.name, t, 0, demo_vocab(reader->options), &id) ||
+                          demo_json_supervised(reader, &tokens, target, t, id, &supervised))
+            return -1;
+        if (!padding) demo_push(&record->document, id, supervised);
+        t++;
     }
     return 0;
 }
@@ -295,17 +374,23 @@ static inline int64_t demo_supervised(const demo_document *document)
     return count;
 }
 
-/* A cut document keeps its first max_len tokens; text ends in a supervised EOS all the same. As in OpenRLHF, a prompt
- * that leaves no room for two tokens is not worth cutting. */
-static inline bool demo_record_fits(demo_record *record, const demo_data_options *options)
+/* A cut document keeps its first max_len tokens; text ends in a supervised EOS all the same. */
+static inline void demo_record_cut(demo_record *record, int64_t max_len)
 {
     demo_document *document = &record->document;
-    if (!options->max_len || document->tokens <= options->max_len) return true;
+    if (!max_len || document->tokens <= max_len) return;
+    document->tokens = max_len;
+    arrsetlen(document->ids, (size_t)max_len);
+    arrsetlen(document->loss_mask, (size_t)max_len);
+    if (record->ends_in_eos) document->ids[max_len - 1] = DEMO_EOS; /* in place of a supervised token */
+}
+
+/* As in OpenRLHF, a prompt that leaves no room for two tokens is not worth cutting. */
+static inline bool demo_record_fits(demo_record *record, const demo_data_options *options)
+{
+    if (!options->max_len || record->document.tokens <= options->max_len) return true;
     if (!options->cut_long || (record->prompt_tokens && record->prompt_tokens >= options->max_len - 2)) return false;
-    document->tokens = options->max_len;
-    arrsetlen(document->ids, (size_t)options->max_len);
-    arrsetlen(document->loss_mask, (size_t)options->max_len);
-    if (record->ends_in_eos) document->ids[options->max_len - 1] = DEMO_EOS; /* in place of a supervised token */
+    demo_record_cut(record, options->max_len);
     return true;
 }
 
@@ -314,7 +399,6 @@ static inline void demo_dataset_take(demo_dataset *set, demo_record *record, con
     demo_document *document = &record->document;
     int64_t whole = document->tokens;
     set->counts.read++;
-    if (whole) document->loss_mask[0] = 0;
     if (!whole || !demo_record_fits(record, options)) {
         *(whole ? &set->counts.dropped_long : &set->counts.zero_length) += 1;
         demo_document_free(document);
@@ -328,9 +412,35 @@ static inline void demo_dataset_take(demo_dataset *set, demo_record *record, con
     arrput(set->documents, *document);
 }
 
-static inline bool demo_dataset_full(const demo_dataset *set, const demo_data_options *options)
+static inline int demo_dataset_take_json(const demo_reader *reader, const cJSON *json)
 {
-    return options->max_samples && set->counts.read >= options->max_samples;
+    demo_record record = {0};
+    int failed = cJSON_GetObjectItemCaseSensitive(json, "input_ids") ? demo_record_ids(&record, reader, json, "")
+                                                                      : demo_record_text(&record, reader, json);
+    if (failed) demo_document_free(&record.document);
+    else demo_dataset_take(reader->set, &record, reader->options);
+    return failed;
+}
+
+static inline bool demo_reader_full(const demo_reader *reader)
+{
+    return reader->options->max_samples && *reader->read >= reader->options->max_samples;
+}
+
+static inline int demo_dataset_take_stream(const demo_reader *reader, const char *bytes, size_t size)
+{
+    const demo_data_options *options = reader->options;
+    if (!options->pretrain_mode) return demo_wrong(reader, "plain text needs --pretrain_mode; or give a .jsonl file");
+    if (options->max_len < 2)
+        return demo_wrong(reader, "plain text is cut every --max_len tokens; set it to 2 or more");
+    if (demo_text_allowed(reader)) return -1;
+    size_t piece = (size_t)options->max_len;
+    for (size_t at = 0; at < size && !demo_reader_full(reader); at += piece) {
+        demo_record record = {0};
+        demo_push_text(&record.document, bytes + at, size - at < piece ? size - at : piece, true);
+        demo_dataset_take(reader->set, &record, options);
+    }
+    return 0;
 }
 
 /* ---- lines and files ---- */
@@ -346,12 +456,11 @@ static inline bool demo_has_zero(const char *line, size_t length)
     return false;
 }
 
-static inline int demo_read_line(demo_dataset *set, const demo_reader *reader, const char *line, size_t length)
+static inline int demo_read_line(const demo_reader *reader, const char *line, size_t length)
 {
     const char *end = line;
     cJSON *json = cJSON_ParseWithLengthOpts(line, length, &end, 0);
     while (json && end < line + length && isspace((unsigned char)*end)) end++;
-    demo_record record = {0};
     int failed;
     if (!json || end < line + length)
         failed = demo_wrong(reader, "broken JSON at column %lld; one whole object {...} per line is needed",
@@ -360,44 +469,25 @@ static inline int demo_read_line(demo_dataset *set, const demo_reader *reader, c
         failed = demo_wrong(reader, "the line is %s, but an object {...} is needed", demo_json_type(json));
     else if (demo_has_zero(line, length))
         failed = demo_wrong(reader, "the line holds a zero character, which text cannot hold; remove it");
-    else if (cJSON_GetObjectItemCaseSensitive(json, "input_ids")) failed = demo_record_ids(&record, reader, json);
-    else failed = demo_record_text(&record, reader, json);
-    if (failed) demo_document_free(&record.document);
-    else demo_dataset_take(set, &record, reader->options);
+    else failed = reader->take(reader, json);
     cJSON_Delete(json);
     return failed;
 }
 
-static inline int demo_read_jsonl(demo_dataset *set, demo_reader *reader, const char *bytes, size_t size)
+static inline int demo_read_jsonl(demo_reader *reader, const char *bytes, size_t size)
 {
     const char *end = bytes + size;
-    int64_t before = set->counts.read;
-    for (const char *line = bytes; line < end && !demo_dataset_full(set, reader->options);) {
+    int64_t before = *reader->read;
+    for (const char *line = bytes; line < end && !demo_reader_full(reader);) {
         const char *stop = memchr(line, '\n', (size_t)(end - line));
         size_t length = (size_t)((stop ? stop : end) - line);
         reader->line++;
-        if (strspn(line, " \t\r") < length && demo_read_line(set, reader, line, length)) return -1;
+        if (strspn(line, " \t\r") < length && demo_read_line(reader, line, length)) return -1;
         line += length + 1;
     }
     reader->line = 0;
-    if (set->counts.read == before && !demo_dataset_full(set, reader->options))
+    if (*reader->read == before && !demo_reader_full(reader))
         return demo_wrong(reader, "only empty lines; one JSON object per line is needed");
-    return 0;
-}
-
-static inline int demo_read_stream(demo_dataset *set, const demo_reader *reader, const char *bytes, size_t size)
-{
-    const demo_data_options *options = reader->options;
-    if (!options->pretrain_mode) return demo_wrong(reader, "plain text needs --pretrain_mode; or give a .jsonl file");
-    if (options->max_len < 2)
-        return demo_wrong(reader, "plain text is cut every --max_len tokens; set it to 2 or more");
-    if (demo_text_allowed(reader)) return -1;
-    size_t piece = (size_t)options->max_len;
-    for (size_t at = 0; at < size && !demo_dataset_full(set, options); at += piece) {
-        demo_record record = {0};
-        demo_push_text(&record.document, bytes + at, size - at < piece ? size - at : piece, true);
-        demo_dataset_take(set, &record, options);
-    }
     return 0;
 }
 
@@ -407,19 +497,37 @@ static inline bool demo_ends_with(const char *text, const char *ending)
     return a >= b && !strcmp(text + a - b, ending);
 }
 
-static inline int demo_read_dataset_file(demo_dataset *set, demo_reader *reader)
+static inline int demo_read_dataset_file(demo_reader *reader)
 {
     size_t size = 0;
     bool stream = demo_ends_with(reader->path, ".txt");
     if (!stream && !demo_ends_with(reader->path, ".jsonl") && !demo_ends_with(reader->path, ".json"))
         return demo_wrong(reader, "the name ends in neither .jsonl nor .txt; only these are read");
+    if (stream && !reader->take_stream)
+        return demo_wrong(reader, "plain text holds no records to compare; give a .jsonl file");
     char *file = demo_read_file(reader->path, &size);
     if (!file) return demo_wrong(reader, "cannot be read: %s; check --dataset", strerror(errno));
     size_t mark = size >= 3 && !memcmp(file, "\xEF\xBB\xBF", 3) ? 3 : 0; /* UTF-8 byte order mark */
     int failed = size == mark ? demo_wrong(reader, "the file is empty")
-                 : stream     ? demo_read_stream(set, reader, file + mark, size - mark)
-                              : demo_read_jsonl(set, reader, file + mark, size - mark);
+                 : stream     ? reader->take_stream(reader, file + mark, size - mark)
+                              : demo_read_jsonl(reader, file + mark, size - mark);
     free(file);
+    return failed;
+}
+
+/* Reads a comma list of files, one after the other. */
+static inline int demo_read_dataset(demo_reader *reader, const char *paths)
+{
+    const char *form = reader->options->input_template;
+    int failed = form && !strstr(form, "{}") ? -1 : 0;
+    if (failed) snprintf(reader->error, reader->error_size, "input_template has no {} for the prompt: %s", form);
+    char *list = strdup(paths ? paths : ""), *rest = list;
+    for (char *path; !failed && !demo_reader_full(reader) && (path = strsep(&rest, ","));) {
+        reader->path = path;
+        reader->line = 0;
+        failed = demo_read_dataset_file(reader);
+    }
+    free(list);
     return failed;
 }
 
@@ -446,16 +554,11 @@ static inline void demo_data_summary(const demo_dataset *set, char *text, size_t
 static inline int demo_data_load(demo_dataset *set, const char *paths, const demo_data_options *options, char *error,
                                  size_t error_size)
 {
-    bool holeless = options->input_template && !strstr(options->input_template, "{}");
-    int failed = holeless ? -1 : 0;
-    if (holeless) snprintf(error, error_size, "input_template has no {} for the prompt: %s", options->input_template);
-    char summary[256], *list = strdup(paths ? paths : ""), *rest = list;
+    demo_reader reader = {options, error, error_size, set, &set->counts.read, demo_dataset_take_json,
+                          demo_dataset_take_stream};
+    char summary[256];
     *set = (demo_dataset){0};
-    for (char *path; !failed && !demo_dataset_full(set, options) && (path = strsep(&rest, ","));) {
-        demo_reader reader = {options, path, 0, error, error_size};
-        failed = demo_read_dataset_file(set, &reader);
-    }
-    free(list);
+    int failed = demo_read_dataset(&reader, paths);
     demo_data_summary(set, summary, sizeof summary);
     if (!failed && !set->supervised_tokens) {
         snprintf(error, error_size, "%s: no supervised token in the whole set (%s); check --output_key and --max_len",

@@ -212,18 +212,19 @@ static const char names_people_type[] =
     "do_train finetuning_type template overwrite_cache overwrite_output_dir preprocessing_num_workers output_dir "
     "plot_loss ddp_timeout deepspeed val_size dataset_dir packing neat_packing shuffle_for_sequence_parallel "
     "model_name_or_path freeze_vision_tower train_mm_proj_only image_resolution video_resolution logging_dir "
-    "save_strategy use_unsloth_gc report_to pref_beta pref_ftx "
+    "save_strategy use_unsloth_gc report_to pref_beta pref_ftx kto_tag "
     /* axolotl */
     "sequence_parallel_degree context_parallel_size heads_k_stride ring_attn_func sample_packing "
     "eval_sample_packing pad_to_sequence_len sequence_len num_epochs optimizer train_on_inputs group_by_length "
     "flash_attention xformers_attention warmup_steps evals_per_epoch saves_per_epoch weight_decay special_tokens "
     "base_model datasets dataset_prepared_path val_set_size min_sample_len tiled_mlp plugins tf32 "
     "activation_offloading resume_from_checkpoint early_stopping_patience load_in_8bit strict fsdp fsdp_config "
-    "wandb_entity wandb_watch wandb_name wandb_log_model model_type tokenizer_type "
+    "wandb_entity wandb_watch wandb_name wandb_log_model model_type tokenizer_type field_prompt field_chosen "
+    "field_rejected field_completion field_label "
     /* ours */
     "truncation max_steps adam_eps layout schedule pack_len chunks z_loss data_parallel_size world_size "
     "hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim intermediate_size "
-    "tie_word_embeddings rope_theta metrics_path device omp_threads json";
+    "tie_word_embeddings rope_theta metrics_path device omp_threads json margin_key";
 
 static bool name_is_known(const char *name, const void *context)
 {
