@@ -6,7 +6,7 @@ OPT ?= -O3
 WARN = -Wall -Wextra -Wno-format-truncation -Wno-missing-field-initializers
 CFLAGS ?= -std=gnu11 $(OPT) -g $(ARCH) -fopenmp $(WARN)
 CPPFLAGS += -I. -Ibuild -Idemos -Iverify
-LDLIBS = -lcjson -lm -lpthread
+LDLIBS = -lcjson -lm -lpthread -ldl
 
 HEADERS = seqpar.h seqpar_llama.h seqpar_safetensors.h
 DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention train_sft make_arith compare_runs

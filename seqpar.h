@@ -23,9 +23,9 @@
        >>pack   documents to rows                        >>attn   the executor
        >>split  who holds which token                    >>check  plans played on paper
        >>comm   how bytes move: self, threads, inject    >>loss   token log-probs through the head
-       >>ctx    one rank                                 >>optim  gradients to owners, clip, update
-       >>device what devices share: memory, fold machine >>licence
-       >>ref    reference device: fp64, naive
+       >>ctx    one rank                                 >>objective  sums per document, and what is made of them
+       >>device what devices share: memory, fold machine >>optim  gradients to owners, clip, update
+       >>ref    reference device: fp64, naive            >>licence
 
    DOES
        - pack documents into rows (cu_seqlens, position ids, targets shifted once, before any split)
@@ -34,8 +34,10 @@
        - attention as a ring, llama3-style KV all-gather, Ulysses all-to-all or 2D: packed documents, causal,
          full, sliding window, prefix-LM, softcap, learnt sinks, dropout, GQA; forward and backward
        - check a schedule on paper and count its FLOPs and bytes without running it
-       - take your own block kernel, in your storage type, and your own transport
+       - take your own block kernel, in your storage type, your own matrix product and your own transport
        - chunked head: log-probs, entropy, label smoothing, z-loss; logits are never whole
+       - sums per document over ranks, then SFT, DPO (cDPO, IPO, hinge, SimPO, RPO), KTO, reward-model, PPO, GRPO, RLOO
+         and REINFORCE objectives on plain numbers, each with value and derivative
        - AdamW and SGD over sharded owners (ZeRO 0, 1, 2), global norm clip, learning-rate schedules
        - name every refused input with the values and the fix; end all ranks when one fails; report a
          deadlock with who waits for whom
@@ -44,8 +46,8 @@
        - move bytes between machines (bring a transport: seqpar_comm_table), run on a GPU (bring a device:
          seqpar_device), do tensor, pipeline or expert parallelism, serve models
        - promise equal bits across instruction sets or compilers, or between different packings; per binary
-         and set of rows only. Stripe and zigzag-doc, which cut through chunks, replicated kv heads and your own
-         kernel keep an error bound instead.
+         and set of rows only. Stripe and zigzag-doc, which cut through chunks, replicated kv heads, relaxed
+         attention and your own kernel keep an error bound instead.
        - survive -ffast-math (an #error) or clang's -ffp-contract=fast, which overrules the pragma in this
          header and cannot be detected: do not use it.
 
@@ -391,6 +393,8 @@ typedef struct seqpar_fold {
     seqpar_fold_op *program;
     int64_t program_count, program_capacity;
     int done; /* everything is combined into one value */
+    int running; /* set after init: no tree but one value, extended in order of pushes until the leaf_count-th */
+    int64_t taken;
 } seqpar_fold;
 
 SEQPAR_DEF void seqpar_fold_init(seqpar_fold *fold, const int64_t *leaves, int64_t leaf_count);
@@ -700,6 +704,8 @@ typedef seqpar_update_args seqpar_adamw_args;
 typedef seqpar_update_args seqpar_sgd_args;
 
 struct seqpar_block_kernel;
+typedef void (*seqpar_sgemm)(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda,
+                             const float *b, int ldb, float beta, float *c, int ldc);
 typedef struct seqpar_device seqpar_device;
 struct seqpar_device {
     const char *name;
@@ -709,6 +715,7 @@ struct seqpar_device {
     int64_t attn_flops;           /* counted by the attention leaves: visible pairs, forward 4 d, dq 6 d, dkv 8 d */
     void *workspace;
     const struct seqpar_block_kernel *block_kernel; /* the user's own, or NULL */
+    seqpar_sgemm sgemm;
     seqpar_error *error;
     void *(*alloc)(seqpar_device *device, int64_t bytes);                                  /* cudaMallocAsync */
     void (*free)(seqpar_device *device, void *data);                                       /* cudaFreeAsync */
@@ -749,6 +756,9 @@ typedef struct seqpar_block_kernel {
     void *user;
 } seqpar_block_kernel;
 SEQPAR_DEF void seqpar_device_own_kernel(seqpar_device *device, const seqpar_block_kernel *kernel); /* borrowed */
+/* Bring your own matrix product: called like cblas_sgemm, row-major, by the forward and input-gradient products of the fast
+   device; weight gradients stay folds. A library may sum a row otherwise in other company: the error rule. */
+SEQPAR_DEF void seqpar_device_own_product(seqpar_device *device, seqpar_sgemm sgemm);
 SEQPAR_DEF uint16_t seqpar_bf16_from_float(float x); /* to nearest, ties to even; a NaN stays one */
 SEQPAR_DEF float seqpar_bf16_to_float(uint16_t x);
 /* Elements of a device buffer as doubles, and back (through host memory). */
@@ -846,6 +856,8 @@ typedef struct seqpar_attn_desc {
     int64_t window;         /* 0: none; W: keys less than W positions away (Mistral's sliding window counts the own one) */
     double softcap;         /* 0: none; c: scores become c tanh(s / c) (Gemma 2) */
     double dropout;         /* share of the probabilities that become 0 */
+    int relaxed;            /* 1: one running sum per token in order of arrival, tiles that know no chunks: the usual ring
+                               attention, to see what equal bits cost. Error rule instead of equal bits */
 } seqpar_attn_desc;
 
 /* Tensors of one call, all of the local tokens: q, out, dout, dq (tokens, heads, head_dim); k, v, dk, dv (tokens,
@@ -938,6 +950,108 @@ SEQPAR_DEF double seqpar_sft_token_loss(double logp, double smooth, double lse, 
    row per piece of the share of each row this rank holds, folded over all leaves. Collective over the world. */
 SEQPAR_DEF seqpar_status seqpar_sum_pieces(seqpar_ctx *ctx, double *sum, const int64_t *leaf, const double *values,
                                            int64_t count, int64_t width);
+
+/* ---- segment: sums per document, put together before anything that is not linear ----------------------
+   A segment is an input document of the step: row->doc_source. Partial sums of one document in one chunk, in order of its
+   tokens, are the leaves of that document's fold; so a document's sum is the same number for every split. */
+typedef struct seqpar_segments {
+    int64_t width;           /* numbers per token, set by the caller; the rest grows with seqpar_segments_add */
+    int64_t count, capacity;
+    int64_t *place;          /* (count, 2) segment and leaf */
+    double *values;          /* (count, width) */
+} seqpar_segments;
+/* Adds the local tokens of rows (the share's): values (share->tokens, width), 0 where a token does not count. */
+SEQPAR_DEF seqpar_status seqpar_segments_add(seqpar_error *error, seqpar_segments *segments, const double *values,
+                                             const seqpar_row *rows, const seqpar_share *share);
+/* sums (documents, width) over the ranks of comm, equal to the bit on all of them; 0 for documents nobody holds a token
+   of. Collective; ranks that added nothing take part. Keeps what was added. */
+SEQPAR_DEF seqpar_status seqpar_segments_sum(seqpar_comm *comm, double *sums, int64_t documents, const seqpar_segments *segments);
+SEQPAR_DEF void seqpar_segments_free(seqpar_segments *segments);
+/* values (share->tokens) = per_document[doc_source of the token]: hands dL/d(sum) back to the tokens. */
+SEQPAR_DEF void seqpar_segments_spread(double *values, const double *per_document, const seqpar_row *rows, const seqpar_share *share);
+
+/* ---- objective: plain numbers in, value and derivative out -----------------------------------------------
+   None of these knows of ranks, rows or models. Losses are those of one pair, document or token: the caller divides by
+   the counts of the whole optimizer step. Derivatives are with respect to the first inputs named. All in fp64, all
+   through softplus and sigmoid of either sign, so that large margins neither overflow nor cancel. */
+SEQPAR_DEF double seqpar_softplus(double x); /* log(1 + e^x); -log(sigmoid(x)) = softplus(-x) */
+SEQPAR_DEF double seqpar_sigmoid(double x);
+/* x0 + sum(x_i - x0) / count, in order: a mean of equal numbers is that number. 0 for count 0. */
+SEQPAR_DEF double seqpar_mean(const double *x, int64_t count);
+
+/* Preference pairs. h = log-prob of the response under the policy minus that under the reference, as sums over its
+   tokens, or with length_normalized as means; D = h_chosen - h_rejected, z = beta D:
+     SEQPAR_DPO    (1 - e) softplus(-z) + e softplus(z); e = label_smoothing: cDPO (Rafailov et al. 2023; Mitchell 2023)
+     SEQPAR_IPO    (D - 1 / (2 beta))^2                                        (Azar et al. 2023; means: TRL's ipo)
+     SEQPAR_HINGE  max(0, 1 - z)                                               (SLiC, Zhao et al. 2023)
+     SEQPAR_SIMPO  as DPO with z = beta D - gamma, no reference, always means  (Meng et al. 2024)
+   nll_coef adds nll_coef (-logp_chosen) / nll_tokens: RPO. */
+enum { SEQPAR_DPO, SEQPAR_IPO, SEQPAR_HINGE, SEQPAR_SIMPO };
+typedef struct seqpar_preference_desc {
+    int kind;
+    double beta, label_smoothing; /* OpenRLHF, TRL: 0.1, 0; SimPO: 2 */
+    double gamma;                 /* SimPO: 0.5 */
+    int length_normalized, reference_free;
+    double nll_coef;
+    double nll_tokens;            /* 0: the chosen response's own (OpenRLHF, LLaMA-Factory); the step's mean of them: a token mean (TRL) */
+} seqpar_preference_desc;
+typedef struct seqpar_preference { /* sums of log-probs over the tokens of each response, and their numbers */
+    double chosen, rejected, ref_chosen, ref_rejected;
+    int64_t chosen_tokens, rejected_tokens;
+} seqpar_preference;
+typedef struct seqpar_pair_result {
+    double loss, dchosen, drejected;           /* derivatives with respect to the sums (a reward model: the scores) */
+    double reward_chosen, reward_rejected;     /* beta h; accuracy is chosen > rejected, the margin their difference */
+} seqpar_pair_result;
+SEQPAR_DEF seqpar_status seqpar_preference_loss(seqpar_error *error, seqpar_pair_result *result, const seqpar_preference *pair,
+                                                const seqpar_preference_desc *desc);
+
+/* KTO (Ethayarajh et al. 2024): weight sigmoid(-+beta (h - kl)), h = logp - ref_logp of a whole response. kl comes from
+   mismatched pairs of prompt and response over the whole optimizer step: seqpar_kto_kl of their h, never a local mean. */
+typedef struct seqpar_kto_desc { double beta, desirable_weight, undesirable_weight, kl; } seqpar_kto_desc; /* OpenRLHF 0.01, 1, 1 */
+typedef struct seqpar_kto_result { double loss, dlogp, reward; } seqpar_kto_result;
+SEQPAR_DEF double seqpar_kto_kl(const double *h, int64_t count); /* max(0, mean) */
+SEQPAR_DEF seqpar_status seqpar_kto_loss(seqpar_error *error, seqpar_kto_result *result, double logp, double ref_logp, int desirable, const seqpar_kto_desc *desc);
+
+/* Reward model: softplus(-(r_chosen - r_rejected - margin)) + center (r_chosen + r_rejected)^2 (Ouyang et al. 2022; the
+   second term TRL's). OpenRLHF's logexp, log(1 + e^(r_rejected - r_chosen)), is the same function without a margin. */
+SEQPAR_DEF seqpar_pair_result seqpar_reward_loss(double chosen, double rejected, double margin, double center);
+
+/* Policy of PPO for one token: -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), r = exp(logp - old_logp); for A < 0
+   never above -dual_clip A (Schulman et al. 2017; asymmetric: DAPO; dual: Ye et al. 2020). The log-ratio is cut at +-20. */
+typedef struct seqpar_policy_desc { double clip_low, clip_high, dual_clip; } seqpar_policy_desc; /* 0.2, 0.2, 0 (none) */
+typedef struct seqpar_policy_result { double loss, dlogp, ratio; int clipped; } seqpar_policy_result;
+SEQPAR_DEF seqpar_policy_result seqpar_policy_loss(double logp, double old_logp, double advantage, const seqpar_policy_desc *desc);
+/* 1/2 max((v - g)^2, (old_v + clip(v - old_v, +-c) - g)^2); c 0: no clip. */
+typedef struct seqpar_value_result { double loss, dvalue; int clipped; } seqpar_value_result;
+SEQPAR_DEF seqpar_value_result seqpar_value_loss(double value, double old_value, double target, double clip);
+
+/* Estimates of KL(policy || reference) from one token, d = logp - ref_logp (Schulman 2020): d, d^2 / 2, e^-d - 1 + d;
+   *dlogp (may be NULL) is the derivative, for use as a loss. */
+enum { SEQPAR_K1, SEQPAR_K2, SEQPAR_K3 };
+SEQPAR_DEF double seqpar_kl(double logp, double ref_logp, int kind, double *dlogp);
+/* Coefficient of the KL penalty: fixed where target is 0, else moved by clip(kl / target - 1, +-0.2) n / horizon (Ziegler
+   et al. 2019). kl: mean over all responses of the rollout, n: their number. */
+typedef struct seqpar_kl_controller { double coef, target, horizon; } seqpar_kl_controller; /* 0.01, 0, 10000 */
+SEQPAR_DEF void seqpar_kl_controller_update(seqpar_kl_controller *controller, double kl, int64_t n);
+
+/* One response: rewards (count) = -coef kl[t], and at the last token + score clipped to [low, high]. */
+SEQPAR_DEF void seqpar_shaped_rewards(double *rewards, const double *kl, int64_t count, double coef, double score, double low, double high);
+/* One response, backwards: d = r + gamma V' - V, A = d + gamma lambda A', return A + V (Schulman et al. 2015); V after
+   the last token is 0. values NULL: the return to go (REINFORCE, REINFORCE++), advantages = returns. */
+SEQPAR_DEF void seqpar_gae(double *advantages, double *returns, const double *rewards, const double *values, int64_t count, double gamma, double lambda);
+/* n responses to one prompt, by their rewards; std is unbiased:
+     GRPO (r - mean) / (std + eps), eps 1e-9 OpenRLHF, 1e-4 TRL (Shao et al. 2024); MEAN r - mean (Dr. GRPO, Liu et al. 2025;
+     REINFORCE++-baseline); RLOO r - mean of the others (Ahmadian et al. 2024). */
+enum { SEQPAR_GROUP_GRPO, SEQPAR_GROUP_MEAN, SEQPAR_GROUP_RLOO };
+SEQPAR_DEF seqpar_status seqpar_group_advantages(seqpar_error *error, double *advantages, const double *rewards, int64_t n, int kind, double eps);
+/* x (count) to mean 0 and population variance 1, over all tokens of the rollout at once: (x - mean) / sqrt(max(var, 1e-8));
+   mean_only leaves the variance. */
+SEQPAR_DEF void seqpar_whiten(double *x, int64_t count, int mean_only);
+/* What a token's loss is multiplied by, so that sums over ranks are the mean of the step: counts are those of the step. */
+enum { SEQPAR_TOKEN_MEAN, SEQPAR_SEQUENCE_MEAN, SEQPAR_SEQUENCE_SUM, SEQPAR_SEQUENCE_SUM_NORM };
+typedef struct seqpar_aggregate { int kind; int64_t tokens, documents, length_max; } seqpar_aggregate; /* length_max: SUM_NORM (Dr. GRPO) */
+SEQPAR_DEF double seqpar_token_weight(const seqpar_aggregate *aggregate, int64_t tokens_of_document);
 
 /* ---- optim: gradients to owners, clip, update ----------------------------------------------------------*/
 #define SEQPAR_BLOCK 1024 /* elements of a parameter block; never a function of the world */
@@ -1321,8 +1435,24 @@ static void seqpar__fold_drop(seqpar_fold *fold, int64_t i) {
     fold->pending_at[i] = fold->pending_at[--fold->pending_count];
 }
 
+/* The one value is the first and only pending. */
+static seqpar_status seqpar__fold_run_on(seqpar_fold *fold, seqpar_node node, int32_t operand) {
+    int first = fold->taken++ == 0;
+    fold->depth_high = 2; /* a kernel that cannot extend puts its leaf beside the value */
+    if (first && !seqpar__fold_keep(fold, node, -1)) return SEQPAR_ERR_MEMORY;
+    if (SEQPAR__FAULT(56) && fold->pending_at[0] >= 0) first = 1; /* fault: every step begins anew */
+    else if (fold->pending_at[0] >= 0 && !seqpar__fold_emit(fold, SEQPAR_FOLD_LOAD, fold->pending_at[0])) return SEQPAR_ERR_MEMORY;
+    fold->pending_at[0] = -1;
+    if (!seqpar__fold_emit(fold, first ? SEQPAR_FOLD_LEAF : SEQPAR_FOLD_EXTEND, operand)) return SEQPAR_ERR_MEMORY;
+    if (fold->taken < fold->leaf_count) return SEQPAR_OK;
+    seqpar__fold_drop(fold, 0);
+    fold->done = 1;
+    return seqpar__fold_emit(fold, SEQPAR_FOLD_FINISH, 0) ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
+}
+
 SEQPAR_DEF seqpar_status seqpar_fold_push(seqpar_fold *fold, seqpar_node node, int32_t op, int32_t operand) {
     int64_t depth = seqpar__fold_stack(fold) + 1, total = fold->leaf_count, sibling_at;
+    if (fold->running) return seqpar__fold_run_on(fold, node, operand);
     if (depth + 1 > fold->depth_high) fold->depth_high = depth + 1;
     if (!seqpar__fold_emit(fold, op, operand)) return SEQPAR_ERR_MEMORY;
     while (seqpar__fold_present(fold, node) < total) {
@@ -1415,6 +1545,30 @@ static void seqpar__sort_nodes(seqpar_node *nodes, int32_t *at, int64_t count) {
         }
 }
 
+static seqpar_status seqpar__partial_take(seqpar__partial *p, seqpar_fold *fold, seqpar_status status) {
+    p->depth = fold->depth_high;
+    p->node_count = fold->pending_count;
+    p->nodes = fold->pending;
+    fold->pending = NULL;
+    seqpar__fold_take(fold, &p->program, &p->program_count);
+    seqpar_fold_free(fold);
+    if (status) seqpar__partial_free(p);
+    return status;
+}
+
+/* The same for a running fold: always one node. */
+static seqpar_status seqpar__running_partial(seqpar__partial *p, int64_t own_count) {
+    seqpar_fold fold;
+    seqpar_status status = SEQPAR_OK;
+    int64_t i;
+    memset(p, 0, sizeof *p);
+    seqpar_fold_init(&fold, NULL, own_count + 1); /* others come after these */
+    fold.running = 1;
+    for (i = 0; i < own_count && !status; i++) status = seqpar_fold_push(&fold, seqpar__leaf_node(0), SEQPAR_FOLD_LEAF, (int32_t)i);
+    if (!status) status = seqpar_fold_flush(&fold);
+    return seqpar__partial_take(p, &fold, status);
+}
+
 static seqpar_status seqpar__fold_partial(seqpar__partial *p, const int64_t *present, int64_t present_count, const int64_t *own, int64_t own_count) {
     seqpar_fold fold;
     seqpar_status status = SEQPAR_OK;
@@ -1431,14 +1585,7 @@ static seqpar_status seqpar__fold_partial(seqpar__partial *p, const int64_t *pre
     for (i = 0; !status && i < fold.program_count; i++)
         for (n = 0; fold.program[i].op == SEQPAR_FOLD_STORE && n < fold.pending_count; n++)
             if (fold.program[i].index == fold.pending_at[n]) { fold.program[i].index = (int32_t)n; break; }
-    p->depth = fold.depth_high;
-    p->node_count = fold.pending_count;
-    p->nodes = fold.pending;
-    fold.pending = NULL;
-    seqpar__fold_take(&fold, &p->program, &p->program_count);
-    seqpar_fold_free(&fold);
-    if (status) seqpar__partial_free(p);
-    return status;
+    return seqpar__partial_take(p, &fold, status);
 }
 
 /* ======================================================================================================
@@ -1717,6 +1864,7 @@ static seqpar_piece seqpar__chunk_piece(const seqpar_row *row, int64_t chunk, in
     p.stride = layout == SEQPAR_STRIPE ? sp_size : 1;
     p.start = layout == SEQPAR_STRIPE ? begin + (sp_rank - begin % sp_size + sp_size) % sp_size : begin;
     p.count = p.start < end ? (end - p.start + p.stride - 1) / p.stride : 0;
+    if (SEQPAR__FAULT(54)) p.stride = 1; /* fault: striped tokens taken for neighbours */
     return p;
 }
 
@@ -2685,7 +2833,14 @@ typedef struct seqpar__machine {
     void (*combine)(void *user, void *into, const void *other);
     void (*move)(void *user, void *value, int64_t place, int to_store);
     void (*finish)(void *user, void *value);
+    int extends; /* leaf can compute on top of a value */
 } seqpar__machine;
+
+static void seqpar__machine_extend(const seqpar__machine *m, char *top, int64_t index) {
+    if (m->extends) { m->leaf(m->user, top, index, !SEQPAR__FAULT(27)); return; } /* fault: the part before is overwritten */
+    m->leaf(m->user, top + m->value_bytes, index, 0);
+    m->combine(m->user, top, top + m->value_bytes);
+}
 
 static void seqpar__machine_run(const seqpar__machine *m, const seqpar_fold_op *program, int64_t count) {
     char *top = m->stack - m->value_bytes;
@@ -2693,7 +2848,7 @@ static void seqpar__machine_run(const seqpar__machine *m, const seqpar_fold_op *
     for (i = 0; i < count; i++)
         switch (program[i].op) {
         case SEQPAR_FOLD_LEAF: top += m->value_bytes; m->leaf(m->user, top, program[i].index, 0); break;
-        case SEQPAR_FOLD_EXTEND: m->leaf(m->user, top, program[i].index, !SEQPAR__FAULT(27)); break; /* fault: the part before is overwritten */
+        case SEQPAR_FOLD_EXTEND: seqpar__machine_extend(m, top, program[i].index); break;
         case SEQPAR_FOLD_LOAD: top += m->value_bytes; m->move(m->user, top, program[i].index, 0); break;
         case SEQPAR_FOLD_COMBINE: top -= m->value_bytes; m->combine(m->user, top, top + m->value_bytes); break;
         case SEQPAR_FOLD_STORE: m->move(m->user, top, program[i].index, 1); top -= m->value_bytes; break;
@@ -2739,6 +2894,7 @@ static void seqpar__columns_job(void *user, int64_t i, char *scratch) {
     m.combine = seqpar__columns_combine;
     m.move = seqpar__columns_move;
     m.finish = seqpar__columns_finish;
+    m.extends = 1;
     seqpar__machine_run(&m, c.fold->program, c.fold->program_count);
 }
 static seqpar_status seqpar__columns_run(seqpar_device *device, const seqpar_fold_run *fold, const void *args, int64_t count, int64_t block,
@@ -2780,6 +2936,7 @@ typedef struct seqpar__attn_kernel {
     void (*leaf)(void *job, void *value, int64_t index, int extend);
     void (*combine)(void *job, void *into, const void *other);
     void (*finish_state)(seqpar__attn_job *job, void *value); /* forward: divides by l, writes out and lse */
+    int extends;        /* leaf can go on with a value */
 } seqpar__attn_kernel;
 
 static int64_t seqpar__attn_value(const seqpar__attn_job *j, int64_t count) { /* elements of a value */
@@ -2811,7 +2968,7 @@ static void seqpar__attn_move(void *user, void *value, int64_t n, int to_store) 
     if (j->kernel->kind == 1) return;
     store += a->q_tokens * group * d * size;
     seqpar__attn_rows(v + j->count * d * size, store + (j->local * group + column) * size, j->count, 1, group, size, to_store);
-    store += a->q_tokens * group * size;
+    if (!SEQPAR__FAULT(55)) store += a->q_tokens * group * size; /* fault: l kept over m */
     seqpar__attn_rows(v + j->count * (d + 1) * size, store + (j->local * group + column) * size, j->count, 1, group, size, to_store);
 }
 
@@ -2824,7 +2981,7 @@ static void seqpar__attn_finish(void *user, void *value) {
         seqpar__attn_rows((char *)value, (char *)a->dq + (j->local * a->heads + j->head) * d * size, j->count, d, a->heads * d, size, 1);
         return;
     }
-    at = (j->local * a->kv_heads + a->head_begin + j->head) * d * size;
+    at = (j->local * a->kv_heads + (SEQPAR__FAULT(46) ? 0 : a->head_begin) + j->head) * d * size; /* fault: always the first heads */
     seqpar__attn_rows((char *)value, (char *)a->dk + at, j->count, d, a->kv_heads * d, size, 1);
     seqpar__attn_rows((char *)value + j->count * d * size, (char *)a->dv + at, j->count, d, a->kv_heads * d, size, 1);
 }
@@ -2874,6 +3031,7 @@ static void seqpar__attn_job_run(void *user, int64_t i, char *scratch) {
     m.combine = w->kernel->combine;
     m.move = seqpar__attn_move;
     m.finish = seqpar__attn_finish;
+    m.extends = w->kernel->extends;
     seqpar__machine_run(&m, j.task->program, j.task->program_count);
 #ifdef _OPENMP
     #pragma omp atomic
@@ -3061,7 +3219,7 @@ static seqpar_status seqpar__ref_add(seqpar_device *device, const seqpar_add_arg
 }
 
 static double seqpar__dropout(const seqpar_attn_args *a, const seqpar_piece *queries, int64_t r, int64_t head, int64_t key) {
-    return seqpar_attn_dropout(a->dropout, a->dropout_seed, a->dropout_stream, queries->leaf >> SEQPAR__LEAF_BITS, a->dropout_head + head, queries->start + r * queries->stride, key);
+    return seqpar_attn_dropout(a->dropout, a->dropout_seed, a->dropout_stream, queries->leaf >> SEQPAR__LEAF_BITS, (SEQPAR__FAULT(48) ? 0 : a->dropout_head) + head, SEQPAR__FAULT(49) ? queries->local + r : queries->start + r * queries->stride, key); /* faults: own heads, own positions */
 }
 
 static double seqpar__ref_score(const seqpar_attn_args *a, const double *q, const double *k) {
@@ -3195,22 +3353,22 @@ static void seqpar__ref_dkv_leaf(void *user, void *value, int64_t index, int ext
 }
 
 static seqpar_status seqpar__ref_attn_forward(seqpar_device *device, const seqpar_attn_args *a, void *queue) {
-    static const seqpar__attn_kernel kernel = {0, 0, seqpar__ref_forward_leaf, seqpar__ref_state_combine, seqpar__ref_state_finish};
+    static const seqpar__attn_kernel kernel = {0, 0, seqpar__ref_forward_leaf, seqpar__ref_state_combine, seqpar__ref_state_finish, 0};
     (void)queue;
     return seqpar__attn_run(device, a, &kernel);
 }
 static seqpar_status seqpar__ref_attn_dq(seqpar_device *device, const seqpar_attn_args *a, void *queue) {
-    static const seqpar__attn_kernel kernel = {1, 0, seqpar__ref_dq_leaf, seqpar__attn_add, NULL};
+    static const seqpar__attn_kernel kernel = {1, 0, seqpar__ref_dq_leaf, seqpar__attn_add, NULL, 0};
     (void)queue;
     return seqpar__attn_run(device, a, &kernel);
 }
 static seqpar_status seqpar__ref_attn_dkv(seqpar_device *device, const seqpar_attn_args *a, void *queue) {
-    static const seqpar__attn_kernel kernel = {2, 0, seqpar__ref_dkv_leaf, seqpar__attn_add, NULL};
+    static const seqpar__attn_kernel kernel = {2, 0, seqpar__ref_dkv_leaf, seqpar__attn_add, NULL, 0};
     (void)queue;
     return seqpar__attn_run(device, a, &kernel);
 }
 static seqpar_status seqpar__host_attn_return(seqpar_device *device, const seqpar_attn_args *a, void *queue) {
-    static const seqpar__attn_kernel kernel = {3, 0, seqpar__attn_return_leaf, seqpar__attn_add, NULL};
+    static const seqpar__attn_kernel kernel = {3, 0, seqpar__attn_return_leaf, seqpar__attn_add, NULL, 0};
     (void)queue;
     return seqpar__attn_run(device, a, &kernel);
 }
@@ -3927,6 +4085,7 @@ typedef struct seqpar__attn_tile {
     int64_t query_low, query_high;   /* queries that see some */
     int64_t pairs;                   /* visible, of all tiles so far */
     int masked;                      /* not all pairs are visible: each query sees its keys low .. high */
+    int fresh;                       /* forward: there is no state yet */
     float low[SEQPAR__KT], high[SEQPAR__KT], lse[SEQPAR__KT], delta[SEQPAR__KT];
     float *columns[2], *rows[2];     /* packed operands */
     float *s, *p, *z;                /* (KT, QT) each: scores, later probabilities; gradients of theirs; dropout factors */
@@ -3946,6 +4105,7 @@ static seqpar__attn_tile seqpar__tile_new(const seqpar__attn_job *j, const seqpa
     seqpar__attn_tile t;
     t.args = a; t.keys = keys; t.queries = queries;
     t.key = t.query = t.pairs = 0;
+    t.fresh = 0;
     t.s = (float *)(((uintptr_t)j->scratch + 63) & ~(uintptr_t)63);
     t.p = t.s + SEQPAR__KT * SEQPAR__QT;
     t.z = t.p + SEQPAR__KT * SEQPAR__QT;
@@ -4097,7 +4257,7 @@ SEQPAR__TEMPLATE void seqpar__softmax_panel(const int masked, const seqpar__attn
         seqpar__v before = SEQPAR__LOAD(l + c + i * SEQPAR__VL);
         x = SEQPAR__VLESS(zero, before, seqpar__vexp2(SEQPAR__LOAD(m + c + i * SEQPAR__VL) - top[i]), zero);
         SEQPAR__STORE(factor + c + i * SEQPAR__VL, x);
-        SEQPAR__STORE(l + c + i * SEQPAR__VL, before * x + sum[i]);
+        SEQPAR__STORE(l + c + i * SEQPAR__VL, SEQPAR__FAULT(50) ? before + sum[i] : before * x + sum[i]); /* fault: the sum is not rescaled */
         SEQPAR__STORE(m + c + i * SEQPAR__VL, top[i]);
     }
 }
@@ -4120,12 +4280,12 @@ static void seqpar__cpu_forward_tile(seqpar__attn_tile *t, seqpar__operand value
     int64_t d = a->head_dim;
     float factor[SEQPAR__QT];
     seqpar__tile_ranges(t);
-    if (t->key_low >= t->key_high) { if (t->key == 0) memset(o, 0, (size_t)(t->query_count * d) * sizeof *o); return; }
+    if (t->key_low >= t->key_high) { if (t->fresh) memset(o, 0, (size_t)(t->query_count * d) * sizeof *o); return; }
     seqpar__tile_products(t, t->s, seqpar__tile_keys(t, a->k, t->keys->k_row), a->head_count * d, t->columns[0], t->query, t->key_low, t->key_high);
     if (a->softcap > 0) seqpar__tile_cap(t, t->key_low, t->key_high);
     seqpar__tile_softmax(t, m, l, factor);
     if (a->dropout > 0) { seqpar__tile_dropout(t, 0); seqpar__tile_times(t->s, t->z, t->key_low, t->key_high); }
-    seqpar__tile_add(o, d, t->s, values, t->query_count, t->key_low, t->key_high, t->key == 0 ? NULL : factor);
+    seqpar__tile_add(o, d, t->s, values, t->query_count, t->key_low, t->key_high, t->fresh ? NULL : factor);
 }
 
 static void seqpar__cpu_forward_leaf(void *user, void *value, int64_t index, int extend) {
@@ -4134,14 +4294,15 @@ static void seqpar__cpu_forward_leaf(void *user, void *value, int64_t index, int
     int64_t d = a->head_dim, stride = a->head_count * d, r;
     float *o = (float *)value, *m = o + j->count * d, *l = m + j->count;
     seqpar__attn_tile t = seqpar__tile_new(j, &a->k_pieces[index], &a->q_pieces[j->task->piece]);
-    (void)extend;
     t.head = j->head;
     t.kv_head = j->head / (a->heads / a->kv_heads) - a->head_begin;
-    for (r = 0; r < j->count; r++) { m[r] = (float)-HUGE_VAL; l[r] = 0.0f; }
+    if (SEQPAR__FAULT(47) && a->head_count == a->kv_heads) t.kv_head = j->head % a->kv_heads; /* fault: heads dealt, not grouped */
+    for (r = 0; r < j->count && !extend; r++) { m[r] = (float)-HUGE_VAL; l[r] = 0.0f; }
     if (!j->packed++) seqpar__pack_columns(t.columns[0], seqpar__tile_queries(&t, a->q), a->heads * d, j->count, d, seqpar__score_factor(a));
     for (t.key = 0; t.key < t.keys->count; t.key += SEQPAR__KT) {
         seqpar__operand values;
         t.key_count = SEQPAR__MIN(SEQPAR__KT, t.keys->count - t.key);
+        t.fresh = !extend && t.key == 0;
         values = seqpar__row_operand(t.rows[0], seqpar__tile_keys(&t, a->v, t.keys->v_row), stride, t.key_count, d);
         for (t.query = 0; t.query < j->count; t.query += SEQPAR__QT) {
             t.query_count = SEQPAR__MIN(SEQPAR__QT, j->count - t.query);
@@ -4175,7 +4336,7 @@ static void seqpar__cpu_state_combine(void *user, void *into, const void *other)
         if (SEQPAR__FAULT(10)) a[c] = 1.0f; /* fault: merge without rescaling */
         l[r] = l[r] * a[c] + l2[r] * b[c];
         for (i = 0; i < d; i++) o[i] = o[i] * a[c] + o2[i] * b[c];
-        m[r] = top[c];
+        if (!SEQPAR__FAULT(51)) m[r] = top[c]; /* fault: the old maximum stays */
     }
 }
 static void seqpar__cpu_state_finish(seqpar__attn_job *j, void *value) {
@@ -4281,10 +4442,9 @@ static void seqpar__cpu_dq_leaf(void *user, void *value, int64_t index, int exte
     int64_t d = a->head_dim;
     float *dq = (float *)value;
     seqpar__attn_tile t = seqpar__tile_new(j, &a->k_pieces[index], &a->q_pieces[j->task->piece]);
-    (void)extend;
     t.head = j->head;
     t.kv_head = j->head / (a->heads / a->kv_heads) - a->head_begin;
-    memset(dq, 0, (size_t)(j->count * d) * sizeof *dq);
+    if (!extend) memset(dq, 0, (size_t)(j->count * d) * sizeof *dq);
     if (!j->packed++) {
         seqpar__pack_columns(t.columns[0], seqpar__tile_queries(&t, a->q), a->heads * d, j->count, d, seqpar__score_factor(a));
         seqpar__pack_columns(t.columns[1], seqpar__tile_queries(&t, a->dout), a->heads * d, j->count, d, a->scale);
@@ -4336,9 +4496,8 @@ static void seqpar__cpu_dkv_leaf(void *user, void *value, int64_t index, int ext
     int64_t d = a->head_dim, stride = a->head_count * d, group = a->heads / a->kv_heads;
     float *dk = (float *)value, *dv = dk + j->count * d;
     seqpar__attn_tile t = seqpar__tile_new(j, &a->k_pieces[j->task->piece], &a->q_pieces[a->task_count + index]);
-    (void)extend;
     t.kv_head = j->head;
-    memset(dk, 0, (size_t)(2 * j->count * d) * sizeof *dk);
+    if (!extend) memset(dk, 0, (size_t)(2 * j->count * d) * sizeof *dk);
     if (!j->packed++) {
         seqpar__pack_columns(t.columns[0], seqpar__tile_keys(&t, a->k, t.keys->k_row), stride, j->count, d, seqpar__score_factor(a));
         seqpar__pack_columns(t.columns[1], seqpar__tile_keys(&t, a->v, t.keys->v_row), stride, j->count, d, a->scale);
@@ -4349,7 +4508,7 @@ static void seqpar__cpu_dkv_leaf(void *user, void *value, int64_t index, int ext
 }
 
 static seqpar_status seqpar__cpu_attn(seqpar_device *device, const seqpar_attn_args *a, int kind) {
-    seqpar__attn_kernel kernel = {0, 0, seqpar__cpu_forward_leaf, seqpar__cpu_state_combine, seqpar__cpu_state_finish};
+    seqpar__attn_kernel kernel = {0, 0, seqpar__cpu_forward_leaf, seqpar__cpu_state_combine, seqpar__cpu_state_finish, 1};
     kernel.kind = kind;
     kernel.scratch_bytes = seqpar__attn_scratch(a);
     if (kind > 0) kernel.combine = seqpar__attn_add;
@@ -4645,7 +4804,7 @@ static void seqpar__own_dkv_leaf(void *user, void *value, int64_t index, int ext
 }
 
 static seqpar_status seqpar__own_attn(seqpar_device *device, const seqpar_attn_args *a, int kind) {
-    seqpar__attn_kernel kernel = {0, 0, seqpar__own_forward_leaf, seqpar__cpu_state_combine, seqpar__cpu_state_finish};
+    seqpar__attn_kernel kernel = {0, 0, seqpar__own_forward_leaf, seqpar__cpu_state_combine, seqpar__cpu_state_finish, 0};
     int64_t rows = 1, t, p, threads = device->threads;
     seqpar_status status;
     if (a->dropout > 0) return seqpar_fail(device->error, SEQPAR_ERR_KERNEL, "an own block kernel has no dropout; set it to 0 (it is %g)", a->dropout);
@@ -4653,7 +4812,7 @@ static seqpar_status seqpar__own_attn(seqpar_device *device, const seqpar_attn_a
         rows = SEQPAR__MAX(rows, a->q_pieces[a->tasks[t].piece].count);
         for (p = 0; p < a->tasks[t].program_count; p++) {
             int64_t leaf = a->tasks[t].program[p].index;
-            if (a->tasks[t].program[p].op == SEQPAR_FOLD_LEAF) rows = SEQPAR__MAX(rows, kind == 2 ? a->q_pieces[a->task_count + leaf].count : a->k_pieces[leaf].count);
+            if (a->tasks[t].program[p].op <= SEQPAR_FOLD_EXTEND) rows = SEQPAR__MAX(rows, kind == 2 ? a->q_pieces[a->task_count + leaf].count : a->k_pieces[leaf].count);
         }
     }
     kernel.kind = kind;
@@ -4674,6 +4833,23 @@ SEQPAR_DEF void seqpar_device_own_kernel(seqpar_device *device, const seqpar_blo
     device->attn_forward = seqpar__own_forward;
     device->attn_dq = seqpar__own_dq;
     device->attn_dkv = seqpar__own_dkv;
+}
+
+static seqpar_status seqpar__own_matmul(seqpar_device *device, const seqpar_matmul_args *a, void *queue) {
+    enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112, ROWS = 1 << 20 }; /* CBLAS counts in int */
+    int64_t row, widest = SEQPAR__MAX(SEQPAR__MAX(a->y.stride, a->x.stride), SEQPAR__MAX(a->w.stride, a->out));
+    (void)queue;
+    if (device->storage != SEQPAR_F32) return seqpar_fail(device->error, SEQPAR_ERR_KERNEL, "an own product is one of floats; the device '%s' computes in others", device->name);
+    if (widest > INT32_MAX) return seqpar_fail(device->error, SEQPAR_ERR_KERNEL, "an own product takes rows of at most 2147483647 elements; these have %lld", (long long)widest);
+    for (row = 0; row < a->rows; row += ROWS)
+        device->sgemm(ROW_MAJOR, NO_TRANS, a->transposed ? NO_TRANS : TRANS, (int)SEQPAR__MIN(ROWS, a->rows - row), (int)a->out, (int)a->in, 1.0f,
+                      (const float *)a->x.data + row * a->x.stride, (int)a->x.stride, (const float *)a->w.data, (int)a->w.stride,
+                      a->accumulate ? 1.0f : 0.0f, (float *)a->y.data + row * a->y.stride, (int)a->y.stride);
+    return SEQPAR_OK;
+}
+SEQPAR_DEF void seqpar_device_own_product(seqpar_device *device, seqpar_sgemm sgemm) {
+    device->sgemm = sgemm;
+    device->matmul = seqpar__own_matmul;
 }
 
 /* ======================================================================================================
@@ -4904,7 +5080,7 @@ static seqpar__bounds seqpar__piece_bounds(const seqpar_row *row, const seqpar_p
 
 static int seqpar__present(const seqpar_piece *query, const seqpar__bounds *bounds, const seqpar_piece *key) {
     if (SEQPAR__FAULT(16) && key->chunk == query->chunk - 2) return 0; /* fault: a block is left out */
-    return query->row == key->row && bounds->end > key->start && bounds->begin <= key->start + (key->count - 1) * key->stride;
+    return query->row == key->row && bounds->end > key->start && bounds->begin + SEQPAR__FAULT(53) <= key->start + (key->count - 1) * key->stride; /* fault: a block whose last key is the first seen */
 }
 
 static int seqpar__by_number(const void *a, const void *b) {
@@ -4963,7 +5139,7 @@ static seqpar_attn_keys seqpar__keys_of(const seqpar_attn *attn, const seqpar__a
     int own_slot = step->sources == 1 && source == attn->rank;
     for (s = step->source; s < source; s++) base += 2 * attn->shares[s].tokens;
     k.k_row = base + p->local;
-    k.v_row = base + p->local + (own_slot ? 0 : attn->shares[source].tokens);
+    k.v_row = base + p->local + (own_slot || SEQPAR__FAULT(44) ? 0 : attn->shares[source].tokens); /* fault: k for v */
     k.start = p->start;
     k.stride = p->stride;
     k.count = p->count;
@@ -5021,8 +5197,9 @@ static seqpar_status seqpar__step_keys(seqpar_attn *attn, seqpar__attn_step *ste
             task->store_stride = 2 * theirs->tokens;
         } else {
             seqpar__partial p;
-            SEQPAR__TRY(seqpar__fold_partial(&p, present, seqpar__query_leaves(attn, &theirs->pieces[j], -1, present, NULL), own, n));
-            for (i = 0; i < p.program_count; i++) if (p.program[i].op == SEQPAR_FOLD_LEAF) p.program[i].index = (int32_t)indices[p.program[i].index];
+            if (attn->desc.relaxed) SEQPAR__TRY(seqpar__running_partial(&p, n));
+            else SEQPAR__TRY(seqpar__fold_partial(&p, present, seqpar__query_leaves(attn, &theirs->pieces[j], -1, present, NULL), own, n));
+            for (i = 0; i < p.program_count; i++) if (p.program[i].op <= SEQPAR_FOLD_EXTEND) p.program[i].index = (int32_t)indices[p.program[i].index];
             attn->depth = SEQPAR__MAX(attn->depth, p.depth);
             task->store_base = rows;
             task->store_stride = 2 * theirs->pieces[j].count;
@@ -5048,9 +5225,10 @@ static seqpar_status seqpar__return_tasks(seqpar_attn *attn, int64_t q, seqpar_f
         seqpar__partial p;
         n = seqpar__query_leaves(attn, &mine->pieces[j], q, own, NULL);
         if (n == 0) continue;
-        SEQPAR__TRY(seqpar__fold_partial(&p, folds[j].leaves, folds[j].leaf_count, own, n));
+        if (attn->desc.relaxed) SEQPAR__TRY(seqpar__running_partial(&p, n));
+        else SEQPAR__TRY(seqpar__fold_partial(&p, folds[j].leaves, folds[j].leaf_count, own, n));
         for (i = 0, n = 0; i < p.node_count && !n; i++) n = seqpar_fold_push(&folds[j], p.nodes[i], SEQPAR_FOLD_LEAF, (int32_t)i);
-        task->inbox_base = rows;
+        task->inbox_base = SEQPAR__FAULT(52) ? 0 : rows; /* fault: the first piece's gradients for all */
         rows += p.node_count * 2 * mine->pieces[j].count;
         seqpar__partial_free(&p);
         if (n) return SEQPAR_ERR_MEMORY;
@@ -5106,6 +5284,12 @@ static seqpar_status seqpar__attn_folds(seqpar_attn *attn, seqpar_fold *query_fo
         qsort(leaves, (size_t)n, sizeof *leaves, seqpar__by_number);
         seqpar_fold_init(&query_folds[i], leaves, n);
         seqpar_fold_init(&key_folds[i], leaves + total, seqpar__query_leaves(attn, &mine->pieces[i], -1, leaves + total, NULL));
+        query_folds[i].running = key_folds[i].running = attn->desc.relaxed;
+        if (!attn->desc.relaxed) continue; /* of every other position comes one value */
+        for (key_folds[i].leaf_count = r = 0; r < attn->size; r++) {
+            n = seqpar__query_leaves(attn, &mine->pieces[i], r, leaves + total, NULL);
+            key_folds[i].leaf_count += r == attn->rank ? n : n > 0;
+        }
     }
     return SEQPAR_OK;
 }
@@ -5118,7 +5302,7 @@ static seqpar_status seqpar__attn_visible(seqpar_attn *attn) {
     if (!attn->visible_begin || !attn->visible_end) return SEQPAR_ERR_MEMORY;
     for (i = 0; i < mine->count; i++)
         for (t = 0; t < mine->pieces[i].count; t++) {
-            seqpar__token_visible(&attn->rows[mine->pieces[i].row], mine->pieces[i].start + t * mine->pieces[i].stride, &attn->desc, &begin, &end);
+            seqpar__token_visible(&attn->rows[SEQPAR__FAULT(43) ? 0 : mine->pieces[i].row], mine->pieces[i].start + t * mine->pieces[i].stride, &attn->desc, &begin, &end); /* fault: the first row's documents */
             attn->visible_begin[mine->pieces[i].local + t] = (int32_t)begin;
             attn->visible_end[mine->pieces[i].local + t] = (int32_t)end;
         }
@@ -5128,6 +5312,32 @@ static seqpar_status seqpar__attn_visible(seqpar_attn *attn) {
 static int seqpar__by_leaf(const void *a, const void *b) {
     int64_t x = ((const seqpar_piece *)a)->leaf, y = ((const seqpar_piece *)b)->leaf;
     return x < y ? -1 : x > y;
+}
+
+/* Relaxed: pieces side by side in the row and in memory become one, which is cut anew. The place in the row names a leaf. */
+enum { SEQPAR__FREE_TILE = 128 };
+static seqpar_status seqpar__free_tiles(seqpar_share *share) {
+    seqpar_share cut;
+    int64_t capacity = 0, i, at;
+    memset(&cut, 0, sizeof cut);
+    for (i = 0; i < share->count; i++) {
+        seqpar_piece run = share->pieces[i], tile;
+        const seqpar_piece *next = &share->pieces[i + 1];
+        for (; i + 1 < share->count && next->row == run.row && next->stride == run.stride && next->start == run.start + run.count * run.stride && next->local == run.local + run.count; i++)
+            run.count += next++->count;
+        for (at = 0; at < run.count; at += SEQPAR__FREE_TILE) {
+            tile = run;
+            tile.start += SEQPAR__FAULT(57) ? 0 : at * run.stride; /* fault: every tile stands at the run's begin */
+            tile.count = SEQPAR__MIN(SEQPAR__FREE_TILE, run.count - at);
+            tile.leaf = (run.leaf >> SEQPAR__LEAF_BITS << SEQPAR__LEAF_BITS) + tile.start;
+            if (!seqpar__share_add(&cut, &capacity, tile)) { SEQPAR_FREE(cut.pieces); return SEQPAR_ERR_MEMORY; }
+            cut.pieces[cut.count - 1].local = run.local + at;
+        }
+    }
+    SEQPAR_FREE(share->pieces);
+    share->pieces = cut.pieces;
+    share->count = cut.count;
+    return SEQPAR_OK;
 }
 
 /* What the members of a position hold together: member after member in memory, pieces in order of leaves. */
@@ -5143,7 +5353,7 @@ static seqpar_status seqpar__position_share(seqpar_ctx *ctx, seqpar_attn *attn, 
         if (!fits) return SEQPAR_ERR_MEMORY;
     }
     if (whole->count) qsort(whole->pieces, (size_t)whole->count, sizeof *whole->pieces, seqpar__by_leaf);
-    return SEQPAR_OK;
+    return attn->desc.relaxed ? seqpar__free_tiles(whole) : SEQPAR_OK;
 }
 
 static seqpar_status seqpar__attn_shares(seqpar_ctx *ctx, seqpar_attn *attn) {
@@ -5358,7 +5568,7 @@ static int64_t seqpar__source_row(const seqpar_attn *attn, int64_t source) {
 static seqpar_status seqpar__run_pack(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
     seqpar_device *dev = r->ctx->device;
     int64_t d = r->attn->desc.head_dim, size = seqpar_dtype_bytes(dev->storage), tokens = r->attn->shares[r->attn->rank].tokens;
-    int64_t from_row = r->attn->kv_heads * d * size, to_row = op->head_count * d * size, head = op->head_begin * d * size;
+    int64_t from_row = r->attn->kv_heads * d * size, to_row = op->head_count * d * size, head = (SEQPAR__FAULT(45) ? 0 : op->head_begin) * d * size; /* fault: always the first heads */
     char *to = (char *)r->slot[op->to].data + seqpar__source_row(r->attn, r->attn->rank) * to_row;
     dev->copy_rows(dev, to, to_row, (const char *)r->k + head, from_row, to_row, tokens, r->ctx->queue);
     dev->copy_rows(dev, to + tokens * to_row, to_row, (const char *)r->v + head, from_row, to_row, tokens, r->ctx->queue);
@@ -5571,7 +5781,7 @@ static seqpar_status seqpar__run_exchange(seqpar__attn_run_state *r, const seqpa
         const seqpar__heads_block *b = &blocks[i];
         int64_t mine = (b->tensor->kv ? r->attn->kv_heads : r->attn->heads) * b->tensor->unit, tokens = r->attn->parts[b->member].tokens, peer = r->plan->position * r->plan->ulysses_size + b->member;
         char *rows = b->tensor->gathered + r->attn->part_begin[SEQPAR__FAULT(41) ? (b->member + 1) % r->plan->ulysses_size : b->member] * mine; /* fault: a member's tokens in another's place */
-        const char *local = b->tensor->local + b->begin * b->tensor->unit;
+        const char *local = b->tensor->local + (SEQPAR__FAULT(58) ? 0 : b->begin) * b->tensor->unit; /* fault: everybody gets the first heads */
         if (b->member == member && results) dev->copy_rows(dev, b->stage, b->width, rows, mine, mine, own, r->ctx->queue);
         if (b->member == member && !results) dev->copy_rows(dev, rows, mine, local, seqpar__row_bytes(r, b->tensor), mine, own, r->ctx->queue);
         if (b->member == member) continue;
@@ -5669,7 +5879,7 @@ static seqpar_attn_args seqpar__attn_args(const seqpar_ctx *ctx, const seqpar_at
     a.q_tokens = attn->shares[attn->rank].tokens;
     a.scale = attn->desc.scale;
     a.softcap = attn->desc.softcap;
-    a.sinks = io->sinks ? seqpar__at(io->sinks, attn->head_begin, ctx->device->storage) : NULL;
+    a.sinks = io->sinks ? seqpar__at(io->sinks, SEQPAR__FAULT(59) ? 0 : attn->head_begin, ctx->device->storage) /* fault: the first heads' sinks */ : NULL;
     a.dropout_head = attn->head_begin;
     a.dropout = attn->desc.dropout;
     a.dropout_seed = io->dropout_seed;
@@ -6228,14 +6438,16 @@ static int seqpar__outbox_ended(const seqpar__outbox *c, int32_t query, const se
    of first tokens they come, in that of last tokens they go. Where strides end unevenly the keys' last tokens fall a little
    now and then, and pieces that came go back. */
 static void seqpar__outbox_sweep(seqpar__outbox *c, seqpar_attn *attn) {
-    int64_t k, came = 0, gone = 0;
+    int64_t k, came = 0, gone = 0, sums;
     for (k = 0; k < c->count; k++) {
         const seqpar__sorted_key *at = &c->pieces[c->first[k]];
         const seqpar_piece *key = seqpar__outbox_piece(c, c->first[k]);
         while (came < c->count && seqpar__outbox_begun(c, c->first[came], key)) seqpar__outbox_visit(c, c->first[came++], 1);
         while (came > 0 && !seqpar__outbox_begun(c, c->first[came - 1], key)) seqpar__outbox_visit(c, c->first[--came], -1);
         while (gone < c->count && seqpar__outbox_ended(c, c->last[gone], key)) seqpar__outbox_visit(c, c->last[gone++], -1);
-        if (at->source != attn->rank) attn->outbox_elements[at->source] += 2 * key->count * c->tree[c->root].sums;
+        sums = c->tree[c->root].sums;
+        if (attn->desc.relaxed && sums > 1) sums = 1;
+        if (at->source != attn->rank) attn->outbox_elements[at->source] += 2 * key->count * sums;
     }
 }
 
@@ -6556,6 +6768,289 @@ SEQPAR_DEF seqpar_status seqpar_sum_pieces(seqpar_ctx *ctx, double *sum, const i
     SEQPAR_FREE(all_leaf);
     SEQPAR_FREE(all);
     return status;
+}
+
+/* ======================================================================================================
+   >>objective  sums per document, and what is made of them
+   ====================================================================================================== */
+
+static int seqpar__segments_room(seqpar_segments *s, int64_t count) {
+    void *place = s->place, *values = s->values;
+    int64_t capacity = s->capacity;
+    int ok = seqpar__grow(&place, &capacity, count, 16);
+    s->place = (int64_t *)place;
+    capacity = s->capacity;
+    ok = ok && seqpar__grow(&values, &capacity, count, s->width * 8);
+    s->values = (double *)values;
+    if (ok) s->capacity = capacity;
+    return ok;
+}
+
+/* One piece holds at most a run of tokens of each document; a document's run is one leaf. */
+static int seqpar__segments_piece(seqpar_segments *s, const double *values, const seqpar_row *row, const seqpar_piece *p) {
+    int64_t t, w, last = -1;
+    for (t = 0; t < p->count; t++) {
+        int64_t d = seqpar__document_of(row, p->start + t * p->stride);
+        if (d != last) {
+            if (!seqpar__segments_room(s, s->count + 1)) return 0;
+            s->place[2 * s->count] = row->doc_source ? row->doc_source[d] : d;
+            s->place[2 * s->count + 1] = p->leaf;
+            memset(s->values + s->count++ * s->width, 0, (size_t)s->width * 8);
+            last = d;
+        }
+        for (w = 0; w < s->width; w++) s->values[(s->count - 1) * s->width + w] += values[(p->local + t) * s->width + w];
+    }
+    return 1;
+}
+
+SEQPAR_DEF seqpar_status seqpar_segments_add(seqpar_error *error, seqpar_segments *s, const double *values, const seqpar_row *rows, const seqpar_share *share) {
+    int64_t i;
+    for (i = 0; i < share->count; i++)
+        if (!seqpar__segments_piece(s, values, &rows[share->pieces[i].row], &share->pieces[i])) return seqpar__no_memory(error, "sums per document");
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF void seqpar_segments_free(seqpar_segments *s) {
+    SEQPAR_FREE(s->place);
+    SEQPAR_FREE(s->values);
+    memset(s, 0, sizeof *s);
+}
+
+typedef struct seqpar__segment_leaf { int64_t segment, leaf, at; } seqpar__segment_leaf;
+static int seqpar__by_segment(const void *a, const void *b) {
+    const seqpar__segment_leaf *x = (const seqpar__segment_leaf *)a, *y = (const seqpar__segment_leaf *)b;
+    if (x->segment != y->segment) return x->segment < y->segment ? -1 : 1;
+    return x->leaf < y->leaf ? -1 : x->leaf > y->leaf;
+}
+
+static seqpar_status seqpar__segments_fold(seqpar_error *error, double *sums, int64_t documents, const int64_t *place, const double *values, int64_t count, int64_t width) {
+    seqpar__segment_leaf *order = SEQPAR__NEW(seqpar__segment_leaf, count);
+    int64_t *leaves = SEQPAR__NEW(int64_t, count), i, n, w;
+    double *column = SEQPAR__NEW(double, count);
+    seqpar_status status = order && leaves && column ? SEQPAR_OK : seqpar__no_memory(error, "sums per document");
+    for (i = 0; !status && i < count; i++) { order[i].segment = place[2 * i]; order[i].leaf = place[2 * i + 1]; order[i].at = i; }
+    if (!status) qsort(order, (size_t)count, sizeof *order, seqpar__by_segment);
+    for (i = 0; !status && i < count; i++) leaves[i] = order[i].leaf;
+    for (i = 0; !status && i < count; i += n) {
+        for (n = 1; i + n < count && order[i + n].segment == order[i].segment; n++) {}
+        if (order[i].segment < 0 || order[i].segment >= documents)
+            status = seqpar_fail(error, SEQPAR_ERR_SIZE, "a row holds document %lld; the step has %lld", (long long)order[i].segment, (long long)documents);
+        for (w = 0; !status && w < width; w++) {
+            int64_t k;
+            for (k = 0; k < n; k++) column[k] = values[order[i + k].at * width + w];
+            sums[order[i].segment * width + w] = seqpar__tree_sum(leaves + i, column, 1, 0, n, 62);
+        }
+    }
+    SEQPAR_FREE(order);
+    SEQPAR_FREE(leaves);
+    SEQPAR_FREE(column);
+    return status;
+}
+
+SEQPAR_DEF seqpar_status seqpar_segments_sum(seqpar_comm *comm, double *sums, int64_t documents, const seqpar_segments *s) {
+    int64_t *counts = NULL, *bytes = SEQPAR__NEW(int64_t, comm->size), *place = NULL, total = 0, r;
+    double *values = NULL;
+    seqpar_status status = bytes ? seqpar__gather_i64(comm, &counts, &s->count, 1, "segment counts") : seqpar__no_memory(comm->error, "sums per document");
+    memset(sums, 0, (size_t)(documents * s->width) * 8);
+    for (r = 0; !status && r < comm->size; r++) { bytes[r] = counts[r] * 16; total += counts[r]; }
+    if (!status && !((place = SEQPAR__NEW(int64_t, 2 * total)) && (values = SEQPAR__NEW(double, total * s->width)))) status = seqpar__no_memory(comm->error, "sums per document");
+    if (!status) status = seqpar_comm_all_gather(comm, place, s->place, bytes, "segment places");
+    for (r = 0; !status && r < comm->size; r++) bytes[r] = counts[r] * s->width * 8;
+    if (!status) status = seqpar_comm_all_gather(comm, values, s->values, bytes, "segment sums");
+    if (!status) status = seqpar__segments_fold(comm->error, sums, documents, place, values, total, s->width);
+    SEQPAR_FREE(counts);
+    SEQPAR_FREE(bytes);
+    SEQPAR_FREE(place);
+    SEQPAR_FREE(values);
+    return status;
+}
+
+SEQPAR_DEF void seqpar_segments_spread(double *values, const double *per_document, const seqpar_row *rows, const seqpar_share *share) {
+    int64_t i, t;
+    for (i = 0; i < share->count; i++) {
+        const seqpar_piece *p = &share->pieces[i];
+        const seqpar_row *row = &rows[p->row];
+        for (t = 0; t < p->count; t++) {
+            int64_t d = seqpar__document_of(row, p->start + t * p->stride);
+            values[p->local + t] = per_document[row->doc_source ? row->doc_source[d] : d];
+        }
+    }
+}
+
+/* log(1 + e) for 0 <= e <= 1, also where 1 + e rounds e away */
+static double seqpar__log1p(double e) {
+    double u = 1.0 + e;
+    return seqpar_log(u) + (e - (u - 1.0)) / u;
+}
+SEQPAR_DEF double seqpar_softplus(double x) { return (x > 0 ? x : 0.0) + seqpar__log1p(seqpar_exp(x > 0 ? -x : x)); }
+SEQPAR_DEF double seqpar_sigmoid(double x) {
+    double e = seqpar_exp(x > 0 ? -x : x);
+    return (x > 0 ? 1.0 : e) / (1.0 + e);
+}
+
+SEQPAR_DEF double seqpar_mean(const double *x, int64_t count) {
+    double sum = 0;
+    int64_t i;
+    for (i = 1; i < count; i++) sum += x[i] - x[0];
+    return count > 0 ? x[0] + sum / (double)count : 0.0;
+}
+
+static seqpar_status seqpar__check_preference(seqpar_error *error, const seqpar_preference *p, const seqpar_preference_desc *d) {
+    if (d->kind < SEQPAR_DPO || d->kind > SEQPAR_SIMPO) return seqpar_fail(error, SEQPAR_ERR_OPTION, "preference loss %d is unknown; use SEQPAR_DPO, IPO, HINGE or SIMPO", d->kind);
+    if (!(d->beta > 0)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "beta is %g; give more than 0, usually 0.1", d->beta);
+    if (!(d->label_smoothing >= 0 && d->label_smoothing <= 0.5)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "label_smoothing is %g; it is the share of wrong labels, give 0 to 0.5", d->label_smoothing);
+    if (d->label_smoothing > 0 && (d->kind == SEQPAR_IPO || d->kind == SEQPAR_HINGE)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "label_smoothing %g has no meaning for IPO and hinge; set it to 0", d->label_smoothing);
+    if (!(d->nll_coef >= 0) || !(d->nll_tokens >= 0)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "nll_coef is %g and nll_tokens %g; neither may be negative", d->nll_coef, d->nll_tokens);
+    if (p->chosen_tokens <= 0 || p->rejected_tokens <= 0)
+        return seqpar_fail(error, SEQPAR_ERR_NO_TARGET, "a pair has %lld chosen and %lld rejected response tokens; both need at least 1", (long long)p->chosen_tokens, (long long)p->rejected_tokens);
+    return SEQPAR_OK;
+}
+
+/* Loss as a function of the margin D, and its derivative. */
+static double seqpar__preference_of(const seqpar_preference_desc *d, double margin, double *slope) {
+    double z = d->beta * margin - (d->kind == SEQPAR_SIMPO ? d->gamma : 0.0), e = d->label_smoothing, u = margin - 0.5 / d->beta;
+    if (d->kind == SEQPAR_IPO) { *slope = 2.0 * u; return u * u; }
+    if (d->kind == SEQPAR_HINGE) { *slope = z < 1.0 ? -d->beta : z >= 1.0 ? 0.0 : z; return z < 1.0 ? 1.0 - z : z >= 1.0 ? 0.0 : z; }
+    *slope = -d->beta * (seqpar_sigmoid(-z) - e);
+    return e == 0.0 ? seqpar_softplus(-z) : (1.0 - e) * seqpar_softplus(-z) + e * seqpar_softplus(z);
+}
+
+SEQPAR_DEF seqpar_status seqpar_preference_loss(seqpar_error *error, seqpar_pair_result *r, const seqpar_preference *p, const seqpar_preference_desc *d) {
+    double chosen, rejected, slope, nll_tokens;
+    int simpo = d->kind == SEQPAR_SIMPO, alone = simpo || d->reference_free;
+    SEQPAR__TRY(seqpar__check_preference(error, p, d));
+    chosen = p->chosen - (alone ? 0.0 : p->ref_chosen);
+    rejected = p->rejected - (alone ? 0.0 : p->ref_rejected);
+    r->dchosen = simpo || d->length_normalized ? 1.0 / (double)p->chosen_tokens : 1.0;
+    r->drejected = simpo || d->length_normalized ? 1.0 / (double)p->rejected_tokens : 1.0;
+    if (simpo || d->length_normalized) { chosen /= (double)p->chosen_tokens; rejected /= (double)p->rejected_tokens; }
+    r->loss = seqpar__preference_of(d, chosen - rejected, &slope);
+    r->dchosen *= slope;
+    r->drejected *= -slope;
+    r->reward_chosen = d->beta * chosen;
+    r->reward_rejected = d->beta * rejected;
+    if (d->nll_coef == 0.0) return SEQPAR_OK;
+    nll_tokens = d->nll_tokens > 0 ? d->nll_tokens : (double)p->chosen_tokens;
+    r->loss -= d->nll_coef * p->chosen / nll_tokens;
+    r->dchosen -= d->nll_coef / nll_tokens;
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF double seqpar_kto_kl(const double *h, int64_t count) {
+    double mean = seqpar_mean(h, count);
+    return mean < 0 ? 0.0 : mean; /* a NaN stays one */
+}
+
+SEQPAR_DEF seqpar_status seqpar_kto_loss(seqpar_error *error, seqpar_kto_result *r, double logp, double ref_logp, int desirable, const seqpar_kto_desc *d) {
+    double h = logp - ref_logp, z = d->beta * (h - d->kl), weight = desirable ? d->desirable_weight : d->undesirable_weight, sign = desirable ? 1.0 : -1.0;
+    if (!(d->beta > 0)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "beta is %g; give more than 0, usually 0.01 to 0.1", d->beta);
+    if (!(d->desirable_weight >= 0) || !(d->undesirable_weight >= 0))
+        return seqpar_fail(error, SEQPAR_ERR_OPTION, "the weights of desirable and undesirable answers are %g and %g; neither may be negative", d->desirable_weight, d->undesirable_weight);
+    if (!(d->kl >= 0)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "the KL of the step is %g; it is max(0, mean): take seqpar_kto_kl", d->kl);
+    r->loss = weight * seqpar_sigmoid(-sign * z);
+    r->dlogp = -sign * weight * d->beta * seqpar_sigmoid(z) * seqpar_sigmoid(-z);
+    r->reward = d->beta * h;
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF seqpar_pair_result seqpar_reward_loss(double chosen, double rejected, double margin, double center) {
+    double z = chosen - rejected - margin, sum = chosen + rejected, slope = seqpar_sigmoid(-z);
+    seqpar_pair_result r;
+    r.loss = seqpar_softplus(-z) + (center == 0.0 ? 0.0 : center * sum * sum);
+    r.dchosen = -slope + (center == 0.0 ? 0.0 : 2.0 * center * sum);
+    r.drejected = slope + (center == 0.0 ? 0.0 : 2.0 * center * sum);
+    r.reward_chosen = chosen;
+    r.reward_rejected = rejected;
+    return r;
+}
+
+SEQPAR_DEF seqpar_policy_result seqpar_policy_loss(double logp, double old_logp, double advantage, const seqpar_policy_desc *d) {
+    double change = logp - old_logp, cut = change > 20.0 ? 20.0 : change < -20.0 ? -20.0 : change, ratio = seqpar_exp(cut);
+    double low = 1.0 - d->clip_low, high = 1.0 + d->clip_high, clipped = ratio < low ? low : ratio > high ? high : ratio;
+    seqpar_policy_result r;
+    r.ratio = ratio;
+    r.clipped = clipped * advantage < ratio * advantage;
+    r.loss = -(r.clipped ? clipped : ratio) * advantage;
+    r.dlogp = r.clipped || cut != change ? 0.0 : r.loss;
+    if (change != change) r.dlogp = change;
+    if (!(d->dual_clip > 0 && advantage < 0 && r.loss > -d->dual_clip * advantage)) return r;
+    r.loss = -d->dual_clip * advantage;
+    r.dlogp = 0.0;
+    return r;
+}
+
+SEQPAR_DEF seqpar_value_result seqpar_value_loss(double value, double old_value, double target, double clip) {
+    double change = value - old_value, inside = change > clip ? clip : change < -clip ? -clip : change;
+    double error = value - target, held = old_value + inside - target;
+    seqpar_value_result r;
+    r.clipped = clip > 0 && held * held > error * error;
+    r.loss = 0.5 * (r.clipped ? held * held : error * error);
+    r.dvalue = !r.clipped ? error : inside == change ? held : 0.0;
+    return r;
+}
+
+SEQPAR_DEF double seqpar_kl(double logp, double ref_logp, int kind, double *dlogp) {
+    double d = logp - ref_logp, series = 0;
+    int n;
+    if (dlogp) *dlogp = kind == SEQPAR_K1 ? 1.0 : kind == SEQPAR_K2 ? d : 1.0 - seqpar_exp(-d);
+    if (kind == SEQPAR_K1) return d;
+    if (kind == SEQPAR_K2) return 0.5 * d * d;
+    if (!(d > -0.5 && d < 0.5)) return seqpar_exp(-d) - 1.0 + d;
+    for (n = 16; n > 2; n--) series = (1.0 + series) * -d / n; /* e^-d - 1 + d = d^2/2 (1 - d/3 (1 - d/4 (...))) without cancelling */
+    if (dlogp && kind == SEQPAR_K3) *dlogp = d - 0.5 * d * d * (1.0 + series);
+    return 0.5 * d * d * (1.0 + series);
+}
+
+SEQPAR_DEF void seqpar_kl_controller_update(seqpar_kl_controller *c, double kl, int64_t n) {
+    double off;
+    if (!(c->target > 0)) return;
+    off = kl / c->target - 1.0;
+    if (off > 0.2) off = 0.2;
+    if (off < -0.2) off = -0.2;
+    c->coef *= 1.0 + off * (double)n / c->horizon;
+}
+
+SEQPAR_DEF void seqpar_shaped_rewards(double *rewards, const double *kl, int64_t count, double coef, double score, double low, double high) {
+    int64_t t;
+    for (t = 0; t < count; t++) rewards[t] = coef > 0 ? -coef * kl[t] : 0.0;
+    if (count > 0) rewards[count - 1] += score < low ? low : score > high ? high : score;
+}
+
+SEQPAR_DEF void seqpar_gae(double *advantages, double *returns, const double *rewards, const double *values, int64_t count, double gamma, double lambda) {
+    double next_value = 0, next = 0;
+    int64_t t;
+    for (t = count - 1; t >= 0; t--) {
+        double value = values ? values[t] : 0.0, delta = rewards[t] + gamma * next_value - value;
+        next = delta + gamma * (values ? lambda : 1.0) * next;
+        next_value = value;
+        returns[t] = next + value;
+        advantages[t] = next;
+    }
+}
+
+SEQPAR_DEF seqpar_status seqpar_group_advantages(seqpar_error *error, double *advantages, const double *rewards, int64_t n, int kind, double eps) {
+    double mean = seqpar_mean(rewards, n), square = 0, scale;
+    int64_t i;
+    if (n < 2) return seqpar_fail(error, SEQPAR_ERR_OPTION, "a group has %lld responses; comparing them needs at least 2: raise n_samples_per_prompt", (long long)n);
+    for (i = 0; i < n; i++) square += (rewards[i] - mean) * (rewards[i] - mean);
+    scale = kind == SEQPAR_GROUP_GRPO ? 1.0 / (sqrt(square / (double)(n - 1)) + eps) : kind == SEQPAR_GROUP_RLOO ? (double)n / (double)(n - 1) : 1.0;
+    for (i = 0; i < n; i++) advantages[i] = (rewards[i] - mean) * scale;
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF void seqpar_whiten(double *x, int64_t count, int mean_only) {
+    double mean = seqpar_mean(x, count), square = 0, variance;
+    int64_t i;
+    for (i = 0; i < count; i++) square += (x[i] - mean) * (x[i] - mean);
+    variance = square / (double)count;
+    for (i = 0; i < count; i++) x[i] = (x[i] - mean) * (mean_only ? 1.0 : 1.0 / sqrt(variance < 1e-8 ? 1e-8 : variance));
+}
+
+SEQPAR_DEF double seqpar_token_weight(const seqpar_aggregate *a, int64_t tokens_of_document) {
+    int64_t documents = SEQPAR__MAX(a->documents, 1);
+    if (a->kind == SEQPAR_TOKEN_MEAN) return 1.0 / (double)SEQPAR__MAX(a->tokens, 1);
+    if (a->kind == SEQPAR_SEQUENCE_MEAN) return 1.0 / ((double)documents * (double)SEQPAR__MAX(tokens_of_document, 1));
+    return 1.0 / ((double)documents * (a->kind == SEQPAR_SEQUENCE_SUM ? 1.0 : (double)SEQPAR__MAX(a->length_max, 1)));
 }
 
 /* ======================================================================================================

@@ -52,12 +52,13 @@ SEQPAR_DEF void seqpar_llama_close(seqpar_ctx *ctx, seqpar_llama *model);
    tensor, index) alone. */
 SEQPAR_DEF void seqpar_llama_init(seqpar_ctx *ctx, seqpar_llama *model, uint64_t seed);
 
-typedef struct seqpar_llama_run { /* how the work is done; changes no bit (stripe: the error rule) */
+typedef struct seqpar_llama_run { /* how the work is done; changes no bit (stripe, zigzag-doc, relaxed: the error rule) */
     int layout, schedule;
     int64_t heads_k_stride;
     int recompute;           /* keep (x, out, lse) per layer, compute the rest again in backward */
     int64_t head_rows;       /* logits rows held at a time; 0: 256 */
     int64_t ulysses_size;    /* ranks that exchange tokens for heads; 0: 1, or by schedule */
+    int relaxed;             /* attention as in seqpar_attn_desc.relaxed */
 } seqpar_llama_run;
 
 typedef struct seqpar_llama_layer { seqpar_buffer x, q, k, v, out, lse, x2, gate, up, rstd1, rstd2; } seqpar_llama_layer;
@@ -271,6 +272,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_batch(seqpar_ctx *ctx, seqpar_llama *
     desc.heads = c->heads; desc.kv_heads = c->kv_heads; desc.head_dim = c->head_dim;
     desc.layout = run->layout; desc.schedule = run->schedule; desc.heads_k_stride = run->heads_k_stride;
     desc.ulysses_size = run->ulysses_size;
+    desc.relaxed = run->relaxed;
     SEQPAR__TRY(seqpar_attn_open(ctx, &b->attn, rows, row_count, &desc));
     b->share = seqpar_attn_share(b->attn);
     b->tokens = b->share->tokens;

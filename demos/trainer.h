@@ -18,7 +18,7 @@ typedef struct {
     const char *dataset, *eval_dataset, *input_key, *output_key, *input_template, *truncation;
     const char *pretrain, *save_path, *ckpt_path, *metrics_path, *lr_scheduler, *optim, *device;
     const char *layout, *schedule, *ring_attn_func, *sequence_parallel_mode;
-    bool pretrain_mode, train_on_inputs, packing_samples, load_checkpoint, gradient_checkpointing, tie_word_embeddings, plot_loss, json;
+    bool pretrain_mode, train_on_inputs, packing_samples, load_checkpoint, gradient_checkpointing, relaxed_attention, tie_word_embeddings, plot_loss, json;
     int64_t max_len, pack_len, chunks, max_samples, train_batch_size, micro_train_batch_size, max_steps, warmup_steps;
     int64_t save_steps, eval_steps, logging_steps, max_ckpt_num, seed, zero_stage, omp_threads;
     int64_t ring_attn_size, ring_head_stride, ulysses_size, data_parallel_size, world_size, gradient_accumulation_steps;
@@ -79,6 +79,7 @@ typedef struct {
     {"ulysses_size", &(c).ulysses_size, DEMO_INT, "0", "of these ranks exchange tokens for heads, a ring joins the rest; 0: 1, with ulysses all", DEMO_AT_LEAST(0)}, \
     {"ring_attn_func", &(c).ring_attn_func, DEMO_STRING, NULL, "layout and schedule by axolotl's name", DEMO_ANY},            \
     {"sequence_parallel_mode", &(c).sequence_parallel_mode, DEMO_STRING, NULL, "layout and schedule by 360-LLaMA-Factory's name", DEMO_ANY}, \
+    {"relaxed_attention", &(c).relaxed_attention, DEMO_FLAG, NULL, "sums in order of arrival: a little faster, not bit for bit", DEMO_ANY}, \
     {"omp_threads", &(c).omp_threads, DEMO_INT, "0", "threads of a rank; 0: cores / ranks", DEMO_AT_LEAST(0)},                \
     {"device", &(c).device, DEMO_STRING, "cpu", "cpu (fp32, fast) or reference (fp64, naive)", DEMO_ANY},                     \
     {"seed", &(c).seed, DEMO_INT, "42", "of weights and order of documents", DEMO_AT_LEAST(0)},                               \
@@ -236,7 +237,7 @@ static int64_t demo_accumulation(const demo_job *job, int64_t rows) {
 }
 
 static seqpar_llama_run demo_run_desc(const demo_job *job) {
-    seqpar_llama_run run = {.layout = job->layout, .schedule = job->schedule, .heads_k_stride = job->config.ring_head_stride, .ulysses_size = job->config.ulysses_size, .recompute = job->config.gradient_checkpointing};
+    seqpar_llama_run run = {.layout = job->layout, .schedule = job->schedule, .heads_k_stride = job->config.ring_head_stride, .ulysses_size = job->config.ulysses_size, .relaxed = job->config.relaxed_attention, .recompute = job->config.gradient_checkpointing};
     return run;
 }
 

@@ -27,7 +27,7 @@ typedef struct setup { /* one way to run it */
     features f;
     int reference, layout, schedule;
     int64_t ranks, stride, threads, ulysses;
-    int replicate;
+    int replicate, relaxed;
     const seqpar_inject_desc *inject;
     const seqpar_block_kernel *own;
     double *out, *lse, *dq, *dk, *dv;  /* global results */
@@ -105,7 +105,7 @@ static seqpar_status rank_attention(seqpar_ctx *ctx, setup *s) {
     const problem *p = s->p;
     seqpar_attn_desc desc = {.heads = p->heads, .kv_heads = p->kv_heads, .head_dim = p->head_dim, .layout = s->layout, .schedule = s->schedule,
                              .heads_k_stride = s->stride, .full = s->f.full, .window = s->f.window, .softcap = s->f.softcap,
-                             .dropout = s->f.dropout, .scale = s->f.scale, .ulysses_size = s->ulysses, .ulysses_replicate = s->replicate};
+                             .dropout = s->f.dropout, .scale = s->f.scale, .ulysses_size = s->ulysses, .ulysses_replicate = s->replicate, .relaxed = s->relaxed};
     seqpar_attn *attn;
     seqpar_attn_cost cost;
     int64_t size = seqpar_dtype_bytes(ctx->device->storage), n, wide = p->heads * p->head_dim, narrow = p->kv_heads * p->head_dim, i;
@@ -469,7 +469,7 @@ static void test_own_kernel(int storage, double limit) {
     int feature, schedule;
     for (feature = 0; feature < FEATURES; feature++) {
         schedule = feature % SEQPAR__SCHEDULES;
-        setup s = {.p = p, .reference = storage == SEQPAR_F64, .ranks = 1 + feature % 4, .threads = 2, .layout = feature % SEQPAR__LAYOUTS, .schedule = schedule, .f = features_list[feature], .own = &kernel};
+        setup s = {.p = p, .reference = storage == SEQPAR_F64, .ranks = 1 + feature % 4, .threads = 2, .layout = feature % SEQPAR__LAYOUTS, .schedule = schedule, .f = features_list[feature], .own = &kernel, .relaxed = feature / 4 % 2};
         if (s.f.dropout > 0) continue;
         setup_run(&s);
         expect_truth(&s, limit * (s.f.window == 1 ? 30 : 1), s.f.name);
@@ -477,6 +477,38 @@ static void test_own_kernel(int storage, double limit) {
     }
     problem_free(p);
     test_end("attn_own_kernel_%s", storage == SEQPAR_F64 ? "fp64" : storage == SEQPAR_F32 ? "fp32" : "bf16");
+}
+
+/* T03: blocks rounded to bf16 are the same blocks on any number of ranks, so the error does not grow with P; and many blocks
+   are hardly worse than one for the whole row. */
+static void test_error_slope(void) {
+    static const int64_t lengths[] = {163}, many[] = {32}, one[] = {1}, ranks[] = {1, 2, 3, 4, 5, 8, 16};
+    uint64_t state = test_state;
+    problem *p = problem_new(1, lengths, many, 4, 2, 16), *whole;
+    own_kernel own = {SEQPAR_BF16, NO_HARM};
+    seqpar_block_kernel kernel = {SEQPAR_BF16, own_forward, own_backward, &own};
+    setup truth = {.p = p, .reference = 1, .ranks = 1, .threads = 1}, first = {.p = p, .ranks = 1, .threads = 1, .own = &kernel}, single = first;
+    int64_t wide = p->tokens * 4 * 16;
+    double error[2][4];
+    size_t i;
+    test_state = state; /* the same numbers */
+    single.p = whole = problem_new(1, lengths, one, 4, 2, 16);
+    setup_run(&truth); setup_run(&first); setup_run(&single);
+    for (i = 0; i < sizeof ranks / sizeof *ranks; i++) {
+        setup s = {.p = p, .ranks = ranks[i], .threads = 1, .layout = SEQPAR_ZIGZAG, .schedule = (int)(i % SEQPAR__SCHEDULES), .own = &kernel};
+        setup_run(&s);
+        expect_same_bits(&s, &first, "bf16 blocks");
+        setup_free(&s);
+    }
+    for (i = 0; i < 2; i++) {
+        const setup *s = i ? &single : &first;
+        error[i][0] = test_distance(s->out, truth.out, wide); error[i][1] = test_distance(s->dq, truth.dq, wide);
+        error[i][2] = test_distance(s->dk, truth.dk, wide / 2); error[i][3] = test_distance(s->dv, truth.dv, wide / 2);
+    }
+    for (i = 0; i < 4; i++) test_expect(error[0][i] <= 1.5 * error[1][i] && error[1][i] > 1e-4, "tensor %d: 32 blocks are %.2e off, one block %.2e", (int)i, error[0][i], error[1][i]);
+    setup_free(&truth); setup_free(&first); setup_free(&single);
+    problem_free(p); problem_free(whole);
+    test_end("attn_error_slope_bf16: out %.1e in 32 blocks, %.1e in one, on any number of ranks", error[0][0], error[1][0]);
 }
 
 /* A kernel that misbehaves is named, on every rank, and the run ends. */
@@ -641,12 +673,93 @@ static void test_arrival(int schedule, int64_t ulysses) {
     test_end("attn_arrival_%s U=%lld: 20 repeats", seqpar_schedule_name(schedule), (long long)ulysses);
 }
 
+/* ---- the relaxed path: the truth everywhere, the error rule, tiles that know no chunks ---- */
+
+static void test_relaxed_truth(int reference) {
+    static const int64_t lengths[] = {141, 7}, chunks[] = {11, 3}; /* tiles of 128 end within chunks */
+    problem *p = problem_new(2, lengths, chunks, 4, 2, 3);
+    int way;
+    for (way = 0; way < SEQPAR__LAYOUTS * SEQPAR__SCHEDULES; way++) {
+        size_t i;
+        for (i = (size_t)(way + reference) % 3; i < sizeof ranks_list / sizeof *ranks_list; i += 3) {
+            setup s = {.p = p, .reference = reference, .ranks = ranks_list[i], .threads = 1 + (int64_t)i % 2, .layout = way % SEQPAR__LAYOUTS, .schedule = way / SEQPAR__LAYOUTS, .relaxed = 1,
+                       .f = features_list[(way + 5 * i) % FEATURES], .ulysses = way / SEQPAR__LAYOUTS == SEQPAR_RING && ranks_list[i] == 4 ? 2 : 0};
+            setup_run(&s);
+            expect_truth(&s, reference ? 1e-13 : s.f.window == 1 ? 8e-6 : 4e-6, s.f.name);
+            setup_free(&s);
+        }
+        test_end("attn_%s_relaxed_%s_%s_truth", reference ? "fp64" : "fp32", seqpar_layout_name(way % SEQPAR__LAYOUTS), seqpar_schedule_name(way / SEQPAR__LAYOUTS));
+    }
+    problem_free(p);
+}
+
+/* On one rank the grid leaves no trace. */
+static void test_relaxed_grid(void) {
+    static const int64_t lengths[] = {301};
+    static const int64_t coarse[] = {2}, fine[] = {75};
+    uint64_t state = test_state;
+    problem *p = problem_new(1, lengths, coarse, 4, 2, 16), *g;
+    setup few = {.p = p, .ranks = 1, .threads = 1, .relaxed = 1}, many = few;
+    test_state = state; /* the same numbers */
+    g = problem_new(1, lengths, fine, 4, 2, 16);
+    many.p = g;
+    setup_run(&few);
+    setup_run(&many);
+    expect_same_bits(&few, &many, "2 and 75 chunks");
+    setup_free(&few);
+    setup_free(&many);
+    problem_free(p);
+    problem_free(g);
+    test_end("attn_relaxed_without_grid");
+}
+
+enum { RULE_SEEDS = 20, RULE_TENSORS = 4, RULE_WAYS = 7 }; /* the first way is one rank, not relaxed */
+static double rule_error[RULE_WAYS][RULE_TENSORS][RULE_SEEDS];
+
+static void measure_rule(int64_t seed) {
+    static const int64_t lengths[] = {389}, chunks[] = {32};
+    problem *p = problem_new(1, lengths, chunks, 4, 2, 16);
+    setup truth = {.p = p, .reference = 1, .ranks = 1, .threads = 1};
+    int64_t wide = p->tokens * 4 * 16, narrow = wide / 2, w;
+    setup_run(&truth);
+    for (w = 0; w < RULE_WAYS; w++) {
+        setup s = {.p = p, .ranks = w ? ranks_list[w - 1] : 1, .threads = 1, .relaxed = w > 0, .layout = SEQPAR_ZIGZAG, .schedule = (int)(seed % SEQPAR__SCHEDULES)};
+        setup_run(&s);
+        rule_error[w][0][seed] = test_distance(s.out, truth.out, wide);
+        rule_error[w][1][seed] = test_distance(s.dq, truth.dq, wide);
+        rule_error[w][2][seed] = test_distance(s.dk, truth.dk, narrow);
+        rule_error[w][3][seed] = test_distance(s.dv, truth.dv, narrow);
+        setup_free(&s);
+    }
+    setup_free(&truth);
+    problem_free(p);
+}
+static int rising(const void *a, const void *b) { return *(const double *)a < *(const double *)b ? -1 : *(const double *)a > *(const double *)b; }
+
+static void test_relaxed_rule(void) {
+    static const char *const names[] = {"out", "dq", "dk", "dv"};
+    double worst = 0, middle[RULE_WAYS];
+    int64_t seed, w, t;
+    for (seed = 0; seed < RULE_SEEDS; seed++) measure_rule(seed);
+    for (t = 0; t < RULE_TENSORS; t++) {
+        for (w = 0; w < RULE_WAYS; w++) {
+            qsort(rule_error[w][t], RULE_SEEDS, sizeof(double), rising);
+            middle[w] = (rule_error[w][t][RULE_SEEDS / 2 - 1] + rule_error[w][t][RULE_SEEDS / 2]) / 2;
+            test_expect(middle[w] <= 2 * middle[0], "%s: median error %.2e at P=%lld, one rank by chunks has %.2e", names[t], middle[w], (long long)(w ? ranks_list[w - 1] : 1), middle[0]);
+            if (w) worst = fmax(worst, middle[w] / middle[0]);
+        }
+        test_expect(middle[RULE_WAYS - 1] <= 1.5 * middle[2], "%s: the median error grows from %.2e at P=2 to %.2e at P=8", names[t], middle[2], middle[RULE_WAYS - 1]);
+    }
+    test_end("attn_relaxed_error_rule: median at most %.2f times that of the grid on one rank, %d seeds", worst, RULE_SEEDS);
+}
+
 /* The README's table: what every mode gives for every mask over all P, against one rank. */
 static void print_table(void) {
-    static const struct { const char *name; int layout, schedule; int64_t ulysses; } modes[] = {
+    static const struct { const char *name; int layout, schedule; int64_t ulysses; int relaxed; } modes[] = {
         {"contiguous ring", SEQPAR_CONTIGUOUS, SEQPAR_RING, 0}, {"contiguous llama3", SEQPAR_CONTIGUOUS, SEQPAR_LLAMA3, 0}, {"contiguous Ulysses", SEQPAR_CONTIGUOUS, SEQPAR_ULYSSES, 0},
         {"zigzag ring", SEQPAR_ZIGZAG, SEQPAR_RING, 0}, {"zigzag llama3", SEQPAR_ZIGZAG, SEQPAR_LLAMA3, 0}, {"zigzag Ulysses", SEQPAR_ZIGZAG, SEQPAR_ULYSSES, 0},
-        {"zigzag 2D, U = 2", SEQPAR_ZIGZAG, SEQPAR_RING, 2}, {"stripe ring", SEQPAR_STRIPE, SEQPAR_RING, 0}, {"zigzag-doc ring", SEQPAR_ZIGZAG_DOC, SEQPAR_RING, 0}};
+        {"zigzag 2D, U = 2", SEQPAR_ZIGZAG, SEQPAR_RING, 2}, {"stripe ring", SEQPAR_STRIPE, SEQPAR_RING, 0}, {"zigzag-doc ring", SEQPAR_ZIGZAG_DOC, SEQPAR_RING, 0},
+        {"zigzag ring, relaxed", SEQPAR_ZIGZAG, SEQPAR_RING, 0, 1}};
     static const int masks[] = {0, 1, 3, 6, 8, 9, 10, 12};
     static const int64_t lengths[] = {47}, chunks[] = {32};
     problem *p = problem_new(1, lengths, chunks, 8, 4, 4);
@@ -661,7 +774,7 @@ static void print_table(void) {
             int bits = 1;
             setup_run(&one);
             for (i = 0; i < PRODUCT_RANKS; i++) {
-                setup s = {.p = p, .ranks = product_ranks[i], .threads = 1, .layout = modes[m].layout, .schedule = modes[m].schedule, .ulysses = modes[m].ulysses && product_ranks[i] % 2 == 0 ? 2 : 0, .f = one.f};
+                setup s = {.p = p, .ranks = product_ranks[i], .threads = 1, .layout = modes[m].layout, .schedule = modes[m].schedule, .ulysses = modes[m].ulysses && product_ranks[i] % 2 == 0 ? 2 : 0, .relaxed = modes[m].relaxed, .f = one.f};
                 if (modes[m].ulysses && product_ranks[i] % 2) continue;
                 setup_run(&s);
                 if (!same_results(&s, &one)) {
@@ -690,9 +803,14 @@ int main(int argc, char **argv) {
     test_document_lengths(3);
     test_document_lengths(4);
     for (int i = 0; i < SEQPAR__LAYOUTS; i++) test_isolation(i);
+    test_relaxed_truth(1);
+    test_relaxed_truth(0);
+    test_relaxed_grid();
+    test_relaxed_rule();
     test_own_kernel(SEQPAR_F64, 1e-13);
     test_own_kernel(SEQPAR_F32, 3e-6);
     test_own_kernel(SEQPAR_BF16, 2e-2);
+    test_error_slope();
     test_own_kernel_refused();
     test_refused();
     test_product();

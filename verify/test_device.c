@@ -3,6 +3,7 @@
    operation, and the fast device against the reference device. Sizes are odd and different, rows lie apart. */
 #define SEQPAR_IMPLEMENTATION
 #include "seqpar.h"
+#include <dlfcn.h>
 #include "slow.h"
 #include "test.h"
 
@@ -315,6 +316,60 @@ static void check_matmul(void) {
         if (i == 0) expect_derivative(&b, &c, INPUT, DINPUT, 0);
         bench_free(&b);
     }
+}
+
+/* ---- an own product in the place of ours ---- */
+
+static int64_t sgemm_calls;
+static void naive_sgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda, const float *b, int ldb, float beta, float *c, int ldc) {
+    int i, j, x;
+    sgemm_calls += order == 101 && trans_a == 111;
+    for (i = 0; i < m; i++)
+        for (j = 0; j < n; j++) {
+            double sum = 0;
+            for (x = 0; x < k; x++) sum += (double)a[i * lda + x] * (double)(trans_b == 112 ? b[j * ldb + x] : b[x * ldb + j]);
+            c[i * ldc + j] = (float)((double)alpha * sum + (beta == 0 ? 0.0 : (double)(beta * c[i * ldc + j])));
+        }
+}
+
+static void expect_own_product(seqpar_sgemm sgemm, const char *what) {
+    seqpar_device *device = seqpar_device_cpu(1);
+    bench b = matmul_bench(37, 29, 53);
+    seqpar_device_own_product(device, sgemm);
+    for (b.mode = 0; b.mode < 4; b.mode++) {
+        int transposed = b.mode & TRANSPOSED;
+        double *want = plain_product(&b, transposed), d;
+        const field *f = &b.field[transposed ? DINPUT : Y];
+        double *got;
+        run(&b, device, transposed ? &matmul_back_pass : &matmul_pass);
+        got = packed(f, f->after);
+        d = test_distance(got, want, f->rows * f->width);
+        test_expect(d <= 1e-6, "%s, mode %d: %.2e off", what, b.mode, d);
+        free(got);
+        free(want);
+    }
+    bench_free(&b);
+    seqpar_device_close(device);
+    test_end("own_product_%s", what);
+}
+
+/* By a loop, by OpenBLAS where it is installed, and refused where it cannot serve. */
+static void test_own_product(void) {
+    void *library = dlopen("libopenblas.so.0", RTLD_NOW), *found = library ? dlsym(library, "cblas_sgemm") : NULL;
+    seqpar_device *wide = seqpar_device_reference();
+    bench b = matmul_bench(3, 5, 7);
+    seqpar_sgemm sgemm;
+    seqpar_error error = {0};
+    expect_own_product(naive_sgemm, "naive");
+    test_expect(sgemm_calls == 4, "called %lld times", (long long)sgemm_calls);
+    memcpy(&sgemm, &found, sizeof sgemm);
+    if (found) expect_own_product(sgemm, "openblas"); else test_skip("own_product_openblas", "libopenblas.so.0 is not installed");
+    wide->error = &error;
+    seqpar_device_own_product(wide, naive_sgemm);
+    test_expect(call_matmul(wide, &b) == SEQPAR_ERR_KERNEL && strstr(error.text, "reference"), "fp64: %s", error.text);
+    bench_free(&b);
+    seqpar_device_close(wide);
+    test_end("own_product_refused");
 }
 
 static void check_weight_grad(void) {
@@ -1104,5 +1159,6 @@ int main(int argc, char **argv) {
     seqpar_device_close(reference);
     seqpar_device_close(fast);
     seqpar_device_close(fast_threads);
+    test_own_product();
     return test_summary();
 }

@@ -62,6 +62,23 @@ done <<'LIST'
 40|attn|softcap without its slope
 41|attn|a member's tokens lie in another's place
 42|attn|copies of a kv head are not added
+43|attn|every row has the documents of the first
+44|attn|k of another rank is read as v
+45|attn|llama3 packs the first heads every time
+46|attn|dk, dv of all heads go to the first
+47|attn|query heads are dealt to kv heads, not grouped
+48|attn|dropout knows the own heads only
+49|attn|dropout knows the own positions only
+50|attn|the sum of a running softmax is not rescaled
+51|attn|a merge keeps the old maximum
+52|attn|the first piece's returned gradients serve all
+53|attn|a block whose last key is the first seen is left out
+54|split attn|striped tokens are taken for neighbours
+55|attn|between steps l is kept over m
+56|attn|a running state begins anew with every step
+57|attn|free tiles all stand at the begin of their run
+58|attn|all members of a Ulysses group get the first heads
+59|attn|a member takes the sinks of the first heads
 LIST
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ]

@@ -291,7 +291,7 @@ static void batch_draw(batch *b, int documents, int prefixes) {
     for (r = 0; r < b->count; r++) {
         seqpar_row *row = &b->row[r];
         row->index = 2 * r + test_integer(0, 1);
-        row->tokens = test_integer(0, 3) ? test_integer(0, 90) : test_integer(0, 7);
+        row->tokens = test_integer(0, 3) ? test_integer(0, r ? 90 : 400) : test_integer(0, 7);
         row->padded = row->tokens + test_integer(0, 9);
         row->chunks = test_integer(1, 24);
         row->docs = documents ? test_integer(1, DOCS_MAX) : 1;
@@ -356,6 +356,7 @@ static void test_counts(void) {
             batch b;
             desc.ulysses_size = ranks % members ? 0 : members;
             desc.window = masks[m].window ? test_integer(1, 40) : 0;
+            desc.relaxed = test_integer(0, 3) == 0;
             batch_draw(&b, masks[m].documents, masks[m].prefixes);
             for (rank = 0; rank < ranks; rank++, compared++) compare_cost(&b, &desc, ranks, rank);
         }
