@@ -890,7 +890,7 @@ SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn
 /* FLOPs this rank computes per forward (4 head_dim a visible pair and head) in all and, if per_source is not NULL
    (sp_size), by the rank whose keys they are; and the bytes it sends forward and backward. */
 typedef struct seqpar_attn_cost { int64_t forward_flops, backward_flops, forward_bytes, backward_bytes, scratch_bytes; } seqpar_attn_cost;
-SEQPAR_DEF void seqpar_attn_cost_of(const seqpar_ctx *ctx, const seqpar_attn *attn, seqpar_attn_cost *cost, int64_t *per_source);
+SEQPAR_DEF seqpar_status seqpar_attn_cost_of(const seqpar_ctx *ctx, const seqpar_attn *attn, seqpar_attn_cost *cost, int64_t *per_source);
 
 /* ---- check: plans played on paper ----------------------------------------------------------------------*/
 typedef struct seqpar_plan_mask { const seqpar_row *rows; int64_t row_count; const seqpar_attn_desc *desc; } seqpar_plan_mask;
@@ -5436,7 +5436,9 @@ static seqpar_status seqpar__attn_plans(seqpar_ctx *ctx, seqpar_attn *attn) {
     return SEQPAR_OK;
 }
 
-SEQPAR_DEF seqpar_status seqpar_attn_open(seqpar_ctx *ctx, seqpar_attn **out, const seqpar_row *rows, int64_t row_count, const seqpar_attn_desc *desc) {
+/* prepare: what is made once the plans are there: all that a run needs, or what a count needs (>>check). */
+typedef seqpar_status (*seqpar__attn_preparation)(seqpar_ctx *ctx, seqpar_attn *attn);
+static seqpar_status seqpar__attn_open(seqpar_ctx *ctx, seqpar_attn **out, const seqpar_row *rows, int64_t row_count, const seqpar_attn_desc *desc, seqpar__attn_preparation prepare) {
     seqpar_attn *attn;
     seqpar_status status;
     *out = NULL;
@@ -5448,10 +5450,13 @@ SEQPAR_DEF seqpar_status seqpar_attn_open(seqpar_ctx *ctx, seqpar_attn **out, co
     attn->rows = rows;
     attn->row_count = row_count;
     status = seqpar__attn_plans(ctx, attn);
-    if (!status) status = seqpar__attn_prepare(ctx, attn);
+    if (!status) status = prepare(ctx, attn);
     if (status) { seqpar_attn_close(ctx, attn); return seqpar_fail(ctx->error, status, "attention could not be set up: %s", seqpar_status_text(status)); }
     *out = attn;
     return SEQPAR_OK;
+}
+SEQPAR_DEF seqpar_status seqpar_attn_open(seqpar_ctx *ctx, seqpar_attn **out, const seqpar_row *rows, int64_t row_count, const seqpar_attn_desc *desc) {
+    return seqpar__attn_open(ctx, out, rows, row_count, desc, seqpar__attn_prepare);
 }
 
 SEQPAR_DEF void seqpar_attn_close(seqpar_ctx *ctx, seqpar_attn *attn) {
@@ -5924,15 +5929,32 @@ SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn
     return status;
 }
 
-/* Pairs (query, key) that the queries of a piece see among the keys of a piece. */
-static int64_t seqpar__pairs(const seqpar_attn *attn, const seqpar_piece *q, const seqpar_piece *k) {
-    int64_t t, begin, end, pairs = 0;
-    for (t = 0; t < q->count; t++) {
-        int64_t low, high;
-        seqpar__token_visible(&attn->rows[q->row], q->start + t * q->stride, &attn->desc, &begin, &end);
-        low = begin <= k->start ? 0 : (begin - k->start + k->stride - 1) / k->stride;
-        high = end <= k->start ? 0 : SEQPAR__MIN(k->count, (end - k->start + k->stride - 1) / k->stride);
-        if (low < high) pairs += high - low;
+/* How many own queries see each token, the tokens of row r from seen[r] on: every query adds 1 where its range begins and
+   takes it away where it ends; the sums of these are the counts. They return to 0 behind every row. */
+static int64_t *seqpar__attn_seen(const seqpar_attn *attn) {
+    const seqpar_share *mine = &attn->shares[attn->rank];
+    int64_t size = attn->row_count, i, t, *seen;
+    for (i = 0; i < attn->row_count; i++) size += attn->rows[i].tokens + 1;
+    seen = SEQPAR__NEW(int64_t, size);
+    if (!seen) return NULL;
+    for (size = attn->row_count, i = 0; i < attn->row_count; size += attn->rows[i++].tokens + 1) seen[i] = size;
+    for (i = 0; i < mine->count; i++)
+        for (t = mine->pieces[i].local; t < mine->pieces[i].local + mine->pieces[i].count; t++) {
+            int64_t *row = seen + seen[mine->pieces[i].row];
+            if (attn->visible_begin[t] >= attn->visible_end[t]) continue;
+            row[attn->visible_begin[t]]++;
+            row[attn->visible_end[t]]--;
+        }
+    for (i = attn->row_count + 1; i < size; i++) seen[i] += seen[i - 1];
+    return seen;
+}
+
+/* Pairs (own query, key) whose key is in a share. */
+static int64_t seqpar__pairs(const int64_t *seen, const seqpar_share *share) {
+    int64_t i, t, pairs = 0;
+    for (i = 0; i < share->count; i++) {
+        const seqpar_piece *p = &share->pieces[i];
+        for (t = 0; t < p->count; t++) pairs += seen[seen[p->row] + p->start + t * p->stride];
     }
     return pairs;
 }
@@ -5954,26 +5976,25 @@ static void seqpar__heads_cost(const seqpar_ctx *ctx, const seqpar_attn *attn, s
     }
 }
 
-SEQPAR_DEF void seqpar_attn_cost_of(const seqpar_ctx *ctx, const seqpar_attn *attn, seqpar_attn_cost *cost, int64_t *per_source) {
+SEQPAR_DEF seqpar_status seqpar_attn_cost_of(const seqpar_ctx *ctx, const seqpar_attn *attn, seqpar_attn_cost *cost, int64_t *per_source) {
     const seqpar_share *mine = &attn->shares[attn->rank];
     int64_t unit = 4 * attn->desc.head_dim * attn->heads, row = attn->kv_heads * attn->desc.head_dim * seqpar_dtype_bytes(ctx->device->storage);
-    int64_t s, i, j, others = 0;
+    int64_t *seen = seqpar__attn_seen(attn), s, others = 0;
     memset(cost, 0, sizeof *cost);
+    if (!seen) return seqpar__no_memory(ctx->error, "the cost of attention");
     for (s = 0; s < attn->size; s++) {
-        int64_t flops = 0;
-        for (i = 0; i < mine->count; i++)
-            for (j = 0; j < attn->shares[s].count; j++)
-                if (seqpar__present(&mine->pieces[i], &attn->bounds[attn->rank][i], &attn->shares[s].pieces[j]))
-                    flops += unit * seqpar__pairs(attn, &mine->pieces[i], &attn->shares[s].pieces[j]);
+        int64_t flops = unit * seqpar__pairs(seen, &attn->shares[s]);
         if (per_source) per_source[s] = flops;
         cost->forward_flops += flops;
         if (s != attn->rank) others += attn->outbox_elements[s];
     }
+    SEQPAR_FREE(seen);
     cost->backward_flops = cost->forward_flops / 4 * 14; /* dq 6, dk and dv 8 where forward has 4 */
     for (s = 0; s < attn->size; s++) /* ring: all but the last of the blocks that come by are sent on; llama3: the own to all */
         if (attn->size > 1) cost->forward_bytes += 2 * row * (attn->steps[0].sources > 1 ? (s != attn->rank) * mine->tokens : (s != (attn->rank + 1) % attn->size) * attn->shares[s].tokens);
     cost->backward_bytes = cost->forward_bytes + others * row;
     seqpar__heads_cost(ctx, attn, cost);
+    return SEQPAR_OK;
 }
 
 /* ======================================================================================================
@@ -6325,10 +6346,157 @@ static double seqpar__plan_overlap(const seqpar_plan *plan) {
     return all ? (double)hidden / (double)all : 0.0;
 }
 
+/* ---- what a rank sends back, without the programs that make it ---- */
+
+/* The fold's tree over the query pieces of all ranks, nodes with one child left out: pieces in order of leaves, then the
+   nodes that join two. Own pieces alone under a node are one partial sum of a message. */
+typedef struct seqpar__outbox_node {
+    int32_t parent, sibling; /* -1: the root */
+    int32_t sums;            /* partial sums that own pieces leave under it */
+    int16_t others, visits;  /* others: pieces of other ranks are present under it; visits: of a piece, 1 while it is present */
+} seqpar__outbox_node;
+
+typedef struct seqpar__outbox {
+    const seqpar_attn *attn;
+    int64_t count;              /* pieces of all ranks */
+    seqpar__sorted_key *pieces; /* (count) by leaf */
+    seqpar__outbox_node *tree;   /* (2 count) */
+    int32_t *first, *last;      /* (count) pieces in order of their first and of their last tokens */
+    int32_t root;
+} seqpar__outbox;
+
+static const seqpar_piece *seqpar__outbox_piece(const seqpar__outbox *c, int64_t i) { return &c->attn->shares[c->pieces[i].source].pieces[c->pieces[i].piece]; }
+static const seqpar__bounds *seqpar__outbox_bounds(const seqpar__outbox *c, int64_t i) { return &c->attn->bounds[c->pieces[i].source][c->pieces[i].piece]; }
+
+static void seqpar__outbox_join(seqpar__outbox_node *tree, int32_t parent, int32_t left, int32_t right) {
+    tree[left].parent = tree[right].parent = parent;
+    tree[left].sibling = right;
+    tree[right].sibling = left;
+}
+
+/* Two neighbours meet the higher in the tree the higher the first bit is in which their leaves differ. Nodes that still
+   lack their right child wait on a stack, the lowest on top. */
+static void seqpar__outbox_tree(seqpar__outbox *c) {
+    int64_t height[64], i;
+    int32_t left[64], waiting[64], top = 0;
+    for (i = 0; i < c->count; i++) {
+        int64_t differ = i + 1 < c->count ? c->pieces[i].leaf ^ c->pieces[i + 1].leaf : INT64_MAX;
+        c->root = (int32_t)i;
+        for (; top > 0 && height[top - 1] < differ; c->root = waiting[top]) {
+            top--;
+            seqpar__outbox_join(c->tree, waiting[top], left[top], c->root);
+        }
+        left[top] = c->root;
+        height[top] = differ;
+        waiting[top++] = (int32_t)(c->count + i);
+    }
+    c->tree[c->root].parent = -1;
+}
+
+/* A piece comes (1) or goes (-1); what changes above it changes with it. */
+static void seqpar__outbox_visit(seqpar__outbox *c, int32_t i, int step) {
+    seqpar__outbox_node *n = &c->tree[i];
+    int present = (n->visits = (int16_t)(n->visits + step)) == 1, own = c->pieces[i].source == c->attn->rank;
+    n->sums = present && own;
+    n->others = (int16_t)(present && !own);
+    for (; n->parent >= 0; n = &c->tree[n->parent]) {
+        const seqpar__outbox_node *s = &c->tree[n->sibling];
+        seqpar__outbox_node *up = &c->tree[n->parent];
+        int16_t others = (int16_t)(n->others | s->others);
+        int32_t sums = others ? n->sums + s->sums : n->sums + s->sums > 0;
+        if (up->others == others && up->sums == sums) return;
+        up->others = others;
+        up->sums = sums;
+    }
+}
+
+/* Pieces by their first or last tokens, which no two share: a place for every token of all rows, then the empty ones left out. */
+static int seqpar__outbox_order(const seqpar__outbox *c, int32_t *order, int last) {
+    const seqpar_row *rows = c->attn->rows;
+    int64_t tokens = 0, row_begin = 0, i, r;
+    int32_t *at;
+    for (r = 0; r < c->attn->row_count; r++) tokens += rows[r].tokens;
+    at = SEQPAR__NEW(int32_t, tokens);
+    if (!at) return 0;
+    for (i = 0, r = 0; i < c->count; i++) { /* leaves rise with the rows */
+        const seqpar_piece *p = seqpar__outbox_piece(c, i);
+        while (r < p->row) row_begin += rows[r++].tokens;
+        at[row_begin + p->start + (last ? (p->count - 1) * p->stride : 0)] = (int32_t)i + 1;
+    }
+    for (i = 0; i < tokens; i++) if (at[i]) *order++ = at[i] - 1;
+    SEQPAR_FREE(at);
+    return 1;
+}
+
+static int seqpar__outbox_begun(const seqpar__outbox *c, int32_t query, const seqpar_piece *key) {
+    int64_t row = seqpar__outbox_piece(c, query)->row;
+    return row < key->row || (row == key->row && seqpar__outbox_bounds(c, query)->begin <= key->start + (key->count - 1) * key->stride);
+}
+static int seqpar__outbox_ended(const seqpar__outbox *c, int32_t query, const seqpar_piece *key) {
+    int64_t row = seqpar__outbox_piece(c, query)->row;
+    return row < key->row || (row == key->row && seqpar__outbox_bounds(c, query)->end <= key->start);
+}
+
+/* Key pieces in order of their tokens. A query piece is present from where its range begins to where it ends: in the order
+   of first tokens they come, in that of last tokens they go. Where strides end unevenly the keys' last tokens fall a little
+   now and then, and pieces that came go back. */
+static void seqpar__outbox_sweep(seqpar__outbox *c, seqpar_attn *attn) {
+    int64_t k, came = 0, gone = 0, sums;
+    for (k = 0; k < c->count; k++) {
+        const seqpar__sorted_key *at = &c->pieces[c->first[k]];
+        const seqpar_piece *key = seqpar__outbox_piece(c, c->first[k]);
+        while (came < c->count && seqpar__outbox_begun(c, c->first[came], key)) seqpar__outbox_visit(c, c->first[came++], 1);
+        while (came > 0 && !seqpar__outbox_begun(c, c->first[came - 1], key)) seqpar__outbox_visit(c, c->first[--came], -1);
+        while (gone < c->count && seqpar__outbox_ended(c, c->last[gone], key)) seqpar__outbox_visit(c, c->last[gone++], -1);
+        sums = c->tree[c->root].sums;
+        if (attn->desc.relaxed && sums > 1) sums = 1;
+        if (at->source != attn->rank) attn->outbox_elements[at->source] += 2 * key->count * sums;
+    }
+}
+
+static seqpar_status seqpar__outbox_open(seqpar__outbox *c, seqpar_attn *attn) {
+    int64_t total = seqpar__pieces_total(attn), s, i;
+    memset(c, 0, sizeof *c);
+    c->attn = attn;
+    c->pieces = (seqpar__sorted_key *)seqpar__list_alloc(&attn->lists, total * (int64_t)sizeof *c->pieces);
+    c->tree = (seqpar__outbox_node *)seqpar__list_alloc(&attn->lists, 2 * total * (int64_t)sizeof *c->tree);
+    c->first = (int32_t *)seqpar__list_alloc(&attn->lists, total * 4);
+    c->last = (int32_t *)seqpar__list_alloc(&attn->lists, total * 4);
+    if (!c->pieces || !c->tree || !c->first || !c->last) return SEQPAR_ERR_MEMORY;
+    for (s = 0; s < attn->size; s++)
+        for (i = 0; i < attn->shares[s].count; i++) {
+            seqpar__sorted_key *piece = &c->pieces[c->count++];
+            piece->leaf = attn->shares[s].pieces[i].leaf; piece->source = s; piece->piece = i;
+        }
+    qsort(c->pieces, (size_t)total, sizeof *c->pieces, seqpar__by_number);
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__outbox_count(seqpar_attn *attn) {
+    seqpar__outbox c;
+    SEQPAR__TRY(seqpar__outbox_open(&c, attn));
+    if (c.count == 0) return SEQPAR_OK;
+    seqpar__outbox_tree(&c);
+    if (!seqpar__outbox_order(&c, c.first, 0) || !seqpar__outbox_order(&c, c.last, 1)) return SEQPAR_ERR_MEMORY;
+    seqpar__outbox_sweep(&c, attn);
+    return SEQPAR_OK;
+}
+
+/* As much of attention as its cost is made of: shares, ranges, and how large the messages with dk and dv are. */
+static seqpar_status seqpar__cost_prepare(seqpar_ctx *ctx, seqpar_attn *attn) {
+    int64_t i = 0;
+    SEQPAR__TRY(seqpar__attn_shares(ctx, attn));
+    SEQPAR__TRY(seqpar__attn_visible(attn));
+    while (attn->backward.ops[i].op != SEQPAR_PLAN_COMPUTE) i++;
+    attn->steps[0].sources = attn->backward.ops[i].sources;
+    return attn->size > 1 ? seqpar__outbox_count(attn) : SEQPAR_OK;
+}
+
 SEQPAR_DEF seqpar_status seqpar_plan_cost_of(seqpar_error *error, seqpar_plan_cost *cost, const seqpar_plan_mask *mask, int64_t sp_size, int64_t sp_rank, int dtype) {
     seqpar_ctx ctx; /* of a rank that never runs */
     seqpar_device device;
     seqpar_attn *attn;
+    seqpar_status status;
     seqpar_attn_cost c, exposed; /* exposed: the all-to-alls, which nothing hides */
     memset(cost, 0, sizeof *cost);
     memset(&exposed, 0, sizeof exposed);
@@ -6337,10 +6505,10 @@ SEQPAR_DEF seqpar_status seqpar_plan_cost_of(seqpar_error *error, seqpar_plan_co
     device.storage = device.accumulator = dtype;
     ctx.error = error; ctx.device = &device;
     ctx.sp_size = sp_size; ctx.sp_rank = sp_rank;
-    SEQPAR__TRY(seqpar_attn_open(&ctx, &attn, mask->rows, mask->row_count, mask->desc));
+    SEQPAR__TRY(seqpar__attn_open(&ctx, &attn, mask->rows, mask->row_count, mask->desc, seqpar__cost_prepare));
     cost->step_flops = SEQPAR__NEW(int64_t, attn->size);
-    if (!cost->step_flops) { seqpar_attn_close(&ctx, attn); return seqpar__no_memory(error, "a plan's cost"); }
-    seqpar_attn_cost_of(&ctx, attn, &c, cost->step_flops);
+    status = cost->step_flops ? seqpar_attn_cost_of(&ctx, attn, &c, cost->step_flops) : seqpar__no_memory(error, "a plan's cost");
+    if (status) { seqpar_attn_close(&ctx, attn); seqpar_plan_cost_free(cost); return status; }
     cost->steps = attn->size;
     cost->forward_flops = c.forward_flops; cost->backward_flops = c.backward_flops;
     cost->forward_bytes = c.forward_bytes; cost->backward_bytes = c.backward_bytes;

@@ -39,7 +39,7 @@ static seqpar_status measure(seqpar_comm *world, void *user) {
     int64_t *by_source = calloc((size_t)d->ranks, sizeof *by_source);
     seqpar_status status = seqpar_ctx_open(&ctx, world, device, d->ranks);
     if (!status) status = seqpar_attn_open(&ctx, &attn, &d->row, 1, &desc);
-    if (!status) seqpar_attn_cost_of(&ctx, attn, &cost, by_source);
+    if (!status) status = seqpar_attn_cost_of(&ctx, attn, &cost, by_source);
     for (int64_t s = 0; !status && s < d->ranks; s++)
         d->work[ctx.sp_rank * d->ranks + s] = by_source[(ctx.sp_rank - s + d->ranks) % d->ranks] / 4;
     seqpar_attn_close(&ctx, attn);

@@ -124,8 +124,8 @@ static seqpar_status rank_attention(seqpar_ctx *ctx, setup *s) {
                          .q = buffer[0], .k = buffer[1], .v = buffer[2], .out = buffer[4], .lse = buffer[5], .dout = buffer[3], .dq = buffer[6], .dk = buffer[7], .dv = buffer[8]};
     status = seqpar_attn_forward(ctx, attn, &io);
     if (!status) status = seqpar_attn_backward(ctx, attn, &io);
+    if (!status) status = seqpar_attn_cost_of(ctx, attn, &cost, NULL);
     if (!status) {
-        seqpar_attn_cost_of(ctx, attn, &cost, NULL);
         __atomic_fetch_add(&s->flops, ctx->device->attn_flops, __ATOMIC_SEQ_CST);
         __atomic_fetch_add(&s->planned_flops, cost.forward_flops + cost.backward_flops, __ATOMIC_SEQ_CST);
         if (ctx->device->attn_flops != cost.forward_flops + cost.backward_flops || ctx->sp->bytes_sent != cost.forward_bytes + cost.backward_bytes)

@@ -218,14 +218,8 @@ static seqpar_status rank_to_nobody(seqpar_comm *world, void *user) {
     return exchange(world, "alone", 0, -1, 0, world->rank, 8);
 }
 
-static const failure failures[] = {
-    {"wrong_size", 4, rank_wrong_size, SEQPAR_ERR_MESSAGE_SIZE, 2, {"kv ring", "step 3", "rank 1", "37 bytes", "rank 2", "41"}, SEQPAR_ERR_PEER, "rank 1 sent 37 bytes"},
-    {"error_ends_all", 5, rank_says_no, SEQPAR_ERR_OPTION, 2, {"pack_len 4711 does not suit me"}, SEQPAR_ERR_PEER, "pack_len 4711 does not suit me"},
-    {"error_names_rank", 3, rank_says_no, SEQPAR_ERR_OPTION, 2, {"4711"}, SEQPAR_ERR_PEER, "rank 2"},
-    {"silent_error", 3, rank_fails_silently, SEQPAR_ERR_NOT_FINITE, 1, {"NaN"}, SEQPAR_ERR_PEER, "NaN"},
-    {"abort", 4, rank_aborts, SEQPAR_ERR_PEER, 1, {"stop, the disk is full"}, SEQPAR_ERR_PEER, "stop, the disk is full"},
-    {"error_in_a_group", 4, rank_fails_in_a_group, SEQPAR_ERR_SIZE, 3, {"group two, rank three"}, SEQPAR_ERR_PEER, "group two, rank three"},
-    {"error_before_a_split", 3, rank_fails_before_a_split, SEQPAR_ERR_WORLD, 1, {"no mesh for me"}, SEQPAR_ERR_PEER, "no mesh for me"},
+/* What threads can tell beside what every transport must (transport_failures). */
+static const failure thread_failures[] = {
     {"deadlock_early_end", 3, rank_leaves_early, SEQPAR_ERR_DEADLOCK, -1, {"rank 1 waits", "rank 2 waits", "'integer sum'", "for rank 0", "which has ended"}, 0, NULL},
     {"deadlock_never_sent", 3, rank_never_sent, SEQPAR_ERR_DEADLOCK, -1,
      {"rank 2 waits in 'dkv return' step 5 for rank 1", "rank 0 waits in 'integer sum'", "for rank 2"}, SEQPAR_ERR_DEADLOCK, "'dkv return' step 5"},
@@ -240,15 +234,10 @@ static const failure failures[] = {
 };
 
 static void test_failures(void) {
-    int64_t i, repeat;
-    for (i = 0; i < COUNT(failures); i++) expect_failure(&threads, &failures[i]);
-    for (repeat = 0; repeat < 200 && !test_why[0]; repeat++) { /* an abort may come at any moment */
-        const failure *f = &failures[repeat % COUNT(failures)];
-        seqpar_error error;
-        failing = f;
-        test_expect(seqpar_run_threads(f->ranks, rank_observed, NULL, &error) == f->status, "%s: another end in repeat %lld: %s", f->name, (long long)repeat, error.text);
-    }
+    expect_failures(&threads, transport_failures, COUNT(transport_failures), 100);
     test_end("comm_failures_repeated");
+    expect_failures(&threads, thread_failures, COUNT(thread_failures), 100);
+    test_end("comm_thread_failures_repeated");
 }
 
 static void test_rank_numbers(void) {

@@ -217,11 +217,11 @@ static seqpar_status attn_rank_main(seqpar_ctx *ctx, attn_run *run) {
     attn_rank *mine = &run->rank[ctx->sp_rank];
     seqpar_attn_desc desc = {.heads = c->heads, .kv_heads = c->kv_heads, .head_dim = c->head_dim, .layout = c->layout, .schedule = c->schedule, .heads_k_stride = c->stride, .full = c->full};
     seqpar_attn *attn;
-    seqpar_attn_cost cost;
+    seqpar_attn_cost cost = {0};
     seqpar_status status = seqpar_attn_open(ctx, &attn, &run->row, 1, &desc);
     if (status) return status;
     status = attn_passes(ctx, attn, c);
-    seqpar_attn_cost_of(ctx, attn, &cost, NULL);
+    if (!status) status = seqpar_attn_cost_of(ctx, attn, &cost, NULL);
     mine->exchange = ctx->memory.peak[SEQPAR_MEM_EXCHANGE];
     mine->scratch = ctx->memory.peak[SEQPAR_MEM_SCRATCH];
     mine->left = ctx->memory.total;

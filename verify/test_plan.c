@@ -271,12 +271,97 @@ static void test_large(void) {
         for (schedule = 0; schedule < SEQPAR__SCHEDULES; schedule++) {
             seqpar_attn_desc desc = {.heads = 32, .kv_heads = 8, .head_dim = 128, .layout = layout, .schedule = schedule};
             seqpar_plan_cost c;
-            if (layout == SEQPAR_STRIPE) continue; /* every rank holds part of every chunk: 2 million pieces */
             c = cost_of(&row, &desc, 1024, 700);
             test_expect(c.forward_flops > 0 && c.forward_bytes > 0 && c.backward_bytes > c.forward_bytes / 2, "no cost");
             seqpar_plan_cost_free(&c);
         }
     test_end("plan_cost_of_1024_ranks");
+}
+
+/* ---- the count against the long way round ---- */
+
+enum { ROWS_MAX = 3, DOCS_MAX = 6 };
+typedef struct batch { seqpar_row row[ROWS_MAX]; int64_t count, cu[ROWS_MAX][DOCS_MAX + 1], prefix[ROWS_MAX][DOCS_MAX]; } batch;
+
+/* Rows of odd sizes, some with fewer tokens than ranks or with none; documents of any size, 0 too. */
+static void batch_draw(batch *b, int documents, int prefixes) {
+    int64_t r, d;
+    memset(b, 0, sizeof *b);
+    b->count = test_integer(1, ROWS_MAX);
+    for (r = 0; r < b->count; r++) {
+        seqpar_row *row = &b->row[r];
+        row->index = 2 * r + test_integer(0, 1);
+        row->tokens = test_integer(0, 3) ? test_integer(0, r ? 90 : 400) : test_integer(0, 7);
+        row->padded = row->tokens + test_integer(0, 9);
+        row->chunks = test_integer(1, 24);
+        row->docs = documents ? test_integer(1, DOCS_MAX) : 1;
+        for (d = 1; d < row->docs; d++) b->cu[r][d] = test_integer(b->cu[r][d - 1], row->tokens);
+        b->cu[r][row->docs] = row->tokens;
+        for (d = 0; d < row->docs; d++) b->prefix[r][d] = test_integer(0, b->cu[r][d + 1] - b->cu[r][d]);
+        row->cu_seqlens = b->cu[r];
+        row->prefix_lens = prefixes ? b->prefix[r] : NULL;
+    }
+}
+
+/* Query by query and key by key. */
+static int64_t pairs_by_hand(const seqpar_attn *attn, const seqpar_share *queries, const seqpar_share *keys) {
+    int64_t i, j, t, u, begin, end, pairs = 0;
+    for (i = 0; i < queries->count; i++)
+        for (t = 0; t < queries->pieces[i].count; t++) {
+            const seqpar_piece *q = &queries->pieces[i];
+            seqpar__token_visible(&attn->rows[q->row], q->start + t * q->stride, &attn->desc, &begin, &end);
+            for (j = 0; j < keys->count; j++)
+                for (u = 0; u < keys->pieces[j].count && keys->pieces[j].row == q->row; u++) {
+                    int64_t key = keys->pieces[j].start + u * keys->pieces[j].stride;
+                    pairs += key >= begin && key < end;
+                }
+        }
+    return pairs;
+}
+
+/* A rank's cost on paper is that of the programs it would run, and of the pairs counted one by one. */
+static void compare_cost(const batch *b, const seqpar_attn_desc *desc, int64_t ranks, int64_t rank) {
+    seqpar_error error = {0};
+    seqpar_device device = {.storage = SEQPAR_BF16, .accumulator = SEQPAR_BF16};
+    seqpar_ctx ctx = {.error = &error, .device = &device, .sp_size = ranks, .sp_rank = rank};
+    seqpar_plan_mask mask = {b->row, b->count, desc};
+    seqpar_plan_cost paper;
+    seqpar_attn *attn = NULL;
+    seqpar_attn_cost programs;
+    int64_t s;
+    if (!test_expect(!seqpar_plan_cost_of(&error, &paper, &mask, ranks, rank, SEQPAR_BF16) && !seqpar_attn_open(&ctx, &attn, b->row, b->count, desc), "%s", error.text)) return;
+    test_expect(!seqpar_attn_cost_of(&ctx, attn, &programs, NULL), "%s", error.text);
+    test_expect(paper.steps == attn->size, "%lld steps, not %lld", (long long)paper.steps, (long long)attn->size);
+    for (s = 0; s < attn->size; s++) {
+        int64_t want = 4 * desc->head_dim * attn->heads * pairs_by_hand(attn, &attn->shares[attn->rank], &attn->shares[s]);
+        test_expect(paper.step_flops[s] == want, "%lld FLOPs with the keys of position %lld, not %lld", (long long)paper.step_flops[s], (long long)s, (long long)want);
+    }
+    test_expect(paper.forward_flops == programs.forward_flops && paper.backward_flops == programs.backward_flops, "FLOPs differ from those of the programs");
+    test_expect(paper.forward_bytes == programs.forward_bytes && paper.backward_bytes == programs.backward_bytes, "%s of %lld ranks: %lld and %lld bytes, the programs send %lld and %lld", seqpar_layout_name(desc->layout),
+                (long long)ranks, (long long)paper.forward_bytes, (long long)paper.backward_bytes, (long long)programs.forward_bytes, (long long)programs.backward_bytes);
+    seqpar_plan_cost_free(&paper);
+    seqpar_attn_close(&ctx, attn);
+}
+
+static void test_counts(void) {
+    static const struct { const char *name; int full, window, documents, prefixes; } masks[] = {
+        {"causal", 0, 0, 0, 0}, {"full", 1, 0, 0, 0}, {"window", 0, 1, 0, 0}, {"window both ways", 1, 1, 0, 0}, {"prefix", 0, 0, 0, 1},
+        {"documents", 0, 0, 1, 0}, {"full documents", 1, 0, 1, 0}, {"documents, window", 0, 1, 1, 0}, {"documents, prefixes", 0, 0, 1, 1}, {"all of it", 0, 1, 1, 1}};
+    size_t m;
+    for (m = 0; m < sizeof masks / sizeof *masks; m++) {
+        int64_t trial, rank, compared = 0;
+        for (trial = 0; trial < 40 * SEQPAR__LAYOUTS; trial++) {
+            int64_t ranks = test_integer(1, 12), members = test_integer(1, 4);
+            seqpar_attn_desc desc = {.heads = 24, .kv_heads = 12, .head_dim = 4, .layout = (int)(trial % SEQPAR__LAYOUTS), .schedule = (int)test_integer(0, SEQPAR__SCHEDULES - 1), .full = masks[m].full};
+            batch b;
+            desc.ulysses_size = ranks % members ? 0 : members;
+            desc.window = masks[m].window ? test_integer(1, 40) : 0;
+            desc.relaxed = test_integer(0, 3) == 0;
+            batch_draw(&b, masks[m].documents, masks[m].prefixes);
+            for (rank = 0; rank < ranks; rank++, compared++) compare_cost(&b, &desc, ranks, rank);
+        }
+        test_end("plan_cost_counts %s: %lld ranks", masks[m].name, (long long)compared);
+    }
 }
 
 /* The README's table: what a rank sends, in MiB of fp32, beside the field's formulas for the same mode. n = S/P tokens a
@@ -319,5 +404,6 @@ int main(int argc, char **argv) {
     test_balance();
     test_formulas();
     test_large();
+    test_counts();
     return test_summary();
 }

@@ -171,6 +171,9 @@ static void test_mask(void)
 static void test_mask_general(void)
 {
     static const int64_t ends[] = {0, 4, 7}, prefixes[] = {2, 9}, other_prefixes[] = {3, 2}, none[] = {0, 0};
+    static const char causal[] = "10000000" "11000000" "11100000" "11110000" "00001000" "00001100" "00001110" "00000000";
+    static const char full[] = "11110000" "11110000" "11110000" "11110000" "00001110" "00001110" "00001110" "00000000";
+    static const char full_window[] = "11000000" "11100000" "01110000" "00110000" "00001100" "00001110" "00000110" "00000000";
     static const struct {
         const char *name;
         bool causal;
@@ -178,28 +181,21 @@ static void test_mask_general(void)
         const int64_t *prefix_lens;
         const char *want;
     } masks[] = {
-        {"causal", true, 0, NULL,
-         "10000000" "11000000" "11100000" "11110000" "00001000" "00001100" "00001110" "00000000"},
-        {"window wider than any document", true, 4, NULL,
-         "10000000" "11000000" "11100000" "11110000" "00001000" "00001100" "00001110" "00000000"},
-        {"empty prefixes", true, 0, none,
-         "10000000" "11000000" "11100000" "11110000" "00001000" "00001100" "00001110" "00000000"},
+        {"causal", true, 0, NULL, causal},
+        {"window wider than any document", true, 4, NULL, causal},
+        {"empty prefixes", true, 0, none, causal},
+        {"full", false, 0, NULL, full},
+        {"prefix without causality", false, 0, other_prefixes, full},
+        {"full window", false, 2, NULL, full_window},
+        {"prefix and full window", false, 2, other_prefixes, full_window},
         {"causal window", true, 2, NULL,
          "10000000" "11000000" "01100000" "00110000" "00001000" "00001100" "00000110" "00000000"},
         {"window of one", true, 1, NULL,
          "10000000" "01000000" "00100000" "00010000" "00001000" "00000100" "00000010" "00000000"},
-        {"full", false, 0, NULL,
-         "11110000" "11110000" "11110000" "11110000" "00001110" "00001110" "00001110" "00000000"},
-        {"full window", false, 2, NULL,
-         "11000000" "11100000" "01110000" "00110000" "00001100" "00001110" "00000110" "00000000"},
         {"prefix, one longer than its document", true, 0, prefixes,
          "11000000" "11000000" "11100000" "11110000" "00001110" "00001110" "00001110" "00000000"},
         {"prefix and window", true, 2, other_prefixes,
          "11100000" "11100000" "01100000" "00110000" "00001100" "00001100" "00000110" "00000000"},
-        {"prefix without causality", false, 0, other_prefixes,
-         "11110000" "11110000" "11110000" "11110000" "00001110" "00001110" "00001110" "00000000"},
-        {"prefix and full window", false, 2, other_prefixes,
-         "11000000" "11100000" "01110000" "00110000" "00001100" "00001110" "00000110" "00000000"},
     };
     for (size_t m = 0; m < sizeof masks / sizeof *masks; m++) {
         bool mask[64];
