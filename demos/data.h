@@ -56,6 +56,7 @@ typedef struct {
     demo_document *documents; /* stb_ds array */
     demo_data_counts counts;
     int64_t tokens, supervised_tokens;
+    char summary[256]; /* what there is, for the log */
 } demo_dataset;
 
 /* Where reading stands, for messages, and what becomes of what is read. */
