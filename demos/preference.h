@@ -59,13 +59,16 @@ static int demo_pairs_as_documents(const demo_job *job, demo_dataset *set, const
 
 enum { LOSS, ACCURACY, CHOSEN_REWARD, REJECTED_REWARD, MARGIN, PAIR_COLUMNS };
 
-/* One rank of a sequence-parallel group answers for the unit. */
-static seqpar_status demo_unit_seen(demo_rank *r, demo_window *w, int64_t unit, const seqpar_pair_result *pair) {
-    double columns[PAIR_COLUMNS] = {pair->loss, pair->reward_chosen > pair->reward_rejected, pair->reward_chosen, pair->reward_rejected, pair->reward_chosen - pair->reward_rejected};
-    if (!(fabs(pair->loss) <= 1e300))
-        return seqpar_fail(r->ctx.error, SEQPAR_ERR_NOT_FINITE, "step %lld: the loss of pair %lld is %g; lower the learning rate or look at the data of this step", (long long)r->step + 1, (long long)unit, pair->loss);
-    w->seen.width = PAIR_COLUMNS;
+/* One rank of a sequence-parallel group answers for the unit. columns: the loss first. */
+static seqpar_status demo_unit_seen(demo_rank *r, demo_window *w, int64_t unit, const double *columns) {
+    if (!(fabs(columns[LOSS]) <= 1e300))
+        return seqpar_fail(r->ctx.error, SEQPAR_ERR_NOT_FINITE, "step %lld: the loss of unit %lld (%s) is %g; lower the learning rate or look at the data of this step", (long long)r->step + 1, (long long)unit, r->job->objective->unit, columns[LOSS]);
+    w->seen.width = r->job->objective->columns;
     return r->ctx.sp_rank ? SEQPAR_OK : seqpar_segments_push(r->ctx.error, &w->seen, unit, 0, columns);
+}
+static seqpar_status demo_pair_seen(demo_rank *r, demo_window *w, int64_t unit, const seqpar_pair_result *pair) {
+    const double columns[PAIR_COLUMNS] = {pair->loss, pair->reward_chosen > pair->reward_rejected, pair->reward_chosen, pair->reward_rejected, pair->reward_chosen - pair->reward_rejected};
+    return demo_unit_seen(r, w, unit, columns);
 }
 
 /* Means over the units of the window, of equal numbers that number. */
@@ -82,12 +85,12 @@ static seqpar_status demo_units_total(demo_rank *r, demo_window *w, double *mean
     return status;
 }
 
-/* The next unit whose documents lie in these rows, in their order; -1 when there is none. */
-static int64_t demo_next_unit(const seqpar_row *rows, int64_t count, int64_t *row, int64_t *doc) {
+/* The next unit of per_unit documents that lies in these rows, in their order; -1 when there is none. */
+static int64_t demo_next_unit(const seqpar_row *rows, int64_t count, int64_t per_unit, int64_t *row, int64_t *doc) {
     for (; *row < count; (*row)++, *doc = 0)
         while (*doc < rows[*row].docs) {
             int64_t source = rows[*row].doc_source[(*doc)++];
-            if (source % 2 == 0) return source / 2;
+            if (source % per_unit == 0) return source / per_unit;
         }
     return -1;
 }
@@ -145,11 +148,11 @@ static seqpar_status demo_reference_logp(demo_rank *r, const seqpar_row *rows, i
 
 enum { LOGP, REF_LOGP, TOKENS, SUMS }; /* per document of the window */
 
-/* Forward of policy and reference, and sums (documents, SUMS) over the sequence-parallel ranks; live (tokens): is it a target? */
-static seqpar_status demo_response_sums(demo_rank *r, seqpar_llama_batch *b, const seqpar_row *rows, int64_t count, int64_t documents, int keep, int alone, double *sums, double *live) {
+/* Forward of policy and reference; what this rank's tokens add to the sums of their documents. live (tokens): is it a target? */
+static seqpar_status demo_response_terms(demo_rank *r, seqpar_llama_batch *b, const seqpar_row *rows, int64_t count, int keep, int alone, seqpar_segments *segments, double *live) {
     double *logp = calloc((size_t)(5 * b->tokens + 1), sizeof *logp), *ref = logp + b->tokens, *terms = ref + b->tokens;
-    seqpar_segments segments = {.width = SUMS};
     seqpar_status status = seqpar_llama_forward(&r->ctx, &r->model, b, keep);
+    segments->width = SUMS;
     if (!status) status = seqpar_llama_values(&r->ctx, &r->model, b);
     if (!status && !alone) status = demo_reference_logp(r, rows, count, ref);
     if (!status) seqpar_device_read(r->device, logp, b->logp.data, 0, b->tokens);
@@ -159,10 +162,17 @@ static seqpar_status demo_response_sums(demo_rank *r, seqpar_llama_batch *b, con
         terms[t * SUMS + REF_LOGP] = live[t] == 0.0 ? 0.0 : ref[t];
         terms[t * SUMS + TOKENS] = live[t];
     }
-    if (!status) status = seqpar_segments_add(r->ctx.error, &segments, terms, rows, b->share);
+    if (!status) status = seqpar_segments_add(r->ctx.error, segments, terms, rows, b->share);
+    free(logp);
+    return status;
+}
+
+/* Sums (documents, SUMS) of the responses in these rows, known to all sequence-parallel ranks. */
+static seqpar_status demo_response_sums(demo_rank *r, seqpar_llama_batch *b, const seqpar_row *rows, int64_t count, int64_t documents, int keep, int alone, double *sums, double *live) {
+    seqpar_segments segments = {0};
+    seqpar_status status = demo_response_terms(r, b, rows, count, keep, alone, &segments, live);
     if (!status) status = seqpar_segments_sum(r->ctx.sp, sums, documents, &segments);
     seqpar_segments_free(&segments);
-    free(logp);
     return status;
 }
 
@@ -179,12 +189,12 @@ static seqpar_status demo_dpo_pairs(demo_rank *r, demo_window *w, const seqpar_r
     const demo_preference_config *p = r->job->options;
     seqpar_preference_desc desc = demo_preference_desc(p);
     seqpar_status status = SEQPAR_OK;
-    for (int64_t row = 0, doc = 0, unit; !status && (unit = demo_next_unit(rows, count, &row, &doc)) >= 0;) {
+    for (int64_t row = 0, doc = 0, unit; !status && (unit = demo_next_unit(rows, count, 2, &row, &doc)) >= 0;) {
         const double *chosen = sums + 2 * unit * SUMS, *rejected = chosen + SUMS;
         seqpar_preference pair = {chosen[LOGP], rejected[LOGP], chosen[REF_LOGP], rejected[REF_LOGP], (int64_t)chosen[TOKENS], (int64_t)rejected[TOKENS]};
         seqpar_pair_result result;
         status = seqpar_preference_loss(r->ctx.error, &result, &pair, &desc);
-        if (!status) status = demo_unit_seen(r, w, unit, &result);
+        if (!status) status = demo_pair_seen(r, w, unit, &result);
         dsum[2 * unit] = result.dchosen;
         dsum[2 * unit + 1] = result.drejected;
     }
@@ -238,10 +248,10 @@ static seqpar_status demo_last_scores(demo_rank *r, seqpar_llama_batch *b, const
 static seqpar_status demo_rm_pairs(demo_rank *r, demo_window *w, const seqpar_row *rows, int64_t count, const double *scores, double *dscore) {
     const demo_preference_config *p = r->job->options;
     seqpar_status status = SEQPAR_OK;
-    for (int64_t row = 0, doc = 0, unit; !status && (unit = demo_next_unit(rows, count, &row, &doc)) >= 0;) {
+    for (int64_t row = 0, doc = 0, unit; !status && (unit = demo_next_unit(rows, count, 2, &row, &doc)) >= 0;) {
         double margin = p->margin_loss ? p->margins[w->set == &r->job->eval][w->which[2 * unit] / 2] : 0.0;
         seqpar_pair_result result = seqpar_reward_loss(scores[2 * unit], scores[2 * unit + 1], margin, 0.0);
-        status = demo_unit_seen(r, w, unit, &result);
+        status = demo_pair_seen(r, w, unit, &result);
         dscore[2 * unit] = result.dchosen;
         dscore[2 * unit + 1] = result.drejected;
     }

@@ -275,9 +275,9 @@ static seqpar_llama_run demo_run_desc(const demo_job *job) {
 
 /* ---- a window of documents ---- */
 
-/* Packs the documents named by `which`, units being neighbours of documents_per_unit. */
-static seqpar_status demo_window_open(demo_rank *r, demo_window *w, int keep_masked) {
-    int64_t count = arrlen(w->which), per_unit = r->job->objective->documents_per_unit;
+/* Packs the documents named by `which`, units being neighbours. */
+static seqpar_status demo_window_open(demo_rank *r, demo_window *w, int64_t per_unit, int keep_masked) {
+    int64_t count = arrlen(w->which);
     seqpar_pack_desc pack = demo_pack_desc(r->job, keep_masked);
     seqpar_document *documents = calloc((size_t)count + 1, sizeof *documents);
     for (int64_t i = 0; i < count; i++) {
@@ -297,14 +297,16 @@ static void demo_window_close(demo_window *w) {
     arrfree(w->value);
 }
 
+typedef seqpar_status (*demo_rows_fn)(demo_rank *r, demo_window *w, int64_t first, int64_t count, int64_t micro);
+
 /* All rows of a window without gradients: an aligned run of them for every data-parallel rank, a few at a time. */
-static seqpar_status demo_window_values(demo_rank *r, demo_window *w) {
+static seqpar_status demo_window_values(demo_rank *r, demo_window *w, demo_rows_fn rows) {
     int64_t micro = r->job->config.micro_train_batch_size, first = seqpar_grid_begin(w->batch.rows, r->ctx.dp_size, r->ctx.dp_rank);
     int64_t end = seqpar_grid_begin(w->batch.rows, r->ctx.dp_size, r->ctx.dp_rank + 1), count;
     seqpar_status status = SEQPAR_OK;
     for (; !status && first < end; first += count) {
         count = end - first < micro ? end - first : micro;
-        status = r->job->objective->rows(r, w, first, count, -1);
+        status = rows(r, w, first, count, -1);
     }
     return status;
 }
@@ -371,7 +373,7 @@ static seqpar_status demo_step(demo_rank *r) {
     const demo_objective *o = job->objective;
     demo_window w = {.set = &job->train, .which = demo_step_documents(job, r->step)};
     double means[DEMO_COLUMNS] = {0}, weight, lr = demo_learning_rate(job, r->step), began = demo_seconds();
-    seqpar_status status = demo_window_open(r, &w, 0);
+    seqpar_status status = demo_window_open(r, &w, o->documents_per_unit, 0);
     if (!status && r->ctx.world->rank == 0 && !arrlen(r->losses)) demo_notice_idle(r, &w.batch);
     if (!status && o->before) status = o->before(r, &w);
     int64_t accumulation = demo_accumulation(job, w.batch.rows), first, count;
@@ -413,9 +415,9 @@ static seqpar_status demo_evaluate(demo_rank *r) {
     for (int64_t first = 0; !status && first < count; first += most) {
         demo_window w = {.set = &job->eval};
         for (int64_t i = first; i < count && i < first + most; i++) arrput(w.which, i);
-        status = demo_window_open(r, &w, 1);
+        status = demo_window_open(r, &w, o->documents_per_unit, 1);
         if (!status && o->before) status = o->before(r, &w);
-        if (!status) status = demo_window_values(r, &w);
+        if (!status) status = demo_window_values(r, &w, o->rows);
         if (!status) status = o->total(r, &w, means, &weight);
         all += weight;
         for (int i = 0; !status && i < o->columns; i++) r->eval_means[i] += (means[i] - r->eval_means[i]) * (weight / all);

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* kto.h - KTO: responses that are liked or not, measured against the KL term of the whole optimizer step, which takes a
+ * pass of its own over mismatched pairs of prompt and response. */
+#ifndef DEMO_KTO_H
+#define DEMO_KTO_H
+#include "preference.h"
+
+typedef struct {
+    const char *input_key, *output_key, *label_key, *ref_pretrain;
+    double beta, desirable_loss_weight, undesirable_loss_weight;
+    demo_labelled_set sets[2]; /* training, evaluation */
+} demo_kto_config;
+
+#define DEMO_KTO_BINDINGS(k) \
+    {"input_key", &(k).input_key, DEMO_STRING, "input", "JSON key of the prompt", DEMO_ANY}, \
+    {"output_key", &(k).output_key, DEMO_STRING, "output", "JSON key of the response", DEMO_ANY}, \
+    {"label_key", &(k).label_key, DEMO_STRING, "label", "JSON key that says whether the response is liked", DEMO_ANY}, \
+    {"ref_pretrain", &(k).ref_pretrain, DEMO_STRING, NULL, "folder of the reference model; without it the model training starts from", DEMO_ANY}, \
+    {"beta", &(k).beta, DEMO_FLOAT, "0.01", "temperature of the implicit reward", DEMO_ABOVE(0)}, \
+    {"desirable_loss_weight", &(k).desirable_loss_weight, DEMO_FLOAT, "1", "weight of a liked response", DEMO_AT_LEAST(0)}, \
+    {"undesirable_loss_weight", &(k).undesirable_loss_weight, DEMO_FLOAT, "1", "weight of the others", DEMO_AT_LEAST(0)}
+
+static demo_labelled_set *demo_kto_set(const demo_job *job, const demo_dataset *set) { return &((demo_kto_config *)job->options)->sets[set == &job->eval]; }
+
+static int demo_kto_load(const demo_job *job, demo_dataset *set, const char *paths, int64_t max_samples, char *error, size_t size) {
+    const demo_config *c = &job->config;
+    const demo_kto_config *k = job->options;
+    demo_labelled_set *labelled = demo_kto_set(job, set);
+    demo_labelled_options options = {.data = {.input_key = k->input_key, .output_key = k->output_key, .input_template = c->input_template, .max_len = c->max_len, .cut_long = !strcmp(c->truncation, "cut"),
+        .max_samples = max_samples, .vocab_size = job->model.vocab}, .label_key = k->label_key};
+    if (demo_labelled_load(labelled, paths, &options, error, size)) return -1;
+    for (int64_t i = 0; i < arrlen(labelled->records); i++) arrput(set->documents, labelled->records[i].document); /* owned by the set from here on */
+    demo_labelled_summary(labelled, set->summary, sizeof set->summary);
+    return 0;
+}
+
+/* ---- the KL term: every prompt with the response of the next ---- */
+
+static seqpar_status demo_mismatched_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count, int64_t micro) {
+    const seqpar_row *rows = w->batch.row + first;
+    seqpar_llama_run run = demo_run_desc(r->job);
+    seqpar_llama_batch b;
+    (void)micro;
+    seqpar_status status = seqpar_llama_open_batch(&r->ctx, &r->model, &b, rows, count, &run);
+    double *live = calloc((size_t)b.tokens + 1, sizeof *live);
+    if (!status) status = demo_response_terms(r, &b, rows, count, 0, 0, &w->seen, live);
+    seqpar_llama_close_batch(&r->ctx, &r->model, &b);
+    free(live);
+    return status;
+}
+
+static seqpar_status demo_kto_kl_of(demo_rank *r, demo_window *mismatched, double *kl) {
+    int64_t n = mismatched->units;
+    double *sums = calloc((size_t)(n * (SUMS + 1)), sizeof *sums), *h = sums + n * SUMS;
+    seqpar_status status = demo_window_open(r, mismatched, 1, 0);
+    if (!status) status = demo_window_values(r, mismatched, demo_mismatched_rows);
+    mismatched->seen.width = SUMS;
+    if (!status) status = seqpar_segments_sum(r->ctx.world, sums, n, &mismatched->seen);
+    for (int64_t i = 0; i < n; i++) h[i] = sums[i * SUMS + LOGP] - sums[i * SUMS + REF_LOGP];
+    *kl = seqpar_kto_kl(h, n);
+    free(sums);
+    return status;
+}
+
+static seqpar_status demo_kto_before(demo_rank *r, demo_window *w) {
+    int64_t n = arrlen(w->which);
+    char why[512];
+    demo_dataset set = {0};
+    demo_window mismatched = {.set = &set, .units = n};
+    arrsetlen(set.documents, n);
+    memset(set.documents, 0, (size_t)n * sizeof *set.documents);
+    seqpar_status status = SEQPAR_OK;
+    if (demo_mismatched_step(set.documents, demo_kto_set(r->job, w->set), w->which, n, r->job->config.max_len, why, sizeof why)) status = seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION, "%s", why);
+    for (int64_t i = 0; i < n; i++) arrput(mismatched.which, i);
+    if (!status) status = demo_kto_kl_of(r, &mismatched, &w->statistic);
+    demo_window_close(&mismatched);
+    demo_data_free(&set);
+    return status;
+}
+
+/* ---- the responses themselves ---- */
+
+enum { KTO_KL = 1, DESIRABLE_REWARD, UNDESIRABLE_REWARD, DESIRABLE, KTO_COLUMNS };
+
+static seqpar_status demo_kto_responses(demo_rank *r, demo_window *w, const seqpar_row *rows, int64_t count, const double *sums, double *dsum) {
+    const demo_kto_config *k = r->job->options;
+    const demo_labelled_set *set = demo_kto_set(r->job, w->set);
+    const seqpar_kto_desc desc = {k->beta, k->desirable_loss_weight, k->undesirable_loss_weight, w->statistic};
+    seqpar_status status = SEQPAR_OK;
+    for (int64_t row = 0, doc = 0, i; !status && (i = demo_next_unit(rows, count, 1, &row, &doc)) >= 0;) {
+        int desirable = set->records[w->which[i]].desirable;
+        seqpar_kto_result result;
+        status = seqpar_kto_loss(r->ctx.error, &result, sums[i * SUMS + LOGP], sums[i * SUMS + REF_LOGP], desirable, &desc);
+        const double columns[KTO_COLUMNS] = {result.loss, w->statistic, desirable ? result.reward : 0.0, desirable ? 0.0 : result.reward, desirable};
+        if (!status) status = demo_unit_seen(r, w, i, columns);
+        dsum[i] = result.dlogp;
+    }
+    return status;
+}
+
+static seqpar_status demo_kto_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count, int64_t micro) {
+    const seqpar_row *rows = w->batch.row + first;
+    int64_t documents = arrlen(w->which);
+    seqpar_llama_run run = demo_run_desc(r->job);
+    seqpar_llama_batch b;
+    seqpar_status status = seqpar_llama_open_batch(&r->ctx, &r->model, &b, rows, count, &run);
+    double *sums = calloc((size_t)(documents * (SUMS + 1) + b.tokens + 1), sizeof *sums), *dsum = sums + documents * SUMS, *live = dsum + documents;
+    if (!status) status = demo_response_sums(r, &b, rows, count, documents, micro >= 0, 0, sums, live);
+    if (!status) status = demo_kto_responses(r, w, rows, count, sums, dsum);
+    if (!status && micro >= 0) status = demo_spread_backward(r, w, &b, rows, dsum, live, micro);
+    seqpar_llama_close_batch(&r->ctx, &r->model, &b);
+    free(sums);
+    return status;
+}
+
+/* Rewards are means over the responses of their kind. */
+static seqpar_status demo_kto_total(demo_rank *r, demo_window *w, double *means, double *weight) {
+    seqpar_status status = demo_units_total(r, w, means, weight);
+    if (means[DESIRABLE] > 0) means[DESIRABLE_REWARD] /= means[DESIRABLE];
+    if (means[DESIRABLE] < 1) means[UNDESIRABLE_REWARD] /= 1.0 - means[DESIRABLE];
+    return status;
+}
+
+static seqpar_status demo_kto_open(demo_rank *r) { return demo_reference_open(r, ((const demo_kto_config *)r->job->options)->ref_pretrain); }
+
+static const demo_objective demo_kto = {.unit = "documents", .weight = "documents", .measure = "", .documents_per_unit = 1, .columns = KTO_COLUMNS,
+                                        .column = {"loss", "kl", "desirable_reward", "undesirable_reward", "desirable"},
+                                        .open = demo_kto_open, .close = demo_reference_close, .before = demo_kto_before, .load = demo_kto_load, .rows = demo_kto_rows, .total = demo_kto_total};
+#endif
