@@ -10,12 +10,13 @@ LDLIBS = -lcjson -lm -lpthread -ldl
 
 HEADERS = seqpar.h seqpar_llama.h seqpar_safetensors.h
 DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention train_sft train_dpo train_kto train_rm make_arith compare_runs
-SUITES = slow numerics fold pack split comm transport device attn truth bits memory plan schedule safetensors demos_support headers sanitize faults train readme
+SUITES = slow numerics objective fold pack split comm transport device attn truth bits memory plan schedule safetensors demos_support headers sanitize faults train readme
 BENCHES = bench_cpu
 
-.PHONY: demo check check-all demos bench readme setup clean help
+.PHONY: demo verify check check-all demos bench readme setup clean help
 help:
 	@echo "make demo    trains on 1 rank and on 4 and compares the bits (about a minute)"
+	@echo "make verify  every objective on 2 to 8 ranks against one rank, and the first DPO loss (seconds)"
 	@echo "make check   all tests; the last line is 'N passed, N failed'"
 	@echo "make check-all  the same with the full product of ways to compute attention"
 	@echo "make demos   builds the programs in demos/ into build/"
@@ -25,6 +26,9 @@ help:
 
 demo: setup demos
 	@sh demos/demo.sh
+
+verify: setup build/verify_sp
+	@build/verify_sp
 
 check: setup
 	@$(MAKE) --no-print-directory -j2 $(DEMOS:%=build/%) $(filter-out build/test_headers build/test_sanitize build/test_faults build/test_train build/test_readme,$(SUITES:%=build/test_%))
@@ -49,7 +53,11 @@ build/options.inc: demos/options.tsv demos/options.awk
 	@mkdir -p build
 	awk -f demos/options.awk demos/options.tsv > $@
 
-build/test_%: verify/test_%.c $(HEADERS) verify/test.h verify/slow.h verify/run_model.h verify/transport.h $(wildcard demos/*.h) build/options.inc
+build/verify_sp: verify/verify.c verify/run_objective.h $(HEADERS)
+	@mkdir -p build
+	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
+
+build/test_%: verify/test_%.c $(HEADERS) verify/test.h verify/slow.h verify/run_model.h verify/run_objective.h verify/transport.h $(wildcard demos/*.h) build/options.inc
 	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
 
 build/%: demos/%.c $(HEADERS) $(wildcard demos/*.h) build/options.inc

@@ -1,0 +1,348 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* Runs one optimizer step of any objective on a small model, split in any way, and keeps what it computed: loss, gradient
+   of every parameter, norm, updated parameters. What a rollout would have brought (old log-probs, advantages, returns) is
+   data at absolute positions, the same for every way. */
+#ifndef RUN_OBJECTIVE_H
+#define RUN_OBJECTIVE_H
+#include "seqpar_llama.h"
+
+enum { OBJECTIVE_SFT, OBJECTIVE_DPO, OBJECTIVE_KTO, OBJECTIVE_RM, OBJECTIVE_POLICY, OBJECTIVE_VALUE, OBJECTIVE_GRPO, OBJECTIVES };
+static const char *const objective_names[] = {"SFT", "DPO", "KTO", "reward model", "PPO policy", "PPO value", "GRPO"};
+
+typedef struct objective_way { /* how to do it */
+    int64_t dp, sp, accumulation, ulysses_size, threads;
+    int layout, schedule, reference_device, optimizer, zero_stage, recompute;
+} objective_way;
+
+typedef struct objective_task { /* what to do; documents 2i and 2i + 1 are a pair, and share a row */
+    int kind, same_reference; /* same_reference: the policy itself, as before the first step */
+    seqpar_llama_config config;
+    seqpar_batch batch;
+    int64_t documents;
+    double *reference;        /* (documents) log-prob sums to use instead of computing them; NULL: compute */
+    const double *start;      /* parameters to begin with; NULL: from the seed */
+    uint64_t seed;
+    double lr;
+} objective_task;
+
+typedef struct objective_result {
+    int64_t elements;
+    double loss, norm, *logits, *gradient, *start, *params, *reference; /* logits (tokens, width): of the policy; reference (documents) */
+    int64_t tokens, width;
+    seqpar_status status;
+    seqpar_error error;
+} objective_result;
+
+typedef struct objective_job { const objective_task *task; const objective_way *way; objective_result *result; } objective_job;
+typedef struct objective_rank { /* one rank at work */
+    seqpar_ctx *ctx;
+    const objective_job *job;
+    seqpar_llama policy, reference;
+    seqpar_optim optim;
+    seqpar_segments units;     /* losses of documents, pairs or tokens' sums that this rank answers for */
+} objective_rank;
+
+static int objective_scores(int kind) { return kind == OBJECTIVE_RM || kind == OBJECTIVE_VALUE; }
+static int objective_needs_reference(const objective_task *t) { return !objective_scores(t->kind) && t->kind != OBJECTIVE_SFT; }
+
+/* ---- what a rollout brings: numbers of a document's place ---- */
+
+static double objective_data(const objective_task *t, int64_t document, int64_t position, uint64_t what) {
+    return seqpar_random_normal(t->seed + 77, what, (uint64_t)(document * 4096 + position));
+}
+/* Two responses a prompt: the group of a document is its pair. */
+static double objective_advantage(const objective_task *t, int64_t document) {
+    double rewards[2] = {objective_data(t, document / 2 * 2, 0, 1), objective_data(t, document / 2 * 2 + 1, 0, 1)}, advantages[2];
+    seqpar_group_advantages(NULL, advantages, rewards, 2, SEQPAR_GROUP_GRPO, 1e-9);
+    return advantages[document % 2];
+}
+
+/* ---- one token of a token objective ---- */
+
+typedef struct objective_token { double logp, ref, score; int64_t document, position, tokens; } objective_token; /* tokens: supervised, of the document */
+
+static double objective_token_loss(const objective_task *t, const objective_token *x, double *slope) {
+    static const seqpar_policy_desc clip = {0.2, 0.28, 3.0};
+    seqpar_aggregate mean = {t->kind == OBJECTIVE_GRPO ? SEQPAR_SEQUENCE_MEAN : SEQPAR_TOKEN_MEAN, t->batch.counts.supervised, t->documents, 0};
+    double weight = seqpar_token_weight(&mean, x->tokens), dkl, kl;
+    seqpar_policy_result p;
+    seqpar_value_result v;
+    switch (t->kind) {
+    case OBJECTIVE_SFT: *slope = -weight; return -x->logp * weight;
+    case OBJECTIVE_VALUE:
+        v = seqpar_value_loss(x->score, 0.3 * objective_data(t, x->document, x->position, 2), objective_data(t, x->document, x->position, 3), 0.2);
+        *slope = v.dvalue * weight;
+        return v.loss * weight;
+    case OBJECTIVE_POLICY:
+        p = seqpar_policy_loss(x->logp, x->ref + 0.1 * objective_data(t, x->document, x->position, 4), objective_data(t, x->document, x->position, 5), &clip);
+        *slope = p.dlogp * weight;
+        return p.loss * weight;
+    default: /* GRPO: the group's advantage, and k3 to the reference */
+        p = seqpar_policy_loss(x->logp, x->ref, objective_advantage(t, x->document), &clip);
+        kl = seqpar_kl(x->logp, x->ref, SEQPAR_K3, &dkl);
+        *slope = (p.dlogp + 0.04 * dkl) * weight;
+        return (p.loss + 0.04 * kl) * weight;
+    }
+}
+
+/* ---- one document or pair ---- */
+
+/* sums (documents, 3): log-prob or score, the reference's, tokens. Losses and slopes of those documents that are here. */
+static void objective_documents(const objective_task *t, const double *sums, double kl, double *loss, double *slope) {
+    static const seqpar_preference_desc dpo = {.kind = SEQPAR_DPO, .beta = 0.1};
+    for (int64_t i = 0; i < t->documents; i++) {
+        const double *mine = sums + 3 * i, *other = mine + 3;
+        if (t->kind == OBJECTIVE_KTO && mine[2] > 0) {
+            seqpar_kto_desc kto = {0.1, 1.0, 1.33, kl};
+            seqpar_kto_result k;
+            seqpar_kto_loss(NULL, &k, mine[0], mine[1], i % 2 == 0, &kto);
+            loss[i] = k.loss;
+            slope[i] = k.dlogp / (double)t->documents;
+        }
+        if (t->kind == OBJECTIVE_KTO || i % 2 || mine[2] == 0) continue;
+        seqpar_preference pair = {mine[0], other[0], mine[1], other[1], (int64_t)mine[2], (int64_t)other[2]};
+        seqpar_pair_result p;
+        if (t->kind == OBJECTIVE_RM) p = seqpar_reward_loss(mine[0], other[0], 0.1, 0.01);
+        else seqpar_preference_loss(NULL, &p, &pair, &dpo);
+        loss[i] = p.loss;
+        slope[i] = 2 * p.dchosen / (double)t->documents;
+        slope[i + 1] = 2 * p.drejected / (double)t->documents;
+    }
+}
+
+/* ---- one micro-batch ---- */
+
+typedef struct objective_micro { /* the local tokens: what was computed, and what goes back */
+    seqpar_llama_batch b;
+    const seqpar_row *rows;
+    int64_t first, count;
+    double *value, *ref, *seed, *live; /* (tokens) */
+} objective_micro;
+
+static seqpar_status objective_forward(objective_rank *r, objective_micro *m) {
+    const objective_task *t = r->job->task;
+    seqpar_llama_run run = {.layout = r->job->way->layout, .schedule = r->job->way->schedule, .ulysses_size = r->job->way->ulysses_size, .recompute = r->job->way->recompute};
+    seqpar_llama_batch ref;
+    seqpar_status status = seqpar_llama_open_batch(r->ctx, &r->policy, &m->b, m->rows, m->count, &run);
+    int64_t n = m->b.tokens;
+    m->value = calloc((size_t)(4 * n + 1), sizeof(double));
+    m->ref = m->value + n; m->seed = m->ref + n; m->live = m->seed + n;
+    if (!status) status = seqpar_llama_forward(r->ctx, &r->policy, &m->b, 1);
+    if (!status) status = seqpar_llama_values(r->ctx, &r->policy, &m->b);
+    if (!status) seqpar_device_read(r->ctx->device, m->value, objective_scores(t->kind) ? m->b.score.data : m->b.logp.data, 0, n);
+    for (int64_t i = 0; i < n; i++) m->live[i] = m->b.targets[i] != SEQPAR_IGNORE;
+    if (status || !objective_needs_reference(t) || t->reference) return status;
+    status = seqpar_llama_open_batch(r->ctx, &r->reference, &ref, m->rows, m->count, &run);
+    if (!status) status = seqpar_llama_forward(r->ctx, &r->reference, &ref, 0);
+    if (!status) status = seqpar_llama_values(r->ctx, &r->reference, &ref);
+    if (!status) seqpar_device_read(r->ctx->device, m->ref, ref.logp.data, 0, n);
+    seqpar_llama_close_batch(r->ctx, &r->reference, &ref);
+    return status;
+}
+
+/* Which document a local token belongs to, and its place in it. */
+static objective_token objective_place(const seqpar_row *row, int64_t position) {
+    int64_t d = 0;
+    while (row->cu_seqlens[d + 1] <= position) d++;
+    objective_token x = {.document = row->doc_source[d], .position = position - row->cu_seqlens[d]};
+    for (int64_t i = row->cu_seqlens[d]; i < row->cu_seqlens[d + 1]; i++) x.tokens += row->targets[i] != SEQPAR_IGNORE;
+    return x;
+}
+
+/* Seeds of the tokens; their losses, one sum per piece, are leaves of one segment. */
+static seqpar_status objective_tokens(objective_rank *r, objective_micro *m) {
+    seqpar_status status = SEQPAR_OK;
+    r->units.width = 1;
+    for (int64_t i = 0; !status && i < m->b.share->count; i++) {
+        const seqpar_piece *p = &m->b.share->pieces[i];
+        double sum = 0;
+        for (int64_t k = 0; k < p->count; k++) {
+            int64_t at = p->local + k;
+            objective_token x = objective_place(&m->rows[p->row], p->start + k * p->stride);
+            x.logp = x.score = m->value[at];
+            x.ref = m->ref[at];
+            if (m->live[at] != 0) sum += objective_token_loss(r->job->task, &x, &m->seed[at]);
+        }
+        status = seqpar_segments_push(r->ctx->error, &r->units, 0, p->leaf, &sum);
+    }
+    return status;
+}
+
+/* Sums over the ranks that share these rows. A reward model counts a document's last token alone. */
+static seqpar_status objective_sums(objective_rank *r, objective_micro *m, double *sums) {
+    const objective_task *t = r->job->task;
+    double *terms = calloc((size_t)(3 * m->b.tokens + 1), sizeof *terms);
+    seqpar_segments segments = {.width = 3};
+    for (int64_t i = 0; i < m->b.share->count; i++)
+        for (int64_t k = 0; k < m->b.share->pieces[i].count; k++) {
+            const seqpar_piece *p = &m->b.share->pieces[i];
+            const seqpar_row *row = &m->rows[p->row];
+            int64_t at = p->local + k, position = p->start + k * p->stride, last = 0;
+            for (int64_t d = 0; d < row->docs; d++) last |= position == row->cu_seqlens[d + 1] - 1;
+            if (t->kind == OBJECTIVE_RM) m->live[at] = (double)last;
+            if (m->live[at] == 0) continue;
+            terms[3 * at] = m->value[at]; terms[3 * at + 1] = m->ref[at]; terms[3 * at + 2] = 1;
+        }
+    seqpar_status status = seqpar_segments_add(r->ctx->error, &segments, terms, m->rows, m->b.share);
+    if (!status) status = seqpar_segments_sum(r->ctx->sp, sums, t->documents, &segments);
+    for (int64_t i = 0; !status && t->reference && i < t->documents; i++) sums[3 * i + 1] = sums[3 * i + 2] > 0 ? t->reference[i] : 0.0;
+    seqpar_segments_free(&segments);
+    free(terms);
+    return status;
+}
+
+static seqpar_status objective_units(objective_rank *r, objective_micro *m, double kl) {
+    const objective_task *t = r->job->task;
+    double *sums = calloc((size_t)(5 * t->documents + 1), sizeof *sums), *loss = sums + 3 * t->documents, *slope = loss + t->documents;
+    seqpar_status status = objective_sums(r, m, sums);
+    r->units.width = 1;
+    if (!status) objective_documents(t, sums, kl, loss, slope);
+    for (int64_t i = 0; !status && i < t->documents; i++) {
+        if (sums[3 * i + 2] == 0 || r->ctx->sp_rank || (t->kind != OBJECTIVE_KTO && i % 2)) continue;
+        status = seqpar_segments_push(r->ctx->error, &r->units, i, 0, &loss[i]);
+        for (int64_t k = i; k < t->documents && k < i + 2; k++) if (sums[3 * k + 2] > 0) r->job->result->reference[k] = sums[3 * k + 1];
+    }
+    seqpar_segments_spread(m->seed, slope, m->rows, m->b.share);
+    for (int64_t i = 0; i < m->b.tokens; i++) if (m->live[i] == 0) m->seed[i] = 0;
+    free(sums);
+    return status;
+}
+
+/* Logits or scores to their global places: rows are numbered over the whole batch. */
+static seqpar_status objective_keep_logits(objective_rank *r, const objective_micro *m) {
+    objective_result *result = r->job->result;
+    void *logits = r->ctx->device->alloc(r->ctx->device, (m->b.tokens * result->width + 1) * seqpar_dtype_bytes(r->ctx->device->storage));
+    seqpar_status status = seqpar_llama_logits(r->ctx, &r->policy, (seqpar_llama_batch *)&m->b, logits);
+    for (int64_t i = 0; !status && i < m->b.share->count; i++)
+        for (int64_t k = 0; k < m->b.share->pieces[i].count; k++) {
+            const seqpar_piece *p = &m->b.share->pieces[i];
+            int64_t base = p->start + k * p->stride;
+            for (int64_t row = 0; row < m->first + p->row; row++) base += r->job->task->batch.row[row].tokens;
+            seqpar_device_read(r->ctx->device, result->logits + base * result->width, logits, (p->local + k) * result->width, result->width);
+        }
+    r->ctx->device->free(r->ctx->device, logits);
+    return status;
+}
+
+static seqpar_status objective_step_micro(objective_rank *r, int64_t index, double kl) {
+    int whole = r->job->task->kind == OBJECTIVE_DPO || r->job->task->kind == OBJECTIVE_KTO || r->job->task->kind == OBJECTIVE_RM;
+    objective_micro m = {0};
+    seqpar_head_seeds seeds = {0};
+    seqpar_buffer seed = {0};
+    seqpar_step_rows(r->ctx, &r->optim, index, &m.first, &m.count);
+    m.rows = r->job->task->batch.row + m.first;
+    seqpar_status status = objective_forward(r, &m);
+    if (!status) status = whole ? objective_units(r, &m, kl) : objective_tokens(r, &m);
+    if (!status) status = objective_keep_logits(r, &m);
+    if (!status) status = seqpar_buffer_new(r->ctx, &seed, m.b.tokens * seqpar_dtype_bytes(r->ctx->device->accumulator), SEQPAR_MEM_ACTIVATIONS);
+    if (!status && m.b.tokens) seqpar_device_write(r->ctx->device, seed.data, 0, m.seed, m.b.tokens);
+    seeds.dlogp = seed.data;
+    if (!status) status = seqpar_llama_backward(r->ctx, &r->policy, &m.b, &r->optim, index, &seeds);
+    seqpar_buffer_free(r->ctx, &seed);
+    free(m.value);
+    seqpar_llama_close_batch(r->ctx, &r->policy, &m.b);
+    return status;
+}
+
+/* ---- the step ---- */
+
+static seqpar_status objective_loss(objective_rank *r, double *loss) {
+    const objective_task *t = r->job->task;
+    int whole = t->kind == OBJECTIVE_DPO || t->kind == OBJECTIVE_KTO || t->kind == OBJECTIVE_RM, step = whole && t->kind != OBJECTIVE_KTO ? 2 : 1;
+    int64_t n = whole ? t->documents : 1;
+    double *all = calloc((size_t)n, sizeof *all);
+    r->units.width = 1;
+    seqpar_status status = seqpar_segments_sum(r->ctx->world, all, n, &r->units);
+    for (int64_t i = 0; i < n / step; i++) all[i] = all[i * step];
+    *loss = whole ? seqpar_mean(all, n / step) : all[0];
+    free(all);
+    return status;
+}
+
+static seqpar_status objective_step(objective_rank *r, double *gradient) {
+    const objective_task *t = r->job->task;
+    double loss = 0, kl = t->same_reference ? 0.0 : 0.15; /* of mismatched pairs, which are data here */
+    seqpar_status status = seqpar_step_begin(r->ctx, &r->optim, t->batch.row, t->batch.rows, r->job->way->layout, r->job->way->accumulation);
+    for (int64_t i = 0; !status && i < r->job->way->accumulation; i++) status = objective_step_micro(r, i, kl);
+    if (!status) status = objective_loss(r, &loss);
+    if (!status) status = seqpar_step_end(r->ctx, &r->optim, r->policy.params.data, t->lr);
+    if (!status) status = seqpar_optim_gradient(r->ctx, &r->optim, gradient);
+    if (status || r->ctx->world->rank) return status;
+    r->job->result->loss = loss;
+    r->job->result->norm = r->optim.norm;
+    memcpy(r->job->result->gradient, gradient, (size_t)r->policy.elements * sizeof *gradient);
+    seqpar_device_read(r->ctx->device, r->job->result->params, r->policy.params.data, 0, r->policy.elements);
+    return SEQPAR_OK;
+}
+
+static seqpar_status objective_main(seqpar_comm *world, void *user) {
+    const objective_job *job = user;
+    const objective_task *t = job->task;
+    seqpar_device *device = job->way->reference_device ? seqpar_device_reference() : seqpar_device_cpu(job->way->threads ? job->way->threads : 1);
+    seqpar_optim_desc optim = {job->way->optimizer, job->way->zero_stage, .9, .95, 1e-8, 0.01, 1.0};
+    double *gradient = calloc((size_t)job->result->elements + 1, sizeof *gradient);
+    seqpar_ctx ctx;
+    objective_rank r = {.ctx = &ctx, .job = job};
+    seqpar_status status = seqpar_ctx_open(&ctx, world, device, job->way->sp);
+    if (!status) status = seqpar_llama_open(&ctx, &r.policy, &t->config);
+    if (!status) status = seqpar_llama_open(&ctx, &r.reference, &t->config);
+    if (!status) status = seqpar_optim_open(&ctx, &r.optim, r.policy.tensors, r.policy.tensor_count, &optim);
+    if (!status) seqpar_llama_init(&ctx, &r.policy, t->seed);
+    if (!status && t->start) seqpar_device_write(ctx.device, r.policy.params.data, 0, t->start, r.policy.elements);
+    if (!status && world->rank == 0) seqpar_device_read(ctx.device, job->result->start, r.policy.params.data, 0, r.policy.elements);
+    if (!status) seqpar_llama_init(&ctx, &r.reference, t->same_reference ? t->seed : t->seed + 1);
+    if (!status) status = objective_step(&r, gradient);
+    seqpar_segments_free(&r.units);
+    seqpar_optim_close(&ctx, &r.optim);
+    seqpar_llama_close(&ctx, &r.reference);
+    seqpar_llama_close(&ctx, &r.policy);
+    seqpar_ctx_close(&ctx);
+    seqpar_device_close(device);
+    free(gradient);
+    return status;
+}
+
+/* Documents of a prompt and a response each, tokens 0 among them, as pairs in rows of at most pack_len. */
+static void objective_task_open(objective_task *t, int kind, int64_t pairs, int64_t longest, int64_t pack_len, uint64_t seed) {
+    seqpar_pack_desc desc = {.pack_len = pack_len, .order = SEQPAR_PACK_DECREASING, .chunks = 16};
+    seqpar_document *docs = calloc((size_t)(2 * pairs), sizeof *docs);
+    seqpar_error error = {0};
+    memset(t, 0, sizeof *t);
+    t->kind = kind;
+    t->seed = seed;
+    t->documents = 2 * pairs;
+    t->lr = 1e-2;
+    t->config = (seqpar_llama_config){.layers = 2, .hidden = 24, .heads = 8, .kv_heads = 4, .head_dim = 6, .intermediate = 40, .vocab = 61, .score = objective_scores(kind) ? "score" : NULL};
+    desc.vocab = t->config.vocab;
+    for (int64_t i = 0; i < 2 * pairs; i++) {
+        int64_t n = 3 + (int64_t)(seqpar_random_uniform(seed, 9, (uint64_t)i) * (double)(longest - 2)), prompt = 1 + n / 4;
+        int32_t *ids = calloc((size_t)n, sizeof *ids);
+        uint8_t *mask = calloc((size_t)n, 1);
+        for (int64_t k = 0; k < n; k++) {
+            ids[k] = (int32_t)(seqpar_random_uniform(seed, 10 + (uint64_t)i, (uint64_t)k) * 61) * (k % 7 != 3);
+            mask[k] = k >= prompt;
+        }
+        docs[i] = (seqpar_document){.ids = ids, .loss_mask = mask, .tokens = n, .unit = i / 2};
+    }
+    if (seqpar_pack(&error, &t->batch, docs, 2 * pairs, &desc)) { fprintf(stderr, "%s\n", error.text); exit(2); }
+    for (int64_t i = 0; i < 2 * pairs; i++) { free((void *)docs[i].ids); free((void *)docs[i].loss_mask); }
+    free(docs);
+}
+
+static void objective_run(const objective_task *t, const objective_way *way, objective_result *result) {
+    objective_job job = {t, way, result};
+    int64_t i;
+    memset(result, 0, sizeof *result);
+    for (i = 0; i < t->batch.rows; i++) result->tokens += t->batch.row[i].tokens;
+    result->width = t->config.score ? 1 : t->config.vocab;
+    result->elements = 1 << 18; /* room for the models of objective_task_open */
+    result->logits = calloc((size_t)(result->tokens * result->width), sizeof(double));
+    result->gradient = calloc((size_t)result->elements, sizeof(double));
+    result->params = calloc((size_t)result->elements, sizeof(double));
+    result->start = calloc((size_t)result->elements, sizeof(double));
+    result->reference = calloc((size_t)t->documents, sizeof(double));
+    result->status = seqpar_run_threads(way->dp * way->sp, objective_main, &job, &result->error);
+}
+static void objective_result_free(objective_result *r) { free(r->logits); free(r->gradient); free(r->start); free(r->params); free(r->reference); }
+static void objective_task_close(objective_task *t) { seqpar_batch_free(&t->batch); }
+#endif

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* Sums per document and the objectives on plain numbers; then every objective through a model: the gradient is the contract,
+   whatever the split. */
+#define SEQPAR_IMPLEMENTATION
+#define SEQPAR_LLAMA_IMPLEMENTATION
+#include "seqpar_llama.h"
+#include "test.h"
+#include "run_objective.h"
+
+/* ---- sums per document ---- */
+
+typedef struct { seqpar_row rows[2]; int64_t documents, layout, size; double *want, *got; int bits; } segment_task;
+
+static seqpar_status segment_rank(seqpar_comm *world, void *user) {
+    segment_task *t = user;
+    seqpar_share share;
+    seqpar_segments segments = {.width = 2};
+    seqpar_status status = seqpar_split(world->error, &share, t->rows, 2, (int)t->layout, world->size, world->rank);
+    double *values = calloc((size_t)(2 * share.tokens + 1), sizeof *values), *sums = calloc((size_t)(2 * t->documents), sizeof *sums);
+    for (int64_t i = 0; !status && i < share.count; i++)
+        for (int64_t k = 0; k < share.pieces[i].count; k++) {
+            const seqpar_piece *p = &share.pieces[i];
+            values[2 * (p->local + k)] = seqpar_random_normal(3, (uint64_t)p->row, (uint64_t)(p->start + k * p->stride));
+            values[2 * (p->local + k) + 1] = 1;
+        }
+    if (!status) status = seqpar_segments_add(world->error, &segments, values, t->rows, &share);
+    if (!status) status = seqpar_segments_sum(world, sums, t->documents, &segments);
+    if (world->rank == world->size - 1) memcpy(t->got, sums, (size_t)(2 * t->documents) * sizeof *sums);
+    seqpar_segments_free(&segments);
+    seqpar_share_free(&share);
+    free(values); free(sums);
+    return status;
+}
+
+/* One document over whole rows, of one token, empty; ranks without a token; every layout. */
+static void test_segments(void) {
+    static const int64_t cu0[] = {0, 1, 40, 40, 97}, cu1[] = {0, 23}, source0[] = {4, 0, 2, 1}, source1[] = {3}, ranks[] = {1, 2, 3, 4, 5, 8};
+    double one[10], got[10];
+    segment_task t = {.documents = 5, .rows = {{.index = 0, .tokens = 97, .padded = 97, .chunks = 13, .docs = 4, .cu_seqlens = cu0, .doc_source = source0},
+                                               {.index = 1, .tokens = 23, .padded = 25, .chunks = 9, .docs = 1, .cu_seqlens = cu1, .doc_source = source1}}};
+    seqpar_error error;
+    for (t.layout = 0; t.layout < SEQPAR__LAYOUTS; t.layout++) {
+        for (size_t p = 0; p < sizeof ranks / sizeof *ranks; p++) {
+            t.got = p ? got : one;
+            test_expect(!seqpar_run_threads(ranks[p], segment_rank, &t, &error), "%s", error.text);
+            if (t.layout <= SEQPAR_ZIGZAG) test_expect(!memcmp(t.got, one, sizeof one), "P=%lld: other bits than one rank", (long long)ranks[p]);
+            for (int64_t d = 0; d < 5; d++) test_expect(fabs(t.got[2 * d] - one[2 * d]) <= 1e-13 && t.got[2 * d + 1] == (double[]){39, 57, 0, 23, 1}[d], "P=%lld: document %lld", (long long)ranks[p], (long long)d);
+        }
+        test_end("segments_%s", seqpar_layout_name((int)t.layout));
+    }
+    t.documents = 4; /* too few for the fifth */
+    t.got = got;
+    test_expect(seqpar_run_threads(2, segment_rank, &t, &error) == SEQPAR_ERR_SIZE && strstr(error.text, "document 4"), "%s", error.text);
+    test_end("segments_refused");
+}
+
+/* ---- identities ---- */
+
+static seqpar_pair_result preference(const seqpar_preference_desc *d, double chosen, double rejected) {
+    seqpar_preference pair = {chosen, rejected, -3.25, -7.5, 5, 8};
+    seqpar_pair_result r = {0};
+    seqpar_error error = {0};
+    test_expect(!seqpar_preference_loss(&error, &r, &pair, d), "%s", error.text);
+    return r;
+}
+
+static void test_identities(void) {
+    const double ln2 = 0.693147180559945309417;
+    static const seqpar_preference_desc kinds[] = {{SEQPAR_DPO, 0.1}, {SEQPAR_DPO, 0.3, 0.2}, {SEQPAR_DPO, 2.0, 0, 0, 1}};
+    const seqpar_preference_desc ipo = {SEQPAR_IPO, 0.1}, hinge = {SEQPAR_HINGE, 0.1}, dpo = {SEQPAR_DPO, 0.1};
+    double same[7] = {ln2, ln2, ln2, ln2, ln2, ln2, ln2}, advantages[5], rewards[] = {2, 2, 2, 2, 2}, x[] = {3, -1, 4, 1, -5, 9, 2};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        seqpar_pair_result r = preference(&kinds[i], -3.25, -7.5);
+        test_expect(!memcmp(&r.loss, &ln2, 8), "kind %zu: %.17g is not ln 2", i, r.loss);
+        test_expect(r.reward_chosen == 0 && r.reward_rejected == 0, "kind %zu: rewards of the reference itself", i);
+    }
+    test_expect(fabs(preference(&ipo, -3.25, -7.5).loss - 25.0) < 1e-13 && preference(&hinge, -3.25, -7.5).loss == 1.0, "IPO 1/(4 beta^2), hinge 1");
+    test_expect(preference(&dpo, -3.25, -7.5).dchosen == -0.05 && preference(&dpo, -3.25, -7.5).drejected == 0.05, "beta / 2");
+    test_expect(!memcmp(&same[0], (double[]){seqpar_mean(same, 7)}, 8), "a mean of equal numbers");
+    test_expect(seqpar_reward_loss(1.5, 1.5, 0, 0).loss == ln2 && seqpar_reward_loss(1.5, 1.5, 0, 0).dchosen == -0.5, "equal scores");
+    test_expect(seqpar_softplus(800) == 800 && seqpar_softplus(-745) > 0 && seqpar_sigmoid(-800) >= 0 && seqpar_softplus(-40) > 0, "no overflow, no cancelling");
+    seqpar_group_advantages(NULL, advantages, rewards, 5, SEQPAR_GROUP_GRPO, 1e-9);
+    for (int i = 0; i < 5; i++) test_expect(advantages[i] == 0, "equal rewards have an advantage");
+    seqpar_whiten(x, 7, 0);
+    test_expect(fabs(seqpar_mean(x, 7)) < 1e-15, "whitened mean");
+    for (int kind = 0; kind < 3; kind++) test_expect(seqpar_kl(-2.5, -2.5, kind, NULL) == 0, "KL of equals");
+    test_end("objective_identities");
+}
+
+static void expect_refused(seqpar_preference_desc d, int64_t tokens, const char *words) {
+    seqpar_preference pair = {-1, -2, -1, -2, tokens, 3};
+    seqpar_pair_result r;
+    seqpar_error error = {0};
+    test_expect(seqpar_preference_loss(&error, &r, &pair, &d) && strstr(error.text, words), "%s: %s", words, error.text);
+}
+static void test_refused(void) {
+    seqpar_kto_result k;
+    seqpar_error error = {0};
+    double one = 1, advantage;
+    expect_refused((seqpar_preference_desc){SEQPAR_DPO, 0}, 1, "beta is 0");
+    expect_refused((seqpar_preference_desc){SEQPAR_DPO, NAN}, 1, "beta is");
+    expect_refused((seqpar_preference_desc){SEQPAR_DPO, 0.1, 0.6}, 1, "label_smoothing is 0.6");
+    expect_refused((seqpar_preference_desc){SEQPAR_IPO, 0.1, 0.1}, 1, "no meaning");
+    expect_refused((seqpar_preference_desc){9, 0.1}, 1, "loss 9");
+    expect_refused((seqpar_preference_desc){SEQPAR_DPO, 0.1}, 0, "0 chosen");
+    test_expect(seqpar_kto_loss(&error, &k, 0, 0, 1, &(seqpar_kto_desc){0.1, 1, 1, -0.5}) && strstr(error.text, "-0.5"), "%s", error.text);
+    test_expect(seqpar_group_advantages(NULL, &advantage, &one, 1, SEQPAR_GROUP_RLOO, 0) == SEQPAR_ERR_OPTION, "a group of one");
+    test_end("objective_refused");
+}
+
+/* ---- derivatives on plain numbers: central differences ---- */
+
+static double slope_of(double (*f)(double, const void *), double x, const void *user) {
+    double h = 1e-4;
+    return (8 * (f(x + h, user) - f(x - h, user)) - (f(x + 2 * h, user) - f(x - 2 * h, user))) / (12 * h);
+}
+typedef struct { seqpar_preference_desc d; double rejected; } pair_at;
+static double pair_loss(double chosen, const void *user) {
+    const pair_at *p = user;
+    return preference(&p->d, chosen, p->rejected).loss;
+}
+static double policy_at(double logp, const void *user) { const double *x = user; return seqpar_policy_loss(logp, x[0], x[1], &(seqpar_policy_desc){0.2, 0.3, 3}).loss; }
+static double value_at(double value, const void *user) { const double *x = user; return seqpar_value_loss(value, x[0], x[1], 0.2).loss; }
+static double kl_at(double logp, const void *user) { return seqpar_kl(logp, -1.7, *(const int *)user, NULL); }
+
+static void near(double got, double want, const char *what) { test_expect(fabs(got - want) <= 1e-8 * (1 + fabs(want)), "%s: %.12g, differences say %.12g", what, got, want); }
+
+static void test_derivatives(void) {
+    static const seqpar_preference_desc kinds[] = {{SEQPAR_DPO, 0.3}, {SEQPAR_DPO, 0.3, 0.1}, {SEQPAR_DPO, 0.3, 0, 0, 1}, {SEQPAR_IPO, 0.3}, {SEQPAR_IPO, 0.3, 0, 0, 1}, {SEQPAR_HINGE, 0.3}, {SEQPAR_SIMPO, 2, 0, 0.5}, {SEQPAR_DPO, 0.3, 0, 0, 0, 0, 0.2}, {SEQPAR_DPO, 0.3, 0, 0, 0, 1, 0.2, 7}};
+    for (int i = 0; i < 400; i++) {
+        pair_at p = {kinds[i % 9], -7 + 3 * test_normal()};
+        double chosen = -4 + 3 * test_normal(), x[2] = {test_normal(), test_normal()}, at = x[0] + 0.6 * test_normal(), dkl;
+        int kind = i % 3;
+        seqpar_policy_result policy = seqpar_policy_loss(at, x[0], x[1], &(seqpar_policy_desc){0.2, 0.3, 3});
+        near(preference(&p.d, chosen, p.rejected).dchosen, slope_of(pair_loss, chosen, &p), "preference");
+        if (fabs(policy.ratio - 0.8) > 1e-3 && fabs(policy.ratio - 1.3) > 1e-3 && fabs(policy.ratio - 3) > 1e-2) near(policy.dlogp, slope_of(policy_at, at, x), "policy");
+        if (fabs(fabs(at - x[0]) - 0.2) > 1e-3 && fabs(at + x[0] - 2 * x[1]) > 0.5) near(seqpar_value_loss(at, x[0], x[1], 0.2).dvalue, slope_of(value_at, at, x), "value");
+        seqpar_kl(at, -1.7, kind, &dkl);
+        near(dkl, slope_of(kl_at, at, &kind), "kl");
+    }
+    test_end("objective_derivatives");
+}
+
+/* ---- the gradient is the contract ---- */
+
+static void expect_equal(const objective_result *got, const objective_result *want, const char *what) {
+    test_expect(!got->status, "%s: %s", what, got->error.text);
+    test_expect(!memcmp(&got->loss, &want->loss, 8), "%s: loss %.17g, one rank has %.17g", what, got->loss, want->loss);
+    test_expect(!memcmp(&got->norm, &want->norm, 8), "%s: norm %.17g, one rank has %.17g", what, got->norm, want->norm);
+    test_expect(!memcmp(got->logits, want->logits, (size_t)(want->tokens * want->width) * 8), "%s: logits", what);
+    test_expect(!memcmp(got->gradient, want->gradient, (size_t)want->elements * 8), "%s: gradients differ by %.2e", what, test_distance(got->gradient, want->gradient, want->elements));
+    test_expect(!memcmp(got->params, want->params, (size_t)want->elements * 8), "%s: parameters after the step", what);
+}
+
+/* D x P x A, schedules, layouts, ZeRO stages, both optimizers in turn. */
+static void test_contract(int kind, int reference) {
+    static const int64_t dps[] = {1, 2, 4, 8, 3}, sps[] = {1, 2, 4, 8, 3, 5}, accumulations[] = {1, 2, 4};
+    objective_task t;
+    objective_result one[2], r;
+    int64_t n, runs = 0;
+    objective_task_open(&t, kind, 5, 50, 110, 11);
+    for (n = 0; n < 2; n++) {
+        objective_way alone = {.dp = 1, .sp = 1, .accumulation = 1, .reference_device = reference, .optimizer = (int)n};
+        objective_run(&t, &alone, &one[n]);
+        test_expect(!one[n].status && one[n].norm > 0 && memcmp(one[n].start, one[n].params, (size_t)one[n].elements * 8), "one rank: %s", one[n].error.text);
+    }
+    for (n = kind; n < 5 * 6 * 3; n += 7) {
+        objective_way way = {.dp = dps[n % 5], .sp = sps[n / 5 % 6], .accumulation = accumulations[n / 30], .layout = (int)(n % 2), .schedule = (int)(n % 3), .optimizer = (int)(n / 2 % 2),
+                             .zero_stage = (int)(n % 3), .recompute = (int)(n / 3 % 2), .reference_device = reference, .threads = 1 + n % 2};
+        char what[96];
+        if (way.dp * way.sp > 16) continue;
+        snprintf(what, sizeof what, "D=%lld P=%lld A=%lld %s %s", (long long)way.dp, (long long)way.sp, (long long)way.accumulation, seqpar_layout_name(way.layout), seqpar_schedule_name(way.schedule));
+        objective_run(&t, &way, &r);
+        expect_equal(&r, &one[way.optimizer], what);
+        objective_result_free(&r);
+        runs++;
+    }
+    for (n = 0; n < 2; n++) objective_result_free(&one[n]);
+    objective_task_close(&t);
+    test_end("objective_%s_%s_bits: %lld ways", objective_names[kind], reference ? "fp64" : "fp32", (long long)runs);
+}
+
+/* Whole gradients against differences of the loss along random directions, in fp64, on two ranks. */
+static void test_gradient(int kind) {
+    objective_way way = {.dp = 1, .sp = 2, .accumulation = 1, .layout = SEQPAR_ZIGZAG, .reference_device = 1};
+    objective_task t;
+    objective_result at, side;
+    double losses[4], slope, want, h = 1e-4;
+    static const double steps[] = {-2, -1, 1, 2};
+    objective_task_open(&t, kind, 3, 30, 64, 23);
+    objective_run(&t, &way, &at);
+    for (int direction = 0; direction < 3; direction++) {
+        double *moved = calloc((size_t)at.elements, sizeof *moved);
+        for (int i = 0; i < 4; i++) {
+            for (int64_t k = 0; k < at.elements; k++) moved[k] = at.start[k] + steps[i] * h * (at.start[k] != 0) * seqpar_random_normal(5, (uint64_t)direction, (uint64_t)k);
+            t.start = moved;
+            objective_run(&t, &way, &side);
+            losses[i] = side.loss;
+            objective_result_free(&side);
+        }
+        want = (8 * (losses[2] - losses[1]) - (losses[3] - losses[0])) / (12 * h);
+        slope = 0;
+        for (int64_t k = 0; k < at.elements; k++) slope += at.gradient[k] * (at.start[k] != 0) * seqpar_random_normal(5, (uint64_t)direction, (uint64_t)k);
+        test_expect(fabs(slope - want) <= 2e-7 * fabs(want) + 1e-9, "direction %d: %.12g, differences say %.12g", direction, slope, want);
+        free(moved);
+    }
+    objective_result_free(&at);
+    objective_task_close(&t);
+    test_end("objective_%s_gradient", objective_names[kind]);
+}
+
+int main(int argc, char **argv) {
+    test_begin(argc, argv);
+    test_segments();
+    test_identities();
+    test_refused();
+    test_derivatives();
+    for (int kind = 0; kind < OBJECTIVES; kind++) test_gradient(kind);
+    for (int kind = 0; kind < OBJECTIVES; kind++) { test_contract(kind, 1); test_contract(kind, 0); }
+    return test_summary();
+}

@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* verify.c - make verify: sequence parallelism changes nothing. One optimizer step of every objective on 2, 3, 4 and 8 ranks in
+ * every schedule against one rank: logits, loss, gradient of every parameter, updated parameters; and the first DPO loss
+ * against -log(sigmoid(0)).
+ *
+ *     verify [--json]        the tensors stay in build/verify, for anyone to compare
+ */
+#define SEQPAR_IMPLEMENTATION
+#define SEQPAR_LLAMA_IMPLEMENTATION
+#define SEQPAR_SAFETENSORS_IMPLEMENTATION
+#include "seqpar_llama.h"
+#include "seqpar_safetensors.h"
+#include <sys/stat.h>
+#include "run_objective.h"
+
+typedef struct { const char *name; int schedule; int64_t ulysses; } mode;
+static const mode modes[] = {{"zigzag ring", SEQPAR_RING, 0}, {"llama3", SEQPAR_LLAMA3, 0}, {"Ulysses", SEQPAR_ULYSSES, 0}, {"2D", SEQPAR_RING, 2}};
+static const int64_t ranks[] = {2, 3, 4, 8};
+enum { MODES = 4, RANKS = 4, CELLS = MODES * RANKS };
+
+enum { SAME, DIFFERS, CANNOT }; /* CANNOT: the mode does not exist for this number of ranks */
+typedef struct { int state; double error; } cell;
+typedef struct { char name[48], value[32]; cell cells[CELLS]; } row;
+enum { MOST_ROWS = 32 };
+static row rows[MOST_ROWS];
+static int row_count, wrong;
+
+static double distance(const double *got, const double *want, int64_t n) {
+    double difference = 0, size = 0;
+    for (int64_t i = 0; i < n; i++) { difference += (got[i] - want[i]) * (got[i] - want[i]); size += want[i] * want[i]; }
+    return size > 0 ? sqrt(difference / size) : sqrt(difference);
+}
+
+static row *row_new(const char *what, const char *name, const char *value) {
+    row *r = &rows[row_count++];
+    snprintf(r->name, sizeof r->name, "%s%s%s", what, name[0] ? " " : "", name);
+    snprintf(r->value, sizeof r->value, "%s", value);
+    return r;
+}
+
+static void compare(row *r, int which, const double *got, const double *want, int64_t n) {
+    int same = !memcmp(got, want, (size_t)n * sizeof *got);
+    r->cells[which] = (cell){same ? SAME : DIFFERS, same ? 0.0 : distance(got, want, n)};
+    wrong += !same;
+}
+
+/* Way number `which`; 0 where there is none. */
+static int way_of(int which, objective_way *way) {
+    const mode *m = &modes[which / RANKS];
+    *way = (objective_way){.dp = 1, .sp = ranks[which % RANKS], .accumulation = 1, .layout = SEQPAR_ZIGZAG, .schedule = m->schedule, .ulysses_size = m->ulysses};
+    return !m->ulysses || way->sp % m->ulysses == 0;
+}
+
+static void keep(const objective_task *t, const objective_result *r, const char *where) {
+    char path[256];
+    seqpar_error error = {0};
+    const void *data[] = {&r->loss, r->logits, r->gradient, r->params};
+    const char *const names[] = {"loss", "logits", "gradient", "params"};
+    int64_t counts[] = {1, r->tokens * r->width, r->elements, r->elements}, i;
+    seqpar_safetensors_tensor tensors[4];
+    snprintf(path, sizeof path, "build/verify/%s.%s.safetensors", objective_names[t->kind], where);
+    for (char *c = path; *c; c++) if (*c == ' ') *c = '_';
+    for (i = 0; i < 4; i++) {
+        tensors[i] = (seqpar_safetensors_tensor){.name = names[i], .dtype = SEQPAR_SAFETENSORS_F64, .dims = 1};
+        tensors[i].shape[0] = counts[i];
+    }
+    seqpar_safetensors_desc desc = {.path = path, .tensors = tensors, .count = 4};
+    if (seqpar_safetensors_save(&desc, data, &error)) { fprintf(stderr, "%s\n", error.text); exit(2); }
+}
+
+static void run(const objective_task *t, const objective_way *way, objective_result *result) {
+    objective_run(t, way, result);
+    if (result->status) { fprintf(stderr, "%s on %lld ranks: %s\n", objective_names[t->kind], (long long)way->sp, result->error.text); exit(2); }
+}
+
+/* Rows of one objective: logits (of the first only), loss, gradient, and the step. */
+static void verify_objective(int kind) {
+    objective_task t;
+    objective_way alone = {.dp = 1, .sp = 1, .accumulation = 1, .layout = SEQPAR_ZIGZAG}, way;
+    objective_result one, r;
+    row *logits, *loss, *gradient, *step;
+    char value[32];
+    objective_task_open(&t, kind, 6, 60, 130, 5);
+    run(&t, &alone, &one);
+    keep(&t, &one, "sp1");
+    logits = kind == OBJECTIVE_SFT ? row_new("logits", "", "") : NULL;
+    snprintf(value, sizeof value, "%.15g", one.loss);
+    loss = row_new(objective_names[kind], "loss", value);
+    snprintf(value, sizeof value, "norm %.10g", one.norm);
+    gradient = row_new(objective_names[kind], "gradient", value);
+    step = kind == OBJECTIVE_SFT ? row_new("AdamW step", "", "") : NULL;
+    for (int i = 0; i < CELLS; i++) {
+        char where[64];
+        if (!way_of(i, &way)) {
+            loss->cells[i].state = gradient->cells[i].state = CANNOT;
+            if (logits) logits->cells[i].state = step->cells[i].state = CANNOT;
+            continue;
+        }
+        run(&t, &way, &r);
+        snprintf(where, sizeof where, "%s.sp%lld", modes[i / RANKS].name, (long long)way.sp);
+        keep(&t, &r, where);
+        compare(loss, i, &r.loss, &one.loss, 1);
+        compare(gradient, i, r.gradient, one.gradient, one.elements);
+        if (logits) compare(logits, i, r.logits, one.logits, one.tokens * one.width);
+        if (step) compare(step, i, r.params, one.params, one.elements);
+        objective_result_free(&r);
+    }
+    objective_result_free(&one);
+    objective_task_close(&t);
+}
+
+/* The first DPO loss: of this process, before anything else, then with the reference's log-probs from one rank. */
+static double verify_first_loss(int *bitwise) {
+    const double ln2 = seqpar_softplus(-0.0), want = 0.693147180559945309417; /* -log(sigmoid(0)) */
+    objective_task t;
+    objective_way way = {.dp = 1, .sp = 8, .accumulation = 1, .layout = SEQPAR_ZIGZAG}, alone = {.dp = 1, .sp = 1, .accumulation = 1};
+    objective_result first, one, r;
+    row *line;
+    objective_task_open(&t, OBJECTIVE_DPO, 6, 60, 130, 5);
+    t.same_reference = 1;
+    run(&t, &way, &first);
+    run(&t, &alone, &one);
+    line = row_new("first DPO loss", "", "");
+    snprintf(line->value, sizeof line->value, "%.15g", one.loss);
+    t.reference = one.reference;
+    *bitwise = !memcmp(&ln2, &want, 8) && !memcmp(&first.loss, &want, 8) && !memcmp(&one.loss, &want, 8);
+    for (int i = 0; i < CELLS; i++) {
+        if (!way_of(i, &way)) { line->cells[i].state = CANNOT; continue; }
+        run(&t, &way, &r);
+        compare(line, i, &r.loss, &want, 1);
+        *bitwise &= line->cells[i].state == SAME;
+        objective_result_free(&r);
+    }
+    objective_result_free(&first);
+    objective_result_free(&one);
+    objective_task_close(&t);
+    return first.loss;
+}
+
+static void print_cell(const cell *c) {
+    if (c->state == SAME) printf(" bits");
+    else if (c->state == CANNOT) printf("    -");
+    else printf(" %.0e", c->error);
+}
+static void print_table(void) {
+    printf("%-22s%-20s", "", "SP=1");
+    for (int m = 0; m < MODES; m++) printf(" %-19s", modes[m].name);
+    printf("\n%-42s", "");
+    for (int i = 0; i < CELLS; i++) printf("%5lld", (long long)ranks[i % RANKS]);
+    printf("\n");
+    for (int r = 0; r < row_count; r++) {
+        printf("%-22s%-20s", rows[r].name, rows[r].value);
+        for (int i = 0; i < CELLS; i++) print_cell(&rows[r].cells[i]);
+        printf("\n");
+    }
+}
+
+static void print_json(FILE *f, double first, int bitwise) {
+    static const char *const states[] = {"bits", "differs", "none"};
+    fprintf(f, "{\"dpo_first_loss\": %.17g, \"dpo_first_loss_is_ln2_bitwise\": %s, \"wrong\": %d, \"rows\": [", first, bitwise ? "true" : "false", wrong);
+    for (int r = 0; r < row_count; r++) {
+        fprintf(f, "%s\n  {\"what\": \"%s\", \"sp1\": \"%s\"", r ? "," : "", rows[r].name, rows[r].value);
+        for (int i = 0; i < CELLS; i++) fprintf(f, ", \"%s SP=%lld\": \"%s\"", modes[i / RANKS].name, (long long)ranks[i % RANKS], states[rows[r].cells[i].state]);
+        fprintf(f, "}");
+    }
+    fprintf(f, "\n]}\n");
+}
+
+int main(int argc, char **argv) {
+    int bitwise, json = argc > 1 && !strcmp(argv[1], "--json");
+    double first;
+    FILE *file;
+    if (argc > 1 + json) return fprintf(stderr, "usage: verify [--json]\n"), 2;
+    mkdir("build", 0777);
+    mkdir("build/verify", 0777);
+    first = verify_first_loss(&bitwise);
+    for (int kind = 0; kind < OBJECTIVES; kind++) verify_objective(kind);
+    file = fopen("build/verify/verify.json", "w");
+    if (file) { print_json(file, first, bitwise); fclose(file); }
+    if (json) print_json(stdout, first, bitwise);
+    else {
+        print_table();
+        printf("\nbits: equal to one rank by memcmp; a number: relative distance from it, which is wrong here; -: no such mode\n");
+        printf("first DPO loss %.18f = -log(sigmoid(0)) : %s\n", first, bitwise ? "bits" : "NO");
+    }
+    return wrong || !bitwise;
+}
