@@ -278,7 +278,7 @@ typedef struct {
 typedef slow_complex slow_pair_loss(const slow_preference *o, const slow_pair *x);
 
 /* Spec 4, f-divergence scores of h = logp - ref_logp ([T]); alpha's exponent is capped at 80 as for fp32. */
-SLOW slow_complex slow_score(const slow_preference *o, slow_complex h)
+SLOW slow_complex slow_divergence_score(const slow_preference *o, slow_complex h)
 {
     switch (o->divergence) {
     case SLOW_FORWARD_KL: return -cexp(-h);
@@ -292,12 +292,12 @@ SLOW slow_complex slow_score(const slow_preference *o, slow_complex h)
 /* h_w, or its score under another divergence. */
 SLOW slow_complex slow_chosen(const slow_preference *o, const slow_pair *x)
 {
-    return slow_score(o, o->reference_free ? x->chosen : x->chosen - x->ref_chosen);
+    return slow_divergence_score(o, o->reference_free ? x->chosen : x->chosen - x->ref_chosen);
 }
 
 SLOW slow_complex slow_rejected(const slow_preference *o, const slow_pair *x)
 {
-    return slow_score(o, o->reference_free ? x->rejected : x->rejected - x->ref_rejected);
+    return slow_divergence_score(o, o->reference_free ? x->rejected : x->rejected - x->ref_rejected);
 }
 
 /* z = beta (h_w - h_l) */
@@ -646,15 +646,15 @@ SLOW slow_complex slow_kl(slow_complex estimator(slow_complex), double limit, sl
     return slow_clamp(estimator(logp - ref_logp), -limit, limit);
 }
 
-/* Sum of length_i kl_i / sum of length_i, what the adaptive controller observes (spec 8.2). */
-SLOW double slow_weighted_kl(int64_t count, const double *kl, const double *length)
+/* sum w x / sum w; of the sequences' KL by their lengths it is what the adaptive controller observes (spec 8.2). */
+SLOW double slow_weighted_mean(int64_t count, const double *x, const double *w)
 {
-    double sum = 0, lengths = 0;
+    double sum = 0, weights = 0;
     for (int64_t i = 0; i < count; i++) {
-        sum += kl[i] * length[i];
-        lengths += length[i];
+        sum += x[i] * w[i];
+        weights += w[i];
     }
-    return sum / lengths;
+    return sum / weights;
 }
 
 /* [O5] FixedKLController, the default: the coefficient stays. */
@@ -833,7 +833,7 @@ SLOW void slow_opo(int64_t prompts, int64_t n, const double *length, const doubl
 {
     for (int64_t p = 0; p < prompts; p++)
         for (int64_t i = p * n; i < (p + 1) * n; i++)
-            shaped[i] = reward[i] - slow_weighted_kl(n, reward + p * n, length + p * n);
+            shaped[i] = reward[i] - slow_weighted_mean(n, reward + p * n, length + p * n);
 }
 
 /* REINFORCE++-baseline: the scores are group-centred, go through the shaped reward, then as REINFORCE++. */
