@@ -10,7 +10,7 @@ LDLIBS = -lcjson -lm -lpthread
 
 HEADERS = seqpar.h seqpar_llama.h seqpar_safetensors.h
 DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention train_sft make_arith compare_runs
-SUITES = slow numerics fold pack split comm transport device attn truth bits memory plan schedule safetensors demos_support headers sanitize faults train readme
+SUITES = slow slow_loss numerics fold pack split comm transport device attn truth bits memory plan schedule safetensors demos_support headers sanitize faults train readme
 BENCHES = bench_cpu
 
 .PHONY: demo check check-all demos bench readme setup clean help
@@ -49,7 +49,7 @@ build/options.inc: demos/options.tsv demos/options.awk
 	@mkdir -p build
 	awk -f demos/options.awk demos/options.tsv > $@
 
-build/test_%: verify/test_%.c $(HEADERS) verify/test.h verify/slow.h verify/run_model.h verify/transport.h $(wildcard demos/*.h) build/options.inc
+build/test_%: verify/test_%.c $(HEADERS) verify/test.h verify/slow.h verify/slow_loss.h verify/golden.h verify/golden.tsv verify/run_model.h verify/transport.h $(wildcard demos/*.h) build/options.inc
 	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
 
 build/%: demos/%.c $(HEADERS) $(wildcard demos/*.h) build/options.inc

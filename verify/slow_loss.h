@@ -634,10 +634,18 @@ SLOW slow_complex slow_k2(slow_complex d)
     return d * d / 2;
 }
 
-/* e^-d - 1 + d, through expm1 because the naive form loses all digits near 0. */
+/*
+ * e^-d - 1 + d.  Near 0 that is d^2/2 out of numbers the size of d, of which even expm1(-d) + d keeps only the
+ * digits that d itself leaves; the series sum_{k >= 2} (-d)^k / k! keeps all.
+ */
 SLOW slow_complex slow_k3(slow_complex d)
 {
-    return slow_expm1(-d) + d;
+    slow_complex term = -d, sum = 0;
+    if (fabs(creal(d)) > .5)
+        return slow_expm1(-d) + d;
+    for (int k = 2; k < 20; k++)
+        sum += term *= -d / (double)k;
+    return sum;
 }
 
 /* [OH] clamps the estimate to +-10; [T] does not: limit = HUGE_VAL. */
