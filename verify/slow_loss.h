@@ -485,6 +485,25 @@ SLOW slow_complex slow_preference_mean(slow_pair_loss *loss, const slow_preferen
     return sum / (double)pairs + (nll_coef != 0 ? nll_coef * slow_chosen_nll(pairs, x) : 0);
 }
 
+/*
+ * The pairs of a packed row that holds all the chosen documents before all the rejected ones, as [O5]'s: sequence
+ * p against sequence pairs + p.  The sums and the lengths are over the masked tokens, the completions'.
+ */
+SLOW void slow_pairs(const slow_sequences *s, const slow_complex *logp, const double *ref_logp, slow_pair *x)
+{
+    int64_t pairs = s->sequences / 2;
+    slow_complex *ref = slow_promote(s->cu_seqlens[s->sequences], ref_logp);
+    for (int64_t w = 0, l = pairs; w < pairs; w++, l++) {
+        x[w].chosen = slow_sequence_sum(s, w, logp);
+        x[w].rejected = slow_sequence_sum(s, l, logp);
+        x[w].ref_chosen = creal(slow_sequence_sum(s, w, ref));
+        x[w].ref_rejected = creal(slow_sequence_sum(s, l, ref));
+        x[w].chosen_length = slow_sequence_length(s, w);
+        x[w].rejected_length = slow_sequence_length(s, l);
+    }
+    free(ref);
+}
+
 typedef struct {
     double chosen_reward, rejected_reward, margin, accuracy;
 } slow_preference_metrics;
