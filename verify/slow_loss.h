@@ -80,15 +80,7 @@ SLOW slow_complex slow_square(slow_complex x)
     return x * x;
 }
 
-SLOW slow_complex slow_mean(int64_t count, const slow_complex *x)
-{
-    slow_complex sum = 0;
-    for (int64_t k = 0; k < count; k++)
-        sum += x[k];
-    return sum / (double)count;
-}
-
-SLOW double slow_mean_real(int64_t count, const double *x)
+SLOW double slow_mean(int64_t count, const double *x)
 {
     double sum = 0;
     for (int64_t k = 0; k < count; k++)
@@ -99,7 +91,7 @@ SLOW double slow_mean_real(int64_t count, const double *x)
 /* torch.std: unbiased, hence NaN for a single number. */
 SLOW double slow_std_unbiased(int64_t count, const double *x)
 {
-    double mean = slow_mean_real(count, x), squares = 0;
+    double mean = slow_mean(count, x), squares = 0;
     for (int64_t k = 0; k < count; k++)
         squares += (x[k] - mean) * (x[k] - mean);
     return sqrt(squares / (double)(count - 1));
@@ -830,14 +822,14 @@ SLOW void slow_group_baseline(int64_t prompts, int64_t n, const double *reward, 
 {
     for (int64_t p = 0; p < prompts; p++)
         for (int64_t i = p * n; i < (p + 1) * n; i++)
-            shaped[i] = reward[i] - slow_mean_real(n, reward + p * n);
+            shaped[i] = reward[i] - slow_mean(n, reward + p * n);
 }
 
 /* GRPO: (R - mean) / (unbiased std + eps); eps is 1e-9 in [OH] (group_norm, the default), 1e-4 [T], 1e-6 [V]. */
 SLOW void slow_group_norm(int64_t prompts, int64_t n, double eps, const double *reward, double *shaped)
 {
     for (int64_t p = 0; p < prompts; p++) {
-        double mean = slow_mean_real(n, reward + p * n), std = slow_std_unbiased(n, reward + p * n);
+        double mean = slow_mean(n, reward + p * n), std = slow_std_unbiased(n, reward + p * n);
         for (int64_t i = p * n; i < (p + 1) * n; i++)
             shaped[i] = (reward[i] - mean) / (std + eps);
     }

@@ -1536,11 +1536,11 @@ static void test_pair_special(void)
 
 static void test_metrics(void)
 {
-    slow_pair x[3] = {{-1, -5, -2, -4, 1, 1}, {-3, -3, -3, -3, 1, 1}, {-6, -2, -4, -3, 1, 1}};
+    slow_pair x[3] = {{-1, -5, -2, -4, 1, 1}, {-3, -3, -3, -3, 1, 1}, {-6, -2, -4, -7, 1, 1}};
     slow_preference_metrics m = slow_preference_report(.5, 3, x);
     near("chosen", m.chosen_reward, .5 * (1 + 0 - 2) / 3, 1e-16);
-    near("rejected", m.rejected_reward, .5 * (-1 + 0 + 1) / 3, 1e-16);
-    near("margin", m.margin, .5 * (2 + 0 - 3) / 3, 1e-16);
+    near("rejected", m.rejected_reward, .5 * (-1 + 0 + 5) / 3, 1e-16);
+    near("margin", m.margin, .5 * (2 + 0 - 7) / 3, 1e-16);
     near("accuracy, in which a tie is wrong", m.accuracy, 1. / 3, 1e-16);
     same("accuracy of rewards", slow_accuracy(4, (double[]){1, 2, 3, 4}, (double[]){0, 2, 5, 3}), .5);
     test_end("rewards, margin and accuracy");
@@ -1904,7 +1904,7 @@ static void test_groups(void)
     slow_group_norm(2, 4, 0, r, a);
     slow_group_baseline(2, 4, r, b);
     slow_rloo(2, 4, r, c);
-    near("sum", a[4] + a[5] + a[6] + a[7], 0, 4e-15);
+    near("sum", a[4] + a[5] + a[6] + a[7], 0, 1e-14);
     for (int i = 0; i < 8; i++) {
         near("RLOO", c[i], 4. / 3 * b[i], 1e-15);
         r[i] = 2 * r[i] - 5;
@@ -1914,9 +1914,13 @@ static void test_groups(void)
     slow_rloo(4, 2, r, c);
     for (int i = 0; i < 8; i++)
         same("RLOO of two", c[i], r[i] - r[i ^ 1]);
-    slow_opo(1, 8, (double[]){3, 3, 3, 3, 3, 3, 3, 3}, r, a);
-    slow_group_baseline(1, 8, r, b);
+    slow_opo(2, 4, (double[]){3, 3, 3, 3, 7, 7, 7, 7}, r, a);
+    slow_group_baseline(2, 4, r, b);
     all_near("OPO of equal lengths", 8, a, b, 1e-14);
+    slow_opo(2, 2, (double[]){1, 3, 5, 5}, (double[]){1, 0, 2, 6}, a);
+    all_same("OPO", 4, a, (double[]){.75, -.25, -2, 2});
+    slow_group_norm(2, 2, 0, (double[]){1, 0, 2, 6}, a);
+    all_near("each group by its own deviation", 4, a, (double[]){sqrt(.5), -sqrt(.5), -sqrt(.5), sqrt(.5)}, 1e-15);
     test_end("advantages within a group");
 }
 
@@ -1943,6 +1947,7 @@ static void test_rewards(void)
     same("normalised", slow_normalize_reward(5, 1, 2, HUGE_VAL), 2);
     same("clipped", slow_normalize_reward(-50, 1, 2, 5), -5);
     same("no spread", slow_normalize_reward(1, 1, 0, 5), 0);
+    near("hardly any", slow_normalize_reward(1 + 1e-8, 1, 1e-12, 5), 1, 1e-7);
     same("short", slow_overlong_penalty(896, 1024, 128, 1), 0);
     same("at the end", slow_overlong_penalty(1024, 1024, 128, 1), -1);
     same("beyond", slow_overlong_penalty(5000, 1024, 128, .5), -.5);
