@@ -1501,7 +1501,8 @@ static void test_pair_structure(void)
         same("shift", pair_of(&q).loss, pair_of(&p).loss);
         p.options.beta = .25;
         q.options.beta = 1;
-        q.pair = (slow_pair){p.pair.chosen / 4, p.pair.rejected / 4, p.pair.ref_chosen / 4, p.pair.ref_rejected / 4, 1, 1};
+        q.pair = (slow_pair){p.pair.chosen / 4, p.pair.rejected / 4, p.pair.ref_chosen / 4,
+            p.pair.ref_rejected / 4, 1, 1};
         same("beta", pair_of(&q).loss, pair_of(&p).loss);
     }
     test_end("antisymmetry, swap, shift and scale of DPO");
@@ -2044,8 +2045,10 @@ static void mistake_means(void)
     golden_case c = case_of("token_mean", "shards=2");
     double right = golden_result(&c, "loss", 0), wrong = golden_result(&c, "mean_of_means", 0);
     told_by_golden("the mean of the shards' means (4, 16)", &c, "loss", 0, wrong, right);
-    told_by_golden("labels shifted inside each shard (1)", &c, "loss", 0, golden_result(&c, "shift_in_shard", 0), right);
-    told_by_golden("a denominator that counts the mask of both ranks, or shares averaged (16, 27)", &c, "loss", 0, right / 2, right);
+    told_by_golden("labels shifted inside each shard (1)", &c, "loss", 0, golden_result(&c, "shift_in_shard", 0),
+        right);
+    told_by_golden("a denominator that counts the mask of both ranks, or shares averaged (16, 27)", &c, "loss", 0,
+        right / 2, right);
     c = case_of("moe_balance", "experts=3 k=1 shards=2");
     told_by_golden("router loss from a shard's own f and P (12)", &c, "loss", 0, golden_result(&c, "mean_of_means", 0),
         golden_result(&c, "loss", 0));
@@ -2111,7 +2114,8 @@ static void mistake_kto(void)
     golden_array(&c, "kl_log_ratio", MOST, kl);
     double right = slow_value_of(kto_scalar, &p, p.count, logp);
     q.kl = slow_kto_kl(1, kl, zeros);
-    told_by_golden("KTO's KL over the first micro-batch (9)", &c, "loss", 0, slow_value_of(kto_scalar, &q, 3, logp), right);
+    told_by_golden("KTO's KL over the first micro-batch (9)", &c, "loss", 0,
+        slow_value_of(kto_scalar, &q, 3, logp), right);
     q.kl = (slow_kto_kl(1, kl, zeros) + slow_kto_kl(1, kl + 1, zeros) + slow_kto_kl(1, kl + 2, zeros)) / 3;
     told_by_golden("KTO's KL clamped before the mean (9)", &c, "kl", 0, q.kl, p.kl);
     q.kl = (slow_kto_kl(1, kl, zeros) + slow_kto_kl(2, kl + 1, zeros)) / 2;
@@ -2182,8 +2186,8 @@ static void mistake_moments(void)
     told_by_golden("whitening with the unbiased variance (15)", &c, "whitened", 0, unbiased[0], right);
     c = case_of("group_norm", "eps=1e-4");
     right = golden_result(&c, "advantage", 0);
-    told_by_golden("a group's standard deviation as the population's", &c, "advantage", 0, .625 / (sqrt(.171875) + 1e-4),
-        right);
+    told_by_golden("a group's standard deviation as the population's", &c, "advantage", 0,
+        .625 / (sqrt(.171875) + 1e-4), right);
     told_by_golden("another library's eps", &c, "advantage", 0, .625 / (sqrt(.6875 / 3) + 1e-6), right);
     c = case_of("adaptive_kl", "target=6 n=256 horizon=1e4"); /* the first observes 3: 3/6 - 1 is below -.2 */
     told_by_golden("the controller without its clip", &c, "factor", 0, 1 - .5 * .0256, golden_result(&c, "factor", 0));
