@@ -1116,6 +1116,7 @@ static void test_kl_slopes(void)
     slow_complex far = slow_kl(slow_k3, 10, -8 + SLOW_STEP * _Complex_I, 0);
     same("clamped", creal(far), 10);
     same("slope where clamped", cimag(far), 0);
+    same("policy less reference", creal(slow_kl(slow_k1, 10, -1, -3)), 2);
     test_end("slopes of k1, k2, k3");
 }
 
@@ -1477,6 +1478,8 @@ static void test_other_fixed_points(void)
     bool desirable[5] = {true, false, true, true, false};
     kto_problem k = {{.1, 1.25, 1.5}, 5, desirable, logp, slow_kto_kl(5, logp, logp)};
     same("KTO's KL", k.kl, 0);
+    same("KTO's KL", slow_kto_kl(2, (double[]){-1, -2}, (double[]){-4, -3}), 2);
+    same("KTO's KL, negative", slow_kto_kl(2, (double[]){-4, -3}, (double[]){-1, -2}), 0);
     near("KTO", slow_value_of(kto_scalar, &k, 5, logp), .5 * (1.25 * 3 + 1.5 * 2) / 5, 1e-15);
     slow_gradient_of(kto_scalar, &k, 5, logp, g);
     for (int i = 0; i < 5; i++)
