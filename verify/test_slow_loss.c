@@ -992,6 +992,23 @@ static void test_divergence_slopes(void)
     test_end("slopes of DPO under other divergences");
 }
 
+/* Far from the real axis too, which no complex step gets to, the primitives are what they are called. */
+static void test_primitives(void)
+{
+    for (int trial = 0; trial < 100; trial++) {
+        slow_complex z = uniform(-2, 2) + uniform(-1, 1) * _Complex_I, w = z / 4;
+        near("expm1", cabs(slow_expm1(z) - (cexp(z) - 1)), 0, 4e-15);
+        near("log1p", cabs(slow_log1p(w) - clog(1 + w)), 0, 4e-15);
+        near("softplus", cabs(slow_softplus(z) - clog(1 + cexp(z))), 0, 4e-15);
+        near("sigmoid", cabs(slow_sigmoid(z) - 1 / (1 + cexp(-z))), 0, 4e-15);
+        near("logsigmoid", cabs(slow_logsigmoid(z) - clog(slow_sigmoid(z))), 0, 4e-15);
+        near("log1mexp", cabs(slow_log1mexp(z - 2.5) - clog(1 - cexp(z - 2.5))), 0, 4e-15);
+    }
+    near("expm1 near 0", creal(slow_expm1(1e-12)), 1e-12 + 5e-25, 1e-27);
+    near("log1p near 0", creal(slow_log1p(1e-12 + 1e-30 * _Complex_I)), 1e-12 - 5e-25, 1e-27);
+    test_end("primitives on the complex plane");
+}
+
 /* Spec 16, T1: |z| of 40 and above 700, where e^z is no double. */
 static void test_extremes(void)
 {
@@ -1540,12 +1557,12 @@ static void test_pair_special(void)
 
 static void test_metrics(void)
 {
-    slow_pair x[3] = {{-1, -5, -2, -4, 1, 1}, {-3, -3, -3, -3, 1, 1}, {-6, -2, -4, -7, 1, 1}};
+    slow_pair x[3] = {{-1, -5, -2, -4, 1, 1}, {-3, -3, -3, -3, 1, 1}, {-6, -8, -4, -3, 1, 1}};
     slow_preference_metrics m = slow_preference_report(.5, 3, x);
     near("chosen", m.chosen_reward, .5 * (1 + 0 - 2) / 3, 1e-15);
-    near("rejected", m.rejected_reward, .5 * (-1 + 0 + 5) / 3, 1e-15);
-    near("margin", m.margin, .5 * (2 + 0 - 7) / 3, 1e-15);
-    near("accuracy, in which a tie is wrong", m.accuracy, 1. / 3, 1e-15);
+    near("rejected", m.rejected_reward, .5 * (-1 + 0 - 5) / 3, 1e-15);
+    near("margin", m.margin, .5 * (2 + 0 + 3) / 3, 1e-15);
+    near("accuracy, in which a tie is wrong", m.accuracy, 2. / 3, 1e-15);
     same("accuracy of rewards", slow_accuracy(4, (double[]){1, 2, 3, 4}, (double[]){0, 2, 5, 3}), .5);
     test_end("rewards, margin and accuracy");
 }
@@ -1566,6 +1583,8 @@ static void test_rm_identities(void)
         double w = test_normal(), l = test_normal();
         same("logexp", creal(slow_rm_logexp(w, l)), creal(slow_rm_sigmoid(w, l, 0)));
     }
+    slow_complex w[2] = {1, 2}, l[2] = {1, 5};
+    near("mean over pairs", creal(slow_rm_loss(2, w, l, NULL, 0)), (LN2 + plus(3)) / 2, 1e-15);
     near("PRM", creal(slow_prm_soft(.5, (slow_complex[]){3, 3})), LN2, 1e-15);
     test_end("reward models at equal rewards");
 }
@@ -1889,6 +1908,8 @@ static void test_whitening(void)
     all_near("affine", TOKENS, z, y, 1e-13);
     slow_whiten(TOKENS, mask, c, c);
     all_same("constant", TOKENS, c, (double[TOKENS]){0});
+    slow_whiten(2, NULL, (double[]){1e-6, -1e-6}, c);
+    all_near("hardly any variance", 2, c, (double[]){1e-2, -1e-2}, 1e-15);
     slow_whiten_unbiased(TOKENS, mask, true, x, y);
     slow_whiten_unbiased(TOKENS, mask, false, x, z);
     near("unbiased", slow_masked_variance(TOKENS, mask, y) * 7 / 6, 1, 1e-7);
@@ -1969,6 +1990,7 @@ static void test_moe_identities(void)
         even[i] = .25;
     near("uniform, k = 2", creal(slow_moe_balance(4, 4, 2, even)), 2, 1e-15);
     near("collapsed", creal(slow_moe_balance(2, 4, 1, one)), 4, 1e-15);
+    test_expect(slow_routed(4, 1, even, 0) && !slow_routed(4, 1, even, 3), "a tie does not go to the first");
     test_end("the router's balance loss");
 }
 
@@ -2217,6 +2239,7 @@ int main(int argc, char **argv)
     test_reader();
     test_pair_slopes();
     test_divergence_slopes();
+    test_primitives();
     test_extremes();
     test_token_slopes();
     test_distillation_slopes();
