@@ -4844,8 +4844,8 @@ static seqpar_status seqpar__own_matmul(seqpar_device *device, const seqpar_matm
     (void)queue;
     if (device->storage != SEQPAR_F32) return seqpar_fail(device->error, SEQPAR_ERR_KERNEL, "an own product is one of floats; the device '%s' computes in others", device->name);
     if (widest > INT32_MAX) return seqpar_fail(device->error, SEQPAR_ERR_KERNEL, "an own product takes rows of at most 2147483647 elements; these have %lld", (long long)widest);
-    for (row = 0; row < a->rows; row += ROWS)
-        device->sgemm(ROW_MAJOR, NO_TRANS, a->transposed ? NO_TRANS : TRANS, (int)SEQPAR__MIN(ROWS, a->rows - row), (int)a->out, (int)a->in, 1.0f,
+    for (row = 0; row < a->rows; row += (int64_t)ROWS)
+        device->sgemm(ROW_MAJOR, NO_TRANS, a->transposed ? NO_TRANS : TRANS, (int)SEQPAR__MIN((int64_t)ROWS, a->rows - row), (int)a->out, (int)a->in, 1.0f,
                       (const float *)a->x.data + row * a->x.stride, (int)a->x.stride, (const float *)a->w.data, (int)a->w.stride,
                       a->accumulate ? 1.0f : 0.0f, (float *)a->y.data + row * a->y.stride, (int)a->y.stride);
     return SEQPAR_OK;
@@ -5331,7 +5331,7 @@ static seqpar_status seqpar__free_tiles(seqpar_share *share) {
         for (at = 0; at < run.count; at += SEQPAR__FREE_TILE) {
             tile = run;
             tile.start += SEQPAR__FAULT(57) ? 0 : at * run.stride; /* fault: every tile stands at the run's begin */
-            tile.count = SEQPAR__MIN(SEQPAR__FREE_TILE, run.count - at);
+            tile.count = SEQPAR__MIN((int64_t)SEQPAR__FREE_TILE, run.count - at);
             tile.leaf = (run.leaf >> SEQPAR__LEAF_BITS << SEQPAR__LEAF_BITS) + tile.start;
             if (!seqpar__share_add(&cut, &capacity, tile)) { SEQPAR_FREE(cut.pieces); return SEQPAR_ERR_MEMORY; }
             cut.pieces[cut.count - 1].local = run.local + at;
