@@ -792,7 +792,7 @@ static bool prompts_are_found_in_whole_texts(void)
 static bool pair_ids_are_taken_as_they_are(void)
 {
     EXPECT(load_pairs(make_file("i.jsonl", "{\"prompt_ids\": [0, 65], \"chosen_ids\": [0], \"rejected_ids\": [66, 0]}\n"
-                                           "{\"prompt_ids\": [], \"chosen_ids\": [1, 2], \"rejected_ids\": [1, 3, 4]}\n"
+                                           "{\"prompt_ids\": [], \"chosen_ids\": [1, 2], \"rejected_ids\": [1, 2, 4]}\n"
                                            "{\"prompt_ids\": [258], \"chosen_ids\": [258], \"rejected_ids\": [0],"
                                            " \"margin\": 3, \"prompt\": 7}\n"),
                       (demo_pair_options){.margins = true}) == 0);
@@ -801,7 +801,8 @@ static bool pair_ids_are_taken_as_they_are(void)
     EXPECT(pair[0].chosen.tokens == 3 && pair[0].chosen.ids[0] == 0 && pair[0].chosen.ids[2] == 0);
     EXPECT(!pair[0].chosen.loss_mask[1] && pair[0].chosen.loss_mask[2] && pair[0].rejected.loss_mask[3]);
     EXPECT(!pair[1].chosen.loss_mask[0] && pair[1].chosen.loss_mask[1]); /* nothing predicts a first token */
-    EXPECT(pair[2].margin == 3 && pairs.counts.without_margin == 2 && !pairs.counts.two_prompts);
+    EXPECT(pair[2].margin == 3 && pairs.counts.without_margin == 2);
+    EXPECT(!pairs.counts.two_prompts && !pairs.counts.identical);
     return true;
 }
 
@@ -818,7 +819,7 @@ static const char padded_pairs[] =
     "{\"chosen_input_ids\": [0, 65, 0, 67, 0], \"chosen_labels\": [-100, -100, 0, 67, -100],"
     " \"chosen_attention_mask\": [0, 1, 1, 1, 0], \"rejected_input_ids\": [65, 68],"
     " \"rejected_labels\": [-100, 68], \"rejected_attention_mask\": [1, 1]}\n"
-    "{\"chosen_input_ids\": [9, 65, 0, 67], \"chosen_loss_mask\": [0, 0, 1, 1],"
+    "{\"chosen_input_ids\": [9, 65, 0, 67], \"chosen_loss_mask\": [false, 0, 1, 1],"
     " \"chosen_attention_mask\": [0, 1, 1, 1], \"rejected_input_ids\": [65, 68, 9],"
     " \"rejected_loss_mask\": [0, 1, 0], \"rejected_attention_mask\": [1, 1, 0]}\n";
 
@@ -833,9 +834,11 @@ static bool padding_makes_no_difference(void)
     EXPECT(!pairs.counts.two_prompts && !pairs.counts.identical && !pairs.counts.dropped_long);
     EXPECT(load(make_file("one.jsonl", "{\"input_ids\": [7, 65, 66, 7], \"labels\": [-100, -100, 66, -100],"
                                        " \"attention_mask\": [0, 1, 1, 0]}\n"
-                                       "{\"input_ids\": [7, 7], \"attention_mask\": [0, 0], \"loss_mask\": [0, 0]}\n"),
+                                       "{\"input_ids\": [7, 7], \"attention_mask\": [0, 0], \"loss_mask\": [0, 0]}\n"
+                                       "{\"input_ids\": [65, 66], \"labels\": [-100, 66], \"loss_mask\": [1, 0]}\n"),
                 ask) == 0);
     EXPECT_TEXT(shown(0), "A|B");
+    EXPECT_TEXT(shown(1), "A|B"); /* where both are given, labels count */
     EXPECT(set.counts.zero_length == 1);
     return true;
 }
@@ -858,7 +861,14 @@ static bool long_pairs_are_dropped_or_cut_whole(void)
     how.data.max_len = 10; /* room for the seven of the prompt, BOS, one token and EOS */
     EXPECT(load_pairs(path, how) == 0 && !pairs.counts.dropped_long && pairs.counts.cut == 1);
     EXPECT_PAIR(2, "[B]abcdefg|y[E]", "[B]abcdefg|z[E]");
+    const char *mirrored = make_file("r.jsonl", "{\"p\": \"ab\", \"c\": \"x\", \"r\": \"cdefgh\"}");
+    how.data.max_len = 7;
+    EXPECT(load_pairs(mirrored, how) == 0 && pairs.counts.cut == 1);
+    EXPECT_PAIR(0, "[B]ab|x[E]", "[B]ab|cde[E]");
+    how.data.cut_long = false;
+    EXPECT(load_pairs(mirrored, how) == -1 && holds(message, "1 too long, 0 cut"));
     how.data.max_len = 3;
+    how.data.cut_long = true;
     EXPECT(load_pairs(path, how) == -1 && holds(message, "l.jsonl: no pair is left (4 pairs read, 0 kept"));
     EXPECT(holds(message, "4 too long, 0 cut, 0 identical); raise --max_len") && !pairs.pairs);
     return true;
@@ -906,6 +916,9 @@ static bool pairs_are_counted(void)
     EXPECT_TEXT(summary, "3 pairs read, 3 kept with 22 tokens, 10 of them supervised; 0 too long, 0 cut, 1 identical,"
                          " 2 without margin, 1 with two prompts");
     how.margins = false;
+    EXPECT(load_pairs(make_file("3.jsonl", "{\"chosen_input_ids\": [1, 2, 3], \"chosen_labels\": [-100, 2, 3],"
+                                           " \"rejected_input_ids\": [1, 2, 5], \"rejected_labels\": [-100, -100, 5]}"),
+                      how) == 0 && pairs.counts.two_prompts == 1);
     EXPECT(load_pairs(one, how) == 0);
     demo_pairs_summary(&pairs, summary, sizeof summary);
     EXPECT_TEXT(summary, "2 pairs read, 2 kept with 16 tokens, 8 of them supervised; 0 too long, 0 cut, 1 identical");
