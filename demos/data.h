@@ -525,7 +525,6 @@ static inline int demo_read_dataset(demo_reader *reader, const char *paths)
     char *list = strdup(paths ? paths : ""), *rest = list;
     for (char *path; !failed && !demo_reader_full(reader) && (path = strsep(&rest, ","));) {
         reader->path = path;
-        reader->line = 0;
         failed = demo_read_dataset_file(reader);
     }
     free(list);

@@ -99,7 +99,8 @@ static inline int demo_record_find_response(demo_record *record, const demo_read
     record->prompt_tokens = t;
     if (t < document->tokens) return 0;
     return demo_wrong(reader, "\"%s\" leaves no response token in a document of %lld; give one or remove the line (the"
-                      " first token of a document does not count, nothing predicts it)", ids, (long long)document->tokens);
+                      " first token of a document does not count, nothing predicts it)", ids,
+                      (long long)document->tokens);
 }
 
 /* Ids and labels of a prompt and a response in one list. */
@@ -154,7 +155,7 @@ static inline size_t demo_common_prompt(const char *one, const char *other)
     while (one[n] && one[n] == other[n]) n++;
     bool differ = one[n] && other[n];
     if (n && !differ) n--;
-    while (n && ((one[n] & 0xC0) == 0x80 || (other[n] & 0xC0) == 0x80)) n--;
+    while (n && (one[n] & 0xC0) == 0x80) n--;
     return n && differ && one[n - 1] == ' ' ? n - 1 : n;
 }
 

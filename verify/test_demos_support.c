@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* Tests of what the demos stand on: options, data, arith, plot, progress.
+/* Tests of what the demos stand on: options, data, pairs, arith, plot, progress.
  *
  *     test_demos_support [DIRECTORY]     with a directory of real data, its files are read as well
  *
@@ -7,7 +7,7 @@
 #define STB_DS_IMPLEMENTATION
 #include <dirent.h>
 #include "options.h"
-#include "data.h"
+#include "pairs.h"
 #include "arith.h"
 #include "plot.h"
 #include "progress.h"
@@ -483,12 +483,11 @@ static int load(const char *path, demo_data_options how)
     return demo_data_load(&set, path, &how, message, sizeof message);
 }
 
-/* Document i as text: bytes as they are, special tokens as B and E in brackets, supervised tokens after a bar each time
+/* A document as text: bytes as they are, special tokens as B and E in brackets, supervised tokens after a bar each time
  * supervision begins and before one when it ends: "[B]ab|c[E]". */
-static const char *shown(int64_t i)
+static const char *shown_document(const demo_document *document)
 {
     static char text[512];
-    const demo_document *document = &set.documents[i];
     size_t used = 0;
     for (int64_t t = 0; t < document->tokens && used < sizeof text - 8; t++) {
         int32_t id = document->ids[t];
@@ -499,6 +498,8 @@ static const char *shown(int64_t i)
     text[used] = 0;
     return text;
 }
+
+static const char *shown(int64_t i) { return shown_document(&set.documents[i]); }
 
 static const demo_data_options ask = {.input_key = "q", .output_key = "a", .input_template = "Q {}? "};
 
@@ -708,6 +709,428 @@ static bool writing_is_all_or_nothing(void)
     char left[320];
     snprintf(left, sizeof left, "%s.%ld.tmp", scratch, (long)getpid());
     EXPECT(access(left, F_OK) != 0);
+    return true;
+}
+
+/* ---- pairs ------------------------------------------------------- */
+
+static demo_pair_set pairs;
+static demo_labelled_set labelled;
+
+static int load_pairs(const char *path, demo_pair_options how)
+{
+    demo_pairs_free(&pairs);
+    *message = 0;
+    return demo_pairs_load(&pairs, path, &how, message, sizeof message);
+}
+
+static int load_labelled(const char *path, demo_labelled_options how)
+{
+    demo_labelled_free(&labelled);
+    *message = 0;
+    return demo_labelled_load(&labelled, path, &how, message, sizeof message);
+}
+
+#define EXPECT_PAIR(i, want_chosen, want_rejected) \
+    do { \
+        EXPECT((i) < arrlen(pairs.pairs)); \
+        EXPECT_TEXT(shown_document(&pairs.pairs[i].chosen), want_chosen); \
+        EXPECT_TEXT(shown_document(&pairs.pairs[i].rejected), want_rejected); \
+    } while (0)
+
+static const demo_pair_options prompted = {.prompt_key = "p", .chosen_key = "c", .rejected_key = "r"};
+
+static bool pairs_share_a_prompt(void)
+{
+    const char *path = make_file("p.jsonl", "{\"p\": \"ab\", \"c\": \"cd\", \"r\": \"e\", \"margin\": 0.5,"
+                                            " \"m\": -2}\n");
+    demo_pair_options how = prompted;
+    EXPECT(load_pairs(path, how) == 0 && arrlen(pairs.pairs) == 1 && pairs.tokens == 6 + 5);
+    EXPECT_PAIR(0, "[B]ab|cd[E]", "[B]ab|e[E]");
+    EXPECT(pairs.supervised_tokens == 3 + 2 && pairs.pairs[0].margin == 0);
+    how.margins = true;
+    EXPECT(load_pairs(path, how) == 0 && pairs.pairs[0].margin == 0.5);
+    how.margin_key = "m";
+    how.data.input_template = "Q: {}\n";
+    EXPECT(load_pairs(path, how) == 0 && pairs.pairs[0].margin == -2);
+    EXPECT_PAIR(0, "[B]Q: ab\n|cd[E]", "[B]Q: ab\n|e[E]");
+    EXPECT(load_pairs(make_file("d.jsonl", "{\"prompt\": \"\", \"chosen\": \"\\u20ac\", \"rejected\": \"\xC3\xA9\"}"),
+                      (demo_pair_options){.prompt_key = "prompt"}) == 0);
+    EXPECT_PAIR(0, "[B]|\xE2\x82\xAC[E]", "[B]|\xC3\xA9[E]");
+    return true;
+}
+
+/* What two whole texts begin with is the prompt; characters are not torn, the shorter text keeps one as response. */
+static bool prompts_are_found_in_whole_texts(void)
+{
+    static const char *const cases[][4] = {
+        {"Q: 1+1? A: 2", "Q: 1+1? A: 3", "[B]Q: 1+1? A:| 2[E]", "[B]Q: 1+1? A:| 3[E]"},
+        {"Q\\nyes", "Q\\nno", "[B]Q\n|yes[E]", "[B]Q\n|no[E]"},
+        {"x", "y", "[B]|x[E]", "[B]|y[E]"},
+        {" x", " y", "[B]| x[E]", "[B]| y[E]"},
+        {"  x", "  y", "[B] | x[E]", "[B] | y[E]"},
+        {"a\xC3\xA9", "a\xC3\xA8", "[B]a|\xC3\xA9[E]", "[B]a|\xC3\xA8[E]"},
+        {"\xE2\x82\xAC", "\xE2\x82\xAB", "[B]|\xE2\x82\xAC[E]", "[B]|\xE2\x82\xAB[E]"},
+        {"\xF0\x9F\x98\x80!", "\xF0\x9F\x98\x81!", "[B]|\xF0\x9F\x98\x80![E]", "[B]|\xF0\x9F\x98\x81![E]"},
+        {"a \xC3\xA9", "a \xC3\xA8", "[B]a| \xC3\xA9[E]", "[B]a| \xC3\xA8[E]"},
+        {"abc", "ab", "[B]a|bc[E]", "[B]a|b[E]"},
+        {"a b", "a bc", "[B]a |b[E]", "[B]a |bc[E]"},
+        {"a\xC3\xA9", "a\xC3\xA9z", "[B]a|\xC3\xA9[E]", "[B]a|\xC3\xA9z[E]"},
+        {"same", "same", "[B]sam|e[E]", "[B]sam|e[E]"},
+        {"z", "z", "[B]|z[E]", "[B]|z[E]"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char line[256];
+        snprintf(line, sizeof line, "{\"chosen\": \"%s\", \"rejected\": \"%s\"}\n", cases[i][0], cases[i][1]);
+        EXPECT(load_pairs(make_file("w.jsonl", line), (demo_pair_options){.data.input_template = "not {} used"}) == 0);
+        EXPECT_PAIR(0, cases[i][2], cases[i][3]);
+        EXPECT(pairs.counts.identical == !strcmp(cases[i][0], cases[i][1]) && !pairs.counts.two_prompts);
+    }
+    return true;
+}
+
+static bool pair_ids_are_taken_as_they_are(void)
+{
+    EXPECT(load_pairs(make_file("i.jsonl", "{\"prompt_ids\": [0, 65], \"chosen_ids\": [0], \"rejected_ids\": [66, 0]}\n"
+                                           "{\"prompt_ids\": [], \"chosen_ids\": [1, 2], \"rejected_ids\": [1, 2, 4]}\n"
+                                           "{\"prompt_ids\": [258], \"chosen_ids\": [258], \"rejected_ids\": [0],"
+                                           " \"margin\": 3, \"prompt\": 7}\n"),
+                      (demo_pair_options){.margins = true}) == 0);
+    const demo_pair *pair = pairs.pairs;
+    EXPECT(arrlen(pairs.pairs) == 3 && pairs.tokens == 3 + 4 + 2 + 3 + 2 + 2 && pairs.supervised_tokens == 3 + 3 + 2);
+    EXPECT(pair[0].chosen.tokens == 3 && pair[0].chosen.ids[0] == 0 && pair[0].chosen.ids[2] == 0);
+    EXPECT(!pair[0].chosen.loss_mask[1] && pair[0].chosen.loss_mask[2] && pair[0].rejected.loss_mask[3]);
+    EXPECT(!pair[1].chosen.loss_mask[0] && pair[1].chosen.loss_mask[1]); /* nothing predicts a first token */
+    EXPECT(pair[2].margin == 3 && pairs.counts.without_margin == 2);
+    EXPECT(!pairs.counts.two_prompts && !pairs.counts.identical);
+    return true;
+}
+
+/* The same pair without padding, padded left, right, on both sides, and with loss_mask in the place of labels. */
+static const char padded_pairs[] =
+    "{\"chosen_input_ids\": [65, 0, 67], \"chosen_labels\": [-100, 0, 67],"
+    " \"rejected_input_ids\": [65, 68], \"rejected_labels\": [-100, 68]}\n"
+    "{\"chosen_input_ids\": [5, 65, 0, 67], \"chosen_labels\": [-100, -100, 0, 67],"
+    " \"chosen_attention_mask\": [0, 1, 1, 1], \"rejected_input_ids\": [999, -1, 65, 68],"
+    " \"rejected_labels\": [-100, -100, -100, 68], \"rejected_attention_mask\": [0, 0, 1, 1]}\n"
+    "{\"chosen_input_ids\": [65, 0, 67, 5], \"chosen_labels\": [-100, 0, 67, -100],"
+    " \"chosen_attention_mask\": [1, 1, 1, 0], \"rejected_input_ids\": [65, 68, 0, 0],"
+    " \"rejected_labels\": [-100, 68, -100, -100], \"rejected_attention_mask\": [true, true, false, false]}\n"
+    "{\"chosen_input_ids\": [0, 65, 0, 67, 0], \"chosen_labels\": [-100, -100, 0, 67, -100],"
+    " \"chosen_attention_mask\": [0, 1, 1, 1, 0], \"rejected_input_ids\": [65, 68],"
+    " \"rejected_labels\": [-100, 68], \"rejected_attention_mask\": [1, 1]}\n"
+    "{\"chosen_input_ids\": [9, 65, 0, 67], \"chosen_loss_mask\": [false, 0, 1, 1],"
+    " \"chosen_attention_mask\": [0, 1, 1, 1], \"rejected_input_ids\": [65, 68, 9],"
+    " \"rejected_loss_mask\": [0, 1, 0], \"rejected_attention_mask\": [1, 1, 0]}\n";
+
+static bool padding_makes_no_difference(void)
+{
+    EXPECT(load_pairs(make_file("pad.jsonl", padded_pairs), (demo_pair_options){.data.max_len = 3}) == 0);
+    EXPECT(arrlen(pairs.pairs) == 5 && pairs.tokens == 5 * (3 + 2) && pairs.supervised_tokens == 5 * (2 + 1));
+    for (int i = 0; i < 5; i++) {
+        EXPECT(demo_same_document(&pairs.pairs[i].chosen, &pairs.pairs[0].chosen));
+        EXPECT(demo_same_document(&pairs.pairs[i].rejected, &pairs.pairs[0].rejected));
+    }
+    EXPECT(!pairs.counts.two_prompts && !pairs.counts.identical && !pairs.counts.dropped_long);
+    EXPECT(load(make_file("one.jsonl", "{\"input_ids\": [7, 65, 66, 7], \"labels\": [-100, -100, 66, -100],"
+                                       " \"attention_mask\": [0, 1, 1, 0]}\n"
+                                       "{\"input_ids\": [7, 7], \"attention_mask\": [0, 0], \"loss_mask\": [0, 0]}\n"
+                                       "{\"input_ids\": [65, 66], \"labels\": [-100, 66], \"loss_mask\": [1, 0]}\n"),
+                ask) == 0);
+    EXPECT_TEXT(shown(0), "A|B");
+    EXPECT_TEXT(shown(1), "A|B"); /* where both are given, labels count */
+    EXPECT(set.counts.zero_length == 1);
+    return true;
+}
+
+static bool long_pairs_are_dropped_or_cut_whole(void)
+{
+    const char *path = make_file("l.jsonl", "{\"p\": \"ab\", \"c\": \"cdefgh\", \"r\": \"x\"}\n" /* 10 and 5 tokens */
+                                            "{\"p\": \"ab\", \"c\": \"y\", \"r\": \"z\"}\n"      /* 5 and 5 */
+                                            "{\"p\": \"abcdefg\", \"c\": \"y\", \"r\": \"zz\"}\n" /* 10 and 11 */
+                                            "{\"prompt_ids\": [1, 2, 3, 4, 5, 6], \"chosen_ids\": [7, 8],"
+                                            " \"rejected_ids\": [7, 9]}\n"); /* 8 and 8, equal when cut to 7 */
+    demo_pair_options how = prompted;
+    how.data.max_len = 7;
+    EXPECT(load_pairs(path, how) == 0 && arrlen(pairs.pairs) == 1 && pairs.counts.dropped_long == 3);
+    EXPECT_PAIR(0, "[B]ab|y[E]", "[B]ab|z[E]");
+    how.data.cut_long = true;
+    EXPECT(load_pairs(path, how) == 0 && arrlen(pairs.pairs) == 3 && pairs.counts.dropped_long == 1);
+    EXPECT_PAIR(0, "[B]ab|cde[E]", "[B]ab|x[E]");
+    EXPECT(pairs.counts.cut == 2 && pairs.counts.identical == 1 && pairs.pairs[2].chosen.ids[6] == 7);
+    how.data.max_len = 10; /* room for the seven of the prompt, BOS, one token and EOS */
+    EXPECT(load_pairs(path, how) == 0 && !pairs.counts.dropped_long && pairs.counts.cut == 1);
+    EXPECT_PAIR(2, "[B]abcdefg|y[E]", "[B]abcdefg|z[E]");
+    const char *mirrored = make_file("r.jsonl", "{\"p\": \"ab\", \"c\": \"x\", \"r\": \"cdefgh\"}");
+    how.data.max_len = 7;
+    EXPECT(load_pairs(mirrored, how) == 0 && pairs.counts.cut == 1);
+    EXPECT_PAIR(0, "[B]ab|x[E]", "[B]ab|cde[E]");
+    how.data.cut_long = false;
+    EXPECT(load_pairs(mirrored, how) == -1 && holds(message, "1 too long, 0 cut"));
+    how.data.max_len = 3;
+    how.data.cut_long = true;
+    EXPECT(load_pairs(path, how) == -1 && holds(message, "l.jsonl: no pair is left (4 pairs read, 0 kept"));
+    EXPECT(holds(message, "4 too long, 0 cut, 0 identical); raise --max_len") && !pairs.pairs);
+    return true;
+}
+
+/* Every length of prompt, response and limit: what is kept is within the limit, supervised and ends in EOS. */
+static bool pairs_of_every_size_are_sound(void)
+{
+    for (int prompt = 0; prompt < 6; prompt++)
+        for (int response = 1; response < 6; response++)
+            for (int limit = 1; limit < 16; limit++) {
+                char line[128];
+                snprintf(line, sizeof line, "{\"p\": \"%.*s\", \"c\": \"%.*s\", \"r\": \"x\"}\n"
+                         "{\"p\": \"\", \"c\": \"y\", \"r\": \"x\"}", prompt, "pppppp", response, "cccccc");
+                demo_pair_options how = prompted;
+                how.data.max_len = limit;
+                how.data.cut_long = true;
+                int failed = load_pairs(make_file("s.jsonl", line), how);
+                bool fits = prompt + 3 <= limit, cut = fits && prompt + response + 2 > limit;
+                EXPECT(failed == (limit < 3 ? -1 : 0));
+                if (failed) continue;
+                EXPECT(arrlen(pairs.pairs) == 1 + fits && pairs.counts.cut == cut && pairs.counts.read == 2);
+                const demo_document *chosen = &pairs.pairs[0].chosen;
+                EXPECT(chosen->tokens <= limit && arrlen(chosen->ids) == chosen->tokens);
+                EXPECT(demo_supervised(chosen) >= 2 && chosen->ids[chosen->tokens - 1] == DEMO_EOS);
+                EXPECT(!fits || chosen->ids[prompt + 1] == 'c');
+            }
+    return true;
+}
+
+static bool pairs_are_counted(void)
+{
+    char summary[320], both[1100];
+    const char *one = make_file("1.jsonl", "{\"p\": \"a\", \"c\": \"b\", \"r\": \"b\", \"margin\": 1}\n\n"
+                                           "{\"p\": \"a\", \"c\": \"b\", \"r\": \"c\", \"margin\": null}\r\n");
+    const char *two = make_file("2.jsonl", "{\"chosen_input_ids\": [1, 2, 3], \"chosen_labels\": [-100, -100, 3],"
+                                           " \"rejected_input_ids\": [1, 4, 5], \"rejected_labels\": [-100, -100, 5]}\n"
+                                           "not JSON\n");
+    snprintf(both, sizeof both, "%s,%s", one, two);
+    demo_pair_options how = prompted;
+    how.data.max_samples = 3; /* the broken line is never reached */
+    how.margins = true;
+    EXPECT(load_pairs(both, how) == 0);
+    demo_pairs_summary(&pairs, summary, sizeof summary);
+    EXPECT_TEXT(summary, "3 pairs read, 3 kept with 22 tokens, 10 of them supervised; 0 too long, 0 cut, 1 identical,"
+                         " 2 without margin, 1 with two prompts");
+    how.margins = false;
+    EXPECT(load_pairs(make_file("3.jsonl", "{\"chosen_input_ids\": [1, 2, 3], \"chosen_labels\": [-100, 2, 3],"
+                                           " \"rejected_input_ids\": [1, 2, 5], \"rejected_labels\": [-100, -100, 5]}"),
+                      how) == 0 && pairs.counts.two_prompts == 1);
+    EXPECT(load_pairs(one, how) == 0);
+    demo_pairs_summary(&pairs, summary, sizeof summary);
+    EXPECT_TEXT(summary, "2 pairs read, 2 kept with 16 tokens, 8 of them supervised; 0 too long, 0 cut, 1 identical");
+    how.data.max_samples = 0;
+    EXPECT(load_pairs(both, how) == -1 && holds(message, "2.jsonl:2: broken JSON"));
+    EXPECT(!pairs.pairs && !pairs.counts.read && !pairs.tokens); /* nothing half read */
+    return true;
+}
+
+static bool broken_pairs_are_named(void)
+{
+    static const char *const cases[][2] = {
+        {"", "x.jsonl: the file is empty"},
+        {"\n \n", "x.jsonl: only empty lines"},
+        {"{\"p\": \"a\", \"c\": \"b\", \"r\": \"d\"}\n[1]", "x.jsonl:2: the line is a list, but an object"},
+        {"{\"c\": \"b\", \"r\": \"d\"}",
+         "x.jsonl:1: no key \"p\"; set --prompt_key to one of those present: \"c\", \"r\""},
+        {"{\"p\": \"a\", \"chosen\": \"b\"}", "x.jsonl:1: no key \"c\"; set --chosen_key to one of those"},
+        {"{\"p\": \"a\", \"c\": \"b\"}", "x.jsonl:1: no key \"r\"; set --rejected_key to one of those"},
+        {"{\"p\": 1, \"c\": \"b\", \"r\": \"d\"}", "x.jsonl:1: \"p\" is a number, but text is needed"},
+        {"{\"p\": \"a\", \"c\": [{}], \"r\": \"d\"}", "x.jsonl:1: \"c\" is a list, but text is needed; lists of chat"},
+        {"{\"p\": \"a\", \"c\": \"b\", \"r\": null}", "x.jsonl:1: \"r\" is null, but text is needed"},
+        {"{\"p\": \"a\", \"c\": \"\", \"r\": \"d\"}",
+         "x.jsonl:1: \"c\" is empty, but a response needs a token; fill it or remove the line"},
+        {"\n{\"p\": \"a\", \"c\": \"b\", \"r\": \"\"}", "x.jsonl:2: \"r\" is empty, but a response needs a token"},
+        {"{\"p\": \"a\", \"c\": \"b\\u0000\", \"r\": \"d\"}", "x.jsonl:1: the line holds a zero character"},
+        {"{\"p\": \"a\", \"c\": \"b\", \"r\": \"d\", \"margin\": \"1\"}",
+         "x.jsonl:1: \"margin\" is text, but a number is needed; or set --margin_key"},
+        {"{\"p\": \"a\", \"c\": \"b\", \"r\": \"d\", \"margin\": 1e999}", "x.jsonl:1: \"margin\" is inf, but a finite"},
+        {"{\"p\": \"a\", \"c\": \"b\", \"r\": \"d\"}",
+         "x.jsonl: margins are asked for, but no pair has a \"margin\"; set --margin_key"},
+        {"{\"prompt_ids\": [1], \"chosen_ids\": [2]}",
+         "x.jsonl:1: no key \"rejected_ids\"; a pair of ids is \"prompt_ids\", \"chosen_ids\" and \"rejected_ids\""},
+        {"{\"chosen_ids\": [1], \"rejected_ids\": [2]}", "x.jsonl:1: no key \"prompt_ids\"; a pair of ids is"},
+        {"{\"prompt_ids\": 1, \"chosen_ids\": [2]}", "x.jsonl:1: \"prompt_ids\" is a number, but a list is needed"},
+        {"{\"prompt_ids\": [1], \"chosen_ids\": [2], \"rejected_ids\": [259]}",
+         "x.jsonl:1: rejected_ids[0] is 259, but it must be a whole number from 0 to 258"},
+        {"{\"prompt_ids\": [1, -1], \"chosen_ids\": [2], \"rejected_ids\": [2]}",
+         "x.jsonl:1: prompt_ids[1] is -1, but it must be a whole number from 0 to 258"},
+        {"{\"prompt_ids\": [1], \"chosen_ids\": [], \"rejected_ids\": [2]}",
+         "x.jsonl:1: \"chosen_ids\" leaves no response token in a document of 1; give one or remove the line"},
+        {"{\"prompt_ids\": [], \"chosen_ids\": [1, 2], \"rejected_ids\": [2]}",
+         "x.jsonl:1: \"rejected_ids\" leaves no response token in a document of 1"},
+        {"{\"prompt_ids\": [1], \"chosen_input_ids\": [2]}",
+         "x.jsonl:1: ids in two forms, chosen_ids and chosen_input_ids; leave out one of them"},
+        {"{\"chosen_input_ids\": [1, 2], \"chosen_labels\": [-100, 2]}",
+         "x.jsonl:1: no key \"rejected_input_ids\"; both halves of a pair are needed"},
+        {"{\"chosen_input_ids\": [1, 2], \"rejected_input_ids\": [1, 3]}",
+         "x.jsonl:1: no key \"chosen_labels\"; add it, with -100 for the tokens of \"chosen_input_ids\" that are the"},
+        {"{\"chosen_input_ids\": [1, 2], \"chosen_labels\": [2, -100]}",
+         "x.jsonl:1: chosen_labels[0] is 2 but chosen_input_ids[0] is 1; a label repeats the id at its own place"},
+        {"{\"chosen_input_ids\": [1, 2], \"chosen_labels\": [-100]}",
+         "x.jsonl:1: 1 chosen_labels for 2 chosen_input_ids; give one for each token"},
+        {"{\"chosen_input_ids\": [1, 2], \"chosen_labels\": [-100, -100]}",
+         "x.jsonl:1: \"chosen_input_ids\" leaves no response token in a document of 2"},
+        {"{\"chosen_input_ids\": [1, 2], \"chosen_labels\": [-100, 2], \"chosen_attention_mask\": [1]}",
+         "x.jsonl:1: 1 chosen_attention_mask for 2 chosen_input_ids; give one for each token"},
+        {"{\"chosen_input_ids\": [1, 2], \"chosen_labels\": [-100, 2], \"chosen_attention_mask\": \"11\"}",
+         "x.jsonl:1: \"chosen_attention_mask\" is text, but a list is needed"},
+        {"{\"chosen_input_ids\": [1, 2], \"chosen_labels\": [-100, 2], \"chosen_attention_mask\": [1, 2]}",
+         "x.jsonl:1: chosen_attention_mask[1] is 2, but it must be a whole number from 0 to 1"},
+        {"{\"chosen_input_ids\": [1, 2, 3], \"chosen_labels\": [-100, -100, 3], \"chosen_attention_mask\": [1, 0, 1]}",
+         "x.jsonl:1: chosen_attention_mask[1] is 0 and chosen_attention_mask[2] is 1; zeros may stand only at the"},
+        {"{\"chosen_input_ids\": [1, 2, 3], \"chosen_labels\": [-100, 2, 3], \"chosen_attention_mask\": [1, 1, 0]}",
+         "x.jsonl:1: chosen_labels[2] supervises padding, for chosen_attention_mask[2] is 0; make it -100"},
+        {"{\"chosen_input_ids\": [1, 2, 3], \"chosen_loss_mask\": [1, 1, 1], \"chosen_attention_mask\": [0, 1, 1]}",
+         "x.jsonl:1: chosen_loss_mask[0] supervises padding, for chosen_attention_mask[0] is 0; make it 0"},
+        {"{\"chosen_input_ids\": [1, 2], \"chosen_labels\": [-100, -100], \"chosen_attention_mask\": [0, 0]}",
+         "x.jsonl:1: \"chosen_input_ids\" leaves no response token in a document of 0"},
+    };
+    demo_pair_options how = prompted;
+    how.margins = true;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        EXPECT(load_pairs(make_file("x.jsonl", cases[i][0]), how) == -1);
+        if (!holds(message, cases[i][1])) EXPECT_TEXT(message, cases[i][1]);
+        EXPECT(!pairs.pairs && !pairs.counts.read);
+    }
+    EXPECT(load_pairs(make_file("x.txt", "text"), how) == -1 && holds(message, "x.txt: plain text holds no records"));
+    EXPECT(load_pairs("none.jsonl", how) == -1 && holds(message, "none.jsonl: cannot be read: No such file"));
+    how.data.vocab_size = 100;
+    EXPECT(load_pairs(make_file("v.jsonl", "{\"p\": \"a\", \"c\": \"b\", \"r\": \"d\"}"), how) == -1);
+    EXPECT(holds(message, "v.jsonl:1: text needs a vocabulary of 259, but the model has 100"));
+    how.data.input_template = "no hole";
+    EXPECT(load_pairs("v.jsonl", how) == -1 && holds(message, "input_template has no {} for the prompt: no hole"));
+    return true;
+}
+
+/* ---- labelled responses ------------------------------------------ */
+
+static const demo_labelled_options judged = {.data = {.input_key = "q", .output_key = "a"}, .label_key = "l"};
+
+static bool labels_are_read_in_every_spelling(void)
+{
+    static const char *const labels[] = {"true", "1", "\"1\"", "1.0", "false", "0", "\"0\"", "-0"};
+    for (int i = 0; i < 8; i++) {
+        char line[256];
+        snprintf(line, sizeof line, "{\"q\": \"ab\", \"a\": \"c\", \"l\": %s}\n"
+                 "{\"input_ids\": [0, 65, 0], \"labels\": [-100, -100, 0], \"l\": %s}", labels[i], labels[i]);
+        EXPECT(load_labelled(make_file("k.jsonl", line), judged) == 0 && arrlen(labelled.records) == 2);
+        EXPECT(labelled.records[0].desirable == (i < 4) && labelled.records[1].desirable == (i < 4));
+        EXPECT(labelled.counts.desirable == (i < 4 ? 2 : 0) && labelled.counts.undesirable == (i < 4 ? 0 : 2));
+        EXPECT_TEXT(shown_document(&labelled.records[0].document), "[B]ab|c[E]");
+        EXPECT(labelled.records[0].prompt_tokens == 3 && labelled.records[1].prompt_tokens == 2);
+        EXPECT(labelled.records[1].document.ids[2] == 0 && labelled.records[1].document.loss_mask[2] == 1);
+    }
+    EXPECT(load_labelled(make_file("d.jsonl", "{\"input\": \"\xC3\xA9\", \"output\": \"b\", \"label\": true}"),
+                         (demo_labelled_options){.data.input_template = "<{}>"}) == 0);
+    EXPECT_TEXT(shown_document(&labelled.records[0].document), "[B]<\xC3\xA9>|b[E]");
+    return true;
+}
+
+static bool labelled_responses_are_counted(void)
+{
+    char summary[320];
+    const char *path = make_file("c.jsonl", "{\"q\": \"ab\", \"a\": \"cdef\", \"l\": 1}\n"
+                                            "{\"q\": \"abcd\", \"a\": \"c\", \"l\": 0}\n"
+                                            "{\"q\": \"\", \"a\": \"c\", \"l\": 0}\n"
+                                            "{\"input_ids\": [9, 1, 2, 9], \"labels\": [-100, -100, 2, -100],"
+                                            " \"attention_mask\": [0, 1, 1, 0], \"l\": true}\n");
+    demo_labelled_options how = judged;
+    how.data.max_len = 6;
+    EXPECT(load_labelled(path, how) == 0);
+    demo_labelled_summary(&labelled, summary, sizeof summary);
+    EXPECT_TEXT(summary,
+                "4 read, 2 kept with 5 tokens, 3 of them supervised; 1 desirable, 1 undesirable; 2 too long, 0 cut");
+    EXPECT(labelled.records[1].document.tokens == 2 && labelled.records[1].document.ids[0] == 1);
+    how.data.cut_long = true;
+    EXPECT(load_labelled(path, how) == 0);
+    demo_labelled_summary(&labelled, summary, sizeof summary);
+    EXPECT_TEXT(summary,
+                "4 read, 3 kept with 11 tokens, 6 of them supervised; 2 desirable, 1 undesirable; 1 too long, 1 cut");
+    EXPECT_TEXT(shown_document(&labelled.records[0].document), "[B]ab|cd[E]");
+    how.data.max_len = 1;
+    EXPECT(load_labelled(path, how) == -1 && holds(message, "c.jsonl: no response is left (4 read, 0 kept"));
+    how.data.max_len = 0;
+    how.data.max_samples = 3;
+    EXPECT(load_labelled(path, how) == 0 && arrlen(labelled.records) == 3 && labelled.counts.read == 3);
+    return true;
+}
+
+static bool broken_labels_are_named(void)
+{
+    static const char *const cases[][2] = {
+        {"{\"q\": \"a\", \"a\": \"b\"}",
+         "x.jsonl:1: no key \"l\"; set --label_key to one of those present: \"q\", \"a\""},
+        {"{\"a\": \"b\", \"l\": 1}", "x.jsonl:1: no key \"q\"; set --input_key to one of"},
+        {"{\"q\": \"b\", \"l\": 1}", "x.jsonl:1: no key \"a\"; set --output_key to one of"},
+        {"{\"q\": \"a\", \"a\": 3, \"l\": 1}", "x.jsonl:1: \"a\" is a number, but text is needed"},
+        {"{\"q\": \"a\", \"a\": \"\", \"l\": 1}", "x.jsonl:1: \"a\" is empty, but a response needs a token"},
+        {"{\"q\": \"a\", \"a\": \"b\", \"l\": 2}", "x.jsonl:1: \"l\" is 2, but it must be true or false, 1 or 0"},
+        {"{\"q\": \"a\", \"a\": \"b\", \"l\": -1}", "x.jsonl:1: \"l\" is -1, but it must be true or false"},
+        {"{\"q\": \"a\", \"a\": \"b\", \"l\": 0.5}", "x.jsonl:1: \"l\" is 0.5, but it must be true or false"},
+        {"{\"q\": \"a\", \"a\": \"b\", \"l\": \"good\"}", "x.jsonl:1: \"l\" is \"good\", but it must be true or false"},
+        {"{\"q\": \"a\", \"a\": \"b\", \"l\": \"\"}", "x.jsonl:1: \"l\" is \"\", but it must be true or false"},
+        {"{\"q\": \"a\", \"a\": \"b\", \"l\": null}", "x.jsonl:1: \"l\" is null, but it must be true or false"},
+        {"{\"q\": \"a\", \"a\": \"b\", \"l\": [1]}", "x.jsonl:1: \"l\" is a list, but it must be true or false"},
+        {"{\"q\": \"a\", \"a\": \"b\", \"l\": 1}\n{\"input_ids\": [1, 2], \"l\": 1}",
+         "x.jsonl:2: no key \"labels\"; add it, with -100 for the tokens of \"input_ids\" that are the prompt"},
+        {"{\"input_ids\": [1, 2], \"labels\": [-100, -100], \"l\": 1}",
+         "x.jsonl:1: \"input_ids\" leaves no response token in a document of 2"},
+        {"{\"input_ids\": [1], \"labels\": [1], \"l\": 1}", "x.jsonl:1: \"input_ids\" leaves no response token"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        EXPECT(load_labelled(make_file("x.jsonl", cases[i][0]), judged) == -1);
+        if (!holds(message, cases[i][1])) EXPECT_TEXT(message, cases[i][1]);
+        EXPECT(!labelled.records && !labelled.counts.read);
+    }
+    return true;
+}
+
+/* Loads three records and pairs them up in the order 2, 0, 1. */
+static bool mismatches_are(const char *lines, int64_t max_len, const char *const want[3])
+{
+    static const int64_t step[] = {2, 0, 1};
+    demo_document documents[3];
+    demo_labelled_options how = judged;
+    how.data.max_len = max_len;
+    how.data.cut_long = true;
+    EXPECT(load_labelled(make_file("m.jsonl", lines), how) == 0 && arrlen(labelled.records) == 3);
+    EXPECT(demo_mismatched_step(documents, &labelled, step, 3, max_len, message, sizeof message) == 0);
+    for (int i = 0; i < 3; i++) {
+        EXPECT_TEXT(shown_document(&documents[i]), want[i]);
+        EXPECT(arrlen(documents[i].ids) == documents[i].tokens);
+        EXPECT(arrlen(documents[i].loss_mask) == documents[i].tokens);
+        demo_document_free(&documents[i]);
+    }
+    return true;
+}
+
+static bool prompts_meet_the_next_response(void)
+{
+    static const char lines[] = "{\"q\": \"a\", \"a\": \"1\", \"l\": 1}\n{\"q\": \"bb\", \"a\": \"22\", \"l\": 0}\n"
+                                "{\"q\": \"cccc\", \"a\": \"3\", \"l\": 0}\n";
+    static const char *const whole[] = {"[B]cccc|1[E]", "[B]a|22[E]", "[B]bb|3[E]"};
+    static const char *const tight[] = {"[B]cccc|1[E]", "[B]a|2222[E]", "[B]bb|3[E]"};
+    static const char ids[] = "{\"input_ids\": [65, 66], \"labels\": [-100, 66], \"l\": 1}\n"
+                              "{\"input_ids\": [65, 66, 67, 68], \"labels\": [-100, 66, -100, 68], \"l\": 1}\n"
+                              "{\"input_ids\": [88, 89, 90], \"labels\": [-100, -100, 90], \"l\": 0}\n";
+    static const char *const mixed[] = {"XY|B", "A|B|C|D", "A|Z"};
+    static const char longer[] = "{\"q\": \"a\", \"a\": \"1\", \"l\": 1}\n{\"q\": \"bb\", \"a\": \"2222\", \"l\": 0}\n"
+                                 "{\"q\": \"cccc\", \"a\": \"3\", \"l\": 0}\n";
+    static const char swapped[] = "{\"q\": \"a\", \"a\": \"11111\", \"l\": 1}\n"
+                                  "{\"q\": \"bb\", \"a\": \"2\", \"l\": 0}\n"
+                                  "{\"q\": \"cccc\", \"a\": \"3\", \"l\": 0}\n";
+    static const char *const cut[] = {"[B]cccc|1[E]", "[B]a|2[E]", "[B]bb|3[E]"}; /* the first has room for one */
+    EXPECT(mismatches_are(lines, 0, whole) && mismatches_are(longer, 8, tight) && mismatches_are(ids, 0, mixed));
+    EXPECT(mismatches_are(swapped, 7, cut));
+    demo_document alone;
+    int64_t first = 0;
+    EXPECT(demo_mismatched_step(&alone, &labelled, &first, 1, 0, message, sizeof message) == -1);
+    EXPECT_TEXT(message, "a step of 1 document has no other response to pair its prompt with, as the KL term needs; set"
+                         " --train_batch_size to 2 or more");
     return true;
 }
 
@@ -1032,6 +1455,40 @@ static bool real_questions_load(void)
     return true;
 }
 
+/* Counts from another reader of the same files: Python's json, and TRL's search for the prompt, on characters. */
+static bool real_pairs_load(void)
+{
+    demo_pair_options how = {.prompt_key = "prompt", .data.input_template = "User: {}\nAssistant: "};
+    const char *path = real_path("gsm8k_preferences.jsonl");
+    EXPECT(load_pairs(path, how) == 0 && pairs.counts.read == 3275 && arrlen(pairs.pairs) == 3275);
+    EXPECT(pairs.tokens == 3901497 && pairs.supervised_tokens == 2096829 && pairs.counts.identical == 0);
+    how.data.max_len = 512;
+    EXPECT(load_pairs(path, how) == 0 && arrlen(pairs.pairs) == 970 && pairs.counts.dropped_long == 3275 - 970);
+    how.data.cut_long = true;
+    EXPECT(load_pairs(path, how) == 0 && arrlen(pairs.pairs) == 3178 && pairs.counts.cut == 2208);
+    EXPECT(load_pairs(path, (demo_pair_options){0}) == 0 && arrlen(pairs.pairs) == 3275);
+    EXPECT(pairs.tokens == 2103379 && pairs.supervised_tokens == 2061303);
+    return true;
+}
+
+static bool real_labels_load(void)
+{
+    demo_labelled_options how = {.data = {.input_key = "prompt", .output_key = "completion"}};
+    const char *path = real_path("gsm8k_labeled.jsonl");
+    EXPECT(load_labelled(path, how) == 0 && labelled.counts.read == 5276 && arrlen(labelled.records) == 5276);
+    EXPECT(labelled.counts.desirable == 2001 && labelled.counts.undesirable == 3275);
+    EXPECT(labelled.tokens == 2762218 && labelled.supervised_tokens == 1490734);
+    how.data.max_len = 512;
+    EXPECT(load_labelled(path, how) == 0 && arrlen(labelled.records) == 2902);
+    for (int64_t i = 1; i < arrlen(labelled.records); i++) {
+        demo_document document = demo_mismatched(&labelled.records[i - 1], &labelled.records[i], 512);
+        EXPECT(document.tokens <= 512 && demo_supervised(&document) >= 2);
+        EXPECT(document.ids[0] == DEMO_BOS && document.ids[document.tokens - 1] == DEMO_EOS);
+        demo_document_free(&document);
+    }
+    return true;
+}
+
 static bool real_text_loads(void)
 {
     EXPECT(load(real_path("tinyshakespeare.txt"), (demo_data_options){.pretrain_mode = true, .max_len = 1000}) == 0);
@@ -1057,11 +1514,17 @@ static const struct {
     TEST(empty_and_masked_documents_are_counted), TEST(streams_are_cut_into_documents),
     TEST(samples_and_files_are_limited_and_joined), TEST(broken_data_is_named),
     TEST(files_that_cannot_be_read_are_named), TEST(templates_are_checked), TEST(writing_is_all_or_nothing),
+    TEST(pairs_share_a_prompt), TEST(prompts_are_found_in_whole_texts), TEST(pair_ids_are_taken_as_they_are),
+    TEST(padding_makes_no_difference), TEST(long_pairs_are_dropped_or_cut_whole),
+    TEST(pairs_of_every_size_are_sound), TEST(pairs_are_counted), TEST(broken_pairs_are_named),
+    TEST(labels_are_read_in_every_spelling), TEST(labelled_responses_are_counted), TEST(broken_labels_are_named),
+    TEST(prompts_meet_the_next_response),
     TEST(stories_depend_on_seed_and_index_alone), TEST(answers_are_right), TEST(answers_are_learnable),
     TEST(stories_load), TEST(plots_are_well_formed), TEST(odd_plots_are_drawn_or_refused),
     TEST(ticks_are_round), TEST(progress_fits_the_window), TEST(durations_and_counts_are_readable),
     TEST(progress_is_lines_without_a_terminal), TEST(progress_is_redrawn_on_a_terminal),
-    TEST_ON(real_questions_load, "gsm8k_train.jsonl"), TEST_ON(real_text_loads, "tinyshakespeare.txt"),
+    TEST_ON(real_questions_load, "gsm8k_train.jsonl"), TEST_ON(real_pairs_load, "gsm8k_preferences.jsonl"),
+    TEST_ON(real_labels_load, "gsm8k_labeled.jsonl"), TEST_ON(real_text_loads, "tinyshakespeare.txt"),
 };
 
 static void say_what_is_skipped(void)
@@ -1100,6 +1563,8 @@ int main(int argc, char **argv)
         *(ok ? &passed : &failed) += 1;
     }
     demo_data_free(&set);
+    demo_pairs_free(&pairs);
+    demo_labelled_free(&labelled);
     remove_scratch();
     printf("%d passed, %d failed\n", passed, failed);
     return failed != 0;
