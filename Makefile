@@ -31,7 +31,7 @@ verify: setup build/verify_sp
 	@build/verify_sp
 
 check: setup
-	@$(MAKE) --no-print-directory -j2 $(DEMOS:%=build/%) $(filter-out build/test_headers build/test_sanitize build/test_faults build/test_train build/test_readme,$(SUITES:%=build/test_%))
+	@$(MAKE) --no-print-directory -j2 $(DEMOS:%=build/%) build/verify_sp $(filter-out build/test_headers build/test_sanitize build/test_faults build/test_train build/test_readme,$(SUITES:%=build/test_%))
 	@bash ci/run.sh $(SUITES)
 
 check-all: export TEST_ALL = 1
