@@ -7,6 +7,7 @@
 #include "test.h"
 #include "run_objective.h"
 #include "golden.h"
+#include "slow_loss.h"
 
 /* ---- sums per document ---- */
 
@@ -309,6 +310,128 @@ static void test_contract(int kind, int reference) {
     test_end("objective_%s_%s_bits: %lld ways", objective_names[kind], reference ? "fp64" : "fp32", (long long)runs);
 }
 
+/* ---- the truth: slow.h's model under slow_loss.h's objectives, derivatives by complex step ---- */
+
+typedef struct { /* the tokens of all rows with a target, or the last of each document */
+    slow_complex value;
+    double ref;
+    int64_t document, position, tokens;
+} slow_seen;
+
+static slow_config slow_config_of(const seqpar_llama_config *c) {
+    return (slow_config){c->layers, c->hidden, c->heads, c->kv_heads, c->head_dim, c->intermediate, c->vocab, 10000, 1e-5, false};
+}
+
+/* Parameters without gaps, in slow.h's order; a score head is the first row of its head. */
+static slow_complex *slow_dense(const objective_task *t, const double *params) {
+    slow_config config = slow_config_of(&t->config);
+    slow_complex *dense = calloc((size_t)slow_parameters(&config, NULL), sizeof *dense), *to = dense;
+    seqpar_comm *self = seqpar_comm_self();
+    seqpar_device *device = seqpar_device_reference();
+    seqpar_llama model;
+    seqpar_ctx ctx;
+    seqpar_ctx_open(&ctx, self, device, 1);
+    seqpar_llama_open(&ctx, &model, &t->config);
+    for (int64_t i = 0; i < model.tensor_count; i++)
+        for (int64_t k = 0; k < model.tensors[i].rows * model.tensors[i].cols; k++) *to++ = params[model.tensors[i].offset + k];
+    seqpar_llama_close(&ctx, &model);
+    seqpar_ctx_close(&ctx);
+    seqpar_device_close(device);
+    seqpar_comm_free(self);
+    return dense;
+}
+
+/* What the model says of every token that counts. */
+static int64_t slow_tokens(const objective_task *t, const slow_complex *theta, const slow_complex *ref_theta, slow_seen *seen) {
+    slow_config config = slow_config_of(&t->config);
+    int64_t n = 0;
+    for (int64_t r = 0; r < t->batch.rows; r++) {
+        const seqpar_row *row = &t->batch.row[r];
+        slow_row s = {.tokens = row->tokens, .docs = row->docs, .cu_seqlens = row->cu_seqlens, .ids = row->ids, .targets = row->targets};
+        slow_complex *logits = calloc((size_t)(2 * row->tokens * config.vocab), sizeof *logits), *ref = logits + row->tokens * config.vocab;
+        slow_logits(&config, theta, &s, logits);
+        if (objective_needs_reference(t)) slow_logits(&config, ref_theta, &s, ref);
+        for (int64_t k = 0; k < row->tokens; k++) {
+            objective_token place = objective_place(row, k);
+            int last = t->kind == OBJECTIVE_RM && (k + 1 == row->tokens || objective_place(row, k + 1).document != place.document);
+            if (t->kind == OBJECTIVE_RM ? !last : row->targets[k] == SEQPAR_IGNORE) continue;
+            seen[n] = (slow_seen){.document = place.document, .position = place.position, .tokens = place.tokens};
+            seen[n].value = objective_scores(t->kind) ? logits[k * config.vocab] : slow_token_of(config.vocab, logits + k * config.vocab, row->targets[k]).logp;
+            if (objective_needs_reference(t)) seen[n].ref = creal(slow_token_of(config.vocab, ref + k * config.vocab, row->targets[k]).logp);
+            n++;
+        }
+        free(logits);
+    }
+    return n;
+}
+
+static slow_complex slow_token_objective(const objective_task *t, const slow_seen *x) {
+    static const slow_ppo clip = {0.2, 0.28, 3.0, 20};
+    double n = (double)t->batch.counts.supervised, rewards[2], shaped[2];
+    int64_t first = x->document / 2 * 2;
+    if (t->kind == OBJECTIVE_SFT) return -x->value / n;
+    if (t->kind == OBJECTIVE_VALUE) return slow_value_loss(0.2, x->value, 0.3 * objective_data(t, x->document, x->position, 2), objective_data(t, x->document, x->position, 3)) / n;
+    if (t->kind == OBJECTIVE_POLICY) return slow_ppo_policy(&clip, x->value, x->ref + 0.1 * objective_data(t, x->document, x->position, 4), objective_data(t, x->document, x->position, 5)) / n;
+    for (int i = 0; i < 2; i++) rewards[i] = objective_data(t, first + i, 0, 1);
+    slow_group_norm(1, 2, 1e-9, rewards, shaped);
+    return (slow_ppo_policy(&clip, x->value, x->ref, shaped[x->document % 2]) + 0.04 * slow_k3(x->value - x->ref)) / ((double)t->documents * (double)x->tokens);
+}
+
+static slow_complex slow_objective_loss(const objective_task *t, const slow_complex *theta, const slow_complex *ref_theta) {
+    slow_seen *seen = calloc((size_t)4096, sizeof *seen);
+    slow_complex sum = 0, logp[64] = {0};
+    double ref[64] = {0}, length[64] = {0}, margin[64];
+    bool desirable[64];
+    int64_t n = slow_tokens(t, theta, ref_theta, seen);
+    int whole = t->kind == OBJECTIVE_DPO || t->kind == OBJECTIVE_KTO || t->kind == OBJECTIVE_RM;
+    for (int64_t i = 0; i < n; i++) {
+        if (!whole) sum += slow_token_objective(t, &seen[i]);
+        logp[seen[i].document] += seen[i].value;
+        ref[seen[i].document] += seen[i].ref;
+        length[seen[i].document]++;
+    }
+    free(seen);
+    for (int64_t i = 0; i < t->documents; i++) { desirable[i] = i % 2 == 0; margin[i] = 0.1; }
+    if (t->kind == OBJECTIVE_KTO) return slow_kto_loss(&(slow_kto){0.1, 1, 1.33}, t->documents, desirable, 0.15, logp, ref);
+    for (int64_t i = 0; t->kind == OBJECTIVE_DPO && i < t->documents; i += 2) {
+        slow_preference o = {.beta = 0.1};
+        slow_pair x = {logp[i], logp[i + 1], ref[i], ref[i + 1], length[i], length[i + 1]};
+        sum += slow_dpo_sigmoid(&o, &x) / ((double)t->documents / 2);
+    }
+    for (int64_t i = 0; t->kind == OBJECTIVE_RM && i < t->documents; i += 2) sum += slow_rm_loss(1, &logp[i], &logp[i + 1], &margin[i], 0.01) / ((double)t->documents / 2);
+    return sum;
+}
+
+static void test_truth(int kind) {
+    objective_way way = {.dp = 1, .sp = 3, .accumulation = 1, .layout = SEQPAR_ZIGZAG, .reference_device = 1};
+    objective_task t;
+    objective_result r;
+    objective_task_open(&t, kind, 2, 20, 50, 31);
+    objective_run(&t, &way, &r);
+    slow_config config = slow_config_of(&t.config);
+    slow_complex *theta = slow_dense(&t, r.start), *ref = slow_dense(&t, r.reference_start), *gradient = slow_dense(&t, r.gradient);
+    int64_t count = slow_parameters(&config, NULL);
+    double loss = creal(slow_objective_loss(&t, theta, ref));
+    test_expect(fabs(r.loss - loss) <= 1e-12 * fabs(loss), "loss %.17g, slow.h has %.17g", r.loss, loss);
+    for (int direction = 0; direction < 4; direction++) {
+        slow_complex *moved = calloc((size_t)count, sizeof *moved);
+        double slope = 0, want;
+        for (int64_t k = 0; k < count; k++) {
+            double d = k % 4 < direction ? 0 : seqpar_random_normal(5, (uint64_t)direction, (uint64_t)k);
+            moved[k] = theta[k] + d * SLOW_STEP * _Complex_I;
+            slope += creal(gradient[k]) * d;
+            if (t.config.score && k >= count - (t.config.vocab - 1) * t.config.hidden) moved[k] = 0; /* rows that are not there */
+        }
+        want = cimag(slow_objective_loss(&t, moved, ref)) / SLOW_STEP;
+        test_expect(fabs(slope - want) <= 1e-10 * fabs(want), "direction %d: %.15g, slow.h has %.15g", direction, slope, want);
+        free(moved);
+    }
+    free(theta); free(ref); free(gradient);
+    objective_result_free(&r);
+    objective_task_close(&t);
+    test_end("objective_%s_truth", objective_names[kind]);
+}
+
 /* Whole gradients against differences of the loss along random directions, in fp64, on two ranks. */
 static void test_gradient(int kind) {
     objective_way way = {.dp = 1, .sp = 2, .accumulation = 1, .layout = SEQPAR_ZIGZAG, .reference_device = 1};
@@ -345,6 +468,7 @@ int main(int argc, char **argv) {
     test_identities();
     test_refused();
     test_derivatives();
+    for (int kind = 0; kind < OBJECTIVES; kind++) test_truth(kind);
     for (int kind = 0; kind < OBJECTIVES; kind++) test_gradient(kind);
     for (int kind = 0; kind < OBJECTIVES; kind++) { test_contract(kind, 1); test_contract(kind, 0); }
     return test_summary();
