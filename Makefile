@@ -11,7 +11,7 @@ LDLIBS = -lcjson -lm -lpthread -ldl
 HEADERS = seqpar.h seqpar_llama.h seqpar_safetensors.h
 DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie train_sft train_dpo train_kto train_rm make_arith compare_runs
 SUITES = slow slow_loss numerics objective fold pack split comm transport device attn truth bits memory plan schedule safetensors demos_support headers sanitize faults train readme
-BENCHES = bench_cpu
+BENCHES = bench_cpu bench_layers bench_ranks
 
 .PHONY: demo verify check check-all demos bench readme setup clean help
 help:
@@ -20,7 +20,7 @@ help:
 	@echo "make check   all tests; the last line is 'N passed, N failed'"
 	@echo "make check-all  the same with the full product of ways to compute attention"
 	@echo "make demos   builds the programs in demos/ into build/"
-	@echo "make bench   speed of the CPU device, checked and as ratios"
+	@echo "make bench   speed of the CPU device and of ranks, checked and as ratios"
 	@echo "make readme  makes the generated parts of README.md anew"
 	@echo "make clean   removes build/"
 
@@ -41,6 +41,8 @@ demos: $(DEMOS:%=build/%)
 
 bench: setup $(BENCHES:%=build/%) build/peer_blas
 	@build/bench_cpu
+	@build/bench_layers
+	@build/bench_ranks
 
 readme: build/02_layouts build/test_attn build/test_plan
 	@bash ci/sample.sh
@@ -65,9 +67,9 @@ build/%: demos/%.c $(HEADERS) $(wildcard demos/*.h) build/options.inc
 
 build/peer_blas: bench/peer_blas.c
 	@mkdir -p build
-	$(CC) $(CFLAGS) $< -o $@ -ldl -lm
+	$(CC) $(CFLAGS) -ffast-math $< -o $@ -ldl -lm
 
-build/bench_%: bench/bench_%.c $(HEADERS)
+build/bench_%: bench/bench_%.c $(wildcard bench/*.h) $(HEADERS)
 	@mkdir -p build
 	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
 
