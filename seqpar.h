@@ -603,8 +603,8 @@ typedef struct seqpar_attn_task {
     int64_t piece;                 /* whose result is folded: query piece (forward, dq) or key piece (dkv) */
     const seqpar_fold_op *program; /* leaves: key pieces (forward, dq), query pieces (dkv), inbox (return) */
     int64_t program_count;
-    int64_t store_base, store_stride; /* dkv, return: elements; place n at base + n * stride, dk before dv */
-    int64_t inbox_base;               /* return: node i at inbox_base + i * 2 * count * kv_heads * head_dim */
+    int64_t store_base, store_stride; /* dkv, return: elements; place n at base + n * stride: for each head dk, then dv */
+    int64_t inbox_base;               /* return: node i at inbox_base + i * 2 * count * kv_heads * head_dim, as in a place */
 } seqpar_attn_task;
 
 /* Attention of one compute step over kv heads head_begin .. + head_count of kv_heads. Query t sees the keys of
@@ -2836,6 +2836,7 @@ typedef struct seqpar__machine {
     void (*combine)(void *user, void *into, const void *other);
     void (*move)(void *user, void *value, int64_t place, int to_store);
     void (*finish)(void *user, void *value);
+    char *(*place)(void *user, int64_t place); /* where a stored value lies in one run; NULL: it does not */
     int extends; /* leaf can compute on top of a value */
 } seqpar__machine;
 
@@ -2848,7 +2849,11 @@ static void seqpar__machine_extend(const seqpar__machine *m, char *top, int64_t 
 static void seqpar__machine_run(const seqpar__machine *m, const seqpar_fold_op *program, int64_t count) {
     char *top = m->stack - m->value_bytes;
     int64_t i;
-    for (i = 0; i < count; i++)
+    for (i = 0; i < count; i++) {
+        if (m->place && program[i].op == SEQPAR_FOLD_LOAD && i + 1 < count && program[i + 1].op == SEQPAR_FOLD_COMBINE) { /* where it lies */
+            m->combine(m->user, top, m->place(m->user, program[i++].index));
+            continue;
+        }
         switch (program[i].op) {
         case SEQPAR_FOLD_LEAF: top += m->value_bytes; m->leaf(m->user, top, program[i].index, 0); break;
         case SEQPAR_FOLD_EXTEND: seqpar__machine_extend(m, top, program[i].index); break;
@@ -2857,6 +2862,7 @@ static void seqpar__machine_run(const seqpar__machine *m, const seqpar_fold_op *
         case SEQPAR_FOLD_STORE: m->move(m->user, top, program[i].index, 1); top -= m->value_bytes; break;
         default: m->finish(m->user, top); top -= m->value_bytes; break;
         }
+    }
 }
 
 /* ---- folds of vectors that are computed column block by column block ---- */
@@ -2897,6 +2903,7 @@ static void seqpar__columns_job(void *user, int64_t i, char *scratch) {
     m.combine = seqpar__columns_combine;
     m.move = seqpar__columns_move;
     m.finish = seqpar__columns_finish;
+    m.place = NULL; /* a job is some columns of it */
     m.extends = 1;
     seqpar__machine_run(&m, c.fold->program, c.fold->program_count);
 }
@@ -2947,32 +2954,27 @@ static int64_t seqpar__attn_value(const seqpar__attn_job *j, int64_t count) { /*
     return j->kernel->kind == 0 ? count * (d + 2) : j->kernel->kind == 1 ? count * d : 2 * count * d;
 }
 
-/* Copies rows of `width` elements between a dense value and a strided place. */
-static void seqpar__attn_rows(char *value, char *place, int64_t rows, int64_t width, int64_t stride, int64_t size, int to_place) {
+/* Copies rows of `width` elements of a dense value to a strided place. */
+static void seqpar__attn_rows(const char *value, char *place, int64_t rows, int64_t width, int64_t stride, int64_t size) {
     int64_t t;
-    for (t = 0; t < rows; t++)
-        memcpy(to_place ? place + t * stride * size : value + t * width * size, to_place ? value + t * width * size : place + t * stride * size, (size_t)(width * size));
+    for (t = 0; t < rows; t++) memcpy(place + t * stride * size, value + t * width * size, (size_t)(width * size));
+}
+
+/* Where value n is kept between device calls: in one run, beside those of the other heads of its piece. */
+static char *seqpar__attn_place(void *user, int64_t n) {
+    const seqpar__attn_job *j = (const seqpar__attn_job *)user;
+    const seqpar_attn_args *a = j->args;
+    int64_t size = seqpar_dtype_bytes(j->device->accumulator), value = seqpar__attn_value(j, j->count), group = a->heads / a->kv_heads, width = value / j->count;
+    if (j->kernel->kind >= 2) return (char *)a->store + (j->task->store_base + n * j->task->store_stride + j->head * value) * size;
+    return (char *)a->store + ((n * a->q_tokens + j->local) * a->head_count * group * width + (j->head - a->head_begin * group) * value) * size;
 }
 
 static void seqpar__attn_move(void *user, void *value, int64_t n, int to_store) {
-    seqpar__attn_job *j = (seqpar__attn_job *)user;
-    const seqpar_attn_args *a = j->args;
-    int64_t d = a->head_dim, size = seqpar_dtype_bytes(j->device->accumulator), group = a->head_count * (a->heads / a->kv_heads);
-    int64_t column = j->head - a->head_begin * (a->heads / a->kv_heads), nh = a->head_count;
-    char *v = (char *)value, *store = (char *)a->store;
-    if (j->kernel->kind >= 2) {
-        char *at = store + (j->task->store_base + n * j->task->store_stride + j->head * d) * size;
-        seqpar__attn_rows(v, at, j->count, d, nh * d, size, to_store);
-        seqpar__attn_rows(v + j->count * d * size, at + j->count * nh * d * size, j->count, d, nh * d, size, to_store);
-        return;
-    }
-    store += n * a->q_tokens * group * (j->kernel->kind == 0 ? d + 2 : d) * size;
-    seqpar__attn_rows(v, store + (j->local * group + column) * d * size, j->count, d, group * d, size, to_store);
-    if (j->kernel->kind == 1) return;
-    store += a->q_tokens * group * d * size;
-    seqpar__attn_rows(v + j->count * d * size, store + (j->local * group + column) * size, j->count, 1, group, size, to_store);
-    if (!SEQPAR__FAULT(55)) store += a->q_tokens * group * size; /* fault: l kept over m */
-    seqpar__attn_rows(v + j->count * (d + 1) * size, store + (j->local * group + column) * size, j->count, 1, group, size, to_store);
+    const seqpar__attn_job *j = (const seqpar__attn_job *)user;
+    int64_t size = seqpar_dtype_bytes(j->device->accumulator), count = seqpar__attn_value(j, j->count);
+    char *place = seqpar__attn_place(user, n);
+    memcpy(to_store ? place : (char *)value, to_store ? (char *)value : place, (size_t)(count * size));
+    if (SEQPAR__FAULT(55) && j->kernel->kind == 0) memcpy(place + (count - 2 * j->count) * size, place + (count - j->count) * size, (size_t)(j->count * size)); /* fault: l kept over m */
 }
 
 static void seqpar__attn_finish(void *user, void *value) {
@@ -2981,22 +2983,19 @@ static void seqpar__attn_finish(void *user, void *value) {
     int64_t d = a->head_dim, size = seqpar_dtype_bytes(j->device->storage), at;
     if (j->kernel->kind == 0) { j->kernel->finish_state(j, value); return; }
     if (j->kernel->kind == 1) {
-        seqpar__attn_rows((char *)value, (char *)a->dq + (j->local * a->heads + j->head) * d * size, j->count, d, a->heads * d, size, 1);
+        seqpar__attn_rows((const char *)value, (char *)a->dq + (j->local * a->heads + j->head) * d * size, j->count, d, a->heads * d, size);
         return;
     }
     at = (j->local * a->kv_heads + (SEQPAR__FAULT(46) ? 0 : a->head_begin) + j->head) * d * size; /* fault: always the first heads */
-    seqpar__attn_rows((char *)value, (char *)a->dk + at, j->count, d, a->kv_heads * d, size, 1);
-    seqpar__attn_rows((char *)value + j->count * d * size, (char *)a->dv + at, j->count, d, a->kv_heads * d, size, 1);
+    seqpar__attn_rows((const char *)value, (char *)a->dk + at, j->count, d, a->kv_heads * d, size);
+    seqpar__attn_rows((const char *)value + j->count * d * size, (char *)a->dv + at, j->count, d, a->kv_heads * d, size);
 }
 
 static void seqpar__attn_return_leaf(void *user, void *value, int64_t index, int extend) {
-    seqpar__attn_job *j = (seqpar__attn_job *)user;
-    const seqpar_attn_args *a = j->args;
-    int64_t d = a->head_dim, size = seqpar_dtype_bytes(j->device->accumulator), nh = a->head_count;
-    char *at = (char *)a->inbox + (j->task->inbox_base + index * 2 * j->count * nh * d + j->head * d) * size;
+    const seqpar__attn_job *j = (const seqpar__attn_job *)user;
+    int64_t size = seqpar_dtype_bytes(j->device->accumulator), count = seqpar__attn_value(j, j->count);
     (void)extend;
-    seqpar__attn_rows((char *)value, at, j->count, d, nh * d, size, 0);
-    seqpar__attn_rows((char *)value + j->count * d * size, at + j->count * nh * d * size, j->count, d, nh * d, size, 0);
+    memcpy(value, (const char *)j->args->inbox + (j->task->inbox_base + (index * j->args->head_count + j->head) * count) * size, (size_t)(count * size));
 }
 
 static void seqpar__attn_add(void *user, void *into, const void *other) {
@@ -3035,6 +3034,7 @@ static void seqpar__attn_job_run(void *user, int64_t i, char *scratch) {
     m.move = seqpar__attn_move;
     m.finish = seqpar__attn_finish;
     m.extends = w->kernel->extends;
+    m.place = seqpar__attn_place;
     seqpar__machine_run(&m, j.task->program, j.task->program_count);
 #ifdef _OPENMP
     #pragma omp atomic
@@ -3840,6 +3840,7 @@ static void seqpar__cpu_weight_job(void *user, int64_t i, char *scratch) {
     m.combine = seqpar__cpu_weight_combine;
     m.move = seqpar__cpu_weight_move;
     m.finish = seqpar__cpu_weight_finish;
+    m.place = NULL;
     m.extends = 1;
     seqpar__machine_run(&m, a->fold.program, a->fold.program_count);
 }
