@@ -628,7 +628,7 @@ typedef struct seqpar_attn_args {
     void *out, *lse;                            /* lse (q_tokens, heads), accumulator type */
     const void *dout, *delta;                   /* delta like lse */
     void *dq, *dk, *dv;                         /* results of the own tokens, all kv heads */
-    void *store;                                /* forward: per place o (q_tokens, group, head_dim), then m, then l */
+    void *store;                                /* per place and piece, for each head: o (count, head_dim), m, l; or dq */
     const void *inbox;
 } seqpar_attn_args;
 
