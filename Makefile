@@ -11,7 +11,7 @@ LDLIBS = -lcjson -lm -lpthread -ldl
 HEADERS = seqpar.h seqpar_llama.h seqpar_safetensors.h
 DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie train_sft train_dpo train_kto train_rm make_arith compare_runs
 SUITES = slow slow_loss numerics objective fold pack split comm transport device attn truth bits memory plan schedule safetensors demos_support headers sanitize faults train readme
-BENCHES = bench_cpu bench_layers bench_ranks
+BENCHES = bench_cpu bench_chunks bench_layers bench_ranks
 
 .PHONY: demo verify check check-all demos bench readme setup clean help
 help:
@@ -40,9 +40,7 @@ check-all: check
 demos: $(DEMOS:%=build/%)
 
 bench: setup $(BENCHES:%=build/%) build/peer_blas
-	@build/bench_cpu
-	@build/bench_layers
-	@build/bench_ranks
+	@for bench in $(BENCHES); do build/$$bench || exit 1; done
 
 readme: build/02_layouts build/test_attn build/test_plan
 	@bash ci/sample.sh
