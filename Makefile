@@ -9,9 +9,9 @@ CPPFLAGS += -I. -Ibuild -Idemos -Iverify
 LDLIBS = -lcjson -lm -lpthread -ldl
 
 HEADERS = seqpar.h seqpar_llama.h seqpar_safetensors.h
-DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention train_sft train_dpo train_kto train_rm make_arith compare_runs
+DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie train_sft train_dpo train_kto train_rm make_arith compare_runs
 SUITES = slow slow_loss numerics objective fold pack split comm transport device attn truth bits sample memory plan schedule safetensors demos_support headers sanitize faults train readme
-BENCHES = bench_cpu
+BENCHES = bench_cpu bench_layers bench_ranks bench_sample
 
 .PHONY: demo verify check check-all demos bench readme setup clean help
 help:
@@ -20,7 +20,7 @@ help:
 	@echo "make check   all tests; the last line is 'N passed, N failed'"
 	@echo "make check-all  the same with the full product of ways to compute attention"
 	@echo "make demos   builds the programs in demos/ into build/"
-	@echo "make bench   speed of the CPU device, checked and as ratios"
+	@echo "make bench   speed of the CPU device and of ranks, checked and as ratios"
 	@echo "make readme  makes the generated parts of README.md anew"
 	@echo "make clean   removes build/"
 
@@ -31,7 +31,7 @@ verify: setup build/verify_sp
 	@build/verify_sp
 
 check: setup
-	@$(MAKE) --no-print-directory -j2 $(DEMOS:%=build/%) $(filter-out build/test_headers build/test_sanitize build/test_faults build/test_train build/test_readme,$(SUITES:%=build/test_%))
+	@$(MAKE) --no-print-directory -j2 $(DEMOS:%=build/%) build/verify_sp $(filter-out build/test_headers build/test_sanitize build/test_faults build/test_train build/test_readme,$(SUITES:%=build/test_%))
 	@bash ci/run.sh $(SUITES)
 
 check-all: export TEST_ALL = 1
@@ -41,6 +41,9 @@ demos: $(DEMOS:%=build/%)
 
 bench: setup $(BENCHES:%=build/%) build/peer_blas
 	@build/bench_cpu
+	@build/bench_layers
+	@build/bench_ranks
+	@build/bench_sample
 
 readme: build/02_layouts build/test_attn build/test_plan
 	@bash ci/sample.sh
@@ -65,9 +68,9 @@ build/%: demos/%.c $(HEADERS) $(wildcard demos/*.h) build/options.inc
 
 build/peer_blas: bench/peer_blas.c
 	@mkdir -p build
-	$(CC) $(CFLAGS) $< -o $@ -ldl -lm
+	$(CC) $(CFLAGS) -ffast-math $< -o $@ -ldl -lm
 
-build/bench_%: bench/bench_%.c $(HEADERS)
+build/bench_%: bench/bench_%.c $(wildcard bench/*.h) $(HEADERS)
 	@mkdir -p build
 	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
 

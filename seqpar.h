@@ -17,15 +17,16 @@
    and link with -lm -lpthread (-fopenmp for threads within a rank). For speed: -O3 -march=native.
 
    CHAPTERS (search for the tag)
-       >>api    types and prototypes, by chapter         >>cpu    fast device: fp32
-       >>util   errors, random numbers, exp and log      >>own    a block kernel of your own
+       >>api    types and prototypes, by chapter         >>rows   fast device: norm, SwiGLU, loss, update
+       >>util   errors, random numbers, exp and log      >>own    a block kernel or product of your own
        >>fold   one order for every sum                  >>plan   a schedule is data
        >>pack   documents to rows                        >>attn   the executor
        >>split  who holds which token                    >>check  plans played on paper
        >>comm   how bytes move: self, threads, inject    >>loss   token log-probs through the head
-       >>ctx    one rank                                 >>objective  sums per document, and what is made of them
+       >>ctx    one rank                                 >>objective  sums per document, what is made of them
        >>device what devices share: memory, fold machine >>optim  gradients to owners, clip, update
        >>ref    reference device: fp64, naive            >>licence
+       >>cpu    fast device: products, attention
 
    DOES
        - pack documents into rows (cu_seqlens, position ids, targets shifted once, before any split)
@@ -602,8 +603,8 @@ typedef struct seqpar_attn_task {
     int64_t piece;                 /* whose result is folded: query piece (forward, dq) or key piece (dkv) */
     const seqpar_fold_op *program; /* leaves: key pieces (forward, dq), query pieces (dkv), inbox (return) */
     int64_t program_count;
-    int64_t store_base, store_stride; /* dkv, return: elements; place n at base + n * stride, dk before dv */
-    int64_t inbox_base;               /* return: node i at inbox_base + i * 2 * count * kv_heads * head_dim */
+    int64_t store_base, store_stride; /* dkv, return: elements; place n at base + n * stride: for each head dk, then dv */
+    int64_t inbox_base;               /* return: node i at inbox_base + i * 2 * count * kv_heads * head_dim, as in a place */
 } seqpar_attn_task;
 
 /* Attention of one compute step over kv heads head_begin .. + head_count of kv_heads. Query t sees the keys of
@@ -627,7 +628,7 @@ typedef struct seqpar_attn_args {
     void *out, *lse;                            /* lse (q_tokens, heads), accumulator type */
     const void *dout, *delta;                   /* delta like lse */
     void *dq, *dk, *dv;                         /* results of the own tokens, all kv heads */
-    void *store;                                /* forward: per place o (q_tokens, group, head_dim), then m, then l */
+    void *store;                                /* per place and piece, for each head: o (count, head_dim), m, l; or dq */
     const void *inbox;
 } seqpar_attn_args;
 
@@ -2835,6 +2836,7 @@ typedef struct seqpar__machine {
     void (*combine)(void *user, void *into, const void *other);
     void (*move)(void *user, void *value, int64_t place, int to_store);
     void (*finish)(void *user, void *value);
+    char *(*place)(void *user, int64_t place); /* where a stored value lies in one run; NULL: it does not */
     int extends; /* leaf can compute on top of a value */
 } seqpar__machine;
 
@@ -2847,7 +2849,11 @@ static void seqpar__machine_extend(const seqpar__machine *m, char *top, int64_t 
 static void seqpar__machine_run(const seqpar__machine *m, const seqpar_fold_op *program, int64_t count) {
     char *top = m->stack - m->value_bytes;
     int64_t i;
-    for (i = 0; i < count; i++)
+    for (i = 0; i < count; i++) {
+        if (m->place && program[i].op == SEQPAR_FOLD_LOAD && i + 1 < count && program[i + 1].op == SEQPAR_FOLD_COMBINE) { /* where it lies */
+            m->combine(m->user, top, m->place(m->user, program[i++].index));
+            continue;
+        }
         switch (program[i].op) {
         case SEQPAR_FOLD_LEAF: top += m->value_bytes; m->leaf(m->user, top, program[i].index, 0); break;
         case SEQPAR_FOLD_EXTEND: seqpar__machine_extend(m, top, program[i].index); break;
@@ -2856,6 +2862,7 @@ static void seqpar__machine_run(const seqpar__machine *m, const seqpar_fold_op *
         case SEQPAR_FOLD_STORE: m->move(m->user, top, program[i].index, 1); top -= m->value_bytes; break;
         default: m->finish(m->user, top); top -= m->value_bytes; break;
         }
+    }
 }
 
 /* ---- folds of vectors that are computed column block by column block ---- */
@@ -2896,6 +2903,7 @@ static void seqpar__columns_job(void *user, int64_t i, char *scratch) {
     m.combine = seqpar__columns_combine;
     m.move = seqpar__columns_move;
     m.finish = seqpar__columns_finish;
+    m.place = NULL; /* a job is some columns of it */
     m.extends = 1;
     seqpar__machine_run(&m, c.fold->program, c.fold->program_count);
 }
@@ -2946,32 +2954,27 @@ static int64_t seqpar__attn_value(const seqpar__attn_job *j, int64_t count) { /*
     return j->kernel->kind == 0 ? count * (d + 2) : j->kernel->kind == 1 ? count * d : 2 * count * d;
 }
 
-/* Copies rows of `width` elements between a dense value and a strided place. */
-static void seqpar__attn_rows(char *value, char *place, int64_t rows, int64_t width, int64_t stride, int64_t size, int to_place) {
+/* Copies rows of `width` elements of a dense value to a strided place. */
+static void seqpar__attn_rows(const char *value, char *place, int64_t rows, int64_t width, int64_t stride, int64_t size) {
     int64_t t;
-    for (t = 0; t < rows; t++)
-        memcpy(to_place ? place + t * stride * size : value + t * width * size, to_place ? value + t * width * size : place + t * stride * size, (size_t)(width * size));
+    for (t = 0; t < rows; t++) memcpy(place + t * stride * size, value + t * width * size, (size_t)(width * size));
+}
+
+/* Where value n is kept between device calls: in one run, beside those of the other heads of its piece. */
+static char *seqpar__attn_place(void *user, int64_t n) {
+    const seqpar__attn_job *j = (const seqpar__attn_job *)user;
+    const seqpar_attn_args *a = j->args;
+    int64_t size = seqpar_dtype_bytes(j->device->accumulator), value = seqpar__attn_value(j, j->count), group = a->heads / a->kv_heads, width = value / j->count;
+    if (j->kernel->kind >= 2) return (char *)a->store + (j->task->store_base + n * j->task->store_stride + j->head * value) * size;
+    return (char *)a->store + ((n * a->q_tokens + j->local) * a->head_count * group * width + (j->head - a->head_begin * group) * value) * size;
 }
 
 static void seqpar__attn_move(void *user, void *value, int64_t n, int to_store) {
-    seqpar__attn_job *j = (seqpar__attn_job *)user;
-    const seqpar_attn_args *a = j->args;
-    int64_t d = a->head_dim, size = seqpar_dtype_bytes(j->device->accumulator), group = a->head_count * (a->heads / a->kv_heads);
-    int64_t column = j->head - a->head_begin * (a->heads / a->kv_heads), nh = a->head_count;
-    char *v = (char *)value, *store = (char *)a->store;
-    if (j->kernel->kind >= 2) {
-        char *at = store + (j->task->store_base + n * j->task->store_stride + j->head * d) * size;
-        seqpar__attn_rows(v, at, j->count, d, nh * d, size, to_store);
-        seqpar__attn_rows(v + j->count * d * size, at + j->count * nh * d * size, j->count, d, nh * d, size, to_store);
-        return;
-    }
-    store += n * a->q_tokens * group * (j->kernel->kind == 0 ? d + 2 : d) * size;
-    seqpar__attn_rows(v, store + (j->local * group + column) * d * size, j->count, d, group * d, size, to_store);
-    if (j->kernel->kind == 1) return;
-    store += a->q_tokens * group * d * size;
-    seqpar__attn_rows(v + j->count * d * size, store + (j->local * group + column) * size, j->count, 1, group, size, to_store);
-    if (!SEQPAR__FAULT(55)) store += a->q_tokens * group * size; /* fault: l kept over m */
-    seqpar__attn_rows(v + j->count * (d + 1) * size, store + (j->local * group + column) * size, j->count, 1, group, size, to_store);
+    const seqpar__attn_job *j = (const seqpar__attn_job *)user;
+    int64_t size = seqpar_dtype_bytes(j->device->accumulator), count = seqpar__attn_value(j, j->count);
+    char *place = seqpar__attn_place(user, n);
+    memcpy(to_store ? place : (char *)value, to_store ? (char *)value : place, (size_t)(count * size));
+    if (SEQPAR__FAULT(55) && j->kernel->kind == 0) memcpy(place + (count - 2 * j->count) * size, place + (count - j->count) * size, (size_t)(j->count * size)); /* fault: l kept over m */
 }
 
 static void seqpar__attn_finish(void *user, void *value) {
@@ -2980,22 +2983,19 @@ static void seqpar__attn_finish(void *user, void *value) {
     int64_t d = a->head_dim, size = seqpar_dtype_bytes(j->device->storage), at;
     if (j->kernel->kind == 0) { j->kernel->finish_state(j, value); return; }
     if (j->kernel->kind == 1) {
-        seqpar__attn_rows((char *)value, (char *)a->dq + (j->local * a->heads + j->head) * d * size, j->count, d, a->heads * d, size, 1);
+        seqpar__attn_rows((const char *)value, (char *)a->dq + (j->local * a->heads + j->head) * d * size, j->count, d, a->heads * d, size);
         return;
     }
     at = (j->local * a->kv_heads + (SEQPAR__FAULT(46) ? 0 : a->head_begin) + j->head) * d * size; /* fault: always the first heads */
-    seqpar__attn_rows((char *)value, (char *)a->dk + at, j->count, d, a->kv_heads * d, size, 1);
-    seqpar__attn_rows((char *)value + j->count * d * size, (char *)a->dv + at, j->count, d, a->kv_heads * d, size, 1);
+    seqpar__attn_rows((const char *)value, (char *)a->dk + at, j->count, d, a->kv_heads * d, size);
+    seqpar__attn_rows((const char *)value + j->count * d * size, (char *)a->dv + at, j->count, d, a->kv_heads * d, size);
 }
 
 static void seqpar__attn_return_leaf(void *user, void *value, int64_t index, int extend) {
-    seqpar__attn_job *j = (seqpar__attn_job *)user;
-    const seqpar_attn_args *a = j->args;
-    int64_t d = a->head_dim, size = seqpar_dtype_bytes(j->device->accumulator), nh = a->head_count;
-    char *at = (char *)a->inbox + (j->task->inbox_base + index * 2 * j->count * nh * d + j->head * d) * size;
+    const seqpar__attn_job *j = (const seqpar__attn_job *)user;
+    int64_t size = seqpar_dtype_bytes(j->device->accumulator), count = seqpar__attn_value(j, j->count);
     (void)extend;
-    seqpar__attn_rows((char *)value, at, j->count, d, nh * d, size, 0);
-    seqpar__attn_rows((char *)value + j->count * d * size, at + j->count * nh * d * size, j->count, d, nh * d, size, 0);
+    memcpy(value, (const char *)j->args->inbox + (j->task->inbox_base + (index * j->args->head_count + j->head) * count) * size, (size_t)(count * size));
 }
 
 static void seqpar__attn_add(void *user, void *into, const void *other) {
@@ -3034,6 +3034,7 @@ static void seqpar__attn_job_run(void *user, int64_t i, char *scratch) {
     m.move = seqpar__attn_move;
     m.finish = seqpar__attn_finish;
     m.extends = w->kernel->extends;
+    m.place = seqpar__attn_place;
     seqpar__machine_run(&m, j.task->program, j.task->program_count);
 #ifdef _OPENMP
     #pragma omp atomic
@@ -3602,9 +3603,11 @@ static seqpar__v seqpar__exponent(seqpar__v t) { uint32_t bits; memcpy(&bits, &t
 #if defined(__GNUC__)
 #define SEQPAR__TEMPLATE static inline __attribute__((always_inline)) /* its constant arguments are built in */
 #define SEQPAR__PREFETCH(p) (__builtin_prefetch(p, 1), __builtin_prefetch((p) + SEQPAR__NR - 1, 1))
+#define SEQPAR__AHEAD(p, n, write) __builtin_prefetch((const void *)((uintptr_t)(p) + (n) * sizeof(float)), write, 2)
 #else
 #define SEQPAR__TEMPLATE static inline
 #define SEQPAR__PREFETCH(p) ((void)(p))
+#define SEQPAR__AHEAD(p, n, write) ((void)(p))
 #endif
 
 /* c (count, NR) = a (count, depth) . b (depth, NR), or with `keep` c[i] = c[i] keep[i] + ..: one fma chain per element,
@@ -3874,6 +3877,7 @@ static void seqpar__cpu_weight_job(void *user, int64_t i, char *scratch) {
     m.combine = seqpar__cpu_weight_combine;
     m.move = seqpar__cpu_weight_move;
     m.finish = seqpar__cpu_weight_finish;
+    m.place = NULL;
     m.extends = 1;
     seqpar__machine_run(&m, a->fold.program, a->fold.program_count);
 }
@@ -3898,61 +3902,77 @@ static seqpar_status seqpar__rows_run(seqpar_device *device, int64_t rows, const
     return seqpar__parallel(device, (rows + 31) / 32, 0, seqpar__rows_job, &w);
 }
 
-/* Sums within a row: 16 lanes by index, folded as a fixed tree. Rows are done in blocks where terms are made first. */
-#define SEQPAR__BLOCK 256
+/* Sums within a row: 64 lanes by index, what is beyond the last 64 elements to the first 16 of them; folded as a fixed tree. */
 static float seqpar__lanes(float *lane) {
     int w, j;
-    for (w = 8; w; w /= 2) for (j = 0; j < w; j++) lane[j] += lane[j + w];
+    for (w = 32; w; w /= 2) for (j = 0; j < w; j++) lane[j] += lane[j + w];
     return lane[0];
 }
-/* lane[i % 16] += a[i] b[i] for i in 0 .. n-1, by vectors in registers, which compilers do not find by themselves */
-static void seqpar__dot_lanes(float *lane, const float *a, const float *b, int64_t n) {
-    seqpar__v sum[16 / SEQPAR__VL];
-    int64_t i, j;
-    for (j = 0; j < 16; j += SEQPAR__VL) sum[j / SEQPAR__VL] = SEQPAR__LOAD(lane + j);
-    for (i = 0; i + 16 <= n; i += 16) {
+/* Calls step on the n elements of some arrays, a vector of each at a time; sums[2 u], sums[2 u + 1] belong to the u-th vector of 64
+   elements. A last part below 16 is filled up in a buffer, and only of the first `written` arrays comes anything back. */
+typedef void (*seqpar__step_fn)(const seqpar__v *k, seqpar__v *sums, float *const *x);
+#define SEQPAR__SUMS (2 * 64 / SEQPAR__VL)
+SEQPAR__TEMPLATE void seqpar__vectors(seqpar__step_fn step, const seqpar__v *k, seqpar__v *sums, const int arrays, float *const *x, int64_t from, const int count) {
+    float *at[5];
+    int j, u;
+    SEQPAR__UNROLL
+    for (u = 0; u < count / SEQPAR__VL; u++) {
         SEQPAR__UNROLL
-        for (j = 0; j < 16; j += SEQPAR__VL) sum[j / SEQPAR__VL] = SEQPAR__VFMA(SEQPAR__LOAD(a + i + j), SEQPAR__LOAD(b + i + j), sum[j / SEQPAR__VL]);
+        for (j = 0; j < arrays; j++) at[j] = x[j] + from + u * SEQPAR__VL;
+        step(k, sums + 2 * u, at);
     }
-    for (j = 0; j < 16; j += SEQPAR__VL) SEQPAR__STORE(lane + j, sum[j / SEQPAR__VL]);
-    for (j = 0; i + j < n; j++) lane[j] = SEQPAR__FMAF(a[i + j], b[i + j], lane[j]);
 }
-static void seqpar__total_lanes(float *lane, const float *a, int64_t n) { /* lane[i % 16] += a[i] */
-    seqpar__v sum[16 / SEQPAR__VL];
-    int64_t i, j;
-    for (j = 0; j < 16; j += SEQPAR__VL) sum[j / SEQPAR__VL] = SEQPAR__LOAD(lane + j);
-    for (i = 0; i + 16 <= n; i += 16) {
-        SEQPAR__UNROLL
-        for (j = 0; j < 16; j += SEQPAR__VL) sum[j / SEQPAR__VL] = sum[j / SEQPAR__VL] + SEQPAR__LOAD(a + i + j);
+SEQPAR__TEMPLATE void seqpar__each(seqpar__step_fn step, const seqpar__v *k, seqpar__v *sums, const int arrays, const int written, float *const *x, int64_t n, float fill) {
+    seqpar__v own[SEQPAR__SUMS]; /* nobody else's, so that they stay in registers */
+    float edge[5 * 16], *at[5];
+    int64_t i = 0;
+    int j;
+    for (j = 0; sums && j < SEQPAR__SUMS; j++) own[j] = sums[j];
+    for (; i + 64 <= n; i += 64) seqpar__vectors(step, k, own, arrays, x, i, 64);
+    for (; i + 16 <= n; i += 16) seqpar__vectors(step, k, own, arrays, x, i, 16);
+    if (i < n) {
+        for (j = 0; j < 16 * arrays; j++) edge[j] = j % 16 < n - i ? x[j / 16][i + j % 16] : fill;
+        for (j = 0; j < arrays; j++) at[j] = edge + 16 * j;
+        seqpar__vectors(step, k, own, arrays, at, 0, 16);
+        for (j = 0; j < written; j++) memcpy(x[j] + i, at[j], (size_t)(n - i) * sizeof *edge);
     }
-    for (j = 0; j < 16; j += SEQPAR__VL) SEQPAR__STORE(lane + j, sum[j / SEQPAR__VL]);
-    for (j = 0; i + j < n; j++) lane[j] += a[i + j];
+    for (j = 0; sums && j < SEQPAR__SUMS; j++) sums[j] = own[j];
 }
+/* The total of sums[which], sums[2 + which], .. */
+static float seqpar__sum_of(const seqpar__v *sums, int which) {
+    float lane[64];
+    int u;
+    for (u = 0; u < 64 / SEQPAR__VL; u++) SEQPAR__STORE(lane + u * SEQPAR__VL, sums[2 * u + which]);
+    return seqpar__lanes(lane);
+}
+static void seqpar__no_sums(seqpar__v *sums) { int u; for (u = 0; u < SEQPAR__SUMS; u++) sums[u] = SEQPAR__SPLAT(0.0f); }
+
+SEQPAR__TEMPLATE void seqpar__dot_step(const seqpar__v *k, seqpar__v *sums, float *const *x) { (void)k; sums[0] = SEQPAR__VFMA(SEQPAR__LOAD(x[0]), SEQPAR__LOAD(x[1]), sums[0]); }
+SEQPAR__TEMPLATE void seqpar__total_step(const seqpar__v *k, seqpar__v *sums, float *const *x) { (void)k; sums[0] = sums[0] + SEQPAR__LOAD(x[0]); }
 static float seqpar__dot(const float *a, const float *b, int64_t n) {
-    float lane[16] = {0};
-    seqpar__dot_lanes(lane, a, b, n);
-    return seqpar__lanes(lane);
-}
-static float seqpar__total(const float *a, int64_t n) {
-    float lane[16] = {0};
-    seqpar__total_lanes(lane, a, n);
-    return seqpar__lanes(lane);
+    float *x[2];
+    seqpar__v sums[SEQPAR__SUMS];
+    x[0] = (float *)a; x[1] = (float *)b;
+    seqpar__no_sums(sums);
+    seqpar__each(seqpar__dot_step, NULL, sums, 2, 0, x, n, 0.0f);
+    return seqpar__sum_of(sums, 0);
 }
 static float seqpar__highest(const float *a, int64_t n) { /* order does not matter to a maximum */
     seqpar__v top[4];
-    float lane[4 * SEQPAR__VL], best = a[0];
+    float lane[SEQPAR__VL], best = a[0];
     int64_t i = 0, j;
     for (j = 0; j < 4; j++) top[j] = SEQPAR__SPLAT(best);
     for (; i + 4 * SEQPAR__VL <= n; i += 4 * SEQPAR__VL) {
         SEQPAR__UNROLL
         for (j = 0; j < 4; j++) top[j] = SEQPAR__VMAX(SEQPAR__LOAD(a + i + j * SEQPAR__VL), top[j]);
     }
-    for (j = 0; j < 4; j++) SEQPAR__STORE(lane + j * SEQPAR__VL, top[j]);
-    for (j = 0; j < 4 * SEQPAR__VL; j++) best = lane[j] > best ? lane[j] : best;
+    SEQPAR__STORE(lane, SEQPAR__VMAX(SEQPAR__VMAX(top[0], top[1]), SEQPAR__VMAX(top[2], top[3])));
+    for (j = 0; j < SEQPAR__VL; j++) best = lane[j] > best ? lane[j] : best;
     for (; i < n; i++) best = a[i] > best ? a[i] : best;
     return best;
 }
 
+#define SEQPAR__LOG2E 1.44269504088896341f
 /* exp in fp32: 2^n exp(r), degree 7 in all; about 1 ulp; 0 below -87.3; exp(0) = 1. A NaN stays one. */
 static inline float seqpar__expf(float x) {
     float y = x < -87.3f ? -87.3f : x, t, n, r, p;
@@ -3975,11 +3995,10 @@ static inline float seqpar__expf(float x) {
     return x < -87.3f ? 0.0f : p;
 }
 
-/* 2^x in fp32 for x below 128: 2^n times a polynomial on [-1/2, 1/2] that is 2e-9 off; about 1 ulp; 0 below -126.5;
+/* 2^x in fp32 for x from -127 to 128: 2^n times a polynomial on [-1/2, 1/2] that is 2e-9 off; about 1 ulp; 0 below -126.5;
    2^0 = 1. A NaN stays one. */
-SEQPAR__TEMPLATE seqpar__v seqpar__vexp2(seqpar__v x) {
+SEQPAR__TEMPLATE seqpar__v seqpar__vexp2_above(seqpar__v x) {
     seqpar__v magic = SEQPAR__SPLAT(12583039.0f), t, r, p; /* 1.5 2^23 + 127: the low bits of t are the exponent to come */
-    x = SEQPAR__VMAX(SEQPAR__SPLAT(-127.0f), x);
     t = x + magic;
     r = x - (t - magic);
     p = SEQPAR__VFMA(SEQPAR__SPLAT(1.535336206e-4f), r, SEQPAR__SPLAT(1.339887456e-3f));
@@ -3987,6 +4006,21 @@ SEQPAR__TEMPLATE seqpar__v seqpar__vexp2(seqpar__v x) {
     p = SEQPAR__VFMA(p, r, SEQPAR__SPLAT(5.550332471e-2f));
     p = SEQPAR__VFMA(p, r, SEQPAR__SPLAT(2.402264791e-1f));
     p = SEQPAR__VFMA(p, r, SEQPAR__SPLAT(6.931472029e-1f));
+    p = SEQPAR__VFMA(p, r, SEQPAR__SPLAT(1.0f));
+    return p * SEQPAR__VEXPONENT(t);
+}
+SEQPAR__TEMPLATE seqpar__v seqpar__vexp2(seqpar__v x) { return seqpar__vexp2_above(SEQPAR__VMAX(SEQPAR__SPLAT(-127.0f), x)); }
+
+/* exp in fp32 by vectors, for x in [-88, 88]: 2^n exp(r), degree 6, 3e-9 off; about 1 ulp; 0 below -87.7; exp(0) = 1. A NaN stays one. */
+SEQPAR__TEMPLATE seqpar__v seqpar__vexp(seqpar__v x) {
+    seqpar__v magic = SEQPAR__SPLAT(12583039.0f), t = SEQPAR__VFMA(x, SEQPAR__SPLAT(SEQPAR__LOG2E), magic), n = t - magic, r, p;
+    r = SEQPAR__VFMA(n, SEQPAR__SPLAT(-0.693359375f), x);
+    r = SEQPAR__VFMA(n, SEQPAR__SPLAT(2.12194440e-4f), r);
+    p = SEQPAR__VFMA(SEQPAR__SPLAT(1.381453994e-3f), r, SEQPAR__SPLAT(8.368745127e-3f));
+    p = SEQPAR__VFMA(p, r, SEQPAR__SPLAT(4.166839079e-2f));
+    p = SEQPAR__VFMA(p, r, SEQPAR__SPLAT(1.666652040e-1f));
+    p = SEQPAR__VFMA(p, r, SEQPAR__SPLAT(4.999999343e-1f));
+    p = SEQPAR__VFMA(p, r, SEQPAR__SPLAT(1.0f));
     p = SEQPAR__VFMA(p, r, SEQPAR__SPLAT(1.0f));
     return p * SEQPAR__VEXPONENT(t);
 }
@@ -4001,97 +4035,6 @@ static inline float seqpar__tanhf(float x) {
     p = SEQPAR__FMAF(p, z, -0.33333298f);
     p = SEQPAR__FMAF(x * z, p, x);
     return !(a >= 0.6f) ? p : x < 0 ? -far : far;
-}
-
-static void seqpar__cpu_rmsnorm_row(const void *args, int64_t t) {
-    const seqpar_rmsnorm_args *a = (const seqpar_rmsnorm_args *)args;
-    const float *x = (const float *)a->x.data + t * a->x.stride, *g = (const float *)a->gain;
-    float *y = (float *)a->y.data + t * a->y.stride, r;
-    int64_t i;
-    r = (float)(1.0 / sqrt((double)seqpar__dot(x, x, a->width) / (double)a->width + a->eps));
-    for (i = 0; i < a->width; i++) y[i] = x[i] * r * g[i];
-    if (a->rstd) ((float *)a->rstd)[t] = r;
-}
-static seqpar_status seqpar__cpu_rmsnorm(seqpar_device *device, const seqpar_rmsnorm_args *a, void *queue) {
-    (void)queue;
-    return seqpar__rows_run(device, a->rows, a, seqpar__cpu_rmsnorm_row);
-}
-
-static void seqpar__cpu_rmsnorm_grad_row(const void *args, int64_t t) {
-    const seqpar_rmsnorm_grad_args *a = (const seqpar_rmsnorm_grad_args *)args;
-    const float *x = (const float *)a->x.data + t * a->x.stride, *dy = (const float *)a->dy.data + t * a->dy.stride, *g = (const float *)a->gain;
-    float *dx = (float *)a->dx.data + t * a->dx.stride, r = ((const float *)a->rstd)[t], lane[16] = {0}, part[SEQPAR__BLOCK], c;
-    int64_t i, j;
-    for (i = 0; i < a->width; i += SEQPAR__BLOCK) {
-        int64_t n = SEQPAR__MIN(SEQPAR__BLOCK, a->width - i);
-        for (j = 0; j < n; j++) part[j] = g[i + j] * dy[i + j];
-        seqpar__dot_lanes(lane, part, x + i, n);
-    }
-    c = r * r * r * seqpar__lanes(lane) / (float)a->width;
-    for (i = 0; i < a->width; i++) dx[i] += SEQPAR__FMAF(-x[i], c, r * g[i] * dy[i]);
-}
-static void seqpar__cpu_gain_leaf(void *user, void *value, int64_t index, int extend) {
-    const seqpar__columns *c = (const seqpar__columns *)user;
-    const seqpar_rmsnorm_grad_args *a = (const seqpar_rmsnorm_grad_args *)c->args;
-    float *sum = (float *)value;
-    int64_t i, t;
-    if (!extend) memset(value, 0, (size_t)c->width * sizeof *sum);
-    for (t = a->leaves[index].local; t < a->leaves[index].local + a->leaves[index].count; t++) {
-        const float *x = (const float *)a->x.data + t * a->x.stride + c->begin, *dy = (const float *)a->dy.data + t * a->dy.stride + c->begin;
-        float r = ((const float *)a->rstd)[t];
-        for (i = 0; i < c->width; i++) sum[i] = SEQPAR__FMAF(dy[i], x[i] * r, sum[i]);
-    }
-}
-static seqpar_status seqpar__cpu_rmsnorm_grad(seqpar_device *device, const seqpar_rmsnorm_grad_args *a, void *queue) {
-    (void)queue;
-    SEQPAR__TRY(seqpar__rows_run(device, a->rows, a, seqpar__cpu_rmsnorm_grad_row));
-    return seqpar__columns_run(device, &a->fold, a, a->width, 64, seqpar__cpu_gain_leaf);
-}
-
-static void seqpar__cpu_rope_row(const void *args, int64_t t) {
-    const seqpar_rope_args *a = (const seqpar_rope_args *)args;
-    int64_t half = a->head_dim / 2, h, i;
-    const float *c = (const float *)a->cosine + a->positions[t] * half, *s = (const float *)a->sine + a->positions[t] * half;
-    float sign = a->inverse ? -1.0f : 1.0f;
-    for (h = 0; h < a->heads; h++) {
-        float *x = (float *)a->x.data + t * a->x.stride + h * a->head_dim, *y = x + half;
-        for (i = 0; i < half; i++) {
-            float p = x[i], q = y[i];
-            x[i] = p * c[i] - q * (sign * s[i]);
-            y[i] = q * c[i] + p * (sign * s[i]);
-        }
-    }
-}
-static seqpar_status seqpar__cpu_rope(seqpar_device *device, const seqpar_rope_args *a, void *queue) {
-    (void)queue;
-    return seqpar__rows_run(device, a->rows, a, seqpar__cpu_rope_row);
-}
-
-static void seqpar__cpu_swiglu_row(const void *args, int64_t t) {
-    const seqpar_swiglu_args *a = (const seqpar_swiglu_args *)args;
-    const float *g = (const float *)a->gate.data + t * a->gate.stride, *u = (const float *)a->up.data + t * a->up.stride;
-    float *y = (float *)a->y.data + t * a->y.stride;
-    int64_t i;
-    for (i = 0; i < a->width; i++) y[i] = g[i] / (1.0f + seqpar__expf(-g[i])) * u[i];
-}
-static seqpar_status seqpar__cpu_swiglu(seqpar_device *device, const seqpar_swiglu_args *a, void *queue) {
-    (void)queue;
-    return seqpar__rows_run(device, a->rows, a, seqpar__cpu_swiglu_row);
-}
-static void seqpar__cpu_swiglu_grad_row(const void *args, int64_t t) {
-    const seqpar_swiglu_args *a = (const seqpar_swiglu_args *)args;
-    float *g = (float *)a->gate.data + t * a->gate.stride, *u = (float *)a->up.data + t * a->up.stride;
-    const float *dy = (const float *)a->y.data + t * a->y.stride;
-    int64_t i;
-    for (i = 0; i < a->width; i++) {
-        float s = 1.0f / (1.0f + seqpar__expf(-g[i])), gate = g[i], up = u[i];
-        g[i] = dy[i] * up * (s * (1.0f + gate * (1.0f - s)));
-        u[i] = dy[i] * (gate * s);
-    }
-}
-static seqpar_status seqpar__cpu_swiglu_grad(seqpar_device *device, const seqpar_swiglu_args *a, void *queue) {
-    (void)queue;
-    return seqpar__rows_run(device, a->rows, a, seqpar__cpu_swiglu_grad_row);
 }
 
 static void seqpar__cpu_add_job(void *user, int64_t i, char *scratch) {
@@ -4112,7 +4055,6 @@ static seqpar_status seqpar__cpu_add(seqpar_device *device, const seqpar_add_arg
    in units of ln 2, as is the m of a state. Tiles start where their piece starts, so what is in one is not a matter of ranks. */
 #define SEQPAR__QT 32
 #define SEQPAR__KT 128
-#define SEQPAR__LOG2E 1.44269504088896341f
 
 typedef struct seqpar__attn_tile {
     const seqpar_attn_args *args;
@@ -4586,42 +4528,249 @@ static seqpar_status seqpar__cpu_attn_sinks(seqpar_device *device, const seqpar_
     return seqpar__parallel(device, a->piece_count, 0, seqpar__cpu_sinks_job, (void *)a);
 }
 
+/* ======================================================================================================
+   >>rows  the fast device, row by row: norm, rotation, SwiGLU, loss, optimizer
+   ====================================================================================================== */
+
+SEQPAR__TEMPLATE void seqpar__norm_step(const seqpar__v *k, seqpar__v *sums, float *const *x) { (void)sums; SEQPAR__STORE(x[0], SEQPAR__LOAD(x[1]) * k[0] * SEQPAR__LOAD(x[2])); }
+static void seqpar__cpu_rmsnorm_row(const void *args, int64_t t) {
+    const seqpar_rmsnorm_args *a = (const seqpar_rmsnorm_args *)args;
+    float *x[3], r;
+    seqpar__v k;
+    x[0] = (float *)a->y.data + t * a->y.stride; x[1] = (float *)a->x.data + t * a->x.stride; x[2] = (float *)a->gain;
+    r = (float)(1.0 / sqrt((double)seqpar__dot(x[1], x[1], a->width) / (double)a->width + a->eps));
+    k = SEQPAR__SPLAT(r);
+    seqpar__each(seqpar__norm_step, &k, NULL, 3, 1, x, a->width, 0.0f);
+    if (a->rstd) ((float *)a->rstd)[t] = r;
+}
+static seqpar_status seqpar__cpu_rmsnorm(seqpar_device *device, const seqpar_rmsnorm_args *a, void *queue) {
+    (void)queue;
+    return seqpar__rows_run(device, a->rows, a, seqpar__cpu_rmsnorm_row);
+}
+
+/* Memory is read once: a job is a leaf, its rows and its sum for the gain; the fold takes the sums from `leaf`. Where leaves are
+   not just the rows, one after the other, a job is a run of rows, and the fold computes its leaves. */
+typedef struct seqpar__norm_work { const seqpar_rmsnorm_grad_args *args; float *leaf; } seqpar__norm_work;
+SEQPAR__TEMPLATE void seqpar__norm_dot_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
+    (void)k;
+    sums[0] = SEQPAR__VFMA(SEQPAR__LOAD(x[4]) * SEQPAR__LOAD(x[3]), SEQPAR__LOAD(x[2]), sums[0]);
+}
+SEQPAR__TEMPLATE void seqpar__norm_grad_step(const seqpar__v *k, seqpar__v *sums, float *const *at) {
+    seqpar__v x = SEQPAR__LOAD(at[2]), dy = SEQPAR__LOAD(at[3]);
+    (void)sums;
+    SEQPAR__STORE(at[0], SEQPAR__LOAD(at[0]) + SEQPAR__VFMA(x, k[1], k[0] * SEQPAR__LOAD(at[4]) * dy));
+    SEQPAR__STORE(at[1], SEQPAR__VFMA(dy, x * k[0], SEQPAR__LOAD(at[1])));
+}
+static void seqpar__cpu_norm_grad_job(void *user, int64_t i, char *scratch) {
+    const seqpar__norm_work *w = (const seqpar__norm_work *)user;
+    const seqpar_rmsnorm_grad_args *a = w->args;
+    float *sum = w->leaf ? w->leaf + i * a->width : (float *)scratch, *at[5], r;
+    int64_t t = w->leaf ? a->leaves[i].local : i * 32, end = w->leaf ? t + a->leaves[i].count : SEQPAR__MIN(a->rows, t + 32);
+    seqpar__v sums[SEQPAR__SUMS], k[2];
+    memset(sum, 0, (size_t)a->width * sizeof *sum);
+    for (; t < end; t++) {
+        r = ((const float *)a->rstd)[t];
+        at[0] = (float *)a->dx.data + t * a->dx.stride; at[1] = sum; at[4] = (float *)a->gain;
+        at[2] = (float *)a->x.data + t * a->x.stride; at[3] = (float *)a->dy.data + t * a->dy.stride;
+        seqpar__no_sums(sums);
+        seqpar__each(seqpar__norm_dot_step, NULL, sums, 5, 0, at, a->width, 0.0f);
+        k[0] = SEQPAR__SPLAT(r);
+        k[1] = SEQPAR__SPLAT(-(r * r * r * seqpar__sum_of(sums, 0) / (float)a->width));
+        seqpar__each(seqpar__norm_grad_step, k, NULL, 5, 2, at, a->width, 0.0f);
+    }
+}
+static void seqpar__cpu_gain_leaf(void *user, void *value, int64_t index, int extend) {
+    const seqpar__columns *c = (const seqpar__columns *)user;
+    const seqpar__norm_work *w = (const seqpar__norm_work *)c->args;
+    const seqpar_rmsnorm_grad_args *a = w->args;
+    float *sum = (float *)value;
+    int64_t i, t;
+    if (w->leaf) { memcpy(sum, w->leaf + index * a->width + c->begin, (size_t)c->width * sizeof *sum); return; }
+    if (!extend) memset(value, 0, (size_t)c->width * sizeof *sum);
+    for (t = a->leaves[index].local; t < a->leaves[index].local + a->leaves[index].count; t++) {
+        const float *x = (const float *)a->x.data + t * a->x.stride + c->begin, *dy = (const float *)a->dy.data + t * a->dy.stride + c->begin;
+        float r = ((const float *)a->rstd)[t];
+        for (i = 0; i < c->width; i++) sum[i] = SEQPAR__FMAF(dy[i], x[i] * r, sum[i]);
+    }
+}
+/* How many leaves there are, if they are the rows one after the other; else 0. */
+static int64_t seqpar__leaves_in_line(const seqpar_rmsnorm_grad_args *a) {
+    int64_t i, count = 0, rows = 0;
+    for (i = 0; i < a->fold.program_count; i++) {
+        int64_t n = a->fold.program[i].index;
+        if (a->fold.program[i].op == SEQPAR_FOLD_EXTEND) return 0;
+        if (a->fold.program[i].op != SEQPAR_FOLD_LEAF) continue;
+        if (n != count++ || a->leaves[n].local != rows) return 0;
+        rows += a->leaves[n].count;
+    }
+    return rows == a->rows ? count : 0;
+}
+static seqpar_status seqpar__cpu_rmsnorm_grad(seqpar_device *device, const seqpar_rmsnorm_grad_args *a, void *queue) {
+    int64_t leaves = seqpar__leaves_in_line(a);
+    seqpar__norm_work w;
+    seqpar_status status;
+    (void)queue;
+    w.args = a;
+    w.leaf = leaves ? (float *)SEQPAR_MALLOC((size_t)(leaves * a->width) * sizeof *w.leaf) : NULL; /* without memory: the other way */
+    status = seqpar__parallel(device, w.leaf ? leaves : (a->rows + 31) / 32, a->width * (int64_t)sizeof(float), seqpar__cpu_norm_grad_job, &w);
+    if (!status) status = seqpar__columns_run(device, &a->fold, &w, a->width, 64, seqpar__cpu_gain_leaf);
+    SEQPAR_FREE(w.leaf);
+    return status;
+}
+
+static void seqpar__cpu_rope_row(const void *args, int64_t t) {
+    const seqpar_rope_args *a = (const seqpar_rope_args *)args;
+    int64_t half = a->head_dim / 2, h, i;
+    const float *c = (const float *)a->cosine + a->positions[t] * half, *s = (const float *)a->sine + a->positions[t] * half;
+    float sign = a->inverse ? -1.0f : 1.0f;
+    for (h = 0; h < a->heads; h++) {
+        float *x = (float *)a->x.data + t * a->x.stride + h * a->head_dim, *y = x + half;
+        for (i = 0; i < half; i++) {
+            float p = x[i], q = y[i];
+            x[i] = p * c[i] - q * (sign * s[i]);
+            y[i] = q * c[i] + p * (sign * s[i]);
+        }
+    }
+}
+static seqpar_status seqpar__cpu_rope(seqpar_device *device, const seqpar_rope_args *a, void *queue) {
+    (void)queue;
+    return seqpar__rows_run(device, a->rows, a, seqpar__cpu_rope_row);
+}
+
+/* 1 / (1 + exp(-x)), for x within 88 of 0; beyond, what it is there */
+SEQPAR__TEMPLATE seqpar__v seqpar__vsigmoid(seqpar__v x) {
+    seqpar__v low = SEQPAR__SPLAT(-88.0f), one = SEQPAR__SPLAT(1.0f);
+    return one / (one + seqpar__vexp(SEQPAR__VMAX(low, SEQPAR__SPLAT(0.0f) - SEQPAR__VMAX(low, x))));
+}
+SEQPAR__TEMPLATE void seqpar__swiglu_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
+    seqpar__v gate = SEQPAR__LOAD(x[1]);
+    (void)k; (void)sums;
+    SEQPAR__STORE(x[0], gate * seqpar__vsigmoid(gate) * SEQPAR__LOAD(x[2]));
+}
+static void seqpar__cpu_swiglu_row(const void *args, int64_t t) {
+    const seqpar_swiglu_args *a = (const seqpar_swiglu_args *)args;
+    float *x[3];
+    x[0] = (float *)a->y.data + t * a->y.stride; x[1] = (float *)a->gate.data + t * a->gate.stride; x[2] = (float *)a->up.data + t * a->up.stride;
+    seqpar__each(seqpar__swiglu_step, NULL, NULL, 3, 1, x, a->width, 0.0f);
+}
+static seqpar_status seqpar__cpu_swiglu(seqpar_device *device, const seqpar_swiglu_args *a, void *queue) {
+    (void)queue;
+    return seqpar__rows_run(device, a->rows, a, seqpar__cpu_swiglu_row);
+}
+SEQPAR__TEMPLATE void seqpar__swiglu_grad_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
+    seqpar__v gate = SEQPAR__LOAD(x[0]), dy = SEQPAR__LOAD(x[2]), s = seqpar__vsigmoid(gate), one = SEQPAR__SPLAT(1.0f);
+    (void)k; (void)sums;
+    SEQPAR__STORE(x[0], dy * SEQPAR__LOAD(x[1]) * (s * SEQPAR__VFMA(gate, one - s, one)));
+    SEQPAR__STORE(x[1], dy * (gate * s));
+}
+static void seqpar__cpu_swiglu_grad_row(const void *args, int64_t t) {
+    const seqpar_swiglu_args *a = (const seqpar_swiglu_args *)args;
+    float *x[3];
+    x[0] = (float *)a->gate.data + t * a->gate.stride; x[1] = (float *)a->up.data + t * a->up.stride; x[2] = (float *)a->y.data + t * a->y.stride;
+    seqpar__each(seqpar__swiglu_grad_step, NULL, NULL, 3, 2, x, a->width, 0.0f);
+}
+static seqpar_status seqpar__cpu_swiglu_grad(seqpar_device *device, const seqpar_swiglu_args *a, void *queue) {
+    (void)queue;
+    return seqpar__rows_run(device, a->rows, a, seqpar__cpu_swiglu_grad_row);
+}
+
 /* ---- head ---- */
 static float seqpar__seed32(const void *seeds, int64_t t) { return seeds ? ((const float *)seeds)[t] : 0.0f; }
 
-static void seqpar__cpu_head_gradient(const seqpar_softmax_head_args *a, int64_t t, float *x, float lse, float entropy) {
+/* A row is worked off in blocks that stay in cache: the highest so far, then exp of what is below it. Logarithms are to base 2;
+   the highest, rounded as such, is what exponents are counted from, so that its rounding is not an error. */
+#define SEQPAR__HEAD_BLOCK 2048
+#define SEQPAR__TOPS 128
+typedef struct seqpar__head {
+    float *x, top[SEQPAR__TOPS]; /* what was the highest when a block was done */
+    int64_t vocab, block;
+    seqpar__v sums[SEQPAR__SUMS]; /* of 2^y, and of 2^y y, for y = x log2(e) - highest so far */
+    float highest;
+} seqpar__head;
+
+SEQPAR__TEMPLATE seqpar__v seqpar__head_exp(const seqpar__v *k, seqpar__v *sums, const float *x) {
+    seqpar__v y = SEQPAR__VMAX(SEQPAR__SPLAT(-127.0f), SEQPAR__VFMA(SEQPAR__LOAD(x), k[0], k[1])), p = seqpar__vexp2_above(y);
+    sums[0] = sums[0] + p;
+    sums[1] = SEQPAR__VFMA(p, y, sums[1]);
+    return p;
+}
+SEQPAR__TEMPLATE void seqpar__head_read_step(const seqpar__v *k, seqpar__v *sums, float *const *x) { SEQPAR__AHEAD(x[0], 2 * SEQPAR__HEAD_BLOCK, 0); seqpar__head_exp(k, sums, x[0]); }
+SEQPAR__TEMPLATE void seqpar__head_keep_step(const seqpar__v *k, seqpar__v *sums, float *const *x) { SEQPAR__AHEAD(x[0], 2 * SEQPAR__HEAD_BLOCK, 1); SEQPAR__STORE(x[0], seqpar__head_exp(k, sums, x[0])); }
+SEQPAR__TEMPLATE void seqpar__head_scale_step(const seqpar__v *k, seqpar__v *sums, float *const *x) { (void)sums; SEQPAR__STORE(x[0], SEQPAR__LOAD(x[0]) * k[1] - k[0]); }
+SEQPAR__TEMPLATE void seqpar__head_entropy_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
+    seqpar__v y = SEQPAR__VMAX(SEQPAR__SPLAT(-88.0f), SEQPAR__LOAD(x[0]) - k[3]);
+    (void)sums;
+    SEQPAR__STORE(x[0], seqpar__vexp(y) * (k[1] - k[2] * (y + k[4])) - k[0]);
+}
+
+static float seqpar__pow2f(float x) { return (float)seqpar_exp(0.69314718055994531 * (double)x); }
+
+/* With `keep` the exponentials take the place of the logits. */
+static void seqpar__head_sums(seqpar__head *h, int keep) {
+    int64_t begin, i;
+    seqpar__v k[2];
+    h->block = (SEQPAR__MAX(SEQPAR__HEAD_BLOCK, (h->vocab + SEQPAR__TOPS - 1) / SEQPAR__TOPS) + 15) / 16 * 16;
+    h->highest = -3.4e38f; /* a finite one: logits may be -inf */
+    seqpar__no_sums(h->sums);
+    for (begin = 0; begin < h->vocab; begin += h->block) {
+        int64_t n = SEQPAR__MIN(h->block, h->vocab - begin);
+        float *x = h->x + begin, top = seqpar__highest(x, n) * SEQPAR__LOG2E, fall = h->highest - top;
+        if (top > h->highest) {
+            k[0] = SEQPAR__SPLAT(seqpar__pow2f(fall)); k[1] = SEQPAR__SPLAT(fall);
+            for (i = 0; i < SEQPAR__SUMS; i += 2) {
+                h->sums[i + 1] = k[0] * SEQPAR__VFMA(k[1], h->sums[i], h->sums[i + 1]);
+                h->sums[i] = k[0] * h->sums[i];
+            }
+            h->highest = top;
+        }
+        h->top[begin / h->block] = h->highest;
+        k[0] = SEQPAR__SPLAT(SEQPAR__LOG2E); k[1] = SEQPAR__SPLAT(-h->highest);
+        if (keep) seqpar__each(seqpar__head_keep_step, k, h->sums, 1, 1, &x, n, -INFINITY);
+        else seqpar__each(seqpar__head_read_step, k, h->sums, 1, 0, &x, n, -INFINITY);
+    }
+}
+
+/* Over the exponentials, whose sum is given, or with a seed for the entropy over the logits. */
+static void seqpar__cpu_head_gradient(const seqpar_softmax_head_args *a, int64_t t, const seqpar__head *h, float lse, float entropy, float sum) {
     int live = a->targets[t] != SEQPAR_IGNORE;
     float c = live ? seqpar__seed32(a->dlogp, t) : 0.0f, e = seqpar__seed32(a->dentropy, t);
     float s = live ? seqpar__seed32(a->dsmooth, t) : 0.0f, z = live ? seqpar__seed32(a->dzloss, t) : 0.0f;
     float keep = s + 2.0f * z * lse - c, flat = SEQPAR__FAULT(25) ? 0.0f : s / (float)a->vocab; /* fault: smoothing without its mean */
-    int64_t j;
-    for (j = 0; j < a->vocab; j++) {
-        float y = x[j] - lse, p = seqpar__expf(y);
-        x[j] = p * (keep - e * (y + entropy)) - flat;
+    int64_t begin;
+    seqpar__v k[5];
+    for (begin = 0; begin < h->vocab; begin += h->block) {
+        float *x = h->x + begin;
+        int64_t n = SEQPAR__MIN(h->block, h->vocab - begin);
+        k[0] = SEQPAR__SPLAT(flat);
+        k[1] = SEQPAR__SPLAT(e == 0 ? keep * (seqpar__pow2f(h->top[begin / h->block] - h->highest) / sum) : keep);
+        k[2] = SEQPAR__SPLAT(e); k[3] = SEQPAR__SPLAT(lse); k[4] = SEQPAR__SPLAT(entropy);
+        if (e == 0) seqpar__each(seqpar__head_scale_step, k, NULL, 1, 1, &x, n, 0.0f);
+        else seqpar__each(seqpar__head_entropy_step, k, NULL, 1, 1, &x, n, 0.0f);
     }
-    if (live) x[a->targets[t]] += c;
+    if (live) h->x[a->targets[t]] += c;
 }
 
 static void seqpar__cpu_head_row(const void *args, int64_t t) {
     const seqpar_softmax_head_args *a = (const seqpar_softmax_head_args *)args;
-    float *x = (float *)a->logits.data + t * a->logits.stride, top = seqpar__highest(x, a->vocab), sum[16] = {0}, moment[16] = {0}, y[SEQPAR__BLOCK], p[SEQPAR__BLOCK];
+    seqpar__head h;
+    float *x = (float *)a->logits.data + t * a->logits.stride, own = a->targets[t] == SEQPAR_IGNORE ? 0.0f : x[a->targets[t]], total = 0, sum;
     double lse, entropy;
-    int64_t i, j;
-    for (i = 0; i < a->vocab; i += SEQPAR__BLOCK) {
-        int64_t n = SEQPAR__MIN(SEQPAR__BLOCK, a->vocab - i);
-        for (j = 0; j < n; j++) { y[j] = x[i + j] - top; p[j] = seqpar__expf(y[j]); }
-        seqpar__total_lanes(sum, p, n);
-        seqpar__dot_lanes(moment, p, y, n);
+    h.x = x; h.vocab = a->vocab;
+    if (a->smooth) {
+        seqpar__no_sums(h.sums);
+        seqpar__each(seqpar__total_step, NULL, h.sums, 1, 0, &x, a->vocab, 0.0f);
+        total = seqpar__sum_of(h.sums, 0);
     }
-    seqpar__lanes(sum);
-    seqpar__lanes(moment);
-    lse = (double)top + seqpar_log((double)sum[0]);
-    entropy = (lse - (double)top) - (double)moment[0] / (double)sum[0];
-    if (a->logp) ((float *)a->logp)[t] = a->targets[t] == SEQPAR_IGNORE ? 0.0f : (float)((double)x[a->targets[t]] - lse);
+    seqpar__head_sums(&h, a->gradient && seqpar__seed32(a->dentropy, t) == 0);
+    sum = seqpar__sum_of(h.sums, 0);
+    entropy = seqpar_log((double)sum);
+    lse = (double)h.highest / (double)SEQPAR__LOG2E + entropy;
+    entropy -= 0.69314718055994531 * (double)seqpar__sum_of(h.sums, 1) / (double)sum;
+    if (a->logp) ((float *)a->logp)[t] = a->targets[t] == SEQPAR_IGNORE ? 0.0f : (float)((double)own - lse);
     if (a->lse) ((float *)a->lse)[t] = (float)lse;
     if (a->entropy) ((float *)a->entropy)[t] = (float)entropy;
-    if (a->smooth) ((float *)a->smooth)[t] = (float)(lse - (double)seqpar__total(x, a->vocab) / (double)a->vocab);
-    if (a->gradient) seqpar__cpu_head_gradient(a, t, x, (float)lse, (float)entropy);
+    if (a->smooth) ((float *)a->smooth)[t] = (float)(lse - (double)total / (double)a->vocab);
+    if (a->gradient) seqpar__cpu_head_gradient(a, t, &h, (float)lse, (float)entropy, sum);
 }
 static seqpar_status seqpar__cpu_softmax_head(seqpar_device *device, const seqpar_softmax_head_args *a, void *queue) {
     (void)queue;
@@ -4645,24 +4794,27 @@ static seqpar_status seqpar__cpu_sumsq(seqpar_device *device, const seqpar_sumsq
 }
 
 typedef struct seqpar__update_work { const seqpar_update_args *args; float step, rbc2; } seqpar__update_work;
+SEQPAR__TEMPLATE void seqpar__adamw_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
+    seqpar__v g = SEQPAR__LOAD(x[3]) * k[0], m = SEQPAR__LOAD(x[1]), v;
+    (void)sums;
+    SEQPAR__AHEAD(x[0], 512, 1); SEQPAR__AHEAD(x[1], 512, 1); SEQPAR__AHEAD(x[2], 512, 1); SEQPAR__AHEAD(x[3], 512, 0);
+    m = SEQPAR__VFMA(k[1], g - m, m);
+    v = SEQPAR__VFMA(k[2] * g, g, k[3] * SEQPAR__LOAD(x[2]));
+    SEQPAR__STORE(x[1], m);
+    SEQPAR__STORE(x[2], v);
+    SEQPAR__STORE(x[0], SEQPAR__VFMA(k[4], m / SEQPAR__VFMA(SEQPAR__VSQRT(v), k[5], k[6]), SEQPAR__LOAD(x[0]) * k[7]));
+}
 static void seqpar__cpu_adamw_job(void *user, int64_t job, char *scratch) {
     const seqpar__update_work *w = (const seqpar__update_work *)user;
     const seqpar_update_args *a = w->args;
-    float *p = (float *)a->p, *m = (float *)a->m, *v = (float *)a->v, keep = (float)(1.0 - a->lr * a->decay), clip = (float)a->clip;
-    float lerp = (float)(1.0 - a->beta1), b2 = (float)a->beta2, c2 = (float)(1.0 - a->beta2), eps = (float)a->eps;
-    float root[SEQPAR__BLOCK] = {0};
-    int64_t i, j, n, end = SEQPAR__MIN(a->count, (job + 1) * 16384);
+    int64_t begin = job * 16384;
+    float *x[4];
+    seqpar__v k[8];
     (void)scratch;
-    for (i = job * 16384; i < end; i += SEQPAR__BLOCK) {
-        n = SEQPAR__MIN(SEQPAR__BLOCK, end - i);
-        for (j = 0; j < n; j++) {
-            float g = ((const float *)a->g)[i + j] * clip;
-            m[i + j] = SEQPAR__FMAF(lerp, g - m[i + j], m[i + j]);
-            root[j] = v[i + j] = SEQPAR__FMAF(c2 * g, g, b2 * v[i + j]);
-        }
-        for (j = 0; j < SEQPAR__BLOCK; j += SEQPAR__VL) SEQPAR__STORE(root + j, SEQPAR__VSQRT(SEQPAR__LOAD(root + j)));
-        for (j = 0; j < n; j++) p[i + j] = SEQPAR__FMAF(-w->step, m[i + j] / (root[j] * w->rbc2 + eps), p[i + j] * keep);
-    }
+    x[0] = (float *)a->p + begin; x[1] = (float *)a->m + begin; x[2] = (float *)a->v + begin; x[3] = (float *)a->g + begin;
+    k[0] = SEQPAR__SPLAT((float)a->clip); k[1] = SEQPAR__SPLAT((float)(1.0 - a->beta1)); k[2] = SEQPAR__SPLAT((float)(1.0 - a->beta2)); k[3] = SEQPAR__SPLAT((float)a->beta2);
+    k[4] = SEQPAR__SPLAT(-w->step); k[5] = SEQPAR__SPLAT(w->rbc2); k[6] = SEQPAR__SPLAT((float)a->eps); k[7] = SEQPAR__SPLAT((float)(1.0 - a->lr * a->decay));
+    seqpar__each(seqpar__adamw_step, k, NULL, 4, 3, x, SEQPAR__MIN(a->count - begin, 16384), 0.0f);
 }
 static seqpar_status seqpar__cpu_adamw(seqpar_device *device, const seqpar_update_args *a, void *queue) {
     seqpar__update_work w;

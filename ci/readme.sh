@@ -19,7 +19,8 @@ chapters() {
         ctx) what="one rank: mesh, memory counters"; check="memory suite" ;;
         device) what="fold machine, attention driver"; check="every entry by finite differences" ;;
         ref) what="reference device: fp64, naive"; check="slow.h" ;;
-        cpu) what="fast device: fp32, vectors"; check="reference device; each row alone and among others" ;;
+        cpu) what="fast device: fp32, products, attention"; check="reference device; each row alone and among others" ;;
+        rows) what="fast device: norm, SwiGLU, loss, update"; check="reference device; each row alone and among others" ;;
         own) what="a block kernel of your own"; check="slow.h, in fp64, fp32 and bf16; kernels that misbehave" ;;
         plan) what="ring and llama3 as data"; check="all ranks simulated, P up to 1,024" ;;
         attn) what="the executor"; check="P = 1, 2, 3, 4, 5, 8 by memcmp; slow.h" ;;

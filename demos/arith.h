@@ -2,7 +2,7 @@
 /* arith.h - the project's own small data set: arithmetic stories with one right answer.
  *
  *     {"question": "Mia has 3 pens and finds 4 more. How many pens does Mia have now?",
- *      "answer": "3 + 4 = 7. The answer is 7."}     (on one line)
+ *      "answer": "3 + 4 = 7. The answer is 7.", "wrong": "3 + 4 = 7. The answer is 9."}     (on one line)
  *
  * Item i of seed s is a function of (s, i) alone: any range of items can be made anywhere, in any order. Answers follow
  * one pattern and numbers stay small, so that a tiny model of bytes learns them within a hundred steps. */
@@ -109,17 +109,24 @@ static inline int demo_arith_item(char *question, char *answer, uint64_t seed, u
     return value;
 }
 
+/* The same steps, another number at the end: the worse half of a preference pair. */
+static inline void demo_arith_wrong(char *wrong, const char *answer, int value, uint64_t index)
+{
+    int kept = (int)(strstr(answer, "The answer is ") - answer);
+    snprintf(wrong, DEMO_ARITH_TEXT, "%.*sThe answer is %d.", kept, answer, value + 1 + (int)(index % 5));
+}
+
 /* Writes items first .. first + count - 1 as JSON lines, whole or not at all. Returns 0, or -1 with one sentence. */
 static inline int demo_arith_write(const char *path, uint64_t seed, uint64_t first, uint64_t count, char *error,
                                    size_t error_size)
 {
-    char question[DEMO_ARITH_TEXT], answer[DEMO_ARITH_TEXT], *text = NULL;
+    char question[DEMO_ARITH_TEXT], answer[DEMO_ARITH_TEXT], wrong[DEMO_ARITH_TEXT], *text = NULL;
     size_t size = 0;
     FILE *lines = open_memstream(&text, &size);
     for (uint64_t i = 0; lines && i < count; i++) {
-        demo_arith_item(question, answer, seed, first + i);
+        demo_arith_wrong(wrong, answer, demo_arith_item(question, answer, seed, first + i), first + i);
         /* stories hold nothing that JSON would escape */
-        fprintf(lines, "{\"question\": \"%s\", \"answer\": \"%s\"}\n", question, answer);
+        fprintf(lines, "{\"question\": \"%s\", \"answer\": \"%s\", \"wrong\": \"%s\"}\n", question, answer, wrong);
     }
     bool whole = lines && !ferror(lines);
     if (lines && fclose(lines)) whole = false;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* compare_runs.c - are two training runs the same, to the bit? Reads their metrics and models, draws both loss curves.
  *
- *     compare_runs DIR_A DIR_B OUT_DIR       (each DIR: metrics.jsonl, model.safetensors)
+ *     compare_runs DIR_A DIR_B DPO_DIR OUT_DIR       (each DIR: metrics.jsonl; A and B: model.safetensors)
  *
- * Exit code 0 only if every loss, gradient norm and parameter is equal by memcmp. */
+ * Exit code 0 only if every loss, gradient norm and parameter of A and B is equal by memcmp, and the first loss of the DPO
+ * run is -log(sigmoid(0)). */
 #define STB_DS_IMPLEMENTATION
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_SAFETENSORS_IMPLEMENTATION
@@ -72,26 +73,28 @@ static double mean(const double *x) {
 }
 
 int main(int argc, char **argv) {
-    run r[2] = {0};
+    run r[3] = {0};
+    const double ln2 = 0.693147180559945309417;
     seqpar_error error = {0};
     char path[1024], text[1024], why[512] = "";
     int64_t tensors = 0, values = 0;
-    if (argc != 4) return fprintf(stderr, "usage: compare_runs DIR_A DIR_B OUT_DIR\n"), 2;
-    if (read_run(&r[0], argv[1]) || read_run(&r[1], argv[2])) return 2;
+    if (argc != 5) return fprintf(stderr, "usage: compare_runs DIR_A DIR_B DPO_DIR OUT_DIR\n"), 2;
+    if (read_run(&r[0], argv[1]) || read_run(&r[1], argv[2]) || read_run(&r[2], argv[3])) return 2;
     bool losses = equal_series(r[0].loss, r[1].loss) && equal_series(r[0].norm, r[1].norm);
-    bool params = equal_models(argv[1], argv[2], &tensors, &values, &error);
+    bool first = !memcmp(&r[2].loss[0], &ln2, sizeof ln2), params = equal_models(argv[1], argv[2], &tensors, &values, &error);
     if (error.text[0]) fprintf(stderr, "error: %s\n", error.text);
     for (int i = 0; i < 2; i++)
         printf("%-20s loss %.17g -> %.17g   gradient norm %.17g   %.0f tokens/s\n", argv[1 + i], r[i].loss[0], arrlast(r[i].loss), arrlast(r[i].norm), mean(r[i].speed));
     demo_series series[] = {{.name = "1 rank", .y = r[0].loss, .points = arrlen(r[0].loss)}, {.name = "4 ranks", .y = r[1].loss, .points = arrlen(r[1].loss)}};
     demo_plot plot = {.title = "Training loss, 1 rank and 4 ranks", .x_label = "optimizer step", .y_label = "loss, nats a token", .series = series, .series_count = 2};
-    snprintf(path, sizeof path, "%s/loss.svg", argv[3]);
+    snprintf(path, sizeof path, "%s/loss.svg", argv[4]);
     if (demo_plot_write(path, &plot, why, sizeof why)) fprintf(stderr, "error: %s\n", why);
     printf("curves: %s\n", path);
-    int size = snprintf(text, sizeof text, "{\n  \"steps\": %lld,\n  \"sp\": 4,\n  \"loss_first\": %.17g,\n  \"loss_last\": %.17g,\n  \"loss_bits_equal\": %s,\n  \"param_bits_equal\": %s,\n  \"tokens_per_second\": %.1f\n}\n",
-        (long long)arrlen(r[1].loss), r[1].loss[0], arrlast(r[1].loss), losses ? "true" : "false", params ? "true" : "false", mean(r[1].speed));
-    snprintf(path, sizeof path, "%s/summary.json", argv[3]);
+    int size = snprintf(text, sizeof text, "{\n  \"steps\": %lld,\n  \"sp\": 4,\n  \"loss_first\": %.17g,\n  \"loss_last\": %.17g,\n  \"loss_bits_equal\": %s,\n  \"param_bits_equal\": %s,\n  \"dpo_first_loss\": %.17g,\n  \"dpo_first_loss_is_ln2_bitwise\": %s,\n  \"tokens_per_second\": %.1f\n}\n",
+        (long long)arrlen(r[1].loss), r[1].loss[0], arrlast(r[1].loss), losses ? "true" : "false", params ? "true" : "false", r[2].loss[0], first ? "true" : "false", mean(r[1].speed));
+    snprintf(path, sizeof path, "%s/summary.json", argv[4]);
     if (seqpar_file_write_atomic(path, text, size, &error)) fprintf(stderr, "error: %s\n", error.text);
     printf("identical bits: %s (%lld tensors, %lld values)\n", losses && params ? "yes" : "NO", (long long)tensors, (long long)values);
-    return losses && params && !why[0] ? 0 : 1;
+    printf("first DPO loss %.18f = -log(sigmoid(0)) : %s\n", r[2].loss[0], first ? "bits" : "NO");
+    return losses && params && first && !why[0] ? 0 : 1;
 }

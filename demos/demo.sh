@@ -1,10 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT OR Unlicense
-# make demo: the same training on 1 rank and on 4, and whether their bits agree.
+# make demo: the same training on 1 rank and on 4, and whether their bits agree; then DPO on 4.
 set -e
 out=build/demo
 rm -rf "$out"
-mkdir -p "$out/sp1" "$out/sp4"
+mkdir -p "$out/sp1" "$out/sp4" "$out/dpo"
 build/make_arith "$out/arith.jsonl" 4000 7
 train() {
     ranks=$1
@@ -15,4 +15,7 @@ train() {
 }
 train 1
 train 4
-build/compare_runs "$out/sp1" "$out/sp4" "$out"
+echo "preferring right answers to wrong ones (DPO), 4 ranks"
+build/train_dpo --dataset "$out/arith.jsonl" --prompt_key question --chosen_key answer --rejected_key wrong --pretrain "$out/sp4" --packing_samples \
+    --max_len 256 --pack_len 512 --train_batch_size 16 --max_steps 12 --learning_rate 5e-4 --ring_attn_size 4 --logging_steps 4 --save_path "$out/dpo" --metrics_path "$out/dpo/metrics.jsonl"
+build/compare_runs "$out/sp1" "$out/sp4" "$out/dpo" "$out"

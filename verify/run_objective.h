@@ -27,7 +27,7 @@ typedef struct objective_task { /* what to do; documents 2i and 2i + 1 are a pai
 
 typedef struct objective_result {
     int64_t elements;
-    double loss, norm, *logits, *gradient, *start, *params, *reference; /* logits (tokens, width): of the policy; reference (documents) */
+    double loss, norm, *logits, *gradient, *start, *reference_start, *params, *reference; /* logits (tokens, width): of the policy; reference (documents) */
     int64_t tokens, width;
     seqpar_status status;
     seqpar_error error;
@@ -291,6 +291,7 @@ static seqpar_status objective_main(seqpar_comm *world, void *user) {
     if (!status && t->start) seqpar_device_write(ctx.device, r.policy.params.data, 0, t->start, r.policy.elements);
     if (!status && world->rank == 0) seqpar_device_read(ctx.device, job->result->start, r.policy.params.data, 0, r.policy.elements);
     if (!status) seqpar_llama_init(&ctx, &r.reference, t->same_reference ? t->seed : t->seed + 1);
+    if (!status && world->rank == 0) seqpar_device_read(ctx.device, job->result->reference_start, r.reference.params.data, 0, r.reference.elements);
     if (!status) status = objective_step(&r, gradient);
     seqpar_segments_free(&r.units);
     seqpar_optim_close(&ctx, &r.optim);
@@ -340,9 +341,10 @@ static void objective_run(const objective_task *t, const objective_way *way, obj
     result->gradient = calloc((size_t)result->elements, sizeof(double));
     result->params = calloc((size_t)result->elements, sizeof(double));
     result->start = calloc((size_t)result->elements, sizeof(double));
+    result->reference_start = calloc((size_t)result->elements, sizeof(double));
     result->reference = calloc((size_t)t->documents, sizeof(double));
     result->status = seqpar_run_threads(way->dp * way->sp, objective_main, &job, &result->error);
 }
-static void objective_result_free(objective_result *r) { free(r->logits); free(r->gradient); free(r->start); free(r->params); free(r->reference); }
+static void objective_result_free(objective_result *r) { free(r->logits); free(r->gradient); free(r->start); free(r->reference_start); free(r->params); free(r->reference); }
 static void objective_task_close(objective_task *t) { seqpar_batch_free(&t->batch); }
 #endif

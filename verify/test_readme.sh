@@ -42,6 +42,13 @@ awk '/SAMPLE: demos\/01_ring.c/ { on = 1; next } on && /^   ===/ { exit } on && 
 if $cc -std=gnu11 -O2 -I. $out/sample.c -o $out/sample -lm -lpthread 2>$out/sample.log && $out/sample | mask > $out/sample.got && cmp -s $out/sample.want $out/sample.got; then ok header_sample_prints; else fail header_sample_prints "$(diff $out/sample.want $out/sample.got | head -n 4 | tr '\n' ' ')"; fi
 [ "$(wc -l < demos/01_ring.c)" -le 80 ] && ok ring_demo_is_short || fail ring_demo_is_short "$(wc -l < demos/01_ring.c) lines"
 
+# outputs shown are those of the programs, but for digits that belong to the instruction set
+shown() { awk -v program="<!-- output: $1 -->" '$0 == program { on = 1; next } on && /^```$/ { if (++fences == 2) exit; next } on' README.md; }
+digits() { sed -E 's/[0-9]+\.[0-9]+/#/g; s/ +/ /g'; }
+for program in build/06_curves_lie build/verify_sp; do
+    if $program > $out/shown.txt && [ "$(shown $program | digits)" = "$(digits < $out/shown.txt)" ] && [ -s $out/shown.txt ]; then ok "readme_shows_$(basename $program)"; else fail "readme_shows_$(basename $program)" "$(diff <(shown $program | digits) <(digits < $out/shown.txt) | head -n 3 | tr '\n' ' ')"; fi
+done
+
 build/03_own_kernel > $out/own.txt && tail -n 1 $out/own.txt | grep -q ': yes$' && ok own_kernel_demo || fail own_kernel_demo "$(tail -n 1 $out/own.txt)"
 build/04_own_transport > $out/processes.txt && tail -n 1 $out/processes.txt | grep -q ': yes$' && ok own_transport_demo || fail own_transport_demo "$(tail -n 1 $out/processes.txt)"
 [ "$(wc -l < demos/unix_sockets.h)" -le 150 ] && ok own_transport_is_short || fail own_transport_is_short "$(wc -l < demos/unix_sockets.h) lines"
@@ -49,17 +56,18 @@ build/04_own_transport > $out/processes.txt && tail -n 1 $out/processes.txt | gr
 [ "$(awk '/^static seqpar_status rank_main/,/^}/' demos/05_attention.c | wc -l)" -le 40 ] && build/05_attention > $out/attention.txt && ok attention_demo || fail attention_demo "$(tail -n 1 $out/attention.txt)"
 
 # every option the README names is known
-build/train_sft --help > $out/help.txt
+for trainer in sft dpo kto rm; do build/train_$trainer --help; done > $out/help.txt
 unknown=$(grep -oE -- '--[a-z][a-z_]+' README.md | sort -u | while read -r o; do grep -qE -- "$o( |$)" $out/help.txt || [ "$o" = --help ] || echo "$o"; done)
 [ -z "$unknown" ] && ok readme_options || fail readme_options "not in --help: $unknown"
 for f in $(grep -oE '`(demos|verify|ci|bench)/[a-zA-Z0-9_./]+`' README.md | tr -d '`' | sort -u); do [ -e "$f" ] || missing="$missing $f"; done
 [ -z "$missing" ] && ok readme_files || fail readme_files "not there:$missing"
 
 # the main job
+number() { sed -nE "s/.*\"$1\": ([^,]*),?/\1/p" build/demo/summary.json; }
 if make --no-print-directory demo > $out/demo.log 2>&1; then
-    want=$(grep -A3 'ends with' README.md | grep '^identical bits')
-    [ "$(tail -n 1 $out/demo.log)" = "$want" ] && ok demo_last_line || fail demo_last_line "$(tail -n 1 $out/demo.log)"
-    number() { sed -nE "s/.*\"$1\": ([^,]*),?/\1/p" build/demo/summary.json; }
+    want=$(grep -A4 'ends with' README.md | grep -E '^(identical bits|first DPO loss)')
+    [ "$(tail -n 2 $out/demo.log)" = "$want" ] && ok demo_last_lines || fail demo_last_lines "$(tail -n 2 $out/demo.log)"
+    [ "$(number dpo_first_loss_is_ln2_bitwise)" = true ] && ok demo_dpo_first_loss || fail demo_dpo_first_loss "$(number dpo_first_loss)"
     if awk "BEGIN { exit !($(number loss_last) <= 0.35 * $(number loss_first) && $(number steps) >= 100 && $(number sp) == 4) }"; then ok "demo_learns ($(number loss_first) -> $(number loss_last))"; else fail demo_learns "$(tr -d '\n' < build/demo/summary.json)"; fi
     [ "$(number loss_bits_equal)$(number param_bits_equal)" = truetrue ] && ok demo_bits || fail demo_bits "$(tr -d '\n' < build/demo/summary.json)"
     [ -f build/demo/sp1/model.safetensors ] && [ -f build/demo/sp4/model.safetensors ] && grep -q '</svg>' build/demo/loss.svg && ok demo_files || fail demo_files "a file is missing under build/demo"

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* What sequence parallelism costs, by attention over 4,096 tokens in one process whose threads are the ranks: SP = 2 against
+   one rank with two threads, zigzag rings of 2, 4 and 8 ranks against one, two threads against one where there is one head only.
+   Every way must give the bits of one rank on one thread before it is timed. Ways that are compared take turns, so that both have
+   the same machine; a ratio is that of the best runs. */
+#include "bench.h"
+#include "attention.h"
+
+enum { TOKENS = 4096, TURNS_RUN = 7, MOST_RANKS = 8, PASSES = 2 };
+static const char *const passes[PASSES] = {"forward", "backward"};
+
+typedef struct way {
+    int64_t ranks, threads; /* threads of each rank's device */
+    seqpar_attn_desc desc;
+    int check;
+    float *result[TENSORS];          /* gathered, where check */
+    double pass_wall[PASSES], pass_cpu[PASSES]; /* seconds, the best so far */
+} way;
+
+static void gather_results(way *w, attention *a) {
+    int i;
+    for (i = OUT; i <= DV; i++) seqpar_gather(w->result[i], a->x[i], seqpar_attn_share(a->attn), 0, tensor_width(&w->desc, i) * (int64_t)sizeof(float));
+}
+
+/* Barriers, so that nobody's clock starts before all are there and stops before all are done. */
+static void time_pass(way *w, attention *a, seqpar_comm *world, int pass) {
+    double wall, cpu;
+    seqpar_comm_barrier(world);
+    wall = clock_seconds(CLOCK_MONOTONIC);
+    cpu = clock_seconds(CLOCK_PROCESS_CPUTIME_ID);
+    seqpar_comm_barrier(world);
+    (pass ? backward_call : forward_call)(a);
+    seqpar_comm_barrier(world);
+    if (world->rank) return;
+    w->pass_wall[pass] = fmin(w->pass_wall[pass], clock_seconds(CLOCK_MONOTONIC) - wall);
+    w->pass_cpu[pass] = fmin(w->pass_cpu[pass], clock_seconds(CLOCK_PROCESS_CPUTIME_ID) - cpu);
+}
+
+static seqpar_status rank_main(seqpar_comm *world, void *user) {
+    way *w = user;
+    attention a;
+    int pass, run;
+    attention_open(&a, world, seqpar_device_cpu(w->threads), TOKENS, w->desc);
+    forward_call(&a); /* warm, and what the backward pass needs */
+    backward_call(&a);
+    if (w->check) gather_results(w, &a);
+    for (run = 0; !w->check && run < 2; run++)
+        for (pass = 0; pass < PASSES; pass++) time_pass(w, &a, world, pass);
+    attention_close(&a);
+    return SEQPAR_OK;
+}
+
+static void run_way(way *w) {
+    seqpar_error error;
+    if (seqpar_run_threads(w->ranks, rank_main, w, &error)) { fprintf(stderr, "%s\n", error.text); exit(1); }
+}
+
+static void results_of(way *w) {
+    int i;
+    w->check = 1;
+    for (i = OUT; i <= DV; i++) w->result[i] = calloc((size_t)(TOKENS * tensor_width(&w->desc, i)), sizeof(float));
+    run_way(w);
+    w->check = 0;
+}
+
+/* The same bits as one rank on one thread? */
+static int same_bits(way *w) {
+    way one = {.ranks = 1, .threads = 1, .desc = w->desc};
+    int i, same = 1;
+    results_of(&one);
+    results_of(w);
+    for (i = OUT; i <= DV; i++) {
+        if (memcmp(one.result[i], w->result[i], (size_t)(TOKENS * tensor_width(&w->desc, i)) * sizeof(float))) { printf("%s differs\n", tensor_names[i]); same = 0; }
+        free(one.result[i]);
+        free(w->result[i]);
+    }
+    return same;
+}
+
+/* `first` over `second`, by wall or processor time. */
+static void compare_ways(report *r, const char *name, way first, way second, int by_cpu, double wanted, int at_most) {
+    int same = same_bits(&first) && same_bits(&second), pass, run;
+    for (pass = 0; pass < PASSES; pass++) first.pass_wall[pass] = first.pass_cpu[pass] = second.pass_wall[pass] = second.pass_cpu[pass] = INFINITY;
+    for (run = 0; run < TURNS_RUN; run++) { run_way(&first); run_way(&second); }
+    for (pass = 0; pass < PASSES; pass++) {
+        double a = by_cpu ? first.pass_cpu[pass] : first.pass_wall[pass], b = by_cpu ? second.pass_cpu[pass] : second.pass_wall[pass];
+        char shape[48];
+        snprintf(shape, sizeof shape, "S=%d d=%lld %lld/%lld", TOKENS, (long long)first.desc.head_dim, (long long)first.desc.heads, (long long)first.desc.kv_heads);
+        printf("%-38s %-9s %-18s %-5s %10.2f %10.2f %7.3f %8s %4.2f %5s\n", name, passes[pass], shape, by_cpu ? "cpu" : "wall", a * 1e3, b * 1e3, a / b, at_most ? "at most" : "at least", wanted, same ? "same" : "DIFFER");
+        report_case(r, same, "\"case\": \"%s\", \"pass\": \"%s\", \"shape\": \"%s\", \"clock\": \"%s\", \"first_ms\": %.4f, \"second_ms\": %.4f, \"ratio\": %.4f, \"wanted_%s\": %.2f",
+                    name, passes[pass], shape, by_cpu ? "processor time of the process" : "wall", a * 1e3, b * 1e3, a / b, at_most ? "at_most" : "at_least", wanted);
+    }
+}
+
+int main(void) {
+    seqpar_attn_desc many = {.heads = 4, .kv_heads = 2, .head_dim = 64, .layout = SEQPAR_ZIGZAG, .schedule = SEQPAR_RING}, single = many;
+    way one = {.ranks = 1, .threads = 1, .desc = many}, one_two = {.ranks = 1, .threads = 2, .desc = many}, two = {.ranks = 2, .threads = 1, .desc = many};
+    char name[48];
+    report r;
+    int64_t p;
+    double load = 0;
+    single.heads = single.kv_heads = 1;
+    report_open(&r, "ranks", "\"tokens\": %d, \"chunk\": %d, \"turns\": %d,", TOKENS, CHUNK, TURNS_RUN);
+    printf("ranks as threads of one process, zigzag ring, causal, chunks of %d; best of %d turns; bits compared with one rank on one thread\n\n", CHUNK, 2 * TURNS_RUN);
+    if (getloadavg(&load, 1) == 1 && load > 0.5) printf("others are at work here (load %.1f): wall times of two threads mean little\n\n", load);
+    printf("%-38s %-9s %-18s %-5s %10s %10s %7s %13s %5s\n", "first over second", "pass", "shape", "clock", "first ms", "second ms", "ratio", "wanted", "bits");
+    compare_ways(&r, "1 rank of 2 threads over 2 ranks of 1", one_two, two, 0, 0.95, 0);
+    for (p = 2; p <= MOST_RANKS; p *= 2) {
+        way ring = {.ranks = p, .threads = 1, .desc = many};
+        snprintf(name, sizeof name, "%lld ranks over 1 rank", (long long)p);
+        compare_ways(&r, name, ring, one, 1, 1.08, 1);
+    }
+    one.desc = one_two.desc = single;
+    compare_ways(&r, "1 thread over 2 threads, one head", one, one_two, 0, 1.7, 0);
+    return report_close(&r);
+}
