@@ -3611,8 +3611,8 @@ static seqpar__v seqpar__exponent(seqpar__v t) { uint32_t bits; memcpy(&bits, &t
 #endif
 
 /* c (count, NR) = a (count, depth) . b (depth, NR), or with `keep` c[i] = c[i] keep[i] + ..: one fma chain per element,
-   whatever `count` is. Element (i, k) of a at a[i * row + k * step], row k of b at b + k * ldb. */
-SEQPAR__TEMPLATE void seqpar__tile(const int count, int64_t depth, const float *a, int64_t row, int64_t step, const float *b, int64_t ldb,
+   whatever `count` is. Element (i, k) of a at a[i * row + k * step], row k of b at b + k * ldb. half: VL columns, not NR. */
+SEQPAR__TEMPLATE void seqpar__tile(const int half, const int count, int64_t depth, const float *a, int64_t row, int64_t step, const float *b, int64_t ldb,
                                    float *c, int64_t ldc, const float *keep) {
     seqpar__v left[SEQPAR__MR], right[SEQPAR__MR];
     int64_t k;
@@ -3622,21 +3622,22 @@ SEQPAR__TEMPLATE void seqpar__tile(const int count, int64_t depth, const float *
         left[i] = right[i] = SEQPAR__SPLAT(0.0f);
         if (!keep) continue;
         left[i] = SEQPAR__LOAD(c + i * ldc) * SEQPAR__SPLAT(keep[i]);
-        right[i] = SEQPAR__LOAD(c + i * ldc + SEQPAR__VL) * SEQPAR__SPLAT(keep[i]);
+        if (!half) right[i] = SEQPAR__LOAD(c + i * ldc + SEQPAR__VL) * SEQPAR__SPLAT(keep[i]);
     }
     for (k = 0; k < depth; k++, a += step, b += ldb) {
-        seqpar__v b0 = SEQPAR__LOAD(b), b1 = SEQPAR__LOAD(b + SEQPAR__VL);
+        seqpar__v b0 = SEQPAR__LOAD(b), b1 = half ? b0 : SEQPAR__LOAD(b + SEQPAR__VL);
+        for (i = 0; half && k % SEQPAR__NR == 0 && i < count; i++) SEQPAR__PREFETCH(a + i * row + 2 * SEQPAR__NR);
         SEQPAR__UNROLL
         for (i = 0; i < count; i++) {
             seqpar__v x = SEQPAR__SPLAT(a[i * row]);
             left[i] = SEQPAR__VFMA(x, b0, left[i]);
-            right[i] = SEQPAR__VFMA(x, b1, right[i]);
+            if (!half) right[i] = SEQPAR__VFMA(x, b1, right[i]);
         }
     }
     SEQPAR__UNROLL
     for (i = 0; i < count; i++) {
         SEQPAR__STORE(c + i * ldc, left[i]);
-        SEQPAR__STORE(c + i * ldc + SEQPAR__VL, right[i]);
+        if (!half) SEQPAR__STORE(c + i * ldc + SEQPAR__VL, right[i]);
     }
 }
 
@@ -3644,10 +3645,10 @@ SEQPAR__TEMPLATE void seqpar__tile(const int count, int64_t depth, const float *
 SEQPAR__TEMPLATE void seqpar__tiles(int64_t rows, int64_t depth, const float *a, int64_t row, int64_t step, const float *b, int64_t ldb,
                                     float *c, int64_t ldc, const float *keep) {
     int64_t i = 0;
-    for (; i + SEQPAR__MR <= rows; i += SEQPAR__MR) seqpar__tile(SEQPAR__MR, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, keep ? keep + i : NULL);
-    if (SEQPAR__MR > 8 && i + 8 <= rows) { seqpar__tile(8, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, keep ? keep + i : NULL); i += 8; }
-    for (; i + 4 <= rows; i += 4) seqpar__tile(4, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, keep ? keep + i : NULL);
-    for (; i < rows; i++) seqpar__tile(1, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, keep ? keep + i : NULL);
+    for (; i + SEQPAR__MR <= rows; i += SEQPAR__MR) seqpar__tile(0, SEQPAR__MR, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, keep ? keep + i : NULL);
+    if (SEQPAR__MR > 8 && i + 8 <= rows) { seqpar__tile(0, 8, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, keep ? keep + i : NULL); i += 8; }
+    for (; i + 4 <= rows; i += 4) seqpar__tile(0, 4, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, keep ? keep + i : NULL);
+    for (; i < rows; i++) seqpar__tile(0, 1, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, keep ? keep + i : NULL);
 }
 /* a by rows, and by columns */
 static void seqpar__tiles_rows(int64_t rows, int64_t depth, const float *a, int64_t row, const float *b, int64_t ldb, float *c, int64_t ldc, const float *keep) {
@@ -3760,30 +3761,66 @@ static void seqpar__product_run(const seqpar__product *p, float *packed_a) {
 }
 #define SEQPAR__PACKED_BYTES (SEQPAR__KC * (SEQPAR__MC + SEQPAR__NC + SEQPAR__NR) * (int64_t)sizeof(float))
 
-/* One job a run of rows: aligned to tiles, so that every thread has whole ones. */
-typedef struct seqpar__matmul_work { const seqpar_matmul_args *args; int64_t rows; } seqpar__matmul_work;
+/* Up to VL rows . W^T: they are the lanes, rows of W are read where they lie, once. From column `j` on. */
+static void seqpar__product_lanes(const seqpar__product *p, float *x, int64_t j) {
+    float c[SEQPAR__MR * SEQPAR__VL] = {0};
+    int64_t i, k, n;
+    for (k = 0; j < p->columns && k < p->depth; k++) for (i = 0; i < SEQPAR__VL; i++) x[k * SEQPAR__VL + i] = i < p->rows ? p->a[i * p->a_row + k] : 0.0f;
+    for (; j < p->columns; j += n) {
+        const float *w = p->b + j * p->b_column, *keep = p->accumulate ? seqpar__ones : NULL;
+        n = j + SEQPAR__MR <= p->columns ? SEQPAR__MR : 1;
+        for (k = 0; keep && k < n; k++) for (i = 0; i < p->rows; i++) c[k * SEQPAR__VL + i] = p->c[i * p->ldc + j + k];
+        if (n > 1) seqpar__tile(1, SEQPAR__MR, p->depth, w, p->b_column, 1, x, SEQPAR__VL, c, SEQPAR__VL, keep);
+        else seqpar__tile(1, 1, p->depth, w, p->b_column, 1, x, SEQPAR__VL, c, SEQPAR__VL, keep);
+        for (k = 0; k < n; k++) for (i = 0; i < p->rows; i++) p->c[i * p->ldc + j + k] = c[k * SEQPAR__VL + i];
+    }
+}
+/* One row: the lanes are VL rows of W, turned in registers. Returns how many columns are done. */
+static int64_t seqpar__product_row(const seqpar__product *p) {
+    int64_t j, k, i;
+    for (j = 0; p->depth % 4 == 0 && j + SEQPAR__VL <= p->columns; j += SEQPAR__VL) {
+        const float *w = p->b + j * p->b_column;
+        seqpar__v sum = p->accumulate ? SEQPAR__LOAD(p->c + j) : SEQPAR__SPLAT(0.0f);
+        for (k = 0; k < p->depth; k += 4) {
+            float turned[4 * SEQPAR__VL];
+            for (i = 0; k % SEQPAR__NR == 0 && i < SEQPAR__VL; i++) SEQPAR__PREFETCH(w + i * p->b_column + k + 2 * SEQPAR__NR);
+            seqpar__transpose(turned, SEQPAR__VL, w + k, p->b_column, 1.0f);
+            SEQPAR__UNROLL
+            for (i = 0; i < 4; i++) sum = SEQPAR__VFMA(SEQPAR__SPLAT(p->a[k + i]), SEQPAR__LOAD(turned + i * SEQPAR__VL), sum);
+        }
+        SEQPAR__STORE(p->c + j, sum);
+    }
+    return j;
+}
+
+/* A job is a run of rows, or of columns where that makes but one: whole tiles for every thread. */
+typedef struct seqpar__matmul_work { const seqpar_matmul_args *args; int64_t rows, columns, across; } seqpar__matmul_work;
 static void seqpar__cpu_matmul_job(void *user, int64_t i, char *scratch) {
     const seqpar__matmul_work *w = (const seqpar__matmul_work *)user;
     const seqpar_matmul_args *a = w->args;
     seqpar__product p;
-    int64_t first = i * w->rows;
-    p.c = (float *)a->y.data + first * a->y.stride; p.ldc = a->y.stride;
+    int64_t first = i / w->across * w->rows, column = i % w->across * w->columns;
+    p.c = (float *)a->y.data + first * a->y.stride + column; p.ldc = a->y.stride;
     p.a = (const float *)a->x.data + first * a->x.stride; p.a_row = a->x.stride; p.a_step = 1;
-    p.b = (const float *)a->w.data;
     p.b_row = a->transposed ? a->w.stride : 1;
     p.b_column = a->transposed ? 1 : a->w.stride;
+    p.b = (const float *)a->w.data + column * p.b_column;
     p.rows = SEQPAR__MIN(w->rows, a->rows - first);
-    p.columns = a->out; p.depth = a->in; p.accumulate = a->accumulate;
-    seqpar__product_run(&p, (float *)scratch);
+    p.columns = SEQPAR__MIN(w->columns, a->out - column); p.depth = a->in; p.accumulate = a->accumulate;
+    if (a->transposed || a->rows > SEQPAR__VL) seqpar__product_run(&p, (float *)scratch);
+    else seqpar__product_lanes(&p, (float *)scratch, p.rows == 1 ? seqpar__product_row(&p) : 0);
 }
 static seqpar_status seqpar__cpu_matmul(seqpar_device *device, const seqpar_matmul_args *a, void *queue) {
     seqpar__matmul_work w;
-    int64_t jobs = device->threads > 1 ? 4 * device->threads : 1, share = SEQPAR__MAX((a->rows + jobs - 1) / jobs, 64);
+    int64_t jobs = device->threads > 1 ? 4 * device->threads : 1, share = SEQPAR__MAX((a->rows + jobs - 1) / jobs, 64), bytes = SEQPAR__PACKED_BYTES;
     (void)queue;
-    if (a->rows <= 0) return SEQPAR_OK;
+    if (a->rows <= 0 || a->out <= 0) return SEQPAR_OK;
     w.args = a; /* more jobs than threads: a thread that loses its core does not hold up the rest */
     w.rows = (share + SEQPAR__MR - 1) / SEQPAR__MR * SEQPAR__MR;
-    return seqpar__parallel(device, (a->rows + w.rows - 1) / w.rows, SEQPAR__PACKED_BYTES, seqpar__cpu_matmul_job, &w);
+    w.columns = a->rows > w.rows ? a->out : (a->out + 8 * SEQPAR__MR * jobs - 1) / (8 * SEQPAR__MR * jobs) * (8 * SEQPAR__MR);
+    w.across = (a->out + w.columns - 1) / w.columns;
+    if (a->rows <= SEQPAR__VL) bytes = SEQPAR__MAX(bytes, a->in * SEQPAR__VL * (int64_t)sizeof(float));
+    return seqpar__parallel(device, (a->rows + w.rows - 1) / w.rows * w.across, bytes, seqpar__cpu_matmul_job, &w);
 }
 
 /* Weight gradient: a job is a block of dw; the fold runs inside it, so that partials stay in cache. */

@@ -6,8 +6,8 @@
    number is made by an operation of the device table, so the same lines run on the fp64 reference device, the fast
    CPU device and a GPU.
 
-   Does:      one optimizer step over packed rows; evaluation; logits for tests; init from a seed.
-   Does not:  generate text, shard weights (ZeRO-3), mix experts.
+   Does:      one optimizer step over packed rows; evaluation; logits for tests; init from a seed; sampled text for rollouts.
+   Does not:  shard weights (ZeRO-3), mix experts.
 
    #define SEQPAR_IMPLEMENTATION / SEQPAR_LLAMA_IMPLEMENTATION in one unit. Options: SEQPAR_STATIC as in seqpar.h.
 
@@ -93,6 +93,41 @@ SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *mo
                                                int64_t micro_batch, const seqpar_head_seeds *seeds);
 /* logits (batch->tokens, vocab; of a score model 1), device memory of the caller, from batch->hidden. For tests: the head never does this. */
 SEQPAR_DEF seqpar_status seqpar_llama_logits(seqpar_ctx *ctx, seqpar_llama *model, seqpar_llama_batch *batch, void *logits);
+
+/* ---- sample: text for rollouts ---- */
+typedef struct seqpar_llama_prompt {
+    const int32_t *ids; /* (tokens), borrowed */
+    int64_t tokens;     /* at least 1 */
+    int64_t number;     /* of this text in the whole rollout, over all ranks: its random numbers hang on it */
+} seqpar_llama_prompt;
+
+typedef struct seqpar_llama_sample_desc {
+    int64_t max_new_tokens;   /* at least 1 */
+    int64_t max_tokens;       /* of a prompt and its text together; 0: no limit */
+    int64_t batch;            /* texts that grow at a time; 0: 16. Costs memory for the keys and values of each */
+    double temperature;       /* 0: always the most probable token, of equals the one with the lowest id */
+    double top_p;             /* in (0, 1]; the smallest set of most probable tokens whose sum reaches it; 1: all */
+    int64_t top_k;            /* that many most probable tokens, before top_p; 0: all */
+    const int32_t *stops;     /* (stop_count) ids that end a text, borrowed */
+    int64_t stop_count;
+    uint64_t seed;
+} seqpar_llama_sample_desc;
+
+typedef struct seqpar_llama_text {
+    int32_t *ids;  /* (count) without the prompt; a stop id is the last of them */
+    int64_t count; /* at least 1 */
+    int stopped;   /* 1: by a stop id, 0: by length */
+} seqpar_llama_text;
+
+/* texts (count) of the prompts (count), in their order. No communication: every rank passes its own prompts, or none. A
+   text depends on the parameters, its prompt, the desc and its number alone: whatever else is generated, on however many
+   ranks and threads and in whatever batch, it is the same. The token at position t (prompt included) is chosen by
+   seqpar_random_uniform(seed, number, t). Free texts with seqpar_llama_texts_free; after an error there are none.
+   OPTION: a desc outside its range, a score model, a prompt that leaves no room within max_tokens; SIZE: a negative count
+   or no new tokens; DOCUMENT_TOKENS: an empty prompt; TOKEN_ID: an id outside the vocabulary; NOT_FINITE: a logit is. */
+SEQPAR_DEF seqpar_status seqpar_llama_generate(seqpar_ctx *ctx, seqpar_llama *model, seqpar_llama_text *texts, const seqpar_llama_prompt *prompts,
+                                               int64_t count, const seqpar_llama_sample_desc *desc);
+SEQPAR_DEF void seqpar_llama_texts_free(seqpar_llama_text *texts, int64_t count);
 
 #ifdef __cplusplus
 }
@@ -335,6 +370,7 @@ typedef struct seqpar__layer_call { /* everything the functions of a layer need 
     void *nodes;
     int64_t node_stride;           /* elements of the group */
     int64_t group_begin;
+    const struct seqpar__sampler *sampler; /* attention goes over its cache */
 } seqpar__layer_call;
 
 static seqpar_mat seqpar__mat(void *data, int64_t stride) {
@@ -467,6 +503,8 @@ static seqpar_attn_io seqpar__attention_io(const seqpar__layer_call *c) {
     return io;
 }
 
+static seqpar_status seqpar__sampler_attend(const seqpar__layer_call *c);
+
 /* From x to gate and up; attention itself only where out is not kept. */
 static seqpar_status seqpar__layer_inner(const seqpar__layer_call *c, int attend) {
     const seqpar_llama_config *f = &c->m->config;
@@ -477,7 +515,8 @@ static seqpar_status seqpar__layer_inner(const seqpar__layer_call *c, int attend
     SEQPAR__TRY(seqpar__linear(c, c->v, n, seqpar__llama_part(c->layer, SEQPAR__V), 0, 0));
     SEQPAR__TRY(seqpar__rotate(c, c->q, f->heads, 0));
     SEQPAR__TRY(seqpar__rotate(c, c->k, f->kv_heads, 0));
-    if (attend) {
+    if (attend && c->sampler) SEQPAR__TRY(seqpar__sampler_attend(c));
+    else if (attend) {
         seqpar_attn_io io = seqpar__attention_io(c);
         SEQPAR__TRY(seqpar_attn_forward(c->ctx, c->b->attn, &io));
     }
@@ -546,16 +585,27 @@ static seqpar__layer_call seqpar__call(seqpar_ctx *ctx, const seqpar_llama *m, s
     return c;
 }
 
+/* x (rows, hidden) = the rows `ids` of a table of such rows */
+static seqpar_status seqpar__take_rows(const seqpar__layer_call *c, void *x, void *table, const int32_t *ids, int64_t rows) {
+    seqpar_embedding_args e;
+    e.x = seqpar__mat(x, c->m->config.hidden);
+    e.table = seqpar__mat(table, c->m->config.hidden);
+    e.ids = ids;
+    e.rows = rows;
+    e.width = c->m->config.hidden;
+    return c->dev->embedding(c->dev, &e, c->ctx->queue);
+}
+
+/* From ids to the last layer's output in batch->x */
+static seqpar_status seqpar__llama_layers(seqpar__layer_call *c, int keep) {
+    SEQPAR__TRY(seqpar__take_rows(c, c->b->x.data, seqpar__llama_param(c->ctx, c->m, 0), c->b->ids, c->b->tokens));
+    for (c->layer = 0; c->layer < c->m->config.layers; c->layer++) SEQPAR__TRY(seqpar__layer_forward(c, keep));
+    return SEQPAR_OK;
+}
+
 SEQPAR_DEF seqpar_status seqpar_llama_forward(seqpar_ctx *ctx, seqpar_llama *m, seqpar_llama_batch *b, int keep) {
     seqpar__layer_call c = seqpar__call(ctx, m, b);
-    seqpar_embedding_args e;
-    e.x = seqpar__mat(b->x.data, m->config.hidden);
-    e.table = seqpar__mat(seqpar__llama_param(ctx, m, 0), m->config.hidden);
-    e.ids = b->ids;
-    e.rows = b->tokens;
-    e.width = m->config.hidden;
-    SEQPAR__TRY(ctx->device->embedding(ctx->device, &e, ctx->queue));
-    for (c.layer = 0; c.layer < m->config.layers; c.layer++) SEQPAR__TRY(seqpar__layer_forward(&c, keep));
+    SEQPAR__TRY(seqpar__llama_layers(&c, keep));
     return seqpar__norm(&c, b->hidden.data, b->x.data, b->rstd.data, seqpar__llama_final_norm(m));
 }
 
@@ -681,6 +731,419 @@ SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *m,
     for (c.layer = m->config.layers - 1; !status && c.layer >= 0; c.layer--) status = seqpar__llama_layer_backward(&c, optim, micro, &g);
     if (!status) status = seqpar__llama_embedding_backward(&c, optim, micro, g.dx.data);
     for (i = 0; i < sizeof g / sizeof *all; i++) seqpar_buffer_free(ctx, &all[i]);
+    return status;
+}
+
+/* ---- >>sample  text for rollouts ----
+   A step feeds every growing text the tokens its cache lacks: a new one its whole prompt, the others the token chosen last.
+   A text that ends leaves its slot to the next prompt. What a row becomes does not depend on the rows beside it, so neither
+   does a text on its company. The cache lies by head, (layer, kv head, slot, token, head_dim): the query heads of one kv
+   head are then the queries of one task, for one token; a prompt attends to the keys of its own step. */
+
+#define SEQPAR__PROMPT_QUERIES 128 /* of an attention task */
+#define SEQPAR__PROMPT_ROWS 512    /* of prompts in one step, unless one alone is longer */
+
+typedef struct seqpar__attn_list { /* tasks: queries with the keys before them, one block each */
+    seqpar_piece *pieces;
+    seqpar_attn_keys *keys;
+    seqpar_attn_task *tasks;
+    seqpar_fold_op *program;
+    int32_t *begin, *end;
+    int64_t count;
+} seqpar__attn_list;
+
+typedef struct seqpar__slot { int64_t prompt, fed, first, rows; } seqpar__slot; /* prompt -1: free; rows of this step, from `first` on */
+
+typedef struct seqpar__sampler {
+    seqpar_ctx *ctx;
+    seqpar_llama *m;
+    const seqpar_llama_sample_desc *d;
+    const seqpar_llama_prompt *prompts;
+    seqpar_llama_text *texts;
+    int64_t count, next;                  /* prompts, and how many have begun */
+    int64_t slots, capacity, rows_max;    /* texts at a time, tokens of one, tokens of a step */
+    seqpar__slot *slot;
+    int64_t *live, live_count;            /* slots of this step, and */
+    int32_t *last;                        /* the row of each one's last token */
+    seqpar_llama_batch b;
+    seqpar_buffer keys, values, logits;   /* logits (slots, vocab) */
+    seqpar__attn_list prompt_tasks, token_tasks;
+    double *x, *weight;                   /* (vocab) of the text at hand */
+    int32_t *heap;
+} seqpar__sampler;
+
+/* How many tokens may follow a prompt. */
+static int64_t seqpar__sample_room(const seqpar_llama_sample_desc *d, const seqpar_llama_prompt *p) {
+    return d->max_tokens ? SEQPAR__MIN(d->max_new_tokens, d->max_tokens - p->tokens) : d->max_new_tokens;
+}
+
+static seqpar_status seqpar__check_sample(seqpar_error *error, const seqpar_llama_config *c, const seqpar_llama_sample_desc *d, int64_t count) {
+    int64_t i;
+    if (c->score) return seqpar_fail(error, SEQPAR_ERR_OPTION, "the model ends in '%.80s', a number per token; text needs a language model", c->score);
+    if (count < 0 || d->max_new_tokens <= 0)
+        return seqpar_fail(error, SEQPAR_ERR_SIZE, "%lld prompts and max_new_tokens %lld; give at least 0 and 1", (long long)count, (long long)d->max_new_tokens);
+    if (d->batch < 0 || d->max_tokens < 0 || d->stop_count < 0 || (d->stop_count > 0 && !d->stops))
+        return seqpar_fail(error, SEQPAR_ERR_OPTION, "batch %lld, max_tokens %lld, %lld stop ids%s; none may be negative", (long long)d->batch, (long long)d->max_tokens,
+                           (long long)d->stop_count, d->stop_count > 0 && !d->stops ? " at NULL" : "");
+    if (!(d->temperature >= 0) || d->temperature > 1e300) return seqpar_fail(error, SEQPAR_ERR_OPTION, "temperature is %g; give a finite number >= 0, 0 for the most probable token", d->temperature);
+    if (!(d->top_p > 0 && d->top_p <= 1)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "top_p is %g; give a number in (0, 1], 1 for all tokens", d->top_p);
+    if (d->top_k < 0) return seqpar_fail(error, SEQPAR_ERR_OPTION, "top_k is %lld; give a positive number, 0 for all tokens", (long long)d->top_k);
+    for (i = 0; i < d->stop_count; i++)
+        if (d->stops[i] < 0 || d->stops[i] >= c->vocab)
+            return seqpar_fail(error, SEQPAR_ERR_TOKEN_ID, "stop id %d; the model has ids 0..%lld", (int)d->stops[i], (long long)c->vocab - 1);
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__check_prompt(seqpar_error *error, const seqpar_llama_config *c, const seqpar_llama_sample_desc *d, const seqpar_llama_prompt *p, int64_t n) {
+    int64_t i;
+    if (p->tokens <= 0 || !p->ids)
+        return seqpar_fail(error, SEQPAR_ERR_DOCUMENT_TOKENS, "prompt %lld has %lld tokens%s; give at least one, the beginning-of-text id for text out of nothing",
+                           (long long)n, (long long)p->tokens, p->ids ? "" : " at NULL");
+    if (seqpar__sample_room(d, p) <= 0)
+        return seqpar_fail(error, SEQPAR_ERR_OPTION, "prompt %lld has %lld tokens and max_tokens is %lld; shorten it, one token must have room", (long long)n, (long long)p->tokens, (long long)d->max_tokens);
+    if (p->tokens > INT32_MAX - seqpar__sample_room(d, p))
+        return seqpar_fail(error, SEQPAR_ERR_OPTION, "prompt %lld has %lld tokens and %lld may follow; positions end at %d", (long long)n, (long long)p->tokens, (long long)seqpar__sample_room(d, p), INT32_MAX);
+    for (i = 0; i < p->tokens; i++)
+        if (p->ids[i] < 0 || p->ids[i] >= c->vocab)
+            return seqpar_fail(error, SEQPAR_ERR_TOKEN_ID, "prompt %lld, token %lld has id %d; the model has ids 0..%lld", (long long)n, (long long)i, (int)p->ids[i], (long long)c->vocab - 1);
+    return SEQPAR_OK;
+}
+
+/* ---- attention over the cache ---- */
+
+static int seqpar__attn_list_new(seqpar__attn_list *l, int64_t tasks, int64_t queries) {
+    int64_t i;
+    l->pieces = SEQPAR__NEW(seqpar_piece, tasks);
+    l->keys = SEQPAR__NEW(seqpar_attn_keys, tasks);
+    l->tasks = SEQPAR__NEW(seqpar_attn_task, tasks);
+    l->program = SEQPAR__NEW(seqpar_fold_op, 2 * tasks);
+    l->begin = SEQPAR__NEW(int32_t, queries);
+    l->end = SEQPAR__NEW(int32_t, queries);
+    if (!l->pieces || !l->keys || !l->tasks || !l->program || !l->begin || !l->end) return 0;
+    for (i = 0; i < tasks; i++) {
+        l->tasks[i].piece = i;
+        l->tasks[i].program = l->program + 2 * i;
+        l->tasks[i].program_count = 2;
+        l->program[2 * i].op = SEQPAR_FOLD_LEAF;
+        l->program[2 * i].index = (int32_t)i;
+        l->program[2 * i + 1].op = SEQPAR_FOLD_FINISH;
+        l->pieces[i].stride = l->keys[i].stride = 1;
+    }
+    return 1;
+}
+
+static void seqpar__attn_list_free(seqpar__attn_list *l) {
+    SEQPAR_FREE(l->pieces); SEQPAR_FREE(l->keys); SEQPAR_FREE(l->tasks);
+    SEQPAR_FREE(l->program); SEQPAR_FREE(l->begin); SEQPAR_FREE(l->end);
+}
+
+/* Queries local .. + count of one position, or of positions from `start` on, and the `keys` keys from row k_row on. */
+static void seqpar__attn_list_add(seqpar__attn_list *l, int64_t local, int64_t start, int64_t count, int64_t k_row, int64_t keys) {
+    l->pieces[l->count].local = local;
+    l->pieces[l->count].start = start;
+    l->pieces[l->count].count = count;
+    l->keys[l->count].k_row = l->keys[l->count].v_row = k_row;
+    l->keys[l->count++].count = keys;
+}
+
+static int64_t seqpar__cache_layer(const seqpar__sampler *s) { return s->m->config.kv_heads * s->slots * s->capacity * s->m->config.head_dim; } /* elements */
+
+/* The step's keys or values of one text to their places in the cache */
+static void seqpar__cache_append(const seqpar__layer_call *c, const seqpar__slot *slot, const seqpar_buffer *cache, const void *from) {
+    const seqpar__sampler *s = c->sampler;
+    int64_t d = c->m->config.head_dim, kv_heads = c->m->config.kv_heads, size = seqpar_dtype_bytes(c->dev->storage), j;
+    int64_t head = s->capacity * s->slots * d, at = c->layer * seqpar__cache_layer(s) + ((slot - s->slot) * s->capacity + slot->fed) * d;
+    const char *rows = (const char *)from + slot->first * kv_heads * d * size;
+    char *to = (char *)cache->data + at * size;
+    if (slot->rows == 1) { c->dev->copy_rows(c->dev, to, head * size, rows, d * size, d * size, kv_heads, c->ctx->queue); return; }
+    for (j = 0; j < kv_heads; j++) c->dev->copy_rows(c->dev, to + j * head * size, d * size, rows + j * d * size, kv_heads * d * size, d * size, slot->rows, c->ctx->queue);
+}
+
+static seqpar_attn_args seqpar__sampler_args(const seqpar__layer_call *c, const seqpar__attn_list *l) {
+    const seqpar_llama_config *f = &c->m->config;
+    seqpar_attn_args a;
+    memset(&a, 0, sizeof a);
+    a.heads = f->heads; a.kv_heads = a.head_count = f->kv_heads; a.head_dim = f->head_dim;
+    a.scale = 1.0 / sqrt((double)f->head_dim);
+    a.q_pieces = l->pieces; a.k_pieces = l->keys; a.tasks = l->tasks; a.task_count = l->count; a.depth = 1;
+    a.visible_begin = l->begin; a.visible_end = l->end;
+    a.q_tokens = c->b->tokens;
+    a.q = c->q; a.k = c->k; a.v = c->v; a.out = c->out; a.lse = c->lse;
+    return a;
+}
+
+static seqpar_status seqpar__sampler_attend(const seqpar__layer_call *c) {
+    const seqpar__sampler *s = c->sampler;
+    int64_t i, cache = c->layer * seqpar__cache_layer(s);
+    seqpar_attn_args a = seqpar__sampler_args(c, &s->prompt_tasks);
+    for (i = 0; i < s->live_count; i++) {
+        seqpar__cache_append(c, &s->slot[s->live[i]], &s->keys, c->k);
+        seqpar__cache_append(c, &s->slot[s->live[i]], &s->values, c->v);
+    }
+    if (a.task_count) SEQPAR__TRY(c->dev->attn_forward(c->dev, &a, c->ctx->queue));
+    a = seqpar__sampler_args(c, &s->token_tasks);
+    a.q_tokens = a.task_count / a.kv_heads * a.heads; /* a head of a token is a query: all of one kv head are neighbours */
+    a.heads = a.kv_heads = a.head_count = 1;
+    a.k = seqpar__at(s->keys.data, cache, c->dev->storage);
+    a.v = seqpar__at(s->values.data, cache, c->dev->storage);
+    return a.task_count ? c->dev->attn_forward(c->dev, &a, c->ctx->queue) : SEQPAR_OK;
+}
+
+/* ---- a token from its logits ---- */
+
+/* Sinks entry i of a heap of ids whose likeliest is on top; of equals the lowest. */
+static void seqpar__heap_sink(const double *x, int32_t *heap, int64_t count, int64_t i) {
+    int32_t id = heap[i], a, b;
+    int64_t child;
+    for (; (child = 2 * i + 1) < count; i = child) {
+        a = heap[child];
+        b = child + 1 < count ? heap[child + 1] : a;
+        if (x[b] > x[a] || (x[b] == x[a] && b < a)) { child++; a = b; }
+        if (x[id] > x[a] || (x[id] == x[a] && id < a)) break;
+        heap[i] = a;
+    }
+    heap[i] = id;
+}
+
+/* Takes the likeliest ids to the end of the heap, at most `limit`, until their weights reach `goal`. Returns how many. */
+static int64_t seqpar__heap_take(seqpar__sampler *s, int64_t limit, double goal) {
+    int64_t vocab = s->m->config.vocab, i, taken;
+    double sum = 0;
+    for (i = 0; i < vocab; i++) s->heap[i] = (int32_t)i;
+    for (i = vocab / 2 - 1; i >= 0; i--) seqpar__heap_sink(s->x, s->heap, vocab, i);
+    for (taken = 0; taken < limit && sum < goal; taken++) {
+        int32_t top = s->heap[0];
+        s->heap[0] = s->heap[vocab - 1 - taken];
+        s->heap[vocab - 1 - taken] = top;
+        seqpar__heap_sink(s->x, s->heap, vocab - 1 - taken, 0);
+        sum += s->weight[top];
+    }
+    return taken;
+}
+
+/* The number-th likeliest id, or without a heap the id itself */
+static int32_t seqpar__ranked(const seqpar__sampler *s, int64_t number, int ranked) { return ranked ? s->heap[s->m->config.vocab - 1 - number] : (int32_t)number; }
+/* How many of the likeliest `count` ids it takes until their weights reach `goal` */
+static int64_t seqpar__ranked_until(const seqpar__sampler *s, int64_t count, double goal) {
+    double sum = 0;
+    int64_t i;
+    for (i = 0; i < count && sum < goal; i++) sum += s->weight[seqpar__ranked(s, i, 1)];
+    return i;
+}
+static double seqpar__ranked_sum(const seqpar__sampler *s, int64_t count, int ranked) {
+    double sum = 0;
+    int64_t i;
+    for (i = 0; i < count; i++) sum += s->weight[seqpar__ranked(s, i, ranked)];
+    return sum;
+}
+
+/* Temperature, then top_k, then top_p; u in (0, 1) falls into the weights of what is left, in their order. */
+static int32_t seqpar__draw(seqpar__sampler *s, int32_t best, double u) {
+    const seqpar_llama_sample_desc *d = s->d;
+    int64_t vocab = s->m->config.vocab, left = vocab, i;
+    int few = d->top_k > 0 && d->top_k < vocab, ranked = few || d->top_p < 1;
+    double sum;
+    for (i = 0; i < vocab; i++) s->weight[i] = seqpar_exp((s->x[i] - s->x[best]) / d->temperature);
+    if (few) left = seqpar__heap_take(s, d->top_k, HUGE_VAL);
+    if (d->top_p < 1) {
+        double goal = d->top_p * seqpar__ranked_sum(s, left, few);
+        left = few ? seqpar__ranked_until(s, left, goal) : seqpar__heap_take(s, vocab, goal);
+    }
+    u *= seqpar__ranked_sum(s, left, ranked);
+    for (i = 0, sum = 0; i + 1 < left; i++) {
+        sum += s->weight[seqpar__ranked(s, i, ranked)];
+        if (sum > u) break;
+    }
+    return seqpar__ranked(s, i, ranked);
+}
+
+/* The next token of the text whose logits are row `row` */
+static seqpar_status seqpar__sample_token(seqpar__sampler *s, int64_t prompt, int64_t row, int32_t *id) {
+    int64_t vocab = s->m->config.vocab, i, position = s->prompts[prompt].tokens + s->texts[prompt].count;
+    seqpar_device_read(s->ctx->device, s->x, s->logits.data, row * vocab, vocab);
+    for (*id = 0, i = 0; i < vocab; i++) {
+        if (!(fabs(s->x[i]) <= 1e300))
+            return seqpar_fail(s->ctx->error, SEQPAR_ERR_NOT_FINITE, "prompt %lld (number %lld): at position %lld the logit of token %lld is %g; are the parameters finite?", (long long)prompt,
+                               (long long)s->prompts[prompt].number, (long long)position, (long long)i, s->x[i]);
+        if (s->x[i] > s->x[*id]) *id = (int32_t)i;
+    }
+    if (s->d->temperature > 0) *id = seqpar__draw(s, *id, seqpar_random_uniform(s->d->seed, (uint64_t)s->prompts[prompt].number, (uint64_t)position));
+    return SEQPAR_OK;
+}
+
+/* ---- steps ---- */
+
+/* Free slots take the next prompts, as long as the step does not grow too long. */
+static seqpar_status seqpar__sample_admit(seqpar__sampler *s) {
+    int64_t i, rows = 0;
+    for (i = 0; i < s->slots; i++) rows += s->slot[i].prompt >= 0;
+    for (i = 0; i < s->slots && s->next < s->count; i++) {
+        const seqpar_llama_prompt *p = &s->prompts[s->next];
+        if (s->slot[i].prompt >= 0 || rows + p->tokens > s->rows_max) continue;
+        s->texts[s->next].ids = SEQPAR__NEW(int32_t, seqpar__sample_room(s->d, p));
+        if (!s->texts[s->next].ids) return seqpar__no_memory(s->ctx->error, "a text");
+        rows += p->tokens;
+        s->slot[i].fed = 0;
+        s->slot[i].prompt = s->next++;
+    }
+    return SEQPAR_OK;
+}
+
+/* The attention tasks of a text: by queries where it is new, else by kv head */
+static void seqpar__sample_tasks(seqpar__sampler *s, const seqpar__slot *slot) {
+    const seqpar_llama_config *f = &s->m->config;
+    int64_t i, n, group = f->heads / f->kv_heads;
+    for (i = 0; slot->fed == 0 && i < slot->rows; i += n) {
+        n = SEQPAR__MIN(SEQPAR__PROMPT_QUERIES, slot->rows - i);
+        seqpar__attn_list_add(&s->prompt_tasks, slot->first + i, i, n, slot->first, i + n);
+    }
+    for (i = 0; i < slot->rows; i++) s->prompt_tasks.end[slot->first + i] = (int32_t)(slot->fed + i + 1);
+    for (i = 0; slot->fed > 0 && i < f->heads; i++) s->token_tasks.end[slot->first * f->heads + i] = (int32_t)(slot->fed + 1);
+    for (i = 0; slot->fed > 0 && i < f->kv_heads; i++)
+        seqpar__attn_list_add(&s->token_tasks, slot->first * f->heads + i * group, slot->fed, group, (i * s->slots + (slot - s->slot)) * s->capacity, slot->fed + 1);
+}
+
+/* The rows of a text in this step */
+static void seqpar__sample_feed(seqpar__sampler *s, seqpar__slot *slot) {
+    const seqpar_llama_prompt *p = &s->prompts[slot->prompt];
+    const seqpar_llama_text *text = &s->texts[slot->prompt];
+    int64_t t;
+    slot->first = s->b.tokens;
+    slot->rows = p->tokens + text->count - slot->fed;
+    for (t = slot->fed; t < slot->fed + slot->rows; t++) {
+        s->b.ids[s->b.tokens] = t < p->tokens ? p->ids[t] : text->ids[t - p->tokens];
+        s->b.positions[s->b.tokens++] = (int32_t)t;
+    }
+    s->last[s->live_count] = (int32_t)(s->b.tokens - 1);
+    s->live[s->live_count++] = slot - s->slot;
+    seqpar__sample_tasks(s, slot);
+}
+
+/* Texts that go on come first: rows of theirs are few, and so are the queries of their attention. */
+static void seqpar__sample_layout(seqpar__sampler *s) {
+    int64_t i;
+    int fresh;
+    s->b.tokens = s->live_count = s->prompt_tasks.count = s->token_tasks.count = 0;
+    for (fresh = 0; fresh < 2; fresh++)
+        for (i = 0; i < s->slots; i++)
+            if (s->slot[i].prompt >= 0 && (s->slot[i].fed == 0) == fresh) seqpar__sample_feed(s, &s->slot[i]);
+}
+
+/* Logits (live_count, vocab) after each text's last token */
+static seqpar_status seqpar__sample_forward(seqpar__sampler *s) {
+    seqpar__layer_call c = seqpar__call(s->ctx, s->m, &s->b);
+    c.sampler = s;
+    SEQPAR__TRY(seqpar__llama_layers(&c, 0));
+    SEQPAR__TRY(seqpar__take_rows(&c, s->b.n.data, s->b.x.data, s->last, s->live_count));
+    s->b.tokens = s->live_count;
+    SEQPAR__TRY(seqpar__norm(&c, s->b.hidden.data, s->b.n.data, s->b.rstd.data, seqpar__llama_final_norm(s->m)));
+    return seqpar__linear(&c, s->logits.data, s->b.hidden.data, seqpar__llama_head(s->m), 0, 0);
+}
+
+static int seqpar__sample_stops(const seqpar_llama_sample_desc *d, int32_t id) {
+    int64_t i;
+    for (i = 0; i < d->stop_count; i++) if (d->stops[i] == id) return 1;
+    return 0;
+}
+
+static seqpar_status seqpar__sample_step(seqpar__sampler *s) {
+    int64_t i;
+    SEQPAR__TRY(seqpar__sample_admit(s));
+    seqpar__sample_layout(s);
+    SEQPAR__TRY(seqpar__sample_forward(s));
+    for (i = 0; i < s->live_count; i++) {
+        seqpar__slot *slot = &s->slot[s->live[i]];
+        seqpar_llama_text *text = &s->texts[slot->prompt];
+        int32_t id;
+        SEQPAR__TRY(seqpar__sample_token(s, slot->prompt, i, &id));
+        text->ids[text->count++] = id;
+        text->stopped = seqpar__sample_stops(s->d, id);
+        slot->fed += slot->rows;
+        if (text->stopped || text->count == seqpar__sample_room(s->d, &s->prompts[slot->prompt])) slot->prompt = -1;
+    }
+    return SEQPAR_OK;
+}
+
+/* ---- room for it all ---- */
+
+static void seqpar__sampler_sizes(seqpar__sampler *s) {
+    int64_t i, longest = 0;
+    s->slots = SEQPAR__MIN(s->d->batch ? s->d->batch : 16, s->count);
+    for (i = 0; i < s->count; i++) {
+        longest = SEQPAR__MAX(longest, s->prompts[i].tokens);
+        s->capacity = SEQPAR__MAX(s->capacity, s->prompts[i].tokens + seqpar__sample_room(s->d, &s->prompts[i]) - 1); /* the last is never fed */
+    }
+    s->rows_max = SEQPAR__MAX(longest + s->slots, SEQPAR__MIN(SEQPAR__PROMPT_ROWS, longest * s->slots));
+}
+
+static int seqpar__sampler_lists(seqpar__sampler *s) {
+    const seqpar_llama_config *f = &s->m->config;
+    int64_t i;
+    s->slot = SEQPAR__NEW(seqpar__slot, s->slots);
+    s->live = SEQPAR__NEW(int64_t, s->slots);
+    s->last = SEQPAR__NEW(int32_t, s->slots);
+    s->x = SEQPAR__NEW(double, f->vocab);
+    s->weight = SEQPAR__NEW(double, f->vocab);
+    s->heap = SEQPAR__NEW(int32_t, f->vocab);
+    s->b.ids = SEQPAR__NEW(int32_t, 2 * s->rows_max);
+    s->b.layers = SEQPAR__NEW(seqpar_llama_layer, f->layers);
+    if (!s->slot || !s->live || !s->last || !s->x || !s->weight || !s->heap || !s->b.ids || !s->b.layers) return 0;
+    s->b.positions = s->b.ids + s->rows_max;
+    for (i = 0; i < s->slots; i++) s->slot[i].prompt = -1;
+    return seqpar__attn_list_new(&s->prompt_tasks, s->slots + s->rows_max / SEQPAR__PROMPT_QUERIES + 1, s->rows_max) && seqpar__attn_list_new(&s->token_tasks, s->slots * f->kv_heads, s->slots * f->heads);
+}
+
+static seqpar_status seqpar__sampler_open(seqpar__sampler *s) {
+    const seqpar_llama_config *f = &s->m->config;
+    int64_t size = seqpar_dtype_bytes(s->ctx->device->storage), rows;
+    seqpar__layer_call c = seqpar__call(s->ctx, s->m, &s->b);
+    seqpar__sampler_sizes(s);
+    if (!seqpar__sampler_lists(s)) return seqpar__no_memory(s->ctx->error, "texts");
+    SEQPAR__TRY(seqpar__llama_rope_tables(s->ctx, s->m, s->capacity));
+    SEQPAR__TRY(seqpar_buffer_new(s->ctx, &s->keys, f->layers * seqpar__cache_layer(s) * size, SEQPAR_MEM_ACTIVATIONS));
+    SEQPAR__TRY(seqpar_buffer_new(s->ctx, &s->values, s->keys.bytes, SEQPAR_MEM_ACTIVATIONS));
+    SEQPAR__TRY(seqpar_buffer_new(s->ctx, &s->logits, s->slots * f->vocab * size, SEQPAR_MEM_SCRATCH));
+    rows = s->b.tokens = s->rows_max; /* whatever a step needs later */
+    SEQPAR__TRY(seqpar_buffer_new(s->ctx, &s->b.x, rows * f->hidden * size, SEQPAR_MEM_SCRATCH));
+    SEQPAR__TRY(seqpar_buffer_new(s->ctx, &s->b.n, rows * f->hidden * size, SEQPAR_MEM_SCRATCH));
+    SEQPAR__TRY(seqpar_buffer_new(s->ctx, &s->b.hidden, s->slots * f->hidden * size, SEQPAR_MEM_SCRATCH));
+    SEQPAR__TRY(seqpar_buffer_new(s->ctx, &s->b.wide, rows * f->intermediate * size, SEQPAR_MEM_SCRATCH));
+    SEQPAR__TRY(seqpar_buffer_new(s->ctx, &s->b.rstd, rows * seqpar_dtype_bytes(s->ctx->device->accumulator), SEQPAR_MEM_SCRATCH));
+    return seqpar__layer_call_open(&c, 0);
+}
+
+static void seqpar__sampler_close(seqpar__sampler *s) {
+    seqpar_buffer_free(s->ctx, &s->keys); seqpar_buffer_free(s->ctx, &s->values); seqpar_buffer_free(s->ctx, &s->logits);
+    seqpar_llama_close_batch(s->ctx, s->m, &s->b);
+    seqpar__attn_list_free(&s->prompt_tasks); seqpar__attn_list_free(&s->token_tasks);
+    SEQPAR_FREE(s->slot); SEQPAR_FREE(s->live); SEQPAR_FREE(s->last);
+    SEQPAR_FREE(s->x); SEQPAR_FREE(s->weight); SEQPAR_FREE(s->heap);
+}
+
+SEQPAR_DEF void seqpar_llama_texts_free(seqpar_llama_text *texts, int64_t count) {
+    int64_t i;
+    for (i = 0; i < count; i++) { SEQPAR_FREE(texts[i].ids); memset(&texts[i], 0, sizeof *texts); }
+}
+
+SEQPAR_DEF seqpar_status seqpar_llama_generate(seqpar_ctx *ctx, seqpar_llama *m, seqpar_llama_text *texts, const seqpar_llama_prompt *prompts,
+                                               int64_t count, const seqpar_llama_sample_desc *d) {
+    seqpar__sampler s;
+    seqpar_status status;
+    int64_t i, growing = 1;
+    SEQPAR__TRY(seqpar__check_sample(ctx->error, &m->config, d, count));
+    for (i = 0; i < count; i++) { memset(&texts[i], 0, sizeof *texts); }
+    for (i = 0; i < count; i++) SEQPAR__TRY(seqpar__check_prompt(ctx->error, &m->config, d, &prompts[i], i));
+    if (count == 0) return SEQPAR_OK;
+    memset(&s, 0, sizeof s);
+    s.ctx = ctx; s.m = m; s.d = d; s.prompts = prompts; s.texts = texts; s.count = count;
+    status = seqpar__sampler_open(&s);
+    while (!status && growing) {
+        status = seqpar__sample_step(&s);
+        growing = s.next < count;
+        for (i = 0; i < s.slots; i++) growing |= s.slot[i].prompt >= 0;
+    }
+    seqpar__sampler_close(&s);
+    if (status) seqpar_llama_texts_free(texts, count);
     return status;
 }
 
