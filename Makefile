@@ -9,7 +9,7 @@ CPPFLAGS += -I. -Ibuild -Idemos -Iverify
 LDLIBS = -lcjson -lm -lpthread -ldl
 
 HEADERS = seqpar.h seqpar_llama.h seqpar_safetensors.h
-DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie train_sft train_dpo train_kto train_rm make_arith compare_runs
+DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie train_sft train_dpo train_kto train_ppo train_rm make_arith compare_runs
 SUITES = slow slow_loss numerics objective fold pack split comm transport device attn truth bits sample memory plan schedule safetensors demos_support headers sanitize faults train readme
 BENCHES = bench_cpu bench_chunks bench_layers bench_ranks
 
