@@ -656,6 +656,7 @@ typedef struct seqpar_softmax_head_args {
     const int32_t *targets;
     void *logp, *entropy, *lse, *smooth;                    /* (rows) accumulator type */
     const void *dlogp, *dentropy, *dsmooth, *dzloss;        /* (rows) accumulator type */
+    double scale;                                           /* all of that is of x scale, 1 / temperature; 0: 1 */
     int gradient;
 } seqpar_softmax_head_args;
 
@@ -922,6 +923,7 @@ typedef struct seqpar_head_values { /* per local token, accumulator type; NULL i
 typedef struct seqpar_head_desc {
     int64_t hidden, vocab;
     int64_t rows_max; /* logits rows held at a time; 0: 256 */
+    double temperature; /* logits are divided by it before anything else; 0: 1 */
 } seqpar_head_desc;
 
 /* Entry A: values of hidden (tokens, hidden) under table (vocab, hidden). Two products' worth of nothing but forward. */
@@ -3410,6 +3412,8 @@ static seqpar_status seqpar__ref_softmax_head(seqpar_device *device, const seqpa
         int live = a->targets[t] != SEQPAR_IGNORE;
         double c = live ? seqpar__seed64(a->dlogp, t) : 0, e = seqpar__seed64(a->dentropy, t);
         double s = live ? seqpar__seed64(a->dsmooth, t) : 0, z = live ? seqpar__seed64(a->dzloss, t) : 0;
+        if (a->scale != 0) for (j = 0; j < a->vocab; j++) x[j] *= a->scale;
+        top = x[0];
         for (j = 1; j < a->vocab; j++) top = fmax(top, x[j]);
         for (j = 0; j < a->vocab; j++) { double p = seqpar_exp(x[j] - top); sum += p; mean += x[j]; px += p * x[j]; }
         lse = top + seqpar_log(sum);
@@ -3422,6 +3426,7 @@ static seqpar_status seqpar__ref_softmax_head(seqpar_device *device, const seqpa
         for (j = 0; a->gradient && j < a->vocab; j++) {
             double p = seqpar_exp(x[j] - lse), hit = live && j == a->targets[t];
             x[j] = c * (hit - p) - e * p * ((x[j] - lse) + entropy) + s * (p - 1.0 / (double)a->vocab) + z * 2.0 * lse * p;
+            if (a->scale != 0) x[j] *= a->scale;
         }
     }
     return SEQPAR_OK;
@@ -4750,11 +4755,19 @@ static void seqpar__cpu_head_gradient(const seqpar_softmax_head_args *a, int64_t
     if (live) h->x[a->targets[t]] += c;
 }
 
+static void seqpar__cpu_head_scale(const seqpar_softmax_head_args *a, float *x) {
+    float scale = (float)a->scale;
+    int64_t j;
+    for (j = 0; scale != 0.0f && j < a->vocab; j++) x[j] *= scale;
+}
+
 static void seqpar__cpu_head_row(const void *args, int64_t t) {
     const seqpar_softmax_head_args *a = (const seqpar_softmax_head_args *)args;
     seqpar__head h;
-    float *x = (float *)a->logits.data + t * a->logits.stride, own = a->targets[t] == SEQPAR_IGNORE ? 0.0f : x[a->targets[t]], total = 0, sum;
+    float *x = (float *)a->logits.data + t * a->logits.stride, own, total = 0, sum;
     double lse, entropy;
+    seqpar__cpu_head_scale(a, x);
+    own = a->targets[t] == SEQPAR_IGNORE ? 0.0f : x[a->targets[t]];
     h.x = x; h.vocab = a->vocab;
     if (a->smooth) {
         seqpar__no_sums(h.sums);
@@ -4770,7 +4783,9 @@ static void seqpar__cpu_head_row(const void *args, int64_t t) {
     if (a->lse) ((float *)a->lse)[t] = (float)lse;
     if (a->entropy) ((float *)a->entropy)[t] = (float)entropy;
     if (a->smooth) ((float *)a->smooth)[t] = (float)(lse - (double)total / (double)a->vocab);
-    if (a->gradient) seqpar__cpu_head_gradient(a, t, &h, (float)lse, (float)entropy, sum);
+    if (!a->gradient) return;
+    seqpar__cpu_head_gradient(a, t, &h, (float)lse, (float)entropy, sum);
+    seqpar__cpu_head_scale(a, x);
 }
 static seqpar_status seqpar__cpu_softmax_head(seqpar_device *device, const seqpar_softmax_head_args *a, void *queue) {
     (void)queue;
@@ -6732,6 +6747,7 @@ static seqpar_status seqpar__head_rows(seqpar_ctx *ctx, void *logits, int64_t fi
     SEQPAR__TRY(dev->matmul(dev, &m, ctx->queue));
     s.logits = m.y;
     s.rows = rows; s.vocab = desc->vocab;
+    s.scale = desc->temperature == 0 ? 0 : 1.0 / desc->temperature;
     s.targets = targets + first;
     s.logp = seqpar__offset(values->logp, first, acc);
     s.entropy = seqpar__offset(values->entropy, first, acc);
@@ -6752,6 +6768,7 @@ static int64_t seqpar__head_rows_max(const seqpar_head_desc *desc) { return desc
 static seqpar_status seqpar__check_head(seqpar_error *error, const seqpar_head_desc *desc) {
     if (desc->hidden <= 0 || desc->vocab <= 0)
         return seqpar_fail(error, SEQPAR_ERR_SIZE, "the head has hidden %lld and vocab %lld; both must be positive", (long long)desc->hidden, (long long)desc->vocab);
+    if (!(desc->temperature >= 0) || desc->temperature > 1e30) return seqpar_fail(error, SEQPAR_ERR_OPTION, "the temperature of the head is %g; give a positive number, 0 for 1", desc->temperature);
     return SEQPAR_OK;
 }
 

@@ -61,6 +61,7 @@ typedef struct seqpar_llama_run { /* how the work is done; changes no bit (strip
     int64_t head_rows;       /* logits rows held at a time; 0: 256 */
     int64_t ulysses_size;    /* ranks that exchange tokens for heads; 0: 1, or by schedule */
     int relaxed;             /* attention as in seqpar_attn_desc.relaxed */
+    double temperature;      /* of log-probs and entropy, that of the sampling; 0: 1. It does change the numbers */
 } seqpar_llama_run;
 
 typedef struct seqpar_llama_layer { seqpar_buffer x, q, k, v, out, lse, x2, gate, up, rstd1, rstd2; } seqpar_llama_layer;
@@ -616,7 +617,7 @@ static seqpar_head_values seqpar__llama_head_values(const seqpar_llama_batch *b)
 }
 static seqpar_head_desc seqpar__llama_head_desc(const seqpar_llama *m, const seqpar_llama_batch *b) {
     seqpar_head_desc d;
-    d.hidden = m->config.hidden; d.vocab = m->config.vocab; d.rows_max = b->run.head_rows;
+    d.hidden = m->config.hidden; d.vocab = m->config.vocab; d.rows_max = b->run.head_rows; d.temperature = b->run.temperature;
     return d;
 }
 

@@ -585,6 +585,7 @@ static int demo_ppo_load(const demo_job *job, demo_dataset *set, const char *pat
 static int demo_ppo_prepare(demo_job *job, char *error, size_t size) {
     const demo_ppo_config *p = job->options;
     job->config.max_len = p->prompt_max_len + p->generate_max_len;
+    job->temperature = p->temperature;
     if (job->config.load_checkpoint || job->config.save_steps > 0) return snprintf(error, size, "train_ppo keeps no checkpoints; leave load_checkpoint and save_steps away"), -1;
     if (!job->config.dataset) return snprintf(error, size, "no prompts; give --prompt_data FILE"), -1;
     if (p->reward_rule && strcmp(p->reward_rule, "last_number")) return snprintf(error, size, "reward_rule %s is unknown; use last_number", p->reward_rule), -1;

@@ -100,6 +100,7 @@ typedef struct {
     int64_t usable_count, total_steps, rounds, warmup; /* rounds: what progress counts */
     seqpar_llama_config model;
     int layout, schedule, lr_kind;
+    double temperature;   /* of log-probs; 0: 1 */
     int64_t dp;
 } demo_job;
 
@@ -277,7 +278,7 @@ static int64_t demo_accumulation(const demo_job *job, int64_t rows) {
 }
 
 static seqpar_llama_run demo_run_desc(const demo_job *job) {
-    seqpar_llama_run run = {.layout = job->layout, .schedule = job->schedule, .heads_k_stride = job->config.ring_head_stride, .ulysses_size = job->config.ulysses_size, .relaxed = job->config.relaxed_attention, .recompute = job->config.gradient_checkpointing};
+    seqpar_llama_run run = {.layout = job->layout, .schedule = job->schedule, .heads_k_stride = job->config.ring_head_stride, .ulysses_size = job->config.ulysses_size, .relaxed = job->config.relaxed_attention, .temperature = job->temperature, .recompute = job->config.gradient_checkpointing};
     return run;
 }
 

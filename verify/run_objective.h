@@ -22,7 +22,7 @@ typedef struct objective_task { /* what to do; documents 2i and 2i + 1 are a pai
     double *reference;        /* (documents) log-prob sums to use instead of computing them; NULL: compute */
     const double *start;      /* parameters to begin with; NULL: from the seed */
     uint64_t seed;
-    double lr;
+    double lr, temperature;   /* of log-probs; 0: 1 */
 } objective_task;
 
 typedef struct objective_result {
@@ -121,7 +121,7 @@ typedef struct objective_micro { /* the local tokens: what was computed, and wha
 
 static seqpar_status objective_forward(objective_rank *r, objective_micro *m) {
     const objective_task *t = r->job->task;
-    seqpar_llama_run run = {.layout = r->job->way->layout, .schedule = r->job->way->schedule, .ulysses_size = r->job->way->ulysses_size, .recompute = r->job->way->recompute};
+    seqpar_llama_run run = {.layout = r->job->way->layout, .schedule = r->job->way->schedule, .ulysses_size = r->job->way->ulysses_size, .recompute = r->job->way->recompute, .temperature = t->temperature};
     seqpar_llama_batch ref;
     seqpar_status status = seqpar_llama_open_batch(r->ctx, &r->policy, &m->b, m->rows, m->count, &run);
     int64_t n = m->b.tokens;

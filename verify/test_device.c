@@ -130,7 +130,10 @@ static double *packed(const field *f, const double *from) {
 }
 
 static double field_distance(const field *f, const double *got, const double *want) {
-    double *a = packed(f, got), *b = packed(f, want), d = test_distance(a, b, f->rows * f->width);
+    double *a = packed(f, got), *b = packed(f, want), d;
+    int64_t i;
+    for (i = 0; !strcmp(f->name, "entropy") && i < f->rows * f->width; i++) { a[i] += 1; b[i] += 1; } /* near 0 it is the difference of numbers of size 1 */
+    d = test_distance(a, b, f->rows * f->width);
     free(a);
     free(b);
     return d;
@@ -883,8 +886,8 @@ static seqpar_status call_attn_return(seqpar_device *device, const bench *b) {
     return device->attn_return(device, &a, NULL);
 }
 
-/* Element (token t of the piece, head h of the range, i) of one value, dk or dv. */
-static double returned(const double *value, int64_t count, int is_v, int64_t t, int64_t h, int64_t i) { return value[((is_v * count + t) * RETURN_HEADS + h) * RETURN_DIM + i]; }
+/* Element (token t of the piece, head h of the range, i) of one value: for each head dk, then dv. */
+static double returned(const double *value, int64_t count, int is_v, int64_t t, int64_t h, int64_t i) { return value[((h * 2 + is_v) * count + t) * RETURN_DIM + i]; }
 
 static double *plain_return(const bench *b, int is_v) {
     double *want = packed(&b->field[is_v ? RETURN_DV : RETURN_DK], b->field[is_v ? RETURN_DV : RETURN_DK].value);

@@ -351,6 +351,7 @@ static int64_t slow_tokens(const objective_task *t, const slow_complex *theta, c
         slow_complex *logits = calloc((size_t)(2 * row->tokens * config.vocab), sizeof *logits), *ref = logits + row->tokens * config.vocab;
         slow_logits(&config, theta, &s, logits);
         if (objective_needs_reference(t)) slow_logits(&config, ref_theta, &s, ref);
+        for (int64_t k = 0; t->temperature > 0 && k < 2 * row->tokens * config.vocab; k++) logits[k] /= t->temperature;
         for (int64_t k = 0; k < row->tokens; k++) {
             objective_token place = objective_place(row, k);
             int last = t->kind == OBJECTIVE_RM && (k + 1 == row->tokens || objective_place(row, k + 1).document != place.document);
@@ -402,11 +403,12 @@ static slow_complex slow_objective_loss(const objective_task *t, const slow_comp
     return sum;
 }
 
-static void test_truth(int kind) {
+static void test_truth(int kind, double temperature) {
     objective_way way = {.dp = 1, .sp = 3, .accumulation = 1, .layout = SEQPAR_ZIGZAG, .reference_device = 1};
     objective_task t;
     objective_result r;
     objective_task_open(&t, kind, 2, 20, 50, 31);
+    t.temperature = temperature;
     objective_run(&t, &way, &r);
     slow_config config = slow_config_of(&t.config);
     slow_complex *theta = slow_dense(&t, r.start), *ref = slow_dense(&t, r.reference_start), *gradient = slow_dense(&t, r.gradient);
@@ -429,7 +431,7 @@ static void test_truth(int kind) {
     free(theta); free(ref); free(gradient);
     objective_result_free(&r);
     objective_task_close(&t);
-    test_end("objective_%s_truth", objective_names[kind]);
+    test_end("objective_%s_truth%s", objective_names[kind], temperature > 0 ? " at a temperature" : "");
 }
 
 /* Whole gradients against differences of the loss along random directions, in fp64, on two ranks. */
@@ -468,7 +470,9 @@ int main(int argc, char **argv) {
     test_identities();
     test_refused();
     test_derivatives();
-    for (int kind = 0; kind < OBJECTIVES; kind++) test_truth(kind);
+    for (int kind = 0; kind < OBJECTIVES; kind++) test_truth(kind, 0);
+    test_truth(OBJECTIVE_POLICY, 0.7);
+    test_truth(OBJECTIVE_GRPO, 1.3);
     for (int kind = 0; kind < OBJECTIVES; kind++) test_gradient(kind);
     for (int kind = 0; kind < OBJECTIVES; kind++) { test_contract(kind, 1); test_contract(kind, 0); }
     return test_summary();
