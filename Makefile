@@ -9,9 +9,9 @@ CPPFLAGS += -I. -Ibuild -Idemos -Iverify
 LDLIBS = -lcjson -lm -lpthread -ldl
 
 HEADERS = seqpar.h seqpar_llama.h seqpar_safetensors.h
-DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie train_sft train_dpo train_kto train_rm make_arith compare_runs
-SUITES = slow slow_loss numerics objective fold pack split comm transport device attn truth bits sample memory plan schedule safetensors demos_support headers sanitize faults train readme
-BENCHES = bench_cpu bench_layers bench_ranks bench_sample
+DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie train_sft train_dpo train_kto train_ppo train_rm make_arith compare_runs
+SUITES = slow slow_loss numerics objective fold pack split comm transport device attn truth bits sample memory plan schedule safetensors demos_support headers sanitize faults train post readme
+BENCHES = bench_cpu bench_chunks bench_layers bench_ranks bench_sample
 
 .PHONY: demo verify check check-all demos bench readme setup clean help
 help:
@@ -31,7 +31,7 @@ verify: setup build/verify_sp
 	@build/verify_sp
 
 check: setup
-	@$(MAKE) --no-print-directory -j2 $(DEMOS:%=build/%) build/verify_sp $(filter-out build/test_headers build/test_sanitize build/test_faults build/test_train build/test_readme,$(SUITES:%=build/test_%))
+	@$(MAKE) --no-print-directory -j2 $(DEMOS:%=build/%) build/verify_sp $(filter-out build/test_headers build/test_sanitize build/test_faults build/test_train build/test_post build/test_readme,$(SUITES:%=build/test_%))
 	@bash ci/run.sh $(SUITES)
 
 check-all: export TEST_ALL = 1
@@ -40,10 +40,7 @@ check-all: check
 demos: $(DEMOS:%=build/%)
 
 bench: setup $(BENCHES:%=build/%) build/peer_blas
-	@build/bench_cpu
-	@build/bench_layers
-	@build/bench_ranks
-	@build/bench_sample
+	@for bench in $(BENCHES); do build/$$bench || exit 1; done
 
 readme: build/02_layouts build/test_attn build/test_plan
 	@bash ci/sample.sh

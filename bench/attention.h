@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* Attention of one document, chunks of 128, on any number of ranks: what bench_cpu and bench_ranks open, call and compare. */
+/* Attention of one document on any number of ranks: what bench_cpu, bench_chunks and bench_ranks open, call and compare. */
 
 enum { CHUNK = 128, TENSORS = 9 };
 enum { Q, K, V, DOUT, OUT, LSE, DQ, DK, DV };
@@ -33,14 +33,14 @@ static inline int64_t tensor_width(const seqpar_attn_desc *d, int tensor) {
 
 /* The inputs are those of one rank, whoever holds them: numbers by token, of which this rank takes its own. The device is closed
    with the rest. */
-static inline void attention_open(attention *a, seqpar_comm *world, seqpar_device *device, int64_t tokens, seqpar_attn_desc desc) {
+static inline void attention_open(attention *a, seqpar_comm *world, seqpar_device *device, int64_t tokens, int64_t chunk, seqpar_attn_desc desc) {
     const seqpar_share *mine;
     int64_t n, count;
     int i;
     memset(a, 0, sizeof *a);
     a->desc = desc;
     a->cu[1] = tokens;
-    a->row = (seqpar_row){.tokens = tokens, .padded = tokens, .chunks = tokens / CHUNK, .docs = 1, .cu_seqlens = a->cu};
+    a->row = (seqpar_row){.tokens = tokens, .padded = tokens, .chunks = tokens / chunk, .docs = 1, .cu_seqlens = a->cu};
     a->device = device;
     if (seqpar_ctx_open(&a->ctx, world, device, world->size) || seqpar_attn_open(&a->ctx, &a->attn, &a->row, 1, &desc)) { fprintf(stderr, "%s\n", world->error->text); exit(1); }
     mine = seqpar_attn_share(a->attn);

@@ -162,8 +162,8 @@ static void bench_attention(report *r, int64_t tokens, seqpar_attn_desc desc) {
     timing t[2];
     seqpar_comm *self = seqpar_comm_self();
     find_peak();
-    attention_open(&fast, self, seqpar_device_cpu(1), tokens, desc);
-    attention_open(&slow, self, seqpar_device_reference(), tokens, desc);
+    attention_open(&fast, self, seqpar_device_cpu(1), tokens, CHUNK, desc);
+    attention_open(&slow, self, seqpar_device_reference(), tokens, CHUNK, desc);
     forward_call(&fast); backward_call(&fast);
     forward_call(&slow); backward_call(&slow);
     error[0] = attention_error(&fast, &slow, OUT, LSE);

@@ -40,7 +40,7 @@ static seqpar_status rank_main(seqpar_comm *world, void *user) {
     way *w = user;
     attention a;
     int pass, run;
-    attention_open(&a, world, seqpar_device_cpu(w->threads), TOKENS, w->desc);
+    attention_open(&a, world, seqpar_device_cpu(w->threads), TOKENS, CHUNK, w->desc);
     forward_call(&a); /* warm, and what the backward pass needs */
     backward_call(&a);
     if (w->check) gather_results(w, &a);

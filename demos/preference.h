@@ -225,10 +225,10 @@ static const demo_objective demo_dpo = {.unit = "pairs", .weight = "pairs", .mea
 
 /* ---- reward model: the score of a response's last token ---- */
 
-/* scores (documents): that of the last token, which one rank holds. last (tokens): is this token one? */
-static seqpar_status demo_last_scores(demo_rank *r, seqpar_llama_batch *b, const seqpar_row *rows, int64_t documents, double *scores, double *last) {
+/* What this rank adds to the scores of documents: that of their last token, which one rank holds. last (tokens): is this token one? */
+static seqpar_status demo_last_terms(demo_rank *r, seqpar_llama_batch *b, const seqpar_row *rows, seqpar_segments *segments, double *last) {
     double *terms = calloc((size_t)b->tokens + 1, sizeof *terms);
-    seqpar_segments segments = {.width = 1};
+    segments->width = 1;
     seqpar_device_read(r->device, terms, b->score.data, 0, b->tokens);
     for (int64_t i = 0; i < b->share->count; i++) {
         const seqpar_piece *p = &b->share->pieces[i];
@@ -238,10 +238,15 @@ static seqpar_status demo_last_scores(demo_rank *r, seqpar_llama_batch *b, const
         }
     }
     for (int64_t t = 0; t < b->tokens; t++) if (last[t] == 0.0) terms[t] = 0.0;
-    seqpar_status status = seqpar_segments_add(r->ctx.error, &segments, terms, rows, b->share);
+    seqpar_status status = seqpar_segments_add(r->ctx.error, segments, terms, rows, b->share);
+    free(terms);
+    return status;
+}
+static seqpar_status demo_last_scores(demo_rank *r, seqpar_llama_batch *b, const seqpar_row *rows, int64_t documents, double *scores, double *last) {
+    seqpar_segments segments = {0};
+    seqpar_status status = demo_last_terms(r, b, rows, &segments, last);
     if (!status) status = seqpar_segments_sum(r->ctx.sp, scores, documents, &segments);
     seqpar_segments_free(&segments);
-    free(terms);
     return status;
 }
 

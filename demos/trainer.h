@@ -97,7 +97,7 @@ typedef struct {
     const char **score;   /* the option that names the score head; NULL: a language model */
     demo_dataset train, eval;
     int64_t *usable;      /* training units whose documents all have a target, in file order */
-    int64_t usable_count, total_steps, warmup;
+    int64_t usable_count, total_steps, rounds, warmup; /* rounds: what progress counts */
     seqpar_llama_config model;
     int layout, schedule, lr_kind;
     int64_t dp;
@@ -145,6 +145,10 @@ struct demo_objective {
     seqpar_status (*rows)(demo_rank *r, demo_window *w, int64_t first, int64_t count, int64_t micro);
     /* Means over the window, the same on all ranks, and their weight. Collective over the world. */
     seqpar_status (*total)(demo_rank *r, demo_window *w, double *means, double *weight);
+    /* Where steps are not drawn from the documents in turn: */
+    int (*prepare)(demo_job *job, char *error, size_t size); /* before data is read; NULL: nothing */
+    void (*count)(demo_job *job);                            /* sets total_steps and rounds */
+    seqpar_status (*train)(demo_rank *r);                    /* the whole of it */
 };
 
 
@@ -229,15 +233,19 @@ static int demo_job_data(demo_job *job, char *error, size_t size) {
 static void demo_job_steps(demo_job *job) {
     static const char *const kinds[] = {"constant", "linear", "cosine", "cosine_with_min_lr"};
     demo_config *c = &job->config;
-    if (c->train_batch_size > job->usable_count) c->train_batch_size = job->usable_count;
-    int64_t per_epoch = job->usable_count / c->train_batch_size;
-    job->total_steps = c->max_steps > 0 ? c->max_steps : (int64_t)ceil(c->max_epochs * (double)per_epoch);
+    if (job->objective->count) job->objective->count(job);
+    else {
+        if (c->train_batch_size > job->usable_count) c->train_batch_size = job->usable_count;
+        int64_t per_epoch = job->usable_count / c->train_batch_size;
+        job->rounds = job->total_steps = c->max_steps > 0 ? c->max_steps : (int64_t)ceil(c->max_epochs * (double)per_epoch);
+    }
     job->warmup = c->warmup_steps >= 0 ? c->warmup_steps : (int64_t)ceil(c->lr_warmup_ratio * (double)job->total_steps);
     job->lr_kind = demo_pick(c->lr_scheduler, kinds, 4);
 }
 
 /* Fills the job from parsed options. Returns 0, or -1 with one sentence. */
 static int demo_job_open(demo_job *job, char *error, size_t size) {
+    if (job->objective->prepare && job->objective->prepare(job, error, size)) return -1;
     if (demo_pick_attention(job, error, size) || demo_job_world(job, error, size) || demo_job_model(job, error, size) || demo_job_data(job, error, size)) return -1;
     demo_job_steps(job);
     return 0;
@@ -513,12 +521,12 @@ static void demo_say_totals(demo_rank *r) {
         return;
     }
     if (r->job->config.json) {
-        printf("{\"steps\": %lld, \"loss_first\": %.17g, \"loss_last\": %.17g, \"grad_norm\": %.17g, \"tokens_per_second\": %.1f", (long long)r->step, first, last, r->norm_last, speed);
+        printf("{\"steps\": %lld, \"%s_first\": %.17g, \"%s_last\": %.17g, \"grad_norm\": %.17g, \"tokens_per_second\": %.1f", (long long)r->step, r->job->objective->column[0], first, r->job->objective->column[0], last, r->norm_last, speed);
         if (evaluated) printf(", \"eval_loss\": %.17g", r->eval_means[0]);
         printf("}\n");
         return;
     }
-    printf("loss %.6f -> %.6f, gradient norm %.6f, %.0f tokens/s, model in %s\n", first, last, r->norm_last, speed, r->job->config.save_path);
+    printf("%s %.6f -> %.6f, gradient norm %.6f, %.0f tokens/s, model in %s\n", r->job->objective->column[0], first, last, r->norm_last, speed, r->job->config.save_path);
     if (evaluated) printf("evaluation loss %.6f%s\n", r->eval_means[0], r->job->objective->measure);
 }
 
@@ -527,8 +535,8 @@ static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
     memset(&r, 0, sizeof r);
     r.job = user;
     seqpar_status status = demo_rank_open(&r, world);
-    if (world->rank == 0) demo_progress_begin(&r.progress, r.step, r.job->total_steps, r.job->config.logging_steps);
-    if (!status) status = demo_train(&r);
+    if (world->rank == 0) demo_progress_begin(&r.progress, r.step, r.job->rounds, r.job->config.logging_steps);
+    if (!status) status = r.job->objective->train ? r.job->objective->train(&r) : demo_train(&r);
     if (!status && world->rank == 0) demo_say_totals(&r);
     if (status && world->rank == 0) demo_progress_end(&r.progress);
     if (r.metrics) fclose(r.metrics);

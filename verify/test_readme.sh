@@ -56,7 +56,7 @@ build/04_own_transport > $out/processes.txt && tail -n 1 $out/processes.txt | gr
 [ "$(awk '/^static seqpar_status rank_main/,/^}/' demos/05_attention.c | wc -l)" -le 40 ] && build/05_attention > $out/attention.txt && ok attention_demo || fail attention_demo "$(tail -n 1 $out/attention.txt)"
 
 # every option the README names is known
-for trainer in sft dpo kto rm; do build/train_$trainer --help; done > $out/help.txt
+for trainer in sft dpo kto rm ppo; do build/train_$trainer --help; done > $out/help.txt
 unknown=$(grep -oE -- '--[a-z][a-z_]+' README.md | sort -u | while read -r o; do grep -qE -- "$o( |$)" $out/help.txt || [ "$o" = --help ] || echo "$o"; done)
 [ -z "$unknown" ] && ok readme_options || fail readme_options "not in --help: $unknown"
 for f in $(grep -oE '`(demos|verify|ci|bench)/[a-zA-Z0-9_./]+`' README.md | tr -d '`' | sort -u); do [ -e "$f" ] || missing="$missing $f"; done

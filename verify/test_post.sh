@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Unlicense
+# The stages after SFT as a user meets them: DPO, KTO, reward model, PPO, each on one rank and in other worlds, and what they refuse.
+cd "$(dirname "$0")/.." || exit 1
+out=build/test_post
+rm -rf $out; mkdir -p $out
+passed=0 failed=0
+ok() { echo "ok $1"; passed=$((passed + 1)); }
+fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
+
+build/make_arith $out/arith.jsonl 120 5 >/dev/null
+build/make_arith $out/eval.jsonl 12 6 >/dev/null
+awk '{ sub(/"wrong": .*/, ""); label = NR % 3 ? "true" : "false"; print $0 "\"label\": " label "}" }' $out/arith.jsonl > $out/labelled.jsonl
+shape="--packing_samples --max_len 200 --pack_len 420 --num_hidden_layers 1 --hidden_size 32 --num_attention_heads 4 --logging_steps 1000"
+build/train_sft --dataset $out/arith.jsonl --input_key question --output_key answer $shape --train_batch_size 12 --max_steps 12 --learning_rate 5e-3 --save_path $out/sft >$out/sft.log 2>&1 || fail post_sft "$(tail -n 1 $out/sft.log)"
+pairs="--dataset $out/arith.jsonl --eval_dataset $out/eval.jsonl --prompt_key question --chosen_key answer --rejected_key wrong --train_batch_size 6 --max_steps 3"
+labelled="--dataset $out/labelled.jsonl --input_key question --output_key answer --train_batch_size 8 --max_steps 3"
+prompts="--prompt_data $out/arith.jsonl --input_key question --label_key answer --prompt_max_len 160 --generate_max_len 24 --rollout_batch_size 6 --train_batch_size 6 --max_steps 4"
+
+# run NAME TRAINER OPTIONS...
+run() { local name=$1 trainer=$2; shift 2; build/train_$trainer $shape --micro_train_batch_size 2 --pretrain $out/sft --lr_scheduler constant --warmup_steps 0 --save_path $out/$name --ckpt_path $out/$name/ckpt --metrics_path $out/$name.jsonl "$@" >$out/$name.log 2>&1; }
+losses() { sed -E 's/, "(tokens_per_second|generate_seconds).*//' "$1"; }
+worlds=("--ring_attn_size 4" "--ring_attn_size 2 --data_parallel_size 2 --zero_stage 1 --schedule llama3" "--data_parallel_size 3 --gradient_checkpointing" "--ring_attn_size 3 --schedule ulysses --gradient_accumulation_steps 4")
+# same STAGE TRAINER OPTIONS...: one rank, then every world; weights and metrics to the bit
+same() {
+    local stage=$1 trainer=$2 i=0 world; shift 2
+    run $stage.one $trainer "$@" || { fail "post_$stage" "$(tail -n 1 $out/$stage.one.log)"; return; }
+    if cmp -s $out/$stage.one/model.safetensors $out/sft/model.safetensors; then fail "post_$stage" "nothing was learnt"; return; fi
+    for world in "${worlds[@]}"; do
+        i=$((i + 1))
+        if ! run $stage.$i $trainer "$@" $world; then fail "post_$stage $world" "$(tail -n 1 $out/$stage.$i.log)"
+        elif ! cmp -s $out/$stage.$i/model.safetensors $out/$stage.one/model.safetensors; then fail "post_$stage $world" "weights differ"
+        elif [ "$(losses $out/$stage.$i.jsonl)" != "$(losses $out/$stage.one.jsonl)" ]; then fail "post_$stage $world" "metrics differ"
+        else ok "post_$stage $world"; fi
+    done
+}
+same dpo dpo $pairs --learning_rate 2e-3
+same ipo dpo $pairs --learning_rate 2e-4 --pref_loss ipo --nll_loss_coef 0.2
+same simpo dpo $pairs --learning_rate 2e-3 --pref_loss simpo --beta 2 --label_smoothing 0.1
+same rm rm $pairs --learning_rate 2e-3
+same kto kto $labelled --learning_rate 2e-3 --beta 0.1 --undesirable_loss_weight 1.3
+same grpo ppo $prompts --reward_rule last_number --advantage_estimator group_norm --n_samples_per_prompt 2 --use_kl_loss --kl_estimator k3 --max_epochs 2
+same ppo ppo $prompts --reward_pretrain $out/rm.one --entropy_loss_coef 0.01 --kl_target 0.1
+same reinforce ppo $prompts --reward_pretrain $out/rm.one --advantage_estimator reinforce --gamma 0.9 --top_p 0.9 --top_k 20
+
+# what the first step must say
+first() { head -n 1 $out/$1.jsonl | sed -nE "s/.*\"$2\": ([-0-9.e+]*).*/\1/p"; }
+for stage in dpo.one dpo.1 dpo.2; do [ "$(first $stage loss)" = 0.69314718055994529 ] && ok "post_first_loss_$stage" || fail "post_first_loss_$stage" "$(first $stage loss)"; done
+[ "$(first kto.one loss)" = 0.5 ] || awk "BEGIN { exit !($(first kto.one loss) > 0.4) }" && ok post_kto_first || fail post_kto_first "$(first kto.one loss)"
+for stage in grpo.one ppo.one; do [ "$(first $stage kl)" = 0 ] && ok "post_first_kl_$stage" || fail "post_first_kl_$stage" "$(first $stage kl)"; done
+grep -q 'LlamaForSequenceClassification' $out/rm.one/config.json && ok post_rm_classifier || fail post_rm_classifier "$(head -n 2 $out/rm.one/config.json)"
+[ -f $out/ppo.one/critic/model.safetensors ] && cmp -s $out/ppo.one/critic/model.safetensors $out/ppo.1/critic/model.safetensors && ok post_critic || fail post_critic "critics differ or are missing"
+
+# resume: stopped after two steps, at another world size
+for stage in "dpo $pairs --learning_rate 2e-3" "rm $pairs --learning_rate 2e-3" "kto $labelled --learning_rate 2e-3 --beta 0.1 --undesirable_loss_weight 1.3"; do
+    trainer=${stage%% *} options=${stage#* }
+    run $trainer.half $trainer $options --max_steps 2 --save_steps 2 --ring_attn_size 2 && run $trainer.half $trainer $options --load_checkpoint --data_parallel_size 2 &&
+        cmp -s $out/$trainer.half/model.safetensors $out/$trainer.one/model.safetensors && ok "post_resume_$trainer" || fail "post_resume_$trainer" "$(tail -n 1 $out/$trainer.half.log)"
+done
+
+# refused: one sentence, a code, nothing written
+refuse() { # NAME TRAINER PATTERN OPTIONS...
+    local name=$1 trainer=$2 pattern=$3 code lines; shift 3
+    rm -rf $out/refused
+    timeout 60 build/train_$trainer --save_path $out/refused "$@" >$out/refused.log 2>&1
+    code=$?
+    lines=$(grep -c '^error: ' $out/refused.log)
+    if [ $code -eq 0 ] || [ $code -ge 124 ]; then fail "refuse_$name" "exit code $code"
+    elif [ "$lines" -ne 1 ] || ! grep -qE "$pattern" $out/refused.log; then fail "refuse_$name" "$(head -c 300 $out/refused.log)"
+    elif [ -e $out/refused/model.safetensors ]; then fail "refuse_$name" "wrote a model all the same"
+    else ok "refuse_$name"; fi
+}
+printf '{"question": "a", "answer": "b", "wrong": ""}\n' > $out/empty.jsonl
+refuse dpo_beta dpo 'beta' $pairs --beta 0
+refuse dpo_loss dpo 'pref_loss' $pairs --pref_loss best
+refuse dpo_smoothing dpo 'label_smoothing' $pairs --pref_loss ipo --label_smoothing 0.2
+refuse dpo_key dpo 'nothing' $pairs --rejected_key nothing
+refuse dpo_empty dpo ':1: ' --dataset $out/empty.jsonl --prompt_key question --chosen_key answer --rejected_key wrong
+refuse dpo_reference dpo 'nowhere' $pairs --ref_pretrain $out/nowhere
+refuse kto_one kto 'train_batch_size' $labelled --train_batch_size 1
+refuse rm_margin rm 'margin' $pairs --margin_loss
+refuse rm_head rm 'score head' $pairs --value_head_prefix ''
+refuse ppo_reward ppo 'reward' $prompts
+refuse ppo_rule ppo 'label_key' --prompt_data $out/arith.jsonl --input_key question --reward_rule last_number
+refuse ppo_group ppo 'n_samples_per_prompt' $prompts --reward_rule last_number --advantage_estimator rloo
+refuse ppo_prompts ppo 'rollout_batch_size' $prompts --reward_rule last_number --rollout_batch_size 1000
+refuse ppo_no_data ppo 'prompt_data' --reward_rule last_number
+refuse ppo_resume ppo 'checkpoint' $prompts --reward_rule last_number --load_checkpoint
+
+echo "$passed passed, $failed failed"
+[ $failed -eq 0 ]
