@@ -11,7 +11,7 @@ LDLIBS = -lcjson -lm -lpthread -ldl
 HEADERS = seqpar.h seqpar_llama.h seqpar_safetensors.h
 DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie train_sft train_dpo train_kto train_ppo train_rm make_arith compare_runs
 SUITES = slow slow_loss numerics objective fold pack split comm transport device attn truth bits sample memory plan schedule safetensors demos_support headers sanitize faults train post readme
-BENCHES = bench_cpu bench_chunks bench_layers bench_ranks
+BENCHES = bench_cpu bench_chunks bench_layers bench_ranks bench_sample
 
 .PHONY: demo verify check check-all demos bench readme setup clean help
 help:

@@ -906,8 +906,11 @@ static void seqpar__heap_sink(const double *x, int32_t *heap, int64_t count, int
     heap[i] = id;
 }
 
-/* Takes the likeliest ids to the end of the heap, at most `limit`, until their weights reach `goal`. Returns how many. */
-static int64_t seqpar__heap_take(seqpar__sampler *s, int64_t limit, double goal) {
+/* What a probability is in proportion to; of the likeliest 1 */
+static double seqpar__weight(const seqpar__sampler *s, int32_t id, int32_t best) { return seqpar_exp((s->x[id] - s->x[best]) / s->d->temperature); }
+
+/* Weighs the likeliest ids and takes them to the end of the heap, at most `limit`, until their weights reach `goal`. Returns how many. */
+static int64_t seqpar__heap_take(seqpar__sampler *s, int32_t best, int64_t limit, double goal) {
     int64_t vocab = s->m->config.vocab, i, taken;
     double sum = 0;
     for (i = 0; i < vocab; i++) s->heap[i] = (int32_t)i;
@@ -917,7 +920,7 @@ static int64_t seqpar__heap_take(seqpar__sampler *s, int64_t limit, double goal)
         s->heap[0] = s->heap[vocab - 1 - taken];
         s->heap[vocab - 1 - taken] = top;
         seqpar__heap_sink(s->x, s->heap, vocab - 1 - taken, 0);
-        sum += s->weight[top];
+        sum += s->weight[top] = seqpar__weight(s, top, best);
     }
     return taken;
 }
@@ -944,11 +947,11 @@ static int32_t seqpar__draw(seqpar__sampler *s, int32_t best, double u) {
     int64_t vocab = s->m->config.vocab, left = vocab, i;
     int few = d->top_k > 0 && d->top_k < vocab, ranked = few || d->top_p < 1;
     double sum;
-    for (i = 0; i < vocab; i++) s->weight[i] = seqpar_exp((s->x[i] - s->x[best]) / d->temperature);
-    if (few) left = seqpar__heap_take(s, d->top_k, HUGE_VAL);
+    for (i = 0; !few && i < vocab; i++) s->weight[i] = seqpar__weight(s, (int32_t)i, best);
+    if (few) left = seqpar__heap_take(s, best, d->top_k, HUGE_VAL);
     if (d->top_p < 1) {
         double goal = d->top_p * seqpar__ranked_sum(s, left, few);
-        left = few ? seqpar__ranked_until(s, left, goal) : seqpar__heap_take(s, vocab, goal);
+        left = few ? seqpar__ranked_until(s, left, goal) : seqpar__heap_take(s, best, vocab, goal);
     }
     u *= seqpar__ranked_sum(s, left, ranked);
     for (i = 0, sum = 0; i + 1 < left; i++) {

@@ -309,6 +309,36 @@ static seqpar_status call_matmul_dx(seqpar_device *device, const bench *b) {
     return call_matmul(device, &back);
 }
 
+/* A row has the same bits alone, and in the company of any number of others; few rows are computed in other ways than many. */
+static void check_matmul_company(void) {
+    static const int64_t sizes[][2] = {{16, 64}, {15, 63}, {97, 36}, {130, 301}, {1, 8}}, rows[] = {1, 2, 3, 5, 8, 15, 16, 17, 24, 40, 73};
+    enum { ALL = 80 };
+    const uint64_t state = test_state; /* the other tests keep their numbers */
+    size_t i, k, at;
+    for (i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        int64_t out = sizes[i][0], in = sizes[i][1], r, n;
+        float *x = malloc((size_t)(ALL * in) * 4), *w = malloc((size_t)(out * in) * 4), *start = malloc((size_t)(ALL * out) * 4), *all = malloc((size_t)(ALL * out) * 4), *few = malloc((size_t)(ALL * out) * 4);
+        for (n = 0; n < ALL * in; n++) x[n] = (float)test_normal();
+        for (n = 0; n < out * in; n++) w[n] = (float)test_normal();
+        for (n = 0; n < ALL * out; n++) start[n] = (float)test_normal();
+        for (n = 0; n < 2; n++) {
+            seqpar_matmul_args a = {{all, out}, {x, in}, {w, in}, ALL, out, in, 0, (int)n};
+            memcpy(all, start, (size_t)(ALL * out) * 4);
+            fast->matmul(fast, &a, NULL);
+            for (k = 0; k < sizeof rows / sizeof *rows; k++)
+                for (at = 0; at < 2; at++) {
+                    r = at ? ALL - rows[k] : 0;
+                    memcpy(few, start + r * out, (size_t)(rows[k] * out) * 4);
+                    a.y.data = few; a.x.data = x + r * in; a.rows = rows[k];
+                    (at ? fast_threads : fast)->matmul(at ? fast_threads : fast, &a, NULL);
+                    test_expect(!memcmp(few, all + r * out, (size_t)(rows[k] * out) * 4), "%lld rows of %lld x %lld differ from the same among %d", (long long)rows[k], (long long)out, (long long)in, ALL);
+                }
+        }
+        free(x); free(w); free(start); free(all); free(few);
+    }
+    test_state = state;
+}
+
 static void check_matmul(void) {
     static const int64_t sizes[][3] = {{7, 5, 11}, {1, 1, 1}, {101, 263, 307}, {13, 33, 257}};
     size_t i;
@@ -319,6 +349,7 @@ static void check_matmul(void) {
         if (i == 0) expect_derivative(&b, &c, INPUT, DINPUT, 0);
         bench_free(&b);
     }
+    check_matmul_company();
 }
 
 /* ---- an own product in the place of ours ---- */
