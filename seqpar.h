@@ -1862,7 +1862,7 @@ static seqpar_status seqpar__check_split(seqpar_error *error, const seqpar_row *
 static seqpar_piece seqpar__chunk_piece(const seqpar_row *row, int64_t chunk, int layout, int64_t sp_size, int64_t sp_rank) {
     seqpar_piece p;
     int64_t begin = seqpar_grid_begin(row->padded, row->chunks, chunk);
-    int64_t end = SEQPAR__MIN(seqpar_grid_begin(row->padded, row->chunks, chunk + 1), row->tokens); /* pads: nobody's */
+    int64_t end = SEQPAR__MIN(seqpar_grid_begin(row->padded, row->chunks, chunk + 1), SEQPAR__FAULT(65) ? row->padded : row->tokens); /* pads: nobody's; fault: somebody's */
     memset(&p, 0, sizeof p);
     p.chunk = chunk;
     p.leaf = seqpar__leaf(row->index, chunk, layout, sp_size, sp_rank);
@@ -6913,7 +6913,9 @@ SEQPAR_DEF seqpar_status seqpar_head_backward(seqpar_ctx *ctx, void *dhidden, vo
 SEQPAR_DEF seqpar_status seqpar_sft_seeds(seqpar_error *error, double *dlogp, double *dsmooth, double *dzloss, const int32_t *targets,
                                           const double *weights, int64_t tokens, const seqpar_sft_desc *desc) {
     double scale = (SEQPAR__FAULT(26) ? 4.0 : 1.0) / (double)desc->count; /* fault: the factor P */
-    int64_t t;
+    int64_t t, live = 0;
+    for (t = 0; SEQPAR__FAULT(61) && t < tokens; t++) live += targets[t] != SEQPAR_IGNORE;
+    if (SEQPAR__FAULT(61) && live > 0) scale = 1.0 / (double)live; /* fault: a rank divides by its own count */
     if (desc->count <= 0) return seqpar_fail(error, SEQPAR_ERR_SEED_COUNT, "the step has %lld supervised tokens; a mean needs at least 1", (long long)desc->count);
     if (!(desc->label_smoothing >= 0 && desc->label_smoothing < 1) || !(desc->z_loss >= 0))
         return seqpar_fail(error, SEQPAR_ERR_OPTION, "label_smoothing %g must lie in [0, 1) and z_loss %g must not be negative", desc->label_smoothing, desc->z_loss);
@@ -7065,12 +7067,15 @@ SEQPAR_DEF seqpar_status seqpar_segments_sum(seqpar_comm *comm, double *sums, in
     double *values = NULL;
     seqpar_status status = bytes ? seqpar__gather_i64(comm, &counts, &s->count, 1, "segment counts") : seqpar__no_memory(comm->error, "sums per document");
     memset(sums, 0, (size_t)(documents * s->width) * 8);
+    if (SEQPAR__FAULT(67) && s->count == 0) { SEQPAR_FREE(bytes); SEQPAR_FREE(counts); return status; } /* fault: who has nothing does not take part */
     for (r = 0; !status && r < comm->size; r++) { bytes[r] = counts[r] * 16; total += counts[r]; }
     if (!status && !((place = SEQPAR__NEW(int64_t, 2 * total)) && (values = SEQPAR__NEW(double, total * s->width)))) status = seqpar__no_memory(comm->error, "sums per document");
     if (!status) status = seqpar_comm_all_gather(comm, place, s->place, bytes, "segment places");
     for (r = 0; !status && r < comm->size; r++) bytes[r] = counts[r] * s->width * 8;
     if (!status) status = seqpar_comm_all_gather(comm, values, s->values, bytes, "segment sums");
-    if (!status) status = seqpar__segments_fold(comm->error, sums, documents, place, values, total, s->width);
+    if (!status && SEQPAR__FAULT(68)) status = seqpar__segments_fold(comm->error, sums, documents, s->place, s->values, s->count, s->width); /* fault: the own part alone */
+    else if (!status) status = seqpar__segments_fold(comm->error, sums, documents, place, values, total, s->width);
+    for (r = 0; SEQPAR__FAULT(64) && r < comm->size; r++) if (counts && counts[r] == 0 && documents > 0) sums[0] = (double)NAN; /* fault: 0 / 0 of a rank without tokens */
     SEQPAR_FREE(counts);
     SEQPAR_FREE(bytes);
     SEQPAR_FREE(place);
@@ -7085,7 +7090,7 @@ SEQPAR_DEF void seqpar_segments_spread(double *values, const double *per_documen
         const seqpar_row *row = &rows[p->row];
         for (t = 0; t < p->count; t++) {
             int64_t d = seqpar__document_of(row, p->start + t * p->stride);
-            values[p->local + t] = per_document[row->doc_source ? row->doc_source[d] : d];
+            values[p->local + t] = per_document[row->doc_source ? row->doc_source[d] : d] * (SEQPAR__FAULT(62) ? 0.25 : 1.0); /* fault: 1 / P */
         }
     }
 }
@@ -7105,6 +7110,7 @@ SEQPAR_DEF double seqpar_mean(const double *x, int64_t count) {
     double sum = 0;
     int64_t i;
     for (i = 1; i < count; i++) sum += x[i] - x[0];
+    if (SEQPAR__FAULT(63) && count > 2) return (seqpar_mean(x, 2) + seqpar_mean(x + 2, count - 2)) / 2; /* fault: a mean of means */
     return count > 0 ? x[0] + sum / (double)count : 0.0;
 }
 
@@ -7132,8 +7138,8 @@ SEQPAR_DEF seqpar_status seqpar_preference_loss(seqpar_error *error, seqpar_pair
     double chosen, rejected, slope, nll_tokens;
     int simpo = d->kind == SEQPAR_SIMPO, alone = simpo || d->reference_free;
     SEQPAR__TRY(seqpar__check_preference(error, p, d));
-    chosen = p->chosen - (alone ? 0.0 : p->ref_chosen);
-    rejected = p->rejected - (alone ? 0.0 : p->ref_rejected);
+    chosen = p->chosen - (alone ? 0.0 : p->ref_chosen) + (SEQPAR__FAULT(60) ? 1e-12 : 0.0); /* fault: the first forward differs a little */
+    rejected = p->rejected - (alone || SEQPAR__FAULT(66) ? 0.0 : p->ref_rejected); /* fault: against the policy itself */
     r->dchosen = simpo || d->length_normalized ? 1.0 / (double)p->chosen_tokens : 1.0;
     r->drejected = simpo || d->length_normalized ? 1.0 / (double)p->rejected_tokens : 1.0;
     if (simpo || d->length_normalized) { chosen /= (double)p->chosen_tokens; rejected /= (double)p->rejected_tokens; }
@@ -7184,7 +7190,7 @@ SEQPAR_DEF seqpar_policy_result seqpar_policy_loss(double logp, double old_logp,
     r.ratio = ratio;
     r.clipped = clipped * advantage < ratio * advantage;
     r.loss = -(r.clipped ? clipped : ratio) * advantage;
-    r.dlogp = r.clipped || cut != change ? 0.0 : r.loss;
+    r.dlogp = (r.clipped && !SEQPAR__FAULT(70)) || cut != change ? 0.0 : r.loss; /* fault: the clip is in the value alone */
     if (change != change) r.dlogp = change;
     if (!(d->dual_clip > 0 && advantage < 0 && r.loss > -d->dual_clip * advantage)) return r;
     r.loss = -d->dual_clip * advantage;
@@ -7230,7 +7236,7 @@ SEQPAR_DEF void seqpar_shaped_rewards(double *rewards, const double *kl, int64_t
 }
 
 SEQPAR_DEF void seqpar_gae(double *advantages, double *returns, const double *rewards, const double *values, int64_t count, double gamma, double lambda) {
-    double next_value = 0, next = 0;
+    double next_value = 0, next = SEQPAR__FAULT(69) ? 0.5 : 0.0; /* fault: of the response behind */
     int64_t t;
     for (t = count - 1; t >= 0; t--) {
         double value = values ? values[t] : 0.0, delta = rewards[t] + gamma * next_value - value;

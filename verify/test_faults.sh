@@ -5,7 +5,7 @@ cd "$(dirname "$0")/.." || exit 1
 mkdir -p build/faults
 cc=${CC:-cc}
 passed=0 failed=0
-for suite in attn bits truth pack split numerics; do
+for suite in attn bits truth pack split numerics objective; do
     $cc -std=gnu11 -O2 ${ARCH:--march=native} -fopenmp -DSEQPAR_FAULTS -I. -Ibuild -Idemos -Iverify verify/test_$suite.c -o build/faults/test_$suite -lm -lpthread 2>build/faults/$suite.log || {
         echo "FAIL faults_build_$suite: $(head -n 1 build/faults/$suite.log)"; failed=$((failed + 1)); }
 done
@@ -79,6 +79,17 @@ done <<'LIST'
 57|attn|free tiles all stand at the begin of their run
 58|attn|all members of a Ulysses group get the first heads
 59|attn|a member takes the sinks of the first heads
+60|objective|the first DPO loss is off by a rounding
+61|truth|a rank divides by its own token count
+62|objective|derivatives of documents are divided by P
+63|objective|a mean of means
+64|objective|a rank without tokens gives NaN
+65|split truth|pads belong to somebody
+66|objective|a preference's log-prob ignores the reference of the rejected half
+67|objective|a rank without tokens stays away from a sum
+68|objective|scores are not added over the ranks of a sequence
+69|objective|advantages cross into the next response
+70|objective|a clipped ratio still has a gradient
 LIST
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ]
