@@ -246,11 +246,15 @@ static int demo_last_number(const int32_t *ids, int64_t tokens, int64_t *length)
     *length = end - begin;
     return (int)begin;
 }
+/* Does a text end in the number that the label, a document whose first tokens are the prompt, ends in? */
+static int demo_same_number(const int32_t *text, int64_t tokens, const demo_document *label, int64_t prompt) {
+    int64_t n, m;
+    int a = demo_last_number(text, tokens, &n), b = demo_last_number(label->ids + prompt, label->tokens - prompt, &m);
+    return n && n == m && !memcmp(text + a, label->ids + prompt + b, (size_t)n * sizeof *text);
+}
 static double demo_rule_score(const demo_rollout *o, int64_t i) {
-    const demo_document *text = &o->set.documents[i], *label = o->source[i];
-    int64_t n, m, from = o->prompt[i];
-    int a = demo_last_number(text->ids + from, text->tokens - from, &n), b = demo_last_number(label->ids + from, label->tokens - from, &m);
-    return n && n == m && !memcmp(text->ids + from + a, label->ids + from + b, (size_t)n * sizeof *text->ids);
+    const demo_document *text = &o->set.documents[i];
+    return demo_same_number(text->ids + o->prompt[i], text->tokens - o->prompt[i], o->source[i], o->prompt[i]);
 }
 
 /* KL of every token and text; shaped rewards; advantages and returns of one text. */
@@ -449,6 +453,33 @@ static seqpar_status demo_updates(demo_rank *r, int64_t number) {
     return status;
 }
 
+/* ---- evaluation: how many of the held-out prompts are answered rightly when the most probable token is always taken ---- */
+
+static seqpar_status demo_ppo_evaluate(demo_rank *r, int64_t rollouts) {
+    const demo_ppo_config *c = demo_ppo_options(r);
+    const int32_t stop = DEMO_EOS;
+    int64_t total = arrlen(r->job->eval.documents), right = 0, first = seqpar_grid_begin(total, r->ctx.world->size, r->ctx.world->rank), end = seqpar_grid_begin(total, r->ctx.world->size, r->ctx.world->rank + 1);
+    seqpar_llama_sample_desc desc = {.max_new_tokens = c->generate_max_len, .top_p = 1, .stops = &stop, .stop_count = 1};
+    seqpar_llama_prompt *prompts = calloc((size_t)(end - first) + 1, sizeof *prompts);
+    seqpar_llama_text *texts = calloc((size_t)(end - first) + 1, sizeof *texts);
+    if (!total) { free(prompts); free(texts); return SEQPAR_OK; }
+    for (int64_t i = first; i < end; i++) {
+        const demo_document *d = &r->job->eval.documents[i];
+        prompts[i - first] = (seqpar_llama_prompt){d->ids, demo_prompt_tokens(r, d), i};
+    }
+    seqpar_status status = seqpar_llama_generate(&r->ctx, &r->model, texts, prompts, end - first, &desc);
+    for (int64_t i = 0; !status && i < end - first; i++) right += demo_same_number(texts[i].ids, texts[i].count, &r->job->eval.documents[first + i], prompts[i].tokens);
+    if (!status) seqpar_llama_texts_free(texts, end - first);
+    if (!status) status = seqpar_comm_sum_i64(r->ctx.world, &right, 1);
+    free(prompts);
+    free(texts);
+    if (status || r->ctx.world->rank) return status;
+    r->eval_means[0] = (double)right / (double)total;
+    demo_progress_say(&r->progress, "after %lld rollouts: %lld of %lld held-out prompts answered rightly (%.1f %%)", (long long)rollouts, (long long)right, (long long)total, 100 * r->eval_means[0]);
+    if (r->metrics) fprintf(r->metrics, "{\"rollout\": %lld, \"eval_exact\": %.17g, \"eval_prompts\": %lld}\n", (long long)rollouts, r->eval_means[0], (long long)total);
+    return SEQPAR_OK;
+}
+
 /* ---- the loop ---- */
 
 static void demo_text_print(FILE *out, const int32_t *ids, int64_t tokens) {
@@ -516,9 +547,11 @@ static seqpar_status demo_ppo_train(demo_rank *r) {
     int stop = 0;
     char critic[1280];
     seqpar_status status = r->ctx.world->rank ? SEQPAR_OK : demo_make_folder(c->save_path, r->ctx.error);
+    if (!status) status = demo_ppo_evaluate(r, 0);
     for (int64_t i = 0; !status && !stop && i < r->job->rounds; i++) {
         status = demo_ppo_rollout(r, i);
         if (!status) status = demo_stop_wanted(r, &stop);
+        if (!status && (i + 1 == r->job->rounds || (c->eval_steps > 0 && (i + 1) % c->eval_steps == 0))) status = demo_ppo_evaluate(r, i + 1);
     }
     snprintf(critic, sizeof critic, "%s/critic", c->save_path);
     if (!status && r->ctx.world->rank == 0) status = demo_save_model(&r->ctx, &r->model, c->save_path);
@@ -590,12 +623,13 @@ static int demo_ppo_prepare(demo_job *job, char *error, size_t size) {
     if (!job->config.dataset) return snprintf(error, size, "no prompts; give --prompt_data FILE"), -1;
     if (p->reward_rule && strcmp(p->reward_rule, "last_number")) return snprintf(error, size, "reward_rule %s is unknown; use last_number", p->reward_rule), -1;
     if (p->reward_rule && !p->label_key) return snprintf(error, size, "reward_rule %s compares with a right answer; name it by --label_key", p->reward_rule), -1;
+    if (job->config.eval_dataset && !p->label_key) return snprintf(error, size, "an evaluation counts right answers; name them by --label_key"), -1;
     if (!p->reward_rule && !p->reward_pretrain) return snprintf(error, size, "nothing gives a reward; give --reward_pretrain FOLDER or --reward_rule last_number"), -1;
     if (strcmp(p->advantage_estimator, "gae") && strcmp(p->advantage_estimator, "reinforce") && p->n_samples_per_prompt < 2)
         return snprintf(error, size, "advantage_estimator %s compares texts of one prompt, n_samples_per_prompt is %lld; give 2 or more", p->advantage_estimator, (long long)p->n_samples_per_prompt), -1;
     return 0;
 }
 
-static const demo_objective demo_ppo_objective = {.unit = "texts", .weight = "texts", .measure = "", .documents_per_unit = 1, .columns = 1, .column = {"reward"},
+static const demo_objective demo_ppo_objective = {.unit = "texts", .weight = "texts", .measure = "", .documents_per_unit = 1, .columns = 1, .column = {"reward"}, .evaluates = "exact",
                                                   .open = demo_ppo_open, .close = demo_ppo_close, .load = demo_ppo_load, .prepare = demo_ppo_prepare, .count = demo_ppo_count, .train = demo_ppo_train};
 #endif

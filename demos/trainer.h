@@ -137,6 +137,7 @@ struct demo_objective {
     const char *weight, *measure;  /* what an evaluation's mean is over: "tokens", "pairs"; " nats" or "" behind it */
     int documents_per_unit, columns;
     const char *column[DEMO_COLUMNS]; /* of the log; the first is the loss */
+    const char *evaluates;         /* what an evaluation is called, if not that */
     seqpar_status (*open)(demo_rank *r);                    /* after the policy is there; NULL: nothing */
     void (*close)(demo_rank *r);
     seqpar_status (*before)(demo_rank *r, demo_window *w);  /* a pass over all rows before the first; NULL: none */
@@ -523,12 +524,12 @@ static void demo_say_totals(demo_rank *r) {
     }
     if (r->job->config.json) {
         printf("{\"steps\": %lld, \"%s_first\": %.17g, \"%s_last\": %.17g, \"grad_norm\": %.17g, \"tokens_per_second\": %.1f", (long long)r->step, r->job->objective->column[0], first, r->job->objective->column[0], last, r->norm_last, speed);
-        if (evaluated) printf(", \"eval_loss\": %.17g", r->eval_means[0]);
+        if (evaluated) printf(", \"eval_%s\": %.17g", r->job->objective->evaluates ? r->job->objective->evaluates : r->job->objective->column[0], r->eval_means[0]);
         printf("}\n");
         return;
     }
     printf("%s %.6f -> %.6f, gradient norm %.6f, %.0f tokens/s, model in %s\n", r->job->objective->column[0], first, last, r->norm_last, speed, r->job->config.save_path);
-    if (evaluated) printf("evaluation loss %.6f%s\n", r->eval_means[0], r->job->objective->measure);
+    if (evaluated) printf("evaluation %s %.6f%s\n", r->job->objective->evaluates ? r->job->objective->evaluates : r->job->objective->column[0], r->eval_means[0], r->job->objective->measure);
 }
 
 static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
