@@ -44,7 +44,7 @@ same ppo ppo $prompts --reward_pretrain $out/rm.one --entropy_loss_coef 0.01 --k
 same reinforce ppo $prompts --reward_pretrain $out/rm.one --advantage_estimator reinforce --gamma 0.9 --top_p 0.9 --top_k 20
 
 # what the first step must say
-first() { head -n 1 $out/$1.jsonl | sed -nE "s/.*\"$2\": ([-0-9.e+]*).*/\1/p"; }
+first() { grep -m 1 "\"$2\": " $out/$1.jsonl | sed -nE "s/.*\"$2\": ([-0-9.e+]*).*/\1/p"; }
 for stage in dpo.one dpo.1 dpo.2; do [ "$(first $stage loss)" = 0.69314718055994529 ] && ok "post_first_loss_$stage" || fail "post_first_loss_$stage" "$(first $stage loss)"; done
 [ "$(first kto.one loss)" = 0.5 ] || awk "BEGIN { exit !($(first kto.one loss) > 0.4) }" && ok post_kto_first || fail post_kto_first "$(first kto.one loss)"
 for stage in grpo.one ppo.one; do [ "$(first $stage kl)" = 0 ] && ok "post_first_kl_$stage" || fail "post_first_kl_$stage" "$(first $stage kl)"; done
