@@ -2848,14 +2848,24 @@ static void seqpar__machine_extend(const seqpar__machine *m, char *top, int64_t 
     m->combine(m->user, top, top + m->value_bytes);
 }
 
+/* Stored values that lie in one run are combined where they lie; the result, too, if that is its next place (combinations
+   are commutative to the bit). Returns the operations this took; 0: nothing of the kind. */
+static int64_t seqpar__machine_in_place(const seqpar__machine *m, char **top, const seqpar_fold_op *p, int64_t count) {
+    if (!m->place || count < 2 || p[0].op != SEQPAR_FOLD_LOAD || p[1].op != SEQPAR_FOLD_COMBINE) return 0;
+    if (count < 3 || p[2].op != SEQPAR_FOLD_STORE || p[2].index != p[0].index) {
+        m->combine(m->user, *top, m->place(m->user, p[0].index));
+        return 2;
+    }
+    m->combine(m->user, m->place(m->user, p[0].index), *top);
+    *top -= m->value_bytes;
+    return 3;
+}
+
 static void seqpar__machine_run(const seqpar__machine *m, const seqpar_fold_op *program, int64_t count) {
     char *top = m->stack - m->value_bytes;
-    int64_t i;
+    int64_t i, taken;
     for (i = 0; i < count; i++) {
-        if (m->place && program[i].op == SEQPAR_FOLD_LOAD && i + 1 < count && program[i + 1].op == SEQPAR_FOLD_COMBINE) { /* where it lies */
-            m->combine(m->user, top, m->place(m->user, program[i++].index));
-            continue;
-        }
+        if ((taken = seqpar__machine_in_place(m, &top, program + i, count - i)) > 0) { i += taken - 1; continue; }
         switch (program[i].op) {
         case SEQPAR_FOLD_LEAF: top += m->value_bytes; m->leaf(m->user, top, program[i].index, 0); break;
         case SEQPAR_FOLD_EXTEND: seqpar__machine_extend(m, top, program[i].index); break;
