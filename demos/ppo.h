@@ -22,7 +22,7 @@ typedef struct {
     {"input_key", &(p).input_key, DEMO_STRING, "input", "JSON key of the prompt", DEMO_ANY}, \
     {"label_key", &(p).label_key, DEMO_STRING, NULL, "JSON key of the right answer, for --reward_rule", DEMO_ANY}, \
     {"ref_pretrain", &(p).ref_pretrain, DEMO_STRING, NULL, "folder of the reference model; without it the model training starts from", DEMO_ANY}, \
-    {"reward_pretrain", &(p).reward_pretrain, DEMO_STRING, NULL, "folder of the reward model", DEMO_ANY}, \
+    {"reward_pretrain", &(p).reward_pretrain, DEMO_STRING, NULL, "folders of reward models, a comma list; their scores are added", DEMO_ANY}, \
     {"reward_rule", &(p).reward_rule, DEMO_STRING, NULL, "last_number: 1 if the text's last number is the label's, else 0", DEMO_ANY}, \
     {"critic_pretrain", &(p).critic_pretrain, DEMO_STRING, NULL, "folder the critic starts from; without it the reward model, or the actor", DEMO_ANY}, \
     {"value_head_prefix", &(p).value_head_prefix, DEMO_STRING, "score", "name of the heads of critic and reward model", DEMO_ANY}, \
@@ -65,11 +65,13 @@ typedef struct {
     const demo_document **source; /* (texts) the prompt's document, for the rule */
 } demo_rollout;
 
+enum { DEMO_REWARDS = 8 };
 typedef struct { /* an actor's rank carries these */
     demo_reference reference;
-    seqpar_llama critic, reward;
+    seqpar_llama critic, reward[DEMO_REWARDS];
     seqpar_optim critic_optim;
-    bool has_critic, has_reward;
+    bool has_critic;
+    int rewards, scorer;       /* reward models, and the one at work */
     demo_rollout rollout;
     seqpar_kl_controller kl;
     int64_t *place;            /* what the pass at hand has seen: entry numbers and values, stb_ds arrays */
@@ -222,7 +224,7 @@ static seqpar_status demo_share_entries(demo_rank *r, int column) {
 
 /* Scores of whole texts by a reward model. */
 static seqpar_status demo_reward_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count, int64_t micro) {
-    seqpar_llama *model = &demo_ppo_of(r)->reward;
+    seqpar_llama *model = &demo_ppo_of(r)->reward[demo_ppo_of(r)->scorer];
     seqpar_llama_run run = demo_run_desc(r->job);
     seqpar_llama_batch b;
     (void)micro;
@@ -305,6 +307,22 @@ static seqpar_status demo_advantages(demo_rank *r) {
     return status;
 }
 
+/* Adds the scores of the reward model at work. */
+static seqpar_status demo_add_scores(demo_rank *r, demo_window *w) {
+    demo_rollout *o = &demo_ppo_of(r)->rollout;
+    double *score = calloc((size_t)o->texts, sizeof *score);
+    seqpar_status status = demo_window_values(r, w, demo_reward_rows);
+    w->seen.width = 1;
+    if (!status) status = seqpar_segments_sum(r->ctx.world, score, o->texts, &w->seen);
+    for (int64_t i = 0; i < o->texts; i++) {
+        o->score[i] += score[i];
+        if (!status && !(fabs(score[i]) <= 1e300)) status = seqpar_fail(r->ctx.error, SEQPAR_ERR_NOT_FINITE, "reward model %d scores text %lld with %g; it cannot be trained on", demo_ppo_of(r)->scorer + 1, (long long)i, score[i]);
+    }
+    seqpar_segments_free(&w->seen);
+    free(score);
+    return status;
+}
+
 static seqpar_status demo_experience(demo_rank *r) {
     const demo_ppo_config *c = demo_ppo_options(r);
     demo_ppo *p = demo_ppo_of(r);
@@ -317,9 +335,7 @@ static seqpar_status demo_experience(demo_rank *r) {
     if (!status) status = demo_share_entries(r, REF_LOGP_OF);
     if (!status && p->has_critic) status = demo_window_values(r, &w, demo_critic_rows);
     if (!status && p->has_critic) status = demo_share_entries(r, VALUE);
-    w.seen.width = 1;
-    if (!status && p->has_reward) status = demo_window_values(r, &w, demo_reward_rows);
-    if (!status && p->has_reward) status = seqpar_segments_sum(r->ctx.world, p->rollout.score, p->rollout.texts, &w.seen);
+    for (p->scorer = 0; !status && p->scorer < p->rewards; p->scorer++) status = demo_add_scores(r, &w);
     for (int64_t i = 0; !status && c->reward_rule && i < p->rollout.texts; i++) p->rollout.score[i] += demo_rule_score(&p->rollout, i);
     demo_window_close(&w);
     return status ? status : demo_advantages(r);
@@ -586,9 +602,14 @@ static seqpar_status demo_ppo_open(demo_rank *r) {
     r->own = p;
     p->kl = (seqpar_kl_controller){c->init_kl_coef, c->kl_target, (double)c->kl_horizon};
     p->has_critic = !strcmp(c->advantage_estimator, "gae");
-    p->has_reward = c->reward_pretrain != NULL;
-    if (!status && p->has_reward) status = demo_open_scorer(r, &p->reward, c->reward_pretrain);
-    if (!status && p->has_critic) status = demo_open_scorer(r, &p->critic, c->critic_pretrain ? c->critic_pretrain : c->reward_pretrain);
+    for (const char *at = c->reward_pretrain; !status && at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
+        char folder[1024];
+        snprintf(folder, sizeof folder, "%.*s", (int)strcspn(at, ","), at);
+        if (p->rewards == DEMO_REWARDS) return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION, "reward_pretrain names more than %d models; give fewer", DEMO_REWARDS);
+        if (p->rewards == 0 && p->has_critic && !c->critic_pretrain) status = demo_open_scorer(r, &p->critic, folder); /* the critic begins as the first */
+        if (!status) status = demo_open_scorer(r, &p->reward[p->rewards++], folder);
+    }
+    if (!status && p->has_critic && !p->critic.tensors) status = demo_open_scorer(r, &p->critic, c->critic_pretrain);
     if (!status && p->has_critic) status = seqpar_optim_open(&r->ctx, &p->critic_optim, p->critic.tensors, p->critic.tensor_count, &optim);
     return status;
 }
@@ -598,7 +619,7 @@ static void demo_ppo_close(demo_rank *r) {
     demo_rollout_free(&p->rollout);
     if (p->critic_optim.tensors) seqpar_optim_close(&r->ctx, &p->critic_optim);
     if (p->critic.tensors) seqpar_llama_close(&r->ctx, &p->critic);
-    if (p->reward.tensors) seqpar_llama_close(&r->ctx, &p->reward);
+    for (int i = 0; i < p->rewards; i++) seqpar_llama_close(&r->ctx, &p->reward[i]);
     if (p->reference.there) seqpar_llama_close(&r->ctx, &p->reference.model);
     free(p);
     r->own = NULL;
