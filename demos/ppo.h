@@ -545,17 +545,43 @@ static seqpar_status demo_ppo_rollout(demo_rank *r, int64_t number) {
     return SEQPAR_OK;
 }
 
+/* Steps of a rollout: all of them alike. */
+static int64_t demo_ppo_steps(const demo_job *job) {
+    const demo_ppo_config *p = job->options;
+    return (int64_t)job->config.max_epochs * (p->rollout_batch_size * p->n_samples_per_prompt / job->config.train_batch_size);
+}
+
 static void demo_ppo_count(demo_job *job) {
     const demo_ppo_config *p = job->options;
     demo_config *c = &job->config;
     int64_t texts = p->rollout_batch_size * p->n_samples_per_prompt;
     if (c->train_batch_size > texts) c->train_batch_size = texts;
     job->rounds = p->num_episodes * (job->usable_count / p->rollout_batch_size);
-    job->total_steps = job->rounds * (int64_t)c->max_epochs * (texts / c->train_batch_size);
+    job->total_steps = job->rounds * demo_ppo_steps(job);
     if (c->max_steps > 0 && c->max_steps < job->total_steps) {
         job->rounds = (job->rounds * c->max_steps + job->total_steps - 1) / job->total_steps;
         job->total_steps = c->max_steps;
     }
+}
+
+/* The critic is a checkpoint of its own inside the folder, written first: the actor's `latest` says that both are there. */
+static seqpar_status demo_ppo_save(demo_rank *r, demo_state *state) {
+    demo_ppo *p = demo_ppo_of(r);
+    char root[1100];
+    memcpy(&state->extra, &p->kl.coef, sizeof state->extra);
+    snprintf(root, sizeof root, "%s/critic", r->job->config.ckpt_path);
+    return p->has_critic ? demo_save_checkpoint(&r->ctx, &p->critic, &p->critic_optim, root, state, r->job->config.max_ckpt_num) : SEQPAR_OK;
+}
+static seqpar_status demo_ppo_load_state(demo_rank *r, const demo_state *state) {
+    demo_ppo *p = demo_ppo_of(r);
+    char root[1100];
+    demo_state critic;
+    memcpy(&p->kl.coef, &state->extra, sizeof state->extra);
+    snprintf(root, sizeof root, "%s/critic", r->job->config.ckpt_path);
+    seqpar_status status = p->has_critic ? demo_load_checkpoint(&r->ctx, &p->critic, &p->critic_optim, root, &critic) : SEQPAR_OK;
+    if (!status && p->has_critic && critic.step != state->step)
+        return seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_FORMAT, "%s is of step %lld, the actor beside it of step %lld; take the checkpoint before", root, (long long)critic.step, (long long)state->step);
+    return status;
 }
 
 static seqpar_status demo_ppo_train(demo_rank *r) {
@@ -563,13 +589,15 @@ static seqpar_status demo_ppo_train(demo_rank *r) {
     int stop = 0;
     char critic[1280];
     seqpar_status status = r->ctx.world->rank ? SEQPAR_OK : demo_make_folder(c->save_path, r->ctx.error);
-    if (!status) status = demo_ppo_evaluate(r, 0);
-    for (int64_t i = 0; !status && !stop && i < r->job->rounds; i++) {
+    if (!status) status = demo_ppo_evaluate(r, r->step / demo_ppo_steps(r->job));
+    for (int64_t i = r->step / demo_ppo_steps(r->job); !status && !stop && i < r->job->rounds; i++) {
         status = demo_ppo_rollout(r, i);
         if (!status) status = demo_stop_wanted(r, &stop);
+        if (!status && (stop || (c->save_steps > 0 && (i + 1) % c->save_steps == 0))) status = demo_checkpoint(r);
         if (!status && (i + 1 == r->job->rounds || (c->eval_steps > 0 && (i + 1) % c->eval_steps == 0))) status = demo_ppo_evaluate(r, i + 1);
     }
     snprintf(critic, sizeof critic, "%s/critic", c->save_path);
+    if (stop) return status;
     if (!status && r->ctx.world->rank == 0) status = demo_save_model(&r->ctx, &r->model, c->save_path);
     if (!status && r->ctx.world->rank == 0 && demo_ppo_of(r)->has_critic) status = demo_make_folder(critic, r->ctx.error);
     if (!status && r->ctx.world->rank == 0 && demo_ppo_of(r)->has_critic) status = demo_save_model(&r->ctx, &demo_ppo_of(r)->critic, critic);
@@ -640,7 +668,6 @@ static int demo_ppo_prepare(demo_job *job, char *error, size_t size) {
     const demo_ppo_config *p = job->options;
     job->config.max_len = p->prompt_max_len + p->generate_max_len;
     job->temperature = p->temperature;
-    if (job->config.load_checkpoint || job->config.save_steps > 0) return snprintf(error, size, "train_ppo keeps no checkpoints; leave load_checkpoint and save_steps away"), -1;
     if (!job->config.dataset) return snprintf(error, size, "no prompts; give --prompt_data FILE"), -1;
     if (p->reward_rule && strcmp(p->reward_rule, "last_number")) return snprintf(error, size, "reward_rule %s is unknown; use last_number", p->reward_rule), -1;
     if (p->reward_rule && !p->label_key) return snprintf(error, size, "reward_rule %s compares with a right answer; name it by --label_key", p->reward_rule), -1;
@@ -652,5 +679,5 @@ static int demo_ppo_prepare(demo_job *job, char *error, size_t size) {
 }
 
 static const demo_objective demo_ppo_objective = {.unit = "texts", .weight = "texts", .measure = "", .documents_per_unit = 1, .columns = 1, .column = {"reward"}, .evaluates = "exact",
-                                                  .open = demo_ppo_open, .close = demo_ppo_close, .load = demo_ppo_load, .prepare = demo_ppo_prepare, .count = demo_ppo_count, .train = demo_ppo_train};
+                                                  .open = demo_ppo_open, .close = demo_ppo_close, .load = demo_ppo_load, .prepare = demo_ppo_prepare, .count = demo_ppo_count, .train = demo_ppo_train, .save = demo_ppo_save, .load_state = demo_ppo_load_state};
 #endif

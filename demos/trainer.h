@@ -117,6 +117,7 @@ typedef struct { /* one rank at work */
     double norm_last, eval_means[DEMO_COLUMNS], seconds;
     int64_t tokens;
     void *own;              /* of the objective */
+    int64_t extra;          /* of the objective, kept in checkpoints */
 } demo_rank;
 
 /* ---- what a trainer adds: an objective over the rows of a window ---- */
@@ -151,6 +152,8 @@ struct demo_objective {
     int (*prepare)(demo_job *job, char *error, size_t size); /* before data is read; NULL: nothing */
     void (*count)(demo_job *job);                            /* sets total_steps and rounds */
     seqpar_status (*train)(demo_rank *r);                    /* the whole of it */
+    seqpar_status (*save)(demo_rank *r, demo_state *state);  /* what a checkpoint holds beside the model, before that */
+    seqpar_status (*load_state)(demo_rank *r, const demo_state *state);
 };
 
 
@@ -441,8 +444,9 @@ static seqpar_status demo_evaluate(demo_rank *r) {
 
 static seqpar_status demo_checkpoint(demo_rank *r) {
     const demo_config *c = &r->job->config;
-    demo_state state = {r->step, c->seed, c->train_batch_size, r->job->usable_count};
-    seqpar_status status = demo_save_checkpoint(&r->ctx, &r->model, &r->optim, c->ckpt_path, &state, c->max_ckpt_num);
+    demo_state state = {r->step, c->seed, c->train_batch_size, r->job->usable_count, r->extra};
+    seqpar_status status = r->job->objective->save ? r->job->objective->save(r, &state) : SEQPAR_OK;
+    if (!status) status = demo_save_checkpoint(&r->ctx, &r->model, &r->optim, c->ckpt_path, &state, c->max_ckpt_num);
     if (!status && r->ctx.world->rank == 0) demo_progress_say(&r->progress, "step %lld: checkpoint in %s", (long long)r->step, c->ckpt_path);
     return status;
 }
@@ -456,7 +460,8 @@ static seqpar_status demo_resume(demo_rank *r) {
         return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION, "the checkpoint was written with seed %lld, train_batch_size %lld and %lld documents, this run has %lld, %lld and %lld; use the same to go on",
             (long long)state.seed, (long long)state.train_batch_size, (long long)state.documents, (long long)c->seed, (long long)c->train_batch_size, (long long)r->job->usable_count);
     r->step = state.step;
-    return SEQPAR_OK;
+    r->extra = state.extra;
+    return r->job->objective->load_state ? r->job->objective->load_state(r, &state) : SEQPAR_OK;
 }
 
 static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {

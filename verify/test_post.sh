@@ -58,6 +58,11 @@ for stage in "dpo $pairs --learning_rate 2e-3" "rm $pairs --learning_rate 2e-3" 
         cmp -s $out/$trainer.half/model.safetensors $out/$trainer.one/model.safetensors && ok "post_resume_$trainer" || fail "post_resume_$trainer" "$(tail -n 1 $out/$trainer.half.log)"
 done
 
+# PPO at a rollout's end: two of four, then the rest elsewhere; actor and critic
+ppo="$prompts --reward_pretrain $out/rm.one,$out/rm.one --entropy_loss_coef 0.01 --kl_target 0.1"
+run ppo.half ppo $ppo --max_steps 2 --save_steps 2 --ring_attn_size 2 && run ppo.half ppo $ppo --load_checkpoint --data_parallel_size 2 &&
+    cmp -s $out/ppo.half/model.safetensors $out/ppo.one/model.safetensors && cmp -s $out/ppo.half/critic/model.safetensors $out/ppo.one/critic/model.safetensors && ok post_resume_ppo || fail post_resume_ppo "$(tail -n 1 $out/ppo.half.log)"
+
 # refused: one sentence, a code, nothing written
 refuse() { # NAME TRAINER PATTERN OPTIONS...
     local name=$1 trainer=$2 pattern=$3 code lines; shift 3
@@ -85,7 +90,12 @@ refuse ppo_rule ppo 'label_key' --prompt_data $out/arith.jsonl --input_key quest
 refuse ppo_group ppo 'n_samples_per_prompt' $prompts --reward_rule last_number --advantage_estimator rloo
 refuse ppo_prompts ppo 'rollout_batch_size' $prompts --reward_rule last_number --rollout_batch_size 1000
 refuse ppo_no_data ppo 'prompt_data' --reward_rule last_number
-refuse ppo_resume ppo 'checkpoint' $prompts --reward_rule last_number --load_checkpoint
+
+# every option that is acted on is there
+for trainer in dpo kto rm; do
+    unbound=$(awk -F'\t' -v t=$trainer '$3 == "real" && ("," $4 ",") ~ ("," t ",") { print $1 }' demos/options.tsv | while read -r o; do build/train_$trainer --help | grep -q -- "--$o " || echo "$o"; done)
+    [ -z "$unbound" ] && ok "post_options_$trainer" || fail "post_options_$trainer" "$unbound"
+done
 
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ]
