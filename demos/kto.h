@@ -99,18 +99,7 @@ static seqpar_status demo_kto_responses(demo_rank *r, demo_window *w, const seqp
 }
 
 static seqpar_status demo_kto_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count, int64_t micro) {
-    const seqpar_row *rows = w->batch.row + first;
-    int64_t documents = arrlen(w->which);
-    seqpar_llama_run run = demo_run_desc(r->job);
-    seqpar_llama_batch b;
-    seqpar_status status = seqpar_llama_open_batch(&r->ctx, &r->model, &b, rows, count, &run);
-    double *sums = calloc((size_t)(documents * (SUMS + 1) + b.tokens + 1), sizeof *sums), *dsum = sums + documents * SUMS, *live = dsum + documents;
-    if (!status) status = demo_response_sums(r, &b, rows, count, documents, micro >= 0, 0, sums, live);
-    if (!status) status = demo_kto_responses(r, w, rows, count, sums, dsum);
-    if (!status && micro >= 0) status = demo_spread_backward(r, w, &b, rows, dsum, live, micro);
-    seqpar_llama_close_batch(&r->ctx, &r->model, &b);
-    free(sums);
-    return status;
+    return demo_response_rows(r, w, first, count, micro, 0, demo_kto_responses);
 }
 
 /* Rewards are means over the responses of their kind. */

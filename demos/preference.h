@@ -201,20 +201,25 @@ static seqpar_status demo_dpo_pairs(demo_rank *r, demo_window *w, const seqpar_r
     return status;
 }
 
-static seqpar_status demo_dpo_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count, int64_t micro) {
+/* Sums of the responses in these rows, what the objective makes of them, and back. alone: without the reference. */
+typedef seqpar_status (*demo_responses_fn)(demo_rank *r, demo_window *w, const seqpar_row *rows, int64_t count, const double *sums, double *dsum);
+static seqpar_status demo_response_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count, int64_t micro, int alone, demo_responses_fn objective) {
     const seqpar_row *rows = w->batch.row + first;
     int64_t documents = arrlen(w->which);
-    int alone = demo_preference_desc(r->job->options).kind == SEQPAR_SIMPO;
     seqpar_llama_run run = demo_run_desc(r->job);
     seqpar_llama_batch b;
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, &r->model, &b, rows, count, &run);
     double *sums = calloc((size_t)(documents * (SUMS + 1) + b.tokens + 1), sizeof *sums), *dsum = sums + documents * SUMS, *live = dsum + documents;
     if (!status) status = demo_response_sums(r, &b, rows, count, documents, micro >= 0, alone, sums, live);
-    if (!status) status = demo_dpo_pairs(r, w, rows, count, sums, dsum);
+    if (!status) status = objective(r, w, rows, count, sums, dsum);
     if (!status && micro >= 0) status = demo_spread_backward(r, w, &b, rows, dsum, live, micro);
     seqpar_llama_close_batch(&r->ctx, &r->model, &b);
     free(sums);
     return status;
+}
+
+static seqpar_status demo_dpo_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count, int64_t micro) {
+    return demo_response_rows(r, w, first, count, micro, demo_preference_desc(r->job->options).kind == SEQPAR_SIMPO, demo_dpo_pairs);
 }
 
 static seqpar_status demo_dpo_open(demo_rank *r) { return demo_reference_open(r, ((const demo_preference_config *)r->job->options)->ref_pretrain); }
