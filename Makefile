@@ -65,7 +65,7 @@ build/%: demos/%.c $(HEADERS) $(wildcard demos/*.h) build/options.inc
 
 build/peer_blas: bench/peer_blas.c
 	@mkdir -p build
-	$(CC) $(CFLAGS) -ffast-math $< -o $@ -ldl -lm
+	$(CC) $(CFLAGS) $< -o $@ -ldl -lm
 
 build/bench_%: bench/bench_%.c $(wildcard bench/*.h) $(HEADERS)
 	@mkdir -p build

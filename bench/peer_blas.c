@@ -81,11 +81,28 @@ static struct { long tokens, dim; int causal; float *q, *k, *v, *dout, *out, *ls
 /* How many of its keys a query sees in the block that begins at key j. */
 static long seen(long query, long j, long n) { return !a.causal || query >= j + n ? n : query < j ? 0 : query - j + 1; }
 
-/* This file is compiled with -ffast-math: maxima and sums become vectors, and expf one of the C library's. */
-static float highest(const float *x, long n, float top) { for (long c = 0; c < n; c++) top = x[c] > top ? x[c] : top; return top; }
+/* e^x for x <= 0 to about 2e-7, in a form that loops over it become vectors. */
+static inline float exponential(float x) {
+    float t = (x > -87.0f ? x : -87.0f) * 1.44269504f, whole = t + 12582912.0f - 12582912.0f, f = t - whole, p = 1.54035304e-4f;
+    int bits = ((int)whole + 127) << 23;
+    float power;
+    memcpy(&power, &bits, sizeof power);
+    p = p * f + 1.33335581e-3f;
+    p = p * f + 9.61812911e-3f;
+    p = p * f + 5.55041087e-2f;
+    p = p * f + 2.40226507e-1f;
+    p = p * f + 6.93147181e-1f;
+    return (p * f + 1.0f) * power;
+}
+static float highest(const float *x, long n, float top) {
+    #pragma omp simd reduction(max : top)
+    for (long c = 0; c < n; c++) top = x[c] > top ? x[c] : top;
+    return top;
+}
 static float exponentials(float *x, long n, float scale, float top) {
     float sum = 0;
-    for (long c = 0; c < n; c++) { x[c] = expf(x[c] * scale - top); sum += x[c]; }
+    #pragma omp simd reduction(+ : sum)
+    for (long c = 0; c < n; c++) { x[c] = exponential(x[c] * scale - top); sum += x[c]; }
     return sum;
 }
 
@@ -123,8 +140,10 @@ static void backward(void) {
     for (long i = 0; i < a.tokens; i += QB) {
         long m = a.tokens - i < QB ? a.tokens - i : QB, keys = a.causal ? i + m : a.tokens;
         for (long r = 0; r < m; r++) {
-            delta[r] = 0;
-            for (long c = 0; c < a.dim; c++) delta[r] += a.dout[(i + r) * a.dim + c] * a.out[(i + r) * a.dim + c];
+            float sum = 0;
+            #pragma omp simd reduction(+ : sum)
+            for (long c = 0; c < a.dim; c++) sum += a.dout[(i + r) * a.dim + c] * a.out[(i + r) * a.dim + c];
+            delta[r] = sum;
         }
         for (long j = 0; j < keys; j += KB) {
             long n = keys - j < KB ? keys - j : KB, at = i * a.dim, to = j * a.dim;
