@@ -24,7 +24,7 @@ help:
 	@echo "make readme  makes the generated parts of README.md anew"
 	@echo "make clean   removes build/"
 
-demo: setup demos
+demo: setup build/make_arith build/train_sft build/train_dpo build/compare_runs
 	@sh demos/demo.sh
 
 verify: setup build/verify_sp
