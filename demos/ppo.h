@@ -671,6 +671,8 @@ static int demo_ppo_prepare(demo_job *job, char *error, size_t size) {
     if (!job->config.dataset) return snprintf(error, size, "no prompts; give --prompt_data FILE"), -1;
     if (p->reward_rule && strcmp(p->reward_rule, "last_number")) return snprintf(error, size, "reward_rule %s is unknown; use last_number", p->reward_rule), -1;
     if (p->reward_rule && !p->label_key) return snprintf(error, size, "reward_rule %s compares with a right answer; name it by --label_key", p->reward_rule), -1;
+    if (!(p->reward_clip_range[0] < p->reward_clip_range[1])) return snprintf(error, size, "reward_clip_range runs from %g to %g; give the lower bound first", p->reward_clip_range[0], p->reward_clip_range[1]), -1;
+    if (job->config.max_epochs < 1 || job->config.max_epochs != floor(job->config.max_epochs)) return snprintf(error, size, "max_epochs is %g; a rollout is gone through a whole number of times, at least once", job->config.max_epochs), -1;
     if (job->config.eval_dataset && !p->label_key) return snprintf(error, size, "an evaluation counts right answers; name them by --label_key"), -1;
     if (!p->reward_rule && !p->reward_pretrain) return snprintf(error, size, "nothing gives a reward; give --reward_pretrain FOLDER or --reward_rule last_number"), -1;
     if (strcmp(p->advantage_estimator, "gae") && strcmp(p->advantage_estimator, "reinforce") && p->n_samples_per_prompt < 2)

@@ -51,6 +51,18 @@ for stage in grpo.one ppo.one; do [ "$(first $stage kl)" = 0 ] && ok "post_first
 grep -q 'LlamaForSequenceClassification' $out/rm.one/config.json && ok post_rm_classifier || fail post_rm_classifier "$(head -n 2 $out/rm.one/config.json)"
 [ -f $out/ppo.one/critic/model.safetensors ] && cmp -s $out/ppo.one/critic/model.safetensors $out/ppo.1/critic/model.safetensors && ok post_critic || fail post_critic "critics differ or are missing"
 
+# a pair or document a row, and several: other sums, the same mean and so the same gradient
+packing() { # STAGE TRAINER OPTIONS...
+    local stage=$1 trainer=$2 norms; shift 2
+    run $stage.many $trainer "$@" --pack_len 1300 --max_steps 1
+    shape=${shape/--packing_samples /} run $stage.alone $trainer "$@" --max_steps 1
+    norms="$(first $stage.many grad_norm) $(first $stage.alone grad_norm)"
+    echo "$norms" | awk '{ d = $1 - $2; if (d < 0) d = -d; exit !(NF == 2 && $1 > 0 && d <= 1e-6 * $1) }' && [ "$(first $stage.many rows)" -lt "$(first $stage.alone rows)" ] && ok "post_packing_$stage" || fail "post_packing_$stage" "gradient norms $norms"
+}
+packing dpo dpo $pairs
+packing rm rm $pairs
+packing kto kto $labelled --beta 0.1 --undesirable_loss_weight 1.3
+
 # resume: stopped after two steps, at another world size
 for stage in "dpo $pairs --learning_rate 2e-3" "rm $pairs --learning_rate 2e-3" "kto $labelled --learning_rate 2e-3 --beta 0.1 --undesirable_loss_weight 1.3"; do
     trainer=${stage%% *} options=${stage#* }
@@ -89,6 +101,8 @@ refuse ppo_reward ppo 'reward' $prompts
 refuse ppo_rule ppo 'label_key' --prompt_data $out/arith.jsonl --input_key question --reward_rule last_number
 refuse ppo_group ppo 'n_samples_per_prompt' $prompts --reward_rule last_number --advantage_estimator rloo
 refuse ppo_prompts ppo 'rollout_batch_size' $prompts --reward_rule last_number --rollout_batch_size 1000
+refuse ppo_clip ppo 'reward_clip_range' $prompts --reward_rule last_number --reward_clip_range 5,-5
+refuse ppo_epochs ppo 'max_epochs' $prompts --reward_rule last_number --max_epochs 0.5
 refuse ppo_no_data ppo 'prompt_data' --reward_rule last_number
 
 # every option that is acted on is there
