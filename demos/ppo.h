@@ -56,7 +56,6 @@ static seqpar_status demo_advantages(demo_rank *r) {
 
 
 static seqpar_status demo_experience(demo_rank *r) {
-    const demo_ppo_config *c = demo_ppo_options(r);
     demo_ppo *p = demo_ppo_of(r);
     demo_window w = {.set = &p->rollout.set};
     for (int64_t i = 0; i < p->rollout.texts; i++) arrput(w.which, i);
@@ -67,9 +66,8 @@ static seqpar_status demo_experience(demo_rank *r) {
     if (!status) status = demo_share_entries(r, REF_LOGP_OF);
     if (!status && p->has_critic) status = demo_window_values(r, &w, demo_critic_rows);
     if (!status && p->has_critic) status = demo_share_entries(r, VALUE);
-    for (p->scorer = 0; !status && p->scorer < p->rewards; p->scorer++) status = demo_add_scores(r, &w);
-    for (int64_t i = 0; !status && c->reward_rule && i < p->rollout.texts; i++) p->rollout.score[i] += demo_rule_score(&p->rollout, i);
     demo_window_close(&w);
+    if (!status) status = demo_score_texts(r);
     return status ? status : demo_advantages(r);
 }
 

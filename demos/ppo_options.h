@@ -3,6 +3,7 @@
 #ifndef DEMO_PPO_OPTIONS_H
 #define DEMO_PPO_OPTIONS_H
 #include "preference.h"
+#include "reward_server.h"
 
 typedef struct {
     const char *input_key, *label_key, *ref_pretrain, *reward_pretrain, *reward_rule, *critic_pretrain, *value_head_prefix, *advantage_estimator, *kl_estimator;
@@ -10,6 +11,7 @@ typedef struct {
     int64_t rollout_batch_size, n_samples_per_prompt, num_episodes, prompt_max_len, generate_max_len, kl_horizon, freezing_actor_steps, top_k;
     double actor_learning_rate, critic_learning_rate, eps_clip, value_clip, lambd, gamma, init_kl_coef, kl_target, temperature, top_p, dual_clip, entropy_loss_coef;
     double reward_clip_range[2], eps_clip_low_high[2];
+    demo_reward_servers servers;
 } demo_ppo_config;
 
 #define DEMO_PPO_BINDINGS(c, p) \
@@ -19,6 +21,10 @@ typedef struct {
     {"ref_pretrain", &(p).ref_pretrain, DEMO_STRING, NULL, "folder of the reference model; without it the model training starts from", DEMO_ANY}, \
     {"reward_pretrain", &(p).reward_pretrain, DEMO_STRING, NULL, "folders of reward models, a comma list; their scores are added", DEMO_ANY}, \
     {"reward_rule", &(p).reward_rule, DEMO_STRING, NULL, "last_number: 1 if the text's last number is the label's, else 0", DEMO_ANY}, \
+    {"remote_rm_url", &(p).servers.urls, DEMO_STRING, NULL, "http servers that give rewards, a comma list; what they say is added", DEMO_ANY}, \
+    {"remote_rm_timeout", &(p).servers.timeout, DEMO_FLOAT, "180", "seconds a server may take", {0, 1e6, true}}, \
+    {"remote_rm_retries", &(p).servers.retries, DEMO_INT, "4", "further tries when a server cannot be reached or is busy", DEMO_AT_LEAST(0)}, \
+    {"remote_rm_backoff", &(p).servers.backoff, DEMO_FLOAT, "1", "seconds before the second try, twice as many before each one after", DEMO_BETWEEN(0, 1e6)}, \
     {"critic_pretrain", &(p).critic_pretrain, DEMO_STRING, NULL, "folder the critic starts from; without it the reward model, or the actor", DEMO_ANY}, \
     {"value_head_prefix", &(p).value_head_prefix, DEMO_STRING, "score", "name of the heads of critic and reward model", DEMO_ANY}, \
     {"advantage_estimator", &(p).advantage_estimator, DEMO_STRING, "gae", "gae, reinforce, rloo, reinforce_baseline, group_norm or dr_grpo", DEMO_ANY}, \
@@ -59,7 +65,8 @@ static int demo_ppo_prepare(demo_job *job, char *error, size_t size) {
     if (!(p->reward_clip_range[0] < p->reward_clip_range[1])) return snprintf(error, size, "reward_clip_range runs from %g to %g; give the lower bound first", p->reward_clip_range[0], p->reward_clip_range[1]), -1;
     if (job->config.max_epochs < 1 || job->config.max_epochs != floor(job->config.max_epochs)) return snprintf(error, size, "max_epochs is %g; a rollout is gone through a whole number of times, at least once", job->config.max_epochs), -1;
     if (job->config.eval_dataset && !p->label_key) return snprintf(error, size, "an evaluation counts right answers; name them by --label_key"), -1;
-    if (!p->reward_rule && !p->reward_pretrain) return snprintf(error, size, "nothing gives a reward; give --reward_pretrain FOLDER or --reward_rule last_number"), -1;
+    if (!p->reward_rule && !p->reward_pretrain && !p->servers.urls) return snprintf(error, size, "nothing gives a reward; give --reward_pretrain FOLDER, --remote_rm_url URL or --reward_rule last_number"), -1;
+    if (p->servers.urls && demo_servers_check(&p->servers, error, size)) return -1;
     if (strcmp(p->advantage_estimator, "gae") && strcmp(p->advantage_estimator, "reinforce") && p->n_samples_per_prompt < 2)
         return snprintf(error, size, "advantage_estimator %s compares texts of one prompt, n_samples_per_prompt is %lld; give 2 or more", p->advantage_estimator, (long long)p->n_samples_per_prompt), -1;
     return 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* reward.h - what a text is worth: by a rule, by reward models. Every rank knows the score of every text. */
+/* reward.h - what a text is worth: by a rule, by reward models, by servers. Every rank knows the score of every text. */
 #ifndef DEMO_REWARD_H
 #define DEMO_REWARD_H
 #include "rollout.h"
@@ -56,6 +56,55 @@ static seqpar_status demo_add_scores(demo_rank *r, demo_window *w) {
     }
     seqpar_segments_free(&w->seen);
     free(score);
+    return status;
+}
+/* ---- by servers: rank 0 asks, all hear what they say ---- */
+
+static demo_reward_question demo_question_of(const demo_rollout *o) {
+    demo_reward_question q = {.query = calloc((size_t)(3 * o->texts), sizeof *q.query), .count = o->texts};
+    q.prompt = q.query + o->texts;
+    q.label = q.prompt + o->texts;
+    for (int64_t i = 0; i < o->texts; i++) {
+        const demo_document *text = &o->set.documents[i], *source = o->source[i];
+        q.query[i] = demo_tokens_as_text(text->ids, text->tokens);
+        q.prompt[i] = demo_tokens_as_text(text->ids, o->prompt[i]);
+        q.label[i] = demo_tokens_as_text(source->ids + o->prompt[i], source->tokens - o->prompt[i]);
+    }
+    return q;
+}
+static void demo_question_free(demo_reward_question *q) {
+    for (int64_t i = 0; i < 3 * q->count; i++) free(q->query[i]);
+    free(q->query);
+}
+
+static seqpar_status demo_add_server_scores(demo_rank *r) {
+    demo_rollout *o = &demo_ppo_of(r)->rollout;
+    double *score = calloc((size_t)o->texts, sizeof *score);
+    seqpar_status status = SEQPAR_OK;
+    char why[512];
+    if (r->ctx.world->rank == 0) {
+        demo_reward_question question = demo_question_of(o);
+        if (demo_ask_servers(&demo_ppo_options(r)->servers, &question, score, why, sizeof why)) status = seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_FORMAT, "%s", why);
+        demo_question_free(&question);
+    }
+    if (!status) status = seqpar_comm_broadcast(r->ctx.world, score, o->texts * (int64_t)sizeof *score, 0);
+    for (int64_t i = 0; !status && i < o->texts; i++) o->score[i] += score[i];
+    free(score);
+    return status;
+}
+
+/* ---- all of them ---- */
+
+static seqpar_status demo_score_texts(demo_rank *r) {
+    demo_ppo *p = demo_ppo_of(r);
+    demo_window w = {.set = &p->rollout.set};
+    seqpar_status status = SEQPAR_OK;
+    for (int64_t i = 0; i < p->rollout.texts; i++) arrput(w.which, i);
+    if (p->rewards) status = demo_window_open(r, &w, 1, 0);
+    for (p->scorer = 0; !status && p->scorer < p->rewards; p->scorer++) status = demo_add_scores(r, &w);
+    for (int64_t i = 0; !status && demo_ppo_options(r)->reward_rule && i < p->rollout.texts; i++) p->rollout.score[i] += demo_rule_score(&p->rollout, i);
+    if (!status && demo_ppo_options(r)->servers.urls) status = demo_add_server_scores(r);
+    demo_window_close(&w);
     return status;
 }
 #endif
