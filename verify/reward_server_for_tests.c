@@ -3,7 +3,6 @@
  *
  * It writes the port it got to PORT_FILE and serves one request at a time until it is killed, or for ten minutes.
  *   rule          1 where the query's last number is the label's, else 0: the trainer's --reward_rule last_number
- *   prompts N     as rule, but with the prompt's own number of bytes / N: a reward that hangs on the prompt alone
  *   busy N        503 to the first N requests of every rollout, then rule
  *   gone N        N rollouts of rule, then 500 for good
  *   slow, short, long, null, text, nan, infinite, garbage, empty, keyless, endless, 500, 404: what they say */
@@ -74,16 +73,15 @@ static const char *last_number(const char *text, size_t *length)
     return begin;
 }
 
-static double reward(const char *mode, const char *query, const char *prompt, const char *label, double scale)
+static double reward(const char *query, const char *prompt, const char *label)
 {
     size_t a, b;
-    if (!strcmp(mode, "prompts")) return (double)strlen(prompt) / scale;
     const char *said = last_number(query + strlen(prompt), &a), *right = last_number(label, &b);
     return a && a == b && !memcmp(said, right, a);
 }
 
 /* The answer for free(), or NULL for a question that is not as it should be. */
-static char *answer(const char *mode, const char *question, double scale)
+static char *answer(const char *mode, const char *question)
 {
     cJSON *json = cJSON_Parse(question), *out = cJSON_CreateObject(), *rewards = cJSON_AddArrayToObject(out, "rewards");
     const cJSON *query = cJSON_GetObjectItem(json, "query"), *prompt = cJSON_GetObjectItem(json, "prompts"), *label = cJSON_GetObjectItem(json, "labels");
@@ -91,7 +89,7 @@ static char *answer(const char *mode, const char *question, double scale)
     for (int i = 0; right && i < count; i++) {
         const char *q = cJSON_GetStringValue(cJSON_GetArrayItem(query, i)), *p = cJSON_GetStringValue(cJSON_GetArrayItem(prompt, i)), *l = cJSON_GetStringValue(cJSON_GetArrayItem(label, i));
         right = q && p && l && !strncmp(q, p, strlen(p));
-        if (right) cJSON_AddItemToArray(rewards, !strcmp(mode, "null") && i == 1 ? cJSON_CreateNull() : !strcmp(mode, "text") && i == 1 ? cJSON_CreateString("good") : cJSON_CreateNumber(reward(mode, q, p, l, scale)));
+        if (right) cJSON_AddItemToArray(rewards, !strcmp(mode, "null") && i == 1 ? cJSON_CreateNull() : !strcmp(mode, "text") && i == 1 ? cJSON_CreateString("good") : cJSON_CreateNumber(reward(q, p, l)));
     }
     if (!strcmp(mode, "short")) cJSON_DeleteItemFromArray(rewards, 0);
     if (!strcmp(mode, "long")) cJSON_AddItemToArray(rewards, cJSON_CreateNumber(1));
@@ -114,7 +112,7 @@ static void serve(int peer, const char *mode, double n, int requests)
 {
     static const char *const fixed[][2] = {{"garbage", "<html>busy</html>"}, {"empty", ""}, {"keyless", "{\"scores\": [1]}"}, {"nan", "{\"rewards\": [0, NaN]}"}, {"infinite", "{\"rewards\": [1, 1e999, 1, 1, 1, 1]}"}};
     char *body = NULL, *request = read_request(peer, &body);
-    char *text = request ? answer(mode, body, n) : NULL;
+    char *text = request ? answer(mode, body) : NULL;
     bool posted = request && !strncmp(request, "POST /reward HTTP/1.1\r\n", 23) && strcasestr(request, "content-type: application/json");
     if (!strcmp(mode, "slow")) sleep(5);
     if (!strcmp(mode, "endless")) respond_endlessly(peer);

@@ -13,7 +13,7 @@ build/make_arith $out/arith.jsonl 600 5 >/dev/null
 shape="--packing_samples --max_len 200 --pack_len 420 --num_hidden_layers 1 --hidden_size 64 --num_attention_heads 4 --logging_steps 1000"
 build/train_sft --dataset $out/arith.jsonl --input_key question --output_key answer $shape --train_batch_size 16 --max_steps 300 --learning_rate 5e-3 --save_path $out/sft >$out/sft.log 2>&1 || fail reward_sft "$(tail -n 1 $out/sft.log)"
 base="--prompt_data $out/arith.jsonl --input_key question --label_key answer --prompt_max_len 160 --generate_max_len 48 --rollout_batch_size 12 --n_samples_per_prompt 2
-      --train_batch_size 12 --max_steps 6 --advantage_estimator rloo --max_samples 60"
+      --train_batch_size 12 --max_steps 6 --advantage_estimator rloo --temperature 0.5 --max_samples 60"
 # run NAME OPTIONS...
 run() { local name=$1; shift; timeout 120 build/train_ppo $shape --micro_train_batch_size 4 --pretrain $out/sft --lr_scheduler constant --warmup_steps 0 --save_path $out/$name --ckpt_path $out/$name/ckpt --metrics_path $out/$name.jsonl $base "$@" >$out/$name.log 2>&1; }
 
@@ -44,8 +44,9 @@ stop
 # two servers and the rule: three times the reward
 serve rule
 reward() { sed -nE '1s/.*"reward": ([0-9.e-]*).*/\1/p' $out/$1.jsonl; }
-run thrice --remote_rm_url $url,$url --reward_rule last_number --max_steps 2 || fail reward_added "$(tail -n 1 $out/thrice.log)"
-echo "$(reward thrice) $(reward rule)" | awk '{ exit !($2 > 0 && $1 == 3 * $2) }' && ok reward_added || fail reward_added "$(reward thrice) is not three times $(reward rule)"
+wide="--rollout_batch_size 48 --train_batch_size 96 --max_steps 1"
+run thrice --remote_rm_url $url,$url --reward_rule last_number $wide && run once --reward_rule last_number $wide || fail reward_added "$(tail -n 1 $out/thrice.log)"
+echo "$(reward thrice) $(reward once)" | awk '{ d = $1 - 3 * $2; exit !($2 > 0 && d < 1e-12 && d > -1e-12) }' && ok reward_added || fail reward_added "$(reward thrice) is not three times $(reward once)"
 stop
 
 # ---- a server that dies: the checkpoint before is whole, and the run goes on from it ----
