@@ -23,14 +23,14 @@ typedef struct {
 #define DEMO_PPO_BINDINGS(c, p) \
     {"prompt_data", &(c).dataset, DEMO_STRING, NULL, "prompts: .jsonl, a comma list", DEMO_ANY}, \
     {"input_key", &(p).input_key, DEMO_STRING, "input", "JSON key of the prompt", DEMO_ANY}, \
-    {"label_key", &(p).label_key, DEMO_STRING, NULL, "JSON key of the right answer, for --reward_rule", DEMO_ANY}, \
+    {"label_key", &(p).label_key, DEMO_STRING, NULL, "JSON key of the right answer, for --reward_rule, reward servers and evaluations", DEMO_ANY}, \
     {"ref_pretrain", &(p).ref_pretrain, DEMO_STRING, NULL, "folder of the reference model; without it the model training starts from", DEMO_ANY}, \
     {"reward_pretrain", &(p).reward_pretrain, DEMO_STRING, NULL, "folders of reward models, a comma list; their scores are added", DEMO_ANY}, \
     {"reward_rule", &(p).reward_rule, DEMO_STRING, NULL, "last_number: 1 if the text's last number is the label's, else 0", DEMO_ANY}, \
     {"remote_rm_url", &(p).servers.urls, DEMO_STRING, NULL, "http servers that give rewards, a comma list; what they say is added", DEMO_ANY}, \
     {"remote_rm_timeout", &(p).servers.timeout, DEMO_FLOAT, "180", "seconds a server may take", {0, 1e6, true}}, \
     {"remote_rm_retries", &(p).servers.retries, DEMO_INT, "4", "further tries when a server cannot be reached or is busy", DEMO_AT_LEAST(0)}, \
-    {"remote_rm_backoff", &(p).servers.backoff, DEMO_FLOAT, "1", "seconds before the second try, twice as many before each one after", DEMO_BETWEEN(0, 1e6)}, \
+    {"remote_rm_backoff", &(p).servers.backoff, DEMO_FLOAT, "1", "seconds before the second try, twice as many before each one after, a minute at most", DEMO_BETWEEN(0, 60)}, \
     {"critic_pretrain", &(p).critic_pretrain, DEMO_STRING, NULL, "folder the critic starts from; without it the reward model, or the actor", DEMO_ANY}, \
     {"value_head_prefix", &(p).value_head_prefix, DEMO_STRING, "score", "name of the heads of critic and reward model", DEMO_ANY}, \
     {"save_value_network", &(p).save_value_network, DEMO_FLAG, NULL, "the critic is written too, into save_path/critic", DEMO_ANY}, \
@@ -125,6 +125,7 @@ static int demo_ppo_prepare(demo_job *job, char *error, size_t size) {
     job->config.max_len = p->prompt_max_len + p->generate_max_len;
     job->temperature = p->temperature;
     job->micro_values = p->micro_rollout_batch_size;
+    p->servers.interrupted = &demo_interrupted;
     return 0;
 }
 #endif

@@ -9,6 +9,7 @@
 #ifndef DEMO_REWARD_SERVER_H
 #define DEMO_REWARD_SERVER_H
 
+#include <signal.h>
 #include <time.h>
 #include <curl/curl.h>
 #include "data.h"
@@ -17,7 +18,8 @@ typedef struct {
     const char *urls;      /* a comma list; what several servers say is added */
     double timeout;        /* seconds one request may take */
     int64_t retries;       /* further tries after the first */
-    double backoff;        /* seconds before the second try, twice as many before each one after */
+    double backoff;        /* seconds before the second try, twice as many before each one after, a minute at most */
+    const volatile sig_atomic_t *interrupted; /* once set there are no more tries; NULL: never */
 } demo_reward_servers;
 
 typedef struct {
@@ -175,10 +177,15 @@ static inline bool demo_answer_may_improve(const demo_answer *answer)
     return !came || (answer->code == CURLE_OK && (answer->status == 408 || answer->status == 429 || answer->status >= 500));
 }
 
-static inline void demo_wait(double seconds)
+static inline bool demo_given_up(const demo_reward_servers *servers) { return servers->interrupted && *servers->interrupted; }
+
+/* In pieces: the signal may come to another thread. */
+static inline void demo_wait(const demo_reward_servers *servers, double seconds)
 {
-    struct timespec time = {(time_t)seconds, (long)(1e9 * (seconds - floor(seconds)))};
-    nanosleep(&time, NULL);
+    for (; seconds > 0 && !demo_given_up(servers); seconds -= 0.1) {
+        struct timespec piece = {0, (long)(1e9 * fmin(seconds, 0.1))};
+        nanosleep(&piece, NULL);
+    }
 }
 
 /* Asks until there is an answer to look at. Returns the number of tries. */
@@ -187,9 +194,10 @@ static inline int64_t demo_post_patiently(const demo_reward_servers *servers, co
     double wait = servers->backoff;
     int64_t tries = 1;
     for (demo_post(url, body, servers->timeout, answer); demo_answer_may_improve(answer) && tries <= servers->retries; tries++) {
+        demo_wait(servers, wait);
+        if (demo_given_up(servers)) break;
+        wait = fmin(2 * wait, 60);
         free(answer->bytes);
-        demo_wait(wait);
-        wait *= 2;
         demo_post(url, body, servers->timeout, answer);
     }
     return tries;

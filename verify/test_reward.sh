@@ -92,6 +92,13 @@ stop
 # nobody there: the port of a server that is gone
 run refused --remote_rm_url $url --remote_rm_retries 2 --remote_rm_backoff 0.01 --data_parallel_size 2
 [ $? -eq 1 ] && grep -qE '^error: .*no answer in 3 tries' $out/refused.log && ok refuse_nobody || fail refuse_nobody "$(tail -n 1 $out/refused.log)"
+# Ctrl-C ends the waiting
+timeout -s KILL 60 build/train_ppo $shape --pretrain $out/sft --save_path $out/waiting $base --remote_rm_url $url --remote_rm_retries 1000 --ring_attn_size 2 >$out/waiting.log 2>&1 & waiting=$!
+for _ in $(seq 1 200); do grep -q '^ranks: ' $out/waiting.log && break; sleep 0.02; done
+sleep 1
+kill -INT $waiting
+wait $waiting; code=$?
+[ $code -eq 1 ] && grep -qE '^error: .*no answer in [0-9]+ tries' $out/waiting.log && ok reward_interrupted || fail reward_interrupted "exit code $code: $(tail -n 1 $out/waiting.log)"
 for bad in reward.py "$url," ftp://127.0.0.1/x; do
     run refused --remote_rm_url $bad
     [ $? -eq 2 ] && grep -qE '^error: remote_rm_url holds' $out/refused.log && ok "refuse_url $bad" || fail "refuse_url $bad" "$(tail -n 1 $out/refused.log)"
