@@ -88,6 +88,9 @@ run flat $group $flat --pretrain_data $out/text.jsonl --ptx_coef 0.25
 build/train_sft --dataset $out/text.jsonl --input_key question --pretrain_mode $shape --train_batch_size 12 --max_steps 1 --max_norm 0 --pretrain $out/sft --save_path $out/flat_sft --metrics_path $out/flat_sft.jsonl >$out/flat_sft.log 2>&1
 near ppo_ptx_loss "$(first flat ptx_loss)" "$(first flat_sft loss)"
 near ppo_ptx_norm "$(first flat grad_norm)" "$(awk "BEGIN { printf \"%.17g\", 0.25 * $(first flat_sft grad_norm) }")"
+# every step other documents, while the weights stand still
+run standing $group --max_steps 2 --train_batch_size 32 --actor_learning_rate 1e-30 --pretrain_data $out/arith.jsonl
+[ "$(grep -o '"ptx_loss": [0-9.]*' $out/standing.jsonl | sort -u | wc -l)" = 2 ] && cmp -s $out/standing/model.safetensors $out/sft/model.safetensors && ok ppo_ptx_documents || fail ppo_ptx_documents "$(tail -n 1 $out/standing.log)"
 # other names for the same
 run k3 $critic --use_kl_loss --use_kl_estimator_k3 && run k3_same $critic --use_kl_loss --kl_estimator k3 && run k1 $critic --use_kl_loss && weights_equal k3 k3_same && ! weights_equal k3 k1 && ok ppo_k3 || fail ppo_k3 "use_kl_estimator_k3 is not kl_estimator k3"
 run head $critic --critic_pretrain $out/sft --reward_rule last_number --value_prefix_head value && head -c 4000 $out/head/critic/model.safetensors | grep -aq '"value.weight"' && ok ppo_head_name || fail ppo_head_name "$(tail -n 1 $out/head.log)"
