@@ -54,7 +54,7 @@ static seqpar_status demo_advantages(demo_rank *r) {
     return status;
 }
 
-
+/* What updates need to know of every generated token: log-probs under actor and reference, values, and from these advantages. */
 static seqpar_status demo_experience(demo_rank *r) {
     demo_ppo *p = demo_ppo_of(r);
     demo_window w = {.set = &p->rollout.set};
@@ -86,6 +86,7 @@ typedef struct {
 } demo_update;
 enum { LOSS_OF, CLIPPED, ENTROPY_OF, KL_OF, PRETRAINING_LOSS }; /* columns of the means */
 
+/* 0 of eps_clip_low_high: eps_clip. */
 static seqpar_policy_desc demo_clip(const demo_ppo_config *c) {
     return (seqpar_policy_desc){c->eps_clip_low_high[0] > 0 ? c->eps_clip_low_high[0] : c->eps_clip, c->eps_clip_low_high[1] > 0 ? c->eps_clip_low_high[1] : c->eps_clip, c->dual_clip};
 }
