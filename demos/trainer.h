@@ -101,6 +101,7 @@ typedef struct {
     seqpar_llama_config model;
     int layout, schedule, lr_kind;
     double temperature;   /* of log-probs; 0: 1 */
+    int64_t micro_values; /* rows at a time where there are no gradients; 0: micro_train_batch_size */
     int64_t dp;
 } demo_job;
 
@@ -117,7 +118,6 @@ typedef struct { /* one rank at work */
     double norm_last, eval_means[DEMO_COLUMNS], seconds;
     int64_t tokens;
     void *own;              /* of the objective */
-    int64_t extra;          /* of the objective, kept in checkpoints */
 } demo_rank;
 
 /* ---- what a trainer adds: an objective over the rows of a window ---- */
@@ -148,6 +148,7 @@ struct demo_objective {
     seqpar_status (*rows)(demo_rank *r, demo_window *w, int64_t first, int64_t count, int64_t micro);
     /* Means over the window, the same on all ranks, and their weight. Collective over the world. */
     seqpar_status (*total)(demo_rank *r, demo_window *w, double *means, double *weight);
+    seqpar_status (*saved)(demo_rank *r);                    /* after the final model is written; NULL: nothing to add */
     /* Where steps are not drawn from the documents in turn: */
     int (*prepare)(demo_job *job, char *error, size_t size); /* before data is read; NULL: nothing */
     void (*count)(demo_job *job);                            /* sets total_steps and rounds */
@@ -314,7 +315,7 @@ typedef seqpar_status (*demo_rows_fn)(demo_rank *r, demo_window *w, int64_t firs
 
 /* All rows of a window without gradients: an aligned run of them for every data-parallel rank, a few at a time. */
 static seqpar_status demo_window_values(demo_rank *r, demo_window *w, demo_rows_fn rows) {
-    int64_t micro = r->job->config.micro_train_batch_size, first = seqpar_grid_begin(w->batch.rows, r->ctx.dp_size, r->ctx.dp_rank);
+    int64_t micro = r->job->micro_values ? r->job->micro_values : r->job->config.micro_train_batch_size, first = seqpar_grid_begin(w->batch.rows, r->ctx.dp_size, r->ctx.dp_rank);
     int64_t end = seqpar_grid_begin(w->batch.rows, r->ctx.dp_size, r->ctx.dp_rank + 1), count;
     seqpar_status status = SEQPAR_OK;
     for (; !status && first < end; first += count) {
@@ -444,7 +445,7 @@ static seqpar_status demo_evaluate(demo_rank *r) {
 
 static seqpar_status demo_checkpoint(demo_rank *r) {
     const demo_config *c = &r->job->config;
-    demo_state state = {r->step, c->seed, c->train_batch_size, r->job->usable_count, r->extra};
+    demo_state state = {r->step, c->seed, c->train_batch_size, r->job->usable_count, {0}};
     seqpar_status status = r->job->objective->save ? r->job->objective->save(r, &state) : SEQPAR_OK;
     if (!status) status = demo_save_checkpoint(&r->ctx, &r->model, &r->optim, c->ckpt_path, &state, c->max_ckpt_num);
     if (!status && r->ctx.world->rank == 0) demo_progress_say(&r->progress, "step %lld: checkpoint in %s", (long long)r->step, c->ckpt_path);
@@ -460,7 +461,6 @@ static seqpar_status demo_resume(demo_rank *r) {
         return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION, "the checkpoint was written with seed %lld, train_batch_size %lld and %lld documents, this run has %lld, %lld and %lld; use the same to go on",
             (long long)state.seed, (long long)state.train_batch_size, (long long)state.documents, (long long)c->seed, (long long)c->train_batch_size, (long long)r->job->usable_count);
     r->step = state.step;
-    r->extra = state.extra;
     return r->job->objective->load_state ? r->job->objective->load_state(r, &state) : SEQPAR_OK;
 }
 
@@ -512,6 +512,7 @@ static seqpar_status demo_train(demo_rank *r) {
     }
     if (!status && !stop && r->ctx.world->rank == 0) {
         status = demo_save_model(&r->ctx, &r->model, c->save_path);
+        if (!status && r->job->objective->saved) status = r->job->objective->saved(r);
         if (!status && c->plot_loss) status = demo_draw_loss(r);
     }
     if (!status && !stop) status = seqpar_comm_barrier(r->ctx.world);
