@@ -34,10 +34,18 @@
 namespace seqpar_cuda {
 
 #if defined(SEQPAR_CUDA_ON_CPU)
+#define UNROLL
+#define UNROLL_SOME
+#define UNROLL_PLAIN
+#define NOINLINE
 #define SEQPAR_CUDA_SHARED(type) ((type *)cuda_here->shared)
 #define SEQPAR_CUDA_LAUNCH(self, kernel, grid, block, shared, ...) \
     launched(self, #kernel, cuda_on_cpu_launch(#kernel, grid, block, shared, [=] { kernel(__VA_ARGS__); }))
 #else
+#define UNROLL _Pragma("unroll")
+#define UNROLL_SOME _Pragma("unroll 4")
+#define UNROLL_PLAIN _Pragma("unroll (EXTRAS ? 1 : 64)")
+#define NOINLINE __noinline__
 extern __shared__ __align__(128) unsigned char shared_bytes[];
 #define SEQPAR_CUDA_SHARED(type) ((type *)shared_bytes)
 #define SEQPAR_CUDA_LAUNCH(self, kernel, grid, block, shared, ...) \
@@ -250,8 +258,8 @@ struct factor_b { uint32_t r[2]; };
 static __device__ __forceinline__ void multiply(float c[4], const factor_a &a, const factor_b &b, bf16) { seqpar_cuda_mma_bf16(c, a.r, b.r); }
 static __device__ __forceinline__ void multiply(float c[4], const factor_a &a, const factor_b &b, float) {
     uint32_t high_a[4], low_a[4], high_b[2], low_b[2];
-    for (int i = 0; i < 4; i++) { float x = __uint_as_float(a.r[i]); high_a[i] = seqpar_cuda_tf32(x); low_a[i] = seqpar_cuda_tf32(x - __uint_as_float(high_a[i])); }
-    for (int i = 0; i < 2; i++) { float x = __uint_as_float(b.r[i]); high_b[i] = seqpar_cuda_tf32(x); low_b[i] = seqpar_cuda_tf32(x - __uint_as_float(high_b[i])); }
+    UNROLL for (int i = 0; i < 4; i++) { float x = __uint_as_float(a.r[i]); high_a[i] = seqpar_cuda_tf32(x); low_a[i] = seqpar_cuda_tf32(x - __uint_as_float(high_a[i])); }
+    UNROLL for (int i = 0; i < 2; i++) { float x = __uint_as_float(b.r[i]); high_b[i] = seqpar_cuda_tf32(x); low_b[i] = seqpar_cuda_tf32(x - __uint_as_float(high_b[i])); }
     seqpar_cuda_mma_tf32(c, low_a, high_b);
     seqpar_cuda_mma_tf32(c, high_a, low_b);
     seqpar_cuda_mma_tf32(c, high_a, high_b);
@@ -283,7 +291,7 @@ static __device__ __forceinline__ factor_b load_b_rows(const bf16 *tile, int str
 /* Factors from a tile whose element (term, column) is at tile[term * stride + column]. b: two neighbours of 8 columns. */
 static __device__ __forceinline__ void load_b_columns(factor_b b[2], const float *tile, int stride) {
     int g = lane_of() / 4, t = lane_of() % 4;
-    for (int i = 0; i < 2; i++) {
+    UNROLL for (int i = 0; i < 2; i++) {
         b[i].r[0] = seqpar_cuda_shared_word(tile + 2 * t * stride + 8 * i + g);
         b[i].r[1] = seqpar_cuda_shared_word(tile + (2 * t + 1) * stride + 8 * i + g);
     }
@@ -634,9 +642,9 @@ struct product_sums { float c[2][4][4]; };
 /* Where a lane's sums lie: f(tile row, tile column of the block's 64 x 64, &sum). */
 template <class F> static __device__ __forceinline__ void each_sum(product_sums &s, F f) {
     int warp = (int)threadIdx.x / WARP, g = lane_of() / 4, t = lane_of() % 4;
-    for (int i = 0; i < 2; i++)
-        for (int j = 0; j < 4; j++)
-            for (int e = 0; e < 4; e++) f(warp / 2 * 32 + i * 16 + g + (e >= 2 ? 8 : 0), warp % 2 * 32 + j * 8 + 2 * t + (e & 1), s.c[i][j][e]);
+    UNROLL for (int i = 0; i < 2; i++)
+        UNROLL for (int j = 0; j < 4; j++)
+            UNROLL for (int e = 0; e < 4; e++) f(warp / 2 * 32 + i * 16 + g + (e >= 2 ? 8 : 0), warp % 2 * 32 + j * 8 + 2 * t + (e & 1), s.c[i][j][e]);
 }
 
 template <class T, bool COLUMNS> __global__ void __launch_bounds__(BLOCK) matmul_kernel(T *y, int64_t y_stride, const T *x, int64_t x_stride, const T *w, int64_t w_stride, int64_t rows, int64_t out, int64_t in, int accumulate) {
@@ -652,14 +660,14 @@ template <class T, bool COLUMNS> __global__ void __launch_bounds__(BLOCK) matmul
         if (COLUMNS) load_tile(tile_w, W, TERMS, SIDE, w + k * w_stride + column, w_stride, in - k, out - column);
         else load_tile(tile_w, W, SIDE, TERMS, w + column * w_stride + k, w_stride, out - column, in - k);
         __syncthreads();
-        for (int step = 0; step < TERMS; step += STEP) {
+        UNROLL_SOME for (int step = 0; step < TERMS; step += STEP) {
             factor_a a[2];
             factor_b b[4];
-            for (int i = 0; i < 2; i++) a[i] = load_a_rows<COLUMNS>(tile_x + (warp / 2 * 32 + i * 16) * X + step, X);
-            for (int j = 0; j < 4; j += COLUMNS ? 2 : 1)
+            UNROLL for (int i = 0; i < 2; i++) a[i] = load_a_rows<COLUMNS>(tile_x + (warp / 2 * 32 + i * 16) * X + step, X);
+            UNROLL for (int j = 0; j < 4; j += COLUMNS ? 2 : 1)
                 if (COLUMNS) load_b_columns(b + j, tile_w + step * W + warp % 2 * 32 + j * 8, W);
                 else b[j] = load_b_rows(tile_w + (warp % 2 * 32 + j * 8) * W + step, W);
-            for (int i = 0; i < 2; i++) for (int j = 0; j < 4; j++) multiply(s.c[i][j], a[i], b[j], T());
+            UNROLL for (int i = 0; i < 2; i++) UNROLL for (int j = 0; j < 4; j++) multiply(s.c[i][j], a[i], b[j], T());
         }
     }
     each_sum(s, [&](int r, int c, float &sum) { if (row + r < rows && column + c < out) narrow(&y[(row + r) * y_stride + column + c], sum); });
@@ -703,12 +711,12 @@ template <class T> struct weight_grad_job {
             load_tile(tile_dy, LINE, TERMS, SIDE, dy + (begin + t) * a.dy_stride + row, a.dy_stride, count - t, a.out - row);
             load_tile(tile_x, LINE, TERMS, SIDE, x + (begin + t) * a.x_stride + column, a.x_stride, count - t, a.in - column);
             __syncthreads();
-            for (int step = 0; step < TERMS; step += STEP) {
+            UNROLL_SOME for (int step = 0; step < TERMS; step += STEP) {
                 factor_a f[2];
                 factor_b b[4];
-                for (int i = 0; i < 2; i++) f[i] = load_a_columns(tile_dy + step * LINE + warp / 2 * 32 + i * 16, LINE);
-                for (int j = 0; j < 4; j += 2) load_b_columns(b + j, tile_x + step * LINE + warp % 2 * 32 + j * 8, LINE);
-                for (int i = 0; i < 2; i++) for (int j = 0; j < 4; j++) multiply(s.c[i][j], f[i], b[j], T());
+                UNROLL for (int i = 0; i < 2; i++) f[i] = load_a_columns(tile_dy + step * LINE + warp / 2 * 32 + i * 16, LINE);
+                UNROLL for (int j = 0; j < 4; j += 2) load_b_columns(b + j, tile_x + step * LINE + warp % 2 * 32 + j * 8, LINE);
+                UNROLL for (int i = 0; i < 2; i++) UNROLL for (int j = 0; j < 4; j++) multiply(s.c[i][j], f[i], b[j], T());
             }
         }
     }
@@ -780,7 +788,7 @@ static __device__ __forceinline__ int2 visible_keys(const seqpar_attn_args &a, i
 }
 
 /* 0 or 1 / (1 - dropout): a draw of Philox 4x32-10 by row, head, query and key, as seqpar_attn_dropout. */
-static __device__ float dropout_factor(const attn_view &v, int64_t row, int64_t head, int64_t query, int64_t key) {
+static __device__ NOINLINE float dropout_factor(const attn_view &v, int64_t row, int64_t head, int64_t query, int64_t key) {
     uint64_t high = (uint64_t)row << 24 | (uint64_t)(v.a.dropout_head + head), low = (uint64_t)query << 32 | (uint64_t)key >> 2;
     uint32_t x0 = (uint32_t)low, x1 = (uint32_t)(low >> 32), x2 = (uint32_t)high, x3 = (uint32_t)(high >> 32), k0 = (uint32_t)v.dropout_key, k1 = (uint32_t)(v.dropout_key >> 32);
     for (int round = 0; round < 10; round++) {
@@ -793,19 +801,21 @@ static __device__ float dropout_factor(const attn_view &v, int64_t row, int64_t 
     return (double)draw < v.a.dropout * 4294967296.0 ? 0.0f : v.keep;
 }
 
+static __device__ NOINLINE float hyperbolic_tangent(float x) { return tanhf(x); } /* called, not written out 64 times */
+
 /* c (tiles of 16 x 8, COLUMNS / 8 of them) = rows . columns^T over D terms; both tiles have their terms side by side. */
 template <class T, int D, int COLUMNS> static __device__ __forceinline__ void scores(float (*c)[4], const T *rows, const T *columns, int line) {
-    for (int j = 0; j < COLUMNS / 8; j++) for (int e = 0; e < 4; e++) c[j][e] = 0;
-    for (int step = 0; step < D; step += traits<T>::STEP) {
+    UNROLL for (int j = 0; j < COLUMNS / 8; j++) UNROLL for (int e = 0; e < 4; e++) c[j][e] = 0;
+    UNROLL_SOME for (int step = 0; step < D; step += traits<T>::STEP) {
         factor_a a = load_a_rows<false>(rows + step, line);
-        for (int j = 0; j < COLUMNS / 8; j++) multiply(c[j], a, load_b_rows(columns + j * 8 * line + step, line), T());
+        UNROLL for (int j = 0; j < COLUMNS / 8; j++) multiply(c[j], a, load_b_rows(columns + j * 8 * line + step, line), T());
     }
 }
 /* sums (16 x D) += factors (16 x COLUMNS) . tile (COLUMNS x D) */
 template <class T, int D, int COLUMNS> static __device__ __forceinline__ void add_product(float (*sums)[4], const float (*factors)[4], const T *tile, int line) {
-    for (int step = 0; step < COLUMNS; step += traits<T>::STEP) {
+    UNROLL for (int step = 0; step < COLUMNS; step += traits<T>::STEP) {
         factor_a a = factor_of(factors + step / 8, T());
-        for (int j = 0; j < D / 8; j += 2) {
+        UNROLL for (int j = 0; j < D / 8; j += 2) {
             factor_b b[2];
             load_b_columns(b, tile + step * line + j * 8, line);
             multiply(sums[j], a, b[0], T());
@@ -817,7 +827,7 @@ template <class T, int D, int COLUMNS> static __device__ __forceinline__ void ad
 /* ---- forward ---- */
 
 /* A lane holds parts of two rows of its warp's 16: `half` 0 is row g, 1 is row g + 8. Elements e of a tile: row e / 2. */
-template <class T, int D, int WARPS, int COLUMNS> struct forward_job {
+template <class T, int D, int WARPS, int COLUMNS, bool EXTRAS> struct forward_job {
     enum { LINE = D + traits<T>::PAD, ROWS = 16 * WARPS, THREADS = WARP * WARPS, FLOATS = D / 2 + 4 };
     const attn_view &v;
     const seqpar_attn_task &task;
@@ -840,8 +850,8 @@ template <class T, int D, int WARPS, int COLUMNS> struct forward_job {
         __syncthreads();
     }
     __device__ void clear() {
-        for (int j = 0; j < D / 8; j++) for (int e = 0; e < 4; e++) o[j][e] = 0;
-        for (int i = 0; i < 2; i++) { m[i] = -INFINITY; l[i] = 0; }
+        UNROLL for (int j = 0; j < D / 8; j++) UNROLL for (int e = 0; e < 4; e++) o[j][e] = 0;
+        UNROLL for (int i = 0; i < 2; i++) { m[i] = -INFINITY; l[i] = 0; }
     }
     /* Keys that any row of the block sees: [x, y). */
     __device__ int2 block_range(const int2 seen[2]) {
@@ -862,7 +872,7 @@ template <class T, int D, int WARPS, int COLUMNS> struct forward_job {
         const seqpar_attn_keys keys = v.a.k_pieces[index];
         int64_t d = v.a.head_dim, kv = head / (v.a.heads / v.a.kv_heads) - v.a.head_begin, stride = v.a.head_count * d;
         int2 seen[2], any;
-        for (int i = 0; i < 2; i++) seen[i] = row[i] < piece.count ? visible_keys(v.a, piece.local + row[i], keys) : make_int2(0, 0);
+        UNROLL for (int i = 0; i < 2; i++) seen[i] = row[i] < piece.count ? visible_keys(v.a, piece.local + row[i], keys) : make_int2(0, 0);
         if (lane_of() % 4 == 0) flops += 4 * d * (seen[0].y - seen[0].x + seen[1].y - seen[1].x);
         any = block_range(seen);
         if (any.x >= any.y) return;
@@ -879,33 +889,33 @@ template <class T, int D, int WARPS, int COLUMNS> struct forward_job {
     __device__ void tile(int begin, const int2 seen[2], const seqpar_attn_keys &keys) {
         float s[COLUMNS / 8][4], top[2] = {m[0], m[1]}, sum[2] = {0, 0}, shrink[2];
         scores<T, D, COLUMNS>(s, tile_q + (int)threadIdx.x / WARP * 16 * LINE, tile_k, LINE);
-        for (int j = 0; j < COLUMNS / 8; j++)
-            for (int e = 0; e < 4; e++) {
+        UNROLL_PLAIN for (int j = 0; j < COLUMNS / 8; j++)
+            UNROLL_PLAIN for (int e = 0; e < 4; e++) {
                 int key = begin + j * 8 + lane_of() % 4 * 2 + (e & 1);
                 s[j][e] *= v.scale;
-                if (v.softcap > 0) s[j][e] = v.softcap * tanhf(s[j][e] / v.softcap);
+                if (EXTRAS && v.softcap > 0) s[j][e] = v.softcap * hyperbolic_tangent(s[j][e] / v.softcap);
                 if (key < seen[e / 2].x || key >= seen[e / 2].y) s[j][e] = -INFINITY;
                 top[e / 2] = s[j][e] > top[e / 2] || s[j][e] != s[j][e] ? s[j][e] : top[e / 2];
             }
-        for (int i = 0; i < 2; i++) {
+        UNROLL for (int i = 0; i < 2; i++) {
             for (int x = 1; x < 4; x *= 2) { float other = __shfl_xor_sync(0xffffffffu, top[i], x); top[i] = other > top[i] || other != other ? other : top[i]; }
             shrink[i] = m[i] == -INFINITY ? 0.0f : exponential(m[i] - top[i]);
             m[i] = top[i];
         }
-        for (int j = 0; j < COLUMNS / 8; j++)
-            for (int e = 0; e < 4; e++) {
+        UNROLL_PLAIN for (int j = 0; j < COLUMNS / 8; j++)
+            UNROLL_PLAIN for (int e = 0; e < 4; e++) {
                 s[j][e] = s[j][e] == -INFINITY ? 0.0f : exponential(s[j][e] - m[e / 2]);
                 sum[e / 2] += s[j][e];
-                if (v.a.dropout > 0) {
+                if (EXTRAS && v.a.dropout > 0) {
                     int64_t key = begin + j * 8 + lane_of() % 4 * 2 + (e & 1);
                     s[j][e] *= dropout_factor(v, piece.leaf >> 32, head, piece.start + row[e / 2] * piece.stride, keys.start + key * keys.stride);
                 }
             }
-        for (int i = 0; i < 2; i++) {
+        UNROLL for (int i = 0; i < 2; i++) {
             for (int x = 1; x < 4; x *= 2) sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], x);
             l[i] = fmaf(l[i], shrink[i], sum[i]);
         }
-        for (int j = 0; j < D / 8; j++) for (int e = 0; e < 4; e++) o[j][e] *= shrink[e / 2];
+        UNROLL for (int j = 0; j < D / 8; j++) UNROLL for (int e = 0; e < 4; e++) o[j][e] *= shrink[e / 2];
         add_product<T, D, COLUMNS>(o, s, tile_v, LINE);
     }
     /* The other value joins: both are brought to the larger maximum; products are rounded before they are added. */
@@ -925,19 +935,19 @@ template <class T, int D, int WARPS, int COLUMNS> struct forward_job {
     __device__ float *level_at(int level) { return stack + (int64_t)level * FLOATS * THREADS; }
     __device__ void spill(int level) {
         float *at = level_at(level);
-        for (int j = 0; j < D / 8; j++) for (int e = 0; e < 4; e++) at[(j * 4 + e) * THREADS] = o[j][e];
-        for (int i = 0; i < 2; i++) { at[(D / 2 + i) * THREADS] = m[i]; at[(D / 2 + 2 + i) * THREADS] = l[i]; }
+        UNROLL for (int j = 0; j < D / 8; j++) UNROLL for (int e = 0; e < 4; e++) at[(j * 4 + e) * THREADS] = o[j][e];
+        UNROLL for (int i = 0; i < 2; i++) { at[(D / 2 + i) * THREADS] = m[i]; at[(D / 2 + 2 + i) * THREADS] = l[i]; }
     }
     __device__ void restore(int level) {
         const float *at = level_at(level);
-        for (int j = 0; j < D / 8; j++) for (int e = 0; e < 4; e++) o[j][e] = at[(j * 4 + e) * THREADS];
-        for (int i = 0; i < 2; i++) { m[i] = at[(D / 2 + i) * THREADS]; l[i] = at[(D / 2 + 2 + i) * THREADS]; }
+        UNROLL for (int j = 0; j < D / 8; j++) UNROLL for (int e = 0; e < 4; e++) o[j][e] = at[(j * 4 + e) * THREADS];
+        UNROLL for (int i = 0; i < 2; i++) { m[i] = at[(D / 2 + i) * THREADS]; l[i] = at[(D / 2 + 2 + i) * THREADS]; }
     }
     __device__ void combine(int level) {
         const float *at = level_at(level);
         float mine[2], theirs[2];
-        for (int i = 0; i < 2; i++) join(i, at[(D / 2 + i) * THREADS], at[(D / 2 + 2 + i) * THREADS], &mine[i], &theirs[i]);
-        for (int j = 0; j < D / 8; j++) for (int e = 0; e < 4; e++) o[j][e] = joined(o[j][e], mine[e / 2], at[(j * 4 + e) * THREADS], theirs[e / 2]);
+        UNROLL for (int i = 0; i < 2; i++) join(i, at[(D / 2 + i) * THREADS], at[(D / 2 + 2 + i) * THREADS], &mine[i], &theirs[i]);
+        UNROLL for (int j = 0; j < D / 8; j++) UNROLL for (int e = 0; e < 4; e++) o[j][e] = joined(o[j][e], mine[e / 2], at[(j * 4 + e) * THREADS], theirs[e / 2]);
     }
     /* A stored state: o (count, head_dim), m (count), l (count). */
     __device__ float *place(int index) {
@@ -945,8 +955,8 @@ template <class T, int D, int WARPS, int COLUMNS> struct forward_job {
         return (float *)v.a.store + ((index * v.a.q_tokens + piece.local) * v.a.head_count * group + (head - v.a.head_begin * group) * piece.count) * (d + 2);
     }
     template <class F> __device__ void each_output(F f) { /* f(half, column, &element) of what there is */
-        for (int j = 0; j < D / 8; j++)
-            for (int e = 0; e < 4; e++) {
+        UNROLL for (int j = 0; j < D / 8; j++)
+            UNROLL for (int e = 0; e < 4; e++) {
                 int column = j * 8 + lane_of() % 4 * 2 + (e & 1);
                 if (row[e / 2] < piece.count && column < v.a.head_dim) f(e / 2, column, o[j][e]);
             }
@@ -957,14 +967,14 @@ template <class T, int D, int WARPS, int COLUMNS> struct forward_job {
         clear();
         __syncwarp(); /* m and l may have been stored just now, by one lane of four */
         each_output([&](int i, int column, float &x) { x = at[row[i] * d + column]; });
-        for (int i = 0; i < 2; i++) if (row[i] < piece.count) { m[i] = at[piece.count * d + row[i]]; l[i] = at[piece.count * (d + 1) + row[i]]; }
+        UNROLL for (int i = 0; i < 2; i++) if (row[i] < piece.count) { m[i] = at[piece.count * d + row[i]]; l[i] = at[piece.count * (d + 1) + row[i]]; }
     }
     __device__ void store(int index) {
         float *at = place(index);
         int64_t d = v.a.head_dim;
         __syncwarp(); /* all lanes have loaded what was there */
         each_output([&](int i, int column, float &x) { at[row[i] * d + column] = x; });
-        for (int i = 0; i < 2; i++) if (row[i] < piece.count && lane_of() % 4 == 0) { at[piece.count * d + row[i]] = m[i]; at[piece.count * (d + 1) + row[i]] = l[i]; }
+        UNROLL for (int i = 0; i < 2; i++) if (row[i] < piece.count && lane_of() % 4 == 0) { at[piece.count * d + row[i]] = m[i]; at[piece.count * (d + 1) + row[i]] = l[i]; }
     }
     __device__ void finish() {
         int64_t d = v.a.head_dim;
@@ -977,7 +987,7 @@ template <class T, int D, int WARPS, int COLUMNS> struct forward_job {
             total[i] = l[i] * factor[i] + exponential(sink - top[i]);
         }
         each_output([&](int i, int column, float &x) { narrow((T *)v.a.out + ((piece.local + row[i]) * v.a.heads + head) * d + column, empty[i] ? 0.0f : x * factor[i] / total[i]); });
-        for (int i = 0; i < 2; i++)
+        UNROLL for (int i = 0; i < 2; i++)
             if (row[i] < piece.count && lane_of() % 4 == 0) ((float *)v.a.lse)[(piece.local + row[i]) * v.a.heads + head] = empty[i] && !v.a.sinks ? -INFINITY : top[i] + logf(total[i]);
     }
 };
@@ -986,7 +996,7 @@ template <class T, int D, int WARPS, int COLUMNS> struct forward_job {
         s = R1 C1^T, dp = R2 C2^T, first += ds C1, second += p C2
    for dq  R = (q, dout), C = (k, v), first = dq;  for dk, dv  R = (k, v), C = (q, dout), first = dk, second = dv ---- */
 
-template <class T, int D, int WARPS, int COLUMNS, bool KEYS> struct gradient_job {
+template <class T, int D, int WARPS, int COLUMNS, bool KEYS, bool EXTRAS> struct gradient_job {
     enum { LINE = D + traits<T>::PAD, ROWS = 16 * WARPS, THREADS = WARP * WARPS, FLOATS = KEYS ? D : D / 2, SECOND = KEYS ? D / 8 : 1 };
     const attn_view &v;
     const seqpar_attn_task &task;
@@ -1017,7 +1027,7 @@ template <class T, int D, int WARPS, int COLUMNS, bool KEYS> struct gradient_job
             int64_t at = ((piece.local + first_row) * v.a.heads + head) * d;
             load_tile(rows1, LINE, ROWS, D, (const T *)v.a.q + at, v.a.heads * d, piece.count - first_row, d);
             load_tile(rows2, LINE, ROWS, D, (const T *)v.a.dout + at, v.a.heads * d, piece.count - first_row, d);
-            for (int i = 0; i < 2; i++) {
+            UNROLL for (int i = 0; i < 2; i++) {
                 int64_t t = (piece.local + row[i]) * v.a.heads + head;
                 own_lse[i] = row[i] < piece.count ? ((const float *)v.a.lse)[t] : 0.0f;
                 own_delta[i] = row[i] < piece.count ? ((const float *)v.a.delta)[t] : 0.0f;
@@ -1026,7 +1036,7 @@ template <class T, int D, int WARPS, int COLUMNS, bool KEYS> struct gradient_job
         __syncthreads();
     }
     __device__ void clear() {
-        for (int j = 0; j < D / 8; j++) for (int e = 0; e < 4; e++) { first[j][e] = 0; if (KEYS) second[j][e] = 0; }
+        UNROLL for (int j = 0; j < D / 8; j++) UNROLL for (int e = 0; e < 4; e++) { first[j][e] = 0; if (KEYS) second[j][e] = 0; }
     }
     __device__ void leaf(int index) {
         if (!KEYS) { over_keys(v.a.k_pieces[index]); return; }
@@ -1036,7 +1046,7 @@ template <class T, int D, int WARPS, int COLUMNS, bool KEYS> struct gradient_job
     __device__ void over_keys(const seqpar_attn_keys &k) {
         int64_t d = v.a.head_dim, kv = head / (v.a.heads / v.a.kv_heads) - v.a.head_begin, stride = v.a.head_count * d;
         int2 seen[2];
-        for (int i = 0; i < 2; i++) seen[i] = row[i] < piece.count ? visible_keys(v.a, piece.local + row[i], k) : make_int2(0, 0);
+        UNROLL for (int i = 0; i < 2; i++) seen[i] = row[i] < piece.count ? visible_keys(v.a, piece.local + row[i], k) : make_int2(0, 0);
         if (lane_of() % 4 == 0) flops += 6 * d * (seen[0].y - seen[0].x + seen[1].y - seen[1].x);
         for (int64_t begin = 0; begin < k.count; begin += COLUMNS) {
             bool sees = (seen[0].x < begin + COLUMNS && seen[0].y > begin) || (seen[1].x < begin + COLUMNS && seen[1].y > begin);
@@ -1082,13 +1092,13 @@ template <class T, int D, int WARPS, int COLUMNS, bool KEYS> struct gradient_job
         int at = (int)threadIdx.x / WARP * 16 * LINE;
         scores<T, D, COLUMNS>(s, rows1 + at, columns1, LINE);
         scores<T, D, COLUMNS>(dp, rows2 + at, columns2, LINE);
-        for (int j = 0; j < COLUMNS / 8; j++)
-            for (int e = 0; e < 4; e++) {
+        UNROLL_PLAIN for (int j = 0; j < COLUMNS / 8; j++)
+            UNROLL_PLAIN for (int e = 0; e < 4; e++) {
                 int half = e / 2, column = j * 8 + lane_of() % 4 * 2 + (e & 1);
                 bool there = pair_exists(half, column, begin, seen);
                 float x = s[j][e] * v.scale, slope = v.scale, z = 1, p;
-                if (v.softcap > 0) { float t = tanhf(x / v.softcap); x = v.softcap * t; slope *= 1.0f - t * t; }
-                if (v.a.dropout > 0 && there) {
+                if (EXTRAS && v.softcap > 0) { float t = hyperbolic_tangent(x / v.softcap); x = v.softcap * t; slope *= 1.0f - t * t; }
+                if (EXTRAS && v.a.dropout > 0 && there) {
                     int64_t query = KEYS ? begin + column : row[half], key = KEYS ? row[half] : begin + column;
                     z = dropout_factor(v, queries.leaf >> 32, h, queries.start + query * queries.stride, k.start + key * k.stride);
                 }
@@ -1101,8 +1111,8 @@ template <class T, int D, int WARPS, int COLUMNS, bool KEYS> struct gradient_job
     }
     template <class F> __device__ void with_stack(int level, F f) {
         float *at = stack + (int64_t)level * FLOATS * THREADS;
-        for (int j = 0; j < D / 8; j++)
-            for (int e = 0; e < 4; e++) {
+        UNROLL for (int j = 0; j < D / 8; j++)
+            UNROLL for (int e = 0; e < 4; e++) {
                 f(at[(j * 4 + e) * THREADS], first[j][e]);
                 if (KEYS) f(at[(D / 2 + j * 4 + e) * THREADS], second[j][e]);
             }
@@ -1118,8 +1128,8 @@ template <class T, int D, int WARPS, int COLUMNS, bool KEYS> struct gradient_job
         each_output([&](int i, int column, float &x, float *y) { f(at[row[i] * d + column], x); if (KEYS) f(at[(piece.count + row[i]) * d + column], *y); });
     }
     template <class F> __device__ void each_output(F f) {
-        for (int j = 0; j < D / 8; j++)
-            for (int e = 0; e < 4; e++) {
+        UNROLL for (int j = 0; j < D / 8; j++)
+            UNROLL for (int e = 0; e < 4; e++) {
                 int column = j * 8 + lane_of() % 4 * 2 + (e & 1);
                 if (row[e / 2] < piece.count && column < v.a.head_dim) f(e / 2, column, first[j][e], KEYS ? &second[j][e] : NULL);
             }
@@ -1253,12 +1263,20 @@ template <class Job> static seqpar_status launch_attn(cuda_device *self, attn_vi
     return SEQPAR_CUDA_LAUNCH(self, attn_kernel<Job>, dim3((unsigned)grid), dim3(Job::THREADS), shared, *v);
 }
 
-template <class T, int D> static seqpar_status launch_attn_of(cuda_device *self, attn_view *v, int kind) {
+/* EXTRAS: a softcap or dropout, which are paid for by their users alone. */
+template <class T, int D, bool EXTRAS> static seqpar_status launch_attn_of(cuda_device *self, attn_view *v, int kind) {
     enum { WARPS = D > 128 ? 2 : 4, COLUMNS = D > 128 ? 32 : 64, BACK = D > 64 ? 32 : 64, LINE = D + traits<T>::PAD, ROWS = 16 * WARPS };
-    if (kind == FORWARD) return launch_attn<forward_job<T, D, WARPS, COLUMNS>>(self, v, kind, (ROWS + 2 * COLUMNS) * LINE * sizeof(T) + 2 * WARPS * sizeof(int));
+    if (kind == FORWARD) return launch_attn<forward_job<T, D, WARPS, COLUMNS, EXTRAS>>(self, v, kind, (ROWS + 2 * COLUMNS) * LINE * sizeof(T) + 2 * WARPS * sizeof(int));
     size_t shared = (2 * ROWS + 2 * BACK) * LINE * sizeof(T) + BACK * (sizeof(int2) + 2 * sizeof(float));
-    if (kind == DQ) return launch_attn<gradient_job<T, D, WARPS, BACK, false>>(self, v, kind, shared);
-    return launch_attn<gradient_job<T, D, WARPS, BACK, true>>(self, v, kind, shared);
+    if (kind == DQ) return launch_attn<gradient_job<T, D, WARPS, BACK, false, EXTRAS>>(self, v, kind, shared);
+    return launch_attn<gradient_job<T, D, WARPS, BACK, true, EXTRAS>>(self, v, kind, shared);
+}
+template <class T, bool EXTRAS> static seqpar_status launch_attn_by_width(cuda_device *self, attn_view *v, int kind) {
+    int64_t d = v->a.head_dim;
+    if (d <= 64) return launch_attn_of<T, 64, EXTRAS>(self, v, kind);
+    if (d <= 96) return launch_attn_of<T, 96, EXTRAS>(self, v, kind);
+    if (d <= 128) return launch_attn_of<T, 128, EXTRAS>(self, v, kind);
+    return launch_attn_of<T, 256, EXTRAS>(self, v, kind);
 }
 
 template <class T> static seqpar_status attn_op(seqpar_device *device, const seqpar_attn_args *a, void *queue, int kind) {
@@ -1268,7 +1286,8 @@ template <class T> static seqpar_status attn_op(seqpar_device *device, const seq
     enter(self, queue);
     int64_t d = a->head_dim;
     if (d > 256) return seqpar_fail(device->error, SEQPAR_ERR_HEAD_DIM, "head_dim is %lld; the CUDA device takes up to 256", (long long)d);
-    seqpar_status status = d <= 64 ? launch_attn_of<T, 64>(self, &v, kind) : d <= 96 ? launch_attn_of<T, 96>(self, &v, kind) : d <= 128 ? launch_attn_of<T, 128>(self, &v, kind) : launch_attn_of<T, 256>(self, &v, kind);
+    bool extras = a->dropout > 0 || a->softcap > 0;
+    seqpar_status status = extras ? launch_attn_by_width<T, true>(self, &v, kind) : launch_attn_by_width<T, false>(self, &v, kind);
     unsigned long long flops = 0;
     if (!status && !queue && cudaMemcpyAsync(&flops, self->flops, sizeof flops, cudaMemcpyDeviceToHost, self->stream) == cudaSuccess) status = finish(self, status, queue);
     if (!status && !queue) device->attn_flops = (int64_t)flops;

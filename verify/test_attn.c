@@ -795,6 +795,14 @@ int main(int argc, char **argv) {
     if (argc > 1 && !strcmp(argv[1], "--table")) { test_begin(1, argv); print_table(); return 0; }
     test_begin(argc, argv);
     test_state += test_seed;
+#ifdef TEST_CUDA /* what runs through the device's kernels */
+    test_truth(0);
+    test_grids(0);
+    test_relaxed_truth(0);
+    test_gaps(0);
+    test_bits(0);
+    return test_summary();
+#endif
     test_truth(1);
     test_truth(0);
     for (int i = 0; i < SEQPAR__LAYOUTS * SEQPAR__SCHEDULES; i++) test_probe(i / SEQPAR__SCHEDULES, i % SEQPAR__SCHEDULES);
