@@ -6,11 +6,11 @@
 #ifndef DEMO_PREFERENCE_H
 #define DEMO_PREFERENCE_H
 #include "pairs.h"
-#include "trainer.h"
+#include "reference.h"
 
 typedef struct {
     const char *prompt_key, *chosen_key, *rejected_key, *margin_key, *ref_pretrain, *pref_loss, *loss, *value_head_prefix;
-    bool ipo, margin_loss;
+    bool ipo, margin_loss, precompute_ref;
     double beta, label_smoothing, nll_loss_coef, simpo_gamma;
     double *margins[2]; /* of the training and the evaluation pairs, stb_ds arrays */
 } demo_preference_config;
@@ -21,7 +21,7 @@ typedef struct {
     {"rejected_key", &(p).rejected_key, DEMO_STRING, "rejected", "JSON key of the worse response", DEMO_ANY}
 
 #define DEMO_DPO_BINDINGS(p) DEMO_PAIR_BINDINGS(p), \
-    {"ref_pretrain", &(p).ref_pretrain, DEMO_STRING, NULL, "folder of the reference model; without it the model training starts from", DEMO_ANY}, \
+    DEMO_REFERENCE_BINDINGS(p), \
     {"beta", &(p).beta, DEMO_FLOAT, "0.1", "temperature of the implicit reward", DEMO_ABOVE(0)}, \
     {"pref_loss", &(p).pref_loss, DEMO_STRING, "sigmoid", "sigmoid (DPO), ipo, hinge or simpo", DEMO_ANY}, \
     {"ipo", &(p).ipo, DEMO_FLAG, NULL, "the same as --pref_loss ipo", DEMO_ANY}, \
@@ -112,40 +112,6 @@ static seqpar_status demo_spread_backward(demo_rank *r, demo_window *w, seqpar_l
 
 /* ---- log-probs of whole responses ---- */
 
-typedef struct { seqpar_llama model; int there; } demo_reference;
-
-/* The reference is the model training starts from, or a folder: in either case before the first step. */
-static seqpar_status demo_reference_open(demo_rank *r, const char *folder) {
-    const demo_config *c = &r->job->config;
-    demo_reference *reference = r->own = calloc(1, sizeof *reference);
-    seqpar_status status = seqpar_llama_open(&r->ctx, &reference->model, &r->job->model);
-    reference->there = !status;
-    if (!status && !folder) folder = c->pretrain;
-    if (status) return status;
-    if (folder) return demo_load_weights(&r->ctx, &reference->model, folder);
-    seqpar_llama_init(&r->ctx, &reference->model, (uint64_t)c->seed);
-    return SEQPAR_OK;
-}
-static void demo_reference_close(demo_rank *r) {
-    demo_reference *reference = r->own;
-    if (reference && reference->there) seqpar_llama_close(&r->ctx, &reference->model);
-    free(reference);
-    r->own = NULL;
-}
-
-/* Values of the reference on the same rows; logp (tokens). */
-static seqpar_status demo_reference_logp(demo_rank *r, const seqpar_row *rows, int64_t count, double *logp) {
-    seqpar_llama *model = &((demo_reference *)r->own)->model;
-    seqpar_llama_run run = demo_run_desc(r->job);
-    seqpar_llama_batch b;
-    seqpar_status status = seqpar_llama_open_batch(&r->ctx, model, &b, rows, count, &run);
-    if (!status) status = seqpar_llama_forward(&r->ctx, model, &b, 0);
-    if (!status) status = seqpar_llama_values(&r->ctx, model, &b);
-    if (!status) seqpar_device_read(r->device, logp, b.logp.data, 0, b.tokens);
-    seqpar_llama_close_batch(&r->ctx, model, &b);
-    return status;
-}
-
 enum { LOGP, REF_LOGP, TOKENS, SUMS }; /* per document of the window */
 
 /* Forward of policy and reference; what this rank's tokens add to the sums of their documents. live (tokens): is it a target? */
@@ -167,11 +133,17 @@ static seqpar_status demo_response_terms(demo_rank *r, seqpar_llama_batch *b, co
     return status;
 }
 
+/* Where the reference was asked beforehand, its sums take their place. */
+static void demo_use_stored(const demo_window *w, double *sums) {
+    for (int64_t i = 0; w->reference && i < arrlen(w->which); i++) sums[i * SUMS + REF_LOGP] = w->reference[i];
+}
+
 /* Sums (documents, SUMS) of the responses in these rows, known to all sequence-parallel ranks. */
-static seqpar_status demo_response_sums(demo_rank *r, seqpar_llama_batch *b, const seqpar_row *rows, int64_t count, int64_t documents, int keep, int alone, double *sums, double *live) {
+static seqpar_status demo_response_sums(demo_rank *r, const demo_window *w, seqpar_llama_batch *b, const seqpar_row *rows, int64_t count, int keep, int alone, double *sums, double *live) {
     seqpar_segments segments = {0};
-    seqpar_status status = demo_response_terms(r, b, rows, count, keep, alone, &segments, live);
-    if (!status) status = seqpar_segments_sum(r->ctx.sp, sums, documents, &segments);
+    seqpar_status status = demo_response_terms(r, b, rows, count, keep, alone || w->reference, &segments, live);
+    if (!status) status = seqpar_segments_sum(r->ctx.sp, sums, arrlen(w->which), &segments);
+    demo_use_stored(w, sums);
     seqpar_segments_free(&segments);
     return status;
 }
@@ -210,7 +182,7 @@ static seqpar_status demo_response_rows(demo_rank *r, demo_window *w, int64_t fi
     seqpar_llama_batch b;
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, &r->model, &b, rows, count, &run);
     double *sums = calloc((size_t)(documents * (SUMS + 1) + b.tokens + 1), sizeof *sums), *dsum = sums + documents * SUMS, *live = dsum + documents;
-    if (!status) status = demo_response_sums(r, &b, rows, count, documents, micro >= 0, alone, sums, live);
+    if (!status) status = demo_response_sums(r, w, &b, rows, count, micro >= 0, alone, sums, live);
     if (!status) status = objective(r, w, rows, count, sums, dsum);
     if (!status && micro >= 0) status = demo_spread_backward(r, w, &b, rows, dsum, live, micro);
     seqpar_llama_close_batch(&r->ctx, &r->model, &b);
@@ -222,11 +194,23 @@ static seqpar_status demo_dpo_rows(demo_rank *r, demo_window *w, int64_t first, 
     return demo_response_rows(r, w, first, count, micro, demo_preference_desc(r->job->options).kind == SEQPAR_SIMPO, demo_dpo_pairs);
 }
 
-static seqpar_status demo_dpo_open(demo_rank *r) { return demo_reference_open(r, ((const demo_preference_config *)r->job->options)->ref_pretrain); }
+static seqpar_status demo_dpo_open(demo_rank *r) {
+    const demo_preference_config *p = r->job->options;
+    seqpar_status status = demo_reference_open(r, p->ref_pretrain);
+    return status || !p->precompute_ref ? status : demo_stored_open(r, NULL);
+}
+static seqpar_status demo_dpo_before(demo_rank *r, demo_window *w) { return w->reference = demo_stored_sums(r, w, 0), SEQPAR_OK; }
+
+/* Options that do not go together are refused before anything is read. */
+static int demo_dpo_prepare(demo_job *job, char *error, size_t size) {
+    const demo_preference_config *p = job->options;
+    if (p->precompute_ref && demo_preference_desc(p).kind == SEQPAR_SIMPO) return snprintf(error, size, "pref_loss simpo has no reference model; leave out --precompute_ref"), -1;
+    return 0;
+}
 
 static const demo_objective demo_dpo = {.unit = "pairs", .weight = "pairs", .measure = "", .documents_per_unit = 2, .columns = PAIR_COLUMNS,
                                         .column = {"loss", "accuracy", "chosen_reward", "rejected_reward", "reward_margin"},
-                                        .open = demo_dpo_open, .close = demo_reference_close, .load = demo_pairs_as_documents, .rows = demo_dpo_rows, .total = demo_units_total};
+                                        .prepare = demo_dpo_prepare, .open = demo_dpo_open, .close = demo_reference_close, .before = demo_dpo_before, .load = demo_pairs_as_documents, .rows = demo_dpo_rows, .total = demo_units_total};
 
 /* ---- reward model: the score of a response's last token ---- */
 

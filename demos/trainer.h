@@ -131,6 +131,7 @@ typedef struct demo_window { /* documents packed into rows: those of an optimize
     double *value;
     seqpar_segments seen;    /* unit objectives: columns of the units this rank answers for */
     double statistic;        /* of the whole window, taken before its rows: KTO's KL */
+    const double *reference; /* (documents) sums of the reference's log-probs, taken beforehand; NULL: it is asked in the step */
 } demo_window;
 
 struct demo_objective {
@@ -266,6 +267,15 @@ static int64_t *demo_step_documents(const demo_job *job, int64_t step) {
     for (int64_t i = 0; i < batch; i++)
         for (int64_t k = 0; k < per_unit; k++) arrput(which, job->usable[order[step % per_epoch * batch + i]] * per_unit + k);
     free(order);
+    return which;
+}
+
+/* An evaluation takes its documents in file order, four steps' worth at a time. */
+static int64_t demo_eval_most(const demo_job *job) { return job->config.train_batch_size * 4 * job->objective->documents_per_unit; }
+static int64_t demo_eval_windows(const demo_job *job) { return (arrlen(job->eval.documents) + demo_eval_most(job) - 1) / demo_eval_most(job); }
+static int64_t *demo_eval_documents(const demo_job *job, int64_t window) {
+    int64_t first = window * demo_eval_most(job), *which = NULL;
+    for (int64_t i = first; i < arrlen(job->eval.documents) && i < first + demo_eval_most(job); i++) arrput(which, i);
     return which;
 }
 
@@ -421,13 +431,11 @@ static void demo_say_evaluation(demo_rank *r, double weight) {
 static seqpar_status demo_evaluate(demo_rank *r) {
     const demo_job *job = r->job;
     const demo_objective *o = job->objective;
-    int64_t count = arrlen(job->eval.documents), most = job->config.train_batch_size * 4 * o->documents_per_unit;
     double weight, all = 0, means[DEMO_COLUMNS];
     seqpar_status status = SEQPAR_OK;
     memset(r->eval_means, 0, sizeof r->eval_means);
-    for (int64_t first = 0; !status && first < count; first += most) {
-        demo_window w = {.set = &job->eval};
-        for (int64_t i = first; i < count && i < first + most; i++) arrput(w.which, i);
+    for (int64_t i = 0; !status && i < demo_eval_windows(job); i++) {
+        demo_window w = {.set = &job->eval, .which = demo_eval_documents(job, i)};
         status = demo_window_open(r, &w, o->documents_per_unit, 1);
         if (!status && o->before) status = o->before(r, &w);
         if (!status) status = demo_window_values(r, &w, o->rows);
@@ -502,6 +510,7 @@ static seqpar_status demo_train(demo_rank *r) {
     const demo_config *c = &r->job->config;
     int stop = 0, evaluates = arrlen(r->job->eval.documents) > 0;
     seqpar_status status = r->ctx.world->rank ? SEQPAR_OK : demo_make_folder(c->save_path, r->ctx.error); /* before the work, not after */
+    if (!status) status = demo_stop_wanted(r, &stop);
     while (!status && !stop && r->step < r->job->total_steps) {
         status = demo_step(r);
         if (!status) status = demo_stop_wanted(r, &stop);
@@ -524,7 +533,7 @@ static void demo_say_totals(demo_rank *r) {
     bool evaluated = arrlen(r->job->eval.documents) > 0;
     demo_progress_end(&r->progress);
     if (demo_interrupted) {
-        fprintf(stderr, "interrupted after step %lld; go on with --load_checkpoint\n", (long long)r->step);
+        fprintf(stderr, r->step ? "interrupted after step %lld; go on with --load_checkpoint\n" : "interrupted before the first step\n", (long long)r->step);
         return;
     }
     if (r->job->config.json) {

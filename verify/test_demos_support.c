@@ -224,7 +224,8 @@ static const char names_people_type[] =
     /* ours */
     "truncation max_steps adam_eps layout schedule pack_len chunks z_loss data_parallel_size world_size "
     "hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim intermediate_size "
-    "tie_word_embeddings rope_theta metrics_path device omp_threads json margin_key";
+    "tie_word_embeddings rope_theta metrics_path device omp_threads json margin_key precompute_ref "
+    "precompute_ref_log_probs";
 
 static bool name_is_known(const char *name, const void *context)
 {
