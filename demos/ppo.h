@@ -443,6 +443,7 @@ static seqpar_status demo_mini_batch(demo_rank *r, demo_window *w) {
     double means[UPDATE_COLUMNS];
     seqpar_status status = SEQPAR_OK;
     if (r->step > c->freezing_actor_steps) status = demo_update_step(&actor, c->actor_learning_rate * factor, p->policy);
+    if (!status) demo_average_step(&r->ctx, &r->model, &r->average);
     if (!status && p->has_critic) status = demo_update_step(&critic, c->critic_learning_rate * factor, means);
     if (!status && p->has_critic) memcpy(p->value, means, sizeof p->value);
     if (!status) r->step++;

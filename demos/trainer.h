@@ -8,6 +8,7 @@
 #define DEMO_TRAINER_H
 
 #include <signal.h>
+#include "average.h"
 #include "checkpoint.h"
 #include "data.h"
 #include "options.h"
@@ -18,12 +19,12 @@ typedef struct {
     const char *dataset, *eval_dataset, *input_key, *output_key, *input_template, *truncation;
     const char *pretrain, *save_path, *ckpt_path, *metrics_path, *lr_scheduler, *optim, *device;
     const char *layout, *schedule, *ring_attn_func, *sequence_parallel_mode;
-    bool pretrain_mode, train_on_inputs, packing_samples, load_checkpoint, gradient_checkpointing, relaxed_attention, tie_word_embeddings, plot_loss, json;
+    bool pretrain_mode, train_on_inputs, packing_samples, load_checkpoint, gradient_checkpointing, relaxed_attention, tie_word_embeddings, plot_loss, json, enable_ema;
     int64_t max_len, pack_len, chunks, max_samples, train_batch_size, micro_train_batch_size, max_steps, warmup_steps;
     int64_t save_steps, eval_steps, logging_steps, max_ckpt_num, seed, zero_stage, omp_threads;
     int64_t ring_attn_size, ring_head_stride, ulysses_size, data_parallel_size, world_size, gradient_accumulation_steps;
     int64_t hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim, intermediate_size;
-    double max_epochs, max_norm, learning_rate, lr_warmup_ratio, min_lr_ratio, l2, adam_eps, label_smoothing, z_loss, rope_theta;
+    double max_epochs, max_norm, learning_rate, lr_warmup_ratio, min_lr_ratio, l2, adam_eps, label_smoothing, z_loss, rope_theta, ema_beta;
     double adam_betas[2];
 } demo_config;
 
@@ -64,6 +65,8 @@ typedef struct {
     {"adam_eps", &(c).adam_eps, DEMO_FLOAT, "1e-8", "added to the root of the second moment", DEMO_AT_LEAST(0)},              \
     {"l2", &(c).l2, DEMO_FLOAT, "0", "weight decay; gains have none", DEMO_AT_LEAST(0)},                                      \
     {"max_norm", &(c).max_norm, DEMO_FLOAT, "1.0", "clip of the gradient norm; 0: none", DEMO_AT_LEAST(0)},                   \
+    {"enable_ema", &(c).enable_ema, DEMO_FLAG, NULL, "keep a moving average of the weights, saved in save_path/ema", DEMO_ANY},   \
+    {"ema_beta", &(c).ema_beta, DEMO_FLOAT, "0.992", "share of the average that stays in a step", DEMO_BETWEEN(0, 1)},        \
     {"zero_stage", &(c).zero_stage, DEMO_INT, "2", "0: all state everywhere, 1: moments sharded, 2: gradients too", DEMO_BETWEEN(0, 2)}, \
     {"gradient_checkpointing", &(c).gradient_checkpointing, DEMO_FLAG, NULL, "keep three tensors a layer, compute the rest again", DEMO_ANY}, \
     {"ring_attn_size", &(c).ring_attn_size, DEMO_INT, "1", "sequence-parallel ranks", DEMO_AT_LEAST(1)},                      \
@@ -110,6 +113,7 @@ typedef struct { /* one rank at work */
     seqpar_device *device;
     seqpar_llama model;
     seqpar_optim optim;
+    demo_average average;   /* of the weights, where one is kept */
     int64_t step;
     demo_progress progress;
     FILE *metrics;
@@ -408,6 +412,7 @@ static seqpar_status demo_step(demo_rank *r) {
     if (!status) status = o->total(r, &w, means, &weight);
     if (!status) status = seqpar_step_end(&r->ctx, &r->optim, r->model.params.data, lr);
     if (!status) {
+        demo_average_step(&r->ctx, &r->model, &r->average);
         r->step++;
         demo_log_step(r, means, lr, &w.batch, demo_seconds() - began);
     }
@@ -452,9 +457,11 @@ static seqpar_status demo_evaluate(demo_rank *r) {
 
 static seqpar_status demo_checkpoint(demo_rank *r) {
     const demo_config *c = &r->job->config;
-    demo_state state = {r->step, c->seed, c->train_batch_size, r->job->usable_count, r->extra};
+    demo_state state = {r->step, c->seed, c->train_batch_size, r->job->usable_count, r->extra, NULL};
     seqpar_status status = r->job->objective->save ? r->job->objective->save(r, &state) : SEQPAR_OK;
+    if (!status) status = demo_average_gather(&r->ctx, &r->model, &r->average, &state.average);
     if (!status) status = demo_save_checkpoint(&r->ctx, &r->model, &r->optim, c->ckpt_path, &state, c->max_ckpt_num);
+    free(state.average);
     if (!status && r->ctx.world->rank == 0) demo_progress_say(&r->progress, "step %lld: checkpoint in %s", (long long)r->step, c->ckpt_path);
     return status;
 }
@@ -462,7 +469,11 @@ static seqpar_status demo_checkpoint(demo_rank *r) {
 static seqpar_status demo_resume(demo_rank *r) {
     const demo_config *c = &r->job->config;
     demo_state state = {0};
+    double *average = c->enable_ema ? calloc((size_t)r->model.elements, sizeof *average) : NULL;
     seqpar_status status = demo_load_checkpoint(&r->ctx, &r->model, &r->optim, c->ckpt_path, &state);
+    if (!status) status = demo_load_average(&r->ctx, &r->model, c->ckpt_path, average);
+    if (!status && average) demo_average_set(&r->average, average);
+    free(average);
     if (status) return status;
     if (state.seed != c->seed || state.train_batch_size != c->train_batch_size || state.documents != r->job->usable_count)
         return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION, "the checkpoint was written with seed %lld, train_batch_size %lld and %lld documents, this run has %lld, %lld and %lld; use the same to go on",
@@ -481,12 +492,25 @@ static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
     if (!status) status = seqpar_optim_open(&r->ctx, &r->optim, r->model.tensors, r->model.tensor_count, &optim);
     if (!status) seqpar_llama_init(&r->ctx, &r->model, (uint64_t)c->seed);
     if (!status && c->pretrain) status = demo_load_weights(&r->ctx, &r->model, c->pretrain);
+    if (!status && c->enable_ema) status = demo_average_open(&r->ctx, &r->model, &r->average, c->ema_beta);
     if (!status && r->job->objective->open) status = r->job->objective->open(r);
     if (!status && c->load_checkpoint) status = demo_resume(r);
     if (!status && world->rank == 0 && c->metrics_path) {
         r->metrics = fopen(c->metrics_path, c->load_checkpoint ? "ab" : "wb");
         if (!r->metrics) status = seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_OPEN, "cannot open %s: %s", c->metrics_path, strerror(errno));
     }
+    return status;
+}
+
+/* Collective: the average as a model folder of its own. */
+static seqpar_status demo_average_save(demo_rank *r) {
+    char folder[1280];
+    double *whole;
+    seqpar_status status = demo_average_gather(&r->ctx, &r->model, &r->average, &whole);
+    snprintf(folder, sizeof folder, "%s/ema", r->job->config.save_path);
+    if (!status && whole && r->ctx.world->rank == 0) status = demo_make_folder(folder, r->ctx.error);
+    if (!status && whole && r->ctx.world->rank == 0) status = demo_save_values(&r->ctx, &r->model, folder, whole);
+    free(whole);
     return status;
 }
 
@@ -553,12 +577,14 @@ static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
     seqpar_status status = demo_rank_open(&r, world);
     if (world->rank == 0) demo_progress_begin(&r.progress, r.step, r.job->rounds, r.job->config.logging_steps);
     if (!status) status = r.job->objective->train ? r.job->objective->train(&r) : demo_train(&r);
+    if (!status && r.step >= r.job->total_steps) status = demo_average_save(&r);
     if (!status && world->rank == 0) demo_say_totals(&r);
     if (status && world->rank == 0) demo_progress_end(&r.progress);
     if (r.metrics) fclose(r.metrics);
     arrfree(r.losses);
     arrfree(r.steps);
     if (r.job->objective->close) r.job->objective->close(&r);
+    demo_average_close(&r.average);
     seqpar_optim_close(&r.ctx, &r.optim);
     seqpar_llama_close(&r.ctx, &r.model);
     seqpar_ctx_close(&r.ctx);

@@ -101,6 +101,27 @@ stored() { # STAGE TRAINER OPTIONS...
 stored dpo dpo $pairs --learning_rate 2e-3
 stored kto kto $labelled --learning_rate 2e-3 --beta 0.1 --undesirable_loss_weight 1.3
 
+# a moving average of the weights: it moves, obeys its beta, changes nothing else, has the same bits everywhere and goes on
+average() { # STAGE TRAINER OPTIONS...
+    local stage=$1 trainer=$2 ema=$out/$1.ema/ema/model.safetensors; shift 2
+    run $stage.ema $trainer "$@" --enable_ema || { fail "post_ema_$stage" "$(tail -n 1 $out/$stage.ema.log)"; return; }
+    if ! cmp -s $out/$stage.ema/model.safetensors $out/$stage.one/model.safetensors; then fail "post_ema_$stage" "the weights themselves differ"
+    elif cmp -s $ema $out/$stage.one/model.safetensors || cmp -s $ema $out/sft/model.safetensors; then fail "post_ema_$stage" "the average is no average"
+    else ok "post_ema_$stage"; fi
+    run $stage.ema4 $trainer "$@" --enable_ema --ring_attn_size 3 && cmp -s $out/$stage.ema4/ema/model.safetensors $ema && ok "post_ema_${stage}_ranks" || fail "post_ema_${stage}_ranks" "$(tail -n 1 $out/$stage.ema4.log)"
+    run $stage.emahalf $trainer "$@" --enable_ema --max_steps 2 --save_steps 2 --ring_attn_size 2 && run $stage.emahalf $trainer "$@" --enable_ema --load_checkpoint --data_parallel_size 2 &&
+        cmp -s $out/$stage.emahalf/ema/model.safetensors $ema && ok "post_ema_${stage}_resume" || fail "post_ema_${stage}_resume" "$(tail -n 1 $out/$stage.emahalf.log)"
+}
+average dpo dpo $pairs --learning_rate 2e-3
+average rm rm $pairs --learning_rate 2e-3
+average kto kto $labelled --learning_rate 2e-3 --beta 0.1 --undesirable_loss_weight 1.3
+texts="--dataset $out/arith.jsonl --input_key question --output_key answer --train_batch_size 8 --max_steps 3 --learning_rate 2e-3"
+run sft.one sft $texts
+average sft sft $texts
+average ppo ppo $prompts --reward_pretrain $out/rm.one,$out/rm.one --entropy_loss_coef 0.01 --kl_target 0.1
+run ema.last dpo $pairs --learning_rate 2e-3 --enable_ema --ema_beta 0 && cmp -s $out/ema.last/ema/model.safetensors $out/dpo.one/model.safetensors && ok post_ema_beta_0 || fail post_ema_beta_0 "not the last weights"
+run ema.first dpo $pairs --learning_rate 2e-3 --enable_ema --ema_beta 1 && cmp -s $out/ema.first/ema/model.safetensors $out/sft/model.safetensors && ok post_ema_beta_1 || fail post_ema_beta_1 "not the first weights"
+
 # refused: one sentence, a code, nothing written
 refuse() { # NAME TRAINER PATTERN OPTIONS...
     local name=$1 trainer=$2 pattern=$3 code lines; shift 3
@@ -129,6 +150,9 @@ refuse ppo_group ppo 'n_samples_per_prompt' $prompts --reward_rule last_number -
 refuse ppo_prompts ppo 'rollout_batch_size' $prompts --reward_rule last_number --rollout_batch_size 1000
 refuse ppo_clip ppo 'reward_clip_range' $prompts --reward_rule last_number --reward_clip_range 5,-5
 refuse ppo_epochs ppo 'max_epochs' $prompts --reward_rule last_number --max_epochs 0.5
+refuse ema_without dpo 'with a moving average' $shape --pretrain $out/sft $pairs --ckpt_path $out/dpo.emahalf/ckpt --load_checkpoint
+refuse ema_none dpo 'without a moving average' $shape --pretrain $out/sft $pairs --ckpt_path $out/dpo.half/ckpt --load_checkpoint --enable_ema
+refuse ema_beta dpo 'ema_beta' $pairs --enable_ema --ema_beta 1.5
 refuse ppo_no_data ppo 'prompt_data' --reward_rule last_number
 
 # stored log-probs of other rows or of another model are refused, and so is half a file
