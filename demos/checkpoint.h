@@ -9,6 +9,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <math.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <cjson/cJSON.h>
@@ -127,6 +128,13 @@ static seqpar_safetensors_tensor demo_tensor(const seqpar_ctx *ctx, const seqpar
     return s;
 }
 
+/* What diverged never takes the place of what was good. */
+static seqpar_status demo_finite(seqpar_ctx *ctx, const char *name, const double *values, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        if (!isfinite(values[i])) return seqpar_fail(ctx->error, SEQPAR_ERR_NOT_FINITE, "%s holds %g: training has diverged and nothing is saved; go on from the last checkpoint with a lower learning rate", name, values[i]);
+    return SEQPAR_OK;
+}
+
 /* One piece of a file: the tensors of the model under a prefix, from doubles that are exact in the stored type. */
 static seqpar_status demo_append(seqpar_ctx *ctx, seqpar_safetensors_writer *writer, const seqpar_llama *model, const char *prefix, const double *values) {
     char name[128];
@@ -134,6 +142,7 @@ static seqpar_status demo_append(seqpar_ctx *ctx, seqpar_safetensors_writer *wri
         const seqpar_tensor *t = &model->tensors[i];
         int64_t count = t->rows * t->cols, size = seqpar_dtype_bytes(ctx->device->storage);
         snprintf(name, sizeof name, "%s%s", prefix, t->name);
+        if (demo_finite(ctx, name, values + t->offset, count)) return ctx->error->status;
         void *bytes = ctx->device->alloc(ctx->device, count * size);
         if (!bytes) return seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY, "out of memory while %s is saved", name);
         seqpar_device_write(ctx->device, bytes, 0, values + t->offset, count);

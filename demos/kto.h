@@ -69,6 +69,7 @@ static seqpar_status demo_kto_kl_of(demo_rank *r, demo_window *mismatched, doubl
     mismatched->seen.width = SUMS;
     if (!status) status = seqpar_segments_sum(r->ctx.world, sums, n, &mismatched->seen);
     demo_use_stored(mismatched, sums);
+    if (!status) status = demo_sums_finite(r, mismatched, sums);
     for (int64_t i = 0; i < n; i++) h[i] = sums[i * SUMS + LOGP] - sums[i * SUMS + REF_LOGP];
     *kl = seqpar_kto_kl(h, n);
     free(sums);
@@ -125,7 +126,14 @@ static seqpar_status demo_kto_open(demo_rank *r) {
     return status || !k->precompute_ref ? status : demo_stored_open(r, demo_mismatched_open);
 }
 
+static int demo_kto_prepare(demo_job *job, char *error, size_t size) {
+    const demo_kto_config *k = job->options;
+    if (k->desirable_loss_weight > 0 || k->undesirable_loss_weight > 0) return 0;
+    snprintf(error, size, "desirable_loss_weight and undesirable_loss_weight are both 0, which teaches nothing; raise one of them");
+    return -1;
+}
+
 static const demo_objective demo_kto = {.unit = "documents", .weight = "documents", .measure = "", .documents_per_unit = 1, .columns = KTO_COLUMNS,
                                         .column = {"loss", "kl", "desirable_reward", "undesirable_reward", "desirable"},
-                                        .open = demo_kto_open, .close = demo_reference_close, .before = demo_kto_before, .load = demo_kto_load, .rows = demo_kto_rows, .total = demo_kto_total};
+                                        .prepare = demo_kto_prepare, .open = demo_kto_open, .close = demo_reference_close, .before = demo_kto_before, .load = demo_kto_load, .rows = demo_kto_rows, .total = demo_kto_total};
 #endif

@@ -45,6 +45,11 @@ static int demo_pairs_as_documents(const demo_job *job, demo_dataset *set, const
     demo_pair_set pairs = {0};
     double **margins = &p->margins[set == &job->eval];
     if (demo_pairs_load(&pairs, paths, &options, error, size)) return -1;
+    if (set == &job->train && pairs.counts.identical == arrlen(pairs.pairs)) {
+        snprintf(error, size, "%s: all %lld pairs are twice the same document (%lld cut), which prefers nothing; raise --max_len or look at the keys", paths, (long long)pairs.counts.identical, (long long)pairs.counts.cut);
+        demo_pairs_free(&pairs);
+        return -1;
+    }
     for (int64_t i = 0; i < arrlen(pairs.pairs); i++) {
         arrput(set->documents, pairs.pairs[i].chosen);
         arrput(set->documents, pairs.pairs[i].rejected);
@@ -138,12 +143,23 @@ static void demo_use_stored(const demo_window *w, double *sums) {
     for (int64_t i = 0; w->reference && i < arrlen(w->which); i++) sums[i * SUMS + REF_LOGP] = w->reference[i];
 }
 
+/* A log-prob that is no number has one sentence that says whose it is. */
+static seqpar_status demo_sums_finite(demo_rank *r, const demo_window *w, const double *sums) {
+    for (int64_t i = 0; i < arrlen(w->which); i++)
+        for (int k = LOGP; k <= REF_LOGP; k++)
+            if (!isfinite(sums[i * SUMS + k]))
+                return seqpar_fail(r->ctx.error, SEQPAR_ERR_NOT_FINITE, "step %lld: the %s log-prob of document %lld is %g; %s", (long long)r->step + 1, k == LOGP ? "policy's" : "reference's", (long long)w->which[i], sums[i * SUMS + k],
+                                   k == LOGP ? "lower the learning rate, or look at the weights of --pretrain" : "look at the weights of --ref_pretrain, or of --pretrain without it");
+    return SEQPAR_OK;
+}
+
 /* Sums (documents, SUMS) of the responses in these rows, known to all sequence-parallel ranks. */
 static seqpar_status demo_response_sums(demo_rank *r, const demo_window *w, seqpar_llama_batch *b, const seqpar_row *rows, int64_t count, int keep, int alone, double *sums, double *live) {
     seqpar_segments segments = {0};
     seqpar_status status = demo_response_terms(r, b, rows, count, keep, alone || w->reference, &segments, live);
     if (!status) status = seqpar_segments_sum(r->ctx.sp, sums, arrlen(w->which), &segments);
     demo_use_stored(w, sums);
+    if (!status) status = demo_sums_finite(r, w, sums);
     seqpar_segments_free(&segments);
     return status;
 }
@@ -196,6 +212,7 @@ static seqpar_status demo_dpo_rows(demo_rank *r, demo_window *w, int64_t first, 
 
 static seqpar_status demo_dpo_open(demo_rank *r) {
     const demo_preference_config *p = r->job->options;
+    if (demo_preference_desc(p).kind == SEQPAR_SIMPO) return SEQPAR_OK;
     seqpar_status status = demo_reference_open(r, p->ref_pretrain);
     return status || !p->precompute_ref ? status : demo_stored_open(r, NULL);
 }
@@ -204,7 +221,9 @@ static seqpar_status demo_dpo_before(demo_rank *r, demo_window *w) { return w->r
 /* Options that do not go together are refused before anything is read. */
 static int demo_dpo_prepare(demo_job *job, char *error, size_t size) {
     const demo_preference_config *p = job->options;
-    if (p->precompute_ref && demo_preference_desc(p).kind == SEQPAR_SIMPO) return snprintf(error, size, "pref_loss simpo has no reference model; leave out --precompute_ref"), -1;
+    int simpo = demo_preference_desc(p).kind == SEQPAR_SIMPO;
+    if (p->ipo && strcmp(p->pref_loss, "sigmoid") && strcmp(p->pref_loss, "ipo")) return snprintf(error, size, "--ipo and --pref_loss %s are two losses; leave out one of them", p->pref_loss), -1;
+    if (simpo && (p->ref_pretrain || p->precompute_ref)) return snprintf(error, size, "pref_loss simpo has no reference model; leave out --%s", p->ref_pretrain ? "ref_pretrain" : "precompute_ref"), -1;
     return 0;
 }
 
@@ -269,7 +288,13 @@ static seqpar_status demo_rm_rows(demo_rank *r, demo_window *w, int64_t first, i
     return status;
 }
 
+static int demo_rm_prepare(demo_job *job, char *error, size_t size) {
+    const demo_preference_config *p = job->options;
+    if (p->margin_loss && !strcmp(p->loss, "logexp")) return snprintf(error, size, "--loss logexp knows no margins; leave out --margin_loss or take --loss sigmoid"), -1;
+    return 0;
+}
+
 static const demo_objective demo_rm = {.unit = "pairs", .weight = "pairs", .measure = "", .documents_per_unit = 2, .columns = PAIR_COLUMNS,
                                        .column = {"loss", "accuracy", "chosen_reward", "rejected_reward", "reward_margin"},
-                                       .load = demo_pairs_as_documents, .rows = demo_rm_rows, .total = demo_units_total};
+                                       .prepare = demo_rm_prepare, .load = demo_pairs_as_documents, .rows = demo_rm_rows, .total = demo_units_total};
 #endif

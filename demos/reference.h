@@ -312,7 +312,7 @@ static seqpar_status demo_stored_open(demo_rank *r, demo_mismatch_fn mismatch) {
 /* The sums (documents) of a window of training or evaluation; NULL where none were taken. */
 static const double *demo_stored_sums(const demo_rank *r, const demo_window *w, int mismatched) {
     int kind = w->set == &r->job->eval ? DEMO_EVALUATION : DEMO_TRAINING;
-    const double *sums = ((const demo_reference *)r->own)->stored[kind].sums[mismatched];
+    const double *sums = r->own ? ((const demo_reference *)r->own)->stored[kind].sums[mismatched] : NULL;
     return sums ? sums + (kind == DEMO_TRAINING ? r->step * demo_stored_most(r->job, kind) : w->which[0]) : NULL;
 }
 #endif

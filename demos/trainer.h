@@ -215,6 +215,20 @@ static int demo_job_model(demo_job *job, char *error, size_t size) {
     return 0;
 }
 
+/* A unit that no row can hold would be missing from its step. */
+static int demo_units_fit(const demo_job *job, const demo_dataset *set, const char *paths, char *error, size_t size) {
+    int64_t per_unit = job->objective->documents_per_unit;
+    for (int64_t i = 0; i + per_unit <= arrlen(set->documents); i += per_unit) {
+        int64_t tokens = 0;
+        for (int64_t k = 0; k < per_unit; k++) tokens += set->documents[i + k].tokens;
+        if (tokens <= job->config.pack_len) continue;
+        snprintf(error, size, "%s: number %lld of the %s kept has %lld tokens, a row holds pack_len %lld; raise --pack_len to %lld or lower --max_len", paths, (long long)(i / per_unit + 1), job->objective->unit, (long long)tokens,
+                 (long long)job->config.pack_len, (long long)(per_unit * job->config.max_len));
+        return -1;
+    }
+    return 0;
+}
+
 static int demo_job_data(demo_job *job, char *error, size_t size) {
     demo_config *c = &job->config;
     const demo_objective *o = job->objective;
@@ -222,13 +236,15 @@ static int demo_job_data(demo_job *job, char *error, size_t size) {
         snprintf(error, size, "no training data; give --dataset FILE (.jsonl or .txt)");
         return -1;
     }
-    if (!c->pack_len) c->pack_len = c->packing_samples && c->max_len < 2048 ? 2048 : c->max_len;
+    int64_t longest = o->documents_per_unit * c->max_len; /* a unit never leaves its row */
+    if (!c->pack_len) c->pack_len = c->packing_samples && longest < 2048 ? 2048 : longest;
     if (c->pack_len < c->max_len) {
         snprintf(error, size, "pack_len %lld is shorter than max_len %lld; a document never leaves its row", (long long)c->pack_len, (long long)c->max_len);
         return -1;
     }
     if (o->load(job, &job->train, c->dataset, c->max_samples, error, size)) return -1;
     if (c->eval_dataset && o->load(job, &job->eval, c->eval_dataset, 0, error, size)) return -1;
+    if (demo_units_fit(job, &job->train, c->dataset, error, size) || demo_units_fit(job, &job->eval, c->eval_dataset, error, size)) return -1;
     int64_t units = arrlen(job->train.documents) / o->documents_per_unit;
     job->usable = calloc((size_t)units + 1, sizeof *job->usable);
     for (int64_t i = 0; i < units; i++) {
@@ -446,7 +462,7 @@ static seqpar_status demo_evaluate(demo_rank *r) {
         if (!status) status = demo_window_values(r, &w, o->rows);
         if (!status) status = o->total(r, &w, means, &weight);
         all += weight;
-        for (int i = 0; !status && i < o->columns; i++) r->eval_means[i] += (means[i] - r->eval_means[i]) * (weight / all);
+        for (int i = 0; !status && weight > 0 && i < o->columns; i++) r->eval_means[i] += (means[i] - r->eval_means[i]) * (weight / all);
         demo_window_close(&w);
     }
     if (!status) demo_say_evaluation(r, all);
@@ -608,6 +624,9 @@ static void demo_job_close(demo_job *job) {
 
 static void demo_job_say(const demo_job *job) {
     const demo_config *c = &job->config;
+    char warning[512];
+    demo_template_checked(c->input_template, warning, sizeof warning);
+    if (*warning) fprintf(stderr, "notice: %s\n", warning);
     fprintf(stderr, "data: %s\n", job->train.summary);
     fprintf(stderr, "model: %lld layers, hidden %lld, %lld heads over %lld kv heads, vocab %lld; %s\n", (long long)job->model.layers, (long long)job->model.hidden,
             (long long)job->model.heads, (long long)job->model.kv_heads, (long long)job->model.vocab, c->device);
