@@ -645,7 +645,7 @@ static int demo_job_run(demo_job *job) {
 }
 
 /* A trainer's main: from the command line to the exit code. */
-static int demo_main(demo_job *job, const char *tool, const demo_binding *bindings, int count, int argc, char **argv) {
+__attribute__((unused)) static int demo_main(demo_job *job, const char *tool, const demo_binding *bindings, int count, int argc, char **argv) {
     demo_options options = {.tool = tool, .bindings = bindings, .binding_count = count};
     char error[1024], ckpt_path[64];
     demo_wait_passively(argv);

@@ -25,6 +25,7 @@ typedef struct objective_task { /* what to do; documents 2i and 2i + 1 are a pai
     const double *start;      /* parameters to begin with; NULL: from the seed */
     uint64_t seed;
     double lr, temperature;   /* of log-probs; 0: 1 */
+    int lean;                 /* keep no logits: the step as it is */
 } objective_task;
 
 typedef struct objective_result {
@@ -242,7 +243,7 @@ static seqpar_status objective_step_micro(objective_rank *r, int64_t index, doub
     m.rows = r->job->task->batch.row + m.first;
     seqpar_status status = objective_forward(r, &m);
     if (!status) status = whole ? objective_units(r, &m, kl) : objective_tokens(r, &m);
-    if (!status) status = objective_keep_logits(r, &m);
+    if (!status && !r->job->task->lean) status = objective_keep_logits(r, &m);
     if (!status) status = seqpar_buffer_new(r->ctx, &seed, m.b.tokens * seqpar_dtype_bytes(r->ctx->device->accumulator), SEQPAR_MEM_ACTIVATIONS);
     if (!status && m.b.tokens) seqpar_device_write(r->ctx->device, seed.data, 0, m.seed, m.b.tokens);
     seeds.dlogp = seed.data;
@@ -317,7 +318,7 @@ static seqpar_status objective_main(seqpar_comm *world, void *user) {
 }
 
 /* Documents of a prompt and a response each, tokens 0 among them, as pairs in rows of at most pack_len. */
-static void objective_task_open(objective_task *t, int kind, int64_t pairs, int64_t longest, int64_t pack_len, uint64_t seed) {
+__attribute__((unused)) static void objective_task_open(objective_task *t, int kind, int64_t pairs, int64_t longest, int64_t pack_len, uint64_t seed) {
     seqpar_pack_desc desc = {.pack_len = pack_len, .order = SEQPAR_PACK_DECREASING, .chunks = 16};
     seqpar_document *docs = calloc((size_t)(2 * pairs), sizeof *docs);
     seqpar_error error = {0};
@@ -365,7 +366,7 @@ static void objective_run(const objective_task *t, const objective_way *way, obj
     for (i = 0; i < t->batch.rows; i++) result->tokens += t->batch.row[i].tokens;
     result->width = t->config.score ? 1 : t->config.vocab;
     result->elements = objective_elements(&t->config);
-    result->logits = calloc((size_t)(result->tokens * result->width), sizeof(double));
+    result->logits = t->lean ? NULL : calloc((size_t)(result->tokens * result->width), sizeof(double));
     result->gradient = calloc((size_t)result->elements, sizeof(double));
     result->params = calloc((size_t)result->elements, sizeof(double));
     result->start = calloc((size_t)result->elements, sizeof(double));
