@@ -10,11 +10,12 @@ fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
 
 build/make_arith $out/arith.jsonl 120 5 >/dev/null
 build/make_arith $out/eval.jsonl 12 6 >/dev/null
-awk '{ sub(/"wrong": .*/, ""); label = NR % 3 ? "true" : "false"; print $0 "\"label\": " label "}" }' $out/arith.jsonl > $out/labelled.jsonl
+for set in arith eval; do awk '{ sub(/"wrong": .*/, ""); label = NR % 3 ? "true" : "false"; print $0 "\"label\": " label "}" }' $out/$set.jsonl > $out/$set.labelled.jsonl; done
+mv $out/arith.labelled.jsonl $out/labelled.jsonl
 shape="--packing_samples --max_len 200 --pack_len 420 --num_hidden_layers 1 --hidden_size 32 --num_attention_heads 4 --logging_steps 1000"
 build/train_sft --dataset $out/arith.jsonl --input_key question --output_key answer $shape --train_batch_size 12 --max_steps 12 --learning_rate 5e-3 --save_path $out/sft >$out/sft.log 2>&1 || fail post_sft "$(tail -n 1 $out/sft.log)"
 pairs="--dataset $out/arith.jsonl --eval_dataset $out/eval.jsonl --prompt_key question --chosen_key answer --rejected_key wrong --train_batch_size 6 --max_steps 3"
-labelled="--dataset $out/labelled.jsonl --input_key question --output_key answer --train_batch_size 8 --max_steps 3"
+labelled="--dataset $out/labelled.jsonl --eval_dataset $out/eval.labelled.jsonl --input_key question --output_key answer --train_batch_size 8 --max_steps 3"
 prompts="--prompt_data $out/arith.jsonl --input_key question --label_key answer --prompt_max_len 160 --generate_max_len 24 --rollout_batch_size 6 --train_batch_size 6 --max_steps 4"
 
 # run NAME TRAINER OPTIONS...
