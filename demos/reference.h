@@ -27,13 +27,24 @@ typedef struct {
 
 /* ---- the model ---- */
 
+/* A reference may be of another size, but not of another vocabulary. */
+static seqpar_status demo_reference_config(demo_rank *r, const char *folder, seqpar_llama_config *config) {
+    seqpar_error why = {0};
+    *config = r->job->model;
+    if (folder && demo_load_config(folder, config, &why)) return seqpar_fail(r->ctx.error, why.status, "%s", why.text);
+    if (config->vocab == r->job->model.vocab) return SEQPAR_OK;
+    return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION, "the reference in %s has a vocabulary of %lld, the model that is trained one of %lld; take one with the same tokens", folder, (long long)config->vocab, (long long)r->job->model.vocab);
+}
+
 /* The reference is the model training starts from, or a folder: in either case before the first step. */
 static seqpar_status demo_reference_open(demo_rank *r, const char *folder) {
     const demo_config *c = &r->job->config;
     demo_reference *reference = r->own = calloc(1, sizeof *reference);
-    seqpar_status status = seqpar_llama_open(&r->ctx, &reference->model, &r->job->model);
+    seqpar_llama_config config;
+    if (!folder) folder = c->pretrain;
+    seqpar_status status = demo_reference_config(r, folder, &config);
+    if (!status) status = seqpar_llama_open(&r->ctx, &reference->model, &config);
     reference->there = !status;
-    if (!status && !folder) folder = c->pretrain;
     if (status) return status;
     if (folder) return demo_load_weights(&r->ctx, &reference->model, folder);
     seqpar_llama_init(&r->ctx, &reference->model, (uint64_t)c->seed);
@@ -102,8 +113,11 @@ static uint64_t demo_digest_rows(uint64_t digest, const seqpar_batch *batch) {
     return digest;
 }
 
-static uint64_t demo_digest_weights(demo_rank *r, const seqpar_llama *model) {
-    uint64_t digest = UINT64_C(14695981039346656037);
+static uint64_t demo_digest_model(demo_rank *r, const seqpar_llama *model) {
+    const seqpar_llama_config *c = &model->config;
+    const int64_t numbers[] = {c->layers, c->hidden, c->heads, c->kv_heads, c->head_dim, c->intermediate, c->vocab, c->tied};
+    const double reals[] = {c->rope_theta, c->rms_eps};
+    uint64_t digest = demo_digest(demo_digest(UINT64_C(14695981039346656037), numbers, sizeof numbers), reals, sizeof reals);
     for (int64_t i = 0; i < model->tensor_count; i++) {
         const seqpar_tensor *t = &model->tensors[i];
         double *values = calloc((size_t)(t->rows * t->cols), sizeof *values);
@@ -135,7 +149,7 @@ static void demo_notes_of(demo_rank *r, demo_notes *notes) {
     size_t size = sizeof notes->text[0];
     snprintf(notes->text[0], size, "%016llx", (unsigned long long)demo_digest_documents(&job->train));
     snprintf(notes->text[DEMO_EVAL_NOTE], size, "%016llx", (unsigned long long)demo_digest_documents(&job->eval));
-    snprintf(notes->text[2], size, "%016llx", (unsigned long long)demo_digest_weights(r, &((demo_reference *)r->own)->model));
+    snprintf(notes->text[2], size, "%016llx", (unsigned long long)demo_digest_model(r, &((demo_reference *)r->own)->model));
     for (int i = 0; i < 5; i++) snprintf(notes->text[3 + i], size, "%lld", (long long)numbers[i]);
     demo_note_attention(r, notes->text[DEMO_NOTES - 1], size);
 }

@@ -123,6 +123,14 @@ average ppo ppo $prompts --reward_pretrain $out/rm.one,$out/rm.one --entropy_los
 run ema.last dpo $pairs --learning_rate 2e-3 --enable_ema --ema_beta 0 && cmp -s $out/ema.last/ema/model.safetensors $out/dpo.one/model.safetensors && ok post_ema_beta_0 || fail post_ema_beta_0 "not the last weights"
 run ema.first dpo $pairs --learning_rate 2e-3 --enable_ema --ema_beta 1 && cmp -s $out/ema.first/ema/model.safetensors $out/sft/model.safetensors && ok post_ema_beta_1 || fail post_ema_beta_1 "not the first weights"
 
+# a reference of another size is taken whole: its first layer alone would be the policy, and the first loss ln 2
+build/train_sft --dataset $out/arith.jsonl --input_key question --output_key answer $shape --num_hidden_layers 2 --train_batch_size 12 --max_steps 4 --learning_rate 5e-3 --save_path $out/two >$out/two.log 2>&1
+cp -r $out/two $out/first; sed -i 's/"num_hidden_layers": 2/"num_hidden_layers": 1/' $out/first/config.json
+run deep.one dpo $pairs --pretrain $out/first --ref_pretrain $out/two --learning_rate 2e-3
+run deep.4 dpo $pairs --pretrain $out/first --ref_pretrain $out/two --learning_rate 2e-3 --ring_attn_size 4 --precompute_ref
+[ -n "$(first deep.one loss)" ] && [ "$(first deep.one loss)" != 0.69314718055994529 ] && ok post_ref_deep || fail post_ref_deep "first loss $(first deep.one loss): $(tail -n 1 $out/deep.one.log)"
+cmp -s $out/deep.one/model.safetensors $out/deep.4/model.safetensors && [ "$(losses $out/deep.one.jsonl)" = "$(losses $out/deep.4.jsonl)" ] && ok post_ref_deep_ranks || fail post_ref_deep_ranks "$(tail -n 1 $out/deep.4.log)"
+
 # refused: one sentence, a code, nothing written
 refuse() { # NAME TRAINER PATTERN OPTIONS...
     local name=$1 trainer=$2 pattern=$3 code lines; shift 3
@@ -168,6 +176,8 @@ refuse ref_pack_len dpo 'pack_len 420, this run has 500' $kept --pack_len 500
 refuse ref_chunks dpo 'chunks 0, this run has 8' $kept --chunks 8
 refuse ref_packing dpo 'packing_samples 1, this run has 0' ${kept/--packing_samples/}
 refuse ref_model dpo 'reference model' $kept --ref_pretrain $out/dpo.one
+cp -r $out/sft $out/theta; sed -i 's/"rope_theta": 10000/"rope_theta": 20000/' $out/theta/config.json
+refuse ref_theta dpo 'reference model' $kept --ref_pretrain $out/theta
 refuse ref_device dpo 'attention cpu, any ranks, this run has reference' $kept --device reference
 refuse ref_layout dpo 'stripe ring on 2 ranks' $kept --layout stripe --ring_attn_size 2
 refuse ref_steps dpo '3 steps, this run has 4' $kept --max_steps 4
@@ -177,6 +187,8 @@ done > $out/uneven.jsonl
 uneven="$shape --pretrain $out/sft --dataset $out/uneven.jsonl --input_key question --output_key answer --train_batch_size 8 --max_steps 1 --precompute_ref --ckpt_path $out/uneven.ckpt"
 build/train_kto $uneven --save_path $out/uneven >$out/uneven.log 2>&1 || fail ref_uneven "$(tail -n 1 $out/uneven.log)"
 refuse ref_mismatched kto 'other rows than this run, first in window 0 of training' $uneven --max_len 100
+cp -r $out/sft $out/tokens; sed -i 's/"vocab_size": [0-9]*/"vocab_size": 300/' $out/tokens/config.json
+refuse ref_vocab dpo 'vocabulary of 300' $shape --pretrain $out/sft $pairs --ref_pretrain $out/tokens
 refuse ref_simpo dpo 'precompute_ref' $kept --pref_loss simpo
 cp -r $out/dpo.kept $out/dpo.torn; truncate -s -100 $out/dpo.torn/reference.safetensors
 refuse ref_torn dpo 'reference.safetensors' $kept --ckpt_path $out/dpo.torn
