@@ -30,6 +30,7 @@ static int demo_kto_load(const demo_job *job, demo_dataset *set, const char *pat
     demo_labelled_options options = {.data = {.input_key = k->input_key, .output_key = k->output_key, .input_template = c->input_template, .max_len = c->max_len, .cut_long = !strcmp(c->truncation, "cut"),
         .max_samples = max_samples, .vocab_size = job->model.vocab}, .label_key = k->label_key};
     if (demo_labelled_load(labelled, paths, &options, error, size)) return -1;
+    if (set == &job->eval && arrlen(labelled->records) < 2) return snprintf(error, size, "%s: an evaluation of 1 document has no other response to pair its prompt with, as the KL term needs; give 2 or more", paths), -1;
     for (int64_t i = 0; i < arrlen(labelled->records); i++) arrput(set->documents, labelled->records[i].document); /* owned by the set from here on */
     demo_labelled_summary(labelled, set->summary, sizeof set->summary);
     return 0;

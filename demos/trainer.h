@@ -290,12 +290,15 @@ static int64_t *demo_step_documents(const demo_job *job, int64_t step) {
     return which;
 }
 
-/* An evaluation takes its documents in file order, four steps' worth at a time. */
+/* An evaluation takes its documents in file order, four steps' worth at a time; a single unit left over joins those before it. */
 static int64_t demo_eval_most(const demo_job *job) { return job->config.train_batch_size * 4 * job->objective->documents_per_unit; }
-static int64_t demo_eval_windows(const demo_job *job) { return (arrlen(job->eval.documents) + demo_eval_most(job) - 1) / demo_eval_most(job); }
+static int64_t demo_eval_windows(const demo_job *job) {
+    int64_t documents = arrlen(job->eval.documents), most = demo_eval_most(job), windows = (documents + most - 1) / most;
+    return windows > 1 && documents - (windows - 1) * most == job->objective->documents_per_unit ? windows - 1 : windows;
+}
 static int64_t *demo_eval_documents(const demo_job *job, int64_t window) {
-    int64_t first = window * demo_eval_most(job), *which = NULL;
-    for (int64_t i = first; i < arrlen(job->eval.documents) && i < first + demo_eval_most(job); i++) arrput(which, i);
+    int64_t first = window * demo_eval_most(job), end = window + 1 < demo_eval_windows(job) ? first + demo_eval_most(job) : arrlen(job->eval.documents), *which = NULL;
+    for (int64_t i = first; i < end; i++) arrput(which, i);
     return which;
 }
 

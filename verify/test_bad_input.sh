@@ -102,6 +102,11 @@ run masked_alone sft $labels --dataset $out/arith.jsonl --train_batch_size 2 --e
 grep -q 'evaluation loss [0-9]' $out/masked_window.log && [ "$(grep '^evaluation' $out/masked_window.log)" = "$(grep '^evaluation' $out/masked_alone.log)" ] && ok bad_masked_window || fail bad_masked_window "$(tail -n 1 $out/masked_window.log)"
 refuse sft_all_masked sft 'no supervised token' --dataset $out/masked.jsonl --max_steps 1
 
+# an evaluation whose last window would be a single document, which has no other response to pair its prompt with
+head -n 49 $out/labelled.jsonl > $out/odd.jsonl; head -n 1 $out/labelled.jsonl > $out/single.jsonl
+run odd kto $labels --dataset $out/labelled.jsonl --eval_dataset $out/odd.jsonl && grep -q 'over 49 documents' $out/odd.log && ok bad_kto_odd_evaluation || fail bad_kto_odd_evaluation "$(tail -n 1 $out/odd.log)"
+refuse kto_single_evaluation kto 'single.jsonl: an evaluation of 1 document' $labels --dataset $out/labelled.jsonl --eval_dataset $out/single.jsonl
+
 # ranks without a target (long prompts, responses of a token), without a token, without a row or a pair
 for i in 1 2 3 4 5 6; do printf '{"question": "%s%d", "answer": "b", "wrong": "c", "label": true}\n' $(printf 'x%.0s' {1..150}) $i; done > $out/prompts.jsonl
 for stage in "sft $labels" "dpo $keys" "rm $keys" "kto $labels --beta 0.1"; do
