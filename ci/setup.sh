@@ -1,17 +1,19 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT OR Unlicense
 # Installs what is missing to build and test seqpar; does nothing, and needs no network, when all is there.
-packages="gcc libc6-dev make libstb-dev libcjson-dev binutils gawk"
+packages="gcc libc6-dev make libstb-dev libcjson-dev libcurl4-openssl-dev binutils gawk"
 missing=""
 for p in $packages; do
     dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing="$missing $p"
 done
-# awk and cc may come from elsewhere
+# awk, cc and libcurl (in one of three flavours) may come from elsewhere
 command -v awk >/dev/null 2>&1 && missing=$(echo "$missing" | sed 's/ gawk//')
 command -v cc >/dev/null 2>&1 && missing=$(echo "$missing" | sed 's/ gcc//')
+has_curl() { ls /usr/include/curl/curl.h /usr/include/*/curl/curl.h /usr/local/include/curl/curl.h 2>/dev/null | grep -q .; }
+has_curl && missing=$(echo "$missing" | sed 's/ libcurl4-openssl-dev//')
 [ -z "$missing" ] && exit 0
 if ! command -v apt-get >/dev/null 2>&1; then
-    if [ -f /usr/include/cjson/cJSON.h ] || [ -f /usr/local/include/cjson/cJSON.h ]; then exit 0; fi
+    if has_curl && { [ -f /usr/include/cjson/cJSON.h ] || [ -f /usr/local/include/cjson/cJSON.h ]; }; then exit 0; fi
     echo "setup: not a Debian machine; install the equivalents of:$missing" >&2
     exit 1
 fi

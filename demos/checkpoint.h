@@ -19,7 +19,7 @@
 typedef struct { /* where training stands */
     int64_t step;      /* optimizer steps done */
     int64_t seed, train_batch_size, documents;
-    int64_t extra;     /* whatever the trainer wants to find again */
+    int64_t extra[2];  /* whatever the trainer wants to find again */
     double *average;   /* (elements) the weights' moving average; NULL: none */
 } demo_state;
 
@@ -246,10 +246,10 @@ static seqpar_status demo_save_average(seqpar_ctx *ctx, const seqpar_llama *mode
 
 static seqpar_status demo_save_optimizer(seqpar_ctx *ctx, const seqpar_llama *model, const seqpar_optim *optim, const char *folder,
                                          const demo_state *state, const double *m, const double *v) {
-    enum { NUMBERS = 6 };
+    enum { NUMBERS = 7 };
     char path[1280], number[NUMBERS][32];
-    const int64_t values[] = {state->step, state->seed, state->train_batch_size, state->documents, optim->t, state->extra};
-    static const char *const keys[] = {"step", "seed", "train_batch_size", "documents", "optimizer_t", "extra"};
+    const int64_t values[] = {state->step, state->seed, state->train_batch_size, state->documents, optim->t, state->extra[0], state->extra[1]};
+    static const char *const keys[] = {"step", "seed", "train_batch_size", "documents", "optimizer_t", "extra", "extra_1"};
     seqpar_safetensors_pair metadata[NUMBERS];
     static const char *const prefix[] = {"exp_avg.", "exp_avg_sq."};
     const double *const parts[] = {m, v};
@@ -354,7 +354,7 @@ static seqpar_status demo_load_checkpoint(seqpar_ctx *ctx, seqpar_llama *model, 
         if (!status) status = demo_load_tensors(ctx, model, path, "exp_avg_sq.", v, &file);
     }
     if (!status) {
-        *state = (demo_state){demo_metadata_number(file, "step"), demo_metadata_number(file, "seed"), demo_metadata_number(file, "train_batch_size"), demo_metadata_number(file, "documents"), demo_metadata_number(file, "extra"), NULL};
+        *state = (demo_state){demo_metadata_number(file, "step"), demo_metadata_number(file, "seed"), demo_metadata_number(file, "train_batch_size"), demo_metadata_number(file, "documents"), {demo_metadata_number(file, "extra"), demo_metadata_number(file, "extra_1")}, NULL};
         if (state->step < 0) status = seqpar_fail(ctx->error, SEQPAR_ERR_FILE_FORMAT, "%s does not say at which step it was written", path);
         else status = seqpar_optim_load(ctx, optim, m, v, demo_metadata_number(file, "optimizer_t"));
         seqpar_safetensors_close(file);

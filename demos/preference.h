@@ -62,7 +62,7 @@ static int demo_pairs_as_documents(const demo_job *job, demo_dataset *set, const
 
 /* ---- what is common ---- */
 
-enum { LOSS, ACCURACY, CHOSEN_REWARD, REJECTED_REWARD, MARGIN, PAIR_COLUMNS };
+enum { LOSS, ACCURACY, CHOSEN_REWARD, REJECTED_REWARD, MARGIN, PAIR_COLUMNS, SQUARED_REWARD = PAIR_COLUMNS, RM_COLUMNS };
 
 /* One rank of a sequence-parallel group answers for the unit. columns: the loss first. */
 static seqpar_status demo_unit_seen(demo_rank *r, demo_window *w, int64_t unit, const double *columns) {
@@ -72,7 +72,8 @@ static seqpar_status demo_unit_seen(demo_rank *r, demo_window *w, int64_t unit, 
     return r->ctx.sp_rank ? SEQPAR_OK : seqpar_segments_push(r->ctx.error, &w->seen, unit, 0, columns);
 }
 static seqpar_status demo_pair_seen(demo_rank *r, demo_window *w, int64_t unit, const seqpar_pair_result *pair) {
-    const double columns[PAIR_COLUMNS] = {pair->loss, pair->reward_chosen > pair->reward_rejected, pair->reward_chosen, pair->reward_rejected, pair->reward_chosen - pair->reward_rejected};
+    const double columns[RM_COLUMNS] = {pair->loss, pair->reward_chosen > pair->reward_rejected, pair->reward_chosen, pair->reward_rejected, pair->reward_chosen - pair->reward_rejected,
+                                        0.5 * (pair->reward_chosen * pair->reward_chosen + pair->reward_rejected * pair->reward_rejected)};
     return demo_unit_seen(r, w, unit, columns);
 }
 
@@ -294,7 +295,26 @@ static int demo_rm_prepare(demo_job *job, char *error, size_t size) {
     return 0;
 }
 
-static const demo_objective demo_rm = {.unit = "pairs", .weight = "pairs", .measure = "", .documents_per_unit = 2, .columns = PAIR_COLUMNS,
-                                       .column = {"loss", "accuracy", "chosen_reward", "rejected_reward", "reward_margin"},
-                                       .prepare = demo_rm_prepare, .load = demo_pairs_as_documents, .rows = demo_rm_rows, .total = demo_units_total};
+/* Mean and deviation (unbiased) of all scores of the evaluation go into config.json, where PPO's normalize_reward looks for them. */
+static seqpar_status demo_rm_saved(demo_rank *r) {
+    const double *m = r->eval_means;
+    double scores = 2.0 * (double)(arrlen(r->job->eval.documents) / 2), mean = 0.5 * (m[CHOSEN_REWARD] + m[REJECTED_REWARD]), variance = (m[SQUARED_REWARD] - mean * mean) * scores / (scores - 1.0);
+    char path[1280];
+    if (!(scores > 0)) return SEQPAR_OK;
+    snprintf(path, sizeof path, "%s/config.json", r->job->config.save_path);
+    char *text = demo_read_text(path, r->ctx.error);
+    cJSON *json = text ? cJSON_Parse(text) : NULL;
+    cJSON_AddNumberToObject(json, "mean", mean);
+    cJSON_AddNumberToObject(json, "std", variance > 1e-16 ? sqrt(variance) : 1e-8); /* OpenRLHF's floor */
+    char *with = json ? cJSON_Print(json) : NULL;
+    seqpar_status status = with ? seqpar_file_write_atomic(path, with, (int64_t)strlen(with), r->ctx.error) : seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_FORMAT, "%s could not be read again to add mean and std", path);
+    cJSON_free(with);
+    cJSON_Delete(json);
+    free(text);
+    return status;
+}
+
+static const demo_objective demo_rm = {.unit = "pairs", .weight = "pairs", .measure = "", .documents_per_unit = 2, .columns = RM_COLUMNS,
+                                       .column = {"loss", "accuracy", "chosen_reward", "rejected_reward", "reward_margin", "squared_reward"},
+                                       .prepare = demo_rm_prepare, .load = demo_pairs_as_documents, .rows = demo_rm_rows, .total = demo_units_total, .saved = demo_rm_saved};
 #endif

@@ -104,6 +104,7 @@ typedef struct {
     seqpar_llama_config model;
     int layout, schedule, lr_kind;
     double temperature;   /* of log-probs; 0: 1 */
+    int64_t micro_values; /* rows at a time where there are no gradients; 0: micro_train_batch_size */
     int64_t dp;
 } demo_job;
 
@@ -121,7 +122,6 @@ typedef struct { /* one rank at work */
     double norm_last, eval_means[DEMO_COLUMNS], seconds;
     int64_t tokens;
     void *own;              /* of the objective */
-    int64_t extra;          /* of the objective, kept in checkpoints */
 } demo_rank;
 
 /* ---- what a trainer adds: an objective over the rows of a window ---- */
@@ -153,6 +153,7 @@ struct demo_objective {
     seqpar_status (*rows)(demo_rank *r, demo_window *w, int64_t first, int64_t count, int64_t micro);
     /* Means over the window, the same on all ranks, and their weight. Collective over the world. */
     seqpar_status (*total)(demo_rank *r, demo_window *w, double *means, double *weight);
+    seqpar_status (*saved)(demo_rank *r);                    /* after the final model is written; NULL: nothing to add */
     /* Where steps are not drawn from the documents in turn: */
     int (*prepare)(demo_job *job, char *error, size_t size); /* before data is read; NULL: nothing */
     void (*count)(demo_job *job);                            /* sets total_steps and rounds */
@@ -347,7 +348,7 @@ typedef seqpar_status (*demo_rows_fn)(demo_rank *r, demo_window *w, int64_t firs
 
 /* All rows of a window without gradients: an aligned run of them for every data-parallel rank, a few at a time. */
 static seqpar_status demo_window_values(demo_rank *r, demo_window *w, demo_rows_fn rows) {
-    int64_t micro = r->job->config.micro_train_batch_size, first = seqpar_grid_begin(w->batch.rows, r->ctx.dp_size, r->ctx.dp_rank);
+    int64_t micro = r->job->micro_values ? r->job->micro_values : r->job->config.micro_train_batch_size, first = seqpar_grid_begin(w->batch.rows, r->ctx.dp_size, r->ctx.dp_rank);
     int64_t end = seqpar_grid_begin(w->batch.rows, r->ctx.dp_size, r->ctx.dp_rank + 1), count;
     seqpar_status status = SEQPAR_OK;
     for (; !status && first < end; first += count) {
@@ -476,7 +477,7 @@ static seqpar_status demo_evaluate(demo_rank *r) {
 
 static seqpar_status demo_checkpoint(demo_rank *r) {
     const demo_config *c = &r->job->config;
-    demo_state state = {r->step, c->seed, c->train_batch_size, r->job->usable_count, r->extra, NULL};
+    demo_state state = {r->step, c->seed, c->train_batch_size, r->job->usable_count, {0}, NULL};
     seqpar_status status = r->job->objective->save ? r->job->objective->save(r, &state) : SEQPAR_OK;
     if (!status) status = demo_average_gather(&r->ctx, &r->model, &r->average, &state.average);
     if (!status) status = demo_save_checkpoint(&r->ctx, &r->model, &r->optim, c->ckpt_path, &state, c->max_ckpt_num);
@@ -498,7 +499,6 @@ static seqpar_status demo_resume(demo_rank *r) {
         return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION, "the checkpoint was written with seed %lld, train_batch_size %lld and %lld documents, this run has %lld, %lld and %lld; use the same to go on",
             (long long)state.seed, (long long)state.train_batch_size, (long long)state.documents, (long long)c->seed, (long long)c->train_batch_size, (long long)r->job->usable_count);
     r->step = state.step;
-    r->extra = state.extra;
     return r->job->objective->load_state ? r->job->objective->load_state(r, &state) : SEQPAR_OK;
 }
 
@@ -564,6 +564,7 @@ static seqpar_status demo_train(demo_rank *r) {
     }
     if (!status && !stop && r->ctx.world->rank == 0) {
         status = demo_save_model(&r->ctx, &r->model, c->save_path);
+        if (!status && r->job->objective->saved) status = r->job->objective->saved(r);
         if (!status && c->plot_loss) status = demo_draw_loss(r);
     }
     if (!status && !stop) status = seqpar_comm_barrier(r->ctx.world);
@@ -591,12 +592,14 @@ static void demo_say_totals(demo_rank *r) {
 
 static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
     demo_rank r;
+    int stop = 0;
     memset(&r, 0, sizeof r);
     r.job = user;
     seqpar_status status = demo_rank_open(&r, world);
     if (world->rank == 0) demo_progress_begin(&r.progress, r.step, r.job->rounds, r.job->config.logging_steps);
     if (!status) status = r.job->objective->train ? r.job->objective->train(&r) : demo_train(&r);
-    if (!status && r.step >= r.job->total_steps) status = demo_average_save(&r);
+    if (!status) status = demo_stop_wanted(&r, &stop);
+    if (!status && !stop) status = demo_average_save(&r);
     if (!status && world->rank == 0) demo_say_totals(&r);
     if (status && world->rank == 0) demo_progress_end(&r.progress);
     if (r.metrics) fclose(r.metrics);

@@ -41,7 +41,7 @@ same simpo dpo $pairs --learning_rate 2e-3 --pref_loss simpo --beta 2 --label_sm
 same rm rm $pairs --learning_rate 2e-3
 same kto kto $labelled --learning_rate 2e-3 --beta 0.1 --undesirable_loss_weight 1.3
 same grpo ppo $prompts --eval_dataset $out/eval.jsonl --reward_rule last_number --advantage_estimator group_norm --n_samples_per_prompt 2 --use_kl_loss --kl_estimator k3 --max_epochs 2
-same ppo ppo $prompts --reward_pretrain $out/rm.one,$out/rm.one --entropy_loss_coef 0.01 --kl_target 0.1
+same ppo ppo $prompts --save_value_network --reward_pretrain $out/rm.one,$out/rm.one --entropy_loss_coef 0.01 --kl_target 0.1
 same reinforce ppo $prompts --reward_pretrain $out/rm.one --advantage_estimator reinforce --gamma 0.9 --top_p 0.9 --top_k 20
 
 # what the first step must say
@@ -72,7 +72,7 @@ for stage in "dpo $pairs --learning_rate 2e-3" "rm $pairs --learning_rate 2e-3" 
 done
 
 # PPO at a rollout's end: two of four, then the rest elsewhere; actor and critic
-ppo="$prompts --reward_pretrain $out/rm.one,$out/rm.one --entropy_loss_coef 0.01 --kl_target 0.1"
+ppo="$prompts --save_value_network --reward_pretrain $out/rm.one,$out/rm.one --entropy_loss_coef 0.01 --kl_target 0.1"
 run ppo.half ppo $ppo --max_steps 2 --save_steps 2 --ring_attn_size 2 && run ppo.half ppo $ppo --load_checkpoint --data_parallel_size 2 &&
     cmp -s $out/ppo.half/model.safetensors $out/ppo.one/model.safetensors && cmp -s $out/ppo.half/critic/model.safetensors $out/ppo.one/critic/model.safetensors && ok post_resume_ppo || fail post_resume_ppo "$(tail -n 1 $out/ppo.half.log)"
 

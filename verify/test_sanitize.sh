@@ -9,7 +9,7 @@ mkdir -p $out
 passed=0 failed=0 skipped=0
 run() { # NAME FLAGS SUITE ENVIRONMENT...
     local name=$1 flags=$2 suite=$3; shift 3
-    if ! $cc -std=gnu11 -O1 -g $flags -I. -Ibuild -Idemos -Iverify verify/test_$suite.c -o $out/${name}_$suite -lcjson -lm -lpthread 2>$out/$name.$suite.log; then
+    if ! $cc -std=gnu11 -O1 -g $flags -I. -Ibuild -Idemos -Iverify verify/test_$suite.c -o $out/${name}_$suite -lcjson -lcurl -lm -lpthread 2>$out/$name.$suite.log; then
         if grep -qE 'cannot find -l(asan|ubsan|tsan)|unrecognized.*sanitize' $out/$name.$suite.log; then echo "skip ${name}_$suite: this compiler has no such sanitizer"; skipped=$((skipped + 1)); return; fi
         echo "FAIL ${name}_$suite: $(head -n 1 $out/$name.$suite.log)"; failed=$((failed + 1)); return
     fi
@@ -17,7 +17,7 @@ run() { # NAME FLAGS SUITE ENVIRONMENT...
     else echo "FAIL ${name}_$suite: $(grep -E 'runtime error|Sanitizer|^FAIL' $out/$name.$suite.log | head -n 1)"; failed=$((failed + 1)); fi
 }
 asan="-march=native -fsanitize=address,undefined -fno-sanitize-recover=undefined"
-for suite in pack split fold comm transport plan attn sample demos_support; do run asan "$asan" $suite TEST_WAYS=1; done
+for suite in pack split fold comm transport plan attn sample demos_support rollout; do run asan "$asan" $suite TEST_WAYS=1; done
 run asan "$asan" bits TEST_WAYS=11
 run tsan "-march=native -fsanitize=thread" comm TEST_WAYS=1
 run tsan "-march=native -fsanitize=thread" bits TEST_WAYS=3

@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* reward_server.h - rewards from HTTP servers, as OpenRLHF asks them:
+ *
+ *     POST {"query": ["prompt and text", ...], "prompts": ["prompt", ...], "labels": ["right answer, or nothing", ...]}
+ *     ->   {"rewards": [0.5, ...]}, one for every query
+ *
+ * A server that cannot be reached or is busy is asked again, after a wait that doubles; an answer that is there and wrong
+ * is an error at once, for it would be wrong again. Functions return 0, or -1 with one sentence in error. Needs libcurl. */
+#ifndef DEMO_REWARD_SERVER_H
+#define DEMO_REWARD_SERVER_H
+
+#include <signal.h>
+#include <time.h>
+#include <curl/curl.h>
+#include "data.h"
+
+typedef struct {
+    const char *urls;      /* a comma list; what several servers say is added */
+    double timeout;        /* seconds one request may take */
+    int64_t retries;       /* further tries after the first */
+    double backoff;        /* seconds before the second try, twice as many before each one after, a minute at most */
+    const volatile sig_atomic_t *interrupted; /* once set there are no more tries; NULL: never */
+} demo_reward_servers;
+
+typedef struct {
+    char **query, **prompt, **label; /* (count) UTF-8 */
+    int64_t count;
+} demo_reward_question;
+
+/* ---- texts: what a server reads is UTF-8, what a model of bytes writes may be anything ---- */
+
+/* Bytes of the UTF-8 character at s, or 0 if there is none. */
+static inline size_t demo_utf8_length(const unsigned char *s, size_t left)
+{
+    size_t length = *s < 0x80 ? *s != 0 : *s >= 0xC2 && *s < 0xE0 ? 2 : *s >= 0xE0 && *s < 0xF0 ? 3 : *s >= 0xF0 && *s < 0xF5 ? 4 : 0;
+    if (length > left) return 0;
+    for (size_t i = 1; i < length; i++)
+        if ((s[i] & 0xC0) != 0x80) return 0;
+    bool overlong = (*s == 0xE0 && s[1] < 0xA0) || (*s == 0xF0 && s[1] < 0x90);
+    bool surrogate = *s == 0xED && s[1] >= 0xA0, beyond = *s == 0xF4 && s[1] >= 0x90;
+    return overlong || surrogate || beyond ? 0 : length;
+}
+
+/* Tokens as text for free(): special ids are left out; a byte that belongs to no character, and zero, becomes U+FFFD. */
+static inline char *demo_tokens_as_text(const int32_t *ids, int64_t tokens)
+{
+    unsigned char *bytes = calloc((size_t)tokens + 4, 1);
+    char *text = malloc(3 * (size_t)tokens + 1);
+    size_t count = 0, used = 0;
+    for (int64_t t = 0; t < tokens; t++)
+        if (ids[t] < 256) bytes[count++] = (unsigned char)ids[t];
+    for (size_t at = 0, length; at < count; at += length ? length : 1) {
+        length = demo_utf8_length(bytes + at, count - at);
+        memcpy(text + used, length ? (const char *)bytes + at : "\xEF\xBF\xBD", length ? length : 3);
+        used += length ? length : 3;
+    }
+    text[used] = 0;
+    free(bytes);
+    return text;
+}
+
+/* ---- the question and the answer as JSON ---- */
+
+static inline char *demo_question_json(const demo_reward_question *question)
+{
+    static const char *const keys[] = {"query", "prompts", "labels"};
+    char **const lists[] = {question->query, question->prompt, question->label};
+    cJSON *json = cJSON_CreateObject();
+    for (int k = 0; k < 3; k++) {
+        cJSON *list = cJSON_AddArrayToObject(json, keys[k]);
+        for (int64_t i = 0; i < question->count; i++) cJSON_AddItemToArray(list, cJSON_CreateString(lists[k][i]));
+    }
+    char *text = cJSON_PrintUnformatted(json);
+    cJSON_Delete(json);
+    return text;
+}
+
+__attribute__((format(printf, 4, 5)))
+static inline int demo_server_wrong(char *error, size_t size, const char *url, const char *format, ...)
+{
+    va_list arguments;
+    int used = snprintf(error, size, "reward server %s: ", url);
+    va_start(arguments, format);
+    if (used >= 0 && (size_t)used < size) vsnprintf(error + used, size - (size_t)used, format, arguments);
+    va_end(arguments);
+    return -1;
+}
+
+/* Adds the list of an answer to rewards (count). */
+static inline int demo_answer_add(const cJSON *json, const char *url, double *rewards, int64_t count, char *error, size_t size)
+{
+    const cJSON *list = cJSON_GetObjectItemCaseSensitive(json, "rewards");
+    int64_t i = 0;
+    if (!cJSON_IsArray(list))
+        return demo_server_wrong(error, size, url, "the answer's \"rewards\" is %s, but a list of %lld numbers is needed", list ? demo_json_type(list) : "missing", (long long)count);
+    if (cJSON_GetArraySize(list) != count)
+        return demo_server_wrong(error, size, url, "%d rewards for %lld texts; the server must give one for each query, in their order", cJSON_GetArraySize(list), (long long)count);
+    for (const cJSON *item = list->child; item; item = item->next, i++) {
+        if (!cJSON_IsNumber(item)) return demo_server_wrong(error, size, url, "rewards[%lld] is %s, but a number is needed", (long long)i, demo_json_type(item));
+        if (!isfinite(item->valuedouble)) return demo_server_wrong(error, size, url, "rewards[%lld] is %g; it cannot be trained on, let the server give a finite number", (long long)i, item->valuedouble);
+        rewards[i] += item->valuedouble;
+    }
+    return 0;
+}
+
+static inline int demo_answer_read(const char *bytes, size_t length, const char *url, double *rewards, int64_t count, char *error, size_t size)
+{
+    const char *end = bytes;
+    cJSON *json = cJSON_ParseWithLengthOpts(bytes, length, &end, 0);
+    int failed = json ? demo_answer_add(json, url, rewards, count, error, size)
+                      : demo_server_wrong(error, size, url, "the answer is no JSON from byte %lld of %lld on: %.60s; {\"rewards\": [finite numbers]} is needed", (long long)(end - bytes), (long long)length,
+                                          length ? end : "(empty)");
+    cJSON_Delete(json);
+    return failed;
+}
+
+/* ---- HTTP ---- */
+
+enum { DEMO_ANSWER_LIMIT = 1 << 26 }; /* bytes: a million rewards and more */
+
+typedef struct {
+    char *bytes; /* zero-ended once there are any */
+    size_t size;
+    long status;
+    CURLcode code;
+} demo_answer;
+
+static inline size_t demo_answer_write(char *data, size_t one, size_t count, void *user)
+{
+    demo_answer *answer = user;
+    char *grown = answer->size + count > DEMO_ANSWER_LIMIT ? NULL : realloc(answer->bytes, answer->size + count + 1);
+    (void)one; /* always 1 */
+    if (!grown) return 0; /* makes the transfer fail */
+    memcpy(grown + answer->size, data, count);
+    answer->bytes = grown;
+    answer->size += count;
+    grown[answer->size] = 0;
+    return count;
+}
+
+/* Servers on this machine are never behind a proxy, whatever the environment says; it may name further exceptions. */
+static inline void demo_bypass_proxy(CURL *curl)
+{
+    const char *others = getenv("no_proxy") ? getenv("no_proxy") : getenv("NO_PROXY");
+    char list[2048];
+    snprintf(list, sizeof list, "localhost,127.0.0.1,::1%s%s", others ? "," : "", others ? others : "");
+    curl_easy_setopt(curl, CURLOPT_NOPROXY, others && !strcmp(others, "*") ? "*" : list);
+}
+
+static inline void demo_post(const char *url, const char *body, double timeout, demo_answer *answer)
+{
+    CURL *curl = curl_easy_init();
+    struct curl_slist *headers = curl_slist_append(NULL, "Content-Type: application/json");
+    headers = curl_slist_append(headers, "Expect:"); /* no asking beforehand whether the body may come */
+    *answer = (demo_answer){.code = CURLE_FAILED_INIT};
+    if (curl && headers) {
+        curl_easy_setopt(curl, CURLOPT_URL, url);
+        curl_easy_setopt(curl, CURLOPT_POSTFIELDS, body);
+        curl_easy_setopt(curl, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)strlen(body));
+        curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers);
+        curl_easy_setopt(curl, CURLOPT_TIMEOUT_MS, (long)(1000 * timeout + 1));
+        curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L); /* other threads run */
+        curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, demo_answer_write);
+        curl_easy_setopt(curl, CURLOPT_WRITEDATA, answer);
+        demo_bypass_proxy(curl);
+        answer->code = curl_easy_perform(curl);
+        curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &answer->status);
+    }
+    curl_slist_free_all(headers);
+    curl_easy_cleanup(curl);
+}
+
+/* Worth asking again: nothing came, or the server says that it is busy or fell over. */
+static inline bool demo_answer_may_improve(const demo_answer *answer)
+{
+    bool came = answer->code == CURLE_OK || answer->code == CURLE_WRITE_ERROR; /* the second: too long for us */
+    return !came || (answer->code == CURLE_OK && (answer->status == 408 || answer->status == 429 || answer->status >= 500));
+}
+
+static inline bool demo_given_up(const demo_reward_servers *servers) { return servers->interrupted && *servers->interrupted; }
+
+/* In pieces: the signal may come to another thread. */
+static inline void demo_wait(const demo_reward_servers *servers, double seconds)
+{
+    for (; seconds > 0 && !demo_given_up(servers); seconds -= 0.1) {
+        struct timespec piece = {0, (long)(1e9 * fmin(seconds, 0.1))};
+        nanosleep(&piece, NULL);
+    }
+}
+
+/* Asks until there is an answer to look at. Returns the number of tries. */
+static inline int64_t demo_post_patiently(const demo_reward_servers *servers, const char *url, const char *body, demo_answer *answer)
+{
+    double wait = servers->backoff;
+    int64_t tries = 1;
+    for (demo_post(url, body, servers->timeout, answer); demo_answer_may_improve(answer) && tries <= servers->retries; tries++) {
+        demo_wait(servers, wait);
+        if (demo_given_up(servers)) break;
+        wait = fmin(2 * wait, 60);
+        free(answer->bytes);
+        demo_post(url, body, servers->timeout, answer);
+    }
+    return tries;
+}
+
+static inline int demo_ask_one(const demo_reward_servers *servers, const char *url, const char *body, double *rewards, int64_t count, char *error, size_t size)
+{
+    demo_answer answer;
+    int64_t tries = demo_post_patiently(servers, url, body, &answer);
+    int failed;
+    if (answer.code == CURLE_WRITE_ERROR)
+        failed = demo_server_wrong(error, size, url, "the answer is longer than %d bytes; {\"rewards\": [%lld numbers]} is needed", DEMO_ANSWER_LIMIT, (long long)count);
+    else if (answer.code != CURLE_OK)
+        failed = demo_server_wrong(error, size, url, "no answer in %lld tries (%s); start it, or raise remote_rm_timeout %g or remote_rm_retries %lld", (long long)tries, curl_easy_strerror(answer.code), servers->timeout, (long long)servers->retries);
+    else if (answer.status != 200)
+        failed = demo_server_wrong(error, size, url, "HTTP status %ld in %lld tries, with: %.80s; 200 is needed, look into the server's log", answer.status, (long long)tries, answer.size ? answer.bytes : "(nothing)");
+    else failed = demo_answer_read(answer.size ? answer.bytes : "", answer.size, url, rewards, count, error, size);
+    free(answer.bytes);
+    return failed;
+}
+
+/* Adds what the servers say to rewards (question->count). */
+static inline int demo_ask_servers(const demo_reward_servers *servers, const demo_reward_question *question, double *rewards, char *error, size_t size)
+{
+    char *body = demo_question_json(question), *list = strdup(servers->urls), *rest = list;
+    int failed = !body;
+    if (failed) snprintf(error, size, "no memory to ask about %lld texts; lower rollout_batch_size", (long long)question->count);
+    for (char *url; !failed && (url = strsep(&rest, ","));) failed = demo_ask_one(servers, url, body, rewards, question->count, error, size);
+    cJSON_free(body);
+    free(list);
+    return failed ? -1 : 0;
+}
+
+/* Are these addresses that can be asked? */
+static inline int demo_servers_check(const demo_reward_servers *servers, char *error, size_t size)
+{
+    for (const char *url = servers->urls; url; url = strchr(url, ',') ? strchr(url, ',') + 1 : NULL) {
+        bool http = !strncmp(url, "http://", 7) || !strncmp(url, "https://", 8);
+        if (!http) return snprintf(error, size, "remote_rm_url holds '%.*s', which does not begin with http:// or https://; Python files are not run here, serve it as in {\"query\": [..]} -> {\"rewards\": [..]}", (int)strcspn(url, ","), url), -1;
+    }
+    return 0;
+}
+
+#endif

@@ -1,0 +1,143 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Unlicense
+# The options of train_ppo: each does something, the same on any number of ranks, and where a number can be foretold, that number.
+cd "$(dirname "$0")/.." || exit 1
+out=build/test_ppo
+rm -rf $out; mkdir -p $out
+passed=0 failed=0
+ok() { echo "ok $1"; passed=$((passed + 1)); }
+fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
+
+build/make_arith $out/arith.jsonl 600 5 >/dev/null
+build/make_arith $out/eval.jsonl 12 6 >/dev/null
+build/make_arith $out/text.jsonl 12 7 >/dev/null
+shape="--packing_samples --max_len 200 --pack_len 420 --num_hidden_layers 1 --hidden_size 64 --num_attention_heads 4 --logging_steps 1000"
+build/train_sft --dataset $out/arith.jsonl --input_key question --output_key answer $shape --train_batch_size 16 --max_steps 300 --learning_rate 5e-3 --save_path $out/sft >$out/sft.log 2>&1 || fail ppo_sft "$(tail -n 1 $out/sft.log)"
+build/train_rm $shape --dataset $out/arith.jsonl --eval_dataset $out/eval.jsonl --prompt_key question --chosen_key answer --rejected_key wrong --train_batch_size 12 --max_steps 3 --learning_rate 2e-3 --pretrain $out/sft --save_path $out/rm >$out/rm.log 2>&1 || fail ppo_rm "$(tail -n 1 $out/rm.log)"
+prompts="--prompt_data $out/arith.jsonl --input_key question --label_key answer --prompt_max_len 160 --max_samples 96"
+group="--generate_max_len 48 --reward_rule last_number --rollout_batch_size 8 --n_samples_per_prompt 4 --train_batch_size 16 --max_steps 4 --advantage_estimator rloo"
+critic="--generate_max_len 24 --reward_pretrain $out/rm --rollout_batch_size 12 --train_batch_size 6 --max_steps 4 --save_value_network"
+# run NAME OPTIONS...
+run() { local name=$1; shift; rm -rf $out/$name; again $name "$@"; }
+again() { local name=$1; shift; timeout 120 build/train_ppo $shape --micro_train_batch_size 4 --pretrain $out/sft --lr_scheduler constant --warmup_steps 0 --save_path $out/$name --ckpt_path $out/$name/ckpt --metrics_path $out/$name.jsonl $prompts "$@" >$out/$name.log 2>&1; }
+metrics() { sed 's/, "generate_seconds.*//' $out/$1.jsonl; }
+first() { grep -m 1 "\"$2\": " $out/$1.jsonl | sed -nE "s/.*\"$2\": ([-0-9.e+]*).*/\1/p"; }
+near() { # NAME A B: equal to a millionth
+    echo "$2 $3" | awk '{ d = $1 - $2; if (d < 0) d = -d; s = $2 < 0 ? -$2 : $2; exit !(NF == 2 && s > 0 && d <= 1e-6 * s) }' && ok "$1" || fail "$1" "$2 is not $3"
+}
+weights_equal() { cmp -s $out/$1/model.safetensors $out/$2/model.safetensors && { [ ! -d $out/$2/critic ] || cmp -s $out/$1/critic/model.safetensors $out/$2/critic/model.safetensors; }; }
+
+run group $group || fail ppo_group "$(tail -n 1 $out/group.log)"
+run critic $critic || fail ppo_critic "$(tail -n 1 $out/critic.log)"
+awk -F'"reward": ' '{ sum += $2 } END { exit !(sum > 0) }' $out/group.jsonl && ok ppo_rewards_seen || fail ppo_rewards_seen "no text was answered rightly"
+
+# acts NAME BASE OPTIONS...: other weights (of actor or critic) than without the options, and the same in other worlds
+worlds=("--ring_attn_size 4" "--ring_attn_size 2 --data_parallel_size 2 --schedule llama3 --zero_stage 1")
+acts() {
+    local name=$1 base=$2 world i=0; shift 2
+    run $name ${!base} "$@" || { fail "ppo_$name" "$(tail -n 1 $out/$name.log)"; return; }
+    weights_equal $name $base && { fail "ppo_$name" "the option does nothing"; return; }
+    for world in "${worlds[@]}"; do
+        i=$((i + 1))
+        if ! run $name.$i ${!base} "$@" $world; then fail "ppo_$name $world" "$(tail -n 1 $out/$name.$i.log)"
+        elif ! weights_equal $name.$i $name; then fail "ppo_$name $world" "weights differ"
+        elif [ "$(metrics $name.$i)" != "$(metrics $name)" ]; then fail "ppo_$name $world" "metrics differ"
+        else ok "ppo_$name $world"; fi
+    done
+}
+acts gspo group --policy_loss_type gspo --eps_clip_low_high 0.003,0.004
+acts gspo_kl critic --policy_loss_type gspo --use_kl_loss --use_kl_estimator_k3 --entropy_loss_coef 0.01
+acts filtered group --dynamic_filtering --max_samples 400
+acts overlong group --overlong_buffer_len 24 --overlong_penalty_factor 0.5
+acts stop group --stop_properly_penalty_coef -0.5
+acts normalized critic --normalize_reward
+acts ptx group --pretrain_data $out/text.jsonl --ptx_coef 0.3
+acts ptx_critic critic --pretrain_data $out/text.jsonl,$out/eval.jsonl
+acts ema critic --enable_ema --ema_beta 0.9 --critic.max_norm 0.01
+acts critic_sgd critic --critic.optim sgd
+acts critic_adam critic --critic.adam.betas 0.5,0.6 --critic.adam.eps 1e-3
+acts critic_decay critic --critic.adam.weight_decay 0.3
+acts critic_schedule critic --critic.lr_scheduler linear --critic.lr_warmup_ratio 0.5
+acts critic_cosine critic --critic.lr_scheduler cosine_with_min_lr --critic.min_lr_ratio 0.5
+[ "$(metrics critic_schedule | head -n 1 | sed 's/, "critic_loss.*//')" = "$(metrics critic | head -n 1 | sed 's/, "critic_loss.*//')" ] && cmp -s $out/ema.1/ema/model.safetensors $out/ema/ema/model.safetensors && ok ppo_ema_ranks || fail ppo_ema_ranks "the mean of the weights differs, or the critic's schedule moves the actor"
+
+# ---- numbers that can be foretold ----
+# one ratio a text is one ratio a token while it is 1, for texts of one length
+run short $group --generate_max_len 6 --reward_pretrain $out/rm --train_batch_size 32 --max_steps 1
+run short_gspo $group --generate_max_len 6 --reward_pretrain $out/rm --train_batch_size 32 --max_steps 1 --policy_loss_type gspo
+near ppo_gspo_first_norm "$(first short_gspo grad_norm)" "$(first short grad_norm)"
+# all texts are cut off, and by all of the buffer too long
+run brief $group --reward_pretrain $out/rm --generate_max_len 3 --max_steps 1
+run cut $group --reward_pretrain $out/rm --generate_max_len 3 --max_steps 1 --stop_properly_penalty_coef -0.75 && [ "$(first cut reward)" = -0.75 ] && ok ppo_cut_off || fail ppo_cut_off "$(first cut reward)"
+run half_cut $group --reward_pretrain $out/rm --generate_max_len 3 --max_steps 1 --stop_properly_penalty_coef 0.5 && near ppo_cut_off_half "$(first half_cut reward)" "$(awk "BEGIN { print 0.5 * $(first brief reward) }")"
+run long $group --reward_pretrain $out/rm --generate_max_len 3 --max_steps 1 --overlong_buffer_len 2 --overlong_penalty_factor 0.25 && near ppo_overlong_whole "$(first long reward)" "$(awk "BEGIN { print $(first brief reward) - 0.25 }")"
+number() { sed -nE "s/.*\"$1\":[[:space:]]*([-0-9.e+]*).*/\1/p" $out/rm/config.json; }
+near ppo_normalized_reward "$(first normalized reward)" "$(awk "BEGIN { printf \"%.17g\", ($(first critic reward) - $(number mean)) / $(number std) }")"
+scores=$(sed -nE 's/ +(chosen|rejected)_reward ([-0-9.]+)/\2/p' $out/rm.log | awk '{ sum += $1 } END { print sum / 2 }')
+echo "$scores $(number mean) $(number std)" | awk '{ d = $1 - $2; exit !(NF == 3 && d < 2e-6 && d > -2e-6 && $3 > 0) }' && ok ppo_rm_moments || fail ppo_rm_moments "$scores $(number mean) $(number std)"
+# every group is kept: the run without filtering
+run all $group --dynamic_filtering --dynamic_filtering_reward_range -1,2 && weights_equal all group && ok ppo_filter_none || fail ppo_filter_none "$(tail -n 1 $out/all.log)"
+[ "$(first filtered prompts_drawn)" -gt 8 ] && ok ppo_filter_draws || fail ppo_filter_draws "$(first filtered prompts_drawn) prompts were drawn"
+run dry $group --dynamic_filtering --max_samples 32 --max_steps -1 && grep -q 'notice: all 32 prompts are used up after [1-3] of 4 rollouts' $out/dry.log && [ -f $out/dry/model.safetensors ] && ok ppo_filter_used_up || fail ppo_filter_used_up "$(tail -n 2 $out/dry.log | head -n 1)"
+# the mean of the weights, at both ends
+run ema0 $critic --enable_ema --ema_beta 0 && cmp -s $out/ema0/ema/model.safetensors $out/ema0/model.safetensors && ok ppo_ema_0 || fail ppo_ema_0 "not the last weights"
+run ema1 $critic --enable_ema --ema_beta 1 && cmp -s $out/ema1/ema/model.safetensors $out/sft/model.safetensors && ok ppo_ema_1 || fail ppo_ema_1 "not the first weights"
+# nothing to win and nothing to pay: what is left is ptx_coef times the step of SFT on the same documents
+flat="--generate_max_len 3 --stop_properly_penalty_coef 0 --init_kl_coef 0 --max_norm 0 --max_steps 1 --train_batch_size 32"
+run flat $group $flat --pretrain_data $out/text.jsonl --ptx_coef 0.25
+build/train_sft --dataset $out/text.jsonl --input_key question --pretrain_mode $shape --train_batch_size 12 --max_steps 1 --max_norm 0 --pretrain $out/sft --save_path $out/flat_sft --metrics_path $out/flat_sft.jsonl >$out/flat_sft.log 2>&1
+near ppo_ptx_loss "$(first flat ptx_loss)" "$(first flat_sft loss)"
+near ppo_ptx_norm "$(first flat grad_norm)" "$(awk "BEGIN { printf \"%.17g\", 0.25 * $(first flat_sft grad_norm) }")"
+# every step other documents, while the weights stand still
+run standing $group --max_steps 2 --train_batch_size 32 --actor_learning_rate 1e-30 --pretrain_data $out/arith.jsonl
+[ "$(grep -o '"ptx_loss": [0-9.]*' $out/standing.jsonl | sort -u | wc -l)" = 2 ] && cmp -s $out/standing/model.safetensors $out/sft/model.safetensors && ok ppo_ptx_documents || fail ppo_ptx_documents "$(tail -n 1 $out/standing.log)"
+# other names for the same
+run k3 $critic --use_kl_loss --use_kl_estimator_k3 && run k3_same $critic --use_kl_loss --kl_estimator k3 && run k1 $critic --use_kl_loss && weights_equal k3 k3_same && ! weights_equal k3 k1 && ok ppo_k3 || fail ppo_k3 "use_kl_estimator_k3 is not kl_estimator k3"
+run head $critic --critic_pretrain $out/sft --reward_rule last_number --value_prefix_head value && head -c 4000 $out/head/critic/model.safetensors | grep -aq '"value.weight"' && ok ppo_head_name || fail ppo_head_name "$(tail -n 1 $out/head.log)"
+[ -f $out/critic/critic/model.safetensors ] && run unsaved ${critic/--save_value_network/} && [ ! -e $out/unsaved/critic ] && ok ppo_save_value_network || fail ppo_save_value_network "the critic was written unasked, or not when asked"
+# texts and rows at a time: memory, not bits
+run alone $critic --micro_rollout_batch_size 1 --micro_train_batch_size 1 && run many $critic --micro_rollout_batch_size 12 --micro_train_batch_size 1 && weights_equal alone many && weights_equal alone critic && [ "$(first alone peak_bytes)" -lt "$(first many peak_bytes)" ] && ok ppo_micro_rollout || fail ppo_micro_rollout "$(first alone peak_bytes) bytes alone, $(first many peak_bytes) for 12"
+# evaluation with samples
+run sampled $group --max_steps 2 --eval_dataset $out/eval.jsonl --eval_temperature 0.8 --eval_n_samples_per_prompt 5 && run sampled.4 $group --max_steps 2 --eval_dataset $out/eval.jsonl --eval_temperature 0.8 --eval_n_samples_per_prompt 5 --ring_attn_size 4
+[ "$(metrics sampled)" = "$(metrics sampled.4)" ] && grep -q 'of 60 texts for held-out prompts are right' $out/sampled.log && weights_equal sampled sampled.4 && ok ppo_eval_samples || fail ppo_eval_samples "$(tail -n 1 $out/sampled.log)"
+run cold $group --max_steps 2 --eval_dataset $out/eval.jsonl && ! [ "$(first sampled eval_exact)" = "$(first cold eval_exact)" ] && weights_equal sampled cold && ok ppo_eval_temperature || fail ppo_eval_temperature "$(first sampled eval_exact) at temperature 0.8 and at 0"
+
+# ---- resume in the middle, elsewhere: what was drawn, the mean of the weights, the pretraining documents ----
+long="$group --max_samples 400 --dynamic_filtering --enable_ema --ema_beta 0.9 --pretrain_data $out/text.jsonl"
+run whole $long
+run half $long --max_steps 2 --save_steps 1 --ring_attn_size 2 && again half $long --load_checkpoint --data_parallel_size 2 && weights_equal half whole && cmp -s $out/half/ema/model.safetensors $out/whole/ema/model.safetensors && ok ppo_resume || fail ppo_resume "$(tail -n 1 $out/half.log)"
+
+# ---- refused: one sentence, a code, nothing written ----
+refuse() { # NAME PATTERN BASE OPTIONS...
+    local name=$1 pattern=$2 base=$3 code; shift 3
+    run refused ${!base} "$@"
+    code=$?
+    if [ $code -eq 0 ] || [ $code -ge 124 ]; then fail "refuse_$name" "exit code $code"
+    elif [ "$(grep -c '^error: ' $out/refused.log)" -ne 1 ] || ! grep '^error: ' $out/refused.log | grep -qE "$pattern"; then fail "refuse_$name" "$(tail -n 1 $out/refused.log | cut -c1-300)"
+    elif [ -e $out/refused/model.safetensors ]; then fail "refuse_$name" "wrote a model all the same"
+    else ok "refuse_$name"; fi
+}
+refuse filter_alone 'dynamic_filtering .*n_samples_per_prompt is 1' critic --dynamic_filtering
+refuse filter_range 'dynamic_filtering_reward_range runs from 1 to 0' group --dynamic_filtering --dynamic_filtering_reward_range 1,0
+refuse filter_nothing 'dynamic_filtering kept 0 of 96 prompts' group --dynamic_filtering --dynamic_filtering_reward_range 2,3 --ring_attn_size 2
+refuse overlong 'overlong_buffer_len 49' group --overlong_buffer_len 49
+refuse overlong_factor 'overlong_penalty_factor 2' group --overlong_penalty_factor 2
+refuse stop 'stop_properly_penalty_coef is 1.5' group --stop_properly_penalty_coef 1.5
+refuse normalize_what 'normalize_reward' group --normalize_reward
+cp -r $out/rm $out/bare; sed -i 's/"std":[^}]*/"std": 0/' $out/bare/config.json
+refuse normalize_moments 'normalize_reward needs "mean" and a positive "std"' critic --reward_pretrain $out/bare --normalize_reward --ring_attn_size 2
+refuse k3 'contradicts kl_estimator k2' critic --use_kl_estimator_k3 --kl_estimator k2
+refuse eval_samples 'eval_n_samples_per_prompt is 3' group --eval_n_samples_per_prompt 3 --eval_dataset $out/eval.jsonl
+refuse save_critic 'rloo has no critic' group --save_value_network
+refuse ptx_temperature 'temperature 0.7' group --pretrain_data $out/text.jsonl --temperature 0.7
+refuse ptx_file 'nowhere.jsonl' group --pretrain_data $out/nowhere.jsonl
+refuse policy 'policy_loss_type' group --policy_loss_type best
+refuse ema 'ema_beta is 2' group --enable_ema --ema_beta 2
+refuse critic_betas 'critic.adam.betas' critic --critic.adam.betas 0.5,2
+
+# every option that is acted on is there
+unbound=$(awk -F'\t' '$3 == "real" && ("," $4 ",") ~ ",ppo," { print $1 }' demos/options.tsv | while read -r o; do build/train_ppo --help | grep -q -- "^  --$o " || echo "$o"; done)
+[ -z "$unbound" ] && ok ppo_options || fail ppo_options "$unbound"
+
+echo "$passed passed, $failed failed"
+[ $failed -eq 0 ]

@@ -1,0 +1,108 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Unlicense
+# train_ppo and what gives it rewards over HTTP: the rule, computed by a server, gives the rule's weights; every way a server
+# can fail gives one sentence.
+cd "$(dirname "$0")/.." || exit 1
+out=build/test_reward
+rm -rf $out; mkdir -p $out
+passed=0 failed=0
+ok() { echo "ok $1"; passed=$((passed + 1)); }
+fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
+
+build/make_arith $out/arith.jsonl 600 5 >/dev/null
+shape="--packing_samples --max_len 200 --pack_len 420 --num_hidden_layers 1 --hidden_size 64 --num_attention_heads 4 --logging_steps 1000"
+build/train_sft --dataset $out/arith.jsonl --input_key question --output_key answer $shape --train_batch_size 16 --max_steps 300 --learning_rate 5e-3 --save_path $out/sft >$out/sft.log 2>&1 || fail reward_sft "$(tail -n 1 $out/sft.log)"
+base="--prompt_data $out/arith.jsonl --input_key question --label_key answer --prompt_max_len 160 --generate_max_len 48 --rollout_batch_size 12 --n_samples_per_prompt 2
+      --train_batch_size 12 --max_steps 6 --advantage_estimator rloo --temperature 0.5 --max_samples 60"
+# run NAME OPTIONS...
+run() { local name=$1; shift; timeout 120 build/train_ppo $shape --micro_train_batch_size 4 --pretrain $out/sft --lr_scheduler constant --warmup_steps 0 --save_path $out/$name --ckpt_path $out/$name/ckpt --metrics_path $out/$name.jsonl $base "$@" >$out/$name.log 2>&1; }
+
+# a server of its own for every test: serve MODE [N] sets url and server
+serve() {
+    rm -f $out/port
+    build/reward_server_for_tests $out/port "$@" & server=$!
+    for _ in $(seq 1 200); do [ -s $out/port ] && break; sleep 0.02; done
+    url=http://127.0.0.1:$(cat $out/port)/reward
+}
+stop() { kill $server 2>/dev/null; wait $server 2>/dev/null; }
+
+# ---- the rule, here and there ----
+run rule --reward_rule last_number || fail reward_rule "$(tail -n 1 $out/rule.log)"
+awk -F'"reward": ' '{ sum += $2 } END { exit !(sum > 0) }' $out/rule.jsonl && ok reward_seen || fail reward_seen "no text was answered rightly, so nothing is tested"
+export http_proxy=http://127.0.0.1:9 # nobody listens there
+for world in "--ring_attn_size 1" "--ring_attn_size 4" "--ring_attn_size 2 --data_parallel_size 2"; do
+    serve rule
+    if ! run server --remote_rm_url $url $world; then fail "reward_server $world" "$(tail -n 1 $out/server.log)"
+    elif ! cmp -s $out/server/model.safetensors $out/rule/model.safetensors; then fail "reward_server $world" "weights differ from those of the rule"
+    elif [ "$(sed 's/, "generate_seconds.*//' $out/server.jsonl)" != "$(sed 's/, "generate_seconds.*//' $out/rule.jsonl)" ]; then fail "reward_server $world" "metrics differ from those of the rule"
+    else ok "reward_server $world"; fi
+    stop
+done
+serve busy 2
+run busy --remote_rm_url $url --remote_rm_backoff 0.01 --ring_attn_size 2 && cmp -s $out/busy/model.safetensors $out/rule/model.safetensors && ok reward_busy_twice || fail reward_busy_twice "$(tail -n 1 $out/busy.log)"
+stop
+# two servers and the rule: three times the reward
+serve rule
+reward() { sed -nE '1s/.*"reward": ([0-9.e-]*).*/\1/p' $out/$1.jsonl; }
+wide="--rollout_batch_size 48 --train_batch_size 96 --max_steps 1"
+run thrice --remote_rm_url $url,$url --reward_rule last_number $wide && run once --reward_rule last_number $wide || fail reward_added "$(tail -n 1 $out/thrice.log)"
+echo "$(reward thrice) $(reward once)" | awk '{ d = $1 - 3 * $2; exit !($2 > 0 && d < 1e-12 && d > -1e-12) }' && ok reward_added || fail reward_added "$(reward thrice) is not three times $(reward once)"
+stop
+
+# ---- a server that dies: the checkpoint before is whole, and the run goes on from it ----
+serve gone 2
+run gone --remote_rm_url $url --remote_rm_retries 1 --remote_rm_backoff 0.01 --save_steps 1 --ring_attn_size 2
+code=$?
+stop
+if [ $code -eq 0 ] || ! grep -q '^error: .*HTTP status 500' $out/gone.log; then fail reward_gone "exit code $code: $(tail -n 1 $out/gone.log)"
+elif [ -e $out/gone/model.safetensors ]; then fail reward_gone "wrote a model all the same"
+else ok reward_gone; fi
+run gone --reward_rule last_number --load_checkpoint --ring_attn_size 4 && cmp -s $out/gone/model.safetensors $out/rule/model.safetensors && ok reward_gone_resumed || fail reward_gone_resumed "$(tail -n 1 $out/gone.log)"
+
+# ---- what must be refused: one sentence, a code, nothing written ----
+refuse() { # MODE PATTERN OPTIONS...
+    local mode=$1 pattern=$2 code lines; shift 2
+    serve $mode
+    rm -rf $out/refused
+    run refused --remote_rm_url $url --remote_rm_retries 1 --remote_rm_backoff 0.01 "$@"
+    code=$?
+    stop
+    lines=$(grep -c '^error: ' $out/refused.log)
+    if [ $code -eq 0 ] || [ $code -ge 124 ]; then fail "refuse_$mode" "exit code $code"
+    elif [ "$lines" -ne 1 ] || ! grep '^error: ' $out/refused.log | grep -qE "$pattern"; then fail "refuse_$mode" "$(tail -n 2 $out/refused.log | cut -c1-300)"
+    elif [ -e $out/refused/model.safetensors ]; then fail "refuse_$mode" "wrote a model all the same"
+    else ok "refuse_$mode"; fi
+}
+refuse slow 'no answer in 2 tries \(Timeout was reached\)' --remote_rm_timeout 0.2 --ring_attn_size 2
+refuse short '23 rewards for 24 texts' --ring_attn_size 4
+refuse long '25 rewards for 24 texts'
+refuse null 'rewards\[1\] is null' --ring_attn_size 2
+refuse text 'rewards\[1\] is text'
+refuse nan 'no JSON from byte 16 .*: NaN' --ring_attn_size 2
+refuse garbage 'no JSON from byte 0 of 17'
+refuse empty 'no JSON .*\(empty\)'
+refuse keyless '"rewards" is missing'
+refuse endless 'longer than'
+refuse 500 'HTTP status 500 in 2 tries, with: out of order' --ring_attn_size 2
+refuse 404 'HTTP status 404 in 1 tries'
+serve infinite
+base="${base/rollout_batch_size 12/rollout_batch_size 3}" run refused --remote_rm_url $url --train_batch_size 6
+grep -q '^error: .*rewards\[1\] is inf' $out/refused.log && ok refuse_infinite || fail refuse_infinite "$(tail -n 1 $out/refused.log)"
+stop
+# nobody there: the port of a server that is gone
+run refused --remote_rm_url $url --remote_rm_retries 2 --remote_rm_backoff 0.01 --data_parallel_size 2
+[ $? -eq 1 ] && grep -qE '^error: .*no answer in 3 tries' $out/refused.log && ok refuse_nobody || fail refuse_nobody "$(tail -n 1 $out/refused.log)"
+# Ctrl-C ends the waiting
+timeout -s KILL 60 build/train_ppo $shape --pretrain $out/sft --save_path $out/waiting $base --remote_rm_url $url --remote_rm_retries 1000 --ring_attn_size 2 >$out/waiting.log 2>&1 & waiting=$!
+for _ in $(seq 1 200); do grep -q '^ranks: ' $out/waiting.log && break; sleep 0.02; done
+sleep 1
+kill -INT $waiting
+wait $waiting; code=$?
+[ $code -eq 1 ] && grep -qE '^error: .*no answer in [0-9]+ tries' $out/waiting.log && ok reward_interrupted || fail reward_interrupted "exit code $code: $(tail -n 1 $out/waiting.log)"
+for bad in reward.py "$url," ftp://127.0.0.1/x; do
+    run refused --remote_rm_url $bad
+    [ $? -eq 2 ] && grep -qE '^error: remote_rm_url holds' $out/refused.log && ok "refuse_url $bad" || fail "refuse_url $bad" "$(tail -n 1 $out/refused.log)"
+done
+
+echo "$passed passed, $failed failed"
+[ $failed -eq 0 ]
