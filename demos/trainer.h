@@ -591,12 +591,14 @@ static void demo_say_totals(demo_rank *r) {
 
 static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
     demo_rank r;
+    int stop = 0;
     memset(&r, 0, sizeof r);
     r.job = user;
     seqpar_status status = demo_rank_open(&r, world);
     if (world->rank == 0) demo_progress_begin(&r.progress, r.step, r.job->rounds, r.job->config.logging_steps);
     if (!status) status = r.job->objective->train ? r.job->objective->train(&r) : demo_train(&r);
-    if (!status && r.step >= r.job->total_steps) status = demo_average_save(&r);
+    if (!status) status = demo_stop_wanted(&r, &stop);
+    if (!status && !stop) status = demo_average_save(&r);
     if (!status && world->rank == 0) demo_say_totals(&r);
     if (status && world->rank == 0) demo_progress_end(&r.progress);
     if (r.metrics) fclose(r.metrics);
