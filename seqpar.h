@@ -230,6 +230,7 @@ extern "C" {
     X(ULYSSES, -46, "ulysses_size does not divide the ranks or does not fit the heads")                    \
     X(DTYPE, -44, "the device does not store this type")                                                   \
     X(KERNEL, -47, "a block kernel of the user's own fails or returns nonsense")                           \
+    X(DEVICE, -48, "a device is missing, too old or fails")                                                \
     X(SEED_COUNT, -50, "the global token count is not positive")                                           \
     X(OPTION, -51, "an option lies outside its range")                                                     \
     X(NOT_FINITE, -52, "a value is NaN or infinite")                                                       \
@@ -322,6 +323,7 @@ struct seqpar_comm {
     int64_t rank, size;
     seqpar_error *error;       /* where this rank's errors go; owned by the world */
     int64_t bytes_sent, messages_sent; /* to other ranks, counted by begin */
+    struct seqpar_device *device; /* whose memory buffers may lie in, set by seqpar_ctx_open; NULL: the host's alone */
     void *state;
 };
 
@@ -735,6 +737,10 @@ struct seqpar_device {
 SEQPAR_DEF seqpar_device *seqpar_device_reference(void);
 /* The fast device: fp32, blocked and vectorised; `threads` 0 means all OpenMP threads. Both: seqpar_device_close. */
 SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads);
+/* A GPU, in seqpar_cuda.cu, which is compiled by nvcc and linked: fp32 storage, products from pieces of tf32. One device a
+   rank; all may share a GPU. NULL and *error: none there, too old, no memory. */
+typedef struct seqpar_cuda_desc { int64_t ordinal; /* number of the GPU */ } seqpar_cuda_desc;
+SEQPAR_DEF seqpar_device *seqpar_device_cuda(seqpar_error *error, const seqpar_cuda_desc *desc);
 SEQPAR_DEF void seqpar_device_close(seqpar_device *device);
 SEQPAR_DEF int64_t seqpar_dtype_bytes(int dtype);
 /* Bring your own block kernel: put into a host device, it computes every block of attention, in its own storage type;
@@ -877,6 +883,7 @@ typedef struct seqpar_attn_io {
 /* Dropout factor of one probability, 0 or 1 / (1 - dropout). The key is absolute (row->index, head, query and key
    position), so that every layout drops the same; four neighbouring keys share a draw of Philox. */
 SEQPAR_DEF double seqpar_attn_dropout(double dropout, uint64_t seed, uint64_t stream, int64_t row, int64_t head, int64_t query, int64_t key);
+SEQPAR_DEF uint64_t seqpar_attn_dropout_key(uint64_t seed, uint64_t stream); /* of those draws */
 
 typedef struct seqpar_attn seqpar_attn;
 /* Shares, masks, plans and fold programs for these rows (borrowed, the same on all ranks of ctx->sp). */
@@ -1280,10 +1287,11 @@ SEQPAR_DEF void seqpar_shuffle(int64_t *order, int64_t count, uint64_t seed, uin
     }
 }
 
+SEQPAR_DEF uint64_t seqpar_attn_dropout_key(uint64_t seed, uint64_t stream) { return seed ^ seqpar__mix(stream); }
 SEQPAR_DEF double seqpar_attn_dropout(double dropout, uint64_t seed, uint64_t stream, int64_t row, int64_t head, int64_t query, int64_t key) {
     uint32_t draw[4];
     if (dropout == 0) return 1.0;
-    seqpar_random(draw, seed ^ seqpar__mix(stream), (uint64_t)row << 24 | (uint64_t)head, (uint64_t)query << 32 | (uint64_t)key >> 2);
+    seqpar_random(draw, seqpar_attn_dropout_key(seed, stream), (uint64_t)row << 24 | (uint64_t)head, (uint64_t)query << 32 | (uint64_t)key >> 2);
     return draw[key & 3] < dropout * 4294967296.0 ? 0.0 : 1.0 / (1.0 - dropout);
 }
 
@@ -2104,6 +2112,12 @@ SEQPAR_DEF seqpar_status seqpar_comm_broadcast(seqpar_comm *comm, void *data, in
     return status;
 }
 
+/* Ranks of one process: buffers may lie in the memory of a device that all of them share. */
+static void seqpar__comm_copy(seqpar_device *device, void *to, const void *from, int64_t bytes) {
+    if (bytes && device) device->copy(device, to, from, bytes, NULL);
+    else if (bytes) memcpy(to, from, (size_t)bytes);
+}
+
 /* ---- self ---- */
 
 typedef struct seqpar__self {
@@ -2122,7 +2136,7 @@ static seqpar_status seqpar__self_begin(seqpar_comm *comm, const seqpar_group *g
     for (i = 0; i < group->send_count; i++) {
         if (group->sends[i].bytes != group->recvs[i].bytes)
             return seqpar_fail(comm->error, SEQPAR_ERR_MESSAGE_SIZE, "'%s': %lld bytes were sent where %lld were expected", group->name, (long long)group->sends[i].bytes, (long long)group->recvs[i].bytes);
-        if (group->sends[i].bytes) memcpy(group->recvs[i].data, group->sends[i].data, (size_t)group->sends[i].bytes);
+        seqpar__comm_copy(comm->device, group->recvs[i].data, group->sends[i].data, group->sends[i].bytes);
     }
     return SEQPAR_OK;
 }
@@ -2165,6 +2179,7 @@ typedef struct seqpar__message {
     int64_t from, to, sequence;   /* world ranks; number between the two on this comm */
     void *data;
     int64_t bytes;
+    seqpar_device *device;        /* of the receiver */
     int state;                    /* 0 waits, 1 is being copied, 2 is done, 3 has the wrong size */
 } seqpar__message;
 
@@ -2261,6 +2276,7 @@ static void seqpar__post_messages(seqpar__member *m, seqpar__message *to, const 
     for (i = 0; i < count; i++) {
         int64_t peer = m->world_rank[list[i].peer];
         to[i].comm_id = m->id;
+        to[i].device = m->comm.device;
         to[i].from = sending ? seqpar__world_rank(m) : peer;
         to[i].to = sending ? peer : seqpar__world_rank(m);
         to[i].sequence = sending ? m->sent[list[i].peer]++ : m->received[list[i].peer]++;
@@ -2321,7 +2337,7 @@ static int seqpar__receive(seqpar__hub *hub, seqpar__seat *seat, seqpar__message
     if (send->bytes != recv->bytes) { recv->state = 3; recv->sequence = send->bytes; return 1; } /* shown by progress */
     send->state = 1;
     pthread_mutex_unlock(&hub->lock);
-    if (recv->bytes) memcpy(recv->data, send->data, (size_t)recv->bytes);
+    seqpar__comm_copy(recv->device, recv->data, send->data, recv->bytes);
     pthread_mutex_lock(&hub->lock);
     send->state = 2;
     seqpar__hub_wake(hub, send->from);
@@ -2626,6 +2642,7 @@ static seqpar_status seqpar__inject_begin(seqpar_comm *comm, const seqpar_group 
     g.recv_count = seqpar__inject_copy(r->list + g.send_count, r->stamps + r->recv_first, group->recvs, group->recv_count, in->desc.virtual_clock);
     g.sends = r->list;
     g.recvs = r->list + g.send_count;
+    in->inner->device = comm->device;
     status = seqpar_comm_begin(in->inner, &g, queue, &r->inner);
     if (status) seqpar__injected_free(r);
     else request->state = r;
@@ -2702,10 +2719,13 @@ SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world, se
     ctx->dp_size = world->size / sp_size;
     ctx->sp_rank = world->rank % sp_size;
     ctx->dp_rank = world->rank / sp_size;
-    return seqpar_comm_split(world, ctx->dp_rank, ctx->sp_rank, &ctx->sp);
+    SEQPAR__TRY(seqpar_comm_split(world, ctx->dp_rank, ctx->sp_rank, &ctx->sp));
+    world->device = ctx->sp->device = device;
+    return SEQPAR_OK;
 }
 
 SEQPAR_DEF void seqpar_ctx_close(seqpar_ctx *ctx) {
+    if (ctx->world) ctx->world->device = NULL;
     seqpar_comm_free(ctx->sp);
     ctx->sp = NULL;
 }

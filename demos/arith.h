@@ -116,9 +116,17 @@ static inline void demo_arith_wrong(char *wrong, const char *answer, int value, 
     snprintf(wrong, DEMO_ARITH_TEXT, "%.*sThe answer is %d.", kept, answer, value + 1 + (int)(index % 5));
 }
 
-/* Writes items first .. first + count - 1 as JSON lines, whole or not at all. Returns 0, or -1 with one sentence. */
-static inline int demo_arith_write(const char *path, uint64_t seed, uint64_t first, uint64_t count, char *error,
-                                   size_t error_size)
+/* Is the answer of this item, in a file with so many wrong ones of 100, a wrong one? */
+static inline bool demo_arith_careless(uint64_t seed, uint64_t index, uint64_t of_100)
+{
+    demo_draws draws = demo_draws_of(~seed, index);
+    return (uint64_t)demo_draw(&draws, 0, 99) < of_100;
+}
+
+/* Writes items first .. first + count - 1 as JSON lines, `careless` of 100 with the wrong text as the answer; whole or not
+ * at all. Returns 0, or -1 with one sentence. */
+static inline int demo_arith_write(const char *path, uint64_t seed, uint64_t first, uint64_t count, uint64_t careless,
+                                   char *error, size_t error_size)
 {
     char question[DEMO_ARITH_TEXT], answer[DEMO_ARITH_TEXT], wrong[DEMO_ARITH_TEXT], *text = NULL;
     size_t size = 0;
@@ -126,7 +134,7 @@ static inline int demo_arith_write(const char *path, uint64_t seed, uint64_t fir
     for (uint64_t i = 0; lines && i < count; i++) {
         demo_arith_wrong(wrong, answer, demo_arith_item(question, answer, seed, first + i), first + i);
         /* stories hold nothing that JSON would escape */
-        fprintf(lines, "{\"question\": \"%s\", \"answer\": \"%s\", \"wrong\": \"%s\"}\n", question, answer, wrong);
+        fprintf(lines, "{\"question\": \"%s\", \"answer\": \"%s\", \"wrong\": \"%s\"}\n", question, demo_arith_careless(seed, first + i, careless) ? wrong : answer, wrong);
     }
     bool whole = lines && !ferror(lines);
     if (lines && fclose(lines)) whole = false;

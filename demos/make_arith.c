@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* make_arith - writes arithmetic stories as JSON lines. The same seed gives the same items; ranges that do not overlap
- * give training and evaluation data: make_arith train.jsonl 5000 1 && make_arith eval.jsonl 200 1 5000 */
+ * give training and evaluation data: make_arith train.jsonl 5000 1 && make_arith eval.jsonl 200 1 5000
+ * A careless teacher: of every 100 answers, so many end in a wrong number (something for PPO to mend):
+ * make_arith careless.jsonl 5000 1 0 83 */
 #define STB_DS_IMPLEMENTATION
 #include "arith.h"
 
@@ -14,10 +16,10 @@ static bool read_count(const char *text, uint64_t *value)
 
 int main(int argc, char **argv)
 {
-    uint64_t numbers[3] = {1000, 1, 0}; /* count, seed, first */
+    uint64_t numbers[4] = {1000, 1, 0, 0}; /* count, seed, first, wrong of 100 */
     char error[256];
-    if (argc < 2 || argc > 5 || argv[1][0] == '-') {
-        fprintf(stderr, "usage: %s FILE.jsonl [COUNT [SEED [FIRST]]]   (default 1000 1 0)\n", argv[0]);
+    if (argc < 2 || argc > 6 || argv[1][0] == '-') {
+        fprintf(stderr, "usage: %s FILE.jsonl [COUNT [SEED [FIRST [WRONG]]]]   (default 1000 1 0 0; WRONG: of 100 answers)\n", argv[0]);
         return 2;
     }
     for (int i = 2; i < argc; i++)
@@ -25,7 +27,7 @@ int main(int argc, char **argv)
             fprintf(stderr, "%s: %s is no whole number\n", argv[0], argv[i]);
             return 2;
         }
-    if (demo_arith_write(argv[1], numbers[1], numbers[2], numbers[0], error, sizeof error)) {
+    if (demo_arith_write(argv[1], numbers[1], numbers[2], numbers[0], numbers[3], error, sizeof error)) {
         fprintf(stderr, "%s: %s\n", argv[0], error);
         return 1;
     }

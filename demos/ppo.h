@@ -118,7 +118,8 @@ static void demo_ppo_count(demo_job *job) {
     }
 }
 
-/* The critic is a checkpoint of its own inside the folder, written first: the actor's `latest` says that both are there. */
+/* Critic and mean of the weights are checkpoints of their own inside the folder, written first: the actor's `latest` says that
+   all are there. */
 static seqpar_status demo_ppo_save(demo_rank *r, demo_state *state) {
     const demo_config *c = &r->job->config;
     demo_ppo *p = demo_ppo_of(r);
@@ -274,6 +275,8 @@ static void demo_ppo_close(demo_rank *r) {
     arrfree(p->mixed.documents);
     if (p->critic_optim.tensors) seqpar_optim_close(&r->ctx, &p->critic_optim);
     if (p->critic.tensors) seqpar_llama_close(&r->ctx, &p->critic);
+    if (p->ema_optim.tensors) seqpar_optim_close(&r->ctx, &p->ema_optim);
+    if (p->ema.tensors) seqpar_llama_close(&r->ctx, &p->ema);
     for (int i = 0; i < p->rewards; i++) seqpar_llama_close(&r->ctx, &p->reward[i]);
     if (p->reference.there) seqpar_llama_close(&r->ctx, &p->reference.model);
     free(p);

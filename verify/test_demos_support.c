@@ -1143,8 +1143,8 @@ static bool stories_depend_on_seed_and_index_alone(void)
     char q[2][DEMO_ARITH_TEXT], a[2][DEMO_ARITH_TEXT];
     size_t sizes[2];
     const char *whole = in_scratch("whole.jsonl"), *part = in_scratch("part.jsonl");
-    EXPECT(demo_arith_write(whole, 7, 0, 50, message, sizeof message) == 0);
-    EXPECT(demo_arith_write(part, 7, 30, 20, message, sizeof message) == 0);
+    EXPECT(demo_arith_write(whole, 7, 0, 50, 0, message, sizeof message) == 0);
+    EXPECT(demo_arith_write(part, 7, 30, 20, 0, message, sizeof message) == 0);
     char *all = demo_read_file(whole, &sizes[0]), *tail = demo_read_file(part, &sizes[1]);
     EXPECT(all && tail && sizes[1] < sizes[0] && !strcmp(all + sizes[0] - sizes[1], tail));
     free(all);
@@ -1219,10 +1219,10 @@ static bool answers_are_learnable(void)
 static bool stories_load(void)
 {
     const char *path = in_scratch("arith.jsonl");
-    EXPECT(demo_arith_write(path, 1, 0, 300, message, sizeof message) == 0);
+    EXPECT(demo_arith_write(path, 1, 0, 300, 0, message, sizeof message) == 0);
     demo_data_options how = {.input_key = "question", .output_key = "answer", .input_template = "{}\n", .max_len = 200};
     EXPECT(load(path, how) == 0 && arrlen(set.documents) == 300 && !set.counts.fully_masked);
-    EXPECT(demo_arith_write(in_scratch("no/such/folder"), 1, 0, 3, message, sizeof message) == -1 && *message);
+    EXPECT(demo_arith_write(in_scratch("no/such/folder"), 1, 0, 3, 0, message, sizeof message) == -1 && *message);
     return true;
 }
 

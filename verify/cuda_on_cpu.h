@@ -1,0 +1,527 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* cuda_on_cpu.h - runs the kernels of seqpar_cuda.cu on a CPU, to test their logic where there is no GPU.
+ *
+ *     g++ -x c++ -include cuda_on_cpu.h -c seqpar_cuda.cu
+ *
+ * One fiber per thread of a block, blocks one after the other. A fiber runs until it meets the others: __syncthreads, a
+ * shuffle, a vote, a matrix instruction. Who goes first between two meetings is drawn anew from cuda_on_cpu_seed: bits
+ * that hang on it show a missing barrier. Shared memory is full of NaN when a block begins. Device memory cannot be
+ * touched outside of kernels and copies: host code that does is named and ended. Matrix instructions follow the fragment
+ * tables of PTX ISA 9.7.14 (mma.m16n8k16, m16n8k8, ldmatrix); streams are in order, every call is done when it returns. */
+#ifndef CUDA_ON_CPU_H
+#define CUDA_ON_CPU_H
+#include <math.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+#define SEQPAR_CUDA_ON_CPU 1
+#define __global__ static
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __restrict__ __restrict
+
+struct uint4 { uint32_t x, y, z, w; };
+struct int2 { int x, y; };
+static inline int2 make_int2(int x, int y) { int2 v = {x, y}; return v; }
+struct dim3 {
+    unsigned x, y, z;
+    dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+
+/* ---- fibers ---- */
+
+enum { CUDA_WARP = 32, CUDA_MOST_THREADS = 1024, CUDA_STACK = 96 * 1024, CUDA_MOST_SHARED = 227 * 1024, CUDA_WORDS = 12 };
+
+struct cuda_warp {
+    int arrived, generation, alive;
+    const char *meeting;                               /* what the lanes that have arrived are at */
+    uint32_t word[2][CUDA_WARP][CUDA_WORDS];           /* what they brought, by the parity of the generation */
+};
+struct cuda_fiber {
+    dim3 thread;
+    int number, done;
+    const int *waits_for;                              /* runs on when *waits_for differs from `was` */
+    int was;
+#if defined(__x86_64__)
+    void *stack_pointer;
+#else
+    ucontext_t context;
+#endif
+    char *stack;
+    void *fake_stack;
+};
+struct cuda_block {
+    dim3 size, index, grid;
+    int threads, alive, arrived, generation, any[2][2];
+    cuda_warp warp[CUDA_MOST_THREADS / CUDA_WARP];
+    cuda_fiber fiber[CUDA_MOST_THREADS];
+    cuda_fiber *running;
+#if defined(__x86_64__)
+    void *scheduler;
+#else
+    ucontext_t scheduler;
+#endif
+    void *scheduler_fake_stack;
+    const void *scheduler_stack;
+    size_t scheduler_stack_bytes;
+    void (*body)(void *);
+    void *argument;
+    const char *kernel;
+    size_t shared_bytes;
+    alignas(128) unsigned char shared[CUDA_MOST_SHARED];
+};
+
+extern "C" { extern uint64_t cuda_on_cpu_seed; extern int64_t cuda_on_cpu_fail_at, cuda_on_cpu_calls, cuda_on_cpu_launches, cuda_on_cpu_allocated; }
+uint64_t cuda_on_cpu_seed = 1;       /* of the order of fibers; 0: threads in rising order */
+int64_t cuda_on_cpu_fail_at;         /* this call of the run time fails; 0: none */
+int64_t cuda_on_cpu_calls;           /* calls of the run time that can fail */
+int64_t cuda_on_cpu_launches;
+int64_t cuda_on_cpu_allocated;       /* bytes of device memory in use */
+
+static thread_local cuda_block *cuda_here;
+#define threadIdx (cuda_here->running->thread)
+#define blockIdx (cuda_here->index)
+#define blockDim (cuda_here->size)
+#define gridDim (cuda_here->grid)
+
+[[noreturn]] static void cuda_die(const char *what) {
+    fprintf(stderr, "cuda_on_cpu: kernel %s, block (%u, %u, %u), thread %d: %s\n", cuda_here->kernel, cuda_here->index.x, cuda_here->index.y, cuda_here->index.z, cuda_here->running ? cuda_here->running->number : -1, what);
+    abort();
+}
+
+#if defined(__x86_64__)
+/* Saves what a called function must keep, changes stacks. */
+extern "C" void cuda_on_cpu_switch(void **save, void *to);
+__asm__(".text\n.globl cuda_on_cpu_switch\n.type cuda_on_cpu_switch,@function\ncuda_on_cpu_switch:\n"
+        "push %rbp\npush %rbx\npush %r12\npush %r13\npush %r14\npush %r15\n"
+        "mov %rsp, (%rdi)\nmov %rsi, %rsp\n"
+        "pop %r15\npop %r14\npop %r13\npop %r12\npop %rbx\npop %rbp\nret\n"
+        ".size cuda_on_cpu_switch, .-cuda_on_cpu_switch\n");
+#endif
+
+static void cuda_to_fiber(cuda_block *b, cuda_fiber *f) {
+    b->running = f;
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(&b->scheduler_fake_stack, f->stack, CUDA_STACK);
+#endif
+#if defined(__x86_64__)
+    cuda_on_cpu_switch(&b->scheduler, f->stack_pointer);
+#else
+    swapcontext(&b->scheduler, &f->context);
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(b->scheduler_fake_stack, NULL, NULL);
+#endif
+}
+static void cuda_to_scheduler(cuda_block *b, cuda_fiber *f) {
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(f->done ? NULL : &f->fake_stack, b->scheduler_stack, b->scheduler_stack_bytes);
+#endif
+#if defined(__x86_64__)
+    cuda_on_cpu_switch(&f->stack_pointer, b->scheduler);
+#else
+    swapcontext(&f->context, &b->scheduler);
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(f->fake_stack, &b->scheduler_stack, &b->scheduler_stack_bytes);
+#endif
+}
+
+static void cuda_fiber_main(void) {
+    cuda_block *b = cuda_here;
+    cuda_fiber *f = b->running;
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(NULL, &b->scheduler_stack, &b->scheduler_stack_bytes);
+#endif
+    b->body(b->argument);
+    f->done = 1;
+    b->alive--;
+    b->warp[f->number / CUDA_WARP].alive--;
+    cuda_to_scheduler(b, f);
+}
+
+static void cuda_fiber_start(cuda_block *b, int number) {
+    cuda_fiber *f = &b->fiber[number];
+    if (!f->stack) f->stack = (char *)mmap(NULL, CUDA_STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    f->number = number;
+    f->thread = dim3((unsigned)number % b->size.x, (unsigned)number / b->size.x % b->size.y, (unsigned)number / b->size.x / b->size.y);
+    f->done = 0;
+    f->waits_for = NULL;
+#if defined(__x86_64__)
+    void **top = (void **)(f->stack + CUDA_STACK - 64);
+    *--top = NULL;
+    *--top = (void *)cuda_fiber_main; /* where the first switch returns to, on a stack aligned like that of a call */
+    f->stack_pointer = top - 6;
+    memset(f->stack_pointer, 0, 6 * sizeof *top);
+#else
+    getcontext(&f->context);
+    f->context.uc_stack.ss_sp = f->stack;
+    f->context.uc_stack.ss_size = CUDA_STACK;
+    f->context.uc_link = NULL;
+    makecontext(&f->context, cuda_fiber_main, 0);
+#endif
+}
+
+static void cuda_wait(const int *word, int was) {
+    cuda_fiber *f = cuda_here->running;
+    f->waits_for = word;
+    f->was = was;
+    cuda_to_scheduler(cuda_here, f);
+}
+
+static uint64_t cuda_mix(uint64_t x) {
+    x = (x ^ (x >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
+    x = (x ^ (x >> 27)) * UINT64_C(0x94D049BB133111EB);
+    return x ^ (x >> 31);
+}
+
+/* Passes over all fibers, each pass in another order, until all have ended. */
+static void cuda_block_run(cuda_block *b) {
+    uint64_t draw = cuda_mix(cuda_on_cpu_seed + b->index.x * 977u + b->index.y * 31u);
+    memset(b->shared, 0xff, b->shared_bytes);
+    memset(b->warp, 0, sizeof b->warp);
+    b->alive = b->threads;
+    b->arrived = b->generation = 0;
+    b->any[0][0] = b->any[1][0] = -1;
+    for (int i = 0; i < b->threads; i++) { cuda_fiber_start(b, i); b->warp[i / CUDA_WARP].alive++; }
+    while (b->alive) {
+        int moved = 0, start = 0, turn = 1;
+        if (cuda_on_cpu_seed) { draw = cuda_mix(draw + 1); start = (int)(draw % (unsigned)b->threads); turn = draw >> 40 & 1 ? 1 : -1; }
+        for (int i = 0; i < b->threads; i++) {
+            cuda_fiber *f = &b->fiber[((start + turn * i) % b->threads + b->threads) % b->threads];
+            if (f->done || (f->waits_for && *f->waits_for == f->was)) continue;
+            f->waits_for = NULL;
+            cuda_to_fiber(b, f);
+            moved = 1;
+        }
+        if (!moved) cuda_die("all threads wait, for different things: a barrier that not all of them reach");
+    }
+}
+
+/* ---- what threads do together ---- */
+
+static inline void __syncthreads(void) {
+    cuda_block *b = cuda_here;
+    if (b->alive != b->threads) cuda_die("__syncthreads after a thread of the block has ended");
+    if (++b->arrived == b->threads) { b->arrived = 0; b->generation++; return; }
+    cuda_wait(&b->generation, b->generation);
+}
+
+static inline int __syncthreads_or(int predicate) {
+    cuda_block *b = cuda_here;
+    int generation = b->generation, *any = b->any[generation & 1];
+    if (any[0] != generation) { any[0] = generation; any[1] = 0; }
+    any[1] |= predicate != 0;
+    __syncthreads();
+    return any[1];
+}
+
+/* All lanes bring words and see those of the others: (32, CUDA_WORDS). */
+static inline const uint32_t (*cuda_meet(const char *meeting, const uint32_t *words, int count))[CUDA_WORDS] {
+    cuda_fiber *f = cuda_here->running;
+    cuda_warp *w = &cuda_here->warp[f->number / CUDA_WARP];
+    int generation = w->generation, parity = generation & 1;
+    if (w->arrived && w->meeting != meeting && strcmp(w->meeting, meeting)) cuda_die("lanes of a warp meet in different instructions");
+    w->meeting = meeting;
+    for (int i = 0; i < count; i++) w->word[parity][f->number % CUDA_WARP][i] = words[i];
+    if (++w->arrived == CUDA_WARP) { w->arrived = 0; w->generation++; }
+    else cuda_wait(&w->generation, generation);
+    return w->word[parity];
+}
+static inline void __syncwarp(unsigned mask = 0xffffffffu) { (void)mask; cuda_meet("__syncwarp", NULL, 0); }
+template <class T> static inline T __shfl_xor_sync(unsigned mask, T value, int lane_mask) {
+    static_assert(sizeof(T) % 4 == 0, "whole words");
+    uint32_t words[sizeof(T) / 4];
+    (void)mask;
+    memcpy(words, &value, sizeof value);
+    const uint32_t(*all)[CUDA_WORDS] = cuda_meet("__shfl_xor_sync", words, (int)(sizeof(T) / 4));
+    memcpy(&value, all[(cuda_here->running->number ^ lane_mask) % CUDA_WARP], sizeof value);
+    return value;
+}
+static inline int __any_sync(unsigned mask, int predicate) {
+    uint32_t word = predicate != 0;
+    (void)mask;
+    const uint32_t(*all)[CUDA_WORDS] = cuda_meet("__any_sync", &word, 1);
+    for (int i = 0; i < CUDA_WARP; i++) if (all[i][0]) return 1;
+    return 0;
+}
+static inline unsigned long long atomicAdd(unsigned long long *to, unsigned long long value) {
+    return __atomic_fetch_add(to, value, __ATOMIC_RELAXED);
+}
+static inline float __fmul_rn(float a, float b) { volatile float c = a * b; return c; }
+static inline float __fadd_rn(float a, float b) { volatile float c = a + b; return c; }
+static inline uint32_t __umulhi(uint32_t a, uint32_t b) { return (uint32_t)((uint64_t)a * b >> 32); }
+static inline uint32_t __float_as_uint(float x) { uint32_t y; memcpy(&y, &x, 4); return y; }
+static inline float __uint_as_float(uint32_t x) { float y; memcpy(&y, &x, 4); return y; }
+
+/* ---- matrix instructions, by their fragment tables ---- */
+
+static inline float cuda_bf16(uint32_t bits) { return __uint_as_float(bits << 16); }
+
+/* c (16, 8) += a (16, k) b (k, 8): element (row, column) of c is sum number; pairs: two bf16 to a word, else one fp32. */
+template <int REGISTERS_A, int REGISTERS_B, bool PAIRS> static inline void cuda_mma(float c[4], const uint32_t *a, const uint32_t *b) {
+    enum { K = PAIRS ? 16 : 8, WORDS = REGISTERS_A + REGISTERS_B };
+    uint32_t words[WORDS];
+    memcpy(words, a, REGISTERS_A * 4);
+    memcpy(words + REGISTERS_A, b, REGISTERS_B * 4);
+    const uint32_t(*all)[CUDA_WORDS] = cuda_meet(PAIRS ? "mma.m16n8k16.bf16" : "mma.m16n8k8.tf32", words, WORDS);
+    int lane = cuda_here->running->number % CUDA_WARP, group = lane / 4, t = lane % 4;
+    for (int i = 0; i < 4; i++) {
+        int row = group + (i >= 2 ? 8 : 0), column = 2 * t + (i & 1);
+        float sum = c[i];
+        for (int k = 0; k < K; k++) {
+            /* register and lane that hold a[row][k] and b[k][column] */
+            int half = PAIRS ? k / 8 : k / 4, in = PAIRS ? k % 8 / 2 : k % 4;
+            uint32_t x = all[row % 8 * 4 + in][(row >= 8 ? 1 : 0) + 2 * half], y = all[column * 4 + in][REGISTERS_A + half];
+            float fx = PAIRS ? cuda_bf16(k & 1 ? x >> 16 : x & 0xffff) : __uint_as_float(x & 0xffffe000u);
+            float fy = PAIRS ? cuda_bf16(k & 1 ? y >> 16 : y & 0xffff) : __uint_as_float(y & 0xffffe000u);
+            sum = fmaf(fx, fy, sum);
+        }
+        c[i] = sum;
+    }
+}
+static inline void seqpar_cuda_mma_bf16(float c[4], const uint32_t a[4], const uint32_t b[2]) { cuda_mma<4, 2, true>(c, a, b); }
+static inline void seqpar_cuda_mma_tf32(float c[4], const uint32_t a[4], const uint32_t b[2]) { cuda_mma<4, 2, false>(c, a, b); }
+static inline uint32_t seqpar_cuda_tf32(float x) { /* cvt.rna.tf32.f32: to nearest, ties away */
+    uint32_t bits = __float_as_uint(x);
+    return (bits & 0x7f800000u) == 0x7f800000u ? bits : (bits + 0x1000u) & 0xffffe000u;
+}
+static inline float seqpar_cuda_exp2(float x) { return exp2f(x); }
+
+/* Four 8 x 8 matrices of 16-bit elements, transposed: lane i names row i % 8 of matrix i / 8 and gets, of each matrix, the
+   elements (2 t, group) and (2 t + 1, group). Counts the bank conflicts of its four phases. */
+extern "C" { extern int64_t cuda_on_cpu_phases, cuda_on_cpu_conflicts; }
+int64_t cuda_on_cpu_phases, cuda_on_cpu_conflicts;
+static inline void cuda_count_banks(const uint64_t *address, int lanes, int words) { /* lanes that go together */
+    unsigned hit[32] = {0}, most = 0;
+    for (int i = 0; i < lanes; i++)
+        for (int w = 0; w < words; w++) {
+            unsigned bank = (unsigned)((address[i] / 4 + (unsigned)w) % 32), again = 0;
+            for (int j = 0; j < i; j++) again |= address[j] == address[i];
+            if (!again) hit[bank]++;
+            most = hit[bank] > most ? hit[bank] : most;
+        }
+    cuda_on_cpu_phases++;
+    cuda_on_cpu_conflicts += most > 1 ? most - 1 : 0;
+}
+static inline void seqpar_cuda_load_matrices_transposed(uint32_t r[4], const void *row) {
+    uint32_t words[2];
+    uint64_t address[CUDA_WARP];
+    int lane = cuda_here->running->number % CUDA_WARP, group = lane / 4, t = lane % 4;
+    memcpy(words, &row, 8);
+    if ((uintptr_t)row % 16) cuda_die("ldmatrix of a row that is not aligned to 16 bytes");
+    const uint32_t(*all)[CUDA_WORDS] = cuda_meet("ldmatrix.x4.trans", words, 2);
+    for (int i = 0; i < CUDA_WARP; i++) memcpy(&address[i], all[i], 8);
+    if (lane == 0) for (int m = 0; m < 4; m++) cuda_count_banks(address + 8 * m, 8, 4);
+    for (int m = 0; m < 4; m++) {
+        const uint16_t *even = (const uint16_t *)address[8 * m + 2 * t], *odd = (const uint16_t *)address[8 * m + 2 * t + 1];
+        r[m] = even[group] | (uint32_t)odd[group] << 16;
+    }
+}
+/* A load of one word by every lane of a warp, for counting. */
+static inline uint32_t seqpar_cuda_shared_word(const void *at) {
+    uint32_t value;
+    memcpy(&value, at, 4);
+    return value;
+}
+static inline void seqpar_cuda_copy_async(void *shared, const void *global) { memcpy(shared, global, 16); }
+static inline void seqpar_cuda_copy_commit(void) {}
+template <int LEFT> static inline void seqpar_cuda_copy_wait(void) {}
+
+/* ---- the run time: memory, streams, launches ---- */
+
+typedef int cudaError_t;
+enum { cudaSuccess = 0, cudaErrorMemoryAllocation = 2, cudaErrorNoDevice = 100, cudaErrorLaunchFailure = 719 };
+enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
+enum { cudaStreamNonBlocking = 1, cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+typedef struct cuda_stream { int number; } *cudaStream_t;
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16, cudaDevAttrComputeCapabilityMajor = 75, cudaDevAttrComputeCapabilityMinor = 76, cudaDevAttrMaxSharedMemoryPerBlockOptin = 97 };
+
+#define CUDA_ARENA ((size_t)8 << 30)
+struct cuda_piece { char *at; size_t bytes; };
+enum { CUDA_PIECES = 1 << 16 };
+static struct { char *base; size_t used; int open, lives, spares; cuda_piece live[CUDA_PIECES], spare[CUDA_PIECES]; pthread_mutex_t lock; } cuda_arena = {NULL, 0, 0, 0, 0, {}, {}, PTHREAD_MUTEX_INITIALIZER};
+
+static void cuda_segfault(int signal_number, siginfo_t *info, void *context) {
+    char *at = (char *)info->si_addr;
+    (void)context;
+    if (at >= cuda_arena.base && at < cuda_arena.base + CUDA_ARENA) fprintf(stderr, "cuda_on_cpu: host code touches device memory at offset %zu\n", (size_t)(at - cuda_arena.base));
+    signal(signal_number, SIG_DFL);
+    raise(signal_number);
+}
+static void cuda_arena_open(int change) { /* kernels and copies of all threads at once may touch it */
+    pthread_mutex_lock(&cuda_arena.lock);
+    cuda_arena.open += change;
+    if (cuda_arena.base && cuda_arena.open == (change > 0)) mprotect(cuda_arena.base, (cuda_arena.used + 4095) & ~(size_t)4095, change > 0 ? PROT_READ | PROT_WRITE : PROT_NONE);
+    pthread_mutex_unlock(&cuda_arena.lock);
+}
+static int cuda_failing(void) { return __atomic_add_fetch(&cuda_on_cpu_calls, 1, __ATOMIC_RELAXED) == cuda_on_cpu_fail_at; }
+
+static inline cudaError_t cudaMalloc(void **data, size_t bytes) {
+    size_t size = 4096;
+    if (cuda_failing()) return cudaErrorMemoryAllocation;
+    while (size < bytes) size *= 2; /* a power of two, so that what is given back fits the next */
+    pthread_mutex_lock(&cuda_arena.lock);
+    if (!cuda_arena.base) {
+        struct sigaction action;
+        memset(&action, 0, sizeof action);
+        action.sa_sigaction = cuda_segfault;
+        action.sa_flags = SA_SIGINFO;
+        sigaction(SIGSEGV, &action, NULL);
+        cuda_arena.base = (char *)mmap(NULL, CUDA_ARENA, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    }
+    *data = NULL;
+    for (int i = 0; i < cuda_arena.spares && !*data; i++)
+        if (cuda_arena.spare[i].bytes == size) { *data = cuda_arena.spare[i].at; cuda_arena.spare[i] = cuda_arena.spare[--cuda_arena.spares]; }
+    if (!*data && cuda_arena.used + size <= CUDA_ARENA) {
+        *data = cuda_arena.base + cuda_arena.used;
+        cuda_arena.used += size;
+        if (cuda_arena.open) mprotect(*data, size, PROT_READ | PROT_WRITE);
+    }
+    if (*data) {
+        cuda_on_cpu_allocated += (int64_t)size;
+        cuda_arena.live[cuda_arena.lives].at = (char *)*data;
+        cuda_arena.live[cuda_arena.lives++].bytes = size;
+    }
+    pthread_mutex_unlock(&cuda_arena.lock);
+    if (!*data) return cudaErrorMemoryAllocation;
+    cuda_arena_open(1);
+#if defined(__SANITIZE_ADDRESS__)
+    __asan_unpoison_memory_region(*data, bytes);
+    memset(*data, 0xff, bytes);
+    __asan_poison_memory_region((char *)*data + bytes, size - bytes);
+#else
+    memset(*data, 0xff, size);
+#endif
+    cuda_arena_open(-1);
+    return cudaSuccess;
+}
+static inline cudaError_t cudaFree(void *data) {
+    size_t size = 0;
+    if (!data) return cudaSuccess;
+    pthread_mutex_lock(&cuda_arena.lock);
+    for (int i = 0; i < cuda_arena.lives; i++)
+        if (cuda_arena.live[i].at == data) {
+            size = cuda_arena.live[i].bytes;
+            cuda_arena.live[i] = cuda_arena.live[--cuda_arena.lives];
+            break;
+        }
+    if (!size) { fprintf(stderr, "cuda_on_cpu: cudaFree of %p, which cudaMalloc did not return\n", data); abort(); }
+    cuda_arena.spare[cuda_arena.spares].at = (char *)data;
+    cuda_arena.spare[cuda_arena.spares++].bytes = size;
+    cuda_on_cpu_allocated -= (int64_t)size;
+    pthread_mutex_unlock(&cuda_arena.lock);
+#if defined(__SANITIZE_ADDRESS__)
+    __asan_poison_memory_region(data, size);
+#endif
+    return cudaSuccess;
+}
+
+static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+    (void)kind; (void)stream;
+    if (cuda_failing()) return cudaErrorLaunchFailure;
+    cuda_arena_open(1);
+    memmove(to, from, bytes);
+    cuda_arena_open(-1);
+    return cudaSuccess;
+}
+static inline cudaError_t cudaMemcpy2DAsync(void *to, size_t to_stride, const void *from, size_t from_stride, size_t width, size_t rows, cudaMemcpyKind kind, cudaStream_t stream) {
+    (void)kind; (void)stream;
+    if (cuda_failing()) return cudaErrorLaunchFailure;
+    cuda_arena_open(1);
+    for (size_t i = 0; i < rows; i++) memcpy((char *)to + i * to_stride, (const char *)from + i * from_stride, width);
+    cuda_arena_open(-1);
+    return cudaSuccess;
+}
+static inline cudaError_t cudaMemsetAsync(void *data, int value, size_t bytes, cudaStream_t stream) {
+    (void)stream;
+    if (cuda_failing()) return cudaErrorLaunchFailure;
+    cuda_arena_open(1);
+    memset(data, value, bytes);
+    cuda_arena_open(-1);
+    return cudaSuccess;
+}
+static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
+    (void)flags;
+    if (cuda_failing()) return cudaErrorMemoryAllocation;
+    *stream = (cudaStream_t)calloc(1, sizeof **stream);
+    return *stream ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+static inline cudaError_t cudaStreamDestroy(cudaStream_t stream) { free(stream); return cudaSuccess; }
+static inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) { (void)stream; return cuda_failing() ? cudaErrorLaunchFailure : cudaSuccess; }
+static inline cudaError_t cudaGetLastError(void) { return cudaSuccess; }
+static inline cudaError_t cudaGetDeviceCount(int *count) { *count = getenv("CUDA_ON_CPU_NO_DEVICE") ? 0 : 1; return *count ? cudaSuccess : cudaErrorNoDevice; }
+static inline cudaError_t cudaSetDevice(int device) { (void)device; return cuda_failing() ? cudaErrorNoDevice : cudaSuccess; }
+static inline cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
+    (void)device;
+    *value = attribute == cudaDevAttrMultiProcessorCount ? 3 : attribute == cudaDevAttrComputeCapabilityMajor ? 9 : attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? CUDA_MOST_SHARED : 0;
+    return cudaSuccess;
+}
+static inline cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) { *free_bytes = CUDA_ARENA - (size_t)cuda_on_cpu_allocated; *total = CUDA_ARENA; return cudaSuccess; }
+static inline const char *cudaGetErrorString(cudaError_t error) {
+    return error == cudaErrorMemoryAllocation ? "out of memory" : error == cudaErrorNoDevice ? "no CUDA-capable device is detected" : error ? "unspecified launch failure" : "no error";
+}
+template <class F> static inline cudaError_t cudaFuncSetAttribute(F *kernel, int attribute, int value) {
+    (void)kernel; (void)attribute;
+    return value <= CUDA_MOST_SHARED && !cuda_failing() ? cudaSuccess : cudaErrorLaunchFailure;
+}
+
+struct cuda_thread_state { /* of a host thread: kept for its next launch */
+    cuda_block *block = NULL;
+    ~cuda_thread_state() {
+        for (int i = 0; block && i < CUDA_MOST_THREADS; i++) if (block->fiber[i].stack) munmap(block->fiber[i].stack, CUDA_STACK);
+        free(block);
+    }
+};
+static inline cuda_block *cuda_state(void) {
+    static thread_local cuda_thread_state mine;
+    if (!mine.block && posix_memalign((void **)&mine.block, 128, sizeof *mine.block) == 0) memset((void *)mine.block, 0, sizeof *mine.block);
+    return mine.block;
+}
+template <class F> static inline void cuda_call(void *body) { (*(F *)body)(); }
+/* Runs body() as every thread of every block. */
+template <class F> static inline cudaError_t cuda_on_cpu_launch(const char *kernel, dim3 grid, dim3 block, size_t shared, F body) {
+    cuda_block *state = cuda_state();
+    if (cuda_failing()) return cudaErrorLaunchFailure;
+    __atomic_add_fetch(&cuda_on_cpu_launches, 1, __ATOMIC_RELAXED);
+    if (!state) return cudaErrorMemoryAllocation;
+    cuda_here = state;
+    state->kernel = kernel;
+    state->shared_bytes = shared;
+    state->size = block;
+    state->grid = grid;
+    state->threads = (int)(block.x * block.y * block.z);
+    state->body = cuda_call<F>;
+    state->argument = &body;
+    state->running = NULL;
+    if (state->threads > CUDA_MOST_THREADS || state->threads % CUDA_WARP || shared > CUDA_MOST_SHARED || !grid.x || !grid.y || !grid.z || grid.y > 65535 || grid.z > 65535) cuda_die("a launch of impossible size");
+    cuda_arena_open(1);
+#if defined(__SANITIZE_ADDRESS__)
+    __asan_poison_memory_region(state->shared + shared, CUDA_MOST_SHARED - shared);
+#endif
+    for (state->index.z = 0; state->index.z < grid.z; state->index.z++)
+        for (state->index.y = 0; state->index.y < grid.y; state->index.y++)
+            for (state->index.x = 0; state->index.x < grid.x; state->index.x++) cuda_block_run(state);
+#if defined(__SANITIZE_ADDRESS__)
+    __asan_unpoison_memory_region(state->shared, CUDA_MOST_SHARED);
+#endif
+    cuda_arena_open(-1);
+    return cudaSuccess;
+}
+#endif
