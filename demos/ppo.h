@@ -275,8 +275,6 @@ static void demo_ppo_close(demo_rank *r) {
     arrfree(p->mixed.documents);
     if (p->critic_optim.tensors) seqpar_optim_close(&r->ctx, &p->critic_optim);
     if (p->critic.tensors) seqpar_llama_close(&r->ctx, &p->critic);
-    if (p->ema_optim.tensors) seqpar_optim_close(&r->ctx, &p->ema_optim);
-    if (p->ema.tensors) seqpar_llama_close(&r->ctx, &p->ema);
     for (int i = 0; i < p->rewards; i++) seqpar_llama_close(&r->ctx, &p->reward[i]);
     if (p->reference.there) seqpar_llama_close(&r->ctx, &p->reference.model);
     free(p);
