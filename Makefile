@@ -10,7 +10,7 @@ LDLIBS = -lcjson -lm -lpthread -ldl
 
 HEADERS = seqpar.h seqpar_llama.h seqpar_safetensors.h
 DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie train_sft train_dpo train_kto train_ppo train_rm make_arith compare_runs
-SUITES = slow slow_loss numerics objective fold pack split comm transport device attn truth bits sample memory plan schedule safetensors demos_support headers sanitize rollout faults train post reward ppo readme
+SUITES = slow slow_loss numerics objective fold pack split comm transport device attn truth bits sample memory plan schedule safetensors demos_support headers sanitize rollout faults train post bad_input reward ppo readme
 BENCHES = bench_cpu bench_chunks bench_layers bench_ranks bench_sample
 
 .PHONY: demo verify check check-all demos bench readme setup clean help
@@ -31,7 +31,7 @@ verify: setup build/verify_sp
 	@build/verify_sp
 
 check: setup
-	@$(MAKE) --no-print-directory -j2 $(DEMOS:%=build/%) build/verify_sp build/reward_server_for_tests $(filter-out build/test_headers build/test_sanitize build/test_faults build/test_train build/test_post build/test_reward build/test_ppo build/test_readme,$(SUITES:%=build/test_%))
+	@$(MAKE) --no-print-directory -j2 $(DEMOS:%=build/%) build/verify_sp build/reward_server_for_tests $(filter-out build/test_headers build/test_sanitize build/test_faults build/test_train build/test_post build/test_bad_input build/test_reward build/test_ppo build/test_readme,$(SUITES:%=build/test_%))
 	@bash ci/run.sh $(SUITES)
 
 check-all: export TEST_ALL = 1
@@ -64,7 +64,7 @@ build/reward_server_for_tests: verify/reward_server_for_tests.c
 	@mkdir -p build
 	$(CC) -D_GNU_SOURCE $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
 
-build/train_ppo build/test_rollout: LDLIBS += -lcurl
+build/train_ppo build/test_rollout build/test_memory: LDLIBS += -lcurl
 
 build/%: demos/%.c $(HEADERS) $(wildcard demos/*.h) build/options.inc
 	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)

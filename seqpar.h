@@ -7004,6 +7004,7 @@ SEQPAR_DEF seqpar_status seqpar_sum_pieces(seqpar_ctx *ctx, double *sum, const i
     for (r = 0; !status && r < world->size; r++) bytes[r] *= width;
     if (!status) status = seqpar_comm_all_gather(world, all, values, bytes, "loss sums");
     if (!status) status = seqpar__sum_gathered(ctx->error, sum, all_leaf, all, total, width);
+    for (r = 0; SEQPAR__FAULT(75) && r < width; r++) sum[r] *= (double)ctx->sp_size; /* fault: every rank of a sequence is counted */
     SEQPAR_FREE(counts);
     SEQPAR_FREE(bytes);
     SEQPAR_FREE(all_leaf);

@@ -319,6 +319,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_batch(seqpar_ctx *ctx, seqpar_llama *
     desc.layout = run->layout; desc.schedule = run->schedule; desc.heads_k_stride = run->heads_k_stride;
     desc.ulysses_size = run->ulysses_size;
     desc.relaxed = run->relaxed;
+    if (SEQPAR__FAULT(74) && c->score) desc.window = ctx->sp_size > 1 ? 4 : 0; /* fault: a reward model without the ring sees only what is near */
     SEQPAR__TRY(seqpar_attn_open(ctx, &b->attn, rows, row_count, &desc));
     b->share = seqpar_attn_share(b->attn);
     b->tokens = b->share->tokens;
@@ -719,6 +720,27 @@ static seqpar_status seqpar__layer_gradients_new(const seqpar__layer_call *c, se
     return seqpar_buffer_new(c->ctx, &g->dv, row * narrow, SEQPAR_MEM_SCRATCH);
 }
 
+static int64_t seqpar__count_targets(const int32_t *targets, int64_t count) {
+    int64_t i, n = 0;
+    for (i = 0; i < count; i++) n += targets[i] != SEQPAR_IGNORE;
+    return n;
+}
+/* Faults: seeds P times too small; every micro-batch with a mean of its own; every rank with a mean of its own. */
+static void seqpar__faulty_seeds(seqpar_ctx *ctx, const seqpar_llama_batch *b, const seqpar_step *step, int64_t micro, const seqpar_head_seeds *seeds) {
+    int64_t r, t, first, count, all = 0, here = 0, own = seqpar__count_targets(b->targets, b->tokens);
+    double factor = 1.0 / (double)ctx->sp_size, seed;
+    seqpar__micro_rows(step, ctx->dp_size, ctx->dp_rank, micro, &first, &count);
+    for (r = 0; r < step->row_count; r++) all += seqpar__count_targets(step->rows[r].targets, step->rows[r].tokens);
+    for (r = first; r < first + count; r++) here += seqpar__count_targets(step->rows[r].targets, step->rows[r].tokens);
+    if (SEQPAR__FAULT(72)) factor = here ? (double)all / (double)(step->accumulation * ctx->dp_size * here) : 1.0;
+    if (SEQPAR__FAULT(73)) factor = own ? (double)here / (double)(ctx->sp_size * own) : 1.0;
+    for (t = 0; t < b->tokens; t++) {
+        seqpar_device_read(ctx->device, &seed, seeds->dlogp, t, 1);
+        seed *= factor;
+        seqpar_device_write(ctx->device, (void *)seeds->dlogp, t, &seed, 1);
+    }
+}
+
 SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *m, seqpar_llama_batch *b, seqpar_optim *optim,
                                                int64_t micro, const seqpar_head_seeds *seeds) {
     seqpar__layer_call c = seqpar__call(ctx, m, b);
@@ -727,6 +749,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *m,
     size_t i;
     seqpar_status status;
     c.fold = seqpar_step_fold(ctx, optim, micro);
+    if (SEQPAR__FAULT(71) || SEQPAR__FAULT(72) || SEQPAR__FAULT(73)) seqpar__faulty_seeds(ctx, b, optim->step, micro, seeds);
     status = seqpar__layer_gradients_new(&c, &g);
     if (!status) status = seqpar__llama_head_backward(&c, optim, micro, seeds, g.dx.data, g.dn.data);
     for (c.layer = m->config.layers - 1; !status && c.layer >= 0; c.layer--) status = seqpar__llama_layer_backward(&c, optim, micro, &g);

@@ -9,6 +9,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <math.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <cjson/cJSON.h>
@@ -19,6 +20,7 @@ typedef struct { /* where training stands */
     int64_t step;      /* optimizer steps done */
     int64_t seed, train_batch_size, documents;
     int64_t extra[2];  /* whatever the trainer wants to find again */
+    double *average;   /* (elements) the weights' moving average; NULL: none */
 } demo_state;
 
 static seqpar_safetensors_dtype demo_dtype(const seqpar_ctx *ctx) {
@@ -126,6 +128,13 @@ static seqpar_safetensors_tensor demo_tensor(const seqpar_ctx *ctx, const seqpar
     return s;
 }
 
+/* What diverged never takes the place of what was good. */
+static seqpar_status demo_finite(seqpar_ctx *ctx, const char *name, const double *values, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        if (!isfinite(values[i])) return seqpar_fail(ctx->error, SEQPAR_ERR_NOT_FINITE, "%s holds %g: training has diverged and nothing is saved; go on from the last checkpoint with a lower learning rate", name, values[i]);
+    return SEQPAR_OK;
+}
+
 /* One piece of a file: the tensors of the model under a prefix, from doubles that are exact in the stored type. */
 static seqpar_status demo_append(seqpar_ctx *ctx, seqpar_safetensors_writer *writer, const seqpar_llama *model, const char *prefix, const double *values) {
     char name[128];
@@ -133,6 +142,7 @@ static seqpar_status demo_append(seqpar_ctx *ctx, seqpar_safetensors_writer *wri
         const seqpar_tensor *t = &model->tensors[i];
         int64_t count = t->rows * t->cols, size = seqpar_dtype_bytes(ctx->device->storage);
         snprintf(name, sizeof name, "%s%s", prefix, t->name);
+        if (demo_finite(ctx, name, values + t->offset, count)) return ctx->error->status;
         void *bytes = ctx->device->alloc(ctx->device, count * size);
         if (!bytes) return seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY, "out of memory while %s is saved", name);
         seqpar_device_write(ctx->device, bytes, 0, values + t->offset, count);
@@ -196,19 +206,40 @@ static seqpar_status demo_load_weights(seqpar_ctx *ctx, seqpar_llama *model, con
     return status;
 }
 
-/* Rank 0 writes model.safetensors and config.json into an existing folder. */
-static seqpar_status demo_save_model(seqpar_ctx *ctx, const seqpar_llama *model, const char *folder) {
+/* Rank 0 writes model.safetensors and config.json into an existing folder; values (elements) as the model's weights. */
+static seqpar_status demo_save_values(seqpar_ctx *ctx, const seqpar_llama *model, const char *folder, const double *values) {
     char path[1280];
     const char *prefix = "";
     const seqpar_safetensors_pair format = {"format", "pt"};
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    seqpar_status status = demo_save_tensors(ctx, model, path, 1, &prefix, &values, &format, 1);
+    return status ? status : demo_save_config(folder, &model->config, ctx->error);
+}
+static seqpar_status demo_save_model(seqpar_ctx *ctx, const seqpar_llama *model, const char *folder) {
     double *values = calloc((size_t)model->elements, sizeof *values);
     if (!values) return seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY, "out of memory while weights are saved");
     seqpar_device_read(ctx->device, values, model->params.data, 0, model->elements);
-    snprintf(path, sizeof path, "%s/model.safetensors", folder);
-    const double *parts[] = {values};
-    seqpar_status status = demo_save_tensors(ctx, model, path, 1, &prefix, parts, &format, 1);
+    seqpar_status status = demo_save_values(ctx, model, folder, values);
     free(values);
-    return status ? status : demo_save_config(folder, &model->config, ctx->error);
+    return status;
+}
+
+/* The moving average in fp64, for going on with it. */
+static seqpar_status demo_save_average(seqpar_ctx *ctx, const seqpar_llama *model, const char *folder, const double *values) {
+    char path[1280];
+    seqpar_safetensors_tensor *list = calloc((size_t)model->tensor_count, sizeof *list);
+    const void **data = calloc((size_t)model->tensor_count, sizeof *data);
+    for (int64_t i = 0; i < model->tensor_count; i++) {
+        list[i] = demo_tensor(ctx, &model->tensors[i], model->tensors[i].name);
+        list[i].dtype = SEQPAR_SAFETENSORS_F64;
+        data[i] = values + model->tensors[i].offset;
+    }
+    snprintf(path, sizeof path, "%s/average.safetensors", folder);
+    seqpar_safetensors_desc desc = {.path = path, .tensors = list, .count = model->tensor_count};
+    seqpar_status status = seqpar_safetensors_save(&desc, data, ctx->error);
+    free(list);
+    free(data);
+    return status;
 }
 
 /* ---- checkpoints ---- */
@@ -261,6 +292,7 @@ static seqpar_status demo_write_checkpoint(seqpar_ctx *ctx, const seqpar_llama *
     seqpar_status status = demo_make_folder(temporary, ctx->error);
     if (!status) status = demo_save_model(ctx, model, temporary);
     if (!status) status = demo_save_optimizer(ctx, model, optim, temporary, state, m, v);
+    if (!status && state->average) status = demo_save_average(ctx, model, temporary, state->average);
     if (!status) {
         demo_remove_folder(final);
         if (rename(temporary, final)) status = seqpar_fail(ctx->error, SEQPAR_ERR_FILE_WRITE, "cannot rename %s: %s", temporary, strerror(errno));
@@ -285,16 +317,35 @@ static int64_t demo_metadata_number(const seqpar_safetensors_file *file, const c
     return text ? strtoll(text, NULL, 10) : -1;
 }
 
+/* The folder of the newest checkpoint under root. */
+static seqpar_status demo_newest_checkpoint(const char *root, char *folder, size_t size, seqpar_error *error) {
+    char latest[1100];
+    snprintf(latest, sizeof latest, "%s/latest", root);
+    char *name = demo_read_text(latest, error);
+    if (!name) return error->status;
+    snprintf(folder, size, "%s/%.64s", root, name);
+    free(name);
+    return SEQPAR_OK;
+}
+
+/* Its moving average (elements); NULL: none is kept, so there should be none. */
+static seqpar_status demo_load_average(seqpar_ctx *ctx, const seqpar_llama *model, const char *root, double *average) {
+    char folder[1280], path[1400];
+    seqpar_status status = demo_newest_checkpoint(root, folder, sizeof folder, ctx->error);
+    snprintf(path, sizeof path, "%s/average.safetensors", folder);
+    int there = !status && !access(path, F_OK);
+    if (!status && there != (average != NULL))
+        return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION, "the checkpoint %s was written with%s a moving average of the weights; go on with%s --enable_ema", folder, there ? "" : "out", there ? "" : "out");
+    return status || !average ? status : demo_load_tensors(ctx, model, path, "", average, NULL);
+}
+
 /* Every rank reads the newest checkpoint under root. */
 static seqpar_status demo_load_checkpoint(seqpar_ctx *ctx, seqpar_llama *model, seqpar_optim *optim, const char *root, demo_state *state) {
-    char latest[1100], folder[1280], path[1400];
-    snprintf(latest, sizeof latest, "%s/latest", root);
-    char *name = demo_read_text(latest, ctx->error);
-    if (!name) return ctx->error->status;
-    snprintf(folder, sizeof folder, "%s/%.64s", root, name);
+    char folder[1280], path[1400];
+    seqpar_status status = demo_newest_checkpoint(root, folder, sizeof folder, ctx->error);
+    if (status) return status;
     snprintf(path, sizeof path, "%s/optimizer.safetensors", folder);
-    free(name);
-    seqpar_status status = demo_load_weights(ctx, model, folder);
+    status = demo_load_weights(ctx, model, folder);
     double *m = calloc((size_t)model->elements * 2, sizeof *m), *v = m + model->elements;
     seqpar_safetensors_file *file = NULL;
     if (!status && optim->desc.kind == SEQPAR_SGD) status = seqpar_safetensors_open(&file, path, ctx->error);
@@ -303,7 +354,7 @@ static seqpar_status demo_load_checkpoint(seqpar_ctx *ctx, seqpar_llama *model, 
         if (!status) status = demo_load_tensors(ctx, model, path, "exp_avg_sq.", v, &file);
     }
     if (!status) {
-        *state = (demo_state){demo_metadata_number(file, "step"), demo_metadata_number(file, "seed"), demo_metadata_number(file, "train_batch_size"), demo_metadata_number(file, "documents"), {demo_metadata_number(file, "extra"), demo_metadata_number(file, "extra_1")}};
+        *state = (demo_state){demo_metadata_number(file, "step"), demo_metadata_number(file, "seed"), demo_metadata_number(file, "train_batch_size"), demo_metadata_number(file, "documents"), {demo_metadata_number(file, "extra"), demo_metadata_number(file, "extra_1")}, NULL};
         if (state->step < 0) status = seqpar_fail(ctx->error, SEQPAR_ERR_FILE_FORMAT, "%s does not say at which step it was written", path);
         else status = seqpar_optim_load(ctx, optim, m, v, demo_metadata_number(file, "optimizer_t"));
         seqpar_safetensors_close(file);

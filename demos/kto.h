@@ -7,6 +7,7 @@
 
 typedef struct {
     const char *input_key, *output_key, *label_key, *ref_pretrain;
+    bool precompute_ref;
     double beta, desirable_loss_weight, undesirable_loss_weight;
     demo_labelled_set sets[2]; /* training, evaluation */
 } demo_kto_config;
@@ -15,7 +16,7 @@ typedef struct {
     {"input_key", &(k).input_key, DEMO_STRING, "input", "JSON key of the prompt", DEMO_ANY}, \
     {"output_key", &(k).output_key, DEMO_STRING, "output", "JSON key of the response", DEMO_ANY}, \
     {"label_key", &(k).label_key, DEMO_STRING, "label", "JSON key that says whether the response is liked", DEMO_ANY}, \
-    {"ref_pretrain", &(k).ref_pretrain, DEMO_STRING, NULL, "folder of the reference model; without it the model training starts from", DEMO_ANY}, \
+    DEMO_REFERENCE_BINDINGS(k), \
     {"beta", &(k).beta, DEMO_FLOAT, "0.01", "temperature of the implicit reward", DEMO_ABOVE(0)}, \
     {"desirable_loss_weight", &(k).desirable_loss_weight, DEMO_FLOAT, "1", "weight of a liked response", DEMO_AT_LEAST(0)}, \
     {"undesirable_loss_weight", &(k).undesirable_loss_weight, DEMO_FLOAT, "1", "weight of the others", DEMO_AT_LEAST(0)}
@@ -29,12 +30,25 @@ static int demo_kto_load(const demo_job *job, demo_dataset *set, const char *pat
     demo_labelled_options options = {.data = {.input_key = k->input_key, .output_key = k->output_key, .input_template = c->input_template, .max_len = c->max_len, .cut_long = !strcmp(c->truncation, "cut"),
         .max_samples = max_samples, .vocab_size = job->model.vocab}, .label_key = k->label_key};
     if (demo_labelled_load(labelled, paths, &options, error, size)) return -1;
+    if (set == &job->eval && arrlen(labelled->records) < 2) return snprintf(error, size, "%s: an evaluation of 1 document has no other response to pair its prompt with, as the KL term needs; give 2 or more", paths), -1;
     for (int64_t i = 0; i < arrlen(labelled->records); i++) arrput(set->documents, labelled->records[i].document); /* owned by the set from here on */
     demo_labelled_summary(labelled, set->summary, sizeof set->summary);
     return 0;
 }
 
 /* ---- the KL term: every prompt with the response of the next ---- */
+
+/* The mismatched documents of a window as a window over a set of their own. */
+static seqpar_status demo_mismatched_open(demo_rank *r, const demo_window *w, demo_dataset *set, demo_window *mismatched) {
+    int64_t n = arrlen(w->which);
+    char why[512];
+    *mismatched = (demo_window){.set = set};
+    arrsetlen(set->documents, n);
+    memset(set->documents, 0, (size_t)n * sizeof *set->documents);
+    for (int64_t i = 0; i < n; i++) arrput(mismatched->which, i);
+    if (demo_mismatched_step(set->documents, demo_kto_set(r->job, w->set), w->which, n, r->job->config.max_len, why, sizeof why)) return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION, "%s", why);
+    return demo_window_open(r, mismatched, 1, 0);
+}
 
 static seqpar_status demo_mismatched_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count, int64_t micro) {
     const seqpar_row *rows = w->batch.row + first;
@@ -43,7 +57,7 @@ static seqpar_status demo_mismatched_rows(demo_rank *r, demo_window *w, int64_t 
     (void)micro;
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, &r->model, &b, rows, count, &run);
     double *live = calloc((size_t)b.tokens + 1, sizeof *live);
-    if (!status) status = demo_response_terms(r, &b, rows, count, 0, 0, &w->seen, live);
+    if (!status) status = demo_response_terms(r, &b, rows, count, 0, w->reference != NULL, &w->seen, live);
     seqpar_llama_close_batch(&r->ctx, &r->model, &b);
     free(live);
     return status;
@@ -52,10 +66,11 @@ static seqpar_status demo_mismatched_rows(demo_rank *r, demo_window *w, int64_t 
 static seqpar_status demo_kto_kl_of(demo_rank *r, demo_window *mismatched, double *kl) {
     int64_t n = mismatched->units;
     double *sums = calloc((size_t)(n * (SUMS + 1)), sizeof *sums), *h = sums + n * SUMS;
-    seqpar_status status = demo_window_open(r, mismatched, 1, 0);
-    if (!status) status = demo_window_values(r, mismatched, demo_mismatched_rows);
+    seqpar_status status = demo_window_values(r, mismatched, demo_mismatched_rows);
     mismatched->seen.width = SUMS;
     if (!status) status = seqpar_segments_sum(r->ctx.world, sums, n, &mismatched->seen);
+    demo_use_stored(mismatched, sums);
+    if (!status) status = demo_sums_finite(r, mismatched, sums);
     for (int64_t i = 0; i < n; i++) h[i] = sums[i * SUMS + LOGP] - sums[i * SUMS + REF_LOGP];
     *kl = seqpar_kto_kl(h, n);
     free(sums);
@@ -63,15 +78,11 @@ static seqpar_status demo_kto_kl_of(demo_rank *r, demo_window *mismatched, doubl
 }
 
 static seqpar_status demo_kto_before(demo_rank *r, demo_window *w) {
-    int64_t n = arrlen(w->which);
-    char why[512];
     demo_dataset set = {0};
-    demo_window mismatched = {.set = &set, .units = n};
-    arrsetlen(set.documents, n);
-    memset(set.documents, 0, (size_t)n * sizeof *set.documents);
-    seqpar_status status = SEQPAR_OK;
-    if (demo_mismatched_step(set.documents, demo_kto_set(r->job, w->set), w->which, n, r->job->config.max_len, why, sizeof why)) status = seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION, "%s", why);
-    for (int64_t i = 0; i < n; i++) arrput(mismatched.which, i);
+    demo_window mismatched;
+    seqpar_status status = demo_mismatched_open(r, w, &set, &mismatched);
+    w->reference = demo_stored_sums(r, w, 0);
+    mismatched.reference = demo_stored_sums(r, w, 1);
     if (!status) status = demo_kto_kl_of(r, &mismatched, &w->statistic);
     demo_window_close(&mismatched);
     demo_data_free(&set);
@@ -110,9 +121,20 @@ static seqpar_status demo_kto_total(demo_rank *r, demo_window *w, double *means,
     return status;
 }
 
-static seqpar_status demo_kto_open(demo_rank *r) { return demo_reference_open(r, ((const demo_kto_config *)r->job->options)->ref_pretrain); }
+static seqpar_status demo_kto_open(demo_rank *r) {
+    const demo_kto_config *k = r->job->options;
+    seqpar_status status = demo_reference_open(r, k->ref_pretrain);
+    return status || !k->precompute_ref ? status : demo_stored_open(r, demo_mismatched_open);
+}
+
+static int demo_kto_prepare(demo_job *job, char *error, size_t size) {
+    const demo_kto_config *k = job->options;
+    if (k->desirable_loss_weight > 0 || k->undesirable_loss_weight > 0) return 0;
+    snprintf(error, size, "desirable_loss_weight and undesirable_loss_weight are both 0, which teaches nothing; raise one of them");
+    return -1;
+}
 
 static const demo_objective demo_kto = {.unit = "documents", .weight = "documents", .measure = "", .documents_per_unit = 1, .columns = KTO_COLUMNS,
                                         .column = {"loss", "kl", "desirable_reward", "undesirable_reward", "desirable"},
-                                        .open = demo_kto_open, .close = demo_reference_close, .before = demo_kto_before, .load = demo_kto_load, .rows = demo_kto_rows, .total = demo_kto_total};
+                                        .prepare = demo_kto_prepare, .open = demo_kto_open, .close = demo_reference_close, .before = demo_kto_before, .load = demo_kto_load, .rows = demo_kto_rows, .total = demo_kto_total};
 #endif

@@ -129,8 +129,6 @@ static seqpar_status demo_ppo_save(demo_rank *r, demo_state *state) {
     state->extra[1] = p->drawn;
     snprintf(root, sizeof root, "%s/critic", c->ckpt_path);
     if (p->has_critic) status = demo_save_checkpoint(&r->ctx, &p->critic, &p->critic_optim, root, state, c->max_ckpt_num);
-    snprintf(root, sizeof root, "%s/ema", c->ckpt_path);
-    if (!status && p->ema.tensors) status = demo_save_checkpoint(&r->ctx, &p->ema, &p->ema_optim, root, state, c->max_ckpt_num);
     return status;
 }
 
@@ -150,7 +148,6 @@ static seqpar_status demo_ppo_load_state(demo_rank *r, const demo_state *state) 
     p->drawn = state->extra[1];
     if (p->drawn < 0) return seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_FORMAT, "the checkpoint in %s does not say which prompts were drawn; begin anew", r->job->config.ckpt_path);
     if (p->has_critic) status = demo_ppo_load_beside(r, &p->critic, &p->critic_optim, "critic", state->step);
-    if (!status && p->ema.tensors) status = demo_ppo_load_beside(r, &p->ema, &p->ema_optim, "ema", state->step);
     return status;
 }
 
@@ -158,10 +155,10 @@ static seqpar_status demo_ppo_load_state(demo_rank *r, const demo_state *state) 
 static seqpar_status demo_ppo_write(demo_rank *r) {
     const demo_config *c = &r->job->config;
     demo_ppo *p = demo_ppo_of(r);
-    seqpar_llama *const models[] = {&r->model, demo_ppo_options(r)->save_value_network ? &p->critic : NULL, p->ema.tensors ? &p->ema : NULL};
-    static const char *const names[] = {"", "/critic", "/ema"};
+    seqpar_llama *const models[] = {&r->model, demo_ppo_options(r)->save_value_network ? &p->critic : NULL};
+    static const char *const names[] = {"", "/critic"};
     seqpar_status status = SEQPAR_OK;
-    for (int i = 0; !status && i < 3; i++) {
+    for (int i = 0; !status && i < 2; i++) {
         char folder[1280];
         snprintf(folder, sizeof folder, "%s%s", c->save_path, names[i]);
         if (models[i]) status = demo_make_folder(folder, r->ctx.error);
@@ -248,19 +245,6 @@ static seqpar_status demo_open_critic(demo_rank *r) {
     return status ? status : seqpar_optim_open(&r->ctx, &p->critic_optim, p->critic.tensors, p->critic.tensor_count, &optim);
 }
 
-/* The mean of the weights begins as the actor. */
-static seqpar_status demo_open_ema(demo_rank *r) {
-    demo_ppo *p = demo_ppo_of(r);
-    seqpar_optim_desc none = {.kind = SEQPAR_SGD, .zero_stage = 2};
-    double *values = calloc((size_t)r->model.elements, sizeof *values);
-    seqpar_status status = values ? seqpar_llama_open(&r->ctx, &p->ema, &r->job->model) : seqpar_fail(r->ctx.error, SEQPAR_ERR_MEMORY, "out of memory for the mean of the weights");
-    if (!status) seqpar_device_read(r->device, values, r->model.params.data, 0, r->model.elements);
-    if (!status) seqpar_device_write(r->device, p->ema.params.data, 0, values, r->model.elements);
-    if (!status) status = seqpar_optim_open(&r->ctx, &p->ema_optim, p->ema.tensors, p->ema.tensor_count, &none);
-    free(values);
-    return status;
-}
-
 /* Room for a rollout's texts, the pretraining documents behind it. */
 static void demo_open_mixed(demo_rank *r) {
     const demo_ppo_config *c = demo_ppo_options(r);
@@ -281,7 +265,6 @@ static seqpar_status demo_ppo_open(demo_rank *r) {
     p->has_critic = !strcmp(c->advantage_estimator, "gae");
     if (!status) status = demo_open_rewards(r);
     if (!status && p->has_critic) status = demo_open_critic(r);
-    if (!status && c->enable_ema) status = demo_open_ema(r);
     if (c->pretrain_data) demo_open_mixed(r);
     return status;
 }
@@ -292,8 +275,6 @@ static void demo_ppo_close(demo_rank *r) {
     arrfree(p->mixed.documents);
     if (p->critic_optim.tensors) seqpar_optim_close(&r->ctx, &p->critic_optim);
     if (p->critic.tensors) seqpar_llama_close(&r->ctx, &p->critic);
-    if (p->ema_optim.tensors) seqpar_optim_close(&r->ctx, &p->ema_optim);
-    if (p->ema.tensors) seqpar_llama_close(&r->ctx, &p->ema);
     for (int i = 0; i < p->rewards; i++) seqpar_llama_close(&r->ctx, &p->reward[i]);
     if (p->reference.there) seqpar_llama_close(&r->ctx, &p->reference.model);
     free(p);

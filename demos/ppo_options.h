@@ -7,9 +7,9 @@
 
 typedef struct {
     const char *input_key, *label_key, *ref_pretrain, *reward_pretrain, *reward_rule, *critic_pretrain, *value_head_prefix, *advantage_estimator, *kl_estimator, *policy_loss_type, *pretrain_data;
-    bool use_kl_loss, use_kl_estimator_k3, no_advantage_std_norm, normalize_reward, dynamic_filtering, save_value_network, enable_ema;
+    bool use_kl_loss, use_kl_estimator_k3, no_advantage_std_norm, normalize_reward, dynamic_filtering, save_value_network;
     int64_t rollout_batch_size, micro_rollout_batch_size, n_samples_per_prompt, eval_n_samples_per_prompt, num_episodes, prompt_max_len, generate_max_len, kl_horizon, freezing_actor_steps, top_k;
-    double actor_learning_rate, critic_learning_rate, eps_clip, value_clip, lambd, gamma, init_kl_coef, kl_target, temperature, eval_temperature, top_p, dual_clip, entropy_loss_coef, ptx_coef, ema_beta;
+    double actor_learning_rate, critic_learning_rate, eps_clip, value_clip, lambd, gamma, init_kl_coef, kl_target, temperature, eval_temperature, top_p, dual_clip, entropy_loss_coef, ptx_coef;
     double reward_clip_range[2], eps_clip_low_high[2], dynamic_filtering_reward_range[2];
     double overlong_buffer_len, overlong_penalty_factor, stop_properly_penalty_coef;
     demo_reward_servers servers;
@@ -34,8 +34,6 @@ typedef struct {
     {"critic_pretrain", &(p).critic_pretrain, DEMO_STRING, NULL, "folder the critic starts from; without it the reward model, or the actor", DEMO_ANY}, \
     {"value_head_prefix", &(p).value_head_prefix, DEMO_STRING, "score", "name of the heads of critic and reward model", DEMO_ANY}, \
     {"save_value_network", &(p).save_value_network, DEMO_FLAG, NULL, "the critic is written too, into save_path/critic", DEMO_ANY}, \
-    {"enable_ema", &(p).enable_ema, DEMO_FLAG, NULL, "a running mean of the actor's weights is kept and written into save_path/ema", DEMO_ANY}, \
-    {"ema_beta", &(p).ema_beta, DEMO_FLOAT, "0.992", "share of it that every step keeps", DEMO_BETWEEN(0, 1)}, \
     {"advantage_estimator", &(p).advantage_estimator, DEMO_STRING, "gae", "gae, reinforce, rloo, reinforce_baseline, group_norm or dr_grpo", DEMO_ANY}, \
     {"kl_estimator", &(p).kl_estimator, DEMO_STRING, NULL, "k1, k2 or k3; without it k1", DEMO_ANY}, \
     {"use_kl_estimator_k3", &(p).use_kl_estimator_k3, DEMO_FLAG, NULL, "the same as --kl_estimator k3", DEMO_ANY}, \

@@ -6,11 +6,11 @@
 #ifndef DEMO_PREFERENCE_H
 #define DEMO_PREFERENCE_H
 #include "pairs.h"
-#include "trainer.h"
+#include "reference.h"
 
 typedef struct {
     const char *prompt_key, *chosen_key, *rejected_key, *margin_key, *ref_pretrain, *pref_loss, *loss, *value_head_prefix;
-    bool ipo, margin_loss;
+    bool ipo, margin_loss, precompute_ref;
     double beta, label_smoothing, nll_loss_coef, simpo_gamma;
     double *margins[2]; /* of the training and the evaluation pairs, stb_ds arrays */
 } demo_preference_config;
@@ -21,7 +21,7 @@ typedef struct {
     {"rejected_key", &(p).rejected_key, DEMO_STRING, "rejected", "JSON key of the worse response", DEMO_ANY}
 
 #define DEMO_DPO_BINDINGS(p) DEMO_PAIR_BINDINGS(p), \
-    {"ref_pretrain", &(p).ref_pretrain, DEMO_STRING, NULL, "folder of the reference model; without it the model training starts from", DEMO_ANY}, \
+    DEMO_REFERENCE_BINDINGS(p), \
     {"beta", &(p).beta, DEMO_FLOAT, "0.1", "temperature of the implicit reward", DEMO_ABOVE(0)}, \
     {"pref_loss", &(p).pref_loss, DEMO_STRING, "sigmoid", "sigmoid (DPO), ipo, hinge or simpo", DEMO_ANY}, \
     {"ipo", &(p).ipo, DEMO_FLAG, NULL, "the same as --pref_loss ipo", DEMO_ANY}, \
@@ -45,6 +45,11 @@ static int demo_pairs_as_documents(const demo_job *job, demo_dataset *set, const
     demo_pair_set pairs = {0};
     double **margins = &p->margins[set == &job->eval];
     if (demo_pairs_load(&pairs, paths, &options, error, size)) return -1;
+    if (set == &job->train && pairs.counts.identical == arrlen(pairs.pairs)) {
+        snprintf(error, size, "%s: all %lld pairs are twice the same document (%lld cut), which prefers nothing; raise --max_len or look at the keys", paths, (long long)pairs.counts.identical, (long long)pairs.counts.cut);
+        demo_pairs_free(&pairs);
+        return -1;
+    }
     for (int64_t i = 0; i < arrlen(pairs.pairs); i++) {
         arrput(set->documents, pairs.pairs[i].chosen);
         arrput(set->documents, pairs.pairs[i].rejected);
@@ -113,40 +118,6 @@ static seqpar_status demo_spread_backward(demo_rank *r, demo_window *w, seqpar_l
 
 /* ---- log-probs of whole responses ---- */
 
-typedef struct { seqpar_llama model; int there; } demo_reference;
-
-/* The reference is the model training starts from, or a folder: in either case before the first step. */
-static seqpar_status demo_reference_open(demo_rank *r, const char *folder) {
-    const demo_config *c = &r->job->config;
-    demo_reference *reference = r->own = calloc(1, sizeof *reference);
-    seqpar_status status = seqpar_llama_open(&r->ctx, &reference->model, &r->job->model);
-    reference->there = !status;
-    if (!status && !folder) folder = c->pretrain;
-    if (status) return status;
-    if (folder) return demo_load_weights(&r->ctx, &reference->model, folder);
-    seqpar_llama_init(&r->ctx, &reference->model, (uint64_t)c->seed);
-    return SEQPAR_OK;
-}
-static void demo_reference_close(demo_rank *r) {
-    demo_reference *reference = r->own;
-    if (reference && reference->there) seqpar_llama_close(&r->ctx, &reference->model);
-    free(reference);
-    r->own = NULL;
-}
-
-/* Values of the reference on the same rows; logp (tokens). */
-static seqpar_status demo_reference_logp(demo_rank *r, const seqpar_row *rows, int64_t count, double *logp) {
-    seqpar_llama *model = &((demo_reference *)r->own)->model;
-    seqpar_llama_run run = demo_run_desc(r->job);
-    seqpar_llama_batch b;
-    seqpar_status status = seqpar_llama_open_batch(&r->ctx, model, &b, rows, count, &run);
-    if (!status) status = seqpar_llama_forward(&r->ctx, model, &b, 0);
-    if (!status) status = seqpar_llama_values(&r->ctx, model, &b);
-    if (!status) seqpar_device_read(r->device, logp, b.logp.data, 0, b.tokens);
-    seqpar_llama_close_batch(&r->ctx, model, &b);
-    return status;
-}
-
 enum { LOGP, REF_LOGP, TOKENS, SUMS }; /* per document of the window */
 
 /* Forward of policy and reference; what this rank's tokens add to the sums of their documents. live (tokens): is it a target? */
@@ -168,11 +139,28 @@ static seqpar_status demo_response_terms(demo_rank *r, seqpar_llama_batch *b, co
     return status;
 }
 
+/* Where the reference was asked beforehand, its sums take their place. */
+static void demo_use_stored(const demo_window *w, double *sums) {
+    for (int64_t i = 0; w->reference && i < arrlen(w->which); i++) sums[i * SUMS + REF_LOGP] = w->reference[i];
+}
+
+/* A log-prob that is no number has one sentence that says whose it is. */
+static seqpar_status demo_sums_finite(demo_rank *r, const demo_window *w, const double *sums) {
+    for (int64_t i = 0; i < arrlen(w->which); i++)
+        for (int k = LOGP; k <= REF_LOGP; k++)
+            if (!isfinite(sums[i * SUMS + k]))
+                return seqpar_fail(r->ctx.error, SEQPAR_ERR_NOT_FINITE, "step %lld: the %s log-prob of document %lld is %g; %s", (long long)r->step + 1, k == LOGP ? "policy's" : "reference's", (long long)w->which[i], sums[i * SUMS + k],
+                                   k == LOGP ? "lower the learning rate, or look at the weights of --pretrain" : "look at the weights of --ref_pretrain, or of --pretrain without it");
+    return SEQPAR_OK;
+}
+
 /* Sums (documents, SUMS) of the responses in these rows, known to all sequence-parallel ranks. */
-static seqpar_status demo_response_sums(demo_rank *r, seqpar_llama_batch *b, const seqpar_row *rows, int64_t count, int64_t documents, int keep, int alone, double *sums, double *live) {
+static seqpar_status demo_response_sums(demo_rank *r, const demo_window *w, seqpar_llama_batch *b, const seqpar_row *rows, int64_t count, int keep, int alone, double *sums, double *live) {
     seqpar_segments segments = {0};
-    seqpar_status status = demo_response_terms(r, b, rows, count, keep, alone, &segments, live);
-    if (!status) status = seqpar_segments_sum(r->ctx.sp, sums, documents, &segments);
+    seqpar_status status = demo_response_terms(r, b, rows, count, keep, alone || w->reference, &segments, live);
+    if (!status) status = seqpar_segments_sum(r->ctx.sp, sums, arrlen(w->which), &segments);
+    demo_use_stored(w, sums);
+    if (!status) status = demo_sums_finite(r, w, sums);
     seqpar_segments_free(&segments);
     return status;
 }
@@ -211,7 +199,7 @@ static seqpar_status demo_response_rows(demo_rank *r, demo_window *w, int64_t fi
     seqpar_llama_batch b;
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, &r->model, &b, rows, count, &run);
     double *sums = calloc((size_t)(documents * (SUMS + 1) + b.tokens + 1), sizeof *sums), *dsum = sums + documents * SUMS, *live = dsum + documents;
-    if (!status) status = demo_response_sums(r, &b, rows, count, documents, micro >= 0, alone, sums, live);
+    if (!status) status = demo_response_sums(r, w, &b, rows, count, micro >= 0, alone, sums, live);
     if (!status) status = objective(r, w, rows, count, sums, dsum);
     if (!status && micro >= 0) status = demo_spread_backward(r, w, &b, rows, dsum, live, micro);
     seqpar_llama_close_batch(&r->ctx, &r->model, &b);
@@ -223,11 +211,26 @@ static seqpar_status demo_dpo_rows(demo_rank *r, demo_window *w, int64_t first, 
     return demo_response_rows(r, w, first, count, micro, demo_preference_desc(r->job->options).kind == SEQPAR_SIMPO, demo_dpo_pairs);
 }
 
-static seqpar_status demo_dpo_open(demo_rank *r) { return demo_reference_open(r, ((const demo_preference_config *)r->job->options)->ref_pretrain); }
+static seqpar_status demo_dpo_open(demo_rank *r) {
+    const demo_preference_config *p = r->job->options;
+    if (demo_preference_desc(p).kind == SEQPAR_SIMPO) return SEQPAR_OK;
+    seqpar_status status = demo_reference_open(r, p->ref_pretrain);
+    return status || !p->precompute_ref ? status : demo_stored_open(r, NULL);
+}
+static seqpar_status demo_dpo_before(demo_rank *r, demo_window *w) { return w->reference = demo_stored_sums(r, w, 0), SEQPAR_OK; }
+
+/* Options that do not go together are refused before anything is read. */
+static int demo_dpo_prepare(demo_job *job, char *error, size_t size) {
+    const demo_preference_config *p = job->options;
+    int simpo = demo_preference_desc(p).kind == SEQPAR_SIMPO;
+    if (p->ipo && strcmp(p->pref_loss, "sigmoid") && strcmp(p->pref_loss, "ipo")) return snprintf(error, size, "--ipo and --pref_loss %s are two losses; leave out one of them", p->pref_loss), -1;
+    if (simpo && (p->ref_pretrain || p->precompute_ref)) return snprintf(error, size, "pref_loss simpo has no reference model; leave out --%s", p->ref_pretrain ? "ref_pretrain" : "precompute_ref"), -1;
+    return 0;
+}
 
 static const demo_objective demo_dpo = {.unit = "pairs", .weight = "pairs", .measure = "", .documents_per_unit = 2, .columns = PAIR_COLUMNS,
                                         .column = {"loss", "accuracy", "chosen_reward", "rejected_reward", "reward_margin"},
-                                        .open = demo_dpo_open, .close = demo_reference_close, .load = demo_pairs_as_documents, .rows = demo_dpo_rows, .total = demo_units_total};
+                                        .prepare = demo_dpo_prepare, .open = demo_dpo_open, .close = demo_reference_close, .before = demo_dpo_before, .load = demo_pairs_as_documents, .rows = demo_dpo_rows, .total = demo_units_total};
 
 /* ---- reward model: the score of a response's last token ---- */
 
@@ -286,6 +289,12 @@ static seqpar_status demo_rm_rows(demo_rank *r, demo_window *w, int64_t first, i
     return status;
 }
 
+static int demo_rm_prepare(demo_job *job, char *error, size_t size) {
+    const demo_preference_config *p = job->options;
+    if (p->margin_loss && !strcmp(p->loss, "logexp")) return snprintf(error, size, "--loss logexp knows no margins; leave out --margin_loss or take --loss sigmoid"), -1;
+    return 0;
+}
+
 /* Mean and deviation (unbiased) of all scores of the evaluation go into config.json, where PPO's normalize_reward looks for them. */
 static seqpar_status demo_rm_saved(demo_rank *r) {
     const double *m = r->eval_means;
@@ -307,5 +316,5 @@ static seqpar_status demo_rm_saved(demo_rank *r) {
 
 static const demo_objective demo_rm = {.unit = "pairs", .weight = "pairs", .measure = "", .documents_per_unit = 2, .columns = RM_COLUMNS,
                                        .column = {"loss", "accuracy", "chosen_reward", "rejected_reward", "reward_margin", "squared_reward"},
-                                       .load = demo_pairs_as_documents, .rows = demo_rm_rows, .total = demo_units_total, .saved = demo_rm_saved};
+                                       .prepare = demo_rm_prepare, .load = demo_pairs_as_documents, .rows = demo_rm_rows, .total = demo_units_total, .saved = demo_rm_saved};
 #endif

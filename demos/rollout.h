@@ -25,8 +25,8 @@ enum { DEMO_REWARDS = 8, UPDATE_COLUMNS = 5 };
 typedef struct { double mean, std; } demo_moments;
 typedef struct { /* an actor's rank carries these */
     demo_reference reference;
-    seqpar_llama critic, ema, reward[DEMO_REWARDS];
-    seqpar_optim critic_optim, ema_optim; /* the second holds nothing, checkpoints want one */
+    seqpar_llama critic, reward[DEMO_REWARDS];
+    seqpar_optim critic_optim;
     demo_moments moments[DEMO_REWARDS];   /* scores of a reward model are brought to mean 0 and deviation 1 from these */
     bool has_critic;
     int rewards, scorer;       /* reward models, and the one at work */

@@ -82,7 +82,7 @@ static seqpar_status demo_sft_rows(demo_rank *r, demo_window *w, int64_t first, 
 static seqpar_status demo_sft_total(demo_rank *r, demo_window *w, double *means, double *weight) {
     *weight = (double)w->batch.counts.supervised;
     seqpar_status status = seqpar_sum_pieces(&r->ctx, means, w->leaf, w->value, arrlen(w->leaf), 1);
-    means[0] /= *weight;
+    if (*weight > 0) means[0] /= *weight; /* a window of an evaluation may have no target at all */
     return status;
 }
 

@@ -8,6 +8,7 @@
 #define DEMO_TRAINER_H
 
 #include <signal.h>
+#include "average.h"
 #include "checkpoint.h"
 #include "data.h"
 #include "options.h"
@@ -18,12 +19,12 @@ typedef struct {
     const char *dataset, *eval_dataset, *input_key, *output_key, *input_template, *truncation;
     const char *pretrain, *save_path, *ckpt_path, *metrics_path, *lr_scheduler, *optim, *device;
     const char *layout, *schedule, *ring_attn_func, *sequence_parallel_mode;
-    bool pretrain_mode, train_on_inputs, packing_samples, load_checkpoint, gradient_checkpointing, relaxed_attention, tie_word_embeddings, plot_loss, json;
+    bool pretrain_mode, train_on_inputs, packing_samples, load_checkpoint, gradient_checkpointing, relaxed_attention, tie_word_embeddings, plot_loss, json, enable_ema;
     int64_t max_len, pack_len, chunks, max_samples, train_batch_size, micro_train_batch_size, max_steps, warmup_steps;
     int64_t save_steps, eval_steps, logging_steps, max_ckpt_num, seed, zero_stage, omp_threads;
     int64_t ring_attn_size, ring_head_stride, ulysses_size, data_parallel_size, world_size, gradient_accumulation_steps;
     int64_t hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim, intermediate_size;
-    double max_epochs, max_norm, learning_rate, lr_warmup_ratio, min_lr_ratio, l2, adam_eps, label_smoothing, z_loss, rope_theta;
+    double max_epochs, max_norm, learning_rate, lr_warmup_ratio, min_lr_ratio, l2, adam_eps, label_smoothing, z_loss, rope_theta, ema_beta;
     double adam_betas[2];
 } demo_config;
 
@@ -64,6 +65,8 @@ typedef struct {
     {"adam_eps", &(c).adam_eps, DEMO_FLOAT, "1e-8", "added to the root of the second moment", DEMO_AT_LEAST(0)},              \
     {"l2", &(c).l2, DEMO_FLOAT, "0", "weight decay; gains have none", DEMO_AT_LEAST(0)},                                      \
     {"max_norm", &(c).max_norm, DEMO_FLOAT, "1.0", "clip of the gradient norm; 0: none", DEMO_AT_LEAST(0)},                   \
+    {"enable_ema", &(c).enable_ema, DEMO_FLAG, NULL, "keep a moving average of the weights, saved in save_path/ema", DEMO_ANY},   \
+    {"ema_beta", &(c).ema_beta, DEMO_FLOAT, "0.992", "share of the average that stays in a step", DEMO_BETWEEN(0, 1)},        \
     {"zero_stage", &(c).zero_stage, DEMO_INT, "2", "0: all state everywhere, 1: moments sharded, 2: gradients too", DEMO_BETWEEN(0, 2)}, \
     {"gradient_checkpointing", &(c).gradient_checkpointing, DEMO_FLAG, NULL, "keep three tensors a layer, compute the rest again", DEMO_ANY}, \
     {"ring_attn_size", &(c).ring_attn_size, DEMO_INT, "1", "sequence-parallel ranks", DEMO_AT_LEAST(1)},                      \
@@ -111,6 +114,7 @@ typedef struct { /* one rank at work */
     seqpar_device *device;
     seqpar_llama model;
     seqpar_optim optim;
+    demo_average average;   /* of the weights, where one is kept */
     int64_t step;
     demo_progress progress;
     FILE *metrics;
@@ -131,6 +135,7 @@ typedef struct demo_window { /* documents packed into rows: those of an optimize
     double *value;
     seqpar_segments seen;    /* unit objectives: columns of the units this rank answers for */
     double statistic;        /* of the whole window, taken before its rows: KTO's KL */
+    const double *reference; /* (documents) sums of the reference's log-probs, taken beforehand; NULL: it is asked in the step */
 } demo_window;
 
 struct demo_objective {
@@ -211,6 +216,20 @@ static int demo_job_model(demo_job *job, char *error, size_t size) {
     return 0;
 }
 
+/* A unit that no row can hold would be missing from its step. */
+static int demo_units_fit(const demo_job *job, const demo_dataset *set, const char *paths, char *error, size_t size) {
+    int64_t per_unit = job->objective->documents_per_unit;
+    for (int64_t i = 0; i + per_unit <= arrlen(set->documents); i += per_unit) {
+        int64_t tokens = 0;
+        for (int64_t k = 0; k < per_unit; k++) tokens += set->documents[i + k].tokens;
+        if (tokens <= job->config.pack_len) continue;
+        snprintf(error, size, "%s: number %lld of the %s kept has %lld tokens, a row holds pack_len %lld; raise --pack_len to %lld or lower --max_len", paths, (long long)(i / per_unit + 1), job->objective->unit, (long long)tokens,
+                 (long long)job->config.pack_len, (long long)(per_unit * job->config.max_len));
+        return -1;
+    }
+    return 0;
+}
+
 static int demo_job_data(demo_job *job, char *error, size_t size) {
     demo_config *c = &job->config;
     const demo_objective *o = job->objective;
@@ -218,13 +237,15 @@ static int demo_job_data(demo_job *job, char *error, size_t size) {
         snprintf(error, size, "no training data; give --dataset FILE (.jsonl or .txt)");
         return -1;
     }
-    if (!c->pack_len) c->pack_len = c->packing_samples && c->max_len < 2048 ? 2048 : c->max_len;
+    int64_t longest = o->documents_per_unit * c->max_len; /* a unit never leaves its row */
+    if (!c->pack_len) c->pack_len = c->packing_samples && longest < 2048 ? 2048 : longest;
     if (c->pack_len < c->max_len) {
         snprintf(error, size, "pack_len %lld is shorter than max_len %lld; a document never leaves its row", (long long)c->pack_len, (long long)c->max_len);
         return -1;
     }
     if (o->load(job, &job->train, c->dataset, c->max_samples, error, size)) return -1;
     if (c->eval_dataset && o->load(job, &job->eval, c->eval_dataset, 0, error, size)) return -1;
+    if (demo_units_fit(job, &job->train, c->dataset, error, size) || demo_units_fit(job, &job->eval, c->eval_dataset, error, size)) return -1;
     int64_t units = arrlen(job->train.documents) / o->documents_per_unit;
     job->usable = calloc((size_t)units + 1, sizeof *job->usable);
     for (int64_t i = 0; i < units; i++) {
@@ -267,6 +288,18 @@ static int64_t *demo_step_documents(const demo_job *job, int64_t step) {
     for (int64_t i = 0; i < batch; i++)
         for (int64_t k = 0; k < per_unit; k++) arrput(which, job->usable[order[step % per_epoch * batch + i]] * per_unit + k);
     free(order);
+    return which;
+}
+
+/* An evaluation takes its documents in file order, four steps' worth at a time; a single unit left over joins those before it. */
+static int64_t demo_eval_most(const demo_job *job) { return job->config.train_batch_size * 4 * job->objective->documents_per_unit; }
+static int64_t demo_eval_windows(const demo_job *job) {
+    int64_t documents = arrlen(job->eval.documents), most = demo_eval_most(job), windows = (documents + most - 1) / most;
+    return windows > 1 && documents - (windows - 1) * most == job->objective->documents_per_unit ? windows - 1 : windows;
+}
+static int64_t *demo_eval_documents(const demo_job *job, int64_t window) {
+    int64_t first = window * demo_eval_most(job), end = window + 1 < demo_eval_windows(job) ? first + demo_eval_most(job) : arrlen(job->eval.documents), *which = NULL;
+    for (int64_t i = first; i < end; i++) arrput(which, i);
     return which;
 }
 
@@ -399,6 +432,7 @@ static seqpar_status demo_step(demo_rank *r) {
     if (!status) status = o->total(r, &w, means, &weight);
     if (!status) status = seqpar_step_end(&r->ctx, &r->optim, r->model.params.data, lr);
     if (!status) {
+        demo_average_step(&r->ctx, &r->model, &r->average);
         r->step++;
         demo_log_step(r, means, lr, &w.batch, demo_seconds() - began);
     }
@@ -422,19 +456,17 @@ static void demo_say_evaluation(demo_rank *r, double weight) {
 static seqpar_status demo_evaluate(demo_rank *r) {
     const demo_job *job = r->job;
     const demo_objective *o = job->objective;
-    int64_t count = arrlen(job->eval.documents), most = job->config.train_batch_size * 4 * o->documents_per_unit;
     double weight, all = 0, means[DEMO_COLUMNS];
     seqpar_status status = SEQPAR_OK;
     memset(r->eval_means, 0, sizeof r->eval_means);
-    for (int64_t first = 0; !status && first < count; first += most) {
-        demo_window w = {.set = &job->eval};
-        for (int64_t i = first; i < count && i < first + most; i++) arrput(w.which, i);
+    for (int64_t i = 0; !status && i < demo_eval_windows(job); i++) {
+        demo_window w = {.set = &job->eval, .which = demo_eval_documents(job, i)};
         status = demo_window_open(r, &w, o->documents_per_unit, 1);
         if (!status && o->before) status = o->before(r, &w);
         if (!status) status = demo_window_values(r, &w, o->rows);
         if (!status) status = o->total(r, &w, means, &weight);
         all += weight;
-        for (int i = 0; !status && i < o->columns; i++) r->eval_means[i] += (means[i] - r->eval_means[i]) * (weight / all);
+        for (int i = 0; !status && weight > 0 && i < o->columns; i++) r->eval_means[i] += (means[i] - r->eval_means[i]) * (weight / all);
         demo_window_close(&w);
     }
     if (!status) demo_say_evaluation(r, all);
@@ -445,9 +477,11 @@ static seqpar_status demo_evaluate(demo_rank *r) {
 
 static seqpar_status demo_checkpoint(demo_rank *r) {
     const demo_config *c = &r->job->config;
-    demo_state state = {r->step, c->seed, c->train_batch_size, r->job->usable_count, {0}};
+    demo_state state = {r->step, c->seed, c->train_batch_size, r->job->usable_count, {0}, NULL};
     seqpar_status status = r->job->objective->save ? r->job->objective->save(r, &state) : SEQPAR_OK;
+    if (!status) status = demo_average_gather(&r->ctx, &r->model, &r->average, &state.average);
     if (!status) status = demo_save_checkpoint(&r->ctx, &r->model, &r->optim, c->ckpt_path, &state, c->max_ckpt_num);
+    free(state.average);
     if (!status && r->ctx.world->rank == 0) demo_progress_say(&r->progress, "step %lld: checkpoint in %s", (long long)r->step, c->ckpt_path);
     return status;
 }
@@ -455,7 +489,11 @@ static seqpar_status demo_checkpoint(demo_rank *r) {
 static seqpar_status demo_resume(demo_rank *r) {
     const demo_config *c = &r->job->config;
     demo_state state = {0};
+    double *average = c->enable_ema ? calloc((size_t)r->model.elements, sizeof *average) : NULL;
     seqpar_status status = demo_load_checkpoint(&r->ctx, &r->model, &r->optim, c->ckpt_path, &state);
+    if (!status) status = demo_load_average(&r->ctx, &r->model, c->ckpt_path, average);
+    if (!status && average) demo_average_set(&r->average, average);
+    free(average);
     if (status) return status;
     if (state.seed != c->seed || state.train_batch_size != c->train_batch_size || state.documents != r->job->usable_count)
         return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION, "the checkpoint was written with seed %lld, train_batch_size %lld and %lld documents, this run has %lld, %lld and %lld; use the same to go on",
@@ -473,12 +511,25 @@ static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
     if (!status) status = seqpar_optim_open(&r->ctx, &r->optim, r->model.tensors, r->model.tensor_count, &optim);
     if (!status) seqpar_llama_init(&r->ctx, &r->model, (uint64_t)c->seed);
     if (!status && c->pretrain) status = demo_load_weights(&r->ctx, &r->model, c->pretrain);
+    if (!status && c->enable_ema) status = demo_average_open(&r->ctx, &r->model, &r->average, c->ema_beta);
     if (!status && r->job->objective->open) status = r->job->objective->open(r);
     if (!status && c->load_checkpoint) status = demo_resume(r);
     if (!status && world->rank == 0 && c->metrics_path) {
         r->metrics = fopen(c->metrics_path, c->load_checkpoint ? "ab" : "wb");
         if (!r->metrics) status = seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_OPEN, "cannot open %s: %s", c->metrics_path, strerror(errno));
     }
+    return status;
+}
+
+/* Collective: the average as a model folder of its own. */
+static seqpar_status demo_average_save(demo_rank *r) {
+    char folder[1280];
+    double *whole;
+    seqpar_status status = demo_average_gather(&r->ctx, &r->model, &r->average, &whole);
+    snprintf(folder, sizeof folder, "%s/ema", r->job->config.save_path);
+    if (!status && whole && r->ctx.world->rank == 0) status = demo_make_folder(folder, r->ctx.error);
+    if (!status && whole && r->ctx.world->rank == 0) status = demo_save_values(&r->ctx, &r->model, folder, whole);
+    free(whole);
     return status;
 }
 
@@ -502,6 +553,7 @@ static seqpar_status demo_train(demo_rank *r) {
     const demo_config *c = &r->job->config;
     int stop = 0, evaluates = arrlen(r->job->eval.documents) > 0;
     seqpar_status status = r->ctx.world->rank ? SEQPAR_OK : demo_make_folder(c->save_path, r->ctx.error); /* before the work, not after */
+    if (!status) status = demo_stop_wanted(r, &stop);
     while (!status && !stop && r->step < r->job->total_steps) {
         status = demo_step(r);
         if (!status) status = demo_stop_wanted(r, &stop);
@@ -525,7 +577,7 @@ static void demo_say_totals(demo_rank *r) {
     bool evaluated = arrlen(r->job->eval.documents) > 0;
     demo_progress_end(&r->progress);
     if (demo_interrupted) {
-        fprintf(stderr, "interrupted after step %lld; go on with --load_checkpoint\n", (long long)r->step);
+        fprintf(stderr, r->step ? "interrupted after step %lld; go on with --load_checkpoint\n" : "interrupted before the first step\n", (long long)r->step);
         return;
     }
     if (r->job->config.json) {
@@ -540,17 +592,21 @@ static void demo_say_totals(demo_rank *r) {
 
 static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
     demo_rank r;
+    int stop = 0;
     memset(&r, 0, sizeof r);
     r.job = user;
     seqpar_status status = demo_rank_open(&r, world);
     if (world->rank == 0) demo_progress_begin(&r.progress, r.step, r.job->rounds, r.job->config.logging_steps);
     if (!status) status = r.job->objective->train ? r.job->objective->train(&r) : demo_train(&r);
+    if (!status) status = demo_stop_wanted(&r, &stop);
+    if (!status && !stop) status = demo_average_save(&r);
     if (!status && world->rank == 0) demo_say_totals(&r);
     if (status && world->rank == 0) demo_progress_end(&r.progress);
     if (r.metrics) fclose(r.metrics);
     arrfree(r.losses);
     arrfree(r.steps);
     if (r.job->objective->close) r.job->objective->close(&r);
+    demo_average_close(&r.average);
     seqpar_optim_close(&r.ctx, &r.optim);
     seqpar_llama_close(&r.ctx, &r.model);
     seqpar_ctx_close(&r.ctx);
@@ -574,6 +630,9 @@ static void demo_job_close(demo_job *job) {
 
 static void demo_job_say(const demo_job *job) {
     const demo_config *c = &job->config;
+    char warning[512];
+    demo_template_checked(c->input_template, warning, sizeof warning);
+    if (*warning) fprintf(stderr, "notice: %s\n", warning);
     fprintf(stderr, "data: %s\n", job->train.summary);
     fprintf(stderr, "model: %lld layers, hidden %lld, %lld heads over %lld kv heads, vocab %lld; %s\n", (long long)job->model.layers, (long long)job->model.hidden,
             (long long)job->model.heads, (long long)job->model.kv_heads, (long long)job->model.vocab, c->device);
@@ -592,7 +651,7 @@ static int demo_job_run(demo_job *job) {
 }
 
 /* A trainer's main: from the command line to the exit code. */
-static int demo_main(demo_job *job, const char *tool, const demo_binding *bindings, int count, int argc, char **argv) {
+__attribute__((unused)) static int demo_main(demo_job *job, const char *tool, const demo_binding *bindings, int count, int argc, char **argv) {
     demo_options options = {.tool = tool, .bindings = bindings, .binding_count = count};
     char error[1024], ckpt_path[64];
     demo_wait_passively(argv);

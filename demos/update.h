@@ -261,19 +261,6 @@ static seqpar_status demo_mixed_open(demo_rank *r, demo_window *mixed, const dem
     return demo_window_open(r, mixed, 1, 0);
 }
 
-/* The running mean of the actor's weights takes a step after it. */
-static seqpar_status demo_follow(demo_rank *r) {
-    demo_ppo *p = demo_ppo_of(r);
-    double beta = demo_ppo_options(r)->ema_beta, *mean = calloc((size_t)r->model.elements * 2, sizeof *mean), *now = mean + r->model.elements;
-    if (!mean) return seqpar_fail(r->ctx.error, SEQPAR_ERR_MEMORY, "out of memory for the mean of the weights");
-    seqpar_device_read(r->device, mean, p->ema.params.data, 0, r->model.elements);
-    seqpar_device_read(r->device, now, r->model.params.data, 0, r->model.elements);
-    for (int64_t i = 0; i < r->model.elements; i++) mean[i] = beta * mean[i] + (1.0 - beta) * now[i];
-    seqpar_device_write(r->device, p->ema.params.data, 0, mean, r->model.elements);
-    free(mean);
-    return SEQPAR_OK;
-}
-
 static seqpar_status demo_actor_step(demo_rank *r, demo_window *w) {
     const demo_config *c = &r->job->config;
     demo_ppo *p = demo_ppo_of(r);
@@ -283,7 +270,7 @@ static seqpar_status demo_actor_step(demo_rank *r, demo_window *w) {
     seqpar_status status = SEQPAR_OK;
     if (demo_ppo_options(r)->pretrain_data) status = demo_mixed_open(r, actor.w = &mixed, w);
     if (!status) status = demo_update_step(&actor, demo_ppo_options(r)->actor_learning_rate * factor, p->policy);
-    if (!status && demo_ppo_options(r)->enable_ema) status = demo_follow(r);
+    if (!status) demo_average_step(&r->ctx, &r->model, &r->average);
     demo_window_close(&mixed);
     return status;
 }

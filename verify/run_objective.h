@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* Runs one optimizer step of any objective on a small model, split in any way, and keeps what it computed: loss, gradient
-   of every parameter, norm, updated parameters. What a rollout would have brought (old log-probs, advantages, returns) is
+/* Runs one optimizer step of any objective on a small model, split in any way, and keeps what it computed: loss, metrics,
+   gradient of every parameter, norm, updated parameters. What a rollout would have brought (old log-probs, advantages, returns) is
    data at absolute positions, the same for every way. */
 #ifndef RUN_OBJECTIVE_H
 #define RUN_OBJECTIVE_H
@@ -8,6 +8,8 @@
 
 enum { OBJECTIVE_SFT, OBJECTIVE_DPO, OBJECTIVE_KTO, OBJECTIVE_RM, OBJECTIVE_POLICY, OBJECTIVE_VALUE, OBJECTIVE_GRPO, OBJECTIVES };
 static const char *const objective_names[] = {"SFT", "DPO", "KTO", "reward model", "PPO policy", "PPO value", "GRPO"};
+
+enum { OBJECTIVE_COLUMNS = 4 }; /* the loss, and what a trainer would log beside it */
 
 typedef struct objective_way { /* how to do it */
     int64_t dp, sp, accumulation, ulysses_size, threads;
@@ -23,11 +25,12 @@ typedef struct objective_task { /* what to do; documents 2i and 2i + 1 are a pai
     const double *start;      /* parameters to begin with; NULL: from the seed */
     uint64_t seed;
     double lr, temperature;   /* of log-probs; 0: 1 */
+    int lean;                 /* keep no logits: the step as it is */
 } objective_task;
 
 typedef struct objective_result {
     int64_t elements;
-    double loss, norm, *logits, *gradient, *start, *reference_start, *params, *reference; /* logits (tokens, width): of the policy; reference (documents) */
+    double loss, columns[OBJECTIVE_COLUMNS], norm, *logits, *gradient, *start, *reference_start, *params, *reference; /* logits (tokens, width): of the policy; reference (documents) */
     int64_t tokens, width;
     seqpar_status status;
     seqpar_error error;
@@ -39,7 +42,7 @@ typedef struct objective_rank { /* one rank at work */
     const objective_job *job;
     seqpar_llama policy, reference;
     seqpar_optim optim;
-    seqpar_segments units;     /* losses of documents, pairs or tokens' sums that this rank answers for */
+    seqpar_segments units;     /* columns of documents, pairs or tokens' sums that this rank answers for */
 } objective_rank;
 
 static int objective_scores(int kind) { return kind == OBJECTIVE_RM || kind == OBJECTIVE_VALUE; }
@@ -61,34 +64,38 @@ static double objective_advantage(const objective_task *t, int64_t document) {
 
 typedef struct objective_token { double logp, ref, score; int64_t document, position, tokens; } objective_token; /* tokens: supervised, of the document */
 
-static double objective_token_loss(const objective_task *t, const objective_token *x, double *slope) {
+/* columns: loss, clipped, log-prob, the token itself: all of them weighted. */
+static void objective_token_columns(const objective_task *t, const objective_token *x, double *slope, double *columns) {
     static const seqpar_policy_desc clip = {0.2, 0.28, 3.0};
     seqpar_aggregate mean = {t->kind == OBJECTIVE_GRPO ? SEQPAR_SEQUENCE_MEAN : SEQPAR_TOKEN_MEAN, t->batch.counts.supervised, t->documents, 0};
-    double weight = seqpar_token_weight(&mean, x->tokens), dkl, kl;
-    seqpar_policy_result p;
+    double weight = seqpar_token_weight(&mean, x->tokens), dkl = 0, kl = 0;
+    seqpar_policy_result p = {-x->logp, -1, 0, 0}; /* SFT */
     seqpar_value_result v;
     switch (t->kind) {
-    case OBJECTIVE_SFT: *slope = -weight; return -x->logp * weight;
+    case OBJECTIVE_SFT: break;
     case OBJECTIVE_VALUE:
         v = seqpar_value_loss(x->score, 0.3 * objective_data(t, x->document, x->position, 2), objective_data(t, x->document, x->position, 3), 0.2);
-        *slope = v.dvalue * weight;
-        return v.loss * weight;
+        p = (seqpar_policy_result){v.loss, v.dvalue, 0, v.clipped};
+        break;
     case OBJECTIVE_POLICY:
         p = seqpar_policy_loss(x->logp, x->ref + 0.1 * objective_data(t, x->document, x->position, 4), objective_data(t, x->document, x->position, 5), &clip);
-        *slope = p.dlogp * weight;
-        return p.loss * weight;
+        break;
     default: /* GRPO: the group's advantage, and k3 to the reference */
         p = seqpar_policy_loss(x->logp, x->ref, objective_advantage(t, x->document), &clip);
         kl = seqpar_kl(x->logp, x->ref, SEQPAR_K3, &dkl);
-        *slope = (p.dlogp + 0.04 * dkl) * weight;
-        return (p.loss + 0.04 * kl) * weight;
     }
+    *slope = (p.dlogp + 0.04 * dkl) * weight;
+    columns[0] = (p.loss + 0.04 * kl) * weight;
+    columns[1] = (double)p.clipped * weight;
+    columns[2] = (objective_scores(t->kind) ? x->score : x->logp) * weight;
+    columns[3] = weight;
 }
 
 /* ---- one document or pair ---- */
 
-/* sums (documents, 3): log-prob or score, the reference's, tokens. Losses and slopes of those documents that are here. */
-static void objective_documents(const objective_task *t, const double *sums, double kl, double *loss, double *slope) {
+/* sums (documents, 3): log-prob or score, the reference's, tokens. Columns and slopes of those documents that are here:
+   loss, the rewards of both halves, accuracy. */
+static void objective_documents(const objective_task *t, const double *sums, double kl, double *columns, double *slope) {
     static const seqpar_preference_desc dpo = {.kind = SEQPAR_DPO, .beta = 0.1};
     for (int64_t i = 0; i < t->documents; i++) {
         const double *mine = sums + 3 * i, *other = mine + 3;
@@ -96,7 +103,9 @@ static void objective_documents(const objective_task *t, const double *sums, dou
             seqpar_kto_desc kto = {0.1, 1.0, 1.33, kl};
             seqpar_kto_result k;
             seqpar_kto_loss(NULL, &k, mine[0], mine[1], i % 2 == 0, &kto);
-            loss[i] = k.loss;
+            columns[OBJECTIVE_COLUMNS * i] = k.loss;
+            columns[OBJECTIVE_COLUMNS * i + 1 + i % 2] = k.reward;
+            columns[OBJECTIVE_COLUMNS * i + 3] = i % 2 == 0;
             slope[i] = k.dlogp / (double)t->documents;
         }
         if (t->kind == OBJECTIVE_KTO || i % 2 || mine[2] == 0) continue;
@@ -104,7 +113,7 @@ static void objective_documents(const objective_task *t, const double *sums, dou
         seqpar_pair_result p;
         if (t->kind == OBJECTIVE_RM) p = seqpar_reward_loss(mine[0], other[0], 0.1, 0.01);
         else seqpar_preference_loss(NULL, &p, &pair, &dpo);
-        loss[i] = p.loss;
+        memcpy(columns + OBJECTIVE_COLUMNS * i, (double[]){p.loss, p.reward_chosen, p.reward_rejected, p.reward_chosen > p.reward_rejected}, OBJECTIVE_COLUMNS * 8);
         slope[i] = 2 * p.dchosen / (double)t->documents;
         slope[i + 1] = 2 * p.drejected / (double)t->documents;
     }
@@ -149,21 +158,22 @@ static objective_token objective_place(const seqpar_row *row, int64_t position) 
     return x;
 }
 
-/* Seeds of the tokens; their losses, one sum per piece, are leaves of one segment. */
+/* Seeds of the tokens; their columns, one sum per piece, are leaves of one segment. */
 static seqpar_status objective_tokens(objective_rank *r, objective_micro *m) {
     seqpar_status status = SEQPAR_OK;
-    r->units.width = 1;
+    r->units.width = OBJECTIVE_COLUMNS;
     for (int64_t i = 0; !status && i < m->b.share->count; i++) {
         const seqpar_piece *p = &m->b.share->pieces[i];
-        double sum = 0;
+        double sum[OBJECTIVE_COLUMNS] = {0}, token[OBJECTIVE_COLUMNS] = {0};
         for (int64_t k = 0; k < p->count; k++) {
             int64_t at = p->local + k;
             objective_token x = objective_place(&m->rows[p->row], p->start + k * p->stride);
             x.logp = x.score = m->value[at];
             x.ref = m->ref[at];
-            if (m->live[at] != 0) sum += objective_token_loss(r->job->task, &x, &m->seed[at]);
+            if (m->live[at] != 0) objective_token_columns(r->job->task, &x, &m->seed[at], token);
+            for (int c = 0; m->live[at] != 0 && c < OBJECTIVE_COLUMNS; c++) sum[c] += token[c];
         }
-        status = seqpar_segments_push(r->ctx->error, &r->units, 0, p->leaf, &sum);
+        status = seqpar_segments_push(r->ctx->error, &r->units, 0, p->leaf, sum);
     }
     return status;
 }
@@ -193,13 +203,13 @@ static seqpar_status objective_sums(objective_rank *r, objective_micro *m, doubl
 
 static seqpar_status objective_units(objective_rank *r, objective_micro *m, double kl) {
     const objective_task *t = r->job->task;
-    double *sums = calloc((size_t)(5 * t->documents + 1), sizeof *sums), *loss = sums + 3 * t->documents, *slope = loss + t->documents;
+    double *sums = calloc((size_t)((4 + OBJECTIVE_COLUMNS) * t->documents + 1), sizeof *sums), *slope = sums + 3 * t->documents, *columns = slope + t->documents;
     seqpar_status status = objective_sums(r, m, sums);
-    r->units.width = 1;
-    if (!status) objective_documents(t, sums, kl, loss, slope);
+    r->units.width = OBJECTIVE_COLUMNS;
+    if (!status) objective_documents(t, sums, kl, columns, slope);
     for (int64_t i = 0; !status && i < t->documents; i++) {
         if (sums[3 * i + 2] == 0 || r->ctx->sp_rank || (t->kind != OBJECTIVE_KTO && i % 2)) continue;
-        status = seqpar_segments_push(r->ctx->error, &r->units, i, 0, &loss[i]);
+        status = seqpar_segments_push(r->ctx->error, &r->units, i, 0, columns + OBJECTIVE_COLUMNS * i);
         for (int64_t k = i; k < t->documents && k < i + 2; k++) if (sums[3 * k + 2] > 0) r->job->result->reference[k] = sums[3 * k + 1];
     }
     seqpar_segments_spread(m->seed, slope, m->rows, m->b.share);
@@ -233,7 +243,7 @@ static seqpar_status objective_step_micro(objective_rank *r, int64_t index, doub
     m.rows = r->job->task->batch.row + m.first;
     seqpar_status status = objective_forward(r, &m);
     if (!status) status = whole ? objective_units(r, &m, kl) : objective_tokens(r, &m);
-    if (!status) status = objective_keep_logits(r, &m);
+    if (!status && !r->job->task->lean) status = objective_keep_logits(r, &m);
     if (!status) status = seqpar_buffer_new(r->ctx, &seed, m.b.tokens * seqpar_dtype_bytes(r->ctx->device->accumulator), SEQPAR_MEM_ACTIVATIONS);
     if (!status && m.b.tokens) seqpar_device_write(r->ctx->device, seed.data, 0, m.seed, m.b.tokens);
     seeds.dlogp = seed.data;
@@ -246,29 +256,33 @@ static seqpar_status objective_step_micro(objective_rank *r, int64_t index, doub
 
 /* ---- the step ---- */
 
-static seqpar_status objective_loss(objective_rank *r, double *loss) {
+/* Means over the units, or the sums of the weighted tokens; the loss first. */
+static seqpar_status objective_columns(objective_rank *r, double *means) {
     const objective_task *t = r->job->task;
     int whole = t->kind == OBJECTIVE_DPO || t->kind == OBJECTIVE_KTO || t->kind == OBJECTIVE_RM, step = whole && t->kind != OBJECTIVE_KTO ? 2 : 1;
     int64_t n = whole ? t->documents : 1;
-    double *all = calloc((size_t)n, sizeof *all);
-    r->units.width = 1;
+    double *all = calloc((size_t)((1 + OBJECTIVE_COLUMNS) * n), sizeof *all), *column = all + OBJECTIVE_COLUMNS * n;
+    r->units.width = OBJECTIVE_COLUMNS;
     seqpar_status status = seqpar_segments_sum(r->ctx->world, all, n, &r->units);
-    for (int64_t i = 0; i < n / step; i++) all[i] = all[i * step];
-    *loss = whole ? seqpar_mean(all, n / step) : all[0];
+    for (int c = 0; c < OBJECTIVE_COLUMNS; c++) {
+        for (int64_t i = 0; i < n / step; i++) column[i] = all[i * step * OBJECTIVE_COLUMNS + c];
+        means[c] = whole ? seqpar_mean(column, n / step) : column[0];
+    }
     free(all);
     return status;
 }
 
 static seqpar_status objective_step(objective_rank *r, double *gradient) {
     const objective_task *t = r->job->task;
-    double loss = 0, kl = t->same_reference ? 0.0 : 0.15; /* of mismatched pairs, which are data here */
+    double means[OBJECTIVE_COLUMNS] = {0}, kl = t->same_reference ? 0.0 : 0.15; /* of mismatched pairs, which are data here */
     seqpar_status status = seqpar_step_begin(r->ctx, &r->optim, t->batch.row, t->batch.rows, r->job->way->layout, r->job->way->accumulation);
     for (int64_t i = 0; !status && i < r->job->way->accumulation; i++) status = objective_step_micro(r, i, kl);
-    if (!status) status = objective_loss(r, &loss);
+    if (!status) status = objective_columns(r, means);
     if (!status) status = seqpar_step_end(r->ctx, &r->optim, r->policy.params.data, t->lr);
     if (!status) status = seqpar_optim_gradient(r->ctx, &r->optim, gradient);
     if (status || r->ctx->world->rank) return status;
-    r->job->result->loss = loss;
+    r->job->result->loss = means[0];
+    memcpy(r->job->result->columns, means, sizeof means);
     r->job->result->norm = r->optim.norm;
     memcpy(r->job->result->gradient, gradient, (size_t)r->policy.elements * sizeof *gradient);
     seqpar_device_read(r->ctx->device, r->job->result->params, r->policy.params.data, 0, r->policy.elements);
@@ -304,7 +318,7 @@ static seqpar_status objective_main(seqpar_comm *world, void *user) {
 }
 
 /* Documents of a prompt and a response each, tokens 0 among them, as pairs in rows of at most pack_len. */
-static void objective_task_open(objective_task *t, int kind, int64_t pairs, int64_t longest, int64_t pack_len, uint64_t seed) {
+__attribute__((unused)) static void objective_task_open(objective_task *t, int kind, int64_t pairs, int64_t longest, int64_t pack_len, uint64_t seed) {
     seqpar_pack_desc desc = {.pack_len = pack_len, .order = SEQPAR_PACK_DECREASING, .chunks = 16};
     seqpar_document *docs = calloc((size_t)(2 * pairs), sizeof *docs);
     seqpar_error error = {0};
@@ -330,14 +344,29 @@ static void objective_task_open(objective_task *t, int kind, int64_t pairs, int6
     free(docs);
 }
 
+static int64_t objective_elements(const seqpar_llama_config *config) {
+    seqpar_comm *self = seqpar_comm_self();
+    seqpar_device *device = seqpar_device_reference();
+    seqpar_llama model = {0};
+    seqpar_ctx ctx;
+    seqpar_ctx_open(&ctx, self, device, 1);
+    seqpar_llama_open(&ctx, &model, config);
+    int64_t elements = model.elements;
+    seqpar_llama_close(&ctx, &model);
+    seqpar_ctx_close(&ctx);
+    seqpar_device_close(device);
+    seqpar_comm_free(self);
+    return elements;
+}
+
 static void objective_run(const objective_task *t, const objective_way *way, objective_result *result) {
     objective_job job = {t, way, result};
     int64_t i;
     memset(result, 0, sizeof *result);
     for (i = 0; i < t->batch.rows; i++) result->tokens += t->batch.row[i].tokens;
     result->width = t->config.score ? 1 : t->config.vocab;
-    result->elements = 1 << 18; /* room for the models of objective_task_open */
-    result->logits = calloc((size_t)(result->tokens * result->width), sizeof(double));
+    result->elements = objective_elements(&t->config);
+    result->logits = t->lean ? NULL : calloc((size_t)(result->tokens * result->width), sizeof(double));
     result->gradient = calloc((size_t)result->elements, sizeof(double));
     result->params = calloc((size_t)result->elements, sizeof(double));
     result->start = calloc((size_t)result->elements, sizeof(double));

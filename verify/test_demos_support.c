@@ -225,7 +225,8 @@ static const char names_people_type[] =
     "truncation max_steps adam_eps layout schedule pack_len chunks z_loss data_parallel_size world_size "
     "hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim intermediate_size "
     "tie_word_embeddings rope_theta metrics_path device omp_threads json margin_key remote_rm_timeout "
-    "remote_rm_retries remote_rm_backoff value_prefix_head stop_properly_penalty_coef";
+    "remote_rm_retries remote_rm_backoff value_prefix_head stop_properly_penalty_coef "
+    "precompute_ref precompute_ref_log_probs";
 
 static bool name_is_known(const char *name, const void *context)
 {

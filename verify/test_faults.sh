@@ -1,6 +1,23 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Unlicense
 # Plants known mistakes, one at a time, in a build with -DSEQPAR_FAULTS; a suite must turn red for each.
+#
+# Mistakes of losses under sequence parallelism that were published elsewhere (B and a number) are planted too, in the
+# form they take here; the last column of the list names them:
+#   B28 the first DPO loss is not ln 2              360-LLaMA-Factory's README; axolotl 2643
+#   B33 every shard divides by its own token count  Megatron-LM 7452, 7513
+#   B44 an all-reduce outside autograd: P too small 360-LLaMA-Factory, its SFT and DPO trainers
+#   B45 means of ranks' means                       OpenRLHF 583, GPTLMLoss
+#   B46 the same in the gradient, the value right   XTuner 0.1.23, reduce_loss
+#   B47 backward of a gather takes its slice only   axolotl, its sequence-parallel context
+#   B48 labels shifted after the split              transformers 36607; Swift 810
+#   B50 NaN of a rank without a target              Megatron-LM 1764; axolotl 3026
+#   B51 pads are computed with, NaN times 0         Megatron-Bridge 3117
+#   B53 a mean of micro-batches' means              verl 2857; 360-LLaMA-Factory 1 and 72
+#   B55 tokens of id 0 vanish                       XTuner 0.1.23, dpo
+#   B60 a rank without a response token fails       slime e8d3f58f3
+#   B61 a reward model's forward lacks the ring     OpenRLHF 1168
+#   B64 a metric is counted on every rank           torchtitan 2983, 3280
 cd "$(dirname "$0")/.." || exit 1
 mkdir -p build/faults
 cc=${CC:-cc}
@@ -9,15 +26,16 @@ for suite in attn bits truth pack split numerics objective; do
     $cc -std=gnu11 -O2 ${ARCH:--march=native} -fopenmp -DSEQPAR_FAULTS -I. -Ibuild -Idemos -Iverify verify/test_$suite.c -o build/faults/test_$suite -lm -lpthread 2>build/faults/$suite.log || {
         echo "FAIL faults_build_$suite: $(head -n 1 build/faults/$suite.log)"; failed=$((failed + 1)); }
 done
-# number, suites that should notice, what is wrong
-while IFS='|' read -r number suites what; do
+# number, suites that should notice, what is wrong, which published mistakes it is
+covered=""
+while IFS='|' read -r number suites what bugs; do
     caught=""
     for suite in $suites; do
         SEQPAR_FAULT=$number TEST_FIRST=1 timeout 120 build/faults/test_$suite >build/faults/$number.$suite.log 2>&1
         code=$?
         if [ $code -eq 1 ] || [ $code -ge 128 ] || [ $code -eq 124 ]; then caught=$suite; break; fi
     done
-    if [ -n "$caught" ]; then echo "ok fault_$number $what: seen by $caught"; passed=$((passed + 1))
+    if [ -n "$caught" ]; then echo "ok fault_$number $what: seen by $caught"; passed=$((passed + 1)); covered="$covered $bugs"
     else echo "FAIL fault_$number $what: not noticed by $suites"; failed=$((failed + 1)); fi
 done <<'LIST'
 1|attn|a query does not see itself
@@ -25,7 +43,7 @@ done <<'LIST'
 3|attn|a stale k travels on
 4|attn|a step of the ring is skipped
 5|attn|a dk, dv contribution is lost
-6|pack|token id 0 is taken for padding
+6|pack|token id 0 is taken for padding|B55
 7|pack|positions run on over documents
 8|pack|targets are not shifted
 9|split attn|zigzag halves are swapped
@@ -54,7 +72,7 @@ done <<'LIST'
 32|bits|recompute uses another layer's activations
 33|bits|positions are local
 34|truth|dk is turned the wrong way
-35|bits|labels are shifted after the split
+35|bits|labels are shifted after the split|B48
 36|attn|a window is one key too wide
 37|attn|the prefix is causal
 38|attn|a sink is forgotten
@@ -79,17 +97,25 @@ done <<'LIST'
 57|attn|free tiles all stand at the begin of their run
 58|attn|all members of a Ulysses group get the first heads
 59|attn|a member takes the sinks of the first heads
-60|objective|the first DPO loss is off by a rounding
-61|truth|a rank divides by its own token count
-62|objective|derivatives of documents are divided by P
-63|objective|a mean of means
-64|objective|a rank without tokens gives NaN
-65|split truth|pads belong to somebody
+60|objective|the first DPO loss is off by a rounding|B28
+61|truth|a rank divides by its own token count|B33
+62|objective|derivatives of documents are divided by P|B44
+63|objective|a mean of means|B45
+64|objective|a rank without tokens gives NaN|B50
+65|split truth|pads belong to somebody|B51
 66|objective|a preference's log-prob ignores the reference of the rejected half
-67|objective|a rank without tokens stays away from a sum
-68|objective|scores are not added over the ranks of a sequence
+67|objective|a rank without tokens stays away from a sum|B60
+68|objective|scores are not added over the ranks of a sequence|B61
 69|objective|advantages cross into the next response
 70|objective|a clipped ratio still has a gradient
+71|objective|gradients are P times too small|B44 B47
+72|objective|a mean of the micro-batches' means|B53
+73|objective|a mean of the ranks' means, in the gradient alone|B45 B46
+74|objective|a reward model attends to its own rank only|B61
+75|truth|the loss shown counts every rank of a sequence|B64
 LIST
+for bug in B28 B33 B44 B45 B46 B47 B48 B50 B51 B53 B55 B60 B61 B64; do
+    if [[ " $covered " = *" $bug "* ]]; then echo "ok published_$bug"; passed=$((passed + 1)); else echo "FAIL published_$bug: no planted fault stands for it and is seen"; failed=$((failed + 1)); fi
+done
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ]

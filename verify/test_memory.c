@@ -1,27 +1,54 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* What a rank holds: activations fall as 1/P, attention holds what its plan needs and no more, everything is given back,
    and the counters agree with what the operating system saw. And nobody cheats: every rank does its part of the work. */
+#include <malloc.h>
 #include <stdint.h>
 #include <stdlib.h>
 static int64_t blocks_live, blocks_made, block_refused; /* refused: number of the allocation that finds no memory */
+static int64_t bytes_live, bytes_peak, block_largest;   /* bytes; the last knows the trainers' own arrays too */
+static void note_most(int64_t *most, int64_t bytes) {
+    int64_t before = __atomic_load_n(most, __ATOMIC_SEQ_CST);
+    while (before < bytes && !__atomic_compare_exchange_n(most, &before, bytes, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {}
+}
 static void *counted_malloc(size_t size) {
     int64_t number = __atomic_add_fetch(&blocks_made, 1, __ATOMIC_SEQ_CST);
     void *data = number == block_refused ? NULL : malloc(size);
-    if (data) __atomic_fetch_add(&blocks_live, 1, __ATOMIC_SEQ_CST);
+    if (!data) return NULL;
+    __atomic_fetch_add(&blocks_live, 1, __ATOMIC_SEQ_CST);
+    note_most(&bytes_peak, __atomic_add_fetch(&bytes_live, (int64_t)malloc_usable_size(data), __ATOMIC_SEQ_CST));
+    note_most(&block_largest, (int64_t)size);
     return data;
 }
 static void counted_free(void *data) {
     if (data) __atomic_fetch_sub(&blocks_live, 1, __ATOMIC_SEQ_CST);
+    if (data) __atomic_fetch_sub(&bytes_live, (int64_t)malloc_usable_size(data), __ATOMIC_SEQ_CST);
     free(data);
+}
+static void *noted_calloc(size_t count, size_t size) {
+    note_most(&block_largest, (int64_t)(count * size));
+    return calloc(count, size);
+}
+static void *noted_realloc(void *data, size_t size) {
+    note_most(&block_largest, (int64_t)size);
+    return realloc(data, size);
 }
 #define SEQPAR_MALLOC(size) counted_malloc(size)
 #define SEQPAR_FREE(data) counted_free(data)
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_LLAMA_IMPLEMENTATION
+#define SEQPAR_SAFETENSORS_IMPLEMENTATION
+#define STB_DS_IMPLEMENTATION
+#define STBDS_REALLOC(context, data, size) noted_realloc(data, size)
+#define STBDS_FREE(context, data) free(data)
 #include "run_model.h"
-#include <malloc.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#define calloc(count, size) noted_calloc(count, size)
+#include "run_objective.h"
+#include "seqpar_safetensors.h"
+#include "kto.h"
+#include "ppo.h"
+#include "sft.h"
 
 #define RANKS_MAX 8
 #define FLOAT 4 /* bytes: all of this runs on the fp32 device */
@@ -495,6 +522,133 @@ static void test_high_water(void) {
     seqpar_batch_free(&task.batch);
 }
 
+/* ---- no array of tokens by vocabulary ---- */
+
+enum { WIDE_VOCAB = 8192, HEAD_ROWS = 256 }; /* of the head: rows whose logits are there at a time */
+static const seqpar_llama_config wide = {.layers = 1, .hidden = 8, .heads = 4, .kv_heads = 4, .head_dim = 2, .intermediate = 16, .vocab = WIDE_VOCAB, .rope_theta = 10000, .rms_eps = 1e-5};
+
+typedef struct { int64_t peak, largest, tokens; } wide_seen; /* bytes of all ranks, bytes of a block */
+
+static void wide_begin(void) {
+    bytes_peak = bytes_live;
+    block_largest = 0;
+}
+static wide_seen wide_end(int64_t before, int64_t tokens) { return (wide_seen){bytes_peak - before, block_largest, tokens}; }
+
+/* A step on twice the tokens needs far less than logits for each; and no block is larger than the head's chunk of them,
+   whether a rank's tokens make one chunk or many. */
+static void expect_no_logits(const wide_seen *half, const wide_seen *whole, int64_t ranks) {
+    int64_t chunk = HEAD_ROWS * WIDE_VOCAB * FLOAT, more = whole->tokens - half->tokens;
+    test_expect(half->tokens / ranks >= 2 * HEAD_ROWS && more >= half->tokens / 2, "%lld and %lld tokens on %lld ranks are too few to tell", (long long)half->tokens, (long long)whole->tokens, (long long)ranks);
+    test_expect(whole->largest <= chunk + 4096, "a block of %lld bytes, the chunk of the head has %lld", (long long)whole->largest, (long long)chunk);
+    test_expect(whole->peak - half->peak < more * WIDE_VOCAB * FLOAT / 8, "%lld tokens more need %lld bytes more, their logits would be %lld", (long long)more, (long long)(whole->peak - half->peak), (long long)(more * WIDE_VOCAB * FLOAT));
+    printf("#   %lld and %lld tokens: %.2f and %.2f MB at most, the largest block %.2f MB; logits would be %.2f MB\n", (long long)half->tokens, (long long)whole->tokens, (double)half->peak / 1e6, (double)whole->peak / 1e6,
+           (double)whole->largest / 1e6, (double)(whole->tokens * WIDE_VOCAB * FLOAT) / 1e6);
+}
+
+static wide_seen wide_objective(int kind, int64_t pairs, int64_t ranks, int lean) {
+    objective_way way = {.dp = 1, .sp = ranks, .accumulation = 1, .layout = SEQPAR_ZIGZAG};
+    objective_task t;
+    objective_result r;
+    objective_task_open(&t, kind, pairs, 400, 8192, 5); /* one row: few partial gradients of the table */
+    t.config = wide;
+    t.config.score = objective_scores(kind) ? "score" : NULL;
+    t.lean = lean;
+    int64_t before = bytes_live;
+    wide_begin();
+    objective_run(&t, &way, &r);
+    test_expect(!r.status, "%s", r.error.text);
+    wide_seen seen = wide_end(before, t.batch.counts.tokens);
+    objective_result_free(&r);
+    objective_task_close(&t);
+    return seen;
+}
+
+/* SFT goes backward at once (entry B), the others ask for log-probs first (entry A). */
+static void test_wide_objectives(void) {
+    static const int64_t ranks[] = {1, 2, 4};
+    for (int kind = 0; kind < OBJECTIVES; kind++)
+        for (size_t i = 0; i < sizeof ranks / sizeof *ranks; i++) {
+            wide_seen half = wide_objective(kind, 9, ranks[i], 1), whole = wide_objective(kind, 18, ranks[i], 1);
+            expect_no_logits(&half, &whole, ranks[i]);
+            test_end("memory_no_logits %s P=%lld", objective_names[kind], (long long)ranks[i]);
+        }
+    wide_seen none = wide_objective(OBJECTIVE_DPO, 9, 1, 1), kept = wide_objective(OBJECTIVE_DPO, 9, 1, 0);
+    test_expect(kept.largest > 4 * none.largest / 3 && kept.peak - none.peak > kept.tokens * WIDE_VOCAB * FLOAT / 2, "logits that are kept are not seen: %lld and %lld bytes", (long long)kept.peak, (long long)none.peak);
+    test_end("memory_logits_are_seen");
+}
+
+/* The trainers themselves, one step on a model with that vocabulary; documents are alike in length. */
+#define WIDE_FOLDER "build/wide"
+
+static void wide_files(void) {
+    seqpar_error error = {0};
+    char xs[121];
+    memset(xs, 'x', 120);
+    xs[120] = 0;
+    test_expect(!demo_make_folder(WIDE_FOLDER, &error) && !demo_save_config(WIDE_FOLDER, &wide, &error), "%s", error.text);
+    FILE *file = fopen(WIDE_FOLDER "/data.jsonl", "wb");
+    for (int i = 100; file && i < 132; i++) fprintf(file, "{\"input\": \"%s%d\", \"output\": \"%s%d\", \"wrong\": \"%d%s\", \"label\": %s}\n", xs, i, xs, i, i, xs, i % 2 ? "true" : "false");
+    test_expect(file && !fclose(file), "no file");
+}
+
+/* options: of this trainer, space between them. Tokens are those of a step. */
+static wide_seen wide_train(demo_job *job, const char *tool, const demo_binding *bindings, int count, int64_t units, int64_t ranks, const char *options) {
+    static demo_options parsed;
+    char line[1024], error[512] = "", *argv[64];
+    int argc = 0;
+    snprintf(line, sizeof line, "%s --pretrain " WIDE_FOLDER " --packing_samples --max_len 300 --pack_len 5000 --train_batch_size %lld --micro_train_batch_size 64 --max_steps 1 --omp_threads 1 --ring_attn_size %lld --save_path " WIDE_FOLDER "/%s --ckpt_path " WIDE_FOLDER " %s",
+             tool, (long long)units, (long long)ranks, tool, options);
+    for (char *word = strtok(line, " "); word; word = strtok(NULL, " ")) argv[argc++] = word;
+    parsed = (demo_options){.tool = tool, .bindings = bindings, .binding_count = count};
+    int opened = !demo_options_parse(&parsed, argc, argv, error, sizeof error) && !demo_job_open(job, error, sizeof error);
+    if (!test_expect(opened, "%s: %s", tool, error)) return (wide_seen){0, 0, 0};
+    job->config.pretrain = NULL; /* its config alone was wanted */
+    int64_t before = bytes_live, tokens = units * job->objective->documents_per_unit * job->train.documents[0].tokens;
+    wide_begin();
+    test_expect(!demo_job_run(job), "%s failed", tool);
+    wide_seen seen = wide_end(before, tokens);
+    demo_job_close(job);
+    return seen;
+}
+
+static wide_seen wide_sft(int64_t half, int64_t ranks) {
+    demo_job job = {.objective = &demo_sft};
+    const demo_binding bindings[] = {DEMO_TRAINER_BINDINGS(job.config), DEMO_SFT_BINDINGS(job.config)};
+    return wide_train(&job, "sft", bindings, (int)(sizeof bindings / sizeof *bindings), 16 / half, ranks, "--dataset " WIDE_FOLDER "/data.jsonl --output_key output");
+}
+static wide_seen wide_dpo(int64_t half, int64_t ranks) {
+    demo_preference_config dpo = {0};
+    demo_job job = {.objective = &demo_dpo, .options = &dpo};
+    const demo_binding bindings[] = {DEMO_TRAINER_BINDINGS(job.config), DEMO_DPO_BINDINGS(dpo)};
+    return wide_train(&job, "dpo", bindings, (int)(sizeof bindings / sizeof *bindings), 8 / half, ranks, "--dataset " WIDE_FOLDER "/data.jsonl --prompt_key input --chosen_key output --rejected_key wrong");
+}
+static wide_seen wide_kto(int64_t half, int64_t ranks) {
+    demo_kto_config kto = {0};
+    demo_job job = {.objective = &demo_kto, .options = &kto};
+    const demo_binding bindings[] = {DEMO_TRAINER_BINDINGS(job.config), DEMO_KTO_BINDINGS(kto)};
+    return wide_train(&job, "kto", bindings, (int)(sizeof bindings / sizeof *bindings), 16 / half, ranks, "--dataset " WIDE_FOLDER "/data.jsonl");
+}
+static wide_seen wide_ppo(int64_t half, int64_t ranks) {
+    demo_ppo_config ppo = {0};
+    demo_job job = {.objective = &demo_ppo_objective, .options = &ppo};
+    const demo_binding bindings[] = {DEMO_TRAINER_BINDINGS(job.config), DEMO_PPO_BINDINGS(job.config, ppo)};
+    return wide_train(&job, "ppo", bindings, (int)(sizeof bindings / sizeof *bindings), 16 / half, ranks,
+                      half == 1 ? "--prompt_data " WIDE_FOLDER "/data.jsonl --label_key output --reward_rule last_number --prompt_max_len 300 --generate_max_len 4 --rollout_batch_size 16"
+                                : "--prompt_data " WIDE_FOLDER "/data.jsonl --label_key output --reward_rule last_number --prompt_max_len 300 --generate_max_len 4 --rollout_batch_size 8");
+}
+
+static void test_wide_trainers(void) {
+    static const struct { const char *name; wide_seen (*run)(int64_t half, int64_t ranks); } trainers[] = {{"SFT", wide_sft}, {"DPO", wide_dpo}, {"KTO", wide_kto}, {"PPO", wide_ppo}};
+    wide_files();
+    for (size_t i = 0; i < sizeof trainers / sizeof *trainers; i++)
+        for (int64_t ranks = 1; ranks <= 2; ranks++) {
+            wide_seen half = trainers[i].run(2, ranks), whole = trainers[i].run(1, ranks);
+            expect_no_logits(&half, &whole, ranks);
+            test_end("memory_no_logits train %s P=%lld", trainers[i].name, (long long)ranks);
+        }
+}
+
 int main(int argc, char **argv) {
     static const int64_t powers[] = {1, 2, 4, 8}, others[] = {1, 3, 5, 6};
     int recompute;
@@ -511,6 +665,8 @@ int main(int argc, char **argv) {
     test_lifetimes();
     test_refused(1, 1);
     test_refused(4, 3);
+    test_wide_objectives();
+    test_wide_trainers();
     test_expect(blocks_live == 0, "%lld blocks are left at the end", (long long)blocks_live);
     test_end("memory_all_given_back");
     return test_summary();

@@ -276,6 +276,7 @@ static void test_derivatives(void) {
 static void expect_equal(const objective_result *got, const objective_result *want, const char *what) {
     test_expect(!got->status, "%s: %s", what, got->error.text);
     test_expect(!memcmp(&got->loss, &want->loss, 8), "%s: loss %.17g, one rank has %.17g", what, got->loss, want->loss);
+    test_expect(!memcmp(got->columns, want->columns, sizeof got->columns), "%s: metrics %.17g %.17g %.17g, one rank has %.17g %.17g %.17g", what, got->columns[1], got->columns[2], got->columns[3], want->columns[1], want->columns[2], want->columns[3]);
     test_expect(!memcmp(&got->norm, &want->norm, 8), "%s: norm %.17g, one rank has %.17g", what, got->norm, want->norm);
     test_expect(!memcmp(got->logits, want->logits, (size_t)(want->tokens * want->width) * 8), "%s: logits", what);
     test_expect(!memcmp(got->gradient, want->gradient, (size_t)want->elements * 8), "%s: gradients differ by %.2e", what, test_distance(got->gradient, want->gradient, want->elements));
@@ -308,6 +309,95 @@ static void test_contract(int kind, int reference) {
     for (n = 0; n < 2; n++) objective_result_free(&one[n]);
     objective_task_close(&t);
     test_end("objective_%s_%s_bits: %lld ways", objective_names[kind], reference ? "fp64" : "fp32", (long long)runs);
+}
+
+/* ---- the same with responses that begin and end anywhere ---- */
+
+enum { EDGE_ROW = 26, EDGE_CHUNKS = 8, EDGE_ROWS = 3, EDGE_CUTS = EDGE_ROW - 4, EDGE_LENGTHS = 3, EDGE_WAYS = 10 * 3 * 2 * 3 };
+typedef struct { int first[EDGE_ROW], last[EDGE_ROW], whole_ranks_masked, uneven; } edge_seen; /* targets by their place in a row */
+
+/* Three rows of a pair each. The cut between the documents of the first row moves, and so does a window of supervised
+   tokens in all of them: one token, three, or all that are left. */
+static void edge_task(objective_task *t, int kind, int64_t cut, int64_t length) {
+    const int64_t sizes[2 * EDGE_ROWS] = {2 + cut, EDGE_ROW - 2 - cut, 13, 13, 9, 17}, lengths[EDGE_LENGTHS] = {1, 3, EDGE_ROW};
+    seqpar_document documents[2 * EDGE_ROWS];
+    int32_t ids[2 * EDGE_ROWS][EDGE_ROW];
+    uint8_t mask[2 * EDGE_ROWS][EDGE_ROW] = {{0}};
+    seqpar_pack_desc pack = {.pack_len = EDGE_ROW, .chunks = EDGE_CHUNKS, .vocab = 13, .order = SEQPAR_PACK_UNIT_PER_ROW};
+    seqpar_error error = {0};
+    *t = (objective_task){.kind = kind, .seed = 7, .documents = 2 * EDGE_ROWS, .lr = 1e-2};
+    t->config = (seqpar_llama_config){.layers = 1, .hidden = 8, .heads = 8, .kv_heads = 4, .head_dim = 2, .intermediate = 12, .vocab = 13, .score = objective_scores(kind) ? "score" : NULL};
+    for (int64_t d = 0; d < 2 * EDGE_ROWS; d++) {
+        int64_t first = 1 + (cut + 5 * d) % (sizes[d] - 1);
+        for (int64_t k = 0; k < sizes[d]; k++) {
+            ids[d][k] = (int32_t)((cut + 7 * d + 3 * k) % 13);
+            mask[d][k] = k >= first && k < first + lengths[(length + d) % EDGE_LENGTHS];
+        }
+        documents[d] = (seqpar_document){.ids = ids[d], .loss_mask = mask[d], .tokens = sizes[d], .unit = d / 2};
+    }
+    if (seqpar_pack(&error, &t->batch, documents, 2 * EDGE_ROWS, &pack)) { fprintf(stderr, "%s\n", error.text); exit(2); }
+}
+
+/* Where targets begin and end, and what the ranks of a contiguous split into eight have of them. */
+static void edge_note(const objective_task *t, edge_seen *seen) {
+    for (int64_t r = 0; r < t->batch.rows; r++) {
+        const seqpar_row *row = &t->batch.row[r];
+        int targets[8] = {0};
+        for (int64_t i = 0; i < row->tokens; i++) {
+            int here = row->targets[i] != SEQPAR_IGNORE;
+            seen->first[i] |= here && (i == 0 || row->targets[i - 1] == SEQPAR_IGNORE);
+            seen->last[i] |= here && (i + 1 == row->tokens || row->targets[i + 1] == SEQPAR_IGNORE);
+            for (int64_t rank = 0; rank < 8; rank++) targets[rank] += here && i >= seqpar_grid_begin(row->padded, 8, rank) && i < seqpar_grid_begin(row->padded, 8, rank + 1);
+        }
+        for (int rank = 1; rank < 8; rank++) {
+            seen->whole_ranks_masked |= targets[rank] == 0;
+            seen->uneven |= targets[rank] > 1 && targets[rank - 1] == 1;
+        }
+    }
+}
+
+/* One of all D x P x A, layouts and schedules; the optimizers in turn. */
+static objective_way edge_way(int64_t n, int64_t optimizer) {
+    static const int64_t worlds[][2] = {{1, 1}, {1, 2}, {2, 1}, {1, 4}, {2, 2}, {4, 1}, {1, 8}, {2, 4}, {4, 2}, {8, 1}};
+    objective_way way = {.dp = worlds[n % 10][0], .sp = worlds[n % 10][1], .accumulation = INT64_C(1) << (n / 10 % 3), .layout = (int)(n / 30 % 2), .schedule = (int)(n / 60 % 3), .optimizer = (int)optimizer, .zero_stage = (int)(n % 3), .recompute = (int)(n / 7 % 2)};
+    return way;
+}
+
+static void edge_compare(const objective_task *t, int64_t number) {
+    objective_result one[2], r;
+    int reference = number % 4 == 3;
+    for (int n = 0; n < 2; n++) {
+        objective_way alone = {.dp = 1, .sp = 1, .accumulation = 1, .reference_device = reference, .optimizer = n};
+        objective_run(t, &alone, &one[n]);
+        test_expect(!one[n].status && one[n].norm > 0 && memcmp(one[n].start, one[n].params, (size_t)one[n].elements * 8), "one rank: %s", one[n].error.text);
+    }
+    for (int64_t n = number * 4; n < number * 4 + 4; n++) {
+        objective_way way = edge_way(n % EDGE_WAYS, n / 10 % 2);
+        char what[96];
+        way.reference_device = reference;
+        snprintf(what, sizeof what, "boundaries %lld, D=%lld P=%lld A=%lld %s %s", (long long)number, (long long)way.dp, (long long)way.sp, (long long)way.accumulation, seqpar_layout_name(way.layout), seqpar_schedule_name(way.schedule));
+        objective_run(t, &way, &r);
+        expect_equal(&r, &one[way.optimizer], what);
+        objective_result_free(&r);
+    }
+    for (int n = 0; n < 2; n++) objective_result_free(&one[n]);
+}
+
+static void test_edges(int kind) {
+    edge_seen seen = {{0}, {0}, 0, 0};
+    int64_t number = 0, places = 0;
+    for (int64_t cut = 0; cut < EDGE_CUTS; cut++)
+        for (int64_t length = 0; length < EDGE_LENGTHS; length++) {
+            objective_task t;
+            edge_task(&t, kind, cut, length);
+            edge_note(&t, &seen);
+            edge_compare(&t, number++);
+            objective_task_close(&t);
+        }
+    for (int i = 0; i < EDGE_ROW - 1; i++) places += seen.first[i] && seen.last[i];
+    test_expect(places == EDGE_ROW - 1, "responses begin and end at %lld of %d places", (long long)places, EDGE_ROW - 1);
+    test_expect(seen.whole_ranks_masked && seen.uneven && number * 4 >= EDGE_WAYS, "masked ranks %d, uneven counts %d, %lld ways", seen.whole_ranks_masked, seen.uneven, (long long)(number * 4));
+    test_end("objective_%s_boundaries: every place of a row, %lld runs", objective_names[kind], (long long)(number * 4));
 }
 
 /* ---- the truth: slow.h's model under slow_loss.h's objectives, derivatives by complex step ---- */
@@ -475,5 +565,6 @@ int main(int argc, char **argv) {
     test_truth(OBJECTIVE_GRPO, 1.3);
     for (int kind = 0; kind < OBJECTIVES; kind++) test_gradient(kind);
     for (int kind = 0; kind < OBJECTIVES; kind++) { test_contract(kind, 1); test_contract(kind, 0); }
+    for (int kind = 0; kind < OBJECTIVES; kind++) test_edges(kind);
     return test_summary();
 }

@@ -10,11 +10,12 @@ fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
 
 build/make_arith $out/arith.jsonl 120 5 >/dev/null
 build/make_arith $out/eval.jsonl 12 6 >/dev/null
-awk '{ sub(/"wrong": .*/, ""); label = NR % 3 ? "true" : "false"; print $0 "\"label\": " label "}" }' $out/arith.jsonl > $out/labelled.jsonl
+for set in arith eval; do awk '{ sub(/"wrong": .*/, ""); label = NR % 3 ? "true" : "false"; print $0 "\"label\": " label "}" }' $out/$set.jsonl > $out/$set.labelled.jsonl; done
+mv $out/arith.labelled.jsonl $out/labelled.jsonl
 shape="--packing_samples --max_len 200 --pack_len 420 --num_hidden_layers 1 --hidden_size 32 --num_attention_heads 4 --logging_steps 1000"
 build/train_sft --dataset $out/arith.jsonl --input_key question --output_key answer $shape --train_batch_size 12 --max_steps 12 --learning_rate 5e-3 --save_path $out/sft >$out/sft.log 2>&1 || fail post_sft "$(tail -n 1 $out/sft.log)"
 pairs="--dataset $out/arith.jsonl --eval_dataset $out/eval.jsonl --prompt_key question --chosen_key answer --rejected_key wrong --train_batch_size 6 --max_steps 3"
-labelled="--dataset $out/labelled.jsonl --input_key question --output_key answer --train_batch_size 8 --max_steps 3"
+labelled="--dataset $out/labelled.jsonl --eval_dataset $out/eval.labelled.jsonl --input_key question --output_key answer --train_batch_size 8 --max_steps 3"
 prompts="--prompt_data $out/arith.jsonl --input_key question --label_key answer --prompt_max_len 160 --generate_max_len 24 --rollout_batch_size 6 --train_batch_size 6 --max_steps 4"
 
 # run NAME TRAINER OPTIONS...
@@ -75,6 +76,61 @@ ppo="$prompts --save_value_network --reward_pretrain $out/rm.one,$out/rm.one --e
 run ppo.half ppo $ppo --max_steps 2 --save_steps 2 --ring_attn_size 2 && run ppo.half ppo $ppo --load_checkpoint --data_parallel_size 2 &&
     cmp -s $out/ppo.half/model.safetensors $out/ppo.one/model.safetensors && cmp -s $out/ppo.half/critic/model.safetensors $out/ppo.one/critic/model.safetensors && ok post_resume_ppo || fail post_resume_ppo "$(tail -n 1 $out/ppo.half.log)"
 
+# the reference asked beforehand: the bits of asking it in every step, on any number of ranks, whoever asked
+stored() { # STAGE TRAINER OPTIONS...
+    local stage=$1 trainer=$2 name file; shift 2
+    run $stage.stored1 $trainer "$@" --precompute_ref
+    run $stage.stored4 $trainer "$@" --precompute_ref --ring_attn_size 4
+    cp -r $out/$stage.stored4/ckpt $out/$stage.kept
+    run $stage.used1 $trainer "$@" --precompute_ref --ckpt_path $out/$stage.kept --data_parallel_size 2
+    for name in stored1 stored4 used1; do
+        if ! cmp -s $out/$stage.$name/model.safetensors $out/$stage.one/model.safetensors; then fail "post_ref_${stage}_$name" "weights differ: $(tail -n 1 $out/$stage.$name.log)"
+        elif [ "$(losses $out/$stage.$name.jsonl)" != "$(losses $out/$stage.one.jsonl)" ]; then fail "post_ref_${stage}_$name" "metrics differ"
+        else ok "post_ref_${stage}_$name"; fi
+    done
+    cmp -s $out/$stage.stored1/ckpt/reference.safetensors $out/$stage.stored4/ckpt/reference.safetensors && ok "post_ref_${stage}_file" || fail "post_ref_${stage}_file" "1 and 4 ranks wrote other files"
+    grep -q 'reference: .* from ' $out/$stage.used1.log && ok "post_ref_${stage}_reads" || fail "post_ref_${stage}_reads" "$(tail -n 1 $out/$stage.used1.log)"
+    # stopped and gone on elsewhere, with the file of more steps
+    cp -r $out/$stage.kept $out/$stage.rest
+    run $stage.rested $trainer "$@" --precompute_ref --ckpt_path $out/$stage.rest --max_steps 2 --save_steps 2 --ring_attn_size 2 && run $stage.rested $trainer "$@" --precompute_ref --ckpt_path $out/$stage.rest --load_checkpoint &&
+        cmp -s $out/$stage.rested/model.safetensors $out/$stage.one/model.safetensors && ok "post_ref_${stage}_resume" || fail "post_ref_${stage}_resume" "$(tail -n 1 $out/$stage.rested.log)"
+    # what is stored is what is used: one number changed in the file changes the weights
+    cp -r $out/$stage.kept $out/$stage.changed; file=$out/$stage.changed/reference.safetensors
+    printf '\x00\x00\x00\x00\x00\x00\x24\xc0' | dd of=$file bs=1 seek=$((8 + $(od -An -t u8 -N 8 $file))) conv=notrunc 2>/dev/null
+    run $stage.other $trainer "$@" --precompute_ref --ckpt_path $out/$stage.changed && ! cmp -s $out/$stage.other/model.safetensors $out/$stage.one/model.safetensors && ok "post_ref_${stage}_used" || fail "post_ref_${stage}_used" "the stored numbers change nothing: $(tail -n 1 $out/$stage.other.log)"
+}
+stored dpo dpo $pairs --learning_rate 2e-3
+stored kto kto $labelled --learning_rate 2e-3 --beta 0.1 --undesirable_loss_weight 1.3
+
+# a moving average of the weights: it moves, obeys its beta, changes nothing else, has the same bits everywhere and goes on
+average() { # STAGE TRAINER OPTIONS...
+    local stage=$1 trainer=$2 ema=$out/$1.ema/ema/model.safetensors; shift 2
+    run $stage.ema $trainer "$@" --enable_ema || { fail "post_ema_$stage" "$(tail -n 1 $out/$stage.ema.log)"; return; }
+    if ! cmp -s $out/$stage.ema/model.safetensors $out/$stage.one/model.safetensors; then fail "post_ema_$stage" "the weights themselves differ"
+    elif cmp -s $ema $out/$stage.one/model.safetensors || cmp -s $ema $out/sft/model.safetensors; then fail "post_ema_$stage" "the average is no average"
+    else ok "post_ema_$stage"; fi
+    run $stage.ema4 $trainer "$@" --enable_ema --ring_attn_size 3 && cmp -s $out/$stage.ema4/ema/model.safetensors $ema && ok "post_ema_${stage}_ranks" || fail "post_ema_${stage}_ranks" "$(tail -n 1 $out/$stage.ema4.log)"
+    run $stage.emahalf $trainer "$@" --enable_ema --max_steps 2 --save_steps 2 --ring_attn_size 2 && run $stage.emahalf $trainer "$@" --enable_ema --load_checkpoint --data_parallel_size 2 &&
+        cmp -s $out/$stage.emahalf/ema/model.safetensors $ema && ok "post_ema_${stage}_resume" || fail "post_ema_${stage}_resume" "$(tail -n 1 $out/$stage.emahalf.log)"
+}
+average dpo dpo $pairs --learning_rate 2e-3
+average rm rm $pairs --learning_rate 2e-3
+average kto kto $labelled --learning_rate 2e-3 --beta 0.1 --undesirable_loss_weight 1.3
+texts="--dataset $out/arith.jsonl --input_key question --output_key answer --train_batch_size 8 --max_steps 3 --learning_rate 2e-3"
+run sft.one sft $texts
+average sft sft $texts
+average ppo ppo $prompts --reward_pretrain $out/rm.one,$out/rm.one --entropy_loss_coef 0.01 --kl_target 0.1
+run ema.last dpo $pairs --learning_rate 2e-3 --enable_ema --ema_beta 0 && cmp -s $out/ema.last/ema/model.safetensors $out/dpo.one/model.safetensors && ok post_ema_beta_0 || fail post_ema_beta_0 "not the last weights"
+run ema.first dpo $pairs --learning_rate 2e-3 --enable_ema --ema_beta 1 && cmp -s $out/ema.first/ema/model.safetensors $out/sft/model.safetensors && ok post_ema_beta_1 || fail post_ema_beta_1 "not the first weights"
+
+# a reference of another size is taken whole: its first layer alone would be the policy, and the first loss ln 2
+build/train_sft --dataset $out/arith.jsonl --input_key question --output_key answer $shape --num_hidden_layers 2 --train_batch_size 12 --max_steps 4 --learning_rate 5e-3 --save_path $out/two >$out/two.log 2>&1
+cp -r $out/two $out/first; sed -i 's/"num_hidden_layers": 2/"num_hidden_layers": 1/' $out/first/config.json
+run deep.one dpo $pairs --pretrain $out/first --ref_pretrain $out/two --learning_rate 2e-3
+run deep.4 dpo $pairs --pretrain $out/first --ref_pretrain $out/two --learning_rate 2e-3 --ring_attn_size 4 --precompute_ref
+[ -n "$(first deep.one loss)" ] && [ "$(first deep.one loss)" != 0.69314718055994529 ] && ok post_ref_deep || fail post_ref_deep "first loss $(first deep.one loss): $(tail -n 1 $out/deep.one.log)"
+cmp -s $out/deep.one/model.safetensors $out/deep.4/model.safetensors && [ "$(losses $out/deep.one.jsonl)" = "$(losses $out/deep.4.jsonl)" ] && ok post_ref_deep_ranks || fail post_ref_deep_ranks "$(tail -n 1 $out/deep.4.log)"
+
 # refused: one sentence, a code, nothing written
 refuse() { # NAME TRAINER PATTERN OPTIONS...
     local name=$1 trainer=$2 pattern=$3 code lines; shift 3
@@ -103,7 +159,41 @@ refuse ppo_group ppo 'n_samples_per_prompt' $prompts --reward_rule last_number -
 refuse ppo_prompts ppo 'rollout_batch_size' $prompts --reward_rule last_number --rollout_batch_size 1000
 refuse ppo_clip ppo 'reward_clip_range' $prompts --reward_rule last_number --reward_clip_range 5,-5
 refuse ppo_epochs ppo 'max_epochs' $prompts --reward_rule last_number --max_epochs 0.5
+refuse ema_without dpo 'with a moving average' $shape --pretrain $out/sft $pairs --ckpt_path $out/dpo.emahalf/ckpt --load_checkpoint
+refuse ema_none dpo 'without a moving average' $shape --pretrain $out/sft $pairs --ckpt_path $out/dpo.half/ckpt --load_checkpoint --enable_ema
+refuse ema_beta dpo 'ema_beta' $pairs --enable_ema --ema_beta 1.5
 refuse ppo_no_data ppo 'prompt_data' --reward_rule last_number
+
+# stored log-probs of other rows or of another model are refused, and so is half a file
+sed 's/3/4/' $out/arith.jsonl > $out/other.jsonl
+sed 's/3/4/' $out/eval.jsonl > $out/other_eval.jsonl
+kept="$shape --pretrain $out/sft $pairs --precompute_ref --ckpt_path $out/dpo.kept"
+refuse ref_data dpo 'training data' $kept --dataset $out/other.jsonl
+refuse ref_eval_data dpo 'evaluation data' $kept --eval_dataset $out/other_eval.jsonl
+refuse ref_order dpo 'seed 42, this run has 43' $kept --seed 43
+refuse ref_batch dpo 'train_batch_size 6, this run has 5' $kept --train_batch_size 5
+refuse ref_pack_len dpo 'pack_len 420, this run has 500' $kept --pack_len 500
+refuse ref_chunks dpo 'chunks 0, this run has 8' $kept --chunks 8
+refuse ref_packing dpo 'packing_samples 1, this run has 0' ${kept/--packing_samples/}
+refuse ref_model dpo 'reference model' $kept --ref_pretrain $out/dpo.one
+cp -r $out/sft $out/theta; sed -i 's/"rope_theta": 10000/"rope_theta": 20000/' $out/theta/config.json
+refuse ref_theta dpo 'reference model' $kept --ref_pretrain $out/theta
+refuse ref_device dpo 'attention cpu, any ranks, this run has reference' $kept --device reference
+refuse ref_layout dpo 'stripe ring on 2 ranks' $kept --layout stripe --ring_attn_size 2
+refuse ref_steps dpo '3 steps, this run has 4' $kept --max_steps 4
+for i in 1 2 3 4; do # alike in length, but the mismatched ones are not: max_len cuts those alone
+    printf '{"question": "%s%d", "answer": "a", "label": true}\n{"question": "b", "answer": "%s%d", "label": false}\n' $(printf 'x%.0s' {1..60}) $i $(printf 'y%.0s' {1..60}) $i
+done > $out/uneven.jsonl
+uneven="$shape --pretrain $out/sft --dataset $out/uneven.jsonl --input_key question --output_key answer --train_batch_size 8 --max_steps 1 --precompute_ref --ckpt_path $out/uneven.ckpt"
+build/train_kto $uneven --save_path $out/uneven >$out/uneven.log 2>&1 || fail ref_uneven "$(tail -n 1 $out/uneven.log)"
+refuse ref_mismatched kto 'other rows than this run, first in window 0 of training' $uneven --max_len 100
+cp -r $out/sft $out/tokens; sed -i 's/"vocab_size": [0-9]*/"vocab_size": 300/' $out/tokens/config.json
+refuse ref_vocab dpo 'vocabulary of 300' $shape --pretrain $out/sft $pairs --ref_pretrain $out/tokens
+refuse ref_simpo dpo 'precompute_ref' $kept --pref_loss simpo
+cp -r $out/dpo.kept $out/dpo.torn; truncate -s -100 $out/dpo.torn/reference.safetensors
+refuse ref_torn dpo 'reference.safetensors' $kept --ckpt_path $out/dpo.torn
+mkdir -p $out/dpo.left; cp $out/dpo.torn/reference.safetensors $out/dpo.left/reference.safetensors.tmp.1
+run dpo.left dpo $pairs --learning_rate 2e-3 --precompute_ref --ckpt_path $out/dpo.left && cmp -s $out/dpo.left/model.safetensors $out/dpo.one/model.safetensors && ok ref_left_over || fail ref_left_over "$(tail -n 1 $out/dpo.left.log)"
 
 # every option that is acted on is there
 for trainer in dpo kto rm; do

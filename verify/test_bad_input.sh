@@ -1,0 +1,178 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Unlicense
+# Data, weights and options that cannot be trained on: each is one sentence and a non-zero exit code, or left out, counted
+# and said. What a batch may well be - ranks without a target, rows or pairs - gives the bits of one rank. Nothing that was
+# saved before a failure is lost.
+cd "$(dirname "$0")/.." || exit 1
+out=build/test_bad_input
+rm -rf $out; mkdir -p $out
+passed=0 failed=0
+ok() { echo "ok $1"; passed=$((passed + 1)); }
+fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
+
+build/make_arith $out/arith.jsonl 60 5 >/dev/null
+awk '{ sub(/"wrong": .*/, ""); label = NR % 3 ? "true" : "false"; print $0 "\"label\": " label "}" }' $out/arith.jsonl > $out/labelled.jsonl
+model="--num_hidden_layers 1 --hidden_size 32 --num_attention_heads 4 --logging_steps 1000"
+shape="--packing_samples --max_len 200 --pack_len 420 $model"
+build/train_sft --dataset $out/arith.jsonl --input_key question --output_key answer $shape --train_batch_size 12 --max_steps 5 --learning_rate 5e-3 --save_path $out/sft --ckpt_path $out/sft.ckpt >$out/sft.log 2>&1 || fail bad_sft "$(tail -n 1 $out/sft.log)"
+keys="--prompt_key question --chosen_key answer --rejected_key wrong --train_batch_size 6 --max_steps 2"
+labels="--input_key question --output_key answer --train_batch_size 6 --max_steps 2"
+
+# run NAME TRAINER OPTIONS...
+run() { local name=$1 trainer=$2; shift 2; timeout 60 build/train_$trainer $shape --pretrain $out/sft --lr_scheduler constant --warmup_steps 0 --save_path $out/$name --ckpt_path $out/$name.ckpt "$@" >$out/$name.log 2>&1; }
+refuse() { # NAME TRAINER PATTERN OPTIONS...
+    local name=$1 trainer=$2 pattern=$3 code; shift 3
+    rm -rf $out/refused $out/refused.ckpt
+    run refused $trainer "$@"; code=$?
+    if [ $code -eq 0 ] || [ $code -ge 124 ]; then fail "bad_$name" "exit code $code"
+    elif [ "$(grep -c '^error: ' $out/refused.log)" -ne 1 ] || ! grep -qE "^error: .*$pattern" $out/refused.log; then fail "bad_$name" "$(grep '^error' $out/refused.log | head -c 300)"
+    elif [ -e $out/refused/model.safetensors ]; then fail "bad_$name" "wrote a model all the same"
+    else ok "bad_$name"; fi
+}
+# left_out NAME TRAINER PATTERN GOOD BAD OPTIONS...: the records of BAD are said and change nothing
+left_out() {
+    local name=$1 trainer=$2 pattern=$3 good=$4 bad=$5; shift 5
+    cat $bad $good > $out/$name.jsonl
+    run $name.good $trainer --dataset $good "$@" || { fail "bad_$name" "$(tail -n 1 $out/$name.good.log)"; return; }
+    if ! run $name.both $trainer --dataset $out/$name.jsonl "$@"; then fail "bad_$name" "$(tail -n 1 $out/$name.both.log)"
+    elif ! grep -qE "$pattern" $out/$name.both.log; then fail "bad_$name" "does not say so: $(head -n 1 $out/$name.both.log)"
+    elif ! cmp -s $out/$name.both/model.safetensors $out/$name.good/model.safetensors; then fail "bad_$name" "what is left out changes the weights"
+    else ok "bad_$name"; fi
+}
+
+# a pair without its partner, a response without a token, a token the model does not have
+bad() { { head -n 3 $out/arith.jsonl; echo "$2"; tail -n 3 $out/arith.jsonl; } > $out/$1.jsonl; }
+bad half '{"question": "a", "answer": "b"}'
+bad null '{"question": "a", "answer": "b", "wrong": null}'
+bad list '{"question": "a", "answer": ["b"], "wrong": "c"}'
+bad empty '{"question": "a", "answer": "", "wrong": "c"}'
+for trainer in dpo rm; do
+    refuse ${trainer}_half $trainer ':4: .*"wrong"' $keys --dataset $out/half.jsonl
+    refuse ${trainer}_null $trainer ':4: "wrong" is null' $keys --dataset $out/null.jsonl
+    refuse ${trainer}_list $trainer ':4: "answer"' $keys --dataset $out/list.jsonl
+    refuse ${trainer}_empty $trainer ':4: "answer" is empty' $keys --dataset $out/empty.jsonl
+    : > $out/nothing.jsonl
+    refuse ${trainer}_no_pair $trainer 'nothing.jsonl' $keys --dataset $out/nothing.jsonl
+    while IFS='|' read -r name pattern line; do
+        echo "$line" > $out/ids.jsonl
+        refuse ${trainer}_$name $trainer ":1: .*$pattern" --dataset $out/ids.jsonl --max_steps 1
+    done <<'IDS'
+ids_half|rejected_ids|{"prompt_ids": [1, 2], "chosen_ids": [3]}
+ids_empty|leaves no response token|{"prompt_ids": [1, 2], "chosen_ids": [3], "rejected_ids": []}
+ids_vocab|rejected_ids.0. is 259|{"prompt_ids": [1, 2], "chosen_ids": [3], "rejected_ids": [259]}
+ids_negative|prompt_ids.1. is -1|{"prompt_ids": [1, -1], "chosen_ids": [3], "rejected_ids": [4]}
+whole_half|rejected_input_ids|{"chosen_input_ids": [1, 2], "chosen_labels": [-100, 2]}
+whole_masked|leaves no response token|{"chosen_input_ids": [1, 2], "chosen_labels": [-100, -100], "rejected_input_ids": [1, 3], "rejected_labels": [-100, 3]}
+whole_label|chosen_labels.1. is 300|{"chosen_input_ids": [1, 2], "chosen_labels": [-100, 300], "rejected_input_ids": [1, 3], "rejected_labels": [-100, 3]}
+whole_shifted|must not be shifted|{"chosen_input_ids": [1, 2], "chosen_labels": [2, -100], "rejected_input_ids": [1, 3], "rejected_labels": [-100, 3]}
+IDS
+done
+while IFS='|' read -r name pattern line; do
+    { head -n 3 $out/labelled.jsonl; echo "$line"; } > $out/kto.jsonl
+    refuse kto_$name kto ":4: .*$pattern" $labels --dataset $out/kto.jsonl
+done <<'LABELS'
+no_label|"label"|{"question": "a", "answer": "b"}
+odd_label|"label" is 2|{"question": "a", "answer": "b", "label": 2}
+empty|"answer" is empty|{"question": "a", "answer": "", "label": true}
+vocab|input_ids.1. is 259|{"input_ids": [1, 259], "labels": [-100, 259], "label": true}
+masked|leaves no response token|{"input_ids": [1, 2], "labels": [-100, -100], "label": true}
+LABELS
+
+# responses that max_len cuts off, rows too short for a pair, pairs that are alike once cut
+printf '{"question": "%s", "answer": "b", "wrong": "c"}\n' $(printf 'x%.0s' {1..250}) > $out/long.jsonl
+printf '{"question": "%s", "answer": "b", "label": true}\n' $(printf 'x%.0s' {1..250}) > $out/long_label.jsonl
+for trainer in dpo rm; do
+    left_out ${trainer}_long $trainer '61 pairs read, 60 kept .*; 1 too long' $out/arith.jsonl $out/long.jsonl $keys
+    left_out ${trainer}_long_cut $trainer '61 pairs read, 60 kept .*; 1 too long' $out/arith.jsonl $out/long.jsonl $keys --truncation cut
+    refuse ${trainer}_all_long $trainer '60 too long' $keys --dataset $out/arith.jsonl --max_len 60
+    refuse ${trainer}_alike $trainer 'all 50 pairs are twice the same document \(50 cut\)' $keys --dataset $out/arith.jsonl --max_len 100 --truncation cut
+    refuse ${trainer}_row $trainer 'pack_len 210; raise --pack_len to 400' $keys --dataset $out/arith.jsonl --pack_len 210
+    shape=${shape/--pack_len 420/} run $trainer.rows $trainer $keys --dataset $out/arith.jsonl && ok "bad_${trainer}_default_row" || fail "bad_${trainer}_default_row" "$(tail -n 1 $out/$trainer.rows.log)"
+done
+left_out kto_long kto '61 read, 60 kept .*; 1 too long' $out/labelled.jsonl $out/long_label.jsonl $labels
+refuse kto_all_long kto '60 too long' $labels --dataset $out/labelled.jsonl --max_len 60
+
+# documents without any target: left out of training; a window of an evaluation that has none has no say in the mean
+yes '{"input_ids": [1, 2, 3], "labels": [-100, -100, -100]}' | head -n 8 > $out/masked.jsonl
+{ cat $out/masked.jsonl; echo '{"input_ids": [1, 2, 3], "labels": [-100, 2, 3]}'; } > $out/eval.jsonl
+left_out sft_masked sft '8 masked whole' $out/arith.jsonl $out/masked.jsonl $labels
+tail -n 1 $out/eval.jsonl > $out/last.jsonl
+run masked_window sft $labels --dataset $out/arith.jsonl --train_batch_size 2 --eval_dataset $out/eval.jsonl
+run masked_alone sft $labels --dataset $out/arith.jsonl --train_batch_size 2 --eval_dataset $out/last.jsonl
+grep -q 'evaluation loss [0-9]' $out/masked_window.log && [ "$(grep '^evaluation' $out/masked_window.log)" = "$(grep '^evaluation' $out/masked_alone.log)" ] && ok bad_masked_window || fail bad_masked_window "$(tail -n 1 $out/masked_window.log)"
+refuse sft_all_masked sft 'no supervised token' --dataset $out/masked.jsonl --max_steps 1
+
+# an evaluation whose last window would be a single document, which has no other response to pair its prompt with
+head -n 49 $out/labelled.jsonl > $out/odd.jsonl; head -n 1 $out/labelled.jsonl > $out/single.jsonl
+run odd kto $labels --dataset $out/labelled.jsonl --eval_dataset $out/odd.jsonl && grep -q 'over 49 documents' $out/odd.log && ok bad_kto_odd_evaluation || fail bad_kto_odd_evaluation "$(tail -n 1 $out/odd.log)"
+refuse kto_single_evaluation kto 'single.jsonl: an evaluation of 1 document' $labels --dataset $out/labelled.jsonl --eval_dataset $out/single.jsonl
+
+# ranks without a target (long prompts, responses of a token), without a token, without a row or a pair
+for i in 1 2 3 4 5 6; do printf '{"question": "%s%d", "answer": "b", "wrong": "c", "label": true}\n' $(printf 'x%.0s' {1..150}) $i; done > $out/prompts.jsonl
+for stage in "sft $labels" "dpo $keys" "rm $keys" "kto $labels --beta 0.1"; do
+    trainer=${stage%% *} options=${stage#* }
+    run $trainer.one $trainer $options --dataset $out/prompts.jsonl --learning_rate 1e-2
+    cmp -s $out/$trainer.one/model.safetensors $out/sft/model.safetensors && fail "bad_${trainer}_learns" "nothing was learnt"
+    for world in "--ring_attn_size 8 --layout contiguous" "--ring_attn_size 8 --layout zigzag --schedule llama3" "--data_parallel_size 8" "--data_parallel_size 4 --ring_attn_size 2 --chunks 3"; do
+        single="$options --learning_rate 1e-2"; [ "${world/chunks/}" != "$world" ] && run $trainer.three $trainer $options --dataset $out/prompts.jsonl --learning_rate 1e-2 --chunks 3
+        want=$out/$trainer.one; [ "${world/chunks/}" != "$world" ] && want=$out/$trainer.three
+        if run $trainer.idle $trainer $single --dataset $out/prompts.jsonl $world && cmp -s $out/$trainer.idle/model.safetensors $want/model.safetensors; then ok "bad_${trainer}_idle $world"; else fail "bad_${trainer}_idle $world" "$(tail -n 1 $out/$trainer.idle.log)"; fi
+    done
+done
+
+# weights that are no numbers, or give none: whose they are is said. spoil NAME TENSOR BYTES: a float32 of the tensor becomes BYTES
+spoil() {
+    local file=$out/$1/model.safetensors header begin
+    cp -r $out/sft $out/$1
+    header=$(od -An -t u8 -N 8 $file | tr -d ' ')
+    begin=$(head -c $((8 + header)) $file | tail -c $header | sed -E "s/.*\"$2\":\{[^}]*\"data_offsets\":\[([0-9]+),.*/\1/")
+    printf "$3" | dd of=$file bs=1 seek=$((8 + header + begin)) conv=notrunc 2>/dev/null
+}
+spoil nan model.norm.weight '\x00\x00\xc0\x7f'
+spoil inf model.norm.weight '\x00\x00\x80\xff'
+spoil huge model.norm.weight '\xff\xff\x7f\x7f'
+for kind in nan inf; do
+    for stage in "dpo $keys --dataset $out/arith.jsonl" "rm $keys --dataset $out/arith.jsonl" "kto $labels --dataset $out/labelled.jsonl"; do
+        trainer=${stage%% *} options=${stage#* }
+        refuse ${trainer}_policy_$kind $trainer "$kind/model.safetensors: tensor .model.norm.weight" $options --pretrain $out/$kind
+        [ $trainer = rm ] || refuse ${trainer}_reference_$kind $trainer "$kind/model.safetensors: tensor .model.norm.weight" $options --ref_pretrain $out/$kind
+        [ $trainer = rm ] || refuse ${trainer}_stored_$kind $trainer "$kind/model.safetensors: tensor .model.norm.weight" $options --ref_pretrain $out/$kind --precompute_ref
+    done
+done
+refuse dpo_policy_huge dpo "step 1: the policy's log-prob" $keys --dataset $out/arith.jsonl --pretrain $out/huge --ref_pretrain $out/sft
+refuse dpo_reference_huge dpo "step 1: the reference's log-prob" $keys --dataset $out/arith.jsonl --ref_pretrain $out/huge
+refuse dpo_stored_huge dpo "the reference's log-prob" $keys --dataset $out/arith.jsonl --ref_pretrain $out/huge --precompute_ref
+[ -e $out/refused.ckpt/reference.safetensors ] && fail bad_stored_file "stored what is no number" || ok bad_stored_file
+refuse kto_reference_huge kto "step 1: the reference's log-prob" $labels --dataset $out/labelled.jsonl --ref_pretrain $out/huge
+refuse kto_policy_huge kto "step 1: the policy's log-prob" $labels --dataset $out/labelled.jsonl --pretrain $out/huge --ref_pretrain $out/sft
+refuse rm_policy_huge rm 'step 1: the loss of unit|gradient norm of step 1 is' $keys --dataset $out/arith.jsonl --pretrain $out/huge
+
+# options that contradict one another
+refuse two_losses dpo '\-\-ipo and --pref_loss simpo' $keys --dataset $out/arith.jsonl --ipo --pref_loss simpo
+refuse simpo_reference dpo 'simpo has no reference model; leave out --ref_pretrain' $keys --dataset $out/arith.jsonl --pref_loss simpo --ref_pretrain $out/sft
+refuse hinge_smoothing dpo 'label_smoothing' $keys --dataset $out/arith.jsonl --pref_loss hinge --label_smoothing 0.1
+refuse smoothing_half dpo 'label_smoothing' $keys --dataset $out/arith.jsonl --label_smoothing 0.7
+refuse beta_nan dpo 'beta is nan' $keys --dataset $out/arith.jsonl --beta nan
+refuse logexp_margin rm 'logexp knows no margins' $keys --dataset $out/arith.jsonl --loss logexp --margin_loss
+refuse no_weight kto 'both 0' $labels --dataset $out/labelled.jsonl --desirable_loss_weight 0 --undesirable_loss_weight 0
+refuse weight_negative kto 'desirable_loss_weight' $labels --dataset $out/labelled.jsonl --desirable_loss_weight -1
+refuse template dpo 'input_template has no \{\}' $keys --dataset $out/arith.jsonl --input_template 'User: '
+refuse heads dpo 'ulysses_size 4' $keys --dataset $out/arith.jsonl --ring_attn_size 4 --ulysses_size 4
+refuse world dpo 'world_size 6' $keys --dataset $out/arith.jsonl --world_size 6 --ring_attn_size 4
+run backslash dpo $keys --dataset $out/arith.jsonl --input_template 'User: {}\nAssistant: ' && grep -q '^notice: .*backslash' $out/backslash.log && ok bad_backslash || fail bad_backslash "$(head -n 2 $out/backslash.log)"
+
+# a run that fails leaves what was saved before: the checkpoint goes on to the weights of the undisturbed run
+for stage in "dpo $keys --dataset $out/arith.jsonl" "rm $keys --dataset $out/arith.jsonl" "kto $labels --dataset $out/labelled.jsonl"; do
+    trainer=${stage%% *} options="${stage#* } --learning_rate 1e-3"
+    run $trainer.whole $trainer $options --max_steps 3
+    run $trainer.saved $trainer $options --max_steps 2 --save_steps 2
+    before=$(cat $out/$trainer.saved.ckpt/latest $out/$trainer.saved.ckpt/global_step2/* | cksum)
+    for world in 1 4; do # fails in the step after, or when its weights, which are no numbers, are to be saved
+        refuse ${trainer}_diverged_$world $trainer 'step [0-9]+|holds' $options --max_steps 9 --save_steps 1 --max_ckpt_num 1 --load_checkpoint --ckpt_path $out/$trainer.saved.ckpt --learning_rate 1e300 --max_norm 0 --ring_attn_size $world
+    done
+    [ "$before" = "$(cat $out/$trainer.saved.ckpt/latest $out/$trainer.saved.ckpt/global_step2/* | cksum)" ] && [ "$(ls $out/$trainer.saved.ckpt)" = "$(printf 'global_step2\nlatest')" ] && ok "bad_${trainer}_kept" || fail "bad_${trainer}_kept" "$(ls $out/$trainer.saved.ckpt | tr '\n' ' ')"
+    run $trainer.after $trainer $options --max_steps 3 --load_checkpoint --ckpt_path $out/$trainer.saved.ckpt && cmp -s $out/$trainer.after/model.safetensors $out/$trainer.whole/model.safetensors && ok "bad_${trainer}_goes_on" || fail "bad_${trainer}_goes_on" "$(tail -n 1 $out/$trainer.after.log)"
+done
+
+echo "$passed passed, $failed failed"
+[ $failed -eq 0 ]
