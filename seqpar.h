@@ -204,6 +204,8 @@ extern "C" {
     X(DIED, -4, "a rank ended without a word (injected)")                                                  \
     X(INJECTED, -5, "a transport failure was injected")                                                    \
     X(MESSAGE_SIZE, -6, "a message has another size than its receiver expects")                            \
+    X(TRANSPORT, -7, "the library that moves bytes failed, or cannot run here")                            \
+    X(TIMEOUT, -8, "something did not finish within its time limit")                                       \
     X(WORLD, -10, "the world size does not fit data_parallel x sequence_parallel")                         \
     X(RANKS, -11, "the number of ranks is not positive")                                                   \
     X(THREAD, -12, "a thread could not be started")                                                        \
