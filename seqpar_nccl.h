@@ -442,6 +442,9 @@ static void seqpar_nccl__welcome(seqpar_nccl__referee *f) {
 static void seqpar_nccl__seat(seqpar_nccl__referee *f, int fd) {
     seqpar_nccl__note n;
     char text[256];
+    int yes = 1;
+    if (fd < 0) return;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes); /* or a note's items would wait for the receipt of its head */
     if (!seqpar_nccl__readable(fd, 5000) || !seqpar_nccl__take_note(fd, &n, &f->items) || n.kind != SEQPAR_NCCL__HELLO || n.magic != SEQPAR_NCCL__MAGIC) { close(fd); return; } /* a stranger */
     if (seqpar_nccl__unfit(f, &n, text)) seqpar_nccl__rule(f, SEQPAR_ERR_WORLD, n.rank, "%s", text);
     if (f->stop.status) {
@@ -1086,7 +1089,8 @@ static void seqpar_nccl__split_nccl(seqpar_nccl__member *m, seqpar_nccl__member 
     while (!m->world->news.status && seqpar_nccl__unstarted(m, NULL)) seqpar_nccl__rest(m->world, 0);
     if (m->world->news.status || !SEQPAR_NCCL__NCCL(m, ncclCommSplit(m->nccl, color, (int)s->comm.rank, &s->nccl, &config))) return;
     seqpar_nccl__settle(m);
-    if (m->world->news.status) { s->nccl = NULL; return; }
+    if (m->world->news.status && s->nccl) ncclCommAbort(s->nccl); /* it had come about */
+    if (m->world->news.status) return;
     seqpar_nccl__member_start(s);
     s->launching = "ncclCommSplit"; /* the part's own state is asked once, too */
     s->since = SEQPAR_NCCL_SECONDS();
@@ -1393,27 +1397,29 @@ static void seqpar_nccl__seats(seqpar_nccl__world *w, const seqpar_nccl_desc *d)
     w->error->rank = w->rank;
 }
 
-SEQPAR_DEF seqpar_status seqpar_nccl_open(seqpar_comm **world, const seqpar_nccl_desc *d, seqpar_error *error) {
+static seqpar_nccl__world *seqpar_nccl__world_new(const seqpar_nccl_desc *d, seqpar_error *error) {
     seqpar_nccl__world *w = SEQPAR_NCCL__NEW(seqpar_nccl__world, 1);
-    seqpar_nccl__member *m = NULL;
-    seqpar_status status;
     memset(error, 0, sizeof *error);
-    *world = NULL;
-    if (!w) return seqpar_fail(error, SEQPAR_ERR_MEMORY, "out of memory for a world");
+    if (!w) { seqpar_fail(error, SEQPAR_ERR_MEMORY, "out of memory for a world"); return NULL; }
     w->socket = -1;
     w->error = error;
     w->connect_s = d->connect_s > 0 ? d->connect_s : 120;
     w->limit_s = d->limit_s == 0 ? 600 : d->limit_s;
     pthread_mutex_init(&w->lock, NULL);
+    return w;
+}
+
+static seqpar_status seqpar_nccl__enter(seqpar_nccl__world *w, const seqpar_nccl_desc *d, seqpar_comm **world) {
+    seqpar_nccl__member *m = NULL;
+    seqpar_status status;
     pthread_mutex_lock(&w->lock);
     seqpar_nccl__seats(w, d);
     if (!w->news.status) m = d->comm || d->id ? seqpar_nccl__open_by_nccl(w, d) : seqpar_nccl__open_by_tcp(w, d);
     if (!w->news.status) w->monitored = !pthread_create(&w->monitor, NULL, seqpar_nccl__monitor_main, w);
     if (!w->news.status && !w->monitored) seqpar_nccl__fail(w, SEQPAR_ERR_THREAD, "the watching thread could not be started on rank %lld; raise the limit of threads", (long long)w->rank);
     status = seqpar_nccl__status(w);
+    *world = status ? NULL : &m->comm;
     pthread_mutex_unlock(&w->lock);
-    if (status) seqpar_nccl__close(w);
-    else *world = &m->comm;
     return status;
 }
 
@@ -1453,39 +1459,46 @@ static void seqpar_nccl__close(seqpar_nccl__world *w) {
     SEQPAR_FREE(w);
 }
 
-/* The lock is held. */
 static seqpar_status seqpar_nccl__ruling(seqpar_nccl__world *w, seqpar_error *error) {
-    seqpar_nccl__hear(w);
-    if (!w->news.status) return SEQPAR_OK;
-    while (!w->ruled) seqpar_nccl__rest(w, 0);
-    if (error) *error = w->verdict;
-    return w->verdict.status;
-}
-
-SEQPAR_DEF seqpar_status seqpar_nccl_verdict(seqpar_comm *comm, seqpar_error *error) {
-    seqpar_nccl__world *w = ((seqpar_nccl__member *)comm->state)->world;
     seqpar_status status;
     pthread_mutex_lock(&w->lock);
-    status = seqpar_nccl__ruling(w, error);
+    seqpar_nccl__hear(w);
+    while (w->news.status && !w->ruled && w->socket >= 0) seqpar_nccl__rest(w, 0);
+    if (!w->ruled) w->verdict = w->news; /* nothing has failed, or before there was a referee */
+    if (error) *error = w->verdict;
+    status = w->verdict.status;
     pthread_mutex_unlock(&w->lock);
     return status;
 }
 
+SEQPAR_DEF seqpar_status seqpar_nccl_open(seqpar_comm **world, const seqpar_nccl_desc *desc, seqpar_error *error) {
+    seqpar_nccl__world *w = seqpar_nccl__world_new(desc, error);
+    seqpar_status status;
+    *world = NULL;
+    if (!w) return SEQPAR_ERR_MEMORY;
+    status = seqpar_nccl__enter(w, desc, world);
+    if (status) seqpar_nccl__close(w);
+    return status;
+}
+
+SEQPAR_DEF seqpar_status seqpar_nccl_verdict(seqpar_comm *comm, seqpar_error *error) {
+    return seqpar_nccl__ruling(((seqpar_nccl__member *)comm->state)->world, error);
+}
+
 SEQPAR_DEF seqpar_status seqpar_nccl_run(const seqpar_nccl_desc *desc, seqpar_rank_fn fn, void *user, seqpar_error *error) {
-    seqpar_error own, ruled;
+    seqpar_error own;
     seqpar_comm *world;
-    seqpar_status status = seqpar_nccl_open(&world, desc, &own);
+    seqpar_nccl__world *w = seqpar_nccl__world_new(desc, &own);
+    seqpar_status status = SEQPAR_ERR_MEMORY;
     if (error) *error = own;
-    if (status) return status;
-    status = fn(world, user);
-    if (status) {
+    if (!w) return status;
+    status = seqpar_nccl__enter(w, desc, &world);
+    if (!status && (status = fn(world, user))) {
         seqpar_fail(&own, status, "%s", seqpar_status_text(status)); /* if it did not say more */
         seqpar_comm_abort(world, own.text);
     }
-    memset(&ruled, 0, sizeof ruled);
-    status = seqpar_nccl_verdict(world, &ruled);
-    if (error) *error = ruled;
-    seqpar_nccl__close(((seqpar_nccl__member *)world->state)->world);
+    status = seqpar_nccl__ruling(w, error);
+    seqpar_nccl__close(w);
     return status;
 }
 
