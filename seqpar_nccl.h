@@ -790,11 +790,16 @@ static void seqpar_nccl__overrun(seqpar_nccl__member *m, const seqpar_nccl__requ
                       m->world->limit_s, what, r->state == SEQPAR_NCCL__POSTED ? "; the other side has not begun it" : "");
 }
 
-static void seqpar_nccl__watch(seqpar_nccl__member *m, const seqpar_nccl__request *r) {
+static void seqpar_nccl__watch(seqpar_nccl__member *m) {
     seqpar_nccl__world *w = m->world;
+    const seqpar_nccl__request *r;
     double now = SEQPAR_NCCL_SECONDS();
-    if (w->limit_s >= 0 && r && r->state != SEQPAR_NCCL__DONE && now - r->since > w->limit_s) seqpar_nccl__overrun(m, r);
-    if (!r && m->launching && now - m->since > w->connect_s)
+    int grouping = 0;
+    for (r = m->requests; r && !w->news.status; r = r->next) {
+        grouping |= r->state == SEQPAR_NCCL__STARTED; /* what NCCL sets up is for a group, which has a name and its own limit */
+        if (w->limit_s >= 0 && r->state != SEQPAR_NCCL__DONE && now - r->since > w->limit_s) seqpar_nccl__overrun(m, r);
+    }
+    if (m->launching && !grouping && now - m->since > w->connect_s)
         seqpar_nccl__fail(w, SEQPAR_ERR_TIMEOUT, "%.*s on rank %lld did not finish within %g s; do all ranks call it, and do they reach each other? NCCL_DEBUG=INFO tells more",
                           (int)strcspn(m->launching, "("), m->launching, (long long)w->rank, w->connect_s);
 }
@@ -814,11 +819,10 @@ static void seqpar_nccl__advance(seqpar_nccl__member *m) {
     seqpar_nccl__request *r, *next;
     seqpar_nccl__ask(m);
     if (!w->news.status && !m->launching && m->go_count) seqpar_nccl__launch(m);
-    if (!w->news.status) seqpar_nccl__watch(m, NULL);
+    if (!w->news.status) seqpar_nccl__watch(m);
     for (r = m->requests; r && !w->news.status; r = next) {
         next = r->next;
         seqpar_nccl__finish(w, r);
-        seqpar_nccl__watch(m, r);
         if (!w->news.status && r->waited && r->state == SEQPAR_NCCL__DONE) seqpar_nccl__unlink(m, r);
     }
 }
@@ -1272,7 +1276,8 @@ static void seqpar_nccl__present(seqpar_nccl__world *w) {
     n.size = w->size;
     if (w->rank != 0) seqpar_nccl__tell(w, &n, NULL);
     while (!w->news.status && !w->welcome) {
-        if (SEQPAR_NCCL_SECONDS() - began > w->connect_s + 10) seqpar_nccl__fail(w, SEQPAR_ERR_TIMEOUT, "rank %lld was not let in by rank 0 within %g s; do all ranks run the same build?", (long long)w->rank, w->connect_s + 10);
+        if (SEQPAR_NCCL_SECONDS() - began > 2 * w->connect_s) /* the referee himself waits connect_s and then says who is missing */
+            seqpar_nccl__fail(w, SEQPAR_ERR_TIMEOUT, "rank %lld was not let in by rank 0 within %g s; is it rank 0 who answers there?", (long long)w->rank, 2 * w->connect_s);
         seqpar_nccl__readable(w->socket, 20);
         seqpar_nccl__hear(w);
     }
@@ -1295,7 +1300,7 @@ static void seqpar_nccl__choose_device(seqpar_nccl__world *w, const seqpar_nccl_
     int count = 0;
     int64_t local;
     cudaError_t code = cudaGetDeviceCount(&count);
-    if (code != cudaSuccess || count < 1) { seqpar_nccl__fail(w, SEQPAR_ERR_TRANSPORT, "rank %lld has no CUDA device: %s; without one use seqpar_run_threads", (long long)w->rank, cudaGetErrorString(code)); return; }
+    if (code != cudaSuccess || count < 1) { seqpar_nccl__fail(w, SEQPAR_ERR_TRANSPORT, "rank %lld has no CUDA device (cudaGetDeviceCount: %s); without one use seqpar_run_threads", (long long)w->rank, cudaGetErrorString(code)); return; }
     if (!d->comm && !d->keep_device && seqpar_nccl__env(w, "LOCAL_RANK", &local, NULL)) {
         if (local >= count) seqpar_nccl__fail(w, SEQPAR_ERR_RANK, "LOCAL_RANK is %lld, but this machine has %d CUDA devices; start at most %d ranks on it", (long long)local, count, count);
         else SEQPAR_NCCL__CUDA(w, cudaSetDevice((int)local));

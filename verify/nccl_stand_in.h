@@ -64,7 +64,7 @@ typedef struct stand_clique {
 struct stand_comm {
     struct stand_comm *next;
     stand_clique *clique;
-    int rank, device, blocking, joining, splitting, finalizing, aborted, freed, color, key;
+    int rank, device, blocking, joining, splitting, finalizing, aborted, freed, held, color, key; /* held: a thread of the caller's waits inside */
     ncclResult_t state;
     ncclComm_t *part;         /* where a split puts its part */
     stand_group *setup, *running;
@@ -75,7 +75,7 @@ typedef struct stand_count { const char *name; int64_t calls[16]; } stand_count;
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t wake;
-    int started, devices, hosts, blocked, all_device; /* hosts: threads that can block in cudaStreamSynchronize; all_device: every pointer is one of the device */
+    int started, devices, hosts, all_device; /* hosts: threads that call, 0: unknown; all_device: every pointer is one of the device */
     int version[16];
     uint64_t random, ids;
     int64_t steps;
@@ -85,11 +85,11 @@ static struct {
     stand_clique *cliques;
     stand_range *ranges;
     stand_count counts[64];
-    const char *fail_name;
-    int fail_device, failed;
+    const char *fail_name, *skip_name;
+    int fail_device, failed, skip_odd;
     int64_t fail_call;
     char complaint[512], deadlock[512];
-} stand = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 16, 0, 0, 0, {0}, 1, 0, 0, NULL, NULL, NULL, NULL, NULL, {{NULL, {0}}}, NULL, 0, 0, 0, "", ""};
+} stand = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 16, 0, 0, {0}, 1, 0, 0, NULL, NULL, NULL, NULL, NULL, {{NULL, {0}}}, NULL, NULL, 0, 0, 0, 0, "", ""};
 
 static __thread int stand_device, stand_depth;
 static __thread stand_group stand_open;
@@ -106,17 +106,24 @@ static int stand_chance(int one_in) {
     return (int)((stand.random >> 33) % (uint64_t)one_in) == 0;
 }
 
-/* Counts the call; returns 1 if this is the one that is to fail. */
+/* Counts the call; returns 1 if this is the one that is to fail, 2 if it is to do nothing. */
 static int stand_trips(const char *name) {
     stand_count *c = stand.counts;
     while (c->name && strcmp(c->name, name)) c++;
     c->name = name;
     c->calls[stand_device]++;
+    if (stand.skip_name && !strcmp(stand.skip_name, name) && c->calls[stand_device] % 2 == stand.skip_odd) return 2;
     if (!stand.fail_name || strcmp(stand.fail_name, name) || stand.fail_device != stand_device || c->calls[stand_device] != stand.fail_call) return 0;
     stand.failed = 1;
     return 1;
 }
-#define STAND_ENTER(code) do { pthread_mutex_lock(&stand.lock); if (stand_trips(__func__)) { pthread_mutex_unlock(&stand.lock); return code; } } while (0)
+#define STAND_ENTER(code) do {                                                                               \
+    int trips_;                                                                                              \
+    pthread_mutex_lock(&stand.lock);                                                                         \
+    trips_ = stand_trips(__func__);                                                                          \
+    if (trips_ == 1) { pthread_mutex_unlock(&stand.lock); return code; }                                     \
+    if (trips_ == 2) { pthread_mutex_unlock(&stand.lock); return 0; }                                        \
+    } while (0)
 #define STAND_LEAVE(code) do { pthread_cond_broadcast(&stand.wake); pthread_mutex_unlock(&stand.lock); return code; } while (0)
 
 /* ---- the work on the streams ---- */
@@ -267,20 +274,23 @@ static int stand_clique_step(stand_clique *q) {
 /* ---- the thread that does it all ---- */
 
 static void stand_describe(char *text, size_t bytes) {
-    struct stand_comm *c;
+    const struct stand_comm *c;
+    const stand_group *g;
     int i, at = 0;
     text[0] = 0;
     for (c = stand.comms; c; c = c->next)
-        for (i = 0; c->running && !c->aborted && i < c->running->count && at < (int)bytes - 100; i++) {
-            const stand_message *m = &c->running->list[i];
+        for (g = c->running ? c->running : c->setup, i = 0; g && !c->aborted && i < g->count && at < (int)bytes - 100; i++) {
+            const stand_message *m = &g->list[i];
             if (!m->done) at += snprintf(text + at, bytes - (size_t)at, "%srank %d %s %zu bytes %s rank %d", at ? "; " : "", c->rank, m->sending ? "sends" : "waits for", m->bytes, m->sending ? "to" : "from", m->peer);
         }
 }
 
-/* Exact: nothing can move on the streams, and every thread that could add to them waits for one that is not empty. */
+/* Exact: nothing can move, and every thread that could change that waits for a stream that is not empty or inside NCCL. */
 static void stand_watch(void) {
-    struct stand_stream *s;
+    const struct stand_stream *s;
+    const struct stand_comm *c;
     int waiting = 0;
+    for (c = stand.comms; c; c = c->next) waiting += c->held && c->state == ncclInProgress;
     for (s = stand.streams; s; s = s->next) waiting += s->head ? s->watched : 0;
     if (stand.deadlock[0] || !stand.hosts || waiting < stand.hosts) return;
     stand_describe(stand.deadlock, sizeof stand.deadlock);
@@ -348,7 +358,7 @@ __attribute__((unused)) static void stand_reset(uint64_t seed) {
     while (stand.cliques) { stand_clique *q = stand.cliques->next; free(stand.cliques->member); free(stand.cliques->connected); free(stand.cliques); stand.cliques = q; }
     memset(stand.counts, 0, sizeof stand.counts);
     memset(stand.version, 0, sizeof stand.version);
-    stand.fail_name = NULL;
+    stand.fail_name = stand.skip_name = NULL;
     stand.failed = stand.hosts = stand.all_device = 0;
     stand.devices = 16;
     stand.random = seed * 2 + 1;
@@ -381,6 +391,8 @@ __attribute__((unused)) static int64_t stand_calls(const char *name, int device)
     while (c->name && strcmp(c->name, name)) c++;
     return c->calls[device];
 }
+/* Every second call of this name, the odd or the even ones, does nothing and says that all is well. */
+__attribute__((unused)) static void stand_skip(const char *name, int odd) { stand.skip_name = name; stand.skip_odd = odd; }
 /* What a kernel is here: a function that runs when the stream has come to it. */
 __attribute__((unused)) static void stand_kernel(cudaStream_t s, void (*fn)(void *), void *arg) {
     stand_op op = {NULL, STAND_KERNEL, 0, NULL, NULL, fn, arg};
@@ -426,6 +438,7 @@ static cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned f
     stand.streams = *stream;
     STAND_LEAVE(cudaSuccess);
 }
+__attribute__((unused)) static cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaStreamCreateWithPriority(stream, cudaStreamNonBlocking, -5); }
 static cudaError_t cudaStreamDestroy(cudaStream_t s) {
     STAND_ENTER((s->freed = 1, cudaErrorUnknown));
     if (s->freed) stand_complain("a stream is destroyed twice");
@@ -540,8 +553,12 @@ static int stand_unusable(const struct stand_comm *c, const char *what) {
     return 1;
 }
 static ncclResult_t stand_settle(struct stand_comm *c) { /* what a blocking communicator does with what takes time */
-    while (c->blocking && c->state == ncclInProgress && !c->aborted) pthread_cond_wait(&stand.wake, &stand.lock);
-    return c->state;
+    while (c->blocking && c->state == ncclInProgress && !c->aborted && !stand.deadlock[0]) {
+        c->held = 1;
+        pthread_cond_wait(&stand.wake, &stand.lock);
+        c->held = 0;
+    }
+    return c->blocking && stand.deadlock[0] ? ncclSystemError : c->state;
 }
 
 static const char *ncclGetErrorString(ncclResult_t code) { return code == ncclSystemError ? "unhandled system error" : code == ncclInvalidUsage ? "invalid usage" : code == ncclRemoteError ? "remote process exited" : "an NCCL error"; }
