@@ -8,9 +8,9 @@ CFLAGS ?= -std=gnu11 $(OPT) -g $(ARCH) -fopenmp $(WARN)
 CPPFLAGS += -I. -Ibuild -Idemos -Iverify
 LDLIBS = -lcjson -lm -lpthread -ldl
 
-HEADERS = seqpar.h seqpar_llama.h seqpar_safetensors.h
+HEADERS = seqpar.h seqpar_llama.h seqpar_safetensors.h seqpar_nccl.h
 DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie train_sft train_dpo train_kto train_ppo train_rm make_arith compare_runs
-SUITES = slow slow_loss numerics objective fold pack split comm transport device attn truth bits sample memory plan schedule safetensors demos_support headers sanitize faults train post readme
+SUITES = slow slow_loss numerics objective fold pack split comm transport nccl device attn truth bits sample memory plan schedule safetensors demos_support headers sanitize faults train post readme
 BENCHES = bench_cpu bench_chunks bench_layers bench_ranks bench_sample
 
 .PHONY: demo verify check check-all demos bench readme setup clean help
@@ -57,7 +57,7 @@ build/verify_sp: verify/verify.c verify/run_objective.h $(HEADERS)
 	@mkdir -p build
 	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
 
-build/test_%: verify/test_%.c $(HEADERS) verify/test.h verify/slow.h verify/slow_loss.h verify/golden.h verify/golden.tsv verify/run_model.h verify/run_objective.h verify/transport.h $(wildcard demos/*.h) build/options.inc
+build/test_%: verify/test_%.c $(HEADERS) verify/test.h verify/slow.h verify/slow_loss.h verify/golden.h verify/golden.tsv verify/run_model.h verify/run_objective.h verify/transport.h verify/nccl_stand_in.h $(wildcard demos/*.h) build/options.inc
 	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
 
 build/%: demos/%.c $(HEADERS) $(wildcard demos/*.h) build/options.inc

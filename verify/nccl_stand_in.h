@@ -124,7 +124,7 @@ static int stand_trips(const char *name) {
     if (trips_ == 1) { pthread_mutex_unlock(&stand.lock); return code; }                                     \
     if (trips_ == 2) { pthread_mutex_unlock(&stand.lock); return 0; }                                        \
     } while (0)
-#define STAND_LEAVE(code) do { pthread_cond_broadcast(&stand.wake); pthread_mutex_unlock(&stand.lock); return code; } while (0)
+#define STAND_LEAVE(code) do { int code_ = (int)(code); pthread_cond_broadcast(&stand.wake); pthread_mutex_unlock(&stand.lock); return code_; } while (0)
 
 /* ---- the work on the streams ---- */
 
@@ -343,7 +343,7 @@ static void stand_start(void) { /* locked */
 /* ---- for tests ---- */
 
 /* A new day: nothing lives, nothing is counted, nothing is to fail. What is left over is thrown away. */
-__attribute__((unused)) static void stand_reset(uint64_t seed) {
+__attribute__((unused)) static void stand_reset(uint64_t seed, int hosts) {
     struct stand_stream *s;
     pthread_mutex_lock(&stand.lock);
     for (s = stand.streams; s; s = s->next) while (s->head) stand_pop(s);
@@ -359,7 +359,8 @@ __attribute__((unused)) static void stand_reset(uint64_t seed) {
     memset(stand.counts, 0, sizeof stand.counts);
     memset(stand.version, 0, sizeof stand.version);
     stand.fail_name = stand.skip_name = NULL;
-    stand.failed = stand.hosts = stand.all_device = 0;
+    stand.failed = stand.all_device = 0;
+    stand.hosts = hosts;
     stand.devices = 16;
     stand.random = seed * 2 + 1;
     stand.complaint[0] = stand.deadlock[0] = 0;
