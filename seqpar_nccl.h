@@ -51,6 +51,7 @@ WHEN SOMETHING FAILS
 
 DOES NOT
     - work with the default stream as a queue, whose handle is NULL: that is the host
+    - choose the device of a call: the rank's device is to be the current one of the calling thread
     - compare sizes on a queue; seqpar_plan_check has compared them on paper
     - authenticate: whoever reaches rank 0's port while the world opens can take a seat. IPv4.
     - keep the caller's communicator alive through a failure: like all others it is then aborted, which
@@ -122,6 +123,7 @@ SEQPAR_DEF seqpar_status seqpar_nccl_run(const seqpar_nccl_desc *desc, seqpar_ra
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -265,7 +267,7 @@ typedef struct seqpar_nccl__end { /* one end of a message that waits for its oth
 typedef struct seqpar_nccl__referee {
     pthread_t thread;
     int listener;
-    int64_t size, came, version;
+    int64_t size, met, came, version; /* met: ranks that presented themselves; came: those let in */
     double connect_s, began;
     ncclUniqueId id;
     int *socket;                  /* (size) of each rank; -1 */
@@ -446,6 +448,7 @@ static void seqpar_nccl__seat(seqpar_nccl__referee *f, int fd) {
     if (fd < 0) return;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes); /* or a note's items would wait for the receipt of its head */
     if (!seqpar_nccl__readable(fd, 5000) || !seqpar_nccl__take_note(fd, &n, &f->items) || n.kind != SEQPAR_NCCL__HELLO || n.magic != SEQPAR_NCCL__MAGIC) { close(fd); return; } /* a stranger */
+    f->met++;
     if (seqpar_nccl__unfit(f, &n, text)) seqpar_nccl__rule(f, SEQPAR_ERR_WORLD, n.rank, "%s", text);
     if (f->stop.status) {
         seqpar_nccl__send_note(fd, &f->stop, NULL);
@@ -459,31 +462,33 @@ static void seqpar_nccl__seat(seqpar_nccl__referee *f, int fd) {
     if (++f->came == f->size) seqpar_nccl__welcome(f);
 }
 
-static void seqpar_nccl__overdue(seqpar_nccl__referee *f) {
+/* Whether there is somebody to wait for: those who come after a failure are told of it. */
+static int seqpar_nccl__gathers(seqpar_nccl__referee *f) {
     char missing[200] = "";
     int at = 0;
     int64_t r;
-    if (SEQPAR_NCCL_SECONDS() - f->began <= f->connect_s) return;
+    if (f->met == f->size) return 0;
+    if (SEQPAR_NCCL_SECONDS() - f->began <= f->connect_s) return 1;
     for (r = 0; r < f->size && at < 180; r++) if (!f->seen[r]) at += snprintf(missing + at, sizeof missing - (size_t)at, " %lld", (long long)r);
     seqpar_nccl__rule(f, SEQPAR_ERR_TIMEOUT, 0, "of %lld ranks,%s did not come within %g s; were they started, and can they reach rank 0?", (long long)f->size, missing, f->connect_s);
+    return 0;
 }
 
 /* Polls once; returns whether anybody is left. */
 static int seqpar_nccl__round(seqpar_nccl__referee *f, struct pollfd *on) {
     int64_t r, left = 0;
-    int gathering = f->came < f->size && !f->stop.status;
-    on[f->size].fd = f->came < f->size ? f->listener : -1;
+    int gathers = seqpar_nccl__gathers(f);
+    on[f->size].fd = gathers ? f->listener : -1;
     on[f->size].events = POLLIN;
     for (r = 0; r < f->size; r++) {
         on[r].fd = f->socket[r];
         on[r].events = POLLIN;
         left += f->socket[r] >= 0;
     }
-    if (!left && !gathering) return 0;
-    if (poll(on, (nfds_t)f->size + 1, gathering ? 20 : 1000) > 0)
-        for (r = 0; r < f->size; r++) if (on[r].fd >= 0 && on[r].revents) seqpar_nccl__hear_rank(f, r);
-    if (on[f->size].fd >= 0 && on[f->size].revents) seqpar_nccl__seat(f, accept(f->listener, NULL, NULL));
-    if (gathering && f->came < f->size) seqpar_nccl__overdue(f);
+    if (!left && !gathers) return 0;
+    if (poll(on, (nfds_t)f->size + 1, gathers ? 20 : 1000) <= 0) return 1;
+    for (r = 0; r < f->size; r++) if (on[r].fd >= 0 && on[r].revents) seqpar_nccl__hear_rank(f, r);
+    if (gathers && on[f->size].revents) seqpar_nccl__seat(f, accept(f->listener, NULL, NULL));
     seqpar_nccl__tell_go(f);
     seqpar_nccl__watch_deadlock(f);
     return 1;
@@ -1176,6 +1181,7 @@ static int seqpar_nccl__listen(seqpar_nccl__world *w, int64_t *port) {
         if (fd >= 0) close(fd);
         return -1;
     }
+    fcntl(fd, F_SETFL, O_NONBLOCK); /* who gives up between poll and accept must not hold the referee */
     *port = ntohs(at.sin_port);
     return fd;
 }
@@ -1262,7 +1268,7 @@ static void seqpar_nccl__appoint(seqpar_nccl__world *w, int listener) {
     w->socket = pair[0];
     f->socket[0] = pair[1];
     f->seen[0] = 1;
-    f->came = 1;
+    f->met = f->came = 1;
     if (f->came == f->size) seqpar_nccl__welcome(f);
     w->refereed = !pthread_create(&f->thread, NULL, seqpar_nccl__referee_main, f);
     if (!w->refereed) seqpar_nccl__fail(w, SEQPAR_ERR_THREAD, "the referee's thread could not be started on rank 0; raise the limit of threads");

@@ -121,7 +121,7 @@ static int stand_trips(const char *name) {
     int trips_;                                                                                              \
     pthread_mutex_lock(&stand.lock);                                                                         \
     trips_ = stand_trips(__func__);                                                                          \
-    if (trips_ == 1) { pthread_mutex_unlock(&stand.lock); return code; }                                     \
+    if (trips_ == 1) { int code_ = (int)code; pthread_mutex_unlock(&stand.lock); return code_; }             \
     if (trips_ == 2) { pthread_mutex_unlock(&stand.lock); return 0; }                                        \
     } while (0)
 #define STAND_LEAVE(code) do { int code_ = (int)(code); pthread_cond_broadcast(&stand.wake); pthread_mutex_unlock(&stand.lock); return code_; } while (0)
