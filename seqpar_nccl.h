@@ -103,7 +103,8 @@ typedef struct seqpar_nccl_desc {
 } seqpar_nccl_desc;
 
 /* Opens a world, as one of its ranks. Collective. *error (zeroed here) is where this rank's errors go and must outlive
-   the world. The last seqpar_comm_free of the world and its parts closes it; on rank 0 that waits for all others.
+   the world. The last seqpar_comm_free of the world and its parts closes it; on rank 0 that waits for all others, where
+   the world did not come about for those yet to come, so that they hear why, up to connect_s.
    Errors: OPTION, RANK, WORLD, FILE_OPEN, FILE_WRITE, TRANSPORT, TIMEOUT, PEER, MEMORY, THREAD. */
 SEQPAR_DEF seqpar_status seqpar_nccl_open(seqpar_comm **world, const seqpar_nccl_desc *desc, seqpar_error *error);
 /* What ended the world: the first failure, with the rank it happened on, the same on all ranks. Waits, if this rank
@@ -576,6 +577,7 @@ typedef struct seqpar_nccl__world { /* what the comms of one rank share */
     pthread_t monitor;
     int monitored, closing, device, socket; /* socket: to the referee */
     seqpar_nccl__referee *referee;          /* on rank 0 */
+    const char *file;                       /* that rank 0 wrote and has not removed */
     int refereed;
     int64_t rank, size, version, comms, requests;
     double connect_s, limit_s;
@@ -1227,7 +1229,7 @@ static void seqpar_nccl__write_ticket(seqpar_nccl__world *w, const char *path, c
     file = fopen(beside, "w");
     ok = file && fprintf(file, "seqpar_nccl %s %lld\n", t->host, (long long)t->port) > 0;
     if (file) ok = !fclose(file) && ok;
-    if (ok && !rename(beside, path)) return;
+    if (ok && !rename(beside, path)) { w->file = path; return; }
     seqpar_nccl__fail(w, SEQPAR_ERR_FILE_WRITE, "rank 0 cannot write '%s': %s; give a path in a folder that all ranks share", path, strerror(errno));
     remove(beside);
 }
@@ -1299,7 +1301,8 @@ static void seqpar_nccl__meet(seqpar_nccl__world *w, const seqpar_nccl_desc *d, 
         if (w->news.status) close(listener); else seqpar_nccl__appoint(w, listener);
     }
     if (!w->news.status) seqpar_nccl__present(w);
-    if (path && w->rank == 0 && w->socket >= 0) remove(path);
+    if (w->file && w->welcome) remove(w->file); /* else it stays for those who are still to come, as long as the referee does */
+    if (w->welcome) w->file = NULL;
 }
 
 static void seqpar_nccl__choose_device(seqpar_nccl__world *w, const seqpar_nccl_desc *d) {
@@ -1455,6 +1458,7 @@ static void seqpar_nccl__close(seqpar_nccl__world *w) {
     if (w->monitored) pthread_join(w->monitor, NULL);
     if (w->socket >= 0) close(w->socket);
     if (w->refereed) pthread_join(w->referee->thread, NULL);
+    if (w->file) remove(w->file);
     if (w->referee && w->referee->socket && !w->refereed && w->referee->socket[0] >= 0) close(w->referee->socket[0]);
     seqpar_nccl__referee_free(w->referee);
     while (w->members) seqpar_nccl__member_free(w->members);

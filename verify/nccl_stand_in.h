@@ -606,22 +606,26 @@ static ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t *
     STAND_LEAVE((ncclResult_t)code);
 }
 static ncclResult_t ncclCommFinalize(ncclComm_t c) {
+    int code;
     STAND_ENTER(ncclSystemError);
     if (stand_unusable(c, "ncclCommFinalize")) STAND_LEAVE(ncclInvalidUsage);
     c->finalizing = 1;
     c->state = ncclInProgress;
-    STAND_LEAVE(ncclInProgress);
+    pthread_cond_broadcast(&stand.wake);
+    code = (int)stand_settle(c);
+    STAND_LEAVE((ncclResult_t)code);
 }
 static ncclResult_t ncclCommDestroy(ncclComm_t c) {
     STAND_ENTER((c->freed = 1, ncclSystemError));
     if (stand_unusable(c, "ncclCommDestroy")) STAND_LEAVE(ncclInvalidUsage);
-    if (c->running) stand_complain("rank %d destroys a communicator that is in use", c->rank);
+    if (c->running || c->finalizing != 2) stand_complain("rank %d destroys a communicator that is in use, or not finalized by all", c->rank);
     c->freed = 1;
     STAND_LEAVE(ncclSuccess);
 }
 static ncclResult_t ncclCommAbort(ncclComm_t c) {
     STAND_ENTER((c->freed = c->aborted = 1, ncclSystemError));
     if (c->freed) stand_complain("a communicator of rank %d is aborted after its end", c->rank);
+    if (stand_depth) stand_complain("rank %d aborts while a group is open", c->rank);
     c->freed = c->aborted = 1;
     STAND_LEAVE(ncclSuccess);
 }

@@ -28,6 +28,7 @@ typedef struct place { /* one rank */
     void *user;
     seqpar_status status;
     seqpar_error error;
+    useconds_t late_us;
 } place;
 
 static char world_file[256];
@@ -36,6 +37,7 @@ static int quick; /* under a sanitizer that takes its time */
 static void *place_main(void *argument) {
     place *p = argument;
     cudaSetDevice((int)p->desc.rank);
+    usleep(p->late_us);
     p->status = seqpar_nccl_run(&p->desc, p->fn, p->user, &p->error);
     return NULL;
 }
@@ -187,12 +189,36 @@ static seqpar_status rank_queue(seqpar_comm *world, void *user) {
     return status;
 }
 
+/* A part is freed while its group is still under way: the queue gets what it was promised. */
+static seqpar_status rank_queue_freed(seqpar_comm *world, void *user) {
+    int64_t *data;
+    cudaStream_t queue;
+    seqpar_comm *part;
+    seqpar_request request;
+    seqpar_status status;
+    TRY(seqpar_comm_split(world, 0, 0, &part));
+    cudaStreamCreate(&queue);
+    cudaMalloc((void **)&data, 2 * CELLS * 8);
+    seqpar_transfer send = {(part->rank + 1) % part->size, data, CELLS * 8}, recv = {(part->rank + part->size - 1) % part->size, data + CELLS, CELLS * 8};
+    seqpar_group group = {"left alone", 0, &send, 1, &recv, 1};
+    kernel(queue, kernel_make, data, NULL, part->rank + 1);
+    status = seqpar_comm_begin(part, &group, queue, &request);
+    if (!status) status = seqpar_comm_wait(part, &request, queue);
+    seqpar_comm_free(part);
+    cudaStreamSynchronize(queue);
+    if (data[CELLS + 1] != (recv.peer + 1) * 1000 + 1) __atomic_store_n((int *)user, 1, __ATOMIC_SEQ_CST);
+    cudaStreamDestroy(queue);
+    cudaFree(data);
+    return status;
+}
+
 static void test_queue(void) {
     seqpar_error error;
     int64_t p, odd, seed, wrong = 0, seen;
     for (p = 1; p <= 5; p++) {
         int bad = 0;
         run_nccl_well(p, rank_queue, &bad);
+        run_nccl_well(p, rank_queue_freed, &bad);
         test_expect(!bad, "P %lld: other numbers than the kernels make", (long long)p);
     }
     test_end("nccl_queue");
@@ -535,7 +561,11 @@ static void *adopt_main(void *argument) { /* a caller with a communicator of its
     while (state == ncclInProgress) ncclCommGetAsyncError(p->desc.comm, &state);
     p->desc.rank = p->desc.size = 0;
     p->status = seqpar_nccl_run(&p->desc, p->fn, p->user, &p->error);
-    if (!p->status) ncclCommDestroy(p->desc.comm);
+    if (!p->status) {
+        ncclCommFinalize(p->desc.comm);
+        for (state = ncclInProgress; state == ncclInProgress;) ncclCommGetAsyncError(p->desc.comm, &state);
+        ncclCommDestroy(p->desc.comm);
+    }
     if (p->desc.stream) cudaStreamDestroy(p->desc.stream);
     return NULL;
 }
@@ -625,7 +655,10 @@ static void test_mismatches(void) {
     place p[RANKS];
     places_new(p, 3);
     stand.version[2] = 21805;
+    p[1].late_us = 50000; /* who comes when the world has already failed hears why */
     expect_places(p, 3, SEQPAR_ERR_WORLD, "rank 2 runs NCCL 21805, rank 0 runs NCCL 22809");
+    test_expect(p[1].status == SEQPAR_ERR_WORLD && strstr(p[1].error.text, "rank 2 runs NCCL 21805") != NULL, "the late rank: %s", p[1].error.text);
+    test_expect(access(world_file, F_OK) != 0, "the file stays");
     places_new(p, 1);
     stand.version[0] = 21703;
     expect_places(p, 1, SEQPAR_ERR_TRANSPORT, "version 21703; 2.18");
