@@ -58,6 +58,22 @@ DOES NOT
       frees it. Do not destroy it after seqpar_nccl_verdict says that the world failed. A blocking one
       (ncclConfig_t.blocking 1) can hold the host inside NCCL, where no time limit reaches.
 
+SAMPLE (one process a GPU, started by whatever sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT)
+
+    static seqpar_status rank_main(seqpar_comm *world, void *user)
+    {
+        int64_t sum = world->rank;
+        (void)user;
+        return seqpar_comm_sum_i64(world, &sum, 1);
+    }
+    int main(void)
+    {
+        seqpar_nccl_desc desc = { 0 };
+        seqpar_error error;
+        if (seqpar_nccl_run(&desc, rank_main, NULL, &error)) fprintf(stderr, "%s\n", error.text);
+        return error.status != 0;
+    }
+
 OPTIONS
     SEQPAR_STATIC                everywhere: all functions become static (defined by seqpar.h)
     SEQPAR_MALLOC, SEQPAR_FREE   implementation file: the allocator, shared with seqpar.h

@@ -285,7 +285,7 @@ static void queued_copy_rows(seqpar_device *d, void *to, int64_t to_stride, cons
 }
 static void queued_zero(seqpar_device *d, void *data, int64_t bytes, void *queue) { if (queue) cudaStreamSynchronize((cudaStream_t)queue); original.zero(d, data, bytes, queue); }
 static __thread cudaStream_t free_behind;
-static void *queued_alloc(seqpar_device *d, int64_t bytes) { void *data; (void)d; return cudaMalloc(&data, (size_t)bytes) ? NULL : data; }
+static void *queued_alloc(seqpar_device *d, int64_t bytes) { void *data = NULL; (void)d; return cudaMalloc(&data, (size_t)bytes) ? NULL : data; }
 static void queued_free(seqpar_device *d, void *data) { (void)d; cudaStreamSynchronize(free_behind); cudaFree(data); } /* as cudaFreeAsync: in its turn */
 
 /* A device whose operations come in the order of a queue: each runs when the queue has come to it. Its memory is a device's. */
@@ -620,7 +620,7 @@ static void test_open(void) {
 }
 
 static seqpar_status rank_on_third(seqpar_comm *world, void *user) {
-    int device;
+    int device = -1;
     (void)user;
     EXPECT(world->size == 1 && !cudaGetDevice(&device) && device == 3, "not alone on device 3");
     return rank_meets(world, NULL);
