@@ -794,9 +794,14 @@ static void seqpar_nccl__unlink(seqpar_nccl__member *m, seqpar_nccl__request *r)
 }
 
 static void seqpar_nccl__finish(seqpar_nccl__world *w, seqpar_nccl__request *r) {
-    cudaError_t code = r->state == SEQPAR_NCCL__RUNS ? cudaEventQuery(r->done) : cudaErrorNotReady;
+    cudaError_t code;
     int64_t i;
-    if (code == cudaErrorNotReady) { cudaGetLastError(); return; } /* or a later check of the caller's would find it */
+    if (r->state != SEQPAR_NCCL__RUNS) return;
+    code = cudaEventQuery(r->done);
+    if (code == cudaErrorNotReady) {
+        if (cudaPeekAtLastError() == cudaErrorNotReady) cudaGetLastError(); /* or a later check of the caller's would find it */
+        return;
+    }
     if (!seqpar_nccl__cuda(w, code, "cudaEventQuery")) return;
     for (i = r->sends; i < r->count; i++)
         if (r->at[i] != r->list[i].data) memcpy(r->list[i].data, r->at[i], (size_t)r->list[i].bytes);

@@ -92,6 +92,7 @@ static struct {
 } stand = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 16, 0, 0, {0}, 1, 0, 0, NULL, NULL, NULL, NULL, NULL, {{NULL, {0}}}, NULL, NULL, 0, 0, 0, 0, "", ""};
 
 static __thread int stand_device, stand_depth;
+static __thread cudaError_t stand_last;
 static __thread stand_group stand_open;
 
 __attribute__((format(printf, 1, 2))) static void stand_complain(const char *format, ...) {
@@ -406,7 +407,8 @@ __attribute__((unused)) static void stand_kernel(cudaStream_t s, void (*fn)(void
 /* ---- the CUDA runtime ---- */
 
 static const char *cudaGetErrorString(cudaError_t code) { return code == cudaErrorNoDevice ? "no CUDA-capable device is detected" : code == cudaSuccess ? "no error" : "unknown error"; }
-static cudaError_t cudaGetLastError(void) { return cudaSuccess; }
+static cudaError_t cudaPeekAtLastError(void) { return stand_last; }
+static cudaError_t cudaGetLastError(void) { cudaError_t last = stand_last; stand_last = cudaSuccess; return last; }
 static cudaError_t cudaGetDeviceCount(int *count) {
     STAND_ENTER(cudaErrorUnknown);
     *count = stand.devices;
@@ -479,6 +481,7 @@ static cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
 static cudaError_t cudaEventQuery(cudaEvent_t e) {
     STAND_ENTER(cudaErrorUnknown);
     if (e->freed) stand_complain("an event is queried after its end");
+    if (e->done < e->asked) stand_last = cudaErrorNotReady;
     STAND_LEAVE(e->done < e->asked ? cudaErrorNotReady : cudaSuccess);
 }
 static cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags) {

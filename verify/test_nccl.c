@@ -212,6 +212,13 @@ static seqpar_status rank_queue_freed(seqpar_comm *world, void *user) {
     return status;
 }
 
+static seqpar_status rank_asks_cuda(seqpar_comm *world, void *user) {
+    int64_t i;
+    for (i = 0; i < 20; i++) TRY(rank_order(world, user));
+    EXPECT(cudaGetLastError() == cudaSuccess, "what an event query found is left as an error of the caller's");
+    return SEQPAR_OK;
+}
+
 static void test_queue(void) {
     seqpar_error error;
     int64_t p, odd, seed, wrong = 0, seen;
@@ -221,6 +228,7 @@ static void test_queue(void) {
         run_nccl_well(p, rank_queue_freed, &bad);
         test_expect(!bad, "P %lld: other numbers than the kernels make", (long long)p);
     }
+    run_nccl_well(3, rank_asks_cuda, NULL);
     test_end("nccl_queue");
     for (odd = 0; odd < 2; odd++) { /* without the event of begin, or of wait, the same must go wrong */
         for (seed = seen = 0; seed < 40 && !seen; seed++) {
