@@ -925,24 +925,29 @@ static seqpar_nccl__block *seqpar_nccl__block_new(seqpar_nccl__world *w, int64_t
     return NULL;
 }
 
+/* Whether NCCL can read and write a message where it lies; memory it must not be given ends the world. */
+static int seqpar_nccl__in_place(seqpar_nccl__world *w, const seqpar_nccl__request *r, const void *data, int on_queue) {
+    struct cudaPointerAttributes about;
+    memset(&about, 0, sizeof about);
+    if (!SEQPAR_NCCL__CUDA(w, cudaPointerGetAttributes(&about, data))) return 0;
+    if (about.type == cudaMemoryTypeDevice && about.device != w->device)
+        seqpar_nccl__fail(w, SEQPAR_ERR_OPTION, "'%s' step %lld: a buffer lies on CUDA device %d, rank %lld is on device %d; allocate it there",
+                          r->name, (long long)r->step, about.device, (long long)w->rank, w->device);
+    else if (about.type == cudaMemoryTypeUnregistered && on_queue)
+        seqpar_nccl__fail(w, SEQPAR_ERR_OPTION, "'%s' step %lld on rank %lld: pageable host memory cannot travel on a queue; pass pinned or device memory, or queue NULL",
+                          r->name, (long long)r->step, (long long)w->rank);
+    return about.type != cudaMemoryTypeUnregistered;
+}
+
 /* Where NCCL finds each message: in place, or, for host memory that CUDA does not know, in pinned memory. */
-static void seqpar_nccl__place(seqpar_nccl__member *m, seqpar_nccl__request *r, int on_queue) {
-    seqpar_nccl__world *w = m->world;
+static void seqpar_nccl__place(seqpar_nccl__world *w, seqpar_nccl__request *r, int on_queue) {
     int64_t i, bytes = 0;
-    for (i = 0; i < r->count; i++) {
+    for (i = 0; i < r->count && !w->news.status; i++) {
         const seqpar_transfer *t = &r->list[i];
-        struct cudaPointerAttributes about;
-        memset(&about, 0, sizeof about);
-        r->at[i] = t->data;
-        if (!t->bytes) continue;
-        if (!SEQPAR_NCCL__CUDA(w, cudaPointerGetAttributes(&about, t->data))) return;
-        if (about.type == cudaMemoryTypeDevice && about.device != w->device) { seqpar_nccl__fail(w, SEQPAR_ERR_OPTION, "'%s' step %lld: a buffer lies on CUDA device %d, rank %lld is on device %d", r->name, (long long)r->step, about.device, (long long)w->rank, w->device); return; }
-        if (about.type != cudaMemoryTypeUnregistered) continue;
-        if (on_queue) { seqpar_nccl__fail(w, SEQPAR_ERR_OPTION, "'%s' step %lld on rank %lld: pageable host memory cannot travel on a queue; pass pinned or device memory, or queue NULL", r->name, (long long)r->step, (long long)w->rank); return; }
-        r->at[i] = NULL;
-        bytes += (t->bytes + 15) / 16 * 16;
+        if (!t->bytes || seqpar_nccl__in_place(w, r, t->data, on_queue)) r->at[i] = t->data;
+        else bytes += (t->bytes + 15) / 16 * 16;
     }
-    if (bytes && !(r->block = seqpar_nccl__block_new(w, bytes))) return;
+    if (w->news.status || !bytes || !(r->block = seqpar_nccl__block_new(w, bytes))) return;
     for (i = bytes = 0; i < r->count; i++) {
         if (r->at[i] || !r->list[i].bytes) continue;
         r->at[i] = (char *)r->block->data + bytes;
@@ -984,7 +989,7 @@ static seqpar_nccl__request *seqpar_nccl__request_new(seqpar_nccl__member *m, co
     if (!r->list || !r->at) { r->count = 0; seqpar_nccl__fail(w, SEQPAR_ERR_MEMORY, "out of memory for '%s'", g->name); return NULL; }
     if (g->send_count) memcpy(r->list, g->sends, (size_t)g->send_count * sizeof *r->list);
     if (g->recv_count) memcpy(r->list + g->send_count, g->recvs, (size_t)g->recv_count * sizeof *r->list);
-    seqpar_nccl__place(m, r, on_queue);
+    seqpar_nccl__place(w, r, on_queue);
     return w->news.status ? NULL : r;
 }
 
