@@ -8,18 +8,20 @@ CFLAGS ?= -std=gnu11 $(OPT) -g $(ARCH) -fopenmp $(WARN)
 CPPFLAGS += -I. -Ibuild -Idemos -Iverify
 LDLIBS = -lcjson -lm -lpthread -ldl
 
-HEADERS = seqpar.h seqpar_llama.h seqpar_safetensors.h
+HEADERS = seqpar.h seqpar_llama.h seqpar_safetensors.h seqpar_nccl.h
 DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie train_sft train_dpo train_kto train_ppo train_rm make_arith compare_runs
-SUITES = slow slow_loss numerics objective fold pack split comm transport device attn truth bits sample memory plan schedule safetensors demos_support headers sanitize rollout faults train post bad_input reward ppo readme
+SUITES = slow slow_loss numerics objective fold pack split comm transport nccl device cuda attn truth bits sample memory plan schedule safetensors demos_support headers sanitize rollout faults train post bad_input reward ppo readme
 BENCHES = bench_cpu bench_chunks bench_layers bench_ranks bench_sample
 
-.PHONY: demo verify check check-all demos bench readme setup clean help
+.PHONY: demo verify check check-all check-gpu cuda demos bench readme setup clean help
 help:
 	@echo "make demo    trains on 1 rank and on 4 and compares the bits (about a minute)"
 	@echo "make verify  every objective on 2 to 8 ranks against one rank, and the first DPO loss (seconds)"
 	@echo "make check   all tests; the last line is 'N passed, N failed'"
 	@echo "make check-all  the same with the full product of ways to compute attention"
 	@echo "make demos   builds the programs in demos/ into build/"
+	@echo "make cuda    builds the trainers with the CUDA device into build/cuda_train_* (nvcc)"
+	@echo "make check-gpu  the device suites and make verify on a GPU"
 	@echo "make bench   speed of the CPU device and of ranks, checked and as ratios"
 	@echo "make readme  makes the generated parts of README.md anew"
 	@echo "make clean   removes build/"
@@ -31,7 +33,7 @@ verify: setup build/verify_sp
 	@build/verify_sp
 
 check: setup
-	@$(MAKE) --no-print-directory -j2 $(DEMOS:%=build/%) build/verify_sp build/reward_server_for_tests $(filter-out build/test_headers build/test_sanitize build/test_faults build/test_train build/test_post build/test_bad_input build/test_reward build/test_ppo build/test_readme,$(SUITES:%=build/test_%))
+	@$(MAKE) --no-print-directory -j2 $(DEMOS:%=build/%) build/verify_sp build/reward_server_for_tests $(filter-out build/test_headers build/test_cuda build/test_sanitize build/test_faults build/test_train build/test_post build/test_bad_input build/test_reward build/test_ppo build/test_readme,$(SUITES:%=build/test_%))
 	@bash ci/run.sh $(SUITES)
 
 check-all: export TEST_ALL = 1
@@ -57,7 +59,7 @@ build/verify_sp: verify/verify.c verify/run_objective.h $(HEADERS)
 	@mkdir -p build
 	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
 
-build/test_%: verify/test_%.c $(HEADERS) verify/test.h verify/slow.h verify/slow_loss.h verify/golden.h verify/golden.tsv verify/run_model.h verify/run_objective.h verify/transport.h $(wildcard demos/*.h) build/options.inc
+build/test_%: verify/test_%.c $(HEADERS) verify/test.h verify/slow.h verify/slow_loss.h verify/golden.h verify/golden.tsv verify/run_model.h verify/run_objective.h verify/transport.h verify/nccl_stand_in.h $(wildcard demos/*.h) build/options.inc
 	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
 
 build/reward_server_for_tests: verify/reward_server_for_tests.c
@@ -76,6 +78,35 @@ build/peer_blas: bench/peer_blas.c
 build/bench_%: bench/bench_%.c $(wildcard bench/*.h) $(HEADERS)
 	@mkdir -p build
 	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
+
+# ---- CUDA: the device on a GPU, and its kernels thread by thread on the CPU (verify/cuda_on_cpu.h) ----
+NVCC ?= nvcc
+CUDA_ARCH ?= -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90a,code=sm_90a
+CUDA_LIBS = -L$(dir $(shell command -v $(NVCC)))../lib64 -lcudart -lstdc++
+ON_CPU = $(CXX) -std=c++17 -O2 -g $(ARCH) -Wall -Wextra -Wno-unused-function -I. -x c++ -include verify/cuda_on_cpu.h
+TRAINERS = train_sft train_dpo train_kto train_rm train_ppo
+
+build/cuda.o: seqpar_cuda.cu seqpar.h
+	@mkdir -p build
+	$(NVCC) -std=c++17 -O3 -fmad=false -Xptxas -v -I. $(CUDA_ARCH) -c $< -o $@ > build/cuda.log 2>&1 || { cat build/cuda.log; exit 1; }
+
+build/cuda_on_cpu.o: seqpar_cuda.cu seqpar.h verify/cuda_on_cpu.h
+	@mkdir -p build
+	$(ON_CPU) -c $< -o $@
+
+build/on_cpu_%: verify/%.c build/cuda_on_cpu.o verify/test.h $(HEADERS)
+	$(CC) $(CPPFLAGS) $(CFLAGS) -DTEST_CUDA $< build/cuda_on_cpu.o -o $@ $(LDLIBS) -lstdc++
+
+build/on_gpu_%: verify/%.c build/cuda.o verify/test.h $(HEADERS)
+	$(CC) $(CPPFLAGS) $(CFLAGS) -DTEST_CUDA $< build/cuda.o -o $@ $(LDLIBS) $(CUDA_LIBS)
+
+build/cuda_train_%: demos/train_%.c build/cuda.o $(HEADERS) $(wildcard demos/*.h) build/options.inc
+	$(CC) $(CPPFLAGS) $(CFLAGS) -DDEMO_CUDA $< build/cuda.o -o $@ $(LDLIBS) -lcurl $(CUDA_LIBS)
+
+cuda: setup $(TRAINERS:train_%=build/cuda_train_%)
+
+check-gpu: setup build/on_gpu_test_device build/on_gpu_test_attn build/on_gpu_verify
+	@bash verify/test_gpu.sh
 
 clean:
 	rm -rf build

@@ -44,8 +44,8 @@
          deadlock with who waits for whom
 
    DOES NOT
-       - move bytes between machines (bring a transport: seqpar_comm_table), run on a GPU (bring a device:
-         seqpar_device), do tensor, pipeline or expert parallelism, serve models
+       - move bytes between machines (seqpar_nccl.h does, or a seqpar_comm_table of your own), run on a GPU (bring
+         a device: seqpar_device), do tensor, pipeline or expert parallelism, serve models
        - promise equal bits across instruction sets or compilers, or between different packings; per binary
          and set of rows only. Stripe and zigzag-doc, which cut through chunks, replicated kv heads, relaxed
          attention and your own kernel keep an error bound instead.
@@ -204,6 +204,8 @@ extern "C" {
     X(DIED, -4, "a rank ended without a word (injected)")                                                  \
     X(INJECTED, -5, "a transport failure was injected")                                                    \
     X(MESSAGE_SIZE, -6, "a message has another size than its receiver expects")                            \
+    X(TRANSPORT, -7, "the library that moves bytes failed, or cannot run here")                            \
+    X(TIMEOUT, -8, "something did not finish within its time limit")                                       \
     X(WORLD, -10, "the world size does not fit data_parallel x sequence_parallel")                         \
     X(RANKS, -11, "the number of ranks is not positive")                                                   \
     X(THREAD, -12, "a thread could not be started")                                                        \
@@ -280,7 +282,10 @@ SEQPAR_DEF double seqpar_log(double x);
    to oneself is sent and received in the same group. The contract that a transport of your own keeps
    (verify/transport.h holds any to it, demos/04_own_transport.c is one):
    - begin copies what it needs of the group's lists; only `name` must outlive the request. Where it fails,
-     request->state is NULL. A finished send says that its buffer is free, not that it was received.
+     request->state is NULL. A finished send says that its buffer is free, not that it was received; a send to a
+     rank that has ended without receiving it fails.
+   - With a queue, a message is sent and received in groups of the same place in that order: NCCL runs a group to
+     its end before the next one. On the host its two ends may stand in any groups.
    - wait ends with an error, never hangs, once any rank of the world has failed, and then at once: the executor
      waits for all its requests before it frees their buffers.
    - The first abort in the world wins, from whichever sub-comm; every other rank then returns SEQPAR_ERR_PEER with

@@ -791,16 +791,72 @@ static void print_table(void) {
     problem_free(p);
 }
 
+#ifdef TEST_CUDA /* few and small: without a GPU every thread of a kernel is a fiber */
+static void test_feature(int feature) {
+    static const int64_t lengths[] = {29, 17}, chunks[] = {7, 3}, ranks[] = {1, 2, 3, 5};
+    problem *p = problem_new(2, lengths, chunks, 4, 2, 6);
+    setup one = {.p = p, .ranks = 1, .threads = 1, .f = features_list[feature]};
+    setup_run(&one);
+    expect_truth(&one, one.f.window == 1 ? 8e-6 : 3e-6, "P=1");
+    for (int i = 1; i < 4; i++) {
+        setup s = {.p = p, .ranks = ranks[i], .threads = 1, .f = one.f, .layout = (feature + i) % 2 ? SEQPAR_ZIGZAG : SEQPAR_CONTIGUOUS, .schedule = (feature / 2 + i) % SEQPAR__SCHEDULES, .stride = 1};
+        char what[64];
+        setup_run(&s);
+        snprintf(what, sizeof what, "%s %s, P=%lld", seqpar_layout_name(s.layout), seqpar_schedule_name(s.schedule), (long long)s.ranks);
+        expect_same_bits(&s, &one, what);
+        setup_free(&s);
+    }
+    test_end("attn_cuda_%s", one.f.name);
+    setup_free(&one);
+    problem_free(p);
+}
+
+/* Without a GPU: other orders of threads between barriers, the same bits. */
+extern uint64_t cuda_on_cpu_seed __attribute__((weak));
+static void test_thread_orders(void) {
+    static const int64_t lengths[] = {29, 17}, chunks[] = {7, 3};
+    problem *p = problem_new(2, lengths, chunks, 4, 2, 6);
+    setup one = {.p = p, .ranks = 1, .threads = 1, .f = {.name = "full", .full = 1, .dropout = 0.2}};
+    if (!&cuda_on_cpu_seed) { test_skip("attn_cuda_thread_orders", "a GPU's threads take their own order"); problem_free(p); return; }
+    setup_run(&one);
+    for (uint64_t seed = 0; seed < 5; seed++) {
+        setup s = one;
+        char what[32];
+        s.ranks = 3;
+        cuda_on_cpu_seed = seed * 977;
+        setup_run(&s);
+        snprintf(what, sizeof what, "order %d", (int)seed);
+        expect_same_bits(&s, &one, what);
+        setup_free(&s);
+    }
+    test_end("attn_cuda_thread_orders");
+    setup_free(&one);
+    problem_free(p);
+}
+
+/* Every width of head that a kernel is written for, and pieces of more than one tile. */
+static void test_widths(void) {
+    static const int64_t width[] = {64, 70, 128, 130}, lengths[] = {97}, chunks[] = {1};
+    for (int i = 0; i < 4; i++) {
+        problem *p = problem_new(1, lengths, chunks, 2, 1, width[i]);
+        setup s = {.p = p, .ranks = 1, .threads = 1};
+        setup_run(&s);
+        expect_truth(&s, 3e-6, "one chunk");
+        test_end("attn_cuda_head_dim_%lld", (long long)width[i]);
+        setup_free(&s);
+        problem_free(p);
+    }
+}
+#endif
+
 int main(int argc, char **argv) {
     if (argc > 1 && !strcmp(argv[1], "--table")) { test_begin(1, argv); print_table(); return 0; }
     test_begin(argc, argv);
     test_state += test_seed;
 #ifdef TEST_CUDA /* what runs through the device's kernels */
-    test_truth(0);
-    test_grids(0);
-    test_relaxed_truth(0);
-    test_gaps(0);
-    test_bits(0);
+    test_thread_orders();
+    test_widths();
+    for (int i = 0; i < FEATURES; i++) test_feature(i);
     return test_summary();
 #endif
     test_truth(1);

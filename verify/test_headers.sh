@@ -77,6 +77,49 @@ done
 printf '#define SEQPAR_SAFETENSORS_IMPLEMENTATION\n#include "seqpar_safetensors.h"\n' >$out/apart.c
 job safetensors_apart "gcc -std=c11 $strict -c $out/apart.c -o $out/apart.o && gcc -std=c11 $strict $out/apart.o $out/impl_seqpar.c $out/main_seqpar_safetensors.c -o $out/apart $link && $out/apart"
 
+# ---- the NCCL transport with the real headers and library, where they are: NCCL answers to its version without a GPU ----
+cuda=${CUDA_HOME:-/usr/local/cuda}
+printf '#include "seqpar_nccl.h"\n#include "seqpar_nccl.h"\nextern int unit;\nint unit = SEQPAR_VERSION_MAJOR;\n' >$out/api_nccl.c
+printf '#define SEQPAR_NCCL_IMPLEMENTATION\n#include "seqpar_nccl.h"\n#include "seqpar_nccl.h"\n' >$out/apart_nccl.c
+printf '#define SEQPAR_IMPLEMENTATION\n' | cat - $out/apart_nccl.c >$out/impl_nccl.c
+cat >$out/main_nccl.c <<'C'
+#include "seqpar_nccl.h"
+#include <stdio.h>
+int main(void) { /* a world of no ranks is refused before a GPU is asked for */
+    seqpar_nccl_desc desc = {-1, 1};
+    seqpar_error error;
+    seqpar_comm *world;
+    int version = 0;
+    if (ncclGetVersion(&version) != ncclSuccess || version < NCCL_VERSION_CODE || seqpar_nccl_open(&world, &desc, &error) != SEQPAR_ERR_RANK) return 1;
+    return printf("NCCL %d: %s\n", version, error.text) < 0;
+}
+C
+{ # the sample of its first page; without a GPU two processes meet by TCP and both are told that there is none
+    printf '#define SEQPAR_IMPLEMENTATION\n#define SEQPAR_NCCL_IMPLEMENTATION\n#include "seqpar_nccl.h"\n'
+    awk '/^SAMPLE/ { on = 1; next } /^OPTIONS/ { exit } on' seqpar_nccl.h
+} >$out/nccl_sample.c
+cat >$out/nccl_sample.sh <<'SH'
+export WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=$((20000 + $$ % 20000))
+RANK=1 LOCAL_RANK=1 $1 >$1.1.txt 2>&1 &
+RANK=0 LOCAL_RANK=0 $1 >$1.0.txt 2>&1; first=$?
+wait $!; second=$?
+cat $1.0.txt $1.1.txt
+[ $first$second = 00 ] || { [ $first$second = 11 ] && [ "$(grep -lE 'has no CUDA device|this machine has [01] CUDA' $1.0.txt $1.1.txt | wc -l)" = 2 ]; }
+SH
+if [ -f $cuda/include/nccl.h ] && [ -e $cuda/lib64/libnccl.so ]; then
+    nccl="-isystem $cuda/include" nccl_link="-L$cuda/lib64 -Wl,-rpath,$cuda/lib64 -lnccl -lcudart -lm -lpthread" loose="-Wno-missing-field-initializers"
+    job nccl_api_c99 "gcc -std=c99 -pedantic $strict $nccl -c $out/api_nccl.c -o $out/nccl_c99.o"
+    job nccl_api_cxx17 "g++ -x c++ -std=c++17 -pedantic $strict $nccl -c $out/api_nccl.c -o $out/nccl_api17.o"
+    job nccl_c11 "gcc -std=c11 $strict $nccl -c $out/impl_nccl.c -o $out/nccl_c11.o && gcc -std=c11 $strict $loose $nccl $out/main_nccl.c $out/nccl_c11.o -o $out/nccl_c11 $nccl_link && $out/nccl_c11"
+    job nccl_cxx17 "g++ -x c++ -std=c++17 $strict $nccl -c $out/impl_nccl.c -o $out/nccl_17.o && g++ -x c++ -std=c++17 $strict $loose $nccl -c $out/main_nccl.c -o $out/nccl_main17.o && g++ $out/nccl_main17.o $out/nccl_17.o -o $out/nccl_17 $nccl_link && $out/nccl_17"
+    job nccl_sample "gcc -std=c11 $strict $nccl $out/nccl_sample.c -o $out/nccl_sample $nccl_link && timeout 100 bash $out/nccl_sample.sh $out/nccl_sample"
+    job nccl_apart "gcc -std=c11 $strict $nccl -c $out/apart_nccl.c -o $out/nccl_apart.o && gcc -std=c11 $strict $loose $nccl $out/main_nccl.c $out/nccl_apart.o $out/impl_seqpar.c -o $out/nccl_apart $nccl_link && $out/nccl_apart"
+    job nccl_names "[ \"\$(gcc -std=c11 $nccl -I. -c $out/apart_nccl.c -o $out/nccl_names.o && nm -g --defined-only $out/nccl_names.o | awk '{ print \$3 }' | sort | tr '\n' ' ')\" = 'seqpar_nccl_open seqpar_nccl_run seqpar_nccl_verdict ' ]"
+    job nccl_static "gcc -std=c11 -DSEQPAR_STATIC $strict $nccl -c $out/impl_nccl.c -o $out/nccl_static.o && ! nm -g --defined-only $out/nccl_static.o | grep seqpar"
+    if has clang; then job nccl_clang "clang -std=c11 $strict $nccl -c $out/impl_nccl.c -o $out/nccl_clang.o"; else skip nccl_clang "no clang"; fi
+    if has nvcc; then job nccl_nvcc "nvcc -x cu -I. -O1 -c $out/impl_nccl.c -o $out/nccl_nvcc.o && nm $out/nccl_nvcc.o | grep ' T seqpar_nccl_open'"; else skip nccl_nvcc "no nvcc"; fi
+else skip nccl_headers "no nccl.h and libnccl.so under $cuda; set CUDA_HOME"; fi
+
 # ---- every declared function is defined, and no other name is public ----
 names_of() { sed '/Everything below is implementation/q; /_IMPLEMENTED)/q' $1.h | grep -oE '^SEQPAR_DEF [^(;]*\(' | sed -E 's/.*[ *](seqpar_[a-z0-9_]+)\($/\1/' | sort -u; }
 cat >$out/impl_all.c <<'C'

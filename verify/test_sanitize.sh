@@ -20,6 +20,7 @@ asan="-march=native -fsanitize=address,undefined -fno-sanitize-recover=undefined
 for suite in pack split fold comm transport plan attn sample demos_support rollout; do run asan "$asan" $suite TEST_WAYS=1; done
 run asan "$asan" bits TEST_WAYS=11
 run tsan "-march=native -fsanitize=thread" comm TEST_WAYS=1
+run tsan "-march=native -fsanitize=thread" nccl TEST_WAYS=1
 run tsan "-march=native -fsanitize=thread" bits TEST_WAYS=3
 if command -v valgrind >/dev/null 2>&1; then
     # Valgrind knows no AVX-512

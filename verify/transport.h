@@ -473,7 +473,7 @@ static void expect_failure(const transport_maker *maker, const failure *f) {
     failing = f;
     status = transport_run(maker, f->ranks, rank_observed, NULL, &error);
     test_expect((f->status ? status == f->status : status) && error.status == status, "the world ends with %s: %s", seqpar_status_name(status), error.text);
-    test_expect(f->rank < 0 || error.rank == f->rank, "it happened on rank %lld, not %lld", (long long)error.rank, (long long)f->rank);
+    test_expect(f->rank < 0 || error.rank == f->rank, "it happened on rank %lld, not %lld: %s", (long long)error.rank, (long long)f->rank, error.text);
     for (w = 0; w < 6 && f->words[w]; w++) test_expect(strstr(error.text, f->words[w]) != NULL, "'%s' is not in: %s", f->words[w], error.text);
     test_end("%s_%s", maker->name, f->name);
 }
