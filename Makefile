@@ -11,7 +11,7 @@ LDLIBS = -lcjson -lm -lpthread -ldl
 HEADERS = seqpar.h seqpar_llama.h seqpar_safetensors.h seqpar_nccl.h
 DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie train_sft train_dpo train_kto train_ppo train_rm make_arith compare_runs
 SUITES = slow slow_loss numerics objective fold pack split comm transport nccl device cuda attn truth bits sample memory plan schedule safetensors demos_support headers sanitize rollout faults train post bad_input reward ppo readme
-BENCHES = bench_cpu bench_chunks bench_layers bench_ranks bench_sample
+BENCHES = bench_cpu bench_chunks bench_head bench_layers bench_ranks bench_sample
 
 .PHONY: demo verify check check-all check-gpu cuda demos bench readme setup clean help
 help:

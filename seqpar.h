@@ -44,8 +44,8 @@
          deadlock with who waits for whom
 
    DOES NOT
-       - move bytes between machines (seqpar_nccl.h does, or a seqpar_comm_table of your own), run on a GPU (bring
-         a device: seqpar_device), do tensor, pipeline or expert parallelism, serve models
+       - move bytes between machines (seqpar_nccl.h does, or a seqpar_comm_table of your own), compute on a GPU
+         (seqpar_cuda.cu does, or a seqpar_device of your own), do tensor, pipeline or expert parallelism, serve models
        - promise equal bits across instruction sets or compilers, or between different packings; per binary
          and set of rows only. Stripe and zigzag-doc, which cut through chunks, replicated kv heads, relaxed
          attention and your own kernel keep an error bound instead.

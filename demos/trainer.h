@@ -80,7 +80,7 @@ typedef struct {
     {"sequence_parallel_mode", &(c).sequence_parallel_mode, DEMO_STRING, NULL, "layout and schedule by 360-LLaMA-Factory's name", DEMO_ANY}, \
     {"relaxed_attention", &(c).relaxed_attention, DEMO_FLAG, NULL, "sums in order of arrival: a little faster, not bit for bit", DEMO_ANY}, \
     {"omp_threads", &(c).omp_threads, DEMO_INT, "0", "threads of a rank; 0: cores / ranks", DEMO_AT_LEAST(0)},                \
-    {"device", &(c).device, DEMO_STRING, "cpu", "cpu (fp32, fast) or reference (fp64, naive)", DEMO_ANY},                     \
+    {"device", &(c).device, DEMO_STRING, "cpu", "cpu (fp32, fast), reference (fp64, naive) or cuda (fp32; make cuda)", DEMO_ANY},                     \
     {"seed", &(c).seed, DEMO_INT, "42", "of weights and order of documents", DEMO_AT_LEAST(0)},                               \
     {"hidden_size", &(c).hidden_size, DEMO_INT, "128", "of a fresh model, like all below", DEMO_AT_LEAST(1)},                 \
     {"num_hidden_layers", &(c).num_hidden_layers, DEMO_INT, "4", "layers", DEMO_AT_LEAST(1)},                                 \
@@ -475,6 +475,16 @@ static seqpar_status demo_evaluate(demo_rank *r) {
 
 /* ---- the run ---- */
 
+/* NULL: no memory, or no GPU, which *error then says. */
+static seqpar_device *demo_device(const char *name, int64_t threads, seqpar_error *error) {
+    (void)error;
+#ifdef DEMO_CUDA
+    if (!strcmp(name, "cuda")) return seqpar_device_cuda(error, NULL);
+#endif
+    return !strcmp(name, "reference") ? seqpar_device_reference() : seqpar_device_cpu(threads);
+}
+
+
 static seqpar_status demo_checkpoint(demo_rank *r) {
     const demo_config *c = &r->job->config;
     demo_state state = {r->step, c->seed, c->train_batch_size, r->job->usable_count, {0}, NULL};
@@ -505,7 +515,7 @@ static seqpar_status demo_resume(demo_rank *r) {
 static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
     const demo_config *c = &r->job->config;
     seqpar_optim_desc optim = {!strcmp(c->optim, "sgd") ? SEQPAR_SGD : SEQPAR_ADAMW, (int)c->zero_stage, c->adam_betas[0], c->adam_betas[1], c->adam_eps, c->l2, c->max_norm};
-    r->device = !strcmp(c->device, "reference") ? seqpar_device_reference() : seqpar_device_cpu(c->omp_threads);
+    r->device = demo_device(c->device, c->omp_threads, world->error);
     seqpar_status status = seqpar_ctx_open(&r->ctx, world, r->device, c->ring_attn_size);
     if (!status) status = seqpar_llama_open(&r->ctx, &r->model, &r->job->model);
     if (!status) status = seqpar_optim_open(&r->ctx, &r->optim, r->model.tensors, r->model.tensor_count, &optim);

@@ -5,6 +5,7 @@
 #ifndef RUN_OBJECTIVE_H
 #define RUN_OBJECTIVE_H
 #include "seqpar_llama.h"
+#include "on_cuda.h"
 
 enum { OBJECTIVE_SFT, OBJECTIVE_DPO, OBJECTIVE_KTO, OBJECTIVE_RM, OBJECTIVE_POLICY, OBJECTIVE_VALUE, OBJECTIVE_GRPO, OBJECTIVES };
 static const char *const objective_names[] = {"SFT", "DPO", "KTO", "reward model", "PPO policy", "PPO value", "GRPO"};

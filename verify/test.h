@@ -9,18 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#ifdef TEST_CUDA /* the same suite, with a GPU (or cuda_on_cpu.h) in the place of the fast CPU device */
-__attribute__((unused)) static seqpar_device *test_cuda(int64_t threads) {
-    seqpar_error error = {0};
-    seqpar_device *device = seqpar_device_cuda(&error, NULL);
-    (void)threads;
-    if (!device) { printf("FAIL %s\n0 passed, 1 failed\n", error.text); exit(1); }
-    device->error = NULL;
-    return device;
-}
-#define seqpar_device_cpu test_cuda
-#endif
+#include "on_cuda.h"
 
 static int test_passed, test_failed, test_skipped;
 static uint64_t test_seed = 1;

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* The CUDA device through whole optimizer steps: on several ranks the bits of one; and with every call of the CUDA run time
+   failing in turn (without a GPU: cuda_on_cpu.h), a named error and nothing left behind. */
+#define SEQPAR_IMPLEMENTATION
+#define SEQPAR_LLAMA_IMPLEMENTATION
+#include "seqpar_llama.h"
+#include "test.h"
+#include "run_objective.h"
+
+extern int64_t cuda_on_cpu_fail_at __attribute__((weak)), cuda_on_cpu_calls __attribute__((weak)), cuda_on_cpu_allocated __attribute__((weak)), cuda_on_cpu_launches __attribute__((weak));
+
+static void test_steps(int kind, int64_t ranks, int layout, int schedule) {
+    objective_task t;
+    objective_way alone = {.dp = 1, .sp = 1, .accumulation = 1, .layout = SEQPAR_ZIGZAG}, way = {.dp = 1, .sp = ranks, .accumulation = 1, .layout = layout, .schedule = schedule};
+    objective_result one, r;
+    objective_task_open(&t, kind, 3, 20, 40, 5);
+    objective_run(&t, &alone, &one);
+    objective_run(&t, &way, &r);
+    if (test_expect(!one.status && !r.status, "%s%s", one.error.text, r.error.text)) {
+        test_expect(one.norm > 0 && one.norm == r.norm && one.loss == r.loss, "loss %.17g and %.17g, norm %.17g and %.17g", one.loss, r.loss, one.norm, r.norm);
+        test_expect(!memcmp(one.gradient, r.gradient, (size_t)one.elements * sizeof *one.gradient), "the gradient differs");
+        test_expect(!memcmp(one.params, r.params, (size_t)one.elements * sizeof *one.params) && memcmp(one.params, one.start, (size_t)one.elements * sizeof *one.params), "the parameters differ, or did not move");
+    }
+    test_end("cuda_step_%s_%s_%s_P%lld", objective_names[kind], seqpar_layout_name(layout), seqpar_schedule_name(schedule), (long long)ranks);
+    objective_result_free(&one);
+    objective_result_free(&r);
+    objective_task_close(&t);
+}
+
+/* Attention-free operations suffice to meet every kind of call: memory, lists, copies, kernels, waiting. */
+static seqpar_status small_work(seqpar_error *error) {
+    enum { N = 5, WIDTH = 7 };
+    static const int32_t ids[N] = {0, 3, 1, 3, 2};
+    seqpar_device *d = seqpar_device_cuda(error, NULL);
+    double table[4 * WIDTH], x[N * WIDTH];
+    if (!d) return error->status;
+    for (int i = 0; i < 4 * WIDTH; i++) table[i] = i;
+    void *from = d->alloc(d, sizeof table), *to = d->alloc(d, sizeof x);
+    seqpar_embedding_args a = {.x = {to, WIDTH}, .table = {from, WIDTH}, .ids = ids, .rows = N, .width = WIDTH};
+    seqpar_status status = from && to ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
+    if (!status) seqpar_device_write(d, from, 0, table, 4 * WIDTH);
+    if (!status) status = d->embedding(d, &a, NULL);
+    if (!status) seqpar_device_read(d, x, to, 0, N * WIDTH);
+    if (!status && !error->status) test_expect(x[WIDTH] == 3 * WIDTH, "row 1 begins with %g", x[WIDTH]);
+    d->free(d, from);
+    d->free(d, to);
+    seqpar_device_close(d);
+    return status ? status : error->status;
+}
+
+static void test_failures(void) {
+    int64_t calls, n;
+    seqpar_error error = {0};
+    if (!&cuda_on_cpu_fail_at) { test_skip("cuda_failures", "a GPU does not fail on demand"); return; }
+    cuda_on_cpu_calls = 0;
+    test_expect(!small_work(&error), "%s", error.text);
+    calls = cuda_on_cpu_calls;
+    for (n = 1; n < calls; n++) { /* the last is the waiting of close, on which nothing hangs */
+        memset(&error, 0, sizeof error);
+        cuda_on_cpu_calls = 0;
+        cuda_on_cpu_fail_at = n;
+        test_expect(small_work(&error) && error.status && strlen(error.text) > 20, "call %lld of %lld fails: status %d, '%s'", (long long)n, (long long)calls, error.status, error.text);
+        test_expect(cuda_on_cpu_allocated == 0, "after call %lld failed %lld bytes are left", (long long)n, (long long)cuda_on_cpu_allocated);
+    }
+    cuda_on_cpu_fail_at = 0;
+    test_end("cuda_failures: each of %lld calls is named and leaves nothing", (long long)calls);
+}
+
+static void test_refused(void) {
+    seqpar_error error = {0};
+    seqpar_cuda_desc desc = {.ordinal = 99};
+    test_expect(!seqpar_device_cuda(&error, &desc) && error.status == SEQPAR_ERR_DEVICE && strstr(error.text, "no CUDA device 99"), "%s", error.text);
+    if (&cuda_on_cpu_fail_at) {
+        memset(&error, 0, sizeof error);
+        setenv("CUDA_ON_CPU_NO_DEVICE", "1", 1);
+        test_expect(!seqpar_device_cuda(&error, NULL) && strstr(error.text, "no CUDA device"), "%s", error.text);
+        unsetenv("CUDA_ON_CPU_NO_DEVICE");
+    }
+    test_end("cuda_refused");
+}
+
+int main(int argc, char **argv) {
+    test_begin(argc, argv);
+    test_refused();
+    test_failures();
+    test_steps(OBJECTIVE_SFT, 2, SEQPAR_ZIGZAG, SEQPAR_RING);
+    test_steps(OBJECTIVE_DPO, 3, SEQPAR_CONTIGUOUS, SEQPAR_LLAMA3);
+    return test_summary();
+}
