@@ -2716,7 +2716,7 @@ SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world, se
     if (sp_size <= 0) return seqpar_fail(ctx->error, SEQPAR_ERR_RANKS, "sequence_parallel_size is %lld; give at least 1", (long long)sp_size);
     if (world->size % sp_size)
         return seqpar_fail(ctx->error, SEQPAR_ERR_WORLD, "world size %lld is not divisible by sequence_parallel_size %lld; use a multiple of %lld ranks", (long long)world->size, (long long)sp_size, (long long)sp_size);
-    if (!device) return seqpar__no_memory(ctx->error, "a device");
+    if (!device) return ctx->error->status ? ctx->error->status : seqpar__no_memory(ctx->error, "a device");
     ctx->world = world;
     ctx->device = device;
     device->error = ctx->error;

@@ -190,6 +190,9 @@ static int demo_pick_attention(demo_job *job, char *error, size_t size) {
 static int demo_job_world(demo_job *job, char *error, size_t size) {
     demo_config *c = &job->config;
     int64_t dp = c->data_parallel_size ? c->data_parallel_size : c->world_size ? c->world_size / c->ring_attn_size : 1;
+#ifndef DEMO_CUDA
+    if (!strcmp(c->device, "cuda")) return snprintf(error, size, "--device cuda needs a program built with CUDA; type make cuda and start build/cuda_train_*"), -1;
+#endif
     if (c->world_size && (c->world_size % c->ring_attn_size || c->world_size != dp * c->ring_attn_size)) {
         snprintf(error, size, "world_size %lld is not data_parallel_size %lld x ring_attn_size %lld; change one of them", (long long)c->world_size, (long long)dp, (long long)c->ring_attn_size);
         return -1;
@@ -477,10 +480,10 @@ static seqpar_status demo_evaluate(demo_rank *r) {
 
 /* NULL: no memory, or no GPU, which *error then says. */
 static seqpar_device *demo_device(const char *name, int64_t threads, seqpar_error *error) {
-    (void)error;
 #ifdef DEMO_CUDA
     if (!strcmp(name, "cuda")) return seqpar_device_cuda(error, NULL);
 #endif
+    (void)error;
     return !strcmp(name, "reference") ? seqpar_device_reference() : seqpar_device_cpu(threads);
 }
 

@@ -97,6 +97,7 @@ printf '{"question": "a", "reply": "b"}\n' > $out/nokey.jsonl
 printf '{"input_ids": [1, 2, 3], "labels": [-100, -100, -100]}\n' > $out/nolabel.jsonl
 printf '{"input_ids": [1, 2, 999], "labels": [-100, 2, 999]}\n' > $out/vocab.jsonl
 refuse missing_file 'nowhere.jsonl' --dataset $out/nowhere.jsonl $io
+refuse cuda "needs a program built with CUDA" --dataset $out/arith.jsonl $io --device cuda
 refuse empty_file 'empty' --dataset $out/empty.jsonl $io
 refuse broken_json ':2: ' --dataset $out/broken.jsonl $io
 refuse missing_key 'answer' --dataset $out/nokey.jsonl $io
