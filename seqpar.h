@@ -745,7 +745,7 @@ SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads);
 /* A GPU, in seqpar_cuda.cu, which is compiled by nvcc and linked: fp32 storage, products from pieces of tf32. One device a
    rank; all may share a GPU. NULL and *error: none there, too old, no memory. */
 typedef struct seqpar_cuda_desc { int64_t ordinal; /* number of the GPU */ } seqpar_cuda_desc;
-SEQPAR_DEF seqpar_device *seqpar_device_cuda(seqpar_error *error, const seqpar_cuda_desc *desc);
+extern seqpar_device *seqpar_device_cuda(seqpar_error *error, const seqpar_cuda_desc *desc);
 SEQPAR_DEF void seqpar_device_close(seqpar_device *device);
 SEQPAR_DEF int64_t seqpar_dtype_bytes(int dtype);
 /* Bring your own block kernel: put into a host device, it computes every block of attention, in its own storage type;
