@@ -18,7 +18,6 @@
  * Which bits come out. A number hangs on its own row, its fold program and the shapes of the model, on nothing else: a
  * tile is computed whole, rows beyond the end are zeros, tiles of keys begin where their chunk begins, no kernel adds by
  * atomics. So SP=N gives the bits of SP=1 on one kind of GPU. They are not those of the CPU devices (the error rule). */
-#define SEQPAR_CUDA_UNIT
 #include "seqpar.h"
 #if !defined(SEQPAR_CUDA_ON_CPU)
 #include <cuda_runtime.h>
@@ -246,8 +245,8 @@ static __device__ __forceinline__ void narrow(float *to, float x) { *to = x; }
 static __device__ __forceinline__ void narrow(bf16 *to, float x) { to->bits = (uint16_t)narrow_bits(x); }
 
 template <class T> struct traits;
-template <> struct traits<float> { enum { STEP = 8, PAD = 4, A = 4, B = 2 }; };
-template <> struct traits<bf16> { enum { STEP = 16, PAD = 8, A = 4, B = 2 }; };
+template <> struct traits<float> { enum { STEP = 8, PAD = 4 }; };
+template <> struct traits<bf16> { enum { STEP = 16, PAD = 8 }; };
 
 static __device__ __forceinline__ int lane_of() { return (int)threadIdx.x % WARP; }
 
@@ -1449,7 +1448,7 @@ static seqpar_status op_sumsq(seqpar_device *device, const seqpar_sumsq_args *a,
     return finish(self, status, NULL); /* out is the host's */
 }
 
-struct adamw_constants { float rate, rest1, beta2, rest2, step, root2, eps, keep, clip; };
+struct adamw_constants { float rest1, beta2, rest2, step, root2, eps, keep, clip; };
 /* PyTorch's order: decay on the old p, m by lerp, v, then p -= lr/bc1 m / (sqrt(v)/sqrt(bc2) + eps) */
 __global__ void adamw_kernel(float *p, float *m, float *v, const float *g, int64_t count, adamw_constants c) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -1463,7 +1462,7 @@ static seqpar_status op_adamw(seqpar_device *device, const seqpar_update_args *a
     cuda_device *self = of(device);
     if (a->count < 1) return SEQPAR_OK;
     enter(self, queue);
-    adamw_constants c = {(float)a->lr, (float)(1.0 - a->beta1), (float)a->beta2, (float)(1.0 - a->beta2), (float)(a->lr / (1.0 - pow(a->beta1, (double)a->t))), (float)(1.0 / sqrt(1.0 - pow(a->beta2, (double)a->t))), (float)a->eps, (float)(1.0 - a->lr * a->decay), (float)a->clip};
+    adamw_constants c = {(float)(1.0 - a->beta1), (float)a->beta2, (float)(1.0 - a->beta2), (float)(a->lr / (1.0 - pow(a->beta1, (double)a->t))), (float)(1.0 / sqrt(1.0 - pow(a->beta2, (double)a->t))), (float)a->eps, (float)(1.0 - a->lr * a->decay), (float)a->clip};
     return finish(self, SEQPAR_CUDA_LAUNCH(self, adamw_kernel, blocks_for(a->count, BLOCK), dim3(BLOCK), 0, (float *)a->p, (float *)a->m, (float *)a->v, (const float *)a->g, a->count, c), queue);
 }
 __global__ void sgd_kernel(float *p, const float *g, int64_t count, float lr, float decay, float clip) {

@@ -17,7 +17,7 @@ static double farthest(const attention *a, const attention *b, int first, int la
         double e;
         for (int64_t n = 0; n < a->row.tokens * tensor_width(&a->desc, i); n++) compare(&d, ((const float *)a->x[i])[n], ((const float *)b->x[i])[n]);
         e = relative(&d);
-        if (!(e <= worst)) worst = e;
+        if (worst == worst && !(e <= worst)) worst = e; /* a NaN stays */
     }
     return worst;
 }

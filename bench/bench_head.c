@@ -92,7 +92,7 @@ static double farthest(const head_case *h) {
             compare(&d, h->dhidden[t * HIDDEN + i], want * h->seed[t]);
         }
         e = relative(&d);
-        if (!(e <= worst)) worst = e;
+        if (worst == worst && !(e <= worst)) worst = e; /* a NaN stays */
     }
     free(p);
     return worst;
@@ -120,8 +120,8 @@ int main(void) {
     one[2] = best_of(product_dtable, &h) * TOKENS / PART;
     for (int i = 0; i < 3; i++) {
         double took = best_of(ways[i].call, &h), needs = ways[i].products == 1 ? one[0] : one[0] * (ways[i].products - 2) + one[1] + one[2];
-        printf("%-18s %9d %12.1f %12.1f %8.3f %9.1e%s\n", ways[i].name, ways[i].products, took * 1e3, needs * 1e3, took / needs, error, error <= 1e-4 ? "" : "  WRONG");
-        report_case(&r, error <= 1e-4, "\"entry\": \"%s\", \"ms\": %.2f, \"products_ms\": %.2f, \"ratio\": %.4f", ways[i].name, took * 1e3, needs * 1e3, took / needs);
+        printf("%-18s %9d %12.1f %12.1f %8.3f %9.1e%s\n", ways[i].name, ways[i].products, took * 1e3, needs * 1e3, took / needs, error, error <= 5e-6 ? "" : "  WRONG");
+        report_case(&r, error <= 5e-6, "\"entry\": \"%s\", \"ms\": %.2f, \"products_ms\": %.2f, \"ratio\": %.4f", ways[i].name, took * 1e3, needs * 1e3, took / needs);
     }
     return report_close(&r);
 }

@@ -340,9 +340,6 @@ static inline uint32_t seqpar_cuda_shared_word(const void *at) {
     memcpy(&value, at, 4);
     return value;
 }
-static inline void seqpar_cuda_copy_async(void *shared, const void *global) { memcpy(shared, global, 16); }
-static inline void seqpar_cuda_copy_commit(void) {}
-template <int LEFT> static inline void seqpar_cuda_copy_wait(void) {}
 
 /* ---- the run time: memory, streams, launches ---- */
 
