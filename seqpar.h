@@ -796,6 +796,8 @@ typedef struct seqpar_ctx {
     seqpar_comm *world, *sp;  /* sp: the ranks that share this rank's sequences */
     int64_t dp_size, dp_rank, sp_size, sp_rank;
     seqpar_memory memory;
+    struct { void *data; int64_t bytes; } kept[16]; /* freed buffers, for the next of the same size; never more than the peak in all */
+    int64_t kept_count, kept_bytes;
     void (*trace)(void *user, const seqpar_event *event);
     void *trace_user;
 } seqpar_ctx;
@@ -2184,7 +2186,6 @@ typedef struct seqpar__message {
     int64_t from, to, sequence;   /* world ranks; number between the two on this comm */
     void *data;
     int64_t bytes;
-    seqpar_device *device;        /* of the receiver */
     int state;                    /* 0 waits, 1 is being copied, 2 is done, 3 has the wrong size */
 } seqpar__message;
 
@@ -2281,7 +2282,6 @@ static void seqpar__post_messages(seqpar__member *m, seqpar__message *to, const 
     for (i = 0; i < count; i++) {
         int64_t peer = m->world_rank[list[i].peer];
         to[i].comm_id = m->id;
-        to[i].device = m->comm.device;
         to[i].from = sending ? seqpar__world_rank(m) : peer;
         to[i].to = sending ? peer : seqpar__world_rank(m);
         to[i].sequence = sending ? m->sent[list[i].peer]++ : m->received[list[i].peer]++;
@@ -2290,14 +2290,59 @@ static void seqpar__post_messages(seqpar__member *m, seqpar__message *to, const 
     }
 }
 
-static void seqpar__deliver(seqpar__hub *hub, seqpar__posted *p) { /* locked: sends go to the inboxes */
+static int seqpar__same_message(const seqpar__message *a, const seqpar__message *b) {
+    return a->comm_id == b->comm_id && a->from == b->from && a->sequence == b->sequence;
+}
+static seqpar__message *seqpar__take(seqpar__seat *seat, const seqpar__message *recv) { /* locked */
+    seqpar__message **at;
+    for (at = &seat->inbox; *at; at = &(*at)->next)
+        if (seqpar__same_message(*at, recv)) {
+            seqpar__message *found = *at;
+            *at = found->next;
+            return found;
+        }
+    return NULL;
+}
+static seqpar__message *seqpar__awaited(const seqpar__seat *seat, const seqpar__message *send) { /* locked */
+    const seqpar__posted *p;
     int64_t i;
-    for (i = 0; i < p->send_count; i++) {
-        seqpar__message *s = &p->sends[i];
-        s->next = hub->seats[s->to].inbox;
-        hub->seats[s->to].inbox = s;
-        seqpar__hub_wake(hub, s->to);
+    for (p = seat->ended ? NULL : seat->posted; p; p = p->next)
+        for (i = 0; i < p->recv_count; i++)
+            if (!p->recvs[i].state && seqpar__same_message(&p->recvs[i], send)) return &p->recvs[i];
+    return NULL;
+}
+
+/* Locked; unlocks while it copies. Nobody is woken for less than all he waits for. */
+static void seqpar__hub_copy(seqpar__member *m, seqpar__message *send, seqpar__message *recv) {
+    seqpar__hub *hub = m->hub;
+    int64_t ends[2], i;
+    ends[0] = send->from; ends[1] = recv->to;
+    if (send->bytes != recv->bytes) { recv->state = 3; recv->sequence = send->bytes; seqpar__hub_wake(hub, recv->to); return; } /* its wait says so */
+    send->state = recv->state = 1;
+    pthread_mutex_unlock(&hub->lock);
+    seqpar__comm_copy(m->comm.device, recv->data, send->data, recv->bytes);
+    pthread_mutex_lock(&hub->lock);
+    send->state = recv->state = 2;
+    for (i = 0; i < 2; i++) {
+        const seqpar__posted *waits = hub->seats[ends[i]].waits;
+        if (waits && seqpar__missing_peer(waits) < 0) seqpar__hub_wake(hub, ends[i]);
+        if (hub->aborted) pthread_cond_broadcast(&hub->seats[ends[i]].wake);
     }
+}
+
+/* Whoever comes second copies, then and there: ranks that share a core need not wait for each other's turn. Locked. */
+static void seqpar__meet(seqpar__member *m, seqpar__posted *p) {
+    seqpar__hub *hub = m->hub;
+    seqpar__message *other;
+    int64_t i;
+    for (i = 0; i < p->send_count && !hub->aborted; i++) {
+        seqpar__seat *seat = &hub->seats[p->sends[i].to];
+        if ((other = seqpar__awaited(seat, &p->sends[i])) != NULL) { seqpar__hub_copy(m, &p->sends[i], other); continue; }
+        p->sends[i].next = seat->inbox;
+        seat->inbox = &p->sends[i];
+    }
+    for (i = 0; i < p->recv_count && !hub->aborted; i++)
+        if (!p->recvs[i].state && (other = seqpar__take(&hub->seats[seqpar__world_rank(m)], &p->recvs[i])) != NULL) seqpar__hub_copy(m, other, &p->recvs[i]);
 }
 
 static seqpar_status seqpar__threads_begin(seqpar_comm *comm, const seqpar_group *group, void *queue, seqpar_request *request) {
@@ -2317,63 +2362,27 @@ static seqpar_status seqpar__threads_begin(seqpar_comm *comm, const seqpar_group
     pthread_mutex_lock(&hub->lock);
     p->next = hub->seats[seqpar__world_rank(m)].posted;
     hub->seats[seqpar__world_rank(m)].posted = p;
-    if (!hub->aborted) seqpar__deliver(hub, p);
+    seqpar__meet(m, p);
     pthread_mutex_unlock(&hub->lock);
     request->state = p;
     return SEQPAR_OK;
 }
 
-static seqpar__message *seqpar__take(seqpar__seat *seat, const seqpar__message *recv) { /* locked */
-    seqpar__message **at;
-    for (at = &seat->inbox; *at; at = &(*at)->next)
-        if ((*at)->comm_id == recv->comm_id && (*at)->from == recv->from && (*at)->sequence == recv->sequence) {
-            seqpar__message *found = *at;
-            *at = found->next;
-            return found;
-        }
-    return NULL;
-}
-
-/* Copies what has arrived for one receive. Locked; unlocks while it copies. Returns 1 if it did. */
-static int seqpar__receive(seqpar__hub *hub, seqpar__seat *seat, seqpar__message *recv) {
-    seqpar__message *send = recv->state == 2 || hub->aborted ? NULL : seqpar__take(seat, recv);
-    if (!send) return 0;
-    recv->state = 2;
-    if (send->bytes != recv->bytes) { recv->state = 3; recv->sequence = send->bytes; return 1; } /* shown by progress */
-    send->state = 1;
-    pthread_mutex_unlock(&hub->lock);
-    seqpar__comm_copy(recv->device, recv->data, send->data, recv->bytes);
-    pthread_mutex_lock(&hub->lock);
-    send->state = 2;
-    seqpar__hub_wake(hub, send->from);
-    if (hub->aborted) pthread_cond_broadcast(&hub->seats[send->from].wake);
-    return 1;
-}
-
-/* Copies whatever has arrived for any request of this rank; looks again after every copy, because the lock was open. */
-static seqpar_status seqpar__progress(seqpar__member *m) {
-    seqpar__hub *hub = m->hub;
-    seqpar__seat *seat = &hub->seats[seqpar__world_rank(m)];
-    seqpar__posted *p;
-    int64_t i, copied = 1;
-    while (copied)
-        for (copied = 0, p = seat->posted; p; p = p->next)
-            for (i = 0; i < p->recv_count; i++) {
-                seqpar__message *recv = &p->recvs[i];
-                copied += seqpar__receive(hub, seat, recv);
-                if (recv->state == 3)
-                    return seqpar_fail(m->comm.error, SEQPAR_ERR_MESSAGE_SIZE, "'%s' step %lld: rank %lld sent %lld bytes, rank %lld expects %lld", p->name, (long long)p->step,
-                                       (long long)recv->from, (long long)recv->sequence, (long long)recv->to, (long long)recv->bytes);
-            }
+static seqpar_status seqpar__wrong_size(seqpar__member *m) { /* of any request of this rank */
+    const seqpar__posted *p;
+    int64_t i;
+    for (p = m->hub->seats[seqpar__world_rank(m)].posted; p; p = p->next)
+        for (i = 0; i < p->recv_count; i++)
+            if (p->recvs[i].state == 3)
+                return seqpar_fail(m->comm.error, SEQPAR_ERR_MESSAGE_SIZE, "'%s' step %lld: rank %lld sent %lld bytes, rank %lld expects %lld", p->name, (long long)p->step,
+                                   (long long)p->recvs[i].from, (long long)p->recvs[i].sequence, (long long)p->recvs[i].to, (long long)p->recvs[i].bytes);
     return SEQPAR_OK;
 }
-
-static int seqpar__posted_done(const seqpar__posted *p) { return seqpar__missing_peer(p) < 0; }
 
 static void seqpar__unpost(seqpar__hub *hub, seqpar__seat *seat, seqpar__posted *p) { /* locked */
     seqpar__posted **at;
     int64_t i;
-    for (i = 0; i < p->send_count; i++) /* after an abort: nobody may still read our buffer */
+    for (i = 0; i < p->send_count + p->recv_count; i++) /* after an abort: nobody may still be at our buffers */
         while (p->sends[i].state == 1) pthread_cond_wait(&seat->wake, &hub->lock);
     for (at = &seat->posted; *at; at = &(*at)->next)
         if (*at == p) { *at = p->next; break; }
@@ -2390,8 +2399,8 @@ static seqpar_status seqpar__threads_wait(seqpar_comm *comm, seqpar_request *req
     (void)queue;
     pthread_mutex_lock(&hub->lock);
     for (;;) {
-        status = seqpar__progress(m);
-        if (status || seqpar__posted_done(p)) break;
+        status = seqpar__wrong_size(m);
+        if (status || seqpar__missing_peer(p) < 0) break;
         if (hub->aborted) { status = seqpar__hub_failed(m); break; }
         seat->waits = p;
         seqpar__hub_watch(hub);
@@ -2729,7 +2738,25 @@ SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world, se
     return SEQPAR_OK;
 }
 
+static void seqpar__kept_free(seqpar_ctx *ctx, int64_t leave) { /* the oldest go first */
+    int64_t n = 0, i;
+    while (ctx->kept_bytes > leave) { ctx->device->free(ctx->device, ctx->kept[n].data); ctx->kept_bytes -= ctx->kept[n++].bytes; }
+    ctx->kept_count -= n;
+    for (i = 0; n && i < ctx->kept_count; i++) ctx->kept[i] = ctx->kept[i + n];
+}
+static void *seqpar__kept_take(seqpar_ctx *ctx, int64_t bytes) {
+    int64_t i = ctx->kept_count - 1;
+    void *data;
+    while (i >= 0 && ctx->kept[i].bytes != bytes) i--;
+    if (i < 0) return NULL;
+    data = ctx->kept[i].data;
+    for (ctx->kept_count--; i < ctx->kept_count; i++) ctx->kept[i] = ctx->kept[i + 1];
+    ctx->kept_bytes -= bytes;
+    return data;
+}
+
 SEQPAR_DEF void seqpar_ctx_close(seqpar_ctx *ctx) {
+    if (ctx->device) seqpar__kept_free(ctx, 0);
     if (ctx->world) ctx->world->device = NULL;
     seqpar_comm_free(ctx->sp);
     ctx->sp = NULL;
@@ -2746,7 +2773,11 @@ static void seqpar__count_memory(seqpar_ctx *ctx, int kind, int64_t bytes) {
 SEQPAR_DEF seqpar_status seqpar_buffer_new(seqpar_ctx *ctx, seqpar_buffer *buffer, int64_t bytes, int kind) {
     memset(buffer, 0, sizeof *buffer);
     if (bytes <= 0) return SEQPAR_OK;
-    buffer->data = ctx->device->alloc(ctx->device, bytes);
+    buffer->data = seqpar__kept_take(ctx, bytes);
+    if (!buffer->data) {
+        seqpar__kept_free(ctx, SEQPAR__MAX(ctx->memory.total_peak - ctx->memory.total - bytes, 0));
+        buffer->data = ctx->device->alloc(ctx->device, bytes);
+    }
     if (!buffer->data) return seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY, "out of memory: %lld bytes on device %s (%lld in use)", (long long)bytes, ctx->device->name, (long long)ctx->memory.total);
     buffer->bytes = bytes;
     buffer->kind = kind;
@@ -2756,7 +2787,10 @@ SEQPAR_DEF seqpar_status seqpar_buffer_new(seqpar_ctx *ctx, seqpar_buffer *buffe
 
 SEQPAR_DEF void seqpar_buffer_free(seqpar_ctx *ctx, seqpar_buffer *buffer) {
     if (!buffer->data) return;
-    ctx->device->free(ctx->device, buffer->data);
+    if (ctx->kept_count == 16) seqpar__kept_free(ctx, ctx->kept_bytes - 1);
+    ctx->kept[ctx->kept_count].data = buffer->data;
+    ctx->kept[ctx->kept_count++].bytes = buffer->bytes;
+    ctx->kept_bytes += buffer->bytes;
     seqpar__count_memory(ctx, buffer->kind, -buffer->bytes);
     memset(buffer, 0, sizeof *buffer);
 }
@@ -2864,40 +2898,66 @@ typedef struct seqpar__machine {
     void (*move)(void *user, void *value, int64_t place, int to_store);
     void (*finish)(void *user, void *value);
     char *(*place)(void *user, int64_t place); /* where a stored value lies in one run; NULL: it does not */
+    const char *(*given)(void *user, int64_t index); /* where a leaf lies that need not be computed; NULL: leaf computes it */
     int extends; /* leaf can compute on top of a value */
 } seqpar__machine;
 
-static void seqpar__machine_extend(const seqpar__machine *m, char *top, int64_t index) {
-    if (m->extends) { m->leaf(m->user, top, index, !SEQPAR__FAULT(27)); return; } /* fault: the part before is overwritten */
-    m->leaf(m->user, top + m->value_bytes, index, 0);
-    m->combine(m->user, top, top + m->value_bytes);
+/* The place where the value that p[0] pushes will be stored at last, so that it can come into being there. NULL: elsewhere,
+   or something is still to be loaded from there. */
+static char *seqpar__machine_home(const seqpar__machine *m, const seqpar_fold_op *p, int64_t count) {
+    int64_t depth = 0, i, k;
+    for (i = 0; m->place && i < count; i++) {
+        if (p[i].op == SEQPAR_FOLD_LEAF || p[i].op == SEQPAR_FOLD_LOAD) { depth++; continue; }
+        if (p[i].op == SEQPAR_FOLD_EXTEND) continue;
+        if (depth == 1) break;
+        depth--;
+    }
+    if (!m->place || i == count || p[i].op != SEQPAR_FOLD_STORE) return NULL;
+    for (k = 0; k < i; k++) if (p[k].op == SEQPAR_FOLD_LOAD && p[k].index == p[i].index) return NULL;
+    return m->place(m->user, p[i].index);
 }
 
-/* Stored values that lie in one run are combined where they lie; the result, too, if that is its next place (combinations
-   are commutative to the bit). Returns the operations this took; 0: nothing of the kind. */
-static int64_t seqpar__machine_in_place(const seqpar__machine *m, char **top, const seqpar_fold_op *p, int64_t count) {
-    if (!m->place || count < 2 || p[0].op != SEQPAR_FOLD_LOAD || p[1].op != SEQPAR_FOLD_COMBINE) return 0;
+/* The value that p[0] pushes at depth `top`: its leaf, or what was stored. */
+static char *seqpar__machine_push(const seqpar__machine *m, const seqpar_fold_op *p, int64_t count, int64_t top) {
+    char *value = seqpar__machine_home(m, p, count);
+    if (!value) value = m->stack + top * m->value_bytes;
+    if (p->op == SEQPAR_FOLD_LEAF) m->leaf(m->user, value, p->index, 0);
+    else m->move(m->user, value, p->index, 0);
+    return value;
+}
+
+static void seqpar__machine_extend(const seqpar__machine *m, char *value, char *scratch, int64_t index) {
+    if (m->extends) { m->leaf(m->user, value, index, !SEQPAR__FAULT(27)); return; } /* fault: the part before is overwritten */
+    if (m->given) { m->combine(m->user, value, m->given(m->user, index)); return; }
+    m->leaf(m->user, scratch, index, 0);
+    m->combine(m->user, value, scratch);
+}
+
+/* Given leaves and stored values in one run are combined where they lie; the result, too, if that is its next place
+   (combinations are commutative to the bit). Returns the operations this took; 0: nothing of the kind. */
+static int64_t seqpar__machine_in_place(const seqpar__machine *m, char *top, const seqpar_fold_op *p, int64_t count) {
+    if (count < 2 || p[1].op != SEQPAR_FOLD_COMBINE) return 0;
+    if (m->given && p[0].op == SEQPAR_FOLD_LEAF) { m->combine(m->user, top, m->given(m->user, p[0].index)); return 2; }
+    if (!m->place || p[0].op != SEQPAR_FOLD_LOAD) return 0;
     if (count < 3 || p[2].op != SEQPAR_FOLD_STORE || p[2].index != p[0].index) {
-        m->combine(m->user, *top, m->place(m->user, p[0].index));
+        m->combine(m->user, top, m->place(m->user, p[0].index));
         return 2;
     }
-    m->combine(m->user, m->place(m->user, p[0].index), *top);
-    *top -= m->value_bytes;
+    m->combine(m->user, m->place(m->user, p[0].index), top);
     return 3;
 }
 
 static void seqpar__machine_run(const seqpar__machine *m, const seqpar_fold_op *program, int64_t count) {
-    char *top = m->stack - m->value_bytes;
-    int64_t i, taken;
+    char *value[64]; /* deeper than any tree */
+    int64_t i, taken, top = -1;
     for (i = 0; i < count; i++) {
-        if ((taken = seqpar__machine_in_place(m, &top, program + i, count - i)) > 0) { i += taken - 1; continue; }
+        if (top >= 0 && (taken = seqpar__machine_in_place(m, value[top], program + i, count - i)) > 0) { i += taken - 1; top -= taken == 3; continue; }
         switch (program[i].op) {
-        case SEQPAR_FOLD_LEAF: top += m->value_bytes; m->leaf(m->user, top, program[i].index, 0); break;
-        case SEQPAR_FOLD_EXTEND: seqpar__machine_extend(m, top, program[i].index); break;
-        case SEQPAR_FOLD_LOAD: top += m->value_bytes; m->move(m->user, top, program[i].index, 0); break;
-        case SEQPAR_FOLD_COMBINE: top -= m->value_bytes; m->combine(m->user, top, top + m->value_bytes); break;
-        case SEQPAR_FOLD_STORE: m->move(m->user, top, program[i].index, 1); top -= m->value_bytes; break;
-        default: m->finish(m->user, top); top -= m->value_bytes; break;
+        case SEQPAR_FOLD_LEAF: case SEQPAR_FOLD_LOAD: top++; value[top] = seqpar__machine_push(m, program + i, count - i, top); break;
+        case SEQPAR_FOLD_EXTEND: seqpar__machine_extend(m, value[top], m->stack + (top + 1) * m->value_bytes, program[i].index); break;
+        case SEQPAR_FOLD_COMBINE: top--; m->combine(m->user, value[top], value[top + 1]); break;
+        case SEQPAR_FOLD_STORE: m->move(m->user, value[top--], program[i].index, 1); break;
+        default: m->finish(m->user, value[top--]); break;
         }
     }
 }
@@ -2940,6 +3000,7 @@ static void seqpar__columns_job(void *user, int64_t i, char *scratch) {
     m.combine = seqpar__columns_combine;
     m.move = seqpar__columns_move;
     m.finish = seqpar__columns_finish;
+    m.given = NULL;
     m.place = NULL; /* a job is some columns of it */
     m.extends = 1;
     seqpar__machine_run(&m, c.fold->program, c.fold->program_count);
@@ -2963,6 +3024,12 @@ static seqpar_status seqpar__fold(seqpar_device *device, const seqpar_fold_args 
     return seqpar__columns_run(device, &args->fold, args, args->count, 4096, seqpar__fold_leaf);
 }
 
+#ifdef __GNUC__
+#define SEQPAR__FETCH(p) __builtin_prefetch(p, 0, 2)
+#else
+#define SEQPAR__FETCH(p) ((void)(p))
+#endif
+
 /* ---- attention driver: one job is one (task, head); the kernels of a device do the arithmetic ---- */
 typedef struct seqpar__attn_job {
     seqpar_device *device;
@@ -2975,6 +3042,8 @@ typedef struct seqpar__attn_job {
     char *scratch;      /* of the kernel, behind the stack; kept from leaf to leaf */
     int packed;         /* how many leaves have used it */
     int64_t flops;
+    struct { const char *at; int64_t bytes, stride, rows; } ahead[8]; /* what it or the next job will read, not yet fetched */
+    int ahead_count;
 } seqpar__attn_job;
 
 typedef struct seqpar__attn_kernel {
@@ -3010,8 +3079,44 @@ static void seqpar__attn_move(void *user, void *value, int64_t n, int to_store) 
     const seqpar__attn_job *j = (const seqpar__attn_job *)user;
     int64_t size = seqpar_dtype_bytes(j->device->accumulator), count = seqpar__attn_value(j, j->count);
     char *place = seqpar__attn_place(user, n);
-    memcpy(to_store ? place : (char *)value, to_store ? (char *)value : place, (size_t)(count * size));
+    if (place != (char *)value) memcpy(to_store ? place : (char *)value, to_store ? (char *)value : place, (size_t)(count * size));
     if (SEQPAR__FAULT(55) && j->kernel->kind == 0) memcpy(place + (count - 2 * j->count) * size, place + (count - j->count) * size, (size_t)(j->count * size)); /* fault: l kept over m */
+}
+
+/* Between two calls of one rank others have run, and what they left in the cache is not what this one reads. So a job names
+   what it will combine with and what the next one packs, and its kernel fetches some lines of that between its products. */
+static void seqpar__ahead_add(seqpar__attn_job *j, const void *at, int64_t bytes, int64_t stride, int64_t rows) {
+    int n = j->ahead_count;
+    if (n == 8 || rows == 0) return;
+    j->ahead[n].at = (const char *)at; j->ahead[n].bytes = bytes; j->ahead[n].stride = stride; j->ahead[n].rows = rows;
+    j->ahead_count++;
+}
+static void seqpar__ahead_fetch(seqpar__attn_job *j) {
+    int64_t lines = 0, b;
+    while (j->ahead_count && lines < 32) {
+        int n = j->ahead_count - 1;
+        for (b = 0; b < j->ahead[n].bytes; b += 64, lines++) SEQPAR__FETCH(j->ahead[n].at + b);
+        j->ahead[n].at += j->ahead[n].stride;
+        if (--j->ahead[n].rows == 0) j->ahead_count--;
+    }
+}
+static void seqpar__ahead_next(seqpar__attn_job *j, int64_t task, int64_t head) {
+    const seqpar_attn_args *a = j->args;
+    int64_t piece = a->tasks[task].piece, row = a->head_dim * (int64_t)sizeof(float), at;
+    const seqpar_attn_keys *keys = &a->k_pieces[piece];
+    if (j->kernel->kind == 2) {
+        seqpar__ahead_add(j, (const char *)a->v + (keys->v_row * a->head_count + head) * row, row, a->head_count * row, keys->count);
+        seqpar__ahead_add(j, (const char *)a->k + (keys->k_row * a->head_count + head) * row, row, a->head_count * row, keys->count);
+        return;
+    }
+    at = (a->q_pieces[piece].local * a->heads + head + a->head_begin * (a->heads / a->kv_heads)) * row;
+    if (j->kernel->kind == 1) seqpar__ahead_add(j, (const char *)a->dout + at, row, a->heads * row, a->q_pieces[piece].count);
+    seqpar__ahead_add(j, (const char *)a->q + at, row, a->heads * row, a->q_pieces[piece].count);
+}
+static void seqpar__ahead_loads(seqpar__attn_job *j) {
+    int64_t i, bytes = seqpar__attn_value(j, j->count) * (int64_t)sizeof(float), run = 1024;
+    for (i = j->task->program_count - 1; i >= 0; i--)
+        if (j->task->program[i].op == SEQPAR_FOLD_LOAD) seqpar__ahead_add(j, seqpar__attn_place(j, j->task->program[i].index), run, run, bytes / run);
 }
 
 static void seqpar__attn_finish(void *user, void *value) {
@@ -3028,11 +3133,16 @@ static void seqpar__attn_finish(void *user, void *value) {
     seqpar__attn_rows((const char *)value + j->count * d * size, (char *)a->dv + at, j->count, d, a->kv_heads * d, size);
 }
 
-static void seqpar__attn_return_leaf(void *user, void *value, int64_t index, int extend) {
+/* A partial that another rank made lies in the inbox. */
+static const char *seqpar__attn_inbox(void *user, int64_t index) {
     const seqpar__attn_job *j = (const seqpar__attn_job *)user;
     int64_t size = seqpar_dtype_bytes(j->device->accumulator), count = seqpar__attn_value(j, j->count);
+    return (const char *)j->args->inbox + (j->task->inbox_base + (index * j->args->head_count + j->head) * count) * size;
+}
+static void seqpar__attn_return_leaf(void *user, void *value, int64_t index, int extend) {
+    const seqpar__attn_job *j = (const seqpar__attn_job *)user;
     (void)extend;
-    memcpy(value, (const char *)j->args->inbox + (j->task->inbox_base + (index * j->args->head_count + j->head) * count) * size, (size_t)(count * size));
+    memcpy(value, seqpar__attn_inbox(user, index), (size_t)(seqpar__attn_value(j, j->count) * seqpar_dtype_bytes(j->device->accumulator)));
 }
 
 static void seqpar__attn_add(void *user, void *into, const void *other) {
@@ -3072,6 +3182,11 @@ static void seqpar__attn_job_run(void *user, int64_t i, char *scratch) {
     m.finish = seqpar__attn_finish;
     m.extends = w->kernel->extends;
     m.place = seqpar__attn_place;
+    m.given = w->kernel->kind == 3 ? seqpar__attn_inbox : NULL;
+    if (w->kernel->kind < 3 && w->device->storage == SEQPAR_F32) {
+        if (i + 1 < a->task_count * heads) seqpar__ahead_next(&j, (i + 1) / heads, (i + 1) % heads);
+        seqpar__ahead_loads(&j);
+    }
     seqpar__machine_run(&m, j.task->program, j.task->program_count);
 #ifdef _OPENMP
     #pragma omp atomic
@@ -3917,6 +4032,7 @@ static void seqpar__cpu_weight_job(void *user, int64_t i, char *scratch) {
     m.combine = seqpar__cpu_weight_combine;
     m.move = seqpar__cpu_weight_move;
     m.finish = seqpar__cpu_weight_finish;
+    m.given = NULL;
     m.place = NULL;
     m.extends = 1;
     seqpar__machine_run(&m, a->fold.program, a->fold.program_count);
@@ -4110,6 +4226,7 @@ typedef struct seqpar__attn_tile {
     int fresh;                       /* forward: there is no state yet */
     float low[SEQPAR__KT], high[SEQPAR__KT], lse[SEQPAR__KT], delta[SEQPAR__KT];
     float *columns[2], *rows[2];     /* packed operands */
+    seqpar__attn_job *job;
     float *s, *p, *z;                /* (KT, QT) each: scores, later probabilities; gradients of theirs; dropout factors */
 } seqpar__attn_tile;
 
@@ -4121,11 +4238,11 @@ static int64_t seqpar__attn_scratch(const seqpar_attn_args *a) { /* two operands
     return (2 * seqpar__attn_columns(a) + 2 * SEQPAR__KT * seqpar__up(a->head_dim, SEQPAR__NR) + 3 * SEQPAR__KT * SEQPAR__QT) * (int64_t)sizeof(float) + 64;
 }
 
-static seqpar__attn_tile seqpar__tile_new(const seqpar__attn_job *j, const seqpar_attn_keys *keys, const seqpar_piece *queries) {
+static seqpar__attn_tile seqpar__tile_new(seqpar__attn_job *j, const seqpar_attn_keys *keys, const seqpar_piece *queries) {
     const seqpar_attn_args *a = j->args;
     int64_t row_floats = SEQPAR__KT * seqpar__up(a->head_dim, SEQPAR__NR);
     seqpar__attn_tile t;
-    t.args = a; t.keys = keys; t.queries = queries;
+    t.args = a; t.keys = keys; t.queries = queries; t.job = j;
     t.key = t.query = t.pairs = 0;
     t.fresh = 0;
     t.s = (float *)(((uintptr_t)j->scratch + 63) & ~(uintptr_t)63);
@@ -4305,7 +4422,9 @@ static void seqpar__cpu_forward_tile(seqpar__attn_tile *t, seqpar__operand value
     if (t->key_low >= t->key_high) { if (t->fresh) memset(o, 0, (size_t)(t->query_count * d) * sizeof *o); return; }
     seqpar__tile_products(t, t->s, seqpar__tile_keys(t, a->k, t->keys->k_row), a->head_count * d, t->columns[0], t->query, t->key_low, t->key_high);
     if (a->softcap > 0) seqpar__tile_cap(t, t->key_low, t->key_high);
+    seqpar__ahead_fetch(t->job);
     seqpar__tile_softmax(t, m, l, factor);
+    seqpar__ahead_fetch(t->job);
     if (a->dropout > 0) { seqpar__tile_dropout(t, 0); seqpar__tile_times(t->s, t->z, t->key_low, t->key_high); }
     seqpar__tile_add(o, d, t->s, values, t->query_count, t->key_low, t->key_high, t->fresh ? NULL : factor);
 }
@@ -4454,7 +4573,9 @@ static void seqpar__cpu_dq_tile(seqpar__attn_tile *t, seqpar__operand keys, floa
     seqpar__tile_statistics(t);
     seqpar__tile_products(t, t->s, seqpar__tile_keys(t, a->k, t->keys->k_row), stride, t->columns[0], t->query, t->key_low, t->key_high);
     seqpar__tile_products(t, t->p, seqpar__tile_keys(t, a->v, t->keys->v_row), stride, t->columns[1], t->query, t->key_low, t->key_high);
+    seqpar__ahead_fetch(t->job);
     seqpar__tile_backward(t, 0, t->key_low, t->key_high);
+    seqpar__ahead_fetch(t->job);
     seqpar__tile_add(dq, d, t->p, keys, t->query_count, t->key_low, t->key_high, seqpar__ones);
 }
 
@@ -4491,7 +4612,9 @@ static void seqpar__cpu_dkv_tile(seqpar__attn_tile *t, seqpar__operand q, seqpar
     if (t->query_low >= t->query_high) return;
     seqpar__tile_products(t, t->s, seqpar__tile_queries(t, a->q), stride, t->columns[0], t->key, t->query_low, t->query_high);
     seqpar__tile_products(t, t->p, seqpar__tile_queries(t, a->dout), stride, t->columns[1], t->key, t->query_low, t->query_high);
+    seqpar__ahead_fetch(t->job);
     seqpar__tile_backward(t, 1, t->query_low, t->query_high);
+    seqpar__ahead_fetch(t->job);
     seqpar__tile_add(dk, d, t->p, q, t->key_count, t->query_low, t->query_high, seqpar__ones);
     seqpar__tile_add(dv, d, t->s, dout, t->key_count, t->query_low, t->query_high, seqpar__ones);
 }
