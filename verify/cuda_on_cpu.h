@@ -385,7 +385,8 @@ static int cuda_in_arena(const void *at) { return cuda_arena.base && (const char
 
 /* ---- streams that run late ---- */
 
-extern "C" { extern int64_t cuda_on_cpu_late; extern const char *cuda_on_cpu_broke_capture; }
+extern "C" { extern int64_t cuda_on_cpu_late, cuda_on_cpu_waits, cuda_on_cpu_ran; extern const char *cuda_on_cpu_broke_capture; }
+int64_t cuda_on_cpu_waits, cuda_on_cpu_ran; /* how often the host waited; kernels that have run */
 int64_t cuda_on_cpu_late = getenv("CUDA_ON_CPU_SYNC") ? 0 : 1;
 const char *cuda_on_cpu_broke_capture; /* the first call that a capture forbids */
 static int cuda_seeded = getenv("CUDA_ON_CPU_SEED") ? (cuda_on_cpu_seed = (uint64_t)atoll(getenv("CUDA_ON_CPU_SEED")), 1) : 0;
@@ -453,7 +454,7 @@ static bool cuda_pending(const cuda_stream *only, bool busy) {
     return false;
 }
 /* Until the stream, or all of them, have nothing to do. */
-static void cuda_settle(cuda_stream *stream) {
+static void cuda_work_off(cuda_stream *stream) {
     cuda_arena_open(1);
     pthread_mutex_lock(&cuda_late.lock);
     for (int naps = 0; cuda_pending(stream, false);) {
@@ -467,6 +468,10 @@ static void cuda_settle(cuda_stream *stream) {
     pthread_mutex_unlock(&cuda_late.lock);
     cuda_arena_open(-1);
 }
+static void cuda_settle(cuda_stream *stream) {
+    __atomic_add_fetch(&cuda_on_cpu_waits, 1, __ATOMIC_RELAXED);
+    cuda_work_off(stream);
+}
 template <class F> static void cuda_push(cuda_stream *s, F body, cuda_event *event = NULL, int64_t ticket = 0) {
     cuda_op *op = new cuda_op_of<F>(std::move(body));
     op->event = event;
@@ -478,7 +483,7 @@ template <class F> static void cuda_push(cuda_stream *s, F body, cuda_event *eve
     uint64_t draw = cuda_draw();
     bool ahead = cuda_on_cpu_late && !s->capture && cuda_on_cpu_seed % 3 && (cuda_on_cpu_seed % 3 == 1 ? draw % 64 : draw % 4) == 0;
     pthread_mutex_unlock(&cuda_late.lock);
-    if (!cuda_on_cpu_late && !s->capture) cuda_settle(s);
+    if (!cuda_on_cpu_late && !s->capture) cuda_work_off(s);
     if (!ahead) return;
     cuda_arena_open(1);
     pthread_mutex_lock(&cuda_late.lock);
@@ -737,6 +742,7 @@ template <class K, class... A> static inline auto cuda_bind(K *kernel, A... argu
 template <class F> static inline void cuda_kernel_run(const char *kernel, dim3 grid, dim3 block, size_t shared, F &body) {
     cuda_block *state = cuda_state();
     if (!state) abort();
+    __atomic_add_fetch(&cuda_on_cpu_ran, 1, __ATOMIC_RELAXED);
     cuda_here = state;
     state->kernel = kernel;
     state->shared_bytes = shared;
