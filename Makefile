@@ -94,6 +94,7 @@ build/cuda_on_cpu.o: seqpar_cuda.cu seqpar.h verify/cuda_on_cpu.h
 	@mkdir -p build
 	$(ON_CPU) -c $< -o $@
 
+build/on_cpu_test_queue_nccl: verify/test_queue.c verify/nccl_stand_in.h
 build/on_cpu_%: verify/%.c build/cuda_on_cpu.o verify/test.h $(HEADERS)
 	$(CC) $(CPPFLAGS) $(CFLAGS) -DTEST_CUDA $< build/cuda_on_cpu.o -o $@ $(LDLIBS) -lstdc++
 

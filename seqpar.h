@@ -2022,8 +2022,8 @@ SEQPAR_DEF seqpar_status seqpar_comm_begin(seqpar_comm *comm, const seqpar_group
             comm->bytes_sent += group->sends[i].bytes;
             comm->messages_sent++;
         }
-    if (!comm->table->queued) {
-        SEQPAR__TRY(seqpar_device_settle(comm->device, queue)); /* the host will read what kernels wrote, and write what they read */
+    if (!comm->table->queued) { /* the host will read what kernels wrote, and write what they read; fault: it does not wait for them */
+        if (!SEQPAR__FAULT(81)) SEQPAR__TRY(seqpar_device_settle(comm->device, queue));
         queue = NULL;
     }
     return comm->table->begin(comm, group, queue, request);
@@ -7660,7 +7660,7 @@ static seqpar_status seqpar__share_owned(seqpar_ctx *ctx, const seqpar_optim *o,
             if (count > 0) list[world * o->groups + r++] = seqpar__transfer(w, (char *)full + begin * block_bytes, count / SEQPAR_BLOCK * block_bytes);
         }
     group = seqpar__group(name, 0, list, n, list + world * o->groups, r);
-    status = seqpar__exchange(ctx->world, &group, queue);
+    status = seqpar__exchange(ctx->world, &group, SEQPAR__FAULT(82) ? NULL : queue); /* fault: device memory, sent as the host's */
     SEQPAR_FREE(list);
     return status;
 }

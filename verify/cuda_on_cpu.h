@@ -391,7 +391,20 @@ int64_t cuda_on_cpu_late = getenv("CUDA_ON_CPU_SYNC") ? 0 : 1;
 const char *cuda_on_cpu_broke_capture; /* the first call that a capture forbids */
 static int cuda_seeded = getenv("CUDA_ON_CPU_SEED") ? (cuda_on_cpu_seed = (uint64_t)atoll(getenv("CUDA_ON_CPU_SEED")), 1) : 0;
 
-struct cuda_event { int64_t asked, done; };
+/* Streams of another run time, whose events and messages order what happens here: test_queue_nccl.c. */
+extern "C" {
+typedef struct cuda_on_cpu_bridge {
+    void *(*stream_new)(void);
+    void (*stream_free)(void *stream);
+    void (*push)(void *stream, void (*run)(void *operation), void *operation);
+    void (*settle)(void *stream);
+} cuda_on_cpu_bridge;
+extern const cuda_on_cpu_bridge *cuda_on_cpu_elsewhere;
+void cuda_on_cpu_open_memory(int change) { cuda_arena_open(change); } /* for those who copy there */
+}
+const cuda_on_cpu_bridge *cuda_on_cpu_elsewhere;
+
+struct cuda_event { int64_t asked, done; struct cuda_stream *on; };
 struct cuda_op {
     cuda_op *next = NULL;
     cuda_event *event = NULL; /* runs only when this has come so far */
@@ -414,6 +427,7 @@ struct cuda_stream {
 };
 static struct { cuda_stream *streams; uint64_t draw; pthread_mutex_t lock; pthread_cond_t moved; } cuda_late = {NULL, 0, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER};
 static thread_local cuda_stream *cuda_captured; /* by this thread */
+static thread_local cuda_stream *cuda_mine;     /* elsewhere: the stream of this thread's device */
 
 static uint64_t cuda_draw(void) { return cuda_late.draw = cuda_mix(cuda_late.draw + cuda_on_cpu_seed + 1); }
 
@@ -455,6 +469,10 @@ static bool cuda_pending(const cuda_stream *only, bool busy) {
 }
 /* Until the stream, or all of them, have nothing to do. */
 static void cuda_work_off(cuda_stream *stream) {
+    if (cuda_on_cpu_elsewhere) {
+        if (stream || cuda_mine) cuda_on_cpu_elsewhere->settle(stream ? stream : cuda_mine);
+        return;
+    }
     cuda_arena_open(1);
     pthread_mutex_lock(&cuda_late.lock);
     for (int naps = 0; cuda_pending(stream, false);) {
@@ -472,10 +490,18 @@ static void cuda_settle(cuda_stream *stream) {
     __atomic_add_fetch(&cuda_on_cpu_waits, 1, __ATOMIC_RELAXED);
     cuda_work_off(stream);
 }
+static void cuda_run_and_delete(void *operation) {
+    cuda_op *op = (cuda_op *)operation;
+    cuda_arena_open(1);
+    op->run();
+    cuda_arena_open(-1);
+    delete op;
+}
 template <class F> static void cuda_push(cuda_stream *s, F body, cuda_event *event = NULL, int64_t ticket = 0) {
     cuda_op *op = new cuda_op_of<F>(std::move(body));
     op->event = event;
     op->ticket = ticket;
+    if (cuda_on_cpu_elsewhere) { cuda_on_cpu_elsewhere->push(s, cuda_run_and_delete, op); return; }
     pthread_mutex_lock(&cuda_late.lock);
     cuda_op ***tail = s->capture ? &s->capture->tail : &s->tail;
     **tail = op;
@@ -615,6 +641,7 @@ static inline cudaError_t cudaMemsetAsync(void *data, int value, size_t bytes, c
 static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
     (void)flags;
     if (cuda_failing()) return cudaErrorMemoryAllocation;
+    if (cuda_on_cpu_elsewhere) { *stream = cuda_mine = (cudaStream_t)cuda_on_cpu_elsewhere->stream_new(); return cudaSuccess; }
     cuda_stream *s = new cuda_stream{NULL, NULL, NULL, false, NULL, pthread_self()};
     s->tail = &s->head;
     pthread_mutex_lock(&cuda_late.lock);
@@ -625,6 +652,7 @@ static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsign
     return cudaSuccess;
 }
 static inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    if (cuda_on_cpu_elsewhere) { cuda_mine = NULL; cuda_on_cpu_elsewhere->stream_free(stream); return cudaSuccess; }
     cuda_settle(stream);
     pthread_mutex_lock(&cuda_late.lock);
     for (cuda_stream **s = &cuda_late.streams; *s; s = &(*s)->next) if (*s == stream) { *s = stream->next; break; }
@@ -641,7 +669,7 @@ static inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 static inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
     (void)flags;
     if (cuda_failing()) return cudaErrorMemoryAllocation;
-    *event = new cuda_event{0, 0};
+    *event = new cuda_event{0, 0, NULL};
     return cudaSuccess;
 }
 static inline cudaError_t cudaEventDestroy(cudaEvent_t event) { cuda_settle(NULL); delete event; return cudaSuccess; }
@@ -649,6 +677,7 @@ static inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream
     if (cuda_forbidden("cudaEventRecord")) return cudaErrorStreamCaptureUnsupported; /* allowed, but nothing here needs it */
     if (cuda_failing()) return cudaErrorLaunchFailure;
     int64_t ticket = __atomic_add_fetch(&event->asked, 1, __ATOMIC_SEQ_CST);
+    event->on = stream;
     cuda_push(stream, [=] { __atomic_store_n(&event->done, ticket, __ATOMIC_SEQ_CST); });
     return cudaSuccess;
 }
@@ -661,6 +690,7 @@ static inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t e
 static inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     if (cuda_forbidden("cudaEventSynchronize")) return cudaErrorStreamCaptureUnsupported;
     if (cuda_failing()) return cudaErrorLaunchFailure;
+    if (cuda_on_cpu_elsewhere) { if (event->on) cuda_settle(event->on); return cudaSuccess; }
     int64_t ticket = __atomic_load_n(&event->asked, __ATOMIC_SEQ_CST);
     cuda_stream waits = {NULL, NULL, NULL, false, NULL, pthread_self()};
     waits.tail = &waits.head;
@@ -676,7 +706,7 @@ static inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     return cudaSuccess;
 }
 static inline cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status) {
-    *status = !stream->capture ? cudaStreamCaptureStatusNone : stream->capture->broken ? cudaStreamCaptureStatusInvalidated : cudaStreamCaptureStatusActive;
+    *status = cuda_on_cpu_elsewhere || !stream->capture ? cudaStreamCaptureStatusNone : stream->capture->broken ? cudaStreamCaptureStatusInvalidated : cudaStreamCaptureStatusActive;
     return cudaSuccess;
 }
 extern "C" { /* for tests in C, which find these in CUDA's run time, too */

@@ -2,11 +2,24 @@
 /* The queue of the CUDA device: no call waits but those that must, whatever order the streams are worked off in the bits are
    those of one rank in the order of calls, and a call that was made before can be captured into a graph. Without a GPU the
    streams of cuda_on_cpu.h run late, in an order drawn from a seed. */
+#ifdef QUEUE_NCCL
+#include "nccl_stand_in.h"
+#define SEQPAR_NCCL_IMPLEMENTATION
+#endif
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_LLAMA_IMPLEMENTATION
 #include "seqpar_llama.h"
+#ifdef QUEUE_NCCL
+#include "seqpar_nccl.h"
+#endif
 #include "test.h"
+#include <unistd.h>
+
+/* How ranks are run: as threads, or over NCCL. */
+static seqpar_status (*run_ranks)(int64_t ranks, seqpar_rank_fn fn, void *user, seqpar_error *error) = seqpar_run_threads;
+#define seqpar_run_threads run_ranks
 #include "run_objective.h"
+#undef seqpar_run_threads
 
 extern int64_t cuda_on_cpu_late __attribute__((weak)), cuda_on_cpu_waits __attribute__((weak)), cuda_on_cpu_ran __attribute__((weak)), cuda_on_cpu_launches __attribute__((weak));
 extern uint64_t cuda_on_cpu_seed __attribute__((weak));
@@ -18,9 +31,66 @@ extern int cudaStreamBeginCapture(void *stream, int mode), cudaStreamEndCapture(
 extern int cudaGraphLaunch(void *exec, void *stream), cudaGraphExecDestroy(void *exec), cudaGraphDestroy(void *graph);
 enum { CAPTURE_OF_THREAD = 1 };
 
+#ifdef QUEUE_NCCL
+/* ---- ranks over NCCL: the kernels of cuda_on_cpu.h on the streams of nccl_stand_in.h ---- */
+
+static void *stand_stream_new(void) { cudaStream_t s = NULL; return cudaStreamCreate(&s) ? NULL : s; }
+static void stand_stream_free(void *s) { cudaStreamDestroy(s); }
+static void stand_stream_push(void *s, void (*run)(void *), void *operation) { stand_kernel(s, run, operation); }
+static void stand_stream_settle(void *s) { cudaStreamSynchronize(s); }
+typedef struct cuda_on_cpu_bridge {
+    void *(*stream_new)(void);
+    void (*stream_free)(void *stream);
+    void (*push)(void *stream, void (*run)(void *operation), void *operation);
+    void (*settle)(void *stream);
+} cuda_on_cpu_bridge;
+extern const cuda_on_cpu_bridge *cuda_on_cpu_elsewhere;
+extern void cuda_on_cpu_open_memory(int change);
+static const cuda_on_cpu_bridge bridge = {stand_stream_new, stand_stream_free, stand_stream_push, stand_stream_settle};
+
+typedef struct place { pthread_t thread; seqpar_nccl_desc desc; seqpar_rank_fn fn; void *user; seqpar_error error; } place;
+#define OVER "_nccl"
+static uint64_t world_seed;
+static int skipped = -1; /* which event waits are left out: those of begin, those of wait */
+
+static void *place_main(void *argument) {
+    place *p = argument;
+    cudaSetDevice((int)p->desc.rank);
+    seqpar_nccl_run(&p->desc, p->fn, p->user, &p->error);
+    return NULL;
+}
+static seqpar_status run_nccl(int64_t ranks, seqpar_rank_fn fn, void *user, seqpar_error *error) {
+    place places[8] = {0};
+    char file[256];
+    stand_reset(test_seed + world_seed++, 0);
+    stand.all_device = 1;
+    if (skipped >= 0) stand_skip("cudaStreamWaitEvent", skipped);
+    memset(error, 0, sizeof *error);
+    snprintf(file, sizeof file, "%s/seqpar_queue.%ld", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", (long)getpid());
+    cuda_on_cpu_elsewhere = &bridge;
+    cuda_on_cpu_open_memory(1);
+    alarm(600);
+    for (int64_t r = 0; r < ranks; r++) {
+        places[r] = (place){.desc = {.rank = r, .size = ranks, .keep_device = 1, .file = file}, .fn = fn, .user = user};
+        if (pthread_create(&places[r].thread, NULL, place_main, &places[r])) abort();
+    }
+    for (int64_t r = 0; r < ranks; r++) pthread_join(places[r].thread, NULL);
+    for (int64_t r = 0; r < ranks; r++) if (places[r].error.status && !error->status) *error = places[r].error;
+    cuda_on_cpu_open_memory(-1);
+    cuda_on_cpu_elsewhere = NULL;
+    test_expect(!stand.complaint[0] && !stand_leaks()[0], "%s%s", stand.complaint, stand_leaks());
+    return error->status;
+}
+#else
+#define OVER ""
+#endif
+
 /* Seeds 0, 3, 6: streams run when somebody waits; 1, 4: seldom before; 2, 5: often before. */
 static void order(int late, uint64_t seed) {
     if (!ON_CPU) return;
+#ifdef QUEUE_NCCL
+    run_ranks = late ? run_nccl : seqpar_run_threads;
+#endif
     cuda_on_cpu_late = late && !getenv("CUDA_ON_CPU_SYNC");
     cuda_on_cpu_seed = seed;
 }
@@ -32,7 +102,7 @@ enum { Q, K, V, DOUT, OUT, DQ, DK, DV };
 static const int64_t tensor_heads[TENSORS] = {HEADS, KV_HEADS, KV_HEADS, HEADS, HEADS, HEADS, KV_HEADS, KV_HEADS};
 static const int64_t cu_seqlens[] = {0, 41, 42, TOKENS};
 static const seqpar_row row = {.tokens = TOKENS, .padded = TOKENS, .chunks = 5, .docs = 3, .cu_seqlens = cu_seqlens};
-typedef struct attention { int layout, schedule; float *whole[TENSORS]; } attention;
+typedef struct attention { int layout, schedule; int64_t waited; float *whole[TENSORS]; } attention;
 typedef struct held { /* by one rank */
     seqpar_attn *attn;
     float *local;
@@ -93,7 +163,12 @@ static seqpar_status rank_attention(seqpar_comm *world, void *user) {
     held h;
     seqpar_status status = seqpar_ctx_open(&ctx, world, device, world->size);
     if (!status) status = held_open(&ctx, &h, a);
-    for (int pass = 0; !status && pass < 2; pass++) status = attend(&ctx, &h); /* the second finds lists and memory there */
+    if (!status) status = attend(&ctx, &h);
+    if (!status) status = seqpar_comm_barrier(world);
+    int64_t before = ON_CPU ? cuda_on_cpu_waits : 0;
+    if (!status) status = attend(&ctx, &h); /* finds lists and memory there */
+    if (ON_CPU) a->waited = cuda_on_cpu_waits - before; /* all ranks are between two barriers */
+    if (!status) status = seqpar_comm_barrier(world);
     for (int i = OUT; !status && i < TENSORS; i++) get(&ctx, &h, a, i);
     if (!status) held_close(&ctx, &h);
     seqpar_ctx_close(&ctx);
@@ -108,20 +183,23 @@ static void test_attention(void) {
         attention want, got;
         attention_new(&want, ways[w].layout, ways[w].schedule);
         order(0, 1);
-        test_expect(!seqpar_run_threads(1, rank_attention, &want, &error), "%s", error.text);
+        test_expect(!run_ranks(1, rank_attention, &want, &error), "%s", error.text);
         for (int64_t ranks = 1; ranks <= 4; ranks++) {
             attention_new(&got, ways[w].layout, ways[w].schedule);
             order(1, test_seed + (uint64_t)(ranks + w));
-            test_expect(!seqpar_run_threads(ranks, rank_attention, &got, &error), "P %lld: %s", (long long)ranks, error.text);
+            test_expect(!run_ranks(ranks, rank_attention, &got, &error), "P %lld: %s", (long long)ranks, error.text);
             test_expect(!attention_differs(&want, &got), "P %lld, seed %llu of the streams: other bits than in the order of calls", (long long)ranks, (unsigned long long)test_seed + (unsigned long long)(ranks + w));
+            if (OVER[0]) test_expect(!got.waited, "P %lld: hosts waited %lld times for the device", (long long)ranks, (long long)got.waited);
             attention_free(&got);
         }
         attention_free(&want);
-        test_end("queue_attention_%s", ways[w].name);
+        test_end("queue" OVER "_attention_%s", ways[w].name);
     }
 }
 
 /* ---- who waits ---- */
+
+#ifndef QUEUE_NCCL
 
 static void test_waits(void) {
     seqpar_comm *self = seqpar_comm_self();
@@ -177,6 +255,8 @@ static void test_lists(void) {
     test_end("queue_lists_are_as_they_were_at_the_call");
 }
 
+#endif
+
 /* ---- whole steps ---- */
 
 static void test_step(int kind, objective_way way, uint64_t seed) {
@@ -198,12 +278,14 @@ static void test_step(int kind, objective_way way, uint64_t seed) {
         }
         objective_result_free(&r);
     }
-    test_end("queue_step_%s_%s_D%lld_P%lld_zero%d", objective_names[kind], seqpar_schedule_name(way.schedule), (long long)way.dp, (long long)way.sp, way.zero_stage);
+    test_end("queue" OVER "_step_%s_%s_D%lld_P%lld_zero%d", objective_names[kind], seqpar_schedule_name(way.schedule), (long long)way.dp, (long long)way.sp, way.zero_stage);
     objective_result_free(&one);
     objective_task_close(&t);
 }
 
 /* ---- a queue of the caller's ---- */
+
+#ifndef QUEUE_NCCL
 
 static void test_own_queue(void) {
     seqpar_error error = {0};
@@ -255,6 +337,12 @@ static void capture_attention(seqpar_ctx *ctx, held *h, attention *got, attentio
         for (int i = OUT; i < TENSORS; i++) get(ctx, h, got, i);
         test_expect(!attention_differs(want, got), "lap %d: the graph computes other bits than the calls", lap);
     }
+    float mark = 0.5f; /* memory that the graph uses is given to nobody else */
+    void *others = ctx->device->alloc(ctx->device, TOKENS * HEADS * 4);
+    for (int j = 0; j < TOKENS * HEADS; j++) ctx->device->copy(ctx->device, (char *)others + 4 * j, &mark, 4, ctx->queue);
+    test_expect(!cudaGraphLaunch(exec, ctx->queue), "the graph does not run");
+    for (int j = 0; j < TOKENS * HEADS; j++) { ctx->device->copy(ctx->device, &mark, (char *)others + 4 * j, 4, NULL); test_expect(mark == 0.5f, "the graph wrote %g into memory of others", mark); }
+    ctx->device->free(ctx->device, others);
     seqpar_device_settle(ctx->device, ctx->queue);
     cudaGraphExecDestroy(exec);
     cudaGraphDestroy(graph);
@@ -287,13 +375,45 @@ static void test_capture(void) {
     attention_free(&want);
 }
 
+#else
+/* A buffer is sent before its kernel has run, or read before it was received: other bits, on one seed or another. */
+static void test_needs_events(void) {
+    static const char *const what[] = {"behind what the queue computes", "before the queue reads"};
+    seqpar_error error;
+    attention want, got;
+    attention_new(&want, SEQPAR_ZIGZAG, SEQPAR_RING);
+    order(0, 1);
+    test_expect(!run_ranks(1, rank_attention, &want, &error), "%s", error.text);
+    for (int way = 0; way < 2; way++) {
+        int seen = 0;
+        attention_new(&got, SEQPAR_ZIGZAG, SEQPAR_RING);
+        order(1, 1);
+        for (int n = 0; n < 10 && !seen && !test_why[0]; n++) {
+            skipped = 1 - way; /* begin and wait take turns */
+            test_expect(!run_ranks(2, rank_attention, &got, &error), "%s", error.text);
+            seen = attention_differs(&want, &got);
+        }
+        skipped = -1;
+        test_expect(seen, "a transfer that is not ordered %s goes unseen", what[way]);
+        attention_free(&got);
+        test_end("queue_nccl_needs_its_events %s", what[way]);
+    }
+    attention_free(&want);
+}
+#endif
+
 int main(int argc, char **argv) {
     test_begin(argc, argv);
+#ifdef QUEUE_NCCL
+    test_attention();
+    test_needs_events();
+#else
     test_waits();
     test_lists();
     test_own_queue();
     test_capture();
     test_attention();
+#endif
     test_step(OBJECTIVE_SFT, (objective_way){.dp = 1, .sp = 2, .accumulation = 1, .layout = SEQPAR_ZIGZAG, .schedule = SEQPAR_RING}, test_seed);
     test_step(OBJECTIVE_SFT, (objective_way){.dp = 2, .sp = 1, .accumulation = 1, .layout = SEQPAR_ZIGZAG, .zero_stage = 1}, test_seed + 1);
     test_step(OBJECTIVE_DPO, (objective_way){.dp = 1, .sp = 3, .accumulation = 1, .layout = SEQPAR_CONTIGUOUS, .schedule = SEQPAR_LLAMA3, .zero_stage = 2}, test_seed + 2);
