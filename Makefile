@@ -106,7 +106,7 @@ build/cuda_train_%: demos/train_%.c build/cuda.o $(HEADERS) $(wildcard demos/*.h
 
 cuda: setup $(TRAINERS:train_%=build/cuda_train_%)
 
-check-gpu: setup build/on_gpu_test_device build/on_gpu_test_attn build/on_gpu_verify
+check-gpu: setup build/on_gpu_test_device build/on_gpu_test_attn build/on_gpu_test_queue build/on_gpu_verify
 	@bash verify/test_gpu.sh
 
 clean:
