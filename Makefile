@@ -94,6 +94,7 @@ build/cuda_on_cpu.o: seqpar_cuda.cu seqpar.h verify/cuda_on_cpu.h
 	@mkdir -p build
 	$(ON_CPU) -c $< -o $@
 
+build/on_cpu_test_queue_nccl: verify/test_queue.c verify/nccl_stand_in.h
 build/on_cpu_%: verify/%.c build/cuda_on_cpu.o verify/test.h $(HEADERS)
 	$(CC) $(CPPFLAGS) $(CFLAGS) -DTEST_CUDA $< build/cuda_on_cpu.o -o $@ $(LDLIBS) -lstdc++
 
@@ -105,7 +106,7 @@ build/cuda_train_%: demos/train_%.c build/cuda.o $(HEADERS) $(wildcard demos/*.h
 
 cuda: setup $(TRAINERS:train_%=build/cuda_train_%)
 
-check-gpu: setup build/on_gpu_test_device build/on_gpu_test_attn build/on_gpu_verify
+check-gpu: setup build/on_gpu_test_device build/on_gpu_test_attn build/on_gpu_test_queue build/on_gpu_verify
 	@bash verify/test_gpu.sh
 
 clean:

@@ -284,6 +284,8 @@ SEQPAR_DEF double seqpar_log(double x);
    - begin copies what it needs of the group's lists; only `name` must outlive the request. Where it fails,
      request->state is NULL. A finished send says that its buffer is free, not that it was received; a send to a
      rank that has ended without receiving it fails.
+   - A transport that says nothing of queues is never given one: what the device's queue holds is settled before
+     begin, so that it may touch all bytes, and after wait they are there. One that is `queued` orders the queue instead.
    - With a queue, a message is sent and received in groups of the same place in that order: NCCL runs a group to
      its end before the next one. On the host its two ends may stand in any groups.
    - wait ends with an error, never hangs, once any rank of the world has failed, and then at once: the executor
@@ -321,6 +323,7 @@ typedef struct seqpar_comm_table {
     /* Ends every rank of the world with this text. Never blocks. */
     void (*abort)(seqpar_comm *comm, const char *text);
     void (*free)(seqpar_comm *comm);
+    int queued; /* begin and wait order a queue and never block the host for it; 0: they get queue NULL */
 } seqpar_comm_table;
 
 struct seqpar_comm {
@@ -506,7 +509,12 @@ SEQPAR_DEF void seqpar_gather(void *global, const void *local, const seqpar_shar
 
 /* ---- device: who computes -----------------------------------------------------------------------------
    A device is a table of operations on opaque pointers. Storage and accumulator types are apart; matrices
-   carry their row stride. All calls are ordered by `queue` (NULL: the call returns when the work is done).
+   carry their row stride. A device that works behind the host's back (a GPU) has one queue, a CUDA stream: a call
+   with it returns at once and its work is done in order of calls, what it reads from the host copied before it
+   returns; sumsq alone waits, since its result is the host's. A call with queue NULL takes its place in that order,
+   too, and returns when the work is done, so the host reads and writes by copies with NULL. Whatever else it wants
+   to see needs seqpar_device_settle. Memory that is freed is used again in that order: nothing waits. On a host
+   device, whose queue is NULL, all of this is a call of a function.
    The comment of each entry names the CUDA call it becomes. Row operations give a row the same bits
    whatever else is in the call; sums over tokens run the fold program they are given. */
 enum { SEQPAR_F64, SEQPAR_F32, SEQPAR_BF16 };
@@ -721,17 +729,19 @@ struct seqpar_device {
     int storage, accumulator;     /* SEQPAR_F64 or SEQPAR_F32 */
     int64_t threads;              /* split output tiles only; never change a bit */
     int64_t workspace_bytes;      /* scratch the operations keep */
-    int64_t attn_flops;           /* counted by the attention leaves: visible pairs, forward 4 d, dq 6 d, dkv 8 d */
+    int64_t attn_flops;           /* counted by the attention leaves: visible pairs, forward 4 d, dq 6 d, dkv 8 d; as of the last settling */
     void *workspace;
+    void *queue;                  /* cudaStream_t; NULL: the host computes */
     const struct seqpar_block_kernel *block_kernel; /* the user's own, or NULL */
     seqpar_sgemm sgemm;
     seqpar_error *error;
-    void *(*alloc)(seqpar_device *device, int64_t bytes);                                  /* cudaMallocAsync */
-    void (*free)(seqpar_device *device, void *data);                                       /* cudaFreeAsync */
+    void *(*alloc)(seqpar_device *device, int64_t bytes);                                  /* what was freed before, or cudaMalloc */
+    void (*free)(seqpar_device *device, void *data);                                       /* kept for alloc: in order of the queue */
     void (*copy)(seqpar_device *device, void *to, const void *from, int64_t bytes, void *queue); /* cudaMemcpyAsync */
     /* rows of `bytes`, the next one at `to_stride`, `from_stride` bytes: cudaMemcpy2DAsync */
     void (*copy_rows)(seqpar_device *device, void *to, int64_t to_stride, const void *from, int64_t from_stride, int64_t bytes, int64_t rows, void *queue);
     void (*zero)(seqpar_device *device, void *data, int64_t bytes, void *queue);           /* cudaMemsetAsync */
+    seqpar_status (*settle)(seqpar_device *device, void *queue);                           /* cudaStreamSynchronize; NULL: nothing to wait for */
     void (*close)(seqpar_device *device);
 #define SEQPAR__X(op) seqpar_status (*op)(seqpar_device *device, const seqpar_##op##_args *args, void *queue);
     SEQPAR_DEVICE_OPS(SEQPAR__X)
@@ -743,10 +753,17 @@ SEQPAR_DEF seqpar_device *seqpar_device_reference(void);
 /* The fast device: fp32, blocked and vectorised; `threads` 0 means all OpenMP threads. Both: seqpar_device_close. */
 SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads);
 /* A GPU, in seqpar_cuda.cu, which is compiled by nvcc and linked: fp32 storage, products from pieces of tf32. One device a
-   rank; all may share a GPU. NULL and *error: none there, too old, no memory. */
-typedef struct seqpar_cuda_desc { int64_t ordinal; /* number of the GPU */ } seqpar_cuda_desc;
+   rank; all may share a GPU. NULL and *error: none there, too old, no memory. Once a call was made before, the same call
+   can be captured from device->queue into a CUDA graph: it then only launches kernels. What a captured call uses is kept
+   until the device is closed. */
+typedef struct seqpar_cuda_desc {
+    int64_t ordinal; /* number of the GPU */
+    void *stream;    /* the caller's, to be the queue; NULL: one is made */
+} seqpar_cuda_desc;
 extern seqpar_device *seqpar_device_cuda(seqpar_error *error, const seqpar_cuda_desc *desc);
 SEQPAR_DEF void seqpar_device_close(seqpar_device *device);
+/* Returns when all work on the queue is done: what it wrote is there, an error of it is named, attn_flops is true. */
+SEQPAR_DEF seqpar_status seqpar_device_settle(seqpar_device *device, void *queue);
 SEQPAR_DEF int64_t seqpar_dtype_bytes(int dtype);
 /* Bring your own block kernel: put into a host device, it computes every block of attention, in its own storage type;
    schedules, masks, merging, sinks and the rest of the device stay (the error rule; no dropout). A block is the queries of
@@ -792,7 +809,7 @@ typedef struct seqpar_event { /* what the executor does, in order (tests, drawin
 typedef struct seqpar_ctx {
     seqpar_error *error;      /* of the world comm */
     seqpar_device *device;
-    void *queue;
+    void *queue;              /* the device's: where every call of this rank goes */
     seqpar_comm *world, *sp;  /* sp: the ranks that share this rank's sequences */
     int64_t dp_size, dp_rank, sp_size, sp_rank;
     seqpar_memory memory;
@@ -2007,11 +2024,15 @@ SEQPAR_DEF seqpar_status seqpar_comm_begin(seqpar_comm *comm, const seqpar_group
             comm->bytes_sent += group->sends[i].bytes;
             comm->messages_sent++;
         }
+    if (!comm->table->queued) { /* the host will read what kernels wrote, and write what they read; fault: it does not wait for them */
+        if (!SEQPAR__FAULT(81)) SEQPAR__TRY(seqpar_device_settle(comm->device, queue));
+        queue = NULL;
+    }
     return comm->table->begin(comm, group, queue, request);
 }
 
 SEQPAR_DEF seqpar_status seqpar_comm_wait(seqpar_comm *comm, seqpar_request *request, void *queue) {
-    seqpar_status status = request->state ? comm->table->wait(comm, request, queue) : SEQPAR_OK;
+    seqpar_status status = request->state ? comm->table->wait(comm, request, comm->table->queued ? queue : NULL) : SEQPAR_OK;
     request->state = NULL;
     return status;
 }
@@ -2022,10 +2043,10 @@ SEQPAR_DEF seqpar_status seqpar_comm_split(seqpar_comm *comm, int64_t color, int
 SEQPAR_DEF void seqpar_comm_abort(seqpar_comm *comm, const char *text) { comm->table->abort(comm, text); }
 SEQPAR_DEF void seqpar_comm_free(seqpar_comm *comm) { if (comm) comm->table->free(comm); }
 
-static seqpar_status seqpar__exchange(seqpar_comm *comm, const seqpar_group *group) {
+static seqpar_status seqpar__exchange(seqpar_comm *comm, const seqpar_group *group, void *queue) {
     seqpar_request request;
-    SEQPAR__TRY(seqpar_comm_begin(comm, group, NULL, &request));
-    return seqpar_comm_wait(comm, &request, NULL);
+    SEQPAR__TRY(seqpar_comm_begin(comm, group, queue, &request));
+    return seqpar_comm_wait(comm, &request, queue);
 }
 
 static seqpar_group seqpar__group(const char *name, int64_t step, const seqpar_transfer *sends, int64_t send_count,
@@ -2054,7 +2075,7 @@ SEQPAR_DEF seqpar_status seqpar_comm_all_gather(seqpar_comm *comm, void *recv, c
         n++;
     }
     group = seqpar__group(name, 0, list, n, list + comm->size, n);
-    if (n) status = seqpar__exchange(comm, &group);
+    if (n) status = seqpar__exchange(comm, &group, NULL);
     SEQPAR_FREE(list);
     return status;
 }
@@ -2107,14 +2128,14 @@ SEQPAR_DEF seqpar_status seqpar_comm_broadcast(seqpar_comm *comm, void *data, in
     from.peer = root; from.data = data; from.bytes = bytes;
     if (comm->rank != root) {
         group = seqpar__group("broadcast", 0, NULL, 0, &from, 1);
-        return seqpar__exchange(comm, &group);
+        return seqpar__exchange(comm, &group, NULL);
     }
     list = SEQPAR__NEW(seqpar_transfer, comm->size);
     if (!list) return seqpar__no_memory(comm->error, "a broadcast");
     for (r = 0; r < comm->size; r++)
         if (r != root) { list[n] = from; list[n++].peer = r; }
     group = seqpar__group("broadcast", 0, list, n, NULL, 0);
-    status = seqpar__exchange(comm, &group);
+    status = seqpar__exchange(comm, &group, NULL);
     SEQPAR_FREE(list);
     return status;
 }
@@ -2165,7 +2186,7 @@ static void seqpar__self_abort(seqpar_comm *comm, const char *text) {
 static void seqpar__self_free(seqpar_comm *comm) { SEQPAR_FREE(comm->state); }
 
 static seqpar_comm *seqpar__self_new(seqpar_error *error) {
-    static const seqpar_comm_table table = {"self", seqpar__self_begin, seqpar__self_wait, seqpar__self_split, seqpar__self_abort, seqpar__self_free};
+    static const seqpar_comm_table table = {"self", seqpar__self_begin, seqpar__self_wait, seqpar__self_split, seqpar__self_abort, seqpar__self_free, 0};
     seqpar__self *self = SEQPAR__NEW(seqpar__self, 1);
     if (!self) return NULL;
     self->comm.table = &table;
@@ -2450,7 +2471,7 @@ static seqpar_status seqpar__threads_split(seqpar_comm *comm, int64_t color, int
 }
 
 static seqpar__member *seqpar__member_new(seqpar__hub *hub, int64_t size, seqpar_error *error) {
-    static const seqpar_comm_table table = {"threads", seqpar__threads_begin, seqpar__threads_wait, seqpar__threads_split, seqpar__threads_abort, seqpar__threads_free};
+    static const seqpar_comm_table table = {"threads", seqpar__threads_begin, seqpar__threads_wait, seqpar__threads_split, seqpar__threads_abort, seqpar__threads_free, 0};
     seqpar__member *m = SEQPAR__NEW(seqpar__member, 1);
     if (m) m->world_rank = SEQPAR__NEW(int64_t, 3 * size);
     if (!m || !m->world_rank) { SEQPAR_FREE(m); return NULL; }
@@ -2701,7 +2722,7 @@ static void seqpar__inject_free(seqpar_comm *comm) {
 }
 
 SEQPAR_DEF seqpar_comm *seqpar_comm_inject(seqpar_comm *inner, const seqpar_inject_desc *desc) {
-    static const seqpar_comm_table table = {"inject", seqpar__inject_begin, seqpar__inject_wait, seqpar__inject_split, seqpar__inject_abort, seqpar__inject_free};
+    static const seqpar_comm_table table = {"inject", seqpar__inject_begin, seqpar__inject_wait, seqpar__inject_split, seqpar__inject_abort, seqpar__inject_free, 0};
     seqpar__inject *in = SEQPAR__NEW(seqpar__inject, 1);
     if (!in) return NULL;
     in->comm = *inner;
@@ -2728,6 +2749,7 @@ SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world, se
     if (!device) return ctx->error->status ? ctx->error->status : seqpar__no_memory(ctx->error, "a device");
     ctx->world = world;
     ctx->device = device;
+    ctx->queue = device->queue;
     device->error = ctx->error;
     ctx->sp_size = sp_size;
     ctx->dp_size = world->size / sp_size;
@@ -2758,6 +2780,7 @@ static void *seqpar__kept_take(seqpar_ctx *ctx, int64_t bytes) {
 SEQPAR_DEF void seqpar_ctx_close(seqpar_ctx *ctx) {
     if (ctx->device) seqpar__kept_free(ctx, 0);
     if (ctx->world) ctx->world->device = NULL;
+    (void)seqpar_device_settle(ctx->device, ctx->queue); /* an error of the last kernels is noted before the rank ends */
     seqpar_comm_free(ctx->sp);
     ctx->sp = NULL;
 }
@@ -2826,6 +2849,7 @@ SEQPAR_DEF void seqpar_device_write(seqpar_device *device, void *to, int64_t fir
 }
 
 SEQPAR_DEF void seqpar_device_close(seqpar_device *device) { if (device) device->close(device); }
+SEQPAR_DEF seqpar_status seqpar_device_settle(seqpar_device *device, void *queue) { return queue && device && device->settle ? device->settle(device, queue) : SEQPAR_OK; }
 
 static void *seqpar__host_alloc(seqpar_device *device, int64_t bytes) {
     /* 64-byte aligned, so that vectors do not straddle cache lines; the distance is kept in the byte before */
@@ -6035,6 +6059,7 @@ static seqpar_status seqpar__run_compute(seqpar__attn_run_state *r, const seqpar
         for (s = 0; !status && s < op->sources; s++)
             status = seqpar__run_tasks(r, op, &step->foreign[s], dev->attn_dkv, k, v, r->outbox[turn].data, gathers ? r->out_begin[op->source + s] : 0, NULL, 0);
     }
+    if (!status && r->ctx->trace) status = seqpar_device_settle(dev, r->ctx->queue); /* the count is read */
     seqpar__trace(r->ctx, "compute", number, -1, op->source, (double)(dev->attn_flops - before));
     return status;
 }
@@ -7737,8 +7762,9 @@ static seqpar_status seqpar__add_sources(seqpar_ctx *ctx, seqpar_optim *o) {
     return SEQPAR_OK;
 }
 
-/* Owners hand their run of every group to all. full holds block_bytes for every block of all groups. */
-static seqpar_status seqpar__share_owned(seqpar_ctx *ctx, const seqpar_optim *o, void *full, int64_t block_bytes, const char *name) {
+/* Owners hand their run of every group to all. full holds block_bytes for every block of all groups, in device memory with
+   the queue, in host memory with NULL. */
+static seqpar_status seqpar__share_owned(seqpar_ctx *ctx, const seqpar_optim *o, void *full, int64_t block_bytes, void *queue, const char *name) {
     int64_t world = ctx->world->size, g, w, n = 0, r = 0, begin, count, my_begin, mine;
     seqpar_transfer *list;
     seqpar_group group;
@@ -7757,7 +7783,7 @@ static seqpar_status seqpar__share_owned(seqpar_ctx *ctx, const seqpar_optim *o,
             if (count > 0) list[world * o->groups + r++] = seqpar__transfer(w, (char *)full + begin * block_bytes, count / SEQPAR_BLOCK * block_bytes);
         }
     group = seqpar__group(name, 0, list, n, list + world * o->groups, r);
-    status = seqpar__exchange(ctx->world, &group);
+    status = seqpar__exchange(ctx->world, &group, SEQPAR__FAULT(82) ? NULL : queue); /* fault: device memory, sent as the host's */
     SEQPAR_FREE(list);
     return status;
 }
@@ -7777,7 +7803,7 @@ static seqpar_status seqpar__gradient_norm(seqpar_ctx *ctx, seqpar_optim *o) {
         a.block_size = SEQPAR_BLOCK;
         if (count > 0) status = ctx->device->sumsq(ctx->device, &a, ctx->queue);
     }
-    if (!status && !SEQPAR__FAULT(19)) status = seqpar__share_owned(ctx, o, sums, 8, "gradient norm"); /* fault: norm of the own shard */
+    if (!status && !SEQPAR__FAULT(19)) status = seqpar__share_owned(ctx, o, sums, 8, NULL, "gradient norm"); /* fault: norm of the own shard */
     for (b = 0; !status && b < blocks; b++) leaves[b] = b;
     if (!status) o->norm = sqrt(seqpar__tree_sum(leaves, sums, 1, 0, blocks, 62));
     if (!status && !(o->norm <= 1.7976931348623157e308))
@@ -7825,7 +7851,7 @@ static seqpar_status seqpar__update(seqpar_ctx *ctx, seqpar_optim *o, void *para
                                          seqpar__state_at(&o->m, compact, type), seqpar__state_at(&o->v, compact, type), lr));
     }
     if (SEQPAR__FAULT(23)) return SEQPAR_OK; /* ranks drift apart */
-    return seqpar__share_owned(ctx, o, params, SEQPAR_BLOCK * seqpar_dtype_bytes(type), "parameters from owners");
+    return seqpar__share_owned(ctx, o, params, SEQPAR_BLOCK * seqpar_dtype_bytes(type), ctx->queue, "parameters from owners");
 }
 
 SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *o, void *params, double lr) {
@@ -7835,7 +7861,7 @@ SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *o, void 
     SEQPAR__TRY(seqpar__gradient_norm(ctx, o));
     o->clip = o->desc.max_norm > 0 && !SEQPAR__FAULT(21) ? SEQPAR__MIN(1.0, o->desc.max_norm / (o->norm + 1e-6)) : 1.0;
     o->t++;
-    if (o->desc.zero_stage < 2) SEQPAR__TRY(seqpar__share_owned(ctx, o, o->gradient.data, SEQPAR_BLOCK * size, "gradients from owners"));
+    if (o->desc.zero_stage < 2) SEQPAR__TRY(seqpar__share_owned(ctx, o, o->gradient.data, SEQPAR_BLOCK * size, ctx->queue, "gradients from owners"));
     return seqpar__update(ctx, o, params, lr);
 }
 
@@ -7847,7 +7873,7 @@ static seqpar_status seqpar__collect(seqpar_ctx *ctx, const seqpar_optim *o, dou
         seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count);
         seqpar_device_read(ctx->device, full + o->group_begin[g] + begin, data, seqpar__own_begin(o, ctx, g), count);
     }
-    return seqpar__share_owned(ctx, o, full, SEQPAR_BLOCK * 8, name);
+    return seqpar__share_owned(ctx, o, full, SEQPAR_BLOCK * 8, NULL, name);
 }
 
 SEQPAR_DEF seqpar_status seqpar_optim_gradient(seqpar_ctx *ctx, seqpar_optim *o, double *gradient) {

@@ -6,7 +6,7 @@
  * Link it beside a unit with SEQPAR_IMPLEMENTATION and open seqpar_device_cuda(); or include it there. The rest of a
  * program stays as it is: ranks of seqpar_run_threads share one GPU, each with a stream and a device of its own.
  *
- *   >>table    what the host keeps: memory, lists uploaded once, launches
+ *   >>table    what the host keeps: memory, lists uploaded once, launches on one stream
  *   >>tile     16 x 8 tiles on tensor cores: one kernel text for fp32 and bf16
  *   >>machine  fold programs, run by a block or by a thread
  *   >>rows     embedding, norm, RoPE, SwiGLU
@@ -39,7 +39,7 @@ namespace seqpar_cuda {
 #define NOINLINE
 #define SEQPAR_CUDA_SHARED(type) ((type *)cuda_here->shared)
 #define SEQPAR_CUDA_LAUNCH(self, kernel, grid, block, shared, ...) \
-    launched(self, #kernel, cuda_on_cpu_launch(#kernel, grid, block, shared, [=] { kernel(__VA_ARGS__); }))
+    launched(self, #kernel, cuda_on_cpu_launch(#kernel, grid, block, shared, (self)->stream, cuda_bind(kernel, __VA_ARGS__)))
 #else
 #define UNROLL _Pragma("unroll")
 #define UNROLL_SOME _Pragma("unroll 4")
@@ -52,22 +52,44 @@ extern __shared__ __align__(128) unsigned char shared_bytes[];
 #endif
 
 enum { WARP = 32, BLOCK = 128, LISTS = 512 };
+#if defined(SEQPAR_CUDA_ON_CPU)
+enum { STAGING = 8 * 1024 }; /* so that tests come round to its beginning */
+#else
+enum { STAGING = 4 * 1024 * 1024 };
+#define cuda_on_cpu_spoil(data, bytes, stream) ((void)0)
+#endif
 
 /* Lists that came from the host (pieces, programs, ids, positions): the same bytes are uploaded once. */
 struct uploaded {
     uint64_t hash;
     int64_t bytes, used;
     char *host, *data;
+    bool captured;      /* a graph reads it */
+};
+
+/* Memory of the GPU. What is freed is handed out again: all work is on one stream, so whoever had it is done with it when the
+   next one's work begins, and nothing waits. */
+struct piece_of_memory {
+    char *data;
+    int64_t bytes;
+    bool spare, captured; /* captured: a graph uses it, so only captured calls may have it again */
 };
 
 struct cuda_device {
     seqpar_device base; /* first: the two are cast to each other */
-    cudaStream_t stream, own;
+    cudaStream_t stream;
     int ordinal, multiprocessors;
+    bool own_stream;
+    piece_of_memory *memory;
+    int64_t pieces, pieces_room;
     char *pack;         /* lists of the call at hand, one behind the other */
     int64_t pack_bytes, pack_room, calls, list_bytes;
     uploaded list[LISTS];
     int lists;
+    char *staging;      /* pinned; two halves, used in turn */
+    int64_t staging_bytes, staging_used;
+    int half;
+    cudaEvent_t left[2]; /* the stream has read what was staged in this half */
     unsigned long long *flops; /* counted by the kernels of attention */
 };
 
@@ -80,29 +102,101 @@ static seqpar_status launched(cuda_device *self, const char *kernel, cudaError_t
 
 /* Ends an operation: with no queue of the caller's the work is done when it returns. */
 static seqpar_status finish(cuda_device *self, seqpar_status status, void *queue) {
-    if (status || queue) return status;
-    cudaError_t error = cudaStreamSynchronize(self->stream);
+    if (status) return status;
+    if (queue && queue != (void *)self->stream) return seqpar_fail(self->base.error, SEQPAR_ERR_OPTION, "CUDA device %d works on its own queue; give seqpar_device_cuda your stream, or pass device->queue", self->ordinal);
+    cudaError_t error = queue ? cudaSuccess : cudaStreamSynchronize(self->stream);
     return error ? failed(self, "waiting for a kernel", error) : SEQPAR_OK;
 }
 static void enter(cuda_device *self, void *queue) {
-    self->stream = queue ? (cudaStream_t)queue : self->own;
+    (void)queue; /* compared by finish */
     self->pack_bytes = 0;
     self->calls++;
 }
+static seqpar_status device_settle(seqpar_device *device, void *queue) {
+    cuda_device *self = of(device);
+    unsigned long long flops = 0;
+    cudaError_t error = cudaMemcpyAsync(&flops, self->flops, sizeof flops, cudaMemcpyDeviceToHost, self->stream);
+    if (error) return failed(self, "reading a count", error);
+    seqpar_status status = finish(self, SEQPAR_OK, queue);
+    if (!status && queue) status = finish(self, SEQPAR_OK, NULL);
+    if (!status) device->attn_flops = (int64_t)flops;
+    return status;
+}
 
-static void *device_alloc(seqpar_device *device, int64_t bytes) {
+/* ---- memory ---- */
+
+/* Is the stream being captured into a graph? Then nothing may be waited for, allocated or uploaded. */
+static bool capturing(cuda_device *self) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    if (cudaStreamIsCapturing(self->stream, &status)) (void)cudaGetLastError();
+    return status != cudaStreamCaptureStatusNone;
+}
+/* The smallest spare piece that is at most an eighth too large; -1: none. */
+static int64_t spare_piece(const cuda_device *self, int64_t bytes, bool captured) {
+    int64_t best = -1;
+    for (int64_t i = 0; i < self->pieces; i++) {
+        const piece_of_memory *p = &self->memory[i];
+        if (!p->spare || p->bytes < bytes || p->bytes - bytes > bytes / 8 || (p->captured && !captured)) continue;
+        if (best < 0 || p->bytes < self->memory[best].bytes) best = i;
+    }
+    return best;
+}
+static piece_of_memory *piece_at(cuda_device *self, const void *data) {
+    for (int64_t i = 0; i < self->pieces; i++) if (self->memory[i].data == data) return &self->memory[i];
+    return NULL;
+}
+/* Gives back what is spare, once the stream is done with it. Was there any? */
+static bool release_spares(cuda_device *self) {
+    int64_t before = self->pieces;
+    for (int64_t i = self->pieces - 1; i >= 0; i--) {
+        if (!self->memory[i].spare || self->memory[i].captured) continue;
+        if (before == self->pieces) (void)cudaStreamSynchronize(self->stream);
+        (void)cudaFree(self->memory[i].data);
+        self->memory[i] = self->memory[--self->pieces];
+    }
+    return before > self->pieces;
+}
+static piece_of_memory *new_piece(cuda_device *self, int64_t bytes) {
     void *data = NULL;
+    if (self->pieces == self->pieces_room) {
+        piece_of_memory *more = (piece_of_memory *)realloc(self->memory, (size_t)(2 * self->pieces_room + 64) * sizeof *more);
+        if (!more) return NULL;
+        self->memory = more;
+        self->pieces_room = 2 * self->pieces_room + 64;
+    }
+    if (cudaMalloc(&data, (size_t)bytes)) {
+        (void)cudaGetLastError();
+        if (!release_spares(self)) return NULL;
+        if (cudaMalloc(&data, (size_t)bytes)) { (void)cudaGetLastError(); return NULL; }
+    }
+    piece_of_memory *p = &self->memory[self->pieces++];
+    p->data = (char *)data;
+    p->bytes = bytes;
+    return p;
+}
+static void *device_alloc(seqpar_device *device, int64_t bytes) {
+    cuda_device *self = of(device);
+    bool captured = capturing(self);
+    int64_t need = bytes > 0 ? bytes : 1, at = spare_piece(self, need, captured);
     size_t room = 0, total = 0;
-    cudaError_t error = cudaMalloc(&data, (size_t)(bytes > 0 ? bytes : 1));
-    if (!error) return data;
-    (void)cudaGetLastError();
+    piece_of_memory *p = at >= 0 ? &self->memory[at] : captured ? NULL : new_piece(self, need);
+    if (p) {
+        p->spare = false;
+        p->captured = captured;
+        return p->data;
+    }
+    if (captured) { (void)seqpar_fail(device->error, SEQPAR_ERR_DEVICE, "CUDA device %d: a captured call needs %lld bytes, and memory cannot be allocated there; make the same call once before it is captured", self->ordinal, (long long)need); return NULL; }
     (void)cudaMemGetInfo(&room, &total);
-    (void)seqpar_fail(device->error, SEQPAR_ERR_MEMORY, "CUDA device %d: %lld bytes are needed, %lld of %lld are free; use more ranks or shorter rows", of(device)->ordinal, (long long)bytes, (long long)room, (long long)total);
+    (void)seqpar_fail(device->error, SEQPAR_ERR_MEMORY, "CUDA device %d: %lld bytes are needed, %lld of %lld are free; use more ranks or shorter rows", self->ordinal, (long long)bytes, (long long)room, (long long)total);
     return NULL;
 }
 static void device_free(seqpar_device *device, void *data) {
-    (void)device;
-    (void)cudaFree(data); /* waits for the device */
+    cuda_device *self = of(device);
+    piece_of_memory *p = data ? piece_at(self, data) : NULL;
+    if (!p) return;
+    p->spare = true;
+    p->captured |= capturing(self);
+    cuda_on_cpu_spoil(p->data, (size_t)p->bytes, self->stream);
 }
 static void device_copy(seqpar_device *device, void *to, const void *from, int64_t bytes, void *queue) {
     cuda_device *self = of(device);
@@ -125,12 +219,14 @@ static void device_zero(seqpar_device *device, void *data, int64_t bytes, void *
 
 /* Scratch, kept between calls; whoever used it before on this stream is done when the next kernel begins. */
 static char *scratch(cuda_device *self, int64_t bytes) {
-    if (bytes <= self->base.workspace_bytes) return (char *)self->base.workspace;
-    (void)cudaStreamSynchronize(self->stream);
-    (void)cudaFree(self->base.workspace);
-    self->base.workspace_bytes = 0;
-    self->base.workspace = device_alloc(&self->base, bytes + bytes / 4);
-    if (self->base.workspace) self->base.workspace_bytes = bytes + bytes / 4;
+    if (bytes > self->base.workspace_bytes) {
+        device_free(&self->base, self->base.workspace);
+        self->base.workspace_bytes = 0;
+        self->base.workspace = device_alloc(&self->base, bytes + bytes / 4);
+        if (!self->base.workspace) return NULL;
+        self->base.workspace_bytes = bytes + bytes / 4;
+    }
+    if (capturing(self)) piece_at(self, self->base.workspace)->captured = true;
     return (char *)self->base.workspace;
 }
 
@@ -162,34 +258,68 @@ static uint64_t hash_of(const char *bytes, int64_t count) { /* FNV-1a by words *
     return hash;
 }
 static void forget(cuda_device *self, int i) {
-    (void)cudaFree(self->list[i].data);
+    device_free(&self->base, self->list[i].data);
     free(self->list[i].host);
     self->list_bytes -= self->list[i].bytes;
     self->list[i] = self->list[--self->lists];
 }
 /* Room for one more: what was not used for longest goes. */
-static void make_room(cuda_device *self, int64_t bytes) {
+static bool make_room(cuda_device *self, int64_t bytes) {
     while (self->lists && (self->lists == LISTS || self->list_bytes + bytes > ((int64_t)512 << 20))) {
-        int oldest = 0;
-        for (int i = 1; i < self->lists; i++) if (self->list[i].used < self->list[oldest].used) oldest = i;
+        int oldest = -1;
+        for (int i = 0; i < self->lists; i++) if (!self->list[i].captured && (oldest < 0 || self->list[i].used < self->list[oldest].used)) oldest = i;
+        if (oldest < 0) break;
         forget(self, oldest);
     }
+    return self->lists < LISTS || !seqpar_fail(self->base.error, SEQPAR_ERR_DEVICE, "CUDA device %d: graphs hold all %d places for lists; close the device and capture less", self->ordinal, LISTS);
+}
+/* Pinned memory, from which an upload goes while the host goes on: pageable memory can make the host wait for the stream. Each
+   half is written again when the stream has read all of it. */
+static char *stage(cuda_device *self, int64_t bytes) {
+    if (2 * bytes > self->staging_bytes) {
+        (void)cudaStreamSynchronize(self->stream);
+        (void)cudaFreeHost(self->staging);
+        self->staging = NULL;
+        self->staging_bytes = self->staging_used = self->half = 0;
+        if (cudaMallocHost((void **)&self->staging, (size_t)(4 * bytes))) { (void)cudaGetLastError(); self->staging = NULL; return NULL; }
+        self->staging_bytes = 4 * bytes;
+    }
+    int64_t room = self->staging_bytes / 2;
+    if (self->staging_used + bytes > room) {
+        if (cudaEventRecord(self->left[self->half], self->stream)) return NULL;
+        self->half = 1 - self->half;
+        self->staging_used = 0;
+        if (cudaEventSynchronize(self->left[self->half])) return NULL;
+    }
+    char *at = self->staging + self->half * room + self->staging_used;
+    self->staging_used += bytes;
+    return at;
+}
+static char *upload_to(cuda_device *self, uploaded *l) {
+    char *from = stage(self, (l->bytes + 15) & ~(int64_t)15);
+    if (!from) { (void)failed(self, "pinned memory for lists", cudaErrorMemoryAllocation); return NULL; }
+    memcpy(from, l->host, (size_t)l->bytes);
+    cudaError_t error = cudaMemcpyAsync(l->data, from, (size_t)l->bytes, cudaMemcpyHostToDevice, self->stream);
+    if (!error) return l->data;
+    (void)failed(self, "uploading lists", error);
+    return NULL;
 }
 /* The packed lists on the device; NULL after an error, which is noted. */
 static char *upload(cuda_device *self) {
     uint64_t hash = hash_of(self->pack, self->pack_bytes);
+    bool captured = capturing(self);
     for (int i = 0; i < self->lists; i++) {
         uploaded *l = &self->list[i];
         if (l->hash != hash || l->bytes != self->pack_bytes || memcmp(l->host, self->pack, (size_t)l->bytes)) continue;
         l->used = self->calls;
+        l->captured |= captured;
         return l->data;
     }
-    make_room(self, self->pack_bytes);
-    uploaded l = {hash, self->pack_bytes, self->calls, (char *)malloc((size_t)self->pack_bytes + 1), (char *)device_alloc(&self->base, self->pack_bytes)};
-    if (!l.host || !l.data) { free(l.host); (void)cudaFree(l.data); return NULL; }
-    memcpy(l.host, self->pack, (size_t)l.bytes);
-    cudaError_t error = cudaMemcpyAsync(l.data, l.host, (size_t)l.bytes, cudaMemcpyHostToDevice, self->stream);
-    if (error) { (void)failed(self, "uploading lists", error); free(l.host); (void)cudaFree(l.data); return NULL; }
+    if (captured) { (void)seqpar_fail(self->base.error, SEQPAR_ERR_DEVICE, "CUDA device %d: a captured call brings lists that are not on the device; make the same call once before it is captured", self->ordinal); return NULL; }
+    if (!make_room(self, self->pack_bytes)) return NULL;
+    uploaded l = {hash, self->pack_bytes, self->calls, (char *)malloc((size_t)self->pack_bytes + 1), (char *)device_alloc(&self->base, self->pack_bytes), false};
+    if (l.host) memcpy(l.host, self->pack, (size_t)l.bytes);
+    if (!l.host || !l.data || !upload_to(self, &l)) { free(l.host); device_free(&self->base, l.data); return NULL; }
     self->list[self->lists++] = l;
     self->list_bytes += l.bytes;
     return l.data;
@@ -1287,10 +1417,7 @@ template <class T> static seqpar_status attn_op(seqpar_device *device, const seq
     if (d > 256) return seqpar_fail(device->error, SEQPAR_ERR_HEAD_DIM, "head_dim is %lld; the CUDA device takes up to 256", (long long)d);
     bool extras = a->dropout > 0 || a->softcap > 0;
     seqpar_status status = extras ? launch_attn_by_width<T, true>(self, &v, kind) : launch_attn_by_width<T, false>(self, &v, kind);
-    unsigned long long flops = 0;
-    if (!status && !queue && cudaMemcpyAsync(&flops, self->flops, sizeof flops, cudaMemcpyDeviceToHost, self->stream) == cudaSuccess) status = finish(self, status, queue);
-    if (!status && !queue) device->attn_flops = (int64_t)flops;
-    return status;
+    return status || queue ? finish(self, status, queue) : device_settle(device, NULL); /* the count is read when the host waits anyway */
 }
 template <class T> static seqpar_status op_attn_forward(seqpar_device *device, const seqpar_attn_args *a, void *queue) { return attn_op<T>(device, a, queue, FORWARD); }
 template <class T> static seqpar_status op_attn_dq(seqpar_device *device, const seqpar_attn_args *a, void *queue) { return attn_op<T>(device, a, queue, DQ); }
@@ -1480,11 +1607,13 @@ static seqpar_status op_sgd(seqpar_device *device, const seqpar_update_args *a, 
 
 static void device_close(seqpar_device *device) {
     cuda_device *self = of(device);
-    (void)cudaStreamSynchronize(self->own);
-    while (self->lists) forget(self, self->lists - 1);
-    (void)cudaFree(device->workspace);
-    (void)cudaFree(self->flops);
-    (void)cudaStreamDestroy(self->own);
+    if (self->stream) (void)cudaStreamSynchronize(self->stream);
+    while (self->lists) free(self->list[--self->lists].host);
+    while (self->pieces) (void)cudaFree(self->memory[--self->pieces].data);
+    (void)cudaFreeHost(self->staging);
+    for (int i = 0; i < 2; i++) if (self->left[i]) (void)cudaEventDestroy(self->left[i]);
+    if (self->own_stream) (void)cudaStreamDestroy(self->stream);
+    free(self->memory);
     free(self->pack);
     free(self);
 }
@@ -1495,6 +1624,7 @@ template <class T> static void fill_table(seqpar_device *d) {
     d->copy = device_copy;
     d->copy_rows = device_copy_rows;
     d->zero = device_zero;
+    d->settle = device_settle;
     d->close = device_close;
     d->matmul = op_matmul<T>;
     d->weight_grad = op_weight_grad<T>;
@@ -1530,12 +1660,18 @@ static seqpar_status open_device(cuda_device *self, seqpar_error *error) {
     (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, self->ordinal);
     (void)cudaDeviceGetAttribute(&self->multiprocessors, cudaDevAttrMultiProcessorCount, self->ordinal);
     if (major < 8) return seqpar_fail(error, SEQPAR_ERR_DEVICE, "CUDA device %d has compute capability %d; 8 or more is needed (A100 and later)", self->ordinal, major);
-    if ((why = cudaStreamCreateWithFlags(&self->own, cudaStreamNonBlocking)) != cudaSuccess) return failed(self, "opening a stream", why);
-    self->stream = self->own;
+    if (!self->stream) {
+        if ((why = cudaStreamCreateWithFlags(&self->stream, cudaStreamNonBlocking)) != cudaSuccess) return failed(self, "opening a stream", why);
+        self->own_stream = true;
+    }
+    self->base.queue = (void *)self->stream;
+    for (int i = 0; i < 2; i++) if ((why = cudaEventCreateWithFlags(&self->left[i], cudaEventDisableTiming)) != cudaSuccess) return failed(self, "making an event", why);
+    if ((why = cudaMallocHost((void **)&self->staging, STAGING)) != cudaSuccess) return failed(self, "pinned memory", why);
+    self->staging_bytes = STAGING;
     self->flops = (unsigned long long *)device_alloc(&self->base, sizeof *self->flops);
     if (!self->flops) return SEQPAR_ERR_MEMORY;
-    device_zero(&self->base, self->flops, sizeof *self->flops, NULL);
-    return SEQPAR_OK;
+    why = cudaMemsetAsync(self->flops, 0, sizeof *self->flops, self->stream);
+    return why ? failed(self, "zeros", why) : SEQPAR_OK;
 }
 
 } /* namespace seqpar_cuda */
@@ -1548,7 +1684,8 @@ extern "C" seqpar_device *seqpar_device_cuda(seqpar_error *error, const seqpar_c
     self->base.storage = self->base.accumulator = SEQPAR_F32;
     self->base.threads = 1;
     self->ordinal = desc ? (int)desc->ordinal : 0;
+    self->stream = desc ? (cudaStream_t)desc->stream : NULL;
     fill_table<float>(&self->base);
-    if (open_device(self, error)) { if (self->own) device_close(&self->base); else free(self); return NULL; }
+    if (open_device(self, error)) { device_close(&self->base); return NULL; }
     return &self->base;
 }

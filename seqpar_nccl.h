@@ -1088,7 +1088,7 @@ static void seqpar_nccl__free(seqpar_comm *comm) {
 
 static seqpar_status seqpar_nccl__split(seqpar_comm *comm, int64_t color, int64_t key, seqpar_comm **sub);
 static seqpar_nccl__member *seqpar_nccl__member_new(seqpar_nccl__world *w, int64_t size) {
-    static const seqpar_comm_table table = {"nccl", seqpar_nccl__begin, seqpar_nccl__wait, seqpar_nccl__split, seqpar_nccl__abort, seqpar_nccl__free};
+    static const seqpar_comm_table table = {"nccl", seqpar_nccl__begin, seqpar_nccl__wait, seqpar_nccl__split, seqpar_nccl__abort, seqpar_nccl__free, 1};
     seqpar_nccl__member *m = SEQPAR_NCCL__NEW(seqpar_nccl__member, 1);
     if (m) m->world_rank = SEQPAR_NCCL__NEW(int64_t, size);
     if (!m || !m->world_rank) { SEQPAR_FREE(m); seqpar_nccl__fail(w, SEQPAR_ERR_MEMORY, "out of memory for a comm of %lld ranks", (long long)size); return NULL; }

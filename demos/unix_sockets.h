@@ -118,7 +118,7 @@ static void sit_down(int rank) { /* the other inboxes are for others to read: ke
     for (int s = 0; s < SOCKETS; s++) if (s != rank && s != BOARD) close(here.socket[s][READ]);
 }
 static int rank_process(int rank, int64_t ranks, seqpar_rank_fn fn, void *user) {
-    static const seqpar_comm_table table = {"unix sockets", own_begin, own_wait, own_split, own_abort, own_free};
+    static const seqpar_comm_table table = {"unix sockets", own_begin, own_wait, own_split, own_abort, own_free, 0};
     member world = {.comm = {.table = &table, .rank = rank, .size = ranks, .error = &here.error, .state = &world}};
     for (int64_t r = 0; r < ranks; r++) world.world[r] = r;
     sit_down(rank);

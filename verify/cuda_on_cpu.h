@@ -7,7 +7,14 @@
  * shuffle, a vote, a matrix instruction. Who goes first between two meetings is drawn anew from cuda_on_cpu_seed: bits
  * that hang on it show a missing barrier. Shared memory is full of NaN when a block begins. Device memory cannot be
  * touched outside of kernels and copies: host code that does is named and ended. Matrix instructions follow the fragment
- * tables of PTX ISA 9.7.14 (mma.m16n8k16, m16n8k8, ldmatrix); streams are in order, every call is done when it returns. */
+ * tables of PTX ISA 9.7.14 (mma.m16n8k16, m16n8k8, ldmatrix).
+ *
+ * Streams run late: a launch, a copy, a record is put aside, with its arguments as they are at the call, until somebody
+ * waits; then the streams are worked off in an order drawn from the seed, which also says how far they run ahead by
+ * themselves (seed % 3: never, seldom, often). Pageable memory is read at the call, pinned memory and the device late, and the
+ * host gets what it asked for late, so a missing wait shows as other numbers. CUDA_ON_CPU_SYNC=1 (cuda_on_cpu_late 0) brings
+ * back the order of calls, to tell such a fault from others; CUDA_ON_CPU_SEED=n another order. A stream can be captured and
+ * replayed; what a capture forbids ends it and is named. */
 #ifndef CUDA_ON_CPU_H
 #define CUDA_ON_CPU_H
 #include <math.h>
@@ -19,7 +26,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
+#include <utility>
+#include <vector>
 #if !defined(__x86_64__)
 #include <ucontext.h>
 #endif
@@ -344,10 +354,12 @@ static inline uint32_t seqpar_cuda_shared_word(const void *at) {
 /* ---- the run time: memory, streams, launches ---- */
 
 typedef int cudaError_t;
-enum { cudaSuccess = 0, cudaErrorMemoryAllocation = 2, cudaErrorNoDevice = 100, cudaErrorLaunchFailure = 719 };
+enum { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2, cudaErrorNoDevice = 100, cudaErrorLaunchFailure = 719, cudaErrorStreamCaptureUnsupported = 900 };
 enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
-enum { cudaStreamNonBlocking = 1, cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
-typedef struct cuda_stream { int number; } *cudaStream_t;
+enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive, cudaStreamCaptureStatusInvalidated };
+typedef struct cuda_stream *cudaStream_t;
+typedef struct cuda_event *cudaEvent_t;
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16, cudaDevAttrComputeCapabilityMajor = 75, cudaDevAttrComputeCapabilityMinor = 76, cudaDevAttrMaxSharedMemoryPerBlockOptin = 97 };
 
 #define CUDA_ARENA ((size_t)8 << 30)
@@ -369,9 +381,179 @@ static void cuda_arena_open(int change) { /* kernels and copies of all threads a
     pthread_mutex_unlock(&cuda_arena.lock);
 }
 static int cuda_failing(void) { return __atomic_add_fetch(&cuda_on_cpu_calls, 1, __ATOMIC_RELAXED) == cuda_on_cpu_fail_at; }
+static int cuda_in_arena(const void *at) { return cuda_arena.base && (const char *)at >= cuda_arena.base && (const char *)at < cuda_arena.base + CUDA_ARENA; }
+
+/* ---- streams that run late ---- */
+
+extern "C" { extern int64_t cuda_on_cpu_late, cuda_on_cpu_waits, cuda_on_cpu_ran; extern const char *cuda_on_cpu_broke_capture; }
+int64_t cuda_on_cpu_waits, cuda_on_cpu_ran; /* how often the host waited; kernels that have run */
+int64_t cuda_on_cpu_late = getenv("CUDA_ON_CPU_SYNC") ? 0 : 1;
+const char *cuda_on_cpu_broke_capture; /* the first call that a capture forbids */
+static int cuda_seeded = getenv("CUDA_ON_CPU_SEED") ? (cuda_on_cpu_seed = (uint64_t)atoll(getenv("CUDA_ON_CPU_SEED")), 1) : 0;
+
+/* Streams of another run time, whose events and messages order what happens here: test_queue_nccl.c. */
+extern "C" {
+typedef struct cuda_on_cpu_bridge {
+    void *(*stream_new)(void);
+    void (*stream_free)(void *stream);
+    void (*push)(void *stream, void (*run)(void *operation), void *operation);
+    void (*settle)(void *stream);
+} cuda_on_cpu_bridge;
+extern const cuda_on_cpu_bridge *cuda_on_cpu_elsewhere;
+void cuda_on_cpu_open_memory(int change) { cuda_arena_open(change); } /* for those who copy there */
+}
+const cuda_on_cpu_bridge *cuda_on_cpu_elsewhere;
+
+struct cuda_event { int64_t asked, done; struct cuda_stream *on; };
+struct cuda_op {
+    cuda_op *next = NULL;
+    cuda_event *event = NULL; /* runs only when this has come so far */
+    int64_t ticket = 0;
+    virtual void run() = 0;
+    virtual ~cuda_op() {}
+};
+template <class F> struct cuda_op_of final : cuda_op {
+    F body;
+    explicit cuda_op_of(F f) : body(std::move(f)) {}
+    void run() override { body(); }
+};
+struct cuda_graph { cuda_op *head, **tail; int broken; };
+struct cuda_stream {
+    cuda_stream *next;
+    cuda_op *head, **tail;
+    bool busy;                /* somebody runs the first of them */
+    cuda_graph *capture;
+    pthread_t owner;
+};
+static struct { cuda_stream *streams; uint64_t draw; pthread_mutex_t lock; pthread_cond_t moved; } cuda_late = {NULL, 0, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER};
+static thread_local cuda_stream *cuda_captured; /* by this thread */
+static thread_local cuda_stream *cuda_mine;     /* elsewhere: the stream of this thread's device */
+
+static uint64_t cuda_draw(void) { return cuda_late.draw = cuda_mix(cuda_late.draw + cuda_on_cpu_seed + 1); }
+
+/* Is this one of the calls that a captured region must not make? Then it is over with the capture. */
+static int cuda_forbidden(const char *what) {
+    if (!cuda_captured) return 0;
+    cuda_captured->capture->broken = 1;
+    if (!cuda_on_cpu_broke_capture) cuda_on_cpu_broke_capture = what;
+    return 1;
+}
+
+/* Runs the first operation of a stream: mostly of `target`, or else of another of this thread, seldom of any. Locked. */
+static bool cuda_step(cuda_stream *target) {
+    uint64_t draw = cuda_draw();
+    cuda_stream *chosen = NULL;
+    unsigned seen = 0;
+    for (cuda_stream *s = cuda_late.streams; s; s = s->next) {
+        if (!s->head || s->busy || (s->head->event && s->head->event->done < s->head->ticket)) continue;
+        if (s == target && draw & 1) { chosen = s; break; }
+        if (target && s != target && !pthread_equal(s->owner, pthread_self()) && (draw >> 1 & 7) && chosen) continue;
+        if ((draw >> 8) % ++seen == 0) chosen = s;
+    }
+    if (!chosen) return false;
+    cuda_op *op = chosen->head;
+    chosen->busy = true;
+    pthread_mutex_unlock(&cuda_late.lock);
+    op->run();
+    pthread_mutex_lock(&cuda_late.lock);
+    chosen->busy = false;
+    chosen->head = op->next;
+    if (!chosen->head) chosen->tail = &chosen->head;
+    delete op;
+    pthread_cond_broadcast(&cuda_late.moved);
+    return true;
+}
+static bool cuda_pending(const cuda_stream *only, bool busy) {
+    for (const cuda_stream *s = cuda_late.streams; s; s = s->next) if ((!only || s == only) && s->head && (!busy || s->busy)) return true;
+    return false;
+}
+/* Until the stream, or all of them, have nothing to do. */
+static void cuda_work_off(cuda_stream *stream) {
+    if (cuda_on_cpu_elsewhere) {
+        if (stream || cuda_mine) cuda_on_cpu_elsewhere->settle(stream ? stream : cuda_mine);
+        return;
+    }
+    cuda_arena_open(1);
+    pthread_mutex_lock(&cuda_late.lock);
+    for (int naps = 0; cuda_pending(stream, false);) {
+        if (cuda_step(stream)) continue;
+        struct timespec until;
+        timespec_get(&until, TIME_UTC);
+        until.tv_sec++; /* another thread may bring what a stream waits for */
+        naps = pthread_cond_timedwait(&cuda_late.moved, &cuda_late.lock, &until) ? naps + 1 : 0;
+        if (naps > 300) { fprintf(stderr, "cuda_on_cpu: a stream waits for an event that nobody records\n"); abort(); }
+    }
+    pthread_mutex_unlock(&cuda_late.lock);
+    cuda_arena_open(-1);
+}
+static void cuda_settle(cuda_stream *stream) {
+    __atomic_add_fetch(&cuda_on_cpu_waits, 1, __ATOMIC_RELAXED);
+    cuda_work_off(stream);
+}
+static void cuda_run_and_delete(void *operation) {
+    cuda_op *op = (cuda_op *)operation;
+    cuda_arena_open(1);
+    op->run();
+    cuda_arena_open(-1);
+    delete op;
+}
+template <class F> static void cuda_push(cuda_stream *s, F body, cuda_event *event = NULL, int64_t ticket = 0) {
+    cuda_op *op = new cuda_op_of<F>(std::move(body));
+    op->event = event;
+    op->ticket = ticket;
+    if (cuda_on_cpu_elsewhere) { cuda_on_cpu_elsewhere->push(s, cuda_run_and_delete, op); return; }
+    pthread_mutex_lock(&cuda_late.lock);
+    cuda_op ***tail = s->capture ? &s->capture->tail : &s->tail;
+    **tail = op;
+    *tail = &op->next;
+    uint64_t draw = cuda_draw();
+    bool ahead = cuda_on_cpu_late && !s->capture && cuda_on_cpu_seed % 3 && (cuda_on_cpu_seed % 3 == 1 ? draw % 64 : draw % 4) == 0;
+    pthread_mutex_unlock(&cuda_late.lock);
+    if (!cuda_on_cpu_late && !s->capture) cuda_work_off(s);
+    if (!ahead) return;
+    cuda_arena_open(1);
+    pthread_mutex_lock(&cuda_late.lock);
+    for (uint64_t i = 0; i < (draw >> 32 & 7) && cuda_step(NULL); i++) continue;
+    pthread_mutex_unlock(&cuda_late.lock);
+    cuda_arena_open(-1);
+}
+
+/* ---- memory ---- */
+
+struct cuda_pinned_piece { cuda_pinned_piece *next; char *at; size_t bytes; };
+static cuda_pinned_piece *cuda_pinned_list;
+static bool cuda_pageable(const void *data) {
+    bool found = cuda_in_arena(data);
+    pthread_mutex_lock(&cuda_late.lock);
+    for (cuda_pinned_piece *p = cuda_pinned_list; p; p = p->next) found |= (const char *)data >= p->at && (const char *)data < p->at + p->bytes;
+    pthread_mutex_unlock(&cuda_late.lock);
+    return !found;
+}
+static inline cudaError_t cudaMallocHost(void **data, size_t bytes) {
+    *data = NULL;
+    if (cuda_forbidden("cudaMallocHost")) return cudaErrorStreamCaptureUnsupported;
+    if (cuda_failing()) return cudaErrorMemoryAllocation;
+    *data = malloc(bytes + 1);
+    pthread_mutex_lock(&cuda_late.lock);
+    cuda_pinned_list = new cuda_pinned_piece{cuda_pinned_list, (char *)*data, bytes};
+    pthread_mutex_unlock(&cuda_late.lock);
+    return cudaSuccess;
+}
+static inline cudaError_t cudaFreeHost(void *data) {
+    if (!data) return cudaSuccess;
+    if (cuda_forbidden("cudaFreeHost")) return cudaErrorStreamCaptureUnsupported;
+    cuda_settle(NULL);
+    pthread_mutex_lock(&cuda_late.lock);
+    for (cuda_pinned_piece **p = &cuda_pinned_list; *p; p = &(*p)->next)
+        if ((*p)->at == data) { cuda_pinned_piece *gone = *p; *p = gone->next; delete gone; break; }
+    pthread_mutex_unlock(&cuda_late.lock);
+    free(data);
+    return cudaSuccess;
+}
 
 static inline cudaError_t cudaMalloc(void **data, size_t bytes) {
     size_t size = 4096;
+    if (cuda_forbidden("cudaMalloc")) return cudaErrorStreamCaptureUnsupported;
     if (cuda_failing()) return cudaErrorMemoryAllocation;
     while (size < bytes) size *= 2; /* a power of two, so that what is given back fits the next */
     pthread_mutex_lock(&cuda_arena.lock);
@@ -412,6 +594,8 @@ static inline cudaError_t cudaMalloc(void **data, size_t bytes) {
 static inline cudaError_t cudaFree(void *data) {
     size_t size = 0;
     if (!data) return cudaSuccess;
+    if (cuda_forbidden("cudaFree")) return cudaErrorStreamCaptureUnsupported;
+    cuda_settle(NULL);
     pthread_mutex_lock(&cuda_arena.lock);
     for (int i = 0; i < cuda_arena.lives; i++)
         if (cuda_arena.live[i].at == data) {
@@ -430,38 +614,128 @@ static inline cudaError_t cudaFree(void *data) {
     return cudaSuccess;
 }
 
-static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
-    (void)kind; (void)stream;
-    if (cuda_failing()) return cudaErrorLaunchFailure;
-    cuda_arena_open(1);
-    memmove(to, from, bytes);
-    cuda_arena_open(-1);
-    return cudaSuccess;
-}
 static inline cudaError_t cudaMemcpy2DAsync(void *to, size_t to_stride, const void *from, size_t from_stride, size_t width, size_t rows, cudaMemcpyKind kind, cudaStream_t stream) {
-    (void)kind; (void)stream;
+    (void)kind;
     if (cuda_failing()) return cudaErrorLaunchFailure;
-    cuda_arena_open(1);
-    for (size_t i = 0; i < rows; i++) memcpy((char *)to + i * to_stride, (const char *)from + i * from_stride, width);
-    cuda_arena_open(-1);
+    auto move = [=](const char *source, size_t stride) { for (size_t i = 0; i < rows; i++) memmove((char *)to + i * to_stride, source + i * stride, width); };
+    if (!cuda_pageable(from)) { cuda_push(stream, [=] { move((const char *)from, from_stride); }); return cudaSuccess; }
+    if (cuda_forbidden("a copy from pageable memory")) return cudaErrorStreamCaptureUnsupported;
+    if (!cuda_in_arena(to)) { cuda_settle(stream); move((const char *)from, from_stride); return cudaSuccess; } /* from host to host the host waits */
+    std::vector<char> source(width * rows);
+    for (size_t i = 0; i < rows; i++) memcpy(source.data() + i * width, (const char *)from + i * from_stride, width);
+    cuda_push(stream, [source = std::move(source), move, width] { move(source.data(), width); });
     return cudaSuccess;
 }
+static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+    return cudaMemcpy2DAsync(to, bytes, from, bytes, bytes, 1, kind, stream);
+}
+static inline void cuda_on_cpu_spoil(void *data, size_t bytes, cudaStream_t stream) { cuda_push(stream, [=] { memset(data, 0xff, bytes); }); }
 static inline cudaError_t cudaMemsetAsync(void *data, int value, size_t bytes, cudaStream_t stream) {
-    (void)stream;
     if (cuda_failing()) return cudaErrorLaunchFailure;
-    cuda_arena_open(1);
-    memset(data, value, bytes);
-    cuda_arena_open(-1);
+    cuda_push(stream, [=] { memset(data, value, bytes); });
     return cudaSuccess;
 }
+
+/* ---- streams, events, graphs ---- */
+
 static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
     (void)flags;
     if (cuda_failing()) return cudaErrorMemoryAllocation;
-    *stream = (cudaStream_t)calloc(1, sizeof **stream);
-    return *stream ? cudaSuccess : cudaErrorMemoryAllocation;
+    if (cuda_on_cpu_elsewhere) { *stream = cuda_mine = (cudaStream_t)cuda_on_cpu_elsewhere->stream_new(); return cudaSuccess; }
+    cuda_stream *s = new cuda_stream{NULL, NULL, NULL, false, NULL, pthread_self()};
+    s->tail = &s->head;
+    pthread_mutex_lock(&cuda_late.lock);
+    s->next = cuda_late.streams;
+    cuda_late.streams = s;
+    pthread_mutex_unlock(&cuda_late.lock);
+    *stream = s;
+    return cudaSuccess;
 }
-static inline cudaError_t cudaStreamDestroy(cudaStream_t stream) { free(stream); return cudaSuccess; }
-static inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) { (void)stream; return cuda_failing() ? cudaErrorLaunchFailure : cudaSuccess; }
+static inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    if (cuda_on_cpu_elsewhere) { cuda_mine = NULL; cuda_on_cpu_elsewhere->stream_free(stream); return cudaSuccess; }
+    cuda_settle(stream);
+    pthread_mutex_lock(&cuda_late.lock);
+    for (cuda_stream **s = &cuda_late.streams; *s; s = &(*s)->next) if (*s == stream) { *s = stream->next; break; }
+    pthread_mutex_unlock(&cuda_late.lock);
+    delete stream;
+    return cudaSuccess;
+}
+static inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    if (cuda_forbidden("cudaStreamSynchronize")) return cudaErrorStreamCaptureUnsupported;
+    if (cuda_failing()) return cudaErrorLaunchFailure;
+    cuda_settle(stream);
+    return cudaSuccess;
+}
+static inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
+    (void)flags;
+    if (cuda_failing()) return cudaErrorMemoryAllocation;
+    *event = new cuda_event{0, 0, NULL};
+    return cudaSuccess;
+}
+static inline cudaError_t cudaEventDestroy(cudaEvent_t event) { cuda_settle(NULL); delete event; return cudaSuccess; }
+static inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    if (cuda_forbidden("cudaEventRecord")) return cudaErrorStreamCaptureUnsupported; /* allowed, but nothing here needs it */
+    if (cuda_failing()) return cudaErrorLaunchFailure;
+    int64_t ticket = __atomic_add_fetch(&event->asked, 1, __ATOMIC_SEQ_CST);
+    event->on = stream;
+    cuda_push(stream, [=] { __atomic_store_n(&event->done, ticket, __ATOMIC_SEQ_CST); });
+    return cudaSuccess;
+}
+static inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+    (void)flags;
+    if (cuda_failing()) return cudaErrorLaunchFailure;
+    cuda_push(stream, [] {}, event, __atomic_load_n(&event->asked, __ATOMIC_SEQ_CST));
+    return cudaSuccess;
+}
+static inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    if (cuda_forbidden("cudaEventSynchronize")) return cudaErrorStreamCaptureUnsupported;
+    if (cuda_failing()) return cudaErrorLaunchFailure;
+    if (cuda_on_cpu_elsewhere) { if (event->on) cuda_settle(event->on); return cudaSuccess; }
+    int64_t ticket = __atomic_load_n(&event->asked, __ATOMIC_SEQ_CST);
+    cuda_stream waits = {NULL, NULL, NULL, false, NULL, pthread_self()};
+    waits.tail = &waits.head;
+    pthread_mutex_lock(&cuda_late.lock); /* a stream of its own that waits for the event */
+    waits.next = cuda_late.streams;
+    cuda_late.streams = &waits;
+    pthread_mutex_unlock(&cuda_late.lock);
+    cuda_push(&waits, [] {}, event, ticket);
+    cuda_settle(&waits);
+    pthread_mutex_lock(&cuda_late.lock);
+    for (cuda_stream **s = &cuda_late.streams; *s; s = &(*s)->next) if (*s == &waits) { *s = waits.next; break; }
+    pthread_mutex_unlock(&cuda_late.lock);
+    return cudaSuccess;
+}
+static inline cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status) {
+    *status = cuda_on_cpu_elsewhere || !stream->capture ? cudaStreamCaptureStatusNone : stream->capture->broken ? cudaStreamCaptureStatusInvalidated : cudaStreamCaptureStatusActive;
+    return cudaSuccess;
+}
+extern "C" { /* for tests in C, which find these in CUDA's run time, too */
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, int mode) {
+    (void)mode;
+    stream->capture = new cuda_graph{NULL, NULL, 0};
+    stream->capture->tail = &stream->capture->head;
+    cuda_captured = stream;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cuda_graph **graph) {
+    *graph = stream->capture;
+    stream->capture = NULL;
+    cuda_captured = NULL;
+    return (*graph)->broken ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
+}
+cudaError_t cudaGraphInstantiateWithFlags(cuda_graph **exec, cuda_graph *graph, unsigned long long flags) { (void)flags; *exec = graph; return cudaSuccess; }
+cudaError_t cudaGraphLaunch(cuda_graph *exec, cudaStream_t stream) {
+    cuda_push(stream, [=] { for (cuda_op *op = exec->head; op; op = op->next) op->run(); });
+    return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cuda_graph *exec) { (void)exec; return cudaSuccess; }
+cudaError_t cudaGraphDestroy(cuda_graph *graph) {
+    cuda_settle(NULL);
+    while (graph->head) { cuda_op *op = graph->head; graph->head = op->next; delete op; }
+    delete graph;
+    return cudaSuccess;
+}
+}
 static inline cudaError_t cudaGetLastError(void) { return cudaSuccess; }
 static inline cudaError_t cudaGetDeviceCount(int *count) { *count = getenv("CUDA_ON_CPU_NO_DEVICE") ? 0 : 1; return *count ? cudaSuccess : cudaErrorNoDevice; }
 static inline cudaError_t cudaSetDevice(int device) { (void)device; return cuda_failing() ? cudaErrorNoDevice : cudaSuccess; }
@@ -492,12 +766,13 @@ static inline cuda_block *cuda_state(void) {
     return mine.block;
 }
 template <class F> static inline void cuda_call(void *body) { (*(F *)body)(); }
+/* The call of a kernel, with its arguments as they are now. */
+template <class K, class... A> static inline auto cuda_bind(K *kernel, A... arguments) { return [=] { kernel(arguments...); }; }
 /* Runs body() as every thread of every block. */
-template <class F> static inline cudaError_t cuda_on_cpu_launch(const char *kernel, dim3 grid, dim3 block, size_t shared, F body) {
+template <class F> static inline void cuda_kernel_run(const char *kernel, dim3 grid, dim3 block, size_t shared, F &body) {
     cuda_block *state = cuda_state();
-    if (cuda_failing()) return cudaErrorLaunchFailure;
-    __atomic_add_fetch(&cuda_on_cpu_launches, 1, __ATOMIC_RELAXED);
-    if (!state) return cudaErrorMemoryAllocation;
+    if (!state) abort();
+    __atomic_add_fetch(&cuda_on_cpu_ran, 1, __ATOMIC_RELAXED);
     cuda_here = state;
     state->kernel = kernel;
     state->shared_bytes = shared;
@@ -519,6 +794,11 @@ template <class F> static inline cudaError_t cuda_on_cpu_launch(const char *kern
     __asan_unpoison_memory_region(state->shared, CUDA_MOST_SHARED);
 #endif
     cuda_arena_open(-1);
+}
+template <class F> static inline cudaError_t cuda_on_cpu_launch(const char *kernel, dim3 grid, dim3 block, size_t shared, cudaStream_t stream, F body) {
+    if (cuda_failing()) return cudaErrorLaunchFailure;
+    __atomic_add_fetch(&cuda_on_cpu_launches, 1, __ATOMIC_RELAXED);
+    cuda_push(stream, [=]() mutable { cuda_kernel_run(kernel, grid, block, shared, body); });
     return cudaSuccess;
 }
 #endif

@@ -125,6 +125,7 @@ static seqpar_status rank_attention(seqpar_ctx *ctx, setup *s) {
     status = seqpar_attn_forward(ctx, attn, &io);
     if (!status) status = seqpar_attn_backward(ctx, attn, &io);
     if (!status) status = seqpar_attn_cost_of(ctx, attn, &cost, NULL);
+    if (!status) status = seqpar_device_settle(ctx->device, ctx->queue); /* the count is read */
     if (!status) {
         __atomic_fetch_add(&s->flops, ctx->device->attn_flops, __ATOMIC_SEQ_CST);
         __atomic_fetch_add(&s->planned_flops, cost.forward_flops + cost.backward_flops, __ATOMIC_SEQ_CST);

@@ -32,7 +32,7 @@ rm -f $out/sm_*.failed
 [ -n "$nvcc" ] && for target in $targets; do build "$target"; done &
 
 if ! command -v "${CXX:-c++}" >/dev/null 2>&1; then skip cuda "no C++ compiler"; finish; fi
-for suite in test_device test_attn test_cuda_step; do
+for suite in test_device test_attn test_cuda_step test_queue test_queue_nccl; do
     if make --no-print-directory build/on_cpu_$suite >$out/$suite.build.log 2>&1 && ! grep -q 'warning:' $out/$suite.build.log; then add ${suite#test_} build/on_cpu_$suite
     else fail "cuda_$suite" "$(grep -E 'error|warning' $out/$suite.build.log | head -n 1)"; fi
 done
@@ -48,7 +48,19 @@ mutant() { # NAME PATTERN REPLACEMENT
 mutant store_before_load '__syncwarp\(\); \/\* all lanes have loaded.*' '' test_attn
 mutant tile_in_use '^        __syncthreads\(\);$' '' test_device
 mutant rows_beyond_the_end 'r < rows_left \&\& c < columns_left' 'c < columns_left' test_device
+mutant staged_too_early 'if \(cudaEventSynchronize\(self->left\[self->half\]\)\) return NULL;' '' test_queue
+mutant host_reads_too_early 'queue \? cudaSuccess : cudaStreamSynchronize\(self->stream\)' 'cudaSuccess' test_queue
+mutant memory_of_a_graph '\|\| \(p->captured \&\& !captured\)' '' test_queue
 mutant tf32_alone '^    seqpar_cuda_mma_tf32\(c, (low_a, high_b|high_a, low_b)\);' '' test_device
+
+# Mistakes about the queue in seqpar.h.
+flaw() { # NUMBER NAME
+    [ -e $out/flawed ] || ${CC:-cc} -std=gnu11 -O2 -march=native -w -fopenmp -DTEST_CUDA -DSEQPAR_FAULTS -I. -Ibuild -Iverify verify/test_queue.c build/cuda_on_cpu.o -o $out/flawed -lm -lpthread -ldl -lstdc++ 2>$out/flawed.log || { fail "cuda_fault_$2" "does not build"; return; }
+    if { SEQPAR_FAULT=$1 TEST_FIRST=1 timeout 300 $out/flawed >$out/"$2".log 2>&1; } 2>/dev/null; then fail "cuda_fault_$2" "test_queue stays green"; else pass "cuda_fault_$2"; fi
+}
+rm -f $out/flawed
+flaw 81 transport_does_not_settle
+flaw 82 parameters_sent_as_of_the_host
 
 # ---- nvcc ----
 [ -n "$nvcc" ] || { skip cuda_nvcc "no nvcc"; finish; }

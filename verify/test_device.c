@@ -266,13 +266,13 @@ static seqpar_status call_matmul(seqpar_device *device, const bench *b) {
     const field *f = b->field;
     seqpar_matmul_args a = {mat(&f[Y]), mat(&f[INPUT]), mat(&f[WEIGHT]), b->size[ROWS], b->size[OUT], b->size[IN], 0, b->mode & ACCUMULATE};
     seqpar_matmul_args back = {mat(&f[DINPUT]), mat(&f[DY]), mat(&f[WEIGHT]), b->size[ROWS], b->size[IN], b->size[OUT], 1, b->mode & ACCUMULATE};
-    return device->matmul(device, b->mode & TRANSPOSED ? &back : &a, NULL);
+    return device->matmul(device, b->mode & TRANSPOSED ? &back : &a, device->queue);
 }
 
 static seqpar_status call_weight_grad(seqpar_device *device, const bench *b) {
     const field *f = b->field;
     seqpar_weight_grad_args a = {fold_into(&f[DWEIGHT], &f[STORE]), fold_leaves, mat(&f[DY]), mat(&f[INPUT]), b->size[OUT], b->size[IN]};
-    return device->weight_grad(device, &a, NULL);
+    return device->weight_grad(device, &a, device->queue);
 }
 
 static const pass matmul_pass = {call_matmul, 1 << Y, 0}, matmul_back_pass = {call_matmul, 1 << DINPUT, 0};
@@ -438,13 +438,13 @@ static bench embedding_bench(int64_t rows, int64_t vocab, int64_t width) {
 
 static seqpar_status call_embedding(seqpar_device *device, const bench *b) {
     seqpar_embedding_args a = {mat(&b->field[0]), mat(&b->field[TABLE]), b->ids, b->size[0], b->size[2]};
-    return device->embedding(device, &a, NULL);
+    return device->embedding(device, &a, device->queue);
 }
 
 static seqpar_status call_embedding_grad(seqpar_device *device, const bench *b) {
     const field *f = b->field;
     seqpar_embedding_grad_args a = {fold_into(&f[DTABLE], &f[EMBEDDING_STORE]), fold_leaves, mat(&f[DX]), b->ids, b->size[1], b->size[2]};
-    return device->embedding_grad(device, &a, NULL);
+    return device->embedding_grad(device, &a, device->queue);
 }
 
 static const pass embedding_pass = {call_embedding, 1, 0};
@@ -496,7 +496,7 @@ static bench rmsnorm_bench(int64_t rows, int64_t width) {
 static seqpar_status call_rmsnorm(seqpar_device *device, const bench *b) {
     const field *f = b->field;
     seqpar_rmsnorm_args a = {mat(&f[0]), mat(&f[NORM_X]), b->mode ? NULL : f[RSTD].data, f[GAIN].data, b->size[0], b->size[1], 1e-3};
-    return device->rmsnorm(device, &a, NULL);
+    return device->rmsnorm(device, &a, device->queue);
 }
 
 /* The gradient from the device's own rstd. */
@@ -505,7 +505,7 @@ static seqpar_status call_rmsnorm_grad(seqpar_device *device, const bench *b) {
     seqpar_rmsnorm_grad_args a = {fold_into(&f[DGAIN], &f[NORM_STORE]), fold_leaves, mat(&f[NORM_DX]), mat(&f[NORM_DY]), mat(&f[NORM_X]),
                                   f[RSTD].data, f[GAIN].data, b->size[0], b->size[1]};
     seqpar_status status = call_rmsnorm(device, b);
-    return status ? status : device->rmsnorm_grad(device, &a, NULL);
+    return status ? status : device->rmsnorm_grad(device, &a, device->queue);
 }
 
 static const pass rmsnorm_pass = {call_rmsnorm, 1 | 1 << RSTD, 0}, rmsnorm_no_rstd_pass = {call_rmsnorm, 1, 0};
@@ -571,7 +571,7 @@ static bench rope_bench(int64_t rows, int64_t heads, int64_t head_dim) {
 static seqpar_status rotate(seqpar_device *device, const bench *b, int number, int inverse) {
     const field *f = b->field;
     seqpar_rope_args a = {mat(&f[number]), f[COSINE].data, f[SINE].data, b->ids, b->size[0], b->size[1], b->size[2], inverse};
-    return device->rope(device, &a, NULL);
+    return device->rope(device, &a, device->queue);
 }
 static seqpar_status call_rope(seqpar_device *device, const bench *b) { return rotate(device, b, 0, 0); }
 static seqpar_status call_rope_back(seqpar_device *device, const bench *b) { return rotate(device, b, ROPE_SEED, 1); }
@@ -632,11 +632,11 @@ static bench swiglu_bench(int64_t rows, int64_t width) {
 
 static seqpar_status call_swiglu(seqpar_device *device, const bench *b) {
     seqpar_swiglu_args a = {mat(&b->field[0]), mat(&b->field[GATE]), mat(&b->field[UP]), b->size[0], b->size[1]};
-    return device->swiglu(device, &a, NULL);
+    return device->swiglu(device, &a, device->queue);
 }
 static seqpar_status call_swiglu_grad(seqpar_device *device, const bench *b) {
     seqpar_swiglu_args a = {mat(&b->field[SWIGLU_SEED]), mat(&b->field[GATE]), mat(&b->field[UP]), b->size[0], b->size[1]};
-    return device->swiglu_grad(device, &a, NULL);
+    return device->swiglu_grad(device, &a, device->queue);
 }
 
 static const pass swiglu_pass = {call_swiglu, 1, 0}, swiglu_grad_pass = {call_swiglu_grad, 1 << GATE | 1 << UP, 0};
@@ -667,7 +667,7 @@ static void check_swiglu(void) {
 static seqpar_status call_add(seqpar_device *device, const bench *b) {
     const field *f = b->field;
     seqpar_add_args a = {f[b->mode ? 1 : 0].data, f[1].data, f[2].data, f[0].width}; /* y may be a */
-    return device->add(device, &a, NULL);
+    return device->add(device, &a, device->queue);
 }
 
 static void check_add_size(int64_t count) {
@@ -697,7 +697,7 @@ static seqpar_status call_fold(seqpar_device *device, const bench *b) {
         {SEQPAR_FOLD_LEAF, 2}, {SEQPAR_FOLD_LOAD, 1}, {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_FINISH, 0}};
     const field *f = b->field;
     seqpar_fold_args a = {{program, sizeof program / sizeof *program, FOLD_DEPTH, f[2].data, f[2].stride, f[0].data}, f[1].data, f[1].stride, f[0].width};
-    return device->fold(device, &a, NULL);
+    return device->fold(device, &a, device->queue);
 }
 
 /* All leaves and what lay in place 0 before. */
@@ -726,7 +726,7 @@ static double sums[8]; /* sumsq answers on the host */
 
 static seqpar_status call_sumsq(seqpar_device *device, const bench *b) {
     seqpar_sumsq_args a = {sums, b->field[0].data, b->size[0], b->size[1]};
-    return device->sumsq(device, &a, NULL);
+    return device->sumsq(device, &a, device->queue);
 }
 
 static void check_sumsq_size(int64_t blocks, int64_t block_size) {
@@ -856,7 +856,7 @@ static void check_attn_dkv(void) { check_attention(K, DK); check_attention(V, DV
 static seqpar_status call_attn_delta(seqpar_device *device, const bench *b) {
     const field *f = b->field;
     seqpar_attn_delta_args a = {f[DELTA].data, f[DOUT].data, f[ATTENTION_OUT].data, b->size[0], b->size[HEADS], b->size[HEAD_DIM]};
-    return device->attn_delta(device, &a, NULL);
+    return device->attn_delta(device, &a, device->queue);
 }
 
 static void check_attn_delta(void) {
@@ -879,7 +879,7 @@ static const seqpar_piece sink_pieces[3] = {{.local = 2, .count = 5}, {.local = 
 static seqpar_status call_attn_sinks(seqpar_device *device, const bench *b) {
     const field *f = b->field;
     seqpar_attn_sinks_args a = {f[DSINKS].data, f[SINKS].data, f[SINKS_LSE].data, f[SINKS_DELTA].data, sink_pieces, 3, 5};
-    return device->attn_sinks(device, &a, NULL);
+    return device->attn_sinks(device, &a, device->queue);
 }
 
 static void check_attn_sinks(void) {
@@ -914,7 +914,7 @@ static seqpar_status call_attn_return(seqpar_device *device, const bench *b) {
     const field *f = b->field;
     seqpar_attn_args a = {.heads = 6, .kv_heads = 3, .head_dim = RETURN_DIM, .head_begin = 1, .head_count = RETURN_HEADS, .q_pieces = pieces, .tasks = tasks, .task_count = 2, .depth = 3,
                           .dk = f[RETURN_DK].data, .dv = f[RETURN_DV].data, .store = f[RETURN_STORE].data, .inbox = f[INBOX].data};
-    return device->attn_return(device, &a, NULL);
+    return device->attn_return(device, &a, device->queue);
 }
 
 /* Element (token t of the piece, head h of the range, i) of one value: for each head dk, then dv. */
@@ -975,7 +975,7 @@ static seqpar_status call_head(seqpar_device *device, const bench *b) {
     seqpar_softmax_head_args a = {.logits = mat(&b->field[LOGITS]), .rows = b->size[0], .vocab = b->size[1], .targets = b->ids, .gradient = b->mode & GRADIENT,
         .logp = given(b, LOGP, 1), .entropy = given(b, ENTROPY, 1), .lse = given(b, HEAD_LSE, 1), .smooth = given(b, SMOOTH, 1),
         .dlogp = given(b, DLOGP, b->mode & 1), .dentropy = given(b, DENTROPY, b->mode & 2), .dsmooth = given(b, DSMOOTH, b->mode & 4), .dzloss = given(b, DZLOSS, b->mode & 8)};
-    return device->softmax_head(device, &a, NULL);
+    return device->softmax_head(device, &a, device->queue);
 }
 
 /* The gradient alone: no outputs are given. */
@@ -985,7 +985,7 @@ static seqpar_status call_head_grad(seqpar_device *device, const bench *b) {
     a.dentropy = given(b, DENTROPY, b->mode & 2);
     a.dsmooth = given(b, DSMOOTH, b->mode & 4);
     a.dzloss = given(b, DZLOSS, b->mode & 8);
-    return device->softmax_head(device, &a, NULL);
+    return device->softmax_head(device, &a, device->queue);
 }
 
 enum { HEAD_OUTPUTS = 1 << LOGP | 1 << ENTROPY | 1 << HEAD_LSE | 1 << SMOOTH };
@@ -1090,12 +1090,12 @@ static seqpar_update_args update_args(const bench *b) {
 }
 static seqpar_status call_adamw(seqpar_device *device, const bench *b) {
     seqpar_update_args a = update_args(b);
-    return device->adamw(device, &a, NULL);
+    return device->adamw(device, &a, device->queue);
 }
 static seqpar_status call_sgd(seqpar_device *device, const bench *b) {
     seqpar_update_args a = update_args(b);
     a.m = a.v = NULL;
-    return device->sgd(device, &a, NULL);
+    return device->sgd(device, &a, device->queue);
 }
 
 static bench update_bench(int64_t count, int64_t t) {

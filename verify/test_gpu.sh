@@ -12,6 +12,7 @@ run() { # NAME COMMAND...
 }
 run device build/on_gpu_test_device
 run attn build/on_gpu_test_attn
+run queue build/on_gpu_test_queue
 run verify build/on_gpu_verify
 if command -v compute-sanitizer >/dev/null 2>&1; then
     for tool in memcheck racecheck synccheck; do run $tool compute-sanitizer --error-exitcode 1 --tool $tool build/on_gpu_test_device; done
