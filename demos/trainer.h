@@ -361,14 +361,17 @@ static seqpar_status demo_window_values(demo_rank *r, demo_window *w, demo_rows_
     return status;
 }
 
+/* Of what the head of a model says of a token, and of the seed that goes back. */
+__attribute__((unused)) static int demo_value_dtype(const demo_rank *r, const seqpar_llama *model) { return model->config.score ? r->device->storage : r->device->accumulator; }
+
 /* Seeds of the local tokens on the device. */
 typedef struct { seqpar_buffer part[3]; } demo_seeds;
 
-static seqpar_status demo_seeds_write(demo_rank *r, demo_seeds *seeds, int parts, const double *host, int64_t tokens) {
+static seqpar_status demo_seeds_write(demo_rank *r, demo_seeds *seeds, int parts, const double *host, int64_t tokens, int dtype) {
     seqpar_status status = SEQPAR_OK;
     for (int i = 0; !status && i < parts; i++) {
-        status = seqpar_buffer_new(&r->ctx, &seeds->part[i], tokens * seqpar_dtype_bytes(r->device->accumulator), SEQPAR_MEM_ACTIVATIONS);
-        if (!status && tokens) seqpar_device_write(r->device, seeds->part[i].data, 0, host + i * tokens, tokens);
+        status = seqpar_buffer_new(&r->ctx, &seeds->part[i], tokens * seqpar_dtype_bytes(dtype), SEQPAR_MEM_ACTIVATIONS);
+        if (!status && tokens) seqpar_device_write(r->device, seeds->part[i].data, 0, host + i * tokens, tokens, dtype);
     }
     return status;
 }

@@ -38,9 +38,9 @@ static seqpar_status small_work(seqpar_error *error) {
     void *from = d->alloc(d, sizeof table), *to = d->alloc(d, sizeof x);
     seqpar_embedding_args a = {.x = {to, WIDTH}, .table = {from, WIDTH}, .ids = ids, .rows = N, .width = WIDTH};
     seqpar_status status = from && to ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
-    if (!status) seqpar_device_write(d, from, 0, table, 4 * WIDTH);
+    if (!status) seqpar_device_write(d, from, 0, table, 4 * WIDTH, d->storage);
     if (!status) status = d->embedding(d, &a, NULL);
-    if (!status) seqpar_device_read(d, x, to, 0, N * WIDTH);
+    if (!status) seqpar_device_read(d, x, to, 0, N * WIDTH, d->storage);
     if (!status && !error->status) test_expect(x[WIDTH] == 3 * WIDTH, "row 1 begins with %g", x[WIDTH]);
     d->free(d, from);
     d->free(d, to);
