@@ -138,8 +138,8 @@ typedef struct { char text[DEMO_NOTES][96]; } demo_notes;
 static void demo_note_attention(const demo_rank *r, char *text, size_t size) {
     const demo_config *c = &r->job->config;
     int bits = !c->relaxed_attention && (r->job->layout == SEQPAR_CONTIGUOUS || r->job->layout == SEQPAR_ZIGZAG);
-    if (bits) snprintf(text, size, "%s, any ranks", c->device);
-    else snprintf(text, size, "%s, %s %s on %lld ranks, ulysses %lld%s", c->device, seqpar_layout_name(r->job->layout), seqpar_schedule_name(r->job->schedule), (long long)c->ring_attn_size, (long long)c->ulysses_size, c->relaxed_attention ? ", relaxed" : "");
+    if (bits) snprintf(text, size, "%s%s, any ranks", c->device, demo_wants_bf16(c) ? " in bf16" : "");
+    else snprintf(text, size, "%s%s, %s %s on %lld ranks, ulysses %lld%s", c->device, demo_wants_bf16(c) ? " in bf16" : "", seqpar_layout_name(r->job->layout), seqpar_schedule_name(r->job->schedule), (long long)c->ring_attn_size, (long long)c->ulysses_size, c->relaxed_attention ? ", relaxed" : "");
 }
 
 static void demo_notes_of(demo_rank *r, demo_notes *notes) {
