@@ -39,7 +39,7 @@
        - chunked head: log-probs, entropy, label smoothing, z-loss; logits are never whole
        - sums per document over ranks, then SFT, DPO (cDPO, IPO, hinge, SimPO, RPO), KTO, reward-model, PPO, GRPO, RLOO
          and REINFORCE objectives on plain numbers, each with value and derivative
-       - AdamW and SGD over sharded owners (ZeRO 0, 1, 2), global norm clip, learning-rate schedules
+       - AdamW and SGD over sharded owners (ZeRO 0, 1, 2), fp32 masters of bf16 weights, global norm clip, learning-rate schedules
        - name every refused input with the values and the fix; end all ranks when one fails; report a
          deadlock with who waits for whom
 

@@ -19,8 +19,8 @@ __attribute__((unused)) static seqpar_device *test_device_bf16(void) { return te
 #else
 __attribute__((unused)) static seqpar_device *test_device_bf16(void) { return seqpar_device_reference_bf16(); }
 #endif
-/* By what suites call them: 0 the fast device, 1 the reference in fp64, 2 the one with bf16 storage. */
+/* By what suites call them: 0 the fast device, 1 the reference in fp64, 2 the one with bf16 storage, 3 the reference in bf16. */
 __attribute__((unused)) static seqpar_device *test_device(int kind, int64_t threads) {
-    return kind == 2 ? test_device_bf16() : kind ? seqpar_device_reference() : seqpar_device_cpu(threads ? threads : 1);
+    return kind == 3 ? seqpar_device_reference_bf16() : kind == 2 ? test_device_bf16() : kind ? seqpar_device_reference() : seqpar_device_cpu(threads ? threads : 1);
 }
 #endif

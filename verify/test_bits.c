@@ -97,6 +97,26 @@ static void test_masters(void) {
     test_end("masters: off by %.1e, %lld of %lld weights stand still", d, (long long)still, (long long)count);
 }
 
+/* What bf16 costs: a step's gradient against fp64 on the same weights. */
+static void test_cost(void) {
+    model_task task;
+    model_result rounded, exact;
+    model_way way = plain;
+    make_task(&task, 0);
+    way.steps = 1;
+    way.reference = 2;
+    model_run(&task, &way, &rounded);
+    task.start = rounded.start;
+    way.reference = 1;
+    model_run(&task, &way, &exact);
+    double d = test_distance(rounded.gradient, exact.gradient, exact.elements), loss = fabs(rounded.loss - exact.loss) / exact.loss;
+    test_expect(!rounded.status && !exact.status && d <= 3e-2 && d >= 1e-4 && loss <= 1e-3, "the gradient is %.2e off, the loss %.2e", d, loss);
+    model_result_free(&rounded);
+    model_result_free(&exact);
+    seqpar_batch_free(&task.batch);
+    test_end("bf16_cost: gradient off by %.1e, loss by %.1e", d, loss);
+}
+
 /* T14: the gradient-scale law. A plain SGD step, where no optimizer hides a factor, for every D x P = 8. */
 static void test_law(void) {
     model_task task;
@@ -132,6 +152,7 @@ int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_state += test_seed;
     test_masters();
+    test_cost();
     test_law();
     test_ways(0, 0, ways ? ways : 44);
     test_ways(0, 1, ways ? ways : 33);
