@@ -22,10 +22,10 @@
        >>fold   one order for every sum                  >>plan   a schedule is data
        >>pack   documents to rows                        >>attn   the executor
        >>split  who holds which token                    >>check  plans played on paper
-       >>comm   how bytes move: self, threads, inject    >>loss   token log-probs through the head
+       >>comm   how bytes move: self, threads            >>loss   token log-probs through the head
        >>ctx    one rank                                 >>objective  sums per document, what is made of them
        >>device what devices share: memory, fold machine >>optim  gradients to owners, clip, update
-       >>ref    reference device: fp64, naive            >>licence
+       >>ref    reference device: naive                  >>licence
        >>cpu    fast device: products, attention
 
    DOES
@@ -39,7 +39,7 @@
        - chunked head: log-probs, entropy, label smoothing, z-loss; logits are never whole
        - sums per document over ranks, then SFT, DPO (cDPO, IPO, hinge, SimPO, RPO), KTO, reward-model, PPO, GRPO, RLOO
          and REINFORCE objectives on plain numbers, each with value and derivative
-       - AdamW and SGD over sharded owners (ZeRO 0, 1, 2), global norm clip, learning-rate schedules
+       - AdamW and SGD over sharded owners (ZeRO 0, 1, 2), fp32 masters of bf16 weights, global norm clip, learning-rate schedules
        - name every refused input with the values and the fix; end all ranks when one fails; report a
          deadlock with who waits for whom
 
@@ -360,23 +360,6 @@ SEQPAR_DEF seqpar_comm *seqpar_comm_self(void);
 typedef seqpar_status (*seqpar_rank_fn)(seqpar_comm *world, void *user);
 SEQPAR_DEF seqpar_status seqpar_run_threads(int64_t ranks, seqpar_rank_fn fn, void *user, seqpar_error *error);
 
-/* A comm around another that delays, reorders, damages or drops what passes (tests). Message numbers count
-   this rank's receives from 1; 0 is never. The virtual clock: the caller tells the cost of its computing by
-   seqpar_inject_compute, each message takes latency; seqpar_inject_clock is this rank's time. */
-typedef struct seqpar_inject_desc {
-    uint64_t seed;
-    int64_t delay_us_max;  /* sleep before a begin, uniform in 0..max */
-    int reorder;           /* post the sends of a group in random order */
-    int64_t flip_bit_at;   /* flip one bit of this received message */
-    int64_t fail_at;       /* begin number that returns SEQPAR_ERR_INJECTED */
-    int64_t die_at;        /* begin number at which the rank ends without a word */
-    int virtual_clock;     /* carry time stamps with every message */
-    double latency;        /* virtual time a message takes */
-} seqpar_inject_desc;
-SEQPAR_DEF seqpar_comm *seqpar_comm_inject(seqpar_comm *inner, const seqpar_inject_desc *desc); /* inner stays the caller's, to be freed after */
-SEQPAR_DEF void seqpar_inject_compute(seqpar_comm *comm, double cost);
-SEQPAR_DEF double seqpar_inject_clock(seqpar_comm *comm);
-
 /* ---- fold: one order for every sum --------------------------------------------------------------------
    A fold is a binary tree over leaves with fixed numbers: node (level, index) covers the leaves
    [index << level, (index + 1) << level). Which leaves exist is known beforehand, so an absent leaf is
@@ -508,8 +491,9 @@ SEQPAR_DEF void seqpar_scatter(void *local, const void *global, const seqpar_sha
 SEQPAR_DEF void seqpar_gather(void *global, const void *local, const seqpar_share *share, int64_t row, int64_t width);
 
 /* ---- device: who computes -----------------------------------------------------------------------------
-   A device is a table of operations on opaque pointers. Storage and accumulator types are apart; matrices
-   carry their row stride. A device that works behind the host's back (a GPU) has one queue, a CUDA stream: a call
+   A device is a table of operations on opaque pointers. Activations and the weights they meet are of the storage type;
+   statistics, sums over tokens (folds), gradients and optimizer state of the accumulator type. Matrices carry their
+   row stride. A device that works behind the host's back (a GPU) has one queue, a CUDA stream: a call
    with it returns at once and its work is done in order of calls, what it reads from the host copied before it
    returns; sumsq alone waits, since its result is the host's. A call with queue NULL takes its place in that order,
    too, and returns when the work is done, so the host reads and writes by copies with NULL. Whatever else it wants
@@ -584,7 +568,7 @@ typedef struct seqpar_rmsnorm_grad_args {
 } seqpar_rmsnorm_grad_args;
 
 /* In place on x (rows, heads, head_dim): element i turns with i + head_dim/2 by position * theta^(-2i/head_dim);
-   cosine and sine (positions, head_dim/2) come from fp64. inverse: the other way round (the gradient). */
+   cosine and sine (positions, head_dim/2), accumulator type, come from fp64. inverse: the other way round (the gradient). */
 typedef struct seqpar_rope_args {
     seqpar_mat x;
     const void *cosine, *sine;
@@ -599,13 +583,14 @@ typedef struct seqpar_swiglu_args {
     int64_t rows, width;
 } seqpar_swiglu_args;
 
-typedef struct seqpar_add_args { /* y = a + b, count elements */
+typedef struct seqpar_add_args { /* y = a + b, count elements: of the storage type, or with `accumulators` of the other */
     void *y;
     const void *a, *b;
     int64_t count;
+    int accumulators;
 } seqpar_add_args;
 
-/* Leaf i is the vector at leaf_data + i * leaf_stride; count elements. */
+/* Leaf i is the vector at leaf_data + i * leaf_stride; count elements, accumulator type. */
 typedef struct seqpar_fold_args {
     seqpar_fold_run fold;
     const void *leaf_data;
@@ -640,7 +625,7 @@ typedef struct seqpar_attn_args {
     int64_t task_count, depth;
     const int32_t *visible_begin, *visible_end; /* (q_tokens) */
     const void *q, *k, *v;
-    void *out, *lse;                            /* lse (q_tokens, heads), accumulator type */
+    void *out, *lse;                            /* lse (q_tokens, heads), delta and sinks: accumulator type */
     const void *dout, *delta;                   /* delta like lse */
     void *dq, *dk, *dv;                         /* results of the own tokens, all kv heads */
     void *store;                                /* per place and piece, for each head: o (count, head_dim), m, l; or dq */
@@ -675,18 +660,20 @@ typedef struct seqpar_softmax_head_args {
     int gradient;
 } seqpar_softmax_head_args;
 
-typedef struct seqpar_sumsq_args { /* out[b] = sum of x^2 over block b, rising; out is host memory */
+typedef struct seqpar_sumsq_args { /* out[b] = sum of x^2 over block b of accumulators, rising; out is host memory */
     double *out;
     const void *x;
     int64_t blocks, block_size;
 } seqpar_sumsq_args;
 
-/* One step t of AdamW in PyTorch's order, or of SGD (kind 1: p -= lr (clip g + decay p)); g is scaled by clip first. */
+/* One step t of AdamW in PyTorch's order, or of SGD (kind 1: p -= lr (clip g + decay p)); g is scaled by clip first. All are
+   accumulators. working, unless NULL: the weights in storage type, which at t = 1 are what p begins as, and p rounded after. */
 typedef struct seqpar_update_args {
     void *p, *m, *v;
     const void *g;
     int64_t count, t;
     double lr, beta1, beta2, eps, decay, clip;
+    void *working;
 } seqpar_update_args;
 
 #define SEQPAR_DEVICE_OPS(X)                                                                               \
@@ -726,7 +713,7 @@ typedef void (*seqpar_sgemm)(int order, int trans_a, int trans_b, int m, int n, 
 typedef struct seqpar_device seqpar_device;
 struct seqpar_device {
     const char *name;
-    int storage, accumulator;     /* SEQPAR_F64 or SEQPAR_F32 */
+    int storage, accumulator;     /* F64 and F64, F32 and F32, or BF16 and F32 */
     int64_t threads;              /* split output tiles only; never change a bit */
     int64_t workspace_bytes;      /* scratch the operations keep */
     int64_t attn_flops;           /* counted by the attention leaves: visible pairs, forward 4 d, dq 6 d, dkv 8 d; as of the last settling */
@@ -748,16 +735,18 @@ struct seqpar_device {
 #undef SEQPAR__X
 };
 
-/* The reference device: fp64, naive loops, to be read beside the fast one. */
+/* The reference device: naive loops, to be read beside the fast one, in fp64 or in bf16 with fp32 sums. */
 SEQPAR_DEF seqpar_device *seqpar_device_reference(void);
+SEQPAR_DEF seqpar_device *seqpar_device_reference_bf16(void);
 /* The fast device: fp32, blocked and vectorised; `threads` 0 means all OpenMP threads. Both: seqpar_device_close. */
 SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads);
-/* A GPU, in seqpar_cuda.cu, which is compiled by nvcc and linked: fp32 storage, products from pieces of tf32. One device a
-   rank; all may share a GPU. NULL and *error: none there, too old, no memory. Once a call was made before, the same call
-   can be captured from device->queue into a CUDA graph: it then only launches kernels. What a captured call uses is kept
-   until the device is closed. */
+/* A GPU, in seqpar_cuda.cu, which is compiled by nvcc and linked: fp32 storage, products from pieces of tf32; or bf16. One
+   device a rank; all may share a GPU. NULL and *error: none there, too old, no memory. Once a call was made before, the
+   same call can be captured from device->queue into a CUDA graph: it then only launches kernels. What a captured call uses
+   is kept until the device is closed. */
 typedef struct seqpar_cuda_desc {
     int64_t ordinal; /* number of the GPU */
+    int storage;     /* SEQPAR_BF16; 0 or SEQPAR_F32: fp32 */
     void *stream;    /* the caller's, to be the queue; NULL: one is made */
 } seqpar_cuda_desc;
 extern seqpar_device *seqpar_device_cuda(seqpar_error *error, const seqpar_cuda_desc *desc);
@@ -791,9 +780,9 @@ SEQPAR_DEF void seqpar_device_own_kernel(seqpar_device *device, const seqpar_blo
 SEQPAR_DEF void seqpar_device_own_product(seqpar_device *device, seqpar_sgemm sgemm);
 SEQPAR_DEF uint16_t seqpar_bf16_from_float(float x); /* to nearest, ties to even; a NaN stays one */
 SEQPAR_DEF float seqpar_bf16_to_float(uint16_t x);
-/* Elements of a device buffer as doubles, and back (through host memory). */
-SEQPAR_DEF void seqpar_device_read(seqpar_device *device, double *to, const void *from, int64_t first, int64_t count);
-SEQPAR_DEF void seqpar_device_write(seqpar_device *device, void *to, int64_t first, const double *from, int64_t count);
+/* Elements of a device buffer, device->storage or device->accumulator, as doubles, and back (through host memory). */
+SEQPAR_DEF void seqpar_device_read(seqpar_device *device, double *to, const void *from, int64_t first, int64_t count, int dtype);
+SEQPAR_DEF void seqpar_device_write(seqpar_device *device, void *to, int64_t first, const double *from, int64_t count, int dtype);
 
 /* ---- ctx: one rank ------------------------------------------------------------------------------------*/
 enum { SEQPAR_MEM_WEIGHTS, SEQPAR_MEM_OPTIMIZER, SEQPAR_MEM_ACTIVATIONS, SEQPAR_MEM_SCRATCH, SEQPAR_MEM_EXCHANGE,
@@ -900,7 +889,7 @@ typedef struct seqpar_attn_io {
     void *out, *lse;
     const void *dout;
     void *dq, *dk, *dv;
-    const void *sinks; /* (heads) a learnt score beside those of the keys, with no value (GPT-OSS); NULL: none */
+    const void *sinks; /* (heads), accumulator type: a learnt score beside those of the keys, with no value (GPT-OSS); NULL: none */
     void *dsinks;      /* backward, with sinks: (pieces of the share, heads), accumulator type: leaves of a token fold */
     uint64_t dropout_seed, dropout_stream; /* stream: another for every layer and step */
 } seqpar_attn_io;
@@ -934,7 +923,8 @@ typedef struct seqpar_plan_mask { const seqpar_row *rows; int64_t row_count; con
 SEQPAR_DEF seqpar_status seqpar_plan_check(seqpar_error *error, const seqpar_plan *plans, const seqpar_plan_mask *mask);
 
 /* What a rank has to do, without doing it. FLOPs: 4 head_dim a visible pair and head forward, 14 backward; step_flops
-   (steps): forward, by the position whose keys they are; bytes: what the transport will count; overlap: share of these
+   (steps): forward, by the position whose keys they are; bytes: what the transport will count, dtype being the storage
+   type; overlap: share of these
    that has a computation between begin and wait; slots: k, v buffers. Free with seqpar_plan_cost_free. */
 typedef struct seqpar_plan_cost {
     int64_t forward_flops, backward_flops, forward_bytes, backward_bytes, slots, steps, *step_flops;
@@ -962,7 +952,7 @@ SEQPAR_DEF seqpar_status seqpar_head_forward(seqpar_ctx *ctx, const seqpar_head_
                                              const void *table, const int32_t *targets, int64_t tokens,
                                              const seqpar_head_desc *desc);
 /* Entry B: values, dhidden (tokens, hidden), and the fold nodes of dtable: the pieces of share, pushed in order into
-   fold, leave fold->node_count values (vocab, hidden) in nodes, whose memory has seqpar_head_places(fold) places,
+   fold, leave fold->node_count values (vocab, hidden), accumulators, in nodes, whose memory has seqpar_head_places(fold) places,
    node_stride elements apart (what lies behind the nodes is scratch). Three products. */
 typedef struct seqpar_token_fold seqpar_token_fold;
 SEQPAR_DEF int64_t seqpar_head_places(const seqpar_token_fold *fold);
@@ -1124,7 +1114,7 @@ typedef struct seqpar_optim {
     const seqpar_tensor *tensors;
     int64_t tensor_count, groups, elements; /* elements: whole blocks */
     int64_t *group_begin;                   /* (groups + 1) elements */
-    seqpar_buffer gradient, m, v;
+    seqpar_buffer gradient, m, v, master;   /* accumulators; master: the parameters, where those are of another type */
     int64_t own_elements;                   /* state this rank holds */
     int64_t t;
     double norm, clip;                      /* of the last step, before clipping */
@@ -1151,9 +1141,11 @@ SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *opt
 SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *optim, void *params, double lr);
 /* After seqpar_step_end: the whole gradient (before clip) as doubles on every rank. Collective. */
 SEQPAR_DEF seqpar_status seqpar_optim_gradient(seqpar_ctx *ctx, seqpar_optim *optim, double *gradient);
-/* Optimizer state of every element on every rank, and back (any world, any stage). Collective. */
-SEQPAR_DEF seqpar_status seqpar_optim_save(seqpar_ctx *ctx, seqpar_optim *optim, double *m, double *v);
-SEQPAR_DEF seqpar_status seqpar_optim_load(seqpar_ctx *ctx, seqpar_optim *optim, const double *m, const double *v, int64_t t);
+/* Optimizer state of every element on every rank, and back (any world, any stage). Collective. SGD has no m and v; master is
+   there where the storage type is not the accumulator type: the parameters before rounding, which begin as the weights
+   that the first step meets. What is not there is not touched. */
+SEQPAR_DEF seqpar_status seqpar_optim_save(seqpar_ctx *ctx, seqpar_optim *optim, double *m, double *v, double *master);
+SEQPAR_DEF seqpar_status seqpar_optim_load(seqpar_ctx *ctx, seqpar_optim *optim, const double *m, const double *v, const double *master, int64_t t);
 
 /* HF schedules: factor on the learning rate for `step` steps already taken (spec of transformers' optimization). */
 enum { SEQPAR_CONSTANT, SEQPAR_LINEAR, SEQPAR_COSINE, SEQPAR_COSINE_MIN };
@@ -2582,160 +2574,6 @@ SEQPAR_DEF seqpar_status seqpar_run_threads(int64_t ranks, seqpar_rank_fn fn, vo
 #endif
 }
 
-/* ---- inject: delay, reorder, damage, fail, die; a virtual clock ---- */
-
-typedef struct seqpar__inject {
-    seqpar_comm comm;
-    seqpar_comm *inner, *owned; /* owned: made by split, freed with the wrapper */
-    seqpar_inject_desc desc;
-    int64_t begins, received;
-    double clock;
-} seqpar__inject;
-
-typedef struct seqpar__injected { /* a request: the transfers as passed on, and their time stamps */
-    seqpar_request inner;
-    seqpar_transfer *list;
-    double *stamps;
-    int64_t recv_first, recv_count;
-} seqpar__injected;
-
-static void seqpar__inject_sleep(seqpar__inject *in) {
-#ifndef SEQPAR_NO_THREADS
-    /* a wait that nobody ends: unlike nanosleep it is there under -std=c11, too */
-    pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    pthread_cond_t never = PTHREAD_COND_INITIALIZER;
-    struct timespec until;
-    double u = seqpar_random_uniform(in->desc.seed, (uint64_t)in->comm.rank, (uint64_t)in->begins);
-    if (in->desc.delay_us_max <= 0) return;
-    timespec_get(&until, TIME_UTC);
-    until.tv_nsec += (long)(u * 1000.0 * (double)SEQPAR__MIN(in->desc.delay_us_max, 1000000));
-    if (until.tv_nsec >= 1000000000) { until.tv_nsec -= 1000000000; until.tv_sec++; }
-    pthread_mutex_lock(&lock);
-    pthread_cond_timedwait(&never, &lock, &until);
-    pthread_mutex_unlock(&lock);
-#else
-    (void)in;
-#endif
-}
-
-/* Peers in random order; messages to one peer keep theirs. */
-static void seqpar__inject_shuffle(const seqpar__inject *in, seqpar_transfer *list, int64_t count) {
-    int64_t i, j;
-    for (i = 1; i < count; i++)
-        for (j = i; j > 0; j--) {
-            uint64_t a = seqpar__mix(in->desc.seed + (uint64_t)in->begins * 7919 + (uint64_t)list[j - 1].peer);
-            uint64_t b = seqpar__mix(in->desc.seed + (uint64_t)in->begins * 7919 + (uint64_t)list[j].peer);
-            seqpar_transfer t = list[j];
-            if (a <= b) break;
-            list[j] = list[j - 1];
-            list[j - 1] = t;
-        }
-}
-
-/* Every message is followed by 8 bytes: the virtual time at which it arrives. */
-static int64_t seqpar__inject_copy(seqpar_transfer *to, double *stamps, const seqpar_transfer *from, int64_t count, int clock) {
-    int64_t i, n = 0;
-    for (i = 0; i < count; i++) {
-        to[n++] = from[i];
-        if (!clock) continue;
-        to[n].peer = from[i].peer;
-        to[n].data = &stamps[i];
-        to[n++].bytes = 8;
-    }
-    return n;
-}
-
-static void seqpar__injected_free(seqpar__injected *r) {
-    SEQPAR_FREE(r->list);
-    SEQPAR_FREE(r->stamps);
-    SEQPAR_FREE(r);
-}
-
-static seqpar_status seqpar__inject_begin(seqpar_comm *comm, const seqpar_group *group, void *queue, seqpar_request *request) {
-    seqpar__inject *in = (seqpar__inject *)comm->state;
-    seqpar__injected *r;
-    seqpar_status status;
-    seqpar_group g = *group;
-    int64_t total = group->send_count + group->recv_count, i;
-    in->begins++;
-    if (in->begins == in->desc.die_at) return SEQPAR_ERR_DIED;
-    if (in->begins == in->desc.fail_at) return seqpar_fail(comm->error, SEQPAR_ERR_INJECTED, "'%s': injected failure of transfer %lld", group->name, (long long)in->begins);
-    seqpar__inject_sleep(in);
-    r = SEQPAR__NEW(seqpar__injected, 1);
-    if (r) r->list = SEQPAR__NEW(seqpar_transfer, 2 * total);
-    if (r) r->stamps = SEQPAR__NEW(double, total);
-    if (!r || !r->list || !r->stamps) {
-        if (r) { SEQPAR_FREE(r->list); SEQPAR_FREE(r->stamps); }
-        SEQPAR_FREE(r);
-        return seqpar__no_memory(comm->error, "an injected request");
-    }
-    for (i = 0; i < group->send_count; i++) r->stamps[i] = in->clock + in->desc.latency;
-    g.send_count = seqpar__inject_copy(r->list, r->stamps, group->sends, group->send_count, in->desc.virtual_clock);
-    if (in->desc.reorder) seqpar__inject_shuffle(in, r->list, g.send_count);
-    r->recv_first = group->send_count;
-    r->recv_count = group->recv_count;
-    g.recv_count = seqpar__inject_copy(r->list + g.send_count, r->stamps + r->recv_first, group->recvs, group->recv_count, in->desc.virtual_clock);
-    g.sends = r->list;
-    g.recvs = r->list + g.send_count;
-    in->inner->device = comm->device;
-    status = seqpar_comm_begin(in->inner, &g, queue, &r->inner);
-    if (status) seqpar__injected_free(r);
-    else request->state = r;
-    return status;
-}
-
-static void seqpar__inject_damage(seqpar__inject *in, seqpar__injected *r, int64_t sends) {
-    int64_t step = in->desc.virtual_clock ? 2 : 1, i;
-    for (i = 0; i < r->recv_count; i++) {
-        seqpar_transfer *t = &r->list[sends * step + i * step];
-        if (++in->received != in->desc.flip_bit_at || t->bytes == 0) continue;
-        ((unsigned char *)t->data)[t->bytes / 2] ^= 0x10;
-    }
-}
-
-static seqpar_status seqpar__inject_wait(seqpar_comm *comm, seqpar_request *request, void *queue) {
-    seqpar__inject *in = (seqpar__inject *)comm->state;
-    seqpar__injected *r = (seqpar__injected *)request->state;
-    seqpar_status status = seqpar_comm_wait(in->inner, &r->inner, queue);
-    int64_t i;
-    if (!status) seqpar__inject_damage(in, r, r->recv_first);
-    for (i = 0; !status && in->desc.virtual_clock && i < r->recv_count; i++)
-        in->clock = SEQPAR__MAX(in->clock, r->stamps[r->recv_first + i]);
-    seqpar__injected_free(r);
-    return status;
-}
-
-static seqpar_status seqpar__inject_split(seqpar_comm *comm, int64_t color, int64_t key, seqpar_comm **sub) {
-    seqpar__inject *in = (seqpar__inject *)comm->state;
-    seqpar_comm *inner = NULL;
-    SEQPAR__TRY(seqpar_comm_split(in->inner, color, key, &inner));
-    *sub = seqpar_comm_inject(inner, &in->desc);
-    if (!*sub) { seqpar_comm_free(inner); return seqpar__no_memory(comm->error, "a comm"); }
-    ((seqpar__inject *)(*sub)->state)->owned = inner;
-    return SEQPAR_OK;
-}
-static void seqpar__inject_abort(seqpar_comm *comm, const char *text) { seqpar_comm_abort(((seqpar__inject *)comm->state)->inner, text); }
-static void seqpar__inject_free(seqpar_comm *comm) {
-    seqpar__inject *in = (seqpar__inject *)comm->state;
-    seqpar_comm_free(in->owned);
-    SEQPAR_FREE(in);
-}
-
-SEQPAR_DEF seqpar_comm *seqpar_comm_inject(seqpar_comm *inner, const seqpar_inject_desc *desc) {
-    static const seqpar_comm_table table = {"inject", seqpar__inject_begin, seqpar__inject_wait, seqpar__inject_split, seqpar__inject_abort, seqpar__inject_free, 0};
-    seqpar__inject *in = SEQPAR__NEW(seqpar__inject, 1);
-    if (!in) return NULL;
-    in->comm = *inner;
-    in->comm.table = &table;
-    in->comm.bytes_sent = in->comm.messages_sent = 0;
-    in->comm.state = in;
-    in->inner = inner;
-    in->desc = *desc;
-    return &in->comm;
-}
-SEQPAR_DEF void seqpar_inject_compute(seqpar_comm *comm, double cost) { ((seqpar__inject *)comm->state)->clock += cost; }
-SEQPAR_DEF double seqpar_inject_clock(seqpar_comm *comm) { return ((seqpar__inject *)comm->state)->clock; }
-
 /* ======================================================================================================
    >>ctx  one rank
    ====================================================================================================== */
@@ -2826,25 +2664,43 @@ static void *seqpar__at(const void *base, int64_t element, int dtype) { return (
 
 SEQPAR_DEF int64_t seqpar_dtype_bytes(int dtype) { return dtype == SEQPAR_F64 ? 8 : dtype == SEQPAR_F32 ? 4 : 2; }
 
-SEQPAR_DEF void seqpar_device_read(seqpar_device *device, double *to, const void *from, int64_t first, int64_t count) {
-    int64_t i;
-    if (device->storage == SEQPAR_F64) { device->copy(device, to, (const double *)from + first, count * 8, NULL); return; }
-    /* narrow values arrive in the upper half of `to` and are widened upwards in place */
-    {
-        float *narrow = (float *)to + count;
-        device->copy(device, narrow, (const float *)from + first, count * 4, NULL);
-        for (i = 0; i < count; i++) { float x; memcpy(&x, narrow + i, 4); to[i] = (double)x; }
-    }
+#if defined(__GNUC__)
+#define SEQPAR__TEMPLATE static inline __attribute__((always_inline)) /* its constant arguments are built in */
+#else
+#define SEQPAR__TEMPLATE static inline
+#endif
+
+SEQPAR__TEMPLATE double seqpar__element(const void *x, int64_t i, const int type) {
+    return type == SEQPAR_F64 ? ((const double *)x)[i] : type == SEQPAR_F32 ? (double)((const float *)x)[i] : (double)seqpar_bf16_to_float(((const uint16_t *)x)[i]);
+}
+SEQPAR__TEMPLATE void seqpar__element_set(void *x, int64_t i, const int type, double value) {
+    if (type == SEQPAR_F64) ((double *)x)[i] = value;
+    else if (type == SEQPAR_F32) ((float *)x)[i] = (float)value;
+    else ((uint16_t *)x)[i] = seqpar_bf16_from_float((float)value);
+}
+/* to (rows, d) dense <- from, rows `stride` elements apart */
+static void seqpar__convert(void *to, int to_type, const void *from, int from_type, int64_t rows, int64_t d, int64_t stride) {
+    int64_t r, i;
+    for (r = 0; r < rows; r++) for (i = 0; i < d; i++) seqpar__element_set(to, r * d + i, to_type, seqpar__element(from, r * stride + i, from_type));
 }
 
-SEQPAR_DEF void seqpar_device_write(seqpar_device *device, void *to, int64_t first, const double *from, int64_t count) {
-    int64_t i, n;
-    float part[256];
-    if (device->storage == SEQPAR_F64) { device->copy(device, (double *)to + first, from, count * 8, NULL); return; }
+SEQPAR_DEF void seqpar_device_read(seqpar_device *device, double *to, const void *from, int64_t first, int64_t count, int dtype) {
+    int64_t i, size = seqpar_dtype_bytes(dtype);
+    char *narrow = (char *)to + count * (8 - size); /* they arrive at the end of `to` and are widened upwards in place */
+    float x;
+    uint16_t half;
+    device->copy(device, narrow, (const char *)from + first * size, count * size, NULL);
+    for (i = 0; dtype == SEQPAR_F32 && i < count; i++) { memcpy(&x, narrow + 4 * i, 4); to[i] = (double)x; }
+    for (i = 0; dtype == SEQPAR_BF16 && i < count; i++) { memcpy(&half, narrow + 2 * i, 2); to[i] = (double)seqpar_bf16_to_float(half); }
+}
+
+SEQPAR_DEF void seqpar_device_write(seqpar_device *device, void *to, int64_t first, const double *from, int64_t count, int dtype) {
+    int64_t n;
+    double part[256];
     for (; count > 0; count -= n, from += n, first += n) {
         n = SEQPAR__MIN(count, 256);
-        for (i = 0; i < n; i++) part[i] = (float)from[i];
-        device->copy(device, (float *)to + first, part, n * 4, NULL);
+        seqpar__convert(part, dtype, from, SEQPAR_F64, 1, n, n);
+        device->copy(device, seqpar__at(to, first, dtype), part, n * seqpar_dtype_bytes(dtype), NULL);
     }
 }
 
@@ -2999,18 +2855,18 @@ typedef struct seqpar__columns {
 static void seqpar__columns_combine(void *user, void *into, const void *other) {
     const seqpar__columns *c = (const seqpar__columns *)user;
     int64_t i;
-    if (c->device->storage == SEQPAR_F64) for (i = 0; i < c->width; i++) ((double *)into)[i] += ((const double *)other)[i];
+    if (c->device->accumulator == SEQPAR_F64) for (i = 0; i < c->width; i++) ((double *)into)[i] += ((const double *)other)[i];
     else for (i = 0; i < c->width; i++) ((float *)into)[i] += ((const float *)other)[i];
 }
 static void seqpar__columns_move(void *user, void *value, int64_t place, int to_store) {
     const seqpar__columns *c = (const seqpar__columns *)user;
-    void *stored = seqpar__at(c->fold->store, place * c->fold->store_stride + c->begin, c->device->storage);
-    size_t bytes = (size_t)(c->width * seqpar_dtype_bytes(c->device->storage));
+    void *stored = seqpar__at(c->fold->store, place * c->fold->store_stride + c->begin, c->device->accumulator);
+    size_t bytes = (size_t)(c->width * seqpar_dtype_bytes(c->device->accumulator));
     memcpy(to_store ? stored : value, to_store ? value : stored, bytes);
 }
 static void seqpar__columns_finish(void *user, void *value) {
     const seqpar__columns *c = (const seqpar__columns *)user;
-    memcpy(seqpar__at(c->fold->finish, c->begin, c->device->storage), value, (size_t)(c->width * seqpar_dtype_bytes(c->device->storage)));
+    memcpy(seqpar__at(c->fold->finish, c->begin, c->device->accumulator), value, (size_t)(c->width * seqpar_dtype_bytes(c->device->accumulator)));
 }
 static void seqpar__columns_job(void *user, int64_t i, char *scratch) {
     seqpar__columns c = *(const seqpar__columns *)user;
@@ -3019,7 +2875,7 @@ static void seqpar__columns_job(void *user, int64_t i, char *scratch) {
     c.width = SEQPAR__MIN(c.block, c.count - c.begin);
     m.user = &c;
     m.stack = scratch;
-    m.value_bytes = c.block * seqpar_dtype_bytes(c.device->storage);
+    m.value_bytes = c.block * seqpar_dtype_bytes(c.device->accumulator);
     m.leaf = c.leaf;
     m.combine = seqpar__columns_combine;
     m.move = seqpar__columns_move;
@@ -3034,14 +2890,14 @@ static seqpar_status seqpar__columns_run(seqpar_device *device, const seqpar_fol
     seqpar__columns c;
     memset(&c, 0, sizeof c);
     c.device = device; c.fold = fold; c.args = args; c.count = count; c.block = block; c.leaf = leaf;
-    return seqpar__parallel(device, (count + block - 1) / block, fold->depth * block * seqpar_dtype_bytes(device->storage), seqpar__columns_job, &c);
+    return seqpar__parallel(device, (count + block - 1) / block, fold->depth * block * seqpar_dtype_bytes(device->accumulator), seqpar__columns_job, &c);
 }
 
 static void seqpar__fold_leaf(void *user, void *value, int64_t index, int extend) {
     const seqpar__columns *c = (const seqpar__columns *)user;
     const seqpar_fold_args *a = (const seqpar_fold_args *)c->args;
     (void)extend;
-    memcpy(value, seqpar__at(a->leaf_data, index * a->leaf_stride + c->begin, c->device->storage), (size_t)(c->width * seqpar_dtype_bytes(c->device->storage)));
+    memcpy(value, seqpar__at(a->leaf_data, index * a->leaf_stride + c->begin, c->device->accumulator), (size_t)(c->width * seqpar_dtype_bytes(c->device->accumulator)));
 }
 static seqpar_status seqpar__fold(seqpar_device *device, const seqpar_fold_args *args, void *queue) {
     (void)queue;
@@ -3084,10 +2940,15 @@ static int64_t seqpar__attn_value(const seqpar__attn_job *j, int64_t count) { /*
     return j->kernel->kind == 0 ? count * (d + 2) : j->kernel->kind == 1 ? count * d : 2 * count * d;
 }
 
-/* Copies rows of `width` elements of a dense value to a strided place. */
-static void seqpar__attn_rows(const char *value, char *place, int64_t rows, int64_t width, int64_t stride, int64_t size) {
-    int64_t t;
-    for (t = 0; t < rows; t++) memcpy(place + t * stride * size, value + t * width * size, (size_t)(width * size));
+/* The rows of a dense value from element `first` on become those of a result (tokens, heads, head_dim), rounded once. */
+static void seqpar__attn_rows(const seqpar__attn_job *j, const void *value, int64_t first, void *result, int64_t heads, int64_t head) {
+    int64_t d = j->args->head_dim, t;
+    int sum = j->device->accumulator, type = j->device->storage;
+    for (t = 0; t < j->count; t++) {
+        void *to = seqpar__at(result, ((j->local + t) * heads + head) * d, type), *from = seqpar__at(value, first + t * d, sum);
+        if (sum == type) memcpy(to, from, (size_t)(d * seqpar_dtype_bytes(type)));
+        else seqpar__convert(to, type, from, sum, 1, d, d);
+    }
 }
 
 /* Where value n is kept between device calls: in one run, beside those of the other heads of its piece. */
@@ -3146,15 +3007,11 @@ static void seqpar__ahead_loads(seqpar__attn_job *j) {
 static void seqpar__attn_finish(void *user, void *value) {
     seqpar__attn_job *j = (seqpar__attn_job *)user;
     const seqpar_attn_args *a = j->args;
-    int64_t d = a->head_dim, size = seqpar_dtype_bytes(j->device->storage), at;
+    int64_t head = (SEQPAR__FAULT(46) ? 0 : a->head_begin) + j->head; /* fault: always the first heads */
     if (j->kernel->kind == 0) { j->kernel->finish_state(j, value); return; }
-    if (j->kernel->kind == 1) {
-        seqpar__attn_rows((const char *)value, (char *)a->dq + (j->local * a->heads + j->head) * d * size, j->count, d, a->heads * d, size);
-        return;
-    }
-    at = (j->local * a->kv_heads + (SEQPAR__FAULT(46) ? 0 : a->head_begin) + j->head) * d * size; /* fault: always the first heads */
-    seqpar__attn_rows((const char *)value, (char *)a->dk + at, j->count, d, a->kv_heads * d, size);
-    seqpar__attn_rows((const char *)value + j->count * d * size, (char *)a->dv + at, j->count, d, a->kv_heads * d, size);
+    if (j->kernel->kind == 1) { seqpar__attn_rows(j, value, 0, a->dq, a->heads, j->head); return; }
+    seqpar__attn_rows(j, value, 0, a->dk, a->kv_heads, head);
+    seqpar__attn_rows(j, value, j->count * a->head_dim, a->dv, a->kv_heads, head);
 }
 
 /* A partial that another rank made lies in the inbox. */
@@ -3247,41 +3104,49 @@ static int seqpar__visible(const seqpar_attn_args *a, int64_t query, const seqpa
 }
 
 /* ======================================================================================================
-   >>ref  the reference device: fp64, naive loops
+   >>ref  the reference device: naive loops, in fp64 or in bf16
    ====================================================================================================== */
 
-/* One loop nest per formula, to be read beside the fast device. */
+/* One loop nest per formula, to be read beside the fast device, for stored numbers of type S and accumulators of type A:
+   doubles both, or bf16 and floats. It computes in doubles; what a fold might cut (a sum over tokens, a running maximum) is
+   rounded to A wherever that might be, everything else once, as it is stored. */
+#define SEQPAR__BY_TYPE(device, function, ...) \
+    ((device)->storage == SEQPAR_F64 ? function(__VA_ARGS__, SEQPAR_F64, SEQPAR_F64) : function(__VA_ARGS__, SEQPAR_BF16, SEQPAR_F32))
+#define SEQPAR__ANY(op) SEQPAR__TEMPLATE seqpar_status seqpar__any_##op(seqpar_device *device, const seqpar_##op##_args *a, const int S, const int A)
 
-static seqpar_status seqpar__ref_matmul(seqpar_device *device, const seqpar_matmul_args *a, void *queue) {
+SEQPAR__TEMPLATE double seqpar__of(seqpar_mat m, int64_t row, int64_t column, const int type) { return seqpar__element(m.data, row * m.stride + column, type); }
+SEQPAR__TEMPLATE void seqpar__put(seqpar_mat m, int64_t row, int64_t column, const int type, double value) { seqpar__element_set(m.data, row * m.stride + column, type, value); }
+SEQPAR__TEMPLATE double seqpar__rounded(double x, const int type) { return type == SEQPAR_F64 ? x : (double)(float)x; }
+
+SEQPAR__ANY(matmul) {
     int64_t t, o, i;
-    (void)device; (void)queue;
+    (void)device; (void)A;
     for (t = 0; t < a->rows; t++)
         for (o = 0; o < a->out; o++) {
-            double *y = (double *)a->y.data + t * a->y.stride + o, sum = a->accumulate ? *y : 0.0;
-            const double *x = (const double *)a->x.data + t * a->x.stride, *w = (const double *)a->w.data;
-            for (i = 0; i < a->in; i++) sum = SEQPAR__FMA(x[i], a->transposed ? w[i * a->w.stride + o] : w[o * a->w.stride + i], sum);
-            *y = sum;
+            double sum = a->accumulate ? seqpar__of(a->y, t, o, S) : 0.0;
+            for (i = 0; i < a->in; i++) sum = SEQPAR__FMA(seqpar__of(a->x, t, i, S), a->transposed ? seqpar__of(a->w, i, o, S) : seqpar__of(a->w, o, i, S), sum);
+            seqpar__put(a->y, t, o, S, sum);
         }
     return SEQPAR_OK;
 }
 
 /* columns are those of the flat (out, in) matrix */
-static void seqpar__ref_weight_leaf(void *user, void *value, int64_t index, int extend) {
-    const seqpar__columns *c = (const seqpar__columns *)user;
+SEQPAR__TEMPLATE void seqpar__any_weight_leaf(const seqpar__columns *c, void *value, int64_t index, int extend, const int S, const int A) {
     const seqpar_weight_grad_args *a = (const seqpar_weight_grad_args *)c->args;
     int64_t i, t;
     for (i = 0; i < c->width; i++) {
         int64_t out = (c->begin + i) / a->in, in = (c->begin + i) % a->in;
-        double sum = extend ? ((double *)value)[i] : 0.0;
+        double sum = extend ? seqpar__element(value, i, A) : 0.0;
         for (t = a->leaves[index].local; t < a->leaves[index].local + a->leaves[index].count; t++)
-            sum = SEQPAR__FMA(((const double *)a->dy.data)[t * a->dy.stride + out], ((const double *)a->x.data)[t * a->x.stride + in], sum);
-        ((double *)value)[i] = sum;
+            sum = seqpar__rounded(SEQPAR__FMA(seqpar__of(a->dy, t, out, S), seqpar__of(a->x, t, in, S), sum), A);
+        seqpar__element_set(value, i, A, sum);
     }
 }
-static seqpar_status seqpar__ref_weight_grad(seqpar_device *device, const seqpar_weight_grad_args *a, void *queue) {
-    (void)queue;
-    return seqpar__columns_run(device, &a->fold, a, a->out * a->in, 1024, seqpar__ref_weight_leaf);
+static void seqpar__ref_weight_leaf(void *user, void *value, int64_t index, int extend) {
+    const seqpar__columns *c = (const seqpar__columns *)user;
+    SEQPAR__BY_TYPE(c->device, seqpar__any_weight_leaf, c, value, index, extend);
 }
+SEQPAR__ANY(weight_grad) { (void)S; (void)A; return seqpar__columns_run(device, &a->fold, a, a->out * a->in, 1024, seqpar__ref_weight_leaf); }
 
 static seqpar_status seqpar__host_embedding(seqpar_device *device, const seqpar_embedding_args *a, void *queue) {
     int64_t t, size = seqpar_dtype_bytes(device->storage);
@@ -3296,14 +3161,16 @@ static void seqpar__host_embedding_leaf(void *user, void *value, int64_t index, 
     const seqpar__columns *c = (const seqpar__columns *)user;
     const seqpar_embedding_grad_args *a = (const seqpar_embedding_grad_args *)c->args;
     int64_t first = c->begin / a->width, rows = c->width / a->width, t, i;
-    if (!extend) memset(value, 0, (size_t)(c->width * seqpar_dtype_bytes(c->device->storage)));
+    if (!extend) memset(value, 0, (size_t)(c->width * seqpar_dtype_bytes(c->device->accumulator)));
     for (t = a->leaves[index].local; t < a->leaves[index].local + a->leaves[index].count - (SEQPAR__FAULT(28) && a->leaves[index].count > 1); t++) {
         int64_t row = a->ids[t] - first; /* fault: a chunk's last token is lost */
         if (row < 0 || row >= rows) continue;
         if (c->device->storage == SEQPAR_F64)
             for (i = 0; i < a->width; i++) ((double *)value)[row * a->width + i] += ((const double *)a->dx.data)[t * a->dx.stride + i];
-        else
+        else if (c->device->storage == SEQPAR_F32)
             for (i = 0; i < a->width; i++) ((float *)value)[row * a->width + i] += ((const float *)a->dx.data)[t * a->dx.stride + i];
+        else
+            for (i = 0; i < a->width; i++) ((float *)value)[row * a->width + i] += seqpar_bf16_to_float(((const uint16_t *)a->dx.data)[t * a->dx.stride + i]);
     }
 }
 static seqpar_status seqpar__host_embedding_grad(seqpar_device *device, const seqpar_embedding_grad_args *a, void *queue) {
@@ -3311,89 +3178,92 @@ static seqpar_status seqpar__host_embedding_grad(seqpar_device *device, const se
     return seqpar__columns_run(device, &a->fold, a, a->vocab * a->width, 32 * a->width, seqpar__host_embedding_leaf);
 }
 
-static seqpar_status seqpar__ref_rmsnorm(seqpar_device *device, const seqpar_rmsnorm_args *a, void *queue) {
+SEQPAR__ANY(rmsnorm) {
     int64_t t, i;
-    (void)device; (void)queue;
+    (void)device;
     for (t = 0; t < a->rows; t++) {
-        const double *x = (const double *)a->x.data + t * a->x.stride;
-        double *y = (double *)a->y.data + t * a->y.stride, sum = 0, rstd;
-        for (i = 0; i < a->width; i++) sum = SEQPAR__FMA(x[i], x[i], sum);
+        double sum = 0, rstd;
+        for (i = 0; i < a->width; i++) { double x = seqpar__of(a->x, t, i, S); sum = SEQPAR__FMA(x, x, sum); }
         rstd = 1.0 / sqrt(sum / (double)a->width + a->eps);
-        for (i = 0; i < a->width; i++) y[i] = x[i] * rstd * ((const double *)a->gain)[i];
-        if (a->rstd) ((double *)a->rstd)[t] = rstd;
+        for (i = 0; i < a->width; i++) seqpar__put(a->y, t, i, S, seqpar__of(a->x, t, i, S) * rstd * seqpar__element(a->gain, i, S));
+        if (a->rstd) seqpar__element_set(a->rstd, t, A, rstd);
     }
     return SEQPAR_OK;
 }
 
-static void seqpar__ref_gain_leaf(void *user, void *value, int64_t index, int extend) {
-    const seqpar__columns *c = (const seqpar__columns *)user;
+SEQPAR__TEMPLATE void seqpar__any_gain_leaf(const seqpar__columns *c, void *value, int64_t index, int extend, const int S, const int A) {
     const seqpar_rmsnorm_grad_args *a = (const seqpar_rmsnorm_grad_args *)c->args;
     int64_t i, t;
     for (i = 0; i < c->width; i++) {
-        double sum = extend ? ((double *)value)[i] : 0.0;
+        double sum = extend ? seqpar__element(value, i, A) : 0.0;
         for (t = a->leaves[index].local; t < a->leaves[index].local + a->leaves[index].count; t++)
-            sum = SEQPAR__FMA(((const double *)a->dy.data)[t * a->dy.stride + c->begin + i],
-                              ((const double *)a->x.data)[t * a->x.stride + c->begin + i] * ((const double *)a->rstd)[t], sum);
-        ((double *)value)[i] = sum;
+            sum = seqpar__rounded(SEQPAR__FMA(seqpar__of(a->dy, t, c->begin + i, S), seqpar__of(a->x, t, c->begin + i, S) * seqpar__element(a->rstd, t, A), sum), A);
+        seqpar__element_set(value, i, A, sum);
     }
 }
+static void seqpar__ref_gain_leaf(void *user, void *value, int64_t index, int extend) {
+    const seqpar__columns *c = (const seqpar__columns *)user;
+    SEQPAR__BY_TYPE(c->device, seqpar__any_gain_leaf, c, value, index, extend);
+}
 /* y = g x r, r = (mean x^2 + eps)^-1/2:  dx = r g dy - x r^3 / n sum(g dy x) */
-static seqpar_status seqpar__ref_rmsnorm_grad(seqpar_device *device, const seqpar_rmsnorm_grad_args *a, void *queue) {
+SEQPAR__ANY(rmsnorm_grad) {
     int64_t t, i;
-    (void)queue;
     for (t = 0; t < a->rows; t++) {
-        const double *x = (const double *)a->x.data + t * a->x.stride, *dy = (const double *)a->dy.data + t * a->dy.stride, *g = (const double *)a->gain;
-        double *dx = (double *)a->dx.data + t * a->dx.stride, r = ((const double *)a->rstd)[t], sum = 0;
-        for (i = 0; i < a->width; i++) sum = SEQPAR__FMA(g[i] * dy[i], x[i], sum);
-        for (i = 0; i < a->width; i++) dx[i] += r * g[i] * dy[i] - x[i] * (r * r * r * sum / (double)a->width);
+        double r = seqpar__element(a->rstd, t, A), sum = 0;
+        for (i = 0; i < a->width; i++) sum = SEQPAR__FMA(seqpar__element(a->gain, i, S) * seqpar__of(a->dy, t, i, S), seqpar__of(a->x, t, i, S), sum);
+        for (i = 0; i < a->width; i++) {
+            double slope = r * seqpar__element(a->gain, i, S) * seqpar__of(a->dy, t, i, S) - seqpar__of(a->x, t, i, S) * (r * r * r * sum / (double)a->width);
+            seqpar__put(a->dx, t, i, S, seqpar__of(a->dx, t, i, S) + slope);
+        }
     }
     return seqpar__columns_run(device, &a->fold, a, a->width, 256, seqpar__ref_gain_leaf);
 }
 
-static seqpar_status seqpar__ref_rope(seqpar_device *device, const seqpar_rope_args *a, void *queue) {
+SEQPAR__ANY(rope) {
     int64_t t, h, i, half = a->head_dim / 2;
-    (void)device; (void)queue;
+    (void)device;
     for (t = 0; t < a->rows; t++)
         for (h = 0; h < a->heads; h++)
             for (i = 0; i < half; i++) {
-                double *x = (double *)a->x.data + t * a->x.stride + h * a->head_dim + i, p = x[0], q = x[half];
-                double c = ((const double *)a->cosine)[a->positions[t] * half + i], s = ((const double *)a->sine)[a->positions[t] * half + i];
+                int64_t at = h * a->head_dim + i;
+                double p = seqpar__of(a->x, t, at, S), q = seqpar__of(a->x, t, at + half, S);
+                double c = seqpar__element(a->cosine, a->positions[t] * half + i, A), s = seqpar__element(a->sine, a->positions[t] * half + i, A);
                 if (a->inverse) s = -s;
-                x[0] = p * c - q * s;
-                x[half] = q * c + p * s;
+                seqpar__put(a->x, t, at, S, p * c - q * s);
+                seqpar__put(a->x, t, at + half, S, q * c + p * s);
             }
     return SEQPAR_OK;
 }
 
 static double seqpar__sigmoid(double x) { return 1.0 / (1.0 + seqpar_exp(-x)); }
 
-static seqpar_status seqpar__ref_swiglu(seqpar_device *device, const seqpar_swiglu_args *a, void *queue) {
+SEQPAR__ANY(swiglu) {
     int64_t t, i;
-    (void)device; (void)queue;
+    (void)device; (void)A;
     for (t = 0; t < a->rows; t++)
         for (i = 0; i < a->width; i++) {
-            double g = ((const double *)a->gate.data)[t * a->gate.stride + i], u = ((const double *)a->up.data)[t * a->up.stride + i];
-            ((double *)a->y.data)[t * a->y.stride + i] = g * seqpar__sigmoid(g) * u;
+            double g = seqpar__of(a->gate, t, i, S);
+            seqpar__put(a->y, t, i, S, g * seqpar__sigmoid(g) * seqpar__of(a->up, t, i, S));
         }
     return SEQPAR_OK;
 }
-static seqpar_status seqpar__ref_swiglu_grad(seqpar_device *device, const seqpar_swiglu_args *a, void *queue) {
+SEQPAR__ANY(swiglu_grad) {
     int64_t t, i;
-    (void)device; (void)queue;
+    (void)device; (void)A;
     for (t = 0; t < a->rows; t++)
         for (i = 0; i < a->width; i++) {
-            double *g = (double *)a->gate.data + t * a->gate.stride + i, *u = (double *)a->up.data + t * a->up.stride + i;
-            double dy = ((const double *)a->y.data)[t * a->y.stride + i], s = seqpar__sigmoid(*g), gate = *g;
-            *g = dy * *u * (s * (1.0 + gate * (1.0 - s)));
-            *u = dy * (gate * s);
+            double gate = seqpar__of(a->gate, t, i, S), dy = seqpar__of(a->y, t, i, S), s = seqpar__sigmoid(gate);
+            seqpar__put(a->gate, t, i, S, dy * seqpar__of(a->up, t, i, S) * (s * (1.0 + gate * (1.0 - s))));
+            seqpar__put(a->up, t, i, S, dy * (gate * s));
         }
     return SEQPAR_OK;
 }
 
-static seqpar_status seqpar__ref_add(seqpar_device *device, const seqpar_add_args *a, void *queue) {
+SEQPAR__ANY(add) {
     int64_t i;
-    (void)device; (void)queue;
-    for (i = 0; i < a->count; i++) ((double *)a->y)[i] = ((const double *)a->a)[i] + ((const double *)a->b)[i];
+    int type = a->accumulators ? A : S;
+    (void)device;
+    for (i = 0; i < a->count; i++) seqpar__element_set(a->y, i, type, seqpar__element(a->a, i, type) + seqpar__element(a->b, i, type));
     return SEQPAR_OK;
 }
 
@@ -3401,149 +3271,165 @@ static double seqpar__dropout(const seqpar_attn_args *a, const seqpar_piece *que
     return seqpar_attn_dropout(a->dropout, a->dropout_seed, a->dropout_stream, queries->leaf >> SEQPAR__LEAF_BITS, (SEQPAR__FAULT(48) ? 0 : a->dropout_head) + head, SEQPAR__FAULT(49) ? queries->local + r : queries->start + r * queries->stride, key); /* faults: own heads, own positions */
 }
 
-static double seqpar__ref_score(const seqpar_attn_args *a, const double *q, const double *k) {
-    double s = 0;
+/* First elements of a key (or value) and of a query; the score of the two. */
+static int64_t seqpar__key_at(const seqpar_attn_args *a, int64_t row, int64_t head) { return (row * a->head_count + head) * a->head_dim; }
+static int64_t seqpar__query_at(const seqpar_attn_args *a, int64_t t, int64_t head) { return (t * a->heads + head) * a->head_dim; }
+SEQPAR__TEMPLATE double seqpar__any_dot(const void *x, int64_t x_at, const void *y, int64_t y_at, int64_t count, const int S) {
+    double sum = 0;
     int64_t i;
-    for (i = 0; i < a->head_dim; i++) s = SEQPAR__FMA(q[i], k[i], s);
-    s *= a->scale;
+    for (i = 0; i < count; i++) sum = SEQPAR__FMA(seqpar__element(x, x_at + i, S), seqpar__element(y, y_at + i, S), sum);
+    return sum;
+}
+SEQPAR__TEMPLATE double seqpar__any_score(const seqpar_attn_args *a, int64_t q, int64_t k, const int S) {
+    double s = seqpar__any_dot(a->q, q, a->k, k, a->head_dim, S) * a->scale;
     return a->softcap > 0 ? a->softcap * tanh(s / a->softcap) : s;
-}
-static const double *seqpar__ref_key(const seqpar_attn_args *a, const void *base, int64_t row, int64_t head) {
-    return (const double *)base + (row * a->head_count + head) * a->head_dim;
-}
-static const double *seqpar__ref_query(const seqpar_attn_args *a, const void *base, int64_t t, int64_t head) {
-    return (const double *)base + (t * a->heads + head) * a->head_dim;
 }
 
 /* State of a block: m = max score, l = sum exp(score - m), o = sum exp(score - m) v; nothing visible: -inf, 0, 0. */
-static void seqpar__ref_forward_leaf(void *user, void *value, int64_t index, int extend) {
-    seqpar__attn_job *j = (seqpar__attn_job *)user;
+SEQPAR__TEMPLATE void seqpar__any_forward_leaf(seqpar__attn_job *j, void *o, int64_t index, const int S, const int A) {
     const seqpar_attn_args *a = j->args;
     const seqpar_attn_keys *k = &a->k_pieces[index];
-    int64_t d = a->head_dim, head = j->head / (a->heads / a->kv_heads) - a->head_begin, r, n, i, first, last;
-    double *o = (double *)value, *m = o + j->count * d, *l = m + j->count;
-    (void)extend;
+    int64_t d = a->head_dim, head = j->head / (a->heads / a->kv_heads) - a->head_begin, r, n, i, first = 0, last = 0;
     for (r = 0; r < j->count; r++) {
-        const double *q = seqpar__ref_query(a, a->q, j->local + r, j->head);
-        m[r] = -HUGE_VAL; l[r] = 0;
-        for (i = 0; i < d; i++) o[r * d + i] = 0;
-        if (!seqpar__visible(a, j->local + r, k, &first, &last)) continue;
+        int64_t q = seqpar__query_at(a, j->local + r, j->head);
+        double top = -HUGE_VAL, sum = 0;
+        for (i = 0; i < d; i++) seqpar__element_set(o, r * d + i, A, 0);
+        if (!seqpar__visible(a, j->local + r, k, &first, &last)) last = first;
         j->flops += 4 * d * (last - first);
-        for (n = first; n < last; n++) m[r] = fmax(m[r], seqpar__ref_score(a, q, seqpar__ref_key(a, a->k, k->k_row + n, head)));
+        for (n = first; n < last; n++) top = fmax(top, seqpar__any_score(a, q, seqpar__key_at(a, k->k_row + n, head), S));
+        top = seqpar__rounded(top, A);
         for (n = first; n < last; n++) {
-            double p = seqpar_exp(seqpar__ref_score(a, q, seqpar__ref_key(a, a->k, k->k_row + n, head)) - m[r]);
-            const double *v = seqpar__ref_key(a, a->v, k->v_row + n, head);
-            l[r] += p;
+            double p = seqpar_exp(seqpar__any_score(a, q, seqpar__key_at(a, k->k_row + n, head), S) - top);
+            int64_t v = seqpar__key_at(a, k->v_row + n, head);
+            sum += p;
             p *= seqpar__dropout(a, &a->q_pieces[j->task->piece], r, j->head, k->start + n * k->stride);
-            for (i = 0; i < d; i++) o[r * d + i] = SEQPAR__FMA(p, v[i], o[r * d + i]);
+            for (i = 0; i < d; i++) seqpar__element_set(o, r * d + i, A, SEQPAR__FMA(p, seqpar__element(a->v, v + i, S), seqpar__element(o, r * d + i, A)));
         }
+        seqpar__element_set(o, j->count * d + r, A, top);
+        seqpar__element_set(o, j->count * (d + 1) + r, A, sum);
     }
+}
+static void seqpar__ref_forward_leaf(void *user, void *value, int64_t index, int extend) {
+    seqpar__attn_job *j = (seqpar__attn_job *)user;
+    (void)extend;
+    SEQPAR__BY_TYPE(j->device, seqpar__any_forward_leaf, j, value, index);
 }
 
 /* Commutative to the bit: products are rounded before they are added. */
+SEQPAR__TEMPLATE void seqpar__any_state_combine(const seqpar__attn_job *j, void *into, const void *other, const int S, const int A) {
+    int64_t d = j->args->head_dim, size = seqpar_dtype_bytes(A), r, i;
+    (void)S;
+    for (r = 0; r < j->count; r++) {
+        int64_t mr = j->count * d + r, lr = mr + j->count;
+        double m = seqpar__element(into, mr, A), l = seqpar__element(into, lr, A), m2 = seqpar__element(other, mr, A), l2 = seqpar__element(other, lr, A), top = fmax(m, m2), a, b;
+        if (!(l2 > 0) && l2 == l2) continue; /* nothing there: exactly the other (a NaN is not nothing) */
+        a = l > 0 || l != l ? seqpar_exp(m - top) : 0.0;
+        b = seqpar_exp(m2 - top);
+        if (a == 0.0 && !(l > 0)) {
+            memcpy((char *)into + r * d * size, (const char *)other + r * d * size, (size_t)(d * size));
+            top = m2; a = 0; b = 1; l = 0;
+        } else
+            for (i = r * d; i < (r + 1) * d; i++) seqpar__element_set(into, i, A, seqpar__element(into, i, A) * a + seqpar__element(other, i, A) * b);
+        seqpar__element_set(into, lr, A, l * a + l2 * b);
+        seqpar__element_set(into, mr, A, top);
+    }
+}
 static void seqpar__ref_state_combine(void *user, void *into, const void *other) {
     seqpar__attn_job *j = (seqpar__attn_job *)user;
-    int64_t d = j->args->head_dim, r, i;
-    double *o = (double *)into, *m = o + j->count * d, *l = m + j->count;
-    const double *o2 = (const double *)other, *m2 = o2 + j->count * d, *l2 = m2 + j->count;
-    for (r = 0; r < j->count; r++) {
-        double top = fmax(m[r], m2[r]), a, b;
-        if (!(l2[r] > 0) && l2[r] == l2[r]) continue; /* nothing there: exactly the other (a NaN is not nothing) */
-        a = l[r] > 0 || l[r] != l[r] ? seqpar_exp(m[r] - top) : 0.0;
-        b = seqpar_exp(m2[r] - top);
-        if (a == 0.0 && !(l[r] > 0)) { memcpy(o + r * d, o2 + r * d, (size_t)d * 8); m[r] = m2[r]; l[r] = l2[r]; continue; }
-        l[r] = l[r] * a + l2[r] * b;
-        for (i = 0; i < d; i++) o[r * d + i] = o[r * d + i] * a + o2[r * d + i] * b;
-        m[r] = top;
-    }
+    SEQPAR__BY_TYPE(j->device, seqpar__any_state_combine, j, into, other);
 }
-static void seqpar__ref_state_finish(seqpar__attn_job *j, void *value) {
+SEQPAR__TEMPLATE void seqpar__any_state_finish(const seqpar__attn_job *j, const void *value, const int S, const int A) {
     const seqpar_attn_args *a = j->args;
     int64_t d = a->head_dim, r, i;
-    const double *o = (const double *)value, *m = o + j->count * d, *l = m + j->count;
     for (r = 0; r < j->count; r++) {
-        double *out = (double *)a->out + ((j->local + r) * a->heads + j->head) * d, *lse = (double *)a->lse + (j->local + r) * a->heads + j->head;
-        int empty = l[r] == 0.0;
-        double total = l[r], top = m[r], factor = 1.0;
+        int64_t out = seqpar__query_at(a, j->local + r, j->head);
+        double m = seqpar__element(value, j->count * d + r, A), l = seqpar__element(value, j->count * (d + 1) + r, A), total = l, top = m, factor = 1.0;
+        int empty = l == 0.0;
         if (a->sinks) { /* one more score, without a value */
-            double sink = ((const double *)a->sinks)[j->head];
-            top = empty ? sink : fmax(m[r], sink);
-            factor = empty ? 0.0 : seqpar_exp(m[r] - top);
-            total = l[r] * factor + seqpar_exp(sink - top);
+            double sink = seqpar__element(a->sinks, j->head, A);
+            top = empty ? sink : fmax(m, sink);
+            factor = empty ? 0.0 : seqpar_exp(m - top);
+            total = l * factor + seqpar_exp(sink - top);
         }
-        for (i = 0; i < d; i++) out[i] = empty ? 0.0 : o[r * d + i] * factor / total;
-        *lse = empty && !a->sinks ? -HUGE_VAL : top + seqpar_log(total);
+        for (i = 0; i < d; i++) seqpar__element_set(a->out, out + i, S, empty ? 0.0 : seqpar__element(value, r * d + i, A) * factor / total);
+        seqpar__element_set(a->lse, (j->local + r) * a->heads + j->head, A, empty && !a->sinks ? -HUGE_VAL : top + seqpar_log(total));
     }
 }
+static void seqpar__ref_state_finish(seqpar__attn_job *j, void *value) { SEQPAR__BY_TYPE(j->device, seqpar__any_state_finish, j, value); }
 
 /* p = exp(s - lse); ds = p (z dout . v - delta) scale, for a softcap times its slope; then p becomes z p, z the dropout
    factor. Query number r of a piece. */
-static double seqpar__ref_ds(const seqpar_attn_args *a, const seqpar_piece *queries, int64_t r, int64_t head, int64_t position, const double *k, const double *v, double *p) {
-    int64_t t = queries->local + r, i;
-    const double *q = seqpar__ref_query(a, a->q, t, head), *dout = seqpar__ref_query(a, a->dout, t, head);
-    double dp = 0, s = seqpar__ref_score(a, q, k), z = seqpar__dropout(a, queries, r, head, position), ds;
-    for (i = 0; i < a->head_dim; i++) dp = SEQPAR__FMA(dout[i], v[i], dp);
-    *p = seqpar_exp(s - ((const double *)a->lse)[t * a->heads + head]);
-    ds = *p * (z * dp - ((const double *)a->delta)[t * a->heads + head]) * a->scale;
+SEQPAR__TEMPLATE double seqpar__any_ds(const seqpar_attn_args *a, const seqpar_piece *queries, int64_t r, int64_t head, int64_t position, int64_t k, int64_t v, double *p, const int S, const int A) {
+    int64_t t = queries->local + r, q = seqpar__query_at(a, t, head);
+    double dp = seqpar__any_dot(a->dout, q, a->v, v, a->head_dim, S), s = seqpar__any_score(a, q, k, S), z = seqpar__dropout(a, queries, r, head, position), ds;
+    *p = seqpar_exp(s - seqpar__element(a->lse, t * a->heads + head, A));
+    ds = *p * (z * dp - seqpar__element(a->delta, t * a->heads + head, A)) * a->scale;
     *p *= z;
     return a->softcap > 0 ? ds * (1.0 - s / a->softcap * (s / a->softcap)) : ds;
 }
 
-static void seqpar__ref_dq_leaf(void *user, void *value, int64_t index, int extend) {
-    seqpar__attn_job *j = (seqpar__attn_job *)user;
+SEQPAR__TEMPLATE void seqpar__any_dq_leaf(seqpar__attn_job *j, void *dq, int64_t index, const int S, const int A) {
     const seqpar_attn_args *a = j->args;
     const seqpar_attn_keys *k = &a->k_pieces[index];
     int64_t d = a->head_dim, head = j->head / (a->heads / a->kv_heads) - a->head_begin, r, n, i, first, last;
-    double *dq = (double *)value, p;
-    (void)extend;
-    memset(value, 0, (size_t)(j->count * d) * 8);
+    double p;
+    memset(dq, 0, (size_t)(j->count * d * seqpar_dtype_bytes(A)));
     for (r = 0; r < j->count; r++) {
         if (!seqpar__visible(a, j->local + r, k, &first, &last)) continue;
         j->flops += 6 * d * (last - first);
         for (n = first; n < last; n++) {
-            const double *key = seqpar__ref_key(a, a->k, k->k_row + n, head);
-            double ds = seqpar__ref_ds(a, &a->q_pieces[j->task->piece], r, j->head, k->start + n * k->stride, key, seqpar__ref_key(a, a->v, k->v_row + n, head), &p);
-            for (i = 0; i < d; i++) dq[r * d + i] = SEQPAR__FMA(ds, key[i], dq[r * d + i]);
+            int64_t key = seqpar__key_at(a, k->k_row + n, head);
+            double ds = seqpar__any_ds(a, &a->q_pieces[j->task->piece], r, j->head, k->start + n * k->stride, key, seqpar__key_at(a, k->v_row + n, head), &p, S, A);
+            for (i = 0; i < d; i++) seqpar__element_set(dq, r * d + i, A, SEQPAR__FMA(ds, seqpar__element(a->k, key + i, S), seqpar__element(dq, r * d + i, A)));
         }
     }
 }
+static void seqpar__ref_dq_leaf(void *user, void *value, int64_t index, int extend) {
+    seqpar__attn_job *j = (seqpar__attn_job *)user;
+    (void)extend;
+    SEQPAR__BY_TYPE(j->device, seqpar__any_dq_leaf, j, value, index);
+}
 
 /* The task's piece is a key piece (k_pieces[piece]), the leaf a query piece: q_pieces[task_count + index]. */
-static void seqpar__ref_dkv_leaf(void *user, void *value, int64_t index, int extend) {
-    seqpar__attn_job *j = (seqpar__attn_job *)user;
+SEQPAR__TEMPLATE void seqpar__any_dkv_leaf(seqpar__attn_job *j, void *dk, int64_t index, const int S, const int A) {
     const seqpar_attn_args *a = j->args;
     const seqpar_piece *queries = &a->q_pieces[a->task_count + index];
     const seqpar_attn_keys *k = &a->k_pieces[j->task->piece];
     int64_t d = a->head_dim, group = a->heads / a->kv_heads, h, r, n, i, first, last;
-    double *dk = (double *)value, *dv = dk + j->count * d, p;
-    (void)extend;
-    memset(value, 0, (size_t)(2 * j->count * d) * 8);
+    void *dv = seqpar__at(dk, j->count * d, A);
+    double p;
+    memset(dk, 0, (size_t)(2 * j->count * d * seqpar_dtype_bytes(A)));
     for (h = (a->head_begin + j->head) * group; h < (a->head_begin + j->head + 1) * group; h++)
         for (r = 0; r < queries->count; r++) {
-            const double *q = seqpar__ref_query(a, a->q, queries->local + r, h), *dout = seqpar__ref_query(a, a->dout, queries->local + r, h);
+            int64_t q = seqpar__query_at(a, queries->local + r, h);
             if (!seqpar__visible(a, queries->local + r, k, &first, &last)) continue;
             j->flops += 8 * d * (last - first);
             for (n = first; n < last; n++) {
-                double ds = seqpar__ref_ds(a, queries, r, h, k->start + n * k->stride, seqpar__ref_key(a, a->k, k->k_row + n, j->head), seqpar__ref_key(a, a->v, k->v_row + n, j->head), &p);
-                for (i = 0; i < d; i++) dk[n * d + i] = SEQPAR__FMA(ds, q[i], dk[n * d + i]);
-                for (i = 0; i < d; i++) dv[n * d + i] = SEQPAR__FMA(p, dout[i], dv[n * d + i]);
+                double ds = seqpar__any_ds(a, queries, r, h, k->start + n * k->stride, seqpar__key_at(a, k->k_row + n, j->head), seqpar__key_at(a, k->v_row + n, j->head), &p, S, A);
+                for (i = 0; i < d; i++) seqpar__element_set(dk, n * d + i, A, SEQPAR__FMA(ds, seqpar__element(a->q, q + i, S), seqpar__element(dk, n * d + i, A)));
+                for (i = 0; i < d; i++) seqpar__element_set(dv, n * d + i, A, SEQPAR__FMA(p, seqpar__element(a->dout, q + i, S), seqpar__element(dv, n * d + i, A)));
             }
         }
 }
+static void seqpar__ref_dkv_leaf(void *user, void *value, int64_t index, int extend) {
+    seqpar__attn_job *j = (seqpar__attn_job *)user;
+    (void)extend;
+    SEQPAR__BY_TYPE(j->device, seqpar__any_dkv_leaf, j, value, index);
+}
 
-static seqpar_status seqpar__ref_attn_forward(seqpar_device *device, const seqpar_attn_args *a, void *queue) {
+SEQPAR__ANY(attn_forward) {
     static const seqpar__attn_kernel kernel = {0, 0, seqpar__ref_forward_leaf, seqpar__ref_state_combine, seqpar__ref_state_finish, 0};
-    (void)queue;
+    (void)S; (void)A;
     return seqpar__attn_run(device, a, &kernel);
 }
-static seqpar_status seqpar__ref_attn_dq(seqpar_device *device, const seqpar_attn_args *a, void *queue) {
+SEQPAR__ANY(attn_dq) {
     static const seqpar__attn_kernel kernel = {1, 0, seqpar__ref_dq_leaf, seqpar__attn_add, NULL, 0};
-    (void)queue;
+    (void)S; (void)A;
     return seqpar__attn_run(device, a, &kernel);
 }
-static seqpar_status seqpar__ref_attn_dkv(seqpar_device *device, const seqpar_attn_args *a, void *queue) {
+SEQPAR__ANY(attn_dkv) {
     static const seqpar__attn_kernel kernel = {2, 0, seqpar__ref_dkv_leaf, seqpar__attn_add, NULL, 0};
-    (void)queue;
+    (void)S; (void)A;
     return seqpar__attn_run(device, a, &kernel);
 }
 static seqpar_status seqpar__host_attn_return(seqpar_device *device, const seqpar_attn_args *a, void *queue) {
@@ -3552,99 +3438,105 @@ static seqpar_status seqpar__host_attn_return(seqpar_device *device, const seqpa
     return seqpar__attn_run(device, a, &kernel);
 }
 
-static seqpar_status seqpar__ref_attn_delta(seqpar_device *device, const seqpar_attn_delta_args *a, void *queue) {
-    int64_t n, i;
-    (void)device; (void)queue;
-    for (n = 0; n < a->tokens * a->heads; n++) {
-        double sum = 0;
-        for (i = 0; i < a->head_dim; i++) sum = SEQPAR__FMA(((const double *)a->dout)[n * a->head_dim + i], ((const double *)a->out)[n * a->head_dim + i], sum);
-        ((double *)a->delta)[n] = sum;
-    }
+SEQPAR__ANY(attn_delta) {
+    int64_t n;
+    (void)device;
+    for (n = 0; n < a->tokens * a->heads; n++) seqpar__element_set(a->delta, n, A, seqpar__any_dot(a->dout, n * a->head_dim, a->out, n * a->head_dim, a->head_dim, S));
     return SEQPAR_OK;
 }
 
-static seqpar_status seqpar__ref_attn_sinks(seqpar_device *device, const seqpar_attn_sinks_args *a, void *queue) {
-    const double *sink = (const double *)a->sinks, *lse = (const double *)a->lse, *delta = (const double *)a->delta;
+SEQPAR__ANY(attn_sinks) {
     int64_t i, h, t;
-    (void)device; (void)queue;
+    (void)device; (void)S;
     for (i = 0; i < a->piece_count; i++)
         for (h = 0; h < a->heads; h++) {
             double sum = 0;
-            for (t = a->pieces[i].local; t < a->pieces[i].local + a->pieces[i].count; t++) sum -= seqpar_exp(sink[h] - lse[t * a->heads + h]) * delta[t * a->heads + h];
-            ((double *)a->dsinks)[i * a->heads + h] = sum;
+            for (t = a->pieces[i].local; t < a->pieces[i].local + a->pieces[i].count; t++)
+                sum -= seqpar_exp(seqpar__element(a->sinks, h, A) - seqpar__element(a->lse, t * a->heads + h, A)) * seqpar__element(a->delta, t * a->heads + h, A);
+            seqpar__element_set(a->dsinks, i * a->heads + h, A, sum);
         }
     return SEQPAR_OK;
 }
 
-static double seqpar__seed64(const void *seeds, int64_t t) { return seeds ? ((const double *)seeds)[t] : 0.0; }
+SEQPAR__TEMPLATE double seqpar__any_seed(const void *seeds, int64_t t, const int A) { return seeds ? seqpar__element(seeds, t, A) : 0.0; }
 
-static seqpar_status seqpar__ref_softmax_head(seqpar_device *device, const seqpar_softmax_head_args *a, void *queue) {
+SEQPAR__ANY(softmax_head) {
+    double scale = a->scale != 0 ? a->scale : 1.0;
     int64_t t, j;
-    (void)device; (void)queue;
+    (void)device;
     for (t = 0; t < a->rows; t++) {
-        double *x = (double *)a->logits.data + t * a->logits.stride, top = x[0], sum = 0, mean = 0, px = 0, lse, entropy;
+        double top = seqpar__of(a->logits, t, 0, S) * scale, sum = 0, mean = 0, px = 0, lse, entropy;
         int live = a->targets[t] != SEQPAR_IGNORE;
-        double c = live ? seqpar__seed64(a->dlogp, t) : 0, e = seqpar__seed64(a->dentropy, t);
-        double s = live ? seqpar__seed64(a->dsmooth, t) : 0, z = live ? seqpar__seed64(a->dzloss, t) : 0;
-        if (a->scale != 0) for (j = 0; j < a->vocab; j++) x[j] *= a->scale;
-        top = x[0];
-        for (j = 1; j < a->vocab; j++) top = fmax(top, x[j]);
-        for (j = 0; j < a->vocab; j++) { double p = seqpar_exp(x[j] - top); sum += p; mean += x[j]; px += p * x[j]; }
+        double c = live ? seqpar__any_seed(a->dlogp, t, A) : 0, e = seqpar__any_seed(a->dentropy, t, A);
+        double s = live ? seqpar__any_seed(a->dsmooth, t, A) : 0, z = live ? seqpar__any_seed(a->dzloss, t, A) : 0;
+        for (j = 1; j < a->vocab; j++) top = fmax(top, seqpar__of(a->logits, t, j, S) * scale);
+        for (j = 0; j < a->vocab; j++) { double x = seqpar__of(a->logits, t, j, S) * scale, p = seqpar_exp(x - top); sum += p; mean += x; px += p * x; }
         lse = top + seqpar_log(sum);
         mean /= (double)a->vocab;
         entropy = lse - px / sum;
-        if (a->logp) ((double *)a->logp)[t] = live ? x[a->targets[t]] - lse : 0.0;
-        if (a->lse) ((double *)a->lse)[t] = lse;
-        if (a->entropy) ((double *)a->entropy)[t] = entropy;
-        if (a->smooth) ((double *)a->smooth)[t] = lse - mean;
+        if (a->logp) seqpar__element_set(a->logp, t, A, live ? seqpar__of(a->logits, t, a->targets[t], S) * scale - lse : 0.0);
+        if (a->lse) seqpar__element_set(a->lse, t, A, lse);
+        if (a->entropy) seqpar__element_set(a->entropy, t, A, entropy);
+        if (a->smooth) seqpar__element_set(a->smooth, t, A, lse - mean);
         for (j = 0; a->gradient && j < a->vocab; j++) {
-            double p = seqpar_exp(x[j] - lse), hit = live && j == a->targets[t];
-            x[j] = c * (hit - p) - e * p * ((x[j] - lse) + entropy) + s * (p - 1.0 / (double)a->vocab) + z * 2.0 * lse * p;
-            if (a->scale != 0) x[j] *= a->scale;
+            double x = seqpar__of(a->logits, t, j, S) * scale, p = seqpar_exp(x - lse), hit = live && j == a->targets[t];
+            x = c * (hit - p) - e * p * ((x - lse) + entropy) + s * (p - 1.0 / (double)a->vocab) + z * 2.0 * lse * p;
+            seqpar__put(a->logits, t, j, S, x * scale);
         }
     }
     return SEQPAR_OK;
 }
 
-static seqpar_status seqpar__ref_sumsq(seqpar_device *device, const seqpar_sumsq_args *a, void *queue) {
+SEQPAR__ANY(sumsq) {
     int64_t b, i;
-    (void)device; (void)queue;
+    (void)device; (void)S;
     for (b = 0; b < a->blocks; b++) {
         double sum = 0;
-        for (i = 0; i < a->block_size; i++) { double x = ((const double *)a->x)[b * a->block_size + i]; sum = SEQPAR__FMA(x, x, sum); }
+        for (i = 0; i < a->block_size; i++) { double x = seqpar__element(a->x, b * a->block_size + i, A); sum = SEQPAR__FMA(x, x, sum); }
         a->out[b] = sum;
     }
     return SEQPAR_OK;
 }
 
+/* What the update of parameter i begins with, and where it ends. */
+SEQPAR__TEMPLATE double seqpar__any_old(const seqpar_update_args *a, int64_t i, const int S, const int A) {
+    return a->working && (a->t == 1 || SEQPAR__FAULT(76)) ? seqpar__element(a->working, i, S) : seqpar__element(a->p, i, A); /* fault: no masters */
+}
+SEQPAR__TEMPLATE void seqpar__any_new(const seqpar_update_args *a, int64_t i, double p, const int S, const int A) {
+    seqpar__element_set(a->p, i, A, p);
+    if (a->working) seqpar__element_set(a->working, i, S, p);
+}
 /* PyTorch's order: decay on the old p, m by lerp, v, then p -= lr/bc1 m / (sqrt(v)/sqrt(bc2) + eps) */
-static seqpar_status seqpar__ref_adamw(seqpar_device *device, const seqpar_update_args *a, void *queue) {
+SEQPAR__ANY(adamw) {
     double bc1 = 1.0 - pow(a->beta1, (double)a->t), bc2 = sqrt(1.0 - pow(a->beta2, (double)a->t));
-    double *p = (double *)a->p, *m = (double *)a->m, *v = (double *)a->v;
     int64_t i;
-    (void)device; (void)queue;
+    (void)device;
     for (i = 0; i < a->count; i++) {
-        double g = ((const double *)a->g)[i] * a->clip;
-        p[i] *= 1.0 - a->lr * a->decay;
-        m[i] += (1.0 - a->beta1) * (g - m[i]);
-        v[i] = a->beta2 * v[i] + (1.0 - a->beta2) * g * g;
-        p[i] -= (a->lr / bc1) * (m[i] / (sqrt(v[i]) / bc2 + a->eps));
+        double g = seqpar__element(a->g, i, A) * a->clip, p = seqpar__any_old(a, i, S, A) * (1.0 - a->lr * a->decay), m = seqpar__element(a->m, i, A), v = seqpar__element(a->v, i, A);
+        m = m + (1.0 - a->beta1) * (g - m);
+        v = a->beta2 * v + (1.0 - a->beta2) * g * g;
+        seqpar__element_set(a->m, i, A, m);
+        seqpar__element_set(a->v, i, A, v);
+        seqpar__any_new(a, i, p - (a->lr / bc1) * (m / (sqrt(v) / bc2 + a->eps)), S, A);
     }
     return SEQPAR_OK;
 }
-static seqpar_status seqpar__ref_sgd(seqpar_device *device, const seqpar_update_args *a, void *queue) {
-    double *p = (double *)a->p;
+SEQPAR__ANY(sgd) {
     int64_t i;
-    (void)device; (void)queue;
-    for (i = 0; i < a->count; i++) p[i] -= a->lr * (((const double *)a->g)[i] * a->clip + a->decay * p[i]);
+    (void)device;
+    for (i = 0; i < a->count; i++) {
+        double p = seqpar__any_old(a, i, S, A);
+        seqpar__any_new(a, i, p - a->lr * (seqpar__element(a->g, i, A) * a->clip + a->decay * p), S, A);
+    }
     return SEQPAR_OK;
 }
 
-static seqpar_device *seqpar__host_device(const char *name, int dtype) {
+static seqpar_device *seqpar__host_device(const char *name, int storage, int accumulator) {
     seqpar_device *d = SEQPAR__NEW(seqpar_device, 1);
     if (!d) return NULL;
     d->name = name;
-    d->storage = d->accumulator = dtype;
+    d->storage = storage;
+    d->accumulator = accumulator;
     d->threads = 1;
     d->alloc = seqpar__host_alloc;
     d->free = seqpar__host_free;
@@ -3659,28 +3551,24 @@ static seqpar_device *seqpar__host_device(const char *name, int dtype) {
     return d;
 }
 
-SEQPAR_DEF seqpar_device *seqpar_device_reference(void) {
-    seqpar_device *d = seqpar__host_device("reference", SEQPAR_F64);
-    if (!d) return NULL;
-    d->matmul = seqpar__ref_matmul;
-    d->weight_grad = seqpar__ref_weight_grad;
-    d->rmsnorm = seqpar__ref_rmsnorm;
-    d->rmsnorm_grad = seqpar__ref_rmsnorm_grad;
-    d->rope = seqpar__ref_rope;
-    d->swiglu = seqpar__ref_swiglu;
-    d->swiglu_grad = seqpar__ref_swiglu_grad;
-    d->add = seqpar__ref_add;
-    d->attn_forward = seqpar__ref_attn_forward;
-    d->attn_dq = seqpar__ref_attn_dq;
-    d->attn_dkv = seqpar__ref_attn_dkv;
-    d->attn_delta = seqpar__ref_attn_delta;
-    d->attn_sinks = seqpar__ref_attn_sinks;
-    d->softmax_head = seqpar__ref_softmax_head;
-    d->sumsq = seqpar__ref_sumsq;
-    d->adamw = seqpar__ref_adamw;
-    d->sgd = seqpar__ref_sgd;
+#define SEQPAR__REF_OPS(X) \
+    X(matmul) X(weight_grad) X(rmsnorm) X(rmsnorm_grad) X(rope) X(swiglu) X(swiglu_grad) X(add) X(attn_forward) X(attn_dq) X(attn_dkv) X(attn_delta) X(attn_sinks) X(softmax_head) X(sumsq) X(adamw) X(sgd)
+#define SEQPAR__X(op)                                                                                                     \
+    static seqpar_status seqpar__ref_##op(seqpar_device *device, const seqpar_##op##_args *args, void *queue) {            \
+        (void)queue;                                                                                                      \
+        return SEQPAR__BY_TYPE(device, seqpar__any_##op, device, args);                                                   \
+    }
+SEQPAR__REF_OPS(SEQPAR__X)
+#undef SEQPAR__X
+
+static seqpar_device *seqpar__reference(seqpar_device *d) {
+#define SEQPAR__X(op) d->op = seqpar__ref_##op;
+    if (d) { SEQPAR__REF_OPS(SEQPAR__X) }
+#undef SEQPAR__X
     return d;
 }
+SEQPAR_DEF seqpar_device *seqpar_device_reference(void) { return seqpar__reference(seqpar__host_device("reference", SEQPAR_F64, SEQPAR_F64)); }
+SEQPAR_DEF seqpar_device *seqpar_device_reference_bf16(void) { return seqpar__reference(seqpar__host_device("reference in bf16", SEQPAR_BF16, SEQPAR_F32)); }
 
 /* ======================================================================================================
    >>cpu  the fast device: fp32, vectors, one product kernel, everything else around it
@@ -3780,11 +3668,9 @@ static seqpar__v seqpar__exponent(seqpar__v t) { uint32_t bits; memcpy(&bits, &t
 #define SEQPAR__UNROLL
 #endif
 #if defined(__GNUC__)
-#define SEQPAR__TEMPLATE static inline __attribute__((always_inline)) /* its constant arguments are built in */
 #define SEQPAR__PREFETCH(p) (__builtin_prefetch(p, 1), __builtin_prefetch((p) + SEQPAR__NR - 1, 1))
 #define SEQPAR__AHEAD(p, n, write) __builtin_prefetch((const void *)((uintptr_t)(p) + (n) * sizeof(float)), write, 2)
 #else
-#define SEQPAR__TEMPLATE static inline
 #define SEQPAR__PREFETCH(p) ((void)(p))
 #define SEQPAR__AHEAD(p, n, write) ((void)(p))
 #endif
@@ -5034,7 +4920,7 @@ static seqpar_status seqpar__cpu_sgd(seqpar_device *device, const seqpar_update_
 }
 
 SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads) {
-    seqpar_device *d = seqpar__host_device("cpu", SEQPAR_F32);
+    seqpar_device *d = seqpar__host_device("cpu", SEQPAR_F32, SEQPAR_F32);
     if (!d) return NULL;
 #ifdef _OPENMP
     d->threads = threads > 0 ? threads : omp_get_max_threads();
@@ -5064,20 +4950,6 @@ SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads) {
 /* ======================================================================================================
    >>own  a block kernel of the user's own in the place of ours
    ====================================================================================================== */
-
-static double seqpar__element(const void *x, int64_t i, int type) {
-    return type == SEQPAR_F64 ? ((const double *)x)[i] : type == SEQPAR_F32 ? (double)((const float *)x)[i] : (double)seqpar_bf16_to_float(((const uint16_t *)x)[i]);
-}
-static void seqpar__element_set(void *x, int64_t i, int type, double value) {
-    if (type == SEQPAR_F64) ((double *)x)[i] = value;
-    else if (type == SEQPAR_F32) ((float *)x)[i] = (float)value;
-    else ((uint16_t *)x)[i] = seqpar_bf16_from_float((float)value);
-}
-/* to (rows, d) dense <- from, rows `stride` elements apart */
-static void seqpar__convert(void *to, int to_type, const void *from, int from_type, int64_t rows, int64_t d, int64_t stride) {
-    int64_t r, i;
-    for (r = 0; r < rows; r++) for (i = 0; i < d; i++) seqpar__element_set(to, r * d + i, to_type, seqpar__element(from, r * stride + i, from_type));
-}
 
 static int64_t seqpar__count_visible(const seqpar_attn_args *a, int64_t query, int64_t rows, const seqpar_attn_keys *k) {
     int64_t r, first, last, pairs = 0;
@@ -5132,7 +5004,7 @@ static int seqpar__all_finite(const void *x, int type, int64_t count) {
     return 1;
 }
 
-/* (out, lse) of a block is a state with m = lse, on the fast device in units of ln 2, and l = 1. */
+/* (out, lse) of a block is a state with m = lse, on the fast device (fp32 storage) in units of ln 2, and l = 1. */
 static void seqpar__own_forward_leaf(void *user, void *value, int64_t index, int extend) {
     seqpar__attn_job *j = (seqpar__attn_job *)user;
     const seqpar_attn_args *a = j->args;
@@ -5150,7 +5022,7 @@ static void seqpar__own_forward_leaf(void *user, void *value, int64_t index, int
         j->flops += 4 * d * (o.end[r] - o.begin[r]);
         seqpar__own_expect(j, failed || (sees ? fabs(o.lse[r]) <= 1e300 : o.lse[r] == -HUGE_VAL), &o, queries, sees ? "returns an lse that is not finite" : "gives an lse to a query that sees nothing");
         for (i = 0; i < d; i++) seqpar__element_set(value, r * d + i, type, seqpar__element(o.first, r * d + i, kernel->storage));
-        seqpar__element_set(value, n * d + r, type, type == SEQPAR_F64 ? o.lse[r] : o.lse[r] * (double)SEQPAR__LOG2E);
+        seqpar__element_set(value, n * d + r, type, j->device->storage == SEQPAR_F32 ? o.lse[r] * (double)SEQPAR__LOG2E : o.lse[r]);
         seqpar__element_set(value, n * (d + 1) + r, type, sees);
     }
 }
@@ -5206,7 +5078,7 @@ static seqpar_status seqpar__own_attn(seqpar_device *device, const seqpar_attn_a
     }
     kernel.kind = kind;
     kernel.scratch_bytes = 6 * ((rows * a->head_dim * 8 + 63) & ~(int64_t)63) + rows * 24 + 64;
-    if (device->accumulator == SEQPAR_F64) { kernel.combine = seqpar__ref_state_combine; kernel.finish_state = seqpar__ref_state_finish; }
+    if (device->storage != SEQPAR_F32) { kernel.combine = seqpar__ref_state_combine; kernel.finish_state = seqpar__ref_state_finish; }
     if (kind > 0) { kernel.combine = seqpar__attn_add; kernel.leaf = kind == 1 ? seqpar__own_dq_leaf : seqpar__own_dkv_leaf; }
     device->threads = 1; /* the kernel may have threads of its own, and need not bear ours */
     status = seqpar__attn_run(device, a, &kernel);
@@ -6193,6 +6065,7 @@ static seqpar_status seqpar__run_unpack(seqpar__attn_run_state *r, seqpar__heads
         if (b->tensor->kv && b->member % copies) continue;
         for (c = 1; b->tensor->kv && c < copies && !SEQPAR__FAULT(42); c++) { /* fault: copies of a kv head are not added */
             seqpar_add_args add;
+            add.accumulators = 0;
             add.y = b->stage; add.a = b->stage; add.b = blocks[i + c * count].stage;
             add.count = own * r->attn->desc.head_dim;
             SEQPAR__TRY(dev->add(dev, &add, r->ctx->queue));
@@ -6269,7 +6142,7 @@ static seqpar_attn_args seqpar__attn_args(const seqpar_ctx *ctx, const seqpar_at
     a.q_tokens = attn->shares[attn->rank].tokens;
     a.scale = attn->desc.scale;
     a.softcap = attn->desc.softcap;
-    a.sinks = io->sinks ? seqpar__at(io->sinks, SEQPAR__FAULT(59) ? 0 : attn->head_begin, ctx->device->storage) /* fault: the first heads' sinks */ : NULL;
+    a.sinks = io->sinks ? seqpar__at(io->sinks, SEQPAR__FAULT(59) ? 0 : attn->head_begin, ctx->device->accumulator) /* fault: the first heads' sinks */ : NULL;
     a.dropout_head = attn->head_begin;
     a.dropout = attn->desc.dropout;
     a.dropout_seed = io->dropout_seed;
@@ -6379,7 +6252,7 @@ SEQPAR_DEF seqpar_status seqpar_attn_cost_of(const seqpar_ctx *ctx, const seqpar
     cost->backward_flops = cost->forward_flops / 4 * 14; /* dq 6, dk and dv 8 where forward has 4 */
     for (s = 0; s < attn->size; s++) /* ring: all but the last of the blocks that come by are sent on; llama3: the own to all */
         if (attn->size > 1) cost->forward_bytes += 2 * row * (attn->steps[0].sources > 1 ? (s != attn->rank) * mine->tokens : (s != (attn->rank + 1) % attn->size) * attn->shares[s].tokens);
-    cost->backward_bytes = cost->forward_bytes + others * row;
+    cost->backward_bytes = cost->forward_bytes + others * attn->kv_heads * attn->desc.head_dim * seqpar_dtype_bytes(ctx->device->accumulator);
     seqpar__heads_cost(ctx, attn, cost);
     return SEQPAR_OK;
 }
@@ -6889,7 +6762,8 @@ SEQPAR_DEF seqpar_status seqpar_plan_cost_of(seqpar_error *error, seqpar_plan_co
     memset(&exposed, 0, sizeof exposed);
     memset(&ctx, 0, sizeof ctx);
     memset(&device, 0, sizeof device);
-    device.storage = device.accumulator = dtype;
+    device.storage = dtype;
+    device.accumulator = dtype == SEQPAR_BF16 ? SEQPAR_F32 : dtype;
     ctx.error = error; ctx.device = &device;
     ctx.sp_size = sp_size; ctx.sp_rank = sp_rank;
     SEQPAR__TRY(seqpar__attn_open(&ctx, &attn, mask->rows, mask->row_count, mask->desc, seqpar__cost_prepare));
@@ -7516,7 +7390,7 @@ static seqpar_status seqpar__check_optim(seqpar_error *error, const seqpar_optim
 }
 
 SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *o, const seqpar_tensor *tensors, int64_t tensor_count, const seqpar_optim_desc *desc) {
-    int64_t i, size = seqpar_dtype_bytes(ctx->device->storage), state;
+    int64_t i, size = seqpar_dtype_bytes(ctx->device->accumulator), state;
     memset(o, 0, sizeof *o);
     SEQPAR__TRY(seqpar__check_optim(ctx->error, desc));
     SEQPAR__TRY(seqpar__check_tensors(ctx->error, tensors, tensor_count));
@@ -7532,6 +7406,8 @@ SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *o, con
     o->own_elements = seqpar__own_begin(o, ctx, o->groups);
     state = desc->zero_stage == 0 ? o->elements : o->own_elements;
     SEQPAR__TRY(seqpar_buffer_new(ctx, &o->gradient, (desc->zero_stage == 2 ? o->own_elements : o->elements) * size, SEQPAR_MEM_GRADIENTS));
+    if (ctx->device->storage != ctx->device->accumulator) SEQPAR__TRY(seqpar_buffer_new(ctx, &o->master, state * size, SEQPAR_MEM_OPTIMIZER));
+    if (o->master.data) ctx->device->zero(ctx->device, o->master.data, o->master.bytes, ctx->queue);
     if (desc->kind == SEQPAR_SGD) return SEQPAR_OK;
     SEQPAR__TRY(seqpar_buffer_new(ctx, &o->m, state * size, SEQPAR_MEM_OPTIMIZER));
     SEQPAR__TRY(seqpar_buffer_new(ctx, &o->v, state * size, SEQPAR_MEM_OPTIMIZER));
@@ -7562,6 +7438,7 @@ SEQPAR_DEF void seqpar_optim_close(seqpar_ctx *ctx, seqpar_optim *o) {
     seqpar_buffer_free(ctx, &o->gradient);
     seqpar_buffer_free(ctx, &o->m);
     seqpar_buffer_free(ctx, &o->v);
+    seqpar_buffer_free(ctx, &o->master);
     SEQPAR_FREE(o->group_begin);
     memset(o, 0, sizeof *o);
 }
@@ -7680,12 +7557,12 @@ SEQPAR_DEF const seqpar_token_fold *seqpar_step_fold(seqpar_ctx *ctx, seqpar_opt
 static void *seqpar__gradient_at(const seqpar_optim *o, const seqpar_ctx *ctx, int64_t group) {
     int64_t begin, count;
     seqpar__owned(o, group, ctx->world->size, ctx->world->rank, &begin, &count);
-    return seqpar__at(o->gradient.data, o->desc.zero_stage == 2 ? seqpar__own_begin(o, ctx, group) : o->group_begin[group] + begin, ctx->device->storage);
+    return seqpar__at(o->gradient.data, o->desc.zero_stage == 2 ? seqpar__own_begin(o, ctx, group) : o->group_begin[group] + begin, ctx->device->accumulator);
 }
 
 /* Every node's slices to their owners; arrives in order of ranks, node after node. */
 static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o, const seqpar__micro *m, int64_t group, const void *nodes, int64_t node_stride, void *inbox) {
-    int64_t size = seqpar_dtype_bytes(ctx->device->storage), world = ctx->world->size, w, n, at = 0, total = 0, sends = 0, recvs = 0, begin, count, mine, unused;
+    int64_t size = seqpar_dtype_bytes(ctx->device->accumulator), world = ctx->world->size, w, n, at = 0, total = 0, sends = 0, recvs = 0, begin, count, mine, unused;
     seqpar_transfer *list;
     seqpar_group g;
     seqpar_request request;
@@ -7718,7 +7595,7 @@ SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *o, 
     seqpar_step *s = o->step;
     const seqpar__micro *m = &s->micro[index];
     seqpar__pending *p = &s->pending[group + (source ? o->groups : 0)];
-    int64_t size = seqpar_dtype_bytes(ctx->device->storage), begin, count, total = 0, w;
+    int64_t size = seqpar_dtype_bytes(ctx->device->accumulator), begin, count, total = 0, w;
     seqpar_buffer inbox;
     seqpar_fold_args f;
     seqpar_status status = SEQPAR_OK;
@@ -7757,6 +7634,7 @@ static seqpar_status seqpar__add_sources(seqpar_ctx *ctx, seqpar_optim *o) {
         a.a = a.y;
         a.b = o->step->pending[g + o->groups].result.data;
         a.count = count;
+        a.accumulators = 1;
         SEQPAR__TRY(ctx->device->add(ctx->device, &a, ctx->queue));
     }
     return SEQPAR_OK;
@@ -7813,19 +7691,23 @@ static seqpar_status seqpar__gradient_norm(seqpar_ctx *ctx, seqpar_optim *o) {
     return status;
 }
 
-/* Updates the part [begin, begin + count) of the parameters, tensor by tensor; g, m, v point at its first element. */
-static seqpar_status seqpar__update_range(seqpar_ctx *ctx, const seqpar_optim *o, void *params, int64_t begin, int64_t count, void *g, void *m, void *v, double lr) {
+static void *seqpar__state_at(const seqpar_buffer *state, int64_t element, int dtype) { return state->data ? seqpar__at(state->data, element, dtype) : NULL; }
+
+/* Updates the part [begin, begin + count) of the parameters, tensor by tensor; g points at its first element, whose state is
+   number `state`. Where there are masters they are updated, and the parameters are those rounded. */
+static seqpar_status seqpar__update_range(seqpar_ctx *ctx, const seqpar_optim *o, void *params, int64_t begin, int64_t count, void *g, int64_t state, double lr) {
     seqpar_device *dev = ctx->device;
     int64_t i;
     for (i = 0; i < o->tensor_count; i++) {
         const seqpar_tensor *t = &o->tensors[i];
-        int64_t first = SEQPAR__MAX(begin, t->offset), last = SEQPAR__MIN(begin + count, t->offset + t->rows * t->cols);
+        int64_t first = SEQPAR__MAX(begin, t->offset), last = SEQPAR__MIN(begin + count, t->offset + t->rows * t->cols), at = state + first - begin;
         seqpar_update_args a;
         if (first >= last) continue;
-        a.p = seqpar__at(params, first, dev->storage);
-        a.g = seqpar__at(g, first - begin, dev->storage);
-        a.m = m ? seqpar__at(m, first - begin, dev->storage) : NULL;
-        a.v = v ? seqpar__at(v, first - begin, dev->storage) : NULL;
+        a.working = o->master.data ? seqpar__at(params, first, dev->storage) : NULL;
+        a.p = a.working ? seqpar__state_at(&o->master, at, dev->accumulator) : seqpar__at(params, first, dev->storage);
+        a.g = seqpar__at(g, first - begin, dev->accumulator);
+        a.m = seqpar__state_at(&o->m, at, dev->accumulator);
+        a.v = seqpar__state_at(&o->v, at, dev->accumulator);
         a.count = last - first;
         a.t = o->t;
         a.lr = lr;
@@ -7837,25 +7719,19 @@ static seqpar_status seqpar__update_range(seqpar_ctx *ctx, const seqpar_optim *o
     return SEQPAR_OK;
 }
 
-static void *seqpar__state_at(const seqpar_buffer *state, int64_t element, int dtype) { return state->data ? seqpar__at(state->data, element, dtype) : NULL; }
-
 static seqpar_status seqpar__update(seqpar_ctx *ctx, seqpar_optim *o, void *params, double lr) {
-    int64_t g, begin, count, compact;
-    int type = ctx->device->storage;
-    if (o->desc.zero_stage == 0)
-        return seqpar__update_range(ctx, o, params, 0, o->elements, o->gradient.data, o->m.data, o->v.data, lr);
+    int64_t g, begin, count;
+    if (o->desc.zero_stage == 0) return seqpar__update_range(ctx, o, params, 0, o->elements, o->gradient.data, 0, lr);
     for (g = 0; g < o->groups; g++) {
         seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count);
-        compact = seqpar__own_begin(o, ctx, g);
-        SEQPAR__TRY(seqpar__update_range(ctx, o, params, o->group_begin[g] + begin, count, seqpar__gradient_at(o, ctx, g),
-                                         seqpar__state_at(&o->m, compact, type), seqpar__state_at(&o->v, compact, type), lr));
+        SEQPAR__TRY(seqpar__update_range(ctx, o, params, o->group_begin[g] + begin, count, seqpar__gradient_at(o, ctx, g), seqpar__own_begin(o, ctx, g), lr));
     }
     if (SEQPAR__FAULT(23)) return SEQPAR_OK; /* ranks drift apart */
-    return seqpar__share_owned(ctx, o, params, SEQPAR_BLOCK * seqpar_dtype_bytes(type), ctx->queue, "parameters from owners");
+    return seqpar__share_owned(ctx, o, params, SEQPAR_BLOCK * seqpar_dtype_bytes(ctx->device->storage), ctx->queue, "parameters from owners");
 }
 
 SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *o, void *params, double lr) {
-    int64_t size = seqpar_dtype_bytes(ctx->device->storage);
+    int64_t size = seqpar_dtype_bytes(ctx->device->accumulator);
     if (!SEQPAR__FAULT(20)) SEQPAR__TRY(seqpar__add_sources(ctx, o)); /* fault: the head's share of a tied table is lost */
     seqpar__step_free(ctx, o);
     SEQPAR__TRY(seqpar__gradient_norm(ctx, o));
@@ -7868,10 +7744,10 @@ SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *o, void 
 /* A sharded array (compact at its owner) as doubles on every rank. */
 static seqpar_status seqpar__collect(seqpar_ctx *ctx, const seqpar_optim *o, double *full, const void *data, int whole, const char *name) {
     int64_t g, begin, count;
-    if (whole) { seqpar_device_read(ctx->device, full, data, 0, o->elements); return SEQPAR_OK; }
+    if (whole) { seqpar_device_read(ctx->device, full, data, 0, o->elements, ctx->device->accumulator); return SEQPAR_OK; }
     for (g = 0; g < o->groups; g++) {
         seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count);
-        seqpar_device_read(ctx->device, full + o->group_begin[g] + begin, data, seqpar__own_begin(o, ctx, g), count);
+        seqpar_device_read(ctx->device, full + o->group_begin[g] + begin, data, seqpar__own_begin(o, ctx, g), count, ctx->device->accumulator);
     }
     return seqpar__share_owned(ctx, o, full, SEQPAR_BLOCK * 8, NULL, name);
 }
@@ -7880,22 +7756,23 @@ SEQPAR_DEF seqpar_status seqpar_optim_gradient(seqpar_ctx *ctx, seqpar_optim *o,
     return seqpar__collect(ctx, o, gradient, o->gradient.data, o->desc.zero_stage < 2, "gradients");
 }
 
-SEQPAR_DEF seqpar_status seqpar_optim_save(seqpar_ctx *ctx, seqpar_optim *o, double *m, double *v) {
-    if (o->desc.kind == SEQPAR_SGD) return SEQPAR_OK;
-    SEQPAR__TRY(seqpar__collect(ctx, o, m, o->m.data, o->desc.zero_stage == 0, "first moments"));
-    return seqpar__collect(ctx, o, v, o->v.data, o->desc.zero_stage == 0, "second moments");
+SEQPAR_DEF seqpar_status seqpar_optim_save(seqpar_ctx *ctx, seqpar_optim *o, double *m, double *v, double *master) {
+    int whole = o->desc.zero_stage == 0, moments = o->desc.kind != SEQPAR_SGD;
+    if (moments) SEQPAR__TRY(seqpar__collect(ctx, o, m, o->m.data, whole, "first moments"));
+    if (moments) SEQPAR__TRY(seqpar__collect(ctx, o, v, o->v.data, whole, "second moments"));
+    return ctx->device->storage == ctx->device->accumulator ? SEQPAR_OK : seqpar__collect(ctx, o, master, o->master.data, whole, "master parameters");
 }
 
-SEQPAR_DEF seqpar_status seqpar_optim_load(seqpar_ctx *ctx, seqpar_optim *o, const double *m, const double *v, int64_t t) {
-    int64_t g, begin, count, at;
+SEQPAR_DEF seqpar_status seqpar_optim_load(seqpar_ctx *ctx, seqpar_optim *o, const double *m, const double *v, const double *master, int64_t t) {
+    const double *const from[3] = {m, v, master};
+    seqpar_buffer *const to[3] = {&o->m, &o->v, &o->master};
+    int64_t g, begin, count, at, i;
     o->t = t;
-    if (o->desc.kind == SEQPAR_SGD) return SEQPAR_OK;
     for (g = 0; g < o->groups; g++) {
         seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count);
         at = seqpar__own_begin(o, ctx, g);
         if (o->desc.zero_stage == 0) { at = o->group_begin[g]; begin = 0; count = o->group_begin[g + 1] - at; }
-        seqpar_device_write(ctx->device, o->m.data, at, m + o->group_begin[g] + begin, count);
-        seqpar_device_write(ctx->device, o->v.data, at, v + o->group_begin[g] + begin, count);
+        for (i = 0; i < 3; i++) if (to[i]->data) seqpar_device_write(ctx->device, to[i]->data, at, from[i] + o->group_begin[g] + begin, count, ctx->device->accumulator);
     }
     return SEQPAR_OK;
 }

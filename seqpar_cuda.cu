@@ -7,7 +7,7 @@
  * program stays as it is: ranks of seqpar_run_threads share one GPU, each with a stream and a device of its own.
  *
  *   >>table    what the host keeps: memory, lists uploaded once, launches on one stream
- *   >>tile     16 x 8 tiles on tensor cores: one kernel text for fp32 and bf16
+ *   >>tile     16 x 8 tiles on tensor cores: one kernel text for fp32 and bf16 storage; sums are fp32
  *   >>machine  fold programs, run by a block or by a thread
  *   >>rows     embedding, norm, RoPE, SwiGLU
  *   >>product  matrix products and weight gradients
@@ -755,6 +755,7 @@ template <class T> __global__ void add_kernel(T *y, const T *a, const T *b, int6
 }
 template <class T> static seqpar_status op_add(seqpar_device *device, const seqpar_add_args *a, void *queue) {
     cuda_device *self = of(device);
+    if (a->accumulators && sizeof(T) < 4) return op_add<float>(device, a, queue);
     if (a->count < 1) return SEQPAR_OK;
     enter(self, queue);
     return finish(self, SEQPAR_CUDA_LAUNCH(self, add_kernel<T>, blocks_for(a->count, BLOCK), dim3(BLOCK), 0, (T *)a->y, (const T *)a->a, (const T *)a->b, a->count), queue);
@@ -1576,31 +1577,39 @@ static seqpar_status op_sumsq(seqpar_device *device, const seqpar_sumsq_args *a,
 }
 
 struct adamw_constants { float rest1, beta2, rest2, step, root2, eps, keep, clip; };
+/* Weights in bf16 are p rounded, in the same pass; p begins as those of the first step. NULL: p is the weights. */
+static __device__ __forceinline__ float old_weight(const float *p, const bf16 *working, int first, int64_t i) { return working && first ? wide(working[i]) : p[i]; }
+static __device__ __forceinline__ void new_weight(float *p, bf16 *working, int64_t i, float x) {
+    p[i] = x;
+    if (working) narrow(&working[i], x);
+}
 /* PyTorch's order: decay on the old p, m by lerp, v, then p -= lr/bc1 m / (sqrt(v)/sqrt(bc2) + eps) */
-__global__ void adamw_kernel(float *p, float *m, float *v, const float *g, int64_t count, adamw_constants c) {
+__global__ void adamw_kernel(float *p, float *m, float *v, const float *g, bf16 *working, int first, int64_t count, adamw_constants c) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) return;
     float x = g[i] * c.clip, mean = fmaf(c.rest1, x - m[i], m[i]), square = fmaf(c.rest2 * x, x, c.beta2 * v[i]);
     m[i] = mean;
     v[i] = square;
-    p[i] = fmaf(-c.step, mean / fmaf(sqrtf(square), c.root2, c.eps), p[i] * c.keep);
+    new_weight(p, working, i, fmaf(-c.step, mean / fmaf(sqrtf(square), c.root2, c.eps), old_weight(p, working, first, i) * c.keep));
 }
 static seqpar_status op_adamw(seqpar_device *device, const seqpar_update_args *a, void *queue) {
     cuda_device *self = of(device);
     if (a->count < 1) return SEQPAR_OK;
     enter(self, queue);
     adamw_constants c = {(float)(1.0 - a->beta1), (float)a->beta2, (float)(1.0 - a->beta2), (float)(a->lr / (1.0 - pow(a->beta1, (double)a->t))), (float)(1.0 / sqrt(1.0 - pow(a->beta2, (double)a->t))), (float)a->eps, (float)(1.0 - a->lr * a->decay), (float)a->clip};
-    return finish(self, SEQPAR_CUDA_LAUNCH(self, adamw_kernel, blocks_for(a->count, BLOCK), dim3(BLOCK), 0, (float *)a->p, (float *)a->m, (float *)a->v, (const float *)a->g, a->count, c), queue);
+    return finish(self, SEQPAR_CUDA_LAUNCH(self, adamw_kernel, blocks_for(a->count, BLOCK), dim3(BLOCK), 0, (float *)a->p, (float *)a->m, (float *)a->v, (const float *)a->g, (bf16 *)a->working, a->t == 1, a->count, c), queue);
 }
-__global__ void sgd_kernel(float *p, const float *g, int64_t count, float lr, float decay, float clip) {
+__global__ void sgd_kernel(float *p, const float *g, bf16 *working, int first, int64_t count, float lr, float decay, float clip) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < count) p[i] = fmaf(-lr, fmaf(g[i], clip, decay * p[i]), p[i]);
+    if (i >= count) return;
+    float old = old_weight(p, working, first, i);
+    new_weight(p, working, i, fmaf(-lr, fmaf(g[i], clip, decay * old), old));
 }
 static seqpar_status op_sgd(seqpar_device *device, const seqpar_update_args *a, void *queue) {
     cuda_device *self = of(device);
     if (a->count < 1) return SEQPAR_OK;
     enter(self, queue);
-    return finish(self, SEQPAR_CUDA_LAUNCH(self, sgd_kernel, blocks_for(a->count, BLOCK), dim3(BLOCK), 0, (float *)a->p, (const float *)a->g, a->count, (float)a->lr, (float)a->decay, (float)a->clip), queue);
+    return finish(self, SEQPAR_CUDA_LAUNCH(self, sgd_kernel, blocks_for(a->count, BLOCK), dim3(BLOCK), 0, (float *)a->p, (const float *)a->g, (bf16 *)a->working, a->t == 1, a->count, (float)a->lr, (float)a->decay, (float)a->clip), queue);
 }
 
 /* ---- the table ---- */
@@ -1681,11 +1690,12 @@ extern "C" seqpar_device *seqpar_device_cuda(seqpar_error *error, const seqpar_c
     cuda_device *self = (cuda_device *)calloc(1, sizeof *self);
     if (!self) { (void)seqpar_fail(error, SEQPAR_ERR_MEMORY, "no memory for a CUDA device"); return NULL; }
     self->base.name = "cuda";
-    self->base.storage = self->base.accumulator = SEQPAR_F32;
+    self->base.storage = desc && desc->storage == SEQPAR_BF16 ? SEQPAR_BF16 : SEQPAR_F32;
+    self->base.accumulator = SEQPAR_F32;
     self->base.threads = 1;
     self->ordinal = desc ? (int)desc->ordinal : 0;
     self->stream = desc ? (cudaStream_t)desc->stream : NULL;
-    fill_table<float>(&self->base);
+    if (self->base.storage == SEQPAR_BF16) fill_table<bf16>(&self->base); else fill_table<float>(&self->base);
     if (open_device(self, error)) { device_close(&self->base); return NULL; }
     return &self->base;
 }

@@ -253,7 +253,7 @@ SEQPAR_DEF void seqpar_llama_init(seqpar_ctx *ctx, seqpar_llama *m, uint64_t see
             n = SEQPAR__MIN(256, t->rows * t->cols - j);
             for (k = 0; k < n; k++)
                 part[k] = !t->decay ? 1.0 : seqpar__llama_spread(m, i) * seqpar_random_normal(seed, (uint64_t)i, (uint64_t)(j + k));
-            seqpar_device_write(ctx->device, m->params.data, t->offset + j, part, n);
+            seqpar_device_write(ctx->device, m->params.data, t->offset + j, part, n, ctx->device->storage);
         }
     }
 }
@@ -262,7 +262,7 @@ SEQPAR_DEF void seqpar_llama_init(seqpar_ctx *ctx, seqpar_llama *m, uint64_t see
 
 /* Tables of cosine and sine for at least `positions`; from fp64 on the host, so that every device has the same. */
 static seqpar_status seqpar__llama_rope_tables(seqpar_ctx *ctx, seqpar_llama *m, int64_t positions) {
-    int64_t half = m->config.head_dim / 2, p, i, bytes = positions * half * seqpar_dtype_bytes(ctx->device->storage);
+    int64_t half = m->config.head_dim / 2, p, i, bytes = positions * half * seqpar_dtype_bytes(ctx->device->accumulator);
     double *line;
     if (positions <= m->positions) return SEQPAR_OK;
     seqpar_buffer_free(ctx, &m->cosine);
@@ -277,8 +277,8 @@ static seqpar_status seqpar__llama_rope_tables(seqpar_ctx *ctx, seqpar_llama *m,
             line[i] = cos(angle);
             line[half + i] = sin(angle);
         }
-        seqpar_device_write(ctx->device, m->cosine.data, p * half, line, half);
-        seqpar_device_write(ctx->device, m->sine.data, p * half, line + half, half);
+        seqpar_device_write(ctx->device, m->cosine.data, p * half, line, half, ctx->device->accumulator);
+        seqpar_device_write(ctx->device, m->sine.data, p * half, line + half, half, ctx->device->accumulator);
     }
     SEQPAR_FREE(line);
     m->positions = positions;
@@ -401,7 +401,7 @@ static seqpar_fold_run seqpar__token_run(const seqpar__layer_call *c, int64_t te
     r.program = c->fold->program;
     r.program_count = c->fold->program_count;
     r.depth = c->fold->depth;
-    r.store = seqpar__at(c->nodes, c->m->tensors[tensor].offset - c->group_begin, c->dev->storage);
+    r.store = seqpar__at(c->nodes, c->m->tensors[tensor].offset - c->group_begin, c->dev->accumulator);
     r.store_stride = c->node_stride;
     r.finish = NULL; /* a partial fold always stores */
     return r;
@@ -637,7 +637,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_logits(seqpar_ctx *ctx, seqpar_llama *m, s
 static seqpar_status seqpar__nodes_new(seqpar__layer_call *c, const seqpar_optim *optim, int64_t group, int64_t places, seqpar_buffer *nodes) {
     c->group_begin = optim->group_begin[group];
     c->node_stride = optim->group_begin[group + 1] - c->group_begin;
-    SEQPAR__TRY(seqpar_buffer_new(c->ctx, nodes, places * c->node_stride * seqpar_dtype_bytes(c->dev->storage), SEQPAR_MEM_GRADIENTS));
+    SEQPAR__TRY(seqpar_buffer_new(c->ctx, nodes, places * c->node_stride * seqpar_dtype_bytes(c->dev->accumulator), SEQPAR_MEM_GRADIENTS));
     c->nodes = nodes->data;
     if (nodes->data) c->dev->zero(c->dev, nodes->data, nodes->bytes, c->ctx->queue); /* gaps between tensors stay zero */
     return SEQPAR_OK;
@@ -661,7 +661,7 @@ static seqpar_status seqpar__llama_head_backward(seqpar__layer_call *c, seqpar_o
     memset(&norm_nodes, 0, sizeof norm_nodes);
     status = seqpar__nodes_new(c, optim, group, c->fold->node_count ? seqpar_head_places(c->fold) : 0, &nodes);
     if (!status && m->config.score) status = seqpar__llama_score_backward(c, head, seeds, dn);
-    else if (!status) status = seqpar_head_backward(c->ctx, dn, seqpar__at(nodes.data, m->tensors[head].offset - c->group_begin, c->dev->storage), c->node_stride, &values, seeds,
+    else if (!status) status = seqpar_head_backward(c->ctx, dn, seqpar__at(nodes.data, m->tensors[head].offset - c->group_begin, c->dev->accumulator), c->node_stride, &values, seeds,
                                                c->b->hidden.data, seqpar__llama_param(c->ctx, m, head), c->b->targets, c->b->share, c->fold, &desc);
     if (!status && m->config.tied && !m->config.score) {
         status = seqpar_step_gradient(c->ctx, optim, micro, group, 1, nodes.data, c->node_stride);
@@ -735,9 +735,9 @@ static void seqpar__faulty_seeds(seqpar_ctx *ctx, const seqpar_llama_batch *b, c
     if (SEQPAR__FAULT(72)) factor = here ? (double)all / (double)(step->accumulation * ctx->dp_size * here) : 1.0;
     if (SEQPAR__FAULT(73)) factor = own ? (double)here / (double)(ctx->sp_size * own) : 1.0;
     for (t = 0; t < b->tokens; t++) {
-        seqpar_device_read(ctx->device, &seed, seeds->dlogp, t, 1);
+        seqpar_device_read(ctx->device, &seed, seeds->dlogp, t, 1, ctx->device->accumulator);
         seed *= factor;
-        seqpar_device_write(ctx->device, (void *)seeds->dlogp, t, &seed, 1);
+        seqpar_device_write(ctx->device, (void *)seeds->dlogp, t, &seed, 1, ctx->device->accumulator);
     }
 }
 
@@ -987,7 +987,7 @@ static int32_t seqpar__draw(seqpar__sampler *s, int32_t best, double u) {
 /* The next token of the text whose logits are row `row` */
 static seqpar_status seqpar__sample_token(seqpar__sampler *s, int64_t prompt, int64_t row, int32_t *id) {
     int64_t vocab = s->m->config.vocab, i, position = s->prompts[prompt].tokens + s->texts[prompt].count;
-    seqpar_device_read(s->ctx->device, s->x, s->logits.data, row * vocab, vocab);
+    seqpar_device_read(s->ctx->device, s->x, s->logits.data, row * vocab, vocab, s->ctx->device->storage);
     for (*id = 0, i = 0; i < vocab; i++) {
         if (!(fabs(s->x[i]) <= 1e300))
             return seqpar_fail(s->ctx->error, SEQPAR_ERR_NOT_FINITE, "prompt %lld (number %lld): at position %lld the logit of token %lld is %g; are the parameters finite?", (long long)prompt,

@@ -50,7 +50,7 @@ static inline void attention_open(attention *a, seqpar_comm *world, seqpar_devic
         seqpar_scatter(own, values, mine, 0, width * (int64_t)sizeof *own);
         count = mine->tokens * width;
         a->x[i] = device->alloc(device, count * seqpar_dtype_bytes(device->storage));
-        for (n = 0; n < count; n++) { double x = own[n]; seqpar_device_write(device, a->x[i], n, &x, 1); }
+        for (n = 0; n < count; n++) { double x = own[n]; seqpar_device_write(device, a->x[i], n, &x, 1, device->storage); }
         free(values);
         free(own);
     }

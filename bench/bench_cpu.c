@@ -141,8 +141,8 @@ static double attention_error(const attention *a, const attention *reference, in
         int64_t count = a->row.tokens * tensor_width(&a->desc, i), n;
         double *got = malloc((size_t)count * sizeof *got), *want = malloc((size_t)count * sizeof *want), e;
         distance d = {0, 0};
-        seqpar_device_read(a->device, got, a->x[i], 0, count);
-        seqpar_device_read(reference->device, want, reference->x[i], 0, count);
+        seqpar_device_read(a->device, got, a->x[i], 0, count, a->device->storage);
+        seqpar_device_read(reference->device, want, reference->x[i], 0, count, reference->device->storage);
         for (n = 0; n < count; n++) compare(&d, got[n], want[n]);
         e = relative(&d);
         if (!(e <= 1e-5)) fprintf(stderr, "%s is %.2e off\n", tensor_names[i], e);

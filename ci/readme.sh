@@ -18,7 +18,7 @@ chapters() {
         comm) what="one rank, threads, a wrapper that does harm"; check="random exchanges, deadlocks, ThreadSanitizer" ;;
         ctx) what="one rank: mesh, memory counters"; check="memory suite" ;;
         device) what="fold machine, attention driver"; check="every entry by finite differences" ;;
-        ref) what="reference device: fp64, naive"; check="slow.h" ;;
+        ref) what="reference device: naive, fp64 and bf16"; check="slow.h" ;;
         cpu) what="fast device: fp32, products, attention"; check="reference device; each row alone and among others" ;;
         rows) what="fast device: norm, SwiGLU, loss, update"; check="reference device; each row alone and among others" ;;
         own) what="a block kernel of your own"; check="slow.h, in fp64, fp32 and bf16; kernels that misbehave" ;;

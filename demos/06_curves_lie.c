@@ -37,7 +37,7 @@ static void write_documents(int64_t step, seqpar_document *documents, int32_t (*
 static seqpar_status mean_loss(seqpar_ctx *ctx, const seqpar_llama_batch *b, int64_t count, double *loss) {
     double *logp = calloc((size_t)b->tokens + 1, sizeof *logp), *sum = calloc((size_t)b->share->count + 1, sizeof *sum);
     int64_t *leaf = calloc((size_t)b->share->count + 1, sizeof *leaf);
-    seqpar_device_read(ctx->device, logp, b->logp.data, 0, b->tokens);
+    seqpar_device_read(ctx->device, logp, b->logp.data, 0, b->tokens, ctx->device->accumulator);
     for (int64_t i = 0; i < b->share->count; i++) {
         const seqpar_piece *p = &b->share->pieces[i];
         leaf[i] = p->leaf;
@@ -68,7 +68,7 @@ static seqpar_status one_step(seqpar_ctx *ctx, seqpar_llama *model, seqpar_optim
     if (!status) status = seqpar_buffer_new(ctx, &seeds_buffer, b.tokens * 4, SEQPAR_MEM_ACTIVATIONS);
     for (int64_t t = 0; !status && t < b.tokens; t++) {
         double seed = b.targets[t] == SEQPAR_IGNORE ? 0.0 : -run->share / (double)batch.counts.supervised; /* the mistake: share is 1/4 */
-        seqpar_device_write(ctx->device, seeds_buffer.data, t, &seed, 1);
+        seqpar_device_write(ctx->device, seeds_buffer.data, t, &seed, 1, ctx->device->accumulator);
     }
     seeds.dlogp = seeds_buffer.data;
     if (!status) status = seqpar_llama_forward(ctx, model, &b, 1);
@@ -96,11 +96,11 @@ static seqpar_status rank_main(seqpar_comm *world, void *user) {
     if (status) return status;
     seqpar_llama_init(&ctx, &model, 1);
     double *before = calloc((size_t)(2 * model.elements), sizeof *before), *after = before + model.elements, square = 0;
-    seqpar_device_read(device, before, model.params.data, 0, model.elements);
+    seqpar_device_read(device, before, model.params.data, 0, model.elements, device->storage);
     for (int64_t step = 0; !status && step < run->steps; step++) {
         status = one_step(&ctx, &model, &optim, run, step);
         if (step > 0 || world->rank) continue;
-        seqpar_device_read(device, after, model.params.data, 0, model.elements);
+        seqpar_device_read(device, after, model.params.data, 0, model.elements, device->storage);
         for (int64_t i = 0; i < model.elements; i++) square += (after[i] - before[i]) * (after[i] - before[i]);
         run->moved = sqrt(square);
     }

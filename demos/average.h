@@ -23,7 +23,7 @@ static seqpar_status demo_average_open(seqpar_ctx *ctx, const seqpar_llama *mode
     average->count = end - average->begin;
     average->share = calloc((size_t)average->count + 1, sizeof *average->share);
     if (!average->share) return seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY, "out of memory for the moving average; leave out --enable_ema");
-    seqpar_device_read(ctx->device, average->share, model->params.data, average->begin, average->count);
+    seqpar_device_read(ctx->device, average->share, model->params.data, average->begin, average->count, ctx->device->storage);
     return SEQPAR_OK;
 }
 static void demo_average_close(demo_average *average) { free(average->share); }
@@ -34,7 +34,7 @@ static void demo_average_step(seqpar_ctx *ctx, const seqpar_llama *model, demo_a
     double weights[PART];
     for (int64_t first = 0; average->share && first < average->count; first += PART) {
         int64_t count = average->count - first < PART ? average->count - first : PART;
-        seqpar_device_read(ctx->device, weights, model->params.data, average->begin + first, count);
+        seqpar_device_read(ctx->device, weights, model->params.data, average->begin + first, count, ctx->device->storage);
         for (int64_t i = 0; i < count; i++) average->share[first + i] = fma(1.0 - average->beta, weights[i] - average->share[first + i], average->share[first + i]);
     }
 }

@@ -108,7 +108,7 @@ static seqpar_status demo_spread_backward(demo_rank *r, demo_window *w, seqpar_l
     seqpar_head_seeds seeds = {0};
     seqpar_segments_spread(host, dsum, rows, b->share);
     for (int64_t t = 0; t < b->tokens; t++) host[t] = live[t] == 0.0 ? 0.0 : host[t] / (double)w->units;
-    seqpar_status status = demo_seeds_write(r, &buffers, 1, host, b->tokens);
+    seqpar_status status = demo_seeds_write(r, &buffers, 1, host, b->tokens, demo_value_dtype(r, &r->model));
     seeds.dlogp = buffers.part[0].data;
     if (!status) status = seqpar_llama_backward(&r->ctx, &r->model, b, &r->optim, micro, &seeds);
     demo_seeds_free(r, &buffers);
@@ -127,7 +127,7 @@ static seqpar_status demo_response_terms(demo_rank *r, seqpar_llama_batch *b, co
     segments->width = SUMS;
     if (!status) status = seqpar_llama_values(&r->ctx, &r->model, b);
     if (!status && !alone) status = demo_reference_logp(r, rows, count, ref);
-    if (!status) seqpar_device_read(r->device, logp, b->logp.data, 0, b->tokens);
+    if (!status) seqpar_device_read(r->device, logp, b->logp.data, 0, b->tokens, r->device->accumulator);
     for (int64_t t = 0; !status && t < b->tokens; t++) {
         live[t] = b->targets[t] != SEQPAR_IGNORE;
         terms[t * SUMS + LOGP] = live[t] == 0.0 ? 0.0 : logp[t];
@@ -238,7 +238,7 @@ static const demo_objective demo_dpo = {.unit = "pairs", .weight = "pairs", .mea
 static seqpar_status demo_last_terms(demo_rank *r, seqpar_llama_batch *b, const seqpar_row *rows, seqpar_segments *segments, double *last) {
     double *terms = calloc((size_t)b->tokens + 1, sizeof *terms);
     segments->width = 1;
-    seqpar_device_read(r->device, terms, b->score.data, 0, b->tokens);
+    seqpar_device_read(r->device, terms, b->score.data, 0, b->tokens, r->device->storage);
     for (int64_t i = 0; i < b->share->count; i++) {
         const seqpar_piece *p = &b->share->pieces[i];
         for (int64_t d = 0; d < rows[p->row].docs; d++) {

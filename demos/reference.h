@@ -75,7 +75,7 @@ static seqpar_status demo_reference_pass(demo_rank *r, seqpar_llama_batch *b, co
 static seqpar_status demo_reference_logp(demo_rank *r, const seqpar_row *rows, int64_t count, double *logp) {
     seqpar_llama_batch b;
     seqpar_status status = demo_reference_pass(r, &b, rows, count);
-    if (!status) seqpar_device_read(r->device, logp, b.logp.data, 0, b.tokens);
+    if (!status) seqpar_device_read(r->device, logp, b.logp.data, 0, b.tokens, r->device->accumulator);
     seqpar_llama_close_batch(&r->ctx, &((demo_reference *)r->own)->model, &b);
     return status;
 }
@@ -121,7 +121,7 @@ static uint64_t demo_digest_model(demo_rank *r, const seqpar_llama *model) {
     for (int64_t i = 0; i < model->tensor_count; i++) {
         const seqpar_tensor *t = &model->tensors[i];
         double *values = calloc((size_t)(t->rows * t->cols), sizeof *values);
-        seqpar_device_read(r->device, values, model->params.data, t->offset, t->rows * t->cols);
+        seqpar_device_read(r->device, values, model->params.data, t->offset, t->rows * t->cols, r->device->storage);
         digest = demo_digest(digest, values, t->rows * t->cols * (int64_t)sizeof *values);
         free(values);
     }
@@ -138,8 +138,8 @@ typedef struct { char text[DEMO_NOTES][96]; } demo_notes;
 static void demo_note_attention(const demo_rank *r, char *text, size_t size) {
     const demo_config *c = &r->job->config;
     int bits = !c->relaxed_attention && (r->job->layout == SEQPAR_CONTIGUOUS || r->job->layout == SEQPAR_ZIGZAG);
-    if (bits) snprintf(text, size, "%s, any ranks", c->device);
-    else snprintf(text, size, "%s, %s %s on %lld ranks, ulysses %lld%s", c->device, seqpar_layout_name(r->job->layout), seqpar_schedule_name(r->job->schedule), (long long)c->ring_attn_size, (long long)c->ulysses_size, c->relaxed_attention ? ", relaxed" : "");
+    if (bits) snprintf(text, size, "%s%s, any ranks", c->device, demo_wants_bf16(c) ? " in bf16" : "");
+    else snprintf(text, size, "%s%s, %s %s on %lld ranks, ulysses %lld%s", c->device, demo_wants_bf16(c) ? " in bf16" : "", seqpar_layout_name(r->job->layout), seqpar_schedule_name(r->job->schedule), (long long)c->ring_attn_size, (long long)c->ulysses_size, c->relaxed_attention ? ", relaxed" : "");
 }
 
 static void demo_notes_of(demo_rank *r, demo_notes *notes) {
@@ -173,7 +173,7 @@ static seqpar_status demo_stored_rows(demo_rank *r, demo_window *w, int64_t firs
     (void)micro;
     seqpar_status status = demo_reference_pass(r, &b, rows, count);
     double *logp = calloc((size_t)b.tokens + 1, sizeof *logp);
-    if (!status) seqpar_device_read(r->device, logp, b.logp.data, 0, b.tokens);
+    if (!status) seqpar_device_read(r->device, logp, b.logp.data, 0, b.tokens, r->device->accumulator);
     for (int64_t t = 0; !status && t < b.tokens; t++) if (b.targets[t] == SEQPAR_IGNORE) logp[t] = 0.0;
     w->seen.width = 1;
     if (!status) status = seqpar_segments_add(r->ctx.error, &w->seen, logp, rows, b.share);

@@ -17,7 +17,7 @@
 
 typedef struct {
     const char *dataset, *eval_dataset, *input_key, *output_key, *input_template, *truncation;
-    const char *pretrain, *save_path, *ckpt_path, *metrics_path, *lr_scheduler, *optim, *device;
+    const char *pretrain, *save_path, *ckpt_path, *metrics_path, *lr_scheduler, *optim, *device, *param_dtype;
     const char *layout, *schedule, *ring_attn_func, *sequence_parallel_mode;
     bool pretrain_mode, train_on_inputs, packing_samples, load_checkpoint, gradient_checkpointing, relaxed_attention, tie_word_embeddings, plot_loss, json, enable_ema;
     int64_t max_len, pack_len, chunks, max_samples, train_batch_size, micro_train_batch_size, max_steps, warmup_steps;
@@ -80,7 +80,8 @@ typedef struct {
     {"sequence_parallel_mode", &(c).sequence_parallel_mode, DEMO_STRING, NULL, "layout and schedule by 360-LLaMA-Factory's name", DEMO_ANY}, \
     {"relaxed_attention", &(c).relaxed_attention, DEMO_FLAG, NULL, "sums in order of arrival: a little faster, not bit for bit", DEMO_ANY}, \
     {"omp_threads", &(c).omp_threads, DEMO_INT, "0", "threads of a rank; 0: cores / ranks", DEMO_AT_LEAST(0)},                \
-    {"device", &(c).device, DEMO_STRING, "cpu", "cpu (fp32, fast), reference (fp64, naive) or cuda (fp32; make cuda)", DEMO_ANY},                     \
+    {"device", &(c).device, DEMO_STRING, "cpu", "cpu (fp32, fast), reference (fp64, naive) or cuda (fp32; make cuda)", DEMO_ANY}, \
+    {"param_dtype", &(c).param_dtype, DEMO_STRING, "auto", "auto: what the device computes in; bf16 (reference, cuda): weights and activations in bf16, sums and optimizer in fp32", DEMO_ANY}, \
     {"seed", &(c).seed, DEMO_INT, "42", "of weights and order of documents", DEMO_AT_LEAST(0)},                               \
     {"hidden_size", &(c).hidden_size, DEMO_INT, "128", "of a fresh model, like all below", DEMO_AT_LEAST(1)},                 \
     {"num_hidden_layers", &(c).num_hidden_layers, DEMO_INT, "4", "layers", DEMO_AT_LEAST(1)},                                 \
@@ -187,9 +188,12 @@ static int demo_pick_attention(demo_job *job, char *error, size_t size) {
     return 0;
 }
 
+static int demo_wants_bf16(const demo_config *c) { return !strcmp(c->param_dtype, "bf16"); }
+
 static int demo_job_world(demo_job *job, char *error, size_t size) {
     demo_config *c = &job->config;
     int64_t dp = c->data_parallel_size ? c->data_parallel_size : c->world_size ? c->world_size / c->ring_attn_size : 1;
+    if (!strcmp(c->device, "cpu") && demo_wants_bf16(c)) return snprintf(error, size, "--param_dtype bf16 is not for the cpu device, which computes in fp32; add --device reference or --device cuda"), -1;
 #ifndef DEMO_CUDA
     if (!strcmp(c->device, "cuda")) return snprintf(error, size, "--device cuda needs a program built with CUDA; type make cuda and start build/cuda_train_*"), -1;
 #endif
@@ -361,14 +365,17 @@ static seqpar_status demo_window_values(demo_rank *r, demo_window *w, demo_rows_
     return status;
 }
 
+/* Of what the head of a model says of a token, and of the seed that goes back. */
+__attribute__((unused)) static int demo_value_dtype(const demo_rank *r, const seqpar_llama *model) { return model->config.score ? r->device->storage : r->device->accumulator; }
+
 /* Seeds of the local tokens on the device. */
 typedef struct { seqpar_buffer part[3]; } demo_seeds;
 
-static seqpar_status demo_seeds_write(demo_rank *r, demo_seeds *seeds, int parts, const double *host, int64_t tokens) {
+static seqpar_status demo_seeds_write(demo_rank *r, demo_seeds *seeds, int parts, const double *host, int64_t tokens, int dtype) {
     seqpar_status status = SEQPAR_OK;
     for (int i = 0; !status && i < parts; i++) {
-        status = seqpar_buffer_new(&r->ctx, &seeds->part[i], tokens * seqpar_dtype_bytes(r->device->accumulator), SEQPAR_MEM_ACTIVATIONS);
-        if (!status && tokens) seqpar_device_write(r->device, seeds->part[i].data, 0, host + i * tokens, tokens);
+        status = seqpar_buffer_new(&r->ctx, &seeds->part[i], tokens * seqpar_dtype_bytes(dtype), SEQPAR_MEM_ACTIVATIONS);
+        if (!status && tokens) seqpar_device_write(r->device, seeds->part[i].data, 0, host + i * tokens, tokens, dtype);
     }
     return status;
 }
@@ -479,12 +486,14 @@ static seqpar_status demo_evaluate(demo_rank *r) {
 /* ---- the run ---- */
 
 /* NULL: no memory, or no GPU, which *error then says. */
-static seqpar_device *demo_device(const char *name, int64_t threads, seqpar_error *error) {
+static seqpar_device *demo_device(const demo_config *c, seqpar_error *error) {
 #ifdef DEMO_CUDA
-    if (!strcmp(name, "cuda")) return seqpar_device_cuda(error, NULL);
+    seqpar_cuda_desc cuda = {.storage = demo_wants_bf16(c) ? SEQPAR_BF16 : SEQPAR_F32};
+    if (!strcmp(c->device, "cuda")) return seqpar_device_cuda(error, &cuda);
 #endif
     (void)error;
-    return !strcmp(name, "reference") ? seqpar_device_reference() : seqpar_device_cpu(threads);
+    if (strcmp(c->device, "reference")) return seqpar_device_cpu(c->omp_threads);
+    return demo_wants_bf16(c) ? seqpar_device_reference_bf16() : seqpar_device_reference();
 }
 
 
@@ -518,7 +527,7 @@ static seqpar_status demo_resume(demo_rank *r) {
 static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
     const demo_config *c = &r->job->config;
     seqpar_optim_desc optim = {!strcmp(c->optim, "sgd") ? SEQPAR_SGD : SEQPAR_ADAMW, (int)c->zero_stage, c->adam_betas[0], c->adam_betas[1], c->adam_eps, c->l2, c->max_norm};
-    r->device = demo_device(c->device, c->omp_threads, world->error);
+    r->device = demo_device(c, world->error);
     seqpar_status status = seqpar_ctx_open(&r->ctx, world, r->device, c->ring_attn_size);
     if (!status) status = seqpar_llama_open(&r->ctx, &r->model, &r->job->model);
     if (!status) status = seqpar_optim_open(&r->ctx, &r->optim, r->model.tensors, r->model.tensor_count, &optim);
@@ -647,8 +656,8 @@ static void demo_job_say(const demo_job *job) {
     demo_template_checked(c->input_template, warning, sizeof warning);
     if (*warning) fprintf(stderr, "notice: %s\n", warning);
     fprintf(stderr, "data: %s\n", job->train.summary);
-    fprintf(stderr, "model: %lld layers, hidden %lld, %lld heads over %lld kv heads, vocab %lld; %s\n", (long long)job->model.layers, (long long)job->model.hidden,
-            (long long)job->model.heads, (long long)job->model.kv_heads, (long long)job->model.vocab, c->device);
+    fprintf(stderr, "model: %lld layers, hidden %lld, %lld heads over %lld kv heads, vocab %lld; %s%s\n", (long long)job->model.layers, (long long)job->model.hidden,
+            (long long)job->model.heads, (long long)job->model.kv_heads, (long long)job->model.vocab, c->device, demo_wants_bf16(c) ? " in bf16" : "");
     fprintf(stderr, "ranks: %lld data-parallel x %lld sequence-parallel (%s, %s), ZeRO %lld, %lld steps of %lld %s\n", (long long)job->dp, (long long)c->ring_attn_size,
             seqpar_layout_name(job->layout), seqpar_schedule_name(job->schedule), (long long)c->zero_stage, (long long)job->total_steps, (long long)c->train_batch_size, job->objective->unit);
 }

@@ -173,8 +173,8 @@ static seqpar_status demo_update_seeds(demo_update *u, const seqpar_llama_batch 
     double *x = calloc((size_t)(2 * b->tokens + 1), sizeof *x), *entropy = x + b->tokens;
     demo_place *places = demo_places(&demo_ppo_of(r)->rollout, u->w, b, rows);
     seqpar_status status = SEQPAR_OK;
-    seqpar_device_read(r->device, x, u->model->config.score ? b->score.data : b->logp.data, 0, b->tokens);
-    if (!u->model->config.score) seqpar_device_read(r->device, entropy, b->entropy.data, 0, b->tokens);
+    seqpar_device_read(r->device, x, u->model->config.score ? b->score.data : b->logp.data, 0, b->tokens, demo_value_dtype(r, u->model));
+    if (!u->model->config.score) seqpar_device_read(r->device, entropy, b->entropy.data, 0, b->tokens, r->device->accumulator);
     if (u->text) status = demo_gspo_texts(u, b, rows, count, places, x);
     for (int64_t i = 0; !status && i < b->share->count; i++) {
         const seqpar_piece *p = &b->share->pieces[i];
@@ -207,7 +207,7 @@ static seqpar_status demo_update_micro(demo_update *u, int64_t index) {
     if (!status) status = seqpar_llama_forward(&r->ctx, u->model, &b, 1);
     if (!status) status = seqpar_llama_values(&r->ctx, u->model, &b);
     if (!status) status = demo_update_seeds(u, &b, u->w->batch.row + first, count, host);
-    if (!status) status = demo_seeds_write(r, &buffers, 2, host, b.tokens);
+    if (!status) status = demo_seeds_write(r, &buffers, 2, host, b.tokens, demo_value_dtype(r, u->model));
     seeds.dlogp = buffers.part[0].data;
     if (demo_ppo_options(r)->entropy_loss_coef > 0 && !u->model->config.score) seeds.dentropy = buffers.part[1].data;
     if (!status) status = seqpar_llama_backward(&r->ctx, u->model, &b, u->optim, index, &seeds);

@@ -5,14 +5,22 @@
 #ifdef TEST_CUDA
 #include <stdio.h>
 #include <stdlib.h>
-__attribute__((unused)) static seqpar_device *test_cuda(int64_t threads) {
+static seqpar_device *test_cuda_open(int storage) {
     seqpar_error error = {0};
-    seqpar_device *device = seqpar_device_cuda(&error, NULL);
-    (void)threads;
+    seqpar_cuda_desc desc = {.storage = storage};
+    seqpar_device *device = seqpar_device_cuda(&error, &desc);
     if (!device) { printf("FAIL %s\n0 passed, 1 failed\n", error.text); exit(1); }
     device->error = NULL;
     return device;
 }
+__attribute__((unused)) static seqpar_device *test_cuda(int64_t threads) { return (void)threads, test_cuda_open(0); }
+__attribute__((unused)) static seqpar_device *test_device_bf16(void) { return test_cuda_open(SEQPAR_BF16); }
 #define seqpar_device_cpu test_cuda
+#else
+__attribute__((unused)) static seqpar_device *test_device_bf16(void) { return seqpar_device_reference_bf16(); }
 #endif
+/* By what suites call them: 0 the fast device, 1 the reference in fp64, 2 the one with bf16 storage, 3 the reference in bf16. */
+__attribute__((unused)) static seqpar_device *test_device(int kind, int64_t threads) {
+    return kind == 3 ? seqpar_device_reference_bf16() : kind == 2 ? test_device_bf16() : kind ? seqpar_device_reference() : seqpar_device_cpu(threads ? threads : 1);
+}
 #endif

@@ -3,11 +3,12 @@
 #ifndef RUN_MODEL_H
 #define RUN_MODEL_H
 #include "seqpar_llama.h"
+#include "inject.h"
 #include "test.h"
 
 typedef struct model_way { /* how to do it */
     int64_t dp, sp, accumulation, threads, heads_k_stride, head_rows, steps;
-    int layout, schedule, zero_stage, recompute, reference, optimizer;
+    int layout, schedule, zero_stage, recompute, reference, optimizer; /* reference: test_device */
     const seqpar_inject_desc *inject;
     int64_t inject_rank; /* only this rank is disturbed; -1: all */
     int64_t ulysses_size;
@@ -28,6 +29,7 @@ typedef struct model_result {
     double *logits, *logp;       /* of the first step, global order */
     double *gradient;            /* (elements) of the first step */
     double *start, *params;      /* (elements) before and after all steps */
+    double *state;               /* (3, elements) m, v and master parameters after all steps; 0: there are none */
     double loss, norm, last_norm;
     int64_t activations_peak[64], scratch_peak[64], total_peak[64], bytes_sent, supervised;
     seqpar_error error;
@@ -51,7 +53,7 @@ static int64_t row_base(const model_task *t, int64_t row) {
 static seqpar_status expect_ranks_agree(seqpar_ctx *ctx, const seqpar_llama *model) {
     double *values = calloc((size_t)model->elements, sizeof *values);
     int64_t hash[2] = {0, 0}, i, bits;
-    seqpar_device_read(ctx->device, values, model->params.data, 0, model->elements);
+    seqpar_device_read(ctx->device, values, model->params.data, 0, model->elements, ctx->device->storage);
     for (i = 0; i < model->elements; i++) {
         memcpy(&bits, &values[i], 8);
         hash[0] = (int64_t)(((uint64_t)hash[0] ^ (uint64_t)bits) * UINT64_C(1099511628211)) & INT64_MAX;
@@ -64,12 +66,12 @@ static seqpar_status expect_ranks_agree(seqpar_ctx *ctx, const seqpar_llama *mod
 }
 
 /* Local rows of a device tensor to their places in a global one. */
-static void collect_rows(seqpar_ctx *ctx, const model_task *task, const seqpar_llama_batch *b, int64_t first, double *global, const void *local, int64_t width) {
+static void collect_rows(seqpar_ctx *ctx, const model_task *task, const seqpar_llama_batch *b, int64_t first, double *global, const void *local, int64_t width, int dtype) {
     int64_t i, t;
     for (i = 0; i < b->share->count; i++)
         for (t = 0; t < b->share->pieces[i].count; t++) {
             const seqpar_piece *p = &b->share->pieces[i];
-            seqpar_device_read(ctx->device, global + (row_base(task, first + p->row) + p->start + t * p->stride) * width, local, (p->local + t) * width, width);
+            seqpar_device_read(ctx->device, global + (row_base(task, first + p->row) + p->start + t * p->stride) * width, local, (p->local + t) * width, width, dtype);
         }
 }
 
@@ -81,9 +83,9 @@ static void piece_losses(seqpar_ctx *ctx, const model_task *task, const seqpar_l
         double sum = 0, logp, smooth, lse;
         for (t = p->local; t < p->local + p->count; t++) {
             if (b->targets[t] == SEQPAR_IGNORE) continue;
-            seqpar_device_read(ctx->device, &logp, b->logp.data, t, 1);
-            seqpar_device_read(ctx->device, &smooth, b->smooth.data, t, 1);
-            seqpar_device_read(ctx->device, &lse, b->lse.data, t, 1);
+            seqpar_device_read(ctx->device, &logp, b->logp.data, t, 1, ctx->device->accumulator);
+            seqpar_device_read(ctx->device, &smooth, b->smooth.data, t, 1, ctx->device->accumulator);
+            seqpar_device_read(ctx->device, &lse, b->lse.data, t, 1, ctx->device->accumulator);
             sum += seqpar_sft_token_loss(logp, smooth, lse, &task->objective);
         }
         leaf[*count] = p->leaf;
@@ -113,7 +115,7 @@ static seqpar_status model_micro(seqpar_ctx *ctx, const model_job *job, seqpar_l
     }
     for (i = 0; i < 4; i++) {
         seqpar_buffer_new(ctx, &seed[i], n * acc, SEQPAR_MEM_ACTIVATIONS);
-        if (n) seqpar_device_write(ctx->device, seed[i].data, 0, host + i * n, n);
+        if (n) seqpar_device_write(ctx->device, seed[i].data, 0, host + i * n, n, ctx->device->accumulator);
     }
     seeds.dlogp = seed[0].data; seeds.dsmooth = seed[1].data; seeds.dzloss = seed[2].data;
     seeds.dentropy = task->entropy_seeds ? seed[3].data : NULL;
@@ -121,12 +123,12 @@ static seqpar_status model_micro(seqpar_ctx *ctx, const model_job *job, seqpar_l
     if (!status && step == 0) {
         void *logits = ctx->device->alloc(ctx->device, (n + 1) * model->config.vocab * acc);
         status = seqpar_llama_logits(ctx, model, &b, logits);
-        collect_rows(ctx, task, &b, first, job->result->logits, logits, model->config.vocab);
+        collect_rows(ctx, task, &b, first, job->result->logits, logits, model->config.vocab, ctx->device->storage);
         ctx->device->free(ctx->device, logits);
     }
     if (!status) status = seqpar_llama_backward(ctx, model, &b, optim, index, &seeds);
     if (!status && step == 0) {
-        collect_rows(ctx, task, &b, first, job->result->logp, b.logp.data, 1);
+        collect_rows(ctx, task, &b, first, job->result->logp, b.logp.data, 1, ctx->device->accumulator);
         piece_losses(ctx, task, &b, leaf, value, count);
     }
     for (i = 0; i < 4; i++) seqpar_buffer_free(ctx, &seed[i]);
@@ -166,12 +168,16 @@ static seqpar_status model_rank(seqpar_ctx *ctx, const model_job *job) {
     memset(&optim, 0, sizeof optim);
     if (!status) status = seqpar_optim_open(ctx, &optim, model.tensors, model.tensor_count, &desc);
     if (!status && !task->start) seqpar_llama_init(ctx, &model, task->seed);
-    if (!status && task->start) seqpar_device_write(ctx->device, model.params.data, 0, task->start, model.elements);
-    if (!status && rank == 0) seqpar_device_read(ctx->device, job->result->start, model.params.data, 0, model.elements);
+    if (!status && task->start) seqpar_device_write(ctx->device, model.params.data, 0, task->start, model.elements, ctx->device->storage);
+    if (!status && rank == 0) seqpar_device_read(ctx->device, job->result->start, model.params.data, 0, model.elements, ctx->device->storage);
     for (step = 0; !status && step < job->way->steps; step++) status = model_step(ctx, job, &model, &optim, step);
     if (!status) status = expect_ranks_agree(ctx, &model);
+    double *state = calloc((size_t)(3 * model.elements) + 1, sizeof *state); /* collective, so every rank has room for it */
+    if (!status) status = seqpar_optim_save(ctx, &optim, state, state + model.elements, state + 2 * model.elements);
+    if (!status && rank == 0) memcpy(job->result->state, state, (size_t)(3 * model.elements) * sizeof *state);
+    free(state);
     if (!status && rank == 0) {
-        seqpar_device_read(ctx->device, job->result->params, model.params.data, 0, model.elements);
+        seqpar_device_read(ctx->device, job->result->params, model.params.data, 0, model.elements, ctx->device->storage);
         job->result->last_norm = optim.norm;
         job->result->bytes_sent = ctx->world->bytes_sent + ctx->sp->bytes_sent;
     }
@@ -187,7 +193,7 @@ static seqpar_status model_rank(seqpar_ctx *ctx, const model_job *job) {
 
 static seqpar_status model_main(seqpar_comm *world, void *user) {
     const model_job *job = user;
-    seqpar_device *device = job->way->reference ? seqpar_device_reference() : seqpar_device_cpu(job->way->threads ? job->way->threads : 1);
+    seqpar_device *device = test_device(job->way->reference, job->way->threads);
     int disturbed = job->way->inject && (job->way->inject_rank < 0 || job->way->inject_rank == world->rank);
     seqpar_inject_desc calm = {0};
     seqpar_comm *comm = job->way->inject ? seqpar_comm_inject(world, disturbed ? job->way->inject : &calm) : world;
@@ -220,11 +226,12 @@ __attribute__((unused)) static void model_run(const model_task *task, const mode
     result->gradient = calloc((size_t)result->elements + 1, sizeof(double));
     result->params = calloc((size_t)result->elements + 1, sizeof(double));
     result->start = calloc((size_t)result->elements + 1, sizeof(double));
+    result->state = calloc((size_t)(3 * result->elements) + 1, sizeof(double));
     result->status = seqpar_run_threads(way->dp * way->sp, model_main, &job, &result->error);
 }
 
 __attribute__((unused)) static void model_result_free(model_result *r) {
-    free(r->logits); free(r->logp); free(r->gradient); free(r->params); free(r->start);
+    free(r->logits); free(r->logp); free(r->gradient); free(r->params); free(r->start); free(r->state);
 }
 
 /* Documents of random length, the first of token id 0 alone in places, masks with holes; packed into rows. */
@@ -254,6 +261,7 @@ __attribute__((unused)) static void expect_equal_runs(const model_result *a, con
     test_expect(!memcmp(&a->loss, &b->loss, 8), "%s: loss %.17g, want %.17g", what, a->loss, b->loss);
     test_expect(!memcmp(a->gradient, b->gradient, (size_t)a->elements * 8), "%s: gradients differ by %.2e", what, test_distance(a->gradient, b->gradient, a->elements));
     test_expect(!memcmp(&a->norm, &b->norm, 8), "%s: norm %.17g, want %.17g", what, a->norm, b->norm);
+    test_expect(!memcmp(a->state, b->state, (size_t)(3 * a->elements) * 8), "%s: the optimizer's state differs by %.2e", what, test_distance(a->state, b->state, 3 * a->elements));
     test_expect(!memcmp(a->params, b->params, (size_t)a->elements * 8), "%s: parameters differ by %.2e", what, test_distance(a->params, b->params, a->elements));
 }
 #endif

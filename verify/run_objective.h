@@ -14,7 +14,7 @@ enum { OBJECTIVE_COLUMNS = 4 }; /* the loss, and what a trainer would log beside
 
 typedef struct objective_way { /* how to do it */
     int64_t dp, sp, accumulation, ulysses_size, threads;
-    int layout, schedule, reference_device, optimizer, zero_stage, recompute;
+    int layout, schedule, reference_device, optimizer, zero_stage, recompute; /* reference_device: test_device */
 } objective_way;
 
 typedef struct objective_task { /* what to do; documents 2i and 2i + 1 are a pair, and share a row */
@@ -31,7 +31,7 @@ typedef struct objective_task { /* what to do; documents 2i and 2i + 1 are a pai
 
 typedef struct objective_result {
     int64_t elements;
-    double loss, columns[OBJECTIVE_COLUMNS], norm, *logits, *gradient, *start, *reference_start, *params, *reference; /* logits (tokens, width): of the policy; reference (documents) */
+    double loss, columns[OBJECTIVE_COLUMNS], norm, *logits, *gradient, *start, *reference_start, *params, *state, *reference; /* state (3, elements): m, v, masters; logits (tokens, width): of the policy; reference (documents) */
     int64_t tokens, width;
     seqpar_status status;
     seqpar_error error;
@@ -47,6 +47,8 @@ typedef struct objective_rank { /* one rank at work */
 } objective_rank;
 
 static int objective_scores(int kind) { return kind == OBJECTIVE_RM || kind == OBJECTIVE_VALUE; }
+/* Of what the head says of a token, and of its seed. */
+static int objective_dtype(const objective_rank *r, const objective_task *t) { return objective_scores(t->kind) ? r->ctx->device->storage : r->ctx->device->accumulator; }
 static int objective_needs_reference(const objective_task *t) { return !objective_scores(t->kind) && t->kind != OBJECTIVE_SFT; }
 
 /* ---- what a rollout brings: numbers of a document's place ---- */
@@ -139,13 +141,13 @@ static seqpar_status objective_forward(objective_rank *r, objective_micro *m) {
     m->ref = m->value + n; m->seed = m->ref + n; m->live = m->seed + n;
     if (!status) status = seqpar_llama_forward(r->ctx, &r->policy, &m->b, 1);
     if (!status) status = seqpar_llama_values(r->ctx, &r->policy, &m->b);
-    if (!status) seqpar_device_read(r->ctx->device, m->value, objective_scores(t->kind) ? m->b.score.data : m->b.logp.data, 0, n);
+    if (!status) seqpar_device_read(r->ctx->device, m->value, objective_scores(t->kind) ? m->b.score.data : m->b.logp.data, 0, n, objective_dtype(r, t));
     for (int64_t i = 0; i < n; i++) m->live[i] = m->b.targets[i] != SEQPAR_IGNORE;
     if (status || !objective_needs_reference(t) || t->reference) return status;
     status = seqpar_llama_open_batch(r->ctx, &r->reference, &ref, m->rows, m->count, &run);
     if (!status) status = seqpar_llama_forward(r->ctx, &r->reference, &ref, 0);
     if (!status) status = seqpar_llama_values(r->ctx, &r->reference, &ref);
-    if (!status) seqpar_device_read(r->ctx->device, m->ref, ref.logp.data, 0, n);
+    if (!status) seqpar_device_read(r->ctx->device, m->ref, ref.logp.data, 0, n, r->ctx->device->accumulator);
     seqpar_llama_close_batch(r->ctx, &r->reference, &ref);
     return status;
 }
@@ -229,7 +231,7 @@ static seqpar_status objective_keep_logits(objective_rank *r, const objective_mi
             const seqpar_piece *p = &m->b.share->pieces[i];
             int64_t base = p->start + k * p->stride;
             for (int64_t row = 0; row < m->first + p->row; row++) base += r->job->task->batch.row[row].tokens;
-            seqpar_device_read(r->ctx->device, result->logits + base * result->width, logits, (p->local + k) * result->width, result->width);
+            seqpar_device_read(r->ctx->device, result->logits + base * result->width, logits, (p->local + k) * result->width, result->width, r->ctx->device->storage);
         }
     r->ctx->device->free(r->ctx->device, logits);
     return status;
@@ -246,7 +248,7 @@ static seqpar_status objective_step_micro(objective_rank *r, int64_t index, doub
     if (!status) status = whole ? objective_units(r, &m, kl) : objective_tokens(r, &m);
     if (!status && !r->job->task->lean) status = objective_keep_logits(r, &m);
     if (!status) status = seqpar_buffer_new(r->ctx, &seed, m.b.tokens * seqpar_dtype_bytes(r->ctx->device->accumulator), SEQPAR_MEM_ACTIVATIONS);
-    if (!status && m.b.tokens) seqpar_device_write(r->ctx->device, seed.data, 0, m.seed, m.b.tokens);
+    if (!status && m.b.tokens) seqpar_device_write(r->ctx->device, seed.data, 0, m.seed, m.b.tokens, objective_dtype(r, r->job->task));
     seeds.dlogp = seed.data;
     if (!status) status = seqpar_llama_backward(r->ctx, &r->policy, &m.b, &r->optim, index, &seeds);
     seqpar_buffer_free(r->ctx, &seed);
@@ -273,7 +275,7 @@ static seqpar_status objective_columns(objective_rank *r, double *means) {
     return status;
 }
 
-static seqpar_status objective_step(objective_rank *r, double *gradient) {
+static seqpar_status objective_step(objective_rank *r, double *gradient, double *state) {
     const objective_task *t = r->job->task;
     double means[OBJECTIVE_COLUMNS] = {0}, kl = t->same_reference ? 0.0 : 0.15; /* of mismatched pairs, which are data here */
     seqpar_status status = seqpar_step_begin(r->ctx, &r->optim, t->batch.row, t->batch.rows, r->job->way->layout, r->job->way->accumulation);
@@ -281,21 +283,23 @@ static seqpar_status objective_step(objective_rank *r, double *gradient) {
     if (!status) status = objective_columns(r, means);
     if (!status) status = seqpar_step_end(r->ctx, &r->optim, r->policy.params.data, t->lr);
     if (!status) status = seqpar_optim_gradient(r->ctx, &r->optim, gradient);
+    if (!status) status = seqpar_optim_save(r->ctx, &r->optim, state, state + r->policy.elements, state + 2 * r->policy.elements);
     if (status || r->ctx->world->rank) return status;
     r->job->result->loss = means[0];
     memcpy(r->job->result->columns, means, sizeof means);
     r->job->result->norm = r->optim.norm;
     memcpy(r->job->result->gradient, gradient, (size_t)r->policy.elements * sizeof *gradient);
-    seqpar_device_read(r->ctx->device, r->job->result->params, r->policy.params.data, 0, r->policy.elements);
+    memcpy(r->job->result->state, state, (size_t)(3 * r->policy.elements) * sizeof *state);
+    seqpar_device_read(r->ctx->device, r->job->result->params, r->policy.params.data, 0, r->policy.elements, r->ctx->device->storage);
     return SEQPAR_OK;
 }
 
 static seqpar_status objective_main(seqpar_comm *world, void *user) {
     const objective_job *job = user;
     const objective_task *t = job->task;
-    seqpar_device *device = job->way->reference_device ? seqpar_device_reference() : seqpar_device_cpu(job->way->threads ? job->way->threads : 1);
+    seqpar_device *device = test_device(job->way->reference_device, job->way->threads);
     seqpar_optim_desc optim = {job->way->optimizer, job->way->zero_stage, .9, .95, 1e-8, 0.01, 1.0};
-    double *gradient = calloc((size_t)job->result->elements + 1, sizeof *gradient);
+    double *gradient = calloc((size_t)(4 * job->result->elements) + 1, sizeof *gradient);
     seqpar_ctx ctx;
     objective_rank r = {.ctx = &ctx, .job = job};
     seqpar_status status = seqpar_ctx_open(&ctx, world, device, job->way->sp);
@@ -303,11 +307,11 @@ static seqpar_status objective_main(seqpar_comm *world, void *user) {
     if (!status) status = seqpar_llama_open(&ctx, &r.reference, &t->config);
     if (!status) status = seqpar_optim_open(&ctx, &r.optim, r.policy.tensors, r.policy.tensor_count, &optim);
     if (!status) seqpar_llama_init(&ctx, &r.policy, t->seed);
-    if (!status && t->start) seqpar_device_write(ctx.device, r.policy.params.data, 0, t->start, r.policy.elements);
-    if (!status && world->rank == 0) seqpar_device_read(ctx.device, job->result->start, r.policy.params.data, 0, r.policy.elements);
+    if (!status && t->start) seqpar_device_write(ctx.device, r.policy.params.data, 0, t->start, r.policy.elements, ctx.device->storage);
+    if (!status && world->rank == 0) seqpar_device_read(ctx.device, job->result->start, r.policy.params.data, 0, r.policy.elements, ctx.device->storage);
     if (!status) seqpar_llama_init(&ctx, &r.reference, t->same_reference ? t->seed : t->seed + 1);
-    if (!status && world->rank == 0) seqpar_device_read(ctx.device, job->result->reference_start, r.reference.params.data, 0, r.reference.elements);
-    if (!status) status = objective_step(&r, gradient);
+    if (!status && world->rank == 0) seqpar_device_read(ctx.device, job->result->reference_start, r.reference.params.data, 0, r.reference.elements, ctx.device->storage);
+    if (!status) status = objective_step(&r, gradient, gradient + job->result->elements);
     seqpar_segments_free(&r.units);
     seqpar_optim_close(&ctx, &r.optim);
     seqpar_llama_close(&ctx, &r.reference);
@@ -371,10 +375,11 @@ static void objective_run(const objective_task *t, const objective_way *way, obj
     result->gradient = calloc((size_t)result->elements, sizeof(double));
     result->params = calloc((size_t)result->elements, sizeof(double));
     result->start = calloc((size_t)result->elements, sizeof(double));
+    result->state = calloc((size_t)(3 * result->elements), sizeof(double));
     result->reference_start = calloc((size_t)result->elements, sizeof(double));
     result->reference = calloc((size_t)t->documents, sizeof(double));
     result->status = seqpar_run_threads(way->dp * way->sp, objective_main, &job, &result->error);
 }
-static void objective_result_free(objective_result *r) { free(r->logits); free(r->gradient); free(r->start); free(r->reference_start); free(r->params); free(r->reference); }
+static void objective_result_free(objective_result *r) { free(r->logits); free(r->gradient); free(r->start); free(r->reference_start); free(r->params); free(r->state); free(r->reference); }
 static void objective_task_close(objective_task *t) { seqpar_batch_free(&t->batch); }
 #endif

@@ -57,11 +57,64 @@ static void test_ways(int reference, int tied, int64_t ways) {
         snprintf(what, sizeof what, "D=%lld P=%lld A=%lld %s %s U=%lld zero=%d recompute=%d threads=%lld head_rows=%lld", (long long)w.dp, (long long)w.sp, (long long)w.accumulation,
                  seqpar_layout_name(w.layout), seqpar_schedule_name(w.schedule), (long long)w.ulysses_size, w.zero_stage, w.recompute, (long long)w.threads, (long long)w.head_rows);
         expect_equal_runs(&other, &one, what);
-        test_end("bits_%s_%s %s", reference ? "fp64" : "fp32", tied ? "tied" : "untied", what);
+        test_end("bits_%s_%s %s", (const char *[]){"fp32", "fp64", "bf16"}[reference], tied ? "tied" : "untied", what);
         model_result_free(&other);
     }
     model_result_free(&one);
     seqpar_batch_free(&task.batch);
+}
+
+/* With bf16 storage the weights are master parameters in fp32, rounded. Steps too small to be seen in most weights add up in
+   the masters, whose gradient hardly changes meanwhile. */
+static void test_masters(void) {
+    model_task task;
+    model_result r;
+    model_way way = plain;
+    double *moved, *want, d;
+    int64_t i, still = 0, count;
+    make_task(&task, 0);
+    task.max_norm = task.decay = 0;
+    task.lr = 1e-4;
+    way.optimizer = SEQPAR_SGD;
+    way.reference = 2;
+    model_run(&task, &way, &r);
+    test_expect(!r.status, "%s", r.error.text);
+    count = r.elements;
+    moved = calloc((size_t)(2 * count), sizeof *moved);
+    want = moved + count;
+    for (i = 0; i < count; i++) {
+        double master = r.state[2 * count + i];
+        moved[i] = master - r.start[i];
+        want[i] = -3 * task.lr * r.gradient[i];
+        still += r.params[i] == r.start[i] && r.gradient[i] != 0;
+        test_expect(r.params[i] == (double)seqpar_bf16_to_float(seqpar_bf16_from_float((float)master)), "weight %lld is %.9g, its master %.9g", (long long)i, r.params[i], master);
+    }
+    d = test_distance(moved, want, count);
+    test_expect(d <= 0.02 && still > count / 2, "three steps of %lld weights: the masters are off by %.2e, %lld weights stand still", (long long)count, d, (long long)still);
+    free(moved);
+    model_result_free(&r);
+    seqpar_batch_free(&task.batch);
+    test_end("masters: off by %.1e, %lld of %lld weights stand still", d, (long long)still, (long long)count);
+}
+
+/* What bf16 costs: a step's gradient against fp64 on the same weights. */
+static void test_cost(void) {
+    model_task task;
+    model_result rounded, exact;
+    model_way way = plain;
+    make_task(&task, 0);
+    way.steps = 1;
+    way.reference = 2;
+    model_run(&task, &way, &rounded);
+    task.start = rounded.start;
+    way.reference = 1;
+    model_run(&task, &way, &exact);
+    double d = test_distance(rounded.gradient, exact.gradient, exact.elements), loss = fabs(rounded.loss - exact.loss) / exact.loss;
+    test_expect(!rounded.status && !exact.status && d <= 3e-2 && d >= 1e-4 && loss <= 1e-3, "the gradient is %.2e off, the loss %.2e", d, loss);
+    model_result_free(&rounded);
+    model_result_free(&exact);
+    seqpar_batch_free(&task.batch);
+    test_end("bf16_cost: gradient off by %.1e, loss by %.1e", d, loss);
 }
 
 /* T14: the gradient-scale law. A plain SGD step, where no optimizer hides a factor, for every D x P = 8. */
@@ -98,9 +151,13 @@ int main(int argc, char **argv) {
     int64_t ways = fewer ? atoll(fewer) : 0;
     test_begin(argc, argv);
     test_state += test_seed;
+    test_masters();
+    test_cost();
     test_law();
     test_ways(0, 0, ways ? ways : 44);
     test_ways(0, 1, ways ? ways : 33);
     test_ways(1, 1, ways ? 1 : 11);
+    test_ways(2, 0, ways ? 1 : 22);
+    test_ways(2, 1, ways ? 2 : 11);
     return test_summary();
 }

@@ -2,6 +2,7 @@
 /* Transports: bytes arrive, in order and nowhere else; what goes wrong ends everybody with a sentence, and nothing hangs. */
 #define SEQPAR_IMPLEMENTATION
 #include "seqpar.h"
+#include "inject.h"
 #include "test.h"
 #include "transport.h"
 #include <unistd.h>

@@ -9,9 +9,9 @@
 
 extern int64_t cuda_on_cpu_fail_at __attribute__((weak)), cuda_on_cpu_calls __attribute__((weak)), cuda_on_cpu_allocated __attribute__((weak)), cuda_on_cpu_launches __attribute__((weak));
 
-static void test_steps(int kind, int64_t ranks, int layout, int schedule) {
+static void test_steps(int kind, int device, int64_t ranks, int layout, int schedule) {
     objective_task t;
-    objective_way alone = {.dp = 1, .sp = 1, .accumulation = 1, .layout = SEQPAR_ZIGZAG}, way = {.dp = 1, .sp = ranks, .accumulation = 1, .layout = layout, .schedule = schedule};
+    objective_way alone = {.dp = 1, .sp = 1, .accumulation = 1, .layout = SEQPAR_ZIGZAG, .reference_device = device}, way = {.dp = 1, .sp = ranks, .accumulation = 1, .layout = layout, .schedule = schedule, .reference_device = device};
     objective_result one, r;
     objective_task_open(&t, kind, 3, 20, 40, 5);
     objective_run(&t, &alone, &one);
@@ -20,10 +20,37 @@ static void test_steps(int kind, int64_t ranks, int layout, int schedule) {
         test_expect(one.norm > 0 && one.norm == r.norm && one.loss == r.loss, "loss %.17g and %.17g, norm %.17g and %.17g", one.loss, r.loss, one.norm, r.norm);
         test_expect(!memcmp(one.gradient, r.gradient, (size_t)one.elements * sizeof *one.gradient), "the gradient differs");
         test_expect(!memcmp(one.params, r.params, (size_t)one.elements * sizeof *one.params) && memcmp(one.params, one.start, (size_t)one.elements * sizeof *one.params), "the parameters differ, or did not move");
+        test_expect(!memcmp(one.state, r.state, (size_t)(3 * one.elements) * sizeof *one.state), "moments or masters differ");
+        for (int64_t i = 0; device == 2 && i < one.elements; i++)
+            test_expect(one.params[i] == (double)seqpar_bf16_to_float(seqpar_bf16_from_float((float)one.state[2 * one.elements + i])), "weight %lld is %.9g, its master %.9g", (long long)i, one.params[i], one.state[2 * one.elements + i]);
     }
-    test_end("cuda_step_%s_%s_%s_P%lld", objective_names[kind], seqpar_layout_name(layout), seqpar_schedule_name(schedule), (long long)ranks);
+    test_end("cuda_step_%s_%s_%s_%s_P%lld", device == 2 ? "bf16" : "fp32", objective_names[kind], seqpar_layout_name(layout), seqpar_schedule_name(schedule), (long long)ranks);
     objective_result_free(&one);
     objective_result_free(&r);
+    objective_task_close(&t);
+}
+
+/* With bf16 storage two devices round in the same places, but for what tensor cores are given: a step is about as far from
+   fp64 as that of the reference device in bf16. */
+static void test_near(void) {
+    objective_task t;
+    objective_way cuda = {.dp = 1, .sp = 1, .accumulation = 1, .reference_device = 2}, wide = cuda, naive = cuda;
+    objective_result got, want, other;
+    objective_task_open(&t, OBJECTIVE_SFT, 3, 20, 40, 5);
+    objective_run(&t, &cuda, &got);
+    t.start = got.start; /* the same numbers */
+    wide.reference_device = 1;
+    objective_run(&t, &wide, &want);
+    naive.reference_device = 3;
+    objective_run(&t, &naive, &other);
+    double d = test_distance(got.gradient, want.gradient, got.elements), as_good = test_distance(other.gradient, want.gradient, got.elements);
+    test_expect(!got.status && !want.status && !other.status, "%s%s%s", got.error.text, want.error.text, other.error.text);
+    test_expect(d <= 1.5 * as_good && d >= 1e-4 && fabs(got.loss - want.loss) <= want.loss / 256 && fabs(got.norm - want.norm) <= want.norm / 64,
+                "loss %.9g, in fp64 %.9g; norm %.9g, %.9g; the gradient is off by %.2e, that of the reference in bf16 by %.2e", got.loss, want.loss, got.norm, want.norm, d, as_good);
+    test_end("cuda_step_bf16: gradient off by %.2e, that of the reference in bf16 by %.2e", d, as_good);
+    objective_result_free(&other);
+    objective_result_free(&got);
+    objective_result_free(&want);
     objective_task_close(&t);
 }
 
@@ -38,9 +65,9 @@ static seqpar_status small_work(seqpar_error *error) {
     void *from = d->alloc(d, sizeof table), *to = d->alloc(d, sizeof x);
     seqpar_embedding_args a = {.x = {to, WIDTH}, .table = {from, WIDTH}, .ids = ids, .rows = N, .width = WIDTH};
     seqpar_status status = from && to ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
-    if (!status) seqpar_device_write(d, from, 0, table, 4 * WIDTH);
+    if (!status) seqpar_device_write(d, from, 0, table, 4 * WIDTH, d->storage);
     if (!status) status = d->embedding(d, &a, NULL);
-    if (!status) seqpar_device_read(d, x, to, 0, N * WIDTH);
+    if (!status) seqpar_device_read(d, x, to, 0, N * WIDTH, d->storage);
     if (!status && !error->status) test_expect(x[WIDTH] == 3 * WIDTH, "row 1 begins with %g", x[WIDTH]);
     d->free(d, from);
     d->free(d, to);
@@ -83,7 +110,11 @@ int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_refused();
     test_failures();
-    test_steps(OBJECTIVE_SFT, 2, SEQPAR_ZIGZAG, SEQPAR_RING);
-    test_steps(OBJECTIVE_DPO, 3, SEQPAR_CONTIGUOUS, SEQPAR_LLAMA3);
+    for (int device = 0; device <= 2; device += 2) {
+        test_steps(OBJECTIVE_SFT, device, 2, SEQPAR_ZIGZAG, SEQPAR_RING);
+        test_steps(OBJECTIVE_DPO, device, 3, SEQPAR_CONTIGUOUS, SEQPAR_LLAMA3);
+    }
+    test_steps(OBJECTIVE_RM, 2, 2, SEQPAR_ZIGZAG, SEQPAR_RING);
+    test_near();
     return test_summary();
 }

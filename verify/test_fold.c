@@ -377,13 +377,13 @@ static void expect_device_fold(seqpar_device *device, int64_t leaves, int64_t co
     seqpar_fold fold;
     seqpar_fold_args args = {.fold = {.store = store, .store_stride = count, .finish = finish}, .leaf_data = leaf, .leaf_stride = count, .count = count};
     for (i = 0; i < leaves * count; i++) in[i] = (double)(float)rough();
-    seqpar_device_write(device, leaf, 0, in, leaves * count);
+    seqpar_device_write(device, leaf, 0, in, leaves * count, device->accumulator);
     push_odd_leaves_first(&fold, &o);
     args.fold.program = fold.program;
     args.fold.program_count = fold.program_count;
     args.fold.depth = fold.depth_high;
     test_expect(!device->fold(device, &args, NULL), "refused");
-    seqpar_device_read(device, out, finish, 0, count);
+    seqpar_device_read(device, out, finish, 0, count, device->accumulator);
     for (i = 0; i < count; i++) expect_column(&o, in + i, count, device->storage, out[i]);
     seqpar_fold_free(&fold);
     device->free(device, leaf);

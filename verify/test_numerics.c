@@ -241,13 +241,13 @@ static const optimizer optimizers[] = {
 /* Writes one number everywhere, or asks for it everywhere. */
 static void spread(seqpar_device *device, void *data, int64_t count, double value) {
     int64_t i;
-    for (i = 0; i < count; i++) seqpar_device_write(device, data, i, &value, 1);
+    for (i = 0; i < count; i++) seqpar_device_write(device, data, i, &value, 1, device->storage);
 }
 static void expect_everywhere(seqpar_device *device, const void *data, int64_t count, double want, double tolerance, const char *what) {
     double value;
     int64_t i;
     for (i = 0; i < count; i++) {
-        seqpar_device_read(device, &value, data, i, 1);
+        seqpar_device_read(device, &value, data, i, 1, device->storage);
         test_expect(fabs(value - want) <= tolerance, "%s: %.15g, not %.15g, at %lld", what, value, want, (long long)i);
     }
 }
@@ -422,7 +422,7 @@ static void bank_free(bank *b) { free(b->in); free(b->seeds); free(b->weights); 
 
 static void *buffer_of(seqpar_device *device, const double *from, int64_t count) {
     void *data = device->alloc(device, (count + 1) * seqpar_dtype_bytes(device->storage));
-    if (from) seqpar_device_write(device, data, 0, from, count);
+    if (from) seqpar_device_write(device, data, 0, from, count, device->storage);
     return data;
 }
 
@@ -449,12 +449,12 @@ static call call_open(const bank *b, seqpar_device *device, const int64_t *pick,
     for (s = 0; s < STATS; s++) {
         c.stats[s] = buffer_of(device, zeros, count);
         c.seeds[s] = buffer_of(device, NULL, count);
-        for (i = 0; i < count; i++) seqpar_device_write(device, (void *)c.seeds[s], i, &b->seeds[s * ROWS + pick[i]], 1);
+        for (i = 0; i < count; i++) seqpar_device_write(device, (void *)c.seeds[s], i, &b->seeds[s * ROWS + pick[i]], 1, device->accumulator);
     }
     for (i = 0; i < count; i++) {
         ids[i] = b->ids[pick[i]];
-        seqpar_device_write(device, c.in.data, i * in_stride, b->in + pick[i] * op->in, op->in);
-        if (op->preset) seqpar_device_write(device, c.out.data, i * out_stride, b->in + pick[i] * op->in, op->out);
+        seqpar_device_write(device, c.in.data, i * in_stride, b->in + pick[i] * op->in, op->in, device->storage);
+        if (op->preset) seqpar_device_write(device, c.out.data, i * out_stride, b->in + pick[i] * op->in, op->out, device->storage);
     }
     free(zeros);
     return c;
@@ -466,8 +466,8 @@ static void bank_run(const bank *b, seqpar_device *device, const int64_t *pick, 
     int64_t i, s, width = b->op->out + STATS;
     test_expect(!b->op->run(&c), "refused");
     for (i = 0; i < count; i++) {
-        seqpar_device_read(device, result + i * width, c.out.data, i * c.out.stride, b->op->out);
-        for (s = 0; s < STATS; s++) seqpar_device_read(device, result + i * width + b->op->out + s, c.stats[s], i, 1);
+        seqpar_device_read(device, result + i * width, c.out.data, i * c.out.stride, b->op->out, device->storage);
+        for (s = 0; s < STATS; s++) seqpar_device_read(device, result + i * width + b->op->out + s, c.stats[s], i, 1, device->accumulator);
     }
     call_close(&c);
 }
@@ -581,7 +581,7 @@ static void sum_run(const token_sum *s, seqpar_device *device, const sum_inputs 
     c.fold = (seqpar_fold_run){program, program_count, 4, store, s->result, finish};
     for (i = 0; i < leaf_count; i++) leaves[i] = (seqpar_piece){.local = begin[i], .count = begin[i + 1] - begin[i]};
     test_expect(!s->run(&c), "refused");
-    seqpar_device_read(device, result, finish, 0, s->result);
+    seqpar_device_read(device, result, finish, 0, s->result, device->accumulator);
     device->free(device, store);
     device->free(device, finish);
     device->free(device, c.a);

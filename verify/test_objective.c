@@ -281,6 +281,7 @@ static void expect_equal(const objective_result *got, const objective_result *wa
     test_expect(!memcmp(got->logits, want->logits, (size_t)(want->tokens * want->width) * 8), "%s: logits", what);
     test_expect(!memcmp(got->gradient, want->gradient, (size_t)want->elements * 8), "%s: gradients differ by %.2e", what, test_distance(got->gradient, want->gradient, want->elements));
     test_expect(!memcmp(got->params, want->params, (size_t)want->elements * 8), "%s: parameters after the step", what);
+    test_expect(!memcmp(got->state, want->state, (size_t)(3 * want->elements) * 8), "%s: the optimizer's state after the step", what);
 }
 
 /* D x P x A, schedules, layouts, ZeRO stages, both optimizers in turn. */
@@ -308,7 +309,7 @@ static void test_contract(int kind, int reference) {
     }
     for (n = 0; n < 2; n++) objective_result_free(&one[n]);
     objective_task_close(&t);
-    test_end("objective_%s_%s_bits: %lld ways", objective_names[kind], reference ? "fp64" : "fp32", (long long)runs);
+    test_end("objective_%s_%s_bits: %lld ways", objective_names[kind], (const char *[]){"fp32", "fp64", "bf16"}[reference], (long long)runs);
 }
 
 /* ---- the same with responses that begin and end anywhere ---- */
@@ -564,7 +565,7 @@ int main(int argc, char **argv) {
     test_truth(OBJECTIVE_POLICY, 0.7);
     test_truth(OBJECTIVE_GRPO, 1.3);
     for (int kind = 0; kind < OBJECTIVES; kind++) test_gradient(kind);
-    for (int kind = 0; kind < OBJECTIVES; kind++) { test_contract(kind, 1); test_contract(kind, 0); }
+    for (int kind = 0; kind < OBJECTIVES; kind++) { test_contract(kind, 1); test_contract(kind, 0); test_contract(kind, 2); }
     for (int kind = 0; kind < OBJECTIVES; kind++) test_edges(kind);
     return test_summary();
 }

@@ -322,7 +322,7 @@ static int64_t pairs_by_hand(const seqpar_attn *attn, const seqpar_share *querie
 /* A rank's cost on paper is that of the programs it would run, and of the pairs counted one by one. */
 static void compare_cost(const batch *b, const seqpar_attn_desc *desc, int64_t ranks, int64_t rank) {
     seqpar_error error = {0};
-    seqpar_device device = {.storage = SEQPAR_BF16, .accumulator = SEQPAR_BF16};
+    seqpar_device device = {.storage = SEQPAR_BF16, .accumulator = SEQPAR_F32};
     seqpar_ctx ctx = {.error = &error, .device = &device, .sp_size = ranks, .sp_rank = rank};
     seqpar_plan_mask mask = {b->row, b->count, desc};
     seqpar_plan_cost paper;

@@ -23,9 +23,9 @@ static void spread_weights(seqpar_ctx *ctx, seqpar_llama *m, uint64_t seed) {
     for (i = 0; i < m->tensor_count; i++)
         for (n = 0; m->tensors[i].decay && n < m->tensors[i].rows * m->tensors[i].cols; n++) {
             double x;
-            seqpar_device_read(ctx->device, &x, m->params.data, m->tensors[i].offset + n, 1);
+            seqpar_device_read(ctx->device, &x, m->params.data, m->tensors[i].offset + n, 1, ctx->device->storage);
             x *= 3;
-            seqpar_device_write(ctx->device, m->params.data, m->tensors[i].offset + n, &x, 1);
+            seqpar_device_write(ctx->device, m->params.data, m->tensors[i].offset + n, &x, 1, ctx->device->storage);
         }
 }
 
@@ -58,7 +58,7 @@ static double *whole_logits(place *p, const int32_t *ids, int64_t tokens) {
         fprintf(stderr, "%s\n", p->self->error->text);
         exit(2);
     }
-    seqpar_device_read(p->device, logits, data, 0, tokens * vocab);
+    seqpar_device_read(p->device, logits, data, 0, tokens * vocab, p->device->storage);
     seqpar_llama_close_batch(&p->ctx, &p->model, &b);
     p->device->free(p->device, data);
     free(targets); free(positions);
@@ -411,7 +411,7 @@ static void test_not_finite(void) {
     seqpar_status status;
     place p;
     place_open(&p, 0, &grouped);
-    seqpar_device_write(p.device, p.model.params.data, p.model.tensors[0].offset + 17 * 24, &nan, 1);
+    seqpar_device_write(p.device, p.model.params.data, p.model.tensors[0].offset + 17 * 24, &nan, 1, p.device->storage);
     status = seqpar_llama_generate(&p.ctx, &p.model, text, prompt, 2, &desc);
     test_expect(status == SEQPAR_ERR_NOT_FINITE, "%s", seqpar_status_name(status));
     test_expect(strstr(p.self->error->text, "prompt 1 (number 41): at position 4 ") != NULL, "%s", p.self->error->text);

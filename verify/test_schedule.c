@@ -2,6 +2,7 @@
 /* Schedules: the order of events of real runs, a virtual clock that shows the overlap, and a transport that is late, out of order, wrong, failing or dead. */
 #define SEQPAR_IMPLEMENTATION
 #include "seqpar.h"
+#include "inject.h"
 #include "test.h"
 #include <unistd.h>
 

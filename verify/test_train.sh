@@ -74,6 +74,20 @@ for world in "--ring_attn_size 1|--ring_attn_size 4 --zero_stage 0" "--ring_attn
     if [ "$kept" -le 3 ] && ! ls $out/$name/ckpt/*.tmp >/dev/null 2>&1; then ok "train_${name}_retention"; else fail "train_${name}_retention" "$kept checkpoints kept"; fi
 done
 
+# bf16: weights and activations rounded, masters in fp32. On any ranks, and with a stop at step 3 and another world after it,
+# the weights, the moments and the masters of one rank
+bf16="--device reference --param_dtype bf16 --lr_scheduler constant --save_steps 3"
+train bf16_1 $bf16 || fail train_bf16 "$(tail -n 1 $out/bf16_1.log)"
+for ranks in 2 3 5; do
+    train bf16_$ranks $bf16 --ring_attn_size $ranks || fail train_bf16 "$(tail -n 1 $out/bf16_$ranks.log)"
+    same "train_bf16 on $ranks ranks" bf16_$ranks bf16_1
+    cmp -s $out/bf16_$ranks/ckpt/global_step6/optimizer.safetensors $out/bf16_1/ckpt/global_step6/optimizer.safetensors && ok "train_bf16_state on $ranks ranks" || fail "train_bf16_state on $ranks ranks" "moments or masters differ"
+done
+mkdir -p $out/bf16_on; cp -r $out/bf16_2/ckpt $out/bf16_on/; rm -r $out/bf16_on/ckpt/global_step6; printf global_step3 > $out/bf16_on/ckpt/latest
+train bf16_on $bf16 --load_checkpoint --ring_attn_size 3 --zero_stage 0 &&
+    cmp -s $out/bf16_on/model.safetensors $out/bf16_1/model.safetensors && cmp -s $out/bf16_on/ckpt/global_step6/optimizer.safetensors $out/bf16_1/ckpt/global_step6/optimizer.safetensors &&
+    grep -q '"master.model.norm.weight":{"dtype":"F32"' $out/bf16_on/ckpt/global_step6/optimizer.safetensors && grep -q '"dtype":"BF16"' $out/bf16_on/model.safetensors && ok train_bf16_resumed || fail train_bf16_resumed "$(tail -n 1 $out/bf16_on.log)"
+
 # starting from saved weights: zero steps change nothing, other shapes are refused
 train again --pretrain $out/one --learning_rate 1e-30 --lr_scheduler constant --warmup_steps 0 --max_steps 1 && cmp -s $out/again/model.safetensors $out/one/model.safetensors && ok train_pretrain || fail train_pretrain "weights did not come through"
 
@@ -98,6 +112,8 @@ printf '{"input_ids": [1, 2, 3], "labels": [-100, -100, -100]}\n' > $out/nolabel
 printf '{"input_ids": [1, 2, 999], "labels": [-100, 2, 999]}\n' > $out/vocab.jsonl
 refuse missing_file 'nowhere.jsonl' --dataset $out/nowhere.jsonl $io
 refuse cuda "needs a program built with CUDA" --dataset $out/arith.jsonl $io --device cuda
+refuse bf16_on_cpu 'param_dtype bf16 is not for the cpu' --dataset $out/arith.jsonl $io --param_dtype bf16
+refuse bf16_checkpoint 'written in bf16' $base --device reference --load_checkpoint --ckpt_path $out/bf16_1/ckpt
 refuse empty_file 'empty' --dataset $out/empty.jsonl $io
 refuse broken_json ':2: ' --dataset $out/broken.jsonl $io
 refuse missing_key 'answer' --dataset $out/nokey.jsonl $io

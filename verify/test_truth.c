@@ -863,7 +863,7 @@ static seqpar_status write_seeds(seqpar_ctx *ctx, const interleaving *run, open_
     status = seqpar_sft_seeds(ctx->error, host, host + n, host + 2 * n, o->b.targets, host + 3 * n, n, &run->truth->task.objective);
     for (i = 0; i < 3; i++) {
         seqpar_buffer_new(ctx, &o->seed[i], n * seqpar_dtype_bytes(ctx->device->accumulator), SEQPAR_MEM_ACTIVATIONS);
-        if (n) seqpar_device_write(ctx->device, o->seed[i].data, 0, host + i * n, n);
+        if (n) seqpar_device_write(ctx->device, o->seed[i].data, 0, host + i * n, n, ctx->device->accumulator);
     }
     free(host);
     return status;
@@ -872,7 +872,7 @@ static seqpar_status write_seeds(seqpar_ctx *ctx, const interleaving *run, open_
 static void collect_values(seqpar_ctx *ctx, const interleaving *run, const open_batch *o, double *const *to) {
     const seqpar_buffer *from[4] = {&o->b.logp, &o->b.entropy, &o->b.lse, &o->b.smooth};
     int i;
-    for (i = 0; i < 4; i++) collect_rows(ctx, &run->truth->task, &o->b, o->first, to[i], from[i]->data, 1);
+    for (i = 0; i < 4; i++) collect_rows(ctx, &run->truth->task, &o->b, o->first, to[i], from[i]->data, 1, ctx->device->accumulator);
 }
 
 static seqpar_status begin_batch(seqpar_ctx *ctx, const interleaving *run, seqpar_llama *model, seqpar_optim *optim, open_batch *o, int64_t index) {
@@ -912,13 +912,13 @@ static seqpar_status interleaved_step(seqpar_ctx *ctx, const interleaving *run, 
     const truth *t = run->truth;
     double *gapped = calloc((size_t)t->elements, sizeof *gapped);
     seqpar_status status = seqpar_step_begin(ctx, optim, t->task.batch.row, t->task.batch.rows, run->layout, 2);
-    seqpar_device_write(ctx->device, model->params.data, 0, t->start, t->elements);
+    seqpar_device_write(ctx->device, model->params.data, 0, t->start, t->elements, ctx->device->storage);
     if (!status) status = two_batches(ctx, run, model, optim);
     if (!status) status = seqpar_step_end(ctx, optim, model->params.data, t->task.lr);
     if (!status) status = seqpar_optim_gradient(ctx, optim, gapped);
     if (!status && ctx->world->rank == 0) {
         drop_gaps(t, run->gradient, gapped);
-        seqpar_device_read(ctx->device, gapped, model->params.data, 0, t->elements);
+        seqpar_device_read(ctx->device, gapped, model->params.data, 0, t->elements, ctx->device->storage);
         drop_gaps(t, run->params, gapped);
     }
     free(gapped);
