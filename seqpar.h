@@ -510,11 +510,11 @@ SEQPAR_DEF void seqpar_gather(void *global, const void *local, const seqpar_shar
 /* ---- device: who computes -----------------------------------------------------------------------------
    A device is a table of operations on opaque pointers. Storage and accumulator types are apart; matrices
    carry their row stride. A device that works behind the host's back (a GPU) has one queue, a CUDA stream: a call
-   with it returns at once and its work is done in order of calls, what it reads from the host copied before it
-   returns; sumsq alone waits, since its result is the host's. A call with queue NULL takes its place in that order,
-   too, and returns when the work is done, so the host reads and writes by copies with NULL. Whatever else it wants
-   to see needs seqpar_device_settle. Memory that is freed is used again in that order: nothing waits. On a host
-   device, whose queue is NULL, all of this is a call of a function.
+   with it returns at once and its work is done in order of calls, its lists copied before it returns; sumsq alone
+   waits, since its result is the host's. A call with queue NULL takes its place in that order, too, and returns when
+   the work is done, so the host reads and writes by copies with NULL. Whatever else it wants to see needs
+   seqpar_device_settle. Memory that is freed is used again in that order: nothing waits. On a host device, whose
+   queue is NULL, all of this is a call of a function.
    The comment of each entry names the CUDA call it becomes. Row operations give a row the same bits
    whatever else is in the call; sums over tokens run the fold program they are given. */
 enum { SEQPAR_F64, SEQPAR_F32, SEQPAR_BF16 };
