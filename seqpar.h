@@ -494,7 +494,7 @@ SEQPAR_DEF void seqpar_gather(void *global, const void *local, const seqpar_shar
    A device is a table of operations on opaque pointers. Activations and the weights they meet are of the storage type;
    statistics, sums over tokens (folds), gradients and optimizer state of the accumulator type. Matrices carry their
    row stride. A device that works behind the host's back (a GPU) has one queue, a CUDA stream: a call
-   with it returns at once and its work is done in order of calls, what it reads from the host copied before it
+   with it returns at once and its work is done in order of calls, its lists copied before it
    returns; sumsq alone waits, since its result is the host's. A call with queue NULL takes its place in that order,
    too, and returns when the work is done, so the host reads and writes by copies with NULL. Whatever else it wants
    to see needs seqpar_device_settle. Memory that is freed is used again in that order: nothing waits. On a host
