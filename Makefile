@@ -19,7 +19,7 @@ help:
 	@echo "make verify  every objective on 2 to 8 ranks against one rank, and the first DPO loss (seconds)"
 	@echo "make check   all tests; the last line is 'N passed, N failed'"
 	@echo "make check-all  the same with the full product of ways to compute attention"
-	@echo "make demos   builds the programs in demos/ into build/"
+	@echo "make demos   builds the programs in demos/ into build/; with CC=nvcc as CUDA C++ into build/nvcc/"
 	@echo "make cuda    builds the trainers with the CUDA device into build/cuda_train_* (nvcc)"
 	@echo "make check-gpu  the device suites and make verify on a GPU"
 	@echo "make bench   speed of the CPU device and of ranks, checked and as ratios"
@@ -39,7 +39,12 @@ check: setup
 check-all: export TEST_ALL = 1
 check-all: check
 
+# nvcc builds them as CUDA C++ from the same sources, in a folder of their own.
+ifneq ($(findstring nvcc,$(notdir $(CC))),)
+demos: $(DEMOS:%=build/nvcc/%)
+else
 demos: $(DEMOS:%=build/%)
+endif
 
 bench: setup $(BENCHES:%=build/%) build/peer_blas
 	@for bench in $(BENCHES); do build/$$bench || exit 1; done
@@ -102,6 +107,16 @@ build/on_gpu_%: verify/%.c build/cuda.o verify/test.h $(HEADERS)
 
 build/cuda_train_%: demos/train_%.c build/cuda.o $(HEADERS) $(wildcard demos/*.h) build/options.inc
 	$(CC) $(CPPFLAGS) $(CFLAGS) -DDEMO_CUDA $< build/cuda.o -o $@ $(LDLIBS) -lcurl $(CUDA_LIBS)
+
+comma := ,
+space := $(subst ,, )
+NVCC_DEMO_ARCH ?= -arch=sm_90a
+NVCC_HOST = $(subst $(space),$(comma),$(strip $(OPT) $(ARCH) -fopenmp))
+
+build/nvcc/train_ppo: LDLIBS += -lcurl
+build/nvcc/%: demos/%.c $(HEADERS) $(wildcard demos/*.h) build/options.inc
+	@mkdir -p build/nvcc
+	$(NVCC) -x cu -std=c++20 $(NVCC_DEMO_ARCH) -fmad=false -diag-suppress 1675 -Xcompiler $(NVCC_HOST) $(CPPFLAGS) $< -o $@ $(LDLIBS)
 
 cuda: setup $(TRAINERS:train_%=build/cuda_train_%)
 

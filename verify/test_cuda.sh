@@ -50,9 +50,25 @@ mutant tile_in_use '^        __syncthreads\(\);$' '' test_device
 mutant rows_beyond_the_end 'r < rows_left \&\& c < columns_left' 'c < columns_left' test_device
 mutant tf32_alone '^    seqpar_cuda_mma_tf32\(c, (low_a, high_b|high_a, low_b)\);' '' test_device
 
+# Included instead of linked: a trainer and the device are one unit, whose demos are C++ then.
+printf '#include "demos/train_sft.c"\n#include "seqpar_cuda.cu"\n' >$out/included.c
+included() {
+    make --no-print-directory build/options.inc build/make_arith && build/make_arith $out/arith.jsonl 6 7 || return
+    ${CXX:-c++} -std=c++20 -O1 -march=native -w -fopenmp -DDEMO_CUDA -I. -Ibuild -Idemos -x c++ -include verify/cuda_on_cpu.h $out/included.c -o $out/included -lcjson -lm -lpthread || return
+    for ranks in 1 2; do
+        mkdir -p $out/included_$ranks
+        timeout 300 $out/included --device cuda --dataset $out/arith.jsonl --input_key question --output_key answer --train_batch_size 4 --max_steps 1 --num_hidden_layers 1 --hidden_size 16 --ring_attn_size $ranks --save_path $out/included_$ranks || return
+    done
+    cmp $out/included_1/model.safetensors $out/included_2/model.safetensors
+}
+if included >$out/included.log 2>&1; then pass cuda_included_in_a_trainer; else fail cuda_included_in_a_trainer "$(grep -E 'error|differ' $out/included.log | head -n 1)"; fi
+
 # ---- nvcc ----
 [ -n "$nvcc" ] || { skip cuda_nvcc "no nvcc"; finish; }
 wait
+# The demos as CUDA C++: one of each kind is built, the small one runs (it needs no GPU).
+if make --no-print-directory CC="$nvcc" build/nvcc/01_ring build/nvcc/train_dpo >$out/demos.log 2>&1 && build/nvcc/01_ring | grep -q 'identical bits: yes'; then pass cuda_demos_nvcc
+else fail cuda_demos_nvcc "$(grep error $out/demos.log | head -n 1)"; fi
 for target in $targets; do
     if [ -e $out/sm_"$target".failed ]; then fail "cuda_builds_sm_$target" "$(grep error $out/sm_"$target".log | head -n 1)"; continue; fi
     pass "cuda_builds_sm_$target"
