@@ -143,11 +143,15 @@ static seqpar_status demo_append(seqpar_ctx *ctx, seqpar_safetensors_writer *wri
         int64_t count = t->rows * t->cols, size = seqpar_dtype_bytes(ctx->device->storage);
         snprintf(name, sizeof name, "%s%s", prefix, t->name);
         if (demo_finite(ctx, name, values + t->offset, count)) return ctx->error->status;
-        void *bytes = ctx->device->alloc(ctx->device, count * size);
-        if (!bytes) return seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY, "out of memory while %s is saved", name);
-        seqpar_device_write(ctx->device, bytes, 0, values + t->offset, count);
-        seqpar_status status = seqpar_safetensors_append(writer, name, bytes, count * size, ctx->error);
-        ctx->device->free(ctx->device, bytes);
+        void *stored = ctx->device->alloc(ctx->device, count * size), *bytes = malloc((size_t)(count * size) + 1);
+        seqpar_status status = stored && bytes ? SEQPAR_OK : seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY, "out of memory while %s is saved", name);
+        if (!status) {
+            seqpar_device_write(ctx->device, stored, 0, values + t->offset, count);
+            ctx->device->copy(ctx->device, bytes, stored, count * size, NULL); /* a file is written from the host */
+            status = seqpar_safetensors_append(writer, name, bytes, count * size, ctx->error);
+        }
+        ctx->device->free(ctx->device, stored);
+        free(bytes);
         if (status) return status;
     }
     return SEQPAR_OK;
