@@ -50,6 +50,19 @@ mutant tile_in_use '^        __syncthreads\(\);$' '' test_device
 mutant rows_beyond_the_end 'r < rows_left \&\& c < columns_left' 'c < columns_left' test_device
 mutant tf32_alone '^    seqpar_cuda_mma_tf32\(c, (low_a, high_b|high_a, low_b)\);' '' test_device
 
+# The benchmark of a GPU, at shapes for the stand-in: all of its cases are right, its page is written, and a device that is
+# less exact than it says is found out.
+benchmark() { # PROGRAM ARGUMENTS...
+    timeout 600 "$@" --tiny --peer bench/peer_torch_gpu.py --page $out/page.md >$out/bench.log 2>&1
+}
+if make --no-print-directory build/on_cpu_bench_gpu >$out/bench.build.log 2>&1 && ! grep -q 'warning:' $out/bench.build.log && benchmark build/on_cpu_bench_gpu && [ "$(grep -c '^| ' $out/page.md)" -ge 31 ]; then pass cuda_bench
+else fail cuda_bench "$(grep -hE 'error|warning|WRONG|bench_gpu:' $out/bench.build.log $out/bench.log | head -n 1)"; fi
+if ${CC:-cc} -std=gnu11 -O2 -march=native -w -I. -Ibuild bench/bench_gpu.c $out/tf32_alone.o -o $out/bench_tf32 -lm -lpthread -lstdc++ && ! benchmark $out/bench_tf32 --only goals && grep -q WRONG $out/bench.log; then pass cuda_bench_finds_errors
+else fail cuda_bench_finds_errors "products in tf32 alone pass for fp32"; fi
+if command -v python3 >/dev/null 2>&1; then
+    if PYTHONPYCACHEPREFIX=$out python3 -m py_compile bench/peer_torch_gpu.py && python3 bench/peer_torch_gpu.py --list | grep -q '^attention_forward flash'; then pass cuda_bench_peer; else fail cuda_bench_peer "bench/peer_torch_gpu.py"; fi
+else skip cuda_bench_peer "no python3"; fi
+
 # Included instead of linked: a trainer and the device are one unit, whose demos are C++ then.
 printf '#include "demos/train_sft.c"\n#include "seqpar_cuda.cu"\n' >$out/included.c
 included() {
