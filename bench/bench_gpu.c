@@ -544,7 +544,7 @@ static void rows_fold(rows *r) {
     r->leaves = calloc((size_t)count, sizeof *r->leaves);
     for (int64_t i = 0; i < count; i++) {
         r->numbers[i] = i;
-        r->leaves[i] = (seqpar_piece){.leaf = i, .local = i * LEAF, .count = SEQPAR__MIN(LEAF, r->count - i * LEAF), .stride = 1};
+        r->leaves[i] = (seqpar_piece){.leaf = i, .stride = 1, .count = SEQPAR__MIN(LEAF, r->count - i * LEAF), .local = i * LEAF};
     }
     seqpar_fold_init(&r->fold, r->numbers, count);
     for (int64_t i = 0; i < count; i++) seqpar_fold_push(&r->fold, (seqpar_node){.index = i}, SEQPAR_FOLD_LEAF, (int32_t)i);

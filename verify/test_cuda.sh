@@ -32,7 +32,7 @@ rm -f $out/sm_*.failed
 [ -n "$nvcc" ] && for target in $targets; do build "$target"; done &
 
 if ! command -v "${CXX:-c++}" >/dev/null 2>&1; then skip cuda "no C++ compiler"; finish; fi
-for suite in test_device test_attn test_cuda_step; do
+for suite in test_device test_attn test_cuda_step test_cuda_banks; do
     if make --no-print-directory build/on_cpu_$suite >$out/$suite.build.log 2>&1 && ! grep -q 'warning:' $out/$suite.build.log; then add ${suite#test_} build/on_cpu_$suite
     else fail "cuda_$suite" "$(grep -E 'error|warning' $out/$suite.build.log | head -n 1)"; fi
 done
@@ -49,6 +49,22 @@ mutant store_before_load '__syncwarp\(\); \/\* all lanes have loaded.*' '' test_
 mutant tile_in_use '^        __syncthreads\(\);$' '' test_device
 mutant rows_beyond_the_end 'r < rows_left \&\& c < columns_left' 'c < columns_left' test_device
 mutant tf32_alone '^    seqpar_cuda_mma_tf32\(c, (low_a, high_b|high_a, low_b)\);' '' test_device
+
+# The kernels under AddressSanitizer, which knows the fibers, what of shared memory a launch asked for and where an allocation
+# ends, and under UndefinedBehaviorSanitizer (alignment of 16-byte loads too); and that they see a launch with too little.
+sanitizers="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
+sanitized() { # SOURCE SUITE
+    ${CXX:-c++} -std=c++17 -O1 -g -march=native -w $sanitizers -I. -x c++ -include verify/cuda_on_cpu.h -c "$1" -o $out/san.o >$out/san_"$2".log 2>&1 || return 2
+    ${CC:-cc} -std=gnu11 -O1 -g -march=native -w $sanitizers -DTEST_CUDA -I. -Ibuild -Iverify verify/test_"$2".c $out/san.o -o $out/san_"$2" -lm -lpthread -ldl -lstdc++ >>$out/san_"$2".log 2>&1 || return 2
+    timeout 600 $out/san_"$2" >$out/san_"$2".log 2>&1
+}
+if ! echo 'int main(void) { return 0; }' | ${CXX:-c++} $sanitizers -x c++ - -o $out/san_here 2>/dev/null; then skip cuda_sanitized "this compiler has no sanitizers"
+else
+    if sanitized seqpar_cuda.cu device; then pass cuda_sanitized; else fail cuda_sanitized "$(grep -E 'error|ERROR|FAIL|cuda_on_cpu' $out/san_device.log | head -n 1)"; fi
+    sed 's/BLOCK \/ WARP \* sizeof(float), (T \*)a->logits/8, (T *)a->logits/' seqpar_cuda.cu >$out/too_little.cu
+    if ! cmp -s $out/too_little.cu seqpar_cuda.cu && ! sanitized $out/too_little.cu device 2>/dev/null && grep -q 'AddressSanitizer' $out/san_device.log; then pass cuda_sanitizer_sees_shared_memory
+    else fail cuda_sanitizer_sees_shared_memory "a launch with too little of it goes unseen"; fi
+fi
 
 # The benchmark of a GPU, at shapes for the stand-in: all of its cases are right, its page is written, and a device that is
 # less exact than it says is found out.
