@@ -232,10 +232,6 @@ static __device__ __forceinline__ void seqpar_cuda_load_matrices_transposed(uint
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"((uint32_t)__cvta_generic_to_shared(row)));
 }
 static __device__ __forceinline__ uint32_t seqpar_cuda_shared_word(const void *at) { return *(const uint32_t *)at; }
-static __device__ __forceinline__ void seqpar_cuda_shared_pair(uint32_t r[2], const void *at) {
-    uint2 pair = *(const uint2 *)at;
-    r[0] = pair.x; r[1] = pair.y;
-}
 static __device__ __forceinline__ void seqpar_cuda_shared_store(void *at, uint4 x) { *(uint4 *)at = x; }
 #endif
 
@@ -249,9 +245,9 @@ static __device__ __forceinline__ uint32_t narrow_bits(float x) { /* to nearest,
 static __device__ __forceinline__ void narrow(float *to, float x) { *to = x; }
 static __device__ __forceinline__ void narrow(bf16 *to, float x) { to->bits = (uint16_t)narrow_bits(x); }
 
-template <class T> struct traits; /* PAIRS_PAD: of rows whose terms are loaded in pairs */
-template <> struct traits<float> { enum { STEP = 8, PAD = 4, PAIRS_PAD = 8 }; };
-template <> struct traits<bf16> { enum { STEP = 16, PAD = 8, PAIRS_PAD = 8 }; };
+template <class T> struct traits;
+template <> struct traits<float> { enum { STEP = 8, PAD = 4 }; };
+template <> struct traits<bf16> { enum { STEP = 16, PAD = 8 }; };
 
 static __device__ __forceinline__ int lane_of() { return (int)threadIdx.x % WARP; }
 
@@ -271,16 +267,9 @@ static __device__ __forceinline__ void multiply(float c[4], const factor_a &a, c
 
 /* Factors from a tile whose element (row, term) is at tile[row * stride + term]. */
 template <bool PAIRS> static __device__ __forceinline__ factor_a load_a_rows(const float *tile, int stride) {
-    int g = lane_of() / 4, t = lane_of() % 4;
-    if (PAIRS) {
-        uint32_t upper[2], lower[2];
-        seqpar_cuda_shared_pair(upper, tile + g * stride + 2 * t);
-        seqpar_cuda_shared_pair(lower, tile + (g + 8) * stride + 2 * t);
-        factor_a a = {{upper[0], lower[0], upper[1], lower[1]}};
-        return a;
-    }
-    factor_a a = {{seqpar_cuda_shared_word(tile + g * stride + t), seqpar_cuda_shared_word(tile + (g + 8) * stride + t),
-                   seqpar_cuda_shared_word(tile + g * stride + t + 4), seqpar_cuda_shared_word(tile + (g + 8) * stride + t + 4)}};
+    int g = lane_of() / 4, t = lane_of() % 4, first = PAIRS ? 2 * t : t, second = PAIRS ? 2 * t + 1 : t + 4;
+    factor_a a = {{seqpar_cuda_shared_word(tile + g * stride + first), seqpar_cuda_shared_word(tile + (g + 8) * stride + first),
+                   seqpar_cuda_shared_word(tile + g * stride + second), seqpar_cuda_shared_word(tile + (g + 8) * stride + second)}};
     return a;
 }
 template <bool PAIRS> static __device__ __forceinline__ factor_a load_a_rows(const bf16 *tile, int stride) {
@@ -659,7 +648,7 @@ template <class F> static __device__ __forceinline__ void each_sum(product_sums 
 }
 
 template <class T, bool COLUMNS> __global__ void __launch_bounds__(BLOCK) matmul_kernel(T *y, int64_t y_stride, const T *x, int64_t x_stride, const T *w, int64_t w_stride, int64_t rows, int64_t out, int64_t in, int accumulate) {
-    enum { PAD = traits<T>::PAD, STEP = traits<T>::STEP, X = TERMS + (COLUMNS ? (int)traits<T>::PAIRS_PAD : (int)PAD), W = COLUMNS ? SIDE + PAD : TERMS + PAD };
+    enum { PAD = traits<T>::PAD, STEP = traits<T>::STEP, X = TERMS + PAD, W = COLUMNS ? SIDE + PAD : TERMS + PAD };
     T *tile_x = SEQPAR_CUDA_SHARED(T), *tile_w = tile_x + SIDE * X;
     int64_t row = (int64_t)blockIdx.x * SIDE, column = (int64_t)blockIdx.y * SIDE;
     int warp = (int)threadIdx.x / WARP;

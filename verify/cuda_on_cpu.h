@@ -337,7 +337,7 @@ static inline void seqpar_cuda_load_matrices_transposed(uint32_t r[4], const voi
         r[m] = even[group] | (uint32_t)odd[group] << 16;
     }
 }
-/* A load of one word, or of two, a store of four, by every lane of a warp. Where they are counted the lanes meet for it, which
+/* A load of one word, a store of four, by every lane of a warp. Where they are counted the lanes meet for it, which
    takes long. */
 extern "C" { extern int cuda_on_cpu_count_words; extern int64_t cuda_on_cpu_store_phases, cuda_on_cpu_store_conflicts; }
 int cuda_on_cpu_count_words;
@@ -352,20 +352,15 @@ static inline void cuda_count_words(const char *meeting, const void *at, int cou
     for (int i = 0; i < CUDA_WARP; i++) memcpy(&address[i], all[i], 8);
     for (int i = 0; i < count; i++, ++*phases) *conflicts += cuda_conflicts(address + lanes * i, lanes, count);
 }
-static inline void cuda_count_load(const void *at, int count) {
-    if (cuda_on_cpu_count_words) cuda_count_words("a load of shared words", at, count, &cuda_on_cpu_phases, &cuda_on_cpu_conflicts);
+static inline void cuda_count_load(const void *at) {
+    if (cuda_on_cpu_count_words) cuda_count_words("a load of a shared word", at, 1, &cuda_on_cpu_phases, &cuda_on_cpu_conflicts);
 }
 static inline uint32_t seqpar_cuda_shared_word(const void *at) {
     uint32_t value;
     if ((uintptr_t)at % 4) cuda_die("a load of a word that is not aligned");
-    cuda_count_load(at, 1);
+    cuda_count_load(at);
     memcpy(&value, at, 4);
     return value;
-}
-static inline void seqpar_cuda_shared_pair(uint32_t r[2], const void *at) {
-    if ((uintptr_t)at % 8) cuda_die("a load of two words that is not aligned");
-    cuda_count_load(at, 2);
-    memcpy(r, at, 8);
 }
 static inline void seqpar_cuda_shared_store(void *at, uint4 x) {
     if (cuda_on_cpu_count_words) cuda_count_words("a store of shared words", at, 4, &cuda_on_cpu_store_phases, &cuda_on_cpu_store_conflicts);
