@@ -13,16 +13,17 @@ DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves
 SUITES = slow slow_loss numerics objective fold pack split comm transport nccl device cuda attn truth bits sample memory plan schedule safetensors demos_support headers sanitize rollout faults train post bad_input reward ppo readme
 BENCHES = bench_cpu bench_chunks bench_head bench_layers bench_ranks bench_sample
 
-.PHONY: demo verify check check-all check-gpu cuda demos bench readme setup clean help
+.PHONY: demo verify check check-all check-gpu cuda demos bench bench-gpu readme setup clean help
 help:
 	@echo "make demo    trains on 1 rank and on 4 and compares the bits (about a minute)"
 	@echo "make verify  every objective on 2 to 8 ranks against one rank, and the first DPO loss (seconds)"
 	@echo "make check   all tests; the last line is 'N passed, N failed'"
 	@echo "make check-all  the same with the full product of ways to compute attention"
-	@echo "make demos   builds the programs in demos/ into build/"
+	@echo "make demos   builds the programs in demos/ into build/; with CC=nvcc as CUDA C++ into build/nvcc/"
 	@echo "make cuda    builds the trainers with the CUDA device into build/cuda_train_* (nvcc)"
 	@echo "make check-gpu  the device suites and make verify on a GPU"
 	@echo "make bench   speed of the CPU device and of ranks, checked and as ratios"
+	@echo "make bench-gpu  speed of the CUDA device beside PyTorch's on the same GPU (under 8 minutes once built)"
 	@echo "make readme  makes the generated parts of README.md anew"
 	@echo "make clean   removes build/"
 
@@ -39,7 +40,12 @@ check: setup
 check-all: export TEST_ALL = 1
 check-all: check
 
+# nvcc builds them as CUDA C++ from the same sources, in a folder of their own.
+ifneq ($(findstring nvcc,$(notdir $(CC))),)
+demos: $(DEMOS:%=build/nvcc/%)
+else
 demos: $(DEMOS:%=build/%)
+endif
 
 bench: setup $(BENCHES:%=build/%) build/peer_blas
 	@for bench in $(BENCHES); do build/$$bench || exit 1; done
@@ -98,16 +104,35 @@ build/on_cpu_test_queue_nccl: verify/test_queue.c verify/nccl_stand_in.h
 build/on_cpu_%: verify/%.c build/cuda_on_cpu.o verify/test.h $(HEADERS)
 	$(CC) $(CPPFLAGS) $(CFLAGS) -DTEST_CUDA $< build/cuda_on_cpu.o -o $@ $(LDLIBS) -lstdc++
 
+build/on_cpu_bench_gpu: bench/bench_gpu.c bench/gpu.h bench/bench.h build/cuda_on_cpu.o $(HEADERS)
+	$(CC) $(CPPFLAGS) $(CFLAGS) $< build/cuda_on_cpu.o -o $@ $(LDLIBS) -lstdc++
+
+build/on_gpu_bench_gpu: bench/bench_gpu.c bench/gpu.h bench/bench.h build/cuda.o $(HEADERS)
+	$(CC) $(CPPFLAGS) $(CFLAGS) $< build/cuda.o -o $@ $(LDLIBS) $(CUDA_LIBS)
+
 build/on_gpu_%: verify/%.c build/cuda.o verify/test.h $(HEADERS)
 	$(CC) $(CPPFLAGS) $(CFLAGS) -DTEST_CUDA $< build/cuda.o -o $@ $(LDLIBS) $(CUDA_LIBS)
 
 build/cuda_train_%: demos/train_%.c build/cuda.o $(HEADERS) $(wildcard demos/*.h) build/options.inc
 	$(CC) $(CPPFLAGS) $(CFLAGS) -DDEMO_CUDA $< build/cuda.o -o $@ $(LDLIBS) -lcurl $(CUDA_LIBS)
 
+comma := ,
+space := $(subst ,, )
+NVCC_DEMO_ARCH ?= -arch=sm_90a
+NVCC_HOST = $(subst $(space),$(comma),$(strip $(OPT) $(ARCH) -fopenmp))
+
+build/nvcc/train_ppo: LDLIBS += -lcurl
+build/nvcc/%: demos/%.c $(HEADERS) $(wildcard demos/*.h) build/options.inc
+	@mkdir -p build/nvcc
+	$(NVCC) -x cu -std=c++20 $(NVCC_DEMO_ARCH) -fmad=false -diag-suppress 1675 -Xcompiler $(NVCC_HOST) $(CPPFLAGS) $< -o $@ $(LDLIBS)
+
 cuda: setup $(TRAINERS:train_%=build/cuda_train_%)
 
 check-gpu: setup build/on_gpu_test_device build/on_gpu_test_attn build/on_gpu_test_queue build/on_gpu_verify
 	@bash verify/test_gpu.sh
+
+bench-gpu:
+	@sh bench/bench_gpu.sh "$(MAKE)"
 
 clean:
 	rm -rf build

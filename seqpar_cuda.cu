@@ -362,6 +362,7 @@ static __device__ __forceinline__ void seqpar_cuda_load_matrices_transposed(uint
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"((uint32_t)__cvta_generic_to_shared(row)));
 }
 static __device__ __forceinline__ uint32_t seqpar_cuda_shared_word(const void *at) { return *(const uint32_t *)at; }
+static __device__ __forceinline__ void seqpar_cuda_shared_store(void *at, uint4 x) { *(uint4 *)at = x; }
 #endif
 
 struct bf16 { uint16_t bits; };
@@ -462,7 +463,7 @@ template <class T> static __device__ __forceinline__ void load_tile(T *tile, int
             int r = i / (width / EACH), c = i % (width / EACH) * EACH;
             uint4 x = {0, 0, 0, 0};
             if (r < rows_left) x = *(const uint4 *)(from + r * from_stride + c);
-            *(uint4 *)(tile + r * stride + c) = x;
+            seqpar_cuda_shared_store(tile + r * stride + c, x);
         }
     else
         for (int i = (int)threadIdx.x; i < rows * width; i += (int)blockDim.x) {

@@ -30,13 +30,13 @@ static void draw_tokens(const drawing *d, int64_t rank) {
 
 /* Every rank asks its plan what each step of the ring costs it. */
 static seqpar_status measure(seqpar_comm *world, void *user) {
-    drawing *d = user;
+    drawing *d = (drawing *)user;
     seqpar_device *device = seqpar_device_cpu(1);
     seqpar_attn_desc desc = {.heads = 1, .kv_heads = 1, .head_dim = 1, .layout = d->layout};
     seqpar_attn *attn = NULL;
     seqpar_attn_cost cost;
     seqpar_ctx ctx;
-    int64_t *by_source = calloc((size_t)d->ranks, sizeof *by_source);
+    int64_t *by_source = (int64_t *)calloc((size_t)d->ranks, sizeof *by_source);
     seqpar_status status = seqpar_ctx_open(&ctx, world, device, d->ranks);
     if (!status) status = seqpar_attn_open(&ctx, &attn, &d->row, 1, &desc);
     if (!status) status = seqpar_attn_cost_of(&ctx, attn, &cost, by_source);
@@ -78,7 +78,7 @@ int main(int argc, char **argv) {
     drawing d = {.ranks = sizes[1]};
     d.row = (seqpar_row){.tokens = sizes[0], .padded = sizes[0], .chunks = sizes[2], .docs = 1, .cu_seqlens = d.cu};
     d.cu[1] = sizes[0];
-    d.work = calloc((size_t)(sizes[1] * sizes[1]), sizeof *d.work);
+    d.work = (int64_t *)calloc((size_t)(sizes[1] * sizes[1]), sizeof *d.work);
     for (d.layout = 0; d.layout < 3; d.layout++) {
         seqpar_error error;
         printf("%s, S = %lld, P = %lld, L = %lld\n", seqpar_layout_name(d.layout), (long long)sizes[0], (long long)sizes[1], (long long)sizes[2]);

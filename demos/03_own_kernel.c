@@ -20,7 +20,7 @@ static float dot(const uint16_t *a, const uint16_t *b) {
 
 /* out and lse of this block alone */
 static int my_forward(void *user, const seqpar_block *b, void *out, double *lse) {
-    const uint16_t *q = b->q, *k = b->k, *v = b->v;
+    const uint16_t *q = (const uint16_t *)b->q, *k = (const uint16_t *)b->k, *v = (const uint16_t *)b->v;
     (void)user;
     for (int64_t r = 0; r < b->queries; r++) {
         float sum[HEAD_DIM] = {0}, top = -INFINITY, total = 0;
@@ -38,8 +38,8 @@ static int my_forward(void *user, const seqpar_block *b, void *out, double *lse)
 
 /* dq, or dk and dv, from the lse of the whole row */
 static int my_backward(void *user, const seqpar_block *b, void *dq, void *dk, void *dv) {
-    const uint16_t *q = b->q, *k = b->k, *v = b->v, *dout = b->dout;
-    float *sum = calloc((size_t)(b->queries + 2 * b->keys) * HEAD_DIM, sizeof *sum), *sk = sum + b->queries * HEAD_DIM, *sv = sk + b->keys * HEAD_DIM;
+    const uint16_t *q = (const uint16_t *)b->q, *k = (const uint16_t *)b->k, *v = (const uint16_t *)b->v, *dout = (const uint16_t *)b->dout;
+    float *sum = (float *)calloc((size_t)(b->queries + 2 * b->keys) * HEAD_DIM, sizeof *sum), *sk = sum + b->queries * HEAD_DIM, *sv = sk + b->keys * HEAD_DIM;
     (void)user;
     if (!sum) return 1;
     for (int64_t r = 0; r < b->queries; r++)
@@ -72,12 +72,12 @@ static seqpar_status attend(seqpar_ctx *ctx, problem *p) {
     seqpar_status status = seqpar_attn_open(ctx, &attn, &row, 1, &desc);
     if (status) return status;
     const seqpar_share *mine = seqpar_attn_share(attn);
-    float *x[TENSORS], *lse = calloc((size_t)mine->tokens + 1, HEADS * sizeof *lse);
+    float *x[TENSORS], *lse = (float *)calloc((size_t)mine->tokens + 1, HEADS * sizeof *lse);
     for (int i = 0; i < TENSORS; i++) {
-        x[i] = calloc((size_t)mine->tokens + 1, (size_t)widths[i] * sizeof(float));
+        x[i] = (float *)calloc((size_t)mine->tokens + 1, (size_t)widths[i] * sizeof(float));
         seqpar_scatter(x[i], p->tensor[i], mine, 0, widths[i] * (int64_t)sizeof(float));
     }
-    seqpar_attn_io io = {.q = x[0], .k = x[1], .v = x[2], .dout = x[3], .out = x[4], .lse = lse, .dq = x[5], .dk = x[6], .dv = x[7]};
+    seqpar_attn_io io = {.q = x[0], .k = x[1], .v = x[2], .out = x[4], .lse = lse, .dout = x[3], .dq = x[5], .dk = x[6], .dv = x[7]};
     status = seqpar_attn_forward(ctx, attn, &io);
     if (!status) status = seqpar_attn_backward(ctx, attn, &io);
     for (int i = 4; i < TENSORS; i++) seqpar_gather(p->tensor[i], x[i], mine, 0, widths[i] * (int64_t)sizeof(float));
@@ -88,7 +88,7 @@ static seqpar_status attend(seqpar_ctx *ctx, problem *p) {
 }
 
 static seqpar_status rank_main(seqpar_comm *world, void *user) {
-    problem *p = user;
+    problem *p = (problem *)user;
     seqpar_device *device = seqpar_device_cpu(1);
     seqpar_ctx ctx;
     if (p->own) seqpar_device_own_kernel(device, &my_kernel); /* this is all */

@@ -21,7 +21,7 @@ static seqpar_status rank_main(seqpar_comm *world, void *user) {
     if (!status) status = seqpar_attn_open(&ctx, &attn, &row, 1, &desc);
     if (!status) {
         const seqpar_share *mine = seqpar_attn_share(attn);
-        for (int i = 0; i <= TENSORS; i++) x[i] = malloc((size_t)(mine->tokens + 1) * ROW_BYTES);
+        for (int i = 0; i <= TENSORS; i++) x[i] = (float *)malloc((size_t)(mine->tokens + 1) * ROW_BYTES);
         for (int i = Q; i <= DOUT; i++) seqpar_scatter(x[i], whole[i], mine, 0, ROW_BYTES);
         seqpar_attn_io io = {.q = x[Q], .k = x[K], .v = x[V], .out = x[OUT], .lse = x[TENSORS], .dout = x[DOUT], .dq = x[DQ], .dk = x[DK], .dv = x[DV]};
         status = seqpar_attn_forward(&ctx, attn, &io);

@@ -35,8 +35,8 @@ static void write_documents(int64_t step, seqpar_document *documents, int32_t (*
 
 /* The loss of the local tokens, added up over the ranks chunk by chunk. */
 static seqpar_status mean_loss(seqpar_ctx *ctx, const seqpar_llama_batch *b, int64_t count, double *loss) {
-    double *logp = calloc((size_t)b->tokens + 1, sizeof *logp), *sum = calloc((size_t)b->share->count + 1, sizeof *sum);
-    int64_t *leaf = calloc((size_t)b->share->count + 1, sizeof *leaf);
+    double *logp = (double *)calloc((size_t)b->tokens + 1, sizeof *logp), *sum = (double *)calloc((size_t)b->share->count + 1, sizeof *sum);
+    int64_t *leaf = (int64_t *)calloc((size_t)b->share->count + 1, sizeof *leaf);
     seqpar_device_read(ctx->device, logp, b->logp.data, 0, b->tokens, ctx->device->accumulator);
     for (int64_t i = 0; i < b->share->count; i++) {
         const seqpar_piece *p = &b->share->pieces[i];
@@ -52,7 +52,7 @@ static seqpar_status mean_loss(seqpar_ctx *ctx, const seqpar_llama_batch *b, int
 static seqpar_status one_step(seqpar_ctx *ctx, seqpar_llama *model, seqpar_optim *optim, training *run, int64_t step) {
     static const seqpar_pack_desc pack = {.pack_len = 8 * TOKENS, .chunks = 32, .vocab = VOCAB};
     static const seqpar_llama_run how = {.layout = SEQPAR_ZIGZAG, .schedule = SEQPAR_RING};
-    int32_t (*ids)[TOKENS] = calloc(DOCUMENTS, sizeof *ids);
+    int32_t (*ids)[TOKENS] = (int32_t (*)[TOKENS])calloc(DOCUMENTS, sizeof *ids);
     seqpar_document documents[DOCUMENTS];
     seqpar_batch batch;
     seqpar_llama_batch b;
@@ -83,7 +83,7 @@ static seqpar_status one_step(seqpar_ctx *ctx, seqpar_llama *model, seqpar_optim
 }
 
 static seqpar_status rank_main(seqpar_comm *world, void *user) {
-    training *run = user;
+    training *run = (training *)user;
     const seqpar_llama_config config = {.layers = 2, .hidden = 64, .heads = 4, .kv_heads = 2, .head_dim = 16, .intermediate = 160, .vocab = VOCAB};
     const seqpar_optim_desc desc = {run->optimizer, 2, .9, .95, 1e-8, 0, 0};
     seqpar_device *device = seqpar_device_cpu(1);
@@ -95,7 +95,7 @@ static seqpar_status rank_main(seqpar_comm *world, void *user) {
     if (!status) status = seqpar_optim_open(&ctx, &optim, model.tensors, model.tensor_count, &desc);
     if (status) return status;
     seqpar_llama_init(&ctx, &model, 1);
-    double *before = calloc((size_t)(2 * model.elements), sizeof *before), *after = before + model.elements, square = 0;
+    double *before = (double *)calloc((size_t)(2 * model.elements), sizeof *before), *after = before + model.elements, square = 0;
     seqpar_device_read(device, before, model.params.data, 0, model.elements, device->storage);
     for (int64_t step = 0; !status && step < run->steps; step++) {
         status = one_step(&ctx, &model, &optim, run, step);

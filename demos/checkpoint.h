@@ -64,7 +64,7 @@ static char *demo_read_text(const char *path, seqpar_error *error) {
         seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "cannot open %s: %s", path, strerror(errno));
         return NULL;
     }
-    char *text = calloc(1, 1 << 16);
+    char *text = (char *)calloc(1, 1 << 16);
     size_t size = fread(text, 1, (1 << 16) - 1, file);
     text[size] = 0;
     fclose(file);
@@ -143,7 +143,7 @@ static seqpar_status demo_append(seqpar_ctx *ctx, seqpar_safetensors_writer *wri
         int64_t count = t->rows * t->cols, size = seqpar_dtype_bytes(dtype);
         snprintf(name, sizeof name, "%s%s", prefix, t->name);
         if (demo_finite(ctx, name, values + t->offset, count)) return ctx->error->status;
-        char *bytes = malloc((size_t)(count * size));
+        char *bytes = (char *)malloc((size_t)(count * size));
         if (!bytes) return seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY, "out of memory while %s is saved", name);
         for (int64_t k = 0; k < count; k++) {
             float x = (float)values[t->offset + k];
@@ -161,8 +161,8 @@ static seqpar_status demo_append(seqpar_ctx *ctx, seqpar_safetensors_writer *wri
 static seqpar_status demo_save_tensors(seqpar_ctx *ctx, const seqpar_llama *model, const char *path, int parts, const char *const *prefix,
                                        const double *const *values, int dtype, const seqpar_safetensors_pair *metadata, int64_t metadata_count) {
     int64_t count = parts * model->tensor_count;
-    seqpar_safetensors_tensor *list = calloc((size_t)count, sizeof *list);
-    char (*names)[128] = calloc((size_t)count, sizeof *names);
+    seqpar_safetensors_tensor *list = (seqpar_safetensors_tensor *)calloc((size_t)count, sizeof *list);
+    char (*names)[128] = (char (*)[128])calloc((size_t)count, sizeof *names);
     for (int64_t i = 0; i < count; i++) {
         const seqpar_tensor *t = &model->tensors[i % model->tensor_count];
         snprintf(names[i], sizeof names[i], "%s%s", prefix[i / model->tensor_count], t->name);
@@ -199,7 +199,7 @@ static seqpar_status demo_load_tensors(seqpar_ctx *ctx, const seqpar_llama *mode
    folder does not have stays as it is. */
 static seqpar_status demo_load_weights(seqpar_ctx *ctx, seqpar_llama *model, const char *folder) {
     char path[1280];
-    double *values = calloc((size_t)model->elements, sizeof *values);
+    double *values = (double *)calloc((size_t)model->elements, sizeof *values);
     if (!values) return seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY, "out of memory while weights are read");
     snprintf(path, sizeof path, "%s/model.safetensors", folder);
     seqpar_device_read(ctx->device, values, model->params.data, 0, model->elements, ctx->device->storage);
@@ -219,7 +219,7 @@ static seqpar_status demo_save_values(seqpar_ctx *ctx, const seqpar_llama *model
     return status ? status : demo_save_config(folder, &model->config, ctx->error);
 }
 static seqpar_status demo_save_model(seqpar_ctx *ctx, const seqpar_llama *model, const char *folder) {
-    double *values = calloc((size_t)model->elements, sizeof *values);
+    double *values = (double *)calloc((size_t)model->elements, sizeof *values);
     if (!values) return seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY, "out of memory while weights are saved");
     seqpar_device_read(ctx->device, values, model->params.data, 0, model->elements, ctx->device->storage);
     seqpar_status status = demo_save_values(ctx, model, folder, values);
@@ -230,8 +230,8 @@ static seqpar_status demo_save_model(seqpar_ctx *ctx, const seqpar_llama *model,
 /* The moving average in fp64, for going on with it. */
 static seqpar_status demo_save_average(seqpar_ctx *ctx, const seqpar_llama *model, const char *folder, const double *values) {
     char path[1280];
-    seqpar_safetensors_tensor *list = calloc((size_t)model->tensor_count, sizeof *list);
-    const void **data = calloc((size_t)model->tensor_count, sizeof *data);
+    seqpar_safetensors_tensor *list = (seqpar_safetensors_tensor *)calloc((size_t)model->tensor_count, sizeof *list);
+    const void **data = (const void **)calloc((size_t)model->tensor_count, sizeof *data);
     for (int64_t i = 0; i < model->tensor_count; i++) {
         list[i] = demo_tensor(&model->tensors[i], model->tensors[i].name, SEQPAR_SAFETENSORS_F64);
         data[i] = values + model->tensors[i].offset;
@@ -316,7 +316,7 @@ static seqpar_status demo_write_checkpoint(seqpar_ctx *ctx, const seqpar_llama *
 
 /* Collective: everybody hands over their part of the state, rank 0 writes. */
 static seqpar_status demo_save_checkpoint(seqpar_ctx *ctx, const seqpar_llama *model, seqpar_optim *optim, const char *root, const demo_state *state, int64_t keep) {
-    double *m = calloc((size_t)model->elements * DEMO_STATES, sizeof *m), *const kept[DEMO_STATES] = {m, m + model->elements, m + 2 * model->elements};
+    double *m = (double *)calloc((size_t)model->elements * DEMO_STATES, sizeof *m), *const kept[DEMO_STATES] = {m, m + model->elements, m + 2 * model->elements};
     seqpar_status status = m ? seqpar_optim_save(ctx, optim, kept[0], kept[1], kept[2]) : seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY, "out of memory for a checkpoint");
     if (!status && ctx->world->rank == 0) status = demo_write_checkpoint(ctx, model, optim, root, state, (const double *const *)kept, keep);
     free(m);
@@ -357,7 +357,7 @@ static seqpar_status demo_load_checkpoint(seqpar_ctx *ctx, seqpar_llama *model, 
     if (status) return status;
     snprintf(path, sizeof path, "%s/optimizer.safetensors", folder);
     status = demo_load_weights(ctx, model, folder);
-    double *m = calloc((size_t)model->elements * DEMO_STATES, sizeof *m), *const kept[DEMO_STATES] = {m, m + model->elements, m + 2 * model->elements};
+    double *m = (double *)calloc((size_t)model->elements * DEMO_STATES, sizeof *m), *const kept[DEMO_STATES] = {m, m + model->elements, m + 2 * model->elements};
     seqpar_safetensors_file *file = NULL;
     for (int i = 0; !status && i < DEMO_STATES; i++) if (demo_keeps(ctx, optim, i)) status = demo_load_tensors(ctx, model, path, demo_state_prefix[i], kept[i]);
     if (!status) status = seqpar_safetensors_open(&file, path, ctx->error);

@@ -101,14 +101,14 @@ static inline char *demo_read_file(const char *path, size_t *size)
     FILE *file = fopen(path, "rb");
     char *bytes = NULL;
     size_t room = 1 << 16, got = 0, part = 1;
-    while (file && part && (bytes = realloc(bytes, room + 1))) {
+    while (file && part && (bytes = (char *)realloc(bytes, room + 1))) {
         part = fread(bytes + got, 1, room - got, file);
         got += part;
         if (got == room) room *= 2;
     }
     bool broken = file && ferror(file);
     if (file) fclose(file);
-    if (!bytes || broken) return free(bytes), NULL;
+    if (!bytes || broken) { free(bytes); return NULL; }
     bytes[got] = 0;
     *size = got;
     return bytes;
@@ -187,13 +187,13 @@ static inline const char *demo_json_type(const cJSON *item)
 
 static inline double demo_vocab(const demo_data_options *options)
 {
-    return options->vocab_size ? (double)options->vocab_size : DEMO_VOCAB;
+    return options->vocab_size ? (double)options->vocab_size : (double)DEMO_VOCAB;
 }
 
 static inline int demo_text_allowed(const demo_reader *reader)
 {
     double vocab = demo_vocab(reader->options);
-    if (vocab >= DEMO_VOCAB) return 0;
+    if (vocab >= (double)DEMO_VOCAB) return 0;
     return demo_wrong(reader, "text needs a vocabulary of %d, but the model has %g; give input_ids", DEMO_VOCAB, vocab);
 }
 
@@ -419,7 +419,7 @@ static inline int demo_dataset_take_json(const demo_reader *reader, const cJSON 
     int failed = cJSON_GetObjectItemCaseSensitive(json, "input_ids") ? demo_record_ids(&record, reader, json, "")
                                                                       : demo_record_text(&record, reader, json);
     if (failed) demo_document_free(&record.document);
-    else demo_dataset_take(reader->set, &record, reader->options);
+    else demo_dataset_take((demo_dataset *)reader->set, &record, reader->options);
     return failed;
 }
 
@@ -439,7 +439,7 @@ static inline int demo_dataset_take_stream(const demo_reader *reader, const char
     for (size_t at = 0; at < size && !demo_reader_full(reader); at += piece) {
         demo_record record = {0};
         demo_push_text(&record.document, bytes + at, size - at < piece ? size - at : piece, true);
-        demo_dataset_take(reader->set, &record, options);
+        demo_dataset_take((demo_dataset *)reader->set, &record, options);
     }
     return 0;
 }
@@ -480,7 +480,7 @@ static inline int demo_read_jsonl(demo_reader *reader, const char *bytes, size_t
     const char *end = bytes + size;
     int64_t before = *reader->read;
     for (const char *line = bytes; line < end && !demo_reader_full(reader);) {
-        const char *stop = memchr(line, '\n', (size_t)(end - line));
+        const char *stop = (const char *)memchr(line, '\n', (size_t)(end - line));
         size_t length = (size_t)((stop ? stop : end) - line);
         reader->line++;
         if (strspn(line, " \t\r") < length && demo_read_line(reader, line, length)) return -1;

@@ -25,7 +25,7 @@ static demo_labelled_set *demo_kto_set(const demo_job *job, const demo_dataset *
 
 static int demo_kto_load(const demo_job *job, demo_dataset *set, const char *paths, int64_t max_samples, char *error, size_t size) {
     const demo_config *c = &job->config;
-    const demo_kto_config *k = job->options;
+    const demo_kto_config *k = (const demo_kto_config *)job->options;
     demo_labelled_set *labelled = demo_kto_set(job, set);
     demo_labelled_options options = {.data = {.input_key = k->input_key, .output_key = k->output_key, .input_template = c->input_template, .max_len = c->max_len, .cut_long = !strcmp(c->truncation, "cut"),
         .max_samples = max_samples, .vocab_size = job->model.vocab}, .label_key = k->label_key};
@@ -56,7 +56,7 @@ static seqpar_status demo_mismatched_rows(demo_rank *r, demo_window *w, int64_t 
     seqpar_llama_batch b;
     (void)micro;
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, &r->model, &b, rows, count, &run);
-    double *live = calloc((size_t)b.tokens + 1, sizeof *live);
+    double *live = (double *)calloc((size_t)b.tokens + 1, sizeof *live);
     if (!status) status = demo_response_terms(r, &b, rows, count, 0, w->reference != NULL, &w->seen, live);
     seqpar_llama_close_batch(&r->ctx, &r->model, &b);
     free(live);
@@ -65,7 +65,7 @@ static seqpar_status demo_mismatched_rows(demo_rank *r, demo_window *w, int64_t 
 
 static seqpar_status demo_kto_kl_of(demo_rank *r, demo_window *mismatched, double *kl) {
     int64_t n = mismatched->units;
-    double *sums = calloc((size_t)(n * (SUMS + 1)), sizeof *sums), *h = sums + n * SUMS;
+    double *sums = (double *)calloc((size_t)(n * (SUMS + 1)), sizeof *sums), *h = sums + n * SUMS;
     seqpar_status status = demo_window_values(r, mismatched, demo_mismatched_rows);
     mismatched->seen.width = SUMS;
     if (!status) status = seqpar_segments_sum(r->ctx.world, sums, n, &mismatched->seen);
@@ -94,7 +94,7 @@ static seqpar_status demo_kto_before(demo_rank *r, demo_window *w) {
 enum { KTO_KL = 1, DESIRABLE_REWARD, UNDESIRABLE_REWARD, DESIRABLE, KTO_COLUMNS };
 
 static seqpar_status demo_kto_responses(demo_rank *r, demo_window *w, const seqpar_row *rows, int64_t count, const double *sums, double *dsum) {
-    const demo_kto_config *k = r->job->options;
+    const demo_kto_config *k = (const demo_kto_config *)r->job->options;
     const demo_labelled_set *set = demo_kto_set(r->job, w->set);
     const seqpar_kto_desc desc = {k->beta, k->desirable_loss_weight, k->undesirable_loss_weight, w->statistic};
     seqpar_status status = SEQPAR_OK;
@@ -102,7 +102,7 @@ static seqpar_status demo_kto_responses(demo_rank *r, demo_window *w, const seqp
         int desirable = set->records[w->which[i]].desirable;
         seqpar_kto_result result;
         status = seqpar_kto_loss(r->ctx.error, &result, sums[i * SUMS + LOGP], sums[i * SUMS + REF_LOGP], desirable, &desc);
-        const double columns[KTO_COLUMNS] = {result.loss, w->statistic, desirable ? result.reward : 0.0, desirable ? 0.0 : result.reward, desirable};
+        const double columns[KTO_COLUMNS] = {result.loss, w->statistic, desirable ? result.reward : 0.0, desirable ? 0.0 : result.reward, desirable ? 1.0 : 0.0};
         if (!status) status = demo_unit_seen(r, w, i, columns);
         dsum[i] = result.dlogp;
     }
@@ -122,13 +122,13 @@ static seqpar_status demo_kto_total(demo_rank *r, demo_window *w, double *means,
 }
 
 static seqpar_status demo_kto_open(demo_rank *r) {
-    const demo_kto_config *k = r->job->options;
+    const demo_kto_config *k = (const demo_kto_config *)r->job->options;
     seqpar_status status = demo_reference_open(r, k->ref_pretrain);
     return status || !k->precompute_ref ? status : demo_stored_open(r, demo_mismatched_open);
 }
 
 static int demo_kto_prepare(demo_job *job, char *error, size_t size) {
-    const demo_kto_config *k = job->options;
+    const demo_kto_config *k = (const demo_kto_config *)job->options;
     if (k->desirable_loss_weight > 0 || k->undesirable_loss_weight > 0) return 0;
     snprintf(error, size, "desirable_loss_weight and undesirable_loss_weight are both 0, which teaches nothing; raise one of them");
     return -1;
@@ -136,5 +136,5 @@ static int demo_kto_prepare(demo_job *job, char *error, size_t size) {
 
 static const demo_objective demo_kto = {.unit = "documents", .weight = "documents", .measure = "", .documents_per_unit = 1, .columns = KTO_COLUMNS,
                                         .column = {"loss", "kl", "desirable_reward", "undesirable_reward", "desirable"},
-                                        .prepare = demo_kto_prepare, .open = demo_kto_open, .close = demo_reference_close, .before = demo_kto_before, .load = demo_kto_load, .rows = demo_kto_rows, .total = demo_kto_total};
+                                        .open = demo_kto_open, .close = demo_reference_close, .before = demo_kto_before, .load = demo_kto_load, .rows = demo_kto_rows, .total = demo_kto_total, .prepare = demo_kto_prepare};
 #endif

@@ -90,7 +90,7 @@ static inline int demo_refuse(demo_options *options, const char *format, ...)
 static inline char *demo_options_own(demo_options *options, const char *text, size_t length)
 {
     if (length >= sizeof options->pool - options->pool_used) return NULL;
-    char *copy = memcpy(options->pool + options->pool_used, text, length);
+    char *copy = (char *)memcpy(options->pool + options->pool_used, text, length);
     copy[length] = 0;
     options->pool_used += length + 1;
     return copy;

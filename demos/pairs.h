@@ -297,7 +297,7 @@ static inline void demo_pair_keep(demo_pair_set *set, demo_pair_record *record, 
 /* A pair goes as a whole, for one half alone says nothing. */
 static inline int demo_pair_take(const demo_reader *reader, const cJSON *json)
 {
-    demo_pair_target *target = reader->set;
+    demo_pair_target *target = (demo_pair_target *)reader->set;
     demo_pair_record pair = {0};
     int failed = demo_pair_read(&pair, reader, target->how, json);
     bool fits = !failed && demo_response_fits(&pair.chosen, reader->options) &&
@@ -411,7 +411,7 @@ static inline void demo_labelled_keep(demo_labelled_set *set, demo_record *recor
 
 static inline int demo_labelled_take(const demo_reader *reader, const cJSON *json)
 {
-    demo_labelled_target *target = reader->set;
+    demo_labelled_target *target = (demo_labelled_target *)reader->set;
     const char *key = target->how->label_key ? target->how->label_key : "label";
     demo_record record = {0};
     bool desirable = false, ids = demo_json_has(json, "input_ids");

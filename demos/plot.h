@@ -268,7 +268,7 @@ static inline void demo_svg_draw(FILE *svg, const demo_plot *plot, demo_axes *ax
 static inline int demo_plot_write(const char *path, const demo_plot *plot, char *error, size_t error_size)
 {
     int width = plot->width ? plot->width : 860, height = plot->height ? plot->height : 480;
-    demo_axes axes = {78, 46, width - demo_legend_width(plot), height - 62, 0, 0, 0, 0, plot->log_y};
+    demo_axes axes = {78, 46, width - demo_legend_width(plot), (double)height - 62, 0, 0, 0, 0, plot->log_y};
     bool small = axes.right - axes.left < 80 || axes.bottom - axes.top < 60;
     if (small) snprintf(error, error_size, "%s: %d x %d pixels are too few for the curves", path, width, height);
     if (small) return -1;

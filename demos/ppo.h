@@ -33,7 +33,7 @@ static seqpar_status demo_ppo_evaluate(demo_rank *r, int64_t rollouts) {
     seqpar_llama_sample_desc desc = {.max_new_tokens = c->generate_max_len, .batch = c->micro_rollout_batch_size, .temperature = c->eval_temperature, .top_p = 1, .stops = &stop, .stop_count = 1,
                                      .seed = (uint64_t)r->job->config.seed + (UINT64_C(1) << 32)}; /* other numbers than training's */
     if (!total) return SEQPAR_OK;
-    seqpar_llama_prompt *prompts = calloc((size_t)total, sizeof *prompts);
+    seqpar_llama_prompt *prompts = (seqpar_llama_prompt *)calloc((size_t)total, sizeof *prompts);
     int32_t *texts = NULL;
     for (int64_t i = 0; i < total; i++) {
         const demo_document *d = &r->job->eval.documents[i / n];
@@ -101,12 +101,12 @@ static seqpar_status demo_ppo_rollout(demo_rank *r, int64_t number) {
 
 /* Steps of a rollout: all of them alike. */
 static int64_t demo_ppo_steps(const demo_job *job) {
-    const demo_ppo_config *p = job->options;
+    const demo_ppo_config *p = (const demo_ppo_config *)job->options;
     return (int64_t)job->config.max_epochs * (p->rollout_batch_size * p->n_samples_per_prompt / job->config.train_batch_size);
 }
 
 static void demo_ppo_count(demo_job *job) {
-    const demo_ppo_config *p = job->options;
+    const demo_ppo_config *p = (const demo_ppo_config *)job->options;
     demo_config *c = &job->config;
     int64_t texts = p->rollout_batch_size * p->n_samples_per_prompt;
     if (c->train_batch_size > texts) c->train_batch_size = texts;
@@ -257,7 +257,7 @@ static void demo_open_mixed(demo_rank *r) {
 static seqpar_status demo_ppo_open(demo_rank *r) {
     const demo_ppo_config *c = demo_ppo_options(r);
     seqpar_status status = demo_reference_open(r, c->ref_pretrain);
-    demo_ppo *p = calloc(1, sizeof *p);
+    demo_ppo *p = (demo_ppo *)calloc(1, sizeof *p);
     if (r->own) p->reference = *(demo_reference *)r->own;
     free(r->own);
     r->own = p;
@@ -283,14 +283,14 @@ static void demo_ppo_close(demo_rank *r) {
 
 /* Text that the actor goes on learning, every token of it. */
 static int demo_pretraining_load(const demo_job *job, char *error, size_t size) {
-    demo_ppo_config *p = job->options;
+    demo_ppo_config *p = (demo_ppo_config *)job->options;
     demo_data_options options = {.input_key = p->input_key, .pretrain_mode = true, .max_len = job->config.max_len, .cut_long = !strcmp(job->config.truncation, "cut"), .max_samples = job->config.max_samples, .vocab_size = job->model.vocab};
     return demo_data_load(&p->pretraining, p->pretrain_data, &options, error, size);
 }
 
 /* Prompts; a label makes the document go on as the right answer. */
 static int demo_ppo_load(const demo_job *job, demo_dataset *set, const char *paths, int64_t max_samples, char *error, size_t size) {
-    const demo_ppo_config *p = job->options;
+    const demo_ppo_config *p = (const demo_ppo_config *)job->options;
     demo_data_options options = {.input_key = p->input_key, .output_key = p->label_key, .input_template = job->config.input_template, .max_len = p->prompt_max_len, .max_samples = max_samples, .vocab_size = job->model.vocab};
     if (demo_data_load(set, paths, &options, error, size)) return -1;
     demo_data_summary(set, set->summary, sizeof set->summary);

@@ -106,7 +106,7 @@ static int demo_ppo_groups_check(const demo_ppo_config *p, char *error, size_t s
 }
 
 static int demo_ppo_models_check(const demo_job *job, char *error, size_t size) {
-    const demo_ppo_config *p = job->options;
+    const demo_ppo_config *p = (const demo_ppo_config *)job->options;
     if (p->use_kl_estimator_k3 && p->kl_estimator && strcmp(p->kl_estimator, "k3")) return snprintf(error, size, "use_kl_estimator_k3 contradicts kl_estimator %s; drop one of them", p->kl_estimator), -1;
     if (p->save_value_network && strcmp(p->advantage_estimator, "gae")) return snprintf(error, size, "save_value_network: advantage_estimator %s has no critic to save; leave it out or use gae", p->advantage_estimator), -1;
     if (p->pretrain_data && (p->temperature < 1 || p->temperature > 1)) return snprintf(error, size, "pretrain_data with temperature %g: one step takes all its log-probs at one temperature, and text is learnt at 1; leave out one of them", p->temperature), -1;
@@ -116,7 +116,7 @@ static int demo_ppo_models_check(const demo_job *job, char *error, size_t size) 
 }
 
 static int demo_ppo_prepare(demo_job *job, char *error, size_t size) {
-    demo_ppo_config *p = job->options;
+    demo_ppo_config *p = (demo_ppo_config *)job->options;
     if (!job->config.dataset) return snprintf(error, size, "no prompts; give --prompt_data FILE"), -1;
     if (demo_ppo_rewards_check(p, error, size) || demo_ppo_groups_check(p, error, size) || demo_ppo_models_check(job, error, size)) return -1;
     if (!p->kl_estimator) p->kl_estimator = p->use_kl_estimator_k3 ? "k3" : "k1";

@@ -39,7 +39,7 @@ typedef struct {
 
 static int demo_pairs_as_documents(const demo_job *job, demo_dataset *set, const char *paths, int64_t max_samples, char *error, size_t size) {
     const demo_config *c = &job->config;
-    demo_preference_config *p = job->options;
+    demo_preference_config *p = (demo_preference_config *)job->options;
     demo_pair_options options = {.data = {.input_template = p->prompt_key ? c->input_template : NULL, .max_len = c->max_len, .cut_long = !strcmp(c->truncation, "cut"), .max_samples = max_samples, .vocab_size = job->model.vocab},
         .prompt_key = p->prompt_key, .chosen_key = p->chosen_key, .rejected_key = p->rejected_key, .margin_key = p->margin_key, .margins = p->margin_loss};
     demo_pair_set pairs = {0};
@@ -72,7 +72,7 @@ static seqpar_status demo_unit_seen(demo_rank *r, demo_window *w, int64_t unit, 
     return r->ctx.sp_rank ? SEQPAR_OK : seqpar_segments_push(r->ctx.error, &w->seen, unit, 0, columns);
 }
 static seqpar_status demo_pair_seen(demo_rank *r, demo_window *w, int64_t unit, const seqpar_pair_result *pair) {
-    const double columns[RM_COLUMNS] = {pair->loss, pair->reward_chosen > pair->reward_rejected, pair->reward_chosen, pair->reward_rejected, pair->reward_chosen - pair->reward_rejected,
+    const double columns[RM_COLUMNS] = {pair->loss, pair->reward_chosen > pair->reward_rejected ? 1.0 : 0.0, pair->reward_chosen, pair->reward_rejected, pair->reward_chosen - pair->reward_rejected,
                                         0.5 * (pair->reward_chosen * pair->reward_chosen + pair->reward_rejected * pair->reward_rejected)};
     return demo_unit_seen(r, w, unit, columns);
 }
@@ -80,7 +80,7 @@ static seqpar_status demo_pair_seen(demo_rank *r, demo_window *w, int64_t unit, 
 /* Means over the units of the window, of equal numbers that number. */
 static seqpar_status demo_units_total(demo_rank *r, demo_window *w, double *means, double *weight) {
     int64_t columns = w->seen.width = r->job->objective->columns;
-    double *all = calloc((size_t)(w->units * (columns + 1)), sizeof *all), *column = all + w->units * columns;
+    double *all = (double *)calloc((size_t)(w->units * (columns + 1)), sizeof *all), *column = all + w->units * columns;
     seqpar_status status = seqpar_segments_sum(r->ctx.world, all, w->units, &w->seen);
     for (int64_t c = 0; !status && c < columns; c++) {
         for (int64_t i = 0; i < w->units; i++) column[i] = all[i * columns + c];
@@ -103,7 +103,7 @@ static int64_t demo_next_unit(const seqpar_row *rows, int64_t count, int64_t per
 
 /* Gives every token that counts (live) its document's derivative, and goes backward. */
 static seqpar_status demo_spread_backward(demo_rank *r, demo_window *w, seqpar_llama_batch *b, const seqpar_row *rows, const double *dsum, const double *live, int64_t micro) {
-    double *host = calloc((size_t)b->tokens + 1, sizeof *host);
+    double *host = (double *)calloc((size_t)b->tokens + 1, sizeof *host);
     demo_seeds buffers = {0};
     seqpar_head_seeds seeds = {0};
     seqpar_segments_spread(host, dsum, rows, b->share);
@@ -122,7 +122,7 @@ enum { LOGP, REF_LOGP, TOKENS, SUMS }; /* per document of the window */
 
 /* Forward of policy and reference; what this rank's tokens add to the sums of their documents. live (tokens): is it a target? */
 static seqpar_status demo_response_terms(demo_rank *r, seqpar_llama_batch *b, const seqpar_row *rows, int64_t count, int keep, int alone, seqpar_segments *segments, double *live) {
-    double *logp = calloc((size_t)(5 * b->tokens + 1), sizeof *logp), *ref = logp + b->tokens, *terms = ref + b->tokens;
+    double *logp = (double *)calloc((size_t)(5 * b->tokens + 1), sizeof *logp), *ref = logp + b->tokens, *terms = ref + b->tokens;
     seqpar_status status = seqpar_llama_forward(&r->ctx, &r->model, b, keep);
     segments->width = SUMS;
     if (!status) status = seqpar_llama_values(&r->ctx, &r->model, b);
@@ -175,7 +175,7 @@ static seqpar_preference_desc demo_preference_desc(const demo_preference_config 
 
 /* Loss of every pair in the rows; dsum (documents) becomes its derivative with respect to the sums. */
 static seqpar_status demo_dpo_pairs(demo_rank *r, demo_window *w, const seqpar_row *rows, int64_t count, const double *sums, double *dsum) {
-    const demo_preference_config *p = r->job->options;
+    const demo_preference_config *p = (const demo_preference_config *)r->job->options;
     seqpar_preference_desc desc = demo_preference_desc(p);
     seqpar_status status = SEQPAR_OK;
     for (int64_t row = 0, doc = 0, unit; !status && (unit = demo_next_unit(rows, count, 2, &row, &doc)) >= 0;) {
@@ -198,7 +198,7 @@ static seqpar_status demo_response_rows(demo_rank *r, demo_window *w, int64_t fi
     seqpar_llama_run run = demo_run_desc(r->job);
     seqpar_llama_batch b;
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, &r->model, &b, rows, count, &run);
-    double *sums = calloc((size_t)(documents * (SUMS + 1) + b.tokens + 1), sizeof *sums), *dsum = sums + documents * SUMS, *live = dsum + documents;
+    double *sums = (double *)calloc((size_t)(documents * (SUMS + 1) + b.tokens + 1), sizeof *sums), *dsum = sums + documents * SUMS, *live = dsum + documents;
     if (!status) status = demo_response_sums(r, w, &b, rows, count, micro >= 0, alone, sums, live);
     if (!status) status = objective(r, w, rows, count, sums, dsum);
     if (!status && micro >= 0) status = demo_spread_backward(r, w, &b, rows, dsum, live, micro);
@@ -208,11 +208,11 @@ static seqpar_status demo_response_rows(demo_rank *r, demo_window *w, int64_t fi
 }
 
 static seqpar_status demo_dpo_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count, int64_t micro) {
-    return demo_response_rows(r, w, first, count, micro, demo_preference_desc(r->job->options).kind == SEQPAR_SIMPO, demo_dpo_pairs);
+    return demo_response_rows(r, w, first, count, micro, demo_preference_desc((const demo_preference_config *)r->job->options).kind == SEQPAR_SIMPO, demo_dpo_pairs);
 }
 
 static seqpar_status demo_dpo_open(demo_rank *r) {
-    const demo_preference_config *p = r->job->options;
+    const demo_preference_config *p = (const demo_preference_config *)r->job->options;
     if (demo_preference_desc(p).kind == SEQPAR_SIMPO) return SEQPAR_OK;
     seqpar_status status = demo_reference_open(r, p->ref_pretrain);
     return status || !p->precompute_ref ? status : demo_stored_open(r, NULL);
@@ -221,7 +221,7 @@ static seqpar_status demo_dpo_before(demo_rank *r, demo_window *w) { return w->r
 
 /* Options that do not go together are refused before anything is read. */
 static int demo_dpo_prepare(demo_job *job, char *error, size_t size) {
-    const demo_preference_config *p = job->options;
+    const demo_preference_config *p = (const demo_preference_config *)job->options;
     int simpo = demo_preference_desc(p).kind == SEQPAR_SIMPO;
     if (p->ipo && strcmp(p->pref_loss, "sigmoid") && strcmp(p->pref_loss, "ipo")) return snprintf(error, size, "--ipo and --pref_loss %s are two losses; leave out one of them", p->pref_loss), -1;
     if (simpo && (p->ref_pretrain || p->precompute_ref)) return snprintf(error, size, "pref_loss simpo has no reference model; leave out --%s", p->ref_pretrain ? "ref_pretrain" : "precompute_ref"), -1;
@@ -230,13 +230,13 @@ static int demo_dpo_prepare(demo_job *job, char *error, size_t size) {
 
 static const demo_objective demo_dpo = {.unit = "pairs", .weight = "pairs", .measure = "", .documents_per_unit = 2, .columns = PAIR_COLUMNS,
                                         .column = {"loss", "accuracy", "chosen_reward", "rejected_reward", "reward_margin"},
-                                        .prepare = demo_dpo_prepare, .open = demo_dpo_open, .close = demo_reference_close, .before = demo_dpo_before, .load = demo_pairs_as_documents, .rows = demo_dpo_rows, .total = demo_units_total};
+                                        .open = demo_dpo_open, .close = demo_reference_close, .before = demo_dpo_before, .load = demo_pairs_as_documents, .rows = demo_dpo_rows, .total = demo_units_total, .prepare = demo_dpo_prepare};
 
 /* ---- reward model: the score of a response's last token ---- */
 
 /* What this rank adds to the scores of documents: that of their last token, which one rank holds. last (tokens): is this token one? */
 static seqpar_status demo_last_terms(demo_rank *r, seqpar_llama_batch *b, const seqpar_row *rows, seqpar_segments *segments, double *last) {
-    double *terms = calloc((size_t)b->tokens + 1, sizeof *terms);
+    double *terms = (double *)calloc((size_t)b->tokens + 1, sizeof *terms);
     segments->width = 1;
     seqpar_device_read(r->device, terms, b->score.data, 0, b->tokens, r->device->storage);
     for (int64_t i = 0; i < b->share->count; i++) {
@@ -260,7 +260,7 @@ static seqpar_status demo_last_scores(demo_rank *r, seqpar_llama_batch *b, const
 }
 
 static seqpar_status demo_rm_pairs(demo_rank *r, demo_window *w, const seqpar_row *rows, int64_t count, const double *scores, double *dscore) {
-    const demo_preference_config *p = r->job->options;
+    const demo_preference_config *p = (const demo_preference_config *)r->job->options;
     seqpar_status status = SEQPAR_OK;
     for (int64_t row = 0, doc = 0, unit; !status && (unit = demo_next_unit(rows, count, 2, &row, &doc)) >= 0;) {
         double margin = p->margin_loss ? p->margins[w->set == &r->job->eval][w->which[2 * unit] / 2] : 0.0;
@@ -278,7 +278,7 @@ static seqpar_status demo_rm_rows(demo_rank *r, demo_window *w, int64_t first, i
     seqpar_llama_run run = demo_run_desc(r->job);
     seqpar_llama_batch b;
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, &r->model, &b, rows, count, &run);
-    double *scores = calloc((size_t)(2 * documents + b.tokens + 1), sizeof *scores), *dscore = scores + documents, *last = dscore + documents;
+    double *scores = (double *)calloc((size_t)(2 * documents + b.tokens + 1), sizeof *scores), *dscore = scores + documents, *last = dscore + documents;
     if (!status) status = seqpar_llama_forward(&r->ctx, &r->model, &b, micro >= 0);
     if (!status) status = seqpar_llama_values(&r->ctx, &r->model, &b);
     if (!status) status = demo_last_scores(r, &b, rows, documents, scores, last);
@@ -290,7 +290,7 @@ static seqpar_status demo_rm_rows(demo_rank *r, demo_window *w, int64_t first, i
 }
 
 static int demo_rm_prepare(demo_job *job, char *error, size_t size) {
-    const demo_preference_config *p = job->options;
+    const demo_preference_config *p = (const demo_preference_config *)job->options;
     if (p->margin_loss && !strcmp(p->loss, "logexp")) return snprintf(error, size, "--loss logexp knows no margins; leave out --margin_loss or take --loss sigmoid"), -1;
     return 0;
 }
@@ -316,5 +316,5 @@ static seqpar_status demo_rm_saved(demo_rank *r) {
 
 static const demo_objective demo_rm = {.unit = "pairs", .weight = "pairs", .measure = "", .documents_per_unit = 2, .columns = RM_COLUMNS,
                                        .column = {"loss", "accuracy", "chosen_reward", "rejected_reward", "reward_margin", "squared_reward"},
-                                       .prepare = demo_rm_prepare, .load = demo_pairs_as_documents, .rows = demo_rm_rows, .total = demo_units_total, .saved = demo_rm_saved};
+                                       .load = demo_pairs_as_documents, .rows = demo_rm_rows, .total = demo_units_total, .saved = demo_rm_saved, .prepare = demo_rm_prepare};
 #endif

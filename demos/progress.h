@@ -113,7 +113,7 @@ static inline void demo_progress_draw(demo_progress *progress, double now)
 /* Starts the clock. resumed is the number of steps a checkpoint brought along. */
 static inline void demo_progress_begin(demo_progress *progress, int64_t resumed, int64_t total, int64_t logging_steps)
 {
-    *progress = (demo_progress){.out = stderr, .terminal = isatty(STDERR_FILENO), .total = total, .resumed = resumed,
+    *progress = (demo_progress){.out = stderr, .terminal = isatty(STDERR_FILENO) != 0, .total = total, .resumed = resumed,
                                 .logging_steps = logging_steps, .step = resumed, .began = demo_seconds()};
 }
 

@@ -39,7 +39,8 @@ static seqpar_status demo_reference_config(demo_rank *r, const char *folder, seq
 /* The reference is the model training starts from, or a folder: in either case before the first step. */
 static seqpar_status demo_reference_open(demo_rank *r, const char *folder) {
     const demo_config *c = &r->job->config;
-    demo_reference *reference = r->own = calloc(1, sizeof *reference);
+    demo_reference *reference = (demo_reference *)calloc(1, sizeof *reference);
+    r->own = reference;
     seqpar_llama_config config;
     if (!folder) folder = c->pretrain;
     seqpar_status status = demo_reference_config(r, folder, &config);
@@ -51,7 +52,7 @@ static seqpar_status demo_reference_open(demo_rank *r, const char *folder) {
     return SEQPAR_OK;
 }
 static void demo_reference_close(demo_rank *r) {
-    demo_reference *reference = r->own;
+    demo_reference *reference = (demo_reference *)r->own;
     if (reference && reference->there) seqpar_llama_close(&r->ctx, &reference->model);
     for (int i = 0; reference && i < DEMO_SETS; i++) {
         free(reference->stored[i].sums[0]);
@@ -83,7 +84,7 @@ static seqpar_status demo_reference_logp(demo_rank *r, const seqpar_row *rows, i
 /* ---- digests ---- */
 
 static uint64_t demo_digest(uint64_t digest, const void *data, int64_t bytes) {
-    const unsigned char *at = data;
+    const unsigned char *at = (const unsigned char *)data;
     for (int64_t i = 0; i < bytes; i++) digest = (digest ^ at[i]) * UINT64_C(1099511628211);
     return digest;
 }
@@ -120,7 +121,7 @@ static uint64_t demo_digest_model(demo_rank *r, const seqpar_llama *model) {
     uint64_t digest = demo_digest(demo_digest(UINT64_C(14695981039346656037), numbers, sizeof numbers), reals, sizeof reals);
     for (int64_t i = 0; i < model->tensor_count; i++) {
         const seqpar_tensor *t = &model->tensors[i];
-        double *values = calloc((size_t)(t->rows * t->cols), sizeof *values);
+        double *values = (double *)calloc((size_t)(t->rows * t->cols), sizeof *values);
         seqpar_device_read(r->device, values, model->params.data, t->offset, t->rows * t->cols, r->device->storage);
         digest = demo_digest(digest, values, t->rows * t->cols * (int64_t)sizeof *values);
         free(values);
@@ -172,7 +173,7 @@ static seqpar_status demo_stored_rows(demo_rank *r, demo_window *w, int64_t firs
     seqpar_llama_batch b;
     (void)micro;
     seqpar_status status = demo_reference_pass(r, &b, rows, count);
-    double *logp = calloc((size_t)b.tokens + 1, sizeof *logp);
+    double *logp = (double *)calloc((size_t)b.tokens + 1, sizeof *logp);
     if (!status) seqpar_device_read(r->device, logp, b.logp.data, 0, b.tokens, r->device->accumulator);
     for (int64_t t = 0; !status && t < b.tokens; t++) if (b.targets[t] == SEQPAR_IGNORE) logp[t] = 0.0;
     w->seen.width = 1;
@@ -237,8 +238,8 @@ static void demo_stored_room(demo_rank *r, int mismatched) {
     for (int kind = 0; kind < DEMO_SETS; kind++) {
         demo_stored *stored = &((demo_reference *)r->own)->stored[kind];
         *stored = (demo_stored){.windows = windows[kind], .documents = documents[kind]};
-        for (int i = 0; i < 1 + mismatched; i++) stored->sums[i] = calloc((size_t)documents[kind] + 1, sizeof *stored->sums[i]);
-        stored->rows = calloc((size_t)windows[kind] + 1, sizeof *stored->rows);
+        for (int i = 0; i < 1 + mismatched; i++) stored->sums[i] = (double *)calloc((size_t)documents[kind] + 1, sizeof *stored->sums[i]);
+        stored->rows = (uint64_t *)calloc((size_t)windows[kind] + 1, sizeof *stored->rows);
     }
 }
 
@@ -249,9 +250,9 @@ static const char *const demo_stored_names[DEMO_SETS][DEMO_STORED_TENSORS] = {{"
 
 /* Rank 0 writes it, whole or not at all. */
 static seqpar_status demo_stored_save(demo_rank *r, const char *path, const demo_notes *notes) {
-    seqpar_safetensors_tensor tensors[DEMO_SETS * DEMO_STORED_TENSORS];
+    seqpar_safetensors_tensor tensors[sizeof demo_stored_names / sizeof **demo_stored_names];
     seqpar_safetensors_pair metadata[DEMO_NOTES];
-    const void *data[DEMO_SETS * DEMO_STORED_TENSORS];
+    const void *data[sizeof demo_stored_names / sizeof **demo_stored_names];
     int64_t count = 0;
     for (int kind = 0; kind < DEMO_SETS; kind++) {
         const demo_stored *stored = &((demo_reference *)r->own)->stored[kind];
@@ -273,7 +274,7 @@ static seqpar_status demo_stored_read(demo_rank *r, seqpar_safetensors_file *fil
     demo_stored *stored = &((demo_reference *)r->own)->stored[kind];
     const char *const *names = demo_stored_names[kind];
     const seqpar_safetensors_tensor *rows = seqpar_safetensors_find(file, names[2]);
-    uint64_t *there = calloc((size_t)stored->windows + 1, sizeof *there);
+    uint64_t *there = (uint64_t *)calloc((size_t)stored->windows + 1, sizeof *there);
     seqpar_safetensors_part part = {.name = names[2], .count = stored->windows};
     seqpar_status status = SEQPAR_OK;
     if (rows && rows->shape[0] < stored->windows)
@@ -307,7 +308,7 @@ static seqpar_status demo_stored_make(demo_rank *r, const char *path, const demo
 
 /* Collective: reads the file if there is one, else makes it. Then the model has done its work and goes. */
 static seqpar_status demo_stored_open(demo_rank *r, demo_mismatch_fn mismatch) {
-    demo_reference *reference = r->own;
+    demo_reference *reference = (demo_reference *)r->own;
     char path[1280];
     demo_notes notes;
     int stop = 0;

@@ -44,8 +44,8 @@ static inline size_t demo_utf8_length(const unsigned char *s, size_t left)
 /* Tokens as text for free(): special ids are left out; a byte that belongs to no character, and zero, becomes U+FFFD. */
 static inline char *demo_tokens_as_text(const int32_t *ids, int64_t tokens)
 {
-    unsigned char *bytes = calloc((size_t)tokens + 4, 1);
-    char *text = malloc(3 * (size_t)tokens + 1);
+    unsigned char *bytes = (unsigned char *)calloc((size_t)tokens + 4, 1);
+    char *text = (char *)malloc(3 * (size_t)tokens + 1);
     size_t count = 0, used = 0;
     for (int64_t t = 0; t < tokens; t++)
         if (ids[t] < 256) bytes[count++] = (unsigned char)ids[t];
@@ -127,8 +127,8 @@ typedef struct {
 
 static inline size_t demo_answer_write(char *data, size_t one, size_t count, void *user)
 {
-    demo_answer *answer = user;
-    char *grown = answer->size + count > DEMO_ANSWER_LIMIT ? NULL : realloc(answer->bytes, answer->size + count + 1);
+    demo_answer *answer = (demo_answer *)user;
+    char *grown = answer->size + count > DEMO_ANSWER_LIMIT ? NULL : (char *)realloc(answer->bytes, answer->size + count + 1);
     (void)one; /* always 1 */
     if (!grown) return 0; /* makes the transfer fail */
     memcpy(grown + answer->size, data, count);

@@ -254,7 +254,7 @@ static int demo_job_data(demo_job *job, char *error, size_t size) {
     if (c->eval_dataset && o->load(job, &job->eval, c->eval_dataset, 0, error, size)) return -1;
     if (demo_units_fit(job, &job->train, c->dataset, error, size) || demo_units_fit(job, &job->eval, c->eval_dataset, error, size)) return -1;
     int64_t units = arrlen(job->train.documents) / o->documents_per_unit;
-    job->usable = calloc((size_t)units + 1, sizeof *job->usable);
+    job->usable = (int64_t *)calloc((size_t)units + 1, sizeof *job->usable);
     for (int64_t i = 0; i < units; i++) {
         int supervised = 1;
         for (int64_t k = 0; k < o->documents_per_unit; k++) supervised &= demo_supervised(&job->train.documents[i * o->documents_per_unit + k]) > 0;
@@ -290,7 +290,7 @@ static int demo_job_open(demo_job *job, char *error, size_t size) {
 /* Documents of step `step`, places in the set: the same on all ranks. */
 static int64_t *demo_step_documents(const demo_job *job, int64_t step) {
     int64_t batch = job->config.train_batch_size, per_epoch = job->usable_count / batch, per_unit = job->objective->documents_per_unit, *which = NULL;
-    int64_t *order = calloc((size_t)job->usable_count, sizeof *order);
+    int64_t *order = (int64_t *)calloc((size_t)job->usable_count, sizeof *order);
     seqpar_shuffle(order, job->usable_count, (uint64_t)job->config.seed, (uint64_t)(step / per_epoch));
     for (int64_t i = 0; i < batch; i++)
         for (int64_t k = 0; k < per_unit; k++) arrput(which, job->usable[order[step % per_epoch * batch + i]] * per_unit + k);
@@ -311,8 +311,8 @@ static int64_t *demo_eval_documents(const demo_job *job, int64_t window) {
 }
 
 static seqpar_pack_desc demo_pack_desc(const demo_job *job, int keep_masked) {
-    seqpar_pack_desc desc = {.pack_len = job->config.pack_len, .chunks = job->config.chunks, .vocab = job->model.vocab, .keep_masked = keep_masked,
-                             .order = job->config.packing_samples ? SEQPAR_PACK_DECREASING : SEQPAR_PACK_UNIT_PER_ROW};
+    seqpar_pack_desc desc = {.pack_len = job->config.pack_len, .chunks = job->config.chunks, .order = job->config.packing_samples ? SEQPAR_PACK_DECREASING : SEQPAR_PACK_UNIT_PER_ROW,
+                             .keep_masked = keep_masked, .vocab = job->model.vocab};
     return desc;
 }
 
@@ -323,7 +323,7 @@ static int64_t demo_accumulation(const demo_job *job, int64_t rows) {
 }
 
 static seqpar_llama_run demo_run_desc(const demo_job *job) {
-    seqpar_llama_run run = {.layout = job->layout, .schedule = job->schedule, .heads_k_stride = job->config.ring_head_stride, .ulysses_size = job->config.ulysses_size, .relaxed = job->config.relaxed_attention, .temperature = job->temperature, .recompute = job->config.gradient_checkpointing};
+    seqpar_llama_run run = {.layout = job->layout, .schedule = job->schedule, .heads_k_stride = job->config.ring_head_stride, .recompute = job->config.gradient_checkpointing, .ulysses_size = job->config.ulysses_size, .relaxed = job->config.relaxed_attention, .temperature = job->temperature};
     return run;
 }
 
@@ -333,7 +333,7 @@ static seqpar_llama_run demo_run_desc(const demo_job *job) {
 static seqpar_status demo_window_open(demo_rank *r, demo_window *w, int64_t per_unit, int keep_masked) {
     int64_t count = arrlen(w->which);
     seqpar_pack_desc pack = demo_pack_desc(r->job, keep_masked);
-    seqpar_document *documents = calloc((size_t)count + 1, sizeof *documents);
+    seqpar_document *documents = (seqpar_document *)calloc((size_t)count + 1, sizeof *documents);
     for (int64_t i = 0; i < count; i++) {
         const demo_document *d = &w->set->documents[w->which[i]];
         documents[i] = (seqpar_document){.ids = d->ids, .loss_mask = d->loss_mask, .tokens = d->tokens, .unit = i / per_unit};
@@ -511,7 +511,7 @@ static seqpar_status demo_checkpoint(demo_rank *r) {
 static seqpar_status demo_resume(demo_rank *r) {
     const demo_config *c = &r->job->config;
     demo_state state = {0};
-    double *average = c->enable_ema ? calloc((size_t)r->model.elements, sizeof *average) : NULL;
+    double *average = c->enable_ema ? (double *)calloc((size_t)r->model.elements, sizeof *average) : NULL;
     seqpar_status status = demo_load_checkpoint(&r->ctx, &r->model, &r->optim, c->ckpt_path, &state);
     if (!status) status = demo_load_average(&r->ctx, &r->model, c->ckpt_path, average);
     if (!status && average) demo_average_set(&r->average, average);
@@ -616,7 +616,7 @@ static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
     demo_rank r;
     int stop = 0;
     memset(&r, 0, sizeof r);
-    r.job = user;
+    r.job = (const demo_job *)user;
     seqpar_status status = demo_rank_open(&r, world);
     if (world->rank == 0) demo_progress_begin(&r.progress, r.step, r.job->rounds, r.job->config.logging_steps);
     if (!status) status = r.job->objective->train ? r.job->objective->train(&r) : demo_train(&r);
@@ -665,7 +665,10 @@ static void demo_job_say(const demo_job *job) {
 /* Runs the job on its ranks. Returns the exit code. */
 static int demo_job_run(demo_job *job) {
     seqpar_error error;
-    struct sigaction action = {.sa_handler = demo_on_interrupt, .sa_flags = SA_RESTART};
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = demo_on_interrupt;
+    action.sa_flags = SA_RESTART;
     sigaction(SIGINT, &action, NULL);
     seqpar_status status = seqpar_run_threads(job->dp * job->config.ring_attn_size, demo_rank_main, job, &error);
     if (status) fprintf(stderr, "error: %s (%s)\n", error.text, seqpar_status_name(status));

@@ -15,9 +15,10 @@
 #include "seqpar.h"
 
 enum { MOST_RANKS = 16, BOARD = MOST_RANKS, SOCKETS, WRITE = 0, READ = 1, PIECE = 1 << 15 /* bytes of a packet */ };
-typedef struct head { long long comm, from, number, bytes; } head; /* from: in the world; number: counted per comm and pair of ranks */
-typedef struct message { struct message *next; head head; long long arrived; char data[]; } message;
-typedef struct parcel { const char *name; long long step, count; struct expected { head head; void *data; } recvs[]; } parcel; /* a request */
+typedef struct heading { long long comm, from, number, bytes; } heading; /* from: in the world; number: counted per comm and pair of ranks */
+typedef struct message { struct message *next; heading head; long long arrived; char data[]; } message;
+typedef struct expected { heading head; void *data; } expected;
+typedef struct parcel { const char *name; long long step, count; expected recvs[]; } parcel; /* a request */
 typedef struct member { seqpar_comm comm; int64_t id, world[MOST_RANKS], sent[MOST_RANKS], received[MOST_RANKS]; } member;
 static struct { /* this process */
     int socket[SOCKETS][2]; /* one inbox per rank, and the board */
@@ -28,17 +29,17 @@ static struct { /* this process */
 } here;
 #define FAIL(...) (here.failed = seqpar_fail(&here.error, __VA_ARGS__))
 
-static message **find(const head *h) { /* the link to that message, or the last link */
+static message **find(const heading *h) { /* the link to that message, or the last link */
     message **link = &here.messages;
-    while (*link && memcmp(&(*link)->head, h, offsetof(head, bytes))) link = &(*link)->next;
+    while (*link && memcmp(&(*link)->head, h, offsetof(heading, bytes))) link = &(*link)->next;
     return link;
 }
 static void take_in(void) { /* one packet */
-    struct { head head; char data[PIECE]; } packet;
+    struct { heading head; char data[PIECE]; } packet;
     ssize_t bytes = recv(here.socket[here.rank][READ], &packet, sizeof packet, MSG_DONTWAIT) - (ssize_t)sizeof packet.head;
     if (bytes < 0) return;
     message **link = find(&packet.head), *m = *link;
-    if (!m && !(m = *link = calloc(1, sizeof *m + (size_t)packet.head.bytes))) abort(); /* the others will notice */
+    if (!m && !(m = *link = (message *)calloc(1, sizeof *m + (size_t)packet.head.bytes))) abort(); /* the others will notice */
     memcpy(m->data + m->arrived, packet.data, (size_t)bytes);
     m->head = packet.head, m->arrived += bytes;
 }
@@ -53,7 +54,7 @@ static void progress(const parcel *p, long long peer, short event) {
     else if (on[0].revents & POLLHUP)
         FAIL(SEQPAR_ERR_PEER, "rank %lld waits in '%s' step %lld for rank %lld, which has ended", here.rank, p->name, p->step, peer);
 }
-static void deliver(const parcel *p, long long peer, head h, char *data) {
+static void deliver(const parcel *p, long long peer, heading h, char *data) {
     struct iovec part[] = {{&h, sizeof h}, {data, 0}};
     struct msghdr packet = {.msg_iov = part, .msg_iovlen = 2};
     for (long long left = h.bytes;; data += PIECE) {
@@ -62,7 +63,7 @@ static void deliver(const parcel *p, long long peer, head h, char *data) {
         if ((left -= PIECE) <= 0) return; /* not before: a message without bytes is a packet, too */
     }
 }
-static void collect(const parcel *p, const struct expected *e) {
+static void collect(const parcel *p, const expected *e) {
     message **link, *m;
     while (!(m = *(link = find(&e->head))) || m->arrived < m->head.bytes) if (progress(p, e->head.from, 0), here.failed) return;
     if (m->head.bytes != e->head.bytes)
@@ -74,14 +75,14 @@ static void collect(const parcel *p, const struct expected *e) {
 
 /* ---- the five functions; a queue they do not use, this transport knows the host alone ---- */
 static seqpar_status own_begin(seqpar_comm *comm, const seqpar_group *g, void *queue, seqpar_request *request) {
-    member *m = comm->state;
-    parcel *p = request->state = malloc(sizeof *p + (size_t)g->recv_count * sizeof *p->recvs);
-    if (!p) return seqpar_fail(comm->error, SEQPAR_ERR_MEMORY, "out of memory for '%s'", g->name);
-    *p = (parcel){g->name, g->step, 0};
+    member *m = (member *)comm->state;
+    parcel *p = (parcel *)malloc(sizeof *p + (size_t)g->recv_count * sizeof *p->recvs);
+    if (!(request->state = p)) return seqpar_fail(comm->error, SEQPAR_ERR_MEMORY, "out of memory for '%s'", g->name);
+    p->name = g->name, p->step = g->step, p->count = 0;
     for (const seqpar_transfer *t = g->recvs; t < g->recvs + g->recv_count; t++)
-        p->recvs[p->count++] = (struct expected){{m->id, m->world[t->peer], m->received[t->peer]++, t->bytes}, t->data};
+        p->recvs[p->count++] = (expected){{m->id, m->world[t->peer], m->received[t->peer]++, t->bytes}, t->data};
     for (const seqpar_transfer *t = g->sends; t < g->sends + g->send_count; t++)
-        deliver(p, m->world[t->peer], (head){m->id, here.rank, m->sent[t->peer]++, t->bytes}, t->data);
+        deliver(p, m->world[t->peer], (heading){m->id, here.rank, m->sent[t->peer]++, t->bytes}, (char *)t->data);
     return (void)queue, SEQPAR_OK; /* if a send failed, wait says so */
 }
 static void own_abort(seqpar_comm *comm, const char *text) {
@@ -90,16 +91,17 @@ static void own_abort(seqpar_comm *comm, const char *text) {
     send(here.socket[BOARD][WRITE], &news, sizeof news, MSG_DONTWAIT | MSG_NOSIGNAL); /* if there is no room, others were first */
 }
 static seqpar_status own_wait(seqpar_comm *comm, seqpar_request *request, void *queue) {
-    parcel *p = request->state;
-    for (struct expected *e = p->recvs; e < p->recvs + p->count && !here.failed; e++) collect(p, e);
+    parcel *p = (parcel *)request->state;
+    for (expected *e = p->recvs; e < p->recvs + p->count && !here.failed; e++) collect(p, e);
     if (here.failed) own_abort(comm, here.error.text); /* or others would only see that this rank has ended */
     return (void)queue, free(p), here.failed;
 }
 static seqpar_status own_split(seqpar_comm *comm, int64_t color, int64_t key, seqpar_comm **sub) {
     struct { int64_t color, key, comms; } mine = {color, key, here.comms}, all[MOST_RANKS], *a, *b, *end = all + comm->size;
-    int64_t bytes[MOST_RANKS] = {[0 ... MOST_RANKS - 1] = sizeof mine}, place;
+    int64_t bytes[MOST_RANKS], place;
+    for (a = all; a < end; a++) bytes[a - all] = sizeof mine;
     seqpar_status status = seqpar_comm_all_gather(comm, all, &mine, bytes, "split");
-    member *s = status ? NULL : calloc(1, sizeof *s);
+    member *s = status ? NULL : (member *)calloc(1, sizeof *s);
     if (!s) return seqpar_fail(comm->error, status ? status : SEQPAR_ERR_MEMORY, "out of memory for a comm");
     s->comm = (seqpar_comm){.table = comm->table, .error = comm->error, .state = s};
     for (a = all; a < end; a++) {

@@ -46,7 +46,7 @@
 #define __launch_bounds__(...)
 #define __restrict__ __restrict
 
-struct uint4 { uint32_t x, y, z, w; };
+struct alignas(16) uint4 { uint32_t x, y, z, w; };
 struct int2 { int x, y; };
 static inline int2 make_int2(int x, int y) { int2 v = {x, y}; return v; }
 struct dim3 {
@@ -317,8 +317,8 @@ static inline float seqpar_cuda_exp2(float x) { return exp2f(x); }
 /* Four 8 x 8 matrices of 16-bit elements, transposed: lane i names row i % 8 of matrix i / 8 and gets, of each matrix, the
    elements (2 t, group) and (2 t + 1, group). Counts the bank conflicts of its four phases. */
 extern "C" { extern int64_t cuda_on_cpu_phases, cuda_on_cpu_conflicts; }
-int64_t cuda_on_cpu_phases, cuda_on_cpu_conflicts;
-static inline void cuda_count_banks(const uint64_t *address, int lanes, int words) { /* lanes that go together */
+int64_t cuda_on_cpu_phases, cuda_on_cpu_conflicts; /* of ldmatrix always, of loads of words where they are counted */
+static inline int cuda_conflicts(const uint64_t *address, int lanes, int words) { /* of lanes that go together */
     unsigned hit[32] = {0}, most = 0;
     for (int i = 0; i < lanes; i++)
         for (int w = 0; w < words; w++) {
@@ -327,8 +327,11 @@ static inline void cuda_count_banks(const uint64_t *address, int lanes, int word
             if (!again) hit[bank]++;
             most = hit[bank] > most ? hit[bank] : most;
         }
+    return most > 1 ? (int)most - 1 : 0;
+}
+static inline void cuda_count_banks(const uint64_t *address, int lanes, int words) {
     cuda_on_cpu_phases++;
-    cuda_on_cpu_conflicts += most > 1 ? most - 1 : 0;
+    cuda_on_cpu_conflicts += cuda_conflicts(address, lanes, words);
 }
 static inline void seqpar_cuda_load_matrices_transposed(uint32_t r[4], const void *row) {
     uint32_t words[2];
@@ -344,11 +347,34 @@ static inline void seqpar_cuda_load_matrices_transposed(uint32_t r[4], const voi
         r[m] = even[group] | (uint32_t)odd[group] << 16;
     }
 }
-/* A load of one word by every lane of a warp, for counting. */
+/* A load of one word, a store of four, by every lane of a warp. Where they are counted the lanes meet for it, which
+   takes long. */
+extern "C" { extern int cuda_on_cpu_count_words; extern int64_t cuda_on_cpu_store_phases, cuda_on_cpu_store_conflicts; }
+int cuda_on_cpu_count_words;
+int64_t cuda_on_cpu_store_phases, cuda_on_cpu_store_conflicts;
+static inline void cuda_count_words(const char *meeting, const void *at, int count, int64_t *phases, int64_t *conflicts) {
+    uint32_t words[2];
+    uint64_t address[CUDA_WARP];
+    int lanes = CUDA_WARP / count; /* 128 bytes at a time */
+    memcpy(words, &at, 8);
+    const uint32_t(*all)[CUDA_WORDS] = cuda_meet(meeting, words, 2);
+    if (cuda_here->running->number % CUDA_WARP) return;
+    for (int i = 0; i < CUDA_WARP; i++) memcpy(&address[i], all[i], 8);
+    for (int i = 0; i < count; i++, ++*phases) *conflicts += cuda_conflicts(address + lanes * i, lanes, count);
+}
+static inline void cuda_count_load(const void *at) {
+    if (cuda_on_cpu_count_words) cuda_count_words("a load of a shared word", at, 1, &cuda_on_cpu_phases, &cuda_on_cpu_conflicts);
+}
 static inline uint32_t seqpar_cuda_shared_word(const void *at) {
     uint32_t value;
+    if ((uintptr_t)at % 4) cuda_die("a load of a word that is not aligned");
+    cuda_count_load(at);
     memcpy(&value, at, 4);
     return value;
+}
+static inline void seqpar_cuda_shared_store(void *at, uint4 x) {
+    if (cuda_on_cpu_count_words) cuda_count_words("a store of shared words", at, 4, &cuda_on_cpu_store_phases, &cuda_on_cpu_store_conflicts);
+    *(uint4 *)at = x;
 }
 
 /* ---- the run time: memory, streams, launches ---- */
@@ -555,7 +581,12 @@ static inline cudaError_t cudaMalloc(void **data, size_t bytes) {
     size_t size = 4096;
     if (cuda_forbidden("cudaMalloc")) return cudaErrorStreamCaptureUnsupported;
     if (cuda_failing()) return cudaErrorMemoryAllocation;
+#if defined(__SANITIZE_ADDRESS__)
+    size = 8192; /* what is left behind the bytes is poisoned: always something */
+    while (size < bytes + 64) size *= 2;
+#else
     while (size < bytes) size *= 2; /* a power of two, so that what is given back fits the next */
+#endif
     pthread_mutex_lock(&cuda_arena.lock);
     if (!cuda_arena.base) {
         struct sigaction action;

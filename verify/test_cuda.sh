@@ -32,7 +32,7 @@ rm -f $out/sm_*.failed
 [ -n "$nvcc" ] && for target in $targets; do build "$target"; done &
 
 if ! command -v "${CXX:-c++}" >/dev/null 2>&1; then skip cuda "no C++ compiler"; finish; fi
-for suite in test_device test_attn test_cuda_step test_queue test_queue_nccl; do
+for suite in test_device test_attn test_cuda_step test_queue test_queue_nccl test_cuda_banks; do
     if make --no-print-directory build/on_cpu_$suite >$out/$suite.build.log 2>&1 && ! grep -q 'warning:' $out/$suite.build.log; then add ${suite#test_} build/on_cpu_$suite
     else fail "cuda_$suite" "$(grep -E 'error|warning' $out/$suite.build.log | head -n 1)"; fi
 done
@@ -65,9 +65,54 @@ rm -f $out/flawed
 flaw 81 transport_does_not_settle
 flaw 82 parameters_sent_as_of_the_host
 
+# The kernels under AddressSanitizer, which knows the fibers, what of shared memory a launch asked for and where an allocation
+# ends, and under UndefinedBehaviorSanitizer (alignment of 16-byte loads too); and that they see a launch with too little.
+sanitizers="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
+sanitized() { # SOURCE SUITE
+    ${CXX:-c++} -std=c++17 -O1 -g -march=native -w $sanitizers -I. -x c++ -include verify/cuda_on_cpu.h -c "$1" -o $out/san.o >$out/san_"$2".log 2>&1 || return 2
+    ${CC:-cc} -std=gnu11 -O1 -g -march=native -w $sanitizers -DTEST_CUDA -I. -Ibuild -Iverify verify/test_"$2".c $out/san.o -o $out/san_"$2" -lm -lpthread -ldl -lstdc++ >>$out/san_"$2".log 2>&1 || return 2
+    timeout 900 $out/san_"$2" >$out/san_"$2".log 2>&1
+}
+if ! echo 'int main(void) { return 0; }' | ${CXX:-c++} $sanitizers -x c++ - -o $out/san_here 2>/dev/null; then skip cuda_sanitized "this compiler has no sanitizers"
+else
+    if sanitized seqpar_cuda.cu device; then pass cuda_sanitized; else fail cuda_sanitized "$(grep -E 'error|ERROR|FAIL|cuda_on_cpu' $out/san_device.log | head -n 1)"; fi
+    sed 's/ + (size_t)(SIDE \* traits<T>::PAD) \* sizeof(T);/;/' seqpar_cuda.cu >$out/too_little.cu
+    if ! cmp -s $out/too_little.cu seqpar_cuda.cu && ! sanitized $out/too_little.cu cuda_banks 2>/dev/null && grep -q 'AddressSanitizer' $out/san_cuda_banks.log; then pass cuda_sanitizer_sees_shared_memory
+    else fail cuda_sanitizer_sees_shared_memory "a launch with too little of it goes unseen"; fi
+fi
+
+# The benchmark of a GPU, at shapes for the stand-in: all of its cases are right, its page is written, and a device that is
+# less exact than it says is found out.
+benchmark() { # PROGRAM ARGUMENTS...
+    timeout 600 "$@" --tiny --peer bench/peer_torch_gpu.py --page $out/page.md >$out/bench.log 2>&1
+}
+if make --no-print-directory build/on_cpu_bench_gpu >$out/bench.build.log 2>&1 && ! grep -q 'warning:' $out/bench.build.log && benchmark build/on_cpu_bench_gpu && [ "$(grep -c '^| ' $out/page.md)" -ge 31 ]; then pass cuda_bench
+else fail cuda_bench "$(grep -hE 'error|warning|WRONG|bench_gpu:' $out/bench.build.log $out/bench.log | head -n 1)"; fi
+if ${CC:-cc} -std=gnu11 -O2 -march=native -w -I. -Ibuild bench/bench_gpu.c $out/tf32_alone.o -o $out/bench_tf32 -lm -lpthread -lstdc++ && ! benchmark $out/bench_tf32 --only goals && grep -q WRONG $out/bench.log; then pass cuda_bench_finds_errors
+else fail cuda_bench_finds_errors "products in tf32 alone pass for fp32"; fi
+if command -v python3 >/dev/null 2>&1; then
+    if PYTHONPYCACHEPREFIX=$out python3 -m py_compile bench/peer_torch_gpu.py && python3 bench/peer_torch_gpu.py --list | grep -q '^attention_forward flash'; then pass cuda_bench_peer; else fail cuda_bench_peer "bench/peer_torch_gpu.py"; fi
+else skip cuda_bench_peer "no python3"; fi
+
+# Included instead of linked: a trainer and the device are one unit, whose demos are C++ then.
+printf '#include "demos/train_sft.c"\n#include "seqpar_cuda.cu"\n' >$out/included.c
+included() {
+    make --no-print-directory build/options.inc build/make_arith && build/make_arith $out/arith.jsonl 6 7 || return
+    ${CXX:-c++} -std=c++20 -O1 -march=native -w -fopenmp -DDEMO_CUDA -I. -Ibuild -Idemos -x c++ -include verify/cuda_on_cpu.h $out/included.c -o $out/included -lcjson -lm -lpthread || return
+    for ranks in 1 2; do
+        mkdir -p $out/included_$ranks
+        timeout 300 $out/included --device cuda --dataset $out/arith.jsonl --input_key question --output_key answer --train_batch_size 4 --max_steps 1 --num_hidden_layers 1 --hidden_size 16 --ring_attn_size $ranks --save_path $out/included_$ranks || return
+    done
+    cmp $out/included_1/model.safetensors $out/included_2/model.safetensors
+}
+if included >$out/included.log 2>&1; then pass cuda_included_in_a_trainer; else fail cuda_included_in_a_trainer "$(grep -E 'error|differ' $out/included.log | head -n 1)"; fi
+
 # ---- nvcc ----
 [ -n "$nvcc" ] || { skip cuda_nvcc "no nvcc"; finish; }
 wait
+# The demos as CUDA C++: one of each kind is built, the small one runs (it needs no GPU).
+if make --no-print-directory CC="$nvcc" build/nvcc/01_ring build/nvcc/train_dpo >$out/demos.log 2>&1 && build/nvcc/01_ring | grep -q 'identical bits: yes'; then pass cuda_demos_nvcc
+else fail cuda_demos_nvcc "$(grep error $out/demos.log | head -n 1)"; fi
 for target in $targets; do
     if [ -e $out/sm_"$target".failed ]; then fail "cuda_builds_sm_$target" "$(grep error $out/sm_"$target".log | head -n 1)"; continue; fi
     pass "cuda_builds_sm_$target"

@@ -148,6 +148,12 @@ job fast_math_refused "! gcc -ffast-math -I. -c $out/api_seqpar.c -o $out/fast.o
 job ofast_refused "! gcc -Ofast -I. -c $out/api_seqpar.c -o $out/fast.o && grep -q 'error.*equal bits' $out/log/ofast_refused.log"
 job warnings_O2 "gcc -std=gnu11 -O2 $strict -Wno-format-truncation -fopenmp -c $out/impl_all.c -o $out/o2.o"
 if has x86_64-w64-mingw32-gcc; then job mingw "x86_64-w64-mingw32-gcc -std=c11 -DSEQPAR_NO_THREADS $strict -c $out/impl_seqpar.c -o $out/mingw.o"; else skip mingw "no x86_64-w64-mingw32-gcc"; fi
+# The demos are C and C++ at once, so that nvcc takes them too (make demos CC=nvcc).
+make --no-print-directory build/options.inc >/dev/null
+as_cxx="g++ -x c++ -std=c++20 -fopenmp $strict -Wno-missing-field-initializers -Wno-format-truncation -Wno-extra -Ibuild -Idemos"
+for demo in demos/*.c; do job cxx20_$(basename $demo .c) "$as_cxx -fsyntax-only $demo"; done
+job cxx20_demo_runs "$as_cxx -O1 demos/03_own_kernel.c -o $out/own_kernel -lm -lpthread && $out/own_kernel"
+job cxx20_nccl "printf '#define SEQPAR_IMPLEMENTATION\n#define SEQPAR_NCCL_IMPLEMENTATION\n#include \"seqpar_nccl.h\"\n' >$out/nccl.c && $as_cxx -fsyntax-only $out/nccl.c"
 if has nvcc; then job nvcc_host_unit "nvcc -x cu -I. -O1 -c $out/impl_seqpar.c -o $out/nvcc.o && nm $out/nvcc.o | grep ' T seqpar_attn_forward'"; else skip nvcc_host_unit "no nvcc"; fi
 if echo 'int main(void) { return 0; }' | gcc -m32 -x c - -o $out/m32 2>/dev/null && $out/m32; then
     job bits_32 "gcc -m32 -std=c11 $strict $out/main_seqpar_llama.c $out/impl_seqpar_llama.c -o $out/m32 -lm -lpthread && $out/m32"
