@@ -49,6 +49,8 @@ mutant store_before_load '__syncwarp\(\); \/\* all lanes have loaded.*' '' test_
 mutant tile_in_use '^        __syncthreads\(\);$' '' test_device
 mutant rows_beyond_the_end 'r < rows_left \&\& c < columns_left' 'c < columns_left' test_device
 mutant tf32_alone '^    seqpar_cuda_mma_tf32\(c, (low_a, high_b|high_a, low_b)\);' '' test_device
+mutant bf16_halves_swapped 'b\[0\]\.r\[1\] = r\[1\]; b\[1\]\.r\[0\] = r\[2\]' 'b[0].r[1] = r[2]; b[1].r[0] = r[1]' test_device
+mutant no_masters 'working \&\& first' 'working' test_device
 
 # ---- nvcc ----
 [ -n "$nvcc" ] || { skip cuda_nvcc "no nvcc"; finish; }
