@@ -188,7 +188,7 @@ static int demo_pick_attention(demo_job *job, char *error, size_t size) {
     return 0;
 }
 
-static int demo_wants_bf16(const demo_config *c) { return !strcmp(c->param_dtype, "bf16"); }
+static int demo_wants_bf16(const demo_config *c) { return c->param_dtype && !strcmp(c->param_dtype, "bf16"); }
 
 static int demo_job_world(demo_job *job, char *error, size_t size) {
     demo_config *c = &job->config;

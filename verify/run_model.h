@@ -172,10 +172,6 @@ static seqpar_status model_rank(seqpar_ctx *ctx, const model_job *job) {
     if (!status && rank == 0) seqpar_device_read(ctx->device, job->result->start, model.params.data, 0, model.elements, ctx->device->storage);
     for (step = 0; !status && step < job->way->steps; step++) status = model_step(ctx, job, &model, &optim, step);
     if (!status) status = expect_ranks_agree(ctx, &model);
-    double *state = calloc((size_t)(3 * model.elements) + 1, sizeof *state); /* collective, so every rank has room for it */
-    if (!status) status = seqpar_optim_save(ctx, &optim, state, state + model.elements, state + 2 * model.elements);
-    if (!status && rank == 0) memcpy(job->result->state, state, (size_t)(3 * model.elements) * sizeof *state);
-    free(state);
     if (!status && rank == 0) {
         seqpar_device_read(ctx->device, job->result->params, model.params.data, 0, model.elements, ctx->device->storage);
         job->result->last_norm = optim.norm;
@@ -186,6 +182,10 @@ static seqpar_status model_rank(seqpar_ctx *ctx, const model_job *job) {
         job->result->scratch_peak[rank] = ctx->memory.peak[SEQPAR_MEM_SCRATCH];
         job->result->total_peak[rank] = ctx->memory.total_peak;
     }
+    double *state = job->result->state ? calloc((size_t)(3 * model.elements) + 1, sizeof *state) : NULL; /* collective, so every rank has room for it */
+    if (!status && state) status = seqpar_optim_save(ctx, &optim, state, state + model.elements, state + 2 * model.elements);
+    if (!status && state && rank == 0) memcpy(job->result->state, state, (size_t)(3 * model.elements) * sizeof *state);
+    free(state);
     seqpar_optim_close(ctx, &optim);
     seqpar_llama_close(ctx, &model);
     return status;

@@ -52,6 +52,8 @@ mutant staged_too_early 'if \(cudaEventSynchronize\(self->left\[self->half\]\)\)
 mutant host_reads_too_early 'queue \? cudaSuccess : cudaStreamSynchronize\(self->stream\)' 'cudaSuccess' test_queue
 mutant memory_of_a_graph '\|\| \(p->captured \&\& !captured\)' '' test_queue
 mutant tf32_alone '^    seqpar_cuda_mma_tf32\(c, (low_a, high_b|high_a, low_b)\);' '' test_device
+mutant bf16_halves_swapped 'b\[0\]\.r\[1\] = r\[1\]; b\[1\]\.r\[0\] = r\[2\]' 'b[0].r[1] = r[2]; b[1].r[0] = r[1]' test_device
+mutant no_masters 'working \&\& first' 'working' test_device
 
 # Mistakes about the queue in seqpar.h.
 flaw() { # NUMBER NAME
