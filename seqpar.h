@@ -116,7 +116,7 @@ static seqpar_status attend(seqpar_ctx *ctx, problem *p) {
     seqpar_status status = seqpar_attn_open(ctx, &attn, &row, 1, &desc);
     if (status) return status;
     const seqpar_share *mine = seqpar_attn_share(attn); /* the tokens this rank holds */
-    float *q = malloc((size_t)mine->tokens * (2 * WIDE + 2 * NARROW + HEADS) * sizeof *q);
+    float *q = (float *)malloc((size_t)mine->tokens * (2 * WIDE + 2 * NARROW + HEADS) * sizeof *q);
     float *k = q + mine->tokens * WIDE, *v = k + mine->tokens * NARROW, *out = v + mine->tokens * NARROW, *lse = out + mine->tokens * WIDE;
     seqpar_scatter(q, p->q, mine, 0, WIDE * sizeof *q);
     seqpar_scatter(k, p->k, mine, 0, NARROW * sizeof *k);
@@ -130,7 +130,7 @@ static seqpar_status attend(seqpar_ctx *ctx, problem *p) {
 }
 
 static seqpar_status rank_main(seqpar_comm *world, void *user) {
-    problem *p = user;
+    problem *p = (problem *)user;
     seqpar_device *device = seqpar_device_cpu(1);
     seqpar_ctx ctx;
     seqpar_status status = seqpar_ctx_open(&ctx, world, device, p->ranks);

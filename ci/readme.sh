@@ -15,7 +15,7 @@ chapters() {
         fold) what="one order for every sum"; check="any order, any split of the leaves: equal bits" ;;
         pack) what="documents to rows, targets shifted once"; check="independent packer, multiset of targets" ;;
         split) what="contiguous, zigzag, stripe, zigzag-doc"; check="golden vectors, bijection for every S and P" ;;
-        comm) what="one rank, threads, a wrapper that does harm"; check="random exchanges, deadlocks, ThreadSanitizer" ;;
+        comm) what="one rank, threads of one process"; check="random exchanges, deadlocks, ThreadSanitizer" ;;
         ctx) what="one rank: mesh, memory counters"; check="memory suite" ;;
         device) what="fold machine, attention driver"; check="every entry by finite differences" ;;
         ref) what="reference device: naive, fp64 and bf16"; check="slow.h" ;;

@@ -88,7 +88,7 @@ fi
 benchmark() { # PROGRAM ARGUMENTS...
     timeout 600 "$@" --tiny --peer bench/peer_torch_gpu.py --page $out/page.md >$out/bench.log 2>&1
 }
-if make --no-print-directory build/on_cpu_bench_gpu >$out/bench.build.log 2>&1 && ! grep -q 'warning:' $out/bench.build.log && benchmark build/on_cpu_bench_gpu && [ "$(grep -c '^| ' $out/page.md)" -ge 31 ]; then pass cuda_bench
+if make --no-print-directory build/on_cpu_bench_gpu >$out/bench.build.log 2>&1 && ! grep -q 'warning:' $out/bench.build.log && benchmark build/on_cpu_bench_gpu --dtype bf16 && benchmark build/on_cpu_bench_gpu && [ "$(grep -c '^| ' $out/page.md)" -ge 31 ]; then pass cuda_bench
 else fail cuda_bench "$(grep -hE 'error|warning|WRONG|bench_gpu:' $out/bench.build.log $out/bench.log | head -n 1)"; fi
 if ${CC:-cc} -std=gnu11 -O2 -march=native -w -I. -Ibuild bench/bench_gpu.c $out/tf32_alone.o -o $out/bench_tf32 -lm -lpthread -lstdc++ && ! benchmark $out/bench_tf32 --only goals && grep -q WRONG $out/bench.log; then pass cuda_bench_finds_errors
 else fail cuda_bench_finds_errors "products in tf32 alone pass for fp32"; fi
