@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* With TEST_CUDA a suite runs on a GPU, or on cuda_on_cpu.h, where it would use the fast CPU device. Behind seqpar.h. */
-#ifndef ON_CUDA_H
+/* With TEST_CUDA a suite runs on a GPU, or on cuda_on_cpu.h, where it would use the fast CPU device. Behind seqpar.h; a suite without it has no devices. */
+#if defined(SEQPAR_H) && !defined(ON_CUDA_H)
 #define ON_CUDA_H
 #ifdef TEST_CUDA
 #include <stdio.h>
