@@ -88,15 +88,15 @@ build/bench_%: bench/bench_%.c $(wildcard bench/*.h) $(HEADERS)
 # ---- CUDA: the device on a GPU, and its kernels thread by thread on the CPU (verify/cuda_on_cpu.h) ----
 NVCC ?= nvcc
 CUDA_ARCH ?= -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90a,code=sm_90a
-CUDA_LIBS = -L$(dir $(shell command -v $(NVCC)))../lib64 -lcudart -lstdc++
-ON_CPU = $(CXX) -std=c++17 -O2 -g $(ARCH) -Wall -Wextra -Wno-unused-function -I. -x c++ -include verify/cuda_on_cpu.h
+CUDA_LIBS = -L$(dir $(shell command -v $(NVCC)))../lib64 -lcublas -lcudart -lstdc++
+ON_CPU = $(CXX) -std=c++17 -O2 -g $(ARCH) -Wall -Wextra -Wno-unused-function -I. -x c++ -DSEQPAR_CUBLAS -include verify/cublas_on_cpu.h
 TRAINERS = train_sft train_dpo train_kto train_rm train_ppo
 
 build/cuda.o: seqpar_cuda.cu seqpar.h
 	@mkdir -p build
-	$(NVCC) -std=c++17 -O3 -fmad=false -Xptxas -v -I. $(CUDA_ARCH) -c $< -o $@ > build/cuda.log 2>&1 || { cat build/cuda.log; exit 1; }
+	$(NVCC) -std=c++17 -O3 -fmad=false -Xptxas -v -DSEQPAR_CUBLAS -I. $(CUDA_ARCH) -c $< -o $@ > build/cuda.log 2>&1 || { cat build/cuda.log; exit 1; }
 
-build/cuda_on_cpu.o: seqpar_cuda.cu seqpar.h verify/cuda_on_cpu.h
+build/cuda_on_cpu.o: seqpar_cuda.cu seqpar.h verify/cuda_on_cpu.h verify/cublas_on_cpu.h
 	@mkdir -p build
 	$(ON_CPU) -c $< -o $@
 
@@ -128,7 +128,7 @@ build/nvcc/%: demos/%.c $(HEADERS) $(wildcard demos/*.h) build/options.inc
 
 cuda: setup $(TRAINERS:train_%=build/cuda_train_%)
 
-check-gpu: setup build/on_gpu_test_device build/on_gpu_test_attn build/on_gpu_test_queue build/on_gpu_verify
+check-gpu: setup build/on_gpu_test_device build/on_gpu_test_attn build/on_gpu_test_queue build/on_gpu_test_cublas build/on_gpu_verify
 	@bash verify/test_gpu.sh
 
 bench-gpu:

@@ -748,6 +748,8 @@ typedef struct seqpar_cuda_desc {
     int64_t ordinal; /* number of the GPU */
     int storage;     /* SEQPAR_BF16; 0 or SEQPAR_F32: fp32 */
     void *stream;    /* the caller's, to be the queue; NULL: one is made */
+    int cublas;      /* 1: products of rows by cuBLAS, 256 rows at a time (seqpar_cuda.cu compiled with SEQPAR_CUBLAS);
+                        weight gradients stay folds. SP=N then equals SP=1 as far as cuBLAS takes one kernel for one shape */
 } seqpar_cuda_desc;
 extern seqpar_device *seqpar_device_cuda(seqpar_error *error, const seqpar_cuda_desc *desc);
 SEQPAR_DEF void seqpar_device_close(seqpar_device *device);
@@ -810,7 +812,7 @@ typedef struct seqpar_ctx {
 
 /* World = data_parallel x sequence_parallel, SP ranks consecutive. Collective over the world; borrows both. */
 SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world, seqpar_device *device, int64_t sp_size);
-SEQPAR_DEF void seqpar_ctx_close(seqpar_ctx *ctx);
+SEQPAR_DEF void seqpar_ctx_close(seqpar_ctx *ctx); /* before its device */
 
 typedef struct seqpar_buffer { void *data; int64_t bytes; int kind; } seqpar_buffer;
 /* Device memory, counted by kind. bytes 0 gives no memory and no error. */
@@ -2648,10 +2650,13 @@ SEQPAR_DEF seqpar_status seqpar_buffer_new(seqpar_ctx *ctx, seqpar_buffer *buffe
 
 SEQPAR_DEF void seqpar_buffer_free(seqpar_ctx *ctx, seqpar_buffer *buffer) {
     if (!buffer->data) return;
-    if (ctx->kept_count == 16) seqpar__kept_free(ctx, ctx->kept_bytes - 1);
-    ctx->kept[ctx->kept_count].data = buffer->data;
-    ctx->kept[ctx->kept_count++].bytes = buffer->bytes;
-    ctx->kept_bytes += buffer->bytes;
+    if (ctx->queue) ctx->device->free(ctx->device, buffer->data); /* such a device keeps them itself, and knows what a graph still uses */
+    else {
+        if (ctx->kept_count == 16) seqpar__kept_free(ctx, ctx->kept_bytes - 1);
+        ctx->kept[ctx->kept_count].data = buffer->data;
+        ctx->kept[ctx->kept_count++].bytes = buffer->bytes;
+        ctx->kept_bytes += buffer->bytes;
+    }
     seqpar__count_memory(ctx, buffer->kind, -buffer->bytes);
     memset(buffer, 0, sizeof *buffer);
 }

@@ -5,6 +5,7 @@
  *
  * Link it beside a unit with SEQPAR_IMPLEMENTATION and open seqpar_device_cuda(); or include it there. The rest of a
  * program stays as it is: ranks of seqpar_run_threads share one GPU, each with a stream and a device of its own.
+ * With -DSEQPAR_CUBLAS (link -lcublas) seqpar_cuda_desc.cublas gives the products of rows to cuBLAS.
  *
  *   >>table    what the host keeps: memory, lists uploaded once, launches on one stream
  *   >>tile     16 x 8 tiles on tensor cores: one kernel text for fp32 and bf16 storage; sums are fp32
@@ -21,6 +22,9 @@
 #include "seqpar.h"
 #if !defined(SEQPAR_CUDA_ON_CPU)
 #include <cuda_runtime.h>
+#if defined(SEQPAR_CUBLAS)
+#include <cublas_v2.h>
+#endif
 #endif
 #include <math.h>
 #include <stdlib.h>
@@ -91,6 +95,9 @@ struct cuda_device {
     int half;
     cudaEvent_t left[2]; /* the stream has read what was staged in this half */
     unsigned long long *flops; /* counted by the kernels of attention */
+#if defined(SEQPAR_CUBLAS)
+    cublasHandle_t cublas; /* NULL: products are our own */
+#endif
 };
 
 static cuda_device *of(seqpar_device *device) { return (cuda_device *)device; }
@@ -813,6 +820,56 @@ template <class T> static seqpar_status op_matmul(seqpar_device *device, const s
     if (a->transposed) return finish(self, SEQPAR_CUDA_LAUNCH(self, (matmul_kernel<T, true>), grid, dim3(BLOCK), shared, (T *)a->y.data, a->y.stride, (const T *)a->x.data, a->x.stride, (const T *)a->w.data, a->w.stride, a->rows, a->out, a->in, a->accumulate), queue);
     return finish(self, SEQPAR_CUDA_LAUNCH(self, (matmul_kernel<T, false>), grid, dim3(BLOCK), shared, (T *)a->y.data, a->y.stride, (const T *)a->x.data, a->x.stride, (const T *)a->w.data, a->w.stride, a->rows, a->out, a->in, a->accumulate), queue);
 }
+
+#if defined(SEQPAR_CUBLAS)
+/* Products by cuBLAS. Which kernel it takes, and with it the order of a sum, goes by the shape, so it sees one number of rows
+   only: the last rows are filled up in a tile of their own. Arrays are row-major here and column-major there: y^T = w x^T. */
+enum { CUBLAS_ROWS = 256, CUBLAS_WORKSPACE = 32 << 20 };
+static seqpar_status multiplied(cuda_device *self, cublasStatus_t error) {
+    return error ? seqpar_fail(self->base.error, SEQPAR_ERR_DEVICE, "CUDA device %d: cuBLAS: %s", self->ordinal, cublasGetStatusString(error)) : SEQPAR_OK;
+}
+static seqpar_status cublas_rows(cuda_device *self, const seqpar_matmul_args *a, void *y, int64_t y_stride, const void *x, int64_t x_stride) {
+    cudaDataType_t type = self->base.storage == SEQPAR_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+    float one = 1.0f, before = a->accumulate ? 1.0f : 0.0f;
+    return multiplied(self, cublasGemmEx(self->cublas, a->transposed ? CUBLAS_OP_N : CUBLAS_OP_T, CUBLAS_OP_N, (int)a->out, CUBLAS_ROWS, (int)a->in, &one, a->w.data, type, (int)a->w.stride,
+                                         x, type, (int)x_stride, &before, y, type, (int)y_stride, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+}
+static seqpar_status copied_rows(cuda_device *self, void *to, int64_t to_stride, const void *from, int64_t from_stride, int64_t width, int64_t rows, int64_t size) {
+    return launched(self, "rows for cuBLAS", cudaMemcpy2DAsync(to, (size_t)(to_stride * size), from, (size_t)(from_stride * size), (size_t)(width * size), (size_t)rows, cudaMemcpyDeviceToDevice, self->stream));
+}
+static seqpar_status cublas_last_rows(cuda_device *self, const seqpar_matmul_args *a, char *y, const char *x, int64_t rows) {
+    int64_t size = seqpar_dtype_bytes(self->base.storage), in = (a->in + 63) / 64 * 64, out = (a->out + 63) / 64 * 64;
+    char *tile = scratch(self, CUBLAS_ROWS * (in + out) * size), *result = tile + CUBLAS_ROWS * in * size;
+    if (!tile) return SEQPAR_ERR_MEMORY;
+    seqpar_status status = launched(self, "zeros", cudaMemsetAsync(tile, 0, (size_t)(CUBLAS_ROWS * (in + out) * size), self->stream));
+    if (!status) status = copied_rows(self, tile, in, x, a->x.stride, a->in, rows, size);
+    if (!status && a->accumulate) status = copied_rows(self, result, out, y, a->y.stride, a->out, rows, size);
+    if (!status) status = cublas_rows(self, a, result, out, tile, in);
+    return status ? status : copied_rows(self, y, a->y.stride, result, out, a->out, rows, size);
+}
+/* cuBLAS takes other kernels where addresses are not multiples of 16 bytes: then all ranks take ours. */
+static bool aligned(const seqpar_mat *m, int64_t size) { return ((uintptr_t)m->data | (uintptr_t)(m->stride * size)) % 16 == 0; }
+template <class T> static seqpar_status op_matmul_cublas(seqpar_device *device, const seqpar_matmul_args *a, void *queue) {
+    cuda_device *self = of(device);
+    int64_t size = sizeof(T), row = 0;
+    seqpar_status status = SEQPAR_OK;
+    if (a->rows < 1 || a->out < 1 || a->in < 1 || !aligned(&a->x, size) || !aligned(&a->w, size) || !aligned(&a->y, size)) return op_matmul<T>(device, a, queue);
+    enter(self, queue);
+    for (; !status && row + CUBLAS_ROWS <= a->rows; row += CUBLAS_ROWS)
+        status = cublas_rows(self, a, (T *)a->y.data + row * a->y.stride, a->y.stride, (const T *)a->x.data + row * a->x.stride, a->x.stride);
+    if (!status && row < a->rows) status = cublas_last_rows(self, a, (char *)((T *)a->y.data + row * a->y.stride), (const char *)((const T *)a->x.data + row * a->x.stride), a->rows - row);
+    return finish(self, status, queue);
+}
+/* The workspace is ours, so that nothing is allocated later and a graph can be captured; sums over parts of a product stay fp32. */
+static seqpar_status open_cublas(cuda_device *self) {
+    void *workspace = device_alloc(&self->base, CUBLAS_WORKSPACE);
+    if (!workspace) return SEQPAR_ERR_MEMORY;
+    seqpar_status status = multiplied(self, cublasCreate(&self->cublas));
+    if (!status) status = multiplied(self, cublasSetStream(self->cublas, self->stream));
+    if (!status) status = multiplied(self, cublasSetWorkspace(self->cublas, workspace, CUBLAS_WORKSPACE));
+    return status ? status : multiplied(self, cublasSetMathMode(self->cublas, (cublasMath_t)(CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)));
+}
+#endif
 
 /* ---- weight gradients: the program of a tile of dw runs in a block ---- */
 
@@ -1618,6 +1675,9 @@ static seqpar_status op_sgd(seqpar_device *device, const seqpar_update_args *a, 
 static void device_close(seqpar_device *device) {
     cuda_device *self = of(device);
     if (self->stream) (void)cudaStreamSynchronize(self->stream);
+#if defined(SEQPAR_CUBLAS)
+    if (self->cublas) (void)cublasDestroy(self->cublas);
+#endif
     while (self->lists) free(self->list[--self->lists].host);
     while (self->pieces) (void)cudaFree(self->memory[--self->pieces].data);
     (void)cudaFreeHost(self->staging);
@@ -1683,6 +1743,14 @@ static seqpar_status open_device(cuda_device *self, seqpar_error *error) {
     why = cudaMemsetAsync(self->flops, 0, sizeof *self->flops, self->stream);
     return why ? failed(self, "zeros", why) : SEQPAR_OK;
 }
+static seqpar_status use_cublas(cuda_device *self) {
+#if defined(SEQPAR_CUBLAS)
+    self->base.matmul = self->base.storage == SEQPAR_BF16 ? op_matmul_cublas<bf16> : op_matmul_cublas<float>;
+    return open_cublas(self);
+#else
+    return seqpar_fail(self->base.error, SEQPAR_ERR_OPTION, "CUDA device %d: seqpar_cuda.cu was compiled without cuBLAS; compile it with -DSEQPAR_CUBLAS and link -lcublas", self->ordinal);
+#endif
+}
 
 } /* namespace seqpar_cuda */
 
@@ -1697,6 +1765,6 @@ extern "C" seqpar_device *seqpar_device_cuda(seqpar_error *error, const seqpar_c
     self->ordinal = desc ? (int)desc->ordinal : 0;
     self->stream = desc ? (cudaStream_t)desc->stream : NULL;
     if (self->base.storage == SEQPAR_BF16) fill_table<bf16>(&self->base); else fill_table<float>(&self->base);
-    if (open_device(self, error)) { device_close(&self->base); return NULL; }
+    if (open_device(self, error) || (desc && desc->cublas && use_cublas(self))) { device_close(&self->base); return NULL; }
     return &self->base;
 }

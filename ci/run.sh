@@ -8,8 +8,10 @@ for suite in "$@"; do
     log=build/logs/$suite.log
     if [ -f "verify/test_$suite.sh" ]; then command=(bash "verify/test_$suite.sh"); else command=("build/test_$suite"); fi
     [ "$suite" = demos_support ] && command+=("${SEQPAR_DATA:-../shared/data}")
+    seconds=${SEQPAR_SUITE_SECONDS:-1200}
+    [ "$suite" = cuda ] && seconds=3000 # nvcc takes minutes for each of three targets
     began=$(date +%s)
-    timeout "${SEQPAR_SUITE_SECONDS:-1200}" "${command[@]}" >"$log" 2>&1
+    timeout "$seconds" "${command[@]}" >"$log" 2>&1
     code=$?
     last=$(grep -E '^[0-9]+ passed, [0-9]+ failed' "$log" | tail -n 1)
     if [ -z "$last" ]; then

@@ -19,7 +19,7 @@ typedef struct {
     const char *dataset, *eval_dataset, *input_key, *output_key, *input_template, *truncation;
     const char *pretrain, *save_path, *ckpt_path, *metrics_path, *lr_scheduler, *optim, *device, *param_dtype;
     const char *layout, *schedule, *ring_attn_func, *sequence_parallel_mode;
-    bool pretrain_mode, train_on_inputs, packing_samples, load_checkpoint, gradient_checkpointing, relaxed_attention, tie_word_embeddings, plot_loss, json, enable_ema;
+    bool pretrain_mode, train_on_inputs, packing_samples, load_checkpoint, gradient_checkpointing, relaxed_attention, cublas, tie_word_embeddings, plot_loss, json, enable_ema;
     int64_t max_len, pack_len, chunks, max_samples, train_batch_size, micro_train_batch_size, max_steps, warmup_steps;
     int64_t save_steps, eval_steps, logging_steps, max_ckpt_num, seed, zero_stage, omp_threads;
     int64_t ring_attn_size, ring_head_stride, ulysses_size, data_parallel_size, world_size, gradient_accumulation_steps;
@@ -80,8 +80,9 @@ typedef struct {
     {"sequence_parallel_mode", &(c).sequence_parallel_mode, DEMO_STRING, NULL, "layout and schedule by 360-LLaMA-Factory's name", DEMO_ANY}, \
     {"relaxed_attention", &(c).relaxed_attention, DEMO_FLAG, NULL, "sums in order of arrival: a little faster, not bit for bit", DEMO_ANY}, \
     {"omp_threads", &(c).omp_threads, DEMO_INT, "0", "threads of a rank; 0: cores / ranks", DEMO_AT_LEAST(0)},                \
-    {"device", &(c).device, DEMO_STRING, "cpu", "cpu (fp32, fast), reference (fp64, naive) or cuda (fp32; make cuda)", DEMO_ANY}, \
+    {"device", &(c).device, DEMO_STRING, "cpu", "cpu (fp32, fast), reference (fp64, naive) or cuda (make cuda)", DEMO_ANY}, \
     {"param_dtype", &(c).param_dtype, DEMO_STRING, "auto", "auto: what the device computes in; bf16 (reference, cuda): weights and activations in bf16, sums and optimizer in fp32", DEMO_ANY}, \
+    {"cublas", &(c).cublas, DEMO_FLAG, NULL, "with --device cuda: products by cuBLAS, at a fixed number of rows", DEMO_ANY},  \
     {"seed", &(c).seed, DEMO_INT, "42", "of weights and order of documents", DEMO_AT_LEAST(0)},                               \
     {"hidden_size", &(c).hidden_size, DEMO_INT, "128", "of a fresh model, like all below", DEMO_AT_LEAST(1)},                 \
     {"num_hidden_layers", &(c).num_hidden_layers, DEMO_INT, "4", "layers", DEMO_AT_LEAST(1)},                                 \
@@ -194,6 +195,7 @@ static int demo_job_world(demo_job *job, char *error, size_t size) {
     demo_config *c = &job->config;
     int64_t dp = c->data_parallel_size ? c->data_parallel_size : c->world_size ? c->world_size / c->ring_attn_size : 1;
     if (!strcmp(c->device, "cpu") && demo_wants_bf16(c)) return snprintf(error, size, "--param_dtype bf16 is not for the cpu device, which computes in fp32; add --device reference or --device cuda"), -1;
+    if (c->cublas && strcmp(c->device, "cuda")) return snprintf(error, size, "--cublas is for the GPU, not for --device %s; add --device cuda or leave it out", c->device), -1;
 #ifndef DEMO_CUDA
     if (!strcmp(c->device, "cuda")) return snprintf(error, size, "--device cuda needs a program built with CUDA; type make cuda and start build/cuda_train_*"), -1;
 #endif
@@ -488,7 +490,7 @@ static seqpar_status demo_evaluate(demo_rank *r) {
 /* NULL: no memory, or no GPU, which *error then says. */
 static seqpar_device *demo_device(const demo_config *c, seqpar_error *error) {
 #ifdef DEMO_CUDA
-    seqpar_cuda_desc cuda = {.storage = demo_wants_bf16(c) ? SEQPAR_BF16 : SEQPAR_F32};
+    seqpar_cuda_desc cuda = {.storage = demo_wants_bf16(c) ? SEQPAR_BF16 : SEQPAR_F32, .cublas = c->cublas};
     if (!strcmp(c->device, "cuda")) return seqpar_device_cuda(error, &cuda);
 #endif
     (void)error;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* With TEST_CUDA a suite runs on a GPU, or on cuda_on_cpu.h, where it would use the fast CPU device. Behind seqpar.h; a suite without it has no devices. */
+/* With TEST_CUDA a suite runs on a GPU, or on cuda_on_cpu.h, where it would use the fast CPU device; with TEST_CUBLAS in
+   the environment its products are cuBLAS's. Behind seqpar.h; a suite without it has no devices. */
 #if defined(SEQPAR_H) && !defined(ON_CUDA_H)
 #define ON_CUDA_H
 #ifdef TEST_CUDA
@@ -7,7 +8,7 @@
 #include <stdlib.h>
 static seqpar_device *test_cuda_open(int storage) {
     seqpar_error error = {0};
-    seqpar_cuda_desc desc = {.storage = storage};
+    seqpar_cuda_desc desc = {.storage = storage, .cublas = getenv("TEST_CUBLAS") != NULL};
     seqpar_device *device = seqpar_device_cuda(&error, &desc);
     if (!device) { printf("FAIL %s\n0 passed, 1 failed\n", error.text); exit(1); }
     device->error = NULL;

@@ -27,21 +27,24 @@ finish() {
 nvcc=$(command -v nvcc || true)
 targets="80 90a"
 [ -n "$nvcc" ] && "$nvcc" --list-gpu-arch 2>/dev/null | grep -q compute_100 && targets="$targets 100"
-build() { "$nvcc" -std=c++17 -O3 -fmad=false -Xptxas -v -I. -gencode=arch=compute_"$1",code=sm_"$1" -c seqpar_cuda.cu -o $out/sm_"$1".o >$out/sm_"$1".log 2>&1 || touch $out/sm_"$1".failed; }
+build() { "$nvcc" -std=c++17 -O3 -fmad=false -Xptxas -v -DSEQPAR_CUBLAS -I. -gencode=arch=compute_"$1",code=sm_"$1" -c seqpar_cuda.cu -o $out/sm_"$1".o >$out/sm_"$1".log 2>&1 || touch $out/sm_"$1".failed; }
 rm -f $out/sm_*.failed
 [ -n "$nvcc" ] && for target in $targets; do build "$target"; done &
 
 if ! command -v "${CXX:-c++}" >/dev/null 2>&1; then skip cuda "no C++ compiler"; finish; fi
-for suite in test_device test_attn test_cuda_step test_queue test_queue_nccl test_cuda_banks; do
+for suite in test_device test_attn test_cuda_step test_queue test_queue_nccl test_cuda_banks test_cublas; do
     if make --no-print-directory build/on_cpu_$suite >$out/$suite.build.log 2>&1 && ! grep -q 'warning:' $out/$suite.build.log; then add ${suite#test_} build/on_cpu_$suite
     else fail "cuda_$suite" "$(grep -E 'error|warning' $out/$suite.build.log | head -n 1)"; fi
 done
+
+if [ -z "$TEST_ALL" ]; then skip cuda_step_with_cublas "in make check-all"
+elif TEST_CUBLAS=1 timeout 900 build/on_cpu_test_cuda_step >$out/step_cublas.log 2>&1; then pass cuda_step_with_cublas; else fail cuda_step_with_cublas "$(grep -m 1 FAIL $out/step_cublas.log)"; fi
 
 # A barrier that is left out must show: the same suite, a kernel without one of them.
 mutant() { # NAME PATTERN REPLACEMENT
     sed -E "s/$2/$3/" seqpar_cuda.cu >$out/"$1".cu
     cmp -s $out/"$1".cu seqpar_cuda.cu && { fail "cuda_fault_$1" "the line it changes is gone"; return; }
-    ${CXX:-c++} -std=c++17 -O2 -march=native -w -I. -x c++ -include verify/cuda_on_cpu.h -c $out/"$1".cu -o $out/"$1".o 2>$out/"$1".log || { fail "cuda_fault_$1" "does not build"; return; }
+    ${CXX:-c++} -std=c++17 -O2 -march=native -w -DSEQPAR_CUBLAS -I. -x c++ -include verify/cublas_on_cpu.h -c $out/"$1".cu -o $out/"$1".o 2>$out/"$1".log || { fail "cuda_fault_$1" "does not build"; return; }
     ${CC:-cc} -std=gnu11 -O2 -march=native -w -fopenmp -DTEST_CUDA -I. -Ibuild -Iverify verify/"$4".c $out/"$1".o -o $out/"$1" -lm -lpthread -ldl -lstdc++ 2>>$out/"$1".log
     if { TEST_FIRST=1 timeout 300 $out/"$1" >$out/"$1".log 2>&1; } 2>/dev/null; then fail "cuda_fault_$1" "$4 stays green"; else pass "cuda_fault_$1"; fi
 }
@@ -53,6 +56,7 @@ mutant host_reads_too_early 'queue \? cudaSuccess : cudaStreamSynchronize\(self-
 mutant memory_of_a_graph '\|\| \(p->captured \&\& !captured\)' '' test_queue
 mutant tf32_alone '^    seqpar_cuda_mma_tf32\(c, (low_a, high_b|high_a, low_b)\);' '' test_device
 mutant bf16_halves_swapped 'b\[0\]\.r\[1\] = r\[1\]; b\[1\]\.r\[0\] = r\[2\]' 'b[0].r[1] = r[2]; b[1].r[0] = r[1]' test_device
+mutant rows_as_they_come 'CUBLAS_OP_N, \(int\)a->out, CUBLAS_ROWS, ' 'CUBLAS_OP_N, (int)a->out, (int)(a->rows < CUBLAS_ROWS ? a->rows : CUBLAS_ROWS), ' test_cublas
 mutant no_masters 'working \&\& first' 'working' test_device
 
 # Mistakes about the queue in seqpar.h.

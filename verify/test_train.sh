@@ -112,6 +112,7 @@ printf '{"input_ids": [1, 2, 3], "labels": [-100, -100, -100]}\n' > $out/nolabel
 printf '{"input_ids": [1, 2, 999], "labels": [-100, 2, 999]}\n' > $out/vocab.jsonl
 refuse missing_file 'nowhere.jsonl' --dataset $out/nowhere.jsonl $io
 refuse cuda "needs a program built with CUDA" --dataset $out/arith.jsonl $io --device cuda
+refuse cublas_on_cpu 'cublas is for the GPU' --dataset $out/arith.jsonl $io --cublas
 refuse bf16_on_cpu 'param_dtype bf16 is not for the cpu' --dataset $out/arith.jsonl $io --param_dtype bf16
 refuse bf16_checkpoint 'written in bf16' $base --device reference --load_checkpoint --ckpt_path $out/bf16_1/ckpt
 refuse empty_file 'empty' --dataset $out/empty.jsonl $io
