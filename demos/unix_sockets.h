@@ -13,7 +13,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include "seqpar.h"
-
 enum { MOST_RANKS = 16, BOARD = MOST_RANKS, SOCKETS, WRITE = 0, READ = 1, PIECE = 1 << 15 /* bytes of a packet */ };
 typedef struct heading { long long comm, from, number, bytes; } heading; /* from: in the world; number: counted per comm and pair of ranks */
 typedef struct message { struct message *next; heading head; long long arrived; char data[]; } message;
@@ -114,7 +113,6 @@ static seqpar_status own_split(seqpar_comm *comm, int64_t color, int64_t key, se
     return *sub = &s->comm, SEQPAR_OK;
 }
 static void own_free(seqpar_comm *comm) { free(comm->state); }
-
 static void sit_down(int rank) { /* the other inboxes are for others to read: kept open here too, they would not close with their owner */
     here.rank = here.error.rank = rank;
     for (int s = 0; s < SOCKETS; s++) if (s != rank && s != BOARD) close(here.socket[s][READ]);
