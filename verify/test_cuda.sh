@@ -75,13 +75,16 @@ flaw 82 parameters_sent_as_of_the_host
 # ends, and under UndefinedBehaviorSanitizer (alignment of 16-byte loads too); and that they see a launch with too little.
 sanitizers="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
 sanitized() { # SOURCE SUITE
-    ${CXX:-c++} -std=c++17 -O1 -g -march=native -w $sanitizers -I. -x c++ -include verify/cuda_on_cpu.h -c "$1" -o $out/san.o >$out/san_"$2".log 2>&1 || return 2
+    ${CXX:-c++} -std=c++17 -O1 -g -march=native -w $sanitizers -DSEQPAR_CUBLAS -I. -x c++ -include verify/cublas_on_cpu.h -c "$1" -o $out/san.o >$out/san_"$2".log 2>&1 || return 2
     ${CC:-cc} -std=gnu11 -O1 -g -march=native -w $sanitizers -DTEST_CUDA -I. -Ibuild -Iverify verify/test_"$2".c $out/san.o -o $out/san_"$2" -lm -lpthread -ldl -lstdc++ >>$out/san_"$2".log 2>&1 || return 2
     timeout 900 $out/san_"$2" >$out/san_"$2".log 2>&1
 }
 if ! echo 'int main(void) { return 0; }' | ${CXX:-c++} $sanitizers -x c++ - -o $out/san_here 2>/dev/null; then skip cuda_sanitized "this compiler has no sanitizers"
 else
-    if sanitized seqpar_cuda.cu device; then pass cuda_sanitized; else fail cuda_sanitized "$(grep -E 'error|ERROR|FAIL|cuda_on_cpu' $out/san_device.log | head -n 1)"; fi
+    clean=cuda_banks; [ -n "$TEST_ALL" ] && clean="cuda_banks device cublas" # products and attention in every width; check-all: every operation
+    for suite in $clean; do
+        if sanitized seqpar_cuda.cu $suite; then pass cuda_sanitized_$suite; else fail cuda_sanitized_$suite "$(grep -E 'error|ERROR|FAIL|cuda_on_cpu' $out/san_$suite.log | head -n 1)"; fi
+    done
     sed 's/ + (size_t)(SIDE \* traits<T>::PAD) \* sizeof(T);/;/' seqpar_cuda.cu >$out/too_little.cu
     if ! cmp -s $out/too_little.cu seqpar_cuda.cu && ! sanitized $out/too_little.cu cuda_banks 2>/dev/null && grep -q 'AddressSanitizer' $out/san_cuda_banks.log; then pass cuda_sanitizer_sees_shared_memory
     else fail cuda_sanitizer_sees_shared_memory "a launch with too little of it goes unseen"; fi
