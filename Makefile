@@ -96,7 +96,7 @@ build/cuda.o: seqpar_cuda.cu seqpar.h
 	@mkdir -p build
 	$(NVCC) -std=c++17 -O3 -fmad=false -Xptxas -v -DSEQPAR_CUBLAS -I. $(CUDA_ARCH) -c $< -o $@ > build/cuda.log 2>&1 || { cat build/cuda.log; exit 1; }
 
-build/cuda_on_cpu.o: seqpar_cuda.cu seqpar.h verify/cuda_on_cpu.h verify/cublas_on_cpu.h
+build/cuda_on_cpu.o: seqpar_cuda.cu seqpar.h verify/cuda_on_cpu.h verify/cuda_on_cpu_bridge.h verify/cublas_on_cpu.h
 	@mkdir -p build
 	$(ON_CPU) -c $< -o $@
 

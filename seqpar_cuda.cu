@@ -814,7 +814,7 @@ template <class T, bool COLUMNS> __global__ void __launch_bounds__(BLOCK) matmul
 template <class T> static seqpar_status op_matmul(seqpar_device *device, const seqpar_matmul_args *a, void *queue) {
     cuda_device *self = of(device);
     dim3 grid((unsigned)((a->rows + SIDE - 1) / SIDE), (unsigned)((a->out + SIDE - 1) / SIDE));
-    size_t shared = (size_t)(2 * SIDE * (TERMS + traits<T>::PAD)) * sizeof(T) + (size_t)(SIDE * traits<T>::PAD) * sizeof(T);
+    size_t shared = (size_t)(2 * SIDE * (TERMS + traits<T>::PAD)) * sizeof(T);
     if (a->rows < 1 || a->out < 1) return SEQPAR_OK;
     enter(self, queue);
     if (a->transposed) return finish(self, SEQPAR_CUDA_LAUNCH(self, (matmul_kernel<T, true>), grid, dim3(BLOCK), shared, (T *)a->y.data, a->y.stride, (const T *)a->x.data, a->x.stride, (const T *)a->w.data, a->w.stride, a->rows, a->out, a->in, a->accumulate), queue);
@@ -1756,6 +1756,7 @@ static seqpar_status use_cublas(cuda_device *self) {
 
 extern "C" seqpar_device *seqpar_device_cuda(seqpar_error *error, const seqpar_cuda_desc *desc) {
     using namespace seqpar_cuda;
+    if (desc && desc->storage && desc->storage != SEQPAR_BF16 && desc->storage != SEQPAR_F32) return (void)seqpar_fail(error, SEQPAR_ERR_OPTION, "a CUDA device stores fp32 or bf16; %d is neither", desc->storage), nullptr;
     cuda_device *self = (cuda_device *)calloc(1, sizeof *self);
     if (!self) { (void)seqpar_fail(error, SEQPAR_ERR_MEMORY, "no memory for a CUDA device"); return NULL; }
     self->base.name = "cuda";

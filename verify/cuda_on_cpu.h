@@ -417,17 +417,8 @@ int64_t cuda_on_cpu_late = getenv("CUDA_ON_CPU_SYNC") ? 0 : 1;
 const char *cuda_on_cpu_broke_capture; /* the first call that a capture forbids */
 static int cuda_seeded = getenv("CUDA_ON_CPU_SEED") ? (cuda_on_cpu_seed = (uint64_t)atoll(getenv("CUDA_ON_CPU_SEED")), 1) : 0;
 
-/* Streams of another run time, whose events and messages order what happens here: test_queue_nccl.c. */
-extern "C" {
-typedef struct cuda_on_cpu_bridge {
-    void *(*stream_new)(void);
-    void (*stream_free)(void *stream);
-    void (*push)(void *stream, void (*run)(void *operation), void *operation);
-    void (*settle)(void *stream);
-} cuda_on_cpu_bridge;
-extern const cuda_on_cpu_bridge *cuda_on_cpu_elsewhere;
-void cuda_on_cpu_open_memory(int change) { cuda_arena_open(change); } /* for those who copy there */
-}
+#include "cuda_on_cpu_bridge.h"
+void cuda_on_cpu_open_memory(int change) { cuda_arena_open(change); }
 const cuda_on_cpu_bridge *cuda_on_cpu_elsewhere;
 
 struct cuda_event { int64_t asked, done; struct cuda_stream *on; };

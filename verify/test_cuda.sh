@@ -46,7 +46,8 @@ mutant() { # NAME PATTERN REPLACEMENT
     cmp -s $out/"$1".cu seqpar_cuda.cu && { fail "cuda_fault_$1" "the line it changes is gone"; return; }
     ${CXX:-c++} -std=c++17 -O2 -march=native -w -DSEQPAR_CUBLAS -I. -x c++ -include verify/cublas_on_cpu.h -c $out/"$1".cu -o $out/"$1".o 2>$out/"$1".log || { fail "cuda_fault_$1" "does not build"; return; }
     ${CC:-cc} -std=gnu11 -O2 -march=native -w -fopenmp -DTEST_CUDA -I. -Ibuild -Iverify verify/"$4".c $out/"$1".o -o $out/"$1" -lm -lpthread -ldl -lstdc++ 2>>$out/"$1".log
-    if { TEST_FIRST=1 timeout 300 $out/"$1" >$out/"$1".log 2>&1; } 2>/dev/null; then fail "cuda_fault_$1" "$4 stays green"; else pass "cuda_fault_$1"; fi
+    { TEST_FIRST=1 timeout 600 $out/"$1" >$out/"$1".log 2>&1; } 2>/dev/null
+    case $? in 0) fail "cuda_fault_$1" "$4 stays green" ;; 124) fail "cuda_fault_$1" "$4 ran out of time" ;; *) pass "cuda_fault_$1" ;; esac
 }
 mutant store_before_load '__syncwarp\(\); \/\* all lanes have loaded.*' '' test_attn
 mutant tile_in_use '^        __syncthreads\(\);$' '' test_device
@@ -63,7 +64,8 @@ mutant no_masters 'working \&\& first' 'working' test_device
 flaw() { # NUMBER NAME
     [ -e $out/flawed ] || ${CC:-cc} -std=gnu11 -O2 -march=native -w -fopenmp -DTEST_CUDA -DSEQPAR_FAULTS -I. -Ibuild -Iverify verify/test_queue.c build/cuda_on_cpu.o -o $out/flawed -lm -lpthread -ldl -lstdc++ 2>$out/flawed.log || { fail "cuda_fault_$2" "does not build"; return; }
     for seed in 1 2 3; do # ranks race: another order may be needed to see it
-        { SEQPAR_FAULT=$1 TEST_FIRST=1 timeout 300 $out/flawed --seed $seed >$out/"$2".log 2>&1; } 2>/dev/null || { pass "cuda_fault_$2"; return; }
+        { SEQPAR_FAULT=$1 TEST_FIRST=1 timeout 600 $out/flawed --seed $seed >$out/"$2".log 2>&1; } 2>/dev/null
+        case $? in 0) ;; 124) fail "cuda_fault_$2" "test_queue ran out of time"; return ;; *) pass "cuda_fault_$2"; return ;; esac
     done
     fail "cuda_fault_$2" "test_queue stays green"
 }
@@ -112,7 +114,9 @@ included() {
         mkdir -p $out/included_$ranks
         timeout 300 $out/included --device cuda --dataset $out/arith.jsonl --input_key question --output_key answer --train_batch_size 4 --max_steps 1 --num_hidden_layers 1 --hidden_size 16 --ring_attn_size $ranks --save_path $out/included_$ranks || return
     done
-    cmp $out/included_1/model.safetensors $out/included_2/model.safetensors
+    cmp $out/included_1/model.safetensors $out/included_2/model.safetensors || return
+    ! $out/included --device cuda --cublas --dataset $out/arith.jsonl --input_key question --output_key answer 2>&1 | tee $out/no_cublas.log | grep -q 'compiled without cuBLAS; compile it with' && return 1
+    return 0
 }
 if included >$out/included.log 2>&1; then pass cuda_included_in_a_trainer; else fail cuda_included_in_a_trainer "$(grep -E 'error|differ' $out/included.log | head -n 1)"; fi
 

@@ -97,6 +97,9 @@ static void test_refused(void) {
     seqpar_error error = {0};
     seqpar_cuda_desc desc = {.ordinal = 99};
     test_expect(!seqpar_device_cuda(&error, &desc) && error.status == SEQPAR_ERR_DEVICE && strstr(error.text, "no CUDA device 99"), "%s", error.text);
+    memset(&error, 0, sizeof error);
+    desc = (seqpar_cuda_desc){.storage = 7};
+    test_expect(!seqpar_device_cuda(&error, &desc) && error.status == SEQPAR_ERR_OPTION && strstr(error.text, "fp32 or bf16"), "%s", error.text);
     if (&cuda_on_cpu_fail_at) {
         memset(&error, 0, sizeof error);
         setenv("CUDA_ON_CPU_NO_DEVICE", "1", 1);

@@ -4,6 +4,7 @@
    streams of cuda_on_cpu.h run late, in an order drawn from a seed. */
 #ifdef QUEUE_NCCL
 #include "nccl_stand_in.h"
+#include "cuda_on_cpu_bridge.h"
 #define SEQPAR_NCCL_IMPLEMENTATION
 #endif
 #define SEQPAR_IMPLEMENTATION
@@ -38,14 +39,6 @@ static void *stand_stream_new(void) { cudaStream_t s = NULL; return cudaStreamCr
 static void stand_stream_free(void *s) { cudaStreamDestroy(s); }
 static void stand_stream_push(void *s, void (*run)(void *), void *operation) { stand_kernel(s, run, operation); }
 static void stand_stream_settle(void *s) { cudaStreamSynchronize(s); }
-typedef struct cuda_on_cpu_bridge {
-    void *(*stream_new)(void);
-    void (*stream_free)(void *stream);
-    void (*push)(void *stream, void (*run)(void *operation), void *operation);
-    void (*settle)(void *stream);
-} cuda_on_cpu_bridge;
-extern const cuda_on_cpu_bridge *cuda_on_cpu_elsewhere;
-extern void cuda_on_cpu_open_memory(int change);
 static const cuda_on_cpu_bridge bridge = {stand_stream_new, stand_stream_free, stand_stream_push, stand_stream_settle};
 
 typedef struct place { pthread_t thread; seqpar_nccl_desc desc; seqpar_rank_fn fn; void *user; seqpar_error error; } place;
