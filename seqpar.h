@@ -3674,7 +3674,7 @@ static seqpar__v seqpar__exponent(seqpar__v t) { uint32_t bits; memcpy(&bits, &t
 #endif
 #if defined(__GNUC__)
 #define SEQPAR__PREFETCH(p) (__builtin_prefetch(p, 1), __builtin_prefetch((p) + SEQPAR__NR - 1, 1))
-#define SEQPAR__AHEAD(p, n, write) __builtin_prefetch((const void *)((uintptr_t)(p) + (n) * sizeof(float)), write, 2)
+#define SEQPAR__AHEAD(p, n, write) __builtin_prefetch((const void *)((uintptr_t)(p) + (n) * sizeof(float)), write, 3)
 #else
 #define SEQPAR__PREFETCH(p) ((void)(p))
 #define SEQPAR__AHEAD(p, n, write) ((void)(p))
@@ -3973,18 +3973,14 @@ static seqpar_status seqpar__rows_run(seqpar_device *device, int64_t rows, const
     return seqpar__parallel(device, (rows + 31) / 32, 0, seqpar__rows_job, &w);
 }
 
-/* Sums within a row: 64 lanes by index, what is beyond the last 64 elements to the first 16 of them; folded as a fixed tree. */
-static float seqpar__lanes(float *lane) {
-    int w, j;
-    for (w = 32; w; w /= 2) for (j = 0; j < w; j++) lane[j] += lane[j + w];
-    return lane[0];
-}
-/* Calls step on the n elements of some arrays, a vector of each at a time; sums[2 u], sums[2 u + 1] belong to the u-th vector of 64
+/* Sums within a row: 64 lanes by index, what is beyond the last 64 elements to the first 16 of them; folded as a fixed tree.
+   Calls step on the n elements of some arrays, a vector of each at a time; sums[2 u], sums[2 u + 1] belong to the u-th vector of 64
    elements. A last part below 16 is filled up in a buffer, and only of the first `written` arrays comes anything back. */
 typedef void (*seqpar__step_fn)(const seqpar__v *k, seqpar__v *sums, float *const *x);
 #define SEQPAR__SUMS (2 * 64 / SEQPAR__VL)
+#define SEQPAR__ARRAYS 7
 SEQPAR__TEMPLATE void seqpar__vectors(seqpar__step_fn step, const seqpar__v *k, seqpar__v *sums, const int arrays, float *const *x, int64_t from, const int count) {
-    float *at[5];
+    float *at[SEQPAR__ARRAYS];
     int j, u;
     SEQPAR__UNROLL
     for (u = 0; u < count / SEQPAR__VL; u++) {
@@ -3995,7 +3991,7 @@ SEQPAR__TEMPLATE void seqpar__vectors(seqpar__step_fn step, const seqpar__v *k, 
 }
 SEQPAR__TEMPLATE void seqpar__each(seqpar__step_fn step, const seqpar__v *k, seqpar__v *sums, const int arrays, const int written, float *const *x, int64_t n, float fill) {
     seqpar__v own[SEQPAR__SUMS]; /* nobody else's, so that they stay in registers */
-    float edge[5 * 16], *at[5];
+    float edge[SEQPAR__ARRAYS * 16], *at[SEQPAR__ARRAYS];
     int64_t i = 0;
     int j;
     for (j = 0; sums && j < SEQPAR__SUMS; j++) own[j] = sums[j];
@@ -4009,12 +4005,16 @@ SEQPAR__TEMPLATE void seqpar__each(seqpar__step_fn step, const seqpar__v *k, seq
     }
     for (j = 0; sums && j < SEQPAR__SUMS; j++) sums[j] = own[j];
 }
-/* The total of sums[which], sums[2 + which], .. */
+/* The total of sums[which], sums[2 + which], ..: lane j and j + 32, then j and j + 16, .. */
 static float seqpar__sum_of(const seqpar__v *sums, int which) {
-    float lane[64];
-    int u;
-    for (u = 0; u < 64 / SEQPAR__VL; u++) SEQPAR__STORE(lane + u * SEQPAR__VL, sums[2 * u + which]);
-    return seqpar__lanes(lane);
+    seqpar__v total[64 / SEQPAR__VL];
+    float lane[SEQPAR__VL];
+    int u, w;
+    for (u = 0; u < 64 / SEQPAR__VL; u++) total[u] = sums[2 * u + which];
+    for (w = 32 / SEQPAR__VL; w; w /= 2) for (u = 0; u < w; u++) total[u] = total[u] + total[u + w];
+    SEQPAR__STORE(lane, total[0]);
+    for (w = SEQPAR__VL / 2; w; w /= 2) for (u = 0; u < w; u++) lane[u] += lane[u + w];
+    return lane[0];
 }
 static void seqpar__no_sums(seqpar__v *sums) { int u; for (u = 0; u < SEQPAR__SUMS; u++) sums[u] = SEQPAR__SPLAT(0.0f); }
 
@@ -4631,18 +4631,20 @@ static seqpar_status seqpar__cpu_rmsnorm(seqpar_device *device, const seqpar_rms
 typedef struct seqpar__norm_work { const seqpar_rmsnorm_grad_args *args; float *leaf; } seqpar__norm_work;
 SEQPAR__TEMPLATE void seqpar__norm_dot_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
     (void)k;
+    SEQPAR__AHEAD(x[0], 0, 1);
     sums[0] = SEQPAR__VFMA(SEQPAR__LOAD(x[4]) * SEQPAR__LOAD(x[3]), SEQPAR__LOAD(x[2]), sums[0]);
 }
 SEQPAR__TEMPLATE void seqpar__norm_grad_step(const seqpar__v *k, seqpar__v *sums, float *const *at) {
     seqpar__v x = SEQPAR__LOAD(at[2]), dy = SEQPAR__LOAD(at[3]);
     (void)sums;
+    SEQPAR__AHEAD(at[5], 0, 0); SEQPAR__AHEAD(at[6], 0, 0);
     SEQPAR__STORE(at[0], SEQPAR__LOAD(at[0]) + SEQPAR__VFMA(x, k[1], k[0] * SEQPAR__LOAD(at[4]) * dy));
     SEQPAR__STORE(at[1], SEQPAR__VFMA(dy, x * k[0], SEQPAR__LOAD(at[1])));
 }
 static void seqpar__cpu_norm_grad_job(void *user, int64_t i, char *scratch) {
     const seqpar__norm_work *w = (const seqpar__norm_work *)user;
     const seqpar_rmsnorm_grad_args *a = w->args;
-    float *sum = w->leaf ? w->leaf + i * a->width : (float *)scratch, *at[5], r;
+    float *sum = w->leaf ? w->leaf + i * a->width : (float *)scratch, *at[SEQPAR__ARRAYS], r;
     int64_t t = w->leaf ? a->leaves[i].local : i * 32, end = w->leaf ? t + a->leaves[i].count : SEQPAR__MIN(a->rows, t + 32);
     seqpar__v sums[SEQPAR__SUMS], k[2];
     memset(sum, 0, (size_t)a->width * sizeof *sum);
@@ -4650,11 +4652,12 @@ static void seqpar__cpu_norm_grad_job(void *user, int64_t i, char *scratch) {
         r = ((const float *)a->rstd)[t];
         at[0] = (float *)a->dx.data + t * a->dx.stride; at[1] = sum; at[4] = (float *)a->gain;
         at[2] = (float *)a->x.data + t * a->x.stride; at[3] = (float *)a->dy.data + t * a->dy.stride;
+        at[5] = at[2] + (t + 1 < end ? a->x.stride : 0); at[6] = at[3] + (t + 1 < end ? a->dy.stride : 0); /* on their way while this row is summed */
         seqpar__no_sums(sums);
         seqpar__each(seqpar__norm_dot_step, NULL, sums, 5, 0, at, a->width, 0.0f);
         k[0] = SEQPAR__SPLAT(r);
         k[1] = SEQPAR__SPLAT(-(r * r * r * seqpar__sum_of(sums, 0) / (float)a->width));
-        seqpar__each(seqpar__norm_grad_step, k, NULL, 5, 2, at, a->width, 0.0f);
+        seqpar__each(seqpar__norm_grad_step, k, NULL, 7, 2, at, a->width, 0.0f);
     }
 }
 static void seqpar__cpu_gain_leaf(void *user, void *value, int64_t index, int extend) {
@@ -4723,6 +4726,7 @@ SEQPAR__TEMPLATE seqpar__v seqpar__vsigmoid(seqpar__v x) {
 SEQPAR__TEMPLATE void seqpar__swiglu_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
     seqpar__v gate = SEQPAR__LOAD(x[1]);
     (void)k; (void)sums;
+    SEQPAR__AHEAD(x[0], 512, 1); SEQPAR__AHEAD(x[1], 512, 0); SEQPAR__AHEAD(x[2], 512, 0);
     SEQPAR__STORE(x[0], gate * seqpar__vsigmoid(gate) * SEQPAR__LOAD(x[2]));
 }
 static void seqpar__cpu_swiglu_row(const void *args, int64_t t) {
