@@ -382,9 +382,10 @@ static __device__ __forceinline__ uint32_t narrow_bits(float x) { /* to nearest,
 static __device__ __forceinline__ void narrow(float *to, float x) { *to = x; }
 static __device__ __forceinline__ void narrow(bf16 *to, float x) { to->bits = (uint16_t)narrow_bits(x); }
 
+/* Terms of one mma; terms of a tile in shared memory, 128 bytes; what its lines are longer by, so that banks are not met twice. */
 template <class T> struct traits;
-template <> struct traits<float> { enum { STEP = 8, PAD = 4 }; };
-template <> struct traits<bf16> { enum { STEP = 16, PAD = 8 }; };
+template <> struct traits<float> { enum { STEP = 8, TERMS = 32, PAD = 4 }; };
+template <> struct traits<bf16> { enum { STEP = 16, TERMS = 64, PAD = 8 }; };
 
 static __device__ __forceinline__ int lane_of() { return (int)threadIdx.x % WARP; }
 
@@ -773,8 +774,8 @@ template <class T> static seqpar_status op_add(seqpar_device *device, const seqp
    >>product  matrix products and weight gradients
    ====================================================================================================== */
 
-/* A block computes 64 x 64 sums, its four warps 32 x 32 each: 2 x 4 tiles. Terms come 32 at a time. */
-enum { SIDE = 64, TERMS = 32 };
+/* A block computes 64 x 64 sums, its four warps 32 x 32 each: 2 x 4 tiles. Terms come 128 bytes at a time. */
+enum { SIDE = 64 };
 struct product_sums { float c[2][4][4]; };
 
 /* Where a lane's sums lie: f(tile row, tile column of the block's 64 x 64, &sum). */
@@ -786,7 +787,7 @@ template <class F> static __device__ __forceinline__ void each_sum(product_sums 
 }
 
 template <class T, bool COLUMNS> __global__ void __launch_bounds__(BLOCK) matmul_kernel(T *y, int64_t y_stride, const T *x, int64_t x_stride, const T *w, int64_t w_stride, int64_t rows, int64_t out, int64_t in, int accumulate) {
-    enum { PAD = traits<T>::PAD, STEP = traits<T>::STEP, X = TERMS + PAD, W = COLUMNS ? SIDE + PAD : TERMS + PAD };
+    enum { TERMS = traits<T>::TERMS, PAD = traits<T>::PAD, STEP = traits<T>::STEP, X = TERMS + PAD, W = COLUMNS ? SIDE + PAD : TERMS + PAD };
     T *tile_x = SEQPAR_CUDA_SHARED(T), *tile_w = tile_x + SIDE * X;
     int64_t row = (int64_t)blockIdx.x * SIDE, column = (int64_t)blockIdx.y * SIDE;
     int warp = (int)threadIdx.x / WARP;
@@ -814,7 +815,7 @@ template <class T, bool COLUMNS> __global__ void __launch_bounds__(BLOCK) matmul
 template <class T> static seqpar_status op_matmul(seqpar_device *device, const seqpar_matmul_args *a, void *queue) {
     cuda_device *self = of(device);
     dim3 grid((unsigned)((a->rows + SIDE - 1) / SIDE), (unsigned)((a->out + SIDE - 1) / SIDE));
-    size_t shared = (size_t)(2 * SIDE * (TERMS + traits<T>::PAD)) * sizeof(T);
+    size_t shared = (size_t)(2 * SIDE * (traits<T>::TERMS + traits<T>::PAD)) * sizeof(T);
     if (a->rows < 1 || a->out < 1) return SEQPAR_OK;
     enter(self, queue);
     if (a->transposed) return finish(self, SEQPAR_CUDA_LAUNCH(self, (matmul_kernel<T, true>), grid, dim3(BLOCK), shared, (T *)a->y.data, a->y.stride, (const T *)a->x.data, a->x.stride, (const T *)a->w.data, a->w.stride, a->rows, a->out, a->in, a->accumulate), queue);
@@ -881,7 +882,7 @@ struct weight_grad_view {
     int64_t depth;
 };
 template <class T> struct weight_grad_job {
-    enum { PAD = traits<T>::PAD, STEP = traits<T>::STEP, LINE = SIDE + PAD };
+    enum { TERMS = traits<T>::TERMS, PAD = traits<T>::PAD, STEP = traits<T>::STEP, LINE = SIDE + PAD };
     const weight_grad_view &a;
     const T *dy, *x;
     int64_t row, column; /* of the tile: out, in */
@@ -939,7 +940,7 @@ template <class T> static seqpar_status op_weight_grad(seqpar_device *device, co
     const char *lists = upload(self);
     if (program < 0 || ranges < 0 || !stack || !lists) return SEQPAR_ERR_MEMORY;
     weight_grad_view v = {(const seqpar_fold_op *)(lists + program), (const token_range *)(lists + ranges), a->fold.program_count, a->fold.store_stride, a->out, a->in, a->dy.stride, a->x.stride, tiles_in, (float *)a->fold.store, (float *)a->fold.finish, stack, a->fold.depth};
-    return finish(self, SEQPAR_CUDA_LAUNCH(self, weight_grad_kernel<T>, dim3((unsigned)grid), dim3(BLOCK), (size_t)(2 * TERMS * (SIDE + traits<T>::PAD)) * sizeof(T), v, (const T *)a->dy.data, (const T *)a->x.data, tiles), queue);
+    return finish(self, SEQPAR_CUDA_LAUNCH(self, weight_grad_kernel<T>, dim3((unsigned)grid), dim3(BLOCK), (size_t)(2 * traits<T>::TERMS * (SIDE + traits<T>::PAD)) * sizeof(T), v, (const T *)a->dy.data, (const T *)a->x.data, tiles), queue);
 }
 
 /* ======================================================================================================

@@ -87,7 +87,7 @@ else
     for suite in $clean; do
         if sanitized seqpar_cuda.cu $suite; then pass cuda_sanitized_$suite; else fail cuda_sanitized_$suite "$(grep -E 'error|ERROR|FAIL|cuda_on_cpu' $out/san_$suite.log | head -n 1)"; fi
     done
-    sed 's/size_t shared = (size_t)(2 \* SIDE \* (TERMS/size_t shared = (size_t)(SIDE * (TERMS/' seqpar_cuda.cu >$out/too_little.cu
+    sed 's/size_t shared = (size_t)(2 \* SIDE \* (traits/size_t shared = (size_t)(SIDE * (traits/' seqpar_cuda.cu >$out/too_little.cu
     if ! cmp -s $out/too_little.cu seqpar_cuda.cu && ! sanitized $out/too_little.cu cuda_banks 2>/dev/null && grep -q 'AddressSanitizer' $out/san_cuda_banks.log; then pass cuda_sanitizer_sees_shared_memory
     else fail cuda_sanitizer_sees_shared_memory "a launch with too little of it goes unseen"; fi
 fi
