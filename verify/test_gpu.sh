@@ -13,9 +13,9 @@ run() { # NAME COMMAND...
 run device build/on_gpu_test_device
 run attn build/on_gpu_test_attn
 run queue build/on_gpu_test_queue
-run verify build/on_gpu_verify
+run verify build/on_gpu_verify --device cuda
 run cublas build/on_gpu_test_cublas # is a row's sum the same at any place of cuBLAS's tile?
-run verify_cublas env TEST_CUBLAS=1 build/on_gpu_verify
+run verify_cublas env TEST_CUBLAS=1 build/on_gpu_verify --device cuda
 if command -v compute-sanitizer >/dev/null 2>&1; then
     for tool in memcheck racecheck synccheck; do run $tool compute-sanitizer --error-exitcode 1 --tool $tool build/on_gpu_test_device; done
 else echo "skip gpu_sanitizer: compute-sanitizer is not installed"; fi
