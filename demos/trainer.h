@@ -729,7 +729,7 @@ static seqpar_status demo_process_run(const demo_job *job, const seqpar_nccl_des
 static seqpar_status demo_ranks_run(demo_job *job) {
     seqpar_error error;
 #ifdef DEMO_NCCL
-    const seqpar_nccl_desc from_environment = {0};
+    const seqpar_nccl_desc from_environment = {.limit_s = 3600}; /* others wait while rank 0 writes a checkpoint or asks a reward server */
     if (job->processes) return demo_process_run(job, &from_environment);
 #endif
     demo_catch(SIGINT);

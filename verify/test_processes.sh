@@ -61,10 +61,10 @@ for file in model.safetensors ema/model.safetensors ckpt/global_step6/optimizer.
 # Ctrl-C of one process, which is not rank 0: all stop at the same step, and rank 0 says so
 children() { sed -nE "s/^([0-9]+) \(.*\) [A-Z] $1 .*/\1/p" /proc/[0-9]*/stat 2>/dev/null | sort -n; }
 run build long sft $texts --max_steps 400
-$out/train_sft $shape $texts --max_steps 400 --save_steps 5 --ring_attn_size 3 --save_path $out/stopped --ckpt_path $out/stopped/ckpt >$out/stopped.log 2>&1 & parent=$!
+timeout -k 5 120 $out/train_sft $shape $texts --max_steps 400 --save_steps 5 --ring_attn_size 3 --save_path $out/stopped --ckpt_path $out/stopped/ckpt >$out/stopped.log 2>&1 & runner=$!
 for _ in $(seq 1 600); do [ -e $out/stopped/ckpt/latest ] && break; sleep 0.05; done
-kill -INT "$(children $parent | sed -n 2p)"
-wait $parent
+kill -INT "$(children "$(children $runner)" | sed -n 2p)"
+wait $runner
 if grep -q '^interrupted after step' $out/stopped.log && [ ! -e $out/stopped/model.safetensors ]; then ok "processes_interrupt $(grep -o 'after step [0-9]*' $out/stopped.log)"; else fail processes_interrupt "$(tail -n 1 $out/stopped.log)"; fi
 run $out stopped sft $texts --max_steps 400 --ring_attn_size 2 --load_checkpoint || fail processes_goes_on "$(tail -n 1 $out/stopped.log)"
 cmp -s $out/stopped/model.safetensors $out/long/model.safetensors && ok processes_goes_on || fail processes_goes_on "weights differ from those of the whole run"
