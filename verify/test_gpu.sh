@@ -8,7 +8,7 @@ run() { # NAME COMMAND...
     local name=$1 began; shift
     began=$(date +%s)
     if timeout 400 "$@" >build/gpu_"$name".log 2>&1; then passed=$((passed + 1)); echo "ok gpu_$name ($(($(date +%s) - began)) s): $(tail -n 1 build/gpu_"$name".log)"
-    else failed=$((failed + 1)); echo "FAIL gpu_$name: $(grep -E '^FAIL|ERROR|error' build/gpu_"$name".log | head -n 1)"; fi
+    else failed=$((failed + 1)); echo "FAIL gpu_$name: $(grep -m 1 -E '^FAIL|ERROR|error' build/gpu_"$name".log || tail -n 1 build/gpu_"$name".log)"; fi
 }
 run device build/on_gpu_test_device
 run attn build/on_gpu_test_attn
