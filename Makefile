@@ -10,13 +10,13 @@ LDLIBS = -lcjson -lm -lpthread -ldl
 
 HEADERS = seqpar.h seqpar_llama.h seqpar_safetensors.h seqpar_nccl.h
 DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie train_sft train_dpo train_kto train_ppo train_rm make_arith compare_runs
-SUITES = slow slow_loss numerics objective fold pack split comm transport nccl device cuda attn truth bits sample memory plan schedule safetensors demos_support headers sanitize rollout faults train post bad_input reward ppo readme
+SUITES = slow slow_loss numerics objective fold pack split comm transport nccl train_nccl device cuda attn truth bits sample memory plan schedule safetensors demos_support headers sanitize rollout faults train processes post bad_input reward ppo readme
 BENCHES = bench_cpu bench_chunks bench_head bench_layers bench_ranks bench_sample
 
 .PHONY: demo verify check check-all check-gpu cuda demos bench bench-gpu readme setup clean help
 help:
 	@echo "make demo    trains on 1 rank and on 4 and compares the bits (about a minute)"
-	@echo "make verify  every objective on 2 to 8 ranks against one rank, and the first DPO loss (seconds)"
+	@echo "make verify  every objective on 2 to 8 ranks against one rank, and the first DPO loss (seconds); DEVICE=cuda: on a GPU"
 	@echo "make check   all tests; the last line is 'N passed, N failed'"
 	@echo "make check-all  the same with the full product of ways to compute attention"
 	@echo "make demos   builds the programs in demos/ into build/; with CC=nvcc as CUDA C++ into build/nvcc/"
@@ -30,11 +30,13 @@ help:
 demo: setup build/make_arith build/train_sft build/train_dpo build/compare_runs
 	@sh demos/demo.sh
 
-verify: setup build/verify_sp
-	@build/verify_sp
+DEVICE = cpu
+VERIFY = $(if $(filter cuda,$(DEVICE)),build/on_gpu_verify,build/verify_sp)
+verify: setup $(VERIFY)
+	@$(VERIFY) --device $(DEVICE)
 
 check: setup
-	@$(MAKE) --no-print-directory -j2 $(DEMOS:%=build/%) build/verify_sp build/reward_server_for_tests $(filter-out build/test_headers build/test_cuda build/test_sanitize build/test_faults build/test_train build/test_post build/test_bad_input build/test_reward build/test_ppo build/test_readme,$(SUITES:%=build/test_%))
+	@$(MAKE) --no-print-directory -j2 $(DEMOS:%=build/%) build/verify_sp build/reward_server_for_tests $(filter-out build/test_headers build/test_cuda build/test_sanitize build/test_faults build/test_train build/test_processes build/test_post build/test_bad_input build/test_reward build/test_ppo build/test_readme,$(SUITES:%=build/test_%))
 	@bash ci/run.sh $(SUITES)
 
 check-all: export TEST_ALL = 1
@@ -88,7 +90,8 @@ build/bench_%: bench/bench_%.c $(wildcard bench/*.h) $(HEADERS)
 # ---- CUDA: the device on a GPU, and its kernels thread by thread on the CPU (verify/cuda_on_cpu.h) ----
 NVCC ?= nvcc
 CUDA_ARCH ?= -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90a,code=sm_90a
-CUDA_LIBS = -L$(dir $(shell command -v $(NVCC)))../lib64 -lcublas -lcudart -lstdc++
+CUDA = $(dir $(shell command -v $(NVCC)))..
+CUDA_LIBS = -L$(CUDA)/lib64 -lcublas -lcudart -lstdc++
 ON_CPU = $(CXX) -std=c++17 -O2 -g $(ARCH) -Wall -Wextra -Wno-unused-function -I. -x c++ -DSEQPAR_CUBLAS -include verify/cublas_on_cpu.h
 TRAINERS = train_sft train_dpo train_kto train_rm train_ppo
 
@@ -100,8 +103,9 @@ build/cuda_on_cpu.o: seqpar_cuda.cu seqpar.h verify/cuda_on_cpu.h verify/cuda_on
 	@mkdir -p build
 	$(ON_CPU) -c $< -o $@
 
-build/on_cpu_test_queue_nccl: verify/test_queue.c verify/nccl_stand_in.h
-build/on_cpu_%: verify/%.c build/cuda_on_cpu.o verify/test.h $(HEADERS)
+build/on_cpu_test_queue_nccl: verify/test_queue.c verify/nccl_stand_in.h verify/nccl_on_cpu.h
+build/on_cpu_test_train_nccl: verify/nccl_stand_in.h verify/nccl_on_cpu.h $(wildcard demos/*.h) build/options.inc
+build/on_cpu_%: verify/%.c build/cuda_on_cpu.o verify/test.h verify/run_objective.h $(HEADERS)
 	$(CC) $(CPPFLAGS) $(CFLAGS) -DTEST_CUDA $< build/cuda_on_cpu.o -o $@ $(LDLIBS) -lstdc++
 
 build/on_cpu_bench_gpu: bench/bench_gpu.c bench/gpu.h bench/bench.h build/cuda_on_cpu.o $(HEADERS)
@@ -110,11 +114,15 @@ build/on_cpu_bench_gpu: bench/bench_gpu.c bench/gpu.h bench/bench.h build/cuda_o
 build/on_gpu_bench_gpu: bench/bench_gpu.c bench/gpu.h bench/bench.h build/cuda.o $(HEADERS)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $< build/cuda.o -o $@ $(LDLIBS) $(CUDA_LIBS)
 
-build/on_gpu_%: verify/%.c build/cuda.o verify/test.h $(HEADERS)
+build/on_gpu_%: verify/%.c build/cuda.o verify/test.h verify/run_objective.h $(HEADERS)
 	$(CC) $(CPPFLAGS) $(CFLAGS) -DTEST_CUDA $< build/cuda.o -o $@ $(LDLIBS) $(CUDA_LIBS)
 
+# Where nccl.h and libnccl.so are, a trainer's ranks can be processes.
+NCCL_FLAGS = -isystem $(CUDA)/include -L$(CUDA)/lib64
+NCCL = $(shell echo 'int main(void) { return 0; }' | $(CC) -include nccl.h $(NCCL_FLAGS) -x c - -lnccl -o /dev/null 2>/dev/null && echo -DDEMO_NCCL $(NCCL_FLAGS) -lnccl)
+
 build/cuda_train_%: demos/train_%.c build/cuda.o $(HEADERS) $(wildcard demos/*.h) build/options.inc
-	$(CC) $(CPPFLAGS) $(CFLAGS) -DDEMO_CUDA $< build/cuda.o -o $@ $(LDLIBS) -lcurl $(CUDA_LIBS)
+	$(CC) $(CPPFLAGS) $(CFLAGS) -DDEMO_CUDA $< build/cuda.o -o $@ $(NCCL) $(LDLIBS) -lcurl $(CUDA_LIBS)
 
 comma := ,
 space := $(subst ,, )
@@ -127,8 +135,9 @@ build/nvcc/%: demos/%.c $(HEADERS) $(wildcard demos/*.h) build/options.inc
 	$(NVCC) -x cu -std=c++20 $(NVCC_DEMO_ARCH) -fmad=false -diag-suppress 1675 -Xcompiler $(NVCC_HOST) $(CPPFLAGS) $< -o $@ $(LDLIBS)
 
 cuda: setup $(TRAINERS:train_%=build/cuda_train_%)
+	@echo "$(if $(NCCL),with NCCL: ranks are threads or processes,without NCCL (no nccl.h or libnccl.so under $(CUDA)): ranks are threads of one process)"
 
-check-gpu: setup build/on_gpu_test_device build/on_gpu_test_attn build/on_gpu_test_queue build/on_gpu_test_cublas build/on_gpu_verify
+check-gpu: setup build/on_gpu_test_device build/on_gpu_test_attn build/on_gpu_test_queue build/on_gpu_test_cublas build/on_gpu_verify build/cuda_train_sft build/make_arith
 	@bash verify/test_gpu.sh
 
 bench-gpu:

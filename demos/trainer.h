@@ -14,6 +14,13 @@
 #include "options.h"
 #include "plot.h"
 #include "progress.h"
+#ifdef DEMO_NCCL /* ranks can be processes, each with a GPU: make cuda */
+#define SEQPAR_NCCL_IMPLEMENTATION
+#include "seqpar_nccl.h"
+#endif
+#ifndef DEMO_RUN_RANKS /* how ranks are run otherwise: a function like this one */
+#define DEMO_RUN_RANKS seqpar_run_threads
+#endif
 
 typedef struct {
     const char *dataset, *eval_dataset, *input_key, *output_key, *input_template, *truncation;
@@ -108,6 +115,7 @@ typedef struct {
     double temperature;   /* of log-probs; 0: 1 */
     int64_t micro_values; /* rows at a time where there are no gradients; 0: micro_train_batch_size */
     int64_t dp;
+    int64_t processes, rank; /* ranks that were started as processes, and which of them this is; 0: ranks share this one */
 } demo_job;
 
 typedef struct { /* one rank at work */
@@ -165,10 +173,15 @@ struct demo_objective {
 };
 
 
-static volatile sig_atomic_t demo_interrupted;
-static void demo_on_interrupt(int signal_number) {
-    (void)signal_number;
-    demo_interrupted = 1;
+static volatile sig_atomic_t demo_interrupted; /* by this signal */
+static void demo_on_interrupt(int signal_number) { demo_interrupted = signal_number; }
+
+static void demo_catch(int signal_number) {
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = demo_on_interrupt;
+    action.sa_flags = SA_RESTART;
+    sigaction(signal_number, &action, NULL);
 }
 
 /* ---- from options to a job ---- */
@@ -191,8 +204,36 @@ static int demo_pick_attention(demo_job *job, char *error, size_t size) {
 
 static int demo_wants_bf16(const demo_config *c) { return c->param_dtype && !strcmp(c->param_dtype, "bf16"); }
 
+static int64_t demo_environment(const char *name) {
+    const char *text = getenv(name);
+    return text ? strtoll(text, NULL, 10) : 0;
+}
+
+/* Where something has started WORLD_SIZE processes (torchrun, mpirun, a loop in a shell), they are the ranks, over NCCL. */
+static int demo_job_processes(demo_job *job, char *error, size_t size) {
+    demo_config *c = &job->config;
+    int64_t processes = demo_environment("WORLD_SIZE"), dp = c->data_parallel_size ? c->data_parallel_size : processes / c->ring_attn_size;
+#ifdef DEMO_NCCL
+    if (processes < 1) return 0;
+    job->processes = processes;
+    job->rank = demo_environment("RANK");
+    if (c->world_size && c->world_size != processes)
+        return snprintf(error, size, "the environment's WORLD_SIZE is %lld, world_size is %lld; leave out --world_size", (long long)processes, (long long)c->world_size), -1;
+    if (dp * c->ring_attn_size != processes)
+        return snprintf(error, size, "the environment's WORLD_SIZE %lld is not data_parallel_size %lld x ring_attn_size %lld; start as many processes as that, or unset WORLD_SIZE and all ranks share one process", (long long)processes,
+                        (long long)(dp ? dp : 1), (long long)c->ring_attn_size), -1;
+    c->world_size = processes;
+#else
+    (void)job, (void)dp;
+    if (processes > 1)
+        return snprintf(error, size, "the environment's WORLD_SIZE is %lld, but this program was built without NCCL and each of the processes would train the whole world; type make cuda where nccl.h is and start build/cuda_train_*, or unset WORLD_SIZE", (long long)processes), -1;
+#endif
+    return 0;
+}
+
 static int demo_job_world(demo_job *job, char *error, size_t size) {
     demo_config *c = &job->config;
+    if (demo_job_processes(job, error, size)) return -1;
     int64_t dp = c->data_parallel_size ? c->data_parallel_size : c->world_size ? c->world_size / c->ring_attn_size : 1;
     if (!strcmp(c->device, "cpu") && demo_wants_bf16(c)) return snprintf(error, size, "--param_dtype bf16 is not for the cpu device, which computes in fp32; add --device reference or --device cuda"), -1;
     if (c->cublas && strcmp(c->device, "cuda")) return snprintf(error, size, "--cublas is for the GPU, not for --device %s; add --device cuda or leave it out", c->device), -1;
@@ -487,10 +528,11 @@ static seqpar_status demo_evaluate(demo_rank *r) {
 
 /* ---- the run ---- */
 
-/* NULL: no memory, or no GPU, which *error then says. */
-static seqpar_device *demo_device(const demo_config *c, seqpar_error *error) {
+/* NULL: no memory, or no GPU, which *error then says. Processes of one machine have a GPU each, the one the transport takes. */
+static seqpar_device *demo_device(const demo_job *job, seqpar_error *error) {
+    const demo_config *c = &job->config;
 #ifdef DEMO_CUDA
-    seqpar_cuda_desc cuda = {.storage = demo_wants_bf16(c) ? SEQPAR_BF16 : SEQPAR_F32, .cublas = c->cublas};
+    seqpar_cuda_desc cuda = {.ordinal = job->processes ? demo_environment("LOCAL_RANK") : 0, .storage = demo_wants_bf16(c) ? SEQPAR_BF16 : SEQPAR_F32, .cublas = c->cublas};
     if (!strcmp(c->device, "cuda")) return seqpar_device_cuda(error, &cuda);
 #endif
     (void)error;
@@ -529,7 +571,7 @@ static seqpar_status demo_resume(demo_rank *r) {
 static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
     const demo_config *c = &r->job->config;
     seqpar_optim_desc optim = {!strcmp(c->optim, "sgd") ? SEQPAR_SGD : SEQPAR_ADAMW, (int)c->zero_stage, c->adam_betas[0], c->adam_betas[1], c->adam_eps, c->l2, c->max_norm};
-    r->device = demo_device(c, world->error);
+    r->device = demo_device(r->job, world->error);
     seqpar_status status = seqpar_ctx_open(&r->ctx, world, r->device, c->ring_attn_size);
     if (!status) status = seqpar_llama_open(&r->ctx, &r->model, &r->job->model);
     if (!status) status = seqpar_optim_open(&r->ctx, &r->optim, r->model.tensors, r->model.tensor_count, &optim);
@@ -565,11 +607,12 @@ static seqpar_status demo_draw_loss(demo_rank *r) {
     return demo_plot_write(path, &plot, why, sizeof why) ? seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_WRITE, "%s", why) : SEQPAR_OK;
 }
 
-/* Did anybody press Ctrl-C? Everybody must answer alike. */
+/* Did anybody press Ctrl-C? Everybody must answer alike, also where one process alone was told. */
 static seqpar_status demo_stop_wanted(demo_rank *r, int *stop) {
     int64_t flag = demo_interrupted;
     seqpar_status status = seqpar_comm_max_i64(r->ctx.world, &flag, 1);
     *stop = flag != 0;
+    if (!demo_interrupted && *stop) demo_interrupted = (sig_atomic_t)flag;
     return status;
 }
 
@@ -655,26 +698,50 @@ static void demo_job_close(demo_job *job) {
 static void demo_job_say(const demo_job *job) {
     const demo_config *c = &job->config;
     char warning[512];
+    if (job->rank) return; /* one process speaks */
     demo_template_checked(c->input_template, warning, sizeof warning);
     if (*warning) fprintf(stderr, "notice: %s\n", warning);
     fprintf(stderr, "data: %s\n", job->train.summary);
     fprintf(stderr, "model: %lld layers, hidden %lld, %lld heads over %lld kv heads, vocab %lld; %s%s\n", (long long)job->model.layers, (long long)job->model.hidden,
             (long long)job->model.heads, (long long)job->model.kv_heads, (long long)job->model.vocab, c->device, demo_wants_bf16(c) ? " in bf16" : "");
-    fprintf(stderr, "ranks: %lld data-parallel x %lld sequence-parallel (%s, %s), ZeRO %lld, %lld steps of %lld %s\n", (long long)job->dp, (long long)c->ring_attn_size,
-            seqpar_layout_name(job->layout), seqpar_schedule_name(job->schedule), (long long)c->zero_stage, (long long)job->total_steps, (long long)c->train_batch_size, job->objective->unit);
+    fprintf(stderr, "ranks: %lld data-parallel x %lld sequence-parallel (%s, %s), %sZeRO %lld, %lld steps of %lld %s\n", (long long)job->dp, (long long)c->ring_attn_size,
+            seqpar_layout_name(job->layout), seqpar_schedule_name(job->schedule), job->processes ? "a process each, over NCCL, " : "", (long long)c->zero_stage, (long long)job->total_steps, (long long)c->train_batch_size, job->objective->unit);
+}
+
+#ifdef DEMO_NCCL
+/* Launchers end processes by SIGTERM. While a process still waits for the others, a signal ends it at once. */
+static seqpar_status demo_process_main(seqpar_comm *world, void *user) {
+    demo_catch(SIGINT);
+    demo_catch(SIGTERM);
+    return demo_rank_main(world, user);
+}
+
+/* All processes hear of the world's first failure: rank 0 says it, and the rank it happened on. */
+static seqpar_status demo_process_run(const demo_job *job, const seqpar_nccl_desc *desc) {
+    seqpar_error error;
+    seqpar_status status = seqpar_nccl_run(desc, demo_process_main, (void *)job, &error);
+    int64_t rank = desc->size ? desc->rank : job->rank;
+    if (status && (!rank || error.rank == rank)) fprintf(stderr, "error: %s (%s, rank %lld)\n", error.text, seqpar_status_name(status), (long long)error.rank);
+    return status;
+}
+#endif
+
+static seqpar_status demo_ranks_run(demo_job *job) {
+    seqpar_error error;
+#ifdef DEMO_NCCL
+    const seqpar_nccl_desc from_environment = {.limit_s = 3600}; /* others wait while rank 0 writes a checkpoint or asks a reward server */
+    if (job->processes) return demo_process_run(job, &from_environment);
+#endif
+    demo_catch(SIGINT);
+    seqpar_status status = DEMO_RUN_RANKS(job->dp * job->config.ring_attn_size, demo_rank_main, job, &error);
+    if (status) fprintf(stderr, "error: %s (%s)\n", error.text, seqpar_status_name(status));
+    return status;
 }
 
 /* Runs the job on its ranks. Returns the exit code. */
 static int demo_job_run(demo_job *job) {
-    seqpar_error error;
-    struct sigaction action;
-    memset(&action, 0, sizeof action);
-    action.sa_handler = demo_on_interrupt;
-    action.sa_flags = SA_RESTART;
-    sigaction(SIGINT, &action, NULL);
-    seqpar_status status = seqpar_run_threads(job->dp * job->config.ring_attn_size, demo_rank_main, job, &error);
-    if (status) fprintf(stderr, "error: %s (%s)\n", error.text, seqpar_status_name(status));
-    return status ? 1 : demo_interrupted ? 130 : 0;
+    seqpar_status status = demo_ranks_run(job);
+    return status ? 1 : demo_interrupted ? 128 + demo_interrupted : 0;
 }
 
 /* A trainer's main: from the command line to the exit code. */
@@ -684,10 +751,12 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool, co
     demo_wait_passively(argv);
     int wrong = demo_options_parse(&options, argc, argv, error, sizeof error);
     if (!wrong && options.help_wanted) return demo_options_help(&options, stdout), 0;
-    if (!wrong) demo_options_print_ignored(&options, stderr);
     snprintf(ckpt_path, sizeof ckpt_path, "./ckpt/checkpoints_%s", tool);
     if (!job->config.ckpt_path) job->config.ckpt_path = ckpt_path;
-    if (!wrong) wrong = demo_job_open(job, error, sizeof error);
+    if (!wrong) {
+        wrong = demo_job_open(job, error, sizeof error);
+        if (!job->rank) demo_options_print_ignored(&options, stderr);
+    }
     if (wrong) return fprintf(stderr, "error: %s\n", error), 2;
     demo_job_say(job);
     int code = demo_job_run(job);

@@ -32,7 +32,7 @@ rm -f $out/sm_*.failed
 [ -n "$nvcc" ] && for target in $targets; do build "$target"; done &
 
 if ! command -v "${CXX:-c++}" >/dev/null 2>&1; then skip cuda "no C++ compiler"; finish; fi
-for suite in test_device test_attn test_cuda_step test_queue test_queue_nccl test_cuda_banks test_cublas; do
+for suite in test_device test_attn test_cuda_step test_queue test_queue_nccl test_train_nccl test_cuda_banks test_cublas; do
     if make --no-print-directory build/on_cpu_$suite >$out/$suite.build.log 2>&1 && ! grep -q 'warning:' $out/$suite.build.log; then add ${suite#test_} build/on_cpu_$suite
     else fail "cuda_$suite" "$(grep -E 'error|warning' $out/$suite.build.log | head -n 1)"; fi
 done

@@ -3,8 +3,7 @@
    those of one rank in the order of calls, and a call that was made before can be captured into a graph. Without a GPU the
    streams of cuda_on_cpu.h run late, in an order drawn from a seed. */
 #ifdef QUEUE_NCCL
-#include "nccl_stand_in.h"
-#include "cuda_on_cpu_bridge.h"
+#include "nccl_on_cpu.h"
 #define SEQPAR_NCCL_IMPLEMENTATION
 #endif
 #define SEQPAR_IMPLEMENTATION
@@ -33,13 +32,7 @@ extern int cudaGraphLaunch(void *exec, void *stream), cudaGraphExecDestroy(void 
 enum { CAPTURE_OF_THREAD = 1 };
 
 #ifdef QUEUE_NCCL
-/* ---- ranks over NCCL: the kernels of cuda_on_cpu.h on the streams of nccl_stand_in.h ---- */
-
-static void *stand_stream_new(void) { cudaStream_t s = NULL; return cudaStreamCreate(&s) ? NULL : s; }
-static void stand_stream_free(void *s) { cudaStreamDestroy(s); }
-static void stand_stream_push(void *s, void (*run)(void *), void *operation) { stand_kernel(s, run, operation); }
-static void stand_stream_settle(void *s) { cudaStreamSynchronize(s); }
-static const cuda_on_cpu_bridge bridge = {stand_stream_new, stand_stream_free, stand_stream_push, stand_stream_settle};
+/* ---- ranks over NCCL ---- */
 
 typedef struct place { pthread_t thread; seqpar_nccl_desc desc; seqpar_rank_fn fn; void *user; seqpar_error error; } place;
 #define OVER "_nccl"
@@ -56,12 +49,10 @@ static seqpar_status run_nccl(int64_t ranks, seqpar_rank_fn fn, void *user, seqp
     place places[8] = {0};
     char file[256];
     stand_reset(test_seed + world_seed++, 0);
-    stand.all_device = 1;
     if (skipped >= 0) stand_skip("cudaStreamWaitEvent", skipped);
     memset(error, 0, sizeof *error);
     snprintf(file, sizeof file, "%s/seqpar_queue.%ld", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", (long)getpid());
-    cuda_on_cpu_elsewhere = &bridge;
-    cuda_on_cpu_open_memory(1);
+    stand_runs_kernels(1);
     alarm(600);
     for (int64_t r = 0; r < ranks; r++) {
         places[r] = (place){.desc = {.rank = r, .size = ranks, .keep_device = 1, .file = file}, .fn = fn, .user = user};
@@ -69,8 +60,7 @@ static seqpar_status run_nccl(int64_t ranks, seqpar_rank_fn fn, void *user, seqp
     }
     for (int64_t r = 0; r < ranks; r++) pthread_join(places[r].thread, NULL);
     for (int64_t r = 0; r < ranks; r++) if (places[r].error.status && !error->status) *error = places[r].error;
-    cuda_on_cpu_open_memory(-1);
-    cuda_on_cpu_elsewhere = NULL;
+    stand_runs_kernels(0);
     test_expect(!stand.complaint[0] && !stand_leaks()[0], "%s%s", stand.complaint, stand_leaks());
     return error->status;
 }

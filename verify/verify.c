@@ -3,8 +3,9 @@
  * every schedule against one rank: logits, loss, gradient of every parameter, updated parameters; and the first DPO loss
  * against -log(sigmoid(0)).
  *
- *     verify [--json]        the tensors stay in build/verify, for anyone to compare
- */
+ *     verify [--json] [--device cpu|cuda] [--ring_attn_size P]        P: so many ranks alone
+ *
+ * The tensors stay in build/verify, for anyone to compare. Which device there is, is settled when this is built (on_cuda.h). */
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_LLAMA_IMPLEMENTATION
 #define SEQPAR_SAFETENSORS_IMPLEMENTATION
@@ -15,12 +16,13 @@
 
 typedef struct { const char *name; int schedule; int64_t ulysses; } mode;
 static const mode modes[] = {{"zigzag ring", SEQPAR_RING, 0}, {"llama3", SEQPAR_LLAMA3, 0}, {"Ulysses", SEQPAR_ULYSSES, 0}, {"2D", SEQPAR_RING, 2}};
-static const int64_t ranks[] = {2, 3, 4, 8};
-enum { MODES = 4, RANKS = 4, CELLS = MODES * RANKS };
+static int64_t ranks[] = {2, 3, 4, 8}, rank_count = 4; /* one of them, if asked for */
+enum { MODES = 4, RANKS = 4, MOST_CELLS = MODES * RANKS };
+#define CELLS (MODES * (int)rank_count)
 
 enum { SAME, DIFFERS, CANNOT }; /* CANNOT: the mode does not exist for this number of ranks */
 typedef struct { int state; double error; } cell;
-typedef struct { char name[48], value[32]; cell cells[CELLS]; } row;
+typedef struct { char name[48], value[32]; cell cells[MOST_CELLS]; } row;
 enum { MOST_ROWS = 32 };
 static row rows[MOST_ROWS];
 static int row_count, wrong;
@@ -46,8 +48,8 @@ static void compare(row *r, int which, const double *got, const double *want, in
 
 /* Way number `which`; 0 where there is none. */
 static int way_of(int which, objective_way *way) {
-    const mode *m = &modes[which / RANKS];
-    *way = (objective_way){.dp = 1, .sp = ranks[which % RANKS], .accumulation = 1, .layout = SEQPAR_ZIGZAG, .schedule = m->schedule, .ulysses_size = m->ulysses};
+    const mode *m = &modes[which / rank_count];
+    *way = (objective_way){.dp = 1, .sp = ranks[which % rank_count], .accumulation = 1, .layout = SEQPAR_ZIGZAG, .schedule = m->schedule, .ulysses_size = m->ulysses};
     return !m->ulysses || way->sp % m->ulysses == 0;
 }
 
@@ -97,7 +99,7 @@ static void verify_objective(int kind) {
             continue;
         }
         run(&t, &way, &r);
-        snprintf(where, sizeof where, "%s.sp%lld", modes[i / RANKS].name, (long long)way.sp);
+        snprintf(where, sizeof where, "%s.sp%lld", modes[i / rank_count].name, (long long)way.sp);
         keep(&t, &r, where);
         compare(loss, i, &r.loss, &one.loss, 1);
         compare(gradient, i, r.gradient, one.gradient, one.elements);
@@ -113,7 +115,7 @@ static void verify_objective(int kind) {
 static double verify_first_loss(int *bitwise) {
     const double ln2 = seqpar_softplus(-0.0), want = 0.693147180559945309417; /* -log(sigmoid(0)) */
     objective_task t;
-    objective_way way = {.dp = 1, .sp = 8, .accumulation = 1, .layout = SEQPAR_ZIGZAG}, alone = {.dp = 1, .sp = 1, .accumulation = 1};
+    objective_way way = {.dp = 1, .sp = ranks[rank_count - 1], .accumulation = 1, .layout = SEQPAR_ZIGZAG}, alone = {.dp = 1, .sp = 1, .accumulation = 1};
     objective_result first, one, r;
     row *line;
     objective_task_open(&t, OBJECTIVE_DPO, 6, 60, 130, 5);
@@ -137,16 +139,17 @@ static double verify_first_loss(int *bitwise) {
     return first.loss;
 }
 
+static int width(void) { return rank_count > 1 ? 5 : 12; } /* of a column */
 static void print_cell(const cell *c) {
-    if (c->state == SAME) printf(" bits");
-    else if (c->state == CANNOT) printf("    -");
-    else printf(" %.0e", c->error);
+    char text[16];
+    snprintf(text, sizeof text, "%.0e", c->error);
+    printf("%*s", width(), c->state == SAME ? "bits" : c->state == CANNOT ? "-" : text);
 }
 static void print_table(void) {
     printf("%-22s%-20s", "", "SP=1");
-    for (int m = 0; m < MODES; m++) printf(" %-19s", modes[m].name);
+    for (int m = 0; m < MODES; m++) printf(" %-*s", width() * (int)rank_count - 1, modes[m].name);
     printf("\n%-42s", "");
-    for (int i = 0; i < CELLS; i++) printf("%5lld", (long long)ranks[i % RANKS]);
+    for (int i = 0; i < CELLS; i++) printf("%*lld", width(), (long long)ranks[i % rank_count]);
     printf("\n");
     for (int r = 0; r < row_count; r++) {
         printf("%-22s%-20s", rows[r].name, rows[r].value);
@@ -160,17 +163,39 @@ static void print_json(FILE *f, double first, int bitwise) {
     fprintf(f, "{\"dpo_first_loss\": %.17g, \"dpo_first_loss_is_ln2_bitwise\": %s, \"wrong\": %d, \"rows\": [", first, bitwise ? "true" : "false", wrong);
     for (int r = 0; r < row_count; r++) {
         fprintf(f, "%s\n  {\"what\": \"%s\", \"sp1\": \"%s\"", r ? "," : "", rows[r].name, rows[r].value);
-        for (int i = 0; i < CELLS; i++) fprintf(f, ", \"%s SP=%lld\": \"%s\"", modes[i / RANKS].name, (long long)ranks[i % RANKS], states[rows[r].cells[i].state]);
+        for (int i = 0; i < CELLS; i++) fprintf(f, ", \"%s SP=%lld\": \"%s\"", modes[i / rank_count].name, (long long)ranks[i % rank_count], states[rows[r].cells[i].state]);
         fprintf(f, "}");
     }
     fprintf(f, "\n]}\n");
 }
 
+#ifdef TEST_CUDA
+static const char here[] = "cuda", other[] = "--device cpu needs a program built without CUDA; type make verify";
+#else
+static const char here[] = "cpu", other[] = "--device cuda needs a program built with CUDA; type make verify DEVICE=cuda";
+#endif
+
+/* 0, or 2 with one sentence. */
+static int options(int argc, char **argv, int *json) {
+    for (int i = 1; i < argc; i++) {
+        const char *value = i + 1 < argc ? argv[i + 1] : "", *name = argv[i];
+        if (!strcmp(name, "--json")) { *json = 1; continue; }
+        i++;
+        if (!strcmp(name, "--device") && (!strcmp(value, "cpu") || !strcmp(value, "cuda"))) {
+            if (strcmp(value, here)) return fprintf(stderr, "error: %s\n", other), 2;
+        } else if (!strcmp(name, "--ring_attn_size") && strlen(value) == 1 && *value >= '2' && *value <= '8') {
+            ranks[0] = *value - '0';
+            rank_count = 1;
+        } else return fprintf(stderr, "error: %s %s is none of --json, --device cpu, --device cuda, --ring_attn_size 2 to 8\n", name, value), 2;
+    }
+    return 0;
+}
+
 int main(int argc, char **argv) {
-    int bitwise, json = argc > 1 && !strcmp(argv[1], "--json");
+    int bitwise, json = 0;
     double first;
     FILE *file;
-    if (argc > 1 + json) return fprintf(stderr, "usage: verify [--json]\n"), 2;
+    if (options(argc, argv, &json)) return 2;
     mkdir("build", 0777);
     mkdir("build/verify", 0777);
     first = verify_first_loss(&bitwise);
