@@ -204,19 +204,26 @@ static int demo_pick_attention(demo_job *job, char *error, size_t size) {
 
 static int demo_wants_bf16(const demo_config *c) { return c->param_dtype && !strcmp(c->param_dtype, "bf16"); }
 
-static int64_t demo_environment(const char *name) {
+/* A number of the environment; -1 where it is none, `unset` where there is nothing. */
+static int64_t demo_environment(const char *name, int64_t unset) {
     const char *text = getenv(name);
-    return text ? strtoll(text, NULL, 10) : 0;
+    char *end;
+    if (!text || !*text) return unset;
+    int64_t value = strtoll(text, &end, 10);
+    return *end ? -1 : value;
 }
 
 /* Where something has started WORLD_SIZE processes (torchrun, mpirun, a loop in a shell), they are the ranks, over NCCL. */
 static int demo_job_processes(demo_job *job, char *error, size_t size) {
     demo_config *c = &job->config;
-    int64_t processes = demo_environment("WORLD_SIZE"), dp = c->data_parallel_size ? c->data_parallel_size : processes / c->ring_attn_size;
+    int64_t processes = demo_environment("WORLD_SIZE", 0), dp = c->data_parallel_size ? c->data_parallel_size : processes / c->ring_attn_size;
+    if (processes < 0) return snprintf(error, size, "the environment's WORLD_SIZE is '%s'; set it to the number of processes that were started, or unset it", getenv("WORLD_SIZE")), -1;
 #ifdef DEMO_NCCL
     if (processes < 1) return 0;
     job->processes = processes;
-    job->rank = demo_environment("RANK");
+    job->rank = demo_environment("RANK", -1);
+    if (job->rank < 0 || job->rank >= processes)
+        return snprintf(error, size, "the environment's RANK is '%s'; give each of the %lld processes its own, 0 to %lld", getenv("RANK") ? getenv("RANK") : "", (long long)processes, (long long)processes - 1), -1;
     if (c->world_size && c->world_size != processes)
         return snprintf(error, size, "the environment's WORLD_SIZE is %lld, world_size is %lld; leave out --world_size", (long long)processes, (long long)c->world_size), -1;
     if (dp * c->ring_attn_size != processes)
@@ -532,7 +539,7 @@ static seqpar_status demo_evaluate(demo_rank *r) {
 static seqpar_device *demo_device(const demo_job *job, seqpar_error *error) {
     const demo_config *c = &job->config;
 #ifdef DEMO_CUDA
-    seqpar_cuda_desc cuda = {.ordinal = job->processes ? demo_environment("LOCAL_RANK") : 0, .storage = demo_wants_bf16(c) ? SEQPAR_BF16 : SEQPAR_F32, .cublas = c->cublas};
+    seqpar_cuda_desc cuda = {.ordinal = job->processes ? demo_environment("LOCAL_RANK", 0) : 0, .storage = demo_wants_bf16(c) ? SEQPAR_BF16 : SEQPAR_F32, .cublas = c->cublas};
     if (!strcmp(c->device, "cuda")) return seqpar_device_cuda(error, &cuda);
 #endif
     (void)error;

@@ -237,18 +237,23 @@ static void test_environment(void) {
     test_end("train_nccl_environment");
 }
 
-static void expect_refused(const char *world_size, const char *options, const char *text) {
+static void expect_refused(const char *world_size, const char *rank, const char *options, const char *text) {
     static place p;
-    launched(world_size, "0", NULL);
-    test_expect(place_open(&p, 0, "refused", options) && strstr(p.error, text), "WORLD_SIZE=%s %s: '%s' is not '%s'", world_size, options, p.error, text);
+    launched(world_size, rank, NULL);
+    test_expect(place_open(&p, 0, "refused", options) && strstr(p.error, text), "WORLD_SIZE=%s RANK=%s %s: '%s' is not '%s'", world_size, rank ? rank : "", options, p.error, text);
     launched(NULL, NULL, NULL);
 }
 static void test_refused(void) {
     static place p;
-    expect_refused("6", "--ring_attn_size 4", "WORLD_SIZE 6 is not data_parallel_size 1 x ring_attn_size 4");
-    expect_refused("2", "--ring_attn_size 4", "WORLD_SIZE 2 is not data_parallel_size 1 x ring_attn_size 4");
-    expect_refused("4", "--data_parallel_size 3", "WORLD_SIZE 4 is not data_parallel_size 3 x ring_attn_size 1");
-    expect_refused("4", "--world_size 2", "WORLD_SIZE is 4, world_size is 2");
+    expect_refused("6", "0", "--ring_attn_size 4", "WORLD_SIZE 6 is not data_parallel_size 1 x ring_attn_size 4");
+    expect_refused("2", "0", "--ring_attn_size 4", "WORLD_SIZE 2 is not data_parallel_size 1 x ring_attn_size 4");
+    expect_refused("4", "0", "--data_parallel_size 3", "WORLD_SIZE 4 is not data_parallel_size 3 x ring_attn_size 1");
+    expect_refused("4", "0", "--world_size 2", "WORLD_SIZE is 4, world_size is 2");
+    expect_refused("four", "0", "", "WORLD_SIZE is 'four'");
+    expect_refused("-4", "0", "", "WORLD_SIZE is '-4'");
+    expect_refused("4", "4", "", "RANK is '4'; give each of the 4 processes its own, 0 to 3");
+    expect_refused("4", "1x", "", "RANK is '1x'");
+    expect_refused("4", NULL, "", "RANK is ''");
     launched("4", "3", NULL);
     test_expect(!place_open(&p, 0, "refused", "--ring_attn_size 2") && p.job.dp == 2 && p.job.processes == 4 && p.job.rank == 3, "WORLD_SIZE 4 with ring_attn_size 2: %s, %lld data-parallel", p.error, (long long)p.job.dp);
     demo_job_close(&p.job);
