@@ -1246,6 +1246,27 @@ static void test_op(const char *op, int number) {
     test_end("device_%s", op);
 }
 
+/* Host numbers to a device and back, in as many parts as it takes, and nothing beside them. */
+static void test_transfer(seqpar_device *device, int dtype) {
+    enum { BESIDE = 3 };
+    static const int64_t counts[] = {0, 1, 255, 257, 65536, 65537, 150001};
+    for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
+        int64_t n = counts[c], all = n + 2 * BESIDE, wrong = 0;
+        double *from = malloc((size_t)all * sizeof *from), *to = malloc((size_t)all * sizeof *to);
+        void *data = device->alloc(device, all * seqpar_dtype_bytes(dtype));
+        for (int64_t i = 0; i < all; i++) from[i] = test_normal();
+        device->zero(device, data, all * seqpar_dtype_bytes(dtype), NULL);
+        seqpar_device_write(device, data, BESIDE, from + BESIDE, n, dtype);
+        seqpar_device_read(device, to, data, 0, all, dtype);
+        for (int64_t i = 0; i < all; i++) wrong += to[i] != (i < BESIDE || i >= n + BESIDE ? 0 : stored_as(from[i], dtype));
+        test_expect(!wrong, "%s: %lld of %lld numbers are wrong", device->name, (long long)wrong, (long long)n);
+        device->free(device, data);
+        free(from);
+        free(to);
+    }
+    test_end("device_transfer_%s_%s", device->name, dtype == SEQPAR_F64 ? "fp64" : dtype == SEQPAR_F32 ? "fp32" : "bf16");
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_state += test_seed;
@@ -1257,6 +1278,10 @@ int main(int argc, char **argv) {
 #define X(op) test_op(#op, OP_##op);
     SEQPAR_DEVICE_OPS(X)
 #undef X
+    test_transfer(reference, SEQPAR_F64);
+    test_transfer(fast, SEQPAR_F32);
+    test_transfer(bf16, SEQPAR_BF16);
+    test_transfer(bf16, SEQPAR_F32);
     seqpar_device_close(reference);
     seqpar_device_close(fast);
     seqpar_device_close(fast_threads);
