@@ -6,11 +6,12 @@
 #ifdef TEST_CUDA
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 static seqpar_device *test_cuda_open(int storage) {
     seqpar_error error = {0};
     seqpar_cuda_desc desc = {.storage = storage, .cublas = getenv("TEST_CUBLAS") != NULL};
     seqpar_device *device = seqpar_device_cuda(&error, &desc);
-    if (!device) { printf("FAIL %s\n0 passed, 1 failed\n", error.text); exit(1); }
+    if (!device) { printf("FAIL %s\n0 passed, 1 failed\n", error.text); fflush(stdout); _exit(1); } /* other ranks may be on their way out too */
     device->error = NULL;
     return device;
 }

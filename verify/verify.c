@@ -196,6 +196,12 @@ int main(int argc, char **argv) {
     double first;
     FILE *file;
     if (options(argc, argv, &json)) return 2;
+#ifdef TEST_CUDA
+    seqpar_error error = {0};
+    seqpar_device *gpu = seqpar_device_cuda(&error, NULL); /* before ranks look for it, each for itself */
+    if (!gpu) return fprintf(stderr, "error: %s\n", error.text), 1;
+    seqpar_device_close(gpu);
+#endif
     mkdir("build", 0777);
     mkdir("build/verify", 0777);
     first = verify_first_loss(&bitwise);
