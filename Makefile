@@ -10,7 +10,7 @@ LDLIBS = -lcjson -lm -lpthread -ldl
 
 HEADERS = seqpar.h seqpar_llama.h seqpar_safetensors.h seqpar_nccl.h
 DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie train_sft train_dpo train_kto train_ppo train_rm make_arith compare_runs
-SUITES = slow slow_loss numerics objective fold pack split comm transport nccl train_nccl device cuda attn truth bits sample memory plan schedule safetensors demos_support headers sanitize rollout faults train processes post bad_input reward ppo readme
+SUITES = slow slow_loss numerics objective fold pack split comm transport nccl nccl_gpus train_nccl device cuda attn truth bits sample memory plan schedule safetensors demos_support headers sanitize rollout faults train processes post bad_input reward ppo readme
 BENCHES = bench_cpu bench_chunks bench_head bench_layers bench_ranks bench_sample
 
 .PHONY: demo verify check check-all check-gpu cuda demos bench bench-gpu readme setup clean help
@@ -121,6 +121,12 @@ build/on_gpu_%: verify/%.c build/cuda.o verify/test.h verify/run_objective.h $(H
 NCCL_FLAGS = -isystem $(CUDA)/include -L$(CUDA)/lib64
 NCCL = $(shell echo 'int main(void) { return 0; }' | $(CC) -include nccl.h $(NCCL_FLAGS) -x c - -lnccl -o /dev/null 2>/dev/null && echo -DDEMO_NCCL $(NCCL_FLAGS) -lnccl)
 
+build/on_gpu_test_nccl_gpus: LDLIBS += $(NCCL)
+build/on_gpu_test_nccl_gpus: verify/transport.h
+
+# The same upon the stand-in for NCCL, on a machine without GPUs.
+build/test_nccl_gpus: CPPFLAGS += -include verify/nccl_stand_in.h
+
 build/cuda_train_%: demos/train_%.c build/cuda.o $(HEADERS) $(wildcard demos/*.h) build/options.inc
 	$(CC) $(CPPFLAGS) $(CFLAGS) -DDEMO_CUDA $< build/cuda.o -o $@ $(NCCL) $(LDLIBS) -lcurl $(CUDA_LIBS)
 
@@ -137,7 +143,7 @@ build/nvcc/%: demos/%.c $(HEADERS) $(wildcard demos/*.h) build/options.inc
 cuda: setup $(TRAINERS:train_%=build/cuda_train_%)
 	@echo "$(if $(NCCL),with NCCL: ranks are threads or processes,without NCCL (no nccl.h or libnccl.so under $(CUDA)): ranks are threads of one process)"
 
-check-gpu: setup build/on_gpu_test_device build/on_gpu_test_attn build/on_gpu_test_queue build/on_gpu_test_cublas build/on_gpu_verify build/cuda_train_sft build/make_arith
+check-gpu: setup build/on_gpu_test_device build/on_gpu_test_attn build/on_gpu_test_queue build/on_gpu_test_cublas build/on_gpu_verify build/cuda_train_sft build/make_arith $(if $(NCCL),build/on_gpu_test_nccl_gpus)
 	@bash verify/test_gpu.sh
 
 bench-gpu:

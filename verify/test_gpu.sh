@@ -14,6 +14,8 @@ run device build/on_gpu_test_device
 run attn build/on_gpu_test_attn
 run queue build/on_gpu_test_queue
 run verify build/on_gpu_verify --device cuda
+if [ -x build/on_gpu_test_nccl_gpus ]; then run nccl build/on_gpu_test_nccl_gpus # the conformance suite, a rank for every GPU
+else echo "skip gpu_nccl: there is no NCCL"; skipped=$((skipped + 1)); fi
 run cublas build/on_gpu_test_cublas # is a row's sum the same at any place of cuBLAS's tile?
 run verify_cublas env TEST_CUBLAS=1 build/on_gpu_verify --device cuda
 if command -v compute-sanitizer >/dev/null 2>&1; then
