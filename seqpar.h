@@ -495,7 +495,7 @@ SEQPAR_DEF void seqpar_gather(void *global, const void *local, const seqpar_shar
    statistics, sums over tokens (folds), gradients and optimizer state of the accumulator type. Matrices carry their
    row stride. A device that works behind the host's back (a GPU) has one queue, a CUDA stream: a call
    with it returns at once and its work is done in order of calls, its lists copied before it
-   returns; sumsq alone waits, since its result is the host's. A call with queue NULL takes its place in that order,
+   returns; sumsq and sample alone wait, since their results are the host's. A call with queue NULL takes its place in that order,
    too, and returns when the work is done, so the host reads and writes by copies with NULL. Whatever else it wants
    to see needs seqpar_device_settle. Memory that is freed is used again in that order: nothing waits. On a host
    device, whose queue is NULL, all of this is a call of a function.
@@ -660,6 +660,18 @@ typedef struct seqpar_softmax_head_args {
     int gradient;
 } seqpar_softmax_head_args;
 
+/* ids[t]: a token by the softmax of row t at `temperature` (0: the likeliest, of equals the one with the lowest id). Left to choose
+   from are the top_k likeliest (0: all), and of those the fewest likeliest that hold top_p of their probability (1: all). u[t] in
+   (0, 1) falls into what is left, side by side: by likelihood where something was left out, else by id. u and ids are the
+   host's. A row with a logit that is not finite gets -1 - the first such token. */
+typedef struct seqpar_sample_args {
+    seqpar_mat logits;
+    int64_t rows, vocab, top_k;
+    double temperature, top_p;
+    const double *u; /* (rows); NULL with temperature 0 */
+    int32_t *ids;    /* (rows) */
+} seqpar_sample_args;
+
 typedef struct seqpar_sumsq_args { /* out[b] = sum of x^2 over block b of accumulators, rising; out is host memory */
     double *out;
     const void *x;
@@ -695,6 +707,7 @@ typedef struct seqpar_update_args {
     X(attn_delta)     /* own kernel */                                                                     \
     X(attn_sinks)     /* own kernel, a block a piece */                                                    \
     X(softmax_head)   /* own kernel, in place */                                                           \
+    X(sample)         /* own kernel, a block a row, + cudaMemcpyAsync */                                   \
     X(sumsq)          /* own kernel + cudaMemcpyAsync */                                                   \
     X(adamw)          /* own kernel, multi-tensor */                                                       \
     X(sgd)            /* own kernel */
@@ -3538,6 +3551,103 @@ SEQPAR__ANY(sgd) {
     return SEQPAR_OK;
 }
 
+/* ---- sample: a token from its logits ---- */
+typedef struct seqpar__choice { const seqpar_sample_args *a; double *x, *weight; int32_t *heap; } seqpar__choice; /* (vocab) of a row, in any order */
+
+/* Sinks entry i of a heap of ids whose likeliest is on top; of equals the lowest. */
+static void seqpar__heap_sink(const double *x, int32_t *heap, int64_t count, int64_t i) {
+    int32_t id = heap[i], a, b;
+    int64_t child;
+    for (; (child = 2 * i + 1) < count; i = child) {
+        a = heap[child];
+        b = child + 1 < count ? heap[child + 1] : a;
+        if (x[b] > x[a] || (x[b] == x[a] && b < a)) { child++; a = b; }
+        if (x[id] > x[a] || (x[id] == x[a] && id < a)) break;
+        heap[i] = a;
+    }
+    heap[i] = id;
+}
+
+/* What a probability is in proportion to; of the likeliest 1 */
+static double seqpar__weight(const seqpar__choice *s, int32_t id, int32_t best) { return seqpar_exp((s->x[id] - s->x[best]) / s->a->temperature); }
+
+/* Weighs the likeliest ids and takes them to the end of the heap, at most `limit`, until their weights reach `goal`. Returns how many. */
+static int64_t seqpar__heap_take(seqpar__choice *s, int32_t best, int64_t limit, double goal) {
+    int64_t vocab = s->a->vocab, i, taken;
+    double sum = 0;
+    for (i = 0; i < vocab; i++) s->heap[i] = (int32_t)i;
+    for (i = vocab / 2 - 1; i >= 0; i--) seqpar__heap_sink(s->x, s->heap, vocab, i);
+    for (taken = 0; taken < limit && sum < goal; taken++) {
+        int32_t top = s->heap[0];
+        s->heap[0] = s->heap[vocab - 1 - taken];
+        s->heap[vocab - 1 - taken] = top;
+        seqpar__heap_sink(s->x, s->heap, vocab - 1 - taken, 0);
+        sum += s->weight[top] = seqpar__weight(s, top, best);
+    }
+    return taken;
+}
+
+/* The number-th likeliest id, or without a heap the id itself */
+static int32_t seqpar__ranked(const seqpar__choice *s, int64_t number, int ranked) { return ranked ? s->heap[s->a->vocab - 1 - number] : (int32_t)number; }
+/* How many of the likeliest `count` ids it takes until their weights reach `goal` */
+static int64_t seqpar__ranked_until(const seqpar__choice *s, int64_t count, double goal) {
+    double sum = 0;
+    int64_t i;
+    for (i = 0; i < count && sum < goal; i++) sum += s->weight[seqpar__ranked(s, i, 1)];
+    return i;
+}
+static double seqpar__ranked_sum(const seqpar__choice *s, int64_t count, int ranked) {
+    double sum = 0;
+    int64_t i;
+    for (i = 0; i < count; i++) sum += s->weight[seqpar__ranked(s, i, ranked)];
+    return sum;
+}
+
+/* Temperature, then top_k, then top_p; u in (0, 1) falls into the weights of what is left, in their order. */
+static int32_t seqpar__draw(seqpar__choice *s, int32_t best, double u) {
+    const seqpar_sample_args *d = s->a;
+    int64_t vocab = s->a->vocab, left = vocab, i;
+    int few = d->top_k > 0 && d->top_k < vocab, ranked = few || d->top_p < 1;
+    double sum;
+    for (i = 0; !few && i < vocab; i++) s->weight[i] = seqpar__weight(s, (int32_t)i, best);
+    if (few) left = seqpar__heap_take(s, best, d->top_k, HUGE_VAL);
+    if (d->top_p < 1) {
+        double goal = d->top_p * seqpar__ranked_sum(s, left, few);
+        left = few ? seqpar__ranked_until(s, left, goal) : seqpar__heap_take(s, best, vocab, goal);
+    }
+    u *= seqpar__ranked_sum(s, left, ranked);
+    for (i = 0, sum = 0; i + 1 < left; i++) {
+        sum += s->weight[seqpar__ranked(s, i, ranked)];
+        if (sum > u) break;
+    }
+    return seqpar__ranked(s, i, ranked);
+}
+
+static int32_t seqpar__choose(seqpar__choice *s, int64_t t) {
+    int32_t best = 0, i;
+    for (i = 0; i < (int32_t)s->a->vocab; i++) {
+        if (!(fabs(s->x[i]) <= 1e300)) return -1 - i;
+        if (s->x[i] > s->x[best]) best = i;
+    }
+    return s->a->temperature > 0 ? seqpar__draw(s, best, s->a->u[t]) : best;
+}
+static seqpar_status seqpar__host_sample(seqpar_device *device, const seqpar_sample_args *a, void *queue) {
+    seqpar__choice s;
+    int64_t t;
+    (void)queue;
+    s.a = a;
+    s.x = SEQPAR__NEW(double, 2 * a->vocab);
+    s.heap = SEQPAR__NEW(int32_t, a->vocab);
+    for (t = 0; s.x && s.heap && t < a->rows; t++) {
+        s.weight = s.x + a->vocab;
+        seqpar_device_read(device, s.x, a->logits.data, t * a->logits.stride, a->vocab, device->storage);
+        a->ids[t] = seqpar__choose(&s, t);
+    }
+    t = s.x && s.heap;
+    SEQPAR_FREE(s.x); SEQPAR_FREE(s.heap);
+    return t ? SEQPAR_OK : seqpar__no_memory(device->error, "choosing tokens");
+}
+
 static seqpar_device *seqpar__host_device(const char *name, int storage, int accumulator) {
     seqpar_device *d = SEQPAR__NEW(seqpar_device, 1);
     if (!d) return NULL;
@@ -3553,6 +3663,7 @@ static seqpar_device *seqpar__host_device(const char *name, int storage, int acc
     d->close = seqpar__host_close;
     d->embedding = seqpar__host_embedding;
     d->embedding_grad = seqpar__host_embedding_grad;
+    d->sample = seqpar__host_sample;
     d->fold = seqpar__fold;
     d->attn_return = seqpar__host_attn_return;
     return d;

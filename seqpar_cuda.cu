@@ -1610,6 +1610,129 @@ template <class T> static seqpar_status op_softmax_head(seqpar_device *device, c
     return finish(self, SEQPAR_CUDA_LAUNCH(self, softmax_head_kernel<T>, dim3((unsigned)a->rows), dim3(BLOCK), BLOCK / WARP * sizeof(float), (T *)a->logits.data, v), queue);
 }
 
+/* ---- sample: a token from its logits ----
+   What may be chosen is a number of likeliest tokens, of equals those with the lowest ids. Nothing is sorted: the key of the last
+   of them is found bit by bit, by counting and weighing what lies above. Sums are of doubles, in an order that is the row's own. */
+
+/* Rises with x. */
+static __device__ __forceinline__ uint32_t key_of(float x) {
+    uint32_t bits = __float_as_uint(x == 0 ? 0.0f : x);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+static __device__ __forceinline__ float of_key(uint32_t key) { return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key); }
+
+static __device__ __forceinline__ double block_sum(double x, double *part) {
+    for (int i = WARP / 2; i; i /= 2) x += __shfl_xor_sync(0xffffffffu, x, i);
+    __syncthreads();
+    if (lane_of() == 0) part[threadIdx.x / WARP] = x;
+    __syncthreads();
+    x = 0;
+    for (int w = 0; w < (int)blockDim.x / WARP; w++) x += part[w];
+    return x;
+}
+
+struct likeliest { double count, weight; uint32_t key; double ties; }; /* key: of the last, who is the ties-th of those that have it */
+template <class T> struct row_choice {
+    const T *x;
+    const double *weight; /* in proportion to the probability; of the likeliest 1 */
+    int64_t vocab;
+    double temperature;
+    float top;
+    double *part; /* (BLOCK + 2) of shared memory */
+    __device__ double weight_of(float logit) { return exp(((double)logit - (double)top) / temperature); }
+    template <class F> __device__ double sum_of(F f) {
+        double sum = 0;
+        for (int64_t j = threadIdx.x; j < vocab; j += blockDim.x) sum += f(j);
+        return block_sum(sum, part);
+    }
+    /* The fewest likeliest that are `most` in number, or reach (over: exceed) that much weight. */
+    __device__ likeliest fewest(double most, double goal, bool over) {
+        likeliest set = {0, 0, 0, 0};
+        for (uint32_t bit = 0x80000000u; bit; bit >>= 1) {
+            uint32_t key = set.key | bit;
+            double count = sum_of([&](int64_t j) { return key_of(wide(x[j])) >= key ? 1.0 : 0.0; });
+            double sum = sum_of([&](int64_t j) { return key_of(wide(x[j])) >= key ? weight[j] : 0.0; });
+            if (count >= most || (over ? sum > goal : sum >= goal)) set.key = key;
+        }
+        double count = sum_of([&](int64_t j) { return key_of(wide(x[j])) > set.key ? 1.0 : 0.0; });
+        double sum = sum_of([&](int64_t j) { return key_of(wide(x[j])) > set.key ? weight[j] : 0.0; });
+        double ties = sum_of([&](int64_t j) { return key_of(wide(x[j])) == set.key ? 1.0 : 0.0; });
+        double one = weight_of(of_key(set.key)), lacking = (goal - sum) / one;
+        double enough = fmin(most - count, over ? floor(lacking) + 1 : ceil(lacking));
+        set.ties = fmin(fmax(enough, 1.0), ties);
+        set.count = count + set.ties;
+        set.weight = sum + set.ties * one;
+        return set;
+    }
+    /* The first token up to which f adds up to more than goal, the same in all threads; each adds up a run of tokens. */
+    template <class F> __device__ int32_t first_beyond(double goal, F f) {
+        int64_t run = (vocab + blockDim.x - 1) / blockDim.x, begin = threadIdx.x * run, end = begin + run < vocab ? begin + run : vocab, j;
+        double sum = 0;
+        for (j = begin; j < end; j++) sum += f(j);
+        __syncthreads();
+        part[threadIdx.x] = sum;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            int64_t last = (vocab - 1) / run, owner = 0;
+            for (sum = 0; owner < last && !(sum + part[owner] > goal); owner++) sum += part[owner];
+            part[BLOCK] = sum;
+            part[BLOCK + 1] = (double)owner;
+        }
+        __syncthreads();
+        int64_t owner = (int64_t)part[BLOCK + 1];
+        sum = part[BLOCK];
+        __syncthreads();
+        if ((int64_t)threadIdx.x == owner) {
+            for (j = begin; j + 1 < end; j++) if ((sum += f(j)) > goal) break;
+            part[BLOCK] = (double)j;
+        }
+        __syncthreads();
+        return (int32_t)part[BLOCK];
+    }
+};
+
+struct sample_view { int64_t stride, vocab, top_k; double temperature, top_p; };
+template <class T> __global__ void __launch_bounds__(BLOCK) sample_kernel(int32_t *ids, double *weights, const T *logits, const double *u, sample_view v) {
+    int64_t t = blockIdx.x;
+    double *weight = weights + t * v.vocab;
+    row_choice<T> row = {logits + t * v.stride, weight, v.vocab, v.temperature, -INFINITY, SEQPAR_CUDA_SHARED(double)};
+    bool few = v.top_k > 0 && v.top_k < v.vocab, ranked = few || v.top_p < 1;
+    int32_t id;
+    if (row.sum_of([&](int64_t j) { return fabsf(wide(row.x[j])) < INFINITY ? 0.0 : 1.0; }) > 0) {
+        id = row.first_beyond(0, [&](int64_t j) { return fabsf(wide(row.x[j])) < INFINITY ? 0.0 : 1.0; });
+        if (threadIdx.x == 0) ids[t] = -1 - id;
+        return;
+    }
+    for (int64_t j = threadIdx.x; j < v.vocab; j += blockDim.x) row.top = larger(row.top, wide(row.x[j]));
+    row.top = block_max(row.top, (float *)row.part);
+    if (!(v.temperature > 0)) id = row.first_beyond(0, [&](int64_t j) { return wide(row.x[j]) == row.top ? 1.0 : 0.0; });
+    else {
+        for (int64_t j = threadIdx.x; j < v.vocab; j += blockDim.x) weight[j] = row.weight_of(wide(row.x[j])); /* seen by all behind the barriers of the first sum */
+        likeliest left = {(double)v.vocab, row.sum_of([&](int64_t j) { return weight[j]; }), 0, 0};
+        if (few) left = row.fewest((double)v.top_k, INFINITY, false);
+        if (v.top_p < 1) left = row.fewest(left.count, v.top_p * left.weight, false);
+        if (ranked) left = row.fewest(left.count, u[t] * left.weight, true);
+        id = ranked ? row.first_beyond(left.ties - 1, [&](int64_t j) { return key_of(wide(row.x[j])) == left.key ? 1.0 : 0.0; })
+                    : row.first_beyond(u[t] * left.weight, [&](int64_t j) { return weight[j]; });
+    }
+    if (threadIdx.x == 0) ids[t] = id;
+}
+template <class T> static seqpar_status op_sample(seqpar_device *device, const seqpar_sample_args *a, void *queue) {
+    cuda_device *self = of(device);
+    const double none = 0;
+    if (a->rows < 1) return SEQPAR_OK;
+    enter(self, queue);
+    int64_t u = pack(self, a->u ? a->u : &none, (a->u ? a->rows : 1) * 8);
+    double *weights = (double *)scratch(self, a->rows * (a->vocab * 8 + 4));
+    const char *lists = upload(self);
+    if (u < 0 || !weights || !lists) return SEQPAR_ERR_MEMORY;
+    int32_t *ids = (int32_t *)(weights + a->rows * a->vocab);
+    sample_view v = {a->logits.stride, a->vocab, a->top_k, a->temperature, a->top_p};
+    seqpar_status status = SEQPAR_CUDA_LAUNCH(self, sample_kernel<T>, dim3((unsigned)a->rows), dim3(BLOCK), (BLOCK + 2) * sizeof(double), ids, weights, (const T *)a->logits.data, (const double *)(lists + u), v);
+    if (!status) status = launched(self, "reading tokens", cudaMemcpyAsync(a->ids, ids, (size_t)a->rows * 4, cudaMemcpyDeviceToHost, self->stream));
+    return finish(self, status, NULL); /* ids are the host's */
+}
+
 /* ======================================================================================================
    >>optim  gradient norm, AdamW, SGD
    ====================================================================================================== */
@@ -1715,6 +1838,7 @@ template <class T> static void fill_table(seqpar_device *d) {
     d->attn_delta = op_attn_delta<T>;
     d->attn_sinks = op_attn_sinks;
     d->softmax_head = op_softmax_head<T>;
+    d->sample = op_sample<T>;
     d->sumsq = op_sumsq;
     d->adamw = op_adamw;
     d->sgd = op_sgd;

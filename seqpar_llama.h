@@ -792,8 +792,8 @@ typedef struct seqpar__sampler {
     seqpar_llama_batch b;
     seqpar_buffer keys, values, logits;   /* logits (slots, vocab) */
     seqpar__attn_list prompt_tasks, token_tasks;
-    double *x, *weight;                   /* (vocab) of the text at hand */
-    int32_t *heap;
+    double *u;                            /* of each one's next token, and */
+    int32_t *chosen;                      /* that token */
 } seqpar__sampler;
 
 /* How many tokens may follow a prompt. */
@@ -913,89 +913,26 @@ static seqpar_status seqpar__sampler_attend(const seqpar__layer_call *c) {
     return a.task_count ? c->dev->attn_forward(c->dev, &a, c->ctx->queue) : SEQPAR_OK;
 }
 
-/* ---- a token from its logits ---- */
-
-/* Sinks entry i of a heap of ids whose likeliest is on top; of equals the lowest. */
-static void seqpar__heap_sink(const double *x, int32_t *heap, int64_t count, int64_t i) {
-    int32_t id = heap[i], a, b;
-    int64_t child;
-    for (; (child = 2 * i + 1) < count; i = child) {
-        a = heap[child];
-        b = child + 1 < count ? heap[child + 1] : a;
-        if (x[b] > x[a] || (x[b] == x[a] && b < a)) { child++; a = b; }
-        if (x[id] > x[a] || (x[id] == x[a] && id < a)) break;
-        heap[i] = a;
-    }
-    heap[i] = id;
-}
-
-/* What a probability is in proportion to; of the likeliest 1 */
-static double seqpar__weight(const seqpar__sampler *s, int32_t id, int32_t best) { return seqpar_exp((s->x[id] - s->x[best]) / s->d->temperature); }
-
-/* Weighs the likeliest ids and takes them to the end of the heap, at most `limit`, until their weights reach `goal`. Returns how many. */
-static int64_t seqpar__heap_take(seqpar__sampler *s, int32_t best, int64_t limit, double goal) {
-    int64_t vocab = s->m->config.vocab, i, taken;
-    double sum = 0;
-    for (i = 0; i < vocab; i++) s->heap[i] = (int32_t)i;
-    for (i = vocab / 2 - 1; i >= 0; i--) seqpar__heap_sink(s->x, s->heap, vocab, i);
-    for (taken = 0; taken < limit && sum < goal; taken++) {
-        int32_t top = s->heap[0];
-        s->heap[0] = s->heap[vocab - 1 - taken];
-        s->heap[vocab - 1 - taken] = top;
-        seqpar__heap_sink(s->x, s->heap, vocab - 1 - taken, 0);
-        sum += s->weight[top] = seqpar__weight(s, top, best);
-    }
-    return taken;
-}
-
-/* The number-th likeliest id, or without a heap the id itself */
-static int32_t seqpar__ranked(const seqpar__sampler *s, int64_t number, int ranked) { return ranked ? s->heap[s->m->config.vocab - 1 - number] : (int32_t)number; }
-/* How many of the likeliest `count` ids it takes until their weights reach `goal` */
-static int64_t seqpar__ranked_until(const seqpar__sampler *s, int64_t count, double goal) {
-    double sum = 0;
-    int64_t i;
-    for (i = 0; i < count && sum < goal; i++) sum += s->weight[seqpar__ranked(s, i, 1)];
-    return i;
-}
-static double seqpar__ranked_sum(const seqpar__sampler *s, int64_t count, int ranked) {
-    double sum = 0;
-    int64_t i;
-    for (i = 0; i < count; i++) sum += s->weight[seqpar__ranked(s, i, ranked)];
-    return sum;
-}
-
-/* Temperature, then top_k, then top_p; u in (0, 1) falls into the weights of what is left, in their order. */
-static int32_t seqpar__draw(seqpar__sampler *s, int32_t best, double u) {
+/* A token for every text of this step. */
+static seqpar_status seqpar__sample_tokens(seqpar__sampler *s) {
     const seqpar_llama_sample_desc *d = s->d;
-    int64_t vocab = s->m->config.vocab, left = vocab, i;
-    int few = d->top_k > 0 && d->top_k < vocab, ranked = few || d->top_p < 1;
-    double sum;
-    for (i = 0; !few && i < vocab; i++) s->weight[i] = seqpar__weight(s, (int32_t)i, best);
-    if (few) left = seqpar__heap_take(s, best, d->top_k, HUGE_VAL);
-    if (d->top_p < 1) {
-        double goal = d->top_p * seqpar__ranked_sum(s, left, few);
-        left = few ? seqpar__ranked_until(s, left, goal) : seqpar__heap_take(s, best, vocab, goal);
+    int64_t vocab = s->m->config.vocab, i, prompt;
+    seqpar_sample_args a;
+    double bad;
+    memset(&a, 0, sizeof a);
+    for (i = 0; i < s->live_count; i++) {
+        prompt = s->slot[s->live[i]].prompt;
+        s->u[i] = seqpar_random_uniform(d->seed, (uint64_t)s->prompts[prompt].number, (uint64_t)(s->prompts[prompt].tokens + s->texts[prompt].count));
     }
-    u *= seqpar__ranked_sum(s, left, ranked);
-    for (i = 0, sum = 0; i + 1 < left; i++) {
-        sum += s->weight[seqpar__ranked(s, i, ranked)];
-        if (sum > u) break;
-    }
-    return seqpar__ranked(s, i, ranked);
-}
-
-/* The next token of the text whose logits are row `row` */
-static seqpar_status seqpar__sample_token(seqpar__sampler *s, int64_t prompt, int64_t row, int32_t *id) {
-    int64_t vocab = s->m->config.vocab, i, position = s->prompts[prompt].tokens + s->texts[prompt].count;
-    seqpar_device_read(s->ctx->device, s->x, s->logits.data, row * vocab, vocab, s->ctx->device->storage);
-    for (*id = 0, i = 0; i < vocab; i++) {
-        if (!(fabs(s->x[i]) <= 1e300))
-            return seqpar_fail(s->ctx->error, SEQPAR_ERR_NOT_FINITE, "prompt %lld (number %lld): at position %lld the logit of token %lld is %g; are the parameters finite?", (long long)prompt,
-                               (long long)s->prompts[prompt].number, (long long)position, (long long)i, s->x[i]);
-        if (s->x[i] > s->x[*id]) *id = (int32_t)i;
-    }
-    if (s->d->temperature > 0) *id = seqpar__draw(s, *id, seqpar_random_uniform(s->d->seed, (uint64_t)s->prompts[prompt].number, (uint64_t)position));
-    return SEQPAR_OK;
+    a.logits.data = s->logits.data; a.logits.stride = vocab;
+    a.rows = s->live_count; a.vocab = vocab; a.top_k = d->top_k; a.temperature = d->temperature; a.top_p = d->top_p; a.u = s->u; a.ids = s->chosen;
+    SEQPAR__TRY(s->ctx->device->sample(s->ctx->device, &a, s->ctx->queue));
+    for (i = 0; i < s->live_count && s->chosen[i] >= 0; i++) {}
+    if (i == s->live_count) return SEQPAR_OK;
+    prompt = s->slot[s->live[i]].prompt;
+    seqpar_device_read(s->ctx->device, &bad, s->logits.data, i * vocab - 1 - s->chosen[i], 1, s->ctx->device->storage);
+    return seqpar_fail(s->ctx->error, SEQPAR_ERR_NOT_FINITE, "prompt %lld (number %lld): at position %lld the logit of token %lld is %g; are the parameters finite?", (long long)prompt,
+                       (long long)s->prompts[prompt].number, (long long)(s->prompts[prompt].tokens + s->texts[prompt].count), (long long)(-1 - s->chosen[i]), bad);
 }
 
 /* ---- steps ---- */
@@ -1078,13 +1015,12 @@ static seqpar_status seqpar__sample_step(seqpar__sampler *s) {
     SEQPAR__TRY(seqpar__sample_admit(s));
     seqpar__sample_layout(s);
     SEQPAR__TRY(seqpar__sample_forward(s));
+    SEQPAR__TRY(seqpar__sample_tokens(s));
     for (i = 0; i < s->live_count; i++) {
         seqpar__slot *slot = &s->slot[s->live[i]];
         seqpar_llama_text *text = &s->texts[slot->prompt];
-        int32_t id;
-        SEQPAR__TRY(seqpar__sample_token(s, slot->prompt, i, &id));
-        text->ids[text->count++] = id;
-        text->stopped = seqpar__sample_stops(s->d, id);
+        text->ids[text->count++] = s->chosen[i];
+        text->stopped = seqpar__sample_stops(s->d, s->chosen[i]);
         slot->fed += slot->rows;
         if (text->stopped || text->count == seqpar__sample_room(s->d, &s->prompts[slot->prompt])) slot->prompt = -1;
     }
@@ -1109,12 +1045,11 @@ static int seqpar__sampler_lists(seqpar__sampler *s) {
     s->slot = SEQPAR__NEW(seqpar__slot, s->slots);
     s->live = SEQPAR__NEW(int64_t, s->slots);
     s->last = SEQPAR__NEW(int32_t, s->slots);
-    s->x = SEQPAR__NEW(double, f->vocab);
-    s->weight = SEQPAR__NEW(double, f->vocab);
-    s->heap = SEQPAR__NEW(int32_t, f->vocab);
+    s->u = SEQPAR__NEW(double, s->slots);
+    s->chosen = SEQPAR__NEW(int32_t, s->slots);
     s->b.ids = SEQPAR__NEW(int32_t, 2 * s->rows_max);
     s->b.layers = SEQPAR__NEW(seqpar_llama_layer, f->layers);
-    if (!s->slot || !s->live || !s->last || !s->x || !s->weight || !s->heap || !s->b.ids || !s->b.layers) return 0;
+    if (!s->slot || !s->live || !s->last || !s->u || !s->chosen || !s->b.ids || !s->b.layers) return 0;
     s->b.positions = s->b.ids + s->rows_max;
     for (i = 0; i < s->slots; i++) s->slot[i].prompt = -1;
     return seqpar__attn_list_new(&s->prompt_tasks, s->slots + s->rows_max / SEQPAR__PROMPT_QUERIES + 1, s->rows_max) && seqpar__attn_list_new(&s->token_tasks, s->slots * f->kv_heads, s->slots * f->heads);
@@ -1144,7 +1079,7 @@ static void seqpar__sampler_close(seqpar__sampler *s) {
     seqpar_llama_close_batch(s->ctx, s->m, &s->b);
     seqpar__attn_list_free(&s->prompt_tasks); seqpar__attn_list_free(&s->token_tasks);
     SEQPAR_FREE(s->slot); SEQPAR_FREE(s->live); SEQPAR_FREE(s->last);
-    SEQPAR_FREE(s->x); SEQPAR_FREE(s->weight); SEQPAR_FREE(s->heap);
+    SEQPAR_FREE(s->u); SEQPAR_FREE(s->chosen);
 }
 
 SEQPAR_DEF void seqpar_llama_texts_free(seqpar_llama_text *texts, int64_t count) {

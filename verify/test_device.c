@@ -757,6 +757,103 @@ static void check_fold(void) {
     check_fold_size(5003);
 }
 
+/* ---- sample ---- */
+
+enum { SAMPLED_ROWS = 4 };
+typedef struct choice { double temperature, top_p; int64_t top_k; } choice;
+static choice choosing;
+static double chances[SAMPLED_ROWS];
+static int32_t chosen[SAMPLED_ROWS]; /* sample answers on the host */
+
+static seqpar_status call_sample(seqpar_device *device, const bench *b) {
+    seqpar_sample_args a = {.logits = mat(&b->field[0]), .rows = b->size[0], .vocab = b->size[1], .top_k = choosing.top_k, .temperature = choosing.temperature, .top_p = choosing.top_p, .u = choosing.temperature > 0 ? chances : NULL, .ids = chosen};
+    memset(chosen, 0x55, sizeof chosen);
+    return device->sample(device, &a, device->queue);
+}
+
+static const double *sorted_by;
+static int likelier(const void *a, const void *b) {
+    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    return sorted_by[x] != sorted_by[y] ? (sorted_by[x] < sorted_by[y] ? 1 : -1) : (x > y) - (x < y);
+}
+/* The same by sorting, cutting off and walking along. */
+static int32_t sample_by_hand(const double *x, int64_t vocab, choice c, double u) {
+    int32_t *order = malloc((size_t)vocab * sizeof *order), id;
+    int64_t left = vocab, i;
+    int all = (c.top_k == 0 || c.top_k >= vocab) && c.top_p >= 1;
+    double sum = 0, walked = 0, best;
+    for (i = 0; i < vocab; i++) order[i] = (int32_t)i;
+    sorted_by = x;
+    qsort(order, (size_t)vocab, sizeof *order, likelier);
+    best = x[order[0]];
+    id = order[0];
+    if (all) for (i = 0; i < vocab; i++) order[i] = (int32_t)i;
+    if (c.top_k > 0 && c.top_k < vocab) left = c.top_k;
+    for (i = 0; c.temperature > 0 && i < left; i++) sum += exp((x[order[i]] - best) / c.temperature);
+    for (i = 0; c.temperature > 0 && c.top_p < 1 && i < left && walked < c.top_p * sum; i++) walked += exp((x[order[i]] - best) / c.temperature);
+    if (c.temperature > 0 && c.top_p < 1) { left = i; sum = walked; }
+    for (i = 0, walked = 0; c.temperature > 0 && i < left; i++) {
+        id = order[i];
+        if ((walked += exp((x[id] - best) / c.temperature)) > u * sum) break;
+    }
+    free(order);
+    return id;
+}
+
+static void expect_samples(bench *b, seqpar_device *device, const double *stored) {
+    int64_t vocab = b->size[1], t;
+    run(b, device, &(pass){call_sample, 0, 0});
+    for (t = 0; t < b->size[0]; t++) {
+        int32_t want = sample_by_hand(stored + t * b->field[0].stride, vocab, choosing, chances[t]);
+        test_expect(chosen[t] == want, "%s: row %lld of %lld: temperature %g, top_k %lld, top_p %g, u %.17g: token %d, not %d", device->name, (long long)t, (long long)vocab, choosing.temperature, (long long)choosing.top_k, choosing.top_p, chances[t], (int)chosen[t], (int)want);
+    }
+}
+
+/* coarse: logits that bf16 holds, with many equal ones; else such that no two are. */
+static void check_sample_size(int64_t vocab, int coarse) {
+    static const double temperatures[] = {0, 0.3, 1, 2.5}, top_ps[] = {1, 0.97, 0.5, 1e-9};
+    const int64_t top_ks[] = {0, 1, 5, vocab - 1, vocab + 3};
+    bench b = {.size = {SAMPLED_ROWS, vocab}};
+    add_field(&b, "logits", SAMPLED_ROWS, vocab, 3, 2);
+    for (int64_t i = 0; i < SAMPLED_ROWS * b.field[0].stride; i++) if (coarse && i % b.field[0].stride < vocab) b.field[0].value[i] = round(4 * b.field[0].value[i]) / 4;
+    for (int which = 0; which < 4 * 4 * 5; which++) {
+        choosing = (choice){temperatures[which % 4], top_ps[which / 4 % 4], top_ks[which / 16]};
+        if (choosing.top_k < 0 || (vocab > 100 && which % 3 != vocab % 3)) continue; /* every third of the combinations, where they take long */
+        for (int t = 0; t < SAMPLED_ROWS; t++) chances[t] = t == 0 ? 0x1p-40 : t == 1 ? 1 - 0x1p-30 : (test_integer(0, (1 << 30) - 1) + 0.5) / (1 << 30);
+        expect_samples(&b, reference, b.field[0].value);
+        expect_samples(&b, fast, b.field[0].value);
+        if (coarse) expect_samples(&b, bf16, b.field[0].value);
+    }
+    bench_free(&b);
+}
+
+static void expect_not_finite(double value, int64_t at) { /* of two, the first */
+    enum { WIDTH = 300 };
+    bench b = {.size = {1, WIDTH}};
+    seqpar_device *const devices[] = {reference, fast, bf16};
+    add_field(&b, "logits", 1, WIDTH, 0, 1);
+    b.field[0].value[WIDTH - 1] = NAN;
+    b.field[0].value[at] = value;
+    choosing = (choice){1, 0.9, 7};
+    for (int d = 0; d < 3; d++) {
+        seqpar_sample_args a = {.rows = 1, .vocab = WIDTH, .top_k = 7, .temperature = 1, .top_p = 0.9, .u = chances, .ids = chosen};
+        a.logits = (seqpar_mat){devices[d]->alloc(devices[d], WIDTH * 8), WIDTH};
+        seqpar_device_write(devices[d], a.logits.data, 0, b.field[0].value, WIDTH, devices[d]->storage);
+        seqpar_status status = devices[d]->sample(devices[d], &a, devices[d]->queue);
+        test_expect(!status && chosen[0] == -1 - at, "%s: %g at %lld gives %d", devices[d]->name, value, (long long)at, (int)chosen[0]);
+        devices[d]->free(devices[d], a.logits.data);
+    }
+    bench_free(&b);
+}
+
+static void check_sample(void) {
+    static const int64_t vocabs[] = {1, 2, 97, 128, 301, 1021};
+    for (size_t i = 0; i < sizeof vocabs / sizeof *vocabs; i++) for (int coarse = 0; coarse < 2; coarse++) check_sample_size(vocabs[i], coarse);
+    expect_not_finite(NAN, 131);
+    expect_not_finite(INFINITY, 0);
+    expect_not_finite(-INFINITY, 299);
+}
+
 static double sums[8]; /* sumsq answers on the host */
 
 static seqpar_status call_sumsq(seqpar_device *device, const bench *b) {
@@ -1221,6 +1318,7 @@ static const struct op_check { const char *op; void (*check)(void); double cpu, 
     {"attn_delta", check_attn_delta, 1.9e-7, 1},
     {"attn_sinks", check_attn_sinks, 6e-7, 1},
     {"softmax_head", check_softmax_head, 5e-6, 1},
+    {"sample", check_sample, 0, 0},
     {"sumsq", check_sumsq, 6e-15, 1},
     {"adamw", check_adamw, 3.6e-7, 1},
     {"sgd", check_sgd, 1e-7, 1},
