@@ -846,9 +846,27 @@ static void expect_not_finite(double value, int64_t at) { /* of two, the first *
     bench_free(&b);
 }
 
+/* Half of four equals is two of them, whatever the sign of their zeros. */
+static void check_sample_equals(void) {
+    static const double zeros[] = {0, -0.0, 0, -0.0};
+    bench b = {.size = {1, 4}};
+    add_field(&b, "logits", 1, 4, 0, 1);
+    memcpy(b.field[0].value, zeros, sizeof zeros);
+    chances[0] = 0.75;
+    for (int which = 0; which < 2; which++) {
+        choosing = which ? (choice){1, 1, 2} : (choice){1, 0.5, 0};
+        expect_samples(&b, reference, zeros);
+        test_expect(chosen[0] == 1, "three quarters into two equals is token %d", (int)chosen[0]);
+        expect_samples(&b, fast, zeros);
+        expect_samples(&b, bf16, zeros);
+    }
+    bench_free(&b);
+}
+
 static void check_sample(void) {
     static const int64_t vocabs[] = {1, 2, 97, 128, 301, 1021};
     for (size_t i = 0; i < sizeof vocabs / sizeof *vocabs; i++) for (int coarse = 0; coarse < 2; coarse++) check_sample_size(vocabs[i], coarse);
+    check_sample_equals();
     expect_not_finite(NAN, 131);
     expect_not_finite(INFINITY, 0);
     expect_not_finite(-INFINITY, 299);
