@@ -2713,11 +2713,10 @@ SEQPAR_DEF void seqpar_device_read(seqpar_device *device, double *to, const void
 }
 
 SEQPAR_DEF void seqpar_device_write(seqpar_device *device, void *to, int64_t first, const double *from, int64_t count, int dtype) {
-    enum { FEW = 256, MANY = 65536 }; /* a GPU is waited for after each part */
-    double few[FEW], *many = count > FEW ? (double *)SEQPAR_MALLOC(MANY * sizeof *many) : NULL, *part = many ? many : few;
-    int64_t n;
+    double few[256], *many = count > 256 ? (double *)SEQPAR_MALLOC(65536 * sizeof *many) : NULL, *part = many ? many : few;
+    int64_t most = many ? 65536 : 256, n; /* a GPU is waited for after each part */
     for (; count > 0; count -= n, from += n, first += n) {
-        n = SEQPAR__MIN(count, many ? MANY : FEW);
+        n = SEQPAR__MIN(count, most);
         seqpar__convert(part, dtype, from, SEQPAR_F64, 1, n, n);
         device->copy(device, seqpar__at(to, first, dtype), part, n * seqpar_dtype_bytes(dtype), NULL);
     }
