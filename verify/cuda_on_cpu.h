@@ -763,7 +763,7 @@ static inline cudaError_t cudaGetDeviceCount(int *count) { *count = getenv("CUDA
 static inline cudaError_t cudaSetDevice(int device) { (void)device; return cuda_failing() ? cudaErrorNoDevice : cudaSuccess; }
 static inline cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
     (void)device;
-    *value = attribute == cudaDevAttrMultiProcessorCount ? 3 : attribute == cudaDevAttrComputeCapabilityMajor ? 9 : attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? CUDA_MOST_SHARED : 0;
+    *value = attribute == cudaDevAttrMultiProcessorCount ? 3 : attribute == cudaDevAttrComputeCapabilityMajor ? (getenv("CUDA_ON_CPU_MAJOR") ? atoi(getenv("CUDA_ON_CPU_MAJOR")) : 9) : attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? CUDA_MOST_SHARED : 0;
     return cudaSuccess;
 }
 static inline cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) { *free_bytes = CUDA_ARENA - (size_t)cuda_on_cpu_allocated; *total = CUDA_ARENA; return cudaSuccess; }

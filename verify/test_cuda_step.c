@@ -105,7 +105,16 @@ static void test_refused(void) {
         setenv("CUDA_ON_CPU_NO_DEVICE", "1", 1);
         test_expect(!seqpar_device_cuda(&error, NULL) && strstr(error.text, "no CUDA device"), "%s", error.text);
         unsetenv("CUDA_ON_CPU_NO_DEVICE");
+        memset(&error, 0, sizeof error);
+        setenv("CUDA_ON_CPU_MAJOR", "7", 1);
+        test_expect(!seqpar_device_cuda(&error, NULL) && error.status == SEQPAR_ERR_DEVICE && strstr(error.text, "compute capability 7; 8 or more is needed"), "%s", error.text);
+        unsetenv("CUDA_ON_CPU_MAJOR");
     }
+    memset(&error, 0, sizeof error);
+    seqpar_device *d = seqpar_device_cuda(&error, NULL);
+    void *data = d->alloc(d, INT64_C(1) << 50); /* more than any GPU has, on the stand-in too */
+    test_expect(!data && error.status == SEQPAR_ERR_MEMORY && strstr(error.text, "1125899906842624 bytes are needed") && strstr(error.text, "are free"), "%s", error.text);
+    seqpar_device_close(d);
     test_end("cuda_refused");
 }
 
