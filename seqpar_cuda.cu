@@ -562,7 +562,7 @@ static seqpar_status op_fold(seqpar_device *device, const seqpar_fold_args *a, v
    ====================================================================================================== */
 
 /* The same sum in all lanes, in an order that hangs on nothing. */
-static __device__ __forceinline__ float warp_sum(float x) {
+template <class F> static __device__ __forceinline__ F warp_sum(F x) {
     for (int i = WARP / 2; i; i /= 2) x += __shfl_xor_sync(0xffffffffu, x, i);
     return x;
 }
@@ -1538,7 +1538,7 @@ static seqpar_status op_attn_sinks(seqpar_device *device, const seqpar_attn_sink
    ====================================================================================================== */
 
 /* The same sum, or maximum, in all threads of a block; `part` has room for a number a warp. */
-static __device__ __forceinline__ float block_sum(float x, float *part) {
+template <class F> static __device__ __forceinline__ F block_sum(F x, F *part) {
     x = warp_sum(x);
     __syncthreads();
     if (lane_of() == 0) part[threadIdx.x / WARP] = x;
@@ -1621,17 +1621,8 @@ static __device__ __forceinline__ uint32_t key_of(float x) {
 }
 static __device__ __forceinline__ float of_key(uint32_t key) { return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key); }
 
-static __device__ __forceinline__ double block_sum(double x, double *part) {
-    for (int i = WARP / 2; i; i /= 2) x += __shfl_xor_sync(0xffffffffu, x, i);
-    __syncthreads();
-    if (lane_of() == 0) part[threadIdx.x / WARP] = x;
-    __syncthreads();
-    x = 0;
-    for (int w = 0; w < (int)blockDim.x / WARP; w++) x += part[w];
-    return x;
-}
-
 struct likeliest { double count, weight; uint32_t key; double ties; }; /* key: of the last, who is the ties-th of those that have it */
+struct mass { double count, weight; };
 template <class T> struct row_choice {
     const T *x;
     const double *weight; /* in proportion to the probability; of the likeliest 1 */
@@ -1645,23 +1636,26 @@ template <class T> struct row_choice {
         for (int64_t j = threadIdx.x; j < vocab; j += blockDim.x) sum += f(j);
         return block_sum(sum, part);
     }
+    template <class F> __device__ mass mass_of(F among) { /* of the tokens whose keys are */
+        mass m = {0, 0};
+        for (int64_t j = threadIdx.x; j < vocab; j += blockDim.x) if (among(key_of(wide(x[j])))) { m.count += 1; m.weight += weight[j]; }
+        m.count = block_sum(m.count, part);
+        m.weight = block_sum(m.weight, part);
+        return m;
+    }
     /* The fewest likeliest that are `most` in number, or reach (over: exceed) that much weight. */
     __device__ likeliest fewest(double most, double goal, bool over) {
         likeliest set = {0, 0, 0, 0};
         for (uint32_t bit = 0x80000000u; bit; bit >>= 1) {
             uint32_t key = set.key | bit;
-            double count = sum_of([&](int64_t j) { return key_of(wide(x[j])) >= key ? 1.0 : 0.0; });
-            double sum = sum_of([&](int64_t j) { return key_of(wide(x[j])) >= key ? weight[j] : 0.0; });
-            if (count >= most || (over ? sum > goal : sum >= goal)) set.key = key;
+            mass m = mass_of([&](uint32_t k) { return k >= key; });
+            if (m.count >= most || (over ? m.weight > goal : m.weight >= goal)) set.key = key;
         }
-        double count = sum_of([&](int64_t j) { return key_of(wide(x[j])) > set.key ? 1.0 : 0.0; });
-        double sum = sum_of([&](int64_t j) { return key_of(wide(x[j])) > set.key ? weight[j] : 0.0; });
-        double ties = sum_of([&](int64_t j) { return key_of(wide(x[j])) == set.key ? 1.0 : 0.0; });
-        double one = weight_of(of_key(set.key)), lacking = (goal - sum) / one;
-        double enough = fmin(most - count, over ? floor(lacking) + 1 : ceil(lacking));
-        set.ties = fmin(fmax(enough, 1.0), ties);
-        set.count = count + set.ties;
-        set.weight = sum + set.ties * one;
+        mass above = mass_of([&](uint32_t k) { return k > set.key; }), equal = mass_of([&](uint32_t k) { return k == set.key; });
+        double one = weight_of(of_key(set.key)), lacking = (goal - above.weight) / one;
+        set.ties = fmin(fmax(fmin(most - above.count, over ? floor(lacking) + 1 : ceil(lacking)), 1.0), equal.count);
+        set.count = above.count + set.ties;
+        set.weight = above.weight + set.ties * one;
         return set;
     }
     /* The first token up to which f adds up to more than goal, the same in all threads; each adds up a run of tokens. */
@@ -1740,12 +1734,8 @@ template <class T> static seqpar_status op_sample(seqpar_device *device, const s
 __global__ void sumsq_kernel(double *out, const float *x, int64_t block_size) { /* a block a block of x */
     double *part = SEQPAR_CUDA_SHARED(double), sum = 0;
     for (int64_t i = threadIdx.x; i < block_size; i += blockDim.x) { double v = x[blockIdx.x * block_size + i]; sum = fma(v, v, sum); }
-    for (int i = WARP / 2; i; i /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, i);
-    if (lane_of() == 0) part[threadIdx.x / WARP] = sum;
-    __syncthreads();
-    if (threadIdx.x) return;
-    for (int w = 1; w < (int)blockDim.x / WARP; w++) sum += part[w];
-    out[blockIdx.x] = sum;
+    sum = block_sum(sum, part);
+    if (threadIdx.x == 0) out[blockIdx.x] = sum;
 }
 static seqpar_status op_sumsq(seqpar_device *device, const seqpar_sumsq_args *a, void *queue) {
     cuda_device *self = of(device);
