@@ -3704,6 +3704,7 @@ typedef __m512 seqpar__v;
 #define SEQPAR__SPLAT(x) _mm512_set1_ps(x)
 #define SEQPAR__VFMA(a, b, c) _mm512_fmadd_ps(a, b, c)
 #define SEQPAR__VMAX(a, b) _mm512_max_ps(a, b)
+#define SEQPAR__VMIN(a, b) _mm512_min_ps(a, b)
 #define SEQPAR__VSQRT(a) _mm512_sqrt_ps(a)
 #define SEQPAR__VLESS(a, b, x, y) _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x)
 #define SEQPAR__VEXPONENT(t) _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(t), 23))
@@ -3722,6 +3723,7 @@ typedef __m256 seqpar__v;
 #define SEQPAR__SPLAT(x) _mm256_set1_ps(x)
 #define SEQPAR__VFMA(a, b, c) _mm256_fmadd_ps(a, b, c)
 #define SEQPAR__VMAX(a, b) _mm256_max_ps(a, b)
+#define SEQPAR__VMIN(a, b) _mm256_min_ps(a, b)
 #define SEQPAR__VSQRT(a) _mm256_sqrt_ps(a)
 #define SEQPAR__VLESS(a, b, x, y) _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_LT_OQ))
 #define SEQPAR__VEXPONENT(t) _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(t), 23))
@@ -3739,6 +3741,7 @@ typedef float32x4_t seqpar__v;
 #define SEQPAR__SPLAT(x) vdupq_n_f32(x)
 #define SEQPAR__VFMA(a, b, c) vfmaq_f32(c, a, b)
 #define SEQPAR__VMAX(a, b) vbslq_f32(vcgtq_f32(a, b), a, b)
+#define SEQPAR__VMIN(a, b) vbslq_f32(vcltq_f32(a, b), a, b)
 #define SEQPAR__VSQRT(a) vsqrtq_f32(a)
 #define SEQPAR__VLESS(a, b, x, y) vbslq_f32(vcltq_f32(a, b), x, y)
 #define SEQPAR__VEXPONENT(t) vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(t), 23))
@@ -3759,6 +3762,7 @@ static seqpar__v seqpar__less(seqpar__v a, seqpar__v b, seqpar__v x, seqpar__v y
 #define SEQPAR__SPLAT(x) seqpar__splat(x)
 #define SEQPAR__VFMA(a, b, c) ((a) * (b) + (c))
 #define SEQPAR__VMAX(a, b) seqpar__less(b, a, a, b)
+#define SEQPAR__VMIN(a, b) seqpar__less(a, b, a, b)
 #define SEQPAR__VSQRT(a) seqpar__sqrt(a)
 #define SEQPAR__VLESS(a, b, x, y) seqpar__less(a, b, x, y)
 #define SEQPAR__VEXPONENT(t) ((seqpar__v)((seqpar__vbits)(t) << 23))
@@ -3772,6 +3776,7 @@ static seqpar__v seqpar__exponent(seqpar__v t) { uint32_t bits; memcpy(&bits, &t
 #define SEQPAR__SPLAT(x) (x)
 #define SEQPAR__VFMA(a, b, c) SEQPAR__FMAF(a, b, c)
 #define SEQPAR__VMAX(a, b) ((a) > (b) ? (a) : (b))
+#define SEQPAR__VMIN(a, b) ((a) < (b) ? (a) : (b))
 #define SEQPAR__VSQRT(a) sqrtf(a)
 #define SEQPAR__VLESS(a, b, x, y) ((a) < (b) ? (x) : (y))
 #define SEQPAR__VEXPONENT(t) seqpar__exponent(t)
@@ -4871,25 +4876,29 @@ static seqpar_status seqpar__cpu_swiglu_grad(seqpar_device *device, const seqpar
 /* ---- head ---- */
 static float seqpar__seed32(const void *seeds, int64_t t) { return seeds ? ((const float *)seeds)[t] : 0.0f; }
 
-/* A row is worked off in blocks that stay in cache: the highest so far, then exp of what is below it. Logarithms are to base 2;
-   the highest, rounded as such, is what exponents are counted from, so that its rounding is not an error. */
+/* A row is worked off in blocks that stay in cache. Logarithms are to base 2. Exponents are counted from the highest of the first
+   block, rounded as such, so that its rounding is not an error; when a later block turns out to be far above, from the highest of
+   that one, and it is worked off anew: no pass over the row looks for the highest alone. */
 #define SEQPAR__HEAD_BLOCK 2048
-#define SEQPAR__TOPS 128
 typedef struct seqpar__head {
-    float *x, top[SEQPAR__TOPS]; /* what was the highest when a block was done */
-    int64_t vocab, block;
-    seqpar__v sums[SEQPAR__SUMS]; /* of 2^y, and of 2^y y, for y = x log2(e) - highest so far */
-    float highest;
+    float *x, *before, *from; /* the row; a block as it was; what the exponents of each block are counted from */
+    int64_t vocab;
+    int keep, entropy; /* whether exponentials take the place of logits, whether the second sum is wanted */
+    seqpar__v sums[SEQPAR__SUMS]; /* of 2^y, and of 2^y y, for y = x log2(e) - from */
 } seqpar__head;
 
-SEQPAR__TEMPLATE seqpar__v seqpar__head_exp(const seqpar__v *k, seqpar__v *sums, const float *x) {
-    seqpar__v y = SEQPAR__VMAX(SEQPAR__SPLAT(-127.0f), SEQPAR__VFMA(SEQPAR__LOAD(x), k[0], k[1])), p = seqpar__vexp2_above(y);
+/* 2^y of a vector, summed; far above it is infinite */
+SEQPAR__TEMPLATE seqpar__v seqpar__head_exp(const seqpar__v *k, seqpar__v *sums, const float *x, const int entropy) {
+    seqpar__v y = SEQPAR__VMAX(SEQPAR__SPLAT(-127.0f), SEQPAR__VFMA(SEQPAR__LOAD(x), k[0], k[1])), p = seqpar__vexp2_above(SEQPAR__VMIN(SEQPAR__SPLAT(128.0f), y));
+    SEQPAR__AHEAD(x, 1024, 0);
     sums[0] = sums[0] + p;
-    sums[1] = SEQPAR__VFMA(p, y, sums[1]);
+    if (entropy) sums[1] = SEQPAR__VFMA(p, y, sums[1]);
     return p;
 }
-SEQPAR__TEMPLATE void seqpar__head_read_step(const seqpar__v *k, seqpar__v *sums, float *const *x) { SEQPAR__AHEAD(x[0], 2 * SEQPAR__HEAD_BLOCK, 0); seqpar__head_exp(k, sums, x[0]); }
-SEQPAR__TEMPLATE void seqpar__head_keep_step(const seqpar__v *k, seqpar__v *sums, float *const *x) { SEQPAR__AHEAD(x[0], 2 * SEQPAR__HEAD_BLOCK, 1); SEQPAR__STORE(x[0], seqpar__head_exp(k, sums, x[0])); }
+SEQPAR__TEMPLATE void seqpar__head_read_step(const seqpar__v *k, seqpar__v *sums, float *const *x) { seqpar__head_exp(k, sums, x[0], 0); }
+SEQPAR__TEMPLATE void seqpar__head_read_both_step(const seqpar__v *k, seqpar__v *sums, float *const *x) { seqpar__head_exp(k, sums, x[0], 1); }
+SEQPAR__TEMPLATE void seqpar__head_keep_step(const seqpar__v *k, seqpar__v *sums, float *const *x) { SEQPAR__STORE(x[1], SEQPAR__LOAD(x[0])); SEQPAR__STORE(x[0], seqpar__head_exp(k, sums, x[0], 0)); }
+SEQPAR__TEMPLATE void seqpar__head_keep_both_step(const seqpar__v *k, seqpar__v *sums, float *const *x) { SEQPAR__STORE(x[1], SEQPAR__LOAD(x[0])); SEQPAR__STORE(x[0], seqpar__head_exp(k, sums, x[0], 1)); }
 SEQPAR__TEMPLATE void seqpar__head_scale_step(const seqpar__v *k, seqpar__v *sums, float *const *x) { (void)sums; SEQPAR__STORE(x[0], SEQPAR__LOAD(x[0]) * k[1] - k[0]); }
 SEQPAR__TEMPLATE void seqpar__head_entropy_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
     seqpar__v y = SEQPAR__VMAX(SEQPAR__SPLAT(-88.0f), SEQPAR__LOAD(x[0]) - k[3]);
@@ -4899,44 +4908,62 @@ SEQPAR__TEMPLATE void seqpar__head_entropy_step(const seqpar__v *k, seqpar__v *s
 
 static float seqpar__pow2f(float x) { return (float)seqpar_exp(0.69314718055994531 * (double)x); }
 
-/* With `keep` the exponentials take the place of the logits. */
-static void seqpar__head_sums(seqpar__head *h, int keep) {
-    int64_t begin, i;
+/* Returns the sum so far. */
+static float seqpar__head_block(seqpar__head *h, float *x, int64_t n, float from) {
+    float *at[2];
     seqpar__v k[2];
-    h->block = (SEQPAR__MAX(SEQPAR__HEAD_BLOCK, (h->vocab + SEQPAR__TOPS - 1) / SEQPAR__TOPS) + 15) / 16 * 16;
-    h->highest = -3.4e38f; /* a finite one: logits may be -inf */
-    seqpar__no_sums(h->sums);
-    for (begin = 0; begin < h->vocab; begin += h->block) {
-        int64_t n = SEQPAR__MIN(h->block, h->vocab - begin);
-        float *x = h->x + begin, top = seqpar__highest(x, n) * SEQPAR__LOG2E, fall = h->highest - top;
-        if (top > h->highest) {
-            k[0] = SEQPAR__SPLAT(seqpar__pow2f(fall)); k[1] = SEQPAR__SPLAT(fall);
-            for (i = 0; i < SEQPAR__SUMS; i += 2) {
-                h->sums[i + 1] = k[0] * SEQPAR__VFMA(k[1], h->sums[i], h->sums[i + 1]);
-                h->sums[i] = k[0] * h->sums[i];
-            }
-            h->highest = top;
-        }
-        h->top[begin / h->block] = h->highest;
-        k[0] = SEQPAR__SPLAT(SEQPAR__LOG2E); k[1] = SEQPAR__SPLAT(-h->highest);
-        if (keep) seqpar__each(seqpar__head_keep_step, k, h->sums, 1, 1, &x, n, -INFINITY);
-        else seqpar__each(seqpar__head_read_step, k, h->sums, 1, 0, &x, n, -INFINITY);
+    at[0] = x; at[1] = h->before;
+    k[0] = SEQPAR__SPLAT(SEQPAR__LOG2E); k[1] = SEQPAR__SPLAT(-from);
+    if (h->keep && h->entropy) seqpar__each(seqpar__head_keep_both_step, k, h->sums, 2, 2, at, n, -INFINITY);
+    else if (h->keep) seqpar__each(seqpar__head_keep_step, k, h->sums, 2, 2, at, n, -INFINITY);
+    else if (h->entropy) seqpar__each(seqpar__head_read_both_step, k, h->sums, 1, 0, at, n, -INFINITY);
+    else seqpar__each(seqpar__head_read_step, k, h->sums, 1, 0, at, n, -INFINITY);
+    return seqpar__sum_of(h->sums, 0);
+}
+/* The sums, now counted from another. */
+static void seqpar__head_recount(seqpar__head *h, float from, float to) {
+    seqpar__v *sums = h->sums, factor = SEQPAR__SPLAT(seqpar__pow2f(from - to)), fall = SEQPAR__SPLAT(from - to);
+    for (; sums < h->sums + SEQPAR__SUMS; sums += 2) {
+        sums[1] = factor * SEQPAR__VFMA(fall, sums[0], sums[1]);
+        sums[0] = factor * sums[0];
     }
+}
+/* Returns what the exponents of the whole are counted from. */
+static float seqpar__head_sums(seqpar__head *h) {
+    float from = seqpar__highest(h->x, SEQPAR__MIN(SEQPAR__HEAD_BLOCK, h->vocab)) * SEQPAR__LOG2E, top;
+    seqpar__v before[SEQPAR__SUMS];
+    int64_t b;
+    from = from < -3.4e38f ? -3.4e38f : from; /* a finite one: logits may be -inf */
+    seqpar__no_sums(h->sums);
+    for (b = 0; b * SEQPAR__HEAD_BLOCK < h->vocab; b++) {
+        float *x = h->x + b * SEQPAR__HEAD_BLOCK;
+        int64_t n = SEQPAR__MIN(SEQPAR__HEAD_BLOCK, h->vocab - b * SEQPAR__HEAD_BLOCK);
+        memcpy(before, h->sums, sizeof before);
+        if (!(seqpar__head_block(h, x, n, from) <= 16.0f * (float)h->vocab)) { /* it is at most vocab without a higher one */
+            memcpy(h->sums, before, sizeof before);
+            if (h->keep) memcpy(x, h->before, (size_t)n * sizeof *x);
+            top = seqpar__highest(x, n) * SEQPAR__LOG2E;
+            if (top > from) { seqpar__head_recount(h, from, top); from = top; }
+            seqpar__head_block(h, x, n, from);
+        }
+        h->from[b] = from;
+    }
+    return from;
 }
 
 /* Over the exponentials, whose sum is given, or with a seed for the entropy over the logits. */
-static void seqpar__cpu_head_gradient(const seqpar_softmax_head_args *a, int64_t t, const seqpar__head *h, float lse, float entropy, float sum) {
+static void seqpar__cpu_head_gradient(const seqpar_softmax_head_args *a, int64_t t, const seqpar__head *h, float from, float lse, float entropy, float sum) {
     int live = a->targets[t] != SEQPAR_IGNORE;
     float c = live ? seqpar__seed32(a->dlogp, t) : 0.0f, e = seqpar__seed32(a->dentropy, t);
     float s = live ? seqpar__seed32(a->dsmooth, t) : 0.0f, z = live ? seqpar__seed32(a->dzloss, t) : 0.0f;
     float keep = s + 2.0f * z * lse - c, flat = SEQPAR__FAULT(25) ? 0.0f : s / (float)a->vocab; /* fault: smoothing without its mean */
     int64_t begin;
     seqpar__v k[5];
-    for (begin = 0; begin < h->vocab; begin += h->block) {
+    for (begin = 0; begin < h->vocab; begin += SEQPAR__HEAD_BLOCK) {
         float *x = h->x + begin;
-        int64_t n = SEQPAR__MIN(h->block, h->vocab - begin);
+        int64_t n = SEQPAR__MIN(SEQPAR__HEAD_BLOCK, h->vocab - begin);
         k[0] = SEQPAR__SPLAT(flat);
-        k[1] = SEQPAR__SPLAT(e == 0 ? keep * (seqpar__pow2f(h->top[begin / h->block] - h->highest) / sum) : keep);
+        k[1] = SEQPAR__SPLAT(e == 0 ? keep * (seqpar__pow2f(h->from[begin / SEQPAR__HEAD_BLOCK] - from) / sum) : keep);
         k[2] = SEQPAR__SPLAT(e); k[3] = SEQPAR__SPLAT(lse); k[4] = SEQPAR__SPLAT(entropy);
         if (e == 0) seqpar__each(seqpar__head_scale_step, k, NULL, 1, 1, &x, n, 0.0f);
         else seqpar__each(seqpar__head_entropy_step, k, NULL, 1, 1, &x, n, 0.0f);
@@ -4950,35 +4977,40 @@ static void seqpar__cpu_head_scale(const seqpar_softmax_head_args *a, float *x) 
     for (j = 0; scale != 0.0f && j < a->vocab; j++) x[j] *= scale;
 }
 
-static void seqpar__cpu_head_row(const void *args, int64_t t) {
-    const seqpar_softmax_head_args *a = (const seqpar_softmax_head_args *)args;
+static void seqpar__cpu_head_row(const seqpar_softmax_head_args *a, int64_t t, float *scratch) {
     seqpar__head h;
-    float *x = (float *)a->logits.data + t * a->logits.stride, own, total = 0, sum;
+    float *x = (float *)a->logits.data + t * a->logits.stride, own, total, sum, from;
     double lse, entropy;
     seqpar__cpu_head_scale(a, x);
     own = a->targets[t] == SEQPAR_IGNORE ? 0.0f : x[a->targets[t]];
-    h.x = x; h.vocab = a->vocab;
-    if (a->smooth) {
-        seqpar__no_sums(h.sums);
-        seqpar__each(seqpar__total_step, NULL, h.sums, 1, 0, &x, a->vocab, 0.0f);
-        total = seqpar__sum_of(h.sums, 0);
-    }
-    seqpar__head_sums(&h, a->gradient && seqpar__seed32(a->dentropy, t) == 0);
+    h.x = x; h.vocab = a->vocab; h.before = scratch; h.from = scratch + SEQPAR__HEAD_BLOCK;
+    h.keep = a->gradient && seqpar__seed32(a->dentropy, t) == 0;
+    h.entropy = a->entropy || (a->gradient && !h.keep);
+    seqpar__no_sums(h.sums);
+    if (a->smooth) seqpar__each(seqpar__total_step, NULL, h.sums, 1, 0, &x, a->vocab, 0.0f);
+    total = seqpar__sum_of(h.sums, 0);
+    from = seqpar__head_sums(&h);
     sum = seqpar__sum_of(h.sums, 0);
     entropy = seqpar_log((double)sum);
-    lse = (double)h.highest / (double)SEQPAR__LOG2E + entropy;
+    lse = (double)from / (double)SEQPAR__LOG2E + entropy;
     entropy -= 0.69314718055994531 * (double)seqpar__sum_of(h.sums, 1) / (double)sum;
     if (a->logp) ((float *)a->logp)[t] = a->targets[t] == SEQPAR_IGNORE ? 0.0f : (float)((double)own - lse);
     if (a->lse) ((float *)a->lse)[t] = (float)lse;
     if (a->entropy) ((float *)a->entropy)[t] = (float)entropy;
     if (a->smooth) ((float *)a->smooth)[t] = (float)(lse - (double)total / (double)a->vocab);
     if (!a->gradient) return;
-    seqpar__cpu_head_gradient(a, t, &h, (float)lse, (float)entropy, sum);
+    seqpar__cpu_head_gradient(a, t, &h, from, (float)lse, (float)entropy, sum);
     seqpar__cpu_head_scale(a, x);
 }
+static void seqpar__cpu_head_job(void *user, int64_t i, char *scratch) {
+    const seqpar_softmax_head_args *a = (const seqpar_softmax_head_args *)user;
+    int64_t t;
+    for (t = i * 32; t < SEQPAR__MIN(a->rows, (i + 1) * 32); t++) seqpar__cpu_head_row(a, t, (float *)scratch);
+}
 static seqpar_status seqpar__cpu_softmax_head(seqpar_device *device, const seqpar_softmax_head_args *a, void *queue) {
+    int64_t scratch = SEQPAR__HEAD_BLOCK + a->vocab / SEQPAR__HEAD_BLOCK + 1;
     (void)queue;
-    return seqpar__rows_run(device, a->rows, a, seqpar__cpu_head_row);
+    return seqpar__parallel(device, (a->rows + 31) / 32, scratch * (int64_t)sizeof(float), seqpar__cpu_head_job, (void *)a);
 }
 
 /* ---- optimizer ---- */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* The layers that are no product, on one thread, against what memory and arithmetic of this machine allow: RMSNorm, RoPE,
-   SwiGLU, the row pass of the loss, AdamW. Every result is checked against a naive loop in fp64 before it is timed.
+/* The layers that are no product, on one thread and on all cores, against what memory and arithmetic of this machine allow:
+   RMSNorm, RoPE, SwiGLU, the row pass of the loss, AdamW. Every result is checked against a naive loop in fp64 before it is timed.
 
    Stream is a loop over as many bytes that reads and writes what the layer does and computes next to nothing; `of fastest` is
-   against the best of all these loops, whose mix of reads and writes may suit the memory better. Bytes are those that must travel:
+   against the best of all these loops, each by itself, whose mix of reads and writes may suit the memory better. Bytes are those that must travel:
    what is read, what is written, and once more what is written without having been read, since an ordinary store fetches its line
    first. Layers and stream loops are counted alike; neither uses stores that pass the cache by.
 
@@ -16,6 +16,7 @@
 enum { ARRAYS = 5, WIDTH = 1024, HIDDEN = 2816, VOCAB = 32000, HEADS = 16, HEAD_DIM = 64, POSITIONS = 4096, LEAF = 128 };
 static const double eps = 1e-5;
 static seqpar_device *device;
+static int threads; /* of the device, and of the loops it is compared with */
 
 /* ---- the machine ---- */
 
@@ -50,23 +51,34 @@ enum { READ, SCALE, COPY, UPDATE, TRIAD, GATHER, STREAMS };
 typedef struct stream_kind { const char *name; call_fn call; int arrays; double bytes; } stream_kind;
 static const stream_kind stream_kinds[STREAMS] = {{"read", read_loop, 1, 4}, {"scale", scale_loop, 1, 8}, {"copy", copy_loop, 2, 12}, {"update", update_loop, 2, 12}, {"triad", triad_loop, 3, 16}, {"gather", gather_loop, 3, 16}};
 
-/* Bytes per second of each kind; the best seen so far is kept, since a neighbour may take its share of memory for a while. */
-static void find_stream(double *best, int64_t footprint) {
-    float *pool = device->alloc(device, footprint + 256);
+typedef struct share { const stream *whole; call_fn call; } share;
+static void share_job(void *user, int64_t i, char *scratch) {
+    const share *work = user;
+    int64_t each = work->whole->count / threads / 64 * 64, at = i * each;
+    stream s = {work->whole->a + at, work->whole->b + at, work->whole->c + at, i + 1 < threads ? each : work->whole->count - at};
+    (void)scratch;
+    work->call(&s);
+}
+static void share_call(void *user) { seqpar__parallel(device, threads, 0, share_job, user); }
+
+static stream stream_over(float *pool, int64_t footprint, const stream_kind *k) {
+    int64_t each = footprint / 4 / k->arrays / 64 * 64;
+    return (stream){pool, pool + each, pool + (k->arrays > 2 ? 2 * each : 0), each};
+}
+/* Bytes per second of the fastest of all loops. */
+static double fastest_stream(float *pool, int64_t footprint) {
+    double best = 0;
     size_t i;
-    memset(pool, 0, (size_t)footprint);
     for (i = 0; i < STREAMS; i++) {
-        const stream_kind *k = &stream_kinds[i];
-        int64_t each = footprint / 4 / k->arrays / 64 * 64;
-        stream s = {pool, pool + each, pool + (k->arrays > 2 ? 2 * each : 0), each};
-        double rate = k->bytes * (double)each / measure(k->call, &s).best;
-        if (rate > best[i]) best[i] = rate;
+        stream s = stream_over(pool, footprint, &stream_kinds[i]);
+        share work = {&s, stream_kinds[i].call};
+        best = fmax(best, stream_kinds[i].bytes * (double)s.count / measure(share_call, &work).best);
     }
-    device->free(device, pool);
+    return best;
 }
 
 enum { EXP, DIV, ROOT, COSTLY, CHAINS = 16, TURNS = 4096 };
-static double costly_seconds[COSTLY]; /* of one element */
+static double costly_seconds[COSTLY]; /* of one element, on one thread */
 
 #define COSTLY_LOOP(name, ...) \
     static void name(void *user) { \
@@ -90,11 +102,14 @@ COSTLY_LOOP(root_loop, SEQPAR__VSQRT(x[i]))
 
 static void find_costly(void) {
     static const call_fn loops[COSTLY] = {exp_loop, div_loop, root_loop};
+    clockid_t clock = work_clock;
     int i;
+    work_clock = CLOCK_THREAD_CPUTIME_ID;
     for (i = 0; i < COSTLY; i++) {
         double s = measure(loops[i], NULL).best / ((double)CHAINS * TURNS * SEQPAR__VL);
         if (costly_seconds[i] == 0 || s < costly_seconds[i]) costly_seconds[i] = s;
     }
+    work_clock = clock;
 }
 
 /* ---- a layer at work ---- */
@@ -218,13 +233,14 @@ static double swiglu_grad_error(const layer *l) {
     return relative(&d);
 }
 
-static void head(layer *l, int gradient) {
-    seqpar_softmax_head_args a = {.logits = mat(l, 0), .rows = l->rows, .vocab = l->width, .targets = l->positions, .logp = l->logp, .entropy = l->entropy, .dlogp = l->seeds, .gradient = gradient};
+static void head(layer *l, int gradient, int entropy) {
+    seqpar_softmax_head_args a = {.logits = mat(l, 0), .rows = l->rows, .vocab = l->width, .targets = l->positions, .logp = l->logp, .entropy = entropy ? l->entropy : NULL, .dlogp = l->seeds, .gradient = gradient};
     device->softmax_head(device, &a, NULL);
 }
-static void head_call(void *user) { head(user, 0); }
-static void head_grad_call(void *user) { head(user, 1); }
-static double head_distance(const layer *l, int gradient) {
+static void head_call(void *user) { head(user, 0, 0); }
+static void head_entropy_call(void *user) { head(user, 0, 1); }
+static void head_grad_call(void *user) { head(user, 1, 0); }
+static double head_distance(const layer *l, int gradient, int with_entropy) {
     distance d = {0, 0}, dx = {0, 0};
     int64_t t, j;
     for (t = 0; t < l->rows; t++) {
@@ -234,13 +250,14 @@ static double head_distance(const layer *l, int gradient) {
         for (j = 0; j < l->width; j++) { double p = exp(x[j] - top); sum += p; moment += p * (x[j] - top); }
         lse = top + log(sum);
         compare(&d, l->logp[t], x[l->positions[t]] - lse);
-        compare(&d, l->entropy[t], log(sum) - moment / sum);
+        if (with_entropy) compare(&d, l->entropy[t], log(sum) - moment / sum);
         for (j = 0; gradient && j < l->width; j++) compare(&dx, l->x[0][t * l->width + j], l->seeds[t] * ((j == l->positions[t]) - exp(x[j] - lse)));
     }
     return gradient && !(relative(&dx) < relative(&d)) ? relative(&dx) : relative(&d);
 }
-static double head_error(const layer *l) { return head_distance(l, 0); }
-static double head_grad_error(const layer *l) { return head_distance(l, 1); }
+static double head_error(const layer *l) { return head_distance(l, 0, 0); }
+static double head_entropy_error(const layer *l) { return head_distance(l, 0, 1); }
+static double head_grad_error(const layer *l) { return head_distance(l, 1, 0); }
 
 /* x[0] p, x[1] m, x[2] v, x[3] g */
 static const seqpar_adamw_args adamw_step = {.t = 3, .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .decay = 0.1, .clip = 0.5};
@@ -275,6 +292,7 @@ static const layer_kind kinds[] = {
     {"swiglu",          3, HIDDEN, -1, 1, TRIAD, 16, {1, 1, 0}, 1e-6, 0.8, swiglu_call, swiglu_error},
     {"swiglu gradient", 3, HIDDEN, 20, 40, UPDATE, 20, {1, 1, 0}, 1e-6, 0.8, swiglu_grad_call, swiglu_grad_error},
     {"loss, values",    1, VOCAB, -1, 1, READ, 4, {1, 0, 0}, 1e-6, 0.8, head_call, head_error},
+    {"loss, entropy",   1, VOCAB, -1, 1, READ, 4, {1, 0, 0}, 1e-6, 0.8, head_entropy_call, head_entropy_error},
     {"loss, gradient",  1, VOCAB, -1, 1, SCALE, 8, {1, 0, 0}, 1e-5, 0.8, head_grad_call, head_grad_error},
     {"adamw",           4, WIDTH, -1, 1, UPDATE, 28, {0, 1, 1}, 1e-6, 0.9, adamw_call, adamw_error},
 };
@@ -332,49 +350,78 @@ static void layer_close(layer *l) {
     free(l->leaves);
 }
 
+/* The layer and its loop turn about: in one turn both meet the same machine, whoever else is on it. */
+enum { TURNS_ABOUT = 15 };
+typedef struct turns { timing layer, stream; double ratio; } turns; /* the median of the ratios, bytes per second over bytes per second */
+static turns turn_about(layer *l, const share *work, double bytes, double stream_bytes) {
+    double each[2][TURNS_ABOUT], ratio[TURNS_ABOUT], once = seconds_of(l->kind->call, l, 1);
+    int64_t times = once < least_seconds ? (int64_t)(least_seconds / once) + 1 : 1;
+    int i;
+    for (i = 0; i < TURNS_ABOUT; i++) {
+        each[0][i] = seconds_of(share_call, (void *)work, times);
+        each[1][i] = seconds_of(l->kind->call, l, times);
+        ratio[i] = bytes / each[1][i] / (stream_bytes / each[0][i]);
+    }
+    for (i = 0; i < 2; i++) qsort(each[i], TURNS_ABOUT, sizeof *each[i], rising);
+    qsort(ratio, TURNS_ABOUT, sizeof *ratio, rising);
+    return (turns){{each[1][0], each[1][TURNS_ABOUT / 2]}, {each[0][0], each[0][TURNS_ABOUT / 2]}, ratio[TURNS_ABOUT / 2]};
+}
+
 static void bench_layer(report *r, const layer_kind *kind, int64_t footprint, const char *where) {
+    const stream_kind *k = &stream_kinds[kind->stream];
     layer l;
     char shape[48];
-    double error, streams[STREAMS] = {0}, stream, fastest = 0, bytes, memory, arithmetic = 0, ratio, bound;
-    timing t;
+    double error, rate, fastest, bytes, arithmetic = 0, bound;
+    float *pool;
+    stream s;
+    share work;
+    turns t;
     int i, right;
     layer_open(&l, kind, footprint);
     kind->call(&l);
     error = kind->error(&l);
     right = error <= kind->limit; /* a NaN is not */
     if (kind->low > 0) for (i = 0; i < kind->arrays; i++) fill_random(l.x[i], l.rows * l.width, (uint64_t)i, i == 2 ? 1 : kind->low, i == 2 ? 1 : kind->high);
-    find_stream(streams, l.rows * l.width * kind->arrays * 4);
-    t = measure(kind->call, &l);
-    find_stream(streams, l.rows * l.width * kind->arrays * 4);
-    t = measure_again(t, kind->call, &l);
-    find_stream(streams, l.rows * l.width * kind->arrays * 4);
-    find_costly();
+    footprint = l.rows * l.width * kind->arrays * 4;
+    pool = device->alloc(device, footprint + 256);
+    memset(pool, 0, (size_t)footprint);
+    s = stream_over(pool, footprint, k);
+    work = (share){&s, k->call};
     bytes = kind->bytes * (double)(l.rows * l.width);
-    for (i = 0; i < COSTLY; i++) arithmetic += kind->costly[i] * costly_seconds[i] * (double)(l.rows * l.width);
-    stream = streams[kind->stream];
-    for (i = 0; i < STREAMS; i++) fastest = SEQPAR__MAX(fastest, streams[i]);
-    memory = bytes / stream;
-    ratio = memory / t.best;
-    bound = (memory > arithmetic ? memory : arithmetic) / t.best;
+    t = turn_about(&l, &work, bytes, k->bytes * (double)s.count);
+    fastest = fastest_stream(pool, footprint);
+    device->free(device, pool);
+    find_costly();
+    for (i = 0; i < COSTLY; i++) arithmetic += kind->costly[i] * costly_seconds[i] * (double)(l.rows * l.width) / threads;
+    rate = k->bytes * (double)s.count / t.stream.median;
+    bound = fmax(t.ratio, arithmetic / t.layer.best);
     snprintf(shape, sizeof shape, "%lldx%lld", (long long)l.rows, (long long)l.width);
-    printf("%-17s %-7s %-12s %10.4f %10.4f %8.1f %8.1f %-6s %9.2f %10.2f %10.2f %9.2f %7.2f %9.1e%s\n", kind->name, where, shape, t.best * 1e3, t.median * 1e3, bytes / t.best / 1e9, stream / 1e9, stream_kinds[kind->stream].name, ratio, bytes / fastest / t.best, arithmetic / t.best, bound, kind->wanted, error, right ? "" : "  WRONG");
-    report_case(r, right, "\"case\": \"%s\", \"where\": \"%s\", \"shape\": \"%s\", \"best_ms\": %.6f, \"median_ms\": %.6f, \"gb_per_s\": %.3f, \"stream_gb_per_s\": %.3f, \"stream\": \"%s\", \"of_stream\": %.4f, \"of_fastest_stream\": %.4f, \"of_arithmetic\": %.4f, \"of_bound\": %.4f, \"wanted\": %.2f, \"error\": %.3e",
-                kind->name, where, shape, t.best * 1e3, t.median * 1e3, bytes / t.best / 1e9, stream / 1e9, stream_kinds[kind->stream].name, ratio, bytes / fastest / t.best, arithmetic / t.best, bound, kind->wanted, right ? error : -1.0);
+    printf("%-17s %-7s %7d %-12s %10.4f %10.4f %8.1f %8.1f %-6s %9.2f %10.2f %10.2f %9.2f %7.2f %9.1e%s\n", kind->name, where, threads, shape, t.layer.best * 1e3, t.layer.median * 1e3, bytes / t.layer.median / 1e9, rate / 1e9, k->name, t.ratio, bytes / fastest / t.layer.best, arithmetic / t.layer.best, bound, kind->wanted, error, right ? "" : "  WRONG");
+    report_case(r, right, "\"case\": \"%s\", \"where\": \"%s\", \"threads\": %d, \"shape\": \"%s\", \"best_ms\": %.6f, \"median_ms\": %.6f, \"gb_per_s\": %.3f, \"stream_gb_per_s\": %.3f, \"stream\": \"%s\", \"of_stream\": %.4f, \"of_fastest_stream\": %.4f, \"of_arithmetic\": %.4f, \"of_bound\": %.4f, \"wanted\": %.2f, \"error\": %.3e",
+                kind->name, where, threads, shape, t.layer.best * 1e3, t.layer.median * 1e3, bytes / t.layer.median / 1e9, rate / 1e9, k->name, t.ratio, bytes / fastest / t.layer.best, arithmetic / t.layer.best, bound, kind->wanted, right ? error : -1.0);
     layer_close(&l);
 }
 
-int main(int argc, char **argv) {
-    static const struct { const char *name; int64_t bytes; } places[] = {{"memory", 192 << 20}, {"cache", 384 << 10}};
-    report r;
-    size_t i, n;
-    device = seqpar_device_cpu(1);
-    report_open(&r, "layers", "\"device\": \"%s\", \"threads\": 1, \"vector_bytes\": %d, \"runs\": %d, \"clock\": \"thread processor time\",", device->name, VECTOR, RUNS);
-    find_costly();
-    printf("layers on one thread; best and median of %d runs. In registers: %.2f G exp/s, %.2f G divisions/s, %.2f G roots/s\n", RUNS, 1e-9 / costly_seconds[EXP], 1e-9 / costly_seconds[DIV], 1e-9 / costly_seconds[ROOT]);
-    printf("GB/s: bytes read, written, and fetched because they are written; stream: a loop that reads and writes likewise, counted alike\n\n");
-    printf("%-17s %-7s %-12s %10s %10s %8s %8s %-6s %9s %10s %10s %9s %7s %9s\n", "case", "data in", "shape", "best ms", "median ms", "GB/s", "stream", "", "of stream", "of fastest", "of arithm.", "of bound", "wanted", "error");
-    for (n = 0; n < sizeof places / sizeof *places; n++)
-        for (i = 0; i < sizeof kinds / sizeof *kinds; i++) if (argc < 2 || strstr(kinds[i].name, argv[1])) bench_layer(&r, &kinds[i], places[n].bytes, places[n].name);
+static void bench_place(report *r, const char *name, int64_t bytes, const char *where, int count) {
+    size_t i;
+    threads = count;
+    work_clock = threads > 1 ? CLOCK_MONOTONIC : CLOCK_THREAD_CPUTIME_ID;
+    device = seqpar_device_cpu(threads);
+    for (i = 0; i < sizeof kinds / sizeof *kinds; i++) if (strstr(kinds[i].name, name)) bench_layer(r, &kinds[i], bytes, where);
     seqpar_device_close(device);
+}
+
+int main(int argc, char **argv) {
+    const char *name = argc > 1 ? argv[1] : "";
+    int cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    report r;
+    report_open(&r, "layers", "\"device\": \"cpu\", \"vector_bytes\": %d, \"runs\": %d, \"clock\": \"of one thread its processor time, of several the wall\",", VECTOR, TURNS_ABOUT);
+    find_costly();
+    printf("layers; best and median of %d turns. In registers of one core: %.2f G exp/s, %.2f G divisions/s, %.2f G roots/s\n", TURNS_ABOUT, 1e-9 / costly_seconds[EXP], 1e-9 / costly_seconds[DIV], 1e-9 / costly_seconds[ROOT]);
+    printf("GB/s: bytes read, written, and fetched because they are written, medians; stream: a loop on as many threads that reads and writes likewise, counted alike;\nof stream: the median over turns in which both run one after the other\n\n");
+    printf("%-17s %-7s %7s %-12s %10s %10s %8s %8s %-6s %9s %10s %10s %9s %7s %9s\n", "case", "data in", "threads", "shape", "best ms", "median ms", "GB/s", "stream", "", "of stream", "of fastest", "of arithm.", "of bound", "wanted", "error");
+    if (cores > 1) bench_place(&r, name, 192 << 20, "memory", cores);
+    bench_place(&r, name, 192 << 20, "memory", 1);
+    bench_place(&r, name, 384 << 10, "cache", 1);
     return report_close(&r);
 }
