@@ -67,7 +67,7 @@ build/verify_sp: verify/verify.c verify/run_objective.h $(HEADERS)
 	@mkdir -p build
 	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
 
-build/test_%: verify/test_%.c $(HEADERS) verify/test.h verify/slow.h verify/slow_loss.h verify/golden.h verify/golden.tsv verify/run_model.h verify/run_objective.h verify/transport.h verify/nccl_stand_in.h $(wildcard demos/*.h) build/options.inc
+build/test_%: verify/test_%.c $(HEADERS) verify/test.h verify/slow.h verify/slow_loss.h verify/golden.h verify/golden.tsv verify/run_model.h verify/run_objective.h verify/transport.h verify/nccl_stand_in.h verify/nccl_world.h $(wildcard demos/*.h) build/options.inc
 	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
 
 build/reward_server_for_tests: verify/reward_server_for_tests.c
@@ -103,7 +103,7 @@ build/cuda_on_cpu.o: seqpar_cuda.cu seqpar.h verify/cuda_on_cpu.h verify/cuda_on
 	@mkdir -p build
 	$(ON_CPU) -c $< -o $@
 
-build/on_cpu_test_queue_nccl: verify/test_queue.c verify/nccl_stand_in.h verify/nccl_on_cpu.h
+build/on_cpu_test_queue_nccl: verify/test_queue.c verify/nccl_stand_in.h verify/nccl_on_cpu.h verify/nccl_world.h
 build/on_cpu_test_train_nccl: verify/nccl_stand_in.h verify/nccl_on_cpu.h $(wildcard demos/*.h) build/options.inc
 build/on_cpu_%: verify/%.c build/cuda_on_cpu.o verify/test.h verify/run_objective.h $(HEADERS)
 	$(CC) $(CPPFLAGS) $(CFLAGS) -DTEST_CUDA $< build/cuda_on_cpu.o -o $@ $(LDLIBS) -lstdc++
@@ -122,7 +122,7 @@ NCCL_FLAGS = -isystem $(CUDA)/include -L$(CUDA)/lib64
 NCCL = $(shell echo 'int main(void) { return 0; }' | $(CC) -include nccl.h $(NCCL_FLAGS) -x c - -lnccl -o /dev/null 2>/dev/null && echo -DDEMO_NCCL $(NCCL_FLAGS) -lnccl)
 
 build/on_gpu_test_nccl_gpus: LDLIBS += $(NCCL)
-build/on_gpu_test_nccl_gpus: verify/transport.h
+build/on_gpu_test_nccl_gpus: verify/transport.h verify/nccl_world.h
 
 # The same upon the stand-in for NCCL, on a machine without GPUs.
 build/test_nccl_gpus: CPPFLAGS += -include verify/nccl_stand_in.h

@@ -8,6 +8,7 @@ static double clock_seconds(void);
 #define SEQPAR_NCCL_IMPLEMENTATION
 #include "seqpar_nccl.h"
 #include "transport.h"
+#include "nccl_world.h"
 
 static double clock_seconds(void) {
     double ahead;
@@ -21,55 +22,34 @@ static void clock_forward(double seconds) {
 
 /* ---- worlds of threads ---- */
 
-typedef struct place { /* one rank */
-    pthread_t thread;
-    seqpar_nccl_desc desc;
-    seqpar_rank_fn fn;
-    void *user;
-    seqpar_status status;
-    seqpar_error error;
-    useconds_t late_us;
-} place;
-
 static char world_file[256];
 static int quick; /* under a sanitizer that takes its time */
 
-static void *place_main(void *argument) {
-    place *p = argument;
-    cudaSetDevice((int)p->desc.rank);
-    usleep(p->late_us);
-    p->status = seqpar_nccl_run(&p->desc, p->fn, p->user, &p->error);
-    return NULL;
-}
-
-/* Runs all places; what the world ended with. */
-static seqpar_status run_places(place *places, int64_t count, seqpar_error *error) {
-    int64_t r, said = -1;
-    alarm(TRANSPORT_SECONDS); /* against a hang */
-    memset(error, 0, sizeof *error);
-    for (r = 0; r < count; r++) if (pthread_create(&places[r].thread, NULL, place_main, &places[r])) abort();
-    for (r = 0; r < count; r++) pthread_join(places[r].thread, NULL);
-    for (r = 0; r < count; r++) if (places[r].status && said < 0) said = r;
-    if (said >= 0) *error = places[said].error;
+static void expect_order(void) {
     test_expect(!stand.complaint[0], "NCCL's rules: %s", stand.complaint);
     test_expect(!stand_leaks()[0], "%s", stand_leaks());
-    return error->status;
+}
+/* Runs all places; what the world ended with. */
+static seqpar_status run_places(place *places, int64_t count, seqpar_error *error) {
+    seqpar_status status;
+    alarm(TRANSPORT_SECONDS); /* against a hang */
+    status = places_run(places, count, error);
+    expect_order();
+    return status;
 }
 
 static seqpar_status run_world(int64_t ranks, seqpar_rank_fn fn, void *user, seqpar_error *error) {
-    place places[RANKS];
-    int64_t r;
-    memset(places, 0, sizeof places);
-    for (r = 0; r < ranks; r++) places[r] = (place){.desc = {.rank = r, .size = ranks, .keep_device = 1, .file = world_file}, .fn = fn, .user = user};
-    return run_places(places, ranks, error);
+    seqpar_status status;
+    alarm(TRANSPORT_SECONDS);
+    status = world_run(world_file, ranks, fn, user, error);
+    expect_order();
+    return status;
 }
 static seqpar_status run_nccl(int64_t ranks, seqpar_rank_fn fn, void *user, seqpar_error *error) {
     static uint64_t seed;
     stand_reset(test_seed + seed++, 0);
     return run_world(ranks, fn, user, error);
 }
-
-
 static seqpar_status run_nccl_in_place(int64_t ranks, seqpar_rank_fn fn, void *user, seqpar_error *error) { /* nothing is copied to pinned memory */
     static uint64_t seed;
     stand_reset(test_seed + seed++, 0);

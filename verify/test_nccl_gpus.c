@@ -5,33 +5,12 @@
 #define SEQPAR_NCCL_IMPLEMENTATION
 #include "seqpar_nccl.h"
 #include "transport.h"
-
-typedef struct place { /* one rank */
-    pthread_t thread;
-    seqpar_nccl_desc desc;
-    seqpar_rank_fn fn;
-    void *user;
-    seqpar_error error;
-} place;
-
-static void *place_main(void *argument) {
-    place *p = argument;
-    cudaSetDevice((int)p->desc.rank);
-    seqpar_nccl_run(&p->desc, p->fn, p->user, &p->error);
-    return NULL;
-}
+#include "nccl_world.h"
 
 static seqpar_status run_gpus(int64_t ranks, seqpar_rank_fn fn, void *user, seqpar_error *error) {
-    place places[RANKS];
     char file[256];
     snprintf(file, sizeof file, "%s/seqpar_nccl_gpus.%ld", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", (long)getpid());
-    for (int64_t r = 0; r < ranks; r++) {
-        places[r] = (place){.desc = {.rank = r, .size = ranks, .keep_device = 1, .file = file}, .fn = fn, .user = user};
-        if (pthread_create(&places[r].thread, NULL, place_main, &places[r])) abort();
-    }
-    for (int64_t r = 0; r < ranks; r++) pthread_join(places[r].thread, NULL);
-    for (int64_t r = 0; r < ranks && !error->status; r++) *error = places[r].error; /* the world's; a rank that was done before it failed has none */
-    return error->status;
+    return world_run(file, ranks, fn, user, error);
 }
 
 /* A letter to oneself between device arrays, on a queue. */

@@ -11,6 +11,7 @@
 #include "seqpar_llama.h"
 #ifdef QUEUE_NCCL
 #include "seqpar_nccl.h"
+#include "nccl_world.h"
 #endif
 #include "test.h"
 #include <unistd.h>
@@ -34,35 +35,22 @@ enum { CAPTURE_OF_THREAD = 1 };
 #ifdef QUEUE_NCCL
 /* ---- ranks over NCCL ---- */
 
-typedef struct place { pthread_t thread; seqpar_nccl_desc desc; seqpar_rank_fn fn; void *user; seqpar_error error; } place;
 #define OVER "_nccl"
 static uint64_t world_seed;
 static int skipped = -1; /* which event waits are left out: those of begin, those of wait */
 
-static void *place_main(void *argument) {
-    place *p = argument;
-    cudaSetDevice((int)p->desc.rank);
-    seqpar_nccl_run(&p->desc, p->fn, p->user, &p->error);
-    return NULL;
-}
 static seqpar_status run_nccl(int64_t ranks, seqpar_rank_fn fn, void *user, seqpar_error *error) {
-    place places[8] = {0};
+    seqpar_status status;
     char file[256];
     stand_reset(test_seed + world_seed++, 0);
     if (skipped >= 0) stand_skip("cudaStreamWaitEvent", skipped);
-    memset(error, 0, sizeof *error);
     snprintf(file, sizeof file, "%s/seqpar_queue.%ld", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", (long)getpid());
     stand_runs_kernels(1);
     alarm(600);
-    for (int64_t r = 0; r < ranks; r++) {
-        places[r] = (place){.desc = {.rank = r, .size = ranks, .keep_device = 1, .file = file}, .fn = fn, .user = user};
-        if (pthread_create(&places[r].thread, NULL, place_main, &places[r])) abort();
-    }
-    for (int64_t r = 0; r < ranks; r++) pthread_join(places[r].thread, NULL);
-    for (int64_t r = 0; r < ranks; r++) if (places[r].error.status && !error->status) *error = places[r].error;
+    status = world_run(file, ranks, fn, user, error);
     stand_runs_kernels(0);
     test_expect(!stand.complaint[0] && !stand_leaks()[0], "%s%s", stand.complaint, stand_leaks());
-    return error->status;
+    return status;
 }
 #else
 #define OVER ""
