@@ -649,7 +649,8 @@ typedef struct seqpar_attn_delta_args { /* delta (tokens, heads) = sum over head
 /* Statistics of logits x (rows, vocab) and, where seeds are given, the gradient written over x:
      dx_j = dlogp (1[j=y] - p_j) - dentropy p_j (log p_j + H) + dsmooth (p_j - 1/V) + dzloss 2 lse p_j
    for logp = x_y - lse, H = entropy, smooth = lse - mean(x), zloss = lse^2. A row whose target is
-   SEQPAR_IGNORE has logp 0, and dlogp, dsmooth, dzloss do not act on it. Outputs and seeds may be NULL. */
+   SEQPAR_IGNORE has logp 0, and dlogp, dsmooth, dzloss do not act on it. Outputs and seeds may be NULL. A logit of
+   -inf has p 0, adds nothing to the entropy and has the gradient 0, but smooth is infinite. */
 typedef struct seqpar_softmax_head_args {
     seqpar_mat logits;
     int64_t rows, vocab;
@@ -3489,7 +3490,7 @@ SEQPAR__ANY(softmax_head) {
         double c = live ? seqpar__any_seed(a->dlogp, t, A) : 0, e = seqpar__any_seed(a->dentropy, t, A);
         double s = live ? seqpar__any_seed(a->dsmooth, t, A) : 0, z = live ? seqpar__any_seed(a->dzloss, t, A) : 0;
         for (j = 1; j < a->vocab; j++) top = fmax(top, seqpar__of(a->logits, t, j, S) * scale);
-        for (j = 0; j < a->vocab; j++) { double x = seqpar__of(a->logits, t, j, S) * scale, p = seqpar_exp(x - top); sum += p; mean += x; px += p * x; }
+        for (j = 0; j < a->vocab; j++) { double x = seqpar__of(a->logits, t, j, S) * scale, p = seqpar_exp(x - top); sum += p; mean += x; px += p != 0 ? p * x : 0.0; }
         lse = top + seqpar_log(sum);
         mean /= (double)a->vocab;
         entropy = lse - px / sum;
@@ -3499,7 +3500,7 @@ SEQPAR__ANY(softmax_head) {
         if (a->smooth) seqpar__element_set(a->smooth, t, A, lse - mean);
         for (j = 0; a->gradient && j < a->vocab; j++) {
             double x = seqpar__of(a->logits, t, j, S) * scale, p = seqpar_exp(x - lse), hit = live && j == a->targets[t];
-            x = c * (hit - p) - e * p * ((x - lse) + entropy) + s * (p - 1.0 / (double)a->vocab) + z * 2.0 * lse * p;
+            x = c * (hit - p) - (p != 0 ? e * p * ((x - lse) + entropy) : 0.0) + s * (p - 1.0 / (double)a->vocab) + z * 2.0 * lse * p;
             seqpar__put(a->logits, t, j, S, x * scale);
         }
     }

@@ -1581,7 +1581,7 @@ template <class T> __global__ void __launch_bounds__(BLOCK) softmax_head_kernel(
         float s = wide(x[j]) * v.scale, p = exponential(s - top);
         sum += p;
         mean += s;
-        weighted = fmaf(p, s, weighted);
+        if (p != 0) weighted = fmaf(p, s, weighted); /* s may be -inf */
     }
     sum = block_sum(sum, part);
     float lse = top + logf(sum), entropy = lse - block_sum(weighted, part) / sum;
@@ -1595,7 +1595,7 @@ template <class T> __global__ void __launch_bounds__(BLOCK) softmax_head_kernel(
     float c = live ? seed(v.dlogp, t) : 0.0f, e = seed(v.dentropy, t), s = live ? seed(v.dsmooth, t) : 0.0f, z = live ? seed(v.dzloss, t) : 0.0f;
     for (int64_t j = threadIdx.x; v.gradient && j < v.vocab; j += blockDim.x) {
         float y = wide(x[j]) * v.scale, p = exponential(y - lse);
-        float d = c * ((live && j == target ? 1.0f : 0.0f) - p) - e * p * ((y - lse) + entropy) + s * (p - 1.0f / (float)v.vocab) + z * 2.0f * lse * p;
+        float d = c * ((live && j == target ? 1.0f : 0.0f) - p) - (p != 0 ? e * p * ((y - lse) + entropy) : 0.0f) + s * (p - 1.0f / (float)v.vocab) + z * 2.0f * lse * p;
         narrow(&x[j], d * v.scale);
     }
 }

@@ -3,9 +3,9 @@
    RMSNorm, RoPE, SwiGLU, the row pass of the loss, AdamW. Every result is checked against a naive loop in fp64 before it is timed.
 
    Stream is a loop over as many bytes that reads and writes what the layer does and computes next to nothing; `of fastest` is
-   against the best of all these loops, each by itself, whose mix of reads and writes may suit the memory better. Bytes are those that must travel:
-   what is read, what is written, and once more what is written without having been read, since an ordinary store fetches its line
-   first. Layers and stream loops are counted alike; neither uses stores that pass the cache by.
+   against the best of all these loops, each by itself, whose mix of reads and writes may suit the memory better. Bytes are those
+   that must travel: what is read, what is written, and once more what is written without having been read, since an ordinary
+   store fetches its line first. Layers and stream loops are counted alike; neither uses stores that pass the cache by.
 
    The second bound is of the exp, division and square root that the layer cannot do without, done in registers. A layer
    cannot be faster than the slower of the two bounds: `of bound`, to be compared with `wanted` where data lie in memory.
@@ -240,7 +240,7 @@ static void head(layer *l, int gradient, int entropy) {
 static void head_call(void *user) { head(user, 0, 0); }
 static void head_entropy_call(void *user) { head(user, 0, 1); }
 static void head_grad_call(void *user) { head(user, 1, 0); }
-static double head_distance(const layer *l, int gradient, int with_entropy) {
+static double head_distance(const layer *l, int gradient, int entropy) {
     distance d = {0, 0}, dx = {0, 0};
     int64_t t, j;
     for (t = 0; t < l->rows; t++) {
@@ -250,7 +250,7 @@ static double head_distance(const layer *l, int gradient, int with_entropy) {
         for (j = 0; j < l->width; j++) { double p = exp(x[j] - top); sum += p; moment += p * (x[j] - top); }
         lse = top + log(sum);
         compare(&d, l->logp[t], x[l->positions[t]] - lse);
-        if (with_entropy) compare(&d, l->entropy[t], log(sum) - moment / sum);
+        if (entropy) compare(&d, l->entropy[t], log(sum) - moment / sum);
         for (j = 0; gradient && j < l->width; j++) compare(&dx, l->x[0][t * l->width + j], l->seeds[t] * ((j == l->positions[t]) - exp(x[j] - lse)));
     }
     return gradient && !(relative(&dx) < relative(&d)) ? relative(&dx) : relative(&d);
@@ -414,7 +414,15 @@ static void bench_place(report *r, const char *name, int64_t bytes, const char *
 int main(int argc, char **argv) {
     const char *name = argc > 1 ? argv[1] : "";
     int cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    size_t i, known = 0;
     report r;
+    for (i = 0; i < sizeof kinds / sizeof *kinds; i++) known += strstr(kinds[i].name, name) != NULL;
+    if (!known) {
+        fprintf(stderr, "bench_layers: no layer has '%s' in its name; there are", name);
+        for (i = 0; i < sizeof kinds / sizeof *kinds; i++) fprintf(stderr, "%s %s", i ? ";" : "", kinds[i].name);
+        fprintf(stderr, "\n");
+        return 2;
+    }
     report_open(&r, "layers", "\"device\": \"cpu\", \"vector_bytes\": %d, \"runs\": %d, \"clock\": \"of one thread its processor time, of several the wall\",", VECTOR, TURNS_ABOUT);
     find_costly();
     printf("layers; best and median of %d turns. In registers of one core: %.2f G exp/s, %.2f G divisions/s, %.2f G roots/s\n", TURNS_ABOUT, 1e-9 / costly_seconds[EXP], 1e-9 / costly_seconds[DIV], 1e-9 / costly_seconds[ROOT]);

@@ -1251,7 +1251,40 @@ static void check_head_climb(void) {
     bench_free(&b);
 }
 
+/* Logits that nobody may choose fill the first block; one that is no number, or infinite, stands in a late one. */
+static void expect_head_infinite(seqpar_device *device, int mode) {
+    enum { COLUMNS = 2 * 2048 + 77, ROWS = 3 };
+    bench b = head_bench(ROWS, COLUMNS);
+    field *logits = &b.field[LOGITS];
+    const double *logp = b.field[LOGP].after;
+    double wanted[ROWS];
+    int64_t t, j;
+    for (t = 0; t < ROWS; t++) b.ids[t] = 3001;
+    for (t = 0; t < ROWS; t++) for (j = 0; j < 2048; j++) logits->value[t * logits->stride + j] = -1e4;
+    run(&b, device, &head_pass);
+    copy_after(wanted, &b, LOGP);
+    for (t = 0; t < ROWS; t++) for (j = 0; j < 2048; j++) logits->value[t * logits->stride + j] = -INFINITY;
+    logits->value[logits->stride + 4097] = NAN;
+    logits->value[2 * logits->stride + 4097] = INFINITY;
+    b.mode = mode | GRADIENT;
+    run(&b, device, &head_both_pass);
+    test_expect(logp[0] == wanted[0], "%s: log-prob %g beside a block of -inf, %g beside one of -1e4", device->name, logp[0], wanted[0]);
+    test_expect(isfinite(b.field[ENTROPY].after[0]), "%s: entropy %g beside logits of -inf", device->name, b.field[ENTROPY].after[0]);
+    for (j = 0; j < 2048; j++) test_expect(logits->after[j] == 0, "%s: gradient %g of a logit of -inf", device->name, logits->after[j]);
+    for (j = 2048; j < COLUMNS; j++) test_expect(isfinite(logits->after[j]), "%s: gradient %g beside logits of -inf", device->name, logits->after[j]);
+    for (t = 1; t < ROWS; t++) test_expect(!isfinite(logp[t]), "%s: log-prob %g in a row with a logit of %g", device->name, logp[t], logits->value[t * logits->stride + 4097]);
+    bench_free(&b);
+}
+static void check_head_infinite(void) {
+    int mode;
+    for (mode = 1; mode <= 2; mode++) { /* seeds of the log-prob, and of the entropy */
+        expect_head_infinite(reference, mode);
+        expect_head_infinite(fast, mode);
+    }
+}
+
 static void check_softmax_head(void) {
+    check_head_infinite();
     check_head_golden();
     check_head_far();
     check_head_climb();
