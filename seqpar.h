@@ -865,11 +865,13 @@ typedef struct seqpar_plan_desc {
     int64_t heads_k_stride; /* llama3: kv heads gathered at a time; 0: 1 */
     int64_t ulysses_size;   /* 0: 1; with SEQPAR_ULYSSES sp_size, or gcd(sp_size, kv_heads) where kv_heads are fewer */
     int ulysses_replicate;  /* ulysses_size is a multiple of kv_heads, whose copies' dk, dv are added (the error rule) */
+    int down;               /* ring: keys go to the position before, not to the next; in a zigzag fewer then go all the way */
     int backward;
 } seqpar_plan_desc;
 
 typedef struct seqpar_plan {
     int64_t sp_size, sp_rank, ulysses_size, member, ring_size, position;
+    int64_t next;               /* ring: keys go on to position + next, modulo ring_size: 1 or ring_size - 1 */
     int64_t kv_begin, kv_count; /* kv heads of this member; uneven shares where ulysses_size does not divide them */
     int backward, replicate;
     int64_t slots, requests;
@@ -927,7 +929,7 @@ SEQPAR_DEF seqpar_status seqpar_attn_forward(seqpar_ctx *ctx, seqpar_attn *attn,
 SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn, const seqpar_attn_io *io);
 /* FLOPs this rank computes per forward (4 head_dim a visible pair and head) in all and, if per_source is not NULL
    (sp_size), by the rank whose keys they are; and the bytes it sends forward and backward. */
-typedef struct seqpar_attn_cost { int64_t forward_flops, backward_flops, forward_bytes, backward_bytes, scratch_bytes; } seqpar_attn_cost;
+typedef struct seqpar_attn_cost { int64_t forward_flops, backward_flops, forward_bytes, backward_bytes; } seqpar_attn_cost;
 SEQPAR_DEF seqpar_status seqpar_attn_cost_of(const seqpar_ctx *ctx, const seqpar_attn *attn, seqpar_attn_cost *cost, int64_t *per_source);
 
 /* ---- check: plans played on paper ----------------------------------------------------------------------*/
@@ -939,9 +941,8 @@ typedef struct seqpar_plan_mask { const seqpar_row *rows; int64_t row_count; con
 SEQPAR_DEF seqpar_status seqpar_plan_check(seqpar_error *error, const seqpar_plan *plans, const seqpar_plan_mask *mask);
 
 /* What a rank has to do, without doing it. FLOPs: 4 head_dim a visible pair and head forward, 14 backward; step_flops
-   (steps): forward, by the position whose keys they are; bytes: what the transport will count, dtype being the storage
-   type; overlap: share of these
-   that has a computation between begin and wait; slots: k, v buffers. Free with seqpar_plan_cost_free. */
+   (steps): forward, by the position whose keys they are; bytes: what the transport will count, dtype being the storage type;
+   overlap: share of these that has a computation between begin and wait; slots: k, v buffers. Free: seqpar_plan_cost_free. */
 typedef struct seqpar_plan_cost {
     int64_t forward_flops, backward_flops, forward_bytes, backward_bytes, slots, steps, *step_flops;
     double forward_overlap, backward_overlap;
@@ -2919,10 +2920,10 @@ static void seqpar__fold_leaf(void *user, void *value, int64_t index, int extend
     (void)extend;
     memcpy(value, seqpar__at(a->leaf_data, index * a->leaf_stride + c->begin, c->device->accumulator), (size_t)(c->width * seqpar_dtype_bytes(c->device->accumulator)));
 }
-static seqpar_status seqpar__fold(seqpar_device *device, const seqpar_fold_args *args, void *queue) {
-    (void)queue;
-    return seqpar__columns_run(device, &args->fold, args, args->count, 4096, seqpar__fold_leaf);
-}
+/* A device operation that needs nothing but its arguments and computes at once. */
+#define SEQPAR__OP(function, op, call) static seqpar_status function(seqpar_device *device, const seqpar_##op##_args *a, void *queue) { (void)queue; return call; }
+
+SEQPAR__OP(seqpar__fold, fold, seqpar__columns_run(device, &a->fold, a, a->count, 4096, seqpar__fold_leaf))
 
 #ifdef __GNUC__
 #define SEQPAR__FETCH(p) __builtin_prefetch(p, 0, 2)
@@ -2989,7 +2990,8 @@ static void seqpar__attn_move(void *user, void *value, int64_t n, int to_store) 
 }
 
 /* Between two calls of one rank others have run, and what they left in the cache is not what this one reads. So a job names
-   what it will combine with and what the next one packs, and its kernel fetches some lines of that between its products. */
+   what it will combine with and what the next one packs, and its kernel fetches some lines of that between its products: few at
+   a time, or it waits for them. */
 static void seqpar__ahead_add(seqpar__attn_job *j, const void *at, int64_t bytes, int64_t stride, int64_t rows) {
     int n = j->ahead_count;
     if (n == 8 || rows == 0) return;
@@ -2998,7 +3000,7 @@ static void seqpar__ahead_add(seqpar__attn_job *j, const void *at, int64_t bytes
 }
 static void seqpar__ahead_fetch(seqpar__attn_job *j) {
     int64_t lines = 0, b;
-    while (j->ahead_count && lines < 32) {
+    while (j->ahead_count && lines < 8) {
         int n = j->ahead_count - 1;
         for (b = 0; b < j->ahead[n].bytes; b += 64, lines++) SEQPAR__FETCH(j->ahead[n].at + b);
         j->ahead[n].at += j->ahead[n].stride;
@@ -3193,10 +3195,7 @@ static void seqpar__host_embedding_leaf(void *user, void *value, int64_t index, 
             for (i = 0; i < a->width; i++) ((float *)value)[row * a->width + i] += seqpar_bf16_to_float(((const uint16_t *)a->dx.data)[t * a->dx.stride + i]);
     }
 }
-static seqpar_status seqpar__host_embedding_grad(seqpar_device *device, const seqpar_embedding_grad_args *a, void *queue) {
-    (void)queue;
-    return seqpar__columns_run(device, &a->fold, a, a->vocab * a->width, 32 * a->width, seqpar__host_embedding_leaf);
-}
+SEQPAR__OP(seqpar__host_embedding_grad, embedding_grad, seqpar__columns_run(device, &a->fold, a, a->vocab * a->width, 32 * a->width, seqpar__host_embedding_leaf))
 
 SEQPAR__ANY(rmsnorm) {
     int64_t t, i;
@@ -3329,11 +3328,6 @@ SEQPAR__TEMPLATE void seqpar__any_forward_leaf(seqpar__attn_job *j, void *o, int
         seqpar__element_set(o, j->count * (d + 1) + r, A, sum);
     }
 }
-static void seqpar__ref_forward_leaf(void *user, void *value, int64_t index, int extend) {
-    seqpar__attn_job *j = (seqpar__attn_job *)user;
-    (void)extend;
-    SEQPAR__BY_TYPE(j->device, seqpar__any_forward_leaf, j, value, index);
-}
 
 /* Commutative to the bit: products are rounded before they are added. */
 SEQPAR__TEMPLATE void seqpar__any_state_combine(const seqpar__attn_job *j, void *into, const void *other, const int S, const int A) {
@@ -3404,11 +3398,6 @@ SEQPAR__TEMPLATE void seqpar__any_dq_leaf(seqpar__attn_job *j, void *dq, int64_t
         }
     }
 }
-static void seqpar__ref_dq_leaf(void *user, void *value, int64_t index, int extend) {
-    seqpar__attn_job *j = (seqpar__attn_job *)user;
-    (void)extend;
-    SEQPAR__BY_TYPE(j->device, seqpar__any_dq_leaf, j, value, index);
-}
 
 /* The task's piece is a key piece (k_pieces[piece]), the leaf a query piece: q_pieces[task_count + index]. */
 SEQPAR__TEMPLATE void seqpar__any_dkv_leaf(seqpar__attn_job *j, void *dk, int64_t index, const int S, const int A) {
@@ -3431,32 +3420,24 @@ SEQPAR__TEMPLATE void seqpar__any_dkv_leaf(seqpar__attn_job *j, void *dk, int64_
             }
         }
 }
-static void seqpar__ref_dkv_leaf(void *user, void *value, int64_t index, int extend) {
+
+static void seqpar__ref_leaf(void *user, void *value, int64_t index, int extend) {
     seqpar__attn_job *j = (seqpar__attn_job *)user;
     (void)extend;
-    SEQPAR__BY_TYPE(j->device, seqpar__any_dkv_leaf, j, value, index);
+    if (j->kernel->kind == 0) SEQPAR__BY_TYPE(j->device, seqpar__any_forward_leaf, j, value, index);
+    else if (j->kernel->kind == 1) SEQPAR__BY_TYPE(j->device, seqpar__any_dq_leaf, j, value, index);
+    else SEQPAR__BY_TYPE(j->device, seqpar__any_dkv_leaf, j, value, index);
 }
-
-SEQPAR__ANY(attn_forward) {
-    static const seqpar__attn_kernel kernel = {0, 0, seqpar__ref_forward_leaf, seqpar__ref_state_combine, seqpar__ref_state_finish, 0};
-    (void)S; (void)A;
-    return seqpar__attn_run(device, a, &kernel);
+static seqpar_status seqpar__ref_attn(seqpar_device *device, const seqpar_attn_args *a, int kind) {
+    static const seqpar__attn_kernel kernels[] = {
+        {0, 0, seqpar__ref_leaf, seqpar__ref_state_combine, seqpar__ref_state_finish, 0}, {1, 0, seqpar__ref_leaf, seqpar__attn_add, NULL, 0},
+        {2, 0, seqpar__ref_leaf, seqpar__attn_add, NULL, 0}, {3, 0, seqpar__attn_return_leaf, seqpar__attn_add, NULL, 0}};
+    return seqpar__attn_run(device, a, &kernels[kind]);
 }
-SEQPAR__ANY(attn_dq) {
-    static const seqpar__attn_kernel kernel = {1, 0, seqpar__ref_dq_leaf, seqpar__attn_add, NULL, 0};
-    (void)S; (void)A;
-    return seqpar__attn_run(device, a, &kernel);
-}
-SEQPAR__ANY(attn_dkv) {
-    static const seqpar__attn_kernel kernel = {2, 0, seqpar__ref_dkv_leaf, seqpar__attn_add, NULL, 0};
-    (void)S; (void)A;
-    return seqpar__attn_run(device, a, &kernel);
-}
-static seqpar_status seqpar__host_attn_return(seqpar_device *device, const seqpar_attn_args *a, void *queue) {
-    static const seqpar__attn_kernel kernel = {3, 0, seqpar__attn_return_leaf, seqpar__attn_add, NULL, 0};
-    (void)queue;
-    return seqpar__attn_run(device, a, &kernel);
-}
+SEQPAR__ANY(attn_forward) { (void)S; (void)A; return seqpar__ref_attn(device, a, 0); }
+SEQPAR__ANY(attn_dq) { (void)S; (void)A; return seqpar__ref_attn(device, a, 1); }
+SEQPAR__ANY(attn_dkv) { (void)S; (void)A; return seqpar__ref_attn(device, a, 2); }
+SEQPAR__OP(seqpar__host_attn_return, attn, seqpar__ref_attn(device, a, 3))
 
 SEQPAR__ANY(attn_delta) {
     int64_t n;
@@ -4232,10 +4213,7 @@ static void seqpar__cpu_add_job(void *user, int64_t i, char *scratch) {
     (void)scratch;
     for (n = begin; n < end; n++) ((float *)a->y)[n] = ((const float *)a->a)[n] + ((const float *)a->b)[n];
 }
-static seqpar_status seqpar__cpu_add(seqpar_device *device, const seqpar_add_args *a, void *queue) {
-    (void)queue;
-    return seqpar__parallel(device, (a->count + 65535) / 65536, 0, seqpar__cpu_add_job, (void *)a);
-}
+SEQPAR__OP(seqpar__cpu_add, add, seqpar__parallel(device, (a->count + 65535) / 65536, 0, seqpar__cpu_add_job, (void *)a))
 
 /* ---- fast attention ----
    A leaf is worked off in tiles of KT rows x QT columns. Columns are tokens of the task's piece (queries in forward and dq,
@@ -4340,9 +4318,12 @@ static void seqpar__tile_ranges(seqpar__attn_tile *t) {
 
 /* Rows first .. last of the tile: products of the row tokens with the columns, which begin at number `column` of the piece. */
 static void seqpar__tile_products(const seqpar__attn_tile *t, float *s, const float *rows, int64_t stride, const float *columns, int64_t column, int64_t first, int64_t last) {
-    int64_t d = t->args->head_dim, c;
+    int64_t d = t->args->head_dim, c, r;
     for (c = 0; c < SEQPAR__QT; c += SEQPAR__NR)
-        seqpar__tiles_rows(last - first, d, rows + first * stride, stride, columns + (column + c) * d, SEQPAR__NR, s + first * SEQPAR__QT + c, SEQPAR__QT, NULL);
+        for (r = first; r < last; r += SEQPAR__MR) {
+            seqpar__ahead_fetch(t->job);
+            seqpar__tiles_rows(SEQPAR__MIN(last - r, SEQPAR__MR), d, rows + r * stride, stride, columns + (column + c) * d, SEQPAR__NR, s + r * SEQPAR__QT + c, SEQPAR__QT, NULL);
+        }
 }
 
 /* to (columns, d) = to keep + s^T . rows, over the tile's rows first .. last, rising; keep NULL: to = .. */
@@ -4455,9 +4436,7 @@ static void seqpar__cpu_forward_tile(seqpar__attn_tile *t, seqpar__operand value
     if (t->key_low >= t->key_high) { if (t->fresh) memset(o, 0, (size_t)(t->query_count * d) * sizeof *o); return; }
     seqpar__tile_products(t, t->s, seqpar__tile_keys(t, a->k, t->keys->k_row), a->head_count * d, t->columns[0], t->query, t->key_low, t->key_high);
     if (a->softcap > 0) seqpar__tile_cap(t, t->key_low, t->key_high);
-    seqpar__ahead_fetch(t->job);
     seqpar__tile_softmax(t, m, l, factor);
-    seqpar__ahead_fetch(t->job);
     if (a->dropout > 0) { seqpar__tile_dropout(t, 0); seqpar__tile_times(t->s, t->z, t->key_low, t->key_high); }
     seqpar__tile_add(o, d, t->s, values, t->query_count, t->key_low, t->key_high, t->fresh ? NULL : factor);
 }
@@ -4606,9 +4585,7 @@ static void seqpar__cpu_dq_tile(seqpar__attn_tile *t, seqpar__operand keys, floa
     seqpar__tile_statistics(t);
     seqpar__tile_products(t, t->s, seqpar__tile_keys(t, a->k, t->keys->k_row), stride, t->columns[0], t->query, t->key_low, t->key_high);
     seqpar__tile_products(t, t->p, seqpar__tile_keys(t, a->v, t->keys->v_row), stride, t->columns[1], t->query, t->key_low, t->key_high);
-    seqpar__ahead_fetch(t->job);
     seqpar__tile_backward(t, 0, t->key_low, t->key_high);
-    seqpar__ahead_fetch(t->job);
     seqpar__tile_add(dq, d, t->p, keys, t->query_count, t->key_low, t->key_high, seqpar__ones);
 }
 
@@ -4645,9 +4622,7 @@ static void seqpar__cpu_dkv_tile(seqpar__attn_tile *t, seqpar__operand q, seqpar
     if (t->query_low >= t->query_high) return;
     seqpar__tile_products(t, t->s, seqpar__tile_queries(t, a->q), stride, t->columns[0], t->key, t->query_low, t->query_high);
     seqpar__tile_products(t, t->p, seqpar__tile_queries(t, a->dout), stride, t->columns[1], t->key, t->query_low, t->query_high);
-    seqpar__ahead_fetch(t->job);
     seqpar__tile_backward(t, 1, t->query_low, t->query_high);
-    seqpar__ahead_fetch(t->job);
     seqpar__tile_add(dk, d, t->p, q, t->key_count, t->query_low, t->query_high, seqpar__ones);
     seqpar__tile_add(dv, d, t->s, dout, t->key_count, t->query_low, t->query_high, seqpar__ones);
 }
@@ -4694,9 +4669,9 @@ static seqpar_status seqpar__cpu_attn(seqpar_device *device, const seqpar_attn_a
     if (kind == 2) kernel.leaf = seqpar__cpu_dkv_leaf;
     return seqpar__attn_run(device, a, &kernel);
 }
-static seqpar_status seqpar__cpu_attn_forward(seqpar_device *device, const seqpar_attn_args *a, void *queue) { (void)queue; return seqpar__cpu_attn(device, a, 0); }
-static seqpar_status seqpar__cpu_attn_dq(seqpar_device *device, const seqpar_attn_args *a, void *queue) { (void)queue; return seqpar__cpu_attn(device, a, 1); }
-static seqpar_status seqpar__cpu_attn_dkv(seqpar_device *device, const seqpar_attn_args *a, void *queue) { (void)queue; return seqpar__cpu_attn(device, a, 2); }
+SEQPAR__OP(seqpar__cpu_attn_forward, attn, seqpar__cpu_attn(device, a, 0))
+SEQPAR__OP(seqpar__cpu_attn_dq, attn, seqpar__cpu_attn(device, a, 1))
+SEQPAR__OP(seqpar__cpu_attn_dkv, attn, seqpar__cpu_attn(device, a, 2))
 
 static void seqpar__cpu_delta_row(const void *args, int64_t t) {
     const seqpar_attn_delta_args *a = (const seqpar_attn_delta_args *)args;
@@ -4704,10 +4679,7 @@ static void seqpar__cpu_delta_row(const void *args, int64_t t) {
     for (n = t * a->heads; n < (t + 1) * a->heads; n++)
         ((float *)a->delta)[n] = seqpar__dot((const float *)a->dout + n * a->head_dim, (const float *)a->out + n * a->head_dim, a->head_dim);
 }
-static seqpar_status seqpar__cpu_attn_delta(seqpar_device *device, const seqpar_attn_delta_args *a, void *queue) {
-    (void)queue;
-    return seqpar__rows_run(device, a->tokens, a, seqpar__cpu_delta_row);
-}
+SEQPAR__OP(seqpar__cpu_attn_delta, attn_delta, seqpar__rows_run(device, a->tokens, a, seqpar__cpu_delta_row))
 
 static void seqpar__cpu_sinks_job(void *user, int64_t i, char *scratch) {
     const seqpar_attn_sinks_args *a = (const seqpar_attn_sinks_args *)user;
@@ -4719,10 +4691,7 @@ static void seqpar__cpu_sinks_job(void *user, int64_t i, char *scratch) {
     for (t = a->pieces[i].local; t < a->pieces[i].local + a->pieces[i].count; t++)
         for (h = 0; h < a->heads; h++) sum[h] = SEQPAR__FMAF(-seqpar__expf(sink[h] - lse[t * a->heads + h]), delta[t * a->heads + h], sum[h]);
 }
-static seqpar_status seqpar__cpu_attn_sinks(seqpar_device *device, const seqpar_attn_sinks_args *a, void *queue) {
-    (void)queue;
-    return seqpar__parallel(device, a->piece_count, 0, seqpar__cpu_sinks_job, (void *)a);
-}
+SEQPAR__OP(seqpar__cpu_attn_sinks, attn_sinks, seqpar__parallel(device, a->piece_count, 0, seqpar__cpu_sinks_job, (void *)a))
 
 /* ======================================================================================================
    >>rows  the fast device, row by row: norm, rotation, SwiGLU, loss, optimizer
@@ -4739,10 +4708,7 @@ static void seqpar__cpu_rmsnorm_row(const void *args, int64_t t) {
     seqpar__each(seqpar__norm_step, &k, NULL, 3, 1, x, a->width, 0.0f);
     if (a->rstd) ((float *)a->rstd)[t] = r;
 }
-static seqpar_status seqpar__cpu_rmsnorm(seqpar_device *device, const seqpar_rmsnorm_args *a, void *queue) {
-    (void)queue;
-    return seqpar__rows_run(device, a->rows, a, seqpar__cpu_rmsnorm_row);
-}
+SEQPAR__OP(seqpar__cpu_rmsnorm, rmsnorm, seqpar__rows_run(device, a->rows, a, seqpar__cpu_rmsnorm_row))
 
 /* Memory is read once: a job is a leaf, its rows and its sum for the gain; the fold takes the sums from `leaf`. Where leaves are
    not just the rows, one after the other, a job is a run of rows, and the fold computes its leaves. */
@@ -4831,10 +4797,7 @@ static void seqpar__cpu_rope_row(const void *args, int64_t t) {
         }
     }
 }
-static seqpar_status seqpar__cpu_rope(seqpar_device *device, const seqpar_rope_args *a, void *queue) {
-    (void)queue;
-    return seqpar__rows_run(device, a->rows, a, seqpar__cpu_rope_row);
-}
+SEQPAR__OP(seqpar__cpu_rope, rope, seqpar__rows_run(device, a->rows, a, seqpar__cpu_rope_row))
 
 /* 1 / (1 + exp(-x)), for x within 88 of 0; beyond, what it is there */
 SEQPAR__TEMPLATE seqpar__v seqpar__vsigmoid(seqpar__v x) {
@@ -4853,10 +4816,7 @@ static void seqpar__cpu_swiglu_row(const void *args, int64_t t) {
     x[0] = (float *)a->y.data + t * a->y.stride; x[1] = (float *)a->gate.data + t * a->gate.stride; x[2] = (float *)a->up.data + t * a->up.stride;
     seqpar__each(seqpar__swiglu_step, NULL, NULL, 3, 1, x, a->width, 0.0f);
 }
-static seqpar_status seqpar__cpu_swiglu(seqpar_device *device, const seqpar_swiglu_args *a, void *queue) {
-    (void)queue;
-    return seqpar__rows_run(device, a->rows, a, seqpar__cpu_swiglu_row);
-}
+SEQPAR__OP(seqpar__cpu_swiglu, swiglu, seqpar__rows_run(device, a->rows, a, seqpar__cpu_swiglu_row))
 SEQPAR__TEMPLATE void seqpar__swiglu_grad_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
     seqpar__v gate = SEQPAR__LOAD(x[0]), dy = SEQPAR__LOAD(x[2]), s = seqpar__vsigmoid(gate), one = SEQPAR__SPLAT(1.0f);
     (void)k; (void)sums;
@@ -4869,10 +4829,7 @@ static void seqpar__cpu_swiglu_grad_row(const void *args, int64_t t) {
     x[0] = (float *)a->gate.data + t * a->gate.stride; x[1] = (float *)a->up.data + t * a->up.stride; x[2] = (float *)a->y.data + t * a->y.stride;
     seqpar__each(seqpar__swiglu_grad_step, NULL, NULL, 3, 2, x, a->width, 0.0f);
 }
-static seqpar_status seqpar__cpu_swiglu_grad(seqpar_device *device, const seqpar_swiglu_args *a, void *queue) {
-    (void)queue;
-    return seqpar__rows_run(device, a->rows, a, seqpar__cpu_swiglu_grad_row);
-}
+SEQPAR__OP(seqpar__cpu_swiglu_grad, swiglu, seqpar__rows_run(device, a->rows, a, seqpar__cpu_swiglu_grad_row))
 
 /* ---- head ---- */
 static float seqpar__seed32(const void *seeds, int64_t t) { return seeds ? ((const float *)seeds)[t] : 0.0f; }
@@ -5025,10 +4982,7 @@ static void seqpar__cpu_sumsq_job(void *user, int64_t b, char *scratch) {
     for (j = 0; i + j < a->block_size; j++) lane[j] += (double)x[i + j] * (double)x[i + j];
     a->out[b] = ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
 }
-static seqpar_status seqpar__cpu_sumsq(seqpar_device *device, const seqpar_sumsq_args *a, void *queue) {
-    (void)queue;
-    return seqpar__parallel(device, a->blocks, 0, seqpar__cpu_sumsq_job, (void *)a);
-}
+SEQPAR__OP(seqpar__cpu_sumsq, sumsq, seqpar__parallel(device, a->blocks, 0, seqpar__cpu_sumsq_job, (void *)a))
 
 typedef struct seqpar__update_work { const seqpar_update_args *args; float step, rbc2; } seqpar__update_work;
 SEQPAR__TEMPLATE void seqpar__adamw_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
@@ -5068,10 +5022,7 @@ static void seqpar__cpu_sgd_job(void *user, int64_t job, char *scratch) {
     (void)scratch;
     for (i = job * 16384; i < end; i++) p[i] = SEQPAR__FMAF(-lr, SEQPAR__FMAF(((const float *)a->g)[i], clip, decay * p[i]), p[i]);
 }
-static seqpar_status seqpar__cpu_sgd(seqpar_device *device, const seqpar_update_args *a, void *queue) {
-    (void)queue;
-    return seqpar__parallel(device, (a->count + 16383) / 16384, 0, seqpar__cpu_sgd_job, (void *)a);
-}
+SEQPAR__OP(seqpar__cpu_sgd, sgd, seqpar__parallel(device, (a->count + 16383) / 16384, 0, seqpar__cpu_sgd_job, (void *)a))
 
 SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads) {
     seqpar_device *d = seqpar__host_device("cpu", SEQPAR_F32, SEQPAR_F32);
@@ -5239,9 +5190,9 @@ static seqpar_status seqpar__own_attn(seqpar_device *device, const seqpar_attn_a
     device->threads = threads;
     return status ? status : device->error ? device->error->status : SEQPAR_OK;
 }
-static seqpar_status seqpar__own_forward(seqpar_device *device, const seqpar_attn_args *a, void *queue) { (void)queue; return seqpar__own_attn(device, a, 0); }
-static seqpar_status seqpar__own_dq(seqpar_device *device, const seqpar_attn_args *a, void *queue) { (void)queue; return seqpar__own_attn(device, a, 1); }
-static seqpar_status seqpar__own_dkv(seqpar_device *device, const seqpar_attn_args *a, void *queue) { (void)queue; return seqpar__own_attn(device, a, 2); }
+SEQPAR__OP(seqpar__own_forward, attn, seqpar__own_attn(device, a, 0))
+SEQPAR__OP(seqpar__own_dq, attn, seqpar__own_attn(device, a, 1))
+SEQPAR__OP(seqpar__own_dkv, attn, seqpar__own_attn(device, a, 2))
 
 SEQPAR_DEF void seqpar_device_own_kernel(seqpar_device *device, const seqpar_block_kernel *kernel) {
     device->block_kernel = kernel;
@@ -5287,7 +5238,7 @@ static seqpar_plan_op *seqpar__plan_add(seqpar_plan *plan, int op) {
 
 /* Request numbers: shift or gather of step s is s, return of step s is steps + s. */
 static void seqpar__plan_ring(seqpar_plan *plan, int64_t kv_heads) {
-    int64_t size = plan->ring_size, rank = plan->position, s, first = plan->count;
+    int64_t size = plan->ring_size, rank = plan->position, on = plan->next, back = size - on, s, first = plan->count;
     seqpar_plan_op *o;
     plan->slots = size > 1 ? 3 : 1; /* the own k, v and two that take turns */
     plan->requests = 2 * size;
@@ -5296,16 +5247,16 @@ static void seqpar__plan_ring(seqpar_plan *plan, int64_t kv_heads) {
         if (s + 1 < size) {
             o = seqpar__plan_add(plan, SEQPAR_PLAN_SHIFT);
             o->request = (int32_t)s; o->from = here; o->to = next;
-            o->send_to = (rank + 1) % size; o->recv_from = (rank - 1 + size) % size;
-            o->source = (rank - s + size) % size;
+            o->send_to = (rank + on) % size; o->recv_from = (rank + back) % size;
+            o->source = (rank + s * back) % size;
         }
         o = seqpar__plan_add(plan, SEQPAR_PLAN_COMPUTE);
-        o->from = here; o->source = (rank - s + size) % size;
+        o->from = here; o->source = (rank + s * back) % size;
         if (plan->backward && s > 1) seqpar__plan_add(plan, SEQPAR_PLAN_FOLD)->request = (int32_t)(size + s - 1);
         if (plan->backward && s > 0) {
             o = seqpar__plan_add(plan, SEQPAR_PLAN_RETURN);
             o->request = (int32_t)(size + s);
-            o->send_to = (rank - s + size) % size; o->recv_from = (rank + s) % size;
+            o->send_to = (rank + s * back) % size; o->recv_from = (rank + s * on) % size;
         }
         if (s + 1 < size) seqpar__plan_add(plan, SEQPAR_PLAN_WAIT)->request = (int32_t)s;
     }
@@ -5360,6 +5311,7 @@ static seqpar_status seqpar__plan_grid(seqpar_error *error, seqpar_plan *plan, c
     plan->member = d->sp_rank % u;
     plan->ring_size = d->sp_size / u;
     plan->position = d->sp_rank / u;
+    plan->next = d->down && plan->ring_size > 1 ? plan->ring_size - 1 : 1;
     plan->replicate = u > d->kv_heads;
     plan->kv_begin = plan->member * d->kv_heads / u;
     plan->kv_count = plan->replicate ? 1 : (plan->member + 1) * d->kv_heads / u - plan->kv_begin;
@@ -5420,7 +5372,7 @@ SEQPAR_DEF void seqpar_plan_free(seqpar_plan *plan) {
    >>attn  the executor
    ====================================================================================================== */
 
-typedef struct seqpar__bounds { int64_t begin, end; } seqpar__bounds; /* positions the queries of a piece see, in all */
+typedef struct seqpar__bounds { int64_t begin, end; } seqpar__bounds; /* tokens the queries of a piece see, in all; rows of a share */
 
 typedef struct seqpar__tasks { /* one device call */
     seqpar_attn_task *task;
@@ -5447,6 +5399,7 @@ struct seqpar_attn {
     int64_t row_count;
     seqpar_share *shares;      /* (size) of the positions: what their members hold together */
     seqpar__bounds **bounds;   /* (size) of each share's pieces */
+    seqpar__bounds *come, *go; /* (size) ring: rows of a position's keys that reach this one, and that it sends on */
     seqpar_plan forward, backward;
     seqpar__attn_step *steps;
     int64_t step_count;
@@ -5678,9 +5631,9 @@ static seqpar_status seqpar__attn_programs(seqpar_attn *attn, seqpar_fold *query
         SEQPAR__TRY(seqpar__step_queries(attn, step, query_folds));
         for (s = op->source; s < op->source + op->sources; s++) SEQPAR__TRY(seqpar__step_keys(attn, step, s, key_folds, scratch));
     }
-    /* returns come in this order in both schedules: from the rank after the own on, or from rank 0 on */
+    /* returns come in this order in both schedules: from the position the keys went to on, or from 0 on */
     for (q = 1; q < attn->size; q++) {
-        int64_t from = attn->steps[0].sources > 1 ? q - (q <= attn->rank) : (attn->rank + q) % attn->size;
+        int64_t from = attn->steps[0].sources > 1 ? q - (q <= attn->rank) : (attn->rank + q * attn->backward.next) % attn->size;
         SEQPAR__TRY(seqpar__return_tasks(attn, from, key_folds, scratch));
     }
     return SEQPAR_OK;
@@ -5771,6 +5724,44 @@ static seqpar_status seqpar__position_share(seqpar_ctx *ctx, seqpar_attn *attn, 
     return attn->desc.relaxed ? seqpar__free_tiles(whole) : SEQPAR_OK;
 }
 
+static int64_t seqpar__rows_in(const seqpar__bounds *rows) { return SEQPAR__MAX(rows->end - rows->begin, (int64_t)0); }
+
+/* Does a query of the position see the key? What queries see rises with them: the first that sees as far decides. */
+static int seqpar__position_sees(const seqpar_attn *attn, int64_t position, const seqpar_piece *key) {
+    const seqpar_piece *query = attn->shares[position].pieces;
+    int64_t low = 0, high = attn->shares[position].count, count = high;
+    while (low < high) {
+        int64_t mid = (low + high) / 2;
+        if (query[mid].row < key->row || (query[mid].row == key->row && attn->bounds[position][mid].end <= key->start)) low = mid + 1; else high = mid;
+    }
+    return low < count && seqpar__present(&query[low], &attn->bounds[position][low], key);
+}
+
+/* Widens a range of a source's rows by those that a position sees; 2D, whose rows lie member after member, by all. */
+static void seqpar__rows_seen(const seqpar_attn *attn, int64_t source, int64_t position, seqpar__bounds *rows) {
+    const seqpar_share *keys = &attn->shares[source];
+    const seqpar_piece *key = keys->pieces;
+    int64_t j;
+    if (attn->forward.ulysses_size > 1) { rows->begin = 0; rows->end = keys->tokens; return; }
+    for (j = keys->count - 1; j >= 0 && key[j].local + key[j].count > rows->end; j--)
+        if (seqpar__position_sees(attn, position, &key[j])) rows->end = key[j].local + key[j].count;
+    for (j = 0; j < keys->count && key[j].local < rows->begin; j++)
+        if (seqpar__position_sees(attn, position, &key[j])) rows->begin = key[j].local;
+    if (SEQPAR__FAULT(77)) rows->end--; /* fault: the last row does not travel */
+}
+
+/* Ring: keys go on while somebody on their way sees them. The way is walked back from its end, which is before their own position. */
+static void seqpar__attn_travels(seqpar_attn *attn) {
+    int64_t back = attn->size - attn->forward.next, source, p;
+    for (source = 0; source < attn->size; source++) {
+        seqpar__bounds rows = {attn->shares[source].tokens, 0};
+        for (p = (source + back) % attn->size; p != attn->rank; p = (p + back) % attn->size) seqpar__rows_seen(attn, source, p, &rows);
+        attn->go[source] = rows;
+        if (source != attn->rank) seqpar__rows_seen(attn, source, attn->rank, &rows);
+        attn->come[source] = rows;
+    }
+}
+
 static seqpar_status seqpar__attn_shares(seqpar_ctx *ctx, seqpar_attn *attn) {
     int64_t r, i;
     attn->parts = (seqpar_share *)seqpar__list_alloc(&attn->lists, attn->forward.ulysses_size * (int64_t)sizeof *attn->parts);
@@ -5778,11 +5769,12 @@ static seqpar_status seqpar__attn_shares(seqpar_ctx *ctx, seqpar_attn *attn) {
     if (!attn->parts || !attn->part_begin) return SEQPAR_ERR_MEMORY;
     attn->shares = (seqpar_share *)seqpar__list_alloc(&attn->lists, attn->size * (int64_t)sizeof *attn->shares);
     attn->bounds = (seqpar__bounds **)seqpar__list_alloc(&attn->lists, attn->size * (int64_t)sizeof *attn->bounds);
+    attn->come = (seqpar__bounds *)seqpar__list_alloc(&attn->lists, 2 * attn->size * (int64_t)sizeof *attn->come);
     attn->steps = (seqpar__attn_step *)seqpar__list_alloc(&attn->lists, (attn->size + 1) * (int64_t)sizeof *attn->steps);
     attn->returns = (seqpar__tasks *)seqpar__list_alloc(&attn->lists, attn->size * (int64_t)sizeof *attn->returns);
     attn->return_elements = (int64_t *)seqpar__list_alloc(&attn->lists, attn->size * 8);
     attn->outbox_elements = (int64_t *)seqpar__list_alloc(&attn->lists, attn->size * 8);
-    if (!attn->shares || !attn->bounds || !attn->steps || !attn->returns || !attn->return_elements || !attn->outbox_elements) return SEQPAR_ERR_MEMORY;
+    if (!attn->shares || !attn->bounds || !attn->come || !attn->steps || !attn->returns || !attn->return_elements || !attn->outbox_elements) return SEQPAR_ERR_MEMORY;
     for (r = 0; r < attn->size; r++) {
         SEQPAR__TRY(seqpar__position_share(ctx, attn, r, &attn->shares[r]));
         attn->bounds[r] = (seqpar__bounds *)seqpar__list_alloc(&attn->lists, attn->shares[r].count * (int64_t)sizeof **attn->bounds);
@@ -5790,6 +5782,8 @@ static seqpar_status seqpar__attn_shares(seqpar_ctx *ctx, seqpar_attn *attn) {
         for (i = 0; i < attn->shares[r].count; i++)
             attn->bounds[r][i] = seqpar__piece_bounds(&attn->rows[attn->shares[r].pieces[i].row], &attn->shares[r].pieces[i], &attn->desc);
     }
+    attn->go = attn->come + attn->size;
+    if (attn->desc.schedule != SEQPAR_LLAMA3) seqpar__attn_travels(attn);
     return SEQPAR_OK;
 }
 
@@ -5834,6 +5828,7 @@ static seqpar_status seqpar__attn_plans(seqpar_ctx *ctx, seqpar_attn *attn) {
     p.sp_size = ctx->sp_size; p.sp_rank = ctx->sp_rank;
     p.kv_heads = d->kv_heads; p.heads_k_stride = d->heads_k_stride;
     p.ulysses_size = d->ulysses_size; p.ulysses_replicate = d->ulysses_replicate;
+    p.down = d->layout == SEQPAR_ZIGZAG || d->layout == SEQPAR_ZIGZAG_DOC;
     SEQPAR__TRY(seqpar_plan_make(ctx->error, &attn->forward, &p));
     p.backward = 1;
     SEQPAR__TRY(seqpar_plan_make(ctx->error, &attn->backward, &p));
@@ -5959,19 +5954,20 @@ static int64_t seqpar__turn(const seqpar__attn_run_state *r, const seqpar_plan_o
 }
 
 static seqpar_status seqpar__run_shift(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
-    seqpar_ctx *ctx = r->ctx;
-    int64_t row = op->head_count * r->attn->desc.head_dim * seqpar_dtype_bytes(ctx->device->storage);
-    int64_t out = r->attn->shares[op->source].tokens * row, in = r->attn->shares[(op->source - 1 + r->attn->size) % r->attn->size].tokens * row;
-    const char *from = (const char *)r->slot[op->from].data;
-    char *to = (char *)r->slot[op->to].data;
+    const seqpar_attn *attn = r->attn;
+    int64_t row = op->head_count * attn->desc.head_dim * seqpar_dtype_bytes(r->ctx->device->storage), coming = (op->source + attn->size - r->plan->next) % attn->size;
+    const seqpar__bounds *go = &attn->go[op->source], *come = &attn->come[coming];
+    const char *k = op->from ? (const char *)r->slot[op->from].data : (const char *)r->k, *v = op->from ? k + attn->shares[op->source].tokens * row : (const char *)r->v;
+    char *to = (char *)r->slot[op->to].data + come->begin * row;
     seqpar_transfer sends[2], recvs[2];
     seqpar_group group = seqpar__group(r->plan->backward ? "kv ring, backward" : "kv ring", op->request, sends, 2, recvs, 2);
-    sends[0] = seqpar__transfer(seqpar__peer(r, op->send_to), op->from ? from : (const char *)r->k, out);
-    sends[1] = seqpar__transfer(seqpar__peer(r, op->send_to), SEQPAR__FAULT(14) ? (const char *)sends[0].data : op->from ? from + out : (const char *)r->v, out); /* fault: k sent as v */
-    recvs[0] = seqpar__transfer(seqpar__peer(r, op->recv_from), to, in);
-    recvs[1] = seqpar__transfer(seqpar__peer(r, op->recv_from), to + in, in);
-    if (SEQPAR__FAULT(3) && op->request > 0) sends[0].data = (void *)r->k; /* a stale k travels on */
-    return seqpar_comm_begin(ctx->sp, &group, ctx->queue, &r->requests[op->request]);
+    if (SEQPAR__FAULT(3) && op->request > 0) k = (const char *)r->k; /* a stale k travels on */
+    if (SEQPAR__FAULT(14)) v = k; /* fault: k sent as v */
+    sends[0] = seqpar__transfer(seqpar__peer(r, op->send_to), k + go->begin * row, seqpar__rows_in(go) * row);
+    sends[1] = seqpar__transfer(seqpar__peer(r, op->send_to), v + go->begin * row, seqpar__rows_in(go) * row);
+    recvs[0] = seqpar__transfer(seqpar__peer(r, op->recv_from), to, seqpar__rows_in(come) * row);
+    recvs[1] = seqpar__transfer(seqpar__peer(r, op->recv_from), to + attn->shares[coming].tokens * row, seqpar__rows_in(come) * row);
+    return seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[op->request]);
 }
 
 static int64_t seqpar__source_row(const seqpar_attn *attn, int64_t source) {
@@ -6096,7 +6092,7 @@ static seqpar_status seqpar__run_fold(seqpar__attn_run_state *r, const seqpar_pl
     seqpar__trace(r->ctx, "fold", step, op->request, -1, 0);
     if (SEQPAR__FAULT(5) && step == 1) return SEQPAR_OK; /* a dk, dv contribution is lost */
     if (r->attn->steps[0].sources == 1) /* ring: step s brings what rank + s made */
-        return seqpar__run_tasks(r, op, &r->attn->returns[(r->attn->rank + step) % r->attn->size], r->ctx->device->attn_return, NULL, NULL,
+        return seqpar__run_tasks(r, op, &r->attn->returns[(r->attn->rank + step * r->plan->next) % r->attn->size], r->ctx->device->attn_return, NULL, NULL,
                                  r->pending[0].data, 0, r->inbox[turn].data, 0);
     for (q = 0; q < r->attn->size; q++)
         SEQPAR__TRY(seqpar__run_tasks(r, op, &r->attn->returns[q], r->ctx->device->attn_return, NULL, NULL, r->pending[turn].data, 0, r->inbox[turn].data, r->in_begin[q]));
@@ -6404,8 +6400,8 @@ SEQPAR_DEF seqpar_status seqpar_attn_cost_of(const seqpar_ctx *ctx, const seqpar
     }
     SEQPAR_FREE(seen);
     cost->backward_flops = cost->forward_flops / 4 * 14; /* dq 6, dk and dv 8 where forward has 4 */
-    for (s = 0; s < attn->size; s++) /* ring: all but the last of the blocks that come by are sent on; llama3: the own to all */
-        if (attn->size > 1) cost->forward_bytes += 2 * row * (attn->steps[0].sources > 1 ? (s != attn->rank) * mine->tokens : (s != (attn->rank + 1) % attn->size) * attn->shares[s].tokens);
+    for (s = 0; s < attn->size; s++) /* ring: what others on the way still see; llama3: the own to all */
+        cost->forward_bytes += 2 * row * (attn->steps[0].sources > 1 ? (s != attn->rank) * mine->tokens : seqpar__rows_in(&attn->go[s]));
     cost->backward_bytes = cost->forward_bytes + others * attn->kv_heads * attn->desc.head_dim * seqpar_dtype_bytes(ctx->device->accumulator);
     seqpar__heads_cost(ctx, attn, cost);
     return SEQPAR_OK;

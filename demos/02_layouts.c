@@ -41,7 +41,7 @@ static seqpar_status measure(seqpar_comm *world, void *user) {
     if (!status) status = seqpar_attn_open(&ctx, &attn, &d->row, 1, &desc);
     if (!status) status = seqpar_attn_cost_of(&ctx, attn, &cost, by_source);
     for (int64_t s = 0; !status && s < d->ranks; s++)
-        d->work[ctx.sp_rank * d->ranks + s] = by_source[(ctx.sp_rank - s + d->ranks) % d->ranks] / 4;
+        d->work[ctx.sp_rank * d->ranks + s] = by_source[(ctx.sp_rank + (d->layout == SEQPAR_ZIGZAG ? s : d->ranks - s)) % d->ranks] / 4; /* which way its keys come from */
     seqpar_attn_close(&ctx, attn);
     seqpar_ctx_close(&ctx);
     seqpar_device_close(device);

@@ -5,12 +5,13 @@
 #include "seqpar.h"
 #include "test.h"
 
-typedef struct shape { int schedule; int64_t ranks, kv_heads, stride, ulysses; int replicate; } shape;
+typedef struct shape { int schedule; int64_t ranks, kv_heads, stride, ulysses; int replicate, down; } shape;
 static const shape shapes[] = {
     {SEQPAR_RING, 1, 3, 1, 0, 0}, {SEQPAR_RING, 2, 2, 1, 0, 0}, {SEQPAR_RING, 3, 1, 1, 0, 0}, {SEQPAR_RING, 5, 2, 1, 0, 0}, {SEQPAR_RING, 16, 4, 1, 0, 0},
     {SEQPAR_LLAMA3, 1, 4, 2, 0, 0}, {SEQPAR_LLAMA3, 3, 4, 1, 0, 0}, {SEQPAR_LLAMA3, 4, 6, 2, 0, 0}, {SEQPAR_LLAMA3, 5, 3, 3, 0, 0},
     {SEQPAR_ULYSSES, 4, 4, 1, 0, 0}, {SEQPAR_ULYSSES, 3, 7, 1, 0, 0}, {SEQPAR_ULYSSES, 6, 4, 1, 0, 0}, {SEQPAR_ULYSSES, 8, 2, 1, 0, 1},
     {SEQPAR_RING, 6, 5, 1, 2, 0}, {SEQPAR_RING, 8, 4, 1, 2, 0}, {SEQPAR_LLAMA3, 9, 6, 2, 3, 0}, {SEQPAR_LLAMA3, 8, 2, 1, 4, 1},
+    {SEQPAR_RING, 1, 2, 1, 0, 0, 1}, {SEQPAR_RING, 2, 3, 1, 0, 0, 1}, {SEQPAR_RING, 5, 2, 1, 0, 0, 1}, {SEQPAR_RING, 6, 4, 1, 2, 0, 1},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -20,7 +21,7 @@ static seqpar_plan *plans_new(const shape *s, int backward) {
     int64_t r;
     for (r = 0; r < s->ranks; r++) {
         seqpar_plan_desc d = {.schedule = s->schedule, .sp_size = s->ranks, .sp_rank = r, .kv_heads = s->kv_heads, .heads_k_stride = s->stride,
-                              .ulysses_size = s->ulysses, .ulysses_replicate = s->replicate, .backward = backward};
+                              .ulysses_size = s->ulysses, .ulysses_replicate = s->replicate, .down = s->down, .backward = backward};
         test_expect(!seqpar_plan_make(&error, &plans[r], &d), "%s", error.text);
     }
     return plans;
@@ -33,7 +34,7 @@ static void plans_free(seqpar_plan *plans, int64_t ranks) {
 
 static const char *shape_name(const shape *s) {
     static char text[96];
-    snprintf(text, sizeof text, "%s P=%lld U=%lld%s heads=%lld", seqpar_schedule_name(s->schedule), (long long)s->ranks, (long long)s->ulysses, s->replicate ? " replicated" : "", (long long)s->kv_heads);
+    snprintf(text, sizeof text, "%s%s P=%lld U=%lld%s heads=%lld", seqpar_schedule_name(s->schedule), s->down ? " down" : "", (long long)s->ranks, (long long)s->ulysses, s->replicate ? " replicated" : "", (long long)s->kv_heads);
     return text;
 }
 
@@ -262,6 +263,31 @@ static void test_formulas(void) {
     test_end("plan_bytes_by_formula");
 }
 
+/* A key goes on only while somebody on its way sees it. In messages of one share, all ranks together, of the P (P - 1) that
+   go round: causal zigzag three quarters, contiguous a half, a window of one chunk over contiguous shares P - 1 chunks. */
+static void test_as_far_as_seen(void) {
+    static const int64_t cu[] = {0, 4096};
+    static const struct { const char *name; int layout, full; int64_t window; } modes[] = {
+        {"zigzag", SEQPAR_ZIGZAG, 0, 0}, {"contiguous", SEQPAR_CONTIGUOUS, 0, 0}, {"full", SEQPAR_ZIGZAG, 1, 0}, {"window", SEQPAR_CONTIGUOUS, 0, 128}};
+    seqpar_row row = {.tokens = 4096, .padded = 4096, .chunks = 32, .docs = 1, .cu_seqlens = cu};
+    int64_t p, r;
+    int i;
+    for (p = 1; p <= 16; p *= 2)
+        for (i = 0; i < 4; i++) {
+            seqpar_attn_desc desc = {.heads = 6, .kv_heads = 3, .head_dim = 8, .layout = modes[i].layout, .full = modes[i].full, .window = modes[i].window};
+            int64_t share = 4096 / p, token = 2 * 3 * 8 * 4, want = p * (p - 1) * share * token, sent = 0;
+            for (r = 0; r < p; r++) {
+                seqpar_plan_cost c = cost_of(&row, &desc, p, r);
+                sent += c.forward_bytes;
+                test_expect(c.backward_bytes >= c.forward_bytes, "less in backward");
+                seqpar_plan_cost_free(&c);
+            }
+            want = i == 0 ? want / 4 * 3 : i == 1 ? want / 2 : i == 2 ? want : (p - 1) * 128 * token;
+            test_expect(sent == want, "%s P=%lld: %lld bytes, the formula says %lld", modes[i].name, (long long)p, (long long)sent, (long long)want);
+        }
+    test_end("plan_keys_go_as_far_as_seen");
+}
+
 /* Nothing is quadratic in P for one rank's plan; not timed, but a blow-up would be felt. */
 static void test_large(void) {
     static const int64_t cu[] = {0, 1 << 20};
@@ -319,6 +345,33 @@ static int64_t pairs_by_hand(const seqpar_attn *attn, const seqpar_share *querie
     return pairs;
 }
 
+/* Is the key in the range of rows, if a query of the position sees it? Query by query and key by key. */
+static int rows_hold(const seqpar_attn *attn, int64_t source, int64_t position, const seqpar__bounds *rows) {
+    const seqpar_share *queries = &attn->shares[position], *keys = &attn->shares[source];
+    int64_t i, j, t, u, begin, end;
+    for (i = 0; i < queries->count; i++)
+        for (t = 0; t < queries->pieces[i].count; t++) {
+            const seqpar_piece *q = &queries->pieces[i];
+            seqpar__token_visible(&attn->rows[q->row], q->start + t * q->stride, &attn->desc, &begin, &end);
+            for (j = 0; j < keys->count; j++)
+                for (u = 0; u < keys->pieces[j].count && keys->pieces[j].row == q->row; u++) {
+                    int64_t key = keys->pieces[j].start + u * keys->pieces[j].stride, at = keys->pieces[j].local + u;
+                    if (key >= begin && key < end && (at < rows->begin || at >= rows->end)) return 0;
+                }
+        }
+    return 1;
+}
+static void expect_keys_arrive(const seqpar_attn *attn) {
+    int64_t s, p;
+    for (s = 0; s < attn->size; s++) {
+        const seqpar__bounds *go = &attn->go[s], *come = &attn->come[s];
+        if (s != attn->rank) test_expect(rows_hold(attn, s, attn->rank, come), "keys of position %lld do not all come to %lld", (long long)s, (long long)attn->rank);
+        for (p = (attn->rank + attn->forward.next) % attn->size; p != s && attn->size > 1; p = (p + attn->forward.next) % attn->size)
+            test_expect(rows_hold(attn, s, p, go), "keys of position %lld do not all go on from %lld to %lld", (long long)s, (long long)attn->rank, (long long)p);
+        test_expect(go->begin >= go->end || (come->begin <= go->begin && come->end >= go->end), "position %lld sends on what it has not got", (long long)attn->rank);
+    }
+}
+
 /* A rank's cost on paper is that of the programs it would run, and of the pairs counted one by one. */
 static void compare_cost(const batch *b, const seqpar_attn_desc *desc, int64_t ranks, int64_t rank) {
     seqpar_error error = {0};
@@ -339,6 +392,7 @@ static void compare_cost(const batch *b, const seqpar_attn_desc *desc, int64_t r
     test_expect(paper.forward_flops == programs.forward_flops && paper.backward_flops == programs.backward_flops, "FLOPs differ from those of the programs");
     test_expect(paper.forward_bytes == programs.forward_bytes && paper.backward_bytes == programs.backward_bytes, "%s of %lld ranks: %lld and %lld bytes, the programs send %lld and %lld", seqpar_layout_name(desc->layout),
                 (long long)ranks, (long long)paper.forward_bytes, (long long)paper.backward_bytes, (long long)programs.forward_bytes, (long long)programs.backward_bytes);
+    if (desc->schedule != SEQPAR_LLAMA3 && rank % 3 == 1) expect_keys_arrive(attn);
     seqpar_plan_cost_free(&paper);
     seqpar_attn_close(&ctx, attn);
 }
@@ -364,7 +418,7 @@ static void test_counts(void) {
     }
 }
 
-/* The README's table: what a rank sends, in MiB of fp32, beside the field's formulas for the same mode. n = S/P tokens a
+/* The README's table: what a rank sends in the mean, in MiB of fp32, beside the field's formulas for the same mode. n = S/P tokens a
    rank, H heads, G kv heads, d: ring forward (P-1) 2 n G d, backward that and 2 n G d over P hops; llama3 the same forward,
    backward that and a reduce-scatter of dk and dv; Ulysses (P-1)/P n (2H + 2G) d either way. */
 static void print_table(void) {
@@ -378,15 +432,20 @@ static void print_table(void) {
     printf("| mode | forward | field | backward | field | transfers hidden | busiest rank / mean |\n|---|---:|---:|---:|---:|---:|---:|\n");
     for (i = 0; i < sizeof modes / sizeof *modes; i++) {
         seqpar_attn_desc desc = {.heads = (int64_t)h, .kv_heads = (int64_t)g, .head_dim = (int64_t)d, .layout = modes[i].layout, .schedule = modes[i].schedule, .ulysses_size = modes[i].ulysses};
-        double ring = modes[i].ulysses ? p / (double)modes[i].ulysses : p, all = n * (2 * h + 2 * g) * d, forward, backward;
-        seqpar_plan_cost c = cost_of(&row, &desc, 8, 3);
+        double ring = modes[i].ulysses ? p / (double)modes[i].ulysses : p, all = n * (2 * h + 2 * g) * d, forward, backward, sent[2] = {0, 0}, hidden = 0;
+        int64_t rank;
+        for (rank = 0; rank < 8; rank++) {
+            seqpar_plan_cost c = cost_of(&row, &desc, 8, rank);
+            sent[0] += (double)c.forward_bytes / (8 << 20);
+            sent[1] += (double)c.backward_bytes / (8 << 20);
+            hidden += c.backward_overlap / 8;
+            seqpar_plan_cost_free(&c);
+        }
         forward = (ring - 1) * kv;
         backward = (ring - 1) * kv + (modes[i].schedule == SEQPAR_RING ? ring : ring - 1) * kv;
         if (modes[i].schedule == SEQPAR_ULYSSES) forward = backward = (p - 1) / p * all;
         if (modes[i].ulysses) { forward += 0.5 * all; backward += 0.5 * all; }
-        printf("| %s | %.0f | %.0f | %.0f | %.0f | %.0f %% | %.3f |\n", modes[i].name, (double)c.forward_bytes / (1 << 20), forward * mib, (double)c.backward_bytes / (1 << 20), backward * mib,
-               100 * c.backward_overlap, imbalance(&row, &desc, 8));
-        seqpar_plan_cost_free(&c);
+        printf("| %s | %.0f | %.0f | %.0f | %.0f | %.0f %% | %.3f |\n", modes[i].name, sent[0], forward * mib, sent[1], backward * mib, 100 * hidden, imbalance(&row, &desc, 8));
     }
 }
 
@@ -396,13 +455,15 @@ int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_state += test_seed;
     for (i = 0; i < SHAPES; i++) test_sound(&shapes[i]);
-    test_sound(&(shape){SEQPAR_RING, 1024, 1, 1, 0, 0});
+    test_sound(&(shape){SEQPAR_RING, 1024, 1, 1, 0, 0, 0});
+    test_sound(&(shape){SEQPAR_RING, 1024, 1, 1, 0, 0, 1});
     test_sound(&(shape){SEQPAR_LLAMA3, 1024, 2, 1, 2, 0});
     test_mutations();
     test_refused();
     test_mask();
     test_balance();
     test_formulas();
+    test_as_far_as_seen();
     test_large();
     test_counts();
     return test_summary();
