@@ -69,6 +69,18 @@ if grep -q '^interrupted after step' $out/stopped.log && [ ! -e $out/stopped/mod
 run $out stopped sft $texts --max_steps 400 --ring_attn_size 2 --load_checkpoint || fail processes_goes_on "$(tail -n 1 $out/stopped.log)"
 cmp -s $out/stopped/model.safetensors $out/long/model.safetensors && ok processes_goes_on || fail processes_goes_on "weights differ from those of the whole run"
 
+# a process that is killed: the others name it and end, what was saved before stays whole
+timeout -k 5 120 $out/train_sft $shape $texts --max_steps 4000 --save_steps 5 --ring_attn_size 3 --save_path $out/killed --ckpt_path $out/killed/ckpt >$out/killed.log 2>&1 & runner=$!
+for _ in $(seq 1 600); do [ -e $out/killed/ckpt/latest ] && break; sleep 0.05; done
+ranks=$(children "$(children $runner)")
+kill -KILL "$(sed -n 2p <<<"$ranks")"
+wait $runner; code=$?
+left=$(for rank in $ranks; do [ -e /proc/$rank ] && echo $rank; done)
+if [ $code -eq 1 ] && [ -z "$left" ] && grep -q '^error: .*rank 1' $out/killed.log && [ ! -e $out/killed/model.safetensors ]; then ok "processes_killed $(grep -m 1 '^error: ' $out/killed.log)"
+else fail processes_killed "exit code $code, left behind: ${left:-none}: $(tail -n 1 $out/killed.log)"; fi
+run $out killed sft $texts --max_steps 400 --ring_attn_size 2 --load_checkpoint || fail processes_killed_goes_on "$(tail -n 1 $out/killed.log)"
+[ "$(cat $out/killed/ckpt/latest)" != "" ] && cmp -s $out/killed/model.safetensors $out/long/model.safetensors && ok processes_killed_goes_on || fail processes_killed_goes_on "weights differ from those of the whole run"
+
 # a failure of one process is said once, and ends all
 : > $out/file
 run $out failed sft $texts --ring_attn_size 3 --save_path $out/file; code=$?
