@@ -368,6 +368,26 @@ static inline int demo_record_ids(demo_record *record, const demo_reader *reader
 
 /* ---- what is kept ---- */
 
+/* ---- digests, FNV-1a ---- */
+
+#define DEMO_DIGEST_EMPTY UINT64_C(14695981039346656037)
+static inline uint64_t demo_digest(uint64_t digest, const void *data, int64_t bytes) {
+    const unsigned char *at = (const unsigned char *)data;
+    for (int64_t i = 0; i < bytes; i++) digest = (digest ^ at[i]) * UINT64_C(1099511628211);
+    return digest;
+}
+static inline uint64_t demo_digest_number(uint64_t digest, int64_t number) { return demo_digest(digest, &number, sizeof number); }
+
+static inline uint64_t demo_digest_documents(const demo_dataset *set) {
+    uint64_t digest = DEMO_DIGEST_EMPTY;
+    for (int64_t i = 0; i < arrlen(set->documents); i++) {
+        const demo_document *d = &set->documents[i];
+        digest = demo_digest(demo_digest_number(digest, d->tokens), d->ids, d->tokens * (int64_t)sizeof *d->ids);
+        digest = demo_digest(digest, d->loss_mask, d->tokens);
+    }
+    return digest;
+}
+
 static inline int64_t demo_supervised(const demo_document *document)
 {
     int64_t count = 0;

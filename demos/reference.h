@@ -83,23 +83,6 @@ static seqpar_status demo_reference_logp(demo_rank *r, const seqpar_row *rows, i
 
 /* ---- digests ---- */
 
-static uint64_t demo_digest(uint64_t digest, const void *data, int64_t bytes) {
-    const unsigned char *at = (const unsigned char *)data;
-    for (int64_t i = 0; i < bytes; i++) digest = (digest ^ at[i]) * UINT64_C(1099511628211);
-    return digest;
-}
-static uint64_t demo_digest_number(uint64_t digest, int64_t number) { return demo_digest(digest, &number, sizeof number); }
-
-static uint64_t demo_digest_documents(const demo_dataset *set) {
-    uint64_t digest = UINT64_C(14695981039346656037);
-    for (int64_t i = 0; i < arrlen(set->documents); i++) {
-        const demo_document *d = &set->documents[i];
-        digest = demo_digest(demo_digest_number(digest, d->tokens), d->ids, d->tokens * (int64_t)sizeof *d->ids);
-        digest = demo_digest(digest, d->loss_mask, d->tokens);
-    }
-    return digest;
-}
-
 /* All that the sums of these rows hang on but the model. */
 static uint64_t demo_digest_rows(uint64_t digest, const seqpar_batch *batch) {
     for (int64_t i = 0; i < batch->rows; i++) {
@@ -118,7 +101,7 @@ static uint64_t demo_digest_model(demo_rank *r, const seqpar_llama *model) {
     const seqpar_llama_config *c = &model->config;
     const int64_t numbers[] = {c->layers, c->hidden, c->heads, c->kv_heads, c->head_dim, c->intermediate, c->vocab, c->tied};
     const double reals[] = {c->rope_theta, c->rms_eps};
-    uint64_t digest = demo_digest(demo_digest(UINT64_C(14695981039346656037), numbers, sizeof numbers), reals, sizeof reals);
+    uint64_t digest = demo_digest(demo_digest(DEMO_DIGEST_EMPTY, numbers, sizeof numbers), reals, sizeof reals);
     for (int64_t i = 0; i < model->tensor_count; i++) {
         const seqpar_tensor *t = &model->tensors[i];
         double *values = (double *)calloc((size_t)(t->rows * t->cols), sizeof *values);
@@ -210,7 +193,7 @@ static seqpar_status demo_stored_window(demo_rank *r, int kind, int64_t number, 
     w.which = kind == DEMO_TRAINING ? demo_step_documents(r->job, number) : demo_eval_documents(r->job, number);
     seqpar_status status = demo_window_open(r, &w, r->job->objective->documents_per_unit, kind == DEMO_EVALUATION);
     if (!status && mismatch) status = mismatch(r, &w, &set, &mismatched);
-    stored->rows[number] = demo_digest_rows(demo_digest_rows(UINT64_C(14695981039346656037), &w.batch), &mismatched.batch);
+    stored->rows[number] = demo_digest_rows(demo_digest_rows(DEMO_DIGEST_EMPTY, &w.batch), &mismatched.batch);
     if (!status && ask) status = demo_stored_ask(r, &w, stored->sums[0] + at);
     if (!status && ask && mismatch) status = demo_stored_ask(r, &mismatched, stored->sums[1] + at);
     demo_window_close(&w);

@@ -102,8 +102,10 @@ typedef struct {
 
 enum { DEMO_COLUMNS = 8 }; /* most numbers an objective reports */
 typedef struct demo_objective demo_objective;
+typedef struct { const char *dashes, *name; int64_t digest; } demo_told;
 typedef struct {
     demo_config config;
+    demo_told *told;      /* what every rank must have been told alike; stb_ds array */
     const demo_objective *objective;
     void *options;        /* of the objective */
     const char **score;   /* the option that names the score head; NULL: a language model */
@@ -333,6 +335,18 @@ static int demo_job_open(demo_job *job, char *error, size_t size) {
     if (demo_pick_attention(job, error, size) || demo_job_world(job, error, size) || demo_job_model(job, error, size) || demo_job_data(job, error, size)) return -1;
     demo_job_steps(job);
     return 0;
+}
+
+/* Digests of the options and of the data, for demo_ranks_agree. Threads never change a bit. */
+static void demo_job_tell(demo_job *job, const demo_binding *bindings, int count) {
+    static const int64_t bytes[] = {sizeof(bool), 8, sizeof(double), 0, 2 * sizeof(double)}; /* by type; texts have their own length */
+    for (int i = 0; i < count; i++) {
+        const char *text = bindings[i].type == DEMO_STRING ? *(const char *const *)bindings[i].variable : NULL;
+        uint64_t digest = demo_digest(DEMO_DIGEST_EMPTY, text ? text : bindings[i].variable, text ? (int64_t)strlen(text) + 1 : bytes[bindings[i].type]);
+        if (strcmp(bindings[i].name, "omp_threads")) arrput(job->told, ((demo_told){"--", bindings[i].name, (int64_t)digest}));
+    }
+    arrput(job->told, ((demo_told){"", "the training data", (int64_t)demo_digest_documents(&job->train)}));
+    arrput(job->told, ((demo_told){"", "the evaluation data", (int64_t)demo_digest_documents(&job->eval)}));
 }
 
 /* ---- rows of a step ---- */
@@ -575,11 +589,27 @@ static seqpar_status demo_resume(demo_rank *r) {
     return r->job->objective->load_state ? r->job->objective->load_state(r, &state) : SEQPAR_OK;
 }
 
+/* Ranks that are processes may have been started with different options or files: they would wait for each other, or train
+   something that nobody asked for. */
+static seqpar_status demo_ranks_agree(const demo_job *job, seqpar_comm *world) {
+    int64_t count = arrlen(job->told), *own = (int64_t *)calloc((size_t)(count * (world->size + 1) + world->size), sizeof *own), *all = own + count, *bytes = all + count * world->size;
+    for (int64_t i = 0; i < count; i++) own[i] = job->told[i].digest;
+    for (int64_t p = 0; p < world->size; p++) bytes[p] = count * 8;
+    seqpar_status status = seqpar_comm_all_gather(world, all, own, bytes, "options");
+    for (int64_t i = 0; !status && i < count * world->size; i++)
+        if (all[i] != all[i % count])
+            status = seqpar_fail(world->error, SEQPAR_ERR_OPTION, "%s%s of rank %lld is not that of rank 0; start all ranks with the same options and files", job->told[i % count].dashes, job->told[i % count].name, (long long)(i / count));
+    free(own);
+    return status;
+}
+
 static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
     const demo_config *c = &r->job->config;
     seqpar_optim_desc optim = {!strcmp(c->optim, "sgd") ? SEQPAR_SGD : SEQPAR_ADAMW, (int)c->zero_stage, c->adam_betas[0], c->adam_betas[1], c->adam_eps, c->l2, c->max_norm};
+    seqpar_status status = demo_ranks_agree(r->job, world); /* before a group is made of different numbers of ranks */
+    if (status) return status;
     r->device = demo_device(r->job, world->error);
-    seqpar_status status = seqpar_ctx_open(&r->ctx, world, r->device, c->ring_attn_size);
+    status = seqpar_ctx_open(&r->ctx, world, r->device, c->ring_attn_size);
     if (!status) status = seqpar_llama_open(&r->ctx, &r->model, &r->job->model);
     if (!status) status = seqpar_optim_open(&r->ctx, &r->optim, r->model.tensors, r->model.tensor_count, &optim);
     if (!status) seqpar_llama_init(&r->ctx, &r->model, (uint64_t)c->seed);
@@ -700,6 +730,7 @@ static void demo_job_close(demo_job *job) {
     demo_data_free(&job->train);
     demo_data_free(&job->eval);
     free(job->usable);
+    arrfree(job->told);
 }
 
 static void demo_job_say(const demo_job *job) {
@@ -765,6 +796,7 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool, co
         if (!job->rank) demo_options_print_ignored(&options, stderr);
     }
     if (wrong) return fprintf(stderr, "error: %s\n", error), 2;
+    demo_job_tell(job, bindings, count);
     demo_job_say(job);
     int code = demo_job_run(job);
     demo_job_close(job);

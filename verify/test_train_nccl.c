@@ -25,7 +25,7 @@ extern uint64_t cuda_on_cpu_seed;
 #include "test.h"
 #include <fcntl.h>
 
-enum { PLACES = 4, WORDS = 64 };
+enum { PLACES = 4, WORDS = 64, DOCUMENTS = 24 };
 typedef struct place { /* a process */
     pthread_t thread;
     demo_job job;
@@ -39,11 +39,12 @@ typedef struct place { /* a process */
 
 static char folder[256], log_path[300];
 
-static void write_data(void) {
+/* documents: of the training data */
+static void write_data(int documents) {
     char path[300];
     snprintf(path, sizeof path, "%s/data.jsonl", folder);
     FILE *file = fopen(path, "wb");
-    for (int i = 0; file && i < 24; i++) fprintf(file, "{\"input\": \"%d+%d=\", \"output\": \"%d\", \"wrong\": \"%d\"}\n", i, 3 * i, 4 * i, 5 * i + 1);
+    for (int i = 0; file && i < documents; i++) fprintf(file, "{\"input\": \"%d+%d=\", \"output\": \"%d\", \"wrong\": \"%d\"}\n", i, 3 * i, 4 * i, 5 * i + 1);
     if (!file || fclose(file)) exit(fprintf(stderr, "no file %s\n", path));
 }
 
@@ -102,7 +103,9 @@ static int place_open(place *p, int dpo, const char *save, const char *options) 
              folder, folder, save, folder, save, dpo ? "--prompt_key input --chosen_key output --rejected_key wrong" : "--input_key input --output_key output", options);
     for (char *word = strtok(p->line, " "); word && argc < WORDS; word = strtok(NULL, " ")) p->words[argc++] = word;
     parsed = (demo_options){.tool = dpo ? "dpo" : "sft", .bindings = dpo ? dpo_bindings : sft_bindings, .binding_count = dpo ? (int)(sizeof dpo_bindings / sizeof *dpo_bindings) : (int)(sizeof sft_bindings / sizeof *sft_bindings)};
-    return demo_options_parse(&parsed, argc, p->words, p->error, sizeof p->error) || demo_job_open(&p->job, p->error, sizeof p->error);
+    if (demo_options_parse(&parsed, argc, p->words, p->error, sizeof p->error) || demo_job_open(&p->job, p->error, sizeof p->error)) return 1;
+    demo_job_tell(&p->job, parsed.bindings, parsed.binding_count);
+    return 0;
 }
 
 /* What a launcher sets; NULL: nothing. */
@@ -131,11 +134,14 @@ static void *place_main(void *argument) {
     return NULL;
 }
 
+/* What the last of several processes is told besides, and how many documents lie on its disk. */
+static struct { const char *options; int documents; } last = {"", DOCUMENTS};
+
 /* ranks places; fails: a call of rank 1 that NCCL refuses, NULL: none. */
 static seqpar_status run_places(int64_t ranks, int dpo, const char *save, const char *options, const char *fails) {
     static place places[PLACES];
     static uint64_t worlds;
-    char file[300], number[2][8];
+    char file[300], number[2][8], more[512];
     seqpar_status status = SEQPAR_OK;
     snprintf(file, sizeof file, "%s/meeting", folder);
     quiet(1);
@@ -145,10 +151,13 @@ static seqpar_status run_places(int64_t ranks, int dpo, const char *save, const 
         snprintf(number[0], sizeof number[0], "%d", (int)ranks);
         snprintf(number[1], sizeof number[1], "%d", (int)r);
         launched(number[0], number[1], NULL);
-        if (test_expect(!place_open(&places[r], dpo, save, options), "%s", places[r].error)) continue;
+        if (r && r == ranks - 1) snprintf(more, sizeof more, "%s %s", options, last.options);
+        if (r && r == ranks - 1) write_data(last.documents);
+        if (test_expect(!place_open(&places[r], dpo, save, r && r == ranks - 1 ? more : options), "%s", places[r].error)) continue;
         quiet(-1);
         return SEQPAR_ERR_OPTION;
     }
+    write_data(DOCUMENTS);
     alarm(600);
     for (int64_t r = 0; r < ranks; r++) {
         places[r].desc = (seqpar_nccl_desc){.rank = r, .size = ranks, .keep_device = 1, .file = file};
@@ -271,6 +280,29 @@ static void test_failure(void) {
     test_end("train_nccl_failure_is_said_by_two");
 }
 
+/* Nobody starts to train with options or data that are not those of rank 0; threads may differ. */
+static void expect_disagreement(const char *options, int documents, const char *text) {
+    char line[512];
+    last.options = options;
+    last.documents = documents;
+    seqpar_status status = run_places(3, 0, "disagree", "--ring_attn_size 3 --max_steps 1", NULL);
+    logged("error: ", line, sizeof line);
+    test_expect(text ? status == SEQPAR_ERR_OPTION && strstr(line, text) : !status, "%s with %d documents: %s %s", options, documents, seqpar_status_name(status), line);
+    last.options = "";
+    last.documents = DOCUMENTS;
+}
+static void test_disagreement(void) {
+    expect_disagreement("--learning_rate 1e-4", DOCUMENTS, "--learning_rate of rank 2 is not that of rank 0; start all ranks with the same options and files");
+    expect_disagreement("--adam_betas 0.9,0.96", DOCUMENTS, "--adam_betas of rank 2");
+    expect_disagreement("--enable_ema", DOCUMENTS, "--enable_ema of rank 2");
+    expect_disagreement("--layout stripe", DOCUMENTS, "--layout of rank 2");
+    expect_disagreement("--ring_attn_size 1", DOCUMENTS, "--ring_attn_size of rank 2");
+    expect_disagreement("--optim sgd --seed 7", DOCUMENTS, "--optim of rank 2");
+    expect_disagreement("", DOCUMENTS - 1, "the training data of rank 2");
+    expect_disagreement("--omp_threads 2", DOCUMENTS, NULL);
+    test_end("train_nccl_disagreement");
+}
+
 /* A launcher ends its processes by SIGTERM: all stop after the same step, with a checkpoint. */
 static void *launcher_main(void *path) {
     for (int i = 0; i < 60000 && access((const char *)path, F_OK); i++) usleep(1000);
@@ -298,7 +330,7 @@ int main(int argc, char **argv) {
     snprintf(folder, sizeof folder, "build/train_nccl_%s", DEVICE);
     snprintf(log_path, sizeof log_path, "%s/log", folder);
     if (demo_make_folder(folder, &error)) return fprintf(stderr, "%s\n", error.text), 1;
-    write_data();
+    write_data(DOCUMENTS);
     launched(NULL, NULL, NULL);
     test_refused();
     test_worlds(0);
@@ -306,6 +338,7 @@ int main(int argc, char **argv) {
     test_worlds(1);
     test_resume();
     test_failure();
+    test_disagreement();
     test_sigterm();
     return test_summary();
 }
