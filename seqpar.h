@@ -88,7 +88,7 @@
    SAMPLE: demos/01_ring.c, complete. It prints
 
        1 rank : out[999] = 0.0642131194 ..., rank 0 sent 0 bytes
-       4 ranks: out[999] = 0.0642131194 ..., rank 0 sent 384000 bytes
+       4 ranks: out[999] = 0.0642131194 ..., rank 0 sent 192000 bytes
        identical bits: yes
    ====================================================================================================== */
 #if 0 /* SAMPLE */
