@@ -329,8 +329,8 @@ static void batch_draw(batch *b, int documents, int prefixes) {
     }
 }
 
-/* Query by query and key by key. */
-static int64_t pairs_by_hand(const seqpar_attn *attn, const seqpar_share *queries, const seqpar_share *keys) {
+/* Visible pairs, query by query and key by key; with `rows`, those whose key is not among these rows of its share. */
+static int64_t pairs_by_hand(const seqpar_attn *attn, const seqpar_share *queries, const seqpar_share *keys, const seqpar__bounds *rows) {
     int64_t i, j, t, u, begin, end, pairs = 0;
     for (i = 0; i < queries->count; i++)
         for (t = 0; t < queries->pieces[i].count; t++) {
@@ -338,36 +338,20 @@ static int64_t pairs_by_hand(const seqpar_attn *attn, const seqpar_share *querie
             seqpar__token_visible(&attn->rows[q->row], q->start + t * q->stride, &attn->desc, &begin, &end);
             for (j = 0; j < keys->count; j++)
                 for (u = 0; u < keys->pieces[j].count && keys->pieces[j].row == q->row; u++) {
-                    int64_t key = keys->pieces[j].start + u * keys->pieces[j].stride;
-                    pairs += key >= begin && key < end;
+                    int64_t key = keys->pieces[j].start + u * keys->pieces[j].stride, at = keys->pieces[j].local + u;
+                    pairs += key >= begin && key < end && (!rows || at < rows->begin || at >= rows->end);
                 }
         }
     return pairs;
 }
 
-/* Is the key in the range of rows, if a query of the position sees it? Query by query and key by key. */
-static int rows_hold(const seqpar_attn *attn, int64_t source, int64_t position, const seqpar__bounds *rows) {
-    const seqpar_share *queries = &attn->shares[position], *keys = &attn->shares[source];
-    int64_t i, j, t, u, begin, end;
-    for (i = 0; i < queries->count; i++)
-        for (t = 0; t < queries->pieces[i].count; t++) {
-            const seqpar_piece *q = &queries->pieces[i];
-            seqpar__token_visible(&attn->rows[q->row], q->start + t * q->stride, &attn->desc, &begin, &end);
-            for (j = 0; j < keys->count; j++)
-                for (u = 0; u < keys->pieces[j].count && keys->pieces[j].row == q->row; u++) {
-                    int64_t key = keys->pieces[j].start + u * keys->pieces[j].stride, at = keys->pieces[j].local + u;
-                    if (key >= begin && key < end && (at < rows->begin || at >= rows->end)) return 0;
-                }
-        }
-    return 1;
-}
 static void expect_keys_arrive(const seqpar_attn *attn) {
     int64_t s, p;
     for (s = 0; s < attn->size; s++) {
         const seqpar__bounds *go = &attn->go[s], *come = &attn->come[s];
-        if (s != attn->rank) test_expect(rows_hold(attn, s, attn->rank, come), "keys of position %lld do not all come to %lld", (long long)s, (long long)attn->rank);
+        if (s != attn->rank) test_expect(!pairs_by_hand(attn, &attn->shares[attn->rank], &attn->shares[s], come), "keys of position %lld do not all come to %lld", (long long)s, (long long)attn->rank);
         for (p = (attn->rank + attn->forward.next) % attn->size; p != s && attn->size > 1; p = (p + attn->forward.next) % attn->size)
-            test_expect(rows_hold(attn, s, p, go), "keys of position %lld do not all go on from %lld to %lld", (long long)s, (long long)attn->rank, (long long)p);
+            test_expect(!pairs_by_hand(attn, &attn->shares[p], &attn->shares[s], go), "keys of position %lld do not all go on from %lld to %lld", (long long)s, (long long)attn->rank, (long long)p);
         test_expect(go->begin >= go->end || (come->begin <= go->begin && come->end >= go->end), "position %lld sends on what it has not got", (long long)attn->rank);
     }
 }
@@ -386,7 +370,7 @@ static void compare_cost(const batch *b, const seqpar_attn_desc *desc, int64_t r
     test_expect(!seqpar_attn_cost_of(&ctx, attn, &programs, NULL), "%s", error.text);
     test_expect(paper.steps == attn->size, "%lld steps, not %lld", (long long)paper.steps, (long long)attn->size);
     for (s = 0; s < attn->size; s++) {
-        int64_t want = 4 * desc->head_dim * attn->heads * pairs_by_hand(attn, &attn->shares[attn->rank], &attn->shares[s]);
+        int64_t want = 4 * desc->head_dim * attn->heads * pairs_by_hand(attn, &attn->shares[attn->rank], &attn->shares[s], NULL);
         test_expect(paper.step_flops[s] == want, "%lld FLOPs with the keys of position %lld, not %lld", (long long)paper.step_flops[s], (long long)s, (long long)want);
     }
     test_expect(paper.forward_flops == programs.forward_flops && paper.backward_flops == programs.backward_flops, "FLOPs differ from those of the programs");
