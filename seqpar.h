@@ -3773,10 +3773,8 @@ static seqpar__v seqpar__exponent(seqpar__v t) { uint32_t bits; memcpy(&bits, &t
 #endif
 #if defined(__GNUC__)
 #define SEQPAR__PREFETCH(p) (__builtin_prefetch(p, 1), __builtin_prefetch((p) + SEQPAR__NR - 1, 1))
-#define SEQPAR__AHEAD(p, n, write) __builtin_prefetch((const void *)((uintptr_t)(p) + (n) * sizeof(float)), write, 3)
 #else
 #define SEQPAR__PREFETCH(p) ((void)(p))
-#define SEQPAR__AHEAD(p, n, write) ((void)(p))
 #endif
 
 /* c (count, NR) = a (count, depth) . b (depth, NR), or with `keep` c[i] = c[i] keep[i] + ..: one fma chain per element,
@@ -4077,7 +4075,7 @@ static seqpar_status seqpar__rows_run(seqpar_device *device, int64_t rows, const
    elements. A last part below 16 is filled up in a buffer, and only of the first `written` arrays comes anything back. */
 typedef void (*seqpar__step_fn)(const seqpar__v *k, seqpar__v *sums, float *const *x);
 #define SEQPAR__SUMS (2 * 64 / SEQPAR__VL)
-#define SEQPAR__ARRAYS 7
+#define SEQPAR__ARRAYS 5
 SEQPAR__TEMPLATE void seqpar__vectors(seqpar__step_fn step, const seqpar__v *k, seqpar__v *sums, const int arrays, float *const *x, int64_t from, const int count) {
     float *at[SEQPAR__ARRAYS];
     int j, u;
@@ -4700,11 +4698,9 @@ SEQPAR__OP(seqpar__cpu_attn_sinks, attn_sinks, seqpar__parallel(device, a->piece
 SEQPAR__TEMPLATE void seqpar__norm_step(const seqpar__v *k, seqpar__v *sums, float *const *x) { (void)sums; SEQPAR__STORE(x[0], SEQPAR__LOAD(x[1]) * k[0] * SEQPAR__LOAD(x[2])); }
 static void seqpar__cpu_rmsnorm_row(const void *args, int64_t t) {
     const seqpar_rmsnorm_args *a = (const seqpar_rmsnorm_args *)args;
-    float *x[3], r;
-    seqpar__v k;
-    x[0] = (float *)a->y.data + t * a->y.stride; x[1] = (float *)a->x.data + t * a->x.stride; x[2] = (float *)a->gain;
-    r = (float)(1.0 / sqrt((double)seqpar__dot(x[1], x[1], a->width) / (double)a->width + a->eps));
-    k = SEQPAR__SPLAT(r);
+    float *x[3], *row = (float *)a->x.data + t * a->x.stride, r = (float)(1.0 / sqrt((double)seqpar__dot(row, row, a->width) / (double)a->width + a->eps));
+    seqpar__v k = SEQPAR__SPLAT(r);
+    x[0] = (float *)a->y.data + t * a->y.stride; x[1] = row; x[2] = (float *)a->gain;
     seqpar__each(seqpar__norm_step, &k, NULL, 3, 1, x, a->width, 0.0f);
     if (a->rstd) ((float *)a->rstd)[t] = r;
 }
@@ -4715,13 +4711,11 @@ SEQPAR__OP(seqpar__cpu_rmsnorm, rmsnorm, seqpar__rows_run(device, a->rows, a, se
 typedef struct seqpar__norm_work { const seqpar_rmsnorm_grad_args *args; float *leaf; } seqpar__norm_work;
 SEQPAR__TEMPLATE void seqpar__norm_dot_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
     (void)k;
-    SEQPAR__AHEAD(x[0], 0, 1);
     sums[0] = SEQPAR__VFMA(SEQPAR__LOAD(x[4]) * SEQPAR__LOAD(x[3]), SEQPAR__LOAD(x[2]), sums[0]);
 }
 SEQPAR__TEMPLATE void seqpar__norm_grad_step(const seqpar__v *k, seqpar__v *sums, float *const *at) {
     seqpar__v x = SEQPAR__LOAD(at[2]), dy = SEQPAR__LOAD(at[3]);
     (void)sums;
-    SEQPAR__AHEAD(at[5], 0, 0); SEQPAR__AHEAD(at[6], 0, 0);
     SEQPAR__STORE(at[0], SEQPAR__LOAD(at[0]) + SEQPAR__VFMA(x, k[1], k[0] * SEQPAR__LOAD(at[4]) * dy));
     SEQPAR__STORE(at[1], SEQPAR__VFMA(dy, x * k[0], SEQPAR__LOAD(at[1])));
 }
@@ -4736,12 +4730,11 @@ static void seqpar__cpu_norm_grad_job(void *user, int64_t i, char *scratch) {
         r = ((const float *)a->rstd)[t];
         at[0] = (float *)a->dx.data + t * a->dx.stride; at[1] = sum; at[4] = (float *)a->gain;
         at[2] = (float *)a->x.data + t * a->x.stride; at[3] = (float *)a->dy.data + t * a->dy.stride;
-        at[5] = at[2] + (t + 1 < end ? a->x.stride : 0); at[6] = at[3] + (t + 1 < end ? a->dy.stride : 0); /* on their way while this row is summed */
         seqpar__no_sums(sums);
         seqpar__each(seqpar__norm_dot_step, NULL, sums, 5, 0, at, a->width, 0.0f);
         k[0] = SEQPAR__SPLAT(r);
         k[1] = SEQPAR__SPLAT(-(r * r * r * seqpar__sum_of(sums, 0) / (float)a->width));
-        seqpar__each(seqpar__norm_grad_step, k, NULL, 7, 2, at, a->width, 0.0f);
+        seqpar__each(seqpar__norm_grad_step, k, NULL, 5, 2, at, a->width, 0.0f);
     }
 }
 static void seqpar__cpu_gain_leaf(void *user, void *value, int64_t index, int extend) {
@@ -4807,7 +4800,6 @@ SEQPAR__TEMPLATE seqpar__v seqpar__vsigmoid(seqpar__v x) {
 SEQPAR__TEMPLATE void seqpar__swiglu_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
     seqpar__v gate = SEQPAR__LOAD(x[1]);
     (void)k; (void)sums;
-    SEQPAR__AHEAD(x[0], 512, 1); SEQPAR__AHEAD(x[1], 512, 0); SEQPAR__AHEAD(x[2], 512, 0);
     SEQPAR__STORE(x[0], gate * seqpar__vsigmoid(gate) * SEQPAR__LOAD(x[2]));
 }
 static void seqpar__cpu_swiglu_row(const void *args, int64_t t) {
@@ -4848,7 +4840,6 @@ typedef struct seqpar__head {
 /* 2^y of a vector, summed; far above it is infinite */
 SEQPAR__TEMPLATE seqpar__v seqpar__head_exp(const seqpar__v *k, seqpar__v *sums, const float *x, const int entropy) {
     seqpar__v y = SEQPAR__VMAX(SEQPAR__SPLAT(-127.0f), SEQPAR__VFMA(SEQPAR__LOAD(x), k[0], k[1])), p = seqpar__vexp2_above(SEQPAR__VMIN(SEQPAR__SPLAT(128.0f), y));
-    SEQPAR__AHEAD(x, 1024, 0);
     sums[0] = sums[0] + p;
     if (entropy) sums[1] = SEQPAR__VFMA(p, y, sums[1]);
     return p;
@@ -4988,7 +4979,6 @@ typedef struct seqpar__update_work { const seqpar_update_args *args; float step,
 SEQPAR__TEMPLATE void seqpar__adamw_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
     seqpar__v g = SEQPAR__LOAD(x[3]) * k[0], m = SEQPAR__LOAD(x[1]), v;
     (void)sums;
-    SEQPAR__AHEAD(x[0], 512, 1); SEQPAR__AHEAD(x[1], 512, 1); SEQPAR__AHEAD(x[2], 512, 1); SEQPAR__AHEAD(x[3], 512, 0);
     m = SEQPAR__VFMA(k[1], g - m, m);
     v = SEQPAR__VFMA(k[2] * g, g, k[3] * SEQPAR__LOAD(x[2]));
     SEQPAR__STORE(x[1], m);

@@ -2,7 +2,7 @@
 /* The layers that are no product, on one thread and on all cores, against what memory and arithmetic of this machine allow:
    RMSNorm, RoPE, SwiGLU, the row pass of the loss, AdamW. Every result is checked against a naive loop in fp64 before it is timed.
 
-   Stream is a loop over as many bytes that reads and writes what the layer does and computes next to nothing; `of fastest` is
+   Stream is a loop over the same memory that reads and writes what the layer does and computes next to nothing; `of fastest` is
    against the best of all these loops, each by itself, whose mix of reads and writes may suit the memory better. Bytes are those
    that must travel: what is read, what is written, and once more what is written without having been read, since an ordinary
    store fetches its line first. Layers and stream loops are counted alike; neither uses stores that pass the cache by.
@@ -61,16 +61,16 @@ static void share_job(void *user, int64_t i, char *scratch) {
 }
 static void share_call(void *user) { seqpar__parallel(device, threads, 0, share_job, user); }
 
-static stream stream_over(float *pool, int64_t footprint, const stream_kind *k) {
-    int64_t each = footprint / 4 / k->arrays / 64 * 64;
+static stream stream_over(float *pool, int64_t count, const stream_kind *k) {
+    int64_t each = count / k->arrays / 64 * 64;
     return (stream){pool, pool + each, pool + (k->arrays > 2 ? 2 * each : 0), each};
 }
 /* Bytes per second of the fastest of all loops. */
-static double fastest_stream(float *pool, int64_t footprint) {
+static double fastest_stream(float *pool, int64_t count) {
     double best = 0;
     size_t i;
     for (i = 0; i < STREAMS; i++) {
-        stream s = stream_over(pool, footprint, &stream_kinds[i]);
+        stream s = stream_over(pool, count, &stream_kinds[i]);
         share work = {&s, stream_kinds[i].call};
         best = fmax(best, stream_kinds[i].bytes * (double)s.count / measure(share_call, &work).best);
     }
@@ -116,7 +116,7 @@ static void find_costly(void) {
 
 typedef struct layer {
     const struct layer_kind *kind;
-    int64_t rows, width;
+    int64_t rows, width, count;     /* floats of all its arrays, which lie one after the other */
     float *x[ARRAYS], *old[ARRAYS]; /* what it works on, and what that was before the first call */
     float *gain, *dgain, *rstd, *cosine, *sine, *logp, *entropy, *seeds;
     int32_t *positions;
@@ -317,14 +317,15 @@ static void make_fold(layer *l) {
     free(numbers);
 }
 
-static void layer_open(layer *l, const layer_kind *kind, int64_t footprint) {
+static void layer_open(layer *l, const layer_kind *kind, int64_t footprint, float *const *pool) {
     int64_t count, t;
     memset(l, 0, sizeof *l);
     l->kind = kind;
     l->width = kind->width;
     l->rows = SEQPAR__MAX(footprint / 4 / kind->arrays / l->width, 1);
     count = l->rows * l->width;
-    for (t = 0; t < kind->arrays; t++) { l->x[t] = floats(count); l->old[t] = floats(count); }
+    l->count = count * kind->arrays;
+    for (t = 0; t < kind->arrays; t++) { l->x[t] = pool[0] + t * count; l->old[t] = pool[1] + t * count; }
     l->gain = floats(l->width); l->dgain = floats(l->width); l->cosine = floats(POSITIONS * HEAD_DIM / 2); l->sine = floats(POSITIONS * HEAD_DIM / 2);
     l->rstd = floats(l->rows); l->logp = floats(l->rows); l->entropy = floats(l->rows); l->seeds = floats(l->rows); l->positions = floats(l->rows);
     fill_random(l->gain, l->width, 20, 0.5, 1.5);
@@ -338,19 +339,19 @@ static void layer_open(layer *l, const layer_kind *kind, int64_t footprint) {
     make_fold(l);
     fill_layer(l, -1, 1);
     if (kind->call == norm_grad_call) for (t = 0; t < l->rows; t++) l->rstd[t] = (float)rstd_of(l, l->x[1] + t * l->width);
-    for (t = 0; t < kind->arrays; t++) memcpy(l->old[t], l->x[t], (size_t)count * sizeof(float));
+    memcpy(l->old[0], l->x[0], (size_t)l->count * sizeof(float));
 }
 
 static void layer_close(layer *l) {
     float *all[] = {l->gain, l->dgain, l->cosine, l->sine, l->rstd, l->logp, l->entropy, l->seeds, (float *)l->positions};
     size_t i;
     for (i = 0; i < sizeof all / sizeof *all; i++) device->free(device, all[i]);
-    for (i = 0; i < ARRAYS; i++) { device->free(device, l->x[i]); device->free(device, l->old[i]); }
     seqpar_fold_free(&l->fold);
     free(l->leaves);
 }
 
-/* The layer and its loop turn about: in one turn both meet the same machine, whoever else is on it. */
+/* The layer and its loop turn about, both on the numbers and in the memory of the layer: they meet the same machine and the same
+   pages, whoever else is on it. */
 enum { TURNS_ABOUT = 15 };
 typedef struct turns { timing layer, stream; double ratio; } turns; /* the median of the ratios, bytes per second over bytes per second */
 static turns turn_about(layer *l, const share *work, double bytes, double stream_bytes) {
@@ -359,7 +360,9 @@ static turns turn_about(layer *l, const share *work, double bytes, double stream
     int i;
     for (i = 0; i < TURNS_ABOUT; i++) {
         each[0][i] = seconds_of(share_call, (void *)work, times);
+        memcpy(l->x[0], l->old[0], (size_t)l->count * sizeof(float));
         each[1][i] = seconds_of(l->kind->call, l, times);
+        memcpy(l->x[0], l->old[0], (size_t)l->count * sizeof(float));
         ratio[i] = bytes / each[1][i] / (stream_bytes / each[0][i]);
     }
     for (i = 0; i < 2; i++) qsort(each[i], TURNS_ABOUT, sizeof *each[i], rising);
@@ -367,30 +370,26 @@ static turns turn_about(layer *l, const share *work, double bytes, double stream
     return (turns){{each[1][0], each[1][TURNS_ABOUT / 2]}, {each[0][0], each[0][TURNS_ABOUT / 2]}, ratio[TURNS_ABOUT / 2]};
 }
 
-static void bench_layer(report *r, const layer_kind *kind, int64_t footprint, const char *where) {
+static void bench_layer(report *r, const layer_kind *kind, int64_t footprint, const char *where, float *const *pool) {
     const stream_kind *k = &stream_kinds[kind->stream];
     layer l;
     char shape[48];
     double error, rate, fastest, bytes, arithmetic = 0, bound;
-    float *pool;
     stream s;
     share work;
     turns t;
     int i, right;
-    layer_open(&l, kind, footprint);
+    layer_open(&l, kind, footprint, pool);
     kind->call(&l);
     error = kind->error(&l);
     right = error <= kind->limit; /* a NaN is not */
-    if (kind->low > 0) for (i = 0; i < kind->arrays; i++) fill_random(l.x[i], l.rows * l.width, (uint64_t)i, i == 2 ? 1 : kind->low, i == 2 ? 1 : kind->high);
-    footprint = l.rows * l.width * kind->arrays * 4;
-    pool = device->alloc(device, footprint + 256);
-    memset(pool, 0, (size_t)footprint);
-    s = stream_over(pool, footprint, k);
+    if (kind->low > 0) for (i = 0; i < kind->arrays; i++) fill_random(l.old[i], l.rows * l.width, (uint64_t)i, i == 2 ? 1 : kind->low, i == 2 ? 1 : kind->high);
+    memcpy(l.x[0], l.old[0], (size_t)l.count * sizeof(float));
+    s = stream_over(l.x[0], l.count, k);
     work = (share){&s, k->call};
     bytes = kind->bytes * (double)(l.rows * l.width);
     t = turn_about(&l, &work, bytes, k->bytes * (double)s.count);
-    fastest = fastest_stream(pool, footprint);
-    device->free(device, pool);
+    fastest = fastest_stream(l.x[0], l.count);
     find_costly();
     for (i = 0; i < COSTLY; i++) arithmetic += kind->costly[i] * costly_seconds[i] * (double)(l.rows * l.width) / threads;
     rate = k->bytes * (double)s.count / t.stream.median;
@@ -403,11 +402,14 @@ static void bench_layer(report *r, const layer_kind *kind, int64_t footprint, co
 }
 
 static void bench_place(report *r, const char *name, int64_t bytes, const char *where, int count) {
+    float *pool[2]; /* of all layers: new memory is slower than used memory for a while */
     size_t i;
     threads = count;
     work_clock = threads > 1 ? CLOCK_MONOTONIC : CLOCK_THREAD_CPUTIME_ID;
     device = seqpar_device_cpu(threads);
-    for (i = 0; i < sizeof kinds / sizeof *kinds; i++) if (strstr(kinds[i].name, name)) bench_layer(r, &kinds[i], bytes, where);
+    for (i = 0; i < 2; i++) { pool[i] = floats(SEQPAR__MAX(bytes / 4, ARRAYS * VOCAB)); memset(pool[i], 0, (size_t)bytes); }
+    for (i = 0; i < sizeof kinds / sizeof *kinds; i++) if (strstr(kinds[i].name, name)) bench_layer(r, &kinds[i], bytes, where, pool);
+    for (i = 0; i < 2; i++) device->free(device, pool[i]);
     seqpar_device_close(device);
 }
 

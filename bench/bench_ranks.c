@@ -6,7 +6,7 @@
 #include "bench.h"
 #include "attention.h"
 
-enum { TOKENS = 4096, TURNS_RUN = 11, MOST_RANKS = 8, PASSES = 2 };
+enum { TOKENS = 4096, TURNS_RUN = 11, RUNS_OF_TURN = 4, MOST_RANKS = 8, PASSES = 2 }; /* of a turn the best run counts: what disturbs only adds */
 static const char *const passes[PASSES] = {"forward", "backward"};
 
 typedef struct way {
@@ -14,7 +14,7 @@ typedef struct way {
     seqpar_attn_desc desc;
     int check;
     float *result[TENSORS];          /* gathered, where check */
-    double seconds[PASSES]; /* the better of the two runs of a turn, */
+    double seconds[PASSES]; /* the best run of a turn, */
     double best[PASSES];    /* and the best of all turns */
     clockid_t clock;        /* CLOCK_MONOTONIC, or CLOCK_PROCESS_CPUTIME_ID: of all ranks together */
 } way;
@@ -43,7 +43,7 @@ static seqpar_status rank_main(seqpar_comm *world, void *user) {
     forward_call(&a); /* warm, and what the backward pass needs */
     backward_call(&a);
     if (w->check) gather_results(w, &a);
-    for (run = 0; !w->check && run < 2; run++)
+    for (run = 0; !w->check && run < RUNS_OF_TURN; run++)
         for (pass = 0; pass < PASSES; pass++) time_pass(w, &a, world, pass);
     attention_close(&a);
     return SEQPAR_OK;
