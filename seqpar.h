@@ -3771,11 +3771,6 @@ static seqpar__v seqpar__exponent(seqpar__v t) { uint32_t bits; memcpy(&bits, &t
 #else
 #define SEQPAR__UNROLL
 #endif
-#if defined(__GNUC__)
-#define SEQPAR__PREFETCH(p) (__builtin_prefetch(p, 1), __builtin_prefetch((p) + SEQPAR__NR - 1, 1))
-#else
-#define SEQPAR__PREFETCH(p) ((void)(p))
-#endif
 
 /* c (count, NR) = a (count, depth) . b (depth, NR), or with `keep` c[i] = c[i] keep[i] + ..: one fma chain per element,
    whatever `count` is. Element (i, k) of a at a[i * row + k * step], row k of b at b + k * ldb. half: VL columns, not NR. */
@@ -3793,7 +3788,6 @@ SEQPAR__TEMPLATE void seqpar__tile(const int half, const int count, int64_t dept
     }
     for (k = 0; k < depth; k++, a += step, b += ldb) {
         seqpar__v b0 = SEQPAR__LOAD(b), b1 = half ? b0 : SEQPAR__LOAD(b + SEQPAR__VL);
-        for (i = 0; half && k % SEQPAR__NR == 0 && i < count; i++) SEQPAR__PREFETCH(a + i * row + 2 * SEQPAR__NR);
         SEQPAR__UNROLL
         for (i = 0; i < count; i++) {
             seqpar__v x = SEQPAR__SPLAT(a[i * row]);
@@ -3901,7 +3895,6 @@ static void seqpar__product_packed(float *c, int64_t ldc, const float *a, int64_
             int64_t m = SEQPAR__MIN(rows - i, SEQPAR__MR), n = SEQPAR__MIN(columns - j, SEQPAR__NR);
             const float *from = a + i * (row ? row : depth);
             float *to = c + i * ldc + j;
-            for (x = m; x < SEQPAR__MIN(rows - i, 2 * SEQPAR__MR); x++) SEQPAR__PREFETCH(to + x * ldc); /* of the next tile */
             if (n == SEQPAR__NR) { seqpar__product_tile(m, depth, from, row, b + j * depth, to, ldc, keep); continue; }
             for (x = 0; keep && x < m; x++) memcpy(edge + x * SEQPAR__NR, to + x * ldc, (size_t)n * sizeof *c);
             for (x = 0; keep && x < m; x++) memset(edge + x * SEQPAR__NR + n, 0, (size_t)(SEQPAR__NR - n) * sizeof *c);
@@ -3950,7 +3943,6 @@ static int64_t seqpar__product_row(const seqpar__product *p) {
         seqpar__v sum = p->accumulate ? SEQPAR__LOAD(p->c + j) : SEQPAR__SPLAT(0.0f);
         for (k = 0; k < p->depth; k += 4) {
             float turned[4 * SEQPAR__VL];
-            for (i = 0; k % SEQPAR__NR == 0 && i < SEQPAR__VL; i++) SEQPAR__PREFETCH(w + i * p->b_column + k + 2 * SEQPAR__NR);
             seqpar__transpose(turned, SEQPAR__VL, w + k, p->b_column, 1.0f);
             SEQPAR__UNROLL
             for (i = 0; i < 4; i++) sum = SEQPAR__VFMA(SEQPAR__SPLAT(p->a[k + i]), SEQPAR__LOAD(turned + i * SEQPAR__VL), sum);
