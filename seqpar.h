@@ -4703,7 +4703,7 @@ SEQPAR__OP(seqpar__cpu_rmsnorm, rmsnorm, seqpar__rows_run(device, a->rows, a, se
 typedef struct seqpar__norm_work { const seqpar_rmsnorm_grad_args *args; float *leaf; } seqpar__norm_work;
 SEQPAR__TEMPLATE void seqpar__norm_dot_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
     (void)k;
-    sums[0] = SEQPAR__VFMA(SEQPAR__LOAD(x[4]) * SEQPAR__LOAD(x[3]), SEQPAR__LOAD(x[2]), sums[0]);
+    sums[0] = SEQPAR__VFMA(SEQPAR__LOAD(x[2]) * SEQPAR__LOAD(x[1]), SEQPAR__LOAD(x[0]), sums[0]);
 }
 SEQPAR__TEMPLATE void seqpar__norm_grad_step(const seqpar__v *k, seqpar__v *sums, float *const *at) {
     seqpar__v x = SEQPAR__LOAD(at[2]), dy = SEQPAR__LOAD(at[3]);
@@ -4723,7 +4723,7 @@ static void seqpar__cpu_norm_grad_job(void *user, int64_t i, char *scratch) {
         at[0] = (float *)a->dx.data + t * a->dx.stride; at[1] = sum; at[4] = (float *)a->gain;
         at[2] = (float *)a->x.data + t * a->x.stride; at[3] = (float *)a->dy.data + t * a->dy.stride;
         seqpar__no_sums(sums);
-        seqpar__each(seqpar__norm_dot_step, NULL, sums, 5, 0, at, a->width, 0.0f);
+        seqpar__each(seqpar__norm_dot_step, NULL, sums, 3, 0, at + 2, a->width, 0.0f);
         k[0] = SEQPAR__SPLAT(r);
         k[1] = SEQPAR__SPLAT(-(r * r * r * seqpar__sum_of(sums, 0) / (float)a->width));
         seqpar__each(seqpar__norm_grad_step, k, NULL, 5, 2, at, a->width, 0.0f);

@@ -115,7 +115,7 @@ int main(void) {
     double load = 0;
     single.heads = single.kv_heads = 1;
     report_open(&r, "ranks", "\"tokens\": %d, \"chunk\": %d, \"turns\": %d,", TOKENS, CHUNK, TURNS_RUN);
-    printf("ranks as threads of one process, zigzag ring, causal, chunks of %d; best of %d turns, ratio: the median of %d turns;\nbits compared with one rank on one thread\n\n", CHUNK, TURNS_RUN, TURNS_RUN);
+    printf("ranks as threads of one process, zigzag ring, causal, chunks of %d; best of %d turns, ratio: their median;\nof each turn the best of %d runs; bits compared with one rank on one thread\n\n", CHUNK, TURNS_RUN, RUNS_OF_TURN);
     if (getloadavg(&load, 1) == 1 && load > 0.5) printf("others are at work here (load %.1f): wall times of two threads mean little\n\n", load);
     printf("%-38s %-9s %-18s %-5s %10s %10s %7s %7s %13s %5s\n", "first over second", "pass", "shape", "clock", "first ms", "second ms", "of best", "ratio", "wanted", "bits");
     compare_ways(&r, "1 rank of 2 threads over 2 ranks of 1", one_two, two, CLOCK_MONOTONIC, 0.95, 0);
