@@ -3674,7 +3674,7 @@ SEQPAR_DEF seqpar_device *seqpar_device_reference_bf16(void) { return seqpar__re
    ====================================================================================================== */
 
 /* A vector of VL floats, with + - * from the compiler, and what those lack. VMAX(a, b) is b where one of them is a NaN;
-   VLESS(a, b, x, y) is x where a < b, else y; VEXPONENT is the float whose bits are those of t shifted left by 23.
+   VLESS(a, b, x, y) is x where a < b, else y; ANYLESS(a, b): is a < b anywhere? VEXPONENT is the float whose bits are those of t shifted left by 23.
    LOAD4 gathers 4 neighbours of VL rows: row r and the rows r + 4, r + 8.. in turn; see seqpar__transpose. */
 #if defined(__AVX512F__) && SEQPAR__HAS_FMA
 #include <immintrin.h>
@@ -3689,6 +3689,7 @@ typedef __m512 seqpar__v;
 #define SEQPAR__VMIN(a, b) _mm512_min_ps(a, b)
 #define SEQPAR__VSQRT(a) _mm512_sqrt_ps(a)
 #define SEQPAR__VLESS(a, b, x, y) _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x)
+#define SEQPAR__ANYLESS(a, b) (_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ) != 0)
 #define SEQPAR__VEXPONENT(t) _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(t), 23))
 #define SEQPAR__LANE4(v, p, n) _mm512_insertf32x4(v, _mm_loadu_ps(p), n)
 #define SEQPAR__LOAD4(p, row) SEQPAR__LANE4(SEQPAR__LANE4(SEQPAR__LANE4(_mm512_castps128_ps512(_mm_loadu_ps(p)), (p) + 4 * (row), 1), (p) + 8 * (row), 2), (p) + 12 * (row), 3)
@@ -3708,6 +3709,7 @@ typedef __m256 seqpar__v;
 #define SEQPAR__VMIN(a, b) _mm256_min_ps(a, b)
 #define SEQPAR__VSQRT(a) _mm256_sqrt_ps(a)
 #define SEQPAR__VLESS(a, b, x, y) _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_LT_OQ))
+#define SEQPAR__ANYLESS(a, b) (_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ)) != 0)
 #define SEQPAR__VEXPONENT(t) _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(t), 23))
 #define SEQPAR__LOAD4(p, row) _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps((p) + 4 * (row)), 1)
 #define SEQPAR__LOW2(a, b) _mm256_unpacklo_ps(a, b)
@@ -3726,6 +3728,7 @@ typedef float32x4_t seqpar__v;
 #define SEQPAR__VMIN(a, b) vbslq_f32(vcltq_f32(a, b), a, b)
 #define SEQPAR__VSQRT(a) vsqrtq_f32(a)
 #define SEQPAR__VLESS(a, b, x, y) vbslq_f32(vcltq_f32(a, b), x, y)
+#define SEQPAR__ANYLESS(a, b) (vmaxvq_u32(vcltq_f32(a, b)) != 0)
 #define SEQPAR__VEXPONENT(t) vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(t), 23))
 #elif defined(__GNUC__)
 typedef float seqpar__v __attribute__((vector_size(16)));
@@ -3739,6 +3742,7 @@ static seqpar__v seqpar__less(seqpar__v a, seqpar__v b, seqpar__v x, seqpar__v y
     seqpar__vbits mask = (seqpar__vbits)(a < b);
     return (seqpar__v)(((seqpar__vbits)x & mask) | ((seqpar__vbits)y & ~mask));
 }
+static int seqpar__anyless(seqpar__v a, seqpar__v b) { return (a[0] < b[0]) | (a[1] < b[1]) | (a[2] < b[2]) | (a[3] < b[3]); }
 #define SEQPAR__LOAD(p) seqpar__load(p)
 #define SEQPAR__STORE(p, v) do { seqpar__v v_ = (v); memcpy(p, &v_, 16); } while (0)
 #define SEQPAR__SPLAT(x) seqpar__splat(x)
@@ -3747,6 +3751,7 @@ static seqpar__v seqpar__less(seqpar__v a, seqpar__v b, seqpar__v x, seqpar__v y
 #define SEQPAR__VMIN(a, b) seqpar__less(a, b, a, b)
 #define SEQPAR__VSQRT(a) seqpar__sqrt(a)
 #define SEQPAR__VLESS(a, b, x, y) seqpar__less(a, b, x, y)
+#define SEQPAR__ANYLESS(a, b) seqpar__anyless(a, b)
 #define SEQPAR__VEXPONENT(t) ((seqpar__v)((seqpar__vbits)(t) << 23))
 #else
 typedef float seqpar__v;
@@ -3761,13 +3766,14 @@ static seqpar__v seqpar__exponent(seqpar__v t) { uint32_t bits; memcpy(&bits, &t
 #define SEQPAR__VMIN(a, b) ((a) < (b) ? (a) : (b))
 #define SEQPAR__VSQRT(a) sqrtf(a)
 #define SEQPAR__VLESS(a, b, x, y) ((a) < (b) ? (x) : (y))
+#define SEQPAR__ANYLESS(a, b) ((a) < (b))
 #define SEQPAR__VEXPONENT(t) seqpar__exponent(t)
 #endif
 #define SEQPAR__NR (2 * SEQPAR__VL)
 #if defined(__clang__)
 #define SEQPAR__UNROLL _Pragma("clang loop unroll(full)")
 #elif defined(__GNUC__)
-#define SEQPAR__UNROLL _Pragma("GCC unroll 16")
+#define SEQPAR__UNROLL _Pragma("GCC unroll 48")
 #else
 #define SEQPAR__UNROLL
 #endif
@@ -4063,10 +4069,10 @@ static seqpar_status seqpar__rows_run(seqpar_device *device, int64_t rows, const
 }
 
 /* Sums within a row: 64 lanes by index, what is beyond the last 64 elements to the first 16 of them; folded as a fixed tree.
-   Calls step on the n elements of some arrays, a vector of each at a time; sums[2 u], sums[2 u + 1] belong to the u-th vector of 64
+   Calls step on the n elements of some arrays, a vector of each at a time; sums[3 u] and the two after it belong to the u-th vector of 64
    elements. A last part below 16 is filled up in a buffer, and only of the first `written` arrays comes anything back. */
 typedef void (*seqpar__step_fn)(const seqpar__v *k, seqpar__v *sums, float *const *x);
-#define SEQPAR__SUMS (2 * 64 / SEQPAR__VL)
+#define SEQPAR__SUMS (3 * 64 / SEQPAR__VL)
 #define SEQPAR__ARRAYS 5
 SEQPAR__TEMPLATE void seqpar__vectors(seqpar__step_fn step, const seqpar__v *k, seqpar__v *sums, const int arrays, float *const *x, int64_t from, const int count) {
     float *at[SEQPAR__ARRAYS];
@@ -4075,7 +4081,7 @@ SEQPAR__TEMPLATE void seqpar__vectors(seqpar__step_fn step, const seqpar__v *k, 
     for (u = 0; u < count / SEQPAR__VL; u++) {
         SEQPAR__UNROLL
         for (j = 0; j < arrays; j++) at[j] = x[j] + from + u * SEQPAR__VL;
-        step(k, sums + 2 * u, at);
+        step(k, sums + 3 * u, at);
     }
 }
 SEQPAR__TEMPLATE void seqpar__each(seqpar__step_fn step, const seqpar__v *k, seqpar__v *sums, const int arrays, const int written, float *const *x, int64_t n, float fill) {
@@ -4083,7 +4089,8 @@ SEQPAR__TEMPLATE void seqpar__each(seqpar__step_fn step, const seqpar__v *k, seq
     float edge[SEQPAR__ARRAYS * 16], *at[SEQPAR__ARRAYS];
     int64_t i = 0;
     int j;
-    for (j = 0; sums && j < SEQPAR__SUMS; j++) own[j] = sums[j];
+    SEQPAR__UNROLL
+    for (j = 0; j < SEQPAR__SUMS; j++) if (sums) own[j] = sums[j];
     for (; i + 64 <= n; i += 64) seqpar__vectors(step, k, own, arrays, x, i, 64);
     for (; i + 16 <= n; i += 16) seqpar__vectors(step, k, own, arrays, x, i, 16);
     if (i < n) {
@@ -4092,14 +4099,15 @@ SEQPAR__TEMPLATE void seqpar__each(seqpar__step_fn step, const seqpar__v *k, seq
         seqpar__vectors(step, k, own, arrays, at, 0, 16);
         for (j = 0; j < written; j++) memcpy(x[j] + i, at[j], (size_t)(n - i) * sizeof *edge);
     }
-    for (j = 0; sums && j < SEQPAR__SUMS; j++) sums[j] = own[j];
+    SEQPAR__UNROLL
+    for (j = 0; j < SEQPAR__SUMS; j++) if (sums) sums[j] = own[j];
 }
-/* The total of sums[which], sums[2 + which], ..: lane j and j + 32, then j and j + 16, .. */
+/* The total of sums[which], sums[3 + which], ..: lane j and j + 32, then j and j + 16, .. */
 static float seqpar__sum_of(const seqpar__v *sums, int which) {
     seqpar__v total[64 / SEQPAR__VL];
     float lane[SEQPAR__VL];
     int u, w;
-    for (u = 0; u < 64 / SEQPAR__VL; u++) total[u] = sums[2 * u + which];
+    for (u = 0; u < 64 / SEQPAR__VL; u++) total[u] = sums[3 * u + which];
     for (w = 32 / SEQPAR__VL; w; w /= 2) for (u = 0; u < w; u++) total[u] = total[u] + total[u + w];
     SEQPAR__STORE(lane, total[0]);
     for (w = SEQPAR__VL / 2; w; w /= 2) for (u = 0; u < w; u++) lane[u] += lane[u + w];
@@ -4818,28 +4826,29 @@ SEQPAR__OP(seqpar__cpu_swiglu_grad, swiglu, seqpar__rows_run(device, a->rows, a,
 /* ---- head ---- */
 static float seqpar__seed32(const void *seeds, int64_t t) { return seeds ? ((const float *)seeds)[t] : 0.0f; }
 
-/* A row is worked off in blocks that stay in cache. Logarithms are to base 2. Exponents are counted from the highest of the first
-   block, rounded as such, so that its rounding is not an error; when a later block turns out to be far above, from the highest of
-   that one, and it is worked off anew: no pass over the row looks for the highest alone. */
-#define SEQPAR__HEAD_BLOCK 2048
+/* A row is worked off in blocks. Logarithms are to base 2. Exponents are counted from the highest logit so far, or a little
+   below; its rounding is not an error. While a block is worked off, the highest of the next one is looked for, which also brings
+   that one into the cache: no pass over the row looks for the highest alone. */
+#define SEQPAR__HEAD_BLOCK 512
 typedef struct seqpar__head {
-    float *x, *before, *from; /* the row; a block as it was; what the exponents of each block are counted from */
+    float *x, *from; /* the row; what the exponents of each block are counted from */
     int64_t vocab;
     int keep, entropy; /* whether exponentials take the place of logits, whether the second sum is wanted */
-    seqpar__v sums[SEQPAR__SUMS]; /* of 2^y, and of 2^y y, for y = x log2(e) - from */
+    seqpar__v sums[SEQPAR__SUMS]; /* of 2^y, and of 2^y y, for y = x log2(e) - from; the highest of what comes next */
 } seqpar__head;
 
-/* 2^y of a vector, summed; far above it is infinite */
-SEQPAR__TEMPLATE seqpar__v seqpar__head_exp(const seqpar__v *k, seqpar__v *sums, const float *x, const int entropy) {
-    seqpar__v y = SEQPAR__VMAX(SEQPAR__SPLAT(-127.0f), SEQPAR__VFMA(SEQPAR__LOAD(x), k[0], k[1])), p = seqpar__vexp2_above(SEQPAR__VMIN(SEQPAR__SPLAT(128.0f), y));
+/* x[0] the block, x[1] the one after it */
+SEQPAR__TEMPLATE void seqpar__head_step(const seqpar__v *k, seqpar__v *sums, float *const *x, const int keep, const int entropy) {
+    seqpar__v y = SEQPAR__VMAX(SEQPAR__SPLAT(-127.0f), SEQPAR__VFMA(SEQPAR__LOAD(x[0]), k[0], k[1])), p = seqpar__vexp2_above(y);
+    sums[2] = SEQPAR__VMAX(SEQPAR__LOAD(x[1]), sums[2]);
     sums[0] = sums[0] + p;
     if (entropy) sums[1] = SEQPAR__VFMA(p, y, sums[1]);
-    return p;
+    if (keep) SEQPAR__STORE(x[0], p);
 }
-SEQPAR__TEMPLATE void seqpar__head_read_step(const seqpar__v *k, seqpar__v *sums, float *const *x) { seqpar__head_exp(k, sums, x[0], 0); }
-SEQPAR__TEMPLATE void seqpar__head_read_both_step(const seqpar__v *k, seqpar__v *sums, float *const *x) { seqpar__head_exp(k, sums, x[0], 1); }
-SEQPAR__TEMPLATE void seqpar__head_keep_step(const seqpar__v *k, seqpar__v *sums, float *const *x) { SEQPAR__STORE(x[1], SEQPAR__LOAD(x[0])); SEQPAR__STORE(x[0], seqpar__head_exp(k, sums, x[0], 0)); }
-SEQPAR__TEMPLATE void seqpar__head_keep_both_step(const seqpar__v *k, seqpar__v *sums, float *const *x) { SEQPAR__STORE(x[1], SEQPAR__LOAD(x[0])); SEQPAR__STORE(x[0], seqpar__head_exp(k, sums, x[0], 1)); }
+SEQPAR__TEMPLATE void seqpar__head_read_step(const seqpar__v *k, seqpar__v *sums, float *const *x) { seqpar__head_step(k, sums, x, 0, 0); }
+SEQPAR__TEMPLATE void seqpar__head_read_both_step(const seqpar__v *k, seqpar__v *sums, float *const *x) { seqpar__head_step(k, sums, x, 0, 1); }
+SEQPAR__TEMPLATE void seqpar__head_keep_step(const seqpar__v *k, seqpar__v *sums, float *const *x) { seqpar__head_step(k, sums, x, 1, 0); }
+SEQPAR__TEMPLATE void seqpar__head_keep_both_step(const seqpar__v *k, seqpar__v *sums, float *const *x) { seqpar__head_step(k, sums, x, 1, 1); }
 SEQPAR__TEMPLATE void seqpar__head_scale_step(const seqpar__v *k, seqpar__v *sums, float *const *x) { (void)sums; SEQPAR__STORE(x[0], SEQPAR__LOAD(x[0]) * k[1] - k[0]); }
 SEQPAR__TEMPLATE void seqpar__head_entropy_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
     seqpar__v y = SEQPAR__VMAX(SEQPAR__SPLAT(-88.0f), SEQPAR__LOAD(x[0]) - k[3]);
@@ -4847,47 +4856,52 @@ SEQPAR__TEMPLATE void seqpar__head_entropy_step(const seqpar__v *k, seqpar__v *s
     SEQPAR__STORE(x[0], seqpar__vexp(y) * (k[1] - k[2] * (y + k[4])) - k[0]);
 }
 
-static float seqpar__pow2f(float x) { return (float)seqpar_exp(0.69314718055994531 * (double)x); }
+static float seqpar__pow2f(float x) { return x == 0.0f ? 1.0f : (float)seqpar_exp(0.69314718055994531 * (double)x); }
 
-/* Returns the sum so far. */
-static float seqpar__head_block(seqpar__head *h, float *x, int64_t n, float from) {
-    float *at[2];
-    seqpar__v k[2];
-    at[0] = x; at[1] = h->before;
+/* Returns the highest logit so far, the `next` after this block included; where the block has more, those are looked through. */
+static float seqpar__head_block(seqpar__head *h, float *x, int64_t count, int64_t next, float from, float high) {
+    float *at[2], lane[SEQPAR__VL];
+    seqpar__v k[2], top;
+    int u;
+    at[0] = x; at[1] = next == count ? x + count : x;
     k[0] = SEQPAR__SPLAT(SEQPAR__LOG2E); k[1] = SEQPAR__SPLAT(-from);
-    if (h->keep && h->entropy) seqpar__each(seqpar__head_keep_both_step, k, h->sums, 2, 2, at, n, -INFINITY);
-    else if (h->keep) seqpar__each(seqpar__head_keep_step, k, h->sums, 2, 2, at, n, -INFINITY);
-    else if (h->entropy) seqpar__each(seqpar__head_read_both_step, k, h->sums, 1, 0, at, n, -INFINITY);
-    else seqpar__each(seqpar__head_read_step, k, h->sums, 1, 0, at, n, -INFINITY);
-    return seqpar__sum_of(h->sums, 0);
+    if (h->keep && h->entropy) seqpar__each(seqpar__head_keep_both_step, k, h->sums, 2, 1, at, count, -INFINITY);
+    else if (h->keep) seqpar__each(seqpar__head_keep_step, k, h->sums, 2, 1, at, count, -INFINITY);
+    else if (h->entropy) seqpar__each(seqpar__head_read_both_step, k, h->sums, 2, 0, at, count, -INFINITY);
+    else seqpar__each(seqpar__head_read_step, k, h->sums, 2, 0, at, count, -INFINITY);
+    if (next != count) return next ? SEQPAR__MAX(high, seqpar__highest(x + count, next)) : high;
+    for (u = 5, top = h->sums[2]; u < SEQPAR__SUMS; u += 3) top = SEQPAR__VMAX(h->sums[u], top);
+    if (!SEQPAR__ANYLESS(SEQPAR__SPLAT(high), top)) return high;
+    SEQPAR__STORE(lane, top);
+    return seqpar__highest(lane, SEQPAR__VL);
 }
 /* The sums, now counted from another. */
 static void seqpar__head_recount(seqpar__head *h, float from, float to) {
     seqpar__v *sums = h->sums, factor = SEQPAR__SPLAT(seqpar__pow2f(from - to)), fall = SEQPAR__SPLAT(from - to);
-    for (; sums < h->sums + SEQPAR__SUMS; sums += 2) {
+    for (; sums < h->sums + SEQPAR__SUMS; sums += 3) {
         sums[1] = factor * SEQPAR__VFMA(fall, sums[0], sums[1]);
         sums[0] = factor * sums[0];
     }
 }
+/* What exponents are counted from: finite where logits are -inf; beyond 1e9, where neighbours in fp32 lie 64 apart, all is NaN. */
+static float seqpar__head_from(float high) {
+    float from = high * SEQPAR__LOG2E;
+    return from < -1e9f ? -1e9f : from > 1e9f ? INFINITY : from;
+}
 /* Returns what the exponents of the whole are counted from. */
 static float seqpar__head_sums(seqpar__head *h) {
-    float from = seqpar__highest(h->x, SEQPAR__MIN(SEQPAR__HEAD_BLOCK, h->vocab)) * SEQPAR__LOG2E, top;
-    seqpar__v before[SEQPAR__SUMS];
-    int64_t b;
-    from = from < -3.4e38f ? -3.4e38f : from; /* a finite one: logits may be -inf */
+    int64_t at, count, next = SEQPAR__MIN(SEQPAR__HEAD_BLOCK, h->vocab);
+    float high = seqpar__highest(h->x, next), from = 0;
+    int u;
     seqpar__no_sums(h->sums);
-    for (b = 0; b * SEQPAR__HEAD_BLOCK < h->vocab; b++) {
-        float *x = h->x + b * SEQPAR__HEAD_BLOCK;
-        int64_t n = SEQPAR__MIN(SEQPAR__HEAD_BLOCK, h->vocab - b * SEQPAR__HEAD_BLOCK);
-        memcpy(before, h->sums, sizeof before);
-        if (!(seqpar__head_block(h, x, n, from) <= 16.0f * (float)h->vocab)) { /* it is at most vocab without a higher one */
-            memcpy(h->sums, before, sizeof before);
-            if (h->keep) memcpy(x, h->before, (size_t)n * sizeof *x);
-            top = seqpar__highest(x, n) * SEQPAR__LOG2E;
-            if (top > from) { seqpar__head_recount(h, from, top); from = top; }
-            seqpar__head_block(h, x, n, from);
-        }
-        h->from[b] = from;
+    for (u = 2; u < SEQPAR__SUMS; u += 3) h->sums[u] = SEQPAR__SPLAT(-INFINITY);
+    for (at = 0; at < h->vocab; at += count) {
+        float to = seqpar__head_from(high);
+        if (!at || !(to <= from + 1.0f)) { if (at) seqpar__head_recount(h, from, to); from = to; }
+        count = next;
+        next = SEQPAR__MIN(SEQPAR__HEAD_BLOCK, h->vocab - at - count);
+        h->from[at / SEQPAR__HEAD_BLOCK] = from;
+        high = seqpar__head_block(h, h->x + at, count, next, from, high);
     }
     return from;
 }
@@ -4898,14 +4912,17 @@ static void seqpar__cpu_head_gradient(const seqpar_softmax_head_args *a, int64_t
     float c = live ? seqpar__seed32(a->dlogp, t) : 0.0f, e = seqpar__seed32(a->dentropy, t);
     float s = live ? seqpar__seed32(a->dsmooth, t) : 0.0f, z = live ? seqpar__seed32(a->dzloss, t) : 0.0f;
     float keep = s + 2.0f * z * lse - c, flat = SEQPAR__FAULT(25) ? 0.0f : s / (float)a->vocab; /* fault: smoothing without its mean */
+    float base = from;
     int64_t begin;
     seqpar__v k[5];
+    k[0] = SEQPAR__SPLAT(flat); k[2] = SEQPAR__SPLAT(e); k[3] = SEQPAR__SPLAT(lse); k[4] = SEQPAR__SPLAT(entropy);
     for (begin = 0; begin < h->vocab; begin += SEQPAR__HEAD_BLOCK) {
         float *x = h->x + begin;
         int64_t n = SEQPAR__MIN(SEQPAR__HEAD_BLOCK, h->vocab - begin);
-        k[0] = SEQPAR__SPLAT(flat);
-        k[1] = SEQPAR__SPLAT(e == 0 ? keep * (seqpar__pow2f(h->from[begin / SEQPAR__HEAD_BLOCK] - from) / sum) : keep);
-        k[2] = SEQPAR__SPLAT(e); k[3] = SEQPAR__SPLAT(lse); k[4] = SEQPAR__SPLAT(entropy);
+        if (!begin || h->from[begin / SEQPAR__HEAD_BLOCK] != base) {
+            base = h->from[begin / SEQPAR__HEAD_BLOCK];
+            k[1] = SEQPAR__SPLAT(e == 0 ? keep * (seqpar__pow2f(base - from) / sum) : keep);
+        }
         if (e == 0) seqpar__each(seqpar__head_scale_step, k, NULL, 1, 1, &x, n, 0.0f);
         else seqpar__each(seqpar__head_entropy_step, k, NULL, 1, 1, &x, n, 0.0f);
     }
@@ -4924,7 +4941,7 @@ static void seqpar__cpu_head_row(const seqpar_softmax_head_args *a, int64_t t, f
     double lse, entropy;
     seqpar__cpu_head_scale(a, x);
     own = a->targets[t] == SEQPAR_IGNORE ? 0.0f : x[a->targets[t]];
-    h.x = x; h.vocab = a->vocab; h.before = scratch; h.from = scratch + SEQPAR__HEAD_BLOCK;
+    h.x = x; h.vocab = a->vocab; h.from = scratch;
     h.keep = a->gradient && seqpar__seed32(a->dentropy, t) == 0;
     h.entropy = a->entropy || (a->gradient && !h.keep);
     seqpar__no_sums(h.sums);
@@ -4949,7 +4966,7 @@ static void seqpar__cpu_head_job(void *user, int64_t i, char *scratch) {
     for (t = i * 32; t < SEQPAR__MIN(a->rows, (i + 1) * 32); t++) seqpar__cpu_head_row(a, t, (float *)scratch);
 }
 static seqpar_status seqpar__cpu_softmax_head(seqpar_device *device, const seqpar_softmax_head_args *a, void *queue) {
-    int64_t scratch = SEQPAR__HEAD_BLOCK + a->vocab / SEQPAR__HEAD_BLOCK + 1;
+    int64_t scratch = a->vocab / SEQPAR__HEAD_BLOCK + 1;
     (void)queue;
     return seqpar__parallel(device, (a->rows + 31) / 32, scratch * (int64_t)sizeof(float), seqpar__cpu_head_job, (void *)a);
 }
