@@ -21,11 +21,11 @@
        >>util   errors, random numbers, exp and log      >>own    a block kernel or product of your own
        >>fold   one order for every sum                  >>plan   a schedule is data
        >>pack   documents to rows                        >>attn   the executor
-       >>split  who holds which token                    >>check  plans played on paper
-       >>comm   how bytes move: self, threads            >>loss   token log-probs through the head
-       >>ctx    one rank                                 >>objective  sums per document, what is made of them
-       >>device what devices share: memory, fold machine >>optim  gradients to owners, clip, update
-       >>ref    reference device: naive                  >>licence
+       >>split  who holds which token                    >>loss   token log-probs through the head
+       >>comm   how bytes move: self, threads            >>objective  sums per document, what is made of them
+       >>ctx    one rank                                 >>optim  gradients to owners, clip, update
+       >>device what devices share: folds, attention     >>licence
+       >>ref    reference device: naive                  (plans played on paper: seqpar_check.h)
        >>cpu    fast device: products, attention
 
    DOES
@@ -605,6 +605,7 @@ typedef struct seqpar_attn_task {
     int64_t program_count;
     int64_t store_base, store_stride; /* dkv, return: elements; place n at base + n * stride: for each head dk, then dv */
     int64_t inbox_base;               /* return: node i at inbox_base + i * 2 * count * kv_heads * head_dim, as in a place */
+    int64_t order;                    /* dkv: number of its keys among those of the query tasks, whose programs meet them rising */
 } seqpar_attn_task;
 
 /* Attention of one compute step over kv heads head_begin .. + head_count of kv_heads. Query t sees the keys of
@@ -631,6 +632,14 @@ typedef struct seqpar_attn_args {
     void *store;                                /* per place and piece, for each head: o (count, head_dim), m, l; or dq */
     const void *inbox;
 } seqpar_attn_args;
+
+/* All blocks of a compute step: dq of the query tasks; dk and dv of the key tasks, whose q_pieces are the pieces of the tasks, then
+   those of the queries. Both name the same blocks. */
+typedef struct seqpar_attn_backward_args {
+    seqpar_attn_args queries;
+    const seqpar_attn_args *keys; /* (groups) */
+    int64_t groups;
+} seqpar_attn_backward_args;
 
 /* dsinks (piece_count, heads), accumulator type: sums of -exp(sink - lse) delta over the tokens of each piece */
 typedef struct seqpar_attn_sinks_args {
@@ -702,8 +711,7 @@ typedef struct seqpar_update_args {
     X(add)            /* own kernel */                                                                     \
     X(fold)           /* own kernel */                                                                     \
     X(attn_forward)   /* own kernel: a block a (task, head) */                                             \
-    X(attn_dq)        /* own kernel */                                                                     \
-    X(attn_dkv)       /* own kernel */                                                                     \
+    X(attn_backward)  /* own kernels: dq; dk and dv */                                                     \
     X(attn_return)    /* own kernel: fold of visiting dk, dv */                                            \
     X(attn_delta)     /* own kernel */                                                                     \
     X(attn_sinks)     /* own kernel, a block a piece */                                                    \
@@ -715,8 +723,6 @@ typedef struct seqpar_update_args {
 
 typedef seqpar_swiglu_args seqpar_swiglu_grad_args;
 typedef seqpar_attn_args seqpar_attn_forward_args;
-typedef seqpar_attn_args seqpar_attn_dq_args;
-typedef seqpar_attn_args seqpar_attn_dkv_args;
 typedef seqpar_attn_args seqpar_attn_return_args;
 typedef seqpar_update_args seqpar_adamw_args;
 typedef seqpar_update_args seqpar_sgd_args;
@@ -730,7 +736,7 @@ struct seqpar_device {
     int storage, accumulator;     /* F64 and F64, F32 and F32, or BF16 and F32 */
     int64_t threads;              /* split output tiles only; never change a bit */
     int64_t workspace_bytes;      /* scratch the operations keep */
-    int64_t attn_flops;           /* counted by the attention leaves: visible pairs, forward 4 d, dq 6 d, dkv 8 d; as of the last settling */
+    int64_t attn_flops;           /* counted by the attention leaves: visible pairs, forward 4 d, backward 10 d, however often scores are computed; as of the last settling */
     void *workspace;
     void *queue;                  /* cudaStream_t; NULL: the host computes */
     const struct seqpar_block_kernel *block_kernel; /* the user's own, or NULL */
@@ -775,7 +781,7 @@ SEQPAR_DEF int64_t seqpar_dtype_bytes(int dtype);
    one chunk, the keys of one chunk and one query head; query r sees keys [visible_begin[r], visible_end[r]) of it. All
    arrays are dense, rows of head_dim elements of `storage`; lse and delta are doubles. Blocks come one after the other.
    forward writes out, the softmax over this block's keys alone, and lse (a query that sees nothing: 0 and -inf).
-   backward is given the global lse and delta = dout . out and writes dq, or dk and dv: the others are NULL.
+   backward is given the global lse and delta = dout . out and writes dq, dk and dv.
    Both return 0, or anything else to fail; a NaN in lse, or what is not finite elsewhere, is refused. */
 typedef struct seqpar_block {
     int64_t queries, keys, head_dim, head;
@@ -931,25 +937,6 @@ SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn
    (sp_size), by the rank whose keys they are; and the bytes it sends forward and backward. */
 typedef struct seqpar_attn_cost { int64_t forward_flops, backward_flops, forward_bytes, backward_bytes; } seqpar_attn_cost;
 SEQPAR_DEF seqpar_status seqpar_attn_cost_of(const seqpar_ctx *ctx, const seqpar_attn *attn, seqpar_attn_cost *cost, int64_t *per_source);
-
-/* ---- check: plans played on paper ----------------------------------------------------------------------*/
-typedef struct seqpar_plan_mask { const seqpar_row *rows; int64_t row_count; const seqpar_attn_desc *desc; } seqpar_plan_mask;
-/* Plays the plans of all SP ranks, plans[rank], against each other and refuses with SEQPAR_ERR_PLAN, rank and operation
-   what would go wrong: a block that the mask needs (NULL: every pair of positions) dropped or one computed twice, a slot
-   read before its message is there or overwritten while it is sent, a message nobody sends or nobody takes, one taken for
-   another, a request not waited for, dk and dv that do not reach their owner exactly once, a wait without end. */
-SEQPAR_DEF seqpar_status seqpar_plan_check(seqpar_error *error, const seqpar_plan *plans, const seqpar_plan_mask *mask);
-
-/* What a rank has to do, without doing it. FLOPs: 4 head_dim a visible pair and head forward, 14 backward; step_flops
-   (steps): forward, by the position whose keys they are; bytes: what the transport will count, dtype being the storage type;
-   overlap: share of these that has a computation between begin and wait; slots: k, v buffers. Free: seqpar_plan_cost_free. */
-typedef struct seqpar_plan_cost {
-    int64_t forward_flops, backward_flops, forward_bytes, backward_bytes, slots, steps, *step_flops;
-    double forward_overlap, backward_overlap;
-} seqpar_plan_cost;
-SEQPAR_DEF seqpar_status seqpar_plan_cost_of(seqpar_error *error, seqpar_plan_cost *cost, const seqpar_plan_mask *mask, int64_t sp_size,
-                                             int64_t sp_rank, int dtype);
-SEQPAR_DEF void seqpar_plan_cost_free(seqpar_plan_cost *cost);
 
 /* ---- loss: token log-probs through the head -----------------------------------------------------------*/
 typedef struct seqpar_head_seeds { /* per local token, accumulator type; NULL is zero */
@@ -1186,6 +1173,7 @@ SEQPAR_DEF double seqpar_schedule_factor(int kind, int64_t step, int64_t warmup,
 #include <string.h>
 #ifndef SEQPAR_NO_THREADS
 #include <pthread.h>
+#include <sched.h>
 #include <time.h>
 #endif
 #ifdef _OPENMP
@@ -2779,7 +2767,7 @@ static seqpar_status seqpar__parallel(seqpar_device *device, int64_t jobs, int64
     if (!scratch) return SEQPAR_ERR_MEMORY;
 #ifdef _OPENMP
     if (device->threads > 1 && jobs > 1) {
-        #pragma omp parallel for schedule(dynamic, 1) num_threads((int)device->threads)
+        #pragma omp parallel for schedule(monotonic: dynamic, 1) num_threads((int)device->threads)
         for (i = 0; i < jobs; i++) job(user, i, scratch + each * omp_get_thread_num());
         return SEQPAR_OK;
     }
@@ -2801,6 +2789,8 @@ typedef struct seqpar__machine {
     char *(*place)(void *user, int64_t place); /* where a stored value lies in one run; NULL: it does not */
     const char *(*given)(void *user, int64_t index); /* where a leaf lies that need not be computed; NULL: leaf computes it */
     int extends; /* leaf can compute on top of a value */
+    char *values[64]; /* deeper than any tree */
+    int64_t top, at;  /* the last of them; how far the program has come */
 } seqpar__machine;
 
 /* The place where the value that p[0] pushes will be stored at last, so that it can come into being there. NULL: elsewhere,
@@ -2848,19 +2838,27 @@ static int64_t seqpar__machine_in_place(const seqpar__machine *m, char *top, con
     return 3;
 }
 
-static void seqpar__machine_run(const seqpar__machine *m, const seqpar_fold_op *program, int64_t count) {
-    char *value[64]; /* deeper than any tree */
-    int64_t i, taken, top = -1;
-    for (i = 0; i < count; i++) {
-        if (top >= 0 && (taken = seqpar__machine_in_place(m, value[top], program + i, count - i)) > 0) { i += taken - 1; top -= taken == 3; continue; }
-        switch (program[i].op) {
-        case SEQPAR_FOLD_LEAF: case SEQPAR_FOLD_LOAD: top++; value[top] = seqpar__machine_push(m, program + i, count - i, top); break;
-        case SEQPAR_FOLD_EXTEND: seqpar__machine_extend(m, value[top], m->stack + (top + 1) * m->value_bytes, program[i].index); break;
-        case SEQPAR_FOLD_COMBINE: top--; m->combine(m->user, value[top], value[top + 1]); break;
-        case SEQPAR_FOLD_STORE: m->move(m->user, value[top--], program[i].index, 1); break;
-        default: m->finish(m->user, value[top--]); break;
+/* Goes on with a program, with `until` not below 0 as far as the next leaf that is another. */
+static void seqpar__machine_go(seqpar__machine *m, const seqpar_fold_op *program, int64_t count, int64_t until) {
+    int64_t taken;
+    while (m->at < count) {
+        const seqpar_fold_op *p = program + m->at;
+        char **top = m->values + m->top;
+        if (until >= 0 && p->op <= SEQPAR_FOLD_EXTEND && p->index != until) return;
+        if (m->top >= 0 && (taken = seqpar__machine_in_place(m, *top, p, count - m->at)) > 0) { m->at += taken; m->top -= taken == 3; continue; }
+        m->at++;
+        switch (p->op) {
+        case SEQPAR_FOLD_LEAF: case SEQPAR_FOLD_LOAD: top[1] = seqpar__machine_push(m, p, count - (m->at - 1), ++m->top); break;
+        case SEQPAR_FOLD_EXTEND: seqpar__machine_extend(m, *top, m->stack + (m->top + 1) * m->value_bytes, p->index); break;
+        case SEQPAR_FOLD_COMBINE: m->top--; m->combine(m->user, top[-1], *top); break;
+        case SEQPAR_FOLD_STORE: m->top--; m->move(m->user, *top, p->index, 1); break;
+        default: m->top--; m->finish(m->user, *top); break;
         }
     }
+}
+static void seqpar__machine_run(seqpar__machine *m, const seqpar_fold_op *program, int64_t count) {
+    m->top = -1; m->at = 0;
+    seqpar__machine_go(m, program, count, -1);
 }
 
 /* ---- folds of vectors that are computed column block by column block ---- */
@@ -2945,6 +2943,10 @@ typedef struct seqpar__attn_job {
     int64_t flops;
     struct { const char *at; int64_t bytes, stride, rows; } ahead[8]; /* what it or the next job will read, not yet fetched */
     int ahead_count;
+    /* a job of both passes of backward: */
+    struct seqpar__backward *backward;
+    struct seqpar__attn_job *keys; /* of a query task: the job of the keys at hand, */
+    void *gradients;               /* and its dk, then dv */
 } seqpar__attn_job;
 
 typedef struct seqpar__attn_kernel {
@@ -3007,9 +3009,9 @@ static void seqpar__ahead_fetch(seqpar__attn_job *j) {
         if (--j->ahead[n].rows == 0) j->ahead_count--;
     }
 }
-static void seqpar__ahead_next(seqpar__attn_job *j, int64_t task, int64_t head) {
+static void seqpar__ahead_next(seqpar__attn_job *j, int64_t piece, int64_t head) {
     const seqpar_attn_args *a = j->args;
-    int64_t piece = a->tasks[task].piece, row = a->head_dim * (int64_t)sizeof(float), at;
+    int64_t row = a->head_dim * (int64_t)sizeof(float), at;
     const seqpar_attn_keys *keys = &a->k_pieces[piece];
     if (j->kernel->kind == 2) {
         seqpar__ahead_add(j, (const char *)a->v + (keys->v_row * a->head_count + head) * row, row, a->head_count * row, keys->count);
@@ -3017,7 +3019,6 @@ static void seqpar__ahead_next(seqpar__attn_job *j, int64_t task, int64_t head) 
         return;
     }
     at = (a->q_pieces[piece].local * a->heads + head + a->head_begin * (a->heads / a->kv_heads)) * row;
-    if (j->kernel->kind == 1) seqpar__ahead_add(j, (const char *)a->dout + at, row, a->heads * row, a->q_pieces[piece].count);
     seqpar__ahead_add(j, (const char *)a->q + at, row, a->heads * row, a->q_pieces[piece].count);
 }
 static void seqpar__ahead_loads(seqpar__attn_job *j) {
@@ -3061,55 +3062,212 @@ static int64_t seqpar__attn_rows_max(const seqpar_attn_args *a) { /* rows of the
     return rows;
 }
 
-typedef struct seqpar__attn_work { seqpar_device *device; const seqpar_attn_args *args; const seqpar__attn_kernel *kernel; int64_t rows_max, flops; } seqpar__attn_work;
+typedef struct seqpar__attn_work { seqpar_device *device; const seqpar_attn_args *args; const seqpar__attn_kernel *kernel; int64_t heads, value_bytes, flops; } seqpar__attn_work;
+
+static int64_t seqpar__attn_value_bytes(seqpar_device *device, const seqpar_attn_args *a, const seqpar__attn_kernel *kernel) {
+    seqpar__attn_job sizes;
+    sizes.args = a; sizes.kernel = kernel;
+    return (seqpar__attn_value(&sizes, seqpar__attn_rows_max(a)) * seqpar_dtype_bytes(device->accumulator) + 63) & ~(int64_t)63;
+}
+/* A job and its machine, whose values begin at `stack`. Heads are numbered from the first of the step. */
+static void seqpar__attn_job_new(seqpar__attn_job *j, seqpar__machine *m, const seqpar__attn_work *w, const seqpar_attn_args *a, const seqpar_attn_task *task, int64_t head, char *stack) {
+    memset(j, 0, sizeof *j);
+    memset(m, 0, sizeof *m);
+    j->device = w->device; j->args = a; j->kernel = w->kernel; j->task = task;
+    j->head = head + (w->kernel->kind < 2 ? a->head_begin * (a->heads / a->kv_heads) : 0);
+    j->count = a->q_pieces[task->piece].count;
+    j->local = a->q_pieces[task->piece].local;
+    j->scratch = stack + a->depth * w->value_bytes;
+    m->user = j;
+    m->stack = stack;
+    m->value_bytes = w->value_bytes;
+    m->leaf = w->kernel->leaf;
+    m->combine = w->kernel->combine;
+    m->move = seqpar__attn_move;
+    m->finish = seqpar__attn_finish;
+    m->extends = w->kernel->extends;
+    m->place = seqpar__attn_place;
+    m->given = w->kernel->kind == 3 ? seqpar__attn_inbox : NULL;
+    m->top = -1;
+}
+static void seqpar__attn_count(int64_t *total, int64_t flops) {
+#ifdef _OPENMP
+    #pragma omp atomic
+#endif
+    *total += flops;
+}
 
 static void seqpar__attn_job_run(void *user, int64_t i, char *scratch) {
     seqpar__attn_work *w = (seqpar__attn_work *)user;
     const seqpar_attn_args *a = w->args;
-    int64_t group = a->heads / a->kv_heads, heads = w->kernel->kind < 2 ? a->head_count * group : a->head_count;
     seqpar__attn_job j;
     seqpar__machine m;
-    memset(&j, 0, sizeof j);
-    j.device = w->device; j.args = a; j.kernel = w->kernel;
-    j.task = &a->tasks[i / heads];
-    j.head = i % heads + (w->kernel->kind < 2 ? a->head_begin * group : 0);
-    j.count = a->q_pieces[j.task->piece].count;
-    j.local = a->q_pieces[j.task->piece].local;
-    m.user = &j;
-    m.stack = scratch;
-    m.value_bytes = (seqpar__attn_value(&j, w->rows_max) * seqpar_dtype_bytes(w->device->accumulator) + 63) & ~(int64_t)63;
-    j.scratch = scratch + a->depth * m.value_bytes;
-    m.leaf = w->kernel->leaf;
-    m.combine = w->kernel->combine;
-    m.move = seqpar__attn_move;
-    m.finish = seqpar__attn_finish;
-    m.extends = w->kernel->extends;
-    m.place = seqpar__attn_place;
-    m.given = w->kernel->kind == 3 ? seqpar__attn_inbox : NULL;
+    seqpar__attn_job_new(&j, &m, w, a, &a->tasks[i / w->heads], i % w->heads, scratch);
     if (w->kernel->kind < 3 && w->device->storage == SEQPAR_F32) {
-        if (i + 1 < a->task_count * heads) seqpar__ahead_next(&j, (i + 1) / heads, (i + 1) % heads);
+        if (i + 1 < a->task_count * w->heads) seqpar__ahead_next(&j, a->tasks[(i + 1) / w->heads].piece, (i + 1) % w->heads);
         seqpar__ahead_loads(&j);
     }
     seqpar__machine_run(&m, j.task->program, j.task->program_count);
-#ifdef _OPENMP
-    #pragma omp atomic
-#endif
-    w->flops += j.flops;
+    seqpar__attn_count(&w->flops, j.flops);
 }
 
 /* For dkv and return, q_pieces of the args are the pieces of the keys whose gradient is folded. */
 static seqpar_status seqpar__attn_run(seqpar_device *device, const seqpar_attn_args *a, const seqpar__attn_kernel *kernel) {
-    int64_t group = a->heads / a->kv_heads, heads = kernel->kind < 2 ? a->head_count * group : a->head_count, bytes;
     seqpar__attn_work w;
-    seqpar__attn_job sizes;
     seqpar_status status;
-    memset(&w, 0, sizeof w);
     w.device = device; w.args = a; w.kernel = kernel;
-    w.rows_max = seqpar__attn_rows_max(a);
-    sizes.args = a; sizes.kernel = kernel;
-    bytes = ((seqpar__attn_value(&sizes, w.rows_max) * seqpar_dtype_bytes(device->accumulator) + 63) & ~(int64_t)63) * a->depth;
-    status = seqpar__parallel(device, a->task_count * heads, bytes + kernel->scratch_bytes, seqpar__attn_job_run, &w);
+    w.heads = a->head_count * (kernel->kind < 2 ? a->heads / a->kv_heads : 1);
+    w.value_bytes = seqpar__attn_value_bytes(device, a, kernel);
+    w.flops = 0;
+    status = seqpar__parallel(device, a->task_count * w.heads, a->depth * w.value_bytes + kernel->scratch_bytes, seqpar__attn_job_run, &w);
     device->attn_flops += w.flops;
+    return status;
+}
+/* Both passes at once, so that scores are computed once. A job is one (key task, kv head), in the order of the keys; the folds of
+   dq stand still between their blocks, each until the job of its next keys comes. So two threads at one head follow each other. */
+typedef struct seqpar__backward_query { seqpar__attn_job job; seqpar__machine machine; int64_t next; } seqpar__backward_query; /* next: the keys it waits for; -1: none */
+typedef struct seqpar__backward_key { const seqpar_attn_args *args; const seqpar_attn_task *task; } seqpar__backward_key;
+typedef struct seqpar__backward {
+    seqpar_device *device;
+    const seqpar_attn_args *a;      /* of the query tasks */
+    seqpar__attn_work queries, keys;
+    seqpar__backward_key *key;      /* (key_count) in the order of their numbers; those without a task are seen by nobody */
+    int64_t key_count, head, heads; /* kv heads at work: head .. head + heads */
+    seqpar__backward_query *query;  /* (heads, query heads of each, query tasks) */
+    int64_t *task_of, pieces;       /* by query piece; their number */
+} seqpar__backward;
+
+static int64_t seqpar__backward_next(const seqpar__backward_query *q) {
+    int64_t i;
+    for (i = q->machine.at; i < q->job.task->program_count; i++) if (q->job.task->program[i].op <= SEQPAR_FOLD_EXTEND) return q->job.task->program[i].index;
+    return -1;
+}
+static void seqpar__yield(void) {
+#ifndef SEQPAR_NO_THREADS
+    sched_yield();
+#endif
+}
+/* Until the fold comes to these keys. */
+static void seqpar__backward_wait(const int64_t *next, int64_t keys) {
+    int64_t now;
+    for (;;) {
+#ifdef _OPENMP
+        #pragma omp atomic read seq_cst
+#endif
+        now = *next;
+        if (now == keys) return;
+        seqpar__yield();
+    }
+}
+static void seqpar__backward_pass(seqpar__backward_query *q) {
+#ifdef _OPENMP
+    #pragma omp atomic write seq_cst
+#endif
+    q->next = seqpar__backward_next(q);
+}
+
+static void seqpar__backward_key_leaf(void *user, void *value, int64_t index, int extend) {
+    seqpar__attn_job *j = (seqpar__attn_job *)user;
+    const seqpar__backward *b = j->backward;
+    int64_t group = b->a->heads / b->a->kv_heads, h;
+    if (!extend) memset(value, 0, (size_t)(seqpar__attn_value(j, j->count) * seqpar_dtype_bytes(j->device->accumulator)));
+    j->gradients = value;
+    for (h = 0; h < group; h++) {
+        seqpar__backward_query *q = &b->query[((j->head - b->head) * group + h) * b->a->task_count + b->task_of[index]];
+        seqpar__backward_wait(&q->next, j->task->order);
+        q->job.keys = j;
+        seqpar__machine_go(&q->machine, q->job.task->program, q->job.task->program_count, j->task->order);
+        seqpar__backward_pass(q);
+    }
+}
+static void seqpar__backward_job(void *user, int64_t i, char *scratch) {
+    seqpar__backward *b = (seqpar__backward *)user;
+    const seqpar__backward_key *key = &b->key[i / b->heads], *next = key + (i % b->heads + 1) / b->heads;
+    seqpar__attn_job j;
+    seqpar__machine m;
+    if (!key->task) return;
+    seqpar__attn_job_new(&j, &m, &b->keys, key->args, key->task, b->head + i % b->heads, scratch);
+    j.backward = b;
+    if (next < b->key + b->key_count && next->args == key->args) seqpar__ahead_next(&j, next->task->piece, b->head + (i + 1) % b->heads);
+    seqpar__ahead_loads(&j);
+    seqpar__machine_run(&m, j.task->program, j.task->program_count);
+    seqpar__attn_count(&b->keys.flops, j.flops);
+}
+
+static void seqpar__backward_heads(seqpar__backward *b, char *stacks) {
+    int64_t group = b->a->heads / b->a->kv_heads, n = b->heads * group * b->a->task_count, i;
+    for (i = 0; i < n; i++, stacks += b->a->depth * b->queries.value_bytes) {
+        seqpar__backward_query *q = &b->query[i];
+        seqpar__attn_job_new(&q->job, &q->machine, &b->queries, b->a, &b->a->tasks[i % b->a->task_count], b->head * group + i / b->a->task_count, stacks);
+        q->next = seqpar__backward_next(q);
+    }
+}
+
+/* Whether key tasks name the blocks of the query tasks, in their order: or one would wait for ever. */
+static int seqpar__backward_agrees(seqpar__backward *b) {
+    int64_t k, i;
+    for (k = 0; k < b->key_count; k++)
+        for (i = 0; b->key[k].task && i < b->key[k].task->program_count; i++) {
+            const seqpar_fold_op *op = &b->key[k].task->program[i];
+            seqpar__backward_query *q = b->query;
+            if (op->op > SEQPAR_FOLD_EXTEND) continue;
+            if (op->index >= b->pieces || b->task_of[op->index] < 0) return 0;
+            q += b->task_of[op->index];
+            if (q->next != k) return 0;
+            while (q->job.task->program[q->machine.at].op > SEQPAR_FOLD_EXTEND) q->machine.at++;
+            q->machine.at++;
+            q->next = seqpar__backward_next(q);
+        }
+    for (i = 0; i < b->a->task_count; i++) if (b->query[i].next >= 0) return 0;
+    return 1;
+}
+
+static seqpar_status seqpar__backward_run(seqpar__backward *b, const seqpar_attn_backward_args *a) {
+    int64_t heads = SEQPAR__MIN(a->queries.head_count, b->device->threads), group = b->a->heads / b->a->kv_heads, g, i, scratch, stacks;
+    for (i = 0; i < b->pieces; i++) b->task_of[i] = -1;
+    for (i = 0; i < b->a->task_count; i++) b->task_of[b->a->tasks[i].piece] = i;
+    b->keys.value_bytes = 0;
+    for (g = 0; g < a->groups; g++) {
+        b->keys.value_bytes = SEQPAR__MAX(b->keys.value_bytes, seqpar__attn_value_bytes(b->device, &a->keys[g], b->keys.kernel));
+        for (i = 0; i < a->keys[g].task_count; i++) { b->key[a->keys[g].tasks[i].order].args = &a->keys[g]; b->key[a->keys[g].tasks[i].order].task = &a->keys[g].tasks[i]; }
+    }
+    scratch = b->keys.kernel->scratch_bytes + b->a->depth * b->keys.value_bytes;
+    stacks = heads * group * b->a->task_count * b->a->depth * b->queries.value_bytes;
+    for (b->head = 0; b->head < a->queries.head_count; b->head += heads) {
+        char *shared = seqpar__workspace(b->device, ((scratch + 127) & ~(int64_t)63) + (stacks + b->device->threads - 1) / b->device->threads);
+        if (!shared) return SEQPAR_ERR_MEMORY;
+        b->heads = SEQPAR__MIN(heads, a->queries.head_count - b->head);
+        if (b->head == 0) seqpar__backward_heads(b, shared);
+        if (b->head == 0 && !seqpar__backward_agrees(b)) return seqpar_fail(b->device->error, SEQPAR_ERR_PLAN, "dk and dv are not of the blocks of dq, or in another order");
+        seqpar__backward_heads(b, shared + ((scratch + 127) & ~(int64_t)63) * b->device->threads);
+        SEQPAR__TRY(seqpar__parallel(b->device, b->key_count * b->heads, scratch, seqpar__backward_job, b));
+    }
+    b->device->attn_flops += b->keys.flops;
+    return SEQPAR_OK;
+}
+
+/* kernel: kind 1, whose leaf is a block; its scratch is that of the key job. */
+static seqpar_status seqpar__attn_backward_run(seqpar_device *device, const seqpar_attn_backward_args *a, const seqpar__attn_kernel *kernel) {
+    seqpar__attn_kernel keys = *kernel;
+    seqpar__backward b;
+    seqpar_status status;
+    int64_t g, i;
+    memset(&b, 0, sizeof b);
+    keys.kind = 2;
+    keys.leaf = seqpar__backward_key_leaf;
+    b.device = b.queries.device = b.keys.device = device;
+    b.a = &a->queries;
+    b.queries.kernel = kernel; b.keys.kernel = &keys;
+    b.queries.value_bytes = seqpar__attn_value_bytes(device, b.a, kernel);
+    for (g = 0; g < a->groups; g++) for (i = 0; i < a->keys[g].task_count; i++) b.key_count = SEQPAR__MAX(b.key_count, a->keys[g].tasks[i].order + 1);
+    for (i = 0; i < b.a->task_count; i++) b.pieces = SEQPAR__MAX(b.pieces, b.a->tasks[i].piece + 1);
+    b.key = SEQPAR__NEW(seqpar__backward_key, b.key_count);
+    b.query = SEQPAR__NEW(seqpar__backward_query, SEQPAR__MIN(b.a->head_count, device->threads) * (b.a->heads / b.a->kv_heads) * b.a->task_count);
+    b.task_of = SEQPAR__NEW(int64_t, b.pieces);
+    status = b.key && b.query && b.task_of ? seqpar__backward_run(&b, a) : seqpar__no_memory(device->error, "attention");
+    SEQPAR_FREE(b.key);
+    SEQPAR_FREE(b.query);
+    SEQPAR_FREE(b.task_of);
     return status;
 }
 
@@ -3382,62 +3540,39 @@ SEQPAR__TEMPLATE double seqpar__any_ds(const seqpar_attn_args *a, const seqpar_p
     return a->softcap > 0 ? ds * (1.0 - s / a->softcap * (s / a->softcap)) : ds;
 }
 
-SEQPAR__TEMPLATE void seqpar__any_dq_leaf(seqpar__attn_job *j, void *dq, int64_t index, const int S, const int A) {
+/* dq of the task's queries from one key piece, and what they give to dk and dv of those keys. */
+SEQPAR__TEMPLATE void seqpar__any_backward_leaf(seqpar__attn_job *j, void *dq, int64_t index, const int S, const int A) {
     const seqpar_attn_args *a = j->args;
     const seqpar_attn_keys *k = &a->k_pieces[index];
-    int64_t d = a->head_dim, head = j->head / (a->heads / a->kv_heads) - a->head_begin, r, n, i, first, last;
+    int64_t d = a->head_dim, head = j->keys->head, r, n, i, first, last;
+    void *dk = j->keys->gradients, *dv = seqpar__at(dk, j->keys->count * d, A);
     double p;
     memset(dq, 0, (size_t)(j->count * d * seqpar_dtype_bytes(A)));
     for (r = 0; r < j->count; r++) {
+        int64_t q = seqpar__query_at(a, j->local + r, j->head);
         if (!seqpar__visible(a, j->local + r, k, &first, &last)) continue;
-        j->flops += 6 * d * (last - first);
+        j->keys->flops += 10 * d * (last - first);
         for (n = first; n < last; n++) {
             int64_t key = seqpar__key_at(a, k->k_row + n, head);
             double ds = seqpar__any_ds(a, &a->q_pieces[j->task->piece], r, j->head, k->start + n * k->stride, key, seqpar__key_at(a, k->v_row + n, head), &p, S, A);
             for (i = 0; i < d; i++) seqpar__element_set(dq, r * d + i, A, SEQPAR__FMA(ds, seqpar__element(a->k, key + i, S), seqpar__element(dq, r * d + i, A)));
+            for (i = 0; i < d; i++) seqpar__element_set(dk, n * d + i, A, SEQPAR__FMA(ds, seqpar__element(a->q, q + i, S), seqpar__element(dk, n * d + i, A)));
+            for (i = 0; i < d; i++) seqpar__element_set(dv, n * d + i, A, SEQPAR__FMA(p, seqpar__element(a->dout, q + i, S), seqpar__element(dv, n * d + i, A)));
         }
     }
-}
-
-/* The task's piece is a key piece (k_pieces[piece]), the leaf a query piece: q_pieces[task_count + index]. */
-SEQPAR__TEMPLATE void seqpar__any_dkv_leaf(seqpar__attn_job *j, void *dk, int64_t index, const int S, const int A) {
-    const seqpar_attn_args *a = j->args;
-    const seqpar_piece *queries = &a->q_pieces[a->task_count + index];
-    const seqpar_attn_keys *k = &a->k_pieces[j->task->piece];
-    int64_t d = a->head_dim, group = a->heads / a->kv_heads, h, r, n, i, first, last;
-    void *dv = seqpar__at(dk, j->count * d, A);
-    double p;
-    memset(dk, 0, (size_t)(2 * j->count * d * seqpar_dtype_bytes(A)));
-    for (h = (a->head_begin + j->head) * group; h < (a->head_begin + j->head + 1) * group; h++)
-        for (r = 0; r < queries->count; r++) {
-            int64_t q = seqpar__query_at(a, queries->local + r, h);
-            if (!seqpar__visible(a, queries->local + r, k, &first, &last)) continue;
-            j->flops += 8 * d * (last - first);
-            for (n = first; n < last; n++) {
-                double ds = seqpar__any_ds(a, queries, r, h, k->start + n * k->stride, seqpar__key_at(a, k->k_row + n, j->head), seqpar__key_at(a, k->v_row + n, j->head), &p, S, A);
-                for (i = 0; i < d; i++) seqpar__element_set(dk, n * d + i, A, SEQPAR__FMA(ds, seqpar__element(a->q, q + i, S), seqpar__element(dk, n * d + i, A)));
-                for (i = 0; i < d; i++) seqpar__element_set(dv, n * d + i, A, SEQPAR__FMA(p, seqpar__element(a->dout, q + i, S), seqpar__element(dv, n * d + i, A)));
-            }
-        }
 }
 
 static void seqpar__ref_leaf(void *user, void *value, int64_t index, int extend) {
     seqpar__attn_job *j = (seqpar__attn_job *)user;
     (void)extend;
     if (j->kernel->kind == 0) SEQPAR__BY_TYPE(j->device, seqpar__any_forward_leaf, j, value, index);
-    else if (j->kernel->kind == 1) SEQPAR__BY_TYPE(j->device, seqpar__any_dq_leaf, j, value, index);
-    else SEQPAR__BY_TYPE(j->device, seqpar__any_dkv_leaf, j, value, index);
+    else SEQPAR__BY_TYPE(j->device, seqpar__any_backward_leaf, j, value, index);
 }
-static seqpar_status seqpar__ref_attn(seqpar_device *device, const seqpar_attn_args *a, int kind) {
-    static const seqpar__attn_kernel kernels[] = {
-        {0, 0, seqpar__ref_leaf, seqpar__ref_state_combine, seqpar__ref_state_finish, 0}, {1, 0, seqpar__ref_leaf, seqpar__attn_add, NULL, 0},
-        {2, 0, seqpar__ref_leaf, seqpar__attn_add, NULL, 0}, {3, 0, seqpar__attn_return_leaf, seqpar__attn_add, NULL, 0}};
-    return seqpar__attn_run(device, a, &kernels[kind]);
-}
-SEQPAR__ANY(attn_forward) { (void)S; (void)A; return seqpar__ref_attn(device, a, 0); }
-SEQPAR__ANY(attn_dq) { (void)S; (void)A; return seqpar__ref_attn(device, a, 1); }
-SEQPAR__ANY(attn_dkv) { (void)S; (void)A; return seqpar__ref_attn(device, a, 2); }
-SEQPAR__OP(seqpar__host_attn_return, attn, seqpar__ref_attn(device, a, 3))
+static const seqpar__attn_kernel seqpar__ref_kernels[] = {
+    {0, 0, seqpar__ref_leaf, seqpar__ref_state_combine, seqpar__ref_state_finish, 0}, {1, 0, seqpar__ref_leaf, seqpar__attn_add, NULL, 0}, {3, 0, seqpar__attn_return_leaf, seqpar__attn_add, NULL, 0}};
+SEQPAR__ANY(attn_forward) { (void)S; (void)A; return seqpar__attn_run(device, a, &seqpar__ref_kernels[0]); }
+SEQPAR__ANY(attn_backward) { (void)S; (void)A; return seqpar__attn_backward_run(device, a, &seqpar__ref_kernels[1]); }
+SEQPAR__OP(seqpar__host_attn_return, attn, seqpar__attn_run(device, a, &seqpar__ref_kernels[2]))
 
 SEQPAR__ANY(attn_delta) {
     int64_t n;
@@ -3651,7 +3786,7 @@ static seqpar_device *seqpar__host_device(const char *name, int storage, int acc
 }
 
 #define SEQPAR__REF_OPS(X) \
-    X(matmul) X(weight_grad) X(rmsnorm) X(rmsnorm_grad) X(rope) X(swiglu) X(swiglu_grad) X(add) X(attn_forward) X(attn_dq) X(attn_dkv) X(attn_delta) X(attn_sinks) X(softmax_head) X(sumsq) X(adamw) X(sgd)
+    X(matmul) X(weight_grad) X(rmsnorm) X(rmsnorm_grad) X(rope) X(swiglu) X(swiglu_grad) X(add) X(attn_forward) X(attn_backward) X(attn_delta) X(attn_sinks) X(softmax_head) X(sumsq) X(adamw) X(sgd)
 #define SEQPAR__X(op)                                                                                                     \
     static seqpar_status seqpar__ref_##op(seqpar_device *device, const seqpar_##op##_args *args, void *queue) {            \
         (void)queue;                                                                                                      \
@@ -4214,10 +4349,10 @@ static void seqpar__cpu_add_job(void *user, int64_t i, char *scratch) {
 SEQPAR__OP(seqpar__cpu_add, add, seqpar__parallel(device, (a->count + 65535) / 65536, 0, seqpar__cpu_add_job, (void *)a))
 
 /* ---- fast attention ----
-   A leaf is worked off in tiles of KT rows x QT columns. Columns are tokens of the task's piece (queries in forward and dq,
-   keys in dkv), packed once per job; rows are tokens of the leaf (keys or queries), read where they lie. So scores come out
-   as a tile whose lanes are columns, and the same tile is, by columns, the left operand of the second product. Scores are
-   in units of ln 2, as is the m of a state. Tiles start where their piece starts, so what is in one is not a matter of ranks. */
+   A leaf is worked off in tiles of KT rows x QT columns. Columns are tokens of the task's piece (queries forward, keys backward),
+   packed once per job; rows are tokens of the leaf (keys, or queries), read where they lie. So scores come out as a tile whose
+   lanes are columns, and the same tile is, by columns, the left operand of the next product. Scores are in units of ln 2, as is
+   the m of a state. Tiles start where their piece starts, so what is in one is not a matter of ranks. */
 #define SEQPAR__QT 32
 #define SEQPAR__KT 128
 
@@ -4234,17 +4369,18 @@ typedef struct seqpar__attn_tile {
     int masked;                      /* not all pairs are visible: each query sees its keys low .. high */
     int fresh;                       /* forward: there is no state yet */
     float low[SEQPAR__KT], high[SEQPAR__KT], lse[SEQPAR__KT], delta[SEQPAR__KT];
-    float *columns[2], *rows[2];     /* packed operands */
+    float *columns[2], *rows[3];     /* packed operands */
     seqpar__attn_job *job;
-    float *s, *p, *z;                /* (KT, QT) each: scores, later probabilities; gradients of theirs; dropout factors */
+    float *s, *z, *ds;               /* (KT, QT) scores, later probabilities; dropout factors; in rows of KT: gradients of scores */
 } seqpar__attn_tile;
 
 typedef struct seqpar__operand { const float *at; int64_t row, panel; } seqpar__operand; /* tokens as rows; panels of NR columns */
 
 static int64_t seqpar__up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 static int64_t seqpar__attn_columns(const seqpar_attn_args *a) { return seqpar__up(seqpar__attn_rows_max(a), SEQPAR__QT) * a->head_dim; }
-static int64_t seqpar__attn_scratch(const seqpar_attn_args *a) { /* two operands of columns, two of rows, three tiles */
-    return (2 * seqpar__attn_columns(a) + 2 * SEQPAR__KT * seqpar__up(a->head_dim, SEQPAR__NR) + 3 * SEQPAR__KT * SEQPAR__QT) * (int64_t)sizeof(float) + 64;
+static int64_t seqpar__attn_scratch(const seqpar_attn_args *a) { /* two operands of columns, three of rows, three tiles */
+    int64_t wide = seqpar__up(a->head_dim, SEQPAR__NR);
+    return (2 * seqpar__attn_columns(a) + (2 * SEQPAR__KT + seqpar__attn_rows_max(a)) * wide + SEQPAR__KT * (2 * SEQPAR__QT + SEQPAR__KT)) * (int64_t)sizeof(float) + 64;
 }
 
 static seqpar__attn_tile seqpar__tile_new(seqpar__attn_job *j, const seqpar_attn_keys *keys, const seqpar_piece *queries) {
@@ -4255,12 +4391,13 @@ static seqpar__attn_tile seqpar__tile_new(seqpar__attn_job *j, const seqpar_attn
     t.key = t.query = t.pairs = 0;
     t.fresh = 0;
     t.s = (float *)(((uintptr_t)j->scratch + 63) & ~(uintptr_t)63);
-    t.p = t.s + SEQPAR__KT * SEQPAR__QT;
-    t.z = t.p + SEQPAR__KT * SEQPAR__QT;
-    t.rows[0] = t.z + SEQPAR__KT * SEQPAR__QT;
+    t.z = t.s + SEQPAR__KT * SEQPAR__QT;
+    t.ds = t.z + SEQPAR__KT * SEQPAR__QT;
+    t.rows[0] = t.ds + SEQPAR__KT * SEQPAR__KT;
     t.rows[1] = t.rows[0] + row_floats;
     t.columns[0] = t.rows[1] + row_floats;
     t.columns[1] = t.columns[0] + seqpar__attn_columns(a);
+    t.rows[2] = t.columns[1] + seqpar__attn_columns(a);
     return t;
 }
 
@@ -4315,28 +4452,31 @@ static void seqpar__tile_ranges(seqpar__attn_tile *t) {
 }
 
 /* Rows first .. last of the tile: products of the row tokens with the columns, which begin at number `column` of the piece. */
-static void seqpar__tile_products(const seqpar__attn_tile *t, float *s, const float *rows, int64_t stride, const float *columns, int64_t column, int64_t first, int64_t last) {
+static void seqpar__tile_products(const seqpar__attn_tile *t, float *s, int64_t ld, const float *rows, int64_t stride, const float *columns, int64_t column, int64_t first, int64_t last) {
     int64_t d = t->args->head_dim, c, r;
     for (c = 0; c < SEQPAR__QT; c += SEQPAR__NR)
         for (r = first; r < last; r += SEQPAR__MR) {
             seqpar__ahead_fetch(t->job);
-            seqpar__tiles_rows(SEQPAR__MIN(last - r, SEQPAR__MR), d, rows + r * stride, stride, columns + (column + c) * d, SEQPAR__NR, s + r * SEQPAR__QT + c, SEQPAR__QT, NULL);
+            seqpar__tiles_rows(SEQPAR__MIN(last - r, SEQPAR__MR), d, rows + r * stride, stride, columns + (column + c) * d, SEQPAR__NR, s + r * ld + c, ld, NULL);
         }
 }
 
-/* to (columns, d) = to keep + s^T . rows, over the tile's rows first .. last, rising; keep NULL: to = .. */
-static void seqpar__tile_add(float *to, int64_t d, const float *s, seqpar__operand rows, int64_t columns, int64_t first, int64_t last, const float *keep) {
+/* to (columns, d) = to keep + s^T . rows, over the tile's rows first .. last, rising; keep NULL: to = .. With step 1 the other way
+   round: to (rows, d) = to keep + s . columns. */
+static void seqpar__tile_add(float *to, int64_t d, const float *s, int64_t row, int64_t step, seqpar__operand b, int64_t count, int64_t first, int64_t last, const float *keep) {
     float edge[SEQPAR__QT * SEQPAR__NR];
     int64_t i, x;
-    s += first * SEQPAR__QT;
-    rows.at += first * rows.row;
-    for (i = 0; i + SEQPAR__NR <= d; i += SEQPAR__NR, rows.at += rows.panel)
-        seqpar__tiles_columns(columns, last - first, s, SEQPAR__QT, rows.at, rows.row, to + i, d, keep);
+    s += first * step;
+    b.at += first * b.row;
+    for (i = 0; i + SEQPAR__NR <= d; i += SEQPAR__NR, b.at += b.panel)
+        if (step == 1) seqpar__tiles_rows(count, last - first, s, row, b.at, b.row, to + i, d, keep);
+        else seqpar__tiles_columns(count, last - first, s, step, b.at, b.row, to + i, d, keep);
     if (i == d) return;
     memset(edge, 0, sizeof edge);
-    for (x = 0; keep && x < columns; x++) memcpy(edge + x * SEQPAR__NR, to + x * d + i, (size_t)(d - i) * sizeof *to);
-    seqpar__tiles_columns(columns, last - first, s, SEQPAR__QT, rows.at, rows.row, edge, SEQPAR__NR, keep);
-    for (x = 0; x < columns; x++) memcpy(to + x * d + i, edge + x * SEQPAR__NR, (size_t)(d - i) * sizeof *to);
+    for (x = 0; keep && x < count; x++) memcpy(edge + x * SEQPAR__NR, to + x * d + i, (size_t)(d - i) * sizeof *to);
+    if (step == 1) seqpar__tiles_rows(count, last - first, s, row, b.at, b.row, edge, SEQPAR__NR, keep);
+    else seqpar__tiles_columns(count, last - first, s, step, b.at, b.row, edge, SEQPAR__NR, keep);
+    for (x = 0; x < count; x++) memcpy(to + x * d + i, edge + x * SEQPAR__NR, (size_t)(d - i) * sizeof *to);
 }
 
 /* Softcap: products q.k scale / cap become scores. */
@@ -4356,9 +4496,9 @@ static void seqpar__tile_dropout(const seqpar__attn_tile *t, int rows_are_querie
             t->z[rows_are_queries ? q * SEQPAR__QT + k : k * SEQPAR__QT + q] =
                 (float)seqpar__dropout(a, t->queries, t->query + q, t->head, t->keys->start + (t->key + k) * t->keys->stride);
 }
-static void seqpar__tile_times(float *s, const float *z, int64_t first, int64_t last) {
-    int64_t n;
-    for (n = first * SEQPAR__QT; n < last * SEQPAR__QT; n++) s[n] *= z[n];
+static void seqpar__tile_times(float *s, int64_t ld, const float *z, int64_t first, int64_t last) {
+    int64_t n, i;
+    for (n = first; n < last; n++) for (i = 0; i < SEQPAR__QT; i++) s[n * ld + i] *= z[n * SEQPAR__QT + i];
 }
 
 /* x where the query sees the key, else `other` */
@@ -4432,11 +4572,11 @@ static void seqpar__cpu_forward_tile(seqpar__attn_tile *t, seqpar__operand value
     float factor[SEQPAR__QT];
     seqpar__tile_ranges(t);
     if (t->key_low >= t->key_high) { if (t->fresh) memset(o, 0, (size_t)(t->query_count * d) * sizeof *o); return; }
-    seqpar__tile_products(t, t->s, seqpar__tile_keys(t, a->k, t->keys->k_row), a->head_count * d, t->columns[0], t->query, t->key_low, t->key_high);
+    seqpar__tile_products(t, t->s, SEQPAR__QT, seqpar__tile_keys(t, a->k, t->keys->k_row), a->head_count * d, t->columns[0], t->query, t->key_low, t->key_high);
     if (a->softcap > 0) seqpar__tile_cap(t, t->key_low, t->key_high);
     seqpar__tile_softmax(t, m, l, factor);
-    if (a->dropout > 0) { seqpar__tile_dropout(t, 0); seqpar__tile_times(t->s, t->z, t->key_low, t->key_high); }
-    seqpar__tile_add(o, d, t->s, values, t->query_count, t->key_low, t->key_high, t->fresh ? NULL : factor);
+    if (a->dropout > 0) { seqpar__tile_dropout(t, 0); seqpar__tile_times(t->s, SEQPAR__QT, t->z, t->key_low, t->key_high); }
+    seqpar__tile_add(o, d, t->s, 1, SEQPAR__QT, values, t->query_count, t->key_low, t->key_high, t->fresh ? NULL : factor);
 }
 
 static void seqpar__cpu_forward_leaf(void *user, void *value, int64_t index, int extend) {
@@ -4522,33 +4662,27 @@ static void seqpar__tile_statistics(seqpar__attn_tile *t) {
     }
 }
 
-/* NR columns, rows first .. last: s becomes p = exp(score - lse); dp, a gradient times scale, becomes ds = p (dp - delta), for a
-   softcap times its slope 1 - (score / cap)^2; what is masked becomes 0. */
-SEQPAR__TEMPLATE void seqpar__backward_panel(const int masked, const int rows_are_queries, const seqpar__attn_tile *t, int64_t c, int64_t first, int64_t last) {
+/* NR columns: s becomes p = exp(score - lse); dp, a gradient times scale, becomes ds = p (dp - delta), for a softcap times its
+   slope 1 - (score / cap)^2; what is masked becomes 0. */
+SEQPAR__TEMPLATE void seqpar__backward_panel(const int masked, const seqpar__attn_tile *t, float *gradients, int64_t c) {
     const float cap = (float)(1.0 / (t->args->softcap * (double)SEQPAR__LOG2E));
     const seqpar__v zero = SEQPAR__SPLAT(0.0f), unit = SEQPAR__SPLAT(-SEQPAR__LOG2E);
     const int capped = t->args->softcap > 0;
-    float *const scores = t->s, *const gradients = t->p;
     float number[SEQPAR__QT];
     int64_t n, i;
     for (i = 0; i < SEQPAR__QT; i++) number[i] = (float)i;
-    for (n = first; n < last; n++) {
+    for (n = t->query_low; n < t->query_high; n++) {
         SEQPAR__UNROLL
         for (i = c; i < c + SEQPAR__NR; i += SEQPAR__VL) {
-            float *s = scores + n * SEQPAR__QT + i, *dp = gradients + n * SEQPAR__QT + i;
-            seqpar__v lse = rows_are_queries ? SEQPAR__SPLAT(t->lse[n]) : SEQPAR__LOAD(t->lse + i);
-            seqpar__v delta = rows_are_queries ? SEQPAR__SPLAT(t->delta[n]) : SEQPAR__LOAD(t->delta + i);
-            seqpar__v score = SEQPAR__LOAD(s), p = seqpar__vexp2(SEQPAR__VFMA(lse, unit, score)), ds = p * (SEQPAR__LOAD(dp) - delta);
+            float *s = t->s + n * SEQPAR__QT + i, *dp = gradients + n * SEQPAR__KT + i;
+            seqpar__v score = SEQPAR__LOAD(s), p = seqpar__vexp2(SEQPAR__VFMA(SEQPAR__SPLAT(t->lse[n]), unit, score)), ds = p * (SEQPAR__LOAD(dp) - SEQPAR__SPLAT(t->delta[n]));
             if (capped && !SEQPAR__FAULT(40)) { /* fault: softcap without its slope */
                 seqpar__v x = score * SEQPAR__SPLAT(cap);
                 ds = ds * (SEQPAR__SPLAT(1.0f) - x * x);
             }
             if (masked) {
-                seqpar__v key = rows_are_queries ? SEQPAR__LOAD(number + i) : SEQPAR__SPLAT((float)n);
-                seqpar__v low = rows_are_queries ? SEQPAR__SPLAT(t->low[n]) : SEQPAR__LOAD(t->low + i);
-                seqpar__v high = rows_are_queries ? SEQPAR__SPLAT(t->high[n]) : SEQPAR__LOAD(t->high + i);
-                p = seqpar__seen(p, key, low, high, zero);
-                ds = seqpar__seen(ds, key, low, high, zero);
+                p = seqpar__seen(p, SEQPAR__LOAD(number + i), SEQPAR__SPLAT(t->low[n]), SEQPAR__SPLAT(t->high[n]), zero);
+                ds = seqpar__seen(ds, SEQPAR__LOAD(number + i), SEQPAR__SPLAT(t->low[n]), SEQPAR__SPLAT(t->high[n]), zero);
             }
             SEQPAR__STORE(s, p);
             SEQPAR__STORE(dp, ds);
@@ -4556,120 +4690,90 @@ SEQPAR__TEMPLATE void seqpar__backward_panel(const int masked, const int rows_ar
     }
 }
 
-/* Products q.k (t->s) and dout.v (t->p) become probabilities and gradients of scores; with dropout z, p becomes z p at last. */
-static void seqpar__tile_backward(const seqpar__attn_tile *t, int rows_are_queries, int64_t first, int64_t last) {
-    int64_t c;
+/* Products q.k (t->s) and dout.v (ds) become probabilities and gradients of scores; with dropout z, p becomes z p at last. */
+static void seqpar__tile_backward(const seqpar__attn_tile *t, float *ds) {
+    int64_t c, first = t->query_low, last = t->query_high;
     if (t->args->softcap > 0) seqpar__tile_cap(t, first, last);
     if (t->args->dropout > 0) {
-        seqpar__tile_dropout(t, rows_are_queries);
-        if (!SEQPAR__FAULT(39)) seqpar__tile_times(t->p, t->z, first, last); /* fault: dropout forgotten in ds */
+        seqpar__tile_dropout(t, 1);
+        if (!SEQPAR__FAULT(39)) seqpar__tile_times(ds, SEQPAR__KT, t->z, first, last); /* fault: dropout forgotten in ds */
     }
     for (c = 0; c < SEQPAR__QT; c += SEQPAR__NR)
-        if (rows_are_queries) {
-            if (t->masked) seqpar__backward_panel(1, 1, t, c, first, last);
-            else seqpar__backward_panel(0, 1, t, c, first, last);
-        } else {
-            if (t->masked) seqpar__backward_panel(1, 0, t, c, first, last);
-            else seqpar__backward_panel(0, 0, t, c, first, last);
-        }
-    if (t->args->dropout > 0) seqpar__tile_times(t->s, t->z, first, last);
+        if (t->masked) seqpar__backward_panel(1, t, ds, c);
+        else seqpar__backward_panel(0, t, ds, c);
+    if (t->args->dropout > 0) seqpar__tile_times(t->s, SEQPAR__QT, t->z, first, last);
 }
 
-static void seqpar__cpu_dq_tile(seqpar__attn_tile *t, seqpar__operand keys, float *dq) {
+/* Up to KT queries and QT keys. dk += ds^T q, dv += p^T dout: queries are the depth of both products, rising. */
+static void seqpar__backward_tile(const seqpar__attn_tile *t, float *ds, seqpar__operand q, seqpar__operand dout, float *dk, float *dv) {
     const seqpar_attn_args *a = t->args;
-    int64_t d = a->head_dim, stride = a->head_count * d;
-    seqpar__tile_ranges(t);
-    if (t->key_low >= t->key_high) return;
-    seqpar__tile_statistics(t);
-    seqpar__tile_products(t, t->s, seqpar__tile_keys(t, a->k, t->keys->k_row), stride, t->columns[0], t->query, t->key_low, t->key_high);
-    seqpar__tile_products(t, t->p, seqpar__tile_keys(t, a->v, t->keys->v_row), stride, t->columns[1], t->query, t->key_low, t->key_high);
-    seqpar__tile_backward(t, 0, t->key_low, t->key_high);
-    seqpar__tile_add(dq, d, t->p, keys, t->query_count, t->key_low, t->key_high, seqpar__ones);
+    int64_t d = a->head_dim, stride = a->heads * d;
+    seqpar__tile_products(t, t->s, SEQPAR__QT, seqpar__tile_queries(t, a->q), stride, t->columns[0], t->key, t->query_low, t->query_high);
+    seqpar__tile_products(t, ds, SEQPAR__KT, seqpar__tile_queries(t, a->dout), stride, t->columns[1], t->key, t->query_low, t->query_high);
+    seqpar__tile_backward(t, ds);
+    if (SEQPAR__FAULT(13) && (t->head + 1) % (a->heads / a->kv_heads) == 0) return; /* fault: a query head forgotten */
+    seqpar__tile_add(dk + t->key * d, d, ds, 1, SEQPAR__KT, q, t->key_count, t->query_low, t->query_high, seqpar__ones);
+    seqpar__tile_add(dv + t->key * d, d, t->s, 1, SEQPAR__QT, dout, t->key_count, t->query_low, t->query_high, seqpar__ones);
+}
+/* Up to KT queries and KT keys, tile by tile, whose ds lie side by side; at last dq += ds k: keys are the depth, rising. */
+static void seqpar__backward_block(seqpar__attn_tile *t, seqpar__operand q, seqpar__operand dout, seqpar__operand k, float *dq, float *dk, float *dv) {
+    int64_t begin = t->key, end = SEQPAR__MIN(begin + SEQPAR__KT, t->keys->count), first = SEQPAR__KT, last = 0, d = t->args->head_dim, r;
+    const int64_t whole = SEQPAR__QT / SEQPAR__MR * SEQPAR__MR; /* rows of whole tiles */
+    for (; t->key < end; t->key += SEQPAR__QT) {
+        float *ds = t->ds + (t->key - begin);
+        t->key_count = SEQPAR__MIN(SEQPAR__QT, end - t->key);
+        seqpar__tile_ranges(t);
+        for (r = 0; t->masked && r < t->query_count; r++) memset(ds + r * SEQPAR__KT, 0, SEQPAR__QT * sizeof *ds);
+        if (t->query_low >= t->query_high) continue;
+        first = SEQPAR__MIN(first, t->key - begin);
+        last = t->key - begin + t->key_count;
+        seqpar__backward_tile(t, ds, q, dout, dk, dv);
+    }
+    t->key = begin;
+    k.at += begin * k.row;
+    for (r = 0; first < last && r < t->query_count; r += whole)
+        seqpar__tile_add(dq + r * d, d, t->ds + r * SEQPAR__KT, SEQPAR__KT, 1, k, SEQPAR__MIN(t->query_count - r, whole), first, last, seqpar__ones);
 }
 
-static void seqpar__cpu_dq_leaf(void *user, void *value, int64_t index, int extend) {
-    seqpar__attn_job *j = (seqpar__attn_job *)user;
+/* A leaf of dq, and with it what its queries give to dk and dv of the keys at hand. */
+static void seqpar__cpu_backward_leaf(void *user, void *value, int64_t index, int extend) {
+    seqpar__attn_job *j = (seqpar__attn_job *)user, *keys = j->keys;
     const seqpar_attn_args *a = j->args;
-    int64_t d = a->head_dim;
-    float *dq = (float *)value;
-    seqpar__attn_tile t = seqpar__tile_new(j, &a->k_pieces[index], &a->q_pieces[j->task->piece]);
+    int64_t d = a->head_dim, stride = a->heads * d, key_stride = a->head_count * d;
+    float *dq = (float *)value, *dk = (float *)keys->gradients, *dv = dk + keys->count * d;
+    seqpar__attn_tile t = seqpar__tile_new(keys, &a->k_pieces[index], &a->q_pieces[j->task->piece]);
+    seqpar__operand q, dout, k;
     t.head = j->head;
-    t.kv_head = j->head / (a->heads / a->kv_heads) - a->head_begin;
+    t.kv_head = keys->head;
     if (!extend) memset(dq, 0, (size_t)(j->count * d) * sizeof *dq);
-    if (!j->packed++) {
-        seqpar__pack_columns(t.columns[0], seqpar__tile_queries(&t, a->q), a->heads * d, j->count, d, seqpar__score_factor(a));
-        seqpar__pack_columns(t.columns[1], seqpar__tile_queries(&t, a->dout), a->heads * d, j->count, d, a->scale);
+    if (!keys->packed++) {
+        seqpar__pack_columns(t.columns[0], seqpar__tile_keys(&t, a->k, t.keys->k_row), key_stride, keys->count, d, seqpar__score_factor(a));
+        seqpar__pack_columns(t.columns[1], seqpar__tile_keys(&t, a->v, t.keys->v_row), key_stride, keys->count, d, a->scale);
     }
-    for (t.key = 0; t.key < t.keys->count; t.key += SEQPAR__KT) {
-        seqpar__operand keys;
-        t.key_count = SEQPAR__MIN(SEQPAR__KT, t.keys->count - t.key);
-        keys = seqpar__row_operand(t.rows[0], seqpar__tile_keys(&t, a->k, t.keys->k_row), a->head_count * d, t.key_count, d);
-        for (t.query = 0; t.query < j->count; t.query += SEQPAR__QT) {
-            t.query_count = SEQPAR__MIN(SEQPAR__QT, j->count - t.query);
-            seqpar__cpu_dq_tile(&t, keys, dq + t.query * d);
-        }
+    k = seqpar__row_operand(t.rows[2], seqpar__tile_keys(&t, a->k, t.keys->k_row), key_stride, keys->count, d);
+    for (t.query = 0; t.query < j->count; t.query += SEQPAR__KT) {
+        t.query_count = SEQPAR__MIN(SEQPAR__KT, j->count - t.query);
+        q = seqpar__row_operand(t.rows[0], seqpar__tile_queries(&t, a->q), stride, t.query_count, d);
+        dout = seqpar__row_operand(t.rows[1], seqpar__tile_queries(&t, a->dout), stride, t.query_count, d);
+        seqpar__tile_statistics(&t);
+        for (t.key = 0; t.key < keys->count; t.key += SEQPAR__KT) seqpar__backward_block(&t, q, dout, k, dq + t.query * d, dk, dv);
     }
-    j->flops += 6 * d * t.pairs;
+    keys->flops += 10 * d * t.pairs;
 }
 
-/* dk += ds^T q, dv += p^T dout: queries are the depth of both products, rising */
-static void seqpar__cpu_dkv_tile(seqpar__attn_tile *t, seqpar__operand q, seqpar__operand dout, float *dk, float *dv) {
-    const seqpar_attn_args *a = t->args;
-    int64_t d = a->head_dim, stride = a->heads * d;
-    seqpar__tile_ranges(t);
-    if (t->query_low >= t->query_high) return;
-    seqpar__tile_products(t, t->s, seqpar__tile_queries(t, a->q), stride, t->columns[0], t->key, t->query_low, t->query_high);
-    seqpar__tile_products(t, t->p, seqpar__tile_queries(t, a->dout), stride, t->columns[1], t->key, t->query_low, t->query_high);
-    seqpar__tile_backward(t, 1, t->query_low, t->query_high);
-    seqpar__tile_add(dk, d, t->p, q, t->key_count, t->query_low, t->query_high, seqpar__ones);
-    seqpar__tile_add(dv, d, t->s, dout, t->key_count, t->query_low, t->query_high, seqpar__ones);
+static seqpar_status seqpar__cpu_attn_backward(seqpar_device *device, const seqpar_attn_backward_args *a, void *queue) {
+    seqpar__attn_kernel kernel = {1, 0, seqpar__cpu_backward_leaf, seqpar__attn_add, NULL, 1};
+    int64_t g;
+    (void)queue;
+    for (g = 0; g < a->groups; g++) kernel.scratch_bytes = SEQPAR__MAX(kernel.scratch_bytes, seqpar__attn_scratch(&a->keys[g]));
+    return seqpar__attn_backward_run(device, a, &kernel);
 }
-
-static void seqpar__cpu_dkv_head(seqpar__attn_tile *t, int64_t count, float *dk, float *dv) {
-    const seqpar_attn_args *a = t->args;
-    int64_t d = a->head_dim, stride = a->heads * d;
-    for (t->query = 0; t->query < t->queries->count; t->query += SEQPAR__KT) {
-        seqpar__operand q, dout;
-        t->query_count = SEQPAR__MIN(SEQPAR__KT, t->queries->count - t->query);
-        q = seqpar__row_operand(t->rows[0], seqpar__tile_queries(t, a->q), stride, t->query_count, d);
-        dout = seqpar__row_operand(t->rows[1], seqpar__tile_queries(t, a->dout), stride, t->query_count, d);
-        seqpar__tile_statistics(t);
-        for (t->key = 0; t->key < count; t->key += SEQPAR__QT) {
-            t->key_count = SEQPAR__MIN(SEQPAR__QT, count - t->key);
-            seqpar__cpu_dkv_tile(t, q, dout, dk + t->key * d, dv + t->key * d);
-        }
-    }
-}
-
-static void seqpar__cpu_dkv_leaf(void *user, void *value, int64_t index, int extend) {
-    seqpar__attn_job *j = (seqpar__attn_job *)user;
-    const seqpar_attn_args *a = j->args;
-    int64_t d = a->head_dim, stride = a->head_count * d, group = a->heads / a->kv_heads;
-    float *dk = (float *)value, *dv = dk + j->count * d;
-    seqpar__attn_tile t = seqpar__tile_new(j, &a->k_pieces[j->task->piece], &a->q_pieces[a->task_count + index]);
-    t.kv_head = j->head;
-    if (!extend) memset(dk, 0, (size_t)(2 * j->count * d) * sizeof *dk);
-    if (!j->packed++) {
-        seqpar__pack_columns(t.columns[0], seqpar__tile_keys(&t, a->k, t.keys->k_row), stride, j->count, d, seqpar__score_factor(a));
-        seqpar__pack_columns(t.columns[1], seqpar__tile_keys(&t, a->v, t.keys->v_row), stride, j->count, d, a->scale);
-    }
-    for (t.head = (a->head_begin + j->head) * group; t.head < (a->head_begin + j->head + 1) * group - (SEQPAR__FAULT(13) ? 1 : 0); t.head++) /* fault: a query head forgotten */
-        seqpar__cpu_dkv_head(&t, j->count, dk, dv);
-    j->flops += 8 * d * t.pairs;
-}
-
-static seqpar_status seqpar__cpu_attn(seqpar_device *device, const seqpar_attn_args *a, int kind) {
+static seqpar_status seqpar__cpu_attn_forward(seqpar_device *device, const seqpar_attn_args *a, void *queue) {
     seqpar__attn_kernel kernel = {0, 0, seqpar__cpu_forward_leaf, seqpar__cpu_state_combine, seqpar__cpu_state_finish, 1};
-    kernel.kind = kind;
+    (void)queue;
     kernel.scratch_bytes = seqpar__attn_scratch(a);
-    if (kind > 0) kernel.combine = seqpar__attn_add;
-    if (kind == 1) kernel.leaf = seqpar__cpu_dq_leaf;
-    if (kind == 2) kernel.leaf = seqpar__cpu_dkv_leaf;
     return seqpar__attn_run(device, a, &kernel);
 }
-SEQPAR__OP(seqpar__cpu_attn_forward, attn, seqpar__cpu_attn(device, a, 0))
-SEQPAR__OP(seqpar__cpu_attn_dq, attn, seqpar__cpu_attn(device, a, 1))
-SEQPAR__OP(seqpar__cpu_attn_dkv, attn, seqpar__cpu_attn(device, a, 2))
 
 static void seqpar__cpu_delta_row(const void *args, int64_t t) {
     const seqpar_attn_delta_args *a = (const seqpar_attn_delta_args *)args;
@@ -5040,8 +5144,7 @@ SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads) {
     d->swiglu_grad = seqpar__cpu_swiglu_grad;
     d->add = seqpar__cpu_add;
     d->attn_forward = seqpar__cpu_attn_forward;
-    d->attn_dq = seqpar__cpu_attn_dq;
-    d->attn_dkv = seqpar__cpu_attn_dkv;
+    d->attn_backward = seqpar__cpu_attn_backward;
     d->attn_delta = seqpar__cpu_attn_delta;
     d->attn_sinks = seqpar__cpu_attn_sinks;
     d->softmax_head = seqpar__cpu_softmax_head;
@@ -5063,7 +5166,7 @@ static int64_t seqpar__count_visible(const seqpar_attn_args *a, int64_t query, i
 
 typedef struct seqpar__own { /* dense copies of a block, in the job's scratch */
     seqpar_block block;
-    char *q, *k, *v, *dout, *first, *second; /* first, second: results */
+    char *q, *k, *v, *dout, *result[3];
     double *lse, *delta;
     int32_t *begin, *end;
 } seqpar__own;
@@ -5075,8 +5178,8 @@ static seqpar__own seqpar__own_block(const seqpar__attn_job *j, const seqpar_pie
     int backward = j->kernel->kind > 0, storage = j->device->storage, type = j->device->block_kernel->storage, statistic = j->device->accumulator;
     seqpar__own o;
     memset(&o, 0, sizeof o);
-    o.q = j->scratch; o.k = o.q + step; o.v = o.k + step; o.dout = o.v + step; o.first = o.dout + step; o.second = o.first + step;
-    o.lse = (double *)(o.second + step); o.delta = o.lse + rows;
+    o.q = j->scratch; o.k = o.q + step; o.v = o.k + step; o.dout = o.v + step; o.result[0] = o.dout + step; o.result[1] = o.result[0] + step; o.result[2] = o.result[1] + step;
+    o.lse = (double *)(o.result[2] + step); o.delta = o.lse + rows;
     o.begin = (int32_t *)(o.delta + rows); o.end = o.begin + rows;
     seqpar__convert(o.q, type, seqpar__at(a->q, (queries->local * a->heads + head) * d, storage), storage, queries->count, d, a->heads * d);
     seqpar__convert(o.k, type, seqpar__at(a->k, (keys->k_row * a->head_count + kv_head) * d, storage), storage, keys->count, d, a->head_count * d);
@@ -5118,86 +5221,74 @@ static void seqpar__own_forward_leaf(void *user, void *value, int64_t index, int
     int type = j->device->accumulator, failed;
     seqpar__own o = seqpar__own_block(j, queries, &a->k_pieces[index], j->head, j->head / (a->heads / a->kv_heads) - a->head_begin);
     (void)extend;
-    failed = kernel->forward(kernel->user, &o.block, o.first, o.lse);
+    failed = kernel->forward(kernel->user, &o.block, o.result[0], o.lse);
     seqpar__own_expect(j, !failed, &o, queries, "fails");
-    seqpar__own_expect(j, failed || seqpar__all_finite(o.first, kernel->storage, n * d), &o, queries, "returns an out that is not finite");
+    seqpar__own_expect(j, failed || seqpar__all_finite(o.result[0], kernel->storage, n * d), &o, queries, "returns an out that is not finite");
     for (r = 0; r < n; r++) {
         int sees = o.end[r] > o.begin[r];
         j->flops += 4 * d * (o.end[r] - o.begin[r]);
         seqpar__own_expect(j, failed || (sees ? fabs(o.lse[r]) <= 1e300 : o.lse[r] == -HUGE_VAL), &o, queries, sees ? "returns an lse that is not finite" : "gives an lse to a query that sees nothing");
-        for (i = 0; i < d; i++) seqpar__element_set(value, r * d + i, type, seqpar__element(o.first, r * d + i, kernel->storage));
+        for (i = 0; i < d; i++) seqpar__element_set(value, r * d + i, type, seqpar__element(o.result[0], r * d + i, kernel->storage));
         seqpar__element_set(value, n * d + r, type, j->device->storage == SEQPAR_F32 ? o.lse[r] * (double)SEQPAR__LOG2E : o.lse[r]);
         seqpar__element_set(value, n * (d + 1) + r, type, sees);
     }
 }
 
-static void seqpar__own_dq_leaf(void *user, void *value, int64_t index, int extend) {
-    seqpar__attn_job *j = (seqpar__attn_job *)user;
+static void seqpar__own_backward_leaf(void *user, void *dq, int64_t index, int extend) {
+    seqpar__attn_job *j = (seqpar__attn_job *)user, *keys = j->keys;
     const seqpar_attn_args *a = j->args;
     const seqpar_block_kernel *kernel = j->device->block_kernel;
     const seqpar_piece *queries = &a->q_pieces[j->task->piece];
-    seqpar__own o = seqpar__own_block(j, queries, &a->k_pieces[index], j->head, j->head / (a->heads / a->kv_heads) - a->head_begin);
-    int failed = kernel->backward(kernel->user, &o.block, o.first, NULL, NULL);
+    int64_t d = a->head_dim, n = keys->count * d, i;
+    int type = j->device->accumulator, failed;
+    seqpar__own o = seqpar__own_block(keys, queries, &a->k_pieces[index], j->head, keys->head);
     (void)extend;
-    j->flops += 6 * a->head_dim * seqpar__count_visible(a, j->local, j->count, &a->k_pieces[index]);
+    failed = kernel->backward(kernel->user, &o.block, o.result[0], o.result[1], o.result[2]);
+    keys->flops += 10 * d * seqpar__count_visible(a, j->local, j->count, &a->k_pieces[index]);
     seqpar__own_expect(j, !failed, &o, queries, "fails backward");
-    seqpar__own_expect(j, failed || seqpar__all_finite(o.first, kernel->storage, j->count * a->head_dim), &o, queries, "returns a dq that is not finite");
-    seqpar__convert(value, j->device->accumulator, o.first, kernel->storage, j->count, a->head_dim, a->head_dim);
+    seqpar__own_expect(j, failed || seqpar__all_finite(o.result[0], kernel->storage, j->count * d), &o, queries, "returns a dq that is not finite");
+    seqpar__own_expect(j, failed || (seqpar__all_finite(o.result[1], kernel->storage, n) && seqpar__all_finite(o.result[2], kernel->storage, n)), &o, queries, "returns a dk or dv that is not finite");
+    seqpar__convert(dq, type, o.result[0], kernel->storage, j->count, d, d);
+    for (i = 0; i < 2 * n; i++) seqpar__element_set(keys->gradients, i, type, seqpar__element(keys->gradients, i, type) + seqpar__element(o.result[1 + i / n], i % n, kernel->storage));
 }
 
-static void seqpar__own_dkv_leaf(void *user, void *value, int64_t index, int extend) {
-    seqpar__attn_job *j = (seqpar__attn_job *)user;
-    const seqpar_attn_args *a = j->args;
-    const seqpar_block_kernel *kernel = j->device->block_kernel;
-    const seqpar_piece *queries = &a->q_pieces[a->task_count + index];
-    const seqpar_attn_keys *keys = &a->k_pieces[j->task->piece];
-    int64_t group = a->heads / a->kv_heads, n = j->count * a->head_dim, h, i;
-    int type = j->device->accumulator;
-    (void)extend;
-    memset(value, 0, (size_t)(2 * n * seqpar_dtype_bytes(type)));
-    j->flops += 8 * a->head_dim * group * seqpar__count_visible(a, queries->local, queries->count, keys);
-    for (h = (a->head_begin + j->head) * group; h < (a->head_begin + j->head + 1) * group; h++) {
-        seqpar__own o = seqpar__own_block(j, queries, keys, h, j->head);
-        int failed = kernel->backward(kernel->user, &o.block, NULL, o.first, o.second);
-        seqpar__own_expect(j, !failed, &o, queries, "fails backward");
-        seqpar__own_expect(j, failed || (seqpar__all_finite(o.first, kernel->storage, n) && seqpar__all_finite(o.second, kernel->storage, n)), &o, queries, "returns a dk or dv that is not finite");
-        for (i = 0; i < n; i++) {
-            seqpar__element_set(value, i, type, seqpar__element(value, i, type) + seqpar__element(o.first, i, kernel->storage));
-            seqpar__element_set(value, n + i, type, seqpar__element(value, n + i, type) + seqpar__element(o.second, i, kernel->storage));
-        }
-    }
-}
-
-static seqpar_status seqpar__own_attn(seqpar_device *device, const seqpar_attn_args *a, int kind) {
-    seqpar__attn_kernel kernel = {0, 0, seqpar__own_forward_leaf, seqpar__cpu_state_combine, seqpar__cpu_state_finish, 0};
-    int64_t rows = 1, t, p, threads = device->threads;
-    seqpar_status status;
+/* Of a call with query tasks, whose programs name the longest chunk of any rank. */
+static seqpar_status seqpar__own_start(seqpar_device *device, const seqpar_attn_args *a, seqpar__attn_kernel *kernel) {
+    int64_t rows = 1, t, p;
     if (a->dropout > 0) return seqpar_fail(device->error, SEQPAR_ERR_KERNEL, "an own block kernel has no dropout; set it to 0 (it is %g)", a->dropout);
-    for (t = 0; t < a->task_count; t++) { /* pieces named by the programs: at most the longest chunk of any rank */
+    for (t = 0; t < a->task_count; t++) {
         rows = SEQPAR__MAX(rows, a->q_pieces[a->tasks[t].piece].count);
-        for (p = 0; p < a->tasks[t].program_count; p++) {
-            int64_t leaf = a->tasks[t].program[p].index;
-            if (a->tasks[t].program[p].op <= SEQPAR_FOLD_EXTEND) rows = SEQPAR__MAX(rows, kind == 2 ? a->q_pieces[a->task_count + leaf].count : a->k_pieces[leaf].count);
-        }
+        for (p = 0; p < a->tasks[t].program_count; p++)
+            if (a->tasks[t].program[p].op <= SEQPAR_FOLD_EXTEND) rows = SEQPAR__MAX(rows, a->k_pieces[a->tasks[t].program[p].index].count);
     }
-    kernel.kind = kind;
-    kernel.scratch_bytes = 6 * ((rows * a->head_dim * 8 + 63) & ~(int64_t)63) + rows * 24 + 64;
-    if (device->storage != SEQPAR_F32) { kernel.combine = seqpar__ref_state_combine; kernel.finish_state = seqpar__ref_state_finish; }
-    if (kind > 0) { kernel.combine = seqpar__attn_add; kernel.leaf = kind == 1 ? seqpar__own_dq_leaf : seqpar__own_dkv_leaf; }
+    kernel->scratch_bytes = 7 * ((rows * a->head_dim * 8 + 63) & ~(int64_t)63) + rows * 24 + 64;
     device->threads = 1; /* the kernel may have threads of its own, and need not bear ours */
-    status = seqpar__attn_run(device, a, &kernel);
+    return SEQPAR_OK;
+}
+static seqpar_status seqpar__own_end(seqpar_device *device, int64_t threads, seqpar_status status) {
     device->threads = threads;
     return status ? status : device->error ? device->error->status : SEQPAR_OK;
 }
-SEQPAR__OP(seqpar__own_forward, attn, seqpar__own_attn(device, a, 0))
-SEQPAR__OP(seqpar__own_dq, attn, seqpar__own_attn(device, a, 1))
-SEQPAR__OP(seqpar__own_dkv, attn, seqpar__own_attn(device, a, 2))
+static seqpar_status seqpar__own_forward(seqpar_device *device, const seqpar_attn_args *a, void *queue) {
+    seqpar__attn_kernel kernel = {0, 0, seqpar__own_forward_leaf, seqpar__cpu_state_combine, seqpar__cpu_state_finish, 0};
+    int64_t threads = device->threads;
+    (void)queue;
+    if (device->storage != SEQPAR_F32) { kernel.combine = seqpar__ref_state_combine; kernel.finish_state = seqpar__ref_state_finish; }
+    SEQPAR__TRY(seqpar__own_start(device, a, &kernel));
+    return seqpar__own_end(device, threads, seqpar__attn_run(device, a, &kernel));
+}
+static seqpar_status seqpar__own_backward(seqpar_device *device, const seqpar_attn_backward_args *a, void *queue) {
+    seqpar__attn_kernel kernel = {1, 0, seqpar__own_backward_leaf, seqpar__attn_add, NULL, 0};
+    int64_t threads = device->threads;
+    (void)queue;
+    SEQPAR__TRY(seqpar__own_start(device, &a->queries, &kernel));
+    return seqpar__own_end(device, threads, seqpar__attn_backward_run(device, a, &kernel));
+}
 
 SEQPAR_DEF void seqpar_device_own_kernel(seqpar_device *device, const seqpar_block_kernel *kernel) {
     device->block_kernel = kernel;
     device->attn_forward = seqpar__own_forward;
-    device->attn_dq = seqpar__own_dq;
-    device->attn_dkv = seqpar__own_dkv;
+    device->attn_backward = seqpar__own_backward;
 }
 
 static seqpar_status seqpar__own_matmul(seqpar_device *device, const seqpar_matmul_args *a, void *queue) {
@@ -5556,7 +5647,9 @@ static seqpar_status seqpar__step_keys(seqpar_attn *attn, seqpar__attn_step *ste
         if (n == 0) continue;
         task->piece = tasks->count;
         tasks->pieces[tasks->count] = theirs->pieces[j];
-        tasks->keys[tasks->count++] = seqpar__keys_of(attn, step, source, &theirs->pieces[j]);
+        tasks->keys[tasks->count] = seqpar__keys_of(attn, step, source, &theirs->pieces[j]);
+        while (step->queries.keys[task->order].k_row != tasks->keys[tasks->count].k_row) task->order++;
+        tasks->count++;
         if (source == attn->rank) {
             for (i = 0; i < n; i++) SEQPAR__TRY(seqpar_fold_push(&folds[j], seqpar__leaf_node(own[i]), SEQPAR_FOLD_LEAF, (int32_t)indices[i]));
             SEQPAR__TRY(seqpar__task_take(attn, task, &folds[j]));
@@ -6041,26 +6134,48 @@ static seqpar_attn_task *seqpar__scaled_tasks(const seqpar__tasks *tasks, int64_
     return t;
 }
 
+/* Arguments of a device call; the tasks in them are to be freed. */
+static seqpar_status seqpar__tasks_args(seqpar__attn_run_state *r, const seqpar_plan_op *op, const seqpar__tasks *tasks, const void *k, const void *v, void *store, int64_t store_row, const void *inbox, int64_t inbox_row, seqpar_attn_args *a) {
+    *a = r->args;
+    a->tasks = seqpar__scaled_tasks(tasks, op->head_count * a->head_dim, store_row, inbox_row);
+    if (!a->tasks) return seqpar__no_memory(r->ctx->error, "attention tasks");
+    a->head_begin = op->head_begin;
+    a->head_count = op->head_count;
+    a->q_pieces = tasks->pieces;
+    a->k_pieces = tasks->keys;
+    a->task_count = tasks->count;
+    a->k = k; a->v = v;
+    a->store = store;
+    a->inbox = inbox;
+    return SEQPAR_OK;
+}
 typedef seqpar_status (*seqpar__attn_op)(seqpar_device *device, const seqpar_attn_args *args, void *queue);
 static seqpar_status seqpar__run_tasks(seqpar__attn_run_state *r, const seqpar_plan_op *op, const seqpar__tasks *tasks, seqpar__attn_op run,
-                                       const void *k, const void *v, void *store, int64_t store_row, const void *inbox, int64_t inbox_row) {
-    seqpar_attn_args a = r->args;
-    seqpar_attn_task *scaled;
+                                       const void *k, const void *v, void *store, const void *inbox, int64_t inbox_row) {
+    seqpar_attn_args a;
     seqpar_status status;
     if (tasks->count == 0) return SEQPAR_OK;
-    scaled = seqpar__scaled_tasks(tasks, op->head_count * a.head_dim, store_row, inbox_row);
-    if (!scaled) return seqpar__no_memory(r->ctx->error, "attention tasks");
-    a.head_begin = op->head_begin;
-    a.head_count = op->head_count;
-    a.q_pieces = tasks->pieces;
-    a.k_pieces = tasks->keys;
-    a.tasks = scaled;
-    a.task_count = tasks->count;
-    a.k = k; a.v = v;
-    a.store = store;
-    a.inbox = inbox;
+    SEQPAR__TRY(seqpar__tasks_args(r, op, tasks, k, v, store, 0, inbox, inbox_row, &a));
     status = run(r->ctx->device, &a, r->ctx->queue);
-    SEQPAR_FREE(scaled);
+    SEQPAR_FREE((void *)a.tasks);
+    return status;
+}
+static seqpar_status seqpar__run_backward(seqpar__attn_run_state *r, const seqpar_plan_op *op, const seqpar__attn_step *step, const void *k, const void *v, int64_t turn) {
+    int64_t groups = op->sources + 1, gathers = op->sources > 1, g;
+    seqpar_attn_args *keys = SEQPAR__NEW(seqpar_attn_args, groups);
+    seqpar_attn_backward_args a;
+    seqpar_status status;
+    if (!keys) return seqpar__no_memory(r->ctx->error, "attention tasks");
+    a.keys = keys;
+    a.groups = groups;
+    a.queries.tasks = NULL;
+    status = seqpar__tasks_args(r, op, &step->queries, k, v, r->store.data, 0, NULL, 0, &a.queries);
+    if (!status) status = seqpar__tasks_args(r, op, &step->own, k, v, r->pending[gathers ? turn : 0].data, 0, NULL, 0, &keys[0]);
+    for (g = 1; !status && g < groups; g++) status = seqpar__tasks_args(r, op, &step->foreign[g - 1], k, v, r->outbox[turn].data, gathers ? r->out_begin[op->source + g - 1] : 0, NULL, 0, &keys[g]);
+    if (!status && a.queries.task_count > 0) status = r->ctx->device->attn_backward(r->ctx->device, &a, r->ctx->queue);
+    for (g = 0; g < groups; g++) SEQPAR_FREE((void *)keys[g].tasks);
+    SEQPAR_FREE((void *)a.queries.tasks);
+    SEQPAR_FREE(keys);
     return status;
 }
 
@@ -6069,17 +6184,10 @@ static seqpar_status seqpar__run_compute(seqpar__attn_run_state *r, const seqpar
     const seqpar__attn_step *step = &r->attn->steps[seqpar__step_index(r->attn, op)];
     int own_slot = op->sources == 1 && op->source == r->attn->rank, gathers = op->sources > 1;
     const void *k = own_slot ? r->k : r->slot[op->from].data, *v = own_slot ? r->v : r->slot[op->from].data;
-    int64_t s, before = dev->attn_flops, number = r->compute++, turn = gathers ? (op->head_begin / op->head_count) % 2 : (r->plan->ring_size + number) % 2;
-    seqpar_status status = SEQPAR_OK;
+    int64_t before = dev->attn_flops, number = r->compute++, turn = gathers ? (op->head_begin / op->head_count) % 2 : (r->plan->ring_size + number) % 2;
+    seqpar_status status;
     if (SEQPAR__FAULT(4) && number == 1) return SEQPAR_OK; /* a step is skipped */
-    if (!r->plan->backward)
-        status = seqpar__run_tasks(r, op, &step->queries, dev->attn_forward, k, v, r->store.data, 0, NULL, 0);
-    else {
-        status = seqpar__run_tasks(r, op, &step->queries, dev->attn_dq, k, v, r->store.data, 0, NULL, 0);
-        if (!status) status = seqpar__run_tasks(r, op, &step->own, dev->attn_dkv, k, v, r->pending[gathers ? turn : 0].data, 0, NULL, 0);
-        for (s = 0; !status && s < op->sources; s++)
-            status = seqpar__run_tasks(r, op, &step->foreign[s], dev->attn_dkv, k, v, r->outbox[turn].data, gathers ? r->out_begin[op->source + s] : 0, NULL, 0);
-    }
+    status = r->plan->backward ? seqpar__run_backward(r, op, step, k, v, turn) : seqpar__run_tasks(r, op, &step->queries, dev->attn_forward, k, v, r->store.data, NULL, 0);
     if (!status && r->ctx->trace) status = seqpar_device_settle(dev, r->ctx->queue); /* the count is read */
     seqpar__trace(r->ctx, "compute", number, -1, op->source, (double)(dev->attn_flops - before));
     return status;
@@ -6092,9 +6200,9 @@ static seqpar_status seqpar__run_fold(seqpar__attn_run_state *r, const seqpar_pl
     if (SEQPAR__FAULT(5) && step == 1) return SEQPAR_OK; /* a dk, dv contribution is lost */
     if (r->attn->steps[0].sources == 1) /* ring: step s brings what rank + s made */
         return seqpar__run_tasks(r, op, &r->attn->returns[(r->attn->rank + step * r->plan->next) % r->attn->size], r->ctx->device->attn_return, NULL, NULL,
-                                 r->pending[0].data, 0, r->inbox[turn].data, 0);
+                                 r->pending[0].data, r->inbox[turn].data, 0);
     for (q = 0; q < r->attn->size; q++)
-        SEQPAR__TRY(seqpar__run_tasks(r, op, &r->attn->returns[q], r->ctx->device->attn_return, NULL, NULL, r->pending[turn].data, 0, r->inbox[turn].data, r->in_begin[q]));
+        SEQPAR__TRY(seqpar__run_tasks(r, op, &r->attn->returns[q], r->ctx->device->attn_return, NULL, NULL, r->pending[turn].data, r->inbox[turn].data, r->in_begin[q]));
     return SEQPAR_OK;
 }
 
@@ -6398,538 +6506,13 @@ SEQPAR_DEF seqpar_status seqpar_attn_cost_of(const seqpar_ctx *ctx, const seqpar
         if (s != attn->rank) others += attn->outbox_elements[s];
     }
     SEQPAR_FREE(seen);
-    cost->backward_flops = cost->forward_flops / 4 * 14; /* dq 6, dk and dv 8 where forward has 4 */
+    cost->backward_flops = cost->forward_flops / 4 * 10; /* scores and their gradients once, dq, dk, dv where forward has scores and out */
     for (s = 0; s < attn->size; s++) /* ring: what others on the way still see; llama3: the own to all */
         cost->forward_bytes += 2 * row * (attn->steps[0].sources > 1 ? (s != attn->rank) * mine->tokens : seqpar__rows_in(&attn->go[s]));
     cost->backward_bytes = cost->forward_bytes + others * attn->kv_heads * attn->desc.head_dim * seqpar_dtype_bytes(ctx->device->accumulator);
     seqpar__heads_cost(ctx, attn, cost);
     return SEQPAR_OK;
 }
-
-/* ======================================================================================================
-   >>check  plans played on paper: does every visible pair get computed once, does every message arrive
-   ====================================================================================================== */
-
-typedef struct seqpar__note { /* a message in flight */
-    int op;
-    int64_t source, head_begin, head_count;
-    struct seqpar__note *next;
-} seqpar__note;
-
-typedef struct seqpar__paper_slot {
-    int full, readers, filling; /* readers: requests that send from it; filling: one that receives into it */
-    int64_t source, sources, head_begin, head_count;
-} seqpar__paper_slot;
-
-typedef struct seqpar__paper_rank {
-    const seqpar_plan *plan;
-    int64_t rank, at;          /* next operation */
-    seqpar__paper_slot slot[3];
-    int64_t *flying;           /* (requests) 1 + the operation that began it; 0: none */
-    uint8_t *computed, *returned, *folded; /* (positions, kv heads of the member) how often */
-    int turns[2];              /* returns in flight by buffer */
-    int gathered, closing, back, unpacked;
-} seqpar__paper_rank;
-
-typedef struct seqpar__paper {
-    seqpar_error *error;
-    seqpar__paper_rank *ranks;
-    int64_t size, positions, heads; /* heads: most kv heads of a member */
-    seqpar__note **first, **last;   /* (size, size) messages from, to */
-    uint8_t *needed;                /* (positions, positions) some query of the one sees some key of the other */
-    void *notes;
-} seqpar__paper;
-
-static const char *seqpar__plan_op_name(int op) {
-    static const char *const names[] = {"HEADS", "PACK", "SHIFT", "GATHER", "WAIT", "COMPUTE", "RETURN", "FOLD", "TOKENS", "UNPACK"};
-    return op >= 0 && op <= SEQPAR_PLAN_UNPACK ? names[op] : "?";
-}
-
-static seqpar_status seqpar__plan_fail(seqpar__paper *paper, const seqpar__paper_rank *r, const char *format, ...) {
-    char text[256];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    return seqpar_fail(paper->error, SEQPAR_ERR_PLAN, "rank %lld, operation %lld (%s): %s", (long long)r->rank, (long long)r->at, r->at < r->plan->count ? seqpar__plan_op_name(r->plan->ops[r->at].op) : "end", text);
-}
-
-static int64_t seqpar__paper_peer(const seqpar__paper_rank *r, int64_t position) { return position * r->plan->ulysses_size + r->plan->member; }
-
-static seqpar_status seqpar__paper_send(seqpar__paper *paper, seqpar__paper_rank *r, int64_t to, const seqpar_plan_op *op, int64_t source) {
-    seqpar__note *note;
-    int64_t cell = r->rank * paper->size + to;
-    if (to < 0 || to >= paper->size || to == r->rank) return seqpar__plan_fail(paper, r, "sends to rank %lld of %lld", (long long)to, (long long)paper->size);
-    note = (seqpar__note *)seqpar__list_alloc(&paper->notes, (int64_t)sizeof *note);
-    if (!note) return seqpar__no_memory(paper->error, "a plan on paper");
-    note->op = op->op; note->source = source; note->head_begin = op->head_begin; note->head_count = op->head_count;
-    if (paper->first[cell]) paper->last[cell]->next = note; else paper->first[cell] = note;
-    paper->last[cell] = note;
-    return SEQPAR_OK;
-}
-
-static const seqpar__note *seqpar__paper_waiting(const seqpar__paper *paper, const seqpar__paper_rank *r, int64_t from) {
-    return from < 0 || from >= paper->size ? NULL : paper->first[from * paper->size + r->rank];
-}
-
-/* Takes the oldest message of a rank, which must be what this operation expects. */
-static seqpar_status seqpar__paper_take(seqpar__paper *paper, seqpar__paper_rank *r, int64_t from, const seqpar_plan_op *op, int64_t *source) {
-    seqpar__note *note = paper->first[from * paper->size + r->rank];
-    paper->first[from * paper->size + r->rank] = note->next;
-    if (note->op != op->op || note->head_begin != op->head_begin || note->head_count != op->head_count)
-        return seqpar__plan_fail(paper, r, "rank %lld sends %s of heads %lld + %lld where %s of heads %lld + %lld is expected", (long long)from, seqpar__plan_op_name(note->op), (long long)note->head_begin,
-                                 (long long)note->head_count, seqpar__plan_op_name(op->op), (long long)op->head_begin, (long long)op->head_count);
-    *source = note->source;
-    return SEQPAR_OK;
-}
-
-static seqpar_status seqpar__paper_begin(seqpar__paper *paper, seqpar__paper_rank *r, const seqpar_plan_op *op) {
-    if (op->request < 0 || op->request >= r->plan->requests) return seqpar__plan_fail(paper, r, "request %d of %lld", op->request, (long long)r->plan->requests);
-    if (r->flying[op->request]) return seqpar__plan_fail(paper, r, "request %d begins again before it was waited for", op->request);
-    r->flying[op->request] = r->at + 1;
-    return SEQPAR_OK;
-}
-
-/* A slot that may be written now, or whose contents may be read. */
-static seqpar_status seqpar__paper_slot_of(seqpar__paper *paper, seqpar__paper_rank *r, int32_t number, int writes, seqpar__paper_slot **slot) {
-    *slot = &r->slot[number < 0 || number >= r->plan->slots ? 0 : number];
-    if (number < 0 || number >= r->plan->slots) return seqpar__plan_fail(paper, r, "slot %d of %lld", number, (long long)r->plan->slots);
-    if ((*slot)->filling) return seqpar__plan_fail(paper, r, "slot %d is used while a message arrives in it; wait for it first", number);
-    if (writes && (*slot)->readers) return seqpar__plan_fail(paper, r, "slot %d is overwritten while it is being sent", number);
-    if (!writes && !(*slot)->full) return seqpar__plan_fail(paper, r, "slot %d is read but was never filled", number);
-    return SEQPAR_OK;
-}
-
-static seqpar_status seqpar__paper_shift(seqpar__paper *paper, seqpar__paper_rank *r, const seqpar_plan_op *op) {
-    seqpar__paper_slot *from, *to;
-    SEQPAR__TRY(seqpar__paper_begin(paper, r, op));
-    SEQPAR__TRY(seqpar__paper_slot_of(paper, r, op->from, 0, &from));
-    SEQPAR__TRY(seqpar__paper_slot_of(paper, r, op->to, 1, &to));
-    if (from == to || op->to == 0) return seqpar__plan_fail(paper, r, "slot %d cannot receive: it is %s", op->to, op->to ? "being sent" : "the own k and v");
-    if (from->source != op->source || from->head_begin != op->head_begin || from->head_count != op->head_count)
-        return seqpar__plan_fail(paper, r, "slot %d holds position %lld, the operation sends %lld", op->from, (long long)from->source, (long long)op->source);
-    from->readers++;
-    to->filling = 1;
-    return seqpar__paper_send(paper, r, seqpar__paper_peer(r, op->send_to), op, op->source);
-}
-
-static seqpar_status seqpar__paper_gather(seqpar__paper *paper, seqpar__paper_rank *r, const seqpar_plan_op *op) {
-    seqpar__paper_slot *to;
-    int64_t q;
-    SEQPAR__TRY(seqpar__paper_begin(paper, r, op));
-    SEQPAR__TRY(seqpar__paper_slot_of(paper, r, op->to, 0, &to));
-    if (to->readers || to->sources != 1 || to->source != r->plan->position || to->head_begin != op->head_begin || to->head_count != op->head_count)
-        return seqpar__plan_fail(paper, r, "slot %d was not packed with the own heads %lld + %lld", op->to, (long long)op->head_begin, (long long)op->head_count);
-    to->filling = 1;
-    for (q = 0; q < paper->positions; q++)
-        if (q != r->plan->position) SEQPAR__TRY(seqpar__paper_send(paper, r, seqpar__paper_peer(r, q), op, r->plan->position));
-    return SEQPAR_OK;
-}
-
-static seqpar_status seqpar__paper_members(seqpar__paper *paper, seqpar__paper_rank *r, const seqpar_plan_op *op) {
-    int64_t m;
-    SEQPAR__TRY(seqpar__paper_begin(paper, r, op));
-    if (op->op == SEQPAR_PLAN_TOKENS) r->closing = 1;
-    for (m = 0; m < r->plan->ulysses_size; m++)
-        if (m != r->plan->member) SEQPAR__TRY(seqpar__paper_send(paper, r, r->plan->position * r->plan->ulysses_size + m, op, r->rank));
-    return SEQPAR_OK;
-}
-
-static seqpar_status seqpar__paper_pack(seqpar__paper *paper, seqpar__paper_rank *r, const seqpar_plan_op *op) {
-    seqpar__paper_slot *to;
-    SEQPAR__TRY(seqpar__paper_slot_of(paper, r, op->to, 1, &to));
-    to->full = 1; to->source = r->plan->position; to->sources = 1;
-    to->head_begin = op->head_begin; to->head_count = op->head_count;
-    return SEQPAR_OK;
-}
-
-/* Counts the heads of a block in one of the tables; none may be there twice. */
-static seqpar_status seqpar__paper_count(seqpar__paper *paper, seqpar__paper_rank *r, uint8_t *table, int64_t position, const seqpar_plan_op *op, const char *what) {
-    int64_t h;
-    if (position < 0 || position >= paper->positions || op->head_begin < 0 || op->head_begin + op->head_count > r->plan->kv_count)
-        return seqpar__plan_fail(paper, r, "position %lld, heads %lld + %lld do not exist", (long long)position, (long long)op->head_begin, (long long)op->head_count);
-    for (h = op->head_begin; h < op->head_begin + op->head_count; h++)
-        if (table[position * r->plan->kv_count + h]++) return seqpar__plan_fail(paper, r, "the block with the keys of position %lld, head %lld is %s twice", (long long)position, (long long)h, what);
-    return SEQPAR_OK;
-}
-
-static seqpar_status seqpar__paper_compute(seqpar__paper *paper, seqpar__paper_rank *r, const seqpar_plan_op *op) {
-    seqpar__paper_slot *slot;
-    int64_t s;
-    if (r->closing || (r->plan->ulysses_size > 1 && !r->gathered)) return seqpar__plan_fail(paper, r, "computes %s", r->closing ? "after results were sent" : "before the heads have come");
-    SEQPAR__TRY(seqpar__paper_slot_of(paper, r, op->from, 0, &slot));
-    if (slot->source != op->source || slot->sources != op->sources || slot->head_begin != op->head_begin || slot->head_count != op->head_count)
-        return seqpar__plan_fail(paper, r, "slot %d holds the keys of position %lld, the operation names %lld", op->from, (long long)slot->source, (long long)op->source);
-    for (s = op->source; s < op->source + op->sources; s++) SEQPAR__TRY(seqpar__paper_count(paper, r, r->computed, s, op, "computed"));
-    return SEQPAR_OK;
-}
-
-static int seqpar__plan_turn(const seqpar_plan_op *op) { /* which of two buffers a return travels in */
-    return (int)(op->send_to < 0 ? (op->head_begin / SEQPAR__MAX(op->head_count, 1)) % 2 : op->request % 2);
-}
-
-static seqpar_status seqpar__paper_return(seqpar__paper *paper, seqpar__paper_rank *r, const seqpar_plan_op *op) {
-    int64_t q;
-    int turn = seqpar__plan_turn(op);
-    SEQPAR__TRY(seqpar__paper_begin(paper, r, op));
-    if (r->turns[turn]++) return seqpar__plan_fail(paper, r, "the buffer of a return that is still in flight is used again");
-    for (q = op->send_to < 0 ? 0 : op->send_to; q < (op->send_to < 0 ? paper->positions : op->send_to + 1); q++) {
-        if (q == r->plan->position && op->send_to < 0) continue;
-        SEQPAR__TRY(seqpar__paper_count(paper, r, r->returned, q, op, "returned"));
-        if (r->computed[q * r->plan->kv_count + op->head_begin] == 0) return seqpar__plan_fail(paper, r, "returns dk, dv of position %lld, which it has not computed", (long long)q);
-        SEQPAR__TRY(seqpar__paper_send(paper, r, seqpar__paper_peer(r, q), op, r->plan->position));
-    }
-    return SEQPAR_OK;
-}
-
-/* Waits of several peers. *blocked: not all have sent yet. */
-static seqpar_status seqpar__paper_collect(seqpar__paper *paper, seqpar__paper_rank *r, const seqpar_plan_op *began, int64_t *source, int *blocked) {
-    int across = began->op == SEQPAR_PLAN_HEADS || began->op == SEQPAR_PLAN_TOKENS; /* among members, not positions */
-    int64_t q, count = across ? r->plan->ulysses_size : paper->positions, own = across ? r->plan->member : r->plan->position;
-    int64_t low = began->recv_from >= 0 ? began->recv_from : 0, high = began->recv_from >= 0 ? began->recv_from + 1 : count;
-    if (began->recv_from >= count) return seqpar__plan_fail(paper, r, "receives from position %lld", (long long)began->recv_from);
-    *blocked = 0;
-    for (q = low; q < high; q++)
-        if (q != own && !seqpar__paper_waiting(paper, r, across ? r->plan->position * count + q : seqpar__paper_peer(r, q))) *blocked = 1;
-    for (q = low; q < high && !*blocked; q++) {
-        if (q == own) continue;
-        SEQPAR__TRY(seqpar__paper_take(paper, r, across ? r->plan->position * count + q : seqpar__paper_peer(r, q), began, source));
-        if (began->op != SEQPAR_PLAN_RETURN) continue;
-        if (*source != q) return seqpar__plan_fail(paper, r, "folds what position %lld made as that of %lld", (long long)*source, (long long)q);
-        SEQPAR__TRY(seqpar__paper_count(paper, r, r->folded, q, began, "folded"));
-    }
-    return SEQPAR_OK;
-}
-
-static seqpar_status seqpar__paper_wait(seqpar__paper *paper, seqpar__paper_rank *r, const seqpar_plan_op *op, int *blocked) {
-    const seqpar_plan_op *began;
-    seqpar__paper_slot *to;
-    int64_t source = -1;
-    if (op->request < 0 || op->request >= r->plan->requests || !r->flying[op->request]) return seqpar__plan_fail(paper, r, "request %d was not begun", op->request);
-    began = &r->plan->ops[r->flying[op->request] - 1];
-    if ((began->op == SEQPAR_PLAN_RETURN) != (op->op == SEQPAR_PLAN_FOLD)) return seqpar__plan_fail(paper, r, "request %d is a %s", op->request, seqpar__plan_op_name(began->op));
-    if (r->closing && began->op != SEQPAR_PLAN_TOKENS) return seqpar__plan_fail(paper, r, "waits for %s after results were sent", seqpar__plan_op_name(began->op));
-    SEQPAR__TRY(seqpar__paper_collect(paper, r, began, &source, blocked));
-    if (*blocked) return SEQPAR_OK;
-    r->flying[op->request] = 0;
-    if (began->op == SEQPAR_PLAN_HEADS) r->gathered = 1;
-    if (began->op == SEQPAR_PLAN_TOKENS) r->back = 1;
-    if (began->op == SEQPAR_PLAN_RETURN) r->turns[seqpar__plan_turn(began)]--;
-    if (began->op != SEQPAR_PLAN_SHIFT && began->op != SEQPAR_PLAN_GATHER) return SEQPAR_OK;
-    to = &r->slot[began->to];
-    to->full = 1; to->filling = 0;
-    to->source = began->op == SEQPAR_PLAN_SHIFT ? source : 0;
-    to->sources = began->op == SEQPAR_PLAN_SHIFT ? 1 : paper->positions;
-    to->head_begin = began->head_begin; to->head_count = began->head_count;
-    if (began->op == SEQPAR_PLAN_SHIFT) r->slot[began->from].readers--;
-    return SEQPAR_OK;
-}
-
-static seqpar_status seqpar__paper_op(seqpar__paper *paper, seqpar__paper_rank *r, int *blocked) {
-    const seqpar_plan_op *op = &r->plan->ops[r->at];
-    *blocked = 0;
-    switch (op->op) {
-    case SEQPAR_PLAN_HEADS:
-    case SEQPAR_PLAN_TOKENS: return seqpar__paper_members(paper, r, op);
-    case SEQPAR_PLAN_PACK: return seqpar__paper_pack(paper, r, op);
-    case SEQPAR_PLAN_SHIFT: return seqpar__paper_shift(paper, r, op);
-    case SEQPAR_PLAN_GATHER: return seqpar__paper_gather(paper, r, op);
-    case SEQPAR_PLAN_COMPUTE: return seqpar__paper_compute(paper, r, op);
-    case SEQPAR_PLAN_RETURN: return seqpar__paper_return(paper, r, op);
-    case SEQPAR_PLAN_WAIT:
-    case SEQPAR_PLAN_FOLD: return seqpar__paper_wait(paper, r, op, blocked);
-    case SEQPAR_PLAN_UNPACK: r->unpacked = 1; return r->back ? SEQPAR_OK : seqpar__plan_fail(paper, r, "results are unpacked before they have come");
-    default: return seqpar__plan_fail(paper, r, "operation %d is unknown", op->op);
-    }
-}
-
-/* What must hold when a rank has done its last operation. */
-static seqpar_status seqpar__paper_end(seqpar__paper *paper, seqpar__paper_rank *r) {
-    int64_t i, k, h, own = r->plan->position;
-    for (i = 0; i < r->plan->requests; i++) if (r->flying[i]) return seqpar__plan_fail(paper, r, "request %lld is never waited for", (long long)i);
-    if (r->plan->ulysses_size > 1 && !r->unpacked) return seqpar__plan_fail(paper, r, "results never come back to their tokens");
-    for (k = 0; k < paper->positions; k++)
-        for (h = 0; h < r->plan->kv_count; h++) {
-            int64_t cell = k * r->plan->kv_count + h;
-            if (paper->needed[own * paper->positions + k] && !r->computed[cell]) return seqpar__plan_fail(paper, r, "the keys of position %lld, head %lld are never computed with", (long long)k, (long long)h);
-            if (!r->plan->backward || k == own) continue;
-            if (r->computed[cell] && !r->returned[cell]) return seqpar__plan_fail(paper, r, "dk, dv of position %lld, head %lld are never returned", (long long)k, (long long)h);
-            if (paper->needed[k * paper->positions + own] && !r->folded[cell]) return seqpar__plan_fail(paper, r, "what position %lld made of the own dk, dv, head %lld is never folded", (long long)k, (long long)h);
-        }
-    return SEQPAR_OK;
-}
-
-static seqpar_status seqpar__paper_play(seqpar__paper *paper) {
-    int64_t r, done = 0, moved = 1, i;
-    while (moved && done < paper->size)
-        for (moved = 0, done = 0, r = 0; r < paper->size; r++) {
-            seqpar__paper_rank *p = &paper->ranks[r];
-            int blocked = 0;
-            while (p->at < p->plan->count && !blocked) {
-                SEQPAR__TRY(seqpar__paper_op(paper, p, &blocked));
-                if (!blocked) { p->at++; moved++; }
-            }
-            done += p->at == p->plan->count;
-        }
-    for (r = 0; r < paper->size; r++)
-        if (paper->ranks[r].at < paper->ranks[r].plan->count) return seqpar__plan_fail(paper, &paper->ranks[r], "waits for ever: what it receives is never sent");
-    for (r = 0; r < paper->size; r++) SEQPAR__TRY(seqpar__paper_end(paper, &paper->ranks[r]));
-    for (i = 0; i < paper->size * paper->size; i++)
-        if (paper->first[i]) return seqpar__plan_fail(paper, &paper->ranks[i % paper->size], "never receives the %s that rank %lld sends", seqpar__plan_op_name(paper->first[i]->op), (long long)(i / paper->size));
-    return SEQPAR_OK;
-}
-
-/* Which positions' queries see which positions' keys. */
-static seqpar_status seqpar__paper_needed(seqpar__paper *paper, const seqpar_plan *plan, const seqpar_plan_mask *mask) {
-    int64_t members = plan->ulysses_size, q, k, i, j;
-    seqpar_share *share = SEQPAR__NEW(seqpar_share, paper->size);
-    seqpar_status status = share ? SEQPAR_OK : seqpar__no_memory(paper->error, "a plan on paper");
-    for (q = 0; q < paper->size && !status; q++) status = seqpar_split(paper->error, &share[q], mask->rows, mask->row_count, mask->desc->layout, paper->size, q);
-    for (q = 0; q < paper->size && !status; q++)
-        for (i = 0; i < share[q].count; i++) {
-            const seqpar_piece *query = &share[q].pieces[i];
-            seqpar__bounds b = seqpar__piece_bounds(&mask->rows[query->row], query, mask->desc);
-            for (k = 0; k < paper->size; k++)
-                for (j = 0; j < share[k].count && !paper->needed[q / members * paper->positions + k / members]; j++)
-                    paper->needed[q / members * paper->positions + k / members] = (uint8_t)seqpar__present(query, &b, &share[k].pieces[j]);
-        }
-    for (q = 0; share && q < paper->size; q++) seqpar_share_free(&share[q]);
-    SEQPAR_FREE(share);
-    return status;
-}
-
-static seqpar_status seqpar__paper_open(seqpar__paper *paper, const seqpar_plan *plans) {
-    int64_t size = plans[0].sp_size, r, own;
-    paper->size = size;
-    paper->positions = plans[0].ring_size;
-    paper->ranks = (seqpar__paper_rank *)seqpar__list_alloc(&paper->notes, size * (int64_t)sizeof *paper->ranks);
-    paper->first = (seqpar__note **)seqpar__list_alloc(&paper->notes, 2 * size * size * (int64_t)sizeof *paper->first);
-    paper->needed = (uint8_t *)seqpar__list_alloc(&paper->notes, paper->positions * paper->positions);
-    if (!paper->ranks || !paper->first || !paper->needed) return seqpar__no_memory(paper->error, "a plan on paper");
-    paper->last = paper->first + size * size;
-    for (r = 0; r < size; r++) {
-        seqpar__paper_rank *p = &paper->ranks[r];
-        int64_t cells = paper->positions * plans[r].kv_count, i;
-        p->plan = &plans[r];
-        p->rank = r;
-        if (plans[r].sp_rank != r || plans[r].sp_size != size || plans[r].ring_size != paper->positions || plans[r].backward != plans[0].backward || plans[r].slots > 3)
-            return seqpar__plan_fail(paper, p, "the plan is that of rank %lld of %lld", (long long)plans[r].sp_rank, (long long)plans[r].sp_size);
-        p->flying = (int64_t *)seqpar__list_alloc(&paper->notes, plans[r].requests * 8);
-        p->computed = (uint8_t *)seqpar__list_alloc(&paper->notes, 3 * cells);
-        if (!p->flying || !p->computed) return seqpar__no_memory(paper->error, "a plan on paper");
-        p->returned = p->computed + cells;
-        p->folded = p->returned + cells;
-        for (own = 1, i = 0; i < plans[r].count; i++) if (plans[r].ops[i].op == SEQPAR_PLAN_GATHER) own = 0; /* an all-gather packs its slots */
-        if (own) { p->slot[0].full = 1; p->slot[0].source = plans[r].position; p->slot[0].sources = 1; p->slot[0].head_count = plans[r].kv_count; }
-    }
-    return SEQPAR_OK;
-}
-
-SEQPAR_DEF seqpar_status seqpar_plan_check(seqpar_error *error, const seqpar_plan *plans, const seqpar_plan_mask *mask) {
-    seqpar__paper paper;
-    seqpar_status status;
-    memset(&paper, 0, sizeof paper);
-    paper.error = error;
-    status = seqpar__paper_open(&paper, plans);
-    if (!status && mask) status = seqpar__paper_needed(&paper, plans, mask);
-    if (!status && !mask) memset(paper.needed, 1, (size_t)(paper.positions * paper.positions));
-    if (!status) status = seqpar__paper_play(&paper);
-    seqpar__list_free(&paper.notes);
-    return status;
-}
-
-/* Bytes whose transfer begins before a computation that precedes its wait, as a share of all. */
-static double seqpar__plan_overlap(const seqpar_plan *plan) {
-    int64_t i, j, all = 0, hidden = 0;
-    for (i = 0; i < plan->count; i++) {
-        const seqpar_plan_op *op = &plan->ops[i];
-        int covered = 0;
-        if (op->op != SEQPAR_PLAN_SHIFT && op->op != SEQPAR_PLAN_GATHER && op->op != SEQPAR_PLAN_RETURN) continue;
-        for (j = i + 1; j < plan->count; j++) {
-            covered |= plan->ops[j].op == SEQPAR_PLAN_COMPUTE;
-            if ((plan->ops[j].op == SEQPAR_PLAN_WAIT || plan->ops[j].op == SEQPAR_PLAN_FOLD) && plan->ops[j].request == op->request) break;
-        }
-        all += op->head_count;
-        hidden += covered ? op->head_count : 0;
-    }
-    return all ? (double)hidden / (double)all : 0.0;
-}
-
-/* ---- what a rank sends back, without the programs that make it ---- */
-
-/* The fold's tree over the query pieces of all ranks, nodes with one child left out: pieces in order of leaves, then the
-   nodes that join two. Own pieces alone under a node are one partial sum of a message. */
-typedef struct seqpar__outbox_node {
-    int32_t parent, sibling; /* -1: the root */
-    int32_t sums;            /* partial sums that own pieces leave under it */
-    int16_t others, visits;  /* others: pieces of other ranks are present under it; visits: of a piece, 1 while it is present */
-} seqpar__outbox_node;
-
-typedef struct seqpar__outbox {
-    const seqpar_attn *attn;
-    int64_t count;              /* pieces of all ranks */
-    seqpar__sorted_key *pieces; /* (count) by leaf */
-    seqpar__outbox_node *tree;   /* (2 count) */
-    int32_t *first, *last;      /* (count) pieces in order of their first and of their last tokens */
-    int32_t root;
-} seqpar__outbox;
-
-static const seqpar_piece *seqpar__outbox_piece(const seqpar__outbox *c, int64_t i) { return &c->attn->shares[c->pieces[i].source].pieces[c->pieces[i].piece]; }
-static const seqpar__bounds *seqpar__outbox_bounds(const seqpar__outbox *c, int64_t i) { return &c->attn->bounds[c->pieces[i].source][c->pieces[i].piece]; }
-
-static void seqpar__outbox_join(seqpar__outbox_node *tree, int32_t parent, int32_t left, int32_t right) {
-    tree[left].parent = tree[right].parent = parent;
-    tree[left].sibling = right;
-    tree[right].sibling = left;
-}
-
-/* Two neighbours meet the higher in the tree the higher the first bit is in which their leaves differ. Nodes that still
-   lack their right child wait on a stack, the lowest on top. */
-static void seqpar__outbox_tree(seqpar__outbox *c) {
-    int64_t height[64], i;
-    int32_t left[64], waiting[64], top = 0;
-    for (i = 0; i < c->count; i++) {
-        int64_t differ = i + 1 < c->count ? c->pieces[i].leaf ^ c->pieces[i + 1].leaf : INT64_MAX;
-        c->root = (int32_t)i;
-        for (; top > 0 && height[top - 1] < differ; c->root = waiting[top]) {
-            top--;
-            seqpar__outbox_join(c->tree, waiting[top], left[top], c->root);
-        }
-        left[top] = c->root;
-        height[top] = differ;
-        waiting[top++] = (int32_t)(c->count + i);
-    }
-    c->tree[c->root].parent = -1;
-}
-
-/* A piece comes (1) or goes (-1); what changes above it changes with it. */
-static void seqpar__outbox_visit(seqpar__outbox *c, int32_t i, int step) {
-    seqpar__outbox_node *n = &c->tree[i];
-    int present = (n->visits = (int16_t)(n->visits + step)) == 1, own = c->pieces[i].source == c->attn->rank;
-    n->sums = present && own;
-    n->others = (int16_t)(present && !own);
-    for (; n->parent >= 0; n = &c->tree[n->parent]) {
-        const seqpar__outbox_node *s = &c->tree[n->sibling];
-        seqpar__outbox_node *up = &c->tree[n->parent];
-        int16_t others = (int16_t)(n->others | s->others);
-        int32_t sums = others ? n->sums + s->sums : n->sums + s->sums > 0;
-        if (up->others == others && up->sums == sums) return;
-        up->others = others;
-        up->sums = sums;
-    }
-}
-
-/* Pieces by their first or last tokens, which no two share: a place for every token of all rows, then the empty ones left out. */
-static int seqpar__outbox_order(const seqpar__outbox *c, int32_t *order, int last) {
-    const seqpar_row *rows = c->attn->rows;
-    int64_t tokens = 0, row_begin = 0, i, r;
-    int32_t *at;
-    for (r = 0; r < c->attn->row_count; r++) tokens += rows[r].tokens;
-    at = SEQPAR__NEW(int32_t, tokens);
-    if (!at) return 0;
-    for (i = 0, r = 0; i < c->count; i++) { /* leaves rise with the rows */
-        const seqpar_piece *p = seqpar__outbox_piece(c, i);
-        while (r < p->row) row_begin += rows[r++].tokens;
-        at[row_begin + p->start + (last ? (p->count - 1) * p->stride : 0)] = (int32_t)i + 1;
-    }
-    for (i = 0; i < tokens; i++) if (at[i]) *order++ = at[i] - 1;
-    SEQPAR_FREE(at);
-    return 1;
-}
-
-static int seqpar__outbox_begun(const seqpar__outbox *c, int32_t query, const seqpar_piece *key) {
-    int64_t row = seqpar__outbox_piece(c, query)->row;
-    return row < key->row || (row == key->row && seqpar__outbox_bounds(c, query)->begin <= key->start + (key->count - 1) * key->stride);
-}
-static int seqpar__outbox_ended(const seqpar__outbox *c, int32_t query, const seqpar_piece *key) {
-    int64_t row = seqpar__outbox_piece(c, query)->row;
-    return row < key->row || (row == key->row && seqpar__outbox_bounds(c, query)->end <= key->start);
-}
-
-/* Key pieces in order of their tokens. A query piece is present from where its range begins to where it ends: in the order
-   of first tokens they come, in that of last tokens they go. Where strides end unevenly the keys' last tokens fall a little
-   now and then, and pieces that came go back. */
-static void seqpar__outbox_sweep(seqpar__outbox *c, seqpar_attn *attn) {
-    int64_t k, came = 0, gone = 0, sums;
-    for (k = 0; k < c->count; k++) {
-        const seqpar__sorted_key *at = &c->pieces[c->first[k]];
-        const seqpar_piece *key = seqpar__outbox_piece(c, c->first[k]);
-        while (came < c->count && seqpar__outbox_begun(c, c->first[came], key)) seqpar__outbox_visit(c, c->first[came++], 1);
-        while (came > 0 && !seqpar__outbox_begun(c, c->first[came - 1], key)) seqpar__outbox_visit(c, c->first[--came], -1);
-        while (gone < c->count && seqpar__outbox_ended(c, c->last[gone], key)) seqpar__outbox_visit(c, c->last[gone++], -1);
-        sums = c->tree[c->root].sums;
-        if (attn->desc.relaxed && sums > 1) sums = 1;
-        if (at->source != attn->rank) attn->outbox_elements[at->source] += 2 * key->count * sums;
-    }
-}
-
-static seqpar_status seqpar__outbox_open(seqpar__outbox *c, seqpar_attn *attn) {
-    int64_t total = seqpar__pieces_total(attn), s, i;
-    memset(c, 0, sizeof *c);
-    c->attn = attn;
-    c->pieces = (seqpar__sorted_key *)seqpar__list_alloc(&attn->lists, total * (int64_t)sizeof *c->pieces);
-    c->tree = (seqpar__outbox_node *)seqpar__list_alloc(&attn->lists, 2 * total * (int64_t)sizeof *c->tree);
-    c->first = (int32_t *)seqpar__list_alloc(&attn->lists, total * 4);
-    c->last = (int32_t *)seqpar__list_alloc(&attn->lists, total * 4);
-    if (!c->pieces || !c->tree || !c->first || !c->last) return SEQPAR_ERR_MEMORY;
-    for (s = 0; s < attn->size; s++)
-        for (i = 0; i < attn->shares[s].count; i++) {
-            seqpar__sorted_key *piece = &c->pieces[c->count++];
-            piece->leaf = attn->shares[s].pieces[i].leaf; piece->source = s; piece->piece = i;
-        }
-    qsort(c->pieces, (size_t)total, sizeof *c->pieces, seqpar__by_number);
-    return SEQPAR_OK;
-}
-
-static seqpar_status seqpar__outbox_count(seqpar_attn *attn) {
-    seqpar__outbox c;
-    SEQPAR__TRY(seqpar__outbox_open(&c, attn));
-    if (c.count == 0) return SEQPAR_OK;
-    seqpar__outbox_tree(&c);
-    if (!seqpar__outbox_order(&c, c.first, 0) || !seqpar__outbox_order(&c, c.last, 1)) return SEQPAR_ERR_MEMORY;
-    seqpar__outbox_sweep(&c, attn);
-    return SEQPAR_OK;
-}
-
-/* As much of attention as its cost is made of: shares, ranges, and how large the messages with dk and dv are. */
-static seqpar_status seqpar__cost_prepare(seqpar_ctx *ctx, seqpar_attn *attn) {
-    int64_t i = 0;
-    SEQPAR__TRY(seqpar__attn_shares(ctx, attn));
-    SEQPAR__TRY(seqpar__attn_visible(attn));
-    while (attn->backward.ops[i].op != SEQPAR_PLAN_COMPUTE) i++;
-    attn->steps[0].sources = attn->backward.ops[i].sources;
-    return attn->size > 1 ? seqpar__outbox_count(attn) : SEQPAR_OK;
-}
-
-SEQPAR_DEF seqpar_status seqpar_plan_cost_of(seqpar_error *error, seqpar_plan_cost *cost, const seqpar_plan_mask *mask, int64_t sp_size, int64_t sp_rank, int dtype) {
-    seqpar_ctx ctx; /* of a rank that never runs */
-    seqpar_device device;
-    seqpar_attn *attn;
-    seqpar_status status;
-    seqpar_attn_cost c, exposed; /* exposed: the all-to-alls, which nothing hides */
-    memset(cost, 0, sizeof *cost);
-    memset(&exposed, 0, sizeof exposed);
-    memset(&ctx, 0, sizeof ctx);
-    memset(&device, 0, sizeof device);
-    device.storage = dtype;
-    device.accumulator = dtype == SEQPAR_BF16 ? SEQPAR_F32 : dtype;
-    ctx.error = error; ctx.device = &device;
-    ctx.sp_size = sp_size; ctx.sp_rank = sp_rank;
-    SEQPAR__TRY(seqpar__attn_open(&ctx, &attn, mask->rows, mask->row_count, mask->desc, seqpar__cost_prepare));
-    cost->step_flops = SEQPAR__NEW(int64_t, attn->size);
-    status = cost->step_flops ? seqpar_attn_cost_of(&ctx, attn, &c, cost->step_flops) : seqpar__no_memory(error, "a plan's cost");
-    if (status) { seqpar_attn_close(&ctx, attn); seqpar_plan_cost_free(cost); return status; }
-    cost->steps = attn->size;
-    cost->forward_flops = c.forward_flops; cost->backward_flops = c.backward_flops;
-    cost->forward_bytes = c.forward_bytes; cost->backward_bytes = c.backward_bytes;
-    seqpar__heads_cost(&ctx, attn, &exposed);
-    if (c.forward_bytes) cost->forward_overlap = seqpar__plan_overlap(&attn->forward) * (double)(c.forward_bytes - exposed.forward_bytes) / (double)c.forward_bytes;
-    if (c.backward_bytes) cost->backward_overlap = seqpar__plan_overlap(&attn->backward) * (double)(c.backward_bytes - exposed.backward_bytes) / (double)c.backward_bytes;
-    cost->slots = attn->backward.slots;
-    seqpar_attn_close(&ctx, attn);
-    return SEQPAR_OK;
-}
-SEQPAR_DEF void seqpar_plan_cost_free(seqpar_plan_cost *cost) { SEQPAR_FREE(cost->step_flops); memset(cost, 0, sizeof *cost); }
 
 /* ======================================================================================================
    >>loss  token log-probs through the head

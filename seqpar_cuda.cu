@@ -1236,7 +1236,7 @@ template <class T, int D, int WARPS, int COLUMNS, bool KEYS, bool EXTRAS> struct
         int64_t d = v.a.head_dim, kv = head / (v.a.heads / v.a.kv_heads) - v.a.head_begin, stride = v.a.head_count * d;
         int2 seen[2];
         UNROLL for (int i = 0; i < 2; i++) seen[i] = row[i] < piece.count ? visible_keys(v.a, piece.local + row[i], k) : make_int2(0, 0);
-        if (lane_of() % 4 == 0) flops += 6 * d * (seen[0].y - seen[0].x + seen[1].y - seen[1].x);
+        if (lane_of() % 4 == 0) flops += 10 * d * (seen[0].y - seen[0].x + seen[1].y - seen[1].x);
         for (int64_t begin = 0; begin < k.count; begin += COLUMNS) {
             bool sees = (seen[0].x < begin + COLUMNS && seen[0].y > begin) || (seen[1].x < begin + COLUMNS && seen[1].y > begin);
             if (!__syncthreads_or(sees)) continue;
@@ -1261,7 +1261,6 @@ template <class T, int D, int WARPS, int COLUMNS, bool KEYS, bool EXTRAS> struct
                 delta_of[mine] = there ? ((const float *)v.a.delta)[t * v.a.heads + h] : 0.0f;
                 int64_t pairs = least(seen_by[mine].y, end) - most(seen_by[mine].x, first_row);
                 sees = pairs > 0;
-                if (sees) flops += 8 * d * pairs;
             }
             if (!__syncthreads_or(sees)) continue;
             int64_t at = ((queries.local + begin) * v.a.heads + h) * d;
@@ -1480,8 +1479,11 @@ template <class T> static seqpar_status attn_op(seqpar_device *device, const seq
     return status || queue ? finish(self, status, queue) : device_settle(device, NULL); /* the count is read when the host waits anyway */
 }
 template <class T> static seqpar_status op_attn_forward(seqpar_device *device, const seqpar_attn_args *a, void *queue) { return attn_op<T>(device, a, queue, FORWARD); }
-template <class T> static seqpar_status op_attn_dq(seqpar_device *device, const seqpar_attn_args *a, void *queue) { return attn_op<T>(device, a, queue, DQ); }
-template <class T> static seqpar_status op_attn_dkv(seqpar_device *device, const seqpar_attn_args *a, void *queue) { return attn_op<T>(device, a, queue, DKV); }
+template <class T> static seqpar_status op_attn_backward(seqpar_device *device, const seqpar_attn_backward_args *a, void *queue) {
+    seqpar_status status = attn_op<T>(device, &a->queries, queue, DQ);
+    for (int64_t g = 0; !status && g < a->groups; g++) status = attn_op<T>(device, &a->keys[g], queue, DKV);
+    return status;
+}
 
 template <class T> static seqpar_status op_attn_return(seqpar_device *device, const seqpar_attn_args *a, void *queue) {
     cuda_device *self = of(device);
@@ -1822,8 +1824,7 @@ template <class T> static void fill_table(seqpar_device *d) {
     d->add = op_add<T>;
     d->fold = op_fold;
     d->attn_forward = op_attn_forward<T>;
-    d->attn_dq = op_attn_dq<T>;
-    d->attn_dkv = op_attn_dkv<T>;
+    d->attn_backward = op_attn_backward<T>;
     d->attn_return = op_attn_return<T>;
     d->attn_delta = op_attn_delta<T>;
     d->attn_sinks = op_attn_sinks;

@@ -36,7 +36,7 @@ static int my_forward(void *user, const seqpar_block *b, void *out, double *lse)
     return 0;
 }
 
-/* dq, or dk and dv, from the lse of the whole row */
+/* dq, dk and dv of a block, from the lse of the whole row */
 static int my_backward(void *user, const seqpar_block *b, void *dq, void *dk, void *dv) {
     const uint16_t *q = (const uint16_t *)b->q, *k = (const uint16_t *)b->k, *v = (const uint16_t *)b->v, *dout = (const uint16_t *)b->dout;
     float *sum = (float *)calloc((size_t)(b->queries + 2 * b->keys) * HEAD_DIM, sizeof *sum), *sk = sum + b->queries * HEAD_DIM, *sv = sk + b->keys * HEAD_DIM;
@@ -52,9 +52,9 @@ static int my_backward(void *user, const seqpar_block *b, void *dq, void *dk, vo
                 sv[n * HEAD_DIM + i] += p * seqpar_bf16_to_float(dout[r * HEAD_DIM + i]);
             }
         }
-    for (int64_t i = 0; dq && i < b->queries * HEAD_DIM; i++) ((uint16_t *)dq)[i] = seqpar_bf16_from_float(sum[i]);
-    for (int64_t i = 0; dk && i < b->keys * HEAD_DIM; i++) ((uint16_t *)dk)[i] = seqpar_bf16_from_float(sk[i]);
-    for (int64_t i = 0; dv && i < b->keys * HEAD_DIM; i++) ((uint16_t *)dv)[i] = seqpar_bf16_from_float(sv[i]);
+    for (int64_t i = 0; i < b->queries * HEAD_DIM; i++) ((uint16_t *)dq)[i] = seqpar_bf16_from_float(sum[i]);
+    for (int64_t i = 0; i < b->keys * HEAD_DIM; i++) ((uint16_t *)dk)[i] = seqpar_bf16_from_float(sk[i]);
+    for (int64_t i = 0; i < b->keys * HEAD_DIM; i++) ((uint16_t *)dv)[i] = seqpar_bf16_from_float(sv[i]);
     free(sum);
     return 0;
 }

@@ -421,6 +421,39 @@ static void expect_own_product(seqpar_sgemm sgemm, const char *what) {
     test_end("own_product_%s", what);
 }
 
+/* A block of dq that is none of dk and dv, one the other way round, or two in another order, would be waited for without end. */
+__attribute__((unused)) static void test_backward_blocks(void) {
+    enum { BLOCKS = 2 };
+    const seqpar_piece pieces[2 * BLOCKS] = {{.count = 1}, {.count = 1, .local = 1}, {.count = 1}, {.count = 1, .local = 1}};
+    const seqpar_attn_keys keys[BLOCKS] = {{.stride = 1, .count = 1}, {.k_row = 1, .v_row = 1, .start = 1, .stride = 1, .count = 1}};
+    const int32_t begin[BLOCKS] = {0, 0}, end[BLOCKS] = {2, 2};
+    const float x[BLOCKS] = {1, 2};
+    float out[3][BLOCKS] = {{0}};
+    const seqpar_fold_op both[] = {{SEQPAR_FOLD_LEAF, 0}, {SEQPAR_FOLD_EXTEND, 1}, {SEQPAR_FOLD_FINISH, 0}}, first[] = {{SEQPAR_FOLD_LEAF, 0}, {SEQPAR_FOLD_FINISH, 0}};
+    int wrong;
+    for (wrong = 0; wrong < 5; wrong++) {
+        seqpar_attn_task queries[BLOCKS] = {{.piece = 0, .program = both, .program_count = 3}, {.piece = 1, .program = both, .program_count = 3}}, swapped[BLOCKS] = {queries[0], queries[1]};
+        seqpar_attn_args a = {.heads = 1, .kv_heads = 1, .head_dim = 1, .head_count = 1, .q_tokens = BLOCKS, .scale = 1, .q_pieces = pieces, .k_pieces = keys, .tasks = queries, .task_count = BLOCKS, .depth = 2,
+                              .visible_begin = begin, .visible_end = end, .q = x, .k = x, .v = x, .lse = out[0], .dout = x, .delta = x, .dq = out[0], .dk = out[1], .dv = out[2]};
+        seqpar_attn_args dkv = a;
+        seqpar_attn_backward_args args = {a, &dkv, 1};
+        seqpar_device *device = seqpar_device_cpu(2);
+        seqpar_error error = {0};
+        seqpar_status status;
+        device->error = &error;
+        dkv.tasks = swapped;
+        swapped[0].order = wrong == 1; swapped[1].order = wrong != 1;
+        if (wrong == 2) { swapped[1].program = first; swapped[1].program_count = 2; }
+        if (wrong == 3) { queries[1].program = first; queries[1].program_count = 2; }
+        if (wrong == 4) args.queries.task_count = 1;
+        if (wrong == 1) { swapped[0].program = first; swapped[0].program_count = 2; }
+        status = device->attn_backward(device, &args, NULL);
+        test_expect(status == (wrong ? SEQPAR_ERR_PLAN : SEQPAR_OK), "wrong %d: %s: %s", wrong, seqpar_status_name(status), error.text);
+        seqpar_device_close(device);
+    }
+    test_end("attn_backward_blocks");
+}
+
 /* By a loop, by OpenBLAS where it is installed, and refused where it cannot serve. */
 __attribute__((unused)) static void test_own_product(void) {
     void *library = dlopen("libopenblas.so.0", RTLD_NOW), *found = library ? dlsym(library, "cblas_sgemm") : NULL;
@@ -1002,8 +1035,7 @@ static void check_attention(int in, int gradient) {
 }
 
 static void check_attn_forward(void) { check_attention(0, 0); }
-static void check_attn_dq(void) { check_attention(Q, DQ); }
-static void check_attn_dkv(void) { check_attention(K, DK); check_attention(V, DV); }
+static void check_attn_backward(void) { check_attention(Q, DQ); check_attention(K, DK); check_attention(V, DV); }
 
 static seqpar_status call_attn_delta(seqpar_device *device, const bench *b) {
     const field *f = b->field;
@@ -1391,8 +1423,7 @@ static const struct op_check { const char *op; void (*check)(void); double cpu, 
     {"add", check_add, 1.2e-7, 1},
     {"fold", check_fold, 2.1e-7, 1},
     {"attn_forward", check_attn_forward, 6e-7, 1},
-    {"attn_dq", check_attn_dq, 1.1e-6, 2},
-    {"attn_dkv", check_attn_dkv, 1.1e-6, 2},
+    {"attn_backward", check_attn_backward, 1.1e-6, 2},
     {"attn_return", check_attn_return, 1.4e-7, 1},
     {"attn_delta", check_attn_delta, 1.9e-7, 1},
     {"attn_sinks", check_attn_sinks, 6e-7, 1},
@@ -1466,6 +1497,7 @@ int main(int argc, char **argv) {
     seqpar_device_close(bf16);
 #ifndef TEST_CUDA /* it is the CPU device's */
     test_own_product();
+    test_backward_blocks();
 #endif
     return test_summary();
 }

@@ -2,7 +2,8 @@
 /* Plans on paper: those of every schedule pass, every single mistake that is planted in one is refused, costs are what the
    formulas of the field say. */
 #define SEQPAR_IMPLEMENTATION
-#include "seqpar.h"
+#define SEQPAR_CHECK_IMPLEMENTATION
+#include "seqpar_check.h"
 #include "test.h"
 
 typedef struct shape { int schedule; int64_t ranks, kv_heads, stride, ulysses; int replicate, down; } shape;

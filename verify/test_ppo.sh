@@ -69,8 +69,8 @@ near ppo_gspo_first_norm "$(first short_gspo grad_norm)" "$(first short grad_nor
 # all texts are cut off, and by all of the buffer too long
 run brief $group --reward_pretrain $out/rm --generate_max_len 3 --max_steps 1
 run cut $group --reward_pretrain $out/rm --generate_max_len 3 --max_steps 1 --stop_properly_penalty_coef -0.75 && [ "$(first cut reward)" = -0.75 ] && ok ppo_cut_off || fail ppo_cut_off "$(first cut reward)"
-run half_cut $group --reward_pretrain $out/rm --generate_max_len 3 --max_steps 1 --stop_properly_penalty_coef 0.5 && near ppo_cut_off_half "$(first half_cut reward)" "$(awk "BEGIN { print 0.5 * $(first brief reward) }")"
-run long $group --reward_pretrain $out/rm --generate_max_len 3 --max_steps 1 --overlong_buffer_len 2 --overlong_penalty_factor 0.25 && near ppo_overlong_whole "$(first long reward)" "$(awk "BEGIN { print $(first brief reward) - 0.25 }")"
+run half_cut $group --reward_pretrain $out/rm --generate_max_len 3 --max_steps 1 --stop_properly_penalty_coef 0.5 && near ppo_cut_off_half "$(first half_cut reward)" "$(awk "BEGIN { printf \"%.17g\", 0.5 * $(first brief reward) }")"
+run long $group --reward_pretrain $out/rm --generate_max_len 3 --max_steps 1 --overlong_buffer_len 2 --overlong_penalty_factor 0.25 && near ppo_overlong_whole "$(first long reward)" "$(awk "BEGIN { printf \"%.17g\", $(first brief reward) - 0.25 }")"
 number() { sed -nE "s/.*\"$1\":[[:space:]]*([-0-9.e+]*).*/\1/p" $out/rm/config.json; }
 near ppo_normalized_reward "$(first normalized reward)" "$(awk "BEGIN { printf \"%.17g\", ($(first critic reward) - $(number mean)) / $(number std) }")"
 scores=$(sed -nE 's/ +(chosen|rejected)_reward ([-0-9.]+)/\2/p' $out/rm.log | awk '{ sum += $1 } END { print sum / 2 }')
