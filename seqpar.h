@@ -3223,7 +3223,7 @@ static int seqpar__backward_agrees(seqpar__backward *b) {
 }
 
 static seqpar_status seqpar__backward_run(seqpar__backward *b, const seqpar_attn_backward_args *a) {
-    int64_t heads = SEQPAR__MIN(a->queries.head_count, b->device->threads), group = b->a->heads / b->a->kv_heads, g, i, scratch, stacks;
+    int64_t heads = SEQPAR__MIN(a->queries.head_count, b->device->threads), group = b->a->heads / b->a->kv_heads, g, i, scratch, each, stacks;
     for (i = 0; i < b->pieces; i++) b->task_of[i] = -1;
     for (i = 0; i < b->a->task_count; i++) b->task_of[b->a->tasks[i].piece] = i;
     b->keys.value_bytes = 0;
@@ -3232,14 +3232,15 @@ static seqpar_status seqpar__backward_run(seqpar__backward *b, const seqpar_attn
         for (i = 0; i < a->keys[g].task_count; i++) { b->key[a->keys[g].tasks[i].order].args = &a->keys[g]; b->key[a->keys[g].tasks[i].order].task = &a->keys[g].tasks[i]; }
     }
     scratch = b->keys.kernel->scratch_bytes + b->a->depth * b->keys.value_bytes;
+    each = (scratch + 127) & ~(int64_t)63; /* as seqpar__parallel gives it to a thread; behind these lie the stacks */
     stacks = heads * group * b->a->task_count * b->a->depth * b->queries.value_bytes;
     for (b->head = 0; b->head < a->queries.head_count; b->head += heads) {
-        char *shared = seqpar__workspace(b->device, ((scratch + 127) & ~(int64_t)63) + (stacks + b->device->threads - 1) / b->device->threads);
+        char *shared = seqpar__workspace(b->device, each + (stacks + b->device->threads - 1) / b->device->threads);
         if (!shared) return SEQPAR_ERR_MEMORY;
         b->heads = SEQPAR__MIN(heads, a->queries.head_count - b->head);
         if (b->head == 0) seqpar__backward_heads(b, shared);
         if (b->head == 0 && !seqpar__backward_agrees(b)) return seqpar_fail(b->device->error, SEQPAR_ERR_PLAN, "dk and dv are not of the blocks of dq, or in another order");
-        seqpar__backward_heads(b, shared + ((scratch + 127) & ~(int64_t)63) * b->device->threads);
+        seqpar__backward_heads(b, shared + each * b->device->threads);
         SEQPAR__TRY(seqpar__parallel(b->device, b->key_count * b->heads, scratch, seqpar__backward_job, b));
     }
     b->device->attn_flops += b->keys.flops;
@@ -5935,7 +5936,7 @@ static seqpar_status seqpar__attn_plans(seqpar_ctx *ctx, seqpar_attn *attn) {
     return SEQPAR_OK;
 }
 
-/* prepare: what is made once the plans are there: all that a run needs, or what a count needs (>>check). */
+/* prepare: what is made once the plans are there: all that a run needs, or what a count needs (seqpar_check.h). */
 typedef seqpar_status (*seqpar__attn_preparation)(seqpar_ctx *ctx, seqpar_attn *attn);
 static seqpar_status seqpar__attn_open(seqpar_ctx *ctx, seqpar_attn **out, const seqpar_row *rows, int64_t row_count, const seqpar_attn_desc *desc, seqpar__attn_preparation prepare) {
     seqpar_attn *attn;
