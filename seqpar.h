@@ -2789,6 +2789,7 @@ typedef struct seqpar__machine {
     char *(*place)(void *user, int64_t place); /* where a stored value lies in one run; NULL: it does not */
     const char *(*given)(void *user, int64_t index); /* where a leaf lies that need not be computed; NULL: leaf computes it */
     int extends; /* leaf can compute on top of a value */
+    int (*single)(void *user, int64_t index); /* whether that gives the bits of computing it apart and combining; NULL: never */
     char *values[64]; /* deeper than any tree */
     int64_t top, at;  /* the last of them; how far the program has come */
 } seqpar__machine;
@@ -2824,10 +2825,11 @@ static void seqpar__machine_extend(const seqpar__machine *m, char *value, char *
     m->combine(m->user, value, scratch);
 }
 
-/* Given leaves and stored values in one run are combined where they lie; the result, too, if that is its next place
-   (combinations are commutative to the bit). Returns the operations this took; 0: nothing of the kind. */
+/* Given leaves, single ones and stored values in one run are combined where they lie; the result, too, if that is its next
+   place (combinations are commutative to the bit). Returns the operations this took; 0: nothing of the kind. */
 static int64_t seqpar__machine_in_place(const seqpar__machine *m, char *top, const seqpar_fold_op *p, int64_t count) {
     if (count < 2 || p[1].op != SEQPAR_FOLD_COMBINE) return 0;
+    if (m->single && p[0].op == SEQPAR_FOLD_LEAF && m->single(m->user, p[0].index)) { m->leaf(m->user, top, p[0].index, 1); return 2; }
     if (m->given && p[0].op == SEQPAR_FOLD_LEAF) { m->combine(m->user, top, m->given(m->user, p[0].index)); return 2; }
     if (!m->place || p[0].op != SEQPAR_FOLD_LOAD) return 0;
     if (count < 3 || p[2].op != SEQPAR_FOLD_STORE || p[2].index != p[0].index) {
@@ -2901,6 +2903,7 @@ static void seqpar__columns_job(void *user, int64_t i, char *scratch) {
     m.finish = seqpar__columns_finish;
     m.given = NULL;
     m.place = NULL; /* a job is some columns of it */
+    m.single = NULL;
     m.extends = 1;
     seqpar__machine_run(&m, c.fold->program, c.fold->program_count);
 }
@@ -2946,7 +2949,8 @@ typedef struct seqpar__attn_job {
     /* a job of both passes of backward: */
     struct seqpar__backward *backward;
     struct seqpar__attn_job *keys; /* of a query task: the job of the keys at hand, */
-    void *gradients;               /* and its dk, then dv */
+    void *gradients;               /* and its dk, then dv; */
+    int fresh;                     /* of these, nothing is there yet: the kernel's to begin them with 0 */
 } seqpar__attn_job;
 
 typedef struct seqpar__attn_kernel {
@@ -2955,7 +2959,8 @@ typedef struct seqpar__attn_kernel {
     void (*leaf)(void *job, void *value, int64_t index, int extend);
     void (*combine)(void *job, void *into, const void *other);
     void (*finish_state)(seqpar__attn_job *job, void *value); /* forward: divides by l, writes out and lse */
-    int extends;        /* leaf can go on with a value */
+    int extends;        /* leaf can go on with a value; */
+    int64_t single;     /* with dq of so many keys, dk and dv of so many queries it adds one sum to it */
 } seqpar__attn_kernel;
 
 static int64_t seqpar__attn_value(const seqpar__attn_job *j, int64_t count) { /* elements of a value */
@@ -3137,6 +3142,16 @@ typedef struct seqpar__backward {
     int64_t *task_of, pieces;       /* by query piece; their number */
 } seqpar__backward;
 
+/* Leaves that are one sum. Those of dk and dv are made of several if there are several query heads. */
+static int seqpar__backward_query_single(void *user, int64_t index) {
+    const seqpar__attn_job *j = (const seqpar__attn_job *)user;
+    return j->args->k_pieces[index].count <= j->kernel->single;
+}
+static int seqpar__backward_key_single(void *user, int64_t index) {
+    const seqpar__attn_job *j = (const seqpar__attn_job *)user;
+    return j->args->heads == j->args->kv_heads && j->backward->a->q_pieces[index].count <= j->kernel->single;
+}
+
 static int64_t seqpar__backward_next(const seqpar__backward_query *q) {
     int64_t i;
     for (i = q->machine.at; i < q->job.task->program_count; i++) if (q->job.task->program[i].op <= SEQPAR_FOLD_EXTEND) return q->job.task->program[i].index;
@@ -3170,8 +3185,8 @@ static void seqpar__backward_key_leaf(void *user, void *value, int64_t index, in
     seqpar__attn_job *j = (seqpar__attn_job *)user;
     const seqpar__backward *b = j->backward;
     int64_t group = b->a->heads / b->a->kv_heads, h;
-    if (!extend) memset(value, 0, (size_t)(seqpar__attn_value(j, j->count) * seqpar_dtype_bytes(j->device->accumulator)));
     j->gradients = value;
+    j->fresh = !extend;
     for (h = 0; h < group; h++) {
         seqpar__backward_query *q = &b->query[((j->head - b->head) * group + h) * b->a->task_count + b->task_of[index]];
         seqpar__backward_wait(&q->next, j->task->order);
@@ -3188,6 +3203,7 @@ static void seqpar__backward_job(void *user, int64_t i, char *scratch) {
     if (!key->task) return;
     seqpar__attn_job_new(&j, &m, &b->keys, key->args, key->task, b->head + i % b->heads, scratch);
     j.backward = b;
+    m.single = seqpar__backward_key_single;
     if (next < b->key + b->key_count && next->args == key->args) seqpar__ahead_next(&j, next->task->piece, b->head + (i + 1) % b->heads);
     seqpar__ahead_loads(&j);
     seqpar__machine_run(&m, j.task->program, j.task->program_count);
@@ -3199,6 +3215,7 @@ static void seqpar__backward_heads(seqpar__backward *b, char *stacks) {
     for (i = 0; i < n; i++, stacks += b->a->depth * b->queries.value_bytes) {
         seqpar__backward_query *q = &b->query[i];
         seqpar__attn_job_new(&q->job, &q->machine, &b->queries, b->a, &b->a->tasks[i % b->a->task_count], b->head * group + i / b->a->task_count, stacks);
+        q->machine.single = seqpar__backward_query_single;
         q->next = seqpar__backward_next(q);
     }
 }
@@ -3530,6 +3547,12 @@ SEQPAR__TEMPLATE void seqpar__any_state_finish(const seqpar__attn_job *j, const 
 }
 static void seqpar__ref_state_finish(seqpar__attn_job *j, void *value) { SEQPAR__BY_TYPE(j->device, seqpar__any_state_finish, j, value); }
 
+/* The keys' dk and dv begin with 0, if not yet begun. */
+static void seqpar__gradients_begin(seqpar__attn_job *keys) {
+    if (keys->fresh) memset(keys->gradients, 0, (size_t)(seqpar__attn_value(keys, keys->count) * seqpar_dtype_bytes(keys->device->accumulator)));
+    keys->fresh = 0;
+}
+
 /* p = exp(s - lse); ds = p (z dout . v - delta) scale, for a softcap times its slope; then p becomes z p, z the dropout
    factor. Query number r of a piece. */
 SEQPAR__TEMPLATE double seqpar__any_ds(const seqpar_attn_args *a, const seqpar_piece *queries, int64_t r, int64_t head, int64_t position, int64_t k, int64_t v, double *p, const int S, const int A) {
@@ -3549,6 +3572,7 @@ SEQPAR__TEMPLATE void seqpar__any_backward_leaf(seqpar__attn_job *j, void *dq, i
     void *dk = j->keys->gradients, *dv = seqpar__at(dk, j->keys->count * d, A);
     double p;
     memset(dq, 0, (size_t)(j->count * d * seqpar_dtype_bytes(A)));
+    seqpar__gradients_begin(j->keys);
     for (r = 0; r < j->count; r++) {
         int64_t q = seqpar__query_at(a, j->local + r, j->head);
         if (!seqpar__visible(a, j->local + r, k, &first, &last)) continue;
@@ -3570,7 +3594,7 @@ static void seqpar__ref_leaf(void *user, void *value, int64_t index, int extend)
     else SEQPAR__BY_TYPE(j->device, seqpar__any_backward_leaf, j, value, index);
 }
 static const seqpar__attn_kernel seqpar__ref_kernels[] = {
-    {0, 0, seqpar__ref_leaf, seqpar__ref_state_combine, seqpar__ref_state_finish, 0}, {1, 0, seqpar__ref_leaf, seqpar__attn_add, NULL, 0}, {3, 0, seqpar__attn_return_leaf, seqpar__attn_add, NULL, 0}};
+    {0, 0, seqpar__ref_leaf, seqpar__ref_state_combine, seqpar__ref_state_finish, 0, 0}, {1, 0, seqpar__ref_leaf, seqpar__attn_add, NULL, 0, 0}, {3, 0, seqpar__attn_return_leaf, seqpar__attn_add, NULL, 0, 0}};
 SEQPAR__ANY(attn_forward) { (void)S; (void)A; return seqpar__attn_run(device, a, &seqpar__ref_kernels[0]); }
 SEQPAR__ANY(attn_backward) { (void)S; (void)A; return seqpar__attn_backward_run(device, a, &seqpar__ref_kernels[1]); }
 SEQPAR__OP(seqpar__host_attn_return, attn, seqpar__attn_run(device, a, &seqpar__ref_kernels[2]))
@@ -3914,19 +3938,20 @@ static seqpar__v seqpar__exponent(seqpar__v t) { uint32_t bits; memcpy(&bits, &t
 #define SEQPAR__UNROLL
 #endif
 
-/* c (count, NR) = a (count, depth) . b (depth, NR), or with `keep` c[i] = c[i] keep[i] + ..: one fma chain per element,
-   whatever `count` is. Element (i, k) of a at a[i * row + k * step], row k of b at b + k * ldb. half: VL columns, not NR. */
+/* c (count, NR) = a (count, depth) . b (depth, NR): one fma chain per element, whatever `count` is. It begins with c if it goes
+   `on`, else with 0; then with `keep` at last c[i] keep[i] is added. So what begins with 0 is never -0, and to add 0 to it
+   changes no bit. Element (i, k) of a at a[i * row + k * step], row k of b at b + k * ldb. half: VL columns, not NR. */
 SEQPAR__TEMPLATE void seqpar__tile(const int half, const int count, int64_t depth, const float *a, int64_t row, int64_t step, const float *b, int64_t ldb,
-                                   float *c, int64_t ldc, const float *keep) {
-    seqpar__v left[SEQPAR__MR], right[SEQPAR__MR];
+                                   float *c, int64_t ldc, int on, const float *keep) {
+    seqpar__v left[SEQPAR__MR], right[SEQPAR__MR], zero = SEQPAR__SPLAT(0.0f);
     int64_t k;
     int i;
     SEQPAR__UNROLL
     for (i = 0; i < count; i++) {
-        left[i] = right[i] = SEQPAR__SPLAT(0.0f);
-        if (!keep) continue;
-        left[i] = SEQPAR__LOAD(c + i * ldc) * SEQPAR__SPLAT(keep[i]);
-        if (!half) right[i] = SEQPAR__LOAD(c + i * ldc + SEQPAR__VL) * SEQPAR__SPLAT(keep[i]);
+        left[i] = right[i] = zero;
+        if (!on) continue;
+        left[i] = SEQPAR__LOAD(c + i * ldc);
+        if (!half) right[i] = SEQPAR__LOAD(c + i * ldc + SEQPAR__VL);
     }
     for (k = 0; k < depth; k++, a += step, b += ldb) {
         seqpar__v b0 = SEQPAR__LOAD(b), b1 = half ? b0 : SEQPAR__LOAD(b + SEQPAR__VL);
@@ -3939,26 +3964,31 @@ SEQPAR__TEMPLATE void seqpar__tile(const int half, const int count, int64_t dept
     }
     SEQPAR__UNROLL
     for (i = 0; i < count; i++) {
+        if (keep) left[i] = SEQPAR__VFMA(SEQPAR__LOAD(c + i * ldc), SEQPAR__SPLAT(keep[i]), left[i]);
+        else left[i] = left[i] + zero;
         SEQPAR__STORE(c + i * ldc, left[i]);
-        if (!half) SEQPAR__STORE(c + i * ldc + SEQPAR__VL, right[i]);
+        if (half) continue;
+        if (keep) right[i] = SEQPAR__VFMA(SEQPAR__LOAD(c + i * ldc + SEQPAR__VL), SEQPAR__SPLAT(keep[i]), right[i]);
+        else right[i] = right[i] + zero;
+        SEQPAR__STORE(c + i * ldc + SEQPAR__VL, right[i]);
     }
 }
 
 /* The same for any number of rows: as many as possible in tiles of MR, what is left by 8, 4 and 1. */
 SEQPAR__TEMPLATE void seqpar__tiles(int64_t rows, int64_t depth, const float *a, int64_t row, int64_t step, const float *b, int64_t ldb,
-                                    float *c, int64_t ldc, const float *keep) {
+                                    float *c, int64_t ldc, int on, const float *keep) {
     int64_t i = 0;
-    for (; i + SEQPAR__MR <= rows; i += SEQPAR__MR) seqpar__tile(0, SEQPAR__MR, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, keep ? keep + i : NULL);
-    if (SEQPAR__MR > 8 && i + 8 <= rows) { seqpar__tile(0, 8, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, keep ? keep + i : NULL); i += 8; }
-    for (; i + 4 <= rows; i += 4) seqpar__tile(0, 4, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, keep ? keep + i : NULL);
-    for (; i < rows; i++) seqpar__tile(0, 1, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, keep ? keep + i : NULL);
+    for (; i + SEQPAR__MR <= rows; i += SEQPAR__MR) seqpar__tile(0, SEQPAR__MR, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, on, keep ? keep + i : NULL);
+    if (SEQPAR__MR > 8 && i + 8 <= rows) { seqpar__tile(0, 8, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, on, keep ? keep + i : NULL); i += 8; }
+    for (; i + 4 <= rows; i += 4) seqpar__tile(0, 4, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, on, keep ? keep + i : NULL);
+    for (; i < rows; i++) seqpar__tile(0, 1, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, on, keep ? keep + i : NULL);
 }
 /* a by rows, and by columns */
-static void seqpar__tiles_rows(int64_t rows, int64_t depth, const float *a, int64_t row, const float *b, int64_t ldb, float *c, int64_t ldc, const float *keep) {
-    seqpar__tiles(rows, depth, a, row, 1, b, ldb, c, ldc, keep);
+static void seqpar__tiles_rows(int64_t rows, int64_t depth, const float *a, int64_t row, const float *b, int64_t ldb, float *c, int64_t ldc, int on, const float *keep) {
+    seqpar__tiles(rows, depth, a, row, 1, b, ldb, c, ldc, on, keep);
 }
-static void seqpar__tiles_columns(int64_t rows, int64_t depth, const float *a, int64_t step, const float *b, int64_t ldb, float *c, int64_t ldc, const float *keep) {
-    seqpar__tiles(rows, depth, a, 1, step, b, ldb, c, ldc, keep);
+static void seqpar__tiles_columns(int64_t rows, int64_t depth, const float *a, int64_t step, const float *b, int64_t ldb, float *c, int64_t ldc, int on, const float *keep) {
+    seqpar__tiles(rows, depth, a, 1, step, b, ldb, c, ldc, on, keep);
 }
 
 /* VL rows of 4 columns at `from` become 4 rows of VL at `to`, times the factor. */
@@ -4020,16 +4050,14 @@ typedef struct seqpar__product {
     int accumulate;
 } seqpar__product;
 
-static const float seqpar__ones[32] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-
-static void seqpar__product_tile(int64_t rows, int64_t depth, const float *a, int64_t row, const float *b, float *c, int64_t ldc, const float *keep) {
-    if (row) seqpar__tiles_rows(rows, depth, a, row, b, SEQPAR__NR, c, ldc, keep);
-    else seqpar__tiles_columns(rows, depth, a, SEQPAR__MR, b, SEQPAR__NR, c, ldc, keep);
+static void seqpar__product_tile(int64_t rows, int64_t depth, const float *a, int64_t row, const float *b, float *c, int64_t ldc, int on) {
+    if (row) seqpar__tiles_rows(rows, depth, a, row, b, SEQPAR__NR, c, ldc, on, NULL);
+    else seqpar__tiles_columns(rows, depth, a, SEQPAR__MR, b, SEQPAR__NR, c, ldc, on, NULL);
 }
 
 /* c (rows, columns) = or += a . b for packed panels of b and, with `row` 0, of a; else a has rows `row` apart. What a last
    panel of columns has too many goes into a buffer. */
-static void seqpar__product_packed(float *c, int64_t ldc, const float *a, int64_t row, const float *b, int64_t rows, int64_t columns, int64_t depth, const float *keep) {
+static void seqpar__product_packed(float *c, int64_t ldc, const float *a, int64_t row, const float *b, int64_t rows, int64_t columns, int64_t depth, int on) {
     float edge[SEQPAR__MR * SEQPAR__NR];
     int64_t i, j, x;
     for (j = 0; j < columns; j += SEQPAR__NR)
@@ -4037,10 +4065,10 @@ static void seqpar__product_packed(float *c, int64_t ldc, const float *a, int64_
             int64_t m = SEQPAR__MIN(rows - i, SEQPAR__MR), n = SEQPAR__MIN(columns - j, SEQPAR__NR);
             const float *from = a + i * (row ? row : depth);
             float *to = c + i * ldc + j;
-            if (n == SEQPAR__NR) { seqpar__product_tile(m, depth, from, row, b + j * depth, to, ldc, keep); continue; }
-            for (x = 0; keep && x < m; x++) memcpy(edge + x * SEQPAR__NR, to + x * ldc, (size_t)n * sizeof *c);
-            for (x = 0; keep && x < m; x++) memset(edge + x * SEQPAR__NR + n, 0, (size_t)(SEQPAR__NR - n) * sizeof *c);
-            seqpar__product_tile(m, depth, from, row, b + j * depth, edge, SEQPAR__NR, keep);
+            if (n == SEQPAR__NR) { seqpar__product_tile(m, depth, from, row, b + j * depth, to, ldc, on); continue; }
+            for (x = 0; on && x < m; x++) memcpy(edge + x * SEQPAR__NR, to + x * ldc, (size_t)n * sizeof *c);
+            for (x = 0; on && x < m; x++) memset(edge + x * SEQPAR__NR + n, 0, (size_t)(SEQPAR__NR - n) * sizeof *c);
+            seqpar__product_tile(m, depth, from, row, b + j * depth, edge, SEQPAR__NR, on);
             for (x = 0; x < m; x++) memcpy(to + x * ldc, edge + x * SEQPAR__NR, (size_t)n * sizeof *c);
         }
 }
@@ -4057,7 +4085,7 @@ static void seqpar__product_run(const seqpar__product *p, float *packed_a) {
                 int64_t m = SEQPAR__MIN(p->rows - i, SEQPAR__MC);
                 const float *a = p->a + i * p->a_row + k * p->a_step;
                 if (!row) seqpar__pack_rows(packed_a, a, p->a_row, p->a_step, m, d);
-                seqpar__product_packed(p->c + i * p->ldc + j, p->ldc, row ? a : packed_a, row, packed_b, m, n, d, p->accumulate || k > 0 ? seqpar__ones : NULL);
+                seqpar__product_packed(p->c + i * p->ldc + j, p->ldc, row ? a : packed_a, row, packed_b, m, n, d, p->accumulate || k > 0);
             }
         }
 }
@@ -4069,11 +4097,11 @@ static void seqpar__product_lanes(const seqpar__product *p, float *x, int64_t j)
     int64_t i, k, n;
     for (k = 0; j < p->columns && k < p->depth; k++) for (i = 0; i < SEQPAR__VL; i++) x[k * SEQPAR__VL + i] = i < p->rows ? p->a[i * p->a_row + k] : 0.0f;
     for (; j < p->columns; j += n) {
-        const float *w = p->b + j * p->b_column, *keep = p->accumulate ? seqpar__ones : NULL;
+        const float *w = p->b + j * p->b_column;
         n = j + SEQPAR__MR <= p->columns ? SEQPAR__MR : 1;
-        for (k = 0; keep && k < n; k++) for (i = 0; i < p->rows; i++) c[k * SEQPAR__VL + i] = p->c[i * p->ldc + j + k];
-        if (n > 1) seqpar__tile(1, SEQPAR__MR, p->depth, w, p->b_column, 1, x, SEQPAR__VL, c, SEQPAR__VL, keep);
-        else seqpar__tile(1, 1, p->depth, w, p->b_column, 1, x, SEQPAR__VL, c, SEQPAR__VL, keep);
+        for (k = 0; p->accumulate && k < n; k++) for (i = 0; i < p->rows; i++) c[k * SEQPAR__VL + i] = p->c[i * p->ldc + j + k];
+        if (n > 1) seqpar__tile(1, SEQPAR__MR, p->depth, w, p->b_column, 1, x, SEQPAR__VL, c, SEQPAR__VL, p->accumulate, NULL);
+        else seqpar__tile(1, 1, p->depth, w, p->b_column, 1, x, SEQPAR__VL, c, SEQPAR__VL, p->accumulate, NULL);
         for (k = 0; k < n; k++) for (i = 0; i < p->rows; i++) p->c[i * p->ldc + j + k] = c[k * SEQPAR__VL + i];
     }
 }
@@ -4089,7 +4117,7 @@ static int64_t seqpar__product_row(const seqpar__product *p) {
             SEQPAR__UNROLL
             for (i = 0; i < 4; i++) sum = SEQPAR__VFMA(SEQPAR__SPLAT(p->a[k + i]), SEQPAR__LOAD(turned + i * SEQPAR__VL), sum);
         }
-        SEQPAR__STORE(p->c + j, sum);
+        SEQPAR__STORE(p->c + j, sum + SEQPAR__SPLAT(0.0f)); /* as a tile does: no -0 */
     }
     return j;
 }
@@ -4180,6 +4208,7 @@ static void seqpar__cpu_weight_job(void *user, int64_t i, char *scratch) {
     m.finish = seqpar__cpu_weight_finish;
     m.given = NULL;
     m.place = NULL;
+    m.single = NULL;
     m.extends = 1;
     seqpar__machine_run(&m, a->fold.program, a->fold.program_count);
 }
@@ -4368,7 +4397,7 @@ typedef struct seqpar__attn_tile {
     int64_t query_low, query_high;   /* queries that see some */
     int64_t pairs;                   /* visible, of all tiles so far */
     int masked;                      /* not all pairs are visible: each query sees its keys low .. high */
-    int fresh;                       /* forward: there is no state yet */
+    int fresh, fresh_keys;           /* there is no state yet, no dq; no dk and dv */
     float low[SEQPAR__KT], high[SEQPAR__KT], lse[SEQPAR__KT], delta[SEQPAR__KT];
     float *columns[2], *rows[3];     /* packed operands */
     seqpar__attn_job *job;
@@ -4390,7 +4419,7 @@ static seqpar__attn_tile seqpar__tile_new(seqpar__attn_job *j, const seqpar_attn
     seqpar__attn_tile t;
     t.args = a; t.keys = keys; t.queries = queries; t.job = j;
     t.key = t.query = t.pairs = 0;
-    t.fresh = 0;
+    t.fresh = t.fresh_keys = 0;
     t.s = (float *)(((uintptr_t)j->scratch + 63) & ~(uintptr_t)63);
     t.z = t.s + SEQPAR__KT * SEQPAR__QT;
     t.ds = t.z + SEQPAR__KT * SEQPAR__QT;
@@ -4458,25 +4487,27 @@ static void seqpar__tile_products(const seqpar__attn_tile *t, float *s, int64_t 
     for (c = 0; c < SEQPAR__QT; c += SEQPAR__NR)
         for (r = first; r < last; r += SEQPAR__MR) {
             seqpar__ahead_fetch(t->job);
-            seqpar__tiles_rows(SEQPAR__MIN(last - r, SEQPAR__MR), d, rows + r * stride, stride, columns + (column + c) * d, SEQPAR__NR, s + r * ld + c, ld, NULL);
+            seqpar__tiles_rows(SEQPAR__MIN(last - r, SEQPAR__MR), d, rows + r * stride, stride, columns + (column + c) * d, SEQPAR__NR, s + r * ld + c, ld, 0, NULL);
         }
 }
 
-/* to (columns, d) = to keep + s^T . rows, over the tile's rows first .. last, rising; keep NULL: to = .. With step 1 the other way
-   round: to (rows, d) = to keep + s . columns. */
+static const float seqpar__ones[32] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+
+/* to (columns, d) = to keep + (s^T . rows), over the tile's rows first .. last, rising; keep NULL: to = .. With step 1 the other
+   way round: to (rows, d) = to keep + (s . columns). */
 static void seqpar__tile_add(float *to, int64_t d, const float *s, int64_t row, int64_t step, seqpar__operand b, int64_t count, int64_t first, int64_t last, const float *keep) {
     float edge[SEQPAR__QT * SEQPAR__NR];
     int64_t i, x;
     s += first * step;
     b.at += first * b.row;
     for (i = 0; i + SEQPAR__NR <= d; i += SEQPAR__NR, b.at += b.panel)
-        if (step == 1) seqpar__tiles_rows(count, last - first, s, row, b.at, b.row, to + i, d, keep);
-        else seqpar__tiles_columns(count, last - first, s, step, b.at, b.row, to + i, d, keep);
+        if (step == 1) seqpar__tiles_rows(count, last - first, s, row, b.at, b.row, to + i, d, 0, keep);
+        else seqpar__tiles_columns(count, last - first, s, step, b.at, b.row, to + i, d, 0, keep);
     if (i == d) return;
     memset(edge, 0, sizeof edge);
     for (x = 0; keep && x < count; x++) memcpy(edge + x * SEQPAR__NR, to + x * d + i, (size_t)(d - i) * sizeof *to);
-    if (step == 1) seqpar__tiles_rows(count, last - first, s, row, b.at, b.row, edge, SEQPAR__NR, keep);
-    else seqpar__tiles_columns(count, last - first, s, step, b.at, b.row, edge, SEQPAR__NR, keep);
+    if (step == 1) seqpar__tiles_rows(count, last - first, s, row, b.at, b.row, edge, SEQPAR__NR, 0, keep);
+    else seqpar__tiles_columns(count, last - first, s, step, b.at, b.row, edge, SEQPAR__NR, 0, keep);
     for (x = 0; x < count; x++) memcpy(to + x * d + i, edge + x * SEQPAR__NR, (size_t)(d - i) * sizeof *to);
 }
 
@@ -4709,12 +4740,20 @@ static void seqpar__tile_backward(const seqpar__attn_tile *t, float *ds) {
 static void seqpar__backward_tile(const seqpar__attn_tile *t, float *ds, seqpar__operand q, seqpar__operand dout, float *dk, float *dv) {
     const seqpar_attn_args *a = t->args;
     int64_t d = a->head_dim, stride = a->heads * d;
+    const float *keep = t->fresh_keys ? NULL : seqpar__ones;
     seqpar__tile_products(t, t->s, SEQPAR__QT, seqpar__tile_queries(t, a->q), stride, t->columns[0], t->key, t->query_low, t->query_high);
     seqpar__tile_products(t, ds, SEQPAR__KT, seqpar__tile_queries(t, a->dout), stride, t->columns[1], t->key, t->query_low, t->query_high);
     seqpar__tile_backward(t, ds);
-    if (SEQPAR__FAULT(13) && (t->head + 1) % (a->heads / a->kv_heads) == 0) return; /* fault: a query head forgotten */
-    seqpar__tile_add(dk + t->key * d, d, ds, 1, SEQPAR__KT, q, t->key_count, t->query_low, t->query_high, seqpar__ones);
-    seqpar__tile_add(dv + t->key * d, d, t->s, 1, SEQPAR__QT, dout, t->key_count, t->query_low, t->query_high, seqpar__ones);
+    if (SEQPAR__FAULT(13) && keep && (t->head + 1) % (a->heads / a->kv_heads) == 0) return; /* fault: a query head forgotten */
+    seqpar__tile_add(dk + t->key * d, d, ds, 1, SEQPAR__KT, q, t->key_count, t->query_low, t->query_high, keep);
+    seqpar__tile_add(dv + t->key * d, d, t->s, 1, SEQPAR__QT, dout, t->key_count, t->query_low, t->query_high, keep);
+}
+/* A tile nothing is seen of */
+static void seqpar__gradients_none(const seqpar__attn_tile *t, float *dk, float *dv) {
+    int64_t d = t->args->head_dim;
+    if (!t->fresh_keys) return;
+    memset(dk + t->key * d, 0, (size_t)(t->key_count * d) * sizeof *dk);
+    memset(dv + t->key * d, 0, (size_t)(t->key_count * d) * sizeof *dv);
 }
 /* Up to KT queries and KT keys, tile by tile, whose ds lie side by side; at last dq += ds k: keys are the depth, rising. */
 static void seqpar__backward_block(seqpar__attn_tile *t, seqpar__operand q, seqpar__operand dout, seqpar__operand k, float *dq, float *dk, float *dv) {
@@ -4725,15 +4764,16 @@ static void seqpar__backward_block(seqpar__attn_tile *t, seqpar__operand q, seqp
         t->key_count = SEQPAR__MIN(SEQPAR__QT, end - t->key);
         seqpar__tile_ranges(t);
         for (r = 0; t->masked && r < t->query_count; r++) memset(ds + r * SEQPAR__KT, 0, SEQPAR__QT * sizeof *ds);
-        if (t->query_low >= t->query_high) continue;
+        if (t->query_low >= t->query_high) { seqpar__gradients_none(t, dk, dv); continue; }
         first = SEQPAR__MIN(first, t->key - begin);
         last = t->key - begin + t->key_count;
         seqpar__backward_tile(t, ds, q, dout, dk, dv);
     }
     t->key = begin;
     k.at += begin * k.row;
+    if (t->fresh && first >= last) memset(dq, 0, (size_t)(t->query_count * d) * sizeof *dq);
     for (r = 0; first < last && r < t->query_count; r += whole)
-        seqpar__tile_add(dq + r * d, d, t->ds + r * SEQPAR__KT, SEQPAR__KT, 1, k, SEQPAR__MIN(t->query_count - r, whole), first, last, seqpar__ones);
+        seqpar__tile_add(dq + r * d, d, t->ds + r * SEQPAR__KT, SEQPAR__KT, 1, k, SEQPAR__MIN(t->query_count - r, whole), first, last, t->fresh ? NULL : seqpar__ones);
 }
 
 /* A leaf of dq, and with it what its queries give to dk and dv of the keys at hand. */
@@ -4746,7 +4786,6 @@ static void seqpar__cpu_backward_leaf(void *user, void *value, int64_t index, in
     seqpar__operand q, dout, k;
     t.head = j->head;
     t.kv_head = keys->head;
-    if (!extend) memset(dq, 0, (size_t)(j->count * d) * sizeof *dq);
     if (!keys->packed++) {
         seqpar__pack_columns(t.columns[0], seqpar__tile_keys(&t, a->k, t.keys->k_row), key_stride, keys->count, d, seqpar__score_factor(a));
         seqpar__pack_columns(t.columns[1], seqpar__tile_keys(&t, a->v, t.keys->v_row), key_stride, keys->count, d, a->scale);
@@ -4757,20 +4796,25 @@ static void seqpar__cpu_backward_leaf(void *user, void *value, int64_t index, in
         q = seqpar__row_operand(t.rows[0], seqpar__tile_queries(&t, a->q), stride, t.query_count, d);
         dout = seqpar__row_operand(t.rows[1], seqpar__tile_queries(&t, a->dout), stride, t.query_count, d);
         seqpar__tile_statistics(&t);
-        for (t.key = 0; t.key < keys->count; t.key += SEQPAR__KT) seqpar__backward_block(&t, q, dout, k, dq + t.query * d, dk, dv);
+        t.fresh_keys = keys->fresh && t.query == 0;
+        for (t.key = 0; t.key < keys->count; t.key += SEQPAR__KT) {
+            t.fresh = !extend && t.key == 0;
+            seqpar__backward_block(&t, q, dout, k, dq + t.query * d, dk, dv);
+        }
     }
+    keys->fresh = 0;
     keys->flops += 10 * d * t.pairs;
 }
 
 static seqpar_status seqpar__cpu_attn_backward(seqpar_device *device, const seqpar_attn_backward_args *a, void *queue) {
-    seqpar__attn_kernel kernel = {1, 0, seqpar__cpu_backward_leaf, seqpar__attn_add, NULL, 1};
+    seqpar__attn_kernel kernel = {1, 0, seqpar__cpu_backward_leaf, seqpar__attn_add, NULL, 1, SEQPAR__KT};
     int64_t g;
     (void)queue;
     for (g = 0; g < a->groups; g++) kernel.scratch_bytes = SEQPAR__MAX(kernel.scratch_bytes, seqpar__attn_scratch(&a->keys[g]));
     return seqpar__attn_backward_run(device, a, &kernel);
 }
 static seqpar_status seqpar__cpu_attn_forward(seqpar_device *device, const seqpar_attn_args *a, void *queue) {
-    seqpar__attn_kernel kernel = {0, 0, seqpar__cpu_forward_leaf, seqpar__cpu_state_combine, seqpar__cpu_state_finish, 1};
+    seqpar__attn_kernel kernel = {0, 0, seqpar__cpu_forward_leaf, seqpar__cpu_state_combine, seqpar__cpu_state_finish, 1, 0};
     (void)queue;
     kernel.scratch_bytes = seqpar__attn_scratch(a);
     return seqpar__attn_run(device, a, &kernel);
@@ -5244,6 +5288,7 @@ static void seqpar__own_backward_leaf(void *user, void *dq, int64_t index, int e
     int type = j->device->accumulator, failed;
     seqpar__own o = seqpar__own_block(keys, queries, &a->k_pieces[index], j->head, keys->head);
     (void)extend;
+    seqpar__gradients_begin(keys);
     failed = kernel->backward(kernel->user, &o.block, o.result[0], o.result[1], o.result[2]);
     keys->flops += 10 * d * seqpar__count_visible(a, j->local, j->count, &a->k_pieces[index]);
     seqpar__own_expect(j, !failed, &o, queries, "fails backward");
@@ -5271,7 +5316,7 @@ static seqpar_status seqpar__own_end(seqpar_device *device, int64_t threads, seq
     return status ? status : device->error ? device->error->status : SEQPAR_OK;
 }
 static seqpar_status seqpar__own_forward(seqpar_device *device, const seqpar_attn_args *a, void *queue) {
-    seqpar__attn_kernel kernel = {0, 0, seqpar__own_forward_leaf, seqpar__cpu_state_combine, seqpar__cpu_state_finish, 0};
+    seqpar__attn_kernel kernel = {0, 0, seqpar__own_forward_leaf, seqpar__cpu_state_combine, seqpar__cpu_state_finish, 0, 0};
     int64_t threads = device->threads;
     (void)queue;
     if (device->storage != SEQPAR_F32) { kernel.combine = seqpar__ref_state_combine; kernel.finish_state = seqpar__ref_state_finish; }
@@ -5279,7 +5324,7 @@ static seqpar_status seqpar__own_forward(seqpar_device *device, const seqpar_att
     return seqpar__own_end(device, threads, seqpar__attn_run(device, a, &kernel));
 }
 static seqpar_status seqpar__own_backward(seqpar_device *device, const seqpar_attn_backward_args *a, void *queue) {
-    seqpar__attn_kernel kernel = {1, 0, seqpar__own_backward_leaf, seqpar__attn_add, NULL, 0};
+    seqpar__attn_kernel kernel = {1, 0, seqpar__own_backward_leaf, seqpar__attn_add, NULL, 0, 0};
     int64_t threads = device->threads;
     (void)queue;
     SEQPAR__TRY(seqpar__own_start(device, &a->queries, &kernel));

@@ -256,8 +256,8 @@ static const features features_list[] = {
 static const char *const device_names[] = {"fp32", "fp64", "bf16"}; /* of test_device */
 /* Distance from the truth: of fp32 where a query sees itself alone dq is 0 and what is measured is rounding; of bf16 so many
    roundings of 2^-8 at most: results are rounded, backward reads a rounded out, tensor cores take rounded factors; with
-   dropout a token that sees few keys has a dq that is a small difference of such numbers. */
-static double truth_limit(int device, const features *f) { return device == 2 ? (f->dropout > 0 ? 12.0 : 3.0) / 256 : device ? 1e-13 : f->window == 1 ? 8e-6 : 3e-6; }
+   dropout or a sink a token that sees few keys has a dq that is a small difference of such numbers (in 40 seeds 15.5 and 6.1). */
+static double truth_limit(int device, const features *f) { return device == 2 ? (f->dropout > 0 ? 20.0 : f->sinks ? 8.0 : 3.0) / 256 : device ? 1e-13 : f->window == 1 ? 8e-6 : 3e-6; }
 enum { FEATURES = sizeof features_list / sizeof *features_list };
 
 static const int64_t ranks_list[] = {1, 2, 3, 4, 5, 8};
@@ -286,6 +286,24 @@ static void test_bits(int reference) {
         setup_free(&one);
     }
     problem_free(p);
+}
+
+/* Chunks longer than the tiles of the fast device, so that a block is several sums; as many kv heads as heads, and fewer. */
+static void test_long_chunks(int kv_heads) {
+    static const int64_t lengths[] = {1001, 31}, chunks[] = {5, 7}, ranks[] = {2, 3, 5};
+    problem *p = problem_new(2, lengths, chunks, 2, kv_heads, 6);
+    int i;
+    for (i = 0; i < 3 * FEATURES; i++) {
+        setup one = {.p = p, .ranks = 1, .threads = 1, .f = features_list[i / 3]}, s = one;
+        s.ranks = ranks[i % 3]; s.threads = 1 + i % 2; s.layout = SEQPAR_CONTIGUOUS + i % 2; s.schedule = SEQPAR_RING + (i / 2) % 2;
+        setup_run(&one);
+        setup_run(&s);
+        expect_same_bits(&s, &one, one.f.name);
+        setup_free(&one);
+        setup_free(&s);
+    }
+    problem_free(p);
+    test_end("attn_long_chunks heads=2/%d", kv_heads);
 }
 
 static void test_truth(int reference) {
@@ -909,5 +927,7 @@ int main(int argc, char **argv) {
     test_bits(1);
     test_bits(0);
     test_bits(2);
+    test_long_chunks(2);
+    test_long_chunks(1);
     return test_summary();
 }
