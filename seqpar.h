@@ -3939,16 +3939,16 @@ static seqpar__v seqpar__exponent(seqpar__v t) { uint32_t bits; memcpy(&bits, &t
 #endif
 
 /* c (count, NR) = a (count, depth) . b (depth, NR): one fma chain per element, whatever `count` is. It begins with c if it goes
-   `on`, else with 0; then with `keep` at last c[i] keep[i] is added. So what begins with 0 is never -0, and to add 0 to it
-   changes no bit. Element (i, k) of a at a[i * row + k * step], row k of b at b + k * ldb. half: VL columns, not NR. */
+   `on`, else with 0; then with `keep` at last c[i] keep[i] is added. Element (i, k) of a at a[i * row + k * step], row k of b at
+   b + k * ldb. half: VL columns, not NR. */
 SEQPAR__TEMPLATE void seqpar__tile(const int half, const int count, int64_t depth, const float *a, int64_t row, int64_t step, const float *b, int64_t ldb,
                                    float *c, int64_t ldc, int on, const float *keep) {
-    seqpar__v left[SEQPAR__MR], right[SEQPAR__MR], zero = SEQPAR__SPLAT(0.0f);
+    seqpar__v left[SEQPAR__MR], right[SEQPAR__MR];
     int64_t k;
     int i;
     SEQPAR__UNROLL
     for (i = 0; i < count; i++) {
-        left[i] = right[i] = zero;
+        left[i] = right[i] = SEQPAR__SPLAT(0.0f);
         if (!on) continue;
         left[i] = SEQPAR__LOAD(c + i * ldc);
         if (!half) right[i] = SEQPAR__LOAD(c + i * ldc + SEQPAR__VL);
@@ -3965,11 +3965,9 @@ SEQPAR__TEMPLATE void seqpar__tile(const int half, const int count, int64_t dept
     SEQPAR__UNROLL
     for (i = 0; i < count; i++) {
         if (keep) left[i] = SEQPAR__VFMA(SEQPAR__LOAD(c + i * ldc), SEQPAR__SPLAT(keep[i]), left[i]);
-        else left[i] = left[i] + zero;
         SEQPAR__STORE(c + i * ldc, left[i]);
         if (half) continue;
         if (keep) right[i] = SEQPAR__VFMA(SEQPAR__LOAD(c + i * ldc + SEQPAR__VL), SEQPAR__SPLAT(keep[i]), right[i]);
-        else right[i] = right[i] + zero;
         SEQPAR__STORE(c + i * ldc + SEQPAR__VL, right[i]);
     }
 }
@@ -4117,7 +4115,7 @@ static int64_t seqpar__product_row(const seqpar__product *p) {
             SEQPAR__UNROLL
             for (i = 0; i < 4; i++) sum = SEQPAR__VFMA(SEQPAR__SPLAT(p->a[k + i]), SEQPAR__LOAD(turned + i * SEQPAR__VL), sum);
         }
-        SEQPAR__STORE(p->c + j, sum + SEQPAR__SPLAT(0.0f)); /* as a tile does: no -0 */
+        SEQPAR__STORE(p->c + j, sum);
     }
     return j;
 }
@@ -4748,12 +4746,11 @@ static void seqpar__backward_tile(const seqpar__attn_tile *t, float *ds, seqpar_
     seqpar__tile_add(dk + t->key * d, d, ds, 1, SEQPAR__KT, q, t->key_count, t->query_low, t->query_high, keep);
     seqpar__tile_add(dv + t->key * d, d, t->s, 1, SEQPAR__QT, dout, t->key_count, t->query_low, t->query_high, keep);
 }
-/* A tile nothing is seen of */
-static void seqpar__gradients_none(const seqpar__attn_tile *t, float *dk, float *dv) {
-    int64_t d = t->args->head_dim;
-    if (!t->fresh_keys) return;
-    memset(dk + t->key * d, 0, (size_t)(t->key_count * d) * sizeof *dk);
-    memset(dv + t->key * d, 0, (size_t)(t->key_count * d) * sizeof *dv);
+/* What a tile that nothing is seen of gives: 0, which makes a sum of -0 one of 0, as adding a leaf of zeros does. */
+static void seqpar__add_nothing(float *to, int64_t count, int fresh) {
+    int64_t i;
+    if (fresh) memset(to, 0, (size_t)count * sizeof *to);
+    else for (i = 0; i < count; i++) to[i] += 0.0f;
 }
 /* Up to KT queries and KT keys, tile by tile, whose ds lie side by side; at last dq += ds k: keys are the depth, rising. */
 static void seqpar__backward_block(seqpar__attn_tile *t, seqpar__operand q, seqpar__operand dout, seqpar__operand k, float *dq, float *dk, float *dv) {
@@ -4764,14 +4761,18 @@ static void seqpar__backward_block(seqpar__attn_tile *t, seqpar__operand q, seqp
         t->key_count = SEQPAR__MIN(SEQPAR__QT, end - t->key);
         seqpar__tile_ranges(t);
         for (r = 0; t->masked && r < t->query_count; r++) memset(ds + r * SEQPAR__KT, 0, SEQPAR__QT * sizeof *ds);
-        if (t->query_low >= t->query_high) { seqpar__gradients_none(t, dk, dv); continue; }
+        if (t->query_low >= t->query_high) {
+            seqpar__add_nothing(dk + t->key * d, t->key_count * d, t->fresh_keys);
+            seqpar__add_nothing(dv + t->key * d, t->key_count * d, t->fresh_keys);
+            continue;
+        }
         first = SEQPAR__MIN(first, t->key - begin);
         last = t->key - begin + t->key_count;
         seqpar__backward_tile(t, ds, q, dout, dk, dv);
     }
     t->key = begin;
     k.at += begin * k.row;
-    if (t->fresh && first >= last) memset(dq, 0, (size_t)(t->query_count * d) * sizeof *dq);
+    if (first >= last) seqpar__add_nothing(dq, t->query_count * d, t->fresh);
     for (r = 0; first < last && r < t->query_count; r += whole)
         seqpar__tile_add(dq + r * d, d, t->ds + r * SEQPAR__KT, SEQPAR__KT, 1, k, SEQPAR__MIN(t->query_count - r, whole), first, last, t->fresh ? NULL : seqpar__ones);
 }
