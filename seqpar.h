@@ -2997,8 +2997,8 @@ static void seqpar__attn_move(void *user, void *value, int64_t n, int to_store) 
 }
 
 /* Between two calls of one rank others have run, and what they left in the cache is not what this one reads. So a job names
-   what it will combine with and what the next one packs, and its kernel fetches some lines of that between its products: few at
-   a time, or it waits for them. */
+   what it will combine with, what the next one packs and where that one writes, and its kernel fetches some lines of that
+   between its products: few at a time, or it waits for them. */
 static void seqpar__ahead_add(seqpar__attn_job *j, const void *at, int64_t bytes, int64_t stride, int64_t rows) {
     int n = j->ahead_count;
     if (n == 8 || rows == 0) return;
@@ -3007,31 +3007,34 @@ static void seqpar__ahead_add(seqpar__attn_job *j, const void *at, int64_t bytes
 }
 static void seqpar__ahead_fetch(seqpar__attn_job *j) {
     int64_t lines = 0, b;
-    while (j->ahead_count && lines < 8) {
+    while (j->ahead_count && lines < 16) {
         int n = j->ahead_count - 1;
         for (b = 0; b < j->ahead[n].bytes; b += 64, lines++) SEQPAR__FETCH(j->ahead[n].at + b);
         j->ahead[n].at += j->ahead[n].stride;
         if (--j->ahead[n].rows == 0) j->ahead_count--;
     }
 }
-static void seqpar__ahead_next(seqpar__attn_job *j, int64_t piece, int64_t head) {
-    const seqpar_attn_args *a = j->args;
-    int64_t row = a->head_dim * (int64_t)sizeof(float), at;
-    const seqpar_attn_keys *keys = &a->k_pieces[piece];
+static void seqpar__ahead_next(seqpar__attn_job *j, const seqpar__attn_job *next) {
+    const seqpar_attn_args *a = next->args;
+    const seqpar_attn_keys *keys = &a->k_pieces[next->task->piece];
+    int64_t row = a->head_dim * (int64_t)sizeof(float);
     if (j->kernel->kind == 2) {
-        seqpar__ahead_add(j, (const char *)a->v + (keys->v_row * a->head_count + head) * row, row, a->head_count * row, keys->count);
-        seqpar__ahead_add(j, (const char *)a->k + (keys->k_row * a->head_count + head) * row, row, a->head_count * row, keys->count);
+        seqpar__ahead_add(j, (const char *)a->v + (keys->v_row * a->head_count + next->head) * row, row, a->head_count * row, keys->count);
+        seqpar__ahead_add(j, (const char *)a->k + (keys->k_row * a->head_count + next->head) * row, row, a->head_count * row, keys->count);
         return;
     }
-    at = (a->q_pieces[piece].local * a->heads + head + a->head_begin * (a->heads / a->kv_heads)) * row;
-    seqpar__ahead_add(j, (const char *)a->q + at, row, a->heads * row, a->q_pieces[piece].count);
+    seqpar__ahead_add(j, (const char *)a->q + (next->local * a->heads + next->head) * row, row, a->heads * row, next->count);
+}
+/* A value that is kept, in one run */
+static void seqpar__ahead_value(seqpar__attn_job *j, const char *at, int64_t count) {
+    int64_t run = 1024;
+    seqpar__ahead_add(j, at, run, run, seqpar__attn_value(j, count) * (int64_t)sizeof(float) / run);
 }
 static void seqpar__ahead_loads(seqpar__attn_job *j) {
-    int64_t i, bytes = seqpar__attn_value(j, j->count) * (int64_t)sizeof(float), run = 1024;
+    int64_t i;
     for (i = j->task->program_count - 1; i >= 0; i--)
-        if (j->task->program[i].op == SEQPAR_FOLD_LOAD) seqpar__ahead_add(j, seqpar__attn_place(j, j->task->program[i].index), run, run, bytes / run);
+        if (j->task->program[i].op == SEQPAR_FOLD_LOAD) seqpar__ahead_value(j, seqpar__attn_place(j, j->task->program[i].index), j->count);
 }
-
 static void seqpar__attn_finish(void *user, void *value) {
     seqpar__attn_job *j = (seqpar__attn_job *)user;
     const seqpar_attn_args *a = j->args;
@@ -3095,6 +3098,18 @@ static void seqpar__attn_job_new(seqpar__attn_job *j, seqpar__machine *m, const 
     m->given = w->kernel->kind == 3 ? seqpar__attn_inbox : NULL;
     m->top = -1;
 }
+/* What the job after j reads, and where its values come into being: to write is to fetch, too. */
+static void seqpar__ahead_job(seqpar__attn_job *j, const seqpar__attn_work *w, const seqpar_attn_args *a, const seqpar_attn_task *task, int64_t head, char *stack) {
+    seqpar__attn_job next;
+    seqpar__machine m;
+    int64_t i;
+    seqpar__attn_job_new(&next, &m, w, a, task, head, stack);
+    for (i = task->program_count - 1; i >= 0; i--) {
+        const char *home = task->program[i].op == SEQPAR_FOLD_LEAF ? seqpar__machine_home(&m, task->program + i, task->program_count - i) : NULL;
+        if (home) seqpar__ahead_value(j, home, next.count);
+    }
+    seqpar__ahead_next(j, &next);
+}
 static void seqpar__attn_count(int64_t *total, int64_t flops) {
 #ifdef _OPENMP
     #pragma omp atomic
@@ -3107,9 +3122,10 @@ static void seqpar__attn_job_run(void *user, int64_t i, char *scratch) {
     const seqpar_attn_args *a = w->args;
     seqpar__attn_job j;
     seqpar__machine m;
+    int64_t n = i + 1;
     seqpar__attn_job_new(&j, &m, w, a, &a->tasks[i / w->heads], i % w->heads, scratch);
     if (w->kernel->kind < 3 && w->device->storage == SEQPAR_F32) {
-        if (i + 1 < a->task_count * w->heads) seqpar__ahead_next(&j, a->tasks[(i + 1) / w->heads].piece, (i + 1) % w->heads);
+        if (n < a->task_count * w->heads) seqpar__ahead_job(&j, w, a, &a->tasks[n / w->heads], n % w->heads, scratch);
         seqpar__ahead_loads(&j);
     }
     seqpar__machine_run(&m, j.task->program, j.task->program_count);
@@ -3204,7 +3220,7 @@ static void seqpar__backward_job(void *user, int64_t i, char *scratch) {
     seqpar__attn_job_new(&j, &m, &b->keys, key->args, key->task, b->head + i % b->heads, scratch);
     j.backward = b;
     m.single = seqpar__backward_key_single;
-    if (next < b->key + b->key_count && next->args == key->args) seqpar__ahead_next(&j, next->task->piece, b->head + (i + 1) % b->heads);
+    if (next < b->key + b->key_count && next->args == key->args) seqpar__ahead_job(&j, &b->keys, next->args, next->task, b->head + (i + 1) % b->heads, scratch);
     seqpar__ahead_loads(&j);
     seqpar__machine_run(&m, j.task->program, j.task->program_count);
     seqpar__attn_count(&b->keys.flops, j.flops);
