@@ -4252,7 +4252,7 @@ static seqpar_status seqpar__rows_run(seqpar_device *device, int64_t rows, const
    elements. A last part below 16 is filled up in a buffer, and only of the first `written` arrays comes anything back. */
 typedef void (*seqpar__step_fn)(const seqpar__v *k, seqpar__v *sums, float *const *x);
 #define SEQPAR__SUMS (3 * 64 / SEQPAR__VL)
-#define SEQPAR__ARRAYS 5
+#define SEQPAR__ARRAYS 7
 SEQPAR__TEMPLATE void seqpar__vectors(seqpar__step_fn step, const seqpar__v *k, seqpar__v *sums, const int arrays, float *const *x, int64_t from, const int count) {
     float *at[SEQPAR__ARRAYS];
     int j, u;
@@ -4873,15 +4873,19 @@ static void seqpar__cpu_rmsnorm_row(const void *args, int64_t t) {
 SEQPAR__OP(seqpar__cpu_rmsnorm, rmsnorm, seqpar__rows_run(device, a->rows, a, seqpar__cpu_rmsnorm_row))
 
 /* Memory is read once: a job is a leaf, its rows and its sum for the gain; the fold takes the sums from `leaf`. Where leaves are
-   not just the rows, one after the other, a job is a run of rows, and the fold computes its leaves. */
+   not just the rows, one after the other, a job is a run of rows, and the fold computes its leaves. Each of the two passes over a
+   row fetches what the next one reads, or memory would rest in between. */
 typedef struct seqpar__norm_work { const seqpar_rmsnorm_grad_args *args; float *leaf; } seqpar__norm_work;
 SEQPAR__TEMPLATE void seqpar__norm_dot_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
     (void)k;
+    SEQPAR__FETCH(x[3]);
     sums[0] = SEQPAR__VFMA(SEQPAR__LOAD(x[2]) * SEQPAR__LOAD(x[1]), SEQPAR__LOAD(x[0]), sums[0]);
 }
 SEQPAR__TEMPLATE void seqpar__norm_grad_step(const seqpar__v *k, seqpar__v *sums, float *const *at) {
     seqpar__v x = SEQPAR__LOAD(at[2]), dy = SEQPAR__LOAD(at[3]);
     (void)sums;
+    SEQPAR__FETCH(at[5]);
+    SEQPAR__FETCH(at[6]);
     SEQPAR__STORE(at[0], SEQPAR__LOAD(at[0]) + SEQPAR__VFMA(x, k[1], k[0] * SEQPAR__LOAD(at[4]) * dy));
     SEQPAR__STORE(at[1], SEQPAR__VFMA(dy, x * k[0], SEQPAR__LOAD(at[1])));
 }
@@ -4893,14 +4897,16 @@ static void seqpar__cpu_norm_grad_job(void *user, int64_t i, char *scratch) {
     seqpar__v sums[SEQPAR__SUMS], k[2];
     memset(sum, 0, (size_t)a->width * sizeof *sum);
     for (; t < end; t++) {
+        int64_t next = SEQPAR__MIN(t + 1, end - 1);
         r = ((const float *)a->rstd)[t];
-        at[0] = (float *)a->dx.data + t * a->dx.stride; at[1] = sum; at[4] = (float *)a->gain;
+        at[0] = at[5] = (float *)a->dx.data + t * a->dx.stride; at[1] = sum; at[4] = (float *)a->gain;
         at[2] = (float *)a->x.data + t * a->x.stride; at[3] = (float *)a->dy.data + t * a->dy.stride;
         seqpar__no_sums(sums);
-        seqpar__each(seqpar__norm_dot_step, NULL, sums, 3, 0, at + 2, a->width, 0.0f);
+        seqpar__each(seqpar__norm_dot_step, NULL, sums, 4, 0, at + 2, a->width, 0.0f);
+        at[5] = (float *)a->x.data + next * a->x.stride; at[6] = (float *)a->dy.data + next * a->dy.stride;
         k[0] = SEQPAR__SPLAT(r);
         k[1] = SEQPAR__SPLAT(-(r * r * r * seqpar__sum_of(sums, 0) / (float)a->width));
-        seqpar__each(seqpar__norm_grad_step, k, NULL, 5, 2, at, a->width, 0.0f);
+        seqpar__each(seqpar__norm_grad_step, k, NULL, 7, 2, at, a->width, 0.0f);
     }
 }
 static void seqpar__cpu_gain_leaf(void *user, void *value, int64_t index, int extend) {
