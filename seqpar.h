@@ -3161,7 +3161,7 @@ typedef struct seqpar__backward {
 /* Leaves that are one sum. Those of dk and dv are made of several if there are several query heads. */
 static int seqpar__backward_query_single(void *user, int64_t index) {
     const seqpar__attn_job *j = (const seqpar__attn_job *)user;
-    return j->args->k_pieces[index].count <= j->kernel->single;
+    return j->args->k_pieces[index].count <= j->kernel->single * (SEQPAR__FAULT(78) ? 100 : 1); /* fault: leaves of several sums, too */
 }
 static int seqpar__backward_key_single(void *user, int64_t index) {
     const seqpar__attn_job *j = (const seqpar__attn_job *)user;
