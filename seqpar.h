@@ -4766,7 +4766,7 @@ static void seqpar__backward_tile(const seqpar__attn_tile *t, float *ds, seqpar_
 static void seqpar__add_nothing(float *to, int64_t count, int fresh) {
     int64_t i;
     if (fresh) memset(to, 0, (size_t)count * sizeof *to);
-    else for (i = 0; i < count; i++) to[i] += 0.0f;
+    else for (i = 0; i < count && !SEQPAR__FAULT(79); i++) to[i] += 0.0f; /* fault: a sum of -0 stays one */
 }
 /* Up to KT queries and KT keys, tile by tile, whose ds lie side by side; at last dq += ds k: keys are the depth, rising. */
 static void seqpar__backward_block(seqpar__attn_tile *t, seqpar__operand q, seqpar__operand dout, seqpar__operand k, float *dq, float *dk, float *dv) {
@@ -4878,14 +4878,13 @@ SEQPAR__OP(seqpar__cpu_rmsnorm, rmsnorm, seqpar__rows_run(device, a->rows, a, se
 typedef struct seqpar__norm_work { const seqpar_rmsnorm_grad_args *args; float *leaf; } seqpar__norm_work;
 SEQPAR__TEMPLATE void seqpar__norm_dot_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
     (void)k;
-    SEQPAR__FETCH(x[3]);
+    SEQPAR__FETCH(x[3]); /* dx */
     sums[0] = SEQPAR__VFMA(SEQPAR__LOAD(x[2]) * SEQPAR__LOAD(x[1]), SEQPAR__LOAD(x[0]), sums[0]);
 }
 SEQPAR__TEMPLATE void seqpar__norm_grad_step(const seqpar__v *k, seqpar__v *sums, float *const *at) {
     seqpar__v x = SEQPAR__LOAD(at[2]), dy = SEQPAR__LOAD(at[3]);
     (void)sums;
-    SEQPAR__FETCH(at[5]);
-    SEQPAR__FETCH(at[6]);
+    SEQPAR__FETCH(at[5]); SEQPAR__FETCH(at[6]); /* x and dy of the next row */
     SEQPAR__STORE(at[0], SEQPAR__LOAD(at[0]) + SEQPAR__VFMA(x, k[1], k[0] * SEQPAR__LOAD(at[4]) * dy));
     SEQPAR__STORE(at[1], SEQPAR__VFMA(dy, x * k[0], SEQPAR__LOAD(at[1])));
 }
@@ -5009,7 +5008,7 @@ typedef struct seqpar__head {
     seqpar__v sums[SEQPAR__SUMS]; /* of 2^y, and of 2^y y, for y = x log2(e) - from; the highest of what comes next */
 } seqpar__head;
 
-/* x[0] the block, x[1] the one after it */
+/* x[0]: the block; x[1]: the one after it */
 SEQPAR__TEMPLATE void seqpar__head_step(const seqpar__v *k, seqpar__v *sums, float *const *x, const int keep, const int entropy) {
     seqpar__v y = SEQPAR__VMAX(SEQPAR__SPLAT(-127.0f), SEQPAR__VFMA(SEQPAR__LOAD(x[0]), k[0], k[1])), p = seqpar__vexp2_above(y);
     sums[2] = SEQPAR__VMAX(SEQPAR__LOAD(x[1]), sums[2]);

@@ -306,6 +306,28 @@ static void test_long_chunks(int kv_heads) {
     test_end("attn_long_chunks heads=2/%d", kv_heads);
 }
 
+/* Numbers so small that products vanish: sums of -0, which the zeros of a block that nothing is seen of make 0. */
+static void test_vanishing(double dout) {
+    static const int64_t lengths[] = {301, 31}, chunks[] = {5, 7}, ranks[] = {2, 3, 5};
+    problem *p = problem_new(2, lengths, chunks, 2, 2, 6);
+    int64_t n, minus = 0, count = p->tokens * p->heads * p->head_dim;
+    int i;
+    for (n = 0; n < count; n++) { p->q[n] *= 1e-30; p->k[n] *= 1e-30; p->dout[n] *= dout; }
+    for (i = 0; i < 3 * FEATURES; i++) {
+        setup one = {.p = p, .ranks = 1, .threads = 1, .f = features_list[i / 3]}, s = one;
+        s.ranks = ranks[i % 3]; s.layout = SEQPAR_CONTIGUOUS + i % 2; s.schedule = SEQPAR_RING + (i / 2) % 2;
+        setup_run(&one);
+        setup_run(&s);
+        expect_same_bits(&s, &one, one.f.name);
+        for (n = 0; n < count; n++) minus += (one.dk[n] == 0 && signbit(one.dk[n])) || (one.dv[n] == 0 && signbit(one.dv[n]));
+        setup_free(&one);
+        setup_free(&s);
+    }
+    test_expect(minus > 0, "no sum is -0");
+    problem_free(p);
+    test_end("attn_vanishing dout=%g", dout);
+}
+
 static void test_truth(int reference) {
     static const int64_t lengths[] = {29, 17}, chunks[] = {7, 3};
     problem *p = problem_new(2, lengths, chunks, 3, 3, 5), *g = problem_new(2, lengths, chunks, 6, 2, 4);
@@ -920,6 +942,10 @@ int main(int argc, char **argv) {
     test_arrival(SEQPAR_LLAMA3, 0);
     test_arrival(SEQPAR_ULYSSES, 0);
     test_arrival(SEQPAR_RING, 2);
+    test_vanishing(1e-20);
+    test_vanishing(1e-44);
+    test_long_chunks(2);
+    test_long_chunks(1);
     test_gaps(1);
     test_gaps(0);
     test_lengths(3);
@@ -927,7 +953,5 @@ int main(int argc, char **argv) {
     test_bits(1);
     test_bits(0);
     test_bits(2);
-    test_long_chunks(2);
-    test_long_chunks(1);
     return test_summary();
 }
