@@ -4052,9 +4052,10 @@ static void seqpar__pack_rows(float *to, const float *a, int64_t row, int64_t st
     }
 }
 
-#define SEQPAR__KC 256 /* depth and columns of the part of b that is packed at a time, */
-#define SEQPAR__NC 512
-#define SEQPAR__MC (16 * SEQPAR__MR) /* rows of the part of a */
+#define SEQPAR__KC 512 /* depth and columns of the part of b that is packed at a time, */
+#define SEQPAR__NC 320
+#define SEQPAR__MC (8 * SEQPAR__MR) /* rows of the part of a, */
+#define SEQPAR__AC (SEQPAR__KC + 16) /* and how far apart they are once copied: not a power of two, which is what few sets of a cache would share */
 
 typedef struct seqpar__product {
     float *c; int64_t ldc;
@@ -4065,7 +4066,8 @@ typedef struct seqpar__product {
 } seqpar__product;
 
 static void seqpar__product_tile(int64_t rows, int64_t depth, const float *a, int64_t row, const float *b, float *c, int64_t ldc, int on) {
-    if (row) seqpar__tiles_rows(rows, depth, a, row, b, SEQPAR__NR, c, ldc, on, NULL);
+    if (row == SEQPAR__AC) seqpar__tiles(rows, depth, a, SEQPAR__AC, 1, b, SEQPAR__NR, c, ldc, on, NULL); /* fits into the addresses */
+    else if (row) seqpar__tiles_rows(rows, depth, a, row, b, SEQPAR__NR, c, ldc, on, NULL);
     else seqpar__tiles_columns(rows, depth, a, SEQPAR__MR, b, SEQPAR__NR, c, ldc, on, NULL);
 }
 
@@ -4087,9 +4089,11 @@ static void seqpar__product_packed(float *c, int64_t ldc, const float *a, int64_
         }
 }
 
+/* Rows of a are read in place or, where they lie far apart and enough columns are to come, from a copy; columns of a are packed. */
 static void seqpar__product_run(const seqpar__product *p, float *packed_a) {
-    float *packed_b = packed_a + SEQPAR__KC * SEQPAR__MC;
-    int64_t i, j, k, row = p->a_step == 1 ? p->a_row : 0; /* rows are read in place, columns packed */
+    float *packed_b = packed_a + SEQPAR__AC * SEQPAR__MC;
+    int copied = p->a_step == 1 && p->a_row >= 256 && p->columns >= 4 * SEQPAR__NR;
+    int64_t i, j, k, x, row = copied ? SEQPAR__AC : p->a_step == 1 ? p->a_row : 0;
     for (j = 0; p->depth == 0 && !p->accumulate && j < p->rows; j++) memset(p->c + j * p->ldc, 0, (size_t)p->columns * sizeof *p->c); /* an empty sum */
     for (j = 0; j < p->columns; j += SEQPAR__NC)
         for (k = 0; k < p->depth; k += SEQPAR__KC) {
@@ -4098,12 +4102,13 @@ static void seqpar__product_run(const seqpar__product *p, float *packed_a) {
             for (i = 0; i < p->rows; i += SEQPAR__MC) {
                 int64_t m = SEQPAR__MIN(p->rows - i, SEQPAR__MC);
                 const float *a = p->a + i * p->a_row + k * p->a_step;
+                for (x = 0; copied && x < m; x++) memcpy(packed_a + x * row, a + x * p->a_row, (size_t)d * sizeof *a);
                 if (!row) seqpar__pack_rows(packed_a, a, p->a_row, p->a_step, m, d);
-                seqpar__product_packed(p->c + i * p->ldc + j, p->ldc, row ? a : packed_a, row, packed_b, m, n, d, p->accumulate || k > 0);
+                seqpar__product_packed(p->c + i * p->ldc + j, p->ldc, copied || !row ? packed_a : a, row, packed_b, m, n, d, p->accumulate || k > 0);
             }
         }
 }
-#define SEQPAR__PACKED_BYTES (SEQPAR__KC * (SEQPAR__MC + SEQPAR__NC + SEQPAR__NR) * (int64_t)sizeof(float))
+#define SEQPAR__PACKED_BYTES ((SEQPAR__AC * SEQPAR__MC + SEQPAR__KC * (SEQPAR__NC + SEQPAR__NR)) * (int64_t)sizeof(float))
 
 /* Up to VL rows . W^T: they are the lanes, rows of W are read where they lie, once. From column `j` on. */
 static void seqpar__product_lanes(const seqpar__product *p, float *x, int64_t j) {
@@ -4136,7 +4141,7 @@ static int64_t seqpar__product_row(const seqpar__product *p) {
     return j;
 }
 
-/* A job is a run of rows, or of columns where that makes but one: whole tiles for every thread. */
+/* A job is a run of rows and, where that makes too few, of columns: whole tiles for every thread. */
 typedef struct seqpar__matmul_work { const seqpar_matmul_args *args; int64_t rows, columns, across; } seqpar__matmul_work;
 static void seqpar__cpu_matmul_job(void *user, int64_t i, char *scratch) {
     const seqpar__matmul_work *w = (const seqpar__matmul_work *)user;
@@ -4155,15 +4160,18 @@ static void seqpar__cpu_matmul_job(void *user, int64_t i, char *scratch) {
 }
 static seqpar_status seqpar__cpu_matmul(seqpar_device *device, const seqpar_matmul_args *a, void *queue) {
     seqpar__matmul_work w;
-    int64_t jobs = device->threads > 1 ? 4 * device->threads : 1, share = SEQPAR__MAX((a->rows + jobs - 1) / jobs, 64), bytes = SEQPAR__PACKED_BYTES;
+    int64_t jobs = device->threads > 1 ? 4 * device->threads : 1, bytes = SEQPAR__PACKED_BYTES, share, runs;
     (void)queue;
     if (a->rows <= 0 || a->out <= 0) return SEQPAR_OK;
     w.args = a; /* more jobs than threads: a thread that loses its core does not hold up the rest */
+    share = SEQPAR__MAX((a->rows + jobs - 1) / jobs, a->out >= 256 * jobs ? 256 : 64); /* each run of rows packs w anew */
     w.rows = (share + SEQPAR__MR - 1) / SEQPAR__MR * SEQPAR__MR;
-    w.columns = a->rows > w.rows ? a->out : (a->out + 8 * SEQPAR__MR * jobs - 1) / (8 * SEQPAR__MR * jobs) * (8 * SEQPAR__MR);
+    runs = (a->rows + w.rows - 1) / w.rows;
+    w.across = SEQPAR__MAX(jobs / runs, 1);
+    w.columns = (a->out + 8 * SEQPAR__MR * w.across - 1) / (8 * SEQPAR__MR * w.across) * (8 * SEQPAR__MR);
     w.across = (a->out + w.columns - 1) / w.columns;
     if (a->rows <= SEQPAR__VL) bytes = SEQPAR__MAX(bytes, a->in * SEQPAR__VL * (int64_t)sizeof(float));
-    return seqpar__parallel(device, (a->rows + w.rows - 1) / w.rows * w.across, bytes, seqpar__cpu_matmul_job, &w);
+    return seqpar__parallel(device, runs * w.across, bytes, seqpar__cpu_matmul_job, &w);
 }
 
 /* Weight gradient: a job is a block of dw; the fold runs inside it, so that partials stay in cache. */

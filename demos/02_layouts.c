@@ -69,16 +69,20 @@ static void draw_work(const drawing *d) {
 
 int main(int argc, char **argv) {
     static const char *const names[] = {"S, the tokens", "P, the ranks", "L, the chunks"};
+    static const int64_t most[] = {1000000, 64, 1000000};
     int64_t sizes[3] = {16, 4, 16};
-    for (int i = 1; i < argc && i <= 3; i++) {
+    if (argc > 4) return fprintf(stderr, "error: '%s' is one too many; give S, P and L, or fewer\n", argv[4]), 2;
+    for (int i = 1; i < argc; i++) {
         char *end;
         sizes[i - 1] = strtoll(argv[i], &end, 10);
-        if (*end || sizes[i - 1] < 1 || sizes[i - 1] > 1000000) return fprintf(stderr, "error: %s is '%s'; give a whole number from 1 to 1000000\n", names[i - 1], argv[i]), 2;
+        if (*end || sizes[i - 1] < 1 || sizes[i - 1] > most[i - 1])
+            return fprintf(stderr, "error: %s, is '%s'; give a whole number from 1 to %lld\n", names[i - 1], argv[i], (long long)most[i - 1]), 2;
     }
     drawing d = {.ranks = sizes[1]};
     d.row = (seqpar_row){.tokens = sizes[0], .padded = sizes[0], .chunks = sizes[2], .docs = 1, .cu_seqlens = d.cu};
     d.cu[1] = sizes[0];
     d.work = (int64_t *)calloc((size_t)(sizes[1] * sizes[1]), sizeof *d.work);
+    if (!d.work) return fprintf(stderr, "error: no memory for %lld ranks\n", (long long)sizes[1]), 1;
     for (d.layout = 0; d.layout < 3; d.layout++) {
         seqpar_error error;
         printf("%s, S = %lld, P = %lld, L = %lld\n", seqpar_layout_name(d.layout), (long long)sizes[0], (long long)sizes[1], (long long)sizes[2]);

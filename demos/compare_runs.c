@@ -93,8 +93,9 @@ int main(int argc, char **argv) {
     int size = snprintf(text, sizeof text, "{\n  \"steps\": %lld,\n  \"sp\": 4,\n  \"loss_first\": %.17g,\n  \"loss_last\": %.17g,\n  \"loss_bits_equal\": %s,\n  \"param_bits_equal\": %s,\n  \"dpo_first_loss\": %.17g,\n  \"dpo_first_loss_is_ln2_bitwise\": %s,\n  \"tokens_per_second\": %.1f\n}\n",
         (long long)arrlen(r[1].loss), r[1].loss[0], arrlast(r[1].loss), losses ? "true" : "false", params ? "true" : "false", r[2].loss[0], first ? "true" : "false", mean(r[1].speed));
     snprintf(path, sizeof path, "%s/summary.json", argv[4]);
-    if (seqpar_file_write_atomic(path, text, size, &error)) fprintf(stderr, "error: %s\n", error.text);
+    bool written = !seqpar_file_write_atomic(path, text, size, &error);
+    if (!written) fprintf(stderr, "error: %s\n", error.text);
     printf("identical bits: %s (%lld tensors, %lld values)\n", losses && params ? "yes" : "NO", (long long)tensors, (long long)values);
     printf("first DPO loss %.18f = -log(sigmoid(0)) : %s\n", r[2].loss[0], first ? "bits" : "NO");
-    return losses && params && first && !why[0] ? 0 : 1;
+    return losses && params && first && written && !why[0] ? 0 : 1;
 }

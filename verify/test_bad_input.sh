@@ -185,6 +185,18 @@ done <<'LIST'
 --ring_attn_size|ring_attn_size 2 to 8
 LIST
 build/verify_sp --ring_attn_size 8 --device cpu >$out/verify.log 2>&1 && grep -qE '^GRPO gradient .*( +bits){4}$' $out/verify.log && ok verify_ranks || fail verify_ranks "$(head -n 2 $out/verify.log | tail -n 1)"
+build/verify_sp --help >$out/verify.log 2>&1 && grep -q -- '--ring_attn_size P' $out/verify.log && ok verify_help || fail verify_help "$(head -n 1 $out/verify.log)"
+
+# the drawing of layouts
+while IFS='|' read -r options pattern; do
+    timeout 60 build/02_layouts $options >$out/layouts.log 2>&1; code=$?
+    [ $code -eq 2 ] && [ "$(wc -l <$out/layouts.log)" -eq 1 ] && grep -q "^error: .*$pattern" $out/layouts.log && ok "bad_layouts $options" || fail "bad_layouts $options" "exit code $code: $(head -n 1 $out/layouts.log)"
+done <<'LIST'
+0|S, the tokens, is '0'
+16 1000000|P, the ranks, is '1000000'; give a whole number from 1 to 64
+16 4 x|L, the chunks, is 'x'
+16 4 16 3|'3' is one too many
+LIST
 
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ]

@@ -175,10 +175,17 @@ static const char here[] = "cuda", other[] = "--device cpu needs a program built
 static const char here[] = "cpu", other[] = "--device cuda needs a program built with CUDA; type make verify DEVICE=cuda";
 #endif
 
-/* 0, or 2 with one sentence. */
+static const char help[] =
+    "Every objective on 2, 3, 4 and 8 ranks in every schedule against 1 rank, by memcmp; exit code 1 if a bit differs.\n\n"
+    "  --ring_attn_size P   one number of ranks, 2 to 8, in place of four\n"
+    "  --device NAME        cpu, or cuda in a program built with CUDA\n"
+    "  --json               the table as JSON; it is in build/verify/verify.json anyway\n";
+
+/* 0, -1 after --help, or 2 with one sentence. */
 static int options(int argc, char **argv, int *json) {
     for (int i = 1; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : "", *name = argv[i];
+        if (!strcmp(name, "--help") || !strcmp(name, "-h")) return fputs(help, stdout), -1;
         if (!strcmp(name, "--json")) { *json = 1; continue; }
         i++;
         if (!strcmp(name, "--device") && (!strcmp(value, "cpu") || !strcmp(value, "cuda"))) {
@@ -186,7 +193,7 @@ static int options(int argc, char **argv, int *json) {
         } else if (!strcmp(name, "--ring_attn_size") && strlen(value) == 1 && *value >= '2' && *value <= '8') {
             ranks[0] = *value - '0';
             rank_count = 1;
-        } else return fprintf(stderr, "error: %s %s is none of --json, --device cpu, --device cuda, --ring_attn_size 2 to 8\n", name, value), 2;
+        } else return fprintf(stderr, "error: %s %s is none of --json, --device cpu, --device cuda, --ring_attn_size 2 to 8, --help\n", name, value), 2;
     }
     return 0;
 }
@@ -195,7 +202,8 @@ int main(int argc, char **argv) {
     int bitwise, json = 0;
     double first;
     FILE *file;
-    if (options(argc, argv, &json)) return 2;
+    int asked = options(argc, argv, &json);
+    if (asked) return asked < 0 ? 0 : asked;
 #ifdef TEST_CUDA
     seqpar_error error = {0};
     seqpar_device *gpu = seqpar_device_cuda(&error, NULL); /* before ranks look for it, each for itself */
