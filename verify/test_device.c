@@ -345,7 +345,7 @@ static seqpar_status call_matmul_dx(seqpar_device *device, const bench *b) {
 
 /* A row has the same bits alone, and in the company of any number of others; few rows are computed in other ways than many. */
 static void check_matmul_company(void) {
-    static const int64_t sizes[][2] = {{16, 64}, {15, 63}, {97, 36}, {130, 301}, {1, 8}}, rows[] = {1, 2, 3, 5, 8, 15, 16, 17, 24, 40, 73};
+    static const int64_t sizes[][2] = {{16, 64}, {15, 63}, {97, 36}, {130, 301}, {1, 8}, {331, 521}, {41, 530}, {4099, 9}}, rows[] = {1, 2, 3, 5, 8, 15, 16, 17, 24, 40, 73};
     enum { ALL = 80 };
     const uint64_t state = test_state; /* the other tests keep their numbers */
     size_t i, k, at;
@@ -374,15 +374,18 @@ static void check_matmul_company(void) {
 }
 
 static void check_matmul(void) {
-    static const int64_t sizes[][3] = {{7, 5, 11}, {1, 1, 1}, {101, 263, 307}, {13, 33, 257}};
+    static const int64_t sizes[][3] = {{7, 5, 11}, {1, 1, 1}, {101, 263, 307}, {13, 33, 257}, {103, 331, 523}, {31, 37, 541}}; /* beyond a block in every direction */
+    uint64_t state = 0;
     size_t i;
     for (i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        if (i == 4) state = test_state; /* the other tests keep their numbers */
         bench b = matmul_bench(sizes[i][0], sizes[i][1], sizes[i][2]);
         chain c = {matmul_pass, {call_matmul_dx, 1 << DINPUT, 0}, Y, DY, NULL};
         check_matmul_modes(&b);
         if (i == 0) expect_derivative(&b, &c, INPUT, DINPUT, 0);
         bench_free(&b);
     }
+    test_state = state;
     check_matmul_company();
 }
 
