@@ -4174,9 +4174,11 @@ static seqpar_status seqpar__cpu_matmul(seqpar_device *device, const seqpar_matm
     return seqpar__parallel(device, runs * w.across, bytes, seqpar__cpu_matmul_job, &w);
 }
 
-/* Weight gradient: a job is a block of dw; the fold runs inside it, so that partials stay in cache. */
-#define SEQPAR__WB_OUT 48
+/* Weight gradient: a job is a block of dw; the fold runs inside it, so that partials stay in cache. The more rows a block has, the
+   less often x is read; halved while there are too few jobs. */
+#define SEQPAR__WB_OUT 192
 #define SEQPAR__WB_IN 256
+typedef struct seqpar__weight_work { const seqpar_weight_grad_args *args; int64_t rows; } seqpar__weight_work;
 typedef struct seqpar__weight_job { const seqpar_weight_grad_args *args; int64_t out, in, rows, columns; float *packed; } seqpar__weight_job;
 
 static void seqpar__cpu_weight_leaf(void *user, void *value, int64_t index, int extend) {
@@ -4211,19 +4213,20 @@ static void seqpar__cpu_weight_finish(void *user, void *value) {
     seqpar__cpu_weight_copy(j, (float *)value, (float *)j->args->fold.finish, 1);
 }
 static void seqpar__cpu_weight_job(void *user, int64_t i, char *scratch) {
-    const seqpar_weight_grad_args *a = (const seqpar_weight_grad_args *)user;
+    const seqpar__weight_work *w = (const seqpar__weight_work *)user;
+    const seqpar_weight_grad_args *a = w->args;
     int64_t blocks = (a->in + SEQPAR__WB_IN - 1) / SEQPAR__WB_IN;
     seqpar__weight_job j;
     seqpar__machine m;
     j.args = a;
-    j.out = i / blocks * SEQPAR__WB_OUT;
+    j.out = i / blocks * w->rows;
     j.in = i % blocks * SEQPAR__WB_IN;
-    j.rows = SEQPAR__MIN(SEQPAR__WB_OUT, a->out - j.out);
+    j.rows = SEQPAR__MIN(w->rows, a->out - j.out);
     j.columns = SEQPAR__MIN(SEQPAR__WB_IN, a->in - j.in);
     j.packed = (float *)scratch;
     m.user = &j;
     m.stack = scratch + SEQPAR__PACKED_BYTES;
-    m.value_bytes = SEQPAR__WB_OUT * SEQPAR__WB_IN * (int64_t)sizeof(float);
+    m.value_bytes = w->rows * SEQPAR__WB_IN * (int64_t)sizeof(float);
     m.leaf = seqpar__cpu_weight_leaf;
     m.combine = seqpar__cpu_weight_combine;
     m.move = seqpar__cpu_weight_move;
@@ -4235,10 +4238,13 @@ static void seqpar__cpu_weight_job(void *user, int64_t i, char *scratch) {
     seqpar__machine_run(&m, a->fold.program, a->fold.program_count);
 }
 static seqpar_status seqpar__cpu_weight_grad(seqpar_device *device, const seqpar_weight_grad_args *a, void *queue) {
-    int64_t jobs = (a->out + SEQPAR__WB_OUT - 1) / SEQPAR__WB_OUT * ((a->in + SEQPAR__WB_IN - 1) / SEQPAR__WB_IN);
+    int64_t across = (a->in + SEQPAR__WB_IN - 1) / SEQPAR__WB_IN, wanted = device->threads > 1 ? 4 * device->threads : 1;
+    seqpar__weight_work w;
     (void)queue;
-    return seqpar__parallel(device, jobs, SEQPAR__PACKED_BYTES + a->fold.depth * SEQPAR__WB_OUT * SEQPAR__WB_IN * (int64_t)sizeof(float),
-                            seqpar__cpu_weight_job, (void *)a);
+    w.args = a;
+    for (w.rows = SEQPAR__WB_OUT; w.rows > 48 && (a->out + w.rows - 1) / w.rows * across < wanted;) w.rows /= 2;
+    return seqpar__parallel(device, (a->out + w.rows - 1) / w.rows * across, SEQPAR__PACKED_BYTES + a->fold.depth * w.rows * SEQPAR__WB_IN * (int64_t)sizeof(float),
+                            seqpar__cpu_weight_job, &w);
 }
 
 /* Rows in runs of 32, a job each: for everything that treats rows one by one. */
