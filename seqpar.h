@@ -3948,10 +3948,13 @@ static seqpar__v seqpar__exponent(seqpar__v t) { uint32_t bits; memcpy(&bits, &t
 #define SEQPAR__NR (2 * SEQPAR__VL)
 #if defined(__clang__)
 #define SEQPAR__UNROLL _Pragma("clang loop unroll(full)")
+#define SEQPAR__ROLLED _Pragma("clang loop unroll(disable)")
 #elif defined(__GNUC__)
 #define SEQPAR__UNROLL _Pragma("GCC unroll 48")
+#define SEQPAR__ROLLED _Pragma("GCC unroll 1")
 #else
 #define SEQPAR__UNROLL
+#define SEQPAR__ROLLED
 #endif
 
 /* c (count, NR) = a (count, depth) . b (depth, NR): one fma chain per element, whatever `count` is. It begins with c if it goes
@@ -3969,6 +3972,7 @@ SEQPAR__TEMPLATE void seqpar__tile(const int half, const int count, int64_t dept
         left[i] = SEQPAR__LOAD(c + i * ldc);
         if (!half) right[i] = SEQPAR__LOAD(c + i * ldc + SEQPAR__VL);
     }
+    SEQPAR__ROLLED /* sums of more than one turn would not fit into the registers */
     for (k = 0; k < depth; k++, a += step, b += ldb) {
         seqpar__v b0 = SEQPAR__LOAD(b), b1 = half ? b0 : SEQPAR__LOAD(b + SEQPAR__VL);
         SEQPAR__UNROLL
@@ -3988,14 +3992,26 @@ SEQPAR__TEMPLATE void seqpar__tile(const int half, const int count, int64_t dept
     }
 }
 
-/* The same for any number of rows: as many as possible in tiles of MR, what is left by 8, 4 and 1. */
+/* How many rows of those left the next tile has. Tiles of 6 would leave single rows over, which wait for their own sums: there,
+   tiles as equal as can be. */
+static int64_t seqpar__tile_rows(int64_t left) {
+    int64_t tiles = (left + SEQPAR__MR - 1) / SEQPAR__MR;
+    if (SEQPAR__MR == 6) return left < 3 ? 1 : (left + tiles - 1) / tiles;
+    return left >= SEQPAR__MR ? SEQPAR__MR : left >= 8 ? 8 : left >= 4 ? 4 : 1;
+}
+/* The same for any number of rows */
 SEQPAR__TEMPLATE void seqpar__tiles(int64_t rows, int64_t depth, const float *a, int64_t row, int64_t step, const float *b, int64_t ldb,
                                     float *c, int64_t ldc, int on, const float *keep) {
-    int64_t i = 0;
-    for (; i + SEQPAR__MR <= rows; i += SEQPAR__MR) seqpar__tile(0, SEQPAR__MR, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, on, keep ? keep + i : NULL);
-    if (SEQPAR__MR > 8 && i + 8 <= rows) { seqpar__tile(0, 8, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, on, keep ? keep + i : NULL); i += 8; }
-    for (; i + 4 <= rows; i += 4) seqpar__tile(0, 4, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, on, keep ? keep + i : NULL);
-    for (; i < rows; i++) seqpar__tile(0, 1, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, on, keep ? keep + i : NULL);
+    int64_t i, n;
+    for (i = 0; i < rows; i += n, keep = keep ? keep + n : NULL) {
+        n = seqpar__tile_rows(rows - i);
+        if (n == SEQPAR__MR) seqpar__tile(0, SEQPAR__MR, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, on, keep);
+        else if (SEQPAR__MR > 8 && n == 8) seqpar__tile(0, 8, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, on, keep);
+        else if (SEQPAR__MR == 6 && n == 5) seqpar__tile(0, 5, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, on, keep);
+        else if (SEQPAR__MR == 6 && n == 3) seqpar__tile(0, 3, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, on, keep);
+        else if (SEQPAR__MR > 4 && n == 4) seqpar__tile(0, 4, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, on, keep);
+        else seqpar__tile(0, 1, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, on, keep);
+    }
 }
 /* a by rows, and by columns */
 static void seqpar__tiles_rows(int64_t rows, int64_t depth, const float *a, int64_t row, const float *b, int64_t ldb, float *c, int64_t ldc, int on, const float *keep) {
@@ -4513,9 +4529,9 @@ static void seqpar__tile_ranges(seqpar__attn_tile *t) {
 static void seqpar__tile_products(const seqpar__attn_tile *t, float *s, int64_t ld, const float *rows, int64_t stride, const float *columns, int64_t column, int64_t first, int64_t last) {
     int64_t d = t->args->head_dim, c, r;
     for (c = 0; c < SEQPAR__QT; c += SEQPAR__NR)
-        for (r = first; r < last; r += SEQPAR__MR) {
+        for (r = first; r < last; r += seqpar__tile_rows(last - r)) {
             seqpar__ahead_fetch(t->job);
-            seqpar__tiles_rows(SEQPAR__MIN(last - r, SEQPAR__MR), d, rows + r * stride, stride, columns + (column + c) * d, SEQPAR__NR, s + r * ld + c, ld, 0, NULL);
+            seqpar__tiles_rows(seqpar__tile_rows(last - r), d, rows + r * stride, stride, columns + (column + c) * d, SEQPAR__NR, s + r * ld + c, ld, 0, NULL);
         }
 }
 
