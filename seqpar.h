@@ -4174,12 +4174,14 @@ static void seqpar__cpu_matmul_job(void *user, int64_t i, char *scratch) {
     if (a->transposed || a->rows > SEQPAR__VL) seqpar__product_run(&p, (float *)scratch);
     else seqpar__product_lanes(&p, (float *)scratch, p.rows == 1 ? seqpar__product_row(&p) : 0);
 }
+/* More jobs than threads: a thread that loses its core does not hold up the rest. */
+static int64_t seqpar__jobs_wanted(const seqpar_device *device) { return device->threads > 1 ? 4 * device->threads : 1; }
 static seqpar_status seqpar__cpu_matmul(seqpar_device *device, const seqpar_matmul_args *a, void *queue) {
     seqpar__matmul_work w;
-    int64_t jobs = device->threads > 1 ? 4 * device->threads : 1, bytes = SEQPAR__PACKED_BYTES, share, runs;
+    int64_t jobs = seqpar__jobs_wanted(device), bytes = SEQPAR__PACKED_BYTES, share, runs;
     (void)queue;
     if (a->rows <= 0 || a->out <= 0) return SEQPAR_OK;
-    w.args = a; /* more jobs than threads: a thread that loses its core does not hold up the rest */
+    w.args = a;
     share = SEQPAR__MAX((a->rows + jobs - 1) / jobs, a->out >= 256 * jobs ? 256 : 64); /* each run of rows packs w anew */
     w.rows = (share + SEQPAR__MR - 1) / SEQPAR__MR * SEQPAR__MR;
     runs = (a->rows + w.rows - 1) / w.rows;
@@ -4254,7 +4256,7 @@ static void seqpar__cpu_weight_job(void *user, int64_t i, char *scratch) {
     seqpar__machine_run(&m, a->fold.program, a->fold.program_count);
 }
 static seqpar_status seqpar__cpu_weight_grad(seqpar_device *device, const seqpar_weight_grad_args *a, void *queue) {
-    int64_t across = (a->in + SEQPAR__WB_IN - 1) / SEQPAR__WB_IN, wanted = device->threads > 1 ? 4 * device->threads : 1;
+    int64_t across = (a->in + SEQPAR__WB_IN - 1) / SEQPAR__WB_IN, wanted = seqpar__jobs_wanted(device);
     seqpar__weight_work w;
     (void)queue;
     w.args = a;

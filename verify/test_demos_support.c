@@ -629,8 +629,8 @@ static bool samples_and_files_are_limited_and_joined(void)
 static bool broken_data_is_named(void)
 {
     static const char *const cases[][2] = {
-        {"", "x.jsonl: the file is empty"},
-        {"\xEF\xBB\xBF", "x.jsonl: the file is empty"},
+        {"", "x.jsonl: the file is empty; check --dataset"},
+        {"\xEF\xBB\xBF", "x.jsonl: the file is empty; check --dataset"},
         {"\n\r\n", "x.jsonl: only empty lines; one JSON object per line is needed"},
         {"{\"q\": \"a\", \"a\": \"b\"}\n\n{\"q\": \"a\", \"a\": }\n",
          "x.jsonl:3: broken JSON at column 17; one whole object"},
@@ -933,7 +933,7 @@ static bool pairs_are_counted(void)
 static bool broken_pairs_are_named(void)
 {
     static const char *const cases[][2] = {
-        {"", "x.jsonl: the file is empty"},
+        {"", "x.jsonl: the file is empty; check --dataset"},
         {"\n \n", "x.jsonl: only empty lines"},
         {"{\"p\": \"a\", \"c\": \"b\", \"r\": \"d\"}\n[1]", "x.jsonl:2: the line is a list, but an object"},
         {"{\"c\": \"b\", \"r\": \"d\"}",

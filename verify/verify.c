@@ -193,7 +193,7 @@ static int options(int argc, char **argv, int *json) {
         } else if (!strcmp(name, "--ring_attn_size") && strlen(value) == 1 && *value >= '2' && *value <= '8') {
             ranks[0] = *value - '0';
             rank_count = 1;
-        } else return fprintf(stderr, "error: %s %s is none of --json, --device cpu, --device cuda, --ring_attn_size 2 to 8, --help\n", name, value), 2;
+        } else return fprintf(stderr, "error: %s%s%s is none of --json, --device cpu, --device cuda, --ring_attn_size 2 to 8, --help\n", name, *value ? " " : "", value), 2;
     }
     return 0;
 }
