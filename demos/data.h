@@ -527,9 +527,9 @@ static inline int demo_read_dataset_file(demo_reader *reader)
     if (stream && !reader->take_stream)
         return demo_wrong(reader, "plain text holds no records to compare; give a .jsonl file");
     char *file = demo_read_file(reader->path, &size);
-    if (!file) return demo_wrong(reader, "cannot be read: %s; check --dataset", strerror(errno));
+    if (!file) return demo_wrong(reader, "cannot be read: %s; give the path of a .jsonl or .txt file", strerror(errno));
     size_t mark = size >= 3 && !memcmp(file, "\xEF\xBB\xBF", 3) ? 3 : 0; /* UTF-8 byte order mark */
-    int failed = size == mark ? demo_wrong(reader, "the file is empty; check --dataset")
+    int failed = size == mark ? demo_wrong(reader, "the file is empty; give one with at least one record")
                  : stream     ? reader->take_stream(reader, file + mark, size - mark)
                               : demo_read_jsonl(reader, file + mark, size - mark);
     free(file);

@@ -629,8 +629,8 @@ static bool samples_and_files_are_limited_and_joined(void)
 static bool broken_data_is_named(void)
 {
     static const char *const cases[][2] = {
-        {"", "x.jsonl: the file is empty; check --dataset"},
-        {"\xEF\xBB\xBF", "x.jsonl: the file is empty; check --dataset"},
+        {"", "x.jsonl: the file is empty; give one with at least one record"},
+        {"\xEF\xBB\xBF", "x.jsonl: the file is empty; give one with at least one record"},
         {"\n\r\n", "x.jsonl: only empty lines; one JSON object per line is needed"},
         {"{\"q\": \"a\", \"a\": \"b\"}\n\n{\"q\": \"a\", \"a\": }\n",
          "x.jsonl:3: broken JSON at column 17; one whole object"},
@@ -673,7 +673,7 @@ static bool broken_data_is_named(void)
 static bool files_that_cannot_be_read_are_named(void)
 {
     EXPECT(load("no/such/file.jsonl", ask) == -1);
-    EXPECT_TEXT(message, "no/such/file.jsonl: cannot be read: No such file or directory; check --dataset");
+    EXPECT_TEXT(message, "no/such/file.jsonl: cannot be read: No such file or directory; give the path of a .jsonl or .txt file");
     EXPECT(load("data.parquet", ask) == -1 && holds(message, "data.parquet: the name ends in neither .jsonl nor .txt"));
     EXPECT(load("", ask) == -1 && load(NULL, ask) == -1);
     const char *zeros = make_file_sized("zeros.jsonl", "{\"q\": \"a\0b\", \"a\": \"c\"}\n", 23);
@@ -933,7 +933,7 @@ static bool pairs_are_counted(void)
 static bool broken_pairs_are_named(void)
 {
     static const char *const cases[][2] = {
-        {"", "x.jsonl: the file is empty; check --dataset"},
+        {"", "x.jsonl: the file is empty; give one with at least one record"},
         {"\n \n", "x.jsonl: only empty lines"},
         {"{\"p\": \"a\", \"c\": \"b\", \"r\": \"d\"}\n[1]", "x.jsonl:2: the line is a list, but an object"},
         {"{\"c\": \"b\", \"r\": \"d\"}",
