@@ -2777,6 +2777,34 @@ static seqpar_status seqpar__parallel(seqpar_device *device, int64_t jobs, int64
     return SEQPAR_OK;
 }
 
+/* The same for jobs that cost alike and go over memory in order. A thread has a run of neighbours: it finds in its cache what it
+   left there, and fetches no lines ahead that another one writes. Whoever is done helps those who lost their core. */
+static seqpar_status seqpar__parallel_runs(seqpar_device *device, int64_t jobs, int64_t scratch_bytes, seqpar__job_fn job, void *user) {
+#ifdef _OPENMP
+    if (device->threads > 1 && jobs > 1) {
+        int64_t each = (scratch_bytes + 64 + 63) & ~(int64_t)63, threads = device->threads, t;
+        char *scratch = seqpar__workspace(device, scratch_bytes + 64), *next = scratch + each - 64; /* of each thread behind its scratch: its next job */
+        if (!scratch) return SEQPAR_ERR_MEMORY;
+        for (t = 0; t < threads; t++) *(int64_t *)(void *)(next + t * each) = jobs * t / threads;
+        #pragma omp parallel num_threads((int)threads)
+        {
+            int64_t me = omp_get_thread_num(), k, i;
+            for (k = 0; k < threads; k++) {
+                int64_t owner = (me + k) % threads, end = jobs * (owner + 1) / threads, *at = (int64_t *)(void *)(next + owner * each);
+                for (;;) {
+                    #pragma omp atomic capture
+                    i = (*at)++;
+                    if (i >= end) break;
+                    job(user, i, scratch + each * me);
+                }
+            }
+        }
+        return SEQPAR_OK;
+    }
+#endif
+    return seqpar__parallel(device, jobs, scratch_bytes, job, user);
+}
+
 /* ---- the stack machine that runs fold programs ---- */
 typedef struct seqpar__machine {
     void *user;
@@ -4276,7 +4304,7 @@ static void seqpar__rows_job(void *user, int64_t i, char *scratch) {
 static seqpar_status seqpar__rows_run(seqpar_device *device, int64_t rows, const void *args, void (*row)(const void *args, int64_t t)) {
     seqpar__rows_work w;
     w.args = args; w.rows = rows; w.row = row;
-    return seqpar__parallel(device, (rows + 31) / 32, 0, seqpar__rows_job, &w);
+    return seqpar__parallel_runs(device, (rows + 31) / 32, 0, seqpar__rows_job, &w);
 }
 
 /* Sums within a row: 64 lanes by index, what is beyond the last 64 elements to the first 16 of them; folded as a fixed tree.
@@ -4422,7 +4450,7 @@ static void seqpar__cpu_add_job(void *user, int64_t i, char *scratch) {
     (void)scratch;
     for (n = begin; n < end; n++) ((float *)a->y)[n] = ((const float *)a->a)[n] + ((const float *)a->b)[n];
 }
-SEQPAR__OP(seqpar__cpu_add, add, seqpar__parallel(device, (a->count + 65535) / 65536, 0, seqpar__cpu_add_job, (void *)a))
+SEQPAR__OP(seqpar__cpu_add, add, seqpar__parallel_runs(device, (a->count + 65535) / 65536, 0, seqpar__cpu_add_job, (void *)a))
 
 /* ---- fast attention ----
    A leaf is worked off in tiles of KT rows x QT columns. Columns are tokens of the task's piece (queries forward, keys backward),
@@ -4973,7 +5001,7 @@ static seqpar_status seqpar__cpu_rmsnorm_grad(seqpar_device *device, const seqpa
     (void)queue;
     w.args = a;
     w.leaf = leaves ? (float *)SEQPAR_MALLOC((size_t)(leaves * a->width) * sizeof *w.leaf) : NULL; /* without memory: the other way */
-    status = seqpar__parallel(device, w.leaf ? leaves : (a->rows + 31) / 32, a->width * (int64_t)sizeof(float), seqpar__cpu_norm_grad_job, &w);
+    status = seqpar__parallel_runs(device, w.leaf ? leaves : (a->rows + 31) / 32, a->width * (int64_t)sizeof(float), seqpar__cpu_norm_grad_job, &w);
     if (!status) status = seqpar__columns_run(device, &a->fold, &w, a->width, 64, seqpar__cpu_gain_leaf);
     SEQPAR_FREE(w.leaf);
     return status;
@@ -5171,7 +5199,7 @@ static void seqpar__cpu_head_job(void *user, int64_t i, char *scratch) {
 static seqpar_status seqpar__cpu_softmax_head(seqpar_device *device, const seqpar_softmax_head_args *a, void *queue) {
     int64_t scratch = a->vocab / SEQPAR__HEAD_BLOCK + 1;
     (void)queue;
-    return seqpar__parallel(device, (a->rows + 31) / 32, scratch * (int64_t)sizeof(float), seqpar__cpu_head_job, (void *)a);
+    return seqpar__parallel_runs(device, (a->rows + 31) / 32, scratch * (int64_t)sizeof(float), seqpar__cpu_head_job, (void *)a);
 }
 
 /* ---- optimizer ---- */
@@ -5185,7 +5213,7 @@ static void seqpar__cpu_sumsq_job(void *user, int64_t b, char *scratch) {
     for (j = 0; i + j < a->block_size; j++) lane[j] += (double)x[i + j] * (double)x[i + j];
     a->out[b] = ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
 }
-SEQPAR__OP(seqpar__cpu_sumsq, sumsq, seqpar__parallel(device, a->blocks, 0, seqpar__cpu_sumsq_job, (void *)a))
+SEQPAR__OP(seqpar__cpu_sumsq, sumsq, seqpar__parallel_runs(device, a->blocks, 0, seqpar__cpu_sumsq_job, (void *)a))
 
 typedef struct seqpar__update_work { const seqpar_update_args *args; float step, rbc2; } seqpar__update_work;
 SEQPAR__TEMPLATE void seqpar__adamw_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
@@ -5215,7 +5243,7 @@ static seqpar_status seqpar__cpu_adamw(seqpar_device *device, const seqpar_updat
     w.args = a;
     w.step = (float)(a->lr / (1.0 - pow(a->beta1, (double)(a->t + (SEQPAR__FAULT(24) ? 1 : 0))))); /* fault: bias correction one step late */
     w.rbc2 = (float)(1.0 / sqrt(1.0 - pow(a->beta2, (double)a->t)));
-    return seqpar__parallel(device, (a->count + 16383) / 16384, 0, seqpar__cpu_adamw_job, &w);
+    return seqpar__parallel_runs(device, (a->count + 16383) / 16384, 0, seqpar__cpu_adamw_job, &w);
 }
 static void seqpar__cpu_sgd_job(void *user, int64_t job, char *scratch) {
     const seqpar_update_args *a = (const seqpar_update_args *)user;
@@ -5224,7 +5252,7 @@ static void seqpar__cpu_sgd_job(void *user, int64_t job, char *scratch) {
     (void)scratch;
     for (i = job * 16384; i < end; i++) p[i] = SEQPAR__FMAF(-lr, SEQPAR__FMAF(((const float *)a->g)[i], clip, decay * p[i]), p[i]);
 }
-SEQPAR__OP(seqpar__cpu_sgd, sgd, seqpar__parallel(device, (a->count + 16383) / 16384, 0, seqpar__cpu_sgd_job, (void *)a))
+SEQPAR__OP(seqpar__cpu_sgd, sgd, seqpar__parallel_runs(device, (a->count + 16383) / 16384, 0, seqpar__cpu_sgd_job, (void *)a))
 
 SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads) {
     seqpar_device *d = seqpar__host_device("cpu", SEQPAR_F32, SEQPAR_F32);

@@ -59,7 +59,7 @@ static void share_job(void *user, int64_t i, char *scratch) {
     (void)scratch;
     work->call(&s);
 }
-static void share_call(void *user) { seqpar__parallel(device, threads, 0, share_job, user); }
+static void share_call(void *user) { seqpar__parallel_runs(device, threads, 0, share_job, user); }
 
 static stream stream_over(float *pool, int64_t count, const stream_kind *k) {
     int64_t each = count / k->arrays / 64 * 64;
@@ -366,7 +366,7 @@ static void restore_job(void *user, int64_t i, char *scratch) {
     (void)scratch;
     memcpy(l->x[0] + at, l->old[0] + at, (size_t)(i + 1 < threads ? each : l->count - at) * sizeof(float));
 }
-static void restore(layer *l) { seqpar__parallel(device, threads, 0, restore_job, l); }
+static void restore(layer *l) { seqpar__parallel_runs(device, threads, 0, restore_job, l); }
 
 /* The layer and its loop turn about, both on the numbers and in the memory of the layer: they meet the same machine and the same
    pages, whoever else is on it. */

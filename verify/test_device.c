@@ -1481,6 +1481,47 @@ static void test_transfer(seqpar_device *device, int dtype) {
     test_end("device_transfer_%s_%s", device->name, dtype == SEQPAR_F64 ? "fp64" : dtype == SEQPAR_F32 ? "fp32" : "bf16");
 }
 
+/* Every job is called once, whatever the number of threads, with scratch that no other thread has meanwhile. The first job waits
+   until all others are done: they are all done by other threads, the rest of its own thread's run included. */
+typedef struct jobs_at_work { int64_t jobs, done, shared, alone; int calls[101]; } jobs_at_work;
+static void count_job(void *user, int64_t i, char *scratch) {
+    jobs_at_work *w = user;
+    time_t end = time(NULL) + 20;
+    int64_t done = 0;
+    #pragma omp atomic
+    w->calls[i]++;
+    memcpy(scratch, &i, sizeof i);
+#ifdef _OPENMP
+    while (!i && omp_get_num_threads() > 1 && done < w->jobs - 1 && time(NULL) < end) {
+        #pragma omp atomic read
+        done = w->done;
+        sched_yield();
+    }
+    if (!i && omp_get_num_threads() > 1) w->alone = done < w->jobs - 1;
+#endif
+    if (memcmp(scratch, &i, sizeof i)) {
+        #pragma omp atomic
+        w->shared++;
+    }
+    #pragma omp atomic
+    w->done++;
+}
+static void test_runs_of_jobs(void) {
+    static const int64_t jobs[] = {0, 1, 2, 3, 7, 101};
+    for (int threads = 1; threads <= 5; threads++) {
+        seqpar_device *device = seqpar_device_cpu(threads);
+        for (size_t c = 0; c < sizeof jobs / sizeof *jobs; c++) {
+            jobs_at_work w = {.jobs = jobs[c]};
+            int64_t wrong = 0;
+            test_expect(!seqpar__parallel_runs(device, jobs[c], sizeof(int64_t), count_job, &w), "it failed");
+            for (int64_t i = 0; i < 101; i++) wrong += w.calls[i] != (i < jobs[c]);
+            test_expect(!wrong && !w.shared && !w.alone, "%d threads, %lld jobs: %lld not called once, %lld found their scratch changed%s", threads, (long long)jobs[c], (long long)wrong, (long long)w.shared, w.alone ? ", nobody helped the first thread" : "");
+        }
+        seqpar_device_close(device);
+    }
+    test_end("device_runs_of_jobs");
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_state += test_seed;
@@ -1504,6 +1545,7 @@ int main(int argc, char **argv) {
 #ifndef TEST_CUDA /* it is the CPU device's */
     test_own_product();
     test_backward_blocks();
+    test_runs_of_jobs();
 #endif
     return test_summary();
 }
