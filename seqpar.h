@@ -2759,7 +2759,7 @@ static char *seqpar__workspace(seqpar_device *device, int64_t bytes) {
     return (char *)device->workspace;
 }
 
-/* Calls job(user, i, scratch of this thread) for i in 0..jobs-1; which thread takes which is nobody's business. */
+/* Calls job(user, i, scratch of this thread) for i in 0..jobs-1, to each thread in rising order: jobs may wait for lower ones. */
 typedef void (*seqpar__job_fn)(void *user, int64_t i, char *scratch);
 static seqpar_status seqpar__parallel(seqpar_device *device, int64_t jobs, int64_t scratch_bytes, seqpar__job_fn job, void *user) {
     char *scratch = seqpar__workspace(device, scratch_bytes + 64);
@@ -2783,9 +2783,9 @@ static seqpar_status seqpar__parallel_runs(seqpar_device *device, int64_t jobs, 
 #ifdef _OPENMP
     if (device->threads > 1 && jobs > 1) {
         int64_t each = (scratch_bytes + 64 + 63) & ~(int64_t)63, threads = device->threads, t;
-        char *scratch = seqpar__workspace(device, scratch_bytes + 64), *next = scratch + each - 64; /* of each thread behind its scratch: its next job */
+        char *scratch = seqpar__workspace(device, scratch_bytes + 64), *next; /* of each thread behind its scratch: its next job */
         if (!scratch) return SEQPAR_ERR_MEMORY;
-        for (t = 0; t < threads; t++) *(int64_t *)(void *)(next + t * each) = jobs * t / threads;
+        for (t = 0, next = scratch + each - 64; t < threads; t++) *(int64_t *)(void *)(next + t * each) = jobs * t / threads;
         #pragma omp parallel num_threads((int)threads)
         {
             int64_t me = omp_get_thread_num(), k, i;
