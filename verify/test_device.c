@@ -1506,7 +1506,7 @@ static void count_job(void *user, int64_t i, char *scratch) {
     #pragma omp atomic
     w->done++;
 }
-static void test_runs_of_jobs(void) {
+__attribute__((unused)) static void test_runs_of_jobs(void) {
     static const int64_t jobs[] = {0, 1, 2, 3, 7, 101};
     for (int threads = 1; threads <= 5; threads++) {
         seqpar_device *device = seqpar_device_cpu(threads);
