@@ -3878,8 +3878,13 @@ SEQPAR_DEF seqpar_device *seqpar_device_reference_bf16(void) { return seqpar__re
    ====================================================================================================== */
 
 /* A vector of VL floats, with + - * from the compiler, and what those lack. VMAX(a, b) is b where one of them is a NaN;
-   VLESS(a, b, x, y) is x where a < b, else y; ANYLESS(a, b): is a < b anywhere? VEXPONENT is the float whose bits are those of t shifted left by 23.
+   VLESS(a, b, x, y) is x where a < b, else y; ANYLESS(a, b): is a < b anywhere? VEXPONENT is the float whose bits are those of t shifted left by 23;
+   VPOW2 that of the entry of seqpar__pow2_sixteenths at the low 4 bits of t, plus those of t shifted left by 19.
    LOAD4 gathers 4 neighbours of VL rows: row r and the rows r + 4, r + 8.. in turn; see seqpar__transpose. */
+/* The bits of 2^(i/16), less i << 19: with (16 n + i) << 19 added they are those of 2^(n + i/16). */
+static const uint32_t seqpar__pow2_sixteenths[16] = {
+    0x3f800000, 0x3f7daac3, 0x3f7b95c2, 0x3f79c3d3, 0x3f7837f0, 0x3f76f532, 0x3f75fed7, 0x3f75583f,
+    0x3f7504f3, 0x3f7508a4, 0x3f75672a, 0x3f76248c, 0x3f7744fd, 0x3f78ccdf, 0x3f7ac0c7, 0x3f7d257d};
 #if defined(__AVX512F__) && SEQPAR__HAS_FMA
 #include <immintrin.h>
 typedef __m512 seqpar__v;
@@ -3895,6 +3900,7 @@ typedef __m512 seqpar__v;
 #define SEQPAR__VLESS(a, b, x, y) _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x)
 #define SEQPAR__ANYLESS(a, b) (_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ) != 0)
 #define SEQPAR__VEXPONENT(t) _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(t), 23))
+#define SEQPAR__VPOW2(t) _mm512_castsi512_ps(_mm512_add_epi32(_mm512_permutexvar_epi32(_mm512_castps_si512(t), _mm512_loadu_si512(seqpar__pow2_sixteenths)), _mm512_slli_epi32(_mm512_castps_si512(t), 19)))
 #define SEQPAR__LANE4(v, p, n) _mm512_insertf32x4(v, _mm_loadu_ps(p), n)
 #define SEQPAR__LOAD4(p, row) SEQPAR__LANE4(SEQPAR__LANE4(SEQPAR__LANE4(_mm512_castps128_ps512(_mm_loadu_ps(p)), (p) + 4 * (row), 1), (p) + 8 * (row), 2), (p) + 12 * (row), 3)
 #define SEQPAR__LOW2(a, b) _mm512_unpacklo_ps(a, b)
@@ -3915,6 +3921,14 @@ typedef __m256 seqpar__v;
 #define SEQPAR__VLESS(a, b, x, y) _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_LT_OQ))
 #define SEQPAR__ANYLESS(a, b) (_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ)) != 0)
 #define SEQPAR__VEXPONENT(t) _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(t), 23))
+static inline __m256 seqpar__pow2(__m256 t) {
+    __m256i bits = _mm256_castps_si256(t);
+    __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps((const float *)seqpar__pow2_sixteenths), bits);
+    __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps((const float *)seqpar__pow2_sixteenths + 8), bits);
+    __m256i entry = _mm256_castps_si256(_mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(bits, 28))));
+    return _mm256_castsi256_ps(_mm256_add_epi32(entry, _mm256_slli_epi32(bits, 19)));
+}
+#define SEQPAR__VPOW2(t) seqpar__pow2(t)
 #define SEQPAR__LOAD4(p, row) _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps((p) + 4 * (row)), 1)
 #define SEQPAR__LOW2(a, b) _mm256_unpacklo_ps(a, b)
 #define SEQPAR__HIGH2(a, b) _mm256_unpackhi_ps(a, b)
@@ -3934,6 +3948,12 @@ typedef float32x4_t seqpar__v;
 #define SEQPAR__VLESS(a, b, x, y) vbslq_f32(vcltq_f32(a, b), x, y)
 #define SEQPAR__ANYLESS(a, b) (vmaxvq_u32(vcltq_f32(a, b)) != 0)
 #define SEQPAR__VEXPONENT(t) vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(t), 23))
+static inline float32x4_t seqpar__pow2(float32x4_t t) {
+    uint32x4_t bits = vreinterpretq_u32_f32(t), byte = vmlaq_n_u32(vdupq_n_u32(0x03020100), vandq_u32(bits, vdupq_n_u32(15)), 0x04040404);
+    uint32x4_t entry = vreinterpretq_u32_u8(vqtbl4q_u8(vld1q_u8_x4((const uint8_t *)seqpar__pow2_sixteenths), vreinterpretq_u8_u32(byte)));
+    return vreinterpretq_f32_u32(vaddq_u32(entry, vshlq_n_u32(bits, 19)));
+}
+#define SEQPAR__VPOW2(t) seqpar__pow2(t)
 #elif defined(__GNUC__)
 typedef float seqpar__v __attribute__((vector_size(16)));
 typedef uint32_t seqpar__vbits __attribute__((vector_size(16)));
@@ -3957,6 +3977,13 @@ static int seqpar__anyless(seqpar__v a, seqpar__v b) { return (a[0] < b[0]) | (a
 #define SEQPAR__VLESS(a, b, x, y) seqpar__less(a, b, x, y)
 #define SEQPAR__ANYLESS(a, b) seqpar__anyless(a, b)
 #define SEQPAR__VEXPONENT(t) ((seqpar__v)((seqpar__vbits)(t) << 23))
+static seqpar__v seqpar__pow2(seqpar__v t) {
+    seqpar__vbits bits = (seqpar__vbits)t, entry;
+    int i;
+    for (i = 0; i < 4; i++) entry[i] = seqpar__pow2_sixteenths[bits[i] & 15];
+    return (seqpar__v)(entry + (bits << 19));
+}
+#define SEQPAR__VPOW2(t) seqpar__pow2(t)
 #else
 typedef float seqpar__v;
 #define SEQPAR__VL 1
@@ -3972,6 +3999,8 @@ static seqpar__v seqpar__exponent(seqpar__v t) { uint32_t bits; memcpy(&bits, &t
 #define SEQPAR__VLESS(a, b, x, y) ((a) < (b) ? (x) : (y))
 #define SEQPAR__ANYLESS(a, b) ((a) < (b))
 #define SEQPAR__VEXPONENT(t) seqpar__exponent(t)
+static seqpar__v seqpar__pow2(seqpar__v t) { uint32_t bits; memcpy(&bits, &t, 4); bits = seqpar__pow2_sixteenths[bits & 15] + (bits << 19); memcpy(&t, &bits, 4); return t; }
+#define SEQPAR__VPOW2(t) seqpar__pow2(t)
 #endif
 #define SEQPAR__NR (2 * SEQPAR__VL)
 #if defined(__clang__)
@@ -4402,19 +4431,17 @@ static inline float seqpar__expf(float x) {
     return x < -87.3f ? 0.0f : p;
 }
 
-/* 2^x in fp32 for x from -127 to 128: 2^n times a polynomial on [-1/2, 1/2] that is 2e-9 off; about 1 ulp; 0 below -126.5;
-   2^0 = 1. A NaN stays one. */
+/* 2^(k/16 + r) in fp32 for t = 1.5 2^19 + k/16 and r in [-1/32, 1/32]: an entry of a table times a polynomial that is 1.7e-9 off. */
+#define SEQPAR__SIXTEENTHS 786432.0f /* 1.5 2^19: the low bits of what is added to it count sixteenths */
+SEQPAR__TEMPLATE seqpar__v seqpar__vpow2_of(seqpar__v t, seqpar__v r) {
+    seqpar__v s = SEQPAR__VPOW2(t), p = SEQPAR__VFMA(SEQPAR__SPLAT(5.550410971e-2f), r, SEQPAR__SPLAT(2.402342856e-1f));
+    p = SEQPAR__VFMA(p, r, SEQPAR__SPLAT(6.931471825e-1f)) * r;
+    return SEQPAR__VFMA(p, s, s);
+}
+/* 2^x in fp32 for x from -127 to 127.9; about 1 ulp, below 2^-126 only of the right size; 2^-127 is 0, 2^0 = 1. A NaN stays one. */
 SEQPAR__TEMPLATE seqpar__v seqpar__vexp2_above(seqpar__v x) {
-    seqpar__v magic = SEQPAR__SPLAT(12583039.0f), t, r, p; /* 1.5 2^23 + 127: the low bits of t are the exponent to come */
-    t = x + magic;
-    r = x - (t - magic);
-    p = SEQPAR__VFMA(SEQPAR__SPLAT(1.535336206e-4f), r, SEQPAR__SPLAT(1.339887456e-3f));
-    p = SEQPAR__VFMA(p, r, SEQPAR__SPLAT(9.618437358e-3f));
-    p = SEQPAR__VFMA(p, r, SEQPAR__SPLAT(5.550332471e-2f));
-    p = SEQPAR__VFMA(p, r, SEQPAR__SPLAT(2.402264791e-1f));
-    p = SEQPAR__VFMA(p, r, SEQPAR__SPLAT(6.931472029e-1f));
-    p = SEQPAR__VFMA(p, r, SEQPAR__SPLAT(1.0f));
-    return p * SEQPAR__VEXPONENT(t);
+    seqpar__v magic = SEQPAR__SPLAT(SEQPAR__SIXTEENTHS), t = x + magic;
+    return seqpar__vpow2_of(t, x - (t - magic));
 }
 SEQPAR__TEMPLATE seqpar__v seqpar__vexp2(seqpar__v x) { return seqpar__vexp2_above(SEQPAR__VMAX(SEQPAR__SPLAT(-127.0f), x)); }
 
@@ -5058,29 +5085,44 @@ SEQPAR__OP(seqpar__cpu_swiglu_grad, swiglu, seqpar__rows_run(device, a->rows, a,
 static float seqpar__seed32(const void *seeds, int64_t t) { return seeds ? ((const float *)seeds)[t] : 0.0f; }
 
 /* A row is worked off in blocks. Logarithms are to base 2. Exponents are counted from the highest logit so far, or a little
-   below; its rounding is not an error. While a block is worked off, the highest of the next one is looked for, which also brings
-   that one into the cache: no pass over the row looks for the highest alone. */
-#define SEQPAR__HEAD_BLOCK 512
+   below; its rounding is not an error. While a block is worked off, the highest of the next one is looked for: no pass over the
+   row looks for the highest alone. Exponentials take the place of logits, and become a gradient while the next row's are taken:
+   otherwise memory would wait for arithmetic, then arithmetic for memory. */
+#define SEQPAR__HEAD_BLOCK 128
+#define SEQPAR__HEAD_PARTS(vocab) ((vocab) / SEQPAR__HEAD_BLOCK + 1) /* at most */
+#define SEQPAR__HEAD_AHEAD 2048 /* what lies so far ahead is fetched; not by the processor alone, which a second stream confuses */
+typedef struct seqpar__head_part { int64_t begin; float from; } seqpar__head_part;
 typedef struct seqpar__head {
-    float *x, *from; /* the row; what the exponents of each block are counted from */
-    int64_t vocab;
+    float *x, *own; /* the row; the target's element or NULL */
+    int64_t vocab, parts;
+    seqpar__head_part *part; /* where each begins, and what its exponents are counted from */
     int keep, entropy; /* whether exponentials take the place of logits, whether the second sum is wanted */
+    float from, sum; /* of the exponentials, counted from */
+    float factor, flat, seed; /* of probabilities in the gradient; taken from each element of it; added to the target's */
+    const struct seqpar__head *before; /* a row of exponentials that becomes a gradient meanwhile, or NULL */
     seqpar__v sums[SEQPAR__SUMS]; /* of 2^y, and of 2^y y, for y = x log2(e) - from; the highest of what comes next */
 } seqpar__head;
 
-/* x[0]: the block; x[1]: the one after it */
-SEQPAR__TEMPLATE void seqpar__head_step(const seqpar__v *k, seqpar__v *sums, float *const *x, const int keep, const int entropy) {
-    seqpar__v y = SEQPAR__VMAX(SEQPAR__SPLAT(-127.0f), SEQPAR__VFMA(SEQPAR__LOAD(x[0]), k[0], k[1])), p = seqpar__vexp2_above(y);
-    sums[2] = SEQPAR__VMAX(SEQPAR__LOAD(x[1]), sums[2]);
+/* x[0]: the block; x[1]: the same one of the row before; x[2]: the block to come. far: k[1] would not hold both its parts */
+SEQPAR__TEMPLATE void seqpar__head_step(const seqpar__v *k, seqpar__v *sums, float *const *x, const int keep, const int entropy, const int before, const int far) {
+    seqpar__v z = SEQPAR__VMAX(k[2], SEQPAR__LOAD(x[0])), y = SEQPAR__VFMA(z, k[0], k[3]), t = SEQPAR__VFMA(z, k[0], k[1]), p;
+    p = far ? seqpar__vexp2(y) : seqpar__vpow2_of(t, SEQPAR__VFMA(z, k[0], k[1] - t));
+    sums[2] = SEQPAR__VMAX(SEQPAR__LOAD(x[2]), sums[2]);
     sums[0] = sums[0] + p;
     if (entropy) sums[1] = SEQPAR__VFMA(p, y, sums[1]);
     if (keep) SEQPAR__STORE(x[0], p);
+    if (before) SEQPAR__STORE(x[1], SEQPAR__LOAD(x[1]) * k[5] - k[6]);
 }
-SEQPAR__TEMPLATE void seqpar__head_read_step(const seqpar__v *k, seqpar__v *sums, float *const *x) { seqpar__head_step(k, sums, x, 0, 0); }
-SEQPAR__TEMPLATE void seqpar__head_read_both_step(const seqpar__v *k, seqpar__v *sums, float *const *x) { seqpar__head_step(k, sums, x, 0, 1); }
-SEQPAR__TEMPLATE void seqpar__head_keep_step(const seqpar__v *k, seqpar__v *sums, float *const *x) { seqpar__head_step(k, sums, x, 1, 0); }
-SEQPAR__TEMPLATE void seqpar__head_keep_both_step(const seqpar__v *k, seqpar__v *sums, float *const *x) { seqpar__head_step(k, sums, x, 1, 1); }
-SEQPAR__TEMPLATE void seqpar__head_scale_step(const seqpar__v *k, seqpar__v *sums, float *const *x) { (void)sums; SEQPAR__STORE(x[0], SEQPAR__LOAD(x[0]) * k[1] - k[0]); }
+#define SEQPAR__HEAD_STEP(name, keep, entropy, before, far) SEQPAR__TEMPLATE void name(const seqpar__v *k, seqpar__v *sums, float *const *x) { seqpar__head_step(k, sums, x, keep, entropy, before, far); }
+SEQPAR__HEAD_STEP(seqpar__head_read_step, 0, 0, 0, 0)
+SEQPAR__HEAD_STEP(seqpar__head_read_both_step, 0, 1, 0, 0)
+SEQPAR__HEAD_STEP(seqpar__head_read_far_step, 0, 1, 0, 1)
+SEQPAR__HEAD_STEP(seqpar__head_keep_step, 1, 0, 0, 0)
+SEQPAR__HEAD_STEP(seqpar__head_keep_both_step, 1, 1, 0, 0)
+SEQPAR__HEAD_STEP(seqpar__head_keep_far_step, 1, 1, 0, 1)
+SEQPAR__HEAD_STEP(seqpar__head_next_step, 1, 0, 1, 0)
+SEQPAR__HEAD_STEP(seqpar__head_next_both_step, 1, 1, 1, 0)
+SEQPAR__TEMPLATE void seqpar__head_scale_step(const seqpar__v *k, seqpar__v *sums, float *const *x) { (void)sums; SEQPAR__STORE(x[0], SEQPAR__LOAD(x[0]) * k[0] - k[1]); }
 SEQPAR__TEMPLATE void seqpar__head_entropy_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
     seqpar__v y = SEQPAR__VMAX(SEQPAR__SPLAT(-88.0f), SEQPAR__LOAD(x[0]) - k[3]);
     (void)sums;
@@ -5089,22 +5131,81 @@ SEQPAR__TEMPLATE void seqpar__head_entropy_step(const seqpar__v *k, seqpar__v *s
 
 static float seqpar__pow2f(float x) { return x == 0.0f ? 1.0f : (float)seqpar_exp(0.69314718055994531 * (double)x); }
 
-/* Returns the highest logit so far, the `next` after this block included; where the block has more, those are looked through. */
-static float seqpar__head_block(seqpar__head *h, float *x, int64_t count, int64_t next, float from, float high) {
-    float *at[2], lane[SEQPAR__VL];
-    seqpar__v k[2], top;
+static seqpar__v seqpar__head_top(const seqpar__v *sums) {
+    seqpar__v top = sums[2];
     int u;
-    at[0] = x; at[1] = next == count ? x + count : x;
-    k[0] = SEQPAR__SPLAT(SEQPAR__LOG2E); k[1] = SEQPAR__SPLAT(-from);
-    if (h->keep && h->entropy) seqpar__each(seqpar__head_keep_both_step, k, h->sums, 2, 1, at, count, -INFINITY);
-    else if (h->keep) seqpar__each(seqpar__head_keep_step, k, h->sums, 2, 1, at, count, -INFINITY);
-    else if (h->entropy) seqpar__each(seqpar__head_read_both_step, k, h->sums, 2, 0, at, count, -INFINITY);
-    else seqpar__each(seqpar__head_read_step, k, h->sums, 2, 0, at, count, -INFINITY);
-    if (next != count) return next ? SEQPAR__MAX(high, seqpar__highest(x + count, next)) : high;
-    for (u = 5, top = h->sums[2]; u < SEQPAR__SUMS; u += 3) top = SEQPAR__VMAX(h->sums[u], top);
-    if (!SEQPAR__ANYLESS(SEQPAR__SPLAT(high), top)) return high;
-    SEQPAR__STORE(lane, top);
-    return seqpar__highest(lane, SEQPAR__VL);
+    SEQPAR__UNROLL
+    for (u = 5; u < SEQPAR__SUMS; u += 3) top = SEQPAR__VMAX(sums[u], top);
+    return top;
+}
+/* From x on: all n where they are less than two blocks; else whole blocks, until the next one is higher than k[4], or `stop` are
+   done, or less than two are left. Returns how many. */
+SEQPAR__TEMPLATE int64_t seqpar__head_blocks(seqpar__step_fn step, const seqpar__v *k, seqpar__v *sums, const int written, float *x, float *before, int64_t n, int64_t stop) {
+    seqpar__v own[SEQPAR__SUMS];
+    float *at[3];
+    int64_t i = 0;
+    int j;
+    at[0] = x; at[1] = before; at[2] = n < 2 * SEQPAR__HEAD_BLOCK ? x : x + SEQPAR__HEAD_BLOCK;
+    if (n < 2 * SEQPAR__HEAD_BLOCK) { seqpar__each(step, k, sums, 3, written, at, n, -INFINITY); return n; }
+    SEQPAR__UNROLL
+    for (j = 0; j < SEQPAR__SUMS; j++) own[j] = sums[j];
+    do {
+        int64_t end = i + SEQPAR__HEAD_BLOCK;
+        for (; i < end; i += 64) {
+            for (j = 0; j < 64; j += 16) SEQPAR__FETCH(x + i + j + SEQPAR__HEAD_AHEAD);
+            seqpar__vectors(step, k, own, 3, at, i, 64);
+        }
+    } while (i < stop && n - i >= 2 * SEQPAR__HEAD_BLOCK && !SEQPAR__ANYLESS(k[4], seqpar__head_top(own)));
+    SEQPAR__UNROLL
+    for (j = 0; j < SEQPAR__SUMS; j++) sums[j] = own[j];
+    return i;
+}
+static const seqpar__head_part *seqpar__head_part_at(const seqpar__head *h, int64_t begin) {
+    const seqpar__head_part *part = h->part + h->parts - 1;
+    while (part->begin > begin) part--;
+    return part;
+}
+static int64_t seqpar__head_part_end(const seqpar__head *h, const seqpar__head_part *part) { return part + 1 < h->part + h->parts ? part[1].begin : h->vocab; }
+/* What makes exponentials of this part the gradient. */
+static seqpar__v seqpar__head_factor(const seqpar__head *h, const seqpar__head_part *part) { return SEQPAR__SPLAT(h->factor * (seqpar__pow2f(part->from - h->from) / h->sum)); }
+static void seqpar__head_scale(const seqpar__head *h, int64_t begin, int64_t end) {
+    while (begin < end) {
+        const seqpar__head_part *part = seqpar__head_part_at(h, begin);
+        int64_t count = SEQPAR__MIN(end, seqpar__head_part_end(h, part)) - begin;
+        float *x = h->x + begin;
+        seqpar__v k[2];
+        k[0] = seqpar__head_factor(h, part); k[1] = SEQPAR__SPLAT(h->flat);
+        seqpar__each(seqpar__head_scale_step, k, NULL, 1, 1, &x, count, 0.0f);
+        begin += count;
+    }
+}
+/* Works off some more, and as many of the row before, which lie in one of its parts. Returns how many. */
+static int64_t seqpar__head_next(seqpar__head *h, seqpar__v *k, int64_t begin) {
+    const seqpar__head_part *part = seqpar__head_part_at(h->before, begin);
+    float *x = h->x + begin, *before = h->before->x + begin;
+    int64_t n = h->vocab - begin, stop = seqpar__head_part_end(h->before, part) - begin;
+    k[5] = seqpar__head_factor(h->before, part); k[6] = SEQPAR__SPLAT(h->before->flat);
+    if (h->entropy) return seqpar__head_blocks(seqpar__head_next_both_step, k, h->sums, 1, x, before, n, stop);
+    return seqpar__head_blocks(seqpar__head_next_step, k, h->sums, 1, x, before, n, stop);
+}
+/* Works off some more, and as many of the row before. Returns how many. */
+static int64_t seqpar__head_count(seqpar__head *h, int64_t begin, float from) {
+    float *x = h->x + begin;
+    int64_t n = h->vocab - begin, done;
+    seqpar__v k[7];
+    k[0] = SEQPAR__SPLAT(SEQPAR__LOG2E); k[1] = SEQPAR__SPLAT(SEQPAR__SIXTEENTHS - from); k[2] = SEQPAR__SPLAT((from - 127.0f) / SEQPAR__LOG2E);
+    k[3] = SEQPAR__SPLAT(-from); k[4] = SEQPAR__SPLAT((from + 2.0f) / SEQPAR__LOG2E);
+    if (!(fabsf(from) < 65536.0f)) {
+        if (h->keep) done = seqpar__head_blocks(seqpar__head_keep_far_step, k, h->sums, 1, x, x, n, n);
+        else done = seqpar__head_blocks(seqpar__head_read_far_step, k, h->sums, 0, x, x, n, n);
+    }
+    else if (h->keep && h->before && n >= 2 * SEQPAR__HEAD_BLOCK) return seqpar__head_next(h, k, begin);
+    else if (h->keep && h->entropy) done = seqpar__head_blocks(seqpar__head_keep_both_step, k, h->sums, 1, x, x, n, n);
+    else if (h->keep) done = seqpar__head_blocks(seqpar__head_keep_step, k, h->sums, 1, x, x, n, n);
+    else if (h->entropy) done = seqpar__head_blocks(seqpar__head_read_both_step, k, h->sums, 0, x, x, n, n);
+    else done = seqpar__head_blocks(seqpar__head_read_step, k, h->sums, 0, x, x, n, n);
+    if (h->before) seqpar__head_scale(h->before, begin, begin + done);
+    return done;
 }
 /* The sums, now counted from another. */
 static void seqpar__head_recount(seqpar__head *h, float from, float to) {
@@ -5114,50 +5215,32 @@ static void seqpar__head_recount(seqpar__head *h, float from, float to) {
         sums[0] = factor * sums[0];
     }
 }
-/* What exponents are counted from: finite where logits are -inf; beyond 1e9, where neighbours in fp32 lie 64 apart, all is NaN. */
+/* What exponents are counted from, a whole number: finite where logits are -inf; beyond 1e9, where neighbours in fp32 lie 64 apart, all is NaN. */
 static float seqpar__head_from(float high) {
-    float from = high * SEQPAR__LOG2E;
+    float from = rintf(high * SEQPAR__LOG2E);
     return from < -1e9f ? -1e9f : from > 1e9f ? INFINITY : from;
 }
-/* Returns what the exponents of the whole are counted from. */
-static float seqpar__head_sums(seqpar__head *h) {
-    int64_t at, count, next = SEQPAR__MIN(SEQPAR__HEAD_BLOCK, h->vocab);
-    float high = seqpar__highest(h->x, next), from = 0;
+static void seqpar__head_sums(seqpar__head *h) {
+    float lane[SEQPAR__VL], high = seqpar__highest(h->x, SEQPAR__MIN(SEQPAR__HEAD_BLOCK, h->vocab)), from = 0;
+    int64_t at;
     int u;
     seqpar__no_sums(h->sums);
     for (u = 2; u < SEQPAR__SUMS; u += 3) h->sums[u] = SEQPAR__SPLAT(-INFINITY);
-    for (at = 0; at < h->vocab; at += count) {
-        float to = seqpar__head_from(high);
-        if (!at || !(to <= from + 1.0f)) { if (at) seqpar__head_recount(h, from, to); from = to; }
-        count = next;
-        next = SEQPAR__MIN(SEQPAR__HEAD_BLOCK, h->vocab - at - count);
-        h->from[at / SEQPAR__HEAD_BLOCK] = from;
-        high = seqpar__head_block(h, h->x + at, count, next, from, high);
-    }
-    return from;
-}
-
-/* Over the exponentials, whose sum is given, or with a seed for the entropy over the logits. */
-static void seqpar__cpu_head_gradient(const seqpar_softmax_head_args *a, int64_t t, const seqpar__head *h, float from, float lse, float entropy, float sum) {
-    int live = a->targets[t] != SEQPAR_IGNORE;
-    float c = live ? seqpar__seed32(a->dlogp, t) : 0.0f, e = seqpar__seed32(a->dentropy, t);
-    float s = live ? seqpar__seed32(a->dsmooth, t) : 0.0f, z = live ? seqpar__seed32(a->dzloss, t) : 0.0f;
-    float keep = s + 2.0f * z * lse - c, flat = SEQPAR__FAULT(25) ? 0.0f : s / (float)a->vocab; /* fault: smoothing without its mean */
-    float base = from;
-    int64_t begin;
-    seqpar__v k[5];
-    k[0] = SEQPAR__SPLAT(flat); k[2] = SEQPAR__SPLAT(e); k[3] = SEQPAR__SPLAT(lse); k[4] = SEQPAR__SPLAT(entropy);
-    for (begin = 0; begin < h->vocab; begin += SEQPAR__HEAD_BLOCK) {
-        float *x = h->x + begin;
-        int64_t n = SEQPAR__MIN(SEQPAR__HEAD_BLOCK, h->vocab - begin);
-        if (!begin || h->from[begin / SEQPAR__HEAD_BLOCK] != base) {
-            base = h->from[begin / SEQPAR__HEAD_BLOCK];
-            k[1] = SEQPAR__SPLAT(e == 0 ? keep * (seqpar__pow2f(base - from) / sum) : keep);
+    for (at = h->parts = 0; at < h->vocab;) {
+        float to;
+        if (h->vocab - at < 2 * SEQPAR__HEAD_BLOCK) high = SEQPAR__MAX(high, seqpar__highest(h->x + at, h->vocab - at));
+        to = seqpar__head_from(high);
+        if (!at || !(to <= from + 1.0f)) {
+            if (at) seqpar__head_recount(h, from, to);
+            from = h->part[h->parts].from = to;
+            h->part[h->parts++].begin = at;
         }
-        if (e == 0) seqpar__each(seqpar__head_scale_step, k, NULL, 1, 1, &x, n, 0.0f);
-        else seqpar__each(seqpar__head_entropy_step, k, NULL, 1, 1, &x, n, 0.0f);
+        at += seqpar__head_count(h, at, from);
+        SEQPAR__STORE(lane, seqpar__head_top(h->sums));
+        high = seqpar__highest(lane, SEQPAR__VL);
     }
-    if (live) h->x[a->targets[t]] += c;
+    h->from = from;
+    h->sum = seqpar__sum_of(h->sums, 0);
 }
 
 static void seqpar__cpu_head_scale(const seqpar_softmax_head_args *a, float *x) {
@@ -5166,40 +5249,63 @@ static void seqpar__cpu_head_scale(const seqpar_softmax_head_args *a, float *x) 
     for (j = 0; scale != 0.0f && j < a->vocab; j++) x[j] *= scale;
 }
 
-static void seqpar__cpu_head_row(const seqpar_softmax_head_args *a, int64_t t, float *scratch) {
-    seqpar__head h;
-    float *x = (float *)a->logits.data + t * a->logits.stride, own, total, sum, from;
+static void seqpar__cpu_head_finish(const seqpar_softmax_head_args *a, const seqpar__head *h) {
+    if (h->own) *h->own += h->seed;
+    seqpar__cpu_head_scale(a, h->x);
+}
+/* What makes the exponentials a gradient; with a seed for the entropy the gradient itself, from the logits. */
+static void seqpar__cpu_head_gradient(const seqpar_softmax_head_args *a, int64_t t, seqpar__head *h, float lse, float entropy) {
+    int live = a->targets[t] != SEQPAR_IGNORE;
+    float c = live ? seqpar__seed32(a->dlogp, t) : 0.0f, s = live ? seqpar__seed32(a->dsmooth, t) : 0.0f, z = live ? seqpar__seed32(a->dzloss, t) : 0.0f;
+    float keep = s + 2.0f * z * lse - c, flat = SEQPAR__FAULT(25) ? 0.0f : s / (float)a->vocab; /* fault: smoothing without its mean */
+    float *x = h->x;
+    seqpar__v k[5];
+    h->own = live ? x + a->targets[t] : NULL; h->seed = c; h->flat = flat; h->factor = keep;
+    if (h->keep) return;
+    k[0] = SEQPAR__SPLAT(flat); k[1] = SEQPAR__SPLAT(keep); k[2] = SEQPAR__SPLAT(seqpar__seed32(a->dentropy, t)); k[3] = SEQPAR__SPLAT(lse); k[4] = SEQPAR__SPLAT(entropy);
+    seqpar__each(seqpar__head_entropy_step, k, NULL, 1, 1, &x, h->vocab, 0.0f);
+    seqpar__cpu_head_finish(a, h);
+}
+
+static void seqpar__cpu_head_row(const seqpar_softmax_head_args *a, int64_t t, seqpar__head *h) {
+    float *x = (float *)a->logits.data + t * a->logits.stride, own, total;
     double lse, entropy;
     seqpar__cpu_head_scale(a, x);
     own = a->targets[t] == SEQPAR_IGNORE ? 0.0f : x[a->targets[t]];
-    h.x = x; h.vocab = a->vocab; h.from = scratch;
-    h.keep = a->gradient && seqpar__seed32(a->dentropy, t) == 0;
-    h.entropy = a->entropy || (a->gradient && !h.keep);
-    seqpar__no_sums(h.sums);
-    if (a->smooth) seqpar__each(seqpar__total_step, NULL, h.sums, 1, 0, &x, a->vocab, 0.0f);
-    total = seqpar__sum_of(h.sums, 0);
-    from = seqpar__head_sums(&h);
-    sum = seqpar__sum_of(h.sums, 0);
-    entropy = seqpar_log((double)sum);
-    lse = (double)from / (double)SEQPAR__LOG2E + entropy;
-    entropy -= 0.69314718055994531 * (double)seqpar__sum_of(h.sums, 1) / (double)sum;
+    h->x = x; h->vocab = a->vocab;
+    h->keep = a->gradient && seqpar__seed32(a->dentropy, t) == 0;
+    h->entropy = a->entropy || (a->gradient && !h->keep);
+    seqpar__no_sums(h->sums);
+    if (a->smooth) seqpar__each(seqpar__total_step, NULL, h->sums, 1, 0, &x, a->vocab, 0.0f);
+    total = seqpar__sum_of(h->sums, 0);
+    seqpar__head_sums(h);
+    entropy = seqpar_log((double)h->sum);
+    lse = (double)h->from / (double)SEQPAR__LOG2E + entropy;
+    entropy -= 0.69314718055994531 * (double)seqpar__sum_of(h->sums, 1) / (double)h->sum;
     if (a->logp) ((float *)a->logp)[t] = a->targets[t] == SEQPAR_IGNORE ? 0.0f : (float)((double)own - lse);
     if (a->lse) ((float *)a->lse)[t] = (float)lse;
     if (a->entropy) ((float *)a->entropy)[t] = (float)entropy;
     if (a->smooth) ((float *)a->smooth)[t] = (float)(lse - (double)total / (double)a->vocab);
-    if (!a->gradient) return;
-    seqpar__cpu_head_gradient(a, t, &h, from, (float)lse, (float)entropy, sum);
-    seqpar__cpu_head_scale(a, x);
+    if (a->gradient) seqpar__cpu_head_gradient(a, t, h, (float)lse, (float)entropy);
 }
 static void seqpar__cpu_head_job(void *user, int64_t i, char *scratch) {
     const seqpar_softmax_head_args *a = (const seqpar_softmax_head_args *)user;
+    const seqpar__head *before = NULL;
+    seqpar__head row[2];
     int64_t t;
-    for (t = i * 32; t < SEQPAR__MIN(a->rows, (i + 1) * 32); t++) seqpar__cpu_head_row(a, t, (float *)scratch);
+    row[0].part = (seqpar__head_part *)scratch; row[1].part = row[0].part + SEQPAR__HEAD_PARTS(a->vocab);
+    for (t = i * 32; t < SEQPAR__MIN(a->rows, (i + 1) * 32); t++) {
+        seqpar__head *h = &row[t % 2];
+        h->before = before;
+        seqpar__cpu_head_row(a, t, h);
+        if (before) seqpar__cpu_head_finish(a, before);
+        before = h->keep ? h : NULL;
+    }
+    if (before) { seqpar__head_scale(before, 0, a->vocab); seqpar__cpu_head_finish(a, before); }
 }
 static seqpar_status seqpar__cpu_softmax_head(seqpar_device *device, const seqpar_softmax_head_args *a, void *queue) {
-    int64_t scratch = a->vocab / SEQPAR__HEAD_BLOCK + 1;
     (void)queue;
-    return seqpar__parallel_runs(device, (a->rows + 31) / 32, scratch * (int64_t)sizeof(float), seqpar__cpu_head_job, (void *)a);
+    return seqpar__parallel_runs(device, (a->rows + 31) / 32, 2 * SEQPAR__HEAD_PARTS(a->vocab) * (int64_t)sizeof(seqpar__head_part), seqpar__cpu_head_job, (void *)a);
 }
 
 /* ---- optimizer ---- */

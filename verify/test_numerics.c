@@ -83,6 +83,30 @@ static void test_log_edges(void) {
     test_end("numerics_log_edges");
 }
 
+/* The fast device's, in fp32 by vectors. */
+static float vector_exp2(float x) { float lane[SEQPAR__VL]; SEQPAR__STORE(lane, seqpar__vexp2(SEQPAR__SPLAT(x))); return lane[0]; }
+static float vector_exp(float x) { float lane[SEQPAR__VL]; SEQPAR__STORE(lane, seqpar__vexp(SEQPAR__SPLAT(x))); return lane[0]; }
+static double ulps32(float got, long double want) { return (double)(fabsl((long double)got - want) / ldexpl(1, ilogbl(want) - 23)); }
+
+static void test_exp_vectors(void) {
+    double worst2 = 0, worst = 0, error;
+    for (int64_t i = 0; i < 300000; i++) {
+        float x = (float)uniform(-125.9, 127.9), y = (float)uniform(-87, 88);
+        if (i % 3 == 0) x = (float)ldexp(x, -(int)test_integer(0, 30));
+        error = ulps32(vector_exp2(x), exp2l((long double)x));
+        if (!test_expect(error <= 1.2, "2^%.9g is %.2f ulp off", x, error)) break;
+        worst2 = fmax(worst2, error);
+        error = ulps32(vector_exp(y), expl((long double)y));
+        if (!test_expect(error <= 1.2, "exp(%.9g) is %.2f ulp off", y, error)) break;
+        worst = fmax(worst, error);
+    }
+    for (int n = -125; n <= 127; n++) test_expect(vector_exp2((float)n) == ldexpf(1, n), "2^%d is not exact", n);
+    test_expect(vector_exp2(-127) == 0 && vector_exp2(-1e30f) == 0 && vector_exp2(-HUGE_VALF) == 0, "2^x of very little is not 0");
+    for (float x = -127; x < -126; x += 0.0173f) test_expect(vector_exp2(x) >= 0 && vector_exp2(x) <= 1.2e-38f, "2^%g is %g", x, vector_exp2(x));
+    test_expect(isnan(vector_exp2(NAN)) && isnan(vector_exp(NAN)), "exp(NaN) is a number");
+    test_end("numerics_exp_vectors (worst %.2f ulp to base 2, %.2f to base e)", worst2, worst);
+}
+
 /* ---- random numbers ---- */
 
 /* Philox4x32-10 of the Random123 distribution: counter and key as 32-bit words, lowest first. */
@@ -675,6 +699,7 @@ int main(int argc, char **argv) {
     test_state += test_seed;
     test_exp();
     test_exp_edges();
+    test_exp_vectors();
     test_log();
     test_log_edges();
     test_philox();
