@@ -5090,7 +5090,7 @@ static float seqpar__seed32(const void *seeds, int64_t t) { return seeds ? ((con
    otherwise memory would wait for arithmetic, then arithmetic for memory. */
 #define SEQPAR__HEAD_BLOCK 128
 #define SEQPAR__HEAD_PARTS(vocab) ((vocab) / SEQPAR__HEAD_BLOCK + 1) /* at most */
-#define SEQPAR__HEAD_AHEAD 2048 /* what lies so far ahead is fetched; not by the processor alone, which a second stream confuses */
+#define SEQPAR__HEAD_AHEAD 4096 /* what lies so far ahead is fetched; not by the processor alone, which a second stream confuses */
 typedef struct seqpar__head_part { int64_t begin; float from; } seqpar__head_part;
 typedef struct seqpar__head {
     float *x, *own; /* the row; the target's element or NULL */
