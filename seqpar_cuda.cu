@@ -1583,21 +1583,21 @@ template <class T> __global__ void __launch_bounds__(BLOCK) softmax_head_kernel(
         float s = wide(x[j]) * v.scale, p = exponential(s - top);
         sum += p;
         mean += s;
-        if (p != 0) weighted = fmaf(p, s, weighted); /* s may be -inf */
+        if (p != 0) weighted = fmaf(p, s - top, weighted); /* s may be -inf */
     }
     sum = block_sum(sum, part);
-    float lse = top + logf(sum), entropy = lse - block_sum(weighted, part) / sum;
+    float log_sum = logf(sum), lse = top + log_sum, entropy = log_sum - block_sum(weighted, part) / sum;
     mean = block_sum(mean, part) / (float)v.vocab;
     if (threadIdx.x == 0) {
-        if (v.logp) v.logp[t] = live ? hit - lse : 0.0f;
+        if (v.logp) v.logp[t] = live ? (hit - top) - log_sum : 0.0f; /* not from lse, which is rounded where logits are far from 0 */
         if (v.lse) v.lse[t] = lse;
         if (v.entropy) v.entropy[t] = entropy;
         if (v.smooth) v.smooth[t] = lse - mean;
     }
     float c = live ? seed(v.dlogp, t) : 0.0f, e = seed(v.dentropy, t), s = live ? seed(v.dsmooth, t) : 0.0f, z = live ? seed(v.dzloss, t) : 0.0f;
     for (int64_t j = threadIdx.x; v.gradient && j < v.vocab; j += blockDim.x) {
-        float y = wide(x[j]) * v.scale, p = exponential(y - lse);
-        float d = c * ((live && j == target ? 1.0f : 0.0f) - p) - (p != 0 ? e * p * ((y - lse) + entropy) : 0.0f) + s * (p - 1.0f / (float)v.vocab) + z * 2.0f * lse * p;
+        float y = (wide(x[j]) * v.scale - top) - log_sum, p = exponential(y);
+        float d = c * ((live && j == target ? 1.0f : 0.0f) - p) - (p != 0 ? e * p * (y + entropy) : 0.0f) + s * (p - 1.0f / (float)v.vocab) + z * 2.0f * lse * p;
         narrow(&x[j], d * v.scale);
     }
 }
