@@ -4960,8 +4960,8 @@ static void seqpar__cpu_rmsnorm_row(const void *args, int64_t t) {
 SEQPAR__OP(seqpar__cpu_rmsnorm, rmsnorm, seqpar__rows_run(device, a->rows, a, seqpar__cpu_rmsnorm_row))
 
 /* Memory is read once: a job is a leaf, its rows and its sum for the gain; the fold takes the sums from `leaf`. Where leaves are
-   not just the rows, one after the other, a job is a run of rows, and the fold computes its leaves. Each of the two passes over a
-   row fetches what the next one reads, or memory would rest in between. */
+   not just the rows, one after the other, a job is a run of rows, and the fold computes its leaves. The first of the two passes over
+   a row fetches the dx of the second, the second x and dy two rows on, or memory would rest in between. */
 typedef struct seqpar__norm_work { const seqpar_rmsnorm_grad_args *args; float *leaf; } seqpar__norm_work;
 SEQPAR__TEMPLATE void seqpar__norm_dot_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
     (void)k;
@@ -4971,7 +4971,7 @@ SEQPAR__TEMPLATE void seqpar__norm_dot_step(const seqpar__v *k, seqpar__v *sums,
 SEQPAR__TEMPLATE void seqpar__norm_grad_step(const seqpar__v *k, seqpar__v *sums, float *const *at) {
     seqpar__v x = SEQPAR__LOAD(at[2]), dy = SEQPAR__LOAD(at[3]);
     (void)sums;
-    SEQPAR__FETCH(at[5]); SEQPAR__FETCH(at[6]); /* x and dy of the next row */
+    SEQPAR__FETCH(at[5]); SEQPAR__FETCH(at[6]); /* x and dy, two rows on */
     SEQPAR__STORE(at[0], SEQPAR__LOAD(at[0]) + SEQPAR__VFMA(x, k[1], k[0] * SEQPAR__LOAD(at[4]) * dy));
     SEQPAR__STORE(at[1], SEQPAR__VFMA(dy, x * k[0], SEQPAR__LOAD(at[1])));
 }
@@ -4983,13 +4983,13 @@ static void seqpar__cpu_norm_grad_job(void *user, int64_t i, char *scratch) {
     seqpar__v sums[SEQPAR__SUMS], k[2];
     memset(sum, 0, (size_t)a->width * sizeof *sum);
     for (; t < end; t++) {
-        int64_t next = SEQPAR__MIN(t + 1, end - 1);
+        int64_t ahead = SEQPAR__MIN(t + 2, a->rows - 1);
         r = ((const float *)a->rstd)[t];
         at[0] = at[5] = (float *)a->dx.data + t * a->dx.stride; at[1] = sum; at[4] = (float *)a->gain;
         at[2] = (float *)a->x.data + t * a->x.stride; at[3] = (float *)a->dy.data + t * a->dy.stride;
         seqpar__no_sums(sums);
         seqpar__each(seqpar__norm_dot_step, NULL, sums, 4, 0, at + 2, a->width, 0.0f);
-        at[5] = (float *)a->x.data + next * a->x.stride; at[6] = (float *)a->dy.data + next * a->dy.stride;
+        at[5] = (float *)a->x.data + ahead * a->x.stride; at[6] = (float *)a->dy.data + ahead * a->dy.stride;
         k[0] = SEQPAR__SPLAT(r);
         k[1] = SEQPAR__SPLAT(-(r * r * r * seqpar__sum_of(sums, 0) / (float)a->width));
         seqpar__each(seqpar__norm_grad_step, k, NULL, 7, 2, at, a->width, 0.0f);
