@@ -49,8 +49,8 @@
        - promise equal bits across instruction sets or compilers, or between different packings; per binary
          and set of rows only. Stripe and zigzag-doc, which cut through chunks, replicated kv heads, relaxed
          attention and your own kernel keep an error bound instead.
-       - survive -ffast-math (an #error) or clang's -ffp-contract=fast, which overrules the pragma in this
-         header and cannot be detected: do not use it.
+       - survive -ffast-math in the implementation's unit (an #error) or at linking, nor clang's -ffp-contract=fast, which
+         overrules the pragma in this header: opening a context refuses both. Units that only call may use what they like.
 
    OPTIONS
        SEQPAR_STATIC        everywhere: all functions become static
@@ -87,8 +87,8 @@
 
    SAMPLE: demos/01_ring.c, complete. It prints
 
-       1 rank : out[999] = 0.0642131194 ..., rank 0 sent 0 bytes
-       4 ranks: out[999] = 0.0642131194 ..., rank 0 sent 192000 bytes
+       1 rank : out[999] = 0.0642131269 ..., rank 0 sent 0 bytes
+       4 ranks: out[999] = 0.0642131269 ..., rank 0 sent 192024 bytes
        identical bits: yes
    ====================================================================================================== */
 #if 0 /* SAMPLE */
@@ -173,10 +173,6 @@ int main(void) {
 #define SEQPAR_VERSION_PATCH 0
 #define SEQPAR_VERSION "0.1.0"
 
-#if defined(__FAST_MATH__)
-#error "seqpar: -ffast-math and -Ofast let the compiler reorder sums; seqpar promises equal bits. Drop the flag."
-#endif
-
 #include <stddef.h>
 #include <stdint.h>
 
@@ -236,6 +232,8 @@ extern "C" {
     X(SEED_COUNT, -50, "the global token count is not positive")                                           \
     X(OPTION, -51, "an option lies outside its range")                                                     \
     X(NOT_FINITE, -52, "a value is NaN or infinite")                                                       \
+    X(STEP, -53, "two calls that must agree do not, or one is missing or comes twice")                     \
+    X(ARITHMETIC, -54, "the process computes otherwise than promised: flushed denormals, another rounding") \
     X(FILE_OPEN, -60, "a file cannot be opened")                                                           \
     X(FILE_READ, -61, "a file cannot be read")                                                             \
     X(FILE_WRITE, -62, "a file cannot be written; what was there before is untouched")                     \
@@ -473,6 +471,10 @@ typedef struct seqpar_share { /* what one rank of an SP group holds of some rows
     seqpar_piece *pieces;
     int64_t count;
     int64_t tokens;
+    const seqpar_row *rows; /* (row_count) what it is a share of; borrowed */
+    int64_t row_count;
+    int layout;
+    int64_t sp_size, sp_rank;
 } seqpar_share;
 
 /* Contiguous: rank r begins at chunk floor(r L/P). Zigzag: slots r and 2P-1-r of 2P, slot i begins at chunk
@@ -923,7 +925,8 @@ SEQPAR_DEF double seqpar_attn_dropout(double dropout, uint64_t seed, uint64_t st
 SEQPAR_DEF uint64_t seqpar_attn_dropout_key(uint64_t seed, uint64_t stream); /* of those draws */
 
 typedef struct seqpar_attn seqpar_attn;
-/* Shares, masks, plans and fold programs for these rows (borrowed, the same on all ranks of ctx->sp). */
+/* Shares, masks, plans and fold programs for these rows (borrowed). Collective over ctx->sp, which is asked whether all ranks
+   were given the same rows and desc. */
 SEQPAR_DEF seqpar_status seqpar_attn_open(seqpar_ctx *ctx, seqpar_attn **attn, const seqpar_row *rows, int64_t row_count,
                                           const seqpar_attn_desc *desc);
 SEQPAR_DEF void seqpar_attn_close(seqpar_ctx *ctx, seqpar_attn *attn);
@@ -988,9 +991,9 @@ typedef struct seqpar_segments {
     int64_t *place;          /* (count, 2) segment and leaf */
     double *values;          /* (count, width) */
 } seqpar_segments;
-/* Adds the local tokens of rows (the share's): values (share->tokens, width), 0 where a token does not count. */
+/* Adds the local tokens of a share: values (share->tokens, width), 0 where a token does not count. */
 SEQPAR_DEF seqpar_status seqpar_segments_add(seqpar_error *error, seqpar_segments *segments, const double *values,
-                                             const seqpar_row *rows, const seqpar_share *share);
+                                             const seqpar_share *share);
 /* Adds one leaf by hand: values (width). */
 SEQPAR_DEF seqpar_status seqpar_segments_push(seqpar_error *error, seqpar_segments *segments, int64_t segment, int64_t leaf, const double *values);
 /* sums (documents, width) over the ranks of comm, equal to the bit on all of them; 0 for documents nobody holds a token
@@ -998,7 +1001,7 @@ SEQPAR_DEF seqpar_status seqpar_segments_push(seqpar_error *error, seqpar_segmen
 SEQPAR_DEF seqpar_status seqpar_segments_sum(seqpar_comm *comm, double *sums, int64_t documents, const seqpar_segments *segments);
 SEQPAR_DEF void seqpar_segments_free(seqpar_segments *segments);
 /* values (share->tokens) = per_document[doc_source of the token]: hands dL/d(sum) back to the tokens. */
-SEQPAR_DEF void seqpar_segments_spread(double *values, const double *per_document, const seqpar_row *rows, const seqpar_share *share);
+SEQPAR_DEF void seqpar_segments_spread(double *values, const double *per_document, const seqpar_share *share);
 
 /* ---- objective: plain numbers in, value and derivative out -----------------------------------------------
    None of these knows of ranks, rows or models. Losses are those of one pair, document or token: the caller divides by
@@ -1125,20 +1128,25 @@ typedef struct seqpar_optim {
     seqpar_step *step;
 } seqpar_optim;
 
-/* tensors (borrowed) in order of offset, groups rising from 0. */
+/* tensors (borrowed) in order of offset, groups rising from 0. Collective over the world, like seqpar_step_end. */
 SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *optim, const seqpar_tensor *tensors,
                                            int64_t tensor_count, const seqpar_optim_desc *desc);
 SEQPAR_DEF void seqpar_optim_close(seqpar_ctx *ctx, seqpar_optim *optim);
-/* Begins a step over these rows: aligned runs of rows go to the data-parallel ranks, then to `accumulation`
-   micro-batches. Every rank passes all rows. */
+/* Begins a step over these rows (borrowed to its end): aligned runs of rows go to the data-parallel ranks, then to
+   `accumulation` micro-batches. Every rank passes all rows, and the layout they are split by. A step that was begun and not
+   ended is given up. Collective over the world, which is asked whether all ranks were given the same. */
 SEQPAR_DEF seqpar_status seqpar_step_begin(seqpar_ctx *ctx, seqpar_optim *optim, const seqpar_row *rows, int64_t row_count,
                                            int layout, int64_t accumulation);
 /* Rows of micro-batch `index` of this data-parallel rank: rows[*first .. *first + *count); count may be 0. */
-SEQPAR_DEF void seqpar_step_rows(const seqpar_ctx *ctx, const seqpar_optim *optim, int64_t index, int64_t *first, int64_t *count);
-SEQPAR_DEF const seqpar_token_fold *seqpar_step_fold(seqpar_ctx *ctx, seqpar_optim *optim, int64_t index);
+SEQPAR_DEF seqpar_status seqpar_step_rows(const seqpar_ctx *ctx, const seqpar_optim *optim, int64_t index, int64_t *first, int64_t *count);
+/* How the token sums of micro-batch `index` are folded; its leaves are the pieces of `share`, in order. STEP: the share is not
+   that of the rows and layout the step was begun with. */
+SEQPAR_DEF seqpar_status seqpar_step_fold(seqpar_ctx *ctx, const seqpar_optim *optim, const seqpar_token_fold **fold,
+                                          const seqpar_share *share, int64_t index);
 /* Sends the nodes (fold->node_count values of the group's elements, node_stride apart) of one group to their owners,
    who fold them. Collective over the world, also for ranks without rows. `source` tells apart sums that end in the
-   same group (a tied table: head 1, embedding 0); they are added once, at the end. */
+   same group (a tied table: head 1, embedding 0); they are added once, at the end. Every group wants source 0 of every
+   micro-batch, in order of their numbers, and of source 1 all or none. */
 SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *optim, int64_t index, int64_t group, int source,
                                               const void *nodes, int64_t node_stride);
 /* Adds up, takes the norm, clips, updates the owned blocks of params and hands them to all. optim->norm, ->clip. */
@@ -1165,6 +1173,10 @@ SEQPAR_DEF double seqpar_schedule_factor(int kind, int64_t step, int64_t warmup,
    ====================================================================================================== */
 #if defined(SEQPAR_IMPLEMENTATION) && !defined(SEQPAR__IMPLEMENTED)
 #define SEQPAR__IMPLEMENTED
+
+#if defined(__FAST_MATH__)
+#error "seqpar: -ffast-math and -Ofast let the compiler reorder sums; seqpar promises equal bits. Drop the flag where SEQPAR_IMPLEMENTATION is."
+#endif
 
 #include <math.h>
 #include <stdarg.h>
@@ -1955,6 +1967,11 @@ SEQPAR_DEF seqpar_status seqpar_split(seqpar_error *error, seqpar_share *share, 
     int64_t i, capacity = 0;
     memset(share, 0, sizeof *share);
     SEQPAR__TRY(seqpar__check_split(error, rows, row_count, layout, sp_size, sp_rank));
+    share->rows = rows;
+    share->row_count = row_count;
+    share->layout = layout;
+    share->sp_size = sp_size;
+    share->sp_rank = sp_rank;
     for (i = 0; i < row_count; i++) {
         int fits = layout == SEQPAR_ZIGZAG_DOC && sp_size > 1 ? seqpar__split_documents(share, &capacity, &rows[i], i, sp_size, sp_rank)
                                                               : seqpar__split_chunks(share, &capacity, &rows[i], i, layout, sp_size, sp_rank);
@@ -2583,13 +2600,94 @@ SEQPAR_DEF seqpar_status seqpar_run_threads(int64_t ranks, seqpar_rank_fn fn, vo
    >>ctx  one rank
    ====================================================================================================== */
 
+/* Something that all ranks of a comm must have been given alike. */
+typedef struct seqpar__given { const char *name; int64_t value; int digest; } seqpar__given; /* digest: the value says nothing to a reader */
+
+static int64_t seqpar__given_real(double x) { /* numbers differ where their bits do */
+    int64_t bits;
+    memcpy(&bits, &x, 8);
+    return bits;
+}
+
+static seqpar_status seqpar__ranks_differ(seqpar_comm *comm, const char *what, const seqpar__given *given, int64_t count) {
+    int64_t *own = SEQPAR__NEW(int64_t, count), *all = NULL, i;
+    seqpar_status status = own ? SEQPAR_OK : seqpar__no_memory(comm->error, what);
+    for (i = 0; own && i < count; i++) own[i] = given[i].value;
+    if (!status) status = seqpar__gather_i64(comm, &all, own, count, what);
+    for (i = count; !status && i < comm->size * count; i++) {
+        const seqpar__given *g = &given[i % count];
+        if (all[i] == all[i % count]) continue;
+        if (g->digest) status = seqpar_fail(comm->error, SEQPAR_ERR_STEP, "%s: the %s of rank %lld are not those of rank 0; give all ranks the same", what, g->name, (long long)(i / count));
+        else status = seqpar_fail(comm->error, SEQPAR_ERR_STEP, "%s: %s is %lld on rank %lld and %lld on rank 0; give all ranks the same", what, g->name, (long long)all[i], (long long)(i / count), (long long)all[i % count]);
+    }
+    SEQPAR_FREE(own);
+    SEQPAR_FREE(all);
+    return status;
+}
+
+/* Ranks that were given different things would wait for each other, or compute what nobody asked for. Eight bytes tell; what
+   differs is asked for only then. */
+static seqpar_status seqpar__ranks_agree(seqpar_comm *comm, const char *what, const seqpar__given *given, int64_t count) {
+    int64_t own = 0, *all = NULL, i, differ = 0;
+    if (comm->size == 1) return SEQPAR_OK;
+    for (i = 0; i < count; i++) own = (int64_t)seqpar__mix((uint64_t)own ^ seqpar__mix((uint64_t)given[i].value + (uint64_t)i));
+    SEQPAR__TRY(seqpar__gather_i64(comm, &all, &own, 1, what));
+    for (i = 1; i < comm->size; i++) differ |= all[i] != all[0];
+    SEQPAR_FREE(all);
+    return differ ? seqpar__ranks_differ(comm, what, given, count) : SEQPAR_OK;
+}
+
+static uint64_t seqpar__digest(uint64_t digest, const void *data, int64_t bytes) {
+    const char *at = (const char *)data;
+    uint64_t word;
+    for (digest ^= (uint64_t)bytes + (data ? 1 : 0); data && bytes > 0; bytes -= 8, at += 8) {
+        word = 0;
+        memcpy(&word, at, (size_t)SEQPAR__MIN(bytes, (int64_t)8));
+        digest = (digest ^ word) * UINT64_C(0x9e3779b97f4a7c15);
+        digest ^= digest >> 29;
+    }
+    return digest;
+}
+static int64_t seqpar__digest_rows(const seqpar_row *rows, int64_t count) {
+    uint64_t digest = 0;
+    int64_t i;
+    for (i = 0; i < count; i++) {
+        const seqpar_row *r = &rows[i];
+        const int64_t numbers[5] = {r->index, r->tokens, r->padded, r->chunks, r->docs};
+        digest = seqpar__digest(digest, numbers, sizeof numbers);
+        digest = seqpar__digest(digest, r->cu_seqlens, r->docs ? (r->docs + 1) * 8 : 0);
+        digest = seqpar__digest(digest, r->prefix_lens, r->docs * 8);
+        digest = seqpar__digest(digest, r->doc_source, r->docs * 8);
+        digest = seqpar__digest(digest, r->ids, r->tokens * 4);
+        digest = seqpar__digest(digest, r->targets, r->tokens * 4);
+        digest = seqpar__digest(digest, r->position_ids, r->tokens * 4);
+    }
+    return (int64_t)digest;
+}
+
+/* A program that was linked with -ffast-math flushes denormals in all of its code; one may have set another rounding; and clang's
+   -ffp-contract=fast overrules the pragma above. Volatile, so that it is this process that computes. */
+static seqpar_status seqpar__check_arithmetic(seqpar_error *error) {
+    volatile float tiny = 1.17549435e-38f, half = 0.5f;
+    volatile double one = 1.0, small = 1e-30, third = 1.0 / 3.0, product = third * third;
+    volatile float denormal = tiny * half;
+    volatile double up = one + small, down = one - small, rest = third * third - product;
+    if (!(denormal > 0)) return seqpar_fail(error, SEQPAR_ERR_ARITHMETIC, "this process flushes denormal numbers to 0, so its bits are not those of others; link without -ffast-math and -Ofast, or clear FTZ and DAZ before a context is opened");
+    if (up != one || down != one) return seqpar_fail(error, SEQPAR_ERR_ARITHMETIC, "this process does not round to nearest; call fesetround(FE_TONEAREST) before a context is opened");
+    if (rest != 0) return seqpar_fail(error, SEQPAR_ERR_ARITHMETIC, "this build fuses products with sums where it is not told to; compile the implementation without -ffp-contract=fast");
+    return SEQPAR_OK;
+}
+
 SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world, seqpar_device *device, int64_t sp_size) {
+    seqpar__given given[] = {{"sequence_parallel_size", sp_size, 0}, {"the storage type", device ? device->storage : -1, 0}, {"the accumulator type", device ? device->accumulator : -1, 0}};
     memset(ctx, 0, sizeof *ctx);
     ctx->error = world->error;
+    SEQPAR__TRY(seqpar__check_arithmetic(ctx->error));
     if (sp_size <= 0) return seqpar_fail(ctx->error, SEQPAR_ERR_RANKS, "sequence_parallel_size is %lld; give at least 1", (long long)sp_size);
     if (world->size % sp_size)
         return seqpar_fail(ctx->error, SEQPAR_ERR_WORLD, "world size %lld is not divisible by sequence_parallel_size %lld; use a multiple of %lld ranks", (long long)world->size, (long long)sp_size, (long long)sp_size);
     if (!device) return ctx->error->status ? ctx->error->status : seqpar__no_memory(ctx->error, "a device");
+    SEQPAR__TRY(seqpar__ranks_agree(world, "a context", given, 3));
     ctx->world = world;
     ctx->device = device;
     ctx->queue = device->queue;
@@ -6188,7 +6286,19 @@ static seqpar_status seqpar__attn_open(seqpar_ctx *ctx, seqpar_attn **out, const
     *out = attn;
     return SEQPAR_OK;
 }
+static seqpar_status seqpar__attn_agree(seqpar_ctx *ctx, const seqpar_row *rows, int64_t row_count, const seqpar_attn_desc *d) {
+    const seqpar__given given[] = {
+        {"the number of rows", row_count, 0}, {"rows", seqpar__digest_rows(rows, row_count), 1}, {"layout", d->layout, 0}, {"schedule", d->schedule, 0},
+        {"heads", d->heads, 0}, {"kv_heads", d->kv_heads, 0}, {"head_dim", d->head_dim, 0}, {"heads_k_stride", d->heads_k_stride, 0},
+        {"ulysses_size", d->ulysses_size, 0}, {"ulysses_replicate", d->ulysses_replicate, 0}, {"full", d->full, 0}, {"window", d->window, 0}, {"relaxed", d->relaxed, 0},
+        {"scales", seqpar__given_real(d->scale), 1}, {"softcaps", seqpar__given_real(d->softcap), 1}, {"dropout rates", seqpar__given_real(d->dropout), 1}};
+    return seqpar__ranks_agree(ctx->sp, "attention", given, (int64_t)(sizeof given / sizeof *given));
+}
 SEQPAR_DEF seqpar_status seqpar_attn_open(seqpar_ctx *ctx, seqpar_attn **out, const seqpar_row *rows, int64_t row_count, const seqpar_attn_desc *desc) {
+    *out = NULL;
+    SEQPAR__TRY(seqpar__check_attn(ctx->error, desc));
+    SEQPAR__TRY(seqpar__check_split(ctx->error, rows, row_count, desc->layout, ctx->sp_size, ctx->sp_rank));
+    SEQPAR__TRY(seqpar__attn_agree(ctx, rows, row_count, desc));
     return seqpar__attn_open(ctx, out, rows, row_count, desc, seqpar__attn_prepare);
 }
 
@@ -6910,6 +7020,12 @@ static seqpar_status seqpar__head_runs(const seqpar__head_call *c, seqpar__head_
     return r->rows ? seqpar__head_execute(c, r) : SEQPAR_OK;
 }
 
+static seqpar_status seqpar__check_head_fold(seqpar_error *error, const seqpar_share *share, const seqpar_token_fold *fold) {
+    int64_t i, leaves = 0;
+    for (i = 0; i < fold->program_count; i++) leaves += fold->program[i].op == SEQPAR_FOLD_LEAF;
+    return leaves == share->count ? SEQPAR_OK : seqpar_fail(error, SEQPAR_ERR_STEP, "the share has %lld pieces, the fold wants %lld; give the fold that seqpar_step_fold made for this share", (long long)share->count, (long long)leaves);
+}
+
 SEQPAR_DEF seqpar_status seqpar_head_backward(seqpar_ctx *ctx, void *dhidden, void *nodes, int64_t node_stride, const seqpar_head_values *values,
                                               const seqpar_head_seeds *seeds, const void *hidden, const void *table, const int32_t *targets,
                                               const seqpar_share *share, const seqpar_token_fold *fold, const seqpar_head_desc *desc) {
@@ -6917,6 +7033,7 @@ SEQPAR_DEF seqpar_status seqpar_head_backward(seqpar_ctx *ctx, void *dhidden, vo
     seqpar__head_run r;
     seqpar_buffer logits;
     seqpar_status status = seqpar__check_head(ctx->error, desc);
+    if (!status) status = seqpar__check_head_fold(ctx->error, share, fold);
     if (status) return status;
     memset(&r, 0, sizeof r);
     c.ctx = ctx; c.dhidden = dhidden; c.nodes = nodes; c.node_stride = node_stride; c.values = values; c.seeds = seeds;
@@ -6965,6 +7082,14 @@ static double seqpar__tree_sum(const int64_t *leaves, const double *values, int6
     return seqpar__tree_sum(leaves, values, stride, low, mid, level - 1) + seqpar__tree_sum(leaves, values, stride, mid, high, level - 1);
 }
 
+/* A part given twice would be counted twice. */
+static seqpar_status seqpar__leaf_twice(seqpar_error *error, const char *of, int64_t number, int64_t leaf) {
+    char name[32] = "";
+    if (number >= 0) snprintf(name, sizeof name, " %lld", (long long)number);
+    return seqpar_fail(error, SEQPAR_ERR_STEP, "the sum of the %s%s was given row %lld, part %lld twice; every part of a row counts once, on one rank",
+                       of, name, (long long)(leaf >> SEQPAR__LEAF_BITS), (long long)(leaf & ((INT64_C(1) << SEQPAR__LEAF_BITS) - 1)));
+}
+
 typedef struct seqpar__leaf_row { int64_t leaf, at; } seqpar__leaf_row;
 
 static seqpar_status seqpar__sum_gathered(seqpar_error *error, double *sum, const int64_t *leaf, const double *values, int64_t count, int64_t width) {
@@ -6972,9 +7097,12 @@ static seqpar_status seqpar__sum_gathered(seqpar_error *error, double *sum, cons
     int64_t *leaves = SEQPAR__NEW(int64_t, count), i, w;
     double *column = SEQPAR__NEW(double, count);
     int ok = order && leaves && column;
+    seqpar_status status = ok ? SEQPAR_OK : seqpar__no_memory(error, "a sum");
     for (i = 0; ok && i < count; i++) { order[i].leaf = leaf[i]; order[i].at = i; }
     if (ok) qsort(order, (size_t)count, sizeof *order, seqpar__by_number);
     for (i = 0; ok && i < count; i++) leaves[i] = order[i].leaf;
+    for (i = 1; ok && i < count; i++) if (leaves[i] == leaves[i - 1]) status = seqpar__leaf_twice(error, "step", -1, leaves[i]);
+    ok = ok && !status;
     if (SEQPAR__FAULT(29) && count > 1) count--; /* a rank's share of the loss is lost */
     for (w = 0; ok && w < width; w++) {
         for (i = 0; i < count; i++) column[i] = values[order[i].at * width + w];
@@ -6983,7 +7111,7 @@ static seqpar_status seqpar__sum_gathered(seqpar_error *error, double *sum, cons
     SEQPAR_FREE(order);
     SEQPAR_FREE(leaves);
     SEQPAR_FREE(column);
-    return ok ? SEQPAR_OK : seqpar__no_memory(error, "a sum");
+    return status;
 }
 
 SEQPAR_DEF seqpar_status seqpar_sum_pieces(seqpar_ctx *ctx, double *sum, const int64_t *leaf, const double *values, int64_t count, int64_t width) {
@@ -7042,10 +7170,10 @@ static int seqpar__segments_piece(seqpar_segments *s, const double *values, cons
     return 1;
 }
 
-SEQPAR_DEF seqpar_status seqpar_segments_add(seqpar_error *error, seqpar_segments *s, const double *values, const seqpar_row *rows, const seqpar_share *share) {
+SEQPAR_DEF seqpar_status seqpar_segments_add(seqpar_error *error, seqpar_segments *s, const double *values, const seqpar_share *share) {
     int64_t i;
     for (i = 0; i < share->count; i++)
-        if (!seqpar__segments_piece(s, values, &rows[share->pieces[i].row], &share->pieces[i])) return seqpar__no_memory(error, "sums per document");
+        if (!seqpar__segments_piece(s, values, &share->rows[share->pieces[i].row], &share->pieces[i])) return seqpar__no_memory(error, "sums per document");
     return SEQPAR_OK;
 }
 
@@ -7071,7 +7199,8 @@ static seqpar_status seqpar__segments_fold(seqpar_error *error, double *sums, in
     if (!status) qsort(order, (size_t)count, sizeof *order, seqpar__by_segment);
     for (i = 0; !status && i < count; i++) leaves[i] = order[i].leaf;
     for (i = 0; !status && i < count; i += n) {
-        for (n = 1; i + n < count && order[i + n].segment == order[i].segment; n++) {}
+        for (n = 1; i + n < count && order[i + n].segment == order[i].segment; n++)
+            if (leaves[i + n] == leaves[i + n - 1]) status = seqpar__leaf_twice(error, "document", order[i].segment, leaves[i + n]);
         if (order[i].segment < 0 || order[i].segment >= documents)
             status = seqpar_fail(error, SEQPAR_ERR_SIZE, "a row holds document %lld; the step has %lld", (long long)order[i].segment, (long long)documents);
         for (w = 0; !status && w < width; w++) {
@@ -7107,11 +7236,11 @@ SEQPAR_DEF seqpar_status seqpar_segments_sum(seqpar_comm *comm, double *sums, in
     return status;
 }
 
-SEQPAR_DEF void seqpar_segments_spread(double *values, const double *per_document, const seqpar_row *rows, const seqpar_share *share) {
+SEQPAR_DEF void seqpar_segments_spread(double *values, const double *per_document, const seqpar_share *share) {
     int64_t i, t;
     for (i = 0; i < share->count; i++) {
         const seqpar_piece *p = &share->pieces[i];
-        const seqpar_row *row = &rows[p->row];
+        const seqpar_row *row = &share->rows[p->row];
         for (t = 0; t < p->count; t++) {
             int64_t d = seqpar__document_of(row, p->start + t * p->stride);
             values[p->local + t] = per_document[row->doc_source ? row->doc_source[d] : d] * (SEQPAR__FAULT(62) ? 0.25 : 1.0); /* fault: 1 / P */
@@ -7318,6 +7447,7 @@ struct seqpar_step {
     seqpar__micro *micro;          /* (accumulation) */
     int64_t slots, depth;          /* of the owner's fold */
     seqpar__pending *pending;      /* (2 * groups): group + groups * source */
+    int64_t *given;                /* (2 * groups): micro-batches whose gradients were given */
 };
 
 /* Blocks of a group are dealt in runs; group g starts with rank g, so that small groups do not pile up on rank 0. */
@@ -7355,11 +7485,25 @@ static seqpar_status seqpar__check_optim(seqpar_error *error, const seqpar_optim
     return SEQPAR_OK;
 }
 
+static seqpar_status seqpar__optim_agree(seqpar_ctx *ctx, const seqpar_tensor *t, int64_t count, const seqpar_optim_desc *d) {
+    seqpar__given given[] = {{"the number of tensors", count, 0}, {"tensors", 0, 1}, {"the kind", d->kind, 0}, {"zero_stage", d->zero_stage, 0}, {"beta1", seqpar__given_real(d->beta1), 1},
+        {"beta2", seqpar__given_real(d->beta2), 1}, {"eps", seqpar__given_real(d->eps), 1}, {"weight decays", seqpar__given_real(d->decay), 1}, {"max_norm", seqpar__given_real(d->max_norm), 1}};
+    uint64_t digest = 0;
+    int64_t i;
+    for (i = 0; i < count; i++) {
+        const int64_t numbers[5] = {t[i].rows, t[i].cols, t[i].offset, t[i].decay, t[i].group};
+        digest = seqpar__digest(digest, numbers, sizeof numbers);
+    }
+    given[1].value = (int64_t)digest;
+    return seqpar__ranks_agree(ctx->world, "an optimizer", given, (int64_t)(sizeof given / sizeof *given));
+}
+
 SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *o, const seqpar_tensor *tensors, int64_t tensor_count, const seqpar_optim_desc *desc) {
     int64_t i, size = seqpar_dtype_bytes(ctx->device->accumulator), state;
     memset(o, 0, sizeof *o);
     SEQPAR__TRY(seqpar__check_optim(ctx->error, desc));
     SEQPAR__TRY(seqpar__check_tensors(ctx->error, tensors, tensor_count));
+    SEQPAR__TRY(seqpar__optim_agree(ctx, tensors, tensor_count, desc));
     o->desc = *desc;
     o->tensors = tensors;
     o->tensor_count = tensor_count;
@@ -7394,6 +7538,7 @@ static void seqpar__step_free(seqpar_ctx *ctx, seqpar_optim *o) {
     for (i = 0; s->pending && i < 2 * o->groups; i++) { seqpar_buffer_free(ctx, &s->pending[i].buffer); seqpar_buffer_free(ctx, &s->pending[i].result); }
     SEQPAR_FREE(s->micro);
     SEQPAR_FREE(s->pending);
+    SEQPAR_FREE(s->given);
     SEQPAR_FREE(s->leaves);
     SEQPAR_FREE(s);
     o->step = NULL;
@@ -7415,8 +7560,18 @@ static void seqpar__micro_rows(const seqpar_step *s, int64_t dp_size, int64_t dp
     *count = begin + seqpar_grid_begin(end - begin, s->accumulation, index + 1) - *first;
 }
 
-SEQPAR_DEF void seqpar_step_rows(const seqpar_ctx *ctx, const seqpar_optim *optim, int64_t index, int64_t *first, int64_t *count) {
+static seqpar_status seqpar__check_micro(seqpar_error *error, const seqpar_optim *o, int64_t index) {
+    if (!o->step) return seqpar_fail(error, SEQPAR_ERR_STEP, "no step was begun; call seqpar_step_begin first");
+    if (index < 0 || index >= o->step->accumulation)
+        return seqpar_fail(error, SEQPAR_ERR_STEP, "micro-batch %lld is none of the step, which was begun with %lld; give 0 to %lld", (long long)index, (long long)o->step->accumulation, (long long)o->step->accumulation - 1);
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF seqpar_status seqpar_step_rows(const seqpar_ctx *ctx, const seqpar_optim *optim, int64_t index, int64_t *first, int64_t *count) {
+    *first = *count = 0;
+    SEQPAR__TRY(seqpar__check_micro(ctx->error, optim, index));
     seqpar__micro_rows(optim->step, ctx->dp_size, ctx->dp_rank, index, first, count);
+    return SEQPAR_OK;
 }
 
 /* Leaves of one rank in some rows (rising). *leaves belongs to the caller. */
@@ -7487,6 +7642,11 @@ static seqpar_status seqpar__micro_prepare(seqpar_ctx *ctx, seqpar_step *s, int6
     return status;
 }
 
+static seqpar_status seqpar__step_agree(seqpar_ctx *ctx, const seqpar_row *rows, int64_t row_count, int layout, int64_t accumulation) {
+    const seqpar__given given[] = {{"the number of rows", row_count, 0}, {"rows", seqpar__digest_rows(rows, row_count), 1}, {"layout", layout, 0}, {"accumulation", accumulation, 0}};
+    return seqpar__ranks_agree(ctx->world, "a step", given, 4);
+}
+
 SEQPAR_DEF seqpar_status seqpar_step_begin(seqpar_ctx *ctx, seqpar_optim *o, const seqpar_row *rows, int64_t row_count, int layout, int64_t accumulation) {
     seqpar_step *s;
     seqpar_fold owner;
@@ -7496,6 +7656,7 @@ SEQPAR_DEF seqpar_status seqpar_step_begin(seqpar_ctx *ctx, seqpar_optim *o, con
     if (accumulation <= 0) return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION, "accumulation is %lld; give at least 1", (long long)accumulation);
     if (row_count <= 0) return seqpar_fail(ctx->error, SEQPAR_ERR_NO_DOCUMENTS, "a step has %lld rows; give at least 1", (long long)row_count);
     SEQPAR__TRY(seqpar__check_split(ctx->error, rows, row_count, layout, ctx->sp_size, ctx->sp_rank));
+    SEQPAR__TRY(seqpar__step_agree(ctx, rows, row_count, layout, accumulation));
     s = o->step = SEQPAR__NEW(seqpar_step, 1);
     if (!s) return seqpar__no_memory(ctx->error, "a step");
     s->rows = rows;
@@ -7504,7 +7665,8 @@ SEQPAR_DEF seqpar_status seqpar_step_begin(seqpar_ctx *ctx, seqpar_optim *o, con
     s->accumulation = accumulation;
     s->micro = SEQPAR__NEW(seqpar__micro, accumulation);
     s->pending = SEQPAR__NEW(seqpar__pending, 2 * o->groups);
-    status = s->micro && s->pending ? seqpar__step_leaves(ctx, s) : seqpar__no_memory(ctx->error, "a step");
+    s->given = SEQPAR__NEW(int64_t, 2 * o->groups);
+    status = s->micro && s->pending && s->given ? seqpar__step_leaves(ctx, s) : seqpar__no_memory(ctx->error, "a step");
     if (status) return status;
     seqpar_fold_init(&owner, s->leaves, s->leaf_count);
     for (i = 0; !status && i < accumulation; i++) status = seqpar__micro_prepare(ctx, s, i, &owner);
@@ -7515,9 +7677,38 @@ SEQPAR_DEF seqpar_status seqpar_step_begin(seqpar_ctx *ctx, seqpar_optim *o, con
     return status ? seqpar_fail(ctx->error, status, "a step could not be set up: %s", seqpar_status_text(status)) : SEQPAR_OK;
 }
 
-SEQPAR_DEF const seqpar_token_fold *seqpar_step_fold(seqpar_ctx *ctx, seqpar_optim *o, int64_t index) {
-    (void)ctx;
-    return &o->step->micro[index].fold;
+static seqpar_status seqpar__check_share_row(seqpar_error *error, int64_t index, const seqpar_row *has, const seqpar_row *wanted) {
+    int64_t docs = wanted->docs;
+    if (has->index != wanted->index)
+        return seqpar_fail(error, SEQPAR_ERR_STEP, "micro-batch %lld: the share holds row %lld where the step has row %lld; seqpar_step_rows says which", (long long)index, (long long)has->index, (long long)wanted->index);
+    if (has->tokens != wanted->tokens || has->padded != wanted->padded || has->chunks != wanted->chunks)
+        return seqpar_fail(error, SEQPAR_ERR_STEP, "micro-batch %lld: row %lld of the share has %lld tokens, padded to %lld, in %lld chunks, in the step %lld, %lld and %lld; give both the same row", (long long)index, (long long)has->index,
+            (long long)has->tokens, (long long)has->padded, (long long)has->chunks, (long long)wanted->tokens, (long long)wanted->padded, (long long)wanted->chunks);
+    if (has->docs != docs || (docs && memcmp(has->cu_seqlens, wanted->cu_seqlens, (size_t)(docs + 1) * 8)))
+        return seqpar_fail(error, SEQPAR_ERR_STEP, "micro-batch %lld: row %lld of the share has other documents than in the step; give both the same row", (long long)index, (long long)has->index);
+    return SEQPAR_OK;
+}
+
+/* What a share is of decides its pieces: they need not be compared. */
+static seqpar_status seqpar__check_share(const seqpar_ctx *ctx, const seqpar_step *s, int64_t index, const seqpar_share *share) {
+    int64_t first, count, i;
+    seqpar__micro_rows(s, ctx->dp_size, ctx->dp_rank, index, &first, &count);
+    if (share->layout != s->layout)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_STEP, "micro-batch %lld is split %s, but the step was begun with %s; give both the same layout", (long long)index, seqpar_layout_name(share->layout), seqpar_layout_name(s->layout));
+    if (share->sp_size != ctx->sp_size || share->sp_rank != ctx->sp_rank)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_STEP, "micro-batch %lld: the share is that of rank %lld of %lld, this is rank %lld of %lld", (long long)index, (long long)share->sp_rank, (long long)share->sp_size, (long long)ctx->sp_rank, (long long)ctx->sp_size);
+    if (share->row_count != count)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_STEP, "micro-batch %lld: the share is of %lld rows, in the step it has %lld; seqpar_step_rows says which", (long long)index, (long long)share->row_count, (long long)count);
+    for (i = 0; i < count; i++) SEQPAR__TRY(seqpar__check_share_row(ctx->error, index, &share->rows[i], &s->rows[first + i]));
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF seqpar_status seqpar_step_fold(seqpar_ctx *ctx, const seqpar_optim *o, const seqpar_token_fold **fold, const seqpar_share *share, int64_t index) {
+    *fold = NULL;
+    SEQPAR__TRY(seqpar__check_micro(ctx->error, o, index));
+    SEQPAR__TRY(seqpar__check_share(ctx, o->step, index, share));
+    *fold = &o->step->micro[index].fold;
+    return SEQPAR_OK;
 }
 
 static void *seqpar__gradient_at(const seqpar_optim *o, const seqpar_ctx *ctx, int64_t group) {
@@ -7557,14 +7748,40 @@ static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o, 
     return status;
 }
 
+/* The owner's fold goes from micro-batch to micro-batch: one that is left out, doubled or early would be another sum. */
+static seqpar_status seqpar__check_gradient(seqpar_error *error, const seqpar_optim *o, int64_t index, int64_t group, int source) {
+    int64_t given;
+    SEQPAR__TRY(seqpar__check_micro(error, o, index));
+    if (group < 0 || group >= o->groups || source < 0 || source > 1)
+        return seqpar_fail(error, SEQPAR_ERR_STEP, "the gradient of group %lld, source %d was given; there are groups 0 to %lld and sources 0 and 1", (long long)group, source, (long long)o->groups - 1);
+    given = o->step->given[group + source * o->groups];
+    if (index != given)
+        return seqpar_fail(error, SEQPAR_ERR_STEP, "the gradient of group %lld was given for micro-batch %lld after %lld of them; give each once, in order", (long long)group, (long long)index, (long long)given);
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__check_complete(seqpar_error *error, const seqpar_optim *o) {
+    int64_t i, wanted;
+    if (!o->step) return seqpar_fail(error, SEQPAR_ERR_STEP, "no step was begun; call seqpar_step_begin first");
+    wanted = o->step->accumulation;
+    for (i = 0; i < 2 * o->groups; i++)
+        if (o->step->given[i] != wanted && (i < o->groups || o->step->given[i]))
+            return seqpar_fail(error, SEQPAR_ERR_STEP, "the step ends, but group %lld was given the gradients of %lld of %lld micro-batches; run all of them, also those without rows", (long long)(i % o->groups), (long long)o->step->given[i], (long long)wanted);
+    return SEQPAR_OK;
+}
+
 SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *o, int64_t index, int64_t group, int source, const void *nodes, int64_t node_stride) {
     seqpar_step *s = o->step;
-    const seqpar__micro *m = &s->micro[index];
-    seqpar__pending *p = &s->pending[group + (source ? o->groups : 0)];
+    const seqpar__micro *m;
+    seqpar__pending *p;
     int64_t size = seqpar_dtype_bytes(ctx->device->accumulator), begin, count, total = 0, w;
     seqpar_buffer inbox;
     seqpar_fold_args f;
     seqpar_status status = SEQPAR_OK;
+    SEQPAR__TRY(seqpar__check_gradient(ctx->error, o, index, group, source));
+    m = &s->micro[index];
+    p = &s->pending[group + source * o->groups];
+    s->given[group + source * o->groups]++;
     memset(&f, 0, sizeof f);
     memset(&inbox, 0, sizeof inbox);
     seqpar__owned(o, group, ctx->world->size, ctx->world->rank, &begin, &count);
@@ -7697,7 +7914,10 @@ static seqpar_status seqpar__update(seqpar_ctx *ctx, seqpar_optim *o, void *para
 }
 
 SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *o, void *params, double lr) {
+    const seqpar__given given[] = {{"learning rates", seqpar__given_real(lr), 1}, {"the number of steps done", o->t, 0}};
     int64_t size = seqpar_dtype_bytes(ctx->device->accumulator);
+    SEQPAR__TRY(seqpar__check_complete(ctx->error, o));
+    SEQPAR__TRY(seqpar__ranks_agree(ctx->world, "the end of a step", given, 2));
     if (!SEQPAR__FAULT(20)) SEQPAR__TRY(seqpar__add_sources(ctx, o)); /* fault: the head's share of a tied table is lost */
     seqpar__step_free(ctx, o);
     SEQPAR__TRY(seqpar__gradient_norm(ctx, o));
@@ -7719,6 +7939,7 @@ static seqpar_status seqpar__collect(seqpar_ctx *ctx, const seqpar_optim *o, dou
 }
 
 SEQPAR_DEF seqpar_status seqpar_optim_gradient(seqpar_ctx *ctx, seqpar_optim *o, double *gradient) {
+    if (o->step) return seqpar_fail(ctx->error, SEQPAR_ERR_STEP, "a step is under way; its gradient is there after seqpar_step_end");
     return seqpar__collect(ctx, o, gradient, o->gradient.data, o->desc.zero_stage < 2, "gradients");
 }
 

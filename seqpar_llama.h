@@ -67,6 +67,7 @@ typedef struct seqpar_llama_run { /* how the work is done; changes no bit (strip
 typedef struct seqpar_llama_layer { seqpar_buffer x, q, k, v, out, lse, x2, gate, up, rstd1, rstd2; } seqpar_llama_layer;
 typedef struct seqpar_llama_batch { /* the local part of some rows, and what forward keeps */
     seqpar_llama_run run;
+    int has;                            /* 1: hidden; 2: and what a backward pass needs */
     seqpar_attn *attn;
     const seqpar_share *share;
     int64_t tokens;
@@ -79,7 +80,7 @@ typedef struct seqpar_llama_batch { /* the local part of some rows, and what for
     seqpar_buffer wide;                 /* scratch (tokens, intermediate) */
 } seqpar_llama_batch;
 
-/* rows (borrowed) are the same on all ranks of ctx->sp; row_count may be 0. */
+/* rows (borrowed) are the same on all ranks of ctx->sp; row_count may be 0. Collective over ctx->sp, like seqpar_attn_open. */
 SEQPAR_DEF seqpar_status seqpar_llama_open_batch(seqpar_ctx *ctx, seqpar_llama *model, seqpar_llama_batch *batch, const seqpar_row *rows,
                                                  int64_t row_count, const seqpar_llama_run *run);
 SEQPAR_DEF void seqpar_llama_close_batch(seqpar_ctx *ctx, seqpar_llama *model, seqpar_llama_batch *batch);
@@ -88,8 +89,8 @@ SEQPAR_DEF seqpar_status seqpar_llama_forward(seqpar_ctx *ctx, seqpar_llama *mod
 /* batch->logp, entropy, lse, smooth (entry A), or batch->score, from batch->hidden. */
 SEQPAR_DEF seqpar_status seqpar_llama_values(seqpar_ctx *ctx, seqpar_llama *model, seqpar_llama_batch *batch);
 /* Values (entry B) and, through seqpar_step_gradient, the gradient of every group. Seeds are per local token; of a score
-   model dlogp alone counts, and is dL/dscore in storage type. Collective over the world; ranks without rows call it with an
-   empty batch. */
+   model dlogp alone counts, and is dL/dscore in storage type. Spends what forward kept. STEP: the batch's rows and layout are not
+   those the step was begun with. Collective over the world; ranks without rows call it with an empty batch. */
 SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *model, seqpar_llama_batch *batch, seqpar_optim *optim,
                                                int64_t micro_batch, const seqpar_head_seeds *seeds);
 /* logits (batch->tokens, vocab; of a score model 1), device memory of the caller, from batch->hidden. For tests: the head never does this. */
@@ -607,8 +608,15 @@ static seqpar_status seqpar__llama_layers(seqpar__layer_call *c, int keep) {
 
 SEQPAR_DEF seqpar_status seqpar_llama_forward(seqpar_ctx *ctx, seqpar_llama *m, seqpar_llama_batch *b, int keep) {
     seqpar__layer_call c = seqpar__call(ctx, m, b);
+    b->has = 0;
     SEQPAR__TRY(seqpar__llama_layers(&c, keep));
-    return seqpar__norm(&c, b->hidden.data, b->x.data, b->rstd.data, seqpar__llama_final_norm(m));
+    SEQPAR__TRY(seqpar__norm(&c, b->hidden.data, b->x.data, b->rstd.data, seqpar__llama_final_norm(m)));
+    b->has = keep ? 2 : 1;
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__check_forward(seqpar_error *error, const seqpar_llama_batch *b) {
+    return b->has ? SEQPAR_OK : seqpar_fail(error, SEQPAR_ERR_STEP, "the batch has no hidden states; call seqpar_llama_forward first");
 }
 
 static seqpar_head_values seqpar__llama_head_values(const seqpar_llama_batch *b) {
@@ -625,12 +633,14 @@ static seqpar_head_desc seqpar__llama_head_desc(const seqpar_llama *m, const seq
 SEQPAR_DEF seqpar_status seqpar_llama_values(seqpar_ctx *ctx, seqpar_llama *m, seqpar_llama_batch *b) {
     seqpar_head_values values = seqpar__llama_head_values(b);
     seqpar_head_desc desc = seqpar__llama_head_desc(m, b);
+    SEQPAR__TRY(seqpar__check_forward(ctx->error, b));
     if (m->config.score) return seqpar_llama_logits(ctx, m, b, b->score.data); /* one row of a table */
     return seqpar_head_forward(ctx, &values, b->hidden.data, seqpar__llama_param(ctx, m, seqpar__llama_head(m)), b->targets, b->tokens, &desc);
 }
 
 SEQPAR_DEF seqpar_status seqpar_llama_logits(seqpar_ctx *ctx, seqpar_llama *m, seqpar_llama_batch *b, void *logits) {
     seqpar__layer_call c = seqpar__call(ctx, m, b);
+    SEQPAR__TRY(seqpar__check_forward(ctx->error, b));
     return seqpar__linear(&c, logits, b->hidden.data, seqpar__llama_head(m), 0, 0);
 }
 
@@ -741,6 +751,14 @@ static void seqpar__faulty_seeds(seqpar_ctx *ctx, const seqpar_llama_batch *b, c
     }
 }
 
+/* Before anything is sent: a batch that forward has been through and kept, and an optimizer of this model's tensors. */
+static seqpar_status seqpar__check_backward(seqpar_error *error, const seqpar_llama *m, const seqpar_llama_batch *b, const seqpar_optim *optim) {
+    if (b->has < 2) return seqpar_fail(error, SEQPAR_ERR_STEP, "the batch holds nothing for a backward pass; call seqpar_llama_forward with keep 1 before each");
+    if (optim->tensors != m->tensors)
+        return seqpar_fail(error, SEQPAR_ERR_STEP, "the optimizer was opened with other tensors than this model's (%lld elements, the model %lld); give seqpar_optim_open model.tensors", (long long)optim->elements, (long long)m->elements);
+    return SEQPAR_OK;
+}
+
 SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *m, seqpar_llama_batch *b, seqpar_optim *optim,
                                                int64_t micro, const seqpar_head_seeds *seeds) {
     seqpar__layer_call c = seqpar__call(ctx, m, b);
@@ -748,7 +766,9 @@ SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *m,
     seqpar_buffer *all = &g.dx;
     size_t i;
     seqpar_status status;
-    c.fold = seqpar_step_fold(ctx, optim, micro);
+    SEQPAR__TRY(seqpar__check_backward(ctx->error, m, b, optim));
+    SEQPAR__TRY(seqpar_step_fold(ctx, optim, &c.fold, b->share, micro));
+    b->has = 1; /* what was kept is spent */
     if (SEQPAR__FAULT(71) || SEQPAR__FAULT(72) || SEQPAR__FAULT(73)) seqpar__faulty_seeds(ctx, b, optim->step, micro, seeds);
     status = seqpar__layer_gradients_new(&c, &g);
     if (!status) status = seqpar__llama_head_backward(&c, optim, micro, seeds, g.dx.data, g.dn.data);

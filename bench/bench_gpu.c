@@ -640,7 +640,7 @@ static void head_open(head_case *h) {
     must(seqpar_optim_open(&bench.ctx, &h->optim, &h->parameter, 1, &sgd));
     must(seqpar_step_begin(&bench.ctx, &h->optim, &h->row, 1, SEQPAR_ZIGZAG, 1));
     must(seqpar_split(bench.ctx.error, &h->share, &h->row, 1, SEQPAR_ZIGZAG, 1, 0));
-    h->fold = seqpar_step_fold(&bench.ctx, &h->optim, 0);
+    must(seqpar_step_fold(&bench.ctx, &h->optim, &h->fold, &h->share, 0));
     h->x = storage_new(h->tokens * h->hidden, 0, 1);
     h->table = storage_new(h->vocab * h->hidden, 1, 1.0 / 32);
     h->dx = storage_new(h->tokens * h->hidden, 2, 1);

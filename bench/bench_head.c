@@ -61,7 +61,7 @@ static void head_open(head_case *h) {
     must(seqpar_optim_open(&h->ctx, &h->optim, &h->tensor, 1, &adamw), h);
     must(seqpar_step_begin(&h->ctx, &h->optim, &h->row, 1, SEQPAR_ZIGZAG, 1), h);
     must(seqpar_split(h->ctx.error, &h->share, &h->row, 1, SEQPAR_ZIGZAG, 1, 0), h);
-    h->fold = seqpar_step_fold(&h->ctx, &h->optim, 0);
+    must(seqpar_step_fold(&h->ctx, &h->optim, &h->fold, &h->share, 0), h);
     h->hidden = random_floats(TOKENS * HIDDEN, 1);
     h->table = random_floats((int64_t)VOCAB * HIDDEN, 2);
     h->dhidden = random_floats(TOKENS * HIDDEN, 3);

@@ -102,11 +102,11 @@ static int64_t demo_next_unit(const seqpar_row *rows, int64_t count, int64_t per
 }
 
 /* Gives every token that counts (live) its document's derivative, and goes backward. */
-static seqpar_status demo_spread_backward(demo_rank *r, demo_window *w, seqpar_llama_batch *b, const seqpar_row *rows, const double *dsum, const double *live, int64_t micro) {
+static seqpar_status demo_spread_backward(demo_rank *r, demo_window *w, seqpar_llama_batch *b, const double *dsum, const double *live, int64_t micro) {
     double *host = (double *)calloc((size_t)b->tokens + 1, sizeof *host);
     demo_seeds buffers = {0};
     seqpar_head_seeds seeds = {0};
-    seqpar_segments_spread(host, dsum, rows, b->share);
+    seqpar_segments_spread(host, dsum, b->share);
     for (int64_t t = 0; t < b->tokens; t++) host[t] = live[t] == 0.0 ? 0.0 : host[t] / (double)w->units;
     seqpar_status status = demo_seeds_write(r, &buffers, 1, host, b->tokens, demo_value_dtype(r, &r->model));
     seeds.dlogp = buffers.part[0].data;
@@ -134,7 +134,7 @@ static seqpar_status demo_response_terms(demo_rank *r, seqpar_llama_batch *b, co
         terms[t * SUMS + REF_LOGP] = live[t] == 0.0 ? 0.0 : ref[t];
         terms[t * SUMS + TOKENS] = live[t];
     }
-    if (!status) status = seqpar_segments_add(r->ctx.error, segments, terms, rows, b->share);
+    if (!status) status = seqpar_segments_add(r->ctx.error, segments, terms, b->share);
     free(logp);
     return status;
 }
@@ -201,7 +201,7 @@ static seqpar_status demo_response_rows(demo_rank *r, demo_window *w, int64_t fi
     double *sums = (double *)calloc((size_t)(documents * (SUMS + 1) + b.tokens + 1), sizeof *sums), *dsum = sums + documents * SUMS, *live = dsum + documents;
     if (!status) status = demo_response_sums(r, w, &b, rows, count, micro >= 0, alone, sums, live);
     if (!status) status = objective(r, w, rows, count, sums, dsum);
-    if (!status && micro >= 0) status = demo_spread_backward(r, w, &b, rows, dsum, live, micro);
+    if (!status && micro >= 0) status = demo_spread_backward(r, w, &b, dsum, live, micro);
     seqpar_llama_close_batch(&r->ctx, &r->model, &b);
     free(sums);
     return status;
@@ -247,7 +247,7 @@ static seqpar_status demo_last_terms(demo_rank *r, seqpar_llama_batch *b, const 
         }
     }
     for (int64_t t = 0; t < b->tokens; t++) if (last[t] == 0.0) terms[t] = 0.0;
-    seqpar_status status = seqpar_segments_add(r->ctx.error, segments, terms, rows, b->share);
+    seqpar_status status = seqpar_segments_add(r->ctx.error, segments, terms, b->share);
     free(terms);
     return status;
 }
@@ -283,7 +283,7 @@ static seqpar_status demo_rm_rows(demo_rank *r, demo_window *w, int64_t first, i
     if (!status) status = seqpar_llama_values(&r->ctx, &r->model, &b);
     if (!status) status = demo_last_scores(r, &b, rows, documents, scores, last);
     if (!status) status = demo_rm_pairs(r, w, rows, count, scores, dscore);
-    if (!status && micro >= 0) status = demo_spread_backward(r, w, &b, rows, dscore, last, micro);
+    if (!status && micro >= 0) status = demo_spread_backward(r, w, &b, dscore, last, micro);
     seqpar_llama_close_batch(&r->ctx, &r->model, &b);
     free(scores);
     return status;

@@ -160,7 +160,7 @@ static seqpar_status demo_stored_rows(demo_rank *r, demo_window *w, int64_t firs
     if (!status) seqpar_device_read(r->device, logp, b.logp.data, 0, b.tokens, r->device->accumulator);
     for (int64_t t = 0; !status && t < b.tokens; t++) if (b.targets[t] == SEQPAR_IGNORE) logp[t] = 0.0;
     w->seen.width = 1;
-    if (!status) status = seqpar_segments_add(r->ctx.error, &w->seen, logp, rows, b.share);
+    if (!status) status = seqpar_segments_add(r->ctx.error, &w->seen, logp, b.share);
     seqpar_llama_close_batch(&r->ctx, &((demo_reference *)r->own)->model, &b);
     free(logp);
     return status;

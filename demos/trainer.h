@@ -500,8 +500,8 @@ static seqpar_status demo_step(demo_rank *r) {
     int64_t accumulation = demo_accumulation(job, w.batch.rows), first, count;
     if (!status) status = seqpar_step_begin(&r->ctx, &r->optim, w.batch.row, w.batch.rows, job->layout, accumulation);
     for (int64_t i = 0; !status && i < accumulation; i++) {
-        seqpar_step_rows(&r->ctx, &r->optim, i, &first, &count);
-        status = o->rows(r, &w, first, count, i);
+        status = seqpar_step_rows(&r->ctx, &r->optim, i, &first, &count);
+        if (!status) status = o->rows(r, &w, first, count, i);
     }
     if (!status) status = o->total(r, &w, means, &weight);
     if (!status) status = seqpar_step_end(&r->ctx, &r->optim, r->model.params.data, lr);

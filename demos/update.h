@@ -113,7 +113,7 @@ static seqpar_status demo_gspo_texts(demo_update *u, const seqpar_llama_batch *b
     double *change = (double *)calloc((size_t)(documents + b->tokens) + 1, sizeof *change), *term = change + documents;
     for (int64_t t = 0; t < b->tokens; t++)
         if (places[t].text >= 0 && places[t].text < o->texts) term[t] = logp[t] - o->entry[places[t].entry * ENTRY + OLD_LOGP];
-    seqpar_status status = seqpar_segments_add(u->r->ctx.error, &segments, term, rows, b->share);
+    seqpar_status status = seqpar_segments_add(u->r->ctx.error, &segments, term, b->share);
     if (!status) status = seqpar_segments_sum(u->r->ctx.sp, change, documents, &segments);
     for (int64_t row = 0, doc = 0, unit; !status && (unit = demo_next_unit(rows, count, 1, &row, &doc)) >= 0;) {
         int64_t text = u->w->which[unit];
@@ -201,8 +201,8 @@ static seqpar_status demo_update_micro(demo_update *u, int64_t index) {
     seqpar_head_seeds seeds = {0};
     demo_seeds buffers = {0};
     int64_t first, count;
-    seqpar_step_rows(&r->ctx, u->optim, index, &first, &count);
-    seqpar_status status = seqpar_llama_open_batch(&r->ctx, u->model, &b, u->w->batch.row + first, count, &run);
+    seqpar_status status = seqpar_step_rows(&r->ctx, u->optim, index, &first, &count);
+    if (!status) status = seqpar_llama_open_batch(&r->ctx, u->model, &b, u->w->batch.row + first, count, &run);
     double *host = (double *)calloc((size_t)(2 * b.tokens + 1), sizeof *host);
     if (!status) status = seqpar_llama_forward(&r->ctx, u->model, &b, 1);
     if (!status) status = seqpar_llama_values(&r->ctx, u->model, &b);

@@ -103,8 +103,8 @@ static seqpar_status model_micro(seqpar_ctx *ctx, const model_job *job, seqpar_l
     double *host;
     int64_t first, rows, i, n, acc = seqpar_dtype_bytes(ctx->device->accumulator);
     seqpar_status status;
-    seqpar_step_rows(ctx, optim, index, &first, &rows);
-    status = seqpar_llama_open_batch(ctx, model, &b, task->batch.row + first, rows, &run);
+    status = seqpar_step_rows(ctx, optim, index, &first, &rows);
+    if (!status) status = seqpar_llama_open_batch(ctx, model, &b, task->batch.row + first, rows, &run);
     if (status) return status;
     n = b.tokens;
     host = calloc((size_t)(4 * n + 4), sizeof *host);

@@ -196,7 +196,7 @@ static seqpar_status objective_sums(objective_rank *r, objective_micro *m, doubl
             if (m->live[at] == 0) continue;
             terms[3 * at] = m->value[at]; terms[3 * at + 1] = m->ref[at]; terms[3 * at + 2] = 1;
         }
-    seqpar_status status = seqpar_segments_add(r->ctx->error, &segments, terms, m->rows, m->b.share);
+    seqpar_status status = seqpar_segments_add(r->ctx->error, &segments, terms, m->b.share);
     if (!status) status = seqpar_segments_sum(r->ctx->sp, sums, t->documents, &segments);
     for (int64_t i = 0; !status && t->reference && i < t->documents; i++) sums[3 * i + 1] = sums[3 * i + 2] > 0 ? t->reference[i] : 0.0;
     seqpar_segments_free(&segments);
@@ -215,7 +215,7 @@ static seqpar_status objective_units(objective_rank *r, objective_micro *m, doub
         status = seqpar_segments_push(r->ctx->error, &r->units, i, 0, columns + OBJECTIVE_COLUMNS * i);
         for (int64_t k = i; k < t->documents && k < i + 2; k++) if (sums[3 * k + 2] > 0) r->job->result->reference[k] = sums[3 * k + 1];
     }
-    seqpar_segments_spread(m->seed, slope, m->rows, m->b.share);
+    seqpar_segments_spread(m->seed, slope, m->b.share);
     for (int64_t i = 0; i < m->b.tokens; i++) if (m->live[i] == 0) m->seed[i] = 0;
     free(sums);
     return status;
@@ -242,9 +242,9 @@ static seqpar_status objective_step_micro(objective_rank *r, int64_t index, doub
     objective_micro m = {0};
     seqpar_head_seeds seeds = {0};
     seqpar_buffer seed = {0};
-    seqpar_step_rows(r->ctx, &r->optim, index, &m.first, &m.count);
+    seqpar_status status = seqpar_step_rows(r->ctx, &r->optim, index, &m.first, &m.count);
     m.rows = r->job->task->batch.row + m.first;
-    seqpar_status status = objective_forward(r, &m);
+    if (!status) status = objective_forward(r, &m);
     if (!status) status = whole ? objective_units(r, &m, kl) : objective_tokens(r, &m);
     if (!status && !r->job->task->lean) status = objective_keep_logits(r, &m);
     if (!status) status = seqpar_buffer_new(r->ctx, &seed, m.b.tokens * seqpar_dtype_bytes(r->ctx->device->accumulator), SEQPAR_MEM_ACTIVATIONS);

@@ -150,8 +150,13 @@ job public_names_only "gcc -std=c11 -I. -c $out/impl_all.c -o $out/names_all.o &
 # ---- options: no threads, fast math refused, other machines, a CUDA unit ----
 job no_threads_symbols "gcc -std=c11 -I. -c $out/impl_seqpar.c -o $out/threads.o && nm $out/threads.o | grep pthread >$out/threads.txt && gcc -std=c11 -DSEQPAR_NO_THREADS $strict -c $out/impl_seqpar.c -o $out/alone.o && ! nm $out/alone.o | grep pthread"
 job no_threads_units "gcc -std=c11 -DSEQPAR_NO_THREADS $strict $out/main_seqpar_llama.c $out/impl_seqpar_llama.c -o $out/alone -lm && $out/alone"
-job fast_math_refused "! gcc -ffast-math -I. -c $out/api_seqpar.c -o $out/fast.o && grep -q 'error.*equal bits' $out/log/fast_math_refused.log"
-job ofast_refused "! gcc -Ofast -I. -c $out/api_seqpar.c -o $out/fast.o && grep -q 'error.*equal bits' $out/log/ofast_refused.log"
+for flag in -ffast-math -Ofast; do
+    job fast${flag}_refused "! gcc $flag -I. -c $out/impl_seqpar.c -o $out/fast$flag.o && grep -q 'error.*equal bits' $out/log/fast${flag}_refused.log"
+    job fast${flag}_prototypes "for h in $headers; do gcc $flag $strict -c $out/api_\$h.c -o $out/fast$flag.api.o || exit 1; done"
+done
+# linked so, every float of the program is flushed: said when a context is opened, not seen in the bits later
+refuses() { job $1 "$2 && { $out/$1 && echo FAIL: it runs; } 2>&1 | tee $out/$1.txt; grep -q '$3' $out/$1.txt"; } # NAME COMMAND SENTENCE
+if [ "$(uname -m)" = x86_64 ]; then refuses fast_math_linked "gcc -O2 -I. -c demos/01_ring.c -o $out/linked.o && gcc -ffast-math $out/linked.o -o $out/fast_math_linked -lm -lpthread" "flushes denormal numbers to 0"; fi
 job warnings_O2 "gcc -std=gnu11 -O2 $strict -Wno-format-truncation -fopenmp -c $out/impl_all.c -o $out/o2.o"
 if has x86_64-w64-mingw32-gcc; then job mingw "x86_64-w64-mingw32-gcc -std=c11 -DSEQPAR_NO_THREADS $strict -c $out/impl_seqpar.c -o $out/mingw.o"; else skip mingw "no x86_64-w64-mingw32-gcc"; fi
 # The demos are C and C++ at once, so that nvcc takes them too (make demos CC=nvcc).
@@ -222,7 +227,8 @@ else
     contraction contraction_gxx "g++ -x c++ -std=c++17" "-ffp-contract=fast"
     if has clang; then
         contraction contraction_clang "clang -std=gnu11" "-ffp-contract=on"
-        skip contraction_clang_fast "clang disregards every pragma under -ffp-contract=fast, so no header can hold it back; its default is on"
+        # it disregards every pragma under -ffp-contract=fast: no header can hold it back, but a context is refused
+        if [ -n "$machine" ]; then refuses contraction_clang_fast "clang -std=gnu11 -O2 $machine -ffp-contract=fast -I. demos/01_ring.c -o $out/contraction_clang_fast -lm -lpthread" "fuses products with sums"; fi
     else skip contraction_clang "no clang"; fi
 fi
 

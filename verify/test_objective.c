@@ -25,7 +25,7 @@ static seqpar_status segment_rank(seqpar_comm *world, void *user) {
             values[2 * (p->local + k)] = seqpar_random_normal(3, (uint64_t)p->row, (uint64_t)(p->start + k * p->stride));
             values[2 * (p->local + k) + 1] = 1;
         }
-    if (!status) status = seqpar_segments_add(world->error, &segments, values, t->rows, &share);
+    if (!status) status = seqpar_segments_add(world->error, &segments, values, &share);
     if (!status) status = seqpar_segments_sum(world, sums, t->documents, &segments);
     if (world->rank == world->size - 1) memcpy(t->got, sums, (size_t)(2 * t->documents) * sizeof *sums);
     seqpar_segments_free(&segments);

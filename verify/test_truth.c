@@ -879,8 +879,8 @@ static seqpar_status begin_batch(seqpar_ctx *ctx, const interleaving *run, seqpa
     seqpar_llama_run how = {.layout = run->layout, .recompute = 1, .head_rows = 5};
     int64_t rows;
     seqpar_status status;
-    seqpar_step_rows(ctx, optim, index, &o->first, &rows);
-    status = seqpar_llama_open_batch(ctx, model, &o->b, run->truth->task.batch.row + o->first, rows, &how);
+    status = seqpar_step_rows(ctx, optim, index, &o->first, &rows);
+    if (!status) status = seqpar_llama_open_batch(ctx, model, &o->b, run->truth->task.batch.row + o->first, rows, &how);
     if (!status) status = write_seeds(ctx, run, o);
     if (!status) status = seqpar_llama_forward(ctx, model, &o->b, 1);
     if (!status) status = seqpar_llama_values(ctx, model, &o->b);
