@@ -425,7 +425,7 @@ enum { SEQPAR_PACK_DECREASING, SEQPAR_PACK_IN_ORDER, SEQPAR_PACK_UNIT_PER_ROW };
 enum { SEQPAR_TRUNCATION_DROP, SEQPAR_TRUNCATION_CUT };
 typedef struct seqpar_pack_desc {
     int64_t pack_len;   /* most tokens in a row; required */
-    int64_t chunks;     /* 0: 32, fewer where a chunk would fall under 16 tokens */
+    int64_t chunks;     /* 0: seqpar_grid_default_chunks of each row */
     int64_t pad_to;     /* 0: no pads; else rows are padded to a multiple */
     int order;          /* SEQPAR_PACK_*: first-fit-decreasing by default */
     int truncation;     /* SEQPAR_TRUNCATION_*: what happens to a unit longer than pack_len */
@@ -451,6 +451,8 @@ typedef struct seqpar_batch {
 SEQPAR_DEF seqpar_status seqpar_pack(seqpar_error *error, seqpar_batch *batch, const seqpar_document *documents,
                                      int64_t count, const seqpar_pack_desc *desc);
 SEQPAR_DEF void seqpar_batch_free(seqpar_batch *batch);
+/* 32; fewer where a chunk would fall under 16 tokens; of rows beyond 8,192 tokens doubled until a chunk holds 256 at most, up to
+   2,048 (pairs of chunks are what a plan counts). A power of two, so that 2P divides it for any such P; never a function of P. */
 SEQPAR_DEF int64_t seqpar_grid_default_chunks(int64_t tokens);
 SEQPAR_DEF int64_t seqpar_grid_begin(int64_t padded, int64_t chunks, int64_t chunk); /* floor(chunk*padded/chunks) */
 
@@ -488,6 +490,17 @@ SEQPAR_DEF void seqpar_share_free(seqpar_share *share);
 /* Where token `token` of a row lies: rank and local row (as if this row were the only one). */
 SEQPAR_DEF seqpar_status seqpar_split_owner(seqpar_error *error, int64_t *sp_rank, int64_t *local, const seqpar_row *row,
                                             int layout, int64_t sp_size, int64_t token);
+/* How evenly the tokens of some rows lie over the ranks, and what would mend it: a chunk is dealt whole. */
+typedef struct seqpar_balance {
+    int64_t tokens;          /* of all rows */
+    int64_t most, idle;      /* tokens of the busiest rank, ranks without any */
+    int64_t chunks;          /* of the longest row, and */
+    int64_t better_chunks;   /* the next number of them that would deal it evenly; 0: none, that row is too short for so many ranks */
+} seqpar_balance;
+SEQPAR_DEF seqpar_status seqpar_split_balance(seqpar_error *error, seqpar_balance *balance, const seqpar_row *rows,
+                                              int64_t row_count, int layout, int64_t sp_size);
+/* Is a rank idle, or does one hold more than 5/4 of the mean? */
+SEQPAR_DEF int seqpar_balance_poor(const seqpar_balance *balance, int64_t sp_size);
 /* local (share->tokens, width) <- global (row tokens, width) of one row, and back; width in bytes. */
 SEQPAR_DEF void seqpar_scatter(void *local, const void *global, const seqpar_share *share, int64_t row, int64_t width);
 SEQPAR_DEF void seqpar_gather(void *global, const void *local, const seqpar_share *share, int64_t row, int64_t width);
@@ -1639,8 +1652,10 @@ static seqpar_status seqpar__fold_partial(seqpar__partial *p, const int64_t *pre
    ====================================================================================================== */
 
 SEQPAR_DEF int64_t seqpar_grid_default_chunks(int64_t tokens) {
-    int64_t chunks = tokens / 16;
-    return chunks > 32 ? 32 : chunks < 1 ? 1 : chunks;
+    int64_t chunks = 32;
+    if (tokens < 32 * 16) return SEQPAR__MAX(tokens / 16, (int64_t)1);
+    while (chunks < 2048 && tokens > chunks * 256) chunks *= 2;
+    return chunks;
 }
 
 SEQPAR_DEF int64_t seqpar_grid_begin(int64_t padded, int64_t chunks, int64_t chunk) {
@@ -2006,6 +2021,40 @@ SEQPAR_DEF seqpar_status seqpar_split_owner(seqpar_error *error, int64_t *sp_ran
         seqpar_share_free(&share);
     }
     return seqpar_fail(error, SEQPAR_ERR_TOKEN_RANGE, "token %lld is held by no rank", (long long)token);
+}
+
+static seqpar_status seqpar__balance_tokens(seqpar_error *error, seqpar_balance *b, const seqpar_row *rows, int64_t row_count, int layout, int64_t sp_size) {
+    int64_t r;
+    b->tokens = b->most = b->idle = 0;
+    for (r = 0; r < sp_size; r++) {
+        seqpar_share share;
+        SEQPAR__TRY(seqpar_split(error, &share, rows, row_count, layout, sp_size, r));
+        b->tokens += share.tokens;
+        b->most = SEQPAR__MAX(b->most, share.tokens);
+        b->idle += share.tokens == 0;
+        seqpar_share_free(&share);
+    }
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF int seqpar_balance_poor(const seqpar_balance *b, int64_t sp_size) { return b->idle > 0 || 4 * sp_size * b->most > 5 * b->tokens; }
+
+/* A multiple of the slots cuts between tokens i S / slots, as evenly as can be; the other two layouts do not ask for chunks. */
+SEQPAR_DEF seqpar_status seqpar_split_balance(seqpar_error *error, seqpar_balance *b, const seqpar_row *rows, int64_t row_count, int layout, int64_t sp_size) {
+    int64_t i, longest = 0, slots = layout == SEQPAR_ZIGZAG ? 2 * sp_size : sp_size;
+    seqpar_balance other;
+    seqpar_row row;
+    memset(b, 0, sizeof *b);
+    SEQPAR__TRY(seqpar__balance_tokens(error, b, rows, row_count, layout, sp_size));
+    for (i = 1; i < row_count; i++) if (rows[i].tokens > rows[longest].tokens) longest = i;
+    if (row_count <= 0) return SEQPAR_OK;
+    row = rows[longest];
+    b->chunks = row.chunks;
+    row.chunks = (row.chunks / slots + 1) * slots;
+    if (row.chunks > row.padded || layout == SEQPAR_STRIPE || layout == SEQPAR_ZIGZAG_DOC) return SEQPAR_OK;
+    SEQPAR__TRY(seqpar__balance_tokens(error, &other, &row, 1, layout, sp_size));
+    if (!seqpar_balance_poor(&other, sp_size)) b->better_chunks = row.chunks;
+    return SEQPAR_OK;
 }
 
 static void seqpar__move_rows(char *local, char *global, const seqpar_share *share, int64_t row, int64_t width, int to_local) {

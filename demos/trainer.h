@@ -45,7 +45,7 @@ typedef struct {
     {"max_samples", &(c).max_samples, DEMO_INT, "100000000", "read at most this many records", DEMO_AT_LEAST(1)},             \
     {"packing_samples", &(c).packing_samples, DEMO_FLAG, NULL, "several documents in a row", DEMO_ANY},                       \
     {"pack_len", &(c).pack_len, DEMO_INT, "0", "tokens of a packed row; 0: 2048 or max_len", DEMO_AT_LEAST(0)},               \
-    {"chunks", &(c).chunks, DEMO_INT, "0", "chunks a row is cut into; 0: 32, fewer for short rows", DEMO_AT_LEAST(0)},        \
+    {"chunks", &(c).chunks, DEMO_INT, "0", "chunks a row is cut into; 0: 32, fewer for short rows, more for those beyond 8,192 tokens", DEMO_AT_LEAST(0)},        \
     {"pretrain", &(c).pretrain, DEMO_STRING, NULL, "folder with config.json and model.safetensors to start from", DEMO_ANY},  \
     {"save_path", &(c).save_path, DEMO_STRING, "./ckpt", "folder for the final model", DEMO_ANY},                             \
     {"ckpt_path", &(c).ckpt_path, DEMO_STRING, NULL, "folder for checkpoints; ./ckpt/checkpoints_ and the trainer's name", DEMO_ANY},                 \
@@ -471,22 +471,15 @@ static void demo_log_step(demo_rank *r, const double *means, double lr, const se
     fflush(r->metrics);
 }
 
-/* Said once: rows so short that some rank never has a token waste it. */
-static void demo_notice_idle(demo_rank *r, const seqpar_batch *batch) {
-    int64_t ranks = r->ctx.sp_size, busiest = 0;
-    for (int64_t i = 0; i < batch->rows; i++) {
-        int64_t busy = 0;
-        for (int64_t p = 0; p < ranks; p++) {
-            seqpar_share share;
-            if (seqpar_split(NULL, &share, &batch->row[i], 1, r->job->layout, ranks, p)) return;
-            busy += share.tokens > 0;
-            seqpar_share_free(&share);
-        }
-        if (busy > busiest) busiest = busy;
-    }
-    if (busiest < ranks)
-        demo_progress_say(&r->progress, "notice: no row of the first step has tokens for more than %lld of %lld ranks; use longer rows (--packing_samples, --pack_len), more --chunks or fewer ranks",
-                          (long long)busiest, (long long)ranks);
+/* Said once: ranks that stand idle, or wait for the busiest. */
+static void demo_notice_balance(demo_rank *r, const seqpar_batch *batch) {
+    int64_t ranks = r->ctx.sp_size;
+    seqpar_balance b;
+    char fix[128] = "use longer rows (--packing_samples, --pack_len) or fewer ranks";
+    if (seqpar_split_balance(NULL, &b, batch->row, batch->rows, r->job->layout, ranks) || !seqpar_balance_poor(&b, ranks)) return;
+    if (b.better_chunks) snprintf(fix, sizeof fix, "--chunks %lld would even it out (the longest row is cut into %lld)", (long long)b.better_chunks, (long long)b.chunks);
+    demo_progress_say(&r->progress, "notice: of %lld sequence-parallel ranks %lld have no token in the first step, and the busiest has %lld where the mean is %lld; %s",
+                      (long long)ranks, (long long)b.idle, (long long)b.most, (long long)(b.tokens / ranks), fix);
 }
 
 static seqpar_status demo_step(demo_rank *r) {
@@ -495,7 +488,7 @@ static seqpar_status demo_step(demo_rank *r) {
     demo_window w = {.set = &job->train, .which = demo_step_documents(job, r->step)};
     double means[DEMO_COLUMNS] = {0}, weight, lr = demo_learning_rate(job, r->step), began = demo_seconds();
     seqpar_status status = demo_window_open(r, &w, o->documents_per_unit, 0);
-    if (!status && r->ctx.world->rank == 0 && !arrlen(r->losses)) demo_notice_idle(r, &w.batch);
+    if (!status && r->ctx.world->rank == 0 && !arrlen(r->losses)) demo_notice_balance(r, &w.batch);
     if (!status && o->before) status = o->before(r, &w);
     int64_t accumulation = demo_accumulation(job, w.batch.rows), first, count;
     if (!status) status = seqpar_step_begin(&r->ctx, &r->optim, w.batch.row, w.batch.rows, job->layout, accumulation);

@@ -395,7 +395,8 @@ static int64_t shortest_chunk(int64_t tokens, int64_t chunks) {
 }
 
 static void test_chunks(void) {
-    static const int64_t table[][2] = {{0, 1}, {1, 1}, {15, 1}, {16, 1}, {31, 1}, {32, 2}, {47, 2}, {48, 3}, {511, 31}, {512, 32}, {513, 32}, {1 << 20, 32}};
+    static const int64_t table[][2] = {{0, 1}, {1, 1}, {15, 1}, {16, 1}, {31, 1}, {32, 2}, {47, 2}, {48, 3}, {511, 31}, {512, 32}, {513, 32}, {4096, 32}, {8192, 32}, {8193, 64}, {16384, 64}, {16385, 128},
+                                       {131072, 512}, {131073, 1024}, {262145, 2048}, {1 << 20, 2048}, {INT64_C(1) << 40, 2048}};
     int64_t tokens, chunks;
     size_t i;
     for (i = 0; i < sizeof table / sizeof *table; i++) EXPECT_EQUAL(seqpar_grid_default_chunks(table[i][0]), table[i][1], "the default number of chunks");
@@ -403,6 +404,12 @@ static void test_chunks(void) {
         chunks = seqpar_grid_default_chunks(tokens);
         test_expect(chunks == 1 || shortest_chunk(tokens, chunks) >= 16, "%lld tokens: a chunk falls under 16", (long long)tokens);
         test_expect(chunks == 32 || shortest_chunk(tokens, chunks + 1) < 16, "%lld tokens: one more chunk fits", (long long)tokens);
+    }
+    for (tokens = 513; tokens < 700000; tokens += tokens / 7 + test_integer(0, 3)) { /* and beyond: a power of two, chunks of 128 at least */
+        chunks = seqpar_grid_default_chunks(tokens);
+        test_expect(chunks >= 32 && chunks <= 2048 && !(chunks & (chunks - 1)), "%lld tokens: %lld chunks", (long long)tokens, (long long)chunks);
+        test_expect(chunks == 32 || shortest_chunk(tokens, chunks) >= 128, "%lld tokens: a chunk falls under 128", (long long)tokens);
+        test_expect(chunks == 2048 || (tokens + chunks - 1) / chunks <= 256, "%lld tokens: a chunk holds more than 256", (long long)tokens);
     }
     test_end("pack_default_chunks");
     for (chunks = 0; chunks < 41; chunks += 5) {

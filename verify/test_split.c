@@ -469,6 +469,32 @@ static void test_owner_refusals(void) {
     }
 }
 
+/* ---- balance ---- */
+
+static void test_balance(void) {
+    static const struct { const char *name; int64_t tokens, chunks; int layout; int64_t ranks, most, idle, better; int poor; } table[] = {
+        {"even", 4096, 32, SEQPAR_ZIGZAG, 8, 512, 0, 48, 0},
+        {"idle", 1 << 20, 32, SEQPAR_ZIGZAG, 64, 32768, 32, 128, 1},
+        {"uneven", 1 << 20, 32, SEQPAR_ZIGZAG, 24, 65536, 0, 48, 1},
+        {"default_64", 1 << 20, 0, SEQPAR_ZIGZAG, 64, 16384, 0, 2048 + 128, 0},
+        {"default_24", 1 << 20, 0, SEQPAR_ZIGZAG, 24, 44032, 0, 2064, 0},
+        {"default_1024", 1 << 20, 0, SEQPAR_ZIGZAG, 1024, 1024, 0, 4096, 0},
+        {"contiguous", 1000, 3, SEQPAR_CONTIGUOUS, 5, 334, 2, 5, 1},
+        {"too_short", 7, 1, SEQPAR_ZIGZAG, 4, 7, 3, 0, 1},
+        {"as_even_as_can_be", 9, 8, SEQPAR_ZIGZAG, 4, 3, 0, 0, 1}, /* 2 2 2 3: a mean of 2.25 */
+        {"stripe", 1000, 7, SEQPAR_STRIPE, 3, 334, 0, 0, 0},
+    };
+    for (int64_t i = 0; i < COUNT(table); i++) {
+        seqpar_row row = plain_row(table[i].tokens, table[i].tokens, table[i].chunks ? table[i].chunks : seqpar_grid_default_chunks(table[i].tokens));
+        seqpar_balance b;
+        seqpar_error error = {0};
+        test_expect(!seqpar_split_balance(&error, &b, &row, 1, table[i].layout, table[i].ranks), "%s", error.text);
+        test_expect(b.tokens == table[i].tokens && b.most == table[i].most && b.idle == table[i].idle && b.chunks == row.chunks && b.better_chunks == table[i].better && seqpar_balance_poor(&b, table[i].ranks) == table[i].poor,
+                    "tokens %lld, most %lld, idle %lld, chunks %lld, better %lld, poor %d", (long long)b.tokens, (long long)b.most, (long long)b.idle, (long long)b.chunks, (long long)b.better_chunks, seqpar_balance_poor(&b, table[i].ranks));
+        test_end("split_balance_%s", table[i].name);
+    }
+}
+
 static void test_names(void) {
     test_expect(!strcmp(seqpar_layout_name(SEQPAR_CONTIGUOUS), "contiguous"), "contiguous");
     test_expect(!strcmp(seqpar_layout_name(SEQPAR_ZIGZAG), "zigzag"), "zigzag");
@@ -489,6 +515,7 @@ int main(int argc, char **argv) {
     test_many_rows();
     test_refusals();
     test_owner_refusals();
+    test_balance();
     test_names();
     return test_summary();
 }
