@@ -87,8 +87,8 @@
 
    SAMPLE: demos/01_ring.c, complete. It prints
 
-       1 rank : out[999] = 0.0642131269 ..., rank 0 sent 0 bytes
-       4 ranks: out[999] = 0.0642131269 ..., rank 0 sent 192024 bytes
+       1 rank : out[999] = 0.0642131 ..., rank 0 sent 0 bytes
+       4 ranks: out[999] = 0.0642131 ..., rank 0 sent 192024 bytes
        identical bits: yes
    ====================================================================================================== */
 #if 0 /* SAMPLE */
@@ -145,7 +145,7 @@ static int run(problem *p, int64_t ranks) {
     seqpar_error error;
     p->ranks = ranks;
     if (seqpar_run_threads(ranks, rank_main, p, &error)) return fprintf(stderr, "%s\n", error.text), 1;
-    printf("%lld rank%s: out[999] = %.9g ..., rank 0 sent %lld bytes\n", (long long)ranks, ranks > 1 ? "s" : " ", (double)p->out[999 * WIDE], (long long)p->sent);
+    printf("%lld rank%s: out[999] = %.6g ..., rank 0 sent %lld bytes\n", (long long)ranks, ranks > 1 ? "s" : " ", (double)p->out[999 * WIDE], (long long)p->sent);
     return 0;
 }
 
@@ -1654,7 +1654,7 @@ static seqpar_status seqpar__fold_partial(seqpar__partial *p, const int64_t *pre
 SEQPAR_DEF int64_t seqpar_grid_default_chunks(int64_t tokens) {
     int64_t chunks = 32;
     if (tokens < 32 * 16) return SEQPAR__MAX(tokens / 16, (int64_t)1);
-    while (chunks < 2048 && tokens > chunks * 256) chunks *= 2;
+    while (chunks < (SEQPAR__FAULT(96) ? 32 : 2048) && tokens > chunks * 256) chunks *= 2; /* fault: long rows leave ranks idle */
     return chunks;
 }
 
@@ -2678,7 +2678,7 @@ static seqpar_status seqpar__ranks_differ(seqpar_comm *comm, const char *what, c
    differs is asked for only then. */
 static seqpar_status seqpar__ranks_agree(seqpar_comm *comm, const char *what, const seqpar__given *given, int64_t count) {
     int64_t own = 0, *all = NULL, i, differ = 0;
-    if (comm->size == 1) return SEQPAR_OK;
+    if (comm->size == 1 || SEQPAR__FAULT(93)) return SEQPAR_OK; /* fault: nobody asks */
     for (i = 0; i < count; i++) own = (int64_t)seqpar__mix((uint64_t)own ^ seqpar__mix((uint64_t)given[i].value + (uint64_t)i));
     SEQPAR__TRY(seqpar__gather_i64(comm, &all, &own, 1, what));
     for (i = 1; i < comm->size; i++) differ |= all[i] != all[0];
@@ -7742,7 +7742,7 @@ static seqpar_status seqpar__check_share_row(seqpar_error *error, int64_t index,
 static seqpar_status seqpar__check_share(const seqpar_ctx *ctx, const seqpar_step *s, int64_t index, const seqpar_share *share) {
     int64_t first, count, i;
     seqpar__micro_rows(s, ctx->dp_size, ctx->dp_rank, index, &first, &count);
-    if (share->layout != s->layout)
+    if (share->layout != s->layout && !SEQPAR__FAULT(94)) /* fault: the layout is given twice */
         return seqpar_fail(ctx->error, SEQPAR_ERR_STEP, "micro-batch %lld is split %s, but the step was begun with %s; give both the same layout", (long long)index, seqpar_layout_name(share->layout), seqpar_layout_name(s->layout));
     if (share->sp_size != ctx->sp_size || share->sp_rank != ctx->sp_rank)
         return seqpar_fail(ctx->error, SEQPAR_ERR_STEP, "micro-batch %lld: the share is that of rank %lld of %lld, this is rank %lld of %lld", (long long)index, (long long)share->sp_rank, (long long)share->sp_size, (long long)ctx->sp_rank, (long long)ctx->sp_size);
@@ -7804,7 +7804,7 @@ static seqpar_status seqpar__check_gradient(seqpar_error *error, const seqpar_op
     if (group < 0 || group >= o->groups || source < 0 || source > 1)
         return seqpar_fail(error, SEQPAR_ERR_STEP, "the gradient of group %lld, source %d was given; there are groups 0 to %lld and sources 0 and 1", (long long)group, source, (long long)o->groups - 1);
     given = o->step->given[group + source * o->groups];
-    if (index != given)
+    if (index != given && !SEQPAR__FAULT(95)) /* fault: a gradient given twice */
         return seqpar_fail(error, SEQPAR_ERR_STEP, "the gradient of group %lld was given for micro-batch %lld after %lld of them; give each once, in order", (long long)group, (long long)index, (long long)given);
     return SEQPAR_OK;
 }

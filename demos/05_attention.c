@@ -45,7 +45,7 @@ int main(void) {
         if (seqpar_run_threads(ranks[i], rank_main, &schedules[i], &error)) return fprintf(stderr, "error: %s\n", error.text), 1;
         if (i == 0) memcpy(first, whole, sizeof whole);
         bad += memcmp(first, whole, sizeof whole) != 0;
-        printf("%lld rank%s, %-7s: dk[776] = %.9g ..., %s\n", (long long)ranks[i], ranks[i] > 1 ? "s" : " ", seqpar_schedule_name(schedules[i]), (double)whole[DK][776 * WIDE], memcmp(first, whole, sizeof whole) ? "OTHER BITS" : "same bits");
+        printf("%lld rank%s, %-7s: dk[776] = %.6g ..., %s\n", (long long)ranks[i], ranks[i] > 1 ? "s" : " ", seqpar_schedule_name(schedules[i]), (double)whole[DK][776 * WIDE], memcmp(first, whole, sizeof whole) ? "OTHER BITS" : "same bits");
     }
     return bad;
 }

@@ -132,10 +132,10 @@ int main(void) {
     for (int i = 0; i < 2; i++) if (train(&adam[i]) || train(&sgd[i])) return 1;
     for (int i = 0; i < STEPS; i++) apart = fmax(apart, fabs(adam[0].loss[i] - adam[1].loss[i]));
     printf("                          right    gradients / 4    ratio\n");
-    printf("loss, step 1       %12.6f %16.6f %8.3f\n", adam[0].loss[0], adam[1].loss[0], adam[1].loss[0] / adam[0].loss[0]);
-    printf("loss, step %d      %12.6f %16.6f %8.3f\n", STEPS, adam[0].loss[STEPS - 1], adam[1].loss[STEPS - 1], adam[1].loss[STEPS - 1] / adam[0].loss[STEPS - 1]);
-    printf("gradient norm      %12.6f %16.6f %8.3f\n", adam[0].norm[0], adam[1].norm[0], adam[1].norm[0] / adam[0].norm[0]);
-    printf("one SGD step       %12.6f %16.6f %8.3f\n", sgd[0].moved, sgd[1].moved, sgd[1].moved / sgd[0].moved);
+    printf("loss, step 1       %12.4f %16.4f %8.3f\n", adam[0].loss[0], adam[1].loss[0], adam[1].loss[0] / adam[0].loss[0]);
+    printf("loss, step %d      %12.4f %16.4f %8.3f\n", STEPS, adam[0].loss[STEPS - 1], adam[1].loss[STEPS - 1], adam[1].loss[STEPS - 1] / adam[0].loss[STEPS - 1]);
+    printf("gradient norm      %12.4f %16.4f %8.3f\n", adam[0].norm[0], adam[1].norm[0], adam[1].norm[0] / adam[0].norm[0]);
+    printf("one SGD step       %12.4f %16.4f %8.3f\n", sgd[0].moved, sgd[1].moved, sgd[1].moved / sgd[0].moved);
     printf("the two loss curves are never more than %.4f nats apart\n", apart);
     mkdir("build", 0777);
     if (draw("build/curves_loss.svg", "The loss curves agree", "loss, nats a token", adam[0].loss, adam[1].loss) || draw("build/curves_norm.svg", "The gradient norms do not", "norm", adam[0].norm, adam[1].norm)) return 1;

@@ -22,7 +22,7 @@ cd "$(dirname "$0")/.." || exit 1
 mkdir -p build/faults
 cc=${CC:-cc}
 passed=0 failed=0
-suites="attn bits truth pack split numerics objective"
+suites="attn bits truth pack split numerics objective agree"
 for suite in $suites; do
     $cc -std=gnu11 -O2 ${ARCH:--march=native} -fopenmp -DSEQPAR_FAULTS -I. -Ibuild -Idemos -Iverify verify/test_$suite.c -o build/faults/test_$suite -lm -lpthread 2>build/faults/$suite.log || {
         echo "FAIL faults_build_$suite: $(head -n 1 build/faults/$suite.log)"; failed=$((failed + 1)); }
@@ -123,6 +123,10 @@ done <<'LIST'
 77|attn|the last key that somebody sees stays behind
 78|attn|the blocks of a second leaf are added one by one
 79|attn|a block that nothing is seen of leaves a sum of -0
+93|agree|ranks that were given different things are not asked
+94|agree|a batch may be split otherwise than its step
+95|agree|a gradient may be given twice
+96|pack split|the default number of chunks does not grow with the row
 LIST
 for bug in B28 B33 B44 B45 B46 B47 B48 B50 B51 B53 B55 B60 B61 B64; do
     if [[ " $covered " = *" $bug "* ]]; then echo "ok published_$bug"; passed=$((passed + 1)); else echo "FAIL published_$bug: no planted fault stands for it and is seen"; failed=$((failed + 1)); fi

@@ -22,7 +22,7 @@ enum { MODES = 4, RANKS = 4, MOST_CELLS = MODES * RANKS };
 
 enum { SAME, DIFFERS, CANNOT }; /* CANNOT: the mode does not exist for this number of ranks */
 typedef struct { int state; double error; } cell;
-typedef struct { char name[48], value[32]; cell cells[MOST_CELLS]; } row;
+typedef struct { char name[48], value[32], shown[32]; cell cells[MOST_CELLS]; } row; /* shown: the digits that every build has */
 enum { MOST_ROWS = 32 };
 static row rows[MOST_ROWS];
 static int row_count, wrong;
@@ -33,10 +33,14 @@ static double distance(const double *got, const double *want, int64_t n) {
     return size > 0 ? sqrt(difference / size) : sqrt(difference);
 }
 
-static row *row_new(const char *what, const char *name, const char *value) {
+static row *row_new(const char *what, const char *name) {
     row *r = &rows[row_count++];
     snprintf(r->name, sizeof r->name, "%s%s%s", what, name[0] ? " " : "", name);
-    snprintf(r->value, sizeof r->value, "%s", value);
+    return r;
+}
+static row *row_value(row *r, const char *before, double value, int digits) {
+    snprintf(r->value, sizeof r->value, "%s%.15g", before, value);
+    snprintf(r->shown, sizeof r->shown, "%s%.*g", before, digits, value);
     return r;
 }
 
@@ -81,16 +85,13 @@ static void verify_objective(int kind) {
     objective_way alone = {.dp = 1, .sp = 1, .accumulation = 1, .layout = SEQPAR_ZIGZAG}, way;
     objective_result one, r;
     row *logits, *loss, *gradient, *step;
-    char value[32];
     objective_task_open(&t, kind, 6, 60, 130, 5);
     run(&t, &alone, &one);
     keep(&t, &one, "sp1");
-    logits = kind == OBJECTIVE_SFT ? row_new("logits", "", "") : NULL;
-    snprintf(value, sizeof value, "%.15g", one.loss);
-    loss = row_new(objective_names[kind], "loss", value);
-    snprintf(value, sizeof value, "norm %.10g", one.norm);
-    gradient = row_new(objective_names[kind], "gradient", value);
-    step = kind == OBJECTIVE_SFT ? row_new("AdamW step", "", "") : NULL;
+    logits = kind == OBJECTIVE_SFT ? row_new("logits", "") : NULL;
+    loss = row_value(row_new(objective_names[kind], "loss"), "", one.loss, 6);
+    gradient = row_value(row_new(objective_names[kind], "gradient"), "norm ", one.norm, 6);
+    step = kind == OBJECTIVE_SFT ? row_new("AdamW step", "") : NULL;
     for (int i = 0; i < CELLS; i++) {
         char where[64];
         if (!way_of(i, &way)) {
@@ -122,8 +123,7 @@ static double verify_first_loss(int *bitwise) {
     t.same_reference = 1;
     run(&t, &way, &first);
     run(&t, &alone, &one);
-    line = row_new("first DPO loss", "", "");
-    snprintf(line->value, sizeof line->value, "%.15g", one.loss);
+    line = row_value(row_new("first DPO loss", ""), "", one.loss, 15);
     t.reference = one.reference;
     *bitwise = !memcmp(&ln2, &want, 8) && !memcmp(&first.loss, &want, 8) && !memcmp(&one.loss, &want, 8);
     for (int i = 0; i < CELLS; i++) {
@@ -152,7 +152,7 @@ static void print_table(void) {
     for (int i = 0; i < CELLS; i++) printf("%*lld", width(), (long long)ranks[i % rank_count]);
     printf("\n");
     for (int r = 0; r < row_count; r++) {
-        printf("%-22s%-20s", rows[r].name, rows[r].value);
+        printf("%-22s%-20s", rows[r].name, rows[r].shown);
         for (int i = 0; i < CELLS; i++) print_cell(&rows[r].cells[i]);
         printf("\n");
     }
