@@ -83,7 +83,9 @@
        - Parameter gradients over sp are summed, never averaged; seqpar_step_gradient does it.
        - Functions marked collective are called by all ranks of the comm, in the same order, also by ranks
          that hold no token.
-       - One seqpar_ctx per rank, used by one thread at a time. No global mutable state.
+       - One seqpar_ctx and one device per rank, used by one thread at a time. No global mutable state.
+       - OpenMP threads that wait spin, and take the cores from other ranks of the same machine. Where ranks share one, start
+         the program with OMP_WAIT_POLICY=passive and cores / ranks threads each; the header never sets it, the trainers do.
 
    SAMPLE: demos/01_ring.c, complete. It prints
 
@@ -2736,6 +2738,7 @@ SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world, se
     if (world->size % sp_size)
         return seqpar_fail(ctx->error, SEQPAR_ERR_WORLD, "world size %lld is not divisible by sequence_parallel_size %lld; use a multiple of %lld ranks", (long long)world->size, (long long)sp_size, (long long)sp_size);
     if (!device) return ctx->error->status ? ctx->error->status : seqpar__no_memory(ctx->error, "a device");
+    if (device->error && device->error != ctx->error) return seqpar_fail(ctx->error, SEQPAR_ERR_DEVICE, "the device '%s' belongs to another context that is open; open a device for each rank", device->name);
     SEQPAR__TRY(seqpar__ranks_agree(world, "a context", given, 3));
     ctx->world = world;
     ctx->device = device;
@@ -2771,6 +2774,7 @@ SEQPAR_DEF void seqpar_ctx_close(seqpar_ctx *ctx) {
     if (ctx->device) seqpar__kept_free(ctx, 0);
     if (ctx->world) ctx->world->device = NULL;
     (void)seqpar_device_settle(ctx->device, ctx->queue); /* an error of the last kernels is noted before the rank ends */
+    if (ctx->world) ctx->device->error = NULL; /* the next context may have it */
     seqpar_comm_free(ctx->sp);
     ctx->sp = NULL;
 }
@@ -7103,9 +7107,10 @@ SEQPAR_DEF seqpar_status seqpar_sft_seeds(seqpar_error *error, double *dlogp, do
                                           const double *weights, int64_t tokens, const seqpar_sft_desc *desc) {
     double scale = (SEQPAR__FAULT(26) ? 4.0 : 1.0) / (double)desc->count; /* fault: the factor P */
     int64_t t, live = 0;
-    for (t = 0; SEQPAR__FAULT(61) && t < tokens; t++) live += targets[t] != SEQPAR_IGNORE;
+    for (t = 0; t < tokens; t++) live += targets[t] != SEQPAR_IGNORE;
     if (SEQPAR__FAULT(61) && live > 0) scale = 1.0 / (double)live; /* fault: a rank divides by its own count */
     if (desc->count <= 0) return seqpar_fail(error, SEQPAR_ERR_SEED_COUNT, "the step has %lld supervised tokens; a mean needs at least 1", (long long)desc->count);
+    if (live > desc->count) return seqpar_fail(error, SEQPAR_ERR_SEED_COUNT, "the step is said to have %lld supervised tokens, but %lld are here alone; give the count of the whole step (batch.counts.supervised)", (long long)desc->count, (long long)live);
     if (!(desc->label_smoothing >= 0 && desc->label_smoothing < 1) || !(desc->z_loss >= 0))
         return seqpar_fail(error, SEQPAR_ERR_OPTION, "label_smoothing %g must lie in [0, 1) and z_loss %g must not be negative", desc->label_smoothing, desc->z_loss);
     for (t = 0; t < tokens; t++) {

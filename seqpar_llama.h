@@ -67,6 +67,7 @@ typedef struct seqpar_llama_run { /* how the work is done; changes no bit (strip
 typedef struct seqpar_llama_layer { seqpar_buffer x, q, k, v, out, lse, x2, gate, up, rstd1, rstd2; } seqpar_llama_layer;
 typedef struct seqpar_llama_batch { /* the local part of some rows, and what forward keeps */
     seqpar_llama_run run;
+    seqpar_llama_config config;         /* of the model it was opened for */
     int has;                            /* 1: hidden; 2: and what a backward pass needs */
     seqpar_attn *attn;
     const seqpar_share *share;
@@ -316,6 +317,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_batch(seqpar_ctx *ctx, seqpar_llama *
     memset(b, 0, sizeof *b);
     memset(&desc, 0, sizeof desc);
     b->run = *run;
+    b->config = *c;
     desc.heads = c->heads; desc.kv_heads = c->kv_heads; desc.head_dim = c->head_dim;
     desc.layout = run->layout; desc.schedule = run->schedule; desc.heads_k_stride = run->heads_k_stride;
     desc.ulysses_size = run->ulysses_size;
@@ -606,8 +608,18 @@ static seqpar_status seqpar__llama_layers(seqpar__layer_call *c, int keep) {
     return SEQPAR_OK;
 }
 
+/* Buffers have the sizes of the model that the batch was opened for. */
+static seqpar_status seqpar__check_model(seqpar_error *error, const seqpar_llama *m, const seqpar_llama_batch *b) {
+    const seqpar_llama_config *x = &m->config, *y = &b->config;
+    if (x->layers == y->layers && x->hidden == y->hidden && x->heads == y->heads && x->kv_heads == y->kv_heads && x->head_dim == y->head_dim &&
+        x->intermediate == y->intermediate && x->vocab == y->vocab && !x->score == !y->score) return SEQPAR_OK;
+    return seqpar_fail(error, SEQPAR_ERR_STEP, "the batch was opened for another model: %lld layers, hidden %lld, vocab %lld%s; this one has %lld, %lld, %lld%s", (long long)y->layers, (long long)y->hidden, (long long)y->vocab,
+        y->score ? ", scores" : "", (long long)x->layers, (long long)x->hidden, (long long)x->vocab, x->score ? ", scores" : "");
+}
+
 SEQPAR_DEF seqpar_status seqpar_llama_forward(seqpar_ctx *ctx, seqpar_llama *m, seqpar_llama_batch *b, int keep) {
     seqpar__layer_call c = seqpar__call(ctx, m, b);
+    SEQPAR__TRY(seqpar__check_model(ctx->error, m, b));
     b->has = 0;
     SEQPAR__TRY(seqpar__llama_layers(&c, keep));
     SEQPAR__TRY(seqpar__norm(&c, b->hidden.data, b->x.data, b->rstd.data, seqpar__llama_final_norm(m)));
@@ -615,7 +627,8 @@ SEQPAR_DEF seqpar_status seqpar_llama_forward(seqpar_ctx *ctx, seqpar_llama *m, 
     return SEQPAR_OK;
 }
 
-static seqpar_status seqpar__check_forward(seqpar_error *error, const seqpar_llama_batch *b) {
+static seqpar_status seqpar__check_forward(seqpar_error *error, const seqpar_llama *m, const seqpar_llama_batch *b) {
+    SEQPAR__TRY(seqpar__check_model(error, m, b));
     return b->has ? SEQPAR_OK : seqpar_fail(error, SEQPAR_ERR_STEP, "the batch has no hidden states; call seqpar_llama_forward first");
 }
 
@@ -633,14 +646,14 @@ static seqpar_head_desc seqpar__llama_head_desc(const seqpar_llama *m, const seq
 SEQPAR_DEF seqpar_status seqpar_llama_values(seqpar_ctx *ctx, seqpar_llama *m, seqpar_llama_batch *b) {
     seqpar_head_values values = seqpar__llama_head_values(b);
     seqpar_head_desc desc = seqpar__llama_head_desc(m, b);
-    SEQPAR__TRY(seqpar__check_forward(ctx->error, b));
+    SEQPAR__TRY(seqpar__check_forward(ctx->error, m, b));
     if (m->config.score) return seqpar_llama_logits(ctx, m, b, b->score.data); /* one row of a table */
     return seqpar_head_forward(ctx, &values, b->hidden.data, seqpar__llama_param(ctx, m, seqpar__llama_head(m)), b->targets, b->tokens, &desc);
 }
 
 SEQPAR_DEF seqpar_status seqpar_llama_logits(seqpar_ctx *ctx, seqpar_llama *m, seqpar_llama_batch *b, void *logits) {
     seqpar__layer_call c = seqpar__call(ctx, m, b);
-    SEQPAR__TRY(seqpar__check_forward(ctx->error, b));
+    SEQPAR__TRY(seqpar__check_forward(ctx->error, m, b));
     return seqpar__linear(&c, logits, b->hidden.data, seqpar__llama_head(m), 0, 0);
 }
 
@@ -753,6 +766,7 @@ static void seqpar__faulty_seeds(seqpar_ctx *ctx, const seqpar_llama_batch *b, c
 
 /* Before anything is sent: a batch that forward has been through and kept, and an optimizer of this model's tensors. */
 static seqpar_status seqpar__check_backward(seqpar_error *error, const seqpar_llama *m, const seqpar_llama_batch *b, const seqpar_optim *optim) {
+    SEQPAR__TRY(seqpar__check_model(error, m, b));
     if (b->has < 2) return seqpar_fail(error, SEQPAR_ERR_STEP, "the batch holds nothing for a backward pass; call seqpar_llama_forward with keep 1 before each");
     if (optim->tensors != m->tensors)
         return seqpar_fail(error, SEQPAR_ERR_STEP, "the optimizer was opened with other tensors than this model's (%lld elements, the model %lld); give seqpar_optim_open model.tensors", (long long)optim->elements, (long long)m->elements);

@@ -17,7 +17,7 @@ typedef enum {
     NOTHING,
     STEP_LAYOUT, STEP_MICRO_NEGATIVE, STEP_MICRO_BEYOND, STEP_OTHER_ROWS, STEP_FEWER_ROWS, STEP_CHUNKS, STEP_DOCUMENTS, STEP_OTHER_RANK,
     STEP_NOT_BEGUN, STEP_ENDED_TWICE, STEP_MICRO_LEFT_OUT, STEP_MICRO_TWICE, STEP_MICRO_EARLY, STEP_GROUP, STEP_SOURCE, STEP_GRADIENT_EARLY,
-    BATCH_NO_FORWARD, BATCH_NOT_KEPT, BATCH_BACKWARD_TWICE, BATCH_VALUES_EARLY, BATCH_OTHER_OPTIMIZER,
+    BATCH_NO_FORWARD, BATCH_NOT_KEPT, BATCH_BACKWARD_TWICE, BATCH_VALUES_EARLY, BATCH_OTHER_OPTIMIZER, BATCH_OTHER_MODEL,
     SUM_TWICE, SUM_OF_DOCUMENT_TWICE,
     RANKS_SP_SIZE, RANKS_DEVICE, RANKS_STAGE, RANKS_BETA, RANKS_TENSORS, RANKS_STEP_ROWS, RANKS_IDS, RANKS_LAYOUT, RANKS_ACCUMULATION, RANKS_RATE,
     RANKS_ATTN_LAYOUT, RANKS_ATTN_WINDOW, RANKS_ATTN_ROWS, RANKS_ATTN_SCALE, RANKS_ATTN_SCHEDULE,
@@ -47,6 +47,7 @@ static const struct { const char *name, *says; } mistakes[MISTAKES] = {
     [BATCH_BACKWARD_TWICE] = {"batch_backward_twice", "holds nothing for a backward pass"},
     [BATCH_VALUES_EARLY] = {"batch_values_early", "has no hidden states; call seqpar_llama_forward first"},
     [BATCH_OTHER_OPTIMIZER] = {"batch_other_optimizer", "opened with other tensors than this model's"},
+    [BATCH_OTHER_MODEL] = {"batch_other_model", "the batch was opened for another model: 2 layers, hidden 8, vocab 29; this one has 2, 16, 29"},
     [SUM_TWICE] = {"sum_twice", "the sum of the step was given row 1, part 3 twice"},
     [SUM_OF_DOCUMENT_TWICE] = {"sum_of_document_twice", "the sum of the document 0 was given row 0, part 0 twice"},
     [RANKS_SP_SIZE] = {"ranks_sp_size", "a context: sequence_parallel_size is 1 on rank 1 and"},
@@ -108,7 +109,7 @@ static void wrong_rows(const agreement *a, seqpar_row *rows, int64_t *first, int
     if (a->wrong == STEP_DOCUMENTS) { rows[0].docs = 2; rows[0].cu_seqlens = cu; rows[0].prefix_lens = NULL; }
 }
 
-static seqpar_status micro_batch(seqpar_ctx *ctx, const agreement *a, seqpar_llama *model, seqpar_optim *optim, int64_t index) {
+static seqpar_status micro_batch(seqpar_ctx *ctx, const agreement *a, seqpar_llama *model, seqpar_llama *other, seqpar_optim *optim, int64_t index) {
     seqpar_llama_run run = {.layout = a->wrong == STEP_LAYOUT ? SEQPAR_CONTIGUOUS : SEQPAR_ZIGZAG};
     seqpar_llama_batch b;
     seqpar_row rows[ROWS];
@@ -128,7 +129,7 @@ static seqpar_status micro_batch(seqpar_ctx *ctx, const agreement *a, seqpar_lla
         status = seqpar_step_fold(ctx, optim, &fold, &other, index);
     }
     if (!status && a->wrong == BATCH_VALUES_EARLY) status = seqpar_llama_values(ctx, model, &b);
-    if (!status && a->wrong != BATCH_NO_FORWARD) status = seqpar_llama_forward(ctx, model, &b, a->wrong != BATCH_NOT_KEPT);
+    if (!status && a->wrong != BATCH_NO_FORWARD) status = seqpar_llama_forward(ctx, a->wrong == BATCH_OTHER_MODEL ? other : model, &b, a->wrong != BATCH_NOT_KEPT);
     seqpar_head_seeds seeds = {.dlogp = seed.data};
     for (int time = 0; !status && time < 1 + (a->wrong == BATCH_BACKWARD_TWICE); time++) status = seqpar_llama_backward(ctx, model, &b, optim, index, &seeds);
     if (!status) status = seqpar_llama_values(ctx, model, &b); /* hidden states stay */
@@ -137,7 +138,7 @@ static seqpar_status micro_batch(seqpar_ctx *ctx, const agreement *a, seqpar_lla
     return status;
 }
 
-static seqpar_status step(seqpar_ctx *ctx, const agreement *a, seqpar_llama *model, seqpar_optim *optim, double *gradient) {
+static seqpar_status step(seqpar_ctx *ctx, const agreement *a, seqpar_llama *model, seqpar_llama *other, seqpar_optim *optim, double *gradient) {
     seqpar_row rows[ROWS];
     int32_t ids[64];
     int layout = odd_one_out(ctx, a, RANKS_LAYOUT) ? SEQPAR_CONTIGUOUS : SEQPAR_ZIGZAG;
@@ -148,7 +149,7 @@ static seqpar_status step(seqpar_ctx *ctx, const agreement *a, seqpar_llama *mod
     status = a->wrong == STEP_NOT_BEGUN ? SEQPAR_OK
            : seqpar_step_begin(ctx, optim, rows, ROWS - odd_one_out(ctx, a, RANKS_STEP_ROWS), layout, ACCUMULATION + odd_one_out(ctx, a, RANKS_ACCUMULATION));
     for (int64_t i = 0; !status && i < ACCUMULATION - (a->wrong == STEP_MICRO_LEFT_OUT); i++)
-        status = micro_batch(ctx, a, model, optim, a->wrong == STEP_MICRO_TWICE ? 0 : a->wrong == STEP_MICRO_EARLY ? 1 - i : i);
+        status = micro_batch(ctx, a, model, other, optim, a->wrong == STEP_MICRO_TWICE ? 0 : a->wrong == STEP_MICRO_EARLY ? 1 - i : i);
     if (!status && a->wrong == STEP_GROUP) status = seqpar_step_gradient(ctx, optim, 0, 99, 0, NULL, 0);
     if (!status && a->wrong == STEP_SOURCE) status = seqpar_step_gradient(ctx, optim, 0, 0, 2, NULL, 0);
     if (!status && a->wrong == STEP_GRADIENT_EARLY) status = seqpar_optim_gradient(ctx, optim, gradient);
@@ -177,13 +178,14 @@ static seqpar_status with_model(seqpar_ctx *ctx, const agreement *a) {
     memset(&optim, 0, sizeof optim);
     memset(&other, 0, sizeof other);
     seqpar_status status = seqpar_llama_open(ctx, &model, &config);
+    if (a->wrong == BATCH_OTHER_MODEL) config.hidden = 16;
     if (!status) status = seqpar_llama_open(ctx, &other, &config);
     if (!status && odd_one_out(ctx, a, RANKS_TENSORS)) model.tensors[0].decay = 0;
     if (!status) status = seqpar_optim_open(ctx, &optim, model.tensors, model.tensor_count, &desc);
     if (!status) seqpar_llama_init(ctx, &model, 1);
     if (!status) seqpar_llama_init(ctx, &other, 1);
     double *gradient = calloc((size_t)model.elements + 1, sizeof *gradient);
-    if (!status) status = step(ctx, a, a->wrong == BATCH_OTHER_OPTIMIZER ? &other : &model, &optim, gradient);
+    if (!status) status = step(ctx, a, a->wrong == BATCH_OTHER_OPTIMIZER ? &other : &model, &other, &optim, gradient);
     free(gradient);
     seqpar_optim_close(ctx, &optim);
     seqpar_llama_close(ctx, &other);
@@ -215,6 +217,46 @@ static void check_mistake(mistake wrong, int64_t dp, int64_t sp) {
         test_expect(strstr(error.text, mistakes[wrong].says) != NULL, "'%s' does not say '%s'", error.text, mistakes[wrong].says);
     }
     seqpar_batch_free(&a.batch);
+}
+
+/* ---- counts of one rank, and a device of two ---- */
+
+static void check_count(void) {
+    const int32_t targets[5] = {1, SEQPAR_IGNORE, 0, 2, 3};
+    double dlogp[5], dsmooth[5], dzloss[5];
+    seqpar_sft_desc desc = {.count = 4};
+    seqpar_error error = {0};
+    test_expect(!seqpar_sft_seeds(&error, dlogp, dsmooth, dzloss, targets, NULL, 5, &desc), "%s", error.text);
+    desc.count = 3;
+    test_expect(seqpar_sft_seeds(&error, dlogp, dsmooth, dzloss, targets, NULL, 5, &desc) == SEQPAR_ERR_SEED_COUNT && strstr(error.text, "said to have 3 supervised tokens, but 4 are here"), "%s", error.text);
+    test_end("count_of_the_step");
+}
+
+static seqpar_status open_shared(seqpar_comm *world, void *user) {
+    seqpar_ctx ctx;
+    seqpar_status status = SEQPAR_OK;
+    for (int64_t r = 0; r < world->size && !status; r++) { /* one after the other, and none is closed */
+        if (world->rank == r) status = seqpar_ctx_open(&ctx, world, user, 1);
+        if (!status) status = seqpar_comm_barrier(world);
+    }
+    return status;
+}
+
+static void check_device(void) {
+    seqpar_device *device = seqpar_device_reference();
+    seqpar_comm *world = seqpar_comm_self();
+    seqpar_error error;
+    seqpar_ctx ctx;
+    for (int i = 0; i < 2; i++) { /* one after the other */
+        test_expect(!seqpar_ctx_open(&ctx, world, device, 1), "%s", world->error->text);
+        seqpar_ctx_close(&ctx);
+    }
+    test_expect(!seqpar_ctx_open(&ctx, world, device, 1), "%s", world->error->text);
+    test_expect(seqpar_run_threads(1, open_shared, device, &error) == SEQPAR_ERR_DEVICE && strstr(error.text, "belongs to another context"), "%s", error.text);
+    seqpar_ctx_close(&ctx);
+    seqpar_comm_free(world);
+    seqpar_device_close(device);
+    test_end("device_of_one_rank");
 }
 
 /* ---- the process itself ---- */
@@ -268,6 +310,8 @@ int main(int argc, char **argv) {
         if (wrong < RANKS_ATTN_LAYOUT && wrong != STEP_OTHER_ROWS && wrong != STEP_FEWER_ROWS && wrong != STEP_CHUNKS && wrong != STEP_DOCUMENTS) check_mistake((mistake)wrong, 2, 2);
         test_end("agree_%s", mistakes[wrong].name);
     }
+    check_count();
+    check_device();
     check_arithmetic();
     return test_summary();
 }
