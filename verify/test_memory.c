@@ -247,6 +247,7 @@ static seqpar_status attn_rank_main(seqpar_ctx *ctx, attn_run *run) {
     seqpar_attn_cost cost = {0};
     seqpar_status status = seqpar_attn_open(ctx, &attn, &run->row, 1, &desc);
     if (status) return status;
+    int64_t asked = ctx->sp->bytes_sent; /* whether all ranks were given the same */
     status = attn_passes(ctx, attn, c);
     if (!status) status = seqpar_attn_cost_of(ctx, attn, &cost, NULL);
     mine->exchange = ctx->memory.peak[SEQPAR_MEM_EXCHANGE];
@@ -254,7 +255,7 @@ static seqpar_status attn_rank_main(seqpar_ctx *ctx, attn_run *run) {
     mine->left = ctx->memory.total;
     mine->flops = ctx->device->attn_flops;
     mine->planned = cost.forward_flops + cost.backward_flops;
-    mine->bytes = ctx->sp->bytes_sent;
+    mine->bytes = ctx->sp->bytes_sent - asked;
     mine->planned_bytes = cost.forward_bytes + cost.backward_bytes;
     mine->query_places = attn->query_slots;
     mine->key_places = attn->key_slots;

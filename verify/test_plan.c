@@ -367,7 +367,7 @@ static void compare_cost(const batch *b, const seqpar_attn_desc *desc, int64_t r
     seqpar_attn *attn = NULL;
     seqpar_attn_cost programs;
     int64_t s;
-    if (!test_expect(!seqpar_plan_cost_of(&error, &paper, &mask, ranks, rank, SEQPAR_BF16) && !seqpar_attn_open(&ctx, &attn, b->row, b->count, desc), "%s", error.text)) return;
+    if (!test_expect(!seqpar_plan_cost_of(&error, &paper, &mask, ranks, rank, SEQPAR_BF16) && !seqpar__attn_open(&ctx, &attn, b->row, b->count, desc, seqpar__attn_prepare), "%s", error.text)) return;
     test_expect(!seqpar_attn_cost_of(&ctx, attn, &programs, NULL), "%s", error.text);
     test_expect(paper.steps == attn->size, "%lld steps, not %lld", (long long)paper.steps, (long long)attn->size);
     for (s = 0; s < attn->size; s++) {
