@@ -67,7 +67,7 @@ build/verify_sp: verify/verify.c verify/run_objective.h verify/kept.h $(HEADERS)
 	@mkdir -p build
 	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
 
-build/test_%: verify/test_%.c $(HEADERS) verify/test.h verify/slow.h verify/slow_loss.h verify/golden.h verify/golden.tsv verify/run_model.h verify/run_objective.h verify/kept.h verify/transport.h verify/nccl_stand_in.h verify/nccl_world.h $(wildcard demos/*.h) build/options.inc
+build/test_%: verify/test_%.c $(HEADERS) verify/test.h verify/slow.h verify/slow_loss.h verify/golden.h verify/golden.tsv verify/run_model.h verify/run_objective.h verify/kept.h verify/room.h verify/transport.h verify/nccl_stand_in.h verify/nccl_world.h $(wildcard demos/*.h) build/options.inc
 	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
 
 build/reward_server_for_tests: verify/reward_server_for_tests.c

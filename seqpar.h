@@ -6851,7 +6851,7 @@ static void seqpar__run_emit(seqpar__head_run *r, int32_t op, int64_t index) {
 /* Makes sure that at least `need` values are loaded. */
 static void seqpar__run_load(seqpar__head_run *r, int64_t need) {
     int64_t missing = need - r->loaded, i;
-    for (i = missing; i > 0; i--) seqpar__run_emit(r, SEQPAR_FOLD_LOAD, r->stack - r->loaded - i);
+    for (i = missing; i > 0; i--) seqpar__run_emit(r, SEQPAR_FOLD_LOAD, SEQPAR__FAULT(90) ? 0 : r->stack - r->loaded - i); /* fault: the oldest sum for the youngest */
     if (missing > 0) r->loaded = need;
 }
 
@@ -7400,7 +7400,7 @@ static seqpar_status seqpar__check_tensors(seqpar_error *error, const seqpar_ten
 static seqpar_status seqpar__check_room(seqpar_error *error, const seqpar_optim *o, int64_t elements) {
     const seqpar_tensor *t = &o->tensors[o->tensor_count - 1];
     int64_t end = t->offset + seqpar__tensor_elements(t);
-    if (end <= elements) return SEQPAR_OK;
+    if (end <= elements + (SEQPAR__FAULT(92) ? 1 : 0)) return SEQPAR_OK; /* fault: one element short is good enough */
     return seqpar_fail(error, SEQPAR_ERR_SIZE, "the parameters are %lld elements, but tensor %s ends at %lld; pass the whole array and its size", (long long)elements, t->name, (long long)end);
 }
 
@@ -7695,7 +7695,8 @@ static seqpar_status seqpar__check_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
     return SEQPAR_OK;
 }
 
-/* What arrives for this rank's part of a group: the nodes themselves where there is one rank, else an inbox, laid out as state. */
+/* What arrives for this rank's part of a group: the nodes themselves where there is one rank, else an inbox, laid out as state.
+   Fault: nodes are taken to be laid out so, too. */
 static seqpar_status seqpar__fold_group(seqpar_ctx *ctx, const seqpar_optim *o, const seqpar__owner_fold *f, const seqpar_step_nodes *nodes, int64_t begin) {
     int64_t total = 0, w, first = o->tensors[o->group_tensor[nodes->group]].offset;
     int acc = ctx->device->accumulator, one = ctx->world->size == 1;
@@ -7707,7 +7708,7 @@ static seqpar_status seqpar__fold_group(seqpar_ctx *ctx, const seqpar_optim *o, 
     if (!one) status = seqpar_buffer_new(ctx, &inbox, total * f->owned * seqpar_dtype_bytes(acc), SEQPAR_MEM_EXCHANGE);
     if (!one && !status) status = seqpar__send_nodes(ctx, o, f->micro, nodes, inbox.data);
     for (s = seqpar__segment_begin(o, nodes->group, begin); !status && total > 0 && seqpar__segment_next(o, &s, begin + f->owned);)
-        status = seqpar__fold_owned(ctx, f, one ? seqpar__at(nodes->nodes, s.offset - first, acc) : seqpar__at(inbox.data, s.at - begin, acc), one ? nodes->node_stride : f->owned, s.at - begin, s.count);
+        status = seqpar__fold_owned(ctx, f, one ? seqpar__at(nodes->nodes, SEQPAR__FAULT(89) ? s.at - begin : s.offset - first, acc) : seqpar__at(inbox.data, s.at - begin, acc), one ? nodes->node_stride : f->owned, s.at - begin, s.count);
     seqpar_buffer_free(ctx, &inbox);
     return status;
 }
@@ -7915,7 +7916,7 @@ SEQPAR_DEF seqpar_status seqpar_optim_read(seqpar_ctx *ctx, const seqpar_optim *
     int64_t first, begin, end;
     void *data;
     SEQPAR__TRY(seqpar__check_part(ctx, o, part));
-    first = begin = o->tensor_begin[part->tensor] + part->first;
+    first = begin = o->tensor_begin[part->tensor] + (SEQPAR__FAULT(91) ? 0 : part->first); /* fault: every part is the first */
     end = begin + part->count;
     data = seqpar__kept_at(ctx, o, part->state, o->tensors[part->tensor].group, &begin, &end);
     if (begin < end) seqpar_device_read(ctx->device, values + (begin - first), data, 0, end - begin, ctx->device->accumulator);
