@@ -63,11 +63,11 @@ build/options.inc: demos/options.tsv demos/options.awk
 	@mkdir -p build
 	awk -f demos/options.awk demos/options.tsv > $@
 
-build/verify_sp: verify/verify.c verify/run_objective.h $(HEADERS)
+build/verify_sp: verify/verify.c verify/run_objective.h verify/kept.h $(HEADERS)
 	@mkdir -p build
 	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
 
-build/test_%: verify/test_%.c $(HEADERS) verify/test.h verify/slow.h verify/slow_loss.h verify/golden.h verify/golden.tsv verify/run_model.h verify/run_objective.h verify/transport.h verify/nccl_stand_in.h verify/nccl_world.h $(wildcard demos/*.h) build/options.inc
+build/test_%: verify/test_%.c $(HEADERS) verify/test.h verify/slow.h verify/slow_loss.h verify/golden.h verify/golden.tsv verify/run_model.h verify/run_objective.h verify/kept.h verify/room.h verify/transport.h verify/nccl_stand_in.h verify/nccl_world.h $(wildcard demos/*.h) build/options.inc
 	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
 
 build/reward_server_for_tests: verify/reward_server_for_tests.c

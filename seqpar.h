@@ -965,7 +965,7 @@ typedef struct seqpar_head_values { /* per local token, accumulator type; NULL i
 } seqpar_head_values;
 typedef struct seqpar_head_desc {
     int64_t hidden, vocab;
-    int64_t rows_max; /* logits rows held at a time; 0: 256 */
+    int64_t rows_max; /* logits rows held at a time; 0: 256, or hidden if that is more (they are then as large as a node of dtable) */
     double temperature; /* logits are divided by it before anything else; 0: 1 */
 } seqpar_head_desc;
 
@@ -974,10 +974,11 @@ SEQPAR_DEF seqpar_status seqpar_head_forward(seqpar_ctx *ctx, const seqpar_head_
                                              const void *table, const int32_t *targets, int64_t tokens,
                                              const seqpar_head_desc *desc);
 /* Entry B: values, dhidden (tokens, hidden), and the fold nodes of dtable: the pieces of share, pushed in order into
-   fold, leave fold->node_count values (vocab, hidden), accumulators, in nodes, whose memory has seqpar_head_places(fold) places,
-   node_stride elements apart (what lies behind the nodes is scratch). Three products. */
+   fold, leave fold->node_count values (vocab, hidden), accumulators, in nodes, whose memory has seqpar_head_places places,
+   node_stride elements apart: as many as there are nodes, or sums that wait while logits are made rows_max rows at a time, about
+   log2(tokens / rows_max) (what lies behind the nodes is scratch). Three products. */
 typedef struct seqpar_token_fold seqpar_token_fold;
-SEQPAR_DEF int64_t seqpar_head_places(const seqpar_token_fold *fold);
+SEQPAR_DEF int64_t seqpar_head_places(const seqpar_share *share, const seqpar_token_fold *fold, const seqpar_head_desc *desc);
 SEQPAR_DEF seqpar_status seqpar_head_backward(seqpar_ctx *ctx, void *dhidden, void *nodes, int64_t node_stride,
                                               const seqpar_head_values *values, const seqpar_head_seeds *seeds,
                                               const void *hidden, const void *table, const int32_t *targets,
@@ -1107,7 +1108,7 @@ SEQPAR_DEF double seqpar_token_weight(const seqpar_aggregate *aggregate, int64_t
 typedef struct seqpar_tensor {
     const char *name;
     int64_t rows, cols;
-    int64_t offset;  /* into the parameters: a multiple of SEQPAR_BLOCK */
+    int64_t offset;  /* of its first element among the parameters; what lies between tensors is never touched */
     int decay;       /* weight decay applies */
     int64_t group;   /* exchanged together: a layer */
 } seqpar_tensor;
@@ -1125,7 +1126,7 @@ struct seqpar_token_fold {
 enum { SEQPAR_ADAMW, SEQPAR_SGD };
 typedef struct seqpar_optim_desc {
     int kind;
-    int zero_stage;                       /* 0: all state everywhere; 1: state at owners; 2: gradients too */
+    int zero_stage;                       /* 0: moments and masters everywhere; 1, 2: at their owners */
     double beta1, beta2, eps, decay;      /* taken as they are */
     double max_norm;                      /* 0: no clip */
 } seqpar_optim_desc;
@@ -1134,22 +1135,35 @@ typedef struct seqpar_step seqpar_step; /* gradients of one optimizer step on th
 typedef struct seqpar_optim {
     seqpar_optim_desc desc;
     const seqpar_tensor *tensors;
-    int64_t tensor_count, groups, elements; /* elements: whole blocks */
-    int64_t *group_begin;                   /* (groups + 1) elements */
-    seqpar_buffer gradient, m, v, master;   /* accumulators; master: the parameters, where those are of another type */
-    int64_t own_elements;                   /* state this rank holds */
+    int64_t tensor_count, groups, elements; /* elements: of state, where every tensor has whole blocks */
+    int64_t *group_begin, *tensor_begin;    /* (groups + 1), (tensor_count) elements of state */
+    int64_t *group_tensor;                  /* (groups + 1) tensors */
+    seqpar_buffer *gradient;                /* (2 groups): group + groups * source, the part this rank owns and, behind it, what waits */
+    seqpar_buffer m, v, master;             /* accumulators; master: the parameters, where those are of another type */
+    int64_t own_elements;                   /* this rank owns */
     int64_t t;
     double norm, clip;                      /* of the last step, before clipping */
+    int ended;                              /* 1: the gradient is that of a step that has ended */
     seqpar_step *step;
 } seqpar_optim;
 
-/* tensors (borrowed) in order of offset, groups rising from 0. Collective over the world, like seqpar_step_end. */
+/* tensors (borrowed) in order of offset, without overlap, groups rising from 0.
+
+   Memory in accumulators: E elements, W ranks, the largest group G, A micro-batches. Blocks lie at their owners, so an owner's
+   share falls as 1/W at every stage:
+     gradients   E/W, growing group by group in backward, and beside it
+                 the nodes of one group: node_count G (one node for W = 1; for sp a row has one or two where 2 sp divides its
+                 chunks), of a head seqpar_head_places; they go as soon as the group is done, and so does what came from others;
+                 with A > 1 at most ceil(log2 A) E/W, which the order of sums needs (micro-batches of a power of two rows; of m
+                 rows up to log2 m more); of a tied table those of two sums
+     moments     2 E at stage 0, 2 E/W at stages 1 and 2; masters E or E/W
+   Stage 0 hands out the gradient group by group at the end of a step (G more). Collective over the world. */
 SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *optim, const seqpar_tensor *tensors,
                                            int64_t tensor_count, const seqpar_optim_desc *desc);
 SEQPAR_DEF void seqpar_optim_close(seqpar_ctx *ctx, seqpar_optim *optim);
-/* Begins a step over these rows (borrowed to its end): aligned runs of rows go to the data-parallel ranks, then to
-   `accumulation` micro-batches. Every rank passes all rows, and the layout they are split by. A step that was begun and not
-   ended is given up. Collective over the world, which is asked whether all ranks were given the same. */
+/* Begins a step over these rows (borrowed to its end): aligned runs of rows go to `accumulation` micro-batches, then to the
+   data-parallel ranks. Every rank passes all rows, and the layout they are split by. A step that was begun and not ended is
+   given up. Collective over the world, which is asked whether all ranks were given the same. */
 SEQPAR_DEF seqpar_status seqpar_step_begin(seqpar_ctx *ctx, seqpar_optim *optim, const seqpar_row *rows, int64_t row_count,
                                            int layout, int64_t accumulation);
 /* Rows of micro-batch `index` of this data-parallel rank: rows[*first .. *first + *count); count may be 0. */
@@ -1158,21 +1172,31 @@ SEQPAR_DEF seqpar_status seqpar_step_rows(const seqpar_ctx *ctx, const seqpar_op
    that of the rows and layout the step was begun with. */
 SEQPAR_DEF seqpar_status seqpar_step_fold(seqpar_ctx *ctx, const seqpar_optim *optim, const seqpar_token_fold **fold,
                                           const seqpar_share *share, int64_t index);
-/* Sends the nodes (fold->node_count values of the group's elements, node_stride apart) of one group to their owners,
-   who fold them. Collective over the world, also for ranks without rows. `source` tells apart sums that end in the
-   same group (a tied table: head 1, embedding 0); they are added once, at the end. Every group wants source 0 of every
-   micro-batch, in order of their numbers, and of source 1 all or none. */
-SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *optim, int64_t index, int64_t group, int source,
-                                              const void *nodes, int64_t node_stride);
-/* Adds up, takes the norm, clips, updates the owned blocks of params and hands them to all. optim->norm, ->clip. */
-SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *optim, void *params, double lr);
-/* After seqpar_step_end: the whole gradient (before clip) as doubles on every rank. Collective. */
-SEQPAR_DEF seqpar_status seqpar_optim_gradient(seqpar_ctx *ctx, seqpar_optim *optim, double *gradient);
-/* Optimizer state of every element on every rank, and back (any world, any stage). Collective. SGD has no m and v; master is
-   there where the storage type is not the accumulator type: the parameters before rounding, which begin as the weights
-   that the first step meets. What is not there is not touched. */
-SEQPAR_DEF seqpar_status seqpar_optim_save(seqpar_ctx *ctx, seqpar_optim *optim, double *m, double *v, double *master);
-SEQPAR_DEF seqpar_status seqpar_optim_load(seqpar_ctx *ctx, seqpar_optim *optim, const double *m, const double *v, const double *master, int64_t t);
+/* The nodes of one group (fold->node_count of them) as they come out of backward. In a node tensors lie as among the parameters:
+   the group's first at 0, the others at their distance from it; what lies between them is not read. */
+typedef struct seqpar_step_nodes {
+    const void *nodes;     /* (node_count) at node_stride, accumulators */
+    int64_t node_stride, elements; /* from node to node; of `nodes` in all */
+    int64_t micro_batch, group;
+    int source;            /* tells apart sums that end in the same group (a tied table: head 1, embedding 0); they are added once */
+} seqpar_step_nodes;
+/* Sends them to their owners, who fold them. Collective over the world, also for ranks without rows. Every group wants source 0
+   of every micro-batch, in order of their numbers, and of source 1 all or none. SIZE: a tensor of the group ends behind
+   `elements`, or nodes overlap; STEP: a micro-batch left out, doubled or early. */
+SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *optim, const seqpar_step_nodes *nodes);
+/* Takes the norm, clips, updates the owned blocks of params (elements) and hands them to all. optim->norm, ->clip. SIZE: a tensor
+   ends behind `elements`. Collective. */
+SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *optim, void *params, int64_t elements, double lr);
+/* What is kept of every parameter, as doubles on every rank, and back (any world, any stage), a part of a tensor at a time:
+   the gradient of the last step, before clip; the moments, which SGD has none of; the parameters before rounding, where the
+   storage type is not the accumulator type, which begin as the weights that the first step meets. values (part->count).
+   Reading is collective; to go on, every rank writes all of it and sets optim->t. OPTION: this optimizer does not keep it;
+   SIZE: the part is not within its tensor. */
+enum { SEQPAR_STATE_GRADIENT, SEQPAR_STATE_M, SEQPAR_STATE_V, SEQPAR_STATE_MASTER };
+typedef struct seqpar_optim_part { int state; int64_t tensor, first, count; } seqpar_optim_part;
+SEQPAR_DEF int seqpar_optim_keeps(const seqpar_ctx *ctx, const seqpar_optim *optim, int state);
+SEQPAR_DEF seqpar_status seqpar_optim_read(seqpar_ctx *ctx, const seqpar_optim *optim, double *values, const seqpar_optim_part *part);
+SEQPAR_DEF seqpar_status seqpar_optim_write(seqpar_ctx *ctx, seqpar_optim *optim, const double *values, const seqpar_optim_part *part);
 
 /* HF schedules: factor on the learning rate for `step` steps already taken (spec of transformers' optimization). */
 enum { SEQPAR_CONSTANT, SEQPAR_LINEAR, SEQPAR_COSINE, SEQPAR_COSINE_MIN };
@@ -6949,7 +6973,7 @@ static seqpar_status seqpar__head_rows(seqpar_ctx *ctx, void *logits, int64_t fi
     return dev->softmax_head(dev, &s, ctx->queue);
 }
 
-static int64_t seqpar__head_rows_max(const seqpar_head_desc *desc) { return desc->rows_max > 0 ? desc->rows_max : 256; }
+static int64_t seqpar__head_rows_max(const seqpar_head_desc *desc) { return desc->rows_max > 0 ? desc->rows_max : SEQPAR__MAX(256, desc->hidden); }
 
 static seqpar_status seqpar__check_head(seqpar_error *error, const seqpar_head_desc *desc) {
     if (desc->hidden <= 0 || desc->vocab <= 0)
@@ -6972,32 +6996,32 @@ SEQPAR_DEF seqpar_status seqpar_head_forward(seqpar_ctx *ctx, const seqpar_head_
 }
 
 /* The fold of dtable runs piece by piece while logits are whole for `rows_max` rows only. Its program is cut into
-   runs; between them values of the stack lie in places behind the nodes. */
+   runs; between them value n of the stack lies in place n. What is left on it at the end are the nodes, rising, each in its place. */
 typedef struct seqpar__head_run {
     seqpar_fold_op *ops;
     int64_t count, depth;      /* of the program of this run */
     int64_t stack, loaded;     /* values on the logical stack; how many of the top ones this run has */
+    int64_t places;            /* most values at the end of a run */
     seqpar_piece *leaves;
     int64_t leaf_count;
     int64_t first, rows;       /* tokens of this run */
 } seqpar__head_run;
-
-SEQPAR_DEF int64_t seqpar_head_places(const seqpar_token_fold *fold) { return fold->node_count + fold->depth + 1; }
 
 static void seqpar__run_emit(seqpar__head_run *r, int32_t op, int64_t index) {
     r->ops[r->count].op = op;
     r->ops[r->count++].index = (int32_t)index;
 }
 /* Makes sure that at least `need` values are loaded. */
-static void seqpar__run_load(seqpar__head_run *r, int64_t need, int64_t nodes) {
+static void seqpar__run_load(seqpar__head_run *r, int64_t need) {
     int64_t missing = need - r->loaded, i;
-    for (i = missing; i > 0; i--) seqpar__run_emit(r, SEQPAR_FOLD_LOAD, nodes + r->stack - r->loaded - i);
+    for (i = missing; i > 0; i--) seqpar__run_emit(r, SEQPAR_FOLD_LOAD, SEQPAR__FAULT(90) ? 0 : r->stack - r->loaded - i); /* fault: the oldest sum for the youngest */
     if (missing > 0) r->loaded = need;
 }
 
-static void seqpar__run_close(seqpar__head_run *r, int64_t nodes) {
+static void seqpar__run_close(seqpar__head_run *r) {
     int64_t at = r->stack;
-    for (; r->loaded > 0; r->loaded--) seqpar__run_emit(r, SEQPAR_FOLD_STORE, nodes + --at);
+    r->places = SEQPAR__MAX(r->places, at);
+    for (; r->loaded > 0; r->loaded--) seqpar__run_emit(r, SEQPAR_FOLD_STORE, --at);
 }
 
 typedef struct seqpar__head_call {
@@ -7017,7 +7041,6 @@ static seqpar_status seqpar__head_execute(const seqpar__head_call *c, seqpar__he
     seqpar_device *dev = c->ctx->device;
     seqpar_matmul_args m;
     seqpar_weight_grad_args w;
-    seqpar__run_close(r, c->fold->node_count);
     memset(&m, 0, sizeof m);
     memset(&w, 0, sizeof w);
     SEQPAR__TRY(seqpar__head_rows(c->ctx, c->logits, r->first, r->rows, c->values, c->seeds, c->hidden, c->table, c->targets, c->desc));
@@ -7033,7 +7056,13 @@ static seqpar_status seqpar__head_execute(const seqpar__head_call *c, seqpar__he
     w.dy = m.x;
     w.x.data = seqpar__at(c->hidden, r->first * c->desc->hidden, dev->storage); w.x.stride = c->desc->hidden;
     w.out = c->desc->vocab; w.in = c->desc->hidden;
-    SEQPAR__TRY(dev->weight_grad(dev, &w, c->ctx->queue));
+    return dev->weight_grad(dev, &w, c->ctx->queue);
+}
+
+/* Ends a run and, but where only the places are counted (no context), computes it. */
+static seqpar_status seqpar__head_end(const seqpar__head_call *c, seqpar__head_run *r) {
+    seqpar__run_close(r);
+    if (c->ctx) SEQPAR__TRY(seqpar__head_execute(c, r));
     r->first += r->rows;
     r->rows = r->count = r->leaf_count = 0;
     return SEQPAR_OK;
@@ -7043,13 +7072,13 @@ static seqpar_status seqpar__head_execute(const seqpar__head_call *c, seqpar__he
 static seqpar_status seqpar__head_leaf(const seqpar__head_call *c, seqpar__head_run *r, const seqpar_piece *piece) {
     int64_t most = seqpar__head_rows_max(c->desc), at = 0, n;
     for (; at < piece->count; at += n) {
-        if (r->rows == most) SEQPAR__TRY(seqpar__head_execute(c, r));
-        if (at == 0 && r->rows > 0 && r->rows + piece->count > most && piece->count <= most) SEQPAR__TRY(seqpar__head_execute(c, r));
+        if (r->rows == most) SEQPAR__TRY(seqpar__head_end(c, r));
+        if (at == 0 && r->rows > 0 && r->rows + piece->count > most && piece->count <= most) SEQPAR__TRY(seqpar__head_end(c, r));
         n = SEQPAR__MIN(piece->count - at, most - r->rows);
         r->leaves[r->leaf_count] = *piece;
         r->leaves[r->leaf_count].local = r->rows;
         r->leaves[r->leaf_count].count = n;
-        if (at > 0) seqpar__run_load(r, 1, c->fold->node_count);
+        if (at > 0) seqpar__run_load(r, 1);
         else { r->stack++; r->loaded++; }
         seqpar__run_emit(r, at > 0 ? SEQPAR_FOLD_EXTEND : SEQPAR_FOLD_LEAF, r->leaf_count++);
         r->rows += n;
@@ -7065,12 +7094,35 @@ static seqpar_status seqpar__head_runs(const seqpar__head_call *c, seqpar__head_
             SEQPAR__TRY(seqpar__head_leaf(c, r, &share->pieces[op.index]));
             continue;
         }
-        seqpar__run_load(r, op.op == SEQPAR_FOLD_COMBINE ? 2 : 1, c->fold->node_count);
+        if (op.op == SEQPAR_FOLD_STORE) break; /* node by node, from the last: they lie there */
+        seqpar__run_load(r, 2);
         seqpar__run_emit(r, op.op, op.index);
         r->stack--;
         r->loaded--;
     }
-    return r->rows ? seqpar__head_execute(c, r) : SEQPAR_OK;
+    return r->rows ? seqpar__head_end(c, r) : SEQPAR_OK;
+}
+
+static int seqpar__head_run_new(seqpar__head_run *r, const seqpar_share *share, const seqpar_token_fold *fold) {
+    memset(r, 0, sizeof *r);
+    r->ops = SEQPAR__NEW(seqpar_fold_op, 4 * (fold->program_count + fold->depth + 8) + 4 * share->count);
+    r->leaves = SEQPAR__NEW(seqpar_piece, share->count + 4);
+    return r->ops && r->leaves;
+}
+static void seqpar__head_run_free(seqpar__head_run *r) {
+    SEQPAR_FREE(r->ops);
+    SEQPAR_FREE(r->leaves);
+}
+
+SEQPAR_DEF int64_t seqpar_head_places(const seqpar_share *share, const seqpar_token_fold *fold, const seqpar_head_desc *desc) {
+    seqpar__head_call c;
+    seqpar__head_run r;
+    memset(&c, 0, sizeof c);
+    c.fold = fold; c.desc = desc;
+    if (seqpar__head_run_new(&r, share, fold)) (void)seqpar__head_runs(&c, &r, share);
+    else r.places = fold->depth; /* at least as many; the head itself will find no memory either */
+    seqpar__head_run_free(&r);
+    return r.places;
 }
 
 static seqpar_status seqpar__check_head_fold(seqpar_error *error, const seqpar_share *share, const seqpar_token_fold *fold) {
@@ -7088,17 +7140,13 @@ SEQPAR_DEF seqpar_status seqpar_head_backward(seqpar_ctx *ctx, void *dhidden, vo
     seqpar_status status = seqpar__check_head(ctx->error, desc);
     if (!status) status = seqpar__check_head_fold(ctx->error, share, fold);
     if (status) return status;
-    memset(&r, 0, sizeof r);
     c.ctx = ctx; c.dhidden = dhidden; c.nodes = nodes; c.node_stride = node_stride; c.values = values; c.seeds = seeds;
     c.hidden = hidden; c.table = table; c.targets = targets; c.fold = fold; c.desc = desc;
     status = seqpar_buffer_new(ctx, &logits, SEQPAR__MIN(seqpar__head_rows_max(desc), share->tokens) * desc->vocab * seqpar_dtype_bytes(ctx->device->storage), SEQPAR_MEM_SCRATCH);
     c.logits = logits.data;
-    r.ops = SEQPAR__NEW(seqpar_fold_op, 4 * (fold->program_count + fold->depth + 8) + 4 * share->count);
-    r.leaves = SEQPAR__NEW(seqpar_piece, share->count + 4);
-    if (!status && (!r.ops || !r.leaves)) status = seqpar__no_memory(ctx->error, "the head");
+    if (!seqpar__head_run_new(&r, share, fold) && !status) status = seqpar__no_memory(ctx->error, "the head");
     if (!status) status = seqpar__head_runs(&c, &r, share);
-    SEQPAR_FREE(r.ops);
-    SEQPAR_FREE(r.leaves);
+    seqpar__head_run_free(&r);
     seqpar_buffer_free(ctx, &logits);
     return status;
 }
@@ -7491,8 +7539,6 @@ typedef struct seqpar__micro { /* one micro-batch index, as all ranks know it */
     int64_t program_count;
 } seqpar__micro;
 
-typedef struct seqpar__pending { seqpar_buffer buffer; seqpar_buffer result; int64_t done; } seqpar__pending;
-
 struct seqpar_step {
     const seqpar_row *rows;
     int64_t row_count, accumulation;
@@ -7500,8 +7546,8 @@ struct seqpar_step {
     int64_t *leaves, leaf_count;
     seqpar__micro *micro;          /* (accumulation) */
     int64_t slots, depth;          /* of the owner's fold */
-    seqpar__pending *pending;      /* (2 * groups): group + groups * source */
-    int64_t *given;                /* (2 * groups): micro-batches whose gradients were given */
+    unsigned char *done;           /* (2 groups): like optim->gradient; 1: its sum is complete */
+    int64_t *given;                /* (2 groups): micro-batches whose gradients were given */
 };
 
 /* Blocks of a group are dealt in runs; group g starts with rank g, so that small groups do not pile up on rank 0. */
@@ -7517,18 +7563,54 @@ static int64_t seqpar__own_begin(const seqpar_optim *o, const seqpar_ctx *ctx, i
     return at;
 }
 
+static int64_t seqpar__tensor_elements(const seqpar_tensor *t) { return t->rows * t->cols; }
+static int64_t seqpar__block_elements(const seqpar_tensor *t) { return (seqpar__tensor_elements(t) + SEQPAR_BLOCK - 1) / SEQPAR_BLOCK * SEQPAR_BLOCK; }
+
 static seqpar_status seqpar__check_tensors(seqpar_error *error, const seqpar_tensor *t, int64_t count) {
     int64_t i, end = 0;
     for (i = 0; i < count; i++) {
         if (t[i].rows <= 0 || t[i].cols <= 0)
             return seqpar_fail(error, SEQPAR_ERR_SIZE, "tensor %s is %lld x %lld; both must be positive", t[i].name, (long long)t[i].rows, (long long)t[i].cols);
-        if (t[i].offset != end || t[i].offset % SEQPAR_BLOCK)
-            return seqpar_fail(error, SEQPAR_ERR_SIZE, "tensor %s begins at %lld; it must begin at %lld, on a block of %d", t[i].name, (long long)t[i].offset, (long long)end, SEQPAR_BLOCK);
+        if (t[i].offset < end || t[i].rows > (INT64_MAX / 16 - t[i].offset) / t[i].cols)
+            return seqpar_fail(error, SEQPAR_ERR_SIZE, "tensor %s of %lld x %lld begins at %lld; it must begin at %lld or behind, and end within 64 bits", t[i].name, (long long)t[i].rows, (long long)t[i].cols, (long long)t[i].offset, (long long)end);
         if (t[i].group != (i ? t[i - 1].group : 0) && t[i].group != (i ? t[i - 1].group + 1 : 0))
             return seqpar_fail(error, SEQPAR_ERR_SIZE, "tensor %s is in group %lld; groups must rise by one", t[i].name, (long long)t[i].group);
-        end += (t[i].rows * t[i].cols + SEQPAR_BLOCK - 1) / SEQPAR_BLOCK * SEQPAR_BLOCK;
+        end = t[i].offset + seqpar__tensor_elements(&t[i]);
     }
     return count > 0 ? SEQPAR_OK : seqpar_fail(error, SEQPAR_ERR_SIZE, "the optimizer was given no tensor");
+}
+
+/* Whether the caller's parameters hold all tensors. */
+static seqpar_status seqpar__check_room(seqpar_error *error, const seqpar_optim *o, int64_t elements) {
+    const seqpar_tensor *t = &o->tensors[o->tensor_count - 1];
+    int64_t end = t->offset + seqpar__tensor_elements(t);
+    if (end <= elements + (SEQPAR__FAULT(92) ? 1 : 0)) return SEQPAR_OK; /* fault: one element short is good enough */
+    return seqpar_fail(error, SEQPAR_ERR_SIZE, "the parameters are %lld elements, but tensor %s ends at %lld; pass the whole array and its size", (long long)elements, t->name, (long long)end);
+}
+
+/* Where a part of a tensor lies: `at` in state, where tensors have whole blocks, `offset` in the caller's arrays, where they have
+   their own size and what is beside them is somebody else's. */
+typedef struct seqpar__segment { int64_t tensor, at, offset, count; } seqpar__segment;
+
+/* Goes through the parts of tensors in the elements [begin, end) of a group's state: seqpar__segment_begin, then while (next). */
+static seqpar__segment seqpar__segment_begin(const seqpar_optim *o, int64_t group, int64_t begin) {
+    seqpar__segment s;
+    s.tensor = o->group_tensor[group]; s.at = begin; s.offset = s.count = 0;
+    return s;
+}
+static int seqpar__segment_next(const seqpar_optim *o, seqpar__segment *s, int64_t end) {
+    int64_t begin = s->at + s->count, first, last;
+    for (; s->tensor < o->tensor_count && o->tensor_begin[s->tensor] < end; s->tensor++) {
+        const seqpar_tensor *t = &o->tensors[s->tensor];
+        first = SEQPAR__MAX(begin, o->tensor_begin[s->tensor]);
+        last = SEQPAR__MIN(end, o->tensor_begin[s->tensor] + (SEQPAR__FAULT(88) ? seqpar__block_elements(t) : seqpar__tensor_elements(t))); /* fault: whole blocks of what is the caller's */
+        if (first >= last) continue;
+        s->at = first;
+        s->count = last - first;
+        s->offset = t->offset + first - o->tensor_begin[s->tensor];
+        return 1;
+    }
+    return 0;
 }
 
 static seqpar_status seqpar__check_optim(seqpar_error *error, const seqpar_optim_desc *d) {
@@ -7562,14 +7644,19 @@ SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *o, con
     o->tensors = tensors;
     o->tensor_count = tensor_count;
     o->groups = tensors[tensor_count - 1].group + 1;
-    o->group_begin = SEQPAR__NEW(int64_t, o->groups + 1);
-    if (!o->group_begin) return seqpar__no_memory(ctx->error, "the optimizer");
-    for (i = 0; i < tensor_count; i++)
-        o->group_begin[tensors[i].group + 1] = tensors[i].offset + (tensors[i].rows * tensors[i].cols + SEQPAR_BLOCK - 1) / SEQPAR_BLOCK * SEQPAR_BLOCK;
-    o->elements = o->group_begin[o->groups];
+    o->group_begin = SEQPAR__NEW(int64_t, 2 * (o->groups + 1) + tensor_count);
+    o->gradient = SEQPAR__NEW(seqpar_buffer, 2 * o->groups);
+    if (!o->group_begin || !o->gradient) return seqpar__no_memory(ctx->error, "the optimizer");
+    o->group_tensor = o->group_begin + o->groups + 1;
+    o->tensor_begin = o->group_tensor + o->groups + 1;
+    for (i = 0; i < tensor_count; i++) {
+        o->tensor_begin[i] = o->elements;
+        o->elements += seqpar__block_elements(&tensors[i]);
+        o->group_begin[tensors[i].group + 1] = o->elements;
+        o->group_tensor[tensors[i].group + 1] = i + 1;
+    }
     o->own_elements = seqpar__own_begin(o, ctx, o->groups);
     state = desc->zero_stage == 0 ? o->elements : o->own_elements;
-    SEQPAR__TRY(seqpar_buffer_new(ctx, &o->gradient, (desc->zero_stage == 2 ? o->own_elements : o->elements) * size, SEQPAR_MEM_GRADIENTS));
     if (ctx->device->storage != ctx->device->accumulator) SEQPAR__TRY(seqpar_buffer_new(ctx, &o->master, state * size, SEQPAR_MEM_OPTIMIZER));
     if (o->master.data) ctx->device->zero(ctx->device, o->master.data, o->master.bytes, ctx->queue);
     if (desc->kind == SEQPAR_SGD) return SEQPAR_OK;
@@ -7580,7 +7667,7 @@ SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *o, con
     return SEQPAR_OK;
 }
 
-static void seqpar__step_free(seqpar_ctx *ctx, seqpar_optim *o) {
+static void seqpar__step_free(seqpar_optim *o) {
     seqpar_step *s = o->step;
     int64_t i;
     if (!s) return;
@@ -7589,18 +7676,24 @@ static void seqpar__step_free(seqpar_ctx *ctx, seqpar_optim *o) {
         SEQPAR_FREE(s->micro[i].nodes);
         SEQPAR_FREE(s->micro[i].program);
     }
-    for (i = 0; s->pending && i < 2 * o->groups; i++) { seqpar_buffer_free(ctx, &s->pending[i].buffer); seqpar_buffer_free(ctx, &s->pending[i].result); }
     SEQPAR_FREE(s->micro);
-    SEQPAR_FREE(s->pending);
+    SEQPAR_FREE(s->done);
     SEQPAR_FREE(s->given);
     SEQPAR_FREE(s->leaves);
     SEQPAR_FREE(s);
     o->step = NULL;
 }
 
+static void seqpar__gradient_free(seqpar_ctx *ctx, seqpar_optim *o) {
+    int64_t i;
+    for (i = 0; o->gradient && i < 2 * o->groups; i++) seqpar_buffer_free(ctx, &o->gradient[i]);
+    o->ended = 0;
+}
+
 SEQPAR_DEF void seqpar_optim_close(seqpar_ctx *ctx, seqpar_optim *o) {
-    seqpar__step_free(ctx, o);
-    seqpar_buffer_free(ctx, &o->gradient);
+    seqpar__step_free(o);
+    seqpar__gradient_free(ctx, o);
+    SEQPAR_FREE(o->gradient);
     seqpar_buffer_free(ctx, &o->m);
     seqpar_buffer_free(ctx, &o->v);
     seqpar_buffer_free(ctx, &o->master);
@@ -7608,10 +7701,11 @@ SEQPAR_DEF void seqpar_optim_close(seqpar_ctx *ctx, seqpar_optim *o) {
     memset(o, 0, sizeof *o);
 }
 
+/* Rows of a micro-batch are neighbours over all data-parallel ranks, so that little waits for the micro-batches to come. */
 static void seqpar__micro_rows(const seqpar_step *s, int64_t dp_size, int64_t dp_rank, int64_t index, int64_t *first, int64_t *count) {
-    int64_t begin = seqpar_grid_begin(s->row_count, dp_size, dp_rank), end = seqpar_grid_begin(s->row_count, dp_size, dp_rank + 1);
-    *first = begin + seqpar_grid_begin(end - begin, s->accumulation, index);
-    *count = begin + seqpar_grid_begin(end - begin, s->accumulation, index + 1) - *first;
+    int64_t begin = seqpar_grid_begin(s->row_count, s->accumulation, index), end = seqpar_grid_begin(s->row_count, s->accumulation, index + 1);
+    *first = begin + seqpar_grid_begin(end - begin, dp_size, dp_rank);
+    *count = begin + seqpar_grid_begin(end - begin, dp_size, dp_rank + 1) - *first;
 }
 
 static seqpar_status seqpar__check_micro(seqpar_error *error, const seqpar_optim *o, int64_t index) {
@@ -7706,7 +7800,7 @@ SEQPAR_DEF seqpar_status seqpar_step_begin(seqpar_ctx *ctx, seqpar_optim *o, con
     seqpar_fold owner;
     int64_t i;
     seqpar_status status;
-    seqpar__step_free(ctx, o);
+    seqpar__step_free(o);
     if (accumulation <= 0) return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION, "accumulation is %lld; give at least 1", (long long)accumulation);
     if (row_count <= 0) return seqpar_fail(ctx->error, SEQPAR_ERR_NO_DOCUMENTS, "a step has %lld rows; give at least 1", (long long)row_count);
     SEQPAR__TRY(seqpar__check_split(ctx->error, rows, row_count, layout, ctx->sp_size, ctx->sp_rank));
@@ -7718,16 +7812,16 @@ SEQPAR_DEF seqpar_status seqpar_step_begin(seqpar_ctx *ctx, seqpar_optim *o, con
     s->layout = layout;
     s->accumulation = accumulation;
     s->micro = SEQPAR__NEW(seqpar__micro, accumulation);
-    s->pending = SEQPAR__NEW(seqpar__pending, 2 * o->groups);
+    s->done = SEQPAR__NEW(unsigned char, 2 * o->groups);
     s->given = SEQPAR__NEW(int64_t, 2 * o->groups);
-    status = s->micro && s->pending && s->given ? seqpar__step_leaves(ctx, s) : seqpar__no_memory(ctx->error, "a step");
+    status = s->micro && s->done && s->given ? seqpar__step_leaves(ctx, s) : seqpar__no_memory(ctx->error, "a step");
     if (status) return status;
     seqpar_fold_init(&owner, s->leaves, s->leaf_count);
     for (i = 0; !status && i < accumulation; i++) status = seqpar__micro_prepare(ctx, s, i, &owner);
     s->slots = owner.slots_high;
     s->depth = owner.depth_high + 1;
     seqpar_fold_free(&owner);
-    ctx->device->zero(ctx->device, o->gradient.data, o->gradient.bytes, ctx->queue);
+    seqpar__gradient_free(ctx, o);
     return status ? seqpar_fail(ctx->error, status, "a step could not be set up: %s", seqpar_status_text(status)) : SEQPAR_OK;
 }
 
@@ -7765,37 +7859,36 @@ SEQPAR_DEF seqpar_status seqpar_step_fold(seqpar_ctx *ctx, const seqpar_optim *o
     return SEQPAR_OK;
 }
 
-static void *seqpar__gradient_at(const seqpar_optim *o, const seqpar_ctx *ctx, int64_t group) {
-    int64_t begin, count;
-    seqpar__owned(o, group, ctx->world->size, ctx->world->rank, &begin, &count);
-    return seqpar__at(o->gradient.data, o->desc.zero_stage == 2 ? seqpar__own_begin(o, ctx, group) : o->group_begin[group] + begin, ctx->device->accumulator);
-}
-
-/* Every node's slices to their owners; arrives in order of ranks, node after node. */
-static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o, const seqpar__micro *m, int64_t group, const void *nodes, int64_t node_stride, void *inbox) {
-    int64_t size = seqpar_dtype_bytes(ctx->device->accumulator), world = ctx->world->size, w, n, at = 0, total = 0, sends = 0, recvs = 0, begin, count, mine, unused;
-    seqpar_transfer *list;
+/* Every node's slices to their owners; arrives in order of ranks, node after node, each as it lies in state. */
+static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o, const seqpar__micro *m, const seqpar_step_nodes *from, void *inbox) {
+    int64_t size = seqpar_dtype_bytes(ctx->device->accumulator), world = ctx->world->size, group = from->group, base = o->group_begin[group], w, n, at = 0, total = 0, sends = 0, recvs = 0, begin, count, own, mine;
+    int64_t tensors = o->group_tensor[group + 1] - o->group_tensor[group], first = o->tensors[o->group_tensor[group]].offset;
+    seqpar_transfer *list, *arriving;
     seqpar_group g;
     seqpar_request request;
     seqpar_status status;
+    seqpar__segment s;
     for (w = 0; w < world; w++) total += m->nodes[w];
-    list = SEQPAR__NEW(seqpar_transfer, world * m->own.node_count + total);
+    list = SEQPAR__NEW(seqpar_transfer, (world + tensors) * m->own.node_count + tensors * total);
     if (!list) return seqpar__no_memory(ctx->error, "a gradient exchange");
-    seqpar__owned(o, group, world, ctx->world->rank, &unused, &mine);
-    for (w = 0; w < world; w++) {
+    arriving = list + (world + tensors) * m->own.node_count;
+    seqpar__owned(o, group, world, ctx->world->rank, &own, &mine);
+    for (w = 0; w < world; at += m->nodes[w++]) {
         seqpar__owned(o, group, world, w, &begin, &count);
-        for (n = 0; n < m->own.node_count && count > 0; n++) {
-            const char *from = (const char *)nodes + (n * node_stride + begin) * size;
-            if (SEQPAR__FAULT(18) && w == ctx->world->rank) ctx->device->zero(ctx->device, (char *)inbox + (at + n) * mine * size, count * size, ctx->queue); /* own part lost */
-            else if (w == ctx->world->rank) ctx->device->copy(ctx->device, (char *)inbox + (at + n) * mine * size, from, count * size, ctx->queue);
-            else list[sends++] = seqpar__transfer(w, from, count * size);
-        }
-        at += m->nodes[w];
+        for (n = 0; n < m->own.node_count; n++)
+            for (s = seqpar__segment_begin(o, group, base + begin); seqpar__segment_next(o, &s, base + begin + count);) {
+                const char *data = (const char *)from->nodes + (n * from->node_stride + s.offset - first) * size;
+                char *to = (char *)inbox + ((at + n) * mine + s.at - base - begin) * size;
+                if (w != ctx->world->rank) list[sends++] = seqpar__transfer(w, data, s.count * size);
+                else if (SEQPAR__FAULT(18)) ctx->device->zero(ctx->device, to, s.count * size, ctx->queue); /* own part lost */
+                else ctx->device->copy(ctx->device, to, data, s.count * size, ctx->queue);
+            }
     }
     for (at = w = 0; w < world; at += m->nodes[w++])
-        for (n = 0; n < m->nodes[w] && mine > 0; n++)
-            if (w != ctx->world->rank) list[world * m->own.node_count + recvs++] = seqpar__transfer(w, (char *)inbox + (at + n) * mine * size, mine * size);
-    g = seqpar__group("gradients to owners", group, list, sends, list + world * m->own.node_count, recvs);
+        for (n = 0; n < m->nodes[w] && w != ctx->world->rank; n++)
+            for (s = seqpar__segment_begin(o, group, base + own); seqpar__segment_next(o, &s, base + own + mine);)
+                arriving[recvs++] = seqpar__transfer(w, (char *)inbox + ((at + n) * mine + s.at - base - own) * size, s.count * size);
+    g = seqpar__group("gradients to owners", group, list, sends, arriving, recvs);
     status = seqpar_comm_begin(ctx->world, &g, ctx->queue, &request);
     if (!status) status = seqpar_comm_wait(ctx->world, &request, ctx->queue);
     SEQPAR_FREE(list);
@@ -7824,81 +7917,135 @@ static seqpar_status seqpar__check_complete(seqpar_error *error, const seqpar_op
     return SEQPAR_OK;
 }
 
-SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *o, int64_t index, int64_t group, int source, const void *nodes, int64_t node_stride) {
-    seqpar_step *s = o->step;
-    const seqpar__micro *m;
-    seqpar__pending *p;
-    int64_t size = seqpar_dtype_bytes(ctx->device->accumulator), begin, count, total = 0, w;
-    seqpar_buffer inbox;
+static seqpar_status seqpar__add_into(seqpar_ctx *ctx, void *y, const void *x, int64_t count) {
+    seqpar_add_args a;
+    a.y = y; a.a = y; a.b = x; a.count = count; a.accumulators = 1;
+    return count > 0 ? ctx->device->add(ctx->device, &a, ctx->queue) : SEQPAR_OK;
+}
+
+/* One tensor's part of a group's fold at its owner, or, where a whole sum arrives in one piece and is only to be added to
+   another, that. Leaves and what the owner keeps begin at the part. */
+typedef struct seqpar__owner_fold { const seqpar_step *step; const seqpar__micro *micro; void *kept, *sum; int64_t owned; } seqpar__owner_fold;
+static seqpar_status seqpar__fold_owned(seqpar_ctx *ctx, const seqpar__owner_fold *w, const void *leaves, int64_t leaf_stride, int64_t first, int64_t count) {
     seqpar_fold_args f;
-    seqpar_status status = SEQPAR_OK;
-    SEQPAR__TRY(seqpar__check_gradient(ctx->error, o, index, group, source));
-    m = &s->micro[index];
-    p = &s->pending[group + source * o->groups];
-    s->given[group + source * o->groups]++;
+    int acc = ctx->device->accumulator;
+    if (!w->kept) return SEQPAR__FAULT(20) ? SEQPAR_OK : seqpar__add_into(ctx, seqpar__at(w->sum, first, acc), leaves, count);
     memset(&f, 0, sizeof f);
+    f.leaf_data = leaves; f.leaf_stride = leaf_stride; f.count = count;
+    f.fold.program = w->micro->program; f.fold.program_count = w->micro->program_count;
+    f.fold.depth = w->step->depth;
+    f.fold.store = f.fold.finish = seqpar__at(w->kept, first, acc); /* nothing waits any more when the sum is complete */
+    f.fold.store_stride = w->owned;
+    return ctx->device->fold(ctx->device, &f, ctx->queue);
+}
+
+/* Room for what this rank owns of a group's gradient (elements), and behind it for what waits there for later micro-batches. */
+static seqpar_status seqpar__gradient_new(seqpar_ctx *ctx, seqpar_buffer *gradient, int64_t elements, int64_t slots) {
+    int64_t bytes = elements * seqpar_dtype_bytes(ctx->device->accumulator);
+    SEQPAR__TRY(seqpar_buffer_new(ctx, gradient, SEQPAR__MAX(slots, 1) * bytes, SEQPAR_MEM_GRADIENTS));
+    ctx->device->zero(ctx->device, gradient->data, bytes, ctx->queue); /* the ends of tensors' last blocks stay zero */
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__check_nodes(seqpar_ctx *ctx, const seqpar_optim *o, const seqpar_step_nodes *n) {
+    int64_t first, end, count;
+    const seqpar_tensor *last;
+    SEQPAR__TRY(seqpar__check_gradient(ctx->error, o, n->micro_batch, n->group, n->source));
+    first = o->tensors[o->group_tensor[n->group]].offset;
+    last = &o->tensors[o->group_tensor[n->group + 1] - 1];
+    end = last->offset + seqpar__tensor_elements(last) - first;
+    count = o->step->micro[n->micro_batch].own.node_count;
+    if (count > 0 && (n->elements < end || (count > 1 && (n->node_stride < end || (n->elements - end) / n->node_stride < count - 1))))
+        return seqpar_fail(ctx->error, SEQPAR_ERR_SIZE, "group %lld has %lld nodes of %lld elements (to the end of tensor %s), but room for %lld at a stride of %lld; pass the whole array and its size", (long long)n->group, (long long)count, (long long)end, last->name, (long long)n->elements, (long long)n->node_stride);
+    return SEQPAR_OK;
+}
+
+/* What arrives for this rank's part of a group: the nodes themselves where there is one rank, else an inbox, laid out as state.
+   Fault: nodes are taken to be laid out so, too. */
+static seqpar_status seqpar__fold_group(seqpar_ctx *ctx, const seqpar_optim *o, const seqpar__owner_fold *f, const seqpar_step_nodes *nodes, int64_t begin) {
+    int64_t total = 0, w, first = o->tensors[o->group_tensor[nodes->group]].offset;
+    int acc = ctx->device->accumulator, one = ctx->world->size == 1;
+    seqpar__segment s;
+    seqpar_buffer inbox;
+    seqpar_status status = SEQPAR_OK;
     memset(&inbox, 0, sizeof inbox);
-    seqpar__owned(o, group, ctx->world->size, ctx->world->rank, &begin, &count);
-    for (w = 0; w < ctx->world->size; w++) total += m->nodes[w];
-    if (!p->buffer.data) SEQPAR__TRY(seqpar_buffer_new(ctx, &p->buffer, s->slots * count * size, SEQPAR_MEM_GRADIENTS));
-    if (source && !p->result.data) SEQPAR__TRY(seqpar_buffer_new(ctx, &p->result, count * size, SEQPAR_MEM_GRADIENTS));
-    f.leaf_data = nodes;
-    f.leaf_stride = node_stride;
-    if (ctx->world->size > 1) {
-        status = seqpar_buffer_new(ctx, &inbox, total * count * size, SEQPAR_MEM_EXCHANGE);
-        if (!status) status = seqpar__send_nodes(ctx, o, m, group, nodes, node_stride, inbox.data);
-        f.leaf_data = inbox.data;
-        f.leaf_stride = count;
-    }
-    f.fold.program = m->program; f.fold.program_count = m->program_count;
-    f.fold.depth = s->depth;
-    f.fold.store = p->buffer.data; f.fold.store_stride = count;
-    f.fold.finish = source ? p->result.data : seqpar__gradient_at(o, ctx, group);
-    f.count = count;
-    if (!status && count > 0) status = ctx->device->fold(ctx->device, &f, ctx->queue);
+    for (w = 0; w < ctx->world->size; w++) total += f->micro->nodes[w];
+    if (!one) status = seqpar_buffer_new(ctx, &inbox, total * f->owned * seqpar_dtype_bytes(acc), SEQPAR_MEM_EXCHANGE);
+    if (!one && !status) status = seqpar__send_nodes(ctx, o, f->micro, nodes, inbox.data);
+    for (s = seqpar__segment_begin(o, nodes->group, begin); !status && total > 0 && seqpar__segment_next(o, &s, begin + f->owned);)
+        status = seqpar__fold_owned(ctx, f, one ? seqpar__at(nodes->nodes, SEQPAR__FAULT(89) ? s.at - begin : s.offset - first, acc) : seqpar__at(inbox.data, s.at - begin, acc), one ? nodes->node_stride : f->owned, s.at - begin, s.count);
     seqpar_buffer_free(ctx, &inbox);
     return status;
 }
 
-/* The second sum of a group (the head's share of a tied table) is added once, here. */
-static seqpar_status seqpar__add_sources(seqpar_ctx *ctx, seqpar_optim *o) {
+SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *o, const seqpar_step_nodes *nodes) {
+    seqpar_step *s = o->step;
+    seqpar__owner_fold f;
+    seqpar_buffer *kept;
+    int64_t mine = nodes->group + (nodes->source ? o->groups : 0), other = nodes->group + (nodes->source ? 0 : o->groups), begin;
+    int done, add;
+    SEQPAR__TRY(seqpar__check_nodes(ctx, o, nodes));
+    kept = &o->gradient[mine];
+    s->given[mine]++;
+    f.step = s;
+    f.micro = &s->micro[nodes->micro_batch];
+    seqpar__owned(o, nodes->group, ctx->world->size, ctx->world->rank, &begin, &f.owned);
+    done = f.micro->program_count > 0 && f.micro->program[f.micro->program_count - 1].op == SEQPAR_FOLD_FINISH;
+    add = done && s->done[other]; /* the second sum of a group (the embedding's and the head's share of a tied table) joins the first */
+    if (!kept->data && f.owned > 0 && !(add && f.micro->program_count == 2)) SEQPAR__TRY(seqpar__gradient_new(ctx, kept, f.owned, s->slots));
+    f.kept = kept->data;
+    f.sum = o->gradient[other].data;
+    SEQPAR__TRY(seqpar__fold_group(ctx, o, &f, nodes, o->group_begin[nodes->group] + begin));
+    if (add && f.kept && !SEQPAR__FAULT(20)) SEQPAR__TRY(seqpar__add_into(ctx, f.sum, f.kept, f.owned)); /* fault: the head's share of a tied table is lost */
+    if (add) seqpar_buffer_free(ctx, kept);
+    s->done[mine] |= (unsigned char)done;
+    return SEQPAR_OK;
+}
+
+/* What is left is one gradient a group, wherever its two sums met; of rows without a token it is zero. */
+static seqpar_status seqpar__gradient_end(seqpar_ctx *ctx, seqpar_optim *o) {
     int64_t g, begin, count;
     for (g = 0; g < o->groups; g++) {
-        seqpar_add_args a;
-        if (!o->step->pending[g + o->groups].result.data) continue;
+        seqpar_buffer *one = &o->gradient[g], *two = &o->gradient[g + o->groups];
+        if (!one->data) { *one = *two; memset(two, 0, sizeof *two); }
         seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count);
-        a.y = seqpar__gradient_at(o, ctx, g);
-        a.a = a.y;
-        a.b = o->step->pending[g + o->groups].result.data;
-        a.count = count;
-        a.accumulators = 1;
-        SEQPAR__TRY(ctx->device->add(ctx->device, &a, ctx->queue));
+        if (!one->data) SEQPAR__TRY(seqpar__gradient_new(ctx, one, count, 1));
     }
     return SEQPAR_OK;
 }
 
-/* Owners hand their run of every group to all. full holds block_bytes for every block of all groups, in device memory with
-   the queue, in host memory with NULL. */
-static seqpar_status seqpar__share_owned(seqpar_ctx *ctx, const seqpar_optim *o, void *full, int64_t block_bytes, void *queue, const char *name) {
-    int64_t world = ctx->world->size, g, w, n = 0, r = 0, begin, count, my_begin, mine;
-    seqpar_transfer *list;
+/* What owners hand out: a run of state [begin, end), in device memory with the queue, in host memory with NULL. `data` begins with
+   it and has block_bytes for every block; with params it is all of the caller's parameters, and block_bytes are those of a block of them. */
+typedef struct seqpar__handed { void *data; int64_t begin, end, block_bytes; int params; void *queue; const char *name; } seqpar__handed;
+
+/* The transfers of what rank `owner` owns, to or from `peer`; returns how many there are now. */
+static int64_t seqpar__hand_list(const seqpar_ctx *ctx, const seqpar_optim *o, const seqpar__handed *h, int64_t owner, int64_t peer, seqpar_transfer *list, int64_t n) {
+    int64_t g, begin, end, count;
+    seqpar__segment s;
+    for (g = 0; g < o->groups; g++) {
+        seqpar__owned(o, g, ctx->world->size, owner, &begin, &count);
+        end = SEQPAR__MIN(h->end, o->group_begin[g] + begin + count);
+        begin = SEQPAR__MAX(h->begin, o->group_begin[g] + begin);
+        if (begin >= end) continue;
+        if (!h->params) list[n++] = seqpar__transfer(peer, (char *)h->data + (begin - h->begin) * h->block_bytes / SEQPAR_BLOCK, (end - begin) * h->block_bytes / SEQPAR_BLOCK);
+        else for (s = seqpar__segment_begin(o, g, begin); seqpar__segment_next(o, &s, end);)
+            list[n++] = seqpar__transfer(peer, (char *)h->data + s.offset * h->block_bytes / SEQPAR_BLOCK, s.count * h->block_bytes / SEQPAR_BLOCK);
+    }
+    return n;
+}
+
+static seqpar_status seqpar__share_owned(seqpar_ctx *ctx, const seqpar_optim *o, const seqpar__handed *h) {
+    int64_t world = ctx->world->size, rank = ctx->world->rank, most = o->tensor_count + o->groups, w, n = 0, r = 0;
+    seqpar_transfer *list, *arriving;
     seqpar_group group;
     seqpar_status status;
     if (world == 1) return SEQPAR_OK;
-    list = SEQPAR__NEW(seqpar_transfer, 2 * world * o->groups);
-    if (!list) return seqpar__no_memory(ctx->error, name);
-    for (g = 0; g < o->groups; g++)
-        for (w = 0; w < world; w++) {
-            if (w == ctx->world->rank) continue;
-            seqpar__owned(o, g, world, w, &begin, &count);
-            seqpar__owned(o, g, world, ctx->world->rank, &my_begin, &mine);
-            my_begin = (o->group_begin[g] + my_begin) / SEQPAR_BLOCK;
-            begin = (o->group_begin[g] + begin) / SEQPAR_BLOCK;
-            if (mine > 0) list[n++] = seqpar__transfer(w, (char *)full + my_begin * block_bytes, mine / SEQPAR_BLOCK * block_bytes);
-            if (count > 0) list[world * o->groups + r++] = seqpar__transfer(w, (char *)full + begin * block_bytes, count / SEQPAR_BLOCK * block_bytes);
-        }
-    group = seqpar__group(name, 0, list, n, list + world * o->groups, r);
-    status = seqpar__exchange(ctx->world, &group, SEQPAR__FAULT(82) ? NULL : queue); /* fault: device memory, sent as the host's */
+    list = SEQPAR__NEW(seqpar_transfer, 2 * world * most);
+    if (!list) return seqpar__no_memory(ctx->error, h->name);
+    arriving = list + world * most;
+    for (w = 0; w < world; w++) if (w != rank) { n = seqpar__hand_list(ctx, o, h, rank, w, list, n); r = seqpar__hand_list(ctx, o, h, w, w, arriving, r); }
+    group = seqpar__group(h->name, 0, list, n, arriving, r);
+    status = seqpar__exchange(ctx->world, &group, SEQPAR__FAULT(82) ? NULL : h->queue); /* fault: device memory, sent as the host's */
     SEQPAR_FREE(list);
     return status;
 }
@@ -7908,17 +8055,18 @@ static seqpar_status seqpar__gradient_norm(seqpar_ctx *ctx, seqpar_optim *o) {
     int64_t blocks = o->elements / SEQPAR_BLOCK, g, b, begin, count;
     double *sums = SEQPAR__NEW(double, blocks);
     int64_t *leaves = SEQPAR__NEW(int64_t, blocks);
+    seqpar__handed handed = {sums, 0, o->elements, 8, 0, NULL, "gradient norm"};
     seqpar_status status = sums && leaves ? SEQPAR_OK : seqpar__no_memory(ctx->error, "the gradient norm");
     for (g = 0; !status && g < o->groups; g++) {
         seqpar_sumsq_args a;
         seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count);
         a.out = sums + (o->group_begin[g] + begin) / SEQPAR_BLOCK;
-        a.x = seqpar__gradient_at(o, ctx, g);
+        a.x = o->gradient[g].data;
         a.blocks = count / SEQPAR_BLOCK;
         a.block_size = SEQPAR_BLOCK;
         if (count > 0) status = ctx->device->sumsq(ctx->device, &a, ctx->queue);
     }
-    if (!status && !SEQPAR__FAULT(19)) status = seqpar__share_owned(ctx, o, sums, 8, NULL, "gradient norm"); /* fault: norm of the own shard */
+    if (!status && !SEQPAR__FAULT(19)) status = seqpar__share_owned(ctx, o, &handed); /* fault: norm of the own shard */
     for (b = 0; !status && b < blocks; b++) leaves[b] = b;
     if (!status) o->norm = sqrt(seqpar__tree_sum(leaves, sums, 1, 0, blocks, 62));
     if (!status && !(o->norm <= 1.7976931348623157e308))
@@ -7930,91 +8078,130 @@ static seqpar_status seqpar__gradient_norm(seqpar_ctx *ctx, seqpar_optim *o) {
 
 static void *seqpar__state_at(const seqpar_buffer *state, int64_t element, int dtype) { return state->data ? seqpar__at(state->data, element, dtype) : NULL; }
 
-/* Updates the part [begin, begin + count) of the parameters, tensor by tensor; g points at its first element, whose state is
+/* Updates the elements [begin, begin + count) of a group's state, part of a tensor by part; g points at the first, whose moments are
    number `state`. Where there are masters they are updated, and the parameters are those rounded. */
-static seqpar_status seqpar__update_range(seqpar_ctx *ctx, const seqpar_optim *o, void *params, int64_t begin, int64_t count, void *g, int64_t state, double lr) {
+static seqpar_status seqpar__update_range(seqpar_ctx *ctx, const seqpar_optim *o, void *params, int64_t group, int64_t begin, int64_t count, void *g, int64_t state, double lr) {
     seqpar_device *dev = ctx->device;
-    int64_t i;
-    for (i = 0; i < o->tensor_count; i++) {
-        const seqpar_tensor *t = &o->tensors[i];
-        int64_t first = SEQPAR__MAX(begin, t->offset), last = SEQPAR__MIN(begin + count, t->offset + t->rows * t->cols), at = state + first - begin;
+    seqpar__segment s;
+    for (s = seqpar__segment_begin(o, group, begin); seqpar__segment_next(o, &s, begin + count);) {
+        int64_t at = state + s.at - begin;
         seqpar_update_args a;
-        if (first >= last) continue;
-        a.working = o->master.data ? seqpar__at(params, first, dev->storage) : NULL;
-        a.p = a.working ? seqpar__state_at(&o->master, at, dev->accumulator) : seqpar__at(params, first, dev->storage);
-        a.g = seqpar__at(g, first - begin, dev->accumulator);
+        a.working = o->master.data ? seqpar__at(params, s.offset, dev->storage) : NULL;
+        a.p = a.working ? seqpar__state_at(&o->master, at, dev->accumulator) : seqpar__at(params, s.offset, dev->storage);
+        a.g = seqpar__at(g, s.at - begin, dev->accumulator);
         a.m = seqpar__state_at(&o->m, at, dev->accumulator);
         a.v = seqpar__state_at(&o->v, at, dev->accumulator);
-        a.count = last - first;
+        a.count = s.count;
         a.t = o->t;
         a.lr = lr;
         a.beta1 = o->desc.beta1; a.beta2 = o->desc.beta2; a.eps = o->desc.eps;
-        a.decay = t->decay || SEQPAR__FAULT(22) ? o->desc.decay : 0.0; /* fault: gains decay too */
+        a.decay = o->tensors[s.tensor].decay || SEQPAR__FAULT(22) ? o->desc.decay : 0.0; /* fault: gains decay too */
         a.clip = o->clip;
         SEQPAR__TRY((o->desc.kind == SEQPAR_SGD ? dev->sgd : dev->adamw)(dev, &a, ctx->queue));
     }
     return SEQPAR_OK;
 }
 
-static seqpar_status seqpar__update(seqpar_ctx *ctx, seqpar_optim *o, void *params, double lr) {
-    int64_t g, begin, count;
-    if (o->desc.zero_stage == 0) return seqpar__update_range(ctx, o, params, 0, o->elements, o->gradient.data, 0, lr);
-    for (g = 0; g < o->groups; g++) {
-        seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count);
-        SEQPAR__TRY(seqpar__update_range(ctx, o, params, o->group_begin[g] + begin, count, seqpar__gradient_at(o, ctx, g), seqpar__own_begin(o, ctx, g), lr));
+/* Stage 0: everybody updates everything. The gradient of a group is whole only meanwhile. */
+static seqpar_status seqpar__update_everywhere(seqpar_ctx *ctx, seqpar_optim *o, void *params, int64_t group, double lr) {
+    int64_t size = seqpar_dtype_bytes(ctx->device->accumulator), first = o->group_begin[group], all = o->group_begin[group + 1] - first, begin, count;
+    seqpar_buffer whole;
+    seqpar_status status;
+    if (ctx->world->size == 1) return seqpar__update_range(ctx, o, params, group, first, all, o->gradient[group].data, first, lr);
+    status = seqpar_buffer_new(ctx, &whole, all * size, SEQPAR_MEM_GRADIENTS);
+    seqpar__owned(o, group, ctx->world->size, ctx->world->rank, &begin, &count);
+    if (!status) {
+        seqpar__handed handed = {whole.data, first, first + all, SEQPAR_BLOCK * size, 0, ctx->queue, "gradients from owners"};
+        ctx->device->copy(ctx->device, (char *)whole.data + begin * size, o->gradient[group].data, count * size, ctx->queue);
+        status = seqpar__share_owned(ctx, o, &handed);
     }
-    if (SEQPAR__FAULT(23)) return SEQPAR_OK; /* ranks drift apart */
-    return seqpar__share_owned(ctx, o, params, SEQPAR_BLOCK * seqpar_dtype_bytes(ctx->device->storage), ctx->queue, "parameters from owners");
+    if (!status) status = seqpar__update_range(ctx, o, params, group, first, all, whole.data, first, lr);
+    seqpar_buffer_free(ctx, &whole);
+    return status;
 }
 
-SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *o, void *params, double lr) {
+static seqpar_status seqpar__update(seqpar_ctx *ctx, seqpar_optim *o, void *params, double lr) {
+    int64_t g, begin, count;
+    seqpar__handed handed = {params, 0, o->elements, SEQPAR_BLOCK * seqpar_dtype_bytes(ctx->device->storage), 1, ctx->queue, "parameters from owners"};
+    for (g = 0; g < o->groups; g++) {
+        if (o->desc.zero_stage == 0) { SEQPAR__TRY(seqpar__update_everywhere(ctx, o, params, g, lr)); continue; }
+        seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count);
+        SEQPAR__TRY(seqpar__update_range(ctx, o, params, g, o->group_begin[g] + begin, count, o->gradient[g].data, seqpar__own_begin(o, ctx, g), lr));
+    }
+    if (o->desc.zero_stage == 0 || SEQPAR__FAULT(23)) return SEQPAR_OK; /* fault: ranks drift apart */
+    return seqpar__share_owned(ctx, o, &handed);
+}
+
+SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *o, void *params, int64_t elements, double lr) {
     const seqpar__given given[] = {{"learning rates", seqpar__given_real(lr), 1}, {"the number of steps done", o->t, 0}};
-    int64_t size = seqpar_dtype_bytes(ctx->device->accumulator);
     SEQPAR__TRY(seqpar__check_complete(ctx->error, o));
     SEQPAR__TRY(seqpar__ranks_agree(ctx->world, "the end of a step", given, 2));
-    if (!SEQPAR__FAULT(20)) SEQPAR__TRY(seqpar__add_sources(ctx, o)); /* fault: the head's share of a tied table is lost */
-    seqpar__step_free(ctx, o);
+    SEQPAR__TRY(seqpar__check_room(ctx->error, o, elements));
+    SEQPAR__TRY(seqpar__gradient_end(ctx, o));
+    seqpar__step_free(o);
     SEQPAR__TRY(seqpar__gradient_norm(ctx, o));
     o->clip = o->desc.max_norm > 0 && !SEQPAR__FAULT(21) ? SEQPAR__MIN(1.0, o->desc.max_norm / (o->norm + 1e-6)) : 1.0;
     o->t++;
-    if (o->desc.zero_stage < 2) SEQPAR__TRY(seqpar__share_owned(ctx, o, o->gradient.data, SEQPAR_BLOCK * size, ctx->queue, "gradients from owners"));
+    o->ended = 1;
     return seqpar__update(ctx, o, params, lr);
 }
 
-/* A sharded array (compact at its owner) as doubles on every rank. */
-static seqpar_status seqpar__collect(seqpar_ctx *ctx, const seqpar_optim *o, double *full, const void *data, int whole, const char *name) {
-    int64_t g, begin, count;
-    if (whole) { seqpar_device_read(ctx->device, full, data, 0, o->elements, ctx->device->accumulator); return SEQPAR_OK; }
-    for (g = 0; g < o->groups; g++) {
-        seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count);
-        seqpar_device_read(ctx->device, full + o->group_begin[g] + begin, data, seqpar__own_begin(o, ctx, g), count, ctx->device->accumulator);
+/* ---- what is kept of every parameter, a part at a time ---- */
+
+SEQPAR_DEF int seqpar_optim_keeps(const seqpar_ctx *ctx, const seqpar_optim *o, int state) {
+    if (state == SEQPAR_STATE_MASTER) return ctx->device->storage != ctx->device->accumulator;
+    return state == SEQPAR_STATE_GRADIENT || ((state == SEQPAR_STATE_M || state == SEQPAR_STATE_V) && o->desc.kind != SEQPAR_SGD);
+}
+
+/* Where the elements [*begin, *end) of a group's state, cut to those that are here, lie. */
+static void *seqpar__kept_at(const seqpar_ctx *ctx, const seqpar_optim *o, int state, int64_t group, int64_t *begin, int64_t *end) {
+    int64_t own, count, at;
+    if (state != SEQPAR_STATE_GRADIENT && o->desc.zero_stage == 0) { own = o->group_begin[group]; count = o->group_begin[group + 1] - own; at = own; }
+    else {
+        seqpar__owned(o, group, ctx->world->size, ctx->world->rank, &own, &count);
+        own += o->group_begin[group];
+        at = state == SEQPAR_STATE_GRADIENT ? 0 : seqpar__own_begin(o, ctx, group);
     }
-    return seqpar__share_owned(ctx, o, full, SEQPAR_BLOCK * 8, NULL, name);
+    *begin = SEQPAR__MAX(*begin, own);
+    *end = SEQPAR__MIN(*end, own + count);
+    return seqpar__at(state == SEQPAR_STATE_GRADIENT ? o->gradient[group].data : state == SEQPAR_STATE_M ? o->m.data : state == SEQPAR_STATE_V ? o->v.data : o->master.data, at + *begin - own, ctx->device->accumulator);
 }
 
-SEQPAR_DEF seqpar_status seqpar_optim_gradient(seqpar_ctx *ctx, seqpar_optim *o, double *gradient) {
-    if (o->step) return seqpar_fail(ctx->error, SEQPAR_ERR_STEP, "a step is under way; its gradient is there after seqpar_step_end");
-    return seqpar__collect(ctx, o, gradient, o->gradient.data, o->desc.zero_stage < 2, "gradients");
+static seqpar_status seqpar__check_part(const seqpar_ctx *ctx, const seqpar_optim *o, const seqpar_optim_part *part) {
+    static const char *const names[] = {"gradient", "first moments", "second moments", "master parameters"};
+    const seqpar_tensor *t;
+    if (part->state == SEQPAR_STATE_GRADIENT && o->step) return seqpar_fail(ctx->error, SEQPAR_ERR_STEP, "a step is under way; its gradient is there after seqpar_step_end");
+    if (!seqpar_optim_keeps(ctx, o, part->state) || (part->state == SEQPAR_STATE_GRADIENT && !o->ended))
+        return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION, "this optimizer keeps no %s now; moments are AdamW's, masters a bf16 device's, the gradient is there when a step has ended", part->state >= 0 && part->state < 4 ? names[part->state] : "such state");
+    t = part->tensor >= 0 && part->tensor < o->tensor_count ? &o->tensors[part->tensor] : NULL;
+    if (!t || part->first < 0 || part->count < 0 || part->first > seqpar__tensor_elements(t) - part->count)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_SIZE, "elements %lld .. + %lld of tensor %lld are wanted; there are %lld tensors, and this one has %lld elements", (long long)part->first, (long long)part->count, (long long)part->tensor, (long long)o->tensor_count, (long long)(t ? seqpar__tensor_elements(t) : 0));
+    return SEQPAR_OK;
 }
 
-SEQPAR_DEF seqpar_status seqpar_optim_save(seqpar_ctx *ctx, seqpar_optim *o, double *m, double *v, double *master) {
-    int whole = o->desc.zero_stage == 0, moments = o->desc.kind != SEQPAR_SGD;
-    if (moments) SEQPAR__TRY(seqpar__collect(ctx, o, m, o->m.data, whole, "first moments"));
-    if (moments) SEQPAR__TRY(seqpar__collect(ctx, o, v, o->v.data, whole, "second moments"));
-    return ctx->device->storage == ctx->device->accumulator ? SEQPAR_OK : seqpar__collect(ctx, o, master, o->master.data, whole, "master parameters");
-}
-
-SEQPAR_DEF seqpar_status seqpar_optim_load(seqpar_ctx *ctx, seqpar_optim *o, const double *m, const double *v, const double *master, int64_t t) {
-    const double *const from[3] = {m, v, master};
-    seqpar_buffer *const to[3] = {&o->m, &o->v, &o->master};
-    int64_t g, begin, count, at, i;
-    o->t = t;
-    for (g = 0; g < o->groups; g++) {
-        seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count);
-        at = seqpar__own_begin(o, ctx, g);
-        if (o->desc.zero_stage == 0) { at = o->group_begin[g]; begin = 0; count = o->group_begin[g + 1] - at; }
-        for (i = 0; i < 3; i++) if (to[i]->data) seqpar_device_write(ctx->device, to[i]->data, at, from[i] + o->group_begin[g] + begin, count, ctx->device->accumulator);
+SEQPAR_DEF seqpar_status seqpar_optim_read(seqpar_ctx *ctx, const seqpar_optim *o, double *values, const seqpar_optim_part *part) {
+    int64_t first, begin, end;
+    void *data;
+    SEQPAR__TRY(seqpar__check_part(ctx, o, part));
+    first = begin = o->tensor_begin[part->tensor] + (SEQPAR__FAULT(91) ? 0 : part->first); /* fault: every part is the first */
+    end = begin + part->count;
+    data = seqpar__kept_at(ctx, o, part->state, o->tensors[part->tensor].group, &begin, &end);
+    if (begin < end) seqpar_device_read(ctx->device, values + (begin - first), data, 0, end - begin, ctx->device->accumulator);
+    if (part->state != SEQPAR_STATE_GRADIENT && o->desc.zero_stage == 0) return SEQPAR_OK;
+    {
+        seqpar__handed handed = {values, first, first + part->count, 8 * SEQPAR_BLOCK, 0, NULL, "state from owners"};
+        return seqpar__share_owned(ctx, o, &handed);
     }
+}
+
+SEQPAR_DEF seqpar_status seqpar_optim_write(seqpar_ctx *ctx, seqpar_optim *o, const double *values, const seqpar_optim_part *part) {
+    int64_t first, begin, end;
+    void *data;
+    SEQPAR__TRY(seqpar__check_part(ctx, o, part));
+    first = begin = o->tensor_begin[part->tensor] + part->first;
+    end = begin + part->count;
+    data = seqpar__kept_at(ctx, o, part->state, o->tensors[part->tensor].group, &begin, &end);
+    if (begin < end) seqpar_device_write(ctx->device, data, 0, values + (begin - first), end - begin, ctx->device->accumulator);
     return SEQPAR_OK;
 }
 

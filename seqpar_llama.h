@@ -19,7 +19,7 @@
            seqpar_llama_backward(ctx, &model, &b, &optim, i, &seeds);
            seqpar_llama_close_batch(ctx, &b);
        }
-       seqpar_step_end(ctx, &optim, model.params.data, lr);
+       seqpar_step_end(ctx, &optim, model.params.data, model.elements, lr);
 */
 #ifndef SEQPAR_LLAMA_H
 #define SEQPAR_LLAMA_H
@@ -58,7 +58,7 @@ typedef struct seqpar_llama_run { /* how the work is done; changes no bit (strip
     int layout, schedule;
     int64_t heads_k_stride;
     int recompute;           /* keep (x, out, lse) per layer, compute the rest again in backward */
-    int64_t head_rows;       /* logits rows held at a time; 0: 256 */
+    int64_t head_rows;       /* logits rows held at a time; 0: as in seqpar_head_desc.rows_max */
     int64_t ulysses_size;    /* ranks that exchange tokens for heads; 0: 1, or by schedule */
     int relaxed;             /* attention as in seqpar_attn_desc.relaxed */
     double temperature;      /* of log-probs and entropy, that of the sampling; 0: 1. It does change the numbers */
@@ -374,7 +374,7 @@ typedef struct seqpar__layer_call { /* everything the functions of a layer need 
     const seqpar_token_fold *fold; /* backward */
     void *nodes;
     int64_t node_stride;           /* elements of the group */
-    int64_t group_begin;
+    int64_t group, group_begin;    /* its number and first parameter */
     const struct seqpar__sampler *sampler; /* attention goes over its cache */
 } seqpar__layer_call;
 
@@ -658,12 +658,24 @@ SEQPAR_DEF seqpar_status seqpar_llama_logits(seqpar_ctx *ctx, seqpar_llama *m, s
 }
 
 static seqpar_status seqpar__nodes_new(seqpar__layer_call *c, const seqpar_optim *optim, int64_t group, int64_t places, seqpar_buffer *nodes) {
-    c->group_begin = optim->group_begin[group];
-    c->node_stride = optim->group_begin[group + 1] - c->group_begin;
+    const seqpar_tensor *last = &c->m->tensors[optim->group_tensor[group + 1] - 1];
+    c->group = group;
+    c->group_begin = c->m->tensors[optim->group_tensor[group]].offset;
+    c->node_stride = last->offset + last->rows * last->cols - c->group_begin;
     SEQPAR__TRY(seqpar_buffer_new(c->ctx, nodes, places * c->node_stride * seqpar_dtype_bytes(c->dev->accumulator), SEQPAR_MEM_GRADIENTS));
     c->nodes = nodes->data;
-    if (nodes->data) c->dev->zero(c->dev, nodes->data, nodes->bytes, c->ctx->queue); /* gaps between tensors stay zero */
     return SEQPAR_OK;
+}
+
+/* To their owners; then they go. */
+static seqpar_status seqpar__nodes_send(const seqpar__layer_call *c, seqpar_optim *optim, int64_t micro, int source, seqpar_buffer *nodes) {
+    seqpar_step_nodes n;
+    seqpar_status status;
+    n.nodes = nodes->data; n.node_stride = c->node_stride; n.elements = nodes->bytes / seqpar_dtype_bytes(c->dev->accumulator);
+    n.micro_batch = micro; n.group = c->group; n.source = source;
+    status = seqpar_step_gradient(c->ctx, optim, &n);
+    seqpar_buffer_free(c->ctx, nodes);
+    return status;
 }
 
 /* dn (tokens, hidden) becomes dscore w */
@@ -678,23 +690,21 @@ static seqpar_status seqpar__llama_head_backward(seqpar__layer_call *c, seqpar_o
     seqpar_head_values values = seqpar__llama_head_values(c->b);
     seqpar_head_desc desc = seqpar__llama_head_desc(m, c->b);
     int64_t head = seqpar__llama_head(m), group = m->tensors[head].group, last = m->config.layers + 1;
-    seqpar_buffer nodes, norm_nodes;
+    seqpar_buffer nodes;
     seqpar_status status;
     memset(&nodes, 0, sizeof nodes);
-    memset(&norm_nodes, 0, sizeof norm_nodes);
-    status = seqpar__nodes_new(c, optim, group, c->fold->node_count ? seqpar_head_places(c->fold) : 0, &nodes);
+    status = seqpar__nodes_new(c, optim, group, m->config.score ? c->fold->node_count : seqpar_head_places(c->b->share, c->fold, &desc), &nodes);
     if (!status && m->config.score) status = seqpar__llama_score_backward(c, head, seeds, dn);
     else if (!status) status = seqpar_head_backward(c->ctx, dn, seqpar__at(nodes.data, m->tensors[head].offset - c->group_begin, c->dev->accumulator), c->node_stride, &values, seeds,
                                                c->b->hidden.data, seqpar__llama_param(c->ctx, m, head), c->b->targets, c->b->share, c->fold, &desc);
     if (!status && m->config.tied && !m->config.score) {
-        status = seqpar_step_gradient(c->ctx, optim, micro, group, 1, nodes.data, c->node_stride);
-        if (!status) status = seqpar__nodes_new(c, optim, last, c->fold->node_count, &norm_nodes);
+        status = seqpar__nodes_send(c, optim, micro, 1, &nodes);
+        if (!status) status = seqpar__nodes_new(c, optim, last, c->fold->node_count, &nodes);
     }
     c->dev->zero(c->dev, dx, seqpar__hidden_bytes(c), c->ctx->queue);
     if (!status) status = seqpar__norm_grad(c, dx, dn, c->b->x.data, c->b->rstd.data, seqpar__llama_final_norm(m));
-    if (!status) status = seqpar_step_gradient(c->ctx, optim, micro, last, 0, c->nodes, c->node_stride);
+    if (!status) status = seqpar__nodes_send(c, optim, micro, 0, &nodes);
     seqpar_buffer_free(c->ctx, &nodes);
-    seqpar_buffer_free(c->ctx, &norm_nodes);
     return status;
 }
 
@@ -707,7 +717,7 @@ static seqpar_status seqpar__llama_layer_backward(seqpar__layer_call *c, seqpar_
     status = seqpar__nodes_new(c, optim, c->layer + 1, c->fold->node_count, &nodes);
     if (!status) status = seqpar__mlp_backward(c, g->dx.data, g->dn.data);
     if (!status) status = seqpar__attention_backward(c, g);
-    if (!status) status = seqpar_step_gradient(c->ctx, optim, micro, c->layer + 1, 0, nodes.data, c->node_stride);
+    if (!status) status = seqpar__nodes_send(c, optim, micro, 0, &nodes);
     seqpar_buffer_free(c->ctx, &nodes);
     seqpar__llama_free_layer(c->ctx, &c->b->layers[c->layer]); /* its activations are spent */
     return status;
@@ -726,7 +736,7 @@ static seqpar_status seqpar__llama_embedding_backward(seqpar__layer_call *c, seq
     a.vocab = c->m->config.vocab;
     a.width = c->m->config.hidden;
     if (!status) status = c->dev->embedding_grad(c->dev, &a, c->ctx->queue);
-    if (!status) status = seqpar_step_gradient(c->ctx, optim, micro, 0, 0, nodes.data, c->node_stride);
+    if (!status) status = seqpar__nodes_send(c, optim, micro, 0, &nodes);
     seqpar_buffer_free(c->ctx, &nodes);
     return status;
 }

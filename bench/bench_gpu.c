@@ -644,7 +644,7 @@ static void head_open(head_case *h) {
     h->x = storage_new(h->tokens * h->hidden, 0, 1);
     h->table = storage_new(h->vocab * h->hidden, 1, 1.0 / 32);
     h->dx = storage_new(h->tokens * h->hidden, 2, 1);
-    h->nodes = accumulator_new(seqpar_head_places(h->fold) * h->vocab * h->hidden, 3, 1);
+    h->nodes = accumulator_new(seqpar_head_places(&h->share, h->fold, &h->desc) * h->vocab * h->hidden, 3, 1);
     h->logp = accumulator_new(h->tokens, 4, 1); h->lse = accumulator_new(h->tokens, 5, 1); h->seeds = accumulator_new(h->tokens, 6, 1);
     h->targets = malloc((size_t)h->tokens * sizeof *h->targets);
     for (int64_t t = 0; t < h->tokens; t++) h->targets[t] = (int32_t)(t * 7919 % h->vocab);

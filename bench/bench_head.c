@@ -65,7 +65,7 @@ static void head_open(head_case *h) {
     h->hidden = random_floats(TOKENS * HIDDEN, 1);
     h->table = random_floats((int64_t)VOCAB * HIDDEN, 2);
     h->dhidden = random_floats(TOKENS * HIDDEN, 3);
-    h->nodes = random_floats(seqpar_head_places(h->fold) * VOCAB * HIDDEN, 4);
+    h->nodes = random_floats(seqpar_head_places(&h->share, h->fold, &desc) * VOCAB * HIDDEN, 4);
     h->logp = random_floats(TOKENS, 5); h->lse = random_floats(TOKENS, 6); h->seed = random_floats(TOKENS, 7);
     h->logits = random_floats((int64_t)PART * VOCAB, 8);
     h->product = random_floats((int64_t)VOCAB * HIDDEN, 9);

@@ -74,7 +74,7 @@ static seqpar_status one_step(seqpar_ctx *ctx, seqpar_llama *model, seqpar_optim
     if (!status) status = seqpar_llama_forward(ctx, model, &b, 1);
     if (!status) status = seqpar_llama_backward(ctx, model, &b, optim, 0, &seeds);
     if (!status) status = mean_loss(ctx, &b, batch.counts.supervised, &loss);
-    if (!status) status = seqpar_step_end(ctx, optim, model->params.data, run->optimizer == SEQPAR_SGD ? 0.1 : 3e-3);
+    if (!status) status = seqpar_step_end(ctx, optim, model->params.data, model->elements, run->optimizer == SEQPAR_SGD ? 0.1 : 3e-3);
     if (!status && ctx->world->rank == 0) { run->loss[step] = loss; run->norm[step] = optim->norm; }
     seqpar_buffer_free(ctx, &seeds_buffer);
     seqpar_llama_close_batch(ctx, model, &b);

@@ -13,14 +13,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include <cjson/cJSON.h>
-#include "seqpar_llama.h"
+#include "average.h"
 #include "seqpar_safetensors.h"
 
 typedef struct { /* where training stands */
     int64_t step;      /* optimizer steps done */
     int64_t seed, train_batch_size, documents;
     int64_t extra[2];  /* whatever the trainer wants to find again */
-    double *average;   /* (elements) the weights' moving average; NULL: none */
+    const demo_average *average; /* the weights' moving average; NULL: none */
 } demo_state;
 
 static seqpar_safetensors_dtype demo_dtype(int dtype) {
@@ -135,141 +135,182 @@ static seqpar_status demo_finite(seqpar_ctx *ctx, const char *name, const double
     return SEQPAR_OK;
 }
 
-/* One piece of a file: the tensors of the model under a prefix, from doubles that are exact in the stored type. */
-static seqpar_status demo_append(seqpar_ctx *ctx, seqpar_safetensors_writer *writer, const seqpar_llama *model, const char *prefix, const double *values, int dtype) {
-    char name[128];
-    for (int64_t i = 0; i < model->tensor_count; i++) {
-        const seqpar_tensor *t = &model->tensors[i];
-        int64_t count = t->rows * t->cols, size = seqpar_dtype_bytes(dtype);
-        snprintf(name, sizeof name, "%s%s", prefix, t->name);
-        if (demo_finite(ctx, name, values + t->offset, count)) return ctx->error->status;
-        char *bytes = (char *)malloc((size_t)(count * size));
-        if (!bytes) return seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY, "out of memory while %s is saved", name);
-        for (int64_t k = 0; k < count; k++) {
-            float x = (float)values[t->offset + k];
-            uint16_t half = seqpar_bf16_from_float(x);
-            memcpy(bytes + k * size, dtype == SEQPAR_F64 ? (const void *)&values[t->offset + k] : dtype == SEQPAR_F32 ? (const void *)&x : &half, (size_t)size);
-        }
-        seqpar_status status = seqpar_safetensors_append(writer, name, bytes, count * size, ctx->error);
-        free(bytes);
-        if (status) return status;
-    }
+/* Files are written and read a block of a tensor at a time: nobody holds a second copy of the model. A source fills values
+   (part->count), a sink takes them; part->state is the number of the file's prefix. */
+enum { DEMO_VALUES = 1 << 17 };
+typedef struct { seqpar_ctx *ctx; const seqpar_llama *model; seqpar_optim *optim; demo_average *average; const int *state; } demo_transfer;
+typedef seqpar_status (*demo_values_fn)(const demo_transfer *store, double *values, const seqpar_optim_part *part);
+
+static seqpar_status demo_weights_get(const demo_transfer *s, double *values, const seqpar_optim_part *part) {
+    seqpar_device_read(s->ctx->device, values, s->model->params.data, s->model->tensors[part->tensor].offset + part->first, part->count, s->ctx->device->storage);
     return SEQPAR_OK;
 }
+static seqpar_status demo_weights_put(const demo_transfer *s, double *values, const seqpar_optim_part *part) {
+    seqpar_device_write(s->ctx->device, s->model->params.data, s->model->tensors[part->tensor].offset + part->first, values, part->count, s->ctx->device->storage);
+    return SEQPAR_OK;
+}
+static seqpar_status demo_average_get(const demo_transfer *s, double *values, const seqpar_optim_part *part) {
+    return demo_average_read(s->ctx, s->model, s->average, values, s->model->tensors[part->tensor].offset + part->first, part->count);
+}
+static seqpar_status demo_average_put(const demo_transfer *s, double *values, const seqpar_optim_part *part) {
+    demo_average_write(s->average, values, s->model->tensors[part->tensor].offset + part->first, part->count);
+    return SEQPAR_OK;
+}
+static seqpar_status demo_optimizer_get(const demo_transfer *s, double *values, const seqpar_optim_part *part) {
+    seqpar_optim_part kept = *part;
+    kept.state = s->state[part->state];
+    return seqpar_optim_read(s->ctx, s->optim, values, &kept);
+}
+static seqpar_status demo_optimizer_put(const demo_transfer *s, double *values, const seqpar_optim_part *part) {
+    seqpar_optim_part kept = *part;
+    kept.state = s->state[part->state];
+    return seqpar_optim_write(s->ctx, s->optim, values, &kept);
+}
 
-/* Writes `parts` value arrays of the model (params; or m, v and masters) with one prefix each. */
-static seqpar_status demo_save_tensors(seqpar_ctx *ctx, const seqpar_llama *model, const char *path, int parts, const char *const *prefix,
-                                       const double *const *values, int dtype, const seqpar_safetensors_pair *metadata, int64_t metadata_count) {
-    int64_t count = parts * model->tensor_count;
+/* The next block of a tensor. */
+static seqpar_optim_part demo_block(const seqpar_tensor *t, int state, int64_t tensor, int64_t first) {
+    int64_t left = t->rows * t->cols - first;
+    return (seqpar_optim_part){state, tensor, first, left < DEMO_VALUES ? left : DEMO_VALUES};
+}
+
+/* Doubles that are exact in the stored type, as that; bytes (count). */
+static void demo_narrow(char *bytes, const double *values, int64_t count, int dtype) {
+    int64_t size = seqpar_dtype_bytes(dtype);
+    for (int64_t i = 0; i < count; i++) {
+        float x = (float)values[i];
+        uint16_t half = seqpar_bf16_from_float(x);
+        memcpy(bytes + i * size, dtype == SEQPAR_F64 ? (const void *)&values[i] : dtype == SEQPAR_F32 ? (const void *)&x : &half, (size_t)size);
+    }
+}
+
+/* One tensor, from its source into the file (writer NULL: another rank's). values (2, DEMO_VALUES) is scratch. */
+static seqpar_status demo_append(const demo_transfer *s, seqpar_safetensors_writer *writer, const char *name, int state, int64_t tensor, int dtype, demo_values_fn get, double *values) {
+    const seqpar_tensor *t = &s->model->tensors[tensor];
+    seqpar_status status = SEQPAR_OK;
+    for (int64_t first = 0; !status && first < t->rows * t->cols; first += DEMO_VALUES) {
+        seqpar_optim_part part = demo_block(t, state, tensor, first);
+        status = get(s, values, &part);
+        if (!status && writer) status = demo_finite(s->ctx, name, values, part.count);
+        if (status || !writer) continue;
+        demo_narrow((char *)(values + DEMO_VALUES), values, part.count, dtype);
+        status = seqpar_safetensors_append(writer, name, values + DEMO_VALUES, part.count * seqpar_dtype_bytes(dtype), s->ctx->error);
+    }
+    return status;
+}
+
+/* Rank 0 writes `parts` times the model's tensors, each time with another prefix. Collective where the source is. */
+static seqpar_status demo_save_tensors(const demo_transfer *s, const char *path, int parts, const char *const *prefix, demo_values_fn get,
+                                       int dtype, const seqpar_safetensors_pair *metadata, int64_t metadata_count) {
+    int64_t count = parts * s->model->tensor_count;
     seqpar_safetensors_tensor *list = (seqpar_safetensors_tensor *)calloc((size_t)count, sizeof *list);
     char (*names)[128] = (char (*)[128])calloc((size_t)count, sizeof *names);
-    for (int64_t i = 0; i < count; i++) {
-        const seqpar_tensor *t = &model->tensors[i % model->tensor_count];
-        snprintf(names[i], sizeof names[i], "%s%s", prefix[i / model->tensor_count], t->name);
+    double *values = (double *)malloc(2 * DEMO_VALUES * sizeof *values);
+    seqpar_status status = list && names && values ? SEQPAR_OK : seqpar_fail(s->ctx->error, SEQPAR_ERR_MEMORY, "out of memory while %s is saved", path);
+    for (int64_t i = 0; !status && i < count; i++) {
+        const seqpar_tensor *t = &s->model->tensors[i % s->model->tensor_count];
+        snprintf(names[i], sizeof names[i], "%s%s", prefix[i / s->model->tensor_count], t->name);
         list[i] = demo_tensor(t, names[i], demo_dtype(dtype));
     }
     seqpar_safetensors_desc desc = {.path = path, .tensors = list, .count = count, .metadata = metadata, .metadata_count = metadata_count};
     seqpar_safetensors_writer *writer = NULL;
-    seqpar_status status = seqpar_safetensors_create(&writer, &desc, ctx->error);
-    for (int p = 0; !status && p < parts; p++) status = demo_append(ctx, writer, model, prefix[p], values[p], dtype);
-    if (status) seqpar_safetensors_abort(writer); else status = seqpar_safetensors_finish(writer, ctx->error);
+    if (!status && s->ctx->world->rank == 0) status = seqpar_safetensors_create(&writer, &desc, s->ctx->error);
+    for (int64_t i = 0; !status && i < count; i++) status = demo_append(s, writer, names[i], (int)(i / s->model->tensor_count), i % s->model->tensor_count, dtype, get, values);
+    if (status || !writer) seqpar_safetensors_abort(writer); else status = seqpar_safetensors_finish(writer, s->ctx->error);
     free(list);
     free(names);
+    free(values);
     return status;
 }
 
-static seqpar_status demo_load_tensors(seqpar_ctx *ctx, const seqpar_llama *model, const char *path, const char *prefix, double *values) {
-    seqpar_safetensors_file *file = NULL;
-    seqpar_status status = seqpar_safetensors_open(&file, path, ctx->error);
-    for (int64_t i = 0; !status && i < model->tensor_count; i++) {
-        const seqpar_tensor *t = &model->tensors[i];
-        char name[128];
-        snprintf(name, sizeof name, "%s%s", prefix, t->name);
-        seqpar_safetensors_tensor wanted = demo_tensor(t, name, SEQPAR_SAFETENSORS_NONE);
-        seqpar_safetensors_part part = {.name = name, .count = t->rows * t->cols, .finite = 1};
-        if (model->config.score && i == model->tensor_count - 1 && !seqpar_safetensors_find(file, name)) continue; /* a language model's weights: the head is new */
-        status = seqpar_safetensors_expect(file, &wanted, ctx->error);
-        if (!status) status = seqpar_safetensors_read_f64(file, values + t->offset, &part, ctx->error);
+/* One tensor, from the file into its sink; without one it is only looked at. */
+static seqpar_status demo_load_tensor(const demo_transfer *s, seqpar_safetensors_file *file, const char *prefix, int state, int64_t tensor, demo_values_fn put, double *values) {
+    const seqpar_tensor *t = &s->model->tensors[tensor];
+    char name[128];
+    snprintf(name, sizeof name, "%s%s", prefix, t->name);
+    seqpar_safetensors_tensor wanted = demo_tensor(t, name, SEQPAR_SAFETENSORS_NONE);
+    if (s->model->config.score && tensor == s->model->tensor_count - 1 && !seqpar_safetensors_find(file, name)) return SEQPAR_OK; /* the head is new */
+    seqpar_status status = seqpar_safetensors_expect(file, &wanted, s->ctx->error);
+    for (int64_t first = 0; !status && put && first < t->rows * t->cols; first += DEMO_VALUES) {
+        seqpar_optim_part part = demo_block(t, state, tensor, first);
+        seqpar_safetensors_part wanted_part = {.name = name, .first = first, .count = part.count, .finite = 1};
+        status = seqpar_safetensors_read_f64(file, values, &wanted_part, s->ctx->error);
+        if (!status) status = put(s, values, &part);
     }
-    seqpar_safetensors_close(file);
     return status;
 }
+
+/* All names and shapes are looked at before the first number goes anywhere. */
+static seqpar_status demo_load_tensors(const demo_transfer *s, const char *path, int parts, const char *const *prefix, demo_values_fn put) {
+    seqpar_safetensors_file *file = NULL;
+    double *values = (double *)malloc(DEMO_VALUES * sizeof *values);
+    seqpar_status status = values ? seqpar_safetensors_open(&file, path, s->ctx->error) : seqpar_fail(s->ctx->error, SEQPAR_ERR_MEMORY, "out of memory while %s is read", path);
+    for (int reads = 0; reads < 2; reads++)
+        for (int64_t i = 0; !status && i < parts * s->model->tensor_count; i++)
+            status = demo_load_tensor(s, file, prefix[i / s->model->tensor_count], (int)(i / s->model->tensor_count), i % s->model->tensor_count, reads ? put : NULL, values);
+    seqpar_safetensors_close(file);
+    free(values);
+    return status;
+}
+
+static const char *const demo_no_prefix[] = {""};
 
 /* Weights of a folder into the model; refuses NaN and infinity, missing tensors and other shapes. A score head that the
    folder does not have stays as it is. */
 static seqpar_status demo_load_weights(seqpar_ctx *ctx, seqpar_llama *model, const char *folder) {
     char path[1280];
-    double *values = (double *)calloc((size_t)model->elements, sizeof *values);
-    if (!values) return seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY, "out of memory while weights are read");
+    demo_transfer store = {.ctx = ctx, .model = model};
     snprintf(path, sizeof path, "%s/model.safetensors", folder);
-    seqpar_device_read(ctx->device, values, model->params.data, 0, model->elements, ctx->device->storage);
-    seqpar_status status = demo_load_tensors(ctx, model, path, "", values);
-    if (!status) seqpar_device_write(ctx->device, model->params.data, 0, values, model->elements, ctx->device->storage);
-    free(values);
-    return status;
+    return demo_load_tensors(&store, path, 1, demo_no_prefix, demo_weights_put);
 }
 
-/* Rank 0 writes model.safetensors and config.json into an existing folder; values (elements) as the model's weights. */
-static seqpar_status demo_save_values(seqpar_ctx *ctx, const seqpar_llama *model, const char *folder, const double *values) {
+/* Rank 0 writes model.safetensors and config.json into an existing folder; with `average` (collective) that as the weights. */
+static seqpar_status demo_save_folder(seqpar_ctx *ctx, const seqpar_llama *model, const char *folder, demo_average *average) {
     char path[1280];
-    const char *prefix = "";
+    demo_transfer store = {.ctx = ctx, .model = model, .average = average};
     const seqpar_safetensors_pair format = {"format", "pt"};
     snprintf(path, sizeof path, "%s/model.safetensors", folder);
-    seqpar_status status = demo_save_tensors(ctx, model, path, 1, &prefix, &values, ctx->device->storage, &format, 1);
-    return status ? status : demo_save_config(folder, &model->config, ctx->error);
+    seqpar_status status = demo_save_tensors(&store, path, 1, demo_no_prefix, average ? demo_average_get : demo_weights_get, ctx->device->storage, &format, 1);
+    return status || ctx->world->rank ? status : demo_save_config(folder, &model->config, ctx->error);
 }
-static seqpar_status demo_save_model(seqpar_ctx *ctx, const seqpar_llama *model, const char *folder) {
-    double *values = (double *)calloc((size_t)model->elements, sizeof *values);
-    if (!values) return seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY, "out of memory while weights are saved");
-    seqpar_device_read(ctx->device, values, model->params.data, 0, model->elements, ctx->device->storage);
-    seqpar_status status = demo_save_values(ctx, model, folder, values);
-    free(values);
-    return status;
-}
+static seqpar_status demo_save_model(seqpar_ctx *ctx, const seqpar_llama *model, const char *folder) { return demo_save_folder(ctx, model, folder, NULL); }
 
-/* The moving average in fp64, for going on with it. */
-static seqpar_status demo_save_average(seqpar_ctx *ctx, const seqpar_llama *model, const char *folder, const double *values) {
+/* The moving average in fp64, for going on with it. Collective. */
+static seqpar_status demo_save_average(seqpar_ctx *ctx, const seqpar_llama *model, const char *folder, const demo_average *average) {
     char path[1280];
-    seqpar_safetensors_tensor *list = (seqpar_safetensors_tensor *)calloc((size_t)model->tensor_count, sizeof *list);
-    const void **data = (const void **)calloc((size_t)model->tensor_count, sizeof *data);
-    for (int64_t i = 0; i < model->tensor_count; i++) {
-        list[i] = demo_tensor(&model->tensors[i], model->tensors[i].name, SEQPAR_SAFETENSORS_F64);
-        data[i] = values + model->tensors[i].offset;
-    }
+    demo_transfer store = {.ctx = ctx, .model = model, .average = (demo_average *)average};
     snprintf(path, sizeof path, "%s/average.safetensors", folder);
-    seqpar_safetensors_desc desc = {.path = path, .tensors = list, .count = model->tensor_count};
-    seqpar_status status = seqpar_safetensors_save(&desc, data, ctx->error);
-    free(list);
-    free(data);
-    return status;
+    return demo_save_tensors(&store, path, 1, demo_no_prefix, demo_average_get, SEQPAR_F64, NULL, 0);
 }
 
 /* ---- checkpoints ---- */
 
-/* What the optimizer keeps of every element, and under which prefix; NULL: this one does not. */
+/* What the optimizer keeps of every element, under which prefix: state (DEMO_STATES) and prefix (DEMO_STATES) of those that this one
+   keeps; returns how many. */
 enum { DEMO_STATES = 3 };
-static const char *const demo_state_prefix[DEMO_STATES] = {"exp_avg.", "exp_avg_sq.", "master."};
-static int demo_keeps(const seqpar_ctx *ctx, const seqpar_optim *optim, int state) {
-    return state == 2 ? ctx->device->storage != ctx->device->accumulator : optim->desc.kind != SEQPAR_SGD;
+static int demo_kept_states(const seqpar_ctx *ctx, const seqpar_optim *optim, int *state, const char **prefix) {
+    static const char *const prefixes[DEMO_STATES] = {"exp_avg.", "exp_avg_sq.", "master."};
+    static const int states[DEMO_STATES] = {SEQPAR_STATE_M, SEQPAR_STATE_V, SEQPAR_STATE_MASTER};
+    int count = 0;
+    for (int i = 0; i < DEMO_STATES; i++) if (seqpar_optim_keeps(ctx, optim, states[i])) { state[count] = states[i]; prefix[count++] = prefixes[i]; }
+    return count;
 }
 
-static seqpar_status demo_save_optimizer(seqpar_ctx *ctx, const seqpar_llama *model, const seqpar_optim *optim, const char *folder,
-                                         const demo_state *state, const double *const *kept) {
+/* Collective. */
+static seqpar_status demo_save_optimizer(seqpar_ctx *ctx, const seqpar_llama *model, seqpar_optim *optim, const char *folder, const demo_state *state) {
     enum { NUMBERS = 7 };
     char path[1280], number[NUMBERS][32];
     const int64_t values[] = {state->step, state->seed, state->train_batch_size, state->documents, optim->t, state->extra[0], state->extra[1]};
     static const char *const keys[] = {"step", "seed", "train_batch_size", "documents", "optimizer_t", "extra", "extra_1"};
     seqpar_safetensors_pair metadata[NUMBERS];
     const char *prefix[DEMO_STATES];
-    const double *parts[DEMO_STATES];
-    int count = 0;
-    for (int i = 0; i < DEMO_STATES; i++) if (demo_keeps(ctx, optim, i)) { prefix[count] = demo_state_prefix[i]; parts[count++] = kept[i]; }
+    int states[DEMO_STATES], count = demo_kept_states(ctx, optim, states, prefix);
+    demo_transfer store = {.ctx = ctx, .model = model, .optim = optim, .state = states};
     for (int i = 0; i < NUMBERS; i++) {
         snprintf(number[i], sizeof number[i], "%lld", (long long)values[i]);
         metadata[i] = (seqpar_safetensors_pair){keys[i], number[i]};
     }
     snprintf(path, sizeof path, "%s/optimizer.safetensors", folder);
-    return demo_save_tensors(ctx, model, path, count, prefix, parts, ctx->device->accumulator, metadata, NUMBERS);
+    return demo_save_tensors(&store, path, count, prefix, demo_optimizer_get, ctx->device->accumulator, metadata, NUMBERS);
 }
 
 /* Removes the oldest checkpoints until at most `keep` are left. */
@@ -292,18 +333,20 @@ static void demo_forget_checkpoints(const char *root, int64_t keep) {
     }
 }
 
-static seqpar_status demo_write_checkpoint(seqpar_ctx *ctx, const seqpar_llama *model, const seqpar_optim *optim, const char *root,
-                                           const demo_state *state, const double *const *kept, int64_t keep) {
+/* Collective: everybody hands over their part of the state, rank 0 writes. */
+static seqpar_status demo_save_checkpoint(seqpar_ctx *ctx, const seqpar_llama *model, seqpar_optim *optim, const char *root, const demo_state *state, int64_t keep) {
     char temporary[1100], final[1100], latest[1100], name[64];
     snprintf(name, sizeof name, "global_step%lld", (long long)state->step);
     snprintf(final, sizeof final, "%s/%s", root, name);
     snprintf(temporary, sizeof temporary, "%s.tmp", final);
     snprintf(latest, sizeof latest, "%s/latest", root);
-    demo_remove_folder(temporary);
-    seqpar_status status = demo_make_folder(temporary, ctx->error);
-    if (!status) status = demo_save_model(ctx, model, temporary);
-    if (!status) status = demo_save_optimizer(ctx, model, optim, temporary, state, kept);
+    int writes = ctx->world->rank == 0;
+    if (writes) demo_remove_folder(temporary);
+    seqpar_status status = writes ? demo_make_folder(temporary, ctx->error) : SEQPAR_OK;
+    if (!status && writes) status = demo_save_model(ctx, model, temporary);
+    if (!status) status = demo_save_optimizer(ctx, model, optim, temporary, state);
     if (!status && state->average) status = demo_save_average(ctx, model, temporary, state->average);
+    if (!writes) return status;
     if (!status) {
         demo_remove_folder(final);
         if (rename(temporary, final)) status = seqpar_fail(ctx->error, SEQPAR_ERR_FILE_WRITE, "cannot rename %s: %s", temporary, strerror(errno));
@@ -311,15 +354,6 @@ static seqpar_status demo_write_checkpoint(seqpar_ctx *ctx, const seqpar_llama *
     if (!status) status = seqpar_file_write_atomic(latest, name, (int64_t)strlen(name), ctx->error);
     if (status) demo_remove_folder(temporary);
     else demo_forget_checkpoints(root, keep);
-    return status;
-}
-
-/* Collective: everybody hands over their part of the state, rank 0 writes. */
-static seqpar_status demo_save_checkpoint(seqpar_ctx *ctx, const seqpar_llama *model, seqpar_optim *optim, const char *root, const demo_state *state, int64_t keep) {
-    double *m = (double *)calloc((size_t)model->elements * DEMO_STATES, sizeof *m), *const kept[DEMO_STATES] = {m, m + model->elements, m + 2 * model->elements};
-    seqpar_status status = m ? seqpar_optim_save(ctx, optim, kept[0], kept[1], kept[2]) : seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY, "out of memory for a checkpoint");
-    if (!status && ctx->world->rank == 0) status = demo_write_checkpoint(ctx, model, optim, root, state, (const double *const *)kept, keep);
-    free(m);
     return status;
 }
 
@@ -339,15 +373,16 @@ static seqpar_status demo_newest_checkpoint(const char *root, char *folder, size
     return SEQPAR_OK;
 }
 
-/* Its moving average (elements); NULL: none is kept, so there should be none. */
-static seqpar_status demo_load_average(seqpar_ctx *ctx, const seqpar_llama *model, const char *root, double *average) {
+/* Its moving average; without a share none is kept, so there should be none. */
+static seqpar_status demo_load_average(seqpar_ctx *ctx, const seqpar_llama *model, const char *root, demo_average *average) {
     char folder[1280], path[1400];
+    demo_transfer store = {.ctx = ctx, .model = model, .average = average};
     seqpar_status status = demo_newest_checkpoint(root, folder, sizeof folder, ctx->error);
     snprintf(path, sizeof path, "%s/average.safetensors", folder);
-    int there = !status && !access(path, F_OK);
-    if (!status && there != (average != NULL))
+    int there = !status && !access(path, F_OK), kept = average->share != NULL;
+    if (!status && there != kept)
         return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION, "the checkpoint %s was written with%s a moving average of the weights; go on with%s --enable_ema", folder, there ? "" : "out", there ? "" : "out");
-    return status || !average ? status : demo_load_tensors(ctx, model, path, "", average);
+    return status || !kept ? status : demo_load_tensors(&store, path, 1, demo_no_prefix, demo_average_put);
 }
 
 /* Every rank reads the newest checkpoint under root. */
@@ -357,19 +392,20 @@ static seqpar_status demo_load_checkpoint(seqpar_ctx *ctx, seqpar_llama *model, 
     if (status) return status;
     snprintf(path, sizeof path, "%s/optimizer.safetensors", folder);
     status = demo_load_weights(ctx, model, folder);
-    double *m = (double *)calloc((size_t)model->elements * DEMO_STATES, sizeof *m), *const kept[DEMO_STATES] = {m, m + model->elements, m + 2 * model->elements};
+    const char *prefix[DEMO_STATES];
+    int states[DEMO_STATES], count = demo_kept_states(ctx, optim, states, prefix);
+    demo_transfer store = {.ctx = ctx, .model = model, .optim = optim, .state = states};
     seqpar_safetensors_file *file = NULL;
-    for (int i = 0; !status && i < DEMO_STATES; i++) if (demo_keeps(ctx, optim, i)) status = demo_load_tensors(ctx, model, path, demo_state_prefix[i], kept[i]);
+    if (!status) status = demo_load_tensors(&store, path, count, prefix, demo_optimizer_put);
     if (!status) status = seqpar_safetensors_open(&file, path, ctx->error);
-    if (!status && !demo_keeps(ctx, optim, 2) && seqpar_safetensors_find(file, "master.model.norm.weight"))
+    if (!status && !seqpar_optim_keeps(ctx, optim, SEQPAR_STATE_MASTER) && seqpar_safetensors_find(file, "master.model.norm.weight"))
         status = seqpar_fail(ctx->error, SEQPAR_ERR_OPTION, "%s was written in bf16, with master parameters that this device does not keep; go on with --param_dtype bf16", path);
     if (!status) {
         *state = (demo_state){demo_metadata_number(file, "step"), demo_metadata_number(file, "seed"), demo_metadata_number(file, "train_batch_size"), demo_metadata_number(file, "documents"), {demo_metadata_number(file, "extra"), demo_metadata_number(file, "extra_1")}, NULL};
         if (state->step < 0) status = seqpar_fail(ctx->error, SEQPAR_ERR_FILE_FORMAT, "%s does not say at which step it was written", path);
-        else status = seqpar_optim_load(ctx, optim, kept[0], kept[1], kept[2], demo_metadata_number(file, "optimizer_t"));
+        else optim->t = demo_metadata_number(file, "optimizer_t");
     }
     seqpar_safetensors_close(file);
-    free(m);
     return status;
 }
 #endif

@@ -497,7 +497,7 @@ static seqpar_status demo_step(demo_rank *r) {
         if (!status) status = o->rows(r, &w, first, count, i);
     }
     if (!status) status = o->total(r, &w, means, &weight);
-    if (!status) status = seqpar_step_end(&r->ctx, &r->optim, r->model.params.data, lr);
+    if (!status) status = seqpar_step_end(&r->ctx, &r->optim, r->model.params.data, r->model.elements, lr);
     if (!status) {
         demo_average_step(&r->ctx, &r->model, &r->average);
         r->step++;
@@ -559,9 +559,8 @@ static seqpar_status demo_checkpoint(demo_rank *r) {
     const demo_config *c = &r->job->config;
     demo_state state = {r->step, c->seed, c->train_batch_size, r->job->usable_count, {0}, NULL};
     seqpar_status status = r->job->objective->save ? r->job->objective->save(r, &state) : SEQPAR_OK;
-    if (!status) status = demo_average_gather(&r->ctx, &r->model, &r->average, &state.average);
+    if (r->average.share) state.average = &r->average;
     if (!status) status = demo_save_checkpoint(&r->ctx, &r->model, &r->optim, c->ckpt_path, &state, c->max_ckpt_num);
-    free(state.average);
     if (!status && r->ctx.world->rank == 0) demo_progress_say(&r->progress, "step %lld: checkpoint in %s", (long long)r->step, c->ckpt_path);
     return status;
 }
@@ -569,11 +568,8 @@ static seqpar_status demo_checkpoint(demo_rank *r) {
 static seqpar_status demo_resume(demo_rank *r) {
     const demo_config *c = &r->job->config;
     demo_state state = {0};
-    double *average = c->enable_ema ? (double *)calloc((size_t)r->model.elements, sizeof *average) : NULL;
     seqpar_status status = demo_load_checkpoint(&r->ctx, &r->model, &r->optim, c->ckpt_path, &state);
-    if (!status) status = demo_load_average(&r->ctx, &r->model, c->ckpt_path, average);
-    if (!status && average) demo_average_set(&r->average, average);
-    free(average);
+    if (!status) status = demo_load_average(&r->ctx, &r->model, c->ckpt_path, &r->average);
     if (status) return status;
     if (state.seed != c->seed || state.train_batch_size != c->train_batch_size || state.documents != r->job->usable_count)
         return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION, "the checkpoint was written with seed %lld, train_batch_size %lld and %lld documents, this run has %lld, %lld and %lld; use the same to go on",
@@ -620,13 +616,10 @@ static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
 /* Collective: the average as a model folder of its own. */
 static seqpar_status demo_average_save(demo_rank *r) {
     char folder[1280];
-    double *whole;
-    seqpar_status status = demo_average_gather(&r->ctx, &r->model, &r->average, &whole);
+    if (!r->average.share) return SEQPAR_OK;
     snprintf(folder, sizeof folder, "%s/ema", r->job->config.save_path);
-    if (!status && whole && r->ctx.world->rank == 0) status = demo_make_folder(folder, r->ctx.error);
-    if (!status && whole && r->ctx.world->rank == 0) status = demo_save_values(&r->ctx, &r->model, folder, whole);
-    free(whole);
-    return status;
+    seqpar_status status = r->ctx.world->rank == 0 ? demo_make_folder(folder, r->ctx.error) : SEQPAR_OK;
+    return status ? status : demo_save_folder(&r->ctx, &r->model, folder, &r->average);
 }
 
 static seqpar_status demo_draw_loss(demo_rank *r) {

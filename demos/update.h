@@ -241,7 +241,7 @@ static seqpar_status demo_update_step(demo_update *u, double lr, double *means) 
     if (!status) status = seqpar_sum_pieces(&r->ctx, means, u->leaf, u->sums, arrlen(u->leaf), UPDATE_COLUMNS);
     if (!status && !(fabs(means[LOSS_OF] + means[PRETRAINING_LOSS]) <= 1e300))
         status = seqpar_fail(r->ctx.error, SEQPAR_ERR_NOT_FINITE, "step %lld: the loss of the %s is %g; lower its learning rate", (long long)r->step + 1, u->model->config.score ? "critic" : "actor", means[LOSS_OF] + means[PRETRAINING_LOSS]);
-    if (!status) status = seqpar_step_end(&r->ctx, u->optim, u->model->params.data, lr);
+    if (!status) status = seqpar_step_end(&r->ctx, u->optim, u->model->params.data, u->model->elements, lr);
     arrfree(u->leaf);
     arrfree(u->sums);
     free(u->text);

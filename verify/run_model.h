@@ -5,6 +5,7 @@
 #include "seqpar_llama.h"
 #include "inject.h"
 #include "test.h"
+#include "kept.h"
 
 typedef struct model_way { /* how to do it */
     int64_t dp, sp, accumulation, threads, heads_k_stride, head_rows, steps;
@@ -144,10 +145,10 @@ static seqpar_status model_step(seqpar_ctx *ctx, const model_job *job, seqpar_ll
     double *value = calloc((size_t)capacity, sizeof *value), sum = 0, *gradient = calloc((size_t)model->elements, sizeof *gradient);
     seqpar_status status = seqpar_step_begin(ctx, optim, task->batch.row, task->batch.rows, job->way->layout, job->way->accumulation);
     for (i = 0; !status && i < job->way->accumulation; i++) status = model_micro(ctx, job, model, optim, step, i, leaf, value, &count);
-    if (!status) status = seqpar_step_end(ctx, optim, model->params.data, task->lr);
+    if (!status) status = seqpar_step_end(ctx, optim, model->params.data, model->elements, task->lr);
     if (!status && step == 0) {
         status = seqpar_sum_pieces(ctx, &sum, leaf, value, count, 1);
-        if (!status) status = seqpar_optim_gradient(ctx, optim, gradient);
+        if (!status) status = kept_read(ctx, optim, gradient, SEQPAR_STATE_GRADIENT);
         if (!status && ctx->world->rank == 0) {
             job->result->loss = sum / (double)task->objective.count;
             job->result->norm = optim->norm;
@@ -183,7 +184,7 @@ static seqpar_status model_rank(seqpar_ctx *ctx, const model_job *job) {
         job->result->total_peak[rank] = ctx->memory.total_peak;
     }
     double *state = job->result->state ? calloc((size_t)(3 * model.elements) + 1, sizeof *state) : NULL; /* collective, so every rank has room for it */
-    if (!status && state) status = seqpar_optim_save(ctx, &optim, state, state + model.elements, state + 2 * model.elements);
+    if (!status && state) status = kept_state(ctx, &optim, state, model.elements);
     if (!status && state && rank == 0) memcpy(job->result->state, state, (size_t)(3 * model.elements) * sizeof *state);
     free(state);
     seqpar_optim_close(ctx, &optim);

@@ -6,6 +6,7 @@
 #define RUN_OBJECTIVE_H
 #include "seqpar_llama.h"
 #include "on_cuda.h"
+#include "kept.h"
 
 enum { OBJECTIVE_SFT, OBJECTIVE_DPO, OBJECTIVE_KTO, OBJECTIVE_RM, OBJECTIVE_POLICY, OBJECTIVE_VALUE, OBJECTIVE_GRPO, OBJECTIVES };
 static const char *const objective_names[] = {"SFT", "DPO", "KTO", "reward model", "PPO policy", "PPO value", "GRPO"};
@@ -281,9 +282,9 @@ static seqpar_status objective_step(objective_rank *r, double *gradient, double 
     seqpar_status status = seqpar_step_begin(r->ctx, &r->optim, t->batch.row, t->batch.rows, r->job->way->layout, r->job->way->accumulation);
     for (int64_t i = 0; !status && i < r->job->way->accumulation; i++) status = objective_step_micro(r, i, kl);
     if (!status) status = objective_columns(r, means);
-    if (!status) status = seqpar_step_end(r->ctx, &r->optim, r->policy.params.data, t->lr);
-    if (!status) status = seqpar_optim_gradient(r->ctx, &r->optim, gradient);
-    if (!status) status = seqpar_optim_save(r->ctx, &r->optim, state, state + r->policy.elements, state + 2 * r->policy.elements);
+    if (!status) status = seqpar_step_end(r->ctx, &r->optim, r->policy.params.data, r->policy.elements, t->lr);
+    if (!status) status = kept_read(r->ctx, &r->optim, gradient, SEQPAR_STATE_GRADIENT);
+    if (!status) status = kept_state(r->ctx, &r->optim, state, r->policy.elements);
     if (status || r->ctx->world->rank) return status;
     r->job->result->loss = means[0];
     memcpy(r->job->result->columns, means, sizeof means);

@@ -150,12 +150,12 @@ static seqpar_status step(seqpar_ctx *ctx, const agreement *a, seqpar_llama *mod
            : seqpar_step_begin(ctx, optim, rows, ROWS - odd_one_out(ctx, a, RANKS_STEP_ROWS), layout, ACCUMULATION + odd_one_out(ctx, a, RANKS_ACCUMULATION));
     for (int64_t i = 0; !status && i < ACCUMULATION - (a->wrong == STEP_MICRO_LEFT_OUT); i++)
         status = micro_batch(ctx, a, model, other, optim, a->wrong == STEP_MICRO_TWICE ? 0 : a->wrong == STEP_MICRO_EARLY ? 1 - i : i);
-    if (!status && a->wrong == STEP_GROUP) status = seqpar_step_gradient(ctx, optim, 0, 99, 0, NULL, 0);
-    if (!status && a->wrong == STEP_SOURCE) status = seqpar_step_gradient(ctx, optim, 0, 0, 2, NULL, 0);
-    if (!status && a->wrong == STEP_GRADIENT_EARLY) status = seqpar_optim_gradient(ctx, optim, gradient);
-    if (!status) status = seqpar_step_end(ctx, optim, model->params.data, odd_one_out(ctx, a, RANKS_RATE) ? 2e-3 : 1e-3);
-    if (!status && a->wrong == STEP_ENDED_TWICE) status = seqpar_step_end(ctx, optim, model->params.data, 1e-3);
-    if (!status) status = seqpar_optim_gradient(ctx, optim, gradient);
+    if (!status && a->wrong == STEP_GROUP) status = seqpar_step_gradient(ctx, optim, &(seqpar_step_nodes){.group = 99});
+    if (!status && a->wrong == STEP_SOURCE) status = seqpar_step_gradient(ctx, optim, &(seqpar_step_nodes){.source = 2});
+    if (!status && a->wrong == STEP_GRADIENT_EARLY) status = seqpar_optim_read(ctx, optim, gradient, &(seqpar_optim_part){.state = SEQPAR_STATE_GRADIENT, .count = 7});
+    if (!status) status = seqpar_step_end(ctx, optim, model->params.data, model->elements, odd_one_out(ctx, a, RANKS_RATE) ? 2e-3 : 1e-3);
+    if (!status && a->wrong == STEP_ENDED_TWICE) status = seqpar_step_end(ctx, optim, model->params.data, model->elements, 1e-3);
+    if (!status) status = seqpar_optim_read(ctx, optim, gradient, &(seqpar_optim_part){.state = SEQPAR_STATE_GRADIENT, .count = 7});
     return status;
 }
 

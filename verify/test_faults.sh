@@ -123,6 +123,11 @@ done <<'LIST'
 77|attn|the last key that somebody sees stays behind
 78|attn|the blocks of a second leaf are added one by one
 79|attn|a block that nothing is seen of leaves a sum of -0
+88|bits|whole blocks of the caller's parameters are written, the gaps behind tensors too
+89|bits|a node's gaps are taken to be those of the state
+90|bits|a sum of the head that waits is taken for another
+91|bits|a part of the optimizer's state is read from the tensor's beginning
+92|bits|an array one element too short is accepted
 93|agree|ranks that were given different things are not asked
 94|agree|a batch may be split otherwise than its step
 95|agree|a gradient may be given twice

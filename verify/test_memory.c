@@ -213,6 +213,81 @@ static void test_recompute(void) {
     seqpar_batch_free(&task.batch);
 }
 
+/* ---- gradients: what a step holds of them ---- */
+
+/* Bytes of accumulators of all state, and of the largest group. */
+static void gradient_sizes(const seqpar_llama_config *config, int64_t *all, int64_t *largest) {
+    seqpar_comm *self = seqpar_comm_self();
+    seqpar_device *device = seqpar_device_cpu(1);
+    seqpar_optim_desc desc = {.kind = SEQPAR_SGD};
+    seqpar_ctx ctx;
+    seqpar_llama model;
+    seqpar_optim optim;
+    *largest = 0;
+    test_expect(!seqpar_ctx_open(&ctx, self, device, 1) && !seqpar_llama_open(&ctx, &model, config) && !seqpar_optim_open(&ctx, &optim, model.tensors, model.tensor_count, &desc), "no model");
+    for (int64_t g = 0; g < optim.groups; g++)
+        if (optim.group_begin[g + 1] - optim.group_begin[g] > *largest) *largest = optim.group_begin[g + 1] - optim.group_begin[g];
+    *all = optim.elements * FLOAT;
+    *largest *= FLOAT;
+    seqpar_optim_close(&ctx, &optim);
+    seqpar_llama_close(&ctx, &model);
+    seqpar_ctx_close(&ctx);
+    seqpar_device_close(device);
+    seqpar_comm_free(self);
+}
+
+/* `rows` rows of 1,024 tokens in one document each. */
+static void rows_task(model_task *task, const seqpar_llama_config *config, int64_t rows) {
+    enum { TOKENS = 1024 };
+    seqpar_document *docs = calloc((size_t)rows, sizeof *docs);
+    int32_t *ids = calloc((size_t)rows * TOKENS, sizeof *ids);
+    seqpar_pack_desc desc = {.pack_len = TOKENS, .chunks = 32, .order = SEQPAR_PACK_UNIT_PER_ROW};
+    seqpar_error error = {0};
+    memset(task, 0, sizeof *task);
+    for (int64_t i = 0; i < rows * TOKENS; i++) ids[i] = (int32_t)test_integer(0, config->vocab - 1);
+    for (int64_t i = 0; i < rows; i++) docs[i] = (seqpar_document){.ids = ids + i * TOKENS, .tokens = TOKENS, .unit = i};
+    if (seqpar_pack(&error, &task->batch, docs, rows, &desc)) { fprintf(stderr, "%s\n", error.text); exit(2); }
+    task->config = *config;
+    task->objective.count = task->batch.counts.supervised;
+    task->lr = 1e-3;
+    free(docs);
+    free(ids);
+}
+
+static int64_t ceil_log2(int64_t n);
+
+/* A table of three tenths of the weights, as in a small GPT-2. */
+static void test_gradients(int tied) {
+    static const seqpar_llama_config config = {.layers = 5, .hidden = 64, .heads = 4, .kv_heads = 4, .head_dim = 16, .intermediate = 160, .vocab = 1920};
+    static const struct { int64_t dp, sp, micro; int stage; } cases[] = {{1, 1, 1, 2}, {1, 2, 1, 2}, {1, 4, 1, 2}, {1, 8, 1, 2}, {1, 1, 1, 0}, {1, 4, 1, 0}, {1, 1, 4, 1}, {1, 1, 3, 2}, {4, 1, 4, 2}, {2, 2, 2, 0}};
+    seqpar_llama_config c = config;
+    int64_t all, largest, before = 0;
+    c.tied = tied;
+    gradient_sizes(&c, &all, &largest);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int64_t dp = cases[i].dp, sp = cases[i].sp, world = dp * sp, micro = cases[i].micro, nodes = world > 1 ? 2 : 1; /* of a share of a row; or the head's sums that wait */
+        int stage = cases[i].stage;
+        model_way way = {.dp = dp, .sp = sp, .accumulation = micro, .threads = 1, .layout = SEQPAR_ZIGZAG, .recompute = 1, .zero_stage = stage};
+        model_result unused = {0};
+        memory_run m = {.first_step = 1};
+        model_task task;
+        seqpar_error error = {0};
+        rows_task(&task, &c, dp * micro);
+        m.job = (model_job){&task, &way, &unused};
+        test_expect(!seqpar_run_threads(world, memory_main, &m, &error), "%s", error.text);
+        double own = (double)all / (double)world + 4096.0 * (double)(c.layers + 2), peak = (double)most(&m, world, SEQPAR_MEM_GRADIENTS), moving = (double)most(&m, world, SEQPAR_MEM_EXCHANGE);
+        double bound = (1.5 + (double)ceil_log2(micro)) * own + (double)(nodes * largest);
+        test_expect(peak > 0 && peak <= bound, "D=%lld P=%lld A=%lld stage %d: %.0f bytes of gradients, the bound is %.0f", (long long)dp, (long long)sp, (long long)micro, stage, peak, bound);
+        /* what arrives is a node of every rank, of which this one owns its part; attention's messages are counted there, too */
+        test_expect(sp > 1 || moving <= (world > 1 ? (double)largest + 4096.0 * (double)world : 0), "D=%lld P=%lld A=%lld stage %d: %.0f bytes on their way", (long long)dp, (long long)sp, (long long)micro, stage, moving);
+        test_expect(sp == 1 || dp > 1 || (int64_t)peak <= before, "P=%lld stage %d: %.0f bytes, fewer ranks %lld", (long long)sp, stage, peak, (long long)before);
+        before = (int64_t)peak;
+        printf("#   D=%lld P=%lld A=%lld: gradients %.2f of the weights' bytes, the bound %.2f; %.2f on their way; the largest group %.2f\n", (long long)dp, (long long)sp, (long long)micro, peak / (double)all, bound / (double)all, moving / (double)all, (double)largest / (double)all);
+        seqpar_batch_free(&task.batch);
+    }
+    test_end("memory_gradients %s", tied ? "tied" : "untied");
+}
+
 /* ---- attention: buffers, work and bytes of every rank ---- */
 
 typedef struct attn_case { int64_t tokens, chunks, ranks, heads, kv_heads, head_dim, stride; int layout, schedule, full; } attn_case;
@@ -523,6 +598,85 @@ static void test_high_water(void) {
     seqpar_batch_free(&task.batch);
 }
 
+/* ---- checkpoints: no second copy of the model ---- */
+
+#define SAVED_FOLDER "build/memory_saved"
+typedef struct { int64_t ranks, counted, weights; int saves, failed; } saved_run;
+
+static seqpar_status saved_main(seqpar_comm *world, void *user) {
+    static const seqpar_llama_config config = {.layers = 2, .hidden = 256, .heads = 4, .kv_heads = 4, .head_dim = 64, .intermediate = 768, .vocab = 12000, .rope_theta = 1e4, .rms_eps = 1e-5};
+    saved_run *run = (saved_run *)user;
+    seqpar_optim_desc desc = {.zero_stage = 1, .beta1 = .9, .beta2 = .95, .eps = 1e-8};
+    seqpar_device *device = seqpar_device_cpu(1);
+    seqpar_ctx ctx;
+    seqpar_llama model;
+    seqpar_optim optim;
+    demo_average average = {0};
+    demo_state state = {.step = 1, .average = &average};
+    memset(&optim, 0, sizeof optim);
+    memset(&model, 0, sizeof model);
+    seqpar_status status = seqpar_ctx_open(&ctx, world, device, 1);
+    if (!status) status = seqpar_llama_open(&ctx, &model, &config);
+    if (!status) status = seqpar_optim_open(&ctx, &optim, model.tensors, model.tensor_count, &desc);
+    if (!status) status = demo_average_open(&ctx, &model, &average, .9);
+    if (!status && run->saves) seqpar_llama_init(&ctx, &model, 1);
+    if (!status && run->saves) status = demo_save_checkpoint(&ctx, &model, &optim, SAVED_FOLDER, &state, 0);
+    if (!status && !run->saves) status = demo_load_checkpoint(&ctx, &model, &optim, SAVED_FOLDER, &state);
+    if (!status && !run->saves) status = demo_load_average(&ctx, &model, SAVED_FOLDER, &average);
+    __atomic_fetch_add(&run->counted, ctx.memory.total_peak + average.count * (int64_t)sizeof *average.share, __ATOMIC_SEQ_CST);
+    run->weights = model.params.bytes;
+    demo_average_close(&average);
+    seqpar_optim_close(&ctx, &optim);
+    seqpar_llama_close(&ctx, &model);
+    seqpar_ctx_close(&ctx);
+    seqpar_device_close(device);
+    return status;
+}
+
+/* In a process of its own: how much it held at most, above what it began with. */
+static int64_t saved_in_a_child(saved_run *run) {
+    int ends[2], state;
+    int64_t seen[3] = {-1, 0, 0};
+    if (pipe(ends)) return -1;
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        int64_t idle = high_water();
+        seqpar_error error = {0};
+        mallopt(M_MMAP_THRESHOLD, 65536);
+        if (run->ranks && seqpar_run_threads(run->ranks, saved_main, run, &error)) { fprintf(stderr, "%s\n", error.text); _exit(1); }
+        int64_t told[3] = {high_water() - idle, run->counted, run->weights};
+        _exit(write(ends[1], told, sizeof told) != (ssize_t)sizeof told);
+    }
+    close(ends[1]);
+    if (read(ends[0], seen, sizeof seen) != (ssize_t)sizeof seen) seen[0] = -1;
+    waitpid(child, &state, 0);
+    close(ends[0]);
+    run->counted = seen[1];
+    run->weights = seen[2];
+    return seen[0];
+}
+
+static void test_saved(void) {
+    seqpar_error error = {0};
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    test_skip("memory_saved", "a sanitizer has an allocator of its own");
+    return;
+#endif
+    if (!high_water()) { test_skip("memory_saved", "no VmHWM in /proc/self/status"); return; }
+    test_expect(!demo_make_folder(SAVED_FOLDER, &error), "%s", error.text);
+    for (int i = 0; i < 4; i++) {
+        saved_run run = {.ranks = i < 2 ? 1 : 4, .saves = i % 2 == 0};
+        int64_t held = saved_in_a_child(&run);
+        test_expect(run.weights > 20000000, "the model has %lld bytes: too small to measure", (long long)run.weights);
+        test_expect(held > 0 && fabs((double)(held - run.counted)) <= .2 * (double)run.counted, "%s on %lld ranks: %.1f MB are counted, the process held %.1f MB more than at its beginning", run.saves ? "saved" : "loaded", (long long)run.ranks, (double)run.counted / 1e6, (double)held / 1e6);
+        printf("#   checkpoint %s on %lld ranks: counted %.1f MB, held %.1f MB, the weights are %.1f MB\n", run.saves ? "saved" : "loaded", (long long)run.ranks, (double)run.counted / 1e6, (double)held / 1e6, (double)run.weights / 1e6);
+    }
+    demo_remove_folder(SAVED_FOLDER "/global_step1");
+    demo_remove_folder(SAVED_FOLDER);
+    test_end("memory_saved: checkpoints are written and read without a copy of the model");
+}
+
 /* ---- no array of tokens by vocabulary ---- */
 
 enum { WIDE_VOCAB = 8192, HEAD_ROWS = 256 }; /* of the head: rows whose logits are there at a time */
@@ -655,12 +809,15 @@ int main(int argc, char **argv) {
     int recompute;
     test_begin(argc, argv);
     test_state += test_seed;
-    test_high_water(); /* first: the children start out as small as this process */
+    test_saved();
+    test_high_water(); /* these two first: their children start out as small as this process */
     for (recompute = 0; recompute < 2; recompute++) {
         test_activations(960, 32, recompute, powers, 4);
         test_activations(960, 16, recompute, powers, 4);
         test_activations(997, 32, recompute, others, 4);
     }
+    test_gradients(0);
+    test_gradients(1);
     test_recompute();
     test_attention();
     test_lifetimes();

@@ -914,8 +914,8 @@ static seqpar_status interleaved_step(seqpar_ctx *ctx, const interleaving *run, 
     seqpar_status status = seqpar_step_begin(ctx, optim, t->task.batch.row, t->task.batch.rows, run->layout, 2);
     seqpar_device_write(ctx->device, model->params.data, 0, t->start, t->elements, ctx->device->storage);
     if (!status) status = two_batches(ctx, run, model, optim);
-    if (!status) status = seqpar_step_end(ctx, optim, model->params.data, t->task.lr);
-    if (!status) status = seqpar_optim_gradient(ctx, optim, gapped);
+    if (!status) status = seqpar_step_end(ctx, optim, model->params.data, model->elements, t->task.lr);
+    if (!status) status = kept_read(ctx, optim, gapped, SEQPAR_STATE_GRADIENT);
     if (!status && ctx->world->rank == 0) {
         drop_gaps(t, run->gradient, gapped);
         seqpar_device_read(ctx->device, gapped, model->params.data, 0, t->elements, ctx->device->storage);
