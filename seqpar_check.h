@@ -415,7 +415,7 @@ typedef struct seqpar__outbox_node {
 typedef struct seqpar__outbox {
     const seqpar_attn *attn;
     int64_t count;              /* pieces of all ranks */
-    seqpar__sorted_key *pieces; /* (count) by leaf */
+    const seqpar__sorted_key *pieces; /* (count) by leaf */
     seqpar__outbox_node *tree;   /* (2 count) */
     int32_t *first, *last;      /* (count) pieces in order of their first and of their last tokens */
     int32_t root;
@@ -511,20 +511,15 @@ static void seqpar__outbox_sweep(seqpar__outbox *c, seqpar_attn *attn) {
 }
 
 static seqpar_status seqpar__outbox_open(seqpar__outbox *c, seqpar_attn *attn) {
-    int64_t total = seqpar__pieces_total(attn), s, i;
+    int64_t total = attn->total;
     memset(c, 0, sizeof *c);
     c->attn = attn;
-    c->pieces = (seqpar__sorted_key *)seqpar__list_alloc(&attn->lists, total * (int64_t)sizeof *c->pieces);
+    c->count = total;
+    c->pieces = attn->order;
     c->tree = (seqpar__outbox_node *)seqpar__list_alloc(&attn->lists, 2 * total * (int64_t)sizeof *c->tree);
     c->first = (int32_t *)seqpar__list_alloc(&attn->lists, total * 4);
     c->last = (int32_t *)seqpar__list_alloc(&attn->lists, total * 4);
-    if (!c->pieces || !c->tree || !c->first || !c->last) return SEQPAR_ERR_MEMORY;
-    for (s = 0; s < attn->size; s++)
-        for (i = 0; i < attn->shares[s].count; i++) {
-            seqpar__sorted_key *piece = &c->pieces[c->count++];
-            piece->leaf = attn->shares[s].pieces[i].leaf; piece->source = s; piece->piece = i;
-        }
-    qsort(c->pieces, (size_t)total, sizeof *c->pieces, seqpar__by_number);
+    if (!c->tree || !c->first || !c->last) return SEQPAR_ERR_MEMORY;
     return SEQPAR_OK;
 }
 
@@ -541,7 +536,10 @@ static seqpar_status seqpar__outbox_count(seqpar_attn *attn) {
 /* As much of attention as its cost is made of: shares, ranges, and how large the messages with dk and dv are. */
 static seqpar_status seqpar__cost_prepare(seqpar_ctx *ctx, seqpar_attn *attn) {
     int64_t i = 0;
-    SEQPAR__TRY(seqpar__attn_shares(ctx, attn));
+    seqpar__sight sight;
+    seqpar_status status = seqpar__attn_shares(ctx, attn, &sight);
+    seqpar__sight_close(&sight);
+    if (status) return status;
     SEQPAR__TRY(seqpar__attn_visible(attn));
     while (attn->backward.ops[i].op != SEQPAR_PLAN_COMPUTE) i++;
     attn->steps[0].sources = attn->backward.ops[i].sources;
