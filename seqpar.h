@@ -1749,35 +1749,26 @@ static seqpar_status seqpar__check_documents(seqpar_error *error, const seqpar_d
     return SEQPAR_OK;
 }
 
-/* Stable merge sort of numbers: after(a, b): a belongs behind b. */
-typedef int (*seqpar__order)(const void *of, int64_t a, int64_t b);
-static void seqpar__sort(int64_t *order, int64_t count, int64_t *scratch, seqpar__order after, const void *of) {
-    int64_t width, i;
-    for (width = 1; width < count; width *= 2) {
-        for (i = 0; i < count; i += 2 * width) {
-            int64_t a = i, b = SEQPAR__MIN(i + width, count), mid = b, end = SEQPAR__MIN(i + 2 * width, count), o = i;
-            while (a < mid || b < end)
-                scratch[o++] = b >= end || (a < mid && !after(of, order[a], order[b])) ? order[a++] : order[b++];
-        }
-        SEQPAR__WORK(count);
-        memcpy(order, scratch, (size_t)count * sizeof *order);
-    }
+typedef struct seqpar__keyed { int64_t key, at; } seqpar__keyed; /* sorts by key, of equal ones by place */
+static int seqpar__by_key(const void *a, const void *b) {
+    const seqpar__keyed *x = (const seqpar__keyed *)a, *y = (const seqpar__keyed *)b;
+    SEQPAR__WORK(1);
+    return x->key != y->key ? (x->key < y->key ? -1 : 1) : x->at < y->at ? -1 : x->at > y->at;
 }
-static int seqpar__unit_after(const void *docs, int64_t a, int64_t b) { return ((const seqpar_document *)docs)[a].unit > ((const seqpar_document *)docs)[b].unit; }
-static int seqpar__unit_shorter(const void *units, int64_t a, int64_t b) { return ((const seqpar__unit *)units)[a].tokens < ((const seqpar__unit *)units)[b].tokens; }
 
 /* A unit split in two would be torn over rows: no number may come back. The first document that does, or -1. */
-static int64_t seqpar__torn_unit(const seqpar_document *docs, int64_t count, int64_t *unit, int64_t *scratch) {
+static int64_t seqpar__torn_unit(const seqpar_document *docs, int64_t count, seqpar__keyed *unit) {
     int64_t i, n = 0, torn = -1, rising = 1;
     for (i = 0; i < count; i++) {
         if (i && docs[i].unit == docs[i - 1].unit) continue;
-        if (n) rising &= docs[i].unit > docs[unit[n - 1]].unit;
-        unit[n++] = i;
+        if (n) rising &= docs[i].unit > unit[n - 1].key;
+        unit[n].key = docs[i].unit;
+        unit[n++].at = i;
     }
     if (rising) return -1;
-    seqpar__sort(unit, n, scratch, seqpar__unit_after, docs);
+    qsort(unit, (size_t)n, sizeof *unit, seqpar__by_key);
     for (i = 1; i < n; i++)
-        if (docs[unit[i]].unit == docs[unit[i - 1]].unit && (torn < 0 || unit[i] < torn)) torn = unit[i];
+        if (unit[i].key == unit[i - 1].key && (torn < 0 || unit[i].at < torn)) torn = unit[i].at;
     return torn;
 }
 
@@ -1820,14 +1811,14 @@ static int64_t seqpar__first_fit(int64_t *room, int64_t rows, int64_t tokens) {
 }
 
 /* Gives every unit a row; returns the number of rows, 0: no memory. First fit over `order`, or only into the last row. */
-static int64_t seqpar__place_units(seqpar__unit *units, const int64_t *order, int64_t count, const seqpar_pack_desc *desc) {
+static int64_t seqpar__place_units(seqpar__unit *units, const seqpar__keyed *order, int64_t count, const seqpar_pack_desc *desc) {
     int64_t rows = 0, leaves = 1, left = 0, i, *room = NULL;
     int last = desc->order == SEQPAR_PACK_UNIT_PER_ROW || desc->order == SEQPAR_PACK_IN_ORDER;
     while (!last && leaves < count) leaves *= 2;
     if (!last && !(room = SEQPAR__NEW(int64_t, 2 * leaves))) return 0;
     for (i = 0; room && i < 2 * leaves; i++) room[i] = desc->pack_len;
     for (i = 0; i < count; i++) {
-        seqpar__unit *u = &units[order[i]];
+        seqpar__unit *u = &units[order[i].at];
         if (last && (desc->order == SEQPAR_PACK_UNIT_PER_ROW || u->tokens > left)) { rows++; left = desc->pack_len; }
         u->row = last ? rows - 1 : seqpar__first_fit(room, leaves, u->tokens);
         left -= u->tokens;
@@ -1930,33 +1921,33 @@ static seqpar_status seqpar__fill_rows(seqpar_error *error, seqpar_batch *batch,
     return SEQPAR_OK;
 }
 
-static seqpar_status seqpar__pack_units(seqpar_error *error, seqpar_batch *batch, seqpar__unit *units, int64_t *scratch, const seqpar_document *documents, int64_t count, const seqpar_pack_desc *desc) {
-    int64_t unit_count, *order = scratch, *begin = scratch + count, i, torn = seqpar__torn_unit(documents, count, order, begin);
+static seqpar_status seqpar__pack_units(seqpar_error *error, seqpar_batch *batch, seqpar__unit *units, seqpar__keyed *order, const seqpar_document *documents, int64_t count, const seqpar_pack_desc *desc) {
+    int64_t unit_count, i, *by_row = (int64_t *)order, torn = seqpar__torn_unit(documents, count, order);
     if (torn >= 0) return seqpar_fail(error, SEQPAR_ERR_UNIT_ORDER, "documents of unit %lld are not neighbours; sort documents by unit", (long long)documents[torn].unit);
     seqpar__gather_units(units, &unit_count, documents, count, desc, &batch->counts);
     if (unit_count == 0)
         return seqpar_fail(error, SEQPAR_ERR_NO_TARGET, "of %lld documents none is left with a supervised token (%lld empty, %lld too long, %lld fully masked); check keys, masks and pack_len %lld",
             (long long)count, (long long)batch->counts.zero_length, (long long)batch->counts.dropped, (long long)batch->counts.masked, (long long)desc->pack_len);
-    for (i = 0; i < unit_count; i++) order[i] = i;
-    if (desc->order == SEQPAR_PACK_DECREASING) seqpar__sort(order, unit_count, begin, seqpar__unit_shorter, units);
+    for (i = 0; i < unit_count; i++) { order[i].key = -units[i].tokens; order[i].at = i; }
+    if (desc->order == SEQPAR_PACK_DECREASING) qsort(order, (size_t)unit_count, sizeof *order, seqpar__by_key);
     batch->rows = seqpar__place_units(units, order, unit_count, desc);
     if (!batch->rows) return seqpar__no_memory(error, "packing");
-    seqpar__sort_rows(order, begin, units, unit_count, batch->rows);
-    return seqpar__fill_rows(error, batch, documents, units, order, begin, desc);
+    seqpar__sort_rows(by_row, by_row + count, units, unit_count, batch->rows);
+    return seqpar__fill_rows(error, batch, documents, units, by_row, by_row + count, desc);
 }
 
 SEQPAR_DEF seqpar_status seqpar_pack(seqpar_error *error, seqpar_batch *batch, const seqpar_document *documents,
                                      int64_t count, const seqpar_pack_desc *desc) {
     seqpar__unit *units;
-    int64_t *scratch;
+    seqpar__keyed *order; /* and one more: later the units of all rows, and where each row's begin */
     seqpar_status status;
     memset(batch, 0, sizeof *batch);
     SEQPAR__TRY(seqpar__check_documents(error, documents, count, desc));
     units = SEQPAR__NEW(seqpar__unit, count);
-    scratch = SEQPAR__NEW(int64_t, 2 * count + 1);
-    status = units && scratch ? seqpar__pack_units(error, batch, units, scratch, documents, count, desc) : seqpar__no_memory(error, "packing");
+    order = SEQPAR__NEW(seqpar__keyed, count + 1);
+    status = units && order ? seqpar__pack_units(error, batch, units, order, documents, count, desc) : seqpar__no_memory(error, "packing");
     SEQPAR_FREE(units);
-    SEQPAR_FREE(scratch);
+    SEQPAR_FREE(order);
     if (status) seqpar_batch_free(batch);
     return status;
 }
