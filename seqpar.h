@@ -1861,12 +1861,17 @@ static void seqpar__finish_row(seqpar_row *row, const seqpar_pack_desc *desc, se
 }
 
 typedef struct seqpar__block { struct seqpar__block *next; } seqpar__block; /* list of allocations freed together */
-static void *seqpar__list_alloc(void **list, int64_t bytes) {
-    seqpar__block *block = (seqpar__block *)seqpar__calloc(1, (int64_t)sizeof(seqpar__block) + 8 + bytes);
+static void *seqpar__list_room(void **list, int64_t bytes) { /* not cleared: what is never written costs nothing */
+    seqpar__block *block = (seqpar__block *)SEQPAR_MALLOC(sizeof(seqpar__block) + 8 + (size_t)bytes);
     if (!block) return NULL;
     block->next = (seqpar__block *)*list;
     *list = block;
     return (char *)block + ((sizeof(seqpar__block) + 7) & ~(size_t)7);
+}
+static void *seqpar__list_alloc(void **list, int64_t bytes) {
+    void *room = seqpar__list_room(list, bytes);
+    if (room) memset(room, 0, (size_t)bytes);
+    return room;
 }
 static void seqpar__list_free(void **list) {
     seqpar__block *block = (seqpar__block *)*list;
@@ -1879,10 +1884,11 @@ static void seqpar__list_free(void **list) {
 }
 
 static int seqpar__row_alloc(void **list, seqpar_row *row, int64_t tokens, int64_t docs) {
-    int64_t *numbers = (int64_t *)seqpar__list_alloc(list, (3 * docs + 1) * 8 + 3 * tokens * 4);
+    int64_t *numbers = (int64_t *)seqpar__list_room(list, (3 * docs + 1) * 8 + 3 * tokens * 4);
     int32_t *ids = (int32_t *)(numbers + 3 * docs + 1);
     if (!numbers) return 0;
     row->cu_seqlens = numbers;
+    numbers[0] = 0;
     row->doc_source = numbers + docs + 1;
     row->prefix_lens = numbers + 2 * docs + 1;
     row->ids = ids;
@@ -6067,75 +6073,82 @@ static seqpar__bounds seqpar__piece_bounds(const seqpar_row *row, const seqpar_p
     return b;
 }
 
-static int seqpar__present(const seqpar_piece *query, const seqpar__bounds *bounds, const seqpar_piece *key) {
-    if (SEQPAR__FAULT(16) && key->chunk == query->chunk - 2) return 0; /* fault: a block is left out */
-    return query->row == key->row && bounds->end > key->start && bounds->begin + SEQPAR__FAULT(53) <= key->start + (key->count - 1) * key->stride; /* fault: a block whose last key is the first seen */
-}
-
 static int seqpar__by_number(const void *a, const void *b) {
     int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
     return x < y ? -1 : x > y;
 }
 
 static const seqpar_piece *seqpar__ordered_piece(const seqpar_attn *attn, int64_t i) { return &attn->shares[attn->order[i].source].pieces[attn->order[i].piece]; }
-static const seqpar__bounds *seqpar__ordered_bounds(const seqpar_attn *attn, int64_t i) { return &attn->bounds[attn->order[i].source][attn->order[i].piece]; }
-static int seqpar__sees(const seqpar_attn *attn, int64_t query, int64_t key) {
-    SEQPAR__WORK(1);
-    return seqpar__present(seqpar__ordered_piece(attn, query), seqpar__ordered_bounds(attn, query), seqpar__ordered_piece(attn, key));
-}
 
-/* Who sees whom. In order of leaves the pieces' first and last tokens rise, and what they see, too (stripe: but for those of a
-   chunk), so what a piece sees, or is seen by, lies between two ends that two searches find; with the highest so far and the
-   lowest yet to come in the place of the numbers themselves they find them for every layout. Tokens count through all rows. */
+/* Who sees whom, by numbers of pieces in order of leaves. In that order the pieces' first and last tokens rise, and what they see,
+   too (stripe: but for those of a chunk), so what a piece sees, or is seen by, lies between two ends that two searches find; with
+   the highest so far and the lowest yet to come in the place of the numbers themselves they find them for every layout. */
+typedef struct seqpar__range { int32_t begin, end; } seqpar__range;
+typedef struct seqpar__view { int64_t first, last, begin, end; } seqpar__view; /* a piece's first and last tokens, what it sees; counted through all rows */
 typedef struct seqpar__sight {
     const seqpar_attn *attn;
-    int64_t *row_begin;          /* (rows) */
-    int64_t *last, *first;       /* (total) most of pieces' last tokens so far, least of their first ones from here on */
-    int64_t *end, *begin;        /* (total) the same of what they see */
-    int64_t near_key[2], near_query[2]; /* where the last searches ended */
+    seqpar__view *view;            /* (total) */
+    seqpar__range *keys, *queries; /* (total) all that a query sees, that see a key, and few that do not */
+    int64_t *begin;                /* (size + 1) position s has the numbers (own pieces) from number[begin[s]] on */
+    int32_t *number;               /* (total) */
 } seqpar__sight;
 
-static void seqpar__sight_close(seqpar__sight *s) { SEQPAR_FREE(s->row_begin); }
-static seqpar_status seqpar__sight_open(seqpar__sight *s, const seqpar_attn *attn) {
-    int64_t n = attn->total, r, i;
-    memset(s, 0, sizeof *s);
-    s->attn = attn;
-    s->row_begin = SEQPAR__NEW(int64_t, attn->row_count + 1 + 4 * n);
-    if (!s->row_begin) return SEQPAR_ERR_MEMORY;
-    s->last = s->row_begin + attn->row_count + 1;
-    s->first = s->last + n; s->end = s->first + n; s->begin = s->end + n;
-    for (r = 0; r < attn->row_count; r++) s->row_begin[r + 1] = s->row_begin[r] + attn->rows[r].tokens;
-    for (i = 0; i < n; i++) {
-        const seqpar_piece *p = seqpar__ordered_piece(attn, i);
-        const seqpar__bounds *b = seqpar__ordered_bounds(attn, i);
-        int64_t row = s->row_begin[p->row];
-        s->first[i] = row + p->start;
-        s->last[i] = row + p->start + (p->count - 1) * p->stride;
-        s->begin[i] = row + b->begin;
-        s->end[i] = row + b->end;
-    }
-    SEQPAR__WORK(2 * n);
-    for (i = 1; i < n; i++) { s->last[i] = SEQPAR__MAX(s->last[i], s->last[i - 1]); s->end[i] = SEQPAR__MAX(s->end[i], s->end[i - 1]); }
-    for (i = n - 1; i > 0; i--) { s->first[i - 1] = SEQPAR__MIN(s->first[i - 1], s->first[i]); s->begin[i - 1] = SEQPAR__MIN(s->begin[i - 1], s->begin[i]); }
-    return SEQPAR_OK;
+static int seqpar__sees(const seqpar__sight *s, int64_t query, int64_t key) {
+    SEQPAR__WORK(1);
+    if (SEQPAR__FAULT(16) && seqpar__ordered_piece(s->attn, key)->chunk == seqpar__ordered_piece(s->attn, query)->chunk - 2) return 0; /* fault: a block is left out */
+    return s->view[query].end > s->view[key].first && s->view[query].begin + SEQPAR__FAULT(53) <= s->view[key].last; /* fault: a block whose last key is the first seen */
 }
 
-/* All that a query may see, or that may see a key: those between that do not are few. */
-static seqpar__bounds seqpar__keys_of_query(seqpar__sight *s, int64_t query) {
-    const seqpar__bounds *b = seqpar__ordered_bounds(s->attn, query);
-    int64_t row = s->row_begin[seqpar__ordered_piece(s->attn, query)->row];
-    seqpar__bounds range;
-    range.begin = s->near_key[0] = seqpar__seek(s->last, s->attn->total, s->near_key[0], row + b->begin);
-    range.end = s->near_key[1] = seqpar__seek(s->first, s->attn->total, s->near_key[1], row + b->end);
-    return range;
+static void seqpar__sight_close(seqpar__sight *s) { SEQPAR_FREE(s->view); SEQPAR_FREE(s->keys); SEQPAR_FREE(s->begin); SEQPAR_FREE(s->number); }
+
+static void seqpar__sight_views(seqpar__sight *s) {
+    const seqpar_attn *attn = s->attn;
+    int64_t row = 0, row_begin = 0, i;
+    for (i = 0; i < attn->total; i++) {
+        const seqpar_piece *p = seqpar__ordered_piece(attn, i);
+        const seqpar__bounds *b = &attn->bounds[attn->order[i].source][attn->order[i].piece];
+        while (row < p->row) row_begin += attn->rows[row++].tokens;
+        s->view[i].first = row_begin + p->start;
+        s->view[i].last = row_begin + p->start + (p->count - 1) * p->stride;
+        s->view[i].begin = row_begin + b->begin;
+        s->view[i].end = row_begin + b->end;
+    }
 }
-static seqpar__bounds seqpar__queries_of_key(seqpar__sight *s, int64_t key) {
-    const seqpar_piece *p = seqpar__ordered_piece(s->attn, key);
-    int64_t first = s->row_begin[p->row] + p->start;
-    seqpar__bounds range;
-    range.begin = s->near_query[0] = seqpar__seek(s->end, s->attn->total, s->near_query[0], first + 1);
-    range.end = s->near_query[1] = seqpar__seek(s->begin, s->attn->total, s->near_query[1], first + (p->count - 1) * p->stride + 1);
-    return range;
+/* The numbers to search among: (4, total) */
+static void seqpar__sight_ranges(seqpar__sight *s, int64_t *numbers) {
+    int64_t n = s->attn->total, *first = numbers, *last = first + n, *begin = last + n, *end = begin + n, near[4] = {0, 0, 0, 0}, i;
+    for (i = 0; i < n; i++) {
+        last[i] = i ? SEQPAR__MAX(last[i - 1], s->view[i].last) : s->view[i].last;
+        end[i] = i ? SEQPAR__MAX(end[i - 1], s->view[i].end) : s->view[i].end;
+    }
+    for (i = n; i-- > 0;) {
+        first[i] = i + 1 < n ? SEQPAR__MIN(first[i + 1], s->view[i].first) : s->view[i].first;
+        begin[i] = i + 1 < n ? SEQPAR__MIN(begin[i + 1], s->view[i].begin) : s->view[i].begin;
+    }
+    for (i = 0; i < n; i++) {
+        s->keys[i].begin = (int32_t)(near[0] = seqpar__seek(last, n, near[0], s->view[i].begin));
+        s->keys[i].end = (int32_t)(near[1] = seqpar__seek(first, n, near[1], s->view[i].end));
+        s->queries[i].begin = (int32_t)(near[2] = seqpar__seek(end, n, near[2], s->view[i].first + 1));
+        s->queries[i].end = (int32_t)(near[3] = seqpar__seek(begin, n, near[3], s->view[i].last + 1));
+    }
+    SEQPAR__WORK(4 * n);
+}
+static seqpar_status seqpar__sight_open(seqpar__sight *s, const seqpar_attn *attn) {
+    int64_t *numbers = SEQPAR__NEW(int64_t, 4 * attn->total), i;
+    memset(s, 0, sizeof *s);
+    s->attn = attn;
+    s->view = SEQPAR__NEW(seqpar__view, attn->total);
+    s->keys = SEQPAR__NEW(seqpar__range, 2 * attn->total);
+    s->begin = SEQPAR__NEW(int64_t, attn->size + 1);
+    s->number = SEQPAR__NEW(int32_t, attn->total);
+    if (!numbers || !s->view || !s->keys || !s->begin || !s->number) { SEQPAR_FREE(numbers); return SEQPAR_ERR_MEMORY; }
+    for (i = 0; i < attn->size; i++) s->begin[i + 1] = s->begin[i] + attn->shares[i].count;
+    for (i = 0; i < attn->total; i++) s->number[s->begin[attn->order[i].source] + attn->order[i].piece] = (int32_t)i;
+    s->queries = s->keys + attn->total;
+    seqpar__sight_views(s);
+    seqpar__sight_ranges(s, numbers);
+    SEQPAR_FREE(numbers);
+    return SEQPAR_OK;
 }
 
 /* Room for a program, out of blocks. */
@@ -6143,7 +6156,7 @@ static seqpar_fold_op *seqpar__program_room(seqpar_attn *attn, int64_t count) {
     seqpar_fold_op *room;
     if (count > attn->room_left) {
         attn->room_left = SEQPAR__MAX(count, (int64_t)8192);
-        attn->room = (seqpar_fold_op *)seqpar__list_alloc(&attn->lists, attn->room_left * (int64_t)sizeof *attn->room);
+        attn->room = (seqpar_fold_op *)seqpar__list_room(&attn->lists, attn->room_left * (int64_t)sizeof *attn->room);
         if (!attn->room) { attn->room_left = 0; return NULL; }
     }
     room = attn->room;
@@ -6164,11 +6177,17 @@ static seqpar_status seqpar__task_take(seqpar_attn *attn, seqpar_attn_task *task
     return SEQPAR_OK;
 }
 
-static int seqpar__tasks_new(seqpar_attn *attn, seqpar__tasks *tasks, int64_t count, int64_t pieces, int64_t keys) {
-    tasks->task = (seqpar_attn_task *)seqpar__list_alloc(&attn->lists, count * (int64_t)sizeof *tasks->task);
-    tasks->pieces = (seqpar_piece *)seqpar__list_alloc(&attn->lists, pieces * (int64_t)sizeof *tasks->pieces);
-    tasks->keys = (seqpar_attn_keys *)seqpar__list_alloc(&attn->lists, keys * (int64_t)sizeof *tasks->keys);
+static int seqpar__tasks_new(seqpar_attn *attn, seqpar__tasks *tasks, int64_t count, int64_t pieces, int64_t keys) { /* at most */
+    tasks->task = (seqpar_attn_task *)seqpar__list_room(&attn->lists, count * (int64_t)sizeof *tasks->task);
+    tasks->pieces = (seqpar_piece *)seqpar__list_room(&attn->lists, pieces * (int64_t)sizeof *tasks->pieces);
+    tasks->keys = (seqpar_attn_keys *)seqpar__list_room(&attn->lists, keys * (int64_t)sizeof *tasks->keys);
     return tasks->task && tasks->pieces && tasks->keys;
+}
+static seqpar_attn_task *seqpar__task_add(seqpar__tasks *tasks, int64_t piece) {
+    seqpar_attn_task *task = &tasks->task[tasks->count++];
+    memset(task, 0, sizeof *task);
+    task->piece = piece;
+    return task;
 }
 
 /* Where the keys of a source lie in a slot: k rows, then v rows, source after source. The own slot of a ring has
@@ -6190,7 +6209,6 @@ typedef struct seqpar__planner {
     seqpar__sight sight;
     int64_t own;            /* pieces of this position, */
     int64_t *mine;          /* (own) and their numbers; */
-    int64_t near_mine;      /* where the last search among them ended */
     int32_t *list;          /* (total) who sees a piece, or is seen by it; */
     int32_t *by;            /* (total) their places in the list by source, */
     int64_t *at;            /* (size + 2) those of source q from at[q] on */
@@ -6198,19 +6216,16 @@ typedef struct seqpar__planner {
     seqpar__span *spans;    /* (most pieces of a position) */
     int32_t *operands;      /* (own) */
     seqpar_fold_op *unused; /* (2 most) a program that another position writes */
-    int64_t *queries, *keys, *returns; /* (size) tasks there will be, by position */
 } seqpar__planner;
 
 static int64_t seqpar__list_keys(seqpar__planner *p, int64_t query) {
-    seqpar__bounds range = seqpar__keys_of_query(&p->sight, query);
-    int64_t n = 0, k;
-    for (k = range.begin; k < range.end; k++) if (seqpar__sees(p->sight.attn, query, k)) p->list[n++] = (int32_t)k;
+    int32_t n = 0, k;
+    for (k = p->sight.keys[query].begin; k < p->sight.keys[query].end; k++) if (seqpar__sees(&p->sight, query, k)) p->list[n++] = k;
     return n;
 }
 static int64_t seqpar__list_queries(seqpar__planner *p, int64_t key) {
-    seqpar__bounds range = seqpar__queries_of_key(&p->sight, key);
-    int64_t n = 0, q;
-    for (q = range.begin; q < range.end; q++) if (seqpar__sees(p->sight.attn, q, key)) p->list[n++] = (int32_t)q;
+    int32_t n = 0, q;
+    for (q = p->sight.queries[key].begin; q < p->sight.queries[key].end; q++) if (seqpar__sees(&p->sight, q, key)) p->list[n++] = q;
     return n;
 }
 /* Leaves of the list: mostly a part of all. */
@@ -6230,21 +6245,21 @@ static void seqpar__list_by_source(seqpar__planner *p, int64_t n) {
     SEQPAR__WORK(n + attn->size);
 }
 
-/* Own queries that see a key, and how each lies between its neighbours among those of all positions. */
-static int64_t seqpar__own_queries(seqpar__planner *p, int64_t key) {
-    const seqpar_attn *attn = p->sight.attn;
-    seqpar__bounds range = seqpar__queries_of_key(&p->sight, key);
-    int64_t n = 0, i = p->near_mine = seqpar__seek(p->mine, p->own, p->near_mine, range.begin), before, after;
+/* Own queries that see a key, and how each lies between its neighbours among those of all positions. *near: where the last search among the own ended. */
+static int64_t seqpar__own_queries(seqpar__planner *p, int64_t key, int64_t *near) {
+    const seqpar__sight *s = &p->sight;
+    seqpar__range range = s->queries[key];
+    int64_t n = 0, i = *near = seqpar__seek(p->mine, p->own, *near, range.begin), before, after;
     for (; i < p->own && p->mine[i] < range.end; i++) {
         seqpar__span *span = &p->spans[n];
-        if (!seqpar__sees(attn, p->mine[i], key)) continue;
-        for (before = p->mine[i] - 1; before >= range.begin && !seqpar__sees(attn, before, key); before--) {}
-        for (after = p->mine[i] + 1; after < range.end && !seqpar__sees(attn, after, key); after++) {}
+        if (!seqpar__sees(s, p->mine[i], key)) continue;
+        for (before = p->mine[i] - 1; before >= range.begin && !seqpar__sees(s, before, key); before--) {}
+        for (after = p->mine[i] + 1; after < range.end && !seqpar__sees(s, after, key); after++) {}
         span->begin = p->mine[i];
         span->end = after;
-        span->leaf = attn->leaves[p->mine[i]];
-        span->before = before < range.begin ? INT64_MAX : attn->leaves[before] ^ span->leaf;
-        span->after = after >= range.end ? INT64_MAX : attn->leaves[after] ^ span->leaf;
+        span->leaf = s->attn->leaves[p->mine[i]];
+        span->before = before < range.begin ? INT64_MAX : s->attn->leaves[before] ^ span->leaf;
+        span->after = after >= range.end ? INT64_MAX : s->attn->leaves[after] ^ span->leaf;
         p->operands[n++] = (int32_t)i;
     }
     return n;
@@ -6274,8 +6289,7 @@ static seqpar_status seqpar__plan_query(seqpar_attn *attn, seqpar__planner *p, i
             status = seqpar__push_leaf(&fold, at, gathers ? key : attn->order[key].piece);
         }
         if (begin == end || status) continue;
-        step->queries.task[step->queries.count].piece = query;
-        status = seqpar__task_take(attn, &step->queries.task[step->queries.count++], &fold);
+        status = seqpar__task_take(attn, seqpar__task_add(&step->queries, query), &fold);
     }
     attn->query_slots = SEQPAR__MAX(attn->query_slots, fold.slots_high);
     seqpar_fold_free(&fold);
@@ -6287,17 +6301,16 @@ static seqpar_attn_task *seqpar__key_task(seqpar_attn *attn, int64_t key) {
     int64_t source = attn->order[key].source;
     seqpar__attn_step *step = &attn->steps[attn->step_of[source]];
     seqpar__tasks *tasks = source == attn->rank ? &step->own : &step->foreign[source - step->source];
-    seqpar_attn_task *task = &tasks->task[tasks->count];
-    task->piece = tasks->count;
+    seqpar_attn_task *task = seqpar__task_add(tasks, tasks->count);
     task->order = step->sources > 1 ? key : attn->order[key].piece;
-    tasks->pieces[tasks->count] = *seqpar__ordered_piece(attn, key);
-    tasks->keys[tasks->count++] = seqpar__keys_of(attn, step, source, seqpar__ordered_piece(attn, key));
+    tasks->pieces[task->piece] = *seqpar__ordered_piece(attn, key);
+    tasks->keys[task->piece] = seqpar__keys_of(attn, step, source, seqpar__ordered_piece(attn, key));
     return task;
 }
 
 /* Others' keys become the nodes of a message. */
-static seqpar_status seqpar__plan_foreign_key(seqpar_attn *attn, seqpar__planner *p, int64_t key) {
-    int64_t n = seqpar__own_queries(p, key), source = attn->order[key].source, depth = 2, nodes = 1, i;
+static seqpar_status seqpar__plan_foreign_key(seqpar_attn *attn, seqpar__planner *p, int64_t key, int64_t *near) {
+    int64_t n = seqpar__own_queries(p, key, near), source = attn->order[key].source, depth = 2, nodes = 1, i;
     seqpar_attn_task *task;
     seqpar_fold_op *program;
     if (n == 0) return SEQPAR_OK;
@@ -6323,7 +6336,7 @@ static seqpar_status seqpar__plan_foreign_key(seqpar_attn *attn, seqpar__planner
 static seqpar_status seqpar__plan_return(seqpar_attn *attn, seqpar__planner *p, int64_t q, int64_t piece, const int64_t *leaves, int64_t n, seqpar_fold *fold) {
     const seqpar_share *mine = &attn->shares[attn->rank];
     seqpar__tasks *tasks = &attn->returns[q];
-    seqpar_attn_task *task = &tasks->task[tasks->count];
+    seqpar_attn_task *task;
     int64_t count = p->at[q + 1] - p->at[q], nodes = 1, depth = 0, i;
     SEQPAR__WORK(1);
     if (count == 0) return SEQPAR_OK;
@@ -6331,10 +6344,10 @@ static seqpar_status seqpar__plan_return(seqpar_attn *attn, seqpar__planner *p, 
     if (!fold->running) nodes = seqpar__spans_fold(p->spans, count, NULL, p->unused, &depth);
     for (i = 0; i < nodes; i++)
         SEQPAR__TRY(fold->running ? seqpar__push_leaf(fold, 0, 0) : seqpar__fold_add(fold, p->spans[i], SEQPAR_FOLD_LEAF, (int32_t)i));
+    task = seqpar__task_add(tasks, tasks->count);
+    tasks->pieces[task->piece] = mine->pieces[piece];
     task->inbox_base = SEQPAR__FAULT(52) ? 0 : attn->return_elements[q]; /* fault: the first piece's gradients for all */
     attn->return_elements[q] += nodes * 2 * mine->pieces[piece].count;
-    task->piece = tasks->count;
-    tasks->pieces[tasks->count++] = mine->pieces[piece];
     SEQPAR__TRY(seqpar__task_take(attn, task, fold));
     task->store_base = 2 * mine->pieces[piece].local;
     task->store_stride = 2 * mine->tokens;
@@ -6366,24 +6379,6 @@ static seqpar_status seqpar__plan_own_key(seqpar_attn *attn, seqpar__planner *p,
     return SEQPAR_OK;
 }
 
-/* How many tasks each list will have; `at` notes who was counted for the piece at hand. */
-static void seqpar__count_tasks(const seqpar_attn *attn, seqpar__planner *p) {
-    int64_t i, k, n;
-    for (i = 0; i < p->own; i++)
-        for (k = 0, n = seqpar__list_keys(p, p->mine[i]); k < n; k++) {
-            int64_t source = attn->order[p->list[k]].source;
-            p->queries[source] += p->at[source] != i + 1;
-            p->at[source] = i + 1;
-        }
-    for (i = 0; i < p->own; i++)
-        for (k = 0, n = seqpar__list_queries(p, p->mine[i]); k < n; k++) {
-            int64_t source = attn->order[p->list[k]].source;
-            p->returns[source] += p->at[source] != -1 - i;
-            p->at[source] = -1 - i;
-        }
-    for (k = 0; k < attn->total; k++) p->keys[attn->order[k].source] += seqpar__own_queries(p, k) > 0;
-}
-
 /* Steps in the order of the backward plan, whose computes are those of the forward one. */
 static seqpar_status seqpar__plan_steps(seqpar_attn *attn, seqpar__planner *p) {
     const seqpar_share *mine = &attn->shares[attn->rank];
@@ -6396,13 +6391,12 @@ static seqpar_status seqpar__plan_steps(seqpar_attn *attn, seqpar__planner *p) {
         step->source = op->source;
         step->sources = op->sources;
         step->foreign = (seqpar__tasks *)seqpar__list_alloc(&attn->lists, op->sources * (int64_t)sizeof *step->foreign);
-        if (!step->foreign || !seqpar__tasks_new(attn, &step->queries, op->sources > 1 ? p->own : p->queries[op->source], 0, op->sources > 1 ? attn->total : attn->shares[op->source].count)) return SEQPAR_ERR_MEMORY;
+        if (!step->foreign || !seqpar__tasks_new(attn, &step->queries, p->own, 0, op->sources > 1 ? attn->total : attn->shares[op->source].count)) return SEQPAR_ERR_MEMORY;
         step->queries.pieces = mine->pieces;
         for (s = op->source; s < op->source + op->sources; s++) {
             seqpar__tasks *keys = s == attn->rank ? &step->own : &step->foreign[s - op->source];
             attn->step_of[s] = attn->step_count;
-            if (!seqpar__tasks_new(attn, keys, p->keys[s], p->keys[s] ? p->keys[s] + p->own : 0, p->keys[s])) return SEQPAR_ERR_MEMORY;
-            if (p->keys[s]) memcpy(keys->pieces + p->keys[s], mine->pieces, (size_t)p->own * sizeof *mine->pieces);
+            if (!seqpar__tasks_new(attn, keys, attn->shares[s].count, attn->shares[s].count + p->own, attn->shares[s].count)) return SEQPAR_ERR_MEMORY;
         }
         attn->step_count++;
     }
@@ -6410,15 +6404,14 @@ static seqpar_status seqpar__plan_steps(seqpar_attn *attn, seqpar__planner *p) {
         const seqpar__attn_step *step = &attn->steps[attn->step_of[attn->order[k].source]];
         step->queries.keys[step->sources > 1 ? k : attn->order[k].piece] = seqpar__keys_of(attn, step, attn->order[k].source, seqpar__ordered_piece(attn, k));
     }
-    for (s = 0; s < attn->size; s++) if (s != attn->rank && !seqpar__tasks_new(attn, &attn->returns[s], p->returns[s], p->returns[s], 0)) return SEQPAR_ERR_MEMORY;
+    for (s = 0; s < attn->size; s++) if (s != attn->rank && !seqpar__tasks_new(attn, &attn->returns[s], p->own, p->own, 0)) return SEQPAR_ERR_MEMORY;
     return SEQPAR_OK;
 }
 
 /* Writes every program that the plan needs. */
 static seqpar_status seqpar__attn_programs(seqpar_attn *attn, seqpar__planner *p) {
-    int64_t i, k;
+    int64_t i, k, near = 0;
     seqpar_status status;
-    seqpar__count_tasks(attn, p);
     SEQPAR__TRY(seqpar__plan_steps(attn, p));
     for (i = 0; i < p->own; i++) SEQPAR__TRY(seqpar__plan_query(attn, p, i));
     for (i = 0; i < p->own; i++) {
@@ -6428,7 +6421,12 @@ static seqpar_status seqpar__attn_programs(seqpar_attn *attn, seqpar__planner *p
         seqpar_fold_free(&fold);
         if (status) return status;
     }
-    for (k = 0; k < attn->total; k++) if (attn->order[k].source != attn->rank) SEQPAR__TRY(seqpar__plan_foreign_key(attn, p, k));
+    for (k = 0; k < attn->total; k++) if (attn->order[k].source != attn->rank) SEQPAR__TRY(seqpar__plan_foreign_key(attn, p, k, &near));
+    for (k = 0; k < attn->size; k++) { /* behind the pieces of the tasks: those of the queries */
+        seqpar__attn_step *step = &attn->steps[attn->step_of[k]];
+        seqpar__tasks *keys = k == attn->rank ? &step->own : &step->foreign[k - step->source];
+        if (keys->count) memcpy(keys->pieces + keys->count, attn->shares[attn->rank].pieces, (size_t)p->own * sizeof *keys->pieces);
+    }
     return SEQPAR_OK;
 }
 
@@ -6525,16 +6523,10 @@ static int64_t seqpar__next_unknown(int32_t *next, int64_t i) {
     while (next[i] != end) { int32_t on = next[i]; next[i] = (int32_t)end; i = on; }
     return end;
 }
-static void seqpar__note_seen(seqpar__sight *sight, int64_t position, int32_t steps, int32_t *next, int32_t *nearest) {
-    const seqpar_share *share = &sight->attn->shares[position];
-    int64_t i, k, query;
-    for (i = 0; i < share->count; i++) {
-        seqpar__bounds range;
-        query = seqpar__seek(sight->attn->leaves, sight->attn->total, i ? query + 1 : 0, share->pieces[i].leaf);
-        range = seqpar__keys_of_query(sight, query);
-        for (k = seqpar__next_unknown(next, range.begin); k < range.end; k = seqpar__next_unknown(next, k + 1))
-            if (seqpar__sees(sight->attn, query, k)) { nearest[k] = steps; next[k] = (int32_t)k + 1; }
-    }
+static void seqpar__note_seen(const seqpar__sight *sight, int64_t query, int32_t steps, int32_t *next, int32_t *nearest) {
+    int64_t k = sight->keys[query].begin, end = sight->keys[query].end;
+    for (k = seqpar__next_unknown(next, k); k < end; k = seqpar__next_unknown(next, k + 1))
+        if (seqpar__sees(sight, query, k)) { nearest[k] = steps; next[k] = (int32_t)k + 1; }
 }
 static void seqpar__widen(seqpar__bounds *rows, const seqpar_piece *p) {
     rows->begin = SEQPAR__MIN(rows->begin, p->local);
@@ -6543,25 +6535,25 @@ static void seqpar__widen(seqpar__bounds *rows, const seqpar_piece *p) {
 
 /* Ring: keys go on while somebody on their way, which ends before their own position, sees them. 2D, whose rows lie member after
    member: all of them. */
-static seqpar_status seqpar__attn_travels(seqpar_attn *attn, seqpar__sight *sight) {
-    int64_t on = attn->forward.next, size = attn->size, s, k, own, total = attn->total;
+static seqpar_status seqpar__attn_travels(seqpar_attn *attn, const seqpar__sight *sight) {
+    int64_t on = attn->forward.next, size = attn->size, total = attn->total, s, k, i;
+    const int64_t *begin = sight->begin;
     int32_t *next = SEQPAR__NEW(int32_t, 3 * (total + 1)), *nearest, *here;
     if (!next) return SEQPAR_ERR_MEMORY;
-    nearest = next + total + 1;
-    here = nearest + total + 1;
+    nearest = next + total + 1; here = nearest + total + 1;
     for (k = 0; k <= total; k++) { next[k] = (int32_t)k; nearest[k] = INT32_MAX; }
-    for (s = 1; s < size && attn->forward.ulysses_size == 1; s++) seqpar__note_seen(sight, (attn->rank + s * on) % size, (int32_t)s, next, nearest);
+    for (i = 1; i < size && attn->forward.ulysses_size == 1; i++)
+        for (s = (attn->rank + i * on) % size, k = begin[s]; k < begin[s + 1]; k++) seqpar__note_seen(sight, sight->number[k], (int32_t)i, next, nearest);
     for (k = 0; k <= total; k++) next[k] = (int32_t)k;
-    if (attn->forward.ulysses_size == 1) seqpar__note_seen(sight, attn->rank, 1, next, here);
+    for (k = begin[attn->rank]; k < begin[attn->rank + 1]; k++) seqpar__note_seen(sight, sight->number[k], 1, next, here);
     for (s = 0; s < size; s++) { attn->go[s].begin = attn->come[s].begin = attn->shares[s].tokens; attn->go[s].end = attn->come[s].end = 0; }
     for (k = 0; k < total; k++) {
         const seqpar_piece *p = seqpar__ordered_piece(attn, k);
         s = attn->order[k].source;
-        own = (on == 1 ? s - attn->rank + size : attn->rank - s + size) % size; /* steps from here to where they came from */
-        if (own == 0) own = size;
-        if (attn->forward.ulysses_size > 1) { nearest[k] = 1; here[k] = 1; }
-        if (nearest[k] < own) seqpar__widen(&attn->go[s], p);
-        if (nearest[k] < own || (here[k] && s != attn->rank)) seqpar__widen(&attn->come[s], p);
+        i = s == attn->rank ? size : on == 1 ? (s - attn->rank + size) % size : (attn->rank - s + size) % size; /* steps from here to where they came from */
+        if (attn->forward.ulysses_size > 1) nearest[k] = here[k] = 1;
+        if (nearest[k] < i) seqpar__widen(&attn->go[s], p);
+        if (nearest[k] < i || (here[k] && s != attn->rank)) seqpar__widen(&attn->come[s], p);
     }
     for (s = 0; s < size && SEQPAR__FAULT(77); s++) { attn->go[s].end--; attn->come[s].end--; } /* fault: the last row does not travel */
     SEQPAR_FREE(next);
@@ -6614,17 +6606,16 @@ static seqpar_status seqpar__planner_open(seqpar_attn *attn, seqpar__planner *p)
     int64_t most = 0, s, i;
     p->own = attn->shares[attn->rank].count;
     for (s = 0; s < attn->size; s++) most = SEQPAR__MAX(most, attn->shares[s].count);
-    p->mine = SEQPAR__NEW(int64_t, p->own + 4 * attn->size + 2 + attn->total);
+    p->mine = SEQPAR__NEW(int64_t, p->own + attn->size + 2 + attn->total);
     p->list = SEQPAR__NEW(int32_t, 2 * attn->total + p->own);
     p->spans = SEQPAR__NEW(seqpar__span, most);
     p->unused = SEQPAR__NEW(seqpar_fold_op, 2 * most);
     if (!p->mine || !p->list || !p->spans || !p->unused) return SEQPAR_ERR_MEMORY;
     p->at = p->mine + p->own;
-    p->queries = p->at + attn->size + 2; p->keys = p->queries + attn->size; p->returns = p->keys + attn->size;
-    p->leaves = p->returns + attn->size;
+    p->leaves = p->at + attn->size + 2;
     p->by = p->list + attn->total;
     p->operands = p->by + attn->total;
-    for (s = i = 0; i < attn->total; i++) if (attn->order[i].source == attn->rank) p->mine[s++] = i;
+    for (i = 0; i < p->own; i++) p->mine[i] = p->sight.number[p->sight.begin[attn->rank] + i];
     return SEQPAR_OK;
 }
 
