@@ -2045,12 +2045,26 @@ static int seqpar__share_add(seqpar_share *share, int64_t *capacity, seqpar_piec
 }
 
 /* The shares that a row's pieces go to: those of all ranks, or the only one. */
-typedef struct seqpar__splitting { seqpar_share *shares; int64_t *capacity, sp_size, only; int layout; } seqpar__splitting; /* only: -1: all */
+typedef struct seqpar__sorted_key { int64_t leaf, source, piece; } seqpar__sorted_key;
+typedef struct seqpar__splitting {
+    seqpar_share *shares;
+    int64_t *capacity, sp_size, only; /* only: -1: all */
+    int layout;
+    void *order;                      /* seqpar__sorted_key of all pieces, as they come: by leaf */
+    int64_t count, order_capacity;
+} seqpar__splitting;
 
 static int seqpar__split_add(seqpar__splitting *to, int64_t sp_rank, seqpar_piece piece) {
-    int64_t share = to->only < 0 ? sp_rank : 0;
+    seqpar__sorted_key *key;
     SEQPAR__WORK(1);
-    return (to->only >= 0 && sp_rank != to->only) || seqpar__share_add(&to->shares[share], &to->capacity[share], piece);
+    if (to->only >= 0) return sp_rank != to->only || seqpar__share_add(to->shares, to->capacity, piece);
+    if (piece.count <= 0) return 1;
+    if (!seqpar__grow(&to->order, &to->order_capacity, to->count + 1, (int64_t)sizeof *key)) return 0;
+    key = (seqpar__sorted_key *)to->order + to->count++;
+    key->leaf = piece.leaf;
+    key->source = sp_rank;
+    key->piece = to->shares[sp_rank].count;
+    return seqpar__share_add(&to->shares[sp_rank], &to->capacity[sp_rank], piece);
 }
 
 /* Zigzag-doc: slots of documents, cut where chunks end; leaves number these parts through the row, whoever holds them. */
@@ -2100,12 +2114,13 @@ static void seqpar__shares_free(seqpar_share *shares, int64_t count) {
     for (r = 0; shares && r < count; r++) seqpar_share_free(&shares[r]);
 }
 
-/* shares: (sp_size), or the one of rank `only`. */
-static seqpar_status seqpar__split_rows(seqpar_error *error, seqpar_share *shares, const seqpar_row *rows, int64_t row_count, int layout, int64_t sp_size, int64_t only) {
+/* shares: (sp_size) and all pieces by leaf; or the one of rank `only`. */
+static seqpar_status seqpar__split_rows(seqpar_error *error, seqpar_share *shares, seqpar__sorted_key **order, const seqpar_row *rows, int64_t row_count, int layout, int64_t sp_size, int64_t only) {
     int64_t count = only < 0 ? sp_size : 1, i;
     seqpar__splitting to;
     int fits;
     memset(shares, 0, (size_t)count * sizeof *shares);
+    memset(&to, 0, sizeof to);
     to.shares = shares; to.sp_size = sp_size; to.only = only; to.layout = layout;
     to.capacity = SEQPAR__NEW(int64_t, count);
     fits = to.capacity != NULL;
@@ -2119,18 +2134,19 @@ static seqpar_status seqpar__split_rows(seqpar_error *error, seqpar_share *share
     for (i = 0; i < row_count && fits; i++)
         fits = layout == SEQPAR_ZIGZAG_DOC && sp_size > 1 ? seqpar__split_documents(&to, &rows[i], i) : seqpar__split_chunks(&to, &rows[i], i);
     SEQPAR_FREE(to.capacity);
+    if (fits && order) *order = (seqpar__sorted_key *)to.order; else SEQPAR_FREE(to.order);
     if (fits) return SEQPAR_OK;
     seqpar__shares_free(shares, count);
     return seqpar__no_memory(error, "pieces");
 }
 
-/* The shares of all ranks, in one pass. The caller frees them and the list. */
-static seqpar_status seqpar__split_all(seqpar_error *error, seqpar_share **shares, const seqpar_row *rows, int64_t row_count, int layout, int64_t sp_size) {
+/* The shares of all ranks, in one pass; order: all pieces by leaf, where asked for. The caller frees both. */
+static seqpar_status seqpar__split_all(seqpar_error *error, seqpar_share **shares, seqpar__sorted_key **order, const seqpar_row *rows, int64_t row_count, int layout, int64_t sp_size) {
     seqpar_status status;
     *shares = NULL;
     SEQPAR__TRY(seqpar__check_split(error, rows, row_count, layout, sp_size, 0));
     *shares = SEQPAR__NEW(seqpar_share, sp_size);
-    status = *shares ? seqpar__split_rows(error, *shares, rows, row_count, layout, sp_size, -1) : seqpar__no_memory(error, "pieces");
+    status = *shares ? seqpar__split_rows(error, *shares, order, rows, row_count, layout, sp_size, -1) : seqpar__no_memory(error, "pieces");
     if (!status) return SEQPAR_OK;
     SEQPAR_FREE(*shares);
     *shares = NULL;
@@ -2141,7 +2157,7 @@ SEQPAR_DEF seqpar_status seqpar_split(seqpar_error *error, seqpar_share *share, 
                                       int64_t row_count, int layout, int64_t sp_size, int64_t sp_rank) {
     memset(share, 0, sizeof *share);
     SEQPAR__TRY(seqpar__check_split(error, rows, row_count, layout, sp_size, sp_rank));
-    return seqpar__split_rows(error, share, rows, row_count, layout, sp_size, sp_rank);
+    return seqpar__split_rows(error, share, NULL, rows, row_count, layout, sp_size, sp_rank);
 }
 
 SEQPAR_DEF void seqpar_share_free(seqpar_share *share) {
@@ -2156,7 +2172,7 @@ SEQPAR_DEF seqpar_status seqpar_split_owner(seqpar_error *error, int64_t *sp_ran
     SEQPAR__TRY(seqpar__check_split(error, row, 1, layout, sp_size, 0));
     if (token < 0 || token >= row->tokens)
         return seqpar_fail(error, SEQPAR_ERR_TOKEN_RANGE, "token %lld is outside a row of %lld tokens", (long long)token, (long long)row->tokens);
-    SEQPAR__TRY(seqpar__split_all(error, &shares, row, 1, layout, sp_size));
+    SEQPAR__TRY(seqpar__split_all(error, &shares, NULL, row, 1, layout, sp_size));
     for (r = 0; r < sp_size; r++)
         for (i = 0; i < shares[r].count && !found; i++) {
             const seqpar_piece *p = &shares[r].pieces[i];
@@ -2175,7 +2191,7 @@ static seqpar_status seqpar__balance_tokens(seqpar_error *error, seqpar_balance 
     int64_t r;
     seqpar_share *shares;
     b->tokens = b->most = b->idle = 0;
-    SEQPAR__TRY(seqpar__split_all(error, &shares, rows, row_count, layout, sp_size));
+    SEQPAR__TRY(seqpar__split_all(error, &shares, NULL, rows, row_count, layout, sp_size));
     for (r = 0; r < sp_size; r++) {
         b->tokens += shares[r].tokens;
         b->most = SEQPAR__MAX(b->most, shares[r].tokens);
@@ -5992,7 +6008,6 @@ SEQPAR_DEF void seqpar_plan_free(seqpar_plan *plan) {
    >>attn  the executor
    ====================================================================================================== */
 
-typedef struct seqpar__sorted_key { int64_t leaf, source, piece; } seqpar__sorted_key;
 typedef struct seqpar__bounds { int64_t begin, end; } seqpar__bounds; /* tokens the queries of a piece see, in all; rows of a share */
 
 typedef struct seqpar__tasks { /* one device call */
@@ -6496,20 +6511,23 @@ static seqpar_status seqpar__position_share(seqpar_attn *attn, int64_t position,
     return SEQPAR_OK;
 }
 
-/* All pieces by leaf. */
+/* All pieces by leaf: as they were split, if they still are those. */
 static seqpar_status seqpar__attn_order(seqpar_attn *attn) {
     int64_t s, i, n = 0;
     for (s = 0; s < attn->size; s++) {
         attn->slot_row[s + 1] = attn->slot_row[s] + 2 * attn->shares[s].tokens;
         attn->total += attn->shares[s].count;
     }
-    attn->order = (seqpar__sorted_key *)seqpar__list_alloc(&attn->lists, attn->total * (int64_t)sizeof *attn->order);
-    attn->leaves = (int64_t *)seqpar__list_alloc(&attn->lists, attn->total * 8);
-    if (!attn->order || !attn->leaves) return SEQPAR_ERR_MEMORY;
-    for (s = 0; s < attn->size; s++)
-        for (i = 0; i < attn->shares[s].count; i++, n++) { attn->order[n].leaf = attn->shares[s].pieces[i].leaf; attn->order[n].source = s; attn->order[n].piece = i; }
-    qsort(attn->order, (size_t)n, sizeof *attn->order, seqpar__by_number);
-    for (i = 0; i < n; i++) attn->leaves[i] = attn->order[i].leaf;
+    if (attn->forward.ulysses_size > 1 || attn->desc.relaxed) {
+        SEQPAR_FREE(attn->order);
+        attn->order = SEQPAR__NEW(seqpar__sorted_key, attn->total);
+        for (s = 0; attn->order && s < attn->size; s++)
+            for (i = 0; i < attn->shares[s].count; i++, n++) { attn->order[n].leaf = attn->shares[s].pieces[i].leaf; attn->order[n].source = s; attn->order[n].piece = i; }
+        if (attn->order) qsort(attn->order, (size_t)n, sizeof *attn->order, seqpar__by_number);
+    }
+    attn->leaves = (int64_t *)seqpar__list_room(&attn->lists, attn->total * 8);
+    if ((attn->total && !attn->order) || !attn->leaves) return SEQPAR_ERR_MEMORY;
+    for (i = 0; i < attn->total; i++) attn->leaves[i] = attn->order[i].leaf;
     return SEQPAR_OK;
 }
 
@@ -6564,7 +6582,7 @@ static seqpar_status seqpar__attn_split(seqpar_ctx *ctx, seqpar_attn *attn) {
     int64_t members = attn->forward.ulysses_size, r;
     seqpar_share *ranks;
     seqpar_status status;
-    SEQPAR__TRY(seqpar__split_all(ctx->error, &ranks, attn->rows, attn->row_count, attn->desc.layout, attn->forward.sp_size));
+    SEQPAR__TRY(seqpar__split_all(ctx->error, &ranks, &attn->order, attn->rows, attn->row_count, attn->desc.layout, attn->forward.sp_size));
     for (status = SEQPAR_OK, r = 0; r < attn->size && !status; r++) status = seqpar__position_share(attn, r, ranks + r * members);
     seqpar__shares_free(ranks, attn->forward.sp_size);
     SEQPAR_FREE(ranks);
@@ -6712,6 +6730,7 @@ SEQPAR_DEF void seqpar_attn_close(seqpar_ctx *ctx, seqpar_attn *attn) {
     for (r = 0; attn->parts && r < attn->forward.ulysses_size; r++) seqpar_share_free(&attn->parts[r]);
     seqpar_plan_free(&attn->forward);
     seqpar_plan_free(&attn->backward);
+    SEQPAR_FREE(attn->order);
     seqpar__list_free(&attn->lists);
     SEQPAR_FREE(attn);
 }
@@ -7966,17 +7985,17 @@ SEQPAR_DEF seqpar_status seqpar_step_rows(const seqpar_ctx *ctx, const seqpar_op
 }
 
 static seqpar_status seqpar__step_leaves(seqpar_ctx *ctx, seqpar_step *s) {
-    int64_t p, i, n = 0;
+    int64_t p, i;
+    seqpar__sorted_key *order = NULL;
     seqpar_share *shares;
-    SEQPAR__TRY(seqpar__split_all(ctx->error, &shares, s->rows, s->row_count, s->layout, ctx->sp_size));
+    SEQPAR__TRY(seqpar__split_all(ctx->error, &shares, &order, s->rows, s->row_count, s->layout, ctx->sp_size));
     for (p = 0; p < ctx->sp_size; p++) s->leaf_count += shares[p].count;
     s->leaves = SEQPAR__NEW(int64_t, s->leaf_count);
-    for (p = 0; s->leaves && p < ctx->sp_size; p++) for (i = 0; i < shares[p].count; i++) s->leaves[n++] = shares[p].pieces[i].leaf;
+    for (i = 0; s->leaves && i < s->leaf_count; i++) s->leaves[i] = order[i].leaf;
     seqpar__shares_free(shares, ctx->sp_size);
     SEQPAR_FREE(shares);
-    if (!s->leaves) return seqpar__no_memory(ctx->error, "leaves");
-    qsort(s->leaves, (size_t)s->leaf_count, 8, seqpar__by_number);
-    return SEQPAR_OK;
+    SEQPAR_FREE(order);
+    return s->leaves ? SEQPAR_OK : seqpar__no_memory(ctx->error, "leaves");
 }
 
 /* What a share's leaves are folded to before they are sent. */
@@ -8004,7 +8023,7 @@ static seqpar_status seqpar__micro_prepare(seqpar_ctx *ctx, seqpar_step *s, int6
         seqpar__partial p;
         if (w % ctx->sp_size == 0) {
             seqpar__micro_rows(s, ctx->dp_size, w / ctx->sp_size, index, &first, &count);
-            status = seqpar__split_all(ctx->error, &shares, s->rows + first, count, s->layout, ctx->sp_size);
+            status = seqpar__split_all(ctx->error, &shares, NULL, s->rows + first, count, s->layout, ctx->sp_size);
         }
         if (!status) status = seqpar__share_partial(&p, s, &shares[w % ctx->sp_size]);
         if (shares && (status || w % ctx->sp_size == ctx->sp_size - 1)) { seqpar__shares_free(shares, ctx->sp_size); SEQPAR_FREE(shares); shares = NULL; }
