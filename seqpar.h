@@ -1493,10 +1493,11 @@ SEQPAR_DEF void seqpar_fold_free(seqpar_fold *fold) {
 }
 
 static int seqpar__fold_emit(seqpar_fold *fold, int32_t op, int32_t index) {
-    void *program = fold->program;
-    int ok = seqpar__grow(&program, &fold->program_capacity, fold->program_count + 1, (int64_t)sizeof *fold->program);
-    fold->program = (seqpar_fold_op *)program;
-    if (!ok) return 0;
+    if (fold->program_count == fold->program_capacity) {
+        void *program = fold->program;
+        if (!seqpar__grow(&program, &fold->program_capacity, fold->program_count + 1, (int64_t)sizeof *fold->program)) return 0;
+        fold->program = (seqpar_fold_op *)program;
+    }
     SEQPAR__WORK(1);
     fold->program[fold->program_count].op = op;
     fold->program[fold->program_count].index = index;
@@ -1608,7 +1609,7 @@ static seqpar_status seqpar__fold_add(seqpar_fold *fold, seqpar__span value, int
     }
     fold->done = value.before == value.after;
     if (fold->done) return seqpar__fold_emit(fold, SEQPAR_FOLD_FINISH, 0) ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
-    if (!seqpar__grow(&stack, &fold->stack_capacity, fold->stack_count + 1, (int64_t)sizeof *fold->stack)) return SEQPAR_ERR_MEMORY;
+    if (fold->stack_count == fold->stack_capacity && !seqpar__grow(&stack, &fold->stack_capacity, fold->stack_count + 1, (int64_t)sizeof *fold->stack)) return SEQPAR_ERR_MEMORY;
     fold->stack = (seqpar__span *)stack;
     fold->stack[fold->stack_count++] = value;
     return SEQPAR_OK;
@@ -6397,7 +6398,7 @@ static seqpar_status seqpar__plan_own_key(seqpar_attn *attn, seqpar__planner *p,
 /* Steps in the order of the backward plan, whose computes are those of the forward one. */
 static seqpar_status seqpar__plan_steps(seqpar_attn *attn, seqpar__planner *p) {
     const seqpar_share *mine = &attn->shares[attn->rank];
-    int64_t i, s, k;
+    int64_t i, s;
     for (i = 0; i < attn->backward.count; i++) {
         const seqpar_plan_op *op = &attn->backward.ops[i];
         seqpar__attn_step *step;
@@ -6415,17 +6416,18 @@ static seqpar_status seqpar__plan_steps(seqpar_attn *attn, seqpar__planner *p) {
         }
         attn->step_count++;
     }
-    for (k = 0; k < attn->total; k++) {
-        const seqpar__attn_step *step = &attn->steps[attn->step_of[attn->order[k].source]];
-        step->queries.keys[step->sources > 1 ? k : attn->order[k].piece] = seqpar__keys_of(attn, step, attn->order[k].source, seqpar__ordered_piece(attn, k));
-    }
+    for (s = 0; s < attn->size; s++)
+        for (i = 0; i < attn->shares[s].count; i++) {
+            const seqpar__attn_step *step = &attn->steps[attn->step_of[s]];
+            step->queries.keys[step->sources > 1 ? p->sight.number[p->sight.begin[s] + i] : i] = seqpar__keys_of(attn, step, s, &attn->shares[s].pieces[i]);
+        }
     for (s = 0; s < attn->size; s++) if (s != attn->rank && !seqpar__tasks_new(attn, &attn->returns[s], p->own, p->own, 0)) return SEQPAR_ERR_MEMORY;
     return SEQPAR_OK;
 }
 
 /* Writes every program that the plan needs. */
 static seqpar_status seqpar__attn_programs(seqpar_attn *attn, seqpar__planner *p) {
-    int64_t i, k, near = 0;
+    int64_t i, s, k, near = 0;
     seqpar_status status;
     SEQPAR__TRY(seqpar__plan_steps(attn, p));
     for (i = 0; i < p->own; i++) SEQPAR__TRY(seqpar__plan_query(attn, p, i));
@@ -6436,11 +6438,11 @@ static seqpar_status seqpar__attn_programs(seqpar_attn *attn, seqpar__planner *p
         seqpar_fold_free(&fold);
         if (status) return status;
     }
-    for (k = 0; k < attn->total; k++) if (attn->order[k].source != attn->rank) SEQPAR__TRY(seqpar__plan_foreign_key(attn, p, k, &near));
-    for (k = 0; k < attn->size; k++) { /* behind the pieces of the tasks: those of the queries */
-        seqpar__attn_step *step = &attn->steps[attn->step_of[k]];
-        seqpar__tasks *keys = k == attn->rank ? &step->own : &step->foreign[k - step->source];
-        if (keys->count) memcpy(keys->pieces + keys->count, attn->shares[attn->rank].pieces, (size_t)p->own * sizeof *keys->pieces);
+    for (s = 0; s < attn->size; s++) {
+        seqpar__attn_step *step = &attn->steps[attn->step_of[s]];
+        seqpar__tasks *keys = s == attn->rank ? &step->own : &step->foreign[s - step->source];
+        for (k = p->sight.begin[s]; s != attn->rank && k < p->sight.begin[s + 1]; k++) SEQPAR__TRY(seqpar__plan_foreign_key(attn, p, p->sight.number[k], &near));
+        if (keys->count) memcpy(keys->pieces + keys->count, attn->shares[attn->rank].pieces, (size_t)p->own * sizeof *keys->pieces); /* behind the pieces of the tasks: those of the queries */
     }
     return SEQPAR_OK;
 }
