@@ -380,7 +380,7 @@ typedef struct seqpar_fold_op { int32_t op, index; } seqpar_fold_op;
 typedef struct seqpar_fold {
     const int64_t *leaves; /* (leaf_count) the numbers of all leaves that exist, rising; borrowed */
     int64_t leaf_count;
-    seqpar_node *pending;  /* values waiting for their sibling, and where they are stored */
+    seqpar_node *pending;  /* stored values waiting for their sibling, and their places */
     int32_t *pending_at;
     int64_t pending_count, pending_capacity;
     int64_t slots_high, depth_high; /* most store and stack places in use at a time */
@@ -389,6 +389,12 @@ typedef struct seqpar_fold {
     int done; /* everything is combined into one value */
     int running; /* set after init: no tree but one value, extended in order of pushes until the leaf_count-th */
     int64_t taken;
+    struct seqpar__span *stack, *spans; /* values on the stack; those of the pending values */
+    int64_t stack_count, stack_capacity, spans_capacity;
+    int32_t *waiting;      /* (leaf_count) 1 + the pending value that is joined where this leaf begins; NULL until one is stored */
+    int32_t *vacant;       /* places below slots_high that are free: a heap, the lowest first */
+    int64_t vacant_count, vacant_capacity;
+    int64_t next;          /* the leaf behind the last one pushed */
 } seqpar_fold;
 
 SEQPAR_DEF void seqpar_fold_init(seqpar_fold *fold, const int64_t *leaves, int64_t leaf_count);
@@ -1256,6 +1262,12 @@ static int seqpar__fault = 0;
 #else
 #define SEQPAR__FAULT(number) 0
 #endif
+#ifdef SEQPAR_COUNT_WORK /* tests: elementary steps of packing, splitting and planning, of one thread */
+static int64_t seqpar__work = 0;
+#define SEQPAR__WORK(steps) ((void)(seqpar__work += (steps)))
+#else
+#define SEQPAR__WORK(steps) ((void)0)
+#endif
 
 /* ======================================================================================================
    >>util  errors, memory, random numbers, exp and log
@@ -1455,10 +1467,38 @@ static int64_t seqpar__lower_bound(const int64_t *sorted, int64_t count, int64_t
     return low;
 }
 
-/* How many leaves exist under a node. */
-static int64_t seqpar__fold_present(const seqpar_fold *fold, seqpar_node node) {
-    int64_t begin = node.index << node.level, end = (node.index + 1) << node.level;
-    return seqpar__lower_bound(fold->leaves, fold->leaf_count, end) - seqpar__lower_bound(fold->leaves, fold->leaf_count, begin);
+/* The same, quick where the answer is near `from`: steps that double, then a search between the last two. */
+static int64_t seqpar__seek(const int64_t *sorted, int64_t count, int64_t from, int64_t key) {
+    int64_t low = from, high = from, step;
+    for (step = 1; high < count && sorted[high] < key; step *= 2) { SEQPAR__WORK(1); low = high + 1; high += step; }
+    for (step = 1; low > 0 && sorted[low - 1] >= key; step *= 2) { SEQPAR__WORK(1); high = low - 1; low = SEQPAR__MAX(low - step, (int64_t)0); }
+    SEQPAR__WORK(1);
+    return low + seqpar__lower_bound(sorted + low, SEQPAR__MIN(high, count) - low, key);
+}
+
+/* Leaves [begin, end) of a list, which are all there is under some node; how the numbers of the first and the last differ from
+   their neighbours'. The lower the first bit that differs the sooner they meet: a node is joined at that end of its span. */
+typedef struct seqpar__span { int64_t begin, end, leaf, before, after; } seqpar__span; /* leaf: number of the first */
+
+static int64_t seqpar__leaves_differ(const int64_t *leaves, int64_t count, int64_t i) { return i > 0 && i < count ? leaves[i - 1] ^ leaves[i] : INT64_MAX; }
+
+static seqpar__span seqpar__span_of(const int64_t *leaves, int64_t count, int64_t begin, int64_t end) {
+    seqpar__span s;
+    s.begin = begin; s.end = end; s.leaf = leaves[begin];
+    s.before = seqpar__leaves_differ(leaves, count, begin);
+    s.after = seqpar__leaves_differ(leaves, count, end);
+    return s;
+}
+static int seqpar__spans_meet(const seqpar__span *a, const seqpar__span *b) { return a->end == b->begin && a->after < a->before && b->before < b->after; }
+static void seqpar__spans_join(seqpar__span *a, const seqpar__span *b) { a->end = b->end; a->after = b->after; }
+
+/* The highest node over just these leaves: the one whose sibling has others. */
+static seqpar_node seqpar__span_node(const seqpar__span *s) {
+    int64_t differ = SEQPAR__MIN(s->before, s->after);
+    seqpar_node node;
+    for (node.level = 0; differ >> node.level > 1; node.level++) {}
+    node.index = s->leaf >> node.level;
+    return node;
 }
 
 SEQPAR_DEF void seqpar_fold_init(seqpar_fold *fold, const int64_t *leaves, int64_t leaf_count) {
@@ -1471,33 +1511,55 @@ SEQPAR_DEF void seqpar_fold_free(seqpar_fold *fold) {
     SEQPAR_FREE(fold->pending);
     SEQPAR_FREE(fold->pending_at);
     SEQPAR_FREE(fold->program);
+    SEQPAR_FREE(fold->stack);
+    SEQPAR_FREE(fold->spans);
+    SEQPAR_FREE(fold->waiting);
+    SEQPAR_FREE(fold->vacant);
     memset(fold, 0, sizeof *fold);
 }
 
 static int seqpar__fold_emit(seqpar_fold *fold, int32_t op, int32_t index) {
-    void *program = fold->program;
-    int ok = seqpar__grow(&program, &fold->program_capacity, fold->program_count + 1, (int64_t)sizeof *fold->program);
-    fold->program = (seqpar_fold_op *)program;
-    if (!ok) return 0;
+    if (fold->program_count == fold->program_capacity) {
+        void *program = fold->program;
+        if (!seqpar__grow(&program, &fold->program_capacity, fold->program_count + 1, (int64_t)sizeof *fold->program)) return 0;
+        fold->program = (seqpar_fold_op *)program;
+    }
+    SEQPAR__WORK(1);
     fold->program[fold->program_count].op = op;
     fold->program[fold->program_count].index = index;
     fold->program_count++;
     return 1;
 }
 
-/* While a program is being written a pending value is on the stack (at = -1 - depth) or stored (at >= 0). */
-static int64_t seqpar__fold_stack(const seqpar_fold *fold) {
-    int64_t i, depth = 0;
-    for (i = 0; i < fold->pending_count; i++) depth += fold->pending_at[i] < 0;
-    return depth;
+/* The lowest place that no pending value is stored at. */
+static int32_t seqpar__fold_slot(seqpar_fold *fold) {
+    int32_t slot, *heap = fold->vacant, last;
+    int64_t i = 0, child;
+    if (SEQPAR__FAULT(30)) { fold->slots_high = SEQPAR__MAX(fold->slots_high, (int64_t)1); return 0; } /* a pending value is overwritten */
+    if (!fold->vacant_count) return (int32_t)fold->slots_high++;
+    slot = heap[0];
+    last = heap[--fold->vacant_count];
+    for (; (child = 2 * i + 1) < fold->vacant_count; i = child) {
+        SEQPAR__WORK(1);
+        child += child + 1 < fold->vacant_count && heap[child + 1] < heap[child];
+        if (heap[child] >= last) break;
+        heap[i] = heap[child];
+    }
+    heap[i] = last;
+    return slot;
+}
+static int seqpar__fold_vacate(seqpar_fold *fold, int32_t slot) {
+    void *vacant = fold->vacant;
+    int ok = seqpar__grow(&vacant, &fold->vacant_capacity, fold->vacant_count + 1, (int64_t)sizeof *fold->vacant);
+    int64_t i = fold->vacant_count;
+    fold->vacant = (int32_t *)vacant;
+    if (!ok) return 0;
+    for (fold->vacant_count++; i > 0 && fold->vacant[(i - 1) / 2] > slot; i = (i - 1) / 2) { SEQPAR__WORK(1); fold->vacant[i] = fold->vacant[(i - 1) / 2]; }
+    fold->vacant[i] = slot;
+    return 1;
 }
 
-static int64_t seqpar__fold_find(const seqpar_fold *fold, seqpar_node node) {
-    int64_t i;
-    for (i = 0; i < fold->pending_count; i++)
-        if (fold->pending[i].level == node.level && fold->pending[i].index == node.index) return i;
-    return -1;
-}
+static int64_t seqpar__span_joint(const seqpar__span *s) { return s->before < s->after ? s->begin : s->end; }
 
 static int seqpar__fold_keep(seqpar_fold *fold, seqpar_node node, int32_t at) {
     if (fold->pending_count == fold->pending_capacity) {
@@ -1515,12 +1577,33 @@ static int seqpar__fold_keep(seqpar_fold *fold, seqpar_node node, int32_t at) {
     return 1;
 }
 
-static void seqpar__fold_drop(seqpar_fold *fold, int64_t i) {
-    fold->pending[i] = fold->pending[fold->pending_count - 1];
-    fold->pending_at[i] = fold->pending_at[--fold->pending_count];
+/* A value of the tree leaves the stack for a place, where its sibling finds it. */
+static seqpar_status seqpar__fold_store(seqpar_fold *fold, const seqpar__span *value) {
+    int32_t slot = seqpar__fold_slot(fold);
+    void *spans = fold->spans;
+    if (!fold->waiting) fold->waiting = SEQPAR__NEW(int32_t, fold->leaf_count);
+    if (!fold->waiting || !seqpar__grow(&spans, &fold->spans_capacity, fold->pending_count + 1, (int64_t)sizeof *fold->spans)) return SEQPAR_ERR_MEMORY;
+    fold->spans = (seqpar__span *)spans;
+    fold->spans[fold->pending_count] = *value;
+    if (!seqpar__fold_keep(fold, seqpar__span_node(value), slot)) return SEQPAR_ERR_MEMORY;
+    fold->waiting[seqpar__span_joint(value)] = (int32_t)fold->pending_count;
+    return seqpar__fold_emit(fold, SEQPAR_FOLD_STORE, slot) ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
 }
 
-/* The one value is the first and only pending. */
+/* Its sibling takes a value back; the last one moves to where it was noted. */
+static seqpar_status seqpar__fold_load(seqpar_fold *fold, int64_t joint, seqpar__span *value) {
+    int64_t i = fold->waiting[joint] - 1, last = --fold->pending_count;
+    int32_t slot = fold->pending_at[i];
+    *value = fold->spans[i];
+    fold->waiting[joint] = 0;
+    if (i < last) fold->waiting[seqpar__span_joint(&fold->spans[last])] = (int32_t)i + 1;
+    fold->spans[i] = fold->spans[last];
+    fold->pending[i] = fold->pending[last];
+    fold->pending_at[i] = fold->pending_at[last];
+    return seqpar__fold_vacate(fold, slot) && seqpar__fold_emit(fold, SEQPAR_FOLD_LOAD, slot) ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
+}
+
+/* The one value is the first and only pending, at -1 while it is on the stack. */
 static seqpar_status seqpar__fold_run_on(seqpar_fold *fold, seqpar_node node, int32_t operand) {
     int first = fold->taken++ == 0;
     fold->depth_high = 2; /* a kernel that cannot extend puts its leaf beside the value */
@@ -1530,61 +1613,48 @@ static seqpar_status seqpar__fold_run_on(seqpar_fold *fold, seqpar_node node, in
     fold->pending_at[0] = -1;
     if (!seqpar__fold_emit(fold, first ? SEQPAR_FOLD_LEAF : SEQPAR_FOLD_EXTEND, operand)) return SEQPAR_ERR_MEMORY;
     if (fold->taken < fold->leaf_count) return SEQPAR_OK;
-    seqpar__fold_drop(fold, 0);
+    fold->pending_count = 0;
     fold->done = 1;
     return seqpar__fold_emit(fold, SEQPAR_FOLD_FINISH, 0) ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
+}
+
+/* value: where it stands among the leaves. */
+static seqpar_status seqpar__fold_add(seqpar_fold *fold, seqpar__span value, int32_t op, int32_t operand) {
+    seqpar__span other;
+    void *stack = fold->stack;
+    fold->depth_high = SEQPAR__MAX(fold->depth_high, fold->stack_count + 2);
+    if (!seqpar__fold_emit(fold, op, operand)) return SEQPAR_ERR_MEMORY;
+    while (value.before != value.after) { /* it is not the whole sum */
+        int64_t joint = seqpar__span_joint(&value);
+        if (fold->stack_count && seqpar__spans_meet(&fold->stack[fold->stack_count - 1], &value)) other = fold->stack[--fold->stack_count]; /* values of one program are pushed in rising order */
+        else if (fold->waiting && fold->waiting[joint]) SEQPAR__TRY(seqpar__fold_load(fold, joint, &other));
+        else break;
+        if (other.begin < value.begin) { seqpar__spans_join(&other, &value); value = other; }
+        else seqpar__spans_join(&value, &other);
+        if (!seqpar__fold_emit(fold, SEQPAR_FOLD_COMBINE, 0)) return SEQPAR_ERR_MEMORY;
+    }
+    fold->done = value.before == value.after;
+    if (fold->done) return seqpar__fold_emit(fold, SEQPAR_FOLD_FINISH, 0) ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
+    if (fold->stack_count == fold->stack_capacity && !seqpar__grow(&stack, &fold->stack_capacity, fold->stack_count + 1, (int64_t)sizeof *fold->stack)) return SEQPAR_ERR_MEMORY;
+    fold->stack = (seqpar__span *)stack;
+    fold->stack[fold->stack_count++] = value;
+    return SEQPAR_OK;
 }
 
 SEQPAR_DEF seqpar_status seqpar_fold_push(seqpar_fold *fold, seqpar_node node, int32_t op, int32_t operand) {
-    int64_t depth = seqpar__fold_stack(fold) + 1, total = fold->leaf_count, sibling_at;
+    int64_t begin;
     if (fold->running) return seqpar__fold_run_on(fold, node, operand);
-    if (depth + 1 > fold->depth_high) fold->depth_high = depth + 1;
-    if (!seqpar__fold_emit(fold, op, operand)) return SEQPAR_ERR_MEMORY;
-    while (seqpar__fold_present(fold, node) < total) {
-        seqpar_node sibling;
-        sibling.level = node.level;
-        sibling.index = node.index ^ 1;
-        if (seqpar__fold_present(fold, sibling)) {
-            sibling_at = seqpar__fold_find(fold, sibling);
-            if (sibling_at < 0) return seqpar__fold_keep(fold, node, (int32_t)-depth) ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
-            /* A sibling on the stack lies right below: values of one program are pushed in rising order. */
-            if (fold->pending_at[sibling_at] >= 0) {
-                if (!seqpar__fold_emit(fold, SEQPAR_FOLD_LOAD, fold->pending_at[sibling_at])) return SEQPAR_ERR_MEMORY;
-            } else depth--;
-            seqpar__fold_drop(fold, sibling_at);
-            if (!seqpar__fold_emit(fold, SEQPAR_FOLD_COMBINE, 0)) return SEQPAR_ERR_MEMORY;
-        }
-        node.level++;
-        node.index >>= 1;
-    }
-    fold->done = 1;
-    return seqpar__fold_emit(fold, SEQPAR_FOLD_FINISH, 0) ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
-}
-
-/* The lowest place that no pending value is stored at. */
-static int32_t seqpar__fold_slot(seqpar_fold *fold) {
-    int32_t slot = 0;
-    int64_t i = 0;
-    while (i < fold->pending_count) {
-        if (fold->pending_at[i++] != slot) continue;
-        slot++;
-        i = 0;
-        if (SEQPAR__FAULT(30)) { slot = 0; break; } /* a pending value is overwritten */
-    }
-    fold->slots_high = SEQPAR__MAX(fold->slots_high, (int64_t)slot + 1);
-    return slot;
+    begin = seqpar__seek(fold->leaves, fold->leaf_count, fold->next, node.index << node.level);
+    fold->next = node.level ? seqpar__seek(fold->leaves, fold->leaf_count, begin, (node.index + 1) << node.level) : SEQPAR__MIN(begin + 1, fold->leaf_count);
+    return seqpar__fold_add(fold, seqpar__span_of(fold->leaves, fold->leaf_count, begin, fold->next), op, operand);
 }
 
 SEQPAR_DEF seqpar_status seqpar_fold_flush(seqpar_fold *fold) {
-    int64_t depth = seqpar__fold_stack(fold), i;
-    for (; depth > 0; depth--)
-        for (i = 0; i < fold->pending_count; i++)
-            if (fold->pending_at[i] == (int32_t)-depth) {
-                fold->pending_at[i] = seqpar__fold_slot(fold);
-                if (!seqpar__fold_emit(fold, SEQPAR_FOLD_STORE, fold->pending_at[i])) return SEQPAR_ERR_MEMORY;
-                break;
-            }
-    return SEQPAR_OK;
+    for (; fold->stack_count > 0; fold->stack_count--) SEQPAR__TRY(seqpar__fold_store(fold, &fold->stack[fold->stack_count - 1]));
+    if (!fold->running || !fold->pending_count || fold->pending_at[0] >= 0) return SEQPAR_OK;
+    fold->pending_at[0] = 0;
+    fold->slots_high = 1;
+    return seqpar__fold_emit(fold, SEQPAR_FOLD_STORE, 0) ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
 }
 
 /* Hands the program written so far to the caller and starts a new one. */
@@ -1602,8 +1672,6 @@ static seqpar_node seqpar__leaf_node(int64_t leaf) {
     return node;
 }
 
-static int seqpar__node_before(seqpar_node a, seqpar_node b) { return (a.index << a.level) < (b.index << b.level); }
-
 /* What one party does with its own leaves alone, and what it is left with. Known to everybody who knows its leaves,
    so that sender and receiver agree on a message without a word. Program: leaf i is own[i]; node n (rising) is
    stored at n, also if it is the whole sum. */
@@ -1620,57 +1688,49 @@ static void seqpar__partial_free(seqpar__partial *p) {
     memset(p, 0, sizeof *p);
 }
 
-static void seqpar__sort_nodes(seqpar_node *nodes, int32_t *at, int64_t count) {
-    int64_t i, j;
-    for (i = 1; i < count; i++) /* insertion sort: a handful of nodes */
-        for (j = i; j > 0 && seqpar__node_before(nodes[j], nodes[j - 1]); j--) {
-            seqpar_node n = nodes[j]; int32_t a = at[j];
-            nodes[j] = nodes[j - 1]; at[j] = at[j - 1];
-            nodes[j - 1] = n; at[j - 1] = a;
+/* Folds leaves (rising) as far as they go: leaf i is operands[i], NULL: i. Writes 2 count operations and leaves the nodes in front. */
+static int64_t seqpar__spans_fold(seqpar__span *leaves, int64_t count, const int32_t *operands, seqpar_fold_op *program, int64_t *depth) {
+    int64_t top = 0, i, n;
+    for (i = 0; i < count; i++) {
+        leaves[top++] = leaves[i];
+        program->op = SEQPAR_FOLD_LEAF;
+        program++->index = operands ? operands[i] : (int32_t)i;
+        *depth = SEQPAR__MAX(*depth, top + 1);
+        for (; top > 1 && seqpar__spans_meet(&leaves[top - 2], &leaves[top - 1]); top--) {
+            seqpar__spans_join(&leaves[top - 2], &leaves[top - 1]);
+            program->op = SEQPAR_FOLD_COMBINE;
+            program++->index = 0;
         }
+    }
+    SEQPAR__WORK(2 * count);
+    for (n = top; n > 0; program++) { program->op = SEQPAR_FOLD_STORE; program->index = (int32_t)--n; }
+    return top;
 }
 
-static seqpar_status seqpar__partial_take(seqpar__partial *p, seqpar_fold *fold, seqpar_status status) {
-    p->depth = fold->depth_high;
-    p->node_count = fold->pending_count;
-    p->nodes = fold->pending;
-    fold->pending = NULL;
-    seqpar__fold_take(fold, &p->program, &p->program_count);
-    seqpar_fold_free(fold);
-    if (status) seqpar__partial_free(p);
-    return status;
-}
-
-/* The same for a running fold: always one node. */
-static seqpar_status seqpar__running_partial(seqpar__partial *p, int64_t own_count) {
-    seqpar_fold fold;
-    seqpar_status status = SEQPAR_OK;
-    int64_t i;
-    memset(p, 0, sizeof *p);
-    seqpar_fold_init(&fold, NULL, own_count + 1); /* others come after these */
-    fold.running = 1;
-    for (i = 0; i < own_count && !status; i++) status = seqpar_fold_push(&fold, seqpar__leaf_node(0), SEQPAR_FOLD_LEAF, (int32_t)i);
-    if (!status) status = seqpar_fold_flush(&fold);
-    return seqpar__partial_take(p, &fold, status);
+/* The lowest node over all leaves. */
+static seqpar_node seqpar__whole_node(const int64_t *leaves, int64_t count) {
+    seqpar_node node = seqpar__leaf_node(leaves[0]);
+    for (; (leaves[0] ^ leaves[count - 1]) >> node.level; node.level++) node.index >>= 1;
+    return node;
 }
 
 static seqpar_status seqpar__fold_partial(seqpar__partial *p, const int64_t *present, int64_t present_count, const int64_t *own, int64_t own_count) {
-    seqpar_fold fold;
-    seqpar_status status = SEQPAR_OK;
-    int64_t i, n;
+    seqpar__span *spans = SEQPAR__NEW(seqpar__span, own_count);
+    int64_t i, at = 0;
     memset(p, 0, sizeof *p);
-    seqpar_fold_init(&fold, present, present_count);
-    for (i = 0; i < own_count && !status; i++) status = seqpar_fold_push(&fold, seqpar__leaf_node(own[i]), SEQPAR_FOLD_LEAF, (int32_t)i);
-    if (!status && fold.done) { /* the whole sum: one node, named by its first leaf */
-        fold.program[fold.program_count - 1].op = SEQPAR_FOLD_STORE;
-        if (!seqpar__fold_keep(&fold, seqpar__leaf_node(own[0]), 0)) status = SEQPAR_ERR_MEMORY;
-        for (; !status && seqpar__fold_present(&fold, fold.pending[0]) < present_count; fold.pending[0].index >>= 1) fold.pending[0].level++;
-    } else if (!status) status = seqpar_fold_flush(&fold);
-    if (!status) seqpar__sort_nodes(fold.pending, fold.pending_at, fold.pending_count);
-    for (i = 0; !status && i < fold.program_count; i++)
-        for (n = 0; fold.program[i].op == SEQPAR_FOLD_STORE && n < fold.pending_count; n++)
-            if (fold.program[i].index == fold.pending_at[n]) { fold.program[i].index = (int32_t)n; break; }
-    return seqpar__partial_take(p, &fold, status);
+    p->program = SEQPAR__NEW(seqpar_fold_op, 2 * own_count);
+    p->nodes = SEQPAR__NEW(seqpar_node, own_count);
+    if (!spans || !p->program || !p->nodes) { SEQPAR_FREE(spans); seqpar__partial_free(p); return SEQPAR_ERR_MEMORY; }
+    for (i = 0; i < own_count; i++) {
+        at = seqpar__seek(present, present_count, at, own[i]);
+        spans[i] = seqpar__span_of(present, present_count, at, at + 1);
+    }
+    p->program_count = 2 * own_count;
+    p->node_count = seqpar__spans_fold(spans, own_count, NULL, p->program, &p->depth);
+    for (i = 0; i < p->node_count; i++) p->nodes[i] = seqpar__span_node(&spans[i]);
+    if (own_count && own_count == present_count) p->nodes[0] = seqpar__whole_node(present, present_count);
+    SEQPAR_FREE(spans);
+    return SEQPAR_OK;
 }
 
 /* ======================================================================================================
@@ -1716,10 +1776,31 @@ static seqpar_status seqpar__check_documents(seqpar_error *error, const seqpar_d
     return SEQPAR_OK;
 }
 
+typedef struct seqpar__keyed { int64_t key, at; } seqpar__keyed; /* sorts by key, of equal ones by place */
+static int seqpar__by_key(const void *a, const void *b) {
+    const seqpar__keyed *x = (const seqpar__keyed *)a, *y = (const seqpar__keyed *)b;
+    SEQPAR__WORK(1);
+    return x->key != y->key ? (x->key < y->key ? -1 : 1) : x->at < y->at ? -1 : x->at > y->at;
+}
+
+/* A unit split in two would be torn over rows: no number may come back. The first document that does, or -1. */
+static int64_t seqpar__torn_unit(const seqpar_document *docs, int64_t count, seqpar__keyed *unit) {
+    int64_t i, n = 0, torn = -1, rising = 1;
+    for (i = 0; i < count; i++) {
+        if (i && docs[i].unit == docs[i - 1].unit) continue;
+        if (n) rising &= docs[i].unit > unit[n - 1].key;
+        unit[n].key = docs[i].unit;
+        unit[n++].at = i;
+    }
+    if (rising) return -1;
+    qsort(unit, (size_t)n, sizeof *unit, seqpar__by_key);
+    for (i = 1; i < n; i++)
+        if (unit[i].key == unit[i - 1].key && (torn < 0 || unit[i].at < torn)) torn = unit[i].at;
+    return torn;
+}
+
 /* Cuts units out of the document list and applies the rules for what is empty, too long or has no target. */
-static seqpar_status seqpar__gather_units(seqpar_error *error, seqpar__unit *units, int64_t *unit_count,
-                                          const seqpar_document *docs, int64_t count, const seqpar_pack_desc *desc,
-                                          seqpar_pack_counts *counts) {
+static void seqpar__gather_units(seqpar__unit *units, int64_t *unit_count, const seqpar_document *docs, int64_t count, const seqpar_pack_desc *desc, seqpar_pack_counts *counts) {
     int64_t i, j, first;
     *unit_count = 0;
     counts->documents = count;
@@ -1729,9 +1810,6 @@ static seqpar_status seqpar__gather_units(seqpar_error *error, seqpar__unit *uni
         u.first = first; u.tokens = 0; u.row = -1; u.cap = desc->pack_len;
         for (i = first; i < count && docs[i].unit == docs[first].unit; i++) { u.tokens += docs[i].tokens; live += docs[i].tokens > 0; }
         u.docs = i - first;
-        for (j = 0; j < first; j++) /* a unit split in two would be torn over rows */
-            if (docs[j].unit == docs[first].unit)
-                return seqpar_fail(error, SEQPAR_ERR_UNIT_ORDER, "documents of unit %lld are not neighbours; sort documents by unit", (long long)docs[first].unit);
         for (j = first; j < i; j++) counts->zero_length += docs[j].tokens == 0;
         if (live == 0) continue;
         if (u.tokens > desc->pack_len) {
@@ -1744,33 +1822,37 @@ static seqpar_status seqpar__gather_units(seqpar_error *error, seqpar__unit *uni
         if (!targets && !desc->keep_masked) { counts->masked += live; continue; }
         units[(*unit_count)++] = u;
     }
-    return SEQPAR_OK;
 }
 
-/* Gives every unit a row; returns the number of rows. First fit over `order`. */
-static int64_t seqpar__place_units(seqpar__unit *units, const int64_t *order, int64_t count, const seqpar_pack_desc *desc, int64_t *room) {
-    int64_t rows = 0, i, r;
+/* The first row with room. A tree over rows knows the most room under each node; all rows are there from the start, empty. */
+static int64_t seqpar__first_fit(int64_t *room, int64_t rows, int64_t tokens) {
+    int64_t at = 1, row;
+    while (at < rows) {
+        SEQPAR__WORK(2);
+        at *= 2;
+        if (room[at] < tokens) at++;
+    }
+    row = at - rows;
+    for (room[at] -= tokens, at /= 2; at > 0; at /= 2) room[at] = SEQPAR__MAX(room[2 * at], room[2 * at + 1]);
+    return row;
+}
+
+/* Gives every unit a row; returns the number of rows, 0: no memory. First fit over `order`, or only into the last row. */
+static int64_t seqpar__place_units(seqpar__unit *units, const seqpar__keyed *order, int64_t count, const seqpar_pack_desc *desc) {
+    int64_t rows = 0, leaves = 1, left = 0, i, *room = NULL;
+    int last = desc->order == SEQPAR_PACK_UNIT_PER_ROW || desc->order == SEQPAR_PACK_IN_ORDER;
+    while (!last && leaves < count) leaves *= 2;
+    if (!last && !(room = SEQPAR__NEW(int64_t, 2 * leaves))) return 0;
+    for (i = 0; room && i < 2 * leaves; i++) room[i] = desc->pack_len;
     for (i = 0; i < count; i++) {
-        seqpar__unit *u = &units[order[i]];
-        r = desc->order == SEQPAR_PACK_UNIT_PER_ROW ? rows : desc->order == SEQPAR_PACK_IN_ORDER ? SEQPAR__MAX(rows - 1, 0) : 0;
-        while (r < rows && room[r] < u->tokens) r++;
-        if (r == rows) room[rows++] = desc->pack_len;
-        room[r] -= u->tokens;
-        u->row = r;
+        seqpar__unit *u = &units[order[i].at];
+        if (last && (desc->order == SEQPAR_PACK_UNIT_PER_ROW || u->tokens > left)) { rows++; left = desc->pack_len; }
+        u->row = last ? rows - 1 : seqpar__first_fit(room, leaves, u->tokens);
+        left -= u->tokens;
+        rows = SEQPAR__MAX(rows, u->row + 1);
     }
+    SEQPAR_FREE(room);
     return rows;
-}
-
-static void seqpar__sort_decreasing(int64_t *order, int64_t count, const seqpar__unit *units, int64_t *scratch) {
-    int64_t width, i;
-    for (width = 1; width < count; width *= 2) { /* merge sort, stable: ties stay in order of index */
-        for (i = 0; i < count; i += 2 * width) {
-            int64_t a = i, b = SEQPAR__MIN(i + width, count), mid = b, end = SEQPAR__MIN(i + 2 * width, count), o = i;
-            while (a < mid || b < end)
-                scratch[o++] = b >= end || (a < mid && units[order[a]].tokens >= units[order[b]].tokens) ? order[a++] : order[b++];
-        }
-        memcpy(order, scratch, (size_t)count * sizeof *order);
-    }
 }
 
 /* Appends one document to a row; the target of a position is the next token of the same document. */
@@ -1806,12 +1888,17 @@ static void seqpar__finish_row(seqpar_row *row, const seqpar_pack_desc *desc, se
 }
 
 typedef struct seqpar__block { struct seqpar__block *next; } seqpar__block; /* list of allocations freed together */
-static void *seqpar__list_alloc(void **list, int64_t bytes) {
-    seqpar__block *block = (seqpar__block *)seqpar__calloc(1, (int64_t)sizeof(seqpar__block) + 8 + bytes);
+static void *seqpar__list_room(void **list, int64_t bytes) { /* not cleared: what is never written costs nothing */
+    seqpar__block *block = (seqpar__block *)SEQPAR_MALLOC(sizeof(seqpar__block) + 8 + (size_t)bytes);
     if (!block) return NULL;
     block->next = (seqpar__block *)*list;
     *list = block;
     return (char *)block + ((sizeof(seqpar__block) + 7) & ~(size_t)7);
+}
+static void *seqpar__list_alloc(void **list, int64_t bytes) {
+    void *room = seqpar__list_room(list, bytes);
+    if (room) memset(room, 0, (size_t)bytes);
+    return room;
 }
 static void seqpar__list_free(void **list) {
     seqpar__block *block = (seqpar__block *)*list;
@@ -1824,54 +1911,74 @@ static void seqpar__list_free(void **list) {
 }
 
 static int seqpar__row_alloc(void **list, seqpar_row *row, int64_t tokens, int64_t docs) {
-    row->ids = (int32_t *)seqpar__list_alloc(list, tokens * 4);
-    row->targets = (int32_t *)seqpar__list_alloc(list, tokens * 4);
-    row->position_ids = (int32_t *)seqpar__list_alloc(list, tokens * 4);
-    row->cu_seqlens = (int64_t *)seqpar__list_alloc(list, (docs + 1) * 8);
-    row->doc_source = (int64_t *)seqpar__list_alloc(list, docs * 8);
-    row->prefix_lens = (int64_t *)seqpar__list_alloc(list, docs * 8);
-    return row->ids && row->targets && row->position_ids && row->cu_seqlens && row->doc_source && row->prefix_lens;
+    int64_t *numbers = (int64_t *)seqpar__list_room(list, (3 * docs + 1) * 8 + 3 * tokens * 4);
+    int32_t *ids = (int32_t *)(numbers + 3 * docs + 1);
+    if (!numbers) return 0;
+    row->cu_seqlens = numbers;
+    numbers[0] = 0;
+    row->doc_source = numbers + docs + 1;
+    row->prefix_lens = numbers + 2 * docs + 1;
+    row->ids = ids;
+    row->targets = ids + tokens;
+    row->position_ids = ids + 2 * tokens;
+    return 1;
 }
 
-static seqpar_status seqpar__fill_rows(seqpar_error *error, seqpar_batch *batch, const seqpar_document *docs,
-                                       const seqpar__unit *units, int64_t unit_count, const seqpar_pack_desc *desc) {
-    int64_t r, u, d, tokens, row_docs, pad = desc->pad_to ? desc->pad_to : 1;
+/* Units by rows, rising within each; those of row r stand from begin[r] on. */
+static void seqpar__sort_rows(int64_t *order, int64_t *begin, const seqpar__unit *units, int64_t unit_count, int64_t rows) {
+    int64_t u, r;
+    for (r = 0; r <= rows; r++) begin[r] = 0;
+    for (u = 0; u < unit_count; u++) begin[units[u].row]++;
+    for (r = 1; r <= rows; r++) begin[r] += begin[r - 1];
+    for (u = unit_count; u-- > 0;) order[--begin[units[u].row]] = u;
+    SEQPAR__WORK(2 * (unit_count + rows));
+}
+
+static seqpar_status seqpar__fill_rows(seqpar_error *error, seqpar_batch *batch, const seqpar_document *docs, const seqpar__unit *units,
+                                       const int64_t *order, const int64_t *begin, const seqpar_pack_desc *desc) {
+    int64_t r, i, d, tokens, row_docs, pad = desc->pad_to ? desc->pad_to : 1;
     batch->row = (seqpar_row *)seqpar__list_alloc(&batch->storage, batch->rows * (int64_t)sizeof(seqpar_row));
     if (!batch->row) return seqpar__no_memory(error, "rows");
     for (r = 0; r < batch->rows; r++) {
         seqpar_row *row = &batch->row[r];
-        for (u = tokens = row_docs = 0; u < unit_count; u++)
-            if (units[u].row == r) { tokens += units[u].tokens; row_docs += units[u].docs; }
+        for (tokens = row_docs = 0, i = begin[r]; i < begin[r + 1]; i++) { tokens += units[order[i]].tokens; row_docs += units[order[i]].docs; }
         row->index = r;
         if (!seqpar__row_alloc(&batch->storage, row, tokens + pad, row_docs)) return seqpar__no_memory(error, "rows");
-        for (u = 0; u < unit_count; u++)
-            for (d = 0; units[u].row == r && d < units[u].docs; d++)
-                seqpar__append_document(row, &docs[units[u].first + d], units[u].cap, units[u].first + d, &batch->counts);
+        for (i = begin[r]; i < begin[r + 1]; i++)
+            for (d = 0; d < units[order[i]].docs; d++) {
+                SEQPAR__WORK(1);
+                seqpar__append_document(row, &docs[units[order[i]].first + d], units[order[i]].cap, units[order[i]].first + d, &batch->counts);
+            }
         seqpar__finish_row(row, desc, &batch->counts);
     }
     return SEQPAR_OK;
 }
 
+static seqpar_status seqpar__pack_units(seqpar_error *error, seqpar_batch *batch, seqpar__unit *units, seqpar__keyed *order, const seqpar_document *documents, int64_t count, const seqpar_pack_desc *desc) {
+    int64_t unit_count, i, *by_row = (int64_t *)order, torn = seqpar__torn_unit(documents, count, order);
+    if (torn >= 0) return seqpar_fail(error, SEQPAR_ERR_UNIT_ORDER, "documents of unit %lld are not neighbours; sort documents by unit", (long long)documents[torn].unit);
+    seqpar__gather_units(units, &unit_count, documents, count, desc, &batch->counts);
+    if (unit_count == 0)
+        return seqpar_fail(error, SEQPAR_ERR_NO_TARGET, "of %lld documents none is left with a supervised token (%lld empty, %lld too long, %lld fully masked); check keys, masks and pack_len %lld",
+            (long long)count, (long long)batch->counts.zero_length, (long long)batch->counts.dropped, (long long)batch->counts.masked, (long long)desc->pack_len);
+    for (i = 0; i < unit_count; i++) { order[i].key = -units[i].tokens; order[i].at = i; }
+    if (desc->order == SEQPAR_PACK_DECREASING) qsort(order, (size_t)unit_count, sizeof *order, seqpar__by_key);
+    batch->rows = seqpar__place_units(units, order, unit_count, desc);
+    if (!batch->rows) return seqpar__no_memory(error, "packing");
+    seqpar__sort_rows(by_row, by_row + count, units, unit_count, batch->rows);
+    return seqpar__fill_rows(error, batch, documents, units, by_row, by_row + count, desc);
+}
+
 SEQPAR_DEF seqpar_status seqpar_pack(seqpar_error *error, seqpar_batch *batch, const seqpar_document *documents,
                                      int64_t count, const seqpar_pack_desc *desc) {
     seqpar__unit *units;
-    int64_t *order, unit_count = 0, i;
+    seqpar__keyed *order; /* and one more: later the units of all rows, and where each row's begin */
     seqpar_status status;
     memset(batch, 0, sizeof *batch);
     SEQPAR__TRY(seqpar__check_documents(error, documents, count, desc));
     units = SEQPAR__NEW(seqpar__unit, count);
-    order = SEQPAR__NEW(int64_t, 3 * count);
-    status = units && order ? SEQPAR_OK : seqpar__no_memory(error, "packing");
-    if (!status) status = seqpar__gather_units(error, units, &unit_count, documents, count, desc, &batch->counts);
-    if (!status && unit_count == 0)
-        status = seqpar_fail(error, SEQPAR_ERR_NO_TARGET, "of %lld documents none is left with a supervised token (%lld empty, %lld too long, %lld fully masked); check keys, masks and pack_len %lld",
-            (long long)count, (long long)batch->counts.zero_length, (long long)batch->counts.dropped, (long long)batch->counts.masked, (long long)desc->pack_len);
-    if (!status) {
-        for (i = 0; i < unit_count; i++) order[i] = i;
-        if (desc->order == SEQPAR_PACK_DECREASING) seqpar__sort_decreasing(order, unit_count, units, order + count);
-        batch->rows = seqpar__place_units(units, order, unit_count, desc, order + 2 * count);
-        status = seqpar__fill_rows(error, batch, documents, units, unit_count, desc);
-    }
+    order = SEQPAR__NEW(seqpar__keyed, count + 1);
+    status = units && order ? seqpar__pack_units(error, batch, units, order, documents, count, desc) : seqpar__no_memory(error, "packing");
     SEQPAR_FREE(units);
     SEQPAR_FREE(order);
     if (status) seqpar_batch_free(batch);
@@ -1901,13 +2008,11 @@ static int64_t seqpar__leaf(int64_t row_index, int64_t chunk, int layout, int64_
     return (row_index << SEQPAR__LEAF_BITS) + chunk * fine + sp_rank;
 }
 
-/* Does this rank hold (part of) the chunk? */
-static int seqpar__holds_chunk(int layout, int64_t chunks, int64_t sp_size, int64_t sp_rank, int64_t chunk) {
-    int64_t slots = layout == SEQPAR_ZIGZAG ? 2 * sp_size : sp_size;
-    int64_t mirror = 2 * sp_size - 1 - (SEQPAR__FAULT(9) ? (sp_rank + 1) % sp_size : sp_rank); /* fault: halves swapped between ranks */
-    if (layout == SEQPAR_STRIPE || sp_size == 1) return 1;
-    if (chunk >= seqpar_grid_begin(chunks, slots, sp_rank) && chunk < seqpar_grid_begin(chunks, slots, sp_rank + 1)) return 1;
-    return layout == SEQPAR_ZIGZAG && chunk >= seqpar_grid_begin(chunks, slots, mirror) && chunk < seqpar_grid_begin(chunks, slots, mirror + 1);
+/* Zigzag: slots go to the ranks and back. */
+static int64_t seqpar__slot_rank(int64_t slot, int64_t sp_size) {
+    int64_t mirror = 2 * sp_size - 1 - slot;
+    if (SEQPAR__FAULT(9)) mirror = (mirror + sp_size - 1) % sp_size; /* fault: halves swapped between ranks */
+    return slot < sp_size ? slot : mirror;
 }
 
 static seqpar_status seqpar__check_row(seqpar_error *error, const seqpar_row *row, int64_t previous_index) {
@@ -1966,59 +2071,120 @@ static int seqpar__share_add(seqpar_share *share, int64_t *capacity, seqpar_piec
     return 1;
 }
 
+/* The shares that a row's pieces go to: those of all ranks, or the only one. */
+typedef struct seqpar__sorted_key { int64_t leaf, source, piece; } seqpar__sorted_key;
+typedef struct seqpar__splitting {
+    seqpar_share *shares;
+    int64_t *capacity, sp_size, only; /* only: -1: all */
+    int layout;
+    void *order;                      /* seqpar__sorted_key of all pieces, as they come: by leaf */
+    int64_t count, order_capacity;
+} seqpar__splitting;
+
+static int seqpar__split_add(seqpar__splitting *to, int64_t sp_rank, seqpar_piece piece) {
+    seqpar__sorted_key *key;
+    SEQPAR__WORK(1);
+    if (to->only >= 0) return sp_rank != to->only || seqpar__share_add(to->shares, to->capacity, piece);
+    if (piece.count <= 0) return 1;
+    if (!seqpar__grow(&to->order, &to->order_capacity, to->count + 1, (int64_t)sizeof *key)) return 0;
+    key = (seqpar__sorted_key *)to->order + to->count++;
+    key->leaf = piece.leaf;
+    key->source = sp_rank;
+    key->piece = to->shares[sp_rank].count;
+    return seqpar__share_add(&to->shares[sp_rank], &to->capacity[sp_rank], piece);
+}
+
 /* Zigzag-doc: slots of documents, cut where chunks end; leaves number these parts through the row, whoever holds them. */
-static int seqpar__split_documents(seqpar_share *share, int64_t *capacity, const seqpar_row *row, int64_t row_number, int64_t sp_size, int64_t sp_rank) {
-    int64_t leaf = row->index << SEQPAR__LEAF_BITS, chunk = 0, docs = row->docs ? row->docs : 1, d, slot;
-    for (d = 0; d < docs; d++)
-        for (slot = 0; slot < 2 * sp_size; slot++) {
-            int64_t doc = row->docs ? row->cu_seqlens[d] : 0, n = (row->docs ? row->cu_seqlens[d + 1] : row->tokens) - doc;
-            int64_t at = doc + seqpar_grid_begin(n, 2 * sp_size, slot), end = doc + seqpar_grid_begin(n, 2 * sp_size, slot + 1);
-            int mine = sp_rank == (slot < sp_size ? slot : 2 * sp_size - 1 - slot);
-            while (at < end) {
-                seqpar_piece p;
-                memset(&p, 0, sizeof p);
-                while (seqpar_grid_begin(row->padded, row->chunks, chunk + 1) <= at) chunk++;
-                p.row = row_number;
-                p.chunk = chunk;
-                p.leaf = leaf++;
-                p.start = at;
-                p.stride = 1;
-                p.count = SEQPAR__MIN(end, seqpar_grid_begin(row->padded, row->chunks, chunk + 1)) - at;
-                if (mine && !seqpar__share_add(share, capacity, p)) return 0;
-                at += p.count;
-            }
+static int seqpar__split_documents(seqpar__splitting *to, const seqpar_row *row, int64_t row_number) {
+    int64_t leaf = row->index << SEQPAR__LEAF_BITS, slots = 2 * to->sp_size, chunk = 0, chunk_end = seqpar_grid_begin(row->padded, row->chunks, 1), docs = row->docs ? row->docs : 1, d;
+    for (d = 0; d < docs; d++) {
+        int64_t doc = row->docs ? row->cu_seqlens[d] : 0, n = (row->docs ? row->cu_seqlens[d + 1] : row->tokens) - doc, at = doc;
+        SEQPAR__WORK(1);
+        while (at < doc + n) {
+            int64_t slot = seqpar_grid_begin(slots, n, at - doc + 1) - (slots * (at - doc + 1) % n == 0); /* the one that holds it */
+            int64_t end = doc + seqpar_grid_begin(n, slots, slot + 1);
+            seqpar_piece p;
+            memset(&p, 0, sizeof p);
+            for (; chunk_end <= at; SEQPAR__WORK(1)) chunk_end = seqpar_grid_begin(row->padded, row->chunks, ++chunk + 1);
+            p.row = row_number;
+            p.chunk = chunk;
+            p.leaf = leaf++;
+            p.start = at;
+            p.stride = 1;
+            p.count = SEQPAR__MIN(end, chunk_end) - at;
+            if (!seqpar__split_add(to, seqpar__slot_rank(slot, to->sp_size), p)) return 0;
+            at += p.count;
         }
+    }
     return 1;
 }
 
-static int seqpar__split_chunks(seqpar_share *share, int64_t *capacity, const seqpar_row *row, int64_t row_number, int layout, int64_t sp_size, int64_t sp_rank) {
-    int64_t c;
-    for (c = 0; c < row->chunks; c++) {
-        seqpar_piece p;
-        if (!seqpar__holds_chunk(layout, row->chunks, sp_size, sp_rank, c)) continue;
-        p = seqpar__chunk_piece(row, c, layout, sp_size, sp_rank);
-        p.row = row_number;
-        if (!seqpar__share_add(share, capacity, p)) return 0;
+static int seqpar__split_chunks(seqpar__splitting *to, const seqpar_row *row, int64_t row_number) {
+    int64_t slots = to->layout == SEQPAR_ZIGZAG ? 2 * to->sp_size : to->layout == SEQPAR_STRIPE ? 1 : to->sp_size, slot, c, r;
+    for (slot = 0; slot < slots; slot++) {
+        int64_t first = seqpar__slot_rank(slot, to->sp_size), end = to->layout == SEQPAR_STRIPE ? to->sp_size : first + 1;
+        SEQPAR__WORK(1);
+        if (to->only >= 0 && to->layout == SEQPAR_STRIPE) first = to->only, end = first + 1;
+        if (to->only >= 0 && first != to->only) continue;
+        for (c = seqpar_grid_begin(row->chunks, slots, slot); c < seqpar_grid_begin(row->chunks, slots, slot + 1); c++)
+            for (r = first; r < end; r++) {
+                seqpar_piece p = seqpar__chunk_piece(row, c, to->layout, to->sp_size, r);
+                p.row = row_number;
+                if (!seqpar__split_add(to, r, p)) return 0;
+            }
     }
     return 1;
+}
+
+static void seqpar__shares_free(seqpar_share *shares, int64_t count) {
+    int64_t r;
+    for (r = 0; shares && r < count; r++) seqpar_share_free(&shares[r]);
+}
+
+/* shares: (sp_size) and all pieces by leaf; or the one of rank `only`. */
+static seqpar_status seqpar__split_rows(seqpar_error *error, seqpar_share *shares, seqpar__sorted_key **order, const seqpar_row *rows, int64_t row_count, int layout, int64_t sp_size, int64_t only) {
+    int64_t count = only < 0 ? sp_size : 1, i;
+    seqpar__splitting to;
+    int fits;
+    memset(shares, 0, (size_t)count * sizeof *shares);
+    memset(&to, 0, sizeof to);
+    to.shares = shares; to.sp_size = sp_size; to.only = only; to.layout = layout;
+    to.capacity = SEQPAR__NEW(int64_t, count);
+    fits = to.capacity != NULL;
+    for (i = 0; i < count; i++) {
+        shares[i].rows = rows;
+        shares[i].row_count = row_count;
+        shares[i].layout = layout;
+        shares[i].sp_size = sp_size;
+        shares[i].sp_rank = only < 0 ? i : only;
+    }
+    for (i = 0; i < row_count && fits; i++)
+        fits = layout == SEQPAR_ZIGZAG_DOC && sp_size > 1 ? seqpar__split_documents(&to, &rows[i], i) : seqpar__split_chunks(&to, &rows[i], i);
+    SEQPAR_FREE(to.capacity);
+    if (fits && order) *order = (seqpar__sorted_key *)to.order; else SEQPAR_FREE(to.order);
+    if (fits) return SEQPAR_OK;
+    seqpar__shares_free(shares, count);
+    return seqpar__no_memory(error, "pieces");
+}
+
+/* The shares of all ranks, in one pass; order: all pieces by leaf, where asked for. The caller frees both. */
+static seqpar_status seqpar__split_all(seqpar_error *error, seqpar_share **shares, seqpar__sorted_key **order, const seqpar_row *rows, int64_t row_count, int layout, int64_t sp_size) {
+    seqpar_status status;
+    *shares = NULL;
+    SEQPAR__TRY(seqpar__check_split(error, rows, row_count, layout, sp_size, 0));
+    *shares = SEQPAR__NEW(seqpar_share, sp_size);
+    status = *shares ? seqpar__split_rows(error, *shares, order, rows, row_count, layout, sp_size, -1) : seqpar__no_memory(error, "pieces");
+    if (!status) return SEQPAR_OK;
+    SEQPAR_FREE(*shares);
+    *shares = NULL;
+    return status;
 }
 
 SEQPAR_DEF seqpar_status seqpar_split(seqpar_error *error, seqpar_share *share, const seqpar_row *rows,
                                       int64_t row_count, int layout, int64_t sp_size, int64_t sp_rank) {
-    int64_t i, capacity = 0;
     memset(share, 0, sizeof *share);
     SEQPAR__TRY(seqpar__check_split(error, rows, row_count, layout, sp_size, sp_rank));
-    share->rows = rows;
-    share->row_count = row_count;
-    share->layout = layout;
-    share->sp_size = sp_size;
-    share->sp_rank = sp_rank;
-    for (i = 0; i < row_count; i++) {
-        int fits = layout == SEQPAR_ZIGZAG_DOC && sp_size > 1 ? seqpar__split_documents(share, &capacity, &rows[i], i, sp_size, sp_rank)
-                                                              : seqpar__split_chunks(share, &capacity, &rows[i], i, layout, sp_size, sp_rank);
-        if (!fits) { seqpar_share_free(share); return seqpar__no_memory(error, "pieces"); }
-    }
-    return SEQPAR_OK;
+    return seqpar__split_rows(error, share, NULL, rows, row_count, layout, sp_size, sp_rank);
 }
 
 SEQPAR_DEF void seqpar_share_free(seqpar_share *share) {
@@ -2028,38 +2194,38 @@ SEQPAR_DEF void seqpar_share_free(seqpar_share *share) {
 
 SEQPAR_DEF seqpar_status seqpar_split_owner(seqpar_error *error, int64_t *sp_rank, int64_t *local, const seqpar_row *row,
                                             int layout, int64_t sp_size, int64_t token) {
-    int64_t r, i;
+    int64_t r, i, found = 0;
+    seqpar_share *shares;
     SEQPAR__TRY(seqpar__check_split(error, row, 1, layout, sp_size, 0));
     if (token < 0 || token >= row->tokens)
         return seqpar_fail(error, SEQPAR_ERR_TOKEN_RANGE, "token %lld is outside a row of %lld tokens", (long long)token, (long long)row->tokens);
-    for (r = 0; r < sp_size; r++) {
-        seqpar_share share;
-        SEQPAR__TRY(seqpar_split(error, &share, row, 1, layout, sp_size, r));
-        for (i = 0; i < share.count; i++) {
-            const seqpar_piece *p = &share.pieces[i];
+    SEQPAR__TRY(seqpar__split_all(error, &shares, NULL, row, 1, layout, sp_size));
+    for (r = 0; r < sp_size; r++)
+        for (i = 0; i < shares[r].count && !found; i++) {
+            const seqpar_piece *p = &shares[r].pieces[i];
             int64_t at = token - p->start;
             if (at < 0 || at % p->stride || at / p->stride >= p->count) continue;
             *sp_rank = r;
             *local = p->local + at / p->stride;
-            seqpar_share_free(&share);
-            return SEQPAR_OK;
+            found = 1;
         }
-        seqpar_share_free(&share);
-    }
-    return seqpar_fail(error, SEQPAR_ERR_TOKEN_RANGE, "token %lld is held by no rank", (long long)token);
+    seqpar__shares_free(shares, sp_size);
+    SEQPAR_FREE(shares);
+    return found ? SEQPAR_OK : seqpar_fail(error, SEQPAR_ERR_TOKEN_RANGE, "token %lld is held by no rank", (long long)token);
 }
 
 static seqpar_status seqpar__balance_tokens(seqpar_error *error, seqpar_balance *b, const seqpar_row *rows, int64_t row_count, int layout, int64_t sp_size) {
     int64_t r;
+    seqpar_share *shares;
     b->tokens = b->most = b->idle = 0;
+    SEQPAR__TRY(seqpar__split_all(error, &shares, NULL, rows, row_count, layout, sp_size));
     for (r = 0; r < sp_size; r++) {
-        seqpar_share share;
-        SEQPAR__TRY(seqpar_split(error, &share, rows, row_count, layout, sp_size, r));
-        b->tokens += share.tokens;
-        b->most = SEQPAR__MAX(b->most, share.tokens);
-        b->idle += share.tokens == 0;
-        seqpar_share_free(&share);
+        b->tokens += shares[r].tokens;
+        b->most = SEQPAR__MAX(b->most, shares[r].tokens);
+        b->idle += shares[r].tokens == 0;
     }
+    seqpar__shares_free(shares, sp_size);
+    SEQPAR_FREE(shares);
     return SEQPAR_OK;
 }
 
@@ -5898,15 +6064,21 @@ struct seqpar_attn {
     int64_t row_count;
     seqpar_share *shares;      /* (size) of the positions: what their members hold together */
     seqpar__bounds **bounds;   /* (size) of each share's pieces */
+    int64_t total;             /* pieces of all positions, */
+    seqpar__sorted_key *order; /* (total) by leaf, */
+    int64_t *leaves;           /* (total) and their leaves */
+    int64_t *slot_row;         /* (size + 1) rows before a position's keys where those of all positions lie */
     seqpar__bounds *come, *go; /* (size) ring: rows of a position's keys that reach this one, and that it sends on */
     seqpar_plan forward, backward;
     seqpar__attn_step *steps;
-    int64_t step_count;
+    int64_t step_count, *step_of; /* (size) by position: the step that computes with its keys */
     seqpar__tasks *returns;    /* (size) fold what rank q made for us */
     int64_t *return_elements;  /* (size) per head and head_dim element: rows of dk and dv that come from q */
     int64_t *outbox_elements;  /* (size) ... that go to q */
     int64_t query_slots, key_slots, depth;
     int32_t *visible_begin, *visible_end;
+    seqpar_fold_op *room;      /* for programs to come */
+    int64_t room_left;
     void *lists;
 };
 
@@ -5945,66 +6117,129 @@ static seqpar__bounds seqpar__piece_bounds(const seqpar_row *row, const seqpar_p
     return b;
 }
 
-static int seqpar__present(const seqpar_piece *query, const seqpar__bounds *bounds, const seqpar_piece *key) {
-    if (SEQPAR__FAULT(16) && key->chunk == query->chunk - 2) return 0; /* fault: a block is left out */
-    return query->row == key->row && bounds->end > key->start && bounds->begin + SEQPAR__FAULT(53) <= key->start + (key->count - 1) * key->stride; /* fault: a block whose last key is the first seen */
-}
-
 static int seqpar__by_number(const void *a, const void *b) {
     int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
     return x < y ? -1 : x > y;
 }
 
-/* Leaves (rising) of the query pieces, of all ranks or of one, that see a key piece. Returns their number. */
-static int64_t seqpar__query_leaves(const seqpar_attn *attn, const seqpar_piece *key, int64_t only_rank, int64_t *leaves, int64_t *indices) {
-    int64_t r, i, n = 0;
-    for (r = only_rank < 0 ? 0 : only_rank; r < (only_rank < 0 ? attn->size : only_rank + 1); r++)
-        for (i = 0; i < attn->shares[r].count; i++) {
-            if (!seqpar__present(&attn->shares[r].pieces[i], &attn->bounds[r][i], key)) continue;
-            if (indices) indices[n] = i;
-            leaves[n++] = attn->shares[r].pieces[i].leaf;
-        }
-    if (only_rank < 0) qsort(leaves, (size_t)n, sizeof *leaves, seqpar__by_number);
-    return n;
+static const seqpar_piece *seqpar__ordered_piece(const seqpar_attn *attn, int64_t i) { return &attn->shares[attn->order[i].source].pieces[attn->order[i].piece]; }
+
+/* Who sees whom, by numbers of pieces in order of leaves. In that order the pieces' first and last tokens rise, and what they see,
+   too (stripe: but for those of a chunk), so what a piece sees, or is seen by, lies between two ends that two searches find; with
+   the highest so far and the lowest yet to come in the place of the numbers themselves they find them for every layout. */
+typedef struct seqpar__range { int32_t begin, end; } seqpar__range;
+typedef struct seqpar__view { int64_t first, last, begin, end; } seqpar__view; /* a piece's first and last tokens, what it sees; counted through all rows */
+typedef struct seqpar__sight {
+    const seqpar_attn *attn;
+    seqpar__view *view;            /* (total) */
+    seqpar__range *keys, *queries; /* (total) all that a query sees, that see a key, and few that do not */
+    int64_t *begin;                /* (size + 1) position s has the numbers (own pieces) from number[begin[s]] on */
+    int32_t *number;               /* (total) */
+} seqpar__sight;
+
+static int seqpar__sees(const seqpar__sight *s, int64_t query, int64_t key) {
+    SEQPAR__WORK(1);
+    if (SEQPAR__FAULT(16) && seqpar__ordered_piece(s->attn, key)->chunk == seqpar__ordered_piece(s->attn, query)->chunk - 2) return 0; /* fault: a block is left out */
+    return s->view[query].end > s->view[key].first && s->view[query].begin + SEQPAR__FAULT(53) <= s->view[key].last; /* fault: a block whose last key is the first seen */
 }
 
-static int64_t seqpar__pieces_total(const seqpar_attn *attn) {
-    int64_t r, n = 0;
-    for (r = 0; r < attn->size; r++) n += attn->shares[r].count;
-    return n;
-}
+static void seqpar__sight_close(seqpar__sight *s) { SEQPAR_FREE(s->view); SEQPAR_FREE(s->keys); SEQPAR_FREE(s->begin); SEQPAR_FREE(s->number); }
 
-/* Moves the program that a fold has written into a task. */
-static seqpar_status seqpar__task_program(seqpar_attn *attn, seqpar_attn_task *task, const seqpar_fold_op *program, int64_t count) {
-    void *copy = seqpar__list_alloc(&attn->lists, count * (int64_t)sizeof *program);
-    if (!copy) return SEQPAR_ERR_MEMORY;
-    if (count) memcpy(copy, program, (size_t)count * sizeof *program);
-    task->program = (const seqpar_fold_op *)copy;
-    task->program_count = count;
+static void seqpar__sight_views(seqpar__sight *s) {
+    const seqpar_attn *attn = s->attn;
+    int64_t row = 0, row_begin = 0, i;
+    for (i = 0; i < attn->total; i++) {
+        const seqpar_piece *p = seqpar__ordered_piece(attn, i);
+        const seqpar__bounds *b = &attn->bounds[attn->order[i].source][attn->order[i].piece];
+        while (row < p->row) row_begin += attn->rows[row++].tokens;
+        s->view[i].first = row_begin + p->start;
+        s->view[i].last = row_begin + p->start + (p->count - 1) * p->stride;
+        s->view[i].begin = row_begin + b->begin;
+        s->view[i].end = row_begin + b->end;
+    }
+}
+/* The numbers to search among: (4, total) */
+static void seqpar__sight_ranges(seqpar__sight *s, int64_t *numbers) {
+    int64_t n = s->attn->total, *first = numbers, *last = first + n, *begin = last + n, *end = begin + n, near[4] = {0, 0, 0, 0}, i;
+    for (i = 0; i < n; i++) {
+        last[i] = i ? SEQPAR__MAX(last[i - 1], s->view[i].last) : s->view[i].last;
+        end[i] = i ? SEQPAR__MAX(end[i - 1], s->view[i].end) : s->view[i].end;
+    }
+    for (i = n; i-- > 0;) {
+        first[i] = i + 1 < n ? SEQPAR__MIN(first[i + 1], s->view[i].first) : s->view[i].first;
+        begin[i] = i + 1 < n ? SEQPAR__MIN(begin[i + 1], s->view[i].begin) : s->view[i].begin;
+    }
+    for (i = 0; i < n; i++) {
+        s->keys[i].begin = (int32_t)(near[0] = seqpar__seek(last, n, near[0], s->view[i].begin));
+        s->keys[i].end = (int32_t)(near[1] = seqpar__seek(first, n, near[1], s->view[i].end));
+        s->queries[i].begin = (int32_t)(near[2] = seqpar__seek(end, n, near[2], s->view[i].first + 1));
+        s->queries[i].end = (int32_t)(near[3] = seqpar__seek(begin, n, near[3], s->view[i].last + 1));
+    }
+    SEQPAR__WORK(4 * n);
+}
+static seqpar_status seqpar__sight_open(seqpar__sight *s, const seqpar_attn *attn) {
+    int64_t *numbers = SEQPAR__NEW(int64_t, 4 * attn->total), i;
+    memset(s, 0, sizeof *s);
+    s->attn = attn;
+    s->view = SEQPAR__NEW(seqpar__view, attn->total);
+    s->keys = SEQPAR__NEW(seqpar__range, 2 * attn->total);
+    s->begin = SEQPAR__NEW(int64_t, attn->size + 1);
+    s->number = SEQPAR__NEW(int32_t, attn->total);
+    if (!numbers || !s->view || !s->keys || !s->begin || !s->number) { SEQPAR_FREE(numbers); return SEQPAR_ERR_MEMORY; }
+    for (i = 0; i < attn->size; i++) s->begin[i + 1] = s->begin[i] + attn->shares[i].count;
+    for (i = 0; i < attn->total; i++) s->number[s->begin[attn->order[i].source] + attn->order[i].piece] = (int32_t)i;
+    s->queries = s->keys + attn->total;
+    seqpar__sight_views(s);
+    seqpar__sight_ranges(s, numbers);
+    SEQPAR_FREE(numbers);
     return SEQPAR_OK;
 }
+
+/* Room for a program, out of blocks. */
+static seqpar_fold_op *seqpar__program_room(seqpar_attn *attn, int64_t count) {
+    seqpar_fold_op *room;
+    if (count > attn->room_left) {
+        attn->room_left = SEQPAR__MAX(count, (int64_t)8192);
+        attn->room = (seqpar_fold_op *)seqpar__list_room(&attn->lists, attn->room_left * (int64_t)sizeof *attn->room);
+        if (!attn->room) { attn->room_left = 0; return NULL; }
+    }
+    room = attn->room;
+    attn->room += count;
+    attn->room_left -= count;
+    return room;
+}
+/* Moves the program that a fold has written into a task. */
 static seqpar_status seqpar__task_take(seqpar_attn *attn, seqpar_attn_task *task, seqpar_fold *fold) {
     seqpar_status status = seqpar_fold_flush(fold);
-    if (!status) status = seqpar__task_program(attn, task, fold->program, fold->program_count);
+    seqpar_fold_op *program = status ? NULL : seqpar__program_room(attn, fold->program_count);
+    if (!program) return SEQPAR_ERR_MEMORY;
+    if (fold->program_count) memcpy(program, fold->program, (size_t)fold->program_count * sizeof *program);
+    task->program = program;
+    task->program_count = fold->program_count;
     fold->program_count = 0;
     attn->depth = SEQPAR__MAX(attn->depth, fold->depth_high);
-    return status;
+    return SEQPAR_OK;
 }
 
-static int seqpar__tasks_new(seqpar_attn *attn, seqpar__tasks *tasks, int64_t count, int64_t pieces, int64_t keys) {
-    tasks->task = (seqpar_attn_task *)seqpar__list_alloc(&attn->lists, count * (int64_t)sizeof *tasks->task);
-    tasks->pieces = (seqpar_piece *)seqpar__list_alloc(&attn->lists, pieces * (int64_t)sizeof *tasks->pieces);
-    tasks->keys = (seqpar_attn_keys *)seqpar__list_alloc(&attn->lists, keys * (int64_t)sizeof *tasks->keys);
+static int seqpar__tasks_new(seqpar_attn *attn, seqpar__tasks *tasks, int64_t count, int64_t pieces, int64_t keys) { /* at most */
+    tasks->task = (seqpar_attn_task *)seqpar__list_room(&attn->lists, count * (int64_t)sizeof *tasks->task);
+    tasks->pieces = (seqpar_piece *)seqpar__list_room(&attn->lists, pieces * (int64_t)sizeof *tasks->pieces);
+    tasks->keys = (seqpar_attn_keys *)seqpar__list_room(&attn->lists, keys * (int64_t)sizeof *tasks->keys);
     return tasks->task && tasks->pieces && tasks->keys;
+}
+static seqpar_attn_task *seqpar__task_add(seqpar__tasks *tasks, int64_t piece) {
+    seqpar_attn_task *task = &tasks->task[tasks->count++];
+    memset(task, 0, sizeof *task);
+    task->piece = piece;
+    return task;
 }
 
 /* Where the keys of a source lie in a slot: k rows, then v rows, source after source. The own slot of a ring has
    k and v apart, each from row 0. */
 static seqpar_attn_keys seqpar__keys_of(const seqpar_attn *attn, const seqpar__attn_step *step, int64_t source, const seqpar_piece *p) {
     seqpar_attn_keys k;
-    int64_t s, base = 0;
+    int64_t base = attn->slot_row[source] - attn->slot_row[step->source];
     int own_slot = step->sources == 1 && source == attn->rank;
-    for (s = step->source; s < source; s++) base += 2 * attn->shares[s].tokens;
     k.k_row = base + p->local;
     k.v_row = base + p->local + (own_slot || SEQPAR__FAULT(44) ? 0 : attn->shares[source].tokens); /* fault: k for v */
     k.start = p->start;
@@ -6013,152 +6248,229 @@ static seqpar_attn_keys seqpar__keys_of(const seqpar_attn *attn, const seqpar__a
     return k;
 }
 
-typedef struct seqpar__sorted_key { int64_t leaf, source, piece; } seqpar__sorted_key;
+/* What is at hand while programs are written. Pieces are numbered in the order of all leaves. */
+typedef struct seqpar__planner {
+    seqpar__sight sight;
+    int64_t own;            /* pieces of this position, */
+    int64_t *mine;          /* (own) and their numbers; */
+    int32_t *list;          /* (total) who sees a piece, or is seen by it; */
+    int32_t *by;            /* (total) their places in the list by source, */
+    int64_t *at;            /* (size + 2) those of source q from at[q] on */
+    int64_t *leaves;        /* (total) theirs, where they are not neighbours */
+    seqpar__span *spans;    /* (most pieces of a position) */
+    int32_t *operands;      /* (own) */
+    seqpar_fold_op *unused; /* (2 most) a program that another position writes */
+} seqpar__planner;
 
-/* Query tasks of a step: each own query piece folds the blocks that come with this step's keys. */
-static seqpar_status seqpar__step_queries(seqpar_attn *attn, seqpar__attn_step *step, seqpar_fold *folds) {
-    const seqpar_share *mine = &attn->shares[attn->rank];
-    seqpar__tasks *tasks = &step->queries;
-    seqpar__sorted_key *keys;
-    int64_t s, i, n = 0, q;
-    for (s = step->source; s < step->source + step->sources; s++) n += attn->shares[s].count;
-    keys = SEQPAR__NEW(seqpar__sorted_key, n);
-    if (!keys || !seqpar__tasks_new(attn, tasks, mine->count, mine->count, n)) { SEQPAR_FREE(keys); return SEQPAR_ERR_MEMORY; }
-    for (n = 0, s = step->source; s < step->source + step->sources; s++)
-        for (i = 0; i < attn->shares[s].count; i++, n++) { keys[n].leaf = attn->shares[s].pieces[i].leaf; keys[n].source = s; keys[n].piece = i; }
-    qsort(keys, (size_t)n, sizeof *keys, seqpar__by_number);
-    for (i = 0; i < n; i++) tasks->keys[i] = seqpar__keys_of(attn, step, keys[i].source, &attn->shares[keys[i].source].pieces[keys[i].piece]);
-    for (q = 0; q < mine->count; q++) {
-        seqpar_attn_task *task = &tasks->task[tasks->count];
-        tasks->pieces[q] = mine->pieces[q];
-        for (i = 0; i < n; i++) {
-            if (!seqpar__present(&mine->pieces[q], &attn->bounds[attn->rank][q], &attn->shares[keys[i].source].pieces[keys[i].piece])) continue;
-            if (seqpar_fold_push(&folds[q], seqpar__leaf_node(keys[i].leaf), SEQPAR_FOLD_LEAF, (int32_t)i)) { SEQPAR_FREE(keys); return SEQPAR_ERR_MEMORY; }
-        }
-        if (folds[q].program_count == 0) continue;
-        task->piece = q;
-        tasks->count++;
-        if (seqpar__task_take(attn, task, &folds[q])) { SEQPAR_FREE(keys); return SEQPAR_ERR_MEMORY; }
-    }
-    SEQPAR_FREE(keys);
-    return SEQPAR_OK;
+static int64_t seqpar__list_keys(seqpar__planner *p, int64_t query) {
+    int32_t n = 0, k;
+    for (k = p->sight.keys[query].begin; k < p->sight.keys[query].end; k++) if (seqpar__sees(&p->sight, query, k)) p->list[n++] = k;
+    return n;
+}
+static int64_t seqpar__list_queries(seqpar__planner *p, int64_t key) {
+    int32_t n = 0, q;
+    for (q = p->sight.queries[key].begin; q < p->sight.queries[key].end; q++) if (seqpar__sees(&p->sight, q, key)) p->list[n++] = q;
+    return n;
+}
+/* Leaves of the list: mostly a part of all. */
+static const int64_t *seqpar__list_leaves(seqpar__planner *p, int64_t n) {
+    int64_t i;
+    if (n && p->list[n - 1] - p->list[0] == n - 1) return p->sight.attn->leaves + p->list[0];
+    for (i = 0; i < n; i++) p->leaves[i] = p->sight.attn->leaves[p->list[i]];
+    return p->leaves;
+}
+static void seqpar__list_by_source(seqpar__planner *p, int64_t n) {
+    const seqpar_attn *attn = p->sight.attn;
+    int64_t i, s;
+    for (s = 0; s < attn->size + 2; s++) p->at[s] = 0;
+    for (i = 0; i < n; i++) p->at[attn->order[p->list[i]].source + 2]++;
+    for (s = 2; s < attn->size + 2; s++) p->at[s] += p->at[s - 1];
+    for (i = 0; i < n; i++) p->by[p->at[attn->order[p->list[i]].source + 1]++] = (int32_t)i;
+    SEQPAR__WORK(n + attn->size);
 }
 
-/* dk, dv of the keys of `source`. Own keys go on in the pending folds, others' become the nodes of a message. */
-static seqpar_status seqpar__step_keys(seqpar_attn *attn, seqpar__attn_step *step, int64_t source, seqpar_fold *folds, int64_t *scratch) {
-    const seqpar_share *mine = &attn->shares[attn->rank], *theirs = &attn->shares[source];
+/* Own queries that see a key, and how each lies between its neighbours among those of all positions. *near: where the last search among the own ended. */
+static int64_t seqpar__own_queries(seqpar__planner *p, int64_t key, int64_t *near) {
+    const seqpar__sight *s = &p->sight;
+    seqpar__range range = s->queries[key];
+    int64_t n = 0, i = *near = seqpar__seek(p->mine, p->own, *near, range.begin), before, after;
+    for (; i < p->own && p->mine[i] < range.end; i++) {
+        seqpar__span *span = &p->spans[n];
+        if (!seqpar__sees(s, p->mine[i], key)) continue;
+        for (before = p->mine[i] - 1; before >= range.begin && !seqpar__sees(s, before, key); before--) {}
+        for (after = p->mine[i] + 1; after < range.end && !seqpar__sees(s, after, key); after++) {}
+        span->begin = p->mine[i];
+        span->end = after;
+        span->leaf = s->attn->leaves[p->mine[i]];
+        span->before = before < range.begin ? INT64_MAX : s->attn->leaves[before] ^ span->leaf;
+        span->after = after >= range.end ? INT64_MAX : s->attn->leaves[after] ^ span->leaf;
+        p->operands[n++] = (int32_t)i;
+    }
+    return n;
+}
+
+/* Value of the list's i-th leaf. */
+static seqpar_status seqpar__push_leaf(seqpar_fold *fold, int64_t i, int64_t operand) {
+    if (fold->running) return seqpar__fold_run_on(fold, seqpar__leaf_node(0), (int32_t)operand);
+    return seqpar__fold_add(fold, seqpar__span_of(fold->leaves, fold->leaf_count, i, i + 1), SEQPAR_FOLD_LEAF, (int32_t)operand);
+}
+
+/* An own query piece: in every step it folds the blocks that come with that step's keys. */
+static seqpar_status seqpar__plan_query(seqpar_attn *attn, seqpar__planner *p, int64_t query) {
+    int64_t n = seqpar__list_keys(p, p->mine[query]), s, i;
+    int gathers = attn->steps[0].sources > 1;
+    seqpar_status status = SEQPAR_OK;
+    seqpar_fold fold;
+    seqpar_fold_init(&fold, seqpar__list_leaves(p, n), n);
+    fold.running = attn->desc.relaxed;
+    if (!gathers) seqpar__list_by_source(p, n);
+    for (s = 0; s < attn->step_count && !status; s++) {
+        seqpar__attn_step *step = &attn->steps[s];
+        int64_t begin = gathers ? 0 : p->at[step->source], end = gathers ? n : p->at[step->source + 1];
+        SEQPAR__WORK(1);
+        for (i = begin; i < end && !status; i++) {
+            int64_t at = gathers ? i : p->by[i], key = p->list[at];
+            status = seqpar__push_leaf(&fold, at, gathers ? key : attn->order[key].piece);
+        }
+        if (begin == end || status) continue;
+        status = seqpar__task_take(attn, seqpar__task_add(&step->queries, query), &fold);
+    }
+    attn->query_slots = SEQPAR__MAX(attn->query_slots, fold.slots_high);
+    seqpar_fold_free(&fold);
+    return status;
+}
+
+/* The task for dk, dv of a key piece. */
+static seqpar_attn_task *seqpar__key_task(seqpar_attn *attn, int64_t key) {
+    int64_t source = attn->order[key].source;
+    seqpar__attn_step *step = &attn->steps[attn->step_of[source]];
     seqpar__tasks *tasks = source == attn->rank ? &step->own : &step->foreign[source - step->source];
-    int64_t total = seqpar__pieces_total(attn), *present = scratch, *own = scratch + total, *indices = own + total, i, j, n, rows = 0;
-    if (!seqpar__tasks_new(attn, tasks, theirs->count, theirs->count + mine->count, theirs->count)) return SEQPAR_ERR_MEMORY;
-    for (j = 0; j < theirs->count; j++) {
-        seqpar_attn_task *task = &tasks->task[tasks->count];
-        n = seqpar__query_leaves(attn, &theirs->pieces[j], attn->rank, own, indices);
-        if (n == 0) continue;
-        task->piece = tasks->count;
-        tasks->pieces[tasks->count] = theirs->pieces[j];
-        tasks->keys[tasks->count] = seqpar__keys_of(attn, step, source, &theirs->pieces[j]);
-        while (step->queries.keys[task->order].k_row != tasks->keys[tasks->count].k_row) task->order++;
-        tasks->count++;
-        if (source == attn->rank) {
-            for (i = 0; i < n; i++) SEQPAR__TRY(seqpar_fold_push(&folds[j], seqpar__leaf_node(own[i]), SEQPAR_FOLD_LEAF, (int32_t)indices[i]));
-            SEQPAR__TRY(seqpar__task_take(attn, task, &folds[j]));
-            task->store_base = 2 * theirs->pieces[j].local;
-            task->store_stride = 2 * theirs->tokens;
-        } else {
-            seqpar__partial p;
-            if (attn->desc.relaxed) SEQPAR__TRY(seqpar__running_partial(&p, n));
-            else SEQPAR__TRY(seqpar__fold_partial(&p, present, seqpar__query_leaves(attn, &theirs->pieces[j], -1, present, NULL), own, n));
-            for (i = 0; i < p.program_count; i++) if (p.program[i].op <= SEQPAR_FOLD_EXTEND) p.program[i].index = (int32_t)indices[p.program[i].index];
-            attn->depth = SEQPAR__MAX(attn->depth, p.depth);
-            task->store_base = rows;
-            task->store_stride = 2 * theirs->pieces[j].count;
-            rows += p.node_count * task->store_stride;
-            n = seqpar__task_program(attn, task, p.program, p.program_count);
-            seqpar__partial_free(&p);
-            if (n) return SEQPAR_ERR_MEMORY;
-        }
+    seqpar_attn_task *task = seqpar__task_add(tasks, tasks->count);
+    task->order = step->sources > 1 ? key : attn->order[key].piece;
+    tasks->pieces[task->piece] = *seqpar__ordered_piece(attn, key);
+    tasks->keys[task->piece] = seqpar__keys_of(attn, step, source, seqpar__ordered_piece(attn, key));
+    return task;
+}
+
+/* Others' keys become the nodes of a message. */
+static seqpar_status seqpar__plan_foreign_key(seqpar_attn *attn, seqpar__planner *p, int64_t key, int64_t *near) {
+    int64_t n = seqpar__own_queries(p, key, near), source = attn->order[key].source, depth = 2, nodes = 1, i;
+    seqpar_attn_task *task;
+    seqpar_fold_op *program;
+    if (n == 0) return SEQPAR_OK;
+    task = seqpar__key_task(attn, key);
+    task->program_count = attn->desc.relaxed ? n + 1 : 2 * n;
+    program = seqpar__program_room(attn, task->program_count);
+    task->program = program;
+    if (!program) return SEQPAR_ERR_MEMORY;
+    if (!attn->desc.relaxed) nodes = seqpar__spans_fold(p->spans, n, p->operands, program, &depth);
+    else { /* one running value */
+        for (i = 0; i < n; i++) { program[i].op = i ? SEQPAR_FOLD_EXTEND : SEQPAR_FOLD_LEAF; program[i].index = p->operands[i]; }
+        program[n].op = SEQPAR_FOLD_STORE;
+        program[n].index = 0;
     }
-    for (i = 0; i < mine->count; i++) tasks->pieces[tasks->count + i] = mine->pieces[i];
-    if (source != attn->rank) attn->outbox_elements[source] = rows;
+    attn->depth = SEQPAR__MAX(attn->depth, depth);
+    task->store_base = attn->outbox_elements[source];
+    task->store_stride = 2 * seqpar__ordered_piece(attn, key)->count;
+    attn->outbox_elements[source] += nodes * task->store_stride;
     return SEQPAR_OK;
 }
 
-/* Folding what rank q made for the own keys. */
-static seqpar_status seqpar__return_tasks(seqpar_attn *attn, int64_t q, seqpar_fold *folds, int64_t *scratch) {
+/* Folding what position q made for an own key piece; the list are the queries that see it, n in all. */
+static seqpar_status seqpar__plan_return(seqpar_attn *attn, seqpar__planner *p, int64_t q, int64_t piece, const int64_t *leaves, int64_t n, seqpar_fold *fold) {
     const seqpar_share *mine = &attn->shares[attn->rank];
     seqpar__tasks *tasks = &attn->returns[q];
-    int64_t *own = scratch, j, i, n, rows = 0;
-    if (!seqpar__tasks_new(attn, tasks, mine->count, mine->count, 0)) return SEQPAR_ERR_MEMORY;
-    for (j = 0; j < mine->count; j++) {
-        seqpar_attn_task *task = &tasks->task[tasks->count];
-        seqpar__partial p;
-        n = seqpar__query_leaves(attn, &mine->pieces[j], q, own, NULL);
-        if (n == 0) continue;
-        if (attn->desc.relaxed) SEQPAR__TRY(seqpar__running_partial(&p, n));
-        else SEQPAR__TRY(seqpar__fold_partial(&p, folds[j].leaves, folds[j].leaf_count, own, n));
-        for (i = 0, n = 0; i < p.node_count && !n; i++) n = seqpar_fold_push(&folds[j], p.nodes[i], SEQPAR_FOLD_LEAF, (int32_t)i);
-        task->inbox_base = SEQPAR__FAULT(52) ? 0 : rows; /* fault: the first piece's gradients for all */
-        rows += p.node_count * 2 * mine->pieces[j].count;
-        seqpar__partial_free(&p);
-        if (n) return SEQPAR_ERR_MEMORY;
-        task->piece = tasks->count;
-        tasks->pieces[tasks->count++] = mine->pieces[j];
-        SEQPAR__TRY(seqpar__task_take(attn, task, &folds[j]));
-        task->store_base = 2 * mine->pieces[j].local;
-        task->store_stride = 2 * mine->tokens;
-    }
-    attn->return_elements[q] = rows;
+    seqpar_attn_task *task;
+    int64_t count = p->at[q + 1] - p->at[q], nodes = 1, depth = 0, i;
+    SEQPAR__WORK(1);
+    if (count == 0) return SEQPAR_OK;
+    for (i = 0; i < count && !fold->running; i++) p->spans[i] = seqpar__span_of(leaves, n, p->by[p->at[q] + i], p->by[p->at[q] + i] + 1);
+    if (!fold->running) nodes = seqpar__spans_fold(p->spans, count, NULL, p->unused, &depth);
+    for (i = 0; i < nodes; i++)
+        SEQPAR__TRY(fold->running ? seqpar__push_leaf(fold, 0, 0) : seqpar__fold_add(fold, p->spans[i], SEQPAR_FOLD_LEAF, (int32_t)i));
+    task = seqpar__task_add(tasks, tasks->count);
+    tasks->pieces[task->piece] = mine->pieces[piece];
+    task->inbox_base = SEQPAR__FAULT(52) ? 0 : attn->return_elements[q]; /* fault: the first piece's gradients for all */
+    attn->return_elements[q] += nodes * 2 * mine->pieces[piece].count;
+    SEQPAR__TRY(seqpar__task_take(attn, task, fold));
+    task->store_base = 2 * mine->pieces[piece].local;
+    task->store_stride = 2 * mine->tokens;
     return SEQPAR_OK;
 }
 
-static int64_t seqpar__step_index(const seqpar_attn *attn, const seqpar_plan_op *op) {
-    int64_t s;
-    for (s = 0; s < attn->step_count; s++) if (attn->steps[s].source == op->source && attn->steps[s].sources == op->sources) return s;
-    return -1;
+/* Own keys: own queries go first; returns come in the same order in both schedules: from the position the keys went to on, or from 0 on. */
+static seqpar_status seqpar__plan_own_key(seqpar_attn *attn, seqpar__planner *p, int64_t piece, seqpar_fold *fold) {
+    const seqpar_share *mine = &attn->shares[attn->rank];
+    int64_t n = seqpar__list_queries(p, p->mine[piece]), i, q, own;
+    const int64_t *leaves = seqpar__list_leaves(p, n);
+    seqpar__list_by_source(p, n);
+    own = p->at[attn->rank + 1] - p->at[attn->rank];
+    seqpar_fold_init(fold, leaves, n);
+    fold->running = attn->desc.relaxed;
+    if (fold->running) /* of every other position comes one value */
+        for (fold->leaf_count = own, q = 0; q < attn->size; q++) fold->leaf_count += q != attn->rank && p->at[q + 1] > p->at[q];
+    for (i = p->at[attn->rank]; i < p->at[attn->rank + 1]; i++) SEQPAR__TRY(seqpar__push_leaf(fold, p->by[i], attn->order[p->list[p->by[i]]].piece));
+    if (own) {
+        seqpar_attn_task *task = seqpar__key_task(attn, p->mine[piece]);
+        SEQPAR__TRY(seqpar__task_take(attn, task, fold));
+        task->store_base = 2 * mine->pieces[piece].local;
+        task->store_stride = 2 * mine->tokens;
+    }
+    for (q = 1; q < attn->size; q++) {
+        int64_t from = attn->steps[0].sources > 1 ? q - (q <= attn->rank) : (attn->rank + q * attn->backward.next) % attn->size;
+        SEQPAR__TRY(seqpar__plan_return(attn, p, from, piece, leaves, n, fold));
+    }
+    return SEQPAR_OK;
 }
 
-/* Walks the backward plan (whose computes are those of the forward one) and writes every program it needs. */
-static seqpar_status seqpar__attn_programs(seqpar_attn *attn, seqpar_fold *query_folds, seqpar_fold *key_folds, int64_t *scratch) {
-    int64_t i, s, q;
+/* Steps in the order of the backward plan, whose computes are those of the forward one. */
+static seqpar_status seqpar__plan_steps(seqpar_attn *attn, seqpar__planner *p) {
+    const seqpar_share *mine = &attn->shares[attn->rank];
+    int64_t i, s;
     for (i = 0; i < attn->backward.count; i++) {
         const seqpar_plan_op *op = &attn->backward.ops[i];
         seqpar__attn_step *step;
         if (op->op != SEQPAR_PLAN_COMPUTE || op->head_begin > 0) continue; /* other heads repeat the first */
-        step = &attn->steps[attn->step_count++];
+        step = &attn->steps[attn->step_count];
         step->source = op->source;
         step->sources = op->sources;
         step->foreign = (seqpar__tasks *)seqpar__list_alloc(&attn->lists, op->sources * (int64_t)sizeof *step->foreign);
-        if (!step->foreign) return SEQPAR_ERR_MEMORY;
-        SEQPAR__TRY(seqpar__step_queries(attn, step, query_folds));
-        for (s = op->source; s < op->source + op->sources; s++) SEQPAR__TRY(seqpar__step_keys(attn, step, s, key_folds, scratch));
+        if (!step->foreign || !seqpar__tasks_new(attn, &step->queries, p->own, 0, op->sources > 1 ? attn->total : attn->shares[op->source].count)) return SEQPAR_ERR_MEMORY;
+        step->queries.pieces = mine->pieces;
+        for (s = op->source; s < op->source + op->sources; s++) {
+            seqpar__tasks *keys = s == attn->rank ? &step->own : &step->foreign[s - op->source];
+            attn->step_of[s] = attn->step_count;
+            if (!seqpar__tasks_new(attn, keys, attn->shares[s].count, attn->shares[s].count + p->own, attn->shares[s].count)) return SEQPAR_ERR_MEMORY;
+        }
+        attn->step_count++;
     }
-    /* returns come in this order in both schedules: from the position the keys went to on, or from 0 on */
-    for (q = 1; q < attn->size; q++) {
-        int64_t from = attn->steps[0].sources > 1 ? q - (q <= attn->rank) : (attn->rank + q * attn->backward.next) % attn->size;
-        SEQPAR__TRY(seqpar__return_tasks(attn, from, key_folds, scratch));
-    }
+    for (s = 0; s < attn->size; s++)
+        for (i = 0; i < attn->shares[s].count; i++) {
+            const seqpar__attn_step *step = &attn->steps[attn->step_of[s]];
+            step->queries.keys[step->sources > 1 ? p->sight.number[p->sight.begin[s] + i] : i] = seqpar__keys_of(attn, step, s, &attn->shares[s].pieces[i]);
+        }
+    for (s = 0; s < attn->size; s++) if (s != attn->rank && !seqpar__tasks_new(attn, &attn->returns[s], p->own, p->own, 0)) return SEQPAR_ERR_MEMORY;
     return SEQPAR_OK;
 }
 
-/* Present leaves of every own query piece (over keys) and key piece (over queries). */
-static seqpar_status seqpar__attn_folds(seqpar_attn *attn, seqpar_fold *query_folds, seqpar_fold *key_folds) {
-    const seqpar_share *mine = &attn->shares[attn->rank];
-    int64_t total = seqpar__pieces_total(attn), i, r, j, n;
-    for (i = 0; i < mine->count; i++) {
-        int64_t *leaves = (int64_t *)seqpar__list_alloc(&attn->lists, 2 * total * 8);
-        if (!leaves) return SEQPAR_ERR_MEMORY;
-        for (n = r = 0; r < attn->size; r++)
-            for (j = 0; j < attn->shares[r].count; j++)
-                if (seqpar__present(&mine->pieces[i], &attn->bounds[attn->rank][i], &attn->shares[r].pieces[j])) leaves[n++] = attn->shares[r].pieces[j].leaf;
-        qsort(leaves, (size_t)n, sizeof *leaves, seqpar__by_number);
-        seqpar_fold_init(&query_folds[i], leaves, n);
-        seqpar_fold_init(&key_folds[i], leaves + total, seqpar__query_leaves(attn, &mine->pieces[i], -1, leaves + total, NULL));
-        query_folds[i].running = key_folds[i].running = attn->desc.relaxed;
-        if (!attn->desc.relaxed) continue; /* of every other position comes one value */
-        for (key_folds[i].leaf_count = r = 0; r < attn->size; r++) {
-            n = seqpar__query_leaves(attn, &mine->pieces[i], r, leaves + total, NULL);
-            key_folds[i].leaf_count += r == attn->rank ? n : n > 0;
-        }
+/* Writes every program that the plan needs. */
+static seqpar_status seqpar__attn_programs(seqpar_attn *attn, seqpar__planner *p) {
+    int64_t i, s, k, near = 0;
+    seqpar_status status;
+    SEQPAR__TRY(seqpar__plan_steps(attn, p));
+    for (i = 0; i < p->own; i++) SEQPAR__TRY(seqpar__plan_query(attn, p, i));
+    for (i = 0; i < p->own; i++) {
+        seqpar_fold fold;
+        status = seqpar__plan_own_key(attn, p, i, &fold);
+        attn->key_slots = SEQPAR__MAX(attn->key_slots, fold.slots_high);
+        seqpar_fold_free(&fold);
+        if (status) return status;
+    }
+    for (s = 0; s < attn->size; s++) {
+        seqpar__attn_step *step = &attn->steps[attn->step_of[s]];
+        seqpar__tasks *keys = s == attn->rank ? &step->own : &step->foreign[s - step->source];
+        for (k = p->sight.begin[s]; s != attn->rank && k < p->sight.begin[s + 1]; k++) SEQPAR__TRY(seqpar__plan_foreign_key(attn, p, p->sight.number[k], &near));
+        if (keys->count) memcpy(keys->pieces + keys->count, attn->shares[attn->rank].pieces, (size_t)p->own * sizeof *keys->pieces); /* behind the pieces of the tasks: those of the queries */
     }
     return SEQPAR_OK;
 }
@@ -6210,61 +6522,107 @@ static seqpar_status seqpar__free_tiles(seqpar_share *share) {
 }
 
 /* What the members of a position hold together: member after member in memory, pieces in order of leaves. */
-static seqpar_status seqpar__position_share(seqpar_ctx *ctx, seqpar_attn *attn, int64_t position, seqpar_share *whole) {
+static seqpar_status seqpar__position_share(seqpar_attn *attn, int64_t position, seqpar_share *part) {
     int64_t members = attn->forward.ulysses_size, capacity = 0, m, i;
-    for (m = 0; m < members; m++) {
-        seqpar_share part;
-        int fits = 1;
-        SEQPAR__TRY(seqpar_split(ctx->error, &part, attn->rows, attn->row_count, attn->desc.layout, attn->forward.sp_size, position * members + m));
-        for (i = 0; i < part.count && fits; i++) fits = seqpar__share_add(whole, &capacity, part.pieces[i]);
-        if (position != attn->rank) seqpar_share_free(&part);
-        else { attn->parts[m] = part; attn->part_begin[m + 1] = attn->part_begin[m] + part.tokens; }
-        if (!fits) return SEQPAR_ERR_MEMORY;
+    seqpar_share *whole = &attn->shares[position];
+    int fits = 1;
+    if (members == 1 && position != attn->rank) { *whole = *part; memset(part, 0, sizeof *part); }
+    else for (m = 0; m < members; m++) {
+        for (i = 0; i < part[m].count && fits; i++) fits = seqpar__share_add(whole, &capacity, part[m].pieces[i]);
+        if (position != attn->rank) continue;
+        attn->parts[m] = part[m];
+        attn->part_begin[m + 1] = attn->part_begin[m] + part[m].tokens;
+        memset(&part[m], 0, sizeof part[m]);
     }
-    if (whole->count) qsort(whole->pieces, (size_t)whole->count, sizeof *whole->pieces, seqpar__by_leaf);
-    return attn->desc.relaxed ? seqpar__free_tiles(whole) : SEQPAR_OK;
+    if (!fits) return SEQPAR_ERR_MEMORY;
+    if (whole->count && members > 1) qsort(whole->pieces, (size_t)whole->count, sizeof *whole->pieces, seqpar__by_leaf);
+    if (attn->desc.relaxed) SEQPAR__TRY(seqpar__free_tiles(whole));
+    if (whole->count && members > 1 && attn->desc.relaxed) qsort(whole->pieces, (size_t)whole->count, sizeof *whole->pieces, seqpar__by_leaf); /* stripe: first tokens need not rise with the members */
+    return SEQPAR_OK;
+}
+
+/* All pieces by leaf: as they were split, if they still are those. */
+static seqpar_status seqpar__attn_order(seqpar_attn *attn) {
+    int64_t s, i, n = 0;
+    for (s = 0; s < attn->size; s++) {
+        attn->slot_row[s + 1] = attn->slot_row[s] + 2 * attn->shares[s].tokens;
+        attn->total += attn->shares[s].count;
+    }
+    if (attn->forward.ulysses_size > 1 || attn->desc.relaxed) {
+        SEQPAR_FREE(attn->order);
+        attn->order = SEQPAR__NEW(seqpar__sorted_key, attn->total);
+        for (s = 0; attn->order && s < attn->size; s++)
+            for (i = 0; i < attn->shares[s].count; i++, n++) { attn->order[n].leaf = attn->shares[s].pieces[i].leaf; attn->order[n].source = s; attn->order[n].piece = i; }
+        if (attn->order) qsort(attn->order, (size_t)n, sizeof *attn->order, seqpar__by_number);
+    }
+    attn->leaves = (int64_t *)seqpar__list_room(&attn->lists, attn->total * 8);
+    if ((attn->total && !attn->order) || !attn->leaves) return SEQPAR_ERR_MEMORY;
+    for (i = 0; i < attn->total; i++) attn->leaves[i] = attn->order[i].leaf;
+    return SEQPAR_OK;
 }
 
 static int64_t seqpar__rows_in(const seqpar__bounds *rows) { return SEQPAR__MAX(rows->end - rows->begin, (int64_t)0); }
 
-/* Does a query of the position see the key? What queries see rises with them: the first that sees as far decides. */
-static int seqpar__position_sees(const seqpar_attn *attn, int64_t position, const seqpar_piece *key) {
-    const seqpar_piece *query = attn->shares[position].pieces;
-    int64_t low = 0, high = attn->shares[position].count, count = high;
-    while (low < high) {
-        int64_t mid = (low + high) / 2;
-        if (query[mid].row < key->row || (query[mid].row == key->row && attn->bounds[position][mid].end <= key->start)) low = mid + 1; else high = mid;
+/* Whom a key piece goes to last does not matter to this position, only whether somebody behind it on the way sees the piece: the
+   nearest such position decides. A piece whose nearest is known is passed over: next leads to the next that is not. */
+static int64_t seqpar__next_unknown(int32_t *next, int64_t i) {
+    int64_t end = i;
+    while (next[end] != end) { SEQPAR__WORK(1); end = next[end]; }
+    while (next[i] != end) { int32_t on = next[i]; next[i] = (int32_t)end; i = on; }
+    return end;
+}
+static void seqpar__note_seen(const seqpar__sight *sight, int64_t query, int32_t steps, int32_t *next, int32_t *nearest) {
+    int64_t k = sight->keys[query].begin, end = sight->keys[query].end;
+    for (k = seqpar__next_unknown(next, k); k < end; k = seqpar__next_unknown(next, k + 1))
+        if (seqpar__sees(sight, query, k)) { nearest[k] = steps; next[k] = (int32_t)k + 1; }
+}
+static void seqpar__widen(seqpar__bounds *rows, const seqpar_piece *p) {
+    rows->begin = SEQPAR__MIN(rows->begin, p->local);
+    rows->end = SEQPAR__MAX(rows->end, p->local + p->count);
+}
+
+/* Ring: keys go on while somebody on their way, which ends before their own position, sees them. 2D, whose rows lie member after
+   member: all of them. */
+static seqpar_status seqpar__attn_travels(seqpar_attn *attn, const seqpar__sight *sight) {
+    int64_t on = attn->forward.next, size = attn->size, total = attn->total, s, k, i;
+    const int64_t *begin = sight->begin;
+    int32_t *next = SEQPAR__NEW(int32_t, 3 * (total + 1)), *nearest, *here;
+    if (!next) return SEQPAR_ERR_MEMORY;
+    nearest = next + total + 1; here = nearest + total + 1;
+    for (k = 0; k <= total; k++) { next[k] = (int32_t)k; nearest[k] = INT32_MAX; }
+    for (i = 1; i < size && attn->forward.ulysses_size == 1; i++)
+        for (s = (attn->rank + i * on) % size, k = begin[s]; k < begin[s + 1]; k++) seqpar__note_seen(sight, sight->number[k], (int32_t)i, next, nearest);
+    for (k = 0; k <= total; k++) next[k] = (int32_t)k;
+    for (k = begin[attn->rank]; k < begin[attn->rank + 1]; k++) seqpar__note_seen(sight, sight->number[k], 1, next, here);
+    for (s = 0; s < size; s++) { attn->go[s].begin = attn->come[s].begin = attn->shares[s].tokens; attn->go[s].end = attn->come[s].end = 0; }
+    for (k = 0; k < total; k++) {
+        const seqpar_piece *p = seqpar__ordered_piece(attn, k);
+        s = attn->order[k].source;
+        i = s == attn->rank ? size : on == 1 ? (s - attn->rank + size) % size : (attn->rank - s + size) % size; /* steps from here to where they came from */
+        if (attn->forward.ulysses_size > 1) nearest[k] = here[k] = 1;
+        if (nearest[k] < i) seqpar__widen(&attn->go[s], p);
+        if (nearest[k] < i || (here[k] && s != attn->rank)) seqpar__widen(&attn->come[s], p);
     }
-    return low < count && seqpar__present(&query[low], &attn->bounds[position][low], key);
+    for (s = 0; s < size && SEQPAR__FAULT(77); s++) { attn->go[s].end--; attn->come[s].end--; } /* fault: the last row does not travel */
+    SEQPAR_FREE(next);
+    return SEQPAR_OK;
 }
 
-/* Widens a range of a source's rows by those that a position sees; 2D, whose rows lie member after member, by all. */
-static void seqpar__rows_seen(const seqpar_attn *attn, int64_t source, int64_t position, seqpar__bounds *rows) {
-    const seqpar_share *keys = &attn->shares[source];
-    const seqpar_piece *key = keys->pieces;
-    int64_t j;
-    if (attn->forward.ulysses_size > 1) { rows->begin = 0; rows->end = keys->tokens; return; }
-    for (j = keys->count - 1; j >= 0 && key[j].local + key[j].count > rows->end; j--)
-        if (seqpar__position_sees(attn, position, &key[j])) rows->end = key[j].local + key[j].count;
-    for (j = 0; j < keys->count && key[j].local < rows->begin; j++)
-        if (seqpar__position_sees(attn, position, &key[j])) rows->begin = key[j].local;
-    if (SEQPAR__FAULT(77)) rows->end--; /* fault: the last row does not travel */
+static seqpar_status seqpar__attn_split(seqpar_ctx *ctx, seqpar_attn *attn) {
+    int64_t members = attn->forward.ulysses_size, r;
+    seqpar_share *ranks;
+    seqpar_status status;
+    SEQPAR__TRY(seqpar__split_all(ctx->error, &ranks, &attn->order, attn->rows, attn->row_count, attn->desc.layout, attn->forward.sp_size));
+    for (status = SEQPAR_OK, r = 0; r < attn->size && !status; r++) status = seqpar__position_share(attn, r, ranks + r * members);
+    seqpar__shares_free(ranks, attn->forward.sp_size);
+    SEQPAR_FREE(ranks);
+    return status;
 }
 
-/* Ring: keys go on while somebody on their way sees them. The way is walked back from its end, which is before their own position. */
-static void seqpar__attn_travels(seqpar_attn *attn) {
-    int64_t back = attn->size - attn->forward.next, source, p;
-    for (source = 0; source < attn->size; source++) {
-        seqpar__bounds rows = {attn->shares[source].tokens, 0};
-        for (p = (source + back) % attn->size; p != attn->rank; p = (p + back) % attn->size) seqpar__rows_seen(attn, source, p, &rows);
-        attn->go[source] = rows;
-        if (source != attn->rank) seqpar__rows_seen(attn, source, attn->rank, &rows);
-        attn->come[source] = rows;
-    }
-}
-
-static seqpar_status seqpar__attn_shares(seqpar_ctx *ctx, seqpar_attn *attn) {
+/* sight: to be closed by the caller. */
+static seqpar_status seqpar__attn_shares(seqpar_ctx *ctx, seqpar_attn *attn, seqpar__sight *sight) {
     int64_t r, i;
+    memset(sight, 0, sizeof *sight);
     attn->parts = (seqpar_share *)seqpar__list_alloc(&attn->lists, attn->forward.ulysses_size * (int64_t)sizeof *attn->parts);
     attn->part_begin = (int64_t *)seqpar__list_alloc(&attn->lists, (attn->forward.ulysses_size + 1) * 8);
     if (!attn->parts || !attn->part_begin) return SEQPAR_ERR_MEMORY;
@@ -6275,38 +6633,53 @@ static seqpar_status seqpar__attn_shares(seqpar_ctx *ctx, seqpar_attn *attn) {
     attn->returns = (seqpar__tasks *)seqpar__list_alloc(&attn->lists, attn->size * (int64_t)sizeof *attn->returns);
     attn->return_elements = (int64_t *)seqpar__list_alloc(&attn->lists, attn->size * 8);
     attn->outbox_elements = (int64_t *)seqpar__list_alloc(&attn->lists, attn->size * 8);
-    if (!attn->shares || !attn->bounds || !attn->come || !attn->steps || !attn->returns || !attn->return_elements || !attn->outbox_elements) return SEQPAR_ERR_MEMORY;
+    attn->slot_row = (int64_t *)seqpar__list_alloc(&attn->lists, (attn->size + 1) * 8);
+    attn->step_of = (int64_t *)seqpar__list_alloc(&attn->lists, attn->size * 8);
+    if (!attn->shares || !attn->bounds || !attn->come || !attn->steps || !attn->returns || !attn->return_elements || !attn->outbox_elements || !attn->slot_row || !attn->step_of) return SEQPAR_ERR_MEMORY;
+    SEQPAR__TRY(seqpar__attn_split(ctx, attn));
     for (r = 0; r < attn->size; r++) {
-        SEQPAR__TRY(seqpar__position_share(ctx, attn, r, &attn->shares[r]));
         attn->bounds[r] = (seqpar__bounds *)seqpar__list_alloc(&attn->lists, attn->shares[r].count * (int64_t)sizeof **attn->bounds);
         if (!attn->bounds[r]) return SEQPAR_ERR_MEMORY;
         for (i = 0; i < attn->shares[r].count; i++)
             attn->bounds[r][i] = seqpar__piece_bounds(&attn->rows[attn->shares[r].pieces[i].row], &attn->shares[r].pieces[i], &attn->desc);
+        SEQPAR__WORK(attn->shares[r].count + 1);
     }
+    SEQPAR__TRY(seqpar__attn_order(attn));
+    SEQPAR__TRY(seqpar__sight_open(sight, attn));
     attn->go = attn->come + attn->size;
-    if (attn->desc.schedule != SEQPAR_LLAMA3) seqpar__attn_travels(attn);
+    return attn->desc.schedule == SEQPAR_LLAMA3 ? SEQPAR_OK : seqpar__attn_travels(attn, sight);
+}
+
+static seqpar_status seqpar__planner_open(seqpar_attn *attn, seqpar__planner *p) {
+    int64_t most = 0, s, i;
+    p->own = attn->shares[attn->rank].count;
+    for (s = 0; s < attn->size; s++) most = SEQPAR__MAX(most, attn->shares[s].count);
+    p->mine = SEQPAR__NEW(int64_t, p->own + attn->size + 2 + attn->total);
+    p->list = SEQPAR__NEW(int32_t, 2 * attn->total + p->own);
+    p->spans = SEQPAR__NEW(seqpar__span, most);
+    p->unused = SEQPAR__NEW(seqpar_fold_op, 2 * most);
+    if (!p->mine || !p->list || !p->spans || !p->unused) return SEQPAR_ERR_MEMORY;
+    p->at = p->mine + p->own;
+    p->leaves = p->at + attn->size + 2;
+    p->by = p->list + attn->total;
+    p->operands = p->by + attn->total;
+    for (i = 0; i < p->own; i++) p->mine[i] = p->sight.number[p->sight.begin[attn->rank] + i];
     return SEQPAR_OK;
 }
 
 static seqpar_status seqpar__attn_prepare(seqpar_ctx *ctx, seqpar_attn *attn) {
-    seqpar_fold *folds;
-    int64_t *scratch, count, i;
+    seqpar__planner p;
     seqpar_status status;
-    SEQPAR__TRY(seqpar__attn_shares(ctx, attn));
-    SEQPAR__TRY(seqpar__attn_visible(attn));
-    count = attn->shares[attn->rank].count;
-    folds = SEQPAR__NEW(seqpar_fold, 2 * count);
-    scratch = SEQPAR__NEW(int64_t, 3 * seqpar__pieces_total(attn));
-    status = folds && scratch ? seqpar__attn_folds(attn, folds, folds + count) : SEQPAR_ERR_MEMORY;
-    if (!status) status = seqpar__attn_programs(attn, folds, folds + count, scratch);
-    for (i = 0; folds && i < count; i++) {
-        attn->query_slots = SEQPAR__MAX(attn->query_slots, (int64_t)folds[i].slots_high);
-        attn->key_slots = SEQPAR__MAX(attn->key_slots, (int64_t)folds[count + i].slots_high);
-        seqpar_fold_free(&folds[i]);
-        seqpar_fold_free(&folds[count + i]);
-    }
-    SEQPAR_FREE(folds);
-    SEQPAR_FREE(scratch);
+    memset(&p, 0, sizeof p);
+    status = seqpar__attn_shares(ctx, attn, &p.sight);
+    if (!status) status = seqpar__attn_visible(attn);
+    if (!status) status = seqpar__planner_open(attn, &p);
+    if (!status) status = seqpar__attn_programs(attn, &p);
+    seqpar__sight_close(&p.sight);
+    SEQPAR_FREE(p.mine);
+    SEQPAR_FREE(p.list);
+    SEQPAR_FREE(p.spans);
+    SEQPAR_FREE(p.unused);
     return status;
 }
 
@@ -6387,6 +6760,7 @@ SEQPAR_DEF void seqpar_attn_close(seqpar_ctx *ctx, seqpar_attn *attn) {
     for (r = 0; attn->parts && r < attn->forward.ulysses_size; r++) seqpar_share_free(&attn->parts[r]);
     seqpar_plan_free(&attn->forward);
     seqpar_plan_free(&attn->backward);
+    SEQPAR_FREE(attn->order);
     seqpar__list_free(&attn->lists);
     SEQPAR_FREE(attn);
 }
@@ -6483,17 +6857,11 @@ static seqpar_status seqpar__run_shift(seqpar__attn_run_state *r, const seqpar_p
     return seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[op->request]);
 }
 
-static int64_t seqpar__source_row(const seqpar_attn *attn, int64_t source) {
-    int64_t s, rows = 0;
-    for (s = 0; s < source; s++) rows += 2 * attn->shares[s].tokens;
-    return rows;
-}
-
 static seqpar_status seqpar__run_pack(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
     seqpar_device *dev = r->ctx->device;
     int64_t d = r->attn->desc.head_dim, size = seqpar_dtype_bytes(dev->storage), tokens = r->attn->shares[r->attn->rank].tokens;
     int64_t from_row = r->attn->kv_heads * d * size, to_row = op->head_count * d * size, head = (SEQPAR__FAULT(45) ? 0 : op->head_begin) * d * size; /* fault: always the first heads */
-    char *to = (char *)r->slot[op->to].data + seqpar__source_row(r->attn, r->attn->rank) * to_row;
+    char *to = (char *)r->slot[op->to].data + r->attn->slot_row[r->attn->rank] * to_row;
     dev->copy_rows(dev, to, to_row, (const char *)r->k + head, from_row, to_row, tokens, r->ctx->queue);
     dev->copy_rows(dev, to + tokens * to_row, to_row, (const char *)r->v + head, from_row, to_row, tokens, r->ctx->queue);
     return SEQPAR_OK;
@@ -6520,14 +6888,9 @@ static seqpar_status seqpar__run_all(seqpar__attn_run_state *r, int64_t request,
 }
 
 static seqpar_status seqpar__run_gather(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
-    int64_t *begin = SEQPAR__NEW(int64_t, r->attn->size + 1), q;
-    seqpar_status status;
-    if (!begin) return seqpar__no_memory(r->ctx->error, "an all-gather");
-    for (q = 0; q <= r->attn->size; q++) begin[q] = seqpar__source_row(r->attn, q);
-    status = seqpar__run_all(r, op->request, "kv all-gather", (const char *)r->slot[op->to].data, begin, (char *)r->slot[op->to].data, begin,
-                             op->head_count * r->attn->desc.head_dim * seqpar_dtype_bytes(r->ctx->device->storage), 1);
-    SEQPAR_FREE(begin);
-    return status;
+    char *all = (char *)r->slot[op->to].data;
+    return seqpar__run_all(r, op->request, "kv all-gather", all, r->attn->slot_row, all, r->attn->slot_row,
+                           op->head_count * r->attn->desc.head_dim * seqpar_dtype_bytes(r->ctx->device->storage), 1);
 }
 
 static seqpar_status seqpar__run_return(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
@@ -6602,7 +6965,7 @@ static seqpar_status seqpar__run_backward(seqpar__attn_run_state *r, const seqpa
 
 static seqpar_status seqpar__run_compute(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
     seqpar_device *dev = r->ctx->device;
-    const seqpar__attn_step *step = &r->attn->steps[seqpar__step_index(r->attn, op)];
+    const seqpar__attn_step *step = &r->attn->steps[r->attn->step_of[op->source]];
     int own_slot = op->sources == 1 && op->source == r->attn->rank, gathers = op->sources > 1;
     const void *k = own_slot ? r->k : r->slot[op->from].data, *v = own_slot ? r->v : r->slot[op->from].data;
     int64_t before = dev->attn_flops, number = r->compute++, turn = gathers ? (op->head_begin / op->head_count) % 2 : (r->plan->ring_size + number) % 2;
@@ -7722,31 +8085,28 @@ SEQPAR_DEF seqpar_status seqpar_step_rows(const seqpar_ctx *ctx, const seqpar_op
     return SEQPAR_OK;
 }
 
-/* Leaves of one rank in some rows (rising). *leaves belongs to the caller. */
-static seqpar_status seqpar__rank_leaves(seqpar_ctx *ctx, const seqpar_step *s, int64_t first, int64_t count, int64_t sp_rank, int64_t **leaves, int64_t *leaf_count) {
-    seqpar_share share;
-    int64_t i;
-    SEQPAR__TRY(seqpar_split(ctx->error, &share, s->rows + first, count, s->layout, ctx->sp_size, sp_rank));
-    *leaves = SEQPAR__NEW(int64_t, share.count);
-    *leaf_count = share.count;
-    for (i = 0; *leaves && i < share.count; i++) (*leaves)[i] = share.pieces[i].leaf;
-    seqpar_share_free(&share);
-    return *leaves ? SEQPAR_OK : seqpar__no_memory(ctx->error, "leaves");
+static seqpar_status seqpar__step_leaves(seqpar_ctx *ctx, seqpar_step *s) {
+    int64_t p, i;
+    seqpar__sorted_key *order = NULL;
+    seqpar_share *shares;
+    SEQPAR__TRY(seqpar__split_all(ctx->error, &shares, &order, s->rows, s->row_count, s->layout, ctx->sp_size));
+    for (p = 0; p < ctx->sp_size; p++) s->leaf_count += shares[p].count;
+    s->leaves = SEQPAR__NEW(int64_t, s->leaf_count);
+    for (i = 0; s->leaves && i < s->leaf_count; i++) s->leaves[i] = order[i].leaf;
+    seqpar__shares_free(shares, ctx->sp_size);
+    SEQPAR_FREE(shares);
+    SEQPAR_FREE(order);
+    return s->leaves ? SEQPAR_OK : seqpar__no_memory(ctx->error, "leaves");
 }
 
-static seqpar_status seqpar__step_leaves(seqpar_ctx *ctx, seqpar_step *s) {
-    int64_t p, *part = NULL, count = 0, capacity = 0;
-    void *leaves = NULL;
-    for (p = 0; p < ctx->sp_size; p++) {
-        SEQPAR__TRY(seqpar__rank_leaves(ctx, s, 0, s->row_count, p, &part, &count));
-        if (!seqpar__grow(&leaves, &capacity, s->leaf_count + count, 8)) { SEQPAR_FREE(part); return seqpar__no_memory(ctx->error, "leaves"); }
-        if (count) memcpy((int64_t *)leaves + s->leaf_count, part, (size_t)count * 8);
-        s->leaf_count += count;
-        s->leaves = (int64_t *)leaves;
-        SEQPAR_FREE(part);
-    }
-    qsort(s->leaves, (size_t)s->leaf_count, 8, seqpar__by_number);
-    return SEQPAR_OK;
+/* What a share's leaves are folded to before they are sent. */
+static seqpar_status seqpar__share_partial(seqpar__partial *p, const seqpar_step *s, const seqpar_share *share) {
+    int64_t *leaves = SEQPAR__NEW(int64_t, share->count), i;
+    seqpar_status status;
+    for (i = 0; leaves && i < share->count; i++) leaves[i] = share->pieces[i].leaf;
+    status = leaves ? seqpar__fold_partial(p, s->leaves, s->leaf_count, leaves, share->count) : SEQPAR_ERR_MEMORY;
+    SEQPAR_FREE(leaves);
+    return status;
 }
 
 typedef struct seqpar__node_from { int64_t begin, order; seqpar_node node; } seqpar__node_from; /* sorts by begin */
@@ -7754,18 +8114,20 @@ typedef struct seqpar__node_from { int64_t begin, order; seqpar_node node; } seq
 /* What every rank will send for this micro-batch, and the owner's program over all of it. */
 static seqpar_status seqpar__micro_prepare(seqpar_ctx *ctx, seqpar_step *s, int64_t index, seqpar_fold *owner) {
     seqpar__micro *m = &s->micro[index];
-    int64_t w, i, first, count, *leaves = NULL, leaf_count = 0, total = 0, capacity = 0;
+    int64_t w, i, first, count, total = 0, capacity = 0;
+    seqpar_share *shares = NULL;
     void *all = NULL;
     seqpar_status status = SEQPAR_OK;
     m->nodes = SEQPAR__NEW(int64_t, ctx->world->size);
     if (!m->nodes) return seqpar__no_memory(ctx->error, "a micro-batch");
     for (w = 0; !status && w < ctx->world->size; w++) {
         seqpar__partial p;
-        seqpar__micro_rows(s, ctx->dp_size, w / ctx->sp_size, index, &first, &count);
-        status = seqpar__rank_leaves(ctx, s, first, count, w % ctx->sp_size, &leaves, &leaf_count);
-        if (status) break;
-        status = seqpar__fold_partial(&p, s->leaves, s->leaf_count, leaves, leaf_count);
-        SEQPAR_FREE(leaves);
+        if (w % ctx->sp_size == 0) {
+            seqpar__micro_rows(s, ctx->dp_size, w / ctx->sp_size, index, &first, &count);
+            status = seqpar__split_all(ctx->error, &shares, NULL, s->rows + first, count, s->layout, ctx->sp_size);
+        }
+        if (!status) status = seqpar__share_partial(&p, s, &shares[w % ctx->sp_size]);
+        if (shares && (status || w % ctx->sp_size == ctx->sp_size - 1)) { seqpar__shares_free(shares, ctx->sp_size); SEQPAR_FREE(shares); shares = NULL; }
         if (status) break;
         m->nodes[w] = p.node_count;
         if (!seqpar__grow(&all, &capacity, total + p.node_count, (int64_t)sizeof(seqpar__node_from))) status = SEQPAR_ERR_MEMORY;

@@ -326,22 +326,42 @@ static seqpar_status seqpar__paper_play(seqpar__paper *paper) {
     return SEQPAR_OK;
 }
 
+/* Positions whose keys some query of the position sees; the last queries see the most. */
+static void seqpar__paper_sees(uint8_t *needed, const seqpar__sight *sight, const int32_t *queries, int64_t count) {
+    const seqpar_attn *attn = sight->attn;
+    int64_t left = attn->size;
+    int32_t k;
+    while (count-- > 0)
+        for (k = sight->keys[queries[count]].begin; left > 0 && k < sight->keys[queries[count]].end; k++) {
+            uint8_t *cell = &needed[attn->order[k].source];
+            if (*cell || !seqpar__sees(sight, queries[count], k)) continue;
+            *cell = 1;
+            left--;
+        }
+}
+
 /* Which positions' queries see which positions' keys. */
 static seqpar_status seqpar__paper_needed(seqpar__paper *paper, const seqpar_plan *plan, const seqpar_plan_mask *mask) {
-    int64_t members = plan->ulysses_size, q, k, i, j;
-    seqpar_share *share = SEQPAR__NEW(seqpar_share, paper->size);
-    seqpar_status status = share ? SEQPAR_OK : seqpar__no_memory(paper->error, "a plan on paper");
-    for (q = 0; q < paper->size && !status; q++) status = seqpar_split(paper->error, &share[q], mask->rows, mask->row_count, mask->desc->layout, paper->size, q);
-    for (q = 0; q < paper->size && !status; q++)
-        for (i = 0; i < share[q].count; i++) {
-            const seqpar_piece *query = &share[q].pieces[i];
-            seqpar__bounds b = seqpar__piece_bounds(&mask->rows[query->row], query, mask->desc);
-            for (k = 0; k < paper->size; k++)
-                for (j = 0; j < share[k].count && !paper->needed[q / members * paper->positions + k / members]; j++)
-                    paper->needed[q / members * paper->positions + k / members] = (uint8_t)seqpar__present(query, &b, &share[k].pieces[j]);
-        }
-    for (q = 0; share && q < paper->size; q++) seqpar_share_free(&share[q]);
-    SEQPAR_FREE(share);
+    seqpar_ctx ctx; /* of a rank that never runs */
+    seqpar__sight sight;
+    seqpar_attn *attn = SEQPAR__NEW(seqpar_attn, 1);
+    int64_t q;
+    seqpar_status status;
+    memset(&ctx, 0, sizeof ctx);
+    ctx.error = paper->error;
+    if (!attn) return seqpar__no_memory(paper->error, "a plan on paper");
+    attn->desc = *mask->desc;
+    attn->desc.schedule = SEQPAR_LLAMA3; /* nothing is asked about ways */
+    attn->rows = mask->rows;
+    attn->row_count = mask->row_count;
+    attn->forward = *plan;
+    attn->forward.ops = NULL;
+    attn->size = paper->positions;
+    status = seqpar__attn_shares(&ctx, attn, &sight);
+    for (q = 0; q < paper->positions && !status; q++)
+        seqpar__paper_sees(paper->needed + q * paper->positions, &sight, sight.number + sight.begin[q], attn->shares[q].count);
+    seqpar__sight_close(&sight);
+    seqpar_attn_close(&ctx, attn);
     return status;
 }
 
@@ -415,7 +435,7 @@ typedef struct seqpar__outbox_node {
 typedef struct seqpar__outbox {
     const seqpar_attn *attn;
     int64_t count;              /* pieces of all ranks */
-    seqpar__sorted_key *pieces; /* (count) by leaf */
+    const seqpar__sorted_key *pieces; /* (count) by leaf */
     seqpar__outbox_node *tree;   /* (2 count) */
     int32_t *first, *last;      /* (count) pieces in order of their first and of their last tokens */
     int32_t root;
@@ -511,20 +531,15 @@ static void seqpar__outbox_sweep(seqpar__outbox *c, seqpar_attn *attn) {
 }
 
 static seqpar_status seqpar__outbox_open(seqpar__outbox *c, seqpar_attn *attn) {
-    int64_t total = seqpar__pieces_total(attn), s, i;
+    int64_t total = attn->total;
     memset(c, 0, sizeof *c);
     c->attn = attn;
-    c->pieces = (seqpar__sorted_key *)seqpar__list_alloc(&attn->lists, total * (int64_t)sizeof *c->pieces);
+    c->count = total;
+    c->pieces = attn->order;
     c->tree = (seqpar__outbox_node *)seqpar__list_alloc(&attn->lists, 2 * total * (int64_t)sizeof *c->tree);
     c->first = (int32_t *)seqpar__list_alloc(&attn->lists, total * 4);
     c->last = (int32_t *)seqpar__list_alloc(&attn->lists, total * 4);
-    if (!c->pieces || !c->tree || !c->first || !c->last) return SEQPAR_ERR_MEMORY;
-    for (s = 0; s < attn->size; s++)
-        for (i = 0; i < attn->shares[s].count; i++) {
-            seqpar__sorted_key *piece = &c->pieces[c->count++];
-            piece->leaf = attn->shares[s].pieces[i].leaf; piece->source = s; piece->piece = i;
-        }
-    qsort(c->pieces, (size_t)total, sizeof *c->pieces, seqpar__by_number);
+    if (!c->tree || !c->first || !c->last) return SEQPAR_ERR_MEMORY;
     return SEQPAR_OK;
 }
 
@@ -541,7 +556,10 @@ static seqpar_status seqpar__outbox_count(seqpar_attn *attn) {
 /* As much of attention as its cost is made of: shares, ranges, and how large the messages with dk and dv are. */
 static seqpar_status seqpar__cost_prepare(seqpar_ctx *ctx, seqpar_attn *attn) {
     int64_t i = 0;
-    SEQPAR__TRY(seqpar__attn_shares(ctx, attn));
+    seqpar__sight sight;
+    seqpar_status status = seqpar__attn_shares(ctx, attn, &sight);
+    seqpar__sight_close(&sight);
+    if (status) return status;
     SEQPAR__TRY(seqpar__attn_visible(attn));
     while (attn->backward.ops[i].op != SEQPAR_PLAN_COMPUTE) i++;
     attn->steps[0].sources = attn->backward.ops[i].sources;
