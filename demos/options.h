@@ -52,6 +52,8 @@ typedef struct {
 #define DEMO_AT_LEAST(low) {(low), HUGE_VAL, false}
 #define DEMO_ABOVE(low) {(low), HUGE_VAL, true}
 #define DEMO_BETWEEN(low, high) {(low), (high), false}
+#define DEMO_MOST 2147483647.0 /* of anything that is counted: lengths, positions and ids have 32 bits, and two such counts can be multiplied */
+#define DEMO_COUNT(low) {(low), DEMO_MOST, false}
 
 typedef struct {
     const char *name;
@@ -222,8 +224,8 @@ static inline const char *demo_wanted(char *text, size_t size, const char *kind,
         at = word;
     }
     if (choice || range.low == range.high) return text;
-    if (range.high < HUGE_VAL) snprintf(text + used, size - used, " from %g to %g", range.low, range.high);
-    else snprintf(text + used, size - used, range.open ? " above %g" : " of at least %g", range.low);
+    if (range.high < HUGE_VAL) snprintf(text + used, size - used, range.open ? " above %.15g, up to %.15g" : " from %.15g to %.15g", range.low, range.high);
+    else snprintf(text + used, size - used, range.open ? " above %.15g" : " of at least %.15g", range.low);
     return text;
 }
 

@@ -113,7 +113,7 @@ static void demo_ppo_count(demo_job *job) {
     job->rounds = p->num_episodes * (job->usable_count / p->rollout_batch_size);
     job->total_steps = job->rounds * demo_ppo_steps(job);
     if (c->max_steps > 0 && c->max_steps < job->total_steps) {
-        job->rounds = (job->rounds * c->max_steps + job->total_steps - 1) / job->total_steps;
+        job->rounds = (c->max_steps + demo_ppo_steps(job) - 1) / demo_ppo_steps(job);
         job->total_steps = c->max_steps;
     }
 }
@@ -296,6 +296,8 @@ static int demo_ppo_load(const demo_job *job, demo_dataset *set, const char *pat
     demo_data_summary(set, set->summary, sizeof set->summary);
     if (set == &job->eval) return 0;
     if (arrlen(set->documents) < p->rollout_batch_size) return snprintf(error, size, "%lld prompts are fewer than rollout_batch_size %lld; lower it", (long long)arrlen(set->documents), (long long)p->rollout_batch_size), -1;
+    double steps = (double)p->num_episodes * (double)(arrlen(set->documents) / p->rollout_batch_size) * job->config.max_epochs * (double)(p->rollout_batch_size * p->n_samples_per_prompt);
+    if (!(steps < 9e15)) return snprintf(error, size, "num_episodes %lld and max_epochs %g come to as many as %g optimizer steps; lower them", (long long)p->num_episodes, job->config.max_epochs, steps), -1;
     return p->pretrain_data ? demo_pretraining_load(job, error, size) : 0;
 }
 
