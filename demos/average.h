@@ -5,6 +5,7 @@
 #ifndef DEMO_AVERAGE_H
 #define DEMO_AVERAGE_H
 #include <math.h>
+#include "memory.h"
 #include "seqpar_llama.h"
 
 typedef struct {
@@ -21,7 +22,7 @@ static seqpar_status demo_average_open(seqpar_ctx *ctx, const seqpar_llama *mode
     average->beta = beta;
     average->begin = seqpar_grid_begin(model->elements, ranks, ctx->world->rank);
     average->count = end - average->begin;
-    average->share = (double *)calloc((size_t)average->count + 1, sizeof *average->share);
+    average->share = (double *)demo_room(average->count + 1, sizeof *average->share);
     if (!average->share) return seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY, "out of memory for the moving average; leave out --enable_ema");
     seqpar_device_read(ctx->device, average->share, model->params.data, average->begin, average->count, ctx->device->storage);
     return SEQPAR_OK;
@@ -41,8 +42,8 @@ static void demo_average_step(seqpar_ctx *ctx, const seqpar_llama *model, demo_a
 
 /* Collective: the whole average (elements), for free(); NULL where none is kept. */
 static seqpar_status demo_average_gather(seqpar_ctx *ctx, const seqpar_llama *model, const demo_average *average, double **whole) {
-    int64_t ranks = ctx->world->size, *bytes = (int64_t *)calloc((size_t)ranks, sizeof *bytes);
-    *whole = average->share ? (double *)calloc((size_t)model->elements, sizeof **whole) : NULL;
+    int64_t ranks = ctx->world->size, *bytes = (int64_t *)demo_room(ranks, sizeof *bytes);
+    *whole = average->share ? (double *)demo_room(model->elements, sizeof **whole) : NULL;
     for (int64_t i = 0; i < ranks; i++) bytes[i] = (seqpar_grid_begin(model->elements, ranks, i + 1) - seqpar_grid_begin(model->elements, ranks, i)) * (int64_t)sizeof **whole;
     seqpar_status status = average->share ? seqpar_comm_all_gather(ctx->world, *whole, average->share, bytes, "moving average") : SEQPAR_OK;
     free(bytes);

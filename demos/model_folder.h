@@ -263,6 +263,18 @@ static seqpar_status demo_refuse_foreign(const seqpar_llama *model, seqpar_safet
     return SEQPAR_OK;
 }
 
+/* A model that gives rewards has learnt to: a new head would give noise. */
+__attribute__((unused)) static seqpar_status demo_head_there(const seqpar_llama *model, const char *folder, seqpar_error *error) {
+    const char *head = model->tensors[model->tensor_count - 1].name;
+    char path[4352];
+    seqpar_safetensors_file *file = NULL;
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    seqpar_status status = seqpar_safetensors_open(&file, path, error);
+    if (!status && !seqpar_safetensors_find(file, head)) status = seqpar_fail(error, SEQPAR_ERR_FILE_TENSOR, "%s: there is no tensor \"%s\", so this is no reward model; give a folder that train_rm wrote, or name the head by --value_head_prefix", path, head);
+    seqpar_safetensors_close(file);
+    return status;
+}
+
 /* Before the weights of a folder are read. */
 static seqpar_status demo_check_weights(const seqpar_llama *model, const char *folder, seqpar_error *error) {
     char path[4352];

@@ -352,7 +352,7 @@ static int demo_job_data(demo_job *job, char *error, size_t size) {
     if (c->eval_dataset && o->load(job, &job->eval, c->eval_dataset, 0, error, size)) return -1;
     if (demo_units_fit(job, &job->train, c->dataset, error, size) || demo_units_fit(job, &job->eval, c->eval_dataset, error, size)) return -1;
     int64_t units = arrlen(job->train.documents) / o->documents_per_unit;
-    job->usable = (int64_t *)calloc((size_t)units + 1, sizeof *job->usable);
+    job->usable = (int64_t *)demo_room(units + 1, sizeof *job->usable);
     for (int64_t i = 0; i < units; i++) {
         int supervised = 1;
         for (int64_t k = 0; k < o->documents_per_unit; k++) supervised &= demo_supervised(&job->train.documents[i * o->documents_per_unit + k]) > 0;
@@ -400,7 +400,7 @@ static void demo_job_tell(demo_job *job, const demo_binding *bindings, int count
 /* Documents of step `step`, places in the set: the same on all ranks. */
 static int64_t *demo_step_documents(const demo_job *job, int64_t step) {
     int64_t batch = job->config.train_batch_size, per_epoch = job->usable_count / batch, per_unit = job->objective->documents_per_unit, *which = NULL;
-    int64_t *order = (int64_t *)calloc((size_t)job->usable_count, sizeof *order);
+    int64_t *order = (int64_t *)demo_room(job->usable_count, sizeof *order);
     seqpar_shuffle(order, job->usable_count, (uint64_t)job->config.seed, (uint64_t)(step / per_epoch));
     for (int64_t i = 0; i < batch; i++)
         for (int64_t k = 0; k < per_unit; k++) arrput(which, job->usable[order[step % per_epoch * batch + i]] * per_unit + k);
@@ -443,7 +443,7 @@ static seqpar_llama_run demo_run_desc(const demo_job *job) {
 static seqpar_status demo_window_open(demo_rank *r, demo_window *w, int64_t per_unit, int keep_masked) {
     int64_t count = arrlen(w->which);
     seqpar_pack_desc pack = demo_pack_desc(r->job, keep_masked);
-    seqpar_document *documents = (seqpar_document *)calloc((size_t)count + 1, sizeof *documents);
+    seqpar_document *documents = (seqpar_document *)demo_room(count + 1, sizeof *documents);
     for (int64_t i = 0; i < count; i++) {
         const demo_document *d = &w->set->documents[w->which[i]];
         documents[i] = (seqpar_document){.ids = d->ids, .loss_mask = d->loss_mask, .tokens = d->tokens, .unit = i / per_unit};
@@ -622,7 +622,7 @@ static seqpar_status demo_checkpoint(demo_rank *r) {
 static seqpar_status demo_resume(demo_rank *r) {
     const demo_config *c = &r->job->config;
     demo_state state = {0};
-    double *average = c->enable_ema ? (double *)calloc((size_t)r->model.elements, sizeof *average) : NULL;
+    double *average = c->enable_ema ? (double *)demo_room(r->model.elements, sizeof *average) : NULL;
     seqpar_status status = demo_load_checkpoint(&r->ctx, &r->model, &r->optim, c->ckpt_path, &state);
     if (!status) status = demo_load_average(&r->ctx, &r->model, c->ckpt_path, average);
     if (!status && average) demo_average_set(&r->average, average);
@@ -638,7 +638,7 @@ static seqpar_status demo_resume(demo_rank *r) {
 /* Ranks that are processes may have been started with different options or files: they would wait for each other, or train
    something that nobody asked for. */
 static seqpar_status demo_ranks_agree(const demo_job *job, seqpar_comm *world) {
-    int64_t count = arrlen(job->told), *own = (int64_t *)calloc((size_t)(count * (world->size + 1) + world->size), sizeof *own), *all = own + count, *bytes = all + count * world->size;
+    int64_t count = arrlen(job->told), *own = (int64_t *)demo_room(count * (world->size + 1) + world->size, sizeof *own), *all = own + count, *bytes = all + count * world->size;
     for (int64_t i = 0; i < count; i++) own[i] = job->told[i].digest;
     for (int64_t p = 0; p < world->size; p++) bytes[p] = count * 8;
     seqpar_status status = seqpar_comm_all_gather(world, all, own, bytes, "options");
