@@ -831,6 +831,18 @@ static int demo_job_run(demo_job *job) {
     return status ? 1 : demo_interrupted ? 128 + demo_interrupted : 0;
 }
 
+/* A folder says what its model is like: an option that says otherwise would not be followed. */
+static int demo_shape_agrees(const demo_job *job, const demo_options *options, char *error, size_t size) {
+    const demo_config *c = &job->config;
+    const seqpar_llama_config *m = &job->model;
+    const struct { const char *name; double told, there; } shape[] = {{"hidden_size", (double)c->hidden_size, (double)m->hidden}, {"num_hidden_layers", (double)c->num_hidden_layers, (double)m->layers}, {"num_attention_heads", (double)c->num_attention_heads, (double)m->heads},
+        {"num_key_value_heads", (double)c->num_key_value_heads, (double)m->kv_heads}, {"head_dim", (double)c->head_dim, (double)m->head_dim}, {"intermediate_size", (double)c->intermediate_size, (double)m->intermediate}, {"tie_word_embeddings", c->tie_word_embeddings, m->tied}, {"rope_theta", c->rope_theta, m->rope_theta}};
+    for (size_t i = 0; c->pretrain && i < sizeof shape / sizeof *shape; i++)
+        if (demo_options_given(options, shape[i].name) && (shape[i].told < shape[i].there || shape[i].told > shape[i].there))
+            return snprintf(error, size, "--%s is %.15g, but the model in --pretrain %s has %.15g; leave it out", shape[i].name, shape[i].told, c->pretrain, shape[i].there), -1;
+    return 0;
+}
+
 /* A trainer's main: from the command line to the exit code. */
 __attribute__((unused)) static int demo_main(demo_job *job, const char *tool, const demo_binding *bindings, int count, int argc, char **argv) {
     demo_options options = {.tool = tool, .bindings = bindings, .binding_count = count};
@@ -843,7 +855,7 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool, co
     snprintf(ckpt_path, sizeof ckpt_path, "./ckpt/checkpoints_%s", tool);
     if (!job->config.ckpt_path) job->config.ckpt_path = ckpt_path;
     if (!wrong) {
-        wrong = demo_job_open(job, error, sizeof error);
+        wrong = demo_job_open(job, error, sizeof error) || demo_shape_agrees(job, &options, error, sizeof error);
         if (!job->rank) demo_options_print_ignored(&options, stderr);
     }
     if (wrong) return fprintf(stderr, "error: %s\n", seqpar_escape(shown, sizeof shown, error)), 2;
