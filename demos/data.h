@@ -441,10 +441,25 @@ static inline bool demo_has_zero(const char *line, size_t length)
     return false;
 }
 
+static inline int demo_order_of_keys(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
+
+/* A key that stands twice in an object says two things, of which one would be passed over; NULL: none does. */
+static inline const char *demo_json_twice(const cJSON *json)
+{
+    const char **keys = NULL, *twice = NULL;
+    for (const cJSON *item = json->child; item; item = item->next) arrput(keys, item->string);
+    if (arrlen(keys) > 1) qsort(keys, (size_t)arrlen(keys), sizeof *keys, demo_order_of_keys);
+    for (int64_t i = 1; i < arrlen(keys) && !twice; i++)
+        if (!strcmp(keys[i - 1], keys[i])) twice = keys[i];
+    arrfree(keys);
+    return twice;
+}
+
 static inline int demo_read_line(const demo_reader *reader, const char *line, size_t length)
 {
     const char *end = line;
     cJSON *json = cJSON_ParseWithLengthOpts(line, length, &end, 0);
+    const char *twice;
     while (json && end < line + length && isspace((unsigned char)*end)) end++;
     int failed;
     if (!json || end < line + length)
@@ -454,6 +469,8 @@ static inline int demo_read_line(const demo_reader *reader, const char *line, si
         failed = demo_wrong(reader, "the line is %s, but an object {...} is needed", demo_json_type(json));
     else if (demo_has_zero(line, length))
         failed = demo_wrong(reader, "the line holds a zero character, which text cannot hold; remove it");
+    else if ((twice = demo_json_twice(json)))
+        failed = demo_wrong(reader, "key \"%s\" stands there twice; remove one of them", twice);
     else failed = reader->take(reader, json);
     cJSON_Delete(json);
     return failed;

@@ -57,7 +57,10 @@ static inline int demo_write_atomically(const char *path, const char *bytes, siz
                                         size_t error_size)
 {
     char temporary[4096];
+    struct stat about;
     int length = snprintf(temporary, sizeof temporary, "%s.%ld.tmp", path, (long)getpid());
+    if (!stat(path, &about) && !S_ISREG(about.st_mode)) /* a rename would put a file in the place of a device */
+        return snprintf(error, error_size, "cannot write %s: it is there and is no regular file; choose another path", path), -1;
     FILE *file = length < (int)sizeof temporary ? fopen(temporary, "wb") : NULL;
     bool written = file && fwrite(bytes, 1, size, file) == size;
     if (file && fclose(file)) written = false;

@@ -352,6 +352,7 @@ static inline int demo_options_named(demo_options *options, demo_walk *walk, con
     if (!strcmp(target->role, "noeffect")) return demo_store(options, scratch, typed, text, (demo_range)DEMO_ANY);
     const demo_binding *binding = demo_binding_find(options, target->name);
     if (!binding) return demo_refuse(options, "--%s is known, but this program does not serve it yet", typed->name);
+    if (binding->type == DEMO_STRING && !*text) return demo_refuse(options, "--%s is empty; give it a value or leave it out", typed->name); /* a shell variable that is not set, say */
     return demo_store(options, binding->variable, typed, text, binding->range);
 }
 

@@ -725,6 +725,7 @@ static void demo_say_totals(demo_rank *r) {
     double first = arrlen(r->losses) ? r->losses[0] : NAN, last = arrlen(r->losses) ? arrlast(r->losses) : NAN;
     double speed = r->seconds > 0 ? (double)r->tokens / r->seconds : 0.0;
     bool evaluated = arrlen(r->job->eval.documents) > 0;
+    char shown[1024];
     demo_progress_end(&r->progress);
     if (demo_interrupted) {
         fprintf(stderr, r->step ? "interrupted after step %lld; go on with --load_checkpoint\n" : "interrupted before the first step\n", (long long)r->step);
@@ -736,7 +737,7 @@ static void demo_say_totals(demo_rank *r) {
         printf("}\n");
         return;
     }
-    printf("%s %.6f -> %.6f, gradient norm %.6f, %.0f tokens/s, model in %s\n", r->job->objective->column[0], first, last, r->norm_last, speed, r->job->config.save_path);
+    printf("%s %.6f -> %.6f, gradient norm %.6f, %.0f tokens/s, model in %s\n", r->job->objective->column[0], first, last, r->norm_last, speed, seqpar_escape(shown, sizeof shown, r->job->config.save_path));
     if (evaluated) printf("evaluation %s %.6f%s\n", r->job->objective->evaluates ? r->job->objective->evaluates : r->job->objective->column[0], r->eval_means[0], r->job->objective->measure);
 }
 
@@ -831,6 +832,12 @@ static int demo_job_run(demo_job *job) {
     return status ? 1 : demo_interrupted ? 128 + demo_interrupted : 0;
 }
 
+/* Where standard input, output or error is closed, the next file that is opened would take its number, and messages go into it. */
+static void demo_standard_streams(void) {
+    for (int fd = 0; fd < 3; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) _exit(2);
+}
+
 /* A folder says what its model is like: an option that says otherwise would not be followed. */
 static int demo_shape_agrees(const demo_job *job, const demo_options *options, char *error, size_t size) {
     const demo_config *c = &job->config;
@@ -848,6 +855,7 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool, co
     demo_options options = {.tool = tool, .bindings = bindings, .binding_count = count};
     char error[8192], shown[1024], ckpt_path[64];
     cJSON_Hooks memory = {demo_json_room, free};
+    demo_standard_streams();
     demo_wait_passively(argv);
     cJSON_InitHooks(&memory);
     int wrong = demo_options_parse(&options, argc, argv, error, sizeof error);
@@ -863,6 +871,7 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool, co
     demo_job_say(job);
     int code = demo_job_run(job);
     demo_job_close(job);
+    if (fflush(stdout) || ferror(stdout)) return fprintf(stderr, "error: the closing figures cannot be written to standard output: %s\n", strerror(errno)), code ? code : 1;
     return code;
 }
 #endif
