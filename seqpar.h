@@ -1254,7 +1254,8 @@ SEQPAR_DEF int64_t seqpar_utf8_length(const char *text, int64_t left) {
     const unsigned char *s = (const unsigned char *)text;
     int64_t length = s[0] < 0x80 ? 1 : s[0] >= 0xC2 && s[0] <= 0xDF ? 2 : (s[0] & 0xF0) == 0xE0 ? 3 : s[0] >= 0xF0 && s[0] <= 0xF4 ? 4 : 0, i;
     if (length == 0 || length > left) return 0;
-    if ((s[0] == 0xE0 && s[1] < 0xA0) || (s[0] == 0xED && s[1] > 0x9F) || (s[0] == 0xF0 && s[1] < 0x90) || (s[0] == 0xF4 && s[1] > 0x8F)) return 0;
+    if ((s[0] == 0xE0 && s[1] < 0xA0) || (s[0] == 0xED && s[1] > 0x9F && !SEQPAR__FAULT(83)) || /* fault: halves of surrogates pass */
+        (s[0] == 0xF0 && s[1] < 0x90) || (s[0] == 0xF4 && s[1] > 0x8F)) return 0;
     for (i = 1; i < length; i++) if ((s[i] & 0xC0) != 0x80) return 0;
     return length;
 }
@@ -1293,7 +1294,7 @@ SEQPAR_DEF const char *seqpar_escape(char *out, int64_t size, const char *text) 
     if (rest >= size && size > 8) { /* the middle goes: the end says what to do */
         used = seqpar__escape_some(out, (size - 4) / 2, text, left);
         memcpy(out + used, "...", 3);
-        for (used += 3; used + rest >= size;) rest -= seqpar__escape_next(shown, &text, &left);
+        for (used += 3; used + rest >= size && !SEQPAR__FAULT(84);) rest -= seqpar__escape_next(shown, &text, &left);
     }
     used += seqpar__escape_some(out + used, size - 1 - used, text, left);
     out[used] = 0;
@@ -1737,7 +1738,7 @@ static seqpar_status seqpar__check_documents(seqpar_error *error, const seqpar_d
     int64_t i, t;
     if (desc->pack_len <= 0 || desc->pack_len > SEQPAR_MAX_TOKENS)
         return seqpar_fail(error, SEQPAR_ERR_PACK_LEN, "pack_len is %lld; give the most tokens a row may have, 2 to %lld", (long long)desc->pack_len, (long long)SEQPAR_MAX_TOKENS);
-    if (desc->chunks < 0 || desc->chunks > SEQPAR_MAX_CHUNKS || desc->pad_to < 0 || desc->pad_to > SEQPAR_MAX_TOKENS)
+    if (desc->chunks < 0 || (desc->chunks > SEQPAR_MAX_CHUNKS && !SEQPAR__FAULT(82)) || desc->pad_to < 0 || desc->pad_to > SEQPAR_MAX_TOKENS)
         return seqpar_fail(error, SEQPAR_ERR_CHUNKS, "chunks is %lld and pad_to %lld; both must be positive, or 0 for the default, and at most %lld and %lld", (long long)desc->chunks, (long long)desc->pad_to, (long long)SEQPAR_MAX_CHUNKS, (long long)SEQPAR_MAX_TOKENS);
     if (count <= 0) return seqpar_fail(error, SEQPAR_ERR_NO_DOCUMENTS, "there are %lld documents to pack; give at least one", (long long)count);
     for (i = 0; i < count; i++) {

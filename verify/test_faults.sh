@@ -123,6 +123,11 @@ done <<'LIST'
 77|attn|the last key that somebody sees stays behind
 78|attn|the blocks of a second leaf are added one by one
 79|attn|a block that nothing is seen of leaves a sum of -0
+80|numerics|a product of sizes wraps around
+81|numerics|text of others reaches the terminal as it is
+82|pack|a row may have any number of chunks
+83|numerics|half a surrogate passes for UTF-8
+84|numerics|a long sentence loses its end, which says what to do
 LIST
 for bug in B28 B33 B44 B45 B46 B47 B48 B50 B51 B53 B55 B60 B61 B64; do
     if [[ " $covered " = *" $bug "* ]]; then echo "ok published_$bug"; passed=$((passed + 1)); else echo "FAIL published_$bug: no planted fault stands for it and is seen"; failed=$((failed + 1)); fi
