@@ -219,6 +219,47 @@ for file in model.safetensors.index.json:'several files' pytorch_model.bin:"PyTo
     refuse "folder_${file%%:*}" sft "${file%%:*} is .*${file#*:}.*save" $labels --dataset $out/arith.jsonl --pretrain $out/odd
 done
 
+# what a new user may give instead of data: nothing is waited for, nothing foreign reaches the terminal as it is
+mkfifo $out/fifo.jsonl; ln -s loop.jsonl $out/loop.jsonl; mkdir $out/dir.jsonl $out/pipes; mkfifo $out/pipes/config.json; ln -s /dev/zero $out/zero.jsonl
+refuse data_fifo sft 'fifo.jsonl: cannot be read: it is a pipe.*write its contents to a file' $labels --dataset $out/fifo.jsonl
+refuse data_device sft 'zero.jsonl: cannot be read: it is a pipe, socket or device' $labels --dataset $out/zero.jsonl
+refuse data_folder sft 'dir.jsonl: cannot be read: it is a folder' $labels --dataset $out/dir.jsonl
+refuse data_loop sft 'loop.jsonl: cannot be read: .*symbolic links' $labels --dataset $out/loop.jsonl
+refuse data_substituted sft '/dev/fd/[0-9]*: the name ends in neither' $labels --dataset <(cat $out/arith.jsonl)
+refuse config_fifo sft 'config.json cannot be read: it is a pipe' $labels --dataset $out/arith.jsonl --pretrain $out/pipes
+refuse weights_fifo sft 'not a regular file' $labels --dataset $out/arith.jsonl --pretrain $(rm -rf $out/odd; cp -r $out/sft $out/odd; rm $out/odd/model.safetensors; mkfifo $out/odd/model.safetensors; echo $out/odd)
+refuse data_long_name sft 'too long; give the path of a .jsonl or .txt file' $labels --dataset "$(printf 'abcdefg/%.0s' {1..600})x.jsonl"
+refuse data_twice sft ':4: key "answer" stands there twice' $labels --dataset $(bad twice '{"question": "a", "answer": "b", "answer": "c"}'; echo $out/twice.jsonl)
+refuse option_empty sft 'pretrain is empty; give it a value' $labels --dataset $out/arith.jsonl --pretrain ''
+refuse option_shape sft 'num_hidden_layers is 9, but the model in --pretrain .* has 1; leave it out' $labels --dataset $out/arith.jsonl --num_hidden_layers 9
+# escaped NAME TEXT OPTIONS...: the sentence holds TEXT, and no byte of it moves a cursor
+escaped() {
+    local name=$1 text=$2; shift 2
+    run escaped sft $labels "$@" && fail "bad_escaped_$name" "accepted"
+    if grep -qaP '[\x00-\x09\x0b-\x1f\x7f]' $out/escaped.log || [ "$(grep -c '^error: ' $out/escaped.log)" -ne 1 ] || ! grep -qF -- "$text" $out/escaped.log; then fail "bad_escaped_$name" "$(tail -n 2 $out/escaped.log | cat -v | head -c 300)"
+    else ok "bad_escaped_$name"; fi
+}
+escaped name '\x1b[31mred\n\xe9\xe2\x80\xae.jsonl' --dataset $'\e[31mred\n\xe9\u202e.jsonl'
+escaped option '--\x1b[31mx' --dataset $out/arith.jsonl $'--\e[31mx'
+escaped value '1\n2' --dataset $out/arith.jsonl $'--max_steps=1\n2'
+printf '{"\\u001b]0;title\\u0007\\n": 1, "answer": "b"}\n' > $out/keys.jsonl
+escaped key '"\x1b]0;title\x07\n"' --dataset $out/keys.jsonl
+rm -rf $out/odd; cp -r $out/sft $out/odd; add_tensor $out/odd/model.safetensors 'a\\u001bb' 1 1
+escaped tensor '"a\x1bb"' --dataset $out/arith.jsonl --pretrain $out/odd
+
+# closed streams: the next file that is opened does not take their place; figures that nobody gets are an error
+run streams sft $labels --dataset $out/arith.jsonl --metrics_path $out/streams.jsonl
+for closed in '2>&-' '>&- 2>&- <&-'; do
+    bash -c "exec build/train_sft $shape $labels --pretrain $out/sft --lr_scheduler constant --warmup_steps 0 --dataset $out/arith.jsonl --metrics_path $out/closed.jsonl --save_path $out/closed --ckpt_path $out/closed.ckpt $closed" >/dev/null
+    [ "$(grep -vc '^{"step"' $out/closed.jsonl)" -eq 0 ] && cmp -s $out/closed/model.safetensors $out/streams/model.safetensors && ok "bad_closed $closed" || fail "bad_closed $closed" "$(grep -v '^{"step"' $out/closed.jsonl | head -n 1)"
+done
+if [ -c /dev/full ]; then
+    build/train_sft $shape $labels --pretrain $out/sft --dataset $out/arith.jsonl --save_path $out/full --ckpt_path $out/full.ckpt >/dev/full 2>$out/full.log; [ $? -eq 1 ] && grep -q '^error: the closing figures cannot be written' $out/full.log && ok bad_full_output || fail bad_full_output "$(tail -n 1 $out/full.log)"
+else echo "skip bad_full_output: there is no /dev/full here"; fi
+ln -s /dev/null $out/device; build/make_arith $out/device 5 2>$out/device.log; [ $? -eq 1 ] && grep -q 'is no regular file' $out/device.log && [ -L $out/device ] && ok bad_device_output || fail bad_device_output "$(head -n 1 $out/device.log)"
+build/make_arith $out/wrong.jsonl 5 1 0 101 2>$out/wrong.log; [ $? -eq 2 ] && [ ! -e $out/wrong.jsonl ] && grep -q '101 wrong answers' $out/wrong.log && ok bad_wrong_share || fail bad_wrong_share "$(head -n 1 $out/wrong.log)"
+mkdir $out/runs; printf '{"loss": 1}\n{"loss": nan}\n' > $out/runs/metrics.jsonl; build/compare_runs $out/runs $out/runs $out/runs $out >$out/runs.log 2>&1; [ $? -eq 2 ] && grep -q '^error: .*metrics.jsonl: a line is no JSON object' $out/runs.log && ok bad_compare_runs || fail bad_compare_runs "$(head -n 1 $out/runs.log)"
+
 # a run that fails leaves what was saved before: the checkpoint goes on to the weights of the undisturbed run
 for stage in "dpo $keys --dataset $out/arith.jsonl" "rm $keys --dataset $out/arith.jsonl" "kto $labels --dataset $out/labelled.jsonl"; do
     trainer=${stage%% *} options="${stage#* } --learning_rate 1e-3"
