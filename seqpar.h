@@ -178,6 +178,15 @@ int main(void) {
 #include <stddef.h>
 #include <stdint.h>
 
+/* The largest sizes that are taken. Positions and token ids have 32 bits; a width is hidden, intermediate or heads x head_dim, far
+   beyond any model; a row has no use for more chunks. All products of sizes stay below 2^63 with these. */
+#define SEQPAR_MAX_TOKENS INT64_C(2147483647) /* of a row */
+#define SEQPAR_MAX_WIDTH (INT64_C(1) << 20)
+#define SEQPAR_MAX_VOCAB (INT64_C(1) << 24)
+#define SEQPAR_MAX_LAYERS (INT64_C(1) << 16)
+#define SEQPAR_MAX_CHUNKS (INT64_C(1) << 20) /* of a row */
+#define SEQPAR_MAX_RANKS (INT64_C(1) << 12)  /* that are threads of one process */
+
 #ifndef SEQPAR_DEF
 #if defined(SEQPAR_STATIC) && (defined(__GNUC__) || defined(__clang__))
 #define SEQPAR_DEF static __attribute__((unused))
@@ -257,8 +266,14 @@ typedef struct seqpar_error {
     char text[512];
 } seqpar_error;
 
-/* Stores code and printf-style sentence unless an earlier error is there (error may be NULL). Returns status. */
+/* Stores code and printf-style sentence, escaped, unless an earlier error is there (error may be NULL). Returns status. */
 SEQPAR_DEF seqpar_status seqpar_fail(seqpar_error *error, seqpar_status status, const char *format, ...);
+/* Text of others (file names, keys, answers) for one line of a terminal: control characters, marks that turn the direction of
+   writing, and bytes that are no UTF-8 become \n, \x1b, ... What is longer than out (size) loses its middle. Returns out;
+   escaping twice changes nothing. */
+SEQPAR_DEF const char *seqpar_escape(char *out, int64_t size, const char *text);
+/* Bytes of the UTF-8 character at text, 1 to 4; 0: overlong, a surrogate, too large, or cut off after `left` bytes. */
+SEQPAR_DEF int64_t seqpar_utf8_length(const char *text, int64_t left);
 /* "SEQPAR_ERR_HEADS" and its one-line meaning; "?" for an unknown code. Static strings. */
 SEQPAR_DEF const char *seqpar_status_name(seqpar_status status);
 SEQPAR_DEF const char *seqpar_status_text(seqpar_status status);
@@ -1275,12 +1290,66 @@ static int64_t seqpar__work = 0;
 
 SEQPAR_DEF seqpar_status seqpar_fail(seqpar_error *error, seqpar_status status, const char *format, ...) {
     va_list args;
+    char sentence[8192]; /* a path may have 4,096 bytes */
     if (!error || error->status) return status;
     error->status = status;
     va_start(args, format);
-    vsnprintf(error->text, sizeof error->text, format, args);
+    vsnprintf(sentence, sizeof sentence, format, args);
     va_end(args);
+    if (!SEQPAR__FAULT(98)) seqpar_escape(error->text, (int64_t)sizeof error->text, sentence);
+    else snprintf(error->text, sizeof error->text, "%.*s", (int)sizeof error->text - 1, sentence); /* fault: foreign text as it is */
     return status;
+}
+
+SEQPAR_DEF int64_t seqpar_utf8_length(const char *text, int64_t left) {
+    const unsigned char *s = (const unsigned char *)text;
+    int64_t length = s[0] < 0x80 ? 1 : s[0] >= 0xC2 && s[0] <= 0xDF ? 2 : (s[0] & 0xF0) == 0xE0 ? 3 : s[0] >= 0xF0 && s[0] <= 0xF4 ? 4 : 0, i;
+    if (length == 0 || length > left) return 0;
+    if ((s[0] == 0xE0 && s[1] < 0xA0) || (s[0] == 0xED && s[1] > 0x9F && !SEQPAR__FAULT(100)) || /* fault: halves of surrogates pass */
+        (s[0] == 0xF0 && s[1] < 0x90) || (s[0] == 0xF4 && s[1] > 0x8F)) return 0;
+    for (i = 1; i < length; i++) if ((s[i] & 0xC0) != 0x80) return 0;
+    return length;
+}
+
+/* C0 and DEL; C1; line and paragraph separators, and what turns the direction of writing. */
+static int seqpar__is_control(const unsigned char *s, int64_t length) {
+    if (length == 1) return s[0] < 0x20 || s[0] == 0x7F;
+    if (length == 2) return s[0] == 0xC2 && s[1] < 0xA0;
+    return length == 3 && s[0] == 0xE2 && ((s[1] == 0x80 && s[2] >= 0xA8 && s[2] <= 0xAE) || (s[1] == 0x81 && s[2] >= 0xA6 && s[2] <= 0xA9));
+}
+
+/* One character, or a byte that is none, as it is shown; moves *text on. Returns the bytes of `shown`. */
+static int64_t seqpar__escape_next(char shown[24], const char **text, int64_t *left) {
+    int64_t length = seqpar_utf8_length(*text, *left), used = length, i;
+    char c = **text, letter = c == '\n' ? 'n' : c == '\r' ? 'r' : c == '\t' ? 't' : 0;
+    if (letter) used = snprintf(shown, 24, "\\%c", letter);
+    else if (length && !seqpar__is_control((const unsigned char *)*text, length)) memcpy(shown, *text, (size_t)length);
+    else for (i = used = 0, length = length ? length : 1; i < length; i++) used += snprintf(shown + used, (size_t)(24 - used), "\\x%02x", (unsigned char)(*text)[i]);
+    *text += length;
+    *left -= length;
+    return used;
+}
+/* As many whole characters as fit into `room` bytes; out NULL: only counts. */
+static int64_t seqpar__escape_some(char *out, int64_t room, const char *text, int64_t left) {
+    char shown[24];
+    int64_t used = 0, n;
+    for (; left > 0 && used + (n = seqpar__escape_next(shown, &text, &left)) <= room; used += n)
+        if (out) memcpy(out + used, shown, (size_t)n);
+    return used;
+}
+
+SEQPAR_DEF const char *seqpar_escape(char *out, int64_t size, const char *text) {
+    char shown[24];
+    int64_t left = (int64_t)strlen(text), rest = seqpar__escape_some(NULL, INT64_MAX, text, left), used = 0;
+    if (size <= 0) return out;
+    if (rest >= size && size > 8) { /* the middle goes: the end says what to do */
+        used = seqpar__escape_some(out, (size - 4) / 2, text, left);
+        memcpy(out + used, "...", 3);
+        for (used += 3; used + rest >= size && !SEQPAR__FAULT(101);) rest -= seqpar__escape_next(shown, &text, &left);
+    }
+    used += seqpar__escape_some(out + used, size - 1 - used, text, left);
+    out[used] = 0;
+    return out;
 }
 
 SEQPAR_DEF const char *seqpar_status_name(seqpar_status status) {
@@ -1297,10 +1366,17 @@ SEQPAR_DEF const char *seqpar_status_text(seqpar_status status) {
     return status == SEQPAR_OK ? "no error" : "?";
 }
 
+/* Product of sizes (>= 0). From 2^60 on, more than any machine has bytes, it is 2^60: a few such can still be added. */
+#define SEQPAR__TOO_MANY (INT64_C(1) << 60)
+static int64_t seqpar__times(int64_t a, int64_t b) {
+    if (SEQPAR__FAULT(97)) return (int64_t)((uint64_t)a * (uint64_t)b); /* fault: wraps around */
+    return a > 0 && b > SEQPAR__TOO_MANY / a ? SEQPAR__TOO_MANY : a * b;
+}
+
 static void *seqpar__calloc(int64_t count, int64_t size) {
-    size_t bytes = (size_t)(count > 0 ? count : 1) * (size_t)size;
-    void *data = SEQPAR_MALLOC(bytes);
-    if (data) memset(data, 0, bytes);
+    int64_t bytes = seqpar__times(count > 0 ? count : 1, size);
+    void *data = bytes < SEQPAR__TOO_MANY ? SEQPAR_MALLOC((size_t)bytes) : NULL;
+    if (data) memset(data, 0, (size_t)bytes);
     return data;
 }
 
@@ -1761,10 +1837,10 @@ static int seqpar__has_target(const seqpar_document *d, int64_t tokens) {
 static seqpar_status seqpar__check_documents(seqpar_error *error, const seqpar_document *docs, int64_t count,
                                              const seqpar_pack_desc *desc) {
     int64_t i, t;
-    if (desc->pack_len <= 0)
-        return seqpar_fail(error, SEQPAR_ERR_PACK_LEN, "pack_len is %lld; give the most tokens a row may have, at least 2", (long long)desc->pack_len);
-    if (desc->chunks < 0 || desc->pad_to < 0)
-        return seqpar_fail(error, SEQPAR_ERR_CHUNKS, "chunks is %lld and pad_to %lld; both must be positive, or 0 for the default", (long long)desc->chunks, (long long)desc->pad_to);
+    if (desc->pack_len <= 0 || desc->pack_len > SEQPAR_MAX_TOKENS)
+        return seqpar_fail(error, SEQPAR_ERR_PACK_LEN, "pack_len is %lld; give the most tokens a row may have, 2 to %lld", (long long)desc->pack_len, (long long)SEQPAR_MAX_TOKENS);
+    if (desc->chunks < 0 || (desc->chunks > SEQPAR_MAX_CHUNKS && !SEQPAR__FAULT(99)) || desc->pad_to < 0 || desc->pad_to > SEQPAR_MAX_TOKENS)
+        return seqpar_fail(error, SEQPAR_ERR_CHUNKS, "chunks is %lld and pad_to %lld; both must be positive, or 0 for the default, and at most %lld and %lld", (long long)desc->chunks, (long long)desc->pad_to, (long long)SEQPAR_MAX_CHUNKS, (long long)SEQPAR_MAX_TOKENS);
     if (count <= 0) return seqpar_fail(error, SEQPAR_ERR_NO_DOCUMENTS, "there are %lld documents to pack; give at least one", (long long)count);
     for (i = 0; i < count; i++) {
         if (docs[i].tokens < 0 || (docs[i].tokens > 0 && !docs[i].ids))
@@ -2017,9 +2093,10 @@ static int64_t seqpar__slot_rank(int64_t slot, int64_t sp_size) {
 
 static seqpar_status seqpar__check_row(seqpar_error *error, const seqpar_row *row, int64_t previous_index) {
     int64_t d;
-    if (row->chunks <= 0) return seqpar_fail(error, SEQPAR_ERR_CHUNKS, "row %lld has %lld chunks; give at least 1", (long long)row->index, (long long)row->chunks);
-    if (row->tokens < 0 || row->padded < row->tokens)
-        return seqpar_fail(error, SEQPAR_ERR_SIZE, "row %lld has %lld tokens padded to %lld", (long long)row->index, (long long)row->tokens, (long long)row->padded);
+    if (row->chunks <= 0 || row->chunks > SEQPAR_MAX_CHUNKS)
+        return seqpar_fail(error, SEQPAR_ERR_CHUNKS, "row %lld has %lld chunks; give 1 to %lld", (long long)row->index, (long long)row->chunks, (long long)SEQPAR_MAX_CHUNKS);
+    if (row->tokens < 0 || row->padded < row->tokens || row->padded > SEQPAR_MAX_TOKENS)
+        return seqpar_fail(error, SEQPAR_ERR_SIZE, "row %lld has %lld tokens padded to %lld; give 0 or more, padded to at least as many and at most %lld", (long long)row->index, (long long)row->tokens, (long long)row->padded, (long long)SEQPAR_MAX_TOKENS);
     if (row->index <= previous_index)
         return seqpar_fail(error, SEQPAR_ERR_ROW_ORDER, "row number %lld follows %lld; rows must rise", (long long)row->index, (long long)previous_index);
     if (row->docs < 0 || (row->docs > 0 && !row->cu_seqlens))
@@ -2828,7 +2905,7 @@ static seqpar_status seqpar__run_self(seqpar_rank_fn fn, void *user, seqpar_erro
 
 SEQPAR_DEF seqpar_status seqpar_run_threads(int64_t ranks, seqpar_rank_fn fn, void *user, seqpar_error *error) {
     if (error) memset(error, 0, sizeof *error);
-    if (ranks <= 0) return seqpar_fail(error, SEQPAR_ERR_RANKS, "%lld ranks cannot run; give at least 1", (long long)ranks);
+    if (ranks <= 0 || ranks > SEQPAR_MAX_RANKS) return seqpar_fail(error, SEQPAR_ERR_RANKS, "%lld ranks cannot run as threads of one process; give 1 to %lld", (long long)ranks, (long long)SEQPAR_MAX_RANKS);
     if (ranks == 1) return seqpar__run_self(fn, user, error);
 #ifdef SEQPAR_NO_THREADS
     return seqpar_fail(error, SEQPAR_ERR_RANKS, "%lld ranks need threads; this build has SEQPAR_NO_THREADS", (long long)ranks);
@@ -6687,6 +6764,8 @@ static seqpar_status seqpar__check_attn(seqpar_error *error, const seqpar_attn_d
     if (d->kv_heads <= 0 || d->heads <= 0 || d->heads % d->kv_heads)
         return seqpar_fail(error, SEQPAR_ERR_HEADS, "%lld heads over %lld kv_heads; heads must be a positive multiple of kv_heads", (long long)d->heads, (long long)d->kv_heads);
     if (d->head_dim <= 0) return seqpar_fail(error, SEQPAR_ERR_HEAD_DIM, "head_dim is %lld; give at least 1", (long long)d->head_dim);
+    if (seqpar__times(d->heads, d->head_dim) > SEQPAR_MAX_WIDTH)
+        return seqpar_fail(error, SEQPAR_ERR_SIZE, "%lld heads of head_dim %lld are wider than %lld, the most a token may have; check both", (long long)d->heads, (long long)d->head_dim, (long long)SEQPAR_MAX_WIDTH);
     if (d->window < 0) return seqpar_fail(error, SEQPAR_ERR_MASK, "window is %lld; give 0 for none or at least 1", (long long)d->window);
     if (!(d->softcap >= 0) || d->softcap > 1e30) return seqpar_fail(error, SEQPAR_ERR_MASK, "softcap is %g; give 0 for none or a positive number", d->softcap);
     if (!(d->dropout >= 0 && d->dropout < 1)) return seqpar_fail(error, SEQPAR_ERR_MASK, "dropout is %g; give at least 0 and less than 1", d->dropout);
@@ -7341,6 +7420,8 @@ static int64_t seqpar__head_rows_max(const seqpar_head_desc *desc) { return desc
 static seqpar_status seqpar__check_head(seqpar_error *error, const seqpar_head_desc *desc) {
     if (desc->hidden <= 0 || desc->vocab <= 0)
         return seqpar_fail(error, SEQPAR_ERR_SIZE, "the head has hidden %lld and vocab %lld; both must be positive", (long long)desc->hidden, (long long)desc->vocab);
+    if (desc->hidden > SEQPAR_MAX_WIDTH || desc->vocab > SEQPAR_MAX_VOCAB)
+        return seqpar_fail(error, SEQPAR_ERR_SIZE, "the head has hidden %lld and vocab %lld; at most %lld and %lld are possible", (long long)desc->hidden, (long long)desc->vocab, (long long)SEQPAR_MAX_WIDTH, (long long)SEQPAR_MAX_VOCAB);
     if (!(desc->temperature >= 0) || desc->temperature > 1e30) return seqpar_fail(error, SEQPAR_ERR_OPTION, "the temperature of the head is %g; give a positive number, 0 for 1", desc->temperature);
     return SEQPAR_OK;
 }

@@ -203,20 +203,28 @@ static seqpar_status seqpar__check_llama(seqpar_error *error, const seqpar_llama
     if (c->layers <= 0 || c->hidden <= 0 || c->intermediate <= 0 || c->vocab <= 0)
         return seqpar_fail(error, SEQPAR_ERR_SIZE, "the model has %lld layers, hidden %lld, intermediate %lld, vocab %lld; all must be positive",
                            (long long)c->layers, (long long)c->hidden, (long long)c->intermediate, (long long)c->vocab);
+    if (c->layers > SEQPAR_MAX_LAYERS || c->hidden > SEQPAR_MAX_WIDTH || c->intermediate > SEQPAR_MAX_WIDTH || c->vocab > SEQPAR_MAX_VOCAB)
+        return seqpar_fail(error, SEQPAR_ERR_SIZE, "the model has %lld layers, hidden %lld, intermediate %lld, vocab %lld; at most %lld, %lld, %lld and %lld are possible, check the configuration", (long long)c->layers, (long long)c->hidden,
+                           (long long)c->intermediate, (long long)c->vocab, (long long)SEQPAR_MAX_LAYERS, (long long)SEQPAR_MAX_WIDTH, (long long)SEQPAR_MAX_WIDTH, (long long)SEQPAR_MAX_VOCAB);
     if (c->heads <= 0 || c->kv_heads <= 0 || c->heads % c->kv_heads)
         return seqpar_fail(error, SEQPAR_ERR_HEADS, "%lld heads over %lld kv_heads; heads must be a positive multiple of kv_heads", (long long)c->heads, (long long)c->kv_heads);
     if (c->score && (!c->score[0] || strlen(c->score) + 8 > SEQPAR__NAME_BYTES))
         return seqpar_fail(error, SEQPAR_ERR_OPTION, "the score head is named '%.100s'; give a name of 1 to %d letters, usually score", c->score, SEQPAR__NAME_BYTES - 9);
     if (c->head_dim <= 0 || c->head_dim % 2)
         return seqpar_fail(error, SEQPAR_ERR_HEAD_DIM, "head_dim is %lld; rotary embedding needs a positive even one", (long long)c->head_dim);
+    if (seqpar__times(c->heads, c->head_dim) > SEQPAR_MAX_WIDTH)
+        return seqpar_fail(error, SEQPAR_ERR_SIZE, "%lld heads of head_dim %lld are wider than %lld, the most a token may have; check the configuration", (long long)c->heads, (long long)c->head_dim, (long long)SEQPAR_MAX_WIDTH);
+    if (!(c->rope_theta >= 0 && c->rope_theta <= 1e300) || !(c->rms_eps >= 0 && c->rms_eps <= 1e300))
+        return seqpar_fail(error, SEQPAR_ERR_OPTION, "rope_theta is %g and rms_norm_eps %g; give positive numbers, or 0 for 10000 and 1e-5", c->rope_theta, c->rms_eps);
     return SEQPAR_OK;
 }
 
 SEQPAR_DEF seqpar_status seqpar_llama_open(seqpar_ctx *ctx, seqpar_llama *m, const seqpar_llama_config *config) {
-    int64_t count = 3 + config->layers * SEQPAR__PER_LAYER;
+    int64_t count;
     seqpar_status status;
     memset(m, 0, sizeof *m);
     SEQPAR__TRY(seqpar__check_llama(ctx->error, config));
+    count = 3 + config->layers * SEQPAR__PER_LAYER;
     m->config = *config;
     if (m->config.rope_theta == 0) m->config.rope_theta = 10000.0;
     if (m->config.rms_eps == 0) m->config.rms_eps = 1e-5;

@@ -114,7 +114,7 @@ typedef struct seqpar_nccl_desc {
     cudaStream_t stream;      /* with comm: its stream; NULL: one is made */
     const char *host;         /* name under which others reach rank 0; NULL: MASTER_ADDR, else its own address */
     int64_t port;             /* 0: MASTER_PORT where the environment is used, else any free one */
-    double connect_s;         /* for all ranks to come; 0: 120 */
+    double connect_s;         /* for all ranks to come; 0: 120. A name that nobody knows is given up after an eighth of it */
     double limit_s;           /* for a group to finish; 0: 600, negative: none */
 } seqpar_nccl_desc;
 
@@ -1214,8 +1214,10 @@ static int seqpar_nccl__listen(seqpar_nccl__world *w, int64_t *port) {
     return fd;
 }
 
+#define SEQPAR_NCCL__HOST 256 /* bytes of a name: the domain name system has 253 letters */
+
 /* The address by which this machine would go out; nothing is sent. */
-static void seqpar_nccl__own_address(char host[64]) {
+static void seqpar_nccl__own_address(char *host) {
     struct sockaddr_in out;
     socklen_t bytes = sizeof out;
     int fd = socket(AF_INET, SOCK_DGRAM, 0);
@@ -1224,27 +1226,96 @@ static void seqpar_nccl__own_address(char host[64]) {
     out.sin_port = htons(9);
     out.sin_addr.s_addr = htonl(0xC0000201u); /* 192.0.2.1, which nobody has */
     if (fd < 0 || connect(fd, (struct sockaddr *)&out, sizeof out) || getsockname(fd, (struct sockaddr *)&out, &bytes)) out.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    inet_ntop(AF_INET, &out.sin_addr, host, 64);
+    inet_ntop(AF_INET, &out.sin_addr, host, SEQPAR_NCCL__HOST);
     if (fd >= 0) close(fd);
 }
 
-static int seqpar_nccl__dial(const char *host, int64_t port) {
+typedef struct seqpar_nccl__ticket { char host[SEQPAR_NCCL__HOST]; int64_t port; } seqpar_nccl__ticket; /* where rank 0's referee listens */
+
+typedef struct seqpar_nccl__lookup { /* of a name, by a thread that may be left behind: a name server can take its time */
+    pthread_mutex_t lock;
+    char host[SEQPAR_NCCL__HOST];
+    struct sockaddr_in address;
+    int code, ready, left; /* left: nobody waits for the answer any more */
+} seqpar_nccl__lookup;
+
+static int seqpar_nccl__resolve(struct sockaddr_in *address, const char *host, int flags) {
     struct addrinfo hints, *list = NULL;
-    char service[24];
-    int fd = -1, yes = 1;
+    int code;
     memset(&hints, 0, sizeof hints);
     hints.ai_family = AF_INET;
     hints.ai_socktype = SOCK_STREAM;
-    snprintf(service, sizeof service, "%lld", (long long)port);
-    if (getaddrinfo(host, service, &hints, &list)) return -1;
-    if (list) fd = socket(list->ai_family, list->ai_socktype, list->ai_protocol);
-    if (fd >= 0 && connect(fd, list->ai_addr, list->ai_addrlen)) { close(fd); fd = -1; }
-    if (fd >= 0) setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-    if (list) freeaddrinfo(list);
-    return fd;
+    hints.ai_flags = flags;
+    code = getaddrinfo(host, NULL, &hints, &list);
+    if (code) return code;
+    memcpy(address, list->ai_addr, sizeof *address);
+    freeaddrinfo(list);
+    return 0;
+}
+static void seqpar_nccl__lookup_free(seqpar_nccl__lookup *l) {
+    pthread_mutex_destroy(&l->lock);
+    SEQPAR_FREE(l);
+}
+static void *seqpar_nccl__lookup_main(void *argument) {
+    seqpar_nccl__lookup *l = (seqpar_nccl__lookup *)argument;
+    int code = seqpar_nccl__resolve(&l->address, l->host, 0), left;
+    pthread_mutex_lock(&l->lock);
+    l->code = code;
+    l->ready = 1;
+    left = l->left;
+    pthread_mutex_unlock(&l->lock);
+    if (left) seqpar_nccl__lookup_free(l);
+    return NULL;
 }
 
-typedef struct seqpar_nccl__ticket { char host[64]; int64_t port; } seqpar_nccl__ticket; /* where rank 0's referee listens */
+/* Returns getaddrinfo's code; EAI_AGAIN too where there is no answer by `until`. */
+static int seqpar_nccl__look_up(struct sockaddr_in *address, const char *host, double until) {
+    seqpar_nccl__lookup *l;
+    pthread_t thread;
+    int ready = 0, code = EAI_AGAIN;
+    if (!seqpar_nccl__resolve(address, host, AI_NUMERICHOST)) return 0;
+    if (!(l = SEQPAR_NCCL__NEW(seqpar_nccl__lookup, 1))) return EAI_MEMORY;
+    pthread_mutex_init(&l->lock, NULL);
+    snprintf(l->host, sizeof l->host, "%s", host);
+    if (pthread_create(&thread, NULL, seqpar_nccl__lookup_main, l)) { seqpar_nccl__lookup_free(l); return EAI_MEMORY; }
+    pthread_detach(thread);
+    while (!ready) {
+        pthread_mutex_lock(&l->lock);
+        ready = l->ready;
+        if (ready) { code = l->code; *address = l->address; }
+        else if (SEQPAR_NCCL_SECONDS() > until) { l->left = 1; pthread_mutex_unlock(&l->lock); return code; }
+        pthread_mutex_unlock(&l->lock);
+        if (!ready) seqpar_nccl__nap(1000);
+    }
+    seqpar_nccl__lookup_free(l);
+    return code;
+}
+
+/* An address where nobody is can take minutes to say so: not beyond `until`. */
+static int seqpar_nccl__connect(int fd, const struct sockaddr_in *address, double until) {
+    struct pollfd ready = {fd, POLLOUT, 0};
+    int flags = fcntl(fd, F_GETFL), trouble = 0;
+    socklen_t bytes = sizeof trouble;
+    double left = until - SEQPAR_NCCL_SECONDS();
+    fcntl(fd, F_SETFL, flags | O_NONBLOCK);
+    if (connect(fd, (const struct sockaddr *)address, sizeof *address)) {
+        if (errno != EINPROGRESS || left <= 0 || poll(&ready, 1, (int)(1000 * (left < 1e6 ? left : 1e6)) + 1) != 1) return -1;
+        if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &trouble, &bytes) || trouble) return -1;
+    }
+    return fcntl(fd, F_SETFL, flags);
+}
+
+/* The socket, or -1; *code is what getaddrinfo says of the name. */
+static int seqpar_nccl__dial(const char *host, int64_t port, double until, int *code) {
+    struct sockaddr_in address;
+    int fd, yes = 1;
+    if ((*code = seqpar_nccl__look_up(&address, host, until))) return -1;
+    address.sin_port = htons((uint16_t)port);
+    fd = socket(AF_INET, SOCK_STREAM, 0);
+    if (fd >= 0 && seqpar_nccl__connect(fd, &address, until)) { close(fd); fd = -1; }
+    if (fd >= 0) setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+    return fd;
+}
 
 /* A file is there whole or not at all: it is written beside and renamed. */
 static void seqpar_nccl__write_ticket(seqpar_nccl__world *w, const char *path, const seqpar_nccl__ticket *t) {
@@ -1262,23 +1333,27 @@ static void seqpar_nccl__write_ticket(seqpar_nccl__world *w, const char *path, c
 static int seqpar_nccl__read_ticket(const char *path, seqpar_nccl__ticket *t) {
     FILE *file = fopen(path, "r");
     long long port = 0;
-    int ok = file && fscanf(file, "seqpar_nccl %63s %lld", t->host, &port) == 2;
+    int ok = file && fscanf(file, "seqpar_nccl %255s %lld", t->host, &port) == 2;
     t->port = port;
     if (file) fclose(file);
     return ok;
 }
 
-/* Until rank 0 answers: it may not be up yet, and a file may be left over from another run. */
+/* Until rank 0 answers: it may not be up yet, and a file may be left over from another run. A name that is not known is asked
+   for again for an eighth of the time: it may be as new as the machine. */
 static void seqpar_nccl__find(seqpar_nccl__world *w, const char *path, seqpar_nccl__ticket *t) {
-    double began = SEQPAR_NCCL_SECONDS();
-    int known = !path, nap = 500;
-    while (w->socket < 0 && SEQPAR_NCCL_SECONDS() - began <= w->connect_s) {
+    double began = SEQPAR_NCCL_SECONDS(), until = began + w->connect_s, now = began, asked = 0; /* asked: since the name is not known */
+    int known = !path, nap = 500, code = 0;
+    while (w->socket < 0 && now <= until && asked <= w->connect_s / 8) {
         if (path) known = seqpar_nccl__read_ticket(path, t);
-        if (known) w->socket = seqpar_nccl__dial(t->host, t->port);
+        if (known) w->socket = seqpar_nccl__dial(t->host, t->port, until, &code);
         if (w->socket < 0) seqpar_nccl__nap(nap = nap < 50000 ? 2 * nap : nap);
+        asked = code && code != EAI_AGAIN ? asked + SEQPAR_NCCL_SECONDS() - now : 0;
+        now = SEQPAR_NCCL_SECONDS();
     }
     if (w->socket >= 0) return;
-    if (known) seqpar_nccl__fail(w, SEQPAR_ERR_TIMEOUT, "rank %lld found nobody at %.64s port %lld within %g s; does rank 0 run there, and is the port open?", (long long)w->rank, t->host, (long long)t->port, w->connect_s);
+    if (known && code) seqpar_nccl__fail(w, SEQPAR_ERR_TIMEOUT, "rank %lld cannot find the machine of rank 0, '%.255s': %s, after %.3g s; correct MASTER_ADDR, or write the machine's address in digits", (long long)w->rank, t->host, gai_strerror(code), now - began);
+    else if (known) seqpar_nccl__fail(w, SEQPAR_ERR_TIMEOUT, "rank %lld found nobody at %.255s port %lld within %g s; does rank 0 run there, and is the port open?", (long long)w->rank, t->host, (long long)t->port, w->connect_s);
     else seqpar_nccl__fail(w, SEQPAR_ERR_FILE_OPEN, "rank %lld waited %g s for rank 0 to write '%.300s'; give all ranks the same path on a disk they share", (long long)w->rank, w->connect_s, path);
 }
 
@@ -1412,7 +1487,9 @@ static seqpar_nccl__member *seqpar_nccl__open_by_tcp(seqpar_nccl__world *w, cons
     memset(&t, 0, sizeof t);
     t.port = d->port;
     if (!d->file && !t.port && !seqpar_nccl__env(w, "MASTER_PORT", &t.port, "a port of rank 0's machine")) return NULL;
+    if (t.port < 0 || t.port > 65535) { seqpar_nccl__fail(w, SEQPAR_ERR_OPTION, "the port of rank 0's machine is %lld; give 1 to 65535 by MASTER_PORT or seqpar_nccl_desc.port", (long long)t.port); return NULL; }
     if (!d->file && !host && w->rank) { seqpar_nccl__fail(w, SEQPAR_ERR_OPTION, "MASTER_ADDR is not set on rank %lld; set it to the name of rank 0's machine, or fill in seqpar_nccl_desc", (long long)w->rank); return NULL; }
+    if (host && strlen(host) >= sizeof t.host) { seqpar_nccl__fail(w, SEQPAR_ERR_OPTION, "rank 0's machine is called '%.60s...' with %lld letters, names have at most %d; set MASTER_ADDR to its name or address", host, (long long)strlen(host), SEQPAR_NCCL__HOST - 1); return NULL; }
     if (host) snprintf(t.host, sizeof t.host, "%s", host);
     code = w->rank ? ncclSuccess : ncclGetUniqueId(&w->id);
     if (code != ncclSuccess) seqpar_nccl__fail(w, SEQPAR_ERR_TRANSPORT, "ncclGetUniqueId on rank 0: %s", ncclGetErrorString(code));

@@ -360,8 +360,8 @@ static int seqpar__st_is_continuation(char byte)
     return ((unsigned char)byte & 0xC0) == 0x80;
 }
 
-/* Text fit for one line of a terminal: cut between characters, without control characters. A path is cut
- * in front, because its end tells more. Returns `shown`, which has SEQPAR__ST_SHOWN + 4 bytes. */
+/* Text that leaves room for the values: cut between characters. A path is cut in front, because its end tells
+ * more. Returns `shown`, which has SEQPAR__ST_SHOWN + 4 bytes; seqpar_fail escapes what is in it. */
 static const char *seqpar__st_show(char *shown, const char *text, int is_path)
 {
     size_t length = strlen(text), from = 0, to = length, used;
@@ -372,8 +372,8 @@ static const char *seqpar__st_show(char *shown, const char *text, int is_path)
         for (to = SEQPAR__ST_SHOWN; to > 0 && seqpar__st_is_continuation(text[to]); to--) {}
     memcpy(shown, "...", 3);
     used = from > 0 ? 3 : 0;
-    for (size_t i = from; i < to; i++)
-        shown[used++] = (unsigned char)text[i] < 0x20 || text[i] == 0x7F ? '?' : text[i];
+    memcpy(shown + used, text + from, to - from);
+    used += to - from;
     memcpy(shown + used, to < length ? "..." : "", to < length ? 4 : 1);
     return shown;
 }
@@ -569,28 +569,12 @@ typedef struct seqpar__st_cursor {
     int64_t at;
 } seqpar__st_cursor;
 
-/* Length of the UTF-8 sequence at s, 1 to 4, or 0 if it is overlong, a surrogate, too large or cut off. */
-static int64_t seqpar__st_utf8(const char *s, int64_t left)
-{
-    unsigned char c = (unsigned char)s[0], next = (unsigned char)(left > 1 ? s[1] : 0);
-    int64_t length = c < 0x80 ? 1 : c >= 0xC2 && c <= 0xDF ? 2 : (c & 0xF0) == 0xE0 ? 3
-                   : c >= 0xF0 && c <= 0xF4 ? 4 : 0;
-
-    if (length == 0 || length > left || (c == 0xE0 && next < 0xA0) || (c == 0xED && next > 0x9F)
-        || (c == 0xF0 && next < 0x90) || (c == 0xF4 && next > 0x8F))
-        return 0;
-    for (int64_t i = 1; i < length; i++)
-        if (!seqpar__st_is_continuation(s[i]))
-            return 0;
-    return length;
-}
-
 static int seqpar__st_is_utf8(const char *text)
 {
     int64_t left = (int64_t)strlen(text), length;
 
     for (; left > 0; text += length, left -= length)
-        if ((length = seqpar__st_utf8(text, left)) == 0)
+        if ((length = seqpar_utf8_length(text, left)) == 0)
             return 0;
     return 1;
 }
@@ -620,7 +604,7 @@ static seqpar_status seqpar__st_scan_string(seqpar__st_cursor *c, seqpar_error *
     seqpar_status status = 0;
 
     for (c->at++; !status && c->at < c->bytes && c->text[c->at] != '"';) {
-        int64_t length = seqpar__st_utf8(c->text + c->at, c->bytes - c->at);
+        int64_t length = seqpar_utf8_length(c->text + c->at, c->bytes - c->at);
         unsigned byte = (unsigned char)c->text[c->at];
 
         if (length == 0 || byte < 0x20)

@@ -5,6 +5,7 @@
 #ifndef DEMO_AVERAGE_H
 #define DEMO_AVERAGE_H
 #include <math.h>
+#include "memory.h"
 #include "seqpar_llama.h"
 
 typedef struct {
@@ -42,7 +43,7 @@ static seqpar_status demo_average_open(seqpar_ctx *ctx, const seqpar_llama *mode
     average->beta = beta;
     average->begin = demo_average_begin(ctx, model, ctx->world->rank);
     average->count = demo_average_begin(ctx, model, ctx->world->rank + 1) - average->begin;
-    average->share = (double *)calloc((size_t)average->count + 1, sizeof *average->share);
+    average->share = (double *)demo_room(average->count + 1, sizeof *average->share);
     if (!average->share) return seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY, "out of memory for the moving average; leave out --enable_ema");
     seqpar_device_read(ctx->device, average->share, model->params.data, average->begin, average->count, ctx->device->storage);
     return SEQPAR_OK;

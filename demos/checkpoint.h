@@ -12,9 +12,8 @@
 #include <math.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <cjson/cJSON.h>
 #include "average.h"
-#include "seqpar_safetensors.h"
+#include "model_folder.h"
 
 typedef struct { /* where training stands */
     int64_t step;      /* optimizer steps done */
@@ -59,64 +58,11 @@ static void demo_remove_folder(const char *path) {
 }
 
 static char *demo_read_text(const char *path, seqpar_error *error) {
-    FILE *file = fopen(path, "rb");
-    if (!file) {
-        seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "cannot open %s: %s", path, strerror(errno));
-        return NULL;
-    }
-    char *text = (char *)calloc(1, 1 << 16);
-    size_t size = fread(text, 1, (1 << 16) - 1, file);
-    text[size] = 0;
-    fclose(file);
+    const char *why;
+    size_t size;
+    char *text = demo_read_whole(path, 1 << 20, &size, &why);
+    if (!text) seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "cannot read %s: %s", path, why);
     return text;
-}
-
-/* ---- config.json: Hugging Face's names ---- */
-
-static seqpar_status demo_save_config(const char *folder, const seqpar_llama_config *c, seqpar_error *error) {
-    char path[1280], text[1024];
-    snprintf(path, sizeof path, "%s/config.json", folder);
-    int size = snprintf(text, sizeof text,
-        "{\n  \"architectures\": [\"%s\"],\n%s  \"model_type\": \"llama\",\n  \"hidden_act\": \"silu\",\n"
-        "  \"num_hidden_layers\": %lld,\n  \"hidden_size\": %lld,\n  \"num_attention_heads\": %lld,\n"
-        "  \"num_key_value_heads\": %lld,\n  \"head_dim\": %lld,\n  \"intermediate_size\": %lld,\n  \"vocab_size\": %lld,\n"
-        "  \"rope_theta\": %.17g,\n  \"rms_norm_eps\": %.17g,\n  \"tie_word_embeddings\": %s,\n"
-        "  \"bos_token_id\": 256,\n  \"eos_token_id\": 257,\n  \"pad_token_id\": 258\n}\n", c->score ? "LlamaForSequenceClassification" : "LlamaForCausalLM", c->score ? "  \"num_labels\": 1,\n" : "",
-        (long long)c->layers, (long long)c->hidden, (long long)c->heads, (long long)c->kv_heads, (long long)c->head_dim,
-        (long long)c->intermediate, (long long)c->vocab, c->rope_theta, c->rms_eps, c->tied ? "true" : "false");
-    return seqpar_file_write_atomic(path, text, size, error);
-}
-
-static int64_t demo_config_number(const cJSON *json, const char *path, const char *key, seqpar_error *error) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
-    if (!cJSON_IsNumber(item) || item->valuedouble < 1 || item->valuedouble > 1e12)
-        seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%s: \"%s\" is missing or not a positive number", path, key);
-    return cJSON_IsNumber(item) ? (int64_t)item->valuedouble : 0;
-}
-
-static seqpar_status demo_load_config(const char *folder, seqpar_llama_config *c, seqpar_error *error) {
-    char path[1280];
-    snprintf(path, sizeof path, "%s/config.json", folder);
-    char *text = demo_read_text(path, error);
-    if (!text) return error->status;
-    cJSON *json = cJSON_Parse(text);
-    if (!json) seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%s: not JSON; it must be the config.json of a Llama model", path);
-    if (json) {
-        const cJSON *theta = cJSON_GetObjectItemCaseSensitive(json, "rope_theta"), *eps = cJSON_GetObjectItemCaseSensitive(json, "rms_norm_eps");
-        c->layers = demo_config_number(json, path, "num_hidden_layers", error);
-        c->hidden = demo_config_number(json, path, "hidden_size", error);
-        c->heads = demo_config_number(json, path, "num_attention_heads", error);
-        c->kv_heads = cJSON_HasObjectItem(json, "num_key_value_heads") ? demo_config_number(json, path, "num_key_value_heads", error) : c->heads;
-        c->head_dim = cJSON_HasObjectItem(json, "head_dim") ? demo_config_number(json, path, "head_dim", error) : c->heads ? c->hidden / c->heads : 0;
-        c->intermediate = demo_config_number(json, path, "intermediate_size", error);
-        c->vocab = demo_config_number(json, path, "vocab_size", error);
-        c->rope_theta = cJSON_IsNumber(theta) ? theta->valuedouble : 10000.0;
-        c->rms_eps = cJSON_IsNumber(eps) ? eps->valuedouble : 1e-6;
-        c->tied = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(json, "tie_word_embeddings"));
-    }
-    cJSON_Delete(json);
-    free(text);
-    return error->status;
 }
 
 /* ---- tensors ---- */
@@ -257,8 +203,9 @@ static const char *const demo_no_prefix[] = {""};
 /* Weights of a folder into the model; refuses NaN and infinity, missing tensors and other shapes. A score head that the
    folder does not have stays as it is. */
 static seqpar_status demo_load_weights(seqpar_ctx *ctx, seqpar_llama *model, const char *folder) {
-    char path[1280];
+    char path[4352];
     demo_transfer store = {.ctx = ctx, .model = model};
+    if (demo_check_weights(model, folder, ctx->error)) return ctx->error->status;
     snprintf(path, sizeof path, "%s/model.safetensors", folder);
     return demo_load_tensors(&store, path, 1, demo_no_prefix, demo_weights_put);
 }

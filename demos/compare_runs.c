@@ -21,13 +21,21 @@ static double number(const cJSON *line, const char *key) {
     return cJSON_IsNumber(item) ? item->valuedouble : NAN;
 }
 
+static int wrong(const char *path, const char *what) {
+    char shown[1024];
+    return fprintf(stderr, "error: %s: %s\n", seqpar_escape(shown, sizeof shown, path), what), -1;
+}
+
 static int read_run(run *r, const char *folder) {
-    char path[1024], line[4096];
+    char path[4352];
+    const char *why;
+    size_t size;
     snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
-    FILE *file = fopen(path, "r");
-    if (!file) return fprintf(stderr, "error: cannot open %s\n", path), -1;
-    while (fgets(line, sizeof line, file)) {
+    char *text = demo_read_whole(path, SIZE_MAX, &size, &why), *rest = text;
+    if (!text) return wrong(path, why);
+    for (char *line; !why && (line = strsep(&rest, "\n"));) {
         cJSON *json = cJSON_Parse(line);
+        if (*line && !cJSON_IsObject(json)) why = "a line is no JSON object; give the --metrics_path of a trainer";
         if (cJSON_HasObjectItem(json, "loss")) {
             arrput(r->loss, number(json, "loss"));
             arrput(r->norm, number(json, "grad_norm"));
@@ -35,8 +43,8 @@ static int read_run(run *r, const char *folder) {
         }
         cJSON_Delete(json);
     }
-    fclose(file);
-    return arrlen(r->loss) ? 0 : (fprintf(stderr, "error: %s holds no step\n", path), -1);
+    free(text);
+    return why ? wrong(path, why) : arrlen(r->loss) ? 0 : wrong(path, "holds no step");
 }
 
 /* The smallest difference of all bits: lengths and bytes. */
@@ -45,7 +53,7 @@ static bool equal_series(const double *a, const double *b) {
 }
 
 static bool equal_models(const char *a, const char *b, int64_t *tensors, int64_t *values, seqpar_error *error) {
-    char path[2][1024];
+    char path[2][4352];
     seqpar_safetensors_file *file[2] = {0};
     bool equal = true;
     snprintf(path[0], sizeof path[0], "%s/model.safetensors", a);
@@ -54,7 +62,7 @@ static bool equal_models(const char *a, const char *b, int64_t *tensors, int64_t
     for (int64_t i = 0; equal && i < seqpar_safetensors_count(file[0]); i++) {
         const seqpar_safetensors_tensor *t = seqpar_safetensors_at(file[0], i);
         seqpar_safetensors_part part = seqpar_safetensors_whole(t);
-        char *x = (char *)malloc((size_t)t->bytes * 2), *y = x + t->bytes;
+        char *x = (char *)demo_room(2 * t->bytes, 1), *y = x + t->bytes;
         equal = !seqpar_safetensors_expect(file[1], t, error) && !seqpar_safetensors_read(file[0], x, &part, error)
              && !seqpar_safetensors_read(file[1], y, &part, error) && !memcmp(x, y, (size_t)t->bytes);
         free(x);
@@ -76,7 +84,7 @@ int main(int argc, char **argv) {
     run r[3] = {0};
     const double ln2 = 0.693147180559945309417;
     seqpar_error error = {0};
-    char path[1024], text[1024], why[512] = "";
+    char path[4352], text[1024], why[512] = "";
     int64_t tensors = 0, values = 0;
     if (argc != 5) return fprintf(stderr, "usage: compare_runs DIR_A DIR_B DPO_DIR OUT_DIR\n"), 2;
     if (read_run(&r[0], argv[1]) || read_run(&r[1], argv[2]) || read_run(&r[2], argv[3])) return 2;

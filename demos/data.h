@@ -23,9 +23,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 #include <cjson/cJSON.h>
-#include <stb/stb_ds.h>
+#include "files.h"
+#include "memory.h"
 
 enum { DEMO_BOS = 256, DEMO_EOS = 257, DEMO_PAD = 258, DEMO_VOCAB = 259, DEMO_IGNORED_LABEL = -100 };
 
@@ -90,42 +90,6 @@ static inline int demo_wrong(const demo_reader *reader, const char *format, ...)
     vsnprintf(sentence, sizeof sentence, format, arguments);
     va_end(arguments);
     snprintf(reader->error, reader->error_size, "%s%s: %s", reader->path, line, sentence);
-    return -1;
-}
-
-/* ---- whole files ---- */
-
-/* Reads a file into a zero-ended buffer for free(); NULL on failure, with errno set. */
-static inline char *demo_read_file(const char *path, size_t *size)
-{
-    FILE *file = fopen(path, "rb");
-    char *bytes = NULL;
-    size_t room = 1 << 16, got = 0, part = 1;
-    while (file && part && (bytes = (char *)realloc(bytes, room + 1))) {
-        part = fread(bytes + got, 1, room - got, file);
-        got += part;
-        if (got == room) room *= 2;
-    }
-    bool broken = file && ferror(file);
-    if (file) fclose(file);
-    if (!bytes || broken) { free(bytes); return NULL; }
-    bytes[got] = 0;
-    *size = got;
-    return bytes;
-}
-
-/* Writes through a neighbouring temporary file, so that a half-written file never stands under the name. */
-static inline int demo_write_atomically(const char *path, const char *bytes, size_t size, char *error,
-                                        size_t error_size)
-{
-    char temporary[4096];
-    int length = snprintf(temporary, sizeof temporary, "%s.%ld.tmp", path, (long)getpid());
-    FILE *file = length < (int)sizeof temporary ? fopen(temporary, "wb") : NULL;
-    bool written = file && fwrite(bytes, 1, size, file) == size;
-    if (file && fclose(file)) written = false;
-    if (written && !rename(temporary, path)) return 0;
-    snprintf(error, error_size, "cannot write %s: %s; choose another path or make its folder", path, strerror(errno));
-    if (file) remove(temporary);
     return -1;
 }
 
@@ -477,10 +441,25 @@ static inline bool demo_has_zero(const char *line, size_t length)
     return false;
 }
 
+static inline int demo_order_of_keys(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
+
+/* A key that stands twice in an object says two things, of which one would be passed over; NULL: none does. */
+static inline const char *demo_json_twice(const cJSON *json)
+{
+    const char **keys = NULL, *twice = NULL;
+    for (const cJSON *item = json->child; item; item = item->next) arrput(keys, item->string);
+    if (arrlen(keys) > 1) qsort(keys, (size_t)arrlen(keys), sizeof *keys, demo_order_of_keys);
+    for (int64_t i = 1; i < arrlen(keys) && !twice; i++)
+        if (!strcmp(keys[i - 1], keys[i])) twice = keys[i];
+    arrfree(keys);
+    return twice;
+}
+
 static inline int demo_read_line(const demo_reader *reader, const char *line, size_t length)
 {
     const char *end = line;
     cJSON *json = cJSON_ParseWithLengthOpts(line, length, &end, 0);
+    const char *twice;
     while (json && end < line + length && isspace((unsigned char)*end)) end++;
     int failed;
     if (!json || end < line + length)
@@ -490,6 +469,8 @@ static inline int demo_read_line(const demo_reader *reader, const char *line, si
         failed = demo_wrong(reader, "the line is %s, but an object {...} is needed", demo_json_type(json));
     else if (demo_has_zero(line, length))
         failed = demo_wrong(reader, "the line holds a zero character, which text cannot hold; remove it");
+    else if ((twice = demo_json_twice(json)))
+        failed = demo_wrong(reader, "key \"%s\" stands there twice; remove one of them", twice);
     else failed = reader->take(reader, json);
     cJSON_Delete(json);
     return failed;
@@ -526,8 +507,9 @@ static inline int demo_read_dataset_file(demo_reader *reader)
         return demo_wrong(reader, "the name ends in neither .jsonl nor .txt; only these are read");
     if (stream && !reader->take_stream)
         return demo_wrong(reader, "plain text holds no records to compare; give a .jsonl file");
-    char *file = demo_read_file(reader->path, &size);
-    if (!file) return demo_wrong(reader, "cannot be read: %s; give the path of a .jsonl or .txt file", strerror(errno));
+    const char *why;
+    char *file = demo_read_whole(reader->path, SIZE_MAX, &size, &why);
+    if (!file) return demo_wrong(reader, "cannot be read: %s; give the path of a .jsonl or .txt file", why);
     size_t mark = size >= 3 && !memcmp(file, "\xEF\xBB\xBF", 3) ? 3 : 0; /* UTF-8 byte order mark */
     int failed = size == mark ? demo_wrong(reader, "the file is empty; give one with at least one record")
                  : stream     ? reader->take_stream(reader, file + mark, size - mark)

@@ -56,7 +56,7 @@ static seqpar_status demo_mismatched_rows(demo_rank *r, demo_window *w, int64_t 
     seqpar_llama_batch b;
     (void)micro;
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, &r->model, &b, rows, count, &run);
-    double *live = (double *)calloc((size_t)b.tokens + 1, sizeof *live);
+    double *live = (double *)demo_room(b.tokens + 1, sizeof *live);
     if (!status) status = demo_response_terms(r, &b, rows, count, 0, w->reference != NULL, &w->seen, live);
     seqpar_llama_close_batch(&r->ctx, &r->model, &b);
     free(live);
@@ -65,7 +65,7 @@ static seqpar_status demo_mismatched_rows(demo_rank *r, demo_window *w, int64_t 
 
 static seqpar_status demo_kto_kl_of(demo_rank *r, demo_window *mismatched, double *kl) {
     int64_t n = mismatched->units;
-    double *sums = (double *)calloc((size_t)(n * (SUMS + 1)), sizeof *sums), *h = sums + n * SUMS;
+    double *sums = (double *)demo_room(n * (SUMS + 1), sizeof *sums), *h = sums + n * SUMS;
     seqpar_status status = demo_window_values(r, mismatched, demo_mismatched_rows);
     mismatched->seen.width = SUMS;
     if (!status) status = seqpar_segments_sum(r->ctx.world, sums, n, &mismatched->seen);

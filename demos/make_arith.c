@@ -27,6 +27,10 @@ int main(int argc, char **argv)
             fprintf(stderr, "%s: %s is no whole number\n", argv[0], argv[i]);
             return 2;
         }
+    if (numbers[3] > 100) {
+        fprintf(stderr, "%s: %s wrong answers of 100 are too many; give 0 to 100\n", argv[0], argv[5]);
+        return 2;
+    }
     if (demo_arith_write(argv[1], numbers[1], numbers[2], numbers[0], numbers[3], error, sizeof error)) {
         fprintf(stderr, "%s: %s\n", argv[0], error);
         return 1;

@@ -52,6 +52,8 @@ typedef struct {
 #define DEMO_AT_LEAST(low) {(low), HUGE_VAL, false}
 #define DEMO_ABOVE(low) {(low), HUGE_VAL, true}
 #define DEMO_BETWEEN(low, high) {(low), (high), false}
+#define DEMO_MOST 2147483647.0 /* of anything that is counted: lengths, positions and ids have 32 bits, and two such counts can be multiplied */
+#define DEMO_COUNT(low) {(low), DEMO_MOST, false}
 
 typedef struct {
     const char *name;
@@ -222,8 +224,8 @@ static inline const char *demo_wanted(char *text, size_t size, const char *kind,
         at = word;
     }
     if (choice || range.low == range.high) return text;
-    if (range.high < HUGE_VAL) snprintf(text + used, size - used, " from %g to %g", range.low, range.high);
-    else snprintf(text + used, size - used, range.open ? " above %g" : " of at least %g", range.low);
+    if (range.high < HUGE_VAL) snprintf(text + used, size - used, range.open ? " above %.15g, up to %.15g" : " from %.15g to %.15g", range.low, range.high);
+    else snprintf(text + used, size - used, range.open ? " above %.15g" : " of at least %.15g", range.low);
     return text;
 }
 
@@ -350,6 +352,7 @@ static inline int demo_options_named(demo_options *options, demo_walk *walk, con
     if (!strcmp(target->role, "noeffect")) return demo_store(options, scratch, typed, text, (demo_range)DEMO_ANY);
     const demo_binding *binding = demo_binding_find(options, target->name);
     if (!binding) return demo_refuse(options, "--%s is known, but this program does not serve it yet", typed->name);
+    if (binding->type == DEMO_STRING && !*text) return demo_refuse(options, "--%s is empty; give it a value or leave it out", typed->name); /* a shell variable that is not set, say */
     return demo_store(options, binding->variable, typed, text, binding->range);
 }
 

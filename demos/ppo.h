@@ -33,7 +33,7 @@ static seqpar_status demo_ppo_evaluate(demo_rank *r, int64_t rollouts) {
     seqpar_llama_sample_desc desc = {.max_new_tokens = c->generate_max_len, .batch = c->micro_rollout_batch_size, .temperature = c->eval_temperature, .top_p = 1, .stops = &stop, .stop_count = 1,
                                      .seed = (uint64_t)r->job->config.seed + (UINT64_C(1) << 32)}; /* other numbers than training's */
     if (!total) return SEQPAR_OK;
-    seqpar_llama_prompt *prompts = (seqpar_llama_prompt *)calloc((size_t)total, sizeof *prompts);
+    seqpar_llama_prompt *prompts = (seqpar_llama_prompt *)demo_room(total, sizeof *prompts);
     int32_t *texts = NULL;
     for (int64_t i = 0; i < total; i++) {
         const demo_document *d = &r->job->eval.documents[i / n];
@@ -50,9 +50,12 @@ static seqpar_status demo_ppo_evaluate(demo_rank *r, int64_t rollouts) {
 /* ---- the loop ---- */
 
 static void demo_text_print(FILE *out, const int32_t *ids, int64_t tokens) {
-    for (int64_t t = 0; t < tokens; t++)
-        if (ids[t] == '\n') fputs("\\n", out);
-        else if (ids[t] >= 32 && ids[t] < 256) fputc(ids[t], out);
+    char *text = demo_tokens_as_text(ids, tokens);
+    int64_t room = 4 * (int64_t)strlen(text) + 1;
+    char *shown = (char *)demo_room(room, 1);
+    fputs(seqpar_escape(shown, room, text), out);
+    free(shown);
+    free(text);
 }
 
 static void demo_rollout_log(demo_rank *r, int64_t number) {
@@ -113,7 +116,7 @@ static void demo_ppo_count(demo_job *job) {
     job->rounds = p->num_episodes * (job->usable_count / p->rollout_batch_size);
     job->total_steps = job->rounds * demo_ppo_steps(job);
     if (c->max_steps > 0 && c->max_steps < job->total_steps) {
-        job->rounds = (job->rounds * c->max_steps + job->total_steps - 1) / job->total_steps;
+        job->rounds = (c->max_steps + demo_ppo_steps(job) - 1) / demo_ppo_steps(job);
         job->total_steps = c->max_steps;
     }
 }
@@ -221,13 +224,14 @@ static seqpar_status demo_open_rewards(demo_rank *r) {
     demo_ppo *p = demo_ppo_of(r);
     seqpar_status status = SEQPAR_OK;
     for (const char *at = c->reward_pretrain; !status && at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
-        char folder[1024];
+        char folder[4096];
         snprintf(folder, sizeof folder, "%.*s", (int)strcspn(at, ","), at);
         if (p->rewards == DEMO_REWARDS) return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION, "reward_pretrain names more than %d models; give fewer", DEMO_REWARDS);
         if (p->rewards == 0 && p->has_critic && !c->critic_pretrain) status = demo_open_scorer(r, &p->critic, folder);
         p->moments[p->rewards] = (demo_moments){0, 1};
         if (!status && c->normalize_reward) status = demo_read_moments(r->ctx.error, &p->moments[p->rewards], folder);
         if (!status) status = demo_open_scorer(r, &p->reward[p->rewards++], folder);
+        if (!status) status = demo_head_there(&p->reward[p->rewards - 1], folder, r->ctx.error);
     }
     return status;
 }
@@ -257,7 +261,7 @@ static void demo_open_mixed(demo_rank *r) {
 static seqpar_status demo_ppo_open(demo_rank *r) {
     const demo_ppo_config *c = demo_ppo_options(r);
     seqpar_status status = demo_reference_open(r, c->ref_pretrain);
-    demo_ppo *p = (demo_ppo *)calloc(1, sizeof *p);
+    demo_ppo *p = (demo_ppo *)demo_room(1, sizeof *p);
     if (r->own) p->reference = *(demo_reference *)r->own;
     free(r->own);
     r->own = p;
@@ -296,6 +300,8 @@ static int demo_ppo_load(const demo_job *job, demo_dataset *set, const char *pat
     demo_data_summary(set, set->summary, sizeof set->summary);
     if (set == &job->eval) return 0;
     if (arrlen(set->documents) < p->rollout_batch_size) return snprintf(error, size, "%lld prompts are fewer than rollout_batch_size %lld; lower it", (long long)arrlen(set->documents), (long long)p->rollout_batch_size), -1;
+    double steps = (double)p->num_episodes * (double)(arrlen(set->documents) / p->rollout_batch_size) * job->config.max_epochs * (double)(p->rollout_batch_size * p->n_samples_per_prompt);
+    if (!(steps < 9e15)) return snprintf(error, size, "num_episodes %lld and max_epochs %g come to as many as %g optimizer steps; lower them", (long long)p->num_episodes, job->config.max_epochs, steps), -1;
     return p->pretrain_data ? demo_pretraining_load(job, error, size) : 0;
 }
 

@@ -5,6 +5,8 @@
 #include "preference.h"
 #include "reward_server.h"
 
+enum { DEMO_MOST_TEXTS = 1 << 24 }; /* of a rollout: all are kept until their steps are done */
+
 typedef struct {
     const char *input_key, *label_key, *ref_pretrain, *reward_pretrain, *reward_rule, *critic_pretrain, *value_head_prefix, *advantage_estimator, *kl_estimator, *policy_loss_type, *pretrain_data;
     bool use_kl_loss, use_kl_estimator_k3, no_advantage_std_norm, normalize_reward, dynamic_filtering, save_value_network;
@@ -29,7 +31,7 @@ typedef struct {
     {"reward_rule", &(p).reward_rule, DEMO_STRING, NULL, "last_number: 1 if the text's last number is the label's, else 0", DEMO_ANY}, \
     {"remote_rm_url", &(p).servers.urls, DEMO_STRING, NULL, "http servers that give rewards, a comma list; what they say is added", DEMO_ANY}, \
     {"remote_rm_timeout", &(p).servers.timeout, DEMO_FLOAT, "180", "seconds a server may take", {0, 1e6, true}}, \
-    {"remote_rm_retries", &(p).servers.retries, DEMO_INT, "4", "further tries when a server cannot be reached or is busy", DEMO_AT_LEAST(0)}, \
+    {"remote_rm_retries", &(p).servers.retries, DEMO_INT, "4", "further tries when a server cannot be reached or is busy", DEMO_COUNT(0)}, \
     {"remote_rm_backoff", &(p).servers.backoff, DEMO_FLOAT, "1", "seconds before the second try, twice as many before each one after, a minute at most", DEMO_BETWEEN(0, 60)}, \
     {"critic_pretrain", &(p).critic_pretrain, DEMO_STRING, NULL, "folder the critic starts from; without it the reward model, or the actor", DEMO_ANY}, \
     {"value_head_prefix", &(p).value_head_prefix, DEMO_STRING, "score", "name of the heads of critic and reward model", DEMO_ANY}, \
@@ -39,19 +41,19 @@ typedef struct {
     {"use_kl_estimator_k3", &(p).use_kl_estimator_k3, DEMO_FLAG, NULL, "the same as --kl_estimator k3", DEMO_ANY}, \
     {"use_kl_loss", &(p).use_kl_loss, DEMO_FLAG, NULL, "the KL term is part of the loss, not of the reward", DEMO_ANY}, \
     {"no_advantage_std_norm", &(p).no_advantage_std_norm, DEMO_FLAG, NULL, "advantages lose their mean only", DEMO_ANY}, \
-    {"rollout_batch_size", &(p).rollout_batch_size, DEMO_INT, "32", "prompts of a rollout", DEMO_AT_LEAST(1)}, \
-    {"micro_rollout_batch_size", &(p).micro_rollout_batch_size, DEMO_INT, "0", "texts that grow, and rows that are scored, at a time on a rank; 0: 16, and micro_train_batch_size", DEMO_AT_LEAST(0)}, \
-    {"n_samples_per_prompt", &(p).n_samples_per_prompt, DEMO_INT, "1", "texts for every prompt", DEMO_AT_LEAST(1)}, \
+    {"rollout_batch_size", &(p).rollout_batch_size, DEMO_INT, "32", "prompts of a rollout", DEMO_COUNT(1)}, \
+    {"micro_rollout_batch_size", &(p).micro_rollout_batch_size, DEMO_INT, "0", "texts that grow, and rows that are scored, at a time on a rank; 0: 16, and micro_train_batch_size", DEMO_COUNT(0)}, \
+    {"n_samples_per_prompt", &(p).n_samples_per_prompt, DEMO_INT, "1", "texts for every prompt", DEMO_COUNT(1)}, \
     {"dynamic_filtering", &(p).dynamic_filtering, DEMO_FLAG, NULL, "groups whose mean reward is outside the range below are replaced by those of further prompts (DAPO)", DEMO_ANY}, \
     {"dynamic_filtering_reward_range", &(p).dynamic_filtering_reward_range, DEMO_FLOATS2, "0,1", "its two ends are outside", DEMO_ANY}, \
     {"eval_temperature", &(p).eval_temperature, DEMO_FLOAT, "0", "of sampling in evaluations; 0: the most probable token", DEMO_AT_LEAST(0)}, \
-    {"eval_n_samples_per_prompt", &(p).eval_n_samples_per_prompt, DEMO_INT, "1", "texts for every prompt of an evaluation", DEMO_AT_LEAST(1)}, \
-    {"num_episodes", &(p).num_episodes, DEMO_INT, "1", "passes over the prompts", DEMO_AT_LEAST(1)}, \
-    {"prompt_max_len", &(p).prompt_max_len, DEMO_INT, "1024", "longest prompt, in tokens", DEMO_AT_LEAST(1)}, \
-    {"generate_max_len", &(p).generate_max_len, DEMO_INT, "64", "longest text, in tokens", DEMO_AT_LEAST(1)}, \
+    {"eval_n_samples_per_prompt", &(p).eval_n_samples_per_prompt, DEMO_INT, "1", "texts for every prompt of an evaluation", DEMO_COUNT(1)}, \
+    {"num_episodes", &(p).num_episodes, DEMO_INT, "1", "passes over the prompts", DEMO_COUNT(1)}, \
+    {"prompt_max_len", &(p).prompt_max_len, DEMO_INT, "1024", "longest prompt, in tokens", DEMO_COUNT(1)}, \
+    {"generate_max_len", &(p).generate_max_len, DEMO_INT, "64", "longest text, in tokens", DEMO_COUNT(1)}, \
     {"temperature", &(p).temperature, DEMO_FLOAT, "1", "of sampling", DEMO_ABOVE(0)}, \
     {"top_p", &(p).top_p, DEMO_FLOAT, "1", "share of probability that is sampled from", DEMO_BETWEEN(0, 1)}, \
-    {"top_k", &(p).top_k, DEMO_INT, "0", "so many most probable tokens are sampled from; 0: all", DEMO_AT_LEAST(0)}, \
+    {"top_k", &(p).top_k, DEMO_INT, "0", "so many most probable tokens are sampled from; 0: all", DEMO_COUNT(0)}, \
     {"actor_learning_rate", &(p).actor_learning_rate, DEMO_FLOAT, "2e-4", "of the actor", DEMO_ABOVE(0)}, \
     {"critic_learning_rate", &(p).critic_learning_rate, DEMO_FLOAT, "1e-3", "of the critic", DEMO_ABOVE(0)}, \
     {"critic.optim", &(p).critic.optim, DEMO_STRING, NULL, "of the critic, like all below; without it the actor's", DEMO_ANY}, \
@@ -71,7 +73,7 @@ typedef struct {
     {"gamma", &(p).gamma, DEMO_FLOAT, "1", "discount of rewards", DEMO_BETWEEN(0, 1)}, \
     {"init_kl_coef", &(p).init_kl_coef, DEMO_FLOAT, "0.01", "coefficient of the KL to the reference", DEMO_AT_LEAST(0)}, \
     {"kl_target", &(p).kl_target, DEMO_FLOAT, "0", "KL that the coefficient is steered to; 0: it is fixed", DEMO_AT_LEAST(0)}, \
-    {"kl_horizon", &(p).kl_horizon, DEMO_INT, "10000", "texts over which it is steered", DEMO_AT_LEAST(1)}, \
+    {"kl_horizon", &(p).kl_horizon, DEMO_INT, "10000", "texts over which it is steered", DEMO_COUNT(1)}, \
     {"reward_clip_range", &(p).reward_clip_range, DEMO_FLOATS2, "-10,10", "rewards are clipped to it", DEMO_ANY}, \
     {"normalize_reward", &(p).normalize_reward, DEMO_FLAG, NULL, "reward models' scores less their mean, in units of their deviation, as train_rm found them on its evaluation data", DEMO_ANY}, \
     {"overlong_buffer_len", &(p).overlong_buffer_len, DEMO_FLOAT, "0", "the last so many tokens of generate_max_len cost reward, more and more; 0: none", DEMO_AT_LEAST(0)}, \
@@ -80,7 +82,7 @@ typedef struct {
     {"pretrain_data", &(p).pretrain_data, DEMO_STRING, NULL, "plain text or JSON lines whose every token the actor goes on learning: .txt or .jsonl, a comma list", DEMO_ANY}, \
     {"ptx_coef", &(p).ptx_coef, DEMO_FLOAT, "0.05", "weight of its loss, a token mean over train_batch_size documents a step", DEMO_AT_LEAST(0)}, \
     {"entropy_loss_coef", &(p).entropy_loss_coef, DEMO_FLOAT, "0", "weight of the entropy bonus", DEMO_AT_LEAST(0)}, \
-    {"freezing_actor_steps", &(p).freezing_actor_steps, DEMO_INT, "-1", "the critic alone learns for so many steps", DEMO_AT_LEAST(-1)}
+    {"freezing_actor_steps", &(p).freezing_actor_steps, DEMO_INT, "-1", "the critic alone learns for so many steps", DEMO_COUNT(-1)}
 
 /* ---- what does not go together, refused before anything is read: 0, or -1 with one sentence ---- */
 
@@ -98,6 +100,7 @@ static int demo_ppo_rewards_check(const demo_ppo_config *p, char *error, size_t 
 static int demo_ppo_groups_check(const demo_ppo_config *p, char *error, size_t size) {
     const double *range = p->dynamic_filtering_reward_range;
     int alone = p->n_samples_per_prompt < 2, compared = strcmp(p->advantage_estimator, "gae") && strcmp(p->advantage_estimator, "reinforce");
+    if (p->rollout_batch_size * p->n_samples_per_prompt > DEMO_MOST_TEXTS) return snprintf(error, size, "rollout_batch_size %lld x n_samples_per_prompt %lld are more than the %d texts a rollout takes; lower one of them", (long long)p->rollout_batch_size, (long long)p->n_samples_per_prompt, DEMO_MOST_TEXTS), -1;
     if (compared && alone) return snprintf(error, size, "advantage_estimator %s compares texts of one prompt, n_samples_per_prompt is %lld; give 2 or more", p->advantage_estimator, (long long)p->n_samples_per_prompt), -1;
     if (p->dynamic_filtering && alone) return snprintf(error, size, "dynamic_filtering looks at the mean reward of a prompt's texts, n_samples_per_prompt is %lld; give 2 or more", (long long)p->n_samples_per_prompt), -1;
     if (!(range[0] < range[1])) return snprintf(error, size, "dynamic_filtering_reward_range runs from %g to %g; give the lower bound first", range[0], range[1]), -1;

@@ -80,7 +80,7 @@ static seqpar_status demo_pair_seen(demo_rank *r, demo_window *w, int64_t unit, 
 /* Means over the units of the window, of equal numbers that number. */
 static seqpar_status demo_units_total(demo_rank *r, demo_window *w, double *means, double *weight) {
     int64_t columns = w->seen.width = r->job->objective->columns;
-    double *all = (double *)calloc((size_t)(w->units * (columns + 1)), sizeof *all), *column = all + w->units * columns;
+    double *all = (double *)demo_room(w->units * (columns + 1), sizeof *all), *column = all + w->units * columns;
     seqpar_status status = seqpar_segments_sum(r->ctx.world, all, w->units, &w->seen);
     for (int64_t c = 0; !status && c < columns; c++) {
         for (int64_t i = 0; i < w->units; i++) column[i] = all[i * columns + c];
@@ -103,7 +103,7 @@ static int64_t demo_next_unit(const seqpar_row *rows, int64_t count, int64_t per
 
 /* Gives every token that counts (live) its document's derivative, and goes backward. */
 static seqpar_status demo_spread_backward(demo_rank *r, demo_window *w, seqpar_llama_batch *b, const double *dsum, const double *live, int64_t micro) {
-    double *host = (double *)calloc((size_t)b->tokens + 1, sizeof *host);
+    double *host = (double *)demo_room(b->tokens + 1, sizeof *host);
     demo_seeds buffers = {0};
     seqpar_head_seeds seeds = {0};
     seqpar_segments_spread(host, dsum, b->share);
@@ -122,7 +122,7 @@ enum { LOGP, REF_LOGP, TOKENS, SUMS }; /* per document of the window */
 
 /* Forward of policy and reference; what this rank's tokens add to the sums of their documents. live (tokens): is it a target? */
 static seqpar_status demo_response_terms(demo_rank *r, seqpar_llama_batch *b, const seqpar_row *rows, int64_t count, int keep, int alone, seqpar_segments *segments, double *live) {
-    double *logp = (double *)calloc((size_t)(5 * b->tokens + 1), sizeof *logp), *ref = logp + b->tokens, *terms = ref + b->tokens;
+    double *logp = (double *)demo_room(5 * b->tokens + 1, sizeof *logp), *ref = logp + b->tokens, *terms = ref + b->tokens;
     seqpar_status status = seqpar_llama_forward(&r->ctx, &r->model, b, keep);
     segments->width = SUMS;
     if (!status) status = seqpar_llama_values(&r->ctx, &r->model, b);
@@ -198,7 +198,7 @@ static seqpar_status demo_response_rows(demo_rank *r, demo_window *w, int64_t fi
     seqpar_llama_run run = demo_run_desc(r->job);
     seqpar_llama_batch b;
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, &r->model, &b, rows, count, &run);
-    double *sums = (double *)calloc((size_t)(documents * (SUMS + 1) + b.tokens + 1), sizeof *sums), *dsum = sums + documents * SUMS, *live = dsum + documents;
+    double *sums = (double *)demo_room(documents * (SUMS + 1) + b.tokens + 1, sizeof *sums), *dsum = sums + documents * SUMS, *live = dsum + documents;
     if (!status) status = demo_response_sums(r, w, &b, rows, count, micro >= 0, alone, sums, live);
     if (!status) status = objective(r, w, rows, count, sums, dsum);
     if (!status && micro >= 0) status = demo_spread_backward(r, w, &b, dsum, live, micro);
@@ -236,7 +236,7 @@ static const demo_objective demo_dpo = {.unit = "pairs", .weight = "pairs", .mea
 
 /* What this rank adds to the scores of documents: that of their last token, which one rank holds. last (tokens): is this token one? */
 static seqpar_status demo_last_terms(demo_rank *r, seqpar_llama_batch *b, const seqpar_row *rows, seqpar_segments *segments, double *last) {
-    double *terms = (double *)calloc((size_t)b->tokens + 1, sizeof *terms);
+    double *terms = (double *)demo_room(b->tokens + 1, sizeof *terms);
     segments->width = 1;
     seqpar_device_read(r->device, terms, b->score.data, 0, b->tokens, r->device->storage);
     for (int64_t i = 0; i < b->share->count; i++) {
@@ -278,7 +278,7 @@ static seqpar_status demo_rm_rows(demo_rank *r, demo_window *w, int64_t first, i
     seqpar_llama_run run = demo_run_desc(r->job);
     seqpar_llama_batch b;
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, &r->model, &b, rows, count, &run);
-    double *scores = (double *)calloc((size_t)(2 * documents + b.tokens + 1), sizeof *scores), *dscore = scores + documents, *last = dscore + documents;
+    double *scores = (double *)demo_room(2 * documents + b.tokens + 1, sizeof *scores), *dscore = scores + documents, *last = dscore + documents;
     if (!status) status = seqpar_llama_forward(&r->ctx, &r->model, &b, micro >= 0);
     if (!status) status = seqpar_llama_values(&r->ctx, &r->model, &b);
     if (!status) status = demo_last_scores(r, &b, rows, documents, scores, last);

@@ -39,7 +39,7 @@ static seqpar_status demo_reference_config(demo_rank *r, const char *folder, seq
 /* The reference is the model training starts from, or a folder: in either case before the first step. */
 static seqpar_status demo_reference_open(demo_rank *r, const char *folder) {
     const demo_config *c = &r->job->config;
-    demo_reference *reference = (demo_reference *)calloc(1, sizeof *reference);
+    demo_reference *reference = (demo_reference *)demo_room(1, sizeof *reference);
     r->own = reference;
     seqpar_llama_config config;
     if (!folder) folder = c->pretrain;
@@ -104,7 +104,7 @@ static uint64_t demo_digest_model(demo_rank *r, const seqpar_llama *model) {
     uint64_t digest = demo_digest(demo_digest(DEMO_DIGEST_EMPTY, numbers, sizeof numbers), reals, sizeof reals);
     for (int64_t i = 0; i < model->tensor_count; i++) {
         const seqpar_tensor *t = &model->tensors[i];
-        double *values = (double *)calloc((size_t)(t->rows * t->cols), sizeof *values);
+        double *values = (double *)demo_room(t->rows * t->cols, sizeof *values);
         seqpar_device_read(r->device, values, model->params.data, t->offset, t->rows * t->cols, r->device->storage);
         digest = demo_digest(digest, values, t->rows * t->cols * (int64_t)sizeof *values);
         free(values);
@@ -156,7 +156,7 @@ static seqpar_status demo_stored_rows(demo_rank *r, demo_window *w, int64_t firs
     seqpar_llama_batch b;
     (void)micro;
     seqpar_status status = demo_reference_pass(r, &b, rows, count);
-    double *logp = (double *)calloc((size_t)b.tokens + 1, sizeof *logp);
+    double *logp = (double *)demo_room(b.tokens + 1, sizeof *logp);
     if (!status) seqpar_device_read(r->device, logp, b.logp.data, 0, b.tokens, r->device->accumulator);
     for (int64_t t = 0; !status && t < b.tokens; t++) if (b.targets[t] == SEQPAR_IGNORE) logp[t] = 0.0;
     w->seen.width = 1;
@@ -221,8 +221,8 @@ static void demo_stored_room(demo_rank *r, int mismatched) {
     for (int kind = 0; kind < DEMO_SETS; kind++) {
         demo_stored *stored = &((demo_reference *)r->own)->stored[kind];
         *stored = (demo_stored){.windows = windows[kind], .documents = documents[kind]};
-        for (int i = 0; i < 1 + mismatched; i++) stored->sums[i] = (double *)calloc((size_t)documents[kind] + 1, sizeof *stored->sums[i]);
-        stored->rows = (uint64_t *)calloc((size_t)windows[kind] + 1, sizeof *stored->rows);
+        for (int i = 0; i < 1 + mismatched; i++) stored->sums[i] = (double *)demo_room(documents[kind] + 1, sizeof *stored->sums[i]);
+        stored->rows = (uint64_t *)demo_room(windows[kind] + 1, sizeof *stored->rows);
     }
 }
 
@@ -257,7 +257,7 @@ static seqpar_status demo_stored_read(demo_rank *r, seqpar_safetensors_file *fil
     demo_stored *stored = &((demo_reference *)r->own)->stored[kind];
     const char *const *names = demo_stored_names[kind];
     const seqpar_safetensors_tensor *rows = seqpar_safetensors_find(file, names[2]);
-    uint64_t *there = (uint64_t *)calloc((size_t)stored->windows + 1, sizeof *there);
+    uint64_t *there = (uint64_t *)demo_room(stored->windows + 1, sizeof *there);
     seqpar_safetensors_part part = {.name = names[2], .count = stored->windows};
     seqpar_status status = SEQPAR_OK;
     if (rows && rows->shape[0] < stored->windows)

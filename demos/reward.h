@@ -35,7 +35,7 @@ static seqpar_status demo_reward_rows(demo_rank *r, demo_window *w, int64_t firs
     seqpar_llama_batch b;
     (void)micro;
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, model, &b, w->batch.row + first, count, &run);
-    double *last = (double *)calloc((size_t)b.tokens + 1, sizeof *last);
+    double *last = (double *)demo_room(b.tokens + 1, sizeof *last);
     if (!status) status = seqpar_llama_forward(&r->ctx, model, &b, 0);
     if (!status) status = seqpar_llama_values(&r->ctx, model, &b);
     if (!status) status = demo_last_terms(r, &b, w->batch.row + first, &w->seen, last);
@@ -46,15 +46,12 @@ static seqpar_status demo_reward_rows(demo_rank *r, demo_window *w, int64_t firs
 
 /* Mean and deviation of a reward model's scores on its evaluation data, where train_rm or OpenRLHF put them. */
 static seqpar_status demo_read_moments(seqpar_error *error, demo_moments *m, const char *folder) {
-    char path[1280];
-    snprintf(path, sizeof path, "%s/config.json", folder);
-    char *text = demo_read_text(path, error);
-    cJSON *json = text ? cJSON_Parse(text) : NULL;
+    char path[4352];
+    cJSON *json = demo_config_open(folder, path, sizeof path, error);
     const cJSON *mean = cJSON_GetObjectItemCaseSensitive(json, "mean"), *std = cJSON_GetObjectItemCaseSensitive(json, "std");
     bool there = cJSON_IsNumber(mean) && cJSON_IsNumber(std) && isfinite(mean->valuedouble) && isfinite(std->valuedouble) && std->valuedouble > 0;
     if (there) *m = (demo_moments){mean->valuedouble, std->valuedouble};
     cJSON_Delete(json);
-    free(text);
     if (there) return SEQPAR_OK;
     return seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%s: normalize_reward needs \"mean\" and a positive \"std\" of the scores there; train_rm writes them when it has an --eval_dataset", path);
 }
@@ -63,7 +60,7 @@ static seqpar_status demo_read_moments(seqpar_error *error, demo_moments *m, con
 static seqpar_status demo_add_scores(demo_rank *r, demo_window *w) {
     demo_rollout *o = &demo_ppo_of(r)->rollout;
     const demo_moments *m = &demo_ppo_of(r)->moments[demo_ppo_of(r)->scorer];
-    double *score = (double *)calloc((size_t)o->texts, sizeof *score);
+    double *score = (double *)demo_room(o->texts, sizeof *score);
     seqpar_status status = demo_window_values(r, w, demo_reward_rows);
     w->seen.width = 1;
     if (!status) status = seqpar_segments_sum(r->ctx.world, score, o->texts, &w->seen);
@@ -78,7 +75,7 @@ static seqpar_status demo_add_scores(demo_rank *r, demo_window *w) {
 /* ---- by servers: rank 0 asks, all hear what they say ---- */
 
 static demo_reward_question demo_question_of(const demo_rollout *o) {
-    demo_reward_question q = {.query = (char **)calloc((size_t)(3 * o->texts), sizeof *q.query), .count = o->texts};
+    demo_reward_question q = {.query = (char **)demo_room(3 * o->texts, sizeof *q.query), .count = o->texts};
     q.prompt = q.query + o->texts;
     q.label = q.prompt + o->texts;
     for (int64_t i = 0; i < o->texts; i++) {
@@ -96,7 +93,7 @@ static void demo_question_free(demo_reward_question *q) {
 
 static seqpar_status demo_add_server_scores(demo_rank *r) {
     demo_rollout *o = &demo_ppo_of(r)->rollout;
-    double *score = (double *)calloc((size_t)o->texts, sizeof *score);
+    double *score = (double *)demo_room(o->texts, sizeof *score);
     seqpar_status status = SEQPAR_OK;
     char why[512];
     if (r->ctx.world->rank == 0) {
@@ -180,7 +177,7 @@ static seqpar_status demo_rollout_draw(demo_rank *r) {
     if (!status && !c->dynamic_filtering) status = demo_score_texts(r);
     for (int64_t i = 0; !status && i < o->texts; i++)
         o->score[i] = demo_length_penalty(c, o->score[i], demo_text_tokens(o, i), o->set.documents[i].ids[o->set.documents[i].tokens - 1] != DEMO_EOS);
-    o->entry = (double *)calloc((size_t)(o->entries * ENTRY) + 1, sizeof *o->entry);
+    o->entry = (double *)demo_room(o->entries * ENTRY + 1, sizeof *o->entry);
     return status;
 }
 #endif

@@ -29,28 +29,16 @@ typedef struct {
 
 /* ---- texts: what a server reads is UTF-8, what a model of bytes writes may be anything ---- */
 
-/* Bytes of the UTF-8 character at s, or 0 if there is none. */
-static inline size_t demo_utf8_length(const unsigned char *s, size_t left)
-{
-    size_t length = *s < 0x80 ? *s != 0 : *s >= 0xC2 && *s < 0xE0 ? 2 : *s >= 0xE0 && *s < 0xF0 ? 3 : *s >= 0xF0 && *s < 0xF5 ? 4 : 0;
-    if (length > left) return 0;
-    for (size_t i = 1; i < length; i++)
-        if ((s[i] & 0xC0) != 0x80) return 0;
-    bool overlong = (*s == 0xE0 && s[1] < 0xA0) || (*s == 0xF0 && s[1] < 0x90);
-    bool surrogate = *s == 0xED && s[1] >= 0xA0, beyond = *s == 0xF4 && s[1] >= 0x90;
-    return overlong || surrogate || beyond ? 0 : length;
-}
-
 /* Tokens as text for free(): special ids are left out; a byte that belongs to no character, and zero, becomes U+FFFD. */
 static inline char *demo_tokens_as_text(const int32_t *ids, int64_t tokens)
 {
-    unsigned char *bytes = (unsigned char *)calloc((size_t)tokens + 4, 1);
-    char *text = (char *)malloc(3 * (size_t)tokens + 1);
+    unsigned char *bytes = (unsigned char *)demo_room(tokens + 4, 1);
+    char *text = (char *)demo_room(3 * tokens + 1, 1);
     size_t count = 0, used = 0;
     for (int64_t t = 0; t < tokens; t++)
         if (ids[t] < 256) bytes[count++] = (unsigned char)ids[t];
     for (size_t at = 0, length; at < count; at += length ? length : 1) {
-        length = demo_utf8_length(bytes + at, count - at);
+        length = bytes[at] ? (size_t)seqpar_utf8_length((const char *)bytes + at, (int64_t)(count - at)) : 0;
         memcpy(text + used, length ? (const char *)bytes + at : "\xEF\xBF\xBD", length ? length : 3);
         used += length ? length : 3;
     }
@@ -159,7 +147,11 @@ static inline void demo_post(const char *url, const char *body, double timeout, 
         curl_easy_setopt(curl, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)strlen(body));
         curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers);
         curl_easy_setopt(curl, CURLOPT_TIMEOUT_MS, (long)(1000 * timeout + 1));
+        curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT_MS, (long)(1000 * fmin(timeout, 30) + 1)); /* a name that nobody answers for, an address where nobody is */
         curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L); /* other threads run */
+#if LIBCURL_VERSION_NUM >= 0x075700
+        curl_easy_setopt(curl, CURLOPT_QUICK_EXIT, 1L); /* a thread that still asks for a name is not waited for */
+#endif
         curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, demo_answer_write);
         curl_easy_setopt(curl, CURLOPT_WRITEDATA, answer);
         demo_bypass_proxy(curl);

@@ -25,7 +25,7 @@ static int demo_sft_load(const demo_job *job, demo_dataset *set, const char *pat
 
 /* Loss of the tokens this rank holds: one sum a piece. */
 static seqpar_status demo_sft_sums(demo_rank *r, const seqpar_llama_batch *b, const seqpar_row *rows, const seqpar_sft_desc *sft, demo_window *w) {
-    double *values = (double *)calloc((size_t)b->tokens * 3 + 1, sizeof *values);
+    double *values = (double *)demo_room(b->tokens * 3 + 1, sizeof *values);
     seqpar_device_read(r->device, values, b->logp.data, 0, b->tokens, r->device->accumulator);
     seqpar_device_read(r->device, values + b->tokens, b->smooth.data, 0, b->tokens, r->device->accumulator);
     seqpar_device_read(r->device, values + 2 * b->tokens, b->lse.data, 0, b->tokens, r->device->accumulator);
@@ -47,7 +47,7 @@ static seqpar_status demo_sft_sums(demo_rank *r, const seqpar_llama_batch *b, co
 
 static seqpar_status demo_sft_seeds(demo_rank *r, const seqpar_llama_batch *b, const seqpar_sft_desc *sft, demo_seeds *out, seqpar_head_seeds *seeds) {
     int64_t n = b->tokens;
-    double *host = (double *)calloc((size_t)(3 * n + 1), sizeof *host);
+    double *host = (double *)demo_room(3 * n + 1, sizeof *host);
     seqpar_status status = seqpar_sft_seeds(r->ctx.error, host, host + n, host + 2 * n, b->targets, NULL, n, sft);
     if (!status) status = demo_seeds_write(r, out, 3, host, n, r->device->accumulator);
     memset(seeds, 0, sizeof *seeds);

@@ -7,6 +7,7 @@
 #ifndef DEMO_TRAINER_H
 #define DEMO_TRAINER_H
 
+#include <pthread.h>
 #include <signal.h>
 #include "average.h"
 #include "checkpoint.h"
@@ -40,32 +41,32 @@ typedef struct {
     {"dataset", &(c).dataset, DEMO_STRING, NULL, "training data: .jsonl or .txt, a comma list", DEMO_ANY},                    \
     {"eval_dataset", &(c).eval_dataset, DEMO_STRING, NULL, "data to evaluate on", DEMO_ANY},                                  \
     {"input_template", &(c).input_template, DEMO_STRING, "User: {}\nAssistant: ", "prompt around {}", DEMO_ANY},              \
-    {"max_len", &(c).max_len, DEMO_INT, "1024", "longest document, in tokens", DEMO_AT_LEAST(2)},                             \
+    {"max_len", &(c).max_len, DEMO_INT, "1024", "longest document, in tokens", DEMO_COUNT(2)},                             \
     {"truncation", &(c).truncation, DEMO_STRING, "drop", "what happens to longer ones: drop or cut", DEMO_ANY},               \
-    {"max_samples", &(c).max_samples, DEMO_INT, "100000000", "read at most this many records", DEMO_AT_LEAST(1)},             \
+    {"max_samples", &(c).max_samples, DEMO_INT, "100000000", "read at most this many records", DEMO_COUNT(1)},             \
     {"packing_samples", &(c).packing_samples, DEMO_FLAG, NULL, "several documents in a row", DEMO_ANY},                       \
-    {"pack_len", &(c).pack_len, DEMO_INT, "0", "tokens of a packed row; 0: 2048 or max_len", DEMO_AT_LEAST(0)},               \
-    {"chunks", &(c).chunks, DEMO_INT, "0", "chunks a row is cut into; 0: 32, fewer for short rows, more for those beyond 8,192 tokens", DEMO_AT_LEAST(0)},        \
+    {"pack_len", &(c).pack_len, DEMO_INT, "0", "tokens of a packed row; 0: 2048 or max_len", DEMO_COUNT(0)},               \
+    {"chunks", &(c).chunks, DEMO_INT, "0", "chunks a row is cut into; 0: 32, fewer for short rows, more for those beyond 8,192 tokens", DEMO_BETWEEN(0, SEQPAR_MAX_CHUNKS)},        \
     {"pretrain", &(c).pretrain, DEMO_STRING, NULL, "folder with config.json and model.safetensors to start from", DEMO_ANY},  \
     {"save_path", &(c).save_path, DEMO_STRING, "./ckpt", "folder for the final model", DEMO_ANY},                             \
     {"ckpt_path", &(c).ckpt_path, DEMO_STRING, NULL, "folder for checkpoints; ./ckpt/checkpoints_ and the trainer's name", DEMO_ANY},                 \
-    {"save_steps", &(c).save_steps, DEMO_INT, "-1", "checkpoint every so many steps; -1: only when interrupted", DEMO_AT_LEAST(-1)}, \
-    {"max_ckpt_num", &(c).max_ckpt_num, DEMO_INT, "3", "checkpoints kept", DEMO_AT_LEAST(1)},                                 \
+    {"save_steps", &(c).save_steps, DEMO_INT, "-1", "checkpoint every so many steps; -1: only when interrupted", DEMO_COUNT(-1)}, \
+    {"max_ckpt_num", &(c).max_ckpt_num, DEMO_INT, "3", "checkpoints kept", DEMO_COUNT(1)},                                 \
     {"load_checkpoint", &(c).load_checkpoint, DEMO_FLAG, NULL, "go on from the newest checkpoint in ckpt_path", DEMO_ANY},    \
-    {"eval_steps", &(c).eval_steps, DEMO_INT, "-1", "evaluate every so many steps; -1: at the end", DEMO_AT_LEAST(-1)},       \
-    {"logging_steps", &(c).logging_steps, DEMO_INT, "10", "a line every so many steps", DEMO_AT_LEAST(1)},                    \
+    {"eval_steps", &(c).eval_steps, DEMO_INT, "-1", "evaluate every so many steps; -1: at the end", DEMO_COUNT(-1)},       \
+    {"logging_steps", &(c).logging_steps, DEMO_INT, "10", "a line every so many steps", DEMO_COUNT(1)},                    \
     {"metrics_path", &(c).metrics_path, DEMO_STRING, NULL, "JSON lines: every step and evaluation", DEMO_ANY},                \
     {"plot_loss", &(c).plot_loss, DEMO_FLAG, NULL, "draw the loss into save_path/training_loss.svg", DEMO_ANY},               \
     {"json", &(c).json, DEMO_FLAG, NULL, "the closing figures as one JSON object", DEMO_ANY},                                 \
-    {"train_batch_size", &(c).train_batch_size, DEMO_INT, "32", "documents of an optimizer step, over all ranks", DEMO_AT_LEAST(1)}, \
-    {"micro_train_batch_size", &(c).micro_train_batch_size, DEMO_INT, "4", "rows of a micro-batch on a data-parallel rank", DEMO_AT_LEAST(1)}, \
-    {"gradient_accumulation_steps", &(c).gradient_accumulation_steps, DEMO_INT, "0", "micro-batches of a step; 0: from micro_train_batch_size", DEMO_AT_LEAST(0)}, \
-    {"max_epochs", &(c).max_epochs, DEMO_FLOAT, "1", "passes over the data", DEMO_ABOVE(0)},                                  \
-    {"max_steps", &(c).max_steps, DEMO_INT, "-1", "optimizer steps; -1: from max_epochs", DEMO_AT_LEAST(-1)},                 \
+    {"train_batch_size", &(c).train_batch_size, DEMO_INT, "32", "documents of an optimizer step, over all ranks", DEMO_COUNT(1)}, \
+    {"micro_train_batch_size", &(c).micro_train_batch_size, DEMO_INT, "4", "rows of a micro-batch on a data-parallel rank", DEMO_COUNT(1)}, \
+    {"gradient_accumulation_steps", &(c).gradient_accumulation_steps, DEMO_INT, "0", "micro-batches of a step; 0: from micro_train_batch_size", DEMO_COUNT(0)}, \
+    {"max_epochs", &(c).max_epochs, DEMO_FLOAT, "1", "passes over the data", {0, DEMO_MOST, true}},                                  \
+    {"max_steps", &(c).max_steps, DEMO_INT, "-1", "optimizer steps; -1: from max_epochs", DEMO_COUNT(-1)},                 \
     {"learning_rate", &(c).learning_rate, DEMO_FLOAT, "2e-3", "peak learning rate", DEMO_ABOVE(0)},                           \
     {"lr_scheduler", &(c).lr_scheduler, DEMO_STRING, "cosine_with_min_lr", "constant, linear, cosine, cosine_with_min_lr", DEMO_ANY}, \
     {"lr_warmup_ratio", &(c).lr_warmup_ratio, DEMO_FLOAT, "0.03", "share of the steps that warm up", DEMO_BETWEEN(0, 1)},     \
-    {"warmup_steps", &(c).warmup_steps, DEMO_INT, "-1", "warm-up in steps; -1: from lr_warmup_ratio", DEMO_AT_LEAST(-1)},     \
+    {"warmup_steps", &(c).warmup_steps, DEMO_INT, "-1", "warm-up in steps; -1: from lr_warmup_ratio", DEMO_COUNT(-1)},     \
     {"min_lr_ratio", &(c).min_lr_ratio, DEMO_FLOAT, "0.1", "floor of cosine_with_min_lr", DEMO_BETWEEN(0, 1)},                \
     {"optim", &(c).optim, DEMO_STRING, "adamw", "adamw or sgd", DEMO_ANY},                                                    \
     {"adam_betas", &(c).adam_betas, DEMO_FLOATS2, "0.9,0.95", "decay of the moments", DEMO_BETWEEN(0, 1)},                    \
@@ -76,27 +77,27 @@ typedef struct {
     {"ema_beta", &(c).ema_beta, DEMO_FLOAT, "0.992", "share of the average that stays in a step", DEMO_BETWEEN(0, 1)},        \
     {"zero_stage", &(c).zero_stage, DEMO_INT, "2", "0: all state everywhere, 1: moments sharded, 2: gradients too", DEMO_BETWEEN(0, 2)}, \
     {"gradient_checkpointing", &(c).gradient_checkpointing, DEMO_FLAG, NULL, "keep three tensors a layer, compute the rest again", DEMO_ANY}, \
-    {"ring_attn_size", &(c).ring_attn_size, DEMO_INT, "1", "sequence-parallel ranks", DEMO_AT_LEAST(1)},                      \
-    {"ring_head_stride", &(c).ring_head_stride, DEMO_INT, "1", "llama3: kv heads gathered at a time", DEMO_AT_LEAST(1)},      \
-    {"data_parallel_size", &(c).data_parallel_size, DEMO_INT, "0", "data-parallel ranks; 0: from world_size, else 1", DEMO_AT_LEAST(0)}, \
-    {"world_size", &(c).world_size, DEMO_INT, "0", "ranks in all; 0: data_parallel_size x ring_attn_size", DEMO_AT_LEAST(0)}, \
+    {"ring_attn_size", &(c).ring_attn_size, DEMO_INT, "1", "sequence-parallel ranks", DEMO_COUNT(1)},                      \
+    {"ring_head_stride", &(c).ring_head_stride, DEMO_INT, "1", "llama3: kv heads gathered at a time", DEMO_COUNT(1)},      \
+    {"data_parallel_size", &(c).data_parallel_size, DEMO_INT, "0", "data-parallel ranks; 0: from world_size, else 1", DEMO_COUNT(0)}, \
+    {"world_size", &(c).world_size, DEMO_INT, "0", "ranks in all; 0: data_parallel_size x ring_attn_size", DEMO_COUNT(0)}, \
     {"layout", &(c).layout, DEMO_STRING, NULL, "contiguous, zigzag, stripe or zigzag-doc; default zigzag", DEMO_ANY},                     \
     {"schedule", &(c).schedule, DEMO_STRING, NULL, "ring, llama3 or ulysses; default ring", DEMO_ANY},                        \
-    {"ulysses_size", &(c).ulysses_size, DEMO_INT, "0", "of these ranks exchange tokens for heads, a ring joins the rest; 0: 1, with ulysses all", DEMO_AT_LEAST(0)}, \
+    {"ulysses_size", &(c).ulysses_size, DEMO_INT, "0", "of these ranks exchange tokens for heads, a ring joins the rest; 0: 1, with ulysses all", DEMO_COUNT(0)}, \
     {"ring_attn_func", &(c).ring_attn_func, DEMO_STRING, NULL, "layout and schedule by axolotl's name", DEMO_ANY},            \
     {"sequence_parallel_mode", &(c).sequence_parallel_mode, DEMO_STRING, NULL, "layout and schedule by 360-LLaMA-Factory's name", DEMO_ANY}, \
     {"relaxed_attention", &(c).relaxed_attention, DEMO_FLAG, NULL, "sums in order of arrival: a little faster, not bit for bit", DEMO_ANY}, \
-    {"omp_threads", &(c).omp_threads, DEMO_INT, "0", "threads of a rank; 0: cores / ranks", DEMO_AT_LEAST(0)},                \
+    {"omp_threads", &(c).omp_threads, DEMO_INT, "0", "threads of a rank; 0: cores / ranks", DEMO_COUNT(0)},                \
     {"device", &(c).device, DEMO_STRING, "cpu", "cpu (fp32, fast), reference (fp64, naive) or cuda (make cuda)", DEMO_ANY}, \
     {"param_dtype", &(c).param_dtype, DEMO_STRING, "auto", "auto: what the device computes in; bf16 (reference, cuda): weights and activations in bf16, sums and optimizer in fp32", DEMO_ANY}, \
     {"cublas", &(c).cublas, DEMO_FLAG, NULL, "with --device cuda: products by cuBLAS, at a fixed number of rows", DEMO_ANY},  \
     {"seed", &(c).seed, DEMO_INT, "42", "of weights and order of documents", DEMO_AT_LEAST(0)},                               \
-    {"hidden_size", &(c).hidden_size, DEMO_INT, "128", "of a fresh model, like all below", DEMO_AT_LEAST(1)},                 \
-    {"num_hidden_layers", &(c).num_hidden_layers, DEMO_INT, "4", "layers", DEMO_AT_LEAST(1)},                                 \
-    {"num_attention_heads", &(c).num_attention_heads, DEMO_INT, "4", "query heads", DEMO_AT_LEAST(1)},                        \
-    {"num_key_value_heads", &(c).num_key_value_heads, DEMO_INT, "2", "key and value heads", DEMO_AT_LEAST(1)},                \
-    {"head_dim", &(c).head_dim, DEMO_INT, "0", "0: hidden_size / heads", DEMO_AT_LEAST(0)},                                   \
-    {"intermediate_size", &(c).intermediate_size, DEMO_INT, "0", "0: 3 x hidden_size", DEMO_AT_LEAST(0)},                     \
+    {"hidden_size", &(c).hidden_size, DEMO_INT, "128", "of a fresh model, like all below", DEMO_BETWEEN(1, SEQPAR_MAX_WIDTH)},                 \
+    {"num_hidden_layers", &(c).num_hidden_layers, DEMO_INT, "4", "layers", DEMO_BETWEEN(1, SEQPAR_MAX_LAYERS)},                                 \
+    {"num_attention_heads", &(c).num_attention_heads, DEMO_INT, "4", "query heads", DEMO_BETWEEN(1, SEQPAR_MAX_WIDTH)},                        \
+    {"num_key_value_heads", &(c).num_key_value_heads, DEMO_INT, "2", "key and value heads", DEMO_BETWEEN(1, SEQPAR_MAX_WIDTH)},                \
+    {"head_dim", &(c).head_dim, DEMO_INT, "0", "0: hidden_size / heads", DEMO_BETWEEN(0, SEQPAR_MAX_WIDTH)},                                   \
+    {"intermediate_size", &(c).intermediate_size, DEMO_INT, "0", "0: 3 x hidden_size", DEMO_BETWEEN(0, SEQPAR_MAX_WIDTH)},                     \
     {"tie_word_embeddings", &(c).tie_word_embeddings, DEMO_FLAG, NULL, "head and embedding share a table", DEMO_ANY},         \
     {"rope_theta", &(c).rope_theta, DEMO_FLOAT, "10000", "base of the rotary embedding", DEMO_ABOVE(0)}
 
@@ -240,6 +241,34 @@ static int demo_job_processes(demo_job *job, char *error, size_t size) {
     return 0;
 }
 
+static void *demo_idle_thread(void *lock) {
+    pthread_mutex_lock((pthread_mutex_t *)lock);
+    pthread_mutex_unlock((pthread_mutex_t *)lock);
+    return NULL;
+}
+
+/* Starts as many threads as the run will have, and lets them go: where a limit of memory or of threads forbids them, OpenMP and
+   malloc would end the program later and less politely. Returns how many there were. */
+static int64_t demo_threads_there(int64_t wanted) {
+    pthread_t *threads = (pthread_t *)demo_room(wanted, sizeof *threads);
+    pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    int64_t count = 0;
+    pthread_mutex_lock(&lock);
+    while (count < wanted && !pthread_create(&threads[count], NULL, demo_idle_thread, &lock)) count++;
+    pthread_mutex_unlock(&lock);
+    for (int64_t i = 0; i < count; i++) pthread_join(threads[i], NULL);
+    free(threads);
+    return count;
+}
+static int demo_job_threads(const demo_job *job, char *error, size_t size) {
+    int64_t ranks = job->processes ? 1 : job->dp * job->config.ring_attn_size, threads = job->config.omp_threads, there;
+    if (ranks * threads > SEQPAR_MAX_RANKS)
+        return snprintf(error, size, "%lld ranks of %lld threads (--omp_threads) are more than the %lld threads one process takes; lower one of them", (long long)ranks, (long long)threads, (long long)SEQPAR_MAX_RANKS), -1;
+    there = demo_threads_there(ranks * threads);
+    if (there == ranks * threads) return 0;
+    return snprintf(error, size, "only %lld of %lld threads can be started here (%lld ranks of %lld, --omp_threads): %s; lower one of them, or raise the limit (ulimit -v, ulimit -u)", (long long)there, (long long)(ranks * threads), (long long)ranks, (long long)threads, strerror(EAGAIN)), -1;
+}
+
 static int demo_job_world(demo_job *job, char *error, size_t size) {
     demo_config *c = &job->config;
     if (demo_job_processes(job, error, size)) return -1;
@@ -254,11 +283,24 @@ static int demo_job_world(demo_job *job, char *error, size_t size) {
         return -1;
     }
     job->dp = dp;
+    if (!job->processes && dp * c->ring_attn_size > SEQPAR_MAX_RANKS)
+        return snprintf(error, size, "data_parallel_size %lld x ring_attn_size %lld are more ranks than one process takes, which is %lld; lower one of them", (long long)dp, (long long)c->ring_attn_size, (long long)SEQPAR_MAX_RANKS), -1;
     if (!c->omp_threads) {
         c->omp_threads = sysconf(_SC_NPROCESSORS_ONLN) / (dp * c->ring_attn_size);
         if (c->omp_threads < 1) c->omp_threads = 1;
     }
-    return 0;
+    return demo_job_threads(job, error, size);
+}
+
+/* What is needed at least: a model beyond the machine's memory would not fail when it is asked for, but be killed when it is used. */
+static int demo_job_memory(const demo_job *job, char *error, size_t size) {
+    const seqpar_llama_config *m = &job->model;
+    double hidden = (double)m->hidden, heads = (double)(2 * m->heads + 2 * m->kv_heads) * (double)m->head_dim, layer = hidden * (heads + 3.0 * (double)m->intermediate);
+    double values = (double)m->layers * layer + (double)m->vocab * hidden * (m->tied ? 1.0 : 2.0), ranks = job->processes ? 1.0 : (double)(job->dp * job->config.ring_attn_size);
+    double needed = values * (4.0 * ranks + 12.0), there = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    if (!strcmp(job->config.device, "cuda") || needed < there) return 0;
+    return snprintf(error, size, "the model (%lld layers, hidden %lld, intermediate %lld, %lld heads of %lld, vocab %lld) has %.3g parameters; weights of %.0f ranks, gradients and moments take at least %.3g GB, this machine has %.3g; take a smaller model or fewer ranks",
+                    (long long)m->layers, (long long)m->hidden, (long long)m->intermediate, (long long)m->heads, (long long)m->head_dim, (long long)m->vocab, values, ranks, needed / 1e9, there / 1e9), -1;
 }
 
 static int demo_job_model(demo_job *job, char *error, size_t size) {
@@ -272,7 +314,7 @@ static int demo_job_model(demo_job *job, char *error, size_t size) {
         return -1;
     }
     if (job->score) job->model.score = *job->score;
-    return 0;
+    return demo_job_memory(job, error, size);
 }
 
 /* A unit that no row can hold would be missing from its step. */
@@ -297,6 +339,10 @@ static int demo_job_data(demo_job *job, char *error, size_t size) {
         return -1;
     }
     int64_t longest = o->documents_per_unit * c->max_len; /* a unit never leaves its row */
+    if (longest > SEQPAR_MAX_TOKENS)
+        return snprintf(error, size, "max_len %lld is too long: one of the %s may have %lld tokens, a row at most %lld; lower --max_len", (long long)c->max_len, o->unit, (long long)longest, (long long)SEQPAR_MAX_TOKENS), -1;
+    if (c->gradient_accumulation_steps > c->train_batch_size)
+        return snprintf(error, size, "gradient_accumulation_steps %lld is more than train_batch_size %lld, so micro-batches would be empty; lower it", (long long)c->gradient_accumulation_steps, (long long)c->train_batch_size), -1;
     if (!c->pack_len) c->pack_len = c->packing_samples && longest < 2048 ? 2048 : longest;
     if (c->pack_len < c->max_len) {
         snprintf(error, size, "pack_len %lld is shorter than max_len %lld; a document never leaves its row", (long long)c->pack_len, (long long)c->max_len);
@@ -306,7 +352,7 @@ static int demo_job_data(demo_job *job, char *error, size_t size) {
     if (c->eval_dataset && o->load(job, &job->eval, c->eval_dataset, 0, error, size)) return -1;
     if (demo_units_fit(job, &job->train, c->dataset, error, size) || demo_units_fit(job, &job->eval, c->eval_dataset, error, size)) return -1;
     int64_t units = arrlen(job->train.documents) / o->documents_per_unit;
-    job->usable = (int64_t *)calloc((size_t)units + 1, sizeof *job->usable);
+    job->usable = (int64_t *)demo_room(units + 1, sizeof *job->usable);
     for (int64_t i = 0; i < units; i++) {
         int supervised = 1;
         for (int64_t k = 0; k < o->documents_per_unit; k++) supervised &= demo_supervised(&job->train.documents[i * o->documents_per_unit + k]) > 0;
@@ -354,7 +400,7 @@ static void demo_job_tell(demo_job *job, const demo_binding *bindings, int count
 /* Documents of step `step`, places in the set: the same on all ranks. */
 static int64_t *demo_step_documents(const demo_job *job, int64_t step) {
     int64_t batch = job->config.train_batch_size, per_epoch = job->usable_count / batch, per_unit = job->objective->documents_per_unit, *which = NULL;
-    int64_t *order = (int64_t *)calloc((size_t)job->usable_count, sizeof *order);
+    int64_t *order = (int64_t *)demo_room(job->usable_count, sizeof *order);
     seqpar_shuffle(order, job->usable_count, (uint64_t)job->config.seed, (uint64_t)(step / per_epoch));
     for (int64_t i = 0; i < batch; i++)
         for (int64_t k = 0; k < per_unit; k++) arrput(which, job->usable[order[step % per_epoch * batch + i]] * per_unit + k);
@@ -397,7 +443,7 @@ static seqpar_llama_run demo_run_desc(const demo_job *job) {
 static seqpar_status demo_window_open(demo_rank *r, demo_window *w, int64_t per_unit, int keep_masked) {
     int64_t count = arrlen(w->which);
     seqpar_pack_desc pack = demo_pack_desc(r->job, keep_masked);
-    seqpar_document *documents = (seqpar_document *)calloc((size_t)count + 1, sizeof *documents);
+    seqpar_document *documents = (seqpar_document *)demo_room(count + 1, sizeof *documents);
     for (int64_t i = 0; i < count; i++) {
         const demo_document *d = &w->set->documents[w->which[i]];
         documents[i] = (seqpar_document){.ids = d->ids, .loss_mask = d->loss_mask, .tokens = d->tokens, .unit = i / per_unit};
@@ -581,7 +627,7 @@ static seqpar_status demo_resume(demo_rank *r) {
 /* Ranks that are processes may have been started with different options or files: they would wait for each other, or train
    something that nobody asked for. */
 static seqpar_status demo_ranks_agree(const demo_job *job, seqpar_comm *world) {
-    int64_t count = arrlen(job->told), *own = (int64_t *)calloc((size_t)(count * (world->size + 1) + world->size), sizeof *own), *all = own + count, *bytes = all + count * world->size;
+    int64_t count = arrlen(job->told), *own = (int64_t *)demo_room(count * (world->size + 1) + world->size, sizeof *own), *all = own + count, *bytes = all + count * world->size;
     for (int64_t i = 0; i < count; i++) own[i] = job->told[i].digest;
     for (int64_t p = 0; p < world->size; p++) bytes[p] = count * 8;
     seqpar_status status = seqpar_comm_all_gather(world, all, own, bytes, "options");
@@ -665,6 +711,7 @@ static void demo_say_totals(demo_rank *r) {
     double first = arrlen(r->losses) ? r->losses[0] : NAN, last = arrlen(r->losses) ? arrlast(r->losses) : NAN;
     double speed = r->seconds > 0 ? (double)r->tokens / r->seconds : 0.0;
     bool evaluated = arrlen(r->job->eval.documents) > 0;
+    char shown[1024];
     demo_progress_end(&r->progress);
     if (demo_interrupted) {
         fprintf(stderr, r->step ? "interrupted after step %lld; go on with --load_checkpoint\n" : "interrupted before the first step\n", (long long)r->step);
@@ -676,7 +723,7 @@ static void demo_say_totals(demo_rank *r) {
         printf("}\n");
         return;
     }
-    printf("%s %.6f -> %.6f, gradient norm %.6f, %.0f tokens/s, model in %s\n", r->job->objective->column[0], first, last, r->norm_last, speed, r->job->config.save_path);
+    printf("%s %.6f -> %.6f, gradient norm %.6f, %.0f tokens/s, model in %s\n", r->job->objective->column[0], first, last, r->norm_last, speed, seqpar_escape(shown, sizeof shown, r->job->config.save_path));
     if (evaluated) printf("evaluation %s %.6f%s\n", r->job->objective->evaluates ? r->job->objective->evaluates : r->job->objective->column[0], r->eval_means[0], r->job->objective->measure);
 }
 
@@ -721,10 +768,13 @@ static void demo_job_close(demo_job *job) {
 
 static void demo_job_say(const demo_job *job) {
     const demo_config *c = &job->config;
-    char warning[512];
+    char warning[512], shown[512];
+    int64_t positions;
     if (job->rank) return; /* one process speaks */
     demo_template_checked(c->input_template, warning, sizeof warning);
-    if (*warning) fprintf(stderr, "notice: %s\n", warning);
+    if (*warning) fprintf(stderr, "notice: %s\n", seqpar_escape(shown, sizeof shown, warning));
+    if (c->pretrain && (positions = demo_config_positions(c->pretrain)) && positions < c->max_len)
+        fprintf(stderr, "notice: the model was made for texts of %lld tokens (max_position_embeddings), --max_len is %lld\n", (long long)positions, (long long)c->max_len);
     fprintf(stderr, "data: %s\n", job->train.summary);
     fprintf(stderr, "model: %lld layers, hidden %lld, %lld heads over %lld kv heads, vocab %lld; %s%s\n", (long long)job->model.layers, (long long)job->model.hidden,
             (long long)job->model.heads, (long long)job->model.kv_heads, (long long)job->model.vocab, c->device, demo_wants_bf16(c) ? " in bf16" : "");
@@ -768,24 +818,46 @@ static int demo_job_run(demo_job *job) {
     return status ? 1 : demo_interrupted ? 128 + demo_interrupted : 0;
 }
 
+/* Where standard input, output or error is closed, the next file that is opened would take its number, and messages go into it. */
+static void demo_standard_streams(void) {
+    for (int fd = 0; fd < 3; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) _exit(2);
+}
+
+/* A folder says what its model is like: an option that says otherwise would not be followed. */
+static int demo_shape_agrees(const demo_job *job, const demo_options *options, char *error, size_t size) {
+    const demo_config *c = &job->config;
+    const seqpar_llama_config *m = &job->model;
+    const struct { const char *name; double told, there; } shape[] = {{"hidden_size", (double)c->hidden_size, (double)m->hidden}, {"num_hidden_layers", (double)c->num_hidden_layers, (double)m->layers}, {"num_attention_heads", (double)c->num_attention_heads, (double)m->heads},
+        {"num_key_value_heads", (double)c->num_key_value_heads, (double)m->kv_heads}, {"head_dim", (double)c->head_dim, (double)m->head_dim}, {"intermediate_size", (double)c->intermediate_size, (double)m->intermediate}, {"tie_word_embeddings", c->tie_word_embeddings, m->tied}, {"rope_theta", c->rope_theta, m->rope_theta}};
+    for (size_t i = 0; c->pretrain && i < sizeof shape / sizeof *shape; i++)
+        if (demo_options_given(options, shape[i].name) && (shape[i].told < shape[i].there || shape[i].told > shape[i].there))
+            return snprintf(error, size, "--%s is %.15g, but the model in --pretrain %s has %.15g; leave it out", shape[i].name, shape[i].told, c->pretrain, shape[i].there), -1;
+    return 0;
+}
+
 /* A trainer's main: from the command line to the exit code. */
 __attribute__((unused)) static int demo_main(demo_job *job, const char *tool, const demo_binding *bindings, int count, int argc, char **argv) {
     demo_options options = {.tool = tool, .bindings = bindings, .binding_count = count};
-    char error[1024], ckpt_path[64];
+    char error[8192], shown[1024], ckpt_path[64];
+    cJSON_Hooks memory = {demo_json_room, free};
+    demo_standard_streams();
     demo_wait_passively(argv);
+    cJSON_InitHooks(&memory);
     int wrong = demo_options_parse(&options, argc, argv, error, sizeof error);
     if (!wrong && options.help_wanted) return demo_options_help(&options, stdout), 0;
     snprintf(ckpt_path, sizeof ckpt_path, "./ckpt/checkpoints_%s", tool);
     if (!job->config.ckpt_path) job->config.ckpt_path = ckpt_path;
     if (!wrong) {
-        wrong = demo_job_open(job, error, sizeof error);
+        wrong = demo_job_open(job, error, sizeof error) || demo_shape_agrees(job, &options, error, sizeof error);
         if (!job->rank) demo_options_print_ignored(&options, stderr);
     }
-    if (wrong) return fprintf(stderr, "error: %s\n", error), 2;
+    if (wrong) return fprintf(stderr, "error: %s\n", seqpar_escape(shown, sizeof shown, error)), 2;
     demo_job_tell(job, bindings, count);
     demo_job_say(job);
     int code = demo_job_run(job);
     demo_job_close(job);
+    if (fflush(stdout) || ferror(stdout)) return fprintf(stderr, "error: the closing figures cannot be written to standard output: %s\n", strerror(errno)), code ? code : 1;
     return code;
 }
 #endif

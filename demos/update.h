@@ -11,7 +11,7 @@ static void demo_text_advantages(demo_rank *r, int64_t i, double scalar, double 
     const demo_ppo_config *c = demo_ppo_options(r);
     demo_rollout *o = &demo_ppo_of(r)->rollout;
     int64_t n = demo_text_tokens(o, i), gae = demo_ppo_of(r)->has_critic;
-    double *e = o->entry + o->first[i] * ENTRY, *line = (double *)calloc((size_t)(5 * n), sizeof *line), *kl = line + n, *value = kl + n, *advantage = value + n, *back = advantage + n;
+    double *e = o->entry + o->first[i] * ENTRY, *line = (double *)demo_room(5 * n, sizeof *line), *kl = line + n, *value = kl + n, *advantage = value + n, *back = advantage + n;
     for (int64_t t = 0; t < n; t++) { kl[t] = e[t * ENTRY + KL]; value[t] = e[t * ENTRY + VALUE]; }
     seqpar_shaped_rewards(line, kl, n, coef, scalar, c->reward_clip_range[0], c->reward_clip_range[1]);
     seqpar_gae(advantage, back, line, gae ? value : NULL, n, gamma, c->lambd);
@@ -20,7 +20,7 @@ static void demo_text_advantages(demo_rank *r, int64_t i, double scalar, double 
 }
 
 static void demo_whiten_advantages(demo_rollout *o, int mean_only) {
-    double *x = (double *)calloc((size_t)o->entries, sizeof *x);
+    double *x = (double *)demo_room(o->entries, sizeof *x);
     for (int64_t i = 0; i < o->entries; i++) x[i] = o->entry[i * ENTRY + ADVANTAGE];
     seqpar_whiten(x, o->entries, mean_only);
     for (int64_t i = 0; i < o->entries; i++) o->entry[i * ENTRY + ADVANTAGE] = x[i];
@@ -35,7 +35,7 @@ static seqpar_status demo_advantages(demo_rank *r) {
     demo_ppo *p = demo_ppo_of(r);
     demo_rollout *o = &p->rollout;
     int estimator = demo_pick(c->advantage_estimator, estimators, 6), kl = demo_pick(c->kl_estimator, kls, 3);
-    double *scalar = (double *)calloc((size_t)o->texts, sizeof *scalar);
+    double *scalar = (double *)demo_room(o->texts, sizeof *scalar);
     seqpar_status status = SEQPAR_OK;
     for (int64_t i = 0; i < o->texts; i++) {
         int64_t n = demo_text_tokens(o, i);
@@ -110,7 +110,7 @@ static seqpar_status demo_gspo_texts(demo_update *u, const seqpar_llama_batch *b
     seqpar_policy_desc clip = demo_clip(demo_ppo_options(u->r));
     int64_t documents = arrlen(u->w->which);
     seqpar_segments segments = {.width = 1};
-    double *change = (double *)calloc((size_t)(documents + b->tokens) + 1, sizeof *change), *term = change + documents;
+    double *change = (double *)demo_room(documents + b->tokens + 1, sizeof *change), *term = change + documents;
     for (int64_t t = 0; t < b->tokens; t++)
         if (places[t].text >= 0 && places[t].text < o->texts) term[t] = logp[t] - o->entry[places[t].entry * ENTRY + OLD_LOGP];
     seqpar_status status = seqpar_segments_add(u->r->ctx.error, &segments, term, b->share);
@@ -170,7 +170,7 @@ static void demo_token_seed(const demo_update *u, demo_place place, double x, do
 /* Seeds of the local tokens, and sums of what they lose, one row a piece. host (2, tokens). */
 static seqpar_status demo_update_seeds(demo_update *u, const seqpar_llama_batch *b, const seqpar_row *rows, int64_t count, double *host) {
     demo_rank *r = u->r;
-    double *x = (double *)calloc((size_t)(2 * b->tokens + 1), sizeof *x), *entropy = x + b->tokens;
+    double *x = (double *)demo_room(2 * b->tokens + 1, sizeof *x), *entropy = x + b->tokens;
     demo_place *places = demo_places(&demo_ppo_of(r)->rollout, u->w, b, rows);
     seqpar_status status = SEQPAR_OK;
     seqpar_device_read(r->device, x, u->model->config.score ? b->score.data : b->logp.data, 0, b->tokens, demo_value_dtype(r, u->model));
@@ -203,7 +203,7 @@ static seqpar_status demo_update_micro(demo_update *u, int64_t index) {
     int64_t first, count;
     seqpar_status status = seqpar_step_rows(&r->ctx, u->optim, index, &first, &count);
     if (!status) status = seqpar_llama_open_batch(&r->ctx, u->model, &b, u->w->batch.row + first, count, &run);
-    double *host = (double *)calloc((size_t)(2 * b.tokens + 1), sizeof *host);
+    double *host = (double *)demo_room(2 * b.tokens + 1, sizeof *host);
     if (!status) status = seqpar_llama_forward(&r->ctx, u->model, &b, 1);
     if (!status) status = seqpar_llama_values(&r->ctx, u->model, &b);
     if (!status) status = demo_update_seeds(u, &b, u->w->batch.row + first, count, host);
@@ -222,7 +222,7 @@ static void demo_update_counts(demo_update *u) {
     const demo_rollout *o = &demo_ppo_of(u->r)->rollout;
     bool gspo = !u->model->config.score && !strcmp(demo_ppo_options(u->r)->policy_loss_type, "gspo");
     u->aggregate = (seqpar_aggregate){.kind = gspo ? SEQPAR_SEQUENCE_MEAN : SEQPAR_TOKEN_MEAN};
-    if (gspo) u->text = (demo_text_loss *)calloc((size_t)o->texts, sizeof *u->text);
+    if (gspo) u->text = (demo_text_loss *)demo_room(o->texts, sizeof *u->text);
     for (int64_t i = 0; i < arrlen(u->w->which); i++) {
         if (u->w->which[i] >= o->texts) continue;
         u->aggregate.documents++;
@@ -300,7 +300,7 @@ static seqpar_status demo_mini_batch(demo_rank *r, demo_window *w) {
 static seqpar_status demo_updates(demo_rank *r, int64_t number) {
     const demo_config *c = &r->job->config;
     demo_ppo *p = demo_ppo_of(r);
-    int64_t texts = p->rollout.texts, batch = c->train_batch_size < texts ? c->train_batch_size : texts, *order = (int64_t *)calloc((size_t)texts, sizeof *order);
+    int64_t texts = p->rollout.texts, batch = c->train_batch_size < texts ? c->train_batch_size : texts, *order = (int64_t *)demo_room(texts, sizeof *order);
     seqpar_status status = SEQPAR_OK;
     for (int64_t epoch = 0; !status && epoch < (int64_t)c->max_epochs; epoch++) {
         seqpar_shuffle(order, texts, (uint64_t)c->seed + 1, (uint64_t)(number * (int64_t)c->max_epochs + epoch));

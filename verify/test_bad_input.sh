@@ -161,6 +161,105 @@ refuse heads dpo 'ulysses_size 4' $keys --dataset $out/arith.jsonl --ring_attn_s
 refuse world dpo 'world_size 6' $keys --dataset $out/arith.jsonl --world_size 6 --ring_attn_size 4
 run backslash dpo $keys --dataset $out/arith.jsonl --input_template 'User: {}\nAssistant: ' && grep -q '^notice: .*backslash' $out/backslash.log && ok bad_backslash || fail bad_backslash "$(head -n 2 $out/backslash.log)"
 
+# model folders: plain Llamas as transformers 4 and 5 write them are read; every key and tensor that is not understood is refused
+# add_tensor FILE NAME SHAPE FLOATS [SOURCE]: a tensor behind all others, of zeros or of a file's bytes
+add_tensor() {
+    local file=$1 length data header
+    length=$(od -An -t u8 -N 8 $file | tr -d ' ')
+    data=$(($(wc -c <$file) - 8 - length))
+    header=$(head -c $((8 + length)) $file | tail -c $length | sed -E "s/\} *$/,\"$2\":{\"dtype\":\"F32\",\"shape\":[$3],\"data_offsets\":[$data,$((data + 4 * $4))]}}/")
+    { for ((i = 0; i < 8; i++)); do printf "\\x$(printf %02x $(((${#header} >> (8 * i)) & 255)))"; done; printf %s "$header"; tail -c $data $file; head -c $((4 * $4)) ${5:-/dev/zero}; } > $file.new && mv $file.new $file
+}
+# folder NAME KEYS: the model, config.json with these keys instead of its rope_theta and what transformers writes
+folder() {
+    rm -rf $out/$1; cp -r $out/sft $out/$1
+    sed -i -E "s/^  \"rope_theta\": .*/  \"attention_bias\": false, \"attention_dropout\": 0.0, \"initializer_range\": 0.02, \"max_position_embeddings\": 2048, \"mlp_bias\": false, \"pretraining_tp\": 1, \"use_cache\": true, \"id2label\": {\"0\": \"LABEL_0\"}, \"_name_or_path\": \"x\", $2/" $out/$1/config.json
+}
+folder v4 '"rope_theta": 10000.0, "rope_scaling": null, "torch_dtype": "float32", "transformers_version": "4.57.6",'
+folder v5 '"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "dtype": "float32", "transformers_version": "5.24.0",'
+for version in v4 v5; do
+    add_tensor $out/$version/model.safetensors model.layers.0.self_attn.rotary_emb.inv_freq 4 4
+    run from_$version sft $labels --dataset $out/arith.jsonl --pretrain $out/$version
+done
+run from_ours sft $labels --dataset $out/arith.jsonl
+for version in v4 v5; do cmp -s $out/from_$version/model.safetensors $out/from_ours/model.safetensors && ok "bad_folder_of_transformers_$version" || fail "bad_folder_of_transformers_$version" "$(tail -n 1 $out/from_$version.log)"; done
+while IFS="|" read -r name lines pattern; do
+    folder odd "$lines"
+    refuse "folder_$name" sft "odd/config.json: .*$pattern" $labels --dataset $out/arith.jsonl --pretrain $out/odd
+done <<'FOLDERS'
+rope_scaling|"rope_scaling": {"rope_type": "llama3", "factor": 8.0},|"rope_scaling.rope_type" is "llama3"
+rope_factor|"rope_scaling": {"rope_type": "default", "factor": 8.0},|"rope_scaling.factor" \(8\) is not known
+rope_parameters|"rope_parameters": {"rope_theta": 10000.0, "rope_type": "yarn", "factor": 8.0},|"rope_parameters.rope_type" is "yarn"
+rope_twice|"rope_theta": 10000, "rope_parameters": {"rope_theta": 20000.0},|rope_theta is 10000 and rope_parameters.rope_theta 20000
+window|"sliding_window": 4096,|"sliding_window" is 4096
+unknown|"logit_scale": 0.5,|"logit_scale" \(0.5\) is not known
+twice|"use_cache": false,|"use_cache" stands there twice
+escape|"a\\u001b[31mb\\n": 1,|key "a\\x1b\[31mb\\n"
+quantized|"quantization_config": {"quant_method": "gptq"},|"quantization_config" is
+FOLDERS
+folder odd '"sliding_window": 4096, "use_sliding_window": false,'
+run unused_window sft $labels --dataset $out/arith.jsonl --pretrain $out/odd && ok bad_folder_unused_window || fail bad_folder_unused_window "$(tail -n 1 $out/unused_window.log)"
+for change in 's/"llama"/"qwen2"/|"model_type" is "qwen2"' 's/LlamaForCausalLM/MistralForCausalLM/|"architectures" is \["MistralForCausalLM"\]' 's/"model_type".*//|"model_type" is missing' 's/"hidden_size": 32/"hidden_size": 32.5/|"hidden_size" is 32.5' 's/"hidden_size": 32/"hidden_size": 1e999/|"hidden_size" is' 's/"vocab_size": 259/"vocab_size": NaN/|no JSON object' 's/false/"false"/|"tie_word_embeddings" is "false"' 's/^\{/[{/|no JSON object' 's/"silu"/"gelu"/|"hidden_act" is "gelu"' 's/^\{/{"attention_bias": true,/|"attention_bias" is true' 's/^\{/{"mlp_bias": true,/|"mlp_bias" is true' 's/^\{/{"attention_dropout": 0.1,/|"attention_dropout" is 0.1'; do
+    rm -rf $out/odd; cp -r $out/sft $out/odd; sed -i -E "${change%%|*}" $out/odd/config.json
+    refuse "folder_${change%%|*}" sft "odd/config.json: .*${change#*|}" $labels --dataset $out/arith.jsonl --pretrain $out/odd
+done
+rm -rf $out/odd; cp -r $out/sft $out/odd; add_tensor $out/odd/model.safetensors model.layers.0.self_attn.q_proj.bias 32 32
+refuse folder_tensor sft 'tensor "model.layers.0.self_attn.q_proj.bias" is no part of this model' $labels --dataset $out/arith.jsonl --pretrain $out/odd
+refuse folder_reference dpo 'tensor "model.layers.0.self_attn.q_proj.bias" is no part of this model' $keys --dataset $out/arith.jsonl --ref_pretrain $out/odd
+# a tied head may be in the file all the same, if it is the embedding
+build/train_sft --dataset $out/arith.jsonl $labels $shape --tie_word_embeddings --save_path $out/tied --ckpt_path $out/tied.ckpt >$out/tied.log 2>&1 || fail bad_tied "$(tail -n 1 $out/tied.log)"
+tail -c $(($(wc -c <$out/tied/model.safetensors) - 8 - $(od -An -t u8 -N 8 $out/tied/model.safetensors))) $out/tied/model.safetensors > $out/embedding # the first tensor
+for source in embedding zero; do cp -r $out/tied $out/tied_$source; done
+add_tensor $out/tied_embedding/model.safetensors lm_head.weight 259,32 8288 $out/embedding
+add_tensor $out/tied_zero/model.safetensors lm_head.weight 259,32 8288
+run from_tied sft $labels --dataset $out/arith.jsonl --pretrain $out/tied && run from_tied_twice sft $labels --dataset $out/arith.jsonl --pretrain $out/tied_embedding && cmp -s $out/from_tied/model.safetensors $out/from_tied_twice/model.safetensors && ok bad_folder_tied || fail bad_folder_tied "$(tail -n 1 $out/from_tied.log $out/from_tied_twice.log | grep error)"
+refuse folder_tied sft 'tensor "lm_head.weight" is not equal to "model.embed_tokens.weight"' $labels --dataset $out/arith.jsonl --pretrain $out/tied_zero
+for file in model.safetensors.index.json:'several files' pytorch_model.bin:"PyTorch's pickle" adapter_config.json:adapter; do
+    rm -rf $out/odd; cp -r $out/sft $out/odd; mv $out/odd/model.safetensors $out/odd/${file%%:*}
+    refuse "folder_${file%%:*}" sft "${file%%:*} is .*${file#*:}.*save" $labels --dataset $out/arith.jsonl --pretrain $out/odd
+done
+
+# what a new user may give instead of data: nothing is waited for, nothing foreign reaches the terminal as it is
+mkfifo $out/fifo.jsonl; ln -s loop.jsonl $out/loop.jsonl; mkdir $out/dir.jsonl $out/pipes; mkfifo $out/pipes/config.json; ln -s /dev/zero $out/zero.jsonl
+refuse data_fifo sft 'fifo.jsonl: cannot be read: it is a pipe.*write its contents to a file' $labels --dataset $out/fifo.jsonl
+refuse data_device sft 'zero.jsonl: cannot be read: it is a pipe, socket or device' $labels --dataset $out/zero.jsonl
+refuse data_folder sft 'dir.jsonl: cannot be read: it is a folder' $labels --dataset $out/dir.jsonl
+refuse data_loop sft 'loop.jsonl: cannot be read: .*symbolic links' $labels --dataset $out/loop.jsonl
+refuse data_substituted sft '/dev/fd/[0-9]*: the name ends in neither' $labels --dataset <(cat $out/arith.jsonl)
+refuse config_fifo sft 'config.json cannot be read: it is a pipe' $labels --dataset $out/arith.jsonl --pretrain $out/pipes
+refuse weights_fifo sft 'not a regular file' $labels --dataset $out/arith.jsonl --pretrain $(rm -rf $out/odd; cp -r $out/sft $out/odd; rm $out/odd/model.safetensors; mkfifo $out/odd/model.safetensors; echo $out/odd)
+refuse data_long_name sft 'too long; give the path of a .jsonl or .txt file' $labels --dataset "$(printf 'abcdefg/%.0s' {1..600})x.jsonl"
+refuse data_twice sft ':4: key "answer" stands there twice' $labels --dataset $(bad twice '{"question": "a", "answer": "b", "answer": "c"}'; echo $out/twice.jsonl)
+refuse option_empty sft 'pretrain is empty; give it a value' $labels --dataset $out/arith.jsonl --pretrain ''
+refuse option_shape sft 'num_hidden_layers is 9, but the model in --pretrain .* has 1; leave it out' $labels --dataset $out/arith.jsonl --num_hidden_layers 9
+# escaped NAME TEXT OPTIONS...: the sentence holds TEXT, and no byte of it moves a cursor
+escaped() {
+    local name=$1 text=$2; shift 2
+    run escaped sft $labels "$@" && fail "bad_escaped_$name" "accepted"
+    if grep -qaP '[\x00-\x09\x0b-\x1f\x7f]' $out/escaped.log || [ "$(grep -c '^error: ' $out/escaped.log)" -ne 1 ] || ! grep -qF -- "$text" $out/escaped.log; then fail "bad_escaped_$name" "$(tail -n 2 $out/escaped.log | cat -v | head -c 300)"
+    else ok "bad_escaped_$name"; fi
+}
+escaped name '\x1b[31mred\n\xe9\xe2\x80\xae.jsonl' --dataset $'\e[31mred\n\xe9\u202e.jsonl'
+escaped option '--\x1b[31mx' --dataset $out/arith.jsonl $'--\e[31mx'
+escaped value '1\n2' --dataset $out/arith.jsonl $'--max_steps=1\n2'
+printf '{"\\u001b]0;title\\u0007\\n": 1, "answer": "b"}\n' > $out/keys.jsonl
+escaped key '"\x1b]0;title\x07\n"' --dataset $out/keys.jsonl
+rm -rf $out/odd; cp -r $out/sft $out/odd; add_tensor $out/odd/model.safetensors 'a\\u001bb' 1 1
+escaped tensor '"a\x1bb"' --dataset $out/arith.jsonl --pretrain $out/odd
+
+# closed streams: the next file that is opened does not take their place; figures that nobody gets are an error
+run streams sft $labels --dataset $out/arith.jsonl --metrics_path $out/streams.jsonl
+for closed in '2>&-' '>&- 2>&- <&-'; do
+    bash -c "exec build/train_sft $shape $labels --pretrain $out/sft --lr_scheduler constant --warmup_steps 0 --dataset $out/arith.jsonl --metrics_path $out/closed.jsonl --save_path $out/closed --ckpt_path $out/closed.ckpt $closed" >/dev/null
+    [ "$(grep -vc '^{"step"' $out/closed.jsonl)" -eq 0 ] && cmp -s $out/closed/model.safetensors $out/streams/model.safetensors && ok "bad_closed $closed" || fail "bad_closed $closed" "$(grep -v '^{"step"' $out/closed.jsonl | head -n 1)"
+done
+if [ -c /dev/full ]; then
+    build/train_sft $shape $labels --pretrain $out/sft --dataset $out/arith.jsonl --save_path $out/full --ckpt_path $out/full.ckpt >/dev/full 2>$out/full.log; [ $? -eq 1 ] && grep -q '^error: the closing figures cannot be written' $out/full.log && ok bad_full_output || fail bad_full_output "$(tail -n 1 $out/full.log)"
+else echo "skip bad_full_output: there is no /dev/full here"; fi
+ln -s /dev/null $out/device; build/make_arith $out/device 5 2>$out/device.log; [ $? -eq 1 ] && grep -q 'is no regular file' $out/device.log && [ -L $out/device ] && ok bad_device_output || fail bad_device_output "$(head -n 1 $out/device.log)"
+build/make_arith $out/wrong.jsonl 5 1 0 101 2>$out/wrong.log; [ $? -eq 2 ] && [ ! -e $out/wrong.jsonl ] && grep -q '101 wrong answers' $out/wrong.log && ok bad_wrong_share || fail bad_wrong_share "$(head -n 1 $out/wrong.log)"
+mkdir $out/runs; printf '{"loss": 1}\n{"loss": nan}\n' > $out/runs/metrics.jsonl; build/compare_runs $out/runs $out/runs $out/runs $out >$out/runs.log 2>&1; [ $? -eq 2 ] && grep -q '^error: .*metrics.jsonl: a line is no JSON object' $out/runs.log && ok bad_compare_runs || fail bad_compare_runs "$(head -n 1 $out/runs.log)"
+
 # a run that fails leaves what was saved before: the checkpoint goes on to the weights of the undisturbed run
 for stage in "dpo $keys --dataset $out/arith.jsonl" "rm $keys --dataset $out/arith.jsonl" "kto $labels --dataset $out/labelled.jsonl"; do
     trainer=${stage%% *} options="${stage#* } --learning_rate 1e-3"

@@ -132,6 +132,11 @@ done <<'LIST'
 94|agree|a batch may be split otherwise than its step
 95|agree|a gradient may be given twice
 96|pack split|the default number of chunks does not grow with the row
+97|numerics|a product of sizes wraps around
+98|numerics|text of others reaches the terminal as it is
+99|pack|a row may have any number of chunks
+100|numerics|half a surrogate passes for UTF-8
+101|numerics|a long sentence loses its end, which says what to do
 LIST
 for bug in B28 B33 B44 B45 B46 B47 B48 B50 B51 B53 B55 B60 B61 B64; do
     if [[ " $covered " = *" $bug "* ]]; then echo "ok published_$bug"; passed=$((passed + 1)); else echo "FAIL published_$bug: no planted fault stands for it and is seen"; failed=$((failed + 1)); fi

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* The NCCL transport over a stand-in for NCCL and CUDA: ranks are threads, a GPU is not needed. */
 #include "nccl_stand_in.h"
+#include <netdb.h>
+static int names_getaddrinfo(const char *host, const char *service, const struct addrinfo *hints, struct addrinfo **list);
+#define getaddrinfo names_getaddrinfo
 static double clock_ahead; /* time limits are tested by putting the clock forward, not by waiting */
 static double clock_seconds(void);
 #define SEQPAR_NCCL_SECONDS() clock_seconds()
@@ -9,6 +12,17 @@ static double clock_seconds(void);
 #include "seqpar_nccl.h"
 #include "transport.h"
 #include "nccl_world.h"
+
+/* The name servers of these tests: nobody is called unknown.host, and of silent.host one hears when the test is over. */
+static int names_over, names_answered;
+#undef getaddrinfo
+static int names_getaddrinfo(const char *host, const char *service, const struct addrinfo *hints, struct addrinfo **list) {
+    if (hints->ai_flags & AI_NUMERICHOST || !strstr(host, ".host")) return getaddrinfo(host, service, hints, list);
+    if (!strcmp(host, "unknown.host")) return EAI_NONAME;
+    while (!__atomic_load_n(&names_over, __ATOMIC_SEQ_CST)) usleep(1000);
+    __atomic_store_n(&names_answered, 1, __ATOMIC_SEQ_CST);
+    return EAI_AGAIN;
+}
 
 static double clock_seconds(void) {
     double ahead;
@@ -639,6 +653,27 @@ static void test_environment(void) {
     test_end("nccl_environment");
 }
 
+static void test_names(void) {
+    place p[RANKS];
+    char far_too_long[300];
+    memset(far_too_long, 'n', sizeof far_too_long - 1);
+    far_too_long[sizeof far_too_long - 1] = 0;
+    places_new(p, 2);
+    p[1].desc.file = NULL; p[1].desc.host = "unknown.host"; p[1].desc.port = free_port();
+    expect_places(p + 1, 1, SEQPAR_ERR_TIMEOUT, "cannot find the machine of rank 0, 'unknown.host': Name or service not known, after");
+    test_expect(p[1].desc.connect_s == 0 && !strstr(p[1].error.text, "after 120 s"), "a name that nobody knows is asked for all the time: %s", p[1].error.text);
+    p[1].desc.host = "silent.host";
+    expect_places(p + 1, 1, SEQPAR_ERR_TIMEOUT, "cannot find the machine of rank 0, 'silent.host': Temporary failure in name resolution");
+    test_expect(!names_answered, "a name server that does not answer is waited for");
+    __atomic_store_n(&names_over, 1, __ATOMIC_SEQ_CST);
+    while (!__atomic_load_n(&names_answered, __ATOMIC_SEQ_CST)) usleep(1000);
+    p[1].desc.host = far_too_long;
+    expect_places(p + 1, 1, SEQPAR_ERR_OPTION, "with 299 letters, names have at most 255");
+    p[1].desc.host = "127.0.0.1"; p[1].desc.port = 65536 + 22;
+    expect_places(p + 1, 1, SEQPAR_ERR_OPTION, "the port of rank 0's machine is 65558");
+    test_end("nccl_names");
+}
+
 static void test_mismatches(void) {
     place p[RANKS];
     places_new(p, 3);
@@ -694,6 +729,7 @@ int main(int argc, char **argv) {
     test_open();
     test_adopt();
     test_environment();
+    test_names();
     test_mismatches();
     return test_summary();
 }

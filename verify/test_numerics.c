@@ -694,6 +694,59 @@ static void test_token_sums(void) {
     for (d = 0; d < 3; d++) seqpar_device_close(devices[d]);
 }
 
+/* ---- what comes from outside: text of others in sentences, sizes that nobody means ---- */
+
+static void expect_escaped(const char *text, const char *want) {
+    seqpar_error error = {0};
+    seqpar_fail(&error, SEQPAR_ERR_OPTION, "%s", text);
+    test_expect(!strcmp(error.text, want), "got '%s', want '%s'", error.text, want);
+    seqpar_escape(error.text, (int64_t)sizeof error.text, want);
+    test_expect(!strcmp(error.text, want), "escaped twice: '%s'", error.text);
+}
+
+static void test_escape(void) {
+    seqpar_error error = {0};
+    char text[9000], small[9];
+    expect_escaped("plain, gr\xC3\xBC\xC3\x9F" "e \xE2\x82\xAC \xF0\x9F\x98\x80 \\n", "plain, gr\xC3\xBC\xC3\x9F" "e \xE2\x82\xAC \xF0\x9F\x98\x80 \\n");
+    expect_escaped("a\nb\rc\td\x1b[31me\x7f", "a\\nb\\rc\\td\\x1b[31me\\x7f");
+    expect_escaped("\xC2\x9b 31m", "\\xc2\\x9b 31m");                            /* C1 */
+    expect_escaped("a\xE2\x80\xAEgnp.exe", "a\\xe2\\x80\\xaegnp.exe");             /* turns the direction of writing */
+    expect_escaped("\xff\xC0\x80 \xED\xA0\x80 \xE2\x82", "\\xff\\xc0\\x80 \\xed\\xa0\\x80 \\xe2\\x82"); /* no UTF-8, overlong, half a surrogate, cut off */
+    memset(text, 'x', sizeof text - 1);
+    memcpy(text, "begin", 5);
+    memcpy(text + 7000, "the end", 8);
+    seqpar_fail(&error, SEQPAR_ERR_OPTION, "%s", text);
+    test_expect(strlen(error.text) == sizeof error.text - 1, "%lld bytes are shown", (long long)strlen(error.text));
+    test_expect(!strncmp(error.text, "begin", 5) && strstr(error.text, "...") && strstr(error.text, "the end"), "of a long sentence: '%s'", error.text);
+    test_expect(!strcmp(seqpar_escape(small, 9, "a\xE2\x82\xAC\xE2\x82\xAC" "bcd"), "a...bcd"), "a small room: '%s'", small);
+    test_expect(!strcmp(seqpar_escape(small, 3, "\n\n"), "\\n") && !strcmp(seqpar_escape(small, 2, "\n"), "") && seqpar_escape(NULL, 0, "x") == NULL, "hardly any room");
+    test_end("escape");
+}
+
+static void test_large_sizes(void) {
+    const seqpar_tensor tensor = {.name = "w", .rows = INT64_C(1) << 62, .cols = 4, .decay = 1};
+    const seqpar_optim_desc optim = {.kind = SEQPAR_SGD};
+    const seqpar_attn_desc attention[] = {{.heads = INT64_C(1) << 61, .kv_heads = 1, .head_dim = 8}, {.heads = 8, .kv_heads = 1, .head_dim = INT64_MAX}};
+    seqpar_comm *self = seqpar_comm_self();
+    seqpar_device *device = seqpar_device_cpu(1);
+    seqpar_ctx ctx;
+    seqpar_optim o;
+    seqpar_attn *attn;
+    int i;
+    test_expect(!seqpar_ctx_open(&ctx, self, device, 1), "no context");
+    test_expect(seqpar_optim_open(&ctx, &o, &tensor, 1, &optim) == SEQPAR_ERR_SIZE && strstr(ctx.error->text, "4611686018427387904 x 4"), "a tensor: %s", ctx.error->text);
+    for (i = 0; i < 2; i++) {
+        memset(ctx.error, 0, sizeof *ctx.error);
+        test_expect(seqpar_attn_open(&ctx, &attn, NULL, 0, &attention[i]) == SEQPAR_ERR_SIZE && strstr(ctx.error->text, i ? "9223372036854775807" : "2305843009213693952"), "attention: %s", ctx.error->text);
+    }
+    test_expect(!seqpar__calloc(INT64_C(1) << 61, 8) && !seqpar__calloc(INT64_MAX, 1), "memory that no machine has");
+    test_expect(seqpar_run_threads(SEQPAR_MAX_RANKS + 1, NULL, NULL, NULL) == SEQPAR_ERR_RANKS, "more ranks than a process takes");
+    seqpar_ctx_close(&ctx);
+    seqpar_device_close(device);
+    seqpar_comm_free(self);
+    test_end("large_sizes");
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_state += test_seed;
@@ -712,5 +765,7 @@ int main(int argc, char **argv) {
     test_row_operations();
     test_copies();
     test_token_sums();
+    test_escape();
+    test_large_sizes();
     return test_summary();
 }

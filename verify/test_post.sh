@@ -126,6 +126,9 @@ run ema.first dpo $pairs --learning_rate 2e-3 --enable_ema --ema_beta 1 && cmp -
 # a reference of another size is taken whole: its first layer alone would be the policy, and the first loss ln 2
 build/train_sft --dataset $out/arith.jsonl --input_key question --output_key answer $shape --num_hidden_layers 2 --train_batch_size 12 --max_steps 4 --learning_rate 5e-3 --save_path $out/two >$out/two.log 2>&1
 cp -r $out/two $out/first; sed -i 's/"num_hidden_layers": 2/"num_hidden_layers": 1/' $out/first/config.json
+length=$(od -An -t u8 -N 8 $out/two/model.safetensors | tr -d ' ')
+header=$(head -c $((8 + length)) $out/two/model.safetensors | tail -c $length | sed -E 's/"(model.layers.1.[^"]*)"/"\1.rotary_emb.inv_freq"/g') # which nobody reads
+{ for ((i = 0; i < 8; i++)); do printf "\\x$(printf %02x $(((${#header} >> (8 * i)) & 255)))"; done; printf %s "$header"; tail -c +$((9 + length)) $out/two/model.safetensors; } > $out/first/model.safetensors
 run deep.one dpo $pairs --pretrain $out/first --ref_pretrain $out/two --learning_rate 2e-3
 run deep.4 dpo $pairs --pretrain $out/first --ref_pretrain $out/two --learning_rate 2e-3 --ring_attn_size 4 --precompute_ref
 [ -n "$(first deep.one loss)" ] && [ "$(first deep.one loss)" != 0.69314718055994529 ] && ok post_ref_deep || fail post_ref_deep "first loss $(first deep.one loss): $(tail -n 1 $out/deep.one.log)"

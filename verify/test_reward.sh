@@ -92,6 +92,14 @@ stop
 # nobody there: the port of a server that is gone
 run refused --remote_rm_url $url --remote_rm_retries 2 --remote_rm_backoff 0.01 --data_parallel_size 2
 [ $? -eq 1 ] && grep -qE '^error: .*no answer in 3 tries' $out/refused.log && ok refuse_nobody || fail refuse_nobody "$(tail -n 1 $out/refused.log)"
+# a name server that does not answer is not waited for longer than a server; both names are said
+if ${CC:-cc} -shared -fPIC verify/silent_names.c -o $out/silent_names.so -ldl 2>/dev/null; then
+    for name in silent unknown; do
+        rm -rf $out/refused
+        LD_PRELOAD=$out/silent_names.so timeout -s KILL 60 build/train_ppo $shape --pretrain $out/sft --save_path $out/refused $base --remote_rm_url http://$name.host/x --remote_rm_timeout 0.3 --remote_rm_retries 1 --remote_rm_backoff 0.01 >$out/refused.log 2>&1
+        [ $? -eq 1 ] && grep -qE "^error: reward server http://$name.host/x: no answer in 2 tries" $out/refused.log && ok "refuse_name $name" || fail "refuse_name $name" "$(tail -n 1 $out/refused.log)"
+    done
+else echo "skip refuse_name: a library cannot be made here"; fi
 # Ctrl-C ends the waiting
 timeout -s KILL 60 build/train_ppo $shape --pretrain $out/sft --save_path $out/waiting $base --remote_rm_url $url --remote_rm_retries 1000 --ring_attn_size 2 >$out/waiting.log 2>&1 & waiting=$!
 for _ in $(seq 1 200); do grep -q '^ranks: ' $out/waiting.log && break; sleep 0.02; done
