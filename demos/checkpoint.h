@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* checkpoint.h - models and training states as folders: model.safetensors, config.json, optimizer.safetensors.
  *
- * A checkpoint is written as CKPT/global_stepN.tmp and renamed when it is whole; CKPT/latest names the newest one and is
- * replaced last. So there is always one good checkpoint, whatever happens while the next is written. The files hold whole
- * tensors and whole moments: any D, P and ZeRO stage can read what any other wrote. */
+ * A checkpoint is written as CKPT/global_stepN.tmp; once it is whole CKPT/latest names it, and then it gets its name. Killed
+ * between the two, the next run gives it that name. So there is always one good checkpoint, and CKPT/latest finds it. Old
+ * ones are removed last: those of this run, oldest first, nothing else. The files hold whole tensors and whole moments: any
+ * D, P and ZeRO stage can read what any other wrote. */
 #ifndef DEMO_CHECKPOINT_H
 #define DEMO_CHECKPOINT_H
 
@@ -15,12 +16,22 @@
 #include <cjson/cJSON.h>
 #include "seqpar_llama.h"
 #include "seqpar_safetensors.h"
+#include "data.h" /* stb_ds */
+#include "options.h"
+
+/* Most bytes of a path that is given: the names of files below it still fit everywhere. */
+enum { DEMO_PATH_LIMIT = 1000, DEMO_RUN_ID = 17 };
 
 typedef struct { /* where training stands */
     int64_t step;      /* optimizer steps done */
     int64_t seed, train_batch_size, documents;
     int64_t extra[2];  /* whatever the trainer wants to find again */
+    int64_t optimizer_t;
+    char run[DEMO_RUN_ID];  /* drawn when the run began; "": written before there were such */
+    uint64_t reference;     /* digest of the reference's weights; 0: there is none */
     double *average;   /* (elements) the weights' moving average; NULL: none */
+    const seqpar_safetensors_pair *notes; /* what else is written beside the numbers */
+    int64_t note_count;
 } demo_state;
 
 static seqpar_safetensors_dtype demo_dtype(int dtype) {
@@ -45,17 +56,6 @@ static seqpar_status demo_make_folder(const char *path, seqpar_error *error) {
     if (stat(part, &kind) || !S_ISDIR(kind.st_mode)) return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "%s is there but is no folder; give another", part);
     if (access(part, W_OK | X_OK)) return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "cannot write into %s: %s", part, strerror(errno));
     return SEQPAR_OK;
-}
-
-static void demo_remove_folder(const char *path) {
-    DIR *folder = opendir(path);
-    char file[1280];
-    for (struct dirent *entry; folder && (entry = readdir(folder));) {
-        snprintf(file, sizeof file, "%s/%s", path, entry->d_name);
-        if (entry->d_name[0] != '.') unlink(file);
-    }
-    if (folder) closedir(folder);
-    rmdir(path);
 }
 
 static char *demo_read_text(const char *path, seqpar_error *error) {
@@ -256,118 +256,340 @@ static int demo_keeps(const seqpar_ctx *ctx, const seqpar_optim *optim, int stat
 static seqpar_status demo_save_optimizer(seqpar_ctx *ctx, const seqpar_llama *model, const seqpar_optim *optim, const char *folder,
                                          const demo_state *state, const double *const *kept) {
     enum { NUMBERS = 7 };
-    char path[1280], number[NUMBERS][32];
+    char path[1280], number[NUMBERS][32], reference[32];
     const int64_t values[] = {state->step, state->seed, state->train_batch_size, state->documents, optim->t, state->extra[0], state->extra[1]};
     static const char *const keys[] = {"step", "seed", "train_batch_size", "documents", "optimizer_t", "extra", "extra_1"};
-    seqpar_safetensors_pair metadata[NUMBERS];
+    seqpar_safetensors_pair *metadata = NULL; /* stb_ds array */
     const char *prefix[DEMO_STATES];
     const double *parts[DEMO_STATES];
     int count = 0;
     for (int i = 0; i < DEMO_STATES; i++) if (demo_keeps(ctx, optim, i)) { prefix[count] = demo_state_prefix[i]; parts[count++] = kept[i]; }
     for (int i = 0; i < NUMBERS; i++) {
         snprintf(number[i], sizeof number[i], "%lld", (long long)values[i]);
-        metadata[i] = (seqpar_safetensors_pair){keys[i], number[i]};
+        arrput(metadata, ((seqpar_safetensors_pair){keys[i], number[i]}));
     }
+    snprintf(reference, sizeof reference, "%016llx", (unsigned long long)state->reference);
+    arrput(metadata, ((seqpar_safetensors_pair){"run", state->run}));
+    if (state->reference) arrput(metadata, ((seqpar_safetensors_pair){"reference", reference}));
+    for (int64_t i = 0; i < state->note_count; i++) arrput(metadata, state->notes[i]);
     snprintf(path, sizeof path, "%s/optimizer.safetensors", folder);
-    return demo_save_tensors(ctx, model, path, count, prefix, parts, ctx->device->accumulator, metadata, NUMBERS);
+    seqpar_status status = demo_save_tensors(ctx, model, path, count, prefix, parts, ctx->device->accumulator, metadata, arrlen(metadata));
+    arrfree(metadata);
+    return status;
 }
 
-/* Removes the oldest checkpoints until at most `keep` are left. */
-static void demo_forget_checkpoints(const char *root, int64_t keep) {
-    for (;;) {
-        DIR *folder = opendir(root);
-        int64_t count = 0, oldest = INT64_MAX;
-        for (struct dirent *entry; folder && (entry = readdir(folder));) {
-            long long step;
-            char rest;
-            if (sscanf(entry->d_name, "global_step%lld%c", &step, &rest) != 1) continue;
-            count++;
-            if (step < oldest) oldest = step;
-        }
-        if (folder) closedir(folder);
-        if (keep <= 0 || count <= keep) return;
-        char path[1280];
-        snprintf(path, sizeof path, "%s/global_step%lld", root, (long long)oldest);
-        demo_remove_folder(path);
+/* ---- the folder that holds them ---- */
+
+/* N of a name that is exactly global_stepN; -1: it is none of ours. */
+static int64_t demo_checkpoint_step(const char *name) {
+    char again[64];
+    long long step = strncmp(name, "global_step", 11) ? -1 : strtoll(name + 11, NULL, 10);
+    snprintf(again, sizeof again, "global_step%lld", step);
+    return step >= 0 && !strcmp(name, again) ? step : -1;
+}
+
+/* What a killed process leaves of a file that it was writing: ".tmp.123" behind the name. */
+static bool demo_left_over(const char *end) { return !strncmp(end, ".tmp.", 5) && end[5] && !end[5 + strspn(end + 5, "0123456789.")]; }
+
+static bool demo_checkpoint_file(const char *name) {
+    static const char *const names[] = {"model.safetensors", "config.json", "optimizer.safetensors", "average.safetensors"};
+    for (int i = 0; i < 4; i++) {
+        size_t length = strlen(names[i]);
+        if (!strncmp(name, names[i], length) && (!name[length] || demo_left_over(name + length))) return true;
     }
+    return false;
 }
 
+/* Visits the names in a folder but . and ..; stops where visit returns false, and returns that. */
+typedef bool (*demo_visit)(const char *folder, const char *name, void *user);
+static bool demo_each_name(const char *path, demo_visit visit, void *user) {
+    DIR *folder = opendir(path);
+    bool on = true;
+    for (struct dirent *entry; folder && on && (entry = readdir(folder));)
+        if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..")) on = visit(path, entry->d_name, user);
+    if (folder) closedir(folder);
+    return on;
+}
+
+static bool demo_is_folder(const char *path) {
+    struct stat kind;
+    return !lstat(path, &kind) && S_ISDIR(kind.st_mode);
+}
+static bool demo_visit_own(const char *folder, const char *name, void *user) { (void)folder, (void)user; return demo_checkpoint_file(name); }
+static bool demo_visit_remove(const char *folder, const char *name, void *user) {
+    char file[1400];
+    (void)user;
+    snprintf(file, sizeof file, "%s/%s", folder, name);
+    unlink(file);
+    return true;
+}
+
+/* Removes a folder of ours; one that holds anything else stays as it is. */
+static bool demo_remove_own(const char *path) {
+    if (!demo_is_folder(path) || !demo_each_name(path, demo_visit_own, NULL)) return false;
+    demo_each_name(path, demo_visit_remove, NULL);
+    return !rmdir(path);
+}
+
+/* The same for a checkpoint: under another name, so that half of one never stands under its own. */
+static bool demo_remove_checkpoint(const char *path) {
+    char gone[1200];
+    snprintf(gone, sizeof gone, "%s.gone", path);
+    demo_remove_own(gone);
+    return demo_is_folder(path) && demo_each_name(path, demo_visit_own, NULL) && !rename(path, gone) && demo_remove_own(gone);
+}
+
+static void demo_checkpoint_path(char *path, size_t size, const char *root, int64_t step) { snprintf(path, size, "%s/global_step%lld", root, (long long)step); }
+
+static bool demo_visit_checkpoint(const char *folder, const char *name, void *user) {
+    char file[2][1300];
+    int64_t **steps = (int64_t **)user, step = demo_checkpoint_step(name), at;
+    snprintf(file[0], sizeof file[0], "%s/%s/optimizer.safetensors", folder, name);
+    snprintf(file[1], sizeof file[1], "%s/%s/model.safetensors", folder, name);
+    if (step < 0 || (access(file[0], F_OK) && access(file[1], F_OK))) return true;
+    arrput(*steps, step);
+    for (at = arrlen(*steps) - 1; at > 0 && (*steps)[at - 1] > step; at--) (*steps)[at] = (*steps)[at - 1];
+    (*steps)[at] = step;
+    return true;
+}
+/* Steps of the checkpoints under root, whole or not, oldest first: an stb_ds array. */
+static int64_t *demo_checkpoints(const char *root) {
+    int64_t *steps = NULL;
+    demo_each_name(root, demo_visit_checkpoint, &steps);
+    return steps;
+}
+
+/* ---- what a checkpoint says of itself ---- */
+
+/* A whole number among the metadata, or what stands for one that is missing; missing < low: it must be there. */
+static int64_t demo_metadata_number(const seqpar_safetensors_file *file, const char *path, const char *key, int64_t low, int64_t missing, seqpar_error *error) {
+    const char *text = seqpar_safetensors_metadata(file, key);
+    int64_t value = missing;
+    if (!text && missing < low) seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%.300s does not say \"%s\"; it is no checkpoint of a trainer, take another", path, key);
+    if (text && (!demo_read_int(text, &value) || value < low))
+        seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%.300s: \"%s\" is \"%.40s\", but it must be a whole number of at least %lld; the file is damaged, take another checkpoint", path, key, text, (long long)low);
+    return value;
+}
+
+static uint64_t demo_metadata_digest(const seqpar_safetensors_file *file, const char *path, const char *key, seqpar_error *error) {
+    const char *text = seqpar_safetensors_metadata(file, key);
+    if (text && (strlen(text) != 16 || strspn(text, "0123456789abcdef") != 16))
+        seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%.300s: \"%s\" is \"%.40s\", but it must be 16 digits 0-9 and a-f; the file is damaged, take another checkpoint", path, key, text);
+    return text ? strtoull(text, NULL, 16) : 0;
+}
+
+/* Everything but tensors and notes. */
+static seqpar_status demo_read_state(const seqpar_safetensors_file *file, const char *path, demo_state *state, seqpar_error *error) {
+    const char *run = seqpar_safetensors_metadata(file, "run");
+    *state = (demo_state){.step = demo_metadata_number(file, path, "step", 0, -1, error), .seed = demo_metadata_number(file, path, "seed", 0, -1, error),
+                          .train_batch_size = demo_metadata_number(file, path, "train_batch_size", 1, -1, error), .documents = demo_metadata_number(file, path, "documents", 1, -1, error),
+                          .extra = {demo_metadata_number(file, path, "extra", INT64_MIN, -1, error), demo_metadata_number(file, path, "extra_1", INT64_MIN, -1, error)},
+                          .optimizer_t = demo_metadata_number(file, path, "optimizer_t", 0, -1, error), .reference = demo_metadata_digest(file, path, "reference", error)};
+    demo_metadata_digest(file, path, "run", error);
+    if (!error->status && state->optimizer_t > state->step)
+        seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%.300s: \"optimizer_t\" is %lld, more than its \"step\" %lld; the file is damaged, take another checkpoint", path, (long long)state->optimizer_t, (long long)state->step);
+    if (!error->status) snprintf(state->run, sizeof state->run, "%s", run ? run : "");
+    return error->status;
+}
+
+/* Opens the checkpoint's optimizer.safetensors and reads what it says; its folder's name must say the same step. */
+static seqpar_status demo_open_state(seqpar_safetensors_file **file, demo_state *state, const char *root, int64_t step, seqpar_error *error) {
+    char path[1280];
+    snprintf(path, sizeof path, "%s/global_step%lld/optimizer.safetensors", root, (long long)step);
+    *file = NULL;
+    seqpar_status status = seqpar_safetensors_open(file, path, error);
+    if (!status) status = demo_read_state(*file, path, state, error);
+    if (!status && state->step != step)
+        status = seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%.300s is of step %lld, its folder's name says %lld; give the folder its name back", path, (long long)state->step, (long long)step);
+    return status;
+}
+
+/* Are all files there, with whole headers that fit? */
+static bool demo_checkpoint_whole(const char *root, int64_t step, demo_state *state, seqpar_error *error) {
+    seqpar_safetensors_file *file = NULL, *model = NULL;
+    char path[1280];
+    seqpar_status status = demo_open_state(&file, state, root, step, error);
+    snprintf(path, sizeof path, "%s/global_step%lld/model.safetensors", root, (long long)step);
+    if (!status) status = seqpar_safetensors_open(&model, path, error);
+    seqpar_safetensors_close(file);
+    seqpar_safetensors_close(model);
+    return !status;
+}
+
+/* Is it a checkpoint of this run? */
+static bool demo_checkpoint_of(const char *root, int64_t step, const char *run) {
+    seqpar_safetensors_file *file = NULL;
+    seqpar_error error = {0};
+    demo_state state = {0};
+    bool own = !demo_open_state(&file, &state, root, step, &error) && *run && !strcmp(state.run, run);
+    seqpar_safetensors_close(file);
+    return own;
+}
+
+/* ---- writing one, and removing those that are too many ---- */
+
+/* Removes the run's oldest checkpoints until at most `keep` are left, never the one of step `latest`. */
+static void demo_forget_checkpoints(const char *root, const char *run, int64_t keep, int64_t latest) {
+    int64_t *steps = demo_checkpoints(root), *own = NULL;
+    char path[1100];
+    for (int64_t i = 0; i < arrlen(steps); i++) {
+        demo_checkpoint_path(path, sizeof path, root, steps[i]);
+        if (demo_each_name(path, demo_visit_own, NULL) && demo_checkpoint_of(root, steps[i], run)) arrput(own, steps[i]);
+    }
+    for (int64_t i = 0, left = arrlen(own); left > keep && i < arrlen(own); i++) {
+        demo_checkpoint_path(path, sizeof path, root, own[i]);
+        if (own[i] != latest && demo_remove_checkpoint(path)) left--;
+    }
+    arrfree(steps);
+    arrfree(own);
+}
+
+/* Makes room for a checkpoint: an earlier one of the run goes, anything else is put aside. */
+static seqpar_status demo_clear_way(const char *root, const demo_state *state, seqpar_error *error) {
+    char path[1100], aside[1200];
+    struct stat there;
+    demo_checkpoint_path(path, sizeof path, root, state->step);
+    if (lstat(path, &there) || (demo_checkpoint_of(root, state->step, state->run) && demo_remove_checkpoint(path))) return SEQPAR_OK;
+    snprintf(aside, sizeof aside, "%s.other", path);
+    if (!lstat(aside, &there) || rename(path, aside))
+        return seqpar_fail(error, SEQPAR_ERR_FILE_WRITE, "%.300s is in the way of a checkpoint and not of this run; move it away and go on with --load_checkpoint", path);
+    fprintf(stderr, "notice: %s was there and is not of this run; it is %s now\n", path, aside);
+    return SEQPAR_OK;
+}
+
+/* named: by root's `latest`. */
 static seqpar_status demo_write_checkpoint(seqpar_ctx *ctx, const seqpar_llama *model, const seqpar_optim *optim, const char *root,
-                                           const demo_state *state, const double *const *kept, int64_t keep) {
-    char temporary[1100], final[1100], latest[1100], name[64];
-    snprintf(name, sizeof name, "global_step%lld", (long long)state->step);
-    snprintf(final, sizeof final, "%s/%s", root, name);
+                                           const demo_state *state, const double *const *kept, bool named) {
+    char temporary[1110], final[1100], latest[1100];
+    demo_checkpoint_path(final, sizeof final, root, state->step);
     snprintf(temporary, sizeof temporary, "%s.tmp", final);
     snprintf(latest, sizeof latest, "%s/latest", root);
-    demo_remove_folder(temporary);
+    demo_remove_own(temporary);
     seqpar_status status = demo_make_folder(temporary, ctx->error);
     if (!status) status = demo_save_model(ctx, model, temporary);
     if (!status) status = demo_save_optimizer(ctx, model, optim, temporary, state, kept);
     if (!status && state->average) status = demo_save_average(ctx, model, temporary, state->average);
-    if (!status) {
-        demo_remove_folder(final);
-        if (rename(temporary, final)) status = seqpar_fail(ctx->error, SEQPAR_ERR_FILE_WRITE, "cannot rename %s: %s", temporary, strerror(errno));
-    }
-    if (!status) status = seqpar_file_write_atomic(latest, name, (int64_t)strlen(name), ctx->error);
-    if (status) demo_remove_folder(temporary);
-    else demo_forget_checkpoints(root, keep);
+    if (!status) status = demo_clear_way(root, state, ctx->error);
+    if (!status && named) status = seqpar_file_write_atomic(latest, strrchr(final, '/') + 1, (int64_t)strlen(strrchr(final, '/') + 1), ctx->error);
+    if (status) demo_remove_own(temporary);
+    else if (rename(temporary, final)) status = seqpar_fail(ctx->error, SEQPAR_ERR_FILE_WRITE, "cannot rename %.300s: %s; it is whole, and --load_checkpoint tries once more", temporary, strerror(errno));
     return status;
 }
 
 /* Collective: everybody hands over their part of the state, rank 0 writes. */
-static seqpar_status demo_save_checkpoint(seqpar_ctx *ctx, const seqpar_llama *model, seqpar_optim *optim, const char *root, const demo_state *state, int64_t keep) {
+static seqpar_status demo_save_checkpoint(seqpar_ctx *ctx, const seqpar_llama *model, seqpar_optim *optim, const char *root, const demo_state *state, bool named) {
     double *m = (double *)calloc((size_t)model->elements * DEMO_STATES, sizeof *m), *const kept[DEMO_STATES] = {m, m + model->elements, m + 2 * model->elements};
     seqpar_status status = m ? seqpar_optim_save(ctx, optim, kept[0], kept[1], kept[2]) : seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY, "out of memory for a checkpoint");
-    if (!status && ctx->world->rank == 0) status = demo_write_checkpoint(ctx, model, optim, root, state, (const double *const *)kept, keep);
+    if (!status && ctx->world->rank == 0) status = demo_write_checkpoint(ctx, model, optim, root, state, (const double *const *)kept, named);
     free(m);
     return status;
 }
 
-static int64_t demo_metadata_number(const seqpar_safetensors_file *file, const char *key) {
-    const char *text = seqpar_safetensors_metadata(file, key);
-    return text ? strtoll(text, NULL, 10) : -1;
+/* ---- which one to go on from ---- */
+
+enum { DEMO_NOTHING_SAVED = -1 };
+
+/* What root's `latest` says: a step; -1: nothing that could be read, and why not. */
+static int64_t demo_latest_step(const char *root, char *why, size_t size) {
+    char path[1100];
+    seqpar_error error = {0};
+    snprintf(path, sizeof path, "%s/latest", root);
+    bool there = !access(path, F_OK);
+    char *text = there ? demo_read_text(path, &error) : NULL;
+    if (text) text[strcspn(text, " \r\n")] = 0;
+    int64_t step = text ? demo_checkpoint_step(text) : -1;
+    if (!there) snprintf(why, size, "is missing");
+    else if (!text) snprintf(why, size, "cannot be read");
+    else if (step < 0) snprintf(why, size, "names no checkpoint");
+    else snprintf(why, size, "names global_step%lld, which is not there", (long long)step);
+    free(text);
+    return step;
 }
 
-/* The folder of the newest checkpoint under root. */
-static seqpar_status demo_newest_checkpoint(const char *root, char *folder, size_t size, seqpar_error *error) {
-    char latest[1100];
-    snprintf(latest, sizeof latest, "%s/latest", root);
-    char *name = demo_read_text(latest, error);
-    if (!name) return error->status;
-    snprintf(folder, size, "%s/%.64s", root, name);
-    free(name);
+static seqpar_status demo_refuse_latest(const char *root, const int64_t *steps, const char *why, seqpar_error *error) {
+    for (int64_t i = arrlen(steps); i-- > 0;) {
+        demo_state state = {0};
+        seqpar_error broken = {0};
+        if (demo_checkpoint_whole(root, steps[i], &state, &broken))
+            return seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "ckpt_path %.300s holds checkpoints, but its file latest %s; the newest whole one is global_step%lld: write that name into the file to go on from it", root, why, (long long)steps[i]);
+    }
+    return seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "ckpt_path %.300s: its file latest %s, and no checkpoint beside it is whole; remove the folder or give another", root, why);
+}
+
+/* The step of the checkpoint that `latest` names, or DEMO_NOTHING_SAVED. It may still lack its name: demo_settle. */
+static seqpar_status demo_find_checkpoint(const char *root, int64_t *step, seqpar_error *error) {
+    char why[128], path[1100], temporary[1110];
+    int64_t *steps = demo_checkpoints(root);
+    seqpar_status status = SEQPAR_OK;
+    *step = demo_latest_step(root, why, sizeof why);
+    demo_checkpoint_path(path, sizeof path, root, *step);
+    snprintf(temporary, sizeof temporary, "%s.tmp", path);
+    if (*step < 0 && !arrlen(steps) && !strcmp(why, "is missing")) *step = DEMO_NOTHING_SAVED;
+    else if (*step < 0 || (access(path, F_OK) && access(temporary, F_OK))) status = demo_refuse_latest(root, steps, why, error);
+    arrfree(steps);
+    return status;
+}
+
+/* For the one who holds the lock: a checkpoint that `latest` names gets its name where its run was killed just before. */
+static void demo_settle(const char *root) {
+    char why[128], path[1100], temporary[1110];
+    int64_t step = demo_latest_step(root, why, sizeof why);
+    demo_checkpoint_path(path, sizeof path, root, step);
+    snprintf(temporary, sizeof temporary, "%s.tmp", path);
+    if (step >= 0 && access(path, F_OK)) rename(temporary, path);
+}
+
+static bool demo_visit_left_over(const char *folder, const char *name, void *user) {
+    char path[1400], plain[256];
+    size_t length = strlen(name), end = length > 5 && !strcmp(name + length - 5, ".gone") ? 5 : length > 4 && !strcmp(name + length - 4, ".tmp") ? 4 : 0;
+    (void)user;
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    snprintf(plain, sizeof plain, "%.*s", (int)(length - end), name);
+    if (end && demo_checkpoint_step(plain) >= 0) demo_remove_own(path);
+    if ((!strncmp(name, "latest", 6) && demo_left_over(name + 6)) || (!strncmp(name, "reference.safetensors", 21) && demo_left_over(name + 21))) unlink(path);
+    return true;
+}
+/* What killed runs left half done; for the one who holds the lock. */
+static void demo_clear_left_overs(const char *root) { demo_each_name(root, demo_visit_left_over, NULL); }
+
+/* ---- reading it ---- */
+
+/* Its moving average (elements); NULL: none is kept, so there should be none. */
+static seqpar_status demo_load_average(seqpar_ctx *ctx, const seqpar_llama *model, const char *root, int64_t step, double *average) {
+    char folder[1100], path[1280];
+    demo_checkpoint_path(folder, sizeof folder, root, step);
+    snprintf(path, sizeof path, "%s/average.safetensors", folder);
+    int there = !access(path, F_OK);
+    if (there != (average != NULL))
+        return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION, "the checkpoint %.300s was written with%s a moving average of the weights; go on with%s --enable_ema", folder, there ? "" : "out", there ? "" : "out");
+    return average ? demo_load_tensors(ctx, model, path, "", average) : SEQPAR_OK;
+}
+
+/* A mean of squares is never negative. */
+static seqpar_status demo_moments_possible(seqpar_ctx *ctx, const seqpar_llama *model, const char *path, const double *squares) {
+    for (int64_t i = 0; i < model->tensor_count; i++) {
+        const seqpar_tensor *t = &model->tensors[i];
+        for (int64_t k = 0; k < t->rows * t->cols; k++)
+            if (squares[t->offset + k] < 0)
+                return seqpar_fail(ctx->error, SEQPAR_ERR_FILE_FORMAT, "%.300s: element %lld of %s%s is %g, but a second moment is never negative; the file is damaged, take another checkpoint", path, (long long)k, demo_state_prefix[1], t->name, squares[t->offset + k]);
+    }
     return SEQPAR_OK;
 }
 
-/* Its moving average (elements); NULL: none is kept, so there should be none. */
-static seqpar_status demo_load_average(seqpar_ctx *ctx, const seqpar_llama *model, const char *root, double *average) {
-    char folder[1280], path[1400];
-    seqpar_status status = demo_newest_checkpoint(root, folder, sizeof folder, ctx->error);
-    snprintf(path, sizeof path, "%s/average.safetensors", folder);
-    int there = !status && !access(path, F_OK);
-    if (!status && there != (average != NULL))
-        return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION, "the checkpoint %s was written with%s a moving average of the weights; go on with%s --enable_ema", folder, there ? "" : "out", there ? "" : "out");
-    return status || !average ? status : demo_load_tensors(ctx, model, path, "", average);
-}
-
-/* Every rank reads the newest checkpoint under root. */
-static seqpar_status demo_load_checkpoint(seqpar_ctx *ctx, seqpar_llama *model, seqpar_optim *optim, const char *root, demo_state *state) {
-    char folder[1280], path[1400];
-    seqpar_status status = demo_newest_checkpoint(root, folder, sizeof folder, ctx->error);
-    if (status) return status;
+/* Every rank reads the checkpoint of this step under root. */
+static seqpar_status demo_load_checkpoint(seqpar_ctx *ctx, seqpar_llama *model, seqpar_optim *optim, const char *root, int64_t step, demo_state *state) {
+    char folder[1100], path[1280];
+    demo_checkpoint_path(folder, sizeof folder, root, step);
     snprintf(path, sizeof path, "%s/optimizer.safetensors", folder);
-    status = demo_load_weights(ctx, model, folder);
+    seqpar_status status = demo_load_weights(ctx, model, folder);
     double *m = (double *)calloc((size_t)model->elements * DEMO_STATES, sizeof *m), *const kept[DEMO_STATES] = {m, m + model->elements, m + 2 * model->elements};
     seqpar_safetensors_file *file = NULL;
     for (int i = 0; !status && i < DEMO_STATES; i++) if (demo_keeps(ctx, optim, i)) status = demo_load_tensors(ctx, model, path, demo_state_prefix[i], kept[i]);
-    if (!status) status = seqpar_safetensors_open(&file, path, ctx->error);
+    if (!status && demo_keeps(ctx, optim, 1)) status = demo_moments_possible(ctx, model, path, kept[1]);
+    if (!status) status = demo_open_state(&file, state, root, step, ctx->error);
     if (!status && !demo_keeps(ctx, optim, 2) && seqpar_safetensors_find(file, "master.model.norm.weight"))
         status = seqpar_fail(ctx->error, SEQPAR_ERR_OPTION, "%s was written in bf16, with master parameters that this device does not keep; go on with --param_dtype bf16", path);
-    if (!status) {
-        *state = (demo_state){demo_metadata_number(file, "step"), demo_metadata_number(file, "seed"), demo_metadata_number(file, "train_batch_size"), demo_metadata_number(file, "documents"), {demo_metadata_number(file, "extra"), demo_metadata_number(file, "extra_1")}, NULL};
-        if (state->step < 0) status = seqpar_fail(ctx->error, SEQPAR_ERR_FILE_FORMAT, "%s does not say at which step it was written", path);
-        else status = seqpar_optim_load(ctx, optim, kept[0], kept[1], kept[2], demo_metadata_number(file, "optimizer_t"));
-    }
+    if (!status) status = seqpar_optim_load(ctx, optim, kept[0], kept[1], kept[2], state->optimizer_t);
     seqpar_safetensors_close(file);
     free(m);
     return status;
