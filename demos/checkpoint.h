@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* checkpoint.h - models and training states as folders: model.safetensors, config.json, optimizer.safetensors.
+/* checkpoint.h - models and training states as folders: model.safetensors, config.json, optimizer.safetensors, and whose they are.
  *
  * A checkpoint is written as CKPT/global_stepN.tmp; once it is whole CKPT/latest names it, and then it gets its name. Killed
  * between the two, the next run gives it that name. So there is always one good checkpoint, and CKPT/latest finds it. Old
@@ -256,7 +256,7 @@ static int demo_keeps(const seqpar_ctx *ctx, const seqpar_optim *optim, int stat
 static seqpar_status demo_save_optimizer(seqpar_ctx *ctx, const seqpar_llama *model, const seqpar_optim *optim, const char *folder,
                                          const demo_state *state, const double *const *kept) {
     enum { NUMBERS = 7 };
-    char path[1280], number[NUMBERS][32], reference[32];
+    char path[1280], whose[1280], number[NUMBERS][32], reference[32];
     const int64_t values[] = {state->step, state->seed, state->train_batch_size, state->documents, optim->t, state->extra[0], state->extra[1]};
     static const char *const keys[] = {"step", "seed", "train_batch_size", "documents", "optimizer_t", "extra", "extra_1"};
     seqpar_safetensors_pair *metadata = NULL; /* stb_ds array */
@@ -269,13 +269,13 @@ static seqpar_status demo_save_optimizer(seqpar_ctx *ctx, const seqpar_llama *mo
         arrput(metadata, ((seqpar_safetensors_pair){keys[i], number[i]}));
     }
     snprintf(reference, sizeof reference, "%016llx", (unsigned long long)state->reference);
-    arrput(metadata, ((seqpar_safetensors_pair){"run", state->run}));
     if (state->reference) arrput(metadata, ((seqpar_safetensors_pair){"reference", reference}));
     for (int64_t i = 0; i < state->note_count; i++) arrput(metadata, state->notes[i]);
     snprintf(path, sizeof path, "%s/optimizer.safetensors", folder);
     seqpar_status status = demo_save_tensors(ctx, model, path, count, prefix, parts, ctx->device->accumulator, metadata, arrlen(metadata));
     arrfree(metadata);
-    return status;
+    snprintf(whose, sizeof whose, "%s/run", folder); /* a file of its own: in the others equal runs have equal bytes */
+    return status ? status : seqpar_file_write_atomic(whose, state->run, (int64_t)strlen(state->run), ctx->error);
 }
 
 /* ---- the folder that holds them ---- */
@@ -292,8 +292,8 @@ static int64_t demo_checkpoint_step(const char *name) {
 static bool demo_left_over(const char *end) { return !strncmp(end, ".tmp.", 5) && end[5] && !end[5 + strspn(end + 5, "0123456789.")]; }
 
 static bool demo_checkpoint_file(const char *name) {
-    static const char *const names[] = {"model.safetensors", "config.json", "optimizer.safetensors", "average.safetensors"};
-    for (int i = 0; i < 4; i++) {
+    static const char *const names[] = {"model.safetensors", "config.json", "optimizer.safetensors", "average.safetensors", "run"};
+    for (int i = 0; i < 5; i++) {
         size_t length = strlen(names[i]);
         if (!strncmp(name, names[i], length) && (!name[length] || demo_left_over(name + length))) return true;
     }
@@ -380,16 +380,25 @@ static uint64_t demo_metadata_digest(const seqpar_safetensors_file *file, const 
 
 /* Everything but tensors and notes. */
 static seqpar_status demo_read_state(const seqpar_safetensors_file *file, const char *path, demo_state *state, seqpar_error *error) {
-    const char *run = seqpar_safetensors_metadata(file, "run");
     *state = (demo_state){.step = demo_metadata_number(file, path, "step", 0, -1, error), .seed = demo_metadata_number(file, path, "seed", 0, -1, error),
                           .train_batch_size = demo_metadata_number(file, path, "train_batch_size", 1, -1, error), .documents = demo_metadata_number(file, path, "documents", 1, -1, error),
                           .extra = {demo_metadata_number(file, path, "extra", INT64_MIN, -1, error), demo_metadata_number(file, path, "extra_1", INT64_MIN, -1, error)},
                           .optimizer_t = demo_metadata_number(file, path, "optimizer_t", 0, -1, error), .reference = demo_metadata_digest(file, path, "reference", error)};
-    demo_metadata_digest(file, path, "run", error);
     if (!error->status && state->optimizer_t > state->step)
         seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%.300s: \"optimizer_t\" is %lld, more than its \"step\" %lld; the file is damaged, take another checkpoint", path, (long long)state->optimizer_t, (long long)state->step);
-    if (!error->status) snprintf(state->run, sizeof state->run, "%s", run ? run : "");
     return error->status;
+}
+
+/* The name of the run that wrote it; "": written before runs had names. */
+static seqpar_status demo_read_run(const char *root, int64_t step, char run[DEMO_RUN_ID], seqpar_error *error) {
+    char path[1280], *text;
+    snprintf(path, sizeof path, "%s/global_step%lld/run", root, (long long)step);
+    *run = 0;
+    if (access(path, F_OK)) return SEQPAR_OK;
+    if (!(text = demo_read_text(path, error))) return error->status;
+    if (strlen(text) == DEMO_RUN_ID - 1 && strspn(text, "0123456789abcdef") == DEMO_RUN_ID - 1) snprintf(run, DEMO_RUN_ID, "%s", text);
+    free(text);
+    return *run ? SEQPAR_OK : seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%.300s does not hold the %d digits of a run's name; the checkpoint is damaged, take another", path, DEMO_RUN_ID - 1);
 }
 
 /* Opens the checkpoint's optimizer.safetensors and reads what it says; its folder's name must say the same step. */
@@ -401,7 +410,7 @@ static seqpar_status demo_open_state(seqpar_safetensors_file **file, demo_state 
     if (!status) status = demo_read_state(*file, path, state, error);
     if (!status && state->step != step)
         status = seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%.300s is of step %lld, its folder's name says %lld; give the folder its name back", path, (long long)state->step, (long long)step);
-    return status;
+    return status ? status : demo_read_run(root, step, state->run, error);
 }
 
 /* Are all files there, with whole headers that fit? */
@@ -418,12 +427,9 @@ static bool demo_checkpoint_whole(const char *root, int64_t step, demo_state *st
 
 /* Is it a checkpoint of this run? */
 static bool demo_checkpoint_of(const char *root, int64_t step, const char *run) {
-    seqpar_safetensors_file *file = NULL;
     seqpar_error error = {0};
-    demo_state state = {0};
-    bool own = !demo_open_state(&file, &state, root, step, &error) && *run && !strcmp(state.run, run);
-    seqpar_safetensors_close(file);
-    return own;
+    char its[DEMO_RUN_ID];
+    return !demo_read_run(root, step, its, &error) && *its && !strcmp(its, run);
 }
 
 /* ---- writing one, and removing those that are too many ---- */

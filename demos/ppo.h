@@ -68,7 +68,7 @@ static seqpar_status demo_rollout_log(demo_rank *r, int64_t number) {
     r->tokens += o->entries;
     r->seconds += p->seconds[0] + p->seconds[1] + p->seconds[2];
     demo_progress_step(&r->progress, number + 1, reward, o->entries);
-    if (number % r->job->config.logging_steps == 0) {
+    if (!number || (number + 1) % r->job->config.logging_steps == 0) {
         fprintf(stderr, "rollout %lld: reward %.4f, KL %.4f, length %.1f, generate %.1f s, score %.1f s, train %.1f s; text 0 (%.2f): ", (long long)number + 1, reward, kl, length, p->seconds[0], p->seconds[1], p->seconds[2], o->score[0]);
         demo_text_print(stderr, o->set.documents[0].ids + o->prompt[0], o->set.documents[0].tokens - o->prompt[0]);
         fputc('\n', stderr);

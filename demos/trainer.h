@@ -602,6 +602,16 @@ static seqpar_status demo_metrics_written(demo_rank *r) {
     return seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_WRITE, "cannot write %.300s: %s; make room or give another --metrics_path", r->job->config.metrics_path, strerror(errno));
 }
 
+/* A line that a full disk cut short stays one of its own. */
+static void demo_metrics_end_line(demo_rank *r) {
+    char last = '\n';
+    FILE *file = fopen(r->job->config.metrics_path, "rb");
+    struct stat kind;
+    bool there = file && !fstat(fileno(file), &kind) && S_ISREG(kind.st_mode) && kind.st_size > 0 && !fseek(file, -1, SEEK_END) && fread(&last, 1, 1, file) == 1;
+    if (file) fclose(file);
+    if (there && last != '\n') fputc('\n', r->metrics);
+}
+
 static seqpar_status demo_log_step(demo_rank *r, const double *means, double lr, const seqpar_batch *batch, double seconds) {
     const seqpar_pack_counts *n = &batch->counts;
     const demo_objective *o = r->job->objective;
@@ -782,6 +792,7 @@ static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
     if (!status && world->rank == 0 && c->metrics_path) {
         r->metrics = fopen(c->metrics_path, r->job->run.from != DEMO_NOTHING_SAVED ? "ab" : "wb");
         if (!r->metrics) status = seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_OPEN, "cannot open %s: %s", c->metrics_path, strerror(errno));
+        else demo_metrics_end_line(r);
     }
     return status;
 }

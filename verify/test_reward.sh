@@ -98,7 +98,7 @@ for _ in $(seq 1 200); do grep -q '^ranks: ' $out/waiting.log && break; sleep 0.
 sleep 1
 kill -INT $waiting
 wait $waiting; code=$?
-[ $code -eq 1 ] && grep -qE '^error: .*no answer in [0-9]+ tries' $out/waiting.log && ok reward_interrupted || fail reward_interrupted "exit code $code: $(tail -n 1 $out/waiting.log)"
+[ $code -eq 130 ] && grep -q "^interrupted before the first step" $out/waiting.log && ok reward_interrupted || fail reward_interrupted "exit code $code: $(tail -n 1 $out/waiting.log)"
 for bad in reward.py "$url," ftp://127.0.0.1/x; do
     run refused --remote_rm_url $bad
     [ $? -eq 2 ] && grep -qE '^error: remote_rm_url holds' $out/refused.log && ok "refuse_url $bad" || fail "refuse_url $bad" "$(tail -n 1 $out/refused.log)"
