@@ -41,8 +41,8 @@ static seqpar_safetensors_dtype demo_dtype(int dtype) {
 /* ---- folders ---- */
 
 static seqpar_status demo_make_folder(const char *path, seqpar_error *error) {
-    char part[1024];
-    snprintf(part, sizeof part, "%s", path);
+    char part[DEMO_PATH_LIMIT + 200];
+    if (snprintf(part, sizeof part, "%s", path) >= (int)sizeof part) return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "the path %.80s... has %lld characters, at most %d are possible; give a shorter one", path, (long long)strlen(path), DEMO_PATH_LIMIT);
     for (char *slash = part + 1;; slash++) {
         if (*slash && *slash != '/') continue;
         char kept = *slash;
@@ -256,7 +256,7 @@ static int demo_keeps(const seqpar_ctx *ctx, const seqpar_optim *optim, int stat
 static seqpar_status demo_save_optimizer(seqpar_ctx *ctx, const seqpar_llama *model, const seqpar_optim *optim, const char *folder,
                                          const demo_state *state, const double *const *kept) {
     enum { NUMBERS = 7 };
-    char path[1280], whose[1280], number[NUMBERS][32], reference[32];
+    char path[1280], number[NUMBERS][32], reference[32];
     const int64_t values[] = {state->step, state->seed, state->train_batch_size, state->documents, optim->t, state->extra[0], state->extra[1]};
     static const char *const keys[] = {"step", "seed", "train_batch_size", "documents", "optimizer_t", "extra", "extra_1"};
     seqpar_safetensors_pair *metadata = NULL; /* stb_ds array */
@@ -274,8 +274,7 @@ static seqpar_status demo_save_optimizer(seqpar_ctx *ctx, const seqpar_llama *mo
     snprintf(path, sizeof path, "%s/optimizer.safetensors", folder);
     seqpar_status status = demo_save_tensors(ctx, model, path, count, prefix, parts, ctx->device->accumulator, metadata, arrlen(metadata));
     arrfree(metadata);
-    snprintf(whose, sizeof whose, "%s/run", folder); /* a file of its own: in the others equal runs have equal bytes */
-    return status ? status : seqpar_file_write_atomic(whose, state->run, (int64_t)strlen(state->run), ctx->error);
+    return status;
 }
 
 /* ---- the folder that holds them ---- */
@@ -315,12 +314,17 @@ static bool demo_is_folder(const char *path) {
     struct stat kind;
     return !lstat(path, &kind) && S_ISDIR(kind.st_mode);
 }
-static bool demo_visit_own(const char *folder, const char *name, void *user) { (void)folder, (void)user; return demo_checkpoint_file(name); }
+/* PPO's critic lies in a folder of its own. */
+static bool demo_visit_own(const char *folder, const char *name, void *user) {
+    char path[1400];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return demo_checkpoint_file(name) || (!strcmp(name, "critic") && demo_is_folder(path) && demo_each_name(path, demo_visit_own, user));
+}
 static bool demo_visit_remove(const char *folder, const char *name, void *user) {
-    char file[1400];
-    (void)user;
-    snprintf(file, sizeof file, "%s/%s", folder, name);
-    unlink(file);
+    char path[1400];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    if (demo_is_folder(path)) demo_each_name(path, demo_visit_remove, user), rmdir(path);
+    else unlink(path);
     return true;
 }
 
@@ -390,9 +394,9 @@ static seqpar_status demo_read_state(const seqpar_safetensors_file *file, const 
 }
 
 /* The name of the run that wrote it; "": written before runs had names. */
-static seqpar_status demo_read_run(const char *root, int64_t step, char run[DEMO_RUN_ID], seqpar_error *error) {
+static seqpar_status demo_read_run(const char *folder, char run[DEMO_RUN_ID], seqpar_error *error) {
     char path[1280], *text;
-    snprintf(path, sizeof path, "%s/global_step%lld/run", root, (long long)step);
+    snprintf(path, sizeof path, "%s/run", folder);
     *run = 0;
     if (access(path, F_OK)) return SEQPAR_OK;
     if (!(text = demo_read_text(path, error))) return error->status;
@@ -401,24 +405,25 @@ static seqpar_status demo_read_run(const char *root, int64_t step, char run[DEMO
     return *run ? SEQPAR_OK : seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%.300s does not hold the %d digits of a run's name; the checkpoint is damaged, take another", path, DEMO_RUN_ID - 1);
 }
 
-/* Opens the checkpoint's optimizer.safetensors and reads what it says; its folder's name must say the same step. */
-static seqpar_status demo_open_state(seqpar_safetensors_file **file, demo_state *state, const char *root, int64_t step, seqpar_error *error) {
+/* Opens the optimizer.safetensors of a checkpoint of this step and reads what it says. */
+static seqpar_status demo_open_state(seqpar_safetensors_file **file, demo_state *state, const char *folder, int64_t step, seqpar_error *error) {
     char path[1280];
-    snprintf(path, sizeof path, "%s/global_step%lld/optimizer.safetensors", root, (long long)step);
+    snprintf(path, sizeof path, "%s/optimizer.safetensors", folder);
     *file = NULL;
     seqpar_status status = seqpar_safetensors_open(file, path, error);
     if (!status) status = demo_read_state(*file, path, state, error);
     if (!status && state->step != step)
         status = seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%.300s is of step %lld, its folder's name says %lld; give the folder its name back", path, (long long)state->step, (long long)step);
-    return status ? status : demo_read_run(root, step, state->run, error);
+    return status ? status : demo_read_run(folder, state->run, error);
 }
 
 /* Are all files there, with whole headers that fit? */
 static bool demo_checkpoint_whole(const char *root, int64_t step, demo_state *state, seqpar_error *error) {
     seqpar_safetensors_file *file = NULL, *model = NULL;
-    char path[1280];
-    seqpar_status status = demo_open_state(&file, state, root, step, error);
-    snprintf(path, sizeof path, "%s/global_step%lld/model.safetensors", root, (long long)step);
+    char folder[1100], path[1280];
+    demo_checkpoint_path(folder, sizeof folder, root, step);
+    seqpar_status status = demo_open_state(&file, state, folder, step, error);
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
     if (!status) status = seqpar_safetensors_open(&model, path, error);
     seqpar_safetensors_close(file);
     seqpar_safetensors_close(model);
@@ -428,8 +433,9 @@ static bool demo_checkpoint_whole(const char *root, int64_t step, demo_state *st
 /* Is it a checkpoint of this run? */
 static bool demo_checkpoint_of(const char *root, int64_t step, const char *run) {
     seqpar_error error = {0};
-    char its[DEMO_RUN_ID];
-    return !demo_read_run(root, step, its, &error) && *its && !strcmp(its, run);
+    char folder[1100], its[DEMO_RUN_ID];
+    demo_checkpoint_path(folder, sizeof folder, root, step);
+    return !demo_read_run(folder, its, &error) && *its && !strcmp(its, run);
 }
 
 /* ---- writing one, and removing those that are too many ---- */
@@ -463,30 +469,40 @@ static seqpar_status demo_clear_way(const char *root, const demo_state *state, s
     return SEQPAR_OK;
 }
 
-/* named: by root's `latest`. */
-static seqpar_status demo_write_checkpoint(seqpar_ctx *ctx, const seqpar_llama *model, const seqpar_optim *optim, const char *root,
-                                           const demo_state *state, const double *const *kept, bool named) {
-    char temporary[1110], final[1100], latest[1100];
-    demo_checkpoint_path(final, sizeof final, root, state->step);
-    snprintf(temporary, sizeof temporary, "%s.tmp", final);
-    snprintf(latest, sizeof latest, "%s/latest", root);
+/* Where the checkpoint of this step is written. */
+static void demo_checkpoint_temporary(char *path, size_t size, const char *root, int64_t step) { snprintf(path, size, "%s/global_step%lld.tmp", root, (long long)step); }
+
+/* Rank 0, before its parts are written: an empty folder that says whose it is. */
+static seqpar_status demo_begin_checkpoint(const char *root, const demo_state *state, seqpar_error *error) {
+    char temporary[1110], whose[1280];
+    demo_checkpoint_temporary(temporary, sizeof temporary, root, state->step);
+    snprintf(whose, sizeof whose, "%s/run", temporary); /* a file of its own: in the others equal runs have equal bytes */
     demo_remove_own(temporary);
-    seqpar_status status = demo_make_folder(temporary, ctx->error);
-    if (!status) status = demo_save_model(ctx, model, temporary);
-    if (!status) status = demo_save_optimizer(ctx, model, optim, temporary, state, kept);
-    if (!status && state->average) status = demo_save_average(ctx, model, temporary, state->average);
-    if (!status) status = demo_clear_way(root, state, ctx->error);
-    if (!status && named) status = seqpar_file_write_atomic(latest, strrchr(final, '/') + 1, (int64_t)strlen(strrchr(final, '/') + 1), ctx->error);
+    seqpar_status status = demo_make_folder(temporary, error);
+    return status ? status : seqpar_file_write_atomic(whose, state->run, (int64_t)strlen(state->run), error);
+}
+
+/* Rank 0, once all parts are written, or could not be. */
+static seqpar_status demo_end_checkpoint(seqpar_status status, const char *root, const demo_state *state, seqpar_error *error) {
+    char temporary[1110], final[1100], latest[1100];
+    demo_checkpoint_temporary(temporary, sizeof temporary, root, state->step);
+    demo_checkpoint_path(final, sizeof final, root, state->step);
+    snprintf(latest, sizeof latest, "%s/latest", root);
+    const char *name = strrchr(final, '/') + 1;
+    if (!status) status = demo_clear_way(root, state, error);
+    if (!status) status = seqpar_file_write_atomic(latest, name, (int64_t)strlen(name), error);
     if (status) demo_remove_own(temporary);
-    else if (rename(temporary, final)) status = seqpar_fail(ctx->error, SEQPAR_ERR_FILE_WRITE, "cannot rename %.300s: %s; it is whole, and --load_checkpoint tries once more", temporary, strerror(errno));
+    else if (rename(temporary, final)) status = seqpar_fail(error, SEQPAR_ERR_FILE_WRITE, "cannot rename %.300s: %s; it is whole, and --load_checkpoint tries once more", temporary, strerror(errno));
     return status;
 }
 
-/* Collective: everybody hands over their part of the state, rank 0 writes. */
-static seqpar_status demo_save_checkpoint(seqpar_ctx *ctx, const seqpar_llama *model, seqpar_optim *optim, const char *root, const demo_state *state, bool named) {
+/* A model and its optimizer as one of the parts, in a folder that is there. Collective: everybody hands over their part of the
+   state, rank 0 writes. */
+static seqpar_status demo_save_checkpoint(seqpar_ctx *ctx, const seqpar_llama *model, seqpar_optim *optim, const char *folder, const demo_state *state) {
     double *m = (double *)calloc((size_t)model->elements * DEMO_STATES, sizeof *m), *const kept[DEMO_STATES] = {m, m + model->elements, m + 2 * model->elements};
     seqpar_status status = m ? seqpar_optim_save(ctx, optim, kept[0], kept[1], kept[2]) : seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY, "out of memory for a checkpoint");
-    if (!status && ctx->world->rank == 0) status = demo_write_checkpoint(ctx, model, optim, root, state, (const double *const *)kept, named);
+    if (!status && ctx->world->rank == 0) status = demo_save_model(ctx, model, folder);
+    if (!status && ctx->world->rank == 0) status = demo_save_optimizer(ctx, model, optim, folder, state, (const double *const *)kept);
     free(m);
     return status;
 }
@@ -561,9 +577,8 @@ static void demo_clear_left_overs(const char *root) { demo_each_name(root, demo_
 /* ---- reading it ---- */
 
 /* Its moving average (elements); NULL: none is kept, so there should be none. */
-static seqpar_status demo_load_average(seqpar_ctx *ctx, const seqpar_llama *model, const char *root, int64_t step, double *average) {
-    char folder[1100], path[1280];
-    demo_checkpoint_path(folder, sizeof folder, root, step);
+static seqpar_status demo_load_average(seqpar_ctx *ctx, const seqpar_llama *model, const char *folder, double *average) {
+    char path[1280];
     snprintf(path, sizeof path, "%s/average.safetensors", folder);
     int there = !access(path, F_OK);
     if (there != (average != NULL))
@@ -582,17 +597,16 @@ static seqpar_status demo_moments_possible(seqpar_ctx *ctx, const seqpar_llama *
     return SEQPAR_OK;
 }
 
-/* Every rank reads the checkpoint of this step under root. */
-static seqpar_status demo_load_checkpoint(seqpar_ctx *ctx, seqpar_llama *model, seqpar_optim *optim, const char *root, int64_t step, demo_state *state) {
-    char folder[1100], path[1280];
-    demo_checkpoint_path(folder, sizeof folder, root, step);
+/* Every rank reads the checkpoint of this step in a folder. */
+static seqpar_status demo_load_checkpoint(seqpar_ctx *ctx, seqpar_llama *model, seqpar_optim *optim, const char *folder, int64_t step, demo_state *state) {
+    char path[1280];
     snprintf(path, sizeof path, "%s/optimizer.safetensors", folder);
     seqpar_status status = demo_load_weights(ctx, model, folder);
     double *m = (double *)calloc((size_t)model->elements * DEMO_STATES, sizeof *m), *const kept[DEMO_STATES] = {m, m + model->elements, m + 2 * model->elements};
     seqpar_safetensors_file *file = NULL;
     for (int i = 0; !status && i < DEMO_STATES; i++) if (demo_keeps(ctx, optim, i)) status = demo_load_tensors(ctx, model, path, demo_state_prefix[i], kept[i]);
     if (!status && demo_keeps(ctx, optim, 1)) status = demo_moments_possible(ctx, model, path, kept[1]);
-    if (!status) status = demo_open_state(&file, state, root, step, ctx->error);
+    if (!status) status = demo_open_state(&file, state, folder, step, ctx->error);
     if (!status && !demo_keeps(ctx, optim, 2) && seqpar_safetensors_find(file, "master.model.norm.weight"))
         status = seqpar_fail(ctx->error, SEQPAR_ERR_OPTION, "%s was written in bf16, with master parameters that this device does not keep; go on with --param_dtype bf16", path);
     if (!status) status = seqpar_optim_load(ctx, optim, kept[0], kept[1], kept[2], state->optimizer_t);

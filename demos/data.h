@@ -23,6 +23,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <cjson/cJSON.h>
 #include <stb/stb_ds.h>
@@ -119,7 +120,11 @@ static inline int demo_write_atomically(const char *path, const char *bytes, siz
                                         size_t error_size)
 {
     char temporary[4096];
+    struct stat kind;
     int length = snprintf(temporary, sizeof temporary, "%s.%ld.tmp", path, (long)getpid());
+    if (!stat(path, &kind) && !S_ISREG(kind.st_mode))
+        return snprintf(error, error_size, "%s is there and is no regular file; choose another path", path), -1;
+    errno = ENAMETOOLONG;
     FILE *file = length < (int)sizeof temporary ? fopen(temporary, "wb") : NULL;
     bool written = file && fwrite(bytes, 1, size, file) == size;
     if (file && fclose(file)) written = false;

@@ -121,40 +121,33 @@ static void demo_ppo_count(demo_job *job) {
         fprintf(stderr, "notice: a rollout is trained on in %lld steps, so training ends after step %lld, not %lld\n", (long long)demo_ppo_steps(job), (long long)job->last_step, (long long)job->total_steps);
 }
 
-/* The critic's checkpoints lie in a folder of their own inside the actor's and have the same steps. They are written first and
-   removed last, so that the one that the actor's `latest` names is always there. */
-static seqpar_status demo_ppo_save(demo_rank *r, demo_state *state) {
-    const demo_config *c = &r->job->config;
+/* The critic is a part of the actor's checkpoint, in a folder of its own inside it. */
+static seqpar_status demo_ppo_save(demo_rank *r, demo_state *state, const char *folder) {
     demo_ppo *p = demo_ppo_of(r);
-    char root[1100];
-    seqpar_status status = SEQPAR_OK;
+    char critic[1200];
     memcpy(&state->extra[0], &p->kl.coef, sizeof state->extra[0]);
     state->extra[1] = p->drawn;
-    snprintf(root, sizeof root, "%s/critic", c->ckpt_path);
-    if (p->has_critic) status = demo_save_checkpoint(&r->ctx, &p->critic, &p->critic_optim, root, state, false);
-    return status;
-}
-static void demo_ppo_forget(demo_rank *r) {
-    const demo_config *c = &r->job->config;
-    char root[1100];
-    snprintf(root, sizeof root, "%s/critic", c->ckpt_path);
-    if (demo_ppo_of(r)->has_critic) demo_forget_checkpoints(root, r->job->run.id, c->max_ckpt_num, r->step);
+    snprintf(critic, sizeof critic, "%s/critic", folder);
+    seqpar_status status = p->has_critic && r->ctx.world->rank == 0 ? demo_make_folder(critic, r->ctx.error) : SEQPAR_OK;
+    return status || !p->has_critic ? status : demo_save_checkpoint(&r->ctx, &p->critic, &p->critic_optim, critic, state);
 }
 
-static seqpar_status demo_ppo_load_beside(demo_rank *r, seqpar_llama *model, seqpar_optim *optim, const char *name, int64_t step) {
-    char root[1100];
+/* It has lain beside the actor's, in CKPT/critic/global_stepN. */
+static seqpar_status demo_ppo_load_critic(demo_rank *r, int64_t step) {
+    demo_ppo *p = demo_ppo_of(r);
+    const char *root = r->job->config.ckpt_path;
+    char folder[1200];
     demo_state state = {0};
-    snprintf(root, sizeof root, "%s/%s", r->job->config.ckpt_path, name);
-    return demo_load_checkpoint(&r->ctx, model, optim, root, step, &state);
+    snprintf(folder, sizeof folder, "%s/global_step%lld/critic", root, (long long)step);
+    if (access(folder, F_OK)) snprintf(folder, sizeof folder, "%s/critic/global_step%lld", root, (long long)step);
+    return demo_load_checkpoint(&r->ctx, &p->critic, &p->critic_optim, folder, step, &state);
 }
 static seqpar_status demo_ppo_load_state(demo_rank *r, const demo_state *state) {
     demo_ppo *p = demo_ppo_of(r);
-    seqpar_status status = SEQPAR_OK;
     memcpy(&p->kl.coef, &state->extra[0], sizeof p->kl.coef);
     p->drawn = state->extra[1];
     if (p->drawn < 0 || !(p->kl.coef >= 0 && p->kl.coef <= 1e300)) return seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_FORMAT, "the checkpoint in %.300s says that %lld prompts were drawn and the KL coefficient is %g, which cannot be; take another", r->job->config.ckpt_path, (long long)p->drawn, p->kl.coef);
-    if (p->has_critic) status = demo_ppo_load_beside(r, &p->critic, &p->critic_optim, "critic", state->step);
-    return status;
+    return p->has_critic ? demo_ppo_load_critic(r, state->step) : SEQPAR_OK;
 }
 
 /* The final models, by rank 0. */
@@ -317,5 +310,5 @@ static uint64_t demo_ppo_digest(const demo_job *job, const demo_dataset *set, ui
 }
 
 static const demo_objective demo_ppo_objective = {.unit = "texts", .weight = "texts", .measure = "", .documents_per_unit = 1, .columns = 1, .column = {"reward"}, .evaluates = "exact", .round = "rollout", .fixed = "max_epochs", .needs_model = true,
-                                                  .open = demo_ppo_open, .close = demo_ppo_close, .load = demo_ppo_load, .digest = demo_ppo_digest, .prepare = demo_ppo_prepare, .count = demo_ppo_count, .train = demo_ppo_train, .save = demo_ppo_save, .forget = demo_ppo_forget, .load_state = demo_ppo_load_state};
+                                                  .open = demo_ppo_open, .close = demo_ppo_close, .load = demo_ppo_load, .digest = demo_ppo_digest, .prepare = demo_ppo_prepare, .count = demo_ppo_count, .train = demo_ppo_train, .save = demo_ppo_save, .load_state = demo_ppo_load_state};
 #endif

@@ -234,18 +234,15 @@ static seqpar_status demo_refuse_others(const demo_run *run, seqpar_error *error
 static seqpar_status demo_run_open(demo_run *run, bool writes, bool goes_on, const char *tool, const char *dataset, seqpar_error *error) {
     seqpar_safetensors_file *file = NULL;
     demo_state state = {0};
+    char folder[1100];
     run->from = DEMO_NOTHING_SAVED;
     if (writes && demo_lock(run, tool, dataset, error)) return error->status;
     if (writes) demo_settle(run->root);
     if (writes && !goes_on && demo_refuse_others(run, error)) return error->status;
     if (goes_on && demo_find_checkpoint(run->root, &run->from, error)) return error->status;
-    if (writes) {
-        char critic[DEMO_PATH_LIMIT + 64];
-        snprintf(critic, sizeof critic, "%s/critic", run->root);
-        demo_clear_left_overs(run->root);
-        demo_clear_left_overs(critic);
-    }
-    seqpar_status status = run->from == DEMO_NOTHING_SAVED || !writes ? SEQPAR_OK : demo_open_state(&file, &state, run->root, run->from, error);
+    if (writes) demo_clear_left_overs(run->root);
+    demo_checkpoint_path(folder, sizeof folder, run->root, run->from);
+    seqpar_status status = run->from == DEMO_NOTHING_SAVED || !writes ? SEQPAR_OK : demo_open_state(&file, &state, folder, run->from, error);
     seqpar_safetensors_close(file);
     if (status) return status;
     if (*state.run) return snprintf(run->id, sizeof run->id, "%s", state.run), SEQPAR_OK;

@@ -181,8 +181,7 @@ struct demo_objective {
     int (*prepare)(demo_job *job, char *error, size_t size); /* before data is read; NULL: nothing */
     void (*count)(demo_job *job);                            /* sets total_steps and rounds */
     seqpar_status (*train)(demo_rank *r);                    /* the whole of it */
-    seqpar_status (*save)(demo_rank *r, demo_state *state);  /* what a checkpoint holds beside the model, before that */
-    void (*forget)(demo_rank *r);                            /* rank 0, once it is written: the same for older ones */
+    seqpar_status (*save)(demo_rank *r, demo_state *state, const char *folder); /* what a checkpoint holds beside the model, before that */
     seqpar_status (*load_state)(demo_rank *r, const demo_state *state);
 };
 
@@ -459,12 +458,13 @@ static int demo_resume_compare(demo_job *job, const char *tool, const seqpar_saf
 
 /* Is the checkpoint one that this job can go on from? */
 static int demo_job_resume(demo_job *job, const demo_binding *bindings, int count, const char *tool, char *error, size_t size) {
-    char path[1280];
+    char folder[1100], path[1280];
     seqpar_safetensors_file *file = NULL;
     demo_state state;
     seqpar_error why = {0};
-    snprintf(path, sizeof path, "%s/global_step%lld/optimizer.safetensors", job->config.ckpt_path, (long long)job->run.from);
-    int wrong = demo_open_state(&file, &state, job->config.ckpt_path, job->run.from, &why) ? (snprintf(error, size, "%s", why.text), -1) : 0;
+    demo_checkpoint_path(folder, sizeof folder, job->config.ckpt_path, job->run.from);
+    snprintf(path, sizeof path, "%s/optimizer.safetensors", folder);
+    int wrong = demo_open_state(&file, &state, folder, job->run.from, &why) ? (snprintf(error, size, "%s", why.text), -1) : 0;
     if (!wrong) wrong = demo_resume_compare(job, tool, file, &state, error, size) || demo_resume_chunks(job, file, path, error, size);
     demo_note *notes = wrong ? NULL : demo_option_notes(bindings, count);
     if (!wrong) wrong = demo_options_compare(notes, file, job->objective->fixed ? job->objective->fixed : "", !job->rank, error, size);
@@ -727,20 +727,24 @@ static seqpar_status demo_checkpoint(demo_rank *r) {
     const demo_config *c = &r->job->config;
     demo_state state = {.step = r->step, .seed = c->seed, .train_batch_size = c->train_batch_size, .documents = r->job->usable_count, .reference = r->reference};
     seqpar_safetensors_pair *notes = NULL;
+    char folder[1110];
     if (r->saved == r->step) return SEQPAR_OK;
     snprintf(state.run, sizeof state.run, "%s", r->job->run.id);
     for (int64_t i = 0; i < arrlen(r->job->notes); i++) arrput(notes, ((seqpar_safetensors_pair){r->job->notes[i].key, r->job->notes[i].value}));
     state.notes = notes;
     state.note_count = arrlen(notes);
-    seqpar_status status = r->job->objective->save ? r->job->objective->save(r, &state) : SEQPAR_OK;
+    demo_checkpoint_temporary(folder, sizeof folder, c->ckpt_path, r->step);
+    seqpar_status status = r->ctx.world->rank ? SEQPAR_OK : demo_begin_checkpoint(c->ckpt_path, &state, r->ctx.error);
+    if (!status && r->job->objective->save) status = r->job->objective->save(r, &state, folder);
     if (!status) status = demo_average_gather(&r->ctx, &r->model, &r->average, &state.average);
-    if (!status) status = demo_save_checkpoint(&r->ctx, &r->model, &r->optim, c->ckpt_path, &state, true);
+    if (!status) status = demo_save_checkpoint(&r->ctx, &r->model, &r->optim, folder, &state);
+    if (!status && state.average && r->ctx.world->rank == 0) status = demo_save_average(&r->ctx, &r->model, folder, state.average);
     free(state.average);
+    if (r->ctx.world->rank == 0) status = demo_end_checkpoint(status, c->ckpt_path, &state, r->ctx.error);
     arrfree(notes);
-    if (status || r->ctx.world->rank) return status;
     r->saved = r->step;
+    if (status || r->ctx.world->rank) return status;
     demo_forget_checkpoints(c->ckpt_path, r->job->run.id, c->max_ckpt_num, r->step);
-    if (r->job->objective->forget) r->job->objective->forget(r);
     demo_progress_say(&r->progress, "step %lld: checkpoint in %s", (long long)r->step, c->ckpt_path);
     return SEQPAR_OK;
 }
@@ -748,9 +752,11 @@ static seqpar_status demo_checkpoint(demo_rank *r) {
 static seqpar_status demo_resume(demo_rank *r) {
     const demo_config *c = &r->job->config;
     demo_state state = {0};
+    char folder[1100];
     double *average = c->enable_ema ? (double *)calloc((size_t)r->model.elements, sizeof *average) : NULL;
-    seqpar_status status = demo_load_checkpoint(&r->ctx, &r->model, &r->optim, c->ckpt_path, r->job->run.from, &state);
-    if (!status) status = demo_load_average(&r->ctx, &r->model, c->ckpt_path, r->job->run.from, average);
+    demo_checkpoint_path(folder, sizeof folder, c->ckpt_path, r->job->run.from);
+    seqpar_status status = demo_load_checkpoint(&r->ctx, &r->model, &r->optim, folder, r->job->run.from, &state);
+    if (!status) status = demo_load_average(&r->ctx, &r->model, folder, average);
     if (!status && average) demo_average_set(&r->average, average);
     free(average);
     if (status) return status;
