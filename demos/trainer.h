@@ -478,7 +478,7 @@ static int demo_job_begin(demo_job *job, const demo_binding *bindings, int count
     const demo_config *c = &job->config;
     seqpar_error why = {0};
     job->run.root = c->ckpt_path;
-    if (demo_paths_fit(bindings, count, error, size) || demo_inputs_kept(bindings, count, error, size) || demo_outputs_apart(bindings, count, error, size)) return -1;
+    if (demo_inputs_kept(bindings, count, error, size) || demo_outputs_apart(bindings, count, error, size)) return -1;
     if (demo_run_open(&job->run, !job->rank, c->load_checkpoint, tool, c->dataset, &why)) return snprintf(error, size, "%s", why.text), -1;
     if (job->run.from != DEMO_NOTHING_SAVED && demo_job_resume(job, bindings, count, tool, error, size)) return -1;
     demo_job_notes(job, bindings, count, tool);
@@ -994,7 +994,7 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool, co
     if (!wrong) {
         snprintf(ckpt_path, sizeof ckpt_path, "%s/checkpoints_%s", job->config.save_path, tool);
         if (!job->config.ckpt_path) job->config.ckpt_path = ckpt_path;
-        wrong = demo_job_open(job, error, sizeof error) || demo_job_begin(job, bindings, count, tool, error, sizeof error);
+        wrong = demo_paths_fit(bindings, count, error, sizeof error) || demo_job_open(job, error, sizeof error) || demo_job_begin(job, bindings, count, tool, error, sizeof error);
         if (!job->rank) demo_options_print_ignored(&options, stderr);
     }
     if (wrong) {
