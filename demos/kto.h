@@ -142,5 +142,5 @@ static int demo_kto_prepare(demo_job *job, char *error, size_t size) {
 
 static const demo_objective demo_kto = {.unit = "documents", .weight = "documents", .measure = "", .documents_per_unit = 1, .columns = KTO_COLUMNS,
                                         .column = {"loss", "kl", "desirable_reward", "undesirable_reward", "desirable"},
-                                        .open = demo_kto_open, .close = demo_reference_close, .before = demo_kto_before, .load = demo_kto_load, .digest = demo_kto_digest, .needs_model = true, .rows = demo_kto_rows, .total = demo_kto_total, .prepare = demo_kto_prepare};
+                                        .needs_model = true, .open = demo_kto_open, .close = demo_reference_close, .before = demo_kto_before, .load = demo_kto_load, .digest = demo_kto_digest, .rows = demo_kto_rows, .total = demo_kto_total, .prepare = demo_kto_prepare};
 #endif

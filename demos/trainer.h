@@ -203,7 +203,8 @@ static void demo_on_interrupt(int signal_number) {
         raise(signal_number);
     } else if (!demo_caught) {
         demo_caught_at = now;
-        demo_interrupted = demo_caught = signal_number;
+        demo_caught = signal_number;
+        demo_interrupted = signal_number;
     }
 }
 
@@ -828,7 +829,8 @@ static seqpar_status demo_stop_wanted(demo_rank *r, int *stop) {
     int64_t flag = demo_interrupted;
     seqpar_status status = seqpar_comm_max_i64(r->ctx.world, &flag, 1);
     *stop = flag != 0;
-    if (*stop) demo_stopped = demo_interrupted = (sig_atomic_t)flag;
+    if (*stop) demo_interrupted = (sig_atomic_t)flag;
+    if (*stop) demo_stopped = (sig_atomic_t)flag;
     return status;
 }
 

@@ -319,7 +319,9 @@ static void test_sigterm(void) {
     logged("error: ", line, sizeof line);
     test_expect(!status && demo_interrupted == SIGTERM, "%s", line);
     test_expect(logged("interrupted after step ", line, sizeof line) == 1, "not rank 0 alone says where it was interrupted");
-    demo_interrupted = demo_stopped = demo_caught = 0;
+    demo_interrupted = 0;
+    demo_stopped = 0;
+    demo_caught = 0;
     test_end("train_nccl_sigterm");
 }
 
@@ -328,7 +330,9 @@ int main(int argc, char **argv) {
     test_begin(argc, argv);
     snprintf(folder, sizeof folder, "build/train_nccl_%s", DEVICE);
     snprintf(log_path, sizeof log_path, "%s/log", folder);
-    if (demo_make_folder(folder, &error)) return fprintf(stderr, "%s\n", error.text), 1;
+    char clear[300];
+    snprintf(clear, sizeof clear, "rm -rf %s", folder); /* checkpoints of an earlier run are refused */
+    if (system(clear) || demo_make_folder(folder, &error)) return fprintf(stderr, "%s\n", error.text), 1;
     write_data(DOCUMENTS);
     launched(NULL, NULL, NULL);
     test_refused();
