@@ -597,11 +597,25 @@ static seqpar_status demo_moments_possible(seqpar_ctx *ctx, const seqpar_llama *
     return SEQPAR_OK;
 }
 
+/* Weights may come from a model without a head, which then begins anew; a checkpoint has its own. */
+static seqpar_status demo_head_there(seqpar_ctx *ctx, const seqpar_llama *model, const char *folder) {
+    char path[1280];
+    seqpar_safetensors_file *file = NULL;
+    const char *name = model->tensors[model->tensor_count - 1].name;
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    seqpar_status status = model->config.score ? seqpar_safetensors_open(&file, path, ctx->error) : SEQPAR_OK;
+    if (!status && file && !seqpar_safetensors_find(file, name))
+        status = seqpar_fail(ctx->error, SEQPAR_ERR_OPTION, "%.300s has no %s, the head of this run; give the same --value_head_prefix to go on", path, name);
+    seqpar_safetensors_close(file);
+    return status;
+}
+
 /* Every rank reads the checkpoint of this step in a folder. */
 static seqpar_status demo_load_checkpoint(seqpar_ctx *ctx, seqpar_llama *model, seqpar_optim *optim, const char *folder, int64_t step, demo_state *state) {
     char path[1280];
     snprintf(path, sizeof path, "%s/optimizer.safetensors", folder);
-    seqpar_status status = demo_load_weights(ctx, model, folder);
+    seqpar_status status = demo_head_there(ctx, model, folder);
+    if (!status) status = demo_load_weights(ctx, model, folder);
     double *m = (double *)calloc((size_t)model->elements * DEMO_STATES, sizeof *m), *const kept[DEMO_STATES] = {m, m + model->elements, m + 2 * model->elements};
     seqpar_safetensors_file *file = NULL;
     for (int i = 0; !status && i < DEMO_STATES; i++) if (demo_keeps(ctx, optim, i)) status = demo_load_tensors(ctx, model, path, demo_state_prefix[i], kept[i]);

@@ -146,7 +146,9 @@ static seqpar_status demo_ppo_load_state(demo_rank *r, const demo_state *state) 
     demo_ppo *p = demo_ppo_of(r);
     memcpy(&p->kl.coef, &state->extra[0], sizeof p->kl.coef);
     p->drawn = state->extra[1];
-    if (p->drawn < 0 || !(p->kl.coef >= 0 && p->kl.coef <= 1e300)) return seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_FORMAT, "the checkpoint in %.300s says that %lld prompts were drawn and the KL coefficient is %g, which cannot be; take another", r->job->config.ckpt_path, (long long)p->drawn, p->kl.coef);
+    const demo_ppo_config *c = demo_ppo_options(r);
+    int64_t rollouts = state->step / demo_ppo_steps(r->job), all = INT64_MAX / 4 / c->n_samples_per_prompt;
+    if (p->drawn < rollouts * c->rollout_batch_size || p->drawn > all || !(p->kl.coef >= 0 && p->kl.coef <= 1e300)) return seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_FORMAT, "the checkpoint in %.300s says that %lld prompts were drawn and the KL coefficient is %g, which cannot be; take another", r->job->config.ckpt_path, (long long)p->drawn, p->kl.coef);
     return p->has_critic ? demo_ppo_load_critic(r, state->step) : SEQPAR_OK;
 }
 
@@ -185,8 +187,7 @@ static seqpar_status demo_ppo_train(demo_rank *r) {
     demo_ppo *p = demo_ppo_of(r);
     int stop = 0, last = 0;
     int64_t i = r->step / demo_ppo_steps(r->job), drawn;
-    seqpar_status status = r->ctx.world->rank ? SEQPAR_OK : demo_make_folder(c->save_path, r->ctx.error);
-    if (!status) status = demo_ppo_evaluate(r, i);
+    seqpar_status status = demo_ppo_evaluate(r, i);
     if (!status) status = demo_stop_wanted(r, &stop);
     while (!status && !stop && !last && i < r->job->rounds) {
         drawn = p->drawn;

@@ -2,7 +2,7 @@
 /* run.h - a run among other runs: what it reads is not what it writes, nobody else writes where it does, and a checkpoint is
  * gone on from by a run that is the same where it has to be.
  *
- * CKPT/lock is held by flock, which the kernel releases when the process ends, however it ends. */
+ * ckpt_path/lock and save_path/lock are held by flock, which the kernel releases when the process ends, however it ends. */
 #ifndef DEMO_RUN_H
 #define DEMO_RUN_H
 
@@ -11,12 +11,18 @@
 #include <sys/file.h>
 #include "checkpoint.h"
 
+typedef struct { /* a folder that one run at a time may have */
+    const char *option, *path;
+    int lock;                /* descriptor + 1; 0: not held */
+    bool made;               /* it was not there before */
+} demo_claim;
+enum { DEMO_CHECKPOINTS, DEMO_MODEL, DEMO_CLAIMS };
+
 typedef struct {
     char id[DEMO_RUN_ID];    /* recorded in checkpoints */
     int64_t from;            /* step of the checkpoint it goes on from; DEMO_NOTHING_SAVED: it begins */
     const char *root;        /* folder of the checkpoints */
-    int lock;                /* descriptor + 1; 0: not held */
-    bool made;               /* the folder was not there before */
+    demo_claim claims[DEMO_CLAIMS];
 } demo_run;
 
 typedef struct { char key[DEMO_NAME_LIMIT + 8], value[64]; } demo_note; /* of a checkpoint */
@@ -73,7 +79,7 @@ static const demo_output demo_outputs[] = {
     {"metrics_path", "", NULL}, {"save_path", "/model.safetensors", NULL}, {"save_path", "/config.json", NULL}, {"save_path", "/training_loss.svg", "plot_loss"},
     {"save_path", "/ema/model.safetensors", "enable_ema"}, {"save_path", "/ema/config.json", "enable_ema"},
     {"save_path", "/critic/model.safetensors", "save_value_network"}, {"save_path", "/critic/config.json", "save_value_network"},
-    {"ckpt_path", "/latest", NULL}, {"ckpt_path", "/lock", NULL}, {"ckpt_path", "/reference.safetensors", "precompute_ref"}};
+    {"save_path", "/lock", NULL}, {"ckpt_path", "/latest", NULL}, {"ckpt_path", "/lock", NULL}, {"ckpt_path", "/reference.safetensors", "precompute_ref"}};
 enum { DEMO_OUTPUTS = (int)(sizeof demo_outputs / sizeof *demo_outputs) };
 
 /* Where output i goes, if it does. */
@@ -159,25 +165,25 @@ static void demo_lock_text(char *text, size_t size, const char *tool, const char
     demo_one_line(text);
 }
 
-static seqpar_status demo_lock_refused(int file, const char *root, seqpar_error *error) {
+static seqpar_status demo_lock_refused(int file, const demo_claim *claim, seqpar_error *error) {
     char other[400];
     ssize_t length = pread(file, other, sizeof other - 1, 0);
     other[length > 0 ? length : 0] = 0;
     demo_one_line(other);
     close(file);
-    return seqpar_fail(error, SEQPAR_ERR_OPTION, "ckpt_path %.150s is in use by %.300s; wait for it, or give another --ckpt_path", root, *other ? other : "a run that has just begun");
+    return seqpar_fail(error, SEQPAR_ERR_OPTION, "%s %.120s is in use by %.280s; wait for it, or give another --%s", claim->option, claim->path, *other ? other : "a run that has just begun", claim->option);
 }
 
 /* Descriptor of the file that is under this name now, locked; -1: it cannot be had, and error says why. A holder removes its
    file when it ends, so that a lock may turn out to be one of a file that is gone. */
-static int demo_lock_take(const char *path, const char *root, seqpar_error *error) {
+static int demo_lock_take(const char *path, const demo_claim *claim, seqpar_error *error) {
     for (;;) {
         struct stat held, named;
         int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
         if (file < 0) return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "cannot open %.300s: %s", path, strerror(errno)), -1;
         if (flock(file, LOCK_EX | LOCK_NB)) {
-            if (errno == EWOULDBLOCK) return demo_lock_refused(file, root, error), -1;
-            fprintf(stderr, "notice: %s cannot be locked here (%s); see that no other run has this ckpt_path\n", path, strerror(errno));
+            if (errno == EWOULDBLOCK) return demo_lock_refused(file, claim, error), -1;
+            fprintf(stderr, "notice: %s cannot be locked here (%s); see that no other run has this %s\n", path, strerror(errno), claim->option);
             return file;
         }
         if (!fstat(file, &held) && !stat(path, &named) && held.st_dev == named.st_dev && held.st_ino == named.st_ino) return file;
@@ -185,29 +191,51 @@ static int demo_lock_take(const char *path, const char *root, seqpar_error *erro
     }
 }
 
-static seqpar_status demo_lock(demo_run *run, const char *tool, const char *dataset, seqpar_error *error) {
-    char path[1100], text[400];
-    run->made = access(run->root, F_OK) != 0;
-    if (demo_make_folder(run->root, error)) return error->status;
-    snprintf(path, sizeof path, "%s/lock", run->root);
-    int file = demo_lock_take(path, run->root, error);
+static seqpar_status demo_lock(demo_claim *claim, const char *text, seqpar_error *error) {
+    char path[1100];
+    if (demo_make_folder(claim->path, error)) return error->status;
+    snprintf(path, sizeof path, "%s/lock", claim->path);
+    int file = demo_lock_take(path, claim, error);
     if (file < 0) return error->status;
-    run->lock = file + 1;
-    demo_lock_text(text, sizeof text, tool, dataset);
+    claim->lock = file + 1;
     if (ftruncate(file, 0) || write(file, text, strlen(text)) < 0)
-        return seqpar_fail(error, SEQPAR_ERR_FILE_WRITE, "cannot write %.300s: %s; make room or give another --ckpt_path", path, strerror(errno));
+        return seqpar_fail(error, SEQPAR_ERR_FILE_WRITE, "cannot write %.300s: %s; make room or give another --%s", path, strerror(errno), claim->option);
     return SEQPAR_OK;
 }
 
 /* Leaves no trace where nothing was saved. */
-static void demo_unlock(demo_run *run) {
+static void demo_unlock(demo_claim *claim) {
     char path[1100];
-    if (!run->lock) return;
-    snprintf(path, sizeof path, "%s/lock", run->root);
+    if (!claim->lock) return;
+    snprintf(path, sizeof path, "%s/lock", claim->path);
     unlink(path);
-    close(run->lock - 1);
-    run->lock = 0;
-    if (run->made) rmdir(run->root);
+    close(claim->lock - 1);
+    claim->lock = 0;
+    if (claim->made) rmdir(claim->path);
+}
+
+static void demo_run_close(demo_run *run) {
+    for (int i = 0; i < DEMO_CLAIMS; i++) demo_unlock(&run->claims[i]);
+}
+
+/* Both folders, or the one that they are. */
+static seqpar_status demo_run_lock(demo_run *run, const char *save_path, const char *tool, const char *dataset, seqpar_error *error) {
+    char text[400];
+    run->claims[DEMO_CHECKPOINTS] = (demo_claim){.option = "ckpt_path", .path = run->root, .made = access(run->root, F_OK) != 0};
+    run->claims[DEMO_MODEL] = (demo_claim){.option = "save_path", .path = save_path, .made = access(save_path, F_OK) != 0};
+    demo_lock_text(text, sizeof text, tool, dataset);
+    seqpar_status status = demo_lock(&run->claims[DEMO_CHECKPOINTS], text, error);
+    return status || demo_same_file(run->root, save_path) ? status : demo_lock(&run->claims[DEMO_MODEL], text, error);
+}
+
+/* Parts of a final model that a killed run was writing. */
+static bool demo_visit_half_model(const char *folder, const char *name, void *user) {
+    char path[1400];
+    size_t number = strncmp(name, "training_loss.svg.", 18) ? 0 : strspn(name + 18, "0123456789");
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    if ((!strcmp(name, "ema") || !strcmp(name, "critic")) && demo_is_folder(path)) demo_each_name(path, demo_visit_half_model, user);
+    else if ((demo_checkpoint_file(name) && strstr(name, ".tmp.")) || (number && !strcmp(name + 18 + number, ".tmp"))) unlink(path);
+    return true;
 }
 
 /* ---- beginning ---- */
@@ -231,16 +259,17 @@ static seqpar_status demo_refuse_others(const demo_run *run, seqpar_error *error
 }
 
 /* The checkpoint to go on from, and the run it belongs to. writes: this process holds the lock from here on. */
-static seqpar_status demo_run_open(demo_run *run, bool writes, bool goes_on, const char *tool, const char *dataset, seqpar_error *error) {
+static seqpar_status demo_run_open(demo_run *run, bool writes, bool goes_on, const char *save_path, const char *tool, const char *dataset, seqpar_error *error) {
     seqpar_safetensors_file *file = NULL;
     demo_state state = {0};
     char folder[1100];
     run->from = DEMO_NOTHING_SAVED;
-    if (writes && demo_lock(run, tool, dataset, error)) return error->status;
+    if (writes && demo_run_lock(run, save_path, tool, dataset, error)) return error->status;
     if (writes) demo_settle(run->root);
     if (writes && !goes_on && demo_refuse_others(run, error)) return error->status;
     if (goes_on && demo_find_checkpoint(run->root, &run->from, error)) return error->status;
     if (writes) demo_clear_left_overs(run->root);
+    if (writes) demo_each_name(save_path, demo_visit_half_model, NULL);
     demo_checkpoint_path(folder, sizeof folder, run->root, run->from);
     seqpar_status status = run->from == DEMO_NOTHING_SAVED || !writes ? SEQPAR_OK : demo_open_state(&file, &state, folder, run->from, error);
     seqpar_safetensors_close(file);
@@ -316,12 +345,11 @@ static int demo_options_compare(const demo_note *notes, const seqpar_safetensors
 }
 
 /* The model the checkpoint holds must be the one that is trained. */
-static int demo_model_compare(const seqpar_llama_config *c, const char *root, int64_t step, char *error, size_t size) {
+static int demo_model_compare(const seqpar_llama_config *c, const char *folder, char *error, size_t size) {
     static const char *const names[] = {"num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size", "vocab_size", "tie_word_embeddings", "rope_theta", "rms_norm_eps"};
-    char folder[1100], here[32], there[32];
+    char here[32], there[32];
     seqpar_llama_config saved = *c;
     seqpar_error why = {0};
-    demo_checkpoint_path(folder, sizeof folder, root, step);
     if (demo_load_config(folder, &saved, &why)) return snprintf(error, size, "%s", why.text), -1;
     const double now[] = {(double)c->layers, (double)c->hidden, (double)c->heads, (double)c->kv_heads, (double)c->head_dim, (double)c->intermediate, (double)c->vocab, (double)c->tied, c->rope_theta, c->rms_eps};
     const double then[] = {(double)saved.layers, (double)saved.hidden, (double)saved.heads, (double)saved.kv_heads, (double)saved.head_dim, (double)saved.intermediate, (double)saved.vocab, (double)saved.tied, saved.rope_theta, saved.rms_eps};

@@ -115,6 +115,7 @@ typedef struct {
     int64_t usable_count, total_steps, rounds, warmup; /* rounds: what progress counts */
     int64_t last_step;    /* at which training ends: total_steps, or the end of the last rollout */
     demo_run run;
+    uint64_t data;        /* digest of what is trained on */
     demo_note *notes;     /* for checkpoints; stb_ds array */
     seqpar_llama_config model;
     int layout, schedule, lr_kind;
@@ -397,7 +398,7 @@ static void demo_job_tell(demo_job *job, const demo_binding *bindings, int count
         uint64_t digest = demo_digest(DEMO_DIGEST_EMPTY, text ? text : bindings[i].variable, text ? (int64_t)strlen(text) + 1 : bytes[bindings[i].type]);
         if (strcmp(bindings[i].name, "omp_threads")) arrput(job->told, ((demo_told){"--", bindings[i].name, (int64_t)digest}));
     }
-    arrput(job->told, ((demo_told){"", "the training data", (int64_t)demo_job_digest(job, &job->train)}));
+    arrput(job->told, ((demo_told){"", "the training data", (int64_t)job->data}));
     arrput(job->told, ((demo_told){"", "the evaluation data", (int64_t)demo_job_digest(job, &job->eval)}));
     arrput(job->told, ((demo_told){"", "the checkpoint in ckpt_path", job->run.from}));
 }
@@ -419,7 +420,7 @@ static void demo_job_notes(demo_job *job, const demo_binding *bindings, int coun
     char text[32];
     job->notes = demo_option_notes(bindings, count);
     demo_job_note(job, "trainer", tool);
-    snprintf(text, sizeof text, "%016llx", (unsigned long long)demo_job_digest(job, &job->train));
+    snprintf(text, sizeof text, "%016llx", (unsigned long long)job->data);
     demo_job_note(job, "training_data", text);
     snprintf(text, sizeof text, "%lld", (long long)job->config.chunks);
     demo_job_note(job, "chunks", text);
@@ -446,7 +447,7 @@ static int demo_resume_compare(demo_job *job, const char *tool, const seqpar_saf
     const demo_config *c = &job->config;
     const char *trainer = seqpar_safetensors_metadata(file, "trainer"), *data = seqpar_safetensors_metadata(file, "training_data");
     char own[32];
-    snprintf(own, sizeof own, "%016llx", (unsigned long long)demo_job_digest(job, &job->train));
+    snprintf(own, sizeof own, "%016llx", (unsigned long long)job->data);
     if (trainer && strcmp(trainer, tool)) return snprintf(error, size, "the checkpoint in %.300s was written by train_%.20s, this is train_%s; give another --ckpt_path", c->ckpt_path, trainer, tool), -1;
     if (state->seed != c->seed || state->train_batch_size != c->train_batch_size || state->documents != job->usable_count)
         return snprintf(error, size, "the checkpoint was written with seed %lld, train_batch_size %lld and %lld documents, this run has %lld, %lld and %lld; use the same to go on",
@@ -454,19 +455,20 @@ static int demo_resume_compare(demo_job *job, const char *tool, const seqpar_saf
     if (data && strcmp(data, own)) return snprintf(error, size, "the checkpoint in %.200s was trained on other data than %.200s: as many documents, but others, in another order or read otherwise; use the same to go on", c->ckpt_path, c->dataset), -1;
     if (state->step > job->last_step)
         return snprintf(error, size, "the checkpoint in %.300s is of step %lld, this run ends after step %lld; raise --max_steps, or give another --ckpt_path", c->ckpt_path, (long long)state->step, (long long)job->last_step), -1;
-    return demo_model_compare(&job->model, c->ckpt_path, state->step, error, size);
+    return 0;
 }
 
 /* Is the checkpoint one that this job can go on from? */
 static int demo_job_resume(demo_job *job, const demo_binding *bindings, int count, const char *tool, char *error, size_t size) {
-    char folder[1100], path[1280];
+    char folder[1110], path[1280];
     seqpar_safetensors_file *file = NULL;
     demo_state state;
     seqpar_error why = {0};
     demo_checkpoint_path(folder, sizeof folder, job->config.ckpt_path, job->run.from);
+    if (access(folder, F_OK)) demo_checkpoint_temporary(folder, sizeof folder, job->config.ckpt_path, job->run.from); /* until the process that holds the lock has named it */
     snprintf(path, sizeof path, "%s/optimizer.safetensors", folder);
     int wrong = demo_open_state(&file, &state, folder, job->run.from, &why) ? (snprintf(error, size, "%s", why.text), -1) : 0;
-    if (!wrong) wrong = demo_resume_compare(job, tool, file, &state, error, size) || demo_resume_chunks(job, file, path, error, size);
+    if (!wrong) wrong = demo_resume_compare(job, tool, file, &state, error, size) || demo_model_compare(&job->model, folder, error, size) || demo_resume_chunks(job, file, path, error, size);
     demo_note *notes = wrong ? NULL : demo_option_notes(bindings, count);
     if (!wrong) wrong = demo_options_compare(notes, file, job->objective->fixed ? job->objective->fixed : "", !job->rank, error, size);
     seqpar_safetensors_close(file);
@@ -479,8 +481,9 @@ static int demo_job_begin(demo_job *job, const demo_binding *bindings, int count
     const demo_config *c = &job->config;
     seqpar_error why = {0};
     job->run.root = c->ckpt_path;
+    job->data = demo_job_digest(job, &job->train);
     if (demo_inputs_kept(bindings, count, error, size) || demo_outputs_apart(bindings, count, error, size)) return -1;
-    if (demo_run_open(&job->run, !job->rank, c->load_checkpoint, tool, c->dataset, &why)) return snprintf(error, size, "%s", why.text), -1;
+    if (demo_run_open(&job->run, !job->rank, c->load_checkpoint, c->save_path, tool, c->dataset, &why)) return snprintf(error, size, "%s", why.text), -1;
     if (job->run.from != DEMO_NOTHING_SAVED && demo_job_resume(job, bindings, count, tool, error, size)) return -1;
     demo_job_notes(job, bindings, count, tool);
     demo_job_tell(job, bindings, count);
@@ -675,6 +678,16 @@ static seqpar_status demo_step(demo_rank *r) {
     return status;
 }
 
+/* Did anybody press Ctrl-C? Everybody must answer alike, also where one process alone was told. */
+static seqpar_status demo_stop_wanted(demo_rank *r, int *stop) {
+    int64_t flag = demo_interrupted;
+    seqpar_status status = seqpar_comm_max_i64(r->ctx.world, &flag, 1);
+    *stop = flag != 0;
+    if (*stop) demo_interrupted = (sig_atomic_t)flag;
+    if (*stop) demo_stopped = (sig_atomic_t)flag;
+    return status;
+}
+
 /* ---- evaluation: the mean over the whole set, in windows; equal means stay what they are ---- */
 
 static seqpar_status demo_say_evaluation(demo_rank *r, double weight) {
@@ -690,13 +703,13 @@ static seqpar_status demo_say_evaluation(demo_rank *r, double weight) {
     return demo_metrics_written(r);
 }
 
-static seqpar_status demo_evaluate(demo_rank *r) {
+static seqpar_status demo_evaluate(demo_rank *r, int *stop) {
     const demo_job *job = r->job;
     const demo_objective *o = job->objective;
     double weight, all = 0, means[DEMO_COLUMNS];
     seqpar_status status = SEQPAR_OK;
     memset(r->eval_means, 0, sizeof r->eval_means);
-    for (int64_t i = 0; !status && i < demo_eval_windows(job); i++) {
+    for (int64_t i = 0; !status && !*stop && i < demo_eval_windows(job); i++) {
         demo_window w = {.set = &job->eval, .which = demo_eval_documents(job, i)};
         status = demo_window_open(r, &w, o->documents_per_unit, 1);
         if (!status && o->before) status = o->before(r, &w);
@@ -705,8 +718,9 @@ static seqpar_status demo_evaluate(demo_rank *r) {
         all += weight;
         for (int i = 0; !status && weight > 0 && i < o->columns; i++) r->eval_means[i] += (means[i] - r->eval_means[i]) * (weight / all);
         demo_window_close(&w);
+        if (!status) status = demo_stop_wanted(r, stop);
     }
-    return status ? status : demo_say_evaluation(r, all);
+    return status || *stop ? status : demo_say_evaluation(r, all);
 }
 
 /* ---- the run ---- */
@@ -824,29 +838,19 @@ static seqpar_status demo_draw_loss(demo_rank *r) {
     return demo_plot_write(path, &plot, why, sizeof why) ? seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_WRITE, "%s", why) : SEQPAR_OK;
 }
 
-/* Did anybody press Ctrl-C? Everybody must answer alike, also where one process alone was told. */
-static seqpar_status demo_stop_wanted(demo_rank *r, int *stop) {
-    int64_t flag = demo_interrupted;
-    seqpar_status status = seqpar_comm_max_i64(r->ctx.world, &flag, 1);
-    *stop = flag != 0;
-    if (*stop) demo_interrupted = (sig_atomic_t)flag;
-    if (*stop) demo_stopped = (sig_atomic_t)flag;
-    return status;
-}
-
 static seqpar_status demo_train(demo_rank *r) {
     const demo_config *c = &r->job->config;
     int stop = 0, evaluates = arrlen(r->job->eval.documents) > 0;
-    seqpar_status status = r->ctx.world->rank ? SEQPAR_OK : demo_make_folder(c->save_path, r->ctx.error); /* before the work, not after */
-    if (!status) status = demo_stop_wanted(r, &stop);
-    if (!status && !stop && evaluates && r->step == r->job->total_steps) status = demo_evaluate(r); /* nothing is left to train */
+    seqpar_status status = demo_stop_wanted(r, &stop);
+    if (!status && !stop && evaluates && r->step == r->job->total_steps) status = demo_evaluate(r, &stop); /* nothing is left to train */
     while (!status && !stop && r->step < r->job->total_steps) {
         status = demo_step(r);
         if (!status) status = demo_stop_wanted(r, &stop);
         int due = c->save_steps > 0 && r->step % c->save_steps == 0;
         if (!status && (due || stop)) status = demo_checkpoint(r);
         int evaluate = evaluates && !stop && (r->step == r->job->total_steps || (c->eval_steps > 0 && r->step % c->eval_steps == 0));
-        if (!status && evaluate) status = demo_evaluate(r);
+        if (!status && evaluate) status = demo_evaluate(r, &stop);
+        if (!status && evaluate && stop) status = demo_checkpoint(r);
     }
     if (!status && !stop && r->ctx.world->rank == 0) {
         status = demo_save_model(&r->ctx, &r->model, c->save_path);
@@ -902,6 +906,7 @@ static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
     r.progress.value = r.job->objective->column[0];
     if (!status) status = r.job->objective->train ? r.job->objective->train(&r) : demo_train(&r);
     if (!status && !r.stopped) status = demo_average_save(&r);
+    if (!status && world->rank == 0 && r.saved != DEMO_NOTHING_SAVED) demo_forget_checkpoints(r.job->config.ckpt_path, r.job->run.id, r.job->config.max_ckpt_num, r.saved); /* a run that was killed while it did */
     if (!status) status = demo_metrics_close(&r);
     if (!status && world->rank == 0) status = demo_say_totals(&r);
     if (status && world->rank == 0) demo_progress_end(&r.progress);
@@ -926,7 +931,7 @@ static void demo_wait_passively(char **argv) {
 }
 
 static void demo_job_close(demo_job *job) {
-    demo_unlock(&job->run);
+    demo_run_close(&job->run);
     arrfree(job->notes);
     demo_data_free(&job->train);
     demo_data_free(&job->eval);

@@ -65,8 +65,8 @@ echo global_step4 > $(ckpt dangling)/latest # as an editor leaves it, with a new
 run dangling --max_steps 6 --load_checkpoint && equal dangling six && ok runs_latest_mended || fail runs_latest_mended "$(why dangling)"
 # what a killed run leaves
 fresh killed; latest killed 6; mv $(ckpt killed)/global_step6 $(ckpt killed)/global_step6.tmp; mkdir $(ckpt killed)/global_step{3.tmp,1.gone}
-touch $(ckpt killed)/latest.tmp.123 $(ckpt killed)/global_step3.tmp/model.safetensors.tmp.7.2 $(ckpt killed)/lock
-run killed --max_steps 6 --load_checkpoint && equal killed six && [ "$(names $(ckpt killed))" = "global_step2 global_step4 global_step6 latest " ] && ok runs_left_over || fail runs_left_over "$(names $(ckpt killed)) $(why killed)"
+mkdir $out/killed/ema; touch $out/killed/{model.safetensors.tmp.5,ema/config.json.tmp.5.2,training_loss.svg.5.tmp} $(ckpt killed)/latest.tmp.123 $(ckpt killed)/global_step3.tmp/model.safetensors.tmp.7.2 $(ckpt killed)/lock
+run killed --max_steps 6 --load_checkpoint && equal killed six && [ "$(names $(ckpt killed))" = "global_step2 global_step4 global_step6 latest " ] && [ -z "$(find $out/killed -name '*.tmp*')" ] && ok runs_left_over || fail runs_left_over "$(names $(ckpt killed)) $(why killed)"
 
 # ---- nothing saved yet, nothing left ----
 run nothing --max_steps 6 --load_checkpoint --metrics_path $out/nothing.jsonl && equal nothing six && grep -q '^notice: nothing is saved in .*; training starts from the beginning' $out/nothing.log && ok runs_nothing_saved || fail runs_nothing_saved "$(tail -n 1 $out/nothing.log)"
@@ -86,11 +86,16 @@ start() { local name=$1; shift; $build/train_sft $base --save_path $out/$name --
 start both --max_steps 2000000
 timeout -k 5 60 $build/train_sft $base --save_path $out/second --ckpt_path $out/both/checkpoints_sft --max_steps 1 >$out/second.log 2>&1; code=$?
 [ $code -ne 0 ] && grep -q "^error: ckpt_path .* is in use by train_sft, process $running on .*, since 20.* with $out/arith.jsonl; wait for it, or give another --ckpt_path" $out/second.log && ok runs_locked || fail runs_locked "exit code $code: $(why second)"
+timeout -k 5 60 $build/train_sft $base --save_path $out/both --ckpt_path $out/second --max_steps 1 >$out/second.log 2>&1; code=$?
+[ $code -ne 0 ] && grep -q "^error: save_path .* is in use by train_sft, process $running on " $out/second.log && [ ! -e $out/second ] && ok runs_locked_model || fail runs_locked_model "exit code $code: $(why second)"
 sleep 0.3; kill -TERM $running; wait $running; code=$?
 [ $code -eq 143 ] && grep -q '^step [0-9]*: checkpoint in ' $out/both.log && grep -q '^interrupted after step [0-9]*; go on with --load_checkpoint' $out/both.log && [ -e $(ckpt both)/$(cat $(ckpt both)/latest)/optimizer.safetensors ] && ok runs_sigterm || fail runs_sigterm "exit code $code: $(tail -n 1 $out/both.log)"
 at=$(sed 's/global_step//' $(ckpt both)/latest); at=${at:-1}
 run both --max_steps $((at + 2)) --load_checkpoint; run both_whole --max_steps $((at + 2))
 equal both both_whole && ok "runs_sigterm_goes_on from $at" || fail runs_sigterm_goes_on "$(why both)"
+# a signal in the middle of an evaluation
+until='^step 1: evaluation' start evaluates --eval_dataset $out/arith.jsonl,$out/arith.jsonl,$out/arith.jsonl,$out/arith.jsonl,$out/arith.jsonl,$out/arith.jsonl,$out/arith.jsonl,$out/arith.jsonl --eval_steps 1 --max_steps 2000000; sleep 0.05; kill -TERM $running; wait $running; code=$?
+[ $code -eq 143 ] && [ "$(sed 's/global_//; s/step/step /' $(ckpt evaluates)/latest)" = "$(grep -o 'step [0-9]*;' $out/evaluates.log | tr -d ';')" ] && ok runs_sigterm_in_evaluation || fail runs_sigterm_in_evaluation "exit code $code: $(tail -n 1 $out/evaluates.log)"
 start hangup --max_steps 2000000; sleep 0.2; kill -HUP $running; wait $running; code=$?
 [ $code -eq 129 ] && grep -q '^interrupted after step' $out/hangup.log && ok runs_sighup || fail runs_sighup "exit code $code"
 # a step that takes its time: the first signal waits for it, the second does not; twice at once is one
@@ -145,6 +150,8 @@ tuned() { local name=$1 trainer=$2; shift 2; timeout -k 5 60 $build/train_$train
 tuned dpo dpo --pretrain $out/six --max_steps 2 --save_steps 1; code=$?
 tuned dpo rm --pretrain $out/six --max_steps 3 --load_checkpoint; [ $? -ne 0 ] && [ $code -eq 0 ] && grep -q '^error: .*was written by train_dpo, this is train_rm' $out/dpo.log && ok runs_other_trainer || fail runs_other_trainer "$(tail -n 1 $out/dpo.log)"
 tuned dpo dpo --max_steps 3 --load_checkpoint; [ $? -ne 0 ] && grep -q '^error: .*was trained against another reference model; give the same --pretrain' $out/dpo.log && ok runs_other_reference || fail runs_other_reference "$(tail -n 1 $out/dpo.log)"
+tuned rm rm --pretrain $out/six --max_steps 2 --save_steps 2; code=$?
+tuned rm rm --pretrain $out/six --max_steps 3 --load_checkpoint --value_head_prefix other; [ $? -ne 0 ] && [ $code -eq 0 ] && grep -q '^error: .*has no other.weight, the head of this run' $out/rm.log && ok runs_other_head || fail runs_other_head "$(tail -n 1 $out/rm.log)"
 tuned dpo dpo --pretrain $out/six --max_steps 3 --load_checkpoint && ok runs_same_reference || fail runs_same_reference "$(tail -n 1 $out/dpo.log)"
 tuned noise dpo --max_steps 1 && [ "$(grep -c '^notice: without --pretrain a model with random weights is trained' $out/noise.log)" = 1 ] && ! grep -q 'random weights' $out/dpo.log && ok runs_noise || fail runs_noise "$(head -n 1 $out/noise.log)"
 sed 's/"wrong": "[^"]*"/"label": true/' $out/arith.jsonl | awk 'NR % 2 { sub(/true/, "false") } 1' > $out/labels.jsonl; sed '3s/"label": false/"label": true/' $out/labels.jsonl > $out/relabelled.jsonl
