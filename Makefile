@@ -10,7 +10,7 @@ LDLIBS = -lcjson -lm -lpthread -ldl
 
 HEADERS = seqpar.h seqpar_check.h seqpar_llama.h seqpar_safetensors.h seqpar_nccl.h
 DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie train_sft train_dpo train_kto train_ppo train_rm make_arith compare_runs
-SUITES = slow slow_loss numerics objective fold pack split agree comm transport nccl nccl_gpus train_nccl device cuda attn truth bits sample memory plan schedule safetensors demos_support headers sanitize rollout faults train processes post bad_input sizes fuzz reward ppo readme
+SUITES = slow slow_loss numerics objective fold pack split agree comm transport nccl nccl_gpus train_nccl device cuda attn truth bits sample memory plan schedule safetensors demos_support headers sanitize rollout faults train runs kills processes post bad_input sizes fuzz reward ppo readme
 BENCHES = bench_cpu bench_chunks bench_head bench_layers bench_ranks bench_sample
 
 .PHONY: demo verify check check-all check-gpu cuda demos bench bench-gpu readme setup clean help
@@ -36,7 +36,7 @@ verify: setup $(VERIFY)
 	@$(VERIFY) --device $(DEVICE)
 
 check: setup
-	@$(MAKE) --no-print-directory -j2 $(DEMOS:%=build/%) build/verify_sp build/reward_server_for_tests $(filter-out build/test_headers build/test_cuda build/test_sanitize build/test_faults build/test_train build/test_processes build/test_post build/test_bad_input build/test_sizes build/test_fuzz build/test_reward build/test_ppo build/test_readme,$(SUITES:%=build/test_%))
+	@$(MAKE) --no-print-directory -j2 $(DEMOS:%=build/%) build/verify_sp build/reward_server_for_tests $(filter-out build/test_headers build/test_cuda build/test_sanitize build/test_faults build/test_train build/test_runs build/test_kills build/test_processes build/test_post build/test_bad_input build/test_sizes build/test_fuzz build/test_reward build/test_ppo build/test_readme,$(SUITES:%=build/test_%))
 	@bash ci/run.sh $(SUITES)
 
 check-all: export TEST_ALL = 1

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* checkpoint.h - models and training states as folders: model.safetensors, config.json, optimizer.safetensors.
+/* checkpoint.h - models and training states as folders: model.safetensors, config.json, optimizer.safetensors, and whose they are.
  *
- * A checkpoint is written as CKPT/global_stepN.tmp and renamed when it is whole; CKPT/latest names the newest one and is
- * replaced last. So there is always one good checkpoint, whatever happens while the next is written. The files hold whole
- * tensors and whole moments: any D, P and ZeRO stage can read what any other wrote. */
+ * A checkpoint is written as CKPT/global_stepN.tmp; once it is whole CKPT/latest names it, and then it gets its name. Killed
+ * between the two, the next run gives it that name. So there is always one good checkpoint, and CKPT/latest finds it. Old
+ * ones are removed last: those of this run, oldest first, nothing else. The files hold whole tensors and whole moments: any
+ * D, P and ZeRO stage can read what any other wrote. */
 #ifndef DEMO_CHECKPOINT_H
 #define DEMO_CHECKPOINT_H
 
@@ -13,13 +14,23 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "average.h"
+#include "data.h"
 #include "model_folder.h"
+#include "options.h"
+
+/* Most bytes of a path that is given: the names of files below it still fit everywhere. */
+enum { DEMO_PATH_LIMIT = 1000, DEMO_RUN_ID = 17 };
 
 typedef struct { /* where training stands */
     int64_t step;      /* optimizer steps done */
     int64_t seed, train_batch_size, documents;
     int64_t extra[2];  /* whatever the trainer wants to find again */
+    int64_t optimizer_t;
+    char run[DEMO_RUN_ID];  /* drawn when the run began; "": written before there were such */
+    uint64_t reference;     /* digest of the reference's weights; 0: there is none */
     const demo_average *average; /* the weights' moving average; NULL: none */
+    const seqpar_safetensors_pair *notes; /* what else is written beside the numbers */
+    int64_t note_count;
 } demo_state;
 
 static seqpar_safetensors_dtype demo_dtype(int dtype) {
@@ -29,8 +40,8 @@ static seqpar_safetensors_dtype demo_dtype(int dtype) {
 /* ---- folders ---- */
 
 static seqpar_status demo_make_folder(const char *path, seqpar_error *error) {
-    char part[1024];
-    snprintf(part, sizeof part, "%s", path);
+    char part[DEMO_PATH_LIMIT + 200];
+    if (snprintf(part, sizeof part, "%s", path) >= (int)sizeof part) return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "the path %.80s... has %lld characters, at most %d are possible; give a shorter one", path, (long long)strlen(path), DEMO_PATH_LIMIT);
     for (char *slash = part + 1;; slash++) {
         if (*slash && *slash != '/') continue;
         char kept = *slash;
@@ -44,17 +55,6 @@ static seqpar_status demo_make_folder(const char *path, seqpar_error *error) {
     if (stat(part, &kind) || !S_ISDIR(kind.st_mode)) return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "%s is there but is no folder; give another", part);
     if (access(part, W_OK | X_OK)) return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "cannot write into %s: %s", part, strerror(errno));
     return SEQPAR_OK;
-}
-
-static void demo_remove_folder(const char *path) {
-    DIR *folder = opendir(path);
-    char file[1280];
-    for (struct dirent *entry; folder && (entry = readdir(folder));) {
-        snprintf(file, sizeof file, "%s/%s", path, entry->d_name);
-        if (entry->d_name[0] != '.') unlink(file);
-    }
-    if (folder) closedir(folder);
-    rmdir(path);
 }
 
 static char *demo_read_text(const char *path, seqpar_error *error) {
@@ -110,6 +110,8 @@ static seqpar_status demo_optimizer_get(const demo_transfer *s, double *values, 
 static seqpar_status demo_optimizer_put(const demo_transfer *s, double *values, const seqpar_optim_part *part) {
     seqpar_optim_part kept = *part;
     kept.state = s->state[part->state];
+    for (int64_t i = 0; kept.state == SEQPAR_STATE_V && i < part->count; i++)
+        if (values[i] < 0) return seqpar_fail(s->ctx->error, SEQPAR_ERR_FILE_FORMAT, "element %lld of exp_avg_sq.%s is %g, but a second moment is never negative; the checkpoint is damaged, take another", (long long)(part->first + i), s->model->tensors[part->tensor].name, values[i]);
     return seqpar_optim_write(s->ctx, s->optim, values, &kept);
 }
 
@@ -245,113 +247,347 @@ static int demo_kept_states(const seqpar_ctx *ctx, const seqpar_optim *optim, in
 /* Collective. */
 static seqpar_status demo_save_optimizer(seqpar_ctx *ctx, const seqpar_llama *model, seqpar_optim *optim, const char *folder, const demo_state *state) {
     enum { NUMBERS = 7 };
-    char path[1280], number[NUMBERS][32];
+    char path[1280], number[NUMBERS][32], reference[32];
     const int64_t values[] = {state->step, state->seed, state->train_batch_size, state->documents, optim->t, state->extra[0], state->extra[1]};
     static const char *const keys[] = {"step", "seed", "train_batch_size", "documents", "optimizer_t", "extra", "extra_1"};
-    seqpar_safetensors_pair metadata[NUMBERS];
+    seqpar_safetensors_pair *metadata = NULL; /* stb_ds array */
     const char *prefix[DEMO_STATES];
     int states[DEMO_STATES], count = demo_kept_states(ctx, optim, states, prefix);
     demo_transfer store = {.ctx = ctx, .model = model, .optim = optim, .state = states};
     for (int i = 0; i < NUMBERS; i++) {
         snprintf(number[i], sizeof number[i], "%lld", (long long)values[i]);
-        metadata[i] = (seqpar_safetensors_pair){keys[i], number[i]};
+        arrput(metadata, ((seqpar_safetensors_pair){keys[i], number[i]}));
     }
+    snprintf(reference, sizeof reference, "%016llx", (unsigned long long)state->reference);
+    if (state->reference) arrput(metadata, ((seqpar_safetensors_pair){"reference", reference}));
+    for (int64_t i = 0; i < state->note_count; i++) arrput(metadata, state->notes[i]);
     snprintf(path, sizeof path, "%s/optimizer.safetensors", folder);
-    return demo_save_tensors(&store, path, count, prefix, demo_optimizer_get, ctx->device->accumulator, metadata, NUMBERS);
-}
-
-/* Removes the oldest checkpoints until at most `keep` are left. */
-static void demo_forget_checkpoints(const char *root, int64_t keep) {
-    for (;;) {
-        DIR *folder = opendir(root);
-        int64_t count = 0, oldest = INT64_MAX;
-        for (struct dirent *entry; folder && (entry = readdir(folder));) {
-            long long step;
-            char rest;
-            if (sscanf(entry->d_name, "global_step%lld%c", &step, &rest) != 1) continue;
-            count++;
-            if (step < oldest) oldest = step;
-        }
-        if (folder) closedir(folder);
-        if (keep <= 0 || count <= keep) return;
-        char path[1280];
-        snprintf(path, sizeof path, "%s/global_step%lld", root, (long long)oldest);
-        demo_remove_folder(path);
-    }
-}
-
-/* Collective: everybody hands over their part of the state, rank 0 writes. */
-static seqpar_status demo_save_checkpoint(seqpar_ctx *ctx, const seqpar_llama *model, seqpar_optim *optim, const char *root, const demo_state *state, int64_t keep) {
-    char temporary[1100], final[1100], latest[1100], name[64];
-    snprintf(name, sizeof name, "global_step%lld", (long long)state->step);
-    snprintf(final, sizeof final, "%s/%s", root, name);
-    snprintf(temporary, sizeof temporary, "%s.tmp", final);
-    snprintf(latest, sizeof latest, "%s/latest", root);
-    int writes = ctx->world->rank == 0;
-    if (writes) demo_remove_folder(temporary);
-    seqpar_status status = writes ? demo_make_folder(temporary, ctx->error) : SEQPAR_OK;
-    if (!status && writes) status = demo_save_model(ctx, model, temporary);
-    if (!status) status = demo_save_optimizer(ctx, model, optim, temporary, state);
-    if (!status && state->average) status = demo_save_average(ctx, model, temporary, state->average);
-    if (!writes) return status;
-    if (!status) {
-        demo_remove_folder(final);
-        if (rename(temporary, final)) status = seqpar_fail(ctx->error, SEQPAR_ERR_FILE_WRITE, "cannot rename %s: %s", temporary, strerror(errno));
-    }
-    if (!status) status = seqpar_file_write_atomic(latest, name, (int64_t)strlen(name), ctx->error);
-    if (status) demo_remove_folder(temporary);
-    else demo_forget_checkpoints(root, keep);
+    seqpar_status status = demo_save_tensors(&store, path, count, prefix, demo_optimizer_get, ctx->device->accumulator, metadata, arrlen(metadata));
+    arrfree(metadata);
     return status;
 }
 
-static int64_t demo_metadata_number(const seqpar_safetensors_file *file, const char *key) {
-    const char *text = seqpar_safetensors_metadata(file, key);
-    return text ? strtoll(text, NULL, 10) : -1;
+/* ---- the folder that holds them ---- */
+
+/* N of a name that is exactly global_stepN; -1: it is none of ours. */
+static int64_t demo_checkpoint_step(const char *name) {
+    char again[64];
+    long long step = strncmp(name, "global_step", 11) ? -1 : strtoll(name + 11, NULL, 10);
+    snprintf(again, sizeof again, "global_step%lld", step);
+    return step >= 0 && !strcmp(name, again) ? step : -1;
 }
 
-/* The folder of the newest checkpoint under root. */
-static seqpar_status demo_newest_checkpoint(const char *root, char *folder, size_t size, seqpar_error *error) {
-    char latest[1100];
-    snprintf(latest, sizeof latest, "%s/latest", root);
-    char *name = demo_read_text(latest, error);
-    if (!name) return error->status;
-    snprintf(folder, size, "%s/%.64s", root, name);
-    free(name);
+/* What a killed process leaves of a file that it was writing: ".tmp.123" behind the name. */
+static bool demo_left_over(const char *end) { return !strncmp(end, ".tmp.", 5) && end[5] && !end[5 + strspn(end + 5, "0123456789.")]; }
+
+static bool demo_checkpoint_file(const char *name) {
+    static const char *const names[] = {"model.safetensors", "config.json", "optimizer.safetensors", "average.safetensors", "run"};
+    for (int i = 0; i < 5; i++) {
+        size_t length = strlen(names[i]);
+        if (!strncmp(name, names[i], length) && (!name[length] || demo_left_over(name + length))) return true;
+    }
+    return false;
+}
+
+/* Visits the names in a folder but . and ..; stops where visit returns false, and returns that. */
+typedef bool (*demo_visit)(const char *folder, const char *name, void *user);
+static bool demo_each_name(const char *path, demo_visit visit, void *user) {
+    DIR *folder = opendir(path);
+    bool on = true;
+    for (struct dirent *entry; folder && on && (entry = readdir(folder));)
+        if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..")) on = visit(path, entry->d_name, user);
+    if (folder) closedir(folder);
+    return on;
+}
+
+static bool demo_is_folder(const char *path) {
+    struct stat kind;
+    return !lstat(path, &kind) && S_ISDIR(kind.st_mode);
+}
+/* PPO's critic lies in a folder of its own. */
+static bool demo_visit_own(const char *folder, const char *name, void *user) {
+    char path[1400];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return demo_checkpoint_file(name) || (!strcmp(name, "critic") && demo_is_folder(path) && demo_each_name(path, demo_visit_own, user));
+}
+static bool demo_visit_remove(const char *folder, const char *name, void *user) {
+    char path[1400];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    if (demo_is_folder(path)) demo_each_name(path, demo_visit_remove, user), rmdir(path);
+    else unlink(path);
+    return true;
+}
+
+/* Removes a folder of ours; one that holds anything else stays as it is. */
+static bool demo_remove_own(const char *path) {
+    if (!demo_is_folder(path) || !demo_each_name(path, demo_visit_own, NULL)) return false;
+    demo_each_name(path, demo_visit_remove, NULL);
+    return !rmdir(path);
+}
+
+/* The same for a checkpoint: under another name, so that half of one never stands under its own. */
+static bool demo_remove_checkpoint(const char *path) {
+    char gone[1200];
+    snprintf(gone, sizeof gone, "%s.gone", path);
+    demo_remove_own(gone);
+    return demo_is_folder(path) && demo_each_name(path, demo_visit_own, NULL) && !rename(path, gone) && demo_remove_own(gone);
+}
+
+static void demo_checkpoint_path(char *path, size_t size, const char *root, int64_t step) { snprintf(path, size, "%s/global_step%lld", root, (long long)step); }
+
+static bool demo_visit_checkpoint(const char *folder, const char *name, void *user) {
+    char file[2][1300];
+    int64_t **steps = (int64_t **)user, step = demo_checkpoint_step(name), at;
+    snprintf(file[0], sizeof file[0], "%s/%s/optimizer.safetensors", folder, name);
+    snprintf(file[1], sizeof file[1], "%s/%s/model.safetensors", folder, name);
+    if (step < 0 || (access(file[0], F_OK) && access(file[1], F_OK))) return true;
+    arrput(*steps, step);
+    for (at = arrlen(*steps) - 1; at > 0 && (*steps)[at - 1] > step; at--) (*steps)[at] = (*steps)[at - 1];
+    (*steps)[at] = step;
+    return true;
+}
+/* Steps of the checkpoints under root, whole or not, oldest first: an stb_ds array. */
+static int64_t *demo_checkpoints(const char *root) {
+    int64_t *steps = NULL;
+    demo_each_name(root, demo_visit_checkpoint, &steps);
+    return steps;
+}
+
+/* ---- what a checkpoint says of itself ---- */
+
+/* A whole number among the metadata, or what stands for one that is missing; missing < low: it must be there. */
+static int64_t demo_metadata_number(const seqpar_safetensors_file *file, const char *path, const char *key, int64_t low, int64_t missing, seqpar_error *error) {
+    const char *text = seqpar_safetensors_metadata(file, key);
+    int64_t value = missing;
+    if (!text && missing < low) seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%.300s does not say \"%s\"; it is no checkpoint of a trainer, take another", path, key);
+    if (text && (!demo_read_int(text, &value) || value < low))
+        seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%.300s: \"%s\" is \"%.40s\", but it must be a whole number of at least %lld; the file is damaged, take another checkpoint", path, key, text, (long long)low);
+    return value;
+}
+
+static uint64_t demo_metadata_digest(const seqpar_safetensors_file *file, const char *path, const char *key, seqpar_error *error) {
+    const char *text = seqpar_safetensors_metadata(file, key);
+    if (text && (strlen(text) != 16 || strspn(text, "0123456789abcdef") != 16))
+        seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%.300s: \"%s\" is \"%.40s\", but it must be 16 digits 0-9 and a-f; the file is damaged, take another checkpoint", path, key, text);
+    return text ? strtoull(text, NULL, 16) : 0;
+}
+
+/* Everything but tensors and notes. */
+static seqpar_status demo_read_state(const seqpar_safetensors_file *file, const char *path, demo_state *state, seqpar_error *error) {
+    *state = (demo_state){.step = demo_metadata_number(file, path, "step", 0, -1, error), .seed = demo_metadata_number(file, path, "seed", 0, -1, error),
+                          .train_batch_size = demo_metadata_number(file, path, "train_batch_size", 1, -1, error), .documents = demo_metadata_number(file, path, "documents", 1, -1, error),
+                          .extra = {demo_metadata_number(file, path, "extra", INT64_MIN, -1, error), demo_metadata_number(file, path, "extra_1", INT64_MIN, -1, error)},
+                          .optimizer_t = demo_metadata_number(file, path, "optimizer_t", 0, -1, error), .reference = demo_metadata_digest(file, path, "reference", error)};
+    if (!error->status && state->optimizer_t > state->step)
+        seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%.300s: \"optimizer_t\" is %lld, more than its \"step\" %lld; the file is damaged, take another checkpoint", path, (long long)state->optimizer_t, (long long)state->step);
+    return error->status;
+}
+
+/* The name of the run that wrote it; "": written before runs had names. */
+static seqpar_status demo_read_run(const char *folder, char run[DEMO_RUN_ID], seqpar_error *error) {
+    char path[1280], *text;
+    snprintf(path, sizeof path, "%s/run", folder);
+    *run = 0;
+    if (access(path, F_OK)) return SEQPAR_OK;
+    if (!(text = demo_read_text(path, error))) return error->status;
+    if (strlen(text) == DEMO_RUN_ID - 1 && strspn(text, "0123456789abcdef") == DEMO_RUN_ID - 1) snprintf(run, DEMO_RUN_ID, "%s", text);
+    free(text);
+    return *run ? SEQPAR_OK : seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%.300s does not hold the %d digits of a run's name; the checkpoint is damaged, take another", path, DEMO_RUN_ID - 1);
+}
+
+/* Opens the optimizer.safetensors of a checkpoint of this step and reads what it says. */
+static seqpar_status demo_open_state(seqpar_safetensors_file **file, demo_state *state, const char *folder, int64_t step, seqpar_error *error) {
+    char path[1280];
+    snprintf(path, sizeof path, "%s/optimizer.safetensors", folder);
+    *file = NULL;
+    seqpar_status status = seqpar_safetensors_open(file, path, error);
+    if (!status) status = demo_read_state(*file, path, state, error);
+    if (!status && state->step != step)
+        status = seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%.300s is of step %lld, its folder's name says %lld; give the folder its name back", path, (long long)state->step, (long long)step);
+    return status ? status : demo_read_run(folder, state->run, error);
+}
+
+/* Are all files there, with whole headers that fit? */
+static bool demo_checkpoint_whole(const char *root, int64_t step, demo_state *state, seqpar_error *error) {
+    seqpar_safetensors_file *file = NULL, *model = NULL;
+    char folder[1100], path[1280];
+    demo_checkpoint_path(folder, sizeof folder, root, step);
+    seqpar_status status = demo_open_state(&file, state, folder, step, error);
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    if (!status) status = seqpar_safetensors_open(&model, path, error);
+    seqpar_safetensors_close(file);
+    seqpar_safetensors_close(model);
+    return !status;
+}
+
+/* Is it a checkpoint of this run? */
+static bool demo_checkpoint_of(const char *root, int64_t step, const char *run) {
+    seqpar_error error = {0};
+    char folder[1100], its[DEMO_RUN_ID];
+    demo_checkpoint_path(folder, sizeof folder, root, step);
+    return !demo_read_run(folder, its, &error) && *its && !strcmp(its, run);
+}
+
+/* ---- writing one, and removing those that are too many ---- */
+
+/* Removes the run's oldest checkpoints until at most `keep` are left, never the one of step `latest`. */
+static void demo_forget_checkpoints(const char *root, const char *run, int64_t keep, int64_t latest) {
+    int64_t *steps = demo_checkpoints(root), *own = NULL;
+    char path[1100];
+    for (int64_t i = 0; i < arrlen(steps); i++) {
+        demo_checkpoint_path(path, sizeof path, root, steps[i]);
+        if (demo_each_name(path, demo_visit_own, NULL) && demo_checkpoint_of(root, steps[i], run)) arrput(own, steps[i]);
+    }
+    for (int64_t i = 0, left = arrlen(own); left > keep && i < arrlen(own); i++) {
+        demo_checkpoint_path(path, sizeof path, root, own[i]);
+        if (own[i] != latest && demo_remove_checkpoint(path)) left--;
+    }
+    arrfree(steps);
+    arrfree(own);
+}
+
+/* Makes room for a checkpoint: an earlier one of the run goes, anything else is put aside. */
+static seqpar_status demo_clear_way(const char *root, const demo_state *state, seqpar_error *error) {
+    char path[1100], aside[1200], shown[2][512];
+    struct stat there;
+    demo_checkpoint_path(path, sizeof path, root, state->step);
+    if (lstat(path, &there) || (demo_checkpoint_of(root, state->step, state->run) && demo_remove_checkpoint(path))) return SEQPAR_OK;
+    snprintf(aside, sizeof aside, "%s.other", path);
+    if (!lstat(aside, &there) || rename(path, aside))
+        return seqpar_fail(error, SEQPAR_ERR_FILE_WRITE, "%.300s is in the way of a checkpoint and not of this run; move it away and go on with --load_checkpoint", path);
+    fprintf(stderr, "notice: %s was there and is not of this run; it is %s now\n", seqpar_escape(shown[0], sizeof shown[0], path), seqpar_escape(shown[1], sizeof shown[1], aside));
     return SEQPAR_OK;
 }
 
-/* Its moving average; without a share none is kept, so there should be none. */
-static seqpar_status demo_load_average(seqpar_ctx *ctx, const seqpar_llama *model, const char *root, demo_average *average) {
-    char folder[1280], path[1400];
-    demo_transfer store = {.ctx = ctx, .model = model, .average = average};
-    seqpar_status status = demo_newest_checkpoint(root, folder, sizeof folder, ctx->error);
-    snprintf(path, sizeof path, "%s/average.safetensors", folder);
-    int there = !status && !access(path, F_OK), kept = average->share != NULL;
-    if (!status && there != kept)
-        return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION, "the checkpoint %s was written with%s a moving average of the weights; go on with%s --enable_ema", folder, there ? "" : "out", there ? "" : "out");
-    return status || !kept ? status : demo_load_tensors(&store, path, 1, demo_no_prefix, demo_average_put);
+/* Where the checkpoint of this step is written. */
+static void demo_checkpoint_temporary(char *path, size_t size, const char *root, int64_t step) { snprintf(path, size, "%s/global_step%lld.tmp", root, (long long)step); }
+
+/* Rank 0, before its parts are written: an empty folder that says whose it is. */
+static seqpar_status demo_begin_checkpoint(const char *root, const demo_state *state, seqpar_error *error) {
+    char temporary[1110], whose[1280];
+    demo_checkpoint_temporary(temporary, sizeof temporary, root, state->step);
+    snprintf(whose, sizeof whose, "%s/run", temporary); /* a file of its own: in the others equal runs have equal bytes */
+    demo_remove_own(temporary);
+    seqpar_status status = demo_make_folder(temporary, error);
+    return status ? status : seqpar_file_write_atomic(whose, state->run, (int64_t)strlen(state->run), error);
 }
 
-/* Every rank reads the newest checkpoint under root. */
-static seqpar_status demo_load_checkpoint(seqpar_ctx *ctx, seqpar_llama *model, seqpar_optim *optim, const char *root, demo_state *state) {
-    char folder[1280], path[1400];
-    seqpar_status status = demo_newest_checkpoint(root, folder, sizeof folder, ctx->error);
-    if (status) return status;
+/* Rank 0, once all parts are written, or could not be. */
+static seqpar_status demo_end_checkpoint(seqpar_status status, const char *root, const demo_state *state, seqpar_error *error) {
+    char temporary[1110], final[1100], latest[1100];
+    demo_checkpoint_temporary(temporary, sizeof temporary, root, state->step);
+    demo_checkpoint_path(final, sizeof final, root, state->step);
+    snprintf(latest, sizeof latest, "%s/latest", root);
+    const char *name = strrchr(final, '/') + 1;
+    if (!status) status = demo_clear_way(root, state, error);
+    if (!status) status = seqpar_file_write_atomic(latest, name, (int64_t)strlen(name), error);
+    if (status) demo_remove_own(temporary);
+    else if (rename(temporary, final)) status = seqpar_fail(error, SEQPAR_ERR_FILE_WRITE, "cannot rename %.300s: %s; it is whole, and --load_checkpoint tries once more", temporary, strerror(errno));
+    return status;
+}
+
+/* A model and its optimizer as one of the parts, in a folder that is there. Collective: everybody hands over their part of the
+   state, rank 0 writes. */
+static seqpar_status demo_save_checkpoint(seqpar_ctx *ctx, const seqpar_llama *model, seqpar_optim *optim, const char *folder, const demo_state *state) {
+    seqpar_status status = ctx->world->rank ? SEQPAR_OK : demo_save_model(ctx, model, folder);
+    return status ? status : demo_save_optimizer(ctx, model, optim, folder, state);
+}
+
+/* ---- which one to go on from ---- */
+
+enum { DEMO_NOTHING_SAVED = -1 };
+
+/* What root's `latest` says: a step; -1: nothing that could be read, and why not. */
+static int64_t demo_latest_step(const char *root, char *why, size_t size) {
+    char path[1100];
+    seqpar_error error = {0};
+    snprintf(path, sizeof path, "%s/latest", root);
+    bool there = !access(path, F_OK);
+    char *text = there ? demo_read_text(path, &error) : NULL;
+    if (text) text[strcspn(text, " \r\n")] = 0;
+    int64_t step = text ? demo_checkpoint_step(text) : -1;
+    if (!there) snprintf(why, size, "is missing");
+    else if (!text) snprintf(why, size, "cannot be read");
+    else if (step < 0) snprintf(why, size, "names no checkpoint");
+    else snprintf(why, size, "names global_step%lld, which is not there", (long long)step);
+    free(text);
+    return step;
+}
+
+static seqpar_status demo_refuse_latest(const char *root, const int64_t *steps, const char *why, seqpar_error *error) {
+    for (int64_t i = arrlen(steps); i-- > 0;) {
+        demo_state state = {0};
+        seqpar_error broken = {0};
+        if (demo_checkpoint_whole(root, steps[i], &state, &broken))
+            return seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "ckpt_path %.300s holds checkpoints, but its file latest %s; the newest whole one is global_step%lld: write that name into the file to go on from it", root, why, (long long)steps[i]);
+    }
+    return seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "ckpt_path %.300s: its file latest %s, and no checkpoint beside it is whole; remove the folder or give another", root, why);
+}
+
+/* The step of the checkpoint that `latest` names, or DEMO_NOTHING_SAVED. It may still lack its name: demo_settle. */
+static seqpar_status demo_find_checkpoint(const char *root, int64_t *step, seqpar_error *error) {
+    char why[128], path[1100], temporary[1110];
+    int64_t *steps = demo_checkpoints(root);
+    seqpar_status status = SEQPAR_OK;
+    *step = demo_latest_step(root, why, sizeof why);
+    demo_checkpoint_path(path, sizeof path, root, *step);
+    snprintf(temporary, sizeof temporary, "%s.tmp", path);
+    if (*step < 0 && !arrlen(steps) && !strcmp(why, "is missing")) *step = DEMO_NOTHING_SAVED;
+    else if (*step < 0 || (access(path, F_OK) && access(temporary, F_OK))) status = demo_refuse_latest(root, steps, why, error);
+    arrfree(steps);
+    return status;
+}
+
+/* For the one who holds the lock: a checkpoint that `latest` names gets its name where its run was killed just before. */
+static void demo_settle(const char *root) {
+    char why[128], path[1100], temporary[1110];
+    int64_t step = demo_latest_step(root, why, sizeof why);
+    demo_checkpoint_path(path, sizeof path, root, step);
+    snprintf(temporary, sizeof temporary, "%s.tmp", path);
+    if (step >= 0 && access(path, F_OK)) rename(temporary, path);
+}
+
+static bool demo_visit_left_over(const char *folder, const char *name, void *user) {
+    char path[1400], plain[256];
+    size_t length = strlen(name), end = length > 5 && !strcmp(name + length - 5, ".gone") ? 5 : length > 4 && !strcmp(name + length - 4, ".tmp") ? 4 : 0;
+    (void)user;
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    snprintf(plain, sizeof plain, "%.*s", (int)(length - end), name);
+    if (end && demo_checkpoint_step(plain) >= 0) demo_remove_own(path);
+    if ((!strncmp(name, "latest", 6) && demo_left_over(name + 6)) || (!strncmp(name, "reference.safetensors", 21) && demo_left_over(name + 21))) unlink(path);
+    return true;
+}
+/* What killed runs left half done; for the one who holds the lock. */
+static void demo_clear_left_overs(const char *root) { demo_each_name(root, demo_visit_left_over, NULL); }
+
+/* ---- reading it ---- */
+
+/* Its moving average; without a share none is kept, so there should be none. */
+static seqpar_status demo_load_average(seqpar_ctx *ctx, const seqpar_llama *model, const char *folder, demo_average *average) {
+    char path[1280];
+    demo_transfer store = {.ctx = ctx, .model = model, .average = average};
+    snprintf(path, sizeof path, "%s/average.safetensors", folder);
+    int there = !access(path, F_OK), kept = average->share != NULL;
+    if (there != kept)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION, "the checkpoint %.300s was written with%s a moving average of the weights; go on with%s --enable_ema", folder, there ? "" : "out", there ? "" : "out");
+    return kept ? demo_load_tensors(&store, path, 1, demo_no_prefix, demo_average_put) : SEQPAR_OK;
+}
+
+/* Every rank reads the checkpoint of this step in a folder. */
+static seqpar_status demo_load_checkpoint(seqpar_ctx *ctx, seqpar_llama *model, seqpar_optim *optim, const char *folder, int64_t step, demo_state *state) {
+    char path[1280];
     snprintf(path, sizeof path, "%s/optimizer.safetensors", folder);
-    status = demo_load_weights(ctx, model, folder);
+    seqpar_status status = model->config.score ? demo_head_there(model, folder, ctx->error) : SEQPAR_OK; /* weights may come without; a checkpoint has its own */
+    if (!status) status = demo_load_weights(ctx, model, folder);
     const char *prefix[DEMO_STATES];
     int states[DEMO_STATES], count = demo_kept_states(ctx, optim, states, prefix);
     demo_transfer store = {.ctx = ctx, .model = model, .optim = optim, .state = states};
     seqpar_safetensors_file *file = NULL;
     if (!status) status = demo_load_tensors(&store, path, count, prefix, demo_optimizer_put);
-    if (!status) status = seqpar_safetensors_open(&file, path, ctx->error);
+    if (!status) status = demo_open_state(&file, state, folder, step, ctx->error);
     if (!status && !seqpar_optim_keeps(ctx, optim, SEQPAR_STATE_MASTER) && seqpar_safetensors_find(file, "master.model.norm.weight"))
         status = seqpar_fail(ctx->error, SEQPAR_ERR_OPTION, "%s was written in bf16, with master parameters that this device does not keep; go on with --param_dtype bf16", path);
-    if (!status) {
-        *state = (demo_state){demo_metadata_number(file, "step"), demo_metadata_number(file, "seed"), demo_metadata_number(file, "train_batch_size"), demo_metadata_number(file, "documents"), {demo_metadata_number(file, "extra"), demo_metadata_number(file, "extra_1")}, NULL};
-        if (state->step < 0) status = seqpar_fail(ctx->error, SEQPAR_ERR_FILE_FORMAT, "%s does not say at which step it was written", path);
-        else optim->t = demo_metadata_number(file, "optimizer_t");
-    }
+    if (!status) optim->t = state->optimizer_t;
     seqpar_safetensors_close(file);
     return status;
 }

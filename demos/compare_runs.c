@@ -9,8 +9,11 @@
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_SAFETENSORS_IMPLEMENTATION
 #include "seqpar_safetensors.h"
+#include <signal.h>
 #include "data.h"
 #include "plot.h"
+
+enum { LONGEST = 1000 }; /* bytes of a folder's path */
 
 typedef struct {
     double *loss, *norm, *speed; /* stb_ds arrays, a value a step */
@@ -27,7 +30,7 @@ static int wrong(const char *path, const char *what) {
 }
 
 static int read_run(run *r, const char *folder) {
-    char path[4352];
+    char path[LONGEST + 64];
     const char *why;
     size_t size;
     snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
@@ -53,7 +56,7 @@ static bool equal_series(const double *a, const double *b) {
 }
 
 static bool equal_models(const char *a, const char *b, int64_t *tensors, int64_t *values, seqpar_error *error) {
-    char path[2][4352];
+    char path[2][LONGEST + 64];
     seqpar_safetensors_file *file[2] = {0};
     bool equal = true;
     snprintf(path[0], sizeof path[0], "%s/model.safetensors", a);
@@ -84,9 +87,12 @@ int main(int argc, char **argv) {
     run r[3] = {0};
     const double ln2 = 0.693147180559945309417;
     seqpar_error error = {0};
-    char path[4352], text[1024], why[512] = "";
+    char path[LONGEST + 64], text[1024], why[512] = "";
     int64_t tensors = 0, values = 0;
     if (argc != 5) return fprintf(stderr, "usage: compare_runs DIR_A DIR_B DPO_DIR OUT_DIR\n"), 2;
+    for (int i = 1; i < 5; i++)
+        if (strlen(argv[i]) > LONGEST) return fprintf(stderr, "error: a folder's path has %lld characters, at most %d are possible; give a shorter one\n", (long long)strlen(argv[i]), LONGEST), 2;
+    signal(SIGXFSZ, SIG_IGN); /* a file at its limit is an error with a sentence */
     if (read_run(&r[0], argv[1]) || read_run(&r[1], argv[2]) || read_run(&r[2], argv[3])) return 2;
     bool losses = equal_series(r[0].loss, r[1].loss) && equal_series(r[0].norm, r[1].norm);
     bool first = !memcmp(&r[2].loss[0], &ln2, sizeof ln2), params = equal_models(argv[1], argv[2], &tensors, &values, &error);
@@ -105,5 +111,7 @@ int main(int argc, char **argv) {
     if (!written) fprintf(stderr, "error: %s\n", error.text);
     printf("identical bits: %s (%lld tensors, %lld values)\n", losses && params ? "yes" : "NO", (long long)tensors, (long long)values);
     printf("first DPO loss %.18f = -log(sigmoid(0)) : %s\n", r[2].loss[0], first ? "bits" : "NO");
-    return losses && params && first && written && !why[0] ? 0 : 1;
+    bool said = !fflush(stdout) && !ferror(stdout);
+    if (!said) fprintf(stderr, "error: cannot write the comparison: %s\n", strerror(errno));
+    return losses && params && first && written && said && !why[0] ? 0 : 1;
 }

@@ -36,6 +36,12 @@ static int demo_kto_load(const demo_job *job, demo_dataset *set, const char *pat
     return 0;
 }
 
+static uint64_t demo_kto_digest(const demo_job *job, const demo_dataset *set, uint64_t digest) {
+    const demo_labelled_set *labelled = demo_kto_set(job, set);
+    for (int64_t i = 0; i < arrlen(labelled->records); i++) digest = demo_digest_number(digest, labelled->records[i].desirable);
+    return digest;
+}
+
 /* ---- the KL term: every prompt with the response of the next ---- */
 
 /* The mismatched documents of a window as a window over a set of their own. */
@@ -136,5 +142,5 @@ static int demo_kto_prepare(demo_job *job, char *error, size_t size) {
 
 static const demo_objective demo_kto = {.unit = "documents", .weight = "documents", .measure = "", .documents_per_unit = 1, .columns = KTO_COLUMNS,
                                         .column = {"loss", "kl", "desirable_reward", "undesirable_reward", "desirable"},
-                                        .open = demo_kto_open, .close = demo_reference_close, .before = demo_kto_before, .load = demo_kto_load, .rows = demo_kto_rows, .total = demo_kto_total, .prepare = demo_kto_prepare};
+                                        .needs_model = true, .open = demo_kto_open, .close = demo_reference_close, .before = demo_kto_before, .load = demo_kto_load, .digest = demo_kto_digest, .rows = demo_kto_rows, .total = demo_kto_total, .prepare = demo_kto_prepare};
 #endif

@@ -4,6 +4,7 @@
  * A careless teacher: of every 100 answers, so many end in a wrong number (something for PPO to mend):
  * make_arith careless.jsonl 5000 1 0 83 */
 #define STB_DS_IMPLEMENTATION
+#include <signal.h>
 #include "arith.h"
 
 static bool read_count(const char *text, uint64_t *value)
@@ -17,7 +18,8 @@ static bool read_count(const char *text, uint64_t *value)
 int main(int argc, char **argv)
 {
     uint64_t numbers[4] = {1000, 1, 0, 0}; /* count, seed, first, wrong of 100 */
-    char error[256];
+    char error[4400];
+    signal(SIGXFSZ, SIG_IGN); /* a file at its limit is an error with a sentence */
     if (argc < 2 || argc > 6 || argv[1][0] == '-') {
         fprintf(stderr, "usage: %s FILE.jsonl [COUNT [SEED [FIRST [WRONG]]]]   (default 1000 1 0 0; WRONG: of 100 answers)\n", argv[0]);
         return 2;

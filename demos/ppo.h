@@ -16,14 +16,15 @@ static void demo_count_right(const demo_rank *r, const seqpar_llama_prompt *prom
     }
 }
 
-static void demo_say_right(demo_rank *r, int64_t rollouts, const int64_t right[2], int64_t n) {
+static seqpar_status demo_say_right(demo_rank *r, int64_t rollouts, const int64_t right[2], int64_t n) {
     int64_t prompts = arrlen(r->job->eval.documents);
     double pass = (double)right[1] / (double)prompts;
     r->eval_means[0] = (double)right[0] / (double)(prompts * n);
-    if (r->ctx.world->rank) return;
+    if (r->ctx.world->rank) return SEQPAR_OK;
     if (n == 1) demo_progress_say(&r->progress, "after %lld rollouts: %lld of %lld held-out prompts answered rightly (%.1f %%)", (long long)rollouts, (long long)right[0], (long long)prompts, 100 * r->eval_means[0]);
     else demo_progress_say(&r->progress, "after %lld rollouts: %lld of %lld texts for held-out prompts are right (%.1f %%), %lld of %lld prompts have one", (long long)rollouts, (long long)right[0], (long long)(prompts * n), 100 * r->eval_means[0], (long long)right[1], (long long)prompts);
     if (r->metrics) fprintf(r->metrics, "{\"rollout\": %lld, \"eval_exact\": %.17g, \"eval_pass\": %.17g, \"eval_prompts\": %lld}\n", (long long)rollouts, r->eval_means[0], pass, (long long)prompts);
+    return demo_metrics_written(r);
 }
 
 static seqpar_status demo_ppo_evaluate(demo_rank *r, int64_t rollouts) {
@@ -41,7 +42,7 @@ static seqpar_status demo_ppo_evaluate(demo_rank *r, int64_t rollouts) {
     }
     seqpar_status status = demo_generate(r, &texts, prompts, total, &desc);
     if (!status) demo_count_right(r, prompts, texts, right);
-    if (!status) demo_say_right(r, rollouts, right, n);
+    if (!status) status = demo_say_right(r, rollouts, right, n);
     free(prompts);
     free(texts);
     return status;
@@ -58,11 +59,11 @@ static void demo_text_print(FILE *out, const int32_t *ids, int64_t tokens) {
     free(text);
 }
 
-static void demo_rollout_log(demo_rank *r, int64_t number) {
+static seqpar_status demo_rollout_log(demo_rank *r, int64_t number) {
     demo_ppo *p = demo_ppo_of(r);
     const demo_rollout *o = &p->rollout;
     double back = 0, reward = seqpar_mean(o->score, o->texts), kl = seqpar_mean(o->kl, o->texts), length = (double)o->entries / (double)o->texts;
-    if (r->ctx.world->rank) return;
+    if (r->ctx.world->rank) return SEQPAR_OK;
     for (int64_t i = 0; i < o->entries; i++) back += o->entry[i * ENTRY + REWARD];
     arrput(r->losses, reward);
     arrput(r->steps, (double)number);
@@ -70,18 +71,18 @@ static void demo_rollout_log(demo_rank *r, int64_t number) {
     r->tokens += o->entries;
     r->seconds += p->seconds[0] + p->seconds[1] + p->seconds[2];
     demo_progress_step(&r->progress, number + 1, reward, o->entries);
-    if (number % r->job->config.logging_steps == 0) {
+    if (!number || (number + 1) % r->job->config.logging_steps == 0) {
         fprintf(stderr, "rollout %lld: reward %.4f, KL %.4f, length %.1f, generate %.1f s, score %.1f s, train %.1f s; text 0 (%.2f): ", (long long)number + 1, reward, kl, length, p->seconds[0], p->seconds[1], p->seconds[2], o->score[0]);
         demo_text_print(stderr, o->set.documents[0].ids + o->prompt[0], o->set.documents[0].tokens - o->prompt[0]);
         fputc('\n', stderr);
     }
-    if (!r->metrics) return;
+    if (!r->metrics) return SEQPAR_OK;
     fprintf(r->metrics, "{\"rollout\": %lld, \"step\": %lld, \"reward\": %.17g, \"return\": %.17g, \"kl\": %.17g, \"kl_coef\": %.17g, \"response_length\": %.17g, \"policy_loss\": %.17g, \"clipfrac\": %.17g, \"entropy\": %.17g, \"critic_loss\": %.17g, \"grad_norm\": %.17g, ",
             (long long)number + 1, (long long)r->step, reward, back / (double)o->texts, kl, p->kl.coef, length, p->policy[LOSS_OF], p->policy[CLIPPED], p->policy[ENTROPY_OF], p->value[LOSS_OF], r->optim.norm);
     if (demo_ppo_options(r)->pretrain_data) fprintf(r->metrics, "\"ptx_loss\": %.17g, ", p->policy[PRETRAINING_LOSS]);
     if (demo_ppo_options(r)->dynamic_filtering) fprintf(r->metrics, "\"prompts_drawn\": %lld, ", (long long)p->drawn);
     fprintf(r->metrics, "\"generate_seconds\": %.3f, \"score_seconds\": %.3f, \"train_seconds\": %.3f, \"peak_bytes\": %lld}\n", p->seconds[0], p->seconds[1], p->seconds[2], (long long)r->ctx.memory.total_peak);
-    fflush(r->metrics);
+    return demo_metrics_written(r);
 }
 
 /* A rollout and the steps on it; nothing where filtering has used up the prompts. */
@@ -90,13 +91,13 @@ static seqpar_status demo_ppo_rollout(demo_rank *r, int64_t number) {
     double began = demo_seconds(), kl = 0;
     p->seconds[0] = 0;
     seqpar_status status = demo_rollout_draw(r);
-    if (status || p->used_up) return status;
+    if (status || p->used_up || p->given_up) return status;
     status = demo_experience(r);
     p->seconds[1] = demo_seconds() - began - p->seconds[0];
     if (!status) status = demo_updates(r, number);
     p->seconds[2] = demo_seconds() - began - p->seconds[0] - p->seconds[1];
+    if (!status) status = demo_rollout_log(r, number);
     if (status) return status;
-    demo_rollout_log(r, number);
     for (int64_t i = 0; i < p->rollout.entries; i++) kl += p->rollout.entry[i * ENTRY + KL] / (double)p->rollout.entries; /* weighted by length: the mean over all tokens */
     seqpar_kl_controller_update(&p->kl, kl, p->rollout.texts);
     return SEQPAR_OK;
@@ -114,44 +115,44 @@ static void demo_ppo_count(demo_job *job) {
     int64_t texts = p->rollout_batch_size * p->n_samples_per_prompt;
     if (c->train_batch_size > texts) c->train_batch_size = texts;
     job->rounds = p->num_episodes * (job->usable_count / p->rollout_batch_size);
-    job->total_steps = job->rounds * demo_ppo_steps(job);
-    if (c->max_steps > 0 && c->max_steps < job->total_steps) {
-        job->rounds = (c->max_steps + demo_ppo_steps(job) - 1) / demo_ppo_steps(job);
-        job->total_steps = c->max_steps;
-    }
+    job->last_step = job->total_steps = job->rounds * demo_ppo_steps(job);
+    if (c->max_steps < 0 || c->max_steps >= job->total_steps) return;
+    job->rounds = (c->max_steps + demo_ppo_steps(job) - 1) / demo_ppo_steps(job);
+    job->total_steps = c->max_steps; /* which the learning rate goes by */
+    job->last_step = job->rounds * demo_ppo_steps(job);
+    if (job->last_step > job->total_steps && !job->rank)
+        fprintf(stderr, "notice: a rollout is trained on in %lld steps, so training ends after step %lld, not %lld\n", (long long)demo_ppo_steps(job), (long long)job->last_step, (long long)job->total_steps);
 }
 
-/* Critic and mean of the weights are checkpoints of their own inside the folder, written first: the actor's `latest` says that
-   all are there. */
-static seqpar_status demo_ppo_save(demo_rank *r, demo_state *state) {
-    const demo_config *c = &r->job->config;
+/* The critic is a part of the actor's checkpoint, in a folder of its own inside it. */
+static seqpar_status demo_ppo_save(demo_rank *r, demo_state *state, const char *folder) {
     demo_ppo *p = demo_ppo_of(r);
-    char root[1100];
-    seqpar_status status = SEQPAR_OK;
+    char critic[1200];
     memcpy(&state->extra[0], &p->kl.coef, sizeof state->extra[0]);
     state->extra[1] = p->drawn;
-    snprintf(root, sizeof root, "%s/critic", c->ckpt_path);
-    if (p->has_critic) status = demo_save_checkpoint(&r->ctx, &p->critic, &p->critic_optim, root, state, c->max_ckpt_num);
-    return status;
+    snprintf(critic, sizeof critic, "%s/critic", folder);
+    seqpar_status status = p->has_critic && r->ctx.world->rank == 0 ? demo_make_folder(critic, r->ctx.error) : SEQPAR_OK;
+    return status || !p->has_critic ? status : demo_save_checkpoint(&r->ctx, &p->critic, &p->critic_optim, critic, state);
 }
 
-static seqpar_status demo_ppo_load_beside(demo_rank *r, seqpar_llama *model, seqpar_optim *optim, const char *name, int64_t step) {
-    char root[1100];
+/* It has lain beside the actor's, in CKPT/critic/global_stepN. */
+static seqpar_status demo_ppo_load_critic(demo_rank *r, int64_t step) {
+    demo_ppo *p = demo_ppo_of(r);
+    const char *root = r->job->config.ckpt_path;
+    char folder[1200];
     demo_state state = {0};
-    snprintf(root, sizeof root, "%s/%s", r->job->config.ckpt_path, name);
-    seqpar_status status = demo_load_checkpoint(&r->ctx, model, optim, root, &state);
-    if (!status && state.step != step)
-        return seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_FORMAT, "%s is of step %lld, the actor beside it of step %lld; take the checkpoint before", root, (long long)state.step, (long long)step);
-    return status;
+    snprintf(folder, sizeof folder, "%s/global_step%lld/critic", root, (long long)step);
+    if (access(folder, F_OK)) snprintf(folder, sizeof folder, "%s/critic/global_step%lld", root, (long long)step);
+    return demo_load_checkpoint(&r->ctx, &p->critic, &p->critic_optim, folder, step, &state);
 }
 static seqpar_status demo_ppo_load_state(demo_rank *r, const demo_state *state) {
     demo_ppo *p = demo_ppo_of(r);
-    seqpar_status status = SEQPAR_OK;
     memcpy(&p->kl.coef, &state->extra[0], sizeof p->kl.coef);
     p->drawn = state->extra[1];
-    if (p->drawn < 0) return seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_FORMAT, "the checkpoint in %s does not say which prompts were drawn; begin anew", r->job->config.ckpt_path);
-    if (p->has_critic) status = demo_ppo_load_beside(r, &p->critic, &p->critic_optim, "critic", state->step);
-    return status;
+    const demo_ppo_config *c = demo_ppo_options(r);
+    int64_t rollouts = state->step / demo_ppo_steps(r->job), all = INT64_MAX / 4 / c->n_samples_per_prompt;
+    if (p->drawn < rollouts * c->rollout_batch_size || p->drawn > all || !(p->kl.coef >= 0 && p->kl.coef <= 1e300)) return seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_FORMAT, "the checkpoint in %.300s says that %lld prompts were drawn and the KL coefficient is %g, which cannot be; take another", r->job->config.ckpt_path, (long long)p->drawn, p->kl.coef);
+    return p->has_critic ? demo_ppo_load_critic(r, state->step) : SEQPAR_OK;
 }
 
 /* The final models, by rank 0. */
@@ -186,19 +187,23 @@ static seqpar_status demo_say_used_up(demo_rank *r, int64_t rollouts) {
 
 static seqpar_status demo_ppo_train(demo_rank *r) {
     const demo_config *c = &r->job->config;
+    demo_ppo *p = demo_ppo_of(r);
     int stop = 0, last = 0;
-    int64_t i = r->step / demo_ppo_steps(r->job);
-    seqpar_status status = r->ctx.world->rank ? SEQPAR_OK : demo_make_folder(c->save_path, r->ctx.error);
-    if (!status) status = demo_ppo_evaluate(r, i);
+    int64_t i = r->step / demo_ppo_steps(r->job), drawn;
+    seqpar_status status = demo_ppo_evaluate(r, i);
+    if (!status) status = demo_stop_wanted(r, &stop);
     while (!status && !stop && !last && i < r->job->rounds) {
+        drawn = p->drawn;
         status = demo_ppo_rollout(r, i);
-        last = demo_ppo_of(r)->used_up;
+        last = p->used_up;
+        if (p->given_up) p->drawn = drawn;
         if (!status && last) status = demo_say_used_up(r, i);
-        else i++;
+        else if (!p->given_up) i++;
         if (!status) status = demo_stop_wanted(r, &stop);
-        if (!status && !last && (stop || (c->save_steps > 0 && i % c->save_steps == 0))) status = demo_checkpoint(r);
-        if (!status && (last || i == r->job->rounds || (c->eval_steps > 0 && i % c->eval_steps == 0))) status = demo_ppo_evaluate(r, i);
+        if (!status && !last && r->step && (stop || (c->save_steps > 0 && i % c->save_steps == 0))) status = demo_checkpoint(r);
+        if (!status && !stop && (last || i == r->job->rounds || (c->eval_steps > 0 && i % c->eval_steps == 0))) status = demo_ppo_evaluate(r, i);
     }
+    r->stopped = stop;
     if (!status && !stop && r->ctx.world->rank == 0) status = demo_ppo_write(r);
     return status || stop ? status : seqpar_comm_barrier(r->ctx.world);
 }
@@ -305,6 +310,12 @@ static int demo_ppo_load(const demo_job *job, demo_dataset *set, const char *pat
     return p->pretrain_data ? demo_pretraining_load(job, error, size) : 0;
 }
 
-static const demo_objective demo_ppo_objective = {.unit = "texts", .weight = "texts", .measure = "", .documents_per_unit = 1, .columns = 1, .column = {"reward"}, .evaluates = "exact",
-                                                  .open = demo_ppo_open, .close = demo_ppo_close, .load = demo_ppo_load, .prepare = demo_ppo_prepare, .count = demo_ppo_count, .train = demo_ppo_train, .save = demo_ppo_save, .load_state = demo_ppo_load_state};
+/* Text that is learnt besides. */
+static uint64_t demo_ppo_digest(const demo_job *job, const demo_dataset *set, uint64_t digest) {
+    const demo_dataset *more = &((const demo_ppo_config *)job->options)->pretraining;
+    return set == &job->eval || !arrlen(more->documents) ? digest : demo_digest_number(digest, (int64_t)demo_digest_documents(more));
+}
+
+static const demo_objective demo_ppo_objective = {.unit = "texts", .weight = "texts", .measure = "", .documents_per_unit = 1, .columns = 1, .column = {"reward"}, .evaluates = "exact", .round = "rollout", .fixed = "max_epochs", .needs_model = true,
+                                                  .open = demo_ppo_open, .close = demo_ppo_close, .load = demo_ppo_load, .digest = demo_ppo_digest, .prepare = demo_ppo_prepare, .count = demo_ppo_count, .train = demo_ppo_train, .save = demo_ppo_save, .load_state = demo_ppo_load_state};
 #endif

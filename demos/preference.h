@@ -60,6 +60,11 @@ static int demo_pairs_as_documents(const demo_job *job, demo_dataset *set, const
     return 0;
 }
 
+static uint64_t demo_pairs_digest(const demo_job *job, const demo_dataset *set, uint64_t digest) {
+    const double *margins = ((const demo_preference_config *)job->options)->margins[set == &job->eval];
+    return demo_digest(digest, margins, arrlen(margins) * (int64_t)sizeof *margins);
+}
+
 /* ---- what is common ---- */
 
 enum { LOSS, ACCURACY, CHOSEN_REWARD, REJECTED_REWARD, MARGIN, PAIR_COLUMNS, SQUARED_REWARD = PAIR_COLUMNS, RM_COLUMNS };
@@ -230,7 +235,7 @@ static int demo_dpo_prepare(demo_job *job, char *error, size_t size) {
 
 static const demo_objective demo_dpo = {.unit = "pairs", .weight = "pairs", .measure = "", .documents_per_unit = 2, .columns = PAIR_COLUMNS,
                                         .column = {"loss", "accuracy", "chosen_reward", "rejected_reward", "reward_margin"},
-                                        .open = demo_dpo_open, .close = demo_reference_close, .before = demo_dpo_before, .load = demo_pairs_as_documents, .rows = demo_dpo_rows, .total = demo_units_total, .prepare = demo_dpo_prepare};
+                                        .needs_model = true, .open = demo_dpo_open, .close = demo_reference_close, .before = demo_dpo_before, .load = demo_pairs_as_documents, .digest = demo_pairs_digest, .rows = demo_dpo_rows, .total = demo_units_total, .prepare = demo_dpo_prepare};
 
 /* ---- reward model: the score of a response's last token ---- */
 
@@ -316,5 +321,5 @@ static seqpar_status demo_rm_saved(demo_rank *r) {
 
 static const demo_objective demo_rm = {.unit = "pairs", .weight = "pairs", .measure = "", .documents_per_unit = 2, .columns = RM_COLUMNS,
                                        .column = {"loss", "accuracy", "chosen_reward", "rejected_reward", "reward_margin", "squared_reward"},
-                                       .load = demo_pairs_as_documents, .rows = demo_rm_rows, .total = demo_units_total, .saved = demo_rm_saved, .prepare = demo_rm_prepare};
+                                       .needs_model = true, .load = demo_pairs_as_documents, .digest = demo_pairs_digest, .rows = demo_rm_rows, .total = demo_units_total, .saved = demo_rm_saved, .prepare = demo_rm_prepare};
 #endif

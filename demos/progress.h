@@ -30,6 +30,7 @@ typedef struct {
     int64_t logging_steps; /* without a terminal: a line every so many steps; 0: only the last */
     int64_t step, tokens;  /* so far; tokens of this process only */
     double loss;
+    const char *round, *value; /* what is counted and what is shown of it; NULL: step, loss */
     double began, drawn; /* seconds on the monotonic clock */
 } demo_progress;
 
@@ -61,8 +62,8 @@ static inline int demo_progress_parts(const demo_progress *progress, double elap
 {
     char number[24];
     int64_t steps = progress->step - progress->resumed;
-    snprintf(parts[0], 48, "step %lld/%lld", (long long)progress->step, (long long)progress->total);
-    snprintf(parts[1], 48, "loss %.4f", progress->loss);
+    snprintf(parts[0], 48, "%s %lld/%lld", progress->round ? progress->round : "step", (long long)progress->step, (long long)progress->total);
+    snprintf(parts[1], 48, "%s %.4f", progress->value ? progress->value : "loss", progress->loss);
     if (steps < 1 || !(elapsed > 0)) return steps < 1 ? 1 : 2;
     demo_count_text(number, sizeof number, (double)progress->tokens / elapsed);
     snprintf(parts[2], 48, "%s tokens/s", number);

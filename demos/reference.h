@@ -36,6 +36,21 @@ static seqpar_status demo_reference_config(demo_rank *r, const char *folder, seq
     return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION, "the reference in %s has a vocabulary of %lld, the model that is trained one of %lld; take one with the same tokens", folder, (long long)config->vocab, (long long)r->job->model.vocab);
 }
 
+static uint64_t demo_digest_model(demo_rank *r, const seqpar_llama *model) {
+    const seqpar_llama_config *c = &model->config;
+    const int64_t numbers[] = {c->layers, c->hidden, c->heads, c->kv_heads, c->head_dim, c->intermediate, c->vocab, c->tied};
+    const double reals[] = {c->rope_theta, c->rms_eps};
+    uint64_t digest = demo_digest(demo_digest(DEMO_DIGEST_EMPTY, numbers, sizeof numbers), reals, sizeof reals);
+    for (int64_t i = 0; i < model->tensor_count; i++) {
+        const seqpar_tensor *t = &model->tensors[i];
+        double *values = (double *)demo_room(t->rows * t->cols, sizeof *values);
+        seqpar_device_read(r->device, values, model->params.data, t->offset, t->rows * t->cols, r->device->storage);
+        digest = demo_digest(digest, values, t->rows * t->cols * (int64_t)sizeof *values);
+        free(values);
+    }
+    return digest;
+}
+
 /* The reference is the model training starts from, or a folder: in either case before the first step. */
 static seqpar_status demo_reference_open(demo_rank *r, const char *folder) {
     const demo_config *c = &r->job->config;
@@ -47,9 +62,10 @@ static seqpar_status demo_reference_open(demo_rank *r, const char *folder) {
     if (!status) status = seqpar_llama_open(&r->ctx, &reference->model, &config);
     reference->there = !status;
     if (status) return status;
-    if (folder) return demo_load_weights(&r->ctx, &reference->model, folder);
-    seqpar_llama_init(&r->ctx, &reference->model, (uint64_t)c->seed);
-    return SEQPAR_OK;
+    if (folder) status = demo_load_weights(&r->ctx, &reference->model, folder);
+    else seqpar_llama_init(&r->ctx, &reference->model, (uint64_t)c->seed);
+    if (!status && r->ctx.world->rank == 0) r->reference = demo_digest_model(r, &reference->model);
+    return status;
 }
 static void demo_reference_close(demo_rank *r) {
     demo_reference *reference = (demo_reference *)r->own;
@@ -93,21 +109,6 @@ static uint64_t demo_digest_rows(uint64_t digest, const seqpar_batch *batch) {
         digest = demo_digest(digest, row->doc_source, row->docs * (int64_t)sizeof *row->doc_source);
         digest = demo_digest(digest, row->ids, row->tokens * (int64_t)sizeof *row->ids);
         digest = demo_digest(digest, row->targets, row->tokens * (int64_t)sizeof *row->targets);
-    }
-    return digest;
-}
-
-static uint64_t demo_digest_model(demo_rank *r, const seqpar_llama *model) {
-    const seqpar_llama_config *c = &model->config;
-    const int64_t numbers[] = {c->layers, c->hidden, c->heads, c->kv_heads, c->head_dim, c->intermediate, c->vocab, c->tied};
-    const double reals[] = {c->rope_theta, c->rms_eps};
-    uint64_t digest = demo_digest(demo_digest(DEMO_DIGEST_EMPTY, numbers, sizeof numbers), reals, sizeof reals);
-    for (int64_t i = 0; i < model->tensor_count; i++) {
-        const seqpar_tensor *t = &model->tensors[i];
-        double *values = (double *)demo_room(t->rows * t->cols, sizeof *values);
-        seqpar_device_read(r->device, values, model->params.data, t->offset, t->rows * t->cols, r->device->storage);
-        digest = demo_digest(digest, values, t->rows * t->cols * (int64_t)sizeof *values);
-        free(values);
     }
     return digest;
 }

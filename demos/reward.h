@@ -95,12 +95,16 @@ static seqpar_status demo_add_server_scores(demo_rank *r) {
     demo_rollout *o = &demo_ppo_of(r)->rollout;
     double *score = (double *)demo_room(o->texts, sizeof *score);
     seqpar_status status = SEQPAR_OK;
+    int64_t asked = 0;
     char why[512];
     if (r->ctx.world->rank == 0) {
         demo_reward_question question = demo_question_of(o);
-        if (demo_ask_servers(&demo_ppo_options(r)->servers, &question, score, why, sizeof why)) status = seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_FORMAT, "%s", why);
+        asked = demo_ask_servers(&demo_ppo_options(r)->servers, &question, score, why, sizeof why);
+        if (asked < 0) status = seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_FORMAT, "%s", why);
         demo_question_free(&question);
     }
+    if (!status) status = seqpar_comm_max_i64(r->ctx.world, &asked, 1);
+    if (asked > 0) demo_ppo_of(r)->given_up = true;
     if (!status) status = seqpar_comm_broadcast(r->ctx.world, score, o->texts * (int64_t)sizeof *score, 0);
     for (int64_t i = 0; !status && i < o->texts; i++) o->score[i] += score[i];
     free(score);
@@ -148,7 +152,7 @@ static seqpar_status demo_draw_filtered(demo_rank *r) {
     int64_t n = c->n_samples_per_prompt, batch = c->rollout_batch_size, all = r->job->usable_count / batch * batch * c->num_episodes, missing = batch;
     seqpar_status status = SEQPAR_OK;
     demo_rollout_new(&kept, batch * n);
-    while (!status && missing && p->drawn < all) {
+    while (!status && missing && p->drawn < all && !p->given_up) {
         status = demo_draw(r, missing < all - p->drawn ? missing : all - p->drawn);
         if (!status) status = demo_score_texts(r);
         if (!status) demo_keep_groups(&kept, &p->rollout, n, c->dynamic_filtering_reward_range);
@@ -156,7 +160,7 @@ static seqpar_status demo_draw_filtered(demo_rank *r) {
     }
     demo_rollout_free(&p->rollout);
     p->rollout = kept;
-    p->used_up = missing > 0;
+    p->used_up = missing > 0 && !p->given_up;
     return status;
 }
 

@@ -19,7 +19,7 @@ typedef struct {
     double timeout;        /* seconds one request may take */
     int64_t retries;       /* further tries after the first */
     double backoff;        /* seconds before the second try, twice as many before each one after, a minute at most */
-    const volatile sig_atomic_t *interrupted; /* once set there are no more tries; NULL: never */
+    const volatile sig_atomic_t *interrupted; /* once set nobody waits for an answer any more; NULL: never */
 } demo_reward_servers;
 
 typedef struct {
@@ -135,7 +135,16 @@ static inline void demo_bypass_proxy(CURL *curl)
     curl_easy_setopt(curl, CURLOPT_NOPROXY, others && !strcmp(others, "*") ? "*" : list);
 }
 
-static inline void demo_post(const char *url, const char *body, double timeout, demo_answer *answer)
+static inline bool demo_given_up(const demo_reward_servers *servers) { return servers->interrupted && *servers->interrupted; }
+
+/* libcurl calls it at least once a second; anything but 0 ends the transfer. */
+static inline int demo_post_goes_on(void *user, curl_off_t down_all, curl_off_t down, curl_off_t up_all, curl_off_t up)
+{
+    (void)down_all, (void)down, (void)up_all, (void)up;
+    return demo_given_up((const demo_reward_servers *)user);
+}
+
+static inline void demo_post(const demo_reward_servers *servers, const char *url, const char *body, demo_answer *answer)
 {
     CURL *curl = curl_easy_init();
     struct curl_slist *headers = curl_slist_append(NULL, "Content-Type: application/json");
@@ -146,8 +155,11 @@ static inline void demo_post(const char *url, const char *body, double timeout, 
         curl_easy_setopt(curl, CURLOPT_POSTFIELDS, body);
         curl_easy_setopt(curl, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)strlen(body));
         curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers);
-        curl_easy_setopt(curl, CURLOPT_TIMEOUT_MS, (long)(1000 * timeout + 1));
-        curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT_MS, (long)(1000 * fmin(timeout, 30) + 1)); /* a name that nobody answers for, an address where nobody is */
+        curl_easy_setopt(curl, CURLOPT_TIMEOUT_MS, (long)(1000 * servers->timeout + 1));
+        curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT_MS, (long)(1000 * fmin(servers->timeout, 30) + 1)); /* a name that nobody answers for, an address where nobody is */
+        curl_easy_setopt(curl, CURLOPT_XFERINFOFUNCTION, demo_post_goes_on);
+        curl_easy_setopt(curl, CURLOPT_XFERINFODATA, (void *)servers);
+        curl_easy_setopt(curl, CURLOPT_NOPROGRESS, 0L);
         curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L); /* other threads run */
 #if LIBCURL_VERSION_NUM >= 0x075700
         curl_easy_setopt(curl, CURLOPT_QUICK_EXIT, 1L); /* a thread that still asks for a name is not waited for */
@@ -169,8 +181,6 @@ static inline bool demo_answer_may_improve(const demo_answer *answer)
     return !came || (answer->code == CURLE_OK && (answer->status == 408 || answer->status == 429 || answer->status >= 500));
 }
 
-static inline bool demo_given_up(const demo_reward_servers *servers) { return servers->interrupted && *servers->interrupted; }
-
 /* In pieces: the signal may come to another thread. */
 static inline void demo_wait(const demo_reward_servers *servers, double seconds)
 {
@@ -185,12 +195,12 @@ static inline int64_t demo_post_patiently(const demo_reward_servers *servers, co
 {
     double wait = servers->backoff;
     int64_t tries = 1;
-    for (demo_post(url, body, servers->timeout, answer); demo_answer_may_improve(answer) && tries <= servers->retries; tries++) {
+    for (demo_post(servers, url, body, answer); demo_answer_may_improve(answer) && tries <= servers->retries; tries++) {
         demo_wait(servers, wait);
         if (demo_given_up(servers)) break;
         wait = fmin(2 * wait, 60);
         free(answer->bytes);
-        demo_post(url, body, servers->timeout, answer);
+        demo_post(servers, url, body, answer);
     }
     return tries;
 }
@@ -200,7 +210,8 @@ static inline int demo_ask_one(const demo_reward_servers *servers, const char *u
     demo_answer answer;
     int64_t tries = demo_post_patiently(servers, url, body, &answer);
     int failed;
-    if (answer.code == CURLE_WRITE_ERROR)
+    if (demo_answer_may_improve(&answer) && demo_given_up(servers)) failed = 1;
+    else if (answer.code == CURLE_WRITE_ERROR)
         failed = demo_server_wrong(error, size, url, "the answer is longer than %d bytes; {\"rewards\": [%lld numbers]} is needed", DEMO_ANSWER_LIMIT, (long long)count);
     else if (answer.code != CURLE_OK)
         failed = demo_server_wrong(error, size, url, "no answer in %lld tries (%s); start it, or raise remote_rm_timeout %g or remote_rm_retries %lld", (long long)tries, curl_easy_strerror(answer.code), servers->timeout, (long long)servers->retries);
@@ -211,16 +222,16 @@ static inline int demo_ask_one(const demo_reward_servers *servers, const char *u
     return failed;
 }
 
-/* Adds what the servers say to rewards (question->count). */
+/* Adds what the servers say to rewards (question->count). Returns 1, and no sentence, where a signal ended the waiting. */
 static inline int demo_ask_servers(const demo_reward_servers *servers, const demo_reward_question *question, double *rewards, char *error, size_t size)
 {
     char *body = demo_question_json(question), *list = strdup(servers->urls), *rest = list;
-    int failed = !body;
+    int failed = body ? 0 : -1;
     if (failed) snprintf(error, size, "no memory to ask about %lld texts; lower rollout_batch_size", (long long)question->count);
     for (char *url; !failed && (url = strsep(&rest, ","));) failed = demo_ask_one(servers, url, body, rewards, question->count, error, size);
     cJSON_free(body);
     free(list);
-    return failed ? -1 : 0;
+    return failed;
 }
 
 /* Are these addresses that can be asked? */

@@ -15,6 +15,7 @@
 #include "options.h"
 #include "plot.h"
 #include "progress.h"
+#include "run.h"
 #ifdef DEMO_NCCL /* ranks can be processes, each with a GPU: make cuda */
 #define SEQPAR_NCCL_IMPLEMENTATION
 #include "seqpar_nccl.h"
@@ -49,10 +50,10 @@ typedef struct {
     {"chunks", &(c).chunks, DEMO_INT, "0", "chunks a row is cut into; 0: 32, fewer for short rows, more for those beyond 8,192 tokens", DEMO_BETWEEN(0, SEQPAR_MAX_CHUNKS)},        \
     {"pretrain", &(c).pretrain, DEMO_STRING, NULL, "folder with config.json and model.safetensors to start from", DEMO_ANY},  \
     {"save_path", &(c).save_path, DEMO_STRING, "./ckpt", "folder for the final model", DEMO_ANY},                             \
-    {"ckpt_path", &(c).ckpt_path, DEMO_STRING, NULL, "folder for checkpoints; ./ckpt/checkpoints_ and the trainer's name", DEMO_ANY},                 \
+    {"ckpt_path", &(c).ckpt_path, DEMO_STRING, NULL, "folder for checkpoints; without it save_path/checkpoints_ and the trainer's name", DEMO_ANY},     \
     {"save_steps", &(c).save_steps, DEMO_INT, "-1", "checkpoint every so many steps; -1: only when interrupted", DEMO_COUNT(-1)}, \
     {"max_ckpt_num", &(c).max_ckpt_num, DEMO_INT, "3", "checkpoints kept", DEMO_COUNT(1)},                                 \
-    {"load_checkpoint", &(c).load_checkpoint, DEMO_FLAG, NULL, "go on from the newest checkpoint in ckpt_path", DEMO_ANY},    \
+    {"load_checkpoint", &(c).load_checkpoint, DEMO_FLAG, NULL, "go on from the newest checkpoint in ckpt_path, if there is one", DEMO_ANY}, \
     {"eval_steps", &(c).eval_steps, DEMO_INT, "-1", "evaluate every so many steps; -1: at the end", DEMO_COUNT(-1)},       \
     {"logging_steps", &(c).logging_steps, DEMO_INT, "10", "a line every so many steps", DEMO_COUNT(1)},                    \
     {"metrics_path", &(c).metrics_path, DEMO_STRING, NULL, "JSON lines: every step and evaluation", DEMO_ANY},                \
@@ -62,7 +63,7 @@ typedef struct {
     {"micro_train_batch_size", &(c).micro_train_batch_size, DEMO_INT, "4", "rows of a micro-batch on a data-parallel rank", DEMO_COUNT(1)}, \
     {"gradient_accumulation_steps", &(c).gradient_accumulation_steps, DEMO_INT, "0", "micro-batches of a step; 0: from micro_train_batch_size", DEMO_COUNT(0)}, \
     {"max_epochs", &(c).max_epochs, DEMO_FLOAT, "1", "passes over the data", {0, DEMO_MOST, true}},                                  \
-    {"max_steps", &(c).max_steps, DEMO_INT, "-1", "optimizer steps; -1: from max_epochs", DEMO_COUNT(-1)},                 \
+    {"max_steps", &(c).max_steps, DEMO_INT, "-1", "optimizer steps; 0: evaluate and save only; -1: from max_epochs", DEMO_COUNT(-1)}, \
     {"learning_rate", &(c).learning_rate, DEMO_FLOAT, "2e-3", "peak learning rate", DEMO_ABOVE(0)},                           \
     {"lr_scheduler", &(c).lr_scheduler, DEMO_STRING, "cosine_with_min_lr", "constant, linear, cosine, cosine_with_min_lr", DEMO_ANY}, \
     {"lr_warmup_ratio", &(c).lr_warmup_ratio, DEMO_FLOAT, "0.03", "share of the steps that warm up", DEMO_BETWEEN(0, 1)},     \
@@ -113,6 +114,10 @@ typedef struct {
     demo_dataset train, eval;
     int64_t *usable;      /* training units whose documents all have a target, in file order */
     int64_t usable_count, total_steps, rounds, warmup; /* rounds: what progress counts */
+    int64_t last_step;    /* at which training ends: total_steps, or the end of the last rollout */
+    demo_run run;
+    uint64_t data;        /* digest of what is trained on */
+    demo_note *notes;     /* for checkpoints; stb_ds array */
     seqpar_llama_config model;
     int layout, schedule, lr_kind;
     double temperature;   /* of log-probs; 0: 1 */
@@ -128,7 +133,9 @@ typedef struct { /* one rank at work */
     seqpar_llama model;
     seqpar_optim optim;
     demo_average average;   /* of the weights, where one is kept */
-    int64_t step;
+    int64_t step, saved;    /* steps done; at the last checkpoint */
+    int stopped;            /* by a signal, before the end */
+    uint64_t reference;     /* digest of the frozen model's weights, on rank 0; 0: there is none */
     demo_progress progress;
     FILE *metrics;
     double *losses, *steps; /* stb_ds arrays, rank 0: what this process did */
@@ -157,11 +164,16 @@ struct demo_objective {
     int documents_per_unit, columns;
     const char *column[DEMO_COLUMNS]; /* of the log; the first is the loss */
     const char *evaluates;         /* what an evaluation is called, if not that */
+    const char *round;             /* what progress counts, if not steps */
+    const char *fixed;             /* options that a resumed run must repeat, beside those of all trainers; a comma list, NULL: none */
+    bool needs_model;              /* a model with random weights has nothing to teach it */
     seqpar_status (*open)(demo_rank *r);                    /* after the policy is there; NULL: nothing */
     void (*close)(demo_rank *r);
     seqpar_status (*before)(demo_rank *r, demo_window *w);  /* a pass over all rows before the first; NULL: none */
     /* Fills a dataset from files, units being neighbours of documents_per_unit. 0, or -1 with one sentence. */
     int (*load)(const demo_job *job, demo_dataset *set, const char *paths, int64_t max_samples, char *error, size_t size);
+    /* What it keeps of them beside the documents goes into the digest; NULL: nothing. */
+    uint64_t (*digest)(const demo_job *job, const demo_dataset *set, uint64_t digest);
     /* Rows first .. first + count of this rank, values into the window; micro >= 0: and gradients, of that micro-batch. */
     seqpar_status (*rows)(demo_rank *r, demo_window *w, int64_t first, int64_t count, int64_t micro);
     /* Means over the window, the same on all ranks, and their weight. Collective over the world. */
@@ -171,13 +183,32 @@ struct demo_objective {
     int (*prepare)(demo_job *job, char *error, size_t size); /* before data is read; NULL: nothing */
     void (*count)(demo_job *job);                            /* sets total_steps and rounds */
     seqpar_status (*train)(demo_rank *r);                    /* the whole of it */
-    seqpar_status (*save)(demo_rank *r, demo_state *state);  /* what a checkpoint holds beside the model, before that */
+    seqpar_status (*save)(demo_rank *r, demo_state *state, const char *folder); /* what a checkpoint holds beside the model, before that */
     seqpar_status (*load_state)(demo_rank *r, const demo_state *state);
 };
 
 
-static volatile sig_atomic_t demo_interrupted; /* by this signal */
-static void demo_on_interrupt(int signal_number) { demo_interrupted = signal_number; }
+/* ---- signals: the first stops after the step at hand, with a checkpoint; the second ends at once ---- */
+
+static volatile sig_atomic_t demo_interrupted; /* by this signal, which may have come to another process */
+static volatile sig_atomic_t demo_stopped;     /* training ended before its time, by this signal */
+static volatile sig_atomic_t demo_caught;      /* the first that came here */
+static struct timespec demo_caught_at;
+
+/* Who starts programs may send a signal to the process and to its group: within a tenth of a second that is one. */
+static void demo_on_interrupt(int signal_number) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    double passed = (double)(now.tv_sec - demo_caught_at.tv_sec) + 1e-9 * (double)(now.tv_nsec - demo_caught_at.tv_nsec);
+    if (demo_caught && passed > 0.1) {
+        signal(signal_number, SIG_DFL);
+        raise(signal_number);
+    } else if (!demo_caught) {
+        demo_caught_at = now;
+        demo_caught = signal_number;
+        demo_interrupted = signal_number;
+    }
+}
 
 static void demo_catch(int signal_number) {
     struct sigaction action;
@@ -185,6 +216,22 @@ static void demo_catch(int signal_number) {
     action.sa_handler = demo_on_interrupt;
     action.sa_flags = SA_RESTART;
     sigaction(signal_number, &action, NULL);
+}
+
+/* SIGHUP comes when a terminal is closed; nohup has it ignored. */
+static void demo_catch_all(void) {
+    struct sigaction hangup;
+    demo_catch(SIGINT);
+    demo_catch(SIGTERM);
+    if (!sigaction(SIGHUP, NULL, &hangup) && hangup.sa_handler != SIG_IGN) demo_catch(SIGHUP);
+}
+
+/* Writing into a full disk, a file at its limit or a pipe that nobody reads is to fail with a sentence. */
+static void demo_writes_may_fail(void) {
+    signal(SIGXFSZ, SIG_IGN);
+    signal(SIGPIPE, SIG_IGN);
+    for (int file = 0; file < 3; file++) /* no file of ours may get the number of a stream that was closed */
+        if (fcntl(file, F_GETFD) < 0 && open("/dev/null", file ? O_RDONLY : O_WRONLY) != file) _exit(1);
 }
 
 /* ---- from options to a job ---- */
@@ -369,7 +416,7 @@ static void demo_job_steps(demo_job *job) {
     else {
         if (c->train_batch_size > job->usable_count) c->train_batch_size = job->usable_count;
         int64_t per_epoch = job->usable_count / c->train_batch_size;
-        job->rounds = job->total_steps = c->max_steps > 0 ? c->max_steps : (int64_t)ceil(c->max_epochs * (double)per_epoch);
+        job->rounds = job->last_step = job->total_steps = c->max_steps >= 0 ? c->max_steps : (int64_t)ceil(c->max_epochs * (double)per_epoch);
     }
     job->warmup = c->warmup_steps >= 0 ? c->warmup_steps : (int64_t)ceil(c->lr_warmup_ratio * (double)job->total_steps);
     job->lr_kind = demo_pick(c->lr_scheduler, kinds, 4);
@@ -377,10 +424,17 @@ static void demo_job_steps(demo_job *job) {
 
 /* Fills the job from parsed options. Returns 0, or -1 with one sentence. */
 static int demo_job_open(demo_job *job, char *error, size_t size) {
+    job->run.from = DEMO_NOTHING_SAVED; /* until demo_job_begin has looked */
     if (job->objective->prepare && job->objective->prepare(job, error, size)) return -1;
     if (demo_pick_attention(job, error, size) || demo_job_world(job, error, size) || demo_job_model(job, error, size) || demo_job_data(job, error, size)) return -1;
     demo_job_steps(job);
     return 0;
+}
+
+/* Of all that is read of a set, in its order. */
+static uint64_t demo_job_digest(const demo_job *job, const demo_dataset *set) {
+    uint64_t digest = demo_digest_documents(set);
+    return job->objective->digest ? job->objective->digest(job, set, digest) : digest;
 }
 
 /* Digests of the options and of the data, for demo_ranks_agree. Threads never change a bit. */
@@ -391,8 +445,96 @@ static void demo_job_tell(demo_job *job, const demo_binding *bindings, int count
         uint64_t digest = demo_digest(DEMO_DIGEST_EMPTY, text ? text : bindings[i].variable, text ? (int64_t)strlen(text) + 1 : bytes[bindings[i].type]);
         if (strcmp(bindings[i].name, "omp_threads")) arrput(job->told, ((demo_told){"--", bindings[i].name, (int64_t)digest}));
     }
-    arrput(job->told, ((demo_told){"", "the training data", (int64_t)demo_digest_documents(&job->train)}));
-    arrput(job->told, ((demo_told){"", "the evaluation data", (int64_t)demo_digest_documents(&job->eval)}));
+    arrput(job->told, ((demo_told){"", "the training data", (int64_t)job->data}));
+    arrput(job->told, ((demo_told){"", "the evaluation data", (int64_t)demo_job_digest(job, &job->eval)}));
+    arrput(job->told, ((demo_told){"", "the checkpoint in ckpt_path", job->run.from}));
+}
+
+/* ---- beginning, or going on ---- */
+
+static void demo_job_note(demo_job *job, const char *key, const char *value) {
+    demo_note note;
+    snprintf(note.key, sizeof note.key, "%s", key);
+    snprintf(note.value, sizeof note.value, "%s", value);
+    arrput(job->notes, note);
+}
+
+/* Chunks of a row that is full. */
+static int64_t demo_row_chunks(const demo_config *c) { return c->chunks ? c->chunks : seqpar_grid_default_chunks(c->pack_len); }
+
+/* What a checkpoint of this job is recognized by, and what a resumed run is compared by. */
+static void demo_job_notes(demo_job *job, const demo_binding *bindings, int count, const char *tool) {
+    char text[32];
+    job->notes = demo_option_notes(bindings, count);
+    demo_job_note(job, "trainer", tool);
+    snprintf(text, sizeof text, "%016llx", (unsigned long long)job->data);
+    demo_job_note(job, "training_data", text);
+    snprintf(text, sizeof text, "%lld", (long long)job->config.chunks);
+    demo_job_note(job, "chunks", text);
+    snprintf(text, sizeof text, "%lld", (long long)demo_row_chunks(&job->config));
+    demo_job_note(job, "row_chunks", text);
+}
+
+/* A checkpoint goes on with the chunks it was written with: they decide the order of all sums. One that does not say so has
+   had the default of its time. */
+static int demo_resume_chunks(demo_job *job, const seqpar_safetensors_file *file, const char *path, char *error, size_t size) {
+    demo_config *c = &job->config;
+    seqpar_error why = {0};
+    int64_t full = c->pack_len / 16 < 1 ? 1 : c->pack_len / 16 > 32 ? 32 : c->pack_len / 16;
+    int64_t option = demo_metadata_number(file, path, "chunks", 0, 0, &why), row = demo_metadata_number(file, path, "row_chunks", 1, full, &why);
+    bool recorded = seqpar_safetensors_metadata(file, "chunks") != NULL;
+    if (why.status) return snprintf(error, size, "%s", why.text), -1;
+    if (recorded && c->chunks && c->chunks != option)
+        return snprintf(error, size, "the checkpoint was written with %lld chunks a row%s, this run has --chunks %lld; leave it out to go on", (long long)row, option ? "" : " or fewer", (long long)c->chunks), -1;
+    if (!c->chunks && row != demo_row_chunks(c)) c->chunks = row;
+    return 0;
+}
+
+static int demo_resume_compare(demo_job *job, const char *tool, const seqpar_safetensors_file *file, const demo_state *state, char *error, size_t size) {
+    const demo_config *c = &job->config;
+    const char *trainer = seqpar_safetensors_metadata(file, "trainer"), *data = seqpar_safetensors_metadata(file, "training_data");
+    char own[32];
+    snprintf(own, sizeof own, "%016llx", (unsigned long long)job->data);
+    if (trainer && strcmp(trainer, tool)) return snprintf(error, size, "the checkpoint in %.300s was written by train_%.20s, this is train_%s; give another --ckpt_path", c->ckpt_path, trainer, tool), -1;
+    if (state->seed != c->seed || state->train_batch_size != c->train_batch_size || state->documents != job->usable_count)
+        return snprintf(error, size, "the checkpoint was written with seed %lld, train_batch_size %lld and %lld documents, this run has %lld, %lld and %lld; use the same to go on",
+                        (long long)state->seed, (long long)state->train_batch_size, (long long)state->documents, (long long)c->seed, (long long)c->train_batch_size, (long long)job->usable_count), -1;
+    if (data && strcmp(data, own)) return snprintf(error, size, "the checkpoint in %.200s was trained on other data than %.200s: as many documents, but others, in another order or read otherwise; use the same to go on", c->ckpt_path, c->dataset), -1;
+    if (state->step > job->last_step)
+        return snprintf(error, size, "the checkpoint in %.300s is of step %lld, this run ends after step %lld; raise --max_steps, or give another --ckpt_path", c->ckpt_path, (long long)state->step, (long long)job->last_step), -1;
+    return 0;
+}
+
+/* Is the checkpoint one that this job can go on from? */
+static int demo_job_resume(demo_job *job, const demo_binding *bindings, int count, const char *tool, char *error, size_t size) {
+    char folder[1110], path[1280];
+    seqpar_safetensors_file *file = NULL;
+    demo_state state;
+    seqpar_error why = {0};
+    demo_checkpoint_path(folder, sizeof folder, job->config.ckpt_path, job->run.from);
+    if (access(folder, F_OK)) demo_checkpoint_temporary(folder, sizeof folder, job->config.ckpt_path, job->run.from); /* until the process that holds the lock has named it */
+    snprintf(path, sizeof path, "%s/optimizer.safetensors", folder);
+    int wrong = demo_open_state(&file, &state, folder, job->run.from, &why) ? (snprintf(error, size, "%s", why.text), -1) : 0;
+    if (!wrong) wrong = demo_resume_compare(job, tool, file, &state, error, size) || demo_model_compare(&job->model, folder, error, size) || demo_resume_chunks(job, file, path, error, size);
+    demo_note *notes = wrong ? NULL : demo_option_notes(bindings, count);
+    if (!wrong) wrong = demo_options_compare(notes, file, job->objective->fixed ? job->objective->fixed : "", !job->rank, error, size);
+    seqpar_safetensors_close(file);
+    arrfree(notes);
+    return wrong;
+}
+
+/* The last before training: from here on the folder of the checkpoints belongs to this job. 0, or -1 with one sentence. */
+static int demo_job_begin(demo_job *job, const demo_binding *bindings, int count, const char *tool, char *error, size_t size) {
+    const demo_config *c = &job->config;
+    seqpar_error why = {0};
+    job->run.root = c->ckpt_path;
+    job->data = demo_job_digest(job, &job->train);
+    if (demo_inputs_kept(bindings, count, error, size) || demo_outputs_apart(bindings, count, error, size)) return -1;
+    if (demo_run_open(&job->run, !job->rank, c->load_checkpoint, c->save_path, tool, c->dataset, &why)) return snprintf(error, size, "%s", why.text), -1;
+    if (job->run.from != DEMO_NOTHING_SAVED && demo_job_resume(job, bindings, count, tool, error, size)) return -1;
+    demo_job_notes(job, bindings, count, tool);
+    demo_job_tell(job, bindings, count);
+    return 0;
 }
 
 /* ---- rows of a step ---- */
@@ -499,22 +641,45 @@ static double demo_learning_rate(const demo_job *job, int64_t step) {
     return job->config.learning_rate * seqpar_schedule_factor(job->lr_kind, step, job->warmup, job->total_steps, job->config.min_lr_ratio);
 }
 
-static void demo_log_step(demo_rank *r, const double *means, double lr, const seqpar_batch *batch, double seconds) {
+/* JSON has no word for what is no number. */
+static const char *demo_json_number(char text[32], double value) {
+    snprintf(text, 32, isfinite(value) ? "%.17g" : "null", value);
+    return text;
+}
+
+/* Whole lines only, and none of them lost: a metrics file that cannot take them ends the run. */
+static seqpar_status demo_metrics_written(demo_rank *r) {
+    if (!r->metrics || (!fflush(r->metrics) && !ferror(r->metrics))) return SEQPAR_OK;
+    return seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_WRITE, "cannot write %.300s: %s; make room or give another --metrics_path", r->job->config.metrics_path, strerror(errno));
+}
+
+/* A line that a full disk cut short stays one of its own. */
+static void demo_metrics_end_line(demo_rank *r) {
+    char last = '\n';
+    FILE *file = fopen(r->job->config.metrics_path, "rb");
+    struct stat kind;
+    bool there = file && !fstat(fileno(file), &kind) && S_ISREG(kind.st_mode) && kind.st_size > 0 && !fseek(file, -1, SEEK_END) && fread(&last, 1, 1, file) == 1;
+    if (file) fclose(file);
+    if (there && last != '\n') fputc('\n', r->metrics);
+}
+
+static seqpar_status demo_log_step(demo_rank *r, const double *means, double lr, const seqpar_batch *batch, double seconds) {
     const seqpar_pack_counts *n = &batch->counts;
     const demo_objective *o = r->job->objective;
-    if (r->ctx.world->rank) return;
+    char number[32];
+    if (r->ctx.world->rank) return SEQPAR_OK;
     arrput(r->losses, means[0]);
     arrput(r->steps, (double)r->step);
     r->norm_last = r->optim.norm;
     r->tokens += n->tokens;
     r->seconds += seconds;
     demo_progress_step(&r->progress, r->step, means[0], n->tokens);
-    if (!r->metrics) return;
+    if (!r->metrics) return SEQPAR_OK;
     fprintf(r->metrics, "{\"step\": %lld", (long long)r->step);
-    for (int i = 0; i < o->columns; i++) fprintf(r->metrics, ", \"%s\": %.17g", o->column[i], means[i]);
+    for (int i = 0; i < o->columns; i++) fprintf(r->metrics, ", \"%s\": %s", o->column[i], demo_json_number(number, means[i]));
     fprintf(r->metrics, ", \"grad_norm\": %.17g, \"learning_rate\": %.17g, \"rows\": %lld, \"tokens\": %lld, \"supervised_tokens\": %lld, \"tokens_per_second\": %.1f}\n",
             r->optim.norm, lr, (long long)batch->rows, (long long)n->tokens, (long long)n->supervised, (double)n->tokens / seconds);
-    fflush(r->metrics);
+    return demo_metrics_written(r);
 }
 
 /* Said once: ranks that stand idle, or wait for the busiest. */
@@ -547,32 +712,44 @@ static seqpar_status demo_step(demo_rank *r) {
     if (!status) {
         demo_average_step(&r->ctx, &r->model, &r->average);
         r->step++;
-        demo_log_step(r, means, lr, &w.batch, demo_seconds() - began);
+        status = demo_log_step(r, means, lr, &w.batch, demo_seconds() - began);
     }
     demo_window_close(&w);
     return status;
 }
 
-/* ---- evaluation: the mean over the whole set, in windows; equal means stay what they are ---- */
-
-static void demo_say_evaluation(demo_rank *r, double weight) {
-    const demo_objective *o = r->job->objective;
-    if (r->ctx.world->rank) return;
-    demo_progress_say(&r->progress, "step %lld: evaluation loss %.6f%s over %.0f %s", (long long)r->step, r->eval_means[0], o->measure, weight, o->weight);
-    for (int i = 1; i < o->columns; i++) demo_progress_say(&r->progress, "           %s %.6f", o->column[i], r->eval_means[i]);
-    if (!r->metrics) return;
-    fprintf(r->metrics, "{\"step\": %lld", (long long)r->step);
-    for (int i = 0; i < o->columns; i++) fprintf(r->metrics, ", \"eval_%s\": %.17g", o->column[i], r->eval_means[i]);
-    fprintf(r->metrics, ", \"eval_%s\": %.0f}\n", o->weight, weight);
+/* Did anybody press Ctrl-C? Everybody must answer alike, also where one process alone was told. */
+static seqpar_status demo_stop_wanted(demo_rank *r, int *stop) {
+    int64_t flag = demo_interrupted;
+    seqpar_status status = seqpar_comm_max_i64(r->ctx.world, &flag, 1);
+    *stop = flag != 0;
+    if (*stop) demo_interrupted = (sig_atomic_t)flag;
+    if (*stop) demo_stopped = (sig_atomic_t)flag;
+    return status;
 }
 
-static seqpar_status demo_evaluate(demo_rank *r) {
+/* ---- evaluation: the mean over the whole set, in windows; equal means stay what they are ---- */
+
+static seqpar_status demo_say_evaluation(demo_rank *r, double weight) {
+    const demo_objective *o = r->job->objective;
+    char number[32];
+    if (r->ctx.world->rank) return SEQPAR_OK;
+    demo_progress_say(&r->progress, "step %lld: evaluation loss %.6f%s over %.0f %s", (long long)r->step, r->eval_means[0], o->measure, weight, o->weight);
+    for (int i = 1; i < o->columns; i++) demo_progress_say(&r->progress, "           %s %.6f", o->column[i], r->eval_means[i]);
+    if (!r->metrics) return SEQPAR_OK;
+    fprintf(r->metrics, "{\"step\": %lld", (long long)r->step);
+    for (int i = 0; i < o->columns; i++) fprintf(r->metrics, ", \"eval_%s\": %s", o->column[i], demo_json_number(number, r->eval_means[i]));
+    fprintf(r->metrics, ", \"eval_%s\": %.0f}\n", o->weight, weight);
+    return demo_metrics_written(r);
+}
+
+static seqpar_status demo_evaluate(demo_rank *r, int *stop) {
     const demo_job *job = r->job;
     const demo_objective *o = job->objective;
     double weight, all = 0, means[DEMO_COLUMNS];
     seqpar_status status = SEQPAR_OK;
     memset(r->eval_means, 0, sizeof r->eval_means);
-    for (int64_t i = 0; !status && i < demo_eval_windows(job); i++) {
+    for (int64_t i = 0; !status && !*stop && i < demo_eval_windows(job); i++) {
         demo_window w = {.set = &job->eval, .which = demo_eval_documents(job, i)};
         status = demo_window_open(r, &w, o->documents_per_unit, 1);
         if (!status && o->before) status = o->before(r, &w);
@@ -581,9 +758,9 @@ static seqpar_status demo_evaluate(demo_rank *r) {
         all += weight;
         for (int i = 0; !status && weight > 0 && i < o->columns; i++) r->eval_means[i] += (means[i] - r->eval_means[i]) * (weight / all);
         demo_window_close(&w);
+        if (!status) status = demo_stop_wanted(r, stop);
     }
-    if (!status) demo_say_evaluation(r, all);
-    return status;
+    return status || *stop ? status : demo_say_evaluation(r, all);
 }
 
 /* ---- the run ---- */
@@ -603,24 +780,40 @@ static seqpar_device *demo_device(const demo_job *job, seqpar_error *error) {
 
 static seqpar_status demo_checkpoint(demo_rank *r) {
     const demo_config *c = &r->job->config;
-    demo_state state = {r->step, c->seed, c->train_batch_size, r->job->usable_count, {0}, NULL};
-    seqpar_status status = r->job->objective->save ? r->job->objective->save(r, &state) : SEQPAR_OK;
+    demo_state state = {.step = r->step, .seed = c->seed, .train_batch_size = c->train_batch_size, .documents = r->job->usable_count, .reference = r->reference};
+    seqpar_safetensors_pair *notes = NULL;
+    char folder[1110];
+    if (r->saved == r->step) return SEQPAR_OK;
+    snprintf(state.run, sizeof state.run, "%s", r->job->run.id);
+    for (int64_t i = 0; i < arrlen(r->job->notes); i++) arrput(notes, ((seqpar_safetensors_pair){r->job->notes[i].key, r->job->notes[i].value}));
+    state.notes = notes;
+    state.note_count = arrlen(notes);
+    demo_checkpoint_temporary(folder, sizeof folder, c->ckpt_path, r->step);
+    seqpar_status status = r->ctx.world->rank ? SEQPAR_OK : demo_begin_checkpoint(c->ckpt_path, &state, r->ctx.error);
+    if (!status && r->job->objective->save) status = r->job->objective->save(r, &state, folder);
     if (r->average.share) state.average = &r->average;
-    if (!status) status = demo_save_checkpoint(&r->ctx, &r->model, &r->optim, c->ckpt_path, &state, c->max_ckpt_num);
-    if (!status && r->ctx.world->rank == 0) demo_progress_say(&r->progress, "step %lld: checkpoint in %s", (long long)r->step, c->ckpt_path);
-    return status;
+    if (!status) status = demo_save_checkpoint(&r->ctx, &r->model, &r->optim, folder, &state);
+    if (!status && state.average) status = demo_save_average(&r->ctx, &r->model, folder, state.average);
+    if (r->ctx.world->rank == 0) status = demo_end_checkpoint(status, c->ckpt_path, &state, r->ctx.error);
+    arrfree(notes);
+    r->saved = r->step;
+    if (status || r->ctx.world->rank) return status;
+    demo_forget_checkpoints(c->ckpt_path, r->job->run.id, c->max_ckpt_num, r->step);
+    demo_progress_say(&r->progress, "step %lld: checkpoint in %s", (long long)r->step, c->ckpt_path);
+    return SEQPAR_OK;
 }
 
 static seqpar_status demo_resume(demo_rank *r) {
     const demo_config *c = &r->job->config;
     demo_state state = {0};
-    seqpar_status status = demo_load_checkpoint(&r->ctx, &r->model, &r->optim, c->ckpt_path, &state);
-    if (!status) status = demo_load_average(&r->ctx, &r->model, c->ckpt_path, &r->average);
+    char folder[1100];
+    demo_checkpoint_path(folder, sizeof folder, c->ckpt_path, r->job->run.from);
+    seqpar_status status = demo_load_checkpoint(&r->ctx, &r->model, &r->optim, folder, r->job->run.from, &state);
+    if (!status) status = demo_load_average(&r->ctx, &r->model, folder, &r->average);
     if (status) return status;
-    if (state.seed != c->seed || state.train_batch_size != c->train_batch_size || state.documents != r->job->usable_count)
-        return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION, "the checkpoint was written with seed %lld, train_batch_size %lld and %lld documents, this run has %lld, %lld and %lld; use the same to go on",
-            (long long)state.seed, (long long)state.train_batch_size, (long long)state.documents, (long long)c->seed, (long long)c->train_batch_size, (long long)r->job->usable_count);
-    r->step = state.step;
+    if (r->reference && state.reference && r->reference != state.reference)
+        return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION, "the checkpoint in %.300s was trained against another reference model; give the same --pretrain or --ref_pretrain to go on", c->ckpt_path);
+    r->saved = r->step = state.step;
     return r->job->objective->load_state ? r->job->objective->load_state(r, &state) : SEQPAR_OK;
 }
 
@@ -651,10 +844,12 @@ static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
     if (!status && c->pretrain) status = demo_load_weights(&r->ctx, &r->model, c->pretrain);
     if (!status && c->enable_ema) status = demo_average_open(&r->ctx, &r->model, &r->average, c->ema_beta);
     if (!status && r->job->objective->open) status = r->job->objective->open(r);
-    if (!status && c->load_checkpoint) status = demo_resume(r);
+    r->saved = DEMO_NOTHING_SAVED;
+    if (!status && r->job->run.from != DEMO_NOTHING_SAVED) status = demo_resume(r);
     if (!status && world->rank == 0 && c->metrics_path) {
-        r->metrics = fopen(c->metrics_path, c->load_checkpoint ? "ab" : "wb");
+        r->metrics = fopen(c->metrics_path, r->job->run.from != DEMO_NOTHING_SAVED ? "ab" : "wb");
         if (!r->metrics) status = seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_OPEN, "cannot open %s: %s", c->metrics_path, strerror(errno));
+        else demo_metrics_end_line(r);
     }
     return status;
 }
@@ -676,68 +871,78 @@ static seqpar_status demo_draw_loss(demo_rank *r) {
     return demo_plot_write(path, &plot, why, sizeof why) ? seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_WRITE, "%s", why) : SEQPAR_OK;
 }
 
-/* Did anybody press Ctrl-C? Everybody must answer alike, also where one process alone was told. */
-static seqpar_status demo_stop_wanted(demo_rank *r, int *stop) {
-    int64_t flag = demo_interrupted;
-    seqpar_status status = seqpar_comm_max_i64(r->ctx.world, &flag, 1);
-    *stop = flag != 0;
-    if (!demo_interrupted && *stop) demo_interrupted = (sig_atomic_t)flag;
-    return status;
-}
-
 static seqpar_status demo_train(demo_rank *r) {
     const demo_config *c = &r->job->config;
     int stop = 0, evaluates = arrlen(r->job->eval.documents) > 0;
-    seqpar_status status = r->ctx.world->rank ? SEQPAR_OK : demo_make_folder(c->save_path, r->ctx.error); /* before the work, not after */
-    if (!status) status = demo_stop_wanted(r, &stop);
+    seqpar_status status = demo_stop_wanted(r, &stop);
+    if (!status && !stop && evaluates && r->step == r->job->total_steps) status = demo_evaluate(r, &stop); /* nothing is left to train */
     while (!status && !stop && r->step < r->job->total_steps) {
         status = demo_step(r);
         if (!status) status = demo_stop_wanted(r, &stop);
         int due = c->save_steps > 0 && r->step % c->save_steps == 0;
         if (!status && (due || stop)) status = demo_checkpoint(r);
         int evaluate = evaluates && !stop && (r->step == r->job->total_steps || (c->eval_steps > 0 && r->step % c->eval_steps == 0));
-        if (!status && evaluate) status = demo_evaluate(r);
+        if (!status && evaluate) status = demo_evaluate(r, &stop);
+        if (!status && evaluate && stop) status = demo_checkpoint(r);
     }
     if (!status && !stop && r->ctx.world->rank == 0) {
         status = demo_save_model(&r->ctx, &r->model, c->save_path);
         if (!status && r->job->objective->saved) status = r->job->objective->saved(r);
         if (!status && c->plot_loss) status = demo_draw_loss(r);
     }
+    r->stopped = stop;
     if (!status && !stop) status = seqpar_comm_barrier(r->ctx.world);
     return status;
 }
 
-static void demo_say_totals(demo_rank *r) {
-    double first = arrlen(r->losses) ? r->losses[0] : NAN, last = arrlen(r->losses) ? arrlast(r->losses) : NAN;
+static seqpar_status demo_say_totals(demo_rank *r) {
+    const demo_objective *o = r->job->objective;
+    bool trained = arrlen(r->losses) > 0;
+    double first = trained ? r->losses[0] : NAN, last = trained ? arrlast(r->losses) : NAN;
+    const char *evaluates = o->evaluates ? o->evaluates : o->column[0];
+    char number[4][32];
     double speed = r->seconds > 0 ? (double)r->tokens / r->seconds : 0.0;
     bool evaluated = arrlen(r->job->eval.documents) > 0;
     char shown[1024];
     demo_progress_end(&r->progress);
-    if (demo_interrupted) {
+    if (r->stopped) {
         fprintf(stderr, r->step ? "interrupted after step %lld; go on with --load_checkpoint\n" : "interrupted before the first step\n", (long long)r->step);
-        return;
+        return SEQPAR_OK;
     }
     if (r->job->config.json) {
-        printf("{\"steps\": %lld, \"%s_first\": %.17g, \"%s_last\": %.17g, \"grad_norm\": %.17g, \"tokens_per_second\": %.1f", (long long)r->step, r->job->objective->column[0], first, r->job->objective->column[0], last, r->norm_last, speed);
-        if (evaluated) printf(", \"eval_%s\": %.17g", r->job->objective->evaluates ? r->job->objective->evaluates : r->job->objective->column[0], r->eval_means[0]);
+        printf("{\"steps\": %lld, \"%s_first\": %s, \"%s_last\": %s, \"grad_norm\": %s, \"tokens_per_second\": %.1f", (long long)r->step, o->column[0], demo_json_number(number[0], first), o->column[0], demo_json_number(number[1], last),
+               demo_json_number(number[2], trained ? r->norm_last : NAN), speed);
+        if (evaluated) printf(", \"eval_%s\": %s", evaluates, demo_json_number(number[3], r->eval_means[0]));
         printf("}\n");
-        return;
+    } else {
+        if (trained) printf("%s %.6f -> %.6f, gradient norm %.6f, %.0f tokens/s, model in %s\n", o->column[0], first, last, r->norm_last, speed, seqpar_escape(shown, sizeof shown, r->job->config.save_path));
+        else printf("nothing to train: step %lld of %lld is done, model in %s\n", (long long)r->step, (long long)r->job->last_step, seqpar_escape(shown, sizeof shown, r->job->config.save_path));
+        if (evaluated) printf("evaluation %s %.6f%s\n", evaluates, r->eval_means[0], o->measure);
     }
-    printf("%s %.6f -> %.6f, gradient norm %.6f, %.0f tokens/s, model in %s\n", r->job->objective->column[0], first, last, r->norm_last, speed, seqpar_escape(shown, sizeof shown, r->job->config.save_path));
-    if (evaluated) printf("evaluation %s %.6f%s\n", r->job->objective->evaluates ? r->job->objective->evaluates : r->job->objective->column[0], r->eval_means[0], r->job->objective->measure);
+    if (!fflush(stdout) && !ferror(stdout)) return SEQPAR_OK;
+    return seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_WRITE, "cannot write the closing figures: %s; the model is in %.300s", strerror(errno), r->job->config.save_path);
+}
+
+static seqpar_status demo_metrics_close(demo_rank *r) {
+    FILE *metrics = r->metrics;
+    r->metrics = NULL;
+    if (!metrics || !fclose(metrics)) return SEQPAR_OK;
+    return seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_WRITE, "cannot write %.300s: %s; make room or give another --metrics_path", r->job->config.metrics_path, strerror(errno));
 }
 
 static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
     demo_rank r;
-    int stop = 0;
     memset(&r, 0, sizeof r);
     r.job = (const demo_job *)user;
     seqpar_status status = demo_rank_open(&r, world);
-    if (world->rank == 0) demo_progress_begin(&r.progress, r.step, r.job->rounds, r.job->config.logging_steps);
+    if (world->rank == 0) demo_progress_begin(&r.progress, r.step * r.job->rounds / (r.job->last_step > 0 ? r.job->last_step : 1), r.job->rounds, r.job->config.logging_steps);
+    r.progress.round = r.job->objective->round;
+    r.progress.value = r.job->objective->column[0];
     if (!status) status = r.job->objective->train ? r.job->objective->train(&r) : demo_train(&r);
-    if (!status) status = demo_stop_wanted(&r, &stop);
-    if (!status && !stop) status = demo_average_save(&r);
-    if (!status && world->rank == 0) demo_say_totals(&r);
+    if (!status && !r.stopped) status = demo_average_save(&r);
+    if (!status && world->rank == 0 && r.saved != DEMO_NOTHING_SAVED) demo_forget_checkpoints(r.job->config.ckpt_path, r.job->run.id, r.job->config.max_ckpt_num, r.saved); /* a run that was killed while it did */
+    if (!status) status = demo_metrics_close(&r);
+    if (!status && world->rank == 0) status = demo_say_totals(&r);
     if (status && world->rank == 0) demo_progress_end(&r.progress);
     if (r.metrics) fclose(r.metrics);
     arrfree(r.losses);
@@ -760,6 +965,8 @@ static void demo_wait_passively(char **argv) {
 }
 
 static void demo_job_close(demo_job *job) {
+    demo_run_close(&job->run);
+    arrfree(job->notes);
     demo_data_free(&job->train);
     demo_data_free(&job->eval);
     free(job->usable);
@@ -775,6 +982,9 @@ static void demo_job_say(const demo_job *job) {
     if (*warning) fprintf(stderr, "notice: %s\n", seqpar_escape(shown, sizeof shown, warning));
     if (c->pretrain && (positions = demo_config_positions(c->pretrain)) && positions < c->max_len)
         fprintf(stderr, "notice: the model was made for texts of %lld tokens (max_position_embeddings), --max_len is %lld\n", (long long)positions, (long long)c->max_len);
+    if (c->load_checkpoint && job->run.from == DEMO_NOTHING_SAVED) fprintf(stderr, "notice: nothing is saved in %s yet; training starts from the beginning\n", seqpar_escape(shown, sizeof shown, c->ckpt_path));
+    if (job->run.from != DEMO_NOTHING_SAVED && job->run.from == job->last_step) fprintf(stderr, "notice: nothing is left to train, step %lld of %lld is done; the model is written once more\n", (long long)job->run.from, (long long)job->last_step);
+    if (job->objective->needs_model && !c->pretrain && job->run.from == DEMO_NOTHING_SAVED) fprintf(stderr, "notice: without --pretrain a model with random weights is trained; give the folder of one that was trained before\n");
     fprintf(stderr, "data: %s\n", job->train.summary);
     fprintf(stderr, "model: %lld layers, hidden %lld, %lld heads over %lld kv heads, vocab %lld; %s%s\n", (long long)job->model.layers, (long long)job->model.hidden,
             (long long)job->model.heads, (long long)job->model.kv_heads, (long long)job->model.vocab, c->device, demo_wants_bf16(c) ? " in bf16" : "");
@@ -785,8 +995,7 @@ static void demo_job_say(const demo_job *job) {
 #ifdef DEMO_NCCL
 /* Launchers end processes by SIGTERM. While a process still waits for the others, a signal ends it at once. */
 static seqpar_status demo_process_main(seqpar_comm *world, void *user) {
-    demo_catch(SIGINT);
-    demo_catch(SIGTERM);
+    demo_catch_all();
     return demo_rank_main(world, user);
 }
 
@@ -806,7 +1015,7 @@ static seqpar_status demo_ranks_run(demo_job *job) {
     const seqpar_nccl_desc from_environment = {.limit_s = 3600}; /* others wait while rank 0 writes a checkpoint or asks a reward server */
     if (job->processes) return demo_process_run(job, &from_environment);
 #endif
-    demo_catch(SIGINT);
+    demo_catch_all();
     seqpar_status status = DEMO_RUN_RANKS(job->dp * job->config.ring_attn_size, demo_rank_main, job, &error);
     if (status) fprintf(stderr, "error: %s (%s)\n", error.text, seqpar_status_name(status));
     return status;
@@ -815,7 +1024,7 @@ static seqpar_status demo_ranks_run(demo_job *job) {
 /* Runs the job on its ranks. Returns the exit code. */
 static int demo_job_run(demo_job *job) {
     seqpar_status status = demo_ranks_run(job);
-    return status ? 1 : demo_interrupted ? 128 + demo_interrupted : 0;
+    return status ? 1 : demo_stopped ? 128 + demo_stopped : 0;
 }
 
 /* Where standard input, output or error is closed, the next file that is opened would take its number, and messages go into it. */
@@ -839,21 +1048,24 @@ static int demo_shape_agrees(const demo_job *job, const demo_options *options, c
 /* A trainer's main: from the command line to the exit code. */
 __attribute__((unused)) static int demo_main(demo_job *job, const char *tool, const demo_binding *bindings, int count, int argc, char **argv) {
     demo_options options = {.tool = tool, .bindings = bindings, .binding_count = count};
-    char error[8192], shown[1024], ckpt_path[64];
+    char error[8192], shown[1024], ckpt_path[DEMO_PATH_LIMIT + 64];
     cJSON_Hooks memory = {demo_json_room, free};
     demo_standard_streams();
+    demo_writes_may_fail();
     demo_wait_passively(argv);
     cJSON_InitHooks(&memory);
     int wrong = demo_options_parse(&options, argc, argv, error, sizeof error);
     if (!wrong && options.help_wanted) return demo_options_help(&options, stdout), 0;
-    snprintf(ckpt_path, sizeof ckpt_path, "./ckpt/checkpoints_%s", tool);
-    if (!job->config.ckpt_path) job->config.ckpt_path = ckpt_path;
     if (!wrong) {
-        wrong = demo_job_open(job, error, sizeof error) || demo_shape_agrees(job, &options, error, sizeof error);
+        snprintf(ckpt_path, sizeof ckpt_path, "%s/checkpoints_%s", job->config.save_path, tool);
+        if (!job->config.ckpt_path) job->config.ckpt_path = ckpt_path;
+        wrong = demo_paths_fit(bindings, count, error, sizeof error) || demo_job_open(job, error, sizeof error) || demo_shape_agrees(job, &options, error, sizeof error) || demo_job_begin(job, bindings, count, tool, error, sizeof error);
         if (!job->rank) demo_options_print_ignored(&options, stderr);
     }
-    if (wrong) return fprintf(stderr, "error: %s\n", seqpar_escape(shown, sizeof shown, error)), 2;
-    demo_job_tell(job, bindings, count);
+    if (wrong) {
+        demo_job_close(job);
+        return fprintf(stderr, "error: %s\n", seqpar_escape(shown, sizeof shown, error)), 2;
+    }
     demo_job_say(job);
     int code = demo_job_run(job);
     demo_job_close(job);

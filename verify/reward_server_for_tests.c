@@ -5,6 +5,7 @@
  *   rule          1 where the query's last number is the label's, else 0: the trainer's --reward_rule last_number
  *   busy N        503 to the first N requests of every rollout, then rule
  *   gone N        N rollouts of rule, then 500 for good
+ *   silent N      N rollouts of rule, then no answer at all
  *   slow, short, long, null, text, nan, infinite, garbage, empty, keyless, endless, 500, 404: what they say */
 #include <arpa/inet.h>
 #include <ctype.h>
@@ -115,6 +116,7 @@ static void serve(int peer, const char *mode, double n, int requests)
     char *text = request ? answer(mode, body) : NULL;
     bool posted = request && !strncmp(request, "POST /reward HTTP/1.1\r\n", 23) && strcasestr(request, "content-type: application/json");
     if (!strcmp(mode, "slow")) sleep(5);
+    if (!strcmp(mode, "silent") && requests >= n) sleep(600);
     if (!strcmp(mode, "endless")) respond_endlessly(peer);
     else if (!posted || !text) respond(peer, 400, "not a question I know");
     else if (!strcmp(mode, "500") || !strcmp(mode, "404") || (!strcmp(mode, "gone") && requests >= n)) respond(peer, !strcmp(mode, "404") ? 404 : 500, "out of order");

@@ -83,8 +83,8 @@ run $out killed sft $texts --max_steps 400 --ring_attn_size 2 --load_checkpoint 
 
 # a failure of one process is said once, and ends all
 : > $out/file
-run $out failed sft $texts --ring_attn_size 3 --save_path $out/file; code=$?
-[ $code -eq 1 ] && [ "$(grep -c '^error: ' $out/failed.log)" = 1 ] && grep -q 'is no folder' $out/failed.log && ok processes_failure || fail processes_failure "exit code $code: $(grep -m 1 error $out/failed.log)"
+run $out failed sft $texts --ring_attn_size 3 --metrics_path $out/file/metrics; code=$?
+[ $code -eq 1 ] && [ "$(grep -c '^error: ' $out/failed.log)" = 1 ] && grep -q 'cannot open .*metrics: Not a directory' $out/failed.log && ok processes_failure || fail processes_failure "exit code $code: $(grep -m 1 error $out/failed.log)"
 
 # processes of a launcher, and a program that cannot be one rank among them: they would overwrite each other's files
 WORLD_SIZE=4 RANK=1 run build alone sft $texts; code=$?

@@ -106,7 +106,20 @@ for _ in $(seq 1 200); do grep -q '^ranks: ' $out/waiting.log && break; sleep 0.
 sleep 1
 kill -INT $waiting
 wait $waiting; code=$?
-[ $code -eq 1 ] && grep -qE '^error: .*no answer in [0-9]+ tries' $out/waiting.log && ok reward_interrupted || fail reward_interrupted "exit code $code: $(tail -n 1 $out/waiting.log)"
+[ $code -eq 130 ] && grep -q "^interrupted before the first step" $out/waiting.log && ok reward_interrupted || fail reward_interrupted "exit code $code: $(tail -n 1 $out/waiting.log)"
+# so does a signal while a server is silent, and the checkpoint is that of the rollout before
+for rollouts in 0 2; do
+    serve silent $rollouts
+    timeout -s KILL 60 build/train_ppo $shape --micro_train_batch_size 4 --pretrain $out/sft --lr_scheduler constant --warmup_steps 0 --save_path $out/silent$rollouts $base --remote_rm_url $url --ring_attn_size 2 >$out/silent.log 2>&1 & waiting=$!
+    for _ in $(seq 1 400); do grep -q '^ranks: ' $out/silent.log && { [ $rollouts = 0 ] || grep -q '^rollout' $out/silent.log; } && break; sleep 0.02; done
+    sleep 1
+    kill -TERM $(ps -o pid= --ppid $waiting); began=$SECONDS
+    wait $waiting; code=$?
+    stop
+    said="^interrupted before the first step"; [ $rollouts = 0 ] || said="^interrupted after step 4; go on with --load_checkpoint"
+    [ $code -eq 143 ] && [ $((SECONDS - began)) -le 5 ] && grep -q "$said" $out/silent.log && ok "reward_silent after $rollouts" || fail "reward_silent after $rollouts" "exit code $code after $((SECONDS - began)) s: $(tail -n 1 $out/silent.log)"
+done
+run silent2 --reward_rule last_number --load_checkpoint --ckpt_path $out/silent2/checkpoints_ppo && cmp -s $out/silent2/model.safetensors $out/rule/model.safetensors && ok reward_silent_goes_on || fail reward_silent_goes_on "$(tail -n 1 $out/silent2.log)"
 for bad in reward.py "$url," ftp://127.0.0.1/x; do
     run refused --remote_rm_url $bad
     [ $? -eq 2 ] && grep -qE '^error: remote_rm_url holds' $out/refused.log && ok "refuse_url $bad" || fail "refuse_url $bad" "$(tail -n 1 $out/refused.log)"

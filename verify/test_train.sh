@@ -135,7 +135,6 @@ refuse zero_stage 'zero_stage' --dataset $out/arith.jsonl $io --zero_stage 3
 refuse pack_len 'pack_len 50' --dataset $out/arith.jsonl $io --packing_samples --pack_len 50 --max_len 100
 refuse save_path_is_file 'is no folder' --dataset $out/arith.jsonl $io --save_path $out/arith.jsonl
 refuse diverged 'step [0-9]+: the loss of row|gradient norm of step' --dataset $out/arith.jsonl $io --max_steps 50 --learning_rate 1e30 --max_norm 0 --optim sgd --lr_scheduler constant --warmup_steps 0
-refuse no_checkpoint 'latest' --dataset $out/arith.jsonl $io --load_checkpoint --ckpt_path $out/nowhere
 cp -r $out/one $out/nan
 python3 - $out/nan/model.safetensors 2>/dev/null <<'PY' || printf '\xff\xff\xff\x7f' | dd of=$out/nan/model.safetensors bs=1 seek=$(($(stat -c %s $out/nan/model.safetensors) - 4)) conv=notrunc 2>/dev/null
 import sys
@@ -148,7 +147,7 @@ cp -r $out/one $out/lying; printf '\xff\xff\xff\xff\xff\xff\xff\x7f' | dd of=$ou
 refuse lying_header 'model.safetensors' --dataset $out/arith.jsonl $io --pretrain $out/lying
 cp -r $out/one $out/shape; sed -i 's/"intermediate_size": [0-9]*/"intermediate_size": 64/' $out/shape/config.json
 refuse other_shape 'mlp' --dataset $out/arith.jsonl $io --pretrain $out/shape
-refuse checkpoint_shape 'embed_tokens|layers' --dataset $out/arith.jsonl $io --hidden_size 48 --num_hidden_layers 1 --load_checkpoint --ckpt_path $out/resume_1/ckpt
+refuse checkpoint_shape 'has hidden_size 32, this run.s has 48' $base --max_steps 60 --hidden_size 48 --load_checkpoint --ckpt_path $out/resume_1/ckpt
 mkdir -p $out/full; cp $out/one/model.safetensors $out/full/; before=$(cksum < $out/full/model.safetensors)
 (ulimit -f 8; trap '' XFSZ; build/train_sft --dataset $out/arith.jsonl $io --num_hidden_layers 1 --hidden_size 64 --save_path $out/full --ckpt_path $out/full/c >$out/full.log 2>&1); code=$?
 if [ $code -ne 0 ] && grep -q '^error: ' $out/full.log && [ "$before" = "$(cksum < $out/full/model.safetensors)" ] && ! ls $out/full/*.tmp* >/dev/null 2>&1; then ok refuse_disk_full; else fail refuse_disk_full "exit $code: $(tail -n 1 $out/full.log)"; fi

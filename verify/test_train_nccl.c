@@ -104,8 +104,7 @@ static int place_open(place *p, int dpo, const char *save, const char *options) 
     for (char *word = strtok(p->line, " "); word && argc < WORDS; word = strtok(NULL, " ")) p->words[argc++] = word;
     parsed = (demo_options){.tool = dpo ? "dpo" : "sft", .bindings = dpo ? dpo_bindings : sft_bindings, .binding_count = dpo ? (int)(sizeof dpo_bindings / sizeof *dpo_bindings) : (int)(sizeof sft_bindings / sizeof *sft_bindings)};
     if (demo_options_parse(&parsed, argc, p->words, p->error, sizeof p->error) || demo_job_open(&p->job, p->error, sizeof p->error)) return 1;
-    demo_job_tell(&p->job, parsed.bindings, parsed.binding_count);
-    return 0;
+    return demo_job_begin(&p->job, parsed.bindings, parsed.binding_count, parsed.tool, p->error, sizeof p->error) ? 1 : 0;
 }
 
 /* What a launcher sets; NULL: nothing. */
@@ -321,6 +320,8 @@ static void test_sigterm(void) {
     test_expect(!status && demo_interrupted == SIGTERM, "%s", line);
     test_expect(logged("interrupted after step ", line, sizeof line) == 1, "not rank 0 alone says where it was interrupted");
     demo_interrupted = 0;
+    demo_stopped = 0;
+    demo_caught = 0;
     test_end("train_nccl_sigterm");
 }
 
@@ -329,7 +330,9 @@ int main(int argc, char **argv) {
     test_begin(argc, argv);
     snprintf(folder, sizeof folder, "build/train_nccl_%s", DEVICE);
     snprintf(log_path, sizeof log_path, "%s/log", folder);
-    if (demo_make_folder(folder, &error)) return fprintf(stderr, "%s\n", error.text), 1;
+    char clear[300];
+    snprintf(clear, sizeof clear, "rm -rf %s", folder); /* checkpoints of an earlier run are refused */
+    if (system(clear) || demo_make_folder(folder, &error)) return fprintf(stderr, "%s\n", error.text), 1;
     write_data(DOCUMENTS);
     launched(NULL, NULL, NULL);
     test_refused();

@@ -1,0 +1,219 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Unlicense
+# The life of a run: whose checkpoints are whose, who may write where, signals, what a resumed run must have in common with the
+# one before, outputs that are inputs, writes that fail. BUILD names another folder of programs.
+cd "$(dirname "$0")/.." || exit 1
+out=build/test_runs build=${BUILD:-build}
+rm -rf $out; mkdir -p $out
+passed=0 failed=0
+ok() { echo "ok $1"; passed=$((passed + 1)); }
+fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
+exec 2>$out/shell.log
+export OMP_WAIT_POLICY=passive
+
+$build/make_arith $out/arith.jsonl 120 5 >/dev/null
+model="--packing_samples --num_hidden_layers 1 --hidden_size 32 --num_attention_heads 4 --omp_threads 1 --logging_steps 1000 --max_len 200 --pack_len 300"
+keys="--input_key question --output_key answer --train_batch_size 8 --lr_scheduler constant --warmup_steps 0"
+base="--dataset $out/arith.jsonl $keys $model"
+# run NAME OPTIONS...: $out/NAME is save_path, $out/NAME/checkpoints_sft has the checkpoints
+run() { local name=$1; shift; timeout -k 5 60 $build/train_sft $base --save_path $out/$name --ckpt_path $out/$name/checkpoints_sft "$@" >$out/$name.log 2>&1; }
+ckpt() { echo $out/$1/checkpoints_sft; }
+equal() { cmp -s $out/$1/model.safetensors $out/$2/model.safetensors; }
+why() { grep '^error: ' $out/$1.log | cut -c1-400 | head -n 2; }
+# refused NAME RUN PATTERN OPTIONS...: one sentence, a code
+refused() {
+    local name=$1 it=$2 pattern=$3 code; shift 3
+    run $it "$@"; code=$?
+    if [ $code -eq 0 ] || [ $code -ge 124 ]; then fail "$name" "exit code $code: $(tail -n 1 $out/$it.log)"
+    elif [ "$(grep -c '^error: ' $out/$it.log)" -ne 1 ] || ! grep -qE "^error: .*$pattern" $out/$it.log; then fail "$name" "$(why $it)"
+    else ok "$name"; fi
+}
+names() { ls $1 | tr '\n' ' '; }
+fresh() { rm -rf $out/$1; mkdir -p $out/$1; cp -r $(ckpt ${2:-six}) $(ckpt $1); } # a copy of a run's checkpoints
+latest() { printf global_step$2 > $(ckpt $1)/latest; }
+
+run six --max_steps 6 --save_steps 2 || fail runs_six "$(why six)"
+
+# ---- checkpoints of others ----
+fresh lost
+before=$(find $(ckpt lost) -type f -exec cksum {} + | sort | cksum)
+refused runs_other_run lost 'holds checkpoints of an earlier run, the newest is global_step6; go on from it with --load_checkpoint, give another --ckpt_path' --max_steps 3 --save_steps 1 --max_ckpt_num 1
+[ "$before" = "$(find $(ckpt lost) -type f -exec cksum {} + | sort | cksum)" ] && ok runs_other_run_kept || fail runs_other_run_kept "$(names $(ckpt lost))"
+# what latest names stays, whatever is newer by its number; only the run's own go, oldest first
+fresh back; latest back 2
+run back --max_steps 3 --save_steps 1 --max_ckpt_num 1 --load_checkpoint
+[ "$(cat $(ckpt back)/latest)" = global_step3 ] && [ "$(names $(ckpt back))" = "global_step3 latest " ] && ok runs_latest_stays || fail runs_latest_stays "$(names $(ckpt back))"
+run back --max_steps 6 --load_checkpoint && equal back six && ok runs_latest_goes_on || fail runs_latest_goes_on "$(why back)"
+# names that are not exactly global_stepN, a file of that name, a folder that holds something else
+mkdir -p $(ckpt odd)/global_step01 $(ckpt odd)/global_step2/sub $(ckpt odd)/global_step9x; echo mine > $(ckpt odd)/global_step1; echo mine > $(ckpt odd)/global_step2/sub/file
+run odd --max_steps 6 --save_steps 1 --max_ckpt_num 1 && equal odd six && [ "$(cat $(ckpt odd)/global_step1.other $(ckpt odd)/global_step2.other/sub/file | tr '\n' ' ')" = "mine mine " ] &&
+    [ "$(names $(ckpt odd))" = "global_step01 global_step1.other global_step2.other global_step6 global_step9x latest " ] && ok runs_odd_names || fail runs_odd_names "$(names $(ckpt odd)) $(why odd)"
+fresh guest; latest guest 2; echo mine > $(ckpt guest)/global_step2/notes
+run guest --max_steps 6 --save_steps 1 --max_ckpt_num 1 --load_checkpoint && [ "$(names $(ckpt guest))" = "global_step2 global_step6 latest " ] && ok runs_own_file_kept || fail runs_own_file_kept "$(names $(ckpt guest)) $(why guest)"
+# a checkpoint from before runs had names goes on, gets a name, and is left alone
+fresh old; latest old 2; rm $(ckpt old)/*/run
+LC_ALL=C sed -i 's/"option\./"notion./g; s/"trainer"/"tra1ner"/; s/"training_data"/"tra1ning_data"/; s/"chunks"/"chanks"/; s/"row_chunks"/"row_chanks"/' $(ckpt old)/global_step2/optimizer.safetensors
+run old --max_steps 6 --save_steps 2 --max_ckpt_num 1 --load_checkpoint && equal old six && [ -s $(ckpt old)/global_step6/run ] && [ "$(names $(ckpt old))" = "global_step2 global_step4.other global_step6 global_step6.other latest " ] && ok runs_nameless || fail runs_nameless "$(names $(ckpt old)) $(why old)"
+# which one to go on from
+fresh dangling; truncate -s -100 $(ckpt dangling)/global_step6/model.safetensors; latest dangling 5
+refused runs_latest_dangling dangling 'latest names global_step5, which is not there; the newest whole one is global_step4' --max_steps 6 --load_checkpoint
+rm $(ckpt dangling)/latest
+refused runs_latest_missing dangling 'latest is missing; the newest whole one is global_step4: write that name' --max_steps 6 --load_checkpoint
+echo newest > $(ckpt dangling)/latest
+refused runs_latest_other dangling 'latest names no checkpoint; the newest whole one is global_step4' --max_steps 6 --load_checkpoint
+echo global_step4 > $(ckpt dangling)/latest # as an editor leaves it, with a new line
+run dangling --max_steps 6 --load_checkpoint && equal dangling six && ok runs_latest_mended || fail runs_latest_mended "$(why dangling)"
+# what a killed run leaves
+fresh killed; latest killed 6; mv $(ckpt killed)/global_step6 $(ckpt killed)/global_step6.tmp; mkdir $(ckpt killed)/global_step{3.tmp,1.gone}
+mkdir $out/killed/ema; touch $out/killed/{model.safetensors.tmp.5,ema/config.json.tmp.5.2,training_loss.svg.5.tmp} $(ckpt killed)/latest.tmp.123 $(ckpt killed)/global_step3.tmp/model.safetensors.tmp.7.2 $(ckpt killed)/lock
+run killed --max_steps 6 --load_checkpoint && equal killed six && [ "$(names $(ckpt killed))" = "global_step2 global_step4 global_step6 latest " ] && [ -z "$(find $out/killed -name '*.tmp*')" ] && ok runs_left_over || fail runs_left_over "$(names $(ckpt killed)) $(why killed)"
+
+# ---- nothing saved yet, nothing left ----
+run nothing --max_steps 6 --load_checkpoint --metrics_path $out/nothing.jsonl && equal nothing six && grep -q '^notice: nothing is saved in .*; training starts from the beginning' $out/nothing.log && ok runs_nothing_saved || fail runs_nothing_saved "$(tail -n 1 $out/nothing.log)"
+[ "$(names $out/nothing)" = "config.json model.safetensors " ] && ok runs_no_trace || fail runs_no_trace "$(names $out/nothing)"
+json() { python3 -c 'import json, sys; json.loads(sys.stdin.read(), parse_constant=lambda c: sys.exit(c))' 2>/dev/null <<<"$1" || { ! command -v python3 >/dev/null && ! grep -qE '[ :](-?nan|-?inf)' <<<"$1"; }; }
+fresh done
+run done --max_steps 6 --load_checkpoint --json --eval_dataset $out/arith.jsonl && equal done six && grep -q '^notice: nothing is left to train, step 6 of 6 is done' $out/done.log && line=$(grep '^{' $out/done.log) && json "$line" && grep -q '"loss_last": null.*"eval_loss": [1-9]' <<<"$line" && ok runs_done || fail runs_done "$(tail -n 1 $out/done.log)"
+run done --max_steps 6 --load_checkpoint && grep -q '^nothing to train: step 6 of 6 is done' $out/done.log && ! grep -q nan $out/done.log && ok runs_done_text || fail runs_done_text "$(tail -n 1 $out/done.log)"
+rm $out/done/model.safetensors
+refused runs_past_end done 'is of step 6, this run ends after step 4; raise --max_steps' --max_steps 4 --load_checkpoint
+[ ! -e $out/done/model.safetensors ] && ok runs_past_end_writes_nothing || fail runs_past_end_writes_nothing "a model of step 6 passes for one of step 4"
+run zero --max_steps 0 --json --eval_dataset $out/arith.jsonl && [ "$(grep -c '^{"steps": 0' $out/zero.log)" = 1 ] && [ -e $out/zero/model.safetensors ] && ok runs_zero_steps || fail runs_zero_steps "$(tail -n 1 $out/zero.log)"
+$build/train_sft --help | grep -q -- '--max_steps .* 0: evaluate and save only' && ok runs_zero_steps_help || fail runs_zero_steps_help "--help does not say what 0 is"
+
+# ---- two runs, signals ----
+start() { local name=$1; shift; $build/train_sft $base --save_path $out/$name --ckpt_path $out/$name/checkpoints_sft "$@" >$out/$name.log 2>&1 & running=$!; for _ in $(seq 1 400); do grep -q "${until:-^ranks: }" $out/$name.log && break; sleep 0.02; done; }
+start both --max_steps 2000000
+timeout -k 5 60 $build/train_sft $base --save_path $out/second --ckpt_path $out/both/checkpoints_sft --max_steps 1 >$out/second.log 2>&1; code=$?
+[ $code -ne 0 ] && grep -q "^error: ckpt_path .* is in use by train_sft, process $running on .*, since 20.* with $out/arith.jsonl; wait for it, or give another --ckpt_path" $out/second.log && ok runs_locked || fail runs_locked "exit code $code: $(why second)"
+timeout -k 5 60 $build/train_sft $base --save_path $out/both --ckpt_path $out/second --max_steps 1 >$out/second.log 2>&1; code=$?
+[ $code -ne 0 ] && grep -q "^error: save_path .* is in use by train_sft, process $running on " $out/second.log && [ ! -e $out/second ] && ok runs_locked_model || fail runs_locked_model "exit code $code: $(why second)"
+sleep 0.3; kill -TERM $running; wait $running; code=$?
+[ $code -eq 143 ] && grep -q '^step [0-9]*: checkpoint in ' $out/both.log && grep -q '^interrupted after step [0-9]*; go on with --load_checkpoint' $out/both.log && [ -e $(ckpt both)/$(cat $(ckpt both)/latest)/optimizer.safetensors ] && ok runs_sigterm || fail runs_sigterm "exit code $code: $(tail -n 1 $out/both.log)"
+at=$(sed 's/global_step//' $(ckpt both)/latest); at=${at:-1}
+run both --max_steps $((at + 2)) --load_checkpoint; run both_whole --max_steps $((at + 2))
+equal both both_whole && ok "runs_sigterm_goes_on from $at" || fail runs_sigterm_goes_on "$(why both)"
+# a signal in the middle of an evaluation
+until='^step 1: evaluation' start evaluates --eval_dataset $out/arith.jsonl,$out/arith.jsonl,$out/arith.jsonl,$out/arith.jsonl,$out/arith.jsonl,$out/arith.jsonl,$out/arith.jsonl,$out/arith.jsonl --eval_steps 1 --max_steps 2000000; sleep 0.05; kill -TERM $running; wait $running; code=$?
+[ $code -eq 143 ] && [ "$(sed 's/global_//; s/step/step /' $(ckpt evaluates)/latest)" = "$(grep -o 'step [0-9]*;' $out/evaluates.log | tr -d ';')" ] && ok runs_sigterm_in_evaluation || fail runs_sigterm_in_evaluation "exit code $code: $(tail -n 1 $out/evaluates.log)"
+start hangup --max_steps 2000000; sleep 0.2; kill -HUP $running; wait $running; code=$?
+[ $code -eq 129 ] && grep -q '^interrupted after step' $out/hangup.log && ok runs_sighup || fail runs_sighup "exit code $code"
+# a step that takes its time: the first signal waits for it, the second does not; twice at once is one
+slow="--device reference --hidden_size 128 --num_hidden_layers 2 --train_batch_size 32 --max_steps 3"
+start slow $slow; sleep 0.3; kill -INT $running; sleep 0.3; began=$SECONDS; kill -TERM $running; wait $running; code=$?
+[ $code -eq 143 ] && [ $((SECONDS - began)) -le 1 ] && ! grep -q '^interrupted' $out/slow.log && ok runs_second_signal || fail runs_second_signal "exit code $code after $((SECONDS - began)) s: $(tail -n 1 $out/slow.log)"
+start twice --max_steps 2000000; sleep 0.2; kill -TERM $running; kill -TERM $running; wait $running; code=$?
+[ $code -eq 143 ] && grep -q '^interrupted after step' $out/twice.log && ok runs_signal_twice || fail runs_signal_twice "exit code $code"
+
+# ---- what a resumed run must have in common ----
+resume="--max_steps 6 --load_checkpoint"
+number() { fresh bad; latest bad 4; LC_ALL=C sed -i "s/\"$1\":\"[^\"]*\"/\"$1\":\"$2\"/" $(ckpt bad)/global_step4/optimizer.safetensors; }
+while read -r key value pattern; do
+    number $key $value
+    refused "runs_metadata_$key=$value" bad "global_step4/optimizer.safetensors:? $pattern" $resume
+done <<'LIST'
+step z "step" is "z", but it must be a whole number of at least 0
+step 7 is of step 7, its folder's name says 4
+step - "step" is "-"
+documents -20 "documents" is "-20", but it must be a whole number of at least 1
+documents 1e2 "documents" is "1e2"
+optimizer_t 9 "optimizer_t" is 9, more than its "step" 4
+chunks x "chunks" is "x"
+LIST
+fresh bad; LC_ALL=C sed -i 's/"step"/"stop"/' $(ckpt bad)/global_step6/optimizer.safetensors; refused runs_metadata_missing bad 'does not say "step"' $resume
+fresh run_name; echo damaged > $(ckpt run_name)/global_step6/run
+refused runs_damaged_name run_name 'global_step6/run does not hold the 16 digits' --max_steps 7 --load_checkpoint
+# other data, as many documents: another word, another order, another reading
+fresh data; latest data 4; tac $out/arith.jsonl > $out/order.jsonl; sed '7s/How many/How  any/' $out/arith.jsonl > $out/word.jsonl
+for other in order word; do refused runs_other_$other data "was trained on other data than $out/$other.jsonl" $resume --dataset $out/$other.jsonl; done
+refused runs_other_template data 'was trained on other data' $resume --input_template 'Q: {} A: '
+cp $out/arith.jsonl $out/copy.jsonl; run data $resume --dataset $out/copy.jsonl && equal data six && ok runs_same_data || fail runs_same_data "$(why data)"
+fresh data; latest data 4
+refused runs_other_rows data 'written with --pack_len 300, this run has 400' $resume --pack_len 400
+refused runs_other_optim data 'written with --optim adamw, this run has sgd' $resume --optim sgd
+refused runs_other_heads data 'has num_attention_heads 4, this run.s has 8' $resume --num_attention_heads 8 --num_key_value_heads 4 --head_dim 8
+refused runs_other_theta data 'has rope_theta 10000, this run.s has 20000' $resume --rope_theta 20000
+run data $resume --learning_rate 1e-3 --adam_betas 0.9,0.999 && grep -q '^notice: other options than before (in brackets): --learning_rate 0.001 (0.002), --adam_betas 0.9,0.999 (0.9,0.95)$' $out/data.log && ! equal data six && ok runs_options_said || fail runs_options_said "$(head -n 1 $out/data.log)"
+# the chunks are those of the checkpoint
+run eight --max_steps 6 --save_steps 3 --chunks 8; equal eight six && fail runs_chunks_differ "8 chunks have the bits of 18"
+fresh chunks eight; latest chunks 3
+refused runs_other_chunks chunks 'written with 8 chunks a row, this run has --chunks 9' $resume --chunks 9
+run chunks $resume --ring_attn_size 2 && equal chunks eight && ok runs_chunks_kept || fail runs_chunks_kept "$(why chunks)"
+# a second moment that cannot be
+fresh moment; file=$(ckpt moment)/global_step6/optimizer.safetensors; header=$(od -An -t u8 -N 8 $file | tr -d ' ')
+begin=$(head -c $((8 + header)) $file | tail -c $header | sed -E 's/.*"exp_avg_sq.model.norm.weight":\{[^}]*"data_offsets":\[([0-9]+),.*/\1/')
+printf '\x00\x00\x80\xbf' | dd of=$file bs=1 seek=$((8 + header + begin + 4 * 5)) conv=notrunc 2>/dev/null
+refused runs_negative_moment moment 'element 5 of exp_avg_sq.model.norm.weight is -1, but a second moment is never negative' --max_steps 7 --load_checkpoint
+# runs of another kind, against another reference
+pairs="--dataset $out/arith.jsonl --prompt_key question --chosen_key answer --rejected_key wrong --train_batch_size 6 --lr_scheduler constant --warmup_steps 0 ${model/--pack_len 300/--pack_len 420}"
+tuned() { local name=$1 trainer=$2; shift 2; timeout -k 5 60 $build/train_$trainer $pairs --save_path $out/$name --ckpt_path $out/$name/ckpt "$@" >$out/$name.log 2>&1; }
+tuned dpo dpo --pretrain $out/six --max_steps 2 --save_steps 1; code=$?
+tuned dpo rm --pretrain $out/six --max_steps 3 --load_checkpoint; [ $? -ne 0 ] && [ $code -eq 0 ] && grep -q '^error: .*was written by train_dpo, this is train_rm' $out/dpo.log && ok runs_other_trainer || fail runs_other_trainer "$(tail -n 1 $out/dpo.log)"
+tuned dpo dpo --max_steps 3 --load_checkpoint; [ $? -ne 0 ] && grep -q '^error: .*was trained against another reference model; give the same --pretrain' $out/dpo.log && ok runs_other_reference || fail runs_other_reference "$(tail -n 1 $out/dpo.log)"
+tuned rm rm --pretrain $out/six --max_steps 2 --save_steps 2; code=$?
+tuned rm rm --pretrain $out/six --max_steps 3 --load_checkpoint --value_head_prefix other; [ $? -ne 0 ] && [ $code -eq 0 ] && grep -q '^error: .*there is no tensor .*other.weight' $out/rm.log && ok runs_other_head || fail runs_other_head "$(tail -n 1 $out/rm.log)"
+tuned dpo dpo --pretrain $out/six --max_steps 3 --load_checkpoint && ok runs_same_reference || fail runs_same_reference "$(tail -n 1 $out/dpo.log)"
+tuned noise dpo --max_steps 1 && [ "$(grep -c '^notice: without --pretrain a model with random weights is trained' $out/noise.log)" = 1 ] && ! grep -q 'random weights' $out/dpo.log && ok runs_noise || fail runs_noise "$(head -n 1 $out/noise.log)"
+sed 's/"wrong": "[^"]*"/"label": true/' $out/arith.jsonl | awk 'NR % 2 { sub(/true/, "false") } 1' > $out/labels.jsonl; sed '3s/"label": false/"label": true/' $out/labels.jsonl > $out/relabelled.jsonl
+pairs="$keys $model --pretrain $out/six"
+tuned kto kto --dataset $out/labels.jsonl --max_steps 2 --save_steps 1; code=$?
+tuned kto kto --dataset $out/relabelled.jsonl --max_steps 3 --load_checkpoint; [ $? -ne 0 ] && [ $code -eq 0 ] && grep -q '^error: .*was trained on other data' $out/kto.log && ok runs_other_labels || fail runs_other_labels "$(tail -n 1 $out/kto.log)"
+
+# ---- PPO ----
+prompts="--prompt_data $out/arith.jsonl --input_key question --label_key answer --prompt_max_len 160 --generate_max_len 6 --rollout_batch_size 4 --train_batch_size 2 --reward_rule last_number --lr_scheduler constant --warmup_steps 0 ${model/--logging_steps 1000/--logging_steps 2}"
+ppo() { local name=$1; shift; timeout -k 5 60 $build/train_ppo $prompts --save_path $out/$name --ckpt_path $out/$name/ckpt "$@" >$out/$name.log 2>&1; }
+ppo whole --max_steps 7 --save_steps 1 && grep -q '^notice: a rollout is trained on in 2 steps, so training ends after step 8, not 7' $out/whole.log && grep -q '^rollout 4/4  reward ' $out/whole.log && ! grep -q 'loss ' $out/whole.log && ok runs_ppo_progress || fail runs_ppo_progress "$(grep -m 1 /4 $out/whole.log)"
+mkdir -p $out/half; cp -r $out/whole/ckpt $out/half/; rm -r $out/half/ckpt/global_step8; printf global_step4 > $out/half/ckpt/latest
+ppo half --max_steps 7 --load_checkpoint --max_ckpt_num 1 && equal half whole && grep -q '^rollout 4/4  reward .* 0:00 left' $out/half.log && ok runs_ppo_goes_on || fail runs_ppo_goes_on "$(tail -n 1 $out/half.log)"
+mkdir -p $out/beside/ckpt/critic; cp -r $out/whole/ckpt/{global_step4,global_step6} $out/beside/ckpt/; mv $out/beside/ckpt/global_step4/critic $out/beside/ckpt/critic/global_step4; mv $out/beside/ckpt/global_step6/critic $out/beside/ckpt/critic/global_step6
+printf global_step6 > $out/beside/ckpt/critic/latest; printf global_step4 > $out/beside/ckpt/latest # killed between the two, when they lay beside each other
+ppo beside --max_steps 7 --load_checkpoint && equal beside whole && ok runs_ppo_beside || fail runs_ppo_beside "$(tail -n 1 $out/beside.log)"
+ppo half --max_steps 7 --load_checkpoint --rollout_batch_size 2; [ $? -ne 0 ] && grep -q '^error: .*--rollout_batch_size 4, this run has 2' $out/half.log && ok runs_ppo_other_rollout || fail runs_ppo_other_rollout "$(tail -n 1 $out/half.log)"
+ppo none --max_steps 0 --json && json "$(grep '^{' $out/none.log)" && grep -q '^{"steps": 0, "reward_first": null' $out/none.log && ok runs_ppo_zero_steps || fail runs_ppo_zero_steps "$(tail -n 1 $out/none.log)"
+
+# ---- outputs that are inputs ----
+cp $out/arith.jsonl $out/mine.jsonl; ln $out/mine.jsonl $out/hard.jsonl; ln -s mine.jsonl $out/soft.jsonl; mkdir -p $out/seen; cp $out/six/*.* $out/seen/
+for other in $out/mine.jsonl $PWD/$out/./mine.jsonl $out/hard.jsonl $out/soft.jsonl $out/kept/../mine.jsonl; do
+    mkdir -p $out/kept
+    refused "runs_dataset_is_output ${other##*/}" kept "metrics_path would overwrite .*, which --dataset reads" --dataset $out/copy.jsonl,$out/mine.jsonl --metrics_path $other --max_steps 1
+done
+refused runs_eval_is_output kept 'metrics_path would overwrite .*, which --eval_dataset reads' --eval_dataset $out/mine.jsonl --metrics_path $out/soft.jsonl --max_steps 1
+refused runs_pretrain_is_output seen 'save_path would overwrite .*config.json|save_path would overwrite .*model.safetensors, which --pretrain reads' --pretrain $out/seen --max_steps 1
+refused runs_weights_are_output kept 'metrics_path would overwrite .*model.safetensors, which --pretrain reads' --pretrain $out/seen --metrics_path $out/seen/model.safetensors --max_steps 1
+refused runs_two_outputs kept 'metrics_path .* is also where --save_path writes' --metrics_path $out/seen/../kept/model.safetensors --save_path $out/kept --max_steps 1
+refused runs_two_outputs_new kept 'metrics_path .* is also where --save_path writes' --metrics_path $out/kept/new/model.safetensors --save_path $out/kept/new --max_steps 1
+fresh inner; refused runs_pretrain_goes inner 'is a checkpoint in ckpt_path, where old ones are removed' --pretrain $(ckpt inner)/global_step2 --max_steps 7 --load_checkpoint
+cmp -s $out/mine.jsonl $out/arith.jsonl && cmp -s $out/seen/model.safetensors $out/six/model.safetensors && ok runs_inputs_whole || fail runs_inputs_whole "an input was overwritten"
+
+# ---- paths, and writes that fail ----
+long=$(printf 'xxxxxxxxx/%.0s' {1..130})
+for option in ckpt_path save_path metrics_path pretrain; do refused runs_long_$option kept "$option: .* has 13[0-9]{2} characters, at most 1000 are possible" --$option $out/$long --max_steps 1; done
+mkdir -p $out/$(printf 'xxxxxxxxx/%.0s' {1..90}); almost=$out/$(printf 'xxxxxxxxx/%.0s' {1..97})x
+run almost --max_steps 2 --save_steps 1 --max_ckpt_num 1 --ckpt_path $almost && [ "$(names $almost)" = "global_step2 latest " ] && ok "runs_path_of_${#almost}" || fail "runs_path_of_${#almost}" "$(names $almost) $(why almost)"
+: > $out/file; refused runs_ckpt_path_first kept 'file is there but is no folder|cannot make folder' --ckpt_path $out/file --max_steps 2000000
+if [ -w /dev/full ]; then
+    refused runs_metrics_full kept 'cannot write /dev/full: No space left' --metrics_path /dev/full --max_steps 2000000
+    $build/train_sft $base --save_path $out/kept --max_steps 1 --json >/dev/full 2>$out/kept.log; code=$?
+    [ $code -eq 1 ] && grep -q '^error: cannot write the closing figures: No space left' $out/kept.log && ok runs_json_full || fail runs_json_full "exit code $code: $(tail -n 1 $out/kept.log)"
+    mkdir -p $out/a; cp $out/six/model.safetensors $out/a/; echo '{"loss": 0.69314718055994529, "grad_norm": 1, "tokens_per_second": 1}' > $out/a/metrics.jsonl
+    $build/compare_runs $out/a $out/a $out/a $out/a >$out/compare.log 2>&1 && ! $build/compare_runs $out/a $out/a $out/a $out/a >/dev/full 2>$out/compare.log && grep -q '^error: cannot write the comparison: No space left' $out/compare.log && ok runs_compare_full || fail runs_compare_full "$(tail -n 1 $out/compare.log)"
+fi
+mkfifo $out/fifo; timeout 10 $build/make_arith $out/fifo 3 >$out/make.log 2>&1; code=$?
+[ $code -eq 1 ] && [ -p $out/fifo ] && grep -q 'is no regular file' $out/make.log && ok runs_make_arith_fifo || fail runs_make_arith_fifo "exit code $code: $(tail -n 1 $out/make.log)"
+(ulimit -f 1; timeout 10 $build/make_arith $out/much.jsonl 3000 >$out/make.log 2>&1); code=$?
+[ $code -eq 1 ] && grep -q 'File too large' $out/make.log && ! ls $out/much.jsonl* >/dev/null 2>&1 && ok runs_make_arith_limit || fail runs_make_arith_limit "exit code $code: $(tail -n 1 $out/make.log)"
+limited() { (ulimit -f $1; shift; run limit "$@"); }
+limited 4 --metrics_path $out/limit.jsonl --max_steps 2000000; code=$?
+[ $code -eq 1 ] && grep -q '^error: cannot write .*limit.jsonl: File too large' $out/limit.log && ok runs_metrics_limit || fail runs_metrics_limit "exit code $code: $(tail -n 1 $out/limit.log)"
+fresh limit; latest limit 2
+limited 8 --max_steps 6 --save_steps 1 --load_checkpoint; code=$?
+[ $code -eq 1 ] && grep -q '^error: .*File too large' $out/limit.log && [ "$(names $(ckpt limit))" = "global_step2 global_step4 global_step6 latest " ] && ok runs_checkpoint_limit || fail runs_checkpoint_limit "exit code $code, $(names $(ckpt limit)): $(tail -n 1 $out/limit.log)"
+run limit --max_steps 6 --load_checkpoint && equal limit six && ok runs_limit_goes_on || fail runs_limit_goes_on "$(why limit)"
+# streams that were closed, and one that nobody reads
+$build/train_sft $base --save_path $out/closed --max_steps 6 --save_steps 2 >&- 2>&- <&-; code=$?
+[ $code -eq 1 ] && equal closed six && cmp -s $(ckpt closed)/global_step6/optimizer.safetensors $(ckpt six)/global_step6/optimizer.safetensors && ok runs_closed_streams || fail runs_closed_streams "exit code $code"
+{ $build/train_sft $base --save_path $out/piped --max_steps 6 2>&1; echo $? > $out/piped.code; } | true
+[ "$(cat $out/piped.code)" = 1 ] && equal piped six && ok runs_closed_pipe || fail runs_closed_pipe "exit code $(cat $out/piped.code)"
+
+echo "$passed passed, $failed failed"
+[ $failed -eq 0 ]
