@@ -1805,8 +1805,9 @@ static int64_t seqpar__first_fit(int64_t *room, int64_t rows, int64_t tokens) {
     while (at < rows) {
         SEQPAR__WORK(2);
         at *= 2;
-        if (room[at] < tokens) at++;
+        if (room[at] < tokens + SEQPAR__FAULT(86)) at++; /* fault: a row that would be full just so is passed over */
     }
+    for (row = rows; SEQPAR__FAULT(85) && (at = row, room[row] < tokens); row++) SEQPAR__WORK(1); /* fault: one row after the other */
     row = at - rows;
     for (room[at] -= tokens, at /= 2; at > 0; at /= 2) room[at] = SEQPAR__MAX(room[2 * at], room[2 * at + 1]);
     return row;
@@ -6590,6 +6591,7 @@ static seqpar_status seqpar__attn_travels(seqpar_attn *attn, const seqpar__sight
         s = attn->order[k].source;
         i = s == attn->rank ? size : on == 1 ? (s - attn->rank + size) % size : (attn->rank - s + size) % size; /* steps from here to where they came from */
         if (attn->forward.ulysses_size > 1) nearest[k] = here[k] = 1;
+        i -= SEQPAR__FAULT(87); /* fault: the last who sees it goes without */
         if (nearest[k] < i) seqpar__widen(&attn->go[s], p);
         if (nearest[k] < i || (here[k] && s != attn->rank)) seqpar__widen(&attn->come[s], p);
     }
