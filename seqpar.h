@@ -483,7 +483,8 @@ SEQPAR_DEF int64_t seqpar_grid_begin(int64_t padded, int64_t chunks, int64_t chu
 enum { SEQPAR_CONTIGUOUS, SEQPAR_ZIGZAG, SEQPAR_STRIPE, SEQPAR_ZIGZAG_DOC, SEQPAR__LAYOUTS };
 SEQPAR_DEF const char *seqpar_layout_name(int layout);
 
-/* Tokens start, start + stride, ... (count) of one chunk, held by one rank from local row `local` on. */
+/* Tokens start, start + stride, ... (count) of one chunk, held by one rank from local row `local` on. Stripe: of the chunks from
+   `chunk` on up to the rank's next piece, one unless chunks^2 sp_size > 2^23. */
 typedef struct seqpar_piece {
     int64_t row;   /* index into the rows it was made from */
     int64_t chunk;
@@ -1906,8 +1907,9 @@ static int64_t seqpar__first_fit(int64_t *room, int64_t rows, int64_t tokens) {
     while (at < rows) {
         SEQPAR__WORK(2);
         at *= 2;
-        if (room[at] < tokens) at++;
+        if (room[at] < tokens + SEQPAR__FAULT(86)) at++; /* fault: a row that would be full just so is passed over */
     }
+    for (row = rows; SEQPAR__FAULT(85) && (at = row, room[row] < tokens); row++) SEQPAR__WORK(1); /* fault: one row after the other */
     row = at - rows;
     for (room[at] -= tokens, at /= 2; at > 0; at /= 2) room[at] = SEQPAR__MAX(room[2 * at], room[2 * at + 1]);
     return row;
@@ -2122,11 +2124,19 @@ static seqpar_status seqpar__check_split(seqpar_error *error, const seqpar_row *
     return SEQPAR_OK;
 }
 
-/* The part of a chunk that a rank holds: a run for whole chunks, every sp_size-th token for stripe. */
-static seqpar_piece seqpar__chunk_piece(const seqpar_row *row, int64_t chunk, int layout, int64_t sp_size, int64_t sp_rank) {
+/* Stripe deals every chunk to all ranks, so that a rank's attention plan names about chunks^2 sp_size / 2 pairs of pieces: many ranks
+   take neighbouring chunks together. */
+#define SEQPAR__STRIPE_PAIRS (INT64_C(1) << 23)
+static int64_t seqpar__stripe_parts(int64_t chunks, int64_t sp_size) {
+    while (sp_size > 1 && chunks > SEQPAR__STRIPE_PAIRS / sp_size / chunks) chunks = (chunks + 1) / 2;
+    return chunks;
+}
+
+/* The part of chunks that a rank holds: a run for a whole chunk, every sp_size-th token for stripe. */
+static seqpar_piece seqpar__chunk_piece(const seqpar_row *row, int64_t chunk, int64_t chunk_end, int layout, int64_t sp_size, int64_t sp_rank) {
     seqpar_piece p;
     int64_t begin = seqpar_grid_begin(row->padded, row->chunks, chunk);
-    int64_t end = SEQPAR__MIN(seqpar_grid_begin(row->padded, row->chunks, chunk + 1), SEQPAR__FAULT(65) ? row->padded : row->tokens); /* pads: nobody's; fault: somebody's */
+    int64_t end = SEQPAR__MIN(seqpar_grid_begin(row->padded, row->chunks, chunk_end), SEQPAR__FAULT(65) ? row->padded : row->tokens); /* pads: nobody's; fault: somebody's */
     memset(&p, 0, sizeof p);
     p.chunk = chunk;
     p.leaf = seqpar__leaf(row->index, chunk, layout, sp_size, sp_rank);
@@ -2196,19 +2206,28 @@ static int seqpar__split_documents(seqpar__splitting *to, const seqpar_row *row,
     return 1;
 }
 
+static int seqpar__split_stripe(seqpar__splitting *to, const seqpar_row *row, int64_t row_number) {
+    int64_t parts = seqpar__stripe_parts(row->chunks, to->sp_size), first = to->only < 0 ? 0 : to->only, end = to->only < 0 ? to->sp_size : first + 1, c, r;
+    for (c = 0; c < parts; c++)
+        for (r = first; r < end; r++) {
+            seqpar_piece p = seqpar__chunk_piece(row, seqpar_grid_begin(row->chunks, parts, c), seqpar_grid_begin(row->chunks, parts, c + 1), to->layout, to->sp_size, r);
+            p.row = row_number;
+            if (!seqpar__split_add(to, r, p)) return 0;
+        }
+    return 1;
+}
+
 static int seqpar__split_chunks(seqpar__splitting *to, const seqpar_row *row, int64_t row_number) {
-    int64_t slots = to->layout == SEQPAR_ZIGZAG ? 2 * to->sp_size : to->layout == SEQPAR_STRIPE ? 1 : to->sp_size, slot, c, r;
+    int64_t slots = to->layout == SEQPAR_ZIGZAG ? 2 * to->sp_size : to->sp_size, slot, c;
     for (slot = 0; slot < slots; slot++) {
-        int64_t first = seqpar__slot_rank(slot, to->sp_size), end = to->layout == SEQPAR_STRIPE ? to->sp_size : first + 1;
+        int64_t rank = seqpar__slot_rank(slot, to->sp_size);
         SEQPAR__WORK(1);
-        if (to->only >= 0 && to->layout == SEQPAR_STRIPE) first = to->only, end = first + 1;
-        if (to->only >= 0 && first != to->only) continue;
-        for (c = seqpar_grid_begin(row->chunks, slots, slot); c < seqpar_grid_begin(row->chunks, slots, slot + 1); c++)
-            for (r = first; r < end; r++) {
-                seqpar_piece p = seqpar__chunk_piece(row, c, to->layout, to->sp_size, r);
-                p.row = row_number;
-                if (!seqpar__split_add(to, r, p)) return 0;
-            }
+        if (to->only >= 0 && rank != to->only) continue;
+        for (c = seqpar_grid_begin(row->chunks, slots, slot); c < seqpar_grid_begin(row->chunks, slots, slot + 1); c++) {
+            seqpar_piece p = seqpar__chunk_piece(row, c, c + 1, to->layout, to->sp_size, rank);
+            p.row = row_number;
+            if (!seqpar__split_add(to, rank, p)) return 0;
+        }
     }
     return 1;
 }
@@ -2236,7 +2255,7 @@ static seqpar_status seqpar__split_rows(seqpar_error *error, seqpar_share *share
         shares[i].sp_rank = only < 0 ? i : only;
     }
     for (i = 0; i < row_count && fits; i++)
-        fits = layout == SEQPAR_ZIGZAG_DOC && sp_size > 1 ? seqpar__split_documents(&to, &rows[i], i) : seqpar__split_chunks(&to, &rows[i], i);
+        fits = layout == SEQPAR_STRIPE ? seqpar__split_stripe(&to, &rows[i], i) : layout == SEQPAR_ZIGZAG_DOC && sp_size > 1 ? seqpar__split_documents(&to, &rows[i], i) : seqpar__split_chunks(&to, &rows[i], i);
     SEQPAR_FREE(to.capacity);
     if (fits && order) *order = (seqpar__sorted_key *)to.order; else SEQPAR_FREE(to.order);
     if (fits) return SEQPAR_OK;
@@ -6677,6 +6696,7 @@ static seqpar_status seqpar__attn_travels(seqpar_attn *attn, const seqpar__sight
         s = attn->order[k].source;
         i = s == attn->rank ? size : on == 1 ? (s - attn->rank + size) % size : (attn->rank - s + size) % size; /* steps from here to where they came from */
         if (attn->forward.ulysses_size > 1) nearest[k] = here[k] = 1;
+        i -= SEQPAR__FAULT(87); /* fault: the last who sees it goes without */
         if (nearest[k] < i) seqpar__widen(&attn->go[s], p);
         if (nearest[k] < i || (here[k] && s != attn->rank)) seqpar__widen(&attn->come[s], p);
     }

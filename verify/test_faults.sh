@@ -123,6 +123,9 @@ done <<'LIST'
 77|attn|the last key that somebody sees stays behind
 78|attn|the blocks of a second leaf are added one by one
 79|attn|a block that nothing is seen of leaves a sum of -0
+85|pack|rows are looked through one after the other
+86|pack|a row that would be full just so is passed over
+87|attn|keys stop one position before the last that sees them
 88|bits|whole blocks of the caller's parameters are written, the gaps behind tensors too
 89|bits|a node's gaps are taken to be those of the state
 90|bits|a sum of the head that waits is taken for another

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* The fold: whoever pushes what when, the value has the bits of one recursive sum over the leaves that exist. */
 #define SEQPAR_IMPLEMENTATION
+#define SEQPAR_COUNT_WORK
 #include "seqpar.h"
 #include "test.h"
 #include <unistd.h>
@@ -215,6 +216,105 @@ static void test_bounds(void) {
     test_end("fold_bounds_in_rising_order");
 }
 
+/* ---- the same programs as those of a fold that looks through everything at every step ---- */
+
+typedef struct plain_fold {
+    const orchard *o;
+    seqpar_node node[LEAVES]; /* values that wait, */
+    int64_t at[LEAVES], count, depth, places; /* on the stack (-1 - depth) or in a place */
+    seqpar_fold_op op[8 * LEAVES];
+    int64_t ops;
+} plain_fold;
+
+static int64_t leaves_under(const orchard *o, seqpar_node n) {
+    int64_t i, count = 0;
+    for (i = 0; i < o->count; i++) count += o->leaf[i] >> n.level == n.index;
+    return count;
+}
+static void plain_op(plain_fold *f, int op, int64_t index) { f->op[f->ops++] = (seqpar_fold_op){op, (int32_t)index}; }
+
+static void plain_push(plain_fold *f, seqpar_node node, int64_t operand) {
+    int64_t i;
+    plain_op(f, SEQPAR_FOLD_LEAF, operand);
+    for (f->depth++; leaves_under(f->o, node) < f->o->count; node.level++, node.index /= 2) {
+        seqpar_node sibling = {node.level, node.index ^ 1};
+        if (!leaves_under(f->o, sibling)) continue;
+        for (i = 0; i < f->count && (f->node[i].level != sibling.level || f->node[i].index != sibling.index); i++) {}
+        if (i == f->count) {
+            f->node[f->count] = node;
+            f->at[f->count++] = -f->depth;
+            return;
+        }
+        if (f->at[i] >= 0) plain_op(f, SEQPAR_FOLD_LOAD, f->at[i]); else f->depth--;
+        f->node[i] = f->node[--f->count];
+        f->at[i] = f->at[f->count];
+        plain_op(f, SEQPAR_FOLD_COMBINE, 0);
+    }
+    f->depth = 0;
+    plain_op(f, SEQPAR_FOLD_FINISH, 0);
+}
+static void plain_flush(plain_fold *f) {
+    int64_t i, k, place;
+    for (; f->depth > 0; f->depth--)
+        for (i = 0; i < f->count; i++) {
+            if (f->at[i] != -f->depth) continue;
+            for (place = k = 0; k < f->count; k++) if (f->at[k] == place) { place++; k = -1; }
+            f->at[i] = place;
+            if (place >= f->places) f->places = place + 1;
+            plain_op(f, SEQPAR_FOLD_STORE, place);
+        }
+}
+
+static void test_same_programs(void) {
+    plain_fold *f = malloc(sizeof *f);
+    int64_t n, at, i;
+    for (n = 0; n < 1000; n++) {
+        orchard o = orchard_new(test_integer(1, n % 4 ? 60 : LEAVES), n % 3 ? 12 : 40, n % 2 == 0);
+        int64_t order[LEAVES], groups = test_integer(1, o.count), stride = n % 5 ? 1 : test_integer(1, 9), done = 0;
+        seqpar_fold fold;
+        shuffle(order, o.count);
+        for (at = i = 0; stride > 1 && i < stride; i++) { int64_t leaf; for (leaf = i; leaf < o.count; leaf += stride) order[at++] = leaf; }
+        *f = (plain_fold){.o = &o};
+        seqpar_fold_init(&fold, o.leaf, o.count);
+        for (at = 0; at < o.count; at = i) {
+            int64_t end = at + 1 + (o.count - at - 1 < o.count / groups ? o.count - at - 1 : o.count / groups);
+            qsort(order + at, (size_t)(end - at), sizeof *order, by_number);
+            for (i = at; i < end; i++) {
+                push_leaf(&fold, &o, order[i]);
+                plain_push(f, (seqpar_node){0, o.leaf[order[i]]}, order[i]);
+            }
+            test_expect(!seqpar_fold_flush(&fold), "flush");
+            plain_flush(f);
+            test_expect(fold.pending_count == f->count && fold.slots_high == f->places, "%lld values wait in %lld places, not %lld in %lld", (long long)fold.pending_count, (long long)fold.slots_high, (long long)f->count, (long long)f->places);
+            done += fold.done;
+        }
+        test_expect(fold.program_count == f->ops && !memcmp(fold.program, f->op, (size_t)f->ops * sizeof *f->op), "%lld leaves: another program", (long long)o.count);
+        test_expect(done == 1 && f->count == 0, "not done");
+        seqpar_fold_free(&fold);
+    }
+    free(f);
+    test_end("fold_same_programs");
+}
+
+/* Leaves dealt like stripe's: all of the first party, then all of the next, so that nearly everything waits. Steps: 12 n log2 n at most. */
+static void test_work(void) {
+    enum { PARTS = 64, N = 1 << 15 };
+    int64_t *leaf = malloc(N * sizeof *leaf), i, p;
+    seqpar_fold fold;
+    for (i = 0; i < N; i++) leaf[i] = i + i / 64 * 64;
+    seqpar__work = 0;
+    seqpar_fold_init(&fold, leaf, N);
+    for (p = 0; p < PARTS; p++) {
+        for (i = p; i < N; i += PARTS) test_expect(!seqpar_fold_push(&fold, (seqpar_node){0, leaf[i]}, SEQPAR_FOLD_LEAF, (int32_t)i), "push");
+        test_expect(!seqpar_fold_flush(&fold), "flush");
+    }
+    test_expect(fold.done && fold.slots_high == N / PARTS * 6, "%lld places", (long long)fold.slots_high);
+    test_expect(seqpar__work >= 2 * N && seqpar__work < 12 * 15 * N, "%lld leaves take %lld steps", (long long)N, (long long)seqpar__work);
+    seqpar_fold_free(&fold);
+    free(leaf);
+    test_end("fold_work");
+}
+
 /* ---- parties: each folds its own leaves, an owner folds what they are left with ---- */
 
 typedef struct letter { /* what a party is left with */
@@ -412,6 +512,8 @@ int main(int argc, char **argv) {
     test_sensitive();
     test_absent();
     test_bounds();
+    test_same_programs();
+    test_work();
     test_parties();
     test_partial();
     test_devices();

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* Packing: every document once and whole, targets shifted once and never across documents, each rule written a second time, naively. */
 #define SEQPAR_IMPLEMENTATION
+#define SEQPAR_COUNT_WORK
 #include "seqpar.h"
 #include "test.h"
 
@@ -518,6 +519,115 @@ static void test_fuzz(void) {
         }
 }
 
+/* ---- many documents: the rows of the plain loops, at a cost that does not explode ---- */
+
+enum { MANY = 240 };
+static const int32_t many_ids[4096];
+
+typedef struct many { seqpar_document doc[3 * MANY]; int64_t count, units, first[MANY], tokens[MANY], row[MANY]; } many; /* a unit's tokens once rules are applied; 0: left out */
+
+static void many_draw(many *m, const seqpar_pack_desc *desc, int64_t longest) {
+    int64_t u, d, docs, live;
+    m->count = 0;
+    m->units = test_integer(1, MANY);
+    for (u = 0; u < m->units; u++) {
+        m->first[u] = m->count;
+        m->tokens[u] = 0;
+        for (docs = test_integer(1, 3), live = d = 0; d < docs; d++) {
+            int64_t n = test_integer(0, 3) ? test_integer(0, longest) : test_integer(0, 1);
+            m->doc[m->count++] = (seqpar_document){many_ids, NULL, n, 3 * u - 100};
+            m->tokens[u] += n;
+            live += n > 0;
+        }
+        if (m->tokens[u] <= desc->pack_len) continue;
+        m->tokens[u] = 0;
+        for (d = m->first[u]; d < m->count && desc->truncation == SEQPAR_TRUNCATION_CUT && live <= desc->pack_len; d++)
+            m->tokens[u] += m->doc[d].tokens < desc->pack_len / live ? m->doc[d].tokens : desc->pack_len / live;
+    }
+}
+
+/* Longest first, of equals the lower; every row is tried from the first on. Returns the rows. */
+static int64_t plain_rows(many *m, const seqpar_pack_desc *desc) {
+    int64_t order[MANY], room[MANY], rows = 0, i, j, r;
+    for (i = 0; i < m->units; i++) {
+        for (j = i; j > 0 && desc->order == SEQPAR_PACK_DECREASING && m->tokens[order[j - 1]] < m->tokens[i]; j--) order[j] = order[j - 1];
+        order[j] = i;
+    }
+    for (i = 0; i < m->units; i++) {
+        int64_t u = order[i];
+        m->row[u] = -1;
+        if (!m->tokens[u]) continue;
+        r = desc->order == SEQPAR_PACK_UNIT_PER_ROW ? rows : desc->order == SEQPAR_PACK_IN_ORDER && rows ? rows - 1 : 0;
+        while (r < rows && room[r] < m->tokens[u]) r++;
+        if (r == rows) room[rows++] = desc->pack_len;
+        room[r] -= m->tokens[u];
+        m->row[u] = r;
+    }
+    return rows;
+}
+
+static void expect_plain_rows(const many *m, const seqpar_batch *batch, int64_t rows) {
+    int64_t r, d, u, source, placed = 0, wanted = 0;
+    EXPECT_EQUAL(batch->rows, rows, "the number of rows");
+    for (u = 0; u < m->units; u++) wanted += m->tokens[u];
+    for (r = 0; r < batch->rows; r++)
+        for (u = d = 0; d < batch->row[r].docs; d++) {
+            source = batch->row[r].doc_source[d];
+            test_expect(!d || source > batch->row[r].doc_source[d - 1], "row %lld: document %lld stands behind a later one", (long long)r, (long long)source);
+            while (u + 1 < m->units && m->first[u + 1] <= source) u++;
+            test_expect(m->row[u] == r, "document %lld of %lld lies in row %lld, not %lld", (long long)source, (long long)m->count, (long long)r, (long long)m->row[u]);
+            placed += batch->row[r].cu_seqlens[d + 1] - batch->row[r].cu_seqlens[d];
+        }
+    EXPECT_EQUAL(placed, wanted, "the tokens in rows");
+}
+
+static void test_plain_rows(void) {
+    static const char *const orders[] = {"decreasing", "in_order", "unit_per_row"};
+    many *m = malloc(sizeof *m);
+    int order, n;
+    for (order = 0; order < 3; order++) {
+        for (n = 0; n < 1500; n++) {
+            int64_t pack_len = test_integer(1, n % 3 ? 40 : 1000);
+            seqpar_pack_desc desc = {.pack_len = pack_len, .chunks = 1, .order = order, .truncation = n % 2, .keep_masked = 1};
+            seqpar_batch batch;
+            seqpar_status status;
+            int64_t rows;
+            many_draw(m, &desc, n % 5 ? test_integer(1, pack_len + 2) : pack_len / 3 + 1);
+            rows = plain_rows(m, &desc);
+            status = seqpar_pack(NULL, &batch, m->doc, m->count, &desc);
+            EXPECT_EQUAL(status, rows ? SEQPAR_OK : SEQPAR_ERR_NO_TARGET, "the status");
+            if (!status) expect_plain_rows(m, &batch, rows);
+            seqpar_batch_free(&batch);
+        }
+        test_end("pack_plain_rows_%s", orders[order]);
+    }
+    free(m);
+}
+
+/* Steps of packing, sorting included: fewer than 6 n log2 n; units in any order are sorted to find one that is torn. */
+static void test_work(void) {
+    static const char *const orders[] = {"decreasing", "in_order", "unit_per_row"};
+    enum { N = 200000 };
+    seqpar_document *doc = calloc(N, sizeof *doc);
+    int64_t i, n, log2;
+    int order;
+    for (order = 0; order < 3; order++) {
+        for (n = N / 200, log2 = 10; n <= N; n *= 200, log2 = 18) {
+            seqpar_pack_desc desc = {.pack_len = 64, .chunks = 1, .order = order, .keep_masked = 1};
+            seqpar_batch batch;
+            for (i = 0; i < n; i++) doc[i] = (seqpar_document){many_ids, NULL, 1 + i * 7919 % 61, i * 99991 % 1000003};
+            seqpar__work = 0;
+            test_expect(!seqpar_pack(NULL, &batch, doc, n, &desc), "refused");
+            test_expect(seqpar__work > n / 2 && seqpar__work < 6 * n * log2, "%lld documents take %lld steps", (long long)n, (long long)seqpar__work);
+            seqpar_batch_free(&batch);
+            doc[n - 1].unit = doc[n / 3].unit;
+            test_expect(seqpar_pack(NULL, &batch, doc, n, &desc) == SEQPAR_ERR_UNIT_ORDER, "a torn unit passes");
+        }
+        test_end("pack_work_%s", orders[order]);
+    }
+    free(doc);
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_state += test_seed;
@@ -530,5 +640,7 @@ int main(int argc, char **argv) {
     test_refusals();
     test_first_error_wins();
     test_fuzz();
+    test_plain_rows();
+    test_work();
     return test_summary();
 }

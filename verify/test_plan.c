@@ -3,6 +3,7 @@
    formulas of the field say. */
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_CHECK_IMPLEMENTATION
+#define SEQPAR_COUNT_WORK
 #include "seqpar_check.h"
 #include "test.h"
 
@@ -403,6 +404,63 @@ static void test_counts(void) {
     }
 }
 
+/* ---- what planning costs: steps, not seconds ---- */
+
+static int64_t tasks_size(const seqpar__tasks *tasks) {
+    int64_t i, size = tasks->count;
+    for (i = 0; i < tasks->count; i++) size += tasks->task[i].program_count;
+    return size;
+}
+/* What a rank's plan consists of, and what it is made from: operations, tasks and their programs, pieces of all ranks, own pieces
+   times the positions they may meet, slots. */
+static int64_t plan_size(const seqpar_attn *attn) {
+    int64_t s, g, size = attn->forward.count + attn->backward.count + attn->total + attn->shares[attn->rank].count * attn->size + 4 * attn->forward.sp_size;
+    for (s = 0; s < attn->step_count; s++) {
+        size += tasks_size(&attn->steps[s].queries) + tasks_size(&attn->steps[s].own);
+        for (g = 0; g < attn->steps[s].sources; g++) size += tasks_size(&attn->steps[s].foreign[g]);
+    }
+    for (s = 0; s < attn->size; s++) size += tasks_size(&attn->returns[s]);
+    return size;
+}
+
+static double work_of(const seqpar_row *row, const seqpar_attn_desc *desc, int64_t ranks, int64_t rank) {
+    seqpar_error error = {0};
+    seqpar_device device = {.storage = SEQPAR_F32, .accumulator = SEQPAR_F32};
+    seqpar_ctx ctx = {.error = &error, .device = &device, .sp_size = ranks, .sp_rank = rank};
+    seqpar_attn *attn;
+    double size, ratio;
+    seqpar__work = 0;
+    if (!test_expect(!seqpar__attn_open(&ctx, &attn, row, 1, desc, seqpar__attn_prepare), "%s", error.text)) return HUGE_VAL;
+    size = (double)plan_size(attn);
+    ratio = (double)seqpar__work / (size * log2(size + 2));
+    test_expect(seqpar__work > attn->total / 2, "only %lld steps: is anybody counting?", (long long)seqpar__work);
+    seqpar_attn_close(&ctx, attn);
+    return ratio;
+}
+
+/* A row of 2^20 tokens. The bound: size log2 size steps. */
+static void test_work(int layout) {
+    static const struct { int schedule; int64_t ulysses; } ways[] = {{SEQPAR_RING, 0}, {SEQPAR_LLAMA3, 0}, {SEQPAR_ULYSSES, 0}, {SEQPAR_RING, 2}};
+    static const int64_t ranks[] = {1, 24, 1024}, documents[] = {1, 512}, chunks[] = {32, 128};
+    int64_t cu[513], w, p, d, c, i;
+    double most = 0;
+    for (w = 0; w < 4; w++)
+        for (p = 0; p < 3; p++)
+            for (d = 0; d < 2; d++)
+                for (c = 0; c < 2; c++) {
+                    seqpar_attn_desc desc = {.heads = 16, .kv_heads = 8, .head_dim = 64, .layout = layout, .schedule = ways[w].schedule, .ulysses_size = ranks[p] > 1 ? ways[w].ulysses : 0};
+                    seqpar_row row = {.tokens = 1 << 20, .padded = 1 << 20, .chunks = chunks[c], .docs = documents[d], .cu_seqlens = cu};
+                    double ratio;
+                    if (layout == SEQPAR_ZIGZAG_DOC && documents[d] == 512 && ranks[p] > 24 && (w || c)) continue; /* half a million pieces */
+                    for (i = 0; i <= documents[d]; i++) cu[i] = row.tokens * i / documents[d] * i / documents[d]; /* from a few tokens to thousands */
+                    ratio = work_of(&row, &desc, ranks[p], ranks[p] * 5 / 8);
+                    if (ratio > most) most = ratio;
+                    test_expect(ratio <= 1, "%s %s, %lld ranks, %lld documents, %lld chunks: %.2f size log size steps", seqpar_layout_name(layout), seqpar_schedule_name(desc.schedule), (long long)ranks[p], (long long)documents[d], (long long)chunks[c], ratio);
+                }
+    test_end("plan_work %s", seqpar_layout_name(layout));
+    printf("#   at most %.2f size log2(size) steps\n", most);
+}
+
 /* The README's table: what a rank sends in the mean, in MiB of fp32, beside the field's formulas for the same mode. n = S/P tokens a
    rank, H heads, G kv heads, d: ring forward (P-1) 2 n G d, backward that and 2 n G d over P hops; llama3 the same forward,
    backward that and a reduce-scatter of dk and dv; Ulysses (P-1)/P n (2H + 2G) d either way. */
@@ -450,6 +508,7 @@ int main(int argc, char **argv) {
     test_formulas();
     test_as_far_as_seen();
     test_large();
+    for (i = 0; i < SEQPAR__LAYOUTS; i++) test_work(i);
     test_counts();
     return test_summary();
 }
