@@ -863,7 +863,7 @@ typedef struct seqpar_ctx {
     seqpar_comm *world, *sp;  /* sp: the ranks that share this rank's sequences */
     int64_t dp_size, dp_rank, sp_size, sp_rank;
     seqpar_memory memory;
-    struct { void *data; int64_t bytes; } kept[16]; /* freed buffers, for the next of the same size; never more than the peak in all */
+    struct { void *data; int64_t bytes; } kept[64]; /* freed buffers, for the next of the same size; never more than the peak in all */
     int64_t kept_count, kept_bytes;
     void (*trace)(void *user, const seqpar_event *event);
     void *trace_user;
@@ -3092,7 +3092,7 @@ SEQPAR_DEF void seqpar_buffer_free(seqpar_ctx *ctx, seqpar_buffer *buffer) {
     if (!buffer->data) return;
     if (ctx->queue) ctx->device->free(ctx->device, buffer->data); /* such a device keeps them itself, and knows what a graph still uses */
     else {
-        if (ctx->kept_count == 16) seqpar__kept_free(ctx, ctx->kept_bytes - 1);
+        if (ctx->kept_count == 64) seqpar__kept_free(ctx, ctx->kept_bytes - 1);
         ctx->kept[ctx->kept_count].data = buffer->data;
         ctx->kept[ctx->kept_count++].bytes = buffer->bytes;
         ctx->kept_bytes += buffer->bytes;

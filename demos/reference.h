@@ -42,11 +42,14 @@ static uint64_t demo_digest_model(demo_rank *r, const seqpar_llama *model) {
     const double reals[] = {c->rope_theta, c->rms_eps};
     uint64_t digest = demo_digest(demo_digest(DEMO_DIGEST_EMPTY, numbers, sizeof numbers), reals, sizeof reals);
     for (int64_t i = 0; i < model->tensor_count; i++) {
+        enum { PART = 4096 };
         const seqpar_tensor *t = &model->tensors[i];
-        double *values = (double *)demo_room(t->rows * t->cols, sizeof *values);
-        seqpar_device_read(r->device, values, model->params.data, t->offset, t->rows * t->cols, r->device->storage);
-        digest = demo_digest(digest, values, t->rows * t->cols * (int64_t)sizeof *values);
-        free(values);
+        double values[PART];
+        for (int64_t first = 0, count, all = t->rows * t->cols; first < all; first += count) {
+            count = all - first < PART ? all - first : PART;
+            seqpar_device_read(r->device, values, model->params.data, t->offset + first, count, r->device->storage);
+            digest = demo_digest(digest, values, count * (int64_t)sizeof *values);
+        }
     }
     return digest;
 }

@@ -76,7 +76,7 @@ typedef struct {
     {"max_norm", &(c).max_norm, DEMO_FLOAT, "1.0", "clip of the gradient norm; 0: none", DEMO_AT_LEAST(0)},                   \
     {"enable_ema", &(c).enable_ema, DEMO_FLAG, NULL, "keep a moving average of the weights, saved in save_path/ema", DEMO_ANY},   \
     {"ema_beta", &(c).ema_beta, DEMO_FLOAT, "0.992", "share of the average that stays in a step", DEMO_BETWEEN(0, 1)},        \
-    {"zero_stage", &(c).zero_stage, DEMO_INT, "2", "0: all state everywhere, 1: moments sharded, 2: gradients too", DEMO_BETWEEN(0, 2)}, \
+    {"zero_stage", &(c).zero_stage, DEMO_INT, "2", "0: moments on every rank, 1 and 2: sharded; gradients always are", DEMO_BETWEEN(0, 2)}, \
     {"gradient_checkpointing", &(c).gradient_checkpointing, DEMO_FLAG, NULL, "keep three tensors a layer, compute the rest again", DEMO_ANY}, \
     {"ring_attn_size", &(c).ring_attn_size, DEMO_INT, "1", "sequence-parallel ranks", DEMO_COUNT(1)},                      \
     {"ring_head_stride", &(c).ring_head_stride, DEMO_INT, "1", "llama3: kv heads gathered at a time", DEMO_COUNT(1)},      \
