@@ -214,16 +214,16 @@ extern "C" {
     X(TRANSPORT, -7, "the library that moves bytes failed, or cannot run here")                            \
     X(TIMEOUT, -8, "something did not finish within its time limit")                                       \
     X(WORLD, -10, "the world size does not fit data_parallel x sequence_parallel")                         \
-    X(RANKS, -11, "the number of ranks is not positive")                                                   \
+    X(RANKS, -11, "the number of ranks is not positive or too large")                                      \
     X(THREAD, -12, "a thread could not be started")                                                        \
-    X(PACK_LEN, -20, "pack_len is not positive")                                                           \
+    X(PACK_LEN, -20, "pack_len is not positive or too large")                                              \
     X(NO_DOCUMENTS, -21, "there is no document to pack")                                                   \
     X(NO_TARGET, -22, "no document has a supervised token")                                                \
     X(DOCUMENT_TOKENS, -23, "a document has a negative length or no token array")                          \
     X(TOKEN_ID, -24, "a token id lies outside the vocabulary")                                             \
     X(UNIT_ORDER, -25, "documents of one unit are not neighbours")                                         \
     X(UNIT_TOO_LONG, -26, "a unit does not fit into one row")                                              \
-    X(CHUNKS, -27, "the number of chunks is not positive")                                                 \
+    X(CHUNKS, -27, "the number of chunks is not positive or too large")                                    \
     X(CU_SEQLENS, -28, "cu_seqlens does not rise from 0 to the number of tokens")                          \
     X(ROW_ORDER, -29, "row numbers do not rise")                                                           \
     X(LAYOUT, -30, "unknown layout")                                                                       \
@@ -234,7 +234,7 @@ extern "C" {
     X(HEADS, -40, "heads is not a positive multiple of kv_heads")                                          \
     X(HEAD_DIM, -41, "head_dim is not positive (rotary embedding: even)")                                  \
     X(HEAD_STRIDE, -42, "heads_k_stride does not divide kv_heads")                                         \
-    X(SIZE, -43, "a size is zero or negative")                                                             \
+    X(SIZE, -43, "a size is zero, negative or too large")                                                  \
     X(MASK, -45, "a window, prefix, softcap or dropout lies outside its range")                            \
     X(ULYSSES, -46, "ulysses_size does not divide the ranks or does not fit the heads")                    \
     X(DTYPE, -44, "the device does not store this type")                                                   \

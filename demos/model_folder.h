@@ -40,7 +40,7 @@ static const demo_config_key demo_rope_keys[] = {{"rope_theta", demo_read_key}, 
 /* ---- config.json: Hugging Face's names ---- */
 
 static seqpar_status demo_save_config(const char *folder, const seqpar_llama_config *c, seqpar_error *error) {
-    char path[1280], text[1024];
+    char path[4352], text[1024];
     snprintf(path, sizeof path, "%s/config.json", folder);
     int size = snprintf(text, sizeof text,
         "{\n  \"architectures\": [\"%s\"],\n%s  \"model_type\": \"llama\",\n  \"hidden_act\": \"silu\",\n"

@@ -183,7 +183,7 @@ static seqpar_status demo_pass_rows(demo_rank *r, demo_window *w, seqpar_llama *
     if (!status) status = seqpar_llama_forward(&r->ctx, model, &b, 0);
     if (!status) status = seqpar_llama_values(&r->ctx, model, &b);
     if (!status) seqpar_device_read(r->device, value, model->config.score ? b.score.data : b.logp.data, 0, b.tokens, demo_value_dtype(r, model));
-    demo_place *places = demo_places(&p->rollout, w, &b, w->batch.row + first);
+    demo_place *places = status ? NULL : demo_places(&p->rollout, w, &b, w->batch.row + first);
     for (int64_t t = 0; !status && t < b.tokens; t++) {
         if (places[t].text < 0) continue;
         arrput(p->place, places[t].entry);

@@ -360,6 +360,8 @@ static int demo_job_model(demo_job *job, char *error, size_t size) {
         snprintf(error, size, "%s", why.text);
         return -1;
     }
+    if (!c->pretrain && job->model.head_dim < 1)
+        return snprintf(error, size, "hidden_size %lld is less than num_attention_heads %lld, so that a head has no dimension; lower the heads, or give --head_dim", (long long)c->hidden_size, (long long)c->num_attention_heads), -1;
     if (job->score) job->model.score = *job->score;
     return demo_job_memory(job, error, size);
 }
@@ -391,6 +393,8 @@ static int demo_job_data(demo_job *job, char *error, size_t size) {
     if (c->gradient_accumulation_steps > c->train_batch_size)
         return snprintf(error, size, "gradient_accumulation_steps %lld is more than train_batch_size %lld, so micro-batches would be empty; lower it", (long long)c->gradient_accumulation_steps, (long long)c->train_batch_size), -1;
     if (!c->pack_len) c->pack_len = c->packing_samples && longest < 2048 ? 2048 : longest;
+    if (c->chunks > c->pack_len)
+        return snprintf(error, size, "chunks %lld are more than pack_len %lld has tokens; lower --chunks, 0 takes the default", (long long)c->chunks, (long long)c->pack_len), -1;
     if (c->pack_len < c->max_len) {
         snprintf(error, size, "pack_len %lld is shorter than max_len %lld; a document never leaves its row", (long long)c->pack_len, (long long)c->max_len);
         return -1;

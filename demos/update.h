@@ -197,7 +197,7 @@ static seqpar_status demo_update_seeds(demo_update *u, const seqpar_llama_batch 
 static seqpar_status demo_update_micro(demo_update *u, int64_t index) {
     demo_rank *r = u->r;
     seqpar_llama_run run = demo_run_desc(r->job);
-    seqpar_llama_batch b;
+    seqpar_llama_batch b = {0};
     seqpar_head_seeds seeds = {0};
     demo_seeds buffers = {0};
     int64_t first, count;
