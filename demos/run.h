@@ -33,7 +33,7 @@ typedef struct { dev_t device; ino_t inode; char rest[DEMO_PATH_LIMIT + 64]; } d
 
 static demo_file_id demo_file_id_of(const char *path) {
     demo_file_id id = {0};
-    struct stat there;
+    struct stat there = {0};
     char part[sizeof id.rest], rest[sizeof id.rest];
     snprintf(part, sizeof part, "%s", path);
     while (stat(*part ? part : ".", &there)) {
@@ -42,7 +42,7 @@ static demo_file_id demo_file_id_of(const char *path) {
             snprintf(rest, sizeof rest, "/%s%s", name, id.rest);
             memcpy(id.rest, rest, sizeof rest);
         }
-        if (slash == part && !part[1]) break; /* not even / */
+        if (!*part || (slash == part && !part[1])) break; /* a folder that is gone */
         if (slash) slash[slash == part] = 0; else *part = 0;
     }
     id.device = there.st_dev;
