@@ -61,6 +61,7 @@ static inline int demo_write_atomically(const char *path, const char *bytes, siz
     int length = snprintf(temporary, sizeof temporary, "%s.%ld.tmp", path, (long)getpid());
     if (!stat(path, &about) && !S_ISREG(about.st_mode)) /* a rename would put a file in the place of a device */
         return snprintf(error, error_size, "cannot write %s: it is there and is no regular file; choose another path", path), -1;
+    errno = ENAMETOOLONG;
     FILE *file = length < (int)sizeof temporary ? fopen(temporary, "wb") : NULL;
     bool written = file && fwrite(bytes, 1, size, file) == size;
     if (file && fclose(file)) written = false;

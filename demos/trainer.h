@@ -1073,7 +1073,6 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool, co
     demo_job_say(job);
     int code = demo_job_run(job);
     demo_job_close(job);
-    if (fflush(stdout) || ferror(stdout)) return fprintf(stderr, "error: the closing figures cannot be written to standard output: %s\n", strerror(errno)), code ? code : 1;
     return code;
 }
 #endif
