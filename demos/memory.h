@@ -31,8 +31,10 @@ static inline void *demo_grown(void *room, size_t bytes)
 
 static inline void *demo_json_room(size_t bytes) { return demo_grown(NULL, bytes); } /* for cJSON_InitHooks */
 
+#ifndef STBDS_REALLOC /* a program may count them */
 #define STBDS_REALLOC(context, room, bytes) demo_grown(room, bytes)
 #define STBDS_FREE(context, room) free(room)
+#endif
 #include <stb/stb_ds.h>
 
 #endif

@@ -264,7 +264,7 @@ static seqpar_status demo_refuse_foreign(const seqpar_llama *model, seqpar_safet
 }
 
 /* A model that gives rewards has learnt to: a new head would give noise. */
-__attribute__((unused)) static seqpar_status demo_head_there(const seqpar_llama *model, const char *folder, seqpar_error *error) {
+static seqpar_status demo_head_there(const seqpar_llama *model, const char *folder, seqpar_error *error) {
     const char *head = model->tensors[model->tensor_count - 1].name;
     char path[4352];
     seqpar_safetensors_file *file = NULL;
