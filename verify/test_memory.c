@@ -264,7 +264,7 @@ static void test_gradients(int tied) {
     int64_t all, largest, before = 0;
     c.tied = tied;
     gradient_sizes(&c, &all, &largest);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < (tied ? sizeof cases / sizeof *cases : 4); i++) { /* a tied table has all that another has, and two sums */
         int64_t dp = cases[i].dp, sp = cases[i].sp, world = dp * sp, micro = cases[i].micro, nodes = world > 1 ? 2 : 1; /* of a share of a row; or the head's sums that wait */
         int stage = cases[i].stage;
         model_way way = {.dp = dp, .sp = sp, .accumulation = micro, .threads = 1, .layout = SEQPAR_ZIGZAG, .recompute = 1, .zero_stage = stage};
