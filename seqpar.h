@@ -2056,7 +2056,7 @@ static int seqpar__share_add(seqpar_share *share, int64_t *capacity, seqpar_piec
 }
 
 /* The shares that a row's pieces go to: those of all ranks, or the only one. */
-typedef struct seqpar__sorted_key { int64_t leaf, source, piece; } seqpar__sorted_key;
+typedef struct seqpar__sorted_key { int64_t leaf; int32_t source, piece; } seqpar__sorted_key;
 typedef struct seqpar__splitting {
     seqpar_share *shares;
     int64_t *capacity, sp_size, only; /* only: -1: all */
@@ -2073,8 +2073,8 @@ static int seqpar__split_add(seqpar__splitting *to, int64_t sp_rank, seqpar_piec
     if (!seqpar__grow(&to->order, &to->order_capacity, to->count + 1, (int64_t)sizeof *key)) return 0;
     key = (seqpar__sorted_key *)to->order + to->count++;
     key->leaf = piece.leaf;
-    key->source = sp_rank;
-    key->piece = to->shares[sp_rank].count;
+    key->source = (int32_t)sp_rank;
+    key->piece = (int32_t)to->shares[sp_rank].count;
     return seqpar__share_add(&to->shares[sp_rank], &to->capacity[sp_rank], piece);
 }
 
@@ -6122,15 +6122,17 @@ typedef struct seqpar__range { int32_t begin, end; } seqpar__range;
 typedef struct seqpar__view { int64_t first, last, begin, end; } seqpar__view; /* a piece's first and last tokens, what it sees; counted through all rows */
 typedef struct seqpar__sight {
     const seqpar_attn *attn;
+    int exact;                     /* everything rises: there are none that do not */
     seqpar__view *view;            /* (total) */
     seqpar__range *keys, *queries; /* (total) all that a query sees, that see a key, and few that do not */
     int64_t *begin;                /* (size + 1) position s has the numbers (own pieces) from number[begin[s]] on */
     int32_t *number;               /* (total) */
 } seqpar__sight;
 
-static int seqpar__sees(const seqpar__sight *s, int64_t query, int64_t key) {
+static int seqpar__sees(const seqpar__sight *s, int64_t query, int64_t key) { /* of its range */
     SEQPAR__WORK(1);
     if (SEQPAR__FAULT(16) && seqpar__ordered_piece(s->attn, key)->chunk == seqpar__ordered_piece(s->attn, query)->chunk - 2) return 0; /* fault: a block is left out */
+    if (s->exact && !SEQPAR__FAULT(53)) return 1;
     return s->view[query].end > s->view[key].first && s->view[query].begin + SEQPAR__FAULT(53) <= s->view[key].last; /* fault: a block whose last key is the first seen */
 }
 
@@ -6139,6 +6141,7 @@ static void seqpar__sight_close(seqpar__sight *s) { SEQPAR_FREE(s->view); SEQPAR
 static void seqpar__sight_views(seqpar__sight *s) {
     const seqpar_attn *attn = s->attn;
     int64_t row = 0, row_begin = 0, i;
+    s->exact = 1;
     for (i = 0; i < attn->total; i++) {
         const seqpar_piece *p = seqpar__ordered_piece(attn, i);
         const seqpar__bounds *b = &attn->bounds[attn->order[i].source][attn->order[i].piece];
@@ -6147,6 +6150,7 @@ static void seqpar__sight_views(seqpar__sight *s) {
         s->view[i].last = row_begin + p->start + (p->count - 1) * p->stride;
         s->view[i].begin = row_begin + b->begin;
         s->view[i].end = row_begin + b->end;
+        s->exact &= !i || (s->view[i].first >= s->view[i - 1].first && s->view[i].last >= s->view[i - 1].last && s->view[i].begin >= s->view[i - 1].begin && s->view[i].end >= s->view[i - 1].end);
     }
 }
 /* The numbers to search among: (4, total) */
@@ -6512,43 +6516,53 @@ static seqpar_status seqpar__free_tiles(seqpar_share *share) {
     return SEQPAR_OK;
 }
 
-/* What the members of a position hold together: member after member in memory, pieces in order of leaves. */
-static seqpar_status seqpar__position_share(seqpar_attn *attn, int64_t position, seqpar_share *part) {
-    int64_t members = attn->forward.ulysses_size, capacity = 0, m, i;
-    seqpar_share *whole = &attn->shares[position];
-    int fits = 1;
-    if (members == 1 && position != attn->rank) { *whole = *part; memset(part, 0, sizeof *part); }
-    else for (m = 0; m < members; m++) {
-        for (i = 0; i < part[m].count && fits; i++) fits = seqpar__share_add(whole, &capacity, part[m].pieces[i]);
-        if (position != attn->rank) continue;
-        attn->parts[m] = part[m];
-        attn->part_begin[m + 1] = attn->part_begin[m] + part[m].tokens;
-        memset(&part[m], 0, sizeof part[m]);
+/* What the members of a position hold together: member after member in memory, pieces in order of leaves. The order of the ranks'
+   pieces becomes that of the positions'. begin: (ranks) where their tokens begin in the position's. */
+static seqpar_status seqpar__position_shares(seqpar_attn *attn, seqpar_share *ranks, int64_t *begin) {
+    int64_t members = attn->forward.ulysses_size, r, m, i;
+    for (r = 0; r < attn->size; r++) {
+        seqpar_share *whole = &attn->shares[r];
+        int64_t count = 0;
+        for (m = r * members; m < (r + 1) * members; m++) { begin[m] = whole->tokens; whole->tokens += ranks[m].tokens; count += ranks[m].count; }
+        attn->total += count;
+        if (members == 1 && r != attn->rank) { *whole = ranks[r]; memset(&ranks[r], 0, sizeof ranks[r]); }
+        else if (!(whole->pieces = SEQPAR__NEW(seqpar_piece, count))) return SEQPAR_ERR_MEMORY;
     }
-    if (!fits) return SEQPAR_ERR_MEMORY;
-    if (whole->count && members > 1) qsort(whole->pieces, (size_t)whole->count, sizeof *whole->pieces, seqpar__by_leaf);
-    if (attn->desc.relaxed) SEQPAR__TRY(seqpar__free_tiles(whole));
-    if (whole->count && members > 1 && attn->desc.relaxed) qsort(whole->pieces, (size_t)whole->count, sizeof *whole->pieces, seqpar__by_leaf); /* stripe: first tokens need not rise with the members */
+    for (i = 0; i < attn->total; i++) {
+        seqpar__sorted_key *key = &attn->order[i];
+        const seqpar_share *part = &ranks[key->source];
+        seqpar_share *whole = &attn->shares[key->source / members];
+        if (part->count) { /* it did not become the position's */
+            whole->pieces[whole->count] = part->pieces[key->piece];
+            whole->pieces[whole->count].local += begin[key->source];
+            key->piece = (int32_t)whole->count++;
+        }
+        key->source /= (int32_t)members;
+    }
+    for (m = 0; m < members; m++) {
+        attn->parts[m] = ranks[attn->rank * members + m];
+        attn->part_begin[m + 1] = attn->part_begin[m] + attn->parts[m].tokens;
+        memset(&ranks[attn->rank * members + m], 0, sizeof *ranks);
+    }
+    SEQPAR__WORK(attn->total + attn->forward.sp_size);
     return SEQPAR_OK;
 }
 
-/* All pieces by leaf: as they were split, if they still are those. */
-static seqpar_status seqpar__attn_order(seqpar_attn *attn) {
+/* Relaxed: other pieces, in order of their leaves. Stripe: first tokens need not rise with the members. */
+static seqpar_status seqpar__relaxed_shares(seqpar_attn *attn) {
     int64_t s, i, n = 0;
-    for (s = 0; s < attn->size; s++) {
-        attn->slot_row[s + 1] = attn->slot_row[s] + 2 * attn->shares[s].tokens;
-        attn->total += attn->shares[s].count;
+    for (attn->total = s = 0; s < attn->size; s++) {
+        seqpar_share *share = &attn->shares[s];
+        SEQPAR__TRY(seqpar__free_tiles(share));
+        if (share->count) qsort(share->pieces, (size_t)share->count, sizeof *share->pieces, seqpar__by_leaf);
+        attn->total += share->count;
     }
-    if (attn->forward.ulysses_size > 1 || attn->desc.relaxed) {
-        SEQPAR_FREE(attn->order);
-        attn->order = SEQPAR__NEW(seqpar__sorted_key, attn->total);
-        for (s = 0; attn->order && s < attn->size; s++)
-            for (i = 0; i < attn->shares[s].count; i++, n++) { attn->order[n].leaf = attn->shares[s].pieces[i].leaf; attn->order[n].source = s; attn->order[n].piece = i; }
-        if (attn->order) qsort(attn->order, (size_t)n, sizeof *attn->order, seqpar__by_number);
-    }
-    attn->leaves = (int64_t *)seqpar__list_room(&attn->lists, attn->total * 8);
-    if ((attn->total && !attn->order) || !attn->leaves) return SEQPAR_ERR_MEMORY;
-    for (i = 0; i < attn->total; i++) attn->leaves[i] = attn->order[i].leaf;
+    SEQPAR_FREE(attn->order);
+    attn->order = SEQPAR__NEW(seqpar__sorted_key, attn->total);
+    if (!attn->order) return SEQPAR_ERR_MEMORY;
+    for (s = 0; s < attn->size; s++)
+        for (i = 0; i < attn->shares[s].count; i++, n++) { attn->order[n].leaf = attn->shares[s].pieces[i].leaf; attn->order[n].source = (int32_t)s; attn->order[n].piece = (int32_t)i; }
+    qsort(attn->order, (size_t)n, sizeof *attn->order, seqpar__by_number);
     return SEQPAR_OK;
 }
 
@@ -6601,14 +6615,18 @@ static seqpar_status seqpar__attn_travels(seqpar_attn *attn, const seqpar__sight
 }
 
 static seqpar_status seqpar__attn_split(seqpar_ctx *ctx, seqpar_attn *attn) {
-    int64_t members = attn->forward.ulysses_size, r;
-    seqpar_share *ranks;
-    seqpar_status status;
-    SEQPAR__TRY(seqpar__split_all(ctx->error, &ranks, &attn->order, attn->rows, attn->row_count, attn->desc.layout, attn->forward.sp_size));
-    for (status = SEQPAR_OK, r = 0; r < attn->size && !status; r++) status = seqpar__position_share(attn, r, ranks + r * members);
+    int64_t s, i, *begin = SEQPAR__NEW(int64_t, attn->forward.sp_size);
+    seqpar_share *ranks = NULL;
+    seqpar_status status = begin ? seqpar__split_all(ctx->error, &ranks, &attn->order, attn->rows, attn->row_count, attn->desc.layout, attn->forward.sp_size) : SEQPAR_ERR_MEMORY;
+    if (!status) status = seqpar__position_shares(attn, ranks, begin);
+    if (!status && attn->desc.relaxed) status = seqpar__relaxed_shares(attn);
     seqpar__shares_free(ranks, attn->forward.sp_size);
     SEQPAR_FREE(ranks);
-    return status;
+    SEQPAR_FREE(begin);
+    if (status || !(attn->leaves = (int64_t *)seqpar__list_room(&attn->lists, attn->total * 8))) return status ? status : SEQPAR_ERR_MEMORY;
+    for (i = 0; i < attn->total; i++) attn->leaves[i] = attn->order[i].leaf;
+    for (s = 0; s < attn->size; s++) attn->slot_row[s + 1] = attn->slot_row[s] + 2 * attn->shares[s].tokens;
+    return SEQPAR_OK;
 }
 
 /* sight: to be closed by the caller. */
@@ -6636,7 +6654,6 @@ static seqpar_status seqpar__attn_shares(seqpar_ctx *ctx, seqpar_attn *attn, seq
             attn->bounds[r][i] = seqpar__piece_bounds(&attn->rows[attn->shares[r].pieces[i].row], &attn->shares[r].pieces[i], &attn->desc);
         SEQPAR__WORK(attn->shares[r].count + 1);
     }
-    SEQPAR__TRY(seqpar__attn_order(attn));
     SEQPAR__TRY(seqpar__sight_open(sight, attn));
     attn->go = attn->come + attn->size;
     return attn->desc.schedule == SEQPAR_LLAMA3 ? SEQPAR_OK : seqpar__attn_travels(attn, sight);
