@@ -1457,12 +1457,10 @@ typedef struct seqpar__span { int64_t begin, end, leaf, before, after; } seqpar_
 
 static int64_t seqpar__leaves_differ(const int64_t *leaves, int64_t count, int64_t i) { return i > 0 && i < count ? leaves[i - 1] ^ leaves[i] : INT64_MAX; }
 
-static seqpar__span seqpar__span_of(const int64_t *leaves, int64_t count, int64_t begin, int64_t end) {
-    seqpar__span s;
-    s.begin = begin; s.end = end; s.leaf = leaves[begin];
-    s.before = seqpar__leaves_differ(leaves, count, begin);
-    s.after = seqpar__leaves_differ(leaves, count, end);
-    return s;
+static void seqpar__span_of(seqpar__span *s, const int64_t *leaves, int64_t count, int64_t begin, int64_t end) {
+    s->begin = begin; s->end = end; s->leaf = leaves[begin];
+    s->before = seqpar__leaves_differ(leaves, count, begin);
+    s->after = seqpar__leaves_differ(leaves, count, end);
 }
 static int seqpar__spans_meet(const seqpar__span *a, const seqpar__span *b) { return a->end == b->begin && a->after < a->before && b->before < b->after; }
 static void seqpar__spans_join(seqpar__span *a, const seqpar__span *b) { a->end = b->end; a->after = b->after; }
@@ -1493,12 +1491,14 @@ SEQPAR_DEF void seqpar_fold_free(seqpar_fold *fold) {
     memset(fold, 0, sizeof *fold);
 }
 
+static int seqpar__fold_longer(seqpar_fold *fold) {
+    void *program = fold->program;
+    int ok = seqpar__grow(&program, &fold->program_capacity, fold->program_count + 1, (int64_t)sizeof *fold->program);
+    fold->program = (seqpar_fold_op *)program;
+    return ok;
+}
 static int seqpar__fold_emit(seqpar_fold *fold, int32_t op, int32_t index) {
-    if (fold->program_count == fold->program_capacity) {
-        void *program = fold->program;
-        if (!seqpar__grow(&program, &fold->program_capacity, fold->program_count + 1, (int64_t)sizeof *fold->program)) return 0;
-        fold->program = (seqpar_fold_op *)program;
-    }
+    if (fold->program_count == fold->program_capacity && !seqpar__fold_longer(fold)) return 0;
     SEQPAR__WORK(1);
     fold->program[fold->program_count].op = op;
     fold->program[fold->program_count].index = index;
@@ -1593,35 +1593,46 @@ static seqpar_status seqpar__fold_run_on(seqpar_fold *fold, seqpar_node node, in
     return seqpar__fold_emit(fold, SEQPAR_FOLD_FINISH, 0) ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
 }
 
-/* value: where it stands among the leaves. */
-static seqpar_status seqpar__fold_add(seqpar_fold *fold, seqpar__span value, int32_t op, int32_t operand) {
-    seqpar__span other;
+/* Where the next value is to say where it stands among the leaves, before it is added. */
+static seqpar__span *seqpar__fold_next(seqpar_fold *fold) {
     void *stack = fold->stack;
-    fold->depth_high = SEQPAR__MAX(fold->depth_high, fold->stack_count + 2);
+    if (fold->stack_count == fold->stack_capacity) {
+        if (!seqpar__grow(&stack, &fold->stack_capacity, fold->stack_count + 1, (int64_t)sizeof *fold->stack)) return NULL;
+        fold->stack = (seqpar__span *)stack;
+    }
+    return &fold->stack[fold->stack_count];
+}
+static seqpar_status seqpar__fold_add(seqpar_fold *fold, int32_t op, int32_t operand) {
+    seqpar__span *top = &fold->stack[fold->stack_count++], other;
+    fold->depth_high = SEQPAR__MAX(fold->depth_high, fold->stack_count + 1);
     if (!seqpar__fold_emit(fold, op, operand)) return SEQPAR_ERR_MEMORY;
-    while (value.before != value.after) { /* it is not the whole sum */
-        int64_t joint = seqpar__span_joint(&value);
-        if (fold->stack_count && seqpar__spans_meet(&fold->stack[fold->stack_count - 1], &value)) other = fold->stack[--fold->stack_count]; /* values of one program are pushed in rising order */
-        else if (fold->waiting && fold->waiting[joint]) SEQPAR__TRY(seqpar__fold_load(fold, joint, &other));
-        else break;
-        if (other.begin < value.begin) { seqpar__spans_join(&other, &value); value = other; }
-        else seqpar__spans_join(&value, &other);
+    while (top->before != top->after) { /* it is not the whole sum */
+        int64_t joint = seqpar__span_joint(top);
+        if (fold->stack_count > 1 && seqpar__spans_meet(top - 1, top)) { /* values of one program are pushed in rising order */
+            seqpar__spans_join(top - 1, top);
+            top--;
+            fold->stack_count--;
+        } else if (fold->waiting && fold->waiting[joint]) {
+            SEQPAR__TRY(seqpar__fold_load(fold, joint, &other));
+            if (other.begin > top->begin) seqpar__spans_join(top, &other);
+            else { seqpar__spans_join(&other, top); *top = other; }
+        } else return SEQPAR_OK;
         if (!seqpar__fold_emit(fold, SEQPAR_FOLD_COMBINE, 0)) return SEQPAR_ERR_MEMORY;
     }
-    fold->done = value.before == value.after;
-    if (fold->done) return seqpar__fold_emit(fold, SEQPAR_FOLD_FINISH, 0) ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
-    if (fold->stack_count == fold->stack_capacity && !seqpar__grow(&stack, &fold->stack_capacity, fold->stack_count + 1, (int64_t)sizeof *fold->stack)) return SEQPAR_ERR_MEMORY;
-    fold->stack = (seqpar__span *)stack;
-    fold->stack[fold->stack_count++] = value;
-    return SEQPAR_OK;
+    fold->stack_count--;
+    fold->done = 1;
+    return seqpar__fold_emit(fold, SEQPAR_FOLD_FINISH, 0) ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
 }
 
 SEQPAR_DEF seqpar_status seqpar_fold_push(seqpar_fold *fold, seqpar_node node, int32_t op, int32_t operand) {
     int64_t begin;
+    seqpar__span *value;
     if (fold->running) return seqpar__fold_run_on(fold, node, operand);
     begin = seqpar__seek(fold->leaves, fold->leaf_count, fold->next, node.index << node.level);
     fold->next = node.level ? seqpar__seek(fold->leaves, fold->leaf_count, begin, (node.index + 1) << node.level) : SEQPAR__MIN(begin + 1, fold->leaf_count);
-    return seqpar__fold_add(fold, seqpar__span_of(fold->leaves, fold->leaf_count, begin, fold->next), op, operand);
+    if (!(value = seqpar__fold_next(fold))) return SEQPAR_ERR_MEMORY;
+    seqpar__span_of(value, fold->leaves, fold->leaf_count, begin, fold->next);
+    return seqpar__fold_add(fold, op, operand);
 }
 
 SEQPAR_DEF seqpar_status seqpar_fold_flush(seqpar_fold *fold) {
@@ -1698,7 +1709,7 @@ static seqpar_status seqpar__fold_partial(seqpar__partial *p, const int64_t *pre
     if (!spans || !p->program || !p->nodes) { SEQPAR_FREE(spans); seqpar__partial_free(p); return SEQPAR_ERR_MEMORY; }
     for (i = 0; i < own_count; i++) {
         at = seqpar__seek(present, present_count, at, own[i]);
-        spans[i] = seqpar__span_of(present, present_count, at, at + 1);
+        seqpar__span_of(&spans[i], present, present_count, at, at + 1);
     }
     p->program_count = 2 * own_count;
     p->node_count = seqpar__spans_fold(spans, own_count, NULL, p->program, &p->depth);
@@ -6306,8 +6317,11 @@ static int64_t seqpar__own_queries(seqpar__planner *p, int64_t key, int64_t *nea
 
 /* Value of the list's i-th leaf. */
 static seqpar_status seqpar__push_leaf(seqpar_fold *fold, int64_t i, int64_t operand) {
+    seqpar__span *value;
     if (fold->running) return seqpar__fold_run_on(fold, seqpar__leaf_node(0), (int32_t)operand);
-    return seqpar__fold_add(fold, seqpar__span_of(fold->leaves, fold->leaf_count, i, i + 1), SEQPAR_FOLD_LEAF, (int32_t)operand);
+    if (!(value = seqpar__fold_next(fold))) return SEQPAR_ERR_MEMORY;
+    seqpar__span_of(value, fold->leaves, fold->leaf_count, i, i + 1);
+    return seqpar__fold_add(fold, SEQPAR_FOLD_LEAF, (int32_t)operand);
 }
 
 /* An own query piece: in every step it folds the blocks that come with that step's keys. */
@@ -6376,13 +6390,17 @@ static seqpar_status seqpar__plan_return(seqpar_attn *attn, seqpar__planner *p, 
     const seqpar_share *mine = &attn->shares[attn->rank];
     seqpar__tasks *tasks = &attn->returns[q];
     seqpar_attn_task *task;
+    seqpar__span *value;
     int64_t count = p->at[q + 1] - p->at[q], nodes = 1, depth = 0, i;
     SEQPAR__WORK(1);
     if (count == 0) return SEQPAR_OK;
-    for (i = 0; i < count && !fold->running; i++) p->spans[i] = seqpar__span_of(leaves, n, p->by[p->at[q] + i], p->by[p->at[q] + i] + 1);
+    for (i = 0; i < count && !fold->running; i++) seqpar__span_of(&p->spans[i], leaves, n, p->by[p->at[q] + i], p->by[p->at[q] + i] + 1);
     if (!fold->running) nodes = seqpar__spans_fold(p->spans, count, NULL, p->unused, &depth);
-    for (i = 0; i < nodes; i++)
-        SEQPAR__TRY(fold->running ? seqpar__push_leaf(fold, 0, 0) : seqpar__fold_add(fold, p->spans[i], SEQPAR_FOLD_LEAF, (int32_t)i));
+    for (i = 0; i < nodes; i++) {
+        if (!fold->running && !(value = seqpar__fold_next(fold))) return SEQPAR_ERR_MEMORY;
+        if (!fold->running) *value = p->spans[i];
+        SEQPAR__TRY(fold->running ? seqpar__push_leaf(fold, 0, 0) : seqpar__fold_add(fold, SEQPAR_FOLD_LEAF, (int32_t)i));
+    }
     task = seqpar__task_add(tasks, tasks->count);
     tasks->pieces[task->piece] = mine->pieces[piece];
     task->inbox_base = SEQPAR__FAULT(52) ? 0 : attn->return_elements[q]; /* fault: the first piece's gradients for all */
