@@ -2055,15 +2055,28 @@ static seqpar_piece seqpar__chunk_piece(const seqpar_row *row, int64_t chunk, in
     return p;
 }
 
-static int seqpar__share_add(seqpar_share *share, int64_t *capacity, seqpar_piece piece) {
+static int seqpar__share_room(seqpar_share *share, int64_t *capacity, int64_t count) {
     void *pieces = share->pieces;
-    if (piece.count <= 0) return 1;
-    if (!seqpar__grow(&pieces, capacity, share->count + 1, (int64_t)sizeof piece)) return 0;
+    int ok = seqpar__grow(&pieces, capacity, count, (int64_t)sizeof *share->pieces);
     share->pieces = (seqpar_piece *)pieces;
+    return ok;
+}
+static int seqpar__share_add(seqpar_share *share, int64_t *capacity, seqpar_piece piece) {
+    if (piece.count <= 0) return 1;
+    if (share->count == *capacity && !seqpar__share_room(share, capacity, share->count + 1)) return 0;
     piece.local = share->tokens;
     share->pieces[share->count++] = piece;
     share->tokens += piece.count;
     return 1;
+}
+
+static int64_t seqpar__expected_pieces(const seqpar_row *row, int layout, int64_t sp_size) {
+    int64_t count = row->chunks, d;
+    if (layout == SEQPAR_STRIPE) return seqpar__stripe_parts(row->chunks, sp_size) * sp_size;
+    if (layout != SEQPAR_ZIGZAG_DOC || sp_size == 1) return count;
+    if (!row->docs) return count + SEQPAR__MIN(row->tokens, 2 * sp_size);
+    for (d = 0; d < row->docs; d++) count += SEQPAR__MIN(row->cu_seqlens[d + 1] - row->cu_seqlens[d], 2 * sp_size);
+    return count;
 }
 
 /* The shares that a row's pieces go to: those of all ranks, or the only one. */
@@ -2073,7 +2086,7 @@ typedef struct seqpar__splitting {
     int64_t *capacity, sp_size, only; /* only: -1: all */
     int layout;
     void *order;                      /* seqpar__sorted_key of all pieces, as they come: by leaf */
-    int64_t count, order_capacity;
+    int64_t count, order_capacity, expected; /* expected: pieces of all ranks, about */
 } seqpar__splitting;
 
 static int seqpar__split_add(seqpar__splitting *to, int64_t sp_rank, seqpar_piece piece) {
@@ -2081,7 +2094,8 @@ static int seqpar__split_add(seqpar__splitting *to, int64_t sp_rank, seqpar_piec
     SEQPAR__WORK(1);
     if (to->only >= 0) return sp_rank != to->only || seqpar__share_add(to->shares, to->capacity, piece);
     if (piece.count <= 0) return 1;
-    if (!seqpar__grow(&to->order, &to->order_capacity, to->count + 1, (int64_t)sizeof *key)) return 0;
+    if (!seqpar__grow(&to->order, &to->order_capacity, SEQPAR__MAX(to->count + 1, to->expected), (int64_t)sizeof *key)) return 0;
+    if (!to->shares[sp_rank].pieces && !seqpar__share_room(&to->shares[sp_rank], &to->capacity[sp_rank], to->expected / to->sp_size + 1)) return 0;
     key = (seqpar__sorted_key *)to->order + to->count++;
     key->leaf = piece.leaf;
     key->source = (int32_t)sp_rank;
@@ -2155,6 +2169,7 @@ static seqpar_status seqpar__split_rows(seqpar_error *error, seqpar_share *share
     to.shares = shares; to.sp_size = sp_size; to.only = only; to.layout = layout;
     to.capacity = SEQPAR__NEW(int64_t, count);
     fits = to.capacity != NULL;
+    for (i = 0; i < row_count; i++) to.expected += SEQPAR__MIN(seqpar__expected_pieces(&rows[i], layout, sp_size), rows[i].tokens);
     for (i = 0; i < count; i++) {
         shares[i].rows = rows;
         shares[i].row_count = row_count;
