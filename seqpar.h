@@ -1336,6 +1336,7 @@ SEQPAR_DEF double seqpar_random_normal(uint64_t key, uint64_t stream, uint64_t i
 
 SEQPAR_DEF void seqpar_shuffle(int64_t *order, int64_t count, uint64_t seed, uint64_t epoch) {
     int64_t i;
+    SEQPAR__WORK(count);
     for (i = 0; i < count; i++) order[i] = i;
     for (i = count - 1; i > 0; i--) { /* Fisher and Yates; draw i is keyed by i */
         int64_t j = (int64_t)(seqpar_random_uniform(seed, epoch, (uint64_t)i) * (double)(i + 1));
