@@ -1438,6 +1438,7 @@ SEQPAR_DEF double seqpar_random_normal(uint64_t key, uint64_t stream, uint64_t i
 
 SEQPAR_DEF void seqpar_shuffle(int64_t *order, int64_t count, uint64_t seed, uint64_t epoch) {
     int64_t i;
+    SEQPAR__WORK(count);
     for (i = 0; i < count; i++) order[i] = i;
     for (i = count - 1; i > 0; i--) { /* Fisher and Yates; draw i is keyed by i */
         int64_t j = (int64_t)(seqpar_random_uniform(seed, epoch, (uint64_t)i) * (double)(i + 1));
@@ -1559,12 +1560,10 @@ typedef struct seqpar__span { int64_t begin, end, leaf, before, after; } seqpar_
 
 static int64_t seqpar__leaves_differ(const int64_t *leaves, int64_t count, int64_t i) { return i > 0 && i < count ? leaves[i - 1] ^ leaves[i] : INT64_MAX; }
 
-static seqpar__span seqpar__span_of(const int64_t *leaves, int64_t count, int64_t begin, int64_t end) {
-    seqpar__span s;
-    s.begin = begin; s.end = end; s.leaf = leaves[begin];
-    s.before = seqpar__leaves_differ(leaves, count, begin);
-    s.after = seqpar__leaves_differ(leaves, count, end);
-    return s;
+static void seqpar__span_of(seqpar__span *s, const int64_t *leaves, int64_t count, int64_t begin, int64_t end) {
+    s->begin = begin; s->end = end; s->leaf = leaves[begin];
+    s->before = seqpar__leaves_differ(leaves, count, begin);
+    s->after = seqpar__leaves_differ(leaves, count, end);
 }
 static int seqpar__spans_meet(const seqpar__span *a, const seqpar__span *b) { return a->end == b->begin && a->after < a->before && b->before < b->after; }
 static void seqpar__spans_join(seqpar__span *a, const seqpar__span *b) { a->end = b->end; a->after = b->after; }
@@ -1595,12 +1594,14 @@ SEQPAR_DEF void seqpar_fold_free(seqpar_fold *fold) {
     memset(fold, 0, sizeof *fold);
 }
 
+static int seqpar__fold_longer(seqpar_fold *fold) {
+    void *program = fold->program;
+    int ok = seqpar__grow(&program, &fold->program_capacity, fold->program_count + 1, (int64_t)sizeof *fold->program);
+    fold->program = (seqpar_fold_op *)program;
+    return ok;
+}
 static int seqpar__fold_emit(seqpar_fold *fold, int32_t op, int32_t index) {
-    if (fold->program_count == fold->program_capacity) {
-        void *program = fold->program;
-        if (!seqpar__grow(&program, &fold->program_capacity, fold->program_count + 1, (int64_t)sizeof *fold->program)) return 0;
-        fold->program = (seqpar_fold_op *)program;
-    }
+    if (fold->program_count == fold->program_capacity && !seqpar__fold_longer(fold)) return 0;
     SEQPAR__WORK(1);
     fold->program[fold->program_count].op = op;
     fold->program[fold->program_count].index = index;
@@ -1695,35 +1696,46 @@ static seqpar_status seqpar__fold_run_on(seqpar_fold *fold, seqpar_node node, in
     return seqpar__fold_emit(fold, SEQPAR_FOLD_FINISH, 0) ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
 }
 
-/* value: where it stands among the leaves. */
-static seqpar_status seqpar__fold_add(seqpar_fold *fold, seqpar__span value, int32_t op, int32_t operand) {
-    seqpar__span other;
+/* Where the next value is to say where it stands among the leaves, before it is added. */
+static seqpar__span *seqpar__fold_next(seqpar_fold *fold) {
     void *stack = fold->stack;
-    fold->depth_high = SEQPAR__MAX(fold->depth_high, fold->stack_count + 2);
+    if (fold->stack_count == fold->stack_capacity) {
+        if (!seqpar__grow(&stack, &fold->stack_capacity, fold->stack_count + 1, (int64_t)sizeof *fold->stack)) return NULL;
+        fold->stack = (seqpar__span *)stack;
+    }
+    return &fold->stack[fold->stack_count];
+}
+static seqpar_status seqpar__fold_add(seqpar_fold *fold, int32_t op, int32_t operand) {
+    seqpar__span *top = &fold->stack[fold->stack_count++], other;
+    fold->depth_high = SEQPAR__MAX(fold->depth_high, fold->stack_count + 1);
     if (!seqpar__fold_emit(fold, op, operand)) return SEQPAR_ERR_MEMORY;
-    while (value.before != value.after) { /* it is not the whole sum */
-        int64_t joint = seqpar__span_joint(&value);
-        if (fold->stack_count && seqpar__spans_meet(&fold->stack[fold->stack_count - 1], &value)) other = fold->stack[--fold->stack_count]; /* values of one program are pushed in rising order */
-        else if (fold->waiting && fold->waiting[joint]) SEQPAR__TRY(seqpar__fold_load(fold, joint, &other));
-        else break;
-        if (other.begin < value.begin) { seqpar__spans_join(&other, &value); value = other; }
-        else seqpar__spans_join(&value, &other);
+    while (top->before != top->after) { /* it is not the whole sum */
+        int64_t joint = seqpar__span_joint(top);
+        if (fold->stack_count > 1 && seqpar__spans_meet(top - 1, top)) { /* values of one program are pushed in rising order */
+            seqpar__spans_join(top - 1, top);
+            top--;
+            fold->stack_count--;
+        } else if (fold->waiting && fold->waiting[joint]) {
+            SEQPAR__TRY(seqpar__fold_load(fold, joint, &other));
+            if (other.begin > top->begin) seqpar__spans_join(top, &other);
+            else { seqpar__spans_join(&other, top); *top = other; }
+        } else return SEQPAR_OK;
         if (!seqpar__fold_emit(fold, SEQPAR_FOLD_COMBINE, 0)) return SEQPAR_ERR_MEMORY;
     }
-    fold->done = value.before == value.after;
-    if (fold->done) return seqpar__fold_emit(fold, SEQPAR_FOLD_FINISH, 0) ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
-    if (fold->stack_count == fold->stack_capacity && !seqpar__grow(&stack, &fold->stack_capacity, fold->stack_count + 1, (int64_t)sizeof *fold->stack)) return SEQPAR_ERR_MEMORY;
-    fold->stack = (seqpar__span *)stack;
-    fold->stack[fold->stack_count++] = value;
-    return SEQPAR_OK;
+    fold->stack_count--;
+    fold->done = 1;
+    return seqpar__fold_emit(fold, SEQPAR_FOLD_FINISH, 0) ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
 }
 
 SEQPAR_DEF seqpar_status seqpar_fold_push(seqpar_fold *fold, seqpar_node node, int32_t op, int32_t operand) {
     int64_t begin;
+    seqpar__span *value;
     if (fold->running) return seqpar__fold_run_on(fold, node, operand);
     begin = seqpar__seek(fold->leaves, fold->leaf_count, fold->next, node.index << node.level);
     fold->next = node.level ? seqpar__seek(fold->leaves, fold->leaf_count, begin, (node.index + 1) << node.level) : SEQPAR__MIN(begin + 1, fold->leaf_count);
-    return seqpar__fold_add(fold, seqpar__span_of(fold->leaves, fold->leaf_count, begin, fold->next), op, operand);
+    if (!(value = seqpar__fold_next(fold))) return SEQPAR_ERR_MEMORY;
+    seqpar__span_of(value, fold->leaves, fold->leaf_count, begin, fold->next);
+    return seqpar__fold_add(fold, op, operand);
 }
 
 SEQPAR_DEF seqpar_status seqpar_fold_flush(seqpar_fold *fold) {
@@ -1800,7 +1812,7 @@ static seqpar_status seqpar__fold_partial(seqpar__partial *p, const int64_t *pre
     if (!spans || !p->program || !p->nodes) { SEQPAR_FREE(spans); seqpar__partial_free(p); return SEQPAR_ERR_MEMORY; }
     for (i = 0; i < own_count; i++) {
         at = seqpar__seek(present, present_count, at, own[i]);
-        spans[i] = seqpar__span_of(present, present_count, at, at + 1);
+        seqpar__span_of(&spans[i], present, present_count, at, at + 1);
     }
     p->program_count = 2 * own_count;
     p->node_count = seqpar__spans_fold(spans, own_count, NULL, p->program, &p->depth);
@@ -2147,25 +2159,38 @@ static seqpar_piece seqpar__chunk_piece(const seqpar_row *row, int64_t chunk, in
     return p;
 }
 
-static int seqpar__share_add(seqpar_share *share, int64_t *capacity, seqpar_piece piece) {
+static int seqpar__share_room(seqpar_share *share, int64_t *capacity, int64_t count) {
     void *pieces = share->pieces;
-    if (piece.count <= 0) return 1;
-    if (!seqpar__grow(&pieces, capacity, share->count + 1, (int64_t)sizeof piece)) return 0;
+    int ok = seqpar__grow(&pieces, capacity, count, (int64_t)sizeof *share->pieces);
     share->pieces = (seqpar_piece *)pieces;
+    return ok;
+}
+static int seqpar__share_add(seqpar_share *share, int64_t *capacity, seqpar_piece piece) {
+    if (piece.count <= 0) return 1;
+    if (share->count == *capacity && !seqpar__share_room(share, capacity, share->count + 1)) return 0;
     piece.local = share->tokens;
     share->pieces[share->count++] = piece;
     share->tokens += piece.count;
     return 1;
 }
 
+static int64_t seqpar__expected_pieces(const seqpar_row *row, int layout, int64_t sp_size) {
+    int64_t count = row->chunks, d;
+    if (layout == SEQPAR_STRIPE) return seqpar__stripe_parts(row->chunks, sp_size) * sp_size;
+    if (layout != SEQPAR_ZIGZAG_DOC || sp_size == 1) return count;
+    if (!row->docs) return count + SEQPAR__MIN(row->tokens, 2 * sp_size);
+    for (d = 0; d < row->docs; d++) count += SEQPAR__MIN(row->cu_seqlens[d + 1] - row->cu_seqlens[d], 2 * sp_size);
+    return count;
+}
+
 /* The shares that a row's pieces go to: those of all ranks, or the only one. */
-typedef struct seqpar__sorted_key { int64_t leaf, source, piece; } seqpar__sorted_key;
+typedef struct seqpar__sorted_key { int64_t leaf; int32_t source, piece; } seqpar__sorted_key;
 typedef struct seqpar__splitting {
     seqpar_share *shares;
     int64_t *capacity, sp_size, only; /* only: -1: all */
     int layout;
     void *order;                      /* seqpar__sorted_key of all pieces, as they come: by leaf */
-    int64_t count, order_capacity;
+    int64_t count, order_capacity, expected; /* expected: pieces of all ranks, about */
 } seqpar__splitting;
 
 static int seqpar__split_add(seqpar__splitting *to, int64_t sp_rank, seqpar_piece piece) {
@@ -2173,11 +2198,12 @@ static int seqpar__split_add(seqpar__splitting *to, int64_t sp_rank, seqpar_piec
     SEQPAR__WORK(1);
     if (to->only >= 0) return sp_rank != to->only || seqpar__share_add(to->shares, to->capacity, piece);
     if (piece.count <= 0) return 1;
-    if (!seqpar__grow(&to->order, &to->order_capacity, to->count + 1, (int64_t)sizeof *key)) return 0;
+    if (!seqpar__grow(&to->order, &to->order_capacity, SEQPAR__MAX(to->count + 1, to->expected), (int64_t)sizeof *key)) return 0;
+    if (!to->shares[sp_rank].pieces && !seqpar__share_room(&to->shares[sp_rank], &to->capacity[sp_rank], to->expected / to->sp_size + 1)) return 0;
     key = (seqpar__sorted_key *)to->order + to->count++;
     key->leaf = piece.leaf;
-    key->source = sp_rank;
-    key->piece = to->shares[sp_rank].count;
+    key->source = (int32_t)sp_rank;
+    key->piece = (int32_t)to->shares[sp_rank].count;
     return seqpar__share_add(&to->shares[sp_rank], &to->capacity[sp_rank], piece);
 }
 
@@ -2247,6 +2273,7 @@ static seqpar_status seqpar__split_rows(seqpar_error *error, seqpar_share *share
     to.shares = shares; to.sp_size = sp_size; to.only = only; to.layout = layout;
     to.capacity = SEQPAR__NEW(int64_t, count);
     fits = to.capacity != NULL;
+    for (i = 0; i < row_count; i++) to.expected += SEQPAR__MIN(seqpar__expected_pieces(&rows[i], layout, sp_size), rows[i].tokens);
     for (i = 0; i < count; i++) {
         shares[i].rows = rows;
         shares[i].row_count = row_count;
@@ -6227,15 +6254,17 @@ typedef struct seqpar__range { int32_t begin, end; } seqpar__range;
 typedef struct seqpar__view { int64_t first, last, begin, end; } seqpar__view; /* a piece's first and last tokens, what it sees; counted through all rows */
 typedef struct seqpar__sight {
     const seqpar_attn *attn;
+    int exact;                     /* everything rises: there are none that do not */
     seqpar__view *view;            /* (total) */
     seqpar__range *keys, *queries; /* (total) all that a query sees, that see a key, and few that do not */
     int64_t *begin;                /* (size + 1) position s has the numbers (own pieces) from number[begin[s]] on */
     int32_t *number;               /* (total) */
 } seqpar__sight;
 
-static int seqpar__sees(const seqpar__sight *s, int64_t query, int64_t key) {
+static int seqpar__sees(const seqpar__sight *s, int64_t query, int64_t key) { /* of its range */
     SEQPAR__WORK(1);
     if (SEQPAR__FAULT(16) && seqpar__ordered_piece(s->attn, key)->chunk == seqpar__ordered_piece(s->attn, query)->chunk - 2) return 0; /* fault: a block is left out */
+    if (s->exact && !SEQPAR__FAULT(53)) return 1;
     return s->view[query].end > s->view[key].first && s->view[query].begin + SEQPAR__FAULT(53) <= s->view[key].last; /* fault: a block whose last key is the first seen */
 }
 
@@ -6244,6 +6273,7 @@ static void seqpar__sight_close(seqpar__sight *s) { SEQPAR_FREE(s->view); SEQPAR
 static void seqpar__sight_views(seqpar__sight *s) {
     const seqpar_attn *attn = s->attn;
     int64_t row = 0, row_begin = 0, i;
+    s->exact = 1;
     for (i = 0; i < attn->total; i++) {
         const seqpar_piece *p = seqpar__ordered_piece(attn, i);
         const seqpar__bounds *b = &attn->bounds[attn->order[i].source][attn->order[i].piece];
@@ -6252,6 +6282,7 @@ static void seqpar__sight_views(seqpar__sight *s) {
         s->view[i].last = row_begin + p->start + (p->count - 1) * p->stride;
         s->view[i].begin = row_begin + b->begin;
         s->view[i].end = row_begin + b->end;
+        s->exact &= !i || (s->view[i].first >= s->view[i - 1].first && s->view[i].last >= s->view[i - 1].last && s->view[i].begin >= s->view[i - 1].begin && s->view[i].end >= s->view[i - 1].end);
     }
 }
 /* The numbers to search among: (4, total) */
@@ -6407,8 +6438,11 @@ static int64_t seqpar__own_queries(seqpar__planner *p, int64_t key, int64_t *nea
 
 /* Value of the list's i-th leaf. */
 static seqpar_status seqpar__push_leaf(seqpar_fold *fold, int64_t i, int64_t operand) {
+    seqpar__span *value;
     if (fold->running) return seqpar__fold_run_on(fold, seqpar__leaf_node(0), (int32_t)operand);
-    return seqpar__fold_add(fold, seqpar__span_of(fold->leaves, fold->leaf_count, i, i + 1), SEQPAR_FOLD_LEAF, (int32_t)operand);
+    if (!(value = seqpar__fold_next(fold))) return SEQPAR_ERR_MEMORY;
+    seqpar__span_of(value, fold->leaves, fold->leaf_count, i, i + 1);
+    return seqpar__fold_add(fold, SEQPAR_FOLD_LEAF, (int32_t)operand);
 }
 
 /* An own query piece: in every step it folds the blocks that come with that step's keys. */
@@ -6477,13 +6511,17 @@ static seqpar_status seqpar__plan_return(seqpar_attn *attn, seqpar__planner *p, 
     const seqpar_share *mine = &attn->shares[attn->rank];
     seqpar__tasks *tasks = &attn->returns[q];
     seqpar_attn_task *task;
+    seqpar__span *value;
     int64_t count = p->at[q + 1] - p->at[q], nodes = 1, depth = 0, i;
     SEQPAR__WORK(1);
     if (count == 0) return SEQPAR_OK;
-    for (i = 0; i < count && !fold->running; i++) p->spans[i] = seqpar__span_of(leaves, n, p->by[p->at[q] + i], p->by[p->at[q] + i] + 1);
+    for (i = 0; i < count && !fold->running; i++) seqpar__span_of(&p->spans[i], leaves, n, p->by[p->at[q] + i], p->by[p->at[q] + i] + 1);
     if (!fold->running) nodes = seqpar__spans_fold(p->spans, count, NULL, p->unused, &depth);
-    for (i = 0; i < nodes; i++)
-        SEQPAR__TRY(fold->running ? seqpar__push_leaf(fold, 0, 0) : seqpar__fold_add(fold, p->spans[i], SEQPAR_FOLD_LEAF, (int32_t)i));
+    for (i = 0; i < nodes; i++) {
+        if (!fold->running && !(value = seqpar__fold_next(fold))) return SEQPAR_ERR_MEMORY;
+        if (!fold->running) *value = p->spans[i];
+        SEQPAR__TRY(fold->running ? seqpar__push_leaf(fold, 0, 0) : seqpar__fold_add(fold, SEQPAR_FOLD_LEAF, (int32_t)i));
+    }
     task = seqpar__task_add(tasks, tasks->count);
     tasks->pieces[task->piece] = mine->pieces[piece];
     task->inbox_base = SEQPAR__FAULT(52) ? 0 : attn->return_elements[q]; /* fault: the first piece's gradients for all */
@@ -6617,43 +6655,53 @@ static seqpar_status seqpar__free_tiles(seqpar_share *share) {
     return SEQPAR_OK;
 }
 
-/* What the members of a position hold together: member after member in memory, pieces in order of leaves. */
-static seqpar_status seqpar__position_share(seqpar_attn *attn, int64_t position, seqpar_share *part) {
-    int64_t members = attn->forward.ulysses_size, capacity = 0, m, i;
-    seqpar_share *whole = &attn->shares[position];
-    int fits = 1;
-    if (members == 1 && position != attn->rank) { *whole = *part; memset(part, 0, sizeof *part); }
-    else for (m = 0; m < members; m++) {
-        for (i = 0; i < part[m].count && fits; i++) fits = seqpar__share_add(whole, &capacity, part[m].pieces[i]);
-        if (position != attn->rank) continue;
-        attn->parts[m] = part[m];
-        attn->part_begin[m + 1] = attn->part_begin[m] + part[m].tokens;
-        memset(&part[m], 0, sizeof part[m]);
+/* What the members of a position hold together: member after member in memory, pieces in order of leaves. The order of the ranks'
+   pieces becomes that of the positions'. begin: (ranks) where their tokens begin in the position's. */
+static seqpar_status seqpar__position_shares(seqpar_attn *attn, seqpar_share *ranks, int64_t *begin) {
+    int64_t members = attn->forward.ulysses_size, r, m, i;
+    for (r = 0; r < attn->size; r++) {
+        seqpar_share *whole = &attn->shares[r];
+        int64_t count = 0;
+        for (m = r * members; m < (r + 1) * members; m++) { begin[m] = whole->tokens; whole->tokens += ranks[m].tokens; count += ranks[m].count; }
+        attn->total += count;
+        if (members == 1 && r != attn->rank) { *whole = ranks[r]; memset(&ranks[r], 0, sizeof ranks[r]); }
+        else if (!(whole->pieces = SEQPAR__NEW(seqpar_piece, count))) return SEQPAR_ERR_MEMORY;
     }
-    if (!fits) return SEQPAR_ERR_MEMORY;
-    if (whole->count && members > 1) qsort(whole->pieces, (size_t)whole->count, sizeof *whole->pieces, seqpar__by_leaf);
-    if (attn->desc.relaxed) SEQPAR__TRY(seqpar__free_tiles(whole));
-    if (whole->count && members > 1 && attn->desc.relaxed) qsort(whole->pieces, (size_t)whole->count, sizeof *whole->pieces, seqpar__by_leaf); /* stripe: first tokens need not rise with the members */
+    for (i = 0; i < attn->total; i++) {
+        seqpar__sorted_key *key = &attn->order[i];
+        const seqpar_share *part = &ranks[key->source];
+        seqpar_share *whole = &attn->shares[key->source / members];
+        if (part->count) { /* it did not become the position's */
+            whole->pieces[whole->count] = part->pieces[key->piece];
+            whole->pieces[whole->count].local += begin[key->source];
+            key->piece = (int32_t)whole->count++;
+        }
+        key->source /= (int32_t)members;
+    }
+    for (m = 0; m < members; m++) {
+        attn->parts[m] = ranks[attn->rank * members + m];
+        attn->part_begin[m + 1] = attn->part_begin[m] + attn->parts[m].tokens;
+        memset(&ranks[attn->rank * members + m], 0, sizeof *ranks);
+    }
+    SEQPAR__WORK(attn->total + attn->forward.sp_size);
     return SEQPAR_OK;
 }
 
-/* All pieces by leaf: as they were split, if they still are those. */
-static seqpar_status seqpar__attn_order(seqpar_attn *attn) {
+/* Relaxed: other pieces, in order of their leaves. Stripe: first tokens need not rise with the members. */
+static seqpar_status seqpar__relaxed_shares(seqpar_attn *attn) {
     int64_t s, i, n = 0;
-    for (s = 0; s < attn->size; s++) {
-        attn->slot_row[s + 1] = attn->slot_row[s] + 2 * attn->shares[s].tokens;
-        attn->total += attn->shares[s].count;
+    for (attn->total = s = 0; s < attn->size; s++) {
+        seqpar_share *share = &attn->shares[s];
+        SEQPAR__TRY(seqpar__free_tiles(share));
+        if (share->count) qsort(share->pieces, (size_t)share->count, sizeof *share->pieces, seqpar__by_leaf);
+        attn->total += share->count;
     }
-    if (attn->forward.ulysses_size > 1 || attn->desc.relaxed) {
-        SEQPAR_FREE(attn->order);
-        attn->order = SEQPAR__NEW(seqpar__sorted_key, attn->total);
-        for (s = 0; attn->order && s < attn->size; s++)
-            for (i = 0; i < attn->shares[s].count; i++, n++) { attn->order[n].leaf = attn->shares[s].pieces[i].leaf; attn->order[n].source = s; attn->order[n].piece = i; }
-        if (attn->order) qsort(attn->order, (size_t)n, sizeof *attn->order, seqpar__by_number);
-    }
-    attn->leaves = (int64_t *)seqpar__list_room(&attn->lists, attn->total * 8);
-    if ((attn->total && !attn->order) || !attn->leaves) return SEQPAR_ERR_MEMORY;
-    for (i = 0; i < attn->total; i++) attn->leaves[i] = attn->order[i].leaf;
+    SEQPAR_FREE(attn->order);
+    attn->order = SEQPAR__NEW(seqpar__sorted_key, attn->total);
+    if (!attn->order) return SEQPAR_ERR_MEMORY;
+    for (s = 0; s < attn->size; s++)
+        for (i = 0; i < attn->shares[s].count; i++, n++) { attn->order[n].leaf = attn->shares[s].pieces[i].leaf; attn->order[n].source = (int32_t)s; attn->order[n].piece = (int32_t)i; }
+    qsort(attn->order, (size_t)n, sizeof *attn->order, seqpar__by_number);
     return SEQPAR_OK;
 }
 
@@ -6706,14 +6754,18 @@ static seqpar_status seqpar__attn_travels(seqpar_attn *attn, const seqpar__sight
 }
 
 static seqpar_status seqpar__attn_split(seqpar_ctx *ctx, seqpar_attn *attn) {
-    int64_t members = attn->forward.ulysses_size, r;
-    seqpar_share *ranks;
-    seqpar_status status;
-    SEQPAR__TRY(seqpar__split_all(ctx->error, &ranks, &attn->order, attn->rows, attn->row_count, attn->desc.layout, attn->forward.sp_size));
-    for (status = SEQPAR_OK, r = 0; r < attn->size && !status; r++) status = seqpar__position_share(attn, r, ranks + r * members);
+    int64_t s, i, *begin = SEQPAR__NEW(int64_t, attn->forward.sp_size);
+    seqpar_share *ranks = NULL;
+    seqpar_status status = begin ? seqpar__split_all(ctx->error, &ranks, &attn->order, attn->rows, attn->row_count, attn->desc.layout, attn->forward.sp_size) : SEQPAR_ERR_MEMORY;
+    if (!status) status = seqpar__position_shares(attn, ranks, begin);
+    if (!status && attn->desc.relaxed) status = seqpar__relaxed_shares(attn);
     seqpar__shares_free(ranks, attn->forward.sp_size);
     SEQPAR_FREE(ranks);
-    return status;
+    SEQPAR_FREE(begin);
+    if (status || !(attn->leaves = (int64_t *)seqpar__list_room(&attn->lists, attn->total * 8))) return status ? status : SEQPAR_ERR_MEMORY;
+    for (i = 0; i < attn->total; i++) attn->leaves[i] = attn->order[i].leaf;
+    for (s = 0; s < attn->size; s++) attn->slot_row[s + 1] = attn->slot_row[s] + 2 * attn->shares[s].tokens;
+    return SEQPAR_OK;
 }
 
 /* sight: to be closed by the caller. */
@@ -6741,7 +6793,6 @@ static seqpar_status seqpar__attn_shares(seqpar_ctx *ctx, seqpar_attn *attn, seq
             attn->bounds[r][i] = seqpar__piece_bounds(&attn->rows[attn->shares[r].pieces[i].row], &attn->shares[r].pieces[i], &attn->desc);
         SEQPAR__WORK(attn->shares[r].count + 1);
     }
-    SEQPAR__TRY(seqpar__attn_order(attn));
     SEQPAR__TRY(seqpar__sight_open(sight, attn));
     attn->go = attn->come + attn->size;
     return attn->desc.schedule == SEQPAR_LLAMA3 ? SEQPAR_OK : seqpar__attn_travels(attn, sight);

@@ -194,7 +194,7 @@ static seqpar_status demo_stored_window(demo_rank *r, int kind, int64_t number, 
     demo_window w = {.set = kind == DEMO_TRAINING ? &r->job->train : &r->job->eval}, mismatched = {0};
     demo_dataset set = {0};
     int64_t at = number * demo_stored_most(r->job, kind);
-    w.which = kind == DEMO_TRAINING ? demo_step_documents(r->job, number) : demo_eval_documents(r->job, number);
+    w.which = kind == DEMO_TRAINING ? demo_step_documents(r, number) : demo_eval_documents(r->job, number);
     seqpar_status status = demo_window_open(r, &w, r->job->objective->documents_per_unit, kind == DEMO_EVALUATION);
     if (!status && mismatch) status = mismatch(r, &w, &set, &mismatched);
     stored->rows[number] = demo_digest_rows(demo_digest_rows(DEMO_DIGEST_EMPTY, &w.batch), &mismatched.batch);

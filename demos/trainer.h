@@ -141,6 +141,7 @@ typedef struct { /* one rank at work */
     double *losses, *steps; /* stb_ds arrays, rank 0: what this process did */
     double norm_last, eval_means[DEMO_COLUMNS], seconds;
     int64_t tokens;
+    int64_t *order, order_epoch; /* (usable units) the shuffle of that epoch; NULL: none yet */
     void *own;              /* of the objective */
 } demo_rank;
 
@@ -543,14 +544,17 @@ static int demo_job_begin(demo_job *job, const demo_binding *bindings, int count
 
 /* ---- rows of a step ---- */
 
-/* Documents of step `step`, places in the set: the same on all ranks. */
-static int64_t *demo_step_documents(const demo_job *job, int64_t step) {
+/* Documents of step `step`, places in the set: the same on all ranks. A whole set is shuffled once an epoch, not once a step. */
+static int64_t *demo_step_documents(demo_rank *r, int64_t step) {
+    const demo_job *job = r->job;
     int64_t batch = job->config.train_batch_size, per_epoch = job->usable_count / batch, per_unit = job->objective->documents_per_unit, *which = NULL;
-    int64_t *order = (int64_t *)demo_room(job->usable_count, sizeof *order);
-    seqpar_shuffle(order, job->usable_count, (uint64_t)job->config.seed, (uint64_t)(step / per_epoch));
+    if (!r->order || r->order_epoch != step / per_epoch) {
+        if (!r->order) r->order = (int64_t *)demo_room(job->usable_count, sizeof *r->order);
+        r->order_epoch = step / per_epoch;
+        seqpar_shuffle(r->order, job->usable_count, (uint64_t)job->config.seed, (uint64_t)r->order_epoch);
+    }
     for (int64_t i = 0; i < batch; i++)
-        for (int64_t k = 0; k < per_unit; k++) arrput(which, job->usable[order[step % per_epoch * batch + i]] * per_unit + k);
-    free(order);
+        for (int64_t k = 0; k < per_unit; k++) arrput(which, job->usable[r->order[step % per_epoch * batch + i]] * per_unit + k);
     return which;
 }
 
@@ -700,7 +704,7 @@ static void demo_notice_balance(demo_rank *r, const seqpar_batch *batch) {
 static seqpar_status demo_step(demo_rank *r) {
     const demo_job *job = r->job;
     const demo_objective *o = job->objective;
-    demo_window w = {.set = &job->train, .which = demo_step_documents(job, r->step)};
+    demo_window w = {.set = &job->train, .which = demo_step_documents(r, r->step)};
     double means[DEMO_COLUMNS] = {0}, weight, lr = demo_learning_rate(job, r->step), began = demo_seconds();
     seqpar_status status = demo_window_open(r, &w, o->documents_per_unit, 0);
     if (!status && r->ctx.world->rank == 0 && !arrlen(r->losses)) demo_notice_balance(r, &w.batch);
@@ -951,6 +955,7 @@ static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
     if (r.metrics) fclose(r.metrics);
     arrfree(r.losses);
     arrfree(r.steps);
+    free(r.order);
     if (r.job->objective->close) r.job->objective->close(&r);
     demo_average_close(&r.average);
     seqpar_optim_close(&r.ctx, &r.optim);

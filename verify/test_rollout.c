@@ -4,6 +4,7 @@
 #pragma GCC diagnostic ignored "-Wunused-function" /* of a whole trainer a few functions are called */
 #define STB_DS_IMPLEMENTATION
 #define SEQPAR_IMPLEMENTATION
+#define SEQPAR_COUNT_WORK
 #define SEQPAR_LLAMA_IMPLEMENTATION
 #define SEQPAR_SAFETENSORS_IMPLEMENTATION
 #include "seqpar_safetensors.h"
@@ -132,6 +133,31 @@ static void test_stream(void) {
 /* ---- derivatives ---- */
 
 static double apart(double a, double b) { return fabs(a - b) / (1.0 + fabs(b)); }
+
+/* Training's documents: those of the epoch's shuffle, which is made once an epoch and not once a step. */
+static void test_step_documents(void) {
+    enum { UNITS = 41, PAIRS = 2, EPOCHS = 3 };
+    int64_t usable[UNITS], order[UNITS], step, i;
+    demo_objective objective = {.documents_per_unit = PAIRS};
+    demo_job job = {.objective = &objective, .usable = usable, .usable_count = UNITS};
+    demo_rank r = {.job = &job};
+    job.config.train_batch_size = 4;
+    job.config.seed = 11;
+    for (i = 0; i < UNITS; i++) usable[i] = 3 * i + 1;
+    seqpar__work = 0;
+    for (step = 0; step < EPOCHS * 10; step++) {
+        int64_t *which = demo_step_documents(&r, step);
+        test_expect(seqpar__work <= (1 + step / 10) * UNITS, "%lld places shuffled by step %lld", (long long)seqpar__work, (long long)step);
+        i = seqpar__work;
+        seqpar_shuffle(order, UNITS, 11, (uint64_t)(step / 10));
+        seqpar__work = i;
+        test_expect(arrlen(which) == 4 * PAIRS, "%lld documents", (long long)arrlen(which));
+        for (i = 0; i < arrlen(which); i++) test_expect(which[i] == usable[order[step % 10 * 4 + i / PAIRS]] * PAIRS + i % PAIRS, "step %lld, place %lld", (long long)step, (long long)i);
+        arrfree(which);
+    }
+    free(r.order);
+    test_end("step_documents");
+}
 
 static void test_gspo(void) {
     const seqpar_policy_desc clip = {0.2, 0.3, 3.0};
@@ -268,6 +294,7 @@ int main(int argc, char **argv) {
     test_lengths();
     test_groups();
     test_stream();
+    test_step_documents();
     test_gspo();
     test_seeds();
     test_gspo_weights();

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* Who holds which token: golden index maps, every token held once, leaves in order, and what comes of scatter and gather. */
 #define SEQPAR_IMPLEMENTATION
+#define SEQPAR_COUNT_WORK
 #include "seqpar.h"
 #include "test.h"
 
@@ -495,6 +496,52 @@ static void test_balance(void) {
     }
 }
 
+/* ---- large groups ---- */
+
+/* Pieces of a stripe share where its chunks are too many for so many ranks: every token once, in order, runs of whole chunks. */
+static void expect_stripe(int64_t tokens, int64_t chunks, int64_t ranks, int64_t pieces) {
+    seqpar_row row = plain_row(tokens, tokens, chunks);
+    uint8_t *held = calloc((size_t)tokens, 1);
+    int64_t r, i, t, last = ranks < 5 ? ranks : 5, shares = 0;
+    for (r = 0; r < last; r++) {
+        seqpar_share share = split_or_fail(&row, 1, SEQPAR_STRIPE, ranks, r == last - 1 ? ranks - 1 : r);
+        test_expect(share.count == pieces, "rank %lld of %lld: %lld pieces, not %lld", (long long)share.sp_rank, (long long)ranks, (long long)share.count, (long long)pieces);
+        for (i = 0; i < share.count; i++) {
+            const seqpar_piece *p = &share.pieces[i];
+            test_expect(p->stride == ranks && (!i || (p->leaf > p[-1].leaf && p->start == p[-1].start + p[-1].count * ranks && p->local == p[-1].local + p[-1].count)), "piece %lld", (long long)i);
+            test_expect(p->start >= seqpar_grid_begin(tokens, chunks, p->chunk) && p->start < seqpar_grid_begin(tokens, chunks, p->chunk) + ranks, "piece %lld does not begin with chunk %lld", (long long)i, (long long)p->chunk);
+            for (t = 0; t < p->count; t++) held[piece_token(p, t)]++;
+        }
+        shares += share.tokens;
+        seqpar_share_free(&share);
+    }
+    for (t = i = 0; t < tokens; t++) i += held[t] == 1;
+    test_expect(i == shares && shares >= last * (tokens / ranks), "%lld tokens in %lld places", (long long)i, (long long)shares);
+    free(held);
+}
+
+/* All ranks' shares take one pass: no more than a few steps a piece and rank. */
+static void test_large(void) {
+    enum { DOCS = 300 };
+    int64_t cu[DOCS + 1], i;
+    seqpar_row row = {.tokens = 1 << 18, .padded = 1 << 18, .chunks = 2048, .docs = DOCS, .cu_seqlens = cu};
+    int layout;
+    expect_stripe(1 << 16, 128, 512, 128); /* 2^23: as they are */
+    expect_stripe(100003, 2897, 2, 1449);
+    expect_stripe(1 << 18, 2048, 1024, 64);
+    expect_stripe(70001, 3000, 1, 3000);
+    test_end("split_stripe_of_many_chunks_and_ranks");
+    for (i = 0; i <= DOCS; i++) cu[i] = row.tokens * i / DOCS * i / DOCS;
+    for (layout = 0; layout < SEQPAR__LAYOUTS; layout++) {
+        int64_t pieces = layout == SEQPAR_ZIGZAG_DOC ? 2 * 512 * DOCS + 2048 : layout == SEQPAR_STRIPE ? 128 * 512 : 2048;
+        seqpar_balance b;
+        seqpar__work = 0;
+        test_expect(!seqpar_split_balance(NULL, &b, &row, 1, layout, 512) && b.tokens == row.tokens, "balance");
+        test_expect(seqpar__work >= pieces / 4 && seqpar__work < 4 * (pieces + 2048), "%s: %lld steps for at most %lld pieces", seqpar_layout_name(layout), (long long)seqpar__work, (long long)pieces);
+    }
+    test_end("split_work");
+}
+
 static void test_names(void) {
     test_expect(!strcmp(seqpar_layout_name(SEQPAR_CONTIGUOUS), "contiguous"), "contiguous");
     test_expect(!strcmp(seqpar_layout_name(SEQPAR_ZIGZAG), "zigzag"), "zigzag");
@@ -516,6 +563,7 @@ int main(int argc, char **argv) {
     test_refusals();
     test_owner_refusals();
     test_balance();
+    test_large();
     test_names();
     return test_summary();
 }
