@@ -228,7 +228,7 @@ refuse data_loop sft 'loop.jsonl: cannot be read: .*symbolic links' $labels --da
 refuse data_substituted sft '/dev/fd/[0-9]*: the name ends in neither' $labels --dataset <(cat $out/arith.jsonl)
 refuse config_fifo sft 'config.json cannot be read: it is a pipe' $labels --dataset $out/arith.jsonl --pretrain $out/pipes
 refuse weights_fifo sft 'not a regular file' $labels --dataset $out/arith.jsonl --pretrain $(rm -rf $out/odd; cp -r $out/sft $out/odd; rm $out/odd/model.safetensors; mkfifo $out/odd/model.safetensors; echo $out/odd)
-refuse data_long_name sft 'too long; give the path of a .jsonl or .txt file' $labels --dataset "$(printf 'abcdefg/%.0s' {1..600})x.jsonl"
+refuse data_long_name sft 'characters, at most 1000 are possible; give a shorter path' $labels --dataset "$(printf 'abcdefg/%.0s' {1..600})x.jsonl"
 refuse data_twice sft ':4: key "answer" stands there twice' $labels --dataset $(bad twice '{"question": "a", "answer": "b", "answer": "c"}'; echo $out/twice.jsonl)
 refuse option_empty sft 'pretrain is empty; give it a value' $labels --dataset $out/arith.jsonl --pretrain ''
 refuse option_shape sft 'num_hidden_layers is 9, but the model in --pretrain .* has 1; leave it out' $labels --dataset $out/arith.jsonl --num_hidden_layers 9
@@ -254,7 +254,7 @@ for closed in '2>&-' '>&- 2>&- <&-'; do
     [ "$(grep -vc '^{"step"' $out/closed.jsonl)" -eq 0 ] && cmp -s $out/closed/model.safetensors $out/streams/model.safetensors && ok "bad_closed $closed" || fail "bad_closed $closed" "$(grep -v '^{"step"' $out/closed.jsonl | head -n 1)"
 done
 if [ -c /dev/full ]; then
-    build/train_sft $shape $labels --pretrain $out/sft --dataset $out/arith.jsonl --save_path $out/full --ckpt_path $out/full.ckpt >/dev/full 2>$out/full.log; [ $? -eq 1 ] && grep -q '^error: the closing figures cannot be written' $out/full.log && ok bad_full_output || fail bad_full_output "$(tail -n 1 $out/full.log)"
+    build/train_sft $shape $labels --pretrain $out/sft --dataset $out/arith.jsonl --save_path $out/full --ckpt_path $out/full.ckpt >/dev/full 2>$out/full.log; [ $? -eq 1 ] && grep -q '^error: cannot write the closing figures' $out/full.log && ok bad_full_output || fail bad_full_output "$(tail -n 1 $out/full.log)"
 else echo "skip bad_full_output: there is no /dev/full here"; fi
 ln -s /dev/null $out/device; build/make_arith $out/device 5 2>$out/device.log; [ $? -eq 1 ] && grep -q 'is no regular file' $out/device.log && [ -L $out/device ] && ok bad_device_output || fail bad_device_output "$(head -n 1 $out/device.log)"
 build/make_arith $out/wrong.jsonl 5 1 0 101 2>$out/wrong.log; [ $? -eq 2 ] && [ ! -e $out/wrong.jsonl ] && grep -q '101 wrong answers' $out/wrong.log && ok bad_wrong_share || fail bad_wrong_share "$(head -n 1 $out/wrong.log)"
