@@ -2270,10 +2270,14 @@ SEQPAR_DEF seqpar_status seqpar_split_balance(seqpar_error *error, seqpar_balanc
 }
 
 static void seqpar__move_rows(char *local, char *global, const seqpar_share *share, int64_t row, int64_t width, int to_local) {
-    int64_t i, t;
-    for (i = 0; i < share->count; i++) {
-        const seqpar_piece *p = &share->pieces[i];
-        for (t = 0; p->row == row && t < p->count; t++) {
+    int64_t low = 0, high = share->count, t; /* pieces rise with the rows */
+    while (low < high) {
+        int64_t mid = (low + high) / 2;
+        if (share->pieces[mid].row < row) low = mid + 1; else high = mid;
+    }
+    for (; low < share->count && share->pieces[low].row == row; low++) {
+        const seqpar_piece *p = &share->pieces[low];
+        for (t = 0; t < p->count; t++) {
             char *l = local + (p->local + t) * width, *g = global + (p->start + t * p->stride) * width;
             memcpy(to_local ? l : g, to_local ? g : l, (size_t)width);
         }
