@@ -470,7 +470,7 @@ typedef struct seqpar_batch {
 } seqpar_batch;
 
 /* Packs the documents of one optimizer step. Targets are shifted here, once, before any split; the last
-   position of every document has none. Free with seqpar_batch_free. NO_TARGET if no unit is left. */
+   position of every document has none. Free with seqpar_batch_free. NO_TARGET if no unit is left. n log n in documents. */
 SEQPAR_DEF seqpar_status seqpar_pack(seqpar_error *error, seqpar_batch *batch, const seqpar_document *documents,
                                      int64_t count, const seqpar_pack_desc *desc);
 SEQPAR_DEF void seqpar_batch_free(seqpar_batch *batch);
@@ -1923,7 +1923,11 @@ static int64_t seqpar__first_fit(int64_t *room, int64_t rows, int64_t tokens) {
     }
     for (row = rows; SEQPAR__FAULT(85) && (at = row, room[row] < tokens); row++) SEQPAR__WORK(1); /* fault: one row after the other */
     row = at - rows;
-    for (room[at] -= tokens, at /= 2; at > 0; at /= 2) room[at] = SEQPAR__MAX(room[2 * at], room[2 * at + 1]);
+    for (room[at] -= tokens, at /= 2; at > 0; at /= 2) {
+        int64_t most = SEQPAR__MAX(room[2 * at], room[2 * at + 1]);
+        if (room[at] == most) break;
+        room[at] = most;
+    }
     return row;
 }
 
@@ -1947,7 +1951,7 @@ static int64_t seqpar__place_units(seqpar__unit *units, const seqpar__keyed *ord
 
 /* Appends one document to a row; the target of a position is the next token of the same document. */
 static void seqpar__append_document(seqpar_row *row, const seqpar_document *d, int64_t cap, int64_t source, seqpar_pack_counts *counts) {
-    int64_t n = SEQPAR__MIN(d->tokens, cap), t, at = row->tokens;
+    int64_t n = SEQPAR__MIN(d->tokens, cap), t, at = row->tokens, count = 0;
     int32_t *ids = (int32_t *)row->ids, *targets = (int32_t *)row->targets, *position_ids = (int32_t *)row->position_ids;
     if (n == 0) return;
     for (t = 0; t < n; t++) {
@@ -1956,8 +1960,9 @@ static void seqpar__append_document(seqpar_row *row, const seqpar_document *d, i
         ids[at + t] = d->ids[t];
         targets[at + t] = supervised ? d->ids[SEQPAR__FAULT(8) ? t : t + 1] : SEQPAR_IGNORE; /* fault: not shifted */
         position_ids[at + t] = (int32_t)(SEQPAR__FAULT(7) ? at + t : t); /* fault: positions run on over documents */
-        counts->supervised += supervised;
+        count += supervised;
     }
+    counts->supervised += count;
     row->tokens += n;
     ((int64_t *)row->prefix_lens)[row->docs] = SEQPAR__MIN(d->prefix, n);
     ((int64_t *)row->doc_source)[row->docs++] = source;
@@ -2373,10 +2378,14 @@ SEQPAR_DEF seqpar_status seqpar_split_balance(seqpar_error *error, seqpar_balanc
 }
 
 static void seqpar__move_rows(char *local, char *global, const seqpar_share *share, int64_t row, int64_t width, int to_local) {
-    int64_t i, t;
-    for (i = 0; i < share->count; i++) {
-        const seqpar_piece *p = &share->pieces[i];
-        for (t = 0; p->row == row && t < p->count; t++) {
+    int64_t low = 0, high = share->count, t; /* pieces rise with the rows */
+    while (low < high) {
+        int64_t mid = (low + high) / 2;
+        if (share->pieces[mid].row < row) low = mid + 1; else high = mid;
+    }
+    for (; low < share->count && share->pieces[low].row == row; low++) {
+        const seqpar_piece *p = &share->pieces[low];
+        for (t = 0; t < p->count; t++) {
             char *l = local + (p->local + t) * width, *g = global + (p->start + t * p->stride) * width;
             memcpy(to_local ? l : g, to_local ? g : l, (size_t)width);
         }
