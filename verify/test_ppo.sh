@@ -93,7 +93,7 @@ run standing $group --max_steps 2 --train_batch_size 32 --actor_learning_rate 1e
 [ "$(grep -o '"ptx_loss": [0-9.]*' $out/standing.jsonl | sort -u | wc -l)" = 2 ] && cmp -s $out/standing/model.safetensors $out/sft/model.safetensors && ok ppo_ptx_documents || fail ppo_ptx_documents "$(tail -n 1 $out/standing.log)"
 # other names for the same
 run k3 $critic --use_kl_loss --use_kl_estimator_k3 && run k3_same $critic --use_kl_loss --kl_estimator k3 && run k1 $critic --use_kl_loss && weights_equal k3 k3_same && ! weights_equal k3 k1 && ok ppo_k3 || fail ppo_k3 "use_kl_estimator_k3 is not kl_estimator k3"
-run head $critic --critic_pretrain $out/sft --reward_rule last_number --value_prefix_head value && head -c 4000 $out/head/critic/model.safetensors | grep -aq '"value.weight"' && ok ppo_head_name || fail ppo_head_name "$(tail -n 1 $out/head.log)"
+run head ${critic/--reward_pretrain*--rollout/--reward_rule last_number --rollout} --critic_pretrain $out/sft --value_prefix_head value && head -c 4000 $out/head/critic/model.safetensors | grep -aq '"value.weight"' && ok ppo_head_name || fail ppo_head_name "$(tail -n 1 $out/head.log)"
 [ -f $out/critic/critic/model.safetensors ] && run unsaved ${critic/--save_value_network/} && [ ! -e $out/unsaved/critic ] && ok ppo_save_value_network || fail ppo_save_value_network "the critic was written unasked, or not when asked"
 # texts and rows at a time: memory, not bits
 run alone $critic --micro_rollout_batch_size 1 --micro_train_batch_size 1 && run many $critic --micro_rollout_batch_size 12 --micro_train_batch_size 1 && weights_equal alone many && weights_equal alone critic && [ "$(first alone peak_bytes)" -lt "$(first many peak_bytes)" ] && ok ppo_micro_rollout || fail ppo_micro_rollout "$(first alone peak_bytes) bytes alone, $(first many peak_bytes) for 12"
@@ -125,6 +125,8 @@ refuse overlong_factor 'overlong_penalty_factor 2' group --overlong_penalty_fact
 refuse stop 'stop_properly_penalty_coef is 1.5' group --stop_properly_penalty_coef 1.5
 refuse normalize_what 'normalize_reward' group --normalize_reward
 cp -r $out/rm $out/bare; sed -i 's/"std":[^}]*/"std": 0/' $out/bare/config.json
+refuse reward_head 'tensor "score.weight" is no part of this model .* name the head by --value_head_prefix' critic --value_head_prefix value
+refuse reward_headless 'there is no tensor "score.weight", so this is no reward model' critic --reward_pretrain $out/sft
 refuse normalize_moments 'normalize_reward needs "mean" and a positive "std"' critic --reward_pretrain $out/bare --normalize_reward --ring_attn_size 2
 refuse k3 'contradicts kl_estimator k2' critic --use_kl_estimator_k3 --kl_estimator k2
 refuse eval_samples 'eval_n_samples_per_prompt is 3' group --eval_n_samples_per_prompt 3 --eval_dataset $out/eval.jsonl
