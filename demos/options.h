@@ -100,10 +100,12 @@ static inline char *demo_options_own(demo_options *options, const char *text, si
 
 /* ---- names ---- */
 
+static inline bool demo_same_letter(char a, char b) { return (a == '_' ? '-' : a) == (b == '_' ? '-' : b); }
+
 static inline bool demo_same_name(const char *a, const char *b)
 {
     for (; *a && *b; a++, b++)
-        if (*a != *b && !(strchr("-_", *a) && strchr("-_", *b))) return false;
+        if (!demo_same_letter(*a, *b)) return false;
     return *a == *b;
 }
 
@@ -143,9 +145,8 @@ static inline int demo_edit_distance(const char *a, const char *b)
     for (; *a; a++) {
         int diagonal = row[0]++;
         for (int j = 1; j <= b_length; j++) {
-            bool same = *a == b[j - 1] || (strchr("-_", *a) && strchr("-_", b[j - 1]));
             int shorter = row[j] < row[j - 1] ? row[j] : row[j - 1];
-            int replaced = diagonal + !same;
+            int replaced = diagonal + !demo_same_letter(*a, b[j - 1]);
             diagonal = row[j];
             row[j] = replaced < shorter + 1 ? replaced : shorter + 1;
         }
