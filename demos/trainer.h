@@ -851,8 +851,8 @@ static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
     r->saved = DEMO_NOTHING_SAVED;
     if (!status && r->job->run.from != DEMO_NOTHING_SAVED) status = demo_resume(r);
     if (!status && world->rank == 0 && c->metrics_path) {
-        r->metrics = fopen(c->metrics_path, r->job->run.from != DEMO_NOTHING_SAVED ? "ab" : "wb");
-        if (!r->metrics) status = seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_OPEN, "cannot open %s: %s", c->metrics_path, strerror(errno));
+        r->metrics = demo_open_output(c->metrics_path, r->job->run.from != DEMO_NOTHING_SAVED);
+        if (!r->metrics) status = seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_OPEN, "cannot open %s: %s; give another --metrics_path", c->metrics_path, errno == ENXIO ? "it is a pipe that nobody reads" : strerror(errno));
         else demo_metrics_end_line(r);
     }
     return status;
