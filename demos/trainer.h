@@ -786,7 +786,7 @@ static seqpar_status demo_checkpoint(demo_rank *r) {
     const demo_config *c = &r->job->config;
     demo_state state = {.step = r->step, .seed = c->seed, .train_batch_size = c->train_batch_size, .documents = r->job->usable_count, .reference = r->reference};
     seqpar_safetensors_pair *notes = NULL;
-    char folder[1110];
+    char folder[1110], shown[1024];
     if (r->saved == r->step) return SEQPAR_OK;
     snprintf(state.run, sizeof state.run, "%s", r->job->run.id);
     for (int64_t i = 0; i < arrlen(r->job->notes); i++) arrput(notes, ((seqpar_safetensors_pair){r->job->notes[i].key, r->job->notes[i].value}));
@@ -803,7 +803,7 @@ static seqpar_status demo_checkpoint(demo_rank *r) {
     r->saved = r->step;
     if (status || r->ctx.world->rank) return status;
     demo_forget_checkpoints(c->ckpt_path, r->job->run.id, c->max_ckpt_num, r->step);
-    demo_progress_say(&r->progress, "step %lld: checkpoint in %s", (long long)r->step, c->ckpt_path);
+    demo_progress_say(&r->progress, "step %lld: checkpoint in %s", (long long)r->step, seqpar_escape(shown, sizeof shown, c->ckpt_path));
     return SEQPAR_OK;
 }
 

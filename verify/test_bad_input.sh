@@ -248,6 +248,10 @@ escaped key '"\x1b]0;title\x07\n"' --dataset $out/keys.jsonl
 rm -rf $out/odd; cp -r $out/sft $out/odd; add_tensor $out/odd/model.safetensors 'a\\u001bb' 1 1
 escaped tensor '"a\x1bb"' --dataset $out/arith.jsonl --pretrain $out/odd
 
+# notices and closing figures too
+run $'turned\e[31m' sft $labels --dataset $out/arith.jsonl --save_steps 1
+! grep -qaP '[\x00-\x09\x0b-\x1f\x7f]' $out/$'turned\e[31m'.log && grep -qF 'checkpoint in build/test_bad_input/turned\x1b[31m.ckpt' $out/$'turned\e[31m'.log && grep -qF 'model in build/test_bad_input/turned\x1b[31m' $out/$'turned\e[31m'.log && ok bad_escaped_notice || fail bad_escaped_notice "$(tail -n 2 $out/$'turned\e[31m'.log | cat -v)"
+
 # closed streams: the next file that is opened does not take their place; figures that nobody gets are an error
 run streams sft $labels --dataset $out/arith.jsonl --metrics_path $out/streams.jsonl
 for closed in '2>&-' '>&- 2>&- <&-'; do
