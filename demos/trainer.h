@@ -230,8 +230,6 @@ static void demo_catch_all(void) {
 static void demo_writes_may_fail(void) {
     signal(SIGXFSZ, SIG_IGN);
     signal(SIGPIPE, SIG_IGN);
-    for (int file = 0; file < 3; file++) /* no file of ours may get the number of a stream that was closed */
-        if (fcntl(file, F_GETFD) < 0 && open("/dev/null", file ? O_RDONLY : O_WRONLY) != file) _exit(1);
 }
 
 /* ---- from options to a job ---- */

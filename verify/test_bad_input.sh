@@ -229,7 +229,7 @@ refuse data_substituted sft '/dev/fd/[0-9]*: the name ends in neither' $labels -
 refuse config_fifo sft 'config.json cannot be read: it is a pipe' $labels --dataset $out/arith.jsonl --pretrain $out/pipes
 refuse metrics_fifo sft 'cannot open .*fifo.jsonl: it is a pipe that nobody reads; give another --metrics_path' $labels --dataset $out/arith.jsonl --metrics_path $out/fifo.jsonl
 refuse weights_fifo sft 'not a regular file' $labels --dataset $out/arith.jsonl --pretrain $(rm -rf $out/odd; cp -r $out/sft $out/odd; rm $out/odd/model.safetensors; mkfifo $out/odd/model.safetensors; echo $out/odd)
-refuse data_long_name sft 'has 4807 characters, at most 1000 are possible; give a shorter path' $labels --dataset "$(printf 'abcdefg/%.0s' {1..600})x.jsonl"
+refuse data_long_name sft 'characters, at most 1000 are possible; give a shorter path' $labels --dataset "$(printf 'abcdefg/%.0s' {1..600})x.jsonl"
 refuse data_twice sft ':4: key "answer" stands there twice' $labels --dataset $(bad twice '{"question": "a", "answer": "b", "answer": "c"}'; echo $out/twice.jsonl)
 refuse option_empty sft 'pretrain is empty; give it a value' $labels --dataset $out/arith.jsonl --pretrain ''
 refuse option_shape sft 'num_hidden_layers is 9, but the model in --pretrain .* has 1; leave it out' $labels --dataset $out/arith.jsonl --num_hidden_layers 9
