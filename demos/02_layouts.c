@@ -71,12 +71,13 @@ int main(int argc, char **argv) {
     static const char *const names[] = {"S, the tokens", "P, the ranks", "L, the chunks"};
     static const int64_t most[] = {1000000, 64, 1000000};
     int64_t sizes[3] = {16, 4, 16};
-    if (argc > 4) return fprintf(stderr, "error: '%s' is one too many; give S, P and L, or fewer\n", argv[4]), 2;
+    char shown[256];
+    if (argc > 4) return fprintf(stderr, "error: '%s' is one too many; give S, P and L, or fewer\n", seqpar_escape(shown, sizeof shown, argv[4])), 2;
     for (int i = 1; i < argc; i++) {
         char *end;
         sizes[i - 1] = strtoll(argv[i], &end, 10);
         if (*end || sizes[i - 1] < 1 || sizes[i - 1] > most[i - 1])
-            return fprintf(stderr, "error: %s, is '%s'; give a whole number from 1 to %lld\n", names[i - 1], argv[i], (long long)most[i - 1]), 2;
+            return fprintf(stderr, "error: %s, is '%s'; give a whole number from 1 to %lld\n", names[i - 1], seqpar_escape(shown, sizeof shown, argv[i]), (long long)most[i - 1]), 2;
     }
     drawing d = {.ranks = sizes[1]};
     d.row = (seqpar_row){.tokens = sizes[0], .padded = sizes[0], .chunks = sizes[2], .docs = 1, .cu_seqlens = d.cu};

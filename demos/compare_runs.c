@@ -87,7 +87,7 @@ int main(int argc, char **argv) {
     run r[3] = {0};
     const double ln2 = 0.693147180559945309417;
     seqpar_error error = {0};
-    char path[LONGEST + 64], text[1024], why[512] = "";
+    char path[LONGEST + 64], text[1024], shown[1024], why[512] = "";
     int64_t tensors = 0, values = 0;
     if (argc != 5) return fprintf(stderr, "usage: compare_runs DIR_A DIR_B DPO_DIR OUT_DIR\n"), 2;
     for (int i = 1; i < 5; i++)
@@ -98,12 +98,12 @@ int main(int argc, char **argv) {
     bool first = !memcmp(&r[2].loss[0], &ln2, sizeof ln2), params = equal_models(argv[1], argv[2], &tensors, &values, &error);
     if (error.text[0]) fprintf(stderr, "error: %s\n", error.text);
     for (int i = 0; i < 2; i++)
-        printf("%-20s loss %.17g -> %.17g   gradient norm %.17g   %.0f tokens/s\n", argv[1 + i], r[i].loss[0], arrlast(r[i].loss), arrlast(r[i].norm), mean(r[i].speed));
+        printf("%-20s loss %.17g -> %.17g   gradient norm %.17g   %.0f tokens/s\n", seqpar_escape(shown, sizeof shown, argv[1 + i]), r[i].loss[0], arrlast(r[i].loss), arrlast(r[i].norm), mean(r[i].speed));
     demo_series series[] = {{.name = "1 rank", .y = r[0].loss, .points = arrlen(r[0].loss)}, {.name = "4 ranks", .y = r[1].loss, .points = arrlen(r[1].loss)}};
     demo_plot plot = {.title = "Training loss, 1 rank and 4 ranks", .x_label = "optimizer step", .y_label = "loss, nats a token", .series = series, .series_count = 2};
     snprintf(path, sizeof path, "%s/loss.svg", argv[4]);
-    if (demo_plot_write(path, &plot, why, sizeof why)) fprintf(stderr, "error: %s\n", why);
-    printf("curves: %s\n", path);
+    if (demo_plot_write(path, &plot, why, sizeof why)) fprintf(stderr, "error: %s\n", seqpar_escape(shown, sizeof shown, why));
+    printf("curves: %s\n", seqpar_escape(shown, sizeof shown, path));
     int size = snprintf(text, sizeof text, "{\n  \"steps\": %lld,\n  \"sp\": 4,\n  \"loss_first\": %.17g,\n  \"loss_last\": %.17g,\n  \"loss_bits_equal\": %s,\n  \"param_bits_equal\": %s,\n  \"dpo_first_loss\": %.17g,\n  \"dpo_first_loss_is_ln2_bitwise\": %s,\n  \"tokens_per_second\": %.1f\n}\n",
         (long long)arrlen(r[1].loss), r[1].loss[0], arrlast(r[1].loss), losses ? "true" : "false", params ? "true" : "false", r[2].loss[0], first ? "true" : "false", mean(r[1].speed));
     snprintf(path, sizeof path, "%s/summary.json", argv[4]);

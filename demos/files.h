@@ -52,6 +52,17 @@ static inline char *demo_read_file(const char *path, size_t *size)
     return demo_read_whole(path, SIZE_MAX, size, &why);
 }
 
+/* Opens a file to be written from its beginning, or on from its end. NULL with errno set: also for a pipe that nobody reads,
+ * which opening would otherwise wait for. */
+static inline FILE *demo_open_output(const char *path, int append)
+{
+    int descriptor = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | (append ? O_APPEND : O_TRUNC), 0666);
+    FILE *file = descriptor < 0 ? NULL : fdopen(descriptor, append ? "ab" : "wb");
+    if (file) fcntl(descriptor, F_SETFL, fcntl(descriptor, F_GETFL) & ~O_NONBLOCK); /* from here on a reader may take its time */
+    else if (descriptor >= 0) close(descriptor);
+    return file;
+}
+
 /* Writes through a neighbouring temporary file, so that a half-written file never stands under the name. */
 static inline int demo_write_atomically(const char *path, const char *bytes, size_t size, char *error,
                                         size_t error_size)

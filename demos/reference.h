@@ -296,7 +296,7 @@ static seqpar_status demo_stored_make(demo_rank *r, const char *path, const demo
 /* Collective: reads the file if there is one, else makes it. Then the model has done its work and goes. */
 static seqpar_status demo_stored_open(demo_rank *r, demo_mismatch_fn mismatch) {
     demo_reference *reference = (demo_reference *)r->own;
-    char path[1280];
+    char path[1280], shown[1024];
     demo_notes notes;
     int stop = 0;
     snprintf(path, sizeof path, "%s/reference.safetensors", r->job->config.ckpt_path);
@@ -307,7 +307,7 @@ static seqpar_status demo_stored_open(demo_rank *r, demo_mismatch_fn mismatch) {
     if (!status) status = (there ? demo_stored_load : demo_stored_make)(r, path, &notes, mismatch, &stop);
     seqpar_llama_close(&r->ctx, &reference->model);
     reference->there = 0;
-    if (!status && !stop && r->ctx.world->rank == 0) fprintf(stderr, "reference: log-probs of %lld steps %s %s\n", (long long)reference->stored[DEMO_TRAINING].windows, there ? "from" : "now in", path);
+    if (!status && !stop && r->ctx.world->rank == 0) fprintf(stderr, "reference: log-probs of %lld steps %s %s\n", (long long)reference->stored[DEMO_TRAINING].windows, there ? "from" : "now in", seqpar_escape(shown, sizeof shown, path));
     return status;
 }
 

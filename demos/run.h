@@ -150,26 +150,20 @@ static int demo_outputs_apart(const demo_binding *bindings, int count, char *err
 
 /* ---- one run in a folder at a time ---- */
 
-/* Foreign text on one line. */
-static void demo_one_line(char *text) {
-    for (; *text; text++) if ((unsigned char)*text < 32 || *text == 127) *text = '?';
-}
-
 static void demo_lock_text(char *text, size_t size, const char *tool, const char *dataset) {
-    char host[256] = "", since[32];
+    char host[256] = "", since[32], whole[400];
     time_t now = time(NULL);
     struct tm local;
     gethostname(host, sizeof host - 1);
     strftime(since, sizeof since, "%Y-%m-%d %H:%M:%S", localtime_r(&now, &local));
-    snprintf(text, size, "train_%s, process %ld on %.60s, since %s, with %.150s", tool, (long)getpid(), host, since, dataset);
-    demo_one_line(text);
+    snprintf(whole, sizeof whole, "train_%s, process %ld on %.60s, since %s, with %.150s", tool, (long)getpid(), host, since, dataset);
+    seqpar_escape(text, (int64_t)size, whole);
 }
 
 static seqpar_status demo_lock_refused(int file, const demo_claim *claim, seqpar_error *error) {
     char other[400];
     ssize_t length = pread(file, other, sizeof other - 1, 0);
     other[length > 0 ? length : 0] = 0;
-    demo_one_line(other);
     close(file);
     return seqpar_fail(error, SEQPAR_ERR_OPTION, "%s %.120s is in use by %.280s; wait for it, or give another --%s", claim->option, claim->path, *other ? other : "a run that has just begun", claim->option);
 }
@@ -179,11 +173,13 @@ static seqpar_status demo_lock_refused(int file, const demo_claim *claim, seqpar
 static int demo_lock_take(const char *path, const demo_claim *claim, seqpar_error *error) {
     for (;;) {
         struct stat held, named;
+        char shown[1024];
         int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
         if (file < 0) return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "cannot open %.300s: %s", path, strerror(errno)), -1;
         if (flock(file, LOCK_EX | LOCK_NB)) {
             if (errno == EWOULDBLOCK) return demo_lock_refused(file, claim, error), -1;
-            fprintf(stderr, "notice: %s cannot be locked here (%s); see that no other run has this %s\n", path, strerror(errno), claim->option);
+            const char *why = strerror(errno);
+            fprintf(stderr, "notice: %s cannot be locked here (%s); see that no other run has this %s\n", seqpar_escape(shown, sizeof shown, path), why, claim->option);
             return file;
         }
         if (!fstat(file, &held) && !stat(path, &named) && held.st_dev == named.st_dev && held.st_ino == named.st_ino) return file;
@@ -330,7 +326,7 @@ static demo_note *demo_option_notes(const demo_binding *bindings, int count) {
 
 /* Those that must be alike are refused, the others are said: the user may want them so. fixed: more of the first kind. */
 static int demo_options_compare(const demo_note *notes, const seqpar_safetensors_file *file, const char *fixed, bool speaks, char *error, size_t size) {
-    char others[600] = "";
+    char others[600] = "", shown[1024];
     for (int64_t i = 0; i < arrlen(notes); i++) {
         const char *there = seqpar_safetensors_metadata(file, notes[i].key), *name = notes[i].key + 7;
         size_t used = strlen(others);
@@ -339,8 +335,7 @@ static int demo_options_compare(const demo_note *notes, const seqpar_safetensors
             return snprintf(error, size, "the checkpoint was written with --%s %.60s, this run has %s; use the same to go on", name, there, notes[i].value), -1;
         snprintf(others + used, sizeof others - used, "%s--%s %s (%.60s)", used ? ", " : "", name, notes[i].value, there);
     }
-    demo_one_line(others);
-    if (*others && speaks) fprintf(stderr, "notice: other options than before (in brackets): %s\n", others);
+    if (*others && speaks) fprintf(stderr, "notice: other options than before (in brackets): %s\n", seqpar_escape(shown, sizeof shown, others));
     return 0;
 }
 

@@ -227,6 +227,7 @@ refuse data_folder sft 'dir.jsonl: cannot be read: it is a folder' $labels --dat
 refuse data_loop sft 'loop.jsonl: cannot be read: .*symbolic links' $labels --dataset $out/loop.jsonl
 refuse data_substituted sft '/dev/fd/[0-9]*: the name ends in neither' $labels --dataset <(cat $out/arith.jsonl)
 refuse config_fifo sft 'config.json cannot be read: it is a pipe' $labels --dataset $out/arith.jsonl --pretrain $out/pipes
+refuse metrics_fifo sft 'cannot open .*fifo.jsonl: it is a pipe that nobody reads; give another --metrics_path' $labels --dataset $out/arith.jsonl --metrics_path $out/fifo.jsonl
 refuse weights_fifo sft 'not a regular file' $labels --dataset $out/arith.jsonl --pretrain $(rm -rf $out/odd; cp -r $out/sft $out/odd; rm $out/odd/model.safetensors; mkfifo $out/odd/model.safetensors; echo $out/odd)
 refuse data_long_name sft 'characters, at most 1000 are possible; give a shorter path' $labels --dataset "$(printf 'abcdefg/%.0s' {1..600})x.jsonl"
 refuse data_twice sft ':4: key "answer" stands there twice' $labels --dataset $(bad twice '{"question": "a", "answer": "b", "answer": "c"}'; echo $out/twice.jsonl)
@@ -246,6 +247,10 @@ printf '{"\\u001b]0;title\\u0007\\n": 1, "answer": "b"}\n' > $out/keys.jsonl
 escaped key '"\x1b]0;title\x07\n"' --dataset $out/keys.jsonl
 rm -rf $out/odd; cp -r $out/sft $out/odd; add_tensor $out/odd/model.safetensors 'a\\u001bb' 1 1
 escaped tensor '"a\x1bb"' --dataset $out/arith.jsonl --pretrain $out/odd
+
+# notices and closing figures too
+run $'turned\e[31m' sft $labels --dataset $out/arith.jsonl --save_steps 1
+! grep -qaP '[\x00-\x09\x0b-\x1f\x7f]' $out/$'turned\e[31m'.log && grep -qF 'checkpoint in build/test_bad_input/turned\x1b[31m.ckpt' $out/$'turned\e[31m'.log && grep -qF 'model in build/test_bad_input/turned\x1b[31m' $out/$'turned\e[31m'.log && ok bad_escaped_notice || fail bad_escaped_notice "$(tail -n 2 $out/$'turned\e[31m'.log | cat -v)"
 
 # closed streams: the next file that is opened does not take their place; figures that nobody gets are an error
 run streams sft $labels --dataset $out/arith.jsonl --metrics_path $out/streams.jsonl

@@ -16,7 +16,7 @@ wait $library && clang -fsanitize=fuzzer,address,undefined $out/fuzz.o $out/libr
 
 # ---- seeds: one good input of each kind, and words that are worth putting in ----
 seed() { mkdir -p $out/$1; printf -- "$3" > $out/$1/$2; }
-tensors='{"__metadata__":{"step":"3","seed":"42","train_batch_size":"4","documents":"9","optimizer_t":"3","extra":"0"},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"BF16","shape":[1,2],"data_offsets":[8,12]}}'
+tensors='{"__metadata__":{"step":"3","seed":"42","train_batch_size":"4","documents":"9","optimizer_t":"3","extra":"0","extra_1":"0","reference":"0123456789abcdef"},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"BF16","shape":[1,2],"data_offsets":[8,12]}}'
 for target in safetensors checkpoint; do seed $target good "\\x$(printf %02x ${#tensors})\0\0\0\0\0\0\0$tensors\0\0\x80\x3f\0\0\0\x40\x80\x3f\0\x40"; done
 seed data text '{"input": "a", "output": "b"}\n{"input": "\\u00e9", "output": ""}\n'
 seed data ids '{"input_ids": [1, 2, 3], "labels": [-100, 2, 3], "attention_mask": [0, 1, 1]}\n{"input_ids": [4], "loss_mask": [0]}\n'
