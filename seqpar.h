@@ -781,6 +781,7 @@ struct seqpar_device {
     const struct seqpar_block_kernel *block_kernel; /* the user's own, or NULL */
     seqpar_sgemm sgemm;
     seqpar_error *error;
+    int64_t contexts;             /* that are open on it, all of one rank */
     void *(*alloc)(seqpar_device *device, int64_t bytes);                                  /* what was freed before, or cudaMalloc */
     void (*free)(seqpar_device *device, void *data);                                       /* kept for alloc: in order of the queue */
     void (*copy)(seqpar_device *device, void *to, const void *from, int64_t bytes, void *queue); /* cudaMemcpyAsync */
@@ -3060,12 +3061,13 @@ SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world, se
     if (world->size % sp_size)
         return seqpar_fail(ctx->error, SEQPAR_ERR_WORLD, "world size %lld is not divisible by sequence_parallel_size %lld; use a multiple of %lld ranks", (long long)world->size, (long long)sp_size, (long long)sp_size);
     if (!device) return ctx->error->status ? ctx->error->status : seqpar__no_memory(ctx->error, "a device");
-    if (device->error && device->error != ctx->error) return seqpar_fail(ctx->error, SEQPAR_ERR_DEVICE, "the device '%s' belongs to another context that is open; open a device for each rank", device->name);
+    if (device->contexts && device->error != ctx->error) return seqpar_fail(ctx->error, SEQPAR_ERR_DEVICE, "the device '%s' belongs to another context that is open; open a device for each rank", device->name);
     SEQPAR__TRY(seqpar__ranks_agree(world, "a context", given, 3));
     ctx->world = world;
     ctx->device = device;
     ctx->queue = device->queue;
     device->error = ctx->error;
+    device->contexts++;
     ctx->sp_size = sp_size;
     ctx->dp_size = world->size / sp_size;
     ctx->sp_rank = world->rank % sp_size;
@@ -3096,7 +3098,7 @@ SEQPAR_DEF void seqpar_ctx_close(seqpar_ctx *ctx) {
     if (ctx->device) seqpar__kept_free(ctx, 0);
     if (ctx->world) ctx->world->device = NULL;
     (void)seqpar_device_settle(ctx->device, ctx->queue); /* an error of the last kernels is noted before the rank ends */
-    if (ctx->world) ctx->device->error = NULL; /* the next context may have it */
+    if (ctx->world && --ctx->device->contexts == 0) ctx->device->error = NULL; /* the next context may have it */
     seqpar_comm_free(ctx->sp);
     ctx->sp = NULL;
 }

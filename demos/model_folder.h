@@ -173,7 +173,10 @@ static cJSON *demo_config_open(const char *folder, char *path, size_t room, seqp
     size_t size;
     snprintf(path, room, "%s/config.json", folder);
     char *text = demo_read_whole(path, DEMO_CONFIG_BYTES, &size, &why);
-    if (!text) return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "%s cannot be read: %s; give a folder with a Llama model", path, why), NULL;
+    if (!text) {
+        seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "%s cannot be read: %s; give a folder with a Llama model", path, why);
+        return NULL;
+    }
     const char *end = text;
     cJSON *json = cJSON_ParseWithLengthOpts(text, size, &end, false);
     if (json && (!cJSON_IsObject(json) || end + strspn(end, " \t\r\n") < text + size)) { cJSON_Delete(json); json = NULL; }

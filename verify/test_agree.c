@@ -251,6 +251,7 @@ static void check_device(void) {
         test_expect(!seqpar_ctx_open(&ctx, world, device, 1), "%s", world->error->text);
         seqpar_ctx_close(&ctx);
     }
+    device->error = &error; /* as of a device that was opened with an error of its own */
     test_expect(!seqpar_ctx_open(&ctx, world, device, 1), "%s", world->error->text);
     test_expect(seqpar_run_threads(1, open_shared, device, &error) == SEQPAR_ERR_DEVICE && strstr(error.text, "belongs to another context"), "%s", error.text);
     seqpar_ctx_close(&ctx);

@@ -757,7 +757,9 @@ static wide_seen wide_train(demo_job *job, const char *tool, const demo_binding 
     for (char *word = strtok(line, " "); word; word = strtok(NULL, " ")) argv[argc++] = word;
     parsed = (demo_options){.tool = tool, .bindings = bindings, .binding_count = count};
     int opened = !demo_options_parse(&parsed, argc, argv, error, sizeof error) && !demo_job_open(job, error, sizeof error);
-    if (!test_expect(opened, "%s: %s", tool, error)) return (wide_seen){0, 0, 0};
+    seqpar_error made = {0};
+    opened = opened && !demo_make_folder(job->config.save_path, &made);
+    if (!test_expect(opened, "%s: %s%s", tool, error, made.text)) return (wide_seen){0, 0, 0};
     job->config.pretrain = NULL; /* its config alone was wanted */
     int64_t before = bytes_live, tokens = units * job->objective->documents_per_unit * job->train.documents[0].tokens;
     wide_begin();
