@@ -1,4 +1,4 @@
-/* seqpar_check.h - v0.1.0 - plans of attention played on paper: does every visible pair get computed once, does every
+/* seqpar_check.h - v0.2.0 - plans of attention played on paper: does every visible pair get computed once, does every
    message arrive, and what does it cost - MIT or Unlicense */
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /*

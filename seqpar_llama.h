@@ -1,4 +1,4 @@
-/* seqpar_llama.h - v0.1.0 - reference decoder-only transformer on seqpar.h: forward, backward, recompute - MIT or Unlicense */
+/* seqpar_llama.h - v0.2.0 - reference decoder-only transformer on seqpar.h: forward, backward, recompute - MIT or Unlicense */
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /*
    A Llama-style model (RMSNorm, rotary embedding at document positions, grouped-query attention, SwiGLU, tied or

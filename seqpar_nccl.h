@@ -1,4 +1,4 @@
-/* seqpar_nccl.h - v0.1.0 - a transport of seqpar over NCCL: ranks are GPUs - MIT or Unlicense */
+/* seqpar_nccl.h - v0.2.0 - a transport of seqpar over NCCL: ranks are GPUs - MIT or Unlicense */
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /*
 >>doc ------------------------------------------------------------------------------------------------

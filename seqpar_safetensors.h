@@ -1,4 +1,4 @@
-/* seqpar_safetensors.h - v0.1.0 - safetensors files in and out, atomically - MIT or Unlicense */
+/* seqpar_safetensors.h - v0.2.0 - safetensors files in and out, atomically - MIT or Unlicense */
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /*
 >>doc ------------------------------------------------------------------------------------------------

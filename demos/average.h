@@ -55,7 +55,7 @@ static void demo_average_step(seqpar_ctx *ctx, const seqpar_llama *model, demo_a
     enum { PART = 4096 };
     double weights[PART];
     for (int64_t first = 0; average->share && first < average->count; first += PART) {
-        int64_t count = average->count - first < PART ? average->count - first : PART;
+        int64_t count = average->count - first < PART ? average->count - first : (int64_t)PART;
         seqpar_device_read(ctx->device, weights, model->params.data, average->begin + first, count, ctx->device->storage);
         for (int64_t i = 0; i < count; i++) average->share[first + i] = fma(1.0 - average->beta, weights[i] - average->share[first + i], average->share[first + i]);
     }

@@ -238,7 +238,7 @@ static seqpar_status demo_same_table(seqpar_safetensors_file *file, const char *
     seqpar_status status = head && table && head->count == table->count ? SEQPAR_OK : seqpar_fail(error, SEQPAR_ERR_FILE_TENSOR, "%s: tensor \"%s\" has another shape than \"%s\", but config.json says that they are tied; set tie_word_embeddings to false", path, names[0], names[1]);
     for (int64_t at = 0; !status && at < head->count; at += PIECE) {
         double values[2][PIECE];
-        seqpar_safetensors_part part = {NULL, at, head->count - at < PIECE ? head->count - at : PIECE, 1};
+        seqpar_safetensors_part part = {NULL, at, head->count - at < PIECE ? head->count - at : (int64_t)PIECE, 1};
         for (int i = 0; !status && i < 2; i++) { part.name = names[i]; status = seqpar_safetensors_read_f64(file, values[i], &part, error); }
         if (!status && memcmp(values[0], values[1], (size_t)part.count * sizeof(double)))
             status = seqpar_fail(error, SEQPAR_ERR_FILE_TENSOR, "%s: tensor \"%s\" is not equal to \"%s\", but config.json says that they are tied; set tie_word_embeddings to false, or remove the tensor", path, names[0], names[1]);

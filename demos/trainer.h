@@ -1045,7 +1045,7 @@ static int demo_shape_agrees(const demo_job *job, const demo_options *options, c
     const demo_config *c = &job->config;
     const seqpar_llama_config *m = &job->model;
     const struct { const char *name; double told, there; } shape[] = {{"hidden_size", (double)c->hidden_size, (double)m->hidden}, {"num_hidden_layers", (double)c->num_hidden_layers, (double)m->layers}, {"num_attention_heads", (double)c->num_attention_heads, (double)m->heads},
-        {"num_key_value_heads", (double)c->num_key_value_heads, (double)m->kv_heads}, {"head_dim", (double)c->head_dim, (double)m->head_dim}, {"intermediate_size", (double)c->intermediate_size, (double)m->intermediate}, {"tie_word_embeddings", c->tie_word_embeddings, m->tied}, {"rope_theta", c->rope_theta, m->rope_theta}};
+        {"num_key_value_heads", (double)c->num_key_value_heads, (double)m->kv_heads}, {"head_dim", (double)c->head_dim, (double)m->head_dim}, {"intermediate_size", (double)c->intermediate_size, (double)m->intermediate}, {"tie_word_embeddings", (double)c->tie_word_embeddings, (double)m->tied}, {"rope_theta", c->rope_theta, m->rope_theta}};
     for (size_t i = 0; c->pretrain && i < sizeof shape / sizeof *shape; i++)
         if (demo_options_given(options, shape[i].name) && (shape[i].told < shape[i].there || shape[i].told > shape[i].there))
             return snprintf(error, size, "--%s is %.15g, but the model in --pretrain %s has %.15g; leave it out", shape[i].name, shape[i].told, c->pretrain, shape[i].there), -1;

@@ -44,6 +44,10 @@ done <<'LIST'
 --ring_attn_size 4 --ulysses_size 2 --schedule llama3 --layout contiguous
 LIST
 
+# OpenMP threads sleep while they wait, unless the user says otherwise
+told() { OMP_DISPLAY_ENV=true "$@" build/train_sft --help 2>&1 | grep OMP_WAIT_POLICY | tail -n 1; }
+case "$(told env -u OMP_WAIT_POLICY) $(told env OMP_WAIT_POLICY=active)" in *PASSIVE*ACTIVE*) ok train_waits_passively ;; *) fail train_waits_passively "$(told env -u OMP_WAIT_POLICY)" ;; esac
+
 # relaxed attention: the same training but for rounding
 train relaxed --ring_attn_size 3 --relaxed_attention || fail train_relaxed "$(tail -n 1 $out/relaxed.log)"
 awk -F'"loss": ' 'FNR == NR { want[FNR] = $2 + 0; next } { d = $2 - want[FNR]; if (d < 0) d = -d; n++; if (!(d < 1e-4 && $2 > 1)) bad = 1 } END { exit bad || n < 6 }' $out/one.jsonl $out/relaxed.jsonl &&
