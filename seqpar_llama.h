@@ -210,6 +210,8 @@ static seqpar_status seqpar__check_llama(seqpar_error *error, const seqpar_llama
         return seqpar_fail(error, SEQPAR_ERR_HEADS, "%lld heads over %lld kv_heads; heads must be a positive multiple of kv_heads", (long long)c->heads, (long long)c->kv_heads);
     if (c->score && (!c->score[0] || strlen(c->score) + 8 > SEQPAR__NAME_BYTES))
         return seqpar_fail(error, SEQPAR_ERR_OPTION, "the score head is named '%.100s'; give a name of 1 to %d letters, usually score", c->score, SEQPAR__NAME_BYTES - 9);
+    if (c->score && (!strcmp(c->score, "model.embed_tokens") || !strcmp(c->score, "model.norm") || !strncmp(c->score, "model.layers.", 13)))
+        return seqpar_fail(error, SEQPAR_ERR_OPTION, "the score head is named '%.100s', which is another tensor's name; give another, usually score", c->score);
     if (c->head_dim <= 0 || c->head_dim % 2)
         return seqpar_fail(error, SEQPAR_ERR_HEAD_DIM, "head_dim is %lld; rotary embedding needs a positive even one", (long long)c->head_dim);
     if (seqpar__times(c->heads, c->head_dim) > SEQPAR_MAX_WIDTH)

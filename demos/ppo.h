@@ -16,15 +16,15 @@ static void demo_count_right(const demo_rank *r, const seqpar_llama_prompt *prom
     }
 }
 
-static seqpar_status demo_say_right(demo_rank *r, int64_t rollouts, const int64_t right[2], int64_t n) {
+static void demo_say_right(demo_rank *r, int64_t rollouts, const int64_t right[2], int64_t n) {
     int64_t prompts = arrlen(r->job->eval.documents);
     double pass = (double)right[1] / (double)prompts;
     r->eval_means[0] = (double)right[0] / (double)(prompts * n);
-    if (r->ctx.world->rank) return SEQPAR_OK;
+    if (r->ctx.world->rank) return;
     if (n == 1) demo_progress_say(&r->progress, "after %lld rollouts: %lld of %lld held-out prompts answered rightly (%.1f %%)", (long long)rollouts, (long long)right[0], (long long)prompts, 100 * r->eval_means[0]);
     else demo_progress_say(&r->progress, "after %lld rollouts: %lld of %lld texts for held-out prompts are right (%.1f %%), %lld of %lld prompts have one", (long long)rollouts, (long long)right[0], (long long)(prompts * n), 100 * r->eval_means[0], (long long)right[1], (long long)prompts);
     if (r->metrics) fprintf(r->metrics, "{\"rollout\": %lld, \"eval_exact\": %.17g, \"eval_pass\": %.17g, \"eval_prompts\": %lld}\n", (long long)rollouts, r->eval_means[0], pass, (long long)prompts);
-    return demo_metrics_written(r);
+    demo_metrics_written(r);
 }
 
 static seqpar_status demo_ppo_evaluate(demo_rank *r, int64_t rollouts) {
@@ -42,7 +42,7 @@ static seqpar_status demo_ppo_evaluate(demo_rank *r, int64_t rollouts) {
     }
     seqpar_status status = demo_generate(r, &texts, prompts, total, &desc);
     if (!status) demo_count_right(r, prompts, texts, right);
-    if (!status) status = demo_say_right(r, rollouts, right, n);
+    if (!status) demo_say_right(r, rollouts, right, n);
     free(prompts);
     free(texts);
     return status;
@@ -59,11 +59,11 @@ static void demo_text_print(FILE *out, const int32_t *ids, int64_t tokens) {
     free(text);
 }
 
-static seqpar_status demo_rollout_log(demo_rank *r, int64_t number) {
+static void demo_rollout_log(demo_rank *r, int64_t number) {
     demo_ppo *p = demo_ppo_of(r);
     const demo_rollout *o = &p->rollout;
     double back = 0, reward = seqpar_mean(o->score, o->texts), kl = seqpar_mean(o->kl, o->texts), length = (double)o->entries / (double)o->texts;
-    if (r->ctx.world->rank) return SEQPAR_OK;
+    if (r->ctx.world->rank) return;
     for (int64_t i = 0; i < o->entries; i++) back += o->entry[i * ENTRY + REWARD];
     arrput(r->losses, reward);
     arrput(r->steps, (double)number);
@@ -76,13 +76,13 @@ static seqpar_status demo_rollout_log(demo_rank *r, int64_t number) {
         demo_text_print(stderr, o->set.documents[0].ids + o->prompt[0], o->set.documents[0].tokens - o->prompt[0]);
         fputc('\n', stderr);
     }
-    if (!r->metrics) return SEQPAR_OK;
+    if (!r->metrics) return;
     fprintf(r->metrics, "{\"rollout\": %lld, \"step\": %lld, \"reward\": %.17g, \"return\": %.17g, \"kl\": %.17g, \"kl_coef\": %.17g, \"response_length\": %.17g, \"policy_loss\": %.17g, \"clipfrac\": %.17g, \"entropy\": %.17g, \"critic_loss\": %.17g, \"grad_norm\": %.17g, ",
             (long long)number + 1, (long long)r->step, reward, back / (double)o->texts, kl, p->kl.coef, length, p->policy[LOSS_OF], p->policy[CLIPPED], p->policy[ENTROPY_OF], p->value[LOSS_OF], r->optim.norm);
     if (demo_ppo_options(r)->pretrain_data) fprintf(r->metrics, "\"ptx_loss\": %.17g, ", p->policy[PRETRAINING_LOSS]);
     if (demo_ppo_options(r)->dynamic_filtering) fprintf(r->metrics, "\"prompts_drawn\": %lld, ", (long long)p->drawn);
     fprintf(r->metrics, "\"generate_seconds\": %.3f, \"score_seconds\": %.3f, \"train_seconds\": %.3f, \"peak_bytes\": %lld}\n", p->seconds[0], p->seconds[1], p->seconds[2], (long long)r->ctx.memory.total_peak);
-    return demo_metrics_written(r);
+    demo_metrics_written(r);
 }
 
 /* A rollout and the steps on it; nothing where filtering has used up the prompts. */
@@ -96,8 +96,8 @@ static seqpar_status demo_ppo_rollout(demo_rank *r, int64_t number) {
     p->seconds[1] = demo_seconds() - began - p->seconds[0];
     if (!status) status = demo_updates(r, number);
     p->seconds[2] = demo_seconds() - began - p->seconds[0] - p->seconds[1];
-    if (!status) status = demo_rollout_log(r, number);
     if (status) return status;
+    demo_rollout_log(r, number);
     for (int64_t i = 0; i < p->rollout.entries; i++) kl += p->rollout.entry[i * ENTRY + KL] / (double)p->rollout.entries; /* weighted by length: the mean over all tokens */
     seqpar_kl_controller_update(&p->kl, kl, p->rollout.texts);
     return SEQPAR_OK;
@@ -203,9 +203,9 @@ static seqpar_status demo_ppo_train(demo_rank *r) {
         if (!status && !last && r->step && (stop || (c->save_steps > 0 && i % c->save_steps == 0))) status = demo_checkpoint(r);
         if (!status && !stop && (last || i == r->job->rounds || (c->eval_steps > 0 && i % c->eval_steps == 0))) status = demo_ppo_evaluate(r, i);
     }
+    if (!status && !stop) status = demo_finish(r, demo_ppo_write, &stop);
     r->stopped = stop;
-    if (!status && !stop && r->ctx.world->rank == 0) status = demo_ppo_write(r);
-    return status || stop ? status : seqpar_comm_barrier(r->ctx.world);
+    return status;
 }
 
 /* ---- opening and closing ---- */

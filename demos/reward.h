@@ -72,7 +72,7 @@ static seqpar_status demo_add_scores(demo_rank *r, demo_window *w) {
     free(score);
     return status;
 }
-/* ---- by servers: rank 0 asks, all hear what they say ---- */
+/* ---- by servers: rank 0 asks, all hear what they say; one that fails ends training as a signal does, with a checkpoint ---- */
 
 static demo_reward_question demo_question_of(const demo_rollout *o) {
     demo_reward_question q = {.query = (char **)demo_room(3 * o->texts, sizeof *q.query), .count = o->texts};
@@ -100,8 +100,12 @@ static seqpar_status demo_add_server_scores(demo_rank *r) {
     if (r->ctx.world->rank == 0) {
         demo_reward_question question = demo_question_of(o);
         asked = demo_ask_servers(&demo_ppo_options(r)->servers, &question, score, why, sizeof why);
-        if (asked < 0) status = seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_FORMAT, "%s", why);
         demo_question_free(&question);
+        if (asked < 0) {
+            (void)seqpar_fail(&r->trouble, SEQPAR_ERR_FILE_FORMAT, "%s", why);
+            demo_interrupted = DEMO_TROUBLE;
+            asked = 1;
+        }
     }
     if (!status) status = seqpar_comm_max_i64(r->ctx.world, &asked, 1);
     if (asked > 0) demo_ppo_of(r)->given_up = true;

@@ -33,7 +33,7 @@ typedef struct { /* an actor's rank carries these */
     demo_rollout rollout;
     int64_t drawn;             /* prompts so far */
     bool used_up;              /* filtering left too few of them for a whole rollout */
-    bool given_up;             /* a signal came while a reward server was silent: the rollout is as if it had not begun */
+    bool given_up;             /* a reward server failed, or a signal came while it was silent: the rollout is as if it had not begun */
     demo_dataset mixed;        /* the rollout's texts and behind them the pretraining documents, all borrowed */
     seqpar_kl_controller kl;
     int64_t *place;            /* what the pass at hand has seen: entry numbers and values, stb_ds arrays */

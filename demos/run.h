@@ -148,6 +148,19 @@ static int demo_outputs_apart(const demo_binding *bindings, int count, char *err
     return 0;
 }
 
+/* What is in the way of a final model is said before training, not after it. */
+static int demo_outputs_free(const demo_binding *bindings, int count, char *error, size_t size) {
+    char path[DEMO_PATH_LIMIT + 64];
+    struct stat kind;
+    for (int i = 1; i < DEMO_OUTPUTS; i++) {
+        if (!demo_output_path(path, sizeof path, bindings, count, i)) continue;
+        bool there = !stat(path, &kind);
+        if (there ? !S_ISREG(kind.st_mode) : errno == ENOTDIR)
+            return snprintf(error, size, "--%s would write %.300s, but %s; move it away or give another --%s", demo_outputs[i].option, path, there ? "that is there and no regular file" : "a part of this path is a file", demo_outputs[i].option), -1;
+    }
+    return 0;
+}
+
 /* ---- one run in a folder at a time ---- */
 
 static void demo_lock_text(char *text, size_t size, const char *tool, const char *dataset) {
@@ -174,8 +187,12 @@ static int demo_lock_take(const char *path, const demo_claim *claim, seqpar_erro
     for (;;) {
         struct stat held, named;
         char shown[1024];
-        int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-        if (file < 0) return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "cannot open %.300s: %s", path, strerror(errno)), -1;
+        int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666); /* what a link names is not ours */
+        if (file < 0) return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "cannot open %.300s: %s; move it away or give another --%s", path, errno == ELOOP ? "it is a link" : strerror(errno), claim->option), -1;
+        if (!fstat(file, &held) && !S_ISREG(held.st_mode)) {
+            close(file);
+            return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "%.300s is no regular file; move it away or give another --%s", path, claim->option), -1;
+        }
         if (flock(file, LOCK_EX | LOCK_NB)) {
             if (errno == EWOULDBLOCK) return demo_lock_refused(file, claim, error), -1;
             const char *why = strerror(errno);

@@ -142,6 +142,7 @@ typedef struct { /* one rank at work */
     double norm_last, eval_means[DEMO_COLUMNS], seconds;
     int64_t tokens;
     int64_t *order, order_epoch; /* (usable units) the shuffle of that epoch; NULL: none yet */
+    seqpar_error trouble;   /* rank 0: what failed outside of training, which ends with it once a checkpoint is written */
     void *own;              /* of the objective */
 } demo_rank;
 
@@ -191,6 +192,7 @@ struct demo_objective {
 
 /* ---- signals: the first stops after the step at hand, with a checkpoint; the second ends at once ---- */
 
+enum { DEMO_TROUBLE = 1000 }; /* is no signal: something failed at rank 0, demo_rank.trouble */
 static volatile sig_atomic_t demo_interrupted; /* by this signal, which may have come to another process */
 static volatile sig_atomic_t demo_stopped;     /* training ended before its time, by this signal */
 static volatile sig_atomic_t demo_caught;      /* the first that came here */
@@ -532,7 +534,7 @@ static int demo_job_begin(demo_job *job, const demo_binding *bindings, int count
     seqpar_error why = {0};
     job->run.root = c->ckpt_path;
     job->data = demo_job_digest(job, &job->train);
-    if (demo_inputs_kept(bindings, count, error, size) || demo_outputs_apart(bindings, count, error, size)) return -1;
+    if (demo_inputs_kept(bindings, count, error, size) || demo_outputs_apart(bindings, count, error, size) || demo_outputs_free(bindings, count, error, size)) return -1;
     if (demo_run_open(&job->run, !job->rank, c->load_checkpoint, c->save_path, tool, c->dataset, &why)) return snprintf(error, size, "%s", why.text), -1;
     if (job->run.from != DEMO_NOTHING_SAVED && demo_job_resume(job, bindings, count, tool, error, size)) return -1;
     demo_job_notes(job, bindings, count, tool);
@@ -654,38 +656,54 @@ static const char *demo_json_number(char text[32], double value) {
 }
 
 /* Whole lines only, and none of them lost: a metrics file that cannot take them ends the run. */
-static seqpar_status demo_metrics_written(demo_rank *r) {
-    if (!r->metrics || (!fflush(r->metrics) && !ferror(r->metrics))) return SEQPAR_OK;
-    return seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_WRITE, "cannot write %.300s: %s; make room or give another --metrics_path", r->job->config.metrics_path, strerror(errno));
+static void demo_metrics_written(demo_rank *r) {
+    if (!r->metrics || (!fflush(r->metrics) && !ferror(r->metrics))) return;
+    (void)seqpar_fail(&r->trouble, SEQPAR_ERR_FILE_WRITE, "cannot write %.300s: %s; make room or give another --metrics_path", r->job->config.metrics_path, strerror(errno));
+    demo_interrupted = DEMO_TROUBLE;
+    fclose(r->metrics);
+    r->metrics = NULL;
 }
 
-/* A line that a full disk cut short stays one of its own. */
-static void demo_metrics_end_line(demo_rank *r) {
-    char last = '\n';
-    FILE *file = fopen(r->job->config.metrics_path, "rb");
+/* Where the lines end that belong to steps up to this one: behind a checkpoint a killed run may have logged more, and part of a line. */
+static int64_t demo_metrics_end(FILE *file, int64_t step) {
+    char *line = NULL;
+    size_t room = 0;
+    int64_t end = 0;
+    for (ssize_t length; (length = getline(&line, &room, file)) > 0 && line[length - 1] == '\n'; end += length) {
+        const char *at = strstr(line, "\"step\": ");
+        if (at && strtoll(at + 8, NULL, 10) > step) break;
+    }
+    free(line);
+    return end;
+}
+/* Those steps are taken, and logged, once more. */
+static seqpar_status demo_metrics_cut(demo_rank *r) {
+    const char *path = r->job->config.metrics_path;
     struct stat kind;
-    bool there = file && !fstat(fileno(file), &kind) && S_ISREG(kind.st_mode) && kind.st_size > 0 && !fseek(file, -1, SEEK_END) && fread(&last, 1, 1, file) == 1;
+    if (stat(path, &kind) || !S_ISREG(kind.st_mode)) return SEQPAR_OK;
+    FILE *file = fopen(path, "rb");
+    bool cut = file && !truncate(path, (off_t)demo_metrics_end(file, r->step));
     if (file) fclose(file);
-    if (there && last != '\n') fputc('\n', r->metrics);
+    return cut ? SEQPAR_OK : seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_WRITE, "%.300s cannot be cut back to step %lld: %s; give another --metrics_path", path, (long long)r->step, strerror(errno));
 }
 
-static seqpar_status demo_log_step(demo_rank *r, const double *means, double lr, const seqpar_batch *batch, double seconds) {
+static void demo_log_step(demo_rank *r, const double *means, double lr, const seqpar_batch *batch, double seconds) {
     const seqpar_pack_counts *n = &batch->counts;
     const demo_objective *o = r->job->objective;
     char number[32];
-    if (r->ctx.world->rank) return SEQPAR_OK;
+    if (r->ctx.world->rank) return;
     arrput(r->losses, means[0]);
     arrput(r->steps, (double)r->step);
     r->norm_last = r->optim.norm;
     r->tokens += n->tokens;
     r->seconds += seconds;
     demo_progress_step(&r->progress, r->step, means[0], n->tokens);
-    if (!r->metrics) return SEQPAR_OK;
+    if (!r->metrics) return;
     fprintf(r->metrics, "{\"step\": %lld", (long long)r->step);
     for (int i = 0; i < o->columns; i++) fprintf(r->metrics, ", \"%s\": %s", o->column[i], demo_json_number(number, means[i]));
     fprintf(r->metrics, ", \"grad_norm\": %.17g, \"learning_rate\": %.17g, \"rows\": %lld, \"tokens\": %lld, \"supervised_tokens\": %lld, \"tokens_per_second\": %.1f}\n",
             r->optim.norm, lr, (long long)batch->rows, (long long)n->tokens, (long long)n->supervised, (double)n->tokens / seconds);
-    return demo_metrics_written(r);
+    demo_metrics_written(r);
 }
 
 /* Said once: ranks that stand idle, or wait for the busiest. */
@@ -718,7 +736,7 @@ static seqpar_status demo_step(demo_rank *r) {
     if (!status) {
         demo_average_step(&r->ctx, &r->model, &r->average);
         r->step++;
-        status = demo_log_step(r, means, lr, &w.batch, demo_seconds() - began);
+        demo_log_step(r, means, lr, &w.batch, demo_seconds() - began);
     }
     demo_window_close(&w);
     return status;
@@ -736,17 +754,17 @@ static seqpar_status demo_stop_wanted(demo_rank *r, int *stop) {
 
 /* ---- evaluation: the mean over the whole set, in windows; equal means stay what they are ---- */
 
-static seqpar_status demo_say_evaluation(demo_rank *r, double weight) {
+static void demo_say_evaluation(demo_rank *r, double weight) {
     const demo_objective *o = r->job->objective;
     char number[32];
-    if (r->ctx.world->rank) return SEQPAR_OK;
+    if (r->ctx.world->rank) return;
     demo_progress_say(&r->progress, "step %lld: evaluation loss %.6f%s over %.0f %s", (long long)r->step, r->eval_means[0], o->measure, weight, o->weight);
     for (int i = 1; i < o->columns; i++) demo_progress_say(&r->progress, "           %s %.6f", o->column[i], r->eval_means[i]);
-    if (!r->metrics) return SEQPAR_OK;
+    if (!r->metrics) return;
     fprintf(r->metrics, "{\"step\": %lld", (long long)r->step);
     for (int i = 0; i < o->columns; i++) fprintf(r->metrics, ", \"eval_%s\": %s", o->column[i], demo_json_number(number, r->eval_means[i]));
     fprintf(r->metrics, ", \"eval_%s\": %.0f}\n", o->weight, weight);
-    return demo_metrics_written(r);
+    demo_metrics_written(r);
 }
 
 static seqpar_status demo_evaluate(demo_rank *r, int *stop) {
@@ -766,7 +784,8 @@ static seqpar_status demo_evaluate(demo_rank *r, int *stop) {
         demo_window_close(&w);
         if (!status) status = demo_stop_wanted(r, stop);
     }
-    return status || *stop ? status : demo_say_evaluation(r, all);
+    if (!status && !*stop) demo_say_evaluation(r, all);
+    return status;
 }
 
 /* ---- the run ---- */
@@ -852,10 +871,10 @@ static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
     if (!status && r->job->objective->open) status = r->job->objective->open(r);
     r->saved = DEMO_NOTHING_SAVED;
     if (!status && r->job->run.from != DEMO_NOTHING_SAVED) status = demo_resume(r);
+    if (!status && world->rank == 0 && c->metrics_path && r->job->run.from != DEMO_NOTHING_SAVED) status = demo_metrics_cut(r);
     if (!status && world->rank == 0 && c->metrics_path) {
         r->metrics = demo_open_output(c->metrics_path, r->job->run.from != DEMO_NOTHING_SAVED);
         if (!r->metrics) status = seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_OPEN, "cannot open %s: %s; give another --metrics_path", c->metrics_path, errno == ENXIO ? "it is a pipe that nobody reads" : strerror(errno));
-        else demo_metrics_end_line(r);
     }
     return status;
 }
@@ -877,6 +896,24 @@ static seqpar_status demo_draw_loss(demo_rank *r) {
     return demo_plot_write(path, &plot, why, sizeof why) ? seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_WRITE, "%s", why) : SEQPAR_OK;
 }
 
+/* The final model, by rank 0. Where it cannot be written, a checkpoint keeps it. */
+static seqpar_status demo_finish(demo_rank *r, seqpar_status (*write)(demo_rank *r), int *stop) {
+    seqpar_error *error = r->ctx.error;
+    int64_t failed = 0;
+    r->ctx.error = &r->trouble;
+    if (r->ctx.world->rank == 0) failed = write(r) != SEQPAR_OK;
+    r->ctx.error = error;
+    seqpar_status status = seqpar_comm_max_i64(r->ctx.world, &failed, 1);
+    *stop = failed != 0;
+    return !status && failed && r->step ? demo_checkpoint(r) : status;
+}
+static seqpar_status demo_write_model(demo_rank *r) {
+    seqpar_status status = demo_make_folder(r->job->config.save_path, r->ctx.error); /* it may have gone since */
+    if (!status) status = demo_save_model(&r->ctx, &r->model, r->job->config.save_path);
+    if (!status && r->job->objective->saved) status = r->job->objective->saved(r);
+    return status || !r->job->config.plot_loss ? status : demo_draw_loss(r);
+}
+
 static seqpar_status demo_train(demo_rank *r) {
     const demo_config *c = &r->job->config;
     int stop = 0, evaluates = arrlen(r->job->eval.documents) > 0;
@@ -891,13 +928,8 @@ static seqpar_status demo_train(demo_rank *r) {
         if (!status && evaluate) status = demo_evaluate(r, &stop);
         if (!status && evaluate && stop) status = demo_checkpoint(r);
     }
-    if (!status && !stop && r->ctx.world->rank == 0) {
-        status = demo_save_model(&r->ctx, &r->model, c->save_path);
-        if (!status && r->job->objective->saved) status = r->job->objective->saved(r);
-        if (!status && c->plot_loss) status = demo_draw_loss(r);
-    }
+    if (!status && !stop) status = demo_finish(r, demo_write_model, &stop);
     r->stopped = stop;
-    if (!status && !stop) status = seqpar_comm_barrier(r->ctx.world);
     return status;
 }
 
@@ -912,7 +944,9 @@ static seqpar_status demo_say_totals(demo_rank *r) {
     char shown[1024];
     demo_progress_end(&r->progress);
     if (r->stopped) {
-        fprintf(stderr, r->step ? "interrupted after step %lld; go on with --load_checkpoint\n" : "interrupted before the first step\n", (long long)r->step);
+        const char *how = r->trouble.status ? "stopped" : "interrupted";
+        if (r->step) fprintf(stderr, "%s after step %lld; go on with --load_checkpoint\n", how, (long long)r->step);
+        else fprintf(stderr, "%s before the first step\n", how);
         return SEQPAR_OK;
     }
     if (r->job->config.json) {
@@ -949,6 +983,7 @@ static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
     if (!status && world->rank == 0 && r.saved != DEMO_NOTHING_SAVED) demo_forget_checkpoints(r.job->config.ckpt_path, r.job->run.id, r.job->config.max_ckpt_num, r.saved); /* a run that was killed while it did */
     if (!status) status = demo_metrics_close(&r);
     if (!status && world->rank == 0) status = demo_say_totals(&r);
+    if (!status && r.trouble.status) status = seqpar_fail(world->error, r.trouble.status, "%s", r.trouble.text);
     if (status && world->rank == 0) demo_progress_end(&r.progress);
     if (r.metrics) fclose(r.metrics);
     arrfree(r.losses);

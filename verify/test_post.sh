@@ -156,6 +156,7 @@ refuse dpo_reference dpo 'nowhere' $pairs --ref_pretrain $out/nowhere
 refuse kto_one kto 'train_batch_size' $labelled --train_batch_size 1
 refuse rm_margin rm 'margin' $pairs --margin_loss
 refuse rm_head rm 'value_head_prefix is empty' $pairs --value_head_prefix ''
+refuse rm_head_taken rm "named 'model.norm', which is another tensor's name" $pairs --value_head_prefix model.norm
 refuse ppo_reward ppo 'reward' $prompts
 refuse ppo_rule ppo 'label_key' --prompt_data $out/arith.jsonl --input_key question --reward_rule last_number
 refuse ppo_group ppo 'n_samples_per_prompt' $prompts --reward_rule last_number --advantage_estimator rloo

@@ -190,21 +190,38 @@ long=$(printf 'xxxxxxxxx/%.0s' {1..130})
 for option in ckpt_path save_path metrics_path pretrain; do refused runs_long_$option kept "$option: .* has 13[0-9]{2} characters, at most 1000 are possible" --$option $out/$long --max_steps 1; done
 mkdir -p $out/$(printf 'xxxxxxxxx/%.0s' {1..90}); almost=$out/$(printf 'xxxxxxxxx/%.0s' {1..97})x
 run almost --max_steps 2 --save_steps 1 --max_ckpt_num 1 --ckpt_path $almost && [ "$(names $almost)" = "global_step2 latest " ] && ok "runs_path_of_${#almost}" || fail "runs_path_of_${#almost}" "$(names $almost) $(why almost)"
-: > $out/file; refused runs_ckpt_path_first kept 'file is there but is no folder|cannot make folder' --ckpt_path $out/file --max_steps 2000000
+: > $out/file; refused runs_ckpt_path_first kept 'a part of this path is a file' --ckpt_path $out/file --max_steps 2000000
 if [ -w /dev/full ]; then
-    refused runs_metrics_full kept 'cannot write /dev/full: No space left' --metrics_path /dev/full --max_steps 2000000
+    refused runs_metrics_full full 'cannot write /dev/full: No space left' --metrics_path /dev/full --max_steps 6
+    grep -q '^stopped after step 1; go on with --load_checkpoint' $out/full.log && run full --max_steps 6 --load_checkpoint && equal full six && ok runs_metrics_full_kept || fail runs_metrics_full_kept "$(why full)"
     $build/train_sft $base --save_path $out/kept --max_steps 1 --json >/dev/full 2>$out/kept.log; code=$?
     [ $code -eq 1 ] && grep -q '^error: cannot write the closing figures: No space left' $out/kept.log && ok runs_json_full || fail runs_json_full "exit code $code: $(tail -n 1 $out/kept.log)"
     mkdir -p $out/a; cp $out/six/model.safetensors $out/a/; echo '{"loss": 0.69314718055994529, "grad_norm": 1, "tokens_per_second": 1}' > $out/a/metrics.jsonl
     $build/compare_runs $out/a $out/a $out/a $out/a >$out/compare.log 2>&1 && ! $build/compare_runs $out/a $out/a $out/a $out/a >/dev/full 2>$out/compare.log && grep -q '^error: cannot write the comparison: No space left' $out/compare.log && ok runs_compare_full || fail runs_compare_full "$(tail -n 1 $out/compare.log)"
 fi
+# a folder that goes while training is on comes back; one that cannot leaves a checkpoint
+run late --max_steps 6 --ckpt_path $out/late_ckpt --metrics_path /dev/fd/3 3> >(read -r line; rm -rf $out/late; : > $out/late; cat >/dev/null); code=$?
+[ $code -eq 1 ] && grep -q '^stopped after step 6; go on' $out/late.log && grep -q '^error: .*late is there but is no folder' $out/late.log && [ "$(names $out/late_ckpt)" = "global_step6 latest " ] && rm $out/late &&
+    run late --max_steps 6 --ckpt_path $out/late_ckpt --load_checkpoint && equal late six && ok runs_model_kept || fail runs_model_kept "exit code $code: $(tail -n 1 $out/late.log)"
+# what is in the way is said before training
+for way in model.safetensors config.json; do
+    mkdir -p $out/way/$way
+    refused "runs_in_the_way $way" way "save_path would write .*$way, but that is there and no regular file" --max_steps 2000000
+    rm -r $out/way/$way
+done
+mkdir -p $out/way; : > $out/way/ema; refused "runs_in_the_way ema" way 'would write .*ema/model.safetensors, but a part of this path is a file' --enable_ema --max_steps 2000000
+mkdir -p $out/linked; echo mine > $out/precious; ln -s ../precious $out/linked/lock
+refused runs_lock_is_a_link linked 'linked/lock: it is a link; move it away' --max_steps 1; [ "$(cat $out/precious)" = mine ] && ok runs_link_kept || fail runs_link_kept "$(cat $out/precious)"
+# metrics go on where the checkpoint was: no step twice, no part of a line
+run whole --max_steps 6 --metrics_path $out/whole.jsonl; run part --max_steps 6 --save_steps 4 --metrics_path $out/part.jsonl; printf '{"step": 7, "lo' >> $out/part.jsonl
+run part --max_steps 6 --metrics_path $out/part.jsonl --load_checkpoint && [ "$(grep -c step $out/part.jsonl)" = 6 ] && diff <(sed 's/, "tokens_per.*//' $out/part.jsonl) <(sed 's/, "tokens_per.*//' $out/whole.jsonl) >/dev/null && ok runs_metrics_once || fail runs_metrics_once "$(cut -c1-12 $out/part.jsonl | tr '\n' ' ') $(why part)"
 mkfifo $out/fifo; timeout 10 $build/make_arith $out/fifo 3 >$out/make.log 2>&1; code=$?
 [ $code -eq 1 ] && [ -p $out/fifo ] && grep -q 'is no regular file' $out/make.log && ok runs_make_arith_fifo || fail runs_make_arith_fifo "exit code $code: $(tail -n 1 $out/make.log)"
 (ulimit -f 1; timeout 10 $build/make_arith $out/much.jsonl 3000 >$out/make.log 2>&1); code=$?
 [ $code -eq 1 ] && grep -q 'File too large' $out/make.log && ! ls $out/much.jsonl* >/dev/null 2>&1 && ok runs_make_arith_limit || fail runs_make_arith_limit "exit code $code: $(tail -n 1 $out/make.log)"
 limited() { (ulimit -f $1; shift; run limit "$@"); }
-limited 4 --metrics_path $out/limit.jsonl --max_steps 2000000; code=$?
-[ $code -eq 1 ] && grep -q '^error: cannot write .*limit.jsonl: File too large' $out/limit.log && ok runs_metrics_limit || fail runs_metrics_limit "exit code $code: $(tail -n 1 $out/limit.log)"
+limited 4 --metrics_path $out/limit.jsonl --max_steps 2000000; code=$? # of what is kept then the limit has no room either
+[ $code -eq 1 ] && grep -q '^error: .*File too large' $out/limit.log && ok runs_metrics_limit || fail runs_metrics_limit "exit code $code: $(tail -n 1 $out/limit.log)"
 fresh limit; latest limit 2
 limited 8 --max_steps 6 --save_steps 1 --load_checkpoint; code=$?
 [ $code -eq 1 ] && grep -q '^error: .*File too large' $out/limit.log && [ "$(names $(ckpt limit))" = "global_step2 global_step4 global_step6 latest " ] && ok runs_checkpoint_limit || fail runs_checkpoint_limit "exit code $code, $(names $(ckpt limit)): $(tail -n 1 $out/limit.log)"

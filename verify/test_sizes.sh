@@ -21,6 +21,7 @@ common="--max_len 200 --num_hidden_layers 1 --hidden_size 32 --num_attention_hea
 # tried NAME WORDS COMMAND...: ends by itself, and where it fails with one sentence that holds one of the words and no negative size
 tried() {
     local name=$1 words=$2 code errors; shift 2
+    rm -rf $out/ckpt $out/model/checkpoints_*
     timeout -s KILL 30 "$@" >$out/log 2>&1 </dev/null; code=$?
     errors=$(grep -cE '^(error: |libgomp: )' $out/log)
     if [ $code -ge 3 ]; then fail "$name" "exit code $code: $(tail -n 1 $out/log | head -c 200)"
