@@ -89,6 +89,14 @@ for trainer in dpo rm; do
     refuse ${trainer}_row $trainer 'pack_len 210; raise --pack_len to 400' $keys --dataset $out/arith.jsonl --pack_len 210
     shape=${shape/--pack_len 420/} run $trainer.rows $trainer $keys --dataset $out/arith.jsonl && ok "bad_${trainer}_default_row" || fail "bad_${trainer}_default_row" "$(tail -n 1 $out/$trainer.rows.log)"
 done
+# an evaluation leaves out pairs that are alike: which of the two has the higher reward would be a matter of rounding
+head -n 4 $out/arith.jsonl > $out/apart.jsonl
+sed -E 's/"answer": ("[^"]*"), "wrong": "[^"]*"/"answer": \1, "wrong": \1/' $out/apart.jsonl > $out/alike.jsonl; cat $out/alike.jsonl $out/apart.jsonl > $out/mixed.jsonl
+for trainer in dpo rm; do
+    refuse ${trainer}_alike_evaluation $trainer 'alike.jsonl: all 4 pairs are twice the same document' $keys --dataset $out/arith.jsonl --eval_dataset $out/alike.jsonl
+    run $trainer.apart $trainer $keys --dataset $out/arith.jsonl --eval_dataset $out/apart.jsonl && run $trainer.mixed $trainer $keys --dataset $out/arith.jsonl --eval_dataset $out/mixed.jsonl
+    grep -q 'mixed.jsonl: 4 of 8 pairs are twice the same document' $out/$trainer.mixed.log && [ "$(sed -n '/^step 2: evaluation/,/margin/p' $out/$trainer.mixed.log)" = "$(sed -n '/^step 2: evaluation/,/margin/p' $out/$trainer.apart.log)" ] && ok bad_${trainer}_alike_left_out || fail bad_${trainer}_alike_left_out "$(tail -n 1 $out/$trainer.mixed.log)"
+done
 left_out kto_long kto '61 read, 60 kept .*; 1 too long' $out/labelled.jsonl $out/long_label.jsonl $labels
 refuse kto_all_long kto '60 too long' $labels --dataset $out/labelled.jsonl --max_len 60
 
