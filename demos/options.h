@@ -339,12 +339,26 @@ static inline int demo_options_unknown(demo_options *options, const char *name)
     return demo_refuse(options, "unknown option --%s; did you mean --%s? (--help lists all)", name, nearest->name);
 }
 
+/* An option of other trainers: of which, and what its part is called here. */
+static inline int demo_options_elsewhere(demo_options *options, const demo_known *typed)
+{
+    static const char *const here[] = {"sft", "dpo", "rm", "kto", "ppo"}; /* options.tsv knows more: those of other projects */
+    static const char *const parts[][2] = {{"dataset", "prompt_data"}, {"prompt_data", "dataset"}, {"learning_rate", "actor_learning_rate"}, {"actor_learning_rate", "learning_rate"}, {"output_key", "label_key"}};
+    char tools[64] = "", instead[DEMO_NAME_LIMIT + 16] = "";
+    for (size_t i = 0; i < sizeof here / sizeof *here; i++)
+        if (demo_list_has(typed->tools, here[i])) snprintf(tools + strlen(tools), sizeof tools - strlen(tools), "%s%s", *tools ? "," : "", here[i]);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (!strcmp(parts[i][0], demo_known_target(typed)->name) && demo_binding_find(options, parts[i][1])) snprintf(instead, sizeof instead, ", give --%s", parts[i][1]);
+    if (!*tools) return demo_refuse(options, "--%s is an option of %s, which is not here; leave it out", typed->name, typed->tools);
+    return demo_refuse(options, "--%s is an option of %s; this is %s%s", typed->name, tools, options->tool, instead);
+}
+
 static inline int demo_options_named(demo_options *options, demo_walk *walk, const char *name, const char *inlined)
 {
     const demo_known *typed = demo_known_find(name);
     if (!typed) return demo_options_unknown(options, name);
     if (!demo_list_has(typed->tools, options->tool))
-        return demo_refuse(options, "--%s is an option of %s; this is %s", typed->name, typed->tools, options->tool);
+        return demo_options_elsewhere(options, typed);
     const char *text = demo_walk_collect(options, walk, typed->kind, inlined);
     if (!text) return demo_options_missing(options, walk, typed);
     options->typed[typed - demo_known_options] = true;

@@ -360,6 +360,8 @@ static bool bad_values_are_refused(void)
         {"data.jsonl", "stray word data.jsonl; options start with -- (--help lists all)"},
         {"--packing_samples 3", "stray word 3; options start with -- (--help lists all)"},
         {"--beta 0.1", "--beta is an option of dpo,kto; this is sft"},
+        {"--prompt_data x", "--prompt_data is an option of ppo; this is sft, give --dataset"},
+        {"--kd_coef 1", "--kd_coef is an option of kd, which is not here; leave it out"},
         {"--seed 3", "--seed is known, but this program does not serve it yet"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
