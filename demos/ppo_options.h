@@ -58,7 +58,7 @@ typedef struct {
     {"critic_learning_rate", &(p).critic_learning_rate, DEMO_FLOAT, "1e-3", "of the critic", DEMO_ABOVE(0)}, \
     {"critic.optim", &(p).critic.optim, DEMO_STRING, NULL, "of the critic, like all below; without it the actor's", DEMO_ANY}, \
     {"critic.adam.betas", &(p).critic.adam_betas, DEMO_FLOATS2, "-1,-1", "-1: the actor's", DEMO_BETWEEN(0, 1)}, \
-    {"critic.adam.eps", &(p).critic.adam_eps, DEMO_FLOAT, "-1", "-1: the actor's", DEMO_AT_LEAST(0)}, \
+    {"critic.adam.eps", &(p).critic.adam_eps, DEMO_FLOAT, "-1", "-1: the actor's", DEMO_BETWEEN(1e-30, 1e30)}, \
     {"critic.adam.weight_decay", &(p).critic.l2, DEMO_FLOAT, "-1", "-1: the actor's", DEMO_AT_LEAST(0)}, \
     {"critic.max_norm", &(p).critic.max_norm, DEMO_FLOAT, "-1", "-1: the actor's", DEMO_AT_LEAST(0)}, \
     {"critic.lr_scheduler", &(p).critic.lr_scheduler, DEMO_STRING, NULL, "without it the actor's", DEMO_ANY}, \
