@@ -142,7 +142,7 @@ spoil huge model.norm.weight '\xff\xff\x7f\x7f'
 for kind in nan inf; do
     for stage in "dpo $keys --dataset $out/arith.jsonl" "rm $keys --dataset $out/arith.jsonl" "kto $labels --dataset $out/labelled.jsonl"; do
         trainer=${stage%% *} options=${stage#* }
-        refuse ${trainer}_policy_$kind $trainer "$kind/model.safetensors: tensor .model.norm.weight" $options --pretrain $out/$kind
+        refuse ${trainer}_policy_$kind $trainer "$kind/model.safetensors: tensor .model.norm.weight.: element 0 of 32 is NaN or Inf .*; take another file, or look into what wrote this one" $options --pretrain $out/$kind
         [ $trainer = rm ] || refuse ${trainer}_reference_$kind $trainer "$kind/model.safetensors: tensor .model.norm.weight" $options --ref_pretrain $out/$kind
         [ $trainer = rm ] || refuse ${trainer}_stored_$kind $trainer "$kind/model.safetensors: tensor .model.norm.weight" $options --ref_pretrain $out/$kind --precompute_ref
     done
