@@ -1062,7 +1062,7 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool, co
     demo_wait_passively(argv);
     cJSON_InitHooks(&memory);
     int wrong = demo_options_parse(&options, argc, argv, error, sizeof error);
-    if (!wrong && options.help_wanted) return demo_options_help(&options, stdout), 0;
+    if (!wrong && options.help_wanted) return demo_options_help(&options, stdout), demo_print_failed("the options");
     if (!wrong) {
         snprintf(ckpt_path, sizeof ckpt_path, "%s/checkpoints_%s", job->config.save_path, tool);
         if (!job->config.ckpt_path) job->config.ckpt_path = ckpt_path;
