@@ -215,9 +215,10 @@ static inline bool demo_read_floats2(const char *text, double *pair)
 /* What a value of this kind must be, for messages: "a whole number of at least 1", "one of drop, cut". */
 static inline const char *demo_wanted(char *text, size_t size, const char *kind, demo_range range)
 {
-    static const char *const words[] = {"true or false", "a whole number", "a number", "text", "two numbers"};
-    bool choice = !strncmp(kind, "choice:", 7);
-    size_t used = (size_t)snprintf(text, size, "%s", choice ? "one of" : words[demo_type_of(kind)]);
+    static const char *const words[] = {"true or false", "a whole number", "a number", "text", "two numbers"}, *const finite[] = {"", "", "a finite number", "", "two finite numbers"};
+    demo_type type = demo_type_of(kind);
+    bool choice = !strncmp(kind, "choice:", 7), endless = range.low == range.high || range.high >= HUGE_VAL || range.low <= -HUGE_VAL;
+    size_t used = (size_t)snprintf(text, size, "%s", choice ? "one of" : (endless && *finite[type]) ? finite[type] : words[type]);
     for (const char *at = kind + 6; choice && *at && used < size; at += strcspn(at, ",")) {
         const char *word = at + 1; /* behind the colon or a comma */
         const char *before = *at == ':' ? " " : ", ";
@@ -225,7 +226,9 @@ static inline const char *demo_wanted(char *text, size_t size, const char *kind,
         at = word;
     }
     if (choice || range.low == range.high) return text;
-    if (range.high < HUGE_VAL) snprintf(text + used, size - used, range.open ? " above %.15g, up to %.15g" : " from %.15g to %.15g", range.low, range.high);
+    if (range.low <= -HUGE_VAL) snprintf(text + used, size - used, " up to %.15g", range.high);
+    else if (type == DEMO_INT && range.high >= HUGE_VAL) snprintf(text + used, size - used, " from %.15g to %lld", range.low, (long long)INT64_MAX);
+    else if (range.high < HUGE_VAL) snprintf(text + used, size - used, range.open ? " above %.15g, up to %.15g" : " from %.15g to %.15g", range.low, range.high);
     else snprintf(text + used, size - used, range.open ? " above %.15g" : " of at least %.15g", range.low);
     return text;
 }

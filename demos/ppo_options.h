@@ -46,12 +46,12 @@ typedef struct {
     {"n_samples_per_prompt", &(p).n_samples_per_prompt, DEMO_INT, "1", "texts for every prompt", DEMO_COUNT(1)}, \
     {"dynamic_filtering", &(p).dynamic_filtering, DEMO_FLAG, NULL, "groups whose mean reward is outside the range below are replaced by those of further prompts (DAPO)", DEMO_ANY}, \
     {"dynamic_filtering_reward_range", &(p).dynamic_filtering_reward_range, DEMO_FLOATS2, "0,1", "its two ends are outside", DEMO_ANY}, \
-    {"eval_temperature", &(p).eval_temperature, DEMO_FLOAT, "0", "of sampling in evaluations; 0: the most probable token", DEMO_AT_LEAST(0)}, \
+    {"eval_temperature", &(p).eval_temperature, DEMO_FLOAT, "0", "of sampling in evaluations; 0: the most probable token", DEMO_BETWEEN(0, 1e30)}, \
     {"eval_n_samples_per_prompt", &(p).eval_n_samples_per_prompt, DEMO_INT, "1", "texts for every prompt of an evaluation", DEMO_COUNT(1)}, \
     {"num_episodes", &(p).num_episodes, DEMO_INT, "1", "passes over the prompts", DEMO_COUNT(1)}, \
     {"prompt_max_len", &(p).prompt_max_len, DEMO_INT, "1024", "longest prompt, in tokens", DEMO_COUNT(1)}, \
     {"generate_max_len", &(p).generate_max_len, DEMO_INT, "64", "longest text, in tokens", DEMO_COUNT(1)}, \
-    {"temperature", &(p).temperature, DEMO_FLOAT, "1", "of sampling", DEMO_ABOVE(0)}, \
+    {"temperature", &(p).temperature, DEMO_FLOAT, "1", "of sampling", {0, 1e30, true}}, \
     {"top_p", &(p).top_p, DEMO_FLOAT, "1", "share of probability that is sampled from", DEMO_BETWEEN(0, 1)}, \
     {"top_k", &(p).top_k, DEMO_INT, "0", "so many most probable tokens are sampled from; 0: all", DEMO_COUNT(0)}, \
     {"actor_learning_rate", &(p).actor_learning_rate, DEMO_FLOAT, "2e-4", "of the actor", DEMO_ABOVE(0)}, \
