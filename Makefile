@@ -63,7 +63,7 @@ build/options.inc: demos/options.tsv demos/options.awk
 	@mkdir -p build
 	awk -f demos/options.awk demos/options.tsv > $@
 
-build/verify_sp: verify/verify.c verify/run_objective.h verify/kept.h $(HEADERS)
+build/verify_sp: verify/verify.c demos/files.h verify/run_objective.h verify/kept.h $(HEADERS)
 	@mkdir -p build
 	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
 

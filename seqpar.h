@@ -7506,7 +7506,7 @@ static seqpar_status seqpar__check_head(seqpar_error *error, const seqpar_head_d
         return seqpar_fail(error, SEQPAR_ERR_SIZE, "the head has hidden %lld and vocab %lld; both must be positive", (long long)desc->hidden, (long long)desc->vocab);
     if (desc->hidden > SEQPAR_MAX_WIDTH || desc->vocab > SEQPAR_MAX_VOCAB)
         return seqpar_fail(error, SEQPAR_ERR_SIZE, "the head has hidden %lld and vocab %lld; at most %lld and %lld are possible", (long long)desc->hidden, (long long)desc->vocab, (long long)SEQPAR_MAX_WIDTH, (long long)SEQPAR_MAX_VOCAB);
-    if (!(desc->temperature >= 0) || desc->temperature > 1e30) return seqpar_fail(error, SEQPAR_ERR_OPTION, "the temperature of the head is %g; give a positive number, 0 for 1", desc->temperature);
+    if (!(desc->temperature >= 0) || desc->temperature > 1e30) return seqpar_fail(error, SEQPAR_ERR_OPTION, "the temperature of the head is %g; give a number above 0, up to 1e30, or 0 for 1", desc->temperature);
     return SEQPAR_OK;
 }
 

@@ -217,7 +217,7 @@ static seqpar_status seqpar__check_llama(seqpar_error *error, const seqpar_llama
     if (seqpar__times(c->heads, c->head_dim) > SEQPAR_MAX_WIDTH)
         return seqpar_fail(error, SEQPAR_ERR_SIZE, "%lld heads of head_dim %lld are wider than %lld, the most a token may have; check the configuration", (long long)c->heads, (long long)c->head_dim, (long long)SEQPAR_MAX_WIDTH);
     if (!(c->rope_theta >= 0 && c->rope_theta <= 1e300) || !(c->rms_eps >= 0 && c->rms_eps <= 1e300))
-        return seqpar_fail(error, SEQPAR_ERR_OPTION, "rope_theta is %g and rms_norm_eps %g; give positive numbers, or 0 for 10000 and 1e-5", c->rope_theta, c->rms_eps);
+        return seqpar_fail(error, SEQPAR_ERR_OPTION, "rope_theta is %g and rms_norm_eps %g; give numbers above 0, up to 1e300, or 0 for 10000 and 1e-5", c->rope_theta, c->rms_eps);
     return SEQPAR_OK;
 }
 
@@ -863,7 +863,7 @@ static seqpar_status seqpar__check_sample(seqpar_error *error, const seqpar_llam
     if (d->batch < 0 || d->max_tokens < 0 || d->stop_count < 0 || (d->stop_count > 0 && !d->stops))
         return seqpar_fail(error, SEQPAR_ERR_OPTION, "batch %lld, max_tokens %lld, %lld stop ids%s; none may be negative", (long long)d->batch, (long long)d->max_tokens,
                            (long long)d->stop_count, d->stop_count > 0 && !d->stops ? " at NULL" : "");
-    if (!(d->temperature >= 0) || d->temperature > 1e300) return seqpar_fail(error, SEQPAR_ERR_OPTION, "temperature is %g; give a finite number >= 0, 0 for the most probable token", d->temperature);
+    if (!(d->temperature >= 0) || d->temperature > 1e300) return seqpar_fail(error, SEQPAR_ERR_OPTION, "temperature is %g; give a number from 0 to 1e300, 0 for the most probable token", d->temperature);
     if (!(d->top_p > 0 && d->top_p <= 1)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "top_p is %g; give a number in (0, 1], 1 for all tokens", d->top_p);
     if (d->top_k < 0) return seqpar_fail(error, SEQPAR_ERR_OPTION, "top_k is %lld; give a positive number, 0 for all tokens", (long long)d->top_k);
     for (i = 0; i < d->stop_count; i++)

@@ -1192,8 +1192,8 @@ static seqpar_status seqpar__st_refuse_not_finite(const seqpar_safetensors_file 
 
         if ((top & mask) == mask)
             return seqpar__st_fail(error, SEQPAR_ERR_NOT_FINITE, file->path, tensor->name,
-                                   "element %lld of %lld is NaN or Inf (%s, its high bytes are 0x%04x); look "
-                                   "into what wrote it, or read with finite = 0", (long long)(first + i),
+                                   "element %lld of %lld is NaN or Inf (%s, its high bytes are 0x%04x); take "
+                                   "another file, or look into what wrote this one", (long long)(first + i),
                                    (long long)tensor->count, seqpar_safetensors_dtype_name(tensor->dtype),
                                    top);
     }

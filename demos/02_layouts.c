@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #define SEQPAR_IMPLEMENTATION
 #include "seqpar.h"
+#include "files.h"
 
 typedef struct { seqpar_row row; int64_t cu[2]; int64_t ranks; int layout; int64_t *work; } drawing;
 
@@ -69,9 +70,11 @@ static void draw_work(const drawing *d) {
 
 int main(int argc, char **argv) {
     static const char *const names[] = {"S, the tokens", "P, the ranks", "L, the chunks"};
-    static const int64_t most[] = {1000000, 64, 1000000};
+    static const int64_t most[] = {1000000, 64, 2048}, most_work = 1 << 27; /* of S x P x L: about a second */
     int64_t sizes[3] = {16, 4, 16};
     char shown[256];
+    if (argc > 1 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")))
+        return printf("usage: 02_layouts [S] [P] [L]   (tokens, ranks, chunks; default 16 4 16)\n"), demo_print_failed("the usage");
     if (argc > 4) return fprintf(stderr, "error: '%s' is one too many; give S, P and L, or fewer\n", seqpar_escape(shown, sizeof shown, argv[4])), 2;
     for (int i = 1; i < argc; i++) {
         char *end;
@@ -79,6 +82,8 @@ int main(int argc, char **argv) {
         if (*end || sizes[i - 1] < 1 || sizes[i - 1] > most[i - 1])
             return fprintf(stderr, "error: %s, is '%s'; give a whole number from 1 to %lld\n", names[i - 1], seqpar_escape(shown, sizeof shown, argv[i]), (long long)most[i - 1]), 2;
     }
+    if (sizes[0] * sizes[1] * sizes[2] > most_work)
+        return fprintf(stderr, "error: S x P x L, %lld x %lld x %lld, is more than %lld, which takes too long to draw; lower one of them\n", (long long)sizes[0], (long long)sizes[1], (long long)sizes[2], (long long)most_work), 2;
     drawing d = {.ranks = sizes[1]};
     d.row = (seqpar_row){.tokens = sizes[0], .padded = sizes[0], .chunks = sizes[2], .docs = 1, .cu_seqlens = d.cu};
     d.cu[1] = sizes[0];
@@ -92,5 +97,5 @@ int main(int argc, char **argv) {
         draw_work(&d);
     }
     free(d.work);
-    return 0;
+    return demo_print_failed("the drawing");
 }

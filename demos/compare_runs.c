@@ -31,11 +31,12 @@ static int wrong(const char *path, const char *what) {
 
 static int read_run(run *r, const char *folder) {
     char path[LONGEST + 64];
+    char why_not[256];
     const char *why;
     size_t size;
     snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
     char *text = demo_read_whole(path, SIZE_MAX, &size, &why), *rest = text;
-    if (!text) return wrong(path, why);
+    if (!text) return snprintf(why_not, sizeof why_not, "%s; each DIR holds metrics.jsonl, a trainer's --metrics_path, and the first two its model.safetensors", why), wrong(path, why_not);
     for (char *line; !why && (line = strsep(&rest, "\n"));) {
         cJSON *json = cJSON_Parse(line);
         if (*line && !cJSON_IsObject(json)) why = "a line is no JSON object; give the --metrics_path of a trainer";
@@ -77,6 +78,14 @@ static bool equal_models(const char *a, const char *b, int64_t *tensors, int64_t
     return equal;
 }
 
+/* Makes the folder; 0 where files can be written into it. */
+static int make_folder(const char *folder) {
+    struct stat about;
+    if (mkdir(folder, 0777) && errno != EEXIST) return wrong(folder, strerror(errno));
+    if (stat(folder, &about) || !S_ISDIR(about.st_mode)) return wrong(folder, "is there but is no folder; give another OUT_DIR");
+    return access(folder, W_OK | X_OK) ? wrong(folder, strerror(errno)) : 0;
+}
+
 static double mean(const double *x) {
     double sum = 0;
     for (int64_t i = 0; i < arrlen(x); i++) sum += x[i];
@@ -89,11 +98,12 @@ int main(int argc, char **argv) {
     seqpar_error error = {0};
     char path[LONGEST + 64], text[1024], shown[1024], why[512] = "";
     int64_t tensors = 0, values = 0;
-    if (argc != 5) return fprintf(stderr, "usage: compare_runs DIR_A DIR_B DPO_DIR OUT_DIR\n"), 2;
+    bool help = argc > 1 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"));
+    if (help || argc != 5) return fprintf(help ? stdout : stderr, "usage: compare_runs DIR_A DIR_B DPO_DIR OUT_DIR\n"), help ? demo_print_failed("the usage") : 2;
     for (int i = 1; i < 5; i++)
         if (strlen(argv[i]) > LONGEST) return fprintf(stderr, "error: a folder's path has %lld characters, at most %d are possible; give a shorter one\n", (long long)strlen(argv[i]), LONGEST), 2;
     signal(SIGXFSZ, SIG_IGN); /* a file at its limit is an error with a sentence */
-    if (read_run(&r[0], argv[1]) || read_run(&r[1], argv[2]) || read_run(&r[2], argv[3])) return 2;
+    if (read_run(&r[0], argv[1]) || read_run(&r[1], argv[2]) || read_run(&r[2], argv[3]) || make_folder(argv[4])) return 2;
     bool losses = equal_series(r[0].loss, r[1].loss) && equal_series(r[0].norm, r[1].norm);
     bool first = !memcmp(&r[2].loss[0], &ln2, sizeof ln2), params = equal_models(argv[1], argv[2], &tensors, &values, &error);
     if (error.text[0]) fprintf(stderr, "error: %s\n", error.text);
@@ -103,7 +113,7 @@ int main(int argc, char **argv) {
     demo_plot plot = {.title = "Training loss, 1 rank and 4 ranks", .x_label = "optimizer step", .y_label = "loss, nats a token", .series = series, .series_count = 2};
     snprintf(path, sizeof path, "%s/loss.svg", argv[4]);
     if (demo_plot_write(path, &plot, why, sizeof why)) fprintf(stderr, "error: %s\n", seqpar_escape(shown, sizeof shown, why));
-    printf("curves: %s\n", seqpar_escape(shown, sizeof shown, path));
+    else printf("curves: %s\n", seqpar_escape(shown, sizeof shown, path));
     int size = snprintf(text, sizeof text, "{\n  \"steps\": %lld,\n  \"sp\": 4,\n  \"loss_first\": %.17g,\n  \"loss_last\": %.17g,\n  \"loss_bits_equal\": %s,\n  \"param_bits_equal\": %s,\n  \"dpo_first_loss\": %.17g,\n  \"dpo_first_loss_is_ln2_bitwise\": %s,\n  \"tokens_per_second\": %.1f\n}\n",
         (long long)arrlen(r[1].loss), r[1].loss[0], arrlast(r[1].loss), losses ? "true" : "false", params ? "true" : "false", r[2].loss[0], first ? "true" : "false", mean(r[1].speed));
     snprintf(path, sizeof path, "%s/summary.json", argv[4]);
@@ -111,7 +121,6 @@ int main(int argc, char **argv) {
     if (!written) fprintf(stderr, "error: %s\n", error.text);
     printf("identical bits: %s (%lld tensors, %lld values)\n", losses && params ? "yes" : "NO", (long long)tensors, (long long)values);
     printf("first DPO loss %.18f = -log(sigmoid(0)) : %s\n", r[2].loss[0], first ? "bits" : "NO");
-    bool said = !fflush(stdout) && !ferror(stdout);
-    if (!said) fprintf(stderr, "error: cannot write the comparison: %s\n", strerror(errno));
+    bool said = !demo_print_failed("the comparison");
     return losses && params && first && written && said && !why[0] ? 0 : 1;
 }

@@ -45,6 +45,8 @@ typedef struct {
     bool cut_long;              /* --truncation cut: keep the first max_len tokens; else drop the document */
     int64_t max_samples;        /* read this many records in all; 0: all */
     int64_t vocab_size;         /* ids must be below; 0: DEMO_VOCAB */
+    bool number;                /* texts are to end in the response's last number: it must hold one */
+    const char *output_option, *length_option; /* what chose output_key and max_len, for messages; NULL: the options of these names */
 } demo_data_options;
 
 /* read = kept + dropped_long + zero_length; cut and fully_masked documents are among the kept. */
@@ -185,13 +187,15 @@ static inline const char *demo_json_text(const demo_reader *reader, const cJSON 
     return NULL;
 }
 
+static inline const char *demo_output_option(const demo_data_options *options) { return options->output_option ? options->output_option : "output_key"; }
+
 static inline int demo_record_text(demo_record *record, const demo_reader *reader, const cJSON *json)
 {
     const demo_data_options *options = reader->options;
     demo_document *document = &record->document;
     bool paired = options->output_key && !options->pretrain_mode;
     const char *input = demo_json_text(reader, json, options->input_key ? options->input_key : "input", "input_key");
-    const char *output = input && paired ? demo_json_text(reader, json, options->output_key, "output_key") : "";
+    const char *output = input && paired ? demo_json_text(reader, json, options->output_key, demo_output_option(options)) : "";
     if (!input || !output || demo_text_allowed(reader)) return -1;
     demo_push_prompt(document, paired ? options->input_template : NULL, input, !paired || options->train_on_inputs);
     if (document->tokens == 1 || (paired && !*output)) return demo_document_free(document), document->tokens = 0, 0;
@@ -397,11 +401,22 @@ static inline void demo_dataset_take(demo_dataset *set, demo_record *record, con
     arrput(set->documents, *document);
 }
 
+/* Nothing written could be equal to what is not there: the reward would be 0 whatever is learnt. */
+static inline int demo_number_there(const demo_reader *reader, const demo_document *document)
+{
+    for (int64_t t = 0; t < document->tokens; t++)
+        if (document->loss_mask[t] && document->ids[t] < 256 && isdigit(document->ids[t])) return 0;
+    if (!document->tokens) return 0; /* is left out */
+    return demo_wrong(reader, "the right answer holds no number, but texts are compared with its last one; set --%s to a key whose text holds one, or remove the line",
+                      demo_output_option(reader->options));
+}
+
 static inline int demo_dataset_take_json(const demo_reader *reader, const cJSON *json)
 {
     demo_record record = {0};
     int failed = cJSON_GetObjectItemCaseSensitive(json, "input_ids") ? demo_record_ids(&record, reader, json, "")
                                                                       : demo_record_text(&record, reader, json);
+    if (!failed && reader->options->number) failed = demo_number_there(reader, &record.document);
     if (failed) demo_document_free(&record.document);
     else demo_dataset_take((demo_dataset *)reader->set, &record, reader->options);
     return failed;
@@ -563,8 +578,8 @@ static inline int demo_data_load(demo_dataset *set, const char *paths, const dem
     int failed = demo_read_dataset(&reader, paths);
     demo_data_summary(set, summary, sizeof summary);
     if (!failed && !set->supervised_tokens) {
-        snprintf(error, error_size, "%s: no supervised token in the whole set (%s); check --output_key and --max_len",
-                 paths, summary);
+        snprintf(error, error_size, "%s: no supervised token in the whole set (%s); check --%s and --%s",
+                 paths, summary, demo_output_option(options), options->length_option ? options->length_option : "max_len");
         failed = -1;
     }
     if (failed) demo_data_free(set);

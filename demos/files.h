@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -61,6 +62,13 @@ static inline FILE *demo_open_output(const char *path, int append)
     if (file) fcntl(descriptor, F_SETFL, fcntl(descriptor, F_GETFL) & ~O_NONBLOCK); /* from here on a reader may take its time */
     else if (descriptor >= 0) close(descriptor);
     return file;
+}
+
+/* 0, or 1 with one sentence where what was printed has not arrived. */
+__attribute__((unused)) static int demo_print_failed(const char *what)
+{
+    if (!fflush(stdout) && !ferror(stdout)) return 0;
+    return fprintf(stderr, "error: cannot write %s: %s\n", what, strerror(errno)), 1;
 }
 
 /* Writes through a neighbouring temporary file, so that a half-written file never stands under the name. */

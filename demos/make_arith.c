@@ -20,9 +20,10 @@ int main(int argc, char **argv)
     uint64_t numbers[4] = {1000, 1, 0, 0}; /* count, seed, first, wrong of 100 */
     char error[4400];
     signal(SIGXFSZ, SIG_IGN); /* a file at its limit is an error with a sentence */
+    bool help = argc > 1 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"));
     if (argc < 2 || argc > 6 || argv[1][0] == '-') {
-        fprintf(stderr, "usage: %s FILE.jsonl [COUNT [SEED [FIRST [WRONG]]]]   (default 1000 1 0 0; WRONG: of 100 answers)\n", argv[0]);
-        return 2;
+        fprintf(help ? stdout : stderr, "usage: %s FILE.jsonl [COUNT [SEED [FIRST [WRONG]]]]   (default 1000 1 0 0; WRONG: of 100 answers)\n", argv[0]);
+        return help ? demo_print_failed("the usage") : 2;
     }
     for (int i = 2; i < argc; i++)
         if (!read_count(argv[i], &numbers[i - 2])) {

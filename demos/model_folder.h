@@ -85,7 +85,7 @@ static double demo_config_real(const demo_config_reader *r, const char *key, dou
     char shown[64];
     if (!item) return otherwise;
     if (!cJSON_IsNumber(item) || !(item->valuedouble > 0) || !(item->valuedouble <= 1e300))
-        seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT, "%s: \"%s%s\" is %s, but it must be a positive number", r->path, r->of, key, demo_config_shown(shown, item));
+        seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT, "%s: \"%s%s\" is %s, but it must be a number above 0, up to 1e300", r->path, r->of, key, demo_config_shown(shown, item));
     return item->valuedouble;
 }
 static int demo_config_truth(const demo_config_reader *r, const char *key) {

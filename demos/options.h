@@ -215,9 +215,10 @@ static inline bool demo_read_floats2(const char *text, double *pair)
 /* What a value of this kind must be, for messages: "a whole number of at least 1", "one of drop, cut". */
 static inline const char *demo_wanted(char *text, size_t size, const char *kind, demo_range range)
 {
-    static const char *const words[] = {"true or false", "a whole number", "a number", "text", "two numbers"};
-    bool choice = !strncmp(kind, "choice:", 7);
-    size_t used = (size_t)snprintf(text, size, "%s", choice ? "one of" : words[demo_type_of(kind)]);
+    static const char *const words[] = {"true or false", "a whole number", "a number", "text", "two numbers"}, *const finite[] = {"", "", "a finite number", "", "two finite numbers"};
+    demo_type type = demo_type_of(kind);
+    bool choice = !strncmp(kind, "choice:", 7), endless = range.low == range.high || range.high >= HUGE_VAL || range.low <= -HUGE_VAL;
+    size_t used = (size_t)snprintf(text, size, "%s", choice ? "one of" : (endless && *finite[type]) ? finite[type] : words[type]);
     for (const char *at = kind + 6; choice && *at && used < size; at += strcspn(at, ",")) {
         const char *word = at + 1; /* behind the colon or a comma */
         const char *before = *at == ':' ? " " : ", ";
@@ -225,7 +226,9 @@ static inline const char *demo_wanted(char *text, size_t size, const char *kind,
         at = word;
     }
     if (choice || range.low == range.high) return text;
-    if (range.high < HUGE_VAL) snprintf(text + used, size - used, range.open ? " above %.15g, up to %.15g" : " from %.15g to %.15g", range.low, range.high);
+    if (range.low <= -HUGE_VAL) snprintf(text + used, size - used, " up to %.15g", range.high);
+    else if (type == DEMO_INT && range.high >= HUGE_VAL) snprintf(text + used, size - used, " from %.15g to %lld", range.low, (long long)INT64_MAX);
+    else if (range.high < HUGE_VAL) snprintf(text + used, size - used, range.open ? " above %.15g, up to %.15g" : " from %.15g to %.15g", range.low, range.high);
     else snprintf(text + used, size - used, range.open ? " above %.15g" : " of at least %.15g", range.low);
     return text;
 }
@@ -339,12 +342,26 @@ static inline int demo_options_unknown(demo_options *options, const char *name)
     return demo_refuse(options, "unknown option --%s; did you mean --%s? (--help lists all)", name, nearest->name);
 }
 
+/* An option of other trainers: of which, and what its part is called here. */
+static inline int demo_options_elsewhere(demo_options *options, const demo_known *typed)
+{
+    static const char *const here[] = {"sft", "dpo", "rm", "kto", "ppo"}; /* options.tsv knows more: those of other projects */
+    static const char *const parts[][2] = {{"dataset", "prompt_data"}, {"prompt_data", "dataset"}, {"learning_rate", "actor_learning_rate"}, {"actor_learning_rate", "learning_rate"}, {"output_key", "label_key"}};
+    char tools[64] = "", instead[DEMO_NAME_LIMIT + 16] = "";
+    for (size_t i = 0; i < sizeof here / sizeof *here; i++)
+        if (demo_list_has(typed->tools, here[i])) snprintf(tools + strlen(tools), sizeof tools - strlen(tools), "%s%s", *tools ? "," : "", here[i]);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (!strcmp(parts[i][0], demo_known_target(typed)->name) && demo_binding_find(options, parts[i][1])) snprintf(instead, sizeof instead, ", give --%s", parts[i][1]);
+    if (!*tools) return demo_refuse(options, "--%s is an option of %s, which is not here; leave it out", typed->name, typed->tools);
+    return demo_refuse(options, "--%s is an option of %s; this is %s%s", typed->name, tools, options->tool, instead);
+}
+
 static inline int demo_options_named(demo_options *options, demo_walk *walk, const char *name, const char *inlined)
 {
     const demo_known *typed = demo_known_find(name);
     if (!typed) return demo_options_unknown(options, name);
     if (!demo_list_has(typed->tools, options->tool))
-        return demo_refuse(options, "--%s is an option of %s; this is %s", typed->name, typed->tools, options->tool);
+        return demo_options_elsewhere(options, typed);
     const char *text = demo_walk_collect(options, walk, typed->kind, inlined);
     if (!text) return demo_options_missing(options, walk, typed);
     options->typed[typed - demo_known_options] = true;

@@ -40,7 +40,7 @@ typedef struct {
 /* read = kept + dropped_long; the others are among the kept. */
 typedef struct {
     int64_t read, dropped_long, cut;
-    int64_t identical;      /* chosen is rejected: nothing to prefer, gradient 0 in most objectives */
+    int64_t identical;      /* chosen is rejected: nothing to prefer, gradient 0 in most objectives; evaluations leave them out */
     int64_t two_prompts;    /* whole ids whose halves do not begin alike */
     int64_t without_margin; /* though margins are asked for: 0 */
 } demo_pair_counts;

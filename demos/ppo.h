@@ -293,14 +293,16 @@ static void demo_ppo_close(demo_rank *r) {
 /* Text that the actor goes on learning, every token of it. */
 static int demo_pretraining_load(const demo_job *job, char *error, size_t size) {
     demo_ppo_config *p = (demo_ppo_config *)job->options;
-    demo_data_options options = {.input_key = p->input_key, .pretrain_mode = true, .max_len = job->config.max_len, .cut_long = !strcmp(job->config.truncation, "cut"), .max_samples = job->config.max_samples, .vocab_size = job->model.vocab};
+    demo_data_options options = {.input_key = p->input_key, .pretrain_mode = true, .max_len = job->config.max_len, .cut_long = !strcmp(job->config.truncation, "cut"), .max_samples = job->config.max_samples, .vocab_size = job->model.vocab,
+        .output_option = "input_key", .length_option = "generate_max_len"};
     return demo_data_load(&p->pretraining, p->pretrain_data, &options, error, size);
 }
 
 /* Prompts; a label makes the document go on as the right answer. */
 static int demo_ppo_load(const demo_job *job, demo_dataset *set, const char *paths, int64_t max_samples, char *error, size_t size) {
     const demo_ppo_config *p = (const demo_ppo_config *)job->options;
-    demo_data_options options = {.input_key = p->input_key, .output_key = p->label_key, .input_template = job->config.input_template, .max_len = p->prompt_max_len, .max_samples = max_samples, .vocab_size = job->model.vocab};
+    demo_data_options options = {.input_key = p->input_key, .output_key = p->label_key, .input_template = job->config.input_template, .max_len = p->prompt_max_len, .max_samples = max_samples, .vocab_size = job->model.vocab,
+        .number = p->label_key && (p->reward_rule || set == &job->eval), .output_option = p->label_key ? "label_key" : "input_key", .length_option = "prompt_max_len"};
     if (demo_data_load(set, paths, &options, error, size)) return -1;
     demo_data_summary(set, set->summary, sizeof set->summary);
     if (set == &job->eval) return 0;

@@ -46,19 +46,19 @@ typedef struct {
     {"n_samples_per_prompt", &(p).n_samples_per_prompt, DEMO_INT, "1", "texts for every prompt", DEMO_COUNT(1)}, \
     {"dynamic_filtering", &(p).dynamic_filtering, DEMO_FLAG, NULL, "groups whose mean reward is outside the range below are replaced by those of further prompts (DAPO)", DEMO_ANY}, \
     {"dynamic_filtering_reward_range", &(p).dynamic_filtering_reward_range, DEMO_FLOATS2, "0,1", "its two ends are outside", DEMO_ANY}, \
-    {"eval_temperature", &(p).eval_temperature, DEMO_FLOAT, "0", "of sampling in evaluations; 0: the most probable token", DEMO_AT_LEAST(0)}, \
+    {"eval_temperature", &(p).eval_temperature, DEMO_FLOAT, "0", "of sampling in evaluations; 0: the most probable token", DEMO_BETWEEN(0, 1e30)}, \
     {"eval_n_samples_per_prompt", &(p).eval_n_samples_per_prompt, DEMO_INT, "1", "texts for every prompt of an evaluation", DEMO_COUNT(1)}, \
     {"num_episodes", &(p).num_episodes, DEMO_INT, "1", "passes over the prompts", DEMO_COUNT(1)}, \
     {"prompt_max_len", &(p).prompt_max_len, DEMO_INT, "1024", "longest prompt, in tokens", DEMO_COUNT(1)}, \
     {"generate_max_len", &(p).generate_max_len, DEMO_INT, "64", "longest text, in tokens", DEMO_COUNT(1)}, \
-    {"temperature", &(p).temperature, DEMO_FLOAT, "1", "of sampling", DEMO_ABOVE(0)}, \
+    {"temperature", &(p).temperature, DEMO_FLOAT, "1", "of sampling", {0, 1e30, true}}, \
     {"top_p", &(p).top_p, DEMO_FLOAT, "1", "share of probability that is sampled from", DEMO_BETWEEN(0, 1)}, \
     {"top_k", &(p).top_k, DEMO_INT, "0", "so many most probable tokens are sampled from; 0: all", DEMO_COUNT(0)}, \
     {"actor_learning_rate", &(p).actor_learning_rate, DEMO_FLOAT, "2e-4", "of the actor", DEMO_ABOVE(0)}, \
     {"critic_learning_rate", &(p).critic_learning_rate, DEMO_FLOAT, "1e-3", "of the critic", DEMO_ABOVE(0)}, \
     {"critic.optim", &(p).critic.optim, DEMO_STRING, NULL, "of the critic, like all below; without it the actor's", DEMO_ANY}, \
     {"critic.adam.betas", &(p).critic.adam_betas, DEMO_FLOATS2, "-1,-1", "-1: the actor's", DEMO_BETWEEN(0, 1)}, \
-    {"critic.adam.eps", &(p).critic.adam_eps, DEMO_FLOAT, "-1", "-1: the actor's", DEMO_AT_LEAST(0)}, \
+    {"critic.adam.eps", &(p).critic.adam_eps, DEMO_FLOAT, "-1", "-1: the actor's", DEMO_BETWEEN(1e-30, 1e30)}, \
     {"critic.adam.weight_decay", &(p).critic.l2, DEMO_FLOAT, "-1", "-1: the actor's", DEMO_AT_LEAST(0)}, \
     {"critic.max_norm", &(p).critic.max_norm, DEMO_FLOAT, "-1", "-1: the actor's", DEMO_AT_LEAST(0)}, \
     {"critic.lr_scheduler", &(p).critic.lr_scheduler, DEMO_STRING, NULL, "without it the actor's", DEMO_ANY}, \

@@ -44,13 +44,22 @@ static int demo_pairs_as_documents(const demo_job *job, demo_dataset *set, const
         .prompt_key = p->prompt_key, .chosen_key = p->chosen_key, .rejected_key = p->rejected_key, .margin_key = p->margin_key, .margins = p->margin_loss};
     demo_pair_set pairs = {0};
     double **margins = &p->margins[set == &job->eval];
+    char shown[1024];
     if (demo_pairs_load(&pairs, paths, &options, error, size)) return -1;
-    if (set == &job->train && pairs.counts.identical == arrlen(pairs.pairs)) {
+    bool evaluates = set == &job->eval;
+    if (pairs.counts.identical == arrlen(pairs.pairs)) {
         snprintf(error, size, "%s: all %lld pairs are twice the same document (%lld cut), which prefers nothing; raise --max_len or look at the keys", paths, (long long)pairs.counts.identical, (long long)pairs.counts.cut);
         demo_pairs_free(&pairs);
         return -1;
     }
+    if (evaluates && pairs.counts.identical && !job->rank)
+        fprintf(stderr, "notice: %s: %lld of %lld pairs are twice the same document, of which neither is preferred; they are left out of the evaluation\n", seqpar_escape(shown, sizeof shown, paths), (long long)pairs.counts.identical, (long long)arrlen(pairs.pairs));
     for (int64_t i = 0; i < arrlen(pairs.pairs); i++) {
+        if (evaluates && demo_same_document(&pairs.pairs[i].chosen, &pairs.pairs[i].rejected)) { /* its accuracy would be that of roundings */
+            demo_document_free(&pairs.pairs[i].chosen);
+            demo_document_free(&pairs.pairs[i].rejected);
+            continue;
+        }
         arrput(set->documents, pairs.pairs[i].chosen);
         arrput(set->documents, pairs.pairs[i].rejected);
         arrput(*margins, pairs.pairs[i].margin);

@@ -63,11 +63,24 @@ static inline char *demo_question_json(const demo_reward_question *question)
     return text;
 }
 
+/* The first of a comma list of addresses, without user and password, which are nobody else's business. */
+static inline const char *demo_url_shown(char *text, size_t size, const char *url)
+{
+    const char *authority = strstr(url, "://"), *end = url + strcspn(url, ","), *host;
+    if (!authority || authority > end) return snprintf(text, size, "%.*s", (int)(end - url), url), text;
+    host = authority += 3;
+    for (const char *at = authority; at < authority + strcspn(authority, ",/?#"); at++)
+        if (*at == '@') host = at + 1;
+    snprintf(text, size, "%.*s%.*s", (int)(authority - url), url, (int)(end - host), host);
+    return text;
+}
+
 __attribute__((format(printf, 4, 5)))
 static inline int demo_server_wrong(char *error, size_t size, const char *url, const char *format, ...)
 {
     va_list arguments;
-    int used = snprintf(error, size, "reward server %s: ", url);
+    char shown[400];
+    int used = snprintf(error, size, "reward server %s: ", demo_url_shown(shown, sizeof shown, url));
     va_start(arguments, format);
     if (used >= 0 && (size_t)used < size) vsnprintf(error + used, size - (size_t)used, format, arguments);
     va_end(arguments);
@@ -95,9 +108,13 @@ static inline int demo_answer_read(const char *bytes, size_t length, const char 
 {
     const char *end = bytes;
     cJSON *json = cJSON_ParseWithLengthOpts(bytes, length, &end, 0);
-    int failed = json ? demo_answer_add(json, url, rewards, count, error, size)
-                      : demo_server_wrong(error, size, url, "the answer is no JSON from byte %lld of %lld on: %.60s; {\"rewards\": [finite numbers]} is needed", (long long)(end - bytes), (long long)length,
-                                          length ? end : "(empty)");
+    const char *twice = cJSON_IsObject(json) ? demo_json_twice(json) : NULL;
+    int failed;
+    while (json && end < bytes + length && isspace((unsigned char)*end)) end++;
+    if (!json || end < bytes + length)
+        failed = demo_server_wrong(error, size, url, "the answer is no JSON from byte %lld of %lld on: %.60s; {\"rewards\": [finite numbers]} alone is needed", (long long)(end - bytes), (long long)length, length ? end : "(empty)");
+    else if (twice) failed = demo_server_wrong(error, size, url, "the answer's key \"%s\" stands there twice; the server must give it once", twice);
+    else failed = demo_answer_add(json, url, rewards, count, error, size);
     cJSON_Delete(json);
     return failed;
 }
@@ -174,10 +191,13 @@ static inline void demo_post(const demo_reward_servers *servers, const char *url
     curl_easy_cleanup(curl);
 }
 
+/* What came is not HTTP: it would not be at the next try either. */
+static inline bool demo_answer_foreign(const demo_answer *answer) { return answer->code == CURLE_UNSUPPORTED_PROTOCOL || answer->code == CURLE_WEIRD_SERVER_REPLY; }
+
 /* Worth asking again: nothing came, or the server says that it is busy or fell over. */
 static inline bool demo_answer_may_improve(const demo_answer *answer)
 {
-    bool came = answer->code == CURLE_OK || answer->code == CURLE_WRITE_ERROR; /* the second: too long for us */
+    bool came = answer->code == CURLE_OK || demo_answer_foreign(answer) || answer->code == CURLE_WRITE_ERROR; /* the last: too long for us */
     return !came || (answer->code == CURLE_OK && (answer->status == 408 || answer->status == 429 || answer->status >= 500));
 }
 
@@ -213,6 +233,8 @@ static inline int demo_ask_one(const demo_reward_servers *servers, const char *u
     if (demo_answer_may_improve(&answer) && demo_given_up(servers)) failed = 1;
     else if (answer.code == CURLE_WRITE_ERROR)
         failed = demo_server_wrong(error, size, url, "the answer is longer than %d bytes; {\"rewards\": [%lld numbers]} is needed", DEMO_ANSWER_LIMIT, (long long)count);
+    else if (demo_answer_foreign(&answer))
+        failed = demo_server_wrong(error, size, url, "what answers there does not speak HTTP (%s); look at the host and the port of remote_rm_url", curl_easy_strerror(answer.code));
     else if (answer.code != CURLE_OK)
         failed = demo_server_wrong(error, size, url, "no answer in %lld tries (%s); start it, or raise remote_rm_timeout %g or remote_rm_retries %lld", (long long)tries, curl_easy_strerror(answer.code), servers->timeout, (long long)servers->retries);
     else if (answer.status != 200)
@@ -234,12 +256,29 @@ static inline int demo_ask_servers(const demo_reward_servers *servers, const dem
     return failed;
 }
 
+/* Why the first of a comma list of addresses cannot be asked; NULL: it can. */
+static inline const char *demo_url_wrong(const char *list)
+{
+    char *port = NULL, *url = strndup(list, strcspn(list, ","));
+    CURLU *parsed = curl_url();
+    CURLUcode code = url && parsed ? curl_url_set(parsed, CURLUPART_URL, url, 0) : CURLUE_OUT_OF_MEMORY;
+    bool zero = !code && !curl_url_get(parsed, CURLUPART_PORT, &port, 0) && !strtol(port, NULL, 10);
+    curl_free(port);
+    curl_url_cleanup(parsed);
+    free(url);
+    if (code == CURLUE_BAD_PORT_NUMBER || zero) return "whose port is no number from 1 to 65535";
+    return code == CURLUE_OUT_OF_MEMORY ? "for which there is no memory" : code ? "which is no URL; give http://HOST:PORT/PATH in printable characters, others as %XX" : NULL;
+}
+
 /* Are these addresses that can be asked? */
 static inline int demo_servers_check(const demo_reward_servers *servers, char *error, size_t size)
 {
     for (const char *url = servers->urls; url; url = strchr(url, ',') ? strchr(url, ',') + 1 : NULL) {
         bool http = !strncmp(url, "http://", 7) || !strncmp(url, "https://", 8);
-        if (!http) return snprintf(error, size, "remote_rm_url holds '%.*s', which does not begin with http:// or https://; Python files are not run here, serve it as in {\"query\": [..]} -> {\"rewards\": [..]}", (int)strcspn(url, ","), url), -1;
+        char shown[400];
+        const char *why = http ? demo_url_wrong(url) : NULL;
+        if (why) return snprintf(error, size, "remote_rm_url holds '%s', %s", demo_url_shown(shown, sizeof shown, url), why), -1;
+        if (!http) return snprintf(error, size, "remote_rm_url holds '%s', which does not begin with http:// or https://; Python files are not run here, serve it as in {\"query\": [..]} -> {\"rewards\": [..]}", demo_url_shown(shown, sizeof shown, url)), -1;
     }
     return 0;
 }

@@ -71,7 +71,7 @@ typedef struct {
     {"min_lr_ratio", &(c).min_lr_ratio, DEMO_FLOAT, "0.1", "floor of cosine_with_min_lr", DEMO_BETWEEN(0, 1)},                \
     {"optim", &(c).optim, DEMO_STRING, "adamw", "adamw or sgd", DEMO_ANY},                                                    \
     {"adam_betas", &(c).adam_betas, DEMO_FLOATS2, "0.9,0.95", "decay of the moments", DEMO_BETWEEN(0, 1)},                    \
-    {"adam_eps", &(c).adam_eps, DEMO_FLOAT, "1e-8", "added to the root of the second moment", DEMO_AT_LEAST(0)},              \
+    {"adam_eps", &(c).adam_eps, DEMO_FLOAT, "1e-8", "added to the root of the second moment; with 0 a weight that has no gradient would become 0/0", DEMO_BETWEEN(1e-30, 1e30)},              \
     {"l2", &(c).l2, DEMO_FLOAT, "0", "weight decay; gains have none", DEMO_AT_LEAST(0)},                                      \
     {"max_norm", &(c).max_norm, DEMO_FLOAT, "1.0", "clip of the gradient norm; 0: none", DEMO_AT_LEAST(0)},                   \
     {"enable_ema", &(c).enable_ema, DEMO_FLAG, NULL, "keep a moving average of the weights, saved in save_path/ema", DEMO_ANY},   \
@@ -1097,7 +1097,7 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool, co
     demo_wait_passively(argv);
     cJSON_InitHooks(&memory);
     int wrong = demo_options_parse(&options, argc, argv, error, sizeof error);
-    if (!wrong && options.help_wanted) return demo_options_help(&options, stdout), 0;
+    if (!wrong && options.help_wanted) return demo_options_help(&options, stdout), demo_print_failed("the options");
     if (!wrong) {
         snprintf(ckpt_path, sizeof ckpt_path, "%s/checkpoints_%s", job->config.save_path, tool);
         if (!job->config.ckpt_path) job->config.ckpt_path = ckpt_path;

@@ -111,19 +111,20 @@ static void respond_endlessly(int peer)
 /* requests: how many came before this one. */
 static void serve(int peer, const char *mode, double n, int requests)
 {
-    static const char *const fixed[][2] = {{"garbage", "<html>busy</html>"}, {"empty", ""}, {"keyless", "{\"scores\": [1]}"}, {"nan", "{\"rewards\": [0, NaN]}"}, {"infinite", "{\"rewards\": [1, 1e999, 1, 1, 1, 1]}"}};
+    static const char *const fixed[][2] = {{"garbage", "<html>busy</html>"}, {"empty", ""}, {"keyless", "{\"scores\": [1]}"}, {"twice", "{\"rewards\": [1], \"rewards\": [2]}"}, {"behind", "{\"rewards\": [1]} and more"}, {"nan", "{\"rewards\": [0, NaN]}"}, {"infinite", "{\"rewards\": [1, 1e999, 1, 1, 1, 1]}"}};
     char *body = NULL, *request = read_request(peer, &body);
     char *text = request ? answer(mode, body) : NULL;
     bool posted = request && !strncmp(request, "POST /reward HTTP/1.1\r\n", 23) && strcasestr(request, "content-type: application/json");
     if (!strcmp(mode, "slow")) sleep(5);
     if (!strcmp(mode, "silent") && requests >= n) sleep(600);
     if (!strcmp(mode, "endless")) respond_endlessly(peer);
+    else if (!strcmp(mode, "mail")) write_all(peer, "220 mail is taken here\r\n", 24);
     else if (!posted || !text) respond(peer, 400, "not a question I know");
     else if (!strcmp(mode, "500") || !strcmp(mode, "404") || (!strcmp(mode, "gone") && requests >= n)) respond(peer, !strcmp(mode, "404") ? 404 : 500, "out of order");
     else if (!strcmp(mode, "busy") && requests % ((int)n + 1) < n) respond(peer, 503, "busy");
     else {
         const char *said = text;
-        for (int i = 0; i < 5; i++)
+        for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
             if (!strcmp(mode, fixed[i][0])) said = fixed[i][1];
         respond(peer, 200, said);
     }

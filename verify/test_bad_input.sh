@@ -89,6 +89,14 @@ for trainer in dpo rm; do
     refuse ${trainer}_row $trainer 'pack_len 210; raise --pack_len to 400' $keys --dataset $out/arith.jsonl --pack_len 210
     shape=${shape/--pack_len 420/} run $trainer.rows $trainer $keys --dataset $out/arith.jsonl && ok "bad_${trainer}_default_row" || fail "bad_${trainer}_default_row" "$(tail -n 1 $out/$trainer.rows.log)"
 done
+# an evaluation leaves out pairs that are alike: which of the two has the higher reward would be a matter of rounding
+head -n 4 $out/arith.jsonl > $out/apart.jsonl
+sed -E 's/"answer": ("[^"]*"), "wrong": "[^"]*"/"answer": \1, "wrong": \1/' $out/apart.jsonl > $out/alike.jsonl; cat $out/alike.jsonl $out/apart.jsonl > $out/mixed.jsonl
+for trainer in dpo rm; do
+    refuse ${trainer}_alike_evaluation $trainer 'alike.jsonl: all 4 pairs are twice the same document' $keys --dataset $out/arith.jsonl --eval_dataset $out/alike.jsonl
+    run $trainer.apart $trainer $keys --dataset $out/arith.jsonl --eval_dataset $out/apart.jsonl && run $trainer.mixed $trainer $keys --dataset $out/arith.jsonl --eval_dataset $out/mixed.jsonl
+    grep -q 'mixed.jsonl: 4 of 8 pairs are twice the same document' $out/$trainer.mixed.log && [ "$(sed -n '/^step 2: evaluation/,/margin/p' $out/$trainer.mixed.log)" = "$(sed -n '/^step 2: evaluation/,/margin/p' $out/$trainer.apart.log)" ] && ok bad_${trainer}_alike_left_out || fail bad_${trainer}_alike_left_out "$(tail -n 1 $out/$trainer.mixed.log)"
+done
 left_out kto_long kto '61 read, 60 kept .*; 1 too long' $out/labelled.jsonl $out/long_label.jsonl $labels
 refuse kto_all_long kto '60 too long' $labels --dataset $out/labelled.jsonl --max_len 60
 
@@ -134,7 +142,7 @@ spoil huge model.norm.weight '\xff\xff\x7f\x7f'
 for kind in nan inf; do
     for stage in "dpo $keys --dataset $out/arith.jsonl" "rm $keys --dataset $out/arith.jsonl" "kto $labels --dataset $out/labelled.jsonl"; do
         trainer=${stage%% *} options=${stage#* }
-        refuse ${trainer}_policy_$kind $trainer "$kind/model.safetensors: tensor .model.norm.weight" $options --pretrain $out/$kind
+        refuse ${trainer}_policy_$kind $trainer "$kind/model.safetensors: tensor .model.norm.weight.: element 0 of 32 is NaN or Inf .*; take another file, or look into what wrote this one" $options --pretrain $out/$kind
         [ $trainer = rm ] || refuse ${trainer}_reference_$kind $trainer "$kind/model.safetensors: tensor .model.norm.weight" $options --ref_pretrain $out/$kind
         [ $trainer = rm ] || refuse ${trainer}_stored_$kind $trainer "$kind/model.safetensors: tensor .model.norm.weight" $options --ref_pretrain $out/$kind --precompute_ref
     done
@@ -156,6 +164,11 @@ refuse beta_nan dpo 'beta is nan' $keys --dataset $out/arith.jsonl --beta nan
 refuse logexp_margin rm 'logexp knows no margins' $keys --dataset $out/arith.jsonl --loss logexp --margin_loss
 refuse no_weight kto 'both 0' $labels --dataset $out/labelled.jsonl --desirable_loss_weight 0 --undesirable_loss_weight 0
 refuse weight_negative kto 'desirable_loss_weight' $labels --dataset $out/labelled.jsonl --desirable_loss_weight -1
+# the range is said where a number is too large
+timeout 60 build/train_sft $shape $labels --dataset $out/arith.jsonl --rope_theta 1e308 --save_path $out/far >$out/far.log 2>&1; [ $? -eq 1 ] && grep -qE '^error: rope_theta is 1e\+308 .*above 0, up to 1e300' $out/far.log && ok bad_range_theta || fail bad_range_theta "$(tail -n 1 $out/far.log)"
+refuse range_seed sft 'seed is 18446744073709551616, but it must be a whole number from 0 to 9223372036854775807' $labels --dataset $out/arith.jsonl --seed 18446744073709551616
+refuse range_rate sft 'learning_rate is inf, but it must be a finite number above 0' $labels --dataset $out/arith.jsonl --learning_rate inf
+refuse range_theta_folder sft 'config.json: "rms_norm_eps" is 1e\+308, but it must be a number above 0, up to 1e300' $labels --dataset $out/arith.jsonl --pretrain $(rm -rf $out/far; cp -r $out/sft $out/far; sed -i -E 's/("rms_norm_eps": )[^,]*/\11e308/' $out/far/config.json; echo $out/far)
 refuse template dpo 'input_template has no \{\}' $keys --dataset $out/arith.jsonl --input_template 'User: '
 refuse heads dpo 'ulysses_size 4' $keys --dataset $out/arith.jsonl --ring_attn_size 4 --ulysses_size 4
 refuse world dpo 'world_size 6' $keys --dataset $out/arith.jsonl --world_size 6 --ring_attn_size 4
@@ -260,10 +273,28 @@ for closed in '2>&-' '>&- 2>&- <&-'; do
 done
 if [ -c /dev/full ]; then
     build/train_sft $shape $labels --pretrain $out/sft --dataset $out/arith.jsonl --save_path $out/full --ckpt_path $out/full.ckpt >/dev/full 2>$out/full.log; [ $? -eq 1 ] && grep -q '^error: cannot write the closing figures' $out/full.log && ok bad_full_output || fail bad_full_output "$(tail -n 1 $out/full.log)"
+    while IFS='|' read -r what command; do # nobody gets what was asked for
+        timeout 120 build/$command >/dev/full 2>$out/full.log; [ $? -eq 1 ] && grep -q "^error: cannot write $what: " $out/full.log && ok "bad_full_output $command" || fail "bad_full_output $command" "$(tail -n 1 $out/full.log)"
+    done <<'LIST'
+the options|train_sft --help
+the options|verify_sp --help
+the table|verify_sp --ring_attn_size 2
+the drawing|02_layouts
+the usage|02_layouts --help
+the usage|make_arith --help
+the usage|compare_runs --help
+LIST
 else echo "skip bad_full_output: there is no /dev/full here"; fi
 ln -s /dev/null $out/device; build/make_arith $out/device 5 2>$out/device.log; [ $? -eq 1 ] && grep -q 'is no regular file' $out/device.log && [ -L $out/device ] && ok bad_device_output || fail bad_device_output "$(head -n 1 $out/device.log)"
 build/make_arith $out/wrong.jsonl 5 1 0 101 2>$out/wrong.log; [ $? -eq 2 ] && [ ! -e $out/wrong.jsonl ] && grep -q '101 wrong answers' $out/wrong.log && ok bad_wrong_share || fail bad_wrong_share "$(head -n 1 $out/wrong.log)"
 mkdir $out/runs; printf '{"loss": 1}\n{"loss": nan}\n' > $out/runs/metrics.jsonl; build/compare_runs $out/runs $out/runs $out/runs $out >$out/runs.log 2>&1; [ $? -eq 2 ] && grep -q '^error: .*metrics.jsonl: a line is no JSON object' $out/runs.log && ok bad_compare_runs || fail bad_compare_runs "$(head -n 1 $out/runs.log)"
+for program in compare_runs make_arith 02_layouts; do
+    build/$program --help >$out/help.log 2>/dev/null; [ $? -eq 0 ] && grep -q '^usage: ' $out/help.log && ok "bad_help $program" || fail "bad_help $program" "$(head -n 1 $out/help.log)"
+done
+mkdir $out/half $out/whole; run whole sft $labels --dataset $out/arith.jsonl --metrics_path $out/whole/metrics.jsonl
+build/compare_runs $out/whole $out/half $out/whole $out/curves 2>$out/runs.log; [ $? -eq 2 ] && grep -q '^error: .*half/metrics.jsonl: No such file or directory; each DIR holds metrics.jsonl' $out/runs.log && ok bad_compare_half || fail bad_compare_half "$(head -n 1 $out/runs.log)"
+build/compare_runs $out/whole $out/whole $out/whole $out/curves >$out/runs.log 2>&1; grep -q "^curves: $out/curves/loss.svg" $out/runs.log && [ -s $out/curves/loss.svg ] && [ -s $out/curves/summary.json ] && ok bad_compare_makes || fail bad_compare_makes "$(head -n 1 $out/runs.log)"
+build/compare_runs $out/whole $out/whole $out/whole $out/arith.jsonl >$out/runs.log 2>&1; [ $? -eq 2 ] && [ "$(wc -l <$out/runs.log)" -eq 1 ] && grep -q '^error: .*arith.jsonl: is there but is no folder' $out/runs.log && ok bad_compare_file || fail bad_compare_file "$(head -n 1 $out/runs.log)"
 
 # a run that fails leaves what was saved before: the checkpoint goes on to the weights of the undisturbed run
 for stage in "dpo $keys --dataset $out/arith.jsonl" "rm $keys --dataset $out/arith.jsonl" "kto $labels --dataset $out/labelled.jsonl"; do
@@ -298,6 +329,8 @@ while IFS='|' read -r options pattern; do
 done <<'LIST'
 0|S, the tokens, is '0'
 16 1000000|P, the ranks, is '1000000'; give a whole number from 1 to 64
+16 4 2049|L, the chunks, is '2049'; give a whole number from 1 to 2048
+50000 8 2000|50000 x 8 x 2000, is more than 134217728
 16 4 x|L, the chunks, is 'x'
 16 4 16 3|'3' is one too many
 LIST

@@ -334,18 +334,18 @@ static bool typos_are_named(void)
 static bool bad_values_are_refused(void)
 {
     static const char *const cases[][2] = {
-        {"--max_len many", "--max_len is many, but it must be a whole number of at least 1"},
-        {"--max_len 12x", "--max_len is 12x, but it must be a whole number of at least 1"},
-        {"--max_len 1.5", "--max_len is 1.5, but it must be a whole number of at least 1"},
-        {"--max_len 0", "--max_len is 0, but it must be a whole number of at least 1"},
+        {"--max_len many", "--max_len is many, but it must be a whole number from 1 to 9223372036854775807"},
+        {"--max_len 12x", "--max_len is 12x, but it must be a whole number from 1 to 9223372036854775807"},
+        {"--max_len 1.5", "--max_len is 1.5, but it must be a whole number from 1 to 9223372036854775807"},
+        {"--max_len 0", "--max_len is 0, but it must be a whole number from 1 to 9223372036854775807"},
         {"--max_len 99999999999999999999",
-         "--max_len is 99999999999999999999, but it must be a whole number of at least 1"},
-        {"--max_len=", "--max_len is empty, but it must be a whole number of at least 1"},
-        {"--cutoff_len -4", "--cutoff_len is -4, but it must be a whole number of at least 1"},
+         "--max_len is 99999999999999999999, but it must be a whole number from 1 to 9223372036854775807"},
+        {"--max_len=", "--max_len is empty, but it must be a whole number from 1 to 9223372036854775807"},
+        {"--cutoff_len -4", "--cutoff_len is -4, but it must be a whole number from 1 to 9223372036854775807"},
         {"--ring_attn_size 2000", "--ring_attn_size is 2000, but it must be a whole number from 1 to 1024"},
-        {"--learning_rate 0", "--learning_rate is 0, but it must be a number above 0"},
-        {"--learning_rate nan", "--learning_rate is nan, but it must be a number above 0"},
-        {"--learning_rate inf", "--learning_rate is inf, but it must be a number above 0"},
+        {"--learning_rate 0", "--learning_rate is 0, but it must be a finite number above 0"},
+        {"--learning_rate nan", "--learning_rate is nan, but it must be a finite number above 0"},
+        {"--learning_rate inf", "--learning_rate is inf, but it must be a finite number above 0"},
         {"--adam_betas 0.9", "--adam_betas is 0.9, but it must be two numbers from 0 to 1"},
         {"--adam_betas 0.9 1.5", "--adam_betas is 0.9,1.5, but it must be two numbers from 0 to 1"},
         {"--truncation shorten", "--truncation is shorten, but it must be one of drop, cut"},
@@ -360,6 +360,8 @@ static bool bad_values_are_refused(void)
         {"data.jsonl", "stray word data.jsonl; options start with -- (--help lists all)"},
         {"--packing_samples 3", "stray word 3; options start with -- (--help lists all)"},
         {"--beta 0.1", "--beta is an option of dpo,kto; this is sft"},
+        {"--prompt_data x", "--prompt_data is an option of ppo; this is sft, give --dataset"},
+        {"--kd_coef 1", "--kd_coef is an option of kd, which is not here; leave it out"},
         {"--seed 3", "--seed is known, but this program does not serve it yet"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

@@ -166,6 +166,14 @@ refuse ppo_epochs ppo 'max_epochs' $prompts --reward_rule last_number --max_epoc
 refuse ema_without dpo 'with a moving average' $shape --pretrain $out/sft $pairs --ckpt_path $out/dpo.emahalf/ckpt --load_checkpoint
 refuse ema_none dpo 'without a moving average' $shape --pretrain $out/sft $pairs --ckpt_path $out/dpo.half/ckpt --load_checkpoint --enable_ema
 refuse ema_beta dpo 'ema_beta' $pairs --enable_ema --ema_beta 1.5
+refuse ppo_label_key ppo 'no key "anwser"; set --label_key' ${prompts/label_key answer/label_key anwser} --reward_rule last_number
+sed 's/[0-9]//g' $out/arith.jsonl > $out/wordy.jsonl; { head -n 2 $out/arith.jsonl; tail -n +3 $out/wordy.jsonl; } > $out/half_wordy.jsonl
+refuse ppo_no_number ppo 'half_wordy.jsonl:3: the right answer holds no number, .* set --label_key' $prompts --prompt_data $out/half_wordy.jsonl --reward_rule last_number
+refuse ppo_eval_no_number ppo 'wordy.jsonl:1: the right answer holds no number' $prompts --eval_dataset $out/wordy.jsonl --reward_rule last_number
+refuse ppo_short ppo 'check --label_key and --prompt_max_len$' $prompts --reward_rule last_number --prompt_max_len 3
+refuse ppo_dataset ppo 'dataset is an option of sft,dpo,rm,kto; this is ppo, give --prompt_data$' $prompts --reward_rule last_number --dataset x
+refuse ppo_critic_eps ppo 'critic.adam.eps is 0' $prompts --reward_rule last_number --critic.adam.eps 0
+refuse dpo_eps dpo 'adam_eps is 0, but it must be a number from 1e-30' $pairs --adam_eps 0
 refuse ppo_no_data ppo 'prompt_data' --reward_rule last_number
 
 # stored log-probs of other rows or of another model are refused, and so is half a file

@@ -133,6 +133,8 @@ refuse eval_samples 'eval_n_samples_per_prompt is 3' group --eval_n_samples_per_
 refuse save_critic 'rloo has no critic' group --save_value_network
 refuse ptx_temperature 'temperature 0.7' group --pretrain_data $out/text.jsonl --temperature 0.7
 refuse ptx_file 'nowhere.jsonl' group --pretrain_data $out/nowhere.jsonl
+refuse temperature 'temperature is 1e300, but it must be a number above 0, up to 1e\+30' group --temperature 1e300
+refuse stop_endless 'stop_properly_penalty_coef is -inf, but it must be a finite number up to 1' group --stop_properly_penalty_coef -inf
 refuse policy 'policy_loss_type' group --policy_loss_type best
 refuse ema 'ema_beta is 2' group --enable_ema --ema_beta 2
 refuse critic_betas 'critic.adam.betas' critic --critic.adam.betas 0.5,2

@@ -82,6 +82,9 @@ refuse nan 'no JSON from byte 16 .*: NaN' --ring_attn_size 2
 refuse garbage 'no JSON from byte 0 of 17'
 refuse empty 'no JSON .*\(empty\)'
 refuse keyless '"rewards" is missing'
+refuse twice '"rewards" stands there twice'
+refuse behind 'no JSON from byte 17 of 25 on: and more'
+refuse mail 'does not speak HTTP .*; look at the host and the port' --ring_attn_size 2
 refuse endless 'longer than'
 refuse 500 'HTTP status 500 in 2 tries, with: out of order' --ring_attn_size 2
 refuse 404 'HTTP status 404 in 1 tries'
@@ -92,6 +95,9 @@ stop
 # nobody there: the port of a server that is gone
 run refused --remote_rm_url $url --remote_rm_retries 2 --remote_rm_backoff 0.01 --data_parallel_size 2
 [ $? -eq 1 ] && grep -qE '^error: .*no answer in 3 tries' $out/refused.log && ok refuse_nobody || fail refuse_nobody "$(tail -n 1 $out/refused.log)"
+# who may ask is nobody else's business
+run refused --remote_rm_url "${url/127/somebody:secret@127}" --remote_rm_retries 0
+[ $? -eq 1 ] && grep -q "^error: reward server $url: no answer" $out/refused.log && ! grep -q 'somebody\|secret' $out/refused.log && ok refuse_password || fail refuse_password "$(tail -n 1 $out/refused.log)"
 # a name server that does not answer is not waited for longer than a server; both names are said
 if ${CC:-cc} -shared -fPIC verify/silent_names.c -o $out/silent_names.so -ldl 2>/dev/null; then
     for name in silent unknown; do
@@ -123,6 +129,14 @@ run silent2 --reward_rule last_number --load_checkpoint --ckpt_path $out/silent2
 for bad in reward.py "$url," ftp://127.0.0.1/x; do
     run refused --remote_rm_url $bad
     [ $? -eq 2 ] && grep -qE '^error: remote_rm_url holds' $out/refused.log && ok "refuse_url $bad" || fail "refuse_url $bad" "$(tail -n 1 $out/refused.log)"
+done
+for bad in http://127.0.0.1:99999/x http://127.0.0.1:0/x http://somebody:secret@127.0.0.1:port/x; do
+    run refused --remote_rm_url $bad
+    [ $? -eq 2 ] && grep -qE "^error: remote_rm_url holds 'http://127.*, whose port is no number from 1 to 65535" $out/refused.log && ok "refuse_port $bad" || fail "refuse_port $bad" "$(tail -n 1 $out/refused.log)"
+done
+for bad in $'http://127.0.0.1:9/\e[31m' 'http://127.0.0.1:9/a b' 'http://'; do
+    run refused --remote_rm_url "$url,$bad"
+    [ $? -eq 2 ] && grep -qE "^error: remote_rm_url holds 'http://.*, which is no URL" $out/refused.log && ok "refuse_malformed $(echo "$bad" | tr -d '\033')" || fail "refuse_malformed" "$(tail -n 1 $out/refused.log)"
 done
 
 echo "$passed passed, $failed failed"

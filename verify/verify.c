@@ -13,6 +13,7 @@
 #include "seqpar_safetensors.h"
 #include <sys/stat.h>
 #include "run_objective.h"
+#include "files.h"
 
 typedef struct { const char *name; int schedule; int64_t ulysses; } mode;
 static const mode modes[] = {{"zigzag ring", SEQPAR_RING, 0}, {"llama3", SEQPAR_LLAMA3, 0}, {"Ulysses", SEQPAR_ULYSSES, 0}, {"2D", SEQPAR_RING, 2}};
@@ -185,7 +186,7 @@ static const char help[] =
 static int options(int argc, char **argv, int *json) {
     for (int i = 1; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : "", *name = argv[i];
-        if (!strcmp(name, "--help") || !strcmp(name, "-h")) return fputs(help, stdout), -1;
+        if (!strcmp(name, "--help") || !strcmp(name, "-h")) return fputs(help, stdout), demo_print_failed("the options") ? 1 : -1;
         if (!strcmp(name, "--json")) { *json = 1; continue; }
         i++;
         if (!strcmp(name, "--device") && (!strcmp(value, "cpu") || !strcmp(value, "cuda"))) {
@@ -222,5 +223,5 @@ int main(int argc, char **argv) {
         printf("\nbits: equal to one rank by memcmp; a number: relative distance from it, which is wrong here; -: no such mode\n");
         printf("first DPO loss %.18f = -log(sigmoid(0)) : %s\n", first, bitwise ? "bits" : "NO");
     }
-    return wrong || !bitwise;
+    return demo_print_failed("the table") || wrong || !bitwise;
 }
