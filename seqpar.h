@@ -2148,7 +2148,7 @@ static seqpar_status seqpar__check_split(seqpar_error *error, const seqpar_row *
    take neighbouring chunks together. */
 #define SEQPAR__STRIPE_PAIRS (INT64_C(1) << 23)
 static int64_t seqpar__stripe_parts(int64_t chunks, int64_t sp_size) {
-    while (sp_size > 1 && chunks > SEQPAR__STRIPE_PAIRS / sp_size / chunks) chunks = (chunks + 1) / 2;
+    while (sp_size > 1 && chunks > 1 && chunks > SEQPAR__STRIPE_PAIRS / sp_size / chunks) chunks = (chunks + 1) / 2;
     return chunks;
 }
 
@@ -2374,7 +2374,7 @@ SEQPAR_DEF seqpar_status seqpar_split_balance(seqpar_error *error, seqpar_balanc
     row = rows[longest];
     b->chunks = row.chunks;
     row.chunks = (row.chunks / slots + 1) * slots;
-    if (row.chunks > row.padded || layout == SEQPAR_STRIPE || layout == SEQPAR_ZIGZAG_DOC) return SEQPAR_OK;
+    if (row.chunks > row.padded || row.chunks > SEQPAR_MAX_CHUNKS || layout == SEQPAR_STRIPE || layout == SEQPAR_ZIGZAG_DOC) return SEQPAR_OK;
     SEQPAR__TRY(seqpar__balance_tokens(error, &other, &row, 1, layout, sp_size));
     if (!seqpar_balance_poor(&other, sp_size)) b->better_chunks = row.chunks;
     return SEQPAR_OK;
@@ -3054,6 +3054,10 @@ static seqpar_status seqpar__check_arithmetic(seqpar_error *error) {
     return SEQPAR_OK;
 }
 
+static seqpar_status seqpar__device_taken(seqpar_error *error, const seqpar_device *device) {
+    return seqpar_fail(error, SEQPAR_ERR_DEVICE, "the device '%s' belongs to another context that is open; open a device for each rank", device->name);
+}
+
 SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world, seqpar_device *device, int64_t sp_size) {
     seqpar__given given[] = {{"sequence_parallel_size", sp_size, 0}, {"the storage type", device ? device->storage : -1, 0}, {"the accumulator type", device ? device->accumulator : -1, 0}};
     memset(ctx, 0, sizeof *ctx);
@@ -3063,12 +3067,13 @@ SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world, se
     if (world->size % sp_size)
         return seqpar_fail(ctx->error, SEQPAR_ERR_WORLD, "world size %lld is not divisible by sequence_parallel_size %lld; use a multiple of %lld ranks", (long long)world->size, (long long)sp_size, (long long)sp_size);
     if (!device) return ctx->error->status ? ctx->error->status : seqpar__no_memory(ctx->error, "a device");
-    if (device->contexts && device->error != ctx->error) return seqpar_fail(ctx->error, SEQPAR_ERR_DEVICE, "the device '%s' belongs to another context that is open; open a device for each rank", device->name);
+    if (device->contexts && device->error != ctx->error) return seqpar__device_taken(ctx->error, device);
+    device->error = ctx->error; /* claimed: ranks that were given the same one all write here, and one of them finds its own */
     SEQPAR__TRY(seqpar__ranks_agree(world, "a context", given, 3));
+    if (device->error != ctx->error) return seqpar__device_taken(ctx->error, device);
     ctx->world = world;
     ctx->device = device;
     ctx->queue = device->queue;
-    device->error = ctx->error;
     device->contexts++;
     ctx->sp_size = sp_size;
     ctx->dp_size = world->size / sp_size;
@@ -3295,9 +3300,18 @@ typedef struct seqpar__machine {
     const char *(*given)(void *user, int64_t index); /* where a leaf lies that need not be computed; NULL: leaf computes it */
     int extends; /* leaf can compute on top of a value */
     int (*single)(void *user, int64_t index); /* whether that gives the bits of computing it apart and combining; NULL: never */
-    char *values[64]; /* deeper than any tree */
-    int64_t top, at;  /* the last of them; how far the program has come */
+    char **values;   /* (depth) where the values on the stack are. Leaves that do not meet pile up: it is deeper than a tree */
+    int64_t top, at; /* the last of them; how far the program has come */
 } seqpar__machine;
+
+static int64_t seqpar__machine_places(int64_t depth) { return (depth * (int64_t)sizeof(char *) + 63) & ~(int64_t)63; }
+/* What a machine needs: the places of its values, and behind them the values. */
+static int64_t seqpar__machine_bytes(int64_t depth, int64_t value_bytes) { return seqpar__machine_places(depth) + depth * value_bytes; }
+static void seqpar__machine_room(seqpar__machine *m, char *room, int64_t depth, int64_t value_bytes) {
+    m->values = (char **)(void *)room;
+    m->stack = room + seqpar__machine_places(depth);
+    m->value_bytes = value_bytes;
+}
 
 /* The place where the value that p[0] pushes will be stored at last, so that it can come into being there. NULL: elsewhere,
    or something is still to be loaded from there. */
@@ -3400,8 +3414,7 @@ static void seqpar__columns_job(void *user, int64_t i, char *scratch) {
     c.begin = i * c.block;
     c.width = SEQPAR__MIN(c.block, c.count - c.begin);
     m.user = &c;
-    m.stack = scratch;
-    m.value_bytes = c.block * seqpar_dtype_bytes(c.device->accumulator);
+    seqpar__machine_room(&m, scratch, c.fold->depth, c.block * seqpar_dtype_bytes(c.device->accumulator));
     m.leaf = c.leaf;
     m.combine = seqpar__columns_combine;
     m.move = seqpar__columns_move;
@@ -3417,7 +3430,7 @@ static seqpar_status seqpar__columns_run(seqpar_device *device, const seqpar_fol
     seqpar__columns c;
     memset(&c, 0, sizeof c);
     c.device = device; c.fold = fold; c.args = args; c.count = count; c.block = block; c.leaf = leaf;
-    return seqpar__parallel(device, (count + block - 1) / block, fold->depth * block * seqpar_dtype_bytes(device->accumulator), seqpar__columns_job, &c);
+    return seqpar__parallel(device, (count + block - 1) / block, seqpar__machine_bytes(fold->depth, block * seqpar_dtype_bytes(device->accumulator)), seqpar__columns_job, &c);
 }
 
 static void seqpar__fold_leaf(void *user, void *value, int64_t index, int extend) {
@@ -3582,18 +3595,17 @@ static int64_t seqpar__attn_value_bytes(seqpar_device *device, const seqpar_attn
     sizes.args = a; sizes.kernel = kernel;
     return (seqpar__attn_value(&sizes, seqpar__attn_rows_max(a)) * seqpar_dtype_bytes(device->accumulator) + 63) & ~(int64_t)63;
 }
-/* A job and its machine, whose values begin at `stack`. Heads are numbered from the first of the step. */
-static void seqpar__attn_job_new(seqpar__attn_job *j, seqpar__machine *m, const seqpar__attn_work *w, const seqpar_attn_args *a, const seqpar_attn_task *task, int64_t head, char *stack) {
+/* A job and its machine, which has `room`. Heads are numbered from the first of the step. */
+static void seqpar__attn_job_new(seqpar__attn_job *j, seqpar__machine *m, const seqpar__attn_work *w, const seqpar_attn_args *a, const seqpar_attn_task *task, int64_t head, char *room) {
     memset(j, 0, sizeof *j);
     memset(m, 0, sizeof *m);
     j->device = w->device; j->args = a; j->kernel = w->kernel; j->task = task;
     j->head = head + (w->kernel->kind < 2 ? a->head_begin * (a->heads / a->kv_heads) : 0);
     j->count = a->q_pieces[task->piece].count;
     j->local = a->q_pieces[task->piece].local;
-    j->scratch = stack + a->depth * w->value_bytes;
+    j->scratch = room + seqpar__machine_bytes(a->depth, w->value_bytes);
     m->user = j;
-    m->stack = stack;
-    m->value_bytes = w->value_bytes;
+    seqpar__machine_room(m, room, a->depth, w->value_bytes);
     m->leaf = w->kernel->leaf;
     m->combine = w->kernel->combine;
     m->move = seqpar__attn_move;
@@ -3645,7 +3657,7 @@ static seqpar_status seqpar__attn_run(seqpar_device *device, const seqpar_attn_a
     w.heads = a->head_count * (kernel->kind < 2 ? a->heads / a->kv_heads : 1);
     w.value_bytes = seqpar__attn_value_bytes(device, a, kernel);
     w.flops = 0;
-    status = seqpar__parallel(device, a->task_count * w.heads, a->depth * w.value_bytes + kernel->scratch_bytes, seqpar__attn_job_run, &w);
+    status = seqpar__parallel(device, a->task_count * w.heads, seqpar__machine_bytes(a->depth, w.value_bytes) + kernel->scratch_bytes, seqpar__attn_job_run, &w);
     device->attn_flops += w.flops;
     return status;
 }
@@ -3733,7 +3745,7 @@ static void seqpar__backward_job(void *user, int64_t i, char *scratch) {
 
 static void seqpar__backward_heads(seqpar__backward *b, char *stacks) {
     int64_t group = b->a->heads / b->a->kv_heads, n = b->heads * group * b->a->task_count, i;
-    for (i = 0; i < n; i++, stacks += b->a->depth * b->queries.value_bytes) {
+    for (i = 0; i < n; i++, stacks += seqpar__machine_bytes(b->a->depth, b->queries.value_bytes)) {
         seqpar__backward_query *q = &b->query[i];
         seqpar__attn_job_new(&q->job, &q->machine, &b->queries, b->a, &b->a->tasks[i % b->a->task_count], b->head * group + i / b->a->task_count, stacks);
         q->machine.single = seqpar__backward_query_single;
@@ -3769,9 +3781,9 @@ static seqpar_status seqpar__backward_run(seqpar__backward *b, const seqpar_attn
         b->keys.value_bytes = SEQPAR__MAX(b->keys.value_bytes, seqpar__attn_value_bytes(b->device, &a->keys[g], b->keys.kernel));
         for (i = 0; i < a->keys[g].task_count; i++) { b->key[a->keys[g].tasks[i].order].args = &a->keys[g]; b->key[a->keys[g].tasks[i].order].task = &a->keys[g].tasks[i]; }
     }
-    scratch = b->keys.kernel->scratch_bytes + b->a->depth * b->keys.value_bytes;
+    scratch = b->keys.kernel->scratch_bytes + seqpar__machine_bytes(b->a->depth, b->keys.value_bytes);
     each = (scratch + 127) & ~(int64_t)63; /* as seqpar__parallel gives it to a thread; behind these lie the stacks */
-    stacks = heads * group * b->a->task_count * b->a->depth * b->queries.value_bytes;
+    stacks = heads * group * b->a->task_count * seqpar__machine_bytes(b->a->depth, b->queries.value_bytes);
     for (b->head = 0; b->head < a->queries.head_count; b->head += heads) {
         char *shared = seqpar__workspace(b->device, each + (stacks + b->device->threads - 1) / b->device->threads);
         if (!shared) return SEQPAR_ERR_MEMORY;
@@ -4777,8 +4789,7 @@ static void seqpar__cpu_weight_job(void *user, int64_t i, char *scratch) {
     j.columns = SEQPAR__MIN(SEQPAR__WB_IN, a->in - j.in);
     j.packed = (float *)scratch;
     m.user = &j;
-    m.stack = scratch + SEQPAR__PACKED_BYTES;
-    m.value_bytes = w->rows * SEQPAR__WB_IN * (int64_t)sizeof(float);
+    seqpar__machine_room(&m, scratch + SEQPAR__PACKED_BYTES, a->fold.depth, w->rows * SEQPAR__WB_IN * (int64_t)sizeof(float));
     m.leaf = seqpar__cpu_weight_leaf;
     m.combine = seqpar__cpu_weight_combine;
     m.move = seqpar__cpu_weight_move;
@@ -4795,7 +4806,7 @@ static seqpar_status seqpar__cpu_weight_grad(seqpar_device *device, const seqpar
     (void)queue;
     w.args = a;
     for (w.rows = SEQPAR__WB_OUT; w.rows > 48 && (a->out + w.rows - 1) / w.rows * across < wanted;) w.rows /= 2;
-    return seqpar__parallel(device, (a->out + w.rows - 1) / w.rows * across, SEQPAR__PACKED_BYTES + a->fold.depth * w.rows * SEQPAR__WB_IN * (int64_t)sizeof(float),
+    return seqpar__parallel(device, (a->out + w.rows - 1) / w.rows * across, SEQPAR__PACKED_BYTES + seqpar__machine_bytes(a->fold.depth, w.rows * SEQPAR__WB_IN * (int64_t)sizeof(float)),
                             seqpar__cpu_weight_job, &w);
 }
 
@@ -8304,6 +8315,8 @@ static seqpar_status seqpar__micro_prepare(seqpar_ctx *ctx, seqpar_step *s, int6
         }
         if (w == ctx->world->rank) m->own = p; else seqpar__partial_free(&p);
     }
+    if (shares) seqpar__shares_free(shares, ctx->sp_size); /* no memory for the nodes of one of them */
+    SEQPAR_FREE(shares);
     if (!status && total) qsort(all, (size_t)total, sizeof(seqpar__node_from), seqpar__by_number);
     for (i = 0; !status && i < total; i++)
         status = seqpar_fold_push(owner, ((seqpar__node_from *)all)[i].node, SEQPAR_FOLD_LEAF, (int32_t)((seqpar__node_from *)all)[i].order);
@@ -8519,7 +8532,7 @@ SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *o, 
     seqpar__owned(o, nodes->group, ctx->world->size, ctx->world->rank, &begin, &f.owned);
     done = f.micro->program_count > 0 && f.micro->program[f.micro->program_count - 1].op == SEQPAR_FOLD_FINISH;
     add = done && s->done[other]; /* the second sum of a group (the embedding's and the head's share of a tied table) joins the first */
-    if (!kept->data && f.owned > 0 && !(add && f.micro->program_count == 2)) SEQPAR__TRY(seqpar__gradient_new(ctx, kept, f.owned, s->slots));
+    if (!kept->data && f.owned > 0 && f.micro->program_count > 0 && !(add && f.micro->program_count == 2)) SEQPAR__TRY(seqpar__gradient_new(ctx, kept, f.owned, s->slots));
     f.kept = kept->data;
     f.sum = o->gradient[other].data;
     SEQPAR__TRY(seqpar__fold_group(ctx, o, &f, nodes, o->group_begin[nodes->group] + begin));

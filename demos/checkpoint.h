@@ -539,12 +539,13 @@ static seqpar_status demo_find_checkpoint(const char *root, int64_t *step, seqpa
 }
 
 /* For the one who holds the lock: a checkpoint that `latest` names gets its name where its run was killed just before. */
-static void demo_settle(const char *root) {
+static seqpar_status demo_settle(const char *root, seqpar_error *error) {
     char why[128], path[1100], temporary[1110];
     int64_t step = demo_latest_step(root, why, sizeof why);
     demo_checkpoint_path(path, sizeof path, root, step);
     snprintf(temporary, sizeof temporary, "%s.tmp", path);
-    if (step >= 0 && access(path, F_OK)) rename(temporary, path);
+    if (step < 0 || !access(path, F_OK) || access(temporary, F_OK) || !rename(temporary, path)) return SEQPAR_OK;
+    return seqpar_fail(error, SEQPAR_ERR_FILE_WRITE, "cannot rename %.300s: %s; it is whole: remove what stands in the way", temporary, strerror(errno));
 }
 
 static bool demo_visit_left_over(const char *folder, const char *name, void *user) {

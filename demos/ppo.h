@@ -200,7 +200,7 @@ static seqpar_status demo_ppo_train(demo_rank *r) {
         if (!status && last) status = demo_say_used_up(r, i);
         else if (!p->given_up) i++;
         if (!status) status = demo_stop_wanted(r, &stop);
-        if (!status && !last && r->step && (stop || (c->save_steps > 0 && i % c->save_steps == 0))) status = demo_checkpoint(r);
+        if (!status && r->step && (stop || (!last && c->save_steps > 0 && i % c->save_steps == 0))) status = demo_checkpoint(r);
         if (!status && !stop && (last || i == r->job->rounds || (c->eval_steps > 0 && i % c->eval_steps == 0))) status = demo_ppo_evaluate(r, i);
     }
     if (!status && !stop) status = demo_finish(r, demo_ppo_write, &stop);

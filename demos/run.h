@@ -205,11 +205,15 @@ static int demo_lock_take(const char *path, const demo_claim *claim, seqpar_erro
 }
 
 static seqpar_status demo_lock(demo_claim *claim, const char *text, seqpar_error *error) {
-    char path[1100];
+    char path[1100], others[6] = "";
     if (demo_make_folder(claim->path, error)) return error->status;
     snprintf(path, sizeof path, "%s/lock", claim->path);
     int file = demo_lock_take(path, claim, error);
     if (file < 0) return error->status;
+    if (pread(file, others, 6, 0) > 0 && memcmp(others, "train_", 6)) {
+        close(file);
+        return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "%.300s is a file of somebody else; move it away or give another --%s", path, claim->option);
+    }
     claim->lock = file + 1;
     if (ftruncate(file, 0) || write(file, text, strlen(text)) < 0)
         return seqpar_fail(error, SEQPAR_ERR_FILE_WRITE, "cannot write %.300s: %s; make room or give another --%s", path, strerror(errno), claim->option);
@@ -278,7 +282,7 @@ static seqpar_status demo_run_open(demo_run *run, bool writes, bool goes_on, con
     char folder[1100];
     run->from = DEMO_NOTHING_SAVED;
     if (writes && demo_run_lock(run, save_path, tool, dataset, error)) return error->status;
-    if (writes) demo_settle(run->root);
+    if (writes && demo_settle(run->root, error)) return error->status;
     if (writes && !goes_on && demo_refuse_others(run, error)) return error->status;
     if (goes_on && demo_find_checkpoint(run->root, &run->from, error)) return error->status;
     if (writes) demo_clear_left_overs(run->root);

@@ -491,7 +491,9 @@ static int demo_resume_chunks(demo_job *job, const seqpar_safetensors_file *file
     if (why.status) return snprintf(error, size, "%s", why.text), -1;
     if (recorded && c->chunks && c->chunks != option)
         return snprintf(error, size, "the checkpoint was written with %lld chunks a row%s, this run has --chunks %lld; leave it out to go on", (long long)row, option ? "" : " or fewer", (long long)c->chunks), -1;
-    if (!c->chunks && row != demo_row_chunks(c)) c->chunks = row;
+    if (c->chunks || row == demo_row_chunks(c)) return 0;
+    c->chunks = row;
+    if (!recorded && !job->rank) fprintf(stderr, "notice: the checkpoint is of version 0.1.0, where rows under 512 tokens had fewer than the %lld chunks that all have now; their sums are rounded otherwise\n", (long long)row);
     return 0;
 }
 
@@ -528,14 +530,19 @@ static int demo_job_resume(demo_job *job, const demo_binding *bindings, int coun
     return wrong;
 }
 
+static int demo_job_paths(const demo_binding *bindings, int count, char *error, size_t size) {
+    return demo_inputs_kept(bindings, count, error, size) || demo_outputs_apart(bindings, count, error, size) || demo_outputs_free(bindings, count, error, size) ? -1 : 0;
+}
+
 /* The last before training: from here on the folder of the checkpoints belongs to this job. 0, or -1 with one sentence. */
 static int demo_job_begin(demo_job *job, const demo_binding *bindings, int count, const char *tool, char *error, size_t size) {
     const demo_config *c = &job->config;
     seqpar_error why = {0};
     job->run.root = c->ckpt_path;
     job->data = demo_job_digest(job, &job->train);
-    if (demo_inputs_kept(bindings, count, error, size) || demo_outputs_apart(bindings, count, error, size) || demo_outputs_free(bindings, count, error, size)) return -1;
+    if (demo_job_paths(bindings, count, error, size)) return -1;
     if (demo_run_open(&job->run, !job->rank, c->load_checkpoint, c->save_path, tool, c->dataset, &why)) return snprintf(error, size, "%s", why.text), -1;
+    if (demo_job_paths(bindings, count, error, size)) return -1; /* folders that were made just now may give a path with .. another end */
     if (job->run.from != DEMO_NOTHING_SAVED && demo_job_resume(job, bindings, count, tool, error, size)) return -1;
     demo_job_notes(job, bindings, count, tool);
     demo_job_tell(job, bindings, count);
@@ -770,7 +777,7 @@ static void demo_say_evaluation(demo_rank *r, double weight) {
 static seqpar_status demo_evaluate(demo_rank *r, int *stop) {
     const demo_job *job = r->job;
     const demo_objective *o = job->objective;
-    double weight, all = 0, means[DEMO_COLUMNS];
+    double weight = 0, all = 0, means[DEMO_COLUMNS];
     seqpar_status status = SEQPAR_OK;
     memset(r->eval_means, 0, sizeof r->eval_means);
     for (int64_t i = 0; !status && !*stop && i < demo_eval_windows(job); i++) {

@@ -232,6 +232,10 @@ static void check_count(void) {
     test_end("count_of_the_step");
 }
 
+static seqpar_status open_together(seqpar_comm *world, void *user) {
+    seqpar_ctx ctx;
+    return seqpar_ctx_open(&ctx, world, user, 1);
+}
 static seqpar_status open_shared(seqpar_comm *world, void *user) {
     seqpar_ctx ctx;
     seqpar_status status = SEQPAR_OK;
@@ -240,6 +244,48 @@ static seqpar_status open_shared(seqpar_comm *world, void *user) {
         if (!status) status = seqpar_comm_barrier(world);
     }
     return status;
+}
+
+/* ---- a tied table whose last micro-batch has no token: its two sums are complete before ---- */
+
+static seqpar_status tied_main(seqpar_comm *world, void *user) {
+    enum { ELEMENTS = 6, NODES = 8 };
+    const int first_source = *(const int *)user;
+    const int64_t cu[2] = {0, 16};
+    const seqpar_row rows[2] = {{.tokens = 16, .padded = 16, .chunks = 4, .docs = 1, .cu_seqlens = cu}, {.index = 1, .chunks = 1}};
+    const seqpar_tensor table = {.name = "table", .rows = 2, .cols = 3};
+    const seqpar_optim_desc desc = {.kind = SEQPAR_SGD, .zero_stage = 2};
+    double params[ELEMENTS] = {0}, gradient[ELEMENTS] = {0}, nodes[NODES * ELEMENTS];
+    seqpar_device *device = seqpar_device_reference();
+    seqpar_ctx ctx;
+    seqpar_optim optim;
+    int64_t first, count;
+    seqpar_status status = seqpar_ctx_open(&ctx, world, device, 1);
+    if (!status) status = seqpar_optim_open(&ctx, &optim, &table, 1, &desc);
+    if (!status) status = seqpar_step_begin(&ctx, &optim, rows, 2, SEQPAR_ZIGZAG, 2);
+    for (int i = 0; !status && i < 4; i++) {
+        seqpar_share share = {0};
+        const seqpar_token_fold *fold = NULL;
+        int source = i % 2 ? !first_source : first_source;
+        status = seqpar_step_rows(&ctx, &optim, i / 2, &first, &count);
+        if (!status) status = seqpar_split(ctx.error, &share, rows + first, count, SEQPAR_ZIGZAG, 1, 0);
+        if (!status) status = seqpar_step_fold(&ctx, &optim, &fold, &share, i / 2);
+        for (int k = 0; k < NODES * ELEMENTS; k++) nodes[k] = source ? 10 : 1;
+        if (!status) status = seqpar_step_gradient(&ctx, &optim, &(seqpar_step_nodes){.nodes = nodes, .node_stride = ELEMENTS, .elements = ELEMENTS * fold->node_count, .micro_batch = i / 2, .source = source});
+        seqpar_share_free(&share);
+    }
+    if (!status) status = seqpar_step_end(&ctx, &optim, params, ELEMENTS, 1.0);
+    if (!status) status = seqpar_optim_read(&ctx, &optim, gradient, &(seqpar_optim_part){.state = SEQPAR_STATE_GRADIENT, .count = ELEMENTS});
+    for (int k = 0; !status && k < ELEMENTS; k++) test_expect(gradient[k] == 11 && params[k] == -11, "gradient %g, parameter %g; 10 + 1 is 11", gradient[k], params[k]);
+    seqpar_optim_close(&ctx, &optim);
+    seqpar_ctx_close(&ctx);
+    seqpar_device_close(device);
+    return status;
+}
+static void check_tied(void) {
+    seqpar_error error;
+    for (int source = 0; source < 2; source++) test_expect(!seqpar_run_threads(1, tied_main, &source, &error), "%s", error.text);
+    test_end("tied_table_before_an_empty_micro_batch");
 }
 
 static void check_device(void) {
@@ -253,6 +299,9 @@ static void check_device(void) {
     }
     device->error = &error; /* as of a device that was opened with an error of its own */
     test_expect(!seqpar_ctx_open(&ctx, world, device, 1), "%s", world->error->text);
+    seqpar_device *both = seqpar_device_reference();
+    for (int i = 0; i < 8; i++) test_expect(seqpar_run_threads(2, open_together, both, &error) == SEQPAR_ERR_DEVICE && strstr(error.text, "belongs to another context"), "%s", error.text);
+    seqpar_device_close(both);
     test_expect(seqpar_run_threads(1, open_shared, device, &error) == SEQPAR_ERR_DEVICE && strstr(error.text, "belongs to another context"), "%s", error.text);
     seqpar_ctx_close(&ctx);
     seqpar_comm_free(world);
@@ -312,6 +361,7 @@ int main(int argc, char **argv) {
         test_end("agree_%s", mistakes[wrong].name);
     }
     check_count();
+    check_tied();
     check_device();
     check_arithmetic();
     return test_summary();

@@ -389,6 +389,20 @@ static void test_grids(int reference) {
     }
 }
 
+/* Stripe: of neighbouring chunks a rank has no two tokens in a row, so what it folds piles up, deeper than a tree of them. */
+static void test_many_chunks(int reference) {
+    static const int64_t lengths[] = {397, 131}, chunks[] = {131, 67};
+    problem *p = problem_new(2, lengths, chunks, 2, 1, 4);
+    for (int64_t ranks = 2; ranks <= 3; ranks++) {
+        setup s = {.p = p, .reference = reference, .ranks = ranks, .threads = 2, .layout = SEQPAR_STRIPE, .schedule = ranks == 2 ? SEQPAR_RING : SEQPAR_LLAMA3, .f = features_list[0]};
+        setup_run(&s);
+        expect_truth(&s, truth_limit(reference, &s.f), "against slow.h");
+        setup_free(&s);
+        test_end("attn_%s_many_chunks P=%lld", device_names[reference], (long long)ranks);
+    }
+    problem_free(p);
+}
+
 /* Equal scores and one-hot values: out lists, for every query, exactly the keys it sees. */
 static void test_probe(int layout, int schedule) {
     static const int64_t lengths[] = {23}, chunks[] = {6};
@@ -931,6 +945,8 @@ int main(int argc, char **argv) {
     test_grids(1);
     test_grids(0);
     test_grids(2);
+    test_many_chunks(1);
+    test_many_chunks(0);
     test_document_lengths(3);
     test_document_lengths(4);
     for (int i = 0; i < SEQPAR__LAYOUTS; i++) test_isolation(i);

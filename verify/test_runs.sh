@@ -212,6 +212,14 @@ done
 mkdir -p $out/way; : > $out/way/ema; refused "runs_in_the_way ema" way 'would write .*ema/model.safetensors, but a part of this path is a file' --enable_ema --max_steps 2000000
 mkdir -p $out/linked; echo mine > $out/precious; ln -s ../precious $out/linked/lock
 refused runs_lock_is_a_link linked 'linked/lock: it is a link; move it away' --max_steps 1; [ "$(cat $out/precious)" = mine ] && ok runs_link_kept || fail runs_link_kept "$(cat $out/precious)"
+rm $out/linked/lock; echo notes > $out/linked/lock; refused runs_lock_of_others linked 'linked/lock is a file of somebody else; move it away' --max_steps 1; [ "$(cat $out/linked/lock)" = notes ] && ok runs_notes_kept || fail runs_notes_kept "$(cat $out/linked/lock)"
+# a folder that is made for the run gives a path another end
+cp $out/arith.jsonl $out/again.jsonl
+refused runs_input_by_a_new_folder none 'metrics_path would overwrite .*again.jsonl, which --dataset reads' --dataset $out/again.jsonl --save_path $out/newly --metrics_path $out/newly/../again.jsonl --max_steps 1
+cmp -s $out/again.jsonl $out/arith.jsonl && [ ! -e $out/newly ] && ok runs_new_folder_gone || fail runs_new_folder_gone "$(names $out/newly)"
+# a whole checkpoint that cannot get its name stays
+fresh unnamed; mv $(ckpt unnamed)/global_step6 $(ckpt unnamed)/global_step6.tmp; ln -s nowhere $(ckpt unnamed)/global_step6
+refused runs_unnamed unnamed 'cannot rename .*global_step6.tmp.*; it is whole' --max_steps 6 --load_checkpoint; rm $(ckpt unnamed)/global_step6; run unnamed --max_steps 6 --load_checkpoint && equal unnamed six && ok runs_unnamed_kept || fail runs_unnamed_kept "$(names $(ckpt unnamed))"
 # metrics go on where the checkpoint was: no step twice, no part of a line
 run whole --max_steps 6 --metrics_path $out/whole.jsonl; run part --max_steps 6 --save_steps 4 --metrics_path $out/part.jsonl; printf '{"step": 7, "lo' >> $out/part.jsonl
 run part --max_steps 6 --metrics_path $out/part.jsonl --load_checkpoint && [ "$(grep -c step $out/part.jsonl)" = 6 ] && diff <(sed 's/, "tokens_per.*//' $out/part.jsonl) <(sed 's/, "tokens_per.*//' $out/whole.jsonl) >/dev/null && ok runs_metrics_once || fail runs_metrics_once "$(cut -c1-12 $out/part.jsonl | tr '\n' ' ') $(why part)"

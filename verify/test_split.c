@@ -484,6 +484,8 @@ static void test_balance(void) {
         {"too_short", 7, 1, SEQPAR_ZIGZAG, 4, 7, 3, 0, 1},
         {"as_even_as_can_be", 9, 8, SEQPAR_ZIGZAG, 4, 3, 0, 0, 1}, /* 2 2 2 3: a mean of 2.25 */
         {"stripe", 1000, 7, SEQPAR_STRIPE, 3, 334, 0, 0, 0},
+        {"stripe_many", 5, 1, SEQPAR_STRIPE, INT64_C(1) << 12, 1, 4091, 0, 1},
+        {"most_chunks", 1 << 21, 1 << 20, SEQPAR_ZIGZAG, 2, 1 << 20, 0, 0, 0},
     };
     for (int64_t i = 0; i < COUNT(table); i++) {
         seqpar_row row = plain_row(table[i].tokens, table[i].tokens, table[i].chunks ? table[i].chunks : seqpar_grid_default_chunks(table[i].tokens));
@@ -494,6 +496,16 @@ static void test_balance(void) {
                     "tokens %lld, most %lld, idle %lld, chunks %lld, better %lld, poor %d", (long long)b.tokens, (long long)b.most, (long long)b.idle, (long long)b.chunks, (long long)b.better_chunks, seqpar_balance_poor(&b, table[i].ranks));
         test_end("split_balance_%s", table[i].name);
     }
+}
+
+/* Far more ranks than pairs a plan may name: chunks are one, and no fewer. */
+static void test_very_many_ranks(void) {
+    seqpar_row row = plain_row(5, 5, 1);
+    seqpar_share share;
+    seqpar_error error = {0};
+    test_expect(!seqpar_split(&error, &share, &row, 1, SEQPAR_STRIPE, (INT64_C(1) << 23) + 1, 3) && share.tokens == 1, "%s", error.text);
+    seqpar_share_free(&share);
+    test_end("split_very_many_ranks");
 }
 
 /* ---- large groups ---- */
@@ -563,6 +575,7 @@ int main(int argc, char **argv) {
     test_refusals();
     test_owner_refusals();
     test_balance();
+    test_very_many_ranks();
     test_large();
     test_names();
     return test_summary();
