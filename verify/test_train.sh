@@ -137,7 +137,7 @@ refuse ulysses_size 'ulysses_size 3' --dataset $out/arith.jsonl $io --ring_attn_
 refuse ulysses_heads 'ulysses_size 4' --dataset $out/arith.jsonl $io --ring_attn_size 4 --ulysses_size 4
 refuse zero_stage 'zero_stage' --dataset $out/arith.jsonl $io --zero_stage 3
 refuse pack_len 'pack_len 50' --dataset $out/arith.jsonl $io --packing_samples --pack_len 50 --max_len 100
-refuse save_path_is_file 'is no folder' --dataset $out/arith.jsonl $io --save_path $out/arith.jsonl
+refuse save_path_is_file 'a part of this path is a file' --dataset $out/arith.jsonl $io --save_path $out/arith.jsonl
 refuse diverged 'step [0-9]+: the loss of row|gradient norm of step' --dataset $out/arith.jsonl $io --max_steps 50 --learning_rate 1e30 --max_norm 0 --optim sgd --lr_scheduler constant --warmup_steps 0
 cp -r $out/one $out/nan
 python3 - $out/nan/model.safetensors 2>/dev/null <<'PY' || printf '\xff\xff\xff\x7f' | dd of=$out/nan/model.safetensors bs=1 seek=$(($(stat -c %s $out/nan/model.safetensors) - 4)) conv=notrunc 2>/dev/null
