@@ -391,7 +391,7 @@ static void test_grids(int reference) {
 
 /* Stripe: of neighbouring chunks a rank has no two tokens in a row, so what it folds piles up, deeper than a tree of them. */
 static void test_many_chunks(int reference) {
-    static const int64_t lengths[] = {397, 131}, chunks[] = {131, 67};
+    static const int64_t lengths[] = {197, 31}, chunks[] = {131, 31};
     problem *p = problem_new(2, lengths, chunks, 2, 1, 4);
     for (int64_t ranks = 2; ranks <= 3; ranks++) {
         setup s = {.p = p, .reference = reference, .ranks = ranks, .threads = 2, .layout = SEQPAR_STRIPE, .schedule = ranks == 2 ? SEQPAR_RING : SEQPAR_LLAMA3, .f = features_list[0]};
