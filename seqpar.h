@@ -81,13 +81,11 @@
        - Sums and counts travel apart and are divided once: seqpar_sft_desc.count is the global count of
          supervised tokens of the optimizer step.
        - Parameter gradients over sp are summed, never averaged; seqpar_step_gradient does it.
-       - Functions marked collective are called by all ranks of the comm, in the same order, also by ranks
-         that hold no token.
+       - Functions marked collective are called by all ranks of the comm, in the same order, also by ranks without a token.
        - One seqpar_ctx and one device per rank, used by one thread at a time. No global mutable state.
        - OpenMP threads that wait spin, and take the cores from other ranks of the same machine. Where ranks share one, start
          the program with OMP_WAIT_POLICY=passive and cores / ranks threads each; the header never sets it, the trainers do.
-         Being woken costs system time: a small model on two cores takes 0.98 to 1.02 of the time where one rank has both, and
-         0.92 where four ranks have two threads each.
+         A small model on two cores then takes 0.98 to 1.02 of the time as one rank, 0.92 as four ranks of two threads.
 
    SAMPLE: demos/01_ring.c, complete. It prints
 
@@ -3054,10 +3052,6 @@ static seqpar_status seqpar__check_arithmetic(seqpar_error *error) {
     return SEQPAR_OK;
 }
 
-static seqpar_status seqpar__device_taken(seqpar_error *error, const seqpar_device *device) {
-    return seqpar_fail(error, SEQPAR_ERR_DEVICE, "the device '%s' belongs to another context that is open; open a device for each rank", device->name);
-}
-
 SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world, seqpar_device *device, int64_t sp_size) {
     seqpar__given given[] = {{"sequence_parallel_size", sp_size, 0}, {"the storage type", device ? device->storage : -1, 0}, {"the accumulator type", device ? device->accumulator : -1, 0}};
     memset(ctx, 0, sizeof *ctx);
@@ -3067,10 +3061,9 @@ SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world, se
     if (world->size % sp_size)
         return seqpar_fail(ctx->error, SEQPAR_ERR_WORLD, "world size %lld is not divisible by sequence_parallel_size %lld; use a multiple of %lld ranks", (long long)world->size, (long long)sp_size, (long long)sp_size);
     if (!device) return ctx->error->status ? ctx->error->status : seqpar__no_memory(ctx->error, "a device");
-    if (device->contexts && device->error != ctx->error) return seqpar__device_taken(ctx->error, device);
-    device->error = ctx->error; /* claimed: ranks that were given the same one all write here, and one of them finds its own */
+    if (!device->contexts && !SEQPAR__FAULT(104)) device->error = ctx->error; /* a claim: of ranks that were given the same device one finds its own below */
     SEQPAR__TRY(seqpar__ranks_agree(world, "a context", given, 3));
-    if (device->error != ctx->error) return seqpar__device_taken(ctx->error, device);
+    if (device->error != ctx->error && !SEQPAR__FAULT(104)) return seqpar_fail(ctx->error, SEQPAR_ERR_DEVICE, "the device '%s' belongs to another context that is open; open a device for each rank", device->name);
     ctx->world = world;
     ctx->device = device;
     ctx->queue = device->queue;
@@ -3304,10 +3297,10 @@ typedef struct seqpar__machine {
     int64_t top, at; /* the last of them; how far the program has come */
 } seqpar__machine;
 
-static int64_t seqpar__machine_places(int64_t depth) { return (depth * (int64_t)sizeof(char *) + 63) & ~(int64_t)63; }
-/* What a machine needs: the places of its values, and behind them the values. */
-static int64_t seqpar__machine_bytes(int64_t depth, int64_t value_bytes) { return seqpar__machine_places(depth) + depth * value_bytes; }
+static int64_t seqpar__machine_places(int64_t depth) { return ((SEQPAR__FAULT(103) ? SEQPAR__MIN(depth, (int64_t)64) : depth) * (int64_t)sizeof(char *) + 63) & ~(int64_t)63; }
+static int64_t seqpar__machine_bytes(int64_t depth, int64_t value_bytes) { return seqpar__machine_places(depth) + depth * value_bytes; } /* of its room */
 static void seqpar__machine_room(seqpar__machine *m, char *room, int64_t depth, int64_t value_bytes) {
+    memset(m, 0, sizeof *m);
     m->values = (char **)(void *)room;
     m->stack = room + seqpar__machine_places(depth);
     m->value_bytes = value_bytes;
@@ -3413,15 +3406,12 @@ static void seqpar__columns_job(void *user, int64_t i, char *scratch) {
     seqpar__machine m;
     c.begin = i * c.block;
     c.width = SEQPAR__MIN(c.block, c.count - c.begin);
+    seqpar__machine_room(&m, scratch, c.fold->depth, c.block * seqpar_dtype_bytes(c.device->accumulator)); /* no places: a job is some columns of them */
     m.user = &c;
-    seqpar__machine_room(&m, scratch, c.fold->depth, c.block * seqpar_dtype_bytes(c.device->accumulator));
     m.leaf = c.leaf;
     m.combine = seqpar__columns_combine;
     m.move = seqpar__columns_move;
     m.finish = seqpar__columns_finish;
-    m.given = NULL;
-    m.place = NULL; /* a job is some columns of it */
-    m.single = NULL;
     m.extends = 1;
     seqpar__machine_run(&m, c.fold->program, c.fold->program_count);
 }
@@ -3598,14 +3588,13 @@ static int64_t seqpar__attn_value_bytes(seqpar_device *device, const seqpar_attn
 /* A job and its machine, which has `room`. Heads are numbered from the first of the step. */
 static void seqpar__attn_job_new(seqpar__attn_job *j, seqpar__machine *m, const seqpar__attn_work *w, const seqpar_attn_args *a, const seqpar_attn_task *task, int64_t head, char *room) {
     memset(j, 0, sizeof *j);
-    memset(m, 0, sizeof *m);
     j->device = w->device; j->args = a; j->kernel = w->kernel; j->task = task;
     j->head = head + (w->kernel->kind < 2 ? a->head_begin * (a->heads / a->kv_heads) : 0);
     j->count = a->q_pieces[task->piece].count;
     j->local = a->q_pieces[task->piece].local;
     j->scratch = room + seqpar__machine_bytes(a->depth, w->value_bytes);
-    m->user = j;
     seqpar__machine_room(m, room, a->depth, w->value_bytes);
+    m->user = j;
     m->leaf = w->kernel->leaf;
     m->combine = w->kernel->combine;
     m->move = seqpar__attn_move;
@@ -4788,15 +4777,12 @@ static void seqpar__cpu_weight_job(void *user, int64_t i, char *scratch) {
     j.rows = SEQPAR__MIN(w->rows, a->out - j.out);
     j.columns = SEQPAR__MIN(SEQPAR__WB_IN, a->in - j.in);
     j.packed = (float *)scratch;
-    m.user = &j;
     seqpar__machine_room(&m, scratch + SEQPAR__PACKED_BYTES, a->fold.depth, w->rows * SEQPAR__WB_IN * (int64_t)sizeof(float));
+    m.user = &j;
     m.leaf = seqpar__cpu_weight_leaf;
     m.combine = seqpar__cpu_weight_combine;
     m.move = seqpar__cpu_weight_move;
     m.finish = seqpar__cpu_weight_finish;
-    m.given = NULL;
-    m.place = NULL;
-    m.single = NULL;
     m.extends = 1;
     seqpar__machine_run(&m, a->fold.program, a->fold.program_count);
 }
@@ -8299,11 +8285,12 @@ static seqpar_status seqpar__micro_prepare(seqpar_ctx *ctx, seqpar_step *s, int6
     for (w = 0; !status && w < ctx->world->size; w++) {
         seqpar__partial p;
         if (w % ctx->sp_size == 0) {
+            seqpar__shares_free(shares, ctx->sp_size);
+            SEQPAR_FREE(shares);
             seqpar__micro_rows(s, ctx->dp_size, w / ctx->sp_size, index, &first, &count);
             status = seqpar__split_all(ctx->error, &shares, NULL, s->rows + first, count, s->layout, ctx->sp_size);
         }
         if (!status) status = seqpar__share_partial(&p, s, &shares[w % ctx->sp_size]);
-        if (shares && (status || w % ctx->sp_size == ctx->sp_size - 1)) { seqpar__shares_free(shares, ctx->sp_size); SEQPAR_FREE(shares); shares = NULL; }
         if (status) break;
         m->nodes[w] = p.node_count;
         if (!seqpar__grow(&all, &capacity, total + p.node_count, (int64_t)sizeof(seqpar__node_from))) status = SEQPAR_ERR_MEMORY;
@@ -8315,7 +8302,7 @@ static seqpar_status seqpar__micro_prepare(seqpar_ctx *ctx, seqpar_step *s, int6
         }
         if (w == ctx->world->rank) m->own = p; else seqpar__partial_free(&p);
     }
-    if (shares) seqpar__shares_free(shares, ctx->sp_size); /* no memory for the nodes of one of them */
+    seqpar__shares_free(shares, ctx->sp_size);
     SEQPAR_FREE(shares);
     if (!status && total) qsort(all, (size_t)total, sizeof(seqpar__node_from), seqpar__by_number);
     for (i = 0; !status && i < total; i++)
@@ -8532,7 +8519,7 @@ SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *o, 
     seqpar__owned(o, nodes->group, ctx->world->size, ctx->world->rank, &begin, &f.owned);
     done = f.micro->program_count > 0 && f.micro->program[f.micro->program_count - 1].op == SEQPAR_FOLD_FINISH;
     add = done && s->done[other]; /* the second sum of a group (the embedding's and the head's share of a tied table) joins the first */
-    if (!kept->data && f.owned > 0 && f.micro->program_count > 0 && !(add && f.micro->program_count == 2)) SEQPAR__TRY(seqpar__gradient_new(ctx, kept, f.owned, s->slots));
+    if (!kept->data && f.owned > 0 && (f.micro->program_count > 0 || SEQPAR__FAULT(102)) && !(add && f.micro->program_count == 2)) SEQPAR__TRY(seqpar__gradient_new(ctx, kept, f.owned, s->slots));
     f.kept = kept->data;
     f.sum = o->gradient[other].data;
     SEQPAR__TRY(seqpar__fold_group(ctx, o, &f, nodes, o->group_begin[nodes->group] + begin));

@@ -990,7 +990,11 @@ static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
     if (!status && world->rank == 0 && r.saved != DEMO_NOTHING_SAVED) demo_forget_checkpoints(r.job->config.ckpt_path, r.job->run.id, r.job->config.max_ckpt_num, r.saved); /* a run that was killed while it did */
     if (!status) status = demo_metrics_close(&r);
     if (!status && world->rank == 0) status = demo_say_totals(&r);
-    if (!status && r.trouble.status) status = seqpar_fail(world->error, r.trouble.status, "%s", r.trouble.text);
+    if (r.trouble.status) { /* the cause, also where its checkpoint could not be written either */
+        if (status) demo_progress_say(&r.progress, "notice: nor could a checkpoint be written: %s", world->error->text);
+        *world->error = (seqpar_error){0};
+        status = seqpar_fail(world->error, r.trouble.status, "%s", r.trouble.text);
+    }
     if (status && world->rank == 0) demo_progress_end(&r.progress);
     if (r.metrics) fclose(r.metrics);
     arrfree(r.losses);

@@ -391,8 +391,10 @@ static void test_grids(int reference) {
 
 /* Stripe: of neighbouring chunks a rank has no two tokens in a row, so what it folds piles up, deeper than a tree of them. */
 static void test_many_chunks(int reference) {
-    static const int64_t lengths[] = {197, 31}, chunks[] = {131, 31};
+    static const int64_t lengths[] = {311, 31}, chunks[] = {73, 7};
     problem *p = problem_new(2, lengths, chunks, 2, 1, 4);
+    p->rows[0].docs = 1; /* every query sees the first key */
+    p->cu[0][1] = lengths[0];
     for (int64_t ranks = 2; ranks <= 3; ranks++) {
         setup s = {.p = p, .reference = reference, .ranks = ranks, .threads = 2, .layout = SEQPAR_STRIPE, .schedule = ranks == 2 ? SEQPAR_RING : SEQPAR_LLAMA3, .f = features_list[0]};
         setup_run(&s);
@@ -939,14 +941,14 @@ int main(int argc, char **argv) {
     }
     return test_summary();
 #endif
+    test_many_chunks(1);
+    test_many_chunks(0);
     test_truth(1);
     test_truth(0);
     for (int i = 0; i < SEQPAR__LAYOUTS * SEQPAR__SCHEDULES; i++) test_probe(i / SEQPAR__SCHEDULES, i % SEQPAR__SCHEDULES);
     test_grids(1);
     test_grids(0);
     test_grids(2);
-    test_many_chunks(1);
-    test_many_chunks(0);
     test_document_lengths(3);
     test_document_lengths(4);
     for (int i = 0; i < SEQPAR__LAYOUTS; i++) test_isolation(i);

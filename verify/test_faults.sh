@@ -140,6 +140,9 @@ done <<'LIST'
 99|pack|a row may have any number of chunks
 100|numerics|half a surrogate passes for UTF-8
 101|numerics|a long sentence loses its end, which says what to do
+102|agree|a gradient begins anew where a micro-batch has no token
+103|attn|a stack has room for 64 values
+104|agree|ranks that were given one device at once both take it
 LIST
 for bug in B28 B33 B44 B45 B46 B47 B48 B50 B51 B53 B55 B60 B61 B64; do
     if [[ " $covered " = *" $bug "* ]]; then echo "ok published_$bug"; passed=$((passed + 1)); else echo "FAIL published_$bug: no planted fault stands for it and is seen"; failed=$((failed + 1)); fi

@@ -244,7 +244,7 @@ tidy() { if [ -z "$2" ]; then ok $1; else fail $1 "$(echo "$2" | tr '\n' ' ' | c
 tidy tidy_spdx "$(sources | grep -vE '^(\./)?LICENSE$' | while read -r f; do [ -f "$f" ] && grep -qI . "$f" && ! grep -q 'SPDX-License-Identifier' "$f" && echo "$f"; done)"
 tidy tidy_no_notes "$(grep -nwE 'T[O]DO|F[I]XME|X[X]X' ./*.h demos/*.* verify/*.* bench/*.* ci/*.* 2>/dev/null | head -n 3)"
 tidy tidy_chapters "$(for c in api util fold pack split comm device cpu plan attn loss optim; do grep -qE "^   >>$c  " seqpar.h || echo "no chapter $c"; done)"
-[ "$(wc -l <seqpar.h)" -le 8900 ] && tidy tidy_file_length "" || tidy tidy_file_length "seqpar.h has $(wc -l <seqpar.h) lines"
+[ "$(wc -l <seqpar.h)" -le 8800 ] && tidy tidy_file_length "" || tidy tidy_file_length "seqpar.h has $(wc -l <seqpar.h) lines"
 
 # lines of every function: from the line its head begins to the one its last brace closes
 cat >$out/functions.awk <<'AWK'
