@@ -67,6 +67,13 @@ build/verify_sp: verify/verify.c demos/files.h verify/run_objective.h verify/kep
 	@mkdir -p build
 	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
 
+# Copies of the headers with every mistake of verify/faults.tsv in them, each behind a switch.
+.PHONY: planted
+planted: $(HEADERS:%=build/faults/%)
+build/faults/%.h: %.h verify/faults.tsv verify/plant.awk
+	@mkdir -p build/faults
+	awk -v file=$< -f verify/plant.awk verify/faults.tsv $< >$@.new && mv $@.new $@
+
 build/test_%: verify/test_%.c $(HEADERS) verify/test.h verify/slow.h verify/slow_loss.h verify/golden.h verify/golden.tsv verify/run_model.h verify/run_objective.h verify/kept.h verify/room.h verify/transport.h verify/nccl_stand_in.h verify/nccl_world.h $(wildcard demos/*.h) build/options.inc
 	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
 

@@ -17,16 +17,19 @@
    and link with -lm -lpthread (-fopenmp for threads within a rank). For speed: -O3 -march=native.
 
    CHAPTERS (search for the tag)
-       >>api    types and prototypes, by chapter         >>rows   fast device: norm, SwiGLU, loss, update
-       >>util   errors, random numbers, exp and log      >>own    a block kernel or product of your own
-       >>fold   one order for every sum                  >>plan   a schedule is data
-       >>pack   documents to rows                        >>attn   the executor
-       >>split  who holds which token                    >>loss   token log-probs through the head
-       >>comm   how bytes move: self, threads            >>objective  sums per document, what is made of them
-       >>ctx    one rank                                 >>optim  gradients to owners, clip, update
-       >>device what devices share: folds, attention     >>licence
-       >>ref    reference device: naive                  (plans played on paper: seqpar_check.h)
-       >>cpu    fast device: products, attention
+       Part I, the subject                               Part II, devices
+       >>api    types and prototypes, by chapter         >>device what devices share: folds, attention
+       >>util   errors, random numbers, exp and log      >>ref    reference device: naive
+       >>fold   one order for every sum                  >>cpu    fast device: products, attention
+       >>pack   documents to rows                        >>rows   fast device: norm, SwiGLU, loss, update
+       >>split  who holds which token                    >>own    a block kernel or product of your own
+       >>comm   how bytes move: self, threads            >>licence
+       >>ctx    one rank
+       >>plan   a schedule is data
+       >>attn   the executor
+       >>loss   token log-probs through the head
+       >>objective  sums per document, what is made of them
+       >>optim  gradients to owners, clip, update        (plans played on paper: seqpar_check.h)
 
    DOES
        - pack documents into rows (cu_seqlens, position ids, targets shifted once, before any split)
@@ -57,7 +60,6 @@
        SEQPAR_NO_THREADS    implementation: no POSIX threads; one rank
        SEQPAR_MALLOC(size), SEQPAR_FREE(ptr)   implementation: allocator (both or none)
        SEQPAR_NO_FMA        implementation: two roundings even where the machine has fused multiply-add
-       SEQPAR_FAULTS        implementation, tests only: switches that plant known mistakes
 
    WORDS
        row          documents packed one after the other; what is split over the SP ranks
@@ -1272,13 +1274,6 @@ SEQPAR_DEF double seqpar_schedule_factor(int kind, int64_t step, int64_t warmup,
 #define SEQPAR__MIN(a, b) ((a) < (b) ? (a) : (b))
 #define SEQPAR__MAX(a, b) ((a) > (b) ? (a) : (b))
 
-/* Run-time switches that plant a known mistake; only in test builds (see verify/faults.c). */
-#ifdef SEQPAR_FAULTS
-static int seqpar__fault = 0;
-#define SEQPAR__FAULT(number) (seqpar__fault == (number))
-#else
-#define SEQPAR__FAULT(number) 0
-#endif
 #ifdef SEQPAR_COUNT_WORK /* tests: elementary steps of packing, splitting and planning, of one thread */
 static int64_t seqpar__work = 0;
 #define SEQPAR__WORK(steps) ((void)(seqpar__work += (steps)))
@@ -1298,8 +1293,7 @@ SEQPAR_DEF seqpar_status seqpar_fail(seqpar_error *error, seqpar_status status, 
     va_start(args, format);
     vsnprintf(sentence, sizeof sentence, format, args);
     va_end(args);
-    if (!SEQPAR__FAULT(98)) seqpar_escape(error->text, (int64_t)sizeof error->text, sentence);
-    else snprintf(error->text, sizeof error->text, "%.*s", (int)sizeof error->text - 1, sentence); /* fault: foreign text as it is */
+    seqpar_escape(error->text, (int64_t)sizeof error->text, sentence);
     return status;
 }
 
@@ -1307,7 +1301,7 @@ SEQPAR_DEF int64_t seqpar_utf8_length(const char *text, int64_t left) {
     const unsigned char *s = (const unsigned char *)text;
     int64_t length = s[0] < 0x80 ? 1 : s[0] >= 0xC2 && s[0] <= 0xDF ? 2 : (s[0] & 0xF0) == 0xE0 ? 3 : s[0] >= 0xF0 && s[0] <= 0xF4 ? 4 : 0, i;
     if (length == 0 || length > left) return 0;
-    if ((s[0] == 0xE0 && s[1] < 0xA0) || (s[0] == 0xED && s[1] > 0x9F && !SEQPAR__FAULT(100)) || /* fault: halves of surrogates pass */
+    if ((s[0] == 0xE0 && s[1] < 0xA0) || (s[0] == 0xED && s[1] > 0x9F) ||
         (s[0] == 0xF0 && s[1] < 0x90) || (s[0] == 0xF4 && s[1] > 0x8F)) return 0;
     for (i = 1; i < length; i++) if ((s[i] & 0xC0) != 0x80) return 0;
     return length;
@@ -1347,7 +1341,7 @@ SEQPAR_DEF const char *seqpar_escape(char *out, int64_t size, const char *text) 
     if (rest >= size && size > 8) { /* the middle goes: the end says what to do */
         used = seqpar__escape_some(out, (size - 4) / 2, text, left);
         memcpy(out + used, "...", 3);
-        for (used += 3; used + rest >= size && !SEQPAR__FAULT(101);) rest -= seqpar__escape_next(shown, &text, &left);
+        for (used += 3; used + rest >= size;) rest -= seqpar__escape_next(shown, &text, &left);
     }
     used += seqpar__escape_some(out + used, size - 1 - used, text, left);
     out[used] = 0;
@@ -1371,7 +1365,6 @@ SEQPAR_DEF const char *seqpar_status_text(seqpar_status status) {
 /* Product of sizes (>= 0). From 2^60 on, more than any machine has bytes, it is 2^60: a few such can still be added. */
 #define SEQPAR__TOO_MANY (INT64_C(1) << 60)
 static int64_t seqpar__times(int64_t a, int64_t b) {
-    if (SEQPAR__FAULT(97)) return (int64_t)((uint64_t)a * (uint64_t)b); /* fault: wraps around */
     return a > 0 && b > SEQPAR__TOO_MANY / a ? SEQPAR__TOO_MANY : a * b;
 }
 
@@ -1614,7 +1607,6 @@ static int seqpar__fold_emit(seqpar_fold *fold, int32_t op, int32_t index) {
 static int32_t seqpar__fold_slot(seqpar_fold *fold) {
     int32_t slot, *heap = fold->vacant, last;
     int64_t i = 0, child;
-    if (SEQPAR__FAULT(30)) { fold->slots_high = SEQPAR__MAX(fold->slots_high, (int64_t)1); return 0; } /* a pending value is overwritten */
     if (!fold->vacant_count) return (int32_t)fold->slots_high++;
     slot = heap[0];
     last = heap[--fold->vacant_count];
@@ -1687,7 +1679,6 @@ static seqpar_status seqpar__fold_run_on(seqpar_fold *fold, seqpar_node node, in
     int first = fold->taken++ == 0;
     fold->depth_high = 2; /* a kernel that cannot extend puts its leaf beside the value */
     if (first && !seqpar__fold_keep(fold, node, -1)) return SEQPAR_ERR_MEMORY;
-    if (SEQPAR__FAULT(56) && fold->pending_at[0] >= 0) first = 1; /* fault: every step begins anew */
     else if (fold->pending_at[0] >= 0 && !seqpar__fold_emit(fold, SEQPAR_FOLD_LOAD, fold->pending_at[0])) return SEQPAR_ERR_MEMORY;
     fold->pending_at[0] = -1;
     if (!seqpar__fold_emit(fold, first ? SEQPAR_FOLD_LEAF : SEQPAR_FOLD_EXTEND, operand)) return SEQPAR_ERR_MEMORY;
@@ -1830,7 +1821,7 @@ static seqpar_status seqpar__fold_partial(seqpar__partial *p, const int64_t *pre
 SEQPAR_DEF int64_t seqpar_grid_default_chunks(int64_t tokens) {
     int64_t chunks = 32;
     if (tokens < 32 * 16) return SEQPAR__MAX(tokens / 16, (int64_t)1);
-    while (chunks < (SEQPAR__FAULT(96) ? 32 : 2048) && tokens > chunks * 256) chunks *= 2; /* fault: long rows leave ranks idle */
+    while (chunks < 2048 && tokens > chunks * 256) chunks *= 2;
     return chunks;
 }
 
@@ -1853,7 +1844,7 @@ static seqpar_status seqpar__check_documents(seqpar_error *error, const seqpar_d
     int64_t i, t;
     if (desc->pack_len <= 0 || desc->pack_len > SEQPAR_MAX_TOKENS)
         return seqpar_fail(error, SEQPAR_ERR_PACK_LEN, "pack_len is %lld; give the most tokens a row may have, 2 to %lld", (long long)desc->pack_len, (long long)SEQPAR_MAX_TOKENS);
-    if (desc->chunks < 0 || (desc->chunks > SEQPAR_MAX_CHUNKS && !SEQPAR__FAULT(99)) || desc->pad_to < 0 || desc->pad_to > SEQPAR_MAX_TOKENS)
+    if (desc->chunks < 0 || desc->chunks > SEQPAR_MAX_CHUNKS || desc->pad_to < 0 || desc->pad_to > SEQPAR_MAX_TOKENS)
         return seqpar_fail(error, SEQPAR_ERR_CHUNKS, "chunks is %lld and pad_to %lld; both must be positive, or 0 for the default, and at most %lld and %lld", (long long)desc->chunks, (long long)desc->pad_to, (long long)SEQPAR_MAX_CHUNKS, (long long)SEQPAR_MAX_TOKENS);
     if (count <= 0) return seqpar_fail(error, SEQPAR_ERR_NO_DOCUMENTS, "there are %lld documents to pack; give at least one", (long long)count);
     for (i = 0; i < count; i++) {
@@ -1920,9 +1911,8 @@ static int64_t seqpar__first_fit(int64_t *room, int64_t rows, int64_t tokens) {
     while (at < rows) {
         SEQPAR__WORK(2);
         at *= 2;
-        if (room[at] < tokens + SEQPAR__FAULT(86)) at++; /* fault: a row that would be full just so is passed over */
+        if (room[at] < tokens) at++;
     }
-    for (row = rows; SEQPAR__FAULT(85) && (at = row, room[row] < tokens); row++) SEQPAR__WORK(1); /* fault: one row after the other */
     row = at - rows;
     for (room[at] -= tokens, at /= 2; at > 0; at /= 2) {
         int64_t most = SEQPAR__MAX(room[2 * at], room[2 * at + 1]);
@@ -1957,10 +1947,9 @@ static void seqpar__append_document(seqpar_row *row, const seqpar_document *d, i
     if (n == 0) return;
     for (t = 0; t < n; t++) {
         int supervised = t + 1 < n && (!d->loss_mask || d->loss_mask[t + 1]);
-        if (SEQPAR__FAULT(6) && supervised && d->ids[t + 1] == 0) supervised = 0; /* id 0 taken for padding */
         ids[at + t] = d->ids[t];
-        targets[at + t] = supervised ? d->ids[SEQPAR__FAULT(8) ? t : t + 1] : SEQPAR_IGNORE; /* fault: not shifted */
-        position_ids[at + t] = (int32_t)(SEQPAR__FAULT(7) ? at + t : t); /* fault: positions run on over documents */
+        targets[at + t] = supervised ? d->ids[t + 1] : SEQPAR_IGNORE;
+        position_ids[at + t] = (int32_t)t;
         count += supervised;
     }
     counts->supervised += count;
@@ -2107,7 +2096,6 @@ static int64_t seqpar__leaf(int64_t row_index, int64_t chunk, int layout, int64_
 /* Zigzag: slots go to the ranks and back. */
 static int64_t seqpar__slot_rank(int64_t slot, int64_t sp_size) {
     int64_t mirror = 2 * sp_size - 1 - slot;
-    if (SEQPAR__FAULT(9)) mirror = (mirror + sp_size - 1) % sp_size; /* fault: halves swapped between ranks */
     return slot < sp_size ? slot : mirror;
 }
 
@@ -2154,14 +2142,13 @@ static int64_t seqpar__stripe_parts(int64_t chunks, int64_t sp_size) {
 static seqpar_piece seqpar__chunk_piece(const seqpar_row *row, int64_t chunk, int64_t chunk_end, int layout, int64_t sp_size, int64_t sp_rank) {
     seqpar_piece p;
     int64_t begin = seqpar_grid_begin(row->padded, row->chunks, chunk);
-    int64_t end = SEQPAR__MIN(seqpar_grid_begin(row->padded, row->chunks, chunk_end), SEQPAR__FAULT(65) ? row->padded : row->tokens); /* pads: nobody's; fault: somebody's */
+    int64_t end = SEQPAR__MIN(seqpar_grid_begin(row->padded, row->chunks, chunk_end), row->tokens); /* pads are nobody's */
     memset(&p, 0, sizeof p);
     p.chunk = chunk;
     p.leaf = seqpar__leaf(row->index, chunk, layout, sp_size, sp_rank);
     p.stride = layout == SEQPAR_STRIPE ? sp_size : 1;
     p.start = layout == SEQPAR_STRIPE ? begin + (sp_rank - begin % sp_size + sp_size) % sp_size : begin;
     p.count = p.start < end ? (end - p.start + p.stride - 1) / p.stride : 0;
-    if (SEQPAR__FAULT(54)) p.stride = 1; /* fault: striped tokens taken for neighbours */
     return p;
 }
 
@@ -2412,8 +2399,8 @@ SEQPAR_DEF seqpar_status seqpar_comm_begin(seqpar_comm *comm, const seqpar_group
             comm->bytes_sent += group->sends[i].bytes;
             comm->messages_sent++;
         }
-    if (!comm->table->queued) { /* the host will read what kernels wrote, and write what they read; fault: it does not wait for them */
-        if (!SEQPAR__FAULT(81)) SEQPAR__TRY(seqpar_device_settle(comm->device, queue));
+    if (!comm->table->queued) { /* the host will read what kernels wrote, and write what they read */
+        SEQPAR__TRY(seqpar_device_settle(comm->device, queue));
         queue = NULL;
     }
     return comm->table->begin(comm, group, queue, request);
@@ -3003,7 +2990,7 @@ static seqpar_status seqpar__ranks_differ(seqpar_comm *comm, const char *what, c
    differs is asked for only then. */
 static seqpar_status seqpar__ranks_agree(seqpar_comm *comm, const char *what, const seqpar__given *given, int64_t count) {
     int64_t own = 0, *all = NULL, i, differ = 0;
-    if (comm->size == 1 || SEQPAR__FAULT(93)) return SEQPAR_OK; /* fault: nobody asks */
+    if (comm->size == 1) return SEQPAR_OK;
     for (i = 0; i < count; i++) own = (int64_t)seqpar__mix((uint64_t)own ^ seqpar__mix((uint64_t)given[i].value + (uint64_t)i));
     SEQPAR__TRY(seqpar__gather_i64(comm, &all, &own, 1, what));
     for (i = 1; i < comm->size; i++) differ |= all[i] != all[0];
@@ -3061,9 +3048,9 @@ SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world, se
     if (world->size % sp_size)
         return seqpar_fail(ctx->error, SEQPAR_ERR_WORLD, "world size %lld is not divisible by sequence_parallel_size %lld; use a multiple of %lld ranks", (long long)world->size, (long long)sp_size, (long long)sp_size);
     if (!device) return ctx->error->status ? ctx->error->status : seqpar__no_memory(ctx->error, "a device");
-    if (!device->contexts && !SEQPAR__FAULT(104)) device->error = ctx->error; /* a claim: of ranks that were given the same device one finds its own below */
+    if (!device->contexts) device->error = ctx->error; /* a claim: of ranks that were given the same device one finds its own below */
     SEQPAR__TRY(seqpar__ranks_agree(world, "a context", given, 3));
-    if (device->error != ctx->error && !SEQPAR__FAULT(104)) return seqpar_fail(ctx->error, SEQPAR_ERR_DEVICE, "the device '%s' belongs to another context that is open; open a device for each rank", device->name);
+    if (device->error != ctx->error) return seqpar_fail(ctx->error, SEQPAR_ERR_DEVICE, "the device '%s' belongs to another context that is open; open a device for each rank", device->name);
     ctx->world = world;
     ctx->device = device;
     ctx->queue = device->queue;
@@ -3140,6 +3127,2720 @@ SEQPAR_DEF void seqpar_buffer_free(seqpar_ctx *ctx, seqpar_buffer *buffer) {
 }
 
 static void *seqpar__at(const void *base, int64_t element, int dtype) { return (char *)base + element * seqpar_dtype_bytes(dtype); }
+
+/* ======================================================================================================
+   >>plan  a schedule is data
+   ====================================================================================================== */
+
+SEQPAR_DEF const char *seqpar_schedule_name(int schedule) {
+    static const char *const names[] = {"ring", "llama3", "ulysses"};
+    return schedule >= 0 && schedule < SEQPAR__SCHEDULES ? names[schedule] : "?";
+}
+
+static seqpar_plan_op *seqpar__plan_add(seqpar_plan *plan, int op) {
+    seqpar_plan_op *o = &plan->ops[plan->count++];
+    memset(o, 0, sizeof *o);
+    o->op = op;
+    o->sources = 1;
+    o->send_to = o->recv_from = -1;
+    return o;
+}
+
+/* Request numbers: shift or gather of step s is s, return of step s is steps + s. */
+static void seqpar__plan_ring(seqpar_plan *plan, int64_t kv_heads) {
+    int64_t size = plan->ring_size, rank = plan->position, on = plan->next, back = size - on, s, first = plan->count;
+    seqpar_plan_op *o;
+    plan->slots = size > 1 ? 3 : 1; /* the own k, v and two that take turns */
+    plan->requests = 2 * size;
+    for (s = 0; s < size; s++) {
+        int32_t here = (int32_t)(s ? 1 + (s - 1) % 2 : 0), next = (int32_t)(1 + s % 2);
+        if (s + 1 < size) {
+            o = seqpar__plan_add(plan, SEQPAR_PLAN_SHIFT);
+            o->request = (int32_t)s; o->from = here; o->to = next;
+            o->send_to = (rank + on) % size; o->recv_from = (rank + back) % size;
+            o->source = (rank + s * back) % size;
+        }
+        o = seqpar__plan_add(plan, SEQPAR_PLAN_COMPUTE);
+        o->from = here; o->source = (rank + s * back) % size;
+        if (plan->backward && s > 1) seqpar__plan_add(plan, SEQPAR_PLAN_FOLD)->request = (int32_t)(size + s - 1);
+        if (plan->backward && s > 0) {
+            o = seqpar__plan_add(plan, SEQPAR_PLAN_RETURN);
+            o->request = (int32_t)(size + s);
+            o->send_to = (rank + s * back) % size; o->recv_from = (rank + s * on) % size;
+        }
+        if (s + 1 < size) seqpar__plan_add(plan, SEQPAR_PLAN_WAIT)->request = (int32_t)s;
+    }
+    if (plan->backward && size > 1) seqpar__plan_add(plan, SEQPAR_PLAN_FOLD)->request = (int32_t)(2 * size - 1);
+    for (; first < plan->count; first++) plan->ops[first].head_count = kv_heads;
+}
+
+static seqpar_plan_op *seqpar__plan_heads(seqpar_plan *plan, int op, int64_t stride_index, int64_t heads, int64_t request) {
+    seqpar_plan_op *o = seqpar__plan_add(plan, op);
+    o->head_begin = stride_index * heads;
+    o->head_count = heads;
+    o->from = o->to = (int32_t)(stride_index % 2);
+    o->request = (int32_t)request;
+    o->sources = plan->ring_size;
+    return o;
+}
+
+static void seqpar__plan_llama3(seqpar_plan *plan, int64_t kv_heads, int64_t heads) {
+    int64_t steps = kv_heads / heads, g;
+    plan->slots = 2;
+    plan->requests = 2 * steps;
+    seqpar__plan_heads(plan, SEQPAR_PLAN_PACK, 0, heads, 0);
+    seqpar__plan_heads(plan, SEQPAR_PLAN_GATHER, 0, heads, 0);
+    for (g = 0; g < steps; g++) {
+        seqpar__plan_heads(plan, SEQPAR_PLAN_WAIT, g, heads, g);
+        if (g + 1 < steps) { /* the next heads travel while these are computed */
+            seqpar__plan_heads(plan, SEQPAR_PLAN_PACK, g + 1, heads, g + 1);
+            seqpar__plan_heads(plan, SEQPAR_PLAN_GATHER, g + 1, heads, g + 1);
+        }
+        seqpar__plan_heads(plan, SEQPAR_PLAN_COMPUTE, g, heads, g);
+        if (!plan->backward) continue;
+        if (g > 0) seqpar__plan_heads(plan, SEQPAR_PLAN_FOLD, g - 1, heads, steps + g - 1);
+        seqpar__plan_heads(plan, SEQPAR_PLAN_RETURN, g, heads, steps + g);
+    }
+    if (plan->backward) seqpar__plan_heads(plan, SEQPAR_PLAN_FOLD, steps - 1, heads, 2 * steps - 1);
+}
+
+static int64_t seqpar__gcd(int64_t a, int64_t b) {
+    while (b) { int64_t t = a % b; a = b; b = t; }
+    return a;
+}
+
+/* Members of a position, and their heads. */
+static seqpar_status seqpar__plan_grid(seqpar_error *error, seqpar_plan *plan, const seqpar_plan_desc *d) {
+    int64_t u = d->ulysses_size ? d->ulysses_size : d->schedule != SEQPAR_ULYSSES ? 1 : d->kv_heads >= d->sp_size || d->ulysses_replicate ? d->sp_size : seqpar__gcd(d->sp_size, d->kv_heads);
+    if (u < 0 || d->sp_size % u) return seqpar_fail(error, SEQPAR_ERR_ULYSSES, "ulysses_size %lld does not divide sequence_parallel_size %lld; use a divisor", (long long)u, (long long)d->sp_size);
+    if (u > d->kv_heads && !d->ulysses_replicate)
+        return seqpar_fail(error, SEQPAR_ERR_ULYSSES, "ulysses_size %lld is more than the %lld kv_heads; use at most %lld, a ring for the rest, or ulysses_replicate", (long long)u, (long long)d->kv_heads, (long long)seqpar__gcd(d->sp_size, d->kv_heads));
+    if (u > d->kv_heads && u % d->kv_heads)
+        return seqpar_fail(error, SEQPAR_ERR_ULYSSES, "ulysses_size %lld is no multiple of the %lld kv_heads; replication needs equal numbers of copies", (long long)u, (long long)d->kv_heads);
+    plan->ulysses_size = u;
+    plan->member = d->sp_rank % u;
+    plan->ring_size = d->sp_size / u;
+    plan->position = d->sp_rank / u;
+    plan->next = d->down && plan->ring_size > 1 ? plan->ring_size - 1 : 1;
+    plan->replicate = u > d->kv_heads;
+    plan->kv_begin = plan->member * d->kv_heads / u;
+    plan->kv_count = plan->replicate ? 1 : (plan->member + 1) * d->kv_heads / u - plan->kv_begin;
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__check_plan(seqpar_error *error, const seqpar_plan_desc *d) {
+    if (d->sp_size <= 0) return seqpar_fail(error, SEQPAR_ERR_RANKS, "sequence_parallel_size is %lld; give at least 1", (long long)d->sp_size);
+    if (d->sp_rank < 0 || d->sp_rank >= d->sp_size) return seqpar_fail(error, SEQPAR_ERR_RANK, "rank %lld is outside a group of %lld", (long long)d->sp_rank, (long long)d->sp_size);
+    if (d->kv_heads <= 0) return seqpar_fail(error, SEQPAR_ERR_HEADS, "kv_heads is %lld; give at least 1", (long long)d->kv_heads);
+    if (d->schedule < 0 || d->schedule >= SEQPAR__SCHEDULES) return seqpar_fail(error, SEQPAR_ERR_SCHEDULE, "schedule %d is unknown; use ring, llama3 or ulysses", d->schedule);
+    return SEQPAR_OK;
+}
+
+/* Every member must be able to gather that many heads at a time, or all ranks refuse alike. */
+static seqpar_status seqpar__check_stride(seqpar_error *error, const seqpar_plan *plan, const seqpar_plan_desc *d, int64_t stride) {
+    int64_t m;
+    for (m = 0; m < plan->ulysses_size; m++) {
+        int64_t heads = plan->replicate ? 1 : (m + 1) * d->kv_heads / plan->ulysses_size - m * d->kv_heads / plan->ulysses_size;
+        if (stride > 0 && heads % stride == 0) continue;
+        return seqpar_fail(error, SEQPAR_ERR_HEAD_STRIDE, "heads_k_stride %lld does not divide kv_heads %lld%s; use a divisor", (long long)stride, (long long)heads, plan->ulysses_size > 1 ? " of a member of the Ulysses group" : "");
+    }
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF seqpar_status seqpar_plan_make(seqpar_error *error, seqpar_plan *plan, const seqpar_plan_desc *desc) {
+    int64_t stride = desc->heads_k_stride ? desc->heads_k_stride : 1;
+    memset(plan, 0, sizeof *plan);
+    SEQPAR__TRY(seqpar__check_plan(error, desc));
+    SEQPAR__TRY(seqpar__plan_grid(error, plan, desc));
+    if (desc->schedule == SEQPAR_LLAMA3 || plan->ulysses_size == 1) SEQPAR__TRY(seqpar__check_stride(error, plan, desc, stride));
+    plan->sp_size = desc->sp_size;
+    plan->sp_rank = desc->sp_rank;
+    plan->backward = desc->backward;
+    plan->ops = SEQPAR__NEW(seqpar_plan_op, 8 * (plan->ring_size + plan->kv_count) + 16);
+    if (!plan->ops) return seqpar__no_memory(error, "a plan");
+    if (plan->ulysses_size > 1) {
+        seqpar__plan_add(plan, SEQPAR_PLAN_HEADS);
+        seqpar__plan_add(plan, SEQPAR_PLAN_WAIT);
+    }
+    if (desc->schedule == SEQPAR_LLAMA3 && plan->ring_size > 1) seqpar__plan_llama3(plan, plan->kv_count, stride);
+    else seqpar__plan_ring(plan, plan->kv_count);
+    if (plan->ulysses_size > 1) { /* their request numbers follow those of the ring */
+        plan->ops[0].request = plan->ops[1].request = (int32_t)plan->requests++;
+        seqpar__plan_add(plan, SEQPAR_PLAN_TOKENS)->request = (int32_t)plan->requests;
+        seqpar__plan_add(plan, SEQPAR_PLAN_WAIT)->request = (int32_t)plan->requests++;
+        seqpar__plan_add(plan, SEQPAR_PLAN_UNPACK);
+    }
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF void seqpar_plan_free(seqpar_plan *plan) {
+    SEQPAR_FREE(plan->ops);
+    memset(plan, 0, sizeof *plan);
+}
+
+/* ======================================================================================================
+   >>attn  the executor
+   ====================================================================================================== */
+
+typedef struct seqpar__bounds { int64_t begin, end; } seqpar__bounds; /* tokens the queries of a piece see, in all; rows of a share */
+
+typedef struct seqpar__tasks { /* one device call */
+    seqpar_attn_task *task;
+    int64_t count;
+    seqpar_piece *pieces;     /* of the tasks; for dkv followed by the query pieces */
+    seqpar_attn_keys *keys;
+} seqpar__tasks;
+
+typedef struct seqpar__attn_step { /* what a COMPUTE does, by the order of sources it has: once for all head ranges */
+    int64_t source, sources;
+    seqpar__tasks queries;    /* forward and dq */
+    seqpar__tasks own;        /* dk, dv of own keys: into the pending fold */
+    seqpar__tasks *foreign;   /* (sources) dk, dv of others' keys: into the outbox */
+} seqpar__attn_step;
+
+struct seqpar_attn {
+    seqpar_attn_desc desc;     /* of the whole call */
+    int64_t size, rank;        /* positions of the ring, and the own one */
+    int64_t heads, kv_heads, head_begin; /* of this member; its first query head among all */
+    int64_t ring_requests;     /* requests of the ring: its returns are the second half */
+    seqpar_share *parts;       /* (ulysses_size) of the position's members; parts[member] is the own share */
+    int64_t *part_begin;       /* (ulysses_size + 1) where their tokens lie in what HEADS gathers */
+    const seqpar_row *rows;
+    int64_t row_count;
+    seqpar_share *shares;      /* (size) of the positions: what their members hold together */
+    seqpar__bounds **bounds;   /* (size) of each share's pieces */
+    int64_t total;             /* pieces of all positions, */
+    seqpar__sorted_key *order; /* (total) by leaf, */
+    int64_t *leaves;           /* (total) and their leaves */
+    int64_t *slot_row;         /* (size + 1) rows before a position's keys where those of all positions lie */
+    seqpar__bounds *come, *go; /* (size) ring: rows of a position's keys that reach this one, and that it sends on */
+    seqpar_plan forward, backward;
+    seqpar__attn_step *steps;
+    int64_t step_count, *step_of; /* (size) by position: the step that computes with its keys */
+    seqpar__tasks *returns;    /* (size) fold what rank q made for us */
+    int64_t *return_elements;  /* (size) per head and head_dim element: rows of dk and dv that come from q */
+    int64_t *outbox_elements;  /* (size) ... that go to q */
+    int64_t query_slots, key_slots, depth;
+    int32_t *visible_begin, *visible_end;
+    seqpar_fold_op *room;      /* for programs to come */
+    int64_t room_left;
+    void *lists;
+};
+
+SEQPAR_DEF const seqpar_share *seqpar_attn_share(const seqpar_attn *attn) { return &attn->parts[attn->forward.member]; }
+
+static int64_t seqpar__document_of(const seqpar_row *row, int64_t token) {
+    int64_t low = 0, high = row->docs; /* last document that begins at or before the token and is not empty */
+    while (high - low > 1) {
+        int64_t mid = (low + high) / 2;
+        if (row->cu_seqlens[mid] <= token) low = mid; else high = mid;
+    }
+    return low;
+}
+
+/* One range of positions: documents bound it, the window how far back (full: and ahead), the prefix how far ahead. */
+static void seqpar__token_visible(const seqpar_row *row, int64_t token, const seqpar_attn_desc *mask, int64_t *begin, int64_t *end) {
+    int64_t d = seqpar__document_of(row, token), doc_begin = row->docs ? row->cu_seqlens[d] : 0, doc_end = row->docs ? row->cu_seqlens[d + 1] : row->tokens;
+    *begin = doc_begin;
+    *end = mask->full ? doc_end : token + 1;
+    if (row->prefix_lens && row->docs && !mask->full) *end = SEQPAR__MAX(*end, doc_begin + row->prefix_lens[d]);
+    if (mask->window) *begin = SEQPAR__MAX(*begin, token - mask->window + 1);
+    if (mask->window && mask->full) *end = SEQPAR__MIN(*end, token + mask->window);
+}
+
+/* Both ends of the range rise with the token, so first and last token bound a piece. */
+static seqpar__bounds seqpar__piece_bounds(const seqpar_row *row, const seqpar_piece *p, const seqpar_attn_desc *mask) {
+    seqpar__bounds b;
+    int64_t unused;
+    seqpar__token_visible(row, p->start, mask, &b.begin, &unused);
+    seqpar__token_visible(row, p->start + (p->count - 1) * p->stride, mask, &unused, &b.end);
+    return b;
+}
+
+static int seqpar__by_number(const void *a, const void *b) {
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+static const seqpar_piece *seqpar__ordered_piece(const seqpar_attn *attn, int64_t i) { return &attn->shares[attn->order[i].source].pieces[attn->order[i].piece]; }
+
+/* Who sees whom, by numbers of pieces in order of leaves. In that order the pieces' first and last tokens rise, and what they see,
+   too (stripe: but for those of a chunk), so what a piece sees, or is seen by, lies between two ends that two searches find; with
+   the highest so far and the lowest yet to come in the place of the numbers themselves they find them for every layout. */
+typedef struct seqpar__range { int32_t begin, end; } seqpar__range;
+typedef struct seqpar__view { int64_t first, last, begin, end; } seqpar__view; /* a piece's first and last tokens, what it sees; counted through all rows */
+typedef struct seqpar__sight {
+    const seqpar_attn *attn;
+    int exact;                     /* everything rises: there are none that do not */
+    seqpar__view *view;            /* (total) */
+    seqpar__range *keys, *queries; /* (total) all that a query sees, that see a key, and few that do not */
+    int64_t *begin;                /* (size + 1) position s has the numbers (own pieces) from number[begin[s]] on */
+    int32_t *number;               /* (total) */
+} seqpar__sight;
+
+static int seqpar__sees(const seqpar__sight *s, int64_t query, int64_t key) { /* of its range */
+    SEQPAR__WORK(1);
+    if (s->exact) return 1;
+    return s->view[query].end > s->view[key].first && s->view[query].begin <= s->view[key].last;
+}
+
+static void seqpar__sight_close(seqpar__sight *s) { SEQPAR_FREE(s->view); SEQPAR_FREE(s->keys); SEQPAR_FREE(s->begin); SEQPAR_FREE(s->number); }
+
+static void seqpar__sight_views(seqpar__sight *s) {
+    const seqpar_attn *attn = s->attn;
+    int64_t row = 0, row_begin = 0, i;
+    s->exact = 1;
+    for (i = 0; i < attn->total; i++) {
+        const seqpar_piece *p = seqpar__ordered_piece(attn, i);
+        const seqpar__bounds *b = &attn->bounds[attn->order[i].source][attn->order[i].piece];
+        while (row < p->row) row_begin += attn->rows[row++].tokens;
+        s->view[i].first = row_begin + p->start;
+        s->view[i].last = row_begin + p->start + (p->count - 1) * p->stride;
+        s->view[i].begin = row_begin + b->begin;
+        s->view[i].end = row_begin + b->end;
+        s->exact &= !i || (s->view[i].first >= s->view[i - 1].first && s->view[i].last >= s->view[i - 1].last && s->view[i].begin >= s->view[i - 1].begin && s->view[i].end >= s->view[i - 1].end);
+    }
+}
+/* The numbers to search among: (4, total) */
+static void seqpar__sight_ranges(seqpar__sight *s, int64_t *numbers) {
+    int64_t n = s->attn->total, *first = numbers, *last = first + n, *begin = last + n, *end = begin + n, near[4] = {0, 0, 0, 0}, i;
+    for (i = 0; i < n; i++) {
+        last[i] = i ? SEQPAR__MAX(last[i - 1], s->view[i].last) : s->view[i].last;
+        end[i] = i ? SEQPAR__MAX(end[i - 1], s->view[i].end) : s->view[i].end;
+    }
+    for (i = n; i-- > 0;) {
+        first[i] = i + 1 < n ? SEQPAR__MIN(first[i + 1], s->view[i].first) : s->view[i].first;
+        begin[i] = i + 1 < n ? SEQPAR__MIN(begin[i + 1], s->view[i].begin) : s->view[i].begin;
+    }
+    for (i = 0; i < n; i++) {
+        s->keys[i].begin = (int32_t)(near[0] = seqpar__seek(last, n, near[0], s->view[i].begin));
+        s->keys[i].end = (int32_t)(near[1] = seqpar__seek(first, n, near[1], s->view[i].end));
+        s->queries[i].begin = (int32_t)(near[2] = seqpar__seek(end, n, near[2], s->view[i].first + 1));
+        s->queries[i].end = (int32_t)(near[3] = seqpar__seek(begin, n, near[3], s->view[i].last + 1));
+    }
+    SEQPAR__WORK(4 * n);
+}
+static seqpar_status seqpar__sight_open(seqpar__sight *s, const seqpar_attn *attn) {
+    int64_t *numbers = SEQPAR__NEW(int64_t, 4 * attn->total), i;
+    memset(s, 0, sizeof *s);
+    s->attn = attn;
+    s->view = SEQPAR__NEW(seqpar__view, attn->total);
+    s->keys = SEQPAR__NEW(seqpar__range, 2 * attn->total);
+    s->begin = SEQPAR__NEW(int64_t, attn->size + 1);
+    s->number = SEQPAR__NEW(int32_t, attn->total);
+    if (!numbers || !s->view || !s->keys || !s->begin || !s->number) { SEQPAR_FREE(numbers); return SEQPAR_ERR_MEMORY; }
+    for (i = 0; i < attn->size; i++) s->begin[i + 1] = s->begin[i] + attn->shares[i].count;
+    for (i = 0; i < attn->total; i++) s->number[s->begin[attn->order[i].source] + attn->order[i].piece] = (int32_t)i;
+    s->queries = s->keys + attn->total;
+    seqpar__sight_views(s);
+    seqpar__sight_ranges(s, numbers);
+    SEQPAR_FREE(numbers);
+    return SEQPAR_OK;
+}
+
+/* Room for a program, out of blocks. */
+static seqpar_fold_op *seqpar__program_room(seqpar_attn *attn, int64_t count) {
+    seqpar_fold_op *room;
+    if (count > attn->room_left) {
+        attn->room_left = SEQPAR__MAX(count, (int64_t)8192);
+        attn->room = (seqpar_fold_op *)seqpar__list_room(&attn->lists, attn->room_left * (int64_t)sizeof *attn->room);
+        if (!attn->room) { attn->room_left = 0; return NULL; }
+    }
+    room = attn->room;
+    attn->room += count;
+    attn->room_left -= count;
+    return room;
+}
+/* Moves the program that a fold has written into a task. */
+static seqpar_status seqpar__task_take(seqpar_attn *attn, seqpar_attn_task *task, seqpar_fold *fold) {
+    seqpar_status status = seqpar_fold_flush(fold);
+    seqpar_fold_op *program = status ? NULL : seqpar__program_room(attn, fold->program_count);
+    if (!program) return SEQPAR_ERR_MEMORY;
+    if (fold->program_count) memcpy(program, fold->program, (size_t)fold->program_count * sizeof *program);
+    task->program = program;
+    task->program_count = fold->program_count;
+    fold->program_count = 0;
+    attn->depth = SEQPAR__MAX(attn->depth, fold->depth_high);
+    return SEQPAR_OK;
+}
+
+static int seqpar__tasks_new(seqpar_attn *attn, seqpar__tasks *tasks, int64_t count, int64_t pieces, int64_t keys) { /* at most */
+    tasks->task = (seqpar_attn_task *)seqpar__list_room(&attn->lists, count * (int64_t)sizeof *tasks->task);
+    tasks->pieces = (seqpar_piece *)seqpar__list_room(&attn->lists, pieces * (int64_t)sizeof *tasks->pieces);
+    tasks->keys = (seqpar_attn_keys *)seqpar__list_room(&attn->lists, keys * (int64_t)sizeof *tasks->keys);
+    return tasks->task && tasks->pieces && tasks->keys;
+}
+static seqpar_attn_task *seqpar__task_add(seqpar__tasks *tasks, int64_t piece) {
+    seqpar_attn_task *task = &tasks->task[tasks->count++];
+    memset(task, 0, sizeof *task);
+    task->piece = piece;
+    return task;
+}
+
+/* Where the keys of a source lie in a slot: k rows, then v rows, source after source. The own slot of a ring has
+   k and v apart, each from row 0. */
+static seqpar_attn_keys seqpar__keys_of(const seqpar_attn *attn, const seqpar__attn_step *step, int64_t source, const seqpar_piece *p) {
+    seqpar_attn_keys k;
+    int64_t base = attn->slot_row[source] - attn->slot_row[step->source];
+    int own_slot = step->sources == 1 && source == attn->rank;
+    k.k_row = base + p->local;
+    k.v_row = base + p->local + (own_slot ? 0 : attn->shares[source].tokens);
+    k.start = p->start;
+    k.stride = p->stride;
+    k.count = p->count;
+    return k;
+}
+
+/* What is at hand while programs are written. Pieces are numbered in the order of all leaves. */
+typedef struct seqpar__planner {
+    seqpar__sight sight;
+    int64_t own;            /* pieces of this position, */
+    int64_t *mine;          /* (own) and their numbers; */
+    int32_t *list;          /* (total) who sees a piece, or is seen by it; */
+    int32_t *by;            /* (total) their places in the list by source, */
+    int64_t *at;            /* (size + 2) those of source q from at[q] on */
+    int64_t *leaves;        /* (total) theirs, where they are not neighbours */
+    seqpar__span *spans;    /* (most pieces of a position) */
+    int32_t *operands;      /* (own) */
+    seqpar_fold_op *unused; /* (2 most) a program that another position writes */
+} seqpar__planner;
+
+static int64_t seqpar__list_keys(seqpar__planner *p, int64_t query) {
+    int32_t n = 0, k;
+    for (k = p->sight.keys[query].begin; k < p->sight.keys[query].end; k++) if (seqpar__sees(&p->sight, query, k)) p->list[n++] = k;
+    return n;
+}
+static int64_t seqpar__list_queries(seqpar__planner *p, int64_t key) {
+    int32_t n = 0, q;
+    for (q = p->sight.queries[key].begin; q < p->sight.queries[key].end; q++) if (seqpar__sees(&p->sight, q, key)) p->list[n++] = q;
+    return n;
+}
+/* Leaves of the list: mostly a part of all. */
+static const int64_t *seqpar__list_leaves(seqpar__planner *p, int64_t n) {
+    int64_t i;
+    if (n && p->list[n - 1] - p->list[0] == n - 1) return p->sight.attn->leaves + p->list[0];
+    for (i = 0; i < n; i++) p->leaves[i] = p->sight.attn->leaves[p->list[i]];
+    return p->leaves;
+}
+static void seqpar__list_by_source(seqpar__planner *p, int64_t n) {
+    const seqpar_attn *attn = p->sight.attn;
+    int64_t i, s;
+    for (s = 0; s < attn->size + 2; s++) p->at[s] = 0;
+    for (i = 0; i < n; i++) p->at[attn->order[p->list[i]].source + 2]++;
+    for (s = 2; s < attn->size + 2; s++) p->at[s] += p->at[s - 1];
+    for (i = 0; i < n; i++) p->by[p->at[attn->order[p->list[i]].source + 1]++] = (int32_t)i;
+    SEQPAR__WORK(n + attn->size);
+}
+
+/* Own queries that see a key, and how each lies between its neighbours among those of all positions. *near: where the last search among the own ended. */
+static int64_t seqpar__own_queries(seqpar__planner *p, int64_t key, int64_t *near) {
+    const seqpar__sight *s = &p->sight;
+    seqpar__range range = s->queries[key];
+    int64_t n = 0, i = *near = seqpar__seek(p->mine, p->own, *near, range.begin), before, after;
+    for (; i < p->own && p->mine[i] < range.end; i++) {
+        seqpar__span *span = &p->spans[n];
+        if (!seqpar__sees(s, p->mine[i], key)) continue;
+        for (before = p->mine[i] - 1; before >= range.begin && !seqpar__sees(s, before, key); before--) {}
+        for (after = p->mine[i] + 1; after < range.end && !seqpar__sees(s, after, key); after++) {}
+        span->begin = p->mine[i];
+        span->end = after;
+        span->leaf = s->attn->leaves[p->mine[i]];
+        span->before = before < range.begin ? INT64_MAX : s->attn->leaves[before] ^ span->leaf;
+        span->after = after >= range.end ? INT64_MAX : s->attn->leaves[after] ^ span->leaf;
+        p->operands[n++] = (int32_t)i;
+    }
+    return n;
+}
+
+/* Value of the list's i-th leaf. */
+static seqpar_status seqpar__push_leaf(seqpar_fold *fold, int64_t i, int64_t operand) {
+    seqpar__span *value;
+    if (fold->running) return seqpar__fold_run_on(fold, seqpar__leaf_node(0), (int32_t)operand);
+    if (!(value = seqpar__fold_next(fold))) return SEQPAR_ERR_MEMORY;
+    seqpar__span_of(value, fold->leaves, fold->leaf_count, i, i + 1);
+    return seqpar__fold_add(fold, SEQPAR_FOLD_LEAF, (int32_t)operand);
+}
+
+/* An own query piece: in every step it folds the blocks that come with that step's keys. */
+static seqpar_status seqpar__plan_query(seqpar_attn *attn, seqpar__planner *p, int64_t query) {
+    int64_t n = seqpar__list_keys(p, p->mine[query]), s, i;
+    int gathers = attn->steps[0].sources > 1;
+    seqpar_status status = SEQPAR_OK;
+    seqpar_fold fold;
+    seqpar_fold_init(&fold, seqpar__list_leaves(p, n), n);
+    fold.running = attn->desc.relaxed;
+    if (!gathers) seqpar__list_by_source(p, n);
+    for (s = 0; s < attn->step_count && !status; s++) {
+        seqpar__attn_step *step = &attn->steps[s];
+        int64_t begin = gathers ? 0 : p->at[step->source], end = gathers ? n : p->at[step->source + 1];
+        SEQPAR__WORK(1);
+        for (i = begin; i < end && !status; i++) {
+            int64_t at = gathers ? i : p->by[i], key = p->list[at];
+            status = seqpar__push_leaf(&fold, at, gathers ? key : attn->order[key].piece);
+        }
+        if (begin == end || status) continue;
+        status = seqpar__task_take(attn, seqpar__task_add(&step->queries, query), &fold);
+    }
+    attn->query_slots = SEQPAR__MAX(attn->query_slots, fold.slots_high);
+    seqpar_fold_free(&fold);
+    return status;
+}
+
+/* The task for dk, dv of a key piece. */
+static seqpar_attn_task *seqpar__key_task(seqpar_attn *attn, int64_t key) {
+    int64_t source = attn->order[key].source;
+    seqpar__attn_step *step = &attn->steps[attn->step_of[source]];
+    seqpar__tasks *tasks = source == attn->rank ? &step->own : &step->foreign[source - step->source];
+    seqpar_attn_task *task = seqpar__task_add(tasks, tasks->count);
+    task->order = step->sources > 1 ? key : attn->order[key].piece;
+    tasks->pieces[task->piece] = *seqpar__ordered_piece(attn, key);
+    tasks->keys[task->piece] = seqpar__keys_of(attn, step, source, seqpar__ordered_piece(attn, key));
+    return task;
+}
+
+/* Others' keys become the nodes of a message. */
+static seqpar_status seqpar__plan_foreign_key(seqpar_attn *attn, seqpar__planner *p, int64_t key, int64_t *near) {
+    int64_t n = seqpar__own_queries(p, key, near), source = attn->order[key].source, depth = 2, nodes = 1, i;
+    seqpar_attn_task *task;
+    seqpar_fold_op *program;
+    if (n == 0) return SEQPAR_OK;
+    task = seqpar__key_task(attn, key);
+    task->program_count = attn->desc.relaxed ? n + 1 : 2 * n;
+    program = seqpar__program_room(attn, task->program_count);
+    task->program = program;
+    if (!program) return SEQPAR_ERR_MEMORY;
+    if (!attn->desc.relaxed) nodes = seqpar__spans_fold(p->spans, n, p->operands, program, &depth);
+    else { /* one running value */
+        for (i = 0; i < n; i++) { program[i].op = i ? SEQPAR_FOLD_EXTEND : SEQPAR_FOLD_LEAF; program[i].index = p->operands[i]; }
+        program[n].op = SEQPAR_FOLD_STORE;
+        program[n].index = 0;
+    }
+    attn->depth = SEQPAR__MAX(attn->depth, depth);
+    task->store_base = attn->outbox_elements[source];
+    task->store_stride = 2 * seqpar__ordered_piece(attn, key)->count;
+    attn->outbox_elements[source] += nodes * task->store_stride;
+    return SEQPAR_OK;
+}
+
+/* Folding what position q made for an own key piece; the list are the queries that see it, n in all. */
+static seqpar_status seqpar__plan_return(seqpar_attn *attn, seqpar__planner *p, int64_t q, int64_t piece, const int64_t *leaves, int64_t n, seqpar_fold *fold) {
+    const seqpar_share *mine = &attn->shares[attn->rank];
+    seqpar__tasks *tasks = &attn->returns[q];
+    seqpar_attn_task *task;
+    seqpar__span *value;
+    int64_t count = p->at[q + 1] - p->at[q], nodes = 1, depth = 0, i;
+    SEQPAR__WORK(1);
+    if (count == 0) return SEQPAR_OK;
+    for (i = 0; i < count && !fold->running; i++) seqpar__span_of(&p->spans[i], leaves, n, p->by[p->at[q] + i], p->by[p->at[q] + i] + 1);
+    if (!fold->running) nodes = seqpar__spans_fold(p->spans, count, NULL, p->unused, &depth);
+    for (i = 0; i < nodes; i++) {
+        if (!fold->running && !(value = seqpar__fold_next(fold))) return SEQPAR_ERR_MEMORY;
+        if (!fold->running) *value = p->spans[i];
+        SEQPAR__TRY(fold->running ? seqpar__push_leaf(fold, 0, 0) : seqpar__fold_add(fold, SEQPAR_FOLD_LEAF, (int32_t)i));
+    }
+    task = seqpar__task_add(tasks, tasks->count);
+    tasks->pieces[task->piece] = mine->pieces[piece];
+    task->inbox_base = attn->return_elements[q];
+    attn->return_elements[q] += nodes * 2 * mine->pieces[piece].count;
+    SEQPAR__TRY(seqpar__task_take(attn, task, fold));
+    task->store_base = 2 * mine->pieces[piece].local;
+    task->store_stride = 2 * mine->tokens;
+    return SEQPAR_OK;
+}
+
+/* Own keys: own queries go first; returns come in the same order in both schedules: from the position the keys went to on, or from 0 on. */
+static seqpar_status seqpar__plan_own_key(seqpar_attn *attn, seqpar__planner *p, int64_t piece, seqpar_fold *fold) {
+    const seqpar_share *mine = &attn->shares[attn->rank];
+    int64_t n = seqpar__list_queries(p, p->mine[piece]), i, q, own;
+    const int64_t *leaves = seqpar__list_leaves(p, n);
+    seqpar__list_by_source(p, n);
+    own = p->at[attn->rank + 1] - p->at[attn->rank];
+    seqpar_fold_init(fold, leaves, n);
+    fold->running = attn->desc.relaxed;
+    if (fold->running) /* of every other position comes one value */
+        for (fold->leaf_count = own, q = 0; q < attn->size; q++) fold->leaf_count += q != attn->rank && p->at[q + 1] > p->at[q];
+    for (i = p->at[attn->rank]; i < p->at[attn->rank + 1]; i++) SEQPAR__TRY(seqpar__push_leaf(fold, p->by[i], attn->order[p->list[p->by[i]]].piece));
+    if (own) {
+        seqpar_attn_task *task = seqpar__key_task(attn, p->mine[piece]);
+        SEQPAR__TRY(seqpar__task_take(attn, task, fold));
+        task->store_base = 2 * mine->pieces[piece].local;
+        task->store_stride = 2 * mine->tokens;
+    }
+    for (q = 1; q < attn->size; q++) {
+        int64_t from = attn->steps[0].sources > 1 ? q - (q <= attn->rank) : (attn->rank + q * attn->backward.next) % attn->size;
+        SEQPAR__TRY(seqpar__plan_return(attn, p, from, piece, leaves, n, fold));
+    }
+    return SEQPAR_OK;
+}
+
+/* Steps in the order of the backward plan, whose computes are those of the forward one. */
+static seqpar_status seqpar__plan_steps(seqpar_attn *attn, seqpar__planner *p) {
+    const seqpar_share *mine = &attn->shares[attn->rank];
+    int64_t i, s;
+    for (i = 0; i < attn->backward.count; i++) {
+        const seqpar_plan_op *op = &attn->backward.ops[i];
+        seqpar__attn_step *step;
+        if (op->op != SEQPAR_PLAN_COMPUTE || op->head_begin > 0) continue; /* other heads repeat the first */
+        step = &attn->steps[attn->step_count];
+        step->source = op->source;
+        step->sources = op->sources;
+        step->foreign = (seqpar__tasks *)seqpar__list_alloc(&attn->lists, op->sources * (int64_t)sizeof *step->foreign);
+        if (!step->foreign || !seqpar__tasks_new(attn, &step->queries, p->own, 0, op->sources > 1 ? attn->total : attn->shares[op->source].count)) return SEQPAR_ERR_MEMORY;
+        step->queries.pieces = mine->pieces;
+        for (s = op->source; s < op->source + op->sources; s++) {
+            seqpar__tasks *keys = s == attn->rank ? &step->own : &step->foreign[s - op->source];
+            attn->step_of[s] = attn->step_count;
+            if (!seqpar__tasks_new(attn, keys, attn->shares[s].count, attn->shares[s].count + p->own, attn->shares[s].count)) return SEQPAR_ERR_MEMORY;
+        }
+        attn->step_count++;
+    }
+    for (s = 0; s < attn->size; s++)
+        for (i = 0; i < attn->shares[s].count; i++) {
+            const seqpar__attn_step *step = &attn->steps[attn->step_of[s]];
+            step->queries.keys[step->sources > 1 ? p->sight.number[p->sight.begin[s] + i] : i] = seqpar__keys_of(attn, step, s, &attn->shares[s].pieces[i]);
+        }
+    for (s = 0; s < attn->size; s++) if (s != attn->rank && !seqpar__tasks_new(attn, &attn->returns[s], p->own, p->own, 0)) return SEQPAR_ERR_MEMORY;
+    return SEQPAR_OK;
+}
+
+/* Writes every program that the plan needs. */
+static seqpar_status seqpar__attn_programs(seqpar_attn *attn, seqpar__planner *p) {
+    int64_t i, s, k, near = 0;
+    seqpar_status status;
+    SEQPAR__TRY(seqpar__plan_steps(attn, p));
+    for (i = 0; i < p->own; i++) SEQPAR__TRY(seqpar__plan_query(attn, p, i));
+    for (i = 0; i < p->own; i++) {
+        seqpar_fold fold;
+        status = seqpar__plan_own_key(attn, p, i, &fold);
+        attn->key_slots = SEQPAR__MAX(attn->key_slots, fold.slots_high);
+        seqpar_fold_free(&fold);
+        if (status) return status;
+    }
+    for (s = 0; s < attn->size; s++) {
+        seqpar__attn_step *step = &attn->steps[attn->step_of[s]];
+        seqpar__tasks *keys = s == attn->rank ? &step->own : &step->foreign[s - step->source];
+        for (k = p->sight.begin[s]; s != attn->rank && k < p->sight.begin[s + 1]; k++) SEQPAR__TRY(seqpar__plan_foreign_key(attn, p, p->sight.number[k], &near));
+        if (keys->count) memcpy(keys->pieces + keys->count, attn->shares[attn->rank].pieces, (size_t)p->own * sizeof *keys->pieces); /* behind the pieces of the tasks: those of the queries */
+    }
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__attn_visible(seqpar_attn *attn) {
+    const seqpar_share *mine = &attn->shares[attn->rank];
+    int64_t i, t, begin, end;
+    attn->visible_begin = (int32_t *)seqpar__list_alloc(&attn->lists, mine->tokens * 4);
+    attn->visible_end = (int32_t *)seqpar__list_alloc(&attn->lists, mine->tokens * 4);
+    if (!attn->visible_begin || !attn->visible_end) return SEQPAR_ERR_MEMORY;
+    for (i = 0; i < mine->count; i++)
+        for (t = 0; t < mine->pieces[i].count; t++) {
+            seqpar__token_visible(&attn->rows[mine->pieces[i].row], mine->pieces[i].start + t * mine->pieces[i].stride, &attn->desc, &begin, &end);
+            attn->visible_begin[mine->pieces[i].local + t] = (int32_t)begin;
+            attn->visible_end[mine->pieces[i].local + t] = (int32_t)end;
+        }
+    return SEQPAR_OK;
+}
+
+static int seqpar__by_leaf(const void *a, const void *b) {
+    int64_t x = ((const seqpar_piece *)a)->leaf, y = ((const seqpar_piece *)b)->leaf;
+    return x < y ? -1 : x > y;
+}
+
+/* Relaxed: pieces side by side in the row and in memory become one, which is cut anew. The place in the row names a leaf. */
+enum { SEQPAR__FREE_TILE = 128 };
+static seqpar_status seqpar__free_tiles(seqpar_share *share) {
+    seqpar_share cut;
+    int64_t capacity = 0, i, at;
+    memset(&cut, 0, sizeof cut);
+    for (i = 0; i < share->count; i++) {
+        seqpar_piece run = share->pieces[i], tile;
+        const seqpar_piece *next = &share->pieces[i + 1];
+        for (; i + 1 < share->count && next->row == run.row && next->stride == run.stride && next->start == run.start + run.count * run.stride && next->local == run.local + run.count; i++)
+            run.count += next++->count;
+        for (at = 0; at < run.count; at += SEQPAR__FREE_TILE) {
+            tile = run;
+            tile.start += at * run.stride;
+            tile.count = SEQPAR__MIN((int64_t)SEQPAR__FREE_TILE, run.count - at);
+            tile.leaf = (run.leaf >> SEQPAR__LEAF_BITS << SEQPAR__LEAF_BITS) + tile.start;
+            if (!seqpar__share_add(&cut, &capacity, tile)) { SEQPAR_FREE(cut.pieces); return SEQPAR_ERR_MEMORY; }
+            cut.pieces[cut.count - 1].local = run.local + at;
+        }
+    }
+    SEQPAR_FREE(share->pieces);
+    share->pieces = cut.pieces;
+    share->count = cut.count;
+    return SEQPAR_OK;
+}
+
+/* What the members of a position hold together: member after member in memory, pieces in order of leaves. The order of the ranks'
+   pieces becomes that of the positions'. begin: (ranks) where their tokens begin in the position's. */
+static seqpar_status seqpar__position_shares(seqpar_attn *attn, seqpar_share *ranks, int64_t *begin) {
+    int64_t members = attn->forward.ulysses_size, r, m, i;
+    for (r = 0; r < attn->size; r++) {
+        seqpar_share *whole = &attn->shares[r];
+        int64_t count = 0;
+        for (m = r * members; m < (r + 1) * members; m++) { begin[m] = whole->tokens; whole->tokens += ranks[m].tokens; count += ranks[m].count; }
+        attn->total += count;
+        if (members == 1 && r != attn->rank) { *whole = ranks[r]; memset(&ranks[r], 0, sizeof ranks[r]); }
+        else if (!(whole->pieces = SEQPAR__NEW(seqpar_piece, count))) return SEQPAR_ERR_MEMORY;
+    }
+    for (i = 0; i < attn->total; i++) {
+        seqpar__sorted_key *key = &attn->order[i];
+        const seqpar_share *part = &ranks[key->source];
+        seqpar_share *whole = &attn->shares[key->source / members];
+        if (part->count) { /* it did not become the position's */
+            whole->pieces[whole->count] = part->pieces[key->piece];
+            whole->pieces[whole->count].local += begin[key->source];
+            key->piece = (int32_t)whole->count++;
+        }
+        key->source /= (int32_t)members;
+    }
+    for (m = 0; m < members; m++) {
+        attn->parts[m] = ranks[attn->rank * members + m];
+        attn->part_begin[m + 1] = attn->part_begin[m] + attn->parts[m].tokens;
+        memset(&ranks[attn->rank * members + m], 0, sizeof *ranks);
+    }
+    SEQPAR__WORK(attn->total + attn->forward.sp_size);
+    return SEQPAR_OK;
+}
+
+/* Relaxed: other pieces, in order of their leaves. Stripe: first tokens need not rise with the members. */
+static seqpar_status seqpar__relaxed_shares(seqpar_attn *attn) {
+    int64_t s, i, n = 0;
+    for (attn->total = s = 0; s < attn->size; s++) {
+        seqpar_share *share = &attn->shares[s];
+        SEQPAR__TRY(seqpar__free_tiles(share));
+        if (share->count) qsort(share->pieces, (size_t)share->count, sizeof *share->pieces, seqpar__by_leaf);
+        attn->total += share->count;
+    }
+    SEQPAR_FREE(attn->order);
+    attn->order = SEQPAR__NEW(seqpar__sorted_key, attn->total);
+    if (!attn->order) return SEQPAR_ERR_MEMORY;
+    for (s = 0; s < attn->size; s++)
+        for (i = 0; i < attn->shares[s].count; i++, n++) { attn->order[n].leaf = attn->shares[s].pieces[i].leaf; attn->order[n].source = (int32_t)s; attn->order[n].piece = (int32_t)i; }
+    qsort(attn->order, (size_t)n, sizeof *attn->order, seqpar__by_number);
+    return SEQPAR_OK;
+}
+
+static int64_t seqpar__rows_in(const seqpar__bounds *rows) { return SEQPAR__MAX(rows->end - rows->begin, (int64_t)0); }
+
+/* Whom a key piece goes to last does not matter to this position, only whether somebody behind it on the way sees the piece: the
+   nearest such position decides. A piece whose nearest is known is passed over: next leads to the next that is not. */
+static int64_t seqpar__next_unknown(int32_t *next, int64_t i) {
+    int64_t end = i;
+    while (next[end] != end) { SEQPAR__WORK(1); end = next[end]; }
+    while (next[i] != end) { int32_t on = next[i]; next[i] = (int32_t)end; i = on; }
+    return end;
+}
+static void seqpar__note_seen(const seqpar__sight *sight, int64_t query, int32_t steps, int32_t *next, int32_t *nearest) {
+    int64_t k = sight->keys[query].begin, end = sight->keys[query].end;
+    for (k = seqpar__next_unknown(next, k); k < end; k = seqpar__next_unknown(next, k + 1))
+        if (seqpar__sees(sight, query, k)) { nearest[k] = steps; next[k] = (int32_t)k + 1; }
+}
+static void seqpar__widen(seqpar__bounds *rows, const seqpar_piece *p) {
+    rows->begin = SEQPAR__MIN(rows->begin, p->local);
+    rows->end = SEQPAR__MAX(rows->end, p->local + p->count);
+}
+
+/* Ring: keys go on while somebody on their way, which ends before their own position, sees them. 2D, whose rows lie member after
+   member: all of them. */
+static seqpar_status seqpar__attn_travels(seqpar_attn *attn, const seqpar__sight *sight) {
+    int64_t on = attn->forward.next, size = attn->size, total = attn->total, s, k, i;
+    const int64_t *begin = sight->begin;
+    int32_t *next = SEQPAR__NEW(int32_t, 3 * (total + 1)), *nearest, *here;
+    if (!next) return SEQPAR_ERR_MEMORY;
+    nearest = next + total + 1; here = nearest + total + 1;
+    for (k = 0; k <= total; k++) { next[k] = (int32_t)k; nearest[k] = INT32_MAX; }
+    for (i = 1; i < size && attn->forward.ulysses_size == 1; i++)
+        for (s = (attn->rank + i * on) % size, k = begin[s]; k < begin[s + 1]; k++) seqpar__note_seen(sight, sight->number[k], (int32_t)i, next, nearest);
+    for (k = 0; k <= total; k++) next[k] = (int32_t)k;
+    for (k = begin[attn->rank]; k < begin[attn->rank + 1]; k++) seqpar__note_seen(sight, sight->number[k], 1, next, here);
+    for (s = 0; s < size; s++) { attn->go[s].begin = attn->come[s].begin = attn->shares[s].tokens; attn->go[s].end = attn->come[s].end = 0; }
+    for (k = 0; k < total; k++) {
+        const seqpar_piece *p = seqpar__ordered_piece(attn, k);
+        s = attn->order[k].source;
+        i = s == attn->rank ? size : on == 1 ? (s - attn->rank + size) % size : (attn->rank - s + size) % size; /* steps from here to where they came from */
+        if (attn->forward.ulysses_size > 1) nearest[k] = here[k] = 1;
+        if (nearest[k] < i) seqpar__widen(&attn->go[s], p);
+        if (nearest[k] < i || (here[k] && s != attn->rank)) seqpar__widen(&attn->come[s], p);
+    }
+    SEQPAR_FREE(next);
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__attn_split(seqpar_ctx *ctx, seqpar_attn *attn) {
+    int64_t s, i, *begin = SEQPAR__NEW(int64_t, attn->forward.sp_size);
+    seqpar_share *ranks = NULL;
+    seqpar_status status = begin ? seqpar__split_all(ctx->error, &ranks, &attn->order, attn->rows, attn->row_count, attn->desc.layout, attn->forward.sp_size) : SEQPAR_ERR_MEMORY;
+    if (!status) status = seqpar__position_shares(attn, ranks, begin);
+    if (!status && attn->desc.relaxed) status = seqpar__relaxed_shares(attn);
+    seqpar__shares_free(ranks, attn->forward.sp_size);
+    SEQPAR_FREE(ranks);
+    SEQPAR_FREE(begin);
+    if (status || !(attn->leaves = (int64_t *)seqpar__list_room(&attn->lists, attn->total * 8))) return status ? status : SEQPAR_ERR_MEMORY;
+    for (i = 0; i < attn->total; i++) attn->leaves[i] = attn->order[i].leaf;
+    for (s = 0; s < attn->size; s++) attn->slot_row[s + 1] = attn->slot_row[s] + 2 * attn->shares[s].tokens;
+    return SEQPAR_OK;
+}
+
+/* sight: to be closed by the caller. */
+static seqpar_status seqpar__attn_shares(seqpar_ctx *ctx, seqpar_attn *attn, seqpar__sight *sight) {
+    int64_t r, i;
+    memset(sight, 0, sizeof *sight);
+    attn->parts = (seqpar_share *)seqpar__list_alloc(&attn->lists, attn->forward.ulysses_size * (int64_t)sizeof *attn->parts);
+    attn->part_begin = (int64_t *)seqpar__list_alloc(&attn->lists, (attn->forward.ulysses_size + 1) * 8);
+    if (!attn->parts || !attn->part_begin) return SEQPAR_ERR_MEMORY;
+    attn->shares = (seqpar_share *)seqpar__list_alloc(&attn->lists, attn->size * (int64_t)sizeof *attn->shares);
+    attn->bounds = (seqpar__bounds **)seqpar__list_alloc(&attn->lists, attn->size * (int64_t)sizeof *attn->bounds);
+    attn->come = (seqpar__bounds *)seqpar__list_alloc(&attn->lists, 2 * attn->size * (int64_t)sizeof *attn->come);
+    attn->steps = (seqpar__attn_step *)seqpar__list_alloc(&attn->lists, (attn->size + 1) * (int64_t)sizeof *attn->steps);
+    attn->returns = (seqpar__tasks *)seqpar__list_alloc(&attn->lists, attn->size * (int64_t)sizeof *attn->returns);
+    attn->return_elements = (int64_t *)seqpar__list_alloc(&attn->lists, attn->size * 8);
+    attn->outbox_elements = (int64_t *)seqpar__list_alloc(&attn->lists, attn->size * 8);
+    attn->slot_row = (int64_t *)seqpar__list_alloc(&attn->lists, (attn->size + 1) * 8);
+    attn->step_of = (int64_t *)seqpar__list_alloc(&attn->lists, attn->size * 8);
+    if (!attn->shares || !attn->bounds || !attn->come || !attn->steps || !attn->returns || !attn->return_elements || !attn->outbox_elements || !attn->slot_row || !attn->step_of) return SEQPAR_ERR_MEMORY;
+    SEQPAR__TRY(seqpar__attn_split(ctx, attn));
+    for (r = 0; r < attn->size; r++) {
+        attn->bounds[r] = (seqpar__bounds *)seqpar__list_alloc(&attn->lists, attn->shares[r].count * (int64_t)sizeof **attn->bounds);
+        if (!attn->bounds[r]) return SEQPAR_ERR_MEMORY;
+        for (i = 0; i < attn->shares[r].count; i++)
+            attn->bounds[r][i] = seqpar__piece_bounds(&attn->rows[attn->shares[r].pieces[i].row], &attn->shares[r].pieces[i], &attn->desc);
+        SEQPAR__WORK(attn->shares[r].count + 1);
+    }
+    SEQPAR__TRY(seqpar__sight_open(sight, attn));
+    attn->go = attn->come + attn->size;
+    return attn->desc.schedule == SEQPAR_LLAMA3 ? SEQPAR_OK : seqpar__attn_travels(attn, sight);
+}
+
+static seqpar_status seqpar__planner_open(seqpar_attn *attn, seqpar__planner *p) {
+    int64_t most = 0, s, i;
+    p->own = attn->shares[attn->rank].count;
+    for (s = 0; s < attn->size; s++) most = SEQPAR__MAX(most, attn->shares[s].count);
+    p->mine = SEQPAR__NEW(int64_t, p->own + attn->size + 2 + attn->total);
+    p->list = SEQPAR__NEW(int32_t, 2 * attn->total + p->own);
+    p->spans = SEQPAR__NEW(seqpar__span, most);
+    p->unused = SEQPAR__NEW(seqpar_fold_op, 2 * most);
+    if (!p->mine || !p->list || !p->spans || !p->unused) return SEQPAR_ERR_MEMORY;
+    p->at = p->mine + p->own;
+    p->leaves = p->at + attn->size + 2;
+    p->by = p->list + attn->total;
+    p->operands = p->by + attn->total;
+    for (i = 0; i < p->own; i++) p->mine[i] = p->sight.number[p->sight.begin[attn->rank] + i];
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__attn_prepare(seqpar_ctx *ctx, seqpar_attn *attn) {
+    seqpar__planner p;
+    seqpar_status status;
+    memset(&p, 0, sizeof p);
+    status = seqpar__attn_shares(ctx, attn, &p.sight);
+    if (!status) status = seqpar__attn_visible(attn);
+    if (!status) status = seqpar__planner_open(attn, &p);
+    if (!status) status = seqpar__attn_programs(attn, &p);
+    seqpar__sight_close(&p.sight);
+    SEQPAR_FREE(p.mine);
+    SEQPAR_FREE(p.list);
+    SEQPAR_FREE(p.spans);
+    SEQPAR_FREE(p.unused);
+    return status;
+}
+
+static seqpar_status seqpar__check_attn(seqpar_error *error, const seqpar_attn_desc *d) {
+    if (d->kv_heads <= 0 || d->heads <= 0 || d->heads % d->kv_heads)
+        return seqpar_fail(error, SEQPAR_ERR_HEADS, "%lld heads over %lld kv_heads; heads must be a positive multiple of kv_heads", (long long)d->heads, (long long)d->kv_heads);
+    if (d->head_dim <= 0) return seqpar_fail(error, SEQPAR_ERR_HEAD_DIM, "head_dim is %lld; give at least 1", (long long)d->head_dim);
+    if (seqpar__times(d->heads, d->head_dim) > SEQPAR_MAX_WIDTH)
+        return seqpar_fail(error, SEQPAR_ERR_SIZE, "%lld heads of head_dim %lld are wider than %lld, the most a token may have; check both", (long long)d->heads, (long long)d->head_dim, (long long)SEQPAR_MAX_WIDTH);
+    if (d->window < 0) return seqpar_fail(error, SEQPAR_ERR_MASK, "window is %lld; give 0 for none or at least 1", (long long)d->window);
+    if (!(d->softcap >= 0) || d->softcap > 1e30) return seqpar_fail(error, SEQPAR_ERR_MASK, "softcap is %g; give 0 for none or a positive number", d->softcap);
+    if (!(d->dropout >= 0 && d->dropout < 1)) return seqpar_fail(error, SEQPAR_ERR_MASK, "dropout is %g; give at least 0 and less than 1", d->dropout);
+    if (!(d->scale == d->scale) || d->scale > 1e30 || d->scale < -1e30) return seqpar_fail(error, SEQPAR_ERR_MASK, "the attention scale is %g; give a finite number, 0 for 1/sqrt(head_dim)", d->scale);
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__attn_plans(seqpar_ctx *ctx, seqpar_attn *attn) {
+    const seqpar_attn_desc *d = &attn->desc;
+    seqpar_plan_desc p;
+    memset(&p, 0, sizeof p);
+    p.schedule = d->schedule;
+    p.sp_size = ctx->sp_size; p.sp_rank = ctx->sp_rank;
+    p.kv_heads = d->kv_heads; p.heads_k_stride = d->heads_k_stride;
+    p.ulysses_size = d->ulysses_size; p.ulysses_replicate = d->ulysses_replicate;
+    p.down = d->layout == SEQPAR_ZIGZAG || d->layout == SEQPAR_ZIGZAG_DOC;
+    SEQPAR__TRY(seqpar_plan_make(ctx->error, &attn->forward, &p));
+    p.backward = 1;
+    SEQPAR__TRY(seqpar_plan_make(ctx->error, &attn->backward, &p));
+    attn->size = attn->forward.ring_size;
+    attn->rank = attn->forward.position;
+    attn->ring_requests = attn->backward.requests - (attn->forward.ulysses_size > 1 ? 2 : 0);
+    attn->kv_heads = attn->forward.kv_count;
+    attn->heads = attn->forward.replicate ? d->heads / attn->forward.ulysses_size : attn->kv_heads * (d->heads / d->kv_heads);
+    attn->head_begin = attn->forward.replicate ? attn->forward.member * attn->heads : attn->forward.kv_begin * (d->heads / d->kv_heads);
+    if (attn->forward.replicate && d->heads % attn->forward.ulysses_size)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_ULYSSES, "ulysses_size %lld does not divide %lld heads; replicated kv heads need equal numbers of query heads", (long long)attn->forward.ulysses_size, (long long)d->heads);
+    return SEQPAR_OK;
+}
+
+/* prepare: what is made once the plans are there: all that a run needs, or what a count needs (seqpar_check.h). */
+typedef seqpar_status (*seqpar__attn_preparation)(seqpar_ctx *ctx, seqpar_attn *attn);
+static seqpar_status seqpar__attn_open(seqpar_ctx *ctx, seqpar_attn **out, const seqpar_row *rows, int64_t row_count, const seqpar_attn_desc *desc, seqpar__attn_preparation prepare) {
+    seqpar_attn *attn;
+    seqpar_status status;
+    *out = NULL;
+    SEQPAR__TRY(seqpar__check_attn(ctx->error, desc));
+    attn = SEQPAR__NEW(seqpar_attn, 1);
+    if (!attn) return seqpar__no_memory(ctx->error, "attention");
+    attn->desc = *desc;
+    if (attn->desc.scale == 0) attn->desc.scale = 1.0 / sqrt((double)desc->head_dim);
+    attn->rows = rows;
+    attn->row_count = row_count;
+    status = seqpar__attn_plans(ctx, attn);
+    if (!status) status = prepare(ctx, attn);
+    if (status) { seqpar_attn_close(ctx, attn); return seqpar_fail(ctx->error, status, "attention could not be set up: %s", seqpar_status_text(status)); }
+    *out = attn;
+    return SEQPAR_OK;
+}
+static seqpar_status seqpar__attn_agree(seqpar_ctx *ctx, const seqpar_row *rows, int64_t row_count, const seqpar_attn_desc *d) {
+    const seqpar__given given[] = {
+        {"the number of rows", row_count, 0}, {"rows", seqpar__digest_rows(rows, row_count), 1}, {"layout", d->layout, 0}, {"schedule", d->schedule, 0},
+        {"heads", d->heads, 0}, {"kv_heads", d->kv_heads, 0}, {"head_dim", d->head_dim, 0}, {"heads_k_stride", d->heads_k_stride, 0},
+        {"ulysses_size", d->ulysses_size, 0}, {"ulysses_replicate", d->ulysses_replicate, 0}, {"full", d->full, 0}, {"window", d->window, 0}, {"relaxed", d->relaxed, 0},
+        {"scales", seqpar__given_real(d->scale), 1}, {"softcaps", seqpar__given_real(d->softcap), 1}, {"dropout rates", seqpar__given_real(d->dropout), 1}};
+    return seqpar__ranks_agree(ctx->sp, "attention", given, (int64_t)(sizeof given / sizeof *given));
+}
+SEQPAR_DEF seqpar_status seqpar_attn_open(seqpar_ctx *ctx, seqpar_attn **out, const seqpar_row *rows, int64_t row_count, const seqpar_attn_desc *desc) {
+    *out = NULL;
+    SEQPAR__TRY(seqpar__check_attn(ctx->error, desc));
+    SEQPAR__TRY(seqpar__check_split(ctx->error, rows, row_count, desc->layout, ctx->sp_size, ctx->sp_rank));
+    SEQPAR__TRY(seqpar__attn_agree(ctx, rows, row_count, desc));
+    return seqpar__attn_open(ctx, out, rows, row_count, desc, seqpar__attn_prepare);
+}
+
+SEQPAR_DEF void seqpar_attn_close(seqpar_ctx *ctx, seqpar_attn *attn) {
+    int64_t r;
+    (void)ctx;
+    if (!attn) return;
+    for (r = 0; attn->shares && r < attn->size; r++) seqpar_share_free(&attn->shares[r]);
+    for (r = 0; attn->parts && r < attn->forward.ulysses_size; r++) seqpar_share_free(&attn->parts[r]);
+    seqpar_plan_free(&attn->forward);
+    seqpar_plan_free(&attn->backward);
+    SEQPAR_FREE(attn->order);
+    seqpar__list_free(&attn->lists);
+    SEQPAR_FREE(attn);
+}
+
+/* ---- running a plan ---- */
+
+typedef struct seqpar__attn_run_state {
+    seqpar_ctx *ctx;
+    seqpar_attn *attn;
+    const seqpar_plan *plan;
+    seqpar_attn_args args, own; /* tensors the ring works on; those of the call. Without Ulysses the same */
+    seqpar_buffer gathered, results, staging; /* Ulysses: inputs and results of all tokens and own heads; messages */
+    const void *k, *v;          /* own */
+    seqpar_buffer slot[3], outbox[2], inbox[2], store, pending[2];
+    seqpar_request *requests;
+    int64_t compute;            /* how many were done */
+    int64_t *out_begin, *in_begin; /* (size + 1) rows of the message to and from each rank */
+} seqpar__attn_run_state;
+
+static void seqpar__trace(seqpar_ctx *ctx, const char *what, int64_t step, int64_t request, int64_t source, double cost) {
+    seqpar_event e;
+    if (!ctx->trace) return;
+    e.what = what; e.step = step; e.request = request; e.source = source; e.cost = cost;
+    ctx->trace(ctx->trace_user, &e);
+}
+
+static int64_t seqpar__heads_of(const seqpar__attn_run_state *r) { /* kv heads a step works on: the same for all */
+    int64_t i = 0;
+    while (r->plan->ops[i].op != SEQPAR_PLAN_COMPUTE) i++;
+    return r->plan->ops[i].head_count;
+}
+static int64_t seqpar__slot_rows(const seqpar__attn_run_state *r) {
+    int64_t s, most = 0, sum = 0;
+    for (s = 0; s < r->attn->size; s++) { most = SEQPAR__MAX(most, r->attn->shares[s].tokens); sum += r->attn->shares[s].tokens; }
+    return 2 * (r->attn->steps[0].sources > 1 ? sum : most);
+}
+
+/* Buffers a plan needs; ring: outbox and inbox hold one rank's message, llama3: everybody's. */
+static seqpar_status seqpar__run_buffers(seqpar__attn_run_state *r) {
+    seqpar_attn *attn = r->attn;
+    const seqpar_share *mine = &attn->shares[attn->rank];
+    int64_t size = seqpar_dtype_bytes(r->ctx->device->storage), acc = seqpar_dtype_bytes(r->ctx->device->accumulator);
+    int64_t nh = seqpar__heads_of(r), d = attn->desc.head_dim, group = nh * (attn->heads / attn->kv_heads), i, q, out = 0, in = 0;
+    int gathers = attn->steps[0].sources > 1;
+    for (i = gathers ? 0 : 1; i < r->plan->slots; i++)
+        SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->slot[i], seqpar__slot_rows(r) * nh * d * size, SEQPAR_MEM_EXCHANGE));
+    SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->store, attn->query_slots * mine->tokens * group * (d + 2) * acc, SEQPAR_MEM_SCRATCH));
+    if (!r->plan->backward) return SEQPAR_OK;
+    for (i = 0; i < (gathers ? 2 : 1); i++)
+        SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->pending[i], attn->key_slots * 2 * mine->tokens * nh * d * acc, SEQPAR_MEM_SCRATCH));
+    for (q = 0; q < attn->size; q++) {
+        r->out_begin[q + 1] = r->out_begin[q] + attn->outbox_elements[q];
+        r->in_begin[q + 1] = r->in_begin[q] + attn->return_elements[q];
+        out = SEQPAR__MAX(out, attn->outbox_elements[q]);
+        in = SEQPAR__MAX(in, attn->return_elements[q]);
+    }
+    if (gathers) { out = r->out_begin[attn->size]; in = r->in_begin[attn->size]; }
+    for (i = 0; i < 2; i++) {
+        SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->outbox[i], out * nh * d * acc, SEQPAR_MEM_EXCHANGE));
+        SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->inbox[i], in * nh * d * acc, SEQPAR_MEM_EXCHANGE));
+    }
+    return SEQPAR_OK;
+}
+
+static seqpar_transfer seqpar__transfer(int64_t peer, const void *data, int64_t bytes) {
+    seqpar_transfer t;
+    t.peer = peer; t.data = (void *)data; t.bytes = bytes;
+    return t;
+}
+
+/* SP rank of the same member at another position. */
+static int64_t seqpar__peer(const seqpar__attn_run_state *r, int64_t position) { return position * r->plan->ulysses_size + r->plan->member; }
+
+/* Which half of a double buffer a step uses: ring by step, llama3 by head range. */
+static int64_t seqpar__turn(const seqpar__attn_run_state *r, const seqpar_plan_op *op) {
+    return r->attn->steps[0].sources > 1 ? (op->head_begin / op->head_count) % 2 : op->request % 2;
+}
+
+static seqpar_status seqpar__run_shift(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
+    const seqpar_attn *attn = r->attn;
+    int64_t row = op->head_count * attn->desc.head_dim * seqpar_dtype_bytes(r->ctx->device->storage), coming = (op->source + attn->size - r->plan->next) % attn->size;
+    const seqpar__bounds *go = &attn->go[op->source], *come = &attn->come[coming];
+    const char *k = op->from ? (const char *)r->slot[op->from].data : (const char *)r->k, *v = op->from ? k + attn->shares[op->source].tokens * row : (const char *)r->v;
+    char *to = (char *)r->slot[op->to].data + come->begin * row;
+    seqpar_transfer sends[2], recvs[2];
+    seqpar_group group = seqpar__group(r->plan->backward ? "kv ring, backward" : "kv ring", op->request, sends, 2, recvs, 2);
+    sends[0] = seqpar__transfer(seqpar__peer(r, op->send_to), k + go->begin * row, seqpar__rows_in(go) * row);
+    sends[1] = seqpar__transfer(seqpar__peer(r, op->send_to), v + go->begin * row, seqpar__rows_in(go) * row);
+    recvs[0] = seqpar__transfer(seqpar__peer(r, op->recv_from), to, seqpar__rows_in(come) * row);
+    recvs[1] = seqpar__transfer(seqpar__peer(r, op->recv_from), to + attn->shares[coming].tokens * row, seqpar__rows_in(come) * row);
+    return seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[op->request]);
+}
+
+static seqpar_status seqpar__run_pack(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
+    seqpar_device *dev = r->ctx->device;
+    int64_t d = r->attn->desc.head_dim, size = seqpar_dtype_bytes(dev->storage), tokens = r->attn->shares[r->attn->rank].tokens;
+    int64_t from_row = r->attn->kv_heads * d * size, to_row = op->head_count * d * size, head = op->head_begin * d * size;
+    char *to = (char *)r->slot[op->to].data + r->attn->slot_row[r->attn->rank] * to_row;
+    dev->copy_rows(dev, to, to_row, (const char *)r->k + head, from_row, to_row, tokens, r->ctx->queue);
+    dev->copy_rows(dev, to + tokens * to_row, to_row, (const char *)r->v + head, from_row, to_row, tokens, r->ctx->queue);
+    return SEQPAR_OK;
+}
+
+/* One message to and from every other rank; sizes and places by rank. */
+static seqpar_status seqpar__run_all(seqpar__attn_run_state *r, int64_t request, const char *name, const char *out, const int64_t *out_begin,
+                                     char *in, const int64_t *in_begin, int64_t row, int same_out) {
+    int64_t q, n = 0, size = r->attn->size;
+    seqpar_transfer *list = SEQPAR__NEW(seqpar_transfer, 2 * size);
+    seqpar_group group;
+    seqpar_status status;
+    if (!list) return seqpar__no_memory(r->ctx->error, name);
+    for (q = 0; q < size; q++) {
+        int64_t part = same_out ? r->attn->rank : q;
+        if (q == r->attn->rank) continue;
+        list[n] = seqpar__transfer(seqpar__peer(r, q), out + out_begin[part] * row, (out_begin[part + 1] - out_begin[part]) * row);
+        list[size + n++] = seqpar__transfer(seqpar__peer(r, q), in + in_begin[q] * row, (in_begin[q + 1] - in_begin[q]) * row);
+    }
+    group = seqpar__group(name, request, list, n, list + size, n);
+    status = seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[request]);
+    SEQPAR_FREE(list);
+    return status;
+}
+
+static seqpar_status seqpar__run_gather(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
+    char *all = (char *)r->slot[op->to].data;
+    return seqpar__run_all(r, op->request, "kv all-gather", all, r->attn->slot_row, all, r->attn->slot_row,
+                           op->head_count * r->attn->desc.head_dim * seqpar_dtype_bytes(r->ctx->device->storage), 1);
+}
+
+static seqpar_status seqpar__run_return(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
+    int64_t row = op->head_count * r->attn->desc.head_dim * seqpar_dtype_bytes(r->ctx->device->accumulator), turn = seqpar__turn(r, op);
+    seqpar_transfer send, recv;
+    seqpar_group group;
+    if (op->send_to < 0)
+        return seqpar__run_all(r, op->request, "dk, dv to owners", (const char *)r->outbox[turn].data, r->out_begin, (char *)r->inbox[turn].data, r->in_begin, row, 0);
+    send = seqpar__transfer(seqpar__peer(r, op->send_to), r->outbox[turn].data, r->attn->outbox_elements[op->send_to] * row);
+    recv = seqpar__transfer(seqpar__peer(r, op->recv_from), r->inbox[turn].data, r->attn->return_elements[op->recv_from] * row);
+    group = seqpar__group("dk, dv to owners", op->request, &send, 1, &recv, 1);
+    return seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[op->request]);
+}
+
+/* Task places are kept per head and element; scale them to this head range. */
+static seqpar_attn_task *seqpar__scaled_tasks(const seqpar__tasks *tasks, int64_t width, int64_t store_row, int64_t inbox_row) {
+    seqpar_attn_task *t = SEQPAR__NEW(seqpar_attn_task, tasks->count);
+    int64_t i;
+    for (i = 0; t && i < tasks->count; i++) {
+        t[i] = tasks->task[i];
+        t[i].store_base = (t[i].store_base + store_row) * width;
+        t[i].store_stride *= width;
+        t[i].inbox_base = (t[i].inbox_base + inbox_row) * width;
+    }
+    return t;
+}
+
+/* Arguments of a device call; the tasks in them are to be freed. */
+static seqpar_status seqpar__tasks_args(seqpar__attn_run_state *r, const seqpar_plan_op *op, const seqpar__tasks *tasks, const void *k, const void *v, void *store, int64_t store_row, const void *inbox, int64_t inbox_row, seqpar_attn_args *a) {
+    *a = r->args;
+    a->tasks = seqpar__scaled_tasks(tasks, op->head_count * a->head_dim, store_row, inbox_row);
+    if (!a->tasks) return seqpar__no_memory(r->ctx->error, "attention tasks");
+    a->head_begin = op->head_begin;
+    a->head_count = op->head_count;
+    a->q_pieces = tasks->pieces;
+    a->k_pieces = tasks->keys;
+    a->task_count = tasks->count;
+    a->k = k; a->v = v;
+    a->store = store;
+    a->inbox = inbox;
+    return SEQPAR_OK;
+}
+typedef seqpar_status (*seqpar__attn_op)(seqpar_device *device, const seqpar_attn_args *args, void *queue);
+static seqpar_status seqpar__run_tasks(seqpar__attn_run_state *r, const seqpar_plan_op *op, const seqpar__tasks *tasks, seqpar__attn_op run,
+                                       const void *k, const void *v, void *store, const void *inbox, int64_t inbox_row) {
+    seqpar_attn_args a;
+    seqpar_status status;
+    if (tasks->count == 0) return SEQPAR_OK;
+    SEQPAR__TRY(seqpar__tasks_args(r, op, tasks, k, v, store, 0, inbox, inbox_row, &a));
+    status = run(r->ctx->device, &a, r->ctx->queue);
+    SEQPAR_FREE((void *)a.tasks);
+    return status;
+}
+static seqpar_status seqpar__run_backward(seqpar__attn_run_state *r, const seqpar_plan_op *op, const seqpar__attn_step *step, const void *k, const void *v, int64_t turn) {
+    int64_t groups = op->sources + 1, gathers = op->sources > 1, g;
+    seqpar_attn_args *keys = SEQPAR__NEW(seqpar_attn_args, groups);
+    seqpar_attn_backward_args a;
+    seqpar_status status;
+    if (!keys) return seqpar__no_memory(r->ctx->error, "attention tasks");
+    a.keys = keys;
+    a.groups = groups;
+    a.queries.tasks = NULL;
+    status = seqpar__tasks_args(r, op, &step->queries, k, v, r->store.data, 0, NULL, 0, &a.queries);
+    if (!status) status = seqpar__tasks_args(r, op, &step->own, k, v, r->pending[gathers ? turn : 0].data, 0, NULL, 0, &keys[0]);
+    for (g = 1; !status && g < groups; g++) status = seqpar__tasks_args(r, op, &step->foreign[g - 1], k, v, r->outbox[turn].data, gathers ? r->out_begin[op->source + g - 1] : 0, NULL, 0, &keys[g]);
+    if (!status && a.queries.task_count > 0) status = r->ctx->device->attn_backward(r->ctx->device, &a, r->ctx->queue);
+    for (g = 0; g < groups; g++) SEQPAR_FREE((void *)keys[g].tasks);
+    SEQPAR_FREE((void *)a.queries.tasks);
+    SEQPAR_FREE(keys);
+    return status;
+}
+
+static seqpar_status seqpar__run_compute(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
+    seqpar_device *dev = r->ctx->device;
+    const seqpar__attn_step *step = &r->attn->steps[r->attn->step_of[op->source]];
+    int own_slot = op->sources == 1 && op->source == r->attn->rank, gathers = op->sources > 1;
+    const void *k = own_slot ? r->k : r->slot[op->from].data, *v = own_slot ? r->v : r->slot[op->from].data;
+    int64_t before = dev->attn_flops, number = r->compute++, turn = gathers ? (op->head_begin / op->head_count) % 2 : (r->plan->ring_size + number) % 2;
+    seqpar_status status;
+    status = r->plan->backward ? seqpar__run_backward(r, op, step, k, v, turn) : seqpar__run_tasks(r, op, &step->queries, dev->attn_forward, k, v, r->store.data, NULL, 0);
+    if (!status && r->ctx->trace) status = seqpar_device_settle(dev, r->ctx->queue); /* the count is read */
+    seqpar__trace(r->ctx, "compute", number, -1, op->source, (double)(dev->attn_flops - before));
+    return status;
+}
+
+static seqpar_status seqpar__run_fold(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
+    int64_t turn = seqpar__turn(r, op), q, step = op->request - r->attn->ring_requests / 2;
+    SEQPAR__TRY(seqpar_comm_wait(r->ctx->sp, &r->requests[op->request], r->ctx->queue));
+    seqpar__trace(r->ctx, "fold", step, op->request, -1, 0);
+    if (r->attn->steps[0].sources == 1) /* ring: step s brings what rank + s made */
+        return seqpar__run_tasks(r, op, &r->attn->returns[(r->attn->rank + step * r->plan->next) % r->attn->size], r->ctx->device->attn_return, NULL, NULL,
+                                 r->pending[0].data, r->inbox[turn].data, 0);
+    for (q = 0; q < r->attn->size; q++)
+        SEQPAR__TRY(seqpar__run_tasks(r, op, &r->attn->returns[q], r->ctx->device->attn_return, NULL, NULL, r->pending[turn].data, r->inbox[turn].data, r->in_begin[q]));
+    return SEQPAR_OK;
+}
+
+/* ---- Ulysses: tokens for heads, and back ---- */
+
+typedef struct seqpar__heads_tensor {
+    char *local, *gathered; /* (own tokens, all heads), (tokens of the position, own heads) */
+    int64_t unit;           /* bytes of one head of one token */
+    int kv;
+} seqpar__heads_tensor;
+enum { SEQPAR__HEADS_MAX = 6 };
+
+/* Heads of a member: query or kv. */
+static int64_t seqpar__member_heads(const seqpar__attn_run_state *r, int64_t member, int kv, int64_t *begin) {
+    const seqpar_attn_desc *d = &r->attn->desc;
+    int64_t members = r->plan->ulysses_size, group = d->heads / d->kv_heads, first = member * d->kv_heads / members;
+    int64_t count = r->plan->replicate ? 1 : (member + 1) * d->kv_heads / members - first;
+    *begin = kv ? first : r->plan->replicate ? member * r->attn->heads : first * group;
+    return kv ? count : r->plan->replicate ? r->attn->heads : count * group;
+}
+
+/* The tensors that travel, in this order in every message. */
+static int64_t seqpar__heads_tensors(const seqpar__attn_run_state *r, int results, seqpar__heads_tensor *t) {
+    const seqpar_attn_args *a = &r->own;
+    const void *in[SEQPAR__HEADS_MAX] = {a->q, a->k, a->v, a->dout, a->lse, a->delta}, *forward[2] = {a->out, a->lse}, *backward[3] = {a->dq, a->dk, a->dv};
+    int64_t unit = a->head_dim * seqpar_dtype_bytes(r->ctx->device->storage), statistic = seqpar_dtype_bytes(r->ctx->device->accumulator);
+    int64_t count = results ? (r->plan->backward ? 3 : 2) : r->plan->backward ? SEQPAR__HEADS_MAX : 3, i;
+    for (i = 0; i < count; i++) {
+        t[i].local = (char *)(results ? r->plan->backward ? backward[i] : forward[i] : in[i]);
+        t[i].kv = (i == 1 || i == 2) && (!results || r->plan->backward);
+        t[i].unit = (!results && i > 3) || (results && !r->plan->backward && i == 1) ? statistic : unit;
+    }
+    return count;
+}
+
+/* Places the gathered tensors one after the other, and lets the ring work on them. */
+static void seqpar__heads_place(seqpar__attn_run_state *r, int results, seqpar__heads_tensor *t, int64_t count) {
+    char *at = (char *)(results ? r->results : r->gathered).data;
+    int64_t tokens = r->attn->shares[r->attn->rank].tokens, i;
+    for (i = 0; i < count; i++) {
+        t[i].gathered = at;
+        at += (tokens * (t[i].kv ? r->attn->kv_heads : r->attn->heads) * t[i].unit + 63) & ~(int64_t)63;
+    }
+}
+
+static seqpar_status seqpar__heads_buffers(seqpar__attn_run_state *r) {
+    seqpar__heads_tensor t[SEQPAR__HEADS_MAX];
+    int64_t tokens = r->attn->shares[r->attn->rank].tokens, own = r->attn->parts[r->plan->member].tokens, members = r->plan->ulysses_size, results, i, m, begin, stage = 0;
+    for (results = 0; results < 2; results++) {
+        int64_t count = seqpar__heads_tensors(r, (int)results, t), bytes = 0, all = 0;
+        for (i = 0; i < count; i++) bytes += (tokens * (t[i].kv ? r->attn->kv_heads : r->attn->heads) * t[i].unit + 63) & ~(int64_t)63;
+        for (i = 0; i < count; i++) for (m = 0; m < members; m++) all += own * seqpar__member_heads(r, m, t[i].kv, &begin) * t[i].unit;
+        stage = SEQPAR__MAX(stage, all);
+        SEQPAR__TRY(seqpar_buffer_new(r->ctx, results ? &r->results : &r->gathered, bytes, SEQPAR_MEM_EXCHANGE));
+    }
+    SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->staging, stage, SEQPAR_MEM_EXCHANGE));
+    seqpar__heads_tensors(r, 0, t);
+    seqpar__heads_place(r, 0, t, r->plan->backward ? SEQPAR__HEADS_MAX : 3);
+    r->args.q = t[0].gathered; r->k = r->args.k = t[1].gathered; r->v = r->args.v = t[2].gathered;
+    if (r->plan->backward) { r->args.dout = t[3].gathered; r->args.lse = t[4].gathered; r->args.delta = t[5].gathered; }
+    seqpar__heads_place(r, 1, t, seqpar__heads_tensors(r, 1, t));
+    if (r->plan->backward) { r->args.dq = t[0].gathered; r->args.dk = t[1].gathered; r->args.dv = t[2].gathered; }
+    else { r->args.out = t[0].gathered; r->args.lse = t[1].gathered; }
+    return SEQPAR_OK;
+}
+
+/* Calls for every (member, tensor) block of the staging buffer: own tokens of that member's heads. */
+typedef struct seqpar__heads_block { int64_t member, width; char *stage; const seqpar__heads_tensor *tensor; int64_t begin; } seqpar__heads_block;
+static int64_t seqpar__heads_blocks(const seqpar__attn_run_state *r, const seqpar__heads_tensor *t, int64_t count, seqpar__heads_block *blocks) {
+    int64_t own = r->attn->parts[r->plan->member].tokens, m, i, n = 0;
+    char *at = (char *)r->staging.data;
+    for (m = 0; m < r->plan->ulysses_size; m++)
+        for (i = 0; i < count; i++, n++) {
+            blocks[n].member = m;
+            blocks[n].tensor = &t[i];
+            blocks[n].width = seqpar__member_heads(r, m, t[i].kv, &blocks[n].begin) * t[i].unit;
+            blocks[n].stage = at;
+            at += own * blocks[n].width;
+        }
+    return n;
+}
+
+static int64_t seqpar__row_bytes(const seqpar__attn_run_state *r, const seqpar__heads_tensor *t) {
+    return (t->kv ? r->attn->desc.kv_heads : r->attn->desc.heads) * t->unit;
+}
+
+/* HEADS and TOKENS: the same blocks, the other way round. */
+static seqpar_status seqpar__run_exchange(seqpar__attn_run_state *r, const seqpar_plan_op *op, int results, seqpar__heads_tensor *t, seqpar__heads_block *blocks, seqpar_transfer *list) {
+    seqpar_device *dev = r->ctx->device;
+    int64_t count = seqpar__heads_tensors(r, results, t), n, i, sends = 0, member = r->plan->member, own = r->attn->parts[member].tokens;
+    seqpar_group group;
+    seqpar__heads_place(r, results, t, count);
+    n = seqpar__heads_blocks(r, t, count, blocks);
+    for (i = 0; i < n; i++) {
+        const seqpar__heads_block *b = &blocks[i];
+        int64_t mine = (b->tensor->kv ? r->attn->kv_heads : r->attn->heads) * b->tensor->unit, tokens = r->attn->parts[b->member].tokens, peer = r->plan->position * r->plan->ulysses_size + b->member;
+        char *rows = b->tensor->gathered + r->attn->part_begin[b->member] * mine;
+        const char *local = b->tensor->local + b->begin * b->tensor->unit;
+        if (b->member == member && results) dev->copy_rows(dev, b->stage, b->width, rows, mine, mine, own, r->ctx->queue);
+        if (b->member == member && !results) dev->copy_rows(dev, rows, mine, local, seqpar__row_bytes(r, b->tensor), mine, own, r->ctx->queue);
+        if (b->member == member) continue;
+        if (!results) dev->copy_rows(dev, b->stage, b->width, local, seqpar__row_bytes(r, b->tensor), b->width, own, r->ctx->queue);
+        list[sends] = seqpar__transfer(peer, results ? rows : b->stage, results ? tokens * mine : own * b->width);
+        list[n + sends++] = seqpar__transfer(peer, results ? b->stage : rows, results ? own * b->width : tokens * mine);
+    }
+    group = seqpar__group(results ? "heads to tokens" : "tokens to heads", op->request, list, sends, list + n, sends);
+    return seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[op->request]);
+}
+
+/* Puts the heads of all members beside each other; of a kv head with copies, their sum in order of members. */
+static seqpar_status seqpar__run_unpack(seqpar__attn_run_state *r, seqpar__heads_tensor *t, seqpar__heads_block *blocks) {
+    seqpar_device *dev = r->ctx->device;
+    int64_t count = seqpar__heads_tensors(r, 1, t), n = seqpar__heads_blocks(r, t, count, blocks), own = r->attn->parts[r->plan->member].tokens, i, c;
+    int64_t copies = r->plan->replicate ? r->plan->ulysses_size / r->attn->desc.kv_heads : 1;
+    for (i = 0; i < n; i++) {
+        const seqpar__heads_block *b = &blocks[i];
+        if (b->tensor->kv && b->member % copies) continue;
+        for (c = 1; b->tensor->kv && c < copies; c++) {
+            seqpar_add_args add;
+            add.accumulators = 0;
+            add.y = b->stage; add.a = b->stage; add.b = blocks[i + c * count].stage;
+            add.count = own * r->attn->desc.head_dim;
+            SEQPAR__TRY(dev->add(dev, &add, r->ctx->queue));
+        }
+        dev->copy_rows(dev, b->tensor->local + b->begin * b->tensor->unit, seqpar__row_bytes(r, b->tensor), b->stage, b->width, b->width, own, r->ctx->queue);
+    }
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__run_heads(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
+    seqpar__heads_tensor t[SEQPAR__HEADS_MAX];
+    int64_t most = SEQPAR__HEADS_MAX * r->plan->ulysses_size;
+    seqpar__heads_block *blocks = SEQPAR__NEW(seqpar__heads_block, most);
+    seqpar_transfer *list = SEQPAR__NEW(seqpar_transfer, 2 * most);
+    seqpar_status status;
+    if (!blocks || !list) status = seqpar__no_memory(r->ctx->error, "an all-to-all");
+    else if (op->op == SEQPAR_PLAN_UNPACK) status = seqpar__run_unpack(r, t, blocks);
+    else status = seqpar__run_exchange(r, op, op->op == SEQPAR_PLAN_TOKENS, t, blocks, list);
+    SEQPAR_FREE(blocks);
+    SEQPAR_FREE(list);
+    return status;
+}
+
+static seqpar_status seqpar__run_op(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
+    switch (op->op) {
+    case SEQPAR_PLAN_HEADS:
+    case SEQPAR_PLAN_TOKENS: seqpar__trace(r->ctx, "begin", r->compute, op->request, -1, 0); return seqpar__run_heads(r, op);
+    case SEQPAR_PLAN_UNPACK: return seqpar__run_heads(r, op);
+    case SEQPAR_PLAN_PACK: return seqpar__run_pack(r, op);
+    case SEQPAR_PLAN_SHIFT: seqpar__trace(r->ctx, "begin", r->compute, op->request, op->source, 0); return seqpar__run_shift(r, op);
+    case SEQPAR_PLAN_GATHER: seqpar__trace(r->ctx, "begin", r->compute, op->request, op->source, 0); return seqpar__run_gather(r, op);
+    case SEQPAR_PLAN_RETURN: seqpar__trace(r->ctx, "begin", r->compute, op->request, op->source, 0); return seqpar__run_return(r, op);
+    case SEQPAR_PLAN_WAIT: seqpar__trace(r->ctx, "wait", r->compute, op->request, -1, 0); return seqpar_comm_wait(r->ctx->sp, &r->requests[op->request], r->ctx->queue);
+    case SEQPAR_PLAN_COMPUTE: return seqpar__run_compute(r, op);
+    default: return seqpar__run_fold(r, op);
+    }
+}
+
+static seqpar_status seqpar__run_plan(seqpar_ctx *ctx, seqpar_attn *attn, const seqpar_plan *plan, const seqpar_attn_args *args) {
+    seqpar__attn_run_state r;
+    int64_t i;
+    seqpar_status status;
+    memset(&r, 0, sizeof r);
+    r.ctx = ctx; r.attn = attn; r.plan = plan;
+    r.args = r.own = *args;
+    r.k = args->k; r.v = args->v;
+    r.requests = SEQPAR__NEW(seqpar_request, plan->requests);
+    r.out_begin = SEQPAR__NEW(int64_t, 2 * (attn->size + 1));
+    r.in_begin = r.out_begin ? r.out_begin + attn->size + 1 : NULL;
+    status = r.requests && r.out_begin ? seqpar__run_buffers(&r) : seqpar__no_memory(ctx->error, "attention");
+    if (!status && plan->ulysses_size > 1) status = seqpar__heads_buffers(&r);
+    for (i = 0; !status && i < plan->count; i++) status = seqpar__run_op(&r, &plan->ops[i]);
+    if (status && r.requests) { /* nobody may still read or write these buffers when they are freed */
+        if (status != SEQPAR_ERR_DIED) seqpar_comm_abort(ctx->world, ctx->error->text);
+        for (i = 0; i < plan->requests; i++) seqpar_comm_wait(ctx->sp, &r.requests[i], NULL);
+    }
+    for (i = 0; i < 3; i++) seqpar_buffer_free(ctx, &r.slot[i]);
+    for (i = 0; i < 2; i++) { seqpar_buffer_free(ctx, &r.outbox[i]); seqpar_buffer_free(ctx, &r.inbox[i]); seqpar_buffer_free(ctx, &r.pending[i]); }
+    seqpar_buffer_free(ctx, &r.store);
+    seqpar_buffer_free(ctx, &r.gathered);
+    seqpar_buffer_free(ctx, &r.results);
+    seqpar_buffer_free(ctx, &r.staging);
+    SEQPAR_FREE(r.requests);
+    SEQPAR_FREE(r.out_begin);
+    return status;
+}
+
+static seqpar_attn_args seqpar__attn_args(const seqpar_ctx *ctx, const seqpar_attn *attn, const seqpar_attn_io *io) {
+    seqpar_attn_args a;
+    memset(&a, 0, sizeof a);
+    a.heads = attn->heads;
+    a.kv_heads = attn->kv_heads;
+    a.head_dim = attn->desc.head_dim;
+    a.q_tokens = attn->shares[attn->rank].tokens;
+    a.scale = attn->desc.scale;
+    a.softcap = attn->desc.softcap;
+    a.sinks = io->sinks ? seqpar__at(io->sinks, attn->head_begin, ctx->device->accumulator) : NULL;
+    a.dropout_head = attn->head_begin;
+    a.dropout = attn->desc.dropout;
+    a.dropout_seed = io->dropout_seed;
+    a.dropout_stream = io->dropout_stream;
+    a.depth = attn->depth + 1;
+    a.visible_begin = attn->visible_begin;
+    a.visible_end = attn->visible_end;
+    a.q = io->q; a.k = io->k; a.v = io->v;
+    a.out = io->out; a.lse = io->lse;
+    a.dout = io->dout;
+    a.dq = io->dq; a.dk = io->dk; a.dv = io->dv;
+    return a;
+}
+
+SEQPAR_DEF seqpar_status seqpar_attn_forward(seqpar_ctx *ctx, seqpar_attn *attn, const seqpar_attn_io *io) {
+    seqpar_attn_args a = seqpar__attn_args(ctx, attn, io);
+    return seqpar__run_plan(ctx, attn, &attn->forward, &a);
+}
+
+/* delta = dout . out, a row statistic of its own; with it the sinks' gradient needs no keys. */
+static seqpar_status seqpar__attn_statistics(seqpar_ctx *ctx, const seqpar_attn *attn, const seqpar_attn_io *io, void *delta) {
+    seqpar_attn_delta_args d;
+    seqpar_attn_sinks_args s;
+    const seqpar_share *mine = seqpar_attn_share(attn);
+    memset(&d, 0, sizeof d);
+    memset(&s, 0, sizeof s);
+    d.delta = delta; d.dout = io->dout; d.out = io->out;
+    d.tokens = mine->tokens; d.heads = attn->desc.heads; d.head_dim = attn->desc.head_dim;
+    SEQPAR__TRY(ctx->device->attn_delta(ctx->device, &d, ctx->queue));
+    if (!io->sinks || !io->dsinks) return SEQPAR_OK;
+    s.dsinks = io->dsinks; s.sinks = io->sinks; s.lse = io->lse; s.delta = delta;
+    s.pieces = mine->pieces; s.piece_count = mine->count; s.heads = attn->desc.heads;
+    return ctx->device->attn_sinks(ctx->device, &s, ctx->queue);
+}
+
+SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn, const seqpar_attn_io *io) {
+    seqpar_attn_args a = seqpar__attn_args(ctx, attn, io);
+    seqpar_buffer delta;
+    seqpar_status status = seqpar_buffer_new(ctx, &delta, seqpar_attn_share(attn)->tokens * attn->desc.heads * seqpar_dtype_bytes(ctx->device->accumulator), SEQPAR_MEM_SCRATCH);
+    if (!status) status = seqpar__attn_statistics(ctx, attn, io, delta.data);
+    a.delta = delta.data;
+    if (!status) status = seqpar__run_plan(ctx, attn, &attn->backward, &a);
+    seqpar_buffer_free(ctx, &delta);
+    return status;
+}
+
+/* How many own queries see each token, the tokens of row r from seen[r] on: every query adds 1 where its range begins and
+   takes it away where it ends; the sums of these are the counts. They return to 0 behind every row. */
+static int64_t *seqpar__attn_seen(const seqpar_attn *attn) {
+    const seqpar_share *mine = &attn->shares[attn->rank];
+    int64_t size = attn->row_count, i, t, *seen;
+    for (i = 0; i < attn->row_count; i++) size += attn->rows[i].tokens + 1;
+    seen = SEQPAR__NEW(int64_t, size);
+    if (!seen) return NULL;
+    for (size = attn->row_count, i = 0; i < attn->row_count; size += attn->rows[i++].tokens + 1) seen[i] = size;
+    for (i = 0; i < mine->count; i++)
+        for (t = mine->pieces[i].local; t < mine->pieces[i].local + mine->pieces[i].count; t++) {
+            int64_t *row = seen + seen[mine->pieces[i].row];
+            if (attn->visible_begin[t] >= attn->visible_end[t]) continue;
+            row[attn->visible_begin[t]]++;
+            row[attn->visible_end[t]]--;
+        }
+    for (i = attn->row_count + 1; i < size; i++) seen[i] += seen[i - 1];
+    return seen;
+}
+
+/* Pairs (own query, key) whose key is in a share. */
+static int64_t seqpar__pairs(const int64_t *seen, const seqpar_share *share) {
+    int64_t i, t, pairs = 0;
+    for (i = 0; i < share->count; i++) {
+        const seqpar_piece *p = &share->pieces[i];
+        for (t = 0; t < p->count; t++) pairs += seen[seen[p->row] + p->start + t * p->stride];
+    }
+    return pairs;
+}
+
+/* What the all-to-alls add: own tokens of the others' heads go out, the results of the others' tokens go back. */
+static void seqpar__heads_cost(const seqpar_ctx *ctx, const seqpar_attn *attn, seqpar_attn_cost *cost) {
+    const seqpar_plan *plan = &attn->forward;
+    int64_t d = attn->desc.head_dim * seqpar_dtype_bytes(ctx->device->storage), statistic = seqpar_dtype_bytes(ctx->device->accumulator), m, begin;
+    int64_t own = attn->parts[plan->member].tokens;
+    seqpar__attn_run_state r;
+    memset(&r, 0, sizeof r);
+    r.attn = (seqpar_attn *)attn;
+    r.plan = plan;
+    for (m = 0; m < plan->ulysses_size; m++) {
+        int64_t heads = seqpar__member_heads(&r, m, 0, &begin), kv = seqpar__member_heads(&r, m, 1, &begin);
+        if (m == plan->member) continue;
+        cost->forward_bytes += own * (heads + 2 * kv) * d + attn->parts[m].tokens * attn->heads * (d + statistic);
+        cost->backward_bytes += own * (2 * (heads + kv) * d + 2 * heads * statistic) + attn->parts[m].tokens * (attn->heads + 2 * attn->kv_heads) * d;
+    }
+}
+
+SEQPAR_DEF seqpar_status seqpar_attn_cost_of(const seqpar_ctx *ctx, const seqpar_attn *attn, seqpar_attn_cost *cost, int64_t *per_source) {
+    const seqpar_share *mine = &attn->shares[attn->rank];
+    int64_t unit = 4 * attn->desc.head_dim * attn->heads, row = attn->kv_heads * attn->desc.head_dim * seqpar_dtype_bytes(ctx->device->storage);
+    int64_t *seen = seqpar__attn_seen(attn), s, others = 0;
+    memset(cost, 0, sizeof *cost);
+    if (!seen) return seqpar__no_memory(ctx->error, "the cost of attention");
+    for (s = 0; s < attn->size; s++) {
+        int64_t flops = unit * seqpar__pairs(seen, &attn->shares[s]);
+        if (per_source) per_source[s] = flops;
+        cost->forward_flops += flops;
+        if (s != attn->rank) others += attn->outbox_elements[s];
+    }
+    SEQPAR_FREE(seen);
+    cost->backward_flops = cost->forward_flops / 4 * 10; /* scores and their gradients once, dq, dk, dv where forward has scores and out */
+    for (s = 0; s < attn->size; s++) /* ring: what others on the way still see; llama3: the own to all */
+        cost->forward_bytes += 2 * row * (attn->steps[0].sources > 1 ? (s != attn->rank) * mine->tokens : seqpar__rows_in(&attn->go[s]));
+    cost->backward_bytes = cost->forward_bytes + others * attn->kv_heads * attn->desc.head_dim * seqpar_dtype_bytes(ctx->device->accumulator);
+    seqpar__heads_cost(ctx, attn, cost);
+    return SEQPAR_OK;
+}
+
+/* ======================================================================================================
+   >>loss  token log-probs through the head
+   ====================================================================================================== */
+
+static void *seqpar__offset(void *base, int64_t element, int dtype) { return base ? seqpar__at(base, element, dtype) : NULL; }
+
+/* logits of `rows` tokens from `first` on, their statistics and, where seeds are given, their gradient in place */
+static seqpar_status seqpar__head_rows(seqpar_ctx *ctx, void *logits, int64_t first, int64_t rows, const seqpar_head_values *values,
+                                       const seqpar_head_seeds *seeds, const void *hidden, const void *table, const int32_t *targets, const seqpar_head_desc *desc) {
+    seqpar_device *dev = ctx->device;
+    seqpar_matmul_args m;
+    seqpar_softmax_head_args s;
+    int acc = dev->accumulator;
+    memset(&m, 0, sizeof m);
+    memset(&s, 0, sizeof s);
+    m.y.data = logits; m.y.stride = desc->vocab;
+    m.x.data = seqpar__at(hidden, first * desc->hidden, dev->storage); m.x.stride = desc->hidden;
+    m.w.data = (void *)table; m.w.stride = desc->hidden;
+    m.rows = rows; m.out = desc->vocab; m.in = desc->hidden;
+    SEQPAR__TRY(dev->matmul(dev, &m, ctx->queue));
+    s.logits = m.y;
+    s.rows = rows; s.vocab = desc->vocab;
+    s.scale = desc->temperature == 0 ? 0 : 1.0 / desc->temperature;
+    s.targets = targets + first;
+    s.logp = seqpar__offset(values->logp, first, acc);
+    s.entropy = seqpar__offset(values->entropy, first, acc);
+    s.lse = seqpar__offset(values->lse, first, acc);
+    s.smooth = seqpar__offset(values->smooth, first, acc);
+    if (seeds) {
+        s.gradient = 1;
+        s.dlogp = seqpar__offset((void *)seeds->dlogp, first, acc);
+        s.dentropy = seqpar__offset((void *)seeds->dentropy, first, acc);
+        s.dsmooth = seqpar__offset((void *)seeds->dsmooth, first, acc);
+        s.dzloss = seqpar__offset((void *)seeds->dzloss, first, acc);
+    }
+    return dev->softmax_head(dev, &s, ctx->queue);
+}
+
+static int64_t seqpar__head_rows_max(const seqpar_head_desc *desc) { return desc->rows_max > 0 ? desc->rows_max : SEQPAR__MAX(256, desc->hidden); }
+
+static seqpar_status seqpar__check_head(seqpar_error *error, const seqpar_head_desc *desc) {
+    if (desc->hidden <= 0 || desc->vocab <= 0)
+        return seqpar_fail(error, SEQPAR_ERR_SIZE, "the head has hidden %lld and vocab %lld; both must be positive", (long long)desc->hidden, (long long)desc->vocab);
+    if (desc->hidden > SEQPAR_MAX_WIDTH || desc->vocab > SEQPAR_MAX_VOCAB)
+        return seqpar_fail(error, SEQPAR_ERR_SIZE, "the head has hidden %lld and vocab %lld; at most %lld and %lld are possible", (long long)desc->hidden, (long long)desc->vocab, (long long)SEQPAR_MAX_WIDTH, (long long)SEQPAR_MAX_VOCAB);
+    if (!(desc->temperature >= 0) || desc->temperature > 1e30) return seqpar_fail(error, SEQPAR_ERR_OPTION, "the temperature of the head is %g; give a number above 0, up to 1e30, or 0 for 1", desc->temperature);
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF seqpar_status seqpar_head_forward(seqpar_ctx *ctx, const seqpar_head_values *values, const void *hidden, const void *table,
+                                             const int32_t *targets, int64_t tokens, const seqpar_head_desc *desc) {
+    int64_t most = SEQPAR__MIN(seqpar__head_rows_max(desc), tokens), first;
+    seqpar_buffer logits;
+    seqpar_status status = seqpar__check_head(ctx->error, desc);
+    if (status) return status;
+    status = seqpar_buffer_new(ctx, &logits, most * desc->vocab * seqpar_dtype_bytes(ctx->device->storage), SEQPAR_MEM_SCRATCH);
+    for (first = 0; !status && first < tokens; first += most)
+        status = seqpar__head_rows(ctx, logits.data, first, SEQPAR__MIN(most, tokens - first), values, NULL, hidden, table, targets, desc);
+    seqpar_buffer_free(ctx, &logits);
+    return status;
+}
+
+/* The fold of dtable runs piece by piece while logits are whole for `rows_max` rows only. Its program is cut into
+   runs; between them value n of the stack lies in place n. What is left on it at the end are the nodes, rising, each in its place. */
+typedef struct seqpar__head_run {
+    seqpar_fold_op *ops;
+    int64_t count, depth;      /* of the program of this run */
+    int64_t stack, loaded;     /* values on the logical stack; how many of the top ones this run has */
+    int64_t places;            /* most values at the end of a run */
+    seqpar_piece *leaves;
+    int64_t leaf_count;
+    int64_t first, rows;       /* tokens of this run */
+} seqpar__head_run;
+
+static void seqpar__run_emit(seqpar__head_run *r, int32_t op, int64_t index) {
+    r->ops[r->count].op = op;
+    r->ops[r->count++].index = (int32_t)index;
+}
+/* Makes sure that at least `need` values are loaded. */
+static void seqpar__run_load(seqpar__head_run *r, int64_t need) {
+    int64_t missing = need - r->loaded, i;
+    for (i = missing; i > 0; i--) seqpar__run_emit(r, SEQPAR_FOLD_LOAD, r->stack - r->loaded - i);
+    if (missing > 0) r->loaded = need;
+}
+
+static void seqpar__run_close(seqpar__head_run *r) {
+    int64_t at = r->stack;
+    r->places = SEQPAR__MAX(r->places, at);
+    for (; r->loaded > 0; r->loaded--) seqpar__run_emit(r, SEQPAR_FOLD_STORE, --at);
+}
+
+typedef struct seqpar__head_call {
+    seqpar_ctx *ctx;
+    void *dhidden, *nodes;
+    int64_t node_stride;
+    const seqpar_head_values *values;
+    const seqpar_head_seeds *seeds;
+    const void *hidden, *table;
+    const int32_t *targets;
+    const seqpar_token_fold *fold;
+    const seqpar_head_desc *desc;
+    void *logits;
+} seqpar__head_call;
+
+static seqpar_status seqpar__head_execute(const seqpar__head_call *c, seqpar__head_run *r) {
+    seqpar_device *dev = c->ctx->device;
+    seqpar_matmul_args m;
+    seqpar_weight_grad_args w;
+    memset(&m, 0, sizeof m);
+    memset(&w, 0, sizeof w);
+    SEQPAR__TRY(seqpar__head_rows(c->ctx, c->logits, r->first, r->rows, c->values, c->seeds, c->hidden, c->table, c->targets, c->desc));
+    m.y.data = seqpar__at(c->dhidden, r->first * c->desc->hidden, dev->storage); m.y.stride = c->desc->hidden;
+    m.x.data = c->logits; m.x.stride = c->desc->vocab;
+    m.w.data = (void *)c->table; m.w.stride = c->desc->hidden;
+    m.rows = r->rows; m.out = c->desc->hidden; m.in = c->desc->vocab; m.transposed = 1;
+    SEQPAR__TRY(dev->matmul(dev, &m, c->ctx->queue));
+    w.fold.program = r->ops; w.fold.program_count = r->count;
+    w.fold.depth = c->fold->depth + 2;
+    w.fold.store = c->nodes; w.fold.store_stride = c->node_stride;
+    w.leaves = r->leaves;
+    w.dy = m.x;
+    w.x.data = seqpar__at(c->hidden, r->first * c->desc->hidden, dev->storage); w.x.stride = c->desc->hidden;
+    w.out = c->desc->vocab; w.in = c->desc->hidden;
+    return dev->weight_grad(dev, &w, c->ctx->queue);
+}
+
+/* Ends a run and, but where only the places are counted (no context), computes it. */
+static seqpar_status seqpar__head_end(const seqpar__head_call *c, seqpar__head_run *r) {
+    seqpar__run_close(r);
+    if (c->ctx) SEQPAR__TRY(seqpar__head_execute(c, r));
+    r->first += r->rows;
+    r->rows = r->count = r->leaf_count = 0;
+    return SEQPAR_OK;
+}
+
+/* A leaf is computed in parts of what still fits into the run. */
+static seqpar_status seqpar__head_leaf(const seqpar__head_call *c, seqpar__head_run *r, const seqpar_piece *piece) {
+    int64_t most = seqpar__head_rows_max(c->desc), at = 0, n;
+    for (; at < piece->count; at += n) {
+        if (r->rows == most) SEQPAR__TRY(seqpar__head_end(c, r));
+        if (at == 0 && r->rows > 0 && r->rows + piece->count > most && piece->count <= most) SEQPAR__TRY(seqpar__head_end(c, r));
+        n = SEQPAR__MIN(piece->count - at, most - r->rows);
+        r->leaves[r->leaf_count] = *piece;
+        r->leaves[r->leaf_count].local = r->rows;
+        r->leaves[r->leaf_count].count = n;
+        if (at > 0) seqpar__run_load(r, 1);
+        else { r->stack++; r->loaded++; }
+        seqpar__run_emit(r, at > 0 ? SEQPAR_FOLD_EXTEND : SEQPAR_FOLD_LEAF, r->leaf_count++);
+        r->rows += n;
+    }
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__head_runs(const seqpar__head_call *c, seqpar__head_run *r, const seqpar_share *share) {
+    int64_t i;
+    for (i = 0; i < c->fold->program_count; i++) {
+        seqpar_fold_op op = c->fold->program[i];
+        if (op.op == SEQPAR_FOLD_LEAF) {
+            SEQPAR__TRY(seqpar__head_leaf(c, r, &share->pieces[op.index]));
+            continue;
+        }
+        if (op.op == SEQPAR_FOLD_STORE) break; /* node by node, from the last: they lie there */
+        seqpar__run_load(r, 2);
+        seqpar__run_emit(r, op.op, op.index);
+        r->stack--;
+        r->loaded--;
+    }
+    return r->rows ? seqpar__head_end(c, r) : SEQPAR_OK;
+}
+
+static int seqpar__head_run_new(seqpar__head_run *r, const seqpar_share *share, const seqpar_token_fold *fold) {
+    memset(r, 0, sizeof *r);
+    r->ops = SEQPAR__NEW(seqpar_fold_op, 4 * (fold->program_count + fold->depth + 8) + 4 * share->count);
+    r->leaves = SEQPAR__NEW(seqpar_piece, share->count + 4);
+    return r->ops && r->leaves;
+}
+static void seqpar__head_run_free(seqpar__head_run *r) {
+    SEQPAR_FREE(r->ops);
+    SEQPAR_FREE(r->leaves);
+}
+
+SEQPAR_DEF int64_t seqpar_head_places(const seqpar_share *share, const seqpar_token_fold *fold, const seqpar_head_desc *desc) {
+    seqpar__head_call c;
+    seqpar__head_run r;
+    memset(&c, 0, sizeof c);
+    c.fold = fold; c.desc = desc;
+    if (seqpar__head_run_new(&r, share, fold)) (void)seqpar__head_runs(&c, &r, share);
+    else r.places = fold->depth; /* at least as many; the head itself will find no memory either */
+    seqpar__head_run_free(&r);
+    return r.places;
+}
+
+static seqpar_status seqpar__check_head_fold(seqpar_error *error, const seqpar_share *share, const seqpar_token_fold *fold) {
+    int64_t i, leaves = 0;
+    for (i = 0; i < fold->program_count; i++) leaves += fold->program[i].op == SEQPAR_FOLD_LEAF;
+    return leaves == share->count ? SEQPAR_OK : seqpar_fail(error, SEQPAR_ERR_STEP, "the share has %lld pieces, the fold wants %lld; give the fold that seqpar_step_fold made for this share", (long long)share->count, (long long)leaves);
+}
+
+SEQPAR_DEF seqpar_status seqpar_head_backward(seqpar_ctx *ctx, void *dhidden, void *nodes, int64_t node_stride, const seqpar_head_values *values,
+                                              const seqpar_head_seeds *seeds, const void *hidden, const void *table, const int32_t *targets,
+                                              const seqpar_share *share, const seqpar_token_fold *fold, const seqpar_head_desc *desc) {
+    seqpar__head_call c;
+    seqpar__head_run r;
+    seqpar_buffer logits;
+    seqpar_status status = seqpar__check_head(ctx->error, desc);
+    if (!status) status = seqpar__check_head_fold(ctx->error, share, fold);
+    if (status) return status;
+    c.ctx = ctx; c.dhidden = dhidden; c.nodes = nodes; c.node_stride = node_stride; c.values = values; c.seeds = seeds;
+    c.hidden = hidden; c.table = table; c.targets = targets; c.fold = fold; c.desc = desc;
+    status = seqpar_buffer_new(ctx, &logits, SEQPAR__MIN(seqpar__head_rows_max(desc), share->tokens) * desc->vocab * seqpar_dtype_bytes(ctx->device->storage), SEQPAR_MEM_SCRATCH);
+    c.logits = logits.data;
+    if (!seqpar__head_run_new(&r, share, fold) && !status) status = seqpar__no_memory(ctx->error, "the head");
+    if (!status) status = seqpar__head_runs(&c, &r, share);
+    seqpar__head_run_free(&r);
+    seqpar_buffer_free(ctx, &logits);
+    return status;
+}
+
+SEQPAR_DEF seqpar_status seqpar_sft_seeds(seqpar_error *error, double *dlogp, double *dsmooth, double *dzloss, const int32_t *targets,
+                                          const double *weights, int64_t tokens, const seqpar_sft_desc *desc) {
+    double scale = 1.0 / (double)desc->count;
+    int64_t t, live = 0;
+    for (t = 0; t < tokens; t++) live += targets[t] != SEQPAR_IGNORE;
+    if (desc->count <= 0) return seqpar_fail(error, SEQPAR_ERR_SEED_COUNT, "the step has %lld supervised tokens; a mean needs at least 1", (long long)desc->count);
+    if (live > desc->count) return seqpar_fail(error, SEQPAR_ERR_SEED_COUNT, "the step is said to have %lld supervised tokens, but %lld are here alone; give the count of the whole step (batch.counts.supervised)", (long long)desc->count, (long long)live);
+    if (!(desc->label_smoothing >= 0 && desc->label_smoothing < 1) || !(desc->z_loss >= 0))
+        return seqpar_fail(error, SEQPAR_ERR_OPTION, "label_smoothing %g must lie in [0, 1) and z_loss %g must not be negative", desc->label_smoothing, desc->z_loss);
+    for (t = 0; t < tokens; t++) {
+        double w = targets[t] == SEQPAR_IGNORE ? 0.0 : (weights ? weights[t] : 1.0) * scale;
+        dlogp[t] = -(1.0 - desc->label_smoothing) * w;
+        dsmooth[t] = desc->label_smoothing * w;
+        dzloss[t] = desc->z_loss * w;
+    }
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF double seqpar_sft_token_loss(double logp, double smooth, double lse, const seqpar_sft_desc *desc) {
+    return (1.0 - desc->label_smoothing) * -logp + desc->label_smoothing * smooth + desc->z_loss * lse * lse;
+}
+
+/* The fold of doubles that everybody has, over rising leaves: the plain recursive form of the tree. */
+static double seqpar__tree_sum(const int64_t *leaves, const double *values, int64_t stride, int64_t low, int64_t high, int level) {
+    int64_t half, mid;
+    if (high - low == 1) return values[low * stride];
+    half = (leaves[low] >> level << level) + (INT64_C(1) << (level - 1));
+    mid = low + seqpar__lower_bound(leaves + low, high - low, half);
+    if (mid == low || mid == high) return seqpar__tree_sum(leaves, values, stride, low, high, level - 1);
+    return seqpar__tree_sum(leaves, values, stride, low, mid, level - 1) + seqpar__tree_sum(leaves, values, stride, mid, high, level - 1);
+}
+
+/* A part given twice would be counted twice. */
+static seqpar_status seqpar__leaf_twice(seqpar_error *error, const char *of, int64_t number, int64_t leaf) {
+    char name[32] = "";
+    if (number >= 0) snprintf(name, sizeof name, " %lld", (long long)number);
+    return seqpar_fail(error, SEQPAR_ERR_STEP, "the sum of the %s%s was given row %lld, part %lld twice; every part of a row counts once, on one rank",
+                       of, name, (long long)(leaf >> SEQPAR__LEAF_BITS), (long long)(leaf & ((INT64_C(1) << SEQPAR__LEAF_BITS) - 1)));
+}
+
+typedef struct seqpar__leaf_row { int64_t leaf, at; } seqpar__leaf_row;
+
+static seqpar_status seqpar__sum_gathered(seqpar_error *error, double *sum, const int64_t *leaf, const double *values, int64_t count, int64_t width) {
+    seqpar__leaf_row *order = SEQPAR__NEW(seqpar__leaf_row, count);
+    int64_t *leaves = SEQPAR__NEW(int64_t, count), i, w;
+    double *column = SEQPAR__NEW(double, count);
+    int ok = order && leaves && column;
+    seqpar_status status = ok ? SEQPAR_OK : seqpar__no_memory(error, "a sum");
+    for (i = 0; ok && i < count; i++) { order[i].leaf = leaf[i]; order[i].at = i; }
+    if (ok) qsort(order, (size_t)count, sizeof *order, seqpar__by_number);
+    for (i = 0; ok && i < count; i++) leaves[i] = order[i].leaf;
+    for (i = 1; ok && i < count; i++) if (leaves[i] == leaves[i - 1]) status = seqpar__leaf_twice(error, "step", -1, leaves[i]);
+    ok = ok && !status;
+    for (w = 0; ok && w < width; w++) {
+        for (i = 0; i < count; i++) column[i] = values[order[i].at * width + w];
+        sum[w] = count ? seqpar__tree_sum(leaves, column, 1, 0, count, 62) : 0.0;
+    }
+    SEQPAR_FREE(order);
+    SEQPAR_FREE(leaves);
+    SEQPAR_FREE(column);
+    return status;
+}
+
+SEQPAR_DEF seqpar_status seqpar_sum_pieces(seqpar_ctx *ctx, double *sum, const int64_t *leaf, const double *values, int64_t count, int64_t width) {
+    seqpar_comm *world = ctx->world;
+    int64_t *counts = NULL, *bytes = SEQPAR__NEW(int64_t, world->size), *all_leaf = NULL, total = 0, r;
+    double *all = NULL;
+    seqpar_status status = bytes ? seqpar__gather_i64(world, &counts, &count, 1, "loss counts") : SEQPAR_ERR_MEMORY;
+    for (r = 0; !status && r < world->size; r++) { bytes[r] = counts[r] * 8; total += counts[r]; }
+    if (!status && !((all_leaf = SEQPAR__NEW(int64_t, total)) && (all = SEQPAR__NEW(double, total * width)))) status = SEQPAR_ERR_MEMORY;
+    if (!status) status = seqpar_comm_all_gather(world, all_leaf, leaf, bytes, "loss leaves");
+    for (r = 0; !status && r < world->size; r++) bytes[r] *= width;
+    if (!status) status = seqpar_comm_all_gather(world, all, values, bytes, "loss sums");
+    if (!status) status = seqpar__sum_gathered(ctx->error, sum, all_leaf, all, total, width);
+    SEQPAR_FREE(counts);
+    SEQPAR_FREE(bytes);
+    SEQPAR_FREE(all_leaf);
+    SEQPAR_FREE(all);
+    return status;
+}
+
+/* ======================================================================================================
+   >>objective  sums per document, and what is made of them
+   ====================================================================================================== */
+
+static int seqpar__segments_room(seqpar_segments *s, int64_t count) {
+    void *place = s->place, *values = s->values;
+    int64_t capacity = s->capacity;
+    int ok = seqpar__grow(&place, &capacity, count, 16);
+    s->place = (int64_t *)place;
+    capacity = s->capacity;
+    ok = ok && seqpar__grow(&values, &capacity, count, s->width * 8);
+    s->values = (double *)values;
+    if (ok) s->capacity = capacity;
+    return ok;
+}
+
+SEQPAR_DEF seqpar_status seqpar_segments_push(seqpar_error *error, seqpar_segments *s, int64_t segment, int64_t leaf, const double *values) {
+    if (!seqpar__segments_room(s, s->count + 1)) return seqpar__no_memory(error, "sums per document");
+    s->place[2 * s->count] = segment;
+    s->place[2 * s->count + 1] = leaf;
+    memcpy(s->values + s->count++ * s->width, values, (size_t)s->width * 8);
+    return SEQPAR_OK;
+}
+
+/* One piece holds at most a run of tokens of each document; a document's run is one leaf. */
+static int seqpar__segments_piece(seqpar_segments *s, const double *values, const seqpar_row *row, const seqpar_piece *p) {
+    int64_t t, w, last = -1;
+    for (t = 0; t < p->count; t++) {
+        int64_t d = seqpar__document_of(row, p->start + t * p->stride);
+        const double *token = values + (p->local + t) * s->width;
+        if (d != last && seqpar_segments_push(NULL, s, row->doc_source ? row->doc_source[d] : d, p->leaf, token)) return 0;
+        for (w = 0; d == last && w < s->width; w++) s->values[(s->count - 1) * s->width + w] += token[w];
+        last = d;
+    }
+    return 1;
+}
+
+SEQPAR_DEF seqpar_status seqpar_segments_add(seqpar_error *error, seqpar_segments *s, const double *values, const seqpar_share *share) {
+    int64_t i;
+    for (i = 0; i < share->count; i++)
+        if (!seqpar__segments_piece(s, values, &share->rows[share->pieces[i].row], &share->pieces[i])) return seqpar__no_memory(error, "sums per document");
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF void seqpar_segments_free(seqpar_segments *s) {
+    SEQPAR_FREE(s->place);
+    SEQPAR_FREE(s->values);
+    memset(s, 0, sizeof *s);
+}
+
+typedef struct seqpar__segment_leaf { int64_t segment, leaf, at; } seqpar__segment_leaf;
+static int seqpar__by_segment(const void *a, const void *b) {
+    const seqpar__segment_leaf *x = (const seqpar__segment_leaf *)a, *y = (const seqpar__segment_leaf *)b;
+    if (x->segment != y->segment) return x->segment < y->segment ? -1 : 1;
+    return x->leaf < y->leaf ? -1 : x->leaf > y->leaf;
+}
+
+static seqpar_status seqpar__segments_fold(seqpar_error *error, double *sums, int64_t documents, const int64_t *place, const double *values, int64_t count, int64_t width) {
+    seqpar__segment_leaf *order = SEQPAR__NEW(seqpar__segment_leaf, count);
+    int64_t *leaves = SEQPAR__NEW(int64_t, count), i, n, w;
+    double *column = SEQPAR__NEW(double, count);
+    seqpar_status status = order && leaves && column ? SEQPAR_OK : seqpar__no_memory(error, "sums per document");
+    for (i = 0; !status && i < count; i++) { order[i].segment = place[2 * i]; order[i].leaf = place[2 * i + 1]; order[i].at = i; }
+    if (!status) qsort(order, (size_t)count, sizeof *order, seqpar__by_segment);
+    for (i = 0; !status && i < count; i++) leaves[i] = order[i].leaf;
+    for (i = 0; !status && i < count; i += n) {
+        for (n = 1; i + n < count && order[i + n].segment == order[i].segment; n++)
+            if (leaves[i + n] == leaves[i + n - 1]) status = seqpar__leaf_twice(error, "document", order[i].segment, leaves[i + n]);
+        if (order[i].segment < 0 || order[i].segment >= documents)
+            status = seqpar_fail(error, SEQPAR_ERR_SIZE, "a row holds document %lld; the step has %lld", (long long)order[i].segment, (long long)documents);
+        for (w = 0; !status && w < width; w++) {
+            int64_t k;
+            for (k = 0; k < n; k++) column[k] = values[order[i + k].at * width + w];
+            sums[order[i].segment * width + w] = seqpar__tree_sum(leaves + i, column, 1, 0, n, 62);
+        }
+    }
+    SEQPAR_FREE(order);
+    SEQPAR_FREE(leaves);
+    SEQPAR_FREE(column);
+    return status;
+}
+
+SEQPAR_DEF seqpar_status seqpar_segments_sum(seqpar_comm *comm, double *sums, int64_t documents, const seqpar_segments *s) {
+    int64_t *counts = NULL, *bytes = SEQPAR__NEW(int64_t, comm->size), *place = NULL, total = 0, r;
+    double *values = NULL;
+    seqpar_status status = bytes ? seqpar__gather_i64(comm, &counts, &s->count, 1, "segment counts") : seqpar__no_memory(comm->error, "sums per document");
+    memset(sums, 0, (size_t)(documents * s->width) * 8);
+    for (r = 0; !status && r < comm->size; r++) { bytes[r] = counts[r] * 16; total += counts[r]; }
+    if (!status && !((place = SEQPAR__NEW(int64_t, 2 * total)) && (values = SEQPAR__NEW(double, total * s->width)))) status = seqpar__no_memory(comm->error, "sums per document");
+    if (!status) status = seqpar_comm_all_gather(comm, place, s->place, bytes, "segment places");
+    for (r = 0; !status && r < comm->size; r++) bytes[r] = counts[r] * s->width * 8;
+    if (!status) status = seqpar_comm_all_gather(comm, values, s->values, bytes, "segment sums");
+    else if (!status) status = seqpar__segments_fold(comm->error, sums, documents, place, values, total, s->width);
+    SEQPAR_FREE(counts);
+    SEQPAR_FREE(bytes);
+    SEQPAR_FREE(place);
+    SEQPAR_FREE(values);
+    return status;
+}
+
+SEQPAR_DEF void seqpar_segments_spread(double *values, const double *per_document, const seqpar_share *share) {
+    int64_t i, t;
+    for (i = 0; i < share->count; i++) {
+        const seqpar_piece *p = &share->pieces[i];
+        const seqpar_row *row = &share->rows[p->row];
+        for (t = 0; t < p->count; t++) {
+            int64_t d = seqpar__document_of(row, p->start + t * p->stride);
+            values[p->local + t] = per_document[row->doc_source ? row->doc_source[d] : d];
+        }
+    }
+}
+
+/* log(1 + e) for 0 <= e <= 1, also where 1 + e rounds e away */
+static double seqpar__log1p(double e) {
+    double u = 1.0 + e;
+    return seqpar_log(u) + (e - (u - 1.0)) / u;
+}
+SEQPAR_DEF double seqpar_softplus(double x) { return (x > 0 ? x : 0.0) + seqpar__log1p(seqpar_exp(x > 0 ? -x : x)); }
+SEQPAR_DEF double seqpar_sigmoid(double x) {
+    double e = seqpar_exp(x > 0 ? -x : x);
+    return (x > 0 ? 1.0 : e) / (1.0 + e);
+}
+
+SEQPAR_DEF double seqpar_mean(const double *x, int64_t count) {
+    double sum = 0;
+    int64_t i;
+    for (i = 1; i < count; i++) sum += x[i] - x[0];
+    return count > 0 ? x[0] + sum / (double)count : 0.0;
+}
+
+static seqpar_status seqpar__check_preference(seqpar_error *error, const seqpar_preference *p, const seqpar_preference_desc *d) {
+    if (d->kind < SEQPAR_DPO || d->kind > SEQPAR_SIMPO) return seqpar_fail(error, SEQPAR_ERR_OPTION, "preference loss %d is unknown; use SEQPAR_DPO, IPO, HINGE or SIMPO", d->kind);
+    if (!(d->beta > 0)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "beta is %g; give more than 0, usually 0.1", d->beta);
+    if (!(d->label_smoothing >= 0 && d->label_smoothing <= 0.5)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "label_smoothing is %g; it is the share of wrong labels, give 0 to 0.5", d->label_smoothing);
+    if (d->label_smoothing > 0 && (d->kind == SEQPAR_IPO || d->kind == SEQPAR_HINGE)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "label_smoothing %g has no meaning for IPO and hinge; set it to 0", d->label_smoothing);
+    if (!(d->nll_coef >= 0) || !(d->nll_tokens >= 0)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "nll_coef is %g and nll_tokens %g; neither may be negative", d->nll_coef, d->nll_tokens);
+    if (p->chosen_tokens <= 0 || p->rejected_tokens <= 0)
+        return seqpar_fail(error, SEQPAR_ERR_NO_TARGET, "a pair has %lld chosen and %lld rejected response tokens; both need at least 1", (long long)p->chosen_tokens, (long long)p->rejected_tokens);
+    return SEQPAR_OK;
+}
+
+/* Loss as a function of the margin D, and its derivative. */
+static double seqpar__preference_of(const seqpar_preference_desc *d, double margin, double *slope) {
+    double z = d->beta * margin - (d->kind == SEQPAR_SIMPO ? d->gamma : 0.0), e = d->label_smoothing, u = margin - 0.5 / d->beta;
+    if (d->kind == SEQPAR_IPO) { *slope = 2.0 * u; return u * u; }
+    if (d->kind == SEQPAR_HINGE) { *slope = z < 1.0 ? -d->beta : z >= 1.0 ? 0.0 : z; return z < 1.0 ? 1.0 - z : z >= 1.0 ? 0.0 : z; }
+    *slope = -d->beta * (seqpar_sigmoid(-z) - e);
+    return e == 0.0 ? seqpar_softplus(-z) : (1.0 - e) * seqpar_softplus(-z) + e * seqpar_softplus(z);
+}
+
+SEQPAR_DEF seqpar_status seqpar_preference_loss(seqpar_error *error, seqpar_pair_result *r, const seqpar_preference *p, const seqpar_preference_desc *d) {
+    double chosen, rejected, slope, nll_tokens;
+    int simpo = d->kind == SEQPAR_SIMPO, alone = simpo || d->reference_free;
+    SEQPAR__TRY(seqpar__check_preference(error, p, d));
+    chosen = p->chosen - (alone ? 0.0 : p->ref_chosen);
+    rejected = p->rejected - (alone ? 0.0 : p->ref_rejected);
+    r->dchosen = simpo || d->length_normalized ? 1.0 / (double)p->chosen_tokens : 1.0;
+    r->drejected = simpo || d->length_normalized ? 1.0 / (double)p->rejected_tokens : 1.0;
+    if (simpo || d->length_normalized) { chosen /= (double)p->chosen_tokens; rejected /= (double)p->rejected_tokens; }
+    r->loss = seqpar__preference_of(d, chosen - rejected, &slope);
+    r->dchosen *= slope;
+    r->drejected *= -slope;
+    r->reward_chosen = d->beta * chosen;
+    r->reward_rejected = d->beta * rejected;
+    if (d->nll_coef == 0.0) return SEQPAR_OK;
+    nll_tokens = d->nll_tokens > 0 ? d->nll_tokens : (double)p->chosen_tokens;
+    r->loss -= d->nll_coef * p->chosen / nll_tokens;
+    r->dchosen -= d->nll_coef / nll_tokens;
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF double seqpar_kto_kl(const double *h, int64_t count) {
+    double mean = seqpar_mean(h, count);
+    return mean < 0 ? 0.0 : mean; /* a NaN stays one */
+}
+
+SEQPAR_DEF seqpar_status seqpar_kto_loss(seqpar_error *error, seqpar_kto_result *r, double logp, double ref_logp, int desirable, const seqpar_kto_desc *d) {
+    double h = logp - ref_logp, z = d->beta * (h - d->kl), weight = desirable ? d->desirable_weight : d->undesirable_weight, sign = desirable ? 1.0 : -1.0;
+    if (!(d->beta > 0)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "beta is %g; give more than 0, usually 0.01 to 0.1", d->beta);
+    if (!(d->desirable_weight >= 0) || !(d->undesirable_weight >= 0))
+        return seqpar_fail(error, SEQPAR_ERR_OPTION, "the weights of desirable and undesirable answers are %g and %g; neither may be negative", d->desirable_weight, d->undesirable_weight);
+    if (!(d->kl >= 0)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "the KL of the step is %g; it is max(0, mean): take seqpar_kto_kl", d->kl);
+    r->loss = weight * seqpar_sigmoid(-sign * z);
+    r->dlogp = -sign * weight * d->beta * seqpar_sigmoid(z) * seqpar_sigmoid(-z);
+    r->reward = d->beta * h;
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF seqpar_pair_result seqpar_reward_loss(double chosen, double rejected, double margin, double center) {
+    double z = chosen - rejected - margin, sum = chosen + rejected, slope = seqpar_sigmoid(-z);
+    seqpar_pair_result r;
+    r.loss = seqpar_softplus(-z) + (center == 0.0 ? 0.0 : center * sum * sum);
+    r.dchosen = -slope + (center == 0.0 ? 0.0 : 2.0 * center * sum);
+    r.drejected = slope + (center == 0.0 ? 0.0 : 2.0 * center * sum);
+    r.reward_chosen = chosen;
+    r.reward_rejected = rejected;
+    return r;
+}
+
+SEQPAR_DEF seqpar_policy_result seqpar_policy_loss(double logp, double old_logp, double advantage, const seqpar_policy_desc *d) {
+    double change = logp - old_logp, cut = change > 20.0 ? 20.0 : change < -20.0 ? -20.0 : change, ratio = seqpar_exp(cut);
+    double low = 1.0 - d->clip_low, high = 1.0 + d->clip_high, clipped = ratio < low ? low : ratio > high ? high : ratio;
+    seqpar_policy_result r;
+    r.ratio = ratio;
+    r.clipped = clipped * advantage < ratio * advantage;
+    r.loss = -(r.clipped ? clipped : ratio) * advantage;
+    r.dlogp = r.clipped || cut != change ? 0.0 : r.loss;
+    if (change != change) r.dlogp = change;
+    if (!(d->dual_clip > 0 && advantage < 0 && r.loss > -d->dual_clip * advantage)) return r;
+    r.loss = -d->dual_clip * advantage;
+    r.dlogp = 0.0;
+    return r;
+}
+
+SEQPAR_DEF seqpar_value_result seqpar_value_loss(double value, double old_value, double target, double clip) {
+    double change = value - old_value, inside = change > clip ? clip : change < -clip ? -clip : change;
+    double error = value - target, held = old_value + inside - target;
+    seqpar_value_result r;
+    r.clipped = clip > 0 && held * held > error * error;
+    r.loss = 0.5 * (r.clipped ? held * held : error * error);
+    r.dvalue = !r.clipped ? error : inside == change ? held : 0.0;
+    return r;
+}
+
+SEQPAR_DEF double seqpar_kl(double logp, double ref_logp, int kind, double *dlogp) {
+    double d = logp - ref_logp, series = 0;
+    int n;
+    if (dlogp) *dlogp = kind == SEQPAR_K1 ? 1.0 : kind == SEQPAR_K2 ? d : 1.0 - seqpar_exp(-d);
+    if (kind == SEQPAR_K1) return d;
+    if (kind == SEQPAR_K2) return 0.5 * d * d;
+    if (!(d > -0.5 && d < 0.5)) return seqpar_exp(-d) - 1.0 + d;
+    for (n = 16; n > 2; n--) series = (1.0 + series) * -d / n; /* e^-d - 1 + d = d^2/2 (1 - d/3 (1 - d/4 (...))) without cancelling */
+    if (dlogp && kind == SEQPAR_K3) *dlogp = d - 0.5 * d * d * (1.0 + series);
+    return 0.5 * d * d * (1.0 + series);
+}
+
+SEQPAR_DEF void seqpar_kl_controller_update(seqpar_kl_controller *c, double kl, int64_t n) {
+    double off;
+    if (!(c->target > 0)) return;
+    off = kl / c->target - 1.0;
+    if (off > 0.2) off = 0.2;
+    if (off < -0.2) off = -0.2;
+    c->coef *= 1.0 + off * (double)n / c->horizon;
+}
+
+SEQPAR_DEF void seqpar_shaped_rewards(double *rewards, const double *kl, int64_t count, double coef, double score, double low, double high) {
+    int64_t t;
+    for (t = 0; t < count; t++) rewards[t] = coef > 0 ? -coef * kl[t] : 0.0;
+    if (count > 0) rewards[count - 1] += score < low ? low : score > high ? high : score;
+}
+
+SEQPAR_DEF void seqpar_gae(double *advantages, double *returns, const double *rewards, const double *values, int64_t count, double gamma, double lambda) {
+    double next_value = 0, next = 0.0;
+    int64_t t;
+    for (t = count - 1; t >= 0; t--) {
+        double value = values ? values[t] : 0.0, delta = rewards[t] + gamma * next_value - value;
+        next = delta + gamma * (values ? lambda : 1.0) * next;
+        next_value = value;
+        returns[t] = next + value;
+        advantages[t] = next;
+    }
+}
+
+SEQPAR_DEF seqpar_status seqpar_group_advantages(seqpar_error *error, double *advantages, const double *rewards, int64_t n, int kind, double eps) {
+    double mean = seqpar_mean(rewards, n), square = 0, scale;
+    int64_t i;
+    if (n < 2) return seqpar_fail(error, SEQPAR_ERR_OPTION, "a group has %lld responses; comparing them needs at least 2: raise n_samples_per_prompt", (long long)n);
+    for (i = 0; i < n; i++) square += (rewards[i] - mean) * (rewards[i] - mean);
+    scale = kind == SEQPAR_GROUP_GRPO ? 1.0 / (sqrt(square / (double)(n - 1)) + eps) : kind == SEQPAR_GROUP_RLOO ? (double)n / (double)(n - 1) : 1.0;
+    for (i = 0; i < n; i++) advantages[i] = (rewards[i] - mean) * scale;
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF void seqpar_whiten(double *x, int64_t count, int mean_only) {
+    double mean = seqpar_mean(x, count), square = 0, variance;
+    int64_t i;
+    for (i = 0; i < count; i++) square += (x[i] - mean) * (x[i] - mean);
+    variance = square / (double)count;
+    for (i = 0; i < count; i++) x[i] = (x[i] - mean) * (mean_only ? 1.0 : 1.0 / sqrt(variance < 1e-8 ? 1e-8 : variance));
+}
+
+SEQPAR_DEF double seqpar_token_weight(const seqpar_aggregate *a, int64_t tokens_of_document) {
+    int64_t documents = SEQPAR__MAX(a->documents, 1);
+    if (a->kind == SEQPAR_TOKEN_MEAN) return 1.0 / (double)SEQPAR__MAX(a->tokens, 1);
+    if (a->kind == SEQPAR_SEQUENCE_MEAN) return 1.0 / ((double)documents * (double)SEQPAR__MAX(tokens_of_document, 1));
+    return 1.0 / ((double)documents * (a->kind == SEQPAR_SEQUENCE_SUM ? 1.0 : (double)SEQPAR__MAX(a->length_max, 1)));
+}
+
+/* ======================================================================================================
+   >>optim  gradients to owners, clip, update
+   ====================================================================================================== */
+
+typedef struct seqpar__micro { /* one micro-batch index, as all ranks know it */
+    seqpar__partial own;           /* what this rank folds before it sends */
+    seqpar_token_fold fold;        /* the same, as the caller sees it */
+    int64_t *nodes;                /* (world) how many nodes each rank sends */
+    seqpar_fold_op *program;       /* the owner's: leaf i is node i in order of ranks */
+    int64_t program_count;
+} seqpar__micro;
+
+struct seqpar_step {
+    const seqpar_row *rows;
+    int64_t row_count, accumulation;
+    int layout;
+    int64_t *leaves, leaf_count;
+    seqpar__micro *micro;          /* (accumulation) */
+    int64_t slots, depth;          /* of the owner's fold */
+    unsigned char *done;           /* (2 groups): like optim->gradient; 1: its sum is complete */
+    int64_t *given;                /* (2 groups): micro-batches whose gradients were given */
+};
+
+/* Blocks of a group are dealt in runs; group g starts with rank g, so that small groups do not pile up on rank 0. */
+static void seqpar__owned(const seqpar_optim *o, int64_t group, int64_t world, int64_t rank, int64_t *begin, int64_t *count) {
+    int64_t blocks = (o->group_begin[group + 1] - o->group_begin[group]) / SEQPAR_BLOCK, turn = ((rank - group) % world + world) % world;
+    *begin = seqpar_grid_begin(blocks, world, turn) * SEQPAR_BLOCK;
+    *count = seqpar_grid_begin(blocks, world, turn + 1) * SEQPAR_BLOCK - *begin;
+}
+
+static int64_t seqpar__own_begin(const seqpar_optim *o, const seqpar_ctx *ctx, int64_t group) { /* place in compact state */
+    int64_t g, begin, count, at = 0;
+    for (g = 0; g < group; g++) { seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count); at += count; }
+    return at;
+}
+
+static int64_t seqpar__tensor_elements(const seqpar_tensor *t) { return t->rows * t->cols; }
+static int64_t seqpar__block_elements(const seqpar_tensor *t) { return (seqpar__tensor_elements(t) + SEQPAR_BLOCK - 1) / SEQPAR_BLOCK * SEQPAR_BLOCK; }
+
+static seqpar_status seqpar__check_tensors(seqpar_error *error, const seqpar_tensor *t, int64_t count) {
+    int64_t i, end = 0;
+    for (i = 0; i < count; i++) {
+        if (t[i].rows <= 0 || t[i].cols <= 0)
+            return seqpar_fail(error, SEQPAR_ERR_SIZE, "tensor %s is %lld x %lld; both must be positive", t[i].name, (long long)t[i].rows, (long long)t[i].cols);
+        if (t[i].offset < end || t[i].rows > (INT64_MAX / 16 - t[i].offset) / t[i].cols)
+            return seqpar_fail(error, SEQPAR_ERR_SIZE, "tensor %s of %lld x %lld begins at %lld; it must begin at %lld or behind, and end within 64 bits", t[i].name, (long long)t[i].rows, (long long)t[i].cols, (long long)t[i].offset, (long long)end);
+        if (t[i].group != (i ? t[i - 1].group : 0) && t[i].group != (i ? t[i - 1].group + 1 : 0))
+            return seqpar_fail(error, SEQPAR_ERR_SIZE, "tensor %s is in group %lld; groups must rise by one", t[i].name, (long long)t[i].group);
+        end = t[i].offset + seqpar__tensor_elements(&t[i]);
+    }
+    return count > 0 ? SEQPAR_OK : seqpar_fail(error, SEQPAR_ERR_SIZE, "the optimizer was given no tensor");
+}
+
+/* Whether the caller's parameters hold all tensors. */
+static seqpar_status seqpar__check_room(seqpar_error *error, const seqpar_optim *o, int64_t elements) {
+    const seqpar_tensor *t = &o->tensors[o->tensor_count - 1];
+    int64_t end = t->offset + seqpar__tensor_elements(t);
+    if (end <= elements) return SEQPAR_OK;
+    return seqpar_fail(error, SEQPAR_ERR_SIZE, "the parameters are %lld elements, but tensor %s ends at %lld; pass the whole array and its size", (long long)elements, t->name, (long long)end);
+}
+
+/* Where a part of a tensor lies: `at` in state, where tensors have whole blocks, `offset` in the caller's arrays, where they have
+   their own size and what is beside them is somebody else's. */
+typedef struct seqpar__segment { int64_t tensor, at, offset, count; } seqpar__segment;
+
+/* Goes through the parts of tensors in the elements [begin, end) of a group's state: seqpar__segment_begin, then while (next). */
+static seqpar__segment seqpar__segment_begin(const seqpar_optim *o, int64_t group, int64_t begin) {
+    seqpar__segment s;
+    s.tensor = o->group_tensor[group]; s.at = begin; s.offset = s.count = 0;
+    return s;
+}
+static int seqpar__segment_next(const seqpar_optim *o, seqpar__segment *s, int64_t end) {
+    int64_t begin = s->at + s->count, first, last;
+    for (; s->tensor < o->tensor_count && o->tensor_begin[s->tensor] < end; s->tensor++) {
+        const seqpar_tensor *t = &o->tensors[s->tensor];
+        first = SEQPAR__MAX(begin, o->tensor_begin[s->tensor]);
+        last = SEQPAR__MIN(end, o->tensor_begin[s->tensor] + seqpar__tensor_elements(t));
+        if (first >= last) continue;
+        s->at = first;
+        s->count = last - first;
+        s->offset = t->offset + first - o->tensor_begin[s->tensor];
+        return 1;
+    }
+    return 0;
+}
+
+static seqpar_status seqpar__check_optim(seqpar_error *error, const seqpar_optim_desc *d) {
+    if (d->zero_stage < 0 || d->zero_stage > 2) return seqpar_fail(error, SEQPAR_ERR_OPTION, "zero_stage is %d; use 0, 1 or 2", d->zero_stage);
+    if (d->kind != SEQPAR_ADAMW && d->kind != SEQPAR_SGD) return seqpar_fail(error, SEQPAR_ERR_OPTION, "optimizer %d is unknown; use adamw or sgd", d->kind);
+    if (!(d->beta1 >= 0 && d->beta1 < 1 && d->beta2 >= 0 && d->beta2 < 1)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "adam_betas are %g and %g; both must lie in [0, 1)", d->beta1, d->beta2);
+    if (!(d->eps >= 0) || !(d->decay >= 0) || !(d->max_norm >= 0)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "eps %g, weight decay %g and max_norm %g must not be negative", d->eps, d->decay, d->max_norm);
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__optim_agree(seqpar_ctx *ctx, const seqpar_tensor *t, int64_t count, const seqpar_optim_desc *d) {
+    seqpar__given given[] = {{"the number of tensors", count, 0}, {"tensors", 0, 1}, {"the kind", d->kind, 0}, {"zero_stage", d->zero_stage, 0}, {"beta1", seqpar__given_real(d->beta1), 1},
+        {"beta2", seqpar__given_real(d->beta2), 1}, {"eps", seqpar__given_real(d->eps), 1}, {"weight decays", seqpar__given_real(d->decay), 1}, {"max_norm", seqpar__given_real(d->max_norm), 1}};
+    uint64_t digest = 0;
+    int64_t i;
+    for (i = 0; i < count; i++) {
+        const int64_t numbers[5] = {t[i].rows, t[i].cols, t[i].offset, t[i].decay, t[i].group};
+        digest = seqpar__digest(digest, numbers, sizeof numbers);
+    }
+    given[1].value = (int64_t)digest;
+    return seqpar__ranks_agree(ctx->world, "an optimizer", given, (int64_t)(sizeof given / sizeof *given));
+}
+
+SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *o, const seqpar_tensor *tensors, int64_t tensor_count, const seqpar_optim_desc *desc) {
+    int64_t i, size = seqpar_dtype_bytes(ctx->device->accumulator), state;
+    memset(o, 0, sizeof *o);
+    SEQPAR__TRY(seqpar__check_optim(ctx->error, desc));
+    SEQPAR__TRY(seqpar__check_tensors(ctx->error, tensors, tensor_count));
+    SEQPAR__TRY(seqpar__optim_agree(ctx, tensors, tensor_count, desc));
+    o->desc = *desc;
+    o->tensors = tensors;
+    o->tensor_count = tensor_count;
+    o->groups = tensors[tensor_count - 1].group + 1;
+    o->group_begin = SEQPAR__NEW(int64_t, 2 * (o->groups + 1) + tensor_count);
+    o->gradient = SEQPAR__NEW(seqpar_buffer, 2 * o->groups);
+    if (!o->group_begin || !o->gradient) return seqpar__no_memory(ctx->error, "the optimizer");
+    o->group_tensor = o->group_begin + o->groups + 1;
+    o->tensor_begin = o->group_tensor + o->groups + 1;
+    for (i = 0; i < tensor_count; i++) {
+        o->tensor_begin[i] = o->elements;
+        o->elements += seqpar__block_elements(&tensors[i]);
+        o->group_begin[tensors[i].group + 1] = o->elements;
+        o->group_tensor[tensors[i].group + 1] = i + 1;
+    }
+    o->own_elements = seqpar__own_begin(o, ctx, o->groups);
+    state = desc->zero_stage == 0 ? o->elements : o->own_elements;
+    if (ctx->device->storage != ctx->device->accumulator) SEQPAR__TRY(seqpar_buffer_new(ctx, &o->master, state * size, SEQPAR_MEM_OPTIMIZER));
+    if (o->master.data) ctx->device->zero(ctx->device, o->master.data, o->master.bytes, ctx->queue);
+    if (desc->kind == SEQPAR_SGD) return SEQPAR_OK;
+    SEQPAR__TRY(seqpar_buffer_new(ctx, &o->m, state * size, SEQPAR_MEM_OPTIMIZER));
+    SEQPAR__TRY(seqpar_buffer_new(ctx, &o->v, state * size, SEQPAR_MEM_OPTIMIZER));
+    ctx->device->zero(ctx->device, o->m.data, state * size, ctx->queue);
+    ctx->device->zero(ctx->device, o->v.data, state * size, ctx->queue);
+    return SEQPAR_OK;
+}
+
+static void seqpar__step_free(seqpar_optim *o) {
+    seqpar_step *s = o->step;
+    int64_t i;
+    if (!s) return;
+    for (i = 0; s->micro && i < s->accumulation; i++) {
+        seqpar__partial_free(&s->micro[i].own);
+        SEQPAR_FREE(s->micro[i].nodes);
+        SEQPAR_FREE(s->micro[i].program);
+    }
+    SEQPAR_FREE(s->micro);
+    SEQPAR_FREE(s->done);
+    SEQPAR_FREE(s->given);
+    SEQPAR_FREE(s->leaves);
+    SEQPAR_FREE(s);
+    o->step = NULL;
+}
+
+static void seqpar__gradient_free(seqpar_ctx *ctx, seqpar_optim *o) {
+    int64_t i;
+    for (i = 0; o->gradient && i < 2 * o->groups; i++) seqpar_buffer_free(ctx, &o->gradient[i]);
+    o->ended = 0;
+}
+
+SEQPAR_DEF void seqpar_optim_close(seqpar_ctx *ctx, seqpar_optim *o) {
+    seqpar__step_free(o);
+    seqpar__gradient_free(ctx, o);
+    SEQPAR_FREE(o->gradient);
+    seqpar_buffer_free(ctx, &o->m);
+    seqpar_buffer_free(ctx, &o->v);
+    seqpar_buffer_free(ctx, &o->master);
+    SEQPAR_FREE(o->group_begin);
+    memset(o, 0, sizeof *o);
+}
+
+/* Rows of a micro-batch are neighbours over all data-parallel ranks, so that little waits for the micro-batches to come. */
+static void seqpar__micro_rows(const seqpar_step *s, int64_t dp_size, int64_t dp_rank, int64_t index, int64_t *first, int64_t *count) {
+    int64_t begin = seqpar_grid_begin(s->row_count, s->accumulation, index), end = seqpar_grid_begin(s->row_count, s->accumulation, index + 1);
+    *first = begin + seqpar_grid_begin(end - begin, dp_size, dp_rank);
+    *count = begin + seqpar_grid_begin(end - begin, dp_size, dp_rank + 1) - *first;
+}
+
+static seqpar_status seqpar__check_micro(seqpar_error *error, const seqpar_optim *o, int64_t index) {
+    if (!o->step) return seqpar_fail(error, SEQPAR_ERR_STEP, "no step was begun; call seqpar_step_begin first");
+    if (index < 0 || index >= o->step->accumulation)
+        return seqpar_fail(error, SEQPAR_ERR_STEP, "micro-batch %lld is none of the step, which was begun with %lld; give 0 to %lld", (long long)index, (long long)o->step->accumulation, (long long)o->step->accumulation - 1);
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF seqpar_status seqpar_step_rows(const seqpar_ctx *ctx, const seqpar_optim *optim, int64_t index, int64_t *first, int64_t *count) {
+    *first = *count = 0;
+    SEQPAR__TRY(seqpar__check_micro(ctx->error, optim, index));
+    seqpar__micro_rows(optim->step, ctx->dp_size, ctx->dp_rank, index, first, count);
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__step_leaves(seqpar_ctx *ctx, seqpar_step *s) {
+    int64_t p, i;
+    seqpar__sorted_key *order = NULL;
+    seqpar_share *shares;
+    SEQPAR__TRY(seqpar__split_all(ctx->error, &shares, &order, s->rows, s->row_count, s->layout, ctx->sp_size));
+    for (p = 0; p < ctx->sp_size; p++) s->leaf_count += shares[p].count;
+    s->leaves = SEQPAR__NEW(int64_t, s->leaf_count);
+    for (i = 0; s->leaves && i < s->leaf_count; i++) s->leaves[i] = order[i].leaf;
+    seqpar__shares_free(shares, ctx->sp_size);
+    SEQPAR_FREE(shares);
+    SEQPAR_FREE(order);
+    return s->leaves ? SEQPAR_OK : seqpar__no_memory(ctx->error, "leaves");
+}
+
+/* What a share's leaves are folded to before they are sent. */
+static seqpar_status seqpar__share_partial(seqpar__partial *p, const seqpar_step *s, const seqpar_share *share) {
+    int64_t *leaves = SEQPAR__NEW(int64_t, share->count), i;
+    seqpar_status status;
+    for (i = 0; leaves && i < share->count; i++) leaves[i] = share->pieces[i].leaf;
+    status = leaves ? seqpar__fold_partial(p, s->leaves, s->leaf_count, leaves, share->count) : SEQPAR_ERR_MEMORY;
+    SEQPAR_FREE(leaves);
+    return status;
+}
+
+typedef struct seqpar__node_from { int64_t begin, order; seqpar_node node; } seqpar__node_from; /* sorts by begin */
+
+/* What every rank will send for this micro-batch, and the owner's program over all of it. */
+static seqpar_status seqpar__micro_prepare(seqpar_ctx *ctx, seqpar_step *s, int64_t index, seqpar_fold *owner) {
+    seqpar__micro *m = &s->micro[index];
+    int64_t w, i, first, count, total = 0, capacity = 0;
+    seqpar_share *shares = NULL;
+    void *all = NULL;
+    seqpar_status status = SEQPAR_OK;
+    m->nodes = SEQPAR__NEW(int64_t, ctx->world->size);
+    if (!m->nodes) return seqpar__no_memory(ctx->error, "a micro-batch");
+    for (w = 0; !status && w < ctx->world->size; w++) {
+        seqpar__partial p;
+        if (w % ctx->sp_size == 0) {
+            seqpar__shares_free(shares, ctx->sp_size);
+            SEQPAR_FREE(shares);
+            seqpar__micro_rows(s, ctx->dp_size, w / ctx->sp_size, index, &first, &count);
+            status = seqpar__split_all(ctx->error, &shares, NULL, s->rows + first, count, s->layout, ctx->sp_size);
+        }
+        if (!status) status = seqpar__share_partial(&p, s, &shares[w % ctx->sp_size]);
+        if (status) break;
+        m->nodes[w] = p.node_count;
+        if (!seqpar__grow(&all, &capacity, total + p.node_count, (int64_t)sizeof(seqpar__node_from))) status = SEQPAR_ERR_MEMORY;
+        for (i = 0; !status && i < p.node_count; i++, total++) {
+            seqpar__node_from *n = &((seqpar__node_from *)all)[total];
+            n->begin = p.nodes[i].index << p.nodes[i].level;
+            n->order = total;
+            n->node = p.nodes[i];
+        }
+        if (w == ctx->world->rank) m->own = p; else seqpar__partial_free(&p);
+    }
+    seqpar__shares_free(shares, ctx->sp_size);
+    SEQPAR_FREE(shares);
+    if (!status && total) qsort(all, (size_t)total, sizeof(seqpar__node_from), seqpar__by_number);
+    for (i = 0; !status && i < total; i++)
+        status = seqpar_fold_push(owner, ((seqpar__node_from *)all)[i].node, SEQPAR_FOLD_LEAF, (int32_t)((seqpar__node_from *)all)[i].order);
+    if (!status) status = seqpar_fold_flush(owner);
+    if (!status) seqpar__fold_take(owner, &m->program, &m->program_count);
+    SEQPAR_FREE(all);
+    m->fold.program = m->own.program; m->fold.program_count = m->own.program_count;
+    m->fold.depth = m->own.depth + 1;
+    m->fold.nodes = m->own.nodes; m->fold.node_count = m->own.node_count;
+    m->fold.leaves = s->leaves; m->fold.leaf_count = s->leaf_count;
+    return status;
+}
+
+static seqpar_status seqpar__step_agree(seqpar_ctx *ctx, const seqpar_row *rows, int64_t row_count, int layout, int64_t accumulation) {
+    const seqpar__given given[] = {{"the number of rows", row_count, 0}, {"rows", seqpar__digest_rows(rows, row_count), 1}, {"layout", layout, 0}, {"accumulation", accumulation, 0}};
+    return seqpar__ranks_agree(ctx->world, "a step", given, 4);
+}
+
+SEQPAR_DEF seqpar_status seqpar_step_begin(seqpar_ctx *ctx, seqpar_optim *o, const seqpar_row *rows, int64_t row_count, int layout, int64_t accumulation) {
+    seqpar_step *s;
+    seqpar_fold owner;
+    int64_t i;
+    seqpar_status status;
+    seqpar__step_free(o);
+    if (accumulation <= 0) return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION, "accumulation is %lld; give at least 1", (long long)accumulation);
+    if (row_count <= 0) return seqpar_fail(ctx->error, SEQPAR_ERR_NO_DOCUMENTS, "a step has %lld rows; give at least 1", (long long)row_count);
+    SEQPAR__TRY(seqpar__check_split(ctx->error, rows, row_count, layout, ctx->sp_size, ctx->sp_rank));
+    SEQPAR__TRY(seqpar__step_agree(ctx, rows, row_count, layout, accumulation));
+    s = o->step = SEQPAR__NEW(seqpar_step, 1);
+    if (!s) return seqpar__no_memory(ctx->error, "a step");
+    s->rows = rows;
+    s->row_count = row_count;
+    s->layout = layout;
+    s->accumulation = accumulation;
+    s->micro = SEQPAR__NEW(seqpar__micro, accumulation);
+    s->done = SEQPAR__NEW(unsigned char, 2 * o->groups);
+    s->given = SEQPAR__NEW(int64_t, 2 * o->groups);
+    status = s->micro && s->done && s->given ? seqpar__step_leaves(ctx, s) : seqpar__no_memory(ctx->error, "a step");
+    if (status) return status;
+    seqpar_fold_init(&owner, s->leaves, s->leaf_count);
+    for (i = 0; !status && i < accumulation; i++) status = seqpar__micro_prepare(ctx, s, i, &owner);
+    s->slots = owner.slots_high;
+    s->depth = owner.depth_high + 1;
+    seqpar_fold_free(&owner);
+    seqpar__gradient_free(ctx, o);
+    return status ? seqpar_fail(ctx->error, status, "a step could not be set up: %s", seqpar_status_text(status)) : SEQPAR_OK;
+}
+
+static seqpar_status seqpar__check_share_row(seqpar_error *error, int64_t index, const seqpar_row *has, const seqpar_row *wanted) {
+    int64_t docs = wanted->docs;
+    if (has->index != wanted->index)
+        return seqpar_fail(error, SEQPAR_ERR_STEP, "micro-batch %lld: the share holds row %lld where the step has row %lld; seqpar_step_rows says which", (long long)index, (long long)has->index, (long long)wanted->index);
+    if (has->tokens != wanted->tokens || has->padded != wanted->padded || has->chunks != wanted->chunks)
+        return seqpar_fail(error, SEQPAR_ERR_STEP, "micro-batch %lld: row %lld of the share has %lld tokens, padded to %lld, in %lld chunks, in the step %lld, %lld and %lld; give both the same row", (long long)index, (long long)has->index,
+            (long long)has->tokens, (long long)has->padded, (long long)has->chunks, (long long)wanted->tokens, (long long)wanted->padded, (long long)wanted->chunks);
+    if (has->docs != docs || (docs && memcmp(has->cu_seqlens, wanted->cu_seqlens, (size_t)(docs + 1) * 8)))
+        return seqpar_fail(error, SEQPAR_ERR_STEP, "micro-batch %lld: row %lld of the share has other documents than in the step; give both the same row", (long long)index, (long long)has->index);
+    return SEQPAR_OK;
+}
+
+/* What a share is of decides its pieces: they need not be compared. */
+static seqpar_status seqpar__check_share(const seqpar_ctx *ctx, const seqpar_step *s, int64_t index, const seqpar_share *share) {
+    int64_t first, count, i;
+    seqpar__micro_rows(s, ctx->dp_size, ctx->dp_rank, index, &first, &count);
+    if (share->layout != s->layout)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_STEP, "micro-batch %lld is split %s, but the step was begun with %s; give both the same layout", (long long)index, seqpar_layout_name(share->layout), seqpar_layout_name(s->layout));
+    if (share->sp_size != ctx->sp_size || share->sp_rank != ctx->sp_rank)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_STEP, "micro-batch %lld: the share is that of rank %lld of %lld, this is rank %lld of %lld", (long long)index, (long long)share->sp_rank, (long long)share->sp_size, (long long)ctx->sp_rank, (long long)ctx->sp_size);
+    if (share->row_count != count)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_STEP, "micro-batch %lld: the share is of %lld rows, in the step it has %lld; seqpar_step_rows says which", (long long)index, (long long)share->row_count, (long long)count);
+    for (i = 0; i < count; i++) SEQPAR__TRY(seqpar__check_share_row(ctx->error, index, &share->rows[i], &s->rows[first + i]));
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF seqpar_status seqpar_step_fold(seqpar_ctx *ctx, const seqpar_optim *o, const seqpar_token_fold **fold, const seqpar_share *share, int64_t index) {
+    *fold = NULL;
+    SEQPAR__TRY(seqpar__check_micro(ctx->error, o, index));
+    SEQPAR__TRY(seqpar__check_share(ctx, o->step, index, share));
+    *fold = &o->step->micro[index].fold;
+    return SEQPAR_OK;
+}
+
+/* Every node's slices to their owners; arrives in order of ranks, node after node, each as it lies in state. */
+static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o, const seqpar__micro *m, const seqpar_step_nodes *from, void *inbox) {
+    int64_t size = seqpar_dtype_bytes(ctx->device->accumulator), world = ctx->world->size, group = from->group, base = o->group_begin[group], w, n, at = 0, total = 0, sends = 0, recvs = 0, begin, count, own, mine;
+    int64_t tensors = o->group_tensor[group + 1] - o->group_tensor[group], first = o->tensors[o->group_tensor[group]].offset;
+    seqpar_transfer *list, *arriving;
+    seqpar_group g;
+    seqpar_request request;
+    seqpar_status status;
+    seqpar__segment s;
+    for (w = 0; w < world; w++) total += m->nodes[w];
+    list = SEQPAR__NEW(seqpar_transfer, (world + tensors) * m->own.node_count + tensors * total);
+    if (!list) return seqpar__no_memory(ctx->error, "a gradient exchange");
+    arriving = list + (world + tensors) * m->own.node_count;
+    seqpar__owned(o, group, world, ctx->world->rank, &own, &mine);
+    for (w = 0; w < world; at += m->nodes[w++]) {
+        seqpar__owned(o, group, world, w, &begin, &count);
+        for (n = 0; n < m->own.node_count; n++)
+            for (s = seqpar__segment_begin(o, group, base + begin); seqpar__segment_next(o, &s, base + begin + count);) {
+                const char *data = (const char *)from->nodes + (n * from->node_stride + s.offset - first) * size;
+                char *to = (char *)inbox + ((at + n) * mine + s.at - base - begin) * size;
+                if (w != ctx->world->rank) list[sends++] = seqpar__transfer(w, data, s.count * size);
+                else ctx->device->copy(ctx->device, to, data, s.count * size, ctx->queue);
+            }
+    }
+    for (at = w = 0; w < world; at += m->nodes[w++])
+        for (n = 0; n < m->nodes[w] && w != ctx->world->rank; n++)
+            for (s = seqpar__segment_begin(o, group, base + own); seqpar__segment_next(o, &s, base + own + mine);)
+                arriving[recvs++] = seqpar__transfer(w, (char *)inbox + ((at + n) * mine + s.at - base - own) * size, s.count * size);
+    g = seqpar__group("gradients to owners", group, list, sends, arriving, recvs);
+    status = seqpar_comm_begin(ctx->world, &g, ctx->queue, &request);
+    if (!status) status = seqpar_comm_wait(ctx->world, &request, ctx->queue);
+    SEQPAR_FREE(list);
+    return status;
+}
+
+/* The owner's fold goes from micro-batch to micro-batch: one that is left out, doubled or early would be another sum. */
+static seqpar_status seqpar__check_gradient(seqpar_error *error, const seqpar_optim *o, int64_t index, int64_t group, int source) {
+    int64_t given;
+    SEQPAR__TRY(seqpar__check_micro(error, o, index));
+    if (group < 0 || group >= o->groups || source < 0 || source > 1)
+        return seqpar_fail(error, SEQPAR_ERR_STEP, "the gradient of group %lld, source %d was given; there are groups 0 to %lld and sources 0 and 1", (long long)group, source, (long long)o->groups - 1);
+    given = o->step->given[group + source * o->groups];
+    if (index != given)
+        return seqpar_fail(error, SEQPAR_ERR_STEP, "the gradient of group %lld was given for micro-batch %lld after %lld of them; give each once, in order", (long long)group, (long long)index, (long long)given);
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__check_complete(seqpar_error *error, const seqpar_optim *o) {
+    int64_t i, wanted;
+    if (!o->step) return seqpar_fail(error, SEQPAR_ERR_STEP, "no step was begun; call seqpar_step_begin first");
+    wanted = o->step->accumulation;
+    for (i = 0; i < 2 * o->groups; i++)
+        if (o->step->given[i] != wanted && (i < o->groups || o->step->given[i]))
+            return seqpar_fail(error, SEQPAR_ERR_STEP, "the step ends, but group %lld was given the gradients of %lld of %lld micro-batches; run all of them, also those without rows", (long long)(i % o->groups), (long long)o->step->given[i], (long long)wanted);
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__add_into(seqpar_ctx *ctx, void *y, const void *x, int64_t count) {
+    seqpar_add_args a;
+    a.y = y; a.a = y; a.b = x; a.count = count; a.accumulators = 1;
+    return count > 0 ? ctx->device->add(ctx->device, &a, ctx->queue) : SEQPAR_OK;
+}
+
+/* One tensor's part of a group's fold at its owner, or, where a whole sum arrives in one piece and is only to be added to
+   another, that. Leaves and what the owner keeps begin at the part. */
+typedef struct seqpar__owner_fold { const seqpar_step *step; const seqpar__micro *micro; void *kept, *sum; int64_t owned; } seqpar__owner_fold;
+static seqpar_status seqpar__fold_owned(seqpar_ctx *ctx, const seqpar__owner_fold *w, const void *leaves, int64_t leaf_stride, int64_t first, int64_t count) {
+    seqpar_fold_args f;
+    int acc = ctx->device->accumulator;
+    if (!w->kept) return seqpar__add_into(ctx, seqpar__at(w->sum, first, acc), leaves, count);
+    memset(&f, 0, sizeof f);
+    f.leaf_data = leaves; f.leaf_stride = leaf_stride; f.count = count;
+    f.fold.program = w->micro->program; f.fold.program_count = w->micro->program_count;
+    f.fold.depth = w->step->depth;
+    f.fold.store = f.fold.finish = seqpar__at(w->kept, first, acc); /* nothing waits any more when the sum is complete */
+    f.fold.store_stride = w->owned;
+    return ctx->device->fold(ctx->device, &f, ctx->queue);
+}
+
+/* Room for what this rank owns of a group's gradient (elements), and behind it for what waits there for later micro-batches. */
+static seqpar_status seqpar__gradient_new(seqpar_ctx *ctx, seqpar_buffer *gradient, int64_t elements, int64_t slots) {
+    int64_t bytes = elements * seqpar_dtype_bytes(ctx->device->accumulator);
+    SEQPAR__TRY(seqpar_buffer_new(ctx, gradient, SEQPAR__MAX(slots, 1) * bytes, SEQPAR_MEM_GRADIENTS));
+    ctx->device->zero(ctx->device, gradient->data, bytes, ctx->queue); /* the ends of tensors' last blocks stay zero */
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__check_nodes(seqpar_ctx *ctx, const seqpar_optim *o, const seqpar_step_nodes *n) {
+    int64_t first, end, count;
+    const seqpar_tensor *last;
+    SEQPAR__TRY(seqpar__check_gradient(ctx->error, o, n->micro_batch, n->group, n->source));
+    first = o->tensors[o->group_tensor[n->group]].offset;
+    last = &o->tensors[o->group_tensor[n->group + 1] - 1];
+    end = last->offset + seqpar__tensor_elements(last) - first;
+    count = o->step->micro[n->micro_batch].own.node_count;
+    if (count > 0 && (n->elements < end || (count > 1 && (n->node_stride < end || (n->elements - end) / n->node_stride < count - 1))))
+        return seqpar_fail(ctx->error, SEQPAR_ERR_SIZE, "group %lld has %lld nodes of %lld elements (to the end of tensor %s), but room for %lld at a stride of %lld; pass the whole array and its size", (long long)n->group, (long long)count, (long long)end, last->name, (long long)n->elements, (long long)n->node_stride);
+    return SEQPAR_OK;
+}
+
+/* What arrives for this rank's part of a group: the nodes themselves where there is one rank, else an inbox, laid out as state.
+   Fault: nodes are taken to be laid out so, too. */
+static seqpar_status seqpar__fold_group(seqpar_ctx *ctx, const seqpar_optim *o, const seqpar__owner_fold *f, const seqpar_step_nodes *nodes, int64_t begin) {
+    int64_t total = 0, w, first = o->tensors[o->group_tensor[nodes->group]].offset;
+    int acc = ctx->device->accumulator, one = ctx->world->size == 1;
+    seqpar__segment s;
+    seqpar_buffer inbox;
+    seqpar_status status = SEQPAR_OK;
+    memset(&inbox, 0, sizeof inbox);
+    for (w = 0; w < ctx->world->size; w++) total += f->micro->nodes[w];
+    if (!one) status = seqpar_buffer_new(ctx, &inbox, total * f->owned * seqpar_dtype_bytes(acc), SEQPAR_MEM_EXCHANGE);
+    if (!one && !status) status = seqpar__send_nodes(ctx, o, f->micro, nodes, inbox.data);
+    for (s = seqpar__segment_begin(o, nodes->group, begin); !status && total > 0 && seqpar__segment_next(o, &s, begin + f->owned);)
+        status = seqpar__fold_owned(ctx, f, one ? seqpar__at(nodes->nodes, s.offset - first, acc) : seqpar__at(inbox.data, s.at - begin, acc), one ? nodes->node_stride : f->owned, s.at - begin, s.count);
+    seqpar_buffer_free(ctx, &inbox);
+    return status;
+}
+
+SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *o, const seqpar_step_nodes *nodes) {
+    seqpar_step *s = o->step;
+    seqpar__owner_fold f;
+    seqpar_buffer *kept;
+    int64_t mine = nodes->group + (nodes->source ? o->groups : 0), other = nodes->group + (nodes->source ? 0 : o->groups), begin;
+    int done, add;
+    SEQPAR__TRY(seqpar__check_nodes(ctx, o, nodes));
+    kept = &o->gradient[mine];
+    s->given[mine]++;
+    f.step = s;
+    f.micro = &s->micro[nodes->micro_batch];
+    seqpar__owned(o, nodes->group, ctx->world->size, ctx->world->rank, &begin, &f.owned);
+    done = f.micro->program_count > 0 && f.micro->program[f.micro->program_count - 1].op == SEQPAR_FOLD_FINISH;
+    add = done && s->done[other]; /* the second sum of a group (the embedding's and the head's share of a tied table) joins the first */
+    if (!kept->data && f.owned > 0 && f.micro->program_count > 0 && !(add && f.micro->program_count == 2)) SEQPAR__TRY(seqpar__gradient_new(ctx, kept, f.owned, s->slots));
+    f.kept = kept->data;
+    f.sum = o->gradient[other].data;
+    SEQPAR__TRY(seqpar__fold_group(ctx, o, &f, nodes, o->group_begin[nodes->group] + begin));
+    if (add && f.kept) SEQPAR__TRY(seqpar__add_into(ctx, f.sum, f.kept, f.owned));
+    if (add) seqpar_buffer_free(ctx, kept);
+    s->done[mine] |= (unsigned char)done;
+    return SEQPAR_OK;
+}
+
+/* What is left is one gradient a group, wherever its two sums met; of rows without a token it is zero. */
+static seqpar_status seqpar__gradient_end(seqpar_ctx *ctx, seqpar_optim *o) {
+    int64_t g, begin, count;
+    for (g = 0; g < o->groups; g++) {
+        seqpar_buffer *one = &o->gradient[g], *two = &o->gradient[g + o->groups];
+        if (!one->data) { *one = *two; memset(two, 0, sizeof *two); }
+        seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count);
+        if (!one->data) SEQPAR__TRY(seqpar__gradient_new(ctx, one, count, 1));
+    }
+    return SEQPAR_OK;
+}
+
+/* What owners hand out: a run of state [begin, end), in device memory with the queue, in host memory with NULL. `data` begins with
+   it and has block_bytes for every block; with params it is all of the caller's parameters, and block_bytes are those of a block of them. */
+typedef struct seqpar__handed { void *data; int64_t begin, end, block_bytes; int params; void *queue; const char *name; } seqpar__handed;
+
+/* The transfers of what rank `owner` owns, to or from `peer`; returns how many there are now. */
+static int64_t seqpar__hand_list(const seqpar_ctx *ctx, const seqpar_optim *o, const seqpar__handed *h, int64_t owner, int64_t peer, seqpar_transfer *list, int64_t n) {
+    int64_t g, begin, end, count;
+    seqpar__segment s;
+    for (g = 0; g < o->groups; g++) {
+        seqpar__owned(o, g, ctx->world->size, owner, &begin, &count);
+        end = SEQPAR__MIN(h->end, o->group_begin[g] + begin + count);
+        begin = SEQPAR__MAX(h->begin, o->group_begin[g] + begin);
+        if (begin >= end) continue;
+        if (!h->params) list[n++] = seqpar__transfer(peer, (char *)h->data + (begin - h->begin) * h->block_bytes / SEQPAR_BLOCK, (end - begin) * h->block_bytes / SEQPAR_BLOCK);
+        else for (s = seqpar__segment_begin(o, g, begin); seqpar__segment_next(o, &s, end);)
+            list[n++] = seqpar__transfer(peer, (char *)h->data + s.offset * h->block_bytes / SEQPAR_BLOCK, s.count * h->block_bytes / SEQPAR_BLOCK);
+    }
+    return n;
+}
+
+static seqpar_status seqpar__share_owned(seqpar_ctx *ctx, const seqpar_optim *o, const seqpar__handed *h) {
+    int64_t world = ctx->world->size, rank = ctx->world->rank, most = o->tensor_count + o->groups, w, n = 0, r = 0;
+    seqpar_transfer *list, *arriving;
+    seqpar_group group;
+    seqpar_status status;
+    if (world == 1) return SEQPAR_OK;
+    list = SEQPAR__NEW(seqpar_transfer, 2 * world * most);
+    if (!list) return seqpar__no_memory(ctx->error, h->name);
+    arriving = list + world * most;
+    for (w = 0; w < world; w++) if (w != rank) { n = seqpar__hand_list(ctx, o, h, rank, w, list, n); r = seqpar__hand_list(ctx, o, h, w, w, arriving, r); }
+    group = seqpar__group(h->name, 0, list, n, arriving, r);
+    status = seqpar__exchange(ctx->world, &group, h->queue);
+    SEQPAR_FREE(list);
+    return status;
+}
+
+/* Sums of squares by block at their owners, handed to all, folded over the block numbers. */
+static seqpar_status seqpar__gradient_norm(seqpar_ctx *ctx, seqpar_optim *o) {
+    int64_t blocks = o->elements / SEQPAR_BLOCK, g, b, begin, count;
+    double *sums = SEQPAR__NEW(double, blocks);
+    int64_t *leaves = SEQPAR__NEW(int64_t, blocks);
+    seqpar__handed handed = {sums, 0, o->elements, 8, 0, NULL, "gradient norm"};
+    seqpar_status status = sums && leaves ? SEQPAR_OK : seqpar__no_memory(ctx->error, "the gradient norm");
+    for (g = 0; !status && g < o->groups; g++) {
+        seqpar_sumsq_args a;
+        seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count);
+        a.out = sums + (o->group_begin[g] + begin) / SEQPAR_BLOCK;
+        a.x = o->gradient[g].data;
+        a.blocks = count / SEQPAR_BLOCK;
+        a.block_size = SEQPAR_BLOCK;
+        if (count > 0) status = ctx->device->sumsq(ctx->device, &a, ctx->queue);
+    }
+    if (!status) status = seqpar__share_owned(ctx, o, &handed);
+    for (b = 0; !status && b < blocks; b++) leaves[b] = b;
+    if (!status) o->norm = sqrt(seqpar__tree_sum(leaves, sums, 1, 0, blocks, 62));
+    if (!status && !(o->norm <= 1.7976931348623157e308))
+        status = seqpar_fail(ctx->error, SEQPAR_ERR_NOT_FINITE, "the gradient norm of step %lld is %g; lower the learning rate or look for a NaN in the data", (long long)o->t + 1, o->norm);
+    SEQPAR_FREE(sums);
+    SEQPAR_FREE(leaves);
+    return status;
+}
+
+static void *seqpar__state_at(const seqpar_buffer *state, int64_t element, int dtype) { return state->data ? seqpar__at(state->data, element, dtype) : NULL; }
+
+/* Updates the elements [begin, begin + count) of a group's state, part of a tensor by part; g points at the first, whose moments are
+   number `state`. Where there are masters they are updated, and the parameters are those rounded. */
+static seqpar_status seqpar__update_range(seqpar_ctx *ctx, const seqpar_optim *o, void *params, int64_t group, int64_t begin, int64_t count, void *g, int64_t state, double lr) {
+    seqpar_device *dev = ctx->device;
+    seqpar__segment s;
+    for (s = seqpar__segment_begin(o, group, begin); seqpar__segment_next(o, &s, begin + count);) {
+        int64_t at = state + s.at - begin;
+        seqpar_update_args a;
+        a.working = o->master.data ? seqpar__at(params, s.offset, dev->storage) : NULL;
+        a.p = a.working ? seqpar__state_at(&o->master, at, dev->accumulator) : seqpar__at(params, s.offset, dev->storage);
+        a.g = seqpar__at(g, s.at - begin, dev->accumulator);
+        a.m = seqpar__state_at(&o->m, at, dev->accumulator);
+        a.v = seqpar__state_at(&o->v, at, dev->accumulator);
+        a.count = s.count;
+        a.t = o->t;
+        a.lr = lr;
+        a.beta1 = o->desc.beta1; a.beta2 = o->desc.beta2; a.eps = o->desc.eps;
+        a.decay = o->tensors[s.tensor].decay ? o->desc.decay : 0.0;
+        a.clip = o->clip;
+        SEQPAR__TRY((o->desc.kind == SEQPAR_SGD ? dev->sgd : dev->adamw)(dev, &a, ctx->queue));
+    }
+    return SEQPAR_OK;
+}
+
+/* Stage 0: everybody updates everything. The gradient of a group is whole only meanwhile. */
+static seqpar_status seqpar__update_everywhere(seqpar_ctx *ctx, seqpar_optim *o, void *params, int64_t group, double lr) {
+    int64_t size = seqpar_dtype_bytes(ctx->device->accumulator), first = o->group_begin[group], all = o->group_begin[group + 1] - first, begin, count;
+    seqpar_buffer whole;
+    seqpar_status status;
+    if (ctx->world->size == 1) return seqpar__update_range(ctx, o, params, group, first, all, o->gradient[group].data, first, lr);
+    status = seqpar_buffer_new(ctx, &whole, all * size, SEQPAR_MEM_GRADIENTS);
+    seqpar__owned(o, group, ctx->world->size, ctx->world->rank, &begin, &count);
+    if (!status) {
+        seqpar__handed handed = {whole.data, first, first + all, SEQPAR_BLOCK * size, 0, ctx->queue, "gradients from owners"};
+        ctx->device->copy(ctx->device, (char *)whole.data + begin * size, o->gradient[group].data, count * size, ctx->queue);
+        status = seqpar__share_owned(ctx, o, &handed);
+    }
+    if (!status) status = seqpar__update_range(ctx, o, params, group, first, all, whole.data, first, lr);
+    seqpar_buffer_free(ctx, &whole);
+    return status;
+}
+
+static seqpar_status seqpar__update(seqpar_ctx *ctx, seqpar_optim *o, void *params, double lr) {
+    int64_t g, begin, count;
+    seqpar__handed handed = {params, 0, o->elements, SEQPAR_BLOCK * seqpar_dtype_bytes(ctx->device->storage), 1, ctx->queue, "parameters from owners"};
+    for (g = 0; g < o->groups; g++) {
+        if (o->desc.zero_stage == 0) { SEQPAR__TRY(seqpar__update_everywhere(ctx, o, params, g, lr)); continue; }
+        seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count);
+        SEQPAR__TRY(seqpar__update_range(ctx, o, params, g, o->group_begin[g] + begin, count, o->gradient[g].data, seqpar__own_begin(o, ctx, g), lr));
+    }
+    if (o->desc.zero_stage == 0) return SEQPAR_OK;
+    return seqpar__share_owned(ctx, o, &handed);
+}
+
+SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *o, void *params, int64_t elements, double lr) {
+    const seqpar__given given[] = {{"learning rates", seqpar__given_real(lr), 1}, {"the number of steps done", o->t, 0}};
+    SEQPAR__TRY(seqpar__check_complete(ctx->error, o));
+    SEQPAR__TRY(seqpar__ranks_agree(ctx->world, "the end of a step", given, 2));
+    SEQPAR__TRY(seqpar__check_room(ctx->error, o, elements));
+    SEQPAR__TRY(seqpar__gradient_end(ctx, o));
+    seqpar__step_free(o);
+    SEQPAR__TRY(seqpar__gradient_norm(ctx, o));
+    o->clip = o->desc.max_norm > 0 ? SEQPAR__MIN(1.0, o->desc.max_norm / (o->norm + 1e-6)) : 1.0;
+    o->t++;
+    o->ended = 1;
+    return seqpar__update(ctx, o, params, lr);
+}
+
+/* ---- what is kept of every parameter, a part at a time ---- */
+
+SEQPAR_DEF int seqpar_optim_keeps(const seqpar_ctx *ctx, const seqpar_optim *o, int state) {
+    if (state == SEQPAR_STATE_MASTER) return ctx->device->storage != ctx->device->accumulator;
+    return state == SEQPAR_STATE_GRADIENT || ((state == SEQPAR_STATE_M || state == SEQPAR_STATE_V) && o->desc.kind != SEQPAR_SGD);
+}
+
+/* Where the elements [*begin, *end) of a group's state, cut to those that are here, lie. */
+static void *seqpar__kept_at(const seqpar_ctx *ctx, const seqpar_optim *o, int state, int64_t group, int64_t *begin, int64_t *end) {
+    int64_t own, count, at;
+    if (state != SEQPAR_STATE_GRADIENT && o->desc.zero_stage == 0) { own = o->group_begin[group]; count = o->group_begin[group + 1] - own; at = own; }
+    else {
+        seqpar__owned(o, group, ctx->world->size, ctx->world->rank, &own, &count);
+        own += o->group_begin[group];
+        at = state == SEQPAR_STATE_GRADIENT ? 0 : seqpar__own_begin(o, ctx, group);
+    }
+    *begin = SEQPAR__MAX(*begin, own);
+    *end = SEQPAR__MIN(*end, own + count);
+    return seqpar__at(state == SEQPAR_STATE_GRADIENT ? o->gradient[group].data : state == SEQPAR_STATE_M ? o->m.data : state == SEQPAR_STATE_V ? o->v.data : o->master.data, at + *begin - own, ctx->device->accumulator);
+}
+
+static seqpar_status seqpar__check_part(const seqpar_ctx *ctx, const seqpar_optim *o, const seqpar_optim_part *part) {
+    static const char *const names[] = {"gradient", "first moments", "second moments", "master parameters"};
+    const seqpar_tensor *t;
+    if (part->state == SEQPAR_STATE_GRADIENT && o->step) return seqpar_fail(ctx->error, SEQPAR_ERR_STEP, "a step is under way; its gradient is there after seqpar_step_end");
+    if (!seqpar_optim_keeps(ctx, o, part->state) || (part->state == SEQPAR_STATE_GRADIENT && !o->ended))
+        return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION, "this optimizer keeps no %s now; moments are AdamW's, masters a bf16 device's, the gradient is there when a step has ended", part->state >= 0 && part->state < 4 ? names[part->state] : "such state");
+    t = part->tensor >= 0 && part->tensor < o->tensor_count ? &o->tensors[part->tensor] : NULL;
+    if (!t || part->first < 0 || part->count < 0 || part->first > seqpar__tensor_elements(t) - part->count)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_SIZE, "elements %lld .. + %lld of tensor %lld are wanted; there are %lld tensors, and this one has %lld elements", (long long)part->first, (long long)part->count, (long long)part->tensor, (long long)o->tensor_count, (long long)(t ? seqpar__tensor_elements(t) : 0));
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF seqpar_status seqpar_optim_read(seqpar_ctx *ctx, const seqpar_optim *o, double *values, const seqpar_optim_part *part) {
+    int64_t first, begin, end;
+    void *data;
+    SEQPAR__TRY(seqpar__check_part(ctx, o, part));
+    first = begin = o->tensor_begin[part->tensor] + part->first;
+    end = begin + part->count;
+    data = seqpar__kept_at(ctx, o, part->state, o->tensors[part->tensor].group, &begin, &end);
+    if (begin < end) seqpar_device_read(ctx->device, values + (begin - first), data, 0, end - begin, ctx->device->accumulator);
+    if (part->state != SEQPAR_STATE_GRADIENT && o->desc.zero_stage == 0) return SEQPAR_OK;
+    {
+        seqpar__handed handed = {values, first, first + part->count, 8 * SEQPAR_BLOCK, 0, NULL, "state from owners"};
+        return seqpar__share_owned(ctx, o, &handed);
+    }
+}
+
+SEQPAR_DEF seqpar_status seqpar_optim_write(seqpar_ctx *ctx, seqpar_optim *o, const double *values, const seqpar_optim_part *part) {
+    int64_t first, begin, end;
+    void *data;
+    SEQPAR__TRY(seqpar__check_part(ctx, o, part));
+    first = begin = o->tensor_begin[part->tensor] + part->first;
+    end = begin + part->count;
+    data = seqpar__kept_at(ctx, o, part->state, o->tensors[part->tensor].group, &begin, &end);
+    if (begin < end) seqpar_device_write(ctx->device, data, 0, values + (begin - first), end - begin, ctx->device->accumulator);
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF double seqpar_schedule_factor(int kind, int64_t step, int64_t warmup, int64_t total, double min_ratio) {
+    double p, wave;
+    if (step < warmup) return (double)step / (double)SEQPAR__MAX(1, warmup);
+    p = (double)(step - warmup) / (double)SEQPAR__MAX(1, total - warmup);
+    wave = 0.5 * (1.0 + cos(3.14159265358979323846 * p));
+    if (kind == SEQPAR_CONSTANT) return 1.0;
+    if (kind == SEQPAR_LINEAR) return SEQPAR__MAX(0.0, (double)(total - step) / (double)SEQPAR__MAX(1, total - warmup));
+    if (kind == SEQPAR_COSINE) return SEQPAR__MAX(0.0, wave);
+    return wave * (1.0 - min_ratio) + min_ratio;
+}
+
+/* ######################################################################################################
+
+   You may stop here. That was the subject: from a list of documents to an updated parameter, on any number of ranks. What
+   follows is how a device does its arithmetic: what devices share, a slow one to compare with, the fast one. It knows nothing
+   of ranks, and nothing above knows what is below but by the functions in seqpar_device (>>api).
+
+   ###################################################################################################### */
 
 /* ======================================================================================================
    >>device  what all devices share: memory, fold machine, attention driver
@@ -3297,7 +5998,7 @@ typedef struct seqpar__machine {
     int64_t top, at; /* the last of them; how far the program has come */
 } seqpar__machine;
 
-static int64_t seqpar__machine_places(int64_t depth) { return ((SEQPAR__FAULT(103) ? SEQPAR__MIN(depth, (int64_t)64) : depth) * (int64_t)sizeof(char *) + 63) & ~(int64_t)63; }
+static int64_t seqpar__machine_places(int64_t depth) { return (depth * (int64_t)sizeof(char *) + 63) & ~(int64_t)63; }
 static int64_t seqpar__machine_bytes(int64_t depth, int64_t value_bytes) { return seqpar__machine_places(depth) + depth * value_bytes; } /* of its room */
 static void seqpar__machine_room(seqpar__machine *m, char *room, int64_t depth, int64_t value_bytes) {
     memset(m, 0, sizeof *m);
@@ -3331,7 +6032,7 @@ static char *seqpar__machine_push(const seqpar__machine *m, const seqpar_fold_op
 }
 
 static void seqpar__machine_extend(const seqpar__machine *m, char *value, char *scratch, int64_t index) {
-    if (m->extends) { m->leaf(m->user, value, index, !SEQPAR__FAULT(27)); return; } /* fault: the part before is overwritten */
+    if (m->extends) { m->leaf(m->user, value, index, 1); return; }
     if (m->given) { m->combine(m->user, value, m->given(m->user, index)); return; }
     m->leaf(m->user, scratch, index, 0);
     m->combine(m->user, value, scratch);
@@ -3501,7 +6202,6 @@ static void seqpar__attn_move(void *user, void *value, int64_t n, int to_store) 
     int64_t size = seqpar_dtype_bytes(j->device->accumulator), count = seqpar__attn_value(j, j->count);
     char *place = seqpar__attn_place(user, n);
     if (place != (char *)value) memcpy(to_store ? place : (char *)value, to_store ? (char *)value : place, (size_t)(count * size));
-    if (SEQPAR__FAULT(55) && j->kernel->kind == 0) memcpy(place + (count - 2 * j->count) * size, place + (count - j->count) * size, (size_t)(j->count * size)); /* fault: l kept over m */
 }
 
 /* Between two calls of one rank others have run, and what they left in the cache is not what this one reads. So a job names
@@ -3546,7 +6246,7 @@ static void seqpar__ahead_loads(seqpar__attn_job *j) {
 static void seqpar__attn_finish(void *user, void *value) {
     seqpar__attn_job *j = (seqpar__attn_job *)user;
     const seqpar_attn_args *a = j->args;
-    int64_t head = (SEQPAR__FAULT(46) ? 0 : a->head_begin) + j->head; /* fault: always the first heads */
+    int64_t head = a->head_begin + j->head;
     if (j->kernel->kind == 0) { j->kernel->finish_state(j, value); return; }
     if (j->kernel->kind == 1) { seqpar__attn_rows(j, value, 0, a->dq, a->heads, j->head); return; }
     seqpar__attn_rows(j, value, 0, a->dk, a->kv_heads, head);
@@ -3667,7 +6367,7 @@ typedef struct seqpar__backward {
 /* Leaves that are one sum. Those of dk and dv are made of several if there are several query heads. */
 static int seqpar__backward_query_single(void *user, int64_t index) {
     const seqpar__attn_job *j = (const seqpar__attn_job *)user;
-    return j->args->k_pieces[index].count <= j->kernel->single * (SEQPAR__FAULT(78) ? 100 : 1); /* fault: leaves of several sums, too */
+    return j->args->k_pieces[index].count <= j->kernel->single;
 }
 static int seqpar__backward_key_single(void *user, int64_t index) {
     const seqpar__attn_job *j = (const seqpar__attn_job *)user;
@@ -3882,8 +6582,8 @@ static void seqpar__host_embedding_leaf(void *user, void *value, int64_t index, 
     const seqpar_embedding_grad_args *a = (const seqpar_embedding_grad_args *)c->args;
     int64_t first = c->begin / a->width, rows = c->width / a->width, t, i;
     if (!extend) memset(value, 0, (size_t)(c->width * seqpar_dtype_bytes(c->device->accumulator)));
-    for (t = a->leaves[index].local; t < a->leaves[index].local + a->leaves[index].count - (SEQPAR__FAULT(28) && a->leaves[index].count > 1); t++) {
-        int64_t row = a->ids[t] - first; /* fault: a chunk's last token is lost */
+    for (t = a->leaves[index].local; t < a->leaves[index].local + a->leaves[index].count; t++) {
+        int64_t row = a->ids[t] - first;
         if (row < 0 || row >= rows) continue;
         if (c->device->storage == SEQPAR_F64)
             for (i = 0; i < a->width; i++) ((double *)value)[row * a->width + i] += ((const double *)a->dx.data)[t * a->dx.stride + i];
@@ -3985,7 +6685,7 @@ SEQPAR__ANY(add) {
 }
 
 static double seqpar__dropout(const seqpar_attn_args *a, const seqpar_piece *queries, int64_t r, int64_t head, int64_t key) {
-    return seqpar_attn_dropout(a->dropout, a->dropout_seed, a->dropout_stream, queries->leaf >> SEQPAR__LEAF_BITS, (SEQPAR__FAULT(48) ? 0 : a->dropout_head) + head, SEQPAR__FAULT(49) ? queries->local + r : queries->start + r * queries->stride, key); /* faults: own heads, own positions */
+    return seqpar_attn_dropout(a->dropout, a->dropout_seed, a->dropout_stream, queries->leaf >> SEQPAR__LEAF_BITS, a->dropout_head + head, queries->start + r * queries->stride, key);
 }
 
 /* First elements of a key (or value) and of a query; the score of the two. */
@@ -4183,7 +6883,7 @@ SEQPAR__ANY(sumsq) {
 
 /* What the update of parameter i begins with, and where it ends. */
 SEQPAR__TEMPLATE double seqpar__any_old(const seqpar_update_args *a, int64_t i, const int S, const int A) {
-    return a->working && (a->t == 1 || SEQPAR__FAULT(76)) ? seqpar__element(a->working, i, S) : seqpar__element(a->p, i, A); /* fault: no masters */
+    return a->working && a->t == 1 ? seqpar__element(a->working, i, S) : seqpar__element(a->p, i, A);
 }
 SEQPAR__TEMPLATE void seqpar__any_new(const seqpar_update_args *a, int64_t i, double p, const int S, const int A) {
     seqpar__element_set(a->p, i, A, p);
@@ -5155,7 +7855,7 @@ SEQPAR__TEMPLATE void seqpar__softmax_panel(const int masked, const seqpar__attn
         seqpar__v before = SEQPAR__LOAD(l + c + i * SEQPAR__VL);
         x = SEQPAR__VLESS(zero, before, seqpar__vexp2(SEQPAR__LOAD(m + c + i * SEQPAR__VL) - top[i]), zero);
         SEQPAR__STORE(factor + c + i * SEQPAR__VL, x);
-        SEQPAR__STORE(l + c + i * SEQPAR__VL, SEQPAR__FAULT(50) ? before + sum[i] : before * x + sum[i]); /* fault: the sum is not rescaled */
+        SEQPAR__STORE(l + c + i * SEQPAR__VL, before * x + sum[i]);
         SEQPAR__STORE(m + c + i * SEQPAR__VL, top[i]);
     }
 }
@@ -5194,7 +7894,6 @@ static void seqpar__cpu_forward_leaf(void *user, void *value, int64_t index, int
     seqpar__attn_tile t = seqpar__tile_new(j, &a->k_pieces[index], &a->q_pieces[j->task->piece]);
     t.head = j->head;
     t.kv_head = j->head / (a->heads / a->kv_heads) - a->head_begin;
-    if (SEQPAR__FAULT(47) && a->head_count == a->kv_heads) t.kv_head = j->head % a->kv_heads; /* fault: heads dealt, not grouped */
     for (r = 0; r < j->count && !extend; r++) { m[r] = (float)-HUGE_VAL; l[r] = 0.0f; }
     if (!j->packed++) seqpar__pack_columns(t.columns[0], seqpar__tile_queries(&t, a->q), a->heads * d, j->count, d, seqpar__score_factor(a));
     for (t.key = 0; t.key < t.keys->count; t.key += SEQPAR__KT) {
@@ -5231,10 +7930,9 @@ static void seqpar__cpu_state_combine(void *user, void *into, const void *other)
         if (c == 0) seqpar__state_factors(SEQPAR__MIN(SEQPAR__QT, j->count - r), m + r, m2 + r, a, b, top);
         if (l2[r] == 0.0f) continue;
         if (l[r] == 0.0f) { memcpy(o, o2, (size_t)d * sizeof *o); m[r] = m2[r]; l[r] = l2[r]; continue; }
-        if (SEQPAR__FAULT(10)) a[c] = 1.0f; /* fault: merge without rescaling */
         l[r] = l[r] * a[c] + l2[r] * b[c];
         for (i = 0; i < d; i++) o[i] = o[i] * a[c] + o2[i] * b[c];
-        if (!SEQPAR__FAULT(51)) m[r] = top[c]; /* fault: the old maximum stays */
+        m[r] = top[c];
     }
 }
 static void seqpar__cpu_state_finish(seqpar__attn_job *j, void *value) {
@@ -5250,11 +7948,11 @@ static void seqpar__cpu_state_finish(seqpar__attn_job *j, void *value) {
             double sink = (double)((const float *)a->sinks)[j->head], old = top;
             top = !empty && (old > sink || old != old) ? old : sink;
             factor = empty ? 0.0f : seqpar__expf((float)(old - top));
-            total = l[r] * factor + (SEQPAR__FAULT(38) ? 0.0f : seqpar__expf((float)(sink - top))); /* fault: the sink is forgotten */
+            total = l[r] * factor + seqpar__expf((float)(sink - top));
         }
         factor = empty ? 0.0f : factor / total;
         for (i = 0; i < d; i++) out[i] = o[r * d + i] * factor;
-        *lse = empty && !a->sinks ? (float)-HUGE_VAL : (float)(top + (SEQPAR__FAULT(11) ? 0.0 : seqpar_log((double)total))); /* fault: lse without l */
+        *lse = empty && !a->sinks ? (float)-HUGE_VAL : (float)(top + seqpar_log((double)total));
     }
 }
 
@@ -5265,7 +7963,7 @@ static void seqpar__tile_statistics(seqpar__attn_tile *t) {
     for (r = 0; r < SEQPAR__KT; r++) t->lse[r] = t->delta[r] = 0.0f;
     for (r = 0; r < t->query_count; r++) {
         t->lse[r] = ((const float *)a->lse)[at + r * a->heads];
-        t->delta[r] = ((const float *)a->delta)[at + r * a->heads] * (SEQPAR__FAULT(12) ? 0.0f : (float)a->scale); /* fault: the lse term dropped */
+        t->delta[r] = ((const float *)a->delta)[at + r * a->heads] * (float)a->scale;
     }
 }
 
@@ -5283,7 +7981,7 @@ SEQPAR__TEMPLATE void seqpar__backward_panel(const int masked, const seqpar__att
         for (i = c; i < c + SEQPAR__NR; i += SEQPAR__VL) {
             float *s = t->s + n * SEQPAR__QT + i, *dp = gradients + n * SEQPAR__KT + i;
             seqpar__v score = SEQPAR__LOAD(s), p = seqpar__vexp2(SEQPAR__VFMA(SEQPAR__SPLAT(t->lse[n]), unit, score)), ds = p * (SEQPAR__LOAD(dp) - SEQPAR__SPLAT(t->delta[n]));
-            if (capped && !SEQPAR__FAULT(40)) { /* fault: softcap without its slope */
+            if (capped) {
                 seqpar__v x = score * SEQPAR__SPLAT(cap);
                 ds = ds * (SEQPAR__SPLAT(1.0f) - x * x);
             }
@@ -5303,7 +8001,7 @@ static void seqpar__tile_backward(const seqpar__attn_tile *t, float *ds) {
     if (t->args->softcap > 0) seqpar__tile_cap(t, first, last);
     if (t->args->dropout > 0) {
         seqpar__tile_dropout(t, 1);
-        if (!SEQPAR__FAULT(39)) seqpar__tile_times(ds, SEQPAR__KT, t->z, first, last); /* fault: dropout forgotten in ds */
+        seqpar__tile_times(ds, SEQPAR__KT, t->z, first, last);
     }
     for (c = 0; c < SEQPAR__QT; c += SEQPAR__NR)
         if (t->masked) seqpar__backward_panel(1, t, ds, c);
@@ -5319,7 +8017,6 @@ static void seqpar__backward_tile(const seqpar__attn_tile *t, float *ds, seqpar_
     seqpar__tile_products(t, t->s, SEQPAR__QT, seqpar__tile_queries(t, a->q), stride, t->columns[0], t->key, t->query_low, t->query_high);
     seqpar__tile_products(t, ds, SEQPAR__KT, seqpar__tile_queries(t, a->dout), stride, t->columns[1], t->key, t->query_low, t->query_high);
     seqpar__tile_backward(t, ds);
-    if (SEQPAR__FAULT(13) && keep && (t->head + 1) % (a->heads / a->kv_heads) == 0) return; /* fault: a query head forgotten */
     seqpar__tile_add(dk + t->key * d, d, ds, 1, SEQPAR__KT, q, t->key_count, t->query_low, t->query_high, keep);
     seqpar__tile_add(dv + t->key * d, d, t->s, 1, SEQPAR__QT, dout, t->key_count, t->query_low, t->query_high, keep);
 }
@@ -5327,7 +8024,7 @@ static void seqpar__backward_tile(const seqpar__attn_tile *t, float *ds, seqpar_
 static void seqpar__add_nothing(float *to, int64_t count, int fresh) {
     int64_t i;
     if (fresh) memset(to, 0, (size_t)count * sizeof *to);
-    else for (i = 0; i < count && !SEQPAR__FAULT(79); i++) to[i] += 0.0f; /* fault: a sum of -0 stays one */
+    else for (i = 0; i < count; i++) to[i] += 0.0f;
 }
 /* Up to KT queries and KT keys, tile by tile, whose ds lie side by side; at last dq += ds k: keys are the depth, rising. */
 static void seqpar__backward_block(seqpar__attn_tile *t, seqpar__operand q, seqpar__operand dout, seqpar__operand k, float *dq, float *dk, float *dv) {
@@ -5731,7 +8428,7 @@ static void seqpar__cpu_head_finish(const seqpar_softmax_head_args *a, const seq
 static void seqpar__cpu_head_gradient(const seqpar_softmax_head_args *a, int64_t t, seqpar__head *h, float lse, float entropy) {
     int live = a->targets[t] != SEQPAR_IGNORE;
     float c = live ? seqpar__seed32(a->dlogp, t) : 0.0f, s = live ? seqpar__seed32(a->dsmooth, t) : 0.0f, z = live ? seqpar__seed32(a->dzloss, t) : 0.0f;
-    float keep = s + 2.0f * z * lse - c, flat = SEQPAR__FAULT(25) ? 0.0f : s / (float)a->vocab; /* fault: smoothing without its mean */
+    float keep = s + 2.0f * z * lse - c, flat = s / (float)a->vocab;
     float *x = h->x;
     seqpar__v k[5];
     h->own = live ? x + a->targets[t] : NULL; h->seed = c; h->flat = flat; h->factor = keep;
@@ -5821,7 +8518,7 @@ static seqpar_status seqpar__cpu_adamw(seqpar_device *device, const seqpar_updat
     seqpar__update_work w;
     (void)queue;
     w.args = a;
-    w.step = (float)(a->lr / (1.0 - pow(a->beta1, (double)(a->t + (SEQPAR__FAULT(24) ? 1 : 0))))); /* fault: bias correction one step late */
+    w.step = (float)(a->lr / (1.0 - pow(a->beta1, (double)a->t)));
     w.rbc2 = (float)(1.0 / sqrt(1.0 - pow(a->beta2, (double)a->t)));
     return seqpar__parallel_runs(device, (a->count + 16383) / 16384, 0, seqpar__cpu_adamw_job, &w);
 }
@@ -6014,2733 +8711,6 @@ static seqpar_status seqpar__own_matmul(seqpar_device *device, const seqpar_matm
 SEQPAR_DEF void seqpar_device_own_product(seqpar_device *device, seqpar_sgemm sgemm) {
     device->sgemm = sgemm;
     device->matmul = seqpar__own_matmul;
-}
-
-/* ======================================================================================================
-   >>plan  a schedule is data
-   ====================================================================================================== */
-
-SEQPAR_DEF const char *seqpar_schedule_name(int schedule) {
-    static const char *const names[] = {"ring", "llama3", "ulysses"};
-    return schedule >= 0 && schedule < SEQPAR__SCHEDULES ? names[schedule] : "?";
-}
-
-static seqpar_plan_op *seqpar__plan_add(seqpar_plan *plan, int op) {
-    seqpar_plan_op *o = &plan->ops[plan->count++];
-    memset(o, 0, sizeof *o);
-    o->op = op;
-    o->sources = 1;
-    o->send_to = o->recv_from = -1;
-    return o;
-}
-
-/* Request numbers: shift or gather of step s is s, return of step s is steps + s. */
-static void seqpar__plan_ring(seqpar_plan *plan, int64_t kv_heads) {
-    int64_t size = plan->ring_size, rank = plan->position, on = plan->next, back = size - on, s, first = plan->count;
-    seqpar_plan_op *o;
-    plan->slots = size > 1 ? 3 : 1; /* the own k, v and two that take turns */
-    plan->requests = 2 * size;
-    for (s = 0; s < size; s++) {
-        int32_t here = (int32_t)(s ? 1 + (s - 1) % 2 : 0), next = (int32_t)(1 + s % 2);
-        if (s + 1 < size) {
-            o = seqpar__plan_add(plan, SEQPAR_PLAN_SHIFT);
-            o->request = (int32_t)s; o->from = here; o->to = next;
-            o->send_to = (rank + on) % size; o->recv_from = (rank + back) % size;
-            o->source = (rank + s * back) % size;
-        }
-        o = seqpar__plan_add(plan, SEQPAR_PLAN_COMPUTE);
-        o->from = here; o->source = (rank + s * back) % size;
-        if (plan->backward && s > 1) seqpar__plan_add(plan, SEQPAR_PLAN_FOLD)->request = (int32_t)(size + s - 1);
-        if (plan->backward && s > 0) {
-            o = seqpar__plan_add(plan, SEQPAR_PLAN_RETURN);
-            o->request = (int32_t)(size + s);
-            o->send_to = (rank + s * back) % size; o->recv_from = (rank + s * on) % size;
-        }
-        if (s + 1 < size) seqpar__plan_add(plan, SEQPAR_PLAN_WAIT)->request = (int32_t)s;
-    }
-    if (plan->backward && size > 1) seqpar__plan_add(plan, SEQPAR_PLAN_FOLD)->request = (int32_t)(2 * size - 1);
-    for (; first < plan->count; first++) plan->ops[first].head_count = kv_heads;
-}
-
-static seqpar_plan_op *seqpar__plan_heads(seqpar_plan *plan, int op, int64_t stride_index, int64_t heads, int64_t request) {
-    seqpar_plan_op *o = seqpar__plan_add(plan, op);
-    o->head_begin = stride_index * heads;
-    o->head_count = heads;
-    o->from = o->to = (int32_t)(stride_index % 2);
-    o->request = (int32_t)request;
-    o->sources = plan->ring_size;
-    return o;
-}
-
-static void seqpar__plan_llama3(seqpar_plan *plan, int64_t kv_heads, int64_t heads) {
-    int64_t steps = kv_heads / heads, g;
-    plan->slots = 2;
-    plan->requests = 2 * steps;
-    seqpar__plan_heads(plan, SEQPAR_PLAN_PACK, 0, heads, 0);
-    seqpar__plan_heads(plan, SEQPAR_PLAN_GATHER, 0, heads, 0);
-    for (g = 0; g < steps; g++) {
-        seqpar__plan_heads(plan, SEQPAR_PLAN_WAIT, g, heads, g);
-        if (g + 1 < steps) { /* the next heads travel while these are computed */
-            seqpar__plan_heads(plan, SEQPAR_PLAN_PACK, g + 1, heads, g + 1);
-            seqpar__plan_heads(plan, SEQPAR_PLAN_GATHER, g + 1, heads, g + 1);
-        }
-        seqpar__plan_heads(plan, SEQPAR_PLAN_COMPUTE, g, heads, g);
-        if (!plan->backward) continue;
-        if (g > 0) seqpar__plan_heads(plan, SEQPAR_PLAN_FOLD, g - 1, heads, steps + g - 1);
-        seqpar__plan_heads(plan, SEQPAR_PLAN_RETURN, g, heads, steps + g);
-    }
-    if (plan->backward) seqpar__plan_heads(plan, SEQPAR_PLAN_FOLD, steps - 1, heads, 2 * steps - 1);
-}
-
-static int64_t seqpar__gcd(int64_t a, int64_t b) {
-    while (b) { int64_t t = a % b; a = b; b = t; }
-    return a;
-}
-
-/* Members of a position, and their heads. */
-static seqpar_status seqpar__plan_grid(seqpar_error *error, seqpar_plan *plan, const seqpar_plan_desc *d) {
-    int64_t u = d->ulysses_size ? d->ulysses_size : d->schedule != SEQPAR_ULYSSES ? 1 : d->kv_heads >= d->sp_size || d->ulysses_replicate ? d->sp_size : seqpar__gcd(d->sp_size, d->kv_heads);
-    if (u < 0 || d->sp_size % u) return seqpar_fail(error, SEQPAR_ERR_ULYSSES, "ulysses_size %lld does not divide sequence_parallel_size %lld; use a divisor", (long long)u, (long long)d->sp_size);
-    if (u > d->kv_heads && !d->ulysses_replicate)
-        return seqpar_fail(error, SEQPAR_ERR_ULYSSES, "ulysses_size %lld is more than the %lld kv_heads; use at most %lld, a ring for the rest, or ulysses_replicate", (long long)u, (long long)d->kv_heads, (long long)seqpar__gcd(d->sp_size, d->kv_heads));
-    if (u > d->kv_heads && u % d->kv_heads)
-        return seqpar_fail(error, SEQPAR_ERR_ULYSSES, "ulysses_size %lld is no multiple of the %lld kv_heads; replication needs equal numbers of copies", (long long)u, (long long)d->kv_heads);
-    plan->ulysses_size = u;
-    plan->member = d->sp_rank % u;
-    plan->ring_size = d->sp_size / u;
-    plan->position = d->sp_rank / u;
-    plan->next = d->down && plan->ring_size > 1 ? plan->ring_size - 1 : 1;
-    plan->replicate = u > d->kv_heads;
-    plan->kv_begin = plan->member * d->kv_heads / u;
-    plan->kv_count = plan->replicate ? 1 : (plan->member + 1) * d->kv_heads / u - plan->kv_begin;
-    return SEQPAR_OK;
-}
-
-static seqpar_status seqpar__check_plan(seqpar_error *error, const seqpar_plan_desc *d) {
-    if (d->sp_size <= 0) return seqpar_fail(error, SEQPAR_ERR_RANKS, "sequence_parallel_size is %lld; give at least 1", (long long)d->sp_size);
-    if (d->sp_rank < 0 || d->sp_rank >= d->sp_size) return seqpar_fail(error, SEQPAR_ERR_RANK, "rank %lld is outside a group of %lld", (long long)d->sp_rank, (long long)d->sp_size);
-    if (d->kv_heads <= 0) return seqpar_fail(error, SEQPAR_ERR_HEADS, "kv_heads is %lld; give at least 1", (long long)d->kv_heads);
-    if (d->schedule < 0 || d->schedule >= SEQPAR__SCHEDULES) return seqpar_fail(error, SEQPAR_ERR_SCHEDULE, "schedule %d is unknown; use ring, llama3 or ulysses", d->schedule);
-    return SEQPAR_OK;
-}
-
-/* Every member must be able to gather that many heads at a time, or all ranks refuse alike. */
-static seqpar_status seqpar__check_stride(seqpar_error *error, const seqpar_plan *plan, const seqpar_plan_desc *d, int64_t stride) {
-    int64_t m;
-    for (m = 0; m < plan->ulysses_size; m++) {
-        int64_t heads = plan->replicate ? 1 : (m + 1) * d->kv_heads / plan->ulysses_size - m * d->kv_heads / plan->ulysses_size;
-        if (stride > 0 && heads % stride == 0) continue;
-        return seqpar_fail(error, SEQPAR_ERR_HEAD_STRIDE, "heads_k_stride %lld does not divide kv_heads %lld%s; use a divisor", (long long)stride, (long long)heads, plan->ulysses_size > 1 ? " of a member of the Ulysses group" : "");
-    }
-    return SEQPAR_OK;
-}
-
-SEQPAR_DEF seqpar_status seqpar_plan_make(seqpar_error *error, seqpar_plan *plan, const seqpar_plan_desc *desc) {
-    int64_t stride = desc->heads_k_stride ? desc->heads_k_stride : 1;
-    memset(plan, 0, sizeof *plan);
-    SEQPAR__TRY(seqpar__check_plan(error, desc));
-    SEQPAR__TRY(seqpar__plan_grid(error, plan, desc));
-    if (desc->schedule == SEQPAR_LLAMA3 || plan->ulysses_size == 1) SEQPAR__TRY(seqpar__check_stride(error, plan, desc, stride));
-    plan->sp_size = desc->sp_size;
-    plan->sp_rank = desc->sp_rank;
-    plan->backward = desc->backward;
-    plan->ops = SEQPAR__NEW(seqpar_plan_op, 8 * (plan->ring_size + plan->kv_count) + 16);
-    if (!plan->ops) return seqpar__no_memory(error, "a plan");
-    if (plan->ulysses_size > 1) {
-        seqpar__plan_add(plan, SEQPAR_PLAN_HEADS);
-        seqpar__plan_add(plan, SEQPAR_PLAN_WAIT);
-    }
-    if (desc->schedule == SEQPAR_LLAMA3 && plan->ring_size > 1) seqpar__plan_llama3(plan, plan->kv_count, stride);
-    else seqpar__plan_ring(plan, plan->kv_count);
-    if (plan->ulysses_size > 1) { /* their request numbers follow those of the ring */
-        plan->ops[0].request = plan->ops[1].request = (int32_t)plan->requests++;
-        seqpar__plan_add(plan, SEQPAR_PLAN_TOKENS)->request = (int32_t)plan->requests;
-        seqpar__plan_add(plan, SEQPAR_PLAN_WAIT)->request = (int32_t)plan->requests++;
-        seqpar__plan_add(plan, SEQPAR_PLAN_UNPACK);
-    }
-    return SEQPAR_OK;
-}
-
-SEQPAR_DEF void seqpar_plan_free(seqpar_plan *plan) {
-    SEQPAR_FREE(plan->ops);
-    memset(plan, 0, sizeof *plan);
-}
-
-/* ======================================================================================================
-   >>attn  the executor
-   ====================================================================================================== */
-
-typedef struct seqpar__bounds { int64_t begin, end; } seqpar__bounds; /* tokens the queries of a piece see, in all; rows of a share */
-
-typedef struct seqpar__tasks { /* one device call */
-    seqpar_attn_task *task;
-    int64_t count;
-    seqpar_piece *pieces;     /* of the tasks; for dkv followed by the query pieces */
-    seqpar_attn_keys *keys;
-} seqpar__tasks;
-
-typedef struct seqpar__attn_step { /* what a COMPUTE does, by the order of sources it has: once for all head ranges */
-    int64_t source, sources;
-    seqpar__tasks queries;    /* forward and dq */
-    seqpar__tasks own;        /* dk, dv of own keys: into the pending fold */
-    seqpar__tasks *foreign;   /* (sources) dk, dv of others' keys: into the outbox */
-} seqpar__attn_step;
-
-struct seqpar_attn {
-    seqpar_attn_desc desc;     /* of the whole call */
-    int64_t size, rank;        /* positions of the ring, and the own one */
-    int64_t heads, kv_heads, head_begin; /* of this member; its first query head among all */
-    int64_t ring_requests;     /* requests of the ring: its returns are the second half */
-    seqpar_share *parts;       /* (ulysses_size) of the position's members; parts[member] is the own share */
-    int64_t *part_begin;       /* (ulysses_size + 1) where their tokens lie in what HEADS gathers */
-    const seqpar_row *rows;
-    int64_t row_count;
-    seqpar_share *shares;      /* (size) of the positions: what their members hold together */
-    seqpar__bounds **bounds;   /* (size) of each share's pieces */
-    int64_t total;             /* pieces of all positions, */
-    seqpar__sorted_key *order; /* (total) by leaf, */
-    int64_t *leaves;           /* (total) and their leaves */
-    int64_t *slot_row;         /* (size + 1) rows before a position's keys where those of all positions lie */
-    seqpar__bounds *come, *go; /* (size) ring: rows of a position's keys that reach this one, and that it sends on */
-    seqpar_plan forward, backward;
-    seqpar__attn_step *steps;
-    int64_t step_count, *step_of; /* (size) by position: the step that computes with its keys */
-    seqpar__tasks *returns;    /* (size) fold what rank q made for us */
-    int64_t *return_elements;  /* (size) per head and head_dim element: rows of dk and dv that come from q */
-    int64_t *outbox_elements;  /* (size) ... that go to q */
-    int64_t query_slots, key_slots, depth;
-    int32_t *visible_begin, *visible_end;
-    seqpar_fold_op *room;      /* for programs to come */
-    int64_t room_left;
-    void *lists;
-};
-
-SEQPAR_DEF const seqpar_share *seqpar_attn_share(const seqpar_attn *attn) { return &attn->parts[attn->forward.member]; }
-
-static int64_t seqpar__document_of(const seqpar_row *row, int64_t token) {
-    int64_t low = 0, high = row->docs; /* last document that begins at or before the token and is not empty */
-    while (high - low > 1) {
-        int64_t mid = (low + high) / 2;
-        if (row->cu_seqlens[mid] <= token) low = mid; else high = mid;
-    }
-    return low;
-}
-
-/* One range of positions: documents bound it, the window how far back (full: and ahead), the prefix how far ahead. */
-static void seqpar__token_visible(const seqpar_row *row, int64_t token, const seqpar_attn_desc *mask, int64_t *begin, int64_t *end) {
-    int64_t d = seqpar__document_of(row, token), doc_begin = row->docs ? row->cu_seqlens[d] : 0, doc_end = row->docs ? row->cu_seqlens[d + 1] : row->tokens;
-    *begin = doc_begin;
-    *end = mask->full ? doc_end : token + 1;
-    if (row->prefix_lens && row->docs && !mask->full) *end = SEQPAR__MAX(*end, doc_begin + row->prefix_lens[d]);
-    if (mask->window) *begin = SEQPAR__MAX(*begin, token - mask->window + 1);
-    if (mask->window && mask->full) *end = SEQPAR__MIN(*end, token + mask->window);
-    if (SEQPAR__FAULT(1)) *end = token;                 /* '<' for '<=': a query loses itself */
-    if (SEQPAR__FAULT(2)) *begin = 0;                   /* documents leak */
-    if (SEQPAR__FAULT(15) && !mask->full && token % 7 == 3) *end = SEQPAR__MIN(token + 2, doc_end); /* a look ahead */
-    if (SEQPAR__FAULT(36) && mask->window && *begin > doc_begin) (*begin)--; /* fault: the window is one too wide */
-    if (SEQPAR__FAULT(37) && row->prefix_lens && row->prefix_lens[d] && !mask->full) *end = token + 1; /* fault: the prefix is causal */
-}
-
-/* Both ends of the range rise with the token, so first and last token bound a piece. */
-static seqpar__bounds seqpar__piece_bounds(const seqpar_row *row, const seqpar_piece *p, const seqpar_attn_desc *mask) {
-    seqpar__bounds b;
-    int64_t unused;
-    seqpar__token_visible(row, p->start, mask, &b.begin, &unused);
-    seqpar__token_visible(row, p->start + (p->count - 1) * p->stride, mask, &unused, &b.end);
-    return b;
-}
-
-static int seqpar__by_number(const void *a, const void *b) {
-    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return x < y ? -1 : x > y;
-}
-
-static const seqpar_piece *seqpar__ordered_piece(const seqpar_attn *attn, int64_t i) { return &attn->shares[attn->order[i].source].pieces[attn->order[i].piece]; }
-
-/* Who sees whom, by numbers of pieces in order of leaves. In that order the pieces' first and last tokens rise, and what they see,
-   too (stripe: but for those of a chunk), so what a piece sees, or is seen by, lies between two ends that two searches find; with
-   the highest so far and the lowest yet to come in the place of the numbers themselves they find them for every layout. */
-typedef struct seqpar__range { int32_t begin, end; } seqpar__range;
-typedef struct seqpar__view { int64_t first, last, begin, end; } seqpar__view; /* a piece's first and last tokens, what it sees; counted through all rows */
-typedef struct seqpar__sight {
-    const seqpar_attn *attn;
-    int exact;                     /* everything rises: there are none that do not */
-    seqpar__view *view;            /* (total) */
-    seqpar__range *keys, *queries; /* (total) all that a query sees, that see a key, and few that do not */
-    int64_t *begin;                /* (size + 1) position s has the numbers (own pieces) from number[begin[s]] on */
-    int32_t *number;               /* (total) */
-} seqpar__sight;
-
-static int seqpar__sees(const seqpar__sight *s, int64_t query, int64_t key) { /* of its range */
-    SEQPAR__WORK(1);
-    if (SEQPAR__FAULT(16) && seqpar__ordered_piece(s->attn, key)->chunk == seqpar__ordered_piece(s->attn, query)->chunk - 2) return 0; /* fault: a block is left out */
-    if (s->exact && !SEQPAR__FAULT(53)) return 1;
-    return s->view[query].end > s->view[key].first && s->view[query].begin + SEQPAR__FAULT(53) <= s->view[key].last; /* fault: a block whose last key is the first seen */
-}
-
-static void seqpar__sight_close(seqpar__sight *s) { SEQPAR_FREE(s->view); SEQPAR_FREE(s->keys); SEQPAR_FREE(s->begin); SEQPAR_FREE(s->number); }
-
-static void seqpar__sight_views(seqpar__sight *s) {
-    const seqpar_attn *attn = s->attn;
-    int64_t row = 0, row_begin = 0, i;
-    s->exact = 1;
-    for (i = 0; i < attn->total; i++) {
-        const seqpar_piece *p = seqpar__ordered_piece(attn, i);
-        const seqpar__bounds *b = &attn->bounds[attn->order[i].source][attn->order[i].piece];
-        while (row < p->row) row_begin += attn->rows[row++].tokens;
-        s->view[i].first = row_begin + p->start;
-        s->view[i].last = row_begin + p->start + (p->count - 1) * p->stride;
-        s->view[i].begin = row_begin + b->begin;
-        s->view[i].end = row_begin + b->end;
-        s->exact &= !i || (s->view[i].first >= s->view[i - 1].first && s->view[i].last >= s->view[i - 1].last && s->view[i].begin >= s->view[i - 1].begin && s->view[i].end >= s->view[i - 1].end);
-    }
-}
-/* The numbers to search among: (4, total) */
-static void seqpar__sight_ranges(seqpar__sight *s, int64_t *numbers) {
-    int64_t n = s->attn->total, *first = numbers, *last = first + n, *begin = last + n, *end = begin + n, near[4] = {0, 0, 0, 0}, i;
-    for (i = 0; i < n; i++) {
-        last[i] = i ? SEQPAR__MAX(last[i - 1], s->view[i].last) : s->view[i].last;
-        end[i] = i ? SEQPAR__MAX(end[i - 1], s->view[i].end) : s->view[i].end;
-    }
-    for (i = n; i-- > 0;) {
-        first[i] = i + 1 < n ? SEQPAR__MIN(first[i + 1], s->view[i].first) : s->view[i].first;
-        begin[i] = i + 1 < n ? SEQPAR__MIN(begin[i + 1], s->view[i].begin) : s->view[i].begin;
-    }
-    for (i = 0; i < n; i++) {
-        s->keys[i].begin = (int32_t)(near[0] = seqpar__seek(last, n, near[0], s->view[i].begin));
-        s->keys[i].end = (int32_t)(near[1] = seqpar__seek(first, n, near[1], s->view[i].end));
-        s->queries[i].begin = (int32_t)(near[2] = seqpar__seek(end, n, near[2], s->view[i].first + 1));
-        s->queries[i].end = (int32_t)(near[3] = seqpar__seek(begin, n, near[3], s->view[i].last + 1));
-    }
-    SEQPAR__WORK(4 * n);
-}
-static seqpar_status seqpar__sight_open(seqpar__sight *s, const seqpar_attn *attn) {
-    int64_t *numbers = SEQPAR__NEW(int64_t, 4 * attn->total), i;
-    memset(s, 0, sizeof *s);
-    s->attn = attn;
-    s->view = SEQPAR__NEW(seqpar__view, attn->total);
-    s->keys = SEQPAR__NEW(seqpar__range, 2 * attn->total);
-    s->begin = SEQPAR__NEW(int64_t, attn->size + 1);
-    s->number = SEQPAR__NEW(int32_t, attn->total);
-    if (!numbers || !s->view || !s->keys || !s->begin || !s->number) { SEQPAR_FREE(numbers); return SEQPAR_ERR_MEMORY; }
-    for (i = 0; i < attn->size; i++) s->begin[i + 1] = s->begin[i] + attn->shares[i].count;
-    for (i = 0; i < attn->total; i++) s->number[s->begin[attn->order[i].source] + attn->order[i].piece] = (int32_t)i;
-    s->queries = s->keys + attn->total;
-    seqpar__sight_views(s);
-    seqpar__sight_ranges(s, numbers);
-    SEQPAR_FREE(numbers);
-    return SEQPAR_OK;
-}
-
-/* Room for a program, out of blocks. */
-static seqpar_fold_op *seqpar__program_room(seqpar_attn *attn, int64_t count) {
-    seqpar_fold_op *room;
-    if (count > attn->room_left) {
-        attn->room_left = SEQPAR__MAX(count, (int64_t)8192);
-        attn->room = (seqpar_fold_op *)seqpar__list_room(&attn->lists, attn->room_left * (int64_t)sizeof *attn->room);
-        if (!attn->room) { attn->room_left = 0; return NULL; }
-    }
-    room = attn->room;
-    attn->room += count;
-    attn->room_left -= count;
-    return room;
-}
-/* Moves the program that a fold has written into a task. */
-static seqpar_status seqpar__task_take(seqpar_attn *attn, seqpar_attn_task *task, seqpar_fold *fold) {
-    seqpar_status status = seqpar_fold_flush(fold);
-    seqpar_fold_op *program = status ? NULL : seqpar__program_room(attn, fold->program_count);
-    if (!program) return SEQPAR_ERR_MEMORY;
-    if (fold->program_count) memcpy(program, fold->program, (size_t)fold->program_count * sizeof *program);
-    task->program = program;
-    task->program_count = fold->program_count;
-    fold->program_count = 0;
-    attn->depth = SEQPAR__MAX(attn->depth, fold->depth_high);
-    return SEQPAR_OK;
-}
-
-static int seqpar__tasks_new(seqpar_attn *attn, seqpar__tasks *tasks, int64_t count, int64_t pieces, int64_t keys) { /* at most */
-    tasks->task = (seqpar_attn_task *)seqpar__list_room(&attn->lists, count * (int64_t)sizeof *tasks->task);
-    tasks->pieces = (seqpar_piece *)seqpar__list_room(&attn->lists, pieces * (int64_t)sizeof *tasks->pieces);
-    tasks->keys = (seqpar_attn_keys *)seqpar__list_room(&attn->lists, keys * (int64_t)sizeof *tasks->keys);
-    return tasks->task && tasks->pieces && tasks->keys;
-}
-static seqpar_attn_task *seqpar__task_add(seqpar__tasks *tasks, int64_t piece) {
-    seqpar_attn_task *task = &tasks->task[tasks->count++];
-    memset(task, 0, sizeof *task);
-    task->piece = piece;
-    return task;
-}
-
-/* Where the keys of a source lie in a slot: k rows, then v rows, source after source. The own slot of a ring has
-   k and v apart, each from row 0. */
-static seqpar_attn_keys seqpar__keys_of(const seqpar_attn *attn, const seqpar__attn_step *step, int64_t source, const seqpar_piece *p) {
-    seqpar_attn_keys k;
-    int64_t base = attn->slot_row[source] - attn->slot_row[step->source];
-    int own_slot = step->sources == 1 && source == attn->rank;
-    k.k_row = base + p->local;
-    k.v_row = base + p->local + (own_slot || SEQPAR__FAULT(44) ? 0 : attn->shares[source].tokens); /* fault: k for v */
-    k.start = p->start;
-    k.stride = p->stride;
-    k.count = p->count;
-    return k;
-}
-
-/* What is at hand while programs are written. Pieces are numbered in the order of all leaves. */
-typedef struct seqpar__planner {
-    seqpar__sight sight;
-    int64_t own;            /* pieces of this position, */
-    int64_t *mine;          /* (own) and their numbers; */
-    int32_t *list;          /* (total) who sees a piece, or is seen by it; */
-    int32_t *by;            /* (total) their places in the list by source, */
-    int64_t *at;            /* (size + 2) those of source q from at[q] on */
-    int64_t *leaves;        /* (total) theirs, where they are not neighbours */
-    seqpar__span *spans;    /* (most pieces of a position) */
-    int32_t *operands;      /* (own) */
-    seqpar_fold_op *unused; /* (2 most) a program that another position writes */
-} seqpar__planner;
-
-static int64_t seqpar__list_keys(seqpar__planner *p, int64_t query) {
-    int32_t n = 0, k;
-    for (k = p->sight.keys[query].begin; k < p->sight.keys[query].end; k++) if (seqpar__sees(&p->sight, query, k)) p->list[n++] = k;
-    return n;
-}
-static int64_t seqpar__list_queries(seqpar__planner *p, int64_t key) {
-    int32_t n = 0, q;
-    for (q = p->sight.queries[key].begin; q < p->sight.queries[key].end; q++) if (seqpar__sees(&p->sight, q, key)) p->list[n++] = q;
-    return n;
-}
-/* Leaves of the list: mostly a part of all. */
-static const int64_t *seqpar__list_leaves(seqpar__planner *p, int64_t n) {
-    int64_t i;
-    if (n && p->list[n - 1] - p->list[0] == n - 1) return p->sight.attn->leaves + p->list[0];
-    for (i = 0; i < n; i++) p->leaves[i] = p->sight.attn->leaves[p->list[i]];
-    return p->leaves;
-}
-static void seqpar__list_by_source(seqpar__planner *p, int64_t n) {
-    const seqpar_attn *attn = p->sight.attn;
-    int64_t i, s;
-    for (s = 0; s < attn->size + 2; s++) p->at[s] = 0;
-    for (i = 0; i < n; i++) p->at[attn->order[p->list[i]].source + 2]++;
-    for (s = 2; s < attn->size + 2; s++) p->at[s] += p->at[s - 1];
-    for (i = 0; i < n; i++) p->by[p->at[attn->order[p->list[i]].source + 1]++] = (int32_t)i;
-    SEQPAR__WORK(n + attn->size);
-}
-
-/* Own queries that see a key, and how each lies between its neighbours among those of all positions. *near: where the last search among the own ended. */
-static int64_t seqpar__own_queries(seqpar__planner *p, int64_t key, int64_t *near) {
-    const seqpar__sight *s = &p->sight;
-    seqpar__range range = s->queries[key];
-    int64_t n = 0, i = *near = seqpar__seek(p->mine, p->own, *near, range.begin), before, after;
-    for (; i < p->own && p->mine[i] < range.end; i++) {
-        seqpar__span *span = &p->spans[n];
-        if (!seqpar__sees(s, p->mine[i], key)) continue;
-        for (before = p->mine[i] - 1; before >= range.begin && !seqpar__sees(s, before, key); before--) {}
-        for (after = p->mine[i] + 1; after < range.end && !seqpar__sees(s, after, key); after++) {}
-        span->begin = p->mine[i];
-        span->end = after;
-        span->leaf = s->attn->leaves[p->mine[i]];
-        span->before = before < range.begin ? INT64_MAX : s->attn->leaves[before] ^ span->leaf;
-        span->after = after >= range.end ? INT64_MAX : s->attn->leaves[after] ^ span->leaf;
-        p->operands[n++] = (int32_t)i;
-    }
-    return n;
-}
-
-/* Value of the list's i-th leaf. */
-static seqpar_status seqpar__push_leaf(seqpar_fold *fold, int64_t i, int64_t operand) {
-    seqpar__span *value;
-    if (fold->running) return seqpar__fold_run_on(fold, seqpar__leaf_node(0), (int32_t)operand);
-    if (!(value = seqpar__fold_next(fold))) return SEQPAR_ERR_MEMORY;
-    seqpar__span_of(value, fold->leaves, fold->leaf_count, i, i + 1);
-    return seqpar__fold_add(fold, SEQPAR_FOLD_LEAF, (int32_t)operand);
-}
-
-/* An own query piece: in every step it folds the blocks that come with that step's keys. */
-static seqpar_status seqpar__plan_query(seqpar_attn *attn, seqpar__planner *p, int64_t query) {
-    int64_t n = seqpar__list_keys(p, p->mine[query]), s, i;
-    int gathers = attn->steps[0].sources > 1;
-    seqpar_status status = SEQPAR_OK;
-    seqpar_fold fold;
-    seqpar_fold_init(&fold, seqpar__list_leaves(p, n), n);
-    fold.running = attn->desc.relaxed;
-    if (!gathers) seqpar__list_by_source(p, n);
-    for (s = 0; s < attn->step_count && !status; s++) {
-        seqpar__attn_step *step = &attn->steps[s];
-        int64_t begin = gathers ? 0 : p->at[step->source], end = gathers ? n : p->at[step->source + 1];
-        SEQPAR__WORK(1);
-        for (i = begin; i < end && !status; i++) {
-            int64_t at = gathers ? i : p->by[i], key = p->list[at];
-            status = seqpar__push_leaf(&fold, at, gathers ? key : attn->order[key].piece);
-        }
-        if (begin == end || status) continue;
-        status = seqpar__task_take(attn, seqpar__task_add(&step->queries, query), &fold);
-    }
-    attn->query_slots = SEQPAR__MAX(attn->query_slots, fold.slots_high);
-    seqpar_fold_free(&fold);
-    return status;
-}
-
-/* The task for dk, dv of a key piece. */
-static seqpar_attn_task *seqpar__key_task(seqpar_attn *attn, int64_t key) {
-    int64_t source = attn->order[key].source;
-    seqpar__attn_step *step = &attn->steps[attn->step_of[source]];
-    seqpar__tasks *tasks = source == attn->rank ? &step->own : &step->foreign[source - step->source];
-    seqpar_attn_task *task = seqpar__task_add(tasks, tasks->count);
-    task->order = step->sources > 1 ? key : attn->order[key].piece;
-    tasks->pieces[task->piece] = *seqpar__ordered_piece(attn, key);
-    tasks->keys[task->piece] = seqpar__keys_of(attn, step, source, seqpar__ordered_piece(attn, key));
-    return task;
-}
-
-/* Others' keys become the nodes of a message. */
-static seqpar_status seqpar__plan_foreign_key(seqpar_attn *attn, seqpar__planner *p, int64_t key, int64_t *near) {
-    int64_t n = seqpar__own_queries(p, key, near), source = attn->order[key].source, depth = 2, nodes = 1, i;
-    seqpar_attn_task *task;
-    seqpar_fold_op *program;
-    if (n == 0) return SEQPAR_OK;
-    task = seqpar__key_task(attn, key);
-    task->program_count = attn->desc.relaxed ? n + 1 : 2 * n;
-    program = seqpar__program_room(attn, task->program_count);
-    task->program = program;
-    if (!program) return SEQPAR_ERR_MEMORY;
-    if (!attn->desc.relaxed) nodes = seqpar__spans_fold(p->spans, n, p->operands, program, &depth);
-    else { /* one running value */
-        for (i = 0; i < n; i++) { program[i].op = i ? SEQPAR_FOLD_EXTEND : SEQPAR_FOLD_LEAF; program[i].index = p->operands[i]; }
-        program[n].op = SEQPAR_FOLD_STORE;
-        program[n].index = 0;
-    }
-    attn->depth = SEQPAR__MAX(attn->depth, depth);
-    task->store_base = attn->outbox_elements[source];
-    task->store_stride = 2 * seqpar__ordered_piece(attn, key)->count;
-    attn->outbox_elements[source] += nodes * task->store_stride;
-    return SEQPAR_OK;
-}
-
-/* Folding what position q made for an own key piece; the list are the queries that see it, n in all. */
-static seqpar_status seqpar__plan_return(seqpar_attn *attn, seqpar__planner *p, int64_t q, int64_t piece, const int64_t *leaves, int64_t n, seqpar_fold *fold) {
-    const seqpar_share *mine = &attn->shares[attn->rank];
-    seqpar__tasks *tasks = &attn->returns[q];
-    seqpar_attn_task *task;
-    seqpar__span *value;
-    int64_t count = p->at[q + 1] - p->at[q], nodes = 1, depth = 0, i;
-    SEQPAR__WORK(1);
-    if (count == 0) return SEQPAR_OK;
-    for (i = 0; i < count && !fold->running; i++) seqpar__span_of(&p->spans[i], leaves, n, p->by[p->at[q] + i], p->by[p->at[q] + i] + 1);
-    if (!fold->running) nodes = seqpar__spans_fold(p->spans, count, NULL, p->unused, &depth);
-    for (i = 0; i < nodes; i++) {
-        if (!fold->running && !(value = seqpar__fold_next(fold))) return SEQPAR_ERR_MEMORY;
-        if (!fold->running) *value = p->spans[i];
-        SEQPAR__TRY(fold->running ? seqpar__push_leaf(fold, 0, 0) : seqpar__fold_add(fold, SEQPAR_FOLD_LEAF, (int32_t)i));
-    }
-    task = seqpar__task_add(tasks, tasks->count);
-    tasks->pieces[task->piece] = mine->pieces[piece];
-    task->inbox_base = SEQPAR__FAULT(52) ? 0 : attn->return_elements[q]; /* fault: the first piece's gradients for all */
-    attn->return_elements[q] += nodes * 2 * mine->pieces[piece].count;
-    SEQPAR__TRY(seqpar__task_take(attn, task, fold));
-    task->store_base = 2 * mine->pieces[piece].local;
-    task->store_stride = 2 * mine->tokens;
-    return SEQPAR_OK;
-}
-
-/* Own keys: own queries go first; returns come in the same order in both schedules: from the position the keys went to on, or from 0 on. */
-static seqpar_status seqpar__plan_own_key(seqpar_attn *attn, seqpar__planner *p, int64_t piece, seqpar_fold *fold) {
-    const seqpar_share *mine = &attn->shares[attn->rank];
-    int64_t n = seqpar__list_queries(p, p->mine[piece]), i, q, own;
-    const int64_t *leaves = seqpar__list_leaves(p, n);
-    seqpar__list_by_source(p, n);
-    own = p->at[attn->rank + 1] - p->at[attn->rank];
-    seqpar_fold_init(fold, leaves, n);
-    fold->running = attn->desc.relaxed;
-    if (fold->running) /* of every other position comes one value */
-        for (fold->leaf_count = own, q = 0; q < attn->size; q++) fold->leaf_count += q != attn->rank && p->at[q + 1] > p->at[q];
-    for (i = p->at[attn->rank]; i < p->at[attn->rank + 1]; i++) SEQPAR__TRY(seqpar__push_leaf(fold, p->by[i], attn->order[p->list[p->by[i]]].piece));
-    if (own) {
-        seqpar_attn_task *task = seqpar__key_task(attn, p->mine[piece]);
-        SEQPAR__TRY(seqpar__task_take(attn, task, fold));
-        task->store_base = 2 * mine->pieces[piece].local;
-        task->store_stride = 2 * mine->tokens;
-    }
-    for (q = 1; q < attn->size; q++) {
-        int64_t from = attn->steps[0].sources > 1 ? q - (q <= attn->rank) : (attn->rank + q * attn->backward.next) % attn->size;
-        SEQPAR__TRY(seqpar__plan_return(attn, p, from, piece, leaves, n, fold));
-    }
-    return SEQPAR_OK;
-}
-
-/* Steps in the order of the backward plan, whose computes are those of the forward one. */
-static seqpar_status seqpar__plan_steps(seqpar_attn *attn, seqpar__planner *p) {
-    const seqpar_share *mine = &attn->shares[attn->rank];
-    int64_t i, s;
-    for (i = 0; i < attn->backward.count; i++) {
-        const seqpar_plan_op *op = &attn->backward.ops[i];
-        seqpar__attn_step *step;
-        if (op->op != SEQPAR_PLAN_COMPUTE || op->head_begin > 0) continue; /* other heads repeat the first */
-        step = &attn->steps[attn->step_count];
-        step->source = op->source;
-        step->sources = op->sources;
-        step->foreign = (seqpar__tasks *)seqpar__list_alloc(&attn->lists, op->sources * (int64_t)sizeof *step->foreign);
-        if (!step->foreign || !seqpar__tasks_new(attn, &step->queries, p->own, 0, op->sources > 1 ? attn->total : attn->shares[op->source].count)) return SEQPAR_ERR_MEMORY;
-        step->queries.pieces = mine->pieces;
-        for (s = op->source; s < op->source + op->sources; s++) {
-            seqpar__tasks *keys = s == attn->rank ? &step->own : &step->foreign[s - op->source];
-            attn->step_of[s] = attn->step_count;
-            if (!seqpar__tasks_new(attn, keys, attn->shares[s].count, attn->shares[s].count + p->own, attn->shares[s].count)) return SEQPAR_ERR_MEMORY;
-        }
-        attn->step_count++;
-    }
-    for (s = 0; s < attn->size; s++)
-        for (i = 0; i < attn->shares[s].count; i++) {
-            const seqpar__attn_step *step = &attn->steps[attn->step_of[s]];
-            step->queries.keys[step->sources > 1 ? p->sight.number[p->sight.begin[s] + i] : i] = seqpar__keys_of(attn, step, s, &attn->shares[s].pieces[i]);
-        }
-    for (s = 0; s < attn->size; s++) if (s != attn->rank && !seqpar__tasks_new(attn, &attn->returns[s], p->own, p->own, 0)) return SEQPAR_ERR_MEMORY;
-    return SEQPAR_OK;
-}
-
-/* Writes every program that the plan needs. */
-static seqpar_status seqpar__attn_programs(seqpar_attn *attn, seqpar__planner *p) {
-    int64_t i, s, k, near = 0;
-    seqpar_status status;
-    SEQPAR__TRY(seqpar__plan_steps(attn, p));
-    for (i = 0; i < p->own; i++) SEQPAR__TRY(seqpar__plan_query(attn, p, i));
-    for (i = 0; i < p->own; i++) {
-        seqpar_fold fold;
-        status = seqpar__plan_own_key(attn, p, i, &fold);
-        attn->key_slots = SEQPAR__MAX(attn->key_slots, fold.slots_high);
-        seqpar_fold_free(&fold);
-        if (status) return status;
-    }
-    for (s = 0; s < attn->size; s++) {
-        seqpar__attn_step *step = &attn->steps[attn->step_of[s]];
-        seqpar__tasks *keys = s == attn->rank ? &step->own : &step->foreign[s - step->source];
-        for (k = p->sight.begin[s]; s != attn->rank && k < p->sight.begin[s + 1]; k++) SEQPAR__TRY(seqpar__plan_foreign_key(attn, p, p->sight.number[k], &near));
-        if (keys->count) memcpy(keys->pieces + keys->count, attn->shares[attn->rank].pieces, (size_t)p->own * sizeof *keys->pieces); /* behind the pieces of the tasks: those of the queries */
-    }
-    return SEQPAR_OK;
-}
-
-static seqpar_status seqpar__attn_visible(seqpar_attn *attn) {
-    const seqpar_share *mine = &attn->shares[attn->rank];
-    int64_t i, t, begin, end;
-    attn->visible_begin = (int32_t *)seqpar__list_alloc(&attn->lists, mine->tokens * 4);
-    attn->visible_end = (int32_t *)seqpar__list_alloc(&attn->lists, mine->tokens * 4);
-    if (!attn->visible_begin || !attn->visible_end) return SEQPAR_ERR_MEMORY;
-    for (i = 0; i < mine->count; i++)
-        for (t = 0; t < mine->pieces[i].count; t++) {
-            seqpar__token_visible(&attn->rows[SEQPAR__FAULT(43) ? 0 : mine->pieces[i].row], mine->pieces[i].start + t * mine->pieces[i].stride, &attn->desc, &begin, &end); /* fault: the first row's documents */
-            attn->visible_begin[mine->pieces[i].local + t] = (int32_t)begin;
-            attn->visible_end[mine->pieces[i].local + t] = (int32_t)end;
-        }
-    return SEQPAR_OK;
-}
-
-static int seqpar__by_leaf(const void *a, const void *b) {
-    int64_t x = ((const seqpar_piece *)a)->leaf, y = ((const seqpar_piece *)b)->leaf;
-    return x < y ? -1 : x > y;
-}
-
-/* Relaxed: pieces side by side in the row and in memory become one, which is cut anew. The place in the row names a leaf. */
-enum { SEQPAR__FREE_TILE = 128 };
-static seqpar_status seqpar__free_tiles(seqpar_share *share) {
-    seqpar_share cut;
-    int64_t capacity = 0, i, at;
-    memset(&cut, 0, sizeof cut);
-    for (i = 0; i < share->count; i++) {
-        seqpar_piece run = share->pieces[i], tile;
-        const seqpar_piece *next = &share->pieces[i + 1];
-        for (; i + 1 < share->count && next->row == run.row && next->stride == run.stride && next->start == run.start + run.count * run.stride && next->local == run.local + run.count; i++)
-            run.count += next++->count;
-        for (at = 0; at < run.count; at += SEQPAR__FREE_TILE) {
-            tile = run;
-            tile.start += SEQPAR__FAULT(57) ? 0 : at * run.stride; /* fault: every tile stands at the run's begin */
-            tile.count = SEQPAR__MIN((int64_t)SEQPAR__FREE_TILE, run.count - at);
-            tile.leaf = (run.leaf >> SEQPAR__LEAF_BITS << SEQPAR__LEAF_BITS) + tile.start;
-            if (!seqpar__share_add(&cut, &capacity, tile)) { SEQPAR_FREE(cut.pieces); return SEQPAR_ERR_MEMORY; }
-            cut.pieces[cut.count - 1].local = run.local + at;
-        }
-    }
-    SEQPAR_FREE(share->pieces);
-    share->pieces = cut.pieces;
-    share->count = cut.count;
-    return SEQPAR_OK;
-}
-
-/* What the members of a position hold together: member after member in memory, pieces in order of leaves. The order of the ranks'
-   pieces becomes that of the positions'. begin: (ranks) where their tokens begin in the position's. */
-static seqpar_status seqpar__position_shares(seqpar_attn *attn, seqpar_share *ranks, int64_t *begin) {
-    int64_t members = attn->forward.ulysses_size, r, m, i;
-    for (r = 0; r < attn->size; r++) {
-        seqpar_share *whole = &attn->shares[r];
-        int64_t count = 0;
-        for (m = r * members; m < (r + 1) * members; m++) { begin[m] = whole->tokens; whole->tokens += ranks[m].tokens; count += ranks[m].count; }
-        attn->total += count;
-        if (members == 1 && r != attn->rank) { *whole = ranks[r]; memset(&ranks[r], 0, sizeof ranks[r]); }
-        else if (!(whole->pieces = SEQPAR__NEW(seqpar_piece, count))) return SEQPAR_ERR_MEMORY;
-    }
-    for (i = 0; i < attn->total; i++) {
-        seqpar__sorted_key *key = &attn->order[i];
-        const seqpar_share *part = &ranks[key->source];
-        seqpar_share *whole = &attn->shares[key->source / members];
-        if (part->count) { /* it did not become the position's */
-            whole->pieces[whole->count] = part->pieces[key->piece];
-            whole->pieces[whole->count].local += begin[key->source];
-            key->piece = (int32_t)whole->count++;
-        }
-        key->source /= (int32_t)members;
-    }
-    for (m = 0; m < members; m++) {
-        attn->parts[m] = ranks[attn->rank * members + m];
-        attn->part_begin[m + 1] = attn->part_begin[m] + attn->parts[m].tokens;
-        memset(&ranks[attn->rank * members + m], 0, sizeof *ranks);
-    }
-    SEQPAR__WORK(attn->total + attn->forward.sp_size);
-    return SEQPAR_OK;
-}
-
-/* Relaxed: other pieces, in order of their leaves. Stripe: first tokens need not rise with the members. */
-static seqpar_status seqpar__relaxed_shares(seqpar_attn *attn) {
-    int64_t s, i, n = 0;
-    for (attn->total = s = 0; s < attn->size; s++) {
-        seqpar_share *share = &attn->shares[s];
-        SEQPAR__TRY(seqpar__free_tiles(share));
-        if (share->count) qsort(share->pieces, (size_t)share->count, sizeof *share->pieces, seqpar__by_leaf);
-        attn->total += share->count;
-    }
-    SEQPAR_FREE(attn->order);
-    attn->order = SEQPAR__NEW(seqpar__sorted_key, attn->total);
-    if (!attn->order) return SEQPAR_ERR_MEMORY;
-    for (s = 0; s < attn->size; s++)
-        for (i = 0; i < attn->shares[s].count; i++, n++) { attn->order[n].leaf = attn->shares[s].pieces[i].leaf; attn->order[n].source = (int32_t)s; attn->order[n].piece = (int32_t)i; }
-    qsort(attn->order, (size_t)n, sizeof *attn->order, seqpar__by_number);
-    return SEQPAR_OK;
-}
-
-static int64_t seqpar__rows_in(const seqpar__bounds *rows) { return SEQPAR__MAX(rows->end - rows->begin, (int64_t)0); }
-
-/* Whom a key piece goes to last does not matter to this position, only whether somebody behind it on the way sees the piece: the
-   nearest such position decides. A piece whose nearest is known is passed over: next leads to the next that is not. */
-static int64_t seqpar__next_unknown(int32_t *next, int64_t i) {
-    int64_t end = i;
-    while (next[end] != end) { SEQPAR__WORK(1); end = next[end]; }
-    while (next[i] != end) { int32_t on = next[i]; next[i] = (int32_t)end; i = on; }
-    return end;
-}
-static void seqpar__note_seen(const seqpar__sight *sight, int64_t query, int32_t steps, int32_t *next, int32_t *nearest) {
-    int64_t k = sight->keys[query].begin, end = sight->keys[query].end;
-    for (k = seqpar__next_unknown(next, k); k < end; k = seqpar__next_unknown(next, k + 1))
-        if (seqpar__sees(sight, query, k)) { nearest[k] = steps; next[k] = (int32_t)k + 1; }
-}
-static void seqpar__widen(seqpar__bounds *rows, const seqpar_piece *p) {
-    rows->begin = SEQPAR__MIN(rows->begin, p->local);
-    rows->end = SEQPAR__MAX(rows->end, p->local + p->count);
-}
-
-/* Ring: keys go on while somebody on their way, which ends before their own position, sees them. 2D, whose rows lie member after
-   member: all of them. */
-static seqpar_status seqpar__attn_travels(seqpar_attn *attn, const seqpar__sight *sight) {
-    int64_t on = attn->forward.next, size = attn->size, total = attn->total, s, k, i;
-    const int64_t *begin = sight->begin;
-    int32_t *next = SEQPAR__NEW(int32_t, 3 * (total + 1)), *nearest, *here;
-    if (!next) return SEQPAR_ERR_MEMORY;
-    nearest = next + total + 1; here = nearest + total + 1;
-    for (k = 0; k <= total; k++) { next[k] = (int32_t)k; nearest[k] = INT32_MAX; }
-    for (i = 1; i < size && attn->forward.ulysses_size == 1; i++)
-        for (s = (attn->rank + i * on) % size, k = begin[s]; k < begin[s + 1]; k++) seqpar__note_seen(sight, sight->number[k], (int32_t)i, next, nearest);
-    for (k = 0; k <= total; k++) next[k] = (int32_t)k;
-    for (k = begin[attn->rank]; k < begin[attn->rank + 1]; k++) seqpar__note_seen(sight, sight->number[k], 1, next, here);
-    for (s = 0; s < size; s++) { attn->go[s].begin = attn->come[s].begin = attn->shares[s].tokens; attn->go[s].end = attn->come[s].end = 0; }
-    for (k = 0; k < total; k++) {
-        const seqpar_piece *p = seqpar__ordered_piece(attn, k);
-        s = attn->order[k].source;
-        i = s == attn->rank ? size : on == 1 ? (s - attn->rank + size) % size : (attn->rank - s + size) % size; /* steps from here to where they came from */
-        if (attn->forward.ulysses_size > 1) nearest[k] = here[k] = 1;
-        i -= SEQPAR__FAULT(87); /* fault: the last who sees it goes without */
-        if (nearest[k] < i) seqpar__widen(&attn->go[s], p);
-        if (nearest[k] < i || (here[k] && s != attn->rank)) seqpar__widen(&attn->come[s], p);
-    }
-    for (s = 0; s < size && SEQPAR__FAULT(77); s++) { attn->go[s].end--; attn->come[s].end--; } /* fault: the last row does not travel */
-    SEQPAR_FREE(next);
-    return SEQPAR_OK;
-}
-
-static seqpar_status seqpar__attn_split(seqpar_ctx *ctx, seqpar_attn *attn) {
-    int64_t s, i, *begin = SEQPAR__NEW(int64_t, attn->forward.sp_size);
-    seqpar_share *ranks = NULL;
-    seqpar_status status = begin ? seqpar__split_all(ctx->error, &ranks, &attn->order, attn->rows, attn->row_count, attn->desc.layout, attn->forward.sp_size) : SEQPAR_ERR_MEMORY;
-    if (!status) status = seqpar__position_shares(attn, ranks, begin);
-    if (!status && attn->desc.relaxed) status = seqpar__relaxed_shares(attn);
-    seqpar__shares_free(ranks, attn->forward.sp_size);
-    SEQPAR_FREE(ranks);
-    SEQPAR_FREE(begin);
-    if (status || !(attn->leaves = (int64_t *)seqpar__list_room(&attn->lists, attn->total * 8))) return status ? status : SEQPAR_ERR_MEMORY;
-    for (i = 0; i < attn->total; i++) attn->leaves[i] = attn->order[i].leaf;
-    for (s = 0; s < attn->size; s++) attn->slot_row[s + 1] = attn->slot_row[s] + 2 * attn->shares[s].tokens;
-    return SEQPAR_OK;
-}
-
-/* sight: to be closed by the caller. */
-static seqpar_status seqpar__attn_shares(seqpar_ctx *ctx, seqpar_attn *attn, seqpar__sight *sight) {
-    int64_t r, i;
-    memset(sight, 0, sizeof *sight);
-    attn->parts = (seqpar_share *)seqpar__list_alloc(&attn->lists, attn->forward.ulysses_size * (int64_t)sizeof *attn->parts);
-    attn->part_begin = (int64_t *)seqpar__list_alloc(&attn->lists, (attn->forward.ulysses_size + 1) * 8);
-    if (!attn->parts || !attn->part_begin) return SEQPAR_ERR_MEMORY;
-    attn->shares = (seqpar_share *)seqpar__list_alloc(&attn->lists, attn->size * (int64_t)sizeof *attn->shares);
-    attn->bounds = (seqpar__bounds **)seqpar__list_alloc(&attn->lists, attn->size * (int64_t)sizeof *attn->bounds);
-    attn->come = (seqpar__bounds *)seqpar__list_alloc(&attn->lists, 2 * attn->size * (int64_t)sizeof *attn->come);
-    attn->steps = (seqpar__attn_step *)seqpar__list_alloc(&attn->lists, (attn->size + 1) * (int64_t)sizeof *attn->steps);
-    attn->returns = (seqpar__tasks *)seqpar__list_alloc(&attn->lists, attn->size * (int64_t)sizeof *attn->returns);
-    attn->return_elements = (int64_t *)seqpar__list_alloc(&attn->lists, attn->size * 8);
-    attn->outbox_elements = (int64_t *)seqpar__list_alloc(&attn->lists, attn->size * 8);
-    attn->slot_row = (int64_t *)seqpar__list_alloc(&attn->lists, (attn->size + 1) * 8);
-    attn->step_of = (int64_t *)seqpar__list_alloc(&attn->lists, attn->size * 8);
-    if (!attn->shares || !attn->bounds || !attn->come || !attn->steps || !attn->returns || !attn->return_elements || !attn->outbox_elements || !attn->slot_row || !attn->step_of) return SEQPAR_ERR_MEMORY;
-    SEQPAR__TRY(seqpar__attn_split(ctx, attn));
-    for (r = 0; r < attn->size; r++) {
-        attn->bounds[r] = (seqpar__bounds *)seqpar__list_alloc(&attn->lists, attn->shares[r].count * (int64_t)sizeof **attn->bounds);
-        if (!attn->bounds[r]) return SEQPAR_ERR_MEMORY;
-        for (i = 0; i < attn->shares[r].count; i++)
-            attn->bounds[r][i] = seqpar__piece_bounds(&attn->rows[attn->shares[r].pieces[i].row], &attn->shares[r].pieces[i], &attn->desc);
-        SEQPAR__WORK(attn->shares[r].count + 1);
-    }
-    SEQPAR__TRY(seqpar__sight_open(sight, attn));
-    attn->go = attn->come + attn->size;
-    return attn->desc.schedule == SEQPAR_LLAMA3 ? SEQPAR_OK : seqpar__attn_travels(attn, sight);
-}
-
-static seqpar_status seqpar__planner_open(seqpar_attn *attn, seqpar__planner *p) {
-    int64_t most = 0, s, i;
-    p->own = attn->shares[attn->rank].count;
-    for (s = 0; s < attn->size; s++) most = SEQPAR__MAX(most, attn->shares[s].count);
-    p->mine = SEQPAR__NEW(int64_t, p->own + attn->size + 2 + attn->total);
-    p->list = SEQPAR__NEW(int32_t, 2 * attn->total + p->own);
-    p->spans = SEQPAR__NEW(seqpar__span, most);
-    p->unused = SEQPAR__NEW(seqpar_fold_op, 2 * most);
-    if (!p->mine || !p->list || !p->spans || !p->unused) return SEQPAR_ERR_MEMORY;
-    p->at = p->mine + p->own;
-    p->leaves = p->at + attn->size + 2;
-    p->by = p->list + attn->total;
-    p->operands = p->by + attn->total;
-    for (i = 0; i < p->own; i++) p->mine[i] = p->sight.number[p->sight.begin[attn->rank] + i];
-    return SEQPAR_OK;
-}
-
-static seqpar_status seqpar__attn_prepare(seqpar_ctx *ctx, seqpar_attn *attn) {
-    seqpar__planner p;
-    seqpar_status status;
-    memset(&p, 0, sizeof p);
-    status = seqpar__attn_shares(ctx, attn, &p.sight);
-    if (!status) status = seqpar__attn_visible(attn);
-    if (!status) status = seqpar__planner_open(attn, &p);
-    if (!status) status = seqpar__attn_programs(attn, &p);
-    seqpar__sight_close(&p.sight);
-    SEQPAR_FREE(p.mine);
-    SEQPAR_FREE(p.list);
-    SEQPAR_FREE(p.spans);
-    SEQPAR_FREE(p.unused);
-    return status;
-}
-
-static seqpar_status seqpar__check_attn(seqpar_error *error, const seqpar_attn_desc *d) {
-    if (d->kv_heads <= 0 || d->heads <= 0 || d->heads % d->kv_heads)
-        return seqpar_fail(error, SEQPAR_ERR_HEADS, "%lld heads over %lld kv_heads; heads must be a positive multiple of kv_heads", (long long)d->heads, (long long)d->kv_heads);
-    if (d->head_dim <= 0) return seqpar_fail(error, SEQPAR_ERR_HEAD_DIM, "head_dim is %lld; give at least 1", (long long)d->head_dim);
-    if (seqpar__times(d->heads, d->head_dim) > SEQPAR_MAX_WIDTH)
-        return seqpar_fail(error, SEQPAR_ERR_SIZE, "%lld heads of head_dim %lld are wider than %lld, the most a token may have; check both", (long long)d->heads, (long long)d->head_dim, (long long)SEQPAR_MAX_WIDTH);
-    if (d->window < 0) return seqpar_fail(error, SEQPAR_ERR_MASK, "window is %lld; give 0 for none or at least 1", (long long)d->window);
-    if (!(d->softcap >= 0) || d->softcap > 1e30) return seqpar_fail(error, SEQPAR_ERR_MASK, "softcap is %g; give 0 for none or a positive number", d->softcap);
-    if (!(d->dropout >= 0 && d->dropout < 1)) return seqpar_fail(error, SEQPAR_ERR_MASK, "dropout is %g; give at least 0 and less than 1", d->dropout);
-    if (!(d->scale == d->scale) || d->scale > 1e30 || d->scale < -1e30) return seqpar_fail(error, SEQPAR_ERR_MASK, "the attention scale is %g; give a finite number, 0 for 1/sqrt(head_dim)", d->scale);
-    return SEQPAR_OK;
-}
-
-static seqpar_status seqpar__attn_plans(seqpar_ctx *ctx, seqpar_attn *attn) {
-    const seqpar_attn_desc *d = &attn->desc;
-    seqpar_plan_desc p;
-    memset(&p, 0, sizeof p);
-    p.schedule = d->schedule;
-    p.sp_size = ctx->sp_size; p.sp_rank = ctx->sp_rank;
-    p.kv_heads = d->kv_heads; p.heads_k_stride = d->heads_k_stride;
-    p.ulysses_size = d->ulysses_size; p.ulysses_replicate = d->ulysses_replicate;
-    p.down = d->layout == SEQPAR_ZIGZAG || d->layout == SEQPAR_ZIGZAG_DOC;
-    SEQPAR__TRY(seqpar_plan_make(ctx->error, &attn->forward, &p));
-    p.backward = 1;
-    SEQPAR__TRY(seqpar_plan_make(ctx->error, &attn->backward, &p));
-    attn->size = attn->forward.ring_size;
-    attn->rank = attn->forward.position;
-    attn->ring_requests = attn->backward.requests - (attn->forward.ulysses_size > 1 ? 2 : 0);
-    attn->kv_heads = attn->forward.kv_count;
-    attn->heads = attn->forward.replicate ? d->heads / attn->forward.ulysses_size : attn->kv_heads * (d->heads / d->kv_heads);
-    attn->head_begin = attn->forward.replicate ? attn->forward.member * attn->heads : attn->forward.kv_begin * (d->heads / d->kv_heads);
-    if (attn->forward.replicate && d->heads % attn->forward.ulysses_size)
-        return seqpar_fail(ctx->error, SEQPAR_ERR_ULYSSES, "ulysses_size %lld does not divide %lld heads; replicated kv heads need equal numbers of query heads", (long long)attn->forward.ulysses_size, (long long)d->heads);
-    return SEQPAR_OK;
-}
-
-/* prepare: what is made once the plans are there: all that a run needs, or what a count needs (seqpar_check.h). */
-typedef seqpar_status (*seqpar__attn_preparation)(seqpar_ctx *ctx, seqpar_attn *attn);
-static seqpar_status seqpar__attn_open(seqpar_ctx *ctx, seqpar_attn **out, const seqpar_row *rows, int64_t row_count, const seqpar_attn_desc *desc, seqpar__attn_preparation prepare) {
-    seqpar_attn *attn;
-    seqpar_status status;
-    *out = NULL;
-    SEQPAR__TRY(seqpar__check_attn(ctx->error, desc));
-    attn = SEQPAR__NEW(seqpar_attn, 1);
-    if (!attn) return seqpar__no_memory(ctx->error, "attention");
-    attn->desc = *desc;
-    if (attn->desc.scale == 0) attn->desc.scale = 1.0 / sqrt((double)desc->head_dim);
-    attn->rows = rows;
-    attn->row_count = row_count;
-    status = seqpar__attn_plans(ctx, attn);
-    if (!status) status = prepare(ctx, attn);
-    if (status) { seqpar_attn_close(ctx, attn); return seqpar_fail(ctx->error, status, "attention could not be set up: %s", seqpar_status_text(status)); }
-    *out = attn;
-    return SEQPAR_OK;
-}
-static seqpar_status seqpar__attn_agree(seqpar_ctx *ctx, const seqpar_row *rows, int64_t row_count, const seqpar_attn_desc *d) {
-    const seqpar__given given[] = {
-        {"the number of rows", row_count, 0}, {"rows", seqpar__digest_rows(rows, row_count), 1}, {"layout", d->layout, 0}, {"schedule", d->schedule, 0},
-        {"heads", d->heads, 0}, {"kv_heads", d->kv_heads, 0}, {"head_dim", d->head_dim, 0}, {"heads_k_stride", d->heads_k_stride, 0},
-        {"ulysses_size", d->ulysses_size, 0}, {"ulysses_replicate", d->ulysses_replicate, 0}, {"full", d->full, 0}, {"window", d->window, 0}, {"relaxed", d->relaxed, 0},
-        {"scales", seqpar__given_real(d->scale), 1}, {"softcaps", seqpar__given_real(d->softcap), 1}, {"dropout rates", seqpar__given_real(d->dropout), 1}};
-    return seqpar__ranks_agree(ctx->sp, "attention", given, (int64_t)(sizeof given / sizeof *given));
-}
-SEQPAR_DEF seqpar_status seqpar_attn_open(seqpar_ctx *ctx, seqpar_attn **out, const seqpar_row *rows, int64_t row_count, const seqpar_attn_desc *desc) {
-    *out = NULL;
-    SEQPAR__TRY(seqpar__check_attn(ctx->error, desc));
-    SEQPAR__TRY(seqpar__check_split(ctx->error, rows, row_count, desc->layout, ctx->sp_size, ctx->sp_rank));
-    SEQPAR__TRY(seqpar__attn_agree(ctx, rows, row_count, desc));
-    return seqpar__attn_open(ctx, out, rows, row_count, desc, seqpar__attn_prepare);
-}
-
-SEQPAR_DEF void seqpar_attn_close(seqpar_ctx *ctx, seqpar_attn *attn) {
-    int64_t r;
-    (void)ctx;
-    if (!attn) return;
-    for (r = 0; attn->shares && r < attn->size; r++) seqpar_share_free(&attn->shares[r]);
-    for (r = 0; attn->parts && r < attn->forward.ulysses_size; r++) seqpar_share_free(&attn->parts[r]);
-    seqpar_plan_free(&attn->forward);
-    seqpar_plan_free(&attn->backward);
-    SEQPAR_FREE(attn->order);
-    seqpar__list_free(&attn->lists);
-    SEQPAR_FREE(attn);
-}
-
-/* ---- running a plan ---- */
-
-typedef struct seqpar__attn_run_state {
-    seqpar_ctx *ctx;
-    seqpar_attn *attn;
-    const seqpar_plan *plan;
-    seqpar_attn_args args, own; /* tensors the ring works on; those of the call. Without Ulysses the same */
-    seqpar_buffer gathered, results, staging; /* Ulysses: inputs and results of all tokens and own heads; messages */
-    const void *k, *v;          /* own */
-    seqpar_buffer slot[3], outbox[2], inbox[2], store, pending[2];
-    seqpar_request *requests;
-    int64_t compute;            /* how many were done */
-    int64_t *out_begin, *in_begin; /* (size + 1) rows of the message to and from each rank */
-} seqpar__attn_run_state;
-
-static void seqpar__trace(seqpar_ctx *ctx, const char *what, int64_t step, int64_t request, int64_t source, double cost) {
-    seqpar_event e;
-    if (!ctx->trace) return;
-    e.what = what; e.step = step; e.request = request; e.source = source; e.cost = cost;
-    ctx->trace(ctx->trace_user, &e);
-}
-
-static int64_t seqpar__heads_of(const seqpar__attn_run_state *r) { /* kv heads a step works on: the same for all */
-    int64_t i = 0;
-    while (r->plan->ops[i].op != SEQPAR_PLAN_COMPUTE) i++;
-    return r->plan->ops[i].head_count;
-}
-static int64_t seqpar__slot_rows(const seqpar__attn_run_state *r) {
-    int64_t s, most = 0, sum = 0;
-    for (s = 0; s < r->attn->size; s++) { most = SEQPAR__MAX(most, r->attn->shares[s].tokens); sum += r->attn->shares[s].tokens; }
-    return 2 * (r->attn->steps[0].sources > 1 ? sum : most);
-}
-
-/* Buffers a plan needs; ring: outbox and inbox hold one rank's message, llama3: everybody's. */
-static seqpar_status seqpar__run_buffers(seqpar__attn_run_state *r) {
-    seqpar_attn *attn = r->attn;
-    const seqpar_share *mine = &attn->shares[attn->rank];
-    int64_t size = seqpar_dtype_bytes(r->ctx->device->storage), acc = seqpar_dtype_bytes(r->ctx->device->accumulator);
-    int64_t nh = seqpar__heads_of(r), d = attn->desc.head_dim, group = nh * (attn->heads / attn->kv_heads), i, q, out = 0, in = 0;
-    int gathers = attn->steps[0].sources > 1;
-    for (i = gathers ? 0 : 1; i < r->plan->slots; i++)
-        SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->slot[i], seqpar__slot_rows(r) * nh * d * size, SEQPAR_MEM_EXCHANGE));
-    SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->store, attn->query_slots * mine->tokens * group * (d + 2) * acc, SEQPAR_MEM_SCRATCH));
-    if (!r->plan->backward) return SEQPAR_OK;
-    for (i = 0; i < (gathers ? 2 : 1); i++)
-        SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->pending[i], attn->key_slots * 2 * mine->tokens * nh * d * acc, SEQPAR_MEM_SCRATCH));
-    for (q = 0; q < attn->size; q++) {
-        r->out_begin[q + 1] = r->out_begin[q] + attn->outbox_elements[q];
-        r->in_begin[q + 1] = r->in_begin[q] + attn->return_elements[q];
-        out = SEQPAR__MAX(out, attn->outbox_elements[q]);
-        in = SEQPAR__MAX(in, attn->return_elements[q]);
-    }
-    if (gathers) { out = r->out_begin[attn->size]; in = r->in_begin[attn->size]; }
-    for (i = 0; i < 2; i++) {
-        SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->outbox[i], out * nh * d * acc, SEQPAR_MEM_EXCHANGE));
-        SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->inbox[i], in * nh * d * acc, SEQPAR_MEM_EXCHANGE));
-    }
-    return SEQPAR_OK;
-}
-
-static seqpar_transfer seqpar__transfer(int64_t peer, const void *data, int64_t bytes) {
-    seqpar_transfer t;
-    t.peer = peer; t.data = (void *)data; t.bytes = bytes;
-    return t;
-}
-
-/* SP rank of the same member at another position. */
-static int64_t seqpar__peer(const seqpar__attn_run_state *r, int64_t position) { return position * r->plan->ulysses_size + r->plan->member; }
-
-/* Which half of a double buffer a step uses: ring by step, llama3 by head range. */
-static int64_t seqpar__turn(const seqpar__attn_run_state *r, const seqpar_plan_op *op) {
-    if (SEQPAR__FAULT(17)) return 0; /* the buffer of the hop before is used again */
-    return r->attn->steps[0].sources > 1 ? (op->head_begin / op->head_count) % 2 : op->request % 2;
-}
-
-static seqpar_status seqpar__run_shift(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
-    const seqpar_attn *attn = r->attn;
-    int64_t row = op->head_count * attn->desc.head_dim * seqpar_dtype_bytes(r->ctx->device->storage), coming = (op->source + attn->size - r->plan->next) % attn->size;
-    const seqpar__bounds *go = &attn->go[op->source], *come = &attn->come[coming];
-    const char *k = op->from ? (const char *)r->slot[op->from].data : (const char *)r->k, *v = op->from ? k + attn->shares[op->source].tokens * row : (const char *)r->v;
-    char *to = (char *)r->slot[op->to].data + come->begin * row;
-    seqpar_transfer sends[2], recvs[2];
-    seqpar_group group = seqpar__group(r->plan->backward ? "kv ring, backward" : "kv ring", op->request, sends, 2, recvs, 2);
-    if (SEQPAR__FAULT(3) && op->request > 0) k = (const char *)r->k; /* a stale k travels on */
-    if (SEQPAR__FAULT(14)) v = k; /* fault: k sent as v */
-    sends[0] = seqpar__transfer(seqpar__peer(r, op->send_to), k + go->begin * row, seqpar__rows_in(go) * row);
-    sends[1] = seqpar__transfer(seqpar__peer(r, op->send_to), v + go->begin * row, seqpar__rows_in(go) * row);
-    recvs[0] = seqpar__transfer(seqpar__peer(r, op->recv_from), to, seqpar__rows_in(come) * row);
-    recvs[1] = seqpar__transfer(seqpar__peer(r, op->recv_from), to + attn->shares[coming].tokens * row, seqpar__rows_in(come) * row);
-    return seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[op->request]);
-}
-
-static seqpar_status seqpar__run_pack(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
-    seqpar_device *dev = r->ctx->device;
-    int64_t d = r->attn->desc.head_dim, size = seqpar_dtype_bytes(dev->storage), tokens = r->attn->shares[r->attn->rank].tokens;
-    int64_t from_row = r->attn->kv_heads * d * size, to_row = op->head_count * d * size, head = (SEQPAR__FAULT(45) ? 0 : op->head_begin) * d * size; /* fault: always the first heads */
-    char *to = (char *)r->slot[op->to].data + r->attn->slot_row[r->attn->rank] * to_row;
-    dev->copy_rows(dev, to, to_row, (const char *)r->k + head, from_row, to_row, tokens, r->ctx->queue);
-    dev->copy_rows(dev, to + tokens * to_row, to_row, (const char *)r->v + head, from_row, to_row, tokens, r->ctx->queue);
-    return SEQPAR_OK;
-}
-
-/* One message to and from every other rank; sizes and places by rank. */
-static seqpar_status seqpar__run_all(seqpar__attn_run_state *r, int64_t request, const char *name, const char *out, const int64_t *out_begin,
-                                     char *in, const int64_t *in_begin, int64_t row, int same_out) {
-    int64_t q, n = 0, size = r->attn->size;
-    seqpar_transfer *list = SEQPAR__NEW(seqpar_transfer, 2 * size);
-    seqpar_group group;
-    seqpar_status status;
-    if (!list) return seqpar__no_memory(r->ctx->error, name);
-    for (q = 0; q < size; q++) {
-        int64_t part = same_out ? r->attn->rank : q;
-        if (q == r->attn->rank) continue;
-        list[n] = seqpar__transfer(seqpar__peer(r, q), out + out_begin[part] * row, (out_begin[part + 1] - out_begin[part]) * row);
-        list[size + n++] = seqpar__transfer(seqpar__peer(r, q), in + in_begin[q] * row, (in_begin[q + 1] - in_begin[q]) * row);
-    }
-    group = seqpar__group(name, request, list, n, list + size, n);
-    status = seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[request]);
-    SEQPAR_FREE(list);
-    return status;
-}
-
-static seqpar_status seqpar__run_gather(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
-    char *all = (char *)r->slot[op->to].data;
-    return seqpar__run_all(r, op->request, "kv all-gather", all, r->attn->slot_row, all, r->attn->slot_row,
-                           op->head_count * r->attn->desc.head_dim * seqpar_dtype_bytes(r->ctx->device->storage), 1);
-}
-
-static seqpar_status seqpar__run_return(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
-    int64_t row = op->head_count * r->attn->desc.head_dim * seqpar_dtype_bytes(r->ctx->device->accumulator), turn = seqpar__turn(r, op);
-    seqpar_transfer send, recv;
-    seqpar_group group;
-    if (op->send_to < 0)
-        return seqpar__run_all(r, op->request, "dk, dv to owners", (const char *)r->outbox[turn].data, r->out_begin, (char *)r->inbox[turn].data, r->in_begin, row, 0);
-    send = seqpar__transfer(seqpar__peer(r, op->send_to), r->outbox[turn].data, r->attn->outbox_elements[op->send_to] * row);
-    recv = seqpar__transfer(seqpar__peer(r, op->recv_from), r->inbox[turn].data, r->attn->return_elements[op->recv_from] * row);
-    group = seqpar__group("dk, dv to owners", op->request, &send, 1, &recv, 1);
-    return seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[op->request]);
-}
-
-/* Task places are kept per head and element; scale them to this head range. */
-static seqpar_attn_task *seqpar__scaled_tasks(const seqpar__tasks *tasks, int64_t width, int64_t store_row, int64_t inbox_row) {
-    seqpar_attn_task *t = SEQPAR__NEW(seqpar_attn_task, tasks->count);
-    int64_t i;
-    for (i = 0; t && i < tasks->count; i++) {
-        t[i] = tasks->task[i];
-        t[i].store_base = (t[i].store_base + store_row) * width;
-        t[i].store_stride *= width;
-        t[i].inbox_base = (t[i].inbox_base + inbox_row) * width;
-    }
-    return t;
-}
-
-/* Arguments of a device call; the tasks in them are to be freed. */
-static seqpar_status seqpar__tasks_args(seqpar__attn_run_state *r, const seqpar_plan_op *op, const seqpar__tasks *tasks, const void *k, const void *v, void *store, int64_t store_row, const void *inbox, int64_t inbox_row, seqpar_attn_args *a) {
-    *a = r->args;
-    a->tasks = seqpar__scaled_tasks(tasks, op->head_count * a->head_dim, store_row, inbox_row);
-    if (!a->tasks) return seqpar__no_memory(r->ctx->error, "attention tasks");
-    a->head_begin = op->head_begin;
-    a->head_count = op->head_count;
-    a->q_pieces = tasks->pieces;
-    a->k_pieces = tasks->keys;
-    a->task_count = tasks->count;
-    a->k = k; a->v = v;
-    a->store = store;
-    a->inbox = inbox;
-    return SEQPAR_OK;
-}
-typedef seqpar_status (*seqpar__attn_op)(seqpar_device *device, const seqpar_attn_args *args, void *queue);
-static seqpar_status seqpar__run_tasks(seqpar__attn_run_state *r, const seqpar_plan_op *op, const seqpar__tasks *tasks, seqpar__attn_op run,
-                                       const void *k, const void *v, void *store, const void *inbox, int64_t inbox_row) {
-    seqpar_attn_args a;
-    seqpar_status status;
-    if (tasks->count == 0) return SEQPAR_OK;
-    SEQPAR__TRY(seqpar__tasks_args(r, op, tasks, k, v, store, 0, inbox, inbox_row, &a));
-    status = run(r->ctx->device, &a, r->ctx->queue);
-    SEQPAR_FREE((void *)a.tasks);
-    return status;
-}
-static seqpar_status seqpar__run_backward(seqpar__attn_run_state *r, const seqpar_plan_op *op, const seqpar__attn_step *step, const void *k, const void *v, int64_t turn) {
-    int64_t groups = op->sources + 1, gathers = op->sources > 1, g;
-    seqpar_attn_args *keys = SEQPAR__NEW(seqpar_attn_args, groups);
-    seqpar_attn_backward_args a;
-    seqpar_status status;
-    if (!keys) return seqpar__no_memory(r->ctx->error, "attention tasks");
-    a.keys = keys;
-    a.groups = groups;
-    a.queries.tasks = NULL;
-    status = seqpar__tasks_args(r, op, &step->queries, k, v, r->store.data, 0, NULL, 0, &a.queries);
-    if (!status) status = seqpar__tasks_args(r, op, &step->own, k, v, r->pending[gathers ? turn : 0].data, 0, NULL, 0, &keys[0]);
-    for (g = 1; !status && g < groups; g++) status = seqpar__tasks_args(r, op, &step->foreign[g - 1], k, v, r->outbox[turn].data, gathers ? r->out_begin[op->source + g - 1] : 0, NULL, 0, &keys[g]);
-    if (!status && a.queries.task_count > 0) status = r->ctx->device->attn_backward(r->ctx->device, &a, r->ctx->queue);
-    for (g = 0; g < groups; g++) SEQPAR_FREE((void *)keys[g].tasks);
-    SEQPAR_FREE((void *)a.queries.tasks);
-    SEQPAR_FREE(keys);
-    return status;
-}
-
-static seqpar_status seqpar__run_compute(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
-    seqpar_device *dev = r->ctx->device;
-    const seqpar__attn_step *step = &r->attn->steps[r->attn->step_of[op->source]];
-    int own_slot = op->sources == 1 && op->source == r->attn->rank, gathers = op->sources > 1;
-    const void *k = own_slot ? r->k : r->slot[op->from].data, *v = own_slot ? r->v : r->slot[op->from].data;
-    int64_t before = dev->attn_flops, number = r->compute++, turn = gathers ? (op->head_begin / op->head_count) % 2 : (r->plan->ring_size + number) % 2;
-    seqpar_status status;
-    if (SEQPAR__FAULT(4) && number == 1) return SEQPAR_OK; /* a step is skipped */
-    status = r->plan->backward ? seqpar__run_backward(r, op, step, k, v, turn) : seqpar__run_tasks(r, op, &step->queries, dev->attn_forward, k, v, r->store.data, NULL, 0);
-    if (!status && r->ctx->trace) status = seqpar_device_settle(dev, r->ctx->queue); /* the count is read */
-    seqpar__trace(r->ctx, "compute", number, -1, op->source, (double)(dev->attn_flops - before));
-    return status;
-}
-
-static seqpar_status seqpar__run_fold(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
-    int64_t turn = seqpar__turn(r, op), q, step = op->request - r->attn->ring_requests / 2;
-    SEQPAR__TRY(seqpar_comm_wait(r->ctx->sp, &r->requests[op->request], r->ctx->queue));
-    seqpar__trace(r->ctx, "fold", step, op->request, -1, 0);
-    if (SEQPAR__FAULT(5) && step == 1) return SEQPAR_OK; /* a dk, dv contribution is lost */
-    if (r->attn->steps[0].sources == 1) /* ring: step s brings what rank + s made */
-        return seqpar__run_tasks(r, op, &r->attn->returns[(r->attn->rank + step * r->plan->next) % r->attn->size], r->ctx->device->attn_return, NULL, NULL,
-                                 r->pending[0].data, r->inbox[turn].data, 0);
-    for (q = 0; q < r->attn->size; q++)
-        SEQPAR__TRY(seqpar__run_tasks(r, op, &r->attn->returns[q], r->ctx->device->attn_return, NULL, NULL, r->pending[turn].data, r->inbox[turn].data, r->in_begin[q]));
-    return SEQPAR_OK;
-}
-
-/* ---- Ulysses: tokens for heads, and back ---- */
-
-typedef struct seqpar__heads_tensor {
-    char *local, *gathered; /* (own tokens, all heads), (tokens of the position, own heads) */
-    int64_t unit;           /* bytes of one head of one token */
-    int kv;
-} seqpar__heads_tensor;
-enum { SEQPAR__HEADS_MAX = 6 };
-
-/* Heads of a member: query or kv. */
-static int64_t seqpar__member_heads(const seqpar__attn_run_state *r, int64_t member, int kv, int64_t *begin) {
-    const seqpar_attn_desc *d = &r->attn->desc;
-    int64_t members = r->plan->ulysses_size, group = d->heads / d->kv_heads, first = member * d->kv_heads / members;
-    int64_t count = r->plan->replicate ? 1 : (member + 1) * d->kv_heads / members - first;
-    *begin = kv ? first : r->plan->replicate ? member * r->attn->heads : first * group;
-    return kv ? count : r->plan->replicate ? r->attn->heads : count * group;
-}
-
-/* The tensors that travel, in this order in every message. */
-static int64_t seqpar__heads_tensors(const seqpar__attn_run_state *r, int results, seqpar__heads_tensor *t) {
-    const seqpar_attn_args *a = &r->own;
-    const void *in[SEQPAR__HEADS_MAX] = {a->q, a->k, a->v, a->dout, a->lse, a->delta}, *forward[2] = {a->out, a->lse}, *backward[3] = {a->dq, a->dk, a->dv};
-    int64_t unit = a->head_dim * seqpar_dtype_bytes(r->ctx->device->storage), statistic = seqpar_dtype_bytes(r->ctx->device->accumulator);
-    int64_t count = results ? (r->plan->backward ? 3 : 2) : r->plan->backward ? SEQPAR__HEADS_MAX : 3, i;
-    for (i = 0; i < count; i++) {
-        t[i].local = (char *)(results ? r->plan->backward ? backward[i] : forward[i] : in[i]);
-        t[i].kv = (i == 1 || i == 2) && (!results || r->plan->backward);
-        t[i].unit = (!results && i > 3) || (results && !r->plan->backward && i == 1) ? statistic : unit;
-    }
-    return count;
-}
-
-/* Places the gathered tensors one after the other, and lets the ring work on them. */
-static void seqpar__heads_place(seqpar__attn_run_state *r, int results, seqpar__heads_tensor *t, int64_t count) {
-    char *at = (char *)(results ? r->results : r->gathered).data;
-    int64_t tokens = r->attn->shares[r->attn->rank].tokens, i;
-    for (i = 0; i < count; i++) {
-        t[i].gathered = at;
-        at += (tokens * (t[i].kv ? r->attn->kv_heads : r->attn->heads) * t[i].unit + 63) & ~(int64_t)63;
-    }
-}
-
-static seqpar_status seqpar__heads_buffers(seqpar__attn_run_state *r) {
-    seqpar__heads_tensor t[SEQPAR__HEADS_MAX];
-    int64_t tokens = r->attn->shares[r->attn->rank].tokens, own = r->attn->parts[r->plan->member].tokens, members = r->plan->ulysses_size, results, i, m, begin, stage = 0;
-    for (results = 0; results < 2; results++) {
-        int64_t count = seqpar__heads_tensors(r, (int)results, t), bytes = 0, all = 0;
-        for (i = 0; i < count; i++) bytes += (tokens * (t[i].kv ? r->attn->kv_heads : r->attn->heads) * t[i].unit + 63) & ~(int64_t)63;
-        for (i = 0; i < count; i++) for (m = 0; m < members; m++) all += own * seqpar__member_heads(r, m, t[i].kv, &begin) * t[i].unit;
-        stage = SEQPAR__MAX(stage, all);
-        SEQPAR__TRY(seqpar_buffer_new(r->ctx, results ? &r->results : &r->gathered, bytes, SEQPAR_MEM_EXCHANGE));
-    }
-    SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->staging, stage, SEQPAR_MEM_EXCHANGE));
-    seqpar__heads_tensors(r, 0, t);
-    seqpar__heads_place(r, 0, t, r->plan->backward ? SEQPAR__HEADS_MAX : 3);
-    r->args.q = t[0].gathered; r->k = r->args.k = t[1].gathered; r->v = r->args.v = t[2].gathered;
-    if (r->plan->backward) { r->args.dout = t[3].gathered; r->args.lse = t[4].gathered; r->args.delta = t[5].gathered; }
-    seqpar__heads_place(r, 1, t, seqpar__heads_tensors(r, 1, t));
-    if (r->plan->backward) { r->args.dq = t[0].gathered; r->args.dk = t[1].gathered; r->args.dv = t[2].gathered; }
-    else { r->args.out = t[0].gathered; r->args.lse = t[1].gathered; }
-    return SEQPAR_OK;
-}
-
-/* Calls for every (member, tensor) block of the staging buffer: own tokens of that member's heads. */
-typedef struct seqpar__heads_block { int64_t member, width; char *stage; const seqpar__heads_tensor *tensor; int64_t begin; } seqpar__heads_block;
-static int64_t seqpar__heads_blocks(const seqpar__attn_run_state *r, const seqpar__heads_tensor *t, int64_t count, seqpar__heads_block *blocks) {
-    int64_t own = r->attn->parts[r->plan->member].tokens, m, i, n = 0;
-    char *at = (char *)r->staging.data;
-    for (m = 0; m < r->plan->ulysses_size; m++)
-        for (i = 0; i < count; i++, n++) {
-            blocks[n].member = m;
-            blocks[n].tensor = &t[i];
-            blocks[n].width = seqpar__member_heads(r, m, t[i].kv, &blocks[n].begin) * t[i].unit;
-            blocks[n].stage = at;
-            at += own * blocks[n].width;
-        }
-    return n;
-}
-
-static int64_t seqpar__row_bytes(const seqpar__attn_run_state *r, const seqpar__heads_tensor *t) {
-    return (t->kv ? r->attn->desc.kv_heads : r->attn->desc.heads) * t->unit;
-}
-
-/* HEADS and TOKENS: the same blocks, the other way round. */
-static seqpar_status seqpar__run_exchange(seqpar__attn_run_state *r, const seqpar_plan_op *op, int results, seqpar__heads_tensor *t, seqpar__heads_block *blocks, seqpar_transfer *list) {
-    seqpar_device *dev = r->ctx->device;
-    int64_t count = seqpar__heads_tensors(r, results, t), n, i, sends = 0, member = r->plan->member, own = r->attn->parts[member].tokens;
-    seqpar_group group;
-    seqpar__heads_place(r, results, t, count);
-    n = seqpar__heads_blocks(r, t, count, blocks);
-    for (i = 0; i < n; i++) {
-        const seqpar__heads_block *b = &blocks[i];
-        int64_t mine = (b->tensor->kv ? r->attn->kv_heads : r->attn->heads) * b->tensor->unit, tokens = r->attn->parts[b->member].tokens, peer = r->plan->position * r->plan->ulysses_size + b->member;
-        char *rows = b->tensor->gathered + r->attn->part_begin[SEQPAR__FAULT(41) ? (b->member + 1) % r->plan->ulysses_size : b->member] * mine; /* fault: a member's tokens in another's place */
-        const char *local = b->tensor->local + (SEQPAR__FAULT(58) ? 0 : b->begin) * b->tensor->unit; /* fault: everybody gets the first heads */
-        if (b->member == member && results) dev->copy_rows(dev, b->stage, b->width, rows, mine, mine, own, r->ctx->queue);
-        if (b->member == member && !results) dev->copy_rows(dev, rows, mine, local, seqpar__row_bytes(r, b->tensor), mine, own, r->ctx->queue);
-        if (b->member == member) continue;
-        if (!results) dev->copy_rows(dev, b->stage, b->width, local, seqpar__row_bytes(r, b->tensor), b->width, own, r->ctx->queue);
-        list[sends] = seqpar__transfer(peer, results ? rows : b->stage, results ? tokens * mine : own * b->width);
-        list[n + sends++] = seqpar__transfer(peer, results ? b->stage : rows, results ? own * b->width : tokens * mine);
-    }
-    group = seqpar__group(results ? "heads to tokens" : "tokens to heads", op->request, list, sends, list + n, sends);
-    return seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[op->request]);
-}
-
-/* Puts the heads of all members beside each other; of a kv head with copies, their sum in order of members. */
-static seqpar_status seqpar__run_unpack(seqpar__attn_run_state *r, seqpar__heads_tensor *t, seqpar__heads_block *blocks) {
-    seqpar_device *dev = r->ctx->device;
-    int64_t count = seqpar__heads_tensors(r, 1, t), n = seqpar__heads_blocks(r, t, count, blocks), own = r->attn->parts[r->plan->member].tokens, i, c;
-    int64_t copies = r->plan->replicate ? r->plan->ulysses_size / r->attn->desc.kv_heads : 1;
-    for (i = 0; i < n; i++) {
-        const seqpar__heads_block *b = &blocks[i];
-        if (b->tensor->kv && b->member % copies) continue;
-        for (c = 1; b->tensor->kv && c < copies && !SEQPAR__FAULT(42); c++) { /* fault: copies of a kv head are not added */
-            seqpar_add_args add;
-            add.accumulators = 0;
-            add.y = b->stage; add.a = b->stage; add.b = blocks[i + c * count].stage;
-            add.count = own * r->attn->desc.head_dim;
-            SEQPAR__TRY(dev->add(dev, &add, r->ctx->queue));
-        }
-        dev->copy_rows(dev, b->tensor->local + b->begin * b->tensor->unit, seqpar__row_bytes(r, b->tensor), b->stage, b->width, b->width, own, r->ctx->queue);
-    }
-    return SEQPAR_OK;
-}
-
-static seqpar_status seqpar__run_heads(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
-    seqpar__heads_tensor t[SEQPAR__HEADS_MAX];
-    int64_t most = SEQPAR__HEADS_MAX * r->plan->ulysses_size;
-    seqpar__heads_block *blocks = SEQPAR__NEW(seqpar__heads_block, most);
-    seqpar_transfer *list = SEQPAR__NEW(seqpar_transfer, 2 * most);
-    seqpar_status status;
-    if (!blocks || !list) status = seqpar__no_memory(r->ctx->error, "an all-to-all");
-    else if (op->op == SEQPAR_PLAN_UNPACK) status = seqpar__run_unpack(r, t, blocks);
-    else status = seqpar__run_exchange(r, op, op->op == SEQPAR_PLAN_TOKENS, t, blocks, list);
-    SEQPAR_FREE(blocks);
-    SEQPAR_FREE(list);
-    return status;
-}
-
-static seqpar_status seqpar__run_op(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
-    switch (op->op) {
-    case SEQPAR_PLAN_HEADS:
-    case SEQPAR_PLAN_TOKENS: seqpar__trace(r->ctx, "begin", r->compute, op->request, -1, 0); return seqpar__run_heads(r, op);
-    case SEQPAR_PLAN_UNPACK: return seqpar__run_heads(r, op);
-    case SEQPAR_PLAN_PACK: return seqpar__run_pack(r, op);
-    case SEQPAR_PLAN_SHIFT: seqpar__trace(r->ctx, "begin", r->compute, op->request, op->source, 0); return seqpar__run_shift(r, op);
-    case SEQPAR_PLAN_GATHER: seqpar__trace(r->ctx, "begin", r->compute, op->request, op->source, 0); return seqpar__run_gather(r, op);
-    case SEQPAR_PLAN_RETURN: seqpar__trace(r->ctx, "begin", r->compute, op->request, op->source, 0); return seqpar__run_return(r, op);
-    case SEQPAR_PLAN_WAIT: seqpar__trace(r->ctx, "wait", r->compute, op->request, -1, 0); return seqpar_comm_wait(r->ctx->sp, &r->requests[op->request], r->ctx->queue);
-    case SEQPAR_PLAN_COMPUTE: return seqpar__run_compute(r, op);
-    default: return seqpar__run_fold(r, op);
-    }
-}
-
-static seqpar_status seqpar__run_plan(seqpar_ctx *ctx, seqpar_attn *attn, const seqpar_plan *plan, const seqpar_attn_args *args) {
-    seqpar__attn_run_state r;
-    int64_t i;
-    seqpar_status status;
-    memset(&r, 0, sizeof r);
-    r.ctx = ctx; r.attn = attn; r.plan = plan;
-    r.args = r.own = *args;
-    r.k = args->k; r.v = args->v;
-    r.requests = SEQPAR__NEW(seqpar_request, plan->requests);
-    r.out_begin = SEQPAR__NEW(int64_t, 2 * (attn->size + 1));
-    r.in_begin = r.out_begin ? r.out_begin + attn->size + 1 : NULL;
-    status = r.requests && r.out_begin ? seqpar__run_buffers(&r) : seqpar__no_memory(ctx->error, "attention");
-    if (!status && plan->ulysses_size > 1) status = seqpar__heads_buffers(&r);
-    for (i = 0; !status && i < plan->count; i++) status = seqpar__run_op(&r, &plan->ops[i]);
-    if (status && r.requests) { /* nobody may still read or write these buffers when they are freed */
-        if (status != SEQPAR_ERR_DIED) seqpar_comm_abort(ctx->world, ctx->error->text);
-        for (i = 0; i < plan->requests; i++) seqpar_comm_wait(ctx->sp, &r.requests[i], NULL);
-    }
-    for (i = 0; i < 3; i++) seqpar_buffer_free(ctx, &r.slot[i]);
-    for (i = 0; i < 2; i++) { seqpar_buffer_free(ctx, &r.outbox[i]); seqpar_buffer_free(ctx, &r.inbox[i]); seqpar_buffer_free(ctx, &r.pending[i]); }
-    seqpar_buffer_free(ctx, &r.store);
-    seqpar_buffer_free(ctx, &r.gathered);
-    seqpar_buffer_free(ctx, &r.results);
-    seqpar_buffer_free(ctx, &r.staging);
-    SEQPAR_FREE(r.requests);
-    SEQPAR_FREE(r.out_begin);
-    return status;
-}
-
-static seqpar_attn_args seqpar__attn_args(const seqpar_ctx *ctx, const seqpar_attn *attn, const seqpar_attn_io *io) {
-    seqpar_attn_args a;
-    memset(&a, 0, sizeof a);
-    a.heads = attn->heads;
-    a.kv_heads = attn->kv_heads;
-    a.head_dim = attn->desc.head_dim;
-    a.q_tokens = attn->shares[attn->rank].tokens;
-    a.scale = attn->desc.scale;
-    a.softcap = attn->desc.softcap;
-    a.sinks = io->sinks ? seqpar__at(io->sinks, SEQPAR__FAULT(59) ? 0 : attn->head_begin, ctx->device->accumulator) /* fault: the first heads' sinks */ : NULL;
-    a.dropout_head = attn->head_begin;
-    a.dropout = attn->desc.dropout;
-    a.dropout_seed = io->dropout_seed;
-    a.dropout_stream = io->dropout_stream;
-    a.depth = attn->depth + 1;
-    a.visible_begin = attn->visible_begin;
-    a.visible_end = attn->visible_end;
-    a.q = io->q; a.k = io->k; a.v = io->v;
-    a.out = io->out; a.lse = io->lse;
-    a.dout = io->dout;
-    a.dq = io->dq; a.dk = io->dk; a.dv = io->dv;
-    return a;
-}
-
-SEQPAR_DEF seqpar_status seqpar_attn_forward(seqpar_ctx *ctx, seqpar_attn *attn, const seqpar_attn_io *io) {
-    seqpar_attn_args a = seqpar__attn_args(ctx, attn, io);
-    return seqpar__run_plan(ctx, attn, &attn->forward, &a);
-}
-
-/* delta = dout . out, a row statistic of its own; with it the sinks' gradient needs no keys. */
-static seqpar_status seqpar__attn_statistics(seqpar_ctx *ctx, const seqpar_attn *attn, const seqpar_attn_io *io, void *delta) {
-    seqpar_attn_delta_args d;
-    seqpar_attn_sinks_args s;
-    const seqpar_share *mine = seqpar_attn_share(attn);
-    memset(&d, 0, sizeof d);
-    memset(&s, 0, sizeof s);
-    d.delta = delta; d.dout = io->dout; d.out = io->out;
-    d.tokens = mine->tokens; d.heads = attn->desc.heads; d.head_dim = attn->desc.head_dim;
-    SEQPAR__TRY(ctx->device->attn_delta(ctx->device, &d, ctx->queue));
-    if (!io->sinks || !io->dsinks) return SEQPAR_OK;
-    s.dsinks = io->dsinks; s.sinks = io->sinks; s.lse = io->lse; s.delta = delta;
-    s.pieces = mine->pieces; s.piece_count = mine->count; s.heads = attn->desc.heads;
-    return ctx->device->attn_sinks(ctx->device, &s, ctx->queue);
-}
-
-SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn, const seqpar_attn_io *io) {
-    seqpar_attn_args a = seqpar__attn_args(ctx, attn, io);
-    seqpar_buffer delta;
-    seqpar_status status = seqpar_buffer_new(ctx, &delta, seqpar_attn_share(attn)->tokens * attn->desc.heads * seqpar_dtype_bytes(ctx->device->accumulator), SEQPAR_MEM_SCRATCH);
-    if (!status) status = seqpar__attn_statistics(ctx, attn, io, delta.data);
-    a.delta = delta.data;
-    if (!status) status = seqpar__run_plan(ctx, attn, &attn->backward, &a);
-    seqpar_buffer_free(ctx, &delta);
-    return status;
-}
-
-/* How many own queries see each token, the tokens of row r from seen[r] on: every query adds 1 where its range begins and
-   takes it away where it ends; the sums of these are the counts. They return to 0 behind every row. */
-static int64_t *seqpar__attn_seen(const seqpar_attn *attn) {
-    const seqpar_share *mine = &attn->shares[attn->rank];
-    int64_t size = attn->row_count, i, t, *seen;
-    for (i = 0; i < attn->row_count; i++) size += attn->rows[i].tokens + 1;
-    seen = SEQPAR__NEW(int64_t, size);
-    if (!seen) return NULL;
-    for (size = attn->row_count, i = 0; i < attn->row_count; size += attn->rows[i++].tokens + 1) seen[i] = size;
-    for (i = 0; i < mine->count; i++)
-        for (t = mine->pieces[i].local; t < mine->pieces[i].local + mine->pieces[i].count; t++) {
-            int64_t *row = seen + seen[mine->pieces[i].row];
-            if (attn->visible_begin[t] >= attn->visible_end[t]) continue;
-            row[attn->visible_begin[t]]++;
-            row[attn->visible_end[t]]--;
-        }
-    for (i = attn->row_count + 1; i < size; i++) seen[i] += seen[i - 1];
-    return seen;
-}
-
-/* Pairs (own query, key) whose key is in a share. */
-static int64_t seqpar__pairs(const int64_t *seen, const seqpar_share *share) {
-    int64_t i, t, pairs = 0;
-    for (i = 0; i < share->count; i++) {
-        const seqpar_piece *p = &share->pieces[i];
-        for (t = 0; t < p->count; t++) pairs += seen[seen[p->row] + p->start + t * p->stride];
-    }
-    return pairs;
-}
-
-/* What the all-to-alls add: own tokens of the others' heads go out, the results of the others' tokens go back. */
-static void seqpar__heads_cost(const seqpar_ctx *ctx, const seqpar_attn *attn, seqpar_attn_cost *cost) {
-    const seqpar_plan *plan = &attn->forward;
-    int64_t d = attn->desc.head_dim * seqpar_dtype_bytes(ctx->device->storage), statistic = seqpar_dtype_bytes(ctx->device->accumulator), m, begin;
-    int64_t own = attn->parts[plan->member].tokens;
-    seqpar__attn_run_state r;
-    memset(&r, 0, sizeof r);
-    r.attn = (seqpar_attn *)attn;
-    r.plan = plan;
-    for (m = 0; m < plan->ulysses_size; m++) {
-        int64_t heads = seqpar__member_heads(&r, m, 0, &begin), kv = seqpar__member_heads(&r, m, 1, &begin);
-        if (m == plan->member) continue;
-        cost->forward_bytes += own * (heads + 2 * kv) * d + attn->parts[m].tokens * attn->heads * (d + statistic);
-        cost->backward_bytes += own * (2 * (heads + kv) * d + 2 * heads * statistic) + attn->parts[m].tokens * (attn->heads + 2 * attn->kv_heads) * d;
-    }
-}
-
-SEQPAR_DEF seqpar_status seqpar_attn_cost_of(const seqpar_ctx *ctx, const seqpar_attn *attn, seqpar_attn_cost *cost, int64_t *per_source) {
-    const seqpar_share *mine = &attn->shares[attn->rank];
-    int64_t unit = 4 * attn->desc.head_dim * attn->heads, row = attn->kv_heads * attn->desc.head_dim * seqpar_dtype_bytes(ctx->device->storage);
-    int64_t *seen = seqpar__attn_seen(attn), s, others = 0;
-    memset(cost, 0, sizeof *cost);
-    if (!seen) return seqpar__no_memory(ctx->error, "the cost of attention");
-    for (s = 0; s < attn->size; s++) {
-        int64_t flops = unit * seqpar__pairs(seen, &attn->shares[s]);
-        if (per_source) per_source[s] = flops;
-        cost->forward_flops += flops;
-        if (s != attn->rank) others += attn->outbox_elements[s];
-    }
-    SEQPAR_FREE(seen);
-    cost->backward_flops = cost->forward_flops / 4 * 10; /* scores and their gradients once, dq, dk, dv where forward has scores and out */
-    for (s = 0; s < attn->size; s++) /* ring: what others on the way still see; llama3: the own to all */
-        cost->forward_bytes += 2 * row * (attn->steps[0].sources > 1 ? (s != attn->rank) * mine->tokens : seqpar__rows_in(&attn->go[s]));
-    cost->backward_bytes = cost->forward_bytes + others * attn->kv_heads * attn->desc.head_dim * seqpar_dtype_bytes(ctx->device->accumulator);
-    seqpar__heads_cost(ctx, attn, cost);
-    return SEQPAR_OK;
-}
-
-/* ======================================================================================================
-   >>loss  token log-probs through the head
-   ====================================================================================================== */
-
-static void *seqpar__offset(void *base, int64_t element, int dtype) { return base ? seqpar__at(base, element, dtype) : NULL; }
-
-/* logits of `rows` tokens from `first` on, their statistics and, where seeds are given, their gradient in place */
-static seqpar_status seqpar__head_rows(seqpar_ctx *ctx, void *logits, int64_t first, int64_t rows, const seqpar_head_values *values,
-                                       const seqpar_head_seeds *seeds, const void *hidden, const void *table, const int32_t *targets, const seqpar_head_desc *desc) {
-    seqpar_device *dev = ctx->device;
-    seqpar_matmul_args m;
-    seqpar_softmax_head_args s;
-    int acc = dev->accumulator;
-    memset(&m, 0, sizeof m);
-    memset(&s, 0, sizeof s);
-    m.y.data = logits; m.y.stride = desc->vocab;
-    m.x.data = seqpar__at(hidden, first * desc->hidden, dev->storage); m.x.stride = desc->hidden;
-    m.w.data = (void *)table; m.w.stride = desc->hidden;
-    m.rows = rows; m.out = desc->vocab; m.in = desc->hidden;
-    SEQPAR__TRY(dev->matmul(dev, &m, ctx->queue));
-    s.logits = m.y;
-    s.rows = rows; s.vocab = desc->vocab;
-    s.scale = desc->temperature == 0 ? 0 : 1.0 / desc->temperature;
-    s.targets = targets + first;
-    s.logp = seqpar__offset(values->logp, first, acc);
-    s.entropy = seqpar__offset(values->entropy, first, acc);
-    s.lse = seqpar__offset(values->lse, first, acc);
-    s.smooth = seqpar__offset(values->smooth, first, acc);
-    if (seeds) {
-        s.gradient = 1;
-        s.dlogp = seqpar__offset((void *)seeds->dlogp, first, acc);
-        s.dentropy = seqpar__offset((void *)seeds->dentropy, first, acc);
-        s.dsmooth = seqpar__offset((void *)seeds->dsmooth, first, acc);
-        s.dzloss = seqpar__offset((void *)seeds->dzloss, first, acc);
-    }
-    return dev->softmax_head(dev, &s, ctx->queue);
-}
-
-static int64_t seqpar__head_rows_max(const seqpar_head_desc *desc) { return desc->rows_max > 0 ? desc->rows_max : SEQPAR__MAX(256, desc->hidden); }
-
-static seqpar_status seqpar__check_head(seqpar_error *error, const seqpar_head_desc *desc) {
-    if (desc->hidden <= 0 || desc->vocab <= 0)
-        return seqpar_fail(error, SEQPAR_ERR_SIZE, "the head has hidden %lld and vocab %lld; both must be positive", (long long)desc->hidden, (long long)desc->vocab);
-    if (desc->hidden > SEQPAR_MAX_WIDTH || desc->vocab > SEQPAR_MAX_VOCAB)
-        return seqpar_fail(error, SEQPAR_ERR_SIZE, "the head has hidden %lld and vocab %lld; at most %lld and %lld are possible", (long long)desc->hidden, (long long)desc->vocab, (long long)SEQPAR_MAX_WIDTH, (long long)SEQPAR_MAX_VOCAB);
-    if (!(desc->temperature >= 0) || desc->temperature > 1e30) return seqpar_fail(error, SEQPAR_ERR_OPTION, "the temperature of the head is %g; give a number above 0, up to 1e30, or 0 for 1", desc->temperature);
-    return SEQPAR_OK;
-}
-
-SEQPAR_DEF seqpar_status seqpar_head_forward(seqpar_ctx *ctx, const seqpar_head_values *values, const void *hidden, const void *table,
-                                             const int32_t *targets, int64_t tokens, const seqpar_head_desc *desc) {
-    int64_t most = SEQPAR__MIN(seqpar__head_rows_max(desc), tokens), first;
-    seqpar_buffer logits;
-    seqpar_status status = seqpar__check_head(ctx->error, desc);
-    if (status) return status;
-    status = seqpar_buffer_new(ctx, &logits, most * desc->vocab * seqpar_dtype_bytes(ctx->device->storage), SEQPAR_MEM_SCRATCH);
-    for (first = 0; !status && first < tokens; first += most)
-        status = seqpar__head_rows(ctx, logits.data, first, SEQPAR__MIN(most, tokens - first), values, NULL, hidden, table, targets, desc);
-    seqpar_buffer_free(ctx, &logits);
-    return status;
-}
-
-/* The fold of dtable runs piece by piece while logits are whole for `rows_max` rows only. Its program is cut into
-   runs; between them value n of the stack lies in place n. What is left on it at the end are the nodes, rising, each in its place. */
-typedef struct seqpar__head_run {
-    seqpar_fold_op *ops;
-    int64_t count, depth;      /* of the program of this run */
-    int64_t stack, loaded;     /* values on the logical stack; how many of the top ones this run has */
-    int64_t places;            /* most values at the end of a run */
-    seqpar_piece *leaves;
-    int64_t leaf_count;
-    int64_t first, rows;       /* tokens of this run */
-} seqpar__head_run;
-
-static void seqpar__run_emit(seqpar__head_run *r, int32_t op, int64_t index) {
-    r->ops[r->count].op = op;
-    r->ops[r->count++].index = (int32_t)index;
-}
-/* Makes sure that at least `need` values are loaded. */
-static void seqpar__run_load(seqpar__head_run *r, int64_t need) {
-    int64_t missing = need - r->loaded, i;
-    for (i = missing; i > 0; i--) seqpar__run_emit(r, SEQPAR_FOLD_LOAD, SEQPAR__FAULT(90) ? 0 : r->stack - r->loaded - i); /* fault: the oldest sum for the youngest */
-    if (missing > 0) r->loaded = need;
-}
-
-static void seqpar__run_close(seqpar__head_run *r) {
-    int64_t at = r->stack;
-    r->places = SEQPAR__MAX(r->places, at);
-    for (; r->loaded > 0; r->loaded--) seqpar__run_emit(r, SEQPAR_FOLD_STORE, --at);
-}
-
-typedef struct seqpar__head_call {
-    seqpar_ctx *ctx;
-    void *dhidden, *nodes;
-    int64_t node_stride;
-    const seqpar_head_values *values;
-    const seqpar_head_seeds *seeds;
-    const void *hidden, *table;
-    const int32_t *targets;
-    const seqpar_token_fold *fold;
-    const seqpar_head_desc *desc;
-    void *logits;
-} seqpar__head_call;
-
-static seqpar_status seqpar__head_execute(const seqpar__head_call *c, seqpar__head_run *r) {
-    seqpar_device *dev = c->ctx->device;
-    seqpar_matmul_args m;
-    seqpar_weight_grad_args w;
-    memset(&m, 0, sizeof m);
-    memset(&w, 0, sizeof w);
-    SEQPAR__TRY(seqpar__head_rows(c->ctx, c->logits, r->first, r->rows, c->values, c->seeds, c->hidden, c->table, c->targets, c->desc));
-    m.y.data = seqpar__at(c->dhidden, r->first * c->desc->hidden, dev->storage); m.y.stride = c->desc->hidden;
-    m.x.data = c->logits; m.x.stride = c->desc->vocab;
-    m.w.data = (void *)c->table; m.w.stride = c->desc->hidden;
-    m.rows = r->rows; m.out = c->desc->hidden; m.in = c->desc->vocab - (SEQPAR__FAULT(31) ? 1 : 0); m.transposed = 1; /* fault: a vocabulary entry is left out */
-    SEQPAR__TRY(dev->matmul(dev, &m, c->ctx->queue));
-    w.fold.program = r->ops; w.fold.program_count = r->count;
-    w.fold.depth = c->fold->depth + 2;
-    w.fold.store = c->nodes; w.fold.store_stride = c->node_stride;
-    w.leaves = r->leaves;
-    w.dy = m.x;
-    w.x.data = seqpar__at(c->hidden, r->first * c->desc->hidden, dev->storage); w.x.stride = c->desc->hidden;
-    w.out = c->desc->vocab; w.in = c->desc->hidden;
-    return dev->weight_grad(dev, &w, c->ctx->queue);
-}
-
-/* Ends a run and, but where only the places are counted (no context), computes it. */
-static seqpar_status seqpar__head_end(const seqpar__head_call *c, seqpar__head_run *r) {
-    seqpar__run_close(r);
-    if (c->ctx) SEQPAR__TRY(seqpar__head_execute(c, r));
-    r->first += r->rows;
-    r->rows = r->count = r->leaf_count = 0;
-    return SEQPAR_OK;
-}
-
-/* A leaf is computed in parts of what still fits into the run. */
-static seqpar_status seqpar__head_leaf(const seqpar__head_call *c, seqpar__head_run *r, const seqpar_piece *piece) {
-    int64_t most = seqpar__head_rows_max(c->desc), at = 0, n;
-    for (; at < piece->count; at += n) {
-        if (r->rows == most) SEQPAR__TRY(seqpar__head_end(c, r));
-        if (at == 0 && r->rows > 0 && r->rows + piece->count > most && piece->count <= most) SEQPAR__TRY(seqpar__head_end(c, r));
-        n = SEQPAR__MIN(piece->count - at, most - r->rows);
-        r->leaves[r->leaf_count] = *piece;
-        r->leaves[r->leaf_count].local = r->rows;
-        r->leaves[r->leaf_count].count = n;
-        if (at > 0) seqpar__run_load(r, 1);
-        else { r->stack++; r->loaded++; }
-        seqpar__run_emit(r, at > 0 ? SEQPAR_FOLD_EXTEND : SEQPAR_FOLD_LEAF, r->leaf_count++);
-        r->rows += n;
-    }
-    return SEQPAR_OK;
-}
-
-static seqpar_status seqpar__head_runs(const seqpar__head_call *c, seqpar__head_run *r, const seqpar_share *share) {
-    int64_t i;
-    for (i = 0; i < c->fold->program_count; i++) {
-        seqpar_fold_op op = c->fold->program[i];
-        if (op.op == SEQPAR_FOLD_LEAF) {
-            SEQPAR__TRY(seqpar__head_leaf(c, r, &share->pieces[op.index]));
-            continue;
-        }
-        if (op.op == SEQPAR_FOLD_STORE) break; /* node by node, from the last: they lie there */
-        seqpar__run_load(r, 2);
-        seqpar__run_emit(r, op.op, op.index);
-        r->stack--;
-        r->loaded--;
-    }
-    return r->rows ? seqpar__head_end(c, r) : SEQPAR_OK;
-}
-
-static int seqpar__head_run_new(seqpar__head_run *r, const seqpar_share *share, const seqpar_token_fold *fold) {
-    memset(r, 0, sizeof *r);
-    r->ops = SEQPAR__NEW(seqpar_fold_op, 4 * (fold->program_count + fold->depth + 8) + 4 * share->count);
-    r->leaves = SEQPAR__NEW(seqpar_piece, share->count + 4);
-    return r->ops && r->leaves;
-}
-static void seqpar__head_run_free(seqpar__head_run *r) {
-    SEQPAR_FREE(r->ops);
-    SEQPAR_FREE(r->leaves);
-}
-
-SEQPAR_DEF int64_t seqpar_head_places(const seqpar_share *share, const seqpar_token_fold *fold, const seqpar_head_desc *desc) {
-    seqpar__head_call c;
-    seqpar__head_run r;
-    memset(&c, 0, sizeof c);
-    c.fold = fold; c.desc = desc;
-    if (seqpar__head_run_new(&r, share, fold)) (void)seqpar__head_runs(&c, &r, share);
-    else r.places = fold->depth; /* at least as many; the head itself will find no memory either */
-    seqpar__head_run_free(&r);
-    return r.places;
-}
-
-static seqpar_status seqpar__check_head_fold(seqpar_error *error, const seqpar_share *share, const seqpar_token_fold *fold) {
-    int64_t i, leaves = 0;
-    for (i = 0; i < fold->program_count; i++) leaves += fold->program[i].op == SEQPAR_FOLD_LEAF;
-    return leaves == share->count ? SEQPAR_OK : seqpar_fail(error, SEQPAR_ERR_STEP, "the share has %lld pieces, the fold wants %lld; give the fold that seqpar_step_fold made for this share", (long long)share->count, (long long)leaves);
-}
-
-SEQPAR_DEF seqpar_status seqpar_head_backward(seqpar_ctx *ctx, void *dhidden, void *nodes, int64_t node_stride, const seqpar_head_values *values,
-                                              const seqpar_head_seeds *seeds, const void *hidden, const void *table, const int32_t *targets,
-                                              const seqpar_share *share, const seqpar_token_fold *fold, const seqpar_head_desc *desc) {
-    seqpar__head_call c;
-    seqpar__head_run r;
-    seqpar_buffer logits;
-    seqpar_status status = seqpar__check_head(ctx->error, desc);
-    if (!status) status = seqpar__check_head_fold(ctx->error, share, fold);
-    if (status) return status;
-    c.ctx = ctx; c.dhidden = dhidden; c.nodes = nodes; c.node_stride = node_stride; c.values = values; c.seeds = seeds;
-    c.hidden = hidden; c.table = table; c.targets = targets; c.fold = fold; c.desc = desc;
-    status = seqpar_buffer_new(ctx, &logits, SEQPAR__MIN(seqpar__head_rows_max(desc), share->tokens) * desc->vocab * seqpar_dtype_bytes(ctx->device->storage), SEQPAR_MEM_SCRATCH);
-    c.logits = logits.data;
-    if (!seqpar__head_run_new(&r, share, fold) && !status) status = seqpar__no_memory(ctx->error, "the head");
-    if (!status) status = seqpar__head_runs(&c, &r, share);
-    seqpar__head_run_free(&r);
-    seqpar_buffer_free(ctx, &logits);
-    return status;
-}
-
-SEQPAR_DEF seqpar_status seqpar_sft_seeds(seqpar_error *error, double *dlogp, double *dsmooth, double *dzloss, const int32_t *targets,
-                                          const double *weights, int64_t tokens, const seqpar_sft_desc *desc) {
-    double scale = (SEQPAR__FAULT(26) ? 4.0 : 1.0) / (double)desc->count; /* fault: the factor P */
-    int64_t t, live = 0;
-    for (t = 0; t < tokens; t++) live += targets[t] != SEQPAR_IGNORE;
-    if (SEQPAR__FAULT(61) && live > 0) scale = 1.0 / (double)live; /* fault: a rank divides by its own count */
-    if (desc->count <= 0) return seqpar_fail(error, SEQPAR_ERR_SEED_COUNT, "the step has %lld supervised tokens; a mean needs at least 1", (long long)desc->count);
-    if (live > desc->count) return seqpar_fail(error, SEQPAR_ERR_SEED_COUNT, "the step is said to have %lld supervised tokens, but %lld are here alone; give the count of the whole step (batch.counts.supervised)", (long long)desc->count, (long long)live);
-    if (!(desc->label_smoothing >= 0 && desc->label_smoothing < 1) || !(desc->z_loss >= 0))
-        return seqpar_fail(error, SEQPAR_ERR_OPTION, "label_smoothing %g must lie in [0, 1) and z_loss %g must not be negative", desc->label_smoothing, desc->z_loss);
-    for (t = 0; t < tokens; t++) {
-        double w = targets[t] == SEQPAR_IGNORE ? 0.0 : (weights ? weights[t] : 1.0) * scale;
-        dlogp[t] = -(1.0 - desc->label_smoothing) * w;
-        dsmooth[t] = desc->label_smoothing * w;
-        dzloss[t] = desc->z_loss * w;
-    }
-    return SEQPAR_OK;
-}
-
-SEQPAR_DEF double seqpar_sft_token_loss(double logp, double smooth, double lse, const seqpar_sft_desc *desc) {
-    return (1.0 - desc->label_smoothing) * -logp + desc->label_smoothing * smooth + desc->z_loss * lse * lse;
-}
-
-/* The fold of doubles that everybody has, over rising leaves: the plain recursive form of the tree. */
-static double seqpar__tree_sum(const int64_t *leaves, const double *values, int64_t stride, int64_t low, int64_t high, int level) {
-    int64_t half, mid;
-    if (high - low == 1) return values[low * stride];
-    half = (leaves[low] >> level << level) + (INT64_C(1) << (level - 1));
-    mid = low + seqpar__lower_bound(leaves + low, high - low, half);
-    if (mid == low || mid == high) return seqpar__tree_sum(leaves, values, stride, low, high, level - 1);
-    return seqpar__tree_sum(leaves, values, stride, low, mid, level - 1) + seqpar__tree_sum(leaves, values, stride, mid, high, level - 1);
-}
-
-/* A part given twice would be counted twice. */
-static seqpar_status seqpar__leaf_twice(seqpar_error *error, const char *of, int64_t number, int64_t leaf) {
-    char name[32] = "";
-    if (number >= 0) snprintf(name, sizeof name, " %lld", (long long)number);
-    return seqpar_fail(error, SEQPAR_ERR_STEP, "the sum of the %s%s was given row %lld, part %lld twice; every part of a row counts once, on one rank",
-                       of, name, (long long)(leaf >> SEQPAR__LEAF_BITS), (long long)(leaf & ((INT64_C(1) << SEQPAR__LEAF_BITS) - 1)));
-}
-
-typedef struct seqpar__leaf_row { int64_t leaf, at; } seqpar__leaf_row;
-
-static seqpar_status seqpar__sum_gathered(seqpar_error *error, double *sum, const int64_t *leaf, const double *values, int64_t count, int64_t width) {
-    seqpar__leaf_row *order = SEQPAR__NEW(seqpar__leaf_row, count);
-    int64_t *leaves = SEQPAR__NEW(int64_t, count), i, w;
-    double *column = SEQPAR__NEW(double, count);
-    int ok = order && leaves && column;
-    seqpar_status status = ok ? SEQPAR_OK : seqpar__no_memory(error, "a sum");
-    for (i = 0; ok && i < count; i++) { order[i].leaf = leaf[i]; order[i].at = i; }
-    if (ok) qsort(order, (size_t)count, sizeof *order, seqpar__by_number);
-    for (i = 0; ok && i < count; i++) leaves[i] = order[i].leaf;
-    for (i = 1; ok && i < count; i++) if (leaves[i] == leaves[i - 1]) status = seqpar__leaf_twice(error, "step", -1, leaves[i]);
-    ok = ok && !status;
-    if (SEQPAR__FAULT(29) && count > 1) count--; /* a rank's share of the loss is lost */
-    for (w = 0; ok && w < width; w++) {
-        for (i = 0; i < count; i++) column[i] = values[order[i].at * width + w];
-        sum[w] = count ? seqpar__tree_sum(leaves, column, 1, 0, count, 62) : 0.0;
-    }
-    SEQPAR_FREE(order);
-    SEQPAR_FREE(leaves);
-    SEQPAR_FREE(column);
-    return status;
-}
-
-SEQPAR_DEF seqpar_status seqpar_sum_pieces(seqpar_ctx *ctx, double *sum, const int64_t *leaf, const double *values, int64_t count, int64_t width) {
-    seqpar_comm *world = ctx->world;
-    int64_t *counts = NULL, *bytes = SEQPAR__NEW(int64_t, world->size), *all_leaf = NULL, total = 0, r;
-    double *all = NULL;
-    seqpar_status status = bytes ? seqpar__gather_i64(world, &counts, &count, 1, "loss counts") : SEQPAR_ERR_MEMORY;
-    for (r = 0; !status && r < world->size; r++) { bytes[r] = counts[r] * 8; total += counts[r]; }
-    if (!status && !((all_leaf = SEQPAR__NEW(int64_t, total)) && (all = SEQPAR__NEW(double, total * width)))) status = SEQPAR_ERR_MEMORY;
-    if (!status) status = seqpar_comm_all_gather(world, all_leaf, leaf, bytes, "loss leaves");
-    for (r = 0; !status && r < world->size; r++) bytes[r] *= width;
-    if (!status) status = seqpar_comm_all_gather(world, all, values, bytes, "loss sums");
-    if (!status) status = seqpar__sum_gathered(ctx->error, sum, all_leaf, all, total, width);
-    for (r = 0; SEQPAR__FAULT(75) && r < width; r++) sum[r] *= (double)ctx->sp_size; /* fault: every rank of a sequence is counted */
-    SEQPAR_FREE(counts);
-    SEQPAR_FREE(bytes);
-    SEQPAR_FREE(all_leaf);
-    SEQPAR_FREE(all);
-    return status;
-}
-
-/* ======================================================================================================
-   >>objective  sums per document, and what is made of them
-   ====================================================================================================== */
-
-static int seqpar__segments_room(seqpar_segments *s, int64_t count) {
-    void *place = s->place, *values = s->values;
-    int64_t capacity = s->capacity;
-    int ok = seqpar__grow(&place, &capacity, count, 16);
-    s->place = (int64_t *)place;
-    capacity = s->capacity;
-    ok = ok && seqpar__grow(&values, &capacity, count, s->width * 8);
-    s->values = (double *)values;
-    if (ok) s->capacity = capacity;
-    return ok;
-}
-
-SEQPAR_DEF seqpar_status seqpar_segments_push(seqpar_error *error, seqpar_segments *s, int64_t segment, int64_t leaf, const double *values) {
-    if (!seqpar__segments_room(s, s->count + 1)) return seqpar__no_memory(error, "sums per document");
-    s->place[2 * s->count] = segment;
-    s->place[2 * s->count + 1] = leaf;
-    memcpy(s->values + s->count++ * s->width, values, (size_t)s->width * 8);
-    return SEQPAR_OK;
-}
-
-/* One piece holds at most a run of tokens of each document; a document's run is one leaf. */
-static int seqpar__segments_piece(seqpar_segments *s, const double *values, const seqpar_row *row, const seqpar_piece *p) {
-    int64_t t, w, last = -1;
-    for (t = 0; t < p->count; t++) {
-        int64_t d = seqpar__document_of(row, p->start + t * p->stride);
-        const double *token = values + (p->local + t) * s->width;
-        if (d != last && seqpar_segments_push(NULL, s, row->doc_source ? row->doc_source[d] : d, p->leaf, token)) return 0;
-        for (w = 0; d == last && w < s->width; w++) s->values[(s->count - 1) * s->width + w] += token[w];
-        last = d;
-    }
-    return 1;
-}
-
-SEQPAR_DEF seqpar_status seqpar_segments_add(seqpar_error *error, seqpar_segments *s, const double *values, const seqpar_share *share) {
-    int64_t i;
-    for (i = 0; i < share->count; i++)
-        if (!seqpar__segments_piece(s, values, &share->rows[share->pieces[i].row], &share->pieces[i])) return seqpar__no_memory(error, "sums per document");
-    return SEQPAR_OK;
-}
-
-SEQPAR_DEF void seqpar_segments_free(seqpar_segments *s) {
-    SEQPAR_FREE(s->place);
-    SEQPAR_FREE(s->values);
-    memset(s, 0, sizeof *s);
-}
-
-typedef struct seqpar__segment_leaf { int64_t segment, leaf, at; } seqpar__segment_leaf;
-static int seqpar__by_segment(const void *a, const void *b) {
-    const seqpar__segment_leaf *x = (const seqpar__segment_leaf *)a, *y = (const seqpar__segment_leaf *)b;
-    if (x->segment != y->segment) return x->segment < y->segment ? -1 : 1;
-    return x->leaf < y->leaf ? -1 : x->leaf > y->leaf;
-}
-
-static seqpar_status seqpar__segments_fold(seqpar_error *error, double *sums, int64_t documents, const int64_t *place, const double *values, int64_t count, int64_t width) {
-    seqpar__segment_leaf *order = SEQPAR__NEW(seqpar__segment_leaf, count);
-    int64_t *leaves = SEQPAR__NEW(int64_t, count), i, n, w;
-    double *column = SEQPAR__NEW(double, count);
-    seqpar_status status = order && leaves && column ? SEQPAR_OK : seqpar__no_memory(error, "sums per document");
-    for (i = 0; !status && i < count; i++) { order[i].segment = place[2 * i]; order[i].leaf = place[2 * i + 1]; order[i].at = i; }
-    if (!status) qsort(order, (size_t)count, sizeof *order, seqpar__by_segment);
-    for (i = 0; !status && i < count; i++) leaves[i] = order[i].leaf;
-    for (i = 0; !status && i < count; i += n) {
-        for (n = 1; i + n < count && order[i + n].segment == order[i].segment; n++)
-            if (leaves[i + n] == leaves[i + n - 1]) status = seqpar__leaf_twice(error, "document", order[i].segment, leaves[i + n]);
-        if (order[i].segment < 0 || order[i].segment >= documents)
-            status = seqpar_fail(error, SEQPAR_ERR_SIZE, "a row holds document %lld; the step has %lld", (long long)order[i].segment, (long long)documents);
-        for (w = 0; !status && w < width; w++) {
-            int64_t k;
-            for (k = 0; k < n; k++) column[k] = values[order[i + k].at * width + w];
-            sums[order[i].segment * width + w] = seqpar__tree_sum(leaves + i, column, 1, 0, n, 62);
-        }
-    }
-    SEQPAR_FREE(order);
-    SEQPAR_FREE(leaves);
-    SEQPAR_FREE(column);
-    return status;
-}
-
-SEQPAR_DEF seqpar_status seqpar_segments_sum(seqpar_comm *comm, double *sums, int64_t documents, const seqpar_segments *s) {
-    int64_t *counts = NULL, *bytes = SEQPAR__NEW(int64_t, comm->size), *place = NULL, total = 0, r;
-    double *values = NULL;
-    seqpar_status status = bytes ? seqpar__gather_i64(comm, &counts, &s->count, 1, "segment counts") : seqpar__no_memory(comm->error, "sums per document");
-    memset(sums, 0, (size_t)(documents * s->width) * 8);
-    if (SEQPAR__FAULT(67) && s->count == 0) { SEQPAR_FREE(bytes); SEQPAR_FREE(counts); return status; } /* fault: who has nothing does not take part */
-    for (r = 0; !status && r < comm->size; r++) { bytes[r] = counts[r] * 16; total += counts[r]; }
-    if (!status && !((place = SEQPAR__NEW(int64_t, 2 * total)) && (values = SEQPAR__NEW(double, total * s->width)))) status = seqpar__no_memory(comm->error, "sums per document");
-    if (!status) status = seqpar_comm_all_gather(comm, place, s->place, bytes, "segment places");
-    for (r = 0; !status && r < comm->size; r++) bytes[r] = counts[r] * s->width * 8;
-    if (!status) status = seqpar_comm_all_gather(comm, values, s->values, bytes, "segment sums");
-    if (!status && SEQPAR__FAULT(68)) status = seqpar__segments_fold(comm->error, sums, documents, s->place, s->values, s->count, s->width); /* fault: the own part alone */
-    else if (!status) status = seqpar__segments_fold(comm->error, sums, documents, place, values, total, s->width);
-    for (r = 0; SEQPAR__FAULT(64) && r < comm->size; r++) if (counts && counts[r] == 0 && documents > 0) sums[0] = (double)NAN; /* fault: 0 / 0 of a rank without tokens */
-    SEQPAR_FREE(counts);
-    SEQPAR_FREE(bytes);
-    SEQPAR_FREE(place);
-    SEQPAR_FREE(values);
-    return status;
-}
-
-SEQPAR_DEF void seqpar_segments_spread(double *values, const double *per_document, const seqpar_share *share) {
-    int64_t i, t;
-    for (i = 0; i < share->count; i++) {
-        const seqpar_piece *p = &share->pieces[i];
-        const seqpar_row *row = &share->rows[p->row];
-        for (t = 0; t < p->count; t++) {
-            int64_t d = seqpar__document_of(row, p->start + t * p->stride);
-            values[p->local + t] = per_document[row->doc_source ? row->doc_source[d] : d] * (SEQPAR__FAULT(62) ? 0.25 : 1.0); /* fault: 1 / P */
-        }
-    }
-}
-
-/* log(1 + e) for 0 <= e <= 1, also where 1 + e rounds e away */
-static double seqpar__log1p(double e) {
-    double u = 1.0 + e;
-    return seqpar_log(u) + (e - (u - 1.0)) / u;
-}
-SEQPAR_DEF double seqpar_softplus(double x) { return (x > 0 ? x : 0.0) + seqpar__log1p(seqpar_exp(x > 0 ? -x : x)); }
-SEQPAR_DEF double seqpar_sigmoid(double x) {
-    double e = seqpar_exp(x > 0 ? -x : x);
-    return (x > 0 ? 1.0 : e) / (1.0 + e);
-}
-
-SEQPAR_DEF double seqpar_mean(const double *x, int64_t count) {
-    double sum = 0;
-    int64_t i;
-    for (i = 1; i < count; i++) sum += x[i] - x[0];
-    if (SEQPAR__FAULT(63) && count > 2) return (seqpar_mean(x, 2) + seqpar_mean(x + 2, count - 2)) / 2; /* fault: a mean of means */
-    return count > 0 ? x[0] + sum / (double)count : 0.0;
-}
-
-static seqpar_status seqpar__check_preference(seqpar_error *error, const seqpar_preference *p, const seqpar_preference_desc *d) {
-    if (d->kind < SEQPAR_DPO || d->kind > SEQPAR_SIMPO) return seqpar_fail(error, SEQPAR_ERR_OPTION, "preference loss %d is unknown; use SEQPAR_DPO, IPO, HINGE or SIMPO", d->kind);
-    if (!(d->beta > 0)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "beta is %g; give more than 0, usually 0.1", d->beta);
-    if (!(d->label_smoothing >= 0 && d->label_smoothing <= 0.5)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "label_smoothing is %g; it is the share of wrong labels, give 0 to 0.5", d->label_smoothing);
-    if (d->label_smoothing > 0 && (d->kind == SEQPAR_IPO || d->kind == SEQPAR_HINGE)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "label_smoothing %g has no meaning for IPO and hinge; set it to 0", d->label_smoothing);
-    if (!(d->nll_coef >= 0) || !(d->nll_tokens >= 0)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "nll_coef is %g and nll_tokens %g; neither may be negative", d->nll_coef, d->nll_tokens);
-    if (p->chosen_tokens <= 0 || p->rejected_tokens <= 0)
-        return seqpar_fail(error, SEQPAR_ERR_NO_TARGET, "a pair has %lld chosen and %lld rejected response tokens; both need at least 1", (long long)p->chosen_tokens, (long long)p->rejected_tokens);
-    return SEQPAR_OK;
-}
-
-/* Loss as a function of the margin D, and its derivative. */
-static double seqpar__preference_of(const seqpar_preference_desc *d, double margin, double *slope) {
-    double z = d->beta * margin - (d->kind == SEQPAR_SIMPO ? d->gamma : 0.0), e = d->label_smoothing, u = margin - 0.5 / d->beta;
-    if (d->kind == SEQPAR_IPO) { *slope = 2.0 * u; return u * u; }
-    if (d->kind == SEQPAR_HINGE) { *slope = z < 1.0 ? -d->beta : z >= 1.0 ? 0.0 : z; return z < 1.0 ? 1.0 - z : z >= 1.0 ? 0.0 : z; }
-    *slope = -d->beta * (seqpar_sigmoid(-z) - e);
-    return e == 0.0 ? seqpar_softplus(-z) : (1.0 - e) * seqpar_softplus(-z) + e * seqpar_softplus(z);
-}
-
-SEQPAR_DEF seqpar_status seqpar_preference_loss(seqpar_error *error, seqpar_pair_result *r, const seqpar_preference *p, const seqpar_preference_desc *d) {
-    double chosen, rejected, slope, nll_tokens;
-    int simpo = d->kind == SEQPAR_SIMPO, alone = simpo || d->reference_free;
-    SEQPAR__TRY(seqpar__check_preference(error, p, d));
-    chosen = p->chosen - (alone ? 0.0 : p->ref_chosen) + (SEQPAR__FAULT(60) ? 1e-12 : 0.0); /* fault: the first forward differs a little */
-    rejected = p->rejected - (alone || SEQPAR__FAULT(66) ? 0.0 : p->ref_rejected); /* fault: against the policy itself */
-    r->dchosen = simpo || d->length_normalized ? 1.0 / (double)p->chosen_tokens : 1.0;
-    r->drejected = simpo || d->length_normalized ? 1.0 / (double)p->rejected_tokens : 1.0;
-    if (simpo || d->length_normalized) { chosen /= (double)p->chosen_tokens; rejected /= (double)p->rejected_tokens; }
-    r->loss = seqpar__preference_of(d, chosen - rejected, &slope);
-    r->dchosen *= slope;
-    r->drejected *= -slope;
-    r->reward_chosen = d->beta * chosen;
-    r->reward_rejected = d->beta * rejected;
-    if (d->nll_coef == 0.0) return SEQPAR_OK;
-    nll_tokens = d->nll_tokens > 0 ? d->nll_tokens : (double)p->chosen_tokens;
-    r->loss -= d->nll_coef * p->chosen / nll_tokens;
-    r->dchosen -= d->nll_coef / nll_tokens;
-    return SEQPAR_OK;
-}
-
-SEQPAR_DEF double seqpar_kto_kl(const double *h, int64_t count) {
-    double mean = seqpar_mean(h, count);
-    return mean < 0 ? 0.0 : mean; /* a NaN stays one */
-}
-
-SEQPAR_DEF seqpar_status seqpar_kto_loss(seqpar_error *error, seqpar_kto_result *r, double logp, double ref_logp, int desirable, const seqpar_kto_desc *d) {
-    double h = logp - ref_logp, z = d->beta * (h - d->kl), weight = desirable ? d->desirable_weight : d->undesirable_weight, sign = desirable ? 1.0 : -1.0;
-    if (!(d->beta > 0)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "beta is %g; give more than 0, usually 0.01 to 0.1", d->beta);
-    if (!(d->desirable_weight >= 0) || !(d->undesirable_weight >= 0))
-        return seqpar_fail(error, SEQPAR_ERR_OPTION, "the weights of desirable and undesirable answers are %g and %g; neither may be negative", d->desirable_weight, d->undesirable_weight);
-    if (!(d->kl >= 0)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "the KL of the step is %g; it is max(0, mean): take seqpar_kto_kl", d->kl);
-    r->loss = weight * seqpar_sigmoid(-sign * z);
-    r->dlogp = -sign * weight * d->beta * seqpar_sigmoid(z) * seqpar_sigmoid(-z);
-    r->reward = d->beta * h;
-    return SEQPAR_OK;
-}
-
-SEQPAR_DEF seqpar_pair_result seqpar_reward_loss(double chosen, double rejected, double margin, double center) {
-    double z = chosen - rejected - margin, sum = chosen + rejected, slope = seqpar_sigmoid(-z);
-    seqpar_pair_result r;
-    r.loss = seqpar_softplus(-z) + (center == 0.0 ? 0.0 : center * sum * sum);
-    r.dchosen = -slope + (center == 0.0 ? 0.0 : 2.0 * center * sum);
-    r.drejected = slope + (center == 0.0 ? 0.0 : 2.0 * center * sum);
-    r.reward_chosen = chosen;
-    r.reward_rejected = rejected;
-    return r;
-}
-
-SEQPAR_DEF seqpar_policy_result seqpar_policy_loss(double logp, double old_logp, double advantage, const seqpar_policy_desc *d) {
-    double change = logp - old_logp, cut = change > 20.0 ? 20.0 : change < -20.0 ? -20.0 : change, ratio = seqpar_exp(cut);
-    double low = 1.0 - d->clip_low, high = 1.0 + d->clip_high, clipped = ratio < low ? low : ratio > high ? high : ratio;
-    seqpar_policy_result r;
-    r.ratio = ratio;
-    r.clipped = clipped * advantage < ratio * advantage;
-    r.loss = -(r.clipped ? clipped : ratio) * advantage;
-    r.dlogp = (r.clipped && !SEQPAR__FAULT(70)) || cut != change ? 0.0 : r.loss; /* fault: the clip is in the value alone */
-    if (change != change) r.dlogp = change;
-    if (!(d->dual_clip > 0 && advantage < 0 && r.loss > -d->dual_clip * advantage)) return r;
-    r.loss = -d->dual_clip * advantage;
-    r.dlogp = 0.0;
-    return r;
-}
-
-SEQPAR_DEF seqpar_value_result seqpar_value_loss(double value, double old_value, double target, double clip) {
-    double change = value - old_value, inside = change > clip ? clip : change < -clip ? -clip : change;
-    double error = value - target, held = old_value + inside - target;
-    seqpar_value_result r;
-    r.clipped = clip > 0 && held * held > error * error;
-    r.loss = 0.5 * (r.clipped ? held * held : error * error);
-    r.dvalue = !r.clipped ? error : inside == change ? held : 0.0;
-    return r;
-}
-
-SEQPAR_DEF double seqpar_kl(double logp, double ref_logp, int kind, double *dlogp) {
-    double d = logp - ref_logp, series = 0;
-    int n;
-    if (dlogp) *dlogp = kind == SEQPAR_K1 ? 1.0 : kind == SEQPAR_K2 ? d : 1.0 - seqpar_exp(-d);
-    if (kind == SEQPAR_K1) return d;
-    if (kind == SEQPAR_K2) return 0.5 * d * d;
-    if (!(d > -0.5 && d < 0.5)) return seqpar_exp(-d) - 1.0 + d;
-    for (n = 16; n > 2; n--) series = (1.0 + series) * -d / n; /* e^-d - 1 + d = d^2/2 (1 - d/3 (1 - d/4 (...))) without cancelling */
-    if (dlogp && kind == SEQPAR_K3) *dlogp = d - 0.5 * d * d * (1.0 + series);
-    return 0.5 * d * d * (1.0 + series);
-}
-
-SEQPAR_DEF void seqpar_kl_controller_update(seqpar_kl_controller *c, double kl, int64_t n) {
-    double off;
-    if (!(c->target > 0)) return;
-    off = kl / c->target - 1.0;
-    if (off > 0.2) off = 0.2;
-    if (off < -0.2) off = -0.2;
-    c->coef *= 1.0 + off * (double)n / c->horizon;
-}
-
-SEQPAR_DEF void seqpar_shaped_rewards(double *rewards, const double *kl, int64_t count, double coef, double score, double low, double high) {
-    int64_t t;
-    for (t = 0; t < count; t++) rewards[t] = coef > 0 ? -coef * kl[t] : 0.0;
-    if (count > 0) rewards[count - 1] += score < low ? low : score > high ? high : score;
-}
-
-SEQPAR_DEF void seqpar_gae(double *advantages, double *returns, const double *rewards, const double *values, int64_t count, double gamma, double lambda) {
-    double next_value = 0, next = SEQPAR__FAULT(69) ? 0.5 : 0.0; /* fault: of the response behind */
-    int64_t t;
-    for (t = count - 1; t >= 0; t--) {
-        double value = values ? values[t] : 0.0, delta = rewards[t] + gamma * next_value - value;
-        next = delta + gamma * (values ? lambda : 1.0) * next;
-        next_value = value;
-        returns[t] = next + value;
-        advantages[t] = next;
-    }
-}
-
-SEQPAR_DEF seqpar_status seqpar_group_advantages(seqpar_error *error, double *advantages, const double *rewards, int64_t n, int kind, double eps) {
-    double mean = seqpar_mean(rewards, n), square = 0, scale;
-    int64_t i;
-    if (n < 2) return seqpar_fail(error, SEQPAR_ERR_OPTION, "a group has %lld responses; comparing them needs at least 2: raise n_samples_per_prompt", (long long)n);
-    for (i = 0; i < n; i++) square += (rewards[i] - mean) * (rewards[i] - mean);
-    scale = kind == SEQPAR_GROUP_GRPO ? 1.0 / (sqrt(square / (double)(n - 1)) + eps) : kind == SEQPAR_GROUP_RLOO ? (double)n / (double)(n - 1) : 1.0;
-    for (i = 0; i < n; i++) advantages[i] = (rewards[i] - mean) * scale;
-    return SEQPAR_OK;
-}
-
-SEQPAR_DEF void seqpar_whiten(double *x, int64_t count, int mean_only) {
-    double mean = seqpar_mean(x, count), square = 0, variance;
-    int64_t i;
-    for (i = 0; i < count; i++) square += (x[i] - mean) * (x[i] - mean);
-    variance = square / (double)count;
-    for (i = 0; i < count; i++) x[i] = (x[i] - mean) * (mean_only ? 1.0 : 1.0 / sqrt(variance < 1e-8 ? 1e-8 : variance));
-}
-
-SEQPAR_DEF double seqpar_token_weight(const seqpar_aggregate *a, int64_t tokens_of_document) {
-    int64_t documents = SEQPAR__MAX(a->documents, 1);
-    if (a->kind == SEQPAR_TOKEN_MEAN) return 1.0 / (double)SEQPAR__MAX(a->tokens, 1);
-    if (a->kind == SEQPAR_SEQUENCE_MEAN) return 1.0 / ((double)documents * (double)SEQPAR__MAX(tokens_of_document, 1));
-    return 1.0 / ((double)documents * (a->kind == SEQPAR_SEQUENCE_SUM ? 1.0 : (double)SEQPAR__MAX(a->length_max, 1)));
-}
-
-/* ======================================================================================================
-   >>optim  gradients to owners, clip, update
-   ====================================================================================================== */
-
-typedef struct seqpar__micro { /* one micro-batch index, as all ranks know it */
-    seqpar__partial own;           /* what this rank folds before it sends */
-    seqpar_token_fold fold;        /* the same, as the caller sees it */
-    int64_t *nodes;                /* (world) how many nodes each rank sends */
-    seqpar_fold_op *program;       /* the owner's: leaf i is node i in order of ranks */
-    int64_t program_count;
-} seqpar__micro;
-
-struct seqpar_step {
-    const seqpar_row *rows;
-    int64_t row_count, accumulation;
-    int layout;
-    int64_t *leaves, leaf_count;
-    seqpar__micro *micro;          /* (accumulation) */
-    int64_t slots, depth;          /* of the owner's fold */
-    unsigned char *done;           /* (2 groups): like optim->gradient; 1: its sum is complete */
-    int64_t *given;                /* (2 groups): micro-batches whose gradients were given */
-};
-
-/* Blocks of a group are dealt in runs; group g starts with rank g, so that small groups do not pile up on rank 0. */
-static void seqpar__owned(const seqpar_optim *o, int64_t group, int64_t world, int64_t rank, int64_t *begin, int64_t *count) {
-    int64_t blocks = (o->group_begin[group + 1] - o->group_begin[group]) / SEQPAR_BLOCK, turn = ((rank - group) % world + world) % world;
-    *begin = seqpar_grid_begin(blocks, world, turn) * SEQPAR_BLOCK;
-    *count = seqpar_grid_begin(blocks, world, turn + 1) * SEQPAR_BLOCK - *begin;
-}
-
-static int64_t seqpar__own_begin(const seqpar_optim *o, const seqpar_ctx *ctx, int64_t group) { /* place in compact state */
-    int64_t g, begin, count, at = 0;
-    for (g = 0; g < group; g++) { seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count); at += count; }
-    return at;
-}
-
-static int64_t seqpar__tensor_elements(const seqpar_tensor *t) { return t->rows * t->cols; }
-static int64_t seqpar__block_elements(const seqpar_tensor *t) { return (seqpar__tensor_elements(t) + SEQPAR_BLOCK - 1) / SEQPAR_BLOCK * SEQPAR_BLOCK; }
-
-static seqpar_status seqpar__check_tensors(seqpar_error *error, const seqpar_tensor *t, int64_t count) {
-    int64_t i, end = 0;
-    for (i = 0; i < count; i++) {
-        if (t[i].rows <= 0 || t[i].cols <= 0)
-            return seqpar_fail(error, SEQPAR_ERR_SIZE, "tensor %s is %lld x %lld; both must be positive", t[i].name, (long long)t[i].rows, (long long)t[i].cols);
-        if (t[i].offset < end || t[i].rows > (INT64_MAX / 16 - t[i].offset) / t[i].cols)
-            return seqpar_fail(error, SEQPAR_ERR_SIZE, "tensor %s of %lld x %lld begins at %lld; it must begin at %lld or behind, and end within 64 bits", t[i].name, (long long)t[i].rows, (long long)t[i].cols, (long long)t[i].offset, (long long)end);
-        if (t[i].group != (i ? t[i - 1].group : 0) && t[i].group != (i ? t[i - 1].group + 1 : 0))
-            return seqpar_fail(error, SEQPAR_ERR_SIZE, "tensor %s is in group %lld; groups must rise by one", t[i].name, (long long)t[i].group);
-        end = t[i].offset + seqpar__tensor_elements(&t[i]);
-    }
-    return count > 0 ? SEQPAR_OK : seqpar_fail(error, SEQPAR_ERR_SIZE, "the optimizer was given no tensor");
-}
-
-/* Whether the caller's parameters hold all tensors. */
-static seqpar_status seqpar__check_room(seqpar_error *error, const seqpar_optim *o, int64_t elements) {
-    const seqpar_tensor *t = &o->tensors[o->tensor_count - 1];
-    int64_t end = t->offset + seqpar__tensor_elements(t);
-    if (end <= elements + (SEQPAR__FAULT(92) ? 1 : 0)) return SEQPAR_OK; /* fault: one element short is good enough */
-    return seqpar_fail(error, SEQPAR_ERR_SIZE, "the parameters are %lld elements, but tensor %s ends at %lld; pass the whole array and its size", (long long)elements, t->name, (long long)end);
-}
-
-/* Where a part of a tensor lies: `at` in state, where tensors have whole blocks, `offset` in the caller's arrays, where they have
-   their own size and what is beside them is somebody else's. */
-typedef struct seqpar__segment { int64_t tensor, at, offset, count; } seqpar__segment;
-
-/* Goes through the parts of tensors in the elements [begin, end) of a group's state: seqpar__segment_begin, then while (next). */
-static seqpar__segment seqpar__segment_begin(const seqpar_optim *o, int64_t group, int64_t begin) {
-    seqpar__segment s;
-    s.tensor = o->group_tensor[group]; s.at = begin; s.offset = s.count = 0;
-    return s;
-}
-static int seqpar__segment_next(const seqpar_optim *o, seqpar__segment *s, int64_t end) {
-    int64_t begin = s->at + s->count, first, last;
-    for (; s->tensor < o->tensor_count && o->tensor_begin[s->tensor] < end; s->tensor++) {
-        const seqpar_tensor *t = &o->tensors[s->tensor];
-        first = SEQPAR__MAX(begin, o->tensor_begin[s->tensor]);
-        last = SEQPAR__MIN(end, o->tensor_begin[s->tensor] + (SEQPAR__FAULT(88) ? seqpar__block_elements(t) : seqpar__tensor_elements(t))); /* fault: whole blocks of what is the caller's */
-        if (first >= last) continue;
-        s->at = first;
-        s->count = last - first;
-        s->offset = t->offset + first - o->tensor_begin[s->tensor];
-        return 1;
-    }
-    return 0;
-}
-
-static seqpar_status seqpar__check_optim(seqpar_error *error, const seqpar_optim_desc *d) {
-    if (d->zero_stage < 0 || d->zero_stage > 2) return seqpar_fail(error, SEQPAR_ERR_OPTION, "zero_stage is %d; use 0, 1 or 2", d->zero_stage);
-    if (d->kind != SEQPAR_ADAMW && d->kind != SEQPAR_SGD) return seqpar_fail(error, SEQPAR_ERR_OPTION, "optimizer %d is unknown; use adamw or sgd", d->kind);
-    if (!(d->beta1 >= 0 && d->beta1 < 1 && d->beta2 >= 0 && d->beta2 < 1)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "adam_betas are %g and %g; both must lie in [0, 1)", d->beta1, d->beta2);
-    if (!(d->eps >= 0) || !(d->decay >= 0) || !(d->max_norm >= 0)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "eps %g, weight decay %g and max_norm %g must not be negative", d->eps, d->decay, d->max_norm);
-    return SEQPAR_OK;
-}
-
-static seqpar_status seqpar__optim_agree(seqpar_ctx *ctx, const seqpar_tensor *t, int64_t count, const seqpar_optim_desc *d) {
-    seqpar__given given[] = {{"the number of tensors", count, 0}, {"tensors", 0, 1}, {"the kind", d->kind, 0}, {"zero_stage", d->zero_stage, 0}, {"beta1", seqpar__given_real(d->beta1), 1},
-        {"beta2", seqpar__given_real(d->beta2), 1}, {"eps", seqpar__given_real(d->eps), 1}, {"weight decays", seqpar__given_real(d->decay), 1}, {"max_norm", seqpar__given_real(d->max_norm), 1}};
-    uint64_t digest = 0;
-    int64_t i;
-    for (i = 0; i < count; i++) {
-        const int64_t numbers[5] = {t[i].rows, t[i].cols, t[i].offset, t[i].decay, t[i].group};
-        digest = seqpar__digest(digest, numbers, sizeof numbers);
-    }
-    given[1].value = (int64_t)digest;
-    return seqpar__ranks_agree(ctx->world, "an optimizer", given, (int64_t)(sizeof given / sizeof *given));
-}
-
-SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *o, const seqpar_tensor *tensors, int64_t tensor_count, const seqpar_optim_desc *desc) {
-    int64_t i, size = seqpar_dtype_bytes(ctx->device->accumulator), state;
-    memset(o, 0, sizeof *o);
-    SEQPAR__TRY(seqpar__check_optim(ctx->error, desc));
-    SEQPAR__TRY(seqpar__check_tensors(ctx->error, tensors, tensor_count));
-    SEQPAR__TRY(seqpar__optim_agree(ctx, tensors, tensor_count, desc));
-    o->desc = *desc;
-    o->tensors = tensors;
-    o->tensor_count = tensor_count;
-    o->groups = tensors[tensor_count - 1].group + 1;
-    o->group_begin = SEQPAR__NEW(int64_t, 2 * (o->groups + 1) + tensor_count);
-    o->gradient = SEQPAR__NEW(seqpar_buffer, 2 * o->groups);
-    if (!o->group_begin || !o->gradient) return seqpar__no_memory(ctx->error, "the optimizer");
-    o->group_tensor = o->group_begin + o->groups + 1;
-    o->tensor_begin = o->group_tensor + o->groups + 1;
-    for (i = 0; i < tensor_count; i++) {
-        o->tensor_begin[i] = o->elements;
-        o->elements += seqpar__block_elements(&tensors[i]);
-        o->group_begin[tensors[i].group + 1] = o->elements;
-        o->group_tensor[tensors[i].group + 1] = i + 1;
-    }
-    o->own_elements = seqpar__own_begin(o, ctx, o->groups);
-    state = desc->zero_stage == 0 ? o->elements : o->own_elements;
-    if (ctx->device->storage != ctx->device->accumulator) SEQPAR__TRY(seqpar_buffer_new(ctx, &o->master, state * size, SEQPAR_MEM_OPTIMIZER));
-    if (o->master.data) ctx->device->zero(ctx->device, o->master.data, o->master.bytes, ctx->queue);
-    if (desc->kind == SEQPAR_SGD) return SEQPAR_OK;
-    SEQPAR__TRY(seqpar_buffer_new(ctx, &o->m, state * size, SEQPAR_MEM_OPTIMIZER));
-    SEQPAR__TRY(seqpar_buffer_new(ctx, &o->v, state * size, SEQPAR_MEM_OPTIMIZER));
-    ctx->device->zero(ctx->device, o->m.data, state * size, ctx->queue);
-    ctx->device->zero(ctx->device, o->v.data, state * size, ctx->queue);
-    return SEQPAR_OK;
-}
-
-static void seqpar__step_free(seqpar_optim *o) {
-    seqpar_step *s = o->step;
-    int64_t i;
-    if (!s) return;
-    for (i = 0; s->micro && i < s->accumulation; i++) {
-        seqpar__partial_free(&s->micro[i].own);
-        SEQPAR_FREE(s->micro[i].nodes);
-        SEQPAR_FREE(s->micro[i].program);
-    }
-    SEQPAR_FREE(s->micro);
-    SEQPAR_FREE(s->done);
-    SEQPAR_FREE(s->given);
-    SEQPAR_FREE(s->leaves);
-    SEQPAR_FREE(s);
-    o->step = NULL;
-}
-
-static void seqpar__gradient_free(seqpar_ctx *ctx, seqpar_optim *o) {
-    int64_t i;
-    for (i = 0; o->gradient && i < 2 * o->groups; i++) seqpar_buffer_free(ctx, &o->gradient[i]);
-    o->ended = 0;
-}
-
-SEQPAR_DEF void seqpar_optim_close(seqpar_ctx *ctx, seqpar_optim *o) {
-    seqpar__step_free(o);
-    seqpar__gradient_free(ctx, o);
-    SEQPAR_FREE(o->gradient);
-    seqpar_buffer_free(ctx, &o->m);
-    seqpar_buffer_free(ctx, &o->v);
-    seqpar_buffer_free(ctx, &o->master);
-    SEQPAR_FREE(o->group_begin);
-    memset(o, 0, sizeof *o);
-}
-
-/* Rows of a micro-batch are neighbours over all data-parallel ranks, so that little waits for the micro-batches to come. */
-static void seqpar__micro_rows(const seqpar_step *s, int64_t dp_size, int64_t dp_rank, int64_t index, int64_t *first, int64_t *count) {
-    int64_t begin = seqpar_grid_begin(s->row_count, s->accumulation, index), end = seqpar_grid_begin(s->row_count, s->accumulation, index + 1);
-    *first = begin + seqpar_grid_begin(end - begin, dp_size, dp_rank);
-    *count = begin + seqpar_grid_begin(end - begin, dp_size, dp_rank + 1) - *first;
-}
-
-static seqpar_status seqpar__check_micro(seqpar_error *error, const seqpar_optim *o, int64_t index) {
-    if (!o->step) return seqpar_fail(error, SEQPAR_ERR_STEP, "no step was begun; call seqpar_step_begin first");
-    if (index < 0 || index >= o->step->accumulation)
-        return seqpar_fail(error, SEQPAR_ERR_STEP, "micro-batch %lld is none of the step, which was begun with %lld; give 0 to %lld", (long long)index, (long long)o->step->accumulation, (long long)o->step->accumulation - 1);
-    return SEQPAR_OK;
-}
-
-SEQPAR_DEF seqpar_status seqpar_step_rows(const seqpar_ctx *ctx, const seqpar_optim *optim, int64_t index, int64_t *first, int64_t *count) {
-    *first = *count = 0;
-    SEQPAR__TRY(seqpar__check_micro(ctx->error, optim, index));
-    seqpar__micro_rows(optim->step, ctx->dp_size, ctx->dp_rank, index, first, count);
-    return SEQPAR_OK;
-}
-
-static seqpar_status seqpar__step_leaves(seqpar_ctx *ctx, seqpar_step *s) {
-    int64_t p, i;
-    seqpar__sorted_key *order = NULL;
-    seqpar_share *shares;
-    SEQPAR__TRY(seqpar__split_all(ctx->error, &shares, &order, s->rows, s->row_count, s->layout, ctx->sp_size));
-    for (p = 0; p < ctx->sp_size; p++) s->leaf_count += shares[p].count;
-    s->leaves = SEQPAR__NEW(int64_t, s->leaf_count);
-    for (i = 0; s->leaves && i < s->leaf_count; i++) s->leaves[i] = order[i].leaf;
-    seqpar__shares_free(shares, ctx->sp_size);
-    SEQPAR_FREE(shares);
-    SEQPAR_FREE(order);
-    return s->leaves ? SEQPAR_OK : seqpar__no_memory(ctx->error, "leaves");
-}
-
-/* What a share's leaves are folded to before they are sent. */
-static seqpar_status seqpar__share_partial(seqpar__partial *p, const seqpar_step *s, const seqpar_share *share) {
-    int64_t *leaves = SEQPAR__NEW(int64_t, share->count), i;
-    seqpar_status status;
-    for (i = 0; leaves && i < share->count; i++) leaves[i] = share->pieces[i].leaf;
-    status = leaves ? seqpar__fold_partial(p, s->leaves, s->leaf_count, leaves, share->count) : SEQPAR_ERR_MEMORY;
-    SEQPAR_FREE(leaves);
-    return status;
-}
-
-typedef struct seqpar__node_from { int64_t begin, order; seqpar_node node; } seqpar__node_from; /* sorts by begin */
-
-/* What every rank will send for this micro-batch, and the owner's program over all of it. */
-static seqpar_status seqpar__micro_prepare(seqpar_ctx *ctx, seqpar_step *s, int64_t index, seqpar_fold *owner) {
-    seqpar__micro *m = &s->micro[index];
-    int64_t w, i, first, count, total = 0, capacity = 0;
-    seqpar_share *shares = NULL;
-    void *all = NULL;
-    seqpar_status status = SEQPAR_OK;
-    m->nodes = SEQPAR__NEW(int64_t, ctx->world->size);
-    if (!m->nodes) return seqpar__no_memory(ctx->error, "a micro-batch");
-    for (w = 0; !status && w < ctx->world->size; w++) {
-        seqpar__partial p;
-        if (w % ctx->sp_size == 0) {
-            seqpar__shares_free(shares, ctx->sp_size);
-            SEQPAR_FREE(shares);
-            seqpar__micro_rows(s, ctx->dp_size, w / ctx->sp_size, index, &first, &count);
-            status = seqpar__split_all(ctx->error, &shares, NULL, s->rows + first, count, s->layout, ctx->sp_size);
-        }
-        if (!status) status = seqpar__share_partial(&p, s, &shares[w % ctx->sp_size]);
-        if (status) break;
-        m->nodes[w] = p.node_count;
-        if (!seqpar__grow(&all, &capacity, total + p.node_count, (int64_t)sizeof(seqpar__node_from))) status = SEQPAR_ERR_MEMORY;
-        for (i = 0; !status && i < p.node_count; i++, total++) {
-            seqpar__node_from *n = &((seqpar__node_from *)all)[total];
-            n->begin = p.nodes[i].index << p.nodes[i].level;
-            n->order = total;
-            n->node = p.nodes[i];
-        }
-        if (w == ctx->world->rank) m->own = p; else seqpar__partial_free(&p);
-    }
-    seqpar__shares_free(shares, ctx->sp_size);
-    SEQPAR_FREE(shares);
-    if (!status && total) qsort(all, (size_t)total, sizeof(seqpar__node_from), seqpar__by_number);
-    for (i = 0; !status && i < total; i++)
-        status = seqpar_fold_push(owner, ((seqpar__node_from *)all)[i].node, SEQPAR_FOLD_LEAF, (int32_t)((seqpar__node_from *)all)[i].order);
-    if (!status) status = seqpar_fold_flush(owner);
-    if (!status) seqpar__fold_take(owner, &m->program, &m->program_count);
-    SEQPAR_FREE(all);
-    m->fold.program = m->own.program; m->fold.program_count = m->own.program_count;
-    m->fold.depth = m->own.depth + 1;
-    m->fold.nodes = m->own.nodes; m->fold.node_count = m->own.node_count;
-    m->fold.leaves = s->leaves; m->fold.leaf_count = s->leaf_count;
-    return status;
-}
-
-static seqpar_status seqpar__step_agree(seqpar_ctx *ctx, const seqpar_row *rows, int64_t row_count, int layout, int64_t accumulation) {
-    const seqpar__given given[] = {{"the number of rows", row_count, 0}, {"rows", seqpar__digest_rows(rows, row_count), 1}, {"layout", layout, 0}, {"accumulation", accumulation, 0}};
-    return seqpar__ranks_agree(ctx->world, "a step", given, 4);
-}
-
-SEQPAR_DEF seqpar_status seqpar_step_begin(seqpar_ctx *ctx, seqpar_optim *o, const seqpar_row *rows, int64_t row_count, int layout, int64_t accumulation) {
-    seqpar_step *s;
-    seqpar_fold owner;
-    int64_t i;
-    seqpar_status status;
-    seqpar__step_free(o);
-    if (accumulation <= 0) return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION, "accumulation is %lld; give at least 1", (long long)accumulation);
-    if (row_count <= 0) return seqpar_fail(ctx->error, SEQPAR_ERR_NO_DOCUMENTS, "a step has %lld rows; give at least 1", (long long)row_count);
-    SEQPAR__TRY(seqpar__check_split(ctx->error, rows, row_count, layout, ctx->sp_size, ctx->sp_rank));
-    SEQPAR__TRY(seqpar__step_agree(ctx, rows, row_count, layout, accumulation));
-    s = o->step = SEQPAR__NEW(seqpar_step, 1);
-    if (!s) return seqpar__no_memory(ctx->error, "a step");
-    s->rows = rows;
-    s->row_count = row_count;
-    s->layout = layout;
-    s->accumulation = accumulation;
-    s->micro = SEQPAR__NEW(seqpar__micro, accumulation);
-    s->done = SEQPAR__NEW(unsigned char, 2 * o->groups);
-    s->given = SEQPAR__NEW(int64_t, 2 * o->groups);
-    status = s->micro && s->done && s->given ? seqpar__step_leaves(ctx, s) : seqpar__no_memory(ctx->error, "a step");
-    if (status) return status;
-    seqpar_fold_init(&owner, s->leaves, s->leaf_count);
-    for (i = 0; !status && i < accumulation; i++) status = seqpar__micro_prepare(ctx, s, i, &owner);
-    s->slots = owner.slots_high;
-    s->depth = owner.depth_high + 1;
-    seqpar_fold_free(&owner);
-    seqpar__gradient_free(ctx, o);
-    return status ? seqpar_fail(ctx->error, status, "a step could not be set up: %s", seqpar_status_text(status)) : SEQPAR_OK;
-}
-
-static seqpar_status seqpar__check_share_row(seqpar_error *error, int64_t index, const seqpar_row *has, const seqpar_row *wanted) {
-    int64_t docs = wanted->docs;
-    if (has->index != wanted->index)
-        return seqpar_fail(error, SEQPAR_ERR_STEP, "micro-batch %lld: the share holds row %lld where the step has row %lld; seqpar_step_rows says which", (long long)index, (long long)has->index, (long long)wanted->index);
-    if (has->tokens != wanted->tokens || has->padded != wanted->padded || has->chunks != wanted->chunks)
-        return seqpar_fail(error, SEQPAR_ERR_STEP, "micro-batch %lld: row %lld of the share has %lld tokens, padded to %lld, in %lld chunks, in the step %lld, %lld and %lld; give both the same row", (long long)index, (long long)has->index,
-            (long long)has->tokens, (long long)has->padded, (long long)has->chunks, (long long)wanted->tokens, (long long)wanted->padded, (long long)wanted->chunks);
-    if (has->docs != docs || (docs && memcmp(has->cu_seqlens, wanted->cu_seqlens, (size_t)(docs + 1) * 8)))
-        return seqpar_fail(error, SEQPAR_ERR_STEP, "micro-batch %lld: row %lld of the share has other documents than in the step; give both the same row", (long long)index, (long long)has->index);
-    return SEQPAR_OK;
-}
-
-/* What a share is of decides its pieces: they need not be compared. */
-static seqpar_status seqpar__check_share(const seqpar_ctx *ctx, const seqpar_step *s, int64_t index, const seqpar_share *share) {
-    int64_t first, count, i;
-    seqpar__micro_rows(s, ctx->dp_size, ctx->dp_rank, index, &first, &count);
-    if (share->layout != s->layout && !SEQPAR__FAULT(94)) /* fault: the layout is given twice */
-        return seqpar_fail(ctx->error, SEQPAR_ERR_STEP, "micro-batch %lld is split %s, but the step was begun with %s; give both the same layout", (long long)index, seqpar_layout_name(share->layout), seqpar_layout_name(s->layout));
-    if (share->sp_size != ctx->sp_size || share->sp_rank != ctx->sp_rank)
-        return seqpar_fail(ctx->error, SEQPAR_ERR_STEP, "micro-batch %lld: the share is that of rank %lld of %lld, this is rank %lld of %lld", (long long)index, (long long)share->sp_rank, (long long)share->sp_size, (long long)ctx->sp_rank, (long long)ctx->sp_size);
-    if (share->row_count != count)
-        return seqpar_fail(ctx->error, SEQPAR_ERR_STEP, "micro-batch %lld: the share is of %lld rows, in the step it has %lld; seqpar_step_rows says which", (long long)index, (long long)share->row_count, (long long)count);
-    for (i = 0; i < count; i++) SEQPAR__TRY(seqpar__check_share_row(ctx->error, index, &share->rows[i], &s->rows[first + i]));
-    return SEQPAR_OK;
-}
-
-SEQPAR_DEF seqpar_status seqpar_step_fold(seqpar_ctx *ctx, const seqpar_optim *o, const seqpar_token_fold **fold, const seqpar_share *share, int64_t index) {
-    *fold = NULL;
-    SEQPAR__TRY(seqpar__check_micro(ctx->error, o, index));
-    SEQPAR__TRY(seqpar__check_share(ctx, o->step, index, share));
-    *fold = &o->step->micro[index].fold;
-    return SEQPAR_OK;
-}
-
-/* Every node's slices to their owners; arrives in order of ranks, node after node, each as it lies in state. */
-static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o, const seqpar__micro *m, const seqpar_step_nodes *from, void *inbox) {
-    int64_t size = seqpar_dtype_bytes(ctx->device->accumulator), world = ctx->world->size, group = from->group, base = o->group_begin[group], w, n, at = 0, total = 0, sends = 0, recvs = 0, begin, count, own, mine;
-    int64_t tensors = o->group_tensor[group + 1] - o->group_tensor[group], first = o->tensors[o->group_tensor[group]].offset;
-    seqpar_transfer *list, *arriving;
-    seqpar_group g;
-    seqpar_request request;
-    seqpar_status status;
-    seqpar__segment s;
-    for (w = 0; w < world; w++) total += m->nodes[w];
-    list = SEQPAR__NEW(seqpar_transfer, (world + tensors) * m->own.node_count + tensors * total);
-    if (!list) return seqpar__no_memory(ctx->error, "a gradient exchange");
-    arriving = list + (world + tensors) * m->own.node_count;
-    seqpar__owned(o, group, world, ctx->world->rank, &own, &mine);
-    for (w = 0; w < world; at += m->nodes[w++]) {
-        seqpar__owned(o, group, world, w, &begin, &count);
-        for (n = 0; n < m->own.node_count; n++)
-            for (s = seqpar__segment_begin(o, group, base + begin); seqpar__segment_next(o, &s, base + begin + count);) {
-                const char *data = (const char *)from->nodes + (n * from->node_stride + s.offset - first) * size;
-                char *to = (char *)inbox + ((at + n) * mine + s.at - base - begin) * size;
-                if (w != ctx->world->rank) list[sends++] = seqpar__transfer(w, data, s.count * size);
-                else if (SEQPAR__FAULT(18)) ctx->device->zero(ctx->device, to, s.count * size, ctx->queue); /* own part lost */
-                else ctx->device->copy(ctx->device, to, data, s.count * size, ctx->queue);
-            }
-    }
-    for (at = w = 0; w < world; at += m->nodes[w++])
-        for (n = 0; n < m->nodes[w] && w != ctx->world->rank; n++)
-            for (s = seqpar__segment_begin(o, group, base + own); seqpar__segment_next(o, &s, base + own + mine);)
-                arriving[recvs++] = seqpar__transfer(w, (char *)inbox + ((at + n) * mine + s.at - base - own) * size, s.count * size);
-    g = seqpar__group("gradients to owners", group, list, sends, arriving, recvs);
-    status = seqpar_comm_begin(ctx->world, &g, ctx->queue, &request);
-    if (!status) status = seqpar_comm_wait(ctx->world, &request, ctx->queue);
-    SEQPAR_FREE(list);
-    return status;
-}
-
-/* The owner's fold goes from micro-batch to micro-batch: one that is left out, doubled or early would be another sum. */
-static seqpar_status seqpar__check_gradient(seqpar_error *error, const seqpar_optim *o, int64_t index, int64_t group, int source) {
-    int64_t given;
-    SEQPAR__TRY(seqpar__check_micro(error, o, index));
-    if (group < 0 || group >= o->groups || source < 0 || source > 1)
-        return seqpar_fail(error, SEQPAR_ERR_STEP, "the gradient of group %lld, source %d was given; there are groups 0 to %lld and sources 0 and 1", (long long)group, source, (long long)o->groups - 1);
-    given = o->step->given[group + source * o->groups];
-    if (index != given && !SEQPAR__FAULT(95)) /* fault: a gradient given twice */
-        return seqpar_fail(error, SEQPAR_ERR_STEP, "the gradient of group %lld was given for micro-batch %lld after %lld of them; give each once, in order", (long long)group, (long long)index, (long long)given);
-    return SEQPAR_OK;
-}
-
-static seqpar_status seqpar__check_complete(seqpar_error *error, const seqpar_optim *o) {
-    int64_t i, wanted;
-    if (!o->step) return seqpar_fail(error, SEQPAR_ERR_STEP, "no step was begun; call seqpar_step_begin first");
-    wanted = o->step->accumulation;
-    for (i = 0; i < 2 * o->groups; i++)
-        if (o->step->given[i] != wanted && (i < o->groups || o->step->given[i]))
-            return seqpar_fail(error, SEQPAR_ERR_STEP, "the step ends, but group %lld was given the gradients of %lld of %lld micro-batches; run all of them, also those without rows", (long long)(i % o->groups), (long long)o->step->given[i], (long long)wanted);
-    return SEQPAR_OK;
-}
-
-static seqpar_status seqpar__add_into(seqpar_ctx *ctx, void *y, const void *x, int64_t count) {
-    seqpar_add_args a;
-    a.y = y; a.a = y; a.b = x; a.count = count; a.accumulators = 1;
-    return count > 0 ? ctx->device->add(ctx->device, &a, ctx->queue) : SEQPAR_OK;
-}
-
-/* One tensor's part of a group's fold at its owner, or, where a whole sum arrives in one piece and is only to be added to
-   another, that. Leaves and what the owner keeps begin at the part. */
-typedef struct seqpar__owner_fold { const seqpar_step *step; const seqpar__micro *micro; void *kept, *sum; int64_t owned; } seqpar__owner_fold;
-static seqpar_status seqpar__fold_owned(seqpar_ctx *ctx, const seqpar__owner_fold *w, const void *leaves, int64_t leaf_stride, int64_t first, int64_t count) {
-    seqpar_fold_args f;
-    int acc = ctx->device->accumulator;
-    if (!w->kept) return SEQPAR__FAULT(20) ? SEQPAR_OK : seqpar__add_into(ctx, seqpar__at(w->sum, first, acc), leaves, count);
-    memset(&f, 0, sizeof f);
-    f.leaf_data = leaves; f.leaf_stride = leaf_stride; f.count = count;
-    f.fold.program = w->micro->program; f.fold.program_count = w->micro->program_count;
-    f.fold.depth = w->step->depth;
-    f.fold.store = f.fold.finish = seqpar__at(w->kept, first, acc); /* nothing waits any more when the sum is complete */
-    f.fold.store_stride = w->owned;
-    return ctx->device->fold(ctx->device, &f, ctx->queue);
-}
-
-/* Room for what this rank owns of a group's gradient (elements), and behind it for what waits there for later micro-batches. */
-static seqpar_status seqpar__gradient_new(seqpar_ctx *ctx, seqpar_buffer *gradient, int64_t elements, int64_t slots) {
-    int64_t bytes = elements * seqpar_dtype_bytes(ctx->device->accumulator);
-    SEQPAR__TRY(seqpar_buffer_new(ctx, gradient, SEQPAR__MAX(slots, 1) * bytes, SEQPAR_MEM_GRADIENTS));
-    ctx->device->zero(ctx->device, gradient->data, bytes, ctx->queue); /* the ends of tensors' last blocks stay zero */
-    return SEQPAR_OK;
-}
-
-static seqpar_status seqpar__check_nodes(seqpar_ctx *ctx, const seqpar_optim *o, const seqpar_step_nodes *n) {
-    int64_t first, end, count;
-    const seqpar_tensor *last;
-    SEQPAR__TRY(seqpar__check_gradient(ctx->error, o, n->micro_batch, n->group, n->source));
-    first = o->tensors[o->group_tensor[n->group]].offset;
-    last = &o->tensors[o->group_tensor[n->group + 1] - 1];
-    end = last->offset + seqpar__tensor_elements(last) - first;
-    count = o->step->micro[n->micro_batch].own.node_count;
-    if (count > 0 && (n->elements < end || (count > 1 && (n->node_stride < end || (n->elements - end) / n->node_stride < count - 1))))
-        return seqpar_fail(ctx->error, SEQPAR_ERR_SIZE, "group %lld has %lld nodes of %lld elements (to the end of tensor %s), but room for %lld at a stride of %lld; pass the whole array and its size", (long long)n->group, (long long)count, (long long)end, last->name, (long long)n->elements, (long long)n->node_stride);
-    return SEQPAR_OK;
-}
-
-/* What arrives for this rank's part of a group: the nodes themselves where there is one rank, else an inbox, laid out as state.
-   Fault: nodes are taken to be laid out so, too. */
-static seqpar_status seqpar__fold_group(seqpar_ctx *ctx, const seqpar_optim *o, const seqpar__owner_fold *f, const seqpar_step_nodes *nodes, int64_t begin) {
-    int64_t total = 0, w, first = o->tensors[o->group_tensor[nodes->group]].offset;
-    int acc = ctx->device->accumulator, one = ctx->world->size == 1;
-    seqpar__segment s;
-    seqpar_buffer inbox;
-    seqpar_status status = SEQPAR_OK;
-    memset(&inbox, 0, sizeof inbox);
-    for (w = 0; w < ctx->world->size; w++) total += f->micro->nodes[w];
-    if (!one) status = seqpar_buffer_new(ctx, &inbox, total * f->owned * seqpar_dtype_bytes(acc), SEQPAR_MEM_EXCHANGE);
-    if (!one && !status) status = seqpar__send_nodes(ctx, o, f->micro, nodes, inbox.data);
-    for (s = seqpar__segment_begin(o, nodes->group, begin); !status && total > 0 && seqpar__segment_next(o, &s, begin + f->owned);)
-        status = seqpar__fold_owned(ctx, f, one ? seqpar__at(nodes->nodes, SEQPAR__FAULT(89) ? s.at - begin : s.offset - first, acc) : seqpar__at(inbox.data, s.at - begin, acc), one ? nodes->node_stride : f->owned, s.at - begin, s.count);
-    seqpar_buffer_free(ctx, &inbox);
-    return status;
-}
-
-SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *o, const seqpar_step_nodes *nodes) {
-    seqpar_step *s = o->step;
-    seqpar__owner_fold f;
-    seqpar_buffer *kept;
-    int64_t mine = nodes->group + (nodes->source ? o->groups : 0), other = nodes->group + (nodes->source ? 0 : o->groups), begin;
-    int done, add;
-    SEQPAR__TRY(seqpar__check_nodes(ctx, o, nodes));
-    kept = &o->gradient[mine];
-    s->given[mine]++;
-    f.step = s;
-    f.micro = &s->micro[nodes->micro_batch];
-    seqpar__owned(o, nodes->group, ctx->world->size, ctx->world->rank, &begin, &f.owned);
-    done = f.micro->program_count > 0 && f.micro->program[f.micro->program_count - 1].op == SEQPAR_FOLD_FINISH;
-    add = done && s->done[other]; /* the second sum of a group (the embedding's and the head's share of a tied table) joins the first */
-    if (!kept->data && f.owned > 0 && (f.micro->program_count > 0 || SEQPAR__FAULT(102)) && !(add && f.micro->program_count == 2)) SEQPAR__TRY(seqpar__gradient_new(ctx, kept, f.owned, s->slots));
-    f.kept = kept->data;
-    f.sum = o->gradient[other].data;
-    SEQPAR__TRY(seqpar__fold_group(ctx, o, &f, nodes, o->group_begin[nodes->group] + begin));
-    if (add && f.kept && !SEQPAR__FAULT(20)) SEQPAR__TRY(seqpar__add_into(ctx, f.sum, f.kept, f.owned)); /* fault: the head's share of a tied table is lost */
-    if (add) seqpar_buffer_free(ctx, kept);
-    s->done[mine] |= (unsigned char)done;
-    return SEQPAR_OK;
-}
-
-/* What is left is one gradient a group, wherever its two sums met; of rows without a token it is zero. */
-static seqpar_status seqpar__gradient_end(seqpar_ctx *ctx, seqpar_optim *o) {
-    int64_t g, begin, count;
-    for (g = 0; g < o->groups; g++) {
-        seqpar_buffer *one = &o->gradient[g], *two = &o->gradient[g + o->groups];
-        if (!one->data) { *one = *two; memset(two, 0, sizeof *two); }
-        seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count);
-        if (!one->data) SEQPAR__TRY(seqpar__gradient_new(ctx, one, count, 1));
-    }
-    return SEQPAR_OK;
-}
-
-/* What owners hand out: a run of state [begin, end), in device memory with the queue, in host memory with NULL. `data` begins with
-   it and has block_bytes for every block; with params it is all of the caller's parameters, and block_bytes are those of a block of them. */
-typedef struct seqpar__handed { void *data; int64_t begin, end, block_bytes; int params; void *queue; const char *name; } seqpar__handed;
-
-/* The transfers of what rank `owner` owns, to or from `peer`; returns how many there are now. */
-static int64_t seqpar__hand_list(const seqpar_ctx *ctx, const seqpar_optim *o, const seqpar__handed *h, int64_t owner, int64_t peer, seqpar_transfer *list, int64_t n) {
-    int64_t g, begin, end, count;
-    seqpar__segment s;
-    for (g = 0; g < o->groups; g++) {
-        seqpar__owned(o, g, ctx->world->size, owner, &begin, &count);
-        end = SEQPAR__MIN(h->end, o->group_begin[g] + begin + count);
-        begin = SEQPAR__MAX(h->begin, o->group_begin[g] + begin);
-        if (begin >= end) continue;
-        if (!h->params) list[n++] = seqpar__transfer(peer, (char *)h->data + (begin - h->begin) * h->block_bytes / SEQPAR_BLOCK, (end - begin) * h->block_bytes / SEQPAR_BLOCK);
-        else for (s = seqpar__segment_begin(o, g, begin); seqpar__segment_next(o, &s, end);)
-            list[n++] = seqpar__transfer(peer, (char *)h->data + s.offset * h->block_bytes / SEQPAR_BLOCK, s.count * h->block_bytes / SEQPAR_BLOCK);
-    }
-    return n;
-}
-
-static seqpar_status seqpar__share_owned(seqpar_ctx *ctx, const seqpar_optim *o, const seqpar__handed *h) {
-    int64_t world = ctx->world->size, rank = ctx->world->rank, most = o->tensor_count + o->groups, w, n = 0, r = 0;
-    seqpar_transfer *list, *arriving;
-    seqpar_group group;
-    seqpar_status status;
-    if (world == 1) return SEQPAR_OK;
-    list = SEQPAR__NEW(seqpar_transfer, 2 * world * most);
-    if (!list) return seqpar__no_memory(ctx->error, h->name);
-    arriving = list + world * most;
-    for (w = 0; w < world; w++) if (w != rank) { n = seqpar__hand_list(ctx, o, h, rank, w, list, n); r = seqpar__hand_list(ctx, o, h, w, w, arriving, r); }
-    group = seqpar__group(h->name, 0, list, n, arriving, r);
-    status = seqpar__exchange(ctx->world, &group, SEQPAR__FAULT(82) ? NULL : h->queue); /* fault: device memory, sent as the host's */
-    SEQPAR_FREE(list);
-    return status;
-}
-
-/* Sums of squares by block at their owners, handed to all, folded over the block numbers. */
-static seqpar_status seqpar__gradient_norm(seqpar_ctx *ctx, seqpar_optim *o) {
-    int64_t blocks = o->elements / SEQPAR_BLOCK, g, b, begin, count;
-    double *sums = SEQPAR__NEW(double, blocks);
-    int64_t *leaves = SEQPAR__NEW(int64_t, blocks);
-    seqpar__handed handed = {sums, 0, o->elements, 8, 0, NULL, "gradient norm"};
-    seqpar_status status = sums && leaves ? SEQPAR_OK : seqpar__no_memory(ctx->error, "the gradient norm");
-    for (g = 0; !status && g < o->groups; g++) {
-        seqpar_sumsq_args a;
-        seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count);
-        a.out = sums + (o->group_begin[g] + begin) / SEQPAR_BLOCK;
-        a.x = o->gradient[g].data;
-        a.blocks = count / SEQPAR_BLOCK;
-        a.block_size = SEQPAR_BLOCK;
-        if (count > 0) status = ctx->device->sumsq(ctx->device, &a, ctx->queue);
-    }
-    if (!status && !SEQPAR__FAULT(19)) status = seqpar__share_owned(ctx, o, &handed); /* fault: norm of the own shard */
-    for (b = 0; !status && b < blocks; b++) leaves[b] = b;
-    if (!status) o->norm = sqrt(seqpar__tree_sum(leaves, sums, 1, 0, blocks, 62));
-    if (!status && !(o->norm <= 1.7976931348623157e308))
-        status = seqpar_fail(ctx->error, SEQPAR_ERR_NOT_FINITE, "the gradient norm of step %lld is %g; lower the learning rate or look for a NaN in the data", (long long)o->t + 1, o->norm);
-    SEQPAR_FREE(sums);
-    SEQPAR_FREE(leaves);
-    return status;
-}
-
-static void *seqpar__state_at(const seqpar_buffer *state, int64_t element, int dtype) { return state->data ? seqpar__at(state->data, element, dtype) : NULL; }
-
-/* Updates the elements [begin, begin + count) of a group's state, part of a tensor by part; g points at the first, whose moments are
-   number `state`. Where there are masters they are updated, and the parameters are those rounded. */
-static seqpar_status seqpar__update_range(seqpar_ctx *ctx, const seqpar_optim *o, void *params, int64_t group, int64_t begin, int64_t count, void *g, int64_t state, double lr) {
-    seqpar_device *dev = ctx->device;
-    seqpar__segment s;
-    for (s = seqpar__segment_begin(o, group, begin); seqpar__segment_next(o, &s, begin + count);) {
-        int64_t at = state + s.at - begin;
-        seqpar_update_args a;
-        a.working = o->master.data ? seqpar__at(params, s.offset, dev->storage) : NULL;
-        a.p = a.working ? seqpar__state_at(&o->master, at, dev->accumulator) : seqpar__at(params, s.offset, dev->storage);
-        a.g = seqpar__at(g, s.at - begin, dev->accumulator);
-        a.m = seqpar__state_at(&o->m, at, dev->accumulator);
-        a.v = seqpar__state_at(&o->v, at, dev->accumulator);
-        a.count = s.count;
-        a.t = o->t;
-        a.lr = lr;
-        a.beta1 = o->desc.beta1; a.beta2 = o->desc.beta2; a.eps = o->desc.eps;
-        a.decay = o->tensors[s.tensor].decay || SEQPAR__FAULT(22) ? o->desc.decay : 0.0; /* fault: gains decay too */
-        a.clip = o->clip;
-        SEQPAR__TRY((o->desc.kind == SEQPAR_SGD ? dev->sgd : dev->adamw)(dev, &a, ctx->queue));
-    }
-    return SEQPAR_OK;
-}
-
-/* Stage 0: everybody updates everything. The gradient of a group is whole only meanwhile. */
-static seqpar_status seqpar__update_everywhere(seqpar_ctx *ctx, seqpar_optim *o, void *params, int64_t group, double lr) {
-    int64_t size = seqpar_dtype_bytes(ctx->device->accumulator), first = o->group_begin[group], all = o->group_begin[group + 1] - first, begin, count;
-    seqpar_buffer whole;
-    seqpar_status status;
-    if (ctx->world->size == 1) return seqpar__update_range(ctx, o, params, group, first, all, o->gradient[group].data, first, lr);
-    status = seqpar_buffer_new(ctx, &whole, all * size, SEQPAR_MEM_GRADIENTS);
-    seqpar__owned(o, group, ctx->world->size, ctx->world->rank, &begin, &count);
-    if (!status) {
-        seqpar__handed handed = {whole.data, first, first + all, SEQPAR_BLOCK * size, 0, ctx->queue, "gradients from owners"};
-        ctx->device->copy(ctx->device, (char *)whole.data + begin * size, o->gradient[group].data, count * size, ctx->queue);
-        status = seqpar__share_owned(ctx, o, &handed);
-    }
-    if (!status) status = seqpar__update_range(ctx, o, params, group, first, all, whole.data, first, lr);
-    seqpar_buffer_free(ctx, &whole);
-    return status;
-}
-
-static seqpar_status seqpar__update(seqpar_ctx *ctx, seqpar_optim *o, void *params, double lr) {
-    int64_t g, begin, count;
-    seqpar__handed handed = {params, 0, o->elements, SEQPAR_BLOCK * seqpar_dtype_bytes(ctx->device->storage), 1, ctx->queue, "parameters from owners"};
-    for (g = 0; g < o->groups; g++) {
-        if (o->desc.zero_stage == 0) { SEQPAR__TRY(seqpar__update_everywhere(ctx, o, params, g, lr)); continue; }
-        seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count);
-        SEQPAR__TRY(seqpar__update_range(ctx, o, params, g, o->group_begin[g] + begin, count, o->gradient[g].data, seqpar__own_begin(o, ctx, g), lr));
-    }
-    if (o->desc.zero_stage == 0 || SEQPAR__FAULT(23)) return SEQPAR_OK; /* fault: ranks drift apart */
-    return seqpar__share_owned(ctx, o, &handed);
-}
-
-SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *o, void *params, int64_t elements, double lr) {
-    const seqpar__given given[] = {{"learning rates", seqpar__given_real(lr), 1}, {"the number of steps done", o->t, 0}};
-    SEQPAR__TRY(seqpar__check_complete(ctx->error, o));
-    SEQPAR__TRY(seqpar__ranks_agree(ctx->world, "the end of a step", given, 2));
-    SEQPAR__TRY(seqpar__check_room(ctx->error, o, elements));
-    SEQPAR__TRY(seqpar__gradient_end(ctx, o));
-    seqpar__step_free(o);
-    SEQPAR__TRY(seqpar__gradient_norm(ctx, o));
-    o->clip = o->desc.max_norm > 0 && !SEQPAR__FAULT(21) ? SEQPAR__MIN(1.0, o->desc.max_norm / (o->norm + 1e-6)) : 1.0;
-    o->t++;
-    o->ended = 1;
-    return seqpar__update(ctx, o, params, lr);
-}
-
-/* ---- what is kept of every parameter, a part at a time ---- */
-
-SEQPAR_DEF int seqpar_optim_keeps(const seqpar_ctx *ctx, const seqpar_optim *o, int state) {
-    if (state == SEQPAR_STATE_MASTER) return ctx->device->storage != ctx->device->accumulator;
-    return state == SEQPAR_STATE_GRADIENT || ((state == SEQPAR_STATE_M || state == SEQPAR_STATE_V) && o->desc.kind != SEQPAR_SGD);
-}
-
-/* Where the elements [*begin, *end) of a group's state, cut to those that are here, lie. */
-static void *seqpar__kept_at(const seqpar_ctx *ctx, const seqpar_optim *o, int state, int64_t group, int64_t *begin, int64_t *end) {
-    int64_t own, count, at;
-    if (state != SEQPAR_STATE_GRADIENT && o->desc.zero_stage == 0) { own = o->group_begin[group]; count = o->group_begin[group + 1] - own; at = own; }
-    else {
-        seqpar__owned(o, group, ctx->world->size, ctx->world->rank, &own, &count);
-        own += o->group_begin[group];
-        at = state == SEQPAR_STATE_GRADIENT ? 0 : seqpar__own_begin(o, ctx, group);
-    }
-    *begin = SEQPAR__MAX(*begin, own);
-    *end = SEQPAR__MIN(*end, own + count);
-    return seqpar__at(state == SEQPAR_STATE_GRADIENT ? o->gradient[group].data : state == SEQPAR_STATE_M ? o->m.data : state == SEQPAR_STATE_V ? o->v.data : o->master.data, at + *begin - own, ctx->device->accumulator);
-}
-
-static seqpar_status seqpar__check_part(const seqpar_ctx *ctx, const seqpar_optim *o, const seqpar_optim_part *part) {
-    static const char *const names[] = {"gradient", "first moments", "second moments", "master parameters"};
-    const seqpar_tensor *t;
-    if (part->state == SEQPAR_STATE_GRADIENT && o->step) return seqpar_fail(ctx->error, SEQPAR_ERR_STEP, "a step is under way; its gradient is there after seqpar_step_end");
-    if (!seqpar_optim_keeps(ctx, o, part->state) || (part->state == SEQPAR_STATE_GRADIENT && !o->ended))
-        return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION, "this optimizer keeps no %s now; moments are AdamW's, masters a bf16 device's, the gradient is there when a step has ended", part->state >= 0 && part->state < 4 ? names[part->state] : "such state");
-    t = part->tensor >= 0 && part->tensor < o->tensor_count ? &o->tensors[part->tensor] : NULL;
-    if (!t || part->first < 0 || part->count < 0 || part->first > seqpar__tensor_elements(t) - part->count)
-        return seqpar_fail(ctx->error, SEQPAR_ERR_SIZE, "elements %lld .. + %lld of tensor %lld are wanted; there are %lld tensors, and this one has %lld elements", (long long)part->first, (long long)part->count, (long long)part->tensor, (long long)o->tensor_count, (long long)(t ? seqpar__tensor_elements(t) : 0));
-    return SEQPAR_OK;
-}
-
-SEQPAR_DEF seqpar_status seqpar_optim_read(seqpar_ctx *ctx, const seqpar_optim *o, double *values, const seqpar_optim_part *part) {
-    int64_t first, begin, end;
-    void *data;
-    SEQPAR__TRY(seqpar__check_part(ctx, o, part));
-    first = begin = o->tensor_begin[part->tensor] + (SEQPAR__FAULT(91) ? 0 : part->first); /* fault: every part is the first */
-    end = begin + part->count;
-    data = seqpar__kept_at(ctx, o, part->state, o->tensors[part->tensor].group, &begin, &end);
-    if (begin < end) seqpar_device_read(ctx->device, values + (begin - first), data, 0, end - begin, ctx->device->accumulator);
-    if (part->state != SEQPAR_STATE_GRADIENT && o->desc.zero_stage == 0) return SEQPAR_OK;
-    {
-        seqpar__handed handed = {values, first, first + part->count, 8 * SEQPAR_BLOCK, 0, NULL, "state from owners"};
-        return seqpar__share_owned(ctx, o, &handed);
-    }
-}
-
-SEQPAR_DEF seqpar_status seqpar_optim_write(seqpar_ctx *ctx, seqpar_optim *o, const double *values, const seqpar_optim_part *part) {
-    int64_t first, begin, end;
-    void *data;
-    SEQPAR__TRY(seqpar__check_part(ctx, o, part));
-    first = begin = o->tensor_begin[part->tensor] + part->first;
-    end = begin + part->count;
-    data = seqpar__kept_at(ctx, o, part->state, o->tensors[part->tensor].group, &begin, &end);
-    if (begin < end) seqpar_device_write(ctx->device, data, 0, values + (begin - first), end - begin, ctx->device->accumulator);
-    return SEQPAR_OK;
-}
-
-SEQPAR_DEF double seqpar_schedule_factor(int kind, int64_t step, int64_t warmup, int64_t total, double min_ratio) {
-    double p, wave;
-    if (step < warmup) return (double)step / (double)SEQPAR__MAX(1, warmup);
-    p = (double)(step - warmup) / (double)SEQPAR__MAX(1, total - warmup);
-    wave = 0.5 * (1.0 + cos(3.14159265358979323846 * p));
-    if (kind == SEQPAR_CONSTANT) return 1.0;
-    if (kind == SEQPAR_LINEAR) return SEQPAR__MAX(0.0, (double)(total - step) / (double)SEQPAR__MAX(1, total - warmup));
-    if (kind == SEQPAR_COSINE) return SEQPAR__MAX(0.0, wave);
-    return wave * (1.0 - min_ratio) + min_ratio;
 }
 
 #if !defined(__clang__) && defined(__GNUC__)

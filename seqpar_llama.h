@@ -306,9 +306,7 @@ static seqpar_status seqpar__llama_tokens(seqpar_ctx *ctx, const seqpar_llama *m
     for (r = 0; r < row_count; r++) {
         seqpar_scatter(b->ids, rows[r].ids, b->share, r, 4);
         seqpar_scatter(b->targets, rows[r].targets, b->share, r, 4);
-        for (i = 0; SEQPAR__FAULT(35) && i + 1 < b->tokens; i++) b->targets[i] = b->targets[i] == SEQPAR_IGNORE ? SEQPAR_IGNORE : b->ids[i + 1]; /* shift after split */
         seqpar_scatter(b->positions, rows[r].position_ids, b->share, r, 4);
-        for (i = 0; SEQPAR__FAULT(33) && i < b->tokens; i++) b->positions[i] = (int32_t)i; /* local positions */
         for (i = 0; i < rows[r].tokens; i++) {
             *positions = SEQPAR__MAX(*positions, rows[r].position_ids[i] + 1);
             if (rows[r].ids[i] < 0 || rows[r].ids[i] >= m->config.vocab || (rows[r].targets[i] != SEQPAR_IGNORE && (rows[r].targets[i] < 0 || rows[r].targets[i] >= m->config.vocab)))
@@ -332,7 +330,6 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_batch(seqpar_ctx *ctx, seqpar_llama *
     desc.layout = run->layout; desc.schedule = run->schedule; desc.heads_k_stride = run->heads_k_stride;
     desc.ulysses_size = run->ulysses_size;
     desc.relaxed = run->relaxed;
-    if (SEQPAR__FAULT(74) && c->score) desc.window = ctx->sp_size > 1 ? 4 : 0; /* fault: a reward model without the ring sees only what is near */
     SEQPAR__TRY(seqpar_attn_open(ctx, &b->attn, rows, row_count, &desc));
     b->share = seqpar_attn_share(b->attn);
     b->tokens = b->share->tokens;
@@ -580,7 +577,7 @@ static seqpar_status seqpar__attention_backward(const seqpar__layer_call *c, con
     io.dout = g->dout.data; io.dq = g->dq.data; io.dk = g->dk.data; io.dv = g->dv.data;
     SEQPAR__TRY(seqpar_attn_backward(c->ctx, c->b->attn, &io));
     SEQPAR__TRY(seqpar__rotate(c, g->dq.data, f->heads, 1));
-    SEQPAR__TRY(seqpar__rotate(c, g->dk.data, f->kv_heads, !SEQPAR__FAULT(34))); /* fault: gradient turned the wrong way */
+    SEQPAR__TRY(seqpar__rotate(c, g->dk.data, f->kv_heads, 1));
     SEQPAR__TRY(seqpar__norm(c, n, c->x, NULL, norm));
     SEQPAR__TRY(seqpar__linear_grad(c, g->dq.data, n, q));
     SEQPAR__TRY(seqpar__linear_grad(c, g->dk.data, n, k));
@@ -723,7 +720,7 @@ static seqpar_status seqpar__llama_layer_backward(seqpar__layer_call *c, seqpar_
     seqpar_status status;
     memset(&nodes, 0, sizeof nodes);
     SEQPAR__TRY(seqpar__layer_call_open(c, 1));
-    if (c->b->run.recompute && !SEQPAR__FAULT(32)) SEQPAR__TRY(seqpar__layer_inner(c, 0)); /* fault: another layer's activations */
+    if (c->b->run.recompute) SEQPAR__TRY(seqpar__layer_inner(c, 0));
     status = seqpar__nodes_new(c, optim, c->layer + 1, c->fold->node_count, &nodes);
     if (!status) status = seqpar__mlp_backward(c, g->dx.data, g->dn.data);
     if (!status) status = seqpar__attention_backward(c, g);
@@ -763,27 +760,6 @@ static seqpar_status seqpar__layer_gradients_new(const seqpar__layer_call *c, se
     return seqpar_buffer_new(c->ctx, &g->dv, row * narrow, SEQPAR_MEM_SCRATCH);
 }
 
-static int64_t seqpar__count_targets(const int32_t *targets, int64_t count) {
-    int64_t i, n = 0;
-    for (i = 0; i < count; i++) n += targets[i] != SEQPAR_IGNORE;
-    return n;
-}
-/* Faults: seeds P times too small; every micro-batch with a mean of its own; every rank with a mean of its own. */
-static void seqpar__faulty_seeds(seqpar_ctx *ctx, const seqpar_llama_batch *b, const seqpar_step *step, int64_t micro, const seqpar_head_seeds *seeds) {
-    int64_t r, t, first, count, all = 0, here = 0, own = seqpar__count_targets(b->targets, b->tokens);
-    double factor = 1.0 / (double)ctx->sp_size, seed;
-    seqpar__micro_rows(step, ctx->dp_size, ctx->dp_rank, micro, &first, &count);
-    for (r = 0; r < step->row_count; r++) all += seqpar__count_targets(step->rows[r].targets, step->rows[r].tokens);
-    for (r = first; r < first + count; r++) here += seqpar__count_targets(step->rows[r].targets, step->rows[r].tokens);
-    if (SEQPAR__FAULT(72)) factor = here ? (double)all / (double)(step->accumulation * ctx->dp_size * here) : 1.0;
-    if (SEQPAR__FAULT(73)) factor = own ? (double)here / (double)(ctx->sp_size * own) : 1.0;
-    for (t = 0; t < b->tokens; t++) {
-        seqpar_device_read(ctx->device, &seed, seeds->dlogp, t, 1, ctx->device->accumulator);
-        seed *= factor;
-        seqpar_device_write(ctx->device, (void *)seeds->dlogp, t, &seed, 1, ctx->device->accumulator);
-    }
-}
-
 /* Before anything is sent: a batch that forward has been through and kept, and an optimizer of this model's tensors. */
 static seqpar_status seqpar__check_backward(seqpar_error *error, const seqpar_llama *m, const seqpar_llama_batch *b, const seqpar_optim *optim) {
     SEQPAR__TRY(seqpar__check_model(error, m, b));
@@ -803,7 +779,6 @@ SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *m,
     SEQPAR__TRY(seqpar__check_backward(ctx->error, m, b, optim));
     SEQPAR__TRY(seqpar_step_fold(ctx, optim, &c.fold, b->share, micro));
     b->has = 1; /* what was kept is spent */
-    if (SEQPAR__FAULT(71) || SEQPAR__FAULT(72) || SEQPAR__FAULT(73)) seqpar__faulty_seeds(ctx, b, optim->step, micro, seeds);
     status = seqpar__layer_gradients_new(&c, &g);
     if (!status) status = seqpar__llama_head_backward(&c, optim, micro, seeds, g.dx.data, g.dn.data);
     for (c.layer = m->config.layers - 1; !status && c.layer >= 0; c.layer--) status = seqpar__llama_layer_backward(&c, optim, micro, &g);

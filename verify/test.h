@@ -15,13 +15,16 @@ static int test_passed, test_failed, test_skipped;
 static uint64_t test_seed = 1;
 static const char *test_program = "test";
 static char test_why[768]; /* first reason the running test is wrong */
+#ifdef TEST_FAULTS
+int seqpar__fault; /* the number of the mistake that is on (verify/faults.tsv) */
+#endif
 
 __attribute__((unused)) static void test_begin(int argc, char **argv) {
     int i;
     test_program = argv[0];
     for (i = 1; i + 1 < argc; i++)
         if (!strcmp(argv[i], "--seed")) test_seed = (uint64_t)strtoull(argv[i + 1], NULL, 10);
-#ifdef SEQPAR_FAULTS
+#ifdef TEST_FAULTS
     if (getenv("SEQPAR_FAULT")) seqpar__fault = atoi(getenv("SEQPAR_FAULT"));
 #endif
     printf("# %s --seed %llu\n", test_program, (unsigned long long)test_seed);

@@ -60,9 +60,9 @@ mutant bf16_halves_swapped 'b\[0\]\.r\[1\] = r\[1\]; b\[1\]\.r\[0\] = r\[2\]' 'b
 mutant rows_as_they_come 'CUBLAS_OP_N, \(int\)a->out, CUBLAS_ROWS, ' 'CUBLAS_OP_N, (int)a->out, (int)(a->rows < CUBLAS_ROWS ? a->rows : CUBLAS_ROWS), ' test_cublas
 mutant no_masters 'working \&\& first' 'working' test_device
 
-# Mistakes about the queue in seqpar.h.
+# Mistakes about the queue in seqpar.h (verify/faults.tsv).
 flaw() { # NUMBER NAME
-    [ -e $out/flawed ] || ${CC:-cc} -std=gnu11 -O2 -march=native -w -fopenmp -DTEST_CUDA -DSEQPAR_FAULTS -I. -Ibuild -Iverify verify/test_queue.c build/cuda_on_cpu.o -o $out/flawed -lm -lpthread -ldl -lstdc++ 2>$out/flawed.log || { fail "cuda_fault_$2" "does not build"; return; }
+    [ -e $out/flawed ] || ${CC:-cc} -std=gnu11 -O2 -march=native -w -fopenmp -DTEST_CUDA -DTEST_FAULTS -Ibuild/faults -I. -Ibuild -Iverify verify/test_queue.c build/cuda_on_cpu.o -o $out/flawed -lm -lpthread -ldl -lstdc++ 2>$out/flawed.log || { fail "cuda_fault_$2" "does not build"; return; }
     for seed in 1 2 3; do # ranks race: another order may be needed to see it
         { SEQPAR_FAULT=$1 TEST_FIRST=1 timeout 600 $out/flawed --seed $seed >$out/"$2".log 2>&1; } 2>/dev/null
         case $? in 0) ;; 124) fail "cuda_fault_$2" "test_queue ran out of time"; return ;; *) pass "cuda_fault_$2"; return ;; esac
@@ -70,6 +70,7 @@ flaw() { # NUMBER NAME
     fail "cuda_fault_$2" "test_queue stays green"
 }
 rm -f $out/flawed
+make --no-print-directory -s planted || fail cuda_faults_planted "see above"
 flaw 81 transport_does_not_settle
 flaw 82 parameters_sent_as_of_the_host
 

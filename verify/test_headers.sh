@@ -243,6 +243,12 @@ sources() { git ls-files -co --exclude-standard 2>/dev/null || find . -type f -n
 tidy() { if [ -z "$2" ]; then ok $1; else fail $1 "$(echo "$2" | tr '\n' ' ' | cut -c1-250)"; fi; } # NAME WHAT-IS-WRONG
 tidy tidy_spdx "$(sources | grep -vE '^(\./)?LICENSE$' | while read -r f; do [ -f "$f" ] && grep -qI . "$f" && ! grep -q 'SPDX-License-Identifier' "$f" && echo "$f"; done)"
 tidy tidy_no_notes "$(grep -nwE 'T[O]DO|F[I]XME|X[X]X' ./*.h demos/*.* verify/*.* bench/*.* ci/*.* 2>/dev/null | head -n 3)"
+# Part I, the subject, and part II, devices, share nothing private but what stands before both.
+private_in() { { grep -E '^(static|SEQPAR__)' "$1" | grep -oE 'seqpar__[a-z0-9_]+\('; grep -oE '^} seqpar__[a-z0-9_]+;' "$1"; } | grep -oE 'seqpar__[a-z0-9_]+' | sort -u; }
+awk -v out=$out '/^   >>plan /{ part = 1 } /You may stop here/{ part = 2 } { print >(out "/part_" part + 0) }' seqpar.h
+for x in 0 1 2; do private_in $out/part_$x >$out/private_$x; done
+uses() { comm -12 <(grep -oE 'seqpar__[a-z0-9_]+' $out/part_$1 | sort -u) <(comm -23 $out/private_$2 <(sort -u $out/private_$1 $out/private_0)); }
+tidy tidy_parts "$(uses 1 2)$(uses 2 1)$(for x in 0 1 2; do [ "$(wc -l <$out/private_$x)" -gt 50 ] || echo "part $x has hardly a private name"; done)"
 tidy tidy_chapters "$(for c in api util fold pack split comm device cpu plan attn loss optim; do grep -qE "^   >>$c  " seqpar.h || echo "no chapter $c"; done)"
 [ "$(wc -l <seqpar.h)" -le 8800 ] && tidy tidy_file_length "" || tidy tidy_file_length "seqpar.h has $(wc -l <seqpar.h) lines"
 
