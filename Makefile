@@ -13,7 +13,7 @@ DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves
 SUITES = slow slow_loss numerics objective fold pack split agree comm transport nccl nccl_gpus train_nccl device cuda attn truth bits sample memory plan schedule safetensors demos_support headers sanitize rollout faults train runs kills processes post bad_input sizes fuzz reward ppo readme
 BENCHES = bench_cpu bench_chunks bench_head bench_layers bench_ranks bench_sample
 
-.PHONY: demo verify check check-all check-gpu cuda demos bench bench-gpu readme setup clean help
+.PHONY: linked-flags demo verify check check-all check-gpu cuda demos bench bench-gpu readme setup clean help
 help:
 	@echo "make demo    trains on 1 rank and on 4 and compares the bits (about a minute)"
 	@echo "make verify  every objective on 2 to 8 ranks against one rank, and the first DPO loss (seconds); DEVICE=cuda: on a GPU"
@@ -36,7 +36,7 @@ verify: setup $(VERIFY)
 	@$(VERIFY) --device $(DEVICE)
 
 check: setup
-	@$(MAKE) --no-print-directory -j2 $(DEMOS:%=build/%) build/verify_sp build/reward_server_for_tests $(filter-out build/test_headers build/test_cuda build/test_sanitize build/test_faults build/test_train build/test_runs build/test_kills build/test_processes build/test_post build/test_bad_input build/test_sizes build/test_fuzz build/test_reward build/test_ppo build/test_readme,$(SUITES:%=build/test_%))
+	@$(MAKE) --no-print-directory -j2 $(DEMOS:%=build/%) build/verify_sp build/reward_server_for_tests $(patsubst verify/test_%.c,build/test_%,$(wildcard $(SUITES:%=verify/test_%.c)))
 	@bash ci/run.sh $(SUITES)
 
 check-all: export TEST_ALL = 1
@@ -63,9 +63,18 @@ build/options.inc: demos/options.tsv demos/options.awk
 	@mkdir -p build
 	awk -f demos/options.awk demos/options.tsv > $@
 
-build/verify_sp: verify/verify.c demos/files.h verify/run_objective.h verify/kept.h $(HEADERS)
+# The implementation is compiled once. What needs the public API alone is linked with it: its own units see prototypes,
+# whatever *_IMPLEMENTATION they define.
+build/seqpar.o: verify/library.c $(HEADERS)
 	@mkdir -p build
-	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
+	$(CC) $(CPPFLAGS) $(CFLAGS) -c $< -o $@
+LINKED = -DSEQPAR__IMPLEMENTED -DSEQPAR__LLAMA_IMPLEMENTED -DSEQPAR__CHECK_IMPLEMENTED -DSEQPAR__SAFETENSORS_IMPLEMENTED
+
+linked-flags: # for scripts that compile suites in other ways
+	@echo $(LINKED)
+
+build/verify_sp: verify/verify.c build/seqpar.o demos/files.h verify/run_objective.h verify/kept.h
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o -o $@ $(LDLIBS)
 
 # Copies of the headers with every mistake of verify/faults.tsv in them, each behind a switch.
 .PHONY: planted
@@ -74,7 +83,16 @@ build/faults/%.h: %.h verify/faults.tsv verify/plant.awk
 	@mkdir -p build/faults
 	awk -v file=$< -f verify/plant.awk verify/faults.tsv $< >$@.new && mv $@.new $@
 
-build/test_%: verify/test_%.c $(HEADERS) verify/test.h verify/slow.h verify/slow_loss.h verify/golden.h verify/golden.tsv verify/run_model.h verify/run_objective.h verify/kept.h verify/room.h verify/transport.h verify/nccl_stand_in.h verify/nccl_world.h $(wildcard demos/*.h) build/options.inc
+TEST_HEADERS = $(wildcard verify/*.h demos/*.h) verify/golden.tsv build/options.inc
+build/test_%: verify/test_%.c build/seqpar.o $(TEST_HEADERS)
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o -o $@ $(LDLIBS)
+
+# These look inside, count memory or count work: they hold the implementation themselves. Those that measure nothing and
+# compare no bits with other builds are compiled quickly.
+INSIDE = attn device numerics fold memory pack plan rollout safetensors split
+build/test_fold build/test_memory build/test_pack build/test_plan build/test_rollout build/test_safetensors build/test_split: OPT = -O1
+$(INSIDE:%=build/test_%): build/test_%: verify/test_%.c $(HEADERS) $(TEST_HEADERS)
+	@mkdir -p build
 	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
 
 build/reward_server_for_tests: verify/reward_server_for_tests.c
@@ -83,8 +101,8 @@ build/reward_server_for_tests: verify/reward_server_for_tests.c
 
 build/train_ppo build/test_rollout build/test_memory: LDLIBS += -lcurl
 
-build/%: demos/%.c $(HEADERS) $(wildcard demos/*.h) build/options.inc
-	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
+build/%: demos/%.c build/seqpar.o $(wildcard demos/*.h) build/options.inc
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o -o $@ $(LDLIBS)
 
 build/peer_blas: bench/peer_blas.c
 	@mkdir -p build

@@ -1679,7 +1679,7 @@ static seqpar_status seqpar__fold_run_on(seqpar_fold *fold, seqpar_node node, in
     int first = fold->taken++ == 0;
     fold->depth_high = 2; /* a kernel that cannot extend puts its leaf beside the value */
     if (first && !seqpar__fold_keep(fold, node, -1)) return SEQPAR_ERR_MEMORY;
-    else if (fold->pending_at[0] >= 0 && !seqpar__fold_emit(fold, SEQPAR_FOLD_LOAD, fold->pending_at[0])) return SEQPAR_ERR_MEMORY;
+    if (fold->pending_at[0] >= 0 && !seqpar__fold_emit(fold, SEQPAR_FOLD_LOAD, fold->pending_at[0])) return SEQPAR_ERR_MEMORY;
     fold->pending_at[0] = -1;
     if (!seqpar__fold_emit(fold, first ? SEQPAR_FOLD_LEAF : SEQPAR_FOLD_EXTEND, operand)) return SEQPAR_ERR_MEMORY;
     if (fold->taken < fold->leaf_count) return SEQPAR_OK;
@@ -4948,7 +4948,7 @@ SEQPAR_DEF seqpar_status seqpar_segments_sum(seqpar_comm *comm, double *sums, in
     if (!status) status = seqpar_comm_all_gather(comm, place, s->place, bytes, "segment places");
     for (r = 0; !status && r < comm->size; r++) bytes[r] = counts[r] * s->width * 8;
     if (!status) status = seqpar_comm_all_gather(comm, values, s->values, bytes, "segment sums");
-    else if (!status) status = seqpar__segments_fold(comm->error, sums, documents, place, values, total, s->width);
+    if (!status) status = seqpar__segments_fold(comm->error, sums, documents, place, values, total, s->width);
     SEQPAR_FREE(counts);
     SEQPAR_FREE(bytes);
     SEQPAR_FREE(place);

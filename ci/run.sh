@@ -1,36 +1,37 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Unlicense
-# Runs the named suites one after the other and adds up their closing lines. The last line is 'N passed, N failed, N skipped'.
+# Runs the named suites, JOBS at a time (2), and adds up their closing lines. The last line is 'N passed, N failed, N skipped'.
+# Beside each suite: its seconds, and the processor's.
 cd "$(dirname "$0")/.." || exit 1
-passed=0 failed=0 skipped=0
-mkdir -p build/logs
-for suite in "$@"; do
-    log=build/logs/$suite.log
-    if [ -f "verify/test_$suite.sh" ]; then command=(bash "verify/test_$suite.sh"); else command=("build/test_$suite"); fi
-    [ "$suite" = demos_support ] && command+=("${SEQPAR_DATA:-../shared/data}")
-    seconds=${SEQPAR_SUITE_SECONDS:-1200}
-    [ "$suite" = cuda ] && seconds=3000 # nvcc takes minutes for each of three targets
-    began=$(date +%s)
-    timeout "$seconds" "${command[@]}" >"$log" 2>&1
-    code=$?
-    last=$(grep -E '^[0-9]+ passed, [0-9]+ failed' "$log" | tail -n 1)
-    if [ -z "$last" ]; then
-        echo "FAIL $suite ended with exit code $code before its closing line"
-        tail -n 15 "$log"
-        failed=$((failed + 1))
-        continue
-    fi
-    p=$(echo "$last" | sed -E 's/^([0-9]+) passed.*/\1/')
-    f=$(echo "$last" | sed -E 's/.* ([0-9]+) failed.*/\1/')
-    s=$(echo "$last" | grep -oE '[0-9]+ skipped' | grep -oE '[0-9]+' || echo 0)
-    if [ "$code" -ne 0 ] && [ "$f" -eq 0 ]; then
-        echo "FAIL $suite says '$last' but exits with $code"
-        tail -n 15 "$log"
-        f=1
-    fi
-    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
-    printf '%-14s %4d passed %3d failed %3d skipped  %4d s\n' "$suite" "$p" "$f" "$s" $(($(date +%s) - began))
-    grep -E '^(FAIL|skip)' "$log" | cut -c1-300 | head -n 20
-done
-if [ "$skipped" -gt 0 ]; then echo "$passed passed, $failed failed, $skipped skipped"; else echo "$passed passed, $failed failed"; fi
-[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} # suites beside each other: who waits leaves the core to others
+logs=build/logs
+mkdir -p $logs
+if [ "$1" != --one ]; then
+    rm -f $logs/*.verdict
+    printf '%s\n' "$@" | xargs -P "${JOBS:-2}" -n 1 bash ci/run.sh --one
+    cat $logs/*.verdict | awk '{ p += $1; f += $2; s += $3 } END { printf "%d passed, %d failed", p, f; if (s) printf ", %d skipped", s; print ""; exit f > 0 || p == 0 }'
+    exit
+fi
+
+suite=$2 log=$logs/$2.log
+if [ -f "verify/test_$suite.sh" ]; then command=(bash "verify/test_$suite.sh"); else command=("build/test_$suite"); fi
+[ "$suite" = demos_support ] && command+=("${SEQPAR_DATA:-../shared/data}")
+TIMEFORMAT='%R %U %S'
+{ time timeout "${SEQPAR_SUITE_SECONDS:-1500}" "${command[@]}" >"$log" 2>&1; } 2>"$log.time"
+code=$?
+read -r wall user system < <(tail -n 1 "$log.time")
+last=$(grep -E '^[0-9]+ passed, [0-9]+ failed' "$log" | tail -n 1)
+read -r p f s < <(echo "${last:-0 passed, 0 failed}" | sed -E 's/^([0-9]+) passed, ([0-9]+) failed(, ([0-9]+) skipped)?$/\1 \2 \4/')
+why=""
+if [ -z "$last" ]; then why="it ended with exit code $code before its closing line"; elif [ "$code" -ne 0 ] && [ "$f" -eq 0 ]; then why="it says '$last' but exits with $code"; fi
+[ -n "$why" ] && f=$((f + 1))
+{ # in one piece, as another suite may end at the same time
+    printf '%-14s %4d passed %3d failed %3d skipped  %4.0f s  %5.0f s of processor\n' "$suite" "$p" "$f" "${s:-0}" "$wall" "$(echo "$user $system" | awk '{ print $1 + $2 }')"
+    [ -n "$why" ] && echo "FAIL $suite: $why" && tail -n 15 "$log"
+    grep -A 1 -E '^(FAIL|skip)' "$log" | grep -E '^(FAIL|skip| +replay:)' | cut -c1-300 | head -n 20
+    [ "$f" -gt 0 ] && echo "     log: $log    again: make check SUITES=$suite"
+} >"$log.verdict_text"
+cat "$log.verdict_text"
+rm -f "$log.verdict_text" "$log.time"
+echo "$p $f ${s:-0}" >"$logs/$suite.verdict"
+exit 0

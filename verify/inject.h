@@ -3,6 +3,9 @@
 #ifndef INJECT_H
 #define INJECT_H
 
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
 #include "seqpar.h"
 
 /* A comm around another that delays, reorders, damages or drops what passes. Message numbers count
@@ -35,6 +38,11 @@ typedef struct injected { /* a request: the transfers as passed on, and their ti
     int64_t recv_first, recv_count;
 } injected;
 
+static uint64_t inject_mix(uint64_t x) { /* finaliser of splitmix64 */
+    x ^= x >> 30; x *= UINT64_C(0xbf58476d1ce4e5b9);
+    x ^= x >> 27; x *= UINT64_C(0x94d049bb133111eb);
+    return x ^ (x >> 31);
+}
 static void inject_sleep(inject *in) {
 #ifndef SEQPAR_NO_THREADS
     /* a wait that nobody ends: unlike nanosleep it is there under -std=c11, too */
@@ -44,7 +52,7 @@ static void inject_sleep(inject *in) {
     double u = seqpar_random_uniform(in->desc.seed, (uint64_t)in->comm.rank, (uint64_t)in->begins);
     if (in->desc.delay_us_max <= 0) return;
     timespec_get(&until, TIME_UTC);
-    until.tv_nsec += (long)(u * 1000.0 * (double)SEQPAR__MIN(in->desc.delay_us_max, 1000000));
+    until.tv_nsec += (long)(u * 1000.0 * (double)(in->desc.delay_us_max < 1000000 ? in->desc.delay_us_max : 1000000));
     if (until.tv_nsec >= 1000000000) { until.tv_nsec -= 1000000000; until.tv_sec++; }
     pthread_mutex_lock(&lock);
     pthread_cond_timedwait(&never, &lock, &until);
@@ -59,8 +67,8 @@ static void inject_shuffle(const inject *in, seqpar_transfer *list, int64_t coun
     int64_t i, j;
     for (i = 1; i < count; i++)
         for (j = i; j > 0; j--) {
-            uint64_t a = seqpar__mix(in->desc.seed + (uint64_t)in->begins * 7919 + (uint64_t)list[j - 1].peer);
-            uint64_t b = seqpar__mix(in->desc.seed + (uint64_t)in->begins * 7919 + (uint64_t)list[j].peer);
+            uint64_t a = inject_mix(in->desc.seed + (uint64_t)in->begins * 7919 + (uint64_t)list[j - 1].peer);
+            uint64_t b = inject_mix(in->desc.seed + (uint64_t)in->begins * 7919 + (uint64_t)list[j].peer);
             seqpar_transfer t = list[j];
             if (a <= b) break;
             list[j] = list[j - 1];
@@ -82,9 +90,9 @@ static int64_t inject_copy(seqpar_transfer *to, double *stamps, const seqpar_tra
 }
 
 static void injected_free(injected *r) {
-    SEQPAR_FREE(r->list);
-    SEQPAR_FREE(r->stamps);
-    SEQPAR_FREE(r);
+    free(r->list);
+    free(r->stamps);
+    free(r);
 }
 
 static seqpar_status inject_begin(seqpar_comm *comm, const seqpar_group *group, void *queue, seqpar_request *request) {
@@ -97,13 +105,13 @@ static seqpar_status inject_begin(seqpar_comm *comm, const seqpar_group *group, 
     if (in->begins == in->desc.die_at) return SEQPAR_ERR_DIED;
     if (in->begins == in->desc.fail_at) return seqpar_fail(comm->error, SEQPAR_ERR_INJECTED, "'%s': injected failure of transfer %lld", group->name, (long long)in->begins);
     inject_sleep(in);
-    r = SEQPAR__NEW(injected, 1);
-    if (r) r->list = SEQPAR__NEW(seqpar_transfer, 2 * total);
-    if (r) r->stamps = SEQPAR__NEW(double, total);
+    r = (injected *)calloc((size_t)(1), sizeof(injected));
+    if (r) r->list = (seqpar_transfer *)calloc((size_t)(2 * total), sizeof(seqpar_transfer));
+    if (r) r->stamps = (double *)calloc((size_t)(total), sizeof(double));
     if (!r || !r->list || !r->stamps) {
-        if (r) { SEQPAR_FREE(r->list); SEQPAR_FREE(r->stamps); }
-        SEQPAR_FREE(r);
-        return seqpar__no_memory(comm->error, "an injected request");
+        if (r) { free(r->list); free(r->stamps); }
+        free(r);
+        return seqpar_fail(comm->error, SEQPAR_ERR_MEMORY, "no memory for an injected request");
     }
     for (i = 0; i < group->send_count; i++) r->stamps[i] = in->clock + in->desc.latency;
     g.send_count = inject_copy(r->list, r->stamps, group->sends, group->send_count, in->desc.virtual_clock);
@@ -136,7 +144,7 @@ static seqpar_status inject_wait(seqpar_comm *comm, seqpar_request *request, voi
     int64_t i;
     if (!status) inject_damage(in, r, r->recv_first);
     for (i = 0; !status && in->desc.virtual_clock && i < r->recv_count; i++)
-        in->clock = SEQPAR__MAX(in->clock, r->stamps[r->recv_first + i]);
+        if (r->stamps[r->recv_first + i] > in->clock) in->clock = r->stamps[r->recv_first + i];
     injected_free(r);
     return status;
 }
@@ -144,9 +152,9 @@ static seqpar_status inject_wait(seqpar_comm *comm, seqpar_request *request, voi
 static seqpar_status inject_split(seqpar_comm *comm, int64_t color, int64_t key, seqpar_comm **sub) {
     inject *in = (inject *)comm->state;
     seqpar_comm *inner = NULL;
-    SEQPAR__TRY(seqpar_comm_split(in->inner, color, key, &inner));
+    if (seqpar_comm_split(in->inner, color, key, &inner)) return comm->error->status;
     *sub = seqpar_comm_inject(inner, &in->desc);
-    if (!*sub) { seqpar_comm_free(inner); return seqpar__no_memory(comm->error, "a comm"); }
+    if (!*sub) { seqpar_comm_free(inner); return seqpar_fail(comm->error, SEQPAR_ERR_MEMORY, "no memory for a comm"); }
     ((inject *)(*sub)->state)->owned = inner;
     return SEQPAR_OK;
 }
@@ -154,12 +162,12 @@ static void inject_abort(seqpar_comm *comm, const char *text) { seqpar_comm_abor
 static void inject_free(seqpar_comm *comm) {
     inject *in = (inject *)comm->state;
     seqpar_comm_free(in->owned);
-    SEQPAR_FREE(in);
+    free(in);
 }
 
 static inline seqpar_comm *seqpar_comm_inject(seqpar_comm *inner, const seqpar_inject_desc *desc) {
     static const seqpar_comm_table table = {"inject", inject_begin, inject_wait, inject_split, inject_abort, inject_free, 0};
-    inject *in = SEQPAR__NEW(inject, 1);
+    inject *in = (inject *)calloc((size_t)(1), sizeof(inject));
     if (!in) return NULL;
     in->comm = *inner;
     in->comm.table = &table;

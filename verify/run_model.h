@@ -2,6 +2,10 @@
 /* Runs a small model for some optimizer steps in one of many equivalent ways and keeps everything it computed. */
 #ifndef RUN_MODEL_H
 #define RUN_MODEL_H
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include "seqpar_llama.h"
 #include "inject.h"
 #include "test.h"

@@ -4,6 +4,10 @@
    data at absolute positions, the same for every way. */
 #ifndef RUN_OBJECTIVE_H
 #define RUN_OBJECTIVE_H
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include "seqpar_llama.h"
 #include "on_cuda.h"
 #include "kept.h"

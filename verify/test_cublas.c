@@ -50,7 +50,8 @@ static seqpar_status product_rows(product *p, int64_t first, int64_t rows, void 
     a.w.data = p->dw; a.w.stride = p->transposed ? OUT : IN;
     a.rows = rows; a.out = OUT; a.in = IN; a.transposed = p->transposed; a.accumulate = p->accumulate;
     p->device->copy(p->device, p->dy, p->before, y_bytes(p, MOST_ROWS), NULL);
-    SEQPAR__TRY(p->device->matmul(p->device, &a, p->device->queue));
+    seqpar_status status = p->device->matmul(p->device, &a, p->device->queue);
+    if (status) return status;
     p->device->copy(p->device, got, (char *)p->dy + y_bytes(p, first), y_bytes(p, rows), NULL);
     return SEQPAR_OK;
 }

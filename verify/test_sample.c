@@ -8,6 +8,8 @@
 
 #define COUNT(list) ((int64_t)(sizeof(list) / sizeof *(list)))
 
+static int64_t test_min(int64_t a, int64_t b) { return a < b ? a : b; }
+
 static const seqpar_llama_config grouped = {.layers = 2, .hidden = 24, .heads = 6, .kv_heads = 2, .head_dim = 10, .intermediate = 37, .vocab = 53};
 static const seqpar_llama_config tied = {.layers = 3, .hidden = 32, .heads = 2, .kv_heads = 2, .head_dim = 32, .intermediate = 64, .vocab = 40, .tied = 1};
 static const seqpar_llama_sample_desc plain = {.max_new_tokens = 12, .temperature = 1, .top_p = 1, .seed = 5};
@@ -314,7 +316,7 @@ static int64_t first_of(const seqpar_llama_text *t, int32_t id) {
 
 static void expect_prefix(const seqpar_llama_text *got, const seqpar_llama_text *whole, int64_t count, int stopped, const char *what) {
     test_expect(got->count == count && got->stopped == stopped, "%s: %lld tokens, stopped %d; want %lld, %d", what, (long long)got->count, got->stopped, (long long)count, stopped);
-    test_expect(count <= whole->count && !memcmp(got->ids, whole->ids, (size_t)SEQPAR__MIN(count, got->count) * 4), "%s: the text is another", what);
+    test_expect(count <= whole->count && !memcmp(got->ids, whole->ids, (size_t)test_min(count, got->count) * 4), "%s: the text is another", what);
 }
 
 static void test_ends(void) {
@@ -331,8 +333,8 @@ static void test_ends(void) {
         desc.stops = stops; desc.stop_count = 2;
         if (generate(&p, text, set.prompt, PROMPTS, &desc))
             for (i = 0; i < PROMPTS; i++) {
-                int64_t at = SEQPAR__MIN(first_of(&whole[i], stops[0]), first_of(&whole[i], stops[1]));
-                expect_prefix(&text[i], &whole[i], SEQPAR__MIN(at + 1, 12), at < 12, "stop ids");
+                int64_t at = test_min(first_of(&whole[i], stops[0]), first_of(&whole[i], stops[1]));
+                expect_prefix(&text[i], &whole[i], test_min(at + 1, 12), at < 12, "stop ids");
             }
         seqpar_llama_texts_free(text, PROMPTS);
         desc.stop_count = 0;
@@ -342,7 +344,7 @@ static void test_ends(void) {
         }
         desc.max_new_tokens = 12;
         desc.max_tokens = 36;
-        if (generate(&p, text, set.prompt, PROMPTS, &desc)) for (i = 0; i < PROMPTS; i++) expect_prefix(&text[i], &whole[i], SEQPAR__MIN(12, 36 - set.prompt[i].tokens), 0, "max_tokens");
+        if (generate(&p, text, set.prompt, PROMPTS, &desc)) for (i = 0; i < PROMPTS; i++) expect_prefix(&text[i], &whole[i], test_min(12, 36 - set.prompt[i].tokens), 0, "max_tokens");
         seqpar_llama_texts_free(text, PROMPTS);
         seqpar_llama_texts_free(whole, PROMPTS);
     }

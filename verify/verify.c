@@ -9,6 +9,10 @@
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_LLAMA_IMPLEMENTATION
 #define SEQPAR_SAFETENSORS_IMPLEMENTATION
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include "seqpar_llama.h"
 #include "seqpar_safetensors.h"
 #include <sys/stat.h>
