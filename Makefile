@@ -10,15 +10,16 @@ LDLIBS = -lcjson -lm -lpthread -ldl
 
 HEADERS = seqpar.h seqpar_check.h seqpar_llama.h seqpar_safetensors.h seqpar_nccl.h
 DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie train_sft train_dpo train_kto train_ppo train_rm make_arith compare_runs
-SUITES = slow slow_loss numerics objective fold pack split agree comm transport nccl nccl_gpus train_nccl device cuda attn truth bits sample memory plan schedule safetensors demos_support headers sanitize rollout faults train runs kills processes post bad_input sizes fuzz reward ppo readme
+SUITES = cuda headers faults sanitize attn memory truth bits objective train post ppo bad_input runs kills processes sizes fuzz reward readme nccl plan transport sample device numerics slow slow_loss pack fold split agree comm nccl_gpus train_nccl schedule safetensors demos_support rollout
 BENCHES = bench_cpu bench_chunks bench_head bench_layers bench_ranks bench_sample
 
-.PHONY: linked-flags demo verify check check-all check-gpu cuda demos bench bench-gpu readme setup clean help
+.PHONY: linked-flags quick demo verify check check-all check-gpu cuda demos bench bench-gpu readme setup clean help
 help:
 	@echo "make demo    trains on 1 rank and on 4 and compares the bits (about a minute)"
 	@echo "make verify  every objective on 2 to 8 ranks against one rank, and the first DPO loss (seconds); DEVICE=cuda: on a GPU"
-	@echo "make check   all tests; the last line is 'N passed, N failed'"
-	@echo "make check-all  the same with the full product of ways to compute attention"
+	@echo "make check   all tests (SUITES=\"fold pack\": some); the last line is 'N passed, N failed'"
+	@echo "make quick   what one types while editing: a minute"
+	@echo "make check-all  the same with everything in full: ways to compute attention, nvcc targets, compilers"
 	@echo "make demos   builds the programs in demos/ into build/; with CC=nvcc as CUDA C++ into build/nvcc/"
 	@echo "make cuda    builds the trainers with the CUDA device into build/cuda_train_* (nvcc)"
 	@echo "make check-gpu  the device suites and make verify on a GPU"
@@ -35,9 +36,22 @@ VERIFY = $(if $(filter cuda,$(DEVICE)),build/on_gpu_verify,build/verify_sp)
 verify: setup $(VERIFY)
 	@$(VERIFY) --device $(DEVICE)
 
+# make check SUITES="fold pack" runs some. Suites in C are programs; most shell suites run the demos.
+IN_C = $(patsubst verify/test_%.c,%,$(wildcard $(SUITES:%=verify/test_%.c)))
+RUN_DEMOS = train runs kills processes post bad_input sizes fuzz reward ppo readme
 check: setup
-	@$(MAKE) --no-print-directory -j2 $(DEMOS:%=build/%) build/verify_sp build/reward_server_for_tests $(patsubst verify/test_%.c,build/test_%,$(wildcard $(SUITES:%=verify/test_%.c)))
+	@$(MAKE) --no-print-directory -j2 $(IN_C:%=build/test_%) $(if $(filter $(RUN_DEMOS),$(SUITES)),$(DEMOS:%=build/%) build/verify_sp build/reward_server_for_tests)
 	@bash ci/run.sh $(SUITES)
+
+# While editing: under a minute. The library with -O1, the suites that find most, every objective on 2 to 8 ranks.
+QUICK = pack split comm agree schedule bits
+quick: setup
+	@$(MAKE) --no-print-directory -j2 $(QUICK:%=build/quick/test_%) build/quick/verify
+	@for suite in $(QUICK); do TEST_WAYS=23 TEST_FIRST=1 build/quick/test_$$suite >build/quick/$$suite.log || { tail -n 3 build/quick/$$suite.log; exit 1; }; echo "$$suite: $$(tail -n 1 build/quick/$$suite.log)"; done
+	@build/quick/verify >build/quick/verify.log || { cat build/quick/verify.log; exit 1; }; tail -n 3 build/quick/verify.log
+build/quick/%: verify/%.c build/counting.o $(wildcard verify/*.h)
+	@mkdir -p build/quick
+	@$(CC) $(CPPFLAGS) $(CFLAGS) -O1 $(LINKED) $< build/counting.o -o $@ $(LDLIBS)
 
 check-all: export TEST_ALL = 1
 check-all: check
@@ -78,19 +92,31 @@ build/verify_sp: verify/verify.c build/seqpar.o demos/files.h verify/run_objecti
 
 # Copies of the headers with every mistake of verify/faults.tsv in them, each behind a switch.
 .PHONY: planted
-planted: $(HEADERS:%=build/faults/%)
-build/faults/%.h: %.h verify/faults.tsv verify/plant.awk
+planted: $(HEADERS:%=build/faults/%) build/faults/seqpar_cuda.cu
+build/faults/%: % verify/faults.tsv verify/plant.awk
 	@mkdir -p build/faults
 	awk -v file=$< -f verify/plant.awk verify/faults.tsv $< >$@.new && mv $@.new $@
+build/faults/seqpar.o: verify/library.c $(HEADERS:%=build/faults/%)
+	$(CC) -Ibuild/faults $(CPPFLAGS) $(CFLAGS) -O2 -DSEQPAR_COUNT_WORK -c $< -o $@
+build/faults/cuda_on_cpu.o: build/faults/seqpar_cuda.cu build/faults/seqpar.h verify/cuda_on_cpu.h verify/cuda_on_cpu_bridge.h verify/cublas_on_cpu.h
+	$(ON_CPU) -c $< -o $@
 
 TEST_HEADERS = $(wildcard verify/*.h demos/*.h) verify/golden.tsv build/options.inc
 build/test_%: verify/test_%.c build/seqpar.o $(TEST_HEADERS)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o -o $@ $(LDLIBS)
 
-# These look inside, count memory or count work: they hold the implementation themselves. Those that measure nothing and
-# compare no bits with other builds are compiled quickly.
-INSIDE = attn device numerics fold memory pack plan rollout safetensors split
-build/test_fold build/test_memory build/test_pack build/test_plan build/test_rollout build/test_safetensors build/test_split: OPT = -O1
+# These bound the steps of packing and splitting by counting them.
+COUNTING = pack rollout split
+build/counting.o: verify/library.c $(HEADERS)
+	@mkdir -p build
+	$(CC) $(CPPFLAGS) $(CFLAGS) -O1 -DSEQPAR_COUNT_WORK -c $< -o $@
+$(COUNTING:%=build/test_%): build/test_%: verify/test_%.c build/counting.o $(TEST_HEADERS)
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/counting.o -o $@ $(LDLIBS)
+
+# These look inside or count memory: they hold the implementation themselves. Those that measure nothing and compare no bits
+# with other builds are compiled quickly.
+INSIDE = attn device numerics fold memory plan safetensors
+build/test_fold build/test_memory build/test_plan build/test_safetensors: OPT = -O1
 $(INSIDE:%=build/test_%): build/test_%: verify/test_%.c $(HEADERS) $(TEST_HEADERS)
 	@mkdir -p build
 	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
@@ -130,11 +156,14 @@ build/cuda_on_cpu.o: seqpar_cuda.cu seqpar.h verify/cuda_on_cpu.h verify/cuda_on
 
 build/on_cpu_test_queue_nccl: verify/test_queue.c verify/nccl_stand_in.h verify/nccl_on_cpu.h verify/nccl_world.h
 build/on_cpu_test_train_nccl: verify/nccl_stand_in.h verify/nccl_on_cpu.h $(wildcard demos/*.h) build/options.inc
-build/on_cpu_%: verify/%.c build/cuda_on_cpu.o verify/test.h verify/run_objective.h $(HEADERS)
-	$(CC) $(CPPFLAGS) $(CFLAGS) -DTEST_CUDA $< build/cuda_on_cpu.o -o $@ $(LDLIBS) -lstdc++
+CUDA_INSIDE = test_attn test_device
+$(CUDA_INSIDE:%=build/on_cpu_%): build/on_cpu_%: verify/%.c build/cuda_on_cpu.o $(HEADERS) verify/test.h
+	$(CC) $(CPPFLAGS) $(CFLAGS) -O2 -DTEST_CUDA $< build/cuda_on_cpu.o -o $@ $(LDLIBS) -lstdc++
+build/on_cpu_%: verify/%.c build/cuda_on_cpu.o build/seqpar.o verify/test.h verify/run_objective.h
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) -DTEST_CUDA $< build/seqpar.o build/cuda_on_cpu.o -o $@ $(LDLIBS) -lstdc++
 
-build/on_cpu_bench_gpu: bench/bench_gpu.c bench/gpu.h bench/bench.h build/cuda_on_cpu.o $(HEADERS)
-	$(CC) $(CPPFLAGS) $(CFLAGS) $< build/cuda_on_cpu.o -o $@ $(LDLIBS) -lstdc++
+build/on_cpu_bench_gpu: bench/bench_gpu.c bench/gpu.h bench/bench.h build/cuda_on_cpu.o build/seqpar.o
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o build/cuda_on_cpu.o -o $@ $(LDLIBS) -lstdc++
 
 build/on_gpu_bench_gpu: bench/bench_gpu.c bench/gpu.h bench/bench.h build/cuda.o $(HEADERS)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $< build/cuda.o -o $@ $(LDLIBS) $(CUDA_LIBS)

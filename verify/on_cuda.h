@@ -18,7 +18,11 @@ static seqpar_device *test_cuda_open(int storage) {
 __attribute__((unused)) static seqpar_device *test_cuda(int64_t threads) { return (void)threads, test_cuda_open(0); }
 __attribute__((unused)) static seqpar_device *test_device_bf16(void) { return test_cuda_open(SEQPAR_BF16); }
 #define seqpar_device_cpu test_cuda
+/* Without a GPU every thread of a kernel is a fiber: what takes long is tried in fewer ways, but with TEST_ALL. */
+extern uint64_t cuda_on_cpu_seed __attribute__((weak));
+__attribute__((unused)) static int test_fibers(void) { return &cuda_on_cpu_seed && !getenv("TEST_ALL"); }
 #else
+__attribute__((unused)) static int test_fibers(void) { return 0; }
 __attribute__((unused)) static seqpar_device *test_device_bf16(void) { return seqpar_device_reference_bf16(); }
 #endif
 /* By what suites call them: 0 the fast device, 1 the reference in fp64, 2 the one with bf16 storage, 3 the reference in bf16. */

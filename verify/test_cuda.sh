@@ -25,8 +25,8 @@ finish() {
 
 # nvcc takes minutes for each target: it works beside the suites.
 nvcc=$(command -v nvcc || true)
-targets="80 90a"
-[ -n "$nvcc" ] && "$nvcc" --list-gpu-arch 2>/dev/null | grep -q compute_100 && targets="$targets 100"
+targets=90a # check-all: every target
+[ -n "$TEST_ALL" ] && targets="80 90a" && [ -n "$nvcc" ] && "$nvcc" --list-gpu-arch 2>/dev/null | grep -q compute_100 && targets="$targets 100"
 build() { "$nvcc" -std=c++17 -O3 -fmad=false -Xptxas -v -DSEQPAR_CUBLAS -I. -gencode=arch=compute_"$1",code=sm_"$1" -c seqpar_cuda.cu -o $out/sm_"$1".o >$out/sm_"$1".log 2>&1 || touch $out/sm_"$1".failed; }
 rm -f $out/sm_*.failed
 [ -n "$nvcc" ] && for target in $targets; do build "$target"; done &
@@ -40,56 +40,44 @@ done
 if [ -z "$TEST_ALL" ]; then skip cuda_step_with_cublas "in make check-all"
 elif TEST_CUBLAS=1 timeout 900 build/on_cpu_test_cuda_step >$out/step_cublas.log 2>&1; then pass cuda_step_with_cublas; else fail cuda_step_with_cublas "$(grep -m 1 FAIL $out/step_cublas.log)"; fi
 
-# A barrier that is left out must show: the same suite, a kernel without one of them.
-mutant() { # NAME PATTERN REPLACEMENT
-    sed -E "s/$2/$3/" seqpar_cuda.cu >$out/"$1".cu
-    cmp -s $out/"$1".cu seqpar_cuda.cu && { fail "cuda_fault_$1" "the line it changes is gone"; return; }
-    ${CXX:-c++} -std=c++17 -O2 -march=native -w -DSEQPAR_CUBLAS -I. -x c++ -include verify/cublas_on_cpu.h -c $out/"$1".cu -o $out/"$1".o 2>$out/"$1".log || { fail "cuda_fault_$1" "does not build"; return; }
-    ${CC:-cc} -std=gnu11 -O2 -march=native -w -fopenmp -DTEST_CUDA -I. -Ibuild -Iverify verify/"$4".c $out/"$1".o -o $out/"$1" -lm -lpthread -ldl -lstdc++ 2>>$out/"$1".log
-    { TEST_FIRST=1 timeout 600 $out/"$1" >$out/"$1".log 2>&1; } 2>/dev/null
-    case $? in 0) fail "cuda_fault_$1" "$4 stays green" ;; 124) fail "cuda_fault_$1" "$4 ran out of time" ;; *) pass "cuda_fault_$1" ;; esac
-}
-mutant store_before_load '__syncwarp\(\); \/\* all lanes have loaded.*' '' test_attn
-mutant tile_in_use '^        __syncthreads\(\);$' '' test_device
-mutant rows_beyond_the_end 'r < rows_left \&\& c < columns_left' 'c < columns_left' test_device
-mutant staged_too_early 'if \(cudaEventSynchronize\(self->left\[self->half\]\)\) return NULL;' '' test_queue
-mutant host_reads_too_early 'queue \? cudaSuccess : cudaStreamSynchronize\(self->stream\)' 'cudaSuccess' test_queue
-mutant memory_of_a_graph '\|\| \(p->captured \&\& !captured\)' '' test_queue
-mutant tf32_alone '^    seqpar_cuda_mma_tf32\(c, (low_a, high_b|high_a, low_b)\);' '' test_device
-mutant bf16_halves_swapped 'b\[0\]\.r\[1\] = r\[1\]; b\[1\]\.r\[0\] = r\[2\]' 'b[0].r[1] = r[2]; b[1].r[0] = r[1]' test_device
-mutant rows_as_they_come 'CUBLAS_OP_N, \(int\)a->out, CUBLAS_ROWS, ' 'CUBLAS_OP_N, (int)a->out, (int)(a->rows < CUBLAS_ROWS ? a->rows : CUBLAS_ROWS), ' test_cublas
-mutant no_masters 'working \&\& first' 'working' test_device
-
-# Mistakes about the queue in seqpar.h (verify/faults.tsv).
-flaw() { # NUMBER NAME
-    [ -e $out/flawed ] || ${CC:-cc} -std=gnu11 -O2 -march=native -w -fopenmp -DTEST_CUDA -DTEST_FAULTS -Ibuild/faults -I. -Ibuild -Iverify verify/test_queue.c build/cuda_on_cpu.o -o $out/flawed -lm -lpthread -ldl -lstdc++ 2>$out/flawed.log || { fail "cuda_fault_$2" "does not build"; return; }
+# Mistakes of the kernels and of the queue must show (verify/faults.tsv): one build that holds them all.
+plain="-w -I. -Ibuild -Iverify -DTEST_CUDA" linked=$(make --no-print-directory -s linked-flags)
+flawed="-std=gnu11 -O2 -march=native -fopenmp -DTEST_FAULTS -Ibuild/faults $plain"
+make --no-print-directory -s planted build/faults/seqpar.o build/faults/cuda_on_cpu.o >$out/planted.log 2>&1 || fail cuda_faults_planted "$(grep -m 1 -E 'error|fault' $out/planted.log)"
+for suite in attn device queue cublas; do
+    case $suite in attn | device) library="" ;; *) library="$linked build/faults/seqpar.o" ;; esac
+    ${CC:-cc} $flawed verify/test_$suite.c $library build/faults/cuda_on_cpu.o -o $out/flawed_$suite -lcjson -lm -lpthread -ldl -lstdc++ 2>$out/flawed_$suite.log || fail cuda_faults_$suite "does not build: $(grep -m 1 error $out/flawed_$suite.log)"
+done
+flaw() { # NUMBER SUITE WHAT
+    local seed
     for seed in 1 2 3; do # ranks race: another order may be needed to see it
-        { SEQPAR_FAULT=$1 TEST_FIRST=1 timeout 600 $out/flawed --seed $seed >$out/"$2".log 2>&1; } 2>/dev/null
-        case $? in 0) ;; 124) fail "cuda_fault_$2" "test_queue ran out of time"; return ;; *) pass "cuda_fault_$2"; return ;; esac
+        { SEQPAR_FAULT=$1 TEST_FIRST=1 timeout 600 $out/flawed_$2 --seed $seed >$out/fault_$1.log 2>&1; } 2>/dev/null
+        case $? in 0) ;; 126 | 127) return ;; 124) fail "cuda_fault_$1" "$3: test_$2 ran out of time"; return ;; *) pass "cuda_fault_$1 $3: seen by $2"; return ;; esac
+        [ $2 = queue ] || break
     done
-    fail "cuda_fault_$2" "test_queue stays green"
+    fail "cuda_fault_$1" "$3: test_$2 stays green"
 }
-rm -f $out/flawed
-make --no-print-directory -s planted || fail cuda_faults_planted "see above"
-flaw 81 transport_does_not_settle
-flaw 82 parameters_sent_as_of_the_host
+for suite in queue cublas; do # the controls; attn and device were seen above, without the switches
+    if SEQPAR_FAULT=0 timeout 600 $out/flawed_$suite >$out/fault_0.log 2>&1; then pass cuda_fault_none_$suite; else fail cuda_fault_none_$suite "$(grep -m 1 FAIL $out/fault_0.log)"; fi
+done
+while IFS='|' read -r number suite what; do flaw "$number" "$suite" "$what"; done < <(awk -F'\t' '$2 ~ /^cuda / && $2 !~ /sanitized/ { sub("cuda ", "", $2); print $1 "|" $2 "|" $4 }' verify/faults.tsv)
 
 # The kernels under AddressSanitizer, which knows the fibers, what of shared memory a launch asked for and where an allocation
 # ends, and under UndefinedBehaviorSanitizer (alignment of 16-byte loads too); and that they see a launch with too little.
 sanitizers="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
-sanitized() { # SOURCE SUITE
-    ${CXX:-c++} -std=c++17 -O1 -g -march=native -w $sanitizers -DSEQPAR_CUBLAS -I. -x c++ -include verify/cublas_on_cpu.h -c "$1" -o $out/san.o >$out/san_"$2".log 2>&1 || return 2
-    ${CC:-cc} -std=gnu11 -O1 -g -march=native -w $sanitizers -DTEST_CUDA -I. -Ibuild -Iverify verify/test_"$2".c $out/san.o -o $out/san_"$2" -lm -lpthread -ldl -lstdc++ >>$out/san_"$2".log 2>&1 || return 2
-    timeout 900 $out/san_"$2" >$out/san_"$2".log 2>&1
+sanitized() { # SUITE OBJECT LOG FAULT
+    [ -e $out/san_$1 ] || ${CC:-cc} -std=gnu11 -O1 -g -march=native $sanitizers -DTEST_FAULTS -Ibuild/faults $plain verify/test_"$1".c "$2" -o $out/san_$1 -lm -lpthread -ldl -lstdc++ >$out/$3.log 2>&1 || return 2
+    SEQPAR_FAULT=$4 timeout 900 $out/san_$1 >$out/$3.log 2>&1
 }
+rm -f $out/san_*
 if ! echo 'int main(void) { return 0; }' | ${CXX:-c++} $sanitizers -x c++ - -o $out/san_here 2>/dev/null; then skip cuda_sanitized "this compiler has no sanitizers"
 else
+    ${CXX:-c++} -std=c++17 -O1 -g -march=native -w $sanitizers -DSEQPAR_CUBLAS -I. -x c++ -include verify/cublas_on_cpu.h -c build/faults/seqpar_cuda.cu -o $out/san.o >$out/san.log 2>&1
     clean=cuda_banks; [ -n "$TEST_ALL" ] && clean="cuda_banks device cublas" # products and attention in every width; check-all: every operation
     for suite in $clean; do
-        if sanitized seqpar_cuda.cu $suite; then pass cuda_sanitized_$suite; else fail cuda_sanitized_$suite "$(grep -E 'error|ERROR|FAIL|cuda_on_cpu' $out/san_$suite.log | head -n 1)"; fi
+        if sanitized $suite $out/san.o sanitized_$suite 0; then pass cuda_sanitized_$suite; else fail cuda_sanitized_$suite "$(grep -E 'error|ERROR|FAIL|cuda_on_cpu' $out/san.log $out/sanitized_$suite.log | head -n 1)"; fi
     done
-    sed 's/size_t shared = (size_t)(2 \* SIDE \* (traits/size_t shared = (size_t)(SIDE * (traits/' seqpar_cuda.cu >$out/too_little.cu
-    if ! cmp -s $out/too_little.cu seqpar_cuda.cu && ! sanitized $out/too_little.cu cuda_banks 2>/dev/null && grep -q 'AddressSanitizer' $out/san_cuda_banks.log; then pass cuda_sanitizer_sees_shared_memory
+    if ! sanitized cuda_banks $out/san.o too_little 115 2>/dev/null && grep -q 'AddressSanitizer' $out/too_little.log; then pass cuda_sanitizer_sees_shared_memory
     else fail cuda_sanitizer_sees_shared_memory "a launch with too little of it goes unseen"; fi
 fi
 
@@ -100,7 +88,8 @@ benchmark() { # PROGRAM ARGUMENTS...
 }
 if make --no-print-directory build/on_cpu_bench_gpu >$out/bench.build.log 2>&1 && ! grep -q 'warning:' $out/bench.build.log && benchmark build/on_cpu_bench_gpu --dtype bf16 && benchmark build/on_cpu_bench_gpu && [ "$(grep -c '^| ' $out/page.md)" -ge 31 ]; then pass cuda_bench
 else fail cuda_bench "$(grep -hE 'error|warning|WRONG|bench_gpu:' $out/bench.build.log $out/bench.log | head -n 1)"; fi
-if ${CC:-cc} -std=gnu11 -O2 -march=native -w -I. -Ibuild bench/bench_gpu.c $out/tf32_alone.o -o $out/bench_tf32 -lm -lpthread -lstdc++ && ! benchmark $out/bench_tf32 --only goals && grep -q WRONG $out/bench.log; then pass cuda_bench_finds_errors
+echo 'int seqpar__fault = 111;' >$out/tf32_alone.c
+if ${CC:-cc} -std=gnu11 -O2 -march=native -w -I. -Ibuild $linked bench/bench_gpu.c $out/tf32_alone.c build/seqpar.o build/faults/cuda_on_cpu.o -o $out/bench_tf32 -lcjson -lm -lpthread -ldl -lstdc++ -fopenmp && ! benchmark $out/bench_tf32 --only goals && grep -q WRONG $out/bench.log; then pass cuda_bench_finds_errors
 else fail cuda_bench_finds_errors "products in tf32 alone pass for fp32"; fi
 if command -v python3 >/dev/null 2>&1; then
     if PYTHONPYCACHEPREFIX=$out python3 -m py_compile bench/peer_torch_gpu.py && python3 bench/peer_torch_gpu.py --list | grep -q '^attention_forward flash'; then pass cuda_bench_peer; else fail cuda_bench_peer "bench/peer_torch_gpu.py"; fi

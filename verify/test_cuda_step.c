@@ -13,7 +13,7 @@ static void test_steps(int kind, int device, int64_t ranks, int layout, int sche
     objective_task t;
     objective_way alone = {.dp = 1, .sp = 1, .accumulation = 1, .layout = SEQPAR_ZIGZAG, .reference_device = device}, way = {.dp = 1, .sp = ranks, .accumulation = 1, .layout = layout, .schedule = schedule, .reference_device = device};
     objective_result one, r;
-    objective_task_open(&t, kind, 3, 20, 40, 5);
+    objective_task_open(&t, kind, 2, 9, 20, 5); /* small: every thread of a kernel is a fiber */
     objective_run(&t, &alone, &one);
     objective_run(&t, &way, &r);
     if (test_expect(!one.status && !r.status, "%s%s", one.error.text, r.error.text)) {

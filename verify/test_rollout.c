@@ -4,12 +4,13 @@
 #pragma GCC diagnostic ignored "-Wunused-function" /* of a whole trainer a few functions are called */
 #define STB_DS_IMPLEMENTATION
 #define SEQPAR_IMPLEMENTATION
-#define SEQPAR_COUNT_WORK
 #define SEQPAR_LLAMA_IMPLEMENTATION
 #define SEQPAR_SAFETENSORS_IMPLEMENTATION
 #include "seqpar_safetensors.h"
 #include "ppo.h"
 #include "test.h"
+
+extern int64_t seqpar__work; /* of the library, which counts it under SEQPAR_COUNT_WORK */
 
 /* ---- what goes to a server and what comes back ---- */
 
