@@ -17,7 +17,7 @@ suite=$2 log=$logs/$2.log
 if [ -f "verify/test_$suite.sh" ]; then command=(bash "verify/test_$suite.sh"); else command=("build/test_$suite"); fi
 [ "$suite" = demos_support ] && command+=("${SEQPAR_DATA:-../shared/data}")
 TIMEFORMAT='%R %U %S'
-{ time timeout "${SEQPAR_SUITE_SECONDS:-1500}" "${command[@]}" >"$log" 2>&1; } 2>"$log.time"
+{ time timeout "${SEQPAR_SUITE_SECONDS:-3000}" "${command[@]}" >"$log" 2>&1; } 2>"$log.time"
 code=$?
 read -r wall user system < <(tail -n 1 "$log.time")
 last=$(grep -E '^[0-9]+ passed, [0-9]+ failed' "$log" | tail -n 1)

@@ -18,7 +18,7 @@ for suite in $suites; do
 done
 # The controls: no suite may be red, or too slow, without a fault.
 for suite in $suites; do
-    if SEQPAR_FAULT=0 TEST_FIRST=1 timeout 120 build/faults/test_$suite >build/faults/0.$suite.log 2>&1; then echo "ok fault_none $suite"; passed=$((passed + 1))
+    if SEQPAR_FAULT=0 TEST_FIRST=1 timeout 300 build/faults/test_$suite >build/faults/0.$suite.log 2>&1; then echo "ok fault_none $suite"; passed=$((passed + 1))
     else echo "FAIL fault_none: $suite ends with $? without a fault"; failed=$((failed + 1)); fi
 done
 # number, suites that should notice, what is wrong, which published mistakes it is
@@ -26,7 +26,7 @@ covered=""
 while IFS='|' read -r number noticing what bugs; do
     caught=""
     for suite in $noticing; do
-        { SEQPAR_FAULT=$number TEST_FIRST=1 timeout 120 build/faults/test_$suite >build/faults/$number.$suite.log 2>&1; } 2>/dev/null
+        { SEQPAR_FAULT=$number TEST_FIRST=1 timeout 300 build/faults/test_$suite >build/faults/$number.$suite.log 2>&1; } 2>/dev/null
         code=$?
         if [ $code -eq 1 ] || [ $code -ge 128 ] || [ $code -eq 124 ]; then caught=$suite; break; fi
     done
