@@ -8359,13 +8359,15 @@ static int64_t seqpar__head_next(seqpar__head *h, seqpar__v *k, int64_t begin) {
     if (h->entropy) return seqpar__head_blocks(seqpar__head_next_both_step, k, h->sums, 1, x, before, n, stop);
     return seqpar__head_blocks(seqpar__head_next_step, k, h->sums, 1, x, before, n, stop);
 }
+/* Above it whole blocks are counted from higher up; one rule, whether the loop ends there or where the row before has a part. */
+static float seqpar__head_limit(float from) { return (from + 2.0f) / SEQPAR__LOG2E; }
 /* Works off some more, and as many of the row before. Returns how many. */
 static int64_t seqpar__head_count(seqpar__head *h, int64_t begin, float from) {
     float *x = h->x + begin;
     int64_t n = h->vocab - begin, done;
     seqpar__v k[7];
     k[0] = SEQPAR__SPLAT(SEQPAR__LOG2E); k[1] = SEQPAR__SPLAT(SEQPAR__SIXTEENTHS - from); k[2] = SEQPAR__SPLAT((from - 127.0f) / SEQPAR__LOG2E);
-    k[3] = SEQPAR__SPLAT(-from); k[4] = SEQPAR__SPLAT((from + 2.0f) / SEQPAR__LOG2E);
+    k[3] = SEQPAR__SPLAT(-from); k[4] = SEQPAR__SPLAT(seqpar__head_limit(from));
     if (!(fabsf(from) < 65536.0f)) {
         if (h->keep) done = seqpar__head_blocks(seqpar__head_keep_far_step, k, h->sums, 1, x, x, n, n);
         else done = seqpar__head_blocks(seqpar__head_read_far_step, k, h->sums, 0, x, x, n, n);
@@ -8398,10 +8400,11 @@ static void seqpar__head_sums(seqpar__head *h) {
     seqpar__no_sums(h->sums);
     for (u = 2; u < SEQPAR__SUMS; u += 3) h->sums[u] = SEQPAR__SPLAT(-INFINITY);
     for (at = h->parts = 0; at < h->vocab;) {
+        int last = h->vocab - at < 2 * SEQPAR__HEAD_BLOCK;
         float to;
-        if (h->vocab - at < 2 * SEQPAR__HEAD_BLOCK) high = SEQPAR__MAX(high, seqpar__highest(h->x + at, h->vocab - at));
+        if (last) high = SEQPAR__MAX(high, seqpar__highest(h->x + at, h->vocab - at));
         to = seqpar__head_from(high);
-        if (!at || !(to <= from + 1.0f)) {
+        if (!at || (last ? !(to <= from + 1.0f) : !(high <= seqpar__head_limit(from)))) {
             if (at) seqpar__head_recount(h, from, to);
             from = h->part[h->parts].from = to;
             h->part[h->parts++].begin = at;

@@ -13,8 +13,8 @@ skip() { echo "skip $1: $2"; skipped=$((skipped + 1)); }
 # ---- jobs: a name and a shell command that must succeed; as many at a time as there are cores ----
 job() { printf '%s\n%s\n' "$1" "$2" >>$out/jobs; }
 work() { # NAME COMMAND
-    local log=$out/log/$1.log TIMEFORMAT='%U'
-    if { time bash -c "set -o pipefail; $2" >"$log" 2>&1; } 2>"$log.seconds"; then echo "ok $1"
+    local log=$out/log/$1.log
+    if bash -c "set -o pipefail; $2" >"$log" 2>&1; then echo "ok $1"
     else echo "FAIL $1: $( (grep -m 1 '^FAIL' "$log" || grep -m 1 -E 'error|undefined|multiple' "$log" || tail -n 1 "$log") | cut -c1-250)"; fi
 }
 export -f work
@@ -211,20 +211,20 @@ bits bits_gcc_O2_no_threads "gcc -std=gnu11 -O2 -DSEQPAR_NO_THREADS $machine"
 bits bits_gcc_O2_contract_off "gcc -std=gnu11 -O2 -ffp-contract=off $machine" # gnu11 alone means fast
 if has clang; then bits bits_clang_O2 "clang -std=gnu11 -O2 $machine"; bits bits_clang_O3 "clang -std=gnu11 -O3 $machine"; fi
 # The products of these two have other vectors, so their fp32 bits are their own; test_attn must be green all the same.
-if [ -n "$machine" ] && [ -n "$TEST_ALL" ]; then job attn_x86_64_v3 "gcc -std=gnu11 -O2 $machine -I. -Iverify verify/test_attn.c -o $out/attn_v3 -lm -lpthread && $out/attn_v3"; fi
+if [ -n "$machine" ]; then job attn_x86_64_v3 "gcc -std=gnu11 -O2 $machine -I. -Iverify verify/test_attn.c -o $out/attn_v3 -lm -lpthread && $out/attn_v3"; fi
 job attn_baseline "gcc -std=gnu11 -O2 -I. -Iverify verify/test_attn.c -o $out/attn_base -lm -lpthread && $out/attn_base"
 
 # ---- contraction: without SEQPAR_NO_FMA the compiler may add no fused operation, with it there may be none at all ----
 fused() { echo "objdump -d --no-show-raw-insn $1 | { grep -cE 'vfn?m(add|sub)' || true; }"; }
 contraction() { # NAME COMPILER FLAGS
-    local x=$out/$1 opt=-O${TEST_ALL:+3}; opt=${opt/%O/O2}
-    job $1 "$2 $opt -march=x86-64-v3 -I. $3 -DSEQPAR_NO_FMA -c $out/impl_all.c -o $x.o && n=\$($(fused $x.o)) && echo FAIL: \$n fused instructions under SEQPAR_NO_FMA && [ \$n = 0 ]"
-    job ${1}_own "$2 $opt -march=x86-64-v3 -I. $3 -c $out/impl_all.c -o $x.fast.o && $2 $opt -march=x86-64-v3 -I. -ffp-contract=off -c $out/impl_all.c -o $x.off.o && a=\$($(fused $x.fast.o)) && b=\$($(fused $x.off.o)) && echo FAIL: \$a fused instructions, written were \$b && [ \$a = \$b ] && [ \$a -gt 100 ]"
+    local x=$out/$1
+    job $1 "$2 -O3 -march=x86-64-v3 -I. $3 -DSEQPAR_NO_FMA -c $out/impl_all.c -o $x.o && n=\$($(fused $x.o)) && echo FAIL: \$n fused instructions under SEQPAR_NO_FMA && [ \$n = 0 ]"
+    job ${1}_own "$2 -O3 -march=x86-64-v3 -I. $3 -c $out/impl_all.c -o $x.fast.o && $2 -O3 -march=x86-64-v3 -I. -ffp-contract=off -c $out/impl_all.c -o $x.off.o && a=\$($(fused $x.fast.o)) && b=\$($(fused $x.off.o)) && echo FAIL: \$a fused instructions, written were \$b && [ \$a = \$b ] && [ \$a -gt 100 ]"
 }
 if [ "$(uname -m)" != x86_64 ] || ! has objdump; then skip contraction "needs objdump on x86-64"
 else
     contraction contraction_gcc "gcc -std=gnu11" "-ffp-contract=fast"
-    [ -n "$TEST_ALL" ] && contraction contraction_gxx "g++ -x c++ -std=c++17" "-ffp-contract=fast"
+    contraction contraction_gxx "g++ -x c++ -std=c++17" "-ffp-contract=fast"
     if has clang; then
         contraction contraction_clang "clang -std=gnu11" "-ffp-contract=on"
         # it disregards every pragma under -ffp-contract=fast: no header can hold it back, but a context is refused

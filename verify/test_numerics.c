@@ -747,6 +747,33 @@ static void test_large_sizes(void) {
     test_end("large_sizes");
 }
 
+/* The loss of the fast device counts exponents from higher up where logits climb, and works on two rows at once: a row has the
+   same bits alone and beside one that climbs in the same block, at every height around the one from which it counts anew. */
+static void test_head_beside(void) {
+    enum { WIDTH = 12 * 128 + 77, CLIMB = 4 * 128, HEIGHTS = 200 };
+    static float logits[2 * WIDTH], beside[2 * WIDTH], alone[WIDTH];
+    static const int32_t targets[2] = {3, 5};
+    const float seeds[2] = {.5f, .25f};
+    seqpar_device *device = seqpar_device_cpu(1);
+    for (int height = 0; height < HEIGHTS; height++) {
+        float stats[3][2], own[3];
+        for (int i = 0; i < 2 * WIDTH; i++) logits[i] = (float)seqpar_random_uniform(test_seed, (uint64_t)height, (uint64_t)i);
+        logits[CLIMB + 7] = 9;
+        logits[WIDTH + CLIMB + 9] = (float)((2 + 2.0 * height / HEIGHTS) * 0.69314718055994531); /* from 1 to 3 powers of two above the others */
+        for (int i = WIDTH + CLIMB + 128; i < 2 * WIDTH; i++) logits[i] -= 0.5f;
+        memcpy(beside, logits, sizeof beside);
+        memcpy(alone, logits + WIDTH, sizeof alone);
+        seqpar_softmax_head_args two = {.logits = {beside, WIDTH}, .rows = 2, .vocab = WIDTH, .targets = targets, .logp = stats[0], .entropy = stats[1], .lse = stats[2], .dlogp = seeds, .gradient = 1};
+        seqpar_softmax_head_args one = {.logits = {alone, WIDTH}, .rows = 1, .vocab = WIDTH, .targets = targets + 1, .logp = &own[0], .entropy = &own[1], .lse = &own[2], .dlogp = seeds + 1, .gradient = 1};
+        test_expect(!device->softmax_head(device, &two, NULL) && !device->softmax_head(device, &one, NULL), "softmax_head fails");
+        test_expect(isfinite(own[1]) && own[1] > 1, "entropy %g", (double)own[1]);
+        for (int i = 0; i < 3; i++) test_expect(!memcmp(&stats[i][1], &own[i], sizeof own[i]), "height %d: statistic %d is %.9g beside another row, %.9g alone", height, i, (double)stats[i][1], (double)own[i]);
+        test_expect(!memcmp(beside + WIDTH, alone, sizeof alone), "height %d: the gradient differs beside another row", height);
+    }
+    seqpar_device_close(device);
+    test_end("head_row_beside_one_that_climbs");
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_state += test_seed;
@@ -763,6 +790,7 @@ int main(int argc, char **argv) {
     test_schedules();
     test_optimizers();
     test_row_operations();
+    test_head_beside();
     test_copies();
     test_token_sums();
     test_escape();
