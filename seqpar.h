@@ -1275,7 +1275,7 @@ SEQPAR_DEF double seqpar_schedule_factor(int kind, int64_t step, int64_t warmup,
 #define SEQPAR__MAX(a, b) ((a) > (b) ? (a) : (b))
 
 #ifdef SEQPAR_COUNT_WORK /* tests: elementary steps of packing, splitting and planning, of one thread */
-int64_t seqpar__work = 0;
+__thread int64_t seqpar__work = 0;
 #define SEQPAR__WORK(steps) ((void)(seqpar__work += (steps)))
 #else
 #define SEQPAR__WORK(steps) ((void)0)

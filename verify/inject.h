@@ -38,11 +38,6 @@ typedef struct injected { /* a request: the transfers as passed on, and their ti
     int64_t recv_first, recv_count;
 } injected;
 
-static uint64_t inject_mix(uint64_t x) { /* finaliser of splitmix64 */
-    x ^= x >> 30; x *= UINT64_C(0xbf58476d1ce4e5b9);
-    x ^= x >> 27; x *= UINT64_C(0x94d049bb133111eb);
-    return x ^ (x >> 31);
-}
 static void inject_sleep(inject *in) {
 #ifndef SEQPAR_NO_THREADS
     /* a wait that nobody ends: unlike nanosleep it is there under -std=c11, too */
@@ -67,8 +62,8 @@ static void inject_shuffle(const inject *in, seqpar_transfer *list, int64_t coun
     int64_t i, j;
     for (i = 1; i < count; i++)
         for (j = i; j > 0; j--) {
-            uint64_t a = inject_mix(in->desc.seed + (uint64_t)in->begins * 7919 + (uint64_t)list[j - 1].peer);
-            uint64_t b = inject_mix(in->desc.seed + (uint64_t)in->begins * 7919 + (uint64_t)list[j].peer);
+            double a = seqpar_random_uniform(in->desc.seed, (uint64_t)in->begins, (uint64_t)list[j - 1].peer);
+            double b = seqpar_random_uniform(in->desc.seed, (uint64_t)in->begins, (uint64_t)list[j].peer);
             seqpar_transfer t = list[j];
             if (a <= b) break;
             list[j] = list[j - 1];
@@ -105,9 +100,9 @@ static seqpar_status inject_begin(seqpar_comm *comm, const seqpar_group *group, 
     if (in->begins == in->desc.die_at) return SEQPAR_ERR_DIED;
     if (in->begins == in->desc.fail_at) return seqpar_fail(comm->error, SEQPAR_ERR_INJECTED, "'%s': injected failure of transfer %lld", group->name, (long long)in->begins);
     inject_sleep(in);
-    r = (injected *)calloc((size_t)(1), sizeof(injected));
-    if (r) r->list = (seqpar_transfer *)calloc((size_t)(2 * total), sizeof(seqpar_transfer));
-    if (r) r->stamps = (double *)calloc((size_t)(total), sizeof(double));
+    r = (injected *)calloc(1, sizeof *r);
+    if (r) r->list = (seqpar_transfer *)calloc((size_t)(2 * total), sizeof *r->list);
+    if (r) r->stamps = (double *)calloc((size_t)total, sizeof *r->stamps);
     if (!r || !r->list || !r->stamps) {
         if (r) { free(r->list); free(r->stamps); }
         free(r);
@@ -167,7 +162,7 @@ static void inject_free(seqpar_comm *comm) {
 
 static inline seqpar_comm *seqpar_comm_inject(seqpar_comm *inner, const seqpar_inject_desc *desc) {
     static const seqpar_comm_table table = {"inject", inject_begin, inject_wait, inject_split, inject_abort, inject_free, 0};
-    inject *in = (inject *)calloc((size_t)(1), sizeof(inject));
+    inject *in = (inject *)calloc(1, sizeof *in);
     if (!in) return NULL;
     in->comm = *inner;
     in->comm.table = &table;

@@ -10,7 +10,7 @@
 #include "ppo.h"
 #include "test.h"
 
-extern int64_t seqpar__work; /* of the library, which counts it under SEQPAR_COUNT_WORK */
+extern __thread int64_t seqpar__work; /* of the library, which counts it under SEQPAR_COUNT_WORK */
 
 /* ---- what goes to a server and what comes back ---- */
 

@@ -7,6 +7,7 @@ out=build/sanitize
 cc=${CC:-cc}
 mkdir -p $out
 passed=0 failed=0 skipped=0
+make --no-print-directory -s build/options.inc
 linked=$(make --no-print-directory -s linked-flags)
 build() { # PROGRAM FLAGS SOURCE...: 0, or the reason is said
     local program=$1 flags=$2; shift 2

@@ -4,7 +4,7 @@
 #include "seqpar.h"
 #include "test.h"
 
-extern int64_t seqpar__work; /* of the library, which counts it under SEQPAR_COUNT_WORK */
+extern __thread int64_t seqpar__work; /* of the library, which counts it under SEQPAR_COUNT_WORK */
 
 #define RANKS 8
 #define TOKENS 64
