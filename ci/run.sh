@@ -19,7 +19,9 @@ if [ "$1" != --one ]; then
 fi
 
 suite=$2 log=$logs/$2.log
-if [ -f "verify/test_$suite.sh" ]; then command=(bash "verify/test_$suite.sh"); else command=("build/test_$suite"); fi
+if [ -f "verify/test_$suite.sh" ]; then command=(bash "verify/test_$suite.sh")
+elif [ -f "build/test_$suite" ]; then command=("build/test_$suite")
+else echo "FAIL $suite: there is no such suite, or it was not built; they are $(cd verify && echo test_*.c test_*.sh | sed -E 's/test_|\.(c|sh)//g')"; echo "0 1 0" >"$logs/$suite.verdict"; exit 0; fi
 [ "$suite" = demos_support ] && command+=("${SEQPAR_DATA:-../shared/data}")
 TIMEFORMAT='%R %U %S'
 { time timeout "${SEQPAR_SUITE_SECONDS:-3000}" "${command[@]}" >"$log" 2>&1; } 2>"$log.time"
