@@ -7533,7 +7533,7 @@ SEQPAR__TEMPLATE void seqpar__each(seqpar__step_fn step, const seqpar__v *k, seq
     int j;
     SEQPAR__UNROLL
     for (j = 0; j < SEQPAR__SUMS; j++) if (sums) own[j] = sums[j];
-    for (; i + 64 <= n; i += 64) seqpar__vectors(step, k, own, arrays, x, i, 64);
+    for (; sums && i + 64 <= n; i += 64) seqpar__vectors(step, k, own, arrays, x, i, 64); /* without sums lanes are alike */
     for (; i + 16 <= n; i += 16) seqpar__vectors(step, k, own, arrays, x, i, 16);
     if (i < n) {
         for (j = 0; j < 16 * arrays; j++) edge[j] = j % 16 < n - i ? x[j / 16][i + j % 16] : fill;
@@ -8274,25 +8274,15 @@ typedef struct seqpar__head {
     seqpar__v sums[SEQPAR__SUMS]; /* of 2^y, and of 2^y y, for y = x log2(e) - from; the highest of what comes next */
 } seqpar__head;
 
-/* x[0]: the block; x[1]: the same one of the row before; x[2]: the block to come. far: k[1] would not hold both its parts */
-SEQPAR__TEMPLATE void seqpar__head_step(const seqpar__v *k, seqpar__v *sums, float *const *x, const int keep, const int entropy, const int before, const int far) {
-    seqpar__v z = SEQPAR__VMAX(k[2], SEQPAR__LOAD(x[0])), y = SEQPAR__VFMA(z, k[0], k[3]), t = SEQPAR__VFMA(z, k[0], k[1]), p;
+/* A vector of the row, and the one to come. far: k[1] would not hold both its parts */
+SEQPAR__TEMPLATE void seqpar__head_step(const seqpar__v *k, seqpar__v *sums, float *x, const float *next, const int keep, const int entropy, const int far) {
+    seqpar__v z = SEQPAR__VMAX(k[2], SEQPAR__LOAD(x)), y = SEQPAR__VFMA(z, k[0], k[3]), t = SEQPAR__VFMA(z, k[0], k[1]), p;
     p = far ? seqpar__vexp2(y) : seqpar__vpow2_of(t, SEQPAR__VFMA(z, k[0], k[1] - t));
-    sums[2] = SEQPAR__VMAX(SEQPAR__LOAD(x[2]), sums[2]);
+    sums[2] = SEQPAR__VMAX(SEQPAR__LOAD(next), sums[2]);
     sums[0] = sums[0] + p;
     if (entropy) sums[1] = SEQPAR__VFMA(p, y, sums[1]);
-    if (keep) SEQPAR__STORE(x[0], p);
-    if (before) SEQPAR__STORE(x[1], SEQPAR__LOAD(x[1]) * k[5] - k[6]);
+    if (keep) SEQPAR__STORE(x, p);
 }
-#define SEQPAR__HEAD_STEP(name, keep, entropy, before, far) SEQPAR__TEMPLATE void name(const seqpar__v *k, seqpar__v *sums, float *const *x) { seqpar__head_step(k, sums, x, keep, entropy, before, far); }
-SEQPAR__HEAD_STEP(seqpar__head_read_step, 0, 0, 0, 0)
-SEQPAR__HEAD_STEP(seqpar__head_read_both_step, 0, 1, 0, 0)
-SEQPAR__HEAD_STEP(seqpar__head_read_far_step, 0, 1, 0, 1)
-SEQPAR__HEAD_STEP(seqpar__head_keep_step, 1, 0, 0, 0)
-SEQPAR__HEAD_STEP(seqpar__head_keep_both_step, 1, 1, 0, 0)
-SEQPAR__HEAD_STEP(seqpar__head_keep_far_step, 1, 1, 0, 1)
-SEQPAR__HEAD_STEP(seqpar__head_next_step, 1, 0, 1, 0)
-SEQPAR__HEAD_STEP(seqpar__head_next_both_step, 1, 1, 1, 0)
 SEQPAR__TEMPLATE void seqpar__head_scale_step(const seqpar__v *k, seqpar__v *sums, float *const *x) { (void)sums; SEQPAR__STORE(x[0], SEQPAR__LOAD(x[0]) * k[0] - k[1]); }
 SEQPAR__TEMPLATE void seqpar__head_entropy_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
     seqpar__v y = SEQPAR__VMAX(SEQPAR__SPLAT(-88.0f), SEQPAR__LOAD(x[0]) - k[3]);
@@ -8309,27 +8299,42 @@ static seqpar__v seqpar__head_top(const seqpar__v *sums) {
     for (u = 5; u < SEQPAR__SUMS; u += 3) top = SEQPAR__VMAX(sums[u], top);
     return top;
 }
-/* From x on: all n where they are less than two blocks; else whole blocks, until the next one is higher than k[4], or `stop` are
-   done, or less than two are left. Returns how many. */
-SEQPAR__TEMPLATE int64_t seqpar__head_blocks(seqpar__step_fn step, const seqpar__v *k, seqpar__v *sums, const int written, float *x, float *before, int64_t n, int64_t stop) {
+/* Whole blocks from x on, and as many of the row before, if there is one: until the next block is higher than k[4], or `stop` are
+   done, or less than two blocks of the n are left. Returns how many. Four vectors are written out; sums of all 64 lanes would not
+   fit into the registers. */
+SEQPAR__TEMPLATE int64_t seqpar__head_blocks(const seqpar__v *k, seqpar__v *sums, float *x, float *before, int64_t n, int64_t stop, const int keep, const int entropy, const int far) {
     seqpar__v own[SEQPAR__SUMS];
-    float *at[3];
-    int64_t i = 0;
-    int j;
-    at[0] = x; at[1] = before; at[2] = n < 2 * SEQPAR__HEAD_BLOCK ? x : x + SEQPAR__HEAD_BLOCK;
-    if (n < 2 * SEQPAR__HEAD_BLOCK) { seqpar__each(step, k, sums, 3, written, at, n, -INFINITY); return n; }
+    int64_t i = 0, j, end;
     SEQPAR__UNROLL
     for (j = 0; j < SEQPAR__SUMS; j++) own[j] = sums[j];
     do {
-        int64_t end = i + SEQPAR__HEAD_BLOCK;
-        for (; i < end; i += 64) {
+        for (end = i + SEQPAR__HEAD_BLOCK; i < end; i += 64) {
+            int64_t lane, u;
             for (j = 0; j < 64; j += 16) SEQPAR__FETCH(x + i + j + SEQPAR__HEAD_AHEAD);
-            seqpar__vectors(step, k, own, 3, at, i, 64);
+            for (lane = 0; lane < 64; lane += 4 * SEQPAR__VL) {
+                float *at = x + i + lane;
+                SEQPAR__UNROLL
+                for (u = 0; u < 4; u++) seqpar__head_step(k, own + 3 * (lane / SEQPAR__VL + u), at + u * SEQPAR__VL, at + u * SEQPAR__VL + SEQPAR__HEAD_BLOCK, keep, entropy, far);
+            }
+            for (j = i; before && j < i + 64; j += SEQPAR__VL) SEQPAR__STORE(before + j, SEQPAR__LOAD(before + j) * k[5] - k[6]);
         }
     } while (i < stop && n - i >= 2 * SEQPAR__HEAD_BLOCK && !SEQPAR__ANYLESS(k[4], seqpar__head_top(own)));
     SEQPAR__UNROLL
     for (j = 0; j < SEQPAR__SUMS; j++) sums[j] = own[j];
     return i;
+}
+/* The last n, less than two blocks: lanes as in seqpar__each. Too few for variants of their own. */
+static int64_t seqpar__head_last(seqpar__head *h, const seqpar__v *k, float *x, int64_t n, int far) {
+    float edge[16], *at;
+    int64_t i, j;
+    for (i = 0; i < n; i += 16, x += 16) {
+        seqpar__v *sums = h->sums + (i < n / 64 * 64 ? i % 64 / SEQPAR__VL * 3 : 0);
+        at = n - i < 16 ? edge : x;
+        for (j = 0; at == edge && j < 16; j++) edge[j] = j < n - i ? x[j] : -INFINITY;
+        for (j = 0; j < 16; j += SEQPAR__VL, sums += 3) seqpar__head_step(k, sums, at + j, at + j, h->keep, h->entropy, far);
+        if (at == edge && h->keep) memcpy(x, edge, (size_t)(n - i) * sizeof *x);
+    }
+    return n;
 }
 static const seqpar__head_part *seqpar__head_part_at(const seqpar__head *h, int64_t begin) {
     const seqpar__head_part *part = h->part + h->parts - 1;
@@ -8350,34 +8355,29 @@ static void seqpar__head_scale(const seqpar__head *h, int64_t begin, int64_t end
         begin += count;
     }
 }
-/* Works off some more, and as many of the row before, which lie in one of its parts. Returns how many. */
-static int64_t seqpar__head_next(seqpar__head *h, seqpar__v *k, int64_t begin) {
-    const seqpar__head_part *part = seqpar__head_part_at(h->before, begin);
-    float *x = h->x + begin, *before = h->before->x + begin;
-    int64_t n = h->vocab - begin, stop = seqpar__head_part_end(h->before, part) - begin;
-    k[5] = seqpar__head_factor(h->before, part); k[6] = SEQPAR__SPLAT(h->before->flat);
-    if (h->entropy) return seqpar__head_blocks(seqpar__head_next_both_step, k, h->sums, 1, x, before, n, stop);
-    return seqpar__head_blocks(seqpar__head_next_step, k, h->sums, 1, x, before, n, stop);
-}
 /* Above it whole blocks are counted from higher up; one rule, whether the loop ends there or where the row before has a part. */
 static float seqpar__head_limit(float from) { return (from + 2.0f) / SEQPAR__LOG2E; }
 /* Works off some more, and as many of the row before. Returns how many. */
 static int64_t seqpar__head_count(seqpar__head *h, int64_t begin, float from) {
-    float *x = h->x + begin;
-    int64_t n = h->vocab - begin, done;
+    float *x = h->x + begin, *before = NULL;
+    int64_t n = h->vocab - begin, stop = n, done;
+    int far = !(fabsf(from) < 65536.0f), few = n < 2 * SEQPAR__HEAD_BLOCK;
     seqpar__v k[7];
     k[0] = SEQPAR__SPLAT(SEQPAR__LOG2E); k[1] = SEQPAR__SPLAT(SEQPAR__SIXTEENTHS - from); k[2] = SEQPAR__SPLAT((from - 127.0f) / SEQPAR__LOG2E);
-    k[3] = SEQPAR__SPLAT(-from); k[4] = SEQPAR__SPLAT(seqpar__head_limit(from));
-    if (!(fabsf(from) < 65536.0f)) {
-        if (h->keep) done = seqpar__head_blocks(seqpar__head_keep_far_step, k, h->sums, 1, x, x, n, n);
-        else done = seqpar__head_blocks(seqpar__head_read_far_step, k, h->sums, 0, x, x, n, n);
+    k[3] = SEQPAR__SPLAT(-from); k[4] = SEQPAR__SPLAT(seqpar__head_limit(from)); k[5] = k[6] = k[3];
+    if (h->before && h->keep && !far && !few) { /* at once, in one of its parts */
+        const seqpar__head_part *part = seqpar__head_part_at(h->before, begin);
+        before = h->before->x + begin;
+        stop = seqpar__head_part_end(h->before, part) - begin;
+        k[5] = seqpar__head_factor(h->before, part); k[6] = SEQPAR__SPLAT(h->before->flat);
     }
-    else if (h->keep && h->before && n >= 2 * SEQPAR__HEAD_BLOCK) return seqpar__head_next(h, k, begin);
-    else if (h->keep && h->entropy) done = seqpar__head_blocks(seqpar__head_keep_both_step, k, h->sums, 1, x, x, n, n);
-    else if (h->keep) done = seqpar__head_blocks(seqpar__head_keep_step, k, h->sums, 1, x, x, n, n);
-    else if (h->entropy) done = seqpar__head_blocks(seqpar__head_read_both_step, k, h->sums, 0, x, x, n, n);
-    else done = seqpar__head_blocks(seqpar__head_read_step, k, h->sums, 0, x, x, n, n);
-    if (h->before) seqpar__head_scale(h->before, begin, begin + done);
+    if (few) done = seqpar__head_last(h, k, x, n, far);
+    else if (far) done = seqpar__head_blocks(k, h->sums, x, NULL, n, n, h->keep, 1, 1);
+    else if (h->keep && h->entropy) done = seqpar__head_blocks(k, h->sums, x, before, n, stop, 1, 1, 0);
+    else if (h->keep) done = seqpar__head_blocks(k, h->sums, x, before, n, stop, 1, 0, 0);
+    else if (h->entropy) done = seqpar__head_blocks(k, h->sums, x, NULL, n, n, 0, 1, 0);
+    else done = seqpar__head_blocks(k, h->sums, x, NULL, n, n, 0, 0, 0);
+    if (h->before && !before) seqpar__head_scale(h->before, begin, begin + done);
     return done;
 }
 /* The sums, now counted from another. */
