@@ -1,6 +1,6 @@
 /* seqpar.h - v0.2.0 - sequence-parallel training of language models, equal to one rank bit for bit - MIT or Unlicense */
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* ======================================================================================================
+/* =============================================================================================
    >>doc
 
    A sequence too long for one machine is split over several ranks. Attention then needs keys of other ranks,
@@ -94,34 +94,50 @@
        1 rank : out[999] = 0.0642131 ..., rank 0 sent 0 bytes
        4 ranks: out[999] = 0.0642131 ..., rank 0 sent 192024 bytes
        identical bits: yes
-   ====================================================================================================== */
+   ========================================================================================== */
 #if 0 /* SAMPLE */
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* 01_ring.c - ring attention over four ranks of this process, and the bits of one rank.  cc 01_ring.c -lm -lpthread */
+/* 01_ring.c - ring attention over four ranks of this process, and the bits of one rank.  cc
+   01_ring.c -lm -lpthread */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #define SEQPAR_IMPLEMENTATION
 #include "seqpar.h"
 
-enum { TOKENS = 1000, HEADS = 4, KV_HEADS = 2, HEAD_DIM = 32, WIDE = HEADS * HEAD_DIM, NARROW = KV_HEADS * HEAD_DIM };
+enum {
+    TOKENS = 1000,
+    HEADS = 4,
+    KV_HEADS = 2,
+    HEAD_DIM = 32,
+    WIDE = HEADS * HEAD_DIM,
+    NARROW = KV_HEADS * HEAD_DIM
+};
 
 typedef struct { /* global tensors: (tokens, heads, head_dim) */
     float q[TOKENS * WIDE], k[TOKENS * NARROW], v[TOKENS * NARROW], out[TOKENS * WIDE];
     int64_t ranks, sent;
 } problem;
 
-static const int64_t cu_seqlens[] = {0, 420, 421, 1000}; /* three documents, one of a single token */
-static const seqpar_row row = {.tokens = TOKENS, .padded = TOKENS, .chunks = 32, .docs = 3, .cu_seqlens = cu_seqlens};
+/* three documents, one of a single token */
+static const int64_t cu_seqlens[] = {0, 420, 421, 1000};
+static const seqpar_row row = {
+    .tokens = TOKENS, .padded = TOKENS, .chunks = 32, .docs = 3, .cu_seqlens = cu_seqlens};
 
 static seqpar_status attend(seqpar_ctx *ctx, problem *p) {
-    seqpar_attn_desc desc = {.heads = HEADS, .kv_heads = KV_HEADS, .head_dim = HEAD_DIM, .layout = SEQPAR_ZIGZAG, .schedule = SEQPAR_RING};
+    seqpar_attn_desc desc = {.heads = HEADS,
+                             .kv_heads = KV_HEADS,
+                             .head_dim = HEAD_DIM,
+                             .layout = SEQPAR_ZIGZAG,
+                             .schedule = SEQPAR_RING};
     seqpar_attn *attn;
     seqpar_status status = seqpar_attn_open(ctx, &attn, &row, 1, &desc);
     if (status) return status;
     const seqpar_share *mine = seqpar_attn_share(attn); /* the tokens this rank holds */
-    float *q = (float *)malloc((size_t)mine->tokens * (2 * WIDE + 2 * NARROW + HEADS) * sizeof *q);
-    float *k = q + mine->tokens * WIDE, *v = k + mine->tokens * NARROW, *out = v + mine->tokens * NARROW, *lse = out + mine->tokens * WIDE;
+    float *q = (float *)malloc((size_t)mine->tokens * (2 * WIDE + 2 * NARROW + HEADS) *
+                               sizeof *q);
+    float *k = q + mine->tokens * WIDE, *v = k + mine->tokens * NARROW;
+    float *out = v + mine->tokens * NARROW, *lse = out + mine->tokens * WIDE;
     seqpar_scatter(q, p->q, mine, 0, WIDE * sizeof *q);
     seqpar_scatter(k, p->k, mine, 0, NARROW * sizeof *k);
     seqpar_scatter(v, p->v, mine, 0, NARROW * sizeof *v);
@@ -148,16 +164,21 @@ static seqpar_status rank_main(seqpar_comm *world, void *user) {
 static int run(problem *p, int64_t ranks) {
     seqpar_error error;
     p->ranks = ranks;
-    if (seqpar_run_threads(ranks, rank_main, p, &error)) return fprintf(stderr, "%s\n", error.text), 1;
-    printf("%lld rank%s: out[999] = %.6g ..., rank 0 sent %lld bytes\n", (long long)ranks, ranks > 1 ? "s" : " ", (double)p->out[999 * WIDE], (long long)p->sent);
+    if (seqpar_run_threads(ranks, rank_main, p, &error))
+        return fprintf(stderr, "%s\n", error.text), 1;
+    printf("%lld rank%s: out[999] = %.6g ..., rank 0 sent %lld bytes\n", (long long)ranks,
+           ranks > 1 ? "s" : " ", (double)p->out[999 * WIDE], (long long)p->sent);
     return 0;
 }
 
 int main(void) {
     static problem one, four;
-    for (int64_t i = 0; i < TOKENS * WIDE; i++) one.q[i] = (float)seqpar_random_normal(1, 0, (uint64_t)i);
-    for (int64_t i = 0; i < TOKENS * NARROW; i++) one.k[i] = (float)seqpar_random_normal(1, 1, (uint64_t)i);
-    for (int64_t i = 0; i < TOKENS * NARROW; i++) one.v[i] = (float)seqpar_random_normal(1, 2, (uint64_t)i);
+    for (int64_t i = 0; i < TOKENS * WIDE; i++)
+        one.q[i] = (float)seqpar_random_normal(1, 0, (uint64_t)i);
+    for (int64_t i = 0; i < TOKENS * NARROW; i++)
+        one.k[i] = (float)seqpar_random_normal(1, 1, (uint64_t)i);
+    for (int64_t i = 0; i < TOKENS * NARROW; i++)
+        one.v[i] = (float)seqpar_random_normal(1, 2, (uint64_t)i);
     four = one;
     if (run(&one, 1) || run(&four, 4)) return 1;
     int same = !memcmp(one.out, four.out, sizeof one.out);
@@ -166,9 +187,9 @@ int main(void) {
 }
 #endif /* SAMPLE */
 
-/* ======================================================================================================
+/* =============================================================================================
    >>api  types and prototypes, by chapter
-   ====================================================================================================== */
+   ========================================================================================== */
 #ifndef SEQPAR_H
 #define SEQPAR_H
 
@@ -180,14 +201,15 @@ int main(void) {
 #include <stddef.h>
 #include <stdint.h>
 
-/* The largest sizes that are taken. Positions and token ids have 32 bits; a width is hidden, intermediate or heads x head_dim, far
-   beyond any model; a row has no use for more chunks. All products of sizes stay below 2^63 with these. */
+/* The largest sizes that are taken. Positions and token ids have 32 bits; a width is hidden,
+   intermediate or heads x head_dim, far beyond any model; a row has no use for more chunks.
+   All products of sizes stay below 2^63 with these. */
 #define SEQPAR_MAX_TOKENS INT64_C(2147483647) /* of a row */
-#define SEQPAR_MAX_WIDTH (INT64_C(1) << 20)
-#define SEQPAR_MAX_VOCAB (INT64_C(1) << 24)
+#define SEQPAR_MAX_WIDTH  (INT64_C(1) << 20)
+#define SEQPAR_MAX_VOCAB  (INT64_C(1) << 24)
 #define SEQPAR_MAX_LAYERS (INT64_C(1) << 16)
 #define SEQPAR_MAX_CHUNKS (INT64_C(1) << 20) /* of a row */
-#define SEQPAR_MAX_RANKS (INT64_C(1) << 12)  /* that are threads of one process */
+#define SEQPAR_MAX_RANKS  (INT64_C(1) << 12) /* that are threads of one process */
 
 #ifndef SEQPAR_DEF
 #if defined(SEQPAR_STATIC) && (defined(__GNUC__) || defined(__clang__))
@@ -203,54 +225,55 @@ int main(void) {
 extern "C" {
 #endif
 
-/* ---- errors -------------------------------------------------------------------------------------------
-   Functions return 0 or one of these negative codes. The sentence with the values and the fix is in the
-   seqpar_error of the context (or the one passed in); the first error of a rank wins. */
-#define SEQPAR_ERRORS(X)                                                                                   \
-    X(PEER, -1, "another rank failed; its message is repeated")                                            \
-    X(MEMORY, -2, "out of memory")                                                                         \
-    X(DEADLOCK, -3, "every rank waits and nothing is in flight")                                           \
-    X(DIED, -4, "a rank ended without a word (injected)")                                                  \
-    X(INJECTED, -5, "a transport failure was injected")                                                    \
-    X(MESSAGE_SIZE, -6, "a message has another size than its receiver expects")                            \
-    X(TRANSPORT, -7, "the library that moves bytes failed, or cannot run here")                            \
-    X(TIMEOUT, -8, "something did not finish within its time limit")                                       \
-    X(WORLD, -10, "the world size does not fit data_parallel x sequence_parallel")                         \
-    X(RANKS, -11, "the number of ranks is not positive or too large")                                      \
-    X(THREAD, -12, "a thread could not be started")                                                        \
-    X(PACK_LEN, -20, "pack_len is not positive or too large")                                              \
-    X(NO_DOCUMENTS, -21, "there is no document to pack")                                                   \
-    X(NO_TARGET, -22, "no document has a supervised token")                                                \
-    X(DOCUMENT_TOKENS, -23, "a document has a negative length or no token array")                          \
-    X(TOKEN_ID, -24, "a token id lies outside the vocabulary")                                             \
-    X(UNIT_ORDER, -25, "documents of one unit are not neighbours")                                         \
-    X(UNIT_TOO_LONG, -26, "a unit does not fit into one row")                                              \
-    X(CHUNKS, -27, "the number of chunks is not positive or too large")                                    \
-    X(CU_SEQLENS, -28, "cu_seqlens does not rise from 0 to the number of tokens")                          \
-    X(ROW_ORDER, -29, "row numbers do not rise")                                                           \
-    X(LAYOUT, -30, "unknown layout")                                                                       \
-    X(SCHEDULE, -31, "unknown schedule")                                                                   \
-    X(RANK, -32, "a rank lies outside its group")                                                          \
-    X(PLAN, -34, "a plan drops, doubles or mixes up blocks or messages")                                   \
-    X(TOKEN_RANGE, -33, "a token index lies outside its row")                                              \
-    X(HEADS, -40, "heads is not a positive multiple of kv_heads")                                          \
-    X(HEAD_DIM, -41, "head_dim is not positive (rotary embedding: even)")                                  \
-    X(HEAD_STRIDE, -42, "heads_k_stride does not divide kv_heads")                                         \
-    X(SIZE, -43, "a size is zero, negative or too large")                                                  \
-    X(MASK, -45, "a window, prefix, softcap or dropout lies outside its range")                            \
-    X(ULYSSES, -46, "ulysses_size does not divide the ranks or does not fit the heads")                    \
-    X(DTYPE, -44, "the device does not store this type")                                                   \
-    X(KERNEL, -47, "a block kernel of the user's own fails or returns nonsense")                           \
-    X(DEVICE, -48, "a device is missing, too old or fails")                                                \
-    X(SEED_COUNT, -50, "the global token count is not positive")                                           \
-    X(OPTION, -51, "an option lies outside its range")                                                     \
-    X(NOT_FINITE, -52, "a value is NaN or infinite")                                                       \
-    X(STEP, -53, "two calls that must agree do not, or one is missing or comes twice")                     \
+/* ---- errors ---------------------------------------------------------------------------------
+   Functions return 0 or one of these negative codes. The sentence with the values and the
+   fix is in the seqpar_error of the context (or the one passed in); the first error of a
+   rank wins. */
+#define SEQPAR_ERRORS(X) \
+    X(PEER, -1, "another rank failed; its message is repeated") \
+    X(MEMORY, -2, "out of memory") \
+    X(DEADLOCK, -3, "every rank waits and nothing is in flight") \
+    X(DIED, -4, "a rank ended without a word (injected)") \
+    X(INJECTED, -5, "a transport failure was injected") \
+    X(MESSAGE_SIZE, -6, "a message has another size than its receiver expects") \
+    X(TRANSPORT, -7, "the library that moves bytes failed, or cannot run here") \
+    X(TIMEOUT, -8, "something did not finish within its time limit") \
+    X(WORLD, -10, "the world size does not fit data_parallel x sequence_parallel") \
+    X(RANKS, -11, "the number of ranks is not positive or too large") \
+    X(THREAD, -12, "a thread could not be started") \
+    X(PACK_LEN, -20, "pack_len is not positive or too large") \
+    X(NO_DOCUMENTS, -21, "there is no document to pack") \
+    X(NO_TARGET, -22, "no document has a supervised token") \
+    X(DOCUMENT_TOKENS, -23, "a document has a negative length or no token array") \
+    X(TOKEN_ID, -24, "a token id lies outside the vocabulary") \
+    X(UNIT_ORDER, -25, "documents of one unit are not neighbours") \
+    X(UNIT_TOO_LONG, -26, "a unit does not fit into one row") \
+    X(CHUNKS, -27, "the number of chunks is not positive or too large") \
+    X(CU_SEQLENS, -28, "cu_seqlens does not rise from 0 to the number of tokens") \
+    X(ROW_ORDER, -29, "row numbers do not rise") \
+    X(LAYOUT, -30, "unknown layout") \
+    X(SCHEDULE, -31, "unknown schedule") \
+    X(RANK, -32, "a rank lies outside its group") \
+    X(PLAN, -34, "a plan drops, doubles or mixes up blocks or messages") \
+    X(TOKEN_RANGE, -33, "a token index lies outside its row") \
+    X(HEADS, -40, "heads is not a positive multiple of kv_heads") \
+    X(HEAD_DIM, -41, "head_dim is not positive (rotary embedding: even)") \
+    X(HEAD_STRIDE, -42, "heads_k_stride does not divide kv_heads") \
+    X(SIZE, -43, "a size is zero, negative or too large") \
+    X(MASK, -45, "a window, prefix, softcap or dropout lies outside its range") \
+    X(ULYSSES, -46, "ulysses_size does not divide the ranks or does not fit the heads") \
+    X(DTYPE, -44, "the device does not store this type") \
+    X(KERNEL, -47, "a block kernel of the user's own fails or returns nonsense") \
+    X(DEVICE, -48, "a device is missing, too old or fails") \
+    X(SEED_COUNT, -50, "the global token count is not positive") \
+    X(OPTION, -51, "an option lies outside its range") \
+    X(NOT_FINITE, -52, "a value is NaN or infinite") \
+    X(STEP, -53, "two calls that must agree do not, or one is missing or comes twice") \
     X(ARITHMETIC, -54, "the process computes otherwise than promised: flushed denormals, another rounding") \
-    X(FILE_OPEN, -60, "a file cannot be opened")                                                           \
-    X(FILE_READ, -61, "a file cannot be read")                                                             \
-    X(FILE_WRITE, -62, "a file cannot be written; what was there before is untouched")                     \
-    X(FILE_FORMAT, -63, "a file is not what its name says")                                                \
+    X(FILE_OPEN, -60, "a file cannot be opened") \
+    X(FILE_READ, -61, "a file cannot be read") \
+    X(FILE_WRITE, -62, "a file cannot be written; what was there before is untouched") \
+    X(FILE_FORMAT, -63, "a file is not what its name says") \
     X(FILE_TENSOR, -64, "a tensor is missing or has another shape or type")
 
 typedef int seqpar_status;
@@ -259,7 +282,7 @@ enum {
 #define SEQPAR__X(name, code, text) SEQPAR_ERR_##name = code,
     SEQPAR_ERRORS(SEQPAR__X)
 #undef SEQPAR__X
-    SEQPAR__ERR_END = -1000
+        SEQPAR__ERR_END = -1000
 };
 
 typedef struct seqpar_error {
@@ -268,31 +291,38 @@ typedef struct seqpar_error {
     char text[512];
 } seqpar_error;
 
-/* Stores code and printf-style sentence, escaped, unless an earlier error is there (error may be NULL). Returns status. */
-SEQPAR_DEF seqpar_status seqpar_fail(seqpar_error *error, seqpar_status status, const char *format, ...);
-/* Text of others (file names, keys, answers) for one line of a terminal: control characters, marks that turn the direction of
-   writing, and bytes that are no UTF-8 become \n, \x1b, ... What is longer than out (size) loses its middle. Returns out;
-   escaping twice changes nothing. */
+/* Stores code and printf-style sentence, escaped, unless an earlier error is there (error
+   may be NULL). Returns status. */
+SEQPAR_DEF seqpar_status seqpar_fail(seqpar_error *error, seqpar_status status,
+                                     const char *format, ...);
+/* Text of others (file names, keys, answers) for one line of a terminal: control characters,
+   marks that turn the direction of writing, and bytes that are no UTF-8 become \n, \x1b, ...
+   What is longer than out (size) loses its middle. Returns out; escaping twice changes
+   nothing. */
 SEQPAR_DEF const char *seqpar_escape(char *out, int64_t size, const char *text);
-/* Bytes of the UTF-8 character at text, 1 to 4; 0: overlong, a surrogate, too large, or cut off after `left` bytes. */
+/* Bytes of the UTF-8 character at text, 1 to 4; 0: overlong, a surrogate, too large, or cut
+   off after `left` bytes. */
 SEQPAR_DEF int64_t seqpar_utf8_length(const char *text, int64_t left);
 /* "SEQPAR_ERR_HEADS" and its one-line meaning; "?" for an unknown code. Static strings. */
 SEQPAR_DEF const char *seqpar_status_name(seqpar_status status);
 SEQPAR_DEF const char *seqpar_status_text(seqpar_status status);
 
-/* ---- util: random numbers, exp, log -------------------------------------------------------------------
-   Counter-based (Philox 4x32-10, Salmon et al. 2011): a value depends on its key and index alone, so every
-   rank draws the same number for the same absolute place. */
-SEQPAR_DEF void seqpar_random(uint32_t out[4], uint64_t key, uint64_t index_high, uint64_t index_low);
-SEQPAR_DEF double seqpar_random_uniform(uint64_t key, uint64_t stream, uint64_t index); /* in (0, 1) */
+/* ---- util: random numbers, exp, log ---------------------------------------------------------
+   Counter-based (Philox 4x32-10, Salmon et al. 2011): a value depends on its key and index
+   alone, so every rank draws the same number for the same absolute place. */
+SEQPAR_DEF void seqpar_random(uint32_t out[4], uint64_t key, uint64_t index_high,
+                              uint64_t index_low);
+/* in (0, 1) */
+SEQPAR_DEF double seqpar_random_uniform(uint64_t key, uint64_t stream, uint64_t index);
 SEQPAR_DEF double seqpar_random_normal(uint64_t key, uint64_t stream, uint64_t index);
 /* order[i] (count) becomes the shuffle of 0..count-1 that belongs to (seed, epoch). */
 SEQPAR_DEF void seqpar_shuffle(int64_t *order, int64_t count, uint64_t seed, uint64_t epoch);
-/* Polynomials written out with fma, the same on every machine with the same instructions; exp(0) = 1. */
+/* Polynomials written out with fma, the same on every machine with the same instructions;
+   exp(0) = 1. */
 SEQPAR_DEF double seqpar_exp(double x);
 SEQPAR_DEF double seqpar_log(double x);
 
-/* ---- comm: how bytes move -----------------------------------------------------------------------------
+/* ---- comm: how bytes move -------------------------------------------------------------------
    A transport moves bytes and nothing else: every floating-point sum is an exchange and a fold. One begin
    is one group of sends and receives, entered in the same order by all ranks that take part; buffers must
    not be touched until its wait. Messages between two ranks of one comm match in order of posting; a message
@@ -326,63 +356,78 @@ typedef struct seqpar_group {
     int64_t recv_count;
 } seqpar_group;
 
-typedef struct seqpar_request { void *state; } seqpar_request; /* {NULL} is complete */
+/* {NULL} is complete */
+typedef struct seqpar_request {
+    void *state;
+} seqpar_request;
 
 typedef struct seqpar_comm seqpar_comm;
 typedef struct seqpar_comm_table {
     const char *name;
     /* MPI_Isend/Irecv; ncclGroupStart..End. queue NULL is the host. */
-    seqpar_status (*begin)(seqpar_comm *comm, const seqpar_group *group, void *queue, seqpar_request *request);
+    seqpar_status (*begin)(seqpar_comm *comm, const seqpar_group *group, void *queue,
+                           seqpar_request *request);
     /* Orders the queue behind the group; with queue NULL blocks the host. */
     seqpar_status (*wait)(seqpar_comm *comm, seqpar_request *request, void *queue);
-    /* A sub-comm of the ranks with the same colour, ordered by key; collective. MPI_Comm_split. */
+    /* A sub-comm of the ranks with the same colour, ordered by key; collective.
+       MPI_Comm_split. */
     seqpar_status (*split)(seqpar_comm *comm, int64_t color, int64_t key, seqpar_comm **sub);
     /* Ends every rank of the world with this text. Never blocks. */
     void (*abort)(seqpar_comm *comm, const char *text);
     void (*free)(seqpar_comm *comm);
-    int queued; /* begin and wait order a queue and never block the host for it; 0: they get queue NULL */
+    /* begin and wait order a queue and never block the host for it; 0: they get queue NULL */
+    int queued;
 } seqpar_comm_table;
 
 struct seqpar_comm {
     const seqpar_comm_table *table;
     int64_t rank, size;
-    seqpar_error *error;       /* where this rank's errors go; owned by the world */
+    seqpar_error *error;               /* where this rank's errors go; owned by the world */
     int64_t bytes_sent, messages_sent; /* to other ranks, counted by begin */
-    struct seqpar_device *device; /* whose memory buffers may lie in, set by seqpar_ctx_open; NULL: the host's alone */
+    /* whose memory buffers may lie in, set by seqpar_ctx_open; NULL: the host's alone */
+    struct seqpar_device *device;
     void *state;
 };
 
-SEQPAR_DEF seqpar_status seqpar_comm_begin(seqpar_comm *comm, const seqpar_group *group, void *queue,
-                                           seqpar_request *request);
-SEQPAR_DEF seqpar_status seqpar_comm_wait(seqpar_comm *comm, seqpar_request *request, void *queue);
+SEQPAR_DEF seqpar_status seqpar_comm_begin(seqpar_comm *comm, const seqpar_group *group,
+                                           void *queue, seqpar_request *request);
+SEQPAR_DEF seqpar_status seqpar_comm_wait(seqpar_comm *comm, seqpar_request *request,
+                                          void *queue);
 /* recv holds the parts of all ranks one after the other; bytes[r] is the size of rank r's part.
    The own part is copied here and not sent. */
-SEQPAR_DEF seqpar_status seqpar_comm_all_gather(seqpar_comm *comm, void *recv, const void *send, const int64_t *bytes,
-                                                const char *name);
+SEQPAR_DEF seqpar_status seqpar_comm_all_gather(seqpar_comm *comm, void *recv, const void *send,
+                                                const int64_t *bytes, const char *name);
 SEQPAR_DEF seqpar_status seqpar_comm_barrier(seqpar_comm *comm);
-SEQPAR_DEF seqpar_status seqpar_comm_broadcast(seqpar_comm *comm, void *data, int64_t bytes, int64_t root);
+SEQPAR_DEF seqpar_status seqpar_comm_broadcast(seqpar_comm *comm, void *data, int64_t bytes,
+                                               int64_t root);
 SEQPAR_DEF seqpar_status seqpar_comm_sum_i64(seqpar_comm *comm, int64_t *values, int64_t count);
 SEQPAR_DEF seqpar_status seqpar_comm_max_i64(seqpar_comm *comm, int64_t *values, int64_t count);
-SEQPAR_DEF seqpar_status seqpar_comm_split(seqpar_comm *comm, int64_t color, int64_t key, seqpar_comm **sub);
+SEQPAR_DEF seqpar_status seqpar_comm_split(seqpar_comm *comm, int64_t color, int64_t key,
+                                           seqpar_comm **sub);
 SEQPAR_DEF void seqpar_comm_abort(seqpar_comm *comm, const char *text);
 SEQPAR_DEF void seqpar_comm_free(seqpar_comm *comm);
 
 /* A world of one rank. Sends nothing. The caller frees it with seqpar_comm_free. */
 SEQPAR_DEF seqpar_comm *seqpar_comm_self(void);
 
-/* Runs fn on `ranks` threads that share a world, and returns when all have ended. A rank that returns an
-   error ends all others with its message, which lands in *error. A world in which every rank waits and
-   nothing is in flight is ended with SEQPAR_ERR_DEADLOCK and names who waits for whom.
-   With SEQPAR_NO_THREADS only ranks == 1 is possible (fn runs on the calling thread). */
+/* Runs fn on `ranks` threads that share a world, and returns when all have ended. A rank
+   that returns an error ends all others with its message, which lands in *error. A world in
+   which every rank waits and nothing is in flight is ended with SEQPAR_ERR_DEADLOCK and
+   names who waits for whom. With SEQPAR_NO_THREADS only ranks == 1 is possible (fn runs on
+   the calling thread). */
 typedef seqpar_status (*seqpar_rank_fn)(seqpar_comm *world, void *user);
-SEQPAR_DEF seqpar_status seqpar_run_threads(int64_t ranks, seqpar_rank_fn fn, void *user, seqpar_error *error);
+SEQPAR_DEF seqpar_status seqpar_run_threads(int64_t ranks, seqpar_rank_fn fn, void *user,
+                                            seqpar_error *error);
 
-/* ---- fold: one order for every sum --------------------------------------------------------------------
-   A fold is a binary tree over leaves with fixed numbers: node (level, index) covers the leaves
-   [index << level, (index + 1) << level). Which leaves exist is known beforehand, so an absent leaf is
-   skipped exactly, and the shape never depends on who came first. Values are combined as soon as both
-   siblings are there. What a rank has to do becomes a *program* of a stack machine that a device runs. */
-typedef struct seqpar_node { int64_t level, index; } seqpar_node;
+/* ---- fold: one order for every sum ----------------------------------------------------------
+   A fold is a binary tree over leaves with fixed numbers: node (level, index) covers the
+   leaves [index << level, (index + 1) << level). Which leaves exist is known beforehand, so
+   an absent leaf is skipped exactly, and the shape never depends on who came first. Values
+   are combined as soon as both siblings are there. What a rank has to do becomes a *program*
+   of a stack machine that a device runs. */
+typedef struct seqpar_node {
+    int64_t level, index;
+} seqpar_node;
 
 enum {
     SEQPAR_FOLD_LEAF,    /* compute leaf `index` and push it */
@@ -392,76 +437,94 @@ enum {
     SEQPAR_FOLD_STORE,   /* pop into stored value `index` */
     SEQPAR_FOLD_FINISH   /* pop into the result */
 };
-typedef struct seqpar_fold_op { int32_t op, index; } seqpar_fold_op;
+
+typedef struct seqpar_fold_op {
+    int32_t op, index;
+} seqpar_fold_op;
 
 typedef struct seqpar_fold {
-    const int64_t *leaves; /* (leaf_count) the numbers of all leaves that exist, rising; borrowed */
+    /* (leaf_count) the numbers of all leaves that exist, rising; borrowed */
+    const int64_t *leaves;
     int64_t leaf_count;
-    seqpar_node *pending;  /* stored values waiting for their sibling, and their places */
+    seqpar_node *pending; /* stored values waiting for their sibling, and their places */
     int32_t *pending_at;
     int64_t pending_count, pending_capacity;
     int64_t slots_high, depth_high; /* most store and stack places in use at a time */
     seqpar_fold_op *program;
     int64_t program_count, program_capacity;
     int done; /* everything is combined into one value */
-    int running; /* set after init: no tree but one value, extended in order of pushes until the leaf_count-th */
+    /* set after init: no tree but one value, extended in order of pushes until the
+       leaf_count-th */
+    int running;
     int64_t taken;
     struct seqpar__span *stack, *spans; /* values on the stack; those of the pending values */
     int64_t stack_count, stack_capacity, spans_capacity;
-    int32_t *waiting;      /* (leaf_count) 1 + the pending value that is joined where this leaf begins; NULL until one is stored */
-    int32_t *vacant;       /* places below slots_high that are free: a heap, the lowest first */
+    /* (leaf_count) 1 + the pending value that is joined where this leaf begins; NULL until
+       one is stored */
+    int32_t *waiting;
+    int32_t *vacant; /* places below slots_high that are free: a heap, the lowest first */
     int64_t vacant_count, vacant_capacity;
-    int64_t next;          /* the leaf behind the last one pushed */
+    int64_t next; /* the leaf behind the last one pushed */
 } seqpar_fold;
 
 SEQPAR_DEF void seqpar_fold_init(seqpar_fold *fold, const int64_t *leaves, int64_t leaf_count);
 SEQPAR_DEF void seqpar_fold_free(seqpar_fold *fold);
-/* Appends to the program: push value `operand` by `op` (LEAF, EXTEND or LOAD) as node, combine what can be. */
-SEQPAR_DEF seqpar_status seqpar_fold_push(seqpar_fold *fold, seqpar_node node, int32_t op, int32_t operand);
-/* Ends one program: what is left on the stack is stored (or finished). The caller runs fold->program and sets
-   program_count to 0 before the next push. */
+/* Appends to the program: push value `operand` by `op` (LEAF, EXTEND or LOAD) as node,
+   combine what can be. */
+SEQPAR_DEF seqpar_status seqpar_fold_push(seqpar_fold *fold, seqpar_node node, int32_t op,
+                                          int32_t operand);
+/* Ends one program: what is left on the stack is stored (or finished). The caller runs
+   fold->program and sets program_count to 0 before the next push. */
 SEQPAR_DEF seqpar_status seqpar_fold_flush(seqpar_fold *fold);
 
-/* ---- pack: documents to rows --------------------------------------------------------------------------*/
+/* ---- pack: documents to rows --------------------------------------------------------------*/
 #define SEQPAR_IGNORE (-100) /* target of a position that has none */
 
 typedef struct seqpar_document {
-    const int32_t *ids;       /* (tokens) */
-    const uint8_t *loss_mask; /* (tokens) 1: this token is to be predicted; NULL: all but the first */
+    const int32_t *ids; /* (tokens) */
+    /* (tokens) 1: this token is to be predicted; NULL: all but the first */
+    const uint8_t *loss_mask;
     int64_t tokens;
-    int64_t unit;             /* documents of one unit (a pair, a group) are neighbours and share a row */
-    int64_t prefix;           /* prefix-LM: so many first tokens are seen by the whole document; 0: causal */
+    /* documents of one unit (a pair, a group) are neighbours and share a row */
+    int64_t unit;
+    /* prefix-LM: so many first tokens are seen by the whole document; 0: causal */
+    int64_t prefix;
 } seqpar_document;
 
 typedef struct seqpar_row {
-    int64_t index;               /* number within the optimizer step: its place in every fold */
-    int64_t tokens, padded;      /* real tokens; length the grid is cut over, >= tokens */
-    int64_t chunks;              /* L of the canonical grid: chunk i = [i*padded/L, (i+1)*padded/L) */
+    int64_t index;          /* number within the optimizer step: its place in every fold */
+    int64_t tokens, padded; /* real tokens; length the grid is cut over, >= tokens */
+    /* L of the canonical grid: chunk i = [i*padded/L, (i+1)*padded/L) */
+    int64_t chunks;
     int64_t docs;
-    const int64_t *cu_seqlens;   /* (docs + 1) from 0 to tokens */
-    const int32_t *ids;          /* (padded) */
-    const int32_t *targets;      /* (padded) id of the next token of the same document, or SEQPAR_IGNORE */
+    const int64_t *cu_seqlens; /* (docs + 1) from 0 to tokens */
+    const int32_t *ids;        /* (padded) */
+    /* (padded) id of the next token of the same document, or SEQPAR_IGNORE */
+    const int32_t *targets;
     const int32_t *position_ids; /* (padded) place within the document */
     const int64_t *doc_source;   /* (docs) which input document this is */
-    const int64_t *prefix_lens;  /* (docs) first tokens of each document that all of it sees; NULL: none */
+    /* (docs) first tokens of each document that all of it sees; NULL: none */
+    const int64_t *prefix_lens;
 } seqpar_row;
 
 enum { SEQPAR_PACK_DECREASING, SEQPAR_PACK_IN_ORDER, SEQPAR_PACK_UNIT_PER_ROW };
 enum { SEQPAR_TRUNCATION_DROP, SEQPAR_TRUNCATION_CUT };
 typedef struct seqpar_pack_desc {
-    int64_t pack_len;   /* most tokens in a row; required */
-    int64_t chunks;     /* 0: seqpar_grid_default_chunks of each row */
-    int64_t pad_to;     /* 0: no pads; else rows are padded to a multiple */
-    int order;          /* SEQPAR_PACK_*: first-fit-decreasing by default */
-    int truncation;     /* SEQPAR_TRUNCATION_*: what happens to a unit longer than pack_len */
-    int keep_masked;    /* keep units without a supervised token (a batch may then have none at all) */
-    int64_t vocab;      /* 0: ids are not checked */
+    int64_t pack_len; /* most tokens in a row; required */
+    int64_t chunks;   /* 0: seqpar_grid_default_chunks of each row */
+    int64_t pad_to;   /* 0: no pads; else rows are padded to a multiple */
+    int order;        /* SEQPAR_PACK_*: first-fit-decreasing by default */
+    int truncation;   /* SEQPAR_TRUNCATION_*: what happens to a unit longer than pack_len */
+    /* keep units without a supervised token (a batch may then have none at all) */
+    int keep_masked;
+    int64_t vocab; /* 0: ids are not checked */
     int32_t pad_id;
 } seqpar_pack_desc;
 
 typedef struct seqpar_pack_counts {
-    int64_t documents, zero_length, dropped, cut, masked; /* input documents; left out or shortened, by reason */
-    int64_t tokens, supervised, pads;                     /* of the rows */
+    /* input documents; left out or shortened, by reason */
+    int64_t documents, zero_length, dropped, cut, masked;
+    int64_t tokens, supervised, pads; /* of the rows */
 } seqpar_pack_counts;
 
 typedef struct seqpar_batch {
@@ -471,26 +534,31 @@ typedef struct seqpar_batch {
     void *storage;
 } seqpar_batch;
 
-/* Packs the documents of one optimizer step. Targets are shifted here, once, before any split; the last
-   position of every document has none. Free with seqpar_batch_free. NO_TARGET if no unit is left. n log n in documents. */
-SEQPAR_DEF seqpar_status seqpar_pack(seqpar_error *error, seqpar_batch *batch, const seqpar_document *documents,
-                                     int64_t count, const seqpar_pack_desc *desc);
+/* Packs the documents of one optimizer step. Targets are shifted here, once, before any
+   split; the last position of every document has none. Free with seqpar_batch_free.
+   NO_TARGET if no unit is left. n log n in documents. */
+SEQPAR_DEF seqpar_status seqpar_pack(seqpar_error *error, seqpar_batch *batch,
+                                     const seqpar_document *documents, int64_t count,
+                                     const seqpar_pack_desc *desc);
 SEQPAR_DEF void seqpar_batch_free(seqpar_batch *batch);
-/* 32; fewer where a chunk would fall under 16 tokens; of rows beyond 8,192 tokens doubled until a chunk holds 256 at most, up to
-   2,048 (pairs of chunks are what a plan counts). A power of two, so that 2P divides it for any such P; never a function of P. */
+/* 32; fewer where a chunk would fall under 16 tokens; of rows beyond 8,192 tokens doubled
+   until a chunk holds 256 at most, up to 2,048 (pairs of chunks are what a plan counts). A
+   power of two, so that 2P divides it for any such P; never a function of P. */
 SEQPAR_DEF int64_t seqpar_grid_default_chunks(int64_t tokens);
-SEQPAR_DEF int64_t seqpar_grid_begin(int64_t padded, int64_t chunks, int64_t chunk); /* floor(chunk*padded/chunks) */
+/* floor(chunk*padded/chunks) */
+SEQPAR_DEF int64_t seqpar_grid_begin(int64_t padded, int64_t chunks, int64_t chunk);
 
-/* ---- split: who holds which token ---------------------------------------------------------------------*/
+/* ---- split: who holds which token ---------------------------------------------------------*/
 enum { SEQPAR_CONTIGUOUS, SEQPAR_ZIGZAG, SEQPAR_STRIPE, SEQPAR_ZIGZAG_DOC, SEQPAR__LAYOUTS };
 SEQPAR_DEF const char *seqpar_layout_name(int layout);
 
-/* Tokens start, start + stride, ... (count) of one chunk, held by one rank from local row `local` on. Stripe: of the chunks from
-   `chunk` on up to the rank's next piece, one unless chunks^2 sp_size > 2^23. */
+/* Tokens start, start + stride, ... (count) of one chunk, held by one rank from local row
+   `local` on. Stripe: of the chunks from `chunk` on up to the rank's next piece, one unless
+   chunks^2 sp_size > 2^23. */
 typedef struct seqpar_piece {
-    int64_t row;   /* index into the rows it was made from */
+    int64_t row; /* index into the rows it was made from */
     int64_t chunk;
-    int64_t leaf;  /* number in the folds over tokens: rises with row and chunk */
+    int64_t leaf; /* number in the folds over tokens: rises with row and chunk */
     int64_t start, stride, count;
     int64_t local;
 } seqpar_piece;
@@ -505,43 +573,56 @@ typedef struct seqpar_share { /* what one rank of an SP group holds of some rows
     int64_t sp_size, sp_rank;
 } seqpar_share;
 
-/* Contiguous: rank r begins at chunk floor(r L/P). Zigzag: slots r and 2P-1-r of 2P, slot i begins at chunk
-   floor(i L/2P). Stripe: tokens congruent to r modulo P. Zigzag-doc: every document of n tokens is cut into 2P slots,
-   slot i from its token floor(i n/2P), dealt like those of zigzag (balanced however documents lie; ring-flash-attention's
-   varlen zigzag without its divisibility). Stripe and zigzag-doc cut through chunks: the error rule. Pads are held by
-   nobody. Free with seqpar_share_free. */
-SEQPAR_DEF seqpar_status seqpar_split(seqpar_error *error, seqpar_share *share, const seqpar_row *rows,
-                                      int64_t row_count, int layout, int64_t sp_size, int64_t sp_rank);
+/* Contiguous: rank r begins at chunk floor(r L/P). Zigzag: slots r and 2P-1-r of 2P, slot i
+   begins at chunk floor(i L/2P). Stripe: tokens congruent to r modulo P. Zigzag-doc: every
+   document of n tokens is cut into 2P slots, slot i from its token floor(i n/2P), dealt like
+   those of zigzag (balanced however documents lie; ring-flash-attention's varlen zigzag
+   without its divisibility). Stripe and zigzag-doc cut through chunks: the error rule. Pads
+   are held by nobody. Free with seqpar_share_free. */
+SEQPAR_DEF seqpar_status seqpar_split(seqpar_error *error, seqpar_share *share,
+                                      const seqpar_row *rows, int64_t row_count, int layout,
+                                      int64_t sp_size, int64_t sp_rank);
 SEQPAR_DEF void seqpar_share_free(seqpar_share *share);
 /* Where token `token` of a row lies: rank and local row (as if this row were the only one). */
-SEQPAR_DEF seqpar_status seqpar_split_owner(seqpar_error *error, int64_t *sp_rank, int64_t *local, const seqpar_row *row,
-                                            int layout, int64_t sp_size, int64_t token);
-/* How evenly the tokens of some rows lie over the ranks, and what would mend it: a chunk is dealt whole. */
+SEQPAR_DEF seqpar_status seqpar_split_owner(seqpar_error *error, int64_t *sp_rank,
+                                            int64_t *local, const seqpar_row *row, int layout,
+                                            int64_t sp_size, int64_t token);
+/* How evenly the tokens of some rows lie over the ranks, and what would mend it: a chunk is
+   dealt whole. */
 typedef struct seqpar_balance {
-    int64_t tokens;          /* of all rows */
-    int64_t most, idle;      /* tokens of the busiest rank, ranks without any */
-    int64_t chunks;          /* of the longest row, and */
-    int64_t better_chunks;   /* the next number of them that would deal it evenly; 0: none, that row is too short for so many ranks */
+    int64_t tokens;     /* of all rows */
+    int64_t most, idle; /* tokens of the busiest rank, ranks without any */
+    int64_t chunks;     /* of the longest row, and */
+    /* the next number of them that would deal it evenly; 0: none, that row is too short for
+       so many ranks */
+    int64_t better_chunks;
 } seqpar_balance;
-SEQPAR_DEF seqpar_status seqpar_split_balance(seqpar_error *error, seqpar_balance *balance, const seqpar_row *rows,
-                                              int64_t row_count, int layout, int64_t sp_size);
+
+SEQPAR_DEF seqpar_status seqpar_split_balance(seqpar_error *error, seqpar_balance *balance,
+                                              const seqpar_row *rows, int64_t row_count,
+                                              int layout, int64_t sp_size);
 /* Is a rank idle, or does one hold more than 5/4 of the mean? */
 SEQPAR_DEF int seqpar_balance_poor(const seqpar_balance *balance, int64_t sp_size);
-/* local (share->tokens, width) <- global (row tokens, width) of one row, and back; width in bytes. */
-SEQPAR_DEF void seqpar_scatter(void *local, const void *global, const seqpar_share *share, int64_t row, int64_t width);
-SEQPAR_DEF void seqpar_gather(void *global, const void *local, const seqpar_share *share, int64_t row, int64_t width);
+/* local (share->tokens, width) <- global (row tokens, width) of one row, and back; width in
+   bytes. */
+SEQPAR_DEF void seqpar_scatter(void *local, const void *global, const seqpar_share *share,
+                               int64_t row, int64_t width);
+SEQPAR_DEF void seqpar_gather(void *global, const void *local, const seqpar_share *share,
+                              int64_t row, int64_t width);
 
-/* ---- device: who computes -----------------------------------------------------------------------------
-   A device is a table of operations on opaque pointers. Activations and the weights they meet are of the storage type;
-   statistics, sums over tokens (folds), gradients and optimizer state of the accumulator type. Matrices carry their
-   row stride. A device that works behind the host's back (a GPU) has one queue, a CUDA stream: a call
-   with it returns at once and its work is done in order of calls, its lists copied before it
-   returns; sumsq and sample alone wait, since their results are the host's. A call with queue NULL takes its place in that order,
-   too, and returns when the work is done, so the host reads and writes by copies with NULL. Whatever else it wants
-   to see needs seqpar_device_settle. Memory that is freed is used again in that order: nothing waits. On a host
-   device, whose queue is NULL, all of this is a call of a function.
-   The comment of each entry names the CUDA call it becomes. Row operations give a row the same bits
-   whatever else is in the call; sums over tokens run the fold program they are given. */
+/* ---- device: who computes -------------------------------------------------------------------
+   A device is a table of operations on opaque pointers. Activations and the weights they
+   meet are of the storage type; statistics, sums over tokens (folds), gradients and
+   optimizer state of the accumulator type. Matrices carry their row stride. A device that
+   works behind the host's back (a GPU) has one queue, a CUDA stream: a call with it returns
+   at once and its work is done in order of calls, its lists copied before it returns; sumsq
+   and sample alone wait, since their results are the host's. A call with queue NULL takes
+   its place in that order, too, and returns when the work is done, so the host reads and
+   writes by copies with NULL. Whatever else it wants to see needs seqpar_device_settle.
+   Memory that is freed is used again in that order: nothing waits. On a host device, whose
+   queue is NULL, all of this is a call of a function. The comment of each entry names the
+   CUDA call it becomes. Row operations give a row the same bits whatever else is in the
+   call; sums over tokens run the fold program they are given. */
 enum { SEQPAR_F64, SEQPAR_F32, SEQPAR_BF16 };
 
 typedef struct seqpar_mat {
@@ -552,21 +633,23 @@ typedef struct seqpar_mat {
 typedef struct seqpar_fold_run { /* a fold program and where its values live */
     const seqpar_fold_op *program;
     int64_t program_count;
-    int64_t depth;  /* stack places it needs */
-    void *store;    /* stored value n begins at element n * store_stride */
+    int64_t depth; /* stack places it needs */
+    void *store;   /* stored value n begins at element n * store_stride */
     int64_t store_stride;
     void *finish;
 } seqpar_fold_run;
 
-/* y (rows, out) = x (rows, in) . W^T with w (out, in); transposed: w is (in, out) and y = x . W.
-   accumulate: the sum over `in` starts from the old y. Each element is one fma chain, `in` rising. */
+/* y (rows, out) = x (rows, in) . W^T with w (out, in); transposed: w is (in, out) and y = x
+   . W. accumulate: the sum over `in` starts from the old y. Each element is one fma chain,
+   `in` rising. */
 typedef struct seqpar_matmul_args {
     seqpar_mat y, x, w;
     int64_t rows, out, in;
     int transposed, accumulate;
 } seqpar_matmul_args;
 
-/* Leaf i: dw (out, in) = sum over tokens begin[i] .. begin[i] + count[i] of dy (t, out)^T x (t, in), t rising. */
+/* Leaf i: dw (out, in) = sum over tokens begin[i] .. begin[i] + count[i] of dy (t, out)^T x
+   (t, in), t rising. */
 typedef struct seqpar_weight_grad_args {
     seqpar_fold_run fold;
     const seqpar_piece *leaves; /* local and count are used */
@@ -608,8 +691,9 @@ typedef struct seqpar_rmsnorm_grad_args {
     int64_t rows, width;
 } seqpar_rmsnorm_grad_args;
 
-/* In place on x (rows, heads, head_dim): element i turns with i + head_dim/2 by position * theta^(-2i/head_dim);
-   cosine and sine (positions, head_dim/2), accumulator type, come from fp64. inverse: the other way round (the gradient). */
+/* In place on x (rows, heads, head_dim): element i turns with i + head_dim/2 by position *
+   theta^(-2i/head_dim); cosine and sine (positions, head_dim/2), accumulator type, come from
+   fp64. inverse: the other way round (the gradient). */
 typedef struct seqpar_rope_args {
     seqpar_mat x;
     const void *cosine, *sine;
@@ -618,13 +702,15 @@ typedef struct seqpar_rope_args {
     int inverse;
 } seqpar_rope_args;
 
-/* y = silu(gate) * up, all (rows, width); the gradient reads dy and overwrites gate and up with theirs. */
+/* y = silu(gate) * up, all (rows, width); the gradient reads dy and overwrites gate and up
+   with theirs. */
 typedef struct seqpar_swiglu_args {
     seqpar_mat y, gate, up;
     int64_t rows, width;
 } seqpar_swiglu_args;
 
-typedef struct seqpar_add_args { /* y = a + b, count elements: of the storage type, or with `accumulators` of the other */
+/* y = a + b, count elements: of the storage type, or with `accumulators` of the other */
+typedef struct seqpar_add_args {
     void *y;
     const void *a, *b;
     int64_t count;
@@ -638,51 +724,68 @@ typedef struct seqpar_fold_args {
     int64_t leaf_stride, count;
 } seqpar_fold_args;
 
-/* Keys of one compute step. k_row, v_row: first row of the piece, counted from the k and v of the args. */
-typedef struct seqpar_attn_keys { int64_t k_row, v_row, start, stride, count; } seqpar_attn_keys;
+/* Keys of one compute step. k_row, v_row: first row of the piece, counted from the k and v
+   of the args. */
+typedef struct seqpar_attn_keys {
+    int64_t k_row, v_row, start, stride, count;
+} seqpar_attn_keys;
+
 typedef struct seqpar_attn_task {
-    int64_t piece;                 /* whose result is folded: query piece (forward, dq) or key piece (dkv) */
-    const seqpar_fold_op *program; /* leaves: key pieces (forward, dq), query pieces (dkv), inbox (return) */
+    /* whose result is folded: query piece (forward, dq) or key piece (dkv) */
+    int64_t piece;
+    /* leaves: key pieces (forward, dq), query pieces (dkv), inbox (return) */
+    const seqpar_fold_op *program;
     int64_t program_count;
-    int64_t store_base, store_stride; /* dkv, return: elements; place n at base + n * stride: for each head dk, then dv */
-    int64_t inbox_base;               /* return: node i at inbox_base + i * 2 * count * kv_heads * head_dim, as in a place */
-    int64_t order;                    /* dkv: number of its keys among those of the query tasks, whose programs meet them rising */
+    /* dkv, return: elements; place n at base + n * stride: for each head dk, then dv */
+    int64_t store_base, store_stride;
+    /* return: node i at inbox_base + i * 2 * count * kv_heads * head_dim, as in a place */
+    int64_t inbox_base;
+    /* dkv: number of its keys among those of the query tasks, whose programs meet them
+       rising */
+    int64_t order;
 } seqpar_attn_task;
 
-/* Attention of one compute step over kv heads head_begin .. + head_count of kv_heads. Query t sees the keys of
-   its row at positions [visible_begin[t], visible_end[t]). Scores are s = scale * q.k, with softcap c: c tanh(s / c);
-   statistics are per row: lse = log sum exp(scores), a sink counted among them; delta = dout . out. With dropout each
-   probability is 0 or divided by 1 - dropout as out is summed, never in lse. All tensors are (tokens, heads, head_dim) without gaps; the
-   k, v of a step are (tokens, head_count, head_dim). A leaf is one block (query piece x key piece). */
+/* Attention of one compute step over kv heads head_begin .. + head_count of kv_heads. Query
+   t sees the keys of its row at positions [visible_begin[t], visible_end[t]). Scores are s =
+   scale * q.k, with softcap c: c tanh(s / c); statistics are per row: lse = log sum
+   exp(scores), a sink counted among them; delta = dout . out. With dropout each probability
+   is 0 or divided by 1 - dropout as out is summed, never in lse. All tensors are (tokens,
+   heads, head_dim) without gaps; the k, v of a step are (tokens, head_count, head_dim). A
+   leaf is one block (query piece x key piece). */
 typedef struct seqpar_attn_args {
     int64_t heads, kv_heads, head_dim, head_begin, head_count, q_tokens;
-    double scale, softcap;                      /* softcap 0: none */
-    const void *sinks;                          /* (heads) or NULL */
+    double scale, softcap; /* softcap 0: none */
+    const void *sinks;     /* (heads) or NULL */
     double dropout;
     uint64_t dropout_seed, dropout_stream;
-    int64_t dropout_head;                       /* number of head 0 among the heads of all ranks */
+    /* number of head 0 among the heads of all ranks */
+    int64_t dropout_head;
     const seqpar_piece *q_pieces;
     const seqpar_attn_keys *k_pieces;
     const seqpar_attn_task *tasks;
     int64_t task_count, depth;
     const int32_t *visible_begin, *visible_end; /* (q_tokens) */
     const void *q, *k, *v;
-    void *out, *lse;                            /* lse (q_tokens, heads), delta and sinks: accumulator type */
-    const void *dout, *delta;                   /* delta like lse */
-    void *dq, *dk, *dv;                         /* results of the own tokens, all kv heads */
-    void *store;                                /* per place and piece, for each head: o (count, head_dim), m, l; or dq */
+    /* lse (q_tokens, heads), delta and sinks: accumulator type */
+    void *out, *lse;
+    const void *dout, *delta; /* delta like lse */
+    void *dq, *dk, *dv;       /* results of the own tokens, all kv heads */
+    /* per place and piece, for each head: o (count, head_dim), m, l; or dq */
+    void *store;
     const void *inbox;
 } seqpar_attn_args;
 
-/* All blocks of a compute step: dq of the query tasks; dk and dv of the key tasks, whose q_pieces are the pieces of the tasks, then
-   those of the queries. Both name the same blocks. */
+/* All blocks of a compute step: dq of the query tasks; dk and dv of the key tasks, whose
+   q_pieces are the pieces of the tasks, then those of the queries. Both name the same
+   blocks. */
 typedef struct seqpar_attn_backward_args {
     seqpar_attn_args queries;
     const seqpar_attn_args *keys; /* (groups) */
     int64_t groups;
 } seqpar_attn_backward_args;
 
-/* dsinks (piece_count, heads), accumulator type: sums of -exp(sink - lse) delta over the tokens of each piece */
+/* dsinks (piece_count, heads), accumulator type: sums of -exp(sink - lse) delta over the
+   tokens of each piece */
 typedef struct seqpar_attn_sinks_args {
     void *dsinks;
     const void *sinks, *lse, *delta; /* lse, delta (tokens, heads) */
@@ -690,7 +793,8 @@ typedef struct seqpar_attn_sinks_args {
     int64_t piece_count, heads;
 } seqpar_attn_sinks_args;
 
-typedef struct seqpar_attn_delta_args { /* delta (tokens, heads) = sum over head_dim of dout * out */
+/* delta (tokens, heads) = sum over head_dim of dout * out */
+typedef struct seqpar_attn_delta_args {
     void *delta;
     const void *dout, *out;
     int64_t tokens, heads, head_dim;
@@ -705,16 +809,19 @@ typedef struct seqpar_softmax_head_args {
     seqpar_mat logits;
     int64_t rows, vocab;
     const int32_t *targets;
-    void *logp, *entropy, *lse, *smooth;                    /* (rows) accumulator type */
-    const void *dlogp, *dentropy, *dsmooth, *dzloss;        /* (rows) accumulator type */
-    double scale;                                           /* all of that is of x scale, 1 / temperature; 0: 1 */
+    void *logp, *entropy, *lse, *smooth;             /* (rows) accumulator type */
+    const void *dlogp, *dentropy, *dsmooth, *dzloss; /* (rows) accumulator type */
+    /* all of that is of x scale, 1 / temperature; 0: 1 */
+    double scale;
     int gradient;
 } seqpar_softmax_head_args;
 
-/* ids[t]: a token by the softmax of row t at `temperature` (0: the likeliest, of equals the one with the lowest id). Left to choose
-   from are the top_k likeliest (0: all), and of those the fewest likeliest that hold top_p of their probability (1: all). u[t] in
-   (0, 1) falls into what is left, side by side: by likelihood where something was left out, else by id. u and ids are the
-   host's. A row with a logit that is not finite gets -1 - the first such token. */
+/* ids[t]: a token by the softmax of row t at `temperature` (0: the likeliest, of equals the
+   one with the lowest id). Left to choose from are the top_k likeliest (0: all), and of
+   those the fewest likeliest that hold top_p of their probability (1: all). u[t] in (0, 1)
+   falls into what is left, side by side: by likelihood where something was left out, else by
+   id. u and ids are the host's. A row with a logit that is not finite gets -1 - the first
+   such token. */
 typedef struct seqpar_sample_args {
     seqpar_mat logits;
     int64_t rows, vocab, top_k;
@@ -723,14 +830,16 @@ typedef struct seqpar_sample_args {
     int32_t *ids;    /* (rows) */
 } seqpar_sample_args;
 
-typedef struct seqpar_sumsq_args { /* out[b] = sum of x^2 over block b of accumulators, rising; out is host memory */
+/* out[b] = sum of x^2 over block b of accumulators, rising; out is host memory */
+typedef struct seqpar_sumsq_args {
     double *out;
     const void *x;
     int64_t blocks, block_size;
 } seqpar_sumsq_args;
 
-/* One step t of AdamW in PyTorch's order, or of SGD (kind 1: p -= lr (clip g + decay p)); g is scaled by clip first. All are
-   accumulators. working, unless NULL: the weights in storage type, which at t = 1 are what p begins as, and p rounded after. */
+/* One step t of AdamW in PyTorch's order, or of SGD (kind 1: p -= lr (clip g + decay p)); g
+   is scaled by clip first. All are accumulators. working, unless NULL: the weights in
+   storage type, which at t = 1 are what p begins as, and p rounded after. */
 typedef struct seqpar_update_args {
     void *p, *m, *v;
     const void *g;
@@ -739,27 +848,27 @@ typedef struct seqpar_update_args {
     void *working;
 } seqpar_update_args;
 
-#define SEQPAR_DEVICE_OPS(X)                                                                               \
-    X(matmul)         /* cublasGemmEx, fixed row tile, pinned algorithm */                                 \
-    X(weight_grad)    /* own kernel: tile of dw, fold inside */                                            \
-    X(embedding)      /* own kernel */                                                                     \
-    X(embedding_grad) /* own kernel over ids sorted on the host */                                         \
-    X(rmsnorm)        /* own kernel, a warp a row */                                                       \
-    X(rmsnorm_grad)   /* own kernel */                                                                     \
-    X(rope)           /* own kernel */                                                                     \
-    X(swiglu)         /* own kernel */                                                                     \
-    X(swiglu_grad)    /* own kernel */                                                                     \
-    X(add)            /* own kernel */                                                                     \
-    X(fold)           /* own kernel */                                                                     \
-    X(attn_forward)   /* own kernel: a block a (task, head) */                                             \
-    X(attn_backward)  /* own kernels: dq; dk and dv */                                                     \
-    X(attn_return)    /* own kernel: fold of visiting dk, dv */                                            \
-    X(attn_delta)     /* own kernel */                                                                     \
-    X(attn_sinks)     /* own kernel, a block a piece */                                                    \
-    X(softmax_head)   /* own kernel, in place */                                                           \
-    X(sample)         /* own kernel, a block a row, + cudaMemcpyAsync */                                   \
-    X(sumsq)          /* own kernel + cudaMemcpyAsync */                                                   \
-    X(adamw)          /* own kernel, multi-tensor */                                                       \
+#define SEQPAR_DEVICE_OPS(X) \
+    X(matmul)         /* cublasGemmEx, fixed row tile, pinned algorithm */ \
+    X(weight_grad)    /* own kernel: tile of dw, fold inside */ \
+    X(embedding)      /* own kernel */ \
+    X(embedding_grad) /* own kernel over ids sorted on the host */ \
+    X(rmsnorm)        /* own kernel, a warp a row */ \
+    X(rmsnorm_grad)   /* own kernel */ \
+    X(rope)           /* own kernel */ \
+    X(swiglu)         /* own kernel */ \
+    X(swiglu_grad)    /* own kernel */ \
+    X(add)            /* own kernel */ \
+    X(fold)           /* own kernel */ \
+    X(attn_forward)   /* own kernel: a block a (task, head) */ \
+    X(attn_backward)  /* own kernels: dq; dk and dv */ \
+    X(attn_return)    /* own kernel: fold of visiting dk, dv */ \
+    X(attn_delta)     /* own kernel */ \
+    X(attn_sinks)     /* own kernel, a block a piece */ \
+    X(softmax_head)   /* own kernel, in place */ \
+    X(sample)         /* own kernel, a block a row, + cudaMemcpyAsync */ \
+    X(sumsq)          /* own kernel + cudaMemcpyAsync */ \
+    X(adamw)          /* own kernel, multi-tensor */ \
     X(sgd)            /* own kernel */
 
 typedef seqpar_swiglu_args seqpar_swiglu_grad_args;
@@ -769,62 +878,80 @@ typedef seqpar_update_args seqpar_adamw_args;
 typedef seqpar_update_args seqpar_sgd_args;
 
 struct seqpar_block_kernel;
-typedef void (*seqpar_sgemm)(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda,
-                             const float *b, int ldb, float beta, float *c, int ldc);
+typedef void (*seqpar_sgemm)(int order, int trans_a, int trans_b, int m, int n, int k,
+                             float alpha, const float *a, int lda, const float *b, int ldb,
+                             float beta, float *c, int ldc);
 typedef struct seqpar_device seqpar_device;
 struct seqpar_device {
     const char *name;
-    int storage, accumulator;     /* F64 and F64, F32 and F32, or BF16 and F32 */
-    int64_t threads;              /* split output tiles only; never change a bit */
-    int64_t workspace_bytes;      /* scratch the operations keep */
-    int64_t attn_flops;           /* counted by the attention leaves: visible pairs, forward 4 d, backward 10 d, however often scores are computed; as of the last settling */
+    int storage, accumulator; /* F64 and F64, F32 and F32, or BF16 and F32 */
+    int64_t threads;          /* split output tiles only; never change a bit */
+    int64_t workspace_bytes;  /* scratch the operations keep */
+    /* counted by the attention leaves: visible pairs, forward 4 d, backward 10 d, however
+       often scores are computed; as of the last settling */
+    int64_t attn_flops;
     void *workspace;
-    void *queue;                  /* cudaStream_t; NULL: the host computes */
+    void *queue;                                    /* cudaStream_t; NULL: the host computes */
     const struct seqpar_block_kernel *block_kernel; /* the user's own, or NULL */
     seqpar_sgemm sgemm;
     seqpar_error *error;
-    int64_t contexts;             /* that are open on it, all of one rank */
-    void *(*alloc)(seqpar_device *device, int64_t bytes);                                  /* what was freed before, or cudaMalloc */
-    void (*free)(seqpar_device *device, void *data);                                       /* kept for alloc: in order of the queue */
-    void (*copy)(seqpar_device *device, void *to, const void *from, int64_t bytes, void *queue); /* cudaMemcpyAsync */
+    int64_t contexts; /* that are open on it, all of one rank */
+    /* what was freed before, or cudaMalloc */
+    void *(*alloc)(seqpar_device *device, int64_t bytes);
+    /* kept for alloc: in order of the queue */
+    void (*free)(seqpar_device *device, void *data);
+    /* cudaMemcpyAsync */
+    void (*copy)(seqpar_device *device, void *to, const void *from, int64_t bytes, void *queue);
     /* rows of `bytes`, the next one at `to_stride`, `from_stride` bytes: cudaMemcpy2DAsync */
-    void (*copy_rows)(seqpar_device *device, void *to, int64_t to_stride, const void *from, int64_t from_stride, int64_t bytes, int64_t rows, void *queue);
-    void (*zero)(seqpar_device *device, void *data, int64_t bytes, void *queue);           /* cudaMemsetAsync */
-    seqpar_status (*settle)(seqpar_device *device, void *queue);                           /* cudaStreamSynchronize; NULL: nothing to wait for */
+    void (*copy_rows)(seqpar_device *device, void *to, int64_t to_stride, const void *from,
+                      int64_t from_stride, int64_t bytes, int64_t rows, void *queue);
+    /* cudaMemsetAsync */
+    void (*zero)(seqpar_device *device, void *data, int64_t bytes, void *queue);
+    /* cudaStreamSynchronize; NULL: nothing to wait for */
+    seqpar_status (*settle)(seqpar_device *device, void *queue);
     void (*close)(seqpar_device *device);
-#define SEQPAR__X(op) seqpar_status (*op)(seqpar_device *device, const seqpar_##op##_args *args, void *queue);
+#define SEQPAR__X(op) \
+    seqpar_status (*op)(seqpar_device * device, const seqpar_##op##_args *args, void *queue);
     SEQPAR_DEVICE_OPS(SEQPAR__X)
 #undef SEQPAR__X
 };
 
-/* The reference device: naive loops, to be read beside the fast one, in fp64 or in bf16 with fp32 sums. */
+/* The reference device: naive loops, to be read beside the fast one, in fp64 or in bf16 with
+   fp32 sums. */
 SEQPAR_DEF seqpar_device *seqpar_device_reference(void);
 SEQPAR_DEF seqpar_device *seqpar_device_reference_bf16(void);
-/* The fast device: fp32, blocked and vectorised; `threads` 0 means all OpenMP threads. Both: seqpar_device_close. */
+/* The fast device: fp32, blocked and vectorised; `threads` 0 means all OpenMP threads. Both:
+   seqpar_device_close. */
 SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads);
-/* A GPU, in seqpar_cuda.cu, which is compiled by nvcc and linked: fp32 storage, products from pieces of tf32; or bf16. One
-   device a rank; all may share a GPU. NULL and *error: none there, too old, no memory. Once a call was made before, the
-   same call can be captured from device->queue into a CUDA graph: it then only launches kernels. What a captured call uses
-   is kept until the device is closed. */
+/* A GPU, in seqpar_cuda.cu, which is compiled by nvcc and linked: fp32 storage, products
+   from pieces of tf32; or bf16. One device a rank; all may share a GPU. NULL and *error:
+   none there, too old, no memory. Once a call was made before, the same call can be captured
+   from device->queue into a CUDA graph: it then only launches kernels. What a captured call
+   uses is kept until the device is closed. */
 typedef struct seqpar_cuda_desc {
     int64_t ordinal; /* number of the GPU */
     int storage;     /* SEQPAR_BF16; 0 or SEQPAR_F32: fp32 */
     void *stream;    /* the caller's, to be the queue; NULL: one is made */
-    int cublas;      /* 1: products of rows by cuBLAS, 256 rows at a time (seqpar_cuda.cu compiled with SEQPAR_CUBLAS);
-                        weight gradients stay folds. SP=N then equals SP=1 as far as cuBLAS takes one kernel for one shape */
+    int cublas; /* 1: products of rows by cuBLAS, 256 rows at a time (seqpar_cuda.cu compiled
+                   with SEQPAR_CUBLAS); weight gradients stay folds. SP=N then equals SP=1 as
+                   far as cuBLAS takes one kernel for one shape */
 } seqpar_cuda_desc;
+
 extern seqpar_device *seqpar_device_cuda(seqpar_error *error, const seqpar_cuda_desc *desc);
 SEQPAR_DEF void seqpar_device_close(seqpar_device *device);
-/* Returns when all work on the queue is done: what it wrote is there, an error of it is named, attn_flops is true. */
+/* Returns when all work on the queue is done: what it wrote is there, an error of it is
+   named, attn_flops is true. */
 SEQPAR_DEF seqpar_status seqpar_device_settle(seqpar_device *device, void *queue);
 SEQPAR_DEF int64_t seqpar_dtype_bytes(int dtype);
-/* Bring your own block kernel: put into a host device, it computes every block of attention, in its own storage type;
-   schedules, masks, merging, sinks and the rest of the device stay (the error rule; no dropout). A block is the queries of
-   one chunk, the keys of one chunk and one query head; query r sees keys [visible_begin[r], visible_end[r]) of it. All
-   arrays are dense, rows of head_dim elements of `storage`; lse and delta are doubles. Blocks come one after the other.
-   forward writes out, the softmax over this block's keys alone, and lse (a query that sees nothing: 0 and -inf).
-   backward is given the global lse and delta = dout . out and writes dq, dk and dv.
-   Both return 0, or anything else to fail; a NaN in lse, or what is not finite elsewhere, is refused. */
+/* Bring your own block kernel: put into a host device, it computes every block of attention,
+   in its own storage type; schedules, masks, merging, sinks and the rest of the device stay
+   (the error rule; no dropout). A block is the queries of one chunk, the keys of one chunk
+   and one query head; query r sees keys [visible_begin[r], visible_end[r]) of it. All arrays
+   are dense, rows of head_dim elements of `storage`; lse and delta are doubles. Blocks come
+   one after the other. forward writes out, the softmax over this block's keys alone, and lse
+   (a query that sees nothing: 0 and -inf). backward is given the global lse and delta = dout
+   . out and writes dq, dk and dv. Both return 0, or anything else to fail; a NaN in lse, or
+   what is not finite elsewhere, is refused. */
 typedef struct seqpar_block {
     int64_t queries, keys, head_dim, head;
     double scale, softcap;
@@ -832,73 +959,112 @@ typedef struct seqpar_block {
     const void *q, *k, *v, *dout;
     const double *lse, *delta;
 } seqpar_block;
+
 typedef struct seqpar_block_kernel {
     int storage; /* SEQPAR_F64, SEQPAR_F32 or SEQPAR_BF16 */
     int (*forward)(void *user, const seqpar_block *block, void *out, double *lse);
     int (*backward)(void *user, const seqpar_block *block, void *dq, void *dk, void *dv);
     void *user;
 } seqpar_block_kernel;
-SEQPAR_DEF void seqpar_device_own_kernel(seqpar_device *device, const seqpar_block_kernel *kernel); /* borrowed */
-/* Bring your own matrix product: called like cblas_sgemm, row-major, by the forward and input-gradient products of the fast
-   device; weight gradients stay folds. A library may sum a row otherwise in other company: the error rule. */
-SEQPAR_DEF void seqpar_device_own_product(seqpar_device *device, seqpar_sgemm sgemm);
-SEQPAR_DEF uint16_t seqpar_bf16_from_float(float x); /* to nearest, ties to even; a NaN stays one */
-SEQPAR_DEF float seqpar_bf16_to_float(uint16_t x);
-/* Elements of a device buffer, device->storage or device->accumulator, as doubles, and back (through host memory). */
-SEQPAR_DEF void seqpar_device_read(seqpar_device *device, double *to, const void *from, int64_t first, int64_t count, int dtype);
-SEQPAR_DEF void seqpar_device_write(seqpar_device *device, void *to, int64_t first, const double *from, int64_t count, int dtype);
 
-/* ---- ctx: one rank ------------------------------------------------------------------------------------*/
-enum { SEQPAR_MEM_WEIGHTS, SEQPAR_MEM_OPTIMIZER, SEQPAR_MEM_ACTIVATIONS, SEQPAR_MEM_SCRATCH, SEQPAR_MEM_EXCHANGE,
-       SEQPAR_MEM_GRADIENTS, SEQPAR_MEM_KINDS };
-typedef struct seqpar_memory { int64_t now[SEQPAR_MEM_KINDS], peak[SEQPAR_MEM_KINDS], total, total_peak; } seqpar_memory;
+/* borrowed */
+SEQPAR_DEF void seqpar_device_own_kernel(seqpar_device *device,
+                                         const seqpar_block_kernel *kernel);
+/* Bring your own matrix product: called like cblas_sgemm, row-major, by the forward and
+   input-gradient products of the fast device; weight gradients stay folds. A library may sum
+   a row otherwise in other company: the error rule. */
+SEQPAR_DEF void seqpar_device_own_product(seqpar_device *device, seqpar_sgemm sgemm);
+/* to nearest, ties to even; a NaN stays one */
+SEQPAR_DEF uint16_t seqpar_bf16_from_float(float x);
+SEQPAR_DEF float seqpar_bf16_to_float(uint16_t x);
+/* Elements of a device buffer, device->storage or device->accumulator, as doubles, and back
+   (through host memory). */
+SEQPAR_DEF void seqpar_device_read(seqpar_device *device, double *to, const void *from,
+                                   int64_t first, int64_t count, int dtype);
+SEQPAR_DEF void seqpar_device_write(seqpar_device *device, void *to, int64_t first,
+                                    const double *from, int64_t count, int dtype);
+
+/* ---- ctx: one rank ------------------------------------------------------------------------*/
+enum {
+    SEQPAR_MEM_WEIGHTS,
+    SEQPAR_MEM_OPTIMIZER,
+    SEQPAR_MEM_ACTIVATIONS,
+    SEQPAR_MEM_SCRATCH,
+    SEQPAR_MEM_EXCHANGE,
+    SEQPAR_MEM_GRADIENTS,
+    SEQPAR_MEM_KINDS
+};
+
+typedef struct seqpar_memory {
+    int64_t now[SEQPAR_MEM_KINDS], peak[SEQPAR_MEM_KINDS], total, total_peak;
+} seqpar_memory;
 
 typedef struct seqpar_event { /* what the executor does, in order (tests, drawings) */
     const char *what;         /* "begin", "wait", "compute", "fold" */
     int64_t step, request, source;
-    double cost;              /* FLOPs of a compute */
+    double cost; /* FLOPs of a compute */
 } seqpar_event;
 
 typedef struct seqpar_ctx {
-    seqpar_error *error;      /* of the world comm */
+    seqpar_error *error; /* of the world comm */
     seqpar_device *device;
-    void *queue;              /* the device's: where every call of this rank goes */
-    seqpar_comm *world, *sp;  /* sp: the ranks that share this rank's sequences */
+    void *queue;             /* the device's: where every call of this rank goes */
+    seqpar_comm *world, *sp; /* sp: the ranks that share this rank's sequences */
     int64_t dp_size, dp_rank, sp_size, sp_rank;
     seqpar_memory memory;
-    struct { void *data; int64_t bytes; } kept[64]; /* freed buffers, for the next of the same size; never more than the peak in all */
+    /* freed buffers, for the next of the same size; never more than the peak in all */
+    struct {
+        void *data;
+        int64_t bytes;
+    } kept[64];
     int64_t kept_count, kept_bytes;
     void (*trace)(void *user, const seqpar_event *event);
     void *trace_user;
 } seqpar_ctx;
 
-/* World = data_parallel x sequence_parallel, SP ranks consecutive. Collective over the world; borrows both. */
-SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world, seqpar_device *device, int64_t sp_size);
+/* World = data_parallel x sequence_parallel, SP ranks consecutive. Collective over the
+   world; borrows both. */
+SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world,
+                                         seqpar_device *device, int64_t sp_size);
 SEQPAR_DEF void seqpar_ctx_close(seqpar_ctx *ctx); /* before its device */
 
-typedef struct seqpar_buffer { void *data; int64_t bytes; int kind; } seqpar_buffer;
+typedef struct seqpar_buffer {
+    void *data;
+    int64_t bytes;
+    int kind;
+} seqpar_buffer;
+
 /* Device memory, counted by kind. bytes 0 gives no memory and no error. */
-SEQPAR_DEF seqpar_status seqpar_buffer_new(seqpar_ctx *ctx, seqpar_buffer *buffer, int64_t bytes, int kind);
+SEQPAR_DEF seqpar_status seqpar_buffer_new(seqpar_ctx *ctx, seqpar_buffer *buffer,
+                                           int64_t bytes, int kind);
 SEQPAR_DEF void seqpar_buffer_free(seqpar_ctx *ctx, seqpar_buffer *buffer);
 
-/* ---- plan: a schedule is data -------------------------------------------------------------------------*/
+/* ---- plan: a schedule is data -------------------------------------------------------------*/
 enum { SEQPAR_RING, SEQPAR_LLAMA3, SEQPAR_ULYSSES, SEQPAR__SCHEDULES };
 SEQPAR_DEF const char *seqpar_schedule_name(int schedule);
 
-/* SP ranks are a grid: rank = position * ulysses_size + member. Members of one position exchange tokens for heads
-   (all-to-all), positions form the ring or the all-gather for the heads of their member. One of the two may be 1. */
+/* SP ranks are a grid: rank = position * ulysses_size + member. Members of one position
+   exchange tokens for heads (all-to-all), positions form the ring or the all-gather for the
+   heads of their member. One of the two may be 1. */
 enum {
-    SEQPAR_PLAN_HEADS,   /* begin request: own tokens of all heads become all tokens of the position, of own heads */
-    SEQPAR_PLAN_PACK,    /* copy the own k, v of the head range into slot `to` */
-    SEQPAR_PLAN_SHIFT,   /* begin request: slot `from` to position send_to, slot `to` from position recv_from */
-    SEQPAR_PLAN_GATHER,  /* begin request: own part of slot `to` to all, theirs into slot `to` */
-    SEQPAR_PLAN_WAIT,    /* wait for request */
-    SEQPAR_PLAN_COMPUTE, /* own queries x keys of positions source .. source + sources, which lie in slot `from` */
-    SEQPAR_PLAN_RETURN,  /* begin request: dk, dv partials made for `send_to`; those `recv_from` made (-1: all) */
-    SEQPAR_PLAN_FOLD,    /* wait for request, fold what has come */
-    SEQPAR_PLAN_TOKENS,  /* begin request: results of own heads go back to the ranks of their tokens */
-    SEQPAR_PLAN_UNPACK   /* put what TOKENS has brought beside each other */
+    /* begin request: own tokens of all heads become all tokens of the position, of own heads */
+    SEQPAR_PLAN_HEADS,
+    SEQPAR_PLAN_PACK, /* copy the own k, v of the head range into slot `to` */
+    /* begin request: slot `from` to position send_to, slot `to` from position recv_from */
+    SEQPAR_PLAN_SHIFT,
+    /* begin request: own part of slot `to` to all, theirs into slot `to` */
+    SEQPAR_PLAN_GATHER,
+    SEQPAR_PLAN_WAIT, /* wait for request */
+    /* own queries x keys of positions source .. source + sources, which lie in slot `from` */
+    SEQPAR_PLAN_COMPUTE,
+    /* begin request: dk, dv partials made for `send_to`; those `recv_from` made (-1: all) */
+    SEQPAR_PLAN_RETURN,
+    SEQPAR_PLAN_FOLD, /* wait for request, fold what has come */
+    /* begin request: results of own heads go back to the ranks of their tokens */
+    SEQPAR_PLAN_TOKENS,
+    SEQPAR_PLAN_UNPACK /* put what TOKENS has brought beside each other */
 };
+
 typedef struct seqpar_plan_op {
     int op;
     int32_t request, from, to;
@@ -911,146 +1077,207 @@ typedef struct seqpar_plan_desc {
     int schedule;
     int64_t sp_size, sp_rank, kv_heads;
     int64_t heads_k_stride; /* llama3: kv heads gathered at a time; 0: 1 */
-    int64_t ulysses_size;   /* 0: 1; with SEQPAR_ULYSSES sp_size, or gcd(sp_size, kv_heads) where kv_heads are fewer */
-    int ulysses_replicate;  /* ulysses_size is a multiple of kv_heads, whose copies' dk, dv are added (the error rule) */
-    int down;               /* ring: keys go to the position before, not to the next; in a zigzag fewer then go all the way */
+    /* 0: 1; with SEQPAR_ULYSSES sp_size, or gcd(sp_size, kv_heads) where kv_heads are fewer */
+    int64_t ulysses_size;
+    /* ulysses_size is a multiple of kv_heads, whose copies' dk, dv are added (the error
+       rule) */
+    int ulysses_replicate;
+    /* ring: keys go to the position before, not to the next; in a zigzag fewer then go all
+       the way */
+    int down;
     int backward;
 } seqpar_plan_desc;
 
 typedef struct seqpar_plan {
     int64_t sp_size, sp_rank, ulysses_size, member, ring_size, position;
-    int64_t next;               /* ring: keys go on to position + next, modulo ring_size: 1 or ring_size - 1 */
-    int64_t kv_begin, kv_count; /* kv heads of this member; uneven shares where ulysses_size does not divide them */
+    /* ring: keys go on to position + next, modulo ring_size: 1 or ring_size - 1 */
+    int64_t next;
+    /* kv heads of this member; uneven shares where ulysses_size does not divide them */
+    int64_t kv_begin, kv_count;
     int backward, replicate;
     int64_t slots, requests;
     seqpar_plan_op *ops;
     int64_t count;
 } seqpar_plan;
 
-/* Slot 0 is the own k, v where they lie (ring). Everything that cannot work is refused here, before any message. */
-SEQPAR_DEF seqpar_status seqpar_plan_make(seqpar_error *error, seqpar_plan *plan, const seqpar_plan_desc *desc);
+/* Slot 0 is the own k, v where they lie (ring). Everything that cannot work is refused here,
+   before any message. */
+SEQPAR_DEF seqpar_status seqpar_plan_make(seqpar_error *error, seqpar_plan *plan,
+                                          const seqpar_plan_desc *desc);
 SEQPAR_DEF void seqpar_plan_free(seqpar_plan *plan);
 
-/* ---- attn: the executor -------------------------------------------------------------------------------*/
+/* ---- attn: the executor -------------------------------------------------------------------*/
 typedef struct seqpar_attn_desc {
     int64_t heads, kv_heads, head_dim;
-    double scale;           /* 0: 1/sqrt(head_dim) */
+    double scale; /* 0: 1/sqrt(head_dim) */
     int layout, schedule;
     int64_t heads_k_stride; /* llama3; 0: 1 */
     int64_t ulysses_size;   /* ranks that exchange tokens for heads; as in seqpar_plan_desc */
     int ulysses_replicate;
-    int full;               /* 0: causal within documents; 1: every key of the document */
-    int64_t window;         /* 0: none; W: keys less than W positions away (Mistral's sliding window counts the own one) */
-    double softcap;         /* 0: none; c: scores become c tanh(s / c) (Gemma 2) */
-    double dropout;         /* share of the probabilities that become 0 */
-    int relaxed;            /* 1: one running sum per token in order of arrival, tiles that know no chunks: the usual ring
-                               attention, to see what equal bits cost. Error rule instead of equal bits */
+    int full; /* 0: causal within documents; 1: every key of the document */
+    /* 0: none; W: keys less than W positions away (Mistral's sliding window counts the own
+       one) */
+    int64_t window;
+    double softcap; /* 0: none; c: scores become c tanh(s / c) (Gemma 2) */
+    double dropout; /* share of the probabilities that become 0 */
+    int relaxed; /* 1: one running sum per token in order of arrival, tiles that know no chunks:
+                    the usual ring attention, to see what equal bits cost. Error rule instead of
+                    equal bits */
 } seqpar_attn_desc;
 
-/* Tensors of one call, all of the local tokens: q, out, dout, dq (tokens, heads, head_dim); k, v, dk, dv (tokens,
-   kv_heads, head_dim); lse (tokens, heads), accumulator type. Forward reads q, k, v and writes out, lse; backward reads
-   dout, out, lse, q, k, v and writes dq, dk, dv. */
+/* Tensors of one call, all of the local tokens: q, out, dout, dq (tokens, heads, head_dim);
+   k, v, dk, dv (tokens, kv_heads, head_dim); lse (tokens, heads), accumulator type. Forward
+   reads q, k, v and writes out, lse; backward reads dout, out, lse, q, k, v and writes dq,
+   dk, dv. */
 typedef struct seqpar_attn_io {
     const void *q, *k, *v;
     void *out, *lse;
     const void *dout;
     void *dq, *dk, *dv;
-    const void *sinks; /* (heads), accumulator type: a learnt score beside those of the keys, with no value (GPT-OSS); NULL: none */
-    void *dsinks;      /* backward, with sinks: (pieces of the share, heads), accumulator type: leaves of a token fold */
+    /* (heads), accumulator type: a learnt score beside those of the keys, with no value
+       (GPT-OSS); NULL: none */
+    const void *sinks;
+    /* backward, with sinks: (pieces of the share, heads), accumulator type: leaves of a
+       token fold */
+    void *dsinks;
     uint64_t dropout_seed, dropout_stream; /* stream: another for every layer and step */
 } seqpar_attn_io;
-/* Dropout factor of one probability, 0 or 1 / (1 - dropout). The key is absolute (row->index, head, query and key
-   position), so that every layout drops the same; four neighbouring keys share a draw of Philox. */
-SEQPAR_DEF double seqpar_attn_dropout(double dropout, uint64_t seed, uint64_t stream, int64_t row, int64_t head, int64_t query, int64_t key);
-SEQPAR_DEF uint64_t seqpar_attn_dropout_key(uint64_t seed, uint64_t stream); /* of those draws */
+
+/* Dropout factor of one probability, 0 or 1 / (1 - dropout). The key is absolute
+   (row->index, head, query and key position), so that every layout drops the same; four
+   neighbouring keys share a draw of Philox. */
+SEQPAR_DEF double seqpar_attn_dropout(double dropout, uint64_t seed, uint64_t stream,
+                                      int64_t row, int64_t head, int64_t query, int64_t key);
+/* of those draws */
+SEQPAR_DEF uint64_t seqpar_attn_dropout_key(uint64_t seed, uint64_t stream);
 
 typedef struct seqpar_attn seqpar_attn;
-/* Shares, masks, plans and fold programs for these rows (borrowed). Collective over ctx->sp, which is asked whether all ranks
-   were given the same rows and desc. */
-SEQPAR_DEF seqpar_status seqpar_attn_open(seqpar_ctx *ctx, seqpar_attn **attn, const seqpar_row *rows, int64_t row_count,
+/* Shares, masks, plans and fold programs for these rows (borrowed). Collective over ctx->sp,
+   which is asked whether all ranks were given the same rows and desc. */
+SEQPAR_DEF seqpar_status seqpar_attn_open(seqpar_ctx *ctx, seqpar_attn **attn,
+                                          const seqpar_row *rows, int64_t row_count,
                                           const seqpar_attn_desc *desc);
 SEQPAR_DEF void seqpar_attn_close(seqpar_ctx *ctx, seqpar_attn *attn);
 /* The own share: pieces and number of local tokens. */
 SEQPAR_DEF const seqpar_share *seqpar_attn_share(const seqpar_attn *attn);
-/* Forward; rows without a visible key: out 0, lse -inf (or the sink). Collective over ctx->sp. */
-SEQPAR_DEF seqpar_status seqpar_attn_forward(seqpar_ctx *ctx, seqpar_attn *attn, const seqpar_attn_io *io);
+/* Forward; rows without a visible key: out 0, lse -inf (or the sink). Collective over
+   ctx->sp. */
+SEQPAR_DEF seqpar_status seqpar_attn_forward(seqpar_ctx *ctx, seqpar_attn *attn,
+                                             const seqpar_attn_io *io);
 /* Backward, from the global statistics of forward. Collective over ctx->sp. */
-SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn, const seqpar_attn_io *io);
-/* FLOPs this rank computes per forward (4 head_dim a visible pair and head) in all and, if per_source is not NULL
-   (sp_size), by the rank whose keys they are; and the bytes it sends forward and backward. */
-typedef struct seqpar_attn_cost { int64_t forward_flops, backward_flops, forward_bytes, backward_bytes; } seqpar_attn_cost;
-SEQPAR_DEF seqpar_status seqpar_attn_cost_of(const seqpar_ctx *ctx, const seqpar_attn *attn, seqpar_attn_cost *cost, int64_t *per_source);
+SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn,
+                                              const seqpar_attn_io *io);
+/* FLOPs this rank computes per forward (4 head_dim a visible pair and head) in all and, if
+   per_source is not NULL (sp_size), by the rank whose keys they are; and the bytes it sends
+   forward and backward. */
+typedef struct seqpar_attn_cost {
+    int64_t forward_flops, backward_flops, forward_bytes, backward_bytes;
+} seqpar_attn_cost;
 
-/* ---- loss: token log-probs through the head -----------------------------------------------------------*/
+SEQPAR_DEF seqpar_status seqpar_attn_cost_of(const seqpar_ctx *ctx, const seqpar_attn *attn,
+                                             seqpar_attn_cost *cost, int64_t *per_source);
+
+/* ---- loss: token log-probs through the head -----------------------------------------------*/
 typedef struct seqpar_head_seeds { /* per local token, accumulator type; NULL is zero */
     const void *dlogp, *dentropy, *dsmooth, *dzloss;
 } seqpar_head_seeds;
-typedef struct seqpar_head_values { /* per local token, accumulator type; NULL is not wanted */
+
+/* per local token, accumulator type; NULL is not wanted */
+typedef struct seqpar_head_values {
     void *logp, *entropy, *lse, *smooth;
 } seqpar_head_values;
+
 typedef struct seqpar_head_desc {
     int64_t hidden, vocab;
-    int64_t rows_max; /* logits rows held at a time; 0: 256, or hidden if that is more (they are then as large as a node of dtable) */
+    /* logits rows held at a time; 0: 256, or hidden if that is more (they are then as large
+       as a node of dtable) */
+    int64_t rows_max;
     double temperature; /* logits are divided by it before anything else; 0: 1 */
 } seqpar_head_desc;
 
-/* Entry A: values of hidden (tokens, hidden) under table (vocab, hidden). Two products' worth of nothing but forward. */
-SEQPAR_DEF seqpar_status seqpar_head_forward(seqpar_ctx *ctx, const seqpar_head_values *values, const void *hidden,
-                                             const void *table, const int32_t *targets, int64_t tokens,
+/* Entry A: values of hidden (tokens, hidden) under table (vocab, hidden). Two products'
+   worth of nothing but forward. */
+SEQPAR_DEF seqpar_status seqpar_head_forward(seqpar_ctx *ctx, const seqpar_head_values *values,
+                                             const void *hidden, const void *table,
+                                             const int32_t *targets, int64_t tokens,
                                              const seqpar_head_desc *desc);
-/* Entry B: values, dhidden (tokens, hidden), and the fold nodes of dtable: the pieces of share, pushed in order into
-   fold, leave fold->node_count values (vocab, hidden), accumulators, in nodes, whose memory has seqpar_head_places places,
-   node_stride elements apart: as many as there are nodes, or sums that wait while logits are made rows_max rows at a time, about
-   log2(tokens / rows_max) (what lies behind the nodes is scratch). Three products. */
+/* Entry B: values, dhidden (tokens, hidden), and the fold nodes of dtable: the pieces of
+   share, pushed in order into fold, leave fold->node_count values (vocab, hidden),
+   accumulators, in nodes, whose memory has seqpar_head_places places, node_stride elements
+   apart: as many as there are nodes, or sums that wait while logits are made rows_max rows
+   at a time, about log2(tokens / rows_max) (what lies behind the nodes is scratch). Three
+   products. */
 typedef struct seqpar_token_fold seqpar_token_fold;
-SEQPAR_DEF int64_t seqpar_head_places(const seqpar_share *share, const seqpar_token_fold *fold, const seqpar_head_desc *desc);
-SEQPAR_DEF seqpar_status seqpar_head_backward(seqpar_ctx *ctx, void *dhidden, void *nodes, int64_t node_stride,
-                                              const seqpar_head_values *values, const seqpar_head_seeds *seeds,
-                                              const void *hidden, const void *table, const int32_t *targets,
-                                              const seqpar_share *share, const seqpar_token_fold *fold,
-                                              const seqpar_head_desc *desc);
+SEQPAR_DEF int64_t seqpar_head_places(const seqpar_share *share, const seqpar_token_fold *fold,
+                                      const seqpar_head_desc *desc);
+SEQPAR_DEF seqpar_status seqpar_head_backward(
+    seqpar_ctx *ctx, void *dhidden, void *nodes, int64_t node_stride,
+    const seqpar_head_values *values, const seqpar_head_seeds *seeds, const void *hidden,
+    const void *table, const int32_t *targets, const seqpar_share *share,
+    const seqpar_token_fold *fold, const seqpar_head_desc *desc);
 
-/* SFT, token mean over the whole optimizer step: L = 1/N sum_t w_t [(1 - e) (-logp) + e smooth + z lse^2] over the
-   tokens that have a target; w NULL is 1. N is the global count of the step (batch.counts.supervised), never a local
-   one. Seeds for entry B, and the terms of one token's loss times N from its values. (spec: HF, Liger, Megatron form) */
-typedef struct seqpar_sft_desc { int64_t count; double label_smoothing, z_loss; } seqpar_sft_desc;
-SEQPAR_DEF seqpar_status seqpar_sft_seeds(seqpar_error *error, double *dlogp, double *dsmooth, double *dzloss, const int32_t *targets,
-                                          const double *weights, int64_t tokens, const seqpar_sft_desc *desc);
-SEQPAR_DEF double seqpar_sft_token_loss(double logp, double smooth, double lse, const seqpar_sft_desc *desc);
+/* SFT, token mean over the whole optimizer step: L = 1/N sum_t w_t [(1 - e) (-logp) + e
+   smooth + z lse^2] over the tokens that have a target; w NULL is 1. N is the global count
+   of the step (batch.counts.supervised), never a local one. Seeds for entry B, and the terms
+   of one token's loss times N from its values. (spec: HF, Liger, Megatron form) */
+typedef struct seqpar_sft_desc {
+    int64_t count;
+    double label_smoothing, z_loss;
+} seqpar_sft_desc;
 
-/* Sums over the tokens of a step that every rank gets, equal to the bit: values[i] (count rows of `width` doubles), one
-   row per piece of the share of each row this rank holds, folded over all leaves. Collective over the world. */
-SEQPAR_DEF seqpar_status seqpar_sum_pieces(seqpar_ctx *ctx, double *sum, const int64_t *leaf, const double *values,
-                                           int64_t count, int64_t width);
+SEQPAR_DEF seqpar_status seqpar_sft_seeds(seqpar_error *error, double *dlogp, double *dsmooth,
+                                          double *dzloss, const int32_t *targets,
+                                          const double *weights, int64_t tokens,
+                                          const seqpar_sft_desc *desc);
+SEQPAR_DEF double seqpar_sft_token_loss(double logp, double smooth, double lse,
+                                        const seqpar_sft_desc *desc);
 
-/* ---- segment: sums per document, put together before anything that is not linear ----------------------
-   A segment is an input document of the step: row->doc_source. Partial sums of one document in one chunk, in order of its
-   tokens, are the leaves of that document's fold; so a document's sum is the same number for every split. */
+/* Sums over the tokens of a step that every rank gets, equal to the bit: values[i] (count
+   rows of `width` doubles), one row per piece of the share of each row this rank holds,
+   folded over all leaves. Collective over the world. */
+SEQPAR_DEF seqpar_status seqpar_sum_pieces(seqpar_ctx *ctx, double *sum, const int64_t *leaf,
+                                           const double *values, int64_t count, int64_t width);
+
+/* ---- segment: sums per document, put together before anything that is not linear ------------
+   A segment is an input document of the step: row->doc_source. Partial sums of one document
+   in one chunk, in order of its tokens, are the leaves of that document's fold; so a
+   document's sum is the same number for every split. */
 typedef struct seqpar_segments {
-    int64_t width;           /* numbers per token, set by the caller; the rest grows with seqpar_segments_add */
+    /* numbers per token, set by the caller; the rest grows with seqpar_segments_add */
+    int64_t width;
     int64_t count, capacity;
-    int64_t *place;          /* (count, 2) segment and leaf */
-    double *values;          /* (count, width) */
+    int64_t *place; /* (count, 2) segment and leaf */
+    double *values; /* (count, width) */
 } seqpar_segments;
-/* Adds the local tokens of a share: values (share->tokens, width), 0 where a token does not count. */
-SEQPAR_DEF seqpar_status seqpar_segments_add(seqpar_error *error, seqpar_segments *segments, const double *values,
-                                             const seqpar_share *share);
-/* Adds one leaf by hand: values (width). */
-SEQPAR_DEF seqpar_status seqpar_segments_push(seqpar_error *error, seqpar_segments *segments, int64_t segment, int64_t leaf, const double *values);
-/* sums (documents, width) over the ranks of comm, equal to the bit on all of them; 0 for documents nobody holds a token
-   of. Collective; ranks that added nothing take part. Keeps what was added. */
-SEQPAR_DEF seqpar_status seqpar_segments_sum(seqpar_comm *comm, double *sums, int64_t documents, const seqpar_segments *segments);
-SEQPAR_DEF void seqpar_segments_free(seqpar_segments *segments);
-/* values (share->tokens) = per_document[doc_source of the token]: hands dL/d(sum) back to the tokens. */
-SEQPAR_DEF void seqpar_segments_spread(double *values, const double *per_document, const seqpar_share *share);
 
-/* ---- objective: plain numbers in, value and derivative out -----------------------------------------------
-   None of these knows of ranks, rows or models. Losses are those of one pair, document or token: the caller divides by
-   the counts of the whole optimizer step. Derivatives are with respect to the first inputs named. All in fp64, all
-   through softplus and sigmoid of either sign, so that large margins neither overflow nor cancel. */
+/* Adds the local tokens of a share: values (share->tokens, width), 0 where a token does not
+   count. */
+SEQPAR_DEF seqpar_status seqpar_segments_add(seqpar_error *error, seqpar_segments *segments,
+                                             const double *values, const seqpar_share *share);
+/* Adds one leaf by hand: values (width). */
+SEQPAR_DEF seqpar_status seqpar_segments_push(seqpar_error *error, seqpar_segments *segments,
+                                              int64_t segment, int64_t leaf,
+                                              const double *values);
+/* sums (documents, width) over the ranks of comm, equal to the bit on all of them; 0 for
+   documents nobody holds a token of. Collective; ranks that added nothing take part. Keeps
+   what was added. */
+SEQPAR_DEF seqpar_status seqpar_segments_sum(seqpar_comm *comm, double *sums, int64_t documents,
+                                             const seqpar_segments *segments);
+SEQPAR_DEF void seqpar_segments_free(seqpar_segments *segments);
+/* values (share->tokens) = per_document[doc_source of the token]: hands dL/d(sum) back to
+   the tokens. */
+SEQPAR_DEF void seqpar_segments_spread(double *values, const double *per_document,
+                                       const seqpar_share *share);
+
+/* ---- objective: plain numbers in, value and derivative out ----------------------------------
+   None of these knows of ranks, rows or models. Losses are those of one pair, document or
+   token: the caller divides by the counts of the whole optimizer step. Derivatives are with
+   respect to the first inputs named. All in fp64, all through softplus and sigmoid of either
+   sign, so that large margins neither overflow nor cancel. */
 SEQPAR_DEF double seqpar_softplus(double x); /* log(1 + e^x); -log(sigmoid(x)) = softplus(-x) */
 SEQPAR_DEF double seqpar_sigmoid(double x);
-/* x0 + sum(x_i - x0) / count, in order: a mean of equal numbers is that number. 0 for count 0. */
+/* x0 + sum(x_i - x0) / count, in order: a mean of equal numbers is that number. 0 for count
+   0. */
 SEQPAR_DEF double seqpar_mean(const double *x, int64_t count);
 
 /* Preference pairs. h = log-prob of the response under the policy minus that under the reference, as sums over its
@@ -1067,78 +1294,136 @@ typedef struct seqpar_preference_desc {
     double gamma;                 /* SimPO: 0.5 */
     int length_normalized, reference_free;
     double nll_coef;
-    double nll_tokens;            /* 0: the chosen response's own (OpenRLHF, LLaMA-Factory); the step's mean of them: a token mean (TRL) */
+    /* 0: the chosen response's own (OpenRLHF, LLaMA-Factory); the step's mean of them: a
+       token mean (TRL) */
+    double nll_tokens;
 } seqpar_preference_desc;
-typedef struct seqpar_preference { /* sums of log-probs over the tokens of each response, and their numbers */
+
+/* sums of log-probs over the tokens of each response, and their numbers */
+typedef struct seqpar_preference {
     double chosen, rejected, ref_chosen, ref_rejected;
     int64_t chosen_tokens, rejected_tokens;
 } seqpar_preference;
+
 typedef struct seqpar_pair_result {
-    double loss, dchosen, drejected;           /* derivatives with respect to the sums (a reward model: the scores) */
-    double reward_chosen, reward_rejected;     /* beta h; accuracy is chosen > rejected, the margin their difference */
+    /* derivatives with respect to the sums (a reward model: the scores) */
+    double loss, dchosen, drejected;
+    /* beta h; accuracy is chosen > rejected, the margin their difference */
+    double reward_chosen, reward_rejected;
 } seqpar_pair_result;
-SEQPAR_DEF seqpar_status seqpar_preference_loss(seqpar_error *error, seqpar_pair_result *result, const seqpar_preference *pair,
+
+SEQPAR_DEF seqpar_status seqpar_preference_loss(seqpar_error *error, seqpar_pair_result *result,
+                                                const seqpar_preference *pair,
                                                 const seqpar_preference_desc *desc);
 
-/* KTO (Ethayarajh et al. 2024): weight sigmoid(-+beta (h - kl)), h = logp - ref_logp of a whole response. kl comes from
-   mismatched pairs of prompt and response over the whole optimizer step: seqpar_kto_kl of their h, never a local mean. */
-typedef struct seqpar_kto_desc { double beta, desirable_weight, undesirable_weight, kl; } seqpar_kto_desc; /* OpenRLHF 0.01, 1, 1 */
-typedef struct seqpar_kto_result { double loss, dlogp, reward; } seqpar_kto_result;
+/* KTO (Ethayarajh et al. 2024): weight sigmoid(-+beta (h - kl)), h = logp - ref_logp of a
+   whole response. kl comes from mismatched pairs of prompt and response over the whole
+   optimizer step: seqpar_kto_kl of their h, never a local mean. */
+/* OpenRLHF 0.01, 1, 1 */
+typedef struct seqpar_kto_desc {
+    double beta, desirable_weight, undesirable_weight, kl;
+} seqpar_kto_desc;
+
+typedef struct seqpar_kto_result {
+    double loss, dlogp, reward;
+} seqpar_kto_result;
+
 SEQPAR_DEF double seqpar_kto_kl(const double *h, int64_t count); /* max(0, mean) */
-SEQPAR_DEF seqpar_status seqpar_kto_loss(seqpar_error *error, seqpar_kto_result *result, double logp, double ref_logp, int desirable, const seqpar_kto_desc *desc);
+SEQPAR_DEF seqpar_status seqpar_kto_loss(seqpar_error *error, seqpar_kto_result *result,
+                                         double logp, double ref_logp, int desirable,
+                                         const seqpar_kto_desc *desc);
 
-/* Reward model: softplus(-(r_chosen - r_rejected - margin)) + center (r_chosen + r_rejected)^2 (Ouyang et al. 2022; the
-   second term TRL's). OpenRLHF's logexp, log(1 + e^(r_rejected - r_chosen)), is the same function without a margin. */
-SEQPAR_DEF seqpar_pair_result seqpar_reward_loss(double chosen, double rejected, double margin, double center);
+/* Reward model: softplus(-(r_chosen - r_rejected - margin)) + center (r_chosen +
+   r_rejected)^2 (Ouyang et al. 2022; the second term TRL's). OpenRLHF's logexp, log(1 +
+   e^(r_rejected - r_chosen)), is the same function without a margin. */
+SEQPAR_DEF seqpar_pair_result seqpar_reward_loss(double chosen, double rejected, double margin,
+                                                 double center);
 
-/* Policy of PPO for one token: -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), r = exp(logp - old_logp); for A < 0
-   never above -dual_clip A (Schulman et al. 2017; asymmetric: DAPO; dual: Ye et al. 2020). The log-ratio is cut at +-20. */
-typedef struct seqpar_policy_desc { double clip_low, clip_high, dual_clip; } seqpar_policy_desc; /* 0.2, 0.2, 0 (none) */
-typedef struct seqpar_policy_result { double loss, dlogp, ratio; int clipped; } seqpar_policy_result;
-SEQPAR_DEF seqpar_policy_result seqpar_policy_loss(double logp, double old_logp, double advantage, const seqpar_policy_desc *desc);
+/* Policy of PPO for one token: -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), r =
+   exp(logp - old_logp); for A < 0 never above -dual_clip A (Schulman et al. 2017;
+   asymmetric: DAPO; dual: Ye et al. 2020). The log-ratio is cut at +-20. */
+/* 0.2, 0.2, 0 (none) */
+typedef struct seqpar_policy_desc {
+    double clip_low, clip_high, dual_clip;
+} seqpar_policy_desc;
+
+typedef struct seqpar_policy_result {
+    double loss, dlogp, ratio;
+    int clipped;
+} seqpar_policy_result;
+
+SEQPAR_DEF seqpar_policy_result seqpar_policy_loss(double logp, double old_logp,
+                                                   double advantage,
+                                                   const seqpar_policy_desc *desc);
 /* 1/2 max((v - g)^2, (old_v + clip(v - old_v, +-c) - g)^2); c 0: no clip. */
-typedef struct seqpar_value_result { double loss, dvalue; int clipped; } seqpar_value_result;
-SEQPAR_DEF seqpar_value_result seqpar_value_loss(double value, double old_value, double target, double clip);
+typedef struct seqpar_value_result {
+    double loss, dvalue;
+    int clipped;
+} seqpar_value_result;
 
-/* Estimates of KL(policy || reference) from one token, d = logp - ref_logp (Schulman 2020): d, d^2 / 2, e^-d - 1 + d;
-   *dlogp (may be NULL) is the derivative, for use as a loss. */
+SEQPAR_DEF seqpar_value_result seqpar_value_loss(double value, double old_value, double target,
+                                                 double clip);
+
+/* Estimates of KL(policy || reference) from one token, d = logp - ref_logp (Schulman 2020):
+   d, d^2 / 2, e^-d - 1 + d; *dlogp (may be NULL) is the derivative, for use as a loss. */
 enum { SEQPAR_K1, SEQPAR_K2, SEQPAR_K3 };
 SEQPAR_DEF double seqpar_kl(double logp, double ref_logp, int kind, double *dlogp);
-/* Coefficient of the KL penalty: fixed where target is 0, else moved by clip(kl / target - 1, +-0.2) n / horizon (Ziegler
-   et al. 2019). kl: mean over all responses of the rollout, n: their number. */
-typedef struct seqpar_kl_controller { double coef, target, horizon; } seqpar_kl_controller; /* 0.01, 0, 10000 */
-SEQPAR_DEF void seqpar_kl_controller_update(seqpar_kl_controller *controller, double kl, int64_t n);
+/* Coefficient of the KL penalty: fixed where target is 0, else moved by clip(kl / target -
+   1, +-0.2) n / horizon (Ziegler et al. 2019). kl: mean over all responses of the rollout,
+   n: their number. */
+/* 0.01, 0, 10000 */
+typedef struct seqpar_kl_controller {
+    double coef, target, horizon;
+} seqpar_kl_controller;
 
-/* One response: rewards (count) = -coef kl[t], and at the last token + score clipped to [low, high]. */
-SEQPAR_DEF void seqpar_shaped_rewards(double *rewards, const double *kl, int64_t count, double coef, double score, double low, double high);
-/* One response, backwards: d = r + gamma V' - V, A = d + gamma lambda A', return A + V (Schulman et al. 2015); V after
-   the last token is 0. values NULL: the return to go (REINFORCE, REINFORCE++), advantages = returns. */
-SEQPAR_DEF void seqpar_gae(double *advantages, double *returns, const double *rewards, const double *values, int64_t count, double gamma, double lambda);
+SEQPAR_DEF void seqpar_kl_controller_update(seqpar_kl_controller *controller, double kl,
+                                            int64_t n);
+
+/* One response: rewards (count) = -coef kl[t], and at the last token + score clipped to
+   [low, high]. */
+SEQPAR_DEF void seqpar_shaped_rewards(double *rewards, const double *kl, int64_t count,
+                                      double coef, double score, double low, double high);
+/* One response, backwards: d = r + gamma V' - V, A = d + gamma lambda A', return A + V
+   (Schulman et al. 2015); V after the last token is 0. values NULL: the return to go
+   (REINFORCE, REINFORCE++), advantages = returns. */
+SEQPAR_DEF void seqpar_gae(double *advantages, double *returns, const double *rewards,
+                           const double *values, int64_t count, double gamma, double lambda);
 /* n responses to one prompt, by their rewards; std is unbiased:
      GRPO (r - mean) / (std + eps), eps 1e-9 OpenRLHF, 1e-4 TRL (Shao et al. 2024); MEAN r - mean (Dr. GRPO, Liu et al. 2025;
      REINFORCE++-baseline); RLOO r - mean of the others (Ahmadian et al. 2024). */
 enum { SEQPAR_GROUP_GRPO, SEQPAR_GROUP_MEAN, SEQPAR_GROUP_RLOO };
-SEQPAR_DEF seqpar_status seqpar_group_advantages(seqpar_error *error, double *advantages, const double *rewards, int64_t n, int kind, double eps);
-/* x (count) to mean 0 and population variance 1, over all tokens of the rollout at once: (x - mean) / sqrt(max(var, 1e-8));
-   mean_only leaves the variance. */
+SEQPAR_DEF seqpar_status seqpar_group_advantages(seqpar_error *error, double *advantages,
+                                                 const double *rewards, int64_t n, int kind,
+                                                 double eps);
+/* x (count) to mean 0 and population variance 1, over all tokens of the rollout at once: (x
+   - mean) / sqrt(max(var, 1e-8)); mean_only leaves the variance. */
 SEQPAR_DEF void seqpar_whiten(double *x, int64_t count, int mean_only);
-/* What a token's loss is multiplied by, so that sums over ranks are the mean of the step: counts are those of the step. */
+/* What a token's loss is multiplied by, so that sums over ranks are the mean of the step:
+   counts are those of the step. */
 enum { SEQPAR_TOKEN_MEAN, SEQPAR_SEQUENCE_MEAN, SEQPAR_SEQUENCE_SUM, SEQPAR_SEQUENCE_SUM_NORM };
-typedef struct seqpar_aggregate { int kind; int64_t tokens, documents, length_max; } seqpar_aggregate; /* length_max: SUM_NORM (Dr. GRPO) */
-SEQPAR_DEF double seqpar_token_weight(const seqpar_aggregate *aggregate, int64_t tokens_of_document);
+/* length_max: SUM_NORM (Dr. GRPO) */
+typedef struct seqpar_aggregate {
+    int kind;
+    int64_t tokens, documents, length_max;
+} seqpar_aggregate;
 
-/* ---- optim: gradients to owners, clip, update ----------------------------------------------------------*/
+SEQPAR_DEF double seqpar_token_weight(const seqpar_aggregate *aggregate,
+                                      int64_t tokens_of_document);
+
+/* ---- optim: gradients to owners, clip, update ---------------------------------------------*/
 #define SEQPAR_BLOCK 1024 /* elements of a parameter block; never a function of the world */
 
 typedef struct seqpar_tensor {
     const char *name;
     int64_t rows, cols;
-    int64_t offset;  /* of its first element among the parameters; what lies between tensors is never touched */
-    int decay;       /* weight decay applies */
-    int64_t group;   /* exchanged together: a layer */
+    /* of its first element among the parameters; what lies between tensors is never touched */
+    int64_t offset;
+    int decay;     /* weight decay applies */
+    int64_t group; /* exchanged together: a layer */
 } seqpar_tensor;
 
-/* Leaves of the token sums of a micro-batch: what this rank pushes, which nodes are left, what the others leave. */
+/* Leaves of the token sums of a micro-batch: what this rank pushes, which nodes are left,
+   what the others leave. */
 struct seqpar_token_fold {
     const seqpar_fold_op *program;
     int64_t program_count, depth;
@@ -1151,24 +1436,31 @@ struct seqpar_token_fold {
 enum { SEQPAR_ADAMW, SEQPAR_SGD };
 typedef struct seqpar_optim_desc {
     int kind;
-    int zero_stage;                       /* 0: moments and masters everywhere; 1, 2: at their owners */
-    double beta1, beta2, eps, decay;      /* taken as they are */
-    double max_norm;                      /* 0: no clip */
+    /* 0: moments and masters everywhere; 1, 2: at their owners */
+    int zero_stage;
+    double beta1, beta2, eps, decay; /* taken as they are */
+    double max_norm;                 /* 0: no clip */
 } seqpar_optim_desc;
 
-typedef struct seqpar_step seqpar_step; /* gradients of one optimizer step on their way to the owners */
+/* gradients of one optimizer step on their way to the owners */
+typedef struct seqpar_step seqpar_step;
 typedef struct seqpar_optim {
     seqpar_optim_desc desc;
     const seqpar_tensor *tensors;
-    int64_t tensor_count, groups, elements; /* elements: of state, where every tensor has whole blocks */
-    int64_t *group_begin, *tensor_begin;    /* (groups + 1), (tensor_count) elements of state */
-    int64_t *group_tensor;                  /* (groups + 1) tensors */
-    seqpar_buffer *gradient;                /* (2 groups): group + groups * source, the part this rank owns and, behind it, what waits */
-    seqpar_buffer m, v, master;             /* accumulators; master: the parameters, where those are of another type */
-    int64_t own_elements;                   /* this rank owns */
+    /* elements: of state, where every tensor has whole blocks */
+    int64_t tensor_count, groups, elements;
+    int64_t *group_begin, *tensor_begin; /* (groups + 1), (tensor_count) elements of state */
+    int64_t *group_tensor;               /* (groups + 1) tensors */
+    /* (2 groups): group + groups * source, the part this rank owns and, behind it, what
+       waits */
+    seqpar_buffer *gradient;
+    /* accumulators; master: the parameters, where those are of another type */
+    seqpar_buffer m, v, master;
+    int64_t own_elements; /* this rank owns */
     int64_t t;
-    double norm, clip;                      /* of the last step, before clipping */
-    int ended;                              /* 1: the gradient is that of a step that has ended */
+    double norm, clip; /* of the last step, before clipping */
+    /* 1: the gradient is that of a step that has ended */
+    int ended;
     seqpar_step *step;
 } seqpar_optim;
 
@@ -1183,63 +1475,89 @@ typedef struct seqpar_optim {
                  rows up to log2 m more); of a tied table those of two sums
      moments     2 E at stage 0, 2 E/W at stages 1 and 2; masters E or E/W
    Stage 0 hands out the gradient group by group at the end of a step (G more). Collective over the world. */
-SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *optim, const seqpar_tensor *tensors,
-                                           int64_t tensor_count, const seqpar_optim_desc *desc);
+SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *optim,
+                                           const seqpar_tensor *tensors, int64_t tensor_count,
+                                           const seqpar_optim_desc *desc);
 SEQPAR_DEF void seqpar_optim_close(seqpar_ctx *ctx, seqpar_optim *optim);
-/* Begins a step over these rows (borrowed to its end): aligned runs of rows go to `accumulation` micro-batches, then to the
-   data-parallel ranks. Every rank passes all rows, and the layout they are split by. A step that was begun and not ended is
-   given up. Collective over the world, which is asked whether all ranks were given the same. */
-SEQPAR_DEF seqpar_status seqpar_step_begin(seqpar_ctx *ctx, seqpar_optim *optim, const seqpar_row *rows, int64_t row_count,
+/* Begins a step over these rows (borrowed to its end): aligned runs of rows go to
+   `accumulation` micro-batches, then to the data-parallel ranks. Every rank passes all rows,
+   and the layout they are split by. A step that was begun and not ended is given up.
+   Collective over the world, which is asked whether all ranks were given the same. */
+SEQPAR_DEF seqpar_status seqpar_step_begin(seqpar_ctx *ctx, seqpar_optim *optim,
+                                           const seqpar_row *rows, int64_t row_count,
                                            int layout, int64_t accumulation);
-/* Rows of micro-batch `index` of this data-parallel rank: rows[*first .. *first + *count); count may be 0. */
-SEQPAR_DEF seqpar_status seqpar_step_rows(const seqpar_ctx *ctx, const seqpar_optim *optim, int64_t index, int64_t *first, int64_t *count);
-/* How the token sums of micro-batch `index` are folded; its leaves are the pieces of `share`, in order. STEP: the share is not
-   that of the rows and layout the step was begun with. */
-SEQPAR_DEF seqpar_status seqpar_step_fold(seqpar_ctx *ctx, const seqpar_optim *optim, const seqpar_token_fold **fold,
+/* Rows of micro-batch `index` of this data-parallel rank: rows[*first .. *first + *count);
+   count may be 0. */
+SEQPAR_DEF seqpar_status seqpar_step_rows(const seqpar_ctx *ctx, const seqpar_optim *optim,
+                                          int64_t index, int64_t *first, int64_t *count);
+/* How the token sums of micro-batch `index` are folded; its leaves are the pieces of
+   `share`, in order. STEP: the share is not that of the rows and layout the step was begun
+   with. */
+SEQPAR_DEF seqpar_status seqpar_step_fold(seqpar_ctx *ctx, const seqpar_optim *optim,
+                                          const seqpar_token_fold **fold,
                                           const seqpar_share *share, int64_t index);
-/* The nodes of one group (fold->node_count of them) as they come out of backward. In a node tensors lie as among the parameters:
-   the group's first at 0, the others at their distance from it; what lies between them is not read. */
+/* The nodes of one group (fold->node_count of them) as they come out of backward. In a node
+   tensors lie as among the parameters: the group's first at 0, the others at their distance
+   from it; what lies between them is not read. */
 typedef struct seqpar_step_nodes {
-    const void *nodes;     /* (node_count) at node_stride, accumulators */
+    const void *nodes;             /* (node_count) at node_stride, accumulators */
     int64_t node_stride, elements; /* from node to node; of `nodes` in all */
     int64_t micro_batch, group;
-    int source;            /* tells apart sums that end in the same group (a tied table: head 1, embedding 0); they are added once */
+    /* tells apart sums that end in the same group (a tied table: head 1, embedding 0); they
+       are added once */
+    int source;
 } seqpar_step_nodes;
-/* Sends them to their owners, who fold them. Collective over the world, also for ranks without rows. Every group wants source 0
-   of every micro-batch, in order of their numbers, and of source 1 all or none. SIZE: a tensor of the group ends behind
-   `elements`, or nodes overlap; STEP: a micro-batch left out, doubled or early. */
-SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *optim, const seqpar_step_nodes *nodes);
-/* Takes the norm, clips, updates the owned blocks of params (elements) and hands them to all. optim->norm, ->clip. SIZE: a tensor
-   ends behind `elements`. Collective. */
-SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *optim, void *params, int64_t elements, double lr);
-/* What is kept of every parameter, as doubles on every rank, and back (any world, any stage), a part of a tensor at a time:
-   the gradient of the last step, before clip; the moments, which SGD has none of; the parameters before rounding, where the
-   storage type is not the accumulator type, which begin as the weights that the first step meets. values (part->count).
-   Reading is collective; to go on, every rank writes all of it and sets optim->t. OPTION: this optimizer does not keep it;
-   SIZE: the part is not within its tensor. */
-enum { SEQPAR_STATE_GRADIENT, SEQPAR_STATE_M, SEQPAR_STATE_V, SEQPAR_STATE_MASTER };
-typedef struct seqpar_optim_part { int state; int64_t tensor, first, count; } seqpar_optim_part;
-SEQPAR_DEF int seqpar_optim_keeps(const seqpar_ctx *ctx, const seqpar_optim *optim, int state);
-SEQPAR_DEF seqpar_status seqpar_optim_read(seqpar_ctx *ctx, const seqpar_optim *optim, double *values, const seqpar_optim_part *part);
-SEQPAR_DEF seqpar_status seqpar_optim_write(seqpar_ctx *ctx, seqpar_optim *optim, const double *values, const seqpar_optim_part *part);
 
-/* HF schedules: factor on the learning rate for `step` steps already taken (spec of transformers' optimization). */
+/* Sends them to their owners, who fold them. Collective over the world, also for ranks
+   without rows. Every group wants source 0 of every micro-batch, in order of their numbers,
+   and of source 1 all or none. SIZE: a tensor of the group ends behind `elements`, or nodes
+   overlap; STEP: a micro-batch left out, doubled or early. */
+SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *optim,
+                                              const seqpar_step_nodes *nodes);
+/* Takes the norm, clips, updates the owned blocks of params (elements) and hands them to
+   all. optim->norm, ->clip. SIZE: a tensor ends behind `elements`. Collective. */
+SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *optim, void *params,
+                                         int64_t elements, double lr);
+/* What is kept of every parameter, as doubles on every rank, and back (any world, any
+   stage), a part of a tensor at a time: the gradient of the last step, before clip; the
+   moments, which SGD has none of; the parameters before rounding, where the storage type is
+   not the accumulator type, which begin as the weights that the first step meets. values
+   (part->count). Reading is collective; to go on, every rank writes all of it and sets
+   optim->t. OPTION: this optimizer does not keep it; SIZE: the part is not within its
+   tensor. */
+enum { SEQPAR_STATE_GRADIENT, SEQPAR_STATE_M, SEQPAR_STATE_V, SEQPAR_STATE_MASTER };
+typedef struct seqpar_optim_part {
+    int state;
+    int64_t tensor, first, count;
+} seqpar_optim_part;
+
+SEQPAR_DEF int seqpar_optim_keeps(const seqpar_ctx *ctx, const seqpar_optim *optim, int state);
+SEQPAR_DEF seqpar_status seqpar_optim_read(seqpar_ctx *ctx, const seqpar_optim *optim,
+                                           double *values, const seqpar_optim_part *part);
+SEQPAR_DEF seqpar_status seqpar_optim_write(seqpar_ctx *ctx, seqpar_optim *optim,
+                                            const double *values,
+                                            const seqpar_optim_part *part);
+
+/* HF schedules: factor on the learning rate for `step` steps already taken (spec of
+   transformers' optimization). */
 enum { SEQPAR_CONSTANT, SEQPAR_LINEAR, SEQPAR_COSINE, SEQPAR_COSINE_MIN };
-SEQPAR_DEF double seqpar_schedule_factor(int kind, int64_t step, int64_t warmup, int64_t total, double min_ratio);
+SEQPAR_DEF double seqpar_schedule_factor(int kind, int64_t step, int64_t warmup, int64_t total,
+                                         double min_ratio);
 
 #ifdef __cplusplus
 }
 #endif
 #endif /* SEQPAR_H */
 
-/* ======================================================================================================
+/* =============================================================================================
    Everything below is implementation.
-   ====================================================================================================== */
+   ========================================================================================== */
 #if defined(SEQPAR_IMPLEMENTATION) && !defined(SEQPAR__IMPLEMENTED)
 #define SEQPAR__IMPLEMENTED
 
 #if defined(__FAST_MATH__)
-#error "seqpar: -ffast-math and -Ofast let the compiler reorder sums; seqpar promises equal bits. Drop the flag where SEQPAR_IMPLEMENTATION is."
+#error \
+    "seqpar: -ffast-math and -Ofast let the compiler reorder sums; seqpar promises equal bits. Drop the flag where SEQPAR_IMPLEMENTATION is."
 #endif
 
 #include <math.h>
@@ -1258,34 +1576,44 @@ SEQPAR_DEF double seqpar_schedule_factor(int kind, int64_t step, int64_t warmup,
 
 #ifndef SEQPAR_MALLOC
 #define SEQPAR_MALLOC(size) malloc(size)
-#define SEQPAR_FREE(ptr) free(ptr)
+#define SEQPAR_FREE(ptr)    free(ptr)
 #endif
 
-/* a * b + c must be one rounding or two because we say so, not because an optimiser felt like it. */
+/* a * b + c must be one rounding or two because we say so, not because an optimiser felt
+   like it. */
 #if defined(__clang__)
 #pragma clang fp contract(off)
 #elif defined(__GNUC__)
 #pragma GCC push_options
-#pragma GCC optimize("fp-contract=off", "no-trapping-math", "no-math-errno") /* the latter two: no bits, but vectors */
+#pragma GCC optimize("fp-contract=off", "no-trapping-math", "no-math-errno") /* the latter \
+                                                                                two: no bits, \
+                                                                                but vectors */
 #endif
 
-#define SEQPAR__TRY(call) do { seqpar_status try_ = (call); if (try_) return try_; } while (0)
-#define SEQPAR__NEW(type, count) ((type *)seqpar__calloc((int64_t)(count), (int64_t)sizeof(type)))
+#define SEQPAR__TRY(call) \
+    do { \
+        seqpar_status try_ = (call); \
+        if (try_) return try_; \
+    } while (0)
+#define SEQPAR__NEW(type, count) \
+    ((type *)seqpar__calloc((int64_t)(count), (int64_t)sizeof(type)))
 #define SEQPAR__MIN(a, b) ((a) < (b) ? (a) : (b))
 #define SEQPAR__MAX(a, b) ((a) > (b) ? (a) : (b))
 
-#ifdef SEQPAR_COUNT_WORK /* tests: elementary steps of packing, splitting and planning, of one thread */
+#ifdef SEQPAR_COUNT_WORK /* tests: elementary steps of packing, splitting and planning, of one \
+                            thread */
 __thread int64_t seqpar__work = 0;
 #define SEQPAR__WORK(steps) ((void)(seqpar__work += (steps)))
 #else
 #define SEQPAR__WORK(steps) ((void)0)
 #endif
 
-/* ======================================================================================================
+/* =============================================================================================
    >>util  errors, memory, random numbers, exp and log
-   ====================================================================================================== */
+   ========================================================================================== */
 
-SEQPAR_DEF seqpar_status seqpar_fail(seqpar_error *error, seqpar_status status, const char *format, ...) {
+SEQPAR_DEF seqpar_status seqpar_fail(seqpar_error *error, seqpar_status status,
+                                     const char *format, ...) {
     va_list args;
     char sentence[8192]; /* a path may have 4,096 bytes */
     if (!error || error->status) return status;
@@ -1299,11 +1627,17 @@ SEQPAR_DEF seqpar_status seqpar_fail(seqpar_error *error, seqpar_status status, 
 
 SEQPAR_DEF int64_t seqpar_utf8_length(const char *text, int64_t left) {
     const unsigned char *s = (const unsigned char *)text;
-    int64_t length = s[0] < 0x80 ? 1 : s[0] >= 0xC2 && s[0] <= 0xDF ? 2 : (s[0] & 0xF0) == 0xE0 ? 3 : s[0] >= 0xF0 && s[0] <= 0xF4 ? 4 : 0, i;
+    int64_t length = s[0] < 0x80                    ? 1
+                     : s[0] >= 0xC2 && s[0] <= 0xDF ? 2
+                     : (s[0] & 0xF0) == 0xE0        ? 3
+                     : s[0] >= 0xF0 && s[0] <= 0xF4 ? 4
+                                                    : 0;
     if (length == 0 || length > left) return 0;
     if ((s[0] == 0xE0 && s[1] < 0xA0) || (s[0] == 0xED && s[1] > 0x9F) ||
-        (s[0] == 0xF0 && s[1] < 0x90) || (s[0] == 0xF4 && s[1] > 0x8F)) return 0;
-    for (i = 1; i < length; i++) if ((s[i] & 0xC0) != 0x80) return 0;
+        (s[0] == 0xF0 && s[1] < 0x90) || (s[0] == 0xF4 && s[1] > 0x8F))
+        return 0;
+    for (int64_t i = 1; i < length; i++)
+        if ((s[i] & 0xC0) != 0x80) return 0;
     return length;
 }
 
@@ -1311,20 +1645,29 @@ SEQPAR_DEF int64_t seqpar_utf8_length(const char *text, int64_t left) {
 static int seqpar__is_control(const unsigned char *s, int64_t length) {
     if (length == 1) return s[0] < 0x20 || s[0] == 0x7F;
     if (length == 2) return s[0] == 0xC2 && s[1] < 0xA0;
-    return length == 3 && s[0] == 0xE2 && ((s[1] == 0x80 && s[2] >= 0xA8 && s[2] <= 0xAE) || (s[1] == 0x81 && s[2] >= 0xA6 && s[2] <= 0xA9));
+    return length == 3 && s[0] == 0xE2 &&
+           ((s[1] == 0x80 && s[2] >= 0xA8 && s[2] <= 0xAE) ||
+            (s[1] == 0x81 && s[2] >= 0xA6 && s[2] <= 0xA9));
 }
 
-/* One character, or a byte that is none, as it is shown; moves *text on. Returns the bytes of `shown`. */
+/* One character, or a byte that is none, as it is shown; moves *text on. Returns the bytes
+   of `shown`. */
 static int64_t seqpar__escape_next(char shown[24], const char **text, int64_t *left) {
     int64_t length = seqpar_utf8_length(*text, *left), used = length, i;
     char c = **text, letter = c == '\n' ? 'n' : c == '\r' ? 'r' : c == '\t' ? 't' : 0;
-    if (letter) used = snprintf(shown, 24, "\\%c", letter);
-    else if (length && !seqpar__is_control((const unsigned char *)*text, length)) memcpy(shown, *text, (size_t)length);
-    else for (i = used = 0, length = length ? length : 1; i < length; i++) used += snprintf(shown + used, (size_t)(24 - used), "\\x%02x", (unsigned char)(*text)[i]);
+    if (letter)
+        used = snprintf(shown, 24, "\\%c", letter);
+    else if (length && !seqpar__is_control((const unsigned char *)*text, length))
+        memcpy(shown, *text, (size_t)length);
+    else
+        for (i = used = 0, length = length ? length : 1; i < length; i++)
+            used += snprintf(shown + used, (size_t)(24 - used), "\\x%02x",
+                             (unsigned char)(*text)[i]);
     *text += length;
     *left -= length;
     return used;
 }
+
 /* As many whole characters as fit into `room` bytes; out NULL: only counts. */
 static int64_t seqpar__escape_some(char *out, int64_t room, const char *text, int64_t left) {
     char shown[24];
@@ -1336,7 +1679,9 @@ static int64_t seqpar__escape_some(char *out, int64_t room, const char *text, in
 
 SEQPAR_DEF const char *seqpar_escape(char *out, int64_t size, const char *text) {
     char shown[24];
-    int64_t left = (int64_t)strlen(text), rest = seqpar__escape_some(NULL, INT64_MAX, text, left), used = 0;
+    int64_t left = (int64_t)strlen(text);
+    int64_t rest = seqpar__escape_some(NULL, INT64_MAX, text, left);
+    int64_t used = 0;
     if (size <= 0) return out;
     if (rest >= size && size > 8) { /* the middle goes: the end says what to do */
         used = seqpar__escape_some(out, (size - 4) / 2, text, left);
@@ -1349,20 +1694,23 @@ SEQPAR_DEF const char *seqpar_escape(char *out, int64_t size, const char *text) 
 }
 
 SEQPAR_DEF const char *seqpar_status_name(seqpar_status status) {
-#define SEQPAR__X(name, code, text) if (status == (code)) return "SEQPAR_ERR_" #name;
+#define SEQPAR__X(name, code, text) \
+    if (status == (code)) return "SEQPAR_ERR_" #name;
     SEQPAR_ERRORS(SEQPAR__X)
 #undef SEQPAR__X
     return status == SEQPAR_OK ? "SEQPAR_OK" : "?";
 }
 
 SEQPAR_DEF const char *seqpar_status_text(seqpar_status status) {
-#define SEQPAR__X(name, code, text) if (status == (code)) return text;
+#define SEQPAR__X(name, code, text) \
+    if (status == (code)) return text;
     SEQPAR_ERRORS(SEQPAR__X)
 #undef SEQPAR__X
     return status == SEQPAR_OK ? "no error" : "?";
 }
 
-/* Product of sizes (>= 0). From 2^60 on, more than any machine has bytes, it is 2^60: a few such can still be added. */
+/* Product of sizes (>= 0). From 2^60 on, more than any machine has bytes, it is 2^60: a few
+   such can still be added. */
 #define SEQPAR__TOO_MANY (INT64_C(1) << 60)
 static int64_t seqpar__times(int64_t a, int64_t b) {
     return a > 0 && b > SEQPAR__TOO_MANY / a ? SEQPAR__TOO_MANY : a * b;
@@ -1395,30 +1743,40 @@ static int seqpar__grow(void **data, int64_t *capacity, int64_t need, int64_t si
 }
 
 static uint64_t seqpar__mix(uint64_t x) { /* finaliser of splitmix64 */
-    x ^= x >> 30; x *= UINT64_C(0xbf58476d1ce4e5b9);
-    x ^= x >> 27; x *= UINT64_C(0x94d049bb133111eb);
+    x ^= x >> 30;
+    x *= UINT64_C(0xbf58476d1ce4e5b9);
+    x ^= x >> 27;
+    x *= UINT64_C(0x94d049bb133111eb);
     return x ^ (x >> 31);
 }
 
-SEQPAR_DEF void seqpar_random(uint32_t out[4], uint64_t key, uint64_t index_high, uint64_t index_low) {
+SEQPAR_DEF void seqpar_random(uint32_t out[4], uint64_t key, uint64_t index_high,
+                              uint64_t index_low) {
     uint32_t x[4], k[2];
-    int round, i;
-    x[0] = (uint32_t)index_low; x[1] = (uint32_t)(index_low >> 32);
-    x[2] = (uint32_t)index_high; x[3] = (uint32_t)(index_high >> 32);
-    k[0] = (uint32_t)key; k[1] = (uint32_t)(key >> 32);
-    for (round = 0; round < 10; round++) {
+    x[0] = (uint32_t)index_low;
+    x[1] = (uint32_t)(index_low >> 32);
+    x[2] = (uint32_t)index_high;
+    x[3] = (uint32_t)(index_high >> 32);
+    k[0] = (uint32_t)key;
+    k[1] = (uint32_t)(key >> 32);
+    for (int round = 0; round < 10; round++) {
         uint64_t a = (uint64_t)0xD2511F53u * x[0], b = (uint64_t)0xCD9E8D57u * x[2];
         uint32_t y0 = (uint32_t)(b >> 32) ^ x[1] ^ k[0], y2 = (uint32_t)(a >> 32) ^ x[3] ^ k[1];
-        x[1] = (uint32_t)b; x[3] = (uint32_t)a; x[0] = y0; x[2] = y2;
-        k[0] += 0x9E3779B9u; k[1] += 0xBB67AE85u;
+        x[1] = (uint32_t)b;
+        x[3] = (uint32_t)a;
+        x[0] = y0;
+        x[2] = y2;
+        k[0] += 0x9E3779B9u;
+        k[1] += 0xBB67AE85u;
     }
-    for (i = 0; i < 4; i++) out[i] = x[i];
+    for (int i = 0; i < 4; i++) out[i] = x[i];
 }
 
 SEQPAR_DEF double seqpar_random_uniform(uint64_t key, uint64_t stream, uint64_t index) {
     uint32_t r[4];
     seqpar_random(r, key, stream, index);
-    return ((double)(((uint64_t)r[1] << 20) ^ (r[0] >> 12)) + 0.5) * (1.0 / 4503599627370496.0); /* 52 bits and a half: exact, never 0 or 1 */
+    /* 52 bits and a half: exact, never 0 or 1 */
+    return ((double)(((uint64_t)r[1] << 20) ^ (r[0] >> 12)) + 0.5) * (1.0 / 4503599627370496.0);
 }
 
 SEQPAR_DEF double seqpar_random_normal(uint64_t key, uint64_t stream, uint64_t index) {
@@ -1431,11 +1789,11 @@ SEQPAR_DEF double seqpar_random_normal(uint64_t key, uint64_t stream, uint64_t i
 }
 
 SEQPAR_DEF void seqpar_shuffle(int64_t *order, int64_t count, uint64_t seed, uint64_t epoch) {
-    int64_t i;
     SEQPAR__WORK(count);
-    for (i = 0; i < count; i++) order[i] = i;
-    for (i = count - 1; i > 0; i--) { /* Fisher and Yates; draw i is keyed by i */
-        int64_t j = (int64_t)(seqpar_random_uniform(seed, epoch, (uint64_t)i) * (double)(i + 1));
+    for (int64_t i = 0; i < count; i++) order[i] = i;
+    for (int64_t i = count - 1; i > 0; i--) { /* Fisher and Yates; draw i is keyed by i */
+        int64_t j = (int64_t)(seqpar_random_uniform(seed, epoch, (uint64_t)i) *
+                              (double)(i + 1));
         int64_t t = order[i];
         if (j > i) j = i;
         order[i] = order[j];
@@ -1443,11 +1801,17 @@ SEQPAR_DEF void seqpar_shuffle(int64_t *order, int64_t count, uint64_t seed, uin
     }
 }
 
-SEQPAR_DEF uint64_t seqpar_attn_dropout_key(uint64_t seed, uint64_t stream) { return seed ^ seqpar__mix(stream); }
-SEQPAR_DEF double seqpar_attn_dropout(double dropout, uint64_t seed, uint64_t stream, int64_t row, int64_t head, int64_t query, int64_t key) {
+SEQPAR_DEF uint64_t seqpar_attn_dropout_key(uint64_t seed, uint64_t stream) {
+    return seed ^ seqpar__mix(stream);
+}
+
+SEQPAR_DEF double seqpar_attn_dropout(double dropout, uint64_t seed, uint64_t stream,
+                                      int64_t row, int64_t head, int64_t query, int64_t key) {
     uint32_t draw[4];
     if (dropout == 0) return 1.0;
-    seqpar_random(draw, seqpar_attn_dropout_key(seed, stream), (uint64_t)row << 24 | (uint64_t)head, (uint64_t)query << 32 | (uint64_t)key >> 2);
+    seqpar_random(draw, seqpar_attn_dropout_key(seed, stream),
+                  (uint64_t)row << 24 | (uint64_t)head,
+                  (uint64_t)query << 32 | (uint64_t)key >> 2);
     return draw[key & 3] < dropout * 4294967296.0 ? 0.0 : 1.0 / (1.0 - dropout);
 }
 
@@ -1457,6 +1821,7 @@ SEQPAR_DEF uint16_t seqpar_bf16_from_float(float x) {
     if (x != x) return (uint16_t)(bits >> 16 | 0x40);
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
+
 SEQPAR_DEF float seqpar_bf16_to_float(uint16_t x) {
     uint32_t bits = (uint32_t)x << 16;
     float y;
@@ -1464,15 +1829,17 @@ SEQPAR_DEF float seqpar_bf16_to_float(uint16_t x) {
     return y;
 }
 
-/* One rounding where the machine has the instruction, two where it has not; never left to the compiler. */
-#if !defined(SEQPAR_NO_FMA) && (defined(__FMA__) || defined(__aarch64__) || defined(__ARM_FEATURE_FMA))
-#define SEQPAR__FMA(a, b, c) __builtin_fma((a), (b), (c))
+/* One rounding where the machine has the instruction, two where it has not; never left to
+   the compiler. */
+#if !defined(SEQPAR_NO_FMA) && \
+    (defined(__FMA__) || defined(__aarch64__) || defined(__ARM_FEATURE_FMA))
+#define SEQPAR__FMA(a, b, c)  __builtin_fma((a), (b), (c))
 #define SEQPAR__FMAF(a, b, c) __builtin_fmaf((a), (b), (c))
-#define SEQPAR__HAS_FMA 1
+#define SEQPAR__HAS_FMA       1
 #else
-#define SEQPAR__FMA(a, b, c) ((a) * (b) + (c))
+#define SEQPAR__FMA(a, b, c)  ((a) * (b) + (c))
 #define SEQPAR__FMAF(a, b, c) ((a) * (b) + (c))
-#define SEQPAR__HAS_FMA 0
+#define SEQPAR__HAS_FMA       0
 #endif
 
 static double seqpar__power2(int64_t n) { /* 2^n, -1022 <= n <= 1023 */
@@ -1484,11 +1851,22 @@ static double seqpar__power2(int64_t n) { /* 2^n, -1022 <= n <= 1023 */
 
 /* exp(x) = 2^n exp(r), |r| <= ln2/2, Taylor to r^13 (truncation 4e-18). */
 SEQPAR_DEF double seqpar_exp(double x) {
-    static const double c[14] = {1.0, 1.0, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320,
-        1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800.0};
+    static const double c[14] = {1.0,
+                                 1.0,
+                                 1.0 / 2,
+                                 1.0 / 6,
+                                 1.0 / 24,
+                                 1.0 / 120,
+                                 1.0 / 720,
+                                 1.0 / 5040,
+                                 1.0 / 40320,
+                                 1.0 / 362880,
+                                 1.0 / 3628800,
+                                 1.0 / 39916800,
+                                 1.0 / 479001600,
+                                 1.0 / 6227020800.0};
     double n, r, p;
     int64_t e;
-    int i;
     if (!(x == x)) return x;
     if (x > 709.79) return HUGE_VAL; /* up to there the last product overflows by itself */
     if (x < -745.2) return 0.0;
@@ -1496,7 +1874,7 @@ SEQPAR_DEF double seqpar_exp(double x) {
     r = SEQPAR__FMA(n, -6.93147180369123816490e-01, x);
     r = SEQPAR__FMA(n, -1.90821492927058770002e-10, r);
     p = c[13];
-    for (i = 12; i >= 0; i--) p = SEQPAR__FMA(p, r, c[i]);
+    for (int i = 12; i >= 0; i--) p = SEQPAR__FMA(p, r, c[i]);
     e = (int64_t)n;
     if (e < -1021) return p * seqpar__power2(e + 1000) * seqpar__power2(-1000);
     if (e > 1023) return p * seqpar__power2(e - 1) * 2.0;
@@ -1508,65 +1886,100 @@ SEQPAR_DEF double seqpar_log(double x) {
     uint64_t bits;
     double m, s, z, p;
     int64_t n = 0;
-    int i;
     if (!(x == x) || x < 0) return x == x ? (double)NAN : x;
     if (x == 0) return -HUGE_VAL;
     if (x > 1.7976931348623157e308) return x;
-    if (x < 2.2250738585072014e-308) { x *= 18014398509481984.0; n = -54; }
+    if (x < 2.2250738585072014e-308) {
+        x *= 18014398509481984.0;
+        n = -54;
+    }
     memcpy(&bits, &x, 8);
     n += (int64_t)(bits >> 52) - 1023;
     bits = (bits & UINT64_C(0x000fffffffffffff)) | UINT64_C(0x3ff0000000000000);
     memcpy(&m, &bits, 8);
-    if (m > 1.4142135623730951) { m *= 0.5; n++; }
+    if (m > 1.4142135623730951) {
+        m *= 0.5;
+        n++;
+    }
     s = (m - 1.0) / (m + 1.0);
     z = s * s;
     p = 1.0 / 23;
-    for (i = 21; i >= 3; i -= 2) p = SEQPAR__FMA(p, z, 1.0 / i);
+    for (int i = 21; i >= 3; i -= 2) p = SEQPAR__FMA(p, z, 1.0 / i);
     p = SEQPAR__FMA(p * z, s, s);
-    return SEQPAR__FMA((double)n, 6.93147180369123816490e-01, SEQPAR__FMA((double)n, 1.90821492927058770002e-10, 2.0 * p));
+    return SEQPAR__FMA((double)n, 6.93147180369123816490e-01,
+                       SEQPAR__FMA((double)n, 1.90821492927058770002e-10, 2.0 * p));
 }
 
-/* ======================================================================================================
+/* =============================================================================================
    >>fold  one order for every sum
-   ====================================================================================================== */
+   ========================================================================================== */
 
 static int64_t seqpar__lower_bound(const int64_t *sorted, int64_t count, int64_t key) {
     int64_t low = 0, high = count;
     while (low < high) {
         int64_t mid = low + (high - low) / 2;
-        if (sorted[mid] < key) low = mid + 1; else high = mid;
+        if (sorted[mid] < key)
+            low = mid + 1;
+        else
+            high = mid;
     }
     return low;
 }
 
-/* The same, quick where the answer is near `from`: steps that double, then a search between the last two. */
+/* The same, quick where the answer is near `from`: steps that double, then a search between
+   the last two. */
 static int64_t seqpar__seek(const int64_t *sorted, int64_t count, int64_t from, int64_t key) {
-    int64_t low = from, high = from, step;
-    for (step = 1; high < count && sorted[high] < key; step *= 2) { SEQPAR__WORK(1); low = high + 1; high += step; }
-    for (step = 1; low > 0 && sorted[low - 1] >= key; step *= 2) { SEQPAR__WORK(1); high = low - 1; low = SEQPAR__MAX(low - step, (int64_t)0); }
+    int64_t low = from, high = from;
+    for (int64_t step = 1; high < count && sorted[high] < key; step *= 2) {
+        SEQPAR__WORK(1);
+        low = high + 1;
+        high += step;
+    }
+    for (int64_t step = 1; low > 0 && sorted[low - 1] >= key; step *= 2) {
+        SEQPAR__WORK(1);
+        high = low - 1;
+        low = SEQPAR__MAX(low - step, (int64_t)0);
+    }
     SEQPAR__WORK(1);
     return low + seqpar__lower_bound(sorted + low, SEQPAR__MIN(high, count) - low, key);
 }
 
-/* Leaves [begin, end) of a list, which are all there is under some node; how the numbers of the first and the last differ from
-   their neighbours'. The lower the first bit that differs the sooner they meet: a node is joined at that end of its span. */
-typedef struct seqpar__span { int64_t begin, end, leaf, before, after; } seqpar__span; /* leaf: number of the first */
+/* Leaves [begin, end) of a list, which are all there is under some node; how the numbers of
+   the first and the last differ from their neighbours'. The lower the first bit that differs
+   the sooner they meet: a node is joined at that end of its span. */
+/* leaf: number of the first */
+typedef struct seqpar__span {
+    int64_t begin, end, leaf, before, after;
+} seqpar__span;
 
-static int64_t seqpar__leaves_differ(const int64_t *leaves, int64_t count, int64_t i) { return i > 0 && i < count ? leaves[i - 1] ^ leaves[i] : INT64_MAX; }
+static int64_t seqpar__leaves_differ(const int64_t *leaves, int64_t count, int64_t i) {
+    return i > 0 && i < count ? leaves[i - 1] ^ leaves[i] : INT64_MAX;
+}
 
-static void seqpar__span_of(seqpar__span *s, const int64_t *leaves, int64_t count, int64_t begin, int64_t end) {
-    s->begin = begin; s->end = end; s->leaf = leaves[begin];
+static void seqpar__span_of(seqpar__span *s, const int64_t *leaves, int64_t count,
+                            int64_t begin, int64_t end) {
+    s->begin = begin;
+    s->end = end;
+    s->leaf = leaves[begin];
     s->before = seqpar__leaves_differ(leaves, count, begin);
     s->after = seqpar__leaves_differ(leaves, count, end);
 }
-static int seqpar__spans_meet(const seqpar__span *a, const seqpar__span *b) { return a->end == b->begin && a->after < a->before && b->before < b->after; }
-static void seqpar__spans_join(seqpar__span *a, const seqpar__span *b) { a->end = b->end; a->after = b->after; }
+
+static int seqpar__spans_meet(const seqpar__span *a, const seqpar__span *b) {
+    return a->end == b->begin && a->after < a->before && b->before < b->after;
+}
+
+static void seqpar__spans_join(seqpar__span *a, const seqpar__span *b) {
+    a->end = b->end;
+    a->after = b->after;
+}
 
 /* The highest node over just these leaves: the one whose sibling has others. */
 static seqpar_node seqpar__span_node(const seqpar__span *s) {
     int64_t differ = SEQPAR__MIN(s->before, s->after);
     seqpar_node node;
-    for (node.level = 0; differ >> node.level > 1; node.level++) {}
+    for (node.level = 0; differ >> node.level > 1; node.level++) {
+    }
     node.index = s->leaf >> node.level;
     return node;
 }
@@ -1590,10 +2003,12 @@ SEQPAR_DEF void seqpar_fold_free(seqpar_fold *fold) {
 
 static int seqpar__fold_longer(seqpar_fold *fold) {
     void *program = fold->program;
-    int ok = seqpar__grow(&program, &fold->program_capacity, fold->program_count + 1, (int64_t)sizeof *fold->program);
+    int ok = seqpar__grow(&program, &fold->program_capacity, fold->program_count + 1,
+                          (int64_t)sizeof *fold->program);
     fold->program = (seqpar_fold_op *)program;
     return ok;
 }
+
 static int seqpar__fold_emit(seqpar_fold *fold, int32_t op, int32_t index) {
     if (fold->program_count == fold->program_capacity && !seqpar__fold_longer(fold)) return 0;
     SEQPAR__WORK(1);
@@ -1619,27 +2034,38 @@ static int32_t seqpar__fold_slot(seqpar_fold *fold) {
     heap[i] = last;
     return slot;
 }
+
 static int seqpar__fold_vacate(seqpar_fold *fold, int32_t slot) {
     void *vacant = fold->vacant;
-    int ok = seqpar__grow(&vacant, &fold->vacant_capacity, fold->vacant_count + 1, (int64_t)sizeof *fold->vacant);
+    int ok = seqpar__grow(&vacant, &fold->vacant_capacity, fold->vacant_count + 1,
+                          (int64_t)sizeof *fold->vacant);
     int64_t i = fold->vacant_count;
     fold->vacant = (int32_t *)vacant;
     if (!ok) return 0;
-    for (fold->vacant_count++; i > 0 && fold->vacant[(i - 1) / 2] > slot; i = (i - 1) / 2) { SEQPAR__WORK(1); fold->vacant[i] = fold->vacant[(i - 1) / 2]; }
+    for (fold->vacant_count++; i > 0 && fold->vacant[(i - 1) / 2] > slot; i = (i - 1) / 2) {
+        SEQPAR__WORK(1);
+        fold->vacant[i] = fold->vacant[(i - 1) / 2];
+    }
     fold->vacant[i] = slot;
     return 1;
 }
 
-static int64_t seqpar__span_joint(const seqpar__span *s) { return s->before < s->after ? s->begin : s->end; }
+static int64_t seqpar__span_joint(const seqpar__span *s) {
+    return s->before < s->after ? s->begin : s->end;
+}
 
 static int seqpar__fold_keep(seqpar_fold *fold, seqpar_node node, int32_t at) {
     if (fold->pending_count == fold->pending_capacity) {
         int64_t capacity = fold->pending_capacity;
         void *pending = fold->pending, *pending_at = fold->pending_at;
-        if (!seqpar__grow(&pending, &capacity, fold->pending_count + 1, (int64_t)sizeof(seqpar_node))) return 0;
+        if (!seqpar__grow(&pending, &capacity, fold->pending_count + 1,
+                          (int64_t)sizeof(seqpar_node)))
+            return 0;
         fold->pending = (seqpar_node *)pending;
         capacity = fold->pending_capacity;
-        if (!seqpar__grow(&pending_at, &capacity, fold->pending_count + 1, (int64_t)sizeof(int32_t))) return 0;
+        if (!seqpar__grow(&pending_at, &capacity, fold->pending_count + 1,
+                          (int64_t)sizeof(int32_t)))
+            return 0;
         fold->pending_at = (int32_t *)pending_at;
         fold->pending_capacity = capacity;
     }
@@ -1653,7 +2079,9 @@ static seqpar_status seqpar__fold_store(seqpar_fold *fold, const seqpar__span *v
     int32_t slot = seqpar__fold_slot(fold);
     void *spans = fold->spans;
     if (!fold->waiting) fold->waiting = SEQPAR__NEW(int32_t, fold->leaf_count);
-    if (!fold->waiting || !seqpar__grow(&spans, &fold->spans_capacity, fold->pending_count + 1, (int64_t)sizeof *fold->spans)) return SEQPAR_ERR_MEMORY;
+    if (!fold->waiting || !seqpar__grow(&spans, &fold->spans_capacity, fold->pending_count + 1,
+                                        (int64_t)sizeof *fold->spans))
+        return SEQPAR_ERR_MEMORY;
     fold->spans = (seqpar__span *)spans;
     fold->spans[fold->pending_count] = *value;
     if (!seqpar__fold_keep(fold, seqpar__span_node(value), slot)) return SEQPAR_ERR_MEMORY;
@@ -1671,7 +2099,9 @@ static seqpar_status seqpar__fold_load(seqpar_fold *fold, int64_t joint, seqpar_
     fold->spans[i] = fold->spans[last];
     fold->pending[i] = fold->pending[last];
     fold->pending_at[i] = fold->pending_at[last];
-    return seqpar__fold_vacate(fold, slot) && seqpar__fold_emit(fold, SEQPAR_FOLD_LOAD, slot) ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
+    return seqpar__fold_vacate(fold, slot) && seqpar__fold_emit(fold, SEQPAR_FOLD_LOAD, slot)
+               ? SEQPAR_OK
+               : SEQPAR_ERR_MEMORY;
 }
 
 /* The one value is the first and only pending, at -1 while it is on the stack. */
@@ -1679,9 +2109,12 @@ static seqpar_status seqpar__fold_run_on(seqpar_fold *fold, seqpar_node node, in
     int first = fold->taken++ == 0;
     fold->depth_high = 2; /* a kernel that cannot extend puts its leaf beside the value */
     if (first && !seqpar__fold_keep(fold, node, -1)) return SEQPAR_ERR_MEMORY;
-    if (fold->pending_at[0] >= 0 && !seqpar__fold_emit(fold, SEQPAR_FOLD_LOAD, fold->pending_at[0])) return SEQPAR_ERR_MEMORY;
+    if (fold->pending_at[0] >= 0 &&
+        !seqpar__fold_emit(fold, SEQPAR_FOLD_LOAD, fold->pending_at[0]))
+        return SEQPAR_ERR_MEMORY;
     fold->pending_at[0] = -1;
-    if (!seqpar__fold_emit(fold, first ? SEQPAR_FOLD_LEAF : SEQPAR_FOLD_EXTEND, operand)) return SEQPAR_ERR_MEMORY;
+    if (!seqpar__fold_emit(fold, first ? SEQPAR_FOLD_LEAF : SEQPAR_FOLD_EXTEND, operand))
+        return SEQPAR_ERR_MEMORY;
     if (fold->taken < fold->leaf_count) return SEQPAR_OK;
     fold->pending_count = 0;
     fold->done = 1;
@@ -1692,26 +2125,35 @@ static seqpar_status seqpar__fold_run_on(seqpar_fold *fold, seqpar_node node, in
 static seqpar__span *seqpar__fold_next(seqpar_fold *fold) {
     void *stack = fold->stack;
     if (fold->stack_count == fold->stack_capacity) {
-        if (!seqpar__grow(&stack, &fold->stack_capacity, fold->stack_count + 1, (int64_t)sizeof *fold->stack)) return NULL;
+        if (!seqpar__grow(&stack, &fold->stack_capacity, fold->stack_count + 1,
+                          (int64_t)sizeof *fold->stack))
+            return NULL;
         fold->stack = (seqpar__span *)stack;
     }
     return &fold->stack[fold->stack_count];
 }
+
 static seqpar_status seqpar__fold_add(seqpar_fold *fold, int32_t op, int32_t operand) {
     seqpar__span *top = &fold->stack[fold->stack_count++], other;
     fold->depth_high = SEQPAR__MAX(fold->depth_high, fold->stack_count + 1);
     if (!seqpar__fold_emit(fold, op, operand)) return SEQPAR_ERR_MEMORY;
     while (top->before != top->after) { /* it is not the whole sum */
         int64_t joint = seqpar__span_joint(top);
-        if (fold->stack_count > 1 && seqpar__spans_meet(top - 1, top)) { /* values of one program are pushed in rising order */
+        /* values of one program are pushed in rising order */
+        if (fold->stack_count > 1 && seqpar__spans_meet(top - 1, top)) {
             seqpar__spans_join(top - 1, top);
             top--;
             fold->stack_count--;
         } else if (fold->waiting && fold->waiting[joint]) {
             SEQPAR__TRY(seqpar__fold_load(fold, joint, &other));
-            if (other.begin > top->begin) seqpar__spans_join(top, &other);
-            else { seqpar__spans_join(&other, top); *top = other; }
-        } else return SEQPAR_OK;
+            if (other.begin > top->begin)
+                seqpar__spans_join(top, &other);
+            else {
+                seqpar__spans_join(&other, top);
+                *top = other;
+            }
+        } else
+            return SEQPAR_OK;
         if (!seqpar__fold_emit(fold, SEQPAR_FOLD_COMBINE, 0)) return SEQPAR_ERR_MEMORY;
     }
     fold->stack_count--;
@@ -1719,19 +2161,23 @@ static seqpar_status seqpar__fold_add(seqpar_fold *fold, int32_t op, int32_t ope
     return seqpar__fold_emit(fold, SEQPAR_FOLD_FINISH, 0) ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
 }
 
-SEQPAR_DEF seqpar_status seqpar_fold_push(seqpar_fold *fold, seqpar_node node, int32_t op, int32_t operand) {
+SEQPAR_DEF seqpar_status seqpar_fold_push(seqpar_fold *fold, seqpar_node node, int32_t op,
+                                          int32_t operand) {
     int64_t begin;
     seqpar__span *value;
     if (fold->running) return seqpar__fold_run_on(fold, node, operand);
     begin = seqpar__seek(fold->leaves, fold->leaf_count, fold->next, node.index << node.level);
-    fold->next = node.level ? seqpar__seek(fold->leaves, fold->leaf_count, begin, (node.index + 1) << node.level) : SEQPAR__MIN(begin + 1, fold->leaf_count);
+    fold->next = node.level ? seqpar__seek(fold->leaves, fold->leaf_count, begin,
+                                           (node.index + 1) << node.level)
+                            : SEQPAR__MIN(begin + 1, fold->leaf_count);
     if (!(value = seqpar__fold_next(fold))) return SEQPAR_ERR_MEMORY;
     seqpar__span_of(value, fold->leaves, fold->leaf_count, begin, fold->next);
     return seqpar__fold_add(fold, op, operand);
 }
 
 SEQPAR_DEF seqpar_status seqpar_fold_flush(seqpar_fold *fold) {
-    for (; fold->stack_count > 0; fold->stack_count--) SEQPAR__TRY(seqpar__fold_store(fold, &fold->stack[fold->stack_count - 1]));
+    for (; fold->stack_count > 0; fold->stack_count--)
+        SEQPAR__TRY(seqpar__fold_store(fold, &fold->stack[fold->stack_count - 1]));
     if (!fold->running || !fold->pending_count || fold->pending_at[0] >= 0) return SEQPAR_OK;
     fold->pending_at[0] = 0;
     fold->slots_high = 1;
@@ -1753,9 +2199,10 @@ static seqpar_node seqpar__leaf_node(int64_t leaf) {
     return node;
 }
 
-/* What one party does with its own leaves alone, and what it is left with. Known to everybody who knows its leaves,
-   so that sender and receiver agree on a message without a word. Program: leaf i is own[i]; node n (rising) is
-   stored at n, also if it is the whole sum. */
+/* What one party does with its own leaves alone, and what it is left with. Known to
+   everybody who knows its leaves, so that sender and receiver agree on a message without a
+   word. Program: leaf i is own[i]; node n (rising) is stored at n, also if it is the whole
+   sum. */
 typedef struct seqpar__partial {
     seqpar_fold_op *program;
     int64_t program_count, depth;
@@ -1769,10 +2216,12 @@ static void seqpar__partial_free(seqpar__partial *p) {
     memset(p, 0, sizeof *p);
 }
 
-/* Folds leaves (rising) as far as they go: leaf i is operands[i], NULL: i. Writes 2 count operations and leaves the nodes in front. */
-static int64_t seqpar__spans_fold(seqpar__span *leaves, int64_t count, const int32_t *operands, seqpar_fold_op *program, int64_t *depth) {
-    int64_t top = 0, i, n;
-    for (i = 0; i < count; i++) {
+/* Folds leaves (rising) as far as they go: leaf i is operands[i], NULL: i. Writes 2 count
+   operations and leaves the nodes in front. */
+static int64_t seqpar__spans_fold(seqpar__span *leaves, int64_t count, const int32_t *operands,
+                                  seqpar_fold_op *program, int64_t *depth) {
+    int64_t top = 0;
+    for (int64_t i = 0; i < count; i++) {
         leaves[top++] = leaves[i];
         program->op = SEQPAR_FOLD_LEAF;
         program++->index = operands ? operands[i] : (int32_t)i;
@@ -1784,7 +2233,10 @@ static int64_t seqpar__spans_fold(seqpar__span *leaves, int64_t count, const int
         }
     }
     SEQPAR__WORK(2 * count);
-    for (n = top; n > 0; program++) { program->op = SEQPAR_FOLD_STORE; program->index = (int32_t)--n; }
+    for (int64_t n = top; n > 0; program++) {
+        program->op = SEQPAR_FOLD_STORE;
+        program->index = (int32_t)--n;
+    }
     return top;
 }
 
@@ -1795,28 +2247,35 @@ static seqpar_node seqpar__whole_node(const int64_t *leaves, int64_t count) {
     return node;
 }
 
-static seqpar_status seqpar__fold_partial(seqpar__partial *p, const int64_t *present, int64_t present_count, const int64_t *own, int64_t own_count) {
+static seqpar_status seqpar__fold_partial(seqpar__partial *p, const int64_t *present,
+                                          int64_t present_count, const int64_t *own,
+                                          int64_t own_count) {
     seqpar__span *spans = SEQPAR__NEW(seqpar__span, own_count);
-    int64_t i, at = 0;
+    int64_t at = 0;
     memset(p, 0, sizeof *p);
     p->program = SEQPAR__NEW(seqpar_fold_op, 2 * own_count);
     p->nodes = SEQPAR__NEW(seqpar_node, own_count);
-    if (!spans || !p->program || !p->nodes) { SEQPAR_FREE(spans); seqpar__partial_free(p); return SEQPAR_ERR_MEMORY; }
-    for (i = 0; i < own_count; i++) {
+    if (!spans || !p->program || !p->nodes) {
+        SEQPAR_FREE(spans);
+        seqpar__partial_free(p);
+        return SEQPAR_ERR_MEMORY;
+    }
+    for (int64_t i = 0; i < own_count; i++) {
         at = seqpar__seek(present, present_count, at, own[i]);
         seqpar__span_of(&spans[i], present, present_count, at, at + 1);
     }
     p->program_count = 2 * own_count;
     p->node_count = seqpar__spans_fold(spans, own_count, NULL, p->program, &p->depth);
-    for (i = 0; i < p->node_count; i++) p->nodes[i] = seqpar__span_node(&spans[i]);
-    if (own_count && own_count == present_count) p->nodes[0] = seqpar__whole_node(present, present_count);
+    for (int64_t i = 0; i < p->node_count; i++) p->nodes[i] = seqpar__span_node(&spans[i]);
+    if (own_count && own_count == present_count)
+        p->nodes[0] = seqpar__whole_node(present, present_count);
     SEQPAR_FREE(spans);
     return SEQPAR_OK;
 }
 
-/* ======================================================================================================
+/* =============================================================================================
    >>pack  documents to rows
-   ====================================================================================================== */
+   ========================================================================================== */
 
 SEQPAR_DEF int64_t seqpar_grid_default_chunks(int64_t tokens) {
     int64_t chunks = 32;
@@ -1831,43 +2290,68 @@ SEQPAR_DEF int64_t seqpar_grid_begin(int64_t padded, int64_t chunks, int64_t chu
     return chunk * q + chunk * r / chunks;
 }
 
-typedef struct seqpar__unit { int64_t first, docs, tokens, cap, row; } seqpar__unit; /* cap: most tokens of a document */
+/* cap: most tokens of a document */
+typedef struct seqpar__unit {
+    int64_t first, docs, tokens, cap, row;
+} seqpar__unit;
 
 static int seqpar__has_target(const seqpar_document *d, int64_t tokens) {
-    int64_t t;
-    for (t = 1; t < tokens; t++) if (!d->loss_mask || d->loss_mask[t]) return 1;
+    for (int64_t t = 1; t < tokens; t++)
+        if (!d->loss_mask || d->loss_mask[t]) return 1;
     return 0;
 }
 
-static seqpar_status seqpar__check_documents(seqpar_error *error, const seqpar_document *docs, int64_t count,
-                                             const seqpar_pack_desc *desc) {
-    int64_t i, t;
+static seqpar_status seqpar__check_documents(seqpar_error *error, const seqpar_document *docs,
+                                             int64_t count, const seqpar_pack_desc *desc) {
     if (desc->pack_len <= 0 || desc->pack_len > SEQPAR_MAX_TOKENS)
-        return seqpar_fail(error, SEQPAR_ERR_PACK_LEN, "pack_len is %lld; give the most tokens a row may have, 2 to %lld", (long long)desc->pack_len, (long long)SEQPAR_MAX_TOKENS);
-    if (desc->chunks < 0 || desc->chunks > SEQPAR_MAX_CHUNKS || desc->pad_to < 0 || desc->pad_to > SEQPAR_MAX_TOKENS)
-        return seqpar_fail(error, SEQPAR_ERR_CHUNKS, "chunks is %lld and pad_to %lld; both must be positive, or 0 for the default, and at most %lld and %lld", (long long)desc->chunks, (long long)desc->pad_to, (long long)SEQPAR_MAX_CHUNKS, (long long)SEQPAR_MAX_TOKENS);
-    if (count <= 0) return seqpar_fail(error, SEQPAR_ERR_NO_DOCUMENTS, "there are %lld documents to pack; give at least one", (long long)count);
-    for (i = 0; i < count; i++) {
+        return seqpar_fail(error, SEQPAR_ERR_PACK_LEN,
+                           "pack_len is %lld; give the most tokens a row may have, 2 to %lld",
+                           (long long)desc->pack_len, (long long)SEQPAR_MAX_TOKENS);
+    if (desc->chunks < 0 || desc->chunks > SEQPAR_MAX_CHUNKS || desc->pad_to < 0 ||
+        desc->pad_to > SEQPAR_MAX_TOKENS)
+        return seqpar_fail(error, SEQPAR_ERR_CHUNKS,
+                           "chunks is %lld and pad_to %lld; both must be positive, or 0 for "
+                           "the default, and at most %lld and %lld",
+                           (long long)desc->chunks, (long long)desc->pad_to,
+                           (long long)SEQPAR_MAX_CHUNKS, (long long)SEQPAR_MAX_TOKENS);
+    if (count <= 0)
+        return seqpar_fail(error, SEQPAR_ERR_NO_DOCUMENTS,
+                           "there are %lld documents to pack; give at least one",
+                           (long long)count);
+    for (int64_t i = 0; i < count; i++) {
         if (docs[i].tokens < 0 || (docs[i].tokens > 0 && !docs[i].ids))
-            return seqpar_fail(error, SEQPAR_ERR_DOCUMENT_TOKENS, "document %lld has %lld tokens%s", (long long)i, (long long)docs[i].tokens, docs[i].ids ? "; lengths start at 0" : " but no ids");
-        for (t = 0; desc->vocab > 0 && t < docs[i].tokens; t++)
+            return seqpar_fail(error, SEQPAR_ERR_DOCUMENT_TOKENS,
+                               "document %lld has %lld tokens%s", (long long)i,
+                               (long long)docs[i].tokens,
+                               docs[i].ids ? "; lengths start at 0" : " but no ids");
+        for (int64_t t = 0; desc->vocab > 0 && t < docs[i].tokens; t++)
             if (docs[i].ids[t] < 0 || docs[i].ids[t] >= desc->vocab)
-                return seqpar_fail(error, SEQPAR_ERR_TOKEN_ID, "document %lld, token %lld has id %d; the vocabulary has ids 0..%lld", (long long)i, (long long)t, (int)docs[i].ids[t], (long long)desc->vocab - 1);
+                return seqpar_fail(
+                    error, SEQPAR_ERR_TOKEN_ID,
+                    "document %lld, token %lld has id %d; the vocabulary has ids 0..%lld",
+                    (long long)i, (long long)t, (int)docs[i].ids[t],
+                    (long long)desc->vocab - 1);
     }
     return SEQPAR_OK;
 }
 
-typedef struct seqpar__keyed { int64_t key, at; } seqpar__keyed; /* sorts by key, of equal ones by place */
+/* sorts by key, of equal ones by place */
+typedef struct seqpar__keyed {
+    int64_t key, at;
+} seqpar__keyed;
+
 static int seqpar__by_key(const void *a, const void *b) {
     const seqpar__keyed *x = (const seqpar__keyed *)a, *y = (const seqpar__keyed *)b;
     SEQPAR__WORK(1);
     return x->key != y->key ? (x->key < y->key ? -1 : 1) : x->at < y->at ? -1 : x->at > y->at;
 }
 
-/* A unit split in two would be torn over rows: no number may come back. The first document that does, or -1. */
-static int64_t seqpar__torn_unit(const seqpar_document *docs, int64_t count, seqpar__keyed *unit) {
-    int64_t i, n = 0, torn = -1, rising = 1;
-    for (i = 0; i < count; i++) {
+/* A unit split in two would be torn over rows: no number may come back. The first document
+   that does, or -1. */
+static int64_t seqpar__torn_unit(const seqpar_document *docs, int64_t count,
+                                 seqpar__keyed *unit) {
+    int64_t n = 0, torn = -1, rising = 1;
+    for (int64_t i = 0; i < count; i++) {
         if (i && docs[i].unit == docs[i - 1].unit) continue;
         if (n) rising &= docs[i].unit > unit[n - 1].key;
         unit[n].key = docs[i].unit;
@@ -1875,37 +2359,58 @@ static int64_t seqpar__torn_unit(const seqpar_document *docs, int64_t count, seq
     }
     if (rising) return -1;
     qsort(unit, (size_t)n, sizeof *unit, seqpar__by_key);
-    for (i = 1; i < n; i++)
-        if (unit[i].key == unit[i - 1].key && (torn < 0 || unit[i].at < torn)) torn = unit[i].at;
+    for (int64_t i = 1; i < n; i++)
+        if (unit[i].key == unit[i - 1].key && (torn < 0 || unit[i].at < torn))
+            torn = unit[i].at;
     return torn;
 }
 
-/* Cuts units out of the document list and applies the rules for what is empty, too long or has no target. */
-static void seqpar__gather_units(seqpar__unit *units, int64_t *unit_count, const seqpar_document *docs, int64_t count, const seqpar_pack_desc *desc, seqpar_pack_counts *counts) {
-    int64_t i, j, first;
+/* Cuts units out of the document list and applies the rules for what is empty, too long or
+   has no target. */
+static void seqpar__gather_units(seqpar__unit *units, int64_t *unit_count,
+                                 const seqpar_document *docs, int64_t count,
+                                 const seqpar_pack_desc *desc, seqpar_pack_counts *counts) {
+    int64_t i;
     *unit_count = 0;
     counts->documents = count;
-    for (first = 0; first < count; first = i) {
+    for (int64_t first = 0; first < count; first = i) {
         seqpar__unit u;
         int64_t targets = 0, live = 0;
-        u.first = first; u.tokens = 0; u.row = -1; u.cap = desc->pack_len;
-        for (i = first; i < count && docs[i].unit == docs[first].unit; i++) { u.tokens += docs[i].tokens; live += docs[i].tokens > 0; }
+        u.first = first;
+        u.tokens = 0;
+        u.row = -1;
+        u.cap = desc->pack_len;
+        for (i = first; i < count && docs[i].unit == docs[first].unit; i++) {
+            u.tokens += docs[i].tokens;
+            live += docs[i].tokens > 0;
+        }
         u.docs = i - first;
-        for (j = first; j < i; j++) counts->zero_length += docs[j].tokens == 0;
+        for (int64_t j = first; j < i; j++) counts->zero_length += docs[j].tokens == 0;
         if (live == 0) continue;
         if (u.tokens > desc->pack_len) {
-            if (desc->truncation == SEQPAR_TRUNCATION_DROP || desc->pack_len < live) { counts->dropped += live; continue; }
+            if (desc->truncation == SEQPAR_TRUNCATION_DROP || desc->pack_len < live) {
+                counts->dropped += live;
+                continue;
+            }
             u.cap = desc->pack_len / live;
             u.tokens = 0;
-            for (j = first; j < i; j++) { counts->cut += docs[j].tokens > u.cap; u.tokens += SEQPAR__MIN(docs[j].tokens, u.cap); }
+            for (int64_t j = first; j < i; j++) {
+                counts->cut += docs[j].tokens > u.cap;
+                u.tokens += SEQPAR__MIN(docs[j].tokens, u.cap);
+            }
         }
-        for (j = first; j < i; j++) targets += seqpar__has_target(&docs[j], SEQPAR__MIN(docs[j].tokens, u.cap));
-        if (!targets && !desc->keep_masked) { counts->masked += live; continue; }
+        for (int64_t j = first; j < i; j++)
+            targets += seqpar__has_target(&docs[j], SEQPAR__MIN(docs[j].tokens, u.cap));
+        if (!targets && !desc->keep_masked) {
+            counts->masked += live;
+            continue;
+        }
         units[(*unit_count)++] = u;
     }
 }
 
-/* The first row with room. A tree over rows knows the most room under each node; all rows are there from the start, empty. */
+/* The first row with room. A tree over rows knows the most room under each node; all rows
+   are there from the start, empty. */
 static int64_t seqpar__first_fit(int64_t *room, int64_t rows, int64_t tokens) {
     int64_t at = 1, row;
     while (at < rows) {
@@ -1922,16 +2427,21 @@ static int64_t seqpar__first_fit(int64_t *room, int64_t rows, int64_t tokens) {
     return row;
 }
 
-/* Gives every unit a row; returns the number of rows, 0: no memory. First fit over `order`, or only into the last row. */
-static int64_t seqpar__place_units(seqpar__unit *units, const seqpar__keyed *order, int64_t count, const seqpar_pack_desc *desc) {
-    int64_t rows = 0, leaves = 1, left = 0, i, *room = NULL;
+/* Gives every unit a row; returns the number of rows, 0: no memory. First fit over `order`,
+   or only into the last row. */
+static int64_t seqpar__place_units(seqpar__unit *units, const seqpar__keyed *order,
+                                   int64_t count, const seqpar_pack_desc *desc) {
+    int64_t rows = 0, leaves = 1, left = 0, *room = NULL;
     int last = desc->order == SEQPAR_PACK_UNIT_PER_ROW || desc->order == SEQPAR_PACK_IN_ORDER;
     while (!last && leaves < count) leaves *= 2;
     if (!last && !(room = SEQPAR__NEW(int64_t, 2 * leaves))) return 0;
-    for (i = 0; room && i < 2 * leaves; i++) room[i] = desc->pack_len;
-    for (i = 0; i < count; i++) {
+    for (int64_t i = 0; room && i < 2 * leaves; i++) room[i] = desc->pack_len;
+    for (int64_t i = 0; i < count; i++) {
         seqpar__unit *u = &units[order[i].at];
-        if (last && (desc->order == SEQPAR_PACK_UNIT_PER_ROW || u->tokens > left)) { rows++; left = desc->pack_len; }
+        if (last && (desc->order == SEQPAR_PACK_UNIT_PER_ROW || u->tokens > left)) {
+            rows++;
+            left = desc->pack_len;
+        }
         u->row = last ? rows - 1 : seqpar__first_fit(room, leaves, u->tokens);
         left -= u->tokens;
         rows = SEQPAR__MAX(rows, u->row + 1);
@@ -1940,12 +2450,15 @@ static int64_t seqpar__place_units(seqpar__unit *units, const seqpar__keyed *ord
     return rows;
 }
 
-/* Appends one document to a row; the target of a position is the next token of the same document. */
-static void seqpar__append_document(seqpar_row *row, const seqpar_document *d, int64_t cap, int64_t source, seqpar_pack_counts *counts) {
-    int64_t n = SEQPAR__MIN(d->tokens, cap), t, at = row->tokens, count = 0;
-    int32_t *ids = (int32_t *)row->ids, *targets = (int32_t *)row->targets, *position_ids = (int32_t *)row->position_ids;
+/* Appends one document to a row; the target of a position is the next token of the same
+   document. */
+static void seqpar__append_document(seqpar_row *row, const seqpar_document *d, int64_t cap,
+                                    int64_t source, seqpar_pack_counts *counts) {
+    int64_t n = SEQPAR__MIN(d->tokens, cap), at = row->tokens, count = 0;
+    int32_t *ids = (int32_t *)row->ids, *targets = (int32_t *)row->targets;
+    int32_t *position_ids = (int32_t *)row->position_ids;
     if (n == 0) return;
-    for (t = 0; t < n; t++) {
+    for (int64_t t = 0; t < n; t++) {
         int supervised = t + 1 < n && (!d->loss_mask || d->loss_mask[t + 1]);
         ids[at + t] = d->ids[t];
         targets[at + t] = supervised ? d->ids[t + 1] : SEQPAR_IGNORE;
@@ -1959,11 +2472,12 @@ static void seqpar__append_document(seqpar_row *row, const seqpar_document *d, i
     ((int64_t *)row->cu_seqlens)[row->docs] = row->tokens;
 }
 
-static void seqpar__finish_row(seqpar_row *row, const seqpar_pack_desc *desc, seqpar_pack_counts *counts) {
-    int64_t t;
-    row->padded = desc->pad_to ? (row->tokens + desc->pad_to - 1) / desc->pad_to * desc->pad_to : row->tokens;
+static void seqpar__finish_row(seqpar_row *row, const seqpar_pack_desc *desc,
+                               seqpar_pack_counts *counts) {
+    row->padded = desc->pad_to ? (row->tokens + desc->pad_to - 1) / desc->pad_to * desc->pad_to
+                               : row->tokens;
     row->chunks = desc->chunks ? desc->chunks : seqpar_grid_default_chunks(row->padded);
-    for (t = row->tokens; t < row->padded; t++) {
+    for (int64_t t = row->tokens; t < row->padded; t++) {
         ((int32_t *)row->ids)[t] = desc->pad_id;
         ((int32_t *)row->targets)[t] = SEQPAR_IGNORE;
         ((int32_t *)row->position_ids)[t] = 0;
@@ -1972,19 +2486,27 @@ static void seqpar__finish_row(seqpar_row *row, const seqpar_pack_desc *desc, se
     counts->pads += row->padded - row->tokens;
 }
 
-typedef struct seqpar__block { struct seqpar__block *next; } seqpar__block; /* list of allocations freed together */
-static void *seqpar__list_room(void **list, int64_t bytes) { /* not cleared: what is never written costs nothing */
-    seqpar__block *block = (seqpar__block *)SEQPAR_MALLOC(sizeof(seqpar__block) + 8 + (size_t)bytes);
+/* list of allocations freed together */
+typedef struct seqpar__block {
+    struct seqpar__block *next;
+} seqpar__block;
+
+/* not cleared: what is never written costs nothing */
+static void *seqpar__list_room(void **list, int64_t bytes) {
+    seqpar__block *block = (seqpar__block *)SEQPAR_MALLOC(sizeof(seqpar__block) + 8 +
+                                                          (size_t)bytes);
     if (!block) return NULL;
     block->next = (seqpar__block *)*list;
     *list = block;
     return (char *)block + ((sizeof(seqpar__block) + 7) & ~(size_t)7);
 }
+
 static void *seqpar__list_alloc(void **list, int64_t bytes) {
     void *room = seqpar__list_room(list, bytes);
     if (room) memset(room, 0, (size_t)bytes);
     return room;
 }
+
 static void seqpar__list_free(void **list) {
     seqpar__block *block = (seqpar__block *)*list;
     while (block) {
@@ -2010,60 +2532,89 @@ static int seqpar__row_alloc(void **list, seqpar_row *row, int64_t tokens, int64
 }
 
 /* Units by rows, rising within each; those of row r stand from begin[r] on. */
-static void seqpar__sort_rows(int64_t *order, int64_t *begin, const seqpar__unit *units, int64_t unit_count, int64_t rows) {
-    int64_t u, r;
-    for (r = 0; r <= rows; r++) begin[r] = 0;
-    for (u = 0; u < unit_count; u++) begin[units[u].row]++;
-    for (r = 1; r <= rows; r++) begin[r] += begin[r - 1];
-    for (u = unit_count; u-- > 0;) order[--begin[units[u].row]] = u;
+static void seqpar__sort_rows(int64_t *order, int64_t *begin, const seqpar__unit *units,
+                              int64_t unit_count, int64_t rows) {
+    for (int64_t r = 0; r <= rows; r++) begin[r] = 0;
+    for (int64_t u = 0; u < unit_count; u++) begin[units[u].row]++;
+    for (int64_t r = 1; r <= rows; r++) begin[r] += begin[r - 1];
+    for (int64_t u = unit_count; u-- > 0;) order[--begin[units[u].row]] = u;
     SEQPAR__WORK(2 * (unit_count + rows));
 }
 
-static seqpar_status seqpar__fill_rows(seqpar_error *error, seqpar_batch *batch, const seqpar_document *docs, const seqpar__unit *units,
-                                       const int64_t *order, const int64_t *begin, const seqpar_pack_desc *desc) {
-    int64_t r, i, d, tokens, row_docs, pad = desc->pad_to ? desc->pad_to : 1;
-    batch->row = (seqpar_row *)seqpar__list_alloc(&batch->storage, batch->rows * (int64_t)sizeof(seqpar_row));
+static seqpar_status seqpar__fill_rows(seqpar_error *error, seqpar_batch *batch,
+                                       const seqpar_document *docs, const seqpar__unit *units,
+                                       const int64_t *order, const int64_t *begin,
+                                       const seqpar_pack_desc *desc) {
+    int64_t i, tokens, row_docs, pad = desc->pad_to ? desc->pad_to : 1;
+    batch->row = (seqpar_row *)seqpar__list_alloc(&batch->storage,
+                                                  batch->rows * (int64_t)sizeof(seqpar_row));
     if (!batch->row) return seqpar__no_memory(error, "rows");
-    for (r = 0; r < batch->rows; r++) {
+    for (int64_t r = 0; r < batch->rows; r++) {
         seqpar_row *row = &batch->row[r];
-        for (tokens = row_docs = 0, i = begin[r]; i < begin[r + 1]; i++) { tokens += units[order[i]].tokens; row_docs += units[order[i]].docs; }
+        for (tokens = row_docs = 0, i = begin[r]; i < begin[r + 1]; i++) {
+            tokens += units[order[i]].tokens;
+            row_docs += units[order[i]].docs;
+        }
         row->index = r;
-        if (!seqpar__row_alloc(&batch->storage, row, tokens + pad, row_docs)) return seqpar__no_memory(error, "rows");
+        if (!seqpar__row_alloc(&batch->storage, row, tokens + pad, row_docs))
+            return seqpar__no_memory(error, "rows");
         for (i = begin[r]; i < begin[r + 1]; i++)
-            for (d = 0; d < units[order[i]].docs; d++) {
+            for (int64_t d = 0; d < units[order[i]].docs; d++) {
                 SEQPAR__WORK(1);
-                seqpar__append_document(row, &docs[units[order[i]].first + d], units[order[i]].cap, units[order[i]].first + d, &batch->counts);
+                seqpar__append_document(row, &docs[units[order[i]].first + d],
+                                        units[order[i]].cap, units[order[i]].first + d,
+                                        &batch->counts);
             }
         seqpar__finish_row(row, desc, &batch->counts);
     }
     return SEQPAR_OK;
 }
 
-static seqpar_status seqpar__pack_units(seqpar_error *error, seqpar_batch *batch, seqpar__unit *units, seqpar__keyed *order, const seqpar_document *documents, int64_t count, const seqpar_pack_desc *desc) {
-    int64_t unit_count, i, *by_row = (int64_t *)order, torn = seqpar__torn_unit(documents, count, order);
-    if (torn >= 0) return seqpar_fail(error, SEQPAR_ERR_UNIT_ORDER, "documents of unit %lld are not neighbours; sort documents by unit", (long long)documents[torn].unit);
+static seqpar_status seqpar__pack_units(seqpar_error *error, seqpar_batch *batch,
+                                        seqpar__unit *units, seqpar__keyed *order,
+                                        const seqpar_document *documents, int64_t count,
+                                        const seqpar_pack_desc *desc) {
+    int64_t unit_count, *by_row = (int64_t *)order;
+    int64_t torn = seqpar__torn_unit(documents, count, order);
+    if (torn >= 0)
+        return seqpar_fail(error, SEQPAR_ERR_UNIT_ORDER,
+                           "documents of unit %lld are not neighbours; sort documents by unit",
+                           (long long)documents[torn].unit);
     seqpar__gather_units(units, &unit_count, documents, count, desc, &batch->counts);
     if (unit_count == 0)
-        return seqpar_fail(error, SEQPAR_ERR_NO_TARGET, "of %lld documents none is left with a supervised token (%lld empty, %lld too long, %lld fully masked); check keys, masks and pack_len %lld",
-            (long long)count, (long long)batch->counts.zero_length, (long long)batch->counts.dropped, (long long)batch->counts.masked, (long long)desc->pack_len);
-    for (i = 0; i < unit_count; i++) { order[i].key = -units[i].tokens; order[i].at = i; }
-    if (desc->order == SEQPAR_PACK_DECREASING) qsort(order, (size_t)unit_count, sizeof *order, seqpar__by_key);
+        return seqpar_fail(
+            error, SEQPAR_ERR_NO_TARGET,
+            "of %lld documents none is left with a supervised token (%lld empty, %lld too "
+            "long, %lld fully masked); check keys, masks and pack_len %lld",
+            (long long)count, (long long)batch->counts.zero_length,
+            (long long)batch->counts.dropped, (long long)batch->counts.masked,
+            (long long)desc->pack_len);
+    for (int64_t i = 0; i < unit_count; i++) {
+        order[i].key = -units[i].tokens;
+        order[i].at = i;
+    }
+    if (desc->order == SEQPAR_PACK_DECREASING)
+        qsort(order, (size_t)unit_count, sizeof *order, seqpar__by_key);
     batch->rows = seqpar__place_units(units, order, unit_count, desc);
     if (!batch->rows) return seqpar__no_memory(error, "packing");
     seqpar__sort_rows(by_row, by_row + count, units, unit_count, batch->rows);
     return seqpar__fill_rows(error, batch, documents, units, by_row, by_row + count, desc);
 }
 
-SEQPAR_DEF seqpar_status seqpar_pack(seqpar_error *error, seqpar_batch *batch, const seqpar_document *documents,
-                                     int64_t count, const seqpar_pack_desc *desc) {
+SEQPAR_DEF seqpar_status seqpar_pack(seqpar_error *error, seqpar_batch *batch,
+                                     const seqpar_document *documents, int64_t count,
+                                     const seqpar_pack_desc *desc) {
     seqpar__unit *units;
-    seqpar__keyed *order; /* and one more: later the units of all rows, and where each row's begin */
+    /* and one more: later the units of all rows, and where each row's begin */
+    seqpar__keyed *order;
     seqpar_status status;
     memset(batch, 0, sizeof *batch);
     SEQPAR__TRY(seqpar__check_documents(error, documents, count, desc));
     units = SEQPAR__NEW(seqpar__unit, count);
     order = SEQPAR__NEW(seqpar__keyed, count + 1);
-    status = units && order ? seqpar__pack_units(error, batch, units, order, documents, count, desc) : seqpar__no_memory(error, "packing");
+    status = units && order
+                 ? seqpar__pack_units(error, batch, units, order, documents, count, desc)
+                 : seqpar__no_memory(error, "packing");
     SEQPAR_FREE(units);
     SEQPAR_FREE(order);
     if (status) seqpar_batch_free(batch);
@@ -2075,18 +2626,20 @@ SEQPAR_DEF void seqpar_batch_free(seqpar_batch *batch) {
     memset(batch, 0, sizeof *batch);
 }
 
-/* ======================================================================================================
+/* =============================================================================================
    >>split  who holds which token
-   ====================================================================================================== */
+   ========================================================================================== */
 
 SEQPAR_DEF const char *seqpar_layout_name(int layout) {
     static const char *const names[] = {"contiguous", "zigzag", "stripe", "zigzag-doc"};
     return layout >= 0 && layout < SEQPAR__LAYOUTS ? names[layout] : "?";
 }
 
-/* Leaves of the folds over tokens: row in the high half, chunk below; stripe adds a finer level for its ranks. */
+/* Leaves of the folds over tokens: row in the high half, chunk below; stripe adds a finer
+   level for its ranks. */
 #define SEQPAR__LEAF_BITS 32
-static int64_t seqpar__leaf(int64_t row_index, int64_t chunk, int layout, int64_t sp_size, int64_t sp_rank) {
+static int64_t seqpar__leaf(int64_t row_index, int64_t chunk, int layout, int64_t sp_size,
+                            int64_t sp_rank) {
     int64_t fine = 1;
     if (layout != SEQPAR_STRIPE) return (row_index << SEQPAR__LEAF_BITS) + chunk;
     while (fine < sp_size) fine *= 2;
@@ -2099,55 +2652,95 @@ static int64_t seqpar__slot_rank(int64_t slot, int64_t sp_size) {
     return slot < sp_size ? slot : mirror;
 }
 
-static seqpar_status seqpar__check_row(seqpar_error *error, const seqpar_row *row, int64_t previous_index) {
-    int64_t d;
+static seqpar_status seqpar__check_row(seqpar_error *error, const seqpar_row *row,
+                                       int64_t previous_index) {
     if (row->chunks <= 0 || row->chunks > SEQPAR_MAX_CHUNKS)
-        return seqpar_fail(error, SEQPAR_ERR_CHUNKS, "row %lld has %lld chunks; give 1 to %lld", (long long)row->index, (long long)row->chunks, (long long)SEQPAR_MAX_CHUNKS);
+        return seqpar_fail(error, SEQPAR_ERR_CHUNKS, "row %lld has %lld chunks; give 1 to %lld",
+                           (long long)row->index, (long long)row->chunks,
+                           (long long)SEQPAR_MAX_CHUNKS);
     if (row->tokens < 0 || row->padded < row->tokens || row->padded > SEQPAR_MAX_TOKENS)
-        return seqpar_fail(error, SEQPAR_ERR_SIZE, "row %lld has %lld tokens padded to %lld; give 0 or more, padded to at least as many and at most %lld", (long long)row->index, (long long)row->tokens, (long long)row->padded, (long long)SEQPAR_MAX_TOKENS);
+        return seqpar_fail(error, SEQPAR_ERR_SIZE,
+                           "row %lld has %lld tokens padded to %lld; give 0 or more, padded to "
+                           "at least as many and at most %lld",
+                           (long long)row->index, (long long)row->tokens,
+                           (long long)row->padded, (long long)SEQPAR_MAX_TOKENS);
     if (row->index <= previous_index)
-        return seqpar_fail(error, SEQPAR_ERR_ROW_ORDER, "row number %lld follows %lld; rows must rise", (long long)row->index, (long long)previous_index);
+        return seqpar_fail(error, SEQPAR_ERR_ROW_ORDER,
+                           "row number %lld follows %lld; rows must rise",
+                           (long long)row->index, (long long)previous_index);
     if (row->docs < 0 || (row->docs > 0 && !row->cu_seqlens))
-        return seqpar_fail(error, SEQPAR_ERR_CU_SEQLENS, "row %lld has %lld documents%s; give 0 or more, and cu_seqlens with docs + 1 entries", (long long)row->index, (long long)row->docs, row->cu_seqlens ? "" : " and no cu_seqlens");
-    for (d = 0; d < row->docs; d++)
+        return seqpar_fail(error, SEQPAR_ERR_CU_SEQLENS,
+                           "row %lld has %lld documents%s; give 0 or more, and cu_seqlens with "
+                           "docs + 1 entries",
+                           (long long)row->index, (long long)row->docs,
+                           row->cu_seqlens ? "" : " and no cu_seqlens");
+    for (int64_t d = 0; d < row->docs; d++)
         if (row->cu_seqlens[d + 1] < row->cu_seqlens[d])
-            return seqpar_fail(error, SEQPAR_ERR_CU_SEQLENS, "row %lld: cu_seqlens falls from %lld to %lld at document %lld", (long long)row->index, (long long)row->cu_seqlens[d], (long long)row->cu_seqlens[d + 1], (long long)d);
+            return seqpar_fail(error, SEQPAR_ERR_CU_SEQLENS,
+                               "row %lld: cu_seqlens falls from %lld to %lld at document %lld",
+                               (long long)row->index, (long long)row->cu_seqlens[d],
+                               (long long)row->cu_seqlens[d + 1], (long long)d);
     if (row->docs > 0 && (row->cu_seqlens[0] != 0 || row->cu_seqlens[row->docs] != row->tokens))
-        return seqpar_fail(error, SEQPAR_ERR_CU_SEQLENS, "row %lld: cu_seqlens runs from %lld to %lld; it must run from 0 to %lld", (long long)row->index, (long long)row->cu_seqlens[0], (long long)row->cu_seqlens[row->docs], (long long)row->tokens);
-    for (d = 0; row->prefix_lens && d < row->docs; d++)
-        if (row->prefix_lens[d] < 0 || row->prefix_lens[d] > row->cu_seqlens[d + 1] - row->cu_seqlens[d])
-            return seqpar_fail(error, SEQPAR_ERR_MASK, "row %lld: document %lld has %lld tokens and a prefix of %lld; give 0 to all of them", (long long)row->index, (long long)d, (long long)(row->cu_seqlens[d + 1] - row->cu_seqlens[d]), (long long)row->prefix_lens[d]);
+        return seqpar_fail(
+            error, SEQPAR_ERR_CU_SEQLENS,
+            "row %lld: cu_seqlens runs from %lld to %lld; it must run from 0 to %lld",
+            (long long)row->index, (long long)row->cu_seqlens[0],
+            (long long)row->cu_seqlens[row->docs], (long long)row->tokens);
+    for (int64_t d = 0; row->prefix_lens && d < row->docs; d++)
+        if (row->prefix_lens[d] < 0 ||
+            row->prefix_lens[d] > row->cu_seqlens[d + 1] - row->cu_seqlens[d])
+            return seqpar_fail(error, SEQPAR_ERR_MASK,
+                               "row %lld: document %lld has %lld tokens and a prefix of %lld; "
+                               "give 0 to all of them",
+                               (long long)row->index, (long long)d,
+                               (long long)(row->cu_seqlens[d + 1] - row->cu_seqlens[d]),
+                               (long long)row->prefix_lens[d]);
     return SEQPAR_OK;
 }
 
-static seqpar_status seqpar__check_split(seqpar_error *error, const seqpar_row *rows, int64_t row_count, int layout,
-                                         int64_t sp_size, int64_t sp_rank) {
-    int64_t i;
-    if (layout < 0 || layout >= SEQPAR__LAYOUTS) return seqpar_fail(error, SEQPAR_ERR_LAYOUT, "layout %d is unknown; use contiguous, zigzag, stripe or zigzag-doc", layout);
-    if (sp_size <= 0) return seqpar_fail(error, SEQPAR_ERR_RANKS, "sequence_parallel_size is %lld; give at least 1", (long long)sp_size);
-    if (sp_rank < 0 || sp_rank >= sp_size) return seqpar_fail(error, SEQPAR_ERR_RANK, "rank %lld is outside a group of %lld", (long long)sp_rank, (long long)sp_size);
-    for (i = 0; i < row_count; i++) SEQPAR__TRY(seqpar__check_row(error, &rows[i], i ? rows[i - 1].index : -1));
+static seqpar_status seqpar__check_split(seqpar_error *error, const seqpar_row *rows,
+                                         int64_t row_count, int layout, int64_t sp_size,
+                                         int64_t sp_rank) {
+    if (layout < 0 || layout >= SEQPAR__LAYOUTS)
+        return seqpar_fail(error, SEQPAR_ERR_LAYOUT,
+                           "layout %d is unknown; use contiguous, zigzag, stripe or zigzag-doc",
+                           layout);
+    if (sp_size <= 0)
+        return seqpar_fail(error, SEQPAR_ERR_RANKS,
+                           "sequence_parallel_size is %lld; give at least 1",
+                           (long long)sp_size);
+    if (sp_rank < 0 || sp_rank >= sp_size)
+        return seqpar_fail(error, SEQPAR_ERR_RANK, "rank %lld is outside a group of %lld",
+                           (long long)sp_rank, (long long)sp_size);
+    for (int64_t i = 0; i < row_count; i++)
+        SEQPAR__TRY(seqpar__check_row(error, &rows[i], i ? rows[i - 1].index : -1));
     return SEQPAR_OK;
 }
 
-/* Stripe deals every chunk to all ranks, so that a rank's attention plan names about chunks^2 sp_size / 2 pairs of pieces: many ranks
-   take neighbouring chunks together. */
+/* Stripe deals every chunk to all ranks, so that a rank's attention plan names about
+   chunks^2 sp_size / 2 pairs of pieces: many ranks take neighbouring chunks together. */
 #define SEQPAR__STRIPE_PAIRS (INT64_C(1) << 23)
 static int64_t seqpar__stripe_parts(int64_t chunks, int64_t sp_size) {
-    while (sp_size > 1 && chunks > 1 && chunks > SEQPAR__STRIPE_PAIRS / sp_size / chunks) chunks = (chunks + 1) / 2;
+    while (sp_size > 1 && chunks > 1 && chunks > SEQPAR__STRIPE_PAIRS / sp_size / chunks)
+        chunks = (chunks + 1) / 2;
     return chunks;
 }
 
-/* The part of chunks that a rank holds: a run for a whole chunk, every sp_size-th token for stripe. */
-static seqpar_piece seqpar__chunk_piece(const seqpar_row *row, int64_t chunk, int64_t chunk_end, int layout, int64_t sp_size, int64_t sp_rank) {
+/* The part of chunks that a rank holds: a run for a whole chunk, every sp_size-th token for
+   stripe. */
+static seqpar_piece seqpar__chunk_piece(const seqpar_row *row, int64_t chunk, int64_t chunk_end,
+                                        int layout, int64_t sp_size, int64_t sp_rank) {
     seqpar_piece p;
     int64_t begin = seqpar_grid_begin(row->padded, row->chunks, chunk);
-    int64_t end = SEQPAR__MIN(seqpar_grid_begin(row->padded, row->chunks, chunk_end), row->tokens); /* pads are nobody's */
+    /* pads are nobody's */
+    int64_t end = SEQPAR__MIN(seqpar_grid_begin(row->padded, row->chunks, chunk_end),
+                              row->tokens);
     memset(&p, 0, sizeof p);
     p.chunk = chunk;
     p.leaf = seqpar__leaf(row->index, chunk, layout, sp_size, sp_rank);
     p.stride = layout == SEQPAR_STRIPE ? sp_size : 1;
-    p.start = layout == SEQPAR_STRIPE ? begin + (sp_rank - begin % sp_size + sp_size) % sp_size : begin;
+    p.start = layout == SEQPAR_STRIPE ? begin + (sp_rank - begin % sp_size + sp_size) % sp_size
+                                      : begin;
     p.count = p.start < end ? (end - p.start + p.stride - 1) / p.stride : 0;
     return p;
 }
@@ -2158,9 +2751,11 @@ static int seqpar__share_room(seqpar_share *share, int64_t *capacity, int64_t co
     share->pieces = (seqpar_piece *)pieces;
     return ok;
 }
+
 static int seqpar__share_add(seqpar_share *share, int64_t *capacity, seqpar_piece piece) {
     if (piece.count <= 0) return 1;
-    if (share->count == *capacity && !seqpar__share_room(share, capacity, share->count + 1)) return 0;
+    if (share->count == *capacity && !seqpar__share_room(share, capacity, share->count + 1))
+        return 0;
     piece.local = share->tokens;
     share->pieces[share->count++] = piece;
     share->tokens += piece.count;
@@ -2168,31 +2763,43 @@ static int seqpar__share_add(seqpar_share *share, int64_t *capacity, seqpar_piec
 }
 
 static int64_t seqpar__expected_pieces(const seqpar_row *row, int layout, int64_t sp_size) {
-    int64_t count = row->chunks, d;
+    int64_t count = row->chunks;
     if (layout == SEQPAR_STRIPE) return seqpar__stripe_parts(row->chunks, sp_size) * sp_size;
     if (layout != SEQPAR_ZIGZAG_DOC || sp_size == 1) return count;
     if (!row->docs) return count + SEQPAR__MIN(row->tokens, 2 * sp_size);
-    for (d = 0; d < row->docs; d++) count += SEQPAR__MIN(row->cu_seqlens[d + 1] - row->cu_seqlens[d], 2 * sp_size);
+    for (int64_t d = 0; d < row->docs; d++)
+        count += SEQPAR__MIN(row->cu_seqlens[d + 1] - row->cu_seqlens[d], 2 * sp_size);
     return count;
 }
 
 /* The shares that a row's pieces go to: those of all ranks, or the only one. */
-typedef struct seqpar__sorted_key { int64_t leaf; int32_t source, piece; } seqpar__sorted_key;
+typedef struct seqpar__sorted_key {
+    int64_t leaf;
+    int32_t source, piece;
+} seqpar__sorted_key;
+
 typedef struct seqpar__splitting {
     seqpar_share *shares;
     int64_t *capacity, sp_size, only; /* only: -1: all */
     int layout;
-    void *order;                      /* seqpar__sorted_key of all pieces, as they come: by leaf */
+    /* seqpar__sorted_key of all pieces, as they come: by leaf */
+    void *order;
     int64_t count, order_capacity, expected; /* expected: pieces of all ranks, about */
 } seqpar__splitting;
 
 static int seqpar__split_add(seqpar__splitting *to, int64_t sp_rank, seqpar_piece piece) {
     seqpar__sorted_key *key;
     SEQPAR__WORK(1);
-    if (to->only >= 0) return sp_rank != to->only || seqpar__share_add(to->shares, to->capacity, piece);
+    if (to->only >= 0)
+        return sp_rank != to->only || seqpar__share_add(to->shares, to->capacity, piece);
     if (piece.count <= 0) return 1;
-    if (!seqpar__grow(&to->order, &to->order_capacity, SEQPAR__MAX(to->count + 1, to->expected), (int64_t)sizeof *key)) return 0;
-    if (!to->shares[sp_rank].pieces && !seqpar__share_room(&to->shares[sp_rank], &to->capacity[sp_rank], to->expected / to->sp_size + 1)) return 0;
+    if (!seqpar__grow(&to->order, &to->order_capacity, SEQPAR__MAX(to->count + 1, to->expected),
+                      (int64_t)sizeof *key))
+        return 0;
+    if (!to->shares[sp_rank].pieces &&
+        !seqpar__share_room(&to->shares[sp_rank], &to->capacity[sp_rank],
+                            to->expected / to->sp_size + 1))
+        return 0;
     key = (seqpar__sorted_key *)to->order + to->count++;
     key->leaf = piece.leaf;
     key->source = (int32_t)sp_rank;
@@ -2200,18 +2807,27 @@ static int seqpar__split_add(seqpar__splitting *to, int64_t sp_rank, seqpar_piec
     return seqpar__share_add(&to->shares[sp_rank], &to->capacity[sp_rank], piece);
 }
 
-/* Zigzag-doc: slots of documents, cut where chunks end; leaves number these parts through the row, whoever holds them. */
-static int seqpar__split_documents(seqpar__splitting *to, const seqpar_row *row, int64_t row_number) {
-    int64_t leaf = row->index << SEQPAR__LEAF_BITS, slots = 2 * to->sp_size, chunk = 0, chunk_end = seqpar_grid_begin(row->padded, row->chunks, 1), docs = row->docs ? row->docs : 1, d;
-    for (d = 0; d < docs; d++) {
-        int64_t doc = row->docs ? row->cu_seqlens[d] : 0, n = (row->docs ? row->cu_seqlens[d + 1] : row->tokens) - doc, at = doc;
+/* Zigzag-doc: slots of documents, cut where chunks end; leaves number these parts through
+   the row, whoever holds them. */
+static int seqpar__split_documents(seqpar__splitting *to, const seqpar_row *row,
+                                   int64_t row_number) {
+    int64_t leaf = row->index << SEQPAR__LEAF_BITS, slots = 2 * to->sp_size, chunk = 0;
+    int64_t chunk_end = seqpar_grid_begin(row->padded, row->chunks, 1);
+    int64_t docs = row->docs ? row->docs : 1;
+    for (int64_t d = 0; d < docs; d++) {
+        int64_t doc = row->docs ? row->cu_seqlens[d] : 0;
+        int64_t n = (row->docs ? row->cu_seqlens[d + 1] : row->tokens) - doc;
+        int64_t at = doc;
         SEQPAR__WORK(1);
         while (at < doc + n) {
-            int64_t slot = seqpar_grid_begin(slots, n, at - doc + 1) - (slots * (at - doc + 1) % n == 0); /* the one that holds it */
+            /* the one that holds it */
+            int64_t slot = seqpar_grid_begin(slots, n, at - doc + 1) -
+                           (slots * (at - doc + 1) % n == 0);
             int64_t end = doc + seqpar_grid_begin(n, slots, slot + 1);
             seqpar_piece p;
             memset(&p, 0, sizeof p);
-            for (; chunk_end <= at; SEQPAR__WORK(1)) chunk_end = seqpar_grid_begin(row->padded, row->chunks, ++chunk + 1);
+            for (; chunk_end <= at; SEQPAR__WORK(1))
+                chunk_end = seqpar_grid_begin(row->padded, row->chunks, ++chunk + 1);
             p.row = row_number;
             p.chunk = chunk;
             p.leaf = leaf++;
@@ -2225,24 +2841,30 @@ static int seqpar__split_documents(seqpar__splitting *to, const seqpar_row *row,
     return 1;
 }
 
-static int seqpar__split_stripe(seqpar__splitting *to, const seqpar_row *row, int64_t row_number) {
-    int64_t parts = seqpar__stripe_parts(row->chunks, to->sp_size), first = to->only < 0 ? 0 : to->only, end = to->only < 0 ? to->sp_size : first + 1, c, r;
-    for (c = 0; c < parts; c++)
-        for (r = first; r < end; r++) {
-            seqpar_piece p = seqpar__chunk_piece(row, seqpar_grid_begin(row->chunks, parts, c), seqpar_grid_begin(row->chunks, parts, c + 1), to->layout, to->sp_size, r);
+static int seqpar__split_stripe(seqpar__splitting *to, const seqpar_row *row,
+                                int64_t row_number) {
+    int64_t parts = seqpar__stripe_parts(row->chunks, to->sp_size);
+    int64_t first = to->only < 0 ? 0 : to->only, end = to->only < 0 ? to->sp_size : first + 1;
+    for (int64_t c = 0; c < parts; c++)
+        for (int64_t r = first; r < end; r++) {
+            seqpar_piece p = seqpar__chunk_piece(row, seqpar_grid_begin(row->chunks, parts, c),
+                                                 seqpar_grid_begin(row->chunks, parts, c + 1),
+                                                 to->layout, to->sp_size, r);
             p.row = row_number;
             if (!seqpar__split_add(to, r, p)) return 0;
         }
     return 1;
 }
 
-static int seqpar__split_chunks(seqpar__splitting *to, const seqpar_row *row, int64_t row_number) {
-    int64_t slots = to->layout == SEQPAR_ZIGZAG ? 2 * to->sp_size : to->sp_size, slot, c;
-    for (slot = 0; slot < slots; slot++) {
+static int seqpar__split_chunks(seqpar__splitting *to, const seqpar_row *row,
+                                int64_t row_number) {
+    int64_t slots = to->layout == SEQPAR_ZIGZAG ? 2 * to->sp_size : to->sp_size;
+    for (int64_t slot = 0; slot < slots; slot++) {
         int64_t rank = seqpar__slot_rank(slot, to->sp_size);
         SEQPAR__WORK(1);
         if (to->only >= 0 && rank != to->only) continue;
-        for (c = seqpar_grid_begin(row->chunks, slots, slot); c < seqpar_grid_begin(row->chunks, slots, slot + 1); c++) {
+        for (int64_t c = seqpar_grid_begin(row->chunks, slots, slot);
+             c < seqpar_grid_begin(row->chunks, slots, slot + 1); c++) {
             seqpar_piece p = seqpar__chunk_piece(row, c, c + 1, to->layout, to->sp_size, rank);
             p.row = row_number;
             if (!seqpar__split_add(to, rank, p)) return 0;
@@ -2252,52 +2874,71 @@ static int seqpar__split_chunks(seqpar__splitting *to, const seqpar_row *row, in
 }
 
 static void seqpar__shares_free(seqpar_share *shares, int64_t count) {
-    int64_t r;
-    for (r = 0; shares && r < count; r++) seqpar_share_free(&shares[r]);
+    for (int64_t r = 0; shares && r < count; r++) seqpar_share_free(&shares[r]);
 }
 
 /* shares: (sp_size) and all pieces by leaf; or the one of rank `only`. */
-static seqpar_status seqpar__split_rows(seqpar_error *error, seqpar_share *shares, seqpar__sorted_key **order, const seqpar_row *rows, int64_t row_count, int layout, int64_t sp_size, int64_t only) {
-    int64_t count = only < 0 ? sp_size : 1, i;
+static seqpar_status seqpar__split_rows(seqpar_error *error, seqpar_share *shares,
+                                        seqpar__sorted_key **order, const seqpar_row *rows,
+                                        int64_t row_count, int layout, int64_t sp_size,
+                                        int64_t only) {
+    int64_t count = only < 0 ? sp_size : 1;
     seqpar__splitting to;
     int fits;
     memset(shares, 0, (size_t)count * sizeof *shares);
     memset(&to, 0, sizeof to);
-    to.shares = shares; to.sp_size = sp_size; to.only = only; to.layout = layout;
+    to.shares = shares;
+    to.sp_size = sp_size;
+    to.only = only;
+    to.layout = layout;
     to.capacity = SEQPAR__NEW(int64_t, count);
     fits = to.capacity != NULL;
-    for (i = 0; i < row_count; i++) to.expected += SEQPAR__MIN(seqpar__expected_pieces(&rows[i], layout, sp_size), rows[i].tokens);
-    for (i = 0; i < count; i++) {
+    for (int64_t i = 0; i < row_count; i++)
+        to.expected += SEQPAR__MIN(seqpar__expected_pieces(&rows[i], layout, sp_size),
+                                   rows[i].tokens);
+    for (int64_t i = 0; i < count; i++) {
         shares[i].rows = rows;
         shares[i].row_count = row_count;
         shares[i].layout = layout;
         shares[i].sp_size = sp_size;
         shares[i].sp_rank = only < 0 ? i : only;
     }
-    for (i = 0; i < row_count && fits; i++)
-        fits = layout == SEQPAR_STRIPE ? seqpar__split_stripe(&to, &rows[i], i) : layout == SEQPAR_ZIGZAG_DOC && sp_size > 1 ? seqpar__split_documents(&to, &rows[i], i) : seqpar__split_chunks(&to, &rows[i], i);
+    for (int64_t i = 0; i < row_count && fits; i++)
+        fits = layout == SEQPAR_STRIPE ? seqpar__split_stripe(&to, &rows[i], i)
+               : layout == SEQPAR_ZIGZAG_DOC && sp_size > 1
+                   ? seqpar__split_documents(&to, &rows[i], i)
+                   : seqpar__split_chunks(&to, &rows[i], i);
     SEQPAR_FREE(to.capacity);
-    if (fits && order) *order = (seqpar__sorted_key *)to.order; else SEQPAR_FREE(to.order);
+    if (fits && order)
+        *order = (seqpar__sorted_key *)to.order;
+    else
+        SEQPAR_FREE(to.order);
     if (fits) return SEQPAR_OK;
     seqpar__shares_free(shares, count);
     return seqpar__no_memory(error, "pieces");
 }
 
-/* The shares of all ranks, in one pass; order: all pieces by leaf, where asked for. The caller frees both. */
-static seqpar_status seqpar__split_all(seqpar_error *error, seqpar_share **shares, seqpar__sorted_key **order, const seqpar_row *rows, int64_t row_count, int layout, int64_t sp_size) {
+/* The shares of all ranks, in one pass; order: all pieces by leaf, where asked for. The
+   caller frees both. */
+static seqpar_status seqpar__split_all(seqpar_error *error, seqpar_share **shares,
+                                       seqpar__sorted_key **order, const seqpar_row *rows,
+                                       int64_t row_count, int layout, int64_t sp_size) {
     seqpar_status status;
     *shares = NULL;
     SEQPAR__TRY(seqpar__check_split(error, rows, row_count, layout, sp_size, 0));
     *shares = SEQPAR__NEW(seqpar_share, sp_size);
-    status = *shares ? seqpar__split_rows(error, *shares, order, rows, row_count, layout, sp_size, -1) : seqpar__no_memory(error, "pieces");
+    status = *shares ? seqpar__split_rows(error, *shares, order, rows, row_count, layout,
+                                          sp_size, -1)
+                     : seqpar__no_memory(error, "pieces");
     if (!status) return SEQPAR_OK;
     SEQPAR_FREE(*shares);
     *shares = NULL;
     return status;
 }
 
-SEQPAR_DEF seqpar_status seqpar_split(seqpar_error *error, seqpar_share *share, const seqpar_row *rows,
-                                      int64_t row_count, int layout, int64_t sp_size, int64_t sp_rank) {
+SEQPAR_DEF seqpar_status seqpar_split(seqpar_error *error, seqpar_share *share,
+                                      const seqpar_row *rows, int64_t row_count, int layout,
+                                      int64_t sp_size, int64_t sp_rank) {
     memset(share, 0, sizeof *share);
     SEQPAR__TRY(seqpar__check_split(error, rows, row_count, layout, sp_size, sp_rank));
     return seqpar__split_rows(error, share, NULL, rows, row_count, layout, sp_size, sp_rank);
@@ -2308,16 +2949,19 @@ SEQPAR_DEF void seqpar_share_free(seqpar_share *share) {
     memset(share, 0, sizeof *share);
 }
 
-SEQPAR_DEF seqpar_status seqpar_split_owner(seqpar_error *error, int64_t *sp_rank, int64_t *local, const seqpar_row *row,
-                                            int layout, int64_t sp_size, int64_t token) {
-    int64_t r, i, found = 0;
+SEQPAR_DEF seqpar_status seqpar_split_owner(seqpar_error *error, int64_t *sp_rank,
+                                            int64_t *local, const seqpar_row *row, int layout,
+                                            int64_t sp_size, int64_t token) {
+    int64_t found = 0;
     seqpar_share *shares;
     SEQPAR__TRY(seqpar__check_split(error, row, 1, layout, sp_size, 0));
     if (token < 0 || token >= row->tokens)
-        return seqpar_fail(error, SEQPAR_ERR_TOKEN_RANGE, "token %lld is outside a row of %lld tokens", (long long)token, (long long)row->tokens);
+        return seqpar_fail(error, SEQPAR_ERR_TOKEN_RANGE,
+                           "token %lld is outside a row of %lld tokens", (long long)token,
+                           (long long)row->tokens);
     SEQPAR__TRY(seqpar__split_all(error, &shares, NULL, row, 1, layout, sp_size));
-    for (r = 0; r < sp_size; r++)
-        for (i = 0; i < shares[r].count && !found; i++) {
+    for (int64_t r = 0; r < sp_size; r++)
+        for (int64_t i = 0; i < shares[r].count && !found; i++) {
             const seqpar_piece *p = &shares[r].pieces[i];
             int64_t at = token - p->start;
             if (at < 0 || at % p->stride || at / p->stride >= p->count) continue;
@@ -2327,15 +2971,18 @@ SEQPAR_DEF seqpar_status seqpar_split_owner(seqpar_error *error, int64_t *sp_ran
         }
     seqpar__shares_free(shares, sp_size);
     SEQPAR_FREE(shares);
-    return found ? SEQPAR_OK : seqpar_fail(error, SEQPAR_ERR_TOKEN_RANGE, "token %lld is held by no rank", (long long)token);
+    return found ? SEQPAR_OK
+                 : seqpar_fail(error, SEQPAR_ERR_TOKEN_RANGE, "token %lld is held by no rank",
+                               (long long)token);
 }
 
-static seqpar_status seqpar__balance_tokens(seqpar_error *error, seqpar_balance *b, const seqpar_row *rows, int64_t row_count, int layout, int64_t sp_size) {
-    int64_t r;
+static seqpar_status seqpar__balance_tokens(seqpar_error *error, seqpar_balance *b,
+                                            const seqpar_row *rows, int64_t row_count,
+                                            int layout, int64_t sp_size) {
     seqpar_share *shares;
     b->tokens = b->most = b->idle = 0;
     SEQPAR__TRY(seqpar__split_all(error, &shares, NULL, rows, row_count, layout, sp_size));
-    for (r = 0; r < sp_size; r++) {
+    for (int64_t r = 0; r < sp_size; r++) {
         b->tokens += shares[r].tokens;
         b->most = SEQPAR__MAX(b->most, shares[r].tokens);
         b->idle += shares[r].tokens == 0;
@@ -2345,101 +2992,135 @@ static seqpar_status seqpar__balance_tokens(seqpar_error *error, seqpar_balance 
     return SEQPAR_OK;
 }
 
-SEQPAR_DEF int seqpar_balance_poor(const seqpar_balance *b, int64_t sp_size) { return b->idle > 0 || 4 * sp_size * b->most > 5 * b->tokens; }
+SEQPAR_DEF int seqpar_balance_poor(const seqpar_balance *b, int64_t sp_size) {
+    return b->idle > 0 || 4 * sp_size * b->most > 5 * b->tokens;
+}
 
-/* A multiple of the slots cuts between tokens i S / slots, as evenly as can be; the other two layouts do not ask for chunks. */
-SEQPAR_DEF seqpar_status seqpar_split_balance(seqpar_error *error, seqpar_balance *b, const seqpar_row *rows, int64_t row_count, int layout, int64_t sp_size) {
-    int64_t i, longest = 0, slots = layout == SEQPAR_ZIGZAG ? 2 * sp_size : sp_size;
+/* A multiple of the slots cuts between tokens i S / slots, as evenly as can be; the other
+   two layouts do not ask for chunks. */
+SEQPAR_DEF seqpar_status seqpar_split_balance(seqpar_error *error, seqpar_balance *b,
+                                              const seqpar_row *rows, int64_t row_count,
+                                              int layout, int64_t sp_size) {
+    int64_t longest = 0, slots = layout == SEQPAR_ZIGZAG ? 2 * sp_size : sp_size;
     seqpar_balance other;
     seqpar_row row;
     memset(b, 0, sizeof *b);
     SEQPAR__TRY(seqpar__balance_tokens(error, b, rows, row_count, layout, sp_size));
-    for (i = 1; i < row_count; i++) if (rows[i].tokens > rows[longest].tokens) longest = i;
+    for (int64_t i = 1; i < row_count; i++)
+        if (rows[i].tokens > rows[longest].tokens) longest = i;
     if (row_count <= 0) return SEQPAR_OK;
     row = rows[longest];
     b->chunks = row.chunks;
     row.chunks = (row.chunks / slots + 1) * slots;
-    if (row.chunks > row.padded || row.chunks > SEQPAR_MAX_CHUNKS || layout == SEQPAR_STRIPE || layout == SEQPAR_ZIGZAG_DOC) return SEQPAR_OK;
+    if (row.chunks > row.padded || row.chunks > SEQPAR_MAX_CHUNKS || layout == SEQPAR_STRIPE ||
+        layout == SEQPAR_ZIGZAG_DOC)
+        return SEQPAR_OK;
     SEQPAR__TRY(seqpar__balance_tokens(error, &other, &row, 1, layout, sp_size));
     if (!seqpar_balance_poor(&other, sp_size)) b->better_chunks = row.chunks;
     return SEQPAR_OK;
 }
 
-static void seqpar__move_rows(char *local, char *global, const seqpar_share *share, int64_t row, int64_t width, int to_local) {
-    int64_t low = 0, high = share->count, t; /* pieces rise with the rows */
+static void seqpar__move_rows(char *local, char *global, const seqpar_share *share, int64_t row,
+                              int64_t width, int to_local) {
+    int64_t low = 0, high = share->count; /* pieces rise with the rows */
     while (low < high) {
         int64_t mid = (low + high) / 2;
-        if (share->pieces[mid].row < row) low = mid + 1; else high = mid;
+        if (share->pieces[mid].row < row)
+            low = mid + 1;
+        else
+            high = mid;
     }
     for (; low < share->count && share->pieces[low].row == row; low++) {
         const seqpar_piece *p = &share->pieces[low];
-        for (t = 0; t < p->count; t++) {
-            char *l = local + (p->local + t) * width, *g = global + (p->start + t * p->stride) * width;
+        for (int64_t t = 0; t < p->count; t++) {
+            char *l = local + (p->local + t) * width;
+            char *g = global + (p->start + t * p->stride) * width;
             memcpy(to_local ? l : g, to_local ? g : l, (size_t)width);
         }
     }
 }
 
-SEQPAR_DEF void seqpar_scatter(void *local, const void *global, const seqpar_share *share, int64_t row, int64_t width) {
+SEQPAR_DEF void seqpar_scatter(void *local, const void *global, const seqpar_share *share,
+                               int64_t row, int64_t width) {
     seqpar__move_rows((char *)local, (char *)global, share, row, width, 1);
 }
-SEQPAR_DEF void seqpar_gather(void *global, const void *local, const seqpar_share *share, int64_t row, int64_t width) {
+
+SEQPAR_DEF void seqpar_gather(void *global, const void *local, const seqpar_share *share,
+                              int64_t row, int64_t width) {
     seqpar__move_rows((char *)local, (char *)global, share, row, width, 0);
 }
 
-/* ======================================================================================================
+/* =============================================================================================
    >>comm  how bytes move: one rank, threads, and a wrapper that does harm on purpose
-   ====================================================================================================== */
+   ========================================================================================== */
 
-SEQPAR_DEF seqpar_status seqpar_comm_begin(seqpar_comm *comm, const seqpar_group *group, void *queue, seqpar_request *request) {
-    int64_t i;
+SEQPAR_DEF seqpar_status seqpar_comm_begin(seqpar_comm *comm, const seqpar_group *group,
+                                           void *queue, seqpar_request *request) {
     request->state = NULL;
-    for (i = 0; i < group->send_count; i++)
+    for (int64_t i = 0; i < group->send_count; i++)
         if (group->sends[i].peer != comm->rank) {
             comm->bytes_sent += group->sends[i].bytes;
             comm->messages_sent++;
         }
-    if (!comm->table->queued) { /* the host will read what kernels wrote, and write what they read */
+    /* the host will read what kernels wrote, and write what they read */
+    if (!comm->table->queued) {
         SEQPAR__TRY(seqpar_device_settle(comm->device, queue));
         queue = NULL;
     }
     return comm->table->begin(comm, group, queue, request);
 }
 
-SEQPAR_DEF seqpar_status seqpar_comm_wait(seqpar_comm *comm, seqpar_request *request, void *queue) {
-    seqpar_status status = request->state ? comm->table->wait(comm, request, comm->table->queued ? queue : NULL) : SEQPAR_OK;
+SEQPAR_DEF seqpar_status seqpar_comm_wait(seqpar_comm *comm, seqpar_request *request,
+                                          void *queue) {
+    seqpar_status status = request->state
+                               ? comm->table->wait(comm, request,
+                                                   comm->table->queued ? queue : NULL)
+                               : SEQPAR_OK;
     request->state = NULL;
     return status;
 }
 
-SEQPAR_DEF seqpar_status seqpar_comm_split(seqpar_comm *comm, int64_t color, int64_t key, seqpar_comm **sub) {
+SEQPAR_DEF seqpar_status seqpar_comm_split(seqpar_comm *comm, int64_t color, int64_t key,
+                                           seqpar_comm **sub) {
     return comm->table->split(comm, color, key, sub);
 }
-SEQPAR_DEF void seqpar_comm_abort(seqpar_comm *comm, const char *text) { comm->table->abort(comm, text); }
-SEQPAR_DEF void seqpar_comm_free(seqpar_comm *comm) { if (comm) comm->table->free(comm); }
 
-static seqpar_status seqpar__exchange(seqpar_comm *comm, const seqpar_group *group, void *queue) {
+SEQPAR_DEF void seqpar_comm_abort(seqpar_comm *comm, const char *text) {
+    comm->table->abort(comm, text);
+}
+
+SEQPAR_DEF void seqpar_comm_free(seqpar_comm *comm) {
+    if (comm) comm->table->free(comm);
+}
+
+static seqpar_status seqpar__exchange(seqpar_comm *comm, const seqpar_group *group,
+                                      void *queue) {
     seqpar_request request;
     SEQPAR__TRY(seqpar_comm_begin(comm, group, queue, &request));
     return seqpar_comm_wait(comm, &request, queue);
 }
 
-static seqpar_group seqpar__group(const char *name, int64_t step, const seqpar_transfer *sends, int64_t send_count,
-                                  const seqpar_transfer *recvs, int64_t recv_count) {
+static seqpar_group seqpar__group(const char *name, int64_t step, const seqpar_transfer *sends,
+                                  int64_t send_count, const seqpar_transfer *recvs,
+                                  int64_t recv_count) {
     seqpar_group group;
-    group.name = name; group.step = step;
-    group.sends = sends; group.send_count = send_count;
-    group.recvs = recvs; group.recv_count = recv_count;
+    group.name = name;
+    group.step = step;
+    group.sends = sends;
+    group.send_count = send_count;
+    group.recvs = recvs;
+    group.recv_count = recv_count;
     return group;
 }
 
-SEQPAR_DEF seqpar_status seqpar_comm_all_gather(seqpar_comm *comm, void *recv, const void *send, const int64_t *bytes, const char *name) {
+SEQPAR_DEF seqpar_status seqpar_comm_all_gather(seqpar_comm *comm, void *recv, const void *send,
+                                                const int64_t *bytes, const char *name) {
     seqpar_transfer *list = SEQPAR__NEW(seqpar_transfer, 2 * comm->size);
-    int64_t r, at = 0, n = 0;
+    int64_t at = 0, n = 0;
     seqpar_status status = SEQPAR_OK;
     seqpar_group group;
     if (!list) return seqpar__no_memory(comm->error, "an all-gather");
-    for (r = 0; r < comm->size; at += bytes[r++]) {
+    for (int64_t r = 0; r < comm->size; at += bytes[r++]) {
         if (r == comm->rank && bytes[r]) memmove((char *)recv + at, send, (size_t)bytes[r]);
         if (r == comm->rank) continue;
         list[n].peer = list[comm->size + n].peer = r;
@@ -2455,12 +3136,13 @@ SEQPAR_DEF seqpar_status seqpar_comm_all_gather(seqpar_comm *comm, void *recv, c
     return status;
 }
 
-static seqpar_status seqpar__gather_i64(seqpar_comm *comm, int64_t **all, const int64_t *values, int64_t count, const char *name) {
-    int64_t *bytes = SEQPAR__NEW(int64_t, comm->size), r;
+static seqpar_status seqpar__gather_i64(seqpar_comm *comm, int64_t **all, const int64_t *values,
+                                        int64_t count, const char *name) {
+    int64_t *bytes = SEQPAR__NEW(int64_t, comm->size);
     seqpar_status status = SEQPAR_OK;
     *all = SEQPAR__NEW(int64_t, comm->size * count);
     if (!bytes || !*all) status = seqpar__no_memory(comm->error, name);
-    for (r = 0; !status && r < comm->size; r++) bytes[r] = count * 8;
+    for (int64_t r = 0; !status && r < comm->size; r++) bytes[r] = count * 8;
     if (!status) status = seqpar_comm_all_gather(comm, *all, values, bytes, name);
     SEQPAR_FREE(bytes);
     if (!status) return SEQPAR_OK;
@@ -2469,14 +3151,15 @@ static seqpar_status seqpar__gather_i64(seqpar_comm *comm, int64_t **all, const 
     return status;
 }
 
-static seqpar_status seqpar__reduce_i64(seqpar_comm *comm, int64_t *values, int64_t count, int max) {
-    int64_t *all = NULL, r, i;
+static seqpar_status seqpar__reduce_i64(seqpar_comm *comm, int64_t *values, int64_t count,
+                                        int max) {
+    int64_t *all = NULL;
     seqpar_status status;
     if (comm->size == 1) return SEQPAR_OK;
     status = seqpar__gather_i64(comm, &all, values, count, max ? "integer max" : "integer sum");
-    for (i = 0; !status && i < count; i++) {
+    for (int64_t i = 0; !status && i < count; i++) {
         int64_t total = all[i];
-        for (r = 1; r < comm->size; r++) {
+        for (int64_t r = 1; r < comm->size; r++) {
             int64_t x = all[r * count + i];
             total = max ? SEQPAR__MAX(total, x) : total + x;
         }
@@ -2485,30 +3168,44 @@ static seqpar_status seqpar__reduce_i64(seqpar_comm *comm, int64_t *values, int6
     SEQPAR_FREE(all);
     return status;
 }
-SEQPAR_DEF seqpar_status seqpar_comm_sum_i64(seqpar_comm *comm, int64_t *values, int64_t count) { return seqpar__reduce_i64(comm, values, count, 0); }
-SEQPAR_DEF seqpar_status seqpar_comm_max_i64(seqpar_comm *comm, int64_t *values, int64_t count) { return seqpar__reduce_i64(comm, values, count, 1); }
+
+SEQPAR_DEF seqpar_status seqpar_comm_sum_i64(seqpar_comm *comm, int64_t *values,
+                                             int64_t count) {
+    return seqpar__reduce_i64(comm, values, count, 0);
+}
+
+SEQPAR_DEF seqpar_status seqpar_comm_max_i64(seqpar_comm *comm, int64_t *values,
+                                             int64_t count) {
+    return seqpar__reduce_i64(comm, values, count, 1);
+}
 
 SEQPAR_DEF seqpar_status seqpar_comm_barrier(seqpar_comm *comm) {
     int64_t one = 1;
     return seqpar_comm_sum_i64(comm, &one, 1);
 }
 
-SEQPAR_DEF seqpar_status seqpar_comm_broadcast(seqpar_comm *comm, void *data, int64_t bytes, int64_t root) {
+SEQPAR_DEF seqpar_status seqpar_comm_broadcast(seqpar_comm *comm, void *data, int64_t bytes,
+                                               int64_t root) {
     seqpar_transfer *list;
     seqpar_transfer from;
     seqpar_group group;
-    int64_t r, n = 0;
+    int64_t n = 0;
     seqpar_status status;
     if (comm->size == 1) return SEQPAR_OK;
-    from.peer = root; from.data = data; from.bytes = bytes;
+    from.peer = root;
+    from.data = data;
+    from.bytes = bytes;
     if (comm->rank != root) {
         group = seqpar__group("broadcast", 0, NULL, 0, &from, 1);
         return seqpar__exchange(comm, &group, NULL);
     }
     list = SEQPAR__NEW(seqpar_transfer, comm->size);
     if (!list) return seqpar__no_memory(comm->error, "a broadcast");
-    for (r = 0; r < comm->size; r++)
-        if (r != root) { list[n] = from; list[n++].peer = r; }
+    for (int64_t r = 0; r < comm->size; r++)
+        if (r != root) {
+            list[n] = from;
+            list[n++].peer = r;
+        }
     group = seqpar__group("broadcast", 0, list, n, NULL, 0);
     status = seqpar__exchange(comm, &group, NULL);
     SEQPAR_FREE(list);
@@ -2516,9 +3213,12 @@ SEQPAR_DEF seqpar_status seqpar_comm_broadcast(seqpar_comm *comm, void *data, in
 }
 
 /* Ranks of one process: buffers may lie in the memory of a device that all of them share. */
-static void seqpar__comm_copy(seqpar_device *device, void *to, const void *from, int64_t bytes) {
-    if (bytes && device) device->copy(device, to, from, bytes, NULL);
-    else if (bytes) memcpy(to, from, (size_t)bytes);
+static void seqpar__comm_copy(seqpar_device *device, void *to, const void *from,
+                              int64_t bytes) {
+    if (bytes && device)
+        device->copy(device, to, from, bytes, NULL);
+    else if (bytes)
+        memcpy(to, from, (size_t)bytes);
 }
 
 /* ---- self ---- */
@@ -2529,39 +3229,63 @@ typedef struct seqpar__self {
     struct seqpar__self *world;
     int aborted; /* of the world */
 } seqpar__self;
+
 static seqpar_comm *seqpar__self_new(seqpar_error *error);
 
-static seqpar_status seqpar__self_begin(seqpar_comm *comm, const seqpar_group *group, void *queue, seqpar_request *request) {
-    int64_t i;
-    (void)queue; (void)request;
+static seqpar_status seqpar__self_begin(seqpar_comm *comm, const seqpar_group *group,
+                                        void *queue, seqpar_request *request) {
+    (void)queue;
+    (void)request;
     if (group->send_count != group->recv_count)
-        return seqpar_fail(comm->error, SEQPAR_ERR_DEADLOCK, "'%s': rank 0 is alone, sends %lld messages and expects %lld", group->name, (long long)group->send_count, (long long)group->recv_count);
-    for (i = 0; i < group->send_count; i++) {
+        return seqpar_fail(comm->error, SEQPAR_ERR_DEADLOCK,
+                           "'%s': rank 0 is alone, sends %lld messages and expects %lld",
+                           group->name, (long long)group->send_count,
+                           (long long)group->recv_count);
+    for (int64_t i = 0; i < group->send_count; i++) {
         if (group->sends[i].bytes != group->recvs[i].bytes)
-            return seqpar_fail(comm->error, SEQPAR_ERR_MESSAGE_SIZE, "'%s': %lld bytes were sent where %lld were expected", group->name, (long long)group->sends[i].bytes, (long long)group->recvs[i].bytes);
-        seqpar__comm_copy(comm->device, group->recvs[i].data, group->sends[i].data, group->sends[i].bytes);
+            return seqpar_fail(comm->error, SEQPAR_ERR_MESSAGE_SIZE,
+                               "'%s': %lld bytes were sent where %lld were expected",
+                               group->name, (long long)group->sends[i].bytes,
+                               (long long)group->recvs[i].bytes);
+        seqpar__comm_copy(comm->device, group->recvs[i].data, group->sends[i].data,
+                          group->sends[i].bytes);
     }
     return SEQPAR_OK;
 }
-static seqpar_status seqpar__self_wait(seqpar_comm *comm, seqpar_request *request, void *queue) {
-    (void)comm; (void)request; (void)queue;
+
+static seqpar_status seqpar__self_wait(seqpar_comm *comm, seqpar_request *request,
+                                       void *queue) {
+    (void)comm;
+    (void)request;
+    (void)queue;
     return SEQPAR_OK;
 }
-static seqpar_status seqpar__self_split(seqpar_comm *comm, int64_t color, int64_t key, seqpar_comm **sub) {
-    (void)color; (void)key;
+
+static seqpar_status seqpar__self_split(seqpar_comm *comm, int64_t color, int64_t key,
+                                        seqpar_comm **sub) {
+    (void)color;
+    (void)key;
     *sub = seqpar__self_new(comm->error);
     if (!*sub) return seqpar__no_memory(comm->error, "a comm");
     ((seqpar__self *)(*sub)->state)->world = ((seqpar__self *)comm->state)->world;
     return SEQPAR_OK;
 }
+
 static void seqpar__self_abort(seqpar_comm *comm, const char *text) {
     ((seqpar__self *)comm->state)->world->aborted = 1;
     seqpar_fail(comm->error, SEQPAR_ERR_PEER, "%s", text);
 }
+
 static void seqpar__self_free(seqpar_comm *comm) { SEQPAR_FREE(comm->state); }
 
 static seqpar_comm *seqpar__self_new(seqpar_error *error) {
-    static const seqpar_comm_table table = {"self", seqpar__self_begin, seqpar__self_wait, seqpar__self_split, seqpar__self_abort, seqpar__self_free, 0};
+    static const seqpar_comm_table table = {"self",
+                                            seqpar__self_begin,
+                                            seqpar__self_wait,
+                                            seqpar__self_split,
+                                            seqpar__self_abort,
+                                            seqpar__self_free,
+                                            0};
     seqpar__self *self = SEQPAR__NEW(seqpar__self, 1);
     if (!self) return NULL;
     self->comm.table = &table;
@@ -2571,6 +3295,7 @@ static seqpar_comm *seqpar__self_new(seqpar_error *error) {
     self->world = self;
     return &self->comm;
 }
+
 SEQPAR_DEF seqpar_comm *seqpar_comm_self(void) { return seqpar__self_new(NULL); }
 
 /* ---- threads: ranks of one process. A receiver copies straight out of the sender's buffer. ---- */
@@ -2579,10 +3304,11 @@ SEQPAR_DEF seqpar_comm *seqpar_comm_self(void) { return seqpar__self_new(NULL); 
 typedef struct seqpar__message {
     struct seqpar__message *next; /* in the inbox of its receiver */
     uint64_t comm_id;
-    int64_t from, to, sequence;   /* world ranks; number between the two on this comm */
+    int64_t from, to, sequence; /* world ranks; number between the two on this comm */
     void *data;
     int64_t bytes;
-    int state;                    /* 0 waits, 1 is being copied, 2 is done, 3 has the wrong size */
+    /* 0 waits, 1 is being copied, 2 is done, 3 has the wrong size */
+    int state;
 } seqpar__message;
 
 typedef struct seqpar__posted { /* a request in flight */
@@ -2596,8 +3322,8 @@ typedef struct seqpar__posted { /* a request in flight */
 typedef struct seqpar__seat { /* one rank */
     pthread_cond_t wake;
     seqpar__message *inbox;
-    seqpar__posted *posted;        /* all requests of this rank */
-    const seqpar__posted *waits;   /* what it is blocked in; NULL: it runs */
+    seqpar__posted *posted;      /* all requests of this rank */
+    const seqpar__posted *waits; /* what it is blocked in; NULL: it runs */
     int ended;
 } seqpar__seat;
 
@@ -2619,44 +3345,52 @@ typedef struct seqpar__member { /* state of a comm */
     int64_t *world_rank, *sent, *received; /* (size) */
 } seqpar__member;
 
-static int64_t seqpar__world_rank(const seqpar__member *m) { return m->world_rank[m->comm.rank]; }
+static int64_t seqpar__world_rank(const seqpar__member *m) {
+    return m->world_rank[m->comm.rank];
+}
 
-static void seqpar__hub_stop(seqpar__hub *hub, seqpar_status status, int64_t rank, const char *text) { /* locked */
-    int64_t r;
+/* locked */
+static void seqpar__hub_stop(seqpar__hub *hub, seqpar_status status, int64_t rank,
+                             const char *text) {
     if (hub->aborted) return;
     hub->aborted = 1;
     hub->status = status;
     hub->rank = rank;
     snprintf(hub->text, sizeof hub->text, "%s", text);
-    for (r = 0; r < hub->size; r++) pthread_cond_broadcast(&hub->seats[r].wake);
+    for (int64_t r = 0; r < hub->size; r++) pthread_cond_broadcast(&hub->seats[r].wake);
 }
 
 static int64_t seqpar__missing_peer(const seqpar__posted *p) {
-    int64_t i;
-    for (i = 0; i < p->recv_count; i++) if (p->recvs[i].state < 2) return p->recvs[i].from;
-    for (i = 0; i < p->send_count; i++) if (p->sends[i].state < 2) return p->sends[i].to;
+    for (int64_t i = 0; i < p->recv_count; i++)
+        if (p->recvs[i].state < 2) return p->recvs[i].from;
+    for (int64_t i = 0; i < p->send_count; i++)
+        if (p->sends[i].state < 2) return p->sends[i].to;
     return -1;
 }
 
-/* Exact: called with the lock held whenever a rank blocks or ends. A rank that has been woken runs. */
+/* Exact: called with the lock held whenever a rank blocks or ends. A rank that has been
+   woken runs. */
 static void seqpar__hub_watch(seqpar__hub *hub) {
-    int64_t r, waiting = 0, first = -1;
+    int64_t waiting = 0, first = -1;
     char text[512];
     int at = 0;
-    for (r = 0; r < hub->size; r++) {
+    for (int64_t r = 0; r < hub->size; r++) {
         if (!hub->seats[r].waits && !hub->seats[r].ended) return;
         waiting += !hub->seats[r].ended;
     }
     if (!waiting || hub->aborted) return;
     at += snprintf(text, sizeof text, "deadlock: ");
-    for (r = 0; r < hub->size && at < (int)sizeof text - 120; r++) {
+    for (int64_t r = 0; r < hub->size && at < (int)sizeof text - 120; r++) {
         const seqpar__posted *p = hub->seats[r].ended ? NULL : hub->seats[r].waits;
         int64_t peer;
         if (!p) continue;
         if (first < 0) first = r;
         peer = seqpar__missing_peer(p);
-        at += snprintf(text + at, sizeof text - (size_t)at, "%srank %lld waits in '%s' step %lld for rank %lld%s", r == first ? "" : "; ",
-                       (long long)r, p->name, (long long)p->step, (long long)peer, peer >= 0 && hub->seats[peer].ended ? ", which has ended" : "");
+        at += snprintf(text + at, sizeof text - (size_t)at,
+                       "%srank %lld waits in '%s' step %lld for rank %lld%s",
+                       r == first ? "" : "; ", (long long)r, p->name, (long long)p->step,
+                       (long long)peer,
+                       peer >= 0 && hub->seats[peer].ended ? ", which has ended" : "");
     }
     seqpar__hub_stop(hub, SEQPAR_ERR_DEADLOCK, first, text);
 }
@@ -2667,15 +3401,18 @@ static void seqpar__hub_wake(seqpar__hub *hub, int64_t rank) { /* locked */
     pthread_cond_signal(&hub->seats[rank].wake);
 }
 
-static seqpar_status seqpar__hub_failed(seqpar__member *m) { /* locked; what a rank returns after an abort */
+/* locked; what a rank returns after an abort */
+static seqpar_status seqpar__hub_failed(seqpar__member *m) {
     seqpar__hub *hub = m->hub;
-    if (hub->status == SEQPAR_ERR_DEADLOCK) return seqpar_fail(m->comm.error, SEQPAR_ERR_DEADLOCK, "%s", hub->text);
-    return seqpar_fail(m->comm.error, SEQPAR_ERR_PEER, "rank %lld failed: %s", (long long)hub->rank, hub->text);
+    if (hub->status == SEQPAR_ERR_DEADLOCK)
+        return seqpar_fail(m->comm.error, SEQPAR_ERR_DEADLOCK, "%s", hub->text);
+    return seqpar_fail(m->comm.error, SEQPAR_ERR_PEER, "rank %lld failed: %s",
+                       (long long)hub->rank, hub->text);
 }
 
-static void seqpar__post_messages(seqpar__member *m, seqpar__message *to, const seqpar_transfer *list, int64_t count, int sending) {
-    int64_t i;
-    for (i = 0; i < count; i++) {
+static void seqpar__post_messages(seqpar__member *m, seqpar__message *to,
+                                  const seqpar_transfer *list, int64_t count, int sending) {
+    for (int64_t i = 0; i < count; i++) {
         int64_t peer = m->world_rank[list[i].peer];
         to[i].comm_id = m->id;
         to[i].from = sending ? seqpar__world_rank(m) : peer;
@@ -2689,7 +3426,9 @@ static void seqpar__post_messages(seqpar__member *m, seqpar__message *to, const 
 static int seqpar__same_message(const seqpar__message *a, const seqpar__message *b) {
     return a->comm_id == b->comm_id && a->from == b->from && a->sequence == b->sequence;
 }
-static seqpar__message *seqpar__take(seqpar__seat *seat, const seqpar__message *recv) { /* locked */
+
+/* locked */
+static seqpar__message *seqpar__take(seqpar__seat *seat, const seqpar__message *recv) {
     seqpar__message **at;
     for (at = &seat->inbox; *at; at = &(*at)->next)
         if (seqpar__same_message(*at, recv)) {
@@ -2699,55 +3438,73 @@ static seqpar__message *seqpar__take(seqpar__seat *seat, const seqpar__message *
         }
     return NULL;
 }
-static seqpar__message *seqpar__awaited(const seqpar__seat *seat, const seqpar__message *send) { /* locked */
+
+/* locked */
+static seqpar__message *seqpar__awaited(const seqpar__seat *seat, const seqpar__message *send) {
     const seqpar__posted *p;
-    int64_t i;
     for (p = seat->ended ? NULL : seat->posted; p; p = p->next)
-        for (i = 0; i < p->recv_count; i++)
-            if (!p->recvs[i].state && seqpar__same_message(&p->recvs[i], send)) return &p->recvs[i];
+        for (int64_t i = 0; i < p->recv_count; i++)
+            if (!p->recvs[i].state && seqpar__same_message(&p->recvs[i], send))
+                return &p->recvs[i];
     return NULL;
 }
 
 /* Locked; unlocks while it copies. Nobody is woken for less than all he waits for. */
 static void seqpar__hub_copy(seqpar__member *m, seqpar__message *send, seqpar__message *recv) {
     seqpar__hub *hub = m->hub;
-    int64_t ends[2], i;
-    ends[0] = send->from; ends[1] = recv->to;
-    if (send->bytes != recv->bytes) { recv->state = 3; recv->sequence = send->bytes; seqpar__hub_wake(hub, recv->to); return; } /* its wait says so */
+    int64_t ends[2];
+    ends[0] = send->from;
+    ends[1] = recv->to;
+    /* its wait says so */
+    if (send->bytes != recv->bytes) {
+        recv->state = 3;
+        recv->sequence = send->bytes;
+        seqpar__hub_wake(hub, recv->to);
+        return;
+    }
     send->state = recv->state = 1;
     pthread_mutex_unlock(&hub->lock);
     seqpar__comm_copy(m->comm.device, recv->data, send->data, recv->bytes);
     pthread_mutex_lock(&hub->lock);
     send->state = recv->state = 2;
-    for (i = 0; i < 2; i++) {
+    for (int64_t i = 0; i < 2; i++) {
         const seqpar__posted *waits = hub->seats[ends[i]].waits;
         if (waits && seqpar__missing_peer(waits) < 0) seqpar__hub_wake(hub, ends[i]);
         if (hub->aborted) pthread_cond_broadcast(&hub->seats[ends[i]].wake);
     }
 }
 
-/* Whoever comes second copies, then and there: ranks that share a core need not wait for each other's turn. Locked. */
+/* Whoever comes second copies, then and there: ranks that share a core need not wait for
+   each other's turn. Locked. */
 static void seqpar__meet(seqpar__member *m, seqpar__posted *p) {
     seqpar__hub *hub = m->hub;
     seqpar__message *other;
-    int64_t i;
-    for (i = 0; i < p->send_count && !hub->aborted; i++) {
+    for (int64_t i = 0; i < p->send_count && !hub->aborted; i++) {
         seqpar__seat *seat = &hub->seats[p->sends[i].to];
-        if ((other = seqpar__awaited(seat, &p->sends[i])) != NULL) { seqpar__hub_copy(m, &p->sends[i], other); continue; }
+        if ((other = seqpar__awaited(seat, &p->sends[i])) != NULL) {
+            seqpar__hub_copy(m, &p->sends[i], other);
+            continue;
+        }
         p->sends[i].next = seat->inbox;
         seat->inbox = &p->sends[i];
     }
-    for (i = 0; i < p->recv_count && !hub->aborted; i++)
-        if (!p->recvs[i].state && (other = seqpar__take(&hub->seats[seqpar__world_rank(m)], &p->recvs[i])) != NULL) seqpar__hub_copy(m, other, &p->recvs[i]);
+    for (int64_t i = 0; i < p->recv_count && !hub->aborted; i++)
+        if (!p->recvs[i].state &&
+            (other = seqpar__take(&hub->seats[seqpar__world_rank(m)], &p->recvs[i])) != NULL)
+            seqpar__hub_copy(m, other, &p->recvs[i]);
 }
 
-static seqpar_status seqpar__threads_begin(seqpar_comm *comm, const seqpar_group *group, void *queue, seqpar_request *request) {
+static seqpar_status seqpar__threads_begin(seqpar_comm *comm, const seqpar_group *group,
+                                           void *queue, seqpar_request *request) {
     seqpar__member *m = (seqpar__member *)comm->state;
     seqpar__hub *hub = m->hub;
     seqpar__posted *p = SEQPAR__NEW(seqpar__posted, 1);
     (void)queue;
     if (p) p->sends = SEQPAR__NEW(seqpar__message, group->send_count + group->recv_count);
-    if (!p || !p->sends) { SEQPAR_FREE(p); return seqpar__no_memory(comm->error, "messages"); }
+    if (!p || !p->sends) {
+        SEQPAR_FREE(p);
+        return seqpar__no_memory(comm->error, "messages");
+    }
     p->recvs = p->sends + group->send_count;
     p->send_count = group->send_count;
     p->recv_count = group->recv_count;
@@ -2764,29 +3521,38 @@ static seqpar_status seqpar__threads_begin(seqpar_comm *comm, const seqpar_group
     return SEQPAR_OK;
 }
 
-static seqpar_status seqpar__wrong_size(seqpar__member *m) { /* of any request of this rank */
+/* of any request of this rank */
+static seqpar_status seqpar__wrong_size(seqpar__member *m) {
     const seqpar__posted *p;
-    int64_t i;
     for (p = m->hub->seats[seqpar__world_rank(m)].posted; p; p = p->next)
-        for (i = 0; i < p->recv_count; i++)
+        for (int64_t i = 0; i < p->recv_count; i++)
             if (p->recvs[i].state == 3)
-                return seqpar_fail(m->comm.error, SEQPAR_ERR_MESSAGE_SIZE, "'%s' step %lld: rank %lld sent %lld bytes, rank %lld expects %lld", p->name, (long long)p->step,
-                                   (long long)p->recvs[i].from, (long long)p->recvs[i].sequence, (long long)p->recvs[i].to, (long long)p->recvs[i].bytes);
+                return seqpar_fail(
+                    m->comm.error, SEQPAR_ERR_MESSAGE_SIZE,
+                    "'%s' step %lld: rank %lld sent %lld bytes, rank %lld expects %lld",
+                    p->name, (long long)p->step, (long long)p->recvs[i].from,
+                    (long long)p->recvs[i].sequence, (long long)p->recvs[i].to,
+                    (long long)p->recvs[i].bytes);
     return SEQPAR_OK;
 }
 
-static void seqpar__unpost(seqpar__hub *hub, seqpar__seat *seat, seqpar__posted *p) { /* locked */
+/* locked */
+static void seqpar__unpost(seqpar__hub *hub, seqpar__seat *seat, seqpar__posted *p) {
     seqpar__posted **at;
-    int64_t i;
-    for (i = 0; i < p->send_count + p->recv_count; i++) /* after an abort: nobody may still be at our buffers */
+    for (int64_t i = 0; i < p->send_count + p->recv_count; i++) /* after an abort: nobody may still be
+                                                           at our buffers */
         while (p->sends[i].state == 1) pthread_cond_wait(&seat->wake, &hub->lock);
     for (at = &seat->posted; *at; at = &(*at)->next)
-        if (*at == p) { *at = p->next; break; }
+        if (*at == p) {
+            *at = p->next;
+            break;
+        }
     SEQPAR_FREE(p->sends);
     SEQPAR_FREE(p);
 }
 
-static seqpar_status seqpar__threads_wait(seqpar_comm *comm, seqpar_request *request, void *queue) {
+static seqpar_status seqpar__threads_wait(seqpar_comm *comm, seqpar_request *request,
+                                          void *queue) {
     seqpar__member *m = (seqpar__member *)comm->state;
     seqpar__hub *hub = m->hub;
     seqpar__seat *seat = &hub->seats[seqpar__world_rank(m)];
@@ -2797,7 +3563,10 @@ static seqpar_status seqpar__threads_wait(seqpar_comm *comm, seqpar_request *req
     for (;;) {
         status = seqpar__wrong_size(m);
         if (status || seqpar__missing_peer(p) < 0) break;
-        if (hub->aborted) { status = seqpar__hub_failed(m); break; }
+        if (hub->aborted) {
+            status = seqpar__hub_failed(m);
+            break;
+        }
         seat->waits = p;
         seqpar__hub_watch(hub);
         while (seat->waits && !hub->aborted) pthread_cond_wait(&seat->wake, &hub->lock);
@@ -2812,7 +3581,8 @@ static seqpar_status seqpar__threads_wait(seqpar_comm *comm, seqpar_request *req
 static void seqpar__threads_abort(seqpar_comm *comm, const char *text) {
     seqpar__member *m = (seqpar__member *)comm->state;
     pthread_mutex_lock(&m->hub->lock);
-    seqpar__hub_stop(m->hub, comm->error->status ? comm->error->status : SEQPAR_ERR_PEER, seqpar__world_rank(m), text);
+    seqpar__hub_stop(m->hub, comm->error->status ? comm->error->status : SEQPAR_ERR_PEER,
+                     seqpar__world_rank(m), text);
     pthread_mutex_unlock(&m->hub->lock);
 }
 
@@ -2823,20 +3593,26 @@ static void seqpar__threads_free(seqpar_comm *comm) {
 }
 
 static seqpar__member *seqpar__member_new(seqpar__hub *hub, int64_t size, seqpar_error *error);
-static seqpar_status seqpar__threads_split(seqpar_comm *comm, int64_t color, int64_t key, seqpar_comm **sub) {
+static seqpar_status seqpar__threads_split(seqpar_comm *comm, int64_t color, int64_t key,
+                                           seqpar_comm **sub) {
     seqpar__member *m = (seqpar__member *)comm->state, *s;
-    int64_t mine[2], *all = NULL, r, q, size = 0;
-    mine[0] = color; mine[1] = key;
+    int64_t mine[2], *all = NULL, size = 0;
+    mine[0] = color;
+    mine[1] = key;
     SEQPAR__TRY(seqpar__gather_i64(comm, &all, mine, 2, "split"));
-    for (r = 0; r < comm->size; r++) size += all[2 * r] == color;
+    for (int64_t r = 0; r < comm->size; r++) size += all[2 * r] == color;
     s = seqpar__member_new(m->hub, size, comm->error);
-    if (!s) { SEQPAR_FREE(all); return seqpar__no_memory(comm->error, "a comm"); }
+    if (!s) {
+        SEQPAR_FREE(all);
+        return seqpar__no_memory(comm->error, "a comm");
+    }
     s->id = seqpar__mix(m->id * 31 + (uint64_t)++m->splits) + seqpar__mix((uint64_t)color + 1);
-    for (r = 0; r < comm->size; r++) {
+    for (int64_t r = 0; r < comm->size; r++) {
         int64_t place = 0;
         if (all[2 * r] != color) continue;
-        for (q = 0; q < comm->size; q++)
-            place += all[2 * q] == color && (all[2 * q + 1] < all[2 * r + 1] || (all[2 * q + 1] == all[2 * r + 1] && q < r));
+        for (int64_t q = 0; q < comm->size; q++)
+            place += all[2 * q] == color && (all[2 * q + 1] < all[2 * r + 1] ||
+                                             (all[2 * q + 1] == all[2 * r + 1] && q < r));
         s->world_rank[place] = m->world_rank[r];
         if (r == comm->rank) s->comm.rank = place;
     }
@@ -2846,10 +3622,19 @@ static seqpar_status seqpar__threads_split(seqpar_comm *comm, int64_t color, int
 }
 
 static seqpar__member *seqpar__member_new(seqpar__hub *hub, int64_t size, seqpar_error *error) {
-    static const seqpar_comm_table table = {"threads", seqpar__threads_begin, seqpar__threads_wait, seqpar__threads_split, seqpar__threads_abort, seqpar__threads_free, 0};
+    static const seqpar_comm_table table = {"threads",
+                                            seqpar__threads_begin,
+                                            seqpar__threads_wait,
+                                            seqpar__threads_split,
+                                            seqpar__threads_abort,
+                                            seqpar__threads_free,
+                                            0};
     seqpar__member *m = SEQPAR__NEW(seqpar__member, 1);
     if (m) m->world_rank = SEQPAR__NEW(int64_t, 3 * size);
-    if (!m || !m->world_rank) { SEQPAR_FREE(m); return NULL; }
+    if (!m || !m->world_rank) {
+        SEQPAR_FREE(m);
+        return NULL;
+    }
     m->sent = m->world_rank + size;
     m->received = m->sent + size;
     m->hub = hub;
@@ -2875,59 +3660,74 @@ static void *seqpar__thread_main(void *argument) {
     seqpar_error error;
     seqpar__member *m;
     seqpar_status status = SEQPAR_ERR_MEMORY;
-    int64_t r;
     memset(&error, 0, sizeof error);
     error.rank = t->rank;
     m = seqpar__member_new(hub, hub->size, &error);
     if (m) {
         m->id = 1;
         m->comm.rank = t->rank;
-        for (r = 0; r < hub->size; r++) m->world_rank[r] = r;
+        for (int64_t r = 0; r < hub->size; r++) m->world_rank[r] = r;
         status = t->fn(&m->comm, t->user);
         seqpar__threads_free(&m->comm);
     }
     pthread_mutex_lock(&hub->lock);
     hub->seats[t->rank].ended = 1;
-    if (status == SEQPAR_ERR_DIED) hub->died = (int)t->rank + 1;
-    else if (status) seqpar__hub_stop(hub, status, t->rank, error.text[0] ? error.text : seqpar_status_text(status));
+    if (status == SEQPAR_ERR_DIED)
+        hub->died = (int)t->rank + 1;
+    else if (status)
+        seqpar__hub_stop(hub, status, t->rank,
+                         error.text[0] ? error.text : seqpar_status_text(status));
     seqpar__hub_watch(hub);
     pthread_mutex_unlock(&hub->lock);
     return NULL;
 }
 
-static seqpar_status seqpar__hub_run(seqpar__hub *hub, seqpar__thread *threads, seqpar_rank_fn fn, void *user) {
-    int64_t r;
-    for (r = 0; r < hub->size; r++) {
-        threads[r].hub = hub; threads[r].rank = r; threads[r].fn = fn; threads[r].user = user;
-        threads[r].started = !pthread_create(&threads[r].thread, NULL, seqpar__thread_main, &threads[r]);
+static seqpar_status seqpar__hub_run(seqpar__hub *hub, seqpar__thread *threads,
+                                     seqpar_rank_fn fn, void *user) {
+    for (int64_t r = 0; r < hub->size; r++) {
+        threads[r].hub = hub;
+        threads[r].rank = r;
+        threads[r].fn = fn;
+        threads[r].user = user;
+        threads[r].started = !pthread_create(&threads[r].thread, NULL, seqpar__thread_main,
+                                             &threads[r]);
         if (threads[r].started) continue;
         pthread_mutex_lock(&hub->lock);
         hub->seats[r].ended = 1;
-        seqpar__hub_stop(hub, SEQPAR_ERR_THREAD, r, "a thread could not be started; use fewer ranks");
+        seqpar__hub_stop(hub, SEQPAR_ERR_THREAD, r,
+                         "a thread could not be started; use fewer ranks");
         pthread_mutex_unlock(&hub->lock);
     }
-    for (r = 0; r < hub->size; r++) if (threads[r].started) pthread_join(threads[r].thread, NULL);
-    if (hub->died) seqpar__hub_stop(hub, SEQPAR_ERR_DIED, hub->died - 1, seqpar_status_text(SEQPAR_ERR_DIED)); /* and nobody missed it */
+    for (int64_t r = 0; r < hub->size; r++)
+        if (threads[r].started) pthread_join(threads[r].thread, NULL);
+    /* and nobody missed it */
+    if (hub->died)
+        seqpar__hub_stop(hub, SEQPAR_ERR_DIED, hub->died - 1,
+                         seqpar_status_text(SEQPAR_ERR_DIED));
     return hub->aborted ? hub->status : SEQPAR_OK;
 }
 
-static seqpar_status seqpar__run_hub(int64_t ranks, seqpar_rank_fn fn, void *user, seqpar_error *error) {
+static seqpar_status seqpar__run_hub(int64_t ranks, seqpar_rank_fn fn, void *user,
+                                     seqpar_error *error) {
     seqpar__hub hub;
     seqpar__thread *threads = SEQPAR__NEW(seqpar__thread, ranks);
     seqpar_status status;
-    int64_t r;
     memset(&hub, 0, sizeof hub);
     hub.size = ranks;
     hub.seats = SEQPAR__NEW(seqpar__seat, ranks);
-    if (!threads || !hub.seats) { SEQPAR_FREE(threads); SEQPAR_FREE(hub.seats); return seqpar__no_memory(error, "ranks"); }
+    if (!threads || !hub.seats) {
+        SEQPAR_FREE(threads);
+        SEQPAR_FREE(hub.seats);
+        return seqpar__no_memory(error, "ranks");
+    }
     pthread_mutex_init(&hub.lock, NULL);
-    for (r = 0; r < ranks; r++) pthread_cond_init(&hub.seats[r].wake, NULL);
+    for (int64_t r = 0; r < ranks; r++) pthread_cond_init(&hub.seats[r].wake, NULL);
     status = seqpar__hub_run(&hub, threads, fn, user);
     if (status) {
         seqpar_fail(error, status, "%s", hub.text);
         if (error) error->rank = hub.rank;
     }
-    for (r = 0; r < ranks; r++) pthread_cond_destroy(&hub.seats[r].wake);
+    for (int64_t r = 0; r < ranks; r++) pthread_cond_destroy(&hub.seats[r].wake);
     pthread_mutex_destroy(&hub.lock);
     SEQPAR_FREE(hub.seats);
     SEQPAR_FREE(threads);
@@ -2941,28 +3741,41 @@ static seqpar_status seqpar__run_self(seqpar_rank_fn fn, void *user, seqpar_erro
     if (!self) return seqpar__no_memory(error, "a comm");
     status = fn(self, user);
     if (!status && ((seqpar__self *)self->state)->aborted) status = self->error->status;
-    if (status) seqpar_fail(error, status, "%s", self->error->text[0] ? self->error->text : seqpar_status_text(status));
+    if (status)
+        seqpar_fail(error, status, "%s",
+                    self->error->text[0] ? self->error->text : seqpar_status_text(status));
     seqpar_comm_free(self);
     return status;
 }
 
-SEQPAR_DEF seqpar_status seqpar_run_threads(int64_t ranks, seqpar_rank_fn fn, void *user, seqpar_error *error) {
+SEQPAR_DEF seqpar_status seqpar_run_threads(int64_t ranks, seqpar_rank_fn fn, void *user,
+                                            seqpar_error *error) {
     if (error) memset(error, 0, sizeof *error);
-    if (ranks <= 0 || ranks > SEQPAR_MAX_RANKS) return seqpar_fail(error, SEQPAR_ERR_RANKS, "%lld ranks cannot run as threads of one process; give 1 to %lld", (long long)ranks, (long long)SEQPAR_MAX_RANKS);
+    if (ranks <= 0 || ranks > SEQPAR_MAX_RANKS)
+        return seqpar_fail(error, SEQPAR_ERR_RANKS,
+                           "%lld ranks cannot run as threads of one process; give 1 to %lld",
+                           (long long)ranks, (long long)SEQPAR_MAX_RANKS);
     if (ranks == 1) return seqpar__run_self(fn, user, error);
 #ifdef SEQPAR_NO_THREADS
-    return seqpar_fail(error, SEQPAR_ERR_RANKS, "%lld ranks need threads; this build has SEQPAR_NO_THREADS", (long long)ranks);
+    return seqpar_fail(error, SEQPAR_ERR_RANKS,
+                       "%lld ranks need threads; this build has SEQPAR_NO_THREADS",
+                       (long long)ranks);
 #else
     return seqpar__run_hub(ranks, fn, user, error);
 #endif
 }
 
-/* ======================================================================================================
+/* =============================================================================================
    >>ctx  one rank
-   ====================================================================================================== */
+   ========================================================================================== */
 
 /* Something that all ranks of a comm must have been given alike. */
-typedef struct seqpar__given { const char *name; int64_t value; int digest; } seqpar__given; /* digest: the value says nothing to a reader */
+/* digest: the value says nothing to a reader */
+typedef struct seqpar__given {
+    const char *name;
+    int64_t value;
+    int digest;
+} seqpar__given;
 
 static int64_t seqpar__given_real(double x) { /* numbers differ where their bits do */
     int64_t bits;
@@ -2970,30 +3783,42 @@ static int64_t seqpar__given_real(double x) { /* numbers differ where their bits
     return bits;
 }
 
-static seqpar_status seqpar__ranks_differ(seqpar_comm *comm, const char *what, const seqpar__given *given, int64_t count) {
-    int64_t *own = SEQPAR__NEW(int64_t, count), *all = NULL, i;
+static seqpar_status seqpar__ranks_differ(seqpar_comm *comm, const char *what,
+                                          const seqpar__given *given, int64_t count) {
+    int64_t *own = SEQPAR__NEW(int64_t, count), *all = NULL;
     seqpar_status status = own ? SEQPAR_OK : seqpar__no_memory(comm->error, what);
-    for (i = 0; own && i < count; i++) own[i] = given[i].value;
+    for (int64_t i = 0; own && i < count; i++) own[i] = given[i].value;
     if (!status) status = seqpar__gather_i64(comm, &all, own, count, what);
-    for (i = count; !status && i < comm->size * count; i++) {
+    for (int64_t i = count; !status && i < comm->size * count; i++) {
         const seqpar__given *g = &given[i % count];
         if (all[i] == all[i % count]) continue;
-        if (g->digest) status = seqpar_fail(comm->error, SEQPAR_ERR_STEP, "%s: the %s of rank %lld are not those of rank 0; give all ranks the same", what, g->name, (long long)(i / count));
-        else status = seqpar_fail(comm->error, SEQPAR_ERR_STEP, "%s: %s is %lld on rank %lld and %lld on rank 0; give all ranks the same", what, g->name, (long long)all[i], (long long)(i / count), (long long)all[i % count]);
+        if (g->digest)
+            status = seqpar_fail(
+                comm->error, SEQPAR_ERR_STEP,
+                "%s: the %s of rank %lld are not those of rank 0; give all ranks the same",
+                what, g->name, (long long)(i / count));
+        else
+            status = seqpar_fail(
+                comm->error, SEQPAR_ERR_STEP,
+                "%s: %s is %lld on rank %lld and %lld on rank 0; give all ranks the same", what,
+                g->name, (long long)all[i], (long long)(i / count), (long long)all[i % count]);
     }
     SEQPAR_FREE(own);
     SEQPAR_FREE(all);
     return status;
 }
 
-/* Ranks that were given different things would wait for each other, or compute what nobody asked for. Eight bytes tell; what
-   differs is asked for only then. */
-static seqpar_status seqpar__ranks_agree(seqpar_comm *comm, const char *what, const seqpar__given *given, int64_t count) {
-    int64_t own = 0, *all = NULL, i, differ = 0;
+/* Ranks that were given different things would wait for each other, or compute what nobody
+   asked for. Eight bytes tell; what differs is asked for only then. */
+static seqpar_status seqpar__ranks_agree(seqpar_comm *comm, const char *what,
+                                         const seqpar__given *given, int64_t count) {
+    int64_t own = 0, *all = NULL, differ = 0;
     if (comm->size == 1) return SEQPAR_OK;
-    for (i = 0; i < count; i++) own = (int64_t)seqpar__mix((uint64_t)own ^ seqpar__mix((uint64_t)given[i].value + (uint64_t)i));
+    for (int64_t i = 0; i < count; i++)
+        own = (int64_t)seqpar__mix((uint64_t)own ^
+                                   seqpar__mix((uint64_t)given[i].value + (uint64_t)i));
     SEQPAR__TRY(seqpar__gather_i64(comm, &all, &own, 1, what));
-    for (i = 1; i < comm->size; i++) differ |= all[i] != all[0];
+    for (int64_t i = 1; i < comm->size; i++) differ |= all[i] != all[0];
     SEQPAR_FREE(all);
     return differ ? seqpar__ranks_differ(comm, what, given, count) : SEQPAR_OK;
 }
@@ -3009,10 +3834,10 @@ static uint64_t seqpar__digest(uint64_t digest, const void *data, int64_t bytes)
     }
     return digest;
 }
+
 static int64_t seqpar__digest_rows(const seqpar_row *rows, int64_t count) {
     uint64_t digest = 0;
-    int64_t i;
-    for (i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count; i++) {
         const seqpar_row *r = &rows[i];
         const int64_t numbers[5] = {r->index, r->tokens, r->padded, r->chunks, r->docs};
         digest = seqpar__digest(digest, numbers, sizeof numbers);
@@ -3026,31 +3851,58 @@ static int64_t seqpar__digest_rows(const seqpar_row *rows, int64_t count) {
     return (int64_t)digest;
 }
 
-/* A program that was linked with -ffast-math flushes denormals in all of its code; one may have set another rounding; and clang's
-   -ffp-contract=fast overrules the pragma above. Volatile, so that it is this process that computes. */
+/* A program that was linked with -ffast-math flushes denormals in all of its code; one may
+   have set another rounding; and clang's -ffp-contract=fast overrules the pragma above.
+   Volatile, so that it is this process that computes. */
 static seqpar_status seqpar__check_arithmetic(seqpar_error *error) {
     volatile float tiny = 1.17549435e-38f, half = 0.5f;
     volatile double one = 1.0, small = 1e-30, third = 1.0 / 3.0, product = third * third;
     volatile float denormal = tiny * half;
     volatile double up = one + small, down = one - small, rest = third * third - product;
-    if (!(denormal > 0)) return seqpar_fail(error, SEQPAR_ERR_ARITHMETIC, "this process flushes denormal numbers to 0, so its bits are not those of others; link without -ffast-math and -Ofast, or clear FTZ and DAZ before a context is opened");
-    if (up != one || down != one) return seqpar_fail(error, SEQPAR_ERR_ARITHMETIC, "this process does not round to nearest; call fesetround(FE_TONEAREST) before a context is opened");
-    if (rest != 0) return seqpar_fail(error, SEQPAR_ERR_ARITHMETIC, "this build fuses products with sums where it is not told to; compile the implementation without -ffp-contract=fast");
+    if (!(denormal > 0))
+        return seqpar_fail(error, SEQPAR_ERR_ARITHMETIC,
+                           "this process flushes denormal numbers to 0, so its bits are not "
+                           "those of others; link without -ffast-math and -Ofast, or clear FTZ "
+                           "and DAZ before a context is opened");
+    if (up != one || down != one)
+        return seqpar_fail(error, SEQPAR_ERR_ARITHMETIC,
+                           "this process does not round to nearest; call "
+                           "fesetround(FE_TONEAREST) before a context is opened");
+    if (rest != 0)
+        return seqpar_fail(error, SEQPAR_ERR_ARITHMETIC,
+                           "this build fuses products with sums where it is not told to; "
+                           "compile the implementation without -ffp-contract=fast");
     return SEQPAR_OK;
 }
 
-SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world, seqpar_device *device, int64_t sp_size) {
-    seqpar__given given[] = {{"sequence_parallel_size", sp_size, 0}, {"the storage type", device ? device->storage : -1, 0}, {"the accumulator type", device ? device->accumulator : -1, 0}};
+SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world,
+                                         seqpar_device *device, int64_t sp_size) {
+    seqpar__given given[] = {{"sequence_parallel_size", sp_size, 0},
+                             {"the storage type", device ? device->storage : -1, 0},
+                             {"the accumulator type", device ? device->accumulator : -1, 0}};
     memset(ctx, 0, sizeof *ctx);
     ctx->error = world->error;
     SEQPAR__TRY(seqpar__check_arithmetic(ctx->error));
-    if (sp_size <= 0) return seqpar_fail(ctx->error, SEQPAR_ERR_RANKS, "sequence_parallel_size is %lld; give at least 1", (long long)sp_size);
+    if (sp_size <= 0)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_RANKS,
+                           "sequence_parallel_size is %lld; give at least 1",
+                           (long long)sp_size);
     if (world->size % sp_size)
-        return seqpar_fail(ctx->error, SEQPAR_ERR_WORLD, "world size %lld is not divisible by sequence_parallel_size %lld; use a multiple of %lld ranks", (long long)world->size, (long long)sp_size, (long long)sp_size);
-    if (!device) return ctx->error->status ? ctx->error->status : seqpar__no_memory(ctx->error, "a device");
-    if (!device->contexts) device->error = ctx->error; /* a claim: of ranks that were given the same device one finds its own below */
+        return seqpar_fail(ctx->error, SEQPAR_ERR_WORLD,
+                           "world size %lld is not divisible by sequence_parallel_size %lld; "
+                           "use a multiple of %lld ranks",
+                           (long long)world->size, (long long)sp_size, (long long)sp_size);
+    if (!device)
+        return ctx->error->status ? ctx->error->status
+                                  : seqpar__no_memory(ctx->error, "a device");
+    /* a claim: of ranks that were given the same device one finds its own below */
+    if (!device->contexts) device->error = ctx->error;
     SEQPAR__TRY(seqpar__ranks_agree(world, "a context", given, 3));
-    if (device->error != ctx->error) return seqpar_fail(ctx->error, SEQPAR_ERR_DEVICE, "the device '%s' belongs to another context that is open; open a device for each rank", device->name);
+    if (device->error != ctx->error)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_DEVICE,
+                           "the device '%s' belongs to another context that is open; open a "
+                           "device for each rank",
+                           device->name);
     ctx->world = world;
     ctx->device = device;
     ctx->queue = device->queue;
@@ -3065,11 +3917,15 @@ SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world, se
 }
 
 static void seqpar__kept_free(seqpar_ctx *ctx, int64_t leave) { /* the oldest go first */
-    int64_t n = 0, i;
-    while (ctx->kept_bytes > leave) { ctx->device->free(ctx->device, ctx->kept[n].data); ctx->kept_bytes -= ctx->kept[n++].bytes; }
+    int64_t n = 0;
+    while (ctx->kept_bytes > leave) {
+        ctx->device->free(ctx->device, ctx->kept[n].data);
+        ctx->kept_bytes -= ctx->kept[n++].bytes;
+    }
     ctx->kept_count -= n;
-    for (i = 0; n && i < ctx->kept_count; i++) ctx->kept[i] = ctx->kept[i + n];
+    for (int64_t i = 0; n && i < ctx->kept_count; i++) ctx->kept[i] = ctx->kept[i + n];
 }
+
 static void *seqpar__kept_take(seqpar_ctx *ctx, int64_t bytes) {
     int64_t i = ctx->kept_count - 1;
     void *data;
@@ -3084,8 +3940,10 @@ static void *seqpar__kept_take(seqpar_ctx *ctx, int64_t bytes) {
 SEQPAR_DEF void seqpar_ctx_close(seqpar_ctx *ctx) {
     if (ctx->device) seqpar__kept_free(ctx, 0);
     if (ctx->world) ctx->world->device = NULL;
-    (void)seqpar_device_settle(ctx->device, ctx->queue); /* an error of the last kernels is noted before the rank ends */
-    if (ctx->world && --ctx->device->contexts == 0) ctx->device->error = NULL; /* the next context may have it */
+    /* an error of the last kernels is noted before the rank ends */
+    (void)seqpar_device_settle(ctx->device, ctx->queue);
+    /* the next context may have it */
+    if (ctx->world && --ctx->device->contexts == 0) ctx->device->error = NULL;
     seqpar_comm_free(ctx->sp);
     ctx->sp = NULL;
 }
@@ -3098,15 +3956,20 @@ static void seqpar__count_memory(seqpar_ctx *ctx, int kind, int64_t bytes) {
     m->total_peak = SEQPAR__MAX(m->total_peak, m->total);
 }
 
-SEQPAR_DEF seqpar_status seqpar_buffer_new(seqpar_ctx *ctx, seqpar_buffer *buffer, int64_t bytes, int kind) {
+SEQPAR_DEF seqpar_status seqpar_buffer_new(seqpar_ctx *ctx, seqpar_buffer *buffer,
+                                           int64_t bytes, int kind) {
     memset(buffer, 0, sizeof *buffer);
     if (bytes <= 0) return SEQPAR_OK;
     buffer->data = seqpar__kept_take(ctx, bytes);
     if (!buffer->data) {
-        seqpar__kept_free(ctx, SEQPAR__MAX(ctx->memory.total_peak - ctx->memory.total - bytes, 0));
+        seqpar__kept_free(ctx,
+                          SEQPAR__MAX(ctx->memory.total_peak - ctx->memory.total - bytes, 0));
         buffer->data = ctx->device->alloc(ctx->device, bytes);
     }
-    if (!buffer->data) return seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY, "out of memory: %lld bytes on device %s (%lld in use)", (long long)bytes, ctx->device->name, (long long)ctx->memory.total);
+    if (!buffer->data)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY,
+                           "out of memory: %lld bytes on device %s (%lld in use)",
+                           (long long)bytes, ctx->device->name, (long long)ctx->memory.total);
     buffer->bytes = bytes;
     buffer->kind = kind;
     seqpar__count_memory(ctx, kind, bytes);
@@ -3115,7 +3978,9 @@ SEQPAR_DEF seqpar_status seqpar_buffer_new(seqpar_ctx *ctx, seqpar_buffer *buffe
 
 SEQPAR_DEF void seqpar_buffer_free(seqpar_ctx *ctx, seqpar_buffer *buffer) {
     if (!buffer->data) return;
-    if (ctx->queue) ctx->device->free(ctx->device, buffer->data); /* such a device keeps them itself, and knows what a graph still uses */
+    /* such a device keeps them itself, and knows what a graph still uses */
+    if (ctx->queue)
+        ctx->device->free(ctx->device, buffer->data);
     else {
         if (ctx->kept_count == 64) seqpar__kept_free(ctx, ctx->kept_bytes - 1);
         ctx->kept[ctx->kept_count].data = buffer->data;
@@ -3126,11 +3991,13 @@ SEQPAR_DEF void seqpar_buffer_free(seqpar_ctx *ctx, seqpar_buffer *buffer) {
     memset(buffer, 0, sizeof *buffer);
 }
 
-static void *seqpar__at(const void *base, int64_t element, int dtype) { return (char *)base + element * seqpar_dtype_bytes(dtype); }
+static void *seqpar__at(const void *base, int64_t element, int dtype) {
+    return (char *)base + element * seqpar_dtype_bytes(dtype);
+}
 
-/* ======================================================================================================
+/* =============================================================================================
    >>plan  a schedule is data
-   ====================================================================================================== */
+   ========================================================================================== */
 
 SEQPAR_DEF const char *seqpar_schedule_name(int schedule) {
     static const char *const names[] = {"ring", "llama3", "ulysses"};
@@ -3148,33 +4015,42 @@ static seqpar_plan_op *seqpar__plan_add(seqpar_plan *plan, int op) {
 
 /* Request numbers: shift or gather of step s is s, return of step s is steps + s. */
 static void seqpar__plan_ring(seqpar_plan *plan, int64_t kv_heads) {
-    int64_t size = plan->ring_size, rank = plan->position, on = plan->next, back = size - on, s, first = plan->count;
+    int64_t size = plan->ring_size, rank = plan->position, on = plan->next, back = size - on;
+    int64_t first = plan->count;
     seqpar_plan_op *o;
     plan->slots = size > 1 ? 3 : 1; /* the own k, v and two that take turns */
     plan->requests = 2 * size;
-    for (s = 0; s < size; s++) {
+    for (int64_t s = 0; s < size; s++) {
         int32_t here = (int32_t)(s ? 1 + (s - 1) % 2 : 0), next = (int32_t)(1 + s % 2);
         if (s + 1 < size) {
             o = seqpar__plan_add(plan, SEQPAR_PLAN_SHIFT);
-            o->request = (int32_t)s; o->from = here; o->to = next;
-            o->send_to = (rank + on) % size; o->recv_from = (rank + back) % size;
+            o->request = (int32_t)s;
+            o->from = here;
+            o->to = next;
+            o->send_to = (rank + on) % size;
+            o->recv_from = (rank + back) % size;
             o->source = (rank + s * back) % size;
         }
         o = seqpar__plan_add(plan, SEQPAR_PLAN_COMPUTE);
-        o->from = here; o->source = (rank + s * back) % size;
-        if (plan->backward && s > 1) seqpar__plan_add(plan, SEQPAR_PLAN_FOLD)->request = (int32_t)(size + s - 1);
+        o->from = here;
+        o->source = (rank + s * back) % size;
+        if (plan->backward && s > 1)
+            seqpar__plan_add(plan, SEQPAR_PLAN_FOLD)->request = (int32_t)(size + s - 1);
         if (plan->backward && s > 0) {
             o = seqpar__plan_add(plan, SEQPAR_PLAN_RETURN);
             o->request = (int32_t)(size + s);
-            o->send_to = (rank + s * back) % size; o->recv_from = (rank + s * on) % size;
+            o->send_to = (rank + s * back) % size;
+            o->recv_from = (rank + s * on) % size;
         }
         if (s + 1 < size) seqpar__plan_add(plan, SEQPAR_PLAN_WAIT)->request = (int32_t)s;
     }
-    if (plan->backward && size > 1) seqpar__plan_add(plan, SEQPAR_PLAN_FOLD)->request = (int32_t)(2 * size - 1);
+    if (plan->backward && size > 1)
+        seqpar__plan_add(plan, SEQPAR_PLAN_FOLD)->request = (int32_t)(2 * size - 1);
     for (; first < plan->count; first++) plan->ops[first].head_count = kv_heads;
 }
 
-static seqpar_plan_op *seqpar__plan_heads(seqpar_plan *plan, int op, int64_t stride_index, int64_t heads, int64_t request) {
+static seqpar_plan_op *seqpar__plan_heads(seqpar_plan *plan, int op, int64_t stride_index,
+                                          int64_t heads, int64_t request) {
     seqpar_plan_op *o = seqpar__plan_add(plan, op);
     o->head_begin = stride_index * heads;
     o->head_count = heads;
@@ -3185,12 +4061,12 @@ static seqpar_plan_op *seqpar__plan_heads(seqpar_plan *plan, int op, int64_t str
 }
 
 static void seqpar__plan_llama3(seqpar_plan *plan, int64_t kv_heads, int64_t heads) {
-    int64_t steps = kv_heads / heads, g;
+    int64_t steps = kv_heads / heads;
     plan->slots = 2;
     plan->requests = 2 * steps;
     seqpar__plan_heads(plan, SEQPAR_PLAN_PACK, 0, heads, 0);
     seqpar__plan_heads(plan, SEQPAR_PLAN_GATHER, 0, heads, 0);
-    for (g = 0; g < steps; g++) {
+    for (int64_t g = 0; g < steps; g++) {
         seqpar__plan_heads(plan, SEQPAR_PLAN_WAIT, g, heads, g);
         if (g + 1 < steps) { /* the next heads travel while these are computed */
             seqpar__plan_heads(plan, SEQPAR_PLAN_PACK, g + 1, heads, g + 1);
@@ -3201,22 +4077,43 @@ static void seqpar__plan_llama3(seqpar_plan *plan, int64_t kv_heads, int64_t hea
         if (g > 0) seqpar__plan_heads(plan, SEQPAR_PLAN_FOLD, g - 1, heads, steps + g - 1);
         seqpar__plan_heads(plan, SEQPAR_PLAN_RETURN, g, heads, steps + g);
     }
-    if (plan->backward) seqpar__plan_heads(plan, SEQPAR_PLAN_FOLD, steps - 1, heads, 2 * steps - 1);
+    if (plan->backward)
+        seqpar__plan_heads(plan, SEQPAR_PLAN_FOLD, steps - 1, heads, 2 * steps - 1);
 }
 
 static int64_t seqpar__gcd(int64_t a, int64_t b) {
-    while (b) { int64_t t = a % b; a = b; b = t; }
+    while (b) {
+        int64_t t = a % b;
+        a = b;
+        b = t;
+    }
     return a;
 }
 
 /* Members of a position, and their heads. */
-static seqpar_status seqpar__plan_grid(seqpar_error *error, seqpar_plan *plan, const seqpar_plan_desc *d) {
-    int64_t u = d->ulysses_size ? d->ulysses_size : d->schedule != SEQPAR_ULYSSES ? 1 : d->kv_heads >= d->sp_size || d->ulysses_replicate ? d->sp_size : seqpar__gcd(d->sp_size, d->kv_heads);
-    if (u < 0 || d->sp_size % u) return seqpar_fail(error, SEQPAR_ERR_ULYSSES, "ulysses_size %lld does not divide sequence_parallel_size %lld; use a divisor", (long long)u, (long long)d->sp_size);
+static seqpar_status seqpar__plan_grid(seqpar_error *error, seqpar_plan *plan,
+                                       const seqpar_plan_desc *d) {
+    int64_t u = d->ulysses_size                 ? d->ulysses_size
+                : d->schedule != SEQPAR_ULYSSES ? 1
+                : d->kv_heads >= d->sp_size || d->ulysses_replicate
+                    ? d->sp_size
+                    : seqpar__gcd(d->sp_size, d->kv_heads);
+    if (u < 0 || d->sp_size % u)
+        return seqpar_fail(
+            error, SEQPAR_ERR_ULYSSES,
+            "ulysses_size %lld does not divide sequence_parallel_size %lld; use a divisor",
+            (long long)u, (long long)d->sp_size);
     if (u > d->kv_heads && !d->ulysses_replicate)
-        return seqpar_fail(error, SEQPAR_ERR_ULYSSES, "ulysses_size %lld is more than the %lld kv_heads; use at most %lld, a ring for the rest, or ulysses_replicate", (long long)u, (long long)d->kv_heads, (long long)seqpar__gcd(d->sp_size, d->kv_heads));
+        return seqpar_fail(error, SEQPAR_ERR_ULYSSES,
+                           "ulysses_size %lld is more than the %lld kv_heads; use at most "
+                           "%lld, a ring for the rest, or ulysses_replicate",
+                           (long long)u, (long long)d->kv_heads,
+                           (long long)seqpar__gcd(d->sp_size, d->kv_heads));
     if (u > d->kv_heads && u % d->kv_heads)
-        return seqpar_fail(error, SEQPAR_ERR_ULYSSES, "ulysses_size %lld is no multiple of the %lld kv_heads; replication needs equal numbers of copies", (long long)u, (long long)d->kv_heads);
+        return seqpar_fail(error, SEQPAR_ERR_ULYSSES,
+                           "ulysses_size %lld is no multiple of the %lld kv_heads; replication "
+                           "needs equal numbers of copies",
+                           (long long)u, (long long)d->kv_heads);
     plan->ulysses_size = u;
     plan->member = d->sp_rank % u;
     plan->ring_size = d->sp_size / u;
@@ -3224,35 +4121,52 @@ static seqpar_status seqpar__plan_grid(seqpar_error *error, seqpar_plan *plan, c
     plan->next = d->down && plan->ring_size > 1 ? plan->ring_size - 1 : 1;
     plan->replicate = u > d->kv_heads;
     plan->kv_begin = plan->member * d->kv_heads / u;
-    plan->kv_count = plan->replicate ? 1 : (plan->member + 1) * d->kv_heads / u - plan->kv_begin;
+    plan->kv_count = plan->replicate ? 1
+                                     : (plan->member + 1) * d->kv_heads / u - plan->kv_begin;
     return SEQPAR_OK;
 }
 
 static seqpar_status seqpar__check_plan(seqpar_error *error, const seqpar_plan_desc *d) {
-    if (d->sp_size <= 0) return seqpar_fail(error, SEQPAR_ERR_RANKS, "sequence_parallel_size is %lld; give at least 1", (long long)d->sp_size);
-    if (d->sp_rank < 0 || d->sp_rank >= d->sp_size) return seqpar_fail(error, SEQPAR_ERR_RANK, "rank %lld is outside a group of %lld", (long long)d->sp_rank, (long long)d->sp_size);
-    if (d->kv_heads <= 0) return seqpar_fail(error, SEQPAR_ERR_HEADS, "kv_heads is %lld; give at least 1", (long long)d->kv_heads);
-    if (d->schedule < 0 || d->schedule >= SEQPAR__SCHEDULES) return seqpar_fail(error, SEQPAR_ERR_SCHEDULE, "schedule %d is unknown; use ring, llama3 or ulysses", d->schedule);
+    if (d->sp_size <= 0)
+        return seqpar_fail(error, SEQPAR_ERR_RANKS,
+                           "sequence_parallel_size is %lld; give at least 1",
+                           (long long)d->sp_size);
+    if (d->sp_rank < 0 || d->sp_rank >= d->sp_size)
+        return seqpar_fail(error, SEQPAR_ERR_RANK, "rank %lld is outside a group of %lld",
+                           (long long)d->sp_rank, (long long)d->sp_size);
+    if (d->kv_heads <= 0)
+        return seqpar_fail(error, SEQPAR_ERR_HEADS, "kv_heads is %lld; give at least 1",
+                           (long long)d->kv_heads);
+    if (d->schedule < 0 || d->schedule >= SEQPAR__SCHEDULES)
+        return seqpar_fail(error, SEQPAR_ERR_SCHEDULE,
+                           "schedule %d is unknown; use ring, llama3 or ulysses", d->schedule);
     return SEQPAR_OK;
 }
 
 /* Every member must be able to gather that many heads at a time, or all ranks refuse alike. */
-static seqpar_status seqpar__check_stride(seqpar_error *error, const seqpar_plan *plan, const seqpar_plan_desc *d, int64_t stride) {
-    int64_t m;
-    for (m = 0; m < plan->ulysses_size; m++) {
-        int64_t heads = plan->replicate ? 1 : (m + 1) * d->kv_heads / plan->ulysses_size - m * d->kv_heads / plan->ulysses_size;
+static seqpar_status seqpar__check_stride(seqpar_error *error, const seqpar_plan *plan,
+                                          const seqpar_plan_desc *d, int64_t stride) {
+    for (int64_t m = 0; m < plan->ulysses_size; m++) {
+        int64_t heads = plan->replicate ? 1
+                                        : (m + 1) * d->kv_heads / plan->ulysses_size -
+                                              m * d->kv_heads / plan->ulysses_size;
         if (stride > 0 && heads % stride == 0) continue;
-        return seqpar_fail(error, SEQPAR_ERR_HEAD_STRIDE, "heads_k_stride %lld does not divide kv_heads %lld%s; use a divisor", (long long)stride, (long long)heads, plan->ulysses_size > 1 ? " of a member of the Ulysses group" : "");
+        return seqpar_fail(error, SEQPAR_ERR_HEAD_STRIDE,
+                           "heads_k_stride %lld does not divide kv_heads %lld%s; use a divisor",
+                           (long long)stride, (long long)heads,
+                           plan->ulysses_size > 1 ? " of a member of the Ulysses group" : "");
     }
     return SEQPAR_OK;
 }
 
-SEQPAR_DEF seqpar_status seqpar_plan_make(seqpar_error *error, seqpar_plan *plan, const seqpar_plan_desc *desc) {
+SEQPAR_DEF seqpar_status seqpar_plan_make(seqpar_error *error, seqpar_plan *plan,
+                                          const seqpar_plan_desc *desc) {
     int64_t stride = desc->heads_k_stride ? desc->heads_k_stride : 1;
     memset(plan, 0, sizeof *plan);
     SEQPAR__TRY(seqpar__check_plan(error, desc));
     SEQPAR__TRY(seqpar__plan_grid(error, plan, desc));
-    if (desc->schedule == SEQPAR_LLAMA3 || plan->ulysses_size == 1) SEQPAR__TRY(seqpar__check_stride(error, plan, desc, stride));
+    if (desc->schedule == SEQPAR_LLAMA3 || plan->ulysses_size == 1)
+        SEQPAR__TRY(seqpar__check_stride(error, plan, desc, stride));
     plan->sp_size = desc->sp_size;
     plan->sp_rank = desc->sp_rank;
     plan->backward = desc->backward;
@@ -3262,8 +4176,10 @@ SEQPAR_DEF seqpar_status seqpar_plan_make(seqpar_error *error, seqpar_plan *plan
         seqpar__plan_add(plan, SEQPAR_PLAN_HEADS);
         seqpar__plan_add(plan, SEQPAR_PLAN_WAIT);
     }
-    if (desc->schedule == SEQPAR_LLAMA3 && plan->ring_size > 1) seqpar__plan_llama3(plan, plan->kv_count, stride);
-    else seqpar__plan_ring(plan, plan->kv_count);
+    if (desc->schedule == SEQPAR_LLAMA3 && plan->ring_size > 1)
+        seqpar__plan_llama3(plan, plan->kv_count, stride);
+    else
+        seqpar__plan_ring(plan, plan->kv_count);
     if (plan->ulysses_size > 1) { /* their request numbers follow those of the ring */
         plan->ops[0].request = plan->ops[1].request = (int32_t)plan->requests++;
         seqpar__plan_add(plan, SEQPAR_PLAN_TOKENS)->request = (int32_t)plan->requests;
@@ -3278,33 +4194,39 @@ SEQPAR_DEF void seqpar_plan_free(seqpar_plan *plan) {
     memset(plan, 0, sizeof *plan);
 }
 
-/* ======================================================================================================
+/* =============================================================================================
    >>attn  the executor
-   ====================================================================================================== */
+   ========================================================================================== */
 
-typedef struct seqpar__bounds { int64_t begin, end; } seqpar__bounds; /* tokens the queries of a piece see, in all; rows of a share */
+/* tokens the queries of a piece see, in all; rows of a share */
+typedef struct seqpar__bounds {
+    int64_t begin, end;
+} seqpar__bounds;
 
 typedef struct seqpar__tasks { /* one device call */
     seqpar_attn_task *task;
     int64_t count;
-    seqpar_piece *pieces;     /* of the tasks; for dkv followed by the query pieces */
+    seqpar_piece *pieces; /* of the tasks; for dkv followed by the query pieces */
     seqpar_attn_keys *keys;
 } seqpar__tasks;
 
-typedef struct seqpar__attn_step { /* what a COMPUTE does, by the order of sources it has: once for all head ranges */
+/* what a COMPUTE does, by the order of sources it has: once for all head ranges */
+typedef struct seqpar__attn_step {
     int64_t source, sources;
-    seqpar__tasks queries;    /* forward and dq */
-    seqpar__tasks own;        /* dk, dv of own keys: into the pending fold */
-    seqpar__tasks *foreign;   /* (sources) dk, dv of others' keys: into the outbox */
+    seqpar__tasks queries;  /* forward and dq */
+    seqpar__tasks own;      /* dk, dv of own keys: into the pending fold */
+    seqpar__tasks *foreign; /* (sources) dk, dv of others' keys: into the outbox */
 } seqpar__attn_step;
 
 struct seqpar_attn {
-    seqpar_attn_desc desc;     /* of the whole call */
-    int64_t size, rank;        /* positions of the ring, and the own one */
+    seqpar_attn_desc desc;               /* of the whole call */
+    int64_t size, rank;                  /* positions of the ring, and the own one */
     int64_t heads, kv_heads, head_begin; /* of this member; its first query head among all */
-    int64_t ring_requests;     /* requests of the ring: its returns are the second half */
-    seqpar_share *parts;       /* (ulysses_size) of the position's members; parts[member] is the own share */
-    int64_t *part_begin;       /* (ulysses_size + 1) where their tokens lie in what HEADS gathers */
+    int64_t ring_requests; /* requests of the ring: its returns are the second half */
+    /* (ulysses_size) of the position's members; parts[member] is the own share */
+    seqpar_share *parts;
+    /* (ulysses_size + 1) where their tokens lie in what HEADS gathers */
+    int64_t *part_begin;
     const seqpar_row *rows;
     int64_t row_count;
     seqpar_share *shares;      /* (size) of the positions: what their members hold together */
@@ -3312,44 +4234,59 @@ struct seqpar_attn {
     int64_t total;             /* pieces of all positions, */
     seqpar__sorted_key *order; /* (total) by leaf, */
     int64_t *leaves;           /* (total) and their leaves */
-    int64_t *slot_row;         /* (size + 1) rows before a position's keys where those of all positions lie */
-    seqpar__bounds *come, *go; /* (size) ring: rows of a position's keys that reach this one, and that it sends on */
+    /* (size + 1) rows before a position's keys where those of all positions lie */
+    int64_t *slot_row;
+    /* (size) ring: rows of a position's keys that reach this one, and that it sends on */
+    seqpar__bounds *come, *go;
     seqpar_plan forward, backward;
     seqpar__attn_step *steps;
     int64_t step_count, *step_of; /* (size) by position: the step that computes with its keys */
-    seqpar__tasks *returns;    /* (size) fold what rank q made for us */
-    int64_t *return_elements;  /* (size) per head and head_dim element: rows of dk and dv that come from q */
-    int64_t *outbox_elements;  /* (size) ... that go to q */
+    seqpar__tasks *returns;       /* (size) fold what rank q made for us */
+    /* (size) per head and head_dim element: rows of dk and dv that come from q */
+    int64_t *return_elements;
+    int64_t *outbox_elements; /* (size) ... that go to q */
     int64_t query_slots, key_slots, depth;
     int32_t *visible_begin, *visible_end;
-    seqpar_fold_op *room;      /* for programs to come */
+    seqpar_fold_op *room; /* for programs to come */
     int64_t room_left;
     void *lists;
 };
 
-SEQPAR_DEF const seqpar_share *seqpar_attn_share(const seqpar_attn *attn) { return &attn->parts[attn->forward.member]; }
+SEQPAR_DEF const seqpar_share *seqpar_attn_share(const seqpar_attn *attn) {
+    return &attn->parts[attn->forward.member];
+}
 
 static int64_t seqpar__document_of(const seqpar_row *row, int64_t token) {
-    int64_t low = 0, high = row->docs; /* last document that begins at or before the token and is not empty */
+    /* last document that begins at or before the token and is not empty */
+    int64_t low = 0, high = row->docs;
     while (high - low > 1) {
         int64_t mid = (low + high) / 2;
-        if (row->cu_seqlens[mid] <= token) low = mid; else high = mid;
+        if (row->cu_seqlens[mid] <= token)
+            low = mid;
+        else
+            high = mid;
     }
     return low;
 }
 
-/* One range of positions: documents bound it, the window how far back (full: and ahead), the prefix how far ahead. */
-static void seqpar__token_visible(const seqpar_row *row, int64_t token, const seqpar_attn_desc *mask, int64_t *begin, int64_t *end) {
-    int64_t d = seqpar__document_of(row, token), doc_begin = row->docs ? row->cu_seqlens[d] : 0, doc_end = row->docs ? row->cu_seqlens[d + 1] : row->tokens;
+/* One range of positions: documents bound it, the window how far back (full: and ahead), the
+   prefix how far ahead. */
+static void seqpar__token_visible(const seqpar_row *row, int64_t token,
+                                  const seqpar_attn_desc *mask, int64_t *begin, int64_t *end) {
+    int64_t d = seqpar__document_of(row, token);
+    int64_t doc_begin = row->docs ? row->cu_seqlens[d] : 0;
+    int64_t doc_end = row->docs ? row->cu_seqlens[d + 1] : row->tokens;
     *begin = doc_begin;
     *end = mask->full ? doc_end : token + 1;
-    if (row->prefix_lens && row->docs && !mask->full) *end = SEQPAR__MAX(*end, doc_begin + row->prefix_lens[d]);
+    if (row->prefix_lens && row->docs && !mask->full)
+        *end = SEQPAR__MAX(*end, doc_begin + row->prefix_lens[d]);
     if (mask->window) *begin = SEQPAR__MAX(*begin, token - mask->window + 1);
     if (mask->window && mask->full) *end = SEQPAR__MIN(*end, token + mask->window);
 }
 
 /* Both ends of the range rise with the token, so first and last token bound a piece. */
-static seqpar__bounds seqpar__piece_bounds(const seqpar_row *row, const seqpar_piece *p, const seqpar_attn_desc *mask) {
+static seqpar__bounds seqpar__piece_bounds(const seqpar_row *row, const seqpar_piece *p,
+                                           const seqpar_attn_desc *mask) {
     seqpar__bounds b;
     int64_t unused;
     seqpar__token_visible(row, p->start, mask, &b.begin, &unused);
@@ -3362,35 +4299,54 @@ static int seqpar__by_number(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-static const seqpar_piece *seqpar__ordered_piece(const seqpar_attn *attn, int64_t i) { return &attn->shares[attn->order[i].source].pieces[attn->order[i].piece]; }
+static const seqpar_piece *seqpar__ordered_piece(const seqpar_attn *attn, int64_t i) {
+    return &attn->shares[attn->order[i].source].pieces[attn->order[i].piece];
+}
 
-/* Who sees whom, by numbers of pieces in order of leaves. In that order the pieces' first and last tokens rise, and what they see,
-   too (stripe: but for those of a chunk), so what a piece sees, or is seen by, lies between two ends that two searches find; with
-   the highest so far and the lowest yet to come in the place of the numbers themselves they find them for every layout. */
-typedef struct seqpar__range { int32_t begin, end; } seqpar__range;
-typedef struct seqpar__view { int64_t first, last, begin, end; } seqpar__view; /* a piece's first and last tokens, what it sees; counted through all rows */
+/* Who sees whom, by numbers of pieces in order of leaves. In that order the pieces' first
+   and last tokens rise, and what they see, too (stripe: but for those of a chunk), so what a
+   piece sees, or is seen by, lies between two ends that two searches find; with the highest
+   so far and the lowest yet to come in the place of the numbers themselves they find them
+   for every layout. */
+typedef struct seqpar__range {
+    int32_t begin, end;
+} seqpar__range;
+
+/* a piece's first and last tokens, what it sees; counted through all rows */
+typedef struct seqpar__view {
+    int64_t first, last, begin, end;
+} seqpar__view;
+
 typedef struct seqpar__sight {
     const seqpar_attn *attn;
-    int exact;                     /* everything rises: there are none that do not */
-    seqpar__view *view;            /* (total) */
-    seqpar__range *keys, *queries; /* (total) all that a query sees, that see a key, and few that do not */
-    int64_t *begin;                /* (size + 1) position s has the numbers (own pieces) from number[begin[s]] on */
-    int32_t *number;               /* (total) */
+    int exact;          /* everything rises: there are none that do not */
+    seqpar__view *view; /* (total) */
+    /* (total) all that a query sees, that see a key, and few that do not */
+    seqpar__range *keys, *queries;
+    /* (size + 1) position s has the numbers (own pieces) from number[begin[s]] on */
+    int64_t *begin;
+    int32_t *number; /* (total) */
 } seqpar__sight;
 
-static int seqpar__sees(const seqpar__sight *s, int64_t query, int64_t key) { /* of its range */
+/* of its range */
+static int seqpar__sees(const seqpar__sight *s, int64_t query, int64_t key) {
     SEQPAR__WORK(1);
     if (s->exact) return 1;
     return s->view[query].end > s->view[key].first && s->view[query].begin <= s->view[key].last;
 }
 
-static void seqpar__sight_close(seqpar__sight *s) { SEQPAR_FREE(s->view); SEQPAR_FREE(s->keys); SEQPAR_FREE(s->begin); SEQPAR_FREE(s->number); }
+static void seqpar__sight_close(seqpar__sight *s) {
+    SEQPAR_FREE(s->view);
+    SEQPAR_FREE(s->keys);
+    SEQPAR_FREE(s->begin);
+    SEQPAR_FREE(s->number);
+}
 
 static void seqpar__sight_views(seqpar__sight *s) {
     const seqpar_attn *attn = s->attn;
-    int64_t row = 0, row_begin = 0, i;
+    int64_t row = 0, row_begin = 0;
     s->exact = 1;
-    for (i = 0; i < attn->total; i++) {
+    for (int64_t i = 0; i < attn->total; i++) {
         const seqpar_piece *p = seqpar__ordered_piece(attn, i);
         const seqpar__bounds *b = &attn->bounds[attn->order[i].source][attn->order[i].piece];
         while (row < p->row) row_begin += attn->rows[row++].tokens;
@@ -3398,39 +4354,52 @@ static void seqpar__sight_views(seqpar__sight *s) {
         s->view[i].last = row_begin + p->start + (p->count - 1) * p->stride;
         s->view[i].begin = row_begin + b->begin;
         s->view[i].end = row_begin + b->end;
-        s->exact &= !i || (s->view[i].first >= s->view[i - 1].first && s->view[i].last >= s->view[i - 1].last && s->view[i].begin >= s->view[i - 1].begin && s->view[i].end >= s->view[i - 1].end);
+        s->exact &= !i || (s->view[i].first >= s->view[i - 1].first &&
+                           s->view[i].last >= s->view[i - 1].last &&
+                           s->view[i].begin >= s->view[i - 1].begin &&
+                           s->view[i].end >= s->view[i - 1].end);
     }
 }
+
 /* The numbers to search among: (4, total) */
 static void seqpar__sight_ranges(seqpar__sight *s, int64_t *numbers) {
-    int64_t n = s->attn->total, *first = numbers, *last = first + n, *begin = last + n, *end = begin + n, near[4] = {0, 0, 0, 0}, i;
-    for (i = 0; i < n; i++) {
+    int64_t n = s->attn->total, *first = numbers, *last = first + n, *begin = last + n;
+    int64_t *end = begin + n, near[4] = {0, 0, 0, 0};
+    for (int64_t i = 0; i < n; i++) {
         last[i] = i ? SEQPAR__MAX(last[i - 1], s->view[i].last) : s->view[i].last;
         end[i] = i ? SEQPAR__MAX(end[i - 1], s->view[i].end) : s->view[i].end;
     }
-    for (i = n; i-- > 0;) {
+    for (int64_t i = n; i-- > 0;) {
         first[i] = i + 1 < n ? SEQPAR__MIN(first[i + 1], s->view[i].first) : s->view[i].first;
         begin[i] = i + 1 < n ? SEQPAR__MIN(begin[i + 1], s->view[i].begin) : s->view[i].begin;
     }
-    for (i = 0; i < n; i++) {
-        s->keys[i].begin = (int32_t)(near[0] = seqpar__seek(last, n, near[0], s->view[i].begin));
+    for (int64_t i = 0; i < n; i++) {
+        s->keys[i].begin = (int32_t)(near[0] = seqpar__seek(last, n, near[0],
+                                                            s->view[i].begin));
         s->keys[i].end = (int32_t)(near[1] = seqpar__seek(first, n, near[1], s->view[i].end));
-        s->queries[i].begin = (int32_t)(near[2] = seqpar__seek(end, n, near[2], s->view[i].first + 1));
-        s->queries[i].end = (int32_t)(near[3] = seqpar__seek(begin, n, near[3], s->view[i].last + 1));
+        s->queries[i].begin = (int32_t)(near[2] = seqpar__seek(end, n, near[2],
+                                                               s->view[i].first + 1));
+        s->queries[i].end = (int32_t)(near[3] = seqpar__seek(begin, n, near[3],
+                                                             s->view[i].last + 1));
     }
     SEQPAR__WORK(4 * n);
 }
+
 static seqpar_status seqpar__sight_open(seqpar__sight *s, const seqpar_attn *attn) {
-    int64_t *numbers = SEQPAR__NEW(int64_t, 4 * attn->total), i;
+    int64_t *numbers = SEQPAR__NEW(int64_t, 4 * attn->total);
     memset(s, 0, sizeof *s);
     s->attn = attn;
     s->view = SEQPAR__NEW(seqpar__view, attn->total);
     s->keys = SEQPAR__NEW(seqpar__range, 2 * attn->total);
     s->begin = SEQPAR__NEW(int64_t, attn->size + 1);
     s->number = SEQPAR__NEW(int32_t, attn->total);
-    if (!numbers || !s->view || !s->keys || !s->begin || !s->number) { SEQPAR_FREE(numbers); return SEQPAR_ERR_MEMORY; }
-    for (i = 0; i < attn->size; i++) s->begin[i + 1] = s->begin[i] + attn->shares[i].count;
-    for (i = 0; i < attn->total; i++) s->number[s->begin[attn->order[i].source] + attn->order[i].piece] = (int32_t)i;
+    if (!numbers || !s->view || !s->keys || !s->begin || !s->number) {
+        SEQPAR_FREE(numbers);
+        return SEQPAR_ERR_MEMORY;
+    }
+    for (int64_t i = 0; i < attn->size; i++) s->begin[i + 1] = s->begin[i] + attn->shares[i].count;
+    for (int64_t i = 0; i < attn->total; i++)
+        s->number[s->begin[attn->order[i].source] + attn->order[i].piece] = (int32_t)i;
     s->queries = s->keys + attn->total;
     seqpar__sight_views(s);
     seqpar__sight_ranges(s, numbers);
@@ -3443,20 +4412,27 @@ static seqpar_fold_op *seqpar__program_room(seqpar_attn *attn, int64_t count) {
     seqpar_fold_op *room;
     if (count > attn->room_left) {
         attn->room_left = SEQPAR__MAX(count, (int64_t)8192);
-        attn->room = (seqpar_fold_op *)seqpar__list_room(&attn->lists, attn->room_left * (int64_t)sizeof *attn->room);
-        if (!attn->room) { attn->room_left = 0; return NULL; }
+        attn->room = (seqpar_fold_op *)seqpar__list_room(
+            &attn->lists, attn->room_left * (int64_t)sizeof *attn->room);
+        if (!attn->room) {
+            attn->room_left = 0;
+            return NULL;
+        }
     }
     room = attn->room;
     attn->room += count;
     attn->room_left -= count;
     return room;
 }
+
 /* Moves the program that a fold has written into a task. */
-static seqpar_status seqpar__task_take(seqpar_attn *attn, seqpar_attn_task *task, seqpar_fold *fold) {
+static seqpar_status seqpar__task_take(seqpar_attn *attn, seqpar_attn_task *task,
+                                       seqpar_fold *fold) {
     seqpar_status status = seqpar_fold_flush(fold);
     seqpar_fold_op *program = status ? NULL : seqpar__program_room(attn, fold->program_count);
     if (!program) return SEQPAR_ERR_MEMORY;
-    if (fold->program_count) memcpy(program, fold->program, (size_t)fold->program_count * sizeof *program);
+    if (fold->program_count)
+        memcpy(program, fold->program, (size_t)fold->program_count * sizeof *program);
     task->program = program;
     task->program_count = fold->program_count;
     fold->program_count = 0;
@@ -3464,12 +4440,18 @@ static seqpar_status seqpar__task_take(seqpar_attn *attn, seqpar_attn_task *task
     return SEQPAR_OK;
 }
 
-static int seqpar__tasks_new(seqpar_attn *attn, seqpar__tasks *tasks, int64_t count, int64_t pieces, int64_t keys) { /* at most */
-    tasks->task = (seqpar_attn_task *)seqpar__list_room(&attn->lists, count * (int64_t)sizeof *tasks->task);
-    tasks->pieces = (seqpar_piece *)seqpar__list_room(&attn->lists, pieces * (int64_t)sizeof *tasks->pieces);
-    tasks->keys = (seqpar_attn_keys *)seqpar__list_room(&attn->lists, keys * (int64_t)sizeof *tasks->keys);
+/* at most */
+static int seqpar__tasks_new(seqpar_attn *attn, seqpar__tasks *tasks, int64_t count,
+                             int64_t pieces, int64_t keys) {
+    tasks->task = (seqpar_attn_task *)seqpar__list_room(&attn->lists,
+                                                        count * (int64_t)sizeof *tasks->task);
+    tasks->pieces = (seqpar_piece *)seqpar__list_room(&attn->lists,
+                                                      pieces * (int64_t)sizeof *tasks->pieces);
+    tasks->keys = (seqpar_attn_keys *)seqpar__list_room(&attn->lists,
+                                                        keys * (int64_t)sizeof *tasks->keys);
     return tasks->task && tasks->pieces && tasks->keys;
 }
+
 static seqpar_attn_task *seqpar__task_add(seqpar__tasks *tasks, int64_t piece) {
     seqpar_attn_task *task = &tasks->task[tasks->count++];
     memset(task, 0, sizeof *task);
@@ -3477,9 +4459,10 @@ static seqpar_attn_task *seqpar__task_add(seqpar__tasks *tasks, int64_t piece) {
     return task;
 }
 
-/* Where the keys of a source lie in a slot: k rows, then v rows, source after source. The own slot of a ring has
-   k and v apart, each from row 0. */
-static seqpar_attn_keys seqpar__keys_of(const seqpar_attn *attn, const seqpar__attn_step *step, int64_t source, const seqpar_piece *p) {
+/* Where the keys of a source lie in a slot: k rows, then v rows, source after source. The
+   own slot of a ring has k and v apart, each from row 0. */
+static seqpar_attn_keys seqpar__keys_of(const seqpar_attn *attn, const seqpar__attn_step *step,
+                                        int64_t source, const seqpar_piece *p) {
     seqpar_attn_keys k;
     int64_t base = attn->slot_row[source] - attn->slot_row[step->source];
     int own_slot = step->sources == 1 && source == attn->rank;
@@ -3491,7 +4474,8 @@ static seqpar_attn_keys seqpar__keys_of(const seqpar_attn *attn, const seqpar__a
     return k;
 }
 
-/* What is at hand while programs are written. Pieces are numbered in the order of all leaves. */
+/* What is at hand while programs are written. Pieces are numbered in the order of all
+   leaves. */
 typedef struct seqpar__planner {
     seqpar__sight sight;
     int64_t own;            /* pieces of this position, */
@@ -3506,33 +4490,37 @@ typedef struct seqpar__planner {
 } seqpar__planner;
 
 static int64_t seqpar__list_keys(seqpar__planner *p, int64_t query) {
-    int32_t n = 0, k;
-    for (k = p->sight.keys[query].begin; k < p->sight.keys[query].end; k++) if (seqpar__sees(&p->sight, query, k)) p->list[n++] = k;
+    int32_t n = 0;
+    for (int32_t k = p->sight.keys[query].begin; k < p->sight.keys[query].end; k++)
+        if (seqpar__sees(&p->sight, query, k)) p->list[n++] = k;
     return n;
 }
+
 static int64_t seqpar__list_queries(seqpar__planner *p, int64_t key) {
-    int32_t n = 0, q;
-    for (q = p->sight.queries[key].begin; q < p->sight.queries[key].end; q++) if (seqpar__sees(&p->sight, q, key)) p->list[n++] = q;
+    int32_t n = 0;
+    for (int32_t q = p->sight.queries[key].begin; q < p->sight.queries[key].end; q++)
+        if (seqpar__sees(&p->sight, q, key)) p->list[n++] = q;
     return n;
 }
+
 /* Leaves of the list: mostly a part of all. */
 static const int64_t *seqpar__list_leaves(seqpar__planner *p, int64_t n) {
-    int64_t i;
     if (n && p->list[n - 1] - p->list[0] == n - 1) return p->sight.attn->leaves + p->list[0];
-    for (i = 0; i < n; i++) p->leaves[i] = p->sight.attn->leaves[p->list[i]];
+    for (int64_t i = 0; i < n; i++) p->leaves[i] = p->sight.attn->leaves[p->list[i]];
     return p->leaves;
 }
+
 static void seqpar__list_by_source(seqpar__planner *p, int64_t n) {
     const seqpar_attn *attn = p->sight.attn;
-    int64_t i, s;
-    for (s = 0; s < attn->size + 2; s++) p->at[s] = 0;
-    for (i = 0; i < n; i++) p->at[attn->order[p->list[i]].source + 2]++;
-    for (s = 2; s < attn->size + 2; s++) p->at[s] += p->at[s - 1];
-    for (i = 0; i < n; i++) p->by[p->at[attn->order[p->list[i]].source + 1]++] = (int32_t)i;
+    for (int64_t s = 0; s < attn->size + 2; s++) p->at[s] = 0;
+    for (int64_t i = 0; i < n; i++) p->at[attn->order[p->list[i]].source + 2]++;
+    for (int64_t s = 2; s < attn->size + 2; s++) p->at[s] += p->at[s - 1];
+    for (int64_t i = 0; i < n; i++) p->by[p->at[attn->order[p->list[i]].source + 1]++] = (int32_t)i;
     SEQPAR__WORK(n + attn->size);
 }
 
-/* Own queries that see a key, and how each lies between its neighbours among those of all positions. *near: where the last search among the own ended. */
+/* Own queries that see a key, and how each lies between its neighbours among those of all
+   positions. *near: where the last search among the own ended. */
 static int64_t seqpar__own_queries(seqpar__planner *p, int64_t key, int64_t *near) {
     const seqpar__sight *s = &p->sight;
     seqpar__range range = s->queries[key];
@@ -3540,8 +4528,12 @@ static int64_t seqpar__own_queries(seqpar__planner *p, int64_t key, int64_t *nea
     for (; i < p->own && p->mine[i] < range.end; i++) {
         seqpar__span *span = &p->spans[n];
         if (!seqpar__sees(s, p->mine[i], key)) continue;
-        for (before = p->mine[i] - 1; before >= range.begin && !seqpar__sees(s, before, key); before--) {}
-        for (after = p->mine[i] + 1; after < range.end && !seqpar__sees(s, after, key); after++) {}
+        for (before = p->mine[i] - 1; before >= range.begin && !seqpar__sees(s, before, key);
+             before--) {
+        }
+        for (after = p->mine[i] + 1; after < range.end && !seqpar__sees(s, after, key);
+             after++) {
+        }
         span->begin = p->mine[i];
         span->end = after;
         span->leaf = s->attn->leaves[p->mine[i]];
@@ -3563,18 +4555,19 @@ static seqpar_status seqpar__push_leaf(seqpar_fold *fold, int64_t i, int64_t ope
 
 /* An own query piece: in every step it folds the blocks that come with that step's keys. */
 static seqpar_status seqpar__plan_query(seqpar_attn *attn, seqpar__planner *p, int64_t query) {
-    int64_t n = seqpar__list_keys(p, p->mine[query]), s, i;
+    int64_t n = seqpar__list_keys(p, p->mine[query]);
     int gathers = attn->steps[0].sources > 1;
     seqpar_status status = SEQPAR_OK;
     seqpar_fold fold;
     seqpar_fold_init(&fold, seqpar__list_leaves(p, n), n);
     fold.running = attn->desc.relaxed;
     if (!gathers) seqpar__list_by_source(p, n);
-    for (s = 0; s < attn->step_count && !status; s++) {
+    for (int64_t s = 0; s < attn->step_count && !status; s++) {
         seqpar__attn_step *step = &attn->steps[s];
-        int64_t begin = gathers ? 0 : p->at[step->source], end = gathers ? n : p->at[step->source + 1];
+        int64_t begin = gathers ? 0 : p->at[step->source];
+        int64_t end = gathers ? n : p->at[step->source + 1];
         SEQPAR__WORK(1);
-        for (i = begin; i < end && !status; i++) {
+        for (int64_t i = begin; i < end && !status; i++) {
             int64_t at = gathers ? i : p->by[i], key = p->list[at];
             status = seqpar__push_leaf(&fold, at, gathers ? key : attn->order[key].piece);
         }
@@ -3590,17 +4583,21 @@ static seqpar_status seqpar__plan_query(seqpar_attn *attn, seqpar__planner *p, i
 static seqpar_attn_task *seqpar__key_task(seqpar_attn *attn, int64_t key) {
     int64_t source = attn->order[key].source;
     seqpar__attn_step *step = &attn->steps[attn->step_of[source]];
-    seqpar__tasks *tasks = source == attn->rank ? &step->own : &step->foreign[source - step->source];
+    seqpar__tasks *tasks = source == attn->rank ? &step->own
+                                                : &step->foreign[source - step->source];
     seqpar_attn_task *task = seqpar__task_add(tasks, tasks->count);
     task->order = step->sources > 1 ? key : attn->order[key].piece;
     tasks->pieces[task->piece] = *seqpar__ordered_piece(attn, key);
-    tasks->keys[task->piece] = seqpar__keys_of(attn, step, source, seqpar__ordered_piece(attn, key));
+    tasks->keys[task->piece] = seqpar__keys_of(attn, step, source,
+                                               seqpar__ordered_piece(attn, key));
     return task;
 }
 
 /* Others' keys become the nodes of a message. */
-static seqpar_status seqpar__plan_foreign_key(seqpar_attn *attn, seqpar__planner *p, int64_t key, int64_t *near) {
-    int64_t n = seqpar__own_queries(p, key, near), source = attn->order[key].source, depth = 2, nodes = 1, i;
+static seqpar_status seqpar__plan_foreign_key(seqpar_attn *attn, seqpar__planner *p,
+                                              int64_t key, int64_t *near) {
+    int64_t n = seqpar__own_queries(p, key, near), source = attn->order[key].source, depth = 2;
+    int64_t nodes = 1;
     seqpar_attn_task *task;
     seqpar_fold_op *program;
     if (n == 0) return SEQPAR_OK;
@@ -3609,9 +4606,13 @@ static seqpar_status seqpar__plan_foreign_key(seqpar_attn *attn, seqpar__planner
     program = seqpar__program_room(attn, task->program_count);
     task->program = program;
     if (!program) return SEQPAR_ERR_MEMORY;
-    if (!attn->desc.relaxed) nodes = seqpar__spans_fold(p->spans, n, p->operands, program, &depth);
+    if (!attn->desc.relaxed)
+        nodes = seqpar__spans_fold(p->spans, n, p->operands, program, &depth);
     else { /* one running value */
-        for (i = 0; i < n; i++) { program[i].op = i ? SEQPAR_FOLD_EXTEND : SEQPAR_FOLD_LEAF; program[i].index = p->operands[i]; }
+        for (int64_t i = 0; i < n; i++) {
+            program[i].op = i ? SEQPAR_FOLD_EXTEND : SEQPAR_FOLD_LEAF;
+            program[i].index = p->operands[i];
+        }
         program[n].op = SEQPAR_FOLD_STORE;
         program[n].index = 0;
     }
@@ -3622,21 +4623,26 @@ static seqpar_status seqpar__plan_foreign_key(seqpar_attn *attn, seqpar__planner
     return SEQPAR_OK;
 }
 
-/* Folding what position q made for an own key piece; the list are the queries that see it, n in all. */
-static seqpar_status seqpar__plan_return(seqpar_attn *attn, seqpar__planner *p, int64_t q, int64_t piece, const int64_t *leaves, int64_t n, seqpar_fold *fold) {
+/* Folding what position q made for an own key piece; the list are the queries that see it, n
+   in all. */
+static seqpar_status seqpar__plan_return(seqpar_attn *attn, seqpar__planner *p, int64_t q,
+                                         int64_t piece, const int64_t *leaves, int64_t n,
+                                         seqpar_fold *fold) {
     const seqpar_share *mine = &attn->shares[attn->rank];
     seqpar__tasks *tasks = &attn->returns[q];
     seqpar_attn_task *task;
     seqpar__span *value;
-    int64_t count = p->at[q + 1] - p->at[q], nodes = 1, depth = 0, i;
+    int64_t count = p->at[q + 1] - p->at[q], nodes = 1, depth = 0;
     SEQPAR__WORK(1);
     if (count == 0) return SEQPAR_OK;
-    for (i = 0; i < count && !fold->running; i++) seqpar__span_of(&p->spans[i], leaves, n, p->by[p->at[q] + i], p->by[p->at[q] + i] + 1);
+    for (int64_t i = 0; i < count && !fold->running; i++)
+        seqpar__span_of(&p->spans[i], leaves, n, p->by[p->at[q] + i], p->by[p->at[q] + i] + 1);
     if (!fold->running) nodes = seqpar__spans_fold(p->spans, count, NULL, p->unused, &depth);
-    for (i = 0; i < nodes; i++) {
+    for (int64_t i = 0; i < nodes; i++) {
         if (!fold->running && !(value = seqpar__fold_next(fold))) return SEQPAR_ERR_MEMORY;
         if (!fold->running) *value = p->spans[i];
-        SEQPAR__TRY(fold->running ? seqpar__push_leaf(fold, 0, 0) : seqpar__fold_add(fold, SEQPAR_FOLD_LEAF, (int32_t)i));
+        SEQPAR__TRY(fold->running ? seqpar__push_leaf(fold, 0, 0)
+                                  : seqpar__fold_add(fold, SEQPAR_FOLD_LEAF, (int32_t)i));
     }
     task = seqpar__task_add(tasks, tasks->count);
     tasks->pieces[task->piece] = mine->pieces[piece];
@@ -3648,18 +4654,22 @@ static seqpar_status seqpar__plan_return(seqpar_attn *attn, seqpar__planner *p, 
     return SEQPAR_OK;
 }
 
-/* Own keys: own queries go first; returns come in the same order in both schedules: from the position the keys went to on, or from 0 on. */
-static seqpar_status seqpar__plan_own_key(seqpar_attn *attn, seqpar__planner *p, int64_t piece, seqpar_fold *fold) {
+/* Own keys: own queries go first; returns come in the same order in both schedules: from the
+   position the keys went to on, or from 0 on. */
+static seqpar_status seqpar__plan_own_key(seqpar_attn *attn, seqpar__planner *p, int64_t piece,
+                                          seqpar_fold *fold) {
     const seqpar_share *mine = &attn->shares[attn->rank];
-    int64_t n = seqpar__list_queries(p, p->mine[piece]), i, q, own;
+    int64_t n = seqpar__list_queries(p, p->mine[piece]), q, own;
     const int64_t *leaves = seqpar__list_leaves(p, n);
     seqpar__list_by_source(p, n);
     own = p->at[attn->rank + 1] - p->at[attn->rank];
     seqpar_fold_init(fold, leaves, n);
     fold->running = attn->desc.relaxed;
     if (fold->running) /* of every other position comes one value */
-        for (fold->leaf_count = own, q = 0; q < attn->size; q++) fold->leaf_count += q != attn->rank && p->at[q + 1] > p->at[q];
-    for (i = p->at[attn->rank]; i < p->at[attn->rank + 1]; i++) SEQPAR__TRY(seqpar__push_leaf(fold, p->by[i], attn->order[p->list[p->by[i]]].piece));
+        for (fold->leaf_count = own, q = 0; q < attn->size; q++)
+            fold->leaf_count += q != attn->rank && p->at[q + 1] > p->at[q];
+    for (int64_t i = p->at[attn->rank]; i < p->at[attn->rank + 1]; i++)
+        SEQPAR__TRY(seqpar__push_leaf(fold, p->by[i], attn->order[p->list[p->by[i]]].piece));
     if (own) {
         seqpar_attn_task *task = seqpar__key_task(attn, p->mine[piece]);
         SEQPAR__TRY(seqpar__task_take(attn, task, fold));
@@ -3667,7 +4677,9 @@ static seqpar_status seqpar__plan_own_key(seqpar_attn *attn, seqpar__planner *p,
         task->store_stride = 2 * mine->tokens;
     }
     for (q = 1; q < attn->size; q++) {
-        int64_t from = attn->steps[0].sources > 1 ? q - (q <= attn->rank) : (attn->rank + q * attn->backward.next) % attn->size;
+        int64_t from = attn->steps[0].sources > 1
+                           ? q - (q <= attn->rank)
+                           : (attn->rank + q * attn->backward.next) % attn->size;
         SEQPAR__TRY(seqpar__plan_return(attn, p, from, piece, leaves, n, fold));
     }
     return SEQPAR_OK;
@@ -3676,64 +4688,79 @@ static seqpar_status seqpar__plan_own_key(seqpar_attn *attn, seqpar__planner *p,
 /* Steps in the order of the backward plan, whose computes are those of the forward one. */
 static seqpar_status seqpar__plan_steps(seqpar_attn *attn, seqpar__planner *p) {
     const seqpar_share *mine = &attn->shares[attn->rank];
-    int64_t i, s;
-    for (i = 0; i < attn->backward.count; i++) {
+    for (int64_t i = 0; i < attn->backward.count; i++) {
         const seqpar_plan_op *op = &attn->backward.ops[i];
         seqpar__attn_step *step;
-        if (op->op != SEQPAR_PLAN_COMPUTE || op->head_begin > 0) continue; /* other heads repeat the first */
+        /* other heads repeat the first */
+        if (op->op != SEQPAR_PLAN_COMPUTE || op->head_begin > 0) continue;
         step = &attn->steps[attn->step_count];
         step->source = op->source;
         step->sources = op->sources;
-        step->foreign = (seqpar__tasks *)seqpar__list_alloc(&attn->lists, op->sources * (int64_t)sizeof *step->foreign);
-        if (!step->foreign || !seqpar__tasks_new(attn, &step->queries, p->own, 0, op->sources > 1 ? attn->total : attn->shares[op->source].count)) return SEQPAR_ERR_MEMORY;
+        step->foreign = (seqpar__tasks *)seqpar__list_alloc(
+            &attn->lists, op->sources * (int64_t)sizeof *step->foreign);
+        if (!step->foreign ||
+            !seqpar__tasks_new(attn, &step->queries, p->own, 0,
+                               op->sources > 1 ? attn->total : attn->shares[op->source].count))
+            return SEQPAR_ERR_MEMORY;
         step->queries.pieces = mine->pieces;
-        for (s = op->source; s < op->source + op->sources; s++) {
+        for (int64_t s = op->source; s < op->source + op->sources; s++) {
             seqpar__tasks *keys = s == attn->rank ? &step->own : &step->foreign[s - op->source];
             attn->step_of[s] = attn->step_count;
-            if (!seqpar__tasks_new(attn, keys, attn->shares[s].count, attn->shares[s].count + p->own, attn->shares[s].count)) return SEQPAR_ERR_MEMORY;
+            if (!seqpar__tasks_new(attn, keys, attn->shares[s].count,
+                                   attn->shares[s].count + p->own, attn->shares[s].count))
+                return SEQPAR_ERR_MEMORY;
         }
         attn->step_count++;
     }
-    for (s = 0; s < attn->size; s++)
-        for (i = 0; i < attn->shares[s].count; i++) {
+    for (int64_t s = 0; s < attn->size; s++)
+        for (int64_t i = 0; i < attn->shares[s].count; i++) {
             const seqpar__attn_step *step = &attn->steps[attn->step_of[s]];
-            step->queries.keys[step->sources > 1 ? p->sight.number[p->sight.begin[s] + i] : i] = seqpar__keys_of(attn, step, s, &attn->shares[s].pieces[i]);
+            step->queries.keys[step->sources > 1 ? p->sight.number[p->sight.begin[s] + i] : i] =
+                seqpar__keys_of(attn, step, s, &attn->shares[s].pieces[i]);
         }
-    for (s = 0; s < attn->size; s++) if (s != attn->rank && !seqpar__tasks_new(attn, &attn->returns[s], p->own, p->own, 0)) return SEQPAR_ERR_MEMORY;
+    for (int64_t s = 0; s < attn->size; s++)
+        if (s != attn->rank && !seqpar__tasks_new(attn, &attn->returns[s], p->own, p->own, 0))
+            return SEQPAR_ERR_MEMORY;
     return SEQPAR_OK;
 }
 
 /* Writes every program that the plan needs. */
 static seqpar_status seqpar__attn_programs(seqpar_attn *attn, seqpar__planner *p) {
-    int64_t i, s, k, near = 0;
+    int64_t near = 0;
     seqpar_status status;
     SEQPAR__TRY(seqpar__plan_steps(attn, p));
-    for (i = 0; i < p->own; i++) SEQPAR__TRY(seqpar__plan_query(attn, p, i));
-    for (i = 0; i < p->own; i++) {
+    for (int64_t i = 0; i < p->own; i++) SEQPAR__TRY(seqpar__plan_query(attn, p, i));
+    for (int64_t i = 0; i < p->own; i++) {
         seqpar_fold fold;
         status = seqpar__plan_own_key(attn, p, i, &fold);
         attn->key_slots = SEQPAR__MAX(attn->key_slots, fold.slots_high);
         seqpar_fold_free(&fold);
         if (status) return status;
     }
-    for (s = 0; s < attn->size; s++) {
+    for (int64_t s = 0; s < attn->size; s++) {
         seqpar__attn_step *step = &attn->steps[attn->step_of[s]];
         seqpar__tasks *keys = s == attn->rank ? &step->own : &step->foreign[s - step->source];
-        for (k = p->sight.begin[s]; s != attn->rank && k < p->sight.begin[s + 1]; k++) SEQPAR__TRY(seqpar__plan_foreign_key(attn, p, p->sight.number[k], &near));
-        if (keys->count) memcpy(keys->pieces + keys->count, attn->shares[attn->rank].pieces, (size_t)p->own * sizeof *keys->pieces); /* behind the pieces of the tasks: those of the queries */
+        for (int64_t k = p->sight.begin[s]; s != attn->rank && k < p->sight.begin[s + 1]; k++)
+            SEQPAR__TRY(seqpar__plan_foreign_key(attn, p, p->sight.number[k], &near));
+        /* behind the pieces of the tasks: those of the queries */
+        if (keys->count)
+            memcpy(keys->pieces + keys->count, attn->shares[attn->rank].pieces,
+                   (size_t)p->own * sizeof *keys->pieces);
     }
     return SEQPAR_OK;
 }
 
 static seqpar_status seqpar__attn_visible(seqpar_attn *attn) {
     const seqpar_share *mine = &attn->shares[attn->rank];
-    int64_t i, t, begin, end;
+    int64_t begin, end;
     attn->visible_begin = (int32_t *)seqpar__list_alloc(&attn->lists, mine->tokens * 4);
     attn->visible_end = (int32_t *)seqpar__list_alloc(&attn->lists, mine->tokens * 4);
     if (!attn->visible_begin || !attn->visible_end) return SEQPAR_ERR_MEMORY;
-    for (i = 0; i < mine->count; i++)
-        for (t = 0; t < mine->pieces[i].count; t++) {
-            seqpar__token_visible(&attn->rows[mine->pieces[i].row], mine->pieces[i].start + t * mine->pieces[i].stride, &attn->desc, &begin, &end);
+    for (int64_t i = 0; i < mine->count; i++)
+        for (int64_t t = 0; t < mine->pieces[i].count; t++) {
+            seqpar__token_visible(&attn->rows[mine->pieces[i].row],
+                                  mine->pieces[i].start + t * mine->pieces[i].stride,
+                                  &attn->desc, &begin, &end);
             attn->visible_begin[mine->pieces[i].local + t] = (int32_t)begin;
             attn->visible_end[mine->pieces[i].local + t] = (int32_t)end;
         }
@@ -3745,23 +4772,30 @@ static int seqpar__by_leaf(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Relaxed: pieces side by side in the row and in memory become one, which is cut anew. The place in the row names a leaf. */
+/* Relaxed: pieces side by side in the row and in memory become one, which is cut anew. The
+   place in the row names a leaf. */
 enum { SEQPAR__FREE_TILE = 128 };
 static seqpar_status seqpar__free_tiles(seqpar_share *share) {
     seqpar_share cut;
-    int64_t capacity = 0, i, at;
+    int64_t capacity = 0;
     memset(&cut, 0, sizeof cut);
-    for (i = 0; i < share->count; i++) {
+    for (int64_t i = 0; i < share->count; i++) {
         seqpar_piece run = share->pieces[i], tile;
         const seqpar_piece *next = &share->pieces[i + 1];
-        for (; i + 1 < share->count && next->row == run.row && next->stride == run.stride && next->start == run.start + run.count * run.stride && next->local == run.local + run.count; i++)
+        for (; i + 1 < share->count && next->row == run.row && next->stride == run.stride &&
+               next->start == run.start + run.count * run.stride &&
+               next->local == run.local + run.count;
+             i++)
             run.count += next++->count;
-        for (at = 0; at < run.count; at += SEQPAR__FREE_TILE) {
+        for (int64_t at = 0; at < run.count; at += SEQPAR__FREE_TILE) {
             tile = run;
             tile.start += at * run.stride;
             tile.count = SEQPAR__MIN((int64_t)SEQPAR__FREE_TILE, run.count - at);
             tile.leaf = (run.leaf >> SEQPAR__LEAF_BITS << SEQPAR__LEAF_BITS) + tile.start;
-            if (!seqpar__share_add(&cut, &capacity, tile)) { SEQPAR_FREE(cut.pieces); return SEQPAR_ERR_MEMORY; }
+            if (!seqpar__share_add(&cut, &capacity, tile)) {
+                SEQPAR_FREE(cut.pieces);
+                return SEQPAR_ERR_MEMORY;
+            }
             cut.pieces[cut.count - 1].local = run.local + at;
         }
     }
@@ -3771,19 +4805,28 @@ static seqpar_status seqpar__free_tiles(seqpar_share *share) {
     return SEQPAR_OK;
 }
 
-/* What the members of a position hold together: member after member in memory, pieces in order of leaves. The order of the ranks'
-   pieces becomes that of the positions'. begin: (ranks) where their tokens begin in the position's. */
-static seqpar_status seqpar__position_shares(seqpar_attn *attn, seqpar_share *ranks, int64_t *begin) {
-    int64_t members = attn->forward.ulysses_size, r, m, i;
-    for (r = 0; r < attn->size; r++) {
+/* What the members of a position hold together: member after member in memory, pieces in
+   order of leaves. The order of the ranks' pieces becomes that of the positions'. begin:
+   (ranks) where their tokens begin in the position's. */
+static seqpar_status seqpar__position_shares(seqpar_attn *attn, seqpar_share *ranks,
+                                             int64_t *begin) {
+    int64_t members = attn->forward.ulysses_size;
+    for (int64_t r = 0; r < attn->size; r++) {
         seqpar_share *whole = &attn->shares[r];
         int64_t count = 0;
-        for (m = r * members; m < (r + 1) * members; m++) { begin[m] = whole->tokens; whole->tokens += ranks[m].tokens; count += ranks[m].count; }
+        for (int64_t m = r * members; m < (r + 1) * members; m++) {
+            begin[m] = whole->tokens;
+            whole->tokens += ranks[m].tokens;
+            count += ranks[m].count;
+        }
         attn->total += count;
-        if (members == 1 && r != attn->rank) { *whole = ranks[r]; memset(&ranks[r], 0, sizeof ranks[r]); }
-        else if (!(whole->pieces = SEQPAR__NEW(seqpar_piece, count))) return SEQPAR_ERR_MEMORY;
+        if (members == 1 && r != attn->rank) {
+            *whole = ranks[r];
+            memset(&ranks[r], 0, sizeof ranks[r]);
+        } else if (!(whole->pieces = SEQPAR__NEW(seqpar_piece, count)))
+            return SEQPAR_ERR_MEMORY;
     }
-    for (i = 0; i < attn->total; i++) {
+    for (int64_t i = 0; i < attn->total; i++) {
         seqpar__sorted_key *key = &attn->order[i];
         const seqpar_share *part = &ranks[key->source];
         seqpar_share *whole = &attn->shares[key->source / members];
@@ -3794,7 +4837,7 @@ static seqpar_status seqpar__position_shares(seqpar_attn *attn, seqpar_share *ra
         }
         key->source /= (int32_t)members;
     }
-    for (m = 0; m < members; m++) {
+    for (int64_t m = 0; m < members; m++) {
         attn->parts[m] = ranks[attn->rank * members + m];
         attn->part_begin[m + 1] = attn->part_begin[m] + attn->parts[m].tokens;
         memset(&ranks[attn->rank * members + m], 0, sizeof *ranks);
@@ -3803,62 +4846,96 @@ static seqpar_status seqpar__position_shares(seqpar_attn *attn, seqpar_share *ra
     return SEQPAR_OK;
 }
 
-/* Relaxed: other pieces, in order of their leaves. Stripe: first tokens need not rise with the members. */
+/* Relaxed: other pieces, in order of their leaves. Stripe: first tokens need not rise with
+   the members. */
 static seqpar_status seqpar__relaxed_shares(seqpar_attn *attn) {
-    int64_t s, i, n = 0;
+    int64_t s, n = 0;
     for (attn->total = s = 0; s < attn->size; s++) {
         seqpar_share *share = &attn->shares[s];
         SEQPAR__TRY(seqpar__free_tiles(share));
-        if (share->count) qsort(share->pieces, (size_t)share->count, sizeof *share->pieces, seqpar__by_leaf);
+        if (share->count)
+            qsort(share->pieces, (size_t)share->count, sizeof *share->pieces, seqpar__by_leaf);
         attn->total += share->count;
     }
     SEQPAR_FREE(attn->order);
     attn->order = SEQPAR__NEW(seqpar__sorted_key, attn->total);
     if (!attn->order) return SEQPAR_ERR_MEMORY;
     for (s = 0; s < attn->size; s++)
-        for (i = 0; i < attn->shares[s].count; i++, n++) { attn->order[n].leaf = attn->shares[s].pieces[i].leaf; attn->order[n].source = (int32_t)s; attn->order[n].piece = (int32_t)i; }
+        for (int64_t i = 0; i < attn->shares[s].count; i++, n++) {
+            attn->order[n].leaf = attn->shares[s].pieces[i].leaf;
+            attn->order[n].source = (int32_t)s;
+            attn->order[n].piece = (int32_t)i;
+        }
     qsort(attn->order, (size_t)n, sizeof *attn->order, seqpar__by_number);
     return SEQPAR_OK;
 }
 
-static int64_t seqpar__rows_in(const seqpar__bounds *rows) { return SEQPAR__MAX(rows->end - rows->begin, (int64_t)0); }
+static int64_t seqpar__rows_in(const seqpar__bounds *rows) {
+    return SEQPAR__MAX(rows->end - rows->begin, (int64_t)0);
+}
 
-/* Whom a key piece goes to last does not matter to this position, only whether somebody behind it on the way sees the piece: the
-   nearest such position decides. A piece whose nearest is known is passed over: next leads to the next that is not. */
+/* Whom a key piece goes to last does not matter to this position, only whether somebody
+   behind it on the way sees the piece: the nearest such position decides. A piece whose
+   nearest is known is passed over: next leads to the next that is not. */
 static int64_t seqpar__next_unknown(int32_t *next, int64_t i) {
     int64_t end = i;
-    while (next[end] != end) { SEQPAR__WORK(1); end = next[end]; }
-    while (next[i] != end) { int32_t on = next[i]; next[i] = (int32_t)end; i = on; }
+    while (next[end] != end) {
+        SEQPAR__WORK(1);
+        end = next[end];
+    }
+    while (next[i] != end) {
+        int32_t on = next[i];
+        next[i] = (int32_t)end;
+        i = on;
+    }
     return end;
 }
-static void seqpar__note_seen(const seqpar__sight *sight, int64_t query, int32_t steps, int32_t *next, int32_t *nearest) {
+
+static void seqpar__note_seen(const seqpar__sight *sight, int64_t query, int32_t steps,
+                              int32_t *next, int32_t *nearest) {
     int64_t k = sight->keys[query].begin, end = sight->keys[query].end;
     for (k = seqpar__next_unknown(next, k); k < end; k = seqpar__next_unknown(next, k + 1))
-        if (seqpar__sees(sight, query, k)) { nearest[k] = steps; next[k] = (int32_t)k + 1; }
+        if (seqpar__sees(sight, query, k)) {
+            nearest[k] = steps;
+            next[k] = (int32_t)k + 1;
+        }
 }
+
 static void seqpar__widen(seqpar__bounds *rows, const seqpar_piece *p) {
     rows->begin = SEQPAR__MIN(rows->begin, p->local);
     rows->end = SEQPAR__MAX(rows->end, p->local + p->count);
 }
 
-/* Ring: keys go on while somebody on their way, which ends before their own position, sees them. 2D, whose rows lie member after
-   member: all of them. */
+/* Ring: keys go on while somebody on their way, which ends before their own position, sees
+   them. 2D, whose rows lie member after member: all of them. */
 static seqpar_status seqpar__attn_travels(seqpar_attn *attn, const seqpar__sight *sight) {
     int64_t on = attn->forward.next, size = attn->size, total = attn->total, s, k, i;
     const int64_t *begin = sight->begin;
     int32_t *next = SEQPAR__NEW(int32_t, 3 * (total + 1)), *nearest, *here;
     if (!next) return SEQPAR_ERR_MEMORY;
-    nearest = next + total + 1; here = nearest + total + 1;
-    for (k = 0; k <= total; k++) { next[k] = (int32_t)k; nearest[k] = INT32_MAX; }
+    nearest = next + total + 1;
+    here = nearest + total + 1;
+    for (k = 0; k <= total; k++) {
+        next[k] = (int32_t)k;
+        nearest[k] = INT32_MAX;
+    }
     for (i = 1; i < size && attn->forward.ulysses_size == 1; i++)
-        for (s = (attn->rank + i * on) % size, k = begin[s]; k < begin[s + 1]; k++) seqpar__note_seen(sight, sight->number[k], (int32_t)i, next, nearest);
+        for (s = (attn->rank + i * on) % size, k = begin[s]; k < begin[s + 1]; k++)
+            seqpar__note_seen(sight, sight->number[k], (int32_t)i, next, nearest);
     for (k = 0; k <= total; k++) next[k] = (int32_t)k;
-    for (k = begin[attn->rank]; k < begin[attn->rank + 1]; k++) seqpar__note_seen(sight, sight->number[k], 1, next, here);
-    for (s = 0; s < size; s++) { attn->go[s].begin = attn->come[s].begin = attn->shares[s].tokens; attn->go[s].end = attn->come[s].end = 0; }
+    for (k = begin[attn->rank]; k < begin[attn->rank + 1]; k++)
+        seqpar__note_seen(sight, sight->number[k], 1, next, here);
+    for (s = 0; s < size; s++) {
+        attn->go[s].begin = attn->come[s].begin = attn->shares[s].tokens;
+        attn->go[s].end = attn->come[s].end = 0;
+    }
     for (k = 0; k < total; k++) {
         const seqpar_piece *p = seqpar__ordered_piece(attn, k);
         s = attn->order[k].source;
-        i = s == attn->rank ? size : on == 1 ? (s - attn->rank + size) % size : (attn->rank - s + size) % size; /* steps from here to where they came from */
+        /* steps from here to where they came from */
+        i = s == attn->rank ? size
+            : on == 1       ? (s - attn->rank + size) % size
+                            : (attn->rank - s + size) % size;
         if (attn->forward.ulysses_size > 1) nearest[k] = here[k] = 1;
         if (nearest[k] < i) seqpar__widen(&attn->go[s], p);
         if (nearest[k] < i || (here[k] && s != attn->rank)) seqpar__widen(&attn->come[s], p);
@@ -3868,43 +4945,60 @@ static seqpar_status seqpar__attn_travels(seqpar_attn *attn, const seqpar__sight
 }
 
 static seqpar_status seqpar__attn_split(seqpar_ctx *ctx, seqpar_attn *attn) {
-    int64_t s, i, *begin = SEQPAR__NEW(int64_t, attn->forward.sp_size);
+    int64_t *begin = SEQPAR__NEW(int64_t, attn->forward.sp_size);
     seqpar_share *ranks = NULL;
-    seqpar_status status = begin ? seqpar__split_all(ctx->error, &ranks, &attn->order, attn->rows, attn->row_count, attn->desc.layout, attn->forward.sp_size) : SEQPAR_ERR_MEMORY;
+    seqpar_status status = begin ? seqpar__split_all(ctx->error, &ranks, &attn->order,
+                                                     attn->rows, attn->row_count,
+                                                     attn->desc.layout, attn->forward.sp_size)
+                                 : SEQPAR_ERR_MEMORY;
     if (!status) status = seqpar__position_shares(attn, ranks, begin);
     if (!status && attn->desc.relaxed) status = seqpar__relaxed_shares(attn);
     seqpar__shares_free(ranks, attn->forward.sp_size);
     SEQPAR_FREE(ranks);
     SEQPAR_FREE(begin);
-    if (status || !(attn->leaves = (int64_t *)seqpar__list_room(&attn->lists, attn->total * 8))) return status ? status : SEQPAR_ERR_MEMORY;
-    for (i = 0; i < attn->total; i++) attn->leaves[i] = attn->order[i].leaf;
-    for (s = 0; s < attn->size; s++) attn->slot_row[s + 1] = attn->slot_row[s] + 2 * attn->shares[s].tokens;
+    if (status || !(attn->leaves = (int64_t *)seqpar__list_room(&attn->lists, attn->total * 8)))
+        return status ? status : SEQPAR_ERR_MEMORY;
+    for (int64_t i = 0; i < attn->total; i++) attn->leaves[i] = attn->order[i].leaf;
+    for (int64_t s = 0; s < attn->size; s++)
+        attn->slot_row[s + 1] = attn->slot_row[s] + 2 * attn->shares[s].tokens;
     return SEQPAR_OK;
 }
 
 /* sight: to be closed by the caller. */
-static seqpar_status seqpar__attn_shares(seqpar_ctx *ctx, seqpar_attn *attn, seqpar__sight *sight) {
-    int64_t r, i;
+static seqpar_status seqpar__attn_shares(seqpar_ctx *ctx, seqpar_attn *attn,
+                                         seqpar__sight *sight) {
     memset(sight, 0, sizeof *sight);
-    attn->parts = (seqpar_share *)seqpar__list_alloc(&attn->lists, attn->forward.ulysses_size * (int64_t)sizeof *attn->parts);
-    attn->part_begin = (int64_t *)seqpar__list_alloc(&attn->lists, (attn->forward.ulysses_size + 1) * 8);
+    attn->parts = (seqpar_share *)seqpar__list_alloc(
+        &attn->lists, attn->forward.ulysses_size * (int64_t)sizeof *attn->parts);
+    attn->part_begin = (int64_t *)seqpar__list_alloc(&attn->lists,
+                                                     (attn->forward.ulysses_size + 1) * 8);
     if (!attn->parts || !attn->part_begin) return SEQPAR_ERR_MEMORY;
-    attn->shares = (seqpar_share *)seqpar__list_alloc(&attn->lists, attn->size * (int64_t)sizeof *attn->shares);
-    attn->bounds = (seqpar__bounds **)seqpar__list_alloc(&attn->lists, attn->size * (int64_t)sizeof *attn->bounds);
-    attn->come = (seqpar__bounds *)seqpar__list_alloc(&attn->lists, 2 * attn->size * (int64_t)sizeof *attn->come);
-    attn->steps = (seqpar__attn_step *)seqpar__list_alloc(&attn->lists, (attn->size + 1) * (int64_t)sizeof *attn->steps);
-    attn->returns = (seqpar__tasks *)seqpar__list_alloc(&attn->lists, attn->size * (int64_t)sizeof *attn->returns);
+    attn->shares = (seqpar_share *)seqpar__list_alloc(
+        &attn->lists, attn->size * (int64_t)sizeof *attn->shares);
+    attn->bounds = (seqpar__bounds **)seqpar__list_alloc(
+        &attn->lists, attn->size * (int64_t)sizeof *attn->bounds);
+    attn->come = (seqpar__bounds *)seqpar__list_alloc(
+        &attn->lists, 2 * attn->size * (int64_t)sizeof *attn->come);
+    attn->steps = (seqpar__attn_step *)seqpar__list_alloc(
+        &attn->lists, (attn->size + 1) * (int64_t)sizeof *attn->steps);
+    attn->returns = (seqpar__tasks *)seqpar__list_alloc(
+        &attn->lists, attn->size * (int64_t)sizeof *attn->returns);
     attn->return_elements = (int64_t *)seqpar__list_alloc(&attn->lists, attn->size * 8);
     attn->outbox_elements = (int64_t *)seqpar__list_alloc(&attn->lists, attn->size * 8);
     attn->slot_row = (int64_t *)seqpar__list_alloc(&attn->lists, (attn->size + 1) * 8);
     attn->step_of = (int64_t *)seqpar__list_alloc(&attn->lists, attn->size * 8);
-    if (!attn->shares || !attn->bounds || !attn->come || !attn->steps || !attn->returns || !attn->return_elements || !attn->outbox_elements || !attn->slot_row || !attn->step_of) return SEQPAR_ERR_MEMORY;
+    if (!attn->shares || !attn->bounds || !attn->come || !attn->steps || !attn->returns ||
+        !attn->return_elements || !attn->outbox_elements || !attn->slot_row || !attn->step_of)
+        return SEQPAR_ERR_MEMORY;
     SEQPAR__TRY(seqpar__attn_split(ctx, attn));
-    for (r = 0; r < attn->size; r++) {
-        attn->bounds[r] = (seqpar__bounds *)seqpar__list_alloc(&attn->lists, attn->shares[r].count * (int64_t)sizeof **attn->bounds);
+    for (int64_t r = 0; r < attn->size; r++) {
+        attn->bounds[r] = (seqpar__bounds *)seqpar__list_alloc(
+            &attn->lists, attn->shares[r].count * (int64_t)sizeof **attn->bounds);
         if (!attn->bounds[r]) return SEQPAR_ERR_MEMORY;
-        for (i = 0; i < attn->shares[r].count; i++)
-            attn->bounds[r][i] = seqpar__piece_bounds(&attn->rows[attn->shares[r].pieces[i].row], &attn->shares[r].pieces[i], &attn->desc);
+        for (int64_t i = 0; i < attn->shares[r].count; i++)
+            attn->bounds[r][i] = seqpar__piece_bounds(
+                &attn->rows[attn->shares[r].pieces[i].row], &attn->shares[r].pieces[i],
+                &attn->desc);
         SEQPAR__WORK(attn->shares[r].count + 1);
     }
     SEQPAR__TRY(seqpar__sight_open(sight, attn));
@@ -3913,9 +5007,9 @@ static seqpar_status seqpar__attn_shares(seqpar_ctx *ctx, seqpar_attn *attn, seq
 }
 
 static seqpar_status seqpar__planner_open(seqpar_attn *attn, seqpar__planner *p) {
-    int64_t most = 0, s, i;
+    int64_t most = 0;
     p->own = attn->shares[attn->rank].count;
-    for (s = 0; s < attn->size; s++) most = SEQPAR__MAX(most, attn->shares[s].count);
+    for (int64_t s = 0; s < attn->size; s++) most = SEQPAR__MAX(most, attn->shares[s].count);
     p->mine = SEQPAR__NEW(int64_t, p->own + attn->size + 2 + attn->total);
     p->list = SEQPAR__NEW(int32_t, 2 * attn->total + p->own);
     p->spans = SEQPAR__NEW(seqpar__span, most);
@@ -3925,7 +5019,7 @@ static seqpar_status seqpar__planner_open(seqpar_attn *attn, seqpar__planner *p)
     p->leaves = p->at + attn->size + 2;
     p->by = p->list + attn->total;
     p->operands = p->by + attn->total;
-    for (i = 0; i < p->own; i++) p->mine[i] = p->sight.number[p->sight.begin[attn->rank] + i];
+    for (int64_t i = 0; i < p->own; i++) p->mine[i] = p->sight.number[p->sight.begin[attn->rank] + i];
     return SEQPAR_OK;
 }
 
@@ -3947,14 +5041,34 @@ static seqpar_status seqpar__attn_prepare(seqpar_ctx *ctx, seqpar_attn *attn) {
 
 static seqpar_status seqpar__check_attn(seqpar_error *error, const seqpar_attn_desc *d) {
     if (d->kv_heads <= 0 || d->heads <= 0 || d->heads % d->kv_heads)
-        return seqpar_fail(error, SEQPAR_ERR_HEADS, "%lld heads over %lld kv_heads; heads must be a positive multiple of kv_heads", (long long)d->heads, (long long)d->kv_heads);
-    if (d->head_dim <= 0) return seqpar_fail(error, SEQPAR_ERR_HEAD_DIM, "head_dim is %lld; give at least 1", (long long)d->head_dim);
+        return seqpar_fail(
+            error, SEQPAR_ERR_HEADS,
+            "%lld heads over %lld kv_heads; heads must be a positive multiple of kv_heads",
+            (long long)d->heads, (long long)d->kv_heads);
+    if (d->head_dim <= 0)
+        return seqpar_fail(error, SEQPAR_ERR_HEAD_DIM, "head_dim is %lld; give at least 1",
+                           (long long)d->head_dim);
     if (seqpar__times(d->heads, d->head_dim) > SEQPAR_MAX_WIDTH)
-        return seqpar_fail(error, SEQPAR_ERR_SIZE, "%lld heads of head_dim %lld are wider than %lld, the most a token may have; check both", (long long)d->heads, (long long)d->head_dim, (long long)SEQPAR_MAX_WIDTH);
-    if (d->window < 0) return seqpar_fail(error, SEQPAR_ERR_MASK, "window is %lld; give 0 for none or at least 1", (long long)d->window);
-    if (!(d->softcap >= 0) || d->softcap > 1e30) return seqpar_fail(error, SEQPAR_ERR_MASK, "softcap is %g; give 0 for none or a positive number", d->softcap);
-    if (!(d->dropout >= 0 && d->dropout < 1)) return seqpar_fail(error, SEQPAR_ERR_MASK, "dropout is %g; give at least 0 and less than 1", d->dropout);
-    if (!(d->scale == d->scale) || d->scale > 1e30 || d->scale < -1e30) return seqpar_fail(error, SEQPAR_ERR_MASK, "the attention scale is %g; give a finite number, 0 for 1/sqrt(head_dim)", d->scale);
+        return seqpar_fail(error, SEQPAR_ERR_SIZE,
+                           "%lld heads of head_dim %lld are wider than %lld, the most a token "
+                           "may have; check both",
+                           (long long)d->heads, (long long)d->head_dim,
+                           (long long)SEQPAR_MAX_WIDTH);
+    if (d->window < 0)
+        return seqpar_fail(error, SEQPAR_ERR_MASK,
+                           "window is %lld; give 0 for none or at least 1",
+                           (long long)d->window);
+    if (!(d->softcap >= 0) || d->softcap > 1e30)
+        return seqpar_fail(error, SEQPAR_ERR_MASK,
+                           "softcap is %g; give 0 for none or a positive number", d->softcap);
+    if (!(d->dropout >= 0 && d->dropout < 1))
+        return seqpar_fail(error, SEQPAR_ERR_MASK,
+                           "dropout is %g; give at least 0 and less than 1", d->dropout);
+    if (!(d->scale == d->scale) || d->scale > 1e30 || d->scale < -1e30)
+        return seqpar_fail(
+            error, SEQPAR_ERR_MASK,
+            "the attention scale is %g; give a finite number, 0 for 1/sqrt(head_dim)",
+            d->scale);
     return SEQPAR_OK;
 }
 
@@ -3963,9 +5077,12 @@ static seqpar_status seqpar__attn_plans(seqpar_ctx *ctx, seqpar_attn *attn) {
     seqpar_plan_desc p;
     memset(&p, 0, sizeof p);
     p.schedule = d->schedule;
-    p.sp_size = ctx->sp_size; p.sp_rank = ctx->sp_rank;
-    p.kv_heads = d->kv_heads; p.heads_k_stride = d->heads_k_stride;
-    p.ulysses_size = d->ulysses_size; p.ulysses_replicate = d->ulysses_replicate;
+    p.sp_size = ctx->sp_size;
+    p.sp_rank = ctx->sp_rank;
+    p.kv_heads = d->kv_heads;
+    p.heads_k_stride = d->heads_k_stride;
+    p.ulysses_size = d->ulysses_size;
+    p.ulysses_replicate = d->ulysses_replicate;
     p.down = d->layout == SEQPAR_ZIGZAG || d->layout == SEQPAR_ZIGZAG_DOC;
     SEQPAR__TRY(seqpar_plan_make(ctx->error, &attn->forward, &p));
     p.backward = 1;
@@ -3974,16 +5091,26 @@ static seqpar_status seqpar__attn_plans(seqpar_ctx *ctx, seqpar_attn *attn) {
     attn->rank = attn->forward.position;
     attn->ring_requests = attn->backward.requests - (attn->forward.ulysses_size > 1 ? 2 : 0);
     attn->kv_heads = attn->forward.kv_count;
-    attn->heads = attn->forward.replicate ? d->heads / attn->forward.ulysses_size : attn->kv_heads * (d->heads / d->kv_heads);
-    attn->head_begin = attn->forward.replicate ? attn->forward.member * attn->heads : attn->forward.kv_begin * (d->heads / d->kv_heads);
+    attn->heads = attn->forward.replicate ? d->heads / attn->forward.ulysses_size
+                                          : attn->kv_heads * (d->heads / d->kv_heads);
+    attn->head_begin = attn->forward.replicate
+                           ? attn->forward.member * attn->heads
+                           : attn->forward.kv_begin * (d->heads / d->kv_heads);
     if (attn->forward.replicate && d->heads % attn->forward.ulysses_size)
-        return seqpar_fail(ctx->error, SEQPAR_ERR_ULYSSES, "ulysses_size %lld does not divide %lld heads; replicated kv heads need equal numbers of query heads", (long long)attn->forward.ulysses_size, (long long)d->heads);
+        return seqpar_fail(ctx->error, SEQPAR_ERR_ULYSSES,
+                           "ulysses_size %lld does not divide %lld heads; replicated kv heads "
+                           "need equal numbers of query heads",
+                           (long long)attn->forward.ulysses_size, (long long)d->heads);
     return SEQPAR_OK;
 }
 
-/* prepare: what is made once the plans are there: all that a run needs, or what a count needs (seqpar_check.h). */
+/* prepare: what is made once the plans are there: all that a run needs, or what a count
+   needs (seqpar_check.h). */
 typedef seqpar_status (*seqpar__attn_preparation)(seqpar_ctx *ctx, seqpar_attn *attn);
-static seqpar_status seqpar__attn_open(seqpar_ctx *ctx, seqpar_attn **out, const seqpar_row *rows, int64_t row_count, const seqpar_attn_desc *desc, seqpar__attn_preparation prepare) {
+static seqpar_status seqpar__attn_open(seqpar_ctx *ctx, seqpar_attn **out,
+                                       const seqpar_row *rows, int64_t row_count,
+                                       const seqpar_attn_desc *desc,
+                                       seqpar__attn_preparation prepare) {
     seqpar_attn *attn;
     seqpar_status status;
     *out = NULL;
@@ -3996,32 +5123,54 @@ static seqpar_status seqpar__attn_open(seqpar_ctx *ctx, seqpar_attn **out, const
     attn->row_count = row_count;
     status = seqpar__attn_plans(ctx, attn);
     if (!status) status = prepare(ctx, attn);
-    if (status) { seqpar_attn_close(ctx, attn); return seqpar_fail(ctx->error, status, "attention could not be set up: %s", seqpar_status_text(status)); }
+    if (status) {
+        seqpar_attn_close(ctx, attn);
+        return seqpar_fail(ctx->error, status, "attention could not be set up: %s",
+                           seqpar_status_text(status));
+    }
     *out = attn;
     return SEQPAR_OK;
 }
-static seqpar_status seqpar__attn_agree(seqpar_ctx *ctx, const seqpar_row *rows, int64_t row_count, const seqpar_attn_desc *d) {
-    const seqpar__given given[] = {
-        {"the number of rows", row_count, 0}, {"rows", seqpar__digest_rows(rows, row_count), 1}, {"layout", d->layout, 0}, {"schedule", d->schedule, 0},
-        {"heads", d->heads, 0}, {"kv_heads", d->kv_heads, 0}, {"head_dim", d->head_dim, 0}, {"heads_k_stride", d->heads_k_stride, 0},
-        {"ulysses_size", d->ulysses_size, 0}, {"ulysses_replicate", d->ulysses_replicate, 0}, {"full", d->full, 0}, {"window", d->window, 0}, {"relaxed", d->relaxed, 0},
-        {"scales", seqpar__given_real(d->scale), 1}, {"softcaps", seqpar__given_real(d->softcap), 1}, {"dropout rates", seqpar__given_real(d->dropout), 1}};
-    return seqpar__ranks_agree(ctx->sp, "attention", given, (int64_t)(sizeof given / sizeof *given));
+
+static seqpar_status seqpar__attn_agree(seqpar_ctx *ctx, const seqpar_row *rows,
+                                        int64_t row_count, const seqpar_attn_desc *d) {
+    const seqpar__given given[] = {{"the number of rows", row_count, 0},
+                                   {"rows", seqpar__digest_rows(rows, row_count), 1},
+                                   {"layout", d->layout, 0},
+                                   {"schedule", d->schedule, 0},
+                                   {"heads", d->heads, 0},
+                                   {"kv_heads", d->kv_heads, 0},
+                                   {"head_dim", d->head_dim, 0},
+                                   {"heads_k_stride", d->heads_k_stride, 0},
+                                   {"ulysses_size", d->ulysses_size, 0},
+                                   {"ulysses_replicate", d->ulysses_replicate, 0},
+                                   {"full", d->full, 0},
+                                   {"window", d->window, 0},
+                                   {"relaxed", d->relaxed, 0},
+                                   {"scales", seqpar__given_real(d->scale), 1},
+                                   {"softcaps", seqpar__given_real(d->softcap), 1},
+                                   {"dropout rates", seqpar__given_real(d->dropout), 1}};
+    return seqpar__ranks_agree(ctx->sp, "attention", given,
+                               (int64_t)(sizeof given / sizeof *given));
 }
-SEQPAR_DEF seqpar_status seqpar_attn_open(seqpar_ctx *ctx, seqpar_attn **out, const seqpar_row *rows, int64_t row_count, const seqpar_attn_desc *desc) {
+
+SEQPAR_DEF seqpar_status seqpar_attn_open(seqpar_ctx *ctx, seqpar_attn **out,
+                                          const seqpar_row *rows, int64_t row_count,
+                                          const seqpar_attn_desc *desc) {
     *out = NULL;
     SEQPAR__TRY(seqpar__check_attn(ctx->error, desc));
-    SEQPAR__TRY(seqpar__check_split(ctx->error, rows, row_count, desc->layout, ctx->sp_size, ctx->sp_rank));
+    SEQPAR__TRY(seqpar__check_split(ctx->error, rows, row_count, desc->layout, ctx->sp_size,
+                                    ctx->sp_rank));
     SEQPAR__TRY(seqpar__attn_agree(ctx, rows, row_count, desc));
     return seqpar__attn_open(ctx, out, rows, row_count, desc, seqpar__attn_prepare);
 }
 
 SEQPAR_DEF void seqpar_attn_close(seqpar_ctx *ctx, seqpar_attn *attn) {
-    int64_t r;
     (void)ctx;
     if (!attn) return;
-    for (r = 0; attn->shares && r < attn->size; r++) seqpar_share_free(&attn->shares[r]);
-    for (r = 0; attn->parts && r < attn->forward.ulysses_size; r++) seqpar_share_free(&attn->parts[r]);
+    for (int64_t r = 0; attn->shares && r < attn->size; r++) seqpar_share_free(&attn->shares[r]);
+    for (int64_t r = 0; attn->parts && r < attn->forward.ulysses_size; r++)
+        seqpar_share_free(&attn->parts[r]);
     seqpar_plan_free(&attn->forward);
     seqpar_plan_free(&attn->backward);
     SEQPAR_FREE(attn->order);
@@ -4035,30 +5184,42 @@ typedef struct seqpar__attn_run_state {
     seqpar_ctx *ctx;
     seqpar_attn *attn;
     const seqpar_plan *plan;
-    seqpar_attn_args args, own; /* tensors the ring works on; those of the call. Without Ulysses the same */
-    seqpar_buffer gathered, results, staging; /* Ulysses: inputs and results of all tokens and own heads; messages */
-    const void *k, *v;          /* own */
+    /* tensors the ring works on; those of the call. Without Ulysses the same */
+    seqpar_attn_args args, own;
+    /* Ulysses: inputs and results of all tokens and own heads; messages */
+    seqpar_buffer gathered, results, staging;
+    const void *k, *v; /* own */
     seqpar_buffer slot[3], outbox[2], inbox[2], store, pending[2];
     seqpar_request *requests;
-    int64_t compute;            /* how many were done */
+    int64_t compute;               /* how many were done */
     int64_t *out_begin, *in_begin; /* (size + 1) rows of the message to and from each rank */
 } seqpar__attn_run_state;
 
-static void seqpar__trace(seqpar_ctx *ctx, const char *what, int64_t step, int64_t request, int64_t source, double cost) {
+static void seqpar__trace(seqpar_ctx *ctx, const char *what, int64_t step, int64_t request,
+                          int64_t source, double cost) {
     seqpar_event e;
     if (!ctx->trace) return;
-    e.what = what; e.step = step; e.request = request; e.source = source; e.cost = cost;
+    e.what = what;
+    e.step = step;
+    e.request = request;
+    e.source = source;
+    e.cost = cost;
     ctx->trace(ctx->trace_user, &e);
 }
 
-static int64_t seqpar__heads_of(const seqpar__attn_run_state *r) { /* kv heads a step works on: the same for all */
+/* kv heads a step works on: the same for all */
+static int64_t seqpar__heads_of(const seqpar__attn_run_state *r) {
     int64_t i = 0;
     while (r->plan->ops[i].op != SEQPAR_PLAN_COMPUTE) i++;
     return r->plan->ops[i].head_count;
 }
+
 static int64_t seqpar__slot_rows(const seqpar__attn_run_state *r) {
-    int64_t s, most = 0, sum = 0;
-    for (s = 0; s < r->attn->size; s++) { most = SEQPAR__MAX(most, r->attn->shares[s].tokens); sum += r->attn->shares[s].tokens; }
+    int64_t most = 0, sum = 0;
+    for (int64_t s = 0; s < r->attn->size; s++) {
+        most = SEQPAR__MAX(most, r->attn->shares[s].tokens);
+        sum += r->attn->shares[s].tokens;
+    }
     return 2 * (r->attn->steps[0].sources > 1 ? sum : most);
 }
 
@@ -4066,81 +5227,115 @@ static int64_t seqpar__slot_rows(const seqpar__attn_run_state *r) {
 static seqpar_status seqpar__run_buffers(seqpar__attn_run_state *r) {
     seqpar_attn *attn = r->attn;
     const seqpar_share *mine = &attn->shares[attn->rank];
-    int64_t size = seqpar_dtype_bytes(r->ctx->device->storage), acc = seqpar_dtype_bytes(r->ctx->device->accumulator);
-    int64_t nh = seqpar__heads_of(r), d = attn->desc.head_dim, group = nh * (attn->heads / attn->kv_heads), i, q, out = 0, in = 0;
+    int64_t size = seqpar_dtype_bytes(r->ctx->device->storage);
+    int64_t acc = seqpar_dtype_bytes(r->ctx->device->accumulator);
+    int64_t nh = seqpar__heads_of(r), d = attn->desc.head_dim;
+    int64_t group = nh * (attn->heads / attn->kv_heads), out = 0, in = 0;
     int gathers = attn->steps[0].sources > 1;
-    for (i = gathers ? 0 : 1; i < r->plan->slots; i++)
-        SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->slot[i], seqpar__slot_rows(r) * nh * d * size, SEQPAR_MEM_EXCHANGE));
-    SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->store, attn->query_slots * mine->tokens * group * (d + 2) * acc, SEQPAR_MEM_SCRATCH));
+    for (int64_t i = gathers ? 0 : 1; i < r->plan->slots; i++)
+        SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->slot[i], seqpar__slot_rows(r) * nh * d * size,
+                                      SEQPAR_MEM_EXCHANGE));
+    SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->store,
+                                  attn->query_slots * mine->tokens * group * (d + 2) * acc,
+                                  SEQPAR_MEM_SCRATCH));
     if (!r->plan->backward) return SEQPAR_OK;
-    for (i = 0; i < (gathers ? 2 : 1); i++)
-        SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->pending[i], attn->key_slots * 2 * mine->tokens * nh * d * acc, SEQPAR_MEM_SCRATCH));
-    for (q = 0; q < attn->size; q++) {
+    for (int64_t i = 0; i < (gathers ? 2 : 1); i++)
+        SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->pending[i],
+                                      attn->key_slots * 2 * mine->tokens * nh * d * acc,
+                                      SEQPAR_MEM_SCRATCH));
+    for (int64_t q = 0; q < attn->size; q++) {
         r->out_begin[q + 1] = r->out_begin[q] + attn->outbox_elements[q];
         r->in_begin[q + 1] = r->in_begin[q] + attn->return_elements[q];
         out = SEQPAR__MAX(out, attn->outbox_elements[q]);
         in = SEQPAR__MAX(in, attn->return_elements[q]);
     }
-    if (gathers) { out = r->out_begin[attn->size]; in = r->in_begin[attn->size]; }
-    for (i = 0; i < 2; i++) {
-        SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->outbox[i], out * nh * d * acc, SEQPAR_MEM_EXCHANGE));
-        SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->inbox[i], in * nh * d * acc, SEQPAR_MEM_EXCHANGE));
+    if (gathers) {
+        out = r->out_begin[attn->size];
+        in = r->in_begin[attn->size];
+    }
+    for (int64_t i = 0; i < 2; i++) {
+        SEQPAR__TRY(
+            seqpar_buffer_new(r->ctx, &r->outbox[i], out * nh * d * acc, SEQPAR_MEM_EXCHANGE));
+        SEQPAR__TRY(
+            seqpar_buffer_new(r->ctx, &r->inbox[i], in * nh * d * acc, SEQPAR_MEM_EXCHANGE));
     }
     return SEQPAR_OK;
 }
 
 static seqpar_transfer seqpar__transfer(int64_t peer, const void *data, int64_t bytes) {
     seqpar_transfer t;
-    t.peer = peer; t.data = (void *)data; t.bytes = bytes;
+    t.peer = peer;
+    t.data = (void *)data;
+    t.bytes = bytes;
     return t;
 }
 
 /* SP rank of the same member at another position. */
-static int64_t seqpar__peer(const seqpar__attn_run_state *r, int64_t position) { return position * r->plan->ulysses_size + r->plan->member; }
+static int64_t seqpar__peer(const seqpar__attn_run_state *r, int64_t position) {
+    return position * r->plan->ulysses_size + r->plan->member;
+}
 
 /* Which half of a double buffer a step uses: ring by step, llama3 by head range. */
 static int64_t seqpar__turn(const seqpar__attn_run_state *r, const seqpar_plan_op *op) {
-    return r->attn->steps[0].sources > 1 ? (op->head_begin / op->head_count) % 2 : op->request % 2;
+    return r->attn->steps[0].sources > 1 ? (op->head_begin / op->head_count) % 2
+                                         : op->request % 2;
 }
 
 static seqpar_status seqpar__run_shift(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
     const seqpar_attn *attn = r->attn;
-    int64_t row = op->head_count * attn->desc.head_dim * seqpar_dtype_bytes(r->ctx->device->storage), coming = (op->source + attn->size - r->plan->next) % attn->size;
+    int64_t row = op->head_count * attn->desc.head_dim *
+                  seqpar_dtype_bytes(r->ctx->device->storage);
+    int64_t coming = (op->source + attn->size - r->plan->next) % attn->size;
     const seqpar__bounds *go = &attn->go[op->source], *come = &attn->come[coming];
-    const char *k = op->from ? (const char *)r->slot[op->from].data : (const char *)r->k, *v = op->from ? k + attn->shares[op->source].tokens * row : (const char *)r->v;
+    const char *k = op->from ? (const char *)r->slot[op->from].data : (const char *)r->k;
+    const char *v = op->from ? k + attn->shares[op->source].tokens * row : (const char *)r->v;
     char *to = (char *)r->slot[op->to].data + come->begin * row;
     seqpar_transfer sends[2], recvs[2];
-    seqpar_group group = seqpar__group(r->plan->backward ? "kv ring, backward" : "kv ring", op->request, sends, 2, recvs, 2);
-    sends[0] = seqpar__transfer(seqpar__peer(r, op->send_to), k + go->begin * row, seqpar__rows_in(go) * row);
-    sends[1] = seqpar__transfer(seqpar__peer(r, op->send_to), v + go->begin * row, seqpar__rows_in(go) * row);
-    recvs[0] = seqpar__transfer(seqpar__peer(r, op->recv_from), to, seqpar__rows_in(come) * row);
-    recvs[1] = seqpar__transfer(seqpar__peer(r, op->recv_from), to + attn->shares[coming].tokens * row, seqpar__rows_in(come) * row);
+    seqpar_group group = seqpar__group(r->plan->backward ? "kv ring, backward" : "kv ring",
+                                       op->request, sends, 2, recvs, 2);
+    sends[0] = seqpar__transfer(seqpar__peer(r, op->send_to), k + go->begin * row,
+                                seqpar__rows_in(go) * row);
+    sends[1] = seqpar__transfer(seqpar__peer(r, op->send_to), v + go->begin * row,
+                                seqpar__rows_in(go) * row);
+    recvs[0] = seqpar__transfer(seqpar__peer(r, op->recv_from), to,
+                                seqpar__rows_in(come) * row);
+    recvs[1] = seqpar__transfer(seqpar__peer(r, op->recv_from),
+                                to + attn->shares[coming].tokens * row,
+                                seqpar__rows_in(come) * row);
     return seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[op->request]);
 }
 
 static seqpar_status seqpar__run_pack(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
     seqpar_device *dev = r->ctx->device;
-    int64_t d = r->attn->desc.head_dim, size = seqpar_dtype_bytes(dev->storage), tokens = r->attn->shares[r->attn->rank].tokens;
-    int64_t from_row = r->attn->kv_heads * d * size, to_row = op->head_count * d * size, head = op->head_begin * d * size;
+    int64_t d = r->attn->desc.head_dim, size = seqpar_dtype_bytes(dev->storage);
+    int64_t tokens = r->attn->shares[r->attn->rank].tokens;
+    int64_t from_row = r->attn->kv_heads * d * size, to_row = op->head_count * d * size;
+    int64_t head = op->head_begin * d * size;
     char *to = (char *)r->slot[op->to].data + r->attn->slot_row[r->attn->rank] * to_row;
-    dev->copy_rows(dev, to, to_row, (const char *)r->k + head, from_row, to_row, tokens, r->ctx->queue);
-    dev->copy_rows(dev, to + tokens * to_row, to_row, (const char *)r->v + head, from_row, to_row, tokens, r->ctx->queue);
+    dev->copy_rows(dev, to, to_row, (const char *)r->k + head, from_row, to_row, tokens,
+                   r->ctx->queue);
+    dev->copy_rows(dev, to + tokens * to_row, to_row, (const char *)r->v + head, from_row,
+                   to_row, tokens, r->ctx->queue);
     return SEQPAR_OK;
 }
 
 /* One message to and from every other rank; sizes and places by rank. */
-static seqpar_status seqpar__run_all(seqpar__attn_run_state *r, int64_t request, const char *name, const char *out, const int64_t *out_begin,
-                                     char *in, const int64_t *in_begin, int64_t row, int same_out) {
-    int64_t q, n = 0, size = r->attn->size;
+static seqpar_status seqpar__run_all(seqpar__attn_run_state *r, int64_t request,
+                                     const char *name, const char *out,
+                                     const int64_t *out_begin, char *in,
+                                     const int64_t *in_begin, int64_t row, int same_out) {
+    int64_t n = 0, size = r->attn->size;
     seqpar_transfer *list = SEQPAR__NEW(seqpar_transfer, 2 * size);
     seqpar_group group;
     seqpar_status status;
     if (!list) return seqpar__no_memory(r->ctx->error, name);
-    for (q = 0; q < size; q++) {
+    for (int64_t q = 0; q < size; q++) {
         int64_t part = same_out ? r->attn->rank : q;
         if (q == r->attn->rank) continue;
-        list[n] = seqpar__transfer(seqpar__peer(r, q), out + out_begin[part] * row, (out_begin[part + 1] - out_begin[part]) * row);
-        list[size + n++] = seqpar__transfer(seqpar__peer(r, q), in + in_begin[q] * row, (in_begin[q + 1] - in_begin[q]) * row);
+        list[n] = seqpar__transfer(seqpar__peer(r, q), out + out_begin[part] * row,
+                                   (out_begin[part + 1] - out_begin[part]) * row);
+        list[size + n++] = seqpar__transfer(seqpar__peer(r, q), in + in_begin[q] * row,
+                                            (in_begin[q + 1] - in_begin[q]) * row);
     }
     group = seqpar__group(name, request, list, n, list + size, n);
     status = seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[request]);
@@ -4150,27 +5345,35 @@ static seqpar_status seqpar__run_all(seqpar__attn_run_state *r, int64_t request,
 
 static seqpar_status seqpar__run_gather(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
     char *all = (char *)r->slot[op->to].data;
-    return seqpar__run_all(r, op->request, "kv all-gather", all, r->attn->slot_row, all, r->attn->slot_row,
-                           op->head_count * r->attn->desc.head_dim * seqpar_dtype_bytes(r->ctx->device->storage), 1);
+    return seqpar__run_all(
+        r, op->request, "kv all-gather", all, r->attn->slot_row, all, r->attn->slot_row,
+        op->head_count * r->attn->desc.head_dim * seqpar_dtype_bytes(r->ctx->device->storage),
+        1);
 }
 
 static seqpar_status seqpar__run_return(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
-    int64_t row = op->head_count * r->attn->desc.head_dim * seqpar_dtype_bytes(r->ctx->device->accumulator), turn = seqpar__turn(r, op);
+    int64_t row = op->head_count * r->attn->desc.head_dim *
+                  seqpar_dtype_bytes(r->ctx->device->accumulator);
+    int64_t turn = seqpar__turn(r, op);
     seqpar_transfer send, recv;
     seqpar_group group;
     if (op->send_to < 0)
-        return seqpar__run_all(r, op->request, "dk, dv to owners", (const char *)r->outbox[turn].data, r->out_begin, (char *)r->inbox[turn].data, r->in_begin, row, 0);
-    send = seqpar__transfer(seqpar__peer(r, op->send_to), r->outbox[turn].data, r->attn->outbox_elements[op->send_to] * row);
-    recv = seqpar__transfer(seqpar__peer(r, op->recv_from), r->inbox[turn].data, r->attn->return_elements[op->recv_from] * row);
+        return seqpar__run_all(r, op->request, "dk, dv to owners",
+                               (const char *)r->outbox[turn].data, r->out_begin,
+                               (char *)r->inbox[turn].data, r->in_begin, row, 0);
+    send = seqpar__transfer(seqpar__peer(r, op->send_to), r->outbox[turn].data,
+                            r->attn->outbox_elements[op->send_to] * row);
+    recv = seqpar__transfer(seqpar__peer(r, op->recv_from), r->inbox[turn].data,
+                            r->attn->return_elements[op->recv_from] * row);
     group = seqpar__group("dk, dv to owners", op->request, &send, 1, &recv, 1);
     return seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[op->request]);
 }
 
 /* Task places are kept per head and element; scale them to this head range. */
-static seqpar_attn_task *seqpar__scaled_tasks(const seqpar__tasks *tasks, int64_t width, int64_t store_row, int64_t inbox_row) {
+static seqpar_attn_task *seqpar__scaled_tasks(const seqpar__tasks *tasks, int64_t width,
+                                              int64_t store_row, int64_t inbox_row) {
     seqpar_attn_task *t = SEQPAR__NEW(seqpar_attn_task, tasks->count);
-    int64_t i;
-    for (i = 0; t && i < tasks->count; i++) {
+    for (int64_t i = 0; t && i < tasks->count; i++) {
         t[i] = tasks->task[i];
         t[i].store_base = (t[i].store_base + store_row) * width;
         t[i].store_stride *= width;
@@ -4180,7 +5383,11 @@ static seqpar_attn_task *seqpar__scaled_tasks(const seqpar__tasks *tasks, int64_
 }
 
 /* Arguments of a device call; the tasks in them are to be freed. */
-static seqpar_status seqpar__tasks_args(seqpar__attn_run_state *r, const seqpar_plan_op *op, const seqpar__tasks *tasks, const void *k, const void *v, void *store, int64_t store_row, const void *inbox, int64_t inbox_row, seqpar_attn_args *a) {
+static seqpar_status seqpar__tasks_args(seqpar__attn_run_state *r, const seqpar_plan_op *op,
+                                        const seqpar__tasks *tasks, const void *k,
+                                        const void *v, void *store, int64_t store_row,
+                                        const void *inbox, int64_t inbox_row,
+                                        seqpar_attn_args *a) {
     *a = r->args;
     a->tasks = seqpar__scaled_tasks(tasks, op->head_count * a->head_dim, store_row, inbox_row);
     if (!a->tasks) return seqpar__no_memory(r->ctx->error, "attention tasks");
@@ -4189,14 +5396,19 @@ static seqpar_status seqpar__tasks_args(seqpar__attn_run_state *r, const seqpar_
     a->q_pieces = tasks->pieces;
     a->k_pieces = tasks->keys;
     a->task_count = tasks->count;
-    a->k = k; a->v = v;
+    a->k = k;
+    a->v = v;
     a->store = store;
     a->inbox = inbox;
     return SEQPAR_OK;
 }
-typedef seqpar_status (*seqpar__attn_op)(seqpar_device *device, const seqpar_attn_args *args, void *queue);
-static seqpar_status seqpar__run_tasks(seqpar__attn_run_state *r, const seqpar_plan_op *op, const seqpar__tasks *tasks, seqpar__attn_op run,
-                                       const void *k, const void *v, void *store, const void *inbox, int64_t inbox_row) {
+
+typedef seqpar_status (*seqpar__attn_op)(seqpar_device *device, const seqpar_attn_args *args,
+                                         void *queue);
+static seqpar_status seqpar__run_tasks(seqpar__attn_run_state *r, const seqpar_plan_op *op,
+                                       const seqpar__tasks *tasks, seqpar__attn_op run,
+                                       const void *k, const void *v, void *store,
+                                       const void *inbox, int64_t inbox_row) {
     seqpar_attn_args a;
     seqpar_status status;
     if (tasks->count == 0) return SEQPAR_OK;
@@ -4205,8 +5417,11 @@ static seqpar_status seqpar__run_tasks(seqpar__attn_run_state *r, const seqpar_p
     SEQPAR_FREE((void *)a.tasks);
     return status;
 }
-static seqpar_status seqpar__run_backward(seqpar__attn_run_state *r, const seqpar_plan_op *op, const seqpar__attn_step *step, const void *k, const void *v, int64_t turn) {
-    int64_t groups = op->sources + 1, gathers = op->sources > 1, g;
+
+static seqpar_status seqpar__run_backward(seqpar__attn_run_state *r, const seqpar_plan_op *op,
+                                          const seqpar__attn_step *step, const void *k,
+                                          const void *v, int64_t turn) {
+    int64_t groups = op->sources + 1, gathers = op->sources > 1;
     seqpar_attn_args *keys = SEQPAR__NEW(seqpar_attn_args, groups);
     seqpar_attn_backward_args a;
     seqpar_status status;
@@ -4214,11 +5429,18 @@ static seqpar_status seqpar__run_backward(seqpar__attn_run_state *r, const seqpa
     a.keys = keys;
     a.groups = groups;
     a.queries.tasks = NULL;
-    status = seqpar__tasks_args(r, op, &step->queries, k, v, r->store.data, 0, NULL, 0, &a.queries);
-    if (!status) status = seqpar__tasks_args(r, op, &step->own, k, v, r->pending[gathers ? turn : 0].data, 0, NULL, 0, &keys[0]);
-    for (g = 1; !status && g < groups; g++) status = seqpar__tasks_args(r, op, &step->foreign[g - 1], k, v, r->outbox[turn].data, gathers ? r->out_begin[op->source + g - 1] : 0, NULL, 0, &keys[g]);
-    if (!status && a.queries.task_count > 0) status = r->ctx->device->attn_backward(r->ctx->device, &a, r->ctx->queue);
-    for (g = 0; g < groups; g++) SEQPAR_FREE((void *)keys[g].tasks);
+    status = seqpar__tasks_args(r, op, &step->queries, k, v, r->store.data, 0, NULL, 0,
+                                &a.queries);
+    if (!status)
+        status = seqpar__tasks_args(r, op, &step->own, k, v,
+                                    r->pending[gathers ? turn : 0].data, 0, NULL, 0, &keys[0]);
+    for (int64_t g = 1; !status && g < groups; g++)
+        status = seqpar__tasks_args(r, op, &step->foreign[g - 1], k, v, r->outbox[turn].data,
+                                    gathers ? r->out_begin[op->source + g - 1] : 0, NULL, 0,
+                                    &keys[g]);
+    if (!status && a.queries.task_count > 0)
+        status = r->ctx->device->attn_backward(r->ctx->device, &a, r->ctx->queue);
+    for (int64_t g = 0; g < groups; g++) SEQPAR_FREE((void *)keys[g].tasks);
     SEQPAR_FREE((void *)a.queries.tasks);
     SEQPAR_FREE(keys);
     return status;
@@ -4228,24 +5450,35 @@ static seqpar_status seqpar__run_compute(seqpar__attn_run_state *r, const seqpar
     seqpar_device *dev = r->ctx->device;
     const seqpar__attn_step *step = &r->attn->steps[r->attn->step_of[op->source]];
     int own_slot = op->sources == 1 && op->source == r->attn->rank, gathers = op->sources > 1;
-    const void *k = own_slot ? r->k : r->slot[op->from].data, *v = own_slot ? r->v : r->slot[op->from].data;
-    int64_t before = dev->attn_flops, number = r->compute++, turn = gathers ? (op->head_begin / op->head_count) % 2 : (r->plan->ring_size + number) % 2;
+    const void *k = own_slot ? r->k : r->slot[op->from].data;
+    const void *v = own_slot ? r->v : r->slot[op->from].data;
+    int64_t before = dev->attn_flops, number = r->compute++;
+    int64_t turn = gathers ? (op->head_begin / op->head_count) % 2
+                           : (r->plan->ring_size + number) % 2;
     seqpar_status status;
-    status = r->plan->backward ? seqpar__run_backward(r, op, step, k, v, turn) : seqpar__run_tasks(r, op, &step->queries, dev->attn_forward, k, v, r->store.data, NULL, 0);
-    if (!status && r->ctx->trace) status = seqpar_device_settle(dev, r->ctx->queue); /* the count is read */
-    seqpar__trace(r->ctx, "compute", number, -1, op->source, (double)(dev->attn_flops - before));
+    status = r->plan->backward ? seqpar__run_backward(r, op, step, k, v, turn)
+                               : seqpar__run_tasks(r, op, &step->queries, dev->attn_forward, k,
+                                                   v, r->store.data, NULL, 0);
+    /* the count is read */
+    if (!status && r->ctx->trace) status = seqpar_device_settle(dev, r->ctx->queue);
+    seqpar__trace(r->ctx, "compute", number, -1, op->source,
+                  (double)(dev->attn_flops - before));
     return status;
 }
 
 static seqpar_status seqpar__run_fold(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
-    int64_t turn = seqpar__turn(r, op), q, step = op->request - r->attn->ring_requests / 2;
+    int64_t turn = seqpar__turn(r, op), step = op->request - r->attn->ring_requests / 2;
     SEQPAR__TRY(seqpar_comm_wait(r->ctx->sp, &r->requests[op->request], r->ctx->queue));
     seqpar__trace(r->ctx, "fold", step, op->request, -1, 0);
     if (r->attn->steps[0].sources == 1) /* ring: step s brings what rank + s made */
-        return seqpar__run_tasks(r, op, &r->attn->returns[(r->attn->rank + step * r->plan->next) % r->attn->size], r->ctx->device->attn_return, NULL, NULL,
-                                 r->pending[0].data, r->inbox[turn].data, 0);
-    for (q = 0; q < r->attn->size; q++)
-        SEQPAR__TRY(seqpar__run_tasks(r, op, &r->attn->returns[q], r->ctx->device->attn_return, NULL, NULL, r->pending[turn].data, r->inbox[turn].data, r->in_begin[q]));
+        return seqpar__run_tasks(
+            r, op, &r->attn->returns[(r->attn->rank + step * r->plan->next) % r->attn->size],
+            r->ctx->device->attn_return, NULL, NULL, r->pending[0].data, r->inbox[turn].data,
+            0);
+    for (int64_t q = 0; q < r->attn->size; q++)
+        SEQPAR__TRY(seqpar__run_tasks(r, op, &r->attn->returns[q], r->ctx->device->attn_return,
+                                      NULL, NULL, r->pending[turn].data, r->inbox[turn].data,
+                                      r->in_begin[q]));
     return SEQPAR_OK;
 }
 
@@ -4256,69 +5489,109 @@ typedef struct seqpar__heads_tensor {
     int64_t unit;           /* bytes of one head of one token */
     int kv;
 } seqpar__heads_tensor;
+
 enum { SEQPAR__HEADS_MAX = 6 };
 
 /* Heads of a member: query or kv. */
-static int64_t seqpar__member_heads(const seqpar__attn_run_state *r, int64_t member, int kv, int64_t *begin) {
+static int64_t seqpar__member_heads(const seqpar__attn_run_state *r, int64_t member, int kv,
+                                    int64_t *begin) {
     const seqpar_attn_desc *d = &r->attn->desc;
-    int64_t members = r->plan->ulysses_size, group = d->heads / d->kv_heads, first = member * d->kv_heads / members;
+    int64_t members = r->plan->ulysses_size, group = d->heads / d->kv_heads;
+    int64_t first = member * d->kv_heads / members;
     int64_t count = r->plan->replicate ? 1 : (member + 1) * d->kv_heads / members - first;
     *begin = kv ? first : r->plan->replicate ? member * r->attn->heads : first * group;
     return kv ? count : r->plan->replicate ? r->attn->heads : count * group;
 }
 
 /* The tensors that travel, in this order in every message. */
-static int64_t seqpar__heads_tensors(const seqpar__attn_run_state *r, int results, seqpar__heads_tensor *t) {
+static int64_t seqpar__heads_tensors(const seqpar__attn_run_state *r, int results,
+                                     seqpar__heads_tensor *t) {
     const seqpar_attn_args *a = &r->own;
-    const void *in[SEQPAR__HEADS_MAX] = {a->q, a->k, a->v, a->dout, a->lse, a->delta}, *forward[2] = {a->out, a->lse}, *backward[3] = {a->dq, a->dk, a->dv};
-    int64_t unit = a->head_dim * seqpar_dtype_bytes(r->ctx->device->storage), statistic = seqpar_dtype_bytes(r->ctx->device->accumulator);
-    int64_t count = results ? (r->plan->backward ? 3 : 2) : r->plan->backward ? SEQPAR__HEADS_MAX : 3, i;
-    for (i = 0; i < count; i++) {
+    const void *in[SEQPAR__HEADS_MAX] = {a->q, a->k, a->v, a->dout, a->lse, a->delta};
+    const void *forward[2] = {a->out, a->lse}, *backward[3] = {a->dq, a->dk, a->dv};
+    int64_t unit = a->head_dim * seqpar_dtype_bytes(r->ctx->device->storage);
+    int64_t statistic = seqpar_dtype_bytes(r->ctx->device->accumulator);
+    int64_t count = results             ? (r->plan->backward ? 3 : 2)
+                    : r->plan->backward ? SEQPAR__HEADS_MAX
+                                        : 3;
+    for (int64_t i = 0; i < count; i++) {
         t[i].local = (char *)(results ? r->plan->backward ? backward[i] : forward[i] : in[i]);
         t[i].kv = (i == 1 || i == 2) && (!results || r->plan->backward);
-        t[i].unit = (!results && i > 3) || (results && !r->plan->backward && i == 1) ? statistic : unit;
+        t[i].unit = (!results && i > 3) || (results && !r->plan->backward && i == 1) ? statistic
+                                                                                     : unit;
     }
     return count;
 }
 
 /* Places the gathered tensors one after the other, and lets the ring work on them. */
-static void seqpar__heads_place(seqpar__attn_run_state *r, int results, seqpar__heads_tensor *t, int64_t count) {
+static void seqpar__heads_place(seqpar__attn_run_state *r, int results, seqpar__heads_tensor *t,
+                                int64_t count) {
     char *at = (char *)(results ? r->results : r->gathered).data;
-    int64_t tokens = r->attn->shares[r->attn->rank].tokens, i;
-    for (i = 0; i < count; i++) {
+    int64_t tokens = r->attn->shares[r->attn->rank].tokens;
+    for (int64_t i = 0; i < count; i++) {
         t[i].gathered = at;
-        at += (tokens * (t[i].kv ? r->attn->kv_heads : r->attn->heads) * t[i].unit + 63) & ~(int64_t)63;
+        at += (tokens * (t[i].kv ? r->attn->kv_heads : r->attn->heads) * t[i].unit + 63) &
+              ~(int64_t)63;
     }
 }
 
 static seqpar_status seqpar__heads_buffers(seqpar__attn_run_state *r) {
     seqpar__heads_tensor t[SEQPAR__HEADS_MAX];
-    int64_t tokens = r->attn->shares[r->attn->rank].tokens, own = r->attn->parts[r->plan->member].tokens, members = r->plan->ulysses_size, results, i, m, begin, stage = 0;
-    for (results = 0; results < 2; results++) {
+    int64_t tokens = r->attn->shares[r->attn->rank].tokens;
+    int64_t own = r->attn->parts[r->plan->member].tokens, members = r->plan->ulysses_size;
+    int64_t begin, stage = 0;
+    for (int64_t results = 0; results < 2; results++) {
         int64_t count = seqpar__heads_tensors(r, (int)results, t), bytes = 0, all = 0;
-        for (i = 0; i < count; i++) bytes += (tokens * (t[i].kv ? r->attn->kv_heads : r->attn->heads) * t[i].unit + 63) & ~(int64_t)63;
-        for (i = 0; i < count; i++) for (m = 0; m < members; m++) all += own * seqpar__member_heads(r, m, t[i].kv, &begin) * t[i].unit;
+        for (int64_t i = 0; i < count; i++)
+            bytes += (tokens * (t[i].kv ? r->attn->kv_heads : r->attn->heads) * t[i].unit +
+                      63) &
+                     ~(int64_t)63;
+        for (int64_t i = 0; i < count; i++)
+            for (int64_t m = 0; m < members; m++)
+                all += own * seqpar__member_heads(r, m, t[i].kv, &begin) * t[i].unit;
         stage = SEQPAR__MAX(stage, all);
-        SEQPAR__TRY(seqpar_buffer_new(r->ctx, results ? &r->results : &r->gathered, bytes, SEQPAR_MEM_EXCHANGE));
+        SEQPAR__TRY(seqpar_buffer_new(r->ctx, results ? &r->results : &r->gathered, bytes,
+                                      SEQPAR_MEM_EXCHANGE));
     }
     SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->staging, stage, SEQPAR_MEM_EXCHANGE));
     seqpar__heads_tensors(r, 0, t);
     seqpar__heads_place(r, 0, t, r->plan->backward ? SEQPAR__HEADS_MAX : 3);
-    r->args.q = t[0].gathered; r->k = r->args.k = t[1].gathered; r->v = r->args.v = t[2].gathered;
-    if (r->plan->backward) { r->args.dout = t[3].gathered; r->args.lse = t[4].gathered; r->args.delta = t[5].gathered; }
+    r->args.q = t[0].gathered;
+    r->k = r->args.k = t[1].gathered;
+    r->v = r->args.v = t[2].gathered;
+    if (r->plan->backward) {
+        r->args.dout = t[3].gathered;
+        r->args.lse = t[4].gathered;
+        r->args.delta = t[5].gathered;
+    }
     seqpar__heads_place(r, 1, t, seqpar__heads_tensors(r, 1, t));
-    if (r->plan->backward) { r->args.dq = t[0].gathered; r->args.dk = t[1].gathered; r->args.dv = t[2].gathered; }
-    else { r->args.out = t[0].gathered; r->args.lse = t[1].gathered; }
+    if (r->plan->backward) {
+        r->args.dq = t[0].gathered;
+        r->args.dk = t[1].gathered;
+        r->args.dv = t[2].gathered;
+    } else {
+        r->args.out = t[0].gathered;
+        r->args.lse = t[1].gathered;
+    }
     return SEQPAR_OK;
 }
 
-/* Calls for every (member, tensor) block of the staging buffer: own tokens of that member's heads. */
-typedef struct seqpar__heads_block { int64_t member, width; char *stage; const seqpar__heads_tensor *tensor; int64_t begin; } seqpar__heads_block;
-static int64_t seqpar__heads_blocks(const seqpar__attn_run_state *r, const seqpar__heads_tensor *t, int64_t count, seqpar__heads_block *blocks) {
-    int64_t own = r->attn->parts[r->plan->member].tokens, m, i, n = 0;
+/* Calls for every (member, tensor) block of the staging buffer: own tokens of that member's
+   heads. */
+typedef struct seqpar__heads_block {
+    int64_t member, width;
+    char *stage;
+    const seqpar__heads_tensor *tensor;
+    int64_t begin;
+} seqpar__heads_block;
+
+static int64_t seqpar__heads_blocks(const seqpar__attn_run_state *r,
+                                    const seqpar__heads_tensor *t, int64_t count,
+                                    seqpar__heads_block *blocks) {
+    int64_t own = r->attn->parts[r->plan->member].tokens, n = 0;
     char *at = (char *)r->staging.data;
-    for (m = 0; m < r->plan->ulysses_size; m++)
-        for (i = 0; i < count; i++, n++) {
+    for (int64_t m = 0; m < r->plan->ulysses_size; m++)
+        for (int64_t i = 0; i < count; i++, n++) {
             blocks[n].member = m;
             blocks[n].tensor = &t[i];
             blocks[n].width = seqpar__member_heads(r, m, t[i].kv, &blocks[n].begin) * t[i].unit;
@@ -4328,49 +5601,71 @@ static int64_t seqpar__heads_blocks(const seqpar__attn_run_state *r, const seqpa
     return n;
 }
 
-static int64_t seqpar__row_bytes(const seqpar__attn_run_state *r, const seqpar__heads_tensor *t) {
+static int64_t seqpar__row_bytes(const seqpar__attn_run_state *r,
+                                 const seqpar__heads_tensor *t) {
     return (t->kv ? r->attn->desc.kv_heads : r->attn->desc.heads) * t->unit;
 }
 
 /* HEADS and TOKENS: the same blocks, the other way round. */
-static seqpar_status seqpar__run_exchange(seqpar__attn_run_state *r, const seqpar_plan_op *op, int results, seqpar__heads_tensor *t, seqpar__heads_block *blocks, seqpar_transfer *list) {
+static seqpar_status seqpar__run_exchange(seqpar__attn_run_state *r, const seqpar_plan_op *op,
+                                          int results, seqpar__heads_tensor *t,
+                                          seqpar__heads_block *blocks, seqpar_transfer *list) {
     seqpar_device *dev = r->ctx->device;
-    int64_t count = seqpar__heads_tensors(r, results, t), n, i, sends = 0, member = r->plan->member, own = r->attn->parts[member].tokens;
+    int64_t count = seqpar__heads_tensors(r, results, t), n, sends = 0;
+    int64_t member = r->plan->member, own = r->attn->parts[member].tokens;
     seqpar_group group;
     seqpar__heads_place(r, results, t, count);
     n = seqpar__heads_blocks(r, t, count, blocks);
-    for (i = 0; i < n; i++) {
+    for (int64_t i = 0; i < n; i++) {
         const seqpar__heads_block *b = &blocks[i];
-        int64_t mine = (b->tensor->kv ? r->attn->kv_heads : r->attn->heads) * b->tensor->unit, tokens = r->attn->parts[b->member].tokens, peer = r->plan->position * r->plan->ulysses_size + b->member;
+        int64_t mine = (b->tensor->kv ? r->attn->kv_heads : r->attn->heads) * b->tensor->unit;
+        int64_t tokens = r->attn->parts[b->member].tokens;
+        int64_t peer = r->plan->position * r->plan->ulysses_size + b->member;
         char *rows = b->tensor->gathered + r->attn->part_begin[b->member] * mine;
         const char *local = b->tensor->local + b->begin * b->tensor->unit;
-        if (b->member == member && results) dev->copy_rows(dev, b->stage, b->width, rows, mine, mine, own, r->ctx->queue);
-        if (b->member == member && !results) dev->copy_rows(dev, rows, mine, local, seqpar__row_bytes(r, b->tensor), mine, own, r->ctx->queue);
+        if (b->member == member && results)
+            dev->copy_rows(dev, b->stage, b->width, rows, mine, mine, own, r->ctx->queue);
+        if (b->member == member && !results)
+            dev->copy_rows(dev, rows, mine, local, seqpar__row_bytes(r, b->tensor), mine, own,
+                           r->ctx->queue);
         if (b->member == member) continue;
-        if (!results) dev->copy_rows(dev, b->stage, b->width, local, seqpar__row_bytes(r, b->tensor), b->width, own, r->ctx->queue);
-        list[sends] = seqpar__transfer(peer, results ? rows : b->stage, results ? tokens * mine : own * b->width);
-        list[n + sends++] = seqpar__transfer(peer, results ? b->stage : rows, results ? own * b->width : tokens * mine);
+        if (!results)
+            dev->copy_rows(dev, b->stage, b->width, local, seqpar__row_bytes(r, b->tensor),
+                           b->width, own, r->ctx->queue);
+        list[sends] = seqpar__transfer(peer, results ? rows : b->stage,
+                                       results ? tokens * mine : own * b->width);
+        list[n + sends++] = seqpar__transfer(peer, results ? b->stage : rows,
+                                             results ? own * b->width : tokens * mine);
     }
-    group = seqpar__group(results ? "heads to tokens" : "tokens to heads", op->request, list, sends, list + n, sends);
+    group = seqpar__group(results ? "heads to tokens" : "tokens to heads", op->request, list,
+                          sends, list + n, sends);
     return seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[op->request]);
 }
 
-/* Puts the heads of all members beside each other; of a kv head with copies, their sum in order of members. */
-static seqpar_status seqpar__run_unpack(seqpar__attn_run_state *r, seqpar__heads_tensor *t, seqpar__heads_block *blocks) {
+/* Puts the heads of all members beside each other; of a kv head with copies, their sum in
+   order of members. */
+static seqpar_status seqpar__run_unpack(seqpar__attn_run_state *r, seqpar__heads_tensor *t,
+                                        seqpar__heads_block *blocks) {
     seqpar_device *dev = r->ctx->device;
-    int64_t count = seqpar__heads_tensors(r, 1, t), n = seqpar__heads_blocks(r, t, count, blocks), own = r->attn->parts[r->plan->member].tokens, i, c;
+    int64_t count = seqpar__heads_tensors(r, 1, t);
+    int64_t n = seqpar__heads_blocks(r, t, count, blocks);
+    int64_t own = r->attn->parts[r->plan->member].tokens;
     int64_t copies = r->plan->replicate ? r->plan->ulysses_size / r->attn->desc.kv_heads : 1;
-    for (i = 0; i < n; i++) {
+    for (int64_t i = 0; i < n; i++) {
         const seqpar__heads_block *b = &blocks[i];
         if (b->tensor->kv && b->member % copies) continue;
-        for (c = 1; b->tensor->kv && c < copies; c++) {
+        for (int64_t c = 1; b->tensor->kv && c < copies; c++) {
             seqpar_add_args add;
             add.accumulators = 0;
-            add.y = b->stage; add.a = b->stage; add.b = blocks[i + c * count].stage;
+            add.y = b->stage;
+            add.a = b->stage;
+            add.b = blocks[i + c * count].stage;
             add.count = own * r->attn->desc.head_dim;
             SEQPAR__TRY(dev->add(dev, &add, r->ctx->queue));
         }
-        dev->copy_rows(dev, b->tensor->local + b->begin * b->tensor->unit, seqpar__row_bytes(r, b->tensor), b->stage, b->width, b->width, own, r->ctx->queue);
+        dev->copy_rows(dev, b->tensor->local + b->begin * b->tensor->unit,
+                       seqpar__row_bytes(r, b->tensor), b->stage, b->width, b->width, own,
+                       r->ctx->queue);
     }
     return SEQPAR_OK;
 }
@@ -4381,9 +5676,12 @@ static seqpar_status seqpar__run_heads(seqpar__attn_run_state *r, const seqpar_p
     seqpar__heads_block *blocks = SEQPAR__NEW(seqpar__heads_block, most);
     seqpar_transfer *list = SEQPAR__NEW(seqpar_transfer, 2 * most);
     seqpar_status status;
-    if (!blocks || !list) status = seqpar__no_memory(r->ctx->error, "an all-to-all");
-    else if (op->op == SEQPAR_PLAN_UNPACK) status = seqpar__run_unpack(r, t, blocks);
-    else status = seqpar__run_exchange(r, op, op->op == SEQPAR_PLAN_TOKENS, t, blocks, list);
+    if (!blocks || !list)
+        status = seqpar__no_memory(r->ctx->error, "an all-to-all");
+    else if (op->op == SEQPAR_PLAN_UNPACK)
+        status = seqpar__run_unpack(r, t, blocks);
+    else
+        status = seqpar__run_exchange(r, op, op->op == SEQPAR_PLAN_TOKENS, t, blocks, list);
     SEQPAR_FREE(blocks);
     SEQPAR_FREE(list);
     return status;
@@ -4392,38 +5690,57 @@ static seqpar_status seqpar__run_heads(seqpar__attn_run_state *r, const seqpar_p
 static seqpar_status seqpar__run_op(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
     switch (op->op) {
     case SEQPAR_PLAN_HEADS:
-    case SEQPAR_PLAN_TOKENS: seqpar__trace(r->ctx, "begin", r->compute, op->request, -1, 0); return seqpar__run_heads(r, op);
+    case SEQPAR_PLAN_TOKENS:
+        seqpar__trace(r->ctx, "begin", r->compute, op->request, -1, 0);
+        return seqpar__run_heads(r, op);
     case SEQPAR_PLAN_UNPACK: return seqpar__run_heads(r, op);
     case SEQPAR_PLAN_PACK: return seqpar__run_pack(r, op);
-    case SEQPAR_PLAN_SHIFT: seqpar__trace(r->ctx, "begin", r->compute, op->request, op->source, 0); return seqpar__run_shift(r, op);
-    case SEQPAR_PLAN_GATHER: seqpar__trace(r->ctx, "begin", r->compute, op->request, op->source, 0); return seqpar__run_gather(r, op);
-    case SEQPAR_PLAN_RETURN: seqpar__trace(r->ctx, "begin", r->compute, op->request, op->source, 0); return seqpar__run_return(r, op);
-    case SEQPAR_PLAN_WAIT: seqpar__trace(r->ctx, "wait", r->compute, op->request, -1, 0); return seqpar_comm_wait(r->ctx->sp, &r->requests[op->request], r->ctx->queue);
+    case SEQPAR_PLAN_SHIFT:
+        seqpar__trace(r->ctx, "begin", r->compute, op->request, op->source, 0);
+        return seqpar__run_shift(r, op);
+    case SEQPAR_PLAN_GATHER:
+        seqpar__trace(r->ctx, "begin", r->compute, op->request, op->source, 0);
+        return seqpar__run_gather(r, op);
+    case SEQPAR_PLAN_RETURN:
+        seqpar__trace(r->ctx, "begin", r->compute, op->request, op->source, 0);
+        return seqpar__run_return(r, op);
+    case SEQPAR_PLAN_WAIT:
+        seqpar__trace(r->ctx, "wait", r->compute, op->request, -1, 0);
+        return seqpar_comm_wait(r->ctx->sp, &r->requests[op->request], r->ctx->queue);
     case SEQPAR_PLAN_COMPUTE: return seqpar__run_compute(r, op);
     default: return seqpar__run_fold(r, op);
     }
 }
 
-static seqpar_status seqpar__run_plan(seqpar_ctx *ctx, seqpar_attn *attn, const seqpar_plan *plan, const seqpar_attn_args *args) {
+static seqpar_status seqpar__run_plan(seqpar_ctx *ctx, seqpar_attn *attn,
+                                      const seqpar_plan *plan, const seqpar_attn_args *args) {
     seqpar__attn_run_state r;
-    int64_t i;
     seqpar_status status;
     memset(&r, 0, sizeof r);
-    r.ctx = ctx; r.attn = attn; r.plan = plan;
+    r.ctx = ctx;
+    r.attn = attn;
+    r.plan = plan;
     r.args = r.own = *args;
-    r.k = args->k; r.v = args->v;
+    r.k = args->k;
+    r.v = args->v;
     r.requests = SEQPAR__NEW(seqpar_request, plan->requests);
     r.out_begin = SEQPAR__NEW(int64_t, 2 * (attn->size + 1));
     r.in_begin = r.out_begin ? r.out_begin + attn->size + 1 : NULL;
-    status = r.requests && r.out_begin ? seqpar__run_buffers(&r) : seqpar__no_memory(ctx->error, "attention");
+    status = r.requests && r.out_begin ? seqpar__run_buffers(&r)
+                                       : seqpar__no_memory(ctx->error, "attention");
     if (!status && plan->ulysses_size > 1) status = seqpar__heads_buffers(&r);
-    for (i = 0; !status && i < plan->count; i++) status = seqpar__run_op(&r, &plan->ops[i]);
-    if (status && r.requests) { /* nobody may still read or write these buffers when they are freed */
+    for (int64_t i = 0; !status && i < plan->count; i++) status = seqpar__run_op(&r, &plan->ops[i]);
+    /* nobody may still read or write these buffers when they are freed */
+    if (status && r.requests) {
         if (status != SEQPAR_ERR_DIED) seqpar_comm_abort(ctx->world, ctx->error->text);
-        for (i = 0; i < plan->requests; i++) seqpar_comm_wait(ctx->sp, &r.requests[i], NULL);
+        for (int64_t i = 0; i < plan->requests; i++) seqpar_comm_wait(ctx->sp, &r.requests[i], NULL);
     }
-    for (i = 0; i < 3; i++) seqpar_buffer_free(ctx, &r.slot[i]);
-    for (i = 0; i < 2; i++) { seqpar_buffer_free(ctx, &r.outbox[i]); seqpar_buffer_free(ctx, &r.inbox[i]); seqpar_buffer_free(ctx, &r.pending[i]); }
+    for (int64_t i = 0; i < 3; i++) seqpar_buffer_free(ctx, &r.slot[i]);
+    for (int64_t i = 0; i < 2; i++) {
+        seqpar_buffer_free(ctx, &r.outbox[i]);
+        seqpar_buffer_free(ctx, &r.inbox[i]);
+        seqpar_buffer_free(ctx, &r.pending[i]);
+    }
     seqpar_buffer_free(ctx, &r.store);
     seqpar_buffer_free(ctx, &r.gathered);
     seqpar_buffer_free(ctx, &r.results);
@@ -4433,7 +5750,8 @@ static seqpar_status seqpar__run_plan(seqpar_ctx *ctx, seqpar_attn *attn, const 
     return status;
 }
 
-static seqpar_attn_args seqpar__attn_args(const seqpar_ctx *ctx, const seqpar_attn *attn, const seqpar_attn_io *io) {
+static seqpar_attn_args seqpar__attn_args(const seqpar_ctx *ctx, const seqpar_attn *attn,
+                                          const seqpar_attn_io *io) {
     seqpar_attn_args a;
     memset(&a, 0, sizeof a);
     a.heads = attn->heads;
@@ -4442,7 +5760,8 @@ static seqpar_attn_args seqpar__attn_args(const seqpar_ctx *ctx, const seqpar_at
     a.q_tokens = attn->shares[attn->rank].tokens;
     a.scale = attn->desc.scale;
     a.softcap = attn->desc.softcap;
-    a.sinks = io->sinks ? seqpar__at(io->sinks, attn->head_begin, ctx->device->accumulator) : NULL;
+    a.sinks = io->sinks ? seqpar__at(io->sinks, attn->head_begin, ctx->device->accumulator)
+                        : NULL;
     a.dropout_head = attn->head_begin;
     a.dropout = attn->desc.dropout;
     a.dropout_seed = io->dropout_seed;
@@ -4450,38 +5769,59 @@ static seqpar_attn_args seqpar__attn_args(const seqpar_ctx *ctx, const seqpar_at
     a.depth = attn->depth + 1;
     a.visible_begin = attn->visible_begin;
     a.visible_end = attn->visible_end;
-    a.q = io->q; a.k = io->k; a.v = io->v;
-    a.out = io->out; a.lse = io->lse;
+    a.q = io->q;
+    a.k = io->k;
+    a.v = io->v;
+    a.out = io->out;
+    a.lse = io->lse;
     a.dout = io->dout;
-    a.dq = io->dq; a.dk = io->dk; a.dv = io->dv;
+    a.dq = io->dq;
+    a.dk = io->dk;
+    a.dv = io->dv;
     return a;
 }
 
-SEQPAR_DEF seqpar_status seqpar_attn_forward(seqpar_ctx *ctx, seqpar_attn *attn, const seqpar_attn_io *io) {
+SEQPAR_DEF seqpar_status seqpar_attn_forward(seqpar_ctx *ctx, seqpar_attn *attn,
+                                             const seqpar_attn_io *io) {
     seqpar_attn_args a = seqpar__attn_args(ctx, attn, io);
     return seqpar__run_plan(ctx, attn, &attn->forward, &a);
 }
 
 /* delta = dout . out, a row statistic of its own; with it the sinks' gradient needs no keys. */
-static seqpar_status seqpar__attn_statistics(seqpar_ctx *ctx, const seqpar_attn *attn, const seqpar_attn_io *io, void *delta) {
+static seqpar_status seqpar__attn_statistics(seqpar_ctx *ctx, const seqpar_attn *attn,
+                                             const seqpar_attn_io *io, void *delta) {
     seqpar_attn_delta_args d;
     seqpar_attn_sinks_args s;
     const seqpar_share *mine = seqpar_attn_share(attn);
     memset(&d, 0, sizeof d);
     memset(&s, 0, sizeof s);
-    d.delta = delta; d.dout = io->dout; d.out = io->out;
-    d.tokens = mine->tokens; d.heads = attn->desc.heads; d.head_dim = attn->desc.head_dim;
+    d.delta = delta;
+    d.dout = io->dout;
+    d.out = io->out;
+    d.tokens = mine->tokens;
+    d.heads = attn->desc.heads;
+    d.head_dim = attn->desc.head_dim;
     SEQPAR__TRY(ctx->device->attn_delta(ctx->device, &d, ctx->queue));
     if (!io->sinks || !io->dsinks) return SEQPAR_OK;
-    s.dsinks = io->dsinks; s.sinks = io->sinks; s.lse = io->lse; s.delta = delta;
-    s.pieces = mine->pieces; s.piece_count = mine->count; s.heads = attn->desc.heads;
+    s.dsinks = io->dsinks;
+    s.sinks = io->sinks;
+    s.lse = io->lse;
+    s.delta = delta;
+    s.pieces = mine->pieces;
+    s.piece_count = mine->count;
+    s.heads = attn->desc.heads;
     return ctx->device->attn_sinks(ctx->device, &s, ctx->queue);
 }
 
-SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn, const seqpar_attn_io *io) {
+SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn,
+                                              const seqpar_attn_io *io) {
     seqpar_attn_args a = seqpar__attn_args(ctx, attn, io);
     seqpar_buffer delta;
-    seqpar_status status = seqpar_buffer_new(ctx, &delta, seqpar_attn_share(attn)->tokens * attn->desc.heads * seqpar_dtype_bytes(ctx->device->accumulator), SEQPAR_MEM_SCRATCH);
+    seqpar_status status = seqpar_buffer_new(ctx, &delta,
+                                             seqpar_attn_share(attn)->tokens *
+                                                 attn->desc.heads *
+                                                 seqpar_dtype_bytes(ctx->device->accumulator),
+                                             SEQPAR_MEM_SCRATCH);
     if (!status) status = seqpar__attn_statistics(ctx, attn, io, delta.data);
     a.delta = delta.data;
     if (!status) status = seqpar__run_plan(ctx, attn, &attn->backward, &a);
@@ -4489,17 +5829,20 @@ SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn
     return status;
 }
 
-/* How many own queries see each token, the tokens of row r from seen[r] on: every query adds 1 where its range begins and
-   takes it away where it ends; the sums of these are the counts. They return to 0 behind every row. */
+/* How many own queries see each token, the tokens of row r from seen[r] on: every query adds
+   1 where its range begins and takes it away where it ends; the sums of these are the
+   counts. They return to 0 behind every row. */
 static int64_t *seqpar__attn_seen(const seqpar_attn *attn) {
     const seqpar_share *mine = &attn->shares[attn->rank];
-    int64_t size = attn->row_count, i, t, *seen;
+    int64_t size = attn->row_count, i, *seen;
     for (i = 0; i < attn->row_count; i++) size += attn->rows[i].tokens + 1;
     seen = SEQPAR__NEW(int64_t, size);
     if (!seen) return NULL;
-    for (size = attn->row_count, i = 0; i < attn->row_count; size += attn->rows[i++].tokens + 1) seen[i] = size;
+    for (size = attn->row_count, i = 0; i < attn->row_count; size += attn->rows[i++].tokens + 1)
+        seen[i] = size;
     for (i = 0; i < mine->count; i++)
-        for (t = mine->pieces[i].local; t < mine->pieces[i].local + mine->pieces[i].count; t++) {
+        for (int64_t t = mine->pieces[i].local; t < mine->pieces[i].local + mine->pieces[i].count;
+             t++) {
             int64_t *row = seen + seen[mine->pieces[i].row];
             if (attn->visible_begin[t] >= attn->visible_end[t]) continue;
             row[attn->visible_begin[t]]++;
@@ -4511,74 +5854,102 @@ static int64_t *seqpar__attn_seen(const seqpar_attn *attn) {
 
 /* Pairs (own query, key) whose key is in a share. */
 static int64_t seqpar__pairs(const int64_t *seen, const seqpar_share *share) {
-    int64_t i, t, pairs = 0;
-    for (i = 0; i < share->count; i++) {
+    int64_t pairs = 0;
+    for (int64_t i = 0; i < share->count; i++) {
         const seqpar_piece *p = &share->pieces[i];
-        for (t = 0; t < p->count; t++) pairs += seen[seen[p->row] + p->start + t * p->stride];
+        for (int64_t t = 0; t < p->count; t++) pairs += seen[seen[p->row] + p->start + t * p->stride];
     }
     return pairs;
 }
 
-/* What the all-to-alls add: own tokens of the others' heads go out, the results of the others' tokens go back. */
-static void seqpar__heads_cost(const seqpar_ctx *ctx, const seqpar_attn *attn, seqpar_attn_cost *cost) {
+/* What the all-to-alls add: own tokens of the others' heads go out, the results of the
+   others' tokens go back. */
+static void seqpar__heads_cost(const seqpar_ctx *ctx, const seqpar_attn *attn,
+                               seqpar_attn_cost *cost) {
     const seqpar_plan *plan = &attn->forward;
-    int64_t d = attn->desc.head_dim * seqpar_dtype_bytes(ctx->device->storage), statistic = seqpar_dtype_bytes(ctx->device->accumulator), m, begin;
+    int64_t d = attn->desc.head_dim * seqpar_dtype_bytes(ctx->device->storage);
+    int64_t statistic = seqpar_dtype_bytes(ctx->device->accumulator);
+    int64_t begin;
     int64_t own = attn->parts[plan->member].tokens;
     seqpar__attn_run_state r;
     memset(&r, 0, sizeof r);
     r.attn = (seqpar_attn *)attn;
     r.plan = plan;
-    for (m = 0; m < plan->ulysses_size; m++) {
-        int64_t heads = seqpar__member_heads(&r, m, 0, &begin), kv = seqpar__member_heads(&r, m, 1, &begin);
+    for (int64_t m = 0; m < plan->ulysses_size; m++) {
+        int64_t heads = seqpar__member_heads(&r, m, 0, &begin);
+        int64_t kv = seqpar__member_heads(&r, m, 1, &begin);
         if (m == plan->member) continue;
-        cost->forward_bytes += own * (heads + 2 * kv) * d + attn->parts[m].tokens * attn->heads * (d + statistic);
-        cost->backward_bytes += own * (2 * (heads + kv) * d + 2 * heads * statistic) + attn->parts[m].tokens * (attn->heads + 2 * attn->kv_heads) * d;
+        cost->forward_bytes += own * (heads + 2 * kv) * d +
+                               attn->parts[m].tokens * attn->heads * (d + statistic);
+        cost->backward_bytes += own * (2 * (heads + kv) * d + 2 * heads * statistic) +
+                                attn->parts[m].tokens * (attn->heads + 2 * attn->kv_heads) * d;
     }
 }
 
-SEQPAR_DEF seqpar_status seqpar_attn_cost_of(const seqpar_ctx *ctx, const seqpar_attn *attn, seqpar_attn_cost *cost, int64_t *per_source) {
+SEQPAR_DEF seqpar_status seqpar_attn_cost_of(const seqpar_ctx *ctx, const seqpar_attn *attn,
+                                             seqpar_attn_cost *cost, int64_t *per_source) {
     const seqpar_share *mine = &attn->shares[attn->rank];
-    int64_t unit = 4 * attn->desc.head_dim * attn->heads, row = attn->kv_heads * attn->desc.head_dim * seqpar_dtype_bytes(ctx->device->storage);
-    int64_t *seen = seqpar__attn_seen(attn), s, others = 0;
+    int64_t unit = 4 * attn->desc.head_dim * attn->heads;
+    int64_t row = attn->kv_heads * attn->desc.head_dim *
+                  seqpar_dtype_bytes(ctx->device->storage);
+    int64_t *seen = seqpar__attn_seen(attn), others = 0;
     memset(cost, 0, sizeof *cost);
     if (!seen) return seqpar__no_memory(ctx->error, "the cost of attention");
-    for (s = 0; s < attn->size; s++) {
+    for (int64_t s = 0; s < attn->size; s++) {
         int64_t flops = unit * seqpar__pairs(seen, &attn->shares[s]);
         if (per_source) per_source[s] = flops;
         cost->forward_flops += flops;
         if (s != attn->rank) others += attn->outbox_elements[s];
     }
     SEQPAR_FREE(seen);
-    cost->backward_flops = cost->forward_flops / 4 * 10; /* scores and their gradients once, dq, dk, dv where forward has scores and out */
-    for (s = 0; s < attn->size; s++) /* ring: what others on the way still see; llama3: the own to all */
-        cost->forward_bytes += 2 * row * (attn->steps[0].sources > 1 ? (s != attn->rank) * mine->tokens : seqpar__rows_in(&attn->go[s]));
-    cost->backward_bytes = cost->forward_bytes + others * attn->kv_heads * attn->desc.head_dim * seqpar_dtype_bytes(ctx->device->accumulator);
+    /* scores and their gradients once, dq, dk, dv where forward has scores and out */
+    cost->backward_flops = cost->forward_flops / 4 * 10;
+    for (int64_t s = 0; s < attn->size; s++) /* ring: what others on the way still see; llama3: the own
+                                        to all */
+        cost->forward_bytes += 2 * row *
+                               (attn->steps[0].sources > 1 ? (s != attn->rank) * mine->tokens
+                                                           : seqpar__rows_in(&attn->go[s]));
+    cost->backward_bytes = cost->forward_bytes +
+                           others * attn->kv_heads * attn->desc.head_dim *
+                               seqpar_dtype_bytes(ctx->device->accumulator);
     seqpar__heads_cost(ctx, attn, cost);
     return SEQPAR_OK;
 }
 
-/* ======================================================================================================
+/* =============================================================================================
    >>loss  token log-probs through the head
-   ====================================================================================================== */
+   ========================================================================================== */
 
-static void *seqpar__offset(void *base, int64_t element, int dtype) { return base ? seqpar__at(base, element, dtype) : NULL; }
+static void *seqpar__offset(void *base, int64_t element, int dtype) {
+    return base ? seqpar__at(base, element, dtype) : NULL;
+}
 
-/* logits of `rows` tokens from `first` on, their statistics and, where seeds are given, their gradient in place */
-static seqpar_status seqpar__head_rows(seqpar_ctx *ctx, void *logits, int64_t first, int64_t rows, const seqpar_head_values *values,
-                                       const seqpar_head_seeds *seeds, const void *hidden, const void *table, const int32_t *targets, const seqpar_head_desc *desc) {
+/* logits of `rows` tokens from `first` on, their statistics and, where seeds are given,
+   their gradient in place */
+static seqpar_status seqpar__head_rows(seqpar_ctx *ctx, void *logits, int64_t first,
+                                       int64_t rows, const seqpar_head_values *values,
+                                       const seqpar_head_seeds *seeds, const void *hidden,
+                                       const void *table, const int32_t *targets,
+                                       const seqpar_head_desc *desc) {
     seqpar_device *dev = ctx->device;
     seqpar_matmul_args m;
     seqpar_softmax_head_args s;
     int acc = dev->accumulator;
     memset(&m, 0, sizeof m);
     memset(&s, 0, sizeof s);
-    m.y.data = logits; m.y.stride = desc->vocab;
-    m.x.data = seqpar__at(hidden, first * desc->hidden, dev->storage); m.x.stride = desc->hidden;
-    m.w.data = (void *)table; m.w.stride = desc->hidden;
-    m.rows = rows; m.out = desc->vocab; m.in = desc->hidden;
+    m.y.data = logits;
+    m.y.stride = desc->vocab;
+    m.x.data = seqpar__at(hidden, first * desc->hidden, dev->storage);
+    m.x.stride = desc->hidden;
+    m.w.data = (void *)table;
+    m.w.stride = desc->hidden;
+    m.rows = rows;
+    m.out = desc->vocab;
+    m.in = desc->hidden;
     SEQPAR__TRY(dev->matmul(dev, &m, ctx->queue));
     s.logits = m.y;
-    s.rows = rows; s.vocab = desc->vocab;
+    s.rows = rows;
+    s.vocab = desc->vocab;
     s.scale = desc->temperature == 0 ? 0 : 1.0 / desc->temperature;
     s.targets = targets + first;
     s.logp = seqpar__offset(values->logp, first, acc);
@@ -4595,50 +5966,71 @@ static seqpar_status seqpar__head_rows(seqpar_ctx *ctx, void *logits, int64_t fi
     return dev->softmax_head(dev, &s, ctx->queue);
 }
 
-static int64_t seqpar__head_rows_max(const seqpar_head_desc *desc) { return desc->rows_max > 0 ? desc->rows_max : SEQPAR__MAX(256, desc->hidden); }
+static int64_t seqpar__head_rows_max(const seqpar_head_desc *desc) {
+    return desc->rows_max > 0 ? desc->rows_max : SEQPAR__MAX(256, desc->hidden);
+}
 
 static seqpar_status seqpar__check_head(seqpar_error *error, const seqpar_head_desc *desc) {
     if (desc->hidden <= 0 || desc->vocab <= 0)
-        return seqpar_fail(error, SEQPAR_ERR_SIZE, "the head has hidden %lld and vocab %lld; both must be positive", (long long)desc->hidden, (long long)desc->vocab);
+        return seqpar_fail(error, SEQPAR_ERR_SIZE,
+                           "the head has hidden %lld and vocab %lld; both must be positive",
+                           (long long)desc->hidden, (long long)desc->vocab);
     if (desc->hidden > SEQPAR_MAX_WIDTH || desc->vocab > SEQPAR_MAX_VOCAB)
-        return seqpar_fail(error, SEQPAR_ERR_SIZE, "the head has hidden %lld and vocab %lld; at most %lld and %lld are possible", (long long)desc->hidden, (long long)desc->vocab, (long long)SEQPAR_MAX_WIDTH, (long long)SEQPAR_MAX_VOCAB);
-    if (!(desc->temperature >= 0) || desc->temperature > 1e30) return seqpar_fail(error, SEQPAR_ERR_OPTION, "the temperature of the head is %g; give a number above 0, up to 1e30, or 0 for 1", desc->temperature);
+        return seqpar_fail(
+            error, SEQPAR_ERR_SIZE,
+            "the head has hidden %lld and vocab %lld; at most %lld and %lld are possible",
+            (long long)desc->hidden, (long long)desc->vocab, (long long)SEQPAR_MAX_WIDTH,
+            (long long)SEQPAR_MAX_VOCAB);
+    if (!(desc->temperature >= 0) || desc->temperature > 1e30)
+        return seqpar_fail(
+            error, SEQPAR_ERR_OPTION,
+            "the temperature of the head is %g; give a number above 0, up to 1e30, or 0 for 1",
+            desc->temperature);
     return SEQPAR_OK;
 }
 
-SEQPAR_DEF seqpar_status seqpar_head_forward(seqpar_ctx *ctx, const seqpar_head_values *values, const void *hidden, const void *table,
-                                             const int32_t *targets, int64_t tokens, const seqpar_head_desc *desc) {
-    int64_t most = SEQPAR__MIN(seqpar__head_rows_max(desc), tokens), first;
+SEQPAR_DEF seqpar_status seqpar_head_forward(seqpar_ctx *ctx, const seqpar_head_values *values,
+                                             const void *hidden, const void *table,
+                                             const int32_t *targets, int64_t tokens,
+                                             const seqpar_head_desc *desc) {
+    int64_t most = SEQPAR__MIN(seqpar__head_rows_max(desc), tokens);
     seqpar_buffer logits;
     seqpar_status status = seqpar__check_head(ctx->error, desc);
     if (status) return status;
-    status = seqpar_buffer_new(ctx, &logits, most * desc->vocab * seqpar_dtype_bytes(ctx->device->storage), SEQPAR_MEM_SCRATCH);
-    for (first = 0; !status && first < tokens; first += most)
-        status = seqpar__head_rows(ctx, logits.data, first, SEQPAR__MIN(most, tokens - first), values, NULL, hidden, table, targets, desc);
+    status = seqpar_buffer_new(ctx, &logits,
+                               most * desc->vocab * seqpar_dtype_bytes(ctx->device->storage),
+                               SEQPAR_MEM_SCRATCH);
+    for (int64_t first = 0; !status && first < tokens; first += most)
+        status = seqpar__head_rows(ctx, logits.data, first, SEQPAR__MIN(most, tokens - first),
+                                   values, NULL, hidden, table, targets, desc);
     seqpar_buffer_free(ctx, &logits);
     return status;
 }
 
-/* The fold of dtable runs piece by piece while logits are whole for `rows_max` rows only. Its program is cut into
-   runs; between them value n of the stack lies in place n. What is left on it at the end are the nodes, rising, each in its place. */
+/* The fold of dtable runs piece by piece while logits are whole for `rows_max` rows only.
+   Its program is cut into runs; between them value n of the stack lies in place n. What is
+   left on it at the end are the nodes, rising, each in its place. */
 typedef struct seqpar__head_run {
     seqpar_fold_op *ops;
-    int64_t count, depth;      /* of the program of this run */
-    int64_t stack, loaded;     /* values on the logical stack; how many of the top ones this run has */
-    int64_t places;            /* most values at the end of a run */
+    int64_t count, depth; /* of the program of this run */
+    /* values on the logical stack; how many of the top ones this run has */
+    int64_t stack, loaded;
+    int64_t places; /* most values at the end of a run */
     seqpar_piece *leaves;
     int64_t leaf_count;
-    int64_t first, rows;       /* tokens of this run */
+    int64_t first, rows; /* tokens of this run */
 } seqpar__head_run;
 
 static void seqpar__run_emit(seqpar__head_run *r, int32_t op, int64_t index) {
     r->ops[r->count].op = op;
     r->ops[r->count++].index = (int32_t)index;
 }
+
 /* Makes sure that at least `need` values are loaded. */
 static void seqpar__run_load(seqpar__head_run *r, int64_t need) {
-    int64_t missing = need - r->loaded, i;
-    for (i = missing; i > 0; i--) seqpar__run_emit(r, SEQPAR_FOLD_LOAD, r->stack - r->loaded - i);
+    int64_t missing = need - r->loaded;
+    for (int64_t i = missing; i > 0; i--)
+        seqpar__run_emit(r, SEQPAR_FOLD_LOAD, r->stack - r->loaded - i);
     if (missing > 0) r->loaded = need;
 }
 
@@ -4667,19 +6059,30 @@ static seqpar_status seqpar__head_execute(const seqpar__head_call *c, seqpar__he
     seqpar_weight_grad_args w;
     memset(&m, 0, sizeof m);
     memset(&w, 0, sizeof w);
-    SEQPAR__TRY(seqpar__head_rows(c->ctx, c->logits, r->first, r->rows, c->values, c->seeds, c->hidden, c->table, c->targets, c->desc));
-    m.y.data = seqpar__at(c->dhidden, r->first * c->desc->hidden, dev->storage); m.y.stride = c->desc->hidden;
-    m.x.data = c->logits; m.x.stride = c->desc->vocab;
-    m.w.data = (void *)c->table; m.w.stride = c->desc->hidden;
-    m.rows = r->rows; m.out = c->desc->hidden; m.in = c->desc->vocab; m.transposed = 1;
+    SEQPAR__TRY(seqpar__head_rows(c->ctx, c->logits, r->first, r->rows, c->values, c->seeds,
+                                  c->hidden, c->table, c->targets, c->desc));
+    m.y.data = seqpar__at(c->dhidden, r->first * c->desc->hidden, dev->storage);
+    m.y.stride = c->desc->hidden;
+    m.x.data = c->logits;
+    m.x.stride = c->desc->vocab;
+    m.w.data = (void *)c->table;
+    m.w.stride = c->desc->hidden;
+    m.rows = r->rows;
+    m.out = c->desc->hidden;
+    m.in = c->desc->vocab;
+    m.transposed = 1;
     SEQPAR__TRY(dev->matmul(dev, &m, c->ctx->queue));
-    w.fold.program = r->ops; w.fold.program_count = r->count;
+    w.fold.program = r->ops;
+    w.fold.program_count = r->count;
     w.fold.depth = c->fold->depth + 2;
-    w.fold.store = c->nodes; w.fold.store_stride = c->node_stride;
+    w.fold.store = c->nodes;
+    w.fold.store_stride = c->node_stride;
     w.leaves = r->leaves;
     w.dy = m.x;
-    w.x.data = seqpar__at(c->hidden, r->first * c->desc->hidden, dev->storage); w.x.stride = c->desc->hidden;
-    w.out = c->desc->vocab; w.in = c->desc->hidden;
+    w.x.data = seqpar__at(c->hidden, r->first * c->desc->hidden, dev->storage);
+    w.x.stride = c->desc->hidden;
+    w.out = c->desc->vocab;
+    w.in = c->desc->hidden;
     return dev->weight_grad(dev, &w, c->ctx->queue);
 }
 
@@ -4693,26 +6096,32 @@ static seqpar_status seqpar__head_end(const seqpar__head_call *c, seqpar__head_r
 }
 
 /* A leaf is computed in parts of what still fits into the run. */
-static seqpar_status seqpar__head_leaf(const seqpar__head_call *c, seqpar__head_run *r, const seqpar_piece *piece) {
+static seqpar_status seqpar__head_leaf(const seqpar__head_call *c, seqpar__head_run *r,
+                                       const seqpar_piece *piece) {
     int64_t most = seqpar__head_rows_max(c->desc), at = 0, n;
     for (; at < piece->count; at += n) {
         if (r->rows == most) SEQPAR__TRY(seqpar__head_end(c, r));
-        if (at == 0 && r->rows > 0 && r->rows + piece->count > most && piece->count <= most) SEQPAR__TRY(seqpar__head_end(c, r));
+        if (at == 0 && r->rows > 0 && r->rows + piece->count > most && piece->count <= most)
+            SEQPAR__TRY(seqpar__head_end(c, r));
         n = SEQPAR__MIN(piece->count - at, most - r->rows);
         r->leaves[r->leaf_count] = *piece;
         r->leaves[r->leaf_count].local = r->rows;
         r->leaves[r->leaf_count].count = n;
-        if (at > 0) seqpar__run_load(r, 1);
-        else { r->stack++; r->loaded++; }
+        if (at > 0)
+            seqpar__run_load(r, 1);
+        else {
+            r->stack++;
+            r->loaded++;
+        }
         seqpar__run_emit(r, at > 0 ? SEQPAR_FOLD_EXTEND : SEQPAR_FOLD_LEAF, r->leaf_count++);
         r->rows += n;
     }
     return SEQPAR_OK;
 }
 
-static seqpar_status seqpar__head_runs(const seqpar__head_call *c, seqpar__head_run *r, const seqpar_share *share) {
-    int64_t i;
-    for (i = 0; i < c->fold->program_count; i++) {
+static seqpar_status seqpar__head_runs(const seqpar__head_call *c, seqpar__head_run *r,
+                                       const seqpar_share *share) {
+    for (int64_t i = 0; i < c->fold->program_count; i++) {
         seqpar_fold_op op = c->fold->program[i];
         if (op.op == SEQPAR_FOLD_LEAF) {
             SEQPAR__TRY(seqpar__head_leaf(c, r, &share->pieces[op.index]));
@@ -4727,64 +6136,105 @@ static seqpar_status seqpar__head_runs(const seqpar__head_call *c, seqpar__head_
     return r->rows ? seqpar__head_end(c, r) : SEQPAR_OK;
 }
 
-static int seqpar__head_run_new(seqpar__head_run *r, const seqpar_share *share, const seqpar_token_fold *fold) {
+static int seqpar__head_run_new(seqpar__head_run *r, const seqpar_share *share,
+                                const seqpar_token_fold *fold) {
     memset(r, 0, sizeof *r);
-    r->ops = SEQPAR__NEW(seqpar_fold_op, 4 * (fold->program_count + fold->depth + 8) + 4 * share->count);
+    r->ops = SEQPAR__NEW(seqpar_fold_op,
+                         4 * (fold->program_count + fold->depth + 8) + 4 * share->count);
     r->leaves = SEQPAR__NEW(seqpar_piece, share->count + 4);
     return r->ops && r->leaves;
 }
+
 static void seqpar__head_run_free(seqpar__head_run *r) {
     SEQPAR_FREE(r->ops);
     SEQPAR_FREE(r->leaves);
 }
 
-SEQPAR_DEF int64_t seqpar_head_places(const seqpar_share *share, const seqpar_token_fold *fold, const seqpar_head_desc *desc) {
+SEQPAR_DEF int64_t seqpar_head_places(const seqpar_share *share, const seqpar_token_fold *fold,
+                                      const seqpar_head_desc *desc) {
     seqpar__head_call c;
     seqpar__head_run r;
     memset(&c, 0, sizeof c);
-    c.fold = fold; c.desc = desc;
-    if (seqpar__head_run_new(&r, share, fold)) (void)seqpar__head_runs(&c, &r, share);
-    else r.places = fold->depth; /* at least as many; the head itself will find no memory either */
+    c.fold = fold;
+    c.desc = desc;
+    if (seqpar__head_run_new(&r, share, fold))
+        (void)seqpar__head_runs(&c, &r, share);
+    else
+        r.places = fold->depth; /* at least as many; the head itself will find no memory either
+                                 */
     seqpar__head_run_free(&r);
     return r.places;
 }
 
-static seqpar_status seqpar__check_head_fold(seqpar_error *error, const seqpar_share *share, const seqpar_token_fold *fold) {
-    int64_t i, leaves = 0;
-    for (i = 0; i < fold->program_count; i++) leaves += fold->program[i].op == SEQPAR_FOLD_LEAF;
-    return leaves == share->count ? SEQPAR_OK : seqpar_fail(error, SEQPAR_ERR_STEP, "the share has %lld pieces, the fold wants %lld; give the fold that seqpar_step_fold made for this share", (long long)share->count, (long long)leaves);
+static seqpar_status seqpar__check_head_fold(seqpar_error *error, const seqpar_share *share,
+                                             const seqpar_token_fold *fold) {
+    int64_t leaves = 0;
+    for (int64_t i = 0; i < fold->program_count; i++) leaves += fold->program[i].op == SEQPAR_FOLD_LEAF;
+    return leaves == share->count
+               ? SEQPAR_OK
+               : seqpar_fail(error, SEQPAR_ERR_STEP,
+                             "the share has %lld pieces, the fold wants %lld; give the fold "
+                             "that seqpar_step_fold made for this share",
+                             (long long)share->count, (long long)leaves);
 }
 
-SEQPAR_DEF seqpar_status seqpar_head_backward(seqpar_ctx *ctx, void *dhidden, void *nodes, int64_t node_stride, const seqpar_head_values *values,
-                                              const seqpar_head_seeds *seeds, const void *hidden, const void *table, const int32_t *targets,
-                                              const seqpar_share *share, const seqpar_token_fold *fold, const seqpar_head_desc *desc) {
+SEQPAR_DEF seqpar_status seqpar_head_backward(
+    seqpar_ctx *ctx, void *dhidden, void *nodes, int64_t node_stride,
+    const seqpar_head_values *values, const seqpar_head_seeds *seeds, const void *hidden,
+    const void *table, const int32_t *targets, const seqpar_share *share,
+    const seqpar_token_fold *fold, const seqpar_head_desc *desc) {
     seqpar__head_call c;
     seqpar__head_run r;
     seqpar_buffer logits;
     seqpar_status status = seqpar__check_head(ctx->error, desc);
     if (!status) status = seqpar__check_head_fold(ctx->error, share, fold);
     if (status) return status;
-    c.ctx = ctx; c.dhidden = dhidden; c.nodes = nodes; c.node_stride = node_stride; c.values = values; c.seeds = seeds;
-    c.hidden = hidden; c.table = table; c.targets = targets; c.fold = fold; c.desc = desc;
-    status = seqpar_buffer_new(ctx, &logits, SEQPAR__MIN(seqpar__head_rows_max(desc), share->tokens) * desc->vocab * seqpar_dtype_bytes(ctx->device->storage), SEQPAR_MEM_SCRATCH);
+    c.ctx = ctx;
+    c.dhidden = dhidden;
+    c.nodes = nodes;
+    c.node_stride = node_stride;
+    c.values = values;
+    c.seeds = seeds;
+    c.hidden = hidden;
+    c.table = table;
+    c.targets = targets;
+    c.fold = fold;
+    c.desc = desc;
+    status = seqpar_buffer_new(ctx, &logits,
+                               SEQPAR__MIN(seqpar__head_rows_max(desc), share->tokens) *
+                                   desc->vocab * seqpar_dtype_bytes(ctx->device->storage),
+                               SEQPAR_MEM_SCRATCH);
     c.logits = logits.data;
-    if (!seqpar__head_run_new(&r, share, fold) && !status) status = seqpar__no_memory(ctx->error, "the head");
+    if (!seqpar__head_run_new(&r, share, fold) && !status)
+        status = seqpar__no_memory(ctx->error, "the head");
     if (!status) status = seqpar__head_runs(&c, &r, share);
     seqpar__head_run_free(&r);
     seqpar_buffer_free(ctx, &logits);
     return status;
 }
 
-SEQPAR_DEF seqpar_status seqpar_sft_seeds(seqpar_error *error, double *dlogp, double *dsmooth, double *dzloss, const int32_t *targets,
-                                          const double *weights, int64_t tokens, const seqpar_sft_desc *desc) {
+SEQPAR_DEF seqpar_status seqpar_sft_seeds(seqpar_error *error, double *dlogp, double *dsmooth,
+                                          double *dzloss, const int32_t *targets,
+                                          const double *weights, int64_t tokens,
+                                          const seqpar_sft_desc *desc) {
     double scale = 1.0 / (double)desc->count;
-    int64_t t, live = 0;
-    for (t = 0; t < tokens; t++) live += targets[t] != SEQPAR_IGNORE;
-    if (desc->count <= 0) return seqpar_fail(error, SEQPAR_ERR_SEED_COUNT, "the step has %lld supervised tokens; a mean needs at least 1", (long long)desc->count);
-    if (live > desc->count) return seqpar_fail(error, SEQPAR_ERR_SEED_COUNT, "the step is said to have %lld supervised tokens, but %lld are here alone; give the count of the whole step (batch.counts.supervised)", (long long)desc->count, (long long)live);
+    int64_t live = 0;
+    for (int64_t t = 0; t < tokens; t++) live += targets[t] != SEQPAR_IGNORE;
+    if (desc->count <= 0)
+        return seqpar_fail(error, SEQPAR_ERR_SEED_COUNT,
+                           "the step has %lld supervised tokens; a mean needs at least 1",
+                           (long long)desc->count);
+    if (live > desc->count)
+        return seqpar_fail(error, SEQPAR_ERR_SEED_COUNT,
+                           "the step is said to have %lld supervised tokens, but %lld are here "
+                           "alone; give the count of the whole step (batch.counts.supervised)",
+                           (long long)desc->count, (long long)live);
     if (!(desc->label_smoothing >= 0 && desc->label_smoothing < 1) || !(desc->z_loss >= 0))
-        return seqpar_fail(error, SEQPAR_ERR_OPTION, "label_smoothing %g must lie in [0, 1) and z_loss %g must not be negative", desc->label_smoothing, desc->z_loss);
-    for (t = 0; t < tokens; t++) {
+        return seqpar_fail(
+            error, SEQPAR_ERR_OPTION,
+            "label_smoothing %g must lie in [0, 1) and z_loss %g must not be negative",
+            desc->label_smoothing, desc->z_loss);
+    for (int64_t t = 0; t < tokens; t++) {
         double w = targets[t] == SEQPAR_IGNORE ? 0.0 : (weights ? weights[t] : 1.0) * scale;
         dlogp[t] = -(1.0 - desc->label_smoothing) * w;
         dsmooth[t] = desc->label_smoothing * w;
@@ -4793,43 +6243,61 @@ SEQPAR_DEF seqpar_status seqpar_sft_seeds(seqpar_error *error, double *dlogp, do
     return SEQPAR_OK;
 }
 
-SEQPAR_DEF double seqpar_sft_token_loss(double logp, double smooth, double lse, const seqpar_sft_desc *desc) {
-    return (1.0 - desc->label_smoothing) * -logp + desc->label_smoothing * smooth + desc->z_loss * lse * lse;
+SEQPAR_DEF double seqpar_sft_token_loss(double logp, double smooth, double lse,
+                                        const seqpar_sft_desc *desc) {
+    return (1.0 - desc->label_smoothing) * -logp + desc->label_smoothing * smooth +
+           desc->z_loss * lse * lse;
 }
 
-/* The fold of doubles that everybody has, over rising leaves: the plain recursive form of the tree. */
-static double seqpar__tree_sum(const int64_t *leaves, const double *values, int64_t stride, int64_t low, int64_t high, int level) {
+/* The fold of doubles that everybody has, over rising leaves: the plain recursive form of
+   the tree. */
+static double seqpar__tree_sum(const int64_t *leaves, const double *values, int64_t stride,
+                               int64_t low, int64_t high, int level) {
     int64_t half, mid;
     if (high - low == 1) return values[low * stride];
     half = (leaves[low] >> level << level) + (INT64_C(1) << (level - 1));
     mid = low + seqpar__lower_bound(leaves + low, high - low, half);
-    if (mid == low || mid == high) return seqpar__tree_sum(leaves, values, stride, low, high, level - 1);
-    return seqpar__tree_sum(leaves, values, stride, low, mid, level - 1) + seqpar__tree_sum(leaves, values, stride, mid, high, level - 1);
+    if (mid == low || mid == high)
+        return seqpar__tree_sum(leaves, values, stride, low, high, level - 1);
+    return seqpar__tree_sum(leaves, values, stride, low, mid, level - 1) +
+           seqpar__tree_sum(leaves, values, stride, mid, high, level - 1);
 }
 
 /* A part given twice would be counted twice. */
-static seqpar_status seqpar__leaf_twice(seqpar_error *error, const char *of, int64_t number, int64_t leaf) {
+static seqpar_status seqpar__leaf_twice(seqpar_error *error, const char *of, int64_t number,
+                                        int64_t leaf) {
     char name[32] = "";
     if (number >= 0) snprintf(name, sizeof name, " %lld", (long long)number);
-    return seqpar_fail(error, SEQPAR_ERR_STEP, "the sum of the %s%s was given row %lld, part %lld twice; every part of a row counts once, on one rank",
-                       of, name, (long long)(leaf >> SEQPAR__LEAF_BITS), (long long)(leaf & ((INT64_C(1) << SEQPAR__LEAF_BITS) - 1)));
+    return seqpar_fail(error, SEQPAR_ERR_STEP,
+                       "the sum of the %s%s was given row %lld, part %lld twice; every part of "
+                       "a row counts once, on one rank",
+                       of, name, (long long)(leaf >> SEQPAR__LEAF_BITS),
+                       (long long)(leaf & ((INT64_C(1) << SEQPAR__LEAF_BITS) - 1)));
 }
 
-typedef struct seqpar__leaf_row { int64_t leaf, at; } seqpar__leaf_row;
+typedef struct seqpar__leaf_row {
+    int64_t leaf, at;
+} seqpar__leaf_row;
 
-static seqpar_status seqpar__sum_gathered(seqpar_error *error, double *sum, const int64_t *leaf, const double *values, int64_t count, int64_t width) {
+static seqpar_status seqpar__sum_gathered(seqpar_error *error, double *sum, const int64_t *leaf,
+                                          const double *values, int64_t count, int64_t width) {
     seqpar__leaf_row *order = SEQPAR__NEW(seqpar__leaf_row, count);
-    int64_t *leaves = SEQPAR__NEW(int64_t, count), i, w;
+    int64_t *leaves = SEQPAR__NEW(int64_t, count);
     double *column = SEQPAR__NEW(double, count);
     int ok = order && leaves && column;
     seqpar_status status = ok ? SEQPAR_OK : seqpar__no_memory(error, "a sum");
-    for (i = 0; ok && i < count; i++) { order[i].leaf = leaf[i]; order[i].at = i; }
+    for (int64_t i = 0; ok && i < count; i++) {
+        order[i].leaf = leaf[i];
+        order[i].at = i;
+    }
     if (ok) qsort(order, (size_t)count, sizeof *order, seqpar__by_number);
-    for (i = 0; ok && i < count; i++) leaves[i] = order[i].leaf;
-    for (i = 1; ok && i < count; i++) if (leaves[i] == leaves[i - 1]) status = seqpar__leaf_twice(error, "step", -1, leaves[i]);
+    for (int64_t i = 0; ok && i < count; i++) leaves[i] = order[i].leaf;
+    for (int64_t i = 1; ok && i < count; i++)
+        if (leaves[i] == leaves[i - 1])
+            status = seqpar__leaf_twice(error, "step", -1, leaves[i]);
     ok = ok && !status;
-    for (w = 0; ok && w < width; w++) {
-        for (i = 0; i < count; i++) column[i] = values[order[i].at * width + w];
+    for (int64_t w = 0; ok && w < width; w++) {
+        for (int64_t i = 0; i < count; i++) column[i] = values[order[i].at * width + w];
         sum[w] = count ? seqpar__tree_sum(leaves, column, 1, 0, count, 62) : 0.0;
     }
     SEQPAR_FREE(order);
@@ -4838,15 +6306,23 @@ static seqpar_status seqpar__sum_gathered(seqpar_error *error, double *sum, cons
     return status;
 }
 
-SEQPAR_DEF seqpar_status seqpar_sum_pieces(seqpar_ctx *ctx, double *sum, const int64_t *leaf, const double *values, int64_t count, int64_t width) {
+SEQPAR_DEF seqpar_status seqpar_sum_pieces(seqpar_ctx *ctx, double *sum, const int64_t *leaf,
+                                           const double *values, int64_t count, int64_t width) {
     seqpar_comm *world = ctx->world;
-    int64_t *counts = NULL, *bytes = SEQPAR__NEW(int64_t, world->size), *all_leaf = NULL, total = 0, r;
+    int64_t *counts = NULL, *bytes = SEQPAR__NEW(int64_t, world->size), *all_leaf = NULL;
+    int64_t total = 0;
     double *all = NULL;
-    seqpar_status status = bytes ? seqpar__gather_i64(world, &counts, &count, 1, "loss counts") : SEQPAR_ERR_MEMORY;
-    for (r = 0; !status && r < world->size; r++) { bytes[r] = counts[r] * 8; total += counts[r]; }
-    if (!status && !((all_leaf = SEQPAR__NEW(int64_t, total)) && (all = SEQPAR__NEW(double, total * width)))) status = SEQPAR_ERR_MEMORY;
+    seqpar_status status = bytes ? seqpar__gather_i64(world, &counts, &count, 1, "loss counts")
+                                 : SEQPAR_ERR_MEMORY;
+    for (int64_t r = 0; !status && r < world->size; r++) {
+        bytes[r] = counts[r] * 8;
+        total += counts[r];
+    }
+    if (!status && !((all_leaf = SEQPAR__NEW(int64_t, total)) &&
+                     (all = SEQPAR__NEW(double, total *width))))
+        status = SEQPAR_ERR_MEMORY;
     if (!status) status = seqpar_comm_all_gather(world, all_leaf, leaf, bytes, "loss leaves");
-    for (r = 0; !status && r < world->size; r++) bytes[r] *= width;
+    for (int64_t r = 0; !status && r < world->size; r++) bytes[r] *= width;
     if (!status) status = seqpar_comm_all_gather(world, all, values, bytes, "loss sums");
     if (!status) status = seqpar__sum_gathered(ctx->error, sum, all_leaf, all, total, width);
     SEQPAR_FREE(counts);
@@ -4856,9 +6332,9 @@ SEQPAR_DEF seqpar_status seqpar_sum_pieces(seqpar_ctx *ctx, double *sum, const i
     return status;
 }
 
-/* ======================================================================================================
+/* =============================================================================================
    >>objective  sums per document, and what is made of them
-   ====================================================================================================== */
+   ========================================================================================== */
 
 static int seqpar__segments_room(seqpar_segments *s, int64_t count) {
     void *place = s->place, *values = s->values;
@@ -4872,8 +6348,11 @@ static int seqpar__segments_room(seqpar_segments *s, int64_t count) {
     return ok;
 }
 
-SEQPAR_DEF seqpar_status seqpar_segments_push(seqpar_error *error, seqpar_segments *s, int64_t segment, int64_t leaf, const double *values) {
-    if (!seqpar__segments_room(s, s->count + 1)) return seqpar__no_memory(error, "sums per document");
+SEQPAR_DEF seqpar_status seqpar_segments_push(seqpar_error *error, seqpar_segments *s,
+                                              int64_t segment, int64_t leaf,
+                                              const double *values) {
+    if (!seqpar__segments_room(s, s->count + 1))
+        return seqpar__no_memory(error, "sums per document");
     s->place[2 * s->count] = segment;
     s->place[2 * s->count + 1] = leaf;
     memcpy(s->values + s->count++ * s->width, values, (size_t)s->width * 8);
@@ -4881,22 +6360,28 @@ SEQPAR_DEF seqpar_status seqpar_segments_push(seqpar_error *error, seqpar_segmen
 }
 
 /* One piece holds at most a run of tokens of each document; a document's run is one leaf. */
-static int seqpar__segments_piece(seqpar_segments *s, const double *values, const seqpar_row *row, const seqpar_piece *p) {
-    int64_t t, w, last = -1;
-    for (t = 0; t < p->count; t++) {
+static int seqpar__segments_piece(seqpar_segments *s, const double *values,
+                                  const seqpar_row *row, const seqpar_piece *p) {
+    int64_t last = -1;
+    for (int64_t t = 0; t < p->count; t++) {
         int64_t d = seqpar__document_of(row, p->start + t * p->stride);
         const double *token = values + (p->local + t) * s->width;
-        if (d != last && seqpar_segments_push(NULL, s, row->doc_source ? row->doc_source[d] : d, p->leaf, token)) return 0;
-        for (w = 0; d == last && w < s->width; w++) s->values[(s->count - 1) * s->width + w] += token[w];
+        if (d != last && seqpar_segments_push(NULL, s, row->doc_source ? row->doc_source[d] : d,
+                                              p->leaf, token))
+            return 0;
+        for (int64_t w = 0; d == last && w < s->width; w++)
+            s->values[(s->count - 1) * s->width + w] += token[w];
         last = d;
     }
     return 1;
 }
 
-SEQPAR_DEF seqpar_status seqpar_segments_add(seqpar_error *error, seqpar_segments *s, const double *values, const seqpar_share *share) {
-    int64_t i;
-    for (i = 0; i < share->count; i++)
-        if (!seqpar__segments_piece(s, values, &share->rows[share->pieces[i].row], &share->pieces[i])) return seqpar__no_memory(error, "sums per document");
+SEQPAR_DEF seqpar_status seqpar_segments_add(seqpar_error *error, seqpar_segments *s,
+                                             const double *values, const seqpar_share *share) {
+    for (int64_t i = 0; i < share->count; i++)
+        if (!seqpar__segments_piece(s, values, &share->rows[share->pieces[i].row],
+                                    &share->pieces[i]))
+            return seqpar__no_memory(error, "sums per document");
     return SEQPAR_OK;
 }
 
@@ -4906,30 +6391,45 @@ SEQPAR_DEF void seqpar_segments_free(seqpar_segments *s) {
     memset(s, 0, sizeof *s);
 }
 
-typedef struct seqpar__segment_leaf { int64_t segment, leaf, at; } seqpar__segment_leaf;
+typedef struct seqpar__segment_leaf {
+    int64_t segment, leaf, at;
+} seqpar__segment_leaf;
+
 static int seqpar__by_segment(const void *a, const void *b) {
-    const seqpar__segment_leaf *x = (const seqpar__segment_leaf *)a, *y = (const seqpar__segment_leaf *)b;
+    const seqpar__segment_leaf *x = (const seqpar__segment_leaf *)a;
+    const seqpar__segment_leaf *y = (const seqpar__segment_leaf *)b;
     if (x->segment != y->segment) return x->segment < y->segment ? -1 : 1;
     return x->leaf < y->leaf ? -1 : x->leaf > y->leaf;
 }
 
-static seqpar_status seqpar__segments_fold(seqpar_error *error, double *sums, int64_t documents, const int64_t *place, const double *values, int64_t count, int64_t width) {
+static seqpar_status seqpar__segments_fold(seqpar_error *error, double *sums, int64_t documents,
+                                           const int64_t *place, const double *values,
+                                           int64_t count, int64_t width) {
     seqpar__segment_leaf *order = SEQPAR__NEW(seqpar__segment_leaf, count);
-    int64_t *leaves = SEQPAR__NEW(int64_t, count), i, n, w;
+    int64_t *leaves = SEQPAR__NEW(int64_t, count), n;
     double *column = SEQPAR__NEW(double, count);
-    seqpar_status status = order && leaves && column ? SEQPAR_OK : seqpar__no_memory(error, "sums per document");
-    for (i = 0; !status && i < count; i++) { order[i].segment = place[2 * i]; order[i].leaf = place[2 * i + 1]; order[i].at = i; }
+    seqpar_status status = order && leaves && column
+                               ? SEQPAR_OK
+                               : seqpar__no_memory(error, "sums per document");
+    for (int64_t i = 0; !status && i < count; i++) {
+        order[i].segment = place[2 * i];
+        order[i].leaf = place[2 * i + 1];
+        order[i].at = i;
+    }
     if (!status) qsort(order, (size_t)count, sizeof *order, seqpar__by_segment);
-    for (i = 0; !status && i < count; i++) leaves[i] = order[i].leaf;
-    for (i = 0; !status && i < count; i += n) {
+    for (int64_t i = 0; !status && i < count; i++) leaves[i] = order[i].leaf;
+    for (int64_t i = 0; !status && i < count; i += n) {
         for (n = 1; i + n < count && order[i + n].segment == order[i].segment; n++)
-            if (leaves[i + n] == leaves[i + n - 1]) status = seqpar__leaf_twice(error, "document", order[i].segment, leaves[i + n]);
+            if (leaves[i + n] == leaves[i + n - 1])
+                status = seqpar__leaf_twice(error, "document", order[i].segment, leaves[i + n]);
         if (order[i].segment < 0 || order[i].segment >= documents)
-            status = seqpar_fail(error, SEQPAR_ERR_SIZE, "a row holds document %lld; the step has %lld", (long long)order[i].segment, (long long)documents);
-        for (w = 0; !status && w < width; w++) {
-            int64_t k;
-            for (k = 0; k < n; k++) column[k] = values[order[i + k].at * width + w];
-            sums[order[i].segment * width + w] = seqpar__tree_sum(leaves + i, column, 1, 0, n, 62);
+            status = seqpar_fail(error, SEQPAR_ERR_SIZE,
+                                 "a row holds document %lld; the step has %lld",
+                                 (long long)order[i].segment, (long long)documents);
+        for (int64_t w = 0; !status && w < width; w++) {
+            for (int64_t k = 0; k < n; k++) column[k] = values[order[i + k].at * width + w];
+            sums[order[i].segment * width + w] = seqpar__tree_sum(leaves + i, column, 1, 0, n,
+                                                                  62);
         }
     }
     SEQPAR_FREE(order);
@@ -4938,17 +6438,29 @@ static seqpar_status seqpar__segments_fold(seqpar_error *error, double *sums, in
     return status;
 }
 
-SEQPAR_DEF seqpar_status seqpar_segments_sum(seqpar_comm *comm, double *sums, int64_t documents, const seqpar_segments *s) {
-    int64_t *counts = NULL, *bytes = SEQPAR__NEW(int64_t, comm->size), *place = NULL, total = 0, r;
+SEQPAR_DEF seqpar_status seqpar_segments_sum(seqpar_comm *comm, double *sums, int64_t documents,
+                                             const seqpar_segments *s) {
+    int64_t *counts = NULL, *bytes = SEQPAR__NEW(int64_t, comm->size), *place = NULL, total = 0;
     double *values = NULL;
-    seqpar_status status = bytes ? seqpar__gather_i64(comm, &counts, &s->count, 1, "segment counts") : seqpar__no_memory(comm->error, "sums per document");
+    seqpar_status status = bytes ? seqpar__gather_i64(comm, &counts, &s->count, 1,
+                                                      "segment counts")
+                                 : seqpar__no_memory(comm->error, "sums per document");
     memset(sums, 0, (size_t)(documents * s->width) * 8);
-    for (r = 0; !status && r < comm->size; r++) { bytes[r] = counts[r] * 16; total += counts[r]; }
-    if (!status && !((place = SEQPAR__NEW(int64_t, 2 * total)) && (values = SEQPAR__NEW(double, total * s->width)))) status = seqpar__no_memory(comm->error, "sums per document");
-    if (!status) status = seqpar_comm_all_gather(comm, place, s->place, bytes, "segment places");
-    for (r = 0; !status && r < comm->size; r++) bytes[r] = counts[r] * s->width * 8;
-    if (!status) status = seqpar_comm_all_gather(comm, values, s->values, bytes, "segment sums");
-    if (!status) status = seqpar__segments_fold(comm->error, sums, documents, place, values, total, s->width);
+    for (int64_t r = 0; !status && r < comm->size; r++) {
+        bytes[r] = counts[r] * 16;
+        total += counts[r];
+    }
+    if (!status && !((place = SEQPAR__NEW(int64_t, 2 * total)) &&
+                     (values = SEQPAR__NEW(double, total * s->width))))
+        status = seqpar__no_memory(comm->error, "sums per document");
+    if (!status)
+        status = seqpar_comm_all_gather(comm, place, s->place, bytes, "segment places");
+    for (int64_t r = 0; !status && r < comm->size; r++) bytes[r] = counts[r] * s->width * 8;
+    if (!status)
+        status = seqpar_comm_all_gather(comm, values, s->values, bytes, "segment sums");
+    if (!status)
+        status = seqpar__segments_fold(comm->error, sums, documents, place, values, total,
+                                       s->width);
     SEQPAR_FREE(counts);
     SEQPAR_FREE(bytes);
     SEQPAR_FREE(place);
@@ -4956,12 +6468,12 @@ SEQPAR_DEF seqpar_status seqpar_segments_sum(seqpar_comm *comm, double *sums, in
     return status;
 }
 
-SEQPAR_DEF void seqpar_segments_spread(double *values, const double *per_document, const seqpar_share *share) {
-    int64_t i, t;
-    for (i = 0; i < share->count; i++) {
+SEQPAR_DEF void seqpar_segments_spread(double *values, const double *per_document,
+                                       const seqpar_share *share) {
+    for (int64_t i = 0; i < share->count; i++) {
         const seqpar_piece *p = &share->pieces[i];
         const seqpar_row *row = &share->rows[p->row];
-        for (t = 0; t < p->count; t++) {
+        for (int64_t t = 0; t < p->count; t++) {
             int64_t d = seqpar__document_of(row, p->start + t * p->stride);
             values[p->local + t] = per_document[row->doc_source ? row->doc_source[d] : d];
         }
@@ -4973,7 +6485,11 @@ static double seqpar__log1p(double e) {
     double u = 1.0 + e;
     return seqpar_log(u) + (e - (u - 1.0)) / u;
 }
-SEQPAR_DEF double seqpar_softplus(double x) { return (x > 0 ? x : 0.0) + seqpar__log1p(seqpar_exp(x > 0 ? -x : x)); }
+
+SEQPAR_DEF double seqpar_softplus(double x) {
+    return (x > 0 ? x : 0.0) + seqpar__log1p(seqpar_exp(x > 0 ? -x : x));
+}
+
 SEQPAR_DEF double seqpar_sigmoid(double x) {
     double e = seqpar_exp(x > 0 ? -x : x);
     return (x > 0 ? 1.0 : e) / (1.0 + e);
@@ -4981,32 +6497,61 @@ SEQPAR_DEF double seqpar_sigmoid(double x) {
 
 SEQPAR_DEF double seqpar_mean(const double *x, int64_t count) {
     double sum = 0;
-    int64_t i;
-    for (i = 1; i < count; i++) sum += x[i] - x[0];
+    for (int64_t i = 1; i < count; i++) sum += x[i] - x[0];
     return count > 0 ? x[0] + sum / (double)count : 0.0;
 }
 
-static seqpar_status seqpar__check_preference(seqpar_error *error, const seqpar_preference *p, const seqpar_preference_desc *d) {
-    if (d->kind < SEQPAR_DPO || d->kind > SEQPAR_SIMPO) return seqpar_fail(error, SEQPAR_ERR_OPTION, "preference loss %d is unknown; use SEQPAR_DPO, IPO, HINGE or SIMPO", d->kind);
-    if (!(d->beta > 0)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "beta is %g; give more than 0, usually 0.1", d->beta);
-    if (!(d->label_smoothing >= 0 && d->label_smoothing <= 0.5)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "label_smoothing is %g; it is the share of wrong labels, give 0 to 0.5", d->label_smoothing);
-    if (d->label_smoothing > 0 && (d->kind == SEQPAR_IPO || d->kind == SEQPAR_HINGE)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "label_smoothing %g has no meaning for IPO and hinge; set it to 0", d->label_smoothing);
-    if (!(d->nll_coef >= 0) || !(d->nll_tokens >= 0)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "nll_coef is %g and nll_tokens %g; neither may be negative", d->nll_coef, d->nll_tokens);
+static seqpar_status seqpar__check_preference(seqpar_error *error, const seqpar_preference *p,
+                                              const seqpar_preference_desc *d) {
+    if (d->kind < SEQPAR_DPO || d->kind > SEQPAR_SIMPO)
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "preference loss %d is unknown; use SEQPAR_DPO, IPO, HINGE or SIMPO",
+                           d->kind);
+    if (!(d->beta > 0))
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "beta is %g; give more than 0, usually 0.1", d->beta);
+    if (!(d->label_smoothing >= 0 && d->label_smoothing <= 0.5))
+        return seqpar_fail(
+            error, SEQPAR_ERR_OPTION,
+            "label_smoothing is %g; it is the share of wrong labels, give 0 to 0.5",
+            d->label_smoothing);
+    if (d->label_smoothing > 0 && (d->kind == SEQPAR_IPO || d->kind == SEQPAR_HINGE))
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "label_smoothing %g has no meaning for IPO and hinge; set it to 0",
+                           d->label_smoothing);
+    if (!(d->nll_coef >= 0) || !(d->nll_tokens >= 0))
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "nll_coef is %g and nll_tokens %g; neither may be negative",
+                           d->nll_coef, d->nll_tokens);
     if (p->chosen_tokens <= 0 || p->rejected_tokens <= 0)
-        return seqpar_fail(error, SEQPAR_ERR_NO_TARGET, "a pair has %lld chosen and %lld rejected response tokens; both need at least 1", (long long)p->chosen_tokens, (long long)p->rejected_tokens);
+        return seqpar_fail(
+            error, SEQPAR_ERR_NO_TARGET,
+            "a pair has %lld chosen and %lld rejected response tokens; both need at least 1",
+            (long long)p->chosen_tokens, (long long)p->rejected_tokens);
     return SEQPAR_OK;
 }
 
 /* Loss as a function of the margin D, and its derivative. */
-static double seqpar__preference_of(const seqpar_preference_desc *d, double margin, double *slope) {
-    double z = d->beta * margin - (d->kind == SEQPAR_SIMPO ? d->gamma : 0.0), e = d->label_smoothing, u = margin - 0.5 / d->beta;
-    if (d->kind == SEQPAR_IPO) { *slope = 2.0 * u; return u * u; }
-    if (d->kind == SEQPAR_HINGE) { *slope = z < 1.0 ? -d->beta : z >= 1.0 ? 0.0 : z; return z < 1.0 ? 1.0 - z : z >= 1.0 ? 0.0 : z; }
+static double seqpar__preference_of(const seqpar_preference_desc *d, double margin,
+                                    double *slope) {
+    double z = d->beta * margin - (d->kind == SEQPAR_SIMPO ? d->gamma : 0.0);
+    double e = d->label_smoothing, u = margin - 0.5 / d->beta;
+    if (d->kind == SEQPAR_IPO) {
+        *slope = 2.0 * u;
+        return u * u;
+    }
+    if (d->kind == SEQPAR_HINGE) {
+        *slope = z < 1.0 ? -d->beta : z >= 1.0 ? 0.0 : z;
+        return z < 1.0 ? 1.0 - z : z >= 1.0 ? 0.0 : z;
+    }
     *slope = -d->beta * (seqpar_sigmoid(-z) - e);
-    return e == 0.0 ? seqpar_softplus(-z) : (1.0 - e) * seqpar_softplus(-z) + e * seqpar_softplus(z);
+    return e == 0.0 ? seqpar_softplus(-z)
+                    : (1.0 - e) * seqpar_softplus(-z) + e * seqpar_softplus(z);
 }
 
-SEQPAR_DEF seqpar_status seqpar_preference_loss(seqpar_error *error, seqpar_pair_result *r, const seqpar_preference *p, const seqpar_preference_desc *d) {
+SEQPAR_DEF seqpar_status seqpar_preference_loss(seqpar_error *error, seqpar_pair_result *r,
+                                                const seqpar_preference *p,
+                                                const seqpar_preference_desc *d) {
     double chosen, rejected, slope, nll_tokens;
     int simpo = d->kind == SEQPAR_SIMPO, alone = simpo || d->reference_free;
     SEQPAR__TRY(seqpar__check_preference(error, p, d));
@@ -5014,7 +6559,10 @@ SEQPAR_DEF seqpar_status seqpar_preference_loss(seqpar_error *error, seqpar_pair
     rejected = p->rejected - (alone ? 0.0 : p->ref_rejected);
     r->dchosen = simpo || d->length_normalized ? 1.0 / (double)p->chosen_tokens : 1.0;
     r->drejected = simpo || d->length_normalized ? 1.0 / (double)p->rejected_tokens : 1.0;
-    if (simpo || d->length_normalized) { chosen /= (double)p->chosen_tokens; rejected /= (double)p->rejected_tokens; }
+    if (simpo || d->length_normalized) {
+        chosen /= (double)p->chosen_tokens;
+        rejected /= (double)p->rejected_tokens;
+    }
     r->loss = seqpar__preference_of(d, chosen - rejected, &slope);
     r->dchosen *= slope;
     r->drejected *= -slope;
@@ -5032,19 +6580,32 @@ SEQPAR_DEF double seqpar_kto_kl(const double *h, int64_t count) {
     return mean < 0 ? 0.0 : mean; /* a NaN stays one */
 }
 
-SEQPAR_DEF seqpar_status seqpar_kto_loss(seqpar_error *error, seqpar_kto_result *r, double logp, double ref_logp, int desirable, const seqpar_kto_desc *d) {
-    double h = logp - ref_logp, z = d->beta * (h - d->kl), weight = desirable ? d->desirable_weight : d->undesirable_weight, sign = desirable ? 1.0 : -1.0;
-    if (!(d->beta > 0)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "beta is %g; give more than 0, usually 0.01 to 0.1", d->beta);
+SEQPAR_DEF seqpar_status seqpar_kto_loss(seqpar_error *error, seqpar_kto_result *r, double logp,
+                                         double ref_logp, int desirable,
+                                         const seqpar_kto_desc *d) {
+    double h = logp - ref_logp, z = d->beta * (h - d->kl);
+    double weight = desirable ? d->desirable_weight : d->undesirable_weight;
+    double sign = desirable ? 1.0 : -1.0;
+    if (!(d->beta > 0))
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "beta is %g; give more than 0, usually 0.01 to 0.1", d->beta);
     if (!(d->desirable_weight >= 0) || !(d->undesirable_weight >= 0))
-        return seqpar_fail(error, SEQPAR_ERR_OPTION, "the weights of desirable and undesirable answers are %g and %g; neither may be negative", d->desirable_weight, d->undesirable_weight);
-    if (!(d->kl >= 0)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "the KL of the step is %g; it is max(0, mean): take seqpar_kto_kl", d->kl);
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "the weights of desirable and undesirable answers are %g and %g; "
+                           "neither may be negative",
+                           d->desirable_weight, d->undesirable_weight);
+    if (!(d->kl >= 0))
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "the KL of the step is %g; it is max(0, mean): take seqpar_kto_kl",
+                           d->kl);
     r->loss = weight * seqpar_sigmoid(-sign * z);
     r->dlogp = -sign * weight * d->beta * seqpar_sigmoid(z) * seqpar_sigmoid(-z);
     r->reward = d->beta * h;
     return SEQPAR_OK;
 }
 
-SEQPAR_DEF seqpar_pair_result seqpar_reward_loss(double chosen, double rejected, double margin, double center) {
+SEQPAR_DEF seqpar_pair_result seqpar_reward_loss(double chosen, double rejected, double margin,
+                                                 double center) {
     double z = chosen - rejected - margin, sum = chosen + rejected, slope = seqpar_sigmoid(-z);
     seqpar_pair_result r;
     r.loss = seqpar_softplus(-z) + (center == 0.0 ? 0.0 : center * sum * sum);
@@ -5055,9 +6616,14 @@ SEQPAR_DEF seqpar_pair_result seqpar_reward_loss(double chosen, double rejected,
     return r;
 }
 
-SEQPAR_DEF seqpar_policy_result seqpar_policy_loss(double logp, double old_logp, double advantage, const seqpar_policy_desc *d) {
-    double change = logp - old_logp, cut = change > 20.0 ? 20.0 : change < -20.0 ? -20.0 : change, ratio = seqpar_exp(cut);
-    double low = 1.0 - d->clip_low, high = 1.0 + d->clip_high, clipped = ratio < low ? low : ratio > high ? high : ratio;
+SEQPAR_DEF seqpar_policy_result seqpar_policy_loss(double logp, double old_logp,
+                                                   double advantage,
+                                                   const seqpar_policy_desc *d) {
+    double change = logp - old_logp;
+    double cut = change > 20.0 ? 20.0 : change < -20.0 ? -20.0 : change;
+    double ratio = seqpar_exp(cut);
+    double low = 1.0 - d->clip_low, high = 1.0 + d->clip_high;
+    double clipped = ratio < low ? low : ratio > high ? high : ratio;
     seqpar_policy_result r;
     r.ratio = ratio;
     r.clipped = clipped * advantage < ratio * advantage;
@@ -5070,8 +6636,10 @@ SEQPAR_DEF seqpar_policy_result seqpar_policy_loss(double logp, double old_logp,
     return r;
 }
 
-SEQPAR_DEF seqpar_value_result seqpar_value_loss(double value, double old_value, double target, double clip) {
-    double change = value - old_value, inside = change > clip ? clip : change < -clip ? -clip : change;
+SEQPAR_DEF seqpar_value_result seqpar_value_loss(double value, double old_value, double target,
+                                                 double clip) {
+    double change = value - old_value;
+    double inside = change > clip ? clip : change < -clip ? -clip : change;
     double error = value - target, held = old_value + inside - target;
     seqpar_value_result r;
     r.clipped = clip > 0 && held * held > error * error;
@@ -5082,12 +6650,12 @@ SEQPAR_DEF seqpar_value_result seqpar_value_loss(double value, double old_value,
 
 SEQPAR_DEF double seqpar_kl(double logp, double ref_logp, int kind, double *dlogp) {
     double d = logp - ref_logp, series = 0;
-    int n;
     if (dlogp) *dlogp = kind == SEQPAR_K1 ? 1.0 : kind == SEQPAR_K2 ? d : 1.0 - seqpar_exp(-d);
     if (kind == SEQPAR_K1) return d;
     if (kind == SEQPAR_K2) return 0.5 * d * d;
     if (!(d > -0.5 && d < 0.5)) return seqpar_exp(-d) - 1.0 + d;
-    for (n = 16; n > 2; n--) series = (1.0 + series) * -d / n; /* e^-d - 1 + d = d^2/2 (1 - d/3 (1 - d/4 (...))) without cancelling */
+    /* e^-d - 1 + d = d^2/2 (1 - d/3 (1 - d/4 (...))) without cancelling */
+    for (int n = 16; n > 2; n--) series = (1.0 + series) * -d / n;
     if (dlogp && kind == SEQPAR_K3) *dlogp = d - 0.5 * d * d * (1.0 + series);
     return 0.5 * d * d * (1.0 + series);
 }
@@ -5101,17 +6669,18 @@ SEQPAR_DEF void seqpar_kl_controller_update(seqpar_kl_controller *c, double kl, 
     c->coef *= 1.0 + off * (double)n / c->horizon;
 }
 
-SEQPAR_DEF void seqpar_shaped_rewards(double *rewards, const double *kl, int64_t count, double coef, double score, double low, double high) {
-    int64_t t;
-    for (t = 0; t < count; t++) rewards[t] = coef > 0 ? -coef * kl[t] : 0.0;
+SEQPAR_DEF void seqpar_shaped_rewards(double *rewards, const double *kl, int64_t count,
+                                      double coef, double score, double low, double high) {
+    for (int64_t t = 0; t < count; t++) rewards[t] = coef > 0 ? -coef * kl[t] : 0.0;
     if (count > 0) rewards[count - 1] += score < low ? low : score > high ? high : score;
 }
 
-SEQPAR_DEF void seqpar_gae(double *advantages, double *returns, const double *rewards, const double *values, int64_t count, double gamma, double lambda) {
+SEQPAR_DEF void seqpar_gae(double *advantages, double *returns, const double *rewards,
+                           const double *values, int64_t count, double gamma, double lambda) {
     double next_value = 0, next = 0.0;
-    int64_t t;
-    for (t = count - 1; t >= 0; t--) {
-        double value = values ? values[t] : 0.0, delta = rewards[t] + gamma * next_value - value;
+    for (int64_t t = count - 1; t >= 0; t--) {
+        double value = values ? values[t] : 0.0;
+        double delta = rewards[t] + gamma * next_value - value;
         next = delta + gamma * (values ? lambda : 1.0) * next;
         next_value = value;
         returns[t] = next + value;
@@ -5119,40 +6688,51 @@ SEQPAR_DEF void seqpar_gae(double *advantages, double *returns, const double *re
     }
 }
 
-SEQPAR_DEF seqpar_status seqpar_group_advantages(seqpar_error *error, double *advantages, const double *rewards, int64_t n, int kind, double eps) {
+SEQPAR_DEF seqpar_status seqpar_group_advantages(seqpar_error *error, double *advantages,
+                                                 const double *rewards, int64_t n, int kind,
+                                                 double eps) {
     double mean = seqpar_mean(rewards, n), square = 0, scale;
-    int64_t i;
-    if (n < 2) return seqpar_fail(error, SEQPAR_ERR_OPTION, "a group has %lld responses; comparing them needs at least 2: raise n_samples_per_prompt", (long long)n);
-    for (i = 0; i < n; i++) square += (rewards[i] - mean) * (rewards[i] - mean);
-    scale = kind == SEQPAR_GROUP_GRPO ? 1.0 / (sqrt(square / (double)(n - 1)) + eps) : kind == SEQPAR_GROUP_RLOO ? (double)n / (double)(n - 1) : 1.0;
-    for (i = 0; i < n; i++) advantages[i] = (rewards[i] - mean) * scale;
+    if (n < 2)
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "a group has %lld responses; comparing them needs at least 2: raise "
+                           "n_samples_per_prompt",
+                           (long long)n);
+    for (int64_t i = 0; i < n; i++) square += (rewards[i] - mean) * (rewards[i] - mean);
+    scale = kind == SEQPAR_GROUP_GRPO   ? 1.0 / (sqrt(square / (double)(n - 1)) + eps)
+            : kind == SEQPAR_GROUP_RLOO ? (double)n / (double)(n - 1)
+                                        : 1.0;
+    for (int64_t i = 0; i < n; i++) advantages[i] = (rewards[i] - mean) * scale;
     return SEQPAR_OK;
 }
 
 SEQPAR_DEF void seqpar_whiten(double *x, int64_t count, int mean_only) {
     double mean = seqpar_mean(x, count), square = 0, variance;
-    int64_t i;
-    for (i = 0; i < count; i++) square += (x[i] - mean) * (x[i] - mean);
+    for (int64_t i = 0; i < count; i++) square += (x[i] - mean) * (x[i] - mean);
     variance = square / (double)count;
-    for (i = 0; i < count; i++) x[i] = (x[i] - mean) * (mean_only ? 1.0 : 1.0 / sqrt(variance < 1e-8 ? 1e-8 : variance));
+    for (int64_t i = 0; i < count; i++)
+        x[i] = (x[i] - mean) *
+               (mean_only ? 1.0 : 1.0 / sqrt(variance < 1e-8 ? 1e-8 : variance));
 }
 
 SEQPAR_DEF double seqpar_token_weight(const seqpar_aggregate *a, int64_t tokens_of_document) {
     int64_t documents = SEQPAR__MAX(a->documents, 1);
     if (a->kind == SEQPAR_TOKEN_MEAN) return 1.0 / (double)SEQPAR__MAX(a->tokens, 1);
-    if (a->kind == SEQPAR_SEQUENCE_MEAN) return 1.0 / ((double)documents * (double)SEQPAR__MAX(tokens_of_document, 1));
-    return 1.0 / ((double)documents * (a->kind == SEQPAR_SEQUENCE_SUM ? 1.0 : (double)SEQPAR__MAX(a->length_max, 1)));
+    if (a->kind == SEQPAR_SEQUENCE_MEAN)
+        return 1.0 / ((double)documents * (double)SEQPAR__MAX(tokens_of_document, 1));
+    return 1.0 /
+           ((double)documents *
+            (a->kind == SEQPAR_SEQUENCE_SUM ? 1.0 : (double)SEQPAR__MAX(a->length_max, 1)));
 }
 
-/* ======================================================================================================
+/* =============================================================================================
    >>optim  gradients to owners, clip, update
-   ====================================================================================================== */
+   ========================================================================================== */
 
 typedef struct seqpar__micro { /* one micro-batch index, as all ranks know it */
-    seqpar__partial own;           /* what this rank folds before it sends */
-    seqpar_token_fold fold;        /* the same, as the caller sees it */
-    int64_t *nodes;                /* (world) how many nodes each rank sends */
-    seqpar_fold_op *program;       /* the owner's: leaf i is node i in order of ranks */
+    seqpar__partial own;       /* what this rank folds before it sends */
+    seqpar_token_fold fold;    /* the same, as the caller sees it */
+    int64_t *nodes;            /* (world) how many nodes each rank sends */
+    seqpar_fold_op *program;   /* the owner's: leaf i is node i in order of ranks */
     int64_t program_count;
 } seqpar__micro;
 
@@ -5161,60 +6741,93 @@ struct seqpar_step {
     int64_t row_count, accumulation;
     int layout;
     int64_t *leaves, leaf_count;
-    seqpar__micro *micro;          /* (accumulation) */
-    int64_t slots, depth;          /* of the owner's fold */
-    unsigned char *done;           /* (2 groups): like optim->gradient; 1: its sum is complete */
-    int64_t *given;                /* (2 groups): micro-batches whose gradients were given */
+    seqpar__micro *micro; /* (accumulation) */
+    int64_t slots, depth; /* of the owner's fold */
+    /* (2 groups): like optim->gradient; 1: its sum is complete */
+    unsigned char *done;
+    int64_t *given; /* (2 groups): micro-batches whose gradients were given */
 };
 
-/* Blocks of a group are dealt in runs; group g starts with rank g, so that small groups do not pile up on rank 0. */
-static void seqpar__owned(const seqpar_optim *o, int64_t group, int64_t world, int64_t rank, int64_t *begin, int64_t *count) {
-    int64_t blocks = (o->group_begin[group + 1] - o->group_begin[group]) / SEQPAR_BLOCK, turn = ((rank - group) % world + world) % world;
+/* Blocks of a group are dealt in runs; group g starts with rank g, so that small groups do
+   not pile up on rank 0. */
+static void seqpar__owned(const seqpar_optim *o, int64_t group, int64_t world, int64_t rank,
+                          int64_t *begin, int64_t *count) {
+    int64_t blocks = (o->group_begin[group + 1] - o->group_begin[group]) / SEQPAR_BLOCK;
+    int64_t turn = ((rank - group) % world + world) % world;
     *begin = seqpar_grid_begin(blocks, world, turn) * SEQPAR_BLOCK;
     *count = seqpar_grid_begin(blocks, world, turn + 1) * SEQPAR_BLOCK - *begin;
 }
 
-static int64_t seqpar__own_begin(const seqpar_optim *o, const seqpar_ctx *ctx, int64_t group) { /* place in compact state */
-    int64_t g, begin, count, at = 0;
-    for (g = 0; g < group; g++) { seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count); at += count; }
+/* place in compact state */
+static int64_t seqpar__own_begin(const seqpar_optim *o, const seqpar_ctx *ctx, int64_t group) {
+    int64_t begin, count, at = 0;
+    for (int64_t g = 0; g < group; g++) {
+        seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count);
+        at += count;
+    }
     return at;
 }
 
 static int64_t seqpar__tensor_elements(const seqpar_tensor *t) { return t->rows * t->cols; }
-static int64_t seqpar__block_elements(const seqpar_tensor *t) { return (seqpar__tensor_elements(t) + SEQPAR_BLOCK - 1) / SEQPAR_BLOCK * SEQPAR_BLOCK; }
+static int64_t seqpar__block_elements(const seqpar_tensor *t) {
+    return (seqpar__tensor_elements(t) + SEQPAR_BLOCK - 1) / SEQPAR_BLOCK * SEQPAR_BLOCK;
+}
 
-static seqpar_status seqpar__check_tensors(seqpar_error *error, const seqpar_tensor *t, int64_t count) {
-    int64_t i, end = 0;
-    for (i = 0; i < count; i++) {
+static seqpar_status seqpar__check_tensors(seqpar_error *error, const seqpar_tensor *t,
+                                           int64_t count) {
+    int64_t end = 0;
+    for (int64_t i = 0; i < count; i++) {
         if (t[i].rows <= 0 || t[i].cols <= 0)
-            return seqpar_fail(error, SEQPAR_ERR_SIZE, "tensor %s is %lld x %lld; both must be positive", t[i].name, (long long)t[i].rows, (long long)t[i].cols);
+            return seqpar_fail(error, SEQPAR_ERR_SIZE,
+                               "tensor %s is %lld x %lld; both must be positive", t[i].name,
+                               (long long)t[i].rows, (long long)t[i].cols);
         if (t[i].offset < end || t[i].rows > (INT64_MAX / 16 - t[i].offset) / t[i].cols)
-            return seqpar_fail(error, SEQPAR_ERR_SIZE, "tensor %s of %lld x %lld begins at %lld; it must begin at %lld or behind, and end within 64 bits", t[i].name, (long long)t[i].rows, (long long)t[i].cols, (long long)t[i].offset, (long long)end);
-        if (t[i].group != (i ? t[i - 1].group : 0) && t[i].group != (i ? t[i - 1].group + 1 : 0))
-            return seqpar_fail(error, SEQPAR_ERR_SIZE, "tensor %s is in group %lld; groups must rise by one", t[i].name, (long long)t[i].group);
+            return seqpar_fail(error, SEQPAR_ERR_SIZE,
+                               "tensor %s of %lld x %lld begins at %lld; it must begin at %lld "
+                               "or behind, and end within 64 bits",
+                               t[i].name, (long long)t[i].rows, (long long)t[i].cols,
+                               (long long)t[i].offset, (long long)end);
+        if (t[i].group != (i ? t[i - 1].group : 0) &&
+            t[i].group != (i ? t[i - 1].group + 1 : 0))
+            return seqpar_fail(error, SEQPAR_ERR_SIZE,
+                               "tensor %s is in group %lld; groups must rise by one", t[i].name,
+                               (long long)t[i].group);
         end = t[i].offset + seqpar__tensor_elements(&t[i]);
     }
-    return count > 0 ? SEQPAR_OK : seqpar_fail(error, SEQPAR_ERR_SIZE, "the optimizer was given no tensor");
+    return count > 0 ? SEQPAR_OK
+                     : seqpar_fail(error, SEQPAR_ERR_SIZE, "the optimizer was given no tensor");
 }
 
 /* Whether the caller's parameters hold all tensors. */
-static seqpar_status seqpar__check_room(seqpar_error *error, const seqpar_optim *o, int64_t elements) {
+static seqpar_status seqpar__check_room(seqpar_error *error, const seqpar_optim *o,
+                                        int64_t elements) {
     const seqpar_tensor *t = &o->tensors[o->tensor_count - 1];
     int64_t end = t->offset + seqpar__tensor_elements(t);
     if (end <= elements) return SEQPAR_OK;
-    return seqpar_fail(error, SEQPAR_ERR_SIZE, "the parameters are %lld elements, but tensor %s ends at %lld; pass the whole array and its size", (long long)elements, t->name, (long long)end);
+    return seqpar_fail(error, SEQPAR_ERR_SIZE,
+                       "the parameters are %lld elements, but tensor %s ends at %lld; pass the "
+                       "whole array and its size",
+                       (long long)elements, t->name, (long long)end);
 }
 
-/* Where a part of a tensor lies: `at` in state, where tensors have whole blocks, `offset` in the caller's arrays, where they have
-   their own size and what is beside them is somebody else's. */
-typedef struct seqpar__segment { int64_t tensor, at, offset, count; } seqpar__segment;
+/* Where a part of a tensor lies: `at` in state, where tensors have whole blocks, `offset` in
+   the caller's arrays, where they have their own size and what is beside them is somebody
+   else's. */
+typedef struct seqpar__segment {
+    int64_t tensor, at, offset, count;
+} seqpar__segment;
 
-/* Goes through the parts of tensors in the elements [begin, end) of a group's state: seqpar__segment_begin, then while (next). */
-static seqpar__segment seqpar__segment_begin(const seqpar_optim *o, int64_t group, int64_t begin) {
+/* Goes through the parts of tensors in the elements [begin, end) of a group's state:
+   seqpar__segment_begin, then while (next). */
+static seqpar__segment seqpar__segment_begin(const seqpar_optim *o, int64_t group,
+                                             int64_t begin) {
     seqpar__segment s;
-    s.tensor = o->group_tensor[group]; s.at = begin; s.offset = s.count = 0;
+    s.tensor = o->group_tensor[group];
+    s.at = begin;
+    s.offset = s.count = 0;
     return s;
 }
+
 static int seqpar__segment_next(const seqpar_optim *o, seqpar__segment *s, int64_t end) {
     int64_t begin = s->at + s->count, first, last;
     for (; s->tensor < o->tensor_count && o->tensor_begin[s->tensor] < end; s->tensor++) {
@@ -5231,28 +6844,48 @@ static int seqpar__segment_next(const seqpar_optim *o, seqpar__segment *s, int64
 }
 
 static seqpar_status seqpar__check_optim(seqpar_error *error, const seqpar_optim_desc *d) {
-    if (d->zero_stage < 0 || d->zero_stage > 2) return seqpar_fail(error, SEQPAR_ERR_OPTION, "zero_stage is %d; use 0, 1 or 2", d->zero_stage);
-    if (d->kind != SEQPAR_ADAMW && d->kind != SEQPAR_SGD) return seqpar_fail(error, SEQPAR_ERR_OPTION, "optimizer %d is unknown; use adamw or sgd", d->kind);
-    if (!(d->beta1 >= 0 && d->beta1 < 1 && d->beta2 >= 0 && d->beta2 < 1)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "adam_betas are %g and %g; both must lie in [0, 1)", d->beta1, d->beta2);
-    if (!(d->eps >= 0) || !(d->decay >= 0) || !(d->max_norm >= 0)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "eps %g, weight decay %g and max_norm %g must not be negative", d->eps, d->decay, d->max_norm);
+    if (d->zero_stage < 0 || d->zero_stage > 2)
+        return seqpar_fail(error, SEQPAR_ERR_OPTION, "zero_stage is %d; use 0, 1 or 2",
+                           d->zero_stage);
+    if (d->kind != SEQPAR_ADAMW && d->kind != SEQPAR_SGD)
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "optimizer %d is unknown; use adamw or sgd", d->kind);
+    if (!(d->beta1 >= 0 && d->beta1 < 1 && d->beta2 >= 0 && d->beta2 < 1))
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "adam_betas are %g and %g; both must lie in [0, 1)", d->beta1,
+                           d->beta2);
+    if (!(d->eps >= 0) || !(d->decay >= 0) || !(d->max_norm >= 0))
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "eps %g, weight decay %g and max_norm %g must not be negative",
+                           d->eps, d->decay, d->max_norm);
     return SEQPAR_OK;
 }
 
-static seqpar_status seqpar__optim_agree(seqpar_ctx *ctx, const seqpar_tensor *t, int64_t count, const seqpar_optim_desc *d) {
-    seqpar__given given[] = {{"the number of tensors", count, 0}, {"tensors", 0, 1}, {"the kind", d->kind, 0}, {"zero_stage", d->zero_stage, 0}, {"beta1", seqpar__given_real(d->beta1), 1},
-        {"beta2", seqpar__given_real(d->beta2), 1}, {"eps", seqpar__given_real(d->eps), 1}, {"weight decays", seqpar__given_real(d->decay), 1}, {"max_norm", seqpar__given_real(d->max_norm), 1}};
+static seqpar_status seqpar__optim_agree(seqpar_ctx *ctx, const seqpar_tensor *t, int64_t count,
+                                         const seqpar_optim_desc *d) {
+    seqpar__given given[] = {{"the number of tensors", count, 0},
+                             {"tensors", 0, 1},
+                             {"the kind", d->kind, 0},
+                             {"zero_stage", d->zero_stage, 0},
+                             {"beta1", seqpar__given_real(d->beta1), 1},
+                             {"beta2", seqpar__given_real(d->beta2), 1},
+                             {"eps", seqpar__given_real(d->eps), 1},
+                             {"weight decays", seqpar__given_real(d->decay), 1},
+                             {"max_norm", seqpar__given_real(d->max_norm), 1}};
     uint64_t digest = 0;
-    int64_t i;
-    for (i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count; i++) {
         const int64_t numbers[5] = {t[i].rows, t[i].cols, t[i].offset, t[i].decay, t[i].group};
         digest = seqpar__digest(digest, numbers, sizeof numbers);
     }
     given[1].value = (int64_t)digest;
-    return seqpar__ranks_agree(ctx->world, "an optimizer", given, (int64_t)(sizeof given / sizeof *given));
+    return seqpar__ranks_agree(ctx->world, "an optimizer", given,
+                               (int64_t)(sizeof given / sizeof *given));
 }
 
-SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *o, const seqpar_tensor *tensors, int64_t tensor_count, const seqpar_optim_desc *desc) {
-    int64_t i, size = seqpar_dtype_bytes(ctx->device->accumulator), state;
+SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *o,
+                                           const seqpar_tensor *tensors, int64_t tensor_count,
+                                           const seqpar_optim_desc *desc) {
+    int64_t size = seqpar_dtype_bytes(ctx->device->accumulator), state;
     memset(o, 0, sizeof *o);
     SEQPAR__TRY(seqpar__check_optim(ctx->error, desc));
     SEQPAR__TRY(seqpar__check_tensors(ctx->error, tensors, tensor_count));
@@ -5266,7 +6899,7 @@ SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *o, con
     if (!o->group_begin || !o->gradient) return seqpar__no_memory(ctx->error, "the optimizer");
     o->group_tensor = o->group_begin + o->groups + 1;
     o->tensor_begin = o->group_tensor + o->groups + 1;
-    for (i = 0; i < tensor_count; i++) {
+    for (int64_t i = 0; i < tensor_count; i++) {
         o->tensor_begin[i] = o->elements;
         o->elements += seqpar__block_elements(&tensors[i]);
         o->group_begin[tensors[i].group + 1] = o->elements;
@@ -5274,8 +6907,10 @@ SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *o, con
     }
     o->own_elements = seqpar__own_begin(o, ctx, o->groups);
     state = desc->zero_stage == 0 ? o->elements : o->own_elements;
-    if (ctx->device->storage != ctx->device->accumulator) SEQPAR__TRY(seqpar_buffer_new(ctx, &o->master, state * size, SEQPAR_MEM_OPTIMIZER));
-    if (o->master.data) ctx->device->zero(ctx->device, o->master.data, o->master.bytes, ctx->queue);
+    if (ctx->device->storage != ctx->device->accumulator)
+        SEQPAR__TRY(seqpar_buffer_new(ctx, &o->master, state * size, SEQPAR_MEM_OPTIMIZER));
+    if (o->master.data)
+        ctx->device->zero(ctx->device, o->master.data, o->master.bytes, ctx->queue);
     if (desc->kind == SEQPAR_SGD) return SEQPAR_OK;
     SEQPAR__TRY(seqpar_buffer_new(ctx, &o->m, state * size, SEQPAR_MEM_OPTIMIZER));
     SEQPAR__TRY(seqpar_buffer_new(ctx, &o->v, state * size, SEQPAR_MEM_OPTIMIZER));
@@ -5286,9 +6921,8 @@ SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *o, con
 
 static void seqpar__step_free(seqpar_optim *o) {
     seqpar_step *s = o->step;
-    int64_t i;
     if (!s) return;
-    for (i = 0; s->micro && i < s->accumulation; i++) {
+    for (int64_t i = 0; s->micro && i < s->accumulation; i++) {
         seqpar__partial_free(&s->micro[i].own);
         SEQPAR_FREE(s->micro[i].nodes);
         SEQPAR_FREE(s->micro[i].program);
@@ -5302,8 +6936,7 @@ static void seqpar__step_free(seqpar_optim *o) {
 }
 
 static void seqpar__gradient_free(seqpar_ctx *ctx, seqpar_optim *o) {
-    int64_t i;
-    for (i = 0; o->gradient && i < 2 * o->groups; i++) seqpar_buffer_free(ctx, &o->gradient[i]);
+    for (int64_t i = 0; o->gradient && i < 2 * o->groups; i++) seqpar_buffer_free(ctx, &o->gradient[i]);
     o->ended = 0;
 }
 
@@ -5318,21 +6951,32 @@ SEQPAR_DEF void seqpar_optim_close(seqpar_ctx *ctx, seqpar_optim *o) {
     memset(o, 0, sizeof *o);
 }
 
-/* Rows of a micro-batch are neighbours over all data-parallel ranks, so that little waits for the micro-batches to come. */
-static void seqpar__micro_rows(const seqpar_step *s, int64_t dp_size, int64_t dp_rank, int64_t index, int64_t *first, int64_t *count) {
-    int64_t begin = seqpar_grid_begin(s->row_count, s->accumulation, index), end = seqpar_grid_begin(s->row_count, s->accumulation, index + 1);
+/* Rows of a micro-batch are neighbours over all data-parallel ranks, so that little waits
+   for the micro-batches to come. */
+static void seqpar__micro_rows(const seqpar_step *s, int64_t dp_size, int64_t dp_rank,
+                               int64_t index, int64_t *first, int64_t *count) {
+    int64_t begin = seqpar_grid_begin(s->row_count, s->accumulation, index);
+    int64_t end = seqpar_grid_begin(s->row_count, s->accumulation, index + 1);
     *first = begin + seqpar_grid_begin(end - begin, dp_size, dp_rank);
     *count = begin + seqpar_grid_begin(end - begin, dp_size, dp_rank + 1) - *first;
 }
 
-static seqpar_status seqpar__check_micro(seqpar_error *error, const seqpar_optim *o, int64_t index) {
-    if (!o->step) return seqpar_fail(error, SEQPAR_ERR_STEP, "no step was begun; call seqpar_step_begin first");
+static seqpar_status seqpar__check_micro(seqpar_error *error, const seqpar_optim *o,
+                                         int64_t index) {
+    if (!o->step)
+        return seqpar_fail(error, SEQPAR_ERR_STEP,
+                           "no step was begun; call seqpar_step_begin first");
     if (index < 0 || index >= o->step->accumulation)
-        return seqpar_fail(error, SEQPAR_ERR_STEP, "micro-batch %lld is none of the step, which was begun with %lld; give 0 to %lld", (long long)index, (long long)o->step->accumulation, (long long)o->step->accumulation - 1);
+        return seqpar_fail(
+            error, SEQPAR_ERR_STEP,
+            "micro-batch %lld is none of the step, which was begun with %lld; give 0 to %lld",
+            (long long)index, (long long)o->step->accumulation,
+            (long long)o->step->accumulation - 1);
     return SEQPAR_OK;
 }
 
-SEQPAR_DEF seqpar_status seqpar_step_rows(const seqpar_ctx *ctx, const seqpar_optim *optim, int64_t index, int64_t *first, int64_t *count) {
+SEQPAR_DEF seqpar_status seqpar_step_rows(const seqpar_ctx *ctx, const seqpar_optim *optim,
+                                          int64_t index, int64_t *first, int64_t *count) {
     *first = *count = 0;
     SEQPAR__TRY(seqpar__check_micro(ctx->error, optim, index));
     seqpar__micro_rows(optim->step, ctx->dp_size, ctx->dp_rank, index, first, count);
@@ -5340,13 +6984,13 @@ SEQPAR_DEF seqpar_status seqpar_step_rows(const seqpar_ctx *ctx, const seqpar_op
 }
 
 static seqpar_status seqpar__step_leaves(seqpar_ctx *ctx, seqpar_step *s) {
-    int64_t p, i;
     seqpar__sorted_key *order = NULL;
     seqpar_share *shares;
-    SEQPAR__TRY(seqpar__split_all(ctx->error, &shares, &order, s->rows, s->row_count, s->layout, ctx->sp_size));
-    for (p = 0; p < ctx->sp_size; p++) s->leaf_count += shares[p].count;
+    SEQPAR__TRY(seqpar__split_all(ctx->error, &shares, &order, s->rows, s->row_count, s->layout,
+                                  ctx->sp_size));
+    for (int64_t p = 0; p < ctx->sp_size; p++) s->leaf_count += shares[p].count;
     s->leaves = SEQPAR__NEW(int64_t, s->leaf_count);
-    for (i = 0; s->leaves && i < s->leaf_count; i++) s->leaves[i] = order[i].leaf;
+    for (int64_t i = 0; s->leaves && i < s->leaf_count; i++) s->leaves[i] = order[i].leaf;
     seqpar__shares_free(shares, ctx->sp_size);
     SEQPAR_FREE(shares);
     SEQPAR_FREE(order);
@@ -5354,75 +6998,103 @@ static seqpar_status seqpar__step_leaves(seqpar_ctx *ctx, seqpar_step *s) {
 }
 
 /* What a share's leaves are folded to before they are sent. */
-static seqpar_status seqpar__share_partial(seqpar__partial *p, const seqpar_step *s, const seqpar_share *share) {
-    int64_t *leaves = SEQPAR__NEW(int64_t, share->count), i;
+static seqpar_status seqpar__share_partial(seqpar__partial *p, const seqpar_step *s,
+                                           const seqpar_share *share) {
+    int64_t *leaves = SEQPAR__NEW(int64_t, share->count);
     seqpar_status status;
-    for (i = 0; leaves && i < share->count; i++) leaves[i] = share->pieces[i].leaf;
-    status = leaves ? seqpar__fold_partial(p, s->leaves, s->leaf_count, leaves, share->count) : SEQPAR_ERR_MEMORY;
+    for (int64_t i = 0; leaves && i < share->count; i++) leaves[i] = share->pieces[i].leaf;
+    status = leaves ? seqpar__fold_partial(p, s->leaves, s->leaf_count, leaves, share->count)
+                    : SEQPAR_ERR_MEMORY;
     SEQPAR_FREE(leaves);
     return status;
 }
 
-typedef struct seqpar__node_from { int64_t begin, order; seqpar_node node; } seqpar__node_from; /* sorts by begin */
+/* sorts by begin */
+typedef struct seqpar__node_from {
+    int64_t begin, order;
+    seqpar_node node;
+} seqpar__node_from;
 
 /* What every rank will send for this micro-batch, and the owner's program over all of it. */
-static seqpar_status seqpar__micro_prepare(seqpar_ctx *ctx, seqpar_step *s, int64_t index, seqpar_fold *owner) {
+static seqpar_status seqpar__micro_prepare(seqpar_ctx *ctx, seqpar_step *s, int64_t index,
+                                           seqpar_fold *owner) {
     seqpar__micro *m = &s->micro[index];
-    int64_t w, i, first, count, total = 0, capacity = 0;
+    int64_t first, count, total = 0, capacity = 0;
     seqpar_share *shares = NULL;
     void *all = NULL;
     seqpar_status status = SEQPAR_OK;
     m->nodes = SEQPAR__NEW(int64_t, ctx->world->size);
     if (!m->nodes) return seqpar__no_memory(ctx->error, "a micro-batch");
-    for (w = 0; !status && w < ctx->world->size; w++) {
+    for (int64_t w = 0; !status && w < ctx->world->size; w++) {
         seqpar__partial p;
         if (w % ctx->sp_size == 0) {
             seqpar__shares_free(shares, ctx->sp_size);
             SEQPAR_FREE(shares);
             seqpar__micro_rows(s, ctx->dp_size, w / ctx->sp_size, index, &first, &count);
-            status = seqpar__split_all(ctx->error, &shares, NULL, s->rows + first, count, s->layout, ctx->sp_size);
+            status = seqpar__split_all(ctx->error, &shares, NULL, s->rows + first, count,
+                                       s->layout, ctx->sp_size);
         }
         if (!status) status = seqpar__share_partial(&p, s, &shares[w % ctx->sp_size]);
         if (status) break;
         m->nodes[w] = p.node_count;
-        if (!seqpar__grow(&all, &capacity, total + p.node_count, (int64_t)sizeof(seqpar__node_from))) status = SEQPAR_ERR_MEMORY;
-        for (i = 0; !status && i < p.node_count; i++, total++) {
+        if (!seqpar__grow(&all, &capacity, total + p.node_count,
+                          (int64_t)sizeof(seqpar__node_from)))
+            status = SEQPAR_ERR_MEMORY;
+        for (int64_t i = 0; !status && i < p.node_count; i++, total++) {
             seqpar__node_from *n = &((seqpar__node_from *)all)[total];
             n->begin = p.nodes[i].index << p.nodes[i].level;
             n->order = total;
             n->node = p.nodes[i];
         }
-        if (w == ctx->world->rank) m->own = p; else seqpar__partial_free(&p);
+        if (w == ctx->world->rank)
+            m->own = p;
+        else
+            seqpar__partial_free(&p);
     }
     seqpar__shares_free(shares, ctx->sp_size);
     SEQPAR_FREE(shares);
-    if (!status && total) qsort(all, (size_t)total, sizeof(seqpar__node_from), seqpar__by_number);
-    for (i = 0; !status && i < total; i++)
-        status = seqpar_fold_push(owner, ((seqpar__node_from *)all)[i].node, SEQPAR_FOLD_LEAF, (int32_t)((seqpar__node_from *)all)[i].order);
+    if (!status && total)
+        qsort(all, (size_t)total, sizeof(seqpar__node_from), seqpar__by_number);
+    for (int64_t i = 0; !status && i < total; i++)
+        status = seqpar_fold_push(owner, ((seqpar__node_from *)all)[i].node, SEQPAR_FOLD_LEAF,
+                                  (int32_t)((seqpar__node_from *)all)[i].order);
     if (!status) status = seqpar_fold_flush(owner);
     if (!status) seqpar__fold_take(owner, &m->program, &m->program_count);
     SEQPAR_FREE(all);
-    m->fold.program = m->own.program; m->fold.program_count = m->own.program_count;
+    m->fold.program = m->own.program;
+    m->fold.program_count = m->own.program_count;
     m->fold.depth = m->own.depth + 1;
-    m->fold.nodes = m->own.nodes; m->fold.node_count = m->own.node_count;
-    m->fold.leaves = s->leaves; m->fold.leaf_count = s->leaf_count;
+    m->fold.nodes = m->own.nodes;
+    m->fold.node_count = m->own.node_count;
+    m->fold.leaves = s->leaves;
+    m->fold.leaf_count = s->leaf_count;
     return status;
 }
 
-static seqpar_status seqpar__step_agree(seqpar_ctx *ctx, const seqpar_row *rows, int64_t row_count, int layout, int64_t accumulation) {
-    const seqpar__given given[] = {{"the number of rows", row_count, 0}, {"rows", seqpar__digest_rows(rows, row_count), 1}, {"layout", layout, 0}, {"accumulation", accumulation, 0}};
+static seqpar_status seqpar__step_agree(seqpar_ctx *ctx, const seqpar_row *rows,
+                                        int64_t row_count, int layout, int64_t accumulation) {
+    const seqpar__given given[] = {{"the number of rows", row_count, 0},
+                                   {"rows", seqpar__digest_rows(rows, row_count), 1},
+                                   {"layout", layout, 0},
+                                   {"accumulation", accumulation, 0}};
     return seqpar__ranks_agree(ctx->world, "a step", given, 4);
 }
 
-SEQPAR_DEF seqpar_status seqpar_step_begin(seqpar_ctx *ctx, seqpar_optim *o, const seqpar_row *rows, int64_t row_count, int layout, int64_t accumulation) {
+SEQPAR_DEF seqpar_status seqpar_step_begin(seqpar_ctx *ctx, seqpar_optim *o,
+                                           const seqpar_row *rows, int64_t row_count,
+                                           int layout, int64_t accumulation) {
     seqpar_step *s;
     seqpar_fold owner;
-    int64_t i;
     seqpar_status status;
     seqpar__step_free(o);
-    if (accumulation <= 0) return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION, "accumulation is %lld; give at least 1", (long long)accumulation);
-    if (row_count <= 0) return seqpar_fail(ctx->error, SEQPAR_ERR_NO_DOCUMENTS, "a step has %lld rows; give at least 1", (long long)row_count);
-    SEQPAR__TRY(seqpar__check_split(ctx->error, rows, row_count, layout, ctx->sp_size, ctx->sp_rank));
+    if (accumulation <= 0)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION,
+                           "accumulation is %lld; give at least 1", (long long)accumulation);
+    if (row_count <= 0)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_NO_DOCUMENTS,
+                           "a step has %lld rows; give at least 1", (long long)row_count);
+    SEQPAR__TRY(
+        seqpar__check_split(ctx->error, rows, row_count, layout, ctx->sp_size, ctx->sp_rank));
     SEQPAR__TRY(seqpar__step_agree(ctx, rows, row_count, layout, accumulation));
     s = o->step = SEQPAR__NEW(seqpar_step, 1);
     if (!s) return seqpar__no_memory(ctx->error, "a step");
@@ -5433,44 +7105,79 @@ SEQPAR_DEF seqpar_status seqpar_step_begin(seqpar_ctx *ctx, seqpar_optim *o, con
     s->micro = SEQPAR__NEW(seqpar__micro, accumulation);
     s->done = SEQPAR__NEW(unsigned char, 2 * o->groups);
     s->given = SEQPAR__NEW(int64_t, 2 * o->groups);
-    status = s->micro && s->done && s->given ? seqpar__step_leaves(ctx, s) : seqpar__no_memory(ctx->error, "a step");
+    status = s->micro && s->done && s->given ? seqpar__step_leaves(ctx, s)
+                                             : seqpar__no_memory(ctx->error, "a step");
     if (status) return status;
     seqpar_fold_init(&owner, s->leaves, s->leaf_count);
-    for (i = 0; !status && i < accumulation; i++) status = seqpar__micro_prepare(ctx, s, i, &owner);
+    for (int64_t i = 0; !status && i < accumulation; i++)
+        status = seqpar__micro_prepare(ctx, s, i, &owner);
     s->slots = owner.slots_high;
     s->depth = owner.depth_high + 1;
     seqpar_fold_free(&owner);
     seqpar__gradient_free(ctx, o);
-    return status ? seqpar_fail(ctx->error, status, "a step could not be set up: %s", seqpar_status_text(status)) : SEQPAR_OK;
+    return status ? seqpar_fail(ctx->error, status, "a step could not be set up: %s",
+                                seqpar_status_text(status))
+                  : SEQPAR_OK;
 }
 
-static seqpar_status seqpar__check_share_row(seqpar_error *error, int64_t index, const seqpar_row *has, const seqpar_row *wanted) {
+static seqpar_status seqpar__check_share_row(seqpar_error *error, int64_t index,
+                                             const seqpar_row *has, const seqpar_row *wanted) {
     int64_t docs = wanted->docs;
     if (has->index != wanted->index)
-        return seqpar_fail(error, SEQPAR_ERR_STEP, "micro-batch %lld: the share holds row %lld where the step has row %lld; seqpar_step_rows says which", (long long)index, (long long)has->index, (long long)wanted->index);
-    if (has->tokens != wanted->tokens || has->padded != wanted->padded || has->chunks != wanted->chunks)
-        return seqpar_fail(error, SEQPAR_ERR_STEP, "micro-batch %lld: row %lld of the share has %lld tokens, padded to %lld, in %lld chunks, in the step %lld, %lld and %lld; give both the same row", (long long)index, (long long)has->index,
-            (long long)has->tokens, (long long)has->padded, (long long)has->chunks, (long long)wanted->tokens, (long long)wanted->padded, (long long)wanted->chunks);
-    if (has->docs != docs || (docs && memcmp(has->cu_seqlens, wanted->cu_seqlens, (size_t)(docs + 1) * 8)))
-        return seqpar_fail(error, SEQPAR_ERR_STEP, "micro-batch %lld: row %lld of the share has other documents than in the step; give both the same row", (long long)index, (long long)has->index);
+        return seqpar_fail(error, SEQPAR_ERR_STEP,
+                           "micro-batch %lld: the share holds row %lld where the step has row "
+                           "%lld; seqpar_step_rows says which",
+                           (long long)index, (long long)has->index, (long long)wanted->index);
+    if (has->tokens != wanted->tokens || has->padded != wanted->padded ||
+        has->chunks != wanted->chunks)
+        return seqpar_fail(
+            error, SEQPAR_ERR_STEP,
+            "micro-batch %lld: row %lld of the share has %lld tokens, padded to %lld, in %lld "
+            "chunks, in the step %lld, %lld and %lld; give both the same row",
+            (long long)index, (long long)has->index, (long long)has->tokens,
+            (long long)has->padded, (long long)has->chunks, (long long)wanted->tokens,
+            (long long)wanted->padded, (long long)wanted->chunks);
+    if (has->docs != docs ||
+        (docs && memcmp(has->cu_seqlens, wanted->cu_seqlens, (size_t)(docs + 1) * 8)))
+        return seqpar_fail(error, SEQPAR_ERR_STEP,
+                           "micro-batch %lld: row %lld of the share has other documents than "
+                           "in the step; give both the same row",
+                           (long long)index, (long long)has->index);
     return SEQPAR_OK;
 }
 
 /* What a share is of decides its pieces: they need not be compared. */
-static seqpar_status seqpar__check_share(const seqpar_ctx *ctx, const seqpar_step *s, int64_t index, const seqpar_share *share) {
-    int64_t first, count, i;
+static seqpar_status seqpar__check_share(const seqpar_ctx *ctx, const seqpar_step *s,
+                                         int64_t index, const seqpar_share *share) {
+    int64_t first, count;
     seqpar__micro_rows(s, ctx->dp_size, ctx->dp_rank, index, &first, &count);
     if (share->layout != s->layout)
-        return seqpar_fail(ctx->error, SEQPAR_ERR_STEP, "micro-batch %lld is split %s, but the step was begun with %s; give both the same layout", (long long)index, seqpar_layout_name(share->layout), seqpar_layout_name(s->layout));
+        return seqpar_fail(ctx->error, SEQPAR_ERR_STEP,
+                           "micro-batch %lld is split %s, but the step was begun with %s; give "
+                           "both the same layout",
+                           (long long)index, seqpar_layout_name(share->layout),
+                           seqpar_layout_name(s->layout));
     if (share->sp_size != ctx->sp_size || share->sp_rank != ctx->sp_rank)
-        return seqpar_fail(ctx->error, SEQPAR_ERR_STEP, "micro-batch %lld: the share is that of rank %lld of %lld, this is rank %lld of %lld", (long long)index, (long long)share->sp_rank, (long long)share->sp_size, (long long)ctx->sp_rank, (long long)ctx->sp_size);
+        return seqpar_fail(ctx->error, SEQPAR_ERR_STEP,
+                           "micro-batch %lld: the share is that of rank %lld of %lld, this is "
+                           "rank %lld of %lld",
+                           (long long)index, (long long)share->sp_rank,
+                           (long long)share->sp_size, (long long)ctx->sp_rank,
+                           (long long)ctx->sp_size);
     if (share->row_count != count)
-        return seqpar_fail(ctx->error, SEQPAR_ERR_STEP, "micro-batch %lld: the share is of %lld rows, in the step it has %lld; seqpar_step_rows says which", (long long)index, (long long)share->row_count, (long long)count);
-    for (i = 0; i < count; i++) SEQPAR__TRY(seqpar__check_share_row(ctx->error, index, &share->rows[i], &s->rows[first + i]));
+        return seqpar_fail(ctx->error, SEQPAR_ERR_STEP,
+                           "micro-batch %lld: the share is of %lld rows, in the step it has "
+                           "%lld; seqpar_step_rows says which",
+                           (long long)index, (long long)share->row_count, (long long)count);
+    for (int64_t i = 0; i < count; i++)
+        SEQPAR__TRY(
+            seqpar__check_share_row(ctx->error, index, &share->rows[i], &s->rows[first + i]));
     return SEQPAR_OK;
 }
 
-SEQPAR_DEF seqpar_status seqpar_step_fold(seqpar_ctx *ctx, const seqpar_optim *o, const seqpar_token_fold **fold, const seqpar_share *share, int64_t index) {
+SEQPAR_DEF seqpar_status seqpar_step_fold(seqpar_ctx *ctx, const seqpar_optim *o,
+                                          const seqpar_token_fold **fold,
+                                          const seqpar_share *share, int64_t index) {
     *fold = NULL;
     SEQPAR__TRY(seqpar__check_micro(ctx->error, o, index));
     SEQPAR__TRY(seqpar__check_share(ctx, o->step, index, share));
@@ -5478,34 +7185,48 @@ SEQPAR_DEF seqpar_status seqpar_step_fold(seqpar_ctx *ctx, const seqpar_optim *o
     return SEQPAR_OK;
 }
 
-/* Every node's slices to their owners; arrives in order of ranks, node after node, each as it lies in state. */
-static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o, const seqpar__micro *m, const seqpar_step_nodes *from, void *inbox) {
-    int64_t size = seqpar_dtype_bytes(ctx->device->accumulator), world = ctx->world->size, group = from->group, base = o->group_begin[group], w, n, at = 0, total = 0, sends = 0, recvs = 0, begin, count, own, mine;
-    int64_t tensors = o->group_tensor[group + 1] - o->group_tensor[group], first = o->tensors[o->group_tensor[group]].offset;
+/* Every node's slices to their owners; arrives in order of ranks, node after node, each as
+   it lies in state. */
+static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
+                                        const seqpar__micro *m, const seqpar_step_nodes *from,
+                                        void *inbox) {
+    int64_t size = seqpar_dtype_bytes(ctx->device->accumulator);
+    int64_t world = ctx->world->size, group = from->group, base = o->group_begin[group], w;
+    int64_t at = 0, total = 0, sends = 0, recvs = 0, begin, count, own, mine;
+    int64_t tensors = o->group_tensor[group + 1] - o->group_tensor[group];
+    int64_t first = o->tensors[o->group_tensor[group]].offset;
     seqpar_transfer *list, *arriving;
     seqpar_group g;
     seqpar_request request;
     seqpar_status status;
     seqpar__segment s;
     for (w = 0; w < world; w++) total += m->nodes[w];
-    list = SEQPAR__NEW(seqpar_transfer, (world + tensors) * m->own.node_count + tensors * total);
+    list = SEQPAR__NEW(seqpar_transfer,
+                       (world + tensors) * m->own.node_count + tensors * total);
     if (!list) return seqpar__no_memory(ctx->error, "a gradient exchange");
     arriving = list + (world + tensors) * m->own.node_count;
     seqpar__owned(o, group, world, ctx->world->rank, &own, &mine);
     for (w = 0; w < world; at += m->nodes[w++]) {
         seqpar__owned(o, group, world, w, &begin, &count);
-        for (n = 0; n < m->own.node_count; n++)
-            for (s = seqpar__segment_begin(o, group, base + begin); seqpar__segment_next(o, &s, base + begin + count);) {
-                const char *data = (const char *)from->nodes + (n * from->node_stride + s.offset - first) * size;
+        for (int64_t n = 0; n < m->own.node_count; n++)
+            for (s = seqpar__segment_begin(o, group, base + begin);
+                 seqpar__segment_next(o, &s, base + begin + count);) {
+                const char *data = (const char *)from->nodes +
+                                   (n * from->node_stride + s.offset - first) * size;
                 char *to = (char *)inbox + ((at + n) * mine + s.at - base - begin) * size;
-                if (w != ctx->world->rank) list[sends++] = seqpar__transfer(w, data, s.count * size);
-                else ctx->device->copy(ctx->device, to, data, s.count * size, ctx->queue);
+                if (w != ctx->world->rank)
+                    list[sends++] = seqpar__transfer(w, data, s.count * size);
+                else
+                    ctx->device->copy(ctx->device, to, data, s.count * size, ctx->queue);
             }
     }
     for (at = w = 0; w < world; at += m->nodes[w++])
-        for (n = 0; n < m->nodes[w] && w != ctx->world->rank; n++)
-            for (s = seqpar__segment_begin(o, group, base + own); seqpar__segment_next(o, &s, base + own + mine);)
-                arriving[recvs++] = seqpar__transfer(w, (char *)inbox + ((at + n) * mine + s.at - base - own) * size, s.count * size);
+        for (int64_t n = 0; n < m->nodes[w] && w != ctx->world->rank; n++)
+            for (s = seqpar__segment_begin(o, group, base + own);
+                 seqpar__segment_next(o, &s, base + own + mine);)
+                arriving[recvs++] = seqpar__transfer(
+                    w, (char *)inbox + ((at + n) * mine + s.at - base - own) * size,
+                    s.count * size);
     g = seqpar__group("gradients to owners", group, list, sends, arriving, recvs);
     status = seqpar_comm_begin(ctx->world, &g, ctx->queue, &request);
     if (!status) status = seqpar_comm_wait(ctx->world, &request, ctx->queue);
@@ -5513,59 +7234,95 @@ static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o, 
     return status;
 }
 
-/* The owner's fold goes from micro-batch to micro-batch: one that is left out, doubled or early would be another sum. */
-static seqpar_status seqpar__check_gradient(seqpar_error *error, const seqpar_optim *o, int64_t index, int64_t group, int source) {
+/* The owner's fold goes from micro-batch to micro-batch: one that is left out, doubled or
+   early would be another sum. */
+static seqpar_status seqpar__check_gradient(seqpar_error *error, const seqpar_optim *o,
+                                            int64_t index, int64_t group, int source) {
     int64_t given;
     SEQPAR__TRY(seqpar__check_micro(error, o, index));
     if (group < 0 || group >= o->groups || source < 0 || source > 1)
-        return seqpar_fail(error, SEQPAR_ERR_STEP, "the gradient of group %lld, source %d was given; there are groups 0 to %lld and sources 0 and 1", (long long)group, source, (long long)o->groups - 1);
+        return seqpar_fail(error, SEQPAR_ERR_STEP,
+                           "the gradient of group %lld, source %d was given; there are groups "
+                           "0 to %lld and sources 0 and 1",
+                           (long long)group, source, (long long)o->groups - 1);
     given = o->step->given[group + source * o->groups];
     if (index != given)
-        return seqpar_fail(error, SEQPAR_ERR_STEP, "the gradient of group %lld was given for micro-batch %lld after %lld of them; give each once, in order", (long long)group, (long long)index, (long long)given);
+        return seqpar_fail(error, SEQPAR_ERR_STEP,
+                           "the gradient of group %lld was given for micro-batch %lld after "
+                           "%lld of them; give each once, in order",
+                           (long long)group, (long long)index, (long long)given);
     return SEQPAR_OK;
 }
 
 static seqpar_status seqpar__check_complete(seqpar_error *error, const seqpar_optim *o) {
-    int64_t i, wanted;
-    if (!o->step) return seqpar_fail(error, SEQPAR_ERR_STEP, "no step was begun; call seqpar_step_begin first");
+    int64_t wanted;
+    if (!o->step)
+        return seqpar_fail(error, SEQPAR_ERR_STEP,
+                           "no step was begun; call seqpar_step_begin first");
     wanted = o->step->accumulation;
-    for (i = 0; i < 2 * o->groups; i++)
+    for (int64_t i = 0; i < 2 * o->groups; i++)
         if (o->step->given[i] != wanted && (i < o->groups || o->step->given[i]))
-            return seqpar_fail(error, SEQPAR_ERR_STEP, "the step ends, but group %lld was given the gradients of %lld of %lld micro-batches; run all of them, also those without rows", (long long)(i % o->groups), (long long)o->step->given[i], (long long)wanted);
+            return seqpar_fail(
+                error, SEQPAR_ERR_STEP,
+                "the step ends, but group %lld was given the gradients of %lld of %lld "
+                "micro-batches; run all of them, also those without rows",
+                (long long)(i % o->groups), (long long)o->step->given[i], (long long)wanted);
     return SEQPAR_OK;
 }
 
 static seqpar_status seqpar__add_into(seqpar_ctx *ctx, void *y, const void *x, int64_t count) {
     seqpar_add_args a;
-    a.y = y; a.a = y; a.b = x; a.count = count; a.accumulators = 1;
+    a.y = y;
+    a.a = y;
+    a.b = x;
+    a.count = count;
+    a.accumulators = 1;
     return count > 0 ? ctx->device->add(ctx->device, &a, ctx->queue) : SEQPAR_OK;
 }
 
-/* One tensor's part of a group's fold at its owner, or, where a whole sum arrives in one piece and is only to be added to
-   another, that. Leaves and what the owner keeps begin at the part. */
-typedef struct seqpar__owner_fold { const seqpar_step *step; const seqpar__micro *micro; void *kept, *sum; int64_t owned; } seqpar__owner_fold;
-static seqpar_status seqpar__fold_owned(seqpar_ctx *ctx, const seqpar__owner_fold *w, const void *leaves, int64_t leaf_stride, int64_t first, int64_t count) {
+/* One tensor's part of a group's fold at its owner, or, where a whole sum arrives in one
+   piece and is only to be added to another, that. Leaves and what the owner keeps begin at
+   the part. */
+typedef struct seqpar__owner_fold {
+    const seqpar_step *step;
+    const seqpar__micro *micro;
+    void *kept, *sum;
+    int64_t owned;
+} seqpar__owner_fold;
+
+static seqpar_status seqpar__fold_owned(seqpar_ctx *ctx, const seqpar__owner_fold *w,
+                                        const void *leaves, int64_t leaf_stride, int64_t first,
+                                        int64_t count) {
     seqpar_fold_args f;
     int acc = ctx->device->accumulator;
     if (!w->kept) return seqpar__add_into(ctx, seqpar__at(w->sum, first, acc), leaves, count);
     memset(&f, 0, sizeof f);
-    f.leaf_data = leaves; f.leaf_stride = leaf_stride; f.count = count;
-    f.fold.program = w->micro->program; f.fold.program_count = w->micro->program_count;
+    f.leaf_data = leaves;
+    f.leaf_stride = leaf_stride;
+    f.count = count;
+    f.fold.program = w->micro->program;
+    f.fold.program_count = w->micro->program_count;
     f.fold.depth = w->step->depth;
-    f.fold.store = f.fold.finish = seqpar__at(w->kept, first, acc); /* nothing waits any more when the sum is complete */
+    /* nothing waits any more when the sum is complete */
+    f.fold.store = f.fold.finish = seqpar__at(w->kept, first, acc);
     f.fold.store_stride = w->owned;
     return ctx->device->fold(ctx->device, &f, ctx->queue);
 }
 
-/* Room for what this rank owns of a group's gradient (elements), and behind it for what waits there for later micro-batches. */
-static seqpar_status seqpar__gradient_new(seqpar_ctx *ctx, seqpar_buffer *gradient, int64_t elements, int64_t slots) {
+/* Room for what this rank owns of a group's gradient (elements), and behind it for what
+   waits there for later micro-batches. */
+static seqpar_status seqpar__gradient_new(seqpar_ctx *ctx, seqpar_buffer *gradient,
+                                          int64_t elements, int64_t slots) {
     int64_t bytes = elements * seqpar_dtype_bytes(ctx->device->accumulator);
-    SEQPAR__TRY(seqpar_buffer_new(ctx, gradient, SEQPAR__MAX(slots, 1) * bytes, SEQPAR_MEM_GRADIENTS));
-    ctx->device->zero(ctx->device, gradient->data, bytes, ctx->queue); /* the ends of tensors' last blocks stay zero */
+    SEQPAR__TRY(
+        seqpar_buffer_new(ctx, gradient, SEQPAR__MAX(slots, 1) * bytes, SEQPAR_MEM_GRADIENTS));
+    /* the ends of tensors' last blocks stay zero */
+    ctx->device->zero(ctx->device, gradient->data, bytes, ctx->queue);
     return SEQPAR_OK;
 }
 
-static seqpar_status seqpar__check_nodes(seqpar_ctx *ctx, const seqpar_optim *o, const seqpar_step_nodes *n) {
+static seqpar_status seqpar__check_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
+                                         const seqpar_step_nodes *n) {
     int64_t first, end, count;
     const seqpar_tensor *last;
     SEQPAR__TRY(seqpar__check_gradient(ctx->error, o, n->micro_batch, n->group, n->source));
@@ -5573,34 +7330,52 @@ static seqpar_status seqpar__check_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
     last = &o->tensors[o->group_tensor[n->group + 1] - 1];
     end = last->offset + seqpar__tensor_elements(last) - first;
     count = o->step->micro[n->micro_batch].own.node_count;
-    if (count > 0 && (n->elements < end || (count > 1 && (n->node_stride < end || (n->elements - end) / n->node_stride < count - 1))))
-        return seqpar_fail(ctx->error, SEQPAR_ERR_SIZE, "group %lld has %lld nodes of %lld elements (to the end of tensor %s), but room for %lld at a stride of %lld; pass the whole array and its size", (long long)n->group, (long long)count, (long long)end, last->name, (long long)n->elements, (long long)n->node_stride);
+    if (count > 0 && (n->elements < end ||
+                      (count > 1 && (n->node_stride < end ||
+                                     (n->elements - end) / n->node_stride < count - 1))))
+        return seqpar_fail(
+            ctx->error, SEQPAR_ERR_SIZE,
+            "group %lld has %lld nodes of %lld elements (to the end of tensor %s), but room "
+            "for %lld at a stride of %lld; pass the whole array and its size",
+            (long long)n->group, (long long)count, (long long)end, last->name,
+            (long long)n->elements, (long long)n->node_stride);
     return SEQPAR_OK;
 }
 
-/* What arrives for this rank's part of a group: the nodes themselves where there is one rank, else an inbox, laid out as state.
-   Fault: nodes are taken to be laid out so, too. */
-static seqpar_status seqpar__fold_group(seqpar_ctx *ctx, const seqpar_optim *o, const seqpar__owner_fold *f, const seqpar_step_nodes *nodes, int64_t begin) {
-    int64_t total = 0, w, first = o->tensors[o->group_tensor[nodes->group]].offset;
+/* What arrives for this rank's part of a group: the nodes themselves where there is one
+   rank, else an inbox, laid out as state. Fault: nodes are taken to be laid out so, too. */
+static seqpar_status seqpar__fold_group(seqpar_ctx *ctx, const seqpar_optim *o,
+                                        const seqpar__owner_fold *f,
+                                        const seqpar_step_nodes *nodes, int64_t begin) {
+    int64_t total = 0, first = o->tensors[o->group_tensor[nodes->group]].offset;
     int acc = ctx->device->accumulator, one = ctx->world->size == 1;
     seqpar__segment s;
     seqpar_buffer inbox;
     seqpar_status status = SEQPAR_OK;
     memset(&inbox, 0, sizeof inbox);
-    for (w = 0; w < ctx->world->size; w++) total += f->micro->nodes[w];
-    if (!one) status = seqpar_buffer_new(ctx, &inbox, total * f->owned * seqpar_dtype_bytes(acc), SEQPAR_MEM_EXCHANGE);
+    for (int64_t w = 0; w < ctx->world->size; w++) total += f->micro->nodes[w];
+    if (!one)
+        status = seqpar_buffer_new(ctx, &inbox, total * f->owned * seqpar_dtype_bytes(acc),
+                                   SEQPAR_MEM_EXCHANGE);
     if (!one && !status) status = seqpar__send_nodes(ctx, o, f->micro, nodes, inbox.data);
-    for (s = seqpar__segment_begin(o, nodes->group, begin); !status && total > 0 && seqpar__segment_next(o, &s, begin + f->owned);)
-        status = seqpar__fold_owned(ctx, f, one ? seqpar__at(nodes->nodes, s.offset - first, acc) : seqpar__at(inbox.data, s.at - begin, acc), one ? nodes->node_stride : f->owned, s.at - begin, s.count);
+    for (s = seqpar__segment_begin(o, nodes->group, begin);
+         !status && total > 0 && seqpar__segment_next(o, &s, begin + f->owned);)
+        status = seqpar__fold_owned(ctx, f,
+                                    one ? seqpar__at(nodes->nodes, s.offset - first, acc)
+                                        : seqpar__at(inbox.data, s.at - begin, acc),
+                                    one ? nodes->node_stride : f->owned, s.at - begin, s.count);
     seqpar_buffer_free(ctx, &inbox);
     return status;
 }
 
-SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *o, const seqpar_step_nodes *nodes) {
+SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *o,
+                                              const seqpar_step_nodes *nodes) {
     seqpar_step *s = o->step;
     seqpar__owner_fold f;
     seqpar_buffer *kept;
-    int64_t mine = nodes->group + (nodes->source ? o->groups : 0), other = nodes->group + (nodes->source ? 0 : o->groups), begin;
+    int64_t mine = nodes->group + (nodes->source ? o->groups : 0);
+    int64_t other = nodes->group + (nodes->source ? 0 : o->groups);
+    int64_t begin;
     int done, add;
     SEQPAR__TRY(seqpar__check_nodes(ctx, o, nodes));
     kept = &o->gradient[mine];
@@ -5608,9 +7383,14 @@ SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *o, 
     f.step = s;
     f.micro = &s->micro[nodes->micro_batch];
     seqpar__owned(o, nodes->group, ctx->world->size, ctx->world->rank, &begin, &f.owned);
-    done = f.micro->program_count > 0 && f.micro->program[f.micro->program_count - 1].op == SEQPAR_FOLD_FINISH;
-    add = done && s->done[other]; /* the second sum of a group (the embedding's and the head's share of a tied table) joins the first */
-    if (!kept->data && f.owned > 0 && f.micro->program_count > 0 && !(add && f.micro->program_count == 2)) SEQPAR__TRY(seqpar__gradient_new(ctx, kept, f.owned, s->slots));
+    done = f.micro->program_count > 0 &&
+           f.micro->program[f.micro->program_count - 1].op == SEQPAR_FOLD_FINISH;
+    /* the second sum of a group (the embedding's and the head's share of a tied table) joins
+       the first */
+    add = done && s->done[other];
+    if (!kept->data && f.owned > 0 && f.micro->program_count > 0 &&
+        !(add && f.micro->program_count == 2))
+        SEQPAR__TRY(seqpar__gradient_new(ctx, kept, f.owned, s->slots));
     f.kept = kept->data;
     f.sum = o->gradient[other].data;
     SEQPAR__TRY(seqpar__fold_group(ctx, o, &f, nodes, o->group_begin[nodes->group] + begin));
@@ -5620,40 +7400,62 @@ SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *o, 
     return SEQPAR_OK;
 }
 
-/* What is left is one gradient a group, wherever its two sums met; of rows without a token it is zero. */
+/* What is left is one gradient a group, wherever its two sums met; of rows without a token
+   it is zero. */
 static seqpar_status seqpar__gradient_end(seqpar_ctx *ctx, seqpar_optim *o) {
-    int64_t g, begin, count;
-    for (g = 0; g < o->groups; g++) {
+    int64_t begin, count;
+    for (int64_t g = 0; g < o->groups; g++) {
         seqpar_buffer *one = &o->gradient[g], *two = &o->gradient[g + o->groups];
-        if (!one->data) { *one = *two; memset(two, 0, sizeof *two); }
+        if (!one->data) {
+            *one = *two;
+            memset(two, 0, sizeof *two);
+        }
         seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count);
         if (!one->data) SEQPAR__TRY(seqpar__gradient_new(ctx, one, count, 1));
     }
     return SEQPAR_OK;
 }
 
-/* What owners hand out: a run of state [begin, end), in device memory with the queue, in host memory with NULL. `data` begins with
-   it and has block_bytes for every block; with params it is all of the caller's parameters, and block_bytes are those of a block of them. */
-typedef struct seqpar__handed { void *data; int64_t begin, end, block_bytes; int params; void *queue; const char *name; } seqpar__handed;
+/* What owners hand out: a run of state [begin, end), in device memory with the queue, in
+   host memory with NULL. `data` begins with it and has block_bytes for every block; with
+   params it is all of the caller's parameters, and block_bytes are those of a block of them. */
+typedef struct seqpar__handed {
+    void *data;
+    int64_t begin, end, block_bytes;
+    int params;
+    void *queue;
+    const char *name;
+} seqpar__handed;
 
-/* The transfers of what rank `owner` owns, to or from `peer`; returns how many there are now. */
-static int64_t seqpar__hand_list(const seqpar_ctx *ctx, const seqpar_optim *o, const seqpar__handed *h, int64_t owner, int64_t peer, seqpar_transfer *list, int64_t n) {
-    int64_t g, begin, end, count;
+/* The transfers of what rank `owner` owns, to or from `peer`; returns how many there are
+   now. */
+static int64_t seqpar__hand_list(const seqpar_ctx *ctx, const seqpar_optim *o,
+                                 const seqpar__handed *h, int64_t owner, int64_t peer,
+                                 seqpar_transfer *list, int64_t n) {
+    int64_t begin, end, count;
     seqpar__segment s;
-    for (g = 0; g < o->groups; g++) {
+    for (int64_t g = 0; g < o->groups; g++) {
         seqpar__owned(o, g, ctx->world->size, owner, &begin, &count);
         end = SEQPAR__MIN(h->end, o->group_begin[g] + begin + count);
         begin = SEQPAR__MAX(h->begin, o->group_begin[g] + begin);
         if (begin >= end) continue;
-        if (!h->params) list[n++] = seqpar__transfer(peer, (char *)h->data + (begin - h->begin) * h->block_bytes / SEQPAR_BLOCK, (end - begin) * h->block_bytes / SEQPAR_BLOCK);
-        else for (s = seqpar__segment_begin(o, g, begin); seqpar__segment_next(o, &s, end);)
-            list[n++] = seqpar__transfer(peer, (char *)h->data + s.offset * h->block_bytes / SEQPAR_BLOCK, s.count * h->block_bytes / SEQPAR_BLOCK);
+        if (!h->params)
+            list[n++] = seqpar__transfer(
+                peer, (char *)h->data + (begin - h->begin) * h->block_bytes / SEQPAR_BLOCK,
+                (end - begin) * h->block_bytes / SEQPAR_BLOCK);
+        else
+            for (s = seqpar__segment_begin(o, g, begin); seqpar__segment_next(o, &s, end);)
+                list[n++] = seqpar__transfer(
+                    peer, (char *)h->data + s.offset * h->block_bytes / SEQPAR_BLOCK,
+                    s.count * h->block_bytes / SEQPAR_BLOCK);
     }
     return n;
 }
 
-static seqpar_status seqpar__share_owned(seqpar_ctx *ctx, const seqpar_optim *o, const seqpar__handed *h) {
-    int64_t world = ctx->world->size, rank = ctx->world->rank, most = o->tensor_count + o->groups, w, n = 0, r = 0;
+static seqpar_status seqpar__share_owned(seqpar_ctx *ctx, const seqpar_optim *o,
+                                         const seqpar__handed *h) {
+    int64_t world = ctx->world->size, rank = ctx->world->rank;
+    int64_t most = o->tensor_count + o->groups, n = 0, r = 0;
     seqpar_transfer *list, *arriving;
     seqpar_group group;
     seqpar_status status;
@@ -5661,7 +7463,11 @@ static seqpar_status seqpar__share_owned(seqpar_ctx *ctx, const seqpar_optim *o,
     list = SEQPAR__NEW(seqpar_transfer, 2 * world * most);
     if (!list) return seqpar__no_memory(ctx->error, h->name);
     arriving = list + world * most;
-    for (w = 0; w < world; w++) if (w != rank) { n = seqpar__hand_list(ctx, o, h, rank, w, list, n); r = seqpar__hand_list(ctx, o, h, w, w, arriving, r); }
+    for (int64_t w = 0; w < world; w++)
+        if (w != rank) {
+            n = seqpar__hand_list(ctx, o, h, rank, w, list, n);
+            r = seqpar__hand_list(ctx, o, h, w, w, arriving, r);
+        }
     group = seqpar__group(h->name, 0, list, n, arriving, r);
     status = seqpar__exchange(ctx->world, &group, h->queue);
     SEQPAR_FREE(list);
@@ -5670,12 +7476,13 @@ static seqpar_status seqpar__share_owned(seqpar_ctx *ctx, const seqpar_optim *o,
 
 /* Sums of squares by block at their owners, handed to all, folded over the block numbers. */
 static seqpar_status seqpar__gradient_norm(seqpar_ctx *ctx, seqpar_optim *o) {
-    int64_t blocks = o->elements / SEQPAR_BLOCK, g, b, begin, count;
+    int64_t blocks = o->elements / SEQPAR_BLOCK, begin, count;
     double *sums = SEQPAR__NEW(double, blocks);
     int64_t *leaves = SEQPAR__NEW(int64_t, blocks);
     seqpar__handed handed = {sums, 0, o->elements, 8, 0, NULL, "gradient norm"};
-    seqpar_status status = sums && leaves ? SEQPAR_OK : seqpar__no_memory(ctx->error, "the gradient norm");
-    for (g = 0; !status && g < o->groups; g++) {
+    seqpar_status status = sums && leaves ? SEQPAR_OK
+                                          : seqpar__no_memory(ctx->error, "the gradient norm");
+    for (int64_t g = 0; !status && g < o->groups; g++) {
         seqpar_sumsq_args a;
         seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count);
         a.out = sums + (o->group_begin[g] + begin) / SEQPAR_BLOCK;
@@ -5685,34 +7492,46 @@ static seqpar_status seqpar__gradient_norm(seqpar_ctx *ctx, seqpar_optim *o) {
         if (count > 0) status = ctx->device->sumsq(ctx->device, &a, ctx->queue);
     }
     if (!status) status = seqpar__share_owned(ctx, o, &handed);
-    for (b = 0; !status && b < blocks; b++) leaves[b] = b;
+    for (int64_t b = 0; !status && b < blocks; b++) leaves[b] = b;
     if (!status) o->norm = sqrt(seqpar__tree_sum(leaves, sums, 1, 0, blocks, 62));
     if (!status && !(o->norm <= 1.7976931348623157e308))
-        status = seqpar_fail(ctx->error, SEQPAR_ERR_NOT_FINITE, "the gradient norm of step %lld is %g; lower the learning rate or look for a NaN in the data", (long long)o->t + 1, o->norm);
+        status = seqpar_fail(ctx->error, SEQPAR_ERR_NOT_FINITE,
+                             "the gradient norm of step %lld is %g; lower the learning rate or "
+                             "look for a NaN in the data",
+                             (long long)o->t + 1, o->norm);
     SEQPAR_FREE(sums);
     SEQPAR_FREE(leaves);
     return status;
 }
 
-static void *seqpar__state_at(const seqpar_buffer *state, int64_t element, int dtype) { return state->data ? seqpar__at(state->data, element, dtype) : NULL; }
+static void *seqpar__state_at(const seqpar_buffer *state, int64_t element, int dtype) {
+    return state->data ? seqpar__at(state->data, element, dtype) : NULL;
+}
 
-/* Updates the elements [begin, begin + count) of a group's state, part of a tensor by part; g points at the first, whose moments are
-   number `state`. Where there are masters they are updated, and the parameters are those rounded. */
-static seqpar_status seqpar__update_range(seqpar_ctx *ctx, const seqpar_optim *o, void *params, int64_t group, int64_t begin, int64_t count, void *g, int64_t state, double lr) {
+/* Updates the elements [begin, begin + count) of a group's state, part of a tensor by part;
+   g points at the first, whose moments are number `state`. Where there are masters they are
+   updated, and the parameters are those rounded. */
+static seqpar_status seqpar__update_range(seqpar_ctx *ctx, const seqpar_optim *o, void *params,
+                                          int64_t group, int64_t begin, int64_t count, void *g,
+                                          int64_t state, double lr) {
     seqpar_device *dev = ctx->device;
     seqpar__segment s;
-    for (s = seqpar__segment_begin(o, group, begin); seqpar__segment_next(o, &s, begin + count);) {
+    for (s = seqpar__segment_begin(o, group, begin);
+         seqpar__segment_next(o, &s, begin + count);) {
         int64_t at = state + s.at - begin;
         seqpar_update_args a;
         a.working = o->master.data ? seqpar__at(params, s.offset, dev->storage) : NULL;
-        a.p = a.working ? seqpar__state_at(&o->master, at, dev->accumulator) : seqpar__at(params, s.offset, dev->storage);
+        a.p = a.working ? seqpar__state_at(&o->master, at, dev->accumulator)
+                        : seqpar__at(params, s.offset, dev->storage);
         a.g = seqpar__at(g, s.at - begin, dev->accumulator);
         a.m = seqpar__state_at(&o->m, at, dev->accumulator);
         a.v = seqpar__state_at(&o->v, at, dev->accumulator);
         a.count = s.count;
         a.t = o->t;
         a.lr = lr;
-        a.beta1 = o->desc.beta1; a.beta2 = o->desc.beta2; a.eps = o->desc.eps;
+        a.beta1 = o->desc.beta1;
+        a.beta2 = o->desc.beta2;
+        a.eps = o->desc.eps;
         a.decay = o->tensors[s.tensor].decay ? o->desc.decay : 0.0;
         a.clip = o->clip;
         SEQPAR__TRY((o->desc.kind == SEQPAR_SGD ? dev->sgd : dev->adamw)(dev, &a, ctx->queue));
@@ -5721,44 +7540,71 @@ static seqpar_status seqpar__update_range(seqpar_ctx *ctx, const seqpar_optim *o
 }
 
 /* Stage 0: everybody updates everything. The gradient of a group is whole only meanwhile. */
-static seqpar_status seqpar__update_everywhere(seqpar_ctx *ctx, seqpar_optim *o, void *params, int64_t group, double lr) {
-    int64_t size = seqpar_dtype_bytes(ctx->device->accumulator), first = o->group_begin[group], all = o->group_begin[group + 1] - first, begin, count;
+static seqpar_status seqpar__update_everywhere(seqpar_ctx *ctx, seqpar_optim *o, void *params,
+                                               int64_t group, double lr) {
+    int64_t size = seqpar_dtype_bytes(ctx->device->accumulator);
+    int64_t first = o->group_begin[group], all = o->group_begin[group + 1] - first, begin;
+    int64_t count;
     seqpar_buffer whole;
     seqpar_status status;
-    if (ctx->world->size == 1) return seqpar__update_range(ctx, o, params, group, first, all, o->gradient[group].data, first, lr);
+    if (ctx->world->size == 1)
+        return seqpar__update_range(ctx, o, params, group, first, all, o->gradient[group].data,
+                                    first, lr);
     status = seqpar_buffer_new(ctx, &whole, all * size, SEQPAR_MEM_GRADIENTS);
     seqpar__owned(o, group, ctx->world->size, ctx->world->rank, &begin, &count);
     if (!status) {
-        seqpar__handed handed = {whole.data, first, first + all, SEQPAR_BLOCK * size, 0, ctx->queue, "gradients from owners"};
-        ctx->device->copy(ctx->device, (char *)whole.data + begin * size, o->gradient[group].data, count * size, ctx->queue);
+        seqpar__handed handed = {whole.data,
+                                 first,
+                                 first + all,
+                                 SEQPAR_BLOCK * size,
+                                 0,
+                                 ctx->queue,
+                                 "gradients from owners"};
+        ctx->device->copy(ctx->device, (char *)whole.data + begin * size,
+                          o->gradient[group].data, count * size, ctx->queue);
         status = seqpar__share_owned(ctx, o, &handed);
     }
-    if (!status) status = seqpar__update_range(ctx, o, params, group, first, all, whole.data, first, lr);
+    if (!status)
+        status = seqpar__update_range(ctx, o, params, group, first, all, whole.data, first, lr);
     seqpar_buffer_free(ctx, &whole);
     return status;
 }
 
 static seqpar_status seqpar__update(seqpar_ctx *ctx, seqpar_optim *o, void *params, double lr) {
-    int64_t g, begin, count;
-    seqpar__handed handed = {params, 0, o->elements, SEQPAR_BLOCK * seqpar_dtype_bytes(ctx->device->storage), 1, ctx->queue, "parameters from owners"};
-    for (g = 0; g < o->groups; g++) {
-        if (o->desc.zero_stage == 0) { SEQPAR__TRY(seqpar__update_everywhere(ctx, o, params, g, lr)); continue; }
+    int64_t begin, count;
+    seqpar__handed handed = {params,
+                             0,
+                             o->elements,
+                             SEQPAR_BLOCK * seqpar_dtype_bytes(ctx->device->storage),
+                             1,
+                             ctx->queue,
+                             "parameters from owners"};
+    for (int64_t g = 0; g < o->groups; g++) {
+        if (o->desc.zero_stage == 0) {
+            SEQPAR__TRY(seqpar__update_everywhere(ctx, o, params, g, lr));
+            continue;
+        }
         seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count);
-        SEQPAR__TRY(seqpar__update_range(ctx, o, params, g, o->group_begin[g] + begin, count, o->gradient[g].data, seqpar__own_begin(o, ctx, g), lr));
+        SEQPAR__TRY(seqpar__update_range(ctx, o, params, g, o->group_begin[g] + begin, count,
+                                         o->gradient[g].data, seqpar__own_begin(o, ctx, g),
+                                         lr));
     }
     if (o->desc.zero_stage == 0) return SEQPAR_OK;
     return seqpar__share_owned(ctx, o, &handed);
 }
 
-SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *o, void *params, int64_t elements, double lr) {
-    const seqpar__given given[] = {{"learning rates", seqpar__given_real(lr), 1}, {"the number of steps done", o->t, 0}};
+SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *o, void *params,
+                                         int64_t elements, double lr) {
+    const seqpar__given given[] = {{"learning rates", seqpar__given_real(lr), 1},
+                                   {"the number of steps done", o->t, 0}};
     SEQPAR__TRY(seqpar__check_complete(ctx->error, o));
     SEQPAR__TRY(seqpar__ranks_agree(ctx->world, "the end of a step", given, 2));
     SEQPAR__TRY(seqpar__check_room(ctx->error, o, elements));
     SEQPAR__TRY(seqpar__gradient_end(ctx, o));
     seqpar__step_free(o);
     SEQPAR__TRY(seqpar__gradient_norm(ctx, o));
-    o->clip = o->desc.max_norm > 0 ? SEQPAR__MIN(1.0, o->desc.max_norm / (o->norm + 1e-6)) : 1.0;
+    o->clip = o->desc.max_norm > 0 ? SEQPAR__MIN(1.0, o->desc.max_norm / (o->norm + 1e-6))
+                                   : 1.0;
     o->t++;
     o->ended = 1;
     return seqpar__update(ctx, o, params, lr);
@@ -5768,68 +7614,103 @@ SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *o, void 
 
 SEQPAR_DEF int seqpar_optim_keeps(const seqpar_ctx *ctx, const seqpar_optim *o, int state) {
     if (state == SEQPAR_STATE_MASTER) return ctx->device->storage != ctx->device->accumulator;
-    return state == SEQPAR_STATE_GRADIENT || ((state == SEQPAR_STATE_M || state == SEQPAR_STATE_V) && o->desc.kind != SEQPAR_SGD);
+    return state == SEQPAR_STATE_GRADIENT ||
+           ((state == SEQPAR_STATE_M || state == SEQPAR_STATE_V) && o->desc.kind != SEQPAR_SGD);
 }
 
 /* Where the elements [*begin, *end) of a group's state, cut to those that are here, lie. */
-static void *seqpar__kept_at(const seqpar_ctx *ctx, const seqpar_optim *o, int state, int64_t group, int64_t *begin, int64_t *end) {
+static void *seqpar__kept_at(const seqpar_ctx *ctx, const seqpar_optim *o, int state,
+                             int64_t group, int64_t *begin, int64_t *end) {
     int64_t own, count, at;
-    if (state != SEQPAR_STATE_GRADIENT && o->desc.zero_stage == 0) { own = o->group_begin[group]; count = o->group_begin[group + 1] - own; at = own; }
-    else {
+    if (state != SEQPAR_STATE_GRADIENT && o->desc.zero_stage == 0) {
+        own = o->group_begin[group];
+        count = o->group_begin[group + 1] - own;
+        at = own;
+    } else {
         seqpar__owned(o, group, ctx->world->size, ctx->world->rank, &own, &count);
         own += o->group_begin[group];
         at = state == SEQPAR_STATE_GRADIENT ? 0 : seqpar__own_begin(o, ctx, group);
     }
     *begin = SEQPAR__MAX(*begin, own);
     *end = SEQPAR__MIN(*end, own + count);
-    return seqpar__at(state == SEQPAR_STATE_GRADIENT ? o->gradient[group].data : state == SEQPAR_STATE_M ? o->m.data : state == SEQPAR_STATE_V ? o->v.data : o->master.data, at + *begin - own, ctx->device->accumulator);
+    return seqpar__at(state == SEQPAR_STATE_GRADIENT ? o->gradient[group].data
+                      : state == SEQPAR_STATE_M      ? o->m.data
+                      : state == SEQPAR_STATE_V      ? o->v.data
+                                                     : o->master.data,
+                      at + *begin - own, ctx->device->accumulator);
 }
 
-static seqpar_status seqpar__check_part(const seqpar_ctx *ctx, const seqpar_optim *o, const seqpar_optim_part *part) {
-    static const char *const names[] = {"gradient", "first moments", "second moments", "master parameters"};
+static seqpar_status seqpar__check_part(const seqpar_ctx *ctx, const seqpar_optim *o,
+                                        const seqpar_optim_part *part) {
+    static const char *const names[] = {"gradient", "first moments", "second moments",
+                                        "master parameters"};
     const seqpar_tensor *t;
-    if (part->state == SEQPAR_STATE_GRADIENT && o->step) return seqpar_fail(ctx->error, SEQPAR_ERR_STEP, "a step is under way; its gradient is there after seqpar_step_end");
-    if (!seqpar_optim_keeps(ctx, o, part->state) || (part->state == SEQPAR_STATE_GRADIENT && !o->ended))
-        return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION, "this optimizer keeps no %s now; moments are AdamW's, masters a bf16 device's, the gradient is there when a step has ended", part->state >= 0 && part->state < 4 ? names[part->state] : "such state");
+    if (part->state == SEQPAR_STATE_GRADIENT && o->step)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_STEP,
+                           "a step is under way; its gradient is there after seqpar_step_end");
+    if (!seqpar_optim_keeps(ctx, o, part->state) ||
+        (part->state == SEQPAR_STATE_GRADIENT && !o->ended))
+        return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION,
+                           "this optimizer keeps no %s now; moments are AdamW's, masters a "
+                           "bf16 device's, the gradient is there when a step has ended",
+                           part->state >= 0 && part->state < 4 ? names[part->state]
+                                                               : "such state");
     t = part->tensor >= 0 && part->tensor < o->tensor_count ? &o->tensors[part->tensor] : NULL;
-    if (!t || part->first < 0 || part->count < 0 || part->first > seqpar__tensor_elements(t) - part->count)
-        return seqpar_fail(ctx->error, SEQPAR_ERR_SIZE, "elements %lld .. + %lld of tensor %lld are wanted; there are %lld tensors, and this one has %lld elements", (long long)part->first, (long long)part->count, (long long)part->tensor, (long long)o->tensor_count, (long long)(t ? seqpar__tensor_elements(t) : 0));
+    if (!t || part->first < 0 || part->count < 0 ||
+        part->first > seqpar__tensor_elements(t) - part->count)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_SIZE,
+                           "elements %lld .. + %lld of tensor %lld are wanted; there are %lld "
+                           "tensors, and this one has %lld elements",
+                           (long long)part->first, (long long)part->count,
+                           (long long)part->tensor, (long long)o->tensor_count,
+                           (long long)(t ? seqpar__tensor_elements(t) : 0));
     return SEQPAR_OK;
 }
 
-SEQPAR_DEF seqpar_status seqpar_optim_read(seqpar_ctx *ctx, const seqpar_optim *o, double *values, const seqpar_optim_part *part) {
+SEQPAR_DEF seqpar_status seqpar_optim_read(seqpar_ctx *ctx, const seqpar_optim *o,
+                                           double *values, const seqpar_optim_part *part) {
     int64_t first, begin, end;
     void *data;
     SEQPAR__TRY(seqpar__check_part(ctx, o, part));
     first = begin = o->tensor_begin[part->tensor] + part->first;
     end = begin + part->count;
     data = seqpar__kept_at(ctx, o, part->state, o->tensors[part->tensor].group, &begin, &end);
-    if (begin < end) seqpar_device_read(ctx->device, values + (begin - first), data, 0, end - begin, ctx->device->accumulator);
+    if (begin < end)
+        seqpar_device_read(ctx->device, values + (begin - first), data, 0, end - begin,
+                           ctx->device->accumulator);
     if (part->state != SEQPAR_STATE_GRADIENT && o->desc.zero_stage == 0) return SEQPAR_OK;
     {
-        seqpar__handed handed = {values, first, first + part->count, 8 * SEQPAR_BLOCK, 0, NULL, "state from owners"};
+        seqpar__handed handed = {values, first, first + part->count, 8 * SEQPAR_BLOCK,
+                                 0,      NULL,  "state from owners"};
         return seqpar__share_owned(ctx, o, &handed);
     }
 }
 
-SEQPAR_DEF seqpar_status seqpar_optim_write(seqpar_ctx *ctx, seqpar_optim *o, const double *values, const seqpar_optim_part *part) {
+SEQPAR_DEF seqpar_status seqpar_optim_write(seqpar_ctx *ctx, seqpar_optim *o,
+                                            const double *values,
+                                            const seqpar_optim_part *part) {
     int64_t first, begin, end;
     void *data;
     SEQPAR__TRY(seqpar__check_part(ctx, o, part));
     first = begin = o->tensor_begin[part->tensor] + part->first;
     end = begin + part->count;
     data = seqpar__kept_at(ctx, o, part->state, o->tensors[part->tensor].group, &begin, &end);
-    if (begin < end) seqpar_device_write(ctx->device, data, 0, values + (begin - first), end - begin, ctx->device->accumulator);
+    if (begin < end)
+        seqpar_device_write(ctx->device, data, 0, values + (begin - first), end - begin,
+                            ctx->device->accumulator);
     return SEQPAR_OK;
 }
 
-SEQPAR_DEF double seqpar_schedule_factor(int kind, int64_t step, int64_t warmup, int64_t total, double min_ratio) {
+SEQPAR_DEF double seqpar_schedule_factor(int kind, int64_t step, int64_t warmup, int64_t total,
+                                         double min_ratio) {
     double p, wave;
     if (step < warmup) return (double)step / (double)SEQPAR__MAX(1, warmup);
     p = (double)(step - warmup) / (double)SEQPAR__MAX(1, total - warmup);
     wave = 0.5 * (1.0 + cos(3.14159265358979323846 * p));
     if (kind == SEQPAR_CONSTANT) return 1.0;
-    if (kind == SEQPAR_LINEAR) return SEQPAR__MAX(0.0, (double)(total - step) / (double)SEQPAR__MAX(1, total - warmup));
+    if (kind == SEQPAR_LINEAR)
+        return SEQPAR__MAX(0.0,
+                           (double)(total - step) / (double)SEQPAR__MAX(1, total - warmup));
     if (kind == SEQPAR_COSINE) return SEQPAR__MAX(0.0, wave);
     return wave * (1.0 - min_ratio) + min_ratio;
 }
@@ -5842,58 +7723,89 @@ SEQPAR_DEF double seqpar_schedule_factor(int kind, int64_t step, int64_t warmup,
 
    ###################################################################################################### */
 
-/* ======================================================================================================
+/* =============================================================================================
    >>device  what all devices share: memory, fold machine, attention driver
-   ====================================================================================================== */
+   ========================================================================================== */
 
-SEQPAR_DEF int64_t seqpar_dtype_bytes(int dtype) { return dtype == SEQPAR_F64 ? 8 : dtype == SEQPAR_F32 ? 4 : 2; }
+SEQPAR_DEF int64_t seqpar_dtype_bytes(int dtype) {
+    return dtype == SEQPAR_F64 ? 8 : dtype == SEQPAR_F32 ? 4 : 2;
+}
 
 #if defined(__GNUC__)
-#define SEQPAR__TEMPLATE static inline __attribute__((always_inline)) /* its constant arguments are built in */
+#define SEQPAR__TEMPLATE \
+    static inline __attribute__((always_inline)) /* its constant arguments are built in */
 #else
 #define SEQPAR__TEMPLATE static inline
 #endif
 
 SEQPAR__TEMPLATE double seqpar__element(const void *x, int64_t i, const int type) {
-    return type == SEQPAR_F64 ? ((const double *)x)[i] : type == SEQPAR_F32 ? (double)((const float *)x)[i] : (double)seqpar_bf16_to_float(((const uint16_t *)x)[i]);
-}
-SEQPAR__TEMPLATE void seqpar__element_set(void *x, int64_t i, const int type, double value) {
-    if (type == SEQPAR_F64) ((double *)x)[i] = value;
-    else if (type == SEQPAR_F32) ((float *)x)[i] = (float)value;
-    else ((uint16_t *)x)[i] = seqpar_bf16_from_float((float)value);
-}
-/* to (rows, d) dense <- from, rows `stride` elements apart */
-static void seqpar__convert(void *to, int to_type, const void *from, int from_type, int64_t rows, int64_t d, int64_t stride) {
-    int64_t r, i;
-    for (r = 0; r < rows; r++) for (i = 0; i < d; i++) seqpar__element_set(to, r * d + i, to_type, seqpar__element(from, r * stride + i, from_type));
+    return type == SEQPAR_F64   ? ((const double *)x)[i]
+           : type == SEQPAR_F32 ? (double)((const float *)x)[i]
+                                : (double)seqpar_bf16_to_float(((const uint16_t *)x)[i]);
 }
 
-SEQPAR_DEF void seqpar_device_read(seqpar_device *device, double *to, const void *from, int64_t first, int64_t count, int dtype) {
-    int64_t i, size = seqpar_dtype_bytes(dtype);
-    char *narrow = (char *)to + count * (8 - size); /* they arrive at the end of `to` and are widened upwards in place */
+SEQPAR__TEMPLATE void seqpar__element_set(void *x, int64_t i, const int type, double value) {
+    if (type == SEQPAR_F64)
+        ((double *)x)[i] = value;
+    else if (type == SEQPAR_F32)
+        ((float *)x)[i] = (float)value;
+    else
+        ((uint16_t *)x)[i] = seqpar_bf16_from_float((float)value);
+}
+
+/* to (rows, d) dense <- from, rows `stride` elements apart */
+static void seqpar__convert(void *to, int to_type, const void *from, int from_type,
+                            int64_t rows, int64_t d, int64_t stride) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < d; i++)
+            seqpar__element_set(to, r * d + i, to_type,
+                                seqpar__element(from, r * stride + i, from_type));
+}
+
+SEQPAR_DEF void seqpar_device_read(seqpar_device *device, double *to, const void *from,
+                                   int64_t first, int64_t count, int dtype) {
+    int64_t size = seqpar_dtype_bytes(dtype);
+    /* they arrive at the end of `to` and are widened upwards in place */
+    char *narrow = (char *)to + count * (8 - size);
     float x;
     uint16_t half;
     device->copy(device, narrow, (const char *)from + first * size, count * size, NULL);
-    for (i = 0; dtype == SEQPAR_F32 && i < count; i++) { memcpy(&x, narrow + 4 * i, 4); to[i] = (double)x; }
-    for (i = 0; dtype == SEQPAR_BF16 && i < count; i++) { memcpy(&half, narrow + 2 * i, 2); to[i] = (double)seqpar_bf16_to_float(half); }
+    for (int64_t i = 0; dtype == SEQPAR_F32 && i < count; i++) {
+        memcpy(&x, narrow + 4 * i, 4);
+        to[i] = (double)x;
+    }
+    for (int64_t i = 0; dtype == SEQPAR_BF16 && i < count; i++) {
+        memcpy(&half, narrow + 2 * i, 2);
+        to[i] = (double)seqpar_bf16_to_float(half);
+    }
 }
 
-SEQPAR_DEF void seqpar_device_write(seqpar_device *device, void *to, int64_t first, const double *from, int64_t count, int dtype) {
-    double few[256], *many = count > 256 ? (double *)SEQPAR_MALLOC(65536 * sizeof *many) : NULL, *part = many ? many : few;
+SEQPAR_DEF void seqpar_device_write(seqpar_device *device, void *to, int64_t first,
+                                    const double *from, int64_t count, int dtype) {
+    double few[256];
+    double *many = count > 256 ? (double *)SEQPAR_MALLOC(65536 * sizeof *many) : NULL;
+    double *part = many ? many : few;
     int64_t most = many ? 65536 : 256, n; /* a GPU is waited for after each part */
     for (; count > 0; count -= n, from += n, first += n) {
         n = SEQPAR__MIN(count, most);
         seqpar__convert(part, dtype, from, SEQPAR_F64, 1, n, n);
-        device->copy(device, seqpar__at(to, first, dtype), part, n * seqpar_dtype_bytes(dtype), NULL);
+        device->copy(device, seqpar__at(to, first, dtype), part, n * seqpar_dtype_bytes(dtype),
+                     NULL);
     }
     SEQPAR_FREE(many);
 }
 
-SEQPAR_DEF void seqpar_device_close(seqpar_device *device) { if (device) device->close(device); }
-SEQPAR_DEF seqpar_status seqpar_device_settle(seqpar_device *device, void *queue) { return queue && device && device->settle ? device->settle(device, queue) : SEQPAR_OK; }
+SEQPAR_DEF void seqpar_device_close(seqpar_device *device) {
+    if (device) device->close(device);
+}
+
+SEQPAR_DEF seqpar_status seqpar_device_settle(seqpar_device *device, void *queue) {
+    return queue && device && device->settle ? device->settle(device, queue) : SEQPAR_OK;
+}
 
 static void *seqpar__host_alloc(seqpar_device *device, int64_t bytes) {
-    /* 64-byte aligned, so that vectors do not straddle cache lines; the distance is kept in the byte before */
+    /* 64-byte aligned, so that vectors do not straddle cache lines; the distance is kept in
+       the byte before */
     char *raw = (char *)SEQPAR_MALLOC((size_t)bytes + 64), *data;
     (void)device;
     if (!raw) return NULL;
@@ -5901,23 +7813,34 @@ static void *seqpar__host_alloc(seqpar_device *device, int64_t bytes) {
     data[-1] = (char)(data - raw);
     return data;
 }
+
 static void seqpar__host_free(seqpar_device *device, void *data) {
     (void)device;
     if (data) SEQPAR_FREE((char *)data - ((char *)data)[-1]);
 }
-static void seqpar__host_copy(seqpar_device *device, void *to, const void *from, int64_t bytes, void *queue) {
-    (void)device; (void)queue;
+
+static void seqpar__host_copy(seqpar_device *device, void *to, const void *from, int64_t bytes,
+                              void *queue) {
+    (void)device;
+    (void)queue;
     if (bytes > 0) memmove(to, from, (size_t)bytes);
 }
-static void seqpar__host_copy_rows(seqpar_device *device, void *to, int64_t to_stride, const void *from, int64_t from_stride, int64_t bytes, int64_t rows, void *queue) {
-    int64_t i;
-    (void)device; (void)queue;
-    for (i = 0; bytes && i < rows; i++) memcpy((char *)to + i * to_stride, (const char *)from + i * from_stride, (size_t)bytes);
+
+static void seqpar__host_copy_rows(seqpar_device *device, void *to, int64_t to_stride,
+                                   const void *from, int64_t from_stride, int64_t bytes,
+                                   int64_t rows, void *queue) {
+    (void)device;
+    (void)queue;
+    for (int64_t i = 0; bytes && i < rows; i++)
+        memcpy((char *)to + i * to_stride, (const char *)from + i * from_stride, (size_t)bytes);
 }
+
 static void seqpar__host_zero(seqpar_device *device, void *data, int64_t bytes, void *queue) {
-    (void)device; (void)queue;
+    (void)device;
+    (void)queue;
     if (bytes > 0) memset(data, 0, (size_t)bytes);
 }
+
 static void seqpar__host_close(seqpar_device *device) {
     seqpar__host_free(device, device->workspace);
     SEQPAR_FREE(device);
@@ -5935,15 +7858,17 @@ static char *seqpar__workspace(seqpar_device *device, int64_t bytes) {
     return (char *)device->workspace;
 }
 
-/* Calls job(user, i, scratch of this thread) for i in 0..jobs-1, to each thread in rising order: jobs may wait for lower ones. */
+/* Calls job(user, i, scratch of this thread) for i in 0..jobs-1, to each thread in rising
+   order: jobs may wait for lower ones. */
 typedef void (*seqpar__job_fn)(void *user, int64_t i, char *scratch);
-static seqpar_status seqpar__parallel(seqpar_device *device, int64_t jobs, int64_t scratch_bytes, seqpar__job_fn job, void *user) {
+static seqpar_status seqpar__parallel(seqpar_device *device, int64_t jobs,
+                                      int64_t scratch_bytes, seqpar__job_fn job, void *user) {
     char *scratch = seqpar__workspace(device, scratch_bytes + 64);
     int64_t each = (scratch_bytes + 64 + 63) & ~(int64_t)63, i;
     if (!scratch) return SEQPAR_ERR_MEMORY;
 #ifdef _OPENMP
     if (device->threads > 1 && jobs > 1) {
-        #pragma omp parallel for schedule(monotonic: dynamic, 1) num_threads((int)device->threads)
+#pragma omp parallel for schedule(monotonic : dynamic, 1) num_threads((int)device->threads)
         for (i = 0; i < jobs; i++) job(user, i, scratch + each * omp_get_thread_num());
         return SEQPAR_OK;
     }
@@ -5953,22 +7878,28 @@ static seqpar_status seqpar__parallel(seqpar_device *device, int64_t jobs, int64
     return SEQPAR_OK;
 }
 
-/* The same for jobs that cost alike and go over memory in order. A thread has a run of neighbours: it finds in its cache what it
-   left there, and fetches no lines ahead that another one writes. Whoever is done helps those who lost their core. */
-static seqpar_status seqpar__parallel_runs(seqpar_device *device, int64_t jobs, int64_t scratch_bytes, seqpar__job_fn job, void *user) {
+/* The same for jobs that cost alike and go over memory in order. A thread has a run of
+   neighbours: it finds in its cache what it left there, and fetches no lines ahead that
+   another one writes. Whoever is done helps those who lost their core. */
+static seqpar_status seqpar__parallel_runs(seqpar_device *device, int64_t jobs,
+                                           int64_t scratch_bytes, seqpar__job_fn job,
+                                           void *user) {
 #ifdef _OPENMP
     if (device->threads > 1 && jobs > 1) {
         int64_t each = (scratch_bytes + 64 + 63) & ~(int64_t)63, threads = device->threads, t;
-        char *scratch = seqpar__workspace(device, scratch_bytes + 64), *next; /* of each thread behind its scratch: its next job */
+        /* of each thread behind its scratch: its next job */
+        char *scratch = seqpar__workspace(device, scratch_bytes + 64), *next;
         if (!scratch) return SEQPAR_ERR_MEMORY;
-        for (t = 0, next = scratch + each - 64; t < threads; t++) *(int64_t *)(void *)(next + t * each) = jobs * t / threads;
-        #pragma omp parallel num_threads((int)threads)
+        for (t = 0, next = scratch + each - 64; t < threads; t++)
+            *(int64_t *)(void *)(next + t * each) = jobs * t / threads;
+#pragma omp parallel num_threads((int)threads)
         {
             int64_t me = omp_get_thread_num(), k, i;
             for (k = 0; k < threads; k++) {
-                int64_t owner = (me + k) % threads, end = jobs * (owner + 1) / threads, *at = (int64_t *)(void *)(next + owner * each);
+                int64_t owner = (me + k) % threads, end = jobs * (owner + 1) / threads;
+                int64_t *at = (int64_t *)(void *)(next + owner * each);
                 for (;;) {
-                    #pragma omp atomic capture
+#pragma omp atomic capture
                     i = (*at)++;
                     if (i >= end) break;
                     job(user, i, scratch + each * me);
@@ -5990,60 +7921,96 @@ typedef struct seqpar__machine {
     void (*combine)(void *user, void *into, const void *other);
     void (*move)(void *user, void *value, int64_t place, int to_store);
     void (*finish)(void *user, void *value);
-    char *(*place)(void *user, int64_t place); /* where a stored value lies in one run; NULL: it does not */
-    const char *(*given)(void *user, int64_t index); /* where a leaf lies that need not be computed; NULL: leaf computes it */
+    /* where a stored value lies in one run; NULL: it does not */
+    char *(*place)(void *user, int64_t place);
+    /* where a leaf lies that need not be computed; NULL: leaf computes it */
+    const char *(*given)(void *user, int64_t index);
     int extends; /* leaf can compute on top of a value */
-    int (*single)(void *user, int64_t index); /* whether that gives the bits of computing it apart and combining; NULL: never */
-    char **values;   /* (depth) where the values on the stack are. Leaves that do not meet pile up: it is deeper than a tree */
+    /* whether that gives the bits of computing it apart and combining; NULL: never */
+    int (*single)(void *user, int64_t index);
+    /* (depth) where the values on the stack are. Leaves that do not meet pile up: it is
+       deeper than a tree */
+    char **values;
     int64_t top, at; /* the last of them; how far the program has come */
 } seqpar__machine;
 
-static int64_t seqpar__machine_places(int64_t depth) { return (depth * (int64_t)sizeof(char *) + 63) & ~(int64_t)63; }
-static int64_t seqpar__machine_bytes(int64_t depth, int64_t value_bytes) { return seqpar__machine_places(depth) + depth * value_bytes; } /* of its room */
-static void seqpar__machine_room(seqpar__machine *m, char *room, int64_t depth, int64_t value_bytes) {
+static int64_t seqpar__machine_places(int64_t depth) {
+    return (depth * (int64_t)sizeof(char *) + 63) & ~(int64_t)63;
+}
+
+/* of its room */
+static int64_t seqpar__machine_bytes(int64_t depth, int64_t value_bytes) {
+    return seqpar__machine_places(depth) + depth * value_bytes;
+}
+
+static void seqpar__machine_room(seqpar__machine *m, char *room, int64_t depth,
+                                 int64_t value_bytes) {
     memset(m, 0, sizeof *m);
     m->values = (char **)(void *)room;
     m->stack = room + seqpar__machine_places(depth);
     m->value_bytes = value_bytes;
 }
 
-/* The place where the value that p[0] pushes will be stored at last, so that it can come into being there. NULL: elsewhere,
-   or something is still to be loaded from there. */
-static char *seqpar__machine_home(const seqpar__machine *m, const seqpar_fold_op *p, int64_t count) {
-    int64_t depth = 0, i, k;
+/* The place where the value that p[0] pushes will be stored at last, so that it can come
+   into being there. NULL: elsewhere, or something is still to be loaded from there. */
+static char *seqpar__machine_home(const seqpar__machine *m, const seqpar_fold_op *p,
+                                  int64_t count) {
+    int64_t depth = 0, i;
     for (i = 0; m->place && i < count; i++) {
-        if (p[i].op == SEQPAR_FOLD_LEAF || p[i].op == SEQPAR_FOLD_LOAD) { depth++; continue; }
+        if (p[i].op == SEQPAR_FOLD_LEAF || p[i].op == SEQPAR_FOLD_LOAD) {
+            depth++;
+            continue;
+        }
         if (p[i].op == SEQPAR_FOLD_EXTEND) continue;
         if (depth == 1) break;
         depth--;
     }
     if (!m->place || i == count || p[i].op != SEQPAR_FOLD_STORE) return NULL;
-    for (k = 0; k < i; k++) if (p[k].op == SEQPAR_FOLD_LOAD && p[k].index == p[i].index) return NULL;
+    for (int64_t k = 0; k < i; k++)
+        if (p[k].op == SEQPAR_FOLD_LOAD && p[k].index == p[i].index) return NULL;
     return m->place(m->user, p[i].index);
 }
 
 /* The value that p[0] pushes at depth `top`: its leaf, or what was stored. */
-static char *seqpar__machine_push(const seqpar__machine *m, const seqpar_fold_op *p, int64_t count, int64_t top) {
+static char *seqpar__machine_push(const seqpar__machine *m, const seqpar_fold_op *p,
+                                  int64_t count, int64_t top) {
     char *value = seqpar__machine_home(m, p, count);
     if (!value) value = m->stack + top * m->value_bytes;
-    if (p->op == SEQPAR_FOLD_LEAF) m->leaf(m->user, value, p->index, 0);
-    else m->move(m->user, value, p->index, 0);
+    if (p->op == SEQPAR_FOLD_LEAF)
+        m->leaf(m->user, value, p->index, 0);
+    else
+        m->move(m->user, value, p->index, 0);
     return value;
 }
 
-static void seqpar__machine_extend(const seqpar__machine *m, char *value, char *scratch, int64_t index) {
-    if (m->extends) { m->leaf(m->user, value, index, 1); return; }
-    if (m->given) { m->combine(m->user, value, m->given(m->user, index)); return; }
+static void seqpar__machine_extend(const seqpar__machine *m, char *value, char *scratch,
+                                   int64_t index) {
+    if (m->extends) {
+        m->leaf(m->user, value, index, 1);
+        return;
+    }
+    if (m->given) {
+        m->combine(m->user, value, m->given(m->user, index));
+        return;
+    }
     m->leaf(m->user, scratch, index, 0);
     m->combine(m->user, value, scratch);
 }
 
-/* Given leaves, single ones and stored values in one run are combined where they lie; the result, too, if that is its next
-   place (combinations are commutative to the bit). Returns the operations this took; 0: nothing of the kind. */
-static int64_t seqpar__machine_in_place(const seqpar__machine *m, char *top, const seqpar_fold_op *p, int64_t count) {
+/* Given leaves, single ones and stored values in one run are combined where they lie; the
+   result, too, if that is its next place (combinations are commutative to the bit). Returns
+   the operations this took; 0: nothing of the kind. */
+static int64_t seqpar__machine_in_place(const seqpar__machine *m, char *top,
+                                        const seqpar_fold_op *p, int64_t count) {
     if (count < 2 || p[1].op != SEQPAR_FOLD_COMBINE) return 0;
-    if (m->single && p[0].op == SEQPAR_FOLD_LEAF && m->single(m->user, p[0].index)) { m->leaf(m->user, top, p[0].index, 1); return 2; }
-    if (m->given && p[0].op == SEQPAR_FOLD_LEAF) { m->combine(m->user, top, m->given(m->user, p[0].index)); return 2; }
+    if (m->single && p[0].op == SEQPAR_FOLD_LEAF && m->single(m->user, p[0].index)) {
+        m->leaf(m->user, top, p[0].index, 1);
+        return 2;
+    }
+    if (m->given && p[0].op == SEQPAR_FOLD_LEAF) {
+        m->combine(m->user, top, m->given(m->user, p[0].index));
+        return 2;
+    }
     if (!m->place || p[0].op != SEQPAR_FOLD_LOAD) return 0;
     if (count < 3 || p[2].op != SEQPAR_FOLD_STORE || p[2].index != p[0].index) {
         m->combine(m->user, top, m->place(m->user, p[0].index));
@@ -6054,25 +8021,47 @@ static int64_t seqpar__machine_in_place(const seqpar__machine *m, char *top, con
 }
 
 /* Goes on with a program, with `until` not below 0 as far as the next leaf that is another. */
-static void seqpar__machine_go(seqpar__machine *m, const seqpar_fold_op *program, int64_t count, int64_t until) {
+static void seqpar__machine_go(seqpar__machine *m, const seqpar_fold_op *program, int64_t count,
+                               int64_t until) {
     int64_t taken;
     while (m->at < count) {
         const seqpar_fold_op *p = program + m->at;
         char **top = m->values + m->top;
         if (until >= 0 && p->op <= SEQPAR_FOLD_EXTEND && p->index != until) return;
-        if (m->top >= 0 && (taken = seqpar__machine_in_place(m, *top, p, count - m->at)) > 0) { m->at += taken; m->top -= taken == 3; continue; }
+        if (m->top >= 0 && (taken = seqpar__machine_in_place(m, *top, p, count - m->at)) > 0) {
+            m->at += taken;
+            m->top -= taken == 3;
+            continue;
+        }
         m->at++;
         switch (p->op) {
-        case SEQPAR_FOLD_LEAF: case SEQPAR_FOLD_LOAD: top[1] = seqpar__machine_push(m, p, count - (m->at - 1), ++m->top); break;
-        case SEQPAR_FOLD_EXTEND: seqpar__machine_extend(m, *top, m->stack + (m->top + 1) * m->value_bytes, p->index); break;
-        case SEQPAR_FOLD_COMBINE: m->top--; m->combine(m->user, top[-1], *top); break;
-        case SEQPAR_FOLD_STORE: m->top--; m->move(m->user, *top, p->index, 1); break;
-        default: m->top--; m->finish(m->user, *top); break;
+        case SEQPAR_FOLD_LEAF:
+        case SEQPAR_FOLD_LOAD:
+            top[1] = seqpar__machine_push(m, p, count - (m->at - 1), ++m->top);
+            break;
+        case SEQPAR_FOLD_EXTEND:
+            seqpar__machine_extend(m, *top, m->stack + (m->top + 1) * m->value_bytes, p->index);
+            break;
+        case SEQPAR_FOLD_COMBINE:
+            m->top--;
+            m->combine(m->user, top[-1], *top);
+            break;
+        case SEQPAR_FOLD_STORE:
+            m->top--;
+            m->move(m->user, *top, p->index, 1);
+            break;
+        default:
+            m->top--;
+            m->finish(m->user, *top);
+            break;
         }
     }
 }
-static void seqpar__machine_run(seqpar__machine *m, const seqpar_fold_op *program, int64_t count) {
-    m->top = -1; m->at = 0;
+
+static void seqpar__machine_run(seqpar__machine *m, const seqpar_fold_op *program,
+                                int64_t count) {
+    m->top = -1;
+    m->at = 0;
     seqpar__machine_go(m, program, count, -1);
 }
 
@@ -6081,33 +8070,41 @@ typedef struct seqpar__columns {
     seqpar_device *device;
     const seqpar_fold_run *fold;
     const void *args;
-    int64_t count, block;  /* columns in all, and per job */
-    int64_t begin, width;  /* of the job at hand */
+    int64_t count, block; /* columns in all, and per job */
+    int64_t begin, width; /* of the job at hand */
     void (*leaf)(void *user, void *value, int64_t index, int extend);
 } seqpar__columns;
 
 static void seqpar__columns_combine(void *user, void *into, const void *other) {
     const seqpar__columns *c = (const seqpar__columns *)user;
-    int64_t i;
-    if (c->device->accumulator == SEQPAR_F64) for (i = 0; i < c->width; i++) ((double *)into)[i] += ((const double *)other)[i];
-    else for (i = 0; i < c->width; i++) ((float *)into)[i] += ((const float *)other)[i];
+    if (c->device->accumulator == SEQPAR_F64)
+        for (int64_t i = 0; i < c->width; i++) ((double *)into)[i] += ((const double *)other)[i];
+    else
+        for (int64_t i = 0; i < c->width; i++) ((float *)into)[i] += ((const float *)other)[i];
 }
+
 static void seqpar__columns_move(void *user, void *value, int64_t place, int to_store) {
     const seqpar__columns *c = (const seqpar__columns *)user;
-    void *stored = seqpar__at(c->fold->store, place * c->fold->store_stride + c->begin, c->device->accumulator);
+    void *stored = seqpar__at(c->fold->store, place * c->fold->store_stride + c->begin,
+                              c->device->accumulator);
     size_t bytes = (size_t)(c->width * seqpar_dtype_bytes(c->device->accumulator));
     memcpy(to_store ? stored : value, to_store ? value : stored, bytes);
 }
+
 static void seqpar__columns_finish(void *user, void *value) {
     const seqpar__columns *c = (const seqpar__columns *)user;
-    memcpy(seqpar__at(c->fold->finish, c->begin, c->device->accumulator), value, (size_t)(c->width * seqpar_dtype_bytes(c->device->accumulator)));
+    memcpy(seqpar__at(c->fold->finish, c->begin, c->device->accumulator), value,
+           (size_t)(c->width * seqpar_dtype_bytes(c->device->accumulator)));
 }
+
 static void seqpar__columns_job(void *user, int64_t i, char *scratch) {
     seqpar__columns c = *(const seqpar__columns *)user;
     seqpar__machine m;
     c.begin = i * c.block;
     c.width = SEQPAR__MIN(c.block, c.count - c.begin);
-    seqpar__machine_room(&m, scratch, c.fold->depth, c.block * seqpar_dtype_bytes(c.device->accumulator)); /* no places: a job is some columns of them */
+    /* no places: a job is some columns of them */
+    seqpar__machine_room(&m, scratch, c.fold->depth,
+                         c.block * seqpar_dtype_bytes(c.device->accumulator));
     m.user = &c;
     m.leaf = c.leaf;
     m.combine = seqpar__columns_combine;
@@ -6116,24 +8113,44 @@ static void seqpar__columns_job(void *user, int64_t i, char *scratch) {
     m.extends = 1;
     seqpar__machine_run(&m, c.fold->program, c.fold->program_count);
 }
-static seqpar_status seqpar__columns_run(seqpar_device *device, const seqpar_fold_run *fold, const void *args, int64_t count, int64_t block,
-                                         void (*leaf)(void *user, void *value, int64_t index, int extend)) {
+
+static seqpar_status seqpar__columns_run(seqpar_device *device, const seqpar_fold_run *fold,
+                                         const void *args, int64_t count, int64_t block,
+                                         void (*leaf)(void *user, void *value, int64_t index,
+                                                      int extend)) {
     seqpar__columns c;
     memset(&c, 0, sizeof c);
-    c.device = device; c.fold = fold; c.args = args; c.count = count; c.block = block; c.leaf = leaf;
-    return seqpar__parallel(device, (count + block - 1) / block, seqpar__machine_bytes(fold->depth, block * seqpar_dtype_bytes(device->accumulator)), seqpar__columns_job, &c);
+    c.device = device;
+    c.fold = fold;
+    c.args = args;
+    c.count = count;
+    c.block = block;
+    c.leaf = leaf;
+    return seqpar__parallel(
+        device, (count + block - 1) / block,
+        seqpar__machine_bytes(fold->depth, block * seqpar_dtype_bytes(device->accumulator)),
+        seqpar__columns_job, &c);
 }
 
 static void seqpar__fold_leaf(void *user, void *value, int64_t index, int extend) {
     const seqpar__columns *c = (const seqpar__columns *)user;
     const seqpar_fold_args *a = (const seqpar_fold_args *)c->args;
     (void)extend;
-    memcpy(value, seqpar__at(a->leaf_data, index * a->leaf_stride + c->begin, c->device->accumulator), (size_t)(c->width * seqpar_dtype_bytes(c->device->accumulator)));
+    memcpy(value,
+           seqpar__at(a->leaf_data, index * a->leaf_stride + c->begin, c->device->accumulator),
+           (size_t)(c->width * seqpar_dtype_bytes(c->device->accumulator)));
 }
-/* A device operation that needs nothing but its arguments and computes at once. */
-#define SEQPAR__OP(function, op, call) static seqpar_status function(seqpar_device *device, const seqpar_##op##_args *a, void *queue) { (void)queue; return call; }
 
-SEQPAR__OP(seqpar__fold, fold, seqpar__columns_run(device, &a->fold, a, a->count, 4096, seqpar__fold_leaf))
+/* A device operation that needs nothing but its arguments and computes at once. */
+#define SEQPAR__OP(function, op, call) \
+    static seqpar_status function(seqpar_device *device, const seqpar_##op##_args *a, \
+                                  void *queue) { \
+        (void)queue; \
+        return call; \
+    }
+
+SEQPAR__OP(seqpar__fold, fold,
+           seqpar__columns_run(device, &a->fold, a, a->count, 4096, seqpar__fold_leaf))
 
 #ifdef __GNUC__
 #define SEQPAR__FETCH(p) __builtin_prefetch(p, 0, 2)
@@ -6147,108 +8164,156 @@ typedef struct seqpar__attn_job {
     const seqpar_attn_args *args;
     const struct seqpar__attn_kernel *kernel;
     const seqpar_attn_task *task;
-    int64_t count;      /* rows of the task's piece */
-    int64_t local;      /* first of them in its buffer */
-    int64_t head;       /* forward, dq: query head of all heads; dkv, return: kv head within the step's range */
-    char *scratch;      /* of the kernel, behind the stack; kept from leaf to leaf */
-    int packed;         /* how many leaves have used it */
+    int64_t count; /* rows of the task's piece */
+    int64_t local; /* first of them in its buffer */
+    /* forward, dq: query head of all heads; dkv, return: kv head within the step's range */
+    int64_t head;
+    char *scratch; /* of the kernel, behind the stack; kept from leaf to leaf */
+    int packed;    /* how many leaves have used it */
     int64_t flops;
-    struct { const char *at; int64_t bytes, stride, rows; } ahead[8]; /* what it or the next job will read, not yet fetched */
+    /* what it or the next job will read, not yet fetched */
+    struct {
+        const char *at;
+        int64_t bytes, stride, rows;
+    } ahead[8];
     int ahead_count;
     /* a job of both passes of backward: */
     struct seqpar__backward *backward;
     struct seqpar__attn_job *keys; /* of a query task: the job of the keys at hand, */
     void *gradients;               /* and its dk, then dv; */
-    int fresh;                     /* of these, nothing is there yet: the kernel's to begin them with 0 */
+    /* of these, nothing is there yet: the kernel's to begin them with 0 */
+    int fresh;
 } seqpar__attn_job;
 
 typedef struct seqpar__attn_kernel {
-    int kind;           /* 0 forward, 1 dq, 2 dkv, 3 return */
+    int kind; /* 0 forward, 1 dq, 2 dkv, 3 return */
     int64_t scratch_bytes;
     void (*leaf)(void *job, void *value, int64_t index, int extend);
     void (*combine)(void *job, void *into, const void *other);
-    void (*finish_state)(seqpar__attn_job *job, void *value); /* forward: divides by l, writes out and lse */
-    int extends;        /* leaf can go on with a value; */
-    int64_t single;     /* with dq of so many keys, dk and dv of so many queries it adds one sum to it */
+    /* forward: divides by l, writes out and lse */
+    void (*finish_state)(seqpar__attn_job *job, void *value);
+    int extends; /* leaf can go on with a value; */
+    /* with dq of so many keys, dk and dv of so many queries it adds one sum to it */
+    int64_t single;
 } seqpar__attn_kernel;
 
-static int64_t seqpar__attn_value(const seqpar__attn_job *j, int64_t count) { /* elements of a value */
+/* elements of a value */
+static int64_t seqpar__attn_value(const seqpar__attn_job *j, int64_t count) {
     int64_t d = j->args->head_dim;
-    return j->kernel->kind == 0 ? count * (d + 2) : j->kernel->kind == 1 ? count * d : 2 * count * d;
+    return j->kernel->kind == 0   ? count * (d + 2)
+           : j->kernel->kind == 1 ? count * d
+                                  : 2 * count * d;
 }
 
-/* The rows of a dense value from element `first` on become those of a result (tokens, heads, head_dim), rounded once. */
-static void seqpar__attn_rows(const seqpar__attn_job *j, const void *value, int64_t first, void *result, int64_t heads, int64_t head) {
-    int64_t d = j->args->head_dim, t;
+/* The rows of a dense value from element `first` on become those of a result (tokens, heads,
+   head_dim), rounded once. */
+static void seqpar__attn_rows(const seqpar__attn_job *j, const void *value, int64_t first,
+                              void *result, int64_t heads, int64_t head) {
+    int64_t d = j->args->head_dim;
     int sum = j->device->accumulator, type = j->device->storage;
-    for (t = 0; t < j->count; t++) {
-        void *to = seqpar__at(result, ((j->local + t) * heads + head) * d, type), *from = seqpar__at(value, first + t * d, sum);
-        if (sum == type) memcpy(to, from, (size_t)(d * seqpar_dtype_bytes(type)));
-        else seqpar__convert(to, type, from, sum, 1, d, d);
+    for (int64_t t = 0; t < j->count; t++) {
+        void *to = seqpar__at(result, ((j->local + t) * heads + head) * d, type);
+        void *from = seqpar__at(value, first + t * d, sum);
+        if (sum == type)
+            memcpy(to, from, (size_t)(d * seqpar_dtype_bytes(type)));
+        else
+            seqpar__convert(to, type, from, sum, 1, d, d);
     }
 }
 
-/* Where value n is kept between device calls: in one run, beside those of the other heads of its piece. */
+/* Where value n is kept between device calls: in one run, beside those of the other heads of
+   its piece. */
 static char *seqpar__attn_place(void *user, int64_t n) {
     const seqpar__attn_job *j = (const seqpar__attn_job *)user;
     const seqpar_attn_args *a = j->args;
-    int64_t size = seqpar_dtype_bytes(j->device->accumulator), value = seqpar__attn_value(j, j->count), group = a->heads / a->kv_heads, width = value / j->count;
-    if (j->kernel->kind >= 2) return (char *)a->store + (j->task->store_base + n * j->task->store_stride + j->head * value) * size;
-    return (char *)a->store + ((n * a->q_tokens + j->local) * a->head_count * group * width + (j->head - a->head_begin * group) * value) * size;
+    int64_t size = seqpar_dtype_bytes(j->device->accumulator);
+    int64_t value = seqpar__attn_value(j, j->count), group = a->heads / a->kv_heads;
+    int64_t width = value / j->count;
+    if (j->kernel->kind >= 2)
+        return (char *)a->store +
+               (j->task->store_base + n * j->task->store_stride + j->head * value) * size;
+    return (char *)a->store + ((n * a->q_tokens + j->local) * a->head_count * group * width +
+                               (j->head - a->head_begin * group) * value) *
+                                  size;
 }
 
 static void seqpar__attn_move(void *user, void *value, int64_t n, int to_store) {
     const seqpar__attn_job *j = (const seqpar__attn_job *)user;
-    int64_t size = seqpar_dtype_bytes(j->device->accumulator), count = seqpar__attn_value(j, j->count);
+    int64_t size = seqpar_dtype_bytes(j->device->accumulator);
+    int64_t count = seqpar__attn_value(j, j->count);
     char *place = seqpar__attn_place(user, n);
-    if (place != (char *)value) memcpy(to_store ? place : (char *)value, to_store ? (char *)value : place, (size_t)(count * size));
+    if (place != (char *)value)
+        memcpy(to_store ? place : (char *)value, to_store ? (char *)value : place,
+               (size_t)(count * size));
 }
 
-/* Between two calls of one rank others have run, and what they left in the cache is not what this one reads. So a job names
-   what it will combine with, what the next one packs and where that one writes, and its kernel fetches some lines of that
-   between its products: few at a time, or it waits for them. */
-static void seqpar__ahead_add(seqpar__attn_job *j, const void *at, int64_t bytes, int64_t stride, int64_t rows) {
+/* Between two calls of one rank others have run, and what they left in the cache is not what
+   this one reads. So a job names what it will combine with, what the next one packs and
+   where that one writes, and its kernel fetches some lines of that between its products: few
+   at a time, or it waits for them. */
+static void seqpar__ahead_add(seqpar__attn_job *j, const void *at, int64_t bytes,
+                              int64_t stride, int64_t rows) {
     int n = j->ahead_count;
     if (n == 8 || rows == 0) return;
-    j->ahead[n].at = (const char *)at; j->ahead[n].bytes = bytes; j->ahead[n].stride = stride; j->ahead[n].rows = rows;
+    j->ahead[n].at = (const char *)at;
+    j->ahead[n].bytes = bytes;
+    j->ahead[n].stride = stride;
+    j->ahead[n].rows = rows;
     j->ahead_count++;
 }
+
 static void seqpar__ahead_fetch(seqpar__attn_job *j) {
-    int64_t lines = 0, b;
+    int64_t lines = 0;
     while (j->ahead_count && lines < 16) {
         int n = j->ahead_count - 1;
-        for (b = 0; b < j->ahead[n].bytes; b += 64, lines++) SEQPAR__FETCH(j->ahead[n].at + b);
+        for (int64_t b = 0; b < j->ahead[n].bytes; b += 64, lines++) SEQPAR__FETCH(j->ahead[n].at + b);
         j->ahead[n].at += j->ahead[n].stride;
         if (--j->ahead[n].rows == 0) j->ahead_count--;
     }
 }
+
 static void seqpar__ahead_next(seqpar__attn_job *j, const seqpar__attn_job *next) {
     const seqpar_attn_args *a = next->args;
     const seqpar_attn_keys *keys = &a->k_pieces[next->task->piece];
     int64_t row = a->head_dim * (int64_t)sizeof(float);
     if (j->kernel->kind == 2) {
-        seqpar__ahead_add(j, (const char *)a->v + (keys->v_row * a->head_count + next->head) * row, row, a->head_count * row, keys->count);
-        seqpar__ahead_add(j, (const char *)a->k + (keys->k_row * a->head_count + next->head) * row, row, a->head_count * row, keys->count);
+        seqpar__ahead_add(j,
+                          (const char *)a->v + (keys->v_row * a->head_count + next->head) * row,
+                          row, a->head_count * row, keys->count);
+        seqpar__ahead_add(j,
+                          (const char *)a->k + (keys->k_row * a->head_count + next->head) * row,
+                          row, a->head_count * row, keys->count);
         return;
     }
-    seqpar__ahead_add(j, (const char *)a->q + (next->local * a->heads + next->head) * row, row, a->heads * row, next->count);
+    seqpar__ahead_add(j, (const char *)a->q + (next->local * a->heads + next->head) * row, row,
+                      a->heads * row, next->count);
 }
+
 /* A value that is kept, in one run */
 static void seqpar__ahead_value(seqpar__attn_job *j, const char *at, int64_t count) {
     int64_t run = 1024;
-    seqpar__ahead_add(j, at, run, run, seqpar__attn_value(j, count) * (int64_t)sizeof(float) / run);
+    seqpar__ahead_add(j, at, run, run,
+                      seqpar__attn_value(j, count) * (int64_t)sizeof(float) / run);
 }
+
 static void seqpar__ahead_loads(seqpar__attn_job *j) {
-    int64_t i;
-    for (i = j->task->program_count - 1; i >= 0; i--)
-        if (j->task->program[i].op == SEQPAR_FOLD_LOAD) seqpar__ahead_value(j, seqpar__attn_place(j, j->task->program[i].index), j->count);
+    for (int64_t i = j->task->program_count - 1; i >= 0; i--)
+        if (j->task->program[i].op == SEQPAR_FOLD_LOAD)
+            seqpar__ahead_value(j, seqpar__attn_place(j, j->task->program[i].index), j->count);
 }
+
 static void seqpar__attn_finish(void *user, void *value) {
     seqpar__attn_job *j = (seqpar__attn_job *)user;
     const seqpar_attn_args *a = j->args;
     int64_t head = a->head_begin + j->head;
-    if (j->kernel->kind == 0) { j->kernel->finish_state(j, value); return; }
-    if (j->kernel->kind == 1) { seqpar__attn_rows(j, value, 0, a->dq, a->heads, j->head); return; }
+    if (j->kernel->kind == 0) {
+        j->kernel->finish_state(j, value);
+        return;
+    }
+    if (j->kernel->kind == 1) {
+        seqpar__attn_rows(j, value, 0, a->dq, a->heads, j->head);
+        return;
+    }
     seqpar__attn_rows(j, value, 0, a->dk, a->kv_heads, head);
     seqpar__attn_rows(j, value, j->count * a->head_dim, a->dv, a->kv_heads, head);
 }
@@ -6256,39 +8321,64 @@ static void seqpar__attn_finish(void *user, void *value) {
 /* A partial that another rank made lies in the inbox. */
 static const char *seqpar__attn_inbox(void *user, int64_t index) {
     const seqpar__attn_job *j = (const seqpar__attn_job *)user;
-    int64_t size = seqpar_dtype_bytes(j->device->accumulator), count = seqpar__attn_value(j, j->count);
-    return (const char *)j->args->inbox + (j->task->inbox_base + (index * j->args->head_count + j->head) * count) * size;
+    int64_t size = seqpar_dtype_bytes(j->device->accumulator);
+    int64_t count = seqpar__attn_value(j, j->count);
+    return (const char *)j->args->inbox +
+           (j->task->inbox_base + (index * j->args->head_count + j->head) * count) * size;
 }
+
 static void seqpar__attn_return_leaf(void *user, void *value, int64_t index, int extend) {
     const seqpar__attn_job *j = (const seqpar__attn_job *)user;
     (void)extend;
-    memcpy(value, seqpar__attn_inbox(user, index), (size_t)(seqpar__attn_value(j, j->count) * seqpar_dtype_bytes(j->device->accumulator)));
+    memcpy(
+        value, seqpar__attn_inbox(user, index),
+        (size_t)(seqpar__attn_value(j, j->count) * seqpar_dtype_bytes(j->device->accumulator)));
 }
 
 static void seqpar__attn_add(void *user, void *into, const void *other) {
     seqpar__attn_job *j = (seqpar__attn_job *)user;
-    int64_t n = seqpar__attn_value(j, j->count), i;
-    if (j->device->accumulator == SEQPAR_F64) for (i = 0; i < n; i++) ((double *)into)[i] += ((const double *)other)[i];
-    else for (i = 0; i < n; i++) ((float *)into)[i] += ((const float *)other)[i];
+    int64_t n = seqpar__attn_value(j, j->count);
+    if (j->device->accumulator == SEQPAR_F64)
+        for (int64_t i = 0; i < n; i++) ((double *)into)[i] += ((const double *)other)[i];
+    else
+        for (int64_t i = 0; i < n; i++) ((float *)into)[i] += ((const float *)other)[i];
 }
 
-static int64_t seqpar__attn_rows_max(const seqpar_attn_args *a) { /* rows of the longest piece of a task */
-    int64_t rows = 0, t;
-    for (t = 0; t < a->task_count; t++) rows = SEQPAR__MAX(rows, a->q_pieces[a->tasks[t].piece].count);
+/* rows of the longest piece of a task */
+static int64_t seqpar__attn_rows_max(const seqpar_attn_args *a) {
+    int64_t rows = 0;
+    for (int64_t t = 0; t < a->task_count; t++)
+        rows = SEQPAR__MAX(rows, a->q_pieces[a->tasks[t].piece].count);
     return rows;
 }
 
-typedef struct seqpar__attn_work { seqpar_device *device; const seqpar_attn_args *args; const seqpar__attn_kernel *kernel; int64_t heads, value_bytes, flops; } seqpar__attn_work;
+typedef struct seqpar__attn_work {
+    seqpar_device *device;
+    const seqpar_attn_args *args;
+    const seqpar__attn_kernel *kernel;
+    int64_t heads, value_bytes, flops;
+} seqpar__attn_work;
 
-static int64_t seqpar__attn_value_bytes(seqpar_device *device, const seqpar_attn_args *a, const seqpar__attn_kernel *kernel) {
+static int64_t seqpar__attn_value_bytes(seqpar_device *device, const seqpar_attn_args *a,
+                                        const seqpar__attn_kernel *kernel) {
     seqpar__attn_job sizes;
-    sizes.args = a; sizes.kernel = kernel;
-    return (seqpar__attn_value(&sizes, seqpar__attn_rows_max(a)) * seqpar_dtype_bytes(device->accumulator) + 63) & ~(int64_t)63;
+    sizes.args = a;
+    sizes.kernel = kernel;
+    return (seqpar__attn_value(&sizes, seqpar__attn_rows_max(a)) *
+                seqpar_dtype_bytes(device->accumulator) +
+            63) &
+           ~(int64_t)63;
 }
+
 /* A job and its machine, which has `room`. Heads are numbered from the first of the step. */
-static void seqpar__attn_job_new(seqpar__attn_job *j, seqpar__machine *m, const seqpar__attn_work *w, const seqpar_attn_args *a, const seqpar_attn_task *task, int64_t head, char *room) {
+static void seqpar__attn_job_new(seqpar__attn_job *j, seqpar__machine *m,
+                                 const seqpar__attn_work *w, const seqpar_attn_args *a,
+                                 const seqpar_attn_task *task, int64_t head, char *room) {
     memset(j, 0, sizeof *j);
-    j->device = w->device; j->args = a; j->kernel = w->kernel; j->task = task;
+    j->device = w->device;
+    j->args = a;
+    j->kernel = w->kernel;
+    j->task = task;
     j->head = head + (w->kernel->kind < 2 ? a->head_begin * (a->heads / a->kv_heads) : 0);
     j->count = a->q_pieces[task->piece].count;
     j->local = a->q_pieces[task->piece].local;
@@ -6304,21 +8394,28 @@ static void seqpar__attn_job_new(seqpar__attn_job *j, seqpar__machine *m, const 
     m->given = w->kernel->kind == 3 ? seqpar__attn_inbox : NULL;
     m->top = -1;
 }
-/* What the job after j reads, and where its values come into being: to write is to fetch, too. */
-static void seqpar__ahead_job(seqpar__attn_job *j, const seqpar__attn_work *w, const seqpar_attn_args *a, const seqpar_attn_task *task, int64_t head, char *stack) {
+
+/* What the job after j reads, and where its values come into being: to write is to fetch,
+   too. */
+static void seqpar__ahead_job(seqpar__attn_job *j, const seqpar__attn_work *w,
+                              const seqpar_attn_args *a, const seqpar_attn_task *task,
+                              int64_t head, char *stack) {
     seqpar__attn_job next;
     seqpar__machine m;
-    int64_t i;
     seqpar__attn_job_new(&next, &m, w, a, task, head, stack);
-    for (i = task->program_count - 1; i >= 0; i--) {
-        const char *home = task->program[i].op == SEQPAR_FOLD_LEAF ? seqpar__machine_home(&m, task->program + i, task->program_count - i) : NULL;
+    for (int64_t i = task->program_count - 1; i >= 0; i--) {
+        const char *home = task->program[i].op == SEQPAR_FOLD_LEAF
+                               ? seqpar__machine_home(&m, task->program + i,
+                                                      task->program_count - i)
+                               : NULL;
         if (home) seqpar__ahead_value(j, home, next.count);
     }
     seqpar__ahead_next(j, &next);
 }
+
 static void seqpar__attn_count(int64_t *total, int64_t flops) {
 #ifdef _OPENMP
-    #pragma omp atomic
+#pragma omp atomic
 #endif
     *total += flops;
 }
@@ -6331,74 +8428,102 @@ static void seqpar__attn_job_run(void *user, int64_t i, char *scratch) {
     int64_t n = i + 1;
     seqpar__attn_job_new(&j, &m, w, a, &a->tasks[i / w->heads], i % w->heads, scratch);
     if (w->kernel->kind < 3 && w->device->storage == SEQPAR_F32) {
-        if (n < a->task_count * w->heads) seqpar__ahead_job(&j, w, a, &a->tasks[n / w->heads], n % w->heads, scratch);
+        if (n < a->task_count * w->heads)
+            seqpar__ahead_job(&j, w, a, &a->tasks[n / w->heads], n % w->heads, scratch);
         seqpar__ahead_loads(&j);
     }
     seqpar__machine_run(&m, j.task->program, j.task->program_count);
     seqpar__attn_count(&w->flops, j.flops);
 }
 
-/* For dkv and return, q_pieces of the args are the pieces of the keys whose gradient is folded. */
-static seqpar_status seqpar__attn_run(seqpar_device *device, const seqpar_attn_args *a, const seqpar__attn_kernel *kernel) {
+/* For dkv and return, q_pieces of the args are the pieces of the keys whose gradient is
+   folded. */
+static seqpar_status seqpar__attn_run(seqpar_device *device, const seqpar_attn_args *a,
+                                      const seqpar__attn_kernel *kernel) {
     seqpar__attn_work w;
     seqpar_status status;
-    w.device = device; w.args = a; w.kernel = kernel;
+    w.device = device;
+    w.args = a;
+    w.kernel = kernel;
     w.heads = a->head_count * (kernel->kind < 2 ? a->heads / a->kv_heads : 1);
     w.value_bytes = seqpar__attn_value_bytes(device, a, kernel);
     w.flops = 0;
-    status = seqpar__parallel(device, a->task_count * w.heads, seqpar__machine_bytes(a->depth, w.value_bytes) + kernel->scratch_bytes, seqpar__attn_job_run, &w);
+    status = seqpar__parallel(device, a->task_count * w.heads,
+                              seqpar__machine_bytes(a->depth, w.value_bytes) +
+                                  kernel->scratch_bytes,
+                              seqpar__attn_job_run, &w);
     device->attn_flops += w.flops;
     return status;
 }
-/* Both passes at once, so that scores are computed once. A job is one (key task, kv head), in the order of the keys; the folds of
-   dq stand still between their blocks, each until the job of its next keys comes. So two threads at one head follow each other. */
-typedef struct seqpar__backward_query { seqpar__attn_job job; seqpar__machine machine; int64_t next; } seqpar__backward_query; /* next: the keys it waits for; -1: none */
-typedef struct seqpar__backward_key { const seqpar_attn_args *args; const seqpar_attn_task *task; } seqpar__backward_key;
+
+/* Both passes at once, so that scores are computed once. A job is one (key task, kv head),
+   in the order of the keys; the folds of dq stand still between their blocks, each until the
+   job of its next keys comes. So two threads at one head follow each other. */
+/* next: the keys it waits for; -1: none */
+typedef struct seqpar__backward_query {
+    seqpar__attn_job job;
+    seqpar__machine machine;
+    int64_t next;
+} seqpar__backward_query;
+
+typedef struct seqpar__backward_key {
+    const seqpar_attn_args *args;
+    const seqpar_attn_task *task;
+} seqpar__backward_key;
+
 typedef struct seqpar__backward {
     seqpar_device *device;
-    const seqpar_attn_args *a;      /* of the query tasks */
+    const seqpar_attn_args *a; /* of the query tasks */
     seqpar__attn_work queries, keys;
-    seqpar__backward_key *key;      /* (key_count) in the order of their numbers; those without a task are seen by nobody */
+    /* (key_count) in the order of their numbers; those without a task are seen by nobody */
+    seqpar__backward_key *key;
     int64_t key_count, head, heads; /* kv heads at work: head .. head + heads */
     seqpar__backward_query *query;  /* (heads, query heads of each, query tasks) */
     int64_t *task_of, pieces;       /* by query piece; their number */
 } seqpar__backward;
 
-/* Leaves that are one sum. Those of dk and dv are made of several if there are several query heads. */
+/* Leaves that are one sum. Those of dk and dv are made of several if there are several query
+   heads. */
 static int seqpar__backward_query_single(void *user, int64_t index) {
     const seqpar__attn_job *j = (const seqpar__attn_job *)user;
     return j->args->k_pieces[index].count <= j->kernel->single;
 }
+
 static int seqpar__backward_key_single(void *user, int64_t index) {
     const seqpar__attn_job *j = (const seqpar__attn_job *)user;
-    return j->args->heads == j->args->kv_heads && j->backward->a->q_pieces[index].count <= j->kernel->single;
+    return j->args->heads == j->args->kv_heads &&
+           j->backward->a->q_pieces[index].count <= j->kernel->single;
 }
 
 static int64_t seqpar__backward_next(const seqpar__backward_query *q) {
-    int64_t i;
-    for (i = q->machine.at; i < q->job.task->program_count; i++) if (q->job.task->program[i].op <= SEQPAR_FOLD_EXTEND) return q->job.task->program[i].index;
+    for (int64_t i = q->machine.at; i < q->job.task->program_count; i++)
+        if (q->job.task->program[i].op <= SEQPAR_FOLD_EXTEND)
+            return q->job.task->program[i].index;
     return -1;
 }
+
 static void seqpar__yield(void) {
 #ifndef SEQPAR_NO_THREADS
     sched_yield();
 #endif
 }
+
 /* Until the fold comes to these keys. */
 static void seqpar__backward_wait(const int64_t *next, int64_t keys) {
     int64_t now;
     for (;;) {
 #ifdef _OPENMP
-        #pragma omp atomic read seq_cst
+#pragma omp atomic read seq_cst
 #endif
         now = *next;
         if (now == keys) return;
         seqpar__yield();
     }
 }
+
 static void seqpar__backward_pass(seqpar__backward_query *q) {
 #ifdef _OPENMP
-    #pragma omp atomic write seq_cst
+#pragma omp atomic write seq_cst
 #endif
     q->next = seqpar__backward_next(q);
 }
@@ -6406,47 +8531,57 @@ static void seqpar__backward_pass(seqpar__backward_query *q) {
 static void seqpar__backward_key_leaf(void *user, void *value, int64_t index, int extend) {
     seqpar__attn_job *j = (seqpar__attn_job *)user;
     const seqpar__backward *b = j->backward;
-    int64_t group = b->a->heads / b->a->kv_heads, h;
+    int64_t group = b->a->heads / b->a->kv_heads;
     j->gradients = value;
     j->fresh = !extend;
-    for (h = 0; h < group; h++) {
-        seqpar__backward_query *q = &b->query[((j->head - b->head) * group + h) * b->a->task_count + b->task_of[index]];
+    for (int64_t h = 0; h < group; h++) {
+        seqpar__backward_query *q =
+            &b->query[((j->head - b->head) * group + h) * b->a->task_count + b->task_of[index]];
         seqpar__backward_wait(&q->next, j->task->order);
         q->job.keys = j;
-        seqpar__machine_go(&q->machine, q->job.task->program, q->job.task->program_count, j->task->order);
+        seqpar__machine_go(&q->machine, q->job.task->program, q->job.task->program_count,
+                           j->task->order);
         seqpar__backward_pass(q);
     }
 }
+
 static void seqpar__backward_job(void *user, int64_t i, char *scratch) {
     seqpar__backward *b = (seqpar__backward *)user;
-    const seqpar__backward_key *key = &b->key[i / b->heads], *next = key + (i % b->heads + 1) / b->heads;
+    const seqpar__backward_key *key = &b->key[i / b->heads];
+    const seqpar__backward_key *next = key + (i % b->heads + 1) / b->heads;
     seqpar__attn_job j;
     seqpar__machine m;
     if (!key->task) return;
-    seqpar__attn_job_new(&j, &m, &b->keys, key->args, key->task, b->head + i % b->heads, scratch);
+    seqpar__attn_job_new(&j, &m, &b->keys, key->args, key->task, b->head + i % b->heads,
+                         scratch);
     j.backward = b;
     m.single = seqpar__backward_key_single;
-    if (next < b->key + b->key_count && next->args == key->args) seqpar__ahead_job(&j, &b->keys, next->args, next->task, b->head + (i + 1) % b->heads, scratch);
+    if (next < b->key + b->key_count && next->args == key->args)
+        seqpar__ahead_job(&j, &b->keys, next->args, next->task, b->head + (i + 1) % b->heads,
+                          scratch);
     seqpar__ahead_loads(&j);
     seqpar__machine_run(&m, j.task->program, j.task->program_count);
     seqpar__attn_count(&b->keys.flops, j.flops);
 }
 
 static void seqpar__backward_heads(seqpar__backward *b, char *stacks) {
-    int64_t group = b->a->heads / b->a->kv_heads, n = b->heads * group * b->a->task_count, i;
-    for (i = 0; i < n; i++, stacks += seqpar__machine_bytes(b->a->depth, b->queries.value_bytes)) {
+    int64_t group = b->a->heads / b->a->kv_heads, n = b->heads * group * b->a->task_count;
+    for (int64_t i = 0; i < n;
+         i++, stacks += seqpar__machine_bytes(b->a->depth, b->queries.value_bytes)) {
         seqpar__backward_query *q = &b->query[i];
-        seqpar__attn_job_new(&q->job, &q->machine, &b->queries, b->a, &b->a->tasks[i % b->a->task_count], b->head * group + i / b->a->task_count, stacks);
+        seqpar__attn_job_new(&q->job, &q->machine, &b->queries, b->a,
+                             &b->a->tasks[i % b->a->task_count],
+                             b->head * group + i / b->a->task_count, stacks);
         q->machine.single = seqpar__backward_query_single;
         q->next = seqpar__backward_next(q);
     }
 }
 
-/* Whether key tasks name the blocks of the query tasks, in their order: or one would wait for ever. */
+/* Whether key tasks name the blocks of the query tasks, in their order: or one would wait
+   for ever. */
 static int seqpar__backward_agrees(seqpar__backward *b) {
-    int64_t k, i;
-    for (k = 0; k < b->key_count; k++)
-        for (i = 0; b->key[k].task && i < b->key[k].task->program_count; i++) {
+    for (int64_t k = 0; k < b->key_count; k++)
+        for (int64_t i = 0; b->key[k].task && i < b->key[k].task->program_count; i++) {
             const seqpar_fold_op *op = &b->key[k].task->program[i];
             seqpar__backward_query *q = b->query;
             if (op->op > SEQPAR_FOLD_EXTEND) continue;
@@ -6457,54 +8592,77 @@ static int seqpar__backward_agrees(seqpar__backward *b) {
             q->machine.at++;
             q->next = seqpar__backward_next(q);
         }
-    for (i = 0; i < b->a->task_count; i++) if (b->query[i].next >= 0) return 0;
+    for (int64_t i = 0; i < b->a->task_count; i++)
+        if (b->query[i].next >= 0) return 0;
     return 1;
 }
 
-static seqpar_status seqpar__backward_run(seqpar__backward *b, const seqpar_attn_backward_args *a) {
-    int64_t heads = SEQPAR__MIN(a->queries.head_count, b->device->threads), group = b->a->heads / b->a->kv_heads, g, i, scratch, each, stacks;
-    for (i = 0; i < b->pieces; i++) b->task_of[i] = -1;
-    for (i = 0; i < b->a->task_count; i++) b->task_of[b->a->tasks[i].piece] = i;
+static seqpar_status seqpar__backward_run(seqpar__backward *b,
+                                          const seqpar_attn_backward_args *a) {
+    int64_t heads = SEQPAR__MIN(a->queries.head_count, b->device->threads);
+    int64_t group = b->a->heads / b->a->kv_heads, scratch, each, stacks;
+    for (int64_t i = 0; i < b->pieces; i++) b->task_of[i] = -1;
+    for (int64_t i = 0; i < b->a->task_count; i++) b->task_of[b->a->tasks[i].piece] = i;
     b->keys.value_bytes = 0;
-    for (g = 0; g < a->groups; g++) {
-        b->keys.value_bytes = SEQPAR__MAX(b->keys.value_bytes, seqpar__attn_value_bytes(b->device, &a->keys[g], b->keys.kernel));
-        for (i = 0; i < a->keys[g].task_count; i++) { b->key[a->keys[g].tasks[i].order].args = &a->keys[g]; b->key[a->keys[g].tasks[i].order].task = &a->keys[g].tasks[i]; }
+    for (int64_t g = 0; g < a->groups; g++) {
+        b->keys.value_bytes = SEQPAR__MAX(
+            b->keys.value_bytes,
+            seqpar__attn_value_bytes(b->device, &a->keys[g], b->keys.kernel));
+        for (int64_t i = 0; i < a->keys[g].task_count; i++) {
+            b->key[a->keys[g].tasks[i].order].args = &a->keys[g];
+            b->key[a->keys[g].tasks[i].order].task = &a->keys[g].tasks[i];
+        }
     }
-    scratch = b->keys.kernel->scratch_bytes + seqpar__machine_bytes(b->a->depth, b->keys.value_bytes);
-    each = (scratch + 127) & ~(int64_t)63; /* as seqpar__parallel gives it to a thread; behind these lie the stacks */
-    stacks = heads * group * b->a->task_count * seqpar__machine_bytes(b->a->depth, b->queries.value_bytes);
+    scratch = b->keys.kernel->scratch_bytes +
+              seqpar__machine_bytes(b->a->depth, b->keys.value_bytes);
+    /* as seqpar__parallel gives it to a thread; behind these lie the stacks */
+    each = (scratch + 127) & ~(int64_t)63;
+    stacks = heads * group * b->a->task_count *
+             seqpar__machine_bytes(b->a->depth, b->queries.value_bytes);
     for (b->head = 0; b->head < a->queries.head_count; b->head += heads) {
-        char *shared = seqpar__workspace(b->device, each + (stacks + b->device->threads - 1) / b->device->threads);
+        char *shared = seqpar__workspace(b->device, each + (stacks + b->device->threads - 1) /
+                                                               b->device->threads);
         if (!shared) return SEQPAR_ERR_MEMORY;
         b->heads = SEQPAR__MIN(heads, a->queries.head_count - b->head);
         if (b->head == 0) seqpar__backward_heads(b, shared);
-        if (b->head == 0 && !seqpar__backward_agrees(b)) return seqpar_fail(b->device->error, SEQPAR_ERR_PLAN, "dk and dv are not of the blocks of dq, or in another order");
+        if (b->head == 0 && !seqpar__backward_agrees(b))
+            return seqpar_fail(b->device->error, SEQPAR_ERR_PLAN,
+                               "dk and dv are not of the blocks of dq, or in another order");
         seqpar__backward_heads(b, shared + each * b->device->threads);
-        SEQPAR__TRY(seqpar__parallel(b->device, b->key_count * b->heads, scratch, seqpar__backward_job, b));
+        SEQPAR__TRY(seqpar__parallel(b->device, b->key_count * b->heads, scratch,
+                                     seqpar__backward_job, b));
     }
     b->device->attn_flops += b->keys.flops;
     return SEQPAR_OK;
 }
 
 /* kernel: kind 1, whose leaf is a block; its scratch is that of the key job. */
-static seqpar_status seqpar__attn_backward_run(seqpar_device *device, const seqpar_attn_backward_args *a, const seqpar__attn_kernel *kernel) {
+static seqpar_status seqpar__attn_backward_run(seqpar_device *device,
+                                               const seqpar_attn_backward_args *a,
+                                               const seqpar__attn_kernel *kernel) {
     seqpar__attn_kernel keys = *kernel;
     seqpar__backward b;
     seqpar_status status;
-    int64_t g, i;
     memset(&b, 0, sizeof b);
     keys.kind = 2;
     keys.leaf = seqpar__backward_key_leaf;
     b.device = b.queries.device = b.keys.device = device;
     b.a = &a->queries;
-    b.queries.kernel = kernel; b.keys.kernel = &keys;
+    b.queries.kernel = kernel;
+    b.keys.kernel = &keys;
     b.queries.value_bytes = seqpar__attn_value_bytes(device, b.a, kernel);
-    for (g = 0; g < a->groups; g++) for (i = 0; i < a->keys[g].task_count; i++) b.key_count = SEQPAR__MAX(b.key_count, a->keys[g].tasks[i].order + 1);
-    for (i = 0; i < b.a->task_count; i++) b.pieces = SEQPAR__MAX(b.pieces, b.a->tasks[i].piece + 1);
+    for (int64_t g = 0; g < a->groups; g++)
+        for (int64_t i = 0; i < a->keys[g].task_count; i++)
+            b.key_count = SEQPAR__MAX(b.key_count, a->keys[g].tasks[i].order + 1);
+    for (int64_t i = 0; i < b.a->task_count; i++)
+        b.pieces = SEQPAR__MAX(b.pieces, b.a->tasks[i].piece + 1);
     b.key = SEQPAR__NEW(seqpar__backward_key, b.key_count);
-    b.query = SEQPAR__NEW(seqpar__backward_query, SEQPAR__MIN(b.a->head_count, device->threads) * (b.a->heads / b.a->kv_heads) * b.a->task_count);
+    b.query = SEQPAR__NEW(seqpar__backward_query,
+                          SEQPAR__MIN(b.a->head_count, device->threads) *
+                              (b.a->heads / b.a->kv_heads) * b.a->task_count);
     b.task_of = SEQPAR__NEW(int64_t, b.pieces);
-    status = b.key && b.query && b.task_of ? seqpar__backward_run(&b, a) : seqpar__no_memory(device->error, "attention");
+    status = b.key && b.query && b.task_of ? seqpar__backward_run(&b, a)
+                                           : seqpar__no_memory(device->error, "attention");
     SEQPAR_FREE(b.key);
     SEQPAR_FREE(b.query);
     SEQPAR_FREE(b.task_of);
@@ -6512,7 +8670,8 @@ static seqpar_status seqpar__attn_backward_run(seqpar_device *device, const seqp
 }
 
 /* Positions a query sees among the keys of a piece, as key numbers [*first, *last). */
-static int seqpar__visible(const seqpar_attn_args *a, int64_t query, const seqpar_attn_keys *k, int64_t *first, int64_t *last) {
+static int seqpar__visible(const seqpar_attn_args *a, int64_t query, const seqpar_attn_keys *k,
+                           int64_t *first, int64_t *last) {
     int64_t begin = a->visible_begin[query] - k->start, end = a->visible_end[query] - k->start;
     if (k->stride > 1) {
         begin = begin > 0 ? (begin + k->stride - 1) / k->stride : 0;
@@ -6523,113 +8682,167 @@ static int seqpar__visible(const seqpar_attn_args *a, int64_t query, const seqpa
     return *first < *last;
 }
 
-/* ======================================================================================================
+/* =============================================================================================
    >>ref  the reference device: naive loops, in fp64 or in bf16
-   ====================================================================================================== */
+   ========================================================================================== */
 
-/* One loop nest per formula, to be read beside the fast device, for stored numbers of type S and accumulators of type A:
-   doubles both, or bf16 and floats. It computes in doubles; what a fold might cut (a sum over tokens, a running maximum) is
-   rounded to A wherever that might be, everything else once, as it is stored. */
+/* One loop nest per formula, to be read beside the fast device, for stored numbers of type S
+   and accumulators of type A: doubles both, or bf16 and floats. It computes in doubles; what
+   a fold might cut (a sum over tokens, a running maximum) is rounded to A wherever that
+   might be, everything else once, as it is stored. */
 #define SEQPAR__BY_TYPE(device, function, ...) \
-    ((device)->storage == SEQPAR_F64 ? function(__VA_ARGS__, SEQPAR_F64, SEQPAR_F64) : function(__VA_ARGS__, SEQPAR_BF16, SEQPAR_F32))
-#define SEQPAR__ANY(op) SEQPAR__TEMPLATE seqpar_status seqpar__any_##op(seqpar_device *device, const seqpar_##op##_args *a, const int S, const int A)
+    ((device)->storage == SEQPAR_F64 ? function(__VA_ARGS__, SEQPAR_F64, SEQPAR_F64) \
+                                     : function(__VA_ARGS__, SEQPAR_BF16, SEQPAR_F32))
+#define SEQPAR__ANY(op) \
+    SEQPAR__TEMPLATE seqpar_status seqpar__any_##op( \
+        seqpar_device *device, const seqpar_##op##_args *a, const int S, const int A)
 
-SEQPAR__TEMPLATE double seqpar__of(seqpar_mat m, int64_t row, int64_t column, const int type) { return seqpar__element(m.data, row * m.stride + column, type); }
-SEQPAR__TEMPLATE void seqpar__put(seqpar_mat m, int64_t row, int64_t column, const int type, double value) { seqpar__element_set(m.data, row * m.stride + column, type, value); }
-SEQPAR__TEMPLATE double seqpar__rounded(double x, const int type) { return type == SEQPAR_F64 ? x : (double)(float)x; }
+SEQPAR__TEMPLATE double seqpar__of(seqpar_mat m, int64_t row, int64_t column, const int type) {
+    return seqpar__element(m.data, row * m.stride + column, type);
+}
+
+SEQPAR__TEMPLATE void seqpar__put(seqpar_mat m, int64_t row, int64_t column, const int type,
+                                  double value) {
+    seqpar__element_set(m.data, row * m.stride + column, type, value);
+}
+
+SEQPAR__TEMPLATE double seqpar__rounded(double x, const int type) {
+    return type == SEQPAR_F64 ? x : (double)(float)x;
+}
 
 SEQPAR__ANY(matmul) {
-    int64_t t, o, i;
-    (void)device; (void)A;
-    for (t = 0; t < a->rows; t++)
-        for (o = 0; o < a->out; o++) {
+    (void)device;
+    (void)A;
+    for (int64_t t = 0; t < a->rows; t++)
+        for (int64_t o = 0; o < a->out; o++) {
             double sum = a->accumulate ? seqpar__of(a->y, t, o, S) : 0.0;
-            for (i = 0; i < a->in; i++) sum = SEQPAR__FMA(seqpar__of(a->x, t, i, S), a->transposed ? seqpar__of(a->w, i, o, S) : seqpar__of(a->w, o, i, S), sum);
+            for (int64_t i = 0; i < a->in; i++)
+                sum = SEQPAR__FMA(
+                    seqpar__of(a->x, t, i, S),
+                    a->transposed ? seqpar__of(a->w, i, o, S) : seqpar__of(a->w, o, i, S), sum);
             seqpar__put(a->y, t, o, S, sum);
         }
     return SEQPAR_OK;
 }
 
 /* columns are those of the flat (out, in) matrix */
-SEQPAR__TEMPLATE void seqpar__any_weight_leaf(const seqpar__columns *c, void *value, int64_t index, int extend, const int S, const int A) {
+SEQPAR__TEMPLATE void seqpar__any_weight_leaf(const seqpar__columns *c, void *value,
+                                              int64_t index, int extend, const int S,
+                                              const int A) {
     const seqpar_weight_grad_args *a = (const seqpar_weight_grad_args *)c->args;
-    int64_t i, t;
-    for (i = 0; i < c->width; i++) {
+    for (int64_t i = 0; i < c->width; i++) {
         int64_t out = (c->begin + i) / a->in, in = (c->begin + i) % a->in;
         double sum = extend ? seqpar__element(value, i, A) : 0.0;
-        for (t = a->leaves[index].local; t < a->leaves[index].local + a->leaves[index].count; t++)
-            sum = seqpar__rounded(SEQPAR__FMA(seqpar__of(a->dy, t, out, S), seqpar__of(a->x, t, in, S), sum), A);
+        for (int64_t t = a->leaves[index].local; t < a->leaves[index].local + a->leaves[index].count;
+             t++)
+            sum = seqpar__rounded(
+                SEQPAR__FMA(seqpar__of(a->dy, t, out, S), seqpar__of(a->x, t, in, S), sum), A);
         seqpar__element_set(value, i, A, sum);
     }
 }
+
 static void seqpar__ref_weight_leaf(void *user, void *value, int64_t index, int extend) {
     const seqpar__columns *c = (const seqpar__columns *)user;
     SEQPAR__BY_TYPE(c->device, seqpar__any_weight_leaf, c, value, index, extend);
 }
-SEQPAR__ANY(weight_grad) { (void)S; (void)A; return seqpar__columns_run(device, &a->fold, a, a->out * a->in, 1024, seqpar__ref_weight_leaf); }
 
-static seqpar_status seqpar__host_embedding(seqpar_device *device, const seqpar_embedding_args *a, void *queue) {
-    int64_t t, size = seqpar_dtype_bytes(device->storage);
+SEQPAR__ANY(weight_grad) {
+    (void)S;
+    (void)A;
+    return seqpar__columns_run(device, &a->fold, a, a->out * a->in, 1024,
+                               seqpar__ref_weight_leaf);
+}
+
+static seqpar_status seqpar__host_embedding(seqpar_device *device,
+                                            const seqpar_embedding_args *a, void *queue) {
+    int64_t size = seqpar_dtype_bytes(device->storage);
     (void)queue;
-    for (t = 0; t < a->rows; t++)
-        memcpy((char *)a->x.data + t * a->x.stride * size, (const char *)a->table.data + a->ids[t] * a->table.stride * size, (size_t)(a->width * size));
+    for (int64_t t = 0; t < a->rows; t++)
+        memcpy((char *)a->x.data + t * a->x.stride * size,
+               (const char *)a->table.data + a->ids[t] * a->table.stride * size,
+               (size_t)(a->width * size));
     return SEQPAR_OK;
 }
 
-/* columns are those of the flat (vocab, width) table, whole rows to a job; sums start from +0 */
+/* columns are those of the flat (vocab, width) table, whole rows to a job; sums start from
+   +0 */
 static void seqpar__host_embedding_leaf(void *user, void *value, int64_t index, int extend) {
     const seqpar__columns *c = (const seqpar__columns *)user;
     const seqpar_embedding_grad_args *a = (const seqpar_embedding_grad_args *)c->args;
-    int64_t first = c->begin / a->width, rows = c->width / a->width, t, i;
-    if (!extend) memset(value, 0, (size_t)(c->width * seqpar_dtype_bytes(c->device->accumulator)));
-    for (t = a->leaves[index].local; t < a->leaves[index].local + a->leaves[index].count; t++) {
+    int64_t first = c->begin / a->width, rows = c->width / a->width;
+    if (!extend)
+        memset(value, 0, (size_t)(c->width * seqpar_dtype_bytes(c->device->accumulator)));
+    for (int64_t t = a->leaves[index].local; t < a->leaves[index].local + a->leaves[index].count; t++) {
         int64_t row = a->ids[t] - first;
         if (row < 0 || row >= rows) continue;
         if (c->device->storage == SEQPAR_F64)
-            for (i = 0; i < a->width; i++) ((double *)value)[row * a->width + i] += ((const double *)a->dx.data)[t * a->dx.stride + i];
+            for (int64_t i = 0; i < a->width; i++)
+                ((double *)value)[row * a->width + i] +=
+                    ((const double *)a->dx.data)[t * a->dx.stride + i];
         else if (c->device->storage == SEQPAR_F32)
-            for (i = 0; i < a->width; i++) ((float *)value)[row * a->width + i] += ((const float *)a->dx.data)[t * a->dx.stride + i];
+            for (int64_t i = 0; i < a->width; i++)
+                ((float *)value)[row * a->width + i] +=
+                    ((const float *)a->dx.data)[t * a->dx.stride + i];
         else
-            for (i = 0; i < a->width; i++) ((float *)value)[row * a->width + i] += seqpar_bf16_to_float(((const uint16_t *)a->dx.data)[t * a->dx.stride + i]);
+            for (int64_t i = 0; i < a->width; i++)
+                ((float *)value)[row * a->width + i] += seqpar_bf16_to_float(
+                    ((const uint16_t *)a->dx.data)[t * a->dx.stride + i]);
     }
 }
-SEQPAR__OP(seqpar__host_embedding_grad, embedding_grad, seqpar__columns_run(device, &a->fold, a, a->vocab * a->width, 32 * a->width, seqpar__host_embedding_leaf))
+
+SEQPAR__OP(seqpar__host_embedding_grad, embedding_grad,
+           seqpar__columns_run(device, &a->fold, a, a->vocab * a->width, 32 * a->width,
+                               seqpar__host_embedding_leaf))
 
 SEQPAR__ANY(rmsnorm) {
-    int64_t t, i;
     (void)device;
-    for (t = 0; t < a->rows; t++) {
+    for (int64_t t = 0; t < a->rows; t++) {
         double sum = 0, rstd;
-        for (i = 0; i < a->width; i++) { double x = seqpar__of(a->x, t, i, S); sum = SEQPAR__FMA(x, x, sum); }
+        for (int64_t i = 0; i < a->width; i++) {
+            double x = seqpar__of(a->x, t, i, S);
+            sum = SEQPAR__FMA(x, x, sum);
+        }
         rstd = 1.0 / sqrt(sum / (double)a->width + a->eps);
-        for (i = 0; i < a->width; i++) seqpar__put(a->y, t, i, S, seqpar__of(a->x, t, i, S) * rstd * seqpar__element(a->gain, i, S));
+        for (int64_t i = 0; i < a->width; i++)
+            seqpar__put(a->y, t, i, S,
+                        seqpar__of(a->x, t, i, S) * rstd * seqpar__element(a->gain, i, S));
         if (a->rstd) seqpar__element_set(a->rstd, t, A, rstd);
     }
     return SEQPAR_OK;
 }
 
-SEQPAR__TEMPLATE void seqpar__any_gain_leaf(const seqpar__columns *c, void *value, int64_t index, int extend, const int S, const int A) {
+SEQPAR__TEMPLATE void seqpar__any_gain_leaf(const seqpar__columns *c, void *value,
+                                            int64_t index, int extend, const int S,
+                                            const int A) {
     const seqpar_rmsnorm_grad_args *a = (const seqpar_rmsnorm_grad_args *)c->args;
-    int64_t i, t;
-    for (i = 0; i < c->width; i++) {
+    for (int64_t i = 0; i < c->width; i++) {
         double sum = extend ? seqpar__element(value, i, A) : 0.0;
-        for (t = a->leaves[index].local; t < a->leaves[index].local + a->leaves[index].count; t++)
-            sum = seqpar__rounded(SEQPAR__FMA(seqpar__of(a->dy, t, c->begin + i, S), seqpar__of(a->x, t, c->begin + i, S) * seqpar__element(a->rstd, t, A), sum), A);
+        for (int64_t t = a->leaves[index].local; t < a->leaves[index].local + a->leaves[index].count;
+             t++)
+            sum = seqpar__rounded(SEQPAR__FMA(seqpar__of(a->dy, t, c->begin + i, S),
+                                              seqpar__of(a->x, t, c->begin + i, S) *
+                                                  seqpar__element(a->rstd, t, A),
+                                              sum),
+                                  A);
         seqpar__element_set(value, i, A, sum);
     }
 }
+
 static void seqpar__ref_gain_leaf(void *user, void *value, int64_t index, int extend) {
     const seqpar__columns *c = (const seqpar__columns *)user;
     SEQPAR__BY_TYPE(c->device, seqpar__any_gain_leaf, c, value, index, extend);
 }
+
 /* y = g x r, r = (mean x^2 + eps)^-1/2:  dx = r g dy - x r^3 / n sum(g dy x) */
 SEQPAR__ANY(rmsnorm_grad) {
-    int64_t t, i;
-    for (t = 0; t < a->rows; t++) {
+    for (int64_t t = 0; t < a->rows; t++) {
         double r = seqpar__element(a->rstd, t, A), sum = 0;
-        for (i = 0; i < a->width; i++) sum = SEQPAR__FMA(seqpar__element(a->gain, i, S) * seqpar__of(a->dy, t, i, S), seqpar__of(a->x, t, i, S), sum);
-        for (i = 0; i < a->width; i++) {
-            double slope = r * seqpar__element(a->gain, i, S) * seqpar__of(a->dy, t, i, S) - seqpar__of(a->x, t, i, S) * (r * r * r * sum / (double)a->width);
+        for (int64_t i = 0; i < a->width; i++)
+            sum = SEQPAR__FMA(seqpar__element(a->gain, i, S) * seqpar__of(a->dy, t, i, S),
+                              seqpar__of(a->x, t, i, S), sum);
+        for (int64_t i = 0; i < a->width; i++) {
+            double slope = r * seqpar__element(a->gain, i, S) * seqpar__of(a->dy, t, i, S) -
+                           seqpar__of(a->x, t, i, S) * (r * r * r * sum / (double)a->width);
             seqpar__put(a->dx, t, i, S, seqpar__of(a->dx, t, i, S) + slope);
         }
     }
@@ -6637,14 +8850,15 @@ SEQPAR__ANY(rmsnorm_grad) {
 }
 
 SEQPAR__ANY(rope) {
-    int64_t t, h, i, half = a->head_dim / 2;
+    int64_t half = a->head_dim / 2;
     (void)device;
-    for (t = 0; t < a->rows; t++)
-        for (h = 0; h < a->heads; h++)
-            for (i = 0; i < half; i++) {
+    for (int64_t t = 0; t < a->rows; t++)
+        for (int64_t h = 0; h < a->heads; h++)
+            for (int64_t i = 0; i < half; i++) {
                 int64_t at = h * a->head_dim + i;
                 double p = seqpar__of(a->x, t, at, S), q = seqpar__of(a->x, t, at + half, S);
-                double c = seqpar__element(a->cosine, a->positions[t] * half + i, A), s = seqpar__element(a->sine, a->positions[t] * half + i, A);
+                double c = seqpar__element(a->cosine, a->positions[t] * half + i, A);
+                double s = seqpar__element(a->sine, a->positions[t] * half + i, A);
                 if (a->inverse) s = -s;
                 seqpar__put(a->x, t, at, S, p * c - q * s);
                 seqpar__put(a->x, t, at + half, S, q * c + p * s);
@@ -6655,72 +8869,99 @@ SEQPAR__ANY(rope) {
 static double seqpar__sigmoid(double x) { return 1.0 / (1.0 + seqpar_exp(-x)); }
 
 SEQPAR__ANY(swiglu) {
-    int64_t t, i;
-    (void)device; (void)A;
-    for (t = 0; t < a->rows; t++)
-        for (i = 0; i < a->width; i++) {
+    (void)device;
+    (void)A;
+    for (int64_t t = 0; t < a->rows; t++)
+        for (int64_t i = 0; i < a->width; i++) {
             double g = seqpar__of(a->gate, t, i, S);
             seqpar__put(a->y, t, i, S, g * seqpar__sigmoid(g) * seqpar__of(a->up, t, i, S));
         }
     return SEQPAR_OK;
 }
+
 SEQPAR__ANY(swiglu_grad) {
-    int64_t t, i;
-    (void)device; (void)A;
-    for (t = 0; t < a->rows; t++)
-        for (i = 0; i < a->width; i++) {
-            double gate = seqpar__of(a->gate, t, i, S), dy = seqpar__of(a->y, t, i, S), s = seqpar__sigmoid(gate);
-            seqpar__put(a->gate, t, i, S, dy * seqpar__of(a->up, t, i, S) * (s * (1.0 + gate * (1.0 - s))));
+    (void)device;
+    (void)A;
+    for (int64_t t = 0; t < a->rows; t++)
+        for (int64_t i = 0; i < a->width; i++) {
+            double gate = seqpar__of(a->gate, t, i, S), dy = seqpar__of(a->y, t, i, S);
+            double s = seqpar__sigmoid(gate);
+            seqpar__put(a->gate, t, i, S,
+                        dy * seqpar__of(a->up, t, i, S) * (s * (1.0 + gate * (1.0 - s))));
             seqpar__put(a->up, t, i, S, dy * (gate * s));
         }
     return SEQPAR_OK;
 }
 
 SEQPAR__ANY(add) {
-    int64_t i;
     int type = a->accumulators ? A : S;
     (void)device;
-    for (i = 0; i < a->count; i++) seqpar__element_set(a->y, i, type, seqpar__element(a->a, i, type) + seqpar__element(a->b, i, type));
+    for (int64_t i = 0; i < a->count; i++)
+        seqpar__element_set(a->y, i, type,
+                            seqpar__element(a->a, i, type) + seqpar__element(a->b, i, type));
     return SEQPAR_OK;
 }
 
-static double seqpar__dropout(const seqpar_attn_args *a, const seqpar_piece *queries, int64_t r, int64_t head, int64_t key) {
-    return seqpar_attn_dropout(a->dropout, a->dropout_seed, a->dropout_stream, queries->leaf >> SEQPAR__LEAF_BITS, a->dropout_head + head, queries->start + r * queries->stride, key);
+static double seqpar__dropout(const seqpar_attn_args *a, const seqpar_piece *queries, int64_t r,
+                              int64_t head, int64_t key) {
+    return seqpar_attn_dropout(a->dropout, a->dropout_seed, a->dropout_stream,
+                               queries->leaf >> SEQPAR__LEAF_BITS, a->dropout_head + head,
+                               queries->start + r * queries->stride, key);
 }
 
 /* First elements of a key (or value) and of a query; the score of the two. */
-static int64_t seqpar__key_at(const seqpar_attn_args *a, int64_t row, int64_t head) { return (row * a->head_count + head) * a->head_dim; }
-static int64_t seqpar__query_at(const seqpar_attn_args *a, int64_t t, int64_t head) { return (t * a->heads + head) * a->head_dim; }
-SEQPAR__TEMPLATE double seqpar__any_dot(const void *x, int64_t x_at, const void *y, int64_t y_at, int64_t count, const int S) {
+static int64_t seqpar__key_at(const seqpar_attn_args *a, int64_t row, int64_t head) {
+    return (row * a->head_count + head) * a->head_dim;
+}
+
+static int64_t seqpar__query_at(const seqpar_attn_args *a, int64_t t, int64_t head) {
+    return (t * a->heads + head) * a->head_dim;
+}
+
+SEQPAR__TEMPLATE double seqpar__any_dot(const void *x, int64_t x_at, const void *y,
+                                        int64_t y_at, int64_t count, const int S) {
     double sum = 0;
-    int64_t i;
-    for (i = 0; i < count; i++) sum = SEQPAR__FMA(seqpar__element(x, x_at + i, S), seqpar__element(y, y_at + i, S), sum);
+    for (int64_t i = 0; i < count; i++)
+        sum = SEQPAR__FMA(seqpar__element(x, x_at + i, S), seqpar__element(y, y_at + i, S),
+                          sum);
     return sum;
 }
-SEQPAR__TEMPLATE double seqpar__any_score(const seqpar_attn_args *a, int64_t q, int64_t k, const int S) {
+
+SEQPAR__TEMPLATE double seqpar__any_score(const seqpar_attn_args *a, int64_t q, int64_t k,
+                                          const int S) {
     double s = seqpar__any_dot(a->q, q, a->k, k, a->head_dim, S) * a->scale;
     return a->softcap > 0 ? a->softcap * tanh(s / a->softcap) : s;
 }
 
-/* State of a block: m = max score, l = sum exp(score - m), o = sum exp(score - m) v; nothing visible: -inf, 0, 0. */
-SEQPAR__TEMPLATE void seqpar__any_forward_leaf(seqpar__attn_job *j, void *o, int64_t index, const int S, const int A) {
+/* State of a block: m = max score, l = sum exp(score - m), o = sum exp(score - m) v; nothing
+   visible: -inf, 0, 0. */
+SEQPAR__TEMPLATE void seqpar__any_forward_leaf(seqpar__attn_job *j, void *o, int64_t index,
+                                               const int S, const int A) {
     const seqpar_attn_args *a = j->args;
     const seqpar_attn_keys *k = &a->k_pieces[index];
-    int64_t d = a->head_dim, head = j->head / (a->heads / a->kv_heads) - a->head_begin, r, n, i, first = 0, last = 0;
-    for (r = 0; r < j->count; r++) {
+    int64_t d = a->head_dim;
+    int64_t head = j->head / (a->heads / a->kv_heads) - a->head_begin;
+    int64_t first = 0, last = 0;
+    for (int64_t r = 0; r < j->count; r++) {
         int64_t q = seqpar__query_at(a, j->local + r, j->head);
         double top = -HUGE_VAL, sum = 0;
-        for (i = 0; i < d; i++) seqpar__element_set(o, r * d + i, A, 0);
+        for (int64_t i = 0; i < d; i++) seqpar__element_set(o, r * d + i, A, 0);
         if (!seqpar__visible(a, j->local + r, k, &first, &last)) last = first;
         j->flops += 4 * d * (last - first);
-        for (n = first; n < last; n++) top = fmax(top, seqpar__any_score(a, q, seqpar__key_at(a, k->k_row + n, head), S));
+        for (int64_t n = first; n < last; n++)
+            top = fmax(top, seqpar__any_score(a, q, seqpar__key_at(a, k->k_row + n, head), S));
         top = seqpar__rounded(top, A);
-        for (n = first; n < last; n++) {
-            double p = seqpar_exp(seqpar__any_score(a, q, seqpar__key_at(a, k->k_row + n, head), S) - top);
+        for (int64_t n = first; n < last; n++) {
+            double p = seqpar_exp(
+                seqpar__any_score(a, q, seqpar__key_at(a, k->k_row + n, head), S) - top);
             int64_t v = seqpar__key_at(a, k->v_row + n, head);
             sum += p;
-            p *= seqpar__dropout(a, &a->q_pieces[j->task->piece], r, j->head, k->start + n * k->stride);
-            for (i = 0; i < d; i++) seqpar__element_set(o, r * d + i, A, SEQPAR__FMA(p, seqpar__element(a->v, v + i, S), seqpar__element(o, r * d + i, A)));
+            p *= seqpar__dropout(a, &a->q_pieces[j->task->piece], r, j->head,
+                                 k->start + n * k->stride);
+            for (int64_t i = 0; i < d; i++)
+                seqpar__element_set(o, r * d + i, A,
+                                    SEQPAR__FMA(p, seqpar__element(a->v, v + i, S),
+                                                seqpar__element(o, r * d + i, A)));
         }
         seqpar__element_set(o, j->count * d + r, A, top);
         seqpar__element_set(o, j->count * (d + 1) + r, A, sum);
@@ -6728,34 +8969,50 @@ SEQPAR__TEMPLATE void seqpar__any_forward_leaf(seqpar__attn_job *j, void *o, int
 }
 
 /* Commutative to the bit: products are rounded before they are added. */
-SEQPAR__TEMPLATE void seqpar__any_state_combine(const seqpar__attn_job *j, void *into, const void *other, const int S, const int A) {
-    int64_t d = j->args->head_dim, size = seqpar_dtype_bytes(A), r, i;
+SEQPAR__TEMPLATE void seqpar__any_state_combine(const seqpar__attn_job *j, void *into,
+                                                const void *other, const int S, const int A) {
+    int64_t d = j->args->head_dim, size = seqpar_dtype_bytes(A);
     (void)S;
-    for (r = 0; r < j->count; r++) {
+    for (int64_t r = 0; r < j->count; r++) {
         int64_t mr = j->count * d + r, lr = mr + j->count;
-        double m = seqpar__element(into, mr, A), l = seqpar__element(into, lr, A), m2 = seqpar__element(other, mr, A), l2 = seqpar__element(other, lr, A), top = fmax(m, m2), a, b;
-        if (!(l2 > 0) && l2 == l2) continue; /* nothing there: exactly the other (a NaN is not nothing) */
+        double m = seqpar__element(into, mr, A), l = seqpar__element(into, lr, A);
+        double m2 = seqpar__element(other, mr, A), l2 = seqpar__element(other, lr, A);
+        double top = fmax(m, m2), a, b;
+        /* nothing there: exactly the other (a NaN is not nothing) */
+        if (!(l2 > 0) && l2 == l2) continue;
         a = l > 0 || l != l ? seqpar_exp(m - top) : 0.0;
         b = seqpar_exp(m2 - top);
         if (a == 0.0 && !(l > 0)) {
-            memcpy((char *)into + r * d * size, (const char *)other + r * d * size, (size_t)(d * size));
-            top = m2; a = 0; b = 1; l = 0;
+            memcpy((char *)into + r * d * size, (const char *)other + r * d * size,
+                   (size_t)(d * size));
+            top = m2;
+            a = 0;
+            b = 1;
+            l = 0;
         } else
-            for (i = r * d; i < (r + 1) * d; i++) seqpar__element_set(into, i, A, seqpar__element(into, i, A) * a + seqpar__element(other, i, A) * b);
+            for (int64_t i = r * d; i < (r + 1) * d; i++)
+                seqpar__element_set(into, i, A,
+                                    seqpar__element(into, i, A) * a +
+                                        seqpar__element(other, i, A) * b);
         seqpar__element_set(into, lr, A, l * a + l2 * b);
         seqpar__element_set(into, mr, A, top);
     }
 }
+
 static void seqpar__ref_state_combine(void *user, void *into, const void *other) {
     seqpar__attn_job *j = (seqpar__attn_job *)user;
     SEQPAR__BY_TYPE(j->device, seqpar__any_state_combine, j, into, other);
 }
-SEQPAR__TEMPLATE void seqpar__any_state_finish(const seqpar__attn_job *j, const void *value, const int S, const int A) {
+
+SEQPAR__TEMPLATE void seqpar__any_state_finish(const seqpar__attn_job *j, const void *value,
+                                               const int S, const int A) {
     const seqpar_attn_args *a = j->args;
-    int64_t d = a->head_dim, r, i;
-    for (r = 0; r < j->count; r++) {
+    int64_t d = a->head_dim;
+    for (int64_t r = 0; r < j->count; r++) {
         int64_t out = seqpar__query_at(a, j->local + r, j->head);
-        double m = seqpar__element(value, j->count * d + r, A), l = seqpar__element(value, j->count * (d + 1) + r, A), total = l, top = m, factor = 1.0;
+        double m = seqpar__element(value, j->count * d + r, A);
+        double l = seqpar__element(value, j->count * (d + 1) + r, A);
+        double total = l, top = m, factor = 1.0;
         int empty = l == 0.0;
         if (a->sinks) { /* one more score, without a value */
             double sink = seqpar__element(a->sinks, j->head, A);
@@ -6763,48 +9020,76 @@ SEQPAR__TEMPLATE void seqpar__any_state_finish(const seqpar__attn_job *j, const 
             factor = empty ? 0.0 : seqpar_exp(m - top);
             total = l * factor + seqpar_exp(sink - top);
         }
-        for (i = 0; i < d; i++) seqpar__element_set(a->out, out + i, S, empty ? 0.0 : seqpar__element(value, r * d + i, A) * factor / total);
-        seqpar__element_set(a->lse, (j->local + r) * a->heads + j->head, A, empty && !a->sinks ? -HUGE_VAL : top + seqpar_log(total));
+        for (int64_t i = 0; i < d; i++)
+            seqpar__element_set(a->out, out + i, S,
+                                empty ? 0.0
+                                      : seqpar__element(value, r * d + i, A) * factor / total);
+        seqpar__element_set(a->lse, (j->local + r) * a->heads + j->head, A,
+                            empty && !a->sinks ? -HUGE_VAL : top + seqpar_log(total));
     }
 }
-static void seqpar__ref_state_finish(seqpar__attn_job *j, void *value) { SEQPAR__BY_TYPE(j->device, seqpar__any_state_finish, j, value); }
+
+static void seqpar__ref_state_finish(seqpar__attn_job *j, void *value) {
+    SEQPAR__BY_TYPE(j->device, seqpar__any_state_finish, j, value);
+}
 
 /* The keys' dk and dv begin with 0, if not yet begun. */
 static void seqpar__gradients_begin(seqpar__attn_job *keys) {
-    if (keys->fresh) memset(keys->gradients, 0, (size_t)(seqpar__attn_value(keys, keys->count) * seqpar_dtype_bytes(keys->device->accumulator)));
+    if (keys->fresh)
+        memset(keys->gradients, 0,
+               (size_t)(seqpar__attn_value(keys, keys->count) *
+                        seqpar_dtype_bytes(keys->device->accumulator)));
     keys->fresh = 0;
 }
 
-/* p = exp(s - lse); ds = p (z dout . v - delta) scale, for a softcap times its slope; then p becomes z p, z the dropout
-   factor. Query number r of a piece. */
-SEQPAR__TEMPLATE double seqpar__any_ds(const seqpar_attn_args *a, const seqpar_piece *queries, int64_t r, int64_t head, int64_t position, int64_t k, int64_t v, double *p, const int S, const int A) {
+/* p = exp(s - lse); ds = p (z dout . v - delta) scale, for a softcap times its slope; then p
+   becomes z p, z the dropout factor. Query number r of a piece. */
+SEQPAR__TEMPLATE double seqpar__any_ds(const seqpar_attn_args *a, const seqpar_piece *queries,
+                                       int64_t r, int64_t head, int64_t position, int64_t k,
+                                       int64_t v, double *p, const int S, const int A) {
     int64_t t = queries->local + r, q = seqpar__query_at(a, t, head);
-    double dp = seqpar__any_dot(a->dout, q, a->v, v, a->head_dim, S), s = seqpar__any_score(a, q, k, S), z = seqpar__dropout(a, queries, r, head, position), ds;
+    double dp = seqpar__any_dot(a->dout, q, a->v, v, a->head_dim, S);
+    double s = seqpar__any_score(a, q, k, S);
+    double z = seqpar__dropout(a, queries, r, head, position);
+    double ds;
     *p = seqpar_exp(s - seqpar__element(a->lse, t * a->heads + head, A));
     ds = *p * (z * dp - seqpar__element(a->delta, t * a->heads + head, A)) * a->scale;
     *p *= z;
     return a->softcap > 0 ? ds * (1.0 - s / a->softcap * (s / a->softcap)) : ds;
 }
 
-/* dq of the task's queries from one key piece, and what they give to dk and dv of those keys. */
-SEQPAR__TEMPLATE void seqpar__any_backward_leaf(seqpar__attn_job *j, void *dq, int64_t index, const int S, const int A) {
+/* dq of the task's queries from one key piece, and what they give to dk and dv of those
+   keys. */
+SEQPAR__TEMPLATE void seqpar__any_backward_leaf(seqpar__attn_job *j, void *dq, int64_t index,
+                                                const int S, const int A) {
     const seqpar_attn_args *a = j->args;
     const seqpar_attn_keys *k = &a->k_pieces[index];
-    int64_t d = a->head_dim, head = j->keys->head, r, n, i, first, last;
+    int64_t d = a->head_dim, head = j->keys->head, first, last;
     void *dk = j->keys->gradients, *dv = seqpar__at(dk, j->keys->count * d, A);
     double p;
     memset(dq, 0, (size_t)(j->count * d * seqpar_dtype_bytes(A)));
     seqpar__gradients_begin(j->keys);
-    for (r = 0; r < j->count; r++) {
+    for (int64_t r = 0; r < j->count; r++) {
         int64_t q = seqpar__query_at(a, j->local + r, j->head);
         if (!seqpar__visible(a, j->local + r, k, &first, &last)) continue;
         j->keys->flops += 10 * d * (last - first);
-        for (n = first; n < last; n++) {
+        for (int64_t n = first; n < last; n++) {
             int64_t key = seqpar__key_at(a, k->k_row + n, head);
-            double ds = seqpar__any_ds(a, &a->q_pieces[j->task->piece], r, j->head, k->start + n * k->stride, key, seqpar__key_at(a, k->v_row + n, head), &p, S, A);
-            for (i = 0; i < d; i++) seqpar__element_set(dq, r * d + i, A, SEQPAR__FMA(ds, seqpar__element(a->k, key + i, S), seqpar__element(dq, r * d + i, A)));
-            for (i = 0; i < d; i++) seqpar__element_set(dk, n * d + i, A, SEQPAR__FMA(ds, seqpar__element(a->q, q + i, S), seqpar__element(dk, n * d + i, A)));
-            for (i = 0; i < d; i++) seqpar__element_set(dv, n * d + i, A, SEQPAR__FMA(p, seqpar__element(a->dout, q + i, S), seqpar__element(dv, n * d + i, A)));
+            double ds = seqpar__any_ds(a, &a->q_pieces[j->task->piece], r, j->head,
+                                       k->start + n * k->stride, key,
+                                       seqpar__key_at(a, k->v_row + n, head), &p, S, A);
+            for (int64_t i = 0; i < d; i++)
+                seqpar__element_set(dq, r * d + i, A,
+                                    SEQPAR__FMA(ds, seqpar__element(a->k, key + i, S),
+                                                seqpar__element(dq, r * d + i, A)));
+            for (int64_t i = 0; i < d; i++)
+                seqpar__element_set(dk, n * d + i, A,
+                                    SEQPAR__FMA(ds, seqpar__element(a->q, q + i, S),
+                                                seqpar__element(dk, n * d + i, A)));
+            for (int64_t i = 0; i < d; i++)
+                seqpar__element_set(dv, n * d + i, A,
+                                    SEQPAR__FMA(p, seqpar__element(a->dout, q + i, S),
+                                                seqpar__element(dv, n * d + i, A)));
         }
     }
 }
@@ -6812,58 +9097,91 @@ SEQPAR__TEMPLATE void seqpar__any_backward_leaf(seqpar__attn_job *j, void *dq, i
 static void seqpar__ref_leaf(void *user, void *value, int64_t index, int extend) {
     seqpar__attn_job *j = (seqpar__attn_job *)user;
     (void)extend;
-    if (j->kernel->kind == 0) SEQPAR__BY_TYPE(j->device, seqpar__any_forward_leaf, j, value, index);
-    else SEQPAR__BY_TYPE(j->device, seqpar__any_backward_leaf, j, value, index);
+    if (j->kernel->kind == 0)
+        SEQPAR__BY_TYPE(j->device, seqpar__any_forward_leaf, j, value, index);
+    else
+        SEQPAR__BY_TYPE(j->device, seqpar__any_backward_leaf, j, value, index);
 }
+
 static const seqpar__attn_kernel seqpar__ref_kernels[] = {
-    {0, 0, seqpar__ref_leaf, seqpar__ref_state_combine, seqpar__ref_state_finish, 0, 0}, {1, 0, seqpar__ref_leaf, seqpar__attn_add, NULL, 0, 0}, {3, 0, seqpar__attn_return_leaf, seqpar__attn_add, NULL, 0, 0}};
-SEQPAR__ANY(attn_forward) { (void)S; (void)A; return seqpar__attn_run(device, a, &seqpar__ref_kernels[0]); }
-SEQPAR__ANY(attn_backward) { (void)S; (void)A; return seqpar__attn_backward_run(device, a, &seqpar__ref_kernels[1]); }
+    {0, 0, seqpar__ref_leaf, seqpar__ref_state_combine, seqpar__ref_state_finish, 0, 0},
+    {1, 0, seqpar__ref_leaf, seqpar__attn_add, NULL, 0, 0},
+    {3, 0, seqpar__attn_return_leaf, seqpar__attn_add, NULL, 0, 0}};
+SEQPAR__ANY(attn_forward) {
+    (void)S;
+    (void)A;
+    return seqpar__attn_run(device, a, &seqpar__ref_kernels[0]);
+}
+
+SEQPAR__ANY(attn_backward) {
+    (void)S;
+    (void)A;
+    return seqpar__attn_backward_run(device, a, &seqpar__ref_kernels[1]);
+}
+
 SEQPAR__OP(seqpar__host_attn_return, attn, seqpar__attn_run(device, a, &seqpar__ref_kernels[2]))
 
 SEQPAR__ANY(attn_delta) {
-    int64_t n;
     (void)device;
-    for (n = 0; n < a->tokens * a->heads; n++) seqpar__element_set(a->delta, n, A, seqpar__any_dot(a->dout, n * a->head_dim, a->out, n * a->head_dim, a->head_dim, S));
+    for (int64_t n = 0; n < a->tokens * a->heads; n++)
+        seqpar__element_set(
+            a->delta, n, A,
+            seqpar__any_dot(a->dout, n * a->head_dim, a->out, n * a->head_dim, a->head_dim, S));
     return SEQPAR_OK;
 }
 
 SEQPAR__ANY(attn_sinks) {
-    int64_t i, h, t;
-    (void)device; (void)S;
-    for (i = 0; i < a->piece_count; i++)
-        for (h = 0; h < a->heads; h++) {
+    (void)device;
+    (void)S;
+    for (int64_t i = 0; i < a->piece_count; i++)
+        for (int64_t h = 0; h < a->heads; h++) {
             double sum = 0;
-            for (t = a->pieces[i].local; t < a->pieces[i].local + a->pieces[i].count; t++)
-                sum -= seqpar_exp(seqpar__element(a->sinks, h, A) - seqpar__element(a->lse, t * a->heads + h, A)) * seqpar__element(a->delta, t * a->heads + h, A);
+            for (int64_t t = a->pieces[i].local; t < a->pieces[i].local + a->pieces[i].count; t++)
+                sum -= seqpar_exp(seqpar__element(a->sinks, h, A) -
+                                  seqpar__element(a->lse, t * a->heads + h, A)) *
+                       seqpar__element(a->delta, t * a->heads + h, A);
             seqpar__element_set(a->dsinks, i * a->heads + h, A, sum);
         }
     return SEQPAR_OK;
 }
 
-SEQPAR__TEMPLATE double seqpar__any_seed(const void *seeds, int64_t t, const int A) { return seeds ? seqpar__element(seeds, t, A) : 0.0; }
+SEQPAR__TEMPLATE double seqpar__any_seed(const void *seeds, int64_t t, const int A) {
+    return seeds ? seqpar__element(seeds, t, A) : 0.0;
+}
 
 SEQPAR__ANY(softmax_head) {
     double scale = a->scale != 0 ? a->scale : 1.0;
-    int64_t t, j;
     (void)device;
-    for (t = 0; t < a->rows; t++) {
-        double top = seqpar__of(a->logits, t, 0, S) * scale, sum = 0, mean = 0, px = 0, lse, entropy;
+    for (int64_t t = 0; t < a->rows; t++) {
+        double top = seqpar__of(a->logits, t, 0, S) * scale, sum = 0, mean = 0, px = 0, lse;
+        double entropy;
         int live = a->targets[t] != SEQPAR_IGNORE;
-        double c = live ? seqpar__any_seed(a->dlogp, t, A) : 0, e = seqpar__any_seed(a->dentropy, t, A);
-        double s = live ? seqpar__any_seed(a->dsmooth, t, A) : 0, z = live ? seqpar__any_seed(a->dzloss, t, A) : 0;
-        for (j = 1; j < a->vocab; j++) top = fmax(top, seqpar__of(a->logits, t, j, S) * scale);
-        for (j = 0; j < a->vocab; j++) { double x = seqpar__of(a->logits, t, j, S) * scale, p = seqpar_exp(x - top); sum += p; mean += x; px += p != 0 ? p * x : 0.0; }
+        double c = live ? seqpar__any_seed(a->dlogp, t, A) : 0;
+        double e = seqpar__any_seed(a->dentropy, t, A);
+        double s = live ? seqpar__any_seed(a->dsmooth, t, A) : 0;
+        double z = live ? seqpar__any_seed(a->dzloss, t, A) : 0;
+        for (int64_t j = 1; j < a->vocab; j++) top = fmax(top, seqpar__of(a->logits, t, j, S) * scale);
+        for (int64_t j = 0; j < a->vocab; j++) {
+            double x = seqpar__of(a->logits, t, j, S) * scale, p = seqpar_exp(x - top);
+            sum += p;
+            mean += x;
+            px += p != 0 ? p * x : 0.0;
+        }
         lse = top + seqpar_log(sum);
         mean /= (double)a->vocab;
         entropy = lse - px / sum;
-        if (a->logp) seqpar__element_set(a->logp, t, A, live ? seqpar__of(a->logits, t, a->targets[t], S) * scale - lse : 0.0);
+        if (a->logp)
+            seqpar__element_set(a->logp, t, A,
+                                live ? seqpar__of(a->logits, t, a->targets[t], S) * scale - lse
+                                     : 0.0);
         if (a->lse) seqpar__element_set(a->lse, t, A, lse);
         if (a->entropy) seqpar__element_set(a->entropy, t, A, entropy);
         if (a->smooth) seqpar__element_set(a->smooth, t, A, lse - mean);
-        for (j = 0; a->gradient && j < a->vocab; j++) {
-            double x = seqpar__of(a->logits, t, j, S) * scale, p = seqpar_exp(x - lse), hit = live && j == a->targets[t];
-            x = c * (hit - p) - (p != 0 ? e * p * ((x - lse) + entropy) : 0.0) + s * (p - 1.0 / (double)a->vocab) + z * 2.0 * lse * p;
+        for (int64_t j = 0; a->gradient && j < a->vocab; j++) {
+            double x = seqpar__of(a->logits, t, j, S) * scale, p = seqpar_exp(x - lse);
+            double hit = live && j == a->targets[t];
+            x = c * (hit - p) - (p != 0 ? e * p * ((x - lse) + entropy) : 0.0) +
+                s * (p - 1.0 / (double)a->vocab) + z * 2.0 * lse * p;
             seqpar__put(a->logits, t, j, S, x * scale);
         }
     }
@@ -6871,31 +9189,42 @@ SEQPAR__ANY(softmax_head) {
 }
 
 SEQPAR__ANY(sumsq) {
-    int64_t b, i;
-    (void)device; (void)S;
-    for (b = 0; b < a->blocks; b++) {
+    (void)device;
+    (void)S;
+    for (int64_t b = 0; b < a->blocks; b++) {
         double sum = 0;
-        for (i = 0; i < a->block_size; i++) { double x = seqpar__element(a->x, b * a->block_size + i, A); sum = SEQPAR__FMA(x, x, sum); }
+        for (int64_t i = 0; i < a->block_size; i++) {
+            double x = seqpar__element(a->x, b * a->block_size + i, A);
+            sum = SEQPAR__FMA(x, x, sum);
+        }
         a->out[b] = sum;
     }
     return SEQPAR_OK;
 }
 
 /* What the update of parameter i begins with, and where it ends. */
-SEQPAR__TEMPLATE double seqpar__any_old(const seqpar_update_args *a, int64_t i, const int S, const int A) {
-    return a->working && a->t == 1 ? seqpar__element(a->working, i, S) : seqpar__element(a->p, i, A);
+SEQPAR__TEMPLATE double seqpar__any_old(const seqpar_update_args *a, int64_t i, const int S,
+                                        const int A) {
+    return a->working && a->t == 1 ? seqpar__element(a->working, i, S)
+                                   : seqpar__element(a->p, i, A);
 }
-SEQPAR__TEMPLATE void seqpar__any_new(const seqpar_update_args *a, int64_t i, double p, const int S, const int A) {
+
+SEQPAR__TEMPLATE void seqpar__any_new(const seqpar_update_args *a, int64_t i, double p,
+                                      const int S, const int A) {
     seqpar__element_set(a->p, i, A, p);
     if (a->working) seqpar__element_set(a->working, i, S, p);
 }
-/* PyTorch's order: decay on the old p, m by lerp, v, then p -= lr/bc1 m / (sqrt(v)/sqrt(bc2) + eps) */
+
+/* PyTorch's order: decay on the old p, m by lerp, v, then p -= lr/bc1 m / (sqrt(v)/sqrt(bc2)
+   + eps) */
 SEQPAR__ANY(adamw) {
-    double bc1 = 1.0 - pow(a->beta1, (double)a->t), bc2 = sqrt(1.0 - pow(a->beta2, (double)a->t));
-    int64_t i;
+    double bc1 = 1.0 - pow(a->beta1, (double)a->t);
+    double bc2 = sqrt(1.0 - pow(a->beta2, (double)a->t));
     (void)device;
-    for (i = 0; i < a->count; i++) {
-        double g = seqpar__element(a->g, i, A) * a->clip, p = seqpar__any_old(a, i, S, A) * (1.0 - a->lr * a->decay), m = seqpar__element(a->m, i, A), v = seqpar__element(a->v, i, A);
+    for (int64_t i = 0; i < a->count; i++) {
+        double g = seqpar__element(a->g, i, A) * a->clip;
+        double p = seqpar__any_old(a, i, S, A) * (1.0 - a->lr * a->decay);
+        double m = seqpar__element(a->m, i, A), v = seqpar__element(a->v, i, A);
         m = m + (1.0 - a->beta1) * (g - m);
         v = a->beta2 * v + (1.0 - a->beta2) * g * g;
         seqpar__element_set(a->m, i, A, m);
@@ -6904,18 +9233,24 @@ SEQPAR__ANY(adamw) {
     }
     return SEQPAR_OK;
 }
+
 SEQPAR__ANY(sgd) {
-    int64_t i;
     (void)device;
-    for (i = 0; i < a->count; i++) {
+    for (int64_t i = 0; i < a->count; i++) {
         double p = seqpar__any_old(a, i, S, A);
-        seqpar__any_new(a, i, p - a->lr * (seqpar__element(a->g, i, A) * a->clip + a->decay * p), S, A);
+        seqpar__any_new(
+            a, i, p - a->lr * (seqpar__element(a->g, i, A) * a->clip + a->decay * p), S, A);
     }
     return SEQPAR_OK;
 }
 
 /* ---- sample: a token from its logits ---- */
-typedef struct seqpar__choice { const seqpar_sample_args *a; double *x, *weight; int32_t *heap; } seqpar__choice; /* (vocab) of a row, in any order */
+/* (vocab) of a row, in any order */
+typedef struct seqpar__choice {
+    const seqpar_sample_args *a;
+    double *x, *weight;
+    int32_t *heap;
+} seqpar__choice;
 
 /* Sinks entry i of a heap of ids whose likeliest is on top; of equals the lowest. */
 static void seqpar__heap_sink(const double *x, int32_t *heap, int64_t count, int64_t i) {
@@ -6924,7 +9259,10 @@ static void seqpar__heap_sink(const double *x, int32_t *heap, int64_t count, int
     for (; (child = 2 * i + 1) < count; i = child) {
         a = heap[child];
         b = child + 1 < count ? heap[child + 1] : a;
-        if (x[b] > x[a] || (x[b] == x[a] && b < a)) { child++; a = b; }
+        if (x[b] > x[a] || (x[b] == x[a] && b < a)) {
+            child++;
+            a = b;
+        }
         if (x[id] > x[a] || (x[id] == x[a] && id < a)) break;
         heap[i] = a;
     }
@@ -6932,14 +9270,17 @@ static void seqpar__heap_sink(const double *x, int32_t *heap, int64_t count, int
 }
 
 /* What a probability is in proportion to; of the likeliest 1 */
-static double seqpar__weight(const seqpar__choice *s, int32_t id, int32_t best) { return seqpar_exp((s->x[id] - s->x[best]) / s->a->temperature); }
+static double seqpar__weight(const seqpar__choice *s, int32_t id, int32_t best) {
+    return seqpar_exp((s->x[id] - s->x[best]) / s->a->temperature);
+}
 
-/* Weighs the likeliest ids and takes them to the end of the heap, at most `limit`, until their weights reach `goal`. Returns how many. */
+/* Weighs the likeliest ids and takes them to the end of the heap, at most `limit`, until
+   their weights reach `goal`. Returns how many. */
 static int64_t seqpar__heap_take(seqpar__choice *s, int32_t best, int64_t limit, double goal) {
-    int64_t vocab = s->a->vocab, i, taken;
+    int64_t vocab = s->a->vocab, taken;
     double sum = 0;
-    for (i = 0; i < vocab; i++) s->heap[i] = (int32_t)i;
-    for (i = vocab / 2 - 1; i >= 0; i--) seqpar__heap_sink(s->x, s->heap, vocab, i);
+    for (int64_t i = 0; i < vocab; i++) s->heap[i] = (int32_t)i;
+    for (int64_t i = vocab / 2 - 1; i >= 0; i--) seqpar__heap_sink(s->x, s->heap, vocab, i);
     for (taken = 0; taken < limit && sum < goal; taken++) {
         int32_t top = s->heap[0];
         s->heap[0] = s->heap[vocab - 1 - taken];
@@ -6951,7 +9292,10 @@ static int64_t seqpar__heap_take(seqpar__choice *s, int32_t best, int64_t limit,
 }
 
 /* The number-th likeliest id, or without a heap the id itself */
-static int32_t seqpar__ranked(const seqpar__choice *s, int64_t number, int ranked) { return ranked ? s->heap[s->a->vocab - 1 - number] : (int32_t)number; }
+static int32_t seqpar__ranked(const seqpar__choice *s, int64_t number, int ranked) {
+    return ranked ? s->heap[s->a->vocab - 1 - number] : (int32_t)number;
+}
+
 /* How many of the likeliest `count` ids it takes until their weights reach `goal` */
 static int64_t seqpar__ranked_until(const seqpar__choice *s, int64_t count, double goal) {
     double sum = 0;
@@ -6959,14 +9303,15 @@ static int64_t seqpar__ranked_until(const seqpar__choice *s, int64_t count, doub
     for (i = 0; i < count && sum < goal; i++) sum += s->weight[seqpar__ranked(s, i, 1)];
     return i;
 }
+
 static double seqpar__ranked_sum(const seqpar__choice *s, int64_t count, int ranked) {
     double sum = 0;
-    int64_t i;
-    for (i = 0; i < count; i++) sum += s->weight[seqpar__ranked(s, i, ranked)];
+    for (int64_t i = 0; i < count; i++) sum += s->weight[seqpar__ranked(s, i, ranked)];
     return sum;
 }
 
-/* Temperature, then top_k, then top_p; u in (0, 1) falls into the weights of what is left, in their order. */
+/* Temperature, then top_k, then top_p; u in (0, 1) falls into the weights of what is left,
+   in their order. */
 static int32_t seqpar__draw(seqpar__choice *s, int32_t best, double u) {
     const seqpar_sample_args *d = s->a;
     int64_t vocab = s->a->vocab, left = vocab, i;
@@ -6976,7 +9321,8 @@ static int32_t seqpar__draw(seqpar__choice *s, int32_t best, double u) {
     if (few) left = seqpar__heap_take(s, best, d->top_k, HUGE_VAL);
     if (d->top_p < 1) {
         double goal = d->top_p * seqpar__ranked_sum(s, left, few);
-        left = few ? seqpar__ranked_until(s, left, goal) : seqpar__heap_take(s, best, vocab, goal);
+        left = few ? seqpar__ranked_until(s, left, goal)
+                   : seqpar__heap_take(s, best, vocab, goal);
     }
     u *= seqpar__ranked_sum(s, left, ranked);
     for (i = 0, sum = 0; i + 1 < left; i++) {
@@ -6987,14 +9333,16 @@ static int32_t seqpar__draw(seqpar__choice *s, int32_t best, double u) {
 }
 
 static int32_t seqpar__choose(seqpar__choice *s, int64_t t) {
-    int32_t best = 0, i;
-    for (i = 0; i < (int32_t)s->a->vocab; i++) {
+    int32_t best = 0;
+    for (int32_t i = 0; i < (int32_t)s->a->vocab; i++) {
         if (!(fabs(s->x[i]) <= 1e300)) return -1 - i;
         if (s->x[i] > s->x[best]) best = i;
     }
     return s->a->temperature > 0 ? seqpar__draw(s, best, s->a->u[t]) : best;
 }
-static seqpar_status seqpar__host_sample(seqpar_device *device, const seqpar_sample_args *a, void *queue) {
+
+static seqpar_status seqpar__host_sample(seqpar_device *device, const seqpar_sample_args *a,
+                                         void *queue) {
     seqpar__choice s;
     int64_t t;
     (void)queue;
@@ -7003,11 +9351,13 @@ static seqpar_status seqpar__host_sample(seqpar_device *device, const seqpar_sam
     s.heap = SEQPAR__NEW(int32_t, a->vocab);
     for (t = 0; s.x && s.heap && t < a->rows; t++) {
         s.weight = s.x + a->vocab;
-        seqpar_device_read(device, s.x, a->logits.data, t * a->logits.stride, a->vocab, device->storage);
+        seqpar_device_read(device, s.x, a->logits.data, t * a->logits.stride, a->vocab,
+                           device->storage);
         a->ids[t] = seqpar__choose(&s, t);
     }
     t = s.x && s.heap;
-    SEQPAR_FREE(s.x); SEQPAR_FREE(s.heap);
+    SEQPAR_FREE(s.x);
+    SEQPAR_FREE(s.heap);
     return t ? SEQPAR_OK : seqpar__no_memory(device->error, "choosing tokens");
 }
 
@@ -7034,151 +9384,211 @@ static seqpar_device *seqpar__host_device(const char *name, int storage, int acc
 
 #define SEQPAR__REF_OPS(X) \
     X(matmul) X(weight_grad) X(rmsnorm) X(rmsnorm_grad) X(rope) X(swiglu) X(swiglu_grad) X(add) X(attn_forward) X(attn_backward) X(attn_delta) X(attn_sinks) X(softmax_head) X(sumsq) X(adamw) X(sgd)
-#define SEQPAR__X(op)                                                                                                     \
-    static seqpar_status seqpar__ref_##op(seqpar_device *device, const seqpar_##op##_args *args, void *queue) {            \
-        (void)queue;                                                                                                      \
-        return SEQPAR__BY_TYPE(device, seqpar__any_##op, device, args);                                                   \
+#define SEQPAR__X(op) \
+    static seqpar_status seqpar__ref_##op(seqpar_device *device, const seqpar_##op##_args *args, void *queue) { \
+        (void)queue; \
+        return SEQPAR__BY_TYPE(device, seqpar__any_##op, device, args); \
     }
 SEQPAR__REF_OPS(SEQPAR__X)
 #undef SEQPAR__X
 
 static seqpar_device *seqpar__reference(seqpar_device *d) {
 #define SEQPAR__X(op) d->op = seqpar__ref_##op;
-    if (d) { SEQPAR__REF_OPS(SEQPAR__X) }
+    if (d) {
+        SEQPAR__REF_OPS(SEQPAR__X)
+    }
 #undef SEQPAR__X
     return d;
 }
-SEQPAR_DEF seqpar_device *seqpar_device_reference(void) { return seqpar__reference(seqpar__host_device("reference", SEQPAR_F64, SEQPAR_F64)); }
-SEQPAR_DEF seqpar_device *seqpar_device_reference_bf16(void) { return seqpar__reference(seqpar__host_device("reference in bf16", SEQPAR_BF16, SEQPAR_F32)); }
 
-/* ======================================================================================================
+SEQPAR_DEF seqpar_device *seqpar_device_reference(void) {
+    return seqpar__reference(seqpar__host_device("reference", SEQPAR_F64, SEQPAR_F64));
+}
+
+SEQPAR_DEF seqpar_device *seqpar_device_reference_bf16(void) {
+    return seqpar__reference(seqpar__host_device("reference in bf16", SEQPAR_BF16, SEQPAR_F32));
+}
+
+/* =============================================================================================
    >>cpu  the fast device: fp32, vectors, one product kernel, everything else around it
-   ====================================================================================================== */
+   ========================================================================================== */
 
-/* A vector of VL floats, with + - * from the compiler, and what those lack. VMAX(a, b) is b where one of them is a NaN;
-   VLESS(a, b, x, y) is x where a < b, else y; ANYLESS(a, b): is a < b anywhere? VEXPONENT is the float whose bits are those of t shifted left by 23;
-   VPOW2 that of the entry of seqpar__pow2_sixteenths at the low 4 bits of t, plus those of t shifted left by 19.
-   LOAD4 gathers 4 neighbours of VL rows: row r and the rows r + 4, r + 8.. in turn; see seqpar__transpose. */
-/* The bits of 2^(i/16), less i << 19: with (16 n + i) << 19 added they are those of 2^(n + i/16). */
+/* A vector of VL floats, with + - * from the compiler, and what those lack. VMAX(a, b) is b
+   where one of them is a NaN; VLESS(a, b, x, y) is x where a < b, else y; ANYLESS(a, b): is
+   a < b anywhere? VEXPONENT is the float whose bits are those of t shifted left by 23; VPOW2
+   that of the entry of seqpar__pow2_sixteenths at the low 4 bits of t, plus those of t
+   shifted left by 19. LOAD4 gathers 4 neighbours of VL rows: row r and the rows r + 4, r +
+   8.. in turn; see seqpar__transpose. */
+/* The bits of 2^(i/16), less i << 19: with (16 n + i) << 19 added they are those of 2^(n +
+   i/16). */
 static const uint32_t seqpar__pow2_sixteenths[16] = {
-    0x3f800000, 0x3f7daac3, 0x3f7b95c2, 0x3f79c3d3, 0x3f7837f0, 0x3f76f532, 0x3f75fed7, 0x3f75583f,
-    0x3f7504f3, 0x3f7508a4, 0x3f75672a, 0x3f76248c, 0x3f7744fd, 0x3f78ccdf, 0x3f7ac0c7, 0x3f7d257d};
+    0x3f800000, 0x3f7daac3, 0x3f7b95c2, 0x3f79c3d3, 0x3f7837f0, 0x3f76f532,
+    0x3f75fed7, 0x3f75583f, 0x3f7504f3, 0x3f7508a4, 0x3f75672a, 0x3f76248c,
+    0x3f7744fd, 0x3f78ccdf, 0x3f7ac0c7, 0x3f7d257d};
 #if defined(__AVX512F__) && SEQPAR__HAS_FMA
 #include <immintrin.h>
 typedef __m512 seqpar__v;
-#define SEQPAR__VL 16 /* floats in a vector */
-#define SEQPAR__MR 12 /* rows of a product tile; its columns are two vectors */
-#define SEQPAR__LOAD(p) _mm512_loadu_ps(p)
-#define SEQPAR__STORE(p, v) _mm512_storeu_ps(p, v)
-#define SEQPAR__SPLAT(x) _mm512_set1_ps(x)
+#define SEQPAR__VL            16 /* floats in a vector */
+#define SEQPAR__MR            12 /* rows of a product tile; its columns are two vectors */
+#define SEQPAR__LOAD(p)       _mm512_loadu_ps(p)
+#define SEQPAR__STORE(p, v)   _mm512_storeu_ps(p, v)
+#define SEQPAR__SPLAT(x)      _mm512_set1_ps(x)
 #define SEQPAR__VFMA(a, b, c) _mm512_fmadd_ps(a, b, c)
-#define SEQPAR__VMAX(a, b) _mm512_max_ps(a, b)
-#define SEQPAR__VMIN(a, b) _mm512_min_ps(a, b)
-#define SEQPAR__VSQRT(a) _mm512_sqrt_ps(a)
-#define SEQPAR__VLESS(a, b, x, y) _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x)
+#define SEQPAR__VMAX(a, b)    _mm512_max_ps(a, b)
+#define SEQPAR__VMIN(a, b)    _mm512_min_ps(a, b)
+#define SEQPAR__VSQRT(a)      _mm512_sqrt_ps(a)
+#define SEQPAR__VLESS(a, b, x, y) \
+    _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x)
 #define SEQPAR__ANYLESS(a, b) (_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ) != 0)
-#define SEQPAR__VEXPONENT(t) _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(t), 23))
-#define SEQPAR__VPOW2(t) _mm512_castsi512_ps(_mm512_add_epi32(_mm512_permutexvar_epi32(_mm512_castps_si512(t), _mm512_loadu_si512(seqpar__pow2_sixteenths)), _mm512_slli_epi32(_mm512_castps_si512(t), 19)))
+#define SEQPAR__VEXPONENT(t)  _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(t), 23))
+#define SEQPAR__VPOW2(t) \
+    _mm512_castsi512_ps(_mm512_add_epi32( \
+        _mm512_permutexvar_epi32(_mm512_castps_si512(t), \
+                                 _mm512_loadu_si512(seqpar__pow2_sixteenths)), \
+        _mm512_slli_epi32(_mm512_castps_si512(t), 19)))
 #define SEQPAR__LANE4(v, p, n) _mm512_insertf32x4(v, _mm_loadu_ps(p), n)
-#define SEQPAR__LOAD4(p, row) SEQPAR__LANE4(SEQPAR__LANE4(SEQPAR__LANE4(_mm512_castps128_ps512(_mm_loadu_ps(p)), (p) + 4 * (row), 1), (p) + 8 * (row), 2), (p) + 12 * (row), 3)
-#define SEQPAR__LOW2(a, b) _mm512_unpacklo_ps(a, b)
-#define SEQPAR__HIGH2(a, b) _mm512_unpackhi_ps(a, b)
+#define SEQPAR__LOAD4(p, row) \
+    SEQPAR__LANE4(SEQPAR__LANE4(SEQPAR__LANE4(_mm512_castps128_ps512(_mm_loadu_ps(p)), \
+                                              (p) + 4 * (row), 1), \
+                                (p) + 8 * (row), 2), \
+                  (p) + 12 * (row), 3)
+#define SEQPAR__LOW2(a, b)         _mm512_unpacklo_ps(a, b)
+#define SEQPAR__HIGH2(a, b)        _mm512_unpackhi_ps(a, b)
 #define SEQPAR__PAIRS(a, b, which) _mm512_shuffle_ps(a, b, which)
 #elif defined(__AVX2__) && SEQPAR__HAS_FMA
 #include <immintrin.h>
 typedef __m256 seqpar__v;
-#define SEQPAR__VL 8
-#define SEQPAR__MR 6
-#define SEQPAR__LOAD(p) _mm256_loadu_ps(p)
-#define SEQPAR__STORE(p, v) _mm256_storeu_ps(p, v)
-#define SEQPAR__SPLAT(x) _mm256_set1_ps(x)
-#define SEQPAR__VFMA(a, b, c) _mm256_fmadd_ps(a, b, c)
-#define SEQPAR__VMAX(a, b) _mm256_max_ps(a, b)
-#define SEQPAR__VMIN(a, b) _mm256_min_ps(a, b)
-#define SEQPAR__VSQRT(a) _mm256_sqrt_ps(a)
+#define SEQPAR__VL                8
+#define SEQPAR__MR                6
+#define SEQPAR__LOAD(p)           _mm256_loadu_ps(p)
+#define SEQPAR__STORE(p, v)       _mm256_storeu_ps(p, v)
+#define SEQPAR__SPLAT(x)          _mm256_set1_ps(x)
+#define SEQPAR__VFMA(a, b, c)     _mm256_fmadd_ps(a, b, c)
+#define SEQPAR__VMAX(a, b)        _mm256_max_ps(a, b)
+#define SEQPAR__VMIN(a, b)        _mm256_min_ps(a, b)
+#define SEQPAR__VSQRT(a)          _mm256_sqrt_ps(a)
 #define SEQPAR__VLESS(a, b, x, y) _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_LT_OQ))
-#define SEQPAR__ANYLESS(a, b) (_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ)) != 0)
-#define SEQPAR__VEXPONENT(t) _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(t), 23))
+#define SEQPAR__ANYLESS(a, b)     (_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ)) != 0)
+#define SEQPAR__VEXPONENT(t)      _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(t), 23))
 static inline __m256 seqpar__pow2(__m256 t) {
     __m256i bits = _mm256_castps_si256(t);
-    __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps((const float *)seqpar__pow2_sixteenths), bits);
-    __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps((const float *)seqpar__pow2_sixteenths + 8), bits);
-    __m256i entry = _mm256_castps_si256(_mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(bits, 28))));
+    __m256 low = _mm256_permutevar8x32_ps(
+        _mm256_loadu_ps((const float *)seqpar__pow2_sixteenths), bits);
+    __m256 high = _mm256_permutevar8x32_ps(
+        _mm256_loadu_ps((const float *)seqpar__pow2_sixteenths + 8), bits);
+    __m256i entry = _mm256_castps_si256(
+        _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(bits, 28))));
     return _mm256_castsi256_ps(_mm256_add_epi32(entry, _mm256_slli_epi32(bits, 19)));
 }
-#define SEQPAR__VPOW2(t) seqpar__pow2(t)
-#define SEQPAR__LOAD4(p, row) _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps((p) + 4 * (row)), 1)
-#define SEQPAR__LOW2(a, b) _mm256_unpacklo_ps(a, b)
-#define SEQPAR__HIGH2(a, b) _mm256_unpackhi_ps(a, b)
+#define SEQPAR__VPOW2(t)          seqpar__pow2(t)
+#define SEQPAR__LOAD4(p, row) \
+    _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), \
+                         _mm_loadu_ps((p) + 4 * (row)), 1)
+#define SEQPAR__LOW2(a, b)         _mm256_unpacklo_ps(a, b)
+#define SEQPAR__HIGH2(a, b)        _mm256_unpackhi_ps(a, b)
 #define SEQPAR__PAIRS(a, b, which) _mm256_shuffle_ps(a, b, which)
 #elif defined(__aarch64__) && SEQPAR__HAS_FMA
 #include <arm_neon.h>
 typedef float32x4_t seqpar__v;
-#define SEQPAR__VL 4
-#define SEQPAR__MR 8
-#define SEQPAR__LOAD(p) vld1q_f32(p)
-#define SEQPAR__STORE(p, v) vst1q_f32(p, v)
-#define SEQPAR__SPLAT(x) vdupq_n_f32(x)
-#define SEQPAR__VFMA(a, b, c) vfmaq_f32(c, a, b)
-#define SEQPAR__VMAX(a, b) vbslq_f32(vcgtq_f32(a, b), a, b)
-#define SEQPAR__VMIN(a, b) vbslq_f32(vcltq_f32(a, b), a, b)
-#define SEQPAR__VSQRT(a) vsqrtq_f32(a)
+#define SEQPAR__VL                4
+#define SEQPAR__MR                8
+#define SEQPAR__LOAD(p)           vld1q_f32(p)
+#define SEQPAR__STORE(p, v)       vst1q_f32(p, v)
+#define SEQPAR__SPLAT(x)          vdupq_n_f32(x)
+#define SEQPAR__VFMA(a, b, c)     vfmaq_f32(c, a, b)
+#define SEQPAR__VMAX(a, b)        vbslq_f32(vcgtq_f32(a, b), a, b)
+#define SEQPAR__VMIN(a, b)        vbslq_f32(vcltq_f32(a, b), a, b)
+#define SEQPAR__VSQRT(a)          vsqrtq_f32(a)
 #define SEQPAR__VLESS(a, b, x, y) vbslq_f32(vcltq_f32(a, b), x, y)
-#define SEQPAR__ANYLESS(a, b) (vmaxvq_u32(vcltq_f32(a, b)) != 0)
-#define SEQPAR__VEXPONENT(t) vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(t), 23))
+#define SEQPAR__ANYLESS(a, b)     (vmaxvq_u32(vcltq_f32(a, b)) != 0)
+#define SEQPAR__VEXPONENT(t)      vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(t), 23))
 static inline float32x4_t seqpar__pow2(float32x4_t t) {
-    uint32x4_t bits = vreinterpretq_u32_f32(t), byte = vmlaq_n_u32(vdupq_n_u32(0x03020100), vandq_u32(bits, vdupq_n_u32(15)), 0x04040404);
-    uint32x4_t entry = vreinterpretq_u32_u8(vqtbl4q_u8(vld1q_u8_x4((const uint8_t *)seqpar__pow2_sixteenths), vreinterpretq_u8_u32(byte)));
+    uint32x4_t bits = vreinterpretq_u32_f32(t),
+               byte = vmlaq_n_u32(vdupq_n_u32(0x03020100), vandq_u32(bits, vdupq_n_u32(15)),
+                                  0x04040404);
+    uint32x4_t entry = vreinterpretq_u32_u8(vqtbl4q_u8(
+        vld1q_u8_x4((const uint8_t *)seqpar__pow2_sixteenths), vreinterpretq_u8_u32(byte)));
     return vreinterpretq_f32_u32(vaddq_u32(entry, vshlq_n_u32(bits, 19)));
 }
-#define SEQPAR__VPOW2(t) seqpar__pow2(t)
+#define SEQPAR__VPOW2(t)          seqpar__pow2(t)
 #elif defined(__GNUC__)
 typedef float seqpar__v __attribute__((vector_size(16)));
 typedef uint32_t seqpar__vbits __attribute__((vector_size(16)));
-#define SEQPAR__VL 4
-#define SEQPAR__MR 4
-static seqpar__v seqpar__load(const float *p) { seqpar__v v; memcpy(&v, p, 16); return v; }
-static seqpar__v seqpar__splat(float x) { seqpar__v v = {x, x, x, x}; return v; }
-static seqpar__v seqpar__sqrt(seqpar__v v) { int i; for (i = 0; i < 4; i++) v[i] = sqrtf(v[i]); return v; }
+#define SEQPAR__VL      4
+#define SEQPAR__MR      4
+static seqpar__v seqpar__load(const float *p) {
+    seqpar__v v;
+    memcpy(&v, p, 16);
+    return v;
+}
+
+static seqpar__v seqpar__splat(float x) {
+    seqpar__v v = {x, x, x, x};
+    return v;
+}
+
+static seqpar__v seqpar__sqrt(seqpar__v v) {
+    for (int i = 0; i < 4; i++) v[i] = sqrtf(v[i]);
+    return v;
+}
+
 static seqpar__v seqpar__less(seqpar__v a, seqpar__v b, seqpar__v x, seqpar__v y) {
     seqpar__vbits mask = (seqpar__vbits)(a < b);
     return (seqpar__v)(((seqpar__vbits)x & mask) | ((seqpar__vbits)y & ~mask));
 }
-static int seqpar__anyless(seqpar__v a, seqpar__v b) { return (a[0] < b[0]) | (a[1] < b[1]) | (a[2] < b[2]) | (a[3] < b[3]); }
+
+static int seqpar__anyless(seqpar__v a, seqpar__v b) {
+    return (a[0] < b[0]) | (a[1] < b[1]) | (a[2] < b[2]) | (a[3] < b[3]);
+}
 #define SEQPAR__LOAD(p) seqpar__load(p)
-#define SEQPAR__STORE(p, v) do { seqpar__v v_ = (v); memcpy(p, &v_, 16); } while (0)
-#define SEQPAR__SPLAT(x) seqpar__splat(x)
-#define SEQPAR__VFMA(a, b, c) ((a) * (b) + (c))
-#define SEQPAR__VMAX(a, b) seqpar__less(b, a, a, b)
-#define SEQPAR__VMIN(a, b) seqpar__less(a, b, a, b)
-#define SEQPAR__VSQRT(a) seqpar__sqrt(a)
+#define SEQPAR__STORE(p, v) \
+    do { \
+        seqpar__v v_ = (v); \
+        memcpy(p, &v_, 16); \
+    } while (0)
+#define SEQPAR__SPLAT(x)          seqpar__splat(x)
+#define SEQPAR__VFMA(a, b, c)     ((a) * (b) + (c))
+#define SEQPAR__VMAX(a, b)        seqpar__less(b, a, a, b)
+#define SEQPAR__VMIN(a, b)        seqpar__less(a, b, a, b)
+#define SEQPAR__VSQRT(a)          seqpar__sqrt(a)
 #define SEQPAR__VLESS(a, b, x, y) seqpar__less(a, b, x, y)
-#define SEQPAR__ANYLESS(a, b) seqpar__anyless(a, b)
-#define SEQPAR__VEXPONENT(t) ((seqpar__v)((seqpar__vbits)(t) << 23))
+#define SEQPAR__ANYLESS(a, b)     seqpar__anyless(a, b)
+#define SEQPAR__VEXPONENT(t)      ((seqpar__v)((seqpar__vbits)(t) << 23))
 static seqpar__v seqpar__pow2(seqpar__v t) {
     seqpar__vbits bits = (seqpar__vbits)t, entry;
-    int i;
-    for (i = 0; i < 4; i++) entry[i] = seqpar__pow2_sixteenths[bits[i] & 15];
+    for (int i = 0; i < 4; i++) entry[i] = seqpar__pow2_sixteenths[bits[i] & 15];
     return (seqpar__v)(entry + (bits << 19));
 }
-#define SEQPAR__VPOW2(t) seqpar__pow2(t)
+#define SEQPAR__VPOW2(t)          seqpar__pow2(t)
 #else
 typedef float seqpar__v;
-#define SEQPAR__VL 1
-#define SEQPAR__MR 4
-static seqpar__v seqpar__exponent(seqpar__v t) { uint32_t bits; memcpy(&bits, &t, 4); bits <<= 23; memcpy(&t, &bits, 4); return t; }
-#define SEQPAR__LOAD(p) (*(p))
-#define SEQPAR__STORE(p, v) (*(p) = (v))
-#define SEQPAR__SPLAT(x) (x)
-#define SEQPAR__VFMA(a, b, c) SEQPAR__FMAF(a, b, c)
-#define SEQPAR__VMAX(a, b) ((a) > (b) ? (a) : (b))
-#define SEQPAR__VMIN(a, b) ((a) < (b) ? (a) : (b))
-#define SEQPAR__VSQRT(a) sqrtf(a)
+#define SEQPAR__VL                1
+#define SEQPAR__MR                4
+static seqpar__v seqpar__exponent(seqpar__v t) {
+    uint32_t bits;
+    memcpy(&bits, &t, 4);
+    bits <<= 23;
+    memcpy(&t, &bits, 4);
+    return t;
+}
+#define SEQPAR__LOAD(p)           (*(p))
+#define SEQPAR__STORE(p, v)       (*(p) = (v))
+#define SEQPAR__SPLAT(x)          (x)
+#define SEQPAR__VFMA(a, b, c)     SEQPAR__FMAF(a, b, c)
+#define SEQPAR__VMAX(a, b)        ((a) > (b) ? (a) : (b))
+#define SEQPAR__VMIN(a, b)        ((a) < (b) ? (a) : (b))
+#define SEQPAR__VSQRT(a)          sqrtf(a)
 #define SEQPAR__VLESS(a, b, x, y) ((a) < (b) ? (x) : (y))
-#define SEQPAR__ANYLESS(a, b) ((a) < (b))
-#define SEQPAR__VEXPONENT(t) seqpar__exponent(t)
-static seqpar__v seqpar__pow2(seqpar__v t) { uint32_t bits; memcpy(&bits, &t, 4); bits = seqpar__pow2_sixteenths[bits & 15] + (bits << 19); memcpy(&t, &bits, 4); return t; }
-#define SEQPAR__VPOW2(t) seqpar__pow2(t)
+#define SEQPAR__ANYLESS(a, b)     ((a) < (b))
+#define SEQPAR__VEXPONENT(t)      seqpar__exponent(t)
+static seqpar__v seqpar__pow2(seqpar__v t) {
+    uint32_t bits;
+    memcpy(&bits, &t, 4);
+    bits = seqpar__pow2_sixteenths[bits & 15] + (bits << 19);
+    memcpy(&t, &bits, 4);
+    return t;
+}
+#define SEQPAR__VPOW2(t)          seqpar__pow2(t)
 #endif
 #define SEQPAR__NR (2 * SEQPAR__VL)
 #if defined(__clang__)
@@ -7192,89 +9602,120 @@ static seqpar__v seqpar__pow2(seqpar__v t) { uint32_t bits; memcpy(&bits, &t, 4)
 #define SEQPAR__ROLLED
 #endif
 
-/* c (count, NR) = a (count, depth) . b (depth, NR): one fma chain per element, whatever `count` is. It begins with c if it goes
-   `on`, else with 0; then with `keep` at last c[i] keep[i] is added. Element (i, k) of a at a[i * row + k * step], row k of b at
-   b + k * ldb. half: VL columns, not NR. */
-SEQPAR__TEMPLATE void seqpar__tile(const int half, const int count, int64_t depth, const float *a, int64_t row, int64_t step, const float *b, int64_t ldb,
-                                   float *c, int64_t ldc, int on, const float *keep) {
+/* c (count, NR) = a (count, depth) . b (depth, NR): one fma chain per element, whatever
+   `count` is. It begins with c if it goes `on`, else with 0; then with `keep` at last c[i]
+   keep[i] is added. Element (i, k) of a at a[i * row + k * step], row k of b at b + k * ldb.
+   half: VL columns, not NR. */
+SEQPAR__TEMPLATE void seqpar__tile(const int half, const int count, int64_t depth,
+                                   const float *a, int64_t row, int64_t step, const float *b,
+                                   int64_t ldb, float *c, int64_t ldc, int on,
+                                   const float *keep) {
     seqpar__v left[SEQPAR__MR], right[SEQPAR__MR];
-    int64_t k;
-    int i;
     SEQPAR__UNROLL
-    for (i = 0; i < count; i++) {
+    for (int i = 0; i < count; i++) {
         left[i] = right[i] = SEQPAR__SPLAT(0.0f);
         if (!on) continue;
         left[i] = SEQPAR__LOAD(c + i * ldc);
         if (!half) right[i] = SEQPAR__LOAD(c + i * ldc + SEQPAR__VL);
     }
     SEQPAR__ROLLED /* sums of more than one turn would not fit into the registers */
-    for (k = 0; k < depth; k++, a += step, b += ldb) {
+    for (int64_t k = 0; k < depth; k++, a += step, b += ldb) {
         seqpar__v b0 = SEQPAR__LOAD(b), b1 = half ? b0 : SEQPAR__LOAD(b + SEQPAR__VL);
         SEQPAR__UNROLL
-        for (i = 0; i < count; i++) {
+        for (int i = 0; i < count; i++) {
             seqpar__v x = SEQPAR__SPLAT(a[i * row]);
             left[i] = SEQPAR__VFMA(x, b0, left[i]);
             if (!half) right[i] = SEQPAR__VFMA(x, b1, right[i]);
         }
     }
     SEQPAR__UNROLL
-    for (i = 0; i < count; i++) {
-        if (keep) left[i] = SEQPAR__VFMA(SEQPAR__LOAD(c + i * ldc), SEQPAR__SPLAT(keep[i]), left[i]);
+    for (int i = 0; i < count; i++) {
+        if (keep)
+            left[i] = SEQPAR__VFMA(SEQPAR__LOAD(c + i * ldc), SEQPAR__SPLAT(keep[i]), left[i]);
         SEQPAR__STORE(c + i * ldc, left[i]);
         if (half) continue;
-        if (keep) right[i] = SEQPAR__VFMA(SEQPAR__LOAD(c + i * ldc + SEQPAR__VL), SEQPAR__SPLAT(keep[i]), right[i]);
+        if (keep)
+            right[i] = SEQPAR__VFMA(SEQPAR__LOAD(c + i * ldc + SEQPAR__VL),
+                                    SEQPAR__SPLAT(keep[i]), right[i]);
         SEQPAR__STORE(c + i * ldc + SEQPAR__VL, right[i]);
     }
 }
 
-/* How many rows of those left the next tile has. Tiles of 6 would leave single rows over, which wait for their own sums: there,
-   tiles as equal as can be. */
+/* How many rows of those left the next tile has. Tiles of 6 would leave single rows over,
+   which wait for their own sums: there, tiles as equal as can be. */
 static int64_t seqpar__tile_rows(int64_t left) {
     int64_t tiles = (left + SEQPAR__MR - 1) / SEQPAR__MR;
     if (SEQPAR__MR == 6) return left < 3 ? 1 : (left + tiles - 1) / tiles;
     return left >= SEQPAR__MR ? SEQPAR__MR : left >= 8 ? 8 : left >= 4 ? 4 : 1;
 }
+
 /* The same for any number of rows */
-SEQPAR__TEMPLATE void seqpar__tiles(int64_t rows, int64_t depth, const float *a, int64_t row, int64_t step, const float *b, int64_t ldb,
-                                    float *c, int64_t ldc, int on, const float *keep) {
-    int64_t i, n;
-    for (i = 0; i < rows; i += n, keep = keep ? keep + n : NULL) {
+SEQPAR__TEMPLATE void seqpar__tiles(int64_t rows, int64_t depth, const float *a, int64_t row,
+                                    int64_t step, const float *b, int64_t ldb, float *c,
+                                    int64_t ldc, int on, const float *keep) {
+    int64_t n;
+    for (int64_t i = 0; i < rows; i += n, keep = keep ? keep + n : NULL) {
         n = seqpar__tile_rows(rows - i);
-        if (n == SEQPAR__MR) seqpar__tile(0, SEQPAR__MR, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, on, keep);
-        else if (SEQPAR__MR > 8 && n == 8) seqpar__tile(0, 8, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, on, keep);
-        else if (SEQPAR__MR == 6 && n == 5) seqpar__tile(0, 5, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, on, keep);
-        else if (SEQPAR__MR == 6 && n == 3) seqpar__tile(0, 3, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, on, keep);
-        else if (SEQPAR__MR > 4 && n == 4) seqpar__tile(0, 4, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, on, keep);
-        else seqpar__tile(0, 1, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, on, keep);
+        if (n == SEQPAR__MR)
+            seqpar__tile(0, SEQPAR__MR, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc,
+                         on, keep);
+        else if (SEQPAR__MR > 8 && n == 8)
+            seqpar__tile(0, 8, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, on,
+                         keep);
+        else if (SEQPAR__MR == 6 && n == 5)
+            seqpar__tile(0, 5, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, on,
+                         keep);
+        else if (SEQPAR__MR == 6 && n == 3)
+            seqpar__tile(0, 3, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, on,
+                         keep);
+        else if (SEQPAR__MR > 4 && n == 4)
+            seqpar__tile(0, 4, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, on,
+                         keep);
+        else
+            seqpar__tile(0, 1, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, on,
+                         keep);
     }
 }
+
 /* a by rows, and by columns */
-static void seqpar__tiles_rows(int64_t rows, int64_t depth, const float *a, int64_t row, const float *b, int64_t ldb, float *c, int64_t ldc, int on, const float *keep) {
+static void seqpar__tiles_rows(int64_t rows, int64_t depth, const float *a, int64_t row,
+                               const float *b, int64_t ldb, float *c, int64_t ldc, int on,
+                               const float *keep) {
     seqpar__tiles(rows, depth, a, row, 1, b, ldb, c, ldc, on, keep);
 }
-static void seqpar__tiles_columns(int64_t rows, int64_t depth, const float *a, int64_t step, const float *b, int64_t ldb, float *c, int64_t ldc, int on, const float *keep) {
+
+static void seqpar__tiles_columns(int64_t rows, int64_t depth, const float *a, int64_t step,
+                                  const float *b, int64_t ldb, float *c, int64_t ldc, int on,
+                                  const float *keep) {
     seqpar__tiles(rows, depth, a, 1, step, b, ldb, c, ldc, on, keep);
 }
 
 /* VL rows of 4 columns at `from` become 4 rows of VL at `to`, times the factor. */
-SEQPAR__TEMPLATE void seqpar__transpose(float *to, int64_t ld, const float *from, int64_t row, float factor) {
+SEQPAR__TEMPLATE void seqpar__transpose(float *to, int64_t ld, const float *from, int64_t row,
+                                        float factor) {
 #ifdef SEQPAR__LOAD4
-    seqpar__v f = SEQPAR__SPLAT(factor), a = SEQPAR__LOAD4(from, row), b = SEQPAR__LOAD4(from + row, row), c = SEQPAR__LOAD4(from + 2 * row, row), d = SEQPAR__LOAD4(from + 3 * row, row);
-    seqpar__v ab = SEQPAR__LOW2(a, b), cd = SEQPAR__LOW2(c, d), ab2 = SEQPAR__HIGH2(a, b), cd2 = SEQPAR__HIGH2(c, d);
+    seqpar__v f = SEQPAR__SPLAT(factor), a = SEQPAR__LOAD4(from, row);
+    seqpar__v b = SEQPAR__LOAD4(from + row, row), c = SEQPAR__LOAD4(from + 2 * row, row);
+    seqpar__v d = SEQPAR__LOAD4(from + 3 * row, row);
+    seqpar__v ab = SEQPAR__LOW2(a, b), cd = SEQPAR__LOW2(c, d), ab2 = SEQPAR__HIGH2(a, b);
+    seqpar__v cd2 = SEQPAR__HIGH2(c, d);
     SEQPAR__STORE(to, SEQPAR__PAIRS(ab, cd, 0x44) * f);
     SEQPAR__STORE(to + ld, SEQPAR__PAIRS(ab, cd, 0xee) * f);
     SEQPAR__STORE(to + 2 * ld, SEQPAR__PAIRS(ab2, cd2, 0x44) * f);
     SEQPAR__STORE(to + 3 * ld, SEQPAR__PAIRS(ab2, cd2, 0xee) * f);
 #else
     int i, k;
-    for (k = 0; k < 4; k++) for (i = 0; i < SEQPAR__VL; i++) to[k * ld + i] = from[i * row + k] * factor;
+    for (k = 0; k < 4; k++)
+        for (i = 0; i < SEQPAR__VL; i++) to[k * ld + i] = from[i * row + k] * factor;
 #endif
 }
 
-/* b (depth, columns), element (k, j) at b[k * row + j * column], times the factor, into panels of NR columns, the last padded with 0 */
-static void seqpar__pack(float *to, const float *b, int64_t row, int64_t column, int64_t depth, int64_t columns, float factor) {
-    int64_t j, k, i;
-    for (j = 0; j < columns; j += SEQPAR__NR, to += depth * SEQPAR__NR) {
+/* b (depth, columns), element (k, j) at b[k * row + j * column], times the factor, into
+   panels of NR columns, the last padded with 0 */
+static void seqpar__pack(float *to, const float *b, int64_t row, int64_t column, int64_t depth,
+                         int64_t columns, float factor) {
+    int64_t k;
+    for (int64_t j = 0; j < columns; j += SEQPAR__NR, to += depth * SEQPAR__NR) {
         const float *from = b + j * column;
         int64_t n = SEQPAR__MIN(columns - j, SEQPAR__NR);
         if (n < SEQPAR__NR) memset(to, 0, (size_t)(depth * SEQPAR__NR) * sizeof *to);
@@ -7282,189 +9723,286 @@ static void seqpar__pack(float *to, const float *b, int64_t row, int64_t column,
         if (n == SEQPAR__NR && row == 1)
             for (; k + 4 <= depth; k += 4) {
                 seqpar__transpose(to + k * SEQPAR__NR, SEQPAR__NR, from + k, column, factor);
-                seqpar__transpose(to + k * SEQPAR__NR + SEQPAR__VL, SEQPAR__NR, from + SEQPAR__VL * column + k, column, factor);
+                seqpar__transpose(to + k * SEQPAR__NR + SEQPAR__VL, SEQPAR__NR,
+                                  from + SEQPAR__VL * column + k, column, factor);
             }
         if (n == SEQPAR__NR && column == 1)
-            for (; k < depth; k++) for (i = 0; i < SEQPAR__NR; i++) to[k * SEQPAR__NR + i] = from[k * row + i] * factor;
-        for (; k < depth; k++) for (i = 0; i < n; i++) to[k * SEQPAR__NR + i] = from[k * row + i * column] * factor;
+            for (; k < depth; k++)
+                for (int64_t i = 0; i < SEQPAR__NR; i++)
+                    to[k * SEQPAR__NR + i] = from[k * row + i] * factor;
+        for (; k < depth; k++)
+            for (int64_t i = 0; i < n; i++)
+                to[k * SEQPAR__NR + i] = from[k * row + i * column] * factor;
     }
 }
 
-/* a (rows, depth), element (i, k) at a[i * row + k * step], into panels of MR rows, k by k; the last may have fewer. */
-static void seqpar__pack_rows(float *to, const float *a, int64_t row, int64_t step, int64_t rows, int64_t depth) {
-    int64_t i, k, x;
-    for (i = 0; i < rows; i += SEQPAR__MR, to += depth * SEQPAR__MR) {
+/* a (rows, depth), element (i, k) at a[i * row + k * step], into panels of MR rows, k by k;
+   the last may have fewer. */
+static void seqpar__pack_rows(float *to, const float *a, int64_t row, int64_t step,
+                              int64_t rows, int64_t depth) {
+    int64_t k;
+    for (int64_t i = 0; i < rows; i += SEQPAR__MR, to += depth * SEQPAR__MR) {
         const float *from = a + i * row;
         int64_t m = SEQPAR__MIN(rows - i, SEQPAR__MR);
         k = 0;
         if (m == SEQPAR__MR && row == 1)
-            for (; k < depth; k++) for (x = 0; x < SEQPAR__MR; x++) to[k * SEQPAR__MR + x] = from[k * step + x];
-        for (; k < depth; k++) for (x = 0; x < m; x++) to[k * SEQPAR__MR + x] = from[x * row + k * step];
+            for (; k < depth; k++)
+                for (int64_t x = 0; x < SEQPAR__MR; x++) to[k * SEQPAR__MR + x] = from[k * step + x];
+        for (; k < depth; k++)
+            for (int64_t x = 0; x < m; x++) to[k * SEQPAR__MR + x] = from[x * row + k * step];
     }
 }
 
 #define SEQPAR__KC 512 /* depth and columns of the part of b that is packed at a time, */
 #define SEQPAR__NC 320
 #define SEQPAR__MC (8 * SEQPAR__MR) /* rows of the part of a, */
-#define SEQPAR__AC (SEQPAR__KC + 16) /* and how far apart they are once copied: not a power of two, which is what few sets of a cache would share */
+#define SEQPAR__AC \
+    (SEQPAR__KC + 16) /* and how far apart they are once copied: not a power of two, which is \
+                         what few sets of a cache would share */
 
 typedef struct seqpar__product {
-    float *c; int64_t ldc;
-    const float *a; int64_t a_row, a_step;
-    const float *b; int64_t b_row, b_column;
+    float *c;
+    int64_t ldc;
+    const float *a;
+    int64_t a_row, a_step;
+    const float *b;
+    int64_t b_row, b_column;
     int64_t rows, columns, depth;
     int accumulate;
 } seqpar__product;
 
-static void seqpar__product_tile(int64_t rows, int64_t depth, const float *a, int64_t row, const float *b, float *c, int64_t ldc, int on) {
-    if (row == SEQPAR__AC) seqpar__tiles(rows, depth, a, SEQPAR__AC, 1, b, SEQPAR__NR, c, ldc, on, NULL); /* fits into the addresses */
-    else if (row) seqpar__tiles_rows(rows, depth, a, row, b, SEQPAR__NR, c, ldc, on, NULL);
-    else seqpar__tiles_columns(rows, depth, a, SEQPAR__MR, b, SEQPAR__NR, c, ldc, on, NULL);
+static void seqpar__product_tile(int64_t rows, int64_t depth, const float *a, int64_t row,
+                                 const float *b, float *c, int64_t ldc, int on) {
+    /* fits into the addresses */
+    if (row == SEQPAR__AC)
+        seqpar__tiles(rows, depth, a, SEQPAR__AC, 1, b, SEQPAR__NR, c, ldc, on, NULL);
+    else if (row)
+        seqpar__tiles_rows(rows, depth, a, row, b, SEQPAR__NR, c, ldc, on, NULL);
+    else
+        seqpar__tiles_columns(rows, depth, a, SEQPAR__MR, b, SEQPAR__NR, c, ldc, on, NULL);
 }
 
-/* c (rows, columns) = or += a . b for packed panels of b and, with `row` 0, of a; else a has rows `row` apart. What a last
-   panel of columns has too many goes into a buffer. */
-static void seqpar__product_packed(float *c, int64_t ldc, const float *a, int64_t row, const float *b, int64_t rows, int64_t columns, int64_t depth, int on) {
+/* c (rows, columns) = or += a . b for packed panels of b and, with `row` 0, of a; else a has
+   rows `row` apart. What a last panel of columns has too many goes into a buffer. */
+static void seqpar__product_packed(float *c, int64_t ldc, const float *a, int64_t row,
+                                   const float *b, int64_t rows, int64_t columns, int64_t depth,
+                                   int on) {
     float edge[SEQPAR__MR * SEQPAR__NR];
-    int64_t i, j, x;
-    for (j = 0; j < columns; j += SEQPAR__NR)
-        for (i = 0; i < rows; i += SEQPAR__MR) {
-            int64_t m = SEQPAR__MIN(rows - i, SEQPAR__MR), n = SEQPAR__MIN(columns - j, SEQPAR__NR);
+    for (int64_t j = 0; j < columns; j += SEQPAR__NR)
+        for (int64_t i = 0; i < rows; i += SEQPAR__MR) {
+            int64_t m = SEQPAR__MIN(rows - i, SEQPAR__MR);
+            int64_t n = SEQPAR__MIN(columns - j, SEQPAR__NR);
             const float *from = a + i * (row ? row : depth);
             float *to = c + i * ldc + j;
-            if (n == SEQPAR__NR) { seqpar__product_tile(m, depth, from, row, b + j * depth, to, ldc, on); continue; }
-            for (x = 0; on && x < m; x++) memcpy(edge + x * SEQPAR__NR, to + x * ldc, (size_t)n * sizeof *c);
-            for (x = 0; on && x < m; x++) memset(edge + x * SEQPAR__NR + n, 0, (size_t)(SEQPAR__NR - n) * sizeof *c);
+            if (n == SEQPAR__NR) {
+                seqpar__product_tile(m, depth, from, row, b + j * depth, to, ldc, on);
+                continue;
+            }
+            for (int64_t x = 0; on && x < m; x++)
+                memcpy(edge + x * SEQPAR__NR, to + x * ldc, (size_t)n * sizeof *c);
+            for (int64_t x = 0; on && x < m; x++)
+                memset(edge + x * SEQPAR__NR + n, 0, (size_t)(SEQPAR__NR - n) * sizeof *c);
             seqpar__product_tile(m, depth, from, row, b + j * depth, edge, SEQPAR__NR, on);
-            for (x = 0; x < m; x++) memcpy(to + x * ldc, edge + x * SEQPAR__NR, (size_t)n * sizeof *c);
+            for (int64_t x = 0; x < m; x++)
+                memcpy(to + x * ldc, edge + x * SEQPAR__NR, (size_t)n * sizeof *c);
         }
 }
 
-/* Rows of a are read in place or, where they lie far apart and enough columns are to come, from a copy; columns of a are packed. */
+/* Rows of a are read in place or, where they lie far apart and enough columns are to come,
+   from a copy; columns of a are packed. */
 static void seqpar__product_run(const seqpar__product *p, float *packed_a) {
     float *packed_b = packed_a + SEQPAR__AC * SEQPAR__MC;
     int copied = p->a_step == 1 && p->a_row >= 256 && p->columns >= 4 * SEQPAR__NR;
-    int64_t i, j, k, x, row = copied ? SEQPAR__AC : p->a_step == 1 ? p->a_row : 0;
-    for (j = 0; p->depth == 0 && !p->accumulate && j < p->rows; j++) memset(p->c + j * p->ldc, 0, (size_t)p->columns * sizeof *p->c); /* an empty sum */
-    for (j = 0; j < p->columns; j += SEQPAR__NC)
-        for (k = 0; k < p->depth; k += SEQPAR__KC) {
-            int64_t n = SEQPAR__MIN(p->columns - j, SEQPAR__NC), d = SEQPAR__MIN(p->depth - k, SEQPAR__KC);
-            seqpar__pack(packed_b, p->b + k * p->b_row + j * p->b_column, p->b_row, p->b_column, d, n, 1.0f);
-            for (i = 0; i < p->rows; i += SEQPAR__MC) {
+    int64_t row = copied ? SEQPAR__AC : p->a_step == 1 ? p->a_row : 0;
+    /* an empty sum */
+    for (int64_t j = 0; p->depth == 0 && !p->accumulate && j < p->rows; j++)
+        memset(p->c + j * p->ldc, 0, (size_t)p->columns * sizeof *p->c);
+    for (int64_t j = 0; j < p->columns; j += SEQPAR__NC)
+        for (int64_t k = 0; k < p->depth; k += SEQPAR__KC) {
+            int64_t n = SEQPAR__MIN(p->columns - j, SEQPAR__NC);
+            int64_t d = SEQPAR__MIN(p->depth - k, SEQPAR__KC);
+            seqpar__pack(packed_b, p->b + k * p->b_row + j * p->b_column, p->b_row, p->b_column,
+                         d, n, 1.0f);
+            for (int64_t i = 0; i < p->rows; i += SEQPAR__MC) {
                 int64_t m = SEQPAR__MIN(p->rows - i, SEQPAR__MC);
                 const float *a = p->a + i * p->a_row + k * p->a_step;
-                for (x = 0; copied && x < m; x++) memcpy(packed_a + x * row, a + x * p->a_row, (size_t)d * sizeof *a);
+                for (int64_t x = 0; copied && x < m; x++)
+                    memcpy(packed_a + x * row, a + x * p->a_row, (size_t)d * sizeof *a);
                 if (!row) seqpar__pack_rows(packed_a, a, p->a_row, p->a_step, m, d);
-                seqpar__product_packed(p->c + i * p->ldc + j, p->ldc, copied || !row ? packed_a : a, row, packed_b, m, n, d, p->accumulate || k > 0);
+                seqpar__product_packed(p->c + i * p->ldc + j, p->ldc,
+                                       copied || !row ? packed_a : a, row, packed_b, m, n, d,
+                                       p->accumulate || k > 0);
             }
         }
 }
-#define SEQPAR__PACKED_BYTES ((SEQPAR__AC * SEQPAR__MC + SEQPAR__KC * (SEQPAR__NC + SEQPAR__NR)) * (int64_t)sizeof(float))
+#define SEQPAR__PACKED_BYTES \
+    ((SEQPAR__AC * SEQPAR__MC + SEQPAR__KC * (SEQPAR__NC + SEQPAR__NR)) * \
+     (int64_t)sizeof(float))
 
-/* Up to VL rows . W^T: they are the lanes, rows of W are read where they lie, once. From column `j` on. */
+/* Up to VL rows . W^T: they are the lanes, rows of W are read where they lie, once. From
+   column `j` on. */
 static void seqpar__product_lanes(const seqpar__product *p, float *x, int64_t j) {
     float c[SEQPAR__MR * SEQPAR__VL] = {0};
-    int64_t i, k, n;
-    for (k = 0; j < p->columns && k < p->depth; k++) for (i = 0; i < SEQPAR__VL; i++) x[k * SEQPAR__VL + i] = i < p->rows ? p->a[i * p->a_row + k] : 0.0f;
+    int64_t n;
+    for (int64_t k = 0; j < p->columns && k < p->depth; k++)
+        for (int64_t i = 0; i < SEQPAR__VL; i++)
+            x[k * SEQPAR__VL + i] = i < p->rows ? p->a[i * p->a_row + k] : 0.0f;
     for (; j < p->columns; j += n) {
         const float *w = p->b + j * p->b_column;
         n = j + SEQPAR__MR <= p->columns ? SEQPAR__MR : 1;
-        for (k = 0; p->accumulate && k < n; k++) for (i = 0; i < p->rows; i++) c[k * SEQPAR__VL + i] = p->c[i * p->ldc + j + k];
-        if (n > 1) seqpar__tile(1, SEQPAR__MR, p->depth, w, p->b_column, 1, x, SEQPAR__VL, c, SEQPAR__VL, p->accumulate, NULL);
-        else seqpar__tile(1, 1, p->depth, w, p->b_column, 1, x, SEQPAR__VL, c, SEQPAR__VL, p->accumulate, NULL);
-        for (k = 0; k < n; k++) for (i = 0; i < p->rows; i++) p->c[i * p->ldc + j + k] = c[k * SEQPAR__VL + i];
+        for (int64_t k = 0; p->accumulate && k < n; k++)
+            for (int64_t i = 0; i < p->rows; i++) c[k * SEQPAR__VL + i] = p->c[i * p->ldc + j + k];
+        if (n > 1)
+            seqpar__tile(1, SEQPAR__MR, p->depth, w, p->b_column, 1, x, SEQPAR__VL, c,
+                         SEQPAR__VL, p->accumulate, NULL);
+        else
+            seqpar__tile(1, 1, p->depth, w, p->b_column, 1, x, SEQPAR__VL, c, SEQPAR__VL,
+                         p->accumulate, NULL);
+        for (int64_t k = 0; k < n; k++)
+            for (int64_t i = 0; i < p->rows; i++) p->c[i * p->ldc + j + k] = c[k * SEQPAR__VL + i];
     }
 }
-/* One row: the lanes are VL rows of W, turned in registers. Returns how many columns are done. */
+
+/* One row: the lanes are VL rows of W, turned in registers. Returns how many columns are
+   done. */
 static int64_t seqpar__product_row(const seqpar__product *p) {
-    int64_t j, k, i;
+    int64_t j;
     for (j = 0; p->depth % 4 == 0 && j + SEQPAR__VL <= p->columns; j += SEQPAR__VL) {
         const float *w = p->b + j * p->b_column;
         seqpar__v sum = p->accumulate ? SEQPAR__LOAD(p->c + j) : SEQPAR__SPLAT(0.0f);
-        for (k = 0; k < p->depth; k += 4) {
+        for (int64_t k = 0; k < p->depth; k += 4) {
             float turned[4 * SEQPAR__VL];
             seqpar__transpose(turned, SEQPAR__VL, w + k, p->b_column, 1.0f);
             SEQPAR__UNROLL
-            for (i = 0; i < 4; i++) sum = SEQPAR__VFMA(SEQPAR__SPLAT(p->a[k + i]), SEQPAR__LOAD(turned + i * SEQPAR__VL), sum);
+            for (int64_t i = 0; i < 4; i++)
+                sum = SEQPAR__VFMA(SEQPAR__SPLAT(p->a[k + i]),
+                                   SEQPAR__LOAD(turned + i * SEQPAR__VL), sum);
         }
         SEQPAR__STORE(p->c + j, sum);
     }
     return j;
 }
 
-/* A job is a run of rows and, where that makes too few, of columns: whole tiles for every thread. */
-typedef struct seqpar__matmul_work { const seqpar_matmul_args *args; int64_t rows, columns, across; } seqpar__matmul_work;
+/* A job is a run of rows and, where that makes too few, of columns: whole tiles for every
+   thread. */
+typedef struct seqpar__matmul_work {
+    const seqpar_matmul_args *args;
+    int64_t rows, columns, across;
+} seqpar__matmul_work;
+
 static void seqpar__cpu_matmul_job(void *user, int64_t i, char *scratch) {
     const seqpar__matmul_work *w = (const seqpar__matmul_work *)user;
     const seqpar_matmul_args *a = w->args;
     seqpar__product p;
     int64_t first = i / w->across * w->rows, column = i % w->across * w->columns;
-    p.c = (float *)a->y.data + first * a->y.stride + column; p.ldc = a->y.stride;
-    p.a = (const float *)a->x.data + first * a->x.stride; p.a_row = a->x.stride; p.a_step = 1;
+    p.c = (float *)a->y.data + first * a->y.stride + column;
+    p.ldc = a->y.stride;
+    p.a = (const float *)a->x.data + first * a->x.stride;
+    p.a_row = a->x.stride;
+    p.a_step = 1;
     p.b_row = a->transposed ? a->w.stride : 1;
     p.b_column = a->transposed ? 1 : a->w.stride;
     p.b = (const float *)a->w.data + column * p.b_column;
     p.rows = SEQPAR__MIN(w->rows, a->rows - first);
-    p.columns = SEQPAR__MIN(w->columns, a->out - column); p.depth = a->in; p.accumulate = a->accumulate;
-    if (a->transposed || a->rows > SEQPAR__VL) seqpar__product_run(&p, (float *)scratch);
-    else seqpar__product_lanes(&p, (float *)scratch, p.rows == 1 ? seqpar__product_row(&p) : 0);
+    p.columns = SEQPAR__MIN(w->columns, a->out - column);
+    p.depth = a->in;
+    p.accumulate = a->accumulate;
+    if (a->transposed || a->rows > SEQPAR__VL)
+        seqpar__product_run(&p, (float *)scratch);
+    else
+        seqpar__product_lanes(&p, (float *)scratch, p.rows == 1 ? seqpar__product_row(&p) : 0);
 }
+
 /* More jobs than threads: a thread that loses its core does not hold up the rest. */
-static int64_t seqpar__jobs_wanted(const seqpar_device *device) { return device->threads > 1 ? 4 * device->threads : 1; }
-static seqpar_status seqpar__cpu_matmul(seqpar_device *device, const seqpar_matmul_args *a, void *queue) {
+static int64_t seqpar__jobs_wanted(const seqpar_device *device) {
+    return device->threads > 1 ? 4 * device->threads : 1;
+}
+
+static seqpar_status seqpar__cpu_matmul(seqpar_device *device, const seqpar_matmul_args *a,
+                                        void *queue) {
     seqpar__matmul_work w;
     int64_t jobs = seqpar__jobs_wanted(device), bytes = SEQPAR__PACKED_BYTES, share, runs;
     (void)queue;
     if (a->rows <= 0 || a->out <= 0) return SEQPAR_OK;
     w.args = a;
-    share = SEQPAR__MAX((a->rows + jobs - 1) / jobs, a->out >= 256 * jobs ? 256 : 64); /* each run of rows packs w anew */
+    /* each run of rows packs w anew */
+    share = SEQPAR__MAX((a->rows + jobs - 1) / jobs, a->out >= 256 * jobs ? 256 : 64);
     w.rows = (share + SEQPAR__MR - 1) / SEQPAR__MR * SEQPAR__MR;
     runs = (a->rows + w.rows - 1) / w.rows;
     w.across = SEQPAR__MAX(jobs / runs, 1);
-    w.columns = (a->out + 8 * SEQPAR__MR * w.across - 1) / (8 * SEQPAR__MR * w.across) * (8 * SEQPAR__MR);
+    w.columns = (a->out + 8 * SEQPAR__MR * w.across - 1) / (8 * SEQPAR__MR * w.across) *
+                (8 * SEQPAR__MR);
     w.across = (a->out + w.columns - 1) / w.columns;
-    if (a->rows <= SEQPAR__VL) bytes = SEQPAR__MAX(bytes, a->in * SEQPAR__VL * (int64_t)sizeof(float));
+    if (a->rows <= SEQPAR__VL)
+        bytes = SEQPAR__MAX(bytes, a->in * SEQPAR__VL * (int64_t)sizeof(float));
     return seqpar__parallel(device, runs * w.across, bytes, seqpar__cpu_matmul_job, &w);
 }
 
-/* Weight gradient: a job is a block of dw; the fold runs inside it, so that partials stay in cache. The more rows a block has, the
-   less often x is read; halved while there are too few jobs. */
+/* Weight gradient: a job is a block of dw; the fold runs inside it, so that partials stay in
+   cache. The more rows a block has, the less often x is read; halved while there are too few
+   jobs. */
 #define SEQPAR__WB_OUT 192
-#define SEQPAR__WB_IN 256
-typedef struct seqpar__weight_work { const seqpar_weight_grad_args *args; int64_t rows; } seqpar__weight_work;
-typedef struct seqpar__weight_job { const seqpar_weight_grad_args *args; int64_t out, in, rows, columns; float *packed; } seqpar__weight_job;
+#define SEQPAR__WB_IN  256
+typedef struct seqpar__weight_work {
+    const seqpar_weight_grad_args *args;
+    int64_t rows;
+} seqpar__weight_work;
+
+typedef struct seqpar__weight_job {
+    const seqpar_weight_grad_args *args;
+    int64_t out, in, rows, columns;
+    float *packed;
+} seqpar__weight_job;
 
 static void seqpar__cpu_weight_leaf(void *user, void *value, int64_t index, int extend) {
     const seqpar__weight_job *j = (const seqpar__weight_job *)user;
     const seqpar_weight_grad_args *a = j->args;
     int64_t first = a->leaves[index].local;
     seqpar__product p;
-    p.c = (float *)value; p.ldc = SEQPAR__WB_IN;
-    p.a = (const float *)a->dy.data + first * a->dy.stride + j->out; p.a_row = 1; p.a_step = a->dy.stride;
-    p.b = (const float *)a->x.data + first * a->x.stride + j->in; p.b_row = a->x.stride; p.b_column = 1;
-    p.rows = j->rows; p.columns = j->columns; p.depth = a->leaves[index].count; p.accumulate = extend;
+    p.c = (float *)value;
+    p.ldc = SEQPAR__WB_IN;
+    p.a = (const float *)a->dy.data + first * a->dy.stride + j->out;
+    p.a_row = 1;
+    p.a_step = a->dy.stride;
+    p.b = (const float *)a->x.data + first * a->x.stride + j->in;
+    p.b_row = a->x.stride;
+    p.b_column = 1;
+    p.rows = j->rows;
+    p.columns = j->columns;
+    p.depth = a->leaves[index].count;
+    p.accumulate = extend;
     seqpar__product_run(&p, j->packed);
 }
+
 static void seqpar__cpu_weight_combine(void *user, void *into, const void *other) {
     const seqpar__weight_job *j = (const seqpar__weight_job *)user;
-    int64_t r, i;
-    for (r = 0; r < j->rows; r++)
-        for (i = 0; i < j->columns; i++) ((float *)into)[r * SEQPAR__WB_IN + i] += ((const float *)other)[r * SEQPAR__WB_IN + i];
+    for (int64_t r = 0; r < j->rows; r++)
+        for (int64_t i = 0; i < j->columns; i++)
+            ((float *)into)[r * SEQPAR__WB_IN + i] +=
+                ((const float *)other)[r * SEQPAR__WB_IN + i];
 }
-static void seqpar__cpu_weight_copy(const seqpar__weight_job *j, float *value, float *matrix, int to_matrix) {
-    int64_t r;
+
+static void seqpar__cpu_weight_copy(const seqpar__weight_job *j, float *value, float *matrix,
+                                    int to_matrix) {
     matrix += j->out * j->args->in + j->in;
-    for (r = 0; r < j->rows; r++)
-        memcpy(to_matrix ? matrix + r * j->args->in : value + r * SEQPAR__WB_IN, to_matrix ? value + r * SEQPAR__WB_IN : matrix + r * j->args->in, (size_t)j->columns * sizeof *value);
+    for (int64_t r = 0; r < j->rows; r++)
+        memcpy(to_matrix ? matrix + r * j->args->in : value + r * SEQPAR__WB_IN,
+               to_matrix ? value + r * SEQPAR__WB_IN : matrix + r * j->args->in,
+               (size_t)j->columns * sizeof *value);
 }
+
 static void seqpar__cpu_weight_move(void *user, void *value, int64_t place, int to_store) {
     const seqpar__weight_job *j = (const seqpar__weight_job *)user;
-    seqpar__cpu_weight_copy(j, (float *)value, (float *)j->args->fold.store + place * j->args->fold.store_stride, to_store);
+    seqpar__cpu_weight_copy(j, (float *)value,
+                            (float *)j->args->fold.store + place * j->args->fold.store_stride,
+                            to_store);
 }
+
 static void seqpar__cpu_weight_finish(void *user, void *value) {
     const seqpar__weight_job *j = (const seqpar__weight_job *)user;
     seqpar__cpu_weight_copy(j, (float *)value, (float *)j->args->fold.finish, 1);
 }
+
 static void seqpar__cpu_weight_job(void *user, int64_t i, char *scratch) {
     const seqpar__weight_work *w = (const seqpar__weight_work *)user;
     const seqpar_weight_grad_args *a = w->args;
@@ -7477,7 +10015,8 @@ static void seqpar__cpu_weight_job(void *user, int64_t i, char *scratch) {
     j.rows = SEQPAR__MIN(w->rows, a->out - j.out);
     j.columns = SEQPAR__MIN(SEQPAR__WB_IN, a->in - j.in);
     j.packed = (float *)scratch;
-    seqpar__machine_room(&m, scratch + SEQPAR__PACKED_BYTES, a->fold.depth, w->rows * SEQPAR__WB_IN * (int64_t)sizeof(float));
+    seqpar__machine_room(&m, scratch + SEQPAR__PACKED_BYTES, a->fold.depth,
+                         w->rows * SEQPAR__WB_IN * (int64_t)sizeof(float));
     m.user = &j;
     m.leaf = seqpar__cpu_weight_leaf;
     m.combine = seqpar__cpu_weight_combine;
@@ -7486,109 +10025,154 @@ static void seqpar__cpu_weight_job(void *user, int64_t i, char *scratch) {
     m.extends = 1;
     seqpar__machine_run(&m, a->fold.program, a->fold.program_count);
 }
-static seqpar_status seqpar__cpu_weight_grad(seqpar_device *device, const seqpar_weight_grad_args *a, void *queue) {
-    int64_t across = (a->in + SEQPAR__WB_IN - 1) / SEQPAR__WB_IN, wanted = seqpar__jobs_wanted(device);
+
+static seqpar_status seqpar__cpu_weight_grad(seqpar_device *device,
+                                             const seqpar_weight_grad_args *a, void *queue) {
+    int64_t across = (a->in + SEQPAR__WB_IN - 1) / SEQPAR__WB_IN;
+    int64_t wanted = seqpar__jobs_wanted(device);
     seqpar__weight_work w;
     (void)queue;
     w.args = a;
-    for (w.rows = SEQPAR__WB_OUT; w.rows > 48 && (a->out + w.rows - 1) / w.rows * across < wanted;) w.rows /= 2;
-    return seqpar__parallel(device, (a->out + w.rows - 1) / w.rows * across, SEQPAR__PACKED_BYTES + seqpar__machine_bytes(a->fold.depth, w.rows * SEQPAR__WB_IN * (int64_t)sizeof(float)),
-                            seqpar__cpu_weight_job, &w);
+    for (w.rows = SEQPAR__WB_OUT;
+         w.rows > 48 && (a->out + w.rows - 1) / w.rows * across < wanted;)
+        w.rows /= 2;
+    return seqpar__parallel(
+        device, (a->out + w.rows - 1) / w.rows * across,
+        SEQPAR__PACKED_BYTES + seqpar__machine_bytes(a->fold.depth, w.rows * SEQPAR__WB_IN *
+                                                                        (int64_t)sizeof(float)),
+        seqpar__cpu_weight_job, &w);
 }
 
 /* Rows in runs of 32, a job each: for everything that treats rows one by one. */
-typedef struct seqpar__rows_work { const void *args; int64_t rows; void (*row)(const void *args, int64_t t); } seqpar__rows_work;
+typedef struct seqpar__rows_work {
+    const void *args;
+    int64_t rows;
+    void (*row)(const void *args, int64_t t);
+} seqpar__rows_work;
+
 static void seqpar__rows_job(void *user, int64_t i, char *scratch) {
     const seqpar__rows_work *w = (const seqpar__rows_work *)user;
-    int64_t t;
     (void)scratch;
-    for (t = i * 32; t < SEQPAR__MIN(w->rows, (i + 1) * 32); t++) w->row(w->args, t);
+    for (int64_t t = i * 32; t < SEQPAR__MIN(w->rows, (i + 1) * 32); t++) w->row(w->args, t);
 }
-static seqpar_status seqpar__rows_run(seqpar_device *device, int64_t rows, const void *args, void (*row)(const void *args, int64_t t)) {
+
+static seqpar_status seqpar__rows_run(seqpar_device *device, int64_t rows, const void *args,
+                                      void (*row)(const void *args, int64_t t)) {
     seqpar__rows_work w;
-    w.args = args; w.rows = rows; w.row = row;
+    w.args = args;
+    w.rows = rows;
+    w.row = row;
     return seqpar__parallel_runs(device, (rows + 31) / 32, 0, seqpar__rows_job, &w);
 }
 
-/* Sums within a row: 64 lanes by index, what is beyond the last 64 elements to the first 16 of them; folded as a fixed tree.
-   Calls step on the n elements of some arrays, a vector of each at a time; sums[3 u] and the two after it belong to the u-th vector of 64
-   elements. A last part below 16 is filled up in a buffer, and only of the first `written` arrays comes anything back. */
+/* Sums within a row: 64 lanes by index, what is beyond the last 64 elements to the first 16
+   of them; folded as a fixed tree. Calls step on the n elements of some arrays, a vector of
+   each at a time; sums[3 u] and the two after it belong to the u-th vector of 64 elements. A
+   last part below 16 is filled up in a buffer, and only of the first `written` arrays comes
+   anything back. */
 typedef void (*seqpar__step_fn)(const seqpar__v *k, seqpar__v *sums, float *const *x);
-#define SEQPAR__SUMS (3 * 64 / SEQPAR__VL)
+#define SEQPAR__SUMS   (3 * 64 / SEQPAR__VL)
 #define SEQPAR__ARRAYS 7
-SEQPAR__TEMPLATE void seqpar__vectors(seqpar__step_fn step, const seqpar__v *k, seqpar__v *sums, const int arrays, float *const *x, int64_t from, const int count) {
+SEQPAR__TEMPLATE void seqpar__vectors(seqpar__step_fn step, const seqpar__v *k, seqpar__v *sums,
+                                      const int arrays, float *const *x, int64_t from,
+                                      const int count) {
     float *at[SEQPAR__ARRAYS];
-    int j, u;
     SEQPAR__UNROLL
-    for (u = 0; u < count / SEQPAR__VL; u++) {
+    for (int u = 0; u < count / SEQPAR__VL; u++) {
         SEQPAR__UNROLL
-        for (j = 0; j < arrays; j++) at[j] = x[j] + from + u * SEQPAR__VL;
+        for (int j = 0; j < arrays; j++) at[j] = x[j] + from + u * SEQPAR__VL;
         step(k, sums + 3 * u, at);
     }
 }
-SEQPAR__TEMPLATE void seqpar__each(seqpar__step_fn step, const seqpar__v *k, seqpar__v *sums, const int arrays, const int written, float *const *x, int64_t n, float fill) {
+
+SEQPAR__TEMPLATE void seqpar__each(seqpar__step_fn step, const seqpar__v *k, seqpar__v *sums,
+                                   const int arrays, const int written, float *const *x,
+                                   int64_t n, float fill) {
     seqpar__v own[SEQPAR__SUMS]; /* nobody else's, so that they stay in registers */
     float edge[SEQPAR__ARRAYS * 16], *at[SEQPAR__ARRAYS];
     int64_t i = 0;
-    int j;
     SEQPAR__UNROLL
-    for (j = 0; j < SEQPAR__SUMS; j++) if (sums) own[j] = sums[j];
-    for (; sums && i + 64 <= n; i += 64) seqpar__vectors(step, k, own, arrays, x, i, 64); /* without sums lanes are alike */
+    for (int j = 0; j < SEQPAR__SUMS; j++)
+        if (sums) own[j] = sums[j];
+    /* without sums lanes are alike */
+    for (; sums && i + 64 <= n; i += 64) seqpar__vectors(step, k, own, arrays, x, i, 64);
     for (; i + 16 <= n; i += 16) seqpar__vectors(step, k, own, arrays, x, i, 16);
     if (i < n) {
-        for (j = 0; j < 16 * arrays; j++) edge[j] = j % 16 < n - i ? x[j / 16][i + j % 16] : fill;
-        for (j = 0; j < arrays; j++) at[j] = edge + 16 * j;
+        for (int j = 0; j < 16 * arrays; j++)
+            edge[j] = j % 16 < n - i ? x[j / 16][i + j % 16] : fill;
+        for (int j = 0; j < arrays; j++) at[j] = edge + 16 * j;
         seqpar__vectors(step, k, own, arrays, at, 0, 16);
-        for (j = 0; j < written; j++) memcpy(x[j] + i, at[j], (size_t)(n - i) * sizeof *edge);
+        for (int j = 0; j < written; j++) memcpy(x[j] + i, at[j], (size_t)(n - i) * sizeof *edge);
     }
     SEQPAR__UNROLL
-    for (j = 0; j < SEQPAR__SUMS; j++) if (sums) sums[j] = own[j];
+    for (int j = 0; j < SEQPAR__SUMS; j++)
+        if (sums) sums[j] = own[j];
 }
+
 /* The total of sums[which], sums[3 + which], ..: lane j and j + 32, then j and j + 16, .. */
 static float seqpar__sum_of(const seqpar__v *sums, int which) {
     seqpar__v total[64 / SEQPAR__VL];
     float lane[SEQPAR__VL];
-    int u, w;
-    for (u = 0; u < 64 / SEQPAR__VL; u++) total[u] = sums[3 * u + which];
-    for (w = 32 / SEQPAR__VL; w; w /= 2) for (u = 0; u < w; u++) total[u] = total[u] + total[u + w];
+    for (int u = 0; u < 64 / SEQPAR__VL; u++) total[u] = sums[3 * u + which];
+    for (int w = 32 / SEQPAR__VL; w; w /= 2)
+        for (int u = 0; u < w; u++) total[u] = total[u] + total[u + w];
     SEQPAR__STORE(lane, total[0]);
-    for (w = SEQPAR__VL / 2; w; w /= 2) for (u = 0; u < w; u++) lane[u] += lane[u + w];
+    for (int w = SEQPAR__VL / 2; w; w /= 2)
+        for (int u = 0; u < w; u++) lane[u] += lane[u + w];
     return lane[0];
 }
-static void seqpar__no_sums(seqpar__v *sums) { int u; for (u = 0; u < SEQPAR__SUMS; u++) sums[u] = SEQPAR__SPLAT(0.0f); }
 
-SEQPAR__TEMPLATE void seqpar__dot_step(const seqpar__v *k, seqpar__v *sums, float *const *x) { (void)k; sums[0] = SEQPAR__VFMA(SEQPAR__LOAD(x[0]), SEQPAR__LOAD(x[1]), sums[0]); }
-SEQPAR__TEMPLATE void seqpar__total_step(const seqpar__v *k, seqpar__v *sums, float *const *x) { (void)k; sums[0] = sums[0] + SEQPAR__LOAD(x[0]); }
+static void seqpar__no_sums(seqpar__v *sums) {
+    for (int u = 0; u < SEQPAR__SUMS; u++) sums[u] = SEQPAR__SPLAT(0.0f);
+}
+
+SEQPAR__TEMPLATE void seqpar__dot_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
+    (void)k;
+    sums[0] = SEQPAR__VFMA(SEQPAR__LOAD(x[0]), SEQPAR__LOAD(x[1]), sums[0]);
+}
+
+SEQPAR__TEMPLATE void seqpar__total_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
+    (void)k;
+    sums[0] = sums[0] + SEQPAR__LOAD(x[0]);
+}
+
 static float seqpar__dot(const float *a, const float *b, int64_t n) {
     float *x[2];
     seqpar__v sums[SEQPAR__SUMS];
-    x[0] = (float *)a; x[1] = (float *)b;
+    x[0] = (float *)a;
+    x[1] = (float *)b;
     seqpar__no_sums(sums);
     seqpar__each(seqpar__dot_step, NULL, sums, 2, 0, x, n, 0.0f);
     return seqpar__sum_of(sums, 0);
 }
-static float seqpar__highest(const float *a, int64_t n) { /* order does not matter to a maximum */
+
+/* order does not matter to a maximum */
+static float seqpar__highest(const float *a, int64_t n) {
     seqpar__v top[4];
     float lane[SEQPAR__VL], best = a[0];
-    int64_t i = 0, j;
-    for (j = 0; j < 4; j++) top[j] = SEQPAR__SPLAT(best);
+    int64_t i = 0;
+    for (int64_t j = 0; j < 4; j++) top[j] = SEQPAR__SPLAT(best);
     for (; i + 4 * SEQPAR__VL <= n; i += 4 * SEQPAR__VL) {
         SEQPAR__UNROLL
-        for (j = 0; j < 4; j++) top[j] = SEQPAR__VMAX(SEQPAR__LOAD(a + i + j * SEQPAR__VL), top[j]);
+        for (int64_t j = 0; j < 4; j++)
+            top[j] = SEQPAR__VMAX(SEQPAR__LOAD(a + i + j * SEQPAR__VL), top[j]);
     }
-    SEQPAR__STORE(lane, SEQPAR__VMAX(SEQPAR__VMAX(top[0], top[1]), SEQPAR__VMAX(top[2], top[3])));
-    for (j = 0; j < SEQPAR__VL; j++) best = lane[j] > best ? lane[j] : best;
+    SEQPAR__STORE(lane,
+                  SEQPAR__VMAX(SEQPAR__VMAX(top[0], top[1]), SEQPAR__VMAX(top[2], top[3])));
+    for (int64_t j = 0; j < SEQPAR__VL; j++) best = lane[j] > best ? lane[j] : best;
     for (; i < n; i++) best = a[i] > best ? a[i] : best;
     return best;
 }
 
 #define SEQPAR__LOG2E 1.44269504088896341f
-/* exp in fp32: 2^n exp(r), degree 7 in all; about 1 ulp; 0 below -87.3; exp(0) = 1. A NaN stays one. */
+/* exp in fp32: 2^n exp(r), degree 7 in all; about 1 ulp; 0 below -87.3; exp(0) = 1. A NaN
+   stays one. */
 static inline float seqpar__expf(float x) {
     float y = x < -87.3f ? -87.3f : x, t, n, r, p;
     uint32_t shift, bits;
     y = y > 88.0f ? 88.0f : y;
-    t = SEQPAR__FMAF(y, 1.44269504088896341f, 12582912.0f); /* rounds to an integer in the low bits */
+    /* rounds to an integer in the low bits */
+    t = SEQPAR__FMAF(y, 1.44269504088896341f, 12582912.0f);
     n = t - 12582912.0f;
     r = SEQPAR__FMAF(n, -0.693359375f, y);
     r = SEQPAR__FMAF(n, 2.12194440e-4f, r);
@@ -7605,23 +10189,35 @@ static inline float seqpar__expf(float x) {
     return x < -87.3f ? 0.0f : p;
 }
 
-/* 2^(k/16 + r) in fp32 for t = 1.5 2^19 + k/16 and r in [-1/32, 1/32]: an entry of a table times a polynomial that is 1.7e-9 off. */
-#define SEQPAR__SIXTEENTHS 786432.0f /* 1.5 2^19: the low bits of what is added to it count sixteenths */
+/* 2^(k/16 + r) in fp32 for t = 1.5 2^19 + k/16 and r in [-1/32, 1/32]: an entry of a table
+   times a polynomial that is 1.7e-9 off. */
+#define SEQPAR__SIXTEENTHS \
+    786432.0f /* 1.5 2^19: the low bits of what is added to it count sixteenths */
 SEQPAR__TEMPLATE seqpar__v seqpar__vpow2_of(seqpar__v t, seqpar__v r) {
-    seqpar__v s = SEQPAR__VPOW2(t), p = SEQPAR__VFMA(SEQPAR__SPLAT(5.550410971e-2f), r, SEQPAR__SPLAT(2.402342856e-1f));
+    seqpar__v s = SEQPAR__VPOW2(t);
+    seqpar__v p = SEQPAR__VFMA(SEQPAR__SPLAT(5.550410971e-2f), r,
+                               SEQPAR__SPLAT(2.402342856e-1f));
     p = SEQPAR__VFMA(p, r, SEQPAR__SPLAT(6.931471825e-1f)) * r;
     return SEQPAR__VFMA(p, s, s);
 }
-/* 2^x in fp32 for x from -127 to 127.9; about 1 ulp, below 2^-126 only of the right size; 2^-127 is 0, 2^0 = 1. A NaN stays one. */
+
+/* 2^x in fp32 for x from -127 to 127.9; about 1 ulp, below 2^-126 only of the right size;
+   2^-127 is 0, 2^0 = 1. A NaN stays one. */
 SEQPAR__TEMPLATE seqpar__v seqpar__vexp2_above(seqpar__v x) {
     seqpar__v magic = SEQPAR__SPLAT(SEQPAR__SIXTEENTHS), t = x + magic;
     return seqpar__vpow2_of(t, x - (t - magic));
 }
-SEQPAR__TEMPLATE seqpar__v seqpar__vexp2(seqpar__v x) { return seqpar__vexp2_above(SEQPAR__VMAX(SEQPAR__SPLAT(-127.0f), x)); }
 
-/* exp in fp32 by vectors, for x in [-88, 88]: 2^n exp(r), degree 6, 3e-9 off; about 1 ulp; 0 below -87.7; exp(0) = 1. A NaN stays one. */
+SEQPAR__TEMPLATE seqpar__v seqpar__vexp2(seqpar__v x) {
+    return seqpar__vexp2_above(SEQPAR__VMAX(SEQPAR__SPLAT(-127.0f), x));
+}
+
+/* exp in fp32 by vectors, for x in [-88, 88]: 2^n exp(r), degree 6, 3e-9 off; about 1 ulp; 0
+   below -87.7; exp(0) = 1. A NaN stays one. */
 SEQPAR__TEMPLATE seqpar__v seqpar__vexp(seqpar__v x) {
-    seqpar__v magic = SEQPAR__SPLAT(12583039.0f), t = SEQPAR__VFMA(x, SEQPAR__SPLAT(SEQPAR__LOG2E), magic), n = t - magic, r, p;
+    seqpar__v magic = SEQPAR__SPLAT(12583039.0f);
+    seqpar__v t = SEQPAR__VFMA(x, SEQPAR__SPLAT(SEQPAR__LOG2E), magic);
+    seqpar__v n = t - magic, r, p;
     r = SEQPAR__VFMA(n, SEQPAR__SPLAT(-0.693359375f), x);
     r = SEQPAR__VFMA(n, SEQPAR__SPLAT(2.12194440e-4f), r);
     p = SEQPAR__VFMA(SEQPAR__SPLAT(1.381453994e-3f), r, SEQPAR__SPLAT(8.368745127e-3f));
@@ -7647,52 +10243,77 @@ static inline float seqpar__tanhf(float x) {
 
 static void seqpar__cpu_add_job(void *user, int64_t i, char *scratch) {
     const seqpar_add_args *a = (const seqpar_add_args *)user;
-    int64_t begin = i * 65536, end = SEQPAR__MIN(a->count, begin + 65536), n;
+    int64_t begin = i * 65536, end = SEQPAR__MIN(a->count, begin + 65536);
     (void)scratch;
-    for (n = begin; n < end; n++) ((float *)a->y)[n] = ((const float *)a->a)[n] + ((const float *)a->b)[n];
+    for (int64_t n = begin; n < end; n++)
+        ((float *)a->y)[n] = ((const float *)a->a)[n] + ((const float *)a->b)[n];
 }
-SEQPAR__OP(seqpar__cpu_add, add, seqpar__parallel_runs(device, (a->count + 65535) / 65536, 0, seqpar__cpu_add_job, (void *)a))
+
+SEQPAR__OP(seqpar__cpu_add, add,
+           seqpar__parallel_runs(device, (a->count + 65535) / 65536, 0, seqpar__cpu_add_job,
+                                 (void *)a))
 
 /* ---- fast attention ----
-   A leaf is worked off in tiles of KT rows x QT columns. Columns are tokens of the task's piece (queries forward, keys backward),
-   packed once per job; rows are tokens of the leaf (keys, or queries), read where they lie. So scores come out as a tile whose
-   lanes are columns, and the same tile is, by columns, the left operand of the next product. Scores are in units of ln 2, as is
-   the m of a state. Tiles start where their piece starts, so what is in one is not a matter of ranks. */
+   A leaf is worked off in tiles of KT rows x QT columns. Columns are tokens of the task's
+   piece (queries forward, keys backward), packed once per job; rows are tokens of the leaf
+   (keys, or queries), read where they lie. So scores come out as a tile whose lanes are
+   columns, and the same tile is, by columns, the left operand of the next product. Scores
+   are in units of ln 2, as is the m of a state. Tiles start where their piece starts, so
+   what is in one is not a matter of ranks. */
 #define SEQPAR__QT 32
 #define SEQPAR__KT 128
 
 typedef struct seqpar__attn_tile {
     const seqpar_attn_args *args;
-    const seqpar_attn_keys *keys;    /* the piece of the keys, */
-    const seqpar_piece *queries;     /* and that of the queries */
-    int64_t key, key_count;          /* of the tile within their piece */
+    const seqpar_attn_keys *keys; /* the piece of the keys, */
+    const seqpar_piece *queries;  /* and that of the queries */
+    int64_t key, key_count;       /* of the tile within their piece */
     int64_t query, query_count;
-    int64_t head, kv_head;           /* query head of all, kv head of the step */
-    int64_t key_low, key_high;       /* keys that some query of the tile sees, numbers in the tile; */
-    int64_t query_low, query_high;   /* queries that see some */
-    int64_t pairs;                   /* visible, of all tiles so far */
-    int masked;                      /* not all pairs are visible: each query sees its keys low .. high */
-    int fresh, fresh_keys;           /* there is no state yet, no dq; no dk and dv */
+    int64_t head, kv_head; /* query head of all, kv head of the step */
+    /* keys that some query of the tile sees, numbers in the tile; */
+    int64_t key_low, key_high;
+    int64_t query_low, query_high; /* queries that see some */
+    int64_t pairs;                 /* visible, of all tiles so far */
+    /* not all pairs are visible: each query sees its keys low .. high */
+    int masked;
+    int fresh, fresh_keys; /* there is no state yet, no dq; no dk and dv */
     float low[SEQPAR__KT], high[SEQPAR__KT], lse[SEQPAR__KT], delta[SEQPAR__KT];
-    float *columns[2], *rows[3];     /* packed operands */
+    float *columns[2], *rows[3]; /* packed operands */
     seqpar__attn_job *job;
-    float *s, *z, *ds;               /* (KT, QT) scores, later probabilities; dropout factors; in rows of KT: gradients of scores */
+    /* (KT, QT) scores, later probabilities; dropout factors; in rows of KT: gradients of
+       scores */
+    float *s, *z, *ds;
 } seqpar__attn_tile;
 
-typedef struct seqpar__operand { const float *at; int64_t row, panel; } seqpar__operand; /* tokens as rows; panels of NR columns */
+/* tokens as rows; panels of NR columns */
+typedef struct seqpar__operand {
+    const float *at;
+    int64_t row, panel;
+} seqpar__operand;
 
 static int64_t seqpar__up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
-static int64_t seqpar__attn_columns(const seqpar_attn_args *a) { return seqpar__up(seqpar__attn_rows_max(a), SEQPAR__QT) * a->head_dim; }
-static int64_t seqpar__attn_scratch(const seqpar_attn_args *a) { /* two operands of columns, three of rows, three tiles */
-    int64_t wide = seqpar__up(a->head_dim, SEQPAR__NR);
-    return (2 * seqpar__attn_columns(a) + (2 * SEQPAR__KT + seqpar__attn_rows_max(a)) * wide + SEQPAR__KT * (2 * SEQPAR__QT + SEQPAR__KT)) * (int64_t)sizeof(float) + 64;
+static int64_t seqpar__attn_columns(const seqpar_attn_args *a) {
+    return seqpar__up(seqpar__attn_rows_max(a), SEQPAR__QT) * a->head_dim;
 }
 
-static seqpar__attn_tile seqpar__tile_new(seqpar__attn_job *j, const seqpar_attn_keys *keys, const seqpar_piece *queries) {
+/* two operands of columns, three of rows, three tiles */
+static int64_t seqpar__attn_scratch(const seqpar_attn_args *a) {
+    int64_t wide = seqpar__up(a->head_dim, SEQPAR__NR);
+    return (2 * seqpar__attn_columns(a) + (2 * SEQPAR__KT + seqpar__attn_rows_max(a)) * wide +
+            SEQPAR__KT * (2 * SEQPAR__QT + SEQPAR__KT)) *
+               (int64_t)sizeof(float) +
+           64;
+}
+
+static seqpar__attn_tile seqpar__tile_new(seqpar__attn_job *j, const seqpar_attn_keys *keys,
+                                          const seqpar_piece *queries) {
     const seqpar_attn_args *a = j->args;
     int64_t row_floats = SEQPAR__KT * seqpar__up(a->head_dim, SEQPAR__NR);
     seqpar__attn_tile t;
-    t.args = a; t.keys = keys; t.queries = queries; t.job = j;
+    t.args = a;
+    t.keys = keys;
+    t.queries = queries;
+    t.job = j;
     t.key = t.query = t.pairs = 0;
     t.fresh = t.fresh_keys = 0;
     t.s = (float *)(((uintptr_t)j->scratch + 63) & ~(uintptr_t)63);
@@ -7706,141 +10327,192 @@ static seqpar__attn_tile seqpar__tile_new(seqpar__attn_job *j, const seqpar_attn
     return t;
 }
 
-static const float *seqpar__tile_keys(const seqpar__attn_tile *t, const void *base, int64_t piece_row) {
-    return (const float *)base + ((piece_row + t->key) * t->args->head_count + t->kv_head) * t->args->head_dim;
+static const float *seqpar__tile_keys(const seqpar__attn_tile *t, const void *base,
+                                      int64_t piece_row) {
+    return (const float *)base +
+           ((piece_row + t->key) * t->args->head_count + t->kv_head) * t->args->head_dim;
 }
+
 static const float *seqpar__tile_queries(const seqpar__attn_tile *t, const void *base) {
-    return (const float *)base + ((t->queries->local + t->query) * t->args->heads + t->head) * t->args->head_dim;
+    return (const float *)base +
+           ((t->queries->local + t->query) * t->args->heads + t->head) * t->args->head_dim;
 }
 
 /* The task's tokens as columns, times a factor; the last tile is filled up with zeros. */
-static void seqpar__pack_columns(float *to, const float *from, int64_t stride, int64_t count, int64_t d, double factor) {
+static void seqpar__pack_columns(float *to, const float *from, int64_t stride, int64_t count,
+                                 int64_t d, double factor) {
     int64_t whole = count / SEQPAR__QT * SEQPAR__QT;
     if (whole < count) memset(to + whole * d, 0, (size_t)(SEQPAR__QT * d) * sizeof *to);
     seqpar__pack(to, from, 1, stride, d, count, (float)factor);
 }
+
 /* What products of query and key are multiplied by; with a softcap, before its tanh. */
-static double seqpar__score_factor(const seqpar_attn_args *a) { return a->softcap > 0 ? a->scale / a->softcap : a->scale * (double)SEQPAR__LOG2E; }
+static double seqpar__score_factor(const seqpar_attn_args *a) {
+    return a->softcap > 0 ? a->scale / a->softcap : a->scale * (double)SEQPAR__LOG2E;
+}
 
 /* Rows are read where they lie, unless a panel would reach beyond their end. */
-static seqpar__operand seqpar__row_operand(float *packed, const float *from, int64_t stride, int64_t count, int64_t d) {
+static seqpar__operand seqpar__row_operand(float *packed, const float *from, int64_t stride,
+                                           int64_t count, int64_t d) {
     seqpar__operand o;
-    if (d % SEQPAR__NR == 0) { o.at = from; o.row = stride; o.panel = SEQPAR__NR; return o; }
+    if (d % SEQPAR__NR == 0) {
+        o.at = from;
+        o.row = stride;
+        o.panel = SEQPAR__NR;
+        return o;
+    }
     seqpar__pack(packed, from, stride, 1, count, d, 1.0f);
-    o.at = packed; o.row = SEQPAR__NR; o.panel = count * SEQPAR__NR;
+    o.at = packed;
+    o.row = SEQPAR__NR;
+    o.panel = count * SEQPAR__NR;
     return o;
 }
 
 /* Which keys of the tile its queries see. */
 static void seqpar__tile_ranges(seqpar__attn_tile *t) {
     const seqpar_attn_args *a = t->args;
-    const int32_t *begin = a->visible_begin + t->queries->local + t->query, *end = a->visible_end + t->queries->local + t->query;
+    const int32_t *begin = a->visible_begin + t->queries->local + t->query;
+    const int32_t *end = a->visible_end + t->queries->local + t->query;
     int32_t latest = begin[0], earliest = end[0];
-    int64_t r, first, last;
-    for (r = 1; r < t->query_count; r++) { latest = SEQPAR__MAX(latest, begin[r]); earliest = SEQPAR__MIN(earliest, end[r]); }
-    t->key_low = t->query_low = 0; t->key_high = t->key_count; t->query_high = t->query_count;
-    t->masked = latest > t->keys->start + t->key * t->keys->stride || earliest <= t->keys->start + (t->key + t->key_count - 1) * t->keys->stride;
-    if (!t->masked) { t->pairs += t->query_count * t->key_count; return; }
-    t->key_low = t->key_count; t->query_low = t->query_count;
+    int64_t first, last;
+    for (int64_t r = 1; r < t->query_count; r++) {
+        latest = SEQPAR__MAX(latest, begin[r]);
+        earliest = SEQPAR__MIN(earliest, end[r]);
+    }
+    t->key_low = t->query_low = 0;
+    t->key_high = t->key_count;
+    t->query_high = t->query_count;
+    t->masked = latest > t->keys->start + t->key * t->keys->stride ||
+                earliest <= t->keys->start + (t->key + t->key_count - 1) * t->keys->stride;
+    if (!t->masked) {
+        t->pairs += t->query_count * t->key_count;
+        return;
+    }
+    t->key_low = t->key_count;
+    t->query_low = t->query_count;
     t->key_high = t->query_high = 0;
-    for (r = 0; r < SEQPAR__KT; r++) t->low[r] = t->high[r] = 0.0f;
-    for (r = 0; r < t->query_count; r++) {
-        if (!seqpar__visible(a, t->queries->local + t->query + r, t->keys, &first, &last)) continue;
+    for (int64_t r = 0; r < SEQPAR__KT; r++) t->low[r] = t->high[r] = 0.0f;
+    for (int64_t r = 0; r < t->query_count; r++) {
+        if (!seqpar__visible(a, t->queries->local + t->query + r, t->keys, &first, &last))
+            continue;
         first = SEQPAR__MAX(first - t->key, 0);
         last = SEQPAR__MIN(last - t->key, t->key_count);
         if (first >= last) continue;
-        t->low[r] = (float)first; t->high[r] = (float)last;
-        t->key_low = SEQPAR__MIN(t->key_low, first); t->key_high = SEQPAR__MAX(t->key_high, last);
-        t->query_low = SEQPAR__MIN(t->query_low, r); t->query_high = r + 1;
+        t->low[r] = (float)first;
+        t->high[r] = (float)last;
+        t->key_low = SEQPAR__MIN(t->key_low, first);
+        t->key_high = SEQPAR__MAX(t->key_high, last);
+        t->query_low = SEQPAR__MIN(t->query_low, r);
+        t->query_high = r + 1;
         t->pairs += last - first;
     }
 }
 
-/* Rows first .. last of the tile: products of the row tokens with the columns, which begin at number `column` of the piece. */
-static void seqpar__tile_products(const seqpar__attn_tile *t, float *s, int64_t ld, const float *rows, int64_t stride, const float *columns, int64_t column, int64_t first, int64_t last) {
-    int64_t d = t->args->head_dim, c, r;
-    for (c = 0; c < SEQPAR__QT; c += SEQPAR__NR)
-        for (r = first; r < last; r += seqpar__tile_rows(last - r)) {
+/* Rows first .. last of the tile: products of the row tokens with the columns, which begin
+   at number `column` of the piece. */
+static void seqpar__tile_products(const seqpar__attn_tile *t, float *s, int64_t ld,
+                                  const float *rows, int64_t stride, const float *columns,
+                                  int64_t column, int64_t first, int64_t last) {
+    int64_t d = t->args->head_dim;
+    for (int64_t c = 0; c < SEQPAR__QT; c += SEQPAR__NR)
+        for (int64_t r = first; r < last; r += seqpar__tile_rows(last - r)) {
             seqpar__ahead_fetch(t->job);
-            seqpar__tiles_rows(seqpar__tile_rows(last - r), d, rows + r * stride, stride, columns + (column + c) * d, SEQPAR__NR, s + r * ld + c, ld, 0, NULL);
+            seqpar__tiles_rows(seqpar__tile_rows(last - r), d, rows + r * stride, stride,
+                               columns + (column + c) * d, SEQPAR__NR, s + r * ld + c, ld, 0,
+                               NULL);
         }
 }
 
-static const float seqpar__ones[32] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+static const float seqpar__ones[32] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
+                                       1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
-/* to (columns, d) = to keep + (s^T . rows), over the tile's rows first .. last, rising; keep NULL: to = .. With step 1 the other
-   way round: to (rows, d) = to keep + (s . columns). */
-static void seqpar__tile_add(float *to, int64_t d, const float *s, int64_t row, int64_t step, seqpar__operand b, int64_t count, int64_t first, int64_t last, const float *keep) {
+/* to (columns, d) = to keep + (s^T . rows), over the tile's rows first .. last, rising; keep
+   NULL: to = .. With step 1 the other way round: to (rows, d) = to keep + (s . columns). */
+static void seqpar__tile_add(float *to, int64_t d, const float *s, int64_t row, int64_t step,
+                             seqpar__operand b, int64_t count, int64_t first, int64_t last,
+                             const float *keep) {
     float edge[SEQPAR__QT * SEQPAR__NR];
-    int64_t i, x;
+    int64_t i;
     s += first * step;
     b.at += first * b.row;
     for (i = 0; i + SEQPAR__NR <= d; i += SEQPAR__NR, b.at += b.panel)
-        if (step == 1) seqpar__tiles_rows(count, last - first, s, row, b.at, b.row, to + i, d, 0, keep);
-        else seqpar__tiles_columns(count, last - first, s, step, b.at, b.row, to + i, d, 0, keep);
+        if (step == 1)
+            seqpar__tiles_rows(count, last - first, s, row, b.at, b.row, to + i, d, 0, keep);
+        else
+            seqpar__tiles_columns(count, last - first, s, step, b.at, b.row, to + i, d, 0,
+                                  keep);
     if (i == d) return;
     memset(edge, 0, sizeof edge);
-    for (x = 0; keep && x < count; x++) memcpy(edge + x * SEQPAR__NR, to + x * d + i, (size_t)(d - i) * sizeof *to);
-    if (step == 1) seqpar__tiles_rows(count, last - first, s, row, b.at, b.row, edge, SEQPAR__NR, 0, keep);
-    else seqpar__tiles_columns(count, last - first, s, step, b.at, b.row, edge, SEQPAR__NR, 0, keep);
-    for (x = 0; x < count; x++) memcpy(to + x * d + i, edge + x * SEQPAR__NR, (size_t)(d - i) * sizeof *to);
+    for (int64_t x = 0; keep && x < count; x++)
+        memcpy(edge + x * SEQPAR__NR, to + x * d + i, (size_t)(d - i) * sizeof *to);
+    if (step == 1)
+        seqpar__tiles_rows(count, last - first, s, row, b.at, b.row, edge, SEQPAR__NR, 0, keep);
+    else
+        seqpar__tiles_columns(count, last - first, s, step, b.at, b.row, edge, SEQPAR__NR, 0,
+                              keep);
+    for (int64_t x = 0; x < count; x++)
+        memcpy(to + x * d + i, edge + x * SEQPAR__NR, (size_t)(d - i) * sizeof *to);
 }
 
 /* Softcap: products q.k scale / cap become scores. */
 static void seqpar__tile_cap(const seqpar__attn_tile *t, int64_t first, int64_t last) {
     float cap = (float)t->args->softcap * SEQPAR__LOG2E;
-    int64_t n;
-    for (n = first * SEQPAR__QT; n < last * SEQPAR__QT; n++) t->s[n] = cap * seqpar__tanhf(t->s[n]);
+    for (int64_t n = first * SEQPAR__QT; n < last * SEQPAR__QT; n++)
+        t->s[n] = cap * seqpar__tanhf(t->s[n]);
 }
 
 /* Dropout factors of the tile, 0 where nothing is visible; its rows are keys, or queries. */
 static void seqpar__tile_dropout(const seqpar__attn_tile *t, int rows_are_queries) {
     const seqpar_attn_args *a = t->args;
-    int64_t q, k;
     memset(t->z, 0, SEQPAR__KT * SEQPAR__QT * sizeof *t->z);
-    for (q = 0; q < t->query_count; q++)
-        for (k = t->masked ? (int64_t)t->low[q] : 0; k < (t->masked ? (int64_t)t->high[q] : t->key_count); k++)
+    for (int64_t q = 0; q < t->query_count; q++)
+        for (int64_t k = t->masked ? (int64_t)t->low[q] : 0;
+             k < (t->masked ? (int64_t)t->high[q] : t->key_count); k++)
             t->z[rows_are_queries ? q * SEQPAR__QT + k : k * SEQPAR__QT + q] =
-                (float)seqpar__dropout(a, t->queries, t->query + q, t->head, t->keys->start + (t->key + k) * t->keys->stride);
+                (float)seqpar__dropout(a, t->queries, t->query + q, t->head,
+                                       t->keys->start + (t->key + k) * t->keys->stride);
 }
-static void seqpar__tile_times(float *s, int64_t ld, const float *z, int64_t first, int64_t last) {
-    int64_t n, i;
-    for (n = first; n < last; n++) for (i = 0; i < SEQPAR__QT; i++) s[n * ld + i] *= z[n * SEQPAR__QT + i];
+
+static void seqpar__tile_times(float *s, int64_t ld, const float *z, int64_t first,
+                               int64_t last) {
+    for (int64_t n = first; n < last; n++)
+        for (int64_t i = 0; i < SEQPAR__QT; i++) s[n * ld + i] *= z[n * SEQPAR__QT + i];
 }
 
 /* x where the query sees the key, else `other` */
-SEQPAR__TEMPLATE seqpar__v seqpar__seen(seqpar__v x, seqpar__v key, seqpar__v low, seqpar__v high, seqpar__v other) {
+SEQPAR__TEMPLATE seqpar__v seqpar__seen(seqpar__v x, seqpar__v key, seqpar__v low,
+                                        seqpar__v high, seqpar__v other) {
     return SEQPAR__VLESS(key, low, other, SEQPAR__VLESS(key, high, x, other));
 }
 
-/* NR columns of scores become probabilities against the running maximum m; factor is for what was there before. Sums are made
-   of sums over 16 keys each. A score that is a NaN is no maximum, but makes its sum one. */
-SEQPAR__TEMPLATE void seqpar__softmax_panel(const int masked, const seqpar__attn_tile *t, int64_t c, float *m, float *l, float *factor) {
+/* NR columns of scores become probabilities against the running maximum m; factor is for
+   what was there before. Sums are made of sums over 16 keys each. A score that is a NaN is
+   no maximum, but makes its sum one. */
+SEQPAR__TEMPLATE void seqpar__softmax_panel(const int masked, const seqpar__attn_tile *t,
+                                            int64_t c, float *m, float *l, float *factor) {
     const seqpar__v zero = SEQPAR__SPLAT(0.0f), least = SEQPAR__SPLAT((float)-HUGE_VAL);
     seqpar__v low[2], high[2], top[2], sum[2], part[2], x;
     const int64_t first = t->key_low, last = t->key_high;
     float *const scores = t->s + c;
-    int64_t n, block;
-    int i;
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         low[i] = masked ? SEQPAR__LOAD(t->low + c + i * SEQPAR__VL) : zero;
         high[i] = masked ? SEQPAR__LOAD(t->high + c + i * SEQPAR__VL) : zero;
         top[i] = SEQPAR__LOAD(m + c + i * SEQPAR__VL);
         sum[i] = zero;
     }
-    for (n = first; n < last; n++) {
+    for (int64_t n = first; n < last; n++) {
         SEQPAR__UNROLL
-        for (i = 0; i < 2; i++) {
+        for (int i = 0; i < 2; i++) {
             x = SEQPAR__LOAD(scores + n * SEQPAR__QT + i * SEQPAR__VL);
             if (masked) x = seqpar__seen(x, SEQPAR__SPLAT((float)n), low[i], high[i], least);
             top[i] = SEQPAR__VMAX(x, top[i]);
         }
     }
-    for (block = first / 16 * 16; block < last; block += 16) {
+    for (int64_t block = first / 16 * 16; block < last; block += 16) {
         part[0] = part[1] = zero;
-        for (n = SEQPAR__MAX(block, first); n < SEQPAR__MIN(block + 16, last); n++) {
+        for (int64_t n = SEQPAR__MAX(block, first); n < SEQPAR__MIN(block + 16, last); n++) {
             SEQPAR__UNROLL
-            for (i = 0; i < 2; i++) {
+            for (int i = 0; i < 2; i++) {
                 float *s = scores + n * SEQPAR__QT + i * SEQPAR__VL;
                 x = seqpar__vexp2(SEQPAR__LOAD(s) - top[i]);
                 if (masked) x = seqpar__seen(x, SEQPAR__SPLAT((float)n), low[i], high[i], zero);
@@ -7851,56 +10523,75 @@ SEQPAR__TEMPLATE void seqpar__softmax_panel(const int masked, const seqpar__attn
         sum[0] = sum[0] + part[0];
         sum[1] = sum[1] + part[1];
     }
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         seqpar__v before = SEQPAR__LOAD(l + c + i * SEQPAR__VL);
-        x = SEQPAR__VLESS(zero, before, seqpar__vexp2(SEQPAR__LOAD(m + c + i * SEQPAR__VL) - top[i]), zero);
+        x = SEQPAR__VLESS(zero, before,
+                          seqpar__vexp2(SEQPAR__LOAD(m + c + i * SEQPAR__VL) - top[i]), zero);
         SEQPAR__STORE(factor + c + i * SEQPAR__VL, x);
         SEQPAR__STORE(l + c + i * SEQPAR__VL, before * x + sum[i]);
         SEQPAR__STORE(m + c + i * SEQPAR__VL, top[i]);
     }
 }
 
-static void seqpar__tile_softmax(const seqpar__attn_tile *t, float *m, float *l, float *factor) {
+static void seqpar__tile_softmax(const seqpar__attn_tile *t, float *m, float *l,
+                                 float *factor) {
     float tops[SEQPAR__QT] = {0}, sums[SEQPAR__QT] = {0};
     size_t bytes = (size_t)t->query_count * sizeof *m;
-    int64_t c;
     memcpy(tops, m, bytes);
     memcpy(sums, l, bytes);
-    for (c = 0; c < SEQPAR__QT; c += SEQPAR__NR)
-        if (t->masked) seqpar__softmax_panel(1, t, c, tops, sums, factor);
-        else seqpar__softmax_panel(0, t, c, tops, sums, factor);
+    for (int64_t c = 0; c < SEQPAR__QT; c += SEQPAR__NR)
+        if (t->masked)
+            seqpar__softmax_panel(1, t, c, tops, sums, factor);
+        else
+            seqpar__softmax_panel(0, t, c, tops, sums, factor);
     memcpy(m, tops, bytes);
     memcpy(l, sums, bytes);
 }
 
-static void seqpar__cpu_forward_tile(seqpar__attn_tile *t, seqpar__operand values, float *o, float *m, float *l) {
+static void seqpar__cpu_forward_tile(seqpar__attn_tile *t, seqpar__operand values, float *o,
+                                     float *m, float *l) {
     const seqpar_attn_args *a = t->args;
     int64_t d = a->head_dim;
     float factor[SEQPAR__QT];
     seqpar__tile_ranges(t);
-    if (t->key_low >= t->key_high) { if (t->fresh) memset(o, 0, (size_t)(t->query_count * d) * sizeof *o); return; }
-    seqpar__tile_products(t, t->s, SEQPAR__QT, seqpar__tile_keys(t, a->k, t->keys->k_row), a->head_count * d, t->columns[0], t->query, t->key_low, t->key_high);
+    if (t->key_low >= t->key_high) {
+        if (t->fresh) memset(o, 0, (size_t)(t->query_count * d) * sizeof *o);
+        return;
+    }
+    seqpar__tile_products(t, t->s, SEQPAR__QT, seqpar__tile_keys(t, a->k, t->keys->k_row),
+                          a->head_count * d, t->columns[0], t->query, t->key_low, t->key_high);
     if (a->softcap > 0) seqpar__tile_cap(t, t->key_low, t->key_high);
     seqpar__tile_softmax(t, m, l, factor);
-    if (a->dropout > 0) { seqpar__tile_dropout(t, 0); seqpar__tile_times(t->s, SEQPAR__QT, t->z, t->key_low, t->key_high); }
-    seqpar__tile_add(o, d, t->s, 1, SEQPAR__QT, values, t->query_count, t->key_low, t->key_high, t->fresh ? NULL : factor);
+    if (a->dropout > 0) {
+        seqpar__tile_dropout(t, 0);
+        seqpar__tile_times(t->s, SEQPAR__QT, t->z, t->key_low, t->key_high);
+    }
+    seqpar__tile_add(o, d, t->s, 1, SEQPAR__QT, values, t->query_count, t->key_low, t->key_high,
+                     t->fresh ? NULL : factor);
 }
 
 static void seqpar__cpu_forward_leaf(void *user, void *value, int64_t index, int extend) {
     seqpar__attn_job *j = (seqpar__attn_job *)user;
     const seqpar_attn_args *a = j->args;
-    int64_t d = a->head_dim, stride = a->head_count * d, r;
+    int64_t d = a->head_dim, stride = a->head_count * d;
     float *o = (float *)value, *m = o + j->count * d, *l = m + j->count;
-    seqpar__attn_tile t = seqpar__tile_new(j, &a->k_pieces[index], &a->q_pieces[j->task->piece]);
+    seqpar__attn_tile t = seqpar__tile_new(j, &a->k_pieces[index],
+                                           &a->q_pieces[j->task->piece]);
     t.head = j->head;
     t.kv_head = j->head / (a->heads / a->kv_heads) - a->head_begin;
-    for (r = 0; r < j->count && !extend; r++) { m[r] = (float)-HUGE_VAL; l[r] = 0.0f; }
-    if (!j->packed++) seqpar__pack_columns(t.columns[0], seqpar__tile_queries(&t, a->q), a->heads * d, j->count, d, seqpar__score_factor(a));
+    for (int64_t r = 0; r < j->count && !extend; r++) {
+        m[r] = (float)-HUGE_VAL;
+        l[r] = 0.0f;
+    }
+    if (!j->packed++)
+        seqpar__pack_columns(t.columns[0], seqpar__tile_queries(&t, a->q), a->heads * d,
+                             j->count, d, seqpar__score_factor(a));
     for (t.key = 0; t.key < t.keys->count; t.key += SEQPAR__KT) {
         seqpar__operand values;
         t.key_count = SEQPAR__MIN(SEQPAR__KT, t.keys->count - t.key);
         t.fresh = !extend && t.key == 0;
-        values = seqpar__row_operand(t.rows[0], seqpar__tile_keys(&t, a->v, t.keys->v_row), stride, t.key_count, d);
+        values = seqpar__row_operand(t.rows[0], seqpar__tile_keys(&t, a->v, t.keys->v_row),
+                                     stride, t.key_count, d);
         for (t.query = 0; t.query < j->count; t.query += SEQPAR__QT) {
             t.query_count = SEQPAR__MIN(SEQPAR__QT, j->count - t.query);
             seqpar__cpu_forward_tile(&t, values, o + t.query * d, m + t.query, l + t.query);
@@ -7909,38 +10600,53 @@ static void seqpar__cpu_forward_leaf(void *user, void *value, int64_t index, int
     j->flops += 4 * d * t.pairs;
 }
 
-/* What two states of up to QT rows are multiplied by where both have seen something; the new maxima */
-static void seqpar__state_factors(int64_t rows, const float *m, const float *m2, float *a, float *b, float *top) {
-    int64_t c;
-    for (c = 0; c < SEQPAR__QT; c++) { a[c] = c < rows ? m[c] : 0.0f; b[c] = c < rows ? m2[c] : 0.0f; }
-    for (c = 0; c < SEQPAR__QT; c += SEQPAR__VL) {
+/* What two states of up to QT rows are multiplied by where both have seen something; the new
+   maxima */
+static void seqpar__state_factors(int64_t rows, const float *m, const float *m2, float *a,
+                                  float *b, float *top) {
+    for (int64_t c = 0; c < SEQPAR__QT; c++) {
+        a[c] = c < rows ? m[c] : 0.0f;
+        b[c] = c < rows ? m2[c] : 0.0f;
+    }
+    for (int64_t c = 0; c < SEQPAR__QT; c += SEQPAR__VL) {
         seqpar__v x = SEQPAR__LOAD(a + c), y = SEQPAR__LOAD(b + c), high = SEQPAR__VMAX(x, y);
         SEQPAR__STORE(a + c, seqpar__vexp2(x - high));
         SEQPAR__STORE(b + c, seqpar__vexp2(y - high));
         SEQPAR__STORE(top + c, high);
     }
 }
+
 static void seqpar__cpu_state_combine(void *user, void *into, const void *other) {
     seqpar__attn_job *j = (seqpar__attn_job *)user;
-    int64_t d = j->args->head_dim, r, i, c;
-    float *o = (float *)into, *m = o + j->count * d, *l = m + j->count, a[SEQPAR__QT], b[SEQPAR__QT], top[SEQPAR__QT];
+    int64_t d = j->args->head_dim, c;
+    float *o = (float *)into, *m = o + j->count * d, *l = m + j->count, a[SEQPAR__QT];
+    float b[SEQPAR__QT], top[SEQPAR__QT];
     const float *o2 = (const float *)other, *m2 = o2 + j->count * d, *l2 = m2 + j->count;
-    for (r = 0; r < j->count; r++, o += d, o2 += d) {
+    for (int64_t r = 0; r < j->count; r++, o += d, o2 += d) {
         c = r % SEQPAR__QT;
-        if (c == 0) seqpar__state_factors(SEQPAR__MIN(SEQPAR__QT, j->count - r), m + r, m2 + r, a, b, top);
+        if (c == 0)
+            seqpar__state_factors(SEQPAR__MIN(SEQPAR__QT, j->count - r), m + r, m2 + r, a, b,
+                                  top);
         if (l2[r] == 0.0f) continue;
-        if (l[r] == 0.0f) { memcpy(o, o2, (size_t)d * sizeof *o); m[r] = m2[r]; l[r] = l2[r]; continue; }
+        if (l[r] == 0.0f) {
+            memcpy(o, o2, (size_t)d * sizeof *o);
+            m[r] = m2[r];
+            l[r] = l2[r];
+            continue;
+        }
         l[r] = l[r] * a[c] + l2[r] * b[c];
-        for (i = 0; i < d; i++) o[i] = o[i] * a[c] + o2[i] * b[c];
+        for (int64_t i = 0; i < d; i++) o[i] = o[i] * a[c] + o2[i] * b[c];
         m[r] = top[c];
     }
 }
+
 static void seqpar__cpu_state_finish(seqpar__attn_job *j, void *value) {
     const seqpar_attn_args *a = j->args;
-    int64_t d = a->head_dim, r, i;
+    int64_t d = a->head_dim;
     const float *o = (const float *)value, *m = o + j->count * d, *l = m + j->count;
-    for (r = 0; r < j->count; r++) {
-        float *out = (float *)a->out + ((j->local + r) * a->heads + j->head) * d, *lse = (float *)a->lse + (j->local + r) * a->heads + j->head;
+    for (int64_t r = 0; r < j->count; r++) {
+        float *out = (float *)a->out + ((j->local + r) * a->heads + j->head) * d;
+        float *lse = (float *)a->lse + (j->local + r) * a->heads + j->head;
         int empty = l[r] == 0.0f;
         double top = (double)m[r] * 0.693147180559945309;
         float total = l[r], factor = 1.0f;
@@ -7951,7 +10657,7 @@ static void seqpar__cpu_state_finish(seqpar__attn_job *j, void *value) {
             total = l[r] * factor + seqpar__expf((float)(sink - top));
         }
         factor = empty ? 0.0f : factor / total;
-        for (i = 0; i < d; i++) out[i] = o[r * d + i] * factor;
+        for (int64_t i = 0; i < d; i++) out[i] = o[r * d + i] * factor;
         *lse = empty && !a->sinks ? (float)-HUGE_VAL : (float)(top + seqpar_log((double)total));
     }
 }
@@ -7959,35 +10665,39 @@ static void seqpar__cpu_state_finish(seqpar__attn_job *j, void *value) {
 /* lse and delta of the tile's queries, delta times the scale */
 static void seqpar__tile_statistics(seqpar__attn_tile *t) {
     const seqpar_attn_args *a = t->args;
-    int64_t r, at = (t->queries->local + t->query) * a->heads + t->head;
-    for (r = 0; r < SEQPAR__KT; r++) t->lse[r] = t->delta[r] = 0.0f;
-    for (r = 0; r < t->query_count; r++) {
+    int64_t at = (t->queries->local + t->query) * a->heads + t->head;
+    for (int64_t r = 0; r < SEQPAR__KT; r++) t->lse[r] = t->delta[r] = 0.0f;
+    for (int64_t r = 0; r < t->query_count; r++) {
         t->lse[r] = ((const float *)a->lse)[at + r * a->heads];
         t->delta[r] = ((const float *)a->delta)[at + r * a->heads] * (float)a->scale;
     }
 }
 
-/* NR columns: s becomes p = exp(score - lse); dp, a gradient times scale, becomes ds = p (dp - delta), for a softcap times its
-   slope 1 - (score / cap)^2; what is masked becomes 0. */
-SEQPAR__TEMPLATE void seqpar__backward_panel(const int masked, const seqpar__attn_tile *t, float *gradients, int64_t c) {
+/* NR columns: s becomes p = exp(score - lse); dp, a gradient times scale, becomes ds = p (dp
+   - delta), for a softcap times its slope 1 - (score / cap)^2; what is masked becomes 0. */
+SEQPAR__TEMPLATE void seqpar__backward_panel(const int masked, const seqpar__attn_tile *t,
+                                             float *gradients, int64_t c) {
     const float cap = (float)(1.0 / (t->args->softcap * (double)SEQPAR__LOG2E));
     const seqpar__v zero = SEQPAR__SPLAT(0.0f), unit = SEQPAR__SPLAT(-SEQPAR__LOG2E);
     const int capped = t->args->softcap > 0;
     float number[SEQPAR__QT];
-    int64_t n, i;
-    for (i = 0; i < SEQPAR__QT; i++) number[i] = (float)i;
-    for (n = t->query_low; n < t->query_high; n++) {
+    for (int64_t i = 0; i < SEQPAR__QT; i++) number[i] = (float)i;
+    for (int64_t n = t->query_low; n < t->query_high; n++) {
         SEQPAR__UNROLL
-        for (i = c; i < c + SEQPAR__NR; i += SEQPAR__VL) {
+        for (int64_t i = c; i < c + SEQPAR__NR; i += SEQPAR__VL) {
             float *s = t->s + n * SEQPAR__QT + i, *dp = gradients + n * SEQPAR__KT + i;
-            seqpar__v score = SEQPAR__LOAD(s), p = seqpar__vexp2(SEQPAR__VFMA(SEQPAR__SPLAT(t->lse[n]), unit, score)), ds = p * (SEQPAR__LOAD(dp) - SEQPAR__SPLAT(t->delta[n]));
+            seqpar__v score = SEQPAR__LOAD(s);
+            seqpar__v p = seqpar__vexp2(SEQPAR__VFMA(SEQPAR__SPLAT(t->lse[n]), unit, score));
+            seqpar__v ds = p * (SEQPAR__LOAD(dp) - SEQPAR__SPLAT(t->delta[n]));
             if (capped) {
                 seqpar__v x = score * SEQPAR__SPLAT(cap);
                 ds = ds * (SEQPAR__SPLAT(1.0f) - x * x);
             }
             if (masked) {
-                p = seqpar__seen(p, SEQPAR__LOAD(number + i), SEQPAR__SPLAT(t->low[n]), SEQPAR__SPLAT(t->high[n]), zero);
-                ds = seqpar__seen(ds, SEQPAR__LOAD(number + i), SEQPAR__SPLAT(t->low[n]), SEQPAR__SPLAT(t->high[n]), zero);
+                p = seqpar__seen(p, SEQPAR__LOAD(number + i), SEQPAR__SPLAT(t->low[n]),
+                                 SEQPAR__SPLAT(t->high[n]), zero);
+                ds = seqpar__seen(ds, SEQPAR__LOAD(number + i), SEQPAR__SPLAT(t->low[n]),
+                                  SEQPAR__SPLAT(t->high[n]), zero);
             }
             SEQPAR__STORE(s, p);
             SEQPAR__STORE(dp, ds);
@@ -7995,46 +10705,65 @@ SEQPAR__TEMPLATE void seqpar__backward_panel(const int masked, const seqpar__att
     }
 }
 
-/* Products q.k (t->s) and dout.v (ds) become probabilities and gradients of scores; with dropout z, p becomes z p at last. */
+/* Products q.k (t->s) and dout.v (ds) become probabilities and gradients of scores; with
+   dropout z, p becomes z p at last. */
 static void seqpar__tile_backward(const seqpar__attn_tile *t, float *ds) {
-    int64_t c, first = t->query_low, last = t->query_high;
+    int64_t first = t->query_low, last = t->query_high;
     if (t->args->softcap > 0) seqpar__tile_cap(t, first, last);
     if (t->args->dropout > 0) {
         seqpar__tile_dropout(t, 1);
         seqpar__tile_times(ds, SEQPAR__KT, t->z, first, last);
     }
-    for (c = 0; c < SEQPAR__QT; c += SEQPAR__NR)
-        if (t->masked) seqpar__backward_panel(1, t, ds, c);
-        else seqpar__backward_panel(0, t, ds, c);
+    for (int64_t c = 0; c < SEQPAR__QT; c += SEQPAR__NR)
+        if (t->masked)
+            seqpar__backward_panel(1, t, ds, c);
+        else
+            seqpar__backward_panel(0, t, ds, c);
     if (t->args->dropout > 0) seqpar__tile_times(t->s, SEQPAR__QT, t->z, first, last);
 }
 
-/* Up to KT queries and QT keys. dk += ds^T q, dv += p^T dout: queries are the depth of both products, rising. */
-static void seqpar__backward_tile(const seqpar__attn_tile *t, float *ds, seqpar__operand q, seqpar__operand dout, float *dk, float *dv) {
+/* Up to KT queries and QT keys. dk += ds^T q, dv += p^T dout: queries are the depth of both
+   products, rising. */
+static void seqpar__backward_tile(const seqpar__attn_tile *t, float *ds, seqpar__operand q,
+                                  seqpar__operand dout, float *dk, float *dv) {
     const seqpar_attn_args *a = t->args;
     int64_t d = a->head_dim, stride = a->heads * d;
     const float *keep = t->fresh_keys ? NULL : seqpar__ones;
-    seqpar__tile_products(t, t->s, SEQPAR__QT, seqpar__tile_queries(t, a->q), stride, t->columns[0], t->key, t->query_low, t->query_high);
-    seqpar__tile_products(t, ds, SEQPAR__KT, seqpar__tile_queries(t, a->dout), stride, t->columns[1], t->key, t->query_low, t->query_high);
+    seqpar__tile_products(t, t->s, SEQPAR__QT, seqpar__tile_queries(t, a->q), stride,
+                          t->columns[0], t->key, t->query_low, t->query_high);
+    seqpar__tile_products(t, ds, SEQPAR__KT, seqpar__tile_queries(t, a->dout), stride,
+                          t->columns[1], t->key, t->query_low, t->query_high);
     seqpar__tile_backward(t, ds);
-    seqpar__tile_add(dk + t->key * d, d, ds, 1, SEQPAR__KT, q, t->key_count, t->query_low, t->query_high, keep);
-    seqpar__tile_add(dv + t->key * d, d, t->s, 1, SEQPAR__QT, dout, t->key_count, t->query_low, t->query_high, keep);
+    seqpar__tile_add(dk + t->key * d, d, ds, 1, SEQPAR__KT, q, t->key_count, t->query_low,
+                     t->query_high, keep);
+    seqpar__tile_add(dv + t->key * d, d, t->s, 1, SEQPAR__QT, dout, t->key_count, t->query_low,
+                     t->query_high, keep);
 }
-/* What a tile that nothing is seen of gives: 0, which makes a sum of -0 one of 0, as adding a leaf of zeros does. */
+
+/* What a tile that nothing is seen of gives: 0, which makes a sum of -0 one of 0, as adding
+   a leaf of zeros does. */
 static void seqpar__add_nothing(float *to, int64_t count, int fresh) {
-    int64_t i;
-    if (fresh) memset(to, 0, (size_t)count * sizeof *to);
-    else for (i = 0; i < count; i++) to[i] += 0.0f;
+    if (fresh)
+        memset(to, 0, (size_t)count * sizeof *to);
+    else
+        for (int64_t i = 0; i < count; i++) to[i] += 0.0f;
 }
-/* Up to KT queries and KT keys, tile by tile, whose ds lie side by side; at last dq += ds k: keys are the depth, rising. */
-static void seqpar__backward_block(seqpar__attn_tile *t, seqpar__operand q, seqpar__operand dout, seqpar__operand k, float *dq, float *dk, float *dv) {
-    int64_t begin = t->key, end = SEQPAR__MIN(begin + SEQPAR__KT, t->keys->count), first = SEQPAR__KT, last = 0, d = t->args->head_dim, r;
+
+/* Up to KT queries and KT keys, tile by tile, whose ds lie side by side; at last dq += ds k:
+   keys are the depth, rising. */
+static void seqpar__backward_block(seqpar__attn_tile *t, seqpar__operand q,
+                                   seqpar__operand dout, seqpar__operand k, float *dq,
+                                   float *dk, float *dv) {
+    int64_t begin = t->key;
+    int64_t end = SEQPAR__MIN(begin + SEQPAR__KT, t->keys->count);
+    int64_t first = SEQPAR__KT, last = 0, d = t->args->head_dim;
     const int64_t whole = SEQPAR__QT / SEQPAR__MR * SEQPAR__MR; /* rows of whole tiles */
     for (; t->key < end; t->key += SEQPAR__QT) {
         float *ds = t->ds + (t->key - begin);
         t->key_count = SEQPAR__MIN(SEQPAR__QT, end - t->key);
         seqpar__tile_ranges(t);
-        for (r = 0; t->masked && r < t->query_count; r++) memset(ds + r * SEQPAR__KT, 0, SEQPAR__QT * sizeof *ds);
+        for (int64_t r = 0; t->masked && r < t->query_count; r++)
+            memset(ds + r * SEQPAR__KT, 0, SEQPAR__QT * sizeof *ds);
         if (t->query_low >= t->query_high) {
             seqpar__add_nothing(dk + t->key * d, t->key_count * d, t->fresh_keys);
             seqpar__add_nothing(dv + t->key * d, t->key_count * d, t->fresh_keys);
@@ -8047,8 +10776,10 @@ static void seqpar__backward_block(seqpar__attn_tile *t, seqpar__operand q, seqp
     t->key = begin;
     k.at += begin * k.row;
     if (first >= last) seqpar__add_nothing(dq, t->query_count * d, t->fresh);
-    for (r = 0; first < last && r < t->query_count; r += whole)
-        seqpar__tile_add(dq + r * d, d, t->ds + r * SEQPAR__KT, SEQPAR__KT, 1, k, SEQPAR__MIN(t->query_count - r, whole), first, last, t->fresh ? NULL : seqpar__ones);
+    for (int64_t r = 0; first < last && r < t->query_count; r += whole)
+        seqpar__tile_add(dq + r * d, d, t->ds + r * SEQPAR__KT, SEQPAR__KT, 1, k,
+                         SEQPAR__MIN(t->query_count - r, whole), first, last,
+                         t->fresh ? NULL : seqpar__ones);
 }
 
 /* A leaf of dq, and with it what its queries give to dk and dv of the keys at hand. */
@@ -8057,19 +10788,25 @@ static void seqpar__cpu_backward_leaf(void *user, void *value, int64_t index, in
     const seqpar_attn_args *a = j->args;
     int64_t d = a->head_dim, stride = a->heads * d, key_stride = a->head_count * d;
     float *dq = (float *)value, *dk = (float *)keys->gradients, *dv = dk + keys->count * d;
-    seqpar__attn_tile t = seqpar__tile_new(keys, &a->k_pieces[index], &a->q_pieces[j->task->piece]);
+    seqpar__attn_tile t = seqpar__tile_new(keys, &a->k_pieces[index],
+                                           &a->q_pieces[j->task->piece]);
     seqpar__operand q, dout, k;
     t.head = j->head;
     t.kv_head = keys->head;
     if (!keys->packed++) {
-        seqpar__pack_columns(t.columns[0], seqpar__tile_keys(&t, a->k, t.keys->k_row), key_stride, keys->count, d, seqpar__score_factor(a));
-        seqpar__pack_columns(t.columns[1], seqpar__tile_keys(&t, a->v, t.keys->v_row), key_stride, keys->count, d, a->scale);
+        seqpar__pack_columns(t.columns[0], seqpar__tile_keys(&t, a->k, t.keys->k_row),
+                             key_stride, keys->count, d, seqpar__score_factor(a));
+        seqpar__pack_columns(t.columns[1], seqpar__tile_keys(&t, a->v, t.keys->v_row),
+                             key_stride, keys->count, d, a->scale);
     }
-    k = seqpar__row_operand(t.rows[2], seqpar__tile_keys(&t, a->k, t.keys->k_row), key_stride, keys->count, d);
+    k = seqpar__row_operand(t.rows[2], seqpar__tile_keys(&t, a->k, t.keys->k_row), key_stride,
+                            keys->count, d);
     for (t.query = 0; t.query < j->count; t.query += SEQPAR__KT) {
         t.query_count = SEQPAR__MIN(SEQPAR__KT, j->count - t.query);
-        q = seqpar__row_operand(t.rows[0], seqpar__tile_queries(&t, a->q), stride, t.query_count, d);
-        dout = seqpar__row_operand(t.rows[1], seqpar__tile_queries(&t, a->dout), stride, t.query_count, d);
+        q = seqpar__row_operand(t.rows[0], seqpar__tile_queries(&t, a->q), stride,
+                                t.query_count, d);
+        dout = seqpar__row_operand(t.rows[1], seqpar__tile_queries(&t, a->dout), stride,
+                                   t.query_count, d);
         seqpar__tile_statistics(&t);
         t.fresh_keys = keys->fresh && t.query == 0;
         for (t.key = 0; t.key < keys->count; t.key += SEQPAR__KT) {
@@ -8081,15 +10818,23 @@ static void seqpar__cpu_backward_leaf(void *user, void *value, int64_t index, in
     keys->flops += 10 * d * t.pairs;
 }
 
-static seqpar_status seqpar__cpu_attn_backward(seqpar_device *device, const seqpar_attn_backward_args *a, void *queue) {
-    seqpar__attn_kernel kernel = {1, 0, seqpar__cpu_backward_leaf, seqpar__attn_add, NULL, 1, SEQPAR__KT};
-    int64_t g;
+static seqpar_status seqpar__cpu_attn_backward(seqpar_device *device,
+                                               const seqpar_attn_backward_args *a,
+                                               void *queue) {
+    seqpar__attn_kernel kernel = {
+        1, 0, seqpar__cpu_backward_leaf, seqpar__attn_add, NULL, 1, SEQPAR__KT};
     (void)queue;
-    for (g = 0; g < a->groups; g++) kernel.scratch_bytes = SEQPAR__MAX(kernel.scratch_bytes, seqpar__attn_scratch(&a->keys[g]));
+    for (int64_t g = 0; g < a->groups; g++)
+        kernel.scratch_bytes = SEQPAR__MAX(kernel.scratch_bytes,
+                                           seqpar__attn_scratch(&a->keys[g]));
     return seqpar__attn_backward_run(device, a, &kernel);
 }
-static seqpar_status seqpar__cpu_attn_forward(seqpar_device *device, const seqpar_attn_args *a, void *queue) {
-    seqpar__attn_kernel kernel = {0, 0, seqpar__cpu_forward_leaf, seqpar__cpu_state_combine, seqpar__cpu_state_finish, 1, 0};
+
+static seqpar_status seqpar__cpu_attn_forward(seqpar_device *device, const seqpar_attn_args *a,
+                                              void *queue) {
+    seqpar__attn_kernel kernel = {
+        0, 0, seqpar__cpu_forward_leaf, seqpar__cpu_state_combine, seqpar__cpu_state_finish,
+        1, 0};
     (void)queue;
     kernel.scratch_bytes = seqpar__attn_scratch(a);
     return seqpar__attn_run(device, a, &kernel);
@@ -8097,93 +10842,134 @@ static seqpar_status seqpar__cpu_attn_forward(seqpar_device *device, const seqpa
 
 static void seqpar__cpu_delta_row(const void *args, int64_t t) {
     const seqpar_attn_delta_args *a = (const seqpar_attn_delta_args *)args;
-    int64_t n;
-    for (n = t * a->heads; n < (t + 1) * a->heads; n++)
-        ((float *)a->delta)[n] = seqpar__dot((const float *)a->dout + n * a->head_dim, (const float *)a->out + n * a->head_dim, a->head_dim);
+    for (int64_t n = t * a->heads; n < (t + 1) * a->heads; n++)
+        ((float *)a->delta)[n] = seqpar__dot((const float *)a->dout + n * a->head_dim,
+                                             (const float *)a->out + n * a->head_dim,
+                                             a->head_dim);
 }
-SEQPAR__OP(seqpar__cpu_attn_delta, attn_delta, seqpar__rows_run(device, a->tokens, a, seqpar__cpu_delta_row))
+
+SEQPAR__OP(seqpar__cpu_attn_delta, attn_delta,
+           seqpar__rows_run(device, a->tokens, a, seqpar__cpu_delta_row))
 
 static void seqpar__cpu_sinks_job(void *user, int64_t i, char *scratch) {
     const seqpar_attn_sinks_args *a = (const seqpar_attn_sinks_args *)user;
-    const float *sink = (const float *)a->sinks, *lse = (const float *)a->lse, *delta = (const float *)a->delta;
+    const float *sink = (const float *)a->sinks, *lse = (const float *)a->lse;
+    const float *delta = (const float *)a->delta;
     float *sum = (float *)a->dsinks + i * a->heads;
-    int64_t t, h;
     (void)scratch;
     memset(sum, 0, (size_t)a->heads * sizeof *sum);
-    for (t = a->pieces[i].local; t < a->pieces[i].local + a->pieces[i].count; t++)
-        for (h = 0; h < a->heads; h++) sum[h] = SEQPAR__FMAF(-seqpar__expf(sink[h] - lse[t * a->heads + h]), delta[t * a->heads + h], sum[h]);
+    for (int64_t t = a->pieces[i].local; t < a->pieces[i].local + a->pieces[i].count; t++)
+        for (int64_t h = 0; h < a->heads; h++)
+            sum[h] = SEQPAR__FMAF(-seqpar__expf(sink[h] - lse[t * a->heads + h]),
+                                  delta[t * a->heads + h], sum[h]);
 }
-SEQPAR__OP(seqpar__cpu_attn_sinks, attn_sinks, seqpar__parallel(device, a->piece_count, 0, seqpar__cpu_sinks_job, (void *)a))
 
-/* ======================================================================================================
+SEQPAR__OP(seqpar__cpu_attn_sinks, attn_sinks,
+           seqpar__parallel(device, a->piece_count, 0, seqpar__cpu_sinks_job, (void *)a))
+
+/* =============================================================================================
    >>rows  the fast device, row by row: norm, rotation, SwiGLU, loss, optimizer
-   ====================================================================================================== */
+   ========================================================================================== */
 
-SEQPAR__TEMPLATE void seqpar__norm_step(const seqpar__v *k, seqpar__v *sums, float *const *x) { (void)sums; SEQPAR__STORE(x[0], SEQPAR__LOAD(x[1]) * k[0] * SEQPAR__LOAD(x[2])); }
+SEQPAR__TEMPLATE void seqpar__norm_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
+    (void)sums;
+    SEQPAR__STORE(x[0], SEQPAR__LOAD(x[1]) * k[0] * SEQPAR__LOAD(x[2]));
+}
+
 static void seqpar__cpu_rmsnorm_row(const void *args, int64_t t) {
     const seqpar_rmsnorm_args *a = (const seqpar_rmsnorm_args *)args;
-    float *x[3], *row = (float *)a->x.data + t * a->x.stride, r = (float)(1.0 / sqrt((double)seqpar__dot(row, row, a->width) / (double)a->width + a->eps));
+    float *x[3], *row = (float *)a->x.data + t * a->x.stride;
+    float r = (float)(1.0 / sqrt((double)seqpar__dot(row, row, a->width) / (double)a->width +
+                                 a->eps));
     seqpar__v k = SEQPAR__SPLAT(r);
-    x[0] = (float *)a->y.data + t * a->y.stride; x[1] = row; x[2] = (float *)a->gain; /* after the call: gcc then steps one index, not three pointers, a third faster */
+    /* after the call: gcc then steps one index, not three pointers, a third faster */
+    x[0] = (float *)a->y.data + t * a->y.stride;
+    x[1] = row;
+    x[2] = (float *)a->gain;
     seqpar__each(seqpar__norm_step, &k, NULL, 3, 1, x, a->width, 0.0f);
     if (a->rstd) ((float *)a->rstd)[t] = r;
 }
-SEQPAR__OP(seqpar__cpu_rmsnorm, rmsnorm, seqpar__rows_run(device, a->rows, a, seqpar__cpu_rmsnorm_row))
 
-/* Memory is read once: a job is a leaf, its rows and its sum for the gain; the fold takes the sums from `leaf`. Where leaves are
-   not just the rows, one after the other, a job is a run of rows, and the fold computes its leaves. The first of the two passes over
-   a row fetches the dx of the second, the second x and dy two rows on, or memory would rest in between. */
-typedef struct seqpar__norm_work { const seqpar_rmsnorm_grad_args *args; float *leaf; } seqpar__norm_work;
-SEQPAR__TEMPLATE void seqpar__norm_dot_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
+SEQPAR__OP(seqpar__cpu_rmsnorm, rmsnorm,
+           seqpar__rows_run(device, a->rows, a, seqpar__cpu_rmsnorm_row))
+
+/* Memory is read once: a job is a leaf, its rows and its sum for the gain; the fold takes
+   the sums from `leaf`. Where leaves are not just the rows, one after the other, a job is a
+   run of rows, and the fold computes its leaves. The first of the two passes over a row
+   fetches the dx of the second, the second x and dy two rows on, or memory would rest in
+   between. */
+typedef struct seqpar__norm_work {
+    const seqpar_rmsnorm_grad_args *args;
+    float *leaf;
+} seqpar__norm_work;
+
+SEQPAR__TEMPLATE void seqpar__norm_dot_step(const seqpar__v *k, seqpar__v *sums,
+                                            float *const *x) {
     (void)k;
     SEQPAR__FETCH(x[3]); /* dx */
-    sums[0] = SEQPAR__VFMA(SEQPAR__LOAD(x[2]) * SEQPAR__LOAD(x[1]), SEQPAR__LOAD(x[0]), sums[0]);
+    sums[0] = SEQPAR__VFMA(SEQPAR__LOAD(x[2]) * SEQPAR__LOAD(x[1]), SEQPAR__LOAD(x[0]),
+                           sums[0]);
 }
-SEQPAR__TEMPLATE void seqpar__norm_grad_step(const seqpar__v *k, seqpar__v *sums, float *const *at) {
+
+SEQPAR__TEMPLATE void seqpar__norm_grad_step(const seqpar__v *k, seqpar__v *sums,
+                                             float *const *at) {
     seqpar__v x = SEQPAR__LOAD(at[2]), dy = SEQPAR__LOAD(at[3]);
     (void)sums;
-    SEQPAR__FETCH(at[5]); SEQPAR__FETCH(at[6]); /* x and dy, two rows on */
-    SEQPAR__STORE(at[0], SEQPAR__LOAD(at[0]) + SEQPAR__VFMA(x, k[1], k[0] * SEQPAR__LOAD(at[4]) * dy));
+    SEQPAR__FETCH(at[5]);
+    SEQPAR__FETCH(at[6]); /* x and dy, two rows on */
+    SEQPAR__STORE(at[0],
+                  SEQPAR__LOAD(at[0]) + SEQPAR__VFMA(x, k[1], k[0] * SEQPAR__LOAD(at[4]) * dy));
     SEQPAR__STORE(at[1], SEQPAR__VFMA(dy, x * k[0], SEQPAR__LOAD(at[1])));
 }
+
 static void seqpar__cpu_norm_grad_job(void *user, int64_t i, char *scratch) {
     const seqpar__norm_work *w = (const seqpar__norm_work *)user;
     const seqpar_rmsnorm_grad_args *a = w->args;
     float *sum = w->leaf ? w->leaf + i * a->width : (float *)scratch, *at[SEQPAR__ARRAYS], r;
-    int64_t t = w->leaf ? a->leaves[i].local : i * 32, end = w->leaf ? t + a->leaves[i].count : SEQPAR__MIN(a->rows, t + 32);
+    int64_t t = w->leaf ? a->leaves[i].local : i * 32;
+    int64_t end = w->leaf ? t + a->leaves[i].count : SEQPAR__MIN(a->rows, t + 32);
     seqpar__v sums[SEQPAR__SUMS], k[2];
     memset(sum, 0, (size_t)a->width * sizeof *sum);
     for (; t < end; t++) {
         int64_t ahead = SEQPAR__MIN(t + 2, a->rows - 1);
         r = ((const float *)a->rstd)[t];
-        at[0] = at[5] = (float *)a->dx.data + t * a->dx.stride; at[1] = sum; at[4] = (float *)a->gain;
-        at[2] = (float *)a->x.data + t * a->x.stride; at[3] = (float *)a->dy.data + t * a->dy.stride;
+        at[0] = at[5] = (float *)a->dx.data + t * a->dx.stride;
+        at[1] = sum;
+        at[4] = (float *)a->gain;
+        at[2] = (float *)a->x.data + t * a->x.stride;
+        at[3] = (float *)a->dy.data + t * a->dy.stride;
         seqpar__no_sums(sums);
         seqpar__each(seqpar__norm_dot_step, NULL, sums, 4, 0, at + 2, a->width, 0.0f);
-        at[5] = (float *)a->x.data + ahead * a->x.stride; at[6] = (float *)a->dy.data + ahead * a->dy.stride;
+        at[5] = (float *)a->x.data + ahead * a->x.stride;
+        at[6] = (float *)a->dy.data + ahead * a->dy.stride;
         k[0] = SEQPAR__SPLAT(r);
         k[1] = SEQPAR__SPLAT(-(r * r * r * seqpar__sum_of(sums, 0) / (float)a->width));
         seqpar__each(seqpar__norm_grad_step, k, NULL, 7, 2, at, a->width, 0.0f);
     }
 }
+
 static void seqpar__cpu_gain_leaf(void *user, void *value, int64_t index, int extend) {
     const seqpar__columns *c = (const seqpar__columns *)user;
     const seqpar__norm_work *w = (const seqpar__norm_work *)c->args;
     const seqpar_rmsnorm_grad_args *a = w->args;
     float *sum = (float *)value;
-    int64_t i, t;
-    if (w->leaf) { memcpy(sum, w->leaf + index * a->width + c->begin, (size_t)c->width * sizeof *sum); return; }
+    if (w->leaf) {
+        memcpy(sum, w->leaf + index * a->width + c->begin, (size_t)c->width * sizeof *sum);
+        return;
+    }
     if (!extend) memset(value, 0, (size_t)c->width * sizeof *sum);
-    for (t = a->leaves[index].local; t < a->leaves[index].local + a->leaves[index].count; t++) {
-        const float *x = (const float *)a->x.data + t * a->x.stride + c->begin, *dy = (const float *)a->dy.data + t * a->dy.stride + c->begin;
+    for (int64_t t = a->leaves[index].local; t < a->leaves[index].local + a->leaves[index].count; t++) {
+        const float *x = (const float *)a->x.data + t * a->x.stride + c->begin;
+        const float *dy = (const float *)a->dy.data + t * a->dy.stride + c->begin;
         float r = ((const float *)a->rstd)[t];
-        for (i = 0; i < c->width; i++) sum[i] = SEQPAR__FMAF(dy[i], x[i] * r, sum[i]);
+        for (int64_t i = 0; i < c->width; i++) sum[i] = SEQPAR__FMAF(dy[i], x[i] * r, sum[i]);
     }
 }
+
 /* How many leaves there are, if they are the rows one after the other; else 0. */
 static int64_t seqpar__leaves_in_line(const seqpar_rmsnorm_grad_args *a) {
-    int64_t i, count = 0, rows = 0;
-    for (i = 0; i < a->fold.program_count; i++) {
+    int64_t count = 0, rows = 0;
+    for (int64_t i = 0; i < a->fold.program_count; i++) {
         int64_t n = a->fold.program[i].index;
         if (a->fold.program[i].op == SEQPAR_FOLD_EXTEND) return 0;
         if (a->fold.program[i].op != SEQPAR_FOLD_LEAF) continue;
@@ -8192,170 +10978,242 @@ static int64_t seqpar__leaves_in_line(const seqpar_rmsnorm_grad_args *a) {
     }
     return rows == a->rows ? count : 0;
 }
-static seqpar_status seqpar__cpu_rmsnorm_grad(seqpar_device *device, const seqpar_rmsnorm_grad_args *a, void *queue) {
+
+static seqpar_status seqpar__cpu_rmsnorm_grad(seqpar_device *device,
+                                              const seqpar_rmsnorm_grad_args *a, void *queue) {
     int64_t leaves = seqpar__leaves_in_line(a);
     seqpar__norm_work w;
     seqpar_status status;
     (void)queue;
     w.args = a;
-    w.leaf = leaves ? (float *)SEQPAR_MALLOC((size_t)(leaves * a->width) * sizeof *w.leaf) : NULL; /* without memory: the other way */
-    status = seqpar__parallel_runs(device, w.leaf ? leaves : (a->rows + 31) / 32, a->width * (int64_t)sizeof(float), seqpar__cpu_norm_grad_job, &w);
-    if (!status) status = seqpar__columns_run(device, &a->fold, &w, a->width, 64, seqpar__cpu_gain_leaf);
+    /* without memory: the other way */
+    w.leaf = leaves ? (float *)SEQPAR_MALLOC((size_t)(leaves * a->width) * sizeof *w.leaf)
+                    : NULL;
+    status = seqpar__parallel_runs(device, w.leaf ? leaves : (a->rows + 31) / 32,
+                                   a->width * (int64_t)sizeof(float), seqpar__cpu_norm_grad_job,
+                                   &w);
+    if (!status)
+        status = seqpar__columns_run(device, &a->fold, &w, a->width, 64, seqpar__cpu_gain_leaf);
     SEQPAR_FREE(w.leaf);
     return status;
 }
 
 static void seqpar__cpu_rope_row(const void *args, int64_t t) {
     const seqpar_rope_args *a = (const seqpar_rope_args *)args;
-    int64_t half = a->head_dim / 2, h, i;
-    const float *c = (const float *)a->cosine + a->positions[t] * half, *s = (const float *)a->sine + a->positions[t] * half;
+    int64_t half = a->head_dim / 2;
+    const float *c = (const float *)a->cosine + a->positions[t] * half;
+    const float *s = (const float *)a->sine + a->positions[t] * half;
     float sign = a->inverse ? -1.0f : 1.0f;
-    for (h = 0; h < a->heads; h++) {
+    for (int64_t h = 0; h < a->heads; h++) {
         float *x = (float *)a->x.data + t * a->x.stride + h * a->head_dim, *y = x + half;
-        for (i = 0; i < half; i++) {
+        for (int64_t i = 0; i < half; i++) {
             float p = x[i], q = y[i];
             x[i] = p * c[i] - q * (sign * s[i]);
             y[i] = q * c[i] + p * (sign * s[i]);
         }
     }
 }
+
 SEQPAR__OP(seqpar__cpu_rope, rope, seqpar__rows_run(device, a->rows, a, seqpar__cpu_rope_row))
 
 /* 1 / (1 + exp(-x)), for x within 88 of 0; beyond, what it is there */
 SEQPAR__TEMPLATE seqpar__v seqpar__vsigmoid(seqpar__v x) {
     seqpar__v low = SEQPAR__SPLAT(-88.0f), one = SEQPAR__SPLAT(1.0f);
-    return one / (one + seqpar__vexp(SEQPAR__VMAX(low, SEQPAR__SPLAT(0.0f) - SEQPAR__VMAX(low, x))));
+    return one /
+           (one + seqpar__vexp(SEQPAR__VMAX(low, SEQPAR__SPLAT(0.0f) - SEQPAR__VMAX(low, x))));
 }
-SEQPAR__TEMPLATE void seqpar__swiglu_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
+
+SEQPAR__TEMPLATE void seqpar__swiglu_step(const seqpar__v *k, seqpar__v *sums,
+                                          float *const *x) {
     seqpar__v gate = SEQPAR__LOAD(x[1]);
-    (void)k; (void)sums;
+    (void)k;
+    (void)sums;
     SEQPAR__STORE(x[0], gate * seqpar__vsigmoid(gate) * SEQPAR__LOAD(x[2]));
 }
+
 static void seqpar__cpu_swiglu_row(const void *args, int64_t t) {
     const seqpar_swiglu_args *a = (const seqpar_swiglu_args *)args;
     float *x[3];
-    x[0] = (float *)a->y.data + t * a->y.stride; x[1] = (float *)a->gate.data + t * a->gate.stride; x[2] = (float *)a->up.data + t * a->up.stride;
+    x[0] = (float *)a->y.data + t * a->y.stride;
+    x[1] = (float *)a->gate.data + t * a->gate.stride;
+    x[2] = (float *)a->up.data + t * a->up.stride;
     seqpar__each(seqpar__swiglu_step, NULL, NULL, 3, 1, x, a->width, 0.0f);
 }
-SEQPAR__OP(seqpar__cpu_swiglu, swiglu, seqpar__rows_run(device, a->rows, a, seqpar__cpu_swiglu_row))
-SEQPAR__TEMPLATE void seqpar__swiglu_grad_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
-    seqpar__v gate = SEQPAR__LOAD(x[0]), dy = SEQPAR__LOAD(x[2]), s = seqpar__vsigmoid(gate), one = SEQPAR__SPLAT(1.0f);
-    (void)k; (void)sums;
+
+SEQPAR__OP(seqpar__cpu_swiglu, swiglu,
+           seqpar__rows_run(device, a->rows, a, seqpar__cpu_swiglu_row))
+SEQPAR__TEMPLATE void seqpar__swiglu_grad_step(const seqpar__v *k, seqpar__v *sums,
+                                               float *const *x) {
+    seqpar__v gate = SEQPAR__LOAD(x[0]), dy = SEQPAR__LOAD(x[2]), s = seqpar__vsigmoid(gate);
+    seqpar__v one = SEQPAR__SPLAT(1.0f);
+    (void)k;
+    (void)sums;
     SEQPAR__STORE(x[0], dy * SEQPAR__LOAD(x[1]) * (s * SEQPAR__VFMA(gate, one - s, one)));
     SEQPAR__STORE(x[1], dy * (gate * s));
 }
+
 static void seqpar__cpu_swiglu_grad_row(const void *args, int64_t t) {
     const seqpar_swiglu_args *a = (const seqpar_swiglu_args *)args;
     float *x[3];
-    x[0] = (float *)a->gate.data + t * a->gate.stride; x[1] = (float *)a->up.data + t * a->up.stride; x[2] = (float *)a->y.data + t * a->y.stride;
+    x[0] = (float *)a->gate.data + t * a->gate.stride;
+    x[1] = (float *)a->up.data + t * a->up.stride;
+    x[2] = (float *)a->y.data + t * a->y.stride;
     seqpar__each(seqpar__swiglu_grad_step, NULL, NULL, 3, 2, x, a->width, 0.0f);
 }
-SEQPAR__OP(seqpar__cpu_swiglu_grad, swiglu, seqpar__rows_run(device, a->rows, a, seqpar__cpu_swiglu_grad_row))
+
+SEQPAR__OP(seqpar__cpu_swiglu_grad, swiglu,
+           seqpar__rows_run(device, a->rows, a, seqpar__cpu_swiglu_grad_row))
 
 /* ---- head ---- */
-static float seqpar__seed32(const void *seeds, int64_t t) { return seeds ? ((const float *)seeds)[t] : 0.0f; }
+static float seqpar__seed32(const void *seeds, int64_t t) {
+    return seeds ? ((const float *)seeds)[t] : 0.0f;
+}
 
-/* A row is worked off in blocks. Logarithms are to base 2. Exponents are counted from the highest logit so far, or a little
-   below; its rounding is not an error. While a block is worked off, the highest of the next one is looked for: no pass over the
-   row looks for the highest alone. Exponentials take the place of logits, and become a gradient while the next row's are taken:
-   otherwise memory would wait for arithmetic, then arithmetic for memory. */
-#define SEQPAR__HEAD_BLOCK 128
+/* A row is worked off in blocks. Logarithms are to base 2. Exponents are counted from the
+   highest logit so far, or a little below; its rounding is not an error. While a block is
+   worked off, the highest of the next one is looked for: no pass over the row looks for the
+   highest alone. Exponentials take the place of logits, and become a gradient while the next
+   row's are taken: otherwise memory would wait for arithmetic, then arithmetic for memory. */
+#define SEQPAR__HEAD_BLOCK        128
 #define SEQPAR__HEAD_PARTS(vocab) ((vocab) / SEQPAR__HEAD_BLOCK + 1) /* at most */
-#define SEQPAR__HEAD_AHEAD 4096 /* what lies so far ahead is fetched; not by the processor alone, which a second stream confuses */
-typedef struct seqpar__head_part { int64_t begin; float from; } seqpar__head_part;
+#define SEQPAR__HEAD_AHEAD \
+    4096 /* what lies so far ahead is fetched; not by the processor alone, which a second \
+            stream confuses */
+typedef struct seqpar__head_part {
+    int64_t begin;
+    float from;
+} seqpar__head_part;
+
 typedef struct seqpar__head {
     float *x, *own; /* the row; the target's element or NULL */
     int64_t vocab, parts;
     seqpar__head_part *part; /* where each begins, and what its exponents are counted from */
-    int keep, entropy; /* whether exponentials take the place of logits, whether the second sum is wanted */
+    /* whether exponentials take the place of logits, whether the second sum is wanted */
+    int keep, entropy;
     float from, sum; /* of the exponentials, counted from */
-    float factor, flat, seed; /* of probabilities in the gradient; taken from each element of it; added to the target's */
-    const struct seqpar__head *before; /* a row of exponentials that becomes a gradient meanwhile, or NULL */
-    seqpar__v sums[SEQPAR__SUMS]; /* of 2^y, and of 2^y y, for y = x log2(e) - from; the highest of what comes next */
+    /* of probabilities in the gradient; taken from each element of it; added to the target's */
+    float factor, flat, seed;
+    /* a row of exponentials that becomes a gradient meanwhile, or NULL */
+    const struct seqpar__head *before;
+    /* of 2^y, and of 2^y y, for y = x log2(e) - from; the highest of what comes next */
+    seqpar__v sums[SEQPAR__SUMS];
 } seqpar__head;
 
 /* A vector of the row, and the one to come. far: k[1] would not hold both its parts */
-SEQPAR__TEMPLATE void seqpar__head_step(const seqpar__v *k, seqpar__v *sums, float *x, const float *next, const int keep, const int entropy, const int far) {
-    seqpar__v z = SEQPAR__VMAX(k[2], SEQPAR__LOAD(x)), y = SEQPAR__VFMA(z, k[0], k[3]), t = SEQPAR__VFMA(z, k[0], k[1]), p;
+SEQPAR__TEMPLATE void seqpar__head_step(const seqpar__v *k, seqpar__v *sums, float *x,
+                                        const float *next, const int keep, const int entropy,
+                                        const int far) {
+    seqpar__v z = SEQPAR__VMAX(k[2], SEQPAR__LOAD(x)), y = SEQPAR__VFMA(z, k[0], k[3]);
+    seqpar__v t = SEQPAR__VFMA(z, k[0], k[1]), p;
     p = far ? seqpar__vexp2(y) : seqpar__vpow2_of(t, SEQPAR__VFMA(z, k[0], k[1] - t));
     sums[2] = SEQPAR__VMAX(SEQPAR__LOAD(next), sums[2]);
     sums[0] = sums[0] + p;
     if (entropy) sums[1] = SEQPAR__VFMA(p, y, sums[1]);
     if (keep) SEQPAR__STORE(x, p);
 }
-SEQPAR__TEMPLATE void seqpar__head_scale_step(const seqpar__v *k, seqpar__v *sums, float *const *x) { (void)sums; SEQPAR__STORE(x[0], SEQPAR__LOAD(x[0]) * k[0] - k[1]); }
-SEQPAR__TEMPLATE void seqpar__head_entropy_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
+
+SEQPAR__TEMPLATE void seqpar__head_scale_step(const seqpar__v *k, seqpar__v *sums,
+                                              float *const *x) {
+    (void)sums;
+    SEQPAR__STORE(x[0], SEQPAR__LOAD(x[0]) * k[0] - k[1]);
+}
+
+SEQPAR__TEMPLATE void seqpar__head_entropy_step(const seqpar__v *k, seqpar__v *sums,
+                                                float *const *x) {
     seqpar__v y = SEQPAR__VMAX(SEQPAR__SPLAT(-88.0f), SEQPAR__LOAD(x[0]) - k[3]);
     (void)sums;
     SEQPAR__STORE(x[0], seqpar__vexp(y) * (k[1] - k[2] * (y + k[4])) - k[0]);
 }
 
-static float seqpar__pow2f(float x) { return x == 0.0f ? 1.0f : (float)seqpar_exp(0.69314718055994531 * (double)x); }
+static float seqpar__pow2f(float x) {
+    return x == 0.0f ? 1.0f : (float)seqpar_exp(0.69314718055994531 * (double)x);
+}
 
 static seqpar__v seqpar__head_top(const seqpar__v *sums) {
     seqpar__v top = sums[2];
-    int u;
     SEQPAR__UNROLL
-    for (u = 5; u < SEQPAR__SUMS; u += 3) top = SEQPAR__VMAX(sums[u], top);
+    for (int u = 5; u < SEQPAR__SUMS; u += 3) top = SEQPAR__VMAX(sums[u], top);
     return top;
 }
-/* Whole blocks from x on, and as many of the row before, if there is one: until the next block is higher than k[4], or `stop` are
-   done, or less than two blocks of the n are left. Returns how many. Four vectors are written out; sums of all 64 lanes would not
-   fit into the registers. */
-SEQPAR__TEMPLATE int64_t seqpar__head_blocks(const seqpar__v *k, seqpar__v *sums, float *x, float *before, int64_t n, int64_t stop, const int keep, const int entropy, const int far) {
+
+/* Whole blocks from x on, and as many of the row before, if there is one: until the next
+   block is higher than k[4], or `stop` are done, or less than two blocks of the n are left.
+   Returns how many. Four vectors are written out; sums of all 64 lanes would not fit into
+   the registers. */
+SEQPAR__TEMPLATE int64_t seqpar__head_blocks(const seqpar__v *k, seqpar__v *sums, float *x,
+                                             float *before, int64_t n, int64_t stop,
+                                             const int keep, const int entropy, const int far) {
     seqpar__v own[SEQPAR__SUMS];
-    int64_t i = 0, j, end;
+    int64_t i = 0;
     SEQPAR__UNROLL
-    for (j = 0; j < SEQPAR__SUMS; j++) own[j] = sums[j];
+    for (int64_t j = 0; j < SEQPAR__SUMS; j++) own[j] = sums[j];
     do {
-        for (end = i + SEQPAR__HEAD_BLOCK; i < end; i += 64) {
-            int64_t lane, u;
-            for (j = 0; j < 64; j += 16) SEQPAR__FETCH(x + i + j + SEQPAR__HEAD_AHEAD);
-            for (lane = 0; lane < 64; lane += 4 * SEQPAR__VL) {
+        for (int64_t end = i + SEQPAR__HEAD_BLOCK; i < end; i += 64) {
+            for (int64_t j = 0; j < 64; j += 16) SEQPAR__FETCH(x + i + j + SEQPAR__HEAD_AHEAD);
+            for (int64_t lane = 0; lane < 64; lane += 4 * SEQPAR__VL) {
                 float *at = x + i + lane;
                 SEQPAR__UNROLL
-                for (u = 0; u < 4; u++) seqpar__head_step(k, own + 3 * (lane / SEQPAR__VL + u), at + u * SEQPAR__VL, at + u * SEQPAR__VL + SEQPAR__HEAD_BLOCK, keep, entropy, far);
+                for (int64_t u = 0; u < 4; u++)
+                    seqpar__head_step(k, own + 3 * (lane / SEQPAR__VL + u), at + u * SEQPAR__VL,
+                                      at + u * SEQPAR__VL + SEQPAR__HEAD_BLOCK, keep, entropy,
+                                      far);
             }
-            for (j = i; before && j < i + 64; j += SEQPAR__VL) SEQPAR__STORE(before + j, SEQPAR__LOAD(before + j) * k[5] - k[6]);
+            for (int64_t j = i; before && j < i + 64; j += SEQPAR__VL)
+                SEQPAR__STORE(before + j, SEQPAR__LOAD(before + j) * k[5] - k[6]);
         }
-    } while (i < stop && n - i >= 2 * SEQPAR__HEAD_BLOCK && !SEQPAR__ANYLESS(k[4], seqpar__head_top(own)));
+    } while (i < stop && n - i >= 2 * SEQPAR__HEAD_BLOCK &&
+             !SEQPAR__ANYLESS(k[4], seqpar__head_top(own)));
     SEQPAR__UNROLL
-    for (j = 0; j < SEQPAR__SUMS; j++) sums[j] = own[j];
+    for (int64_t j = 0; j < SEQPAR__SUMS; j++) sums[j] = own[j];
     return i;
 }
-/* The last n, less than two blocks: lanes as in seqpar__each. Too few for variants of their own. */
-static int64_t seqpar__head_last(seqpar__head *h, const seqpar__v *k, float *x, int64_t n, int far) {
+
+/* The last n, less than two blocks: lanes as in seqpar__each. Too few for variants of their
+   own. */
+static int64_t seqpar__head_last(seqpar__head *h, const seqpar__v *k, float *x, int64_t n,
+                                 int far) {
     float edge[16], *at;
-    int64_t i, j;
-    for (i = 0; i < n; i += 16, x += 16) {
+    for (int64_t i = 0; i < n; i += 16, x += 16) {
         seqpar__v *sums = h->sums + (i < n / 64 * 64 ? i % 64 / SEQPAR__VL * 3 : 0);
         at = n - i < 16 ? edge : x;
-        for (j = 0; at == edge && j < 16; j++) edge[j] = j < n - i ? x[j] : -INFINITY;
-        for (j = 0; j < 16; j += SEQPAR__VL, sums += 3) seqpar__head_step(k, sums, at + j, at + j, h->keep, h->entropy, far);
+        for (int64_t j = 0; at == edge && j < 16; j++) edge[j] = j < n - i ? x[j] : -INFINITY;
+        for (int64_t j = 0; j < 16; j += SEQPAR__VL, sums += 3)
+            seqpar__head_step(k, sums, at + j, at + j, h->keep, h->entropy, far);
         if (at == edge && h->keep) memcpy(x, edge, (size_t)(n - i) * sizeof *x);
     }
     return n;
 }
+
 static const seqpar__head_part *seqpar__head_part_at(const seqpar__head *h, int64_t begin) {
     const seqpar__head_part *part = h->part + h->parts - 1;
     while (part->begin > begin) part--;
     return part;
 }
-static int64_t seqpar__head_part_end(const seqpar__head *h, const seqpar__head_part *part) { return part + 1 < h->part + h->parts ? part[1].begin : h->vocab; }
+
+static int64_t seqpar__head_part_end(const seqpar__head *h, const seqpar__head_part *part) {
+    return part + 1 < h->part + h->parts ? part[1].begin : h->vocab;
+}
+
 /* What makes exponentials of this part the gradient. */
-static seqpar__v seqpar__head_factor(const seqpar__head *h, const seqpar__head_part *part) { return SEQPAR__SPLAT(h->factor * (seqpar__pow2f(part->from - h->from) / h->sum)); }
+static seqpar__v seqpar__head_factor(const seqpar__head *h, const seqpar__head_part *part) {
+    return SEQPAR__SPLAT(h->factor * (seqpar__pow2f(part->from - h->from) / h->sum));
+}
+
 static void seqpar__head_scale(const seqpar__head *h, int64_t begin, int64_t end) {
     while (begin < end) {
         const seqpar__head_part *part = seqpar__head_part_at(h, begin);
         int64_t count = SEQPAR__MIN(end, seqpar__head_part_end(h, part)) - begin;
         float *x = h->x + begin;
         seqpar__v k[2];
-        k[0] = seqpar__head_factor(h, part); k[1] = SEQPAR__SPLAT(h->flat);
+        k[0] = seqpar__head_factor(h, part);
+        k[1] = SEQPAR__SPLAT(h->flat);
         seqpar__each(seqpar__head_scale_step, k, NULL, 1, 1, &x, count, 0.0f);
         begin += count;
     }
 }
-/* Above it whole blocks are counted from higher up; one rule, whether the loop ends there or where the row before has a part. */
+
+/* Above it whole blocks are counted from higher up; one rule, whether the loop ends there or
+   where the row before has a part. */
 static float seqpar__head_limit(float from) { return (from + 2.0f) / SEQPAR__LOG2E; }
 /* Works off some more, and as many of the row before. Returns how many. */
 static int64_t seqpar__head_count(seqpar__head *h, int64_t begin, float from) {
@@ -8363,43 +11221,60 @@ static int64_t seqpar__head_count(seqpar__head *h, int64_t begin, float from) {
     int64_t n = h->vocab - begin, stop = n, done;
     int far = !(fabsf(from) < 65536.0f), few = n < 2 * SEQPAR__HEAD_BLOCK;
     seqpar__v k[7];
-    k[0] = SEQPAR__SPLAT(SEQPAR__LOG2E); k[1] = SEQPAR__SPLAT(SEQPAR__SIXTEENTHS - from); k[2] = SEQPAR__SPLAT((from - 127.0f) / SEQPAR__LOG2E);
-    k[3] = SEQPAR__SPLAT(-from); k[4] = SEQPAR__SPLAT(seqpar__head_limit(from)); k[5] = k[6] = k[3];
+    k[0] = SEQPAR__SPLAT(SEQPAR__LOG2E);
+    k[1] = SEQPAR__SPLAT(SEQPAR__SIXTEENTHS - from);
+    k[2] = SEQPAR__SPLAT((from - 127.0f) / SEQPAR__LOG2E);
+    k[3] = SEQPAR__SPLAT(-from);
+    k[4] = SEQPAR__SPLAT(seqpar__head_limit(from));
+    k[5] = k[6] = k[3];
     if (h->before && h->keep && !far && !few) { /* at once, in one of its parts */
         const seqpar__head_part *part = seqpar__head_part_at(h->before, begin);
         before = h->before->x + begin;
         stop = seqpar__head_part_end(h->before, part) - begin;
-        k[5] = seqpar__head_factor(h->before, part); k[6] = SEQPAR__SPLAT(h->before->flat);
+        k[5] = seqpar__head_factor(h->before, part);
+        k[6] = SEQPAR__SPLAT(h->before->flat);
     }
-    if (few) done = seqpar__head_last(h, k, x, n, far);
-    else if (far) done = seqpar__head_blocks(k, h->sums, x, NULL, n, n, h->keep, 1, 1);
-    else if (h->keep && h->entropy) done = seqpar__head_blocks(k, h->sums, x, before, n, stop, 1, 1, 0);
-    else if (h->keep) done = seqpar__head_blocks(k, h->sums, x, before, n, stop, 1, 0, 0);
-    else if (h->entropy) done = seqpar__head_blocks(k, h->sums, x, NULL, n, n, 0, 1, 0);
-    else done = seqpar__head_blocks(k, h->sums, x, NULL, n, n, 0, 0, 0);
+    if (few)
+        done = seqpar__head_last(h, k, x, n, far);
+    else if (far)
+        done = seqpar__head_blocks(k, h->sums, x, NULL, n, n, h->keep, 1, 1);
+    else if (h->keep && h->entropy)
+        done = seqpar__head_blocks(k, h->sums, x, before, n, stop, 1, 1, 0);
+    else if (h->keep)
+        done = seqpar__head_blocks(k, h->sums, x, before, n, stop, 1, 0, 0);
+    else if (h->entropy)
+        done = seqpar__head_blocks(k, h->sums, x, NULL, n, n, 0, 1, 0);
+    else
+        done = seqpar__head_blocks(k, h->sums, x, NULL, n, n, 0, 0, 0);
     if (h->before && !before) seqpar__head_scale(h->before, begin, begin + done);
     return done;
 }
+
 /* The sums, now counted from another. */
 static void seqpar__head_recount(seqpar__head *h, float from, float to) {
-    seqpar__v *sums = h->sums, factor = SEQPAR__SPLAT(seqpar__pow2f(from - to)), fall = SEQPAR__SPLAT(from - to);
+    seqpar__v *sums = h->sums;
+    seqpar__v factor = SEQPAR__SPLAT(seqpar__pow2f(from - to));
+    seqpar__v fall = SEQPAR__SPLAT(from - to);
     for (; sums < h->sums + SEQPAR__SUMS; sums += 3) {
         sums[1] = factor * SEQPAR__VFMA(fall, sums[0], sums[1]);
         sums[0] = factor * sums[0];
     }
 }
-/* What exponents are counted from, a whole number: finite where logits are -inf; beyond 1e9, where neighbours in fp32 lie 64 apart, all is NaN. */
+
+/* What exponents are counted from, a whole number: finite where logits are -inf; beyond 1e9,
+   where neighbours in fp32 lie 64 apart, all is NaN. */
 static float seqpar__head_from(float high) {
     float from = rintf(high * SEQPAR__LOG2E);
     return from < -1e9f ? -1e9f : from > 1e9f ? INFINITY : from;
 }
+
 static void seqpar__head_sums(seqpar__head *h) {
-    float lane[SEQPAR__VL], high = seqpar__highest(h->x, SEQPAR__MIN(SEQPAR__HEAD_BLOCK, h->vocab)), from = 0;
-    int64_t at;
-    int u;
+    float lane[SEQPAR__VL];
+    float high = seqpar__highest(h->x, SEQPAR__MIN(SEQPAR__HEAD_BLOCK, h->vocab));
+    float from = 0;
     seqpar__no_sums(h->sums);
-    for (u = 2; u < SEQPAR__SUMS; u += 3) h->sums[u] = SEQPAR__SPLAT(-INFINITY);
-    for (at = h->parts = 0; at < h->vocab;) {
+    for (int u = 2; u < SEQPAR__SUMS; u += 3) h->sums[u] = SEQPAR__SPLAT(-INFINITY);
+    for (int64_t at = h->parts = 0; at < h->vocab;) {
         int last = h->vocab - at < 2 * SEQPAR__HEAD_BLOCK;
         float to;
         if (last) high = SEQPAR__MAX(high, seqpar__highest(h->x + at, h->vocab - at));
@@ -8419,34 +11294,47 @@ static void seqpar__head_sums(seqpar__head *h) {
 
 static void seqpar__cpu_head_scale(const seqpar_softmax_head_args *a, float *x) {
     float scale = (float)a->scale;
-    int64_t j;
-    for (j = 0; scale != 0.0f && j < a->vocab; j++) x[j] *= scale;
+    for (int64_t j = 0; scale != 0.0f && j < a->vocab; j++) x[j] *= scale;
 }
 
 static void seqpar__cpu_head_finish(const seqpar_softmax_head_args *a, const seqpar__head *h) {
     if (h->own) *h->own += h->seed;
     seqpar__cpu_head_scale(a, h->x);
 }
-/* What makes the exponentials a gradient; with a seed for the entropy the gradient itself, from the logits. */
-static void seqpar__cpu_head_gradient(const seqpar_softmax_head_args *a, int64_t t, seqpar__head *h, float lse, float entropy) {
+
+/* What makes the exponentials a gradient; with a seed for the entropy the gradient itself,
+   from the logits. */
+static void seqpar__cpu_head_gradient(const seqpar_softmax_head_args *a, int64_t t,
+                                      seqpar__head *h, float lse, float entropy) {
     int live = a->targets[t] != SEQPAR_IGNORE;
-    float c = live ? seqpar__seed32(a->dlogp, t) : 0.0f, s = live ? seqpar__seed32(a->dsmooth, t) : 0.0f, z = live ? seqpar__seed32(a->dzloss, t) : 0.0f;
+    float c = live ? seqpar__seed32(a->dlogp, t) : 0.0f;
+    float s = live ? seqpar__seed32(a->dsmooth, t) : 0.0f;
+    float z = live ? seqpar__seed32(a->dzloss, t) : 0.0f;
     float keep = s + 2.0f * z * lse - c, flat = s / (float)a->vocab;
     float *x = h->x;
     seqpar__v k[5];
-    h->own = live ? x + a->targets[t] : NULL; h->seed = c; h->flat = flat; h->factor = keep;
+    h->own = live ? x + a->targets[t] : NULL;
+    h->seed = c;
+    h->flat = flat;
+    h->factor = keep;
     if (h->keep) return;
-    k[0] = SEQPAR__SPLAT(flat); k[1] = SEQPAR__SPLAT(keep); k[2] = SEQPAR__SPLAT(seqpar__seed32(a->dentropy, t)); k[3] = SEQPAR__SPLAT(lse); k[4] = SEQPAR__SPLAT(entropy);
+    k[0] = SEQPAR__SPLAT(flat);
+    k[1] = SEQPAR__SPLAT(keep);
+    k[2] = SEQPAR__SPLAT(seqpar__seed32(a->dentropy, t));
+    k[3] = SEQPAR__SPLAT(lse);
+    k[4] = SEQPAR__SPLAT(entropy);
     seqpar__each(seqpar__head_entropy_step, k, NULL, 1, 1, &x, h->vocab, 0.0f);
     seqpar__cpu_head_finish(a, h);
 }
 
-static void seqpar__cpu_head_row(const seqpar_softmax_head_args *a, int64_t t, seqpar__head *h) {
+static void seqpar__cpu_head_row(const seqpar_softmax_head_args *a, int64_t t,
+                                 seqpar__head *h) {
     float *x = (float *)a->logits.data + t * a->logits.stride, own, total;
     double lse, entropy;
     seqpar__cpu_head_scale(a, x);
     own = a->targets[t] == SEQPAR_IGNORE ? 0.0f : x[a->targets[t]];
-    h->x = x; h->vocab = a->vocab;
+    h->x = x;
+    h->vocab = a->vocab;
     h->keep = a->gradient && seqpar__seed32(a->dentropy, t) == 0;
     h->entropy = a->entropy || (a->gradient && !h->keep);
     seqpar__no_sums(h->sums);
@@ -8456,30 +11344,41 @@ static void seqpar__cpu_head_row(const seqpar_softmax_head_args *a, int64_t t, s
     entropy = seqpar_log((double)h->sum);
     lse = (double)h->from / (double)SEQPAR__LOG2E + entropy;
     entropy -= 0.69314718055994531 * (double)seqpar__sum_of(h->sums, 1) / (double)h->sum;
-    if (a->logp) ((float *)a->logp)[t] = a->targets[t] == SEQPAR_IGNORE ? 0.0f : (float)((double)own - lse);
+    if (a->logp)
+        ((float *)a->logp)[t] = a->targets[t] == SEQPAR_IGNORE ? 0.0f
+                                                               : (float)((double)own - lse);
     if (a->lse) ((float *)a->lse)[t] = (float)lse;
     if (a->entropy) ((float *)a->entropy)[t] = (float)entropy;
     if (a->smooth) ((float *)a->smooth)[t] = (float)(lse - (double)total / (double)a->vocab);
     if (a->gradient) seqpar__cpu_head_gradient(a, t, h, (float)lse, (float)entropy);
 }
+
 static void seqpar__cpu_head_job(void *user, int64_t i, char *scratch) {
     const seqpar_softmax_head_args *a = (const seqpar_softmax_head_args *)user;
     const seqpar__head *before = NULL;
     seqpar__head row[2];
-    int64_t t;
-    row[0].part = (seqpar__head_part *)scratch; row[1].part = row[0].part + SEQPAR__HEAD_PARTS(a->vocab);
-    for (t = i * 32; t < SEQPAR__MIN(a->rows, (i + 1) * 32); t++) {
+    row[0].part = (seqpar__head_part *)scratch;
+    row[1].part = row[0].part + SEQPAR__HEAD_PARTS(a->vocab);
+    for (int64_t t = i * 32; t < SEQPAR__MIN(a->rows, (i + 1) * 32); t++) {
         seqpar__head *h = &row[t % 2];
         h->before = before;
         seqpar__cpu_head_row(a, t, h);
         if (before) seqpar__cpu_head_finish(a, before);
         before = h->keep ? h : NULL;
     }
-    if (before) { seqpar__head_scale(before, 0, a->vocab); seqpar__cpu_head_finish(a, before); }
+    if (before) {
+        seqpar__head_scale(before, 0, a->vocab);
+        seqpar__cpu_head_finish(a, before);
+    }
 }
-static seqpar_status seqpar__cpu_softmax_head(seqpar_device *device, const seqpar_softmax_head_args *a, void *queue) {
+
+static seqpar_status seqpar__cpu_softmax_head(seqpar_device *device,
+                                              const seqpar_softmax_head_args *a, void *queue) {
     (void)queue;
-    return seqpar__parallel_runs(device, (a->rows + 31) / 32, 2 * SEQPAR__HEAD_PARTS(a->vocab) * (int64_t)sizeof(seqpar__head_part), seqpar__cpu_head_job, (void *)a);
+    return seqpar__parallel_runs(device, (a->rows + 31) / 32,
+                                 2 * SEQPAR__HEAD_PARTS(a->vocab) *
+                                     (int64_t)sizeof(seqpar__head_part),
+                                 seqpar__cpu_head_job, (void *)a);
 }
 
 /* ---- optimizer ---- */
@@ -8487,15 +11386,23 @@ static void seqpar__cpu_sumsq_job(void *user, int64_t b, char *scratch) {
     const seqpar_sumsq_args *a = (const seqpar_sumsq_args *)user;
     const float *x = (const float *)a->x + b * a->block_size;
     double lane[8] = {0};
-    int64_t i, j;
+    int64_t i;
     (void)scratch;
-    for (i = 0; i + 8 <= a->block_size; i += 8) for (j = 0; j < 8; j++) lane[j] += (double)x[i + j] * (double)x[i + j];
-    for (j = 0; i + j < a->block_size; j++) lane[j] += (double)x[i + j] * (double)x[i + j];
-    a->out[b] = ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
+    for (i = 0; i + 8 <= a->block_size; i += 8)
+        for (int64_t j = 0; j < 8; j++) lane[j] += (double)x[i + j] * (double)x[i + j];
+    for (int64_t j = 0; i + j < a->block_size; j++) lane[j] += (double)x[i + j] * (double)x[i + j];
+    a->out[b] = ((lane[0] + lane[4]) + (lane[2] + lane[6])) +
+                ((lane[1] + lane[5]) + (lane[3] + lane[7]));
 }
-SEQPAR__OP(seqpar__cpu_sumsq, sumsq, seqpar__parallel_runs(device, a->blocks, 0, seqpar__cpu_sumsq_job, (void *)a))
 
-typedef struct seqpar__update_work { const seqpar_update_args *args; float step, rbc2; } seqpar__update_work;
+SEQPAR__OP(seqpar__cpu_sumsq, sumsq,
+           seqpar__parallel_runs(device, a->blocks, 0, seqpar__cpu_sumsq_job, (void *)a))
+
+typedef struct seqpar__update_work {
+    const seqpar_update_args *args;
+    float step, rbc2;
+} seqpar__update_work;
+
 SEQPAR__TEMPLATE void seqpar__adamw_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
     seqpar__v g = SEQPAR__LOAD(x[3]) * k[0], m = SEQPAR__LOAD(x[1]), v;
     (void)sums;
@@ -8503,8 +11410,10 @@ SEQPAR__TEMPLATE void seqpar__adamw_step(const seqpar__v *k, seqpar__v *sums, fl
     v = SEQPAR__VFMA(k[2] * g, g, k[3] * SEQPAR__LOAD(x[2]));
     SEQPAR__STORE(x[1], m);
     SEQPAR__STORE(x[2], v);
-    SEQPAR__STORE(x[0], SEQPAR__VFMA(k[4], m / SEQPAR__VFMA(SEQPAR__VSQRT(v), k[5], k[6]), SEQPAR__LOAD(x[0]) * k[7]));
+    SEQPAR__STORE(x[0], SEQPAR__VFMA(k[4], m / SEQPAR__VFMA(SEQPAR__VSQRT(v), k[5], k[6]),
+                                     SEQPAR__LOAD(x[0]) * k[7]));
 }
+
 static void seqpar__cpu_adamw_job(void *user, int64_t job, char *scratch) {
     const seqpar__update_work *w = (const seqpar__update_work *)user;
     const seqpar_update_args *a = w->args;
@@ -8512,27 +11421,46 @@ static void seqpar__cpu_adamw_job(void *user, int64_t job, char *scratch) {
     float *x[4];
     seqpar__v k[8];
     (void)scratch;
-    x[0] = (float *)a->p + begin; x[1] = (float *)a->m + begin; x[2] = (float *)a->v + begin; x[3] = (float *)a->g + begin;
-    k[0] = SEQPAR__SPLAT((float)a->clip); k[1] = SEQPAR__SPLAT((float)(1.0 - a->beta1)); k[2] = SEQPAR__SPLAT((float)(1.0 - a->beta2)); k[3] = SEQPAR__SPLAT((float)a->beta2);
-    k[4] = SEQPAR__SPLAT(-w->step); k[5] = SEQPAR__SPLAT(w->rbc2); k[6] = SEQPAR__SPLAT((float)a->eps); k[7] = SEQPAR__SPLAT((float)(1.0 - a->lr * a->decay));
-    seqpar__each(seqpar__adamw_step, k, NULL, 4, 3, x, SEQPAR__MIN(a->count - begin, 16384), 0.0f);
+    x[0] = (float *)a->p + begin;
+    x[1] = (float *)a->m + begin;
+    x[2] = (float *)a->v + begin;
+    x[3] = (float *)a->g + begin;
+    k[0] = SEQPAR__SPLAT((float)a->clip);
+    k[1] = SEQPAR__SPLAT((float)(1.0 - a->beta1));
+    k[2] = SEQPAR__SPLAT((float)(1.0 - a->beta2));
+    k[3] = SEQPAR__SPLAT((float)a->beta2);
+    k[4] = SEQPAR__SPLAT(-w->step);
+    k[5] = SEQPAR__SPLAT(w->rbc2);
+    k[6] = SEQPAR__SPLAT((float)a->eps);
+    k[7] = SEQPAR__SPLAT((float)(1.0 - a->lr * a->decay));
+    seqpar__each(seqpar__adamw_step, k, NULL, 4, 3, x, SEQPAR__MIN(a->count - begin, 16384),
+                 0.0f);
 }
-static seqpar_status seqpar__cpu_adamw(seqpar_device *device, const seqpar_update_args *a, void *queue) {
+
+static seqpar_status seqpar__cpu_adamw(seqpar_device *device, const seqpar_update_args *a,
+                                       void *queue) {
     seqpar__update_work w;
     (void)queue;
     w.args = a;
     w.step = (float)(a->lr / (1.0 - pow(a->beta1, (double)a->t)));
     w.rbc2 = (float)(1.0 / sqrt(1.0 - pow(a->beta2, (double)a->t)));
-    return seqpar__parallel_runs(device, (a->count + 16383) / 16384, 0, seqpar__cpu_adamw_job, &w);
+    return seqpar__parallel_runs(device, (a->count + 16383) / 16384, 0, seqpar__cpu_adamw_job,
+                                 &w);
 }
+
 static void seqpar__cpu_sgd_job(void *user, int64_t job, char *scratch) {
     const seqpar_update_args *a = (const seqpar_update_args *)user;
     float *p = (float *)a->p, lr = (float)a->lr, decay = (float)a->decay, clip = (float)a->clip;
-    int64_t i, end = SEQPAR__MIN(a->count, (job + 1) * 16384);
+    int64_t end = SEQPAR__MIN(a->count, (job + 1) * 16384);
     (void)scratch;
-    for (i = job * 16384; i < end; i++) p[i] = SEQPAR__FMAF(-lr, SEQPAR__FMAF(((const float *)a->g)[i], clip, decay * p[i]), p[i]);
+    for (int64_t i = job * 16384; i < end; i++)
+        p[i] = SEQPAR__FMAF(-lr, SEQPAR__FMAF(((const float *)a->g)[i], clip, decay * p[i]),
+                            p[i]);
 }
-SEQPAR__OP(seqpar__cpu_sgd, sgd, seqpar__parallel_runs(device, (a->count + 16383) / 16384, 0, seqpar__cpu_sgd_job, (void *)a))
+
+SEQPAR__OP(seqpar__cpu_sgd, sgd,
+           seqpar__parallel_runs(device, (a->count + 16383) / 16384, 0, seqpar__cpu_sgd_job,
+                                 (void *)a))
 
 SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads) {
     seqpar_device *d = seqpar__host_device("cpu", SEQPAR_F32, SEQPAR_F32);
@@ -8561,13 +11489,15 @@ SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads) {
     return d;
 }
 
-/* ======================================================================================================
+/* =============================================================================================
    >>own  a block kernel of the user's own in the place of ours
-   ====================================================================================================== */
+   ========================================================================================== */
 
-static int64_t seqpar__count_visible(const seqpar_attn_args *a, int64_t query, int64_t rows, const seqpar_attn_keys *k) {
-    int64_t r, first, last, pairs = 0;
-    for (r = 0; r < rows; r++) if (seqpar__visible(a, query + r, k, &first, &last)) pairs += last - first;
+static int64_t seqpar__count_visible(const seqpar_attn_args *a, int64_t query, int64_t rows,
+                                     const seqpar_attn_keys *k) {
+    int64_t first, last, pairs = 0;
+    for (int64_t r = 0; r < rows; r++)
+        if (seqpar__visible(a, query + r, k, &first, &last)) pairs += last - first;
     return pairs;
 }
 
@@ -8579,64 +11509,113 @@ typedef struct seqpar__own { /* dense copies of a block, in the job's scratch */
 } seqpar__own;
 
 /* Lays a block out for the kernel: queries of a piece, keys of a piece, one head. */
-static seqpar__own seqpar__own_block(const seqpar__attn_job *j, const seqpar_piece *queries, const seqpar_attn_keys *keys, int64_t head, int64_t kv_head) {
+static seqpar__own seqpar__own_block(const seqpar__attn_job *j, const seqpar_piece *queries,
+                                     const seqpar_attn_keys *keys, int64_t head,
+                                     int64_t kv_head) {
     const seqpar_attn_args *a = j->args;
-    int64_t d = a->head_dim, r, first, last, rows = SEQPAR__MAX(queries->count, keys->count), step = (rows * d * 8 + 63) & ~(int64_t)63;
-    int backward = j->kernel->kind > 0, storage = j->device->storage, type = j->device->block_kernel->storage, statistic = j->device->accumulator;
+    int64_t d = a->head_dim, first, last;
+    int64_t rows = SEQPAR__MAX(queries->count, keys->count);
+    int64_t step = (rows * d * 8 + 63) & ~(int64_t)63;
+    int backward = j->kernel->kind > 0, storage = j->device->storage;
+    int type = j->device->block_kernel->storage, statistic = j->device->accumulator;
     seqpar__own o;
     memset(&o, 0, sizeof o);
-    o.q = j->scratch; o.k = o.q + step; o.v = o.k + step; o.dout = o.v + step; o.result[0] = o.dout + step; o.result[1] = o.result[0] + step; o.result[2] = o.result[1] + step;
-    o.lse = (double *)(o.result[2] + step); o.delta = o.lse + rows;
-    o.begin = (int32_t *)(o.delta + rows); o.end = o.begin + rows;
-    seqpar__convert(o.q, type, seqpar__at(a->q, (queries->local * a->heads + head) * d, storage), storage, queries->count, d, a->heads * d);
-    seqpar__convert(o.k, type, seqpar__at(a->k, (keys->k_row * a->head_count + kv_head) * d, storage), storage, keys->count, d, a->head_count * d);
-    seqpar__convert(o.v, type, seqpar__at(a->v, (keys->v_row * a->head_count + kv_head) * d, storage), storage, keys->count, d, a->head_count * d);
-    if (backward) seqpar__convert(o.dout, type, seqpar__at(a->dout, (queries->local * a->heads + head) * d, storage), storage, queries->count, d, a->heads * d);
-    for (r = 0; r < queries->count; r++) {
+    o.q = j->scratch;
+    o.k = o.q + step;
+    o.v = o.k + step;
+    o.dout = o.v + step;
+    o.result[0] = o.dout + step;
+    o.result[1] = o.result[0] + step;
+    o.result[2] = o.result[1] + step;
+    o.lse = (double *)(o.result[2] + step);
+    o.delta = o.lse + rows;
+    o.begin = (int32_t *)(o.delta + rows);
+    o.end = o.begin + rows;
+    seqpar__convert(o.q, type,
+                    seqpar__at(a->q, (queries->local * a->heads + head) * d, storage), storage,
+                    queries->count, d, a->heads * d);
+    seqpar__convert(o.k, type,
+                    seqpar__at(a->k, (keys->k_row * a->head_count + kv_head) * d, storage),
+                    storage, keys->count, d, a->head_count * d);
+    seqpar__convert(o.v, type,
+                    seqpar__at(a->v, (keys->v_row * a->head_count + kv_head) * d, storage),
+                    storage, keys->count, d, a->head_count * d);
+    if (backward)
+        seqpar__convert(o.dout, type,
+                        seqpar__at(a->dout, (queries->local * a->heads + head) * d, storage),
+                        storage, queries->count, d, a->heads * d);
+    for (int64_t r = 0; r < queries->count; r++) {
         int64_t at = (queries->local + r) * a->heads + head;
         if (!seqpar__visible(a, queries->local + r, keys, &first, &last)) first = last = 0;
         o.begin[r] = (int32_t)first;
         o.end[r] = (int32_t)last;
-        if (backward) { o.lse[r] = seqpar__element(a->lse, at, statistic); o.delta[r] = seqpar__element(a->delta, at, statistic); }
+        if (backward) {
+            o.lse[r] = seqpar__element(a->lse, at, statistic);
+            o.delta[r] = seqpar__element(a->delta, at, statistic);
+        }
     }
-    o.block.queries = queries->count; o.block.keys = keys->count; o.block.head_dim = d; o.block.head = a->dropout_head + head;
-    o.block.scale = a->scale; o.block.softcap = a->softcap;
-    o.block.visible_begin = o.begin; o.block.visible_end = o.end;
-    o.block.q = o.q; o.block.k = o.k; o.block.v = o.v; o.block.dout = backward ? o.dout : NULL;
-    o.block.lse = o.lse; o.block.delta = o.delta;
+    o.block.queries = queries->count;
+    o.block.keys = keys->count;
+    o.block.head_dim = d;
+    o.block.head = a->dropout_head + head;
+    o.block.scale = a->scale;
+    o.block.softcap = a->softcap;
+    o.block.visible_begin = o.begin;
+    o.block.visible_end = o.end;
+    o.block.q = o.q;
+    o.block.k = o.k;
+    o.block.v = o.v;
+    o.block.dout = backward ? o.dout : NULL;
+    o.block.lse = o.lse;
+    o.block.delta = o.delta;
     return o;
 }
 
-static void seqpar__own_expect(const seqpar__attn_job *j, int good, const seqpar__own *o, const seqpar_piece *queries, const char *what) {
+static void seqpar__own_expect(const seqpar__attn_job *j, int good, const seqpar__own *o,
+                               const seqpar_piece *queries, const char *what) {
     if (good) return;
-    seqpar_fail(j->device->error, SEQPAR_ERR_KERNEL, "the own block kernel %s for head %lld, queries from position %lld (%lld), %lld keys; nothing of it is used", what, (long long)o->block.head,
-                (long long)queries->start, (long long)o->block.queries, (long long)o->block.keys);
+    seqpar_fail(j->device->error, SEQPAR_ERR_KERNEL,
+                "the own block kernel %s for head %lld, queries from position %lld (%lld), "
+                "%lld keys; nothing of it is used",
+                what, (long long)o->block.head, (long long)queries->start,
+                (long long)o->block.queries, (long long)o->block.keys);
 }
+
 static int seqpar__all_finite(const void *x, int type, int64_t count) {
-    int64_t i;
-    for (i = 0; i < count; i++) if (!(fabs(seqpar__element(x, i, type)) <= 1e300)) return 0;
+    for (int64_t i = 0; i < count; i++)
+        if (!(fabs(seqpar__element(x, i, type)) <= 1e300)) return 0;
     return 1;
 }
 
-/* (out, lse) of a block is a state with m = lse, on the fast device (fp32 storage) in units of ln 2, and l = 1. */
+/* (out, lse) of a block is a state with m = lse, on the fast device (fp32 storage) in units
+   of ln 2, and l = 1. */
 static void seqpar__own_forward_leaf(void *user, void *value, int64_t index, int extend) {
     seqpar__attn_job *j = (seqpar__attn_job *)user;
     const seqpar_attn_args *a = j->args;
     const seqpar_block_kernel *kernel = j->device->block_kernel;
     const seqpar_piece *queries = &a->q_pieces[j->task->piece];
-    int64_t d = a->head_dim, r, i, n = j->count;
+    int64_t d = a->head_dim, n = j->count;
     int type = j->device->accumulator, failed;
-    seqpar__own o = seqpar__own_block(j, queries, &a->k_pieces[index], j->head, j->head / (a->heads / a->kv_heads) - a->head_begin);
+    seqpar__own o = seqpar__own_block(j, queries, &a->k_pieces[index], j->head,
+                                      j->head / (a->heads / a->kv_heads) - a->head_begin);
     (void)extend;
     failed = kernel->forward(kernel->user, &o.block, o.result[0], o.lse);
     seqpar__own_expect(j, !failed, &o, queries, "fails");
-    seqpar__own_expect(j, failed || seqpar__all_finite(o.result[0], kernel->storage, n * d), &o, queries, "returns an out that is not finite");
-    for (r = 0; r < n; r++) {
+    seqpar__own_expect(j, failed || seqpar__all_finite(o.result[0], kernel->storage, n * d), &o,
+                       queries, "returns an out that is not finite");
+    for (int64_t r = 0; r < n; r++) {
         int sees = o.end[r] > o.begin[r];
         j->flops += 4 * d * (o.end[r] - o.begin[r]);
-        seqpar__own_expect(j, failed || (sees ? fabs(o.lse[r]) <= 1e300 : o.lse[r] == -HUGE_VAL), &o, queries, sees ? "returns an lse that is not finite" : "gives an lse to a query that sees nothing");
-        for (i = 0; i < d; i++) seqpar__element_set(value, r * d + i, type, seqpar__element(o.result[0], r * d + i, kernel->storage));
-        seqpar__element_set(value, n * d + r, type, j->device->storage == SEQPAR_F32 ? o.lse[r] * (double)SEQPAR__LOG2E : o.lse[r]);
+        seqpar__own_expect(
+            j, failed || (sees ? fabs(o.lse[r]) <= 1e300 : o.lse[r] == -HUGE_VAL), &o, queries,
+            sees ? "returns an lse that is not finite"
+                 : "gives an lse to a query that sees nothing");
+        for (int64_t i = 0; i < d; i++)
+            seqpar__element_set(value, r * d + i, type,
+                                seqpar__element(o.result[0], r * d + i, kernel->storage));
+        seqpar__element_set(value, n * d + r, type,
+                            j->device->storage == SEQPAR_F32 ? o.lse[r] * (double)SEQPAR__LOG2E
+                                                             : o.lse[r]);
         seqpar__element_set(value, n * (d + 1) + r, type, sees);
     }
 }
@@ -8646,7 +11625,7 @@ static void seqpar__own_backward_leaf(void *user, void *dq, int64_t index, int e
     const seqpar_attn_args *a = j->args;
     const seqpar_block_kernel *kernel = j->device->block_kernel;
     const seqpar_piece *queries = &a->q_pieces[j->task->piece];
-    int64_t d = a->head_dim, n = keys->count * d, i;
+    int64_t d = a->head_dim, n = keys->count * d;
     int type = j->device->accumulator, failed;
     seqpar__own o = seqpar__own_block(keys, queries, &a->k_pieces[index], j->head, keys->head);
     (void)extend;
@@ -8654,63 +11633,103 @@ static void seqpar__own_backward_leaf(void *user, void *dq, int64_t index, int e
     failed = kernel->backward(kernel->user, &o.block, o.result[0], o.result[1], o.result[2]);
     keys->flops += 10 * d * seqpar__count_visible(a, j->local, j->count, &a->k_pieces[index]);
     seqpar__own_expect(j, !failed, &o, queries, "fails backward");
-    seqpar__own_expect(j, failed || seqpar__all_finite(o.result[0], kernel->storage, j->count * d), &o, queries, "returns a dq that is not finite");
-    seqpar__own_expect(j, failed || (seqpar__all_finite(o.result[1], kernel->storage, n) && seqpar__all_finite(o.result[2], kernel->storage, n)), &o, queries, "returns a dk or dv that is not finite");
+    seqpar__own_expect(j,
+                       failed || seqpar__all_finite(o.result[0], kernel->storage, j->count * d),
+                       &o, queries, "returns a dq that is not finite");
+    seqpar__own_expect(j,
+                       failed || (seqpar__all_finite(o.result[1], kernel->storage, n) &&
+                                  seqpar__all_finite(o.result[2], kernel->storage, n)),
+                       &o, queries, "returns a dk or dv that is not finite");
     seqpar__convert(dq, type, o.result[0], kernel->storage, j->count, d, d);
-    for (i = 0; i < 2 * n; i++) seqpar__element_set(keys->gradients, i, type, seqpar__element(keys->gradients, i, type) + seqpar__element(o.result[1 + i / n], i % n, kernel->storage));
+    for (int64_t i = 0; i < 2 * n; i++)
+        seqpar__element_set(keys->gradients, i, type,
+                            seqpar__element(keys->gradients, i, type) +
+                                seqpar__element(o.result[1 + i / n], i % n, kernel->storage));
 }
 
 /* Of a call with query tasks, whose programs name the longest chunk of any rank. */
-static seqpar_status seqpar__own_start(seqpar_device *device, const seqpar_attn_args *a, seqpar__attn_kernel *kernel) {
-    int64_t rows = 1, t, p;
-    if (a->dropout > 0) return seqpar_fail(device->error, SEQPAR_ERR_KERNEL, "an own block kernel has no dropout; set it to 0 (it is %g)", a->dropout);
-    for (t = 0; t < a->task_count; t++) {
+static seqpar_status seqpar__own_start(seqpar_device *device, const seqpar_attn_args *a,
+                                       seqpar__attn_kernel *kernel) {
+    int64_t rows = 1;
+    if (a->dropout > 0)
+        return seqpar_fail(device->error, SEQPAR_ERR_KERNEL,
+                           "an own block kernel has no dropout; set it to 0 (it is %g)",
+                           a->dropout);
+    for (int64_t t = 0; t < a->task_count; t++) {
         rows = SEQPAR__MAX(rows, a->q_pieces[a->tasks[t].piece].count);
-        for (p = 0; p < a->tasks[t].program_count; p++)
-            if (a->tasks[t].program[p].op <= SEQPAR_FOLD_EXTEND) rows = SEQPAR__MAX(rows, a->k_pieces[a->tasks[t].program[p].index].count);
+        for (int64_t p = 0; p < a->tasks[t].program_count; p++)
+            if (a->tasks[t].program[p].op <= SEQPAR_FOLD_EXTEND)
+                rows = SEQPAR__MAX(rows, a->k_pieces[a->tasks[t].program[p].index].count);
     }
     kernel->scratch_bytes = 7 * ((rows * a->head_dim * 8 + 63) & ~(int64_t)63) + rows * 24 + 64;
     device->threads = 1; /* the kernel may have threads of its own, and need not bear ours */
     return SEQPAR_OK;
 }
-static seqpar_status seqpar__own_end(seqpar_device *device, int64_t threads, seqpar_status status) {
+
+static seqpar_status seqpar__own_end(seqpar_device *device, int64_t threads,
+                                     seqpar_status status) {
     device->threads = threads;
     return status ? status : device->error ? device->error->status : SEQPAR_OK;
 }
-static seqpar_status seqpar__own_forward(seqpar_device *device, const seqpar_attn_args *a, void *queue) {
-    seqpar__attn_kernel kernel = {0, 0, seqpar__own_forward_leaf, seqpar__cpu_state_combine, seqpar__cpu_state_finish, 0, 0};
+
+static seqpar_status seqpar__own_forward(seqpar_device *device, const seqpar_attn_args *a,
+                                         void *queue) {
+    seqpar__attn_kernel kernel = {
+        0, 0, seqpar__own_forward_leaf, seqpar__cpu_state_combine, seqpar__cpu_state_finish,
+        0, 0};
     int64_t threads = device->threads;
     (void)queue;
-    if (device->storage != SEQPAR_F32) { kernel.combine = seqpar__ref_state_combine; kernel.finish_state = seqpar__ref_state_finish; }
+    if (device->storage != SEQPAR_F32) {
+        kernel.combine = seqpar__ref_state_combine;
+        kernel.finish_state = seqpar__ref_state_finish;
+    }
     SEQPAR__TRY(seqpar__own_start(device, a, &kernel));
     return seqpar__own_end(device, threads, seqpar__attn_run(device, a, &kernel));
 }
-static seqpar_status seqpar__own_backward(seqpar_device *device, const seqpar_attn_backward_args *a, void *queue) {
-    seqpar__attn_kernel kernel = {1, 0, seqpar__own_backward_leaf, seqpar__attn_add, NULL, 0, 0};
+
+static seqpar_status seqpar__own_backward(seqpar_device *device,
+                                          const seqpar_attn_backward_args *a, void *queue) {
+    seqpar__attn_kernel kernel = {1, 0, seqpar__own_backward_leaf, seqpar__attn_add, NULL,
+                                  0, 0};
     int64_t threads = device->threads;
     (void)queue;
     SEQPAR__TRY(seqpar__own_start(device, &a->queries, &kernel));
     return seqpar__own_end(device, threads, seqpar__attn_backward_run(device, a, &kernel));
 }
 
-SEQPAR_DEF void seqpar_device_own_kernel(seqpar_device *device, const seqpar_block_kernel *kernel) {
+SEQPAR_DEF void seqpar_device_own_kernel(seqpar_device *device,
+                                         const seqpar_block_kernel *kernel) {
     device->block_kernel = kernel;
     device->attn_forward = seqpar__own_forward;
     device->attn_backward = seqpar__own_backward;
 }
 
-static seqpar_status seqpar__own_matmul(seqpar_device *device, const seqpar_matmul_args *a, void *queue) {
-    enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112, ROWS = 1 << 20 }; /* CBLAS counts in int */
-    int64_t row, widest = SEQPAR__MAX(SEQPAR__MAX(a->y.stride, a->x.stride), SEQPAR__MAX(a->w.stride, a->out));
+static seqpar_status seqpar__own_matmul(seqpar_device *device, const seqpar_matmul_args *a,
+                                        void *queue) {
+    /* CBLAS counts in int */
+    enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112, ROWS = 1 << 20 };
+    int64_t widest = SEQPAR__MAX(SEQPAR__MAX(a->y.stride, a->x.stride),
+                                 SEQPAR__MAX(a->w.stride, a->out));
     (void)queue;
-    if (device->storage != SEQPAR_F32) return seqpar_fail(device->error, SEQPAR_ERR_KERNEL, "an own product is one of floats; the device '%s' computes in others", device->name);
-    if (widest > INT32_MAX) return seqpar_fail(device->error, SEQPAR_ERR_KERNEL, "an own product takes rows of at most 2147483647 elements; these have %lld", (long long)widest);
-    for (row = 0; row < a->rows; row += (int64_t)ROWS)
-        device->sgemm(ROW_MAJOR, NO_TRANS, a->transposed ? NO_TRANS : TRANS, (int)SEQPAR__MIN((int64_t)ROWS, a->rows - row), (int)a->out, (int)a->in, 1.0f,
-                      (const float *)a->x.data + row * a->x.stride, (int)a->x.stride, (const float *)a->w.data, (int)a->w.stride,
-                      a->accumulate ? 1.0f : 0.0f, (float *)a->y.data + row * a->y.stride, (int)a->y.stride);
+    if (device->storage != SEQPAR_F32)
+        return seqpar_fail(
+            device->error, SEQPAR_ERR_KERNEL,
+            "an own product is one of floats; the device '%s' computes in others",
+            device->name);
+    if (widest > INT32_MAX)
+        return seqpar_fail(
+            device->error, SEQPAR_ERR_KERNEL,
+            "an own product takes rows of at most 2147483647 elements; these have %lld",
+            (long long)widest);
+    for (int64_t row = 0; row < a->rows; row += (int64_t)ROWS)
+        device->sgemm(ROW_MAJOR, NO_TRANS, a->transposed ? NO_TRANS : TRANS,
+                      (int)SEQPAR__MIN((int64_t)ROWS, a->rows - row), (int)a->out, (int)a->in,
+                      1.0f, (const float *)a->x.data + row * a->x.stride, (int)a->x.stride,
+                      (const float *)a->w.data, (int)a->w.stride, a->accumulate ? 1.0f : 0.0f,
+                      (float *)a->y.data + row * a->y.stride, (int)a->y.stride);
     return SEQPAR_OK;
 }
+
 SEQPAR_DEF void seqpar_device_own_product(seqpar_device *device, seqpar_sgemm sgemm) {
     device->sgemm = sgemm;
     device->matmul = seqpar__own_matmul;

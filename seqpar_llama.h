@@ -1,4 +1,5 @@
-/* seqpar_llama.h - v0.2.0 - reference decoder-only transformer on seqpar.h: forward, backward, recompute - MIT or Unlicense */
+/* seqpar_llama.h - v0.2.0 - reference decoder-only transformer on seqpar.h: forward,
+   backward, recompute - MIT or Unlicense */
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /*
    A Llama-style model (RMSNorm, rotary embedding at document positions, grouped-query attention, SwiGLU, tied or
@@ -33,14 +34,16 @@ typedef struct seqpar_llama_config {
     int64_t layers, hidden, heads, kv_heads, head_dim, intermediate, vocab;
     double rope_theta, rms_eps; /* 0: 10000, 1e-5 */
     int tied;                   /* the head is the embedding table */
-    const char *score;          /* NULL: a language model. "score": one number per token instead of logits, by the tensor
-                                   score.weight (1, hidden), as in Hugging Face's sequence classifiers; borrowed */
+    const char *score; /* NULL: a language model. "score": one number per token instead of
+                          logits, by the tensor score.weight (1, hidden), as in Hugging Face's
+                          sequence classifiers; borrowed */
 } seqpar_llama_config;
 
 typedef struct seqpar_llama {
     seqpar_llama_config config;
-    seqpar_tensor *tensors;     /* in Hugging Face's names; offsets into params */
-    int64_t tensor_count, elements, values; /* elements with the gaps between tensors, values without */
+    seqpar_tensor *tensors; /* in Hugging Face's names; offsets into params */
+    /* elements with the gaps between tensors, values without */
+    int64_t tensor_count, elements, values;
     seqpar_buffer params;
     seqpar_buffer cosine, sine; /* (positions, head_dim/2) */
     int64_t positions;
@@ -48,70 +51,96 @@ typedef struct seqpar_llama {
 } seqpar_llama;
 
 /* Makes the tensor table and room for the parameters (zero). Free with seqpar_llama_close. */
-SEQPAR_DEF seqpar_status seqpar_llama_open(seqpar_ctx *ctx, seqpar_llama *model, const seqpar_llama_config *config);
+SEQPAR_DEF seqpar_status seqpar_llama_open(seqpar_ctx *ctx, seqpar_llama *model,
+                                           const seqpar_llama_config *config);
 SEQPAR_DEF void seqpar_llama_close(seqpar_ctx *ctx, seqpar_llama *model);
-/* Normal(0, 1/columns) with outputs into the residual stream / sqrt(2 layers), gains 1. A value depends on (seed,
-   tensor, index) alone. */
+/* Normal(0, 1/columns) with outputs into the residual stream / sqrt(2 layers), gains 1. A
+   value depends on (seed, tensor, index) alone. */
 SEQPAR_DEF void seqpar_llama_init(seqpar_ctx *ctx, seqpar_llama *model, uint64_t seed);
 
-typedef struct seqpar_llama_run { /* how the work is done; changes no bit (stripe, zigzag-doc, relaxed: the error rule) */
+/* how the work is done; changes no bit (stripe, zigzag-doc, relaxed: the error rule) */
+typedef struct seqpar_llama_run {
     int layout, schedule;
     int64_t heads_k_stride;
-    int recompute;           /* keep (x, out, lse) per layer, compute the rest again in backward */
-    int64_t head_rows;       /* logits rows held at a time; 0: as in seqpar_head_desc.rows_max */
-    int64_t ulysses_size;    /* ranks that exchange tokens for heads; 0: 1, or by schedule */
-    int relaxed;             /* attention as in seqpar_attn_desc.relaxed */
-    double temperature;      /* of log-probs and entropy, that of the sampling; 0: 1. It does change the numbers */
+    /* keep (x, out, lse) per layer, compute the rest again in backward */
+    int recompute;
+    /* logits rows held at a time; 0: as in seqpar_head_desc.rows_max */
+    int64_t head_rows;
+    int64_t ulysses_size; /* ranks that exchange tokens for heads; 0: 1, or by schedule */
+    int relaxed;          /* attention as in seqpar_attn_desc.relaxed */
+    /* of log-probs and entropy, that of the sampling; 0: 1. It does change the numbers */
+    double temperature;
 } seqpar_llama_run;
 
-typedef struct seqpar_llama_layer { seqpar_buffer x, q, k, v, out, lse, x2, gate, up, rstd1, rstd2; } seqpar_llama_layer;
-typedef struct seqpar_llama_batch { /* the local part of some rows, and what forward keeps */
+typedef struct seqpar_llama_layer {
+    seqpar_buffer x, q, k, v, out, lse, x2, gate, up, rstd1, rstd2;
+} seqpar_llama_layer;
+
+/* the local part of some rows, and what forward keeps */
+typedef struct seqpar_llama_batch {
     seqpar_llama_run run;
-    seqpar_llama_config config;         /* of the model it was opened for */
-    int has;                            /* 1: hidden; 2: and what a backward pass needs */
+    seqpar_llama_config config; /* of the model it was opened for */
+    int has;                    /* 1: hidden; 2: and what a backward pass needs */
     seqpar_attn *attn;
     const seqpar_share *share;
     int64_t tokens;
     int32_t *ids, *targets, *positions; /* (tokens) */
     seqpar_llama_layer *layers;         /* (layers) */
     seqpar_llama_layer shared;          /* recompute: one set for all layers */
-    seqpar_buffer x, n, hidden, rstd;   /* residual stream, scratch, normed output and its statistics */
+    /* residual stream, scratch, normed output and its statistics */
+    seqpar_buffer x, n, hidden, rstd;
     seqpar_buffer logp, entropy, lse, smooth; /* (tokens), accumulator type */
-    seqpar_buffer score;                /* (tokens), storage type: of a score model, instead of the line above */
-    seqpar_buffer wide;                 /* scratch (tokens, intermediate) */
+    /* (tokens), storage type: of a score model, instead of the line above */
+    seqpar_buffer score;
+    seqpar_buffer wide; /* scratch (tokens, intermediate) */
 } seqpar_llama_batch;
 
-/* rows (borrowed) are the same on all ranks of ctx->sp; row_count may be 0. Collective over ctx->sp, like seqpar_attn_open. */
-SEQPAR_DEF seqpar_status seqpar_llama_open_batch(seqpar_ctx *ctx, seqpar_llama *model, seqpar_llama_batch *batch, const seqpar_row *rows,
-                                                 int64_t row_count, const seqpar_llama_run *run);
-SEQPAR_DEF void seqpar_llama_close_batch(seqpar_ctx *ctx, seqpar_llama *model, seqpar_llama_batch *batch);
+/* rows (borrowed) are the same on all ranks of ctx->sp; row_count may be 0. Collective over
+   ctx->sp, like seqpar_attn_open. */
+SEQPAR_DEF seqpar_status seqpar_llama_open_batch(seqpar_ctx *ctx, seqpar_llama *model,
+                                                 seqpar_llama_batch *batch,
+                                                 const seqpar_row *rows, int64_t row_count,
+                                                 const seqpar_llama_run *run);
+SEQPAR_DEF void seqpar_llama_close_batch(seqpar_ctx *ctx, seqpar_llama *model,
+                                         seqpar_llama_batch *batch);
 /* To batch->hidden. keep: for a backward pass. Collective over ctx->sp. */
-SEQPAR_DEF seqpar_status seqpar_llama_forward(seqpar_ctx *ctx, seqpar_llama *model, seqpar_llama_batch *batch, int keep);
+SEQPAR_DEF seqpar_status seqpar_llama_forward(seqpar_ctx *ctx, seqpar_llama *model,
+                                              seqpar_llama_batch *batch, int keep);
 /* batch->logp, entropy, lse, smooth (entry A), or batch->score, from batch->hidden. */
-SEQPAR_DEF seqpar_status seqpar_llama_values(seqpar_ctx *ctx, seqpar_llama *model, seqpar_llama_batch *batch);
-/* Values (entry B) and, through seqpar_step_gradient, the gradient of every group. Seeds are per local token; of a score
-   model dlogp alone counts, and is dL/dscore in storage type. Spends what forward kept. STEP: the batch's rows and layout are not
-   those the step was begun with. Collective over the world; ranks without rows call it with an empty batch. */
-SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *model, seqpar_llama_batch *batch, seqpar_optim *optim,
-                                               int64_t micro_batch, const seqpar_head_seeds *seeds);
-/* logits (batch->tokens, vocab; of a score model 1), device memory of the caller, from batch->hidden. For tests: the head never does this. */
-SEQPAR_DEF seqpar_status seqpar_llama_logits(seqpar_ctx *ctx, seqpar_llama *model, seqpar_llama_batch *batch, void *logits);
+SEQPAR_DEF seqpar_status seqpar_llama_values(seqpar_ctx *ctx, seqpar_llama *model,
+                                             seqpar_llama_batch *batch);
+/* Values (entry B) and, through seqpar_step_gradient, the gradient of every group. Seeds are
+   per local token; of a score model dlogp alone counts, and is dL/dscore in storage type.
+   Spends what forward kept. STEP: the batch's rows and layout are not those the step was
+   begun with. Collective over the world; ranks without rows call it with an empty batch. */
+SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *model,
+                                               seqpar_llama_batch *batch, seqpar_optim *optim,
+                                               int64_t micro_batch,
+                                               const seqpar_head_seeds *seeds);
+/* logits (batch->tokens, vocab; of a score model 1), device memory of the caller, from
+   batch->hidden. For tests: the head never does this. */
+SEQPAR_DEF seqpar_status seqpar_llama_logits(seqpar_ctx *ctx, seqpar_llama *model,
+                                             seqpar_llama_batch *batch, void *logits);
 
 /* ---- sample: text for rollouts ---- */
 typedef struct seqpar_llama_prompt {
     const int32_t *ids; /* (tokens), borrowed */
     int64_t tokens;     /* at least 1 */
-    int64_t number;     /* of this text in the whole rollout, over all ranks: its random numbers hang on it */
+    /* of this text in the whole rollout, over all ranks: its random numbers hang on it */
+    int64_t number;
 } seqpar_llama_prompt;
 
 typedef struct seqpar_llama_sample_desc {
-    int64_t max_new_tokens;   /* at least 1 */
-    int64_t max_tokens;       /* of a prompt and its text together; 0: no limit */
-    int64_t batch;            /* texts that grow at a time; 0: 16. Costs memory for the keys and values of each */
-    double temperature;       /* 0: always the most probable token, of equals the one with the lowest id */
-    double top_p;             /* in (0, 1]; the smallest set of most probable tokens whose sum reaches it; 1: all */
-    int64_t top_k;            /* that many most probable tokens, before top_p; 0: all */
-    const int32_t *stops;     /* (stop_count) ids that end a text, borrowed */
+    int64_t max_new_tokens; /* at least 1 */
+    int64_t max_tokens;     /* of a prompt and its text together; 0: no limit */
+    /* texts that grow at a time; 0: 16. Costs memory for the keys and values of each */
+    int64_t batch;
+    /* 0: always the most probable token, of equals the one with the lowest id */
+    double temperature;
+    /* in (0, 1]; the smallest set of most probable tokens whose sum reaches it; 1: all */
+    double top_p;
+    int64_t top_k;        /* that many most probable tokens, before top_p; 0: all */
+    const int32_t *stops; /* (stop_count) ids that end a text, borrowed */
     int64_t stop_count;
     uint64_t seed;
 } seqpar_llama_sample_desc;
@@ -122,14 +151,20 @@ typedef struct seqpar_llama_text {
     int stopped;   /* 1: by a stop id, 0: by length */
 } seqpar_llama_text;
 
-/* texts (count) of the prompts (count), in their order. No communication: every rank passes its own prompts, or none. A
-   text depends on the parameters, its prompt, the desc and its number alone: whatever else is generated, on however many
-   ranks and threads and in whatever batch, it is the same. The token at position t (prompt included) is chosen by
-   seqpar_random_uniform(seed, number, t). Free texts with seqpar_llama_texts_free; after an error there are none.
-   OPTION: a desc outside its range, a score model, a prompt that leaves no room within max_tokens; SIZE: a negative count
-   or no new tokens; DOCUMENT_TOKENS: an empty prompt; TOKEN_ID: an id outside the vocabulary; NOT_FINITE: a logit is. */
-SEQPAR_DEF seqpar_status seqpar_llama_generate(seqpar_ctx *ctx, seqpar_llama *model, seqpar_llama_text *texts, const seqpar_llama_prompt *prompts,
-                                               int64_t count, const seqpar_llama_sample_desc *desc);
+/* texts (count) of the prompts (count), in their order. No communication: every rank passes
+   its own prompts, or none. A text depends on the parameters, its prompt, the desc and its
+   number alone: whatever else is generated, on however many ranks and threads and in
+   whatever batch, it is the same. The token at position t (prompt included) is chosen by
+   seqpar_random_uniform(seed, number, t). Free texts with seqpar_llama_texts_free; after an
+   error there are none. OPTION: a desc outside its range, a score model, a prompt that
+   leaves no room within max_tokens; SIZE: a negative count or no new tokens;
+   DOCUMENT_TOKENS: an empty prompt; TOKEN_ID: an id outside the vocabulary; NOT_FINITE: a
+   logit is. */
+SEQPAR_DEF seqpar_status seqpar_llama_generate(seqpar_ctx *ctx, seqpar_llama *model,
+                                               seqpar_llama_text *texts,
+                                               const seqpar_llama_prompt *prompts,
+                                               int64_t count,
+                                               const seqpar_llama_sample_desc *desc);
 SEQPAR_DEF void seqpar_llama_texts_free(seqpar_llama_text *texts, int64_t count);
 
 #ifdef __cplusplus
@@ -140,7 +175,8 @@ SEQPAR_DEF void seqpar_llama_texts_free(seqpar_llama_text *texts, int64_t count)
 #if defined(SEQPAR_LLAMA_IMPLEMENTATION) && !defined(SEQPAR__LLAMA_IMPLEMENTED)
 #define SEQPAR__LLAMA_IMPLEMENTED
 #if !defined(SEQPAR__IMPLEMENTED)
-#error "seqpar_llama.h: define SEQPAR_IMPLEMENTATION in the same unit; the model is built from the core's parts"
+#error \
+    "seqpar_llama.h: define SEQPAR_IMPLEMENTATION in the same unit; the model is built from the core's parts"
 #endif
 #if defined(__clang__)
 #pragma clang fp contract(off)
@@ -151,10 +187,22 @@ SEQPAR_DEF void seqpar_llama_texts_free(seqpar_llama_text *texts, int64_t count)
 
 /* ---- >>tensors  the parameter table ---- */
 
-enum { SEQPAR__NORM1, SEQPAR__Q, SEQPAR__K, SEQPAR__V, SEQPAR__O, SEQPAR__NORM2, SEQPAR__GATE, SEQPAR__UP, SEQPAR__DOWN, SEQPAR__PER_LAYER };
+enum {
+    SEQPAR__NORM1,
+    SEQPAR__Q,
+    SEQPAR__K,
+    SEQPAR__V,
+    SEQPAR__O,
+    SEQPAR__NORM2,
+    SEQPAR__GATE,
+    SEQPAR__UP,
+    SEQPAR__DOWN,
+    SEQPAR__PER_LAYER
+};
 #define SEQPAR__NAME_BYTES 96
 
-static void seqpar__llama_tensor(seqpar_llama *m, int64_t rows, int64_t cols, int64_t group, const char *format, int64_t layer) {
+static void seqpar__llama_tensor(seqpar_llama *m, int64_t rows, int64_t cols, int64_t group,
+                                 const char *format, int64_t layer) {
     seqpar_tensor *t = &m->tensors[m->tensor_count];
     char *name = m->names + m->tensor_count++ * SEQPAR__NAME_BYTES;
     snprintf(name, SEQPAR__NAME_BYTES, format, (long long)layer);
@@ -170,30 +218,49 @@ static void seqpar__llama_tensor(seqpar_llama *m, int64_t rows, int64_t cols, in
 
 static void seqpar__llama_tensors(seqpar_llama *m) {
     const seqpar_llama_config *c = &m->config;
-    int64_t i, wide = c->heads * c->head_dim, narrow = c->kv_heads * c->head_dim;
+    int64_t wide = c->heads * c->head_dim, narrow = c->kv_heads * c->head_dim;
     seqpar__llama_tensor(m, c->vocab, c->hidden, 0, "model.embed_tokens.weight", 0);
-    for (i = 0; i < c->layers; i++) {
-        seqpar__llama_tensor(m, 1, c->hidden, i + 1, "model.layers.%lld.input_layernorm.weight", i);
-        seqpar__llama_tensor(m, wide, c->hidden, i + 1, "model.layers.%lld.self_attn.q_proj.weight", i);
-        seqpar__llama_tensor(m, narrow, c->hidden, i + 1, "model.layers.%lld.self_attn.k_proj.weight", i);
-        seqpar__llama_tensor(m, narrow, c->hidden, i + 1, "model.layers.%lld.self_attn.v_proj.weight", i);
-        seqpar__llama_tensor(m, c->hidden, wide, i + 1, "model.layers.%lld.self_attn.o_proj.weight", i);
-        seqpar__llama_tensor(m, 1, c->hidden, i + 1, "model.layers.%lld.post_attention_layernorm.weight", i);
-        seqpar__llama_tensor(m, c->intermediate, c->hidden, i + 1, "model.layers.%lld.mlp.gate_proj.weight", i);
-        seqpar__llama_tensor(m, c->intermediate, c->hidden, i + 1, "model.layers.%lld.mlp.up_proj.weight", i);
-        seqpar__llama_tensor(m, c->hidden, c->intermediate, i + 1, "model.layers.%lld.mlp.down_proj.weight", i);
+    for (int64_t i = 0; i < c->layers; i++) {
+        seqpar__llama_tensor(m, 1, c->hidden, i + 1, "model.layers.%lld.input_layernorm.weight",
+                             i);
+        seqpar__llama_tensor(m, wide, c->hidden, i + 1,
+                             "model.layers.%lld.self_attn.q_proj.weight", i);
+        seqpar__llama_tensor(m, narrow, c->hidden, i + 1,
+                             "model.layers.%lld.self_attn.k_proj.weight", i);
+        seqpar__llama_tensor(m, narrow, c->hidden, i + 1,
+                             "model.layers.%lld.self_attn.v_proj.weight", i);
+        seqpar__llama_tensor(m, c->hidden, wide, i + 1,
+                             "model.layers.%lld.self_attn.o_proj.weight", i);
+        seqpar__llama_tensor(m, 1, c->hidden, i + 1,
+                             "model.layers.%lld.post_attention_layernorm.weight", i);
+        seqpar__llama_tensor(m, c->intermediate, c->hidden, i + 1,
+                             "model.layers.%lld.mlp.gate_proj.weight", i);
+        seqpar__llama_tensor(m, c->intermediate, c->hidden, i + 1,
+                             "model.layers.%lld.mlp.up_proj.weight", i);
+        seqpar__llama_tensor(m, c->hidden, c->intermediate, i + 1,
+                             "model.layers.%lld.mlp.down_proj.weight", i);
     }
     seqpar__llama_tensor(m, 1, c->hidden, c->layers + 1, "model.norm.weight", 0);
     if (c->score) {
         seqpar__llama_tensor(m, 1, c->hidden, c->layers + 1, "", 0);
-        snprintf(m->names + (m->tensor_count - 1) * SEQPAR__NAME_BYTES, SEQPAR__NAME_BYTES, "%s.weight", c->score);
+        snprintf(m->names + (m->tensor_count - 1) * SEQPAR__NAME_BYTES, SEQPAR__NAME_BYTES,
+                 "%s.weight", c->score);
         m->tensors[m->tensor_count - 1].decay = 1; /* a matrix of one row, not a gain */
-    } else if (!c->tied) seqpar__llama_tensor(m, c->vocab, c->hidden, c->layers + 1, "lm_head.weight", 0);
+    } else if (!c->tied)
+        seqpar__llama_tensor(m, c->vocab, c->hidden, c->layers + 1, "lm_head.weight", 0);
 }
 
-static int64_t seqpar__llama_final_norm(const seqpar_llama *m) { return 1 + m->config.layers * SEQPAR__PER_LAYER; }
-static int64_t seqpar__llama_head(const seqpar_llama *m) { return m->config.tied && !m->config.score ? 0 : seqpar__llama_final_norm(m) + 1; }
-static int64_t seqpar__llama_part(int64_t layer, int part) { return 1 + layer * SEQPAR__PER_LAYER + part; }
+static int64_t seqpar__llama_final_norm(const seqpar_llama *m) {
+    return 1 + m->config.layers * SEQPAR__PER_LAYER;
+}
+
+static int64_t seqpar__llama_head(const seqpar_llama *m) {
+    return m->config.tied && !m->config.score ? 0 : seqpar__llama_final_norm(m) + 1;
+}
+
+static int64_t seqpar__llama_part(int64_t layer, int part) {
+    return 1 + layer * SEQPAR__PER_LAYER + part;
+}
 
 static void *seqpar__llama_param(seqpar_ctx *ctx, const seqpar_llama *m, int64_t tensor) {
     return seqpar__at(m->params.data, m->tensors[tensor].offset, ctx->device->storage);
@@ -201,27 +268,58 @@ static void *seqpar__llama_param(seqpar_ctx *ctx, const seqpar_llama *m, int64_t
 
 static seqpar_status seqpar__check_llama(seqpar_error *error, const seqpar_llama_config *c) {
     if (c->layers <= 0 || c->hidden <= 0 || c->intermediate <= 0 || c->vocab <= 0)
-        return seqpar_fail(error, SEQPAR_ERR_SIZE, "the model has %lld layers, hidden %lld, intermediate %lld, vocab %lld; all must be positive",
-                           (long long)c->layers, (long long)c->hidden, (long long)c->intermediate, (long long)c->vocab);
-    if (c->layers > SEQPAR_MAX_LAYERS || c->hidden > SEQPAR_MAX_WIDTH || c->intermediate > SEQPAR_MAX_WIDTH || c->vocab > SEQPAR_MAX_VOCAB)
-        return seqpar_fail(error, SEQPAR_ERR_SIZE, "the model has %lld layers, hidden %lld, intermediate %lld, vocab %lld; at most %lld, %lld, %lld and %lld are possible, check the configuration", (long long)c->layers, (long long)c->hidden,
-                           (long long)c->intermediate, (long long)c->vocab, (long long)SEQPAR_MAX_LAYERS, (long long)SEQPAR_MAX_WIDTH, (long long)SEQPAR_MAX_WIDTH, (long long)SEQPAR_MAX_VOCAB);
+        return seqpar_fail(error, SEQPAR_ERR_SIZE,
+                           "the model has %lld layers, hidden %lld, intermediate %lld, vocab "
+                           "%lld; all must be positive",
+                           (long long)c->layers, (long long)c->hidden,
+                           (long long)c->intermediate, (long long)c->vocab);
+    if (c->layers > SEQPAR_MAX_LAYERS || c->hidden > SEQPAR_MAX_WIDTH ||
+        c->intermediate > SEQPAR_MAX_WIDTH || c->vocab > SEQPAR_MAX_VOCAB)
+        return seqpar_fail(
+            error, SEQPAR_ERR_SIZE,
+            "the model has %lld layers, hidden %lld, intermediate %lld, vocab %lld; at most "
+            "%lld, %lld, %lld and %lld are possible, check the configuration",
+            (long long)c->layers, (long long)c->hidden, (long long)c->intermediate,
+            (long long)c->vocab, (long long)SEQPAR_MAX_LAYERS, (long long)SEQPAR_MAX_WIDTH,
+            (long long)SEQPAR_MAX_WIDTH, (long long)SEQPAR_MAX_VOCAB);
     if (c->heads <= 0 || c->kv_heads <= 0 || c->heads % c->kv_heads)
-        return seqpar_fail(error, SEQPAR_ERR_HEADS, "%lld heads over %lld kv_heads; heads must be a positive multiple of kv_heads", (long long)c->heads, (long long)c->kv_heads);
+        return seqpar_fail(
+            error, SEQPAR_ERR_HEADS,
+            "%lld heads over %lld kv_heads; heads must be a positive multiple of kv_heads",
+            (long long)c->heads, (long long)c->kv_heads);
     if (c->score && (!c->score[0] || strlen(c->score) + 8 > SEQPAR__NAME_BYTES))
-        return seqpar_fail(error, SEQPAR_ERR_OPTION, "the score head is named '%.100s'; give a name of 1 to %d letters, usually score", c->score, SEQPAR__NAME_BYTES - 9);
-    if (c->score && (!strcmp(c->score, "model.embed_tokens") || !strcmp(c->score, "model.norm") || !strncmp(c->score, "model.layers.", 13)))
-        return seqpar_fail(error, SEQPAR_ERR_OPTION, "the score head is named '%.100s', which is another tensor's name; give another, usually score", c->score);
+        return seqpar_fail(
+            error, SEQPAR_ERR_OPTION,
+            "the score head is named '%.100s'; give a name of 1 to %d letters, usually score",
+            c->score, SEQPAR__NAME_BYTES - 9);
+    if (c->score &&
+        (!strcmp(c->score, "model.embed_tokens") || !strcmp(c->score, "model.norm") ||
+         !strncmp(c->score, "model.layers.", 13)))
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "the score head is named '%.100s', which is another tensor's name; "
+                           "give another, usually score",
+                           c->score);
     if (c->head_dim <= 0 || c->head_dim % 2)
-        return seqpar_fail(error, SEQPAR_ERR_HEAD_DIM, "head_dim is %lld; rotary embedding needs a positive even one", (long long)c->head_dim);
+        return seqpar_fail(error, SEQPAR_ERR_HEAD_DIM,
+                           "head_dim is %lld; rotary embedding needs a positive even one",
+                           (long long)c->head_dim);
     if (seqpar__times(c->heads, c->head_dim) > SEQPAR_MAX_WIDTH)
-        return seqpar_fail(error, SEQPAR_ERR_SIZE, "%lld heads of head_dim %lld are wider than %lld, the most a token may have; check the configuration", (long long)c->heads, (long long)c->head_dim, (long long)SEQPAR_MAX_WIDTH);
-    if (!(c->rope_theta >= 0 && c->rope_theta <= 1e300) || !(c->rms_eps >= 0 && c->rms_eps <= 1e300))
-        return seqpar_fail(error, SEQPAR_ERR_OPTION, "rope_theta is %g and rms_norm_eps %g; give numbers above 0, up to 1e300, or 0 for 10000 and 1e-5", c->rope_theta, c->rms_eps);
+        return seqpar_fail(error, SEQPAR_ERR_SIZE,
+                           "%lld heads of head_dim %lld are wider than %lld, the most a token "
+                           "may have; check the configuration",
+                           (long long)c->heads, (long long)c->head_dim,
+                           (long long)SEQPAR_MAX_WIDTH);
+    if (!(c->rope_theta >= 0 && c->rope_theta <= 1e300) ||
+        !(c->rms_eps >= 0 && c->rms_eps <= 1e300))
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "rope_theta is %g and rms_norm_eps %g; give numbers above 0, up to "
+                           "1e300, or 0 for 10000 and 1e-5",
+                           c->rope_theta, c->rms_eps);
     return SEQPAR_OK;
 }
 
-SEQPAR_DEF seqpar_status seqpar_llama_open(seqpar_ctx *ctx, seqpar_llama *m, const seqpar_llama_config *config) {
+SEQPAR_DEF seqpar_status seqpar_llama_open(seqpar_ctx *ctx, seqpar_llama *m,
+                                           const seqpar_llama_config *config) {
     int64_t count;
     seqpar_status status;
     memset(m, 0, sizeof *m);
@@ -231,10 +329,12 @@ SEQPAR_DEF seqpar_status seqpar_llama_open(seqpar_ctx *ctx, seqpar_llama *m, con
     if (m->config.rope_theta == 0) m->config.rope_theta = 10000.0;
     if (m->config.rms_eps == 0) m->config.rms_eps = 1e-5;
     m->tensors = SEQPAR__NEW(seqpar_tensor, count);
-    m->names = SEQPAR__NEW(char, count * SEQPAR__NAME_BYTES);
+    m->names = SEQPAR__NEW(char, count *SEQPAR__NAME_BYTES);
     if (!m->tensors || !m->names) return seqpar__no_memory(ctx->error, "the model");
     seqpar__llama_tensors(m);
-    status = seqpar_buffer_new(ctx, &m->params, m->elements * seqpar_dtype_bytes(ctx->device->storage), SEQPAR_MEM_WEIGHTS);
+    status = seqpar_buffer_new(ctx, &m->params,
+                               m->elements * seqpar_dtype_bytes(ctx->device->storage),
+                               SEQPAR_MEM_WEIGHTS);
     if (!status) ctx->device->zero(ctx->device, m->params.data, m->params.bytes, ctx->queue);
     return status;
 }
@@ -248,33 +348,42 @@ SEQPAR_DEF void seqpar_llama_close(seqpar_ctx *ctx, seqpar_llama *m) {
     memset(m, 0, sizeof *m);
 }
 
-/* Standard deviation that keeps the scale of what a matrix is applied to. The usual constant 0.02 suits widths of
-   thousands; a hidden size of 128 learns markedly slower with it. */
+/* Standard deviation that keeps the scale of what a matrix is applied to. The usual constant
+   0.02 suits widths of thousands; a hidden size of 128 learns markedly slower with it. */
 static double seqpar__llama_spread(const seqpar_llama *m, int64_t tensor) {
     int64_t part = (tensor - 1) % SEQPAR__PER_LAYER;
-    int residual = tensor > 0 && tensor < seqpar__llama_final_norm(m) && (part == SEQPAR__O || part == SEQPAR__DOWN);
-    return 1.0 / sqrt((double)m->tensors[tensor].cols * (residual ? 2.0 * (double)m->config.layers : 1.0));
+    int residual = tensor > 0 && tensor < seqpar__llama_final_norm(m) &&
+                   (part == SEQPAR__O || part == SEQPAR__DOWN);
+    return 1.0 / sqrt((double)m->tensors[tensor].cols *
+                      (residual ? 2.0 * (double)m->config.layers : 1.0));
 }
 
 SEQPAR_DEF void seqpar_llama_init(seqpar_ctx *ctx, seqpar_llama *m, uint64_t seed) {
-    int64_t i, j, n, k;
+    int64_t n;
     double part[256];
-    for (i = 0; i < m->tensor_count; i++) {
+    for (int64_t i = 0; i < m->tensor_count; i++) {
         const seqpar_tensor *t = &m->tensors[i];
-        for (j = 0; j < t->rows * t->cols; j += n) {
+        for (int64_t j = 0; j < t->rows * t->cols; j += n) {
             n = SEQPAR__MIN(256, t->rows * t->cols - j);
-            for (k = 0; k < n; k++)
-                part[k] = !t->decay ? 1.0 : seqpar__llama_spread(m, i) * seqpar_random_normal(seed, (uint64_t)i, (uint64_t)(j + k));
-            seqpar_device_write(ctx->device, m->params.data, t->offset + j, part, n, ctx->device->storage);
+            for (int64_t k = 0; k < n; k++)
+                part[k] = !t->decay
+                              ? 1.0
+                              : seqpar__llama_spread(m, i) *
+                                    seqpar_random_normal(seed, (uint64_t)i, (uint64_t)(j + k));
+            seqpar_device_write(ctx->device, m->params.data, t->offset + j, part, n,
+                                ctx->device->storage);
         }
     }
 }
 
 /* ---- >>batch  what one micro-batch needs ---- */
 
-/* Tables of cosine and sine for at least `positions`; from fp64 on the host, so that every device has the same. */
-static seqpar_status seqpar__llama_rope_tables(seqpar_ctx *ctx, seqpar_llama *m, int64_t positions) {
-    int64_t half = m->config.head_dim / 2, p, i, bytes = positions * half * seqpar_dtype_bytes(ctx->device->accumulator);
+/* Tables of cosine and sine for at least `positions`; from fp64 on the host, so that every
+   device has the same. */
+static seqpar_status seqpar__llama_rope_tables(seqpar_ctx *ctx, seqpar_llama *m,
+                                               int64_t positions) {
+    int64_t half = m->config.head_dim / 2;
+    int64_t bytes = positions * half * seqpar_dtype_bytes(ctx->device->accumulator);
     double *line;
     if (positions <= m->positions) return SEQPAR_OK;
     seqpar_buffer_free(ctx, &m->cosine);
@@ -283,51 +392,68 @@ static seqpar_status seqpar__llama_rope_tables(seqpar_ctx *ctx, seqpar_llama *m,
     SEQPAR__TRY(seqpar_buffer_new(ctx, &m->sine, bytes, SEQPAR_MEM_WEIGHTS));
     line = SEQPAR__NEW(double, 2 * half);
     if (!line) return seqpar__no_memory(ctx->error, "rotary tables");
-    for (p = 0; p < positions; p++) {
-        for (i = 0; i < half; i++) {
-            double angle = (double)p * pow(m->config.rope_theta, -2.0 * (double)i / (double)m->config.head_dim);
+    for (int64_t p = 0; p < positions; p++) {
+        for (int64_t i = 0; i < half; i++) {
+            double angle = (double)p * pow(m->config.rope_theta,
+                                           -2.0 * (double)i / (double)m->config.head_dim);
             line[i] = cos(angle);
             line[half + i] = sin(angle);
         }
-        seqpar_device_write(ctx->device, m->cosine.data, p * half, line, half, ctx->device->accumulator);
-        seqpar_device_write(ctx->device, m->sine.data, p * half, line + half, half, ctx->device->accumulator);
+        seqpar_device_write(ctx->device, m->cosine.data, p * half, line, half,
+                            ctx->device->accumulator);
+        seqpar_device_write(ctx->device, m->sine.data, p * half, line + half, half,
+                            ctx->device->accumulator);
     }
     SEQPAR_FREE(line);
     m->positions = positions;
     return SEQPAR_OK;
 }
 
-static seqpar_status seqpar__llama_tokens(seqpar_ctx *ctx, const seqpar_llama *m, seqpar_llama_batch *b, const seqpar_row *rows, int64_t row_count, int64_t *positions) {
-    int64_t r, i;
+static seqpar_status seqpar__llama_tokens(seqpar_ctx *ctx, const seqpar_llama *m,
+                                          seqpar_llama_batch *b, const seqpar_row *rows,
+                                          int64_t row_count, int64_t *positions) {
     b->ids = SEQPAR__NEW(int32_t, 3 * b->tokens);
     if (!b->ids) return seqpar__no_memory(ctx->error, "a micro-batch");
     b->targets = b->ids + b->tokens;
     b->positions = b->targets + b->tokens;
-    for (r = 0; r < row_count; r++) {
+    for (int64_t r = 0; r < row_count; r++) {
         seqpar_scatter(b->ids, rows[r].ids, b->share, r, 4);
         seqpar_scatter(b->targets, rows[r].targets, b->share, r, 4);
         seqpar_scatter(b->positions, rows[r].position_ids, b->share, r, 4);
-        for (i = 0; i < rows[r].tokens; i++) {
+        for (int64_t i = 0; i < rows[r].tokens; i++) {
             *positions = SEQPAR__MAX(*positions, rows[r].position_ids[i] + 1);
-            if (rows[r].ids[i] < 0 || rows[r].ids[i] >= m->config.vocab || (rows[r].targets[i] != SEQPAR_IGNORE && (rows[r].targets[i] < 0 || rows[r].targets[i] >= m->config.vocab)))
-                return seqpar_fail(ctx->error, SEQPAR_ERR_TOKEN_ID, "row %lld, token %lld has id %d and target %d; the model has ids 0..%lld",
-                                   (long long)rows[r].index, (long long)i, (int)rows[r].ids[i], (int)rows[r].targets[i], (long long)m->config.vocab - 1);
+            if (rows[r].ids[i] < 0 || rows[r].ids[i] >= m->config.vocab ||
+                (rows[r].targets[i] != SEQPAR_IGNORE &&
+                 (rows[r].targets[i] < 0 || rows[r].targets[i] >= m->config.vocab)))
+                return seqpar_fail(
+                    ctx->error, SEQPAR_ERR_TOKEN_ID,
+                    "row %lld, token %lld has id %d and target %d; the model has ids 0..%lld",
+                    (long long)rows[r].index, (long long)i, (int)rows[r].ids[i],
+                    (int)rows[r].targets[i], (long long)m->config.vocab - 1);
         }
     }
     return SEQPAR_OK;
 }
 
-SEQPAR_DEF seqpar_status seqpar_llama_open_batch(seqpar_ctx *ctx, seqpar_llama *m, seqpar_llama_batch *b, const seqpar_row *rows,
-                                                 int64_t row_count, const seqpar_llama_run *run) {
+SEQPAR_DEF seqpar_status seqpar_llama_open_batch(seqpar_ctx *ctx, seqpar_llama *m,
+                                                 seqpar_llama_batch *b, const seqpar_row *rows,
+                                                 int64_t row_count,
+                                                 const seqpar_llama_run *run) {
     const seqpar_llama_config *c = &m->config;
-    int64_t size = seqpar_dtype_bytes(ctx->device->storage), acc = seqpar_dtype_bytes(ctx->device->accumulator), positions = 1;
+    int64_t size = seqpar_dtype_bytes(ctx->device->storage);
+    int64_t acc = seqpar_dtype_bytes(ctx->device->accumulator);
+    int64_t positions = 1;
     seqpar_attn_desc desc;
     memset(b, 0, sizeof *b);
     memset(&desc, 0, sizeof desc);
     b->run = *run;
     b->config = *c;
-    desc.heads = c->heads; desc.kv_heads = c->kv_heads; desc.head_dim = c->head_dim;
-    desc.layout = run->layout; desc.schedule = run->schedule; desc.heads_k_stride = run->heads_k_stride;
+    desc.heads = c->heads;
+    desc.kv_heads = c->kv_heads;
+    desc.head_dim = c->head_dim;
+    desc.layout = run->layout;
+    desc.schedule = run->schedule;
+    desc.heads_k_stride = run->heads_k_stride;
     desc.ulysses_size = run->ulysses_size;
     desc.relaxed = run->relaxed;
     SEQPAR__TRY(seqpar_attn_open(ctx, &b->attn, rows, row_count, &desc));
@@ -337,12 +463,17 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_batch(seqpar_ctx *ctx, seqpar_llama *
     SEQPAR__TRY(seqpar__llama_rope_tables(ctx, m, positions));
     b->layers = SEQPAR__NEW(seqpar_llama_layer, c->layers);
     if (!b->layers) return seqpar__no_memory(ctx->error, "layers");
-    SEQPAR__TRY(seqpar_buffer_new(ctx, &b->x, b->tokens * c->hidden * size, SEQPAR_MEM_SCRATCH));
-    SEQPAR__TRY(seqpar_buffer_new(ctx, &b->n, b->tokens * c->hidden * size, SEQPAR_MEM_SCRATCH));
-    SEQPAR__TRY(seqpar_buffer_new(ctx, &b->hidden, b->tokens * c->hidden * size, SEQPAR_MEM_ACTIVATIONS));
-    SEQPAR__TRY(seqpar_buffer_new(ctx, &b->wide, b->tokens * c->intermediate * size, SEQPAR_MEM_SCRATCH));
+    SEQPAR__TRY(
+        seqpar_buffer_new(ctx, &b->x, b->tokens * c->hidden * size, SEQPAR_MEM_SCRATCH));
+    SEQPAR__TRY(
+        seqpar_buffer_new(ctx, &b->n, b->tokens * c->hidden * size, SEQPAR_MEM_SCRATCH));
+    SEQPAR__TRY(seqpar_buffer_new(ctx, &b->hidden, b->tokens * c->hidden * size,
+                                  SEQPAR_MEM_ACTIVATIONS));
+    SEQPAR__TRY(seqpar_buffer_new(ctx, &b->wide, b->tokens * c->intermediate * size,
+                                  SEQPAR_MEM_SCRATCH));
     SEQPAR__TRY(seqpar_buffer_new(ctx, &b->rstd, b->tokens * acc, SEQPAR_MEM_ACTIVATIONS));
-    if (c->score) return seqpar_buffer_new(ctx, &b->score, b->tokens * size, SEQPAR_MEM_ACTIVATIONS);
+    if (c->score)
+        return seqpar_buffer_new(ctx, &b->score, b->tokens * size, SEQPAR_MEM_ACTIVATIONS);
     SEQPAR__TRY(seqpar_buffer_new(ctx, &b->logp, b->tokens * acc, SEQPAR_MEM_ACTIVATIONS));
     SEQPAR__TRY(seqpar_buffer_new(ctx, &b->entropy, b->tokens * acc, SEQPAR_MEM_ACTIVATIONS));
     SEQPAR__TRY(seqpar_buffer_new(ctx, &b->lse, b->tokens * acc, SEQPAR_MEM_ACTIVATIONS));
@@ -351,18 +482,24 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_batch(seqpar_ctx *ctx, seqpar_llama *
 
 static void seqpar__llama_free_layer(seqpar_ctx *ctx, seqpar_llama_layer *l) {
     seqpar_buffer *all = &l->x;
-    size_t i;
-    for (i = 0; i < sizeof *l / sizeof *all; i++) seqpar_buffer_free(ctx, &all[i]);
+    for (size_t i = 0; i < sizeof *l / sizeof *all; i++) seqpar_buffer_free(ctx, &all[i]);
 }
 
-SEQPAR_DEF void seqpar_llama_close_batch(seqpar_ctx *ctx, seqpar_llama *m, seqpar_llama_batch *b) {
-    int64_t i;
-    for (i = 0; b->layers && i < m->config.layers; i++) seqpar__llama_free_layer(ctx, &b->layers[i]);
+SEQPAR_DEF void seqpar_llama_close_batch(seqpar_ctx *ctx, seqpar_llama *m,
+                                         seqpar_llama_batch *b) {
+    for (int64_t i = 0; b->layers && i < m->config.layers; i++)
+        seqpar__llama_free_layer(ctx, &b->layers[i]);
     seqpar__llama_free_layer(ctx, &b->shared);
-    seqpar_buffer_free(ctx, &b->x); seqpar_buffer_free(ctx, &b->n); seqpar_buffer_free(ctx, &b->hidden);
-    seqpar_buffer_free(ctx, &b->wide); seqpar_buffer_free(ctx, &b->rstd);
-    seqpar_buffer_free(ctx, &b->logp); seqpar_buffer_free(ctx, &b->entropy);
-    seqpar_buffer_free(ctx, &b->lse); seqpar_buffer_free(ctx, &b->smooth); seqpar_buffer_free(ctx, &b->score);
+    seqpar_buffer_free(ctx, &b->x);
+    seqpar_buffer_free(ctx, &b->n);
+    seqpar_buffer_free(ctx, &b->hidden);
+    seqpar_buffer_free(ctx, &b->wide);
+    seqpar_buffer_free(ctx, &b->rstd);
+    seqpar_buffer_free(ctx, &b->logp);
+    seqpar_buffer_free(ctx, &b->entropy);
+    seqpar_buffer_free(ctx, &b->lse);
+    seqpar_buffer_free(ctx, &b->smooth);
+    seqpar_buffer_free(ctx, &b->score);
     SEQPAR_FREE(b->layers);
     SEQPAR_FREE(b->ids);
     seqpar_attn_close(ctx, b->attn);
@@ -380,19 +517,22 @@ typedef struct seqpar__layer_call { /* everything the functions of a layer need 
     void *x, *q, *k, *v, *out, *lse, *x2, *gate, *up, *rstd1, *rstd2;
     const seqpar_token_fold *fold; /* backward */
     void *nodes;
-    int64_t node_stride;           /* elements of the group */
-    int64_t group, group_begin;    /* its number and first parameter */
+    int64_t node_stride;                   /* elements of the group */
+    int64_t group, group_begin;            /* its number and first parameter */
     const struct seqpar__sampler *sampler; /* attention goes over its cache */
 } seqpar__layer_call;
 
 static seqpar_mat seqpar__mat(void *data, int64_t stride) {
     seqpar_mat m;
-    m.data = data; m.stride = stride;
+    m.data = data;
+    m.stride = stride;
     return m;
 }
 
-/* y (tokens, rows of w) = x . w^T, or with transposed: y (tokens, columns of w) = x . w; w is tensor number `tensor` */
-static seqpar_status seqpar__linear(const seqpar__layer_call *c, void *y, void *x, int64_t tensor, int transposed, int accumulate) {
+/* y (tokens, rows of w) = x . w^T, or with transposed: y (tokens, columns of w) = x . w; w
+   is tensor number `tensor` */
+static seqpar_status seqpar__linear(const seqpar__layer_call *c, void *y, void *x,
+                                    int64_t tensor, int transposed, int accumulate) {
     const seqpar_tensor *t = &c->m->tensors[tensor];
     seqpar_matmul_args a;
     a.out = transposed ? t->cols : t->rows;
@@ -411,13 +551,15 @@ static seqpar_fold_run seqpar__token_run(const seqpar__layer_call *c, int64_t te
     r.program = c->fold->program;
     r.program_count = c->fold->program_count;
     r.depth = c->fold->depth;
-    r.store = seqpar__at(c->nodes, c->m->tensors[tensor].offset - c->group_begin, c->dev->accumulator);
+    r.store = seqpar__at(c->nodes, c->m->tensors[tensor].offset - c->group_begin,
+                         c->dev->accumulator);
     r.store_stride = c->node_stride;
     r.finish = NULL; /* a partial fold always stores */
     return r;
 }
 
-static seqpar_status seqpar__linear_grad(const seqpar__layer_call *c, void *dy, void *x, int64_t tensor) {
+static seqpar_status seqpar__linear_grad(const seqpar__layer_call *c, void *dy, void *x,
+                                         int64_t tensor) {
     const seqpar_tensor *t = &c->m->tensors[tensor];
     seqpar_weight_grad_args a;
     a.fold = seqpar__token_run(c, tensor);
@@ -429,7 +571,8 @@ static seqpar_status seqpar__linear_grad(const seqpar__layer_call *c, void *dy, 
     return c->dev->weight_grad(c->dev, &a, c->ctx->queue);
 }
 
-static seqpar_status seqpar__norm(const seqpar__layer_call *c, void *y, void *x, void *rstd, int64_t tensor) {
+static seqpar_status seqpar__norm(const seqpar__layer_call *c, void *y, void *x, void *rstd,
+                                  int64_t tensor) {
     seqpar_rmsnorm_args a;
     a.y = seqpar__mat(y, c->m->config.hidden);
     a.x = seqpar__mat(x, c->m->config.hidden);
@@ -441,7 +584,8 @@ static seqpar_status seqpar__norm(const seqpar__layer_call *c, void *y, void *x,
     return c->dev->rmsnorm(c->dev, &a, c->ctx->queue);
 }
 
-static seqpar_status seqpar__norm_grad(const seqpar__layer_call *c, void *dx, void *dy, void *x, void *rstd, int64_t tensor) {
+static seqpar_status seqpar__norm_grad(const seqpar__layer_call *c, void *dx, void *dy, void *x,
+                                       void *rstd, int64_t tensor) {
     seqpar_rmsnorm_grad_args a;
     a.fold = seqpar__token_run(c, tensor);
     a.leaves = c->b->share->pieces;
@@ -455,7 +599,8 @@ static seqpar_status seqpar__norm_grad(const seqpar__layer_call *c, void *dx, vo
     return c->dev->rmsnorm_grad(c->dev, &a, c->ctx->queue);
 }
 
-static seqpar_status seqpar__rotate(const seqpar__layer_call *c, void *x, int64_t heads, int inverse) {
+static seqpar_status seqpar__rotate(const seqpar__layer_call *c, void *x, int64_t heads,
+                                    int inverse) {
     seqpar_rope_args a;
     a.x = seqpar__mat(x, heads * c->m->config.head_dim);
     a.cosine = c->m->cosine.data;
@@ -478,15 +623,21 @@ static seqpar_status seqpar__swiglu(const seqpar__layer_call *c, void *y, int gr
     return (gradient ? c->dev->swiglu_grad : c->dev->swiglu)(c->dev, &a, c->ctx->queue);
 }
 
-static seqpar_status seqpar__layer_buffer(const seqpar__layer_call *c, seqpar_buffer *own, seqpar_buffer *shared, int64_t width, int accumulator, int keep, void **data) {
+static seqpar_status seqpar__layer_buffer(const seqpar__layer_call *c, seqpar_buffer *own,
+                                          seqpar_buffer *shared, int64_t width, int accumulator,
+                                          int keep, void **data) {
     seqpar_buffer *buffer = keep ? own : shared;
-    int64_t bytes = c->b->tokens * width * seqpar_dtype_bytes(accumulator ? c->dev->accumulator : c->dev->storage);
-    if (!buffer->data) SEQPAR__TRY(seqpar_buffer_new(c->ctx, buffer, bytes, keep ? SEQPAR_MEM_ACTIVATIONS : SEQPAR_MEM_SCRATCH));
+    int64_t bytes = c->b->tokens * width *
+                    seqpar_dtype_bytes(accumulator ? c->dev->accumulator : c->dev->storage);
+    if (!buffer->data)
+        SEQPAR__TRY(seqpar_buffer_new(c->ctx, buffer, bytes,
+                                      keep ? SEQPAR_MEM_ACTIVATIONS : SEQPAR_MEM_SCRATCH));
     *data = buffer->data;
     return SEQPAR_OK;
 }
 
-/* Which buffers a layer owns: with recompute only (x, out, lse); without a backward pass none. */
+/* Which buffers a layer owns: with recompute only (x, out, lse); without a backward pass
+   none. */
 static seqpar_status seqpar__layer_call_open(seqpar__layer_call *c, int keep) {
     const seqpar_llama_config *f = &c->m->config;
     seqpar_llama_layer *own = &c->b->layers[c->layer], *shared = &c->b->shared;
@@ -499,19 +650,26 @@ static seqpar_status seqpar__layer_call_open(seqpar__layer_call *c, int keep) {
     SEQPAR__TRY(seqpar__layer_buffer(c, &own->k, &shared->k, narrow, 0, all, &c->k));
     SEQPAR__TRY(seqpar__layer_buffer(c, &own->v, &shared->v, narrow, 0, all, &c->v));
     SEQPAR__TRY(seqpar__layer_buffer(c, &own->x2, &shared->x2, f->hidden, 0, all, &c->x2));
-    SEQPAR__TRY(seqpar__layer_buffer(c, &own->gate, &shared->gate, f->intermediate, 0, all, &c->gate));
-    SEQPAR__TRY(seqpar__layer_buffer(c, &own->up, &shared->up, f->intermediate, 0, all, &c->up));
+    SEQPAR__TRY(
+        seqpar__layer_buffer(c, &own->gate, &shared->gate, f->intermediate, 0, all, &c->gate));
+    SEQPAR__TRY(
+        seqpar__layer_buffer(c, &own->up, &shared->up, f->intermediate, 0, all, &c->up));
     SEQPAR__TRY(seqpar__layer_buffer(c, &own->rstd1, &shared->rstd1, 1, 1, all, &c->rstd1));
     return seqpar__layer_buffer(c, &own->rstd2, &shared->rstd2, 1, 1, all, &c->rstd2);
 }
 
-static int64_t seqpar__hidden_bytes(const seqpar__layer_call *c) { return c->b->tokens * c->m->config.hidden * seqpar_dtype_bytes(c->dev->storage); }
+static int64_t seqpar__hidden_bytes(const seqpar__layer_call *c) {
+    return c->b->tokens * c->m->config.hidden * seqpar_dtype_bytes(c->dev->storage);
+}
 
 static seqpar_attn_io seqpar__attention_io(const seqpar__layer_call *c) {
     seqpar_attn_io io;
     memset(&io, 0, sizeof io);
-    io.q = c->q; io.k = c->k; io.v = c->v;
-    io.out = c->out; io.lse = c->lse;
+    io.q = c->q;
+    io.k = c->k;
+    io.v = c->v;
+    io.out = c->out;
+    io.lse = c->lse;
     return io;
 }
 
@@ -521,21 +679,26 @@ static seqpar_status seqpar__sampler_attend(const seqpar__layer_call *c);
 static seqpar_status seqpar__layer_inner(const seqpar__layer_call *c, int attend) {
     const seqpar_llama_config *f = &c->m->config;
     void *n = c->b->n.data;
-    SEQPAR__TRY(seqpar__norm(c, n, c->x, c->rstd1, seqpar__llama_part(c->layer, SEQPAR__NORM1)));
+    SEQPAR__TRY(
+        seqpar__norm(c, n, c->x, c->rstd1, seqpar__llama_part(c->layer, SEQPAR__NORM1)));
     SEQPAR__TRY(seqpar__linear(c, c->q, n, seqpar__llama_part(c->layer, SEQPAR__Q), 0, 0));
     SEQPAR__TRY(seqpar__linear(c, c->k, n, seqpar__llama_part(c->layer, SEQPAR__K), 0, 0));
     SEQPAR__TRY(seqpar__linear(c, c->v, n, seqpar__llama_part(c->layer, SEQPAR__V), 0, 0));
     SEQPAR__TRY(seqpar__rotate(c, c->q, f->heads, 0));
     SEQPAR__TRY(seqpar__rotate(c, c->k, f->kv_heads, 0));
-    if (attend && c->sampler) SEQPAR__TRY(seqpar__sampler_attend(c));
+    if (attend && c->sampler)
+        SEQPAR__TRY(seqpar__sampler_attend(c));
     else if (attend) {
         seqpar_attn_io io = seqpar__attention_io(c);
         SEQPAR__TRY(seqpar_attn_forward(c->ctx, c->b->attn, &io));
     }
     c->dev->copy(c->dev, c->x2, c->x, seqpar__hidden_bytes(c), c->ctx->queue);
-    SEQPAR__TRY(seqpar__linear(c, c->x2, c->out, seqpar__llama_part(c->layer, SEQPAR__O), 0, 1));
-    SEQPAR__TRY(seqpar__norm(c, n, c->x2, c->rstd2, seqpar__llama_part(c->layer, SEQPAR__NORM2)));
-    SEQPAR__TRY(seqpar__linear(c, c->gate, n, seqpar__llama_part(c->layer, SEQPAR__GATE), 0, 0));
+    SEQPAR__TRY(
+        seqpar__linear(c, c->x2, c->out, seqpar__llama_part(c->layer, SEQPAR__O), 0, 1));
+    SEQPAR__TRY(
+        seqpar__norm(c, n, c->x2, c->rstd2, seqpar__llama_part(c->layer, SEQPAR__NORM2)));
+    SEQPAR__TRY(
+        seqpar__linear(c, c->gate, n, seqpar__llama_part(c->layer, SEQPAR__GATE), 0, 0));
     return seqpar__linear(c, c->up, n, seqpar__llama_part(c->layer, SEQPAR__UP), 0, 0);
 }
 
@@ -545,12 +708,16 @@ static seqpar_status seqpar__layer_forward(seqpar__layer_call *c, int keep) {
     SEQPAR__TRY(seqpar__layer_inner(c, 1));
     SEQPAR__TRY(seqpar__swiglu(c, c->b->wide.data, 0));
     c->dev->copy(c->dev, c->b->x.data, c->x2, seqpar__hidden_bytes(c), c->ctx->queue);
-    return seqpar__linear(c, c->b->x.data, c->b->wide.data, seqpar__llama_part(c->layer, SEQPAR__DOWN), 0, 1);
+    return seqpar__linear(c, c->b->x.data, c->b->wide.data,
+                          seqpar__llama_part(c->layer, SEQPAR__DOWN), 0, 1);
 }
 
-/* x += swiglu(norm2(x2)) Wdown^T, backwards; dx is the gradient of the residual stream, in place */
+/* x += swiglu(norm2(x2)) Wdown^T, backwards; dx is the gradient of the residual stream, in
+   place */
 static seqpar_status seqpar__mlp_backward(const seqpar__layer_call *c, void *dx, void *dn) {
-    int64_t gate = seqpar__llama_part(c->layer, SEQPAR__GATE), up = seqpar__llama_part(c->layer, SEQPAR__UP), norm = seqpar__llama_part(c->layer, SEQPAR__NORM2);
+    int64_t gate = seqpar__llama_part(c->layer, SEQPAR__GATE);
+    int64_t up = seqpar__llama_part(c->layer, SEQPAR__UP);
+    int64_t norm = seqpar__llama_part(c->layer, SEQPAR__NORM2);
     void *wide = c->b->wide.data, *n = c->b->n.data;
     SEQPAR__TRY(seqpar__swiglu(c, wide, 0));
     SEQPAR__TRY(seqpar__linear_grad(c, dx, wide, seqpar__llama_part(c->layer, SEQPAR__DOWN)));
@@ -564,17 +731,24 @@ static seqpar_status seqpar__mlp_backward(const seqpar__layer_call *c, void *dx,
     return seqpar__norm_grad(c, dx, dn, c->x2, c->rstd2, norm);
 }
 
-typedef struct seqpar__layer_gradients { seqpar_buffer dx, dn, dq, dk, dv, dout; } seqpar__layer_gradients;
+typedef struct seqpar__layer_gradients {
+    seqpar_buffer dx, dn, dq, dk, dv, dout;
+} seqpar__layer_gradients;
 
 /* x2 = x + attention(norm1(x)) Wo^T, backwards */
-static seqpar_status seqpar__attention_backward(const seqpar__layer_call *c, const seqpar__layer_gradients *g) {
+static seqpar_status seqpar__attention_backward(const seqpar__layer_call *c,
+                                                const seqpar__layer_gradients *g) {
     const seqpar_llama_config *f = &c->m->config;
-    int64_t q = seqpar__llama_part(c->layer, SEQPAR__Q), k = q + 1, v = q + 2, o = q + 3, norm = seqpar__llama_part(c->layer, SEQPAR__NORM1);
+    int64_t q = seqpar__llama_part(c->layer, SEQPAR__Q), k = q + 1, v = q + 2, o = q + 3;
+    int64_t norm = seqpar__llama_part(c->layer, SEQPAR__NORM1);
     seqpar_attn_io io = seqpar__attention_io(c);
     void *n = c->b->n.data;
     SEQPAR__TRY(seqpar__linear_grad(c, g->dx.data, c->out, o));
     SEQPAR__TRY(seqpar__linear(c, g->dout.data, g->dx.data, o, 1, 0));
-    io.dout = g->dout.data; io.dq = g->dq.data; io.dk = g->dk.data; io.dv = g->dv.data;
+    io.dout = g->dout.data;
+    io.dq = g->dq.data;
+    io.dk = g->dk.data;
+    io.dv = g->dv.data;
     SEQPAR__TRY(seqpar_attn_backward(c->ctx, c->b->attn, &io));
     SEQPAR__TRY(seqpar__rotate(c, g->dq.data, f->heads, 1));
     SEQPAR__TRY(seqpar__rotate(c, g->dk.data, f->kv_heads, 1));
@@ -590,15 +764,20 @@ static seqpar_status seqpar__attention_backward(const seqpar__layer_call *c, con
 
 /* ---- >>model  the whole of it ---- */
 
-static seqpar__layer_call seqpar__call(seqpar_ctx *ctx, const seqpar_llama *m, seqpar_llama_batch *b) {
+static seqpar__layer_call seqpar__call(seqpar_ctx *ctx, const seqpar_llama *m,
+                                       seqpar_llama_batch *b) {
     seqpar__layer_call c;
     memset(&c, 0, sizeof c);
-    c.ctx = ctx; c.dev = ctx->device; c.m = m; c.b = b;
+    c.ctx = ctx;
+    c.dev = ctx->device;
+    c.m = m;
+    c.b = b;
     return c;
 }
 
 /* x (rows, hidden) = the rows `ids` of a table of such rows */
-static seqpar_status seqpar__take_rows(const seqpar__layer_call *c, void *x, void *table, const int32_t *ids, int64_t rows) {
+static seqpar_status seqpar__take_rows(const seqpar__layer_call *c, void *x, void *table,
+                                       const int32_t *ids, int64_t rows) {
     seqpar_embedding_args e;
     e.x = seqpar__mat(x, c->m->config.hidden);
     e.table = seqpar__mat(table, c->m->config.hidden);
@@ -610,112 +789,165 @@ static seqpar_status seqpar__take_rows(const seqpar__layer_call *c, void *x, voi
 
 /* From ids to the last layer's output in batch->x */
 static seqpar_status seqpar__llama_layers(seqpar__layer_call *c, int keep) {
-    SEQPAR__TRY(seqpar__take_rows(c, c->b->x.data, seqpar__llama_param(c->ctx, c->m, 0), c->b->ids, c->b->tokens));
-    for (c->layer = 0; c->layer < c->m->config.layers; c->layer++) SEQPAR__TRY(seqpar__layer_forward(c, keep));
+    SEQPAR__TRY(seqpar__take_rows(c, c->b->x.data, seqpar__llama_param(c->ctx, c->m, 0),
+                                  c->b->ids, c->b->tokens));
+    for (c->layer = 0; c->layer < c->m->config.layers; c->layer++)
+        SEQPAR__TRY(seqpar__layer_forward(c, keep));
     return SEQPAR_OK;
 }
 
 /* Buffers have the sizes of the model that the batch was opened for. */
-static seqpar_status seqpar__check_model(seqpar_error *error, const seqpar_llama *m, const seqpar_llama_batch *b) {
+static seqpar_status seqpar__check_model(seqpar_error *error, const seqpar_llama *m,
+                                         const seqpar_llama_batch *b) {
     const seqpar_llama_config *x = &m->config, *y = &b->config;
-    if (x->layers == y->layers && x->hidden == y->hidden && x->heads == y->heads && x->kv_heads == y->kv_heads && x->head_dim == y->head_dim &&
-        x->intermediate == y->intermediate && x->vocab == y->vocab && !x->score == !y->score) return SEQPAR_OK;
-    return seqpar_fail(error, SEQPAR_ERR_STEP, "the batch was opened for another model: %lld layers, hidden %lld, vocab %lld%s; this one has %lld, %lld, %lld%s", (long long)y->layers, (long long)y->hidden, (long long)y->vocab,
-        y->score ? ", scores" : "", (long long)x->layers, (long long)x->hidden, (long long)x->vocab, x->score ? ", scores" : "");
+    if (x->layers == y->layers && x->hidden == y->hidden && x->heads == y->heads &&
+        x->kv_heads == y->kv_heads && x->head_dim == y->head_dim &&
+        x->intermediate == y->intermediate && x->vocab == y->vocab && !x->score == !y->score)
+        return SEQPAR_OK;
+    return seqpar_fail(error, SEQPAR_ERR_STEP,
+                       "the batch was opened for another model: %lld layers, hidden %lld, "
+                       "vocab %lld%s; this one has %lld, %lld, %lld%s",
+                       (long long)y->layers, (long long)y->hidden, (long long)y->vocab,
+                       y->score ? ", scores" : "", (long long)x->layers, (long long)x->hidden,
+                       (long long)x->vocab, x->score ? ", scores" : "");
 }
 
-SEQPAR_DEF seqpar_status seqpar_llama_forward(seqpar_ctx *ctx, seqpar_llama *m, seqpar_llama_batch *b, int keep) {
+SEQPAR_DEF seqpar_status seqpar_llama_forward(seqpar_ctx *ctx, seqpar_llama *m,
+                                              seqpar_llama_batch *b, int keep) {
     seqpar__layer_call c = seqpar__call(ctx, m, b);
     SEQPAR__TRY(seqpar__check_model(ctx->error, m, b));
     b->has = 0;
     SEQPAR__TRY(seqpar__llama_layers(&c, keep));
-    SEQPAR__TRY(seqpar__norm(&c, b->hidden.data, b->x.data, b->rstd.data, seqpar__llama_final_norm(m)));
+    SEQPAR__TRY(
+        seqpar__norm(&c, b->hidden.data, b->x.data, b->rstd.data, seqpar__llama_final_norm(m)));
     b->has = keep ? 2 : 1;
     return SEQPAR_OK;
 }
 
-static seqpar_status seqpar__check_forward(seqpar_error *error, const seqpar_llama *m, const seqpar_llama_batch *b) {
+static seqpar_status seqpar__check_forward(seqpar_error *error, const seqpar_llama *m,
+                                           const seqpar_llama_batch *b) {
     SEQPAR__TRY(seqpar__check_model(error, m, b));
-    return b->has ? SEQPAR_OK : seqpar_fail(error, SEQPAR_ERR_STEP, "the batch has no hidden states; call seqpar_llama_forward first");
+    return b->has
+               ? SEQPAR_OK
+               : seqpar_fail(error, SEQPAR_ERR_STEP,
+                             "the batch has no hidden states; call seqpar_llama_forward first");
 }
 
 static seqpar_head_values seqpar__llama_head_values(const seqpar_llama_batch *b) {
     seqpar_head_values v;
-    v.logp = b->logp.data; v.entropy = b->entropy.data; v.lse = b->lse.data; v.smooth = b->smooth.data;
+    v.logp = b->logp.data;
+    v.entropy = b->entropy.data;
+    v.lse = b->lse.data;
+    v.smooth = b->smooth.data;
     return v;
 }
-static seqpar_head_desc seqpar__llama_head_desc(const seqpar_llama *m, const seqpar_llama_batch *b) {
+
+static seqpar_head_desc seqpar__llama_head_desc(const seqpar_llama *m,
+                                                const seqpar_llama_batch *b) {
     seqpar_head_desc d;
-    d.hidden = m->config.hidden; d.vocab = m->config.vocab; d.rows_max = b->run.head_rows; d.temperature = b->run.temperature;
+    d.hidden = m->config.hidden;
+    d.vocab = m->config.vocab;
+    d.rows_max = b->run.head_rows;
+    d.temperature = b->run.temperature;
     return d;
 }
 
-SEQPAR_DEF seqpar_status seqpar_llama_values(seqpar_ctx *ctx, seqpar_llama *m, seqpar_llama_batch *b) {
+SEQPAR_DEF seqpar_status seqpar_llama_values(seqpar_ctx *ctx, seqpar_llama *m,
+                                             seqpar_llama_batch *b) {
     seqpar_head_values values = seqpar__llama_head_values(b);
     seqpar_head_desc desc = seqpar__llama_head_desc(m, b);
     SEQPAR__TRY(seqpar__check_forward(ctx->error, m, b));
-    if (m->config.score) return seqpar_llama_logits(ctx, m, b, b->score.data); /* one row of a table */
-    return seqpar_head_forward(ctx, &values, b->hidden.data, seqpar__llama_param(ctx, m, seqpar__llama_head(m)), b->targets, b->tokens, &desc);
+    /* one row of a table */
+    if (m->config.score) return seqpar_llama_logits(ctx, m, b, b->score.data);
+    return seqpar_head_forward(ctx, &values, b->hidden.data,
+                               seqpar__llama_param(ctx, m, seqpar__llama_head(m)), b->targets,
+                               b->tokens, &desc);
 }
 
-SEQPAR_DEF seqpar_status seqpar_llama_logits(seqpar_ctx *ctx, seqpar_llama *m, seqpar_llama_batch *b, void *logits) {
+SEQPAR_DEF seqpar_status seqpar_llama_logits(seqpar_ctx *ctx, seqpar_llama *m,
+                                             seqpar_llama_batch *b, void *logits) {
     seqpar__layer_call c = seqpar__call(ctx, m, b);
     SEQPAR__TRY(seqpar__check_forward(ctx->error, m, b));
     return seqpar__linear(&c, logits, b->hidden.data, seqpar__llama_head(m), 0, 0);
 }
 
-static seqpar_status seqpar__nodes_new(seqpar__layer_call *c, const seqpar_optim *optim, int64_t group, int64_t places, seqpar_buffer *nodes) {
+static seqpar_status seqpar__nodes_new(seqpar__layer_call *c, const seqpar_optim *optim,
+                                       int64_t group, int64_t places, seqpar_buffer *nodes) {
     const seqpar_tensor *last = &c->m->tensors[optim->group_tensor[group + 1] - 1];
     c->group = group;
     c->group_begin = c->m->tensors[optim->group_tensor[group]].offset;
     c->node_stride = last->offset + last->rows * last->cols - c->group_begin;
-    SEQPAR__TRY(seqpar_buffer_new(c->ctx, nodes, places * c->node_stride * seqpar_dtype_bytes(c->dev->accumulator), SEQPAR_MEM_GRADIENTS));
+    SEQPAR__TRY(seqpar_buffer_new(
+        c->ctx, nodes, places * c->node_stride * seqpar_dtype_bytes(c->dev->accumulator),
+        SEQPAR_MEM_GRADIENTS));
     c->nodes = nodes->data;
     return SEQPAR_OK;
 }
 
 /* To their owners; then they go. */
-static seqpar_status seqpar__nodes_send(const seqpar__layer_call *c, seqpar_optim *optim, int64_t micro, int source, seqpar_buffer *nodes) {
+static seqpar_status seqpar__nodes_send(const seqpar__layer_call *c, seqpar_optim *optim,
+                                        int64_t micro, int source, seqpar_buffer *nodes) {
     seqpar_step_nodes n;
     seqpar_status status;
-    n.nodes = nodes->data; n.node_stride = c->node_stride; n.elements = nodes->bytes / seqpar_dtype_bytes(c->dev->accumulator);
-    n.micro_batch = micro; n.group = c->group; n.source = source;
+    n.nodes = nodes->data;
+    n.node_stride = c->node_stride;
+    n.elements = nodes->bytes / seqpar_dtype_bytes(c->dev->accumulator);
+    n.micro_batch = micro;
+    n.group = c->group;
+    n.source = source;
     status = seqpar_step_gradient(c->ctx, optim, &n);
     seqpar_buffer_free(c->ctx, nodes);
     return status;
 }
 
 /* dn (tokens, hidden) becomes dscore w */
-static seqpar_status seqpar__llama_score_backward(const seqpar__layer_call *c, int64_t head, const seqpar_head_seeds *seeds, void *dn) {
+static seqpar_status seqpar__llama_score_backward(const seqpar__layer_call *c, int64_t head,
+                                                  const seqpar_head_seeds *seeds, void *dn) {
     SEQPAR__TRY(seqpar__linear_grad(c, (void *)seeds->dlogp, c->b->hidden.data, head));
     return seqpar__linear(c, dn, (void *)seeds->dlogp, head, 1, 0);
 }
 
 /* dx (tokens, hidden) becomes the gradient of the last layer's output */
-static seqpar_status seqpar__llama_head_backward(seqpar__layer_call *c, seqpar_optim *optim, int64_t micro, const seqpar_head_seeds *seeds, void *dx, void *dn) {
+static seqpar_status seqpar__llama_head_backward(seqpar__layer_call *c, seqpar_optim *optim,
+                                                 int64_t micro, const seqpar_head_seeds *seeds,
+                                                 void *dx, void *dn) {
     const seqpar_llama *m = c->m;
     seqpar_head_values values = seqpar__llama_head_values(c->b);
     seqpar_head_desc desc = seqpar__llama_head_desc(m, c->b);
-    int64_t head = seqpar__llama_head(m), group = m->tensors[head].group, last = m->config.layers + 1;
+    int64_t head = seqpar__llama_head(m), group = m->tensors[head].group;
+    int64_t last = m->config.layers + 1;
     seqpar_buffer nodes;
     seqpar_status status;
     memset(&nodes, 0, sizeof nodes);
-    status = seqpar__nodes_new(c, optim, group, m->config.score ? c->fold->node_count : seqpar_head_places(c->b->share, c->fold, &desc), &nodes);
-    if (!status && m->config.score) status = seqpar__llama_score_backward(c, head, seeds, dn);
-    else if (!status) status = seqpar_head_backward(c->ctx, dn, seqpar__at(nodes.data, m->tensors[head].offset - c->group_begin, c->dev->accumulator), c->node_stride, &values, seeds,
-                                               c->b->hidden.data, seqpar__llama_param(c->ctx, m, head), c->b->targets, c->b->share, c->fold, &desc);
+    status = seqpar__nodes_new(
+        c, optim, group,
+        m->config.score ? c->fold->node_count : seqpar_head_places(c->b->share, c->fold, &desc),
+        &nodes);
+    if (!status && m->config.score)
+        status = seqpar__llama_score_backward(c, head, seeds, dn);
+    else if (!status)
+        status = seqpar_head_backward(
+            c->ctx, dn,
+            seqpar__at(nodes.data, m->tensors[head].offset - c->group_begin,
+                       c->dev->accumulator),
+            c->node_stride, &values, seeds, c->b->hidden.data,
+            seqpar__llama_param(c->ctx, m, head), c->b->targets, c->b->share, c->fold, &desc);
     if (!status && m->config.tied && !m->config.score) {
         status = seqpar__nodes_send(c, optim, micro, 1, &nodes);
         if (!status) status = seqpar__nodes_new(c, optim, last, c->fold->node_count, &nodes);
     }
     c->dev->zero(c->dev, dx, seqpar__hidden_bytes(c), c->ctx->queue);
-    if (!status) status = seqpar__norm_grad(c, dx, dn, c->b->x.data, c->b->rstd.data, seqpar__llama_final_norm(m));
+    if (!status)
+        status = seqpar__norm_grad(c, dx, dn, c->b->x.data, c->b->rstd.data,
+                                   seqpar__llama_final_norm(m));
     if (!status) status = seqpar__nodes_send(c, optim, micro, 0, &nodes);
     seqpar_buffer_free(c->ctx, &nodes);
     return status;
 }
 
-static seqpar_status seqpar__llama_layer_backward(seqpar__layer_call *c, seqpar_optim *optim, int64_t micro, const seqpar__layer_gradients *g) {
+static seqpar_status seqpar__llama_layer_backward(seqpar__layer_call *c, seqpar_optim *optim,
+                                                  int64_t micro,
+                                                  const seqpar__layer_gradients *g) {
     seqpar_buffer nodes;
     seqpar_status status;
     memset(&nodes, 0, sizeof nodes);
@@ -730,7 +962,9 @@ static seqpar_status seqpar__llama_layer_backward(seqpar__layer_call *c, seqpar_
     return status;
 }
 
-static seqpar_status seqpar__llama_embedding_backward(seqpar__layer_call *c, seqpar_optim *optim, int64_t micro, void *dx) {
+static seqpar_status seqpar__llama_embedding_backward(seqpar__layer_call *c,
+                                                      seqpar_optim *optim, int64_t micro,
+                                                      void *dx) {
     seqpar_embedding_grad_args a;
     seqpar_buffer nodes;
     seqpar_status status;
@@ -748,9 +982,11 @@ static seqpar_status seqpar__llama_embedding_backward(seqpar__layer_call *c, seq
     return status;
 }
 
-static seqpar_status seqpar__layer_gradients_new(const seqpar__layer_call *c, seqpar__layer_gradients *g) {
+static seqpar_status seqpar__layer_gradients_new(const seqpar__layer_call *c,
+                                                 seqpar__layer_gradients *g) {
     const seqpar_llama_config *f = &c->m->config;
-    int64_t row = c->b->tokens * seqpar_dtype_bytes(c->dev->storage), wide = f->heads * f->head_dim, narrow = f->kv_heads * f->head_dim;
+    int64_t row = c->b->tokens * seqpar_dtype_bytes(c->dev->storage);
+    int64_t wide = f->heads * f->head_dim, narrow = f->kv_heads * f->head_dim;
     memset(g, 0, sizeof *g);
     SEQPAR__TRY(seqpar_buffer_new(c->ctx, &g->dx, row * f->hidden, SEQPAR_MEM_SCRATCH));
     SEQPAR__TRY(seqpar_buffer_new(c->ctx, &g->dn, row * f->hidden, SEQPAR_MEM_SCRATCH));
@@ -760,43 +996,58 @@ static seqpar_status seqpar__layer_gradients_new(const seqpar__layer_call *c, se
     return seqpar_buffer_new(c->ctx, &g->dv, row * narrow, SEQPAR_MEM_SCRATCH);
 }
 
-/* Before anything is sent: a batch that forward has been through and kept, and an optimizer of this model's tensors. */
-static seqpar_status seqpar__check_backward(seqpar_error *error, const seqpar_llama *m, const seqpar_llama_batch *b, const seqpar_optim *optim) {
+/* Before anything is sent: a batch that forward has been through and kept, and an optimizer
+   of this model's tensors. */
+static seqpar_status seqpar__check_backward(seqpar_error *error, const seqpar_llama *m,
+                                            const seqpar_llama_batch *b,
+                                            const seqpar_optim *optim) {
     SEQPAR__TRY(seqpar__check_model(error, m, b));
-    if (b->has < 2) return seqpar_fail(error, SEQPAR_ERR_STEP, "the batch holds nothing for a backward pass; call seqpar_llama_forward with keep 1 before each");
+    if (b->has < 2)
+        return seqpar_fail(error, SEQPAR_ERR_STEP,
+                           "the batch holds nothing for a backward pass; call "
+                           "seqpar_llama_forward with keep 1 before each");
     if (optim->tensors != m->tensors)
-        return seqpar_fail(error, SEQPAR_ERR_STEP, "the optimizer was opened with other tensors than this model's (%lld elements, the model %lld); give seqpar_optim_open model.tensors", (long long)optim->elements, (long long)m->elements);
+        return seqpar_fail(
+            error, SEQPAR_ERR_STEP,
+            "the optimizer was opened with other tensors than this model's (%lld elements, the "
+            "model %lld); give seqpar_optim_open model.tensors",
+            (long long)optim->elements, (long long)m->elements);
     return SEQPAR_OK;
 }
 
-SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *m, seqpar_llama_batch *b, seqpar_optim *optim,
+SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *m,
+                                               seqpar_llama_batch *b, seqpar_optim *optim,
                                                int64_t micro, const seqpar_head_seeds *seeds) {
     seqpar__layer_call c = seqpar__call(ctx, m, b);
     seqpar__layer_gradients g;
     seqpar_buffer *all = &g.dx;
-    size_t i;
     seqpar_status status;
     SEQPAR__TRY(seqpar__check_backward(ctx->error, m, b, optim));
     SEQPAR__TRY(seqpar_step_fold(ctx, optim, &c.fold, b->share, micro));
     b->has = 1; /* what was kept is spent */
     status = seqpar__layer_gradients_new(&c, &g);
-    if (!status) status = seqpar__llama_head_backward(&c, optim, micro, seeds, g.dx.data, g.dn.data);
-    for (c.layer = m->config.layers - 1; !status && c.layer >= 0; c.layer--) status = seqpar__llama_layer_backward(&c, optim, micro, &g);
+    if (!status)
+        status = seqpar__llama_head_backward(&c, optim, micro, seeds, g.dx.data, g.dn.data);
+    for (c.layer = m->config.layers - 1; !status && c.layer >= 0; c.layer--)
+        status = seqpar__llama_layer_backward(&c, optim, micro, &g);
     if (!status) status = seqpar__llama_embedding_backward(&c, optim, micro, g.dx.data);
-    for (i = 0; i < sizeof g / sizeof *all; i++) seqpar_buffer_free(ctx, &all[i]);
+    for (size_t i = 0; i < sizeof g / sizeof *all; i++) seqpar_buffer_free(ctx, &all[i]);
     return status;
 }
 
 /* ---- >>sample  text for rollouts ----
-   A step feeds every growing text the tokens its cache lacks: a new one its whole prompt, the others the token chosen last.
-   A text that ends leaves its slot to the next prompt. What a row becomes does not depend on the rows beside it, so neither
-   does a text on its company. The cache lies by head, (layer, kv head, slot, token, head_dim): the query heads of one kv
-   head are then the queries of one task, for one token; a prompt attends to the keys of its own step. */
+   A step feeds every growing text the tokens its cache lacks: a new one its whole prompt,
+   the others the token chosen last. A text that ends leaves its slot to the next prompt.
+   What a row becomes does not depend on the rows beside it, so neither does a text on its
+   company. The cache lies by head, (layer, kv head, slot, token, head_dim): the query heads
+   of one kv head are then the queries of one task, for one token; a prompt attends to the
+   keys of its own step. */
 
 #define SEQPAR__PROMPT_QUERIES 128 /* of an attention task */
-#define SEQPAR__PROMPT_ROWS 512    /* of prompts in one step, unless one alone is longer */
+#define SEQPAR__PROMPT_ROWS    512 /* of prompts in one step, unless one alone is longer */
 
-typedef struct seqpar__attn_list { /* tasks: queries with the keys before them, one block each */
+/* tasks: queries with the keys before them, one block each */
+typedef struct seqpar__attn_list {
     seqpar_piece *pieces;
     seqpar_attn_keys *keys;
     seqpar_attn_task *tasks;
@@ -805,7 +1056,10 @@ typedef struct seqpar__attn_list { /* tasks: queries with the keys before them, 
     int64_t count;
 } seqpar__attn_list;
 
-typedef struct seqpar__slot { int64_t prompt, fed, first, rows; } seqpar__slot; /* prompt -1: free; rows of this step, from `first` on */
+/* prompt -1: free; rows of this step, from `first` on */
+typedef struct seqpar__slot {
+    int64_t prompt, fed, first, rows;
+} seqpar__slot;
 
 typedef struct seqpar__sampler {
     seqpar_ctx *ctx;
@@ -813,59 +1067,94 @@ typedef struct seqpar__sampler {
     const seqpar_llama_sample_desc *d;
     const seqpar_llama_prompt *prompts;
     seqpar_llama_text *texts;
-    int64_t count, next;                  /* prompts, and how many have begun */
-    int64_t slots, capacity, rows_max;    /* texts at a time, tokens of one, tokens of a step */
+    int64_t count, next;               /* prompts, and how many have begun */
+    int64_t slots, capacity, rows_max; /* texts at a time, tokens of one, tokens of a step */
     seqpar__slot *slot;
-    int64_t *live, live_count;            /* slots of this step, and */
-    int32_t *last;                        /* the row of each one's last token */
+    int64_t *live, live_count; /* slots of this step, and */
+    int32_t *last;             /* the row of each one's last token */
     seqpar_llama_batch b;
-    seqpar_buffer keys, values, logits;   /* logits (slots, vocab) */
+    seqpar_buffer keys, values, logits; /* logits (slots, vocab) */
     seqpar__attn_list prompt_tasks, token_tasks;
-    double *u;                            /* of each one's next token, and */
-    int32_t *chosen;                      /* that token */
+    double *u;       /* of each one's next token, and */
+    int32_t *chosen; /* that token */
 } seqpar__sampler;
 
 /* How many tokens may follow a prompt. */
-static int64_t seqpar__sample_room(const seqpar_llama_sample_desc *d, const seqpar_llama_prompt *p) {
-    return d->max_tokens ? SEQPAR__MIN(d->max_new_tokens, d->max_tokens - p->tokens) : d->max_new_tokens;
+static int64_t seqpar__sample_room(const seqpar_llama_sample_desc *d,
+                                   const seqpar_llama_prompt *p) {
+    return d->max_tokens ? SEQPAR__MIN(d->max_new_tokens, d->max_tokens - p->tokens)
+                         : d->max_new_tokens;
 }
 
-static seqpar_status seqpar__check_sample(seqpar_error *error, const seqpar_llama_config *c, const seqpar_llama_sample_desc *d, int64_t count) {
-    int64_t i;
-    if (c->score) return seqpar_fail(error, SEQPAR_ERR_OPTION, "the model ends in '%.80s', a number per token; text needs a language model", c->score);
+static seqpar_status seqpar__check_sample(seqpar_error *error, const seqpar_llama_config *c,
+                                          const seqpar_llama_sample_desc *d, int64_t count) {
+    if (c->score)
+        return seqpar_fail(
+            error, SEQPAR_ERR_OPTION,
+            "the model ends in '%.80s', a number per token; text needs a language model",
+            c->score);
     if (count < 0 || d->max_new_tokens <= 0)
-        return seqpar_fail(error, SEQPAR_ERR_SIZE, "%lld prompts and max_new_tokens %lld; give at least 0 and 1", (long long)count, (long long)d->max_new_tokens);
-    if (d->batch < 0 || d->max_tokens < 0 || d->stop_count < 0 || (d->stop_count > 0 && !d->stops))
-        return seqpar_fail(error, SEQPAR_ERR_OPTION, "batch %lld, max_tokens %lld, %lld stop ids%s; none may be negative", (long long)d->batch, (long long)d->max_tokens,
-                           (long long)d->stop_count, d->stop_count > 0 && !d->stops ? " at NULL" : "");
-    if (!(d->temperature >= 0) || d->temperature > 1e300) return seqpar_fail(error, SEQPAR_ERR_OPTION, "temperature is %g; give a number from 0 to 1e300, 0 for the most probable token", d->temperature);
-    if (!(d->top_p > 0 && d->top_p <= 1)) return seqpar_fail(error, SEQPAR_ERR_OPTION, "top_p is %g; give a number in (0, 1], 1 for all tokens", d->top_p);
-    if (d->top_k < 0) return seqpar_fail(error, SEQPAR_ERR_OPTION, "top_k is %lld; give a positive number, 0 for all tokens", (long long)d->top_k);
-    for (i = 0; i < d->stop_count; i++)
+        return seqpar_fail(error, SEQPAR_ERR_SIZE,
+                           "%lld prompts and max_new_tokens %lld; give at least 0 and 1",
+                           (long long)count, (long long)d->max_new_tokens);
+    if (d->batch < 0 || d->max_tokens < 0 || d->stop_count < 0 ||
+        (d->stop_count > 0 && !d->stops))
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "batch %lld, max_tokens %lld, %lld stop ids%s; none may be negative",
+                           (long long)d->batch, (long long)d->max_tokens,
+                           (long long)d->stop_count,
+                           d->stop_count > 0 && !d->stops ? " at NULL" : "");
+    if (!(d->temperature >= 0) || d->temperature > 1e300)
+        return seqpar_fail(
+            error, SEQPAR_ERR_OPTION,
+            "temperature is %g; give a number from 0 to 1e300, 0 for the most probable token",
+            d->temperature);
+    if (!(d->top_p > 0 && d->top_p <= 1))
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "top_p is %g; give a number in (0, 1], 1 for all tokens", d->top_p);
+    if (d->top_k < 0)
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "top_k is %lld; give a positive number, 0 for all tokens",
+                           (long long)d->top_k);
+    for (int64_t i = 0; i < d->stop_count; i++)
         if (d->stops[i] < 0 || d->stops[i] >= c->vocab)
-            return seqpar_fail(error, SEQPAR_ERR_TOKEN_ID, "stop id %d; the model has ids 0..%lld", (int)d->stops[i], (long long)c->vocab - 1);
+            return seqpar_fail(error, SEQPAR_ERR_TOKEN_ID,
+                               "stop id %d; the model has ids 0..%lld", (int)d->stops[i],
+                               (long long)c->vocab - 1);
     return SEQPAR_OK;
 }
 
-static seqpar_status seqpar__check_prompt(seqpar_error *error, const seqpar_llama_config *c, const seqpar_llama_sample_desc *d, const seqpar_llama_prompt *p, int64_t n) {
-    int64_t i;
+static seqpar_status seqpar__check_prompt(seqpar_error *error, const seqpar_llama_config *c,
+                                          const seqpar_llama_sample_desc *d,
+                                          const seqpar_llama_prompt *p, int64_t n) {
     if (p->tokens <= 0 || !p->ids)
-        return seqpar_fail(error, SEQPAR_ERR_DOCUMENT_TOKENS, "prompt %lld has %lld tokens%s; give at least one, the beginning-of-text id for text out of nothing",
+        return seqpar_fail(error, SEQPAR_ERR_DOCUMENT_TOKENS,
+                           "prompt %lld has %lld tokens%s; give at least one, the "
+                           "beginning-of-text id for text out of nothing",
                            (long long)n, (long long)p->tokens, p->ids ? "" : " at NULL");
     if (seqpar__sample_room(d, p) <= 0)
-        return seqpar_fail(error, SEQPAR_ERR_OPTION, "prompt %lld has %lld tokens and max_tokens is %lld; shorten it, one token must have room", (long long)n, (long long)p->tokens, (long long)d->max_tokens);
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "prompt %lld has %lld tokens and max_tokens is %lld; shorten it, "
+                           "one token must have room",
+                           (long long)n, (long long)p->tokens, (long long)d->max_tokens);
     if (p->tokens > INT32_MAX - seqpar__sample_room(d, p))
-        return seqpar_fail(error, SEQPAR_ERR_OPTION, "prompt %lld has %lld tokens and %lld may follow; positions end at %d", (long long)n, (long long)p->tokens, (long long)seqpar__sample_room(d, p), INT32_MAX);
-    for (i = 0; i < p->tokens; i++)
+        return seqpar_fail(
+            error, SEQPAR_ERR_OPTION,
+            "prompt %lld has %lld tokens and %lld may follow; positions end at %d",
+            (long long)n, (long long)p->tokens, (long long)seqpar__sample_room(d, p),
+            INT32_MAX);
+    for (int64_t i = 0; i < p->tokens; i++)
         if (p->ids[i] < 0 || p->ids[i] >= c->vocab)
-            return seqpar_fail(error, SEQPAR_ERR_TOKEN_ID, "prompt %lld, token %lld has id %d; the model has ids 0..%lld", (long long)n, (long long)i, (int)p->ids[i], (long long)c->vocab - 1);
+            return seqpar_fail(error, SEQPAR_ERR_TOKEN_ID,
+                               "prompt %lld, token %lld has id %d; the model has ids 0..%lld",
+                               (long long)n, (long long)i, (int)p->ids[i],
+                               (long long)c->vocab - 1);
     return SEQPAR_OK;
 }
 
 /* ---- attention over the cache ---- */
 
 static int seqpar__attn_list_new(seqpar__attn_list *l, int64_t tasks, int64_t queries) {
-    int64_t i;
     l->pieces = SEQPAR__NEW(seqpar_piece, tasks);
     l->keys = SEQPAR__NEW(seqpar_attn_keys, tasks);
     l->tasks = SEQPAR__NEW(seqpar_attn_task, tasks);
@@ -873,7 +1162,7 @@ static int seqpar__attn_list_new(seqpar__attn_list *l, int64_t tasks, int64_t qu
     l->begin = SEQPAR__NEW(int32_t, queries);
     l->end = SEQPAR__NEW(int32_t, queries);
     if (!l->pieces || !l->keys || !l->tasks || !l->program || !l->begin || !l->end) return 0;
-    for (i = 0; i < tasks; i++) {
+    for (int64_t i = 0; i < tasks; i++) {
         l->tasks[i].piece = i;
         l->tasks[i].program = l->program + 2 * i;
         l->tasks[i].program_count = 2;
@@ -886,12 +1175,18 @@ static int seqpar__attn_list_new(seqpar__attn_list *l, int64_t tasks, int64_t qu
 }
 
 static void seqpar__attn_list_free(seqpar__attn_list *l) {
-    SEQPAR_FREE(l->pieces); SEQPAR_FREE(l->keys); SEQPAR_FREE(l->tasks);
-    SEQPAR_FREE(l->program); SEQPAR_FREE(l->begin); SEQPAR_FREE(l->end);
+    SEQPAR_FREE(l->pieces);
+    SEQPAR_FREE(l->keys);
+    SEQPAR_FREE(l->tasks);
+    SEQPAR_FREE(l->program);
+    SEQPAR_FREE(l->begin);
+    SEQPAR_FREE(l->end);
 }
 
-/* Queries local .. + count of one position, or of positions from `start` on, and the `keys` keys from row k_row on. */
-static void seqpar__attn_list_add(seqpar__attn_list *l, int64_t local, int64_t start, int64_t count, int64_t k_row, int64_t keys) {
+/* Queries local .. + count of one position, or of positions from `start` on, and the `keys`
+   keys from row k_row on. */
+static void seqpar__attn_list_add(seqpar__attn_list *l, int64_t local, int64_t start,
+                                  int64_t count, int64_t k_row, int64_t keys) {
     l->pieces[l->count].local = local;
     l->pieces[l->count].start = start;
     l->pieces[l->count].count = count;
@@ -899,43 +1194,69 @@ static void seqpar__attn_list_add(seqpar__attn_list *l, int64_t local, int64_t s
     l->keys[l->count++].count = keys;
 }
 
-static int64_t seqpar__cache_layer(const seqpar__sampler *s) { return s->m->config.kv_heads * s->slots * s->capacity * s->m->config.head_dim; } /* elements */
-
-/* The step's keys or values of one text to their places in the cache */
-static void seqpar__cache_append(const seqpar__layer_call *c, const seqpar__slot *slot, const seqpar_buffer *cache, const void *from) {
-    const seqpar__sampler *s = c->sampler;
-    int64_t d = c->m->config.head_dim, kv_heads = c->m->config.kv_heads, size = seqpar_dtype_bytes(c->dev->storage), j;
-    int64_t head = s->capacity * s->slots * d, at = c->layer * seqpar__cache_layer(s) + ((slot - s->slot) * s->capacity + slot->fed) * d;
-    const char *rows = (const char *)from + slot->first * kv_heads * d * size;
-    char *to = (char *)cache->data + at * size;
-    if (slot->rows == 1) { c->dev->copy_rows(c->dev, to, head * size, rows, d * size, d * size, kv_heads, c->ctx->queue); return; }
-    for (j = 0; j < kv_heads; j++) c->dev->copy_rows(c->dev, to + j * head * size, d * size, rows + j * d * size, kv_heads * d * size, d * size, slot->rows, c->ctx->queue);
+/* elements */
+static int64_t seqpar__cache_layer(const seqpar__sampler *s) {
+    return s->m->config.kv_heads * s->slots * s->capacity * s->m->config.head_dim;
 }
 
-static seqpar_attn_args seqpar__sampler_args(const seqpar__layer_call *c, const seqpar__attn_list *l) {
+/* The step's keys or values of one text to their places in the cache */
+static void seqpar__cache_append(const seqpar__layer_call *c, const seqpar__slot *slot,
+                                 const seqpar_buffer *cache, const void *from) {
+    const seqpar__sampler *s = c->sampler;
+    int64_t d = c->m->config.head_dim, kv_heads = c->m->config.kv_heads;
+    int64_t size = seqpar_dtype_bytes(c->dev->storage);
+    int64_t head = s->capacity * s->slots * d;
+    int64_t at = c->layer * seqpar__cache_layer(s) +
+                 ((slot - s->slot) * s->capacity + slot->fed) * d;
+    const char *rows = (const char *)from + slot->first * kv_heads * d * size;
+    char *to = (char *)cache->data + at * size;
+    if (slot->rows == 1) {
+        c->dev->copy_rows(c->dev, to, head * size, rows, d * size, d * size, kv_heads,
+                          c->ctx->queue);
+        return;
+    }
+    for (int64_t j = 0; j < kv_heads; j++)
+        c->dev->copy_rows(c->dev, to + j * head * size, d * size, rows + j * d * size,
+                          kv_heads * d * size, d * size, slot->rows, c->ctx->queue);
+}
+
+static seqpar_attn_args seqpar__sampler_args(const seqpar__layer_call *c,
+                                             const seqpar__attn_list *l) {
     const seqpar_llama_config *f = &c->m->config;
     seqpar_attn_args a;
     memset(&a, 0, sizeof a);
-    a.heads = f->heads; a.kv_heads = a.head_count = f->kv_heads; a.head_dim = f->head_dim;
+    a.heads = f->heads;
+    a.kv_heads = a.head_count = f->kv_heads;
+    a.head_dim = f->head_dim;
     a.scale = 1.0 / sqrt((double)f->head_dim);
-    a.q_pieces = l->pieces; a.k_pieces = l->keys; a.tasks = l->tasks; a.task_count = l->count; a.depth = 1;
-    a.visible_begin = l->begin; a.visible_end = l->end;
+    a.q_pieces = l->pieces;
+    a.k_pieces = l->keys;
+    a.tasks = l->tasks;
+    a.task_count = l->count;
+    a.depth = 1;
+    a.visible_begin = l->begin;
+    a.visible_end = l->end;
     a.q_tokens = c->b->tokens;
-    a.q = c->q; a.k = c->k; a.v = c->v; a.out = c->out; a.lse = c->lse;
+    a.q = c->q;
+    a.k = c->k;
+    a.v = c->v;
+    a.out = c->out;
+    a.lse = c->lse;
     return a;
 }
 
 static seqpar_status seqpar__sampler_attend(const seqpar__layer_call *c) {
     const seqpar__sampler *s = c->sampler;
-    int64_t i, cache = c->layer * seqpar__cache_layer(s);
+    int64_t cache = c->layer * seqpar__cache_layer(s);
     seqpar_attn_args a = seqpar__sampler_args(c, &s->prompt_tasks);
-    for (i = 0; i < s->live_count; i++) {
+    for (int64_t i = 0; i < s->live_count; i++) {
         seqpar__cache_append(c, &s->slot[s->live[i]], &s->keys, c->k);
         seqpar__cache_append(c, &s->slot[s->live[i]], &s->values, c->v);
     }
     if (a.task_count) SEQPAR__TRY(c->dev->attn_forward(c->dev, &a, c->ctx->queue));
     a = seqpar__sampler_args(c, &s->token_tasks);
-    a.q_tokens = a.task_count / a.kv_heads * a.heads; /* a head of a token is a query: all of one kv head are neighbours */
+    /* a head of a token is a query: all of one kv head are neighbours */
+    a.q_tokens = a.task_count / a.kv_heads * a.heads;
     a.heads = a.kv_heads = a.head_count = 1;
     a.k = seqpar__at(s->keys.data, cache, c->dev->storage);
     a.v = seqpar__at(s->values.data, cache, c->dev->storage);
@@ -951,26 +1272,41 @@ static seqpar_status seqpar__sample_tokens(seqpar__sampler *s) {
     memset(&a, 0, sizeof a);
     for (i = 0; i < s->live_count; i++) {
         prompt = s->slot[s->live[i]].prompt;
-        s->u[i] = seqpar_random_uniform(d->seed, (uint64_t)s->prompts[prompt].number, (uint64_t)(s->prompts[prompt].tokens + s->texts[prompt].count));
+        s->u[i] = seqpar_random_uniform(
+            d->seed, (uint64_t)s->prompts[prompt].number,
+            (uint64_t)(s->prompts[prompt].tokens + s->texts[prompt].count));
     }
-    a.logits.data = s->logits.data; a.logits.stride = vocab;
-    a.rows = s->live_count; a.vocab = vocab; a.top_k = d->top_k; a.temperature = d->temperature; a.top_p = d->top_p; a.u = s->u; a.ids = s->chosen;
+    a.logits.data = s->logits.data;
+    a.logits.stride = vocab;
+    a.rows = s->live_count;
+    a.vocab = vocab;
+    a.top_k = d->top_k;
+    a.temperature = d->temperature;
+    a.top_p = d->top_p;
+    a.u = s->u;
+    a.ids = s->chosen;
     SEQPAR__TRY(s->ctx->device->sample(s->ctx->device, &a, s->ctx->queue));
-    for (i = 0; i < s->live_count && s->chosen[i] >= 0; i++) {}
+    for (i = 0; i < s->live_count && s->chosen[i] >= 0; i++) {
+    }
     if (i == s->live_count) return SEQPAR_OK;
     prompt = s->slot[s->live[i]].prompt;
-    seqpar_device_read(s->ctx->device, &bad, s->logits.data, i * vocab - 1 - s->chosen[i], 1, s->ctx->device->storage);
-    return seqpar_fail(s->ctx->error, SEQPAR_ERR_NOT_FINITE, "prompt %lld (number %lld): at position %lld the logit of token %lld is %g; are the parameters finite?", (long long)prompt,
-                       (long long)s->prompts[prompt].number, (long long)(s->prompts[prompt].tokens + s->texts[prompt].count), (long long)(-1 - s->chosen[i]), bad);
+    seqpar_device_read(s->ctx->device, &bad, s->logits.data, i * vocab - 1 - s->chosen[i], 1,
+                       s->ctx->device->storage);
+    return seqpar_fail(s->ctx->error, SEQPAR_ERR_NOT_FINITE,
+                       "prompt %lld (number %lld): at position %lld the logit of token %lld is "
+                       "%g; are the parameters finite?",
+                       (long long)prompt, (long long)s->prompts[prompt].number,
+                       (long long)(s->prompts[prompt].tokens + s->texts[prompt].count),
+                       (long long)(-1 - s->chosen[i]), bad);
 }
 
 /* ---- steps ---- */
 
 /* Free slots take the next prompts, as long as the step does not grow too long. */
 static seqpar_status seqpar__sample_admit(seqpar__sampler *s) {
-    int64_t i, rows = 0;
-    for (i = 0; i < s->slots; i++) rows += s->slot[i].prompt >= 0;
-    for (i = 0; i < s->slots && s->next < s->count; i++) {
+    int64_t rows = 0;
+    for (int64_t i = 0; i < s->slots; i++) rows += s->slot[i].prompt >= 0;
+    for (int64_t i = 0; i < s->slots && s->next < s->count; i++) {
         const seqpar_llama_prompt *p = &s->prompts[s->next];
         if (s->slot[i].prompt >= 0 || rows + p->tokens > s->rows_max) continue;
         s->texts[s->next].ids = SEQPAR__NEW(int32_t, seqpar__sample_room(s->d, p));
@@ -985,25 +1321,28 @@ static seqpar_status seqpar__sample_admit(seqpar__sampler *s) {
 /* The attention tasks of a text: by queries where it is new, else by kv head */
 static void seqpar__sample_tasks(seqpar__sampler *s, const seqpar__slot *slot) {
     const seqpar_llama_config *f = &s->m->config;
-    int64_t i, n, group = f->heads / f->kv_heads;
-    for (i = 0; slot->fed == 0 && i < slot->rows; i += n) {
+    int64_t n, group = f->heads / f->kv_heads;
+    for (int64_t i = 0; slot->fed == 0 && i < slot->rows; i += n) {
         n = SEQPAR__MIN(SEQPAR__PROMPT_QUERIES, slot->rows - i);
         seqpar__attn_list_add(&s->prompt_tasks, slot->first + i, i, n, slot->first, i + n);
     }
-    for (i = 0; i < slot->rows; i++) s->prompt_tasks.end[slot->first + i] = (int32_t)(slot->fed + i + 1);
-    for (i = 0; slot->fed > 0 && i < f->heads; i++) s->token_tasks.end[slot->first * f->heads + i] = (int32_t)(slot->fed + 1);
-    for (i = 0; slot->fed > 0 && i < f->kv_heads; i++)
-        seqpar__attn_list_add(&s->token_tasks, slot->first * f->heads + i * group, slot->fed, group, (i * s->slots + (slot - s->slot)) * s->capacity, slot->fed + 1);
+    for (int64_t i = 0; i < slot->rows; i++)
+        s->prompt_tasks.end[slot->first + i] = (int32_t)(slot->fed + i + 1);
+    for (int64_t i = 0; slot->fed > 0 && i < f->heads; i++)
+        s->token_tasks.end[slot->first * f->heads + i] = (int32_t)(slot->fed + 1);
+    for (int64_t i = 0; slot->fed > 0 && i < f->kv_heads; i++)
+        seqpar__attn_list_add(&s->token_tasks, slot->first * f->heads + i * group, slot->fed,
+                              group, (i * s->slots + (slot - s->slot)) * s->capacity,
+                              slot->fed + 1);
 }
 
 /* The rows of a text in this step */
 static void seqpar__sample_feed(seqpar__sampler *s, seqpar__slot *slot) {
     const seqpar_llama_prompt *p = &s->prompts[slot->prompt];
     const seqpar_llama_text *text = &s->texts[slot->prompt];
-    int64_t t;
     slot->first = s->b.tokens;
     slot->rows = p->tokens + text->count - slot->fed;
-    for (t = slot->fed; t < slot->fed + slot->rows; t++) {
+    for (int64_t t = slot->fed; t < slot->fed + slot->rows; t++) {
         s->b.ids[s->b.tokens] = t < p->tokens ? p->ids[t] : text->ids[t - p->tokens];
         s->b.positions[s->b.tokens++] = (int32_t)t;
     }
@@ -1012,14 +1351,14 @@ static void seqpar__sample_feed(seqpar__sampler *s, seqpar__slot *slot) {
     seqpar__sample_tasks(s, slot);
 }
 
-/* Texts that go on come first: rows of theirs are few, and so are the queries of their attention. */
+/* Texts that go on come first: rows of theirs are few, and so are the queries of their
+   attention. */
 static void seqpar__sample_layout(seqpar__sampler *s) {
-    int64_t i;
-    int fresh;
     s->b.tokens = s->live_count = s->prompt_tasks.count = s->token_tasks.count = 0;
-    for (fresh = 0; fresh < 2; fresh++)
-        for (i = 0; i < s->slots; i++)
-            if (s->slot[i].prompt >= 0 && (s->slot[i].fed == 0) == fresh) seqpar__sample_feed(s, &s->slot[i]);
+    for (int fresh = 0; fresh < 2; fresh++)
+        for (int64_t i = 0; i < s->slots; i++)
+            if (s->slot[i].prompt >= 0 && (s->slot[i].fed == 0) == fresh)
+                seqpar__sample_feed(s, &s->slot[i]);
 }
 
 /* Logits (live_count, vocab) after each text's last token */
@@ -1029,29 +1368,31 @@ static seqpar_status seqpar__sample_forward(seqpar__sampler *s) {
     SEQPAR__TRY(seqpar__llama_layers(&c, 0));
     SEQPAR__TRY(seqpar__take_rows(&c, s->b.n.data, s->b.x.data, s->last, s->live_count));
     s->b.tokens = s->live_count;
-    SEQPAR__TRY(seqpar__norm(&c, s->b.hidden.data, s->b.n.data, s->b.rstd.data, seqpar__llama_final_norm(s->m)));
+    SEQPAR__TRY(seqpar__norm(&c, s->b.hidden.data, s->b.n.data, s->b.rstd.data,
+                             seqpar__llama_final_norm(s->m)));
     return seqpar__linear(&c, s->logits.data, s->b.hidden.data, seqpar__llama_head(s->m), 0, 0);
 }
 
 static int seqpar__sample_stops(const seqpar_llama_sample_desc *d, int32_t id) {
-    int64_t i;
-    for (i = 0; i < d->stop_count; i++) if (d->stops[i] == id) return 1;
+    for (int64_t i = 0; i < d->stop_count; i++)
+        if (d->stops[i] == id) return 1;
     return 0;
 }
 
 static seqpar_status seqpar__sample_step(seqpar__sampler *s) {
-    int64_t i;
     SEQPAR__TRY(seqpar__sample_admit(s));
     seqpar__sample_layout(s);
     SEQPAR__TRY(seqpar__sample_forward(s));
     SEQPAR__TRY(seqpar__sample_tokens(s));
-    for (i = 0; i < s->live_count; i++) {
+    for (int64_t i = 0; i < s->live_count; i++) {
         seqpar__slot *slot = &s->slot[s->live[i]];
         seqpar_llama_text *text = &s->texts[slot->prompt];
         text->ids[text->count++] = s->chosen[i];
         text->stopped = seqpar__sample_stops(s->d, s->chosen[i]);
         slot->fed += slot->rows;
-        if (text->stopped || text->count == seqpar__sample_room(s->d, &s->prompts[slot->prompt])) slot->prompt = -1;
+        if (text->stopped ||
+            text->count == seqpar__sample_room(s->d, &s->prompts[slot->prompt]))
+            slot->prompt = -1;
     }
     return SEQPAR_OK;
 }
@@ -1059,18 +1400,20 @@ static seqpar_status seqpar__sample_step(seqpar__sampler *s) {
 /* ---- room for it all ---- */
 
 static void seqpar__sampler_sizes(seqpar__sampler *s) {
-    int64_t i, longest = 0;
+    int64_t longest = 0;
     s->slots = SEQPAR__MIN(s->d->batch ? s->d->batch : 16, s->count);
-    for (i = 0; i < s->count; i++) {
+    for (int64_t i = 0; i < s->count; i++) {
         longest = SEQPAR__MAX(longest, s->prompts[i].tokens);
-        s->capacity = SEQPAR__MAX(s->capacity, s->prompts[i].tokens + seqpar__sample_room(s->d, &s->prompts[i]) - 1); /* the last is never fed */
+        /* the last is never fed */
+        s->capacity = SEQPAR__MAX(
+            s->capacity, s->prompts[i].tokens + seqpar__sample_room(s->d, &s->prompts[i]) - 1);
     }
-    s->rows_max = SEQPAR__MAX(longest + s->slots, SEQPAR__MIN(SEQPAR__PROMPT_ROWS, longest * s->slots));
+    s->rows_max = SEQPAR__MAX(longest + s->slots,
+                              SEQPAR__MIN(SEQPAR__PROMPT_ROWS, longest * s->slots));
 }
 
 static int seqpar__sampler_lists(seqpar__sampler *s) {
     const seqpar_llama_config *f = &s->m->config;
-    int64_t i;
     s->slot = SEQPAR__NEW(seqpar__slot, s->slots);
     s->live = SEQPAR__NEW(int64_t, s->slots);
     s->last = SEQPAR__NEW(int32_t, s->slots);
@@ -1078,10 +1421,14 @@ static int seqpar__sampler_lists(seqpar__sampler *s) {
     s->chosen = SEQPAR__NEW(int32_t, s->slots);
     s->b.ids = SEQPAR__NEW(int32_t, 2 * s->rows_max);
     s->b.layers = SEQPAR__NEW(seqpar_llama_layer, f->layers);
-    if (!s->slot || !s->live || !s->last || !s->u || !s->chosen || !s->b.ids || !s->b.layers) return 0;
+    if (!s->slot || !s->live || !s->last || !s->u || !s->chosen || !s->b.ids || !s->b.layers)
+        return 0;
     s->b.positions = s->b.ids + s->rows_max;
-    for (i = 0; i < s->slots; i++) s->slot[i].prompt = -1;
-    return seqpar__attn_list_new(&s->prompt_tasks, s->slots + s->rows_max / SEQPAR__PROMPT_QUERIES + 1, s->rows_max) && seqpar__attn_list_new(&s->token_tasks, s->slots * f->kv_heads, s->slots * f->heads);
+    for (int64_t i = 0; i < s->slots; i++) s->slot[i].prompt = -1;
+    return seqpar__attn_list_new(&s->prompt_tasks,
+                                 s->slots + s->rows_max / SEQPAR__PROMPT_QUERIES + 1,
+                                 s->rows_max) &&
+           seqpar__attn_list_new(&s->token_tasks, s->slots * f->kv_heads, s->slots * f->heads);
 }
 
 static seqpar_status seqpar__sampler_open(seqpar__sampler *s) {
@@ -1091,47 +1438,74 @@ static seqpar_status seqpar__sampler_open(seqpar__sampler *s) {
     seqpar__sampler_sizes(s);
     if (!seqpar__sampler_lists(s)) return seqpar__no_memory(s->ctx->error, "texts");
     SEQPAR__TRY(seqpar__llama_rope_tables(s->ctx, s->m, s->capacity));
-    SEQPAR__TRY(seqpar_buffer_new(s->ctx, &s->keys, f->layers * seqpar__cache_layer(s) * size, SEQPAR_MEM_ACTIVATIONS));
+    SEQPAR__TRY(seqpar_buffer_new(s->ctx, &s->keys, f->layers * seqpar__cache_layer(s) * size,
+                                  SEQPAR_MEM_ACTIVATIONS));
     SEQPAR__TRY(seqpar_buffer_new(s->ctx, &s->values, s->keys.bytes, SEQPAR_MEM_ACTIVATIONS));
-    SEQPAR__TRY(seqpar_buffer_new(s->ctx, &s->logits, s->slots * f->vocab * size, SEQPAR_MEM_SCRATCH));
+    SEQPAR__TRY(
+        seqpar_buffer_new(s->ctx, &s->logits, s->slots * f->vocab * size, SEQPAR_MEM_SCRATCH));
     rows = s->b.tokens = s->rows_max; /* whatever a step needs later */
-    SEQPAR__TRY(seqpar_buffer_new(s->ctx, &s->b.x, rows * f->hidden * size, SEQPAR_MEM_SCRATCH));
-    SEQPAR__TRY(seqpar_buffer_new(s->ctx, &s->b.n, rows * f->hidden * size, SEQPAR_MEM_SCRATCH));
-    SEQPAR__TRY(seqpar_buffer_new(s->ctx, &s->b.hidden, s->slots * f->hidden * size, SEQPAR_MEM_SCRATCH));
-    SEQPAR__TRY(seqpar_buffer_new(s->ctx, &s->b.wide, rows * f->intermediate * size, SEQPAR_MEM_SCRATCH));
-    SEQPAR__TRY(seqpar_buffer_new(s->ctx, &s->b.rstd, rows * seqpar_dtype_bytes(s->ctx->device->accumulator), SEQPAR_MEM_SCRATCH));
+    SEQPAR__TRY(
+        seqpar_buffer_new(s->ctx, &s->b.x, rows * f->hidden * size, SEQPAR_MEM_SCRATCH));
+    SEQPAR__TRY(
+        seqpar_buffer_new(s->ctx, &s->b.n, rows * f->hidden * size, SEQPAR_MEM_SCRATCH));
+    SEQPAR__TRY(seqpar_buffer_new(s->ctx, &s->b.hidden, s->slots * f->hidden * size,
+                                  SEQPAR_MEM_SCRATCH));
+    SEQPAR__TRY(seqpar_buffer_new(s->ctx, &s->b.wide, rows * f->intermediate * size,
+                                  SEQPAR_MEM_SCRATCH));
+    SEQPAR__TRY(seqpar_buffer_new(s->ctx, &s->b.rstd,
+                                  rows * seqpar_dtype_bytes(s->ctx->device->accumulator),
+                                  SEQPAR_MEM_SCRATCH));
     return seqpar__layer_call_open(&c, 0);
 }
 
 static void seqpar__sampler_close(seqpar__sampler *s) {
-    seqpar_buffer_free(s->ctx, &s->keys); seqpar_buffer_free(s->ctx, &s->values); seqpar_buffer_free(s->ctx, &s->logits);
+    seqpar_buffer_free(s->ctx, &s->keys);
+    seqpar_buffer_free(s->ctx, &s->values);
+    seqpar_buffer_free(s->ctx, &s->logits);
     seqpar_llama_close_batch(s->ctx, s->m, &s->b);
-    seqpar__attn_list_free(&s->prompt_tasks); seqpar__attn_list_free(&s->token_tasks);
-    SEQPAR_FREE(s->slot); SEQPAR_FREE(s->live); SEQPAR_FREE(s->last);
-    SEQPAR_FREE(s->u); SEQPAR_FREE(s->chosen);
+    seqpar__attn_list_free(&s->prompt_tasks);
+    seqpar__attn_list_free(&s->token_tasks);
+    SEQPAR_FREE(s->slot);
+    SEQPAR_FREE(s->live);
+    SEQPAR_FREE(s->last);
+    SEQPAR_FREE(s->u);
+    SEQPAR_FREE(s->chosen);
 }
 
 SEQPAR_DEF void seqpar_llama_texts_free(seqpar_llama_text *texts, int64_t count) {
-    int64_t i;
-    for (i = 0; i < count; i++) { SEQPAR_FREE(texts[i].ids); memset(&texts[i], 0, sizeof *texts); }
+    for (int64_t i = 0; i < count; i++) {
+        SEQPAR_FREE(texts[i].ids);
+        memset(&texts[i], 0, sizeof *texts);
+    }
 }
 
-SEQPAR_DEF seqpar_status seqpar_llama_generate(seqpar_ctx *ctx, seqpar_llama *m, seqpar_llama_text *texts, const seqpar_llama_prompt *prompts,
-                                               int64_t count, const seqpar_llama_sample_desc *d) {
+SEQPAR_DEF seqpar_status seqpar_llama_generate(seqpar_ctx *ctx, seqpar_llama *m,
+                                               seqpar_llama_text *texts,
+                                               const seqpar_llama_prompt *prompts,
+                                               int64_t count,
+                                               const seqpar_llama_sample_desc *d) {
     seqpar__sampler s;
     seqpar_status status;
-    int64_t i, growing = 1;
+    int64_t growing = 1;
     SEQPAR__TRY(seqpar__check_sample(ctx->error, &m->config, d, count));
-    for (i = 0; i < count; i++) { memset(&texts[i], 0, sizeof *texts); }
-    for (i = 0; i < count; i++) SEQPAR__TRY(seqpar__check_prompt(ctx->error, &m->config, d, &prompts[i], i));
+    for (int64_t i = 0; i < count; i++) {
+        memset(&texts[i], 0, sizeof *texts);
+    }
+    for (int64_t i = 0; i < count; i++)
+        SEQPAR__TRY(seqpar__check_prompt(ctx->error, &m->config, d, &prompts[i], i));
     if (count == 0) return SEQPAR_OK;
     memset(&s, 0, sizeof s);
-    s.ctx = ctx; s.m = m; s.d = d; s.prompts = prompts; s.texts = texts; s.count = count;
+    s.ctx = ctx;
+    s.m = m;
+    s.d = d;
+    s.prompts = prompts;
+    s.texts = texts;
+    s.count = count;
     status = seqpar__sampler_open(&s);
     while (!status && growing) {
         status = seqpar__sample_step(&s);
         growing = s.next < count;
-        for (i = 0; i < s.slots; i++) growing |= s.slot[i].prompt >= 0;
+        for (int64_t i = 0; i < s.slots; i++) growing |= s.slot[i].prompt >= 0;
     }
     seqpar__sampler_close(&s);
     if (status) seqpar_llama_texts_free(texts, count);

@@ -1,4 +1,5 @@
-/* seqpar_nccl.h - v0.2.0 - a transport of seqpar over NCCL: ranks are GPUs - MIT or Unlicense */
+/* seqpar_nccl.h - v0.2.0 - a transport of seqpar over NCCL: ranks are GPUs - MIT or
+   Unlicense */
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /*
 >>doc ------------------------------------------------------------------------------------------------
@@ -82,9 +83,11 @@ OPTIONS
 #ifndef SEQPAR_NCCL_H
 #define SEQPAR_NCCL_H
 
-/* -std=c11 hides sockets and clocks unless POSIX is asked for before the first system header. */
+/* -std=c11 hides sockets and clocks unless POSIX is asked for before the first system
+   header. */
 #ifdef SEQPAR_NCCL_IMPLEMENTATION
-#if defined(__STRICT_ANSI__) && !defined(_POSIX_C_SOURCE) && !defined(_XOPEN_SOURCE) && !defined(_GNU_SOURCE)
+#if defined(__STRICT_ANSI__) && !defined(_POSIX_C_SOURCE) && !defined(_XOPEN_SOURCE) && \
+    !defined(_GNU_SOURCE)
 #define _POSIX_C_SOURCE 200809L
 #endif
 #endif
@@ -106,28 +109,39 @@ extern "C" {
 #endif
 
 typedef struct seqpar_nccl_desc {
-    int64_t rank, size;       /* size 0: RANK and WORLD_SIZE; with comm: the communicator's */
-    int keep_device;          /* stay on the current CUDA device; 0: go to LOCAL_RANK where that is set */
-    const char *file;         /* shared by all ranks; removed when all have come */
-    const ncclUniqueId *id;   /* from ncclGetUniqueId on one rank */
-    ncclComm_t comm;          /* the caller's, all ranks of it; its device must be the current one */
-    cudaStream_t stream;      /* with comm: its stream; NULL: one is made */
-    const char *host;         /* name under which others reach rank 0; NULL: MASTER_ADDR, else its own address */
-    int64_t port;             /* 0: MASTER_PORT where the environment is used, else any free one */
-    double connect_s;         /* for all ranks to come; 0: 120. A name that nobody knows is given up after an eighth of it */
-    double limit_s;           /* for a group to finish; 0: 600, negative: none */
+    int64_t rank, size; /* size 0: RANK and WORLD_SIZE; with comm: the communicator's */
+    /* stay on the current CUDA device; 0: go to LOCAL_RANK where that is set */
+    int keep_device;
+    const char *file;       /* shared by all ranks; removed when all have come */
+    const ncclUniqueId *id; /* from ncclGetUniqueId on one rank */
+    /* the caller's, all ranks of it; its device must be the current one */
+    ncclComm_t comm;
+    cudaStream_t stream; /* with comm: its stream; NULL: one is made */
+    /* name under which others reach rank 0; NULL: MASTER_ADDR, else its own address */
+    const char *host;
+    /* 0: MASTER_PORT where the environment is used, else any free one */
+    int64_t port;
+    /* for all ranks to come; 0: 120. A name that nobody knows is given up after an eighth of
+       it */
+    double connect_s;
+    double limit_s; /* for a group to finish; 0: 600, negative: none */
 } seqpar_nccl_desc;
 
-/* Opens a world, as one of its ranks. Collective. *error (zeroed here) is where this rank's errors go and must outlive
-   the world. The last seqpar_comm_free of the world and its parts closes it; on rank 0 that waits for all others, where
-   the world did not come about for those yet to come, so that they hear why, up to connect_s.
-   Errors: OPTION, RANK, WORLD, FILE_OPEN, FILE_WRITE, TRANSPORT, TIMEOUT, PEER, MEMORY, THREAD. */
-SEQPAR_DEF seqpar_status seqpar_nccl_open(seqpar_comm **world, const seqpar_nccl_desc *desc, seqpar_error *error);
-/* What ended the world: the first failure, with the rank it happened on, the same on all ranks. Waits, if this rank
-   has failed, until the referee has ruled. SEQPAR_OK: nothing has failed so far. */
+/* Opens a world, as one of its ranks. Collective. *error (zeroed here) is where this rank's
+   errors go and must outlive the world. The last seqpar_comm_free of the world and its parts
+   closes it; on rank 0 that waits for all others, where the world did not come about for
+   those yet to come, so that they hear why, up to connect_s. Errors: OPTION, RANK, WORLD,
+   FILE_OPEN, FILE_WRITE, TRANSPORT, TIMEOUT, PEER, MEMORY, THREAD. */
+SEQPAR_DEF seqpar_status seqpar_nccl_open(seqpar_comm **world, const seqpar_nccl_desc *desc,
+                                          seqpar_error *error);
+/* What ended the world: the first failure, with the rank it happened on, the same on all
+   ranks. Waits, if this rank has failed, until the referee has ruled. SEQPAR_OK: nothing has
+   failed so far. */
 SEQPAR_DEF seqpar_status seqpar_nccl_verdict(seqpar_comm *comm, seqpar_error *error);
-/* Opens, runs fn as one rank, ends the world if fn fails, closes. *error is the world's, as of seqpar_run_threads. */
-SEQPAR_DEF seqpar_status seqpar_nccl_run(const seqpar_nccl_desc *desc, seqpar_rank_fn fn, void *user, seqpar_error *error);
+/* Opens, runs fn as one rank, ends the world if fn fails, closes. *error is the world's, as
+   of seqpar_run_threads. */
+SEQPAR_DEF seqpar_status seqpar_nccl_run(const seqpar_nccl_desc *desc, seqpar_rank_fn fn,
+                                         void *user, seqpar_error *error);
 
 #ifdef __cplusplus
 }
@@ -156,7 +170,7 @@ SEQPAR_DEF seqpar_status seqpar_nccl_run(const seqpar_nccl_desc *desc, seqpar_ra
 
 #ifndef SEQPAR_MALLOC
 #define SEQPAR_MALLOC(size) malloc(size)
-#define SEQPAR_FREE(ptr) free(ptr)
+#define SEQPAR_FREE(ptr)    free(ptr)
 #endif
 
 static void *seqpar_nccl__new(int64_t count, int64_t size) {
@@ -165,7 +179,8 @@ static void *seqpar_nccl__new(int64_t count, int64_t size) {
     if (data) memset(data, 0, bytes);
     return data;
 }
-#define SEQPAR_NCCL__NEW(type, count) ((type *)seqpar_nccl__new((int64_t)(count), (int64_t)sizeof(type)))
+#define SEQPAR_NCCL__NEW(type, count) \
+    ((type *)seqpar_nccl__new((int64_t)(count), (int64_t)sizeof(type)))
 
 #ifndef SEQPAR_NCCL_SECONDS
 static double seqpar_nccl__seconds(void) {
@@ -185,17 +200,30 @@ static void seqpar_nccl__nap(int microseconds) {
 
 /* >>socket  notes between a rank and the referee ---------------------------------------------------- */
 
-enum { SEQPAR_NCCL__HELLO, SEQPAR_NCCL__WELCOME, SEQPAR_NCCL__POST, SEQPAR_NCCL__BLOCKED, SEQPAR_NCCL__GO, SEQPAR_NCCL__STOP, SEQPAR_NCCL__BYE };
+enum {
+    SEQPAR_NCCL__HELLO,
+    SEQPAR_NCCL__WELCOME,
+    SEQPAR_NCCL__POST,
+    SEQPAR_NCCL__BLOCKED,
+    SEQPAR_NCCL__GO,
+    SEQPAR_NCCL__STOP,
+    SEQPAR_NCCL__BYE
+};
 #define SEQPAR_NCCL__MAGIC INT64_C(0x3163636e71657301)
 
 typedef struct seqpar_nccl__note {
-    int64_t kind, rank, count;        /* count: items that follow */
-    int64_t status;                   /* STOP */
-    int64_t magic, version, size;     /* HELLO */
+    int64_t kind, rank, count;    /* count: items that follow */
+    int64_t status;               /* STOP */
+    int64_t magic, version, size; /* HELLO */
     int64_t comm, request, step, sends;
-    char text[512];                   /* STOP: the sentence; POST: the group's name; WELCOME: the unique id */
+    /* STOP: the sentence; POST: the group's name; WELCOME: the unique id */
+    char text[512];
 } seqpar_nccl__note;
-typedef struct seqpar_nccl__item { int64_t a, b; } seqpar_nccl__item; /* POST: world rank, bytes; GO: request, message of it */
+
+/* POST: world rank, bytes; GO: request, message of it */
+typedef struct seqpar_nccl__item {
+    int64_t a, b;
+} seqpar_nccl__item;
 
 static seqpar_nccl__note seqpar_nccl__note_of(int64_t kind, int64_t rank) {
     seqpar_nccl__note n;
@@ -217,6 +245,7 @@ static int seqpar_nccl__read(int fd, void *data, size_t bytes) {
     }
     return 1;
 }
+
 static int seqpar_nccl__write(int fd, const void *data, size_t bytes) {
     const char *at = (const char *)data;
     while (bytes > 0) {
@@ -237,11 +266,16 @@ static int seqpar_nccl__readable(int fd, int wait_ms) {
     return poll(&on, 1, wait_ms) > 0;
 }
 
-static int seqpar_nccl__send_note(int fd, const seqpar_nccl__note *note, const seqpar_nccl__item *items) {
-    return seqpar_nccl__write(fd, note, sizeof *note) && (!note->count || seqpar_nccl__write(fd, items, (size_t)note->count * sizeof *items));
+static int seqpar_nccl__send_note(int fd, const seqpar_nccl__note *note,
+                                  const seqpar_nccl__item *items) {
+    return seqpar_nccl__write(fd, note, sizeof *note) &&
+           (!note->count || seqpar_nccl__write(fd, items, (size_t)note->count * sizeof *items));
 }
 
-typedef struct seqpar_nccl__items { seqpar_nccl__item *item; int64_t count, capacity; } seqpar_nccl__items;
+typedef struct seqpar_nccl__items {
+    seqpar_nccl__item *item;
+    int64_t count, capacity;
+} seqpar_nccl__items;
 
 static int seqpar_nccl__reserve(seqpar_nccl__items *list, int64_t count) {
     int64_t capacity = count > 2 * list->capacity ? count : 2 * list->capacity;
@@ -255,6 +289,7 @@ static int seqpar_nccl__reserve(seqpar_nccl__items *list, int64_t count) {
     list->capacity = capacity;
     return 1;
 }
+
 static int seqpar_nccl__append(seqpar_nccl__items *list, int64_t a, int64_t b) {
     if (!seqpar_nccl__reserve(list, list->count + 1)) return 0;
     list->item[list->count].a = a;
@@ -265,14 +300,18 @@ static int seqpar_nccl__append(seqpar_nccl__items *list, int64_t a, int64_t b) {
 /* A note and its items. 0: the connection has ended, or there is no memory for it. */
 static int seqpar_nccl__take_note(int fd, seqpar_nccl__note *note, seqpar_nccl__items *items) {
     items->count = 0;
-    if (!seqpar_nccl__read(fd, note, sizeof *note) || note->count < 0 || note->count > (INT64_C(1) << 32)) return 0;
+    if (!seqpar_nccl__read(fd, note, sizeof *note) || note->count < 0 ||
+        note->count > (INT64_C(1) << 32))
+        return 0;
     note->text[sizeof note->text - 1] = 0;
     if (!seqpar_nccl__reserve(items, note->count)) return 0;
     items->count = note->count;
-    return !note->count || seqpar_nccl__read(fd, items->item, (size_t)note->count * sizeof *items->item);
+    return !note->count ||
+           seqpar_nccl__read(fd, items->item, (size_t)note->count * sizeof *items->item);
 }
 
-/* >>referee  a thread of rank 0: knows what all ranks have begun, matches it, rules who failed first --- */
+/* >>referee  a thread of rank 0: knows what all ranks have begun, matches it, rules who
+   failed first --- */
 
 typedef struct seqpar_nccl__end { /* one end of a message that waits for its other end */
     struct seqpar_nccl__end *next;
@@ -284,47 +323,62 @@ typedef struct seqpar_nccl__end { /* one end of a message that waits for its oth
 typedef struct seqpar_nccl__referee {
     pthread_t thread;
     int listener;
-    int64_t size, met, came, version; /* met: ranks that presented themselves; came: those let in */
+    /* met: ranks that presented themselves; came: those let in */
+    int64_t size, met, came, version;
     double connect_s, began;
     ncclUniqueId id;
-    int *socket;                  /* (size) of each rank; -1 */
-    char *seen, *ended;           /* (size) has come; has ended or died */
-    int64_t *blocked;             /* (size) request that it waits for, -1: it runs */
-    seqpar_nccl__end **ends;      /* (size, size) messages from, to */
+    int *socket;                   /* (size) of each rank; -1 */
+    char *seen, *ended;            /* (size) has come; has ended or died */
+    int64_t *blocked;              /* (size) request that it waits for, -1: it runs */
+    seqpar_nccl__end **ends;       /* (size, size) messages from, to */
     seqpar_nccl__items *go, items; /* (size) what each rank is to launch */
-    seqpar_nccl__note stop;       /* the first failure; status 0: none */
+    seqpar_nccl__note stop;        /* the first failure; status 0: none */
 } seqpar_nccl__referee;
 
-__attribute__((format(printf, 4, 5)))
-static void seqpar_nccl__rule(seqpar_nccl__referee *f, seqpar_status status, int64_t rank, const char *format, ...) {
+__attribute__((format(printf, 4, 5))) static void seqpar_nccl__rule(seqpar_nccl__referee *f,
+                                                                    seqpar_status status,
+                                                                    int64_t rank,
+                                                                    const char *format, ...) {
     va_list args;
-    int64_t r;
     if (f->stop.status) return;
     f->stop = seqpar_nccl__note_of(SEQPAR_NCCL__STOP, rank);
     f->stop.status = status;
     va_start(args, format);
     vsnprintf(f->stop.text, sizeof f->stop.text, format, args);
     va_end(args);
-    for (r = 0; r < f->size; r++) if (f->socket[r] >= 0) seqpar_nccl__send_note(f->socket[r], &f->stop, NULL);
+    for (int64_t r = 0; r < f->size; r++)
+        if (f->socket[r] >= 0) seqpar_nccl__send_note(f->socket[r], &f->stop, NULL);
 }
 
-static void seqpar_nccl__rule_ended(seqpar_nccl__referee *f, const seqpar_nccl__end *e, int64_t peer) {
-    seqpar_nccl__rule(f, SEQPAR_ERR_PEER, e->rank, "rank %lld waits in '%s' step %lld for rank %lld, which has ended",
+static void seqpar_nccl__rule_ended(seqpar_nccl__referee *f, const seqpar_nccl__end *e,
+                                    int64_t peer) {
+    seqpar_nccl__rule(f, SEQPAR_ERR_PEER, e->rank,
+                      "rank %lld waits in '%s' step %lld for rank %lld, which has ended",
                       (long long)e->rank, e->name, (long long)e->step, (long long)peer);
 }
 
-static void seqpar_nccl__marry(seqpar_nccl__referee *f, const seqpar_nccl__end *send, const seqpar_nccl__end *recv) {
+static void seqpar_nccl__marry(seqpar_nccl__referee *f, const seqpar_nccl__end *send,
+                               const seqpar_nccl__end *recv) {
     if (send->bytes != recv->bytes)
-        seqpar_nccl__rule(f, SEQPAR_ERR_MESSAGE_SIZE, recv->rank, "'%s' step %lld: rank %lld sent %lld bytes, rank %lld expects %lld", recv->name, (long long)recv->step,
-                          (long long)send->rank, (long long)send->bytes, (long long)recv->rank, (long long)recv->bytes);
-    else if (!seqpar_nccl__append(&f->go[send->rank], send->request, send->index) || !seqpar_nccl__append(&f->go[recv->rank], recv->request, recv->index))
+        seqpar_nccl__rule(f, SEQPAR_ERR_MESSAGE_SIZE, recv->rank,
+                          "'%s' step %lld: rank %lld sent %lld bytes, rank %lld expects %lld",
+                          recv->name, (long long)recv->step, (long long)send->rank,
+                          (long long)send->bytes, (long long)recv->rank,
+                          (long long)recv->bytes);
+    else if (!seqpar_nccl__append(&f->go[send->rank], send->request, send->index) ||
+             !seqpar_nccl__append(&f->go[recv->rank], recv->request, recv->index))
         seqpar_nccl__rule(f, SEQPAR_ERR_MEMORY, 0, "out of memory for the order of messages");
 }
 
-/* Finds the other end, or keeps this one: per comm and pair of ranks, messages match in order of posting. */
-static void seqpar_nccl__match(seqpar_nccl__referee *f, const seqpar_nccl__end *e, int64_t peer) {
-    seqpar_nccl__end **link = e->sending ? &f->ends[e->rank * f->size + peer] : &f->ends[peer * f->size + e->rank], *other, *kept;
-    while (*link && ((*link)->comm != e->comm || (*link)->sending == e->sending)) link = &(*link)->next;
+/* Finds the other end, or keeps this one: per comm and pair of ranks, messages match in
+   order of posting. */
+static void seqpar_nccl__match(seqpar_nccl__referee *f, const seqpar_nccl__end *e,
+                               int64_t peer) {
+    seqpar_nccl__end **link = e->sending ? &f->ends[e->rank * f->size + peer]
+                                         : &f->ends[peer * f->size + e->rank];
+    seqpar_nccl__end *other, *kept;
+    while (*link && ((*link)->comm != e->comm || (*link)->sending == e->sending))
+        link = &(*link)->next;
     other = *link;
     if (other) {
         *link = other->next;
@@ -332,22 +386,31 @@ static void seqpar_nccl__match(seqpar_nccl__referee *f, const seqpar_nccl__end *
         SEQPAR_FREE(other);
         return;
     }
-    if (f->ended[peer]) { seqpar_nccl__rule_ended(f, e, peer); return; }
+    if (f->ended[peer]) {
+        seqpar_nccl__rule_ended(f, e, peer);
+        return;
+    }
     kept = SEQPAR_NCCL__NEW(seqpar_nccl__end, 1);
-    if (!kept) { seqpar_nccl__rule(f, SEQPAR_ERR_MEMORY, 0, "out of memory for messages"); return; }
+    if (!kept) {
+        seqpar_nccl__rule(f, SEQPAR_ERR_MEMORY, 0, "out of memory for messages");
+        return;
+    }
     *kept = *e;
     *link = kept;
 }
 
-static void seqpar_nccl__posted(seqpar_nccl__referee *f, int64_t rank, const seqpar_nccl__note *n) {
+static void seqpar_nccl__posted(seqpar_nccl__referee *f, int64_t rank,
+                                const seqpar_nccl__note *n) {
     seqpar_nccl__end e;
-    int64_t i;
     memset(&e, 0, sizeof e);
     e.rank = rank;
-    e.comm = n->comm; e.request = n->request; e.step = n->step;
+    e.comm = n->comm;
+    e.request = n->request;
+    e.step = n->step;
     snprintf(e.name, sizeof e.name, "%.63s", n->text);
-    for (i = 0; i < n->count; i++) {
-        if (f->items.item[i].a < 0 || f->items.item[i].a >= f->size) continue; /* begin has refused it */
+    for (int64_t i = 0; i < n->count; i++) {
+        /* begin has refused it */
+        if (f->items.item[i].a < 0 || f->items.item[i].a >= f->size) continue;
         e.index = i;
         e.sending = i < n->sends;
         e.bytes = f->items.item[i].b;
@@ -356,16 +419,17 @@ static void seqpar_nccl__posted(seqpar_nccl__referee *f, int64_t rank, const seq
 }
 
 /* Of the ends in one list: one of this rank, and, unless request is -1, of this request. */
-static const seqpar_nccl__end *seqpar_nccl__end_of(const seqpar_nccl__end *e, int64_t rank, int64_t request) {
+static const seqpar_nccl__end *seqpar_nccl__end_of(const seqpar_nccl__end *e, int64_t rank,
+                                                   int64_t request) {
     while (e && (e->rank != rank || (request >= 0 && e->request != request))) e = e->next;
     return e;
 }
 
 /* What a rank waits for in a request, and whom. */
-static const seqpar_nccl__end *seqpar_nccl__waits(const seqpar_nccl__referee *f, int64_t rank, int64_t request, int64_t *peer) {
+static const seqpar_nccl__end *seqpar_nccl__waits(const seqpar_nccl__referee *f, int64_t rank,
+                                                  int64_t request, int64_t *peer) {
     const seqpar_nccl__end *e = NULL;
-    int64_t q;
-    for (q = 0; q < f->size && !e; q++) {
+    for (int64_t q = 0; q < f->size && !e; q++) {
         *peer = q;
         e = seqpar_nccl__end_of(f->ends[q * f->size + rank], rank, request);
         if (!e) e = seqpar_nccl__end_of(f->ends[rank * f->size + q], rank, request);
@@ -374,10 +438,10 @@ static const seqpar_nccl__end *seqpar_nccl__waits(const seqpar_nccl__referee *f,
 }
 
 /* Somebody who runs and waits for this rank. */
-static const seqpar_nccl__end *seqpar_nccl__missed(const seqpar_nccl__referee *f, int64_t rank) {
+static const seqpar_nccl__end *seqpar_nccl__missed(const seqpar_nccl__referee *f,
+                                                   int64_t rank) {
     const seqpar_nccl__end *e = NULL;
-    int64_t q;
-    for (q = 0; q < f->size && !e; q++) {
+    for (int64_t q = 0; q < f->size && !e; q++) {
         if (q == rank || f->ended[q]) continue;
         e = seqpar_nccl__end_of(f->ends[q * f->size + rank], q, -1);
         if (!e) e = seqpar_nccl__end_of(f->ends[rank * f->size + q], q, -1);
@@ -389,24 +453,36 @@ static void seqpar_nccl__left(seqpar_nccl__referee *f, int64_t rank, int well) {
     const seqpar_nccl__end *e = seqpar_nccl__missed(f, rank);
     if (f->ended[rank]) return;
     f->ended[rank] = 1;
-    if (e) seqpar_nccl__rule_ended(f, e, rank);
-    else if (!well) seqpar_nccl__rule(f, SEQPAR_ERR_DIED, rank, "rank %lld died without a word; nobody can wait for rank %lld, which has ended", (long long)rank, (long long)rank);
+    if (e)
+        seqpar_nccl__rule_ended(f, e, rank);
+    else if (!well)
+        seqpar_nccl__rule(
+            f, SEQPAR_ERR_DIED, rank,
+            "rank %lld died without a word; nobody can wait for rank %lld, which has ended",
+            (long long)rank, (long long)rank);
 }
 
-/* Exact: a rank that blocks in an unmatched request sends nothing more, so if all do, nothing can come. */
+/* Exact: a rank that blocks in an unmatched request sends nothing more, so if all do,
+   nothing can come. */
 static void seqpar_nccl__watch_deadlock(seqpar_nccl__referee *f) {
     char text[400];
     int at = 0;
-    int64_t r, peer, first = -1;
+    int64_t peer, first = -1;
     const seqpar_nccl__end *e;
     if (f->came < f->size || f->stop.status) return;
-    for (r = 0; r < f->size; r++) if (!f->ended[r] && f->blocked[r] < 0) return;
-    for (r = 0; r < f->size; r++) {
+    for (int64_t r = 0; r < f->size; r++)
+        if (!f->ended[r] && f->blocked[r] < 0) return;
+    for (int64_t r = 0; r < f->size; r++) {
         if (f->ended[r]) continue;
         e = seqpar_nccl__waits(f, r, f->blocked[r], &peer);
-        if (!e) { f->blocked[r] = -1; return; }
+        if (!e) {
+            f->blocked[r] = -1;
+            return;
+        }
         if (at < (int)sizeof text - 120)
-            at += snprintf(text + at, sizeof text - (size_t)at, "%srank %lld waits in '%s' step %lld for rank %lld", at ? "; " : "", (long long)r, e->name, (long long)e->step, (long long)peer);
+            at += snprintf(text + at, sizeof text - (size_t)at,
+                           "%srank %lld waits in '%s' step %lld for rank %lld", at ? "; " : "",
+                           (long long)r, e->name, (long long)e->step, (long long)peer);
         if (first < 0) first = r;
     }
     if (first >= 0) seqpar_nccl__rule(f, SEQPAR_ERR_DEADLOCK, first, "deadlock: %s", text);
@@ -422,40 +498,51 @@ static void seqpar_nccl__hear_rank(seqpar_nccl__referee *f, int64_t rank) {
     }
     f->blocked[rank] = n.kind == SEQPAR_NCCL__BLOCKED ? n.request : -1;
     if (n.kind == SEQPAR_NCCL__POST && !f->stop.status) seqpar_nccl__posted(f, rank, &n);
-    if (n.kind == SEQPAR_NCCL__STOP) seqpar_nccl__rule(f, (seqpar_status)n.status, rank, "%s", n.text);
+    if (n.kind == SEQPAR_NCCL__STOP)
+        seqpar_nccl__rule(f, (seqpar_status)n.status, rank, "%s", n.text);
     if (n.kind == SEQPAR_NCCL__BYE) seqpar_nccl__left(f, rank, 1);
 }
 
 /* One order for all: what was matched in a round is told to everybody before the next round. */
 static void seqpar_nccl__tell_go(seqpar_nccl__referee *f) {
-    int64_t r;
-    for (r = 0; r < f->size; r++) {
+    for (int64_t r = 0; r < f->size; r++) {
         seqpar_nccl__note n = seqpar_nccl__note_of(SEQPAR_NCCL__GO, r);
         n.count = f->go[r].count;
-        if (n.count && f->socket[r] >= 0 && !f->stop.status) seqpar_nccl__send_note(f->socket[r], &n, f->go[r].item);
+        if (n.count && f->socket[r] >= 0 && !f->stop.status)
+            seqpar_nccl__send_note(f->socket[r], &n, f->go[r].item);
         f->go[r].count = 0;
     }
 }
 
 /* What is wrong with a rank that presents itself; NULL: nothing. */
-static const char *seqpar_nccl__unfit(const seqpar_nccl__referee *f, const seqpar_nccl__note *n, char text[256]) {
+static const char *seqpar_nccl__unfit(const seqpar_nccl__referee *f, const seqpar_nccl__note *n,
+                                      char text[256]) {
     if (n->size != f->size)
-        snprintf(text, 256, "rank %lld believes in a world of %lld ranks, rank 0 in one of %lld; start all with the same WORLD_SIZE", (long long)n->rank, (long long)n->size, (long long)f->size);
+        snprintf(text, 256,
+                 "rank %lld believes in a world of %lld ranks, rank 0 in one of %lld; start "
+                 "all with the same WORLD_SIZE",
+                 (long long)n->rank, (long long)n->size, (long long)f->size);
     else if (n->version != f->version)
-        snprintf(text, 256, "rank %lld runs NCCL %lld, rank 0 runs NCCL %lld; give all ranks the same libnccl.so", (long long)n->rank, (long long)n->version, (long long)f->version);
+        snprintf(text, 256,
+                 "rank %lld runs NCCL %lld, rank 0 runs NCCL %lld; give all ranks the same "
+                 "libnccl.so",
+                 (long long)n->rank, (long long)n->version, (long long)f->version);
     else if (n->rank < 0 || n->rank >= f->size)
-        snprintf(text, 256, "rank %lld is outside 0 .. %lld; check RANK", (long long)n->rank, (long long)f->size - 1);
+        snprintf(text, 256, "rank %lld is outside 0 .. %lld; check RANK", (long long)n->rank,
+                 (long long)f->size - 1);
     else if (f->seen[n->rank])
-        snprintf(text, 256, "two processes are rank %lld; give every one a RANK of its own", (long long)n->rank);
-    else return NULL;
+        snprintf(text, 256, "two processes are rank %lld; give every one a RANK of its own",
+                 (long long)n->rank);
+    else
+        return NULL;
     return text;
 }
 
 static void seqpar_nccl__welcome(seqpar_nccl__referee *f) {
     seqpar_nccl__note n = seqpar_nccl__note_of(SEQPAR_NCCL__WELCOME, 0);
-    int64_t r;
     memcpy(n.text, &f->id, sizeof f->id);
-    for (r = 0; r < f->size; r++) if (f->socket[r] >= 0) seqpar_nccl__send_note(f->socket[r], &n, NULL);
+    for (int64_t r = 0; r < f->size; r++)
+        if (f->socket[r] >= 0) seqpar_nccl__send_note(f->socket[r], &n, NULL);
 }
 
 static void seqpar_nccl__seat(seqpar_nccl__referee *f, int fd) {
@@ -463,14 +550,23 @@ static void seqpar_nccl__seat(seqpar_nccl__referee *f, int fd) {
     char text[256];
     int yes = 1;
     if (fd < 0) return;
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes); /* or a note's items would wait for the receipt of its head */
-    if (!seqpar_nccl__readable(fd, 5000) || !seqpar_nccl__take_note(fd, &n, &f->items) || n.kind != SEQPAR_NCCL__HELLO || n.magic != SEQPAR_NCCL__MAGIC) { close(fd); return; } /* a stranger */
+    /* or a note's items would wait for the receipt of its head */
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+    /* a stranger */
+    if (!seqpar_nccl__readable(fd, 5000) || !seqpar_nccl__take_note(fd, &n, &f->items) ||
+        n.kind != SEQPAR_NCCL__HELLO || n.magic != SEQPAR_NCCL__MAGIC) {
+        close(fd);
+        return;
+    }
     f->met++;
-    if (seqpar_nccl__unfit(f, &n, text)) seqpar_nccl__rule(f, SEQPAR_ERR_WORLD, n.rank, "%s", text);
+    if (seqpar_nccl__unfit(f, &n, text))
+        seqpar_nccl__rule(f, SEQPAR_ERR_WORLD, n.rank, "%s", text);
     if (f->stop.status) {
         seqpar_nccl__send_note(fd, &f->stop, NULL);
         shutdown(fd, SHUT_WR);
-        while (seqpar_nccl__readable(fd, 1000) && seqpar_nccl__take_note(fd, &n, &f->items)) {} /* closed with unread bytes, the sentence would be lost */
+        /* closed with unread bytes, the sentence would be lost */
+        while (seqpar_nccl__readable(fd, 1000) && seqpar_nccl__take_note(fd, &n, &f->items)) {
+        }
         close(fd);
         return;
     }
@@ -483,28 +579,33 @@ static void seqpar_nccl__seat(seqpar_nccl__referee *f, int fd) {
 static int seqpar_nccl__gathers(seqpar_nccl__referee *f) {
     char missing[200] = "";
     int at = 0;
-    int64_t r;
     if (f->met == f->size) return 0;
     if (SEQPAR_NCCL_SECONDS() - f->began <= f->connect_s) return 1;
-    for (r = 0; r < f->size && at < 180; r++) if (!f->seen[r]) at += snprintf(missing + at, sizeof missing - (size_t)at, " %lld", (long long)r);
-    seqpar_nccl__rule(f, SEQPAR_ERR_TIMEOUT, 0, "of %lld ranks,%s did not come within %g s; were they started, and can they reach rank 0?", (long long)f->size, missing, f->connect_s);
+    for (int64_t r = 0; r < f->size && at < 180; r++)
+        if (!f->seen[r])
+            at += snprintf(missing + at, sizeof missing - (size_t)at, " %lld", (long long)r);
+    seqpar_nccl__rule(f, SEQPAR_ERR_TIMEOUT, 0,
+                      "of %lld ranks,%s did not come within %g s; were they started, and can "
+                      "they reach rank 0?",
+                      (long long)f->size, missing, f->connect_s);
     return 0;
 }
 
 /* Polls once; returns whether anybody is left. */
 static int seqpar_nccl__round(seqpar_nccl__referee *f, struct pollfd *on) {
-    int64_t r, left = 0;
+    int64_t left = 0;
     int gathers = seqpar_nccl__gathers(f);
     on[f->size].fd = gathers ? f->listener : -1;
     on[f->size].events = POLLIN;
-    for (r = 0; r < f->size; r++) {
+    for (int64_t r = 0; r < f->size; r++) {
         on[r].fd = f->socket[r];
         on[r].events = POLLIN;
         left += f->socket[r] >= 0;
     }
     if (!left && !gathers) return 0;
     if (poll(on, (nfds_t)f->size + 1, gathers ? 20 : 1000) <= 0) return 1;
-    for (r = 0; r < f->size; r++) if (on[r].fd >= 0 && on[r].revents) seqpar_nccl__hear_rank(f, r);
+    for (int64_t r = 0; r < f->size; r++)
+        if (on[r].fd >= 0 && on[r].revents) seqpar_nccl__hear_rank(f, r);
     if (gathers && on[f->size].revents) seqpar_nccl__seat(f, accept(f->listener, NULL, NULL));
     seqpar_nccl__tell_go(f);
     seqpar_nccl__watch_deadlock(f);
@@ -512,29 +613,39 @@ static int seqpar_nccl__round(seqpar_nccl__referee *f, struct pollfd *on) {
 }
 
 static void seqpar_nccl__referee_free(seqpar_nccl__referee *f) {
-    int64_t i;
     seqpar_nccl__end *e;
     if (!f) return;
-    for (i = 0; f->ends && i < f->size * f->size; i++)
-        while ((e = f->ends[i])) { f->ends[i] = e->next; SEQPAR_FREE(e); }
-    for (i = 0; f->go && i < f->size; i++) SEQPAR_FREE(f->go[i].item);
+    for (int64_t i = 0; f->ends && i < f->size * f->size; i++)
+        while ((e = f->ends[i])) {
+            f->ends[i] = e->next;
+            SEQPAR_FREE(e);
+        }
+    for (int64_t i = 0; f->go && i < f->size; i++) SEQPAR_FREE(f->go[i].item);
     if (f->listener >= 0) close(f->listener);
-    SEQPAR_FREE(f->socket); SEQPAR_FREE(f->seen); SEQPAR_FREE(f->ended); SEQPAR_FREE(f->blocked);
-    SEQPAR_FREE(f->ends); SEQPAR_FREE(f->go); SEQPAR_FREE(f->items.item); SEQPAR_FREE(f);
+    SEQPAR_FREE(f->socket);
+    SEQPAR_FREE(f->seen);
+    SEQPAR_FREE(f->ended);
+    SEQPAR_FREE(f->blocked);
+    SEQPAR_FREE(f->ends);
+    SEQPAR_FREE(f->go);
+    SEQPAR_FREE(f->items.item);
+    SEQPAR_FREE(f);
 }
 
 static void *seqpar_nccl__referee_main(void *argument) {
     seqpar_nccl__referee *f = (seqpar_nccl__referee *)argument;
     struct pollfd *on = SEQPAR_NCCL__NEW(struct pollfd, f->size + 1);
-    if (!on) seqpar_nccl__rule(f, SEQPAR_ERR_MEMORY, 0, "out of memory for %lld connections", (long long)f->size);
-    while (on && seqpar_nccl__round(f, on)) {}
+    if (!on)
+        seqpar_nccl__rule(f, SEQPAR_ERR_MEMORY, 0, "out of memory for %lld connections",
+                          (long long)f->size);
+    while (on && seqpar_nccl__round(f, on)) {
+    }
     SEQPAR_FREE(on);
     return NULL;
 }
 
 static seqpar_nccl__referee *seqpar_nccl__referee_new(int64_t size) {
     seqpar_nccl__referee *f = SEQPAR_NCCL__NEW(seqpar_nccl__referee, 1);
-    int64_t r;
     if (!f) return NULL;
     f->size = size;
     f->listener = -1;
@@ -544,8 +655,14 @@ static seqpar_nccl__referee *seqpar_nccl__referee_new(int64_t size) {
     f->blocked = SEQPAR_NCCL__NEW(int64_t, size);
     f->ends = SEQPAR_NCCL__NEW(seqpar_nccl__end *, size * size);
     f->go = SEQPAR_NCCL__NEW(seqpar_nccl__items, size);
-    if (!f->socket || !f->seen || !f->ended || !f->blocked || !f->ends || !f->go) { seqpar_nccl__referee_free(f); return NULL; }
-    for (r = 0; r < size; r++) { f->socket[r] = -1; f->blocked[r] = -1; }
+    if (!f->socket || !f->seen || !f->ended || !f->blocked || !f->ends || !f->go) {
+        seqpar_nccl__referee_free(f);
+        return NULL;
+    }
+    for (int64_t r = 0; r < size; r++) {
+        f->socket[r] = -1;
+        f->blocked[r] = -1;
+    }
     return f;
 }
 
@@ -566,12 +683,17 @@ typedef struct seqpar_nccl__request {
     seqpar_transfer *list;                    /* (count) sends, then receives */
     void **at;                                /* (count) where NCCL reads or writes */
     seqpar_nccl__block *block;
-    cudaEvent_t ready, done;                  /* the caller's queue has come to begin; the group has ended */
-    int state, waited;                        /* waited: nobody asks for it any more */
+    /* the caller's queue has come to begin; the group has ended */
+    cudaEvent_t ready, done;
+    int state, waited; /* waited: nobody asks for it any more */
     double since;
 } seqpar_nccl__request;
 
-typedef struct seqpar_nccl__start { seqpar_nccl__request *request; int64_t index; } seqpar_nccl__start; /* a message that may start */
+/* a message that may start */
+typedef struct seqpar_nccl__start {
+    seqpar_nccl__request *request;
+    int64_t index;
+} seqpar_nccl__start;
 
 typedef struct seqpar_nccl__member { /* state of a comm */
     seqpar_comm comm;
@@ -580,10 +702,11 @@ typedef struct seqpar_nccl__member { /* state of a comm */
     ncclComm_t nccl;
     cudaStream_t stream;
     int adopted, own_stream, freed, finalized;
-    const char *launching;              /* what NCCL has not yet finished to set up; NULL: nothing */
+    /* what NCCL has not yet finished to set up; NULL: nothing */
+    const char *launching;
     double since;
-    int64_t id, *world_rank;            /* (size) */
-    seqpar_nccl__request *requests;     /* in order of begin */
+    int64_t id, *world_rank;        /* (size) */
+    seqpar_nccl__request *requests; /* in order of begin */
     seqpar_nccl__start *go;
     int64_t go_count, go_capacity;
 } seqpar_nccl__member;
@@ -598,9 +721,11 @@ typedef struct seqpar_nccl__world { /* what the comms of one rank share */
     int64_t rank, size, version, comms, requests;
     double connect_s, limit_s;
     ncclUniqueId id;
-    int welcome, ruled, quiet;              /* quiet: closing, the end of the referee is no news */
-    seqpar_error news, verdict;             /* the first failure as this rank heard of it; as the referee ruled */
-    seqpar_error *error;                    /* the caller's */
+    /* quiet: closing, the end of the referee is no news */
+    int welcome, ruled, quiet;
+    /* the first failure as this rank heard of it; as the referee ruled */
+    seqpar_error news, verdict;
+    seqpar_error *error; /* the caller's */
     seqpar_nccl__member *members;
     seqpar_nccl__request *spare;
     seqpar_nccl__block *blocks;
@@ -612,14 +737,16 @@ typedef struct seqpar_nccl__world { /* what the comms of one rank share */
 static void seqpar_nccl__abort_all(seqpar_nccl__world *w) {
     seqpar_nccl__member *m;
     for (m = w->members; m; m = m->next) {
-        if (m->nccl) ncclCommAbort(m->nccl); /* ends its kernels, so that no buffer is touched after a wait has failed */
+        /* ends its kernels, so that no buffer is touched after a wait has failed */
+        if (m->nccl) ncclCommAbort(m->nccl);
         m->nccl = NULL;
         m->launching = NULL;
         m->go_count = 0;
     }
 }
 
-static void seqpar_nccl__learn(seqpar_nccl__world *w, seqpar_status status, int64_t rank, const char *text) {
+static void seqpar_nccl__learn(seqpar_nccl__world *w, seqpar_status status, int64_t rank,
+                               const char *text) {
     if (w->news.status) return;
     w->news.status = status;
     w->news.rank = rank;
@@ -636,7 +763,8 @@ static void seqpar_nccl__lost(seqpar_nccl__world *w) {
     char text[128];
     if (w->socket >= 0) close(w->socket);
     w->socket = -1;
-    snprintf(text, sizeof text, "rank %lld waits for rank 0, which has ended", (long long)w->rank);
+    snprintf(text, sizeof text, "rank %lld waits for rank 0, which has ended",
+             (long long)w->rank);
     if (!w->quiet) seqpar_nccl__learn(w, SEQPAR_ERR_PEER, w->rank, text);
     seqpar_nccl__rule_here(w, &w->news);
 }
@@ -645,11 +773,17 @@ static void seqpar_nccl__started(seqpar_nccl__world *w, int64_t number, int64_t 
 static void seqpar_nccl__hear(seqpar_nccl__world *w) {
     seqpar_nccl__note n;
     seqpar_error e;
-    int64_t i;
     while (w->socket >= 0 && seqpar_nccl__readable(w->socket, 0)) {
-        if (!seqpar_nccl__take_note(w->socket, &n, &w->items)) { seqpar_nccl__lost(w); return; }
-        if (n.kind == SEQPAR_NCCL__WELCOME) { memcpy(&w->id, n.text, sizeof w->id); w->welcome = 1; }
-        for (i = 0; n.kind == SEQPAR_NCCL__GO && i < n.count; i++) seqpar_nccl__started(w, w->items.item[i].a, w->items.item[i].b);
+        if (!seqpar_nccl__take_note(w->socket, &n, &w->items)) {
+            seqpar_nccl__lost(w);
+            return;
+        }
+        if (n.kind == SEQPAR_NCCL__WELCOME) {
+            memcpy(&w->id, n.text, sizeof w->id);
+            w->welcome = 1;
+        }
+        for (int64_t i = 0; n.kind == SEQPAR_NCCL__GO && i < n.count; i++)
+            seqpar_nccl__started(w, w->items.item[i].a, w->items.item[i].b);
         if (n.kind != SEQPAR_NCCL__STOP) continue;
         memset(&e, 0, sizeof e);
         e.status = (seqpar_status)n.status;
@@ -660,24 +794,35 @@ static void seqpar_nccl__hear(seqpar_nccl__world *w) {
     }
 }
 
-/* Whole notes go out even if the referee is busy writing to us: what it writes is taken in meanwhile. */
-static void seqpar_nccl__tell(seqpar_nccl__world *w, const seqpar_nccl__note *note, const seqpar_nccl__item *items) {
+/* Whole notes go out even if the referee is busy writing to us: what it writes is taken in
+   meanwhile. */
+static void seqpar_nccl__tell(seqpar_nccl__world *w, const seqpar_nccl__note *note,
+                              const seqpar_nccl__item *items) {
     const char *part[2];
     size_t left[2];
-    int i;
-    part[0] = (const char *)note; left[0] = sizeof *note;
-    part[1] = (const char *)items; left[1] = (size_t)note->count * sizeof *items;
-    for (i = 0; i < 2; i++)
+    part[0] = (const char *)note;
+    left[0] = sizeof *note;
+    part[1] = (const char *)items;
+    left[1] = (size_t)note->count * sizeof *items;
+    for (int i = 0; i < 2; i++)
         while (left[i] > 0 && w->socket >= 0) {
             ssize_t n = send(w->socket, part[i], left[i], MSG_NOSIGNAL | MSG_DONTWAIT);
-            if (n > 0) { part[i] += n; left[i] -= (size_t)n; }
-            else if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) { seqpar_nccl__hear(w); seqpar_nccl__lost(w); }
-            else { seqpar_nccl__hear(w); seqpar_nccl__nap(50); }
+            if (n > 0) {
+                part[i] += n;
+                left[i] -= (size_t)n;
+            } else if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
+                seqpar_nccl__hear(w);
+                seqpar_nccl__lost(w);
+            } else {
+                seqpar_nccl__hear(w);
+                seqpar_nccl__nap(50);
+            }
         }
 }
 
-__attribute__((format(printf, 3, 4)))
-static void seqpar_nccl__fail(seqpar_nccl__world *w, seqpar_status status, const char *format, ...) {
+__attribute__((format(printf, 3, 4))) static void seqpar_nccl__fail(seqpar_nccl__world *w,
+                                                                    seqpar_status status,
+                                                                    const char *format, ...) {
     seqpar_nccl__note n = seqpar_nccl__note_of(SEQPAR_NCCL__STOP, w->rank);
     va_list args;
     if (w->news.status) return;
@@ -693,23 +838,36 @@ static void seqpar_nccl__fail(seqpar_nccl__world *w, seqpar_status status, const
 static seqpar_status seqpar_nccl__status(seqpar_nccl__world *w) {
     const seqpar_error *n = &w->news;
     if (!n->status) return SEQPAR_OK;
-    if (n->rank == w->rank || n->status == SEQPAR_ERR_DEADLOCK) return seqpar_fail(w->error, n->status, "%s", n->text);
-    return seqpar_fail(w->error, SEQPAR_ERR_PEER, "rank %lld failed: %.440s", (long long)n->rank, n->text);
+    if (n->rank == w->rank || n->status == SEQPAR_ERR_DEADLOCK)
+        return seqpar_fail(w->error, n->status, "%s", n->text);
+    return seqpar_fail(w->error, SEQPAR_ERR_PEER, "rank %lld failed: %.440s",
+                       (long long)n->rank, n->text);
 }
 
 static int seqpar_nccl__cuda(seqpar_nccl__world *w, cudaError_t code, const char *call) {
     if (code == cudaSuccess) return 1;
-    seqpar_nccl__fail(w, SEQPAR_ERR_TRANSPORT, "%.*s on rank %lld: %s (CUDA error %d)", (int)strcspn(call, "("), call, (long long)w->rank, cudaGetErrorString(code), (int)code);
+    seqpar_nccl__fail(w, SEQPAR_ERR_TRANSPORT, "%.*s on rank %lld: %s (CUDA error %d)",
+                      (int)strcspn(call, "("), call, (long long)w->rank,
+                      cudaGetErrorString(code), (int)code);
     return 0;
 }
-/* ncclInProgress is no error: NCCL goes on by itself, and the communicator is left alone until it has done. */
+
+/* ncclInProgress is no error: NCCL goes on by itself, and the communicator is left alone
+   until it has done. */
 static int seqpar_nccl__nccl(seqpar_nccl__member *m, ncclResult_t code, const char *call) {
     seqpar_nccl__world *w = m->world;
-    const char *more = code == ncclSuccess || code == ncclInProgress ? NULL : ncclGetLastError(NULL);
-    if (code == ncclInProgress) { m->launching = call; m->since = SEQPAR_NCCL_SECONDS(); }
+    const char *more = code == ncclSuccess || code == ncclInProgress ? NULL
+                                                                     : ncclGetLastError(NULL);
+    if (code == ncclInProgress) {
+        m->launching = call;
+        m->since = SEQPAR_NCCL_SECONDS();
+    }
     if (!more && (code == ncclSuccess || code == ncclInProgress)) return 1;
-    seqpar_nccl__fail(w, SEQPAR_ERR_TRANSPORT, "%.*s on rank %lld: %s%s%.200s%s", (int)strcspn(call, "("), call, (long long)w->rank, ncclGetErrorString(code),
-                      more && *more ? ": " : "", more ? more : "", code == ncclInvalidUsage ? "; every rank needs a GPU of its own, see LOCAL_RANK" : "");
+    seqpar_nccl__fail(
+        w, SEQPAR_ERR_TRANSPORT, "%.*s on rank %lld: %s%s%.200s%s", (int)strcspn(call, "("),
+        call, (long long)w->rank, ncclGetErrorString(code), more && *more ? ": " : "",
+        more ? more : "",
+        code == ncclInvalidUsage ? "; every rank needs a GPU of its own, see LOCAL_RANK" : "");
     return 0;
 }
 #define SEQPAR_NCCL__CUDA(w, call) seqpar_nccl__cuda(w, call, #call)
@@ -732,36 +890,45 @@ static int seqpar_nccl__go(seqpar_nccl__member *m, seqpar_nccl__request *r, int6
     return 1;
 }
 
-static void seqpar_nccl__started(seqpar_nccl__world *w, int64_t number, int64_t index) { /* the referee's word; tells nothing, it may be amid a note */
+/* the referee's word; tells nothing, it may be amid a note */
+static void seqpar_nccl__started(seqpar_nccl__world *w, int64_t number, int64_t index) {
     seqpar_nccl__member *m;
     seqpar_nccl__request *r;
     for (m = w->members; m; m = m->next)
         for (r = m->requests; r; r = r->next)
-            if (r->number == number && index >= 0 && index < r->count && !seqpar_nccl__go(m, r, index))
-                seqpar_nccl__learn(w, SEQPAR_ERR_MEMORY, w->rank, "out of memory for messages that may start");
+            if (r->number == number && index >= 0 && index < r->count &&
+                !seqpar_nccl__go(m, r, index))
+                seqpar_nccl__learn(w, SEQPAR_ERR_MEMORY, w->rank,
+                                   "out of memory for messages that may start");
 }
 
 /* Behind a group that is on the stream: a group that NCCL still sets up is not there yet. */
 static void seqpar_nccl__record(seqpar_nccl__member *m) {
     seqpar_nccl__request *r;
     for (r = m->requests; r && !m->world->news.status; r = r->next)
-        if (r->state == SEQPAR_NCCL__STARTED && SEQPAR_NCCL__CUDA(m->world, cudaEventRecord(r->done, m->stream))) r->state = SEQPAR_NCCL__RUNS;
+        if (r->state == SEQPAR_NCCL__STARTED &&
+            SEQPAR_NCCL__CUDA(m->world, cudaEventRecord(r->done, m->stream)))
+            r->state = SEQPAR_NCCL__RUNS;
 }
 
-static ncclResult_t seqpar_nccl__message(seqpar_nccl__member *m, const seqpar_nccl__request *r, int64_t i) {
+static ncclResult_t seqpar_nccl__message(seqpar_nccl__member *m, const seqpar_nccl__request *r,
+                                         int64_t i) {
     const seqpar_transfer *t = &r->list[i];
-    if (i < r->sends) return ncclSend(r->at[i], (size_t)t->bytes, ncclUint8, (int)t->peer, m->nccl, m->stream);
+    if (i < r->sends)
+        return ncclSend(r->at[i], (size_t)t->bytes, ncclUint8, (int)t->peer, m->nccl,
+                        m->stream);
     return ncclRecv(r->at[i], (size_t)t->bytes, ncclUint8, (int)t->peer, m->nccl, m->stream);
 }
 
-/* All that may start becomes one NCCL group. Both ends know that a message has no bytes, and both leave it out. A group
-   is ended whatever happens in it: left open, it would swallow all later ones of this thread. */
+/* All that may start becomes one NCCL group. Both ends know that a message has no bytes, and
+   both leave it out. A group is ended whatever happens in it: left open, it would swallow
+   all later ones of this thread. */
 static void seqpar_nccl__launch(seqpar_nccl__member *m) {
     const char *call = "ncclGroupStart";
     ncclResult_t code = ncclSuccess, end = ncclSuccess;
-    int64_t i, count = m->go_count;
+    int64_t count = m->go_count;
     int grouped = 0;
-    for (i = 0; i < count && (code == ncclSuccess || code == ncclInProgress); i++) {
+    for (int64_t i = 0; i < count && (code == ncclSuccess || code == ncclInProgress); i++) {
         const seqpar_nccl__start *s = &m->go[i];
         if (!s->request->list[s->index].bytes) continue;
         if (!grouped && (code = ncclGroupStart()) != ncclSuccess) break;
@@ -771,21 +938,30 @@ static void seqpar_nccl__launch(seqpar_nccl__member *m) {
     }
     if (grouped) end = ncclGroupEnd();
     if (!seqpar_nccl__nccl(m, code, call) || !seqpar_nccl__nccl(m, end, "ncclGroupEnd")) return;
-    for (i = 0; i < count; i++) if (!--m->go[i].request->left) m->go[i].request->state = SEQPAR_NCCL__STARTED;
+    for (int64_t i = 0; i < count; i++)
+        if (!--m->go[i].request->left) m->go[i].request->state = SEQPAR_NCCL__STARTED;
     m->go_count = 0;
     if (!m->launching) seqpar_nccl__record(m);
 }
 
-/* >>progress  one look at everything: news, NCCL's errors, what may start, what has ended, what takes too long */
+/* >>progress  one look at everything: news, NCCL's errors, what may start, what has ended,
+   what takes too long */
 
-static void seqpar_nccl__recycle(seqpar_nccl__world *w, seqpar_nccl__request *r) { /* its events are used again */
-    if (r->block) { r->block->next = w->blocks; w->blocks = r->block; }
+/* its events are used again */
+static void seqpar_nccl__recycle(seqpar_nccl__world *w, seqpar_nccl__request *r) {
+    if (r->block) {
+        r->block->next = w->blocks;
+        w->blocks = r->block;
+    }
     SEQPAR_FREE(r->list);
     SEQPAR_FREE(r->at);
-    r->list = NULL; r->at = NULL; r->block = NULL;
+    r->list = NULL;
+    r->at = NULL;
+    r->block = NULL;
     r->next = w->spare;
     w->spare = r;
 }
+
 static void seqpar_nccl__unlink(seqpar_nccl__member *m, seqpar_nccl__request *r) {
     seqpar_nccl__request **link = &m->requests;
     while (*link != r) link = &(*link)->next;
@@ -795,27 +971,32 @@ static void seqpar_nccl__unlink(seqpar_nccl__member *m, seqpar_nccl__request *r)
 
 static void seqpar_nccl__finish(seqpar_nccl__world *w, seqpar_nccl__request *r) {
     cudaError_t code;
-    int64_t i;
     if (r->state != SEQPAR_NCCL__RUNS) return;
     code = cudaEventQuery(r->done);
     if (code == cudaErrorNotReady) {
-        if (cudaPeekAtLastError() == cudaErrorNotReady) cudaGetLastError(); /* or a later check of the caller's would find it */
+        /* or a later check of the caller's would find it */
+        if (cudaPeekAtLastError() == cudaErrorNotReady) cudaGetLastError();
         return;
     }
     if (!seqpar_nccl__cuda(w, code, "cudaEventQuery")) return;
-    for (i = r->sends; i < r->count; i++)
-        if (r->at[i] != r->list[i].data) memcpy(r->list[i].data, r->at[i], (size_t)r->list[i].bytes);
+    for (int64_t i = r->sends; i < r->count; i++)
+        if (r->at[i] != r->list[i].data)
+            memcpy(r->list[i].data, r->at[i], (size_t)r->list[i].bytes);
     r->state = SEQPAR_NCCL__DONE;
 }
 
 static void seqpar_nccl__overrun(seqpar_nccl__member *m, const seqpar_nccl__request *r) {
     char what[300] = "";
     int at = 0;
-    int64_t i;
-    for (i = 0; i < r->count && at < 240; i++)
-        at += snprintf(what + at, sizeof what - (size_t)at, "%s%s rank %lld %lld bytes", at ? ", " : "", i < r->sends ? "to" : "from", (long long)m->world_rank[r->list[i].peer], (long long)r->list[i].bytes);
-    seqpar_nccl__fail(m->world, SEQPAR_ERR_TIMEOUT, "'%s' step %lld on rank %lld did not finish within %g s: %s%s", r->name, (long long)r->step, (long long)m->world->rank,
-                      m->world->limit_s, what, r->state == SEQPAR_NCCL__POSTED ? "; the other side has not begun it" : "");
+    for (int64_t i = 0; i < r->count && at < 240; i++)
+        at += snprintf(what + at, sizeof what - (size_t)at, "%s%s rank %lld %lld bytes",
+                       at ? ", " : "", i < r->sends ? "to" : "from",
+                       (long long)m->world_rank[r->list[i].peer], (long long)r->list[i].bytes);
+    seqpar_nccl__fail(m->world, SEQPAR_ERR_TIMEOUT,
+                      "'%s' step %lld on rank %lld did not finish within %g s: %s%s", r->name,
+                      (long long)r->step, (long long)m->world->rank, m->world->limit_s, what,
+                      r->state == SEQPAR_NCCL__POSTED ? "; the other side has not begun it"
+                                                      : "");
 }
 
 static void seqpar_nccl__watch(seqpar_nccl__member *m) {
@@ -824,18 +1005,26 @@ static void seqpar_nccl__watch(seqpar_nccl__member *m) {
     double now = SEQPAR_NCCL_SECONDS();
     int grouping = 0;
     for (r = m->requests; r && !w->news.status; r = r->next) {
-        grouping |= r->state == SEQPAR_NCCL__STARTED; /* what NCCL sets up is for a group, which has a name and its own limit */
-        if (w->limit_s >= 0 && r->state != SEQPAR_NCCL__DONE && now - r->since > w->limit_s) seqpar_nccl__overrun(m, r);
+        /* what NCCL sets up is for a group, which has a name and its own limit */
+        grouping |= r->state == SEQPAR_NCCL__STARTED;
+        if (w->limit_s >= 0 && r->state != SEQPAR_NCCL__DONE && now - r->since > w->limit_s)
+            seqpar_nccl__overrun(m, r);
     }
     if (m->launching && !grouping && now - m->since > w->connect_s)
-        seqpar_nccl__fail(w, SEQPAR_ERR_TIMEOUT, "%.*s on rank %lld did not finish within %g s; do all ranks call it, and do they reach each other? NCCL_DEBUG=INFO tells more",
-                          (int)strcspn(m->launching, "("), m->launching, (long long)w->rank, w->connect_s);
+        seqpar_nccl__fail(w, SEQPAR_ERR_TIMEOUT,
+                          "%.*s on rank %lld did not finish within %g s; do all ranks call it, "
+                          "and do they reach each other? NCCL_DEBUG=INFO tells more",
+                          (int)strcspn(m->launching, "("), m->launching, (long long)w->rank,
+                          w->connect_s);
 }
 
 static void seqpar_nccl__ask(seqpar_nccl__member *m) {
     ncclResult_t state = ncclSuccess;
     ncclResult_t code = m->nccl ? ncclCommGetAsyncError(m->nccl, &state) : ncclSuccess;
-    if (code != ncclSuccess) { seqpar_nccl__nccl(m, code, "ncclCommGetAsyncError"); return; }
+    if (code != ncclSuccess) {
+        seqpar_nccl__nccl(m, code, "ncclCommGetAsyncError");
+        return;
+    }
     if (state == ncclInProgress) return;
     if (!seqpar_nccl__nccl(m, state, m->launching ? m->launching : "NCCL")) return;
     m->launching = NULL;
@@ -851,7 +1040,8 @@ static void seqpar_nccl__advance(seqpar_nccl__member *m) {
     for (r = m->requests; r && !w->news.status; r = next) {
         next = r->next;
         seqpar_nccl__finish(w, r);
-        if (!w->news.status && r->waited && r->state == SEQPAR_NCCL__DONE) seqpar_nccl__unlink(m, r);
+        if (!w->news.status && r->waited && r->state == SEQPAR_NCCL__DONE)
+            seqpar_nccl__unlink(m, r);
     }
 }
 
@@ -866,7 +1056,8 @@ static void seqpar_nccl__member_free(seqpar_nccl__member *m) {
     SEQPAR_FREE(m);
 }
 
-/* A comm that its user has freed goes when its groups have ended. Finalizing may wait for the others, so nobody waits for it. */
+/* A comm that its user has freed goes when its groups have ended. Finalizing may wait for
+   the others, so nobody waits for it. */
 static void seqpar_nccl__retire(seqpar_nccl__member *m) {
     seqpar_nccl__world *w = m->world;
     ncclComm_t nccl = m->nccl;
@@ -884,15 +1075,21 @@ static void seqpar_nccl__progress(seqpar_nccl__world *w) {
     seqpar_nccl__member *m, *next;
     seqpar_nccl__hear(w);
     for (m = w->members; m && !w->news.status; m = m->next) seqpar_nccl__advance(m);
-    for (m = w->members; m && !w->news.status; m = next) { next = m->next; seqpar_nccl__retire(m); }
+    for (m = w->members; m && !w->news.status; m = next) {
+        next = m->next;
+        seqpar_nccl__retire(m);
+    }
 }
 
-/* For a thread that has to wait, with the lock: looks, and lets the others have the lock while it naps. */
+/* For a thread that has to wait, with the lock: looks, and lets the others have the lock
+   while it naps. */
 static void seqpar_nccl__rest(seqpar_nccl__world *w, int soon) {
     seqpar_nccl__progress(w);
     pthread_mutex_unlock(&w->lock);
-    if (soon || w->socket < 0) seqpar_nccl__nap(20);
-    else seqpar_nccl__readable(w->socket, 1); /* news come by the socket */
+    if (soon || w->socket < 0)
+        seqpar_nccl__nap(20);
+    else
+        seqpar_nccl__readable(w->socket, 1); /* news come by the socket */
     pthread_mutex_lock(&w->lock);
 }
 
@@ -902,8 +1099,10 @@ static void *seqpar_nccl__monitor_main(void *argument) {
     cudaError_t code = cudaSetDevice(w->device);
     while (on) {
         pthread_mutex_lock(&w->lock);
-        if (code == cudaSuccess || seqpar_nccl__cuda(w, code, "cudaSetDevice")) seqpar_nccl__progress(w);
-        else seqpar_nccl__hear(w);
+        if (code == cudaSuccess || seqpar_nccl__cuda(w, code, "cudaSetDevice"))
+            seqpar_nccl__progress(w);
+        else
+            seqpar_nccl__hear(w);
         on = !w->closing;
         pthread_mutex_unlock(&w->lock);
         if (on) seqpar_nccl__nap(5000);
@@ -916,36 +1115,53 @@ static void *seqpar_nccl__monitor_main(void *argument) {
 static seqpar_nccl__block *seqpar_nccl__block_new(seqpar_nccl__world *w, int64_t bytes) {
     seqpar_nccl__block **link = &w->blocks, *b;
     while (*link && (*link)->bytes < bytes) link = &(*link)->next;
-    if ((b = *link)) { *link = b->next; return b; }
+    if ((b = *link)) {
+        *link = b->next;
+        return b;
+    }
     b = SEQPAR_NCCL__NEW(seqpar_nccl__block, 1);
-    if (!b) { seqpar_nccl__fail(w, SEQPAR_ERR_MEMORY, "out of memory for pinned memory"); return NULL; }
+    if (!b) {
+        seqpar_nccl__fail(w, SEQPAR_ERR_MEMORY, "out of memory for pinned memory");
+        return NULL;
+    }
     for (b->bytes = 4096; b->bytes < bytes;) b->bytes *= 2;
-    if (SEQPAR_NCCL__CUDA(w, cudaHostAlloc(&b->data, (size_t)b->bytes, cudaHostAllocPortable))) return b;
+    if (SEQPAR_NCCL__CUDA(w, cudaHostAlloc(&b->data, (size_t)b->bytes, cudaHostAllocPortable)))
+        return b;
     SEQPAR_FREE(b);
     return NULL;
 }
 
-/* Whether NCCL can read and write a message where it lies; memory it must not be given ends the world. */
-static int seqpar_nccl__in_place(seqpar_nccl__world *w, const seqpar_nccl__request *r, const void *data, int on_queue) {
+/* Whether NCCL can read and write a message where it lies; memory it must not be given ends
+   the world. */
+static int seqpar_nccl__in_place(seqpar_nccl__world *w, const seqpar_nccl__request *r,
+                                 const void *data, int on_queue) {
     struct cudaPointerAttributes about;
     memset(&about, 0, sizeof about);
     if (!SEQPAR_NCCL__CUDA(w, cudaPointerGetAttributes(&about, data))) return 0;
     if (about.type == cudaMemoryTypeDevice && about.device != w->device)
-        seqpar_nccl__fail(w, SEQPAR_ERR_OPTION, "'%s' step %lld: a buffer lies on CUDA device %d, rank %lld is on device %d; allocate it there",
-                          r->name, (long long)r->step, about.device, (long long)w->rank, w->device);
+        seqpar_nccl__fail(w, SEQPAR_ERR_OPTION,
+                          "'%s' step %lld: a buffer lies on CUDA device %d, rank %lld is on "
+                          "device %d; allocate it there",
+                          r->name, (long long)r->step, about.device, (long long)w->rank,
+                          w->device);
     else if (about.type == cudaMemoryTypeUnregistered && on_queue)
-        seqpar_nccl__fail(w, SEQPAR_ERR_OPTION, "'%s' step %lld on rank %lld: pageable host memory cannot travel on a queue; pass pinned or device memory, or queue NULL",
+        seqpar_nccl__fail(w, SEQPAR_ERR_OPTION,
+                          "'%s' step %lld on rank %lld: pageable host memory cannot travel on "
+                          "a queue; pass pinned or device memory, or queue NULL",
                           r->name, (long long)r->step, (long long)w->rank);
     return about.type != cudaMemoryTypeUnregistered;
 }
 
-/* Where NCCL finds each message: in place, or, for host memory that CUDA does not know, in pinned memory. */
+/* Where NCCL finds each message: in place, or, for host memory that CUDA does not know, in
+   pinned memory. */
 static void seqpar_nccl__place(seqpar_nccl__world *w, seqpar_nccl__request *r, int on_queue) {
     int64_t i, bytes = 0;
     for (i = 0; i < r->count && !w->news.status; i++) {
         const seqpar_transfer *t = &r->list[i];
-        if (!t->bytes || seqpar_nccl__in_place(w, r, t->data, on_queue)) r->at[i] = t->data;
-        else bytes += (t->bytes + 15) / 16 * 16;
+        if (!t->bytes || seqpar_nccl__in_place(w, r, t->data, on_queue))
+            r->at[i] = t->data;
+        else
+            bytes += (t->bytes + 15) / 16 * 16;
     }
     if (w->news.status || !bytes || !(r->block = seqpar_nccl__block_new(w, bytes))) return;
     for (i = bytes = 0; i < r->count; i++) {
@@ -958,18 +1174,28 @@ static void seqpar_nccl__place(seqpar_nccl__world *w, seqpar_nccl__request *r, i
 
 static seqpar_nccl__request *seqpar_nccl__request_blank(seqpar_nccl__world *w) {
     seqpar_nccl__request *r = w->spare;
-    if (r) { w->spare = r->next; return r; }
+    if (r) {
+        w->spare = r->next;
+        return r;
+    }
     r = SEQPAR_NCCL__NEW(seqpar_nccl__request, 1);
-    if (!r) { seqpar_nccl__fail(w, SEQPAR_ERR_MEMORY, "out of memory for a request"); return NULL; }
+    if (!r) {
+        seqpar_nccl__fail(w, SEQPAR_ERR_MEMORY, "out of memory for a request");
+        return NULL;
+    }
     r->next = w->spare;
     w->spare = r; /* with what events it has: they are destroyed when the world is */
-    if (!SEQPAR_NCCL__CUDA(w, cudaEventCreateWithFlags(&r->ready, cudaEventDisableTiming)) || !SEQPAR_NCCL__CUDA(w, cudaEventCreateWithFlags(&r->done, cudaEventDisableTiming))) return NULL;
+    if (!SEQPAR_NCCL__CUDA(w, cudaEventCreateWithFlags(&r->ready, cudaEventDisableTiming)) ||
+        !SEQPAR_NCCL__CUDA(w, cudaEventCreateWithFlags(&r->done, cudaEventDisableTiming)))
+        return NULL;
     w->spare = r->next;
     return r;
 }
 
-/* The request becomes the last of its comm's; where anything fails, the world has failed and it stays until that is freed. */
-static seqpar_nccl__request *seqpar_nccl__request_new(seqpar_nccl__member *m, const seqpar_group *g, int on_queue) {
+/* The request becomes the last of its comm's; where anything fails, the world has failed and
+   it stays until that is freed. */
+static seqpar_nccl__request *seqpar_nccl__request_new(seqpar_nccl__member *m,
+                                                      const seqpar_group *g, int on_queue) {
     seqpar_nccl__world *w = m->world;
     seqpar_nccl__request *r = seqpar_nccl__request_blank(w), **link = &m->requests;
     if (!r) return NULL;
@@ -986,9 +1212,14 @@ static seqpar_nccl__request *seqpar_nccl__request_new(seqpar_nccl__member *m, co
     r->since = SEQPAR_NCCL_SECONDS();
     r->list = SEQPAR_NCCL__NEW(seqpar_transfer, r->count);
     r->at = SEQPAR_NCCL__NEW(void *, r->count);
-    if (!r->list || !r->at) { r->count = 0; seqpar_nccl__fail(w, SEQPAR_ERR_MEMORY, "out of memory for '%s'", g->name); return NULL; }
+    if (!r->list || !r->at) {
+        r->count = 0;
+        seqpar_nccl__fail(w, SEQPAR_ERR_MEMORY, "out of memory for '%s'", g->name);
+        return NULL;
+    }
     if (g->send_count) memcpy(r->list, g->sends, (size_t)g->send_count * sizeof *r->list);
-    if (g->recv_count) memcpy(r->list + g->send_count, g->recvs, (size_t)g->recv_count * sizeof *r->list);
+    if (g->recv_count)
+        memcpy(r->list + g->send_count, g->recvs, (size_t)g->recv_count * sizeof *r->list);
     seqpar_nccl__place(w, r, on_queue);
     return w->news.status ? NULL : r;
 }
@@ -996,42 +1227,55 @@ static seqpar_nccl__request *seqpar_nccl__request_new(seqpar_nccl__member *m, co
 static void seqpar_nccl__post(seqpar_nccl__member *m, const seqpar_nccl__request *r) {
     seqpar_nccl__note n = seqpar_nccl__note_of(SEQPAR_NCCL__POST, m->world->rank);
     seqpar_nccl__items list;
-    int64_t i;
     memset(&list, 0, sizeof list);
-    n.comm = m->id; n.request = r->number; n.step = r->step; n.sends = r->sends;
+    n.comm = m->id;
+    n.request = r->number;
+    n.step = r->step;
+    n.sends = r->sends;
     snprintf(n.text, sizeof n.text, "%s", r->name);
-    for (i = 0; i < r->count; i++)
-        if (!seqpar_nccl__append(&list, m->world_rank[r->list[i].peer], r->list[i].bytes)) seqpar_nccl__fail(m->world, SEQPAR_ERR_MEMORY, "out of memory for '%s'", r->name);
+    for (int64_t i = 0; i < r->count; i++)
+        if (!seqpar_nccl__append(&list, m->world_rank[r->list[i].peer], r->list[i].bytes))
+            seqpar_nccl__fail(m->world, SEQPAR_ERR_MEMORY, "out of memory for '%s'", r->name);
     n.count = list.count;
     if (!m->world->news.status && n.count) seqpar_nccl__tell(m->world, &n, list.item);
     SEQPAR_FREE(list.item);
 }
 
-static int seqpar_nccl__unstarted(const seqpar_nccl__member *m, const seqpar_nccl__request *but) {
+static int seqpar_nccl__unstarted(const seqpar_nccl__member *m,
+                                  const seqpar_nccl__request *but) {
     const seqpar_nccl__request *r;
-    for (r = m->requests; r; r = r->next) if (r != but && r->state == SEQPAR_NCCL__POSTED) return 1;
+    for (r = m->requests; r; r = r->next)
+        if (r != but && r->state == SEQPAR_NCCL__POSTED) return 1;
     return m->launching != NULL;
 }
 
-/* Behind what the queue has so far, and behind host groups begun earlier, which are to come first on all ranks. */
-static void seqpar_nccl__start_on_queue(seqpar_nccl__member *m, seqpar_nccl__request *r, cudaStream_t queue) {
+/* Behind what the queue has so far, and behind host groups begun earlier, which are to come
+   first on all ranks. */
+static void seqpar_nccl__start_on_queue(seqpar_nccl__member *m, seqpar_nccl__request *r,
+                                        cudaStream_t queue) {
     seqpar_nccl__world *w = m->world;
-    int64_t i;
     while (!w->news.status && seqpar_nccl__unstarted(m, r)) seqpar_nccl__rest(w, 0);
-    if (w->news.status || !SEQPAR_NCCL__CUDA(w, cudaEventRecord(r->ready, queue)) || !SEQPAR_NCCL__CUDA(w, cudaStreamWaitEvent(m->stream, r->ready, 0))) return;
-    for (i = 0; i < r->count; i++) if (!seqpar_nccl__go(m, r, i)) seqpar_nccl__fail(w, SEQPAR_ERR_MEMORY, "out of memory for '%s'", r->name);
+    if (w->news.status || !SEQPAR_NCCL__CUDA(w, cudaEventRecord(r->ready, queue)) ||
+        !SEQPAR_NCCL__CUDA(w, cudaStreamWaitEvent(m->stream, r->ready, 0)))
+        return;
+    for (int64_t i = 0; i < r->count; i++)
+        if (!seqpar_nccl__go(m, r, i))
+            seqpar_nccl__fail(w, SEQPAR_ERR_MEMORY, "out of memory for '%s'", r->name);
     if (!w->news.status) seqpar_nccl__launch(m);
 }
 
-static seqpar_status seqpar_nccl__begin(seqpar_comm *comm, const seqpar_group *group, void *queue, seqpar_request *request) {
+static seqpar_status seqpar_nccl__begin(seqpar_comm *comm, const seqpar_group *group,
+                                        void *queue, seqpar_request *request) {
     seqpar_nccl__member *m = (seqpar_nccl__member *)comm->state;
     seqpar_nccl__world *w = m->world;
     seqpar_nccl__request *r;
     seqpar_status status;
     pthread_mutex_lock(&w->lock);
     r = w->news.status ? NULL : seqpar_nccl__request_new(m, group, queue != NULL);
-    if (r && queue) seqpar_nccl__start_on_queue(m, r, (cudaStream_t)queue);
-    else if (r) seqpar_nccl__post(m, r);
+    if (r && queue)
+        seqpar_nccl__start_on_queue(m, r, (cudaStream_t)queue);
+    else if (r)
+        seqpar_nccl__post(m, r);
     status = seqpar_nccl__status(w);
     request->state = status ? NULL : r;
     pthread_mutex_unlock(&w->lock);
@@ -1045,21 +1289,26 @@ static void seqpar_nccl__say_blocked(seqpar_nccl__world *w, const seqpar_nccl__r
     seqpar_nccl__tell(w, &n, NULL);
 }
 
-static seqpar_status seqpar_nccl__wait(seqpar_comm *comm, seqpar_request *request, void *queue) {
+static seqpar_status seqpar_nccl__wait(seqpar_comm *comm, seqpar_request *request,
+                                       void *queue) {
     seqpar_nccl__member *m = (seqpar_nccl__member *)comm->state;
     seqpar_nccl__world *w = m->world;
     seqpar_nccl__request *r = (seqpar_nccl__request *)request->state;
-    int far = queue && !r->block ? SEQPAR_NCCL__RUNS : SEQPAR_NCCL__DONE, naps = 0; /* what is copied from pinned memory is copied by the host */
+    /* what is copied from pinned memory is copied by the host */
+    int far = queue && !r->block ? SEQPAR_NCCL__RUNS : SEQPAR_NCCL__DONE, naps = 0;
     seqpar_status status;
     pthread_mutex_lock(&w->lock);
     for (; !w->news.status && r->state < far; naps++) {
         if (naps == 20 && r->state == SEQPAR_NCCL__POSTED) seqpar_nccl__say_blocked(w, r);
         seqpar_nccl__rest(w, r->state != SEQPAR_NCCL__POSTED);
     }
-    if (!w->news.status && r->state == SEQPAR_NCCL__RUNS) SEQPAR_NCCL__CUDA(w, cudaStreamWaitEvent((cudaStream_t)queue, r->done, 0));
+    if (!w->news.status && r->state == SEQPAR_NCCL__RUNS)
+        SEQPAR_NCCL__CUDA(w, cudaStreamWaitEvent((cudaStream_t)queue, r->done, 0));
     status = seqpar_nccl__status(w);
-    if (r->state == SEQPAR_NCCL__DONE || status) seqpar_nccl__unlink(m, r);
-    else r->waited = 1;
+    if (r->state == SEQPAR_NCCL__DONE || status)
+        seqpar_nccl__unlink(m, r);
+    else
+        r->waited = 1;
     pthread_mutex_unlock(&w->lock);
     return status;
 }
@@ -1067,7 +1316,8 @@ static seqpar_status seqpar_nccl__wait(seqpar_comm *comm, seqpar_request *reques
 static void seqpar_nccl__abort(seqpar_comm *comm, const char *text) {
     seqpar_nccl__world *w = ((seqpar_nccl__member *)comm->state)->world;
     pthread_mutex_lock(&w->lock);
-    seqpar_nccl__fail(w, comm->error->status ? comm->error->status : SEQPAR_ERR_PEER, "%s", text);
+    seqpar_nccl__fail(w, comm->error->status ? comm->error->status : SEQPAR_ERR_PEER, "%s",
+                      text);
     pthread_mutex_unlock(&w->lock);
 }
 
@@ -1086,12 +1336,24 @@ static void seqpar_nccl__free(seqpar_comm *comm) {
 
 /* >>split  comms of a world --------------------------------------------------------------------------- */
 
-static seqpar_status seqpar_nccl__split(seqpar_comm *comm, int64_t color, int64_t key, seqpar_comm **sub);
+static seqpar_status seqpar_nccl__split(seqpar_comm *comm, int64_t color, int64_t key,
+                                        seqpar_comm **sub);
 static seqpar_nccl__member *seqpar_nccl__member_new(seqpar_nccl__world *w, int64_t size) {
-    static const seqpar_comm_table table = {"nccl", seqpar_nccl__begin, seqpar_nccl__wait, seqpar_nccl__split, seqpar_nccl__abort, seqpar_nccl__free, 1};
+    static const seqpar_comm_table table = {"nccl",
+                                            seqpar_nccl__begin,
+                                            seqpar_nccl__wait,
+                                            seqpar_nccl__split,
+                                            seqpar_nccl__abort,
+                                            seqpar_nccl__free,
+                                            1};
     seqpar_nccl__member *m = SEQPAR_NCCL__NEW(seqpar_nccl__member, 1);
     if (m) m->world_rank = SEQPAR_NCCL__NEW(int64_t, size);
-    if (!m || !m->world_rank) { SEQPAR_FREE(m); seqpar_nccl__fail(w, SEQPAR_ERR_MEMORY, "out of memory for a comm of %lld ranks", (long long)size); return NULL; }
+    if (!m || !m->world_rank) {
+        SEQPAR_FREE(m);
+        seqpar_nccl__fail(w, SEQPAR_ERR_MEMORY, "out of memory for a comm of %lld ranks",
+                          (long long)size);
+        return NULL;
+    }
     m->comm.table = &table;
     m->comm.size = size;
     m->comm.error = w->error;
@@ -1100,14 +1362,17 @@ static seqpar_nccl__member *seqpar_nccl__member_new(seqpar_nccl__world *w, int64
     return m;
 }
 
-/* A stream of its own, before others where kernels compete: a message that waits for a kernel hides behind nothing. */
+/* A stream of its own, before others where kernels compete: a message that waits for a
+   kernel hides behind nothing. */
 static void seqpar_nccl__member_start(seqpar_nccl__member *m) {
     seqpar_nccl__world *w = m->world;
     int least, greatest;
     m->next = w->members;
     w->members = m;
-    if (m->stream || !SEQPAR_NCCL__CUDA(w, cudaDeviceGetStreamPriorityRange(&least, &greatest))) return;
-    m->own_stream = SEQPAR_NCCL__CUDA(w, cudaStreamCreateWithPriority(&m->stream, cudaStreamNonBlocking, greatest));
+    if (m->stream || !SEQPAR_NCCL__CUDA(w, cudaDeviceGetStreamPriorityRange(&least, &greatest)))
+        return;
+    m->own_stream = SEQPAR_NCCL__CUDA(
+        w, cudaStreamCreateWithPriority(&m->stream, cudaStreamNonBlocking, greatest));
 }
 
 static void seqpar_nccl__settle(seqpar_nccl__member *m) {
@@ -1120,11 +1385,16 @@ static ncclConfig_t seqpar_nccl__config(void) {
     return config;
 }
 
-/* Colour and key as NCCL takes them: the first rank of the colour, the place within it. The lock is held. */
+/* Colour and key as NCCL takes them: the first rank of the colour, the place within it. The
+   lock is held. */
 static void seqpar_nccl__split_nccl(seqpar_nccl__member *m, seqpar_nccl__member *s, int color) {
     ncclConfig_t config = seqpar_nccl__config();
-    while (!m->world->news.status && seqpar_nccl__unstarted(m, NULL)) seqpar_nccl__rest(m->world, 0);
-    if (m->world->news.status || !SEQPAR_NCCL__NCCL(m, ncclCommSplit(m->nccl, color, (int)s->comm.rank, &s->nccl, &config))) return;
+    while (!m->world->news.status && seqpar_nccl__unstarted(m, NULL))
+        seqpar_nccl__rest(m->world, 0);
+    if (m->world->news.status ||
+        !SEQPAR_NCCL__NCCL(m,
+                           ncclCommSplit(m->nccl, color, (int)s->comm.rank, &s->nccl, &config)))
+        return;
     seqpar_nccl__settle(m);
     if (m->world->news.status && s->nccl) ncclCommAbort(s->nccl); /* it had come about */
     if (m->world->news.status) return;
@@ -1134,21 +1404,26 @@ static void seqpar_nccl__split_nccl(seqpar_nccl__member *m, seqpar_nccl__member 
     seqpar_nccl__settle(s);
 }
 
-typedef struct seqpar_nccl__choice { int64_t color, key, comms; } seqpar_nccl__choice;
+typedef struct seqpar_nccl__choice {
+    int64_t color, key, comms;
+} seqpar_nccl__choice;
 
-static int64_t seqpar_nccl__place_of(const seqpar_nccl__choice *all, int64_t size, int64_t rank) {
-    int64_t r, place = 0;
-    for (r = 0; r < size; r++)
-        place += all[r].color == all[rank].color && (all[r].key < all[rank].key || (all[r].key == all[rank].key && r < rank));
+static int64_t seqpar_nccl__place_of(const seqpar_nccl__choice *all, int64_t size,
+                                     int64_t rank) {
+    int64_t place = 0;
+    for (int64_t r = 0; r < size; r++)
+        place += all[r].color == all[rank].color &&
+                 (all[r].key < all[rank].key || (all[r].key == all[rank].key && r < rank));
     return place;
 }
 
-static seqpar_nccl__member *seqpar_nccl__part(seqpar_nccl__member *m, const seqpar_nccl__choice *all, int *color) {
+static seqpar_nccl__member *seqpar_nccl__part(seqpar_nccl__member *m,
+                                              const seqpar_nccl__choice *all, int *color) {
     seqpar_nccl__world *w = m->world;
-    int64_t r, me = m->comm.rank, size = 0;
+    int64_t me = m->comm.rank, size = 0;
     seqpar_nccl__member *s;
     *color = -1;
-    for (r = 0; r < m->comm.size; r++) {
+    for (int64_t r = 0; r < m->comm.size; r++) {
         if (all[r].color == all[me].color && !size++) *color = (int)r;
         if (w->comms < all[r].comms) w->comms = all[r].comms;
     }
@@ -1157,20 +1432,24 @@ static seqpar_nccl__member *seqpar_nccl__part(seqpar_nccl__member *m, const seqp
     if (!s) return NULL;
     s->id = w->comms;
     s->comm.rank = seqpar_nccl__place_of(all, m->comm.size, me);
-    for (r = 0; r < m->comm.size; r++)
-        if (all[r].color == all[me].color) s->world_rank[seqpar_nccl__place_of(all, m->comm.size, r)] = m->world_rank[r];
+    for (int64_t r = 0; r < m->comm.size; r++)
+        if (all[r].color == all[me].color)
+            s->world_rank[seqpar_nccl__place_of(all, m->comm.size, r)] = m->world_rank[r];
     return s;
 }
 
-static seqpar_status seqpar_nccl__split(seqpar_comm *comm, int64_t color, int64_t key, seqpar_comm **sub) {
+static seqpar_status seqpar_nccl__split(seqpar_comm *comm, int64_t color, int64_t key,
+                                        seqpar_comm **sub) {
     seqpar_nccl__member *m = (seqpar_nccl__member *)comm->state, *s = NULL;
     seqpar_nccl__world *w = m->world;
     seqpar_nccl__choice mine, *all = SEQPAR_NCCL__NEW(seqpar_nccl__choice, comm->size);
-    int64_t *bytes = SEQPAR_NCCL__NEW(int64_t, comm->size), r;
+    int64_t *bytes = SEQPAR_NCCL__NEW(int64_t, comm->size);
     int first;
     seqpar_status status = SEQPAR_OK;
-    for (r = 0; bytes && r < comm->size; r++) bytes[r] = sizeof mine;
-    mine.color = color; mine.key = key; mine.comms = w->comms;
+    for (int64_t r = 0; bytes && r < comm->size; r++) bytes[r] = sizeof mine;
+    mine.color = color;
+    mine.key = key;
+    mine.comms = w->comms;
     if (all && bytes) status = seqpar_comm_all_gather(comm, all, &mine, bytes, "split");
     pthread_mutex_lock(&w->lock);
     if (!all || !bytes) seqpar_nccl__fail(w, SEQPAR_ERR_MEMORY, "out of memory for a split");
@@ -1187,12 +1466,20 @@ static seqpar_status seqpar_nccl__split(seqpar_comm *comm, int64_t color, int64_
 
 /* >>open  ranks find each other, then NCCL ---------------------------------------------------------------- */
 
-static int seqpar_nccl__env(seqpar_nccl__world *w, const char *name, int64_t *value, const char *what) {
+static int seqpar_nccl__env(seqpar_nccl__world *w, const char *name, int64_t *value,
+                            const char *what) {
     const char *text = getenv(name);
     char *end = NULL;
     long long v = text ? strtoll(text, &end, 10) : 0;
-    if (text && end != text && !*end && v >= 0) { *value = v; return 1; }
-    if (what) seqpar_nccl__fail(w, SEQPAR_ERR_OPTION, "the environment's %s is '%s', not %s; start by torchrun or mpirun, set it, or fill in seqpar_nccl_desc", name, text ? text : "", what);
+    if (text && end != text && !*end && v >= 0) {
+        *value = v;
+        return 1;
+    }
+    if (what)
+        seqpar_nccl__fail(w, SEQPAR_ERR_OPTION,
+                          "the environment's %s is '%s', not %s; start by torchrun or mpirun, "
+                          "set it, or fill in seqpar_nccl_desc",
+                          name, text ? text : "", what);
     return 0;
 }
 
@@ -1204,12 +1491,17 @@ static int seqpar_nccl__listen(seqpar_nccl__world *w, int64_t *port) {
     at.sin_family = AF_INET;
     at.sin_port = htons((uint16_t)*port);
     if (fd >= 0) setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-    if (fd < 0 || bind(fd, (struct sockaddr *)&at, sizeof at) || listen(fd, 1024) || getsockname(fd, (struct sockaddr *)&at, &bytes)) {
-        seqpar_nccl__fail(w, SEQPAR_ERR_TRANSPORT, "rank 0 cannot listen on port %lld: %s; choose a free one by MASTER_PORT or seqpar_nccl_desc.port", (long long)*port, strerror(errno));
+    if (fd < 0 || bind(fd, (struct sockaddr *)&at, sizeof at) || listen(fd, 1024) ||
+        getsockname(fd, (struct sockaddr *)&at, &bytes)) {
+        seqpar_nccl__fail(w, SEQPAR_ERR_TRANSPORT,
+                          "rank 0 cannot listen on port %lld: %s; choose a free one by "
+                          "MASTER_PORT or seqpar_nccl_desc.port",
+                          (long long)*port, strerror(errno));
         if (fd >= 0) close(fd);
         return -1;
     }
-    fcntl(fd, F_SETFL, O_NONBLOCK); /* who gives up between poll and accept must not hold the referee */
+    /* who gives up between poll and accept must not hold the referee */
+    fcntl(fd, F_SETFL, O_NONBLOCK);
     *port = ntohs(at.sin_port);
     return fd;
 }
@@ -1225,14 +1517,21 @@ static void seqpar_nccl__own_address(char *host) {
     out.sin_family = AF_INET;
     out.sin_port = htons(9);
     out.sin_addr.s_addr = htonl(0xC0000201u); /* 192.0.2.1, which nobody has */
-    if (fd < 0 || connect(fd, (struct sockaddr *)&out, sizeof out) || getsockname(fd, (struct sockaddr *)&out, &bytes)) out.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (fd < 0 || connect(fd, (struct sockaddr *)&out, sizeof out) ||
+        getsockname(fd, (struct sockaddr *)&out, &bytes))
+        out.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     inet_ntop(AF_INET, &out.sin_addr, host, SEQPAR_NCCL__HOST);
     if (fd >= 0) close(fd);
 }
 
-typedef struct seqpar_nccl__ticket { char host[SEQPAR_NCCL__HOST]; int64_t port; } seqpar_nccl__ticket; /* where rank 0's referee listens */
+/* where rank 0's referee listens */
+typedef struct seqpar_nccl__ticket {
+    char host[SEQPAR_NCCL__HOST];
+    int64_t port;
+} seqpar_nccl__ticket;
 
-typedef struct seqpar_nccl__lookup { /* of a name, by a thread that may be left behind: a name server can take its time */
+/* of a name, by a thread that may be left behind: a name server can take its time */
+typedef struct seqpar_nccl__lookup {
     pthread_mutex_t lock;
     char host[SEQPAR_NCCL__HOST];
     struct sockaddr_in address;
@@ -1252,10 +1551,12 @@ static int seqpar_nccl__resolve(struct sockaddr_in *address, const char *host, i
     freeaddrinfo(list);
     return 0;
 }
+
 static void seqpar_nccl__lookup_free(seqpar_nccl__lookup *l) {
     pthread_mutex_destroy(&l->lock);
     SEQPAR_FREE(l);
 }
+
 static void *seqpar_nccl__lookup_main(void *argument) {
     seqpar_nccl__lookup *l = (seqpar_nccl__lookup *)argument;
     int code = seqpar_nccl__resolve(&l->address, l->host, 0), left;
@@ -1277,13 +1578,22 @@ static int seqpar_nccl__look_up(struct sockaddr_in *address, const char *host, d
     if (!(l = SEQPAR_NCCL__NEW(seqpar_nccl__lookup, 1))) return EAI_MEMORY;
     pthread_mutex_init(&l->lock, NULL);
     snprintf(l->host, sizeof l->host, "%s", host);
-    if (pthread_create(&thread, NULL, seqpar_nccl__lookup_main, l)) { seqpar_nccl__lookup_free(l); return EAI_MEMORY; }
+    if (pthread_create(&thread, NULL, seqpar_nccl__lookup_main, l)) {
+        seqpar_nccl__lookup_free(l);
+        return EAI_MEMORY;
+    }
     pthread_detach(thread);
     while (!ready) {
         pthread_mutex_lock(&l->lock);
         ready = l->ready;
-        if (ready) { code = l->code; *address = l->address; }
-        else if (SEQPAR_NCCL_SECONDS() > until) { l->left = 1; pthread_mutex_unlock(&l->lock); return code; }
+        if (ready) {
+            code = l->code;
+            *address = l->address;
+        } else if (SEQPAR_NCCL_SECONDS() > until) {
+            l->left = 1;
+            pthread_mutex_unlock(&l->lock);
+            return code;
+        }
         pthread_mutex_unlock(&l->lock);
         if (!ready) seqpar_nccl__nap(1000);
     }
@@ -1299,7 +1609,9 @@ static int seqpar_nccl__connect(int fd, const struct sockaddr_in *address, doubl
     double left = until - SEQPAR_NCCL_SECONDS();
     fcntl(fd, F_SETFL, flags | O_NONBLOCK);
     if (connect(fd, (const struct sockaddr *)address, sizeof *address)) {
-        if (errno != EINPROGRESS || left <= 0 || poll(&ready, 1, (int)(1000 * (left < 1e6 ? left : 1e6)) + 1) != 1) return -1;
+        if (errno != EINPROGRESS || left <= 0 ||
+            poll(&ready, 1, (int)(1000 * (left < 1e6 ? left : 1e6)) + 1) != 1)
+            return -1;
         if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &trouble, &bytes) || trouble) return -1;
     }
     return fcntl(fd, F_SETFL, flags);
@@ -1312,13 +1624,17 @@ static int seqpar_nccl__dial(const char *host, int64_t port, double until, int *
     if ((*code = seqpar_nccl__look_up(&address, host, until))) return -1;
     address.sin_port = htons((uint16_t)port);
     fd = socket(AF_INET, SOCK_STREAM, 0);
-    if (fd >= 0 && seqpar_nccl__connect(fd, &address, until)) { close(fd); fd = -1; }
+    if (fd >= 0 && seqpar_nccl__connect(fd, &address, until)) {
+        close(fd);
+        fd = -1;
+    }
     if (fd >= 0) setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
     return fd;
 }
 
 /* A file is there whole or not at all: it is written beside and renamed. */
-static void seqpar_nccl__write_ticket(seqpar_nccl__world *w, const char *path, const seqpar_nccl__ticket *t) {
+static void seqpar_nccl__write_ticket(seqpar_nccl__world *w, const char *path,
+                                      const seqpar_nccl__ticket *t) {
     char beside[1024];
     FILE *file;
     int ok;
@@ -1326,10 +1642,17 @@ static void seqpar_nccl__write_ticket(seqpar_nccl__world *w, const char *path, c
     file = fopen(beside, "w");
     ok = file && fprintf(file, "seqpar_nccl %s %lld\n", t->host, (long long)t->port) > 0;
     if (file) ok = !fclose(file) && ok;
-    if (ok && !rename(beside, path)) { w->file = path; return; }
-    seqpar_nccl__fail(w, SEQPAR_ERR_FILE_WRITE, "rank 0 cannot write '%s': %s; give a path in a folder that all ranks share", path, strerror(errno));
+    if (ok && !rename(beside, path)) {
+        w->file = path;
+        return;
+    }
+    seqpar_nccl__fail(
+        w, SEQPAR_ERR_FILE_WRITE,
+        "rank 0 cannot write '%s': %s; give a path in a folder that all ranks share", path,
+        strerror(errno));
     remove(beside);
 }
+
 static int seqpar_nccl__read_ticket(const char *path, seqpar_nccl__ticket *t) {
     FILE *file = fopen(path, "r");
     long long port = 0;
@@ -1339,10 +1662,12 @@ static int seqpar_nccl__read_ticket(const char *path, seqpar_nccl__ticket *t) {
     return ok;
 }
 
-/* Until rank 0 answers: it may not be up yet, and a file may be left over from another run. A name that is not known is asked
-   for again for an eighth of the time: it may be as new as the machine. */
+/* Until rank 0 answers: it may not be up yet, and a file may be left over from another run.
+   A name that is not known is asked for again for an eighth of the time: it may be as new as
+   the machine. */
 static void seqpar_nccl__find(seqpar_nccl__world *w, const char *path, seqpar_nccl__ticket *t) {
-    double began = SEQPAR_NCCL_SECONDS(), until = began + w->connect_s, now = began, asked = 0; /* asked: since the name is not known */
+    /* asked: since the name is not known */
+    double began = SEQPAR_NCCL_SECONDS(), until = began + w->connect_s, now = began, asked = 0;
     int known = !path, nap = 500, code = 0;
     while (w->socket < 0 && now <= until && asked <= w->connect_s / 8) {
         if (path) known = seqpar_nccl__read_ticket(path, t);
@@ -1352,29 +1677,53 @@ static void seqpar_nccl__find(seqpar_nccl__world *w, const char *path, seqpar_nc
         now = SEQPAR_NCCL_SECONDS();
     }
     if (w->socket >= 0) return;
-    if (known && code) seqpar_nccl__fail(w, SEQPAR_ERR_TIMEOUT, "rank %lld cannot find the machine of rank 0, '%.255s': %s, after %.3g s; correct MASTER_ADDR, or write the machine's address in digits", (long long)w->rank, t->host, gai_strerror(code), now - began);
-    else if (known) seqpar_nccl__fail(w, SEQPAR_ERR_TIMEOUT, "rank %lld found nobody at %.255s port %lld within %g s; does rank 0 run there, and is the port open?", (long long)w->rank, t->host, (long long)t->port, w->connect_s);
-    else seqpar_nccl__fail(w, SEQPAR_ERR_FILE_OPEN, "rank %lld waited %g s for rank 0 to write '%.300s'; give all ranks the same path on a disk they share", (long long)w->rank, w->connect_s, path);
+    if (known && code)
+        seqpar_nccl__fail(
+            w, SEQPAR_ERR_TIMEOUT,
+            "rank %lld cannot find the machine of rank 0, '%.255s': %s, after %.3g s; correct "
+            "MASTER_ADDR, or write the machine's address in digits",
+            (long long)w->rank, t->host, gai_strerror(code), now - began);
+    else if (known)
+        seqpar_nccl__fail(w, SEQPAR_ERR_TIMEOUT,
+                          "rank %lld found nobody at %.255s port %lld within %g s; does rank 0 "
+                          "run there, and is the port open?",
+                          (long long)w->rank, t->host, (long long)t->port, w->connect_s);
+    else
+        seqpar_nccl__fail(w, SEQPAR_ERR_FILE_OPEN,
+                          "rank %lld waited %g s for rank 0 to write '%.300s'; give all ranks "
+                          "the same path on a disk they share",
+                          (long long)w->rank, w->connect_s, path);
 }
 
 /* Rank 0's referee, and rank 0's own line to it. */
 static void seqpar_nccl__appoint(seqpar_nccl__world *w, int listener) {
     seqpar_nccl__referee *f = w->referee = seqpar_nccl__referee_new(w->size);
     int pair[2];
-    if (!f) { close(listener); seqpar_nccl__fail(w, SEQPAR_ERR_MEMORY, "out of memory for a referee of %lld ranks", (long long)w->size); return; }
+    if (!f) {
+        close(listener);
+        seqpar_nccl__fail(w, SEQPAR_ERR_MEMORY, "out of memory for a referee of %lld ranks",
+                          (long long)w->size);
+        return;
+    }
     f->listener = listener;
     f->version = w->version;
     f->connect_s = w->connect_s;
     f->began = SEQPAR_NCCL_SECONDS();
     f->id = w->id;
-    if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair)) { seqpar_nccl__fail(w, SEQPAR_ERR_TRANSPORT, "socketpair on rank 0: %s", strerror(errno)); return; }
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair)) {
+        seqpar_nccl__fail(w, SEQPAR_ERR_TRANSPORT, "socketpair on rank 0: %s", strerror(errno));
+        return;
+    }
     w->socket = pair[0];
     f->socket[0] = pair[1];
     f->seen[0] = 1;
     f->met = f->came = 1;
     if (f->came == f->size) seqpar_nccl__welcome(f);
     w->refereed = !pthread_create(&f->thread, NULL, seqpar_nccl__referee_main, f);
-    if (!w->refereed) seqpar_nccl__fail(w, SEQPAR_ERR_THREAD, "the referee's thread could not be started on rank 0; raise the limit of threads");
+    if (!w->refereed)
+        seqpar_nccl__fail(
+            w, SEQPAR_ERR_THREAD,
+            "the referee's thread could not be started on rank 0; raise the limit of threads");
 }
 
 static void seqpar_nccl__present(seqpar_nccl__world *w) {
@@ -1385,24 +1734,37 @@ static void seqpar_nccl__present(seqpar_nccl__world *w) {
     n.size = w->size;
     if (w->rank != 0) seqpar_nccl__tell(w, &n, NULL);
     while (!w->news.status && !w->welcome) {
-        if (SEQPAR_NCCL_SECONDS() - began > 2 * w->connect_s) /* the referee himself waits connect_s and then says who is missing */
-            seqpar_nccl__fail(w, SEQPAR_ERR_TIMEOUT, "rank %lld was not let in by rank 0 within %g s; is it rank 0 who answers there?", (long long)w->rank, 2 * w->connect_s);
+        if (SEQPAR_NCCL_SECONDS() - began > 2 * w->connect_s) /* the referee himself waits
+                                                                 connect_s and then says who is
+                                                                 missing */
+            seqpar_nccl__fail(w, SEQPAR_ERR_TIMEOUT,
+                              "rank %lld was not let in by rank 0 within %g s; is it rank 0 "
+                              "who answers there?",
+                              (long long)w->rank, 2 * w->connect_s);
         seqpar_nccl__readable(w->socket, 20);
         seqpar_nccl__hear(w);
     }
 }
 
-static void seqpar_nccl__meet(seqpar_nccl__world *w, const seqpar_nccl_desc *d, const char *path, seqpar_nccl__ticket *t) {
+static void seqpar_nccl__meet(seqpar_nccl__world *w, const seqpar_nccl_desc *d,
+                              const char *path, seqpar_nccl__ticket *t) {
     int listener;
-    if (w->rank != 0) seqpar_nccl__find(w, path, t);
+    if (w->rank != 0)
+        seqpar_nccl__find(w, path, t);
     else if ((listener = seqpar_nccl__listen(w, &t->port)) >= 0) {
-        if (path && d->host) snprintf(t->host, sizeof t->host, "%s", d->host);
-        else if (path) seqpar_nccl__own_address(t->host);
+        if (path && d->host)
+            snprintf(t->host, sizeof t->host, "%s", d->host);
+        else if (path)
+            seqpar_nccl__own_address(t->host);
         if (path) seqpar_nccl__write_ticket(w, path, t);
-        if (w->news.status) close(listener); else seqpar_nccl__appoint(w, listener);
+        if (w->news.status)
+            close(listener);
+        else
+            seqpar_nccl__appoint(w, listener);
     }
     if (!w->news.status) seqpar_nccl__present(w);
-    if (w->file && w->welcome) remove(w->file); /* else it stays for those who are still to come, as long as the referee does */
+    /* else it stays for those who are still to come, as long as the referee does */
+    if (w->file && w->welcome) remove(w->file);
     if (w->welcome) w->file = NULL;
 }
 
@@ -1410,43 +1772,59 @@ static void seqpar_nccl__choose_device(seqpar_nccl__world *w, const seqpar_nccl_
     int count = 0;
     int64_t local;
     cudaError_t code = cudaGetDeviceCount(&count);
-    if (code != cudaSuccess || count < 1) { seqpar_nccl__fail(w, SEQPAR_ERR_TRANSPORT, "rank %lld has no CUDA device (cudaGetDeviceCount: %s); without one use seqpar_run_threads", (long long)w->rank, cudaGetErrorString(code)); return; }
+    if (code != cudaSuccess || count < 1) {
+        seqpar_nccl__fail(w, SEQPAR_ERR_TRANSPORT,
+                          "rank %lld has no CUDA device (cudaGetDeviceCount: %s); without one "
+                          "use seqpar_run_threads",
+                          (long long)w->rank, cudaGetErrorString(code));
+        return;
+    }
     if (!d->comm && !d->keep_device && seqpar_nccl__env(w, "LOCAL_RANK", &local, NULL)) {
-        if (local >= count) seqpar_nccl__fail(w, SEQPAR_ERR_RANK, "LOCAL_RANK is %lld, but this machine has %d CUDA devices; start at most %d ranks on it", (long long)local, count, count);
-        else SEQPAR_NCCL__CUDA(w, cudaSetDevice((int)local));
+        if (local >= count)
+            seqpar_nccl__fail(w, SEQPAR_ERR_RANK,
+                              "LOCAL_RANK is %lld, but this machine has %d CUDA devices; start "
+                              "at most %d ranks on it",
+                              (long long)local, count, count);
+        else
+            SEQPAR_NCCL__CUDA(w, cudaSetDevice((int)local));
     }
     if (!w->news.status) SEQPAR_NCCL__CUDA(w, cudaGetDevice(&w->device));
 }
 
-static seqpar_nccl__member *seqpar_nccl__open_nccl(seqpar_nccl__world *w, const seqpar_nccl_desc *d) {
+static seqpar_nccl__member *seqpar_nccl__open_nccl(seqpar_nccl__world *w,
+                                                   const seqpar_nccl_desc *d) {
     seqpar_nccl__member *m = seqpar_nccl__member_new(w, w->size);
     ncclConfig_t config = seqpar_nccl__config();
-    int64_t r;
     if (!m) return NULL;
-    for (r = 0; r < w->size; r++) m->world_rank[r] = r;
+    for (int64_t r = 0; r < w->size; r++) m->world_rank[r] = r;
     m->comm.rank = w->rank;
     m->adopted = d->comm != NULL;
     m->nccl = d->comm;
     m->stream = d->comm ? d->stream : NULL;
     seqpar_nccl__member_start(m);
-    if (!w->news.status && !d->comm) SEQPAR_NCCL__NCCL(m, ncclCommInitRankConfig(&m->nccl, (int)w->size, w->id, (int)w->rank, &config));
+    if (!w->news.status && !d->comm)
+        SEQPAR_NCCL__NCCL(
+            m, ncclCommInitRankConfig(&m->nccl, (int)w->size, w->id, (int)w->rank, &config));
     seqpar_nccl__settle(m);
     return m;
 }
 
-/* Where there is a communicator and no referee yet, its first message says where he listens: pinned memory, rank 0 to all. */
+/* Where there is a communicator and no referee yet, its first message says where he listens:
+   pinned memory, rank 0 to all. */
 static void seqpar_nccl__hand_out(seqpar_nccl__member *m, seqpar_nccl__ticket *t) {
     seqpar_nccl__world *w = m->world;
     seqpar_transfer *list = SEQPAR_NCCL__NEW(seqpar_transfer, w->size);
     seqpar_group g;
     seqpar_nccl__request *r;
     double limit = w->limit_s;
-    int64_t i;
-    if (!list) { seqpar_nccl__fail(w, SEQPAR_ERR_MEMORY, "out of memory for an address"); return; }
+    if (!list) {
+        seqpar_nccl__fail(w, SEQPAR_ERR_MEMORY, "out of memory for an address");
+        return;
+    }
     memset(&g, 0, sizeof g);
     g.name = "address of rank 0";
     g.sends = g.recvs = list;
-    for (i = 1; i < w->size; i++) {
+    for (int64_t i = 1; i < w->size; i++) {
         list[i - 1].peer = w->rank ? 0 : i;
         list[i - 1].data = t;
         list[i - 1].bytes = sizeof *t;
@@ -1454,45 +1832,77 @@ static void seqpar_nccl__hand_out(seqpar_nccl__member *m, seqpar_nccl__ticket *t
     *(w->rank ? &g.recv_count : &g.send_count) = w->rank ? 1 : w->size - 1;
     r = seqpar_nccl__request_new(m, &g, 0);
     SEQPAR_FREE(list);
-    for (i = 0; r && i < r->count; i++) if (!seqpar_nccl__go(m, r, i)) seqpar_nccl__fail(w, SEQPAR_ERR_MEMORY, "out of memory for an address");
+    for (int64_t i = 0; r && i < r->count; i++)
+        if (!seqpar_nccl__go(m, r, i))
+            seqpar_nccl__fail(w, SEQPAR_ERR_MEMORY, "out of memory for an address");
     w->limit_s = w->connect_s;
     while (r && !w->news.status && r->state != SEQPAR_NCCL__DONE) seqpar_nccl__rest(w, 1);
     w->limit_s = limit;
     if (r && !w->news.status) seqpar_nccl__unlink(m, r);
 }
 
-static seqpar_nccl__member *seqpar_nccl__open_by_nccl(seqpar_nccl__world *w, const seqpar_nccl_desc *d) {
+static seqpar_nccl__member *seqpar_nccl__open_by_nccl(seqpar_nccl__world *w,
+                                                      const seqpar_nccl_desc *d) {
     seqpar_nccl__ticket t;
     seqpar_nccl__member *m;
     int listener = -1;
     memset(&t, 0, sizeof t);
     t.port = d->port;
-    if (d->host) snprintf(t.host, sizeof t.host, "%s", d->host); else seqpar_nccl__own_address(t.host);
+    if (d->host)
+        snprintf(t.host, sizeof t.host, "%s", d->host);
+    else
+        seqpar_nccl__own_address(t.host);
     if (d->id) w->id = *d->id;
     seqpar_nccl__choose_device(w, d);
     if (!w->news.status && w->rank == 0) listener = seqpar_nccl__listen(w, &t.port);
     m = w->news.status ? NULL : seqpar_nccl__open_nccl(w, d);
     if (!w->news.status) seqpar_nccl__hand_out(m, &t);
-    if (listener >= 0 && w->news.status) close(listener);
-    else if (listener >= 0) seqpar_nccl__appoint(w, listener);
-    else if (!w->news.status) seqpar_nccl__find(w, NULL, &t);
+    if (listener >= 0 && w->news.status)
+        close(listener);
+    else if (listener >= 0)
+        seqpar_nccl__appoint(w, listener);
+    else if (!w->news.status)
+        seqpar_nccl__find(w, NULL, &t);
     if (!w->news.status) seqpar_nccl__present(w);
     return m;
 }
 
-static seqpar_nccl__member *seqpar_nccl__open_by_tcp(seqpar_nccl__world *w, const seqpar_nccl_desc *d) {
+static seqpar_nccl__member *seqpar_nccl__open_by_tcp(seqpar_nccl__world *w,
+                                                     const seqpar_nccl_desc *d) {
     seqpar_nccl__ticket t;
     const char *host = d->host ? d->host : getenv("MASTER_ADDR");
     ncclResult_t code;
     memset(&t, 0, sizeof t);
     t.port = d->port;
-    if (!d->file && !t.port && !seqpar_nccl__env(w, "MASTER_PORT", &t.port, "a port of rank 0's machine")) return NULL;
-    if (t.port < 0 || t.port > 65535) { seqpar_nccl__fail(w, SEQPAR_ERR_OPTION, "the port of rank 0's machine is %lld; give 1 to 65535 by MASTER_PORT or seqpar_nccl_desc.port", (long long)t.port); return NULL; }
-    if (!d->file && !host && w->rank) { seqpar_nccl__fail(w, SEQPAR_ERR_OPTION, "MASTER_ADDR is not set on rank %lld; set it to the name of rank 0's machine, or fill in seqpar_nccl_desc", (long long)w->rank); return NULL; }
-    if (host && strlen(host) >= sizeof t.host) { seqpar_nccl__fail(w, SEQPAR_ERR_OPTION, "rank 0's machine is called '%.60s...' with %lld letters, names have at most %d; set MASTER_ADDR to its name or address", host, (long long)strlen(host), SEQPAR_NCCL__HOST - 1); return NULL; }
+    if (!d->file && !t.port &&
+        !seqpar_nccl__env(w, "MASTER_PORT", &t.port, "a port of rank 0's machine"))
+        return NULL;
+    if (t.port < 0 || t.port > 65535) {
+        seqpar_nccl__fail(w, SEQPAR_ERR_OPTION,
+                          "the port of rank 0's machine is %lld; give 1 to 65535 by "
+                          "MASTER_PORT or seqpar_nccl_desc.port",
+                          (long long)t.port);
+        return NULL;
+    }
+    if (!d->file && !host && w->rank) {
+        seqpar_nccl__fail(w, SEQPAR_ERR_OPTION,
+                          "MASTER_ADDR is not set on rank %lld; set it to the name of rank 0's "
+                          "machine, or fill in seqpar_nccl_desc",
+                          (long long)w->rank);
+        return NULL;
+    }
+    if (host && strlen(host) >= sizeof t.host) {
+        seqpar_nccl__fail(w, SEQPAR_ERR_OPTION,
+                          "rank 0's machine is called '%.60s...' with %lld letters, names have "
+                          "at most %d; set MASTER_ADDR to its name or address",
+                          host, (long long)strlen(host), SEQPAR_NCCL__HOST - 1);
+        return NULL;
+    }
     if (host) snprintf(t.host, sizeof t.host, "%s", host);
     code = w->rank ? ncclSuccess : ncclGetUniqueId(&w->id);
-    if (code != ncclSuccess) seqpar_nccl__fail(w, SEQPAR_ERR_TRANSPORT, "ncclGetUniqueId on rank 0: %s", ncclGetErrorString(code));
+    if (code != ncclSuccess)
+        seqpar_nccl__fail(w, SEQPAR_ERR_TRANSPORT, "ncclGetUniqueId on rank 0: %s",
+                          ncclGetErrorString(code));
     if (!w->news.status) seqpar_nccl__meet(w, d, d->file, &t);
     if (!w->news.status) seqpar_nccl__choose_device(w, d);
     return w->news.status ? NULL : seqpar_nccl__open_nccl(w, d);
@@ -1506,18 +1916,33 @@ static void seqpar_nccl__seats(seqpar_nccl__world *w, const seqpar_nccl_desc *d)
     w->rank = rank;
     w->size = size;
     w->version = version;
-    if (code != ncclSuccess) seqpar_nccl__fail(w, SEQPAR_ERR_TRANSPORT, "NCCL does not answer: %s", ncclGetErrorString(code));
-    else if (version < 21800) seqpar_nccl__fail(w, SEQPAR_ERR_TRANSPORT, "libnccl.so is version %d; 2.18 (21800) or newer is needed", version);
-    else if (!size && seqpar_nccl__env(w, "RANK", &w->rank, "a rank")) seqpar_nccl__env(w, "WORLD_SIZE", &w->size, "a number of ranks");
-    if (!w->news.status && w->size < 1) seqpar_nccl__fail(w, SEQPAR_ERR_RANKS, "a world of %lld ranks cannot be; set WORLD_SIZE to at least 1", (long long)w->size);
-    if (!w->news.status && (w->rank < 0 || w->rank >= w->size)) seqpar_nccl__fail(w, SEQPAR_ERR_RANK, "rank %lld is outside a world of %lld; use 0 .. %lld", (long long)w->rank, (long long)w->size, (long long)w->size - 1);
+    if (code != ncclSuccess)
+        seqpar_nccl__fail(w, SEQPAR_ERR_TRANSPORT, "NCCL does not answer: %s",
+                          ncclGetErrorString(code));
+    else if (version < 21800)
+        seqpar_nccl__fail(w, SEQPAR_ERR_TRANSPORT,
+                          "libnccl.so is version %d; 2.18 (21800) or newer is needed", version);
+    else if (!size && seqpar_nccl__env(w, "RANK", &w->rank, "a rank"))
+        seqpar_nccl__env(w, "WORLD_SIZE", &w->size, "a number of ranks");
+    if (!w->news.status && w->size < 1)
+        seqpar_nccl__fail(w, SEQPAR_ERR_RANKS,
+                          "a world of %lld ranks cannot be; set WORLD_SIZE to at least 1",
+                          (long long)w->size);
+    if (!w->news.status && (w->rank < 0 || w->rank >= w->size))
+        seqpar_nccl__fail(w, SEQPAR_ERR_RANK,
+                          "rank %lld is outside a world of %lld; use 0 .. %lld",
+                          (long long)w->rank, (long long)w->size, (long long)w->size - 1);
     w->error->rank = w->rank;
 }
 
-static seqpar_nccl__world *seqpar_nccl__world_new(const seqpar_nccl_desc *d, seqpar_error *error) {
+static seqpar_nccl__world *seqpar_nccl__world_new(const seqpar_nccl_desc *d,
+                                                  seqpar_error *error) {
     seqpar_nccl__world *w = SEQPAR_NCCL__NEW(seqpar_nccl__world, 1);
     memset(error, 0, sizeof *error);
-    if (!w) { seqpar_fail(error, SEQPAR_ERR_MEMORY, "out of memory for a world"); return NULL; }
+    if (!w) {
+        seqpar_fail(error, SEQPAR_ERR_MEMORY, "out of memory for a world");
+        return NULL;
+    }
     w->socket = -1;
     w->error = error;
     w->connect_s = d->connect_s > 0 ? d->connect_s : 120;
@@ -1526,14 +1951,21 @@ static seqpar_nccl__world *seqpar_nccl__world_new(const seqpar_nccl_desc *d, seq
     return w;
 }
 
-static seqpar_status seqpar_nccl__enter(seqpar_nccl__world *w, const seqpar_nccl_desc *d, seqpar_comm **world) {
+static seqpar_status seqpar_nccl__enter(seqpar_nccl__world *w, const seqpar_nccl_desc *d,
+                                        seqpar_comm **world) {
     seqpar_nccl__member *m = NULL;
     seqpar_status status;
     pthread_mutex_lock(&w->lock);
     seqpar_nccl__seats(w, d);
-    if (!w->news.status) m = d->comm || d->id ? seqpar_nccl__open_by_nccl(w, d) : seqpar_nccl__open_by_tcp(w, d);
-    if (!w->news.status) w->monitored = !pthread_create(&w->monitor, NULL, seqpar_nccl__monitor_main, w);
-    if (!w->news.status && !w->monitored) seqpar_nccl__fail(w, SEQPAR_ERR_THREAD, "the watching thread could not be started on rank %lld; raise the limit of threads", (long long)w->rank);
+    if (!w->news.status)
+        m = d->comm || d->id ? seqpar_nccl__open_by_nccl(w, d) : seqpar_nccl__open_by_tcp(w, d);
+    if (!w->news.status)
+        w->monitored = !pthread_create(&w->monitor, NULL, seqpar_nccl__monitor_main, w);
+    if (!w->news.status && !w->monitored)
+        seqpar_nccl__fail(
+            w, SEQPAR_ERR_THREAD,
+            "the watching thread could not be started on rank %lld; raise the limit of threads",
+            (long long)w->rank);
     status = seqpar_nccl__status(w);
     *world = status ? NULL : &m->comm;
     pthread_mutex_unlock(&w->lock);
@@ -1547,7 +1979,9 @@ static void seqpar_nccl__say_goodbye(seqpar_nccl__world *w) {
     seqpar_nccl__member *m;
     for (m = w->members; m; m = m->next) m->freed = 1;
     if (!w->news.status) seqpar_nccl__tell(w, &n, NULL);
-    while (w->members && !w->news.status && (w->limit_s < 0 || SEQPAR_NCCL_SECONDS() - began <= w->limit_s)) seqpar_nccl__rest(w, 1);
+    while (w->members && !w->news.status &&
+           (w->limit_s < 0 || SEQPAR_NCCL_SECONDS() - began <= w->limit_s))
+        seqpar_nccl__rest(w, 1);
     seqpar_nccl__abort_all(w);
     w->quiet = w->closing = 1;
 }
@@ -1562,7 +1996,8 @@ static void seqpar_nccl__close(seqpar_nccl__world *w) {
     if (w->socket >= 0) close(w->socket);
     if (w->refereed) pthread_join(w->referee->thread, NULL);
     if (w->file) remove(w->file);
-    if (w->referee && w->referee->socket && !w->refereed && w->referee->socket[0] >= 0) close(w->referee->socket[0]);
+    if (w->referee && w->referee->socket && !w->refereed && w->referee->socket[0] >= 0)
+        close(w->referee->socket[0]);
     seqpar_nccl__referee_free(w->referee);
     while (w->members) seqpar_nccl__member_free(w->members);
     while ((r = w->spare)) {
@@ -1571,7 +2006,11 @@ static void seqpar_nccl__close(seqpar_nccl__world *w) {
         if (r->done) cudaEventDestroy(r->done);
         SEQPAR_FREE(r);
     }
-    while ((b = w->blocks)) { w->blocks = b->next; cudaFreeHost(b->data); SEQPAR_FREE(b); }
+    while ((b = w->blocks)) {
+        w->blocks = b->next;
+        cudaFreeHost(b->data);
+        SEQPAR_FREE(b);
+    }
     SEQPAR_FREE(w->items.item);
     pthread_mutex_destroy(&w->lock);
     SEQPAR_FREE(w);
@@ -1589,7 +2028,8 @@ static seqpar_status seqpar_nccl__ruling(seqpar_nccl__world *w, seqpar_error *er
     return status;
 }
 
-SEQPAR_DEF seqpar_status seqpar_nccl_open(seqpar_comm **world, const seqpar_nccl_desc *desc, seqpar_error *error) {
+SEQPAR_DEF seqpar_status seqpar_nccl_open(seqpar_comm **world, const seqpar_nccl_desc *desc,
+                                          seqpar_error *error) {
     seqpar_nccl__world *w = seqpar_nccl__world_new(desc, error);
     seqpar_status status;
     *world = NULL;
@@ -1603,7 +2043,8 @@ SEQPAR_DEF seqpar_status seqpar_nccl_verdict(seqpar_comm *comm, seqpar_error *er
     return seqpar_nccl__ruling(((seqpar_nccl__member *)comm->state)->world, error);
 }
 
-SEQPAR_DEF seqpar_status seqpar_nccl_run(const seqpar_nccl_desc *desc, seqpar_rank_fn fn, void *user, seqpar_error *error) {
+SEQPAR_DEF seqpar_status seqpar_nccl_run(const seqpar_nccl_desc *desc, seqpar_rank_fn fn,
+                                         void *user, seqpar_error *error) {
     seqpar_error own;
     seqpar_comm *world;
     seqpar_nccl__world *w = seqpar_nccl__world_new(desc, &own);
@@ -1612,7 +2053,8 @@ SEQPAR_DEF seqpar_status seqpar_nccl_run(const seqpar_nccl_desc *desc, seqpar_ra
     if (!w) return status;
     status = seqpar_nccl__enter(w, desc, &world);
     if (!status && (status = fn(world, user))) {
-        seqpar_fail(&own, status, "%s", seqpar_status_text(status)); /* if it did not say more */
+        /* if it did not say more */
+        seqpar_fail(&own, status, "%s", seqpar_status_text(status));
         seqpar_comm_abort(world, own.text);
     }
     status = seqpar_nccl__ruling(w, error);

@@ -1,4 +1,5 @@
-/* seqpar_safetensors.h - v0.2.0 - safetensors files in and out, atomically - MIT or Unlicense */
+/* seqpar_safetensors.h - v0.2.0 - safetensors files in and out, atomically - MIT or
+   Unlicense */
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /*
 >>doc ------------------------------------------------------------------------------------------------
@@ -102,9 +103,11 @@ ERRORS
 #ifndef SEQPAR_SAFETENSORS_H
 #define SEQPAR_SAFETENSORS_H
 
-/* -std=c11 hides fseeko, fsync and fdopen unless POSIX is asked for before the first system header. */
+/* -std=c11 hides fseeko, fsync and fdopen unless POSIX is asked for before the first system
+   header. */
 #ifdef SEQPAR_SAFETENSORS_IMPLEMENTATION
-#if defined(__STRICT_ANSI__) && !defined(_POSIX_C_SOURCE) && !defined(_XOPEN_SOURCE) && !defined(_GNU_SOURCE)
+#if defined(__STRICT_ANSI__) && !defined(_POSIX_C_SOURCE) && !defined(_XOPEN_SOURCE) && \
+    !defined(_GNU_SOURCE)
 #define _POSIX_C_SOURCE 200809L
 #endif
 #ifndef _FILE_OFFSET_BITS
@@ -128,7 +131,8 @@ extern "C" {
 #endif
 
 #define SEQPAR_SAFETENSORS_MAX_DIMS 8
-#define SEQPAR_SAFETENSORS_MAX_HEADER 100000000 /* bytes; the limit of the reference implementation */
+#define SEQPAR_SAFETENSORS_MAX_HEADER \
+    100000000 /* bytes; the limit of the reference implementation */
 
 /* X(name in the file, bytes of an element) */
 #define SEQPAR_SAFETENSORS_DTYPES(X) \
@@ -140,16 +144,17 @@ typedef enum seqpar_safetensors_dtype {
 #define SEQPAR_SAFETENSORS_X(name, bytes) SEQPAR_SAFETENSORS_##name,
     SEQPAR_SAFETENSORS_DTYPES(SEQPAR_SAFETENSORS_X)
 #undef SEQPAR_SAFETENSORS_X
-    SEQPAR_SAFETENSORS_DTYPE_COUNT
+        SEQPAR_SAFETENSORS_DTYPE_COUNT
 } seqpar_safetensors_dtype;
 
 typedef struct seqpar_safetensors_tensor {
     const char *name;
     seqpar_safetensors_dtype dtype;
-    int64_t dims;                               /* 0 is a scalar, which has one element */
-    int64_t shape[SEQPAR_SAFETENSORS_MAX_DIMS]; /* (dims) the last index varies fastest; 0 is legal */
+    int64_t dims; /* 0 is a scalar, which has one element */
+    /* (dims) the last index varies fastest; 0 is legal */
+    int64_t shape[SEQPAR_SAFETENSORS_MAX_DIMS];
     /* Known once a file is open; ignored in a list to be written: */
-    int64_t count;  /* elements */
+    int64_t count; /* elements */
     int64_t bytes;
     int64_t offset; /* bytes from the start of the data, the first byte after the header */
 } seqpar_safetensors_tensor;
@@ -165,7 +170,8 @@ typedef struct seqpar_safetensors_writer seqpar_safetensors_writer;
 /* ---- dtypes */
 
 SEQPAR_DEF const char *seqpar_safetensors_dtype_name(seqpar_safetensors_dtype dtype);
-/* "F32", "BF16", ... as in the file; "NONE" for anything that is not a dtype. Static storage. */
+/* "F32", "BF16", ... as in the file; "NONE" for anything that is not a dtype. Static
+   storage. */
 
 SEQPAR_DEF int64_t seqpar_safetensors_dtype_bytes(seqpar_safetensors_dtype dtype);
 /* Bytes of one element; 0 for anything that is not a dtype. */
@@ -176,8 +182,8 @@ SEQPAR_DEF float seqpar_safetensors_bf16_to_f32(uint16_t bits);
 
 /* ---- reading */
 
-SEQPAR_DEF seqpar_status seqpar_safetensors_open(seqpar_safetensors_file **file, const char *path,
-                                                 seqpar_error *error);
+SEQPAR_DEF seqpar_status seqpar_safetensors_open(seqpar_safetensors_file **file,
+                                                 const char *path, seqpar_error *error);
 /* Reads and checks the header: that it is the format down to the last byte (known dtypes, sizes that
  * agree with offsets, no overlap, no gap, no name twice, nothing after the data) and that the data it
  * speaks of is there. The data itself is not read.
@@ -188,12 +194,13 @@ SEQPAR_DEF void seqpar_safetensors_close(seqpar_safetensors_file *file);
 /* Frees the file and every name, key, value and tensor obtained from it. NULL is fine. */
 
 SEQPAR_DEF int64_t seqpar_safetensors_count(const seqpar_safetensors_file *file);
-SEQPAR_DEF const seqpar_safetensors_tensor *seqpar_safetensors_at(const seqpar_safetensors_file *file,
-                                                                  int64_t index);
-/* The tensors in the order of the header, index from 0; NULL past the end. Valid until close. */
+SEQPAR_DEF const seqpar_safetensors_tensor *seqpar_safetensors_at(
+    const seqpar_safetensors_file *file, int64_t index);
+/* The tensors in the order of the header, index from 0; NULL past the end. Valid until
+   close. */
 
-SEQPAR_DEF const seqpar_safetensors_tensor *seqpar_safetensors_find(const seqpar_safetensors_file *file,
-                                                                    const char *name);
+SEQPAR_DEF const seqpar_safetensors_tensor *seqpar_safetensors_find(
+    const seqpar_safetensors_file *file, const char *name);
 /* The tensor of that name, or NULL. Valid until close. */
 
 SEQPAR_DEF seqpar_status seqpar_safetensors_expect(const seqpar_safetensors_file *file,
@@ -205,9 +212,11 @@ SEQPAR_DEF seqpar_status seqpar_safetensors_expect(const seqpar_safetensors_file
 SEQPAR_DEF int64_t seqpar_safetensors_metadata_count(const seqpar_safetensors_file *file);
 SEQPAR_DEF const seqpar_safetensors_pair *seqpar_safetensors_metadata_at(
     const seqpar_safetensors_file *file, int64_t index);
-/* The entries of __metadata__, sorted by key, index from 0; NULL past the end. Valid until close. */
+/* The entries of __metadata__, sorted by key, index from 0; NULL past the end. Valid until
+   close. */
 
-SEQPAR_DEF const char *seqpar_safetensors_metadata(const seqpar_safetensors_file *file, const char *key);
+SEQPAR_DEF const char *seqpar_safetensors_metadata(const seqpar_safetensors_file *file,
+                                                   const char *key);
 /* The value of that key in __metadata__, or NULL. Valid until close. */
 
 /* Which elements to read, counted row by row as they lie in the file. */
@@ -218,7 +227,8 @@ typedef struct seqpar_safetensors_part {
     int finite;    /* 1: refuse NaN and Inf; 0: let them through. Integers always pass. */
 } seqpar_safetensors_part;
 
-SEQPAR_DEF seqpar_safetensors_part seqpar_safetensors_whole(const seqpar_safetensors_tensor *tensor);
+SEQPAR_DEF seqpar_safetensors_part
+seqpar_safetensors_whole(const seqpar_safetensors_tensor *tensor);
 /* All elements of the tensor, with finite = 0. */
 
 SEQPAR_DEF seqpar_status seqpar_safetensors_read(seqpar_safetensors_file *file, void *out,
@@ -244,9 +254,10 @@ SEQPAR_DEF seqpar_status seqpar_safetensors_read_f64(seqpar_safetensors_file *fi
 /* What is to be written. Nothing in it needs to live longer than the call it is given to. */
 typedef struct seqpar_safetensors_desc {
     const char *path;
-    const seqpar_safetensors_tensor *tensors; /* (count) in the order in which their bytes will come */
+    /* (count) in the order in which their bytes will come */
+    const seqpar_safetensors_tensor *tensors;
     int64_t count;
-    const seqpar_safetensors_pair *metadata;  /* (metadata_count) */
+    const seqpar_safetensors_pair *metadata; /* (metadata_count) */
     int64_t metadata_count;
 } seqpar_safetensors_desc;
 
@@ -258,15 +269,17 @@ SEQPAR_DEF seqpar_status seqpar_safetensors_create(seqpar_safetensors_writer **w
  * On success *writer must go to finish or abort; otherwise it is NULL, which both of them accept.
  * Errors: FILE_TENSOR, FILE_FORMAT (metadata, header too long), FILE_OPEN, FILE_WRITE, MEMORY. */
 
-SEQPAR_DEF seqpar_status seqpar_safetensors_append(seqpar_safetensors_writer *writer, const char *name,
-                                                   const void *data, int64_t bytes, seqpar_error *error);
+SEQPAR_DEF seqpar_status seqpar_safetensors_append(seqpar_safetensors_writer *writer,
+                                                   const char *name, const void *data,
+                                                   int64_t bytes, seqpar_error *error);
 /* The next `bytes` bytes of tensor `name`, which must be the first one that is not complete; naming it
  * makes a swapped order an error instead of a wrong file. A piece of 0 bytes is always welcome.
  * After an error the temporary file is gone and the writer only fails; finish or abort frees it. So it
  * is enough to look at what finish returns.
  * Errors: FILE_TENSOR (wrong tensor, too many bytes), FILE_WRITE. */
 
-SEQPAR_DEF seqpar_status seqpar_safetensors_finish(seqpar_safetensors_writer *writer, seqpar_error *error);
+SEQPAR_DEF seqpar_status seqpar_safetensors_finish(seqpar_safetensors_writer *writer,
+                                                   seqpar_error *error);
 /* Flushes, syncs, closes and renames; on success the file at `path` is the new one, on any error the
  * old one. The folder is synced too where the system allows it. Frees the writer in either case.
  * Errors: FILE_TENSOR (bytes still missing), FILE_WRITE. */
@@ -276,10 +289,11 @@ SEQPAR_DEF void seqpar_safetensors_abort(seqpar_safetensors_writer *writer);
 
 SEQPAR_DEF seqpar_status seqpar_safetensors_save(const seqpar_safetensors_desc *desc,
                                                  const void *const *data, seqpar_error *error);
-/* All of the above for tensors in memory. data: (desc->count) pointers, each to a whole tensor. */
+/* All of the above for tensors in memory. data: (desc->count) pointers, each to a whole
+   tensor. */
 
-SEQPAR_DEF seqpar_status seqpar_file_write_atomic(const char *path, const void *data, int64_t bytes,
-                                                  seqpar_error *error);
+SEQPAR_DEF seqpar_status seqpar_file_write_atomic(const char *path, const void *data,
+                                                  int64_t bytes, seqpar_error *error);
 /* Any small file, such as config.json, by the same road: whole or not at all.
  * Errors: FILE_OPEN, FILE_WRITE, MEMORY. */
 
@@ -294,10 +308,12 @@ SEQPAR_DEF seqpar_status seqpar_file_write_atomic(const char *path, const void *
 #define SEQPAR__SAFETENSORS_IMPLEMENTED
 
 #ifdef _WIN32
-#error "seqpar_safetensors.h needs POSIX files (fsync, rename over an existing file); leave it out on Windows"
+#error \
+    "seqpar_safetensors.h needs POSIX files (fsync, rename over an existing file); leave it out on Windows"
 #endif
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "seqpar_safetensors.h reads little-endian bytes as they are; it has no byte swapping for this machine"
+#error \
+    "seqpar_safetensors.h reads little-endian bytes as they are; it has no byte swapping for this machine"
 #endif
 
 #include <cjson/cJSON.h>
@@ -313,15 +329,17 @@ SEQPAR_DEF seqpar_status seqpar_file_write_atomic(const char *path, const void *
 #include <unistd.h>
 
 #if defined(__GLIBC__) && !defined(__USE_XOPEN2K8)
-#error "seqpar_safetensors.h: include it before system headers, or compile with -D_POSIX_C_SOURCE=200809L"
+#error \
+    "seqpar_safetensors.h: include it before system headers, or compile with -D_POSIX_C_SOURCE=200809L"
 #endif
 
 #ifndef SEQPAR_MALLOC
 #define SEQPAR_MALLOC(size) malloc(size)
-#define SEQPAR_FREE(ptr) free(ptr)
+#define SEQPAR_FREE(ptr)    free(ptr)
 #endif
 
-typedef char seqpar__st_off_t_is_too_small_define_FILE_OFFSET_BITS_64[sizeof(off_t) >= 8 ? 1 : -1];
+typedef char
+    seqpar__st_off_t_is_too_small_define_FILE_OFFSET_BITS_64[sizeof(off_t) >= 8 ? 1 : -1];
 
 struct seqpar_safetensors_file {
     FILE *stream;
@@ -332,44 +350,44 @@ struct seqpar_safetensors_file {
     seqpar_safetensors_tensor *tensors;        /* (count) in the order of the header */
     const seqpar_safetensors_tensor **by_name; /* (count) sorted */
     int64_t count;
-    seqpar_safetensors_pair *metadata;         /* (metadata_count) sorted by key; NULL if there is none */
+    /* (metadata_count) sorted by key; NULL if there is none */
+    seqpar_safetensors_pair *metadata;
     int64_t metadata_count;
 };
 
 /* >>text ------------------------------------------------------ memory, and sentences for errors */
 
-#define SEQPAR__ST_SHOWN 100 /* bytes of a path or name that an error shows, so that the values fit too */
+#define SEQPAR__ST_SHOWN \
+    100 /* bytes of a path or name that an error shows, so that the values fit too */
 
 /* Zeroed memory; never NULL for a count of 0, so that NULL always means failure. */
-static void *seqpar__st_new(int64_t count, size_t each)
-{
+static void *seqpar__st_new(int64_t count, size_t each) {
     size_t bytes = count > 0 ? (size_t)count * each : 1;
-    void *memory = count >= 0 && (uint64_t)count <= SIZE_MAX / each ? SEQPAR_MALLOC(bytes) : NULL;
+    void *memory = count >= 0 && (uint64_t)count <= SIZE_MAX / each ? SEQPAR_MALLOC(bytes)
+                                                                    : NULL;
 
     return memory ? memset(memory, 0, bytes) : NULL;
 }
 
-static void seqpar__st_free(void *memory)
-{
-    if (memory)
-        SEQPAR_FREE(memory);
+static void seqpar__st_free(void *memory) {
+    if (memory) SEQPAR_FREE(memory);
 }
 
-static int seqpar__st_is_continuation(char byte)
-{
+static int seqpar__st_is_continuation(char byte) {
     return ((unsigned char)byte & 0xC0) == 0x80;
 }
 
 /* Text that leaves room for the values: cut between characters. A path is cut in front, because its end tells
  * more. Returns `shown`, which has SEQPAR__ST_SHOWN + 4 bytes; seqpar_fail escapes what is in it. */
-static const char *seqpar__st_show(char *shown, const char *text, int is_path)
-{
+static const char *seqpar__st_show(char *shown, const char *text, int is_path) {
     size_t length = strlen(text), from = 0, to = length, used;
 
     if (length > SEQPAR__ST_SHOWN && is_path)
-        for (from = length - SEQPAR__ST_SHOWN; seqpar__st_is_continuation(text[from]); from++) {}
+        for (from = length - SEQPAR__ST_SHOWN; seqpar__st_is_continuation(text[from]); from++) {
+        }
     if (length > SEQPAR__ST_SHOWN && !is_path)
-        for (to = SEQPAR__ST_SHOWN; to > 0 && seqpar__st_is_continuation(text[to]); to--) {}
+        for (to = SEQPAR__ST_SHOWN; to > 0 && seqpar__st_is_continuation(text[to]); to--) {
+        }
     memcpy(shown, "...", 3);
     used = from > 0 ? 3 : 0;
     memcpy(shown + used, text + from, to - from);
@@ -382,9 +400,9 @@ static const char *seqpar__st_show(char *shown, const char *text, int is_path)
 #ifdef __GNUC__
 __attribute__((format(printf, 5, 6)))
 #endif
-static seqpar_status seqpar__st_fail(seqpar_error *error, seqpar_status status, const char *path,
-                                     const char *name, const char *format, ...)
-{
+static seqpar_status
+seqpar__st_fail(seqpar_error *error, seqpar_status status, const char *path, const char *name,
+                const char *format, ...) {
     char shown_path[SEQPAR__ST_SHOWN + 4], shown_name[SEQPAR__ST_SHOWN + 4], what[292];
     va_list values;
 
@@ -392,20 +410,20 @@ static seqpar_status seqpar__st_fail(seqpar_error *error, seqpar_status status, 
     vsnprintf(what, sizeof what, format, values);
     va_end(values);
     seqpar__st_show(shown_path, path, 1);
-    if (!name)
-        return seqpar_fail(error, status, "%s: %s", shown_path, what);
+    if (!name) return seqpar_fail(error, status, "%s: %s", shown_path, what);
     return seqpar_fail(error, status, "%s: tensor \"%s\": %s", shown_path,
                        seqpar__st_show(shown_name, name, 0), what);
 }
 
-static seqpar_status seqpar__st_no_memory(seqpar_error *error, const char *path)
-{
-    return seqpar__st_fail(error, SEQPAR_ERR_MEMORY, path, NULL,
-                           "SEQPAR_MALLOC returned NULL while the header was being handled; free memory");
+static seqpar_status seqpar__st_no_memory(seqpar_error *error, const char *path) {
+    return seqpar__st_fail(
+        error, SEQPAR_ERR_MEMORY, path, NULL,
+        "SEQPAR_MALLOC returned NULL while the header was being handled; free memory");
 }
 
 /* Every broken rule of the format ends in the same advice. */
-#define SEQPAR__ST_BAD "; the file is damaged or was written wrongly, get it again or write it again"
+#define SEQPAR__ST_BAD \
+    "; the file is damaged or was written wrongly, get it again or write it again"
 
 #define seqpar__st_bad(error, file, name, ...) \
     seqpar__st_fail(error, SEQPAR_ERR_FILE_FORMAT, (file)->path, name, __VA_ARGS__)
@@ -418,65 +436,57 @@ typedef struct seqpar__st_dtype_row {
 } seqpar__st_dtype_row;
 
 static const seqpar__st_dtype_row seqpar__st_dtypes[SEQPAR_SAFETENSORS_DTYPE_COUNT] = {
-    { "NONE", 0 },
-#define SEQPAR_SAFETENSORS_X(name, bytes) { #name, bytes },
+    {"NONE", 0},
+#define SEQPAR_SAFETENSORS_X(name, bytes) {#name, bytes},
     SEQPAR_SAFETENSORS_DTYPES(SEQPAR_SAFETENSORS_X)
 #undef SEQPAR_SAFETENSORS_X
 };
 
-static const seqpar__st_dtype_row *seqpar__st_dtype(seqpar_safetensors_dtype dtype)
-{
+static const seqpar__st_dtype_row *seqpar__st_dtype(seqpar_safetensors_dtype dtype) {
     int row = (int)dtype;
 
     return &seqpar__st_dtypes[row > 0 && row < SEQPAR_SAFETENSORS_DTYPE_COUNT ? row : 0];
 }
 
-SEQPAR_DEF const char *seqpar_safetensors_dtype_name(seqpar_safetensors_dtype dtype)
-{
+SEQPAR_DEF const char *seqpar_safetensors_dtype_name(seqpar_safetensors_dtype dtype) {
     return seqpar__st_dtype(dtype)->name;
 }
 
-SEQPAR_DEF int64_t seqpar_safetensors_dtype_bytes(seqpar_safetensors_dtype dtype)
-{
+SEQPAR_DEF int64_t seqpar_safetensors_dtype_bytes(seqpar_safetensors_dtype dtype) {
     return seqpar__st_dtype(dtype)->bytes;
 }
 
-static seqpar_safetensors_dtype seqpar__st_dtype_by_name(const char *name)
-{
+static seqpar_safetensors_dtype seqpar__st_dtype_by_name(const char *name) {
     for (int row = 1; row < SEQPAR_SAFETENSORS_DTYPE_COUNT; row++)
         if (strcmp(name, seqpar__st_dtypes[row].name) == 0)
             return (seqpar_safetensors_dtype)row;
     return SEQPAR_SAFETENSORS_NONE;
 }
 
-static float seqpar__st_float_from_bits(uint32_t bits)
-{
+static float seqpar__st_float_from_bits(uint32_t bits) {
     float value;
 
     memcpy(&value, &bits, sizeof value);
     return value;
 }
 
-SEQPAR_DEF float seqpar_safetensors_bf16_to_f32(uint16_t bits)
-{
+SEQPAR_DEF float seqpar_safetensors_bf16_to_f32(uint16_t bits) {
     return seqpar__st_float_from_bits((uint32_t)bits << 16);
 }
 
-SEQPAR_DEF float seqpar_safetensors_f16_to_f32(uint16_t bits)
-{
-    uint32_t sign = (uint32_t)(bits >> 15) << 31, exponent = bits >> 10 & 31u, mantissa = bits & 1023u;
+SEQPAR_DEF float seqpar_safetensors_f16_to_f32(uint16_t bits) {
+    uint32_t sign = (uint32_t)(bits >> 15) << 31, exponent = bits >> 10 & 31u;
+    uint32_t mantissa = bits & 1023u;
     float subnormal = (float)mantissa / 16777216.0f; /* mantissa * 2^-24, zero included */
 
-    if (exponent == 31)
-        return seqpar__st_float_from_bits(sign | 0x7F800000u | mantissa << 13);
+    if (exponent == 31) return seqpar__st_float_from_bits(sign | 0x7F800000u | mantissa << 13);
     if (exponent > 0) /* the biases are 15 and 127 */
         return seqpar__st_float_from_bits(sign | (exponent + 112) << 23 | mantissa << 13);
     return sign ? -subnormal : subnormal;
 }
 
 /* The product of the dimensions times the element's bytes, or 0 if it does not fit. */
-static int seqpar__st_measure(seqpar_safetensors_tensor *tensor)
-{
+static int seqpar__st_measure(seqpar_safetensors_tensor *tensor) {
     int64_t each = seqpar_safetensors_dtype_bytes(tensor->dtype);
 
     tensor->count = 1;
@@ -490,8 +500,7 @@ static int seqpar__st_measure(seqpar_safetensors_tensor *tensor)
 }
 
 /* "F32 [2, 3]", cut off if it is very long; `shown` has 128 bytes. */
-static const char *seqpar__st_show_shape(char *shown, const seqpar_safetensors_tensor *tensor)
-{
+static const char *seqpar__st_show_shape(char *shown, const seqpar_safetensors_tensor *tensor) {
     int used = snprintf(shown, 128, "%s [", seqpar_safetensors_dtype_name(tensor->dtype));
 
     for (int64_t i = 0; i < tensor->dims && i < SEQPAR_SAFETENSORS_MAX_DIMS && used < 100; i++)
@@ -501,57 +510,48 @@ static const char *seqpar__st_show_shape(char *shown, const seqpar_safetensors_t
     return shown;
 }
 
-static int seqpar__st_order_by_name(const void *a, const void *b)
-{
+static int seqpar__st_order_by_name(const void *a, const void *b) {
     return strcmp((*(const seqpar_safetensors_tensor *const *)a)->name,
                   (*(const seqpar_safetensors_tensor *const *)b)->name);
 }
 
-static int seqpar__st_order_by_key(const void *a, const void *b)
-{
-    return strcmp(((const seqpar_safetensors_pair *)a)->key, ((const seqpar_safetensors_pair *)b)->key);
+static int seqpar__st_order_by_key(const void *a, const void *b) {
+    return strcmp(((const seqpar_safetensors_pair *)a)->key,
+                  ((const seqpar_safetensors_pair *)b)->key);
 }
 
 /* Where tensors overlap at one offset, the empty ones come first: they are in nobody's way. */
-static int seqpar__st_order_by_offset(const void *a, const void *b)
-{
+static int seqpar__st_order_by_offset(const void *a, const void *b) {
     const seqpar_safetensors_tensor *x = *(const seqpar_safetensors_tensor *const *)a;
     const seqpar_safetensors_tensor *y = *(const seqpar_safetensors_tensor *const *)b;
 
-    if (x->offset != y->offset)
-        return x->offset < y->offset ? -1 : 1;
+    if (x->offset != y->offset) return x->offset < y->offset ? -1 : 1;
     return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
 }
 
 /* Pointers to the tensors (count), sorted; NULL if memory ran out. */
-static const seqpar_safetensors_tensor **seqpar__st_sorted(const seqpar_safetensors_tensor *tensors,
-                                                           int64_t count,
-                                                           int (*order)(const void *, const void *))
-{
+static const seqpar_safetensors_tensor **seqpar__st_sorted(
+    const seqpar_safetensors_tensor *tensors, int64_t count,
+    int (*order)(const void *, const void *)) {
     const seqpar_safetensors_tensor **sorted =
         (const seqpar_safetensors_tensor **)seqpar__st_new(count, sizeof *sorted);
 
-    for (int64_t i = 0; sorted && i < count; i++)
-        sorted[i] = &tensors[i];
-    if (sorted && count > 1)
-        qsort((void *)sorted, (size_t)count, sizeof *sorted, order);
+    for (int64_t i = 0; sorted && i < count; i++) sorted[i] = &tensors[i];
+    if (sorted && count > 1) qsort((void *)sorted, (size_t)count, sizeof *sorted, order);
     return sorted;
 }
 
 /* The first name that occurs twice, or NULL. */
-static const char *seqpar__st_twice_name(const seqpar_safetensors_tensor *const *by_name, int64_t count)
-{
+static const char *seqpar__st_twice_name(const seqpar_safetensors_tensor *const *by_name,
+                                         int64_t count) {
     for (int64_t i = 1; i < count; i++)
-        if (strcmp(by_name[i - 1]->name, by_name[i]->name) == 0)
-            return by_name[i]->name;
+        if (strcmp(by_name[i - 1]->name, by_name[i]->name) == 0) return by_name[i]->name;
     return NULL;
 }
 
-static const char *seqpar__st_twice_key(const seqpar_safetensors_pair *by_key, int64_t count)
-{
+static const char *seqpar__st_twice_key(const seqpar_safetensors_pair *by_key, int64_t count) {
     for (int64_t i = 1; i < count; i++)
-        if (strcmp(by_key[i - 1].key, by_key[i].key) == 0)
-            return by_key[i].key;
+        if (strcmp(by_key[i - 1].key, by_key[i].key) == 0) return by_key[i].key;
     return NULL;
 }
 
@@ -569,19 +569,17 @@ typedef struct seqpar__st_cursor {
     int64_t at;
 } seqpar__st_cursor;
 
-static int seqpar__st_is_utf8(const char *text)
-{
+static int seqpar__st_is_utf8(const char *text) {
     int64_t left = (int64_t)strlen(text), length;
 
     for (; left > 0; text += length, left -= length)
-        if ((length = seqpar_utf8_length(text, left)) == 0)
-            return 0;
+        if ((length = seqpar_utf8_length(text, left)) == 0) return 0;
     return 1;
 }
 
-/* At a backslash: past it and what it escapes. Escapes that JSON does not have are left to cJSON. */
-static seqpar_status seqpar__st_scan_escape(seqpar__st_cursor *c, seqpar_error *error)
-{
+/* At a backslash: past it and what it escapes. Escapes that JSON does not have are left to
+   cJSON. */
+static seqpar_status seqpar__st_scan_escape(seqpar__st_cursor *c, seqpar_error *error) {
     const char *escape = c->text + c->at;
     size_t digits;
 
@@ -591,16 +589,16 @@ static seqpar_status seqpar__st_scan_escape(seqpar__st_cursor *c, seqpar_error *
     }
     digits = strspn(escape + 2, "0123456789abcdefABCDEF");
     if (digits < 4 || memcmp(escape + 2, "0000", 4) == 0)
-        return seqpar__st_bad(error, c->file, NULL,
-                              "the escape \\u at byte %lld of the header %s" SEQPAR__ST_BAD, (long long)c->at,
-                              digits < 4 ? "lacks its four digits" : "is a NUL, which would end the name");
+        return seqpar__st_bad(
+            error, c->file, NULL, "the escape \\u at byte %lld of the header %s" SEQPAR__ST_BAD,
+            (long long)c->at,
+            digits < 4 ? "lacks its four digits" : "is a NUL, which would end the name");
     c->at += 6;
     return 0;
 }
 
 /* At an opening quote: past the closing one, or at the end, which cJSON will not accept. */
-static seqpar_status seqpar__st_scan_string(seqpar__st_cursor *c, seqpar_error *error)
-{
+static seqpar_status seqpar__st_scan_string(seqpar__st_cursor *c, seqpar_error *error) {
     seqpar_status status = 0;
 
     for (c->at++; !status && c->at < c->bytes && c->text[c->at] != '"';) {
@@ -608,9 +606,10 @@ static seqpar_status seqpar__st_scan_string(seqpar__st_cursor *c, seqpar_error *
         unsigned byte = (unsigned char)c->text[c->at];
 
         if (length == 0 || byte < 0x20)
-            return seqpar__st_bad(error, c->file, NULL,
-                                  "byte %lld of the header, 0x%02x, is %s inside a string" SEQPAR__ST_BAD,
-                                  (long long)c->at, byte, length ? "a control character" : "not UTF-8");
+            return seqpar__st_bad(
+                error, c->file, NULL,
+                "byte %lld of the header, 0x%02x, is %s inside a string" SEQPAR__ST_BAD,
+                (long long)c->at, byte, length ? "a control character" : "not UTF-8");
         if (byte == '\\')
             status = seqpar__st_scan_escape(c, error);
         else
@@ -620,26 +619,26 @@ static seqpar_status seqpar__st_scan_string(seqpar__st_cursor *c, seqpar_error *
     return status;
 }
 
-/* At a number: past it. Nineteen digits are more than any size needs and fewer than cJSON cuts off. */
-static seqpar_status seqpar__st_scan_number(seqpar__st_cursor *c, seqpar_error *error)
-{
+/* At a number: past it. Nineteen digits are more than any size needs and fewer than cJSON
+   cuts off. */
+static seqpar_status seqpar__st_scan_number(seqpar__st_cursor *c, seqpar_error *error) {
     const char *number = c->text + c->at;
     size_t length = strspn(number, "0123456789+-.eE"), sign = number[0] == '-';
     size_t digits = strspn(number + sign, "0123456789");
 
     if (sign + digits < length || length > 19 || (digits > 1 && number[sign] == '0'))
-        return seqpar__st_bad(error, c->file, NULL,
-                              "the number %.*s at byte %lld of the header is not a whole number in plain "
-                              "digits" SEQPAR__ST_BAD, (int)(length < 40 ? length : 40), number,
-                              (long long)c->at);
+        return seqpar__st_bad(
+            error, c->file, NULL,
+            "the number %.*s at byte %lld of the header is not a whole number in plain "
+            "digits" SEQPAR__ST_BAD,
+            (int)(length < 40 ? length : 40), number, (long long)c->at);
     c->at += (int64_t)length;
     return 0;
 }
 
 static seqpar_status seqpar__st_scan(const seqpar_safetensors_file *file, const char *header,
-                                     seqpar_error *error)
-{
-    seqpar__st_cursor c = { file, header, file->data_start - 8, 0 };
+                                     seqpar_error *error) {
+    seqpar__st_cursor c = {file, header, file->data_start - 8, 0};
     seqpar_status status = 0;
 
     while (!status && c.at < c.bytes) {
@@ -650,8 +649,10 @@ static seqpar_status seqpar__st_scan(const seqpar_safetensors_file *file, const 
         else if (byte == '-' || (byte >= '0' && byte <= '9'))
             status = seqpar__st_scan_number(&c, error);
         else if ((unsigned char)byte < 0x20 && byte != '\t' && byte != '\n' && byte != '\r')
-            return seqpar__st_bad(error, file, NULL, "byte %lld of the header is the control character "
-                                  "0x%02x" SEQPAR__ST_BAD, (long long)c.at, (unsigned)byte);
+            return seqpar__st_bad(error, file, NULL,
+                                  "byte %lld of the header is the control character "
+                                  "0x%02x" SEQPAR__ST_BAD,
+                                  (long long)c.at, (unsigned)byte);
         else
             c.at++;
     }
@@ -662,24 +663,25 @@ static seqpar_status seqpar__st_scan(const seqpar_safetensors_file *file, const 
 
 /* A number of at least 0 and below 2^53, up to where cJSON's doubles count every one. The scan has seen
  * to it that it is whole. */
-static int seqpar__st_is_size(const cJSON *item, int64_t *size)
-{
-    if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0) || !(item->valuedouble < 9007199254740992.0))
+static int seqpar__st_is_size(const cJSON *item, int64_t *size) {
+    if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0) ||
+        !(item->valuedouble < 9007199254740992.0))
         return 0;
     *size = (int64_t)item->valuedouble;
     return 1;
 }
 
 /* A JSON value in a few words; `shown` has SEQPAR__ST_SHOWN + 4 bytes. */
-static const char *seqpar__st_show_json(char *shown, const cJSON *item)
-{
-    if (cJSON_IsString(item))
-        return seqpar__st_show(shown, item->valuestring, 0);
+static const char *seqpar__st_show_json(char *shown, const cJSON *item) {
+    if (cJSON_IsString(item)) return seqpar__st_show(shown, item->valuestring, 0);
     if (cJSON_IsNumber(item))
         snprintf(shown, SEQPAR__ST_SHOWN, "%.17g", item->valuedouble);
     else
-        snprintf(shown, SEQPAR__ST_SHOWN, "%s", cJSON_IsNull(item) ? "null" : cJSON_IsArray(item) ? "a list"
-                 : cJSON_IsObject(item) ? "an object" : "a truth value");
+        snprintf(shown, SEQPAR__ST_SHOWN, "%s",
+                 cJSON_IsNull(item)     ? "null"
+                 : cJSON_IsArray(item)  ? "a list"
+                 : cJSON_IsObject(item) ? "an object"
+                                        : "a truth value");
     return shown;
 }
 
@@ -688,19 +690,21 @@ typedef struct seqpar__st_fields {
 } seqpar__st_fields;
 
 /* Exactly the three fields of a tensor, each once. */
-static seqpar_status seqpar__st_parse_fields(const seqpar_safetensors_file *file, const cJSON *entry,
-                                             seqpar__st_fields *fields, seqpar_error *error)
-{
+static seqpar_status seqpar__st_parse_fields(const seqpar_safetensors_file *file,
+                                             const cJSON *entry, seqpar__st_fields *fields,
+                                             seqpar_error *error) {
     char shown[SEQPAR__ST_SHOWN + 4];
     const cJSON *field;
 
     if (!cJSON_IsObject(entry))
-        return seqpar__st_bad(error, file, entry->string, "is %s where {dtype, shape, data_offsets} belongs"
-                              SEQPAR__ST_BAD, seqpar__st_show_json(shown, entry));
+        return seqpar__st_bad(error, file, entry->string,
+                              "is %s where {dtype, shape, data_offsets} belongs" SEQPAR__ST_BAD,
+                              seqpar__st_show_json(shown, entry));
     cJSON_ArrayForEach(field, entry) {
-        const cJSON **slot = strcmp(field->string, "dtype") == 0 ? &fields->dtype
-                           : strcmp(field->string, "shape") == 0 ? &fields->shape
-                           : strcmp(field->string, "data_offsets") == 0 ? &fields->offsets : NULL;
+        const cJSON **slot = strcmp(field->string, "dtype") == 0          ? &fields->dtype
+                             : strcmp(field->string, "shape") == 0        ? &fields->shape
+                             : strcmp(field->string, "data_offsets") == 0 ? &fields->offsets
+                                                                          : NULL;
 
         if (!slot || *slot)
             return seqpar__st_bad(error, file, entry->string, "field \"%s\" %s" SEQPAR__ST_BAD,
@@ -709,97 +713,110 @@ static seqpar_status seqpar__st_parse_fields(const seqpar_safetensors_file *file
         *slot = field;
     }
     if (!fields->dtype || !fields->shape || !fields->offsets)
-        return seqpar__st_bad(error, file, entry->string, "field \"%s\" is missing" SEQPAR__ST_BAD,
-                              !fields->dtype ? "dtype" : !fields->shape ? "shape" : "data_offsets");
+        return seqpar__st_bad(error, file, entry->string,
+                              "field \"%s\" is missing" SEQPAR__ST_BAD,
+                              !fields->dtype   ? "dtype"
+                              : !fields->shape ? "shape"
+                                               : "data_offsets");
     return 0;
 }
 
-static seqpar_status seqpar__st_parse_dtype(const seqpar_safetensors_file *file, const cJSON *dtype,
-                                            seqpar_safetensors_tensor *tensor, seqpar_error *error)
-{
+static seqpar_status seqpar__st_parse_dtype(const seqpar_safetensors_file *file,
+                                            const cJSON *dtype,
+                                            seqpar_safetensors_tensor *tensor,
+                                            seqpar_error *error) {
     char shown[SEQPAR__ST_SHOWN + 4];
 
-    if (cJSON_IsString(dtype))
-        tensor->dtype = seqpar__st_dtype_by_name(dtype->valuestring);
-    if (tensor->dtype)
-        return 0;
-    return seqpar__st_bad(error, file, tensor->name, "dtype %s is none of BOOL U8 I8 U16 I16 F16 BF16 U32 "
+    if (cJSON_IsString(dtype)) tensor->dtype = seqpar__st_dtype_by_name(dtype->valuestring);
+    if (tensor->dtype) return 0;
+    return seqpar__st_bad(error, file, tensor->name,
+                          "dtype %s is none of BOOL U8 I8 U16 I16 F16 BF16 U32 "
                           "I32 F32 U64 I64 F64; convert the file to one of these",
                           seqpar__st_show_json(shown, dtype));
 }
 
-static seqpar_status seqpar__st_parse_shape(const seqpar_safetensors_file *file, const cJSON *shape,
-                                            seqpar_safetensors_tensor *tensor, seqpar_error *error)
-{
+static seqpar_status seqpar__st_parse_shape(const seqpar_safetensors_file *file,
+                                            const cJSON *shape,
+                                            seqpar_safetensors_tensor *tensor,
+                                            seqpar_error *error) {
     char shown[SEQPAR__ST_SHOWN + 4];
     const cJSON *size;
 
     if (!cJSON_IsArray(shape))
-        return seqpar__st_bad(error, file, tensor->name, "shape is %s, not a list of sizes" SEQPAR__ST_BAD,
+        return seqpar__st_bad(error, file, tensor->name,
+                              "shape is %s, not a list of sizes" SEQPAR__ST_BAD,
                               seqpar__st_show_json(shown, shape));
     cJSON_ArrayForEach(size, shape) {
         if (tensor->dims == SEQPAR_SAFETENSORS_MAX_DIMS)
-            return seqpar__st_bad(error, file, tensor->name, "has %d dimensions, more than the %d that are "
-                                  "supported; reshape it", cJSON_GetArraySize(shape),
-                                  SEQPAR_SAFETENSORS_MAX_DIMS);
+            return seqpar__st_bad(error, file, tensor->name,
+                                  "has %d dimensions, more than the %d that are "
+                                  "supported; reshape it",
+                                  cJSON_GetArraySize(shape), SEQPAR_SAFETENSORS_MAX_DIMS);
         if (!seqpar__st_is_size(size, &tensor->shape[tensor->dims]))
-            return seqpar__st_bad(error, file, tensor->name, "shape[%lld] is %s, not a size from 0 to "
-                                  "2^53 - 1" SEQPAR__ST_BAD, (long long)tensor->dims,
-                                  seqpar__st_show_json(shown, size));
+            return seqpar__st_bad(error, file, tensor->name,
+                                  "shape[%lld] is %s, not a size from 0 to "
+                                  "2^53 - 1" SEQPAR__ST_BAD,
+                                  (long long)tensor->dims, seqpar__st_show_json(shown, size));
         tensor->dims++;
     }
     return 0;
 }
 
-static seqpar_status seqpar__st_parse_offsets(const seqpar_safetensors_file *file, const cJSON *offsets,
-                                              seqpar_safetensors_tensor *tensor, seqpar_error *error)
-{
+static seqpar_status seqpar__st_parse_offsets(const seqpar_safetensors_file *file,
+                                              const cJSON *offsets,
+                                              seqpar_safetensors_tensor *tensor,
+                                              seqpar_error *error) {
     char shown[128], begin_shown[SEQPAR__ST_SHOWN + 4], end_shown[SEQPAR__ST_SHOWN + 4];
-    const cJSON *begin = cJSON_IsArray(offsets) ? offsets->child : NULL, *end = begin ? begin->next : NULL;
+    const cJSON *begin = cJSON_IsArray(offsets) ? offsets->child : NULL,
+                *end = begin ? begin->next : NULL;
     int64_t stop, data_bytes = file->bytes - file->data_start;
 
     if (!end || end->next)
-        return seqpar__st_bad(error, file, tensor->name, "data_offsets is not a list of two offsets, "
+        return seqpar__st_bad(error, file, tensor->name,
+                              "data_offsets is not a list of two offsets, "
                               "begin and end" SEQPAR__ST_BAD);
-    if (!seqpar__st_is_size(begin, &tensor->offset) || !seqpar__st_is_size(end, &stop)
-        || tensor->offset > stop)
-        return seqpar__st_bad(error, file, tensor->name, "data_offsets [%s, %s] are not a begin and an end "
-                              "from 0 to 2^53 - 1" SEQPAR__ST_BAD, seqpar__st_show_json(begin_shown, begin),
+    if (!seqpar__st_is_size(begin, &tensor->offset) || !seqpar__st_is_size(end, &stop) ||
+        tensor->offset > stop)
+        return seqpar__st_bad(error, file, tensor->name,
+                              "data_offsets [%s, %s] are not a begin and an end "
+                              "from 0 to 2^53 - 1" SEQPAR__ST_BAD,
+                              seqpar__st_show_json(begin_shown, begin),
                               seqpar__st_show_json(end_shown, end));
     if (stop > data_bytes)
-        return seqpar__st_bad(error, file, tensor->name, "ends at data byte %lld, but the file has only %lld "
-                              "bytes of data; it was cut off, get it again", (long long)stop,
-                              (long long)data_bytes);
+        return seqpar__st_bad(error, file, tensor->name,
+                              "ends at data byte %lld, but the file has only %lld "
+                              "bytes of data; it was cut off, get it again",
+                              (long long)stop, (long long)data_bytes);
     if (!seqpar__st_measure(tensor))
-        return seqpar__st_bad(error, file, tensor->name, "%s has more than 2^63 - 1 bytes" SEQPAR__ST_BAD,
+        return seqpar__st_bad(error, file, tensor->name,
+                              "%s has more than 2^63 - 1 bytes" SEQPAR__ST_BAD,
                               seqpar__st_show_shape(shown, tensor));
     if (stop - tensor->offset != tensor->bytes)
-        return seqpar__st_bad(error, file, tensor->name, "%s takes %lld bytes, but data_offsets [%lld, %lld] "
-                              "hold %lld" SEQPAR__ST_BAD, seqpar__st_show_shape(shown, tensor),
-                              (long long)tensor->bytes, (long long)tensor->offset, (long long)stop,
+        return seqpar__st_bad(error, file, tensor->name,
+                              "%s takes %lld bytes, but data_offsets [%lld, %lld] "
+                              "hold %lld" SEQPAR__ST_BAD,
+                              seqpar__st_show_shape(shown, tensor), (long long)tensor->bytes,
+                              (long long)tensor->offset, (long long)stop,
                               (long long)(stop - tensor->offset));
     return 0;
 }
 
-static seqpar_status seqpar__st_parse_tensor(const seqpar_safetensors_file *file, const cJSON *entry,
-                                             seqpar_safetensors_tensor *tensor, seqpar_error *error)
-{
-    seqpar__st_fields fields = { NULL, NULL, NULL };
+static seqpar_status seqpar__st_parse_tensor(const seqpar_safetensors_file *file,
+                                             const cJSON *entry,
+                                             seqpar_safetensors_tensor *tensor,
+                                             seqpar_error *error) {
+    seqpar__st_fields fields = {NULL, NULL, NULL};
     seqpar_status status = seqpar__st_parse_fields(file, entry, &fields, error);
 
     tensor->name = entry->string;
-    if (!status)
-        status = seqpar__st_parse_dtype(file, fields.dtype, tensor, error);
-    if (!status)
-        status = seqpar__st_parse_shape(file, fields.shape, tensor, error);
-    if (!status)
-        status = seqpar__st_parse_offsets(file, fields.offsets, tensor, error);
+    if (!status) status = seqpar__st_parse_dtype(file, fields.dtype, tensor, error);
+    if (!status) status = seqpar__st_parse_shape(file, fields.shape, tensor, error);
+    if (!status) status = seqpar__st_parse_offsets(file, fields.offsets, tensor, error);
     return status;
 }
 
-static seqpar_status seqpar__st_parse_metadata(seqpar_safetensors_file *file, const cJSON *entry,
-                                               seqpar_error *error)
-{
+static seqpar_status seqpar__st_parse_metadata(seqpar_safetensors_file *file,
+                                               const cJSON *entry, seqpar_error *error) {
     char shown[SEQPAR__ST_SHOWN + 4], shown_key[SEQPAR__ST_SHOWN + 4];
     const char *twice;
     const cJSON *item;
@@ -807,60 +824,64 @@ static seqpar_status seqpar__st_parse_metadata(seqpar_safetensors_file *file, co
     if (file->metadata)
         return seqpar__st_bad(error, file, NULL, "__metadata__ comes twice" SEQPAR__ST_BAD);
     if (!cJSON_IsObject(entry))
-        return seqpar__st_bad(error, file, NULL, "__metadata__ is %s, not an object of strings"
-                              SEQPAR__ST_BAD, seqpar__st_show_json(shown, entry));
+        return seqpar__st_bad(error, file, NULL,
+                              "__metadata__ is %s, not an object of strings" SEQPAR__ST_BAD,
+                              seqpar__st_show_json(shown, entry));
     file->metadata = (seqpar_safetensors_pair *)seqpar__st_new(cJSON_GetArraySize(entry),
                                                                sizeof *file->metadata);
-    if (!file->metadata)
-        return seqpar__st_no_memory(error, file->path);
+    if (!file->metadata) return seqpar__st_no_memory(error, file->path);
     cJSON_ArrayForEach(item, entry) {
         if (!cJSON_IsString(item))
-            return seqpar__st_bad(error, file, NULL, "__metadata__ \"%s\" is %s, not a string" SEQPAR__ST_BAD,
-                                  seqpar__st_show(shown_key, item->string, 0),
-                                  seqpar__st_show_json(shown, item));
+            return seqpar__st_bad(
+                error, file, NULL, "__metadata__ \"%s\" is %s, not a string" SEQPAR__ST_BAD,
+                seqpar__st_show(shown_key, item->string, 0), seqpar__st_show_json(shown, item));
         file->metadata[file->metadata_count].key = item->string;
         file->metadata[file->metadata_count++].value = item->valuestring;
     }
-    qsort(file->metadata, (size_t)file->metadata_count, sizeof *file->metadata, seqpar__st_order_by_key);
+    qsort(file->metadata, (size_t)file->metadata_count, sizeof *file->metadata,
+          seqpar__st_order_by_key);
     twice = seqpar__st_twice_key(file->metadata, file->metadata_count);
-    return !twice ? 0 : seqpar__st_bad(error, file, NULL, "__metadata__ has the key \"%s\" twice"
-                                       SEQPAR__ST_BAD, seqpar__st_show(shown_key, twice, 0));
+    return !twice ? 0
+                  : seqpar__st_bad(error, file, NULL,
+                                   "__metadata__ has the key \"%s\" twice" SEQPAR__ST_BAD,
+                                   seqpar__st_show(shown_key, twice, 0));
 }
 
 static seqpar_status seqpar__st_parse(seqpar_safetensors_file *file, const char *header,
-                                      seqpar_error *error)
-{
+                                      seqpar_error *error) {
     const char *end = NULL;
     const cJSON *entry;
     seqpar_status status = 0;
 
     if (header[0] != '{')
-        return seqpar__st_bad(error, file, NULL, "the header does not begin with '{'; this is no safetensors "
+        return seqpar__st_bad(error, file, NULL,
+                              "the header does not begin with '{'; this is no safetensors "
                               "file");
     file->json = cJSON_ParseWithOpts(header, &end, 0);
     if (!file->json || end[strspn(end, " \t\r\n")] != '\0')
-        return seqpar__st_bad(error, file, NULL, "the header is not JSON from byte %lld on, or memory ran out"
-                              SEQPAR__ST_BAD, (long long)(end ? end - header : 0));
+        return seqpar__st_bad(
+            error, file, NULL,
+            "the header is not JSON from byte %lld on, or memory ran out" SEQPAR__ST_BAD,
+            (long long)(end ? end - header : 0));
     file->tensors = (seqpar_safetensors_tensor *)seqpar__st_new(cJSON_GetArraySize(file->json),
                                                                 sizeof *file->tensors);
-    if (!file->tensors)
-        return seqpar__st_no_memory(error, file->path);
+    if (!file->tensors) return seqpar__st_no_memory(error, file->path);
     for (entry = file->json->child; entry && !status; entry = entry->next)
         status = strcmp(entry->string, "__metadata__") == 0
-               ? seqpar__st_parse_metadata(file, entry, error)
-               : seqpar__st_parse_tensor(file, entry, &file->tensors[file->count++], error);
+                     ? seqpar__st_parse_metadata(file, entry, error)
+                     : seqpar__st_parse_tensor(file, entry, &file->tensors[file->count++],
+                                               error);
     return status;
 }
 
 /* >>layout --------------------------------------------------- what the tensors must be together */
 
-static seqpar_status seqpar__st_check_names(seqpar_safetensors_file *file, seqpar_error *error)
-{
+static seqpar_status seqpar__st_check_names(seqpar_safetensors_file *file,
+                                            seqpar_error *error) {
     const char *twice;
 
     file->by_name = seqpar__st_sorted(file->tensors, file->count, seqpar__st_order_by_name);
-    if (!file->by_name)
-        return seqpar__st_no_memory(error, file->path);
+    if (!file->by_name) return seqpar__st_no_memory(error, file->path);
     twice = seqpar__st_twice_name(file->by_name, file->count);
     return !twice ? 0 : seqpar__st_bad(error, file, twice, "comes twice" SEQPAR__ST_BAD);
 }
@@ -868,8 +889,7 @@ static seqpar_status seqpar__st_check_names(seqpar_safetensors_file *file, seqpa
 /* In the order of their offsets each tensor must begin where the one before it ended. */
 static seqpar_status seqpar__st_check_joints(const seqpar_safetensors_file *file,
                                              const seqpar_safetensors_tensor *const *by_offset,
-                                             seqpar_error *error)
-{
+                                             seqpar_error *error) {
     char shown[SEQPAR__ST_SHOWN + 4];
     int64_t end = 0, data_bytes = file->bytes - file->data_start;
 
@@ -877,27 +897,32 @@ static seqpar_status seqpar__st_check_joints(const seqpar_safetensors_file *file
         const seqpar_safetensors_tensor *tensor = by_offset[i];
 
         if (tensor->offset < end)
-            return seqpar__st_bad(error, file, tensor->name, "begins at data byte %lld, inside tensor "
-                                  "\"%s\", which ends at %lld" SEQPAR__ST_BAD, (long long)tensor->offset,
-                                  seqpar__st_show(shown, by_offset[i - 1]->name, 0), (long long)end);
+            return seqpar__st_bad(error, file, tensor->name,
+                                  "begins at data byte %lld, inside tensor "
+                                  "\"%s\", which ends at %lld" SEQPAR__ST_BAD,
+                                  (long long)tensor->offset,
+                                  seqpar__st_show(shown, by_offset[i - 1]->name, 0),
+                                  (long long)end);
         if (tensor->offset > end)
-            return seqpar__st_bad(error, file, tensor->name, "begins at data byte %lld, but the %lld bytes "
+            return seqpar__st_bad(error, file, tensor->name,
+                                  "begins at data byte %lld, but the %lld bytes "
                                   "from %lld on belong to no tensor" SEQPAR__ST_BAD,
                                   (long long)tensor->offset, (long long)(tensor->offset - end),
                                   (long long)end);
         end = tensor->offset + tensor->bytes;
     }
     if (end < data_bytes)
-        return seqpar__st_bad(error, file, NULL, "the last %lld bytes of the file, from data byte %lld on, "
-                              "belong to no tensor" SEQPAR__ST_BAD, (long long)(data_bytes - end),
-                              (long long)end);
+        return seqpar__st_bad(error, file, NULL,
+                              "the last %lld bytes of the file, from data byte %lld on, "
+                              "belong to no tensor" SEQPAR__ST_BAD,
+                              (long long)(data_bytes - end), (long long)end);
     return 0;
 }
 
-static seqpar_status seqpar__st_check_layout(const seqpar_safetensors_file *file, seqpar_error *error)
-{
-    const seqpar_safetensors_tensor **by_offset =
-        seqpar__st_sorted(file->tensors, file->count, seqpar__st_order_by_offset);
+static seqpar_status seqpar__st_check_layout(const seqpar_safetensors_file *file,
+                                             seqpar_error *error) {
+    const seqpar_safetensors_tensor **by_offset = seqpar__st_sorted(file->tensors, file->count,
+                                                                    seqpar__st_order_by_offset);
     seqpar_status status = by_offset ? seqpar__st_check_joints(file, by_offset, error)
                                      : seqpar__st_no_memory(error, file->path);
 
@@ -908,18 +933,17 @@ static seqpar_status seqpar__st_check_layout(const seqpar_safetensors_file *file
 /* >>open ---------------------------------------------------------------------- open and look up */
 
 /* O_NONBLOCK, or else opening a FIFO that nobody writes to would hang. */
-static seqpar_status seqpar__st_open_stream(seqpar_safetensors_file *file, seqpar_error *error)
-{
+static seqpar_status seqpar__st_open_stream(seqpar_safetensors_file *file,
+                                            seqpar_error *error) {
     struct stat about;
     int descriptor = open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     const char *trouble = descriptor < 0 || fstat(descriptor, &about) != 0 ? strerror(errno)
-                        : S_ISREG(about.st_mode) ? NULL : "it is not a regular file";
+                          : S_ISREG(about.st_mode)                         ? NULL
+                                                   : "it is not a regular file";
 
-    if (!trouble && !(file->stream = fdopen(descriptor, "rb")))
-        trouble = strerror(errno);
+    if (!trouble && !(file->stream = fdopen(descriptor, "rb"))) trouble = strerror(errno);
     if (trouble) {
-        if (descriptor >= 0)
-            close(descriptor);
+        if (descriptor >= 0) close(descriptor);
         return seqpar__st_fail(error, SEQPAR_ERR_FILE_OPEN, file->path, NULL,
                                "cannot be opened for reading (%s); check the path", trouble);
     }
@@ -928,43 +952,44 @@ static seqpar_status seqpar__st_open_stream(seqpar_safetensors_file *file, seqpa
 }
 
 /* The length in front of the header, checked against the file before it is believed. */
-static seqpar_status seqpar__st_read_length(seqpar_safetensors_file *file, seqpar_error *error)
-{
+static seqpar_status seqpar__st_read_length(seqpar_safetensors_file *file,
+                                            seqpar_error *error) {
     unsigned char prefix[8];
     uint64_t length = 0;
 
     if (file->bytes < 8)
-        return seqpar__st_bad(error, file, NULL, "has %lld bytes, fewer than the 8 of the header's length; "
-                              "it was cut off, get it again", (long long)file->bytes);
+        return seqpar__st_bad(error, file, NULL,
+                              "has %lld bytes, fewer than the 8 of the header's length; "
+                              "it was cut off, get it again",
+                              (long long)file->bytes);
     if (fread(prefix, 1, 8, file->stream) != 8)
         return seqpar__st_fail(error, SEQPAR_ERR_FILE_READ, file->path, NULL,
-                               "the first 8 bytes cannot be read (%s); check the disk", strerror(errno));
-    for (int i = 8; i-- > 0;)
-        length = length << 8 | prefix[i];
+                               "the first 8 bytes cannot be read (%s); check the disk",
+                               strerror(errno));
+    for (int i = 8; i-- > 0;) length = length << 8 | prefix[i];
     if (length > SEQPAR_SAFETENSORS_MAX_HEADER)
-        return seqpar__st_bad(error, file, NULL, "says its header has %llu bytes, more than the %d allowed; "
-                              "this is no safetensors file, or it is damaged", (unsigned long long)length,
-                              SEQPAR_SAFETENSORS_MAX_HEADER);
+        return seqpar__st_bad(error, file, NULL,
+                              "says its header has %llu bytes, more than the %d allowed; "
+                              "this is no safetensors file, or it is damaged",
+                              (unsigned long long)length, SEQPAR_SAFETENSORS_MAX_HEADER);
     if ((int64_t)length > file->bytes - 8)
-        return seqpar__st_bad(error, file, NULL, "says its header has %llu bytes, but only %lld follow; it "
-                              "was cut off, get it again", (unsigned long long)length,
-                              (long long)(file->bytes - 8));
+        return seqpar__st_bad(error, file, NULL,
+                              "says its header has %llu bytes, but only %lld follow; it "
+                              "was cut off, get it again",
+                              (unsigned long long)length, (long long)(file->bytes - 8));
     file->data_start = 8 + (int64_t)length;
     return 0;
 }
 
 /* The header and a NUL, which is to be freed also after an error. */
 static seqpar_status seqpar__st_read_header(seqpar_safetensors_file *file, char **header,
-                                            seqpar_error *error)
-{
+                                            seqpar_error *error) {
     seqpar_status status = seqpar__st_read_length(file, error);
     int64_t bytes = file->data_start - 8;
 
-    if (status)
-        return status;
+    if (status) return status;
     *header = (char *)seqpar__st_new(bytes + 1, 1);
-    if (!*header)
-        return seqpar__st_no_memory(error, file->path);
+    if (!*header) return seqpar__st_no_memory(error, file->path);
     if ((int64_t)fread(*header, 1, (size_t)bytes, file->stream) != bytes)
         return seqpar__st_fail(error, SEQPAR_ERR_FILE_READ, file->path, NULL,
                                "its header of %lld bytes cannot be read (%s); check the disk",
@@ -972,28 +997,21 @@ static seqpar_status seqpar__st_read_header(seqpar_safetensors_file *file, char 
     return 0;
 }
 
-static seqpar_status seqpar__st_load(seqpar_safetensors_file *file, seqpar_error *error)
-{
+static seqpar_status seqpar__st_load(seqpar_safetensors_file *file, seqpar_error *error) {
     char *header = NULL;
     seqpar_status status = seqpar__st_open_stream(file, error);
 
-    if (!status)
-        status = seqpar__st_read_header(file, &header, error);
-    if (!status)
-        status = seqpar__st_scan(file, header, error);
-    if (!status)
-        status = seqpar__st_parse(file, header, error);
-    if (!status)
-        status = seqpar__st_check_names(file, error);
-    if (!status)
-        status = seqpar__st_check_layout(file, error);
+    if (!status) status = seqpar__st_read_header(file, &header, error);
+    if (!status) status = seqpar__st_scan(file, header, error);
+    if (!status) status = seqpar__st_parse(file, header, error);
+    if (!status) status = seqpar__st_check_names(file, error);
+    if (!status) status = seqpar__st_check_layout(file, error);
     seqpar__st_free(header);
     return status;
 }
 
-SEQPAR_DEF seqpar_status seqpar_safetensors_open(seqpar_safetensors_file **file, const char *path,
-                                                 seqpar_error *error)
-{
+SEQPAR_DEF seqpar_status seqpar_safetensors_open(seqpar_safetensors_file **file,
+                                                 const char *path, seqpar_error *error) {
     seqpar_safetensors_file *opened;
     size_t length = path ? strlen(path) + 1 : 0;
     seqpar_status status;
@@ -1003,8 +1021,7 @@ SEQPAR_DEF seqpar_status seqpar_safetensors_open(seqpar_safetensors_file **file,
         return seqpar__st_fail(error, SEQPAR_ERR_FILE_OPEN, "(no path)", NULL,
                                "a path is needed to read from");
     opened = (seqpar_safetensors_file *)seqpar__st_new(1, sizeof *opened);
-    if (opened)
-        opened->path = (char *)seqpar__st_new((int64_t)length, 1);
+    if (opened) opened->path = (char *)seqpar__st_new((int64_t)length, 1);
     if (!opened || !opened->path) {
         seqpar__st_free(opened);
         return seqpar__st_no_memory(error, path);
@@ -1018,12 +1035,9 @@ SEQPAR_DEF seqpar_status seqpar_safetensors_open(seqpar_safetensors_file **file,
     return status;
 }
 
-SEQPAR_DEF void seqpar_safetensors_close(seqpar_safetensors_file *file)
-{
-    if (!file)
-        return;
-    if (file->stream)
-        fclose(file->stream); /* nothing was written that could be lost */
+SEQPAR_DEF void seqpar_safetensors_close(seqpar_safetensors_file *file) {
+    if (!file) return;
+    if (file->stream) fclose(file->stream); /* nothing was written that could be lost */
     cJSON_Delete(file->json);
     seqpar__st_free((void *)file->by_name);
     seqpar__st_free(file->tensors);
@@ -1032,28 +1046,24 @@ SEQPAR_DEF void seqpar_safetensors_close(seqpar_safetensors_file *file)
     seqpar__st_free(file);
 }
 
-SEQPAR_DEF int64_t seqpar_safetensors_count(const seqpar_safetensors_file *file)
-{
+SEQPAR_DEF int64_t seqpar_safetensors_count(const seqpar_safetensors_file *file) {
     return file->count;
 }
 
-SEQPAR_DEF const seqpar_safetensors_tensor *seqpar_safetensors_at(const seqpar_safetensors_file *file,
-                                                                  int64_t index)
-{
+SEQPAR_DEF const seqpar_safetensors_tensor *seqpar_safetensors_at(
+    const seqpar_safetensors_file *file, int64_t index) {
     return index >= 0 && index < file->count ? &file->tensors[index] : NULL;
 }
 
-SEQPAR_DEF const seqpar_safetensors_tensor *seqpar_safetensors_find(const seqpar_safetensors_file *file,
-                                                                    const char *name)
-{
+SEQPAR_DEF const seqpar_safetensors_tensor *seqpar_safetensors_find(
+    const seqpar_safetensors_file *file, const char *name) {
     int64_t low = 0, high = file->count;
 
     while (low < high) {
         int64_t middle = low + (high - low) / 2;
         int order = strcmp(name, file->by_name[middle]->name);
 
-        if (order == 0)
-            return file->by_name[middle];
+        if (order == 0) return file->by_name[middle];
         if (order < 0)
             high = middle;
         else
@@ -1063,86 +1073,85 @@ SEQPAR_DEF const seqpar_safetensors_tensor *seqpar_safetensors_find(const seqpar
 }
 
 static seqpar_status seqpar__st_absent(const seqpar_safetensors_file *file, const char *name,
-                                       seqpar_error *error)
-{
+                                       seqpar_error *error) {
     char shown[SEQPAR__ST_SHOWN + 4];
 
     if (file->count == 0)
         return seqpar__st_fail(error, SEQPAR_ERR_FILE_TENSOR, file->path, name,
                                "is not in the file, which has no tensors; check the path");
-    return seqpar__st_fail(error, SEQPAR_ERR_FILE_TENSOR, file->path, name,
-                           "is not in the file, which has %lld tensors, the first \"%s\"; check the name",
-                           (long long)file->count, seqpar__st_show(shown, file->tensors[0].name, 0));
+    return seqpar__st_fail(
+        error, SEQPAR_ERR_FILE_TENSOR, file->path, name,
+        "is not in the file, which has %lld tensors, the first \"%s\"; check the name",
+        (long long)file->count, seqpar__st_show(shown, file->tensors[0].name, 0));
 }
 
 SEQPAR_DEF seqpar_status seqpar_safetensors_expect(const seqpar_safetensors_file *file,
                                                    const seqpar_safetensors_tensor *wanted,
-                                                   seqpar_error *error)
-{
+                                                   seqpar_error *error) {
     const seqpar_safetensors_tensor *found = seqpar_safetensors_find(file, wanted->name);
     char found_shown[128], wanted_shown[128];
-    int same = found && found->dims == wanted->dims
-            && (!wanted->dtype || wanted->dtype == found->dtype);
+    int same = found && found->dims == wanted->dims &&
+               (!wanted->dtype || wanted->dtype == found->dtype);
 
     for (int64_t i = 0; same && i < found->dims; i++)
         same = found->shape[i] == wanted->shape[i];
-    if (!found)
-        return seqpar__st_absent(file, wanted->name, error);
+    if (!found) return seqpar__st_absent(file, wanted->name, error);
     if (!same)
         return seqpar__st_fail(error, SEQPAR_ERR_FILE_TENSOR, file->path, wanted->name,
                                "is %s in the file, but %s is wanted; check the configuration",
                                seqpar__st_show_shape(found_shown, found),
-                               seqpar__st_show_shape(wanted_shown, wanted) + (wanted->dtype ? 0 : 5));
+                               seqpar__st_show_shape(wanted_shown, wanted) +
+                                   (wanted->dtype ? 0 : 5));
     return 0;
 }
 
-SEQPAR_DEF int64_t seqpar_safetensors_metadata_count(const seqpar_safetensors_file *file)
-{
+SEQPAR_DEF int64_t seqpar_safetensors_metadata_count(const seqpar_safetensors_file *file) {
     return file->metadata_count;
 }
 
 SEQPAR_DEF const seqpar_safetensors_pair *seqpar_safetensors_metadata_at(
-    const seqpar_safetensors_file *file, int64_t index)
-{
+    const seqpar_safetensors_file *file, int64_t index) {
     return index >= 0 && index < file->metadata_count ? &file->metadata[index] : NULL;
 }
 
-SEQPAR_DEF const char *seqpar_safetensors_metadata(const seqpar_safetensors_file *file, const char *key)
-{
-    seqpar_safetensors_pair wanted = { key, NULL };
+SEQPAR_DEF const char *seqpar_safetensors_metadata(const seqpar_safetensors_file *file,
+                                                   const char *key) {
+    seqpar_safetensors_pair wanted = {key, NULL};
     const seqpar_safetensors_pair *found = NULL;
 
     if (file->metadata_count > 0)
-        found = (const seqpar_safetensors_pair *)bsearch(&wanted, file->metadata,
-                                                         (size_t)file->metadata_count, sizeof wanted,
-                                                         seqpar__st_order_by_key);
+        found = (const seqpar_safetensors_pair *)bsearch(
+            &wanted, file->metadata, (size_t)file->metadata_count, sizeof wanted,
+            seqpar__st_order_by_key);
     return found ? found->value : NULL;
 }
 
 /* >>read -------------------------------------------------------------------- data to the caller */
 
-SEQPAR_DEF seqpar_safetensors_part seqpar_safetensors_whole(const seqpar_safetensors_tensor *tensor)
-{
-    seqpar_safetensors_part part = { tensor->name, 0, tensor->count, 0 };
+SEQPAR_DEF seqpar_safetensors_part
+seqpar_safetensors_whole(const seqpar_safetensors_tensor *tensor) {
+    seqpar_safetensors_part part = {tensor->name, 0, tensor->count, 0};
 
     return part;
 }
 
 /* Finds the tensor, checks that the part is inside it and moves the file there. */
-static seqpar_status seqpar__st_seek(seqpar_safetensors_file *file, const seqpar_safetensors_part *part,
-                                     const seqpar_safetensors_tensor **tensor, seqpar_error *error)
-{
+static seqpar_status seqpar__st_seek(seqpar_safetensors_file *file,
+                                     const seqpar_safetensors_part *part,
+                                     const seqpar_safetensors_tensor **tensor,
+                                     seqpar_error *error) {
     const seqpar_safetensors_tensor *found = seqpar_safetensors_find(file, part->name);
     int64_t each = found ? seqpar_safetensors_dtype_bytes(found->dtype) : 0;
 
-    if (!found)
-        return seqpar__st_absent(file, part->name, error);
+    if (!found) return seqpar__st_absent(file, part->name, error);
     if (part->first < 0 || part->count < 0 || part->count > found->count - part->first)
-        return seqpar__st_fail(error, SEQPAR_ERR_FILE_TENSOR, file->path, part->name,
-                               "%lld elements from element %lld on are asked for, but it has %lld; check "
-                               "first and count", (long long)part->count, (long long)part->first,
-                               (long long)found->count);
-    if (fseeko(file->stream, (off_t)(file->data_start + found->offset + part->first * each), SEEK_SET) != 0)
+        return seqpar__st_fail(
+            error, SEQPAR_ERR_FILE_TENSOR, file->path, part->name,
+            "%lld elements from element %lld on are asked for, but it has %lld; check "
+            "first and count",
+            (long long)part->count, (long long)part->first, (long long)found->count);
+    if (fseeko(file->stream, (off_t)(file->data_start + found->offset + part->first * each),
+               SEEK_SET) != 0)
         return seqpar__st_fail(error, SEQPAR_ERR_FILE_READ, file->path, part->name,
                                "its place in the file cannot be reached (%s); check the disk",
                                strerror(errno));
@@ -1152,22 +1161,20 @@ static seqpar_status seqpar__st_seek(seqpar_safetensors_file *file, const seqpar
 
 /* The next `bytes` bytes from where the file stands. */
 static seqpar_status seqpar__st_take(seqpar_safetensors_file *file, const char *name, void *out,
-                                     int64_t bytes, seqpar_error *error)
-{
+                                     int64_t bytes, seqpar_error *error) {
     int64_t got = bytes > 0 ? (int64_t)fread(out, 1, (size_t)bytes, file->stream) : 0;
 
-    if (got == bytes)
-        return 0;
-    return seqpar__st_fail(error, SEQPAR_ERR_FILE_READ, file->path, name,
-                           "only %lld of %lld bytes can be read (%s); check the disk, or get the file again",
-                           (long long)got, (long long)bytes,
-                           ferror(file->stream) ? strerror(errno) : "the file became shorter");
+    if (got == bytes) return 0;
+    return seqpar__st_fail(
+        error, SEQPAR_ERR_FILE_READ, file->path, name,
+        "only %lld of %lld bytes can be read (%s); check the disk, or get the file again",
+        (long long)got, (long long)bytes,
+        ferror(file->stream) ? strerror(errno) : "the file became shorter");
 }
 
 /* Bits that are all ones in NaN and Inf, of the two highest bytes: in all four formats the sign and the
  * whole exponent are there. 0 for dtypes that are never NaN. */
-static unsigned seqpar__st_exponent_mask(seqpar_safetensors_dtype dtype)
-{
+static unsigned seqpar__st_exponent_mask(seqpar_safetensors_dtype dtype) {
     switch (dtype) {
     case SEQPAR_SAFETENSORS_F16: return 0x7C00;
     case SEQPAR_SAFETENSORS_BF16: return 0x7F80;
@@ -1180,9 +1187,8 @@ static unsigned seqpar__st_exponent_mask(seqpar_safetensors_dtype dtype)
 /* raw: (count) elements, the first of which is element `first` of the tensor. */
 static seqpar_status seqpar__st_refuse_not_finite(const seqpar_safetensors_file *file,
                                                   const seqpar_safetensors_tensor *tensor,
-                                                  const unsigned char *raw, int64_t first, int64_t count,
-                                                  seqpar_error *error)
-{
+                                                  const unsigned char *raw, int64_t first,
+                                                  int64_t count, seqpar_error *error) {
     int64_t each = seqpar_safetensors_dtype_bytes(tensor->dtype);
     unsigned mask = seqpar__st_exponent_mask(tensor->dtype);
 
@@ -1191,35 +1197,35 @@ static seqpar_status seqpar__st_refuse_not_finite(const seqpar_safetensors_file 
         unsigned top = (unsigned)end[-1] << 8 | end[-2];
 
         if ((top & mask) == mask)
-            return seqpar__st_fail(error, SEQPAR_ERR_NOT_FINITE, file->path, tensor->name,
-                                   "element %lld of %lld is NaN or Inf (%s, its high bytes are 0x%04x); take "
-                                   "another file, or look into what wrote this one", (long long)(first + i),
-                                   (long long)tensor->count, seqpar_safetensors_dtype_name(tensor->dtype),
-                                   top);
+            return seqpar__st_fail(
+                error, SEQPAR_ERR_NOT_FINITE, file->path, tensor->name,
+                "element %lld of %lld is NaN or Inf (%s, its high bytes are 0x%04x); take "
+                "another file, or look into what wrote this one",
+                (long long)(first + i), (long long)tensor->count,
+                seqpar_safetensors_dtype_name(tensor->dtype), top);
     }
     return 0;
 }
 
 SEQPAR_DEF seqpar_status seqpar_safetensors_read(seqpar_safetensors_file *file, void *out,
                                                  const seqpar_safetensors_part *part,
-                                                 seqpar_error *error)
-{
+                                                 seqpar_error *error) {
     const seqpar_safetensors_tensor *tensor = NULL;
     seqpar_status status = seqpar__st_seek(file, part, &tensor, error);
 
     if (!status)
         status = seqpar__st_take(file, part->name, out,
-                                 part->count * seqpar_safetensors_dtype_bytes(tensor->dtype), error);
+                                 part->count * seqpar_safetensors_dtype_bytes(tensor->dtype),
+                                 error);
     if (!status && part->finite)
-        status = seqpar__st_refuse_not_finite(file, tensor, (const unsigned char *)out, part->first,
-                                              part->count, error);
+        status = seqpar__st_refuse_not_finite(file, tensor, (const unsigned char *)out,
+                                              part->first, part->count, error);
     return status;
 }
 
 /* Every value of the four formats is a double. out: (count), raw: (count) elements of dtype. */
-static void seqpar__st_widen(double *out, const unsigned char *raw, seqpar_safetensors_dtype dtype,
-                             int64_t count)
-{
+static void seqpar__st_widen(double *out, const unsigned char *raw,
+                             seqpar_safetensors_dtype dtype, int64_t count) {
     int64_t each = seqpar_safetensors_dtype_bytes(dtype);
 
     for (int64_t i = 0; i < count; i++) {
@@ -1233,8 +1239,9 @@ static void seqpar__st_widen(double *out, const unsigned char *raw, seqpar_safet
             memcpy(&single, element, 4);
             out[i] = (double)single;
         } else {
-            out[i] = (double)(dtype == SEQPAR_SAFETENSORS_F16 ? seqpar_safetensors_f16_to_f32(half)
-                                                              : seqpar_safetensors_bf16_to_f32(half));
+            out[i] = (double)(dtype == SEQPAR_SAFETENSORS_F16
+                                  ? seqpar_safetensors_f16_to_f32(half)
+                                  : seqpar_safetensors_bf16_to_f32(half));
         }
     }
 }
@@ -1243,14 +1250,15 @@ static void seqpar__st_widen(double *out, const unsigned char *raw, seqpar_safet
 static seqpar_status seqpar__st_narrow(const seqpar_safetensors_file *file,
                                        const seqpar_safetensors_tensor *tensor, float *out,
                                        const double *values, int64_t first, int64_t count,
-                                       seqpar_error *error)
-{
+                                       seqpar_error *error) {
     for (int64_t i = 0; i < count; i++) {
         out[i] = (float)values[i];
         if (isinf(out[i]) && !isinf(values[i]))
-            return seqpar__st_fail(error, SEQPAR_ERR_NOT_FINITE, file->path, tensor->name,
-                                   "element %lld of %lld, %.17g, is beyond the range of float; read it as "
-                                   "double", (long long)(first + i), (long long)tensor->count, values[i]);
+            return seqpar__st_fail(
+                error, SEQPAR_ERR_NOT_FINITE, file->path, tensor->name,
+                "element %lld of %lld, %.17g, is beyond the range of float; read it as "
+                "double",
+                (long long)(first + i), (long long)tensor->count, values[i]);
     }
     return 0;
 }
@@ -1258,9 +1266,9 @@ static seqpar_status seqpar__st_narrow(const seqpar_safetensors_file *file,
 #define SEQPAR__ST_CHUNK 2048 /* elements converted at a time, on the stack */
 
 /* To wide or to narrow (part->count), whichever is not NULL. */
-static seqpar_status seqpar__st_read_as(seqpar_safetensors_file *file, double *wide, float *narrow,
-                                        const seqpar_safetensors_part *part, seqpar_error *error)
-{
+static seqpar_status seqpar__st_read_as(seqpar_safetensors_file *file, double *wide,
+                                        float *narrow, const seqpar_safetensors_part *part,
+                                        seqpar_error *error) {
     unsigned char raw[SEQPAR__ST_CHUNK * 8];
     double values[SEQPAR__ST_CHUNK];
     const seqpar_safetensors_tensor *tensor = NULL;
@@ -1268,92 +1276,90 @@ static seqpar_status seqpar__st_read_as(seqpar_safetensors_file *file, double *w
     int64_t now;
 
     if (!status && !seqpar__st_exponent_mask(tensor->dtype))
-        return seqpar__st_fail(error, SEQPAR_ERR_FILE_TENSOR, file->path, part->name,
-                               "is %s, not a floating-point tensor; read it with seqpar_safetensors_read",
-                               seqpar_safetensors_dtype_name(tensor->dtype));
+        return seqpar__st_fail(
+            error, SEQPAR_ERR_FILE_TENSOR, file->path, part->name,
+            "is %s, not a floating-point tensor; read it with seqpar_safetensors_read",
+            seqpar_safetensors_dtype_name(tensor->dtype));
     for (int64_t done = 0; !status && done < part->count; done += now) {
         int64_t each = seqpar_safetensors_dtype_bytes(tensor->dtype), left = part->count - done;
 
         now = left < SEQPAR__ST_CHUNK ? left : SEQPAR__ST_CHUNK;
         status = seqpar__st_take(file, part->name, raw, now * each, error);
         if (!status && part->finite)
-            status = seqpar__st_refuse_not_finite(file, tensor, raw, part->first + done, now, error);
-        if (status)
-            break;
+            status = seqpar__st_refuse_not_finite(file, tensor, raw, part->first + done, now,
+                                                  error);
+        if (status) break;
         seqpar__st_widen(wide ? wide + done : values, raw, tensor->dtype, now);
         if (narrow)
-            status = seqpar__st_narrow(file, tensor, narrow + done, values, part->first + done, now, error);
+            status = seqpar__st_narrow(file, tensor, narrow + done, values, part->first + done,
+                                       now, error);
     }
     return status;
 }
 
 SEQPAR_DEF seqpar_status seqpar_safetensors_read_f32(seqpar_safetensors_file *file, float *out,
                                                      const seqpar_safetensors_part *part,
-                                                     seqpar_error *error)
-{
+                                                     seqpar_error *error) {
     return seqpar__st_read_as(file, NULL, out, part, error);
 }
 
 SEQPAR_DEF seqpar_status seqpar_safetensors_read_f64(seqpar_safetensors_file *file, double *out,
                                                      const seqpar_safetensors_part *part,
-                                                     seqpar_error *error)
-{
+                                                     seqpar_error *error) {
     return seqpar__st_read_as(file, out, NULL, part, error);
 }
 
 /* >>output ---------------------------------------------------------- files, whole or not at all */
 
 typedef struct seqpar__st_output {
-    FILE *stream;         /* NULL once closed */
-    char *path;           /* where the file is to appear */
-    char *temporary;      /* where it grows, in the same allocation; NULL once renamed or removed */
-    seqpar_status status; /* of the first failure, after which there is nothing left to write to */
+    FILE *stream; /* NULL once closed */
+    char *path;   /* where the file is to appear */
+    /* where it grows, in the same allocation; NULL once renamed or removed */
+    char *temporary;
+    /* of the first failure, after which there is nothing left to write to */
+    seqpar_status status;
 } seqpar__st_output;
 
-static void seqpar__st_output_drop(seqpar__st_output *output, seqpar_status status)
-{
-    if (output->stream)
-        fclose(output->stream);
-    if (output->temporary)
-        unlink(output->temporary);
+static void seqpar__st_output_drop(seqpar__st_output *output, seqpar_status status) {
+    if (output->stream) fclose(output->stream);
+    if (output->temporary) unlink(output->temporary);
     output->stream = NULL;
     output->temporary = NULL;
     output->status = status;
 }
 
 static seqpar_status seqpar__st_output_failed(seqpar__st_output *output, const char *step,
-                                              seqpar_error *error)
-{
+                                              seqpar_error *error) {
     int reason = errno;
 
     seqpar__st_output_drop(output, SEQPAR_ERR_FILE_WRITE);
-    return seqpar__st_fail(error, SEQPAR_ERR_FILE_WRITE, output->path, NULL,
-                           "cannot be written (%s: %s); what was there before is untouched, make room or "
-                           "choose another folder", step, strerror(reason));
+    return seqpar__st_fail(
+        error, SEQPAR_ERR_FILE_WRITE, output->path, NULL,
+        "cannot be written (%s: %s); what was there before is untouched, make room or "
+        "choose another folder",
+        step, strerror(reason));
 }
 
 /* A name that is free, so that neither another thread's file nor one that a killed process of the same
  * pid left behind (in a container pids repeat) gets mixed up with this one. Returns a descriptor or -1. */
-static int seqpar__st_output_claim(const seqpar__st_output *output, size_t room)
-{
+static int seqpar__st_output_claim(const seqpar__st_output *output, size_t room) {
     int descriptor = -1;
 
     for (int attempt = 1; attempt <= 1000; attempt++) {
-        int used = snprintf(output->temporary, room, "%s.tmp.%ld", output->path, (long)getpid());
+        int used = snprintf(output->temporary, room, "%s.tmp.%ld", output->path,
+                            (long)getpid());
 
         if (attempt > 1)
             snprintf(output->temporary + used, room - (size_t)used, ".%d", attempt);
         descriptor = open(output->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (descriptor >= 0 || errno != EEXIST)
-            break;
+        if (descriptor >= 0 || errno != EEXIST) break;
     }
     return descriptor;
 }
 
 /* After an error only output->path is to be freed, as after every other end. */
 static seqpar_status seqpar__st_output_open(seqpar__st_output *output, const char *path,
-                                            seqpar_error *error)
-{
+                                            seqpar_error *error) {
     size_t length = path ? strlen(path) + 1 : 0, room = length + 64;
     const char *trouble = NULL;
     struct stat about;
@@ -1364,18 +1370,17 @@ static seqpar_status seqpar__st_output_open(seqpar__st_output *output, const cha
         return seqpar__st_fail(error, SEQPAR_ERR_FILE_OPEN, "(no path)", NULL,
                                "a path is needed to write to");
     if (stat(path, &about) == 0 && !S_ISREG(about.st_mode))
-        return seqpar__st_fail(error, SEQPAR_ERR_FILE_OPEN, path, NULL,
-                               "is there already and is not a regular file; choose another path");
+        return seqpar__st_fail(
+            error, SEQPAR_ERR_FILE_OPEN, path, NULL,
+            "is there already and is not a regular file; choose another path");
     output->path = (char *)seqpar__st_new((int64_t)(length + room), 1);
-    if (!output->path)
-        return seqpar__st_no_memory(error, path);
+    if (!output->path) return seqpar__st_no_memory(error, path);
     memcpy(output->path, path, length);
     output->temporary = output->path + length;
     descriptor = seqpar__st_output_claim(output, room);
     if (descriptor < 0 || !(output->stream = fdopen(descriptor, "wb")))
         trouble = strerror(errno);
-    if (!trouble)
-        return 0;
+    if (!trouble) return 0;
     if (descriptor >= 0) {
         close(descriptor);
         unlink(output->temporary);
@@ -1385,9 +1390,8 @@ static seqpar_status seqpar__st_output_open(seqpar__st_output *output, const cha
                            "cannot be opened for writing (%s); check the folder", trouble);
 }
 
-static seqpar_status seqpar__st_output_write(seqpar__st_output *output, const void *data, int64_t bytes,
-                                             seqpar_error *error)
-{
+static seqpar_status seqpar__st_output_write(seqpar__st_output *output, const void *data,
+                                             int64_t bytes, seqpar_error *error) {
     if (output->status)
         return seqpar__st_fail(error, output->status, output->path, NULL,
                                "was given up after an earlier error; see that one");
@@ -1398,13 +1402,11 @@ static seqpar_status seqpar__st_output_write(seqpar__st_output *output, const vo
 
 /* Makes the rename itself survive a power cut. Not every file system can do it and the file is whole
  * either way, so failure is no error. */
-static void seqpar__st_sync_folder(const char *path, char *scratch)
-{
+static void seqpar__st_sync_folder(const char *path, char *scratch) {
     char *slash = strrchr(strcpy(scratch, path), '/');
     int folder;
 
-    if (slash)
-        slash[slash == scratch] = '\0'; /* keeps the slash of "/" */
+    if (slash) slash[slash == scratch] = '\0'; /* keeps the slash of "/" */
     folder = open(slash ? scratch : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder >= 0) {
         fsync(folder);
@@ -1412,20 +1414,15 @@ static void seqpar__st_sync_folder(const char *path, char *scratch)
     }
 }
 
-static seqpar_status seqpar__st_output_commit(seqpar__st_output *output, seqpar_error *error)
-{
+static seqpar_status seqpar__st_output_commit(seqpar__st_output *output, seqpar_error *error) {
     seqpar_status status = seqpar__st_output_write(output, NULL, 0, error);
     FILE *stream = output->stream;
 
-    if (status)
-        return status;
-    if (fflush(stream) != 0)
-        return seqpar__st_output_failed(output, "fflush", error);
-    if (fsync(fileno(stream)) != 0)
-        return seqpar__st_output_failed(output, "fsync", error);
+    if (status) return status;
+    if (fflush(stream) != 0) return seqpar__st_output_failed(output, "fflush", error);
+    if (fsync(fileno(stream)) != 0) return seqpar__st_output_failed(output, "fsync", error);
     output->stream = NULL; /* fclose ends it even where it fails */
-    if (fclose(stream) != 0)
-        return seqpar__st_output_failed(output, "fclose", error);
+    if (fclose(stream) != 0) return seqpar__st_output_failed(output, "fclose", error);
     if (rename(output->temporary, output->path) != 0)
         return seqpar__st_output_failed(output, "rename", error);
     seqpar__st_sync_folder(output->path, output->temporary);
@@ -1433,16 +1430,13 @@ static seqpar_status seqpar__st_output_commit(seqpar__st_output *output, seqpar_
     return 0;
 }
 
-SEQPAR_DEF seqpar_status seqpar_file_write_atomic(const char *path, const void *data, int64_t bytes,
-                                                  seqpar_error *error)
-{
+SEQPAR_DEF seqpar_status seqpar_file_write_atomic(const char *path, const void *data,
+                                                  int64_t bytes, seqpar_error *error) {
     seqpar__st_output output;
     seqpar_status status = seqpar__st_output_open(&output, path, error);
 
-    if (!status)
-        status = seqpar__st_output_write(&output, data, bytes, error);
-    if (!status)
-        status = seqpar__st_output_commit(&output, error);
+    if (!status) status = seqpar__st_output_write(&output, data, bytes, error);
+    if (!status) status = seqpar__st_output_commit(&output, error);
     seqpar__st_free(output.path);
     return status;
 }
@@ -1465,8 +1459,7 @@ typedef struct seqpar__st_text {
     int failed;
 } seqpar__st_text;
 
-static void seqpar__st_put(seqpar__st_text *text, const char *data)
-{
+static void seqpar__st_put(seqpar__st_text *text, const char *data) {
     int64_t bytes = (int64_t)strlen(data);
 
     if (text->bytes + bytes > text->capacity) {
@@ -1474,10 +1467,8 @@ static void seqpar__st_put(seqpar__st_text *text, const char *data)
         char *larger = (char *)seqpar__st_new(capacity, 1);
 
         text->failed |= !larger;
-        if (!larger)
-            return;
-        if (text->data)
-            memcpy(larger, text->data, (size_t)text->bytes);
+        if (!larger) return;
+        if (text->data) memcpy(larger, text->data, (size_t)text->bytes);
         seqpar__st_free(text->data);
         text->data = larger;
         text->capacity = capacity;
@@ -1486,8 +1477,7 @@ static void seqpar__st_put(seqpar__st_text *text, const char *data)
     text->bytes += bytes;
 }
 
-static void seqpar__st_put_number(seqpar__st_text *text, int64_t number)
-{
+static void seqpar__st_put_number(seqpar__st_text *text, int64_t number) {
     char digits[32];
 
     snprintf(digits, sizeof digits, "%lld", (long long)number);
@@ -1495,20 +1485,18 @@ static void seqpar__st_put_number(seqpar__st_text *text, int64_t number)
 }
 
 /* In quotes, with cJSON's escapes. */
-static void seqpar__st_put_string(seqpar__st_text *text, const char *string)
-{
+static void seqpar__st_put_string(seqpar__st_text *text, const char *string) {
     cJSON *node = cJSON_CreateStringReference(string);
     char *quoted = node ? cJSON_PrintUnformatted(node) : NULL;
 
-    if (quoted)
-        seqpar__st_put(text, quoted);
+    if (quoted) seqpar__st_put(text, quoted);
     text->failed |= !quoted;
     cJSON_free(quoted);
     cJSON_Delete(node);
 }
 
-static void seqpar__st_put_metadata(seqpar__st_text *text, const seqpar_safetensors_desc *desc)
-{
+static void seqpar__st_put_metadata(seqpar__st_text *text,
+                                    const seqpar_safetensors_desc *desc) {
     seqpar__st_put(text, "\"__metadata__\":{");
     for (int64_t i = 0; i < desc->metadata_count; i++) {
         seqpar__st_put(text, i ? "," : "");
@@ -1519,8 +1507,8 @@ static void seqpar__st_put_metadata(seqpar__st_text *text, const seqpar_safetens
     seqpar__st_put(text, "}");
 }
 
-static void seqpar__st_put_tensor(seqpar__st_text *text, const seqpar_safetensors_tensor *tensor)
-{
+static void seqpar__st_put_tensor(seqpar__st_text *text,
+                                  const seqpar_safetensors_tensor *tensor) {
     seqpar__st_put_string(text, tensor->name);
     seqpar__st_put(text, ":{\"dtype\":\"");
     seqpar__st_put(text, seqpar_safetensors_dtype_name(tensor->dtype));
@@ -1536,38 +1524,36 @@ static void seqpar__st_put_tensor(seqpar__st_text *text, const seqpar_safetensor
     seqpar__st_put(text, "]}");
 }
 
-/* The length, the JSON, and spaces up to the next multiple of 8. text->data is to be freed in any case. */
-static seqpar_status seqpar__st_put_header(seqpar__st_text *text, const seqpar_safetensors_writer *writer,
-                                           const seqpar_safetensors_desc *desc, seqpar_error *error)
-{
+/* The length, the JSON, and spaces up to the next multiple of 8. text->data is to be freed
+   in any case. */
+static seqpar_status seqpar__st_put_header(seqpar__st_text *text,
+                                           const seqpar_safetensors_writer *writer,
+                                           const seqpar_safetensors_desc *desc,
+                                           seqpar_error *error) {
     int64_t length;
 
     seqpar__st_put(text, "........{"); /* room for the length */
-    if (desc->metadata_count > 0)
-        seqpar__st_put_metadata(text, desc);
+    if (desc->metadata_count > 0) seqpar__st_put_metadata(text, desc);
     for (int64_t i = 0; i < writer->count; i++) {
         seqpar__st_put(text, i > 0 || desc->metadata_count > 0 ? "," : "");
         seqpar__st_put_tensor(text, &writer->tensors[i]);
     }
     seqpar__st_put(text, "}");
-    while (!text->failed && text->bytes % 8 != 0)
-        seqpar__st_put(text, " ");
-    if (text->failed)
-        return seqpar__st_no_memory(error, desc->path);
+    while (!text->failed && text->bytes % 8 != 0) seqpar__st_put(text, " ");
+    if (text->failed) return seqpar__st_no_memory(error, desc->path);
     length = text->bytes - 8;
     if (length > SEQPAR_SAFETENSORS_MAX_HEADER)
-        return seqpar__st_fail(error, SEQPAR_ERR_FILE_FORMAT, desc->path, NULL,
-                               "its header would have %lld bytes, more than the %d allowed; shorten the "
-                               "metadata or split the file", (long long)length,
-                               SEQPAR_SAFETENSORS_MAX_HEADER);
-    for (int i = 0; i < 8; i++)
-        text->data[i] = (char)(unsigned char)(length >> (8 * i) & 0xFF);
+        return seqpar__st_fail(
+            error, SEQPAR_ERR_FILE_FORMAT, desc->path, NULL,
+            "its header would have %lld bytes, more than the %d allowed; shorten the "
+            "metadata or split the file",
+            (long long)length, SEQPAR_SAFETENSORS_MAX_HEADER);
+    for (int i = 0; i < 8; i++) text->data[i] = (char)(unsigned char)(length >> (8 * i) & 0xFF);
     return 0;
 }
 
 static seqpar_status seqpar__st_check_name(const char *path, const char *name, int64_t index,
-                                           seqpar_error *error)
-{
+                                           seqpar_error *error) {
     if (!name)
         return seqpar__st_fail(error, SEQPAR_ERR_FILE_TENSOR, path, NULL,
                                "entry %lld of the list of tensors has no name; give it one",
@@ -1582,15 +1568,15 @@ static seqpar_status seqpar__st_check_name(const char *path, const char *name, i
 }
 
 /* Fills in count, bytes and offset; *offset moves on to the next tensor's. */
-static seqpar_status seqpar__st_place(const char *path, seqpar_safetensors_tensor *tensor, int64_t *offset,
-                                      seqpar_error *error)
-{
+static seqpar_status seqpar__st_place(const char *path, seqpar_safetensors_tensor *tensor,
+                                      int64_t *offset, seqpar_error *error) {
     char shown[128];
     const int64_t limit = (int64_t)1 << 53; /* JSON readers lose count from here on */
 
     if (!seqpar_safetensors_dtype_bytes(tensor->dtype))
         return seqpar__st_fail(error, SEQPAR_ERR_FILE_TENSOR, path, tensor->name,
-                               "dtype %d is not a SEQPAR_SAFETENSORS_ dtype; set it", (int)tensor->dtype);
+                               "dtype %d is not a SEQPAR_SAFETENSORS_ dtype; set it",
+                               (int)tensor->dtype);
     if (tensor->dims < 0 || tensor->dims > SEQPAR_SAFETENSORS_MAX_DIMS)
         return seqpar__st_fail(error, SEQPAR_ERR_FILE_TENSOR, path, tensor->name,
                                "has %lld dimensions, but 0 to %d are supported; reshape it",
@@ -1601,9 +1587,11 @@ static seqpar_status seqpar__st_place(const char *path, seqpar_safetensors_tenso
                                    "shape[%lld] is %lld, below 0; set it", (long long)i,
                                    (long long)tensor->shape[i]);
     if (!seqpar__st_measure(tensor) || tensor->bytes >= limit - *offset)
-        return seqpar__st_fail(error, SEQPAR_ERR_FILE_TENSOR, path, tensor->name,
-                               "%s at data byte %lld ends beyond 2^53, where JSON readers lose count; split "
-                               "the file", seqpar__st_show_shape(shown, tensor), (long long)*offset);
+        return seqpar__st_fail(
+            error, SEQPAR_ERR_FILE_TENSOR, path, tensor->name,
+            "%s at data byte %lld ends beyond 2^53, where JSON readers lose count; split "
+            "the file",
+            seqpar__st_show_shape(shown, tensor), (long long)*offset);
     tensor->offset = *offset;
     *offset += tensor->bytes;
     return 0;
@@ -1611,8 +1599,8 @@ static seqpar_status seqpar__st_place(const char *path, seqpar_safetensors_tenso
 
 /* The caller's list, checked and copied. */
 static seqpar_status seqpar__st_copy_list(seqpar_safetensors_writer *writer,
-                                          const seqpar_safetensors_desc *desc, seqpar_error *error)
-{
+                                          const seqpar_safetensors_desc *desc,
+                                          seqpar_error *error) {
     int64_t name_bytes = 0, offset = 0;
     seqpar_status status = 0;
     char *name;
@@ -1621,12 +1609,11 @@ static seqpar_status seqpar__st_copy_list(seqpar_safetensors_writer *writer,
         status = seqpar__st_check_name(desc->path, desc->tensors[i].name, i, error);
         name_bytes += status ? 0 : (int64_t)strlen(desc->tensors[i].name) + 1;
     }
-    if (status)
-        return status;
-    writer->tensors = (seqpar_safetensors_tensor *)seqpar__st_new(desc->count, sizeof *writer->tensors);
+    if (status) return status;
+    writer->tensors = (seqpar_safetensors_tensor *)seqpar__st_new(desc->count,
+                                                                  sizeof *writer->tensors);
     writer->names = name = (char *)seqpar__st_new(name_bytes, 1);
-    if (!writer->tensors || !writer->names)
-        return seqpar__st_no_memory(error, desc->path);
+    if (!writer->tensors || !writer->names) return seqpar__st_no_memory(error, desc->path);
     for (; !status && writer->count < desc->count; writer->count++) {
         seqpar_safetensors_tensor *tensor = &writer->tensors[writer->count];
 
@@ -1638,22 +1625,21 @@ static seqpar_status seqpar__st_copy_list(seqpar_safetensors_writer *writer,
     return status;
 }
 
-static seqpar_status seqpar__st_check_unique(const seqpar_safetensors_writer *writer, const char *path,
-                                             seqpar_error *error)
-{
-    const seqpar_safetensors_tensor **by_name =
-        seqpar__st_sorted(writer->tensors, writer->count, seqpar__st_order_by_name);
+static seqpar_status seqpar__st_check_unique(const seqpar_safetensors_writer *writer,
+                                             const char *path, seqpar_error *error) {
+    const seqpar_safetensors_tensor **by_name = seqpar__st_sorted(
+        writer->tensors, writer->count, seqpar__st_order_by_name);
     const char *twice = by_name ? seqpar__st_twice_name(by_name, writer->count) : NULL;
 
     seqpar__st_free((void *)by_name);
-    if (!by_name)
-        return seqpar__st_no_memory(error, path);
-    return !twice ? 0 : seqpar__st_fail(error, SEQPAR_ERR_FILE_TENSOR, path, twice,
-                                        "is in the list twice; rename one of them");
+    if (!by_name) return seqpar__st_no_memory(error, path);
+    return !twice ? 0
+                  : seqpar__st_fail(error, SEQPAR_ERR_FILE_TENSOR, path, twice,
+                                    "is in the list twice; rename one of them");
 }
 
-static seqpar_status seqpar__st_check_metadata(const seqpar_safetensors_desc *desc, seqpar_error *error)
-{
+static seqpar_status seqpar__st_check_metadata(const seqpar_safetensors_desc *desc,
+                                               seqpar_error *error) {
     size_t bytes = (size_t)desc->metadata_count * sizeof *desc->metadata;
     seqpar_safetensors_pair *by_key;
     char shown[SEQPAR__ST_SHOWN + 4];
@@ -1662,47 +1648,45 @@ static seqpar_status seqpar__st_check_metadata(const seqpar_safetensors_desc *de
     for (int64_t i = 0; i < desc->metadata_count; i++) {
         const seqpar_safetensors_pair *pair = &desc->metadata[i];
 
-        if (!pair->key || !pair->value || !seqpar__st_is_utf8(pair->key) || !seqpar__st_is_utf8(pair->value))
-            return seqpar__st_fail(error, SEQPAR_ERR_FILE_FORMAT, desc->path, NULL,
-                                   "metadata entry %lld, key \"%s\", is not two strings of UTF-8; convert it",
-                                   (long long)i, seqpar__st_show(shown, pair->key ? pair->key : "", 0));
+        if (!pair->key || !pair->value || !seqpar__st_is_utf8(pair->key) ||
+            !seqpar__st_is_utf8(pair->value))
+            return seqpar__st_fail(
+                error, SEQPAR_ERR_FILE_FORMAT, desc->path, NULL,
+                "metadata entry %lld, key \"%s\", is not two strings of UTF-8; convert it",
+                (long long)i, seqpar__st_show(shown, pair->key ? pair->key : "", 0));
     }
     by_key = (seqpar_safetensors_pair *)seqpar__st_new(desc->metadata_count, sizeof *by_key);
-    if (!by_key)
-        return seqpar__st_no_memory(error, desc->path);
+    if (!by_key) return seqpar__st_no_memory(error, desc->path);
     if (bytes > 0)
-        qsort(memcpy(by_key, desc->metadata, bytes), (size_t)desc->metadata_count, sizeof *by_key,
-              seqpar__st_order_by_key);
+        qsort(memcpy(by_key, desc->metadata, bytes), (size_t)desc->metadata_count,
+              sizeof *by_key, seqpar__st_order_by_key);
     twice = seqpar__st_twice_key(by_key, desc->metadata_count);
     seqpar__st_free(by_key);
-    return !twice ? 0 : seqpar__st_fail(error, SEQPAR_ERR_FILE_FORMAT, desc->path, NULL,
-                                        "metadata key \"%s\" is there twice; rename one of them",
-                                        seqpar__st_show(shown, twice, 0));
+    return !twice ? 0
+                  : seqpar__st_fail(error, SEQPAR_ERR_FILE_FORMAT, desc->path, NULL,
+                                    "metadata key \"%s\" is there twice; rename one of them",
+                                    seqpar__st_show(shown, twice, 0));
 }
 
 /* Past every tensor that is complete, which empty ones always are. */
-static void seqpar__st_advance(seqpar_safetensors_writer *writer)
-{
-    while (writer->current < writer->count && writer->written == writer->tensors[writer->current].bytes) {
+static void seqpar__st_advance(seqpar_safetensors_writer *writer) {
+    while (writer->current < writer->count &&
+           writer->written == writer->tensors[writer->current].bytes) {
         writer->current++;
         writer->written = 0;
     }
 }
 
-static seqpar_status seqpar__st_begin(seqpar_safetensors_writer *writer, const seqpar_safetensors_desc *desc,
-                                      seqpar_error *error)
-{
-    seqpar__st_text header = { NULL, 0, 0, 0 };
+static seqpar_status seqpar__st_begin(seqpar_safetensors_writer *writer,
+                                      const seqpar_safetensors_desc *desc,
+                                      seqpar_error *error) {
+    seqpar__st_text header = {NULL, 0, 0, 0};
     seqpar_status status = seqpar__st_copy_list(writer, desc, error);
 
-    if (!status)
-        status = seqpar__st_check_unique(writer, desc->path, error);
-    if (!status)
-        status = seqpar__st_check_metadata(desc, error);
-    if (!status)
-        status = seqpar__st_put_header(&header, writer, desc, error);
-    if (!status)
-        status = seqpar__st_output_open(&writer->output, desc->path, error);
+    if (!status) status = seqpar__st_check_unique(writer, desc->path, error);
+    if (!status) status = seqpar__st_check_metadata(desc, error);
+    if (!status) status = seqpar__st_put_header(&header, writer, desc, error);
+    if (!status) status = seqpar__st_output_open(&writer->output, desc->path, error);
     if (!status)
         status = seqpar__st_output_write(&writer->output, header.data, header.bytes, error);
     seqpar__st_free(header.data);
@@ -1712,16 +1696,15 @@ static seqpar_status seqpar__st_begin(seqpar_safetensors_writer *writer, const s
 
 SEQPAR_DEF seqpar_status seqpar_safetensors_create(seqpar_safetensors_writer **writer,
                                                    const seqpar_safetensors_desc *desc,
-                                                   seqpar_error *error)
-{
-    seqpar_safetensors_writer *made = (seqpar_safetensors_writer *)seqpar__st_new(1, sizeof *made);
+                                                   seqpar_error *error) {
+    seqpar_safetensors_writer *made = (seqpar_safetensors_writer *)seqpar__st_new(1,
+                                                                                  sizeof *made);
     seqpar_safetensors_desc named = *desc;
     seqpar_status status;
 
     *writer = NULL;
     named.path = desc->path ? desc->path : "";
-    if (!made)
-        return seqpar__st_no_memory(error, named.path);
+    if (!made) return seqpar__st_no_memory(error, named.path);
     status = seqpar__st_begin(made, &named, error);
     if (status)
         seqpar_safetensors_abort(made);
@@ -1731,37 +1714,41 @@ SEQPAR_DEF seqpar_status seqpar_safetensors_create(seqpar_safetensors_writer **w
 }
 
 /* The piece is not what the list says comes next: nothing sensible can follow. */
-static seqpar_status seqpar__st_misplaced(seqpar_safetensors_writer *writer, const char *name, int64_t bytes,
-                                          seqpar_error *error)
-{
+static seqpar_status seqpar__st_misplaced(seqpar_safetensors_writer *writer, const char *name,
+                                          int64_t bytes, seqpar_error *error) {
     const char *path = writer->output.path;
     char shown[SEQPAR__ST_SHOWN + 4];
 
     seqpar__st_output_drop(&writer->output, SEQPAR_ERR_FILE_TENSOR);
     if (writer->current == writer->count)
-        return seqpar__st_fail(error, SEQPAR_ERR_FILE_TENSOR, path, name,
-                               "%lld bytes come for it after all tensors of the list are complete; write "
-                               "them in the order of the list", (long long)bytes);
-    return seqpar__st_fail(error, SEQPAR_ERR_FILE_TENSOR, path, name,
-                           "%lld bytes come for it where \"%s\" is next and lacks %lld of its %lld; write "
-                           "the tensors in the order of the list", (long long)bytes,
-                           seqpar__st_show(shown, writer->tensors[writer->current].name, 0),
-                           (long long)(writer->tensors[writer->current].bytes - writer->written),
-                           (long long)writer->tensors[writer->current].bytes);
+        return seqpar__st_fail(
+            error, SEQPAR_ERR_FILE_TENSOR, path, name,
+            "%lld bytes come for it after all tensors of the list are complete; write "
+            "them in the order of the list",
+            (long long)bytes);
+    return seqpar__st_fail(
+        error, SEQPAR_ERR_FILE_TENSOR, path, name,
+        "%lld bytes come for it where \"%s\" is next and lacks %lld of its %lld; write "
+        "the tensors in the order of the list",
+        (long long)bytes, seqpar__st_show(shown, writer->tensors[writer->current].name, 0),
+        (long long)(writer->tensors[writer->current].bytes - writer->written),
+        (long long)writer->tensors[writer->current].bytes);
 }
 
-SEQPAR_DEF seqpar_status seqpar_safetensors_append(seqpar_safetensors_writer *writer, const char *name,
-                                                   const void *data, int64_t bytes, seqpar_error *error)
-{
+SEQPAR_DEF seqpar_status seqpar_safetensors_append(seqpar_safetensors_writer *writer,
+                                                   const char *name, const void *data,
+                                                   int64_t bytes, seqpar_error *error) {
     const seqpar_safetensors_tensor *next;
     seqpar_status status;
 
     if (!writer)
-        return seqpar__st_fail(error, SEQPAR_ERR_FILE_WRITE, "(no file)", name,
-                               "there is no writer; see what seqpar_safetensors_create returned");
+        return seqpar__st_fail(
+            error, SEQPAR_ERR_FILE_WRITE, "(no file)", name,
+            "there is no writer; see what seqpar_safetensors_create returned");
     next = writer->current < writer->count ? &writer->tensors[writer->current] : NULL;
-    if (!writer->output.status && bytes != 0
-        && (!next || strcmp(name, next->name) != 0 || bytes < 0 || bytes > next->bytes - writer->written))
+    if (!writer->output.status && bytes != 0 &&
+        (!next || strcmp(name, next->name) != 0 || bytes < 0 ||
+         bytes > next->bytes - writer->written))
         return seqpar__st_misplaced(writer, name, bytes, error);
     status = seqpar__st_output_write(&writer->output, data, bytes, error);
     if (!status) {
@@ -1771,21 +1758,24 @@ SEQPAR_DEF seqpar_status seqpar_safetensors_append(seqpar_safetensors_writer *wr
     return status;
 }
 
-SEQPAR_DEF seqpar_status seqpar_safetensors_finish(seqpar_safetensors_writer *writer, seqpar_error *error)
-{
+SEQPAR_DEF seqpar_status seqpar_safetensors_finish(seqpar_safetensors_writer *writer,
+                                                   seqpar_error *error) {
     seqpar_status status;
 
     if (!writer)
-        return seqpar__st_fail(error, SEQPAR_ERR_FILE_WRITE, "(no file)", NULL,
-                               "there is no writer; see what seqpar_safetensors_create returned");
+        return seqpar__st_fail(
+            error, SEQPAR_ERR_FILE_WRITE, "(no file)", NULL,
+            "there is no writer; see what seqpar_safetensors_create returned");
     if (!writer->output.status && writer->current < writer->count) {
         const seqpar_safetensors_tensor *next = &writer->tensors[writer->current];
 
         seqpar__st_output_drop(&writer->output, SEQPAR_ERR_FILE_TENSOR);
-        status = seqpar__st_fail(error, SEQPAR_ERR_FILE_TENSOR, writer->output.path, next->name,
-                                 "lacks %lld of its %lld bytes, and %lld tensors come after it; append them "
-                                 "before finishing", (long long)(next->bytes - writer->written),
-                                 (long long)next->bytes, (long long)(writer->count - writer->current - 1));
+        status = seqpar__st_fail(
+            error, SEQPAR_ERR_FILE_TENSOR, writer->output.path, next->name,
+            "lacks %lld of its %lld bytes, and %lld tensors come after it; append them "
+            "before finishing",
+            (long long)(next->bytes - writer->written), (long long)next->bytes,
+            (long long)(writer->count - writer->current - 1));
     } else {
         status = seqpar__st_output_commit(&writer->output, error);
     }
@@ -1793,10 +1783,8 @@ SEQPAR_DEF seqpar_status seqpar_safetensors_finish(seqpar_safetensors_writer *wr
     return status;
 }
 
-SEQPAR_DEF void seqpar_safetensors_abort(seqpar_safetensors_writer *writer)
-{
-    if (!writer)
-        return;
+SEQPAR_DEF void seqpar_safetensors_abort(seqpar_safetensors_writer *writer) {
+    if (!writer) return;
     seqpar__st_output_drop(&writer->output, 0);
     seqpar__st_free(writer->output.path);
     seqpar__st_free(writer->tensors);
@@ -1805,16 +1793,14 @@ SEQPAR_DEF void seqpar_safetensors_abort(seqpar_safetensors_writer *writer)
 }
 
 SEQPAR_DEF seqpar_status seqpar_safetensors_save(const seqpar_safetensors_desc *desc,
-                                                 const void *const *data, seqpar_error *error)
-{
+                                                 const void *const *data, seqpar_error *error) {
     seqpar_safetensors_writer *writer;
     seqpar_status status = seqpar_safetensors_create(&writer, desc, error);
 
     for (int64_t i = 0; !status && i < desc->count; i++)
-        status = seqpar_safetensors_append(writer, desc->tensors[i].name, data[i], writer->tensors[i].bytes,
-                                           error);
-    if (!status)
-        return seqpar_safetensors_finish(writer, error);
+        status = seqpar_safetensors_append(writer, desc->tensors[i].name, data[i],
+                                           writer->tensors[i].bytes, error);
+    if (!status) return seqpar_safetensors_finish(writer, error);
     seqpar_safetensors_abort(writer);
     return status;
 }

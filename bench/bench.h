@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* What the benchmarks share: clocks, the best of many runs, numbers to compute with, a table that is also written as JSON. */
+/* What the benchmarks share: clocks, the best of many runs, numbers to compute with, a table
+   that is also written as JSON. */
 #define SEQPAR_IMPLEMENTATION
 #include "seqpar.h"
 #include <stdarg.h>
@@ -12,7 +13,11 @@
 enum { RUNS = 9 };
 static const double least_seconds = 0.01; /* short cases are repeated within a run */
 
-typedef struct timing { double best, median; } timing; /* seconds of one call */
+/* seconds of one call */
+typedef struct timing {
+    double best, median;
+} timing;
+
 typedef void (*call_fn)(void *user);
 
 static double clock_seconds(clockid_t clock) {
@@ -20,12 +25,16 @@ static double clock_seconds(clockid_t clock) {
     clock_gettime(clock, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
-/* Processor time of this thread, where it does all the work: what else runs on the machine takes no part in it. Where others help,
-   it has to be CLOCK_MONOTONIC. */
+
+/* Processor time of this thread, where it does all the work: what else runs on the machine
+   takes no part in it. Where others help, it has to be CLOCK_MONOTONIC. */
 static clockid_t work_clock = CLOCK_THREAD_CPUTIME_ID;
 static inline double now(void) { return clock_seconds(work_clock); }
 
-static inline int rising(const void *a, const void *b) { return *(const double *)a < *(const double *)b ? -1 : *(const double *)a > *(const double *)b; }
+static inline int rising(const void *a, const void *b) {
+    return *(const double *)a < *(const double *)b ? -1
+                                                   : *(const double *)a > *(const double *)b;
+}
 
 static inline double seconds_of(call_fn call, void *user, int64_t times) {
     double began = now();
@@ -60,7 +69,8 @@ enum { VECTOR = 16 };
 #endif
 typedef float vector __attribute__((vector_size(VECTOR)));
 
-static inline void fill_random(float *x, int64_t count, uint64_t stream, double low, double high) {
+static inline void fill_random(float *x, int64_t count, uint64_t stream, double low,
+                               double high) {
     uint64_t state = seqpar__mix(stream + 1);
     int64_t i;
     for (i = 0; i < count; i++) {
@@ -76,16 +86,24 @@ static inline float *random_floats(int64_t count, uint64_t stream) {
 }
 
 /* Relative L2 distance; NaN stays NaN. */
-typedef struct distance { double difference, size; } distance;
+typedef struct distance {
+    double difference, size;
+} distance;
+
 static inline void compare(distance *d, double got, double want) {
     d->difference += (got - want) * (got - want);
     d->size += want * want;
 }
+
 static inline double relative(const distance *d) { return sqrt(d->difference / d->size); }
 
 /* ---- the table ---- */
 
-typedef struct report { FILE *json; char path[64]; int lines, wrong; } report;
+typedef struct report {
+    FILE *json;
+    char path[64];
+    int lines, wrong;
+} report;
 
 /* Begins build/bench/NAME.json with the fields given (text, with a comma at its end). */
 static inline void report_open(report *r, const char *name, const char *fields, ...) {
@@ -95,7 +113,10 @@ static inline void report_open(report *r, const char *name, const char *fields, 
     mkdir("build/bench", 0777);
     snprintf(r->path, sizeof r->path, "build/bench/%s.json", name);
     r->json = fopen(r->path, "w");
-    if (!r->json) { perror(r->path); exit(1); }
+    if (!r->json) {
+        perror(r->path);
+        exit(1);
+    }
     fprintf(r->json, "{\n  ");
     va_start(list, fields);
     vfprintf(r->json, fields, list);
@@ -117,13 +138,20 @@ static inline void report_case(report *r, int right, const char *fields, ...) {
 
 static inline int report_close(report *r) {
     fprintf(r->json, "\n  ]\n}\n");
-    if (fclose(r->json)) { perror(r->path); return 1; }
-    printf("\n%d of %d cases are correct; the numbers are in %s\n\n", r->lines - r->wrong, r->lines, r->path);
+    if (fclose(r->json)) {
+        perror(r->path);
+        return 1;
+    }
+    printf("\n%d of %d cases are correct; the numbers are in %s\n\n", r->lines - r->wrong,
+           r->lines, r->path);
     return r->wrong != 0;
 }
 
 /* JSON knows no NaN. */
 static inline const char *number_or_null(char *text, size_t size, double x) {
-    if (x == x) snprintf(text, size, "%.6g", x); else snprintf(text, size, "null");
+    if (x == x)
+        snprintf(text, size, "%.6g", x);
+    else
+        snprintf(text, size, "null");
     return text;
 }

@@ -12,10 +12,17 @@
 static const char *only; /* cases whose name holds this */
 
 static const goal goals[] = {
-    {"attention forward", "flash", 0.7, 1.0}, {"attention backward", "flash", 0.6, 0.85}, {"attention backward", "flash-deterministic", 1.5, 2.2},
-    {"rmsnorm backward", "compiled", 1.5, 2.0}, {"linear cross-entropy", "chunked", 1.5, 2.3}, {"adamw", "fused+clip+cast", 1.0, 1.15},
-    {"ring step", "whole sequence", 0.90, 0.96}, {"8 ranks, one GPU", "1 rank", 0.90, 0.96}, {"equal bits", "relaxed", 0.85, 0.93},
+    {"attention forward", "flash", 0.7, 1.0},
+    {"attention backward", "flash", 0.6, 0.85},
+    {"attention backward", "flash-deterministic", 1.5, 2.2},
+    {"rmsnorm backward", "compiled", 1.5, 2.0},
+    {"linear cross-entropy", "chunked", 1.5, 2.3},
+    {"adamw", "fused+clip+cast", 1.0, 1.15},
+    {"ring step", "whole sequence", 0.90, 0.96},
+    {"8 ranks, one GPU", "1 rank", 0.90, 0.96},
+    {"equal bits", "relaxed", 0.85, 0.93},
 };
+
 /* Goals of attention are of one shape. */
 static const char goal_shape[] = "16384 d128 causal";
 static const goal *goal_of(const char *name, const char *shape, const char *against) {
@@ -24,8 +31,14 @@ static const goal *goal_of(const char *name, const char *shape, const char *agai
         if (!strcmp(goals[i].name, name) && !strcmp(goals[i].peer, against)) return &goals[i];
     return NULL;
 }
-static const char *dtype_name(void) { return bench.ctx.device->storage == SEQPAR_BF16 ? "bf16" : "f32"; }
-static double nearness(double f32, double bf16) { return bench.ctx.device->storage == SEQPAR_BF16 ? bf16 : f32; }
+
+static const char *dtype_name(void) {
+    return bench.ctx.device->storage == SEQPAR_BF16 ? "bf16" : "f32";
+}
+
+static double nearness(double f32, double bf16) {
+    return bench.ctx.device->storage == SEQPAR_BF16 ? bf16 : f32;
+}
 
 /* ---- one case against its peers, in turns ---- */
 
@@ -38,9 +51,14 @@ typedef struct timed {
 } timed;
 
 static void line_fill(line *l, const timed *t, sampling *ours, sampling *theirs) {
-    l->ms = sampled(ours, 0.5); l->spread = spread(ours);
-    l->peer_ms = sampled(theirs, 0.5); l->peer_spread = spread(theirs);
-    l->flops = t->flops; l->bytes = t->bytes; l->error = t->error; l->limit = t->limit;
+    l->ms = sampled(ours, 0.5);
+    l->spread = spread(ours);
+    l->peer_ms = sampled(theirs, 0.5);
+    l->peer_spread = spread(theirs);
+    l->flops = t->flops;
+    l->bytes = t->bytes;
+    l->error = t->error;
+    l->limit = t->limit;
     l->goal = goal_of(l->name, l->shape, l->peer);
 }
 
@@ -49,24 +67,33 @@ static void time_against(const timed *t, const char *against) {
     char request[280];
     const char *why = NULL;
     line *l = line_new(t->name, t->shape, against);
-    snprintf(request, sizeof request, "%s backend=%s dtype=%s", t->request, against, dtype_name());
+    snprintf(request, sizeof request, "%s backend=%s dtype=%s", t->request, against,
+             dtype_name());
     for (int turn = 0; turn < TURNS_OF_A_ROW; turn++) {
         sample(&ours, t->call, t->user, t->seconds / TURNS_OF_A_ROW);
-        if (!why && (why = peer_ask(&theirs, request, t->seconds / TURNS_OF_A_ROW)) != NULL) snprintf(l->why, sizeof l->why, "%s", why);
+        if (!why && (why = peer_ask(&theirs, request, t->seconds / TURNS_OF_A_ROW)) != NULL)
+            snprintf(l->why, sizeof l->why, "%s", why);
     }
     line_fill(l, t, &ours, &theirs);
 }
+
 static void time_case(const timed *t) {
     char list[120], *at = list;
     snprintf(list, sizeof list, "%s", t->peers);
-    for (char *each; (each = strsep(&at, ",")) != NULL && (each == list || !*peer.absent);) time_against(t, each);
+    for (char *each; (each = strsep(&at, ",")) != NULL && (each == list || !*peer.absent);)
+        time_against(t, each);
 }
 
 /* Seconds a case may take: its part of what is left. */
 static int cases_left;
-static double allowance(void) { return bench.tiny ? 0 : fmax(0.2, fmin(2, 0.5 * seconds_left() / SEQPAR__MAX(cases_left, 1) / 3)); }
+static double allowance(void) {
+    return bench.tiny
+               ? 0
+               : fmax(0.2, fmin(2, 0.5 * seconds_left() / SEQPAR__MAX(cases_left, 1) / 3));
+}
 
-/* A case that would not fit into what is left is a line that says so. `flops` at the speed seen so far. */
+/* A case that would not fit into what is left is a line that says so. `flops` at the speed
+   seen so far. */
 static double speed_seen = 2e13;
 static int too_slow(const char *name, const char *shape, double flops) {
     double takes = 8 * flops / speed_seen, left = seconds_left();
@@ -79,7 +106,11 @@ static int too_slow(const char *name, const char *shape, double flops) {
 /* ---- attention ---- */
 
 enum { Q, K, V, DOUT, OUT, LSE, DQ, DK, DV, TENSORS };
-typedef struct shape { int64_t tokens, heads, dim; int full, relaxed; } shape;
+typedef struct shape {
+    int64_t tokens, heads, dim;
+    int full, relaxed;
+} shape;
+
 typedef struct attention {
     shape shape;
     seqpar_ctx *ctx;
@@ -90,17 +121,31 @@ typedef struct attention {
     seqpar_attn_io io;
 } attention;
 
-static void forward_call(void *user) { attention *a = user; must(seqpar_attn_forward(a->ctx, a->attn, &a->io)); }
-static void backward_call(void *user) { attention *a = user; must(seqpar_attn_backward(a->ctx, a->attn, &a->io)); }
+static void forward_call(void *user) {
+    attention *a = user;
+    must(seqpar_attn_forward(a->ctx, a->attn, &a->io));
+}
+
+static void backward_call(void *user) {
+    attention *a = user;
+    must(seqpar_attn_backward(a->ctx, a->attn, &a->io));
+}
 
 /* Pairs of a query and a key it sees, 4 d operations each; backward five products for two. */
 static double attention_flops(const shape *s, int backward) {
-    double pairs = s->full ? (double)s->tokens * (double)s->tokens : 0.5 * (double)s->tokens * (double)(s->tokens + 1);
+    double pairs = s->full ? (double)s->tokens * (double)s->tokens
+                           : 0.5 * (double)s->tokens * (double)(s->tokens + 1);
     return pairs * 4 * (double)(s->dim * s->heads) * (backward ? 2.5 : 1);
 }
 
 static void attention_open(attention *a, seqpar_ctx *ctx, const shape *s) {
-    seqpar_attn_desc desc = {.heads = s->heads, .kv_heads = s->heads, .head_dim = s->dim, .layout = SEQPAR_ZIGZAG, .schedule = SEQPAR_RING, .full = s->full, .relaxed = s->relaxed};
+    seqpar_attn_desc desc = {.heads = s->heads,
+                             .kv_heads = s->heads,
+                             .head_dim = s->dim,
+                             .layout = SEQPAR_ZIGZAG,
+                             .schedule = SEQPAR_RING,
+                             .full = s->full,
+                             .relaxed = s->relaxed};
     memset(a, 0, sizeof *a);
     a->shape = *s;
     a->ctx = ctx;
@@ -109,29 +154,49 @@ static void attention_open(attention *a, seqpar_ctx *ctx, const shape *s) {
     a->row.chunks = SEQPAR__MIN(32, s->tokens / 16);
     a->row.docs = 1;
     a->row.cu_seqlens = a->cu;
-    if (seqpar_attn_open(ctx, &a->attn, &a->row, 1, &desc)) { fprintf(stderr, "bench_gpu: %s\n", ctx->error->text); exit(1); }
+    if (seqpar_attn_open(ctx, &a->attn, &a->row, 1, &desc)) {
+        fprintf(stderr, "bench_gpu: %s\n", ctx->error->text);
+        exit(1);
+    }
     for (int i = 0; i < TENSORS; i++) {
         a->width[i] = s->heads * (i == LSE ? 1 : s->dim);
         a->x[i].dtype = i == LSE ? ctx->device->accumulator : ctx->device->storage;
         a->x[i].count = seqpar_attn_share(a->attn)->tokens * a->width[i];
     }
 }
+
 static void attention_io(attention *a) {
     tensor *x = a->x;
-    a->io = (seqpar_attn_io){.q = x[Q].data, .k = x[K].data, .v = x[V].data, .out = x[OUT].data, .lse = x[LSE].data, .dout = x[DOUT].data, .dq = x[DQ].data, .dk = x[DK].data, .dv = x[DV].data};
+    a->io = (seqpar_attn_io){.q = x[Q].data,
+                             .k = x[K].data,
+                             .v = x[V].data,
+                             .out = x[OUT].data,
+                             .lse = x[LSE].data,
+                             .dout = x[DOUT].data,
+                             .dq = x[DQ].data,
+                             .dk = x[DK].data,
+                             .dv = x[DV].data};
 }
+
 static void attention_tensors(attention *a) {
-    for (int i = 0; i < TENSORS; i++) a->x[i] = tensor_new(a->x[i].count, a->x[i].dtype, i % STREAMS, 1);
+    for (int i = 0; i < TENSORS; i++)
+        a->x[i] = tensor_new(a->x[i].count, a->x[i].dtype, i % STREAMS, 1);
     attention_io(a);
 }
+
 static void attention_close(attention *a) {
     for (int i = 0; i < TENSORS; i++) a->ctx->device->free(a->ctx->device, a->x[i].data);
     seqpar_attn_close(a->ctx, a->attn);
 }
 
 /* Token t of a head at first. */
-static void begun_row(const attention *a, int tensor, int64_t t, int64_t head, double *x) { begun_as(&a->x[tensor], t * a->width[tensor] + head * a->shape.dim, a->shape.dim, x); }
-static double *result_row(const attention *a, int tensor, int64_t t, int64_t head) { return fetch(&a->x[tensor], t * a->width[tensor] + head * a->shape.dim, a->shape.dim, 0, 1); }
+static void begun_row(const attention *a, int tensor, int64_t t, int64_t head, double *x) {
+    begun_as(&a->x[tensor], t * a->width[tensor] + head * a->shape.dim, a->shape.dim, x);
+}
+
+static double *result_row(const attention *a, int tensor, int64_t t, int64_t head) {
+    return fetch(&a->x[tensor], t * a->width[tensor] + head * a->shape.dim, a->shape.dim, 0, 1);
+}
 
 /* Scores of a query against all keys it sees, in p; their log sum of exponentials. */
 static double scores(const attention *a, int64_t t, int64_t head, int64_t keys, double *p) {
@@ -149,7 +214,8 @@ static double scores(const attention *a, int64_t t, int64_t head, int64_t keys, 
 /* One query of one head: distance of out (forward) or dq from fp64. */
 static double query_error(const attention *a, int64_t t, int64_t head, int backward) {
     int64_t d = a->shape.dim, keys = a->shape.full ? a->shape.tokens : t + 1;
-    double *p = malloc((size_t)keys * sizeof *p), out[256] = {0}, dq[256] = {0}, k[256], v[256], dout[256], lse = scores(a, t, head, keys, p), delta;
+    double *p = malloc((size_t)keys * sizeof *p), out[256] = {0}, dq[256] = {0}, k[256], v[256];
+    double dout[256], lse = scores(a, t, head, keys, p), delta;
     distance e = {0, 0};
     for (int64_t j = 0; j < keys; j++) {
         begun_row(a, V, j, head, v);
@@ -171,10 +237,12 @@ static double query_error(const attention *a, int64_t t, int64_t head, int backw
     return relative(&e);
 }
 
-/* One key of one head: dk and dv from all queries, whose out and lse are ours, which query_error has looked at. */
+/* One key of one head: dk and dv from all queries, whose out and lse are ours, which
+   query_error has looked at. */
 static double key_error(const attention *a, int64_t key, int64_t head) {
     int64_t d = a->shape.dim, tokens = a->shape.tokens;
-    double *out = fetch(&a->x[OUT], head * d, d, a->width[OUT], tokens), *lse = fetch(&a->x[LSE], head, 1, a->width[LSE], tokens);
+    double *out = fetch(&a->x[OUT], head * d, d, a->width[OUT], tokens);
+    double *lse = fetch(&a->x[LSE], head, 1, a->width[LSE], tokens);
     double dk[256] = {0}, dv[256] = {0}, k[256], v[256], q[256], dout[256];
     distance e = {0, 0};
     begun_row(a, K, key, head, k);
@@ -182,27 +250,40 @@ static double key_error(const attention *a, int64_t key, int64_t head) {
     for (int64_t t = a->shape.full ? 0 : key; t < tokens; t++) {
         begun_row(a, Q, t, head, q);
         begun_row(a, DOUT, t, head, dout);
-        double p = exp(dot(q, k, d) / sqrt((double)d) - lse[t]), ds = p * (dot(dout, v, d) - dot(dout, out + t * d, d)) / sqrt((double)d);
-        for (int64_t i = 0; i < d; i++) { dk[i] += ds * q[i]; dv[i] += p * dout[i]; }
+        double p = exp(dot(q, k, d) / sqrt((double)d) - lse[t]);
+        double ds = p * (dot(dout, v, d) - dot(dout, out + t * d, d)) / sqrt((double)d);
+        for (int64_t i = 0; i < d; i++) {
+            dk[i] += ds * q[i];
+            dv[i] += p * dout[i];
+        }
     }
     double *got[2] = {result_row(a, DK, key, head), result_row(a, DV, key, head)};
-    for (int64_t i = 0; i < d; i++) { compare(&e, got[0][i], dk[i]); compare(&e, got[1][i], dv[i]); }
-    free(got[0]); free(got[1]); free(out); free(lse);
+    for (int64_t i = 0; i < d; i++) {
+        compare(&e, got[0][i], dk[i]);
+        compare(&e, got[1][i], dv[i]);
+    }
+    free(got[0]);
+    free(got[1]);
+    free(out);
+    free(lse);
     return relative(&e);
 }
 
 static double attention_error(const attention *a, int backward) {
     int64_t last = a->shape.tokens - 1, places[] = {last / 7, last / 2 + 5, last};
     double worst = 0;
-    for (int i = 0; i < 3; i++) worst = worse(worst, query_error(a, places[i], i % a->shape.heads, backward));
-    for (int i = 0; backward && i < 2; i++) worst = worse(worst, key_error(a, places[i], a->shape.heads - 1));
+    for (int i = 0; i < 3; i++)
+        worst = worse(worst, query_error(a, places[i], i % a->shape.heads, backward));
+    for (int i = 0; backward && i < 2; i++)
+        worst = worse(worst, key_error(a, places[i], a->shape.heads - 1));
     return worst;
 }
 
 static void bench_attention(shape s, const char *forward_peers, const char *backward_peers) {
     attention a;
     timed t = {.flops = attention_flops(&s, 0)};
-    snprintf(t.shape, sizeof t.shape, "%lld d%lld %s, %lld heads", (long long)s.tokens, (long long)s.dim, s.full ? "full" : "causal", (long long)s.heads);
+    snprintf(t.shape, sizeof t.shape, "%lld d%lld %s, %lld heads", (long long)s.tokens,
+             (long long)s.dim, s.full ? "full" : "causal", (long long)s.heads);
     if (too_slow("attention", t.shape, 3.5 * t.flops)) return;
     attention_open(&a, &bench.ctx, &s);
     attention_tensors(&a);
@@ -212,7 +293,9 @@ static void bench_attention(shape s, const char *forward_peers, const char *back
         t.user = &a;
         t.peers = backward ? backward_peers : forward_peers;
         t.flops = attention_flops(&s, backward);
-        snprintf(t.request, sizeof t.request, "%s tokens=%lld heads=%lld dim=%lld causal=%d", backward ? "attention_backward" : "attention_forward", (long long)s.tokens, (long long)s.heads, (long long)s.dim, !s.full);
+        snprintf(t.request, sizeof t.request, "%s tokens=%lld heads=%lld dim=%lld causal=%d",
+                 backward ? "attention_backward" : "attention_forward", (long long)s.tokens,
+                 (long long)s.heads, (long long)s.dim, !s.full);
         t.call(&a);
         t.error = attention_error(&a, backward);
         t.limit = nearness(1e-5, 2e-2);
@@ -238,11 +321,14 @@ static void bench_relaxed(shape s) {
     for (int backward = 0; backward < 2; backward++) {
         call_fn call = backward ? backward_call : forward_call;
         sampling x[2] = {{.count = 0}, {.count = 0}};
-        timed t = {.name = "equal bits", .flops = attention_flops(&s, backward), .limit = nearness(1e-5, 2e-2)};
+        timed t = {.name = "equal bits",
+                   .flops = attention_flops(&s, backward),
+                   .limit = nearness(1e-5, 2e-2)};
         snprintf(t.shape, sizeof t.shape, "%s, %s", text, backward ? "backward" : "forward");
         t.error = worse(attention_error(&way[0], backward), attention_error(&way[1], backward));
         for (int turn = 0; turn < TURNS_OF_A_ROW; turn++)
-            for (int i = 0; i < 2; i++) sample(&x[i], call, &way[i], allowance() / TURNS_OF_A_ROW);
+            for (int i = 0; i < 2; i++)
+                sample(&x[i], call, &way[i], allowance() / TURNS_OF_A_ROW);
         line_fill(line_new("equal bits", t.shape, "relaxed"), &t, &x[0], &x[1]);
     }
     attention_close(&way[0]);
@@ -252,37 +338,60 @@ static void bench_relaxed(shape s) {
 /* ---- a rank's part of a ring, with nobody to wait for ---- */
 
 /* A transport on which every neighbour is oneself: each message received is one sent. */
-static seqpar_status echo_begin(seqpar_comm *comm, const seqpar_group *g, void *queue, seqpar_request *request) {
+static seqpar_status echo_begin(seqpar_comm *comm, const seqpar_group *g, void *queue,
+                                seqpar_request *request) {
     (void)queue;
     request->state = NULL;
     for (int64_t i = 0; i < g->recv_count && g->send_count; i++) {
         const seqpar_transfer *from = &g->sends[i % g->send_count], *to = &g->recvs[i];
         int64_t bytes = SEQPAR__MIN(from->bytes, to->bytes);
-        if (comm->device) comm->device->copy(comm->device, to->data, from->data, bytes, bench.ctx.queue);
-        else memmove(to->data, from->data, (size_t)bytes); /* what ranks compare before a device is theirs */
+        if (comm->device)
+            comm->device->copy(comm->device, to->data, from->data, bytes, bench.ctx.queue);
+        else
+            memmove(to->data, from->data, (size_t)bytes); /* what ranks compare before a device
+                                                             is theirs */
     }
     return SEQPAR_OK;
 }
-static seqpar_status echo_wait(seqpar_comm *comm, seqpar_request *request, void *queue) { (void)comm; (void)request; (void)queue; return SEQPAR_OK; }
-static void echo_abort(seqpar_comm *comm, const char *text) { (void)comm; (void)text; }
+
+static seqpar_status echo_wait(seqpar_comm *comm, seqpar_request *request, void *queue) {
+    (void)comm;
+    (void)request;
+    (void)queue;
+    return SEQPAR_OK;
+}
+
+static void echo_abort(seqpar_comm *comm, const char *text) {
+    (void)comm;
+    (void)text;
+}
+
 static void echo_free(seqpar_comm *comm) { free(comm); }
-static seqpar_status echo_split(seqpar_comm *comm, int64_t color, int64_t key, seqpar_comm **sub) {
-    (void)color; (void)key;
+static seqpar_status echo_split(seqpar_comm *comm, int64_t color, int64_t key,
+                                seqpar_comm **sub) {
+    (void)color;
+    (void)key;
     *sub = malloc(sizeof **sub);
     if (!*sub) return SEQPAR_ERR_MEMORY;
     **sub = *comm;
     return SEQPAR_OK;
 }
 
-/* The steps of a rank, each on the state of those before, against the whole sequence in one: a rank of a zigzag has its
-   part of the pairs exactly. */
+/* The steps of a rank, each on the state of those before, against the whole sequence in one:
+   a rank of a zigzag has its part of the pairs exactly. */
 static void bench_ring_step(shape s, int64_t ranks) {
-    static const seqpar_comm_table table = {.name = "echo", .begin = echo_begin, .wait = echo_wait, .split = echo_split, .abort = echo_abort, .free = echo_free};
+    static const seqpar_comm_table table = {.name = "echo",
+                                            .begin = echo_begin,
+                                            .wait = echo_wait,
+                                            .split = echo_split,
+                                            .abort = echo_abort,
+                                            .free = echo_free};
     seqpar_comm world = {.table = &table, .size = ranks, .error = bench.ctx.error};
     seqpar_ctx ctx;
     attention way[2];
     char text[40];
-    snprintf(text, sizeof text, "%lld d%lld, %lld steps", (long long)s.tokens, (long long)s.dim, (long long)ranks);
+    snprintf(text, sizeof text, "%lld d%lld, %lld steps", (long long)s.tokens, (long long)s.dim,
+             (long long)ranks);
     if (too_slow("ring step", text, 5 * attention_flops(&s, 0))) return;
     must(seqpar_ctx_open(&ctx, &world, bench.ctx.device, ranks));
     for (int i = 0; i < 2; i++) {
@@ -313,28 +422,37 @@ static void bench_ring_step(shape s, int64_t ranks) {
 typedef struct together {
     shape shape;
     int64_t ranks;
-    tensor whole[4];          /* q, k, v, dout of all tokens */
-    uint64_t *bits;           /* (tokens) of out, lse, dq, dk, dv */
+    tensor whole[4]; /* q, k, v, dout of all tokens */
+    uint64_t *bits;  /* (tokens) of out, lse, dq, dk, dv */
     sampling pass[2];
     int runs;
 } together;
 
 static uint64_t bits_of(uint64_t hash, const char *bytes, int64_t count) {
-    for (int64_t i = 0; i < count; i++) hash = (hash ^ (unsigned char)bytes[i]) * UINT64_C(1099511628211);
+    for (int64_t i = 0; i < count; i++)
+        hash = (hash ^ (unsigned char)bytes[i]) * UINT64_C(1099511628211);
     return hash;
 }
+
 static void take_share(attention *a, const together *w) {
     const seqpar_share *mine = seqpar_attn_share(a->attn);
     seqpar_device *d = a->ctx->device;
     for (int i = 0; i < TENSORS; i++) {
         int64_t size = a->width[i] * seqpar_dtype_bytes(a->x[i].dtype);
         a->x[i].data = d->alloc(d, mine->tokens * size + 1);
-        if (!a->x[i].data) { fprintf(stderr, "bench_gpu: %s\n", a->ctx->error->text); exit(1); }
-        for (int64_t p = 0; p < mine->count && i <= DOUT; p++) /* a zigzag's pieces are runs of tokens */
-            d->copy(d, a->x[i].data + mine->pieces[p].local * size, w->whole[i].data + mine->pieces[p].start * size, mine->pieces[p].count * size, NULL);
+        if (!a->x[i].data) {
+            fprintf(stderr, "bench_gpu: %s\n", a->ctx->error->text);
+            exit(1);
+        }
+        for (int64_t p = 0; p < mine->count && i <= DOUT; p++) /* a zigzag's pieces are runs of
+                                                                  tokens */
+            d->copy(d, a->x[i].data + mine->pieces[p].local * size,
+                    w->whole[i].data + mine->pieces[p].start * size,
+                    mine->pieces[p].count * size, NULL);
     }
     attention_io(a);
 }
+
 static void note_bits(const attention *a, together *w) {
     const seqpar_share *mine = seqpar_attn_share(a->attn);
     seqpar_device *d = a->ctx->device;
@@ -343,10 +461,14 @@ static void note_bits(const attention *a, together *w) {
         char *here = malloc((size_t)(mine->tokens * size));
         d->copy(d, here, a->x[i].data, mine->tokens * size, NULL);
         for (int64_t p = 0; p < mine->count; p++)
-            for (int64_t t = 0; t < mine->pieces[p].count; t++) w->bits[mine->pieces[p].start + t] = bits_of(w->bits[mine->pieces[p].start + t], here + (mine->pieces[p].local + t) * size, size);
+            for (int64_t t = 0; t < mine->pieces[p].count; t++)
+                w->bits[mine->pieces[p].start + t] = bits_of(
+                    w->bits[mine->pieces[p].start + t],
+                    here + (mine->pieces[p].local + t) * size, size);
         free(here);
     }
 }
+
 static void time_together(together *w, attention *a, seqpar_comm *world, int backward) {
     char here[4];
     seqpar_comm_barrier(world);
@@ -355,15 +477,18 @@ static void time_together(together *w, attention *a, seqpar_comm *world, int bac
     (backward ? backward_call : forward_call)(a);
     a->ctx->device->copy(a->ctx->device, here, a->x[OUT].data, 4, NULL); /* its queue is done */
     seqpar_comm_barrier(world);
-    if (world->rank == 0 && w->pass[backward].count < SAMPLES) w->pass[backward].ms[w->pass[backward].count++] = 1e3 * (wall() - began);
+    if (world->rank == 0 && w->pass[backward].count < SAMPLES)
+        w->pass[backward].ms[w->pass[backward].count++] = 1e3 * (wall() - began);
 }
+
 static seqpar_device *device_open(seqpar_error *error, int dtype);
 static seqpar_status rank_main(seqpar_comm *world, void *user) {
     together *w = user;
     seqpar_ctx ctx;
     attention a;
     seqpar_device *device = device_open(world->error, bench.ctx.device->storage);
-    seqpar_status status = device ? seqpar_ctx_open(&ctx, world, device, world->size) : world->error->status;
+    seqpar_status status = device ? seqpar_ctx_open(&ctx, world, device, world->size)
+                                  : world->error->status;
     if (status) return status;
     attention_open(&a, &ctx, &w->shape);
     take_share(&a, w);
@@ -377,10 +502,14 @@ static seqpar_status rank_main(seqpar_comm *world, void *user) {
     seqpar_device_close(device);
     return SEQPAR_OK;
 }
+
 static void run_together(together *w, int runs) {
     seqpar_error error;
     w->runs = runs;
-    if (seqpar_run_threads(w->ranks, rank_main, w, &error)) { fprintf(stderr, "bench_gpu: %s\n", error.text); exit(1); }
+    if (seqpar_run_threads(w->ranks, rank_main, w, &error)) {
+        fprintf(stderr, "bench_gpu: %s\n", error.text);
+        exit(1);
+    }
 }
 
 static void bench_together(shape s, int64_t ranks) {
@@ -399,7 +528,9 @@ static void bench_together(shape s, int64_t ranks) {
     for (int turn = 0; turn < TURNS_OF_A_ROW; turn++)
         for (int i = 0; i < 2; i++) run_together(&way[i], runs);
     for (int backward = 0; backward < 2; backward++) {
-        timed t = {.flops = attention_flops(&s, backward), .error = same ? 0 : INFINITY, .limit = 1e-30};
+        timed t = {.flops = attention_flops(&s, backward),
+                   .error = same ? 0 : INFINITY,
+                   .limit = 1e-30};
         snprintf(t.shape, sizeof t.shape, "%s, %s", text, backward ? "backward" : "forward");
         line *l = line_new("8 ranks, one GPU", t.shape, "1 rank");
         line_fill(l, &t, &way[0].pass[backward], &way[1].pass[backward]);
@@ -428,24 +559,39 @@ static seqpar_mat mat(const rows *r, int n) { return (seqpar_mat){r->x[n].data, 
 
 static void rmsnorm_call(void *user) { /* x[0] x, x[1] y */
     rows *r = user;
-    seqpar_rmsnorm_args a = {mat(r, 1), mat(r, 0), r->rstd.data, r->gain.data, r->count, r->width, eps};
+    seqpar_rmsnorm_args a = {mat(r, 1), mat(r, 0), r->rstd.data, r->gain.data,
+                             r->count,  r->width,  eps};
     OP(rmsnorm, &a);
 }
+
 static void rmsnorm_grad_call(void *user) { /* x[0] x, x[1] dy, x[2] dx */
     rows *r = user;
-    seqpar_rmsnorm_grad_args a = {{r->fold.program, r->fold.program_count, r->fold.depth_high, NULL, 0, r->dgain.data}, r->leaves, mat(r, 2), mat(r, 1), mat(r, 0), r->rstd.data, r->gain.data, r->count, r->width};
+    seqpar_rmsnorm_grad_args a = {
+        {r->fold.program, r->fold.program_count, r->fold.depth_high, NULL, 0, r->dgain.data},
+        r->leaves,
+        mat(r, 2),
+        mat(r, 1),
+        mat(r, 0),
+        r->rstd.data,
+        r->gain.data,
+        r->count,
+        r->width};
     OP(rmsnorm_grad, &a);
 }
+
 static void rope_call(void *user) {
     rows *r = user;
-    seqpar_rope_args a = {mat(r, 0), r->cosine.data, r->sine.data, r->positions, r->count, r->heads, r->width / r->heads, 0};
+    seqpar_rope_args a = {mat(r, 0), r->cosine.data, r->sine.data,        r->positions,
+                          r->count,  r->heads,       r->width / r->heads, 0};
     OP(rope, &a);
 }
+
 static void swiglu_call(void *user) { /* x[0] gate, x[1] up, x[2] y or dy */
     rows *r = user;
     seqpar_swiglu_args a = {mat(r, 2), mat(r, 0), mat(r, 1), r->count, r->width};
     OP(swiglu, &a);
 }
+
 static void swiglu_grad_call(void *user) {
     rows *r = user;
     seqpar_swiglu_grad_args a = {mat(r, 2), mat(r, 0), mat(r, 1), r->count, r->width};
@@ -458,25 +604,45 @@ static double *begun(const rows *r, int n, int64_t t) {
     begun_as(&r->x[n], t * r->width, r->width, x);
     return x;
 }
-static double *row_now(const rows *r, int n, int64_t t) { return fetch(&r->x[n], t * r->width, r->width, 0, 1); }
-static double rstd_of(const rows *r, const double *x) { return 1 / sqrt(dot(x, x, r->width) / (double)r->width + eps); }
+
+static double *row_now(const rows *r, int n, int64_t t) {
+    return fetch(&r->x[n], t * r->width, r->width, 0, 1);
+}
+
+static double rstd_of(const rows *r, const double *x) {
+    return 1 / sqrt(dot(x, x, r->width) / (double)r->width + eps);
+}
 
 static double rmsnorm_error(const rows *r, int64_t t) {
     double *x = begun(r, 0, t), *y = row_now(r, 1, t), rstd = rstd_of(r, x), gain;
     distance d = {0, 0};
-    for (int64_t i = 0; i < r->width; i++) { begun_as(&r->gain, i, 1, &gain); compare(&d, y[i], x[i] * rstd * gain); }
-    free(x); free(y);
+    for (int64_t i = 0; i < r->width; i++) {
+        begun_as(&r->gain, i, 1, &gain);
+        compare(&d, y[i], x[i] * rstd * gain);
+    }
+    free(x);
+    free(y);
     return relative(&d);
 }
+
 /* dx, which was 0. */
 static double dx_error(const rows *r, int64_t t) {
-    double *x = begun(r, 0, t), *dy = begun(r, 1, t), *dx = row_now(r, 2, t), rstd = rstd_of(r, x), along = 0, gain;
+    double *x = begun(r, 0, t), *dy = begun(r, 1, t), *dx = row_now(r, 2, t);
+    double rstd = rstd_of(r, x), along = 0, gain;
     distance d = {0, 0};
-    for (int64_t i = 0; i < r->width; i++) { begun_as(&r->gain, i, 1, &gain); dy[i] *= gain; along += dy[i] * x[i]; }
-    for (int64_t i = 0; i < r->width; i++) compare(&d, dx[i], rstd * dy[i] - x[i] * rstd * rstd * rstd * along / (double)r->width);
-    free(x); free(dy); free(dx);
+    for (int64_t i = 0; i < r->width; i++) {
+        begun_as(&r->gain, i, 1, &gain);
+        dy[i] *= gain;
+        along += dy[i] * x[i];
+    }
+    for (int64_t i = 0; i < r->width; i++)
+        compare(&d, dx[i], rstd * dy[i] - x[i] * rstd * rstd * rstd * along / (double)r->width);
+    free(x);
+    free(dy);
+    free(dx);
     return relative(&d);
 }
+
 /* One element of dgain, over all rows. */
 static double dgain_error(const rows *r) {
     int64_t i = r->width / 3;
@@ -485,42 +651,58 @@ static double dgain_error(const rows *r) {
         double *x = begun(r, 0, t), part;
         begun_as(&r->x[1], t * r->width + i, 1, &dy);
         part = dy * x[i] * rstd_of(r, x);
-        want += part; size += part * part;
+        want += part;
+        size += part * part;
         free(x);
     }
     size = fabs(*got - want) / sqrt(size);
     free(got);
     return size;
 }
-static double rmsnorm_grad_error(const rows *r, int64_t t) { return t ? dx_error(r, t) : worse(dx_error(r, 0), dgain_error(r)); }
+
+static double rmsnorm_grad_error(const rows *r, int64_t t) {
+    return t ? dx_error(r, t) : worse(dx_error(r, 0), dgain_error(r));
+}
+
 static double rope_error(const rows *r, int64_t t) {
     int64_t dim = r->width / r->heads, half = dim / 2;
     double *x = begun(r, 0, t), *y = row_now(r, 0, t);
     distance d = {0, 0};
     for (int64_t i = 0; i < r->width; i++) {
         int64_t k = i % dim % half;
-        double angle = (double)t * pow(10000, -2.0 * (double)k / (double)dim), other = i % dim < half ? -x[i + half] : x[i - half];
+        double angle = (double)t * pow(10000, -2.0 * (double)k / (double)dim);
+        double other = i % dim < half ? -x[i + half] : x[i - half];
         compare(&d, y[i], x[i] * cos(angle) + other * sin(angle));
     }
-    free(x); free(y);
+    free(x);
+    free(y);
     return relative(&d);
 }
+
 static double swiglu_error(const rows *r, int64_t t) {
     double *g = begun(r, 0, t), *u = begun(r, 1, t), *y = row_now(r, 2, t);
     distance d = {0, 0};
     for (int64_t i = 0; i < r->width; i++) compare(&d, y[i], g[i] / (1 + exp(-g[i])) * u[i]);
-    free(g); free(u); free(y);
+    free(g);
+    free(u);
+    free(y);
     return relative(&d);
 }
+
 static double swiglu_grad_error(const rows *r, int64_t t) {
-    double *g = begun(r, 0, t), *u = begun(r, 1, t), *dy = begun(r, 2, t), *dg = row_now(r, 0, t), *du = row_now(r, 1, t);
+    double *g = begun(r, 0, t), *u = begun(r, 1, t), *dy = begun(r, 2, t);
+    double *dg = row_now(r, 0, t), *du = row_now(r, 1, t);
     distance d = {0, 0};
     for (int64_t i = 0; i < r->width; i++) {
         double s = 1 / (1 + exp(-g[i]));
         compare(&d, dg[i], dy[i] * u[i] * s * (1 + g[i] * (1 - s)));
         compare(&d, du[i], dy[i] * g[i] * s);
     }
-    free(g); free(u); free(dy); free(dg); free(du);
+    free(g);
+    free(u);
+    free(dy);
+    free(dg);
+    free(du);
     return relative(&d);
 }
 
@@ -532,9 +714,11 @@ typedef struct row_kind {
     call_fn call;
     double (*error)(const rows *r, int64_t t);
 } row_kind;
+
 static const row_kind kinds[] = {
     {"rmsnorm forward", "rmsnorm_forward", 2, 1, 4096, 2, rmsnorm_call, rmsnorm_error},
-    {"rmsnorm backward", "rmsnorm_backward", 3, 1, 4096, 4, rmsnorm_grad_call, rmsnorm_grad_error},
+    {"rmsnorm backward", "rmsnorm_backward", 3, 1, 4096, 4, rmsnorm_grad_call,
+     rmsnorm_grad_error},
     {"rope", "rope", 1, 40, 5120, 2, rope_call, rope_error},
     {"swiglu forward", "swiglu_forward", 3, 1, 14336, 3, swiglu_call, swiglu_error},
     {"swiglu backward", "swiglu_backward", 3, 1, 14336, 5, swiglu_grad_call, swiglu_grad_error},
@@ -546,23 +730,32 @@ static void rows_fold(rows *r) {
     r->leaves = calloc((size_t)count, sizeof *r->leaves);
     for (int64_t i = 0; i < count; i++) {
         r->numbers[i] = i;
-        r->leaves[i] = (seqpar_piece){.leaf = i, .stride = 1, .count = SEQPAR__MIN(LEAF, r->count - i * LEAF), .local = i * LEAF};
+        r->leaves[i] = (seqpar_piece){.leaf = i,
+                                      .stride = 1,
+                                      .count = SEQPAR__MIN(LEAF, r->count - i * LEAF),
+                                      .local = i * LEAF};
     }
     seqpar_fold_init(&r->fold, r->numbers, count);
-    for (int64_t i = 0; i < count; i++) seqpar_fold_push(&r->fold, (seqpar_node){.index = i}, SEQPAR_FOLD_LEAF, (int32_t)i);
+    for (int64_t i = 0; i < count; i++)
+        seqpar_fold_push(&r->fold, (seqpar_node){.index = i}, SEQPAR_FOLD_LEAF, (int32_t)i);
 }
+
 /* Cosine and sine of every position, of the type of sums. */
 static void rows_angles(rows *r) {
     int64_t half = r->width / r->heads / 2, count = r->count * half;
     float *c = malloc((size_t)count * sizeof *c), *s = malloc((size_t)count * sizeof *s);
     for (int64_t i = 0; i < count; i++) {
-        double angle = (double)(i / half) * pow(10000, -2.0 * (double)(i % half) / (double)(2 * half));
-        c[i] = (float)cos(angle); s[i] = (float)sin(angle);
+        double angle = (double)(i / half) *
+                       pow(10000, -2.0 * (double)(i % half) / (double)(2 * half));
+        c[i] = (float)cos(angle);
+        s[i] = (float)sin(angle);
     }
     device_copy(r->cosine.data, c, count * (int64_t)sizeof *c);
     device_copy(r->sine.data, s, count * (int64_t)sizeof *s);
-    free(c); free(s);
+    free(c);
+    free(s);
 }
+
 static void rows_open(rows *r, const row_kind *kind) {
     memset(r, 0, sizeof *r);
     r->count = bench.tiny ? 40 : 16384;
@@ -581,6 +774,7 @@ static void rows_open(rows *r, const row_kind *kind) {
     }
     rows_fold(r);
 }
+
 /* What the gradient of the norm starts from: rstd of these rows, dx of zeros. */
 static void rows_prepare_grad(rows *r) {
     tensor y = r->x[1];
@@ -589,23 +783,36 @@ static void rows_prepare_grad(rows *r) {
     r->x[1] = y;
     tensor_zero(&r->x[2]);
 }
+
 static void rows_close(rows *r) {
-    tensor *all[] = {&r->x[0], &r->x[1], &r->x[2], &r->gain, &r->dgain, &r->rstd, &r->cosine, &r->sine};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) if (all[i]->data) tensor_free(all[i]);
+    tensor *all[] = {&r->x[0],  &r->x[1], &r->x[2],   &r->gain,
+                     &r->dgain, &r->rstd, &r->cosine, &r->sine};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i]->data) tensor_free(all[i]);
     seqpar_fold_free(&r->fold);
-    free(r->leaves); free(r->numbers); free(r->positions);
+    free(r->leaves);
+    free(r->numbers);
+    free(r->positions);
 }
+
 static void bench_rows(const row_kind *kind) {
     rows r;
-    timed t = {.name = kind->name, .peers = "compiled", .call = kind->call, .user = &r, .limit = nearness(1e-5, 2e-2)};
+    timed t = {.name = kind->name,
+               .peers = "compiled",
+               .call = kind->call,
+               .user = &r,
+               .limit = nearness(1e-5, 2e-2)};
     rows_open(&r, kind);
     if (kind->call == rmsnorm_grad_call) rows_prepare_grad(&r);
     kind->call(&r);
-    for (int i = 0; i < 3; i++) t.error = worse(t.error, kind->error(&r, i * (r.count - 1) / 2));
-    t.bytes = kind->moved * (double)(r.count * r.width * seqpar_dtype_bytes(bench.ctx.device->storage));
+    for (int i = 0; i < 3; i++)
+        t.error = worse(t.error, kind->error(&r, i * (r.count - 1) / 2));
+    t.bytes = kind->moved *
+              (double)(r.count * r.width * seqpar_dtype_bytes(bench.ctx.device->storage));
     t.seconds = allowance();
     snprintf(t.shape, sizeof t.shape, "%lldx%lld", (long long)r.count, (long long)r.width);
-    snprintf(t.request, sizeof t.request, "%s rows=%lld width=%lld heads=%lld", kind->request, (long long)r.count, (long long)r.width, (long long)r.heads);
+    snprintf(t.request, sizeof t.request, "%s rows=%lld width=%lld heads=%lld", kind->request,
+             (long long)r.count, (long long)r.width, (long long)r.heads);
     time_case(&t);
     rows_close(&r);
 }
@@ -625,20 +832,31 @@ typedef struct head_case {
     int32_t *targets;
 } head_case;
 
-static void head_call(void *user) { /* values and gradients of known seeds: three products */
+/* values and gradients of known seeds: three products */
+static void head_call(void *user) {
     head_case *h = user;
     seqpar_head_values values = {.logp = h->logp.data, .lse = h->lse.data};
     seqpar_head_seeds seeds = {.dlogp = h->seeds.data};
-    must(seqpar_head_backward(&bench.ctx, h->dx.data, h->nodes.data, h->vocab * h->hidden, &values, &seeds, h->x.data, h->table.data, h->targets, &h->share, h->fold, &h->desc));
+    must(seqpar_head_backward(&bench.ctx, h->dx.data, h->nodes.data, h->vocab * h->hidden,
+                              &values, &seeds, h->x.data, h->table.data, h->targets, &h->share,
+                              h->fold, &h->desc));
 }
+
 static void head_open(head_case *h) {
     seqpar_optim_desc sgd = {.kind = SEQPAR_SGD}; /* it is here for the fold alone */
     memset(h, 0, sizeof *h);
-    h->tokens = bench.tiny ? 64 : 16384; h->hidden = bench.tiny ? 32 : 4096; h->vocab = bench.tiny ? 96 : 128256;
+    h->tokens = bench.tiny ? 64 : 16384;
+    h->hidden = bench.tiny ? 32 : 4096;
+    h->vocab = bench.tiny ? 96 : 128256;
     h->cu[1] = h->tokens;
-    h->row = (seqpar_row){.tokens = h->tokens, .padded = h->tokens, .chunks = bench.tiny ? 4 : 32, .docs = 1, .cu_seqlens = h->cu};
+    h->row = (seqpar_row){.tokens = h->tokens,
+                          .padded = h->tokens,
+                          .chunks = bench.tiny ? 4 : 32,
+                          .docs = 1,
+                          .cu_seqlens = h->cu};
     h->parameter = (seqpar_tensor){.name = "table", .rows = h->vocab, .cols = h->hidden};
-    h->desc = (seqpar_head_desc){.hidden = h->hidden, .vocab = h->vocab, .rows_max = bench.tiny ? 32 : 4096};
+    h->desc = (seqpar_head_desc){
+        .hidden = h->hidden, .vocab = h->vocab, .rows_max = bench.tiny ? 32 : 4096};
     must(seqpar_optim_open(&bench.ctx, &h->optim, &h->parameter, 1, &sgd));
     must(seqpar_step_begin(&bench.ctx, &h->optim, &h->row, 1, SEQPAR_ZIGZAG, 1));
     must(seqpar_split(bench.ctx.error, &h->share, &h->row, 1, SEQPAR_ZIGZAG, 1, 0));
@@ -646,11 +864,15 @@ static void head_open(head_case *h) {
     h->x = storage_new(h->tokens * h->hidden, 0, 1);
     h->table = storage_new(h->vocab * h->hidden, 1, 1.0 / 32);
     h->dx = storage_new(h->tokens * h->hidden, 2, 1);
-    h->nodes = accumulator_new(seqpar_head_places(&h->share, h->fold, &h->desc) * h->vocab * h->hidden, 3, 1);
-    h->logp = accumulator_new(h->tokens, 4, 1); h->lse = accumulator_new(h->tokens, 5, 1); h->seeds = accumulator_new(h->tokens, 6, 1);
+    h->nodes = accumulator_new(
+        seqpar_head_places(&h->share, h->fold, &h->desc) * h->vocab * h->hidden, 3, 1);
+    h->logp = accumulator_new(h->tokens, 4, 1);
+    h->lse = accumulator_new(h->tokens, 5, 1);
+    h->seeds = accumulator_new(h->tokens, 6, 1);
     h->targets = malloc((size_t)h->tokens * sizeof *h->targets);
     for (int64_t t = 0; t < h->tokens; t++) h->targets[t] = (int32_t)(t * 7919 % h->vocab);
 }
+
 static void head_close(head_case *h) {
     tensor *all[] = {&h->x, &h->table, &h->dx, &h->nodes, &h->logp, &h->lse, &h->seeds};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) tensor_free(all[i]);
@@ -661,12 +883,20 @@ static void head_close(head_case *h) {
 
 /* Log-prob and dx of one token, from all of the table. */
 static double token_error(const head_case *h, int64_t t) {
-    double *x = malloc((size_t)h->hidden * sizeof *x), *w = malloc((size_t)h->hidden * sizeof *w), *p = malloc((size_t)h->vocab * sizeof *p), *dx = calloc((size_t)h->hidden, sizeof *dx);
-    double seed, top = -INFINITY, sum = 0, *logp = fetch(&h->logp, t, 1, 0, 1), *got = fetch(&h->dx, t * h->hidden, h->hidden, 0, 1);
+    double *x = malloc((size_t)h->hidden * sizeof *x);
+    double *w = malloc((size_t)h->hidden * sizeof *w);
+    double *p = malloc((size_t)h->vocab * sizeof *p);
+    double *dx = calloc((size_t)h->hidden, sizeof *dx);
+    double seed, top = -INFINITY, sum = 0, *logp = fetch(&h->logp, t, 1, 0, 1);
+    double *got = fetch(&h->dx, t * h->hidden, h->hidden, 0, 1);
     distance values = {0, 0}, d = {0, 0};
     begun_as(&h->x, t * h->hidden, h->hidden, x);
     begun_as(&h->seeds, t, 1, &seed);
-    for (int64_t j = 0; j < h->vocab; j++) { begun_as(&h->table, j * h->hidden, h->hidden, w); p[j] = dot(x, w, h->hidden); top = fmax(top, p[j]); }
+    for (int64_t j = 0; j < h->vocab; j++) {
+        begun_as(&h->table, j * h->hidden, h->hidden, w);
+        p[j] = dot(x, w, h->hidden);
+        top = fmax(top, p[j]);
+    }
     for (int64_t j = 0; j < h->vocab; j++) sum += exp(p[j] - top);
     for (int64_t j = 0; j < h->vocab; j++) {
         double c = seed * ((j == h->targets[t]) - exp(p[j] - top) / sum);
@@ -675,13 +905,23 @@ static double token_error(const head_case *h, int64_t t) {
     }
     compare(&values, *logp, p[h->targets[t]] - top - log(sum));
     for (int64_t i = 0; i < h->hidden; i++) compare(&d, got[i], dx[i]);
-    free(x); free(w); free(p); free(dx); free(logp); free(got);
+    free(x);
+    free(w);
+    free(p);
+    free(dx);
+    free(logp);
+    free(got);
     return worse(relative(&values), relative(&d));
 }
+
 /* A row of the table's gradient, with our lse, which hangs together with logp. */
 static double table_error(const head_case *h, int64_t j) {
-    double *x = malloc((size_t)h->hidden * sizeof *x), *w = malloc((size_t)h->hidden * sizeof *w), *dw = calloc((size_t)h->hidden, sizeof *dw);
-    double *lse = fetch(&h->lse, 0, h->tokens, 0, 1), *got = fetch(&h->nodes, j * h->hidden, h->hidden, 0, 1), seed;
+    double *x = malloc((size_t)h->hidden * sizeof *x);
+    double *w = malloc((size_t)h->hidden * sizeof *w);
+    double *dw = calloc((size_t)h->hidden, sizeof *dw);
+    double *lse = fetch(&h->lse, 0, h->tokens, 0, 1);
+    double *got = fetch(&h->nodes, j * h->hidden, h->hidden, 0, 1);
+    double seed;
     distance d = {0, 0};
     begun_as(&h->table, j * h->hidden, h->hidden, w);
     for (int64_t t = 0; t < h->tokens; t++) {
@@ -691,12 +931,21 @@ static double table_error(const head_case *h, int64_t j) {
         for (int64_t i = 0; i < h->hidden; i++) dw[i] += c * x[i];
     }
     for (int64_t i = 0; i < h->hidden; i++) compare(&d, got[i], dw[i]);
-    free(x); free(w); free(dw); free(lse); free(got);
+    free(x);
+    free(w);
+    free(dw);
+    free(lse);
+    free(got);
     return relative(&d);
 }
+
 static void bench_head(void) {
     head_case h;
-    timed t = {.name = "linear cross-entropy", .peers = "chunked", .call = head_call, .user = &h, .limit = nearness(1e-4, 2e-2)};
+    timed t = {.name = "linear cross-entropy",
+               .peers = "chunked",
+               .call = head_call,
+               .user = &h,
+               .limit = nearness(1e-4, 2e-2)};
     double flops = 6.0 * 16384 * 4096 * 128256;
     if (too_slow(t.name, "16384x4096x128256", flops)) return;
     head_open(&h);
@@ -704,22 +953,42 @@ static void bench_head(void) {
     t.flops = 6.0 * (double)(h.tokens * h.hidden) * (double)h.vocab;
     t.error = worse(token_error(&h, h.tokens / 3), table_error(&h, h.targets[h.tokens / 2]));
     t.seconds = allowance();
-    snprintf(t.shape, sizeof t.shape, "%lldx%lldx%lld", (long long)h.tokens, (long long)h.hidden, (long long)h.vocab);
-    snprintf(t.request, sizeof t.request, "linear_cross_entropy tokens=%lld hidden=%lld vocab=%lld", (long long)h.tokens, (long long)h.hidden, (long long)h.vocab);
+    snprintf(t.shape, sizeof t.shape, "%lldx%lldx%lld", (long long)h.tokens,
+             (long long)h.hidden, (long long)h.vocab);
+    snprintf(t.request, sizeof t.request,
+             "linear_cross_entropy tokens=%lld hidden=%lld vocab=%lld", (long long)h.tokens,
+             (long long)h.hidden, (long long)h.vocab);
     time_case(&t);
     head_close(&h);
 }
 
 /* ---- update ---- */
 
-typedef struct update { int64_t count, t; tensor p, m, v, g, working; double *sums, norm; } update; /* working: the weights in bf16, what p begins as */
+/* working: the weights in bf16, what p begins as */
+typedef struct update {
+    int64_t count, t;
+    tensor p, m, v, g, working;
+    double *sums, norm;
+} update;
+
 static const double max_norm = 1;
 /* Norm, clip, AdamW. */
 static void update_call(void *user) {
     update *u = user;
     int64_t blocks = u->count / SEQPAR_BLOCK;
     seqpar_sumsq_args s = {u->sums, u->g.data, blocks, SEQPAR_BLOCK};
-    seqpar_adamw_args a = {.p = u->p.data, .working = u->working.data, .m = u->m.data, .v = u->v.data, .g = u->g.data, .count = u->count, .t = ++u->t, .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .decay = 0.1};
+    seqpar_adamw_args a = {.p = u->p.data,
+                           .working = u->working.data,
+                           .m = u->m.data,
+                           .v = u->v.data,
+                           .g = u->g.data,
+                           .count = u->count,
+                           .t = ++u->t,
+                           .lr = 1e-3,
+                           .beta1 = 0.9,
+                           .beta2 = 0.95,
+                           .eps = 1e-8,
+                           .decay = 0.1};
     double square = 0;
     OP(sumsq, &s);
     for (int64_t i = 0; i < blocks; i++) square += u->sums[i];
@@ -727,9 +996,13 @@ static void update_call(void *user) {
     a.clip = fmin(1, max_norm / (u->norm + 1e-6));
     OP(adamw, &a);
 }
-static double update_error(const update *u) { /* after the first step, from moments of zero */
+
+/* after the first step, from moments of zero */
+static double update_error(const update *u) {
     int64_t n = SEQPAR__MIN(u->count, 4096);
-    double *g = malloc((size_t)n * sizeof *g), *p = malloc((size_t)n * sizeof *p), *got = fetch(&u->p, 0, n, 0, 1), clip = fmin(1, max_norm / (u->norm + 1e-6)), square = 0, x;
+    double *g = malloc((size_t)n * sizeof *g), *p = malloc((size_t)n * sizeof *p);
+    double *got = fetch(&u->p, 0, n, 0, 1), clip = fmin(1, max_norm / (u->norm + 1e-6));
+    double square = 0, x;
     distance d = {0, 0}, norm = {0, 0};
     begun_as(&u->g, 0, n, g);
     begun_as(u->working.data ? &u->working : &u->p, 0, n, p);
@@ -737,35 +1010,64 @@ static double update_error(const update *u) { /* after the first step, from mome
         x = g[i] * clip;
         compare(&d, got[i] - p[i], -1e-3 * 0.1 * p[i] - 1e-3 * x / (fabs(x) + 1e-8));
     }
-    for (int64_t i = 0; i < pattern_length(); i++) { begun_as(&u->g, i, 1, &x); square += x * x; }
-    compare(&norm, u->norm, u->count < pattern_length() ? u->norm : sqrt(square / (double)pattern_length() * (double)u->count));
-    free(g); free(p); free(got);
-    return worse(relative(&d), 1e-2 * relative(&norm)); /* the last period of the pattern is cut short */
+    for (int64_t i = 0; i < pattern_length(); i++) {
+        begun_as(&u->g, i, 1, &x);
+        square += x * x;
+    }
+    compare(&norm, u->norm,
+            u->count < pattern_length()
+                ? u->norm
+                : sqrt(square / (double)pattern_length() * (double)u->count));
+    free(g);
+    free(p);
+    free(got);
+    /* the last period of the pattern is cut short */
+    return worse(relative(&d), 1e-2 * relative(&norm));
 }
+
 static void bench_update(void) {
     update u = {.count = bench.tiny ? 4096 : (int64_t)256 << 20};
-    timed t = {.name = "adamw", .peers = "fused+clip+cast", .call = update_call, .user = &u, .limit = 1e-3};
-    u.p = accumulator_new(u.count, 0, 1); u.m = accumulator_new(u.count, 1, 1); u.v = accumulator_new(u.count, 2, 1); u.g = accumulator_new(u.count, 3, 1);
+    timed t = {.name = "adamw",
+               .peers = "fused+clip+cast",
+               .call = update_call,
+               .user = &u,
+               .limit = 1e-3};
+    u.p = accumulator_new(u.count, 0, 1);
+    u.m = accumulator_new(u.count, 1, 1);
+    u.v = accumulator_new(u.count, 2, 1);
+    u.g = accumulator_new(u.count, 3, 1);
     u.sums = malloc((size_t)(u.count / SEQPAR_BLOCK) * sizeof *u.sums);
     tensor_zero(&u.m);
     tensor_zero(&u.v);
     if (bench.ctx.device->storage == SEQPAR_BF16) u.working = storage_new(u.count, 0, 1);
     update_call(&u);
     t.error = update_error(&u);
-    t.bytes = (double)u.count * (28 + 4 + (u.working.data ? 2 : 0)); /* p, m, v read and written, g read twice; with bf16 the weights written */
+    /* p, m, v read and written, g read twice; with bf16 the weights written */
+    t.bytes = (double)u.count * (28 + 4 + (u.working.data ? 2 : 0));
     t.seconds = allowance();
     snprintf(t.shape, sizeof t.shape, "%lldM parameters", (long long)(u.count >> 20));
     snprintf(t.request, sizeof t.request, "adamw count=%lld", (long long)u.count);
     time_case(&t);
-    tensor_free(&u.p); tensor_free(&u.m); tensor_free(&u.v); tensor_free(&u.g);
+    tensor_free(&u.p);
+    tensor_free(&u.m);
+    tensor_free(&u.v);
+    tensor_free(&u.g);
     if (u.working.data) tensor_free(&u.working);
     free(u.sums);
 }
 
 /* ---- what a copy reaches ---- */
 
-typedef struct copying { char *to, *from; int64_t bytes; } copying;
-static void copy_call(void *user) { copying *c = user; bench.ctx.device->copy(bench.ctx.device, c->to, c->from, c->bytes, bench.ctx.queue); }
+typedef struct copying {
+    char *to, *from;
+    int64_t bytes;
+} copying;
+
+static void copy_call(void *user) {
+    copying *c = user;
+    bench.ctx.device->copy(bench.ctx.device, c->to, c->from, c->bytes, bench.ctx.queue);
+}
+
 static void bench_copy(void) {
     copying c = {.bytes = bench.tiny ? 4096 : (int64_t)2 << 30};
     tensor from = accumulator_new(c.bytes / 4, 0, 1);
@@ -774,7 +1076,8 @@ static void bench_copy(void) {
     c.to = device_memory(c.bytes);
     sample(&s, copy_call, &c, bench.tiny ? 0 : 0.7); /* and the clocks are up */
     bench.copy_bytes_per_second = 2e3 * (double)c.bytes / sampled(&s, 0.5);
-    printf("a copy on the device reads and writes %.2f TB/s together\n", bench.copy_bytes_per_second * 1e-12);
+    printf("a copy on the device reads and writes %.2f TB/s together\n",
+           bench.copy_bytes_per_second * 1e-12);
     bench.ctx.device->free(bench.ctx.device, c.to);
     tensor_free(&from);
 }
@@ -785,23 +1088,66 @@ static shape sized(int64_t tokens, int64_t dim, int full) {
     if (bench.tiny) return (shape){.tokens = 64, .heads = 2, .dim = dim / 4, .full = full};
     return (shape){.tokens = tokens, .heads = 2048 / dim, .dim = dim, .full = full};
 }
-static shape fewer_heads(shape s) { s.heads = bench.tiny ? 1 : 8; return s; }
 
-static void run_goals_of_attention(void) { bench_attention(sized(16384, 128, 0), "flash,cudnn,efficient", "flash,flash-deterministic,cudnn,efficient"); }
-static void run_rows(void) { for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) bench_rows(&kinds[i]); }
+static shape fewer_heads(shape s) {
+    s.heads = bench.tiny ? 1 : 8;
+    return s;
+}
+
+static void run_goals_of_attention(void) {
+    bench_attention(sized(16384, 128, 0), "flash,cudnn,efficient",
+                    "flash,flash-deterministic,cudnn,efficient");
+}
+
+static void run_rows(void) {
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) bench_rows(&kinds[i]);
+}
+
 static void run_ring_step(void) { bench_ring_step(sized(32768, 128, 0), bench.tiny ? 2 : 4); }
 static void run_relaxed(void) { bench_relaxed(sized(16384, 128, 0)); }
 static void run_flex(void) { bench_attention(sized(32768, 128, 0), "flex", "flex"); }
-static void run_long_ring(void) { bench_together(fewer_heads(sized(131072, 128, 0)), bench.tiny ? 2 : 8); }
-static void run_short(void) { for (int64_t d = 64; d <= 128; d *= 2) bench_attention(sized(4096, d, 0), "flash,cudnn", "flash,cudnn"); }
-static void run_full(void) { for (int64_t d = 64; d <= 128; d *= 2) bench_attention(sized(16384, d, 1), "flash,cudnn", "flash,cudnn"); }
-static void run_narrow(void) { bench_attention(sized(16384, 64, 0), "flash,cudnn,flex", "flash,cudnn"); }
-static void run_long(void) { for (int64_t d = 64; d <= 128; d *= 2) bench_attention(sized(65536, d, 0), "flash,cudnn", "flash,cudnn"); }
+static void run_long_ring(void) {
+    bench_together(fewer_heads(sized(131072, 128, 0)), bench.tiny ? 2 : 8);
+}
 
-static const struct { const char *name; void (*run)(void); } cases[] = {
-    {"goals", run_goals_of_attention}, {"rows", run_rows}, {"adamw", bench_update}, {"head", bench_head}, {"relaxed", run_relaxed}, {"ring", run_ring_step},
-    {"ranks", run_long_ring}, {"short", run_short}, {"full", run_full}, {"narrow", run_narrow}, {"flex", run_flex}, {"long", run_long},
+static void run_short(void) {
+    for (int64_t d = 64; d <= 128; d *= 2)
+        bench_attention(sized(4096, d, 0), "flash,cudnn", "flash,cudnn");
+}
+
+static void run_full(void) {
+    for (int64_t d = 64; d <= 128; d *= 2)
+        bench_attention(sized(16384, d, 1), "flash,cudnn", "flash,cudnn");
+}
+
+static void run_narrow(void) {
+    bench_attention(sized(16384, 64, 0), "flash,cudnn,flex", "flash,cudnn");
+}
+
+static void run_long(void) {
+    for (int64_t d = 64; d <= 128; d *= 2)
+        bench_attention(sized(65536, d, 0), "flash,cudnn", "flash,cudnn");
+}
+
+static const struct {
+    const char *name;
+    void (*run)(void);
+} cases[] = {
+
+    {"goals", run_goals_of_attention},
+    {"rows", run_rows},
+    {"adamw", bench_update},
+    {"head", bench_head},
+    {"relaxed", run_relaxed},
+    {"ring", run_ring_step},
+    {"ranks", run_long_ring},
+    {"short", run_short},
+    {"full", run_full},
+    {"narrow", run_narrow},
+    {"flex", run_flex},
+    {"long", run_long},
 };
+
 enum { CASES = sizeof cases / sizeof *cases };
 
 static void run_cases(void) {
@@ -809,7 +1155,11 @@ static void run_cases(void) {
     for (cases_left = CASES; cases_left > 0; cases_left--) {
         const char *name = cases[CASES - cases_left].name;
         if (only && strcmp(only, name)) continue;
-        if (seconds_left() <= 0) { snprintf(line_new(name, "", "")->why, 100, "left out: the %.0f s are over", bench.seconds); continue; }
+        if (seconds_left() <= 0) {
+            snprintf(line_new(name, "", "")->why, 100, "left out: the %.0f s are over",
+                     bench.seconds);
+            continue;
+        }
         printf("%s ... %.0f s left\n", name, seconds_left());
         fflush(stdout);
         cases[CASES - cases_left].run();
@@ -820,19 +1170,38 @@ static void write_json(report *r) {
     char x[8][32];
     for (int i = 0; i < line_count; i++) {
         const line *l = &lines[i];
-        report_case(r, line_right(l), "\"case\": \"%s\", \"shape\": \"%s\", \"ours_ms\": %s, \"ours_spread\": %s, \"peer\": \"%s\", \"peer_ms\": %s, \"peer_spread\": %s, \"ratio\": %s, \"goal\": %s, \"target\": %s, \"error\": %s, \"verdict\": \"%s\", \"note\": \"%s\"",
-                    l->name, l->shape, number_or_null(x[0], 32, l->ms), number_or_null(x[1], 32, l->spread), l->peer, number_or_null(x[2], 32, l->peer_ms), number_or_null(x[3], 32, l->peer_spread), number_or_null(x[4], 32, line_ratio(l)),
-                    number_or_null(x[5], 32, l->goal ? l->goal->must : NAN), number_or_null(x[6], 32, l->goal ? l->goal->target : NAN), number_or_null(x[7], 32, isfinite(l->error) ? l->error : NAN), line_verdict(l), l->why);
+        report_case(
+            r, line_right(l),
+            "\"case\": \"%s\", \"shape\": \"%s\", \"ours_ms\": %s, \"ours_spread\": %s, "
+            "\"peer\": \"%s\", \"peer_ms\": %s, \"peer_spread\": %s, \"ratio\": %s, \"goal\": "
+            "%s, \"target\": %s, \"error\": %s, \"verdict\": \"%s\", \"note\": \"%s\"",
+            l->name, l->shape, number_or_null(x[0], 32, l->ms),
+            number_or_null(x[1], 32, l->spread), l->peer, number_or_null(x[2], 32, l->peer_ms),
+            number_or_null(x[3], 32, l->peer_spread), number_or_null(x[4], 32, line_ratio(l)),
+            number_or_null(x[5], 32, l->goal ? l->goal->must : NAN),
+            number_or_null(x[6], 32, l->goal ? l->goal->target : NAN),
+            number_or_null(x[7], 32, isfinite(l->error) ? l->error : NAN), line_verdict(l),
+            l->why);
     }
 }
+
 static void write_page(const char *path) {
     char date[16];
     time_t seconds = time(NULL);
     FILE *out = path ? fopen(path, "w") : NULL;
-    if (!out) { if (path) perror(path); return; }
+    if (!out) {
+        if (path) perror(path);
+        return;
+    }
     strftime(date, sizeof date, "%Y-%m-%d", gmtime(&seconds));
-    fprintf(out, "# %s\n\n%s, driver %s, storage %s, `make bench-gpu`. %s.\nRatio: peer's time over ours, medians of turns; goals and targets are of these ratios. Error: relative distance of sampled results from fp64.\nA copy on the device: %.2f TB/s, read and written.\n\n",
-            bench.gpu, date, bench.driver, dtype_name(), *peer.absent ? peer.absent : "Peer: PyTorch in the same run", bench.copy_bytes_per_second * 1e-12);
+    fprintf(out,
+            "# %s\n\n%s, driver %s, storage %s, `make bench-gpu`. %s.\nRatio: peer's time over "
+            "ours, medians of turns; goals and targets are of these ratios. Error: relative "
+            "distance of sampled results from fp64.\nA copy on the device: %.2f TB/s, read and "
+            "written.\n\n",
+            bench.gpu, date, bench.driver, dtype_name(),
+            *peer.absent ? peer.absent : "Peer: PyTorch in the same run",
+            bench.copy_bytes_per_second * 1e-12);
     print_table(out, 1);
     fclose(out);
     printf("page: %s\n", path);
@@ -842,11 +1211,15 @@ static seqpar_device *device_open(seqpar_error *error, int dtype) {
     seqpar_cuda_desc desc = {.storage = dtype};
     return seqpar_device_cuda(error, &desc);
 }
+
 static int open_all(int dtype) {
     static seqpar_error error;
     bench.self = seqpar_comm_self();
     seqpar_device *device = device_open(&error, dtype);
-    if (!device) { fprintf(stderr, "bench_gpu: %s\n", error.text); return 0; }
+    if (!device) {
+        fprintf(stderr, "bench_gpu: %s\n", error.text);
+        return 0;
+    }
     must(seqpar_ctx_open(&bench.ctx, bench.self, device, 1));
     make_patterns();
     return 1;
@@ -855,18 +1228,34 @@ static int open_all(int dtype) {
 int main(int argc, char **argv) {
     report r;
     const char *page = NULL, *program = NULL, *dtype = "f32";
-    bench.gpu = "GPU"; bench.driver = "unknown"; bench.seconds = 400; bench.began = wall();
+    bench.gpu = "GPU";
+    bench.driver = "unknown";
+    bench.seconds = 400;
+    bench.began = wall();
     for (int i = 1; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : "";
-        if (!strcmp(argv[i], "--tiny")) { bench.tiny = 1; continue; }
-        if (!strcmp(argv[i], "--seconds")) bench.seconds = atof(value);
-        else if (!strcmp(argv[i], "--peer")) program = value;
-        else if (!strcmp(argv[i], "--gpu")) bench.gpu = value;
-        else if (!strcmp(argv[i], "--driver")) bench.driver = value;
-        else if (!strcmp(argv[i], "--page")) page = value;
-        else if (!strcmp(argv[i], "--only")) only = value;
-        else if (!strcmp(argv[i], "--dtype")) dtype = value;
-        else { fprintf(stderr, "bench_gpu: what is %s?\n", argv[i]); return 2; }
+        if (!strcmp(argv[i], "--tiny")) {
+            bench.tiny = 1;
+            continue;
+        }
+        if (!strcmp(argv[i], "--seconds"))
+            bench.seconds = atof(value);
+        else if (!strcmp(argv[i], "--peer"))
+            program = value;
+        else if (!strcmp(argv[i], "--gpu"))
+            bench.gpu = value;
+        else if (!strcmp(argv[i], "--driver"))
+            bench.driver = value;
+        else if (!strcmp(argv[i], "--page"))
+            page = value;
+        else if (!strcmp(argv[i], "--only"))
+            only = value;
+        else if (!strcmp(argv[i], "--dtype"))
+            dtype = value;
+        else {
+            fprintf(stderr, "bench_gpu: what is %s?\n", argv[i]);
+            return 2;
+        }
         i++;
     }
     peer_start(program); /* before CUDA is: a process that has it open must not fork */
@@ -874,10 +1263,15 @@ int main(int argc, char **argv) {
     peer_greet();
     run_cases();
     peer_stop();
-    report_open(&r, "gpu", "\"gpu\": \"%s\", \"driver\": \"%s\", \"dtype\": \"%s\", \"tiny\": %s, \"copy_tb_per_s\": %.4f,", bench.gpu, bench.driver, dtype_name(), bench.tiny ? "true" : "false", bench.copy_bytes_per_second * 1e-12);
+    report_open(&r, "gpu",
+                "\"gpu\": \"%s\", \"driver\": \"%s\", \"dtype\": \"%s\", \"tiny\": %s, "
+                "\"copy_tb_per_s\": %.4f,",
+                bench.gpu, bench.driver, dtype_name(), bench.tiny ? "true" : "false",
+                bench.copy_bytes_per_second * 1e-12);
     write_json(&r);
     write_page(page);
-    printf("\n%s, driver %s, storage %s; ratio: peer's time over ours\n\n", bench.gpu, bench.driver, dtype_name());
+    printf("\n%s, driver %s, storage %s; ratio: peer's time over ours\n\n", bench.gpu,
+           bench.driver, dtype_name());
     print_table(stdout, 0);
     return report_close(&r);
 }

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* The token layer - log-probs of a large vocabulary through the chunked head - against the matrix products it cannot do
-   without, one thread: three with known seeds (entry B: logits, dhidden, dtable), four where the seeds hang on the values
-   (entry A, then B). Prints a table and writes build/bench/head.json. */
+/* The token layer - log-probs of a large vocabulary through the chunked head - against the
+   matrix products it cannot do without, one thread: three with known seeds (entry B: logits,
+   dhidden, dtable), four where the seeds hang on the values (entry A, then B). Prints a
+   table and writes build/bench/head.json. */
 #define SEQPAR_IMPLEMENTATION
 #include "seqpar.h"
 #include "bench.h"
 
-enum { VOCAB = 32000, HIDDEN = 512, TOKENS = 8192, CHUNK_ROWS = 256, PART = 2048 }; /* products are timed on parts of so many rows */
+/* products are timed on parts of so many rows */
+enum { VOCAB = 32000, HIDDEN = 512, TOKENS = 8192, CHUNK_ROWS = 256, PART = 2048 };
 
 typedef struct head_case {
     seqpar_ctx ctx;
@@ -22,31 +24,59 @@ typedef struct head_case {
 static const seqpar_head_desc desc = {.hidden = HIDDEN, .vocab = VOCAB, .rows_max = CHUNK_ROWS};
 
 static void must(seqpar_status status, const head_case *h) {
-    if (status) { fprintf(stderr, "bench_head: %s\n", h->ctx.error->text); exit(1); }
+    if (status) {
+        fprintf(stderr, "bench_head: %s\n", h->ctx.error->text);
+        exit(1);
+    }
 }
+
 static void entry_a(void *user) {
     head_case *h = user;
     seqpar_head_values values = {.logp = h->logp, .lse = h->lse};
-    must(seqpar_head_forward(&h->ctx, &values, h->hidden, h->table, h->targets, TOKENS, &desc), h);
+    must(seqpar_head_forward(&h->ctx, &values, h->hidden, h->table, h->targets, TOKENS, &desc),
+         h);
 }
+
 static void entry_b(void *user) {
     head_case *h = user;
     seqpar_head_values values = {.logp = h->logp};
     seqpar_head_seeds seeds = {.dlogp = h->seed};
-    must(seqpar_head_backward(&h->ctx, h->dhidden, h->nodes, VOCAB * HIDDEN, &values, &seeds, h->hidden, h->table, h->targets, &h->share, h->fold, &desc), h);
+    must(seqpar_head_backward(&h->ctx, h->dhidden, h->nodes, VOCAB * HIDDEN, &values, &seeds,
+                              h->hidden, h->table, h->targets, &h->share, h->fold, &desc),
+         h);
 }
-static void entries_a_b(void *user) { entry_a(user); entry_b(user); }
+
+static void entries_a_b(void *user) {
+    entry_a(user);
+    entry_b(user);
+}
 
 /* One of the three products, on PART rows. */
 static void product(head_case *h, int which) {
     seqpar_device *d = h->ctx.device;
     static const seqpar_fold_op program[] = {{SEQPAR_FOLD_LEAF, 0}, {SEQPAR_FOLD_FINISH, 0}};
     static const seqpar_piece leaf = {.count = PART, .stride = 1};
-    seqpar_matmul_args logits = {{h->logits, VOCAB}, {h->hidden, HIDDEN}, {h->table, HIDDEN}, PART, VOCAB, HIDDEN, 0, 0};
-    seqpar_matmul_args dhidden = {{h->product, HIDDEN}, {h->logits, VOCAB}, {h->table, HIDDEN}, PART, HIDDEN, VOCAB, 1, 0};
-    seqpar_weight_grad_args dtable = {{program, 2, 1, NULL, 0, h->product}, &leaf, {h->logits, VOCAB}, {h->hidden, HIDDEN}, VOCAB, HIDDEN};
-    must(which == 2 ? d->weight_grad(d, &dtable, NULL) : d->matmul(d, which ? &dhidden : &logits, NULL), h);
+    seqpar_matmul_args logits = {
+        {h->logits, VOCAB}, {h->hidden, HIDDEN}, {h->table, HIDDEN}, PART, VOCAB, HIDDEN, 0, 0};
+    seqpar_matmul_args dhidden = {{h->product, HIDDEN},
+                                  {h->logits, VOCAB},
+                                  {h->table, HIDDEN},
+                                  PART,
+                                  HIDDEN,
+                                  VOCAB,
+                                  1,
+                                  0};
+    seqpar_weight_grad_args dtable = {{program, 2, 1, NULL, 0, h->product},
+                                      &leaf,
+                                      {h->logits, VOCAB},
+                                      {h->hidden, HIDDEN},
+                                      VOCAB,
+                                      HIDDEN};
+    must(which == 2 ? d->weight_grad(d, &dtable, NULL)
+                    : d->matmul(d, which ? &dhidden : &logits, NULL),
+         h);
 }
+
 static void product_logits(void *user) { product(user, 0); }
 static void product_dhidden(void *user) { product(user, 1); }
 static void product_dtable(void *user) { product(user, 2); }
@@ -56,7 +86,11 @@ static void head_open(head_case *h) {
     seqpar_optim_desc adamw = {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8};
     memset(h, 0, sizeof *h);
     must(seqpar_ctx_open(&h->ctx, seqpar_comm_self(), seqpar_device_cpu(1), 1), h);
-    h->row = (seqpar_row){.tokens = TOKENS, .padded = TOKENS, .chunks = TOKENS / CHUNK_ROWS, .docs = 1, .cu_seqlens = (int64_t *)cu};
+    h->row = (seqpar_row){.tokens = TOKENS,
+                          .padded = TOKENS,
+                          .chunks = TOKENS / CHUNK_ROWS,
+                          .docs = 1,
+                          .cu_seqlens = (int64_t *)cu};
     h->tensor = (seqpar_tensor){.name = "table", .rows = VOCAB, .cols = HIDDEN};
     must(seqpar_optim_open(&h->ctx, &h->optim, &h->tensor, 1, &adamw), h);
     must(seqpar_step_begin(&h->ctx, &h->optim, &h->row, 1, SEQPAR_ZIGZAG, 1), h);
@@ -66,7 +100,9 @@ static void head_open(head_case *h) {
     h->table = random_floats((int64_t)VOCAB * HIDDEN, 2);
     h->dhidden = random_floats(TOKENS * HIDDEN, 3);
     h->nodes = random_floats(seqpar_head_places(&h->share, h->fold, &desc) * VOCAB * HIDDEN, 4);
-    h->logp = random_floats(TOKENS, 5); h->lse = random_floats(TOKENS, 6); h->seed = random_floats(TOKENS, 7);
+    h->logp = random_floats(TOKENS, 5);
+    h->lse = random_floats(TOKENS, 6);
+    h->seed = random_floats(TOKENS, 7);
     h->logits = random_floats((int64_t)PART * VOCAB, 8);
     h->product = random_floats((int64_t)VOCAB * HIDDEN, 9);
     h->targets = calloc(TOKENS, sizeof *h->targets);
@@ -81,14 +117,18 @@ static double farthest(const head_case *h) {
         distance d = {0, 0};
         double top = -INFINITY, sum = 0, e;
         for (int64_t j = 0; j < VOCAB; j++) {
-            for (p[j] = 0, e = 0; e < HIDDEN; e++) p[j] += (double)h->hidden[t * HIDDEN + (int64_t)e] * h->table[j * HIDDEN + (int64_t)e];
+            for (p[j] = 0, e = 0; e < HIDDEN; e++)
+                p[j] += (double)h->hidden[t * HIDDEN + (int64_t)e] *
+                        h->table[j * HIDDEN + (int64_t)e];
             top = fmax(top, p[j]);
         }
         for (int64_t j = 0; j < VOCAB; j++) sum += exp(p[j] - top);
         compare(&d, h->logp[t], p[h->targets[t]] - top - log(sum));
         for (int64_t i = 0; i < HIDDEN; i++) {
             double want = 0;
-            for (int64_t j = 0; j < VOCAB; j++) want += ((j == h->targets[t]) - exp(p[j] - top) / sum) * h->table[j * HIDDEN + i];
+            for (int64_t j = 0; j < VOCAB; j++)
+                want += ((j == h->targets[t]) - exp(p[j] - top) / sum) *
+                        h->table[j * HIDDEN + i];
             compare(&d, h->dhidden[t * HIDDEN + i], want * h->seed[t]);
         }
         e = relative(&d);
@@ -105,23 +145,40 @@ static double best_of(call_fn call, head_case *h) {
 }
 
 int main(void) {
-    static const struct { const char *name; call_fn call; int products; } ways[] = {{"A", entry_a, 1}, {"B (seeds known)", entry_b, 3}, {"A, then B", entries_a_b, 4}};
+    static const struct {
+        const char *name;
+        call_fn call;
+        int products;
+    } ways[] = {
+        {"A", entry_a, 1}, {"B (seeds known)", entry_b, 3}, {"A, then B", entries_a_b, 4}};
     head_case h;
     report r;
     double one[3], error;
     head_open(&h);
-    report_open(&r, "head", "\"device\": \"cpu\", \"threads\": 1, \"vocab\": %d, \"hidden\": %d, \"tokens\": %d, \"chunk\": %d,", VOCAB, HIDDEN, TOKENS, CHUNK_ROWS);
-    printf("the token layer: vocab %d, hidden %d, %d tokens in chunks of %d; processor time of one thread; wanted: at most 1.20 of its products\n\n", VOCAB, HIDDEN, TOKENS, CHUNK_ROWS);
-    printf("%-18s %9s %12s %12s %8s %9s\n", "entry", "products", "ms", "products ms", "ratio", "distance");
+    report_open(&r, "head",
+                "\"device\": \"cpu\", \"threads\": 1, \"vocab\": %d, \"hidden\": %d, "
+                "\"tokens\": %d, \"chunk\": %d,",
+                VOCAB, HIDDEN, TOKENS, CHUNK_ROWS);
+    printf("the token layer: vocab %d, hidden %d, %d tokens in chunks of %d; processor time of "
+           "one thread; wanted: at most 1.20 of its products\n\n",
+           VOCAB, HIDDEN, TOKENS, CHUNK_ROWS);
+    printf("%-18s %9s %12s %12s %8s %9s\n", "entry", "products", "ms", "products ms", "ratio",
+           "distance");
     entries_a_b(&h);
     error = farthest(&h);
     one[0] = best_of(product_logits, &h) * TOKENS / PART;
     one[1] = best_of(product_dhidden, &h) * TOKENS / PART;
     one[2] = best_of(product_dtable, &h) * TOKENS / PART;
     for (int i = 0; i < 3; i++) {
-        double took = best_of(ways[i].call, &h), needs = ways[i].products == 1 ? one[0] : one[0] * (ways[i].products - 2) + one[1] + one[2];
-        printf("%-18s %9d %12.1f %12.1f %8.3f %9.1e%s\n", ways[i].name, ways[i].products, took * 1e3, needs * 1e3, took / needs, error, error <= 5e-6 ? "" : "  WRONG");
-        report_case(&r, error <= 5e-6, "\"entry\": \"%s\", \"ms\": %.2f, \"products_ms\": %.2f, \"ratio\": %.4f", ways[i].name, took * 1e3, needs * 1e3, took / needs);
+        double took = best_of(ways[i].call, &h);
+        double needs = ways[i].products == 1
+                           ? one[0]
+                           : one[0] * (ways[i].products - 2) + one[1] + one[2];
+        printf("%-18s %9d %12.1f %12.1f %8.3f %9.1e%s\n", ways[i].name, ways[i].products,
+               took * 1e3, needs * 1e3, took / needs, error, error <= 5e-6 ? "" : "  WRONG");
+        report_case(&r, error <= 5e-6,
+                    "\"entry\": \"%s\", \"ms\": %.2f, \"products_ms\": %.2f, \"ratio\": %.4f",
+                    ways[i].name, took * 1e3, needs * 1e3, took / needs);
     }
     return report_close(&r);
 }

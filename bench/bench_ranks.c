@@ -16,18 +16,22 @@ typedef struct way {
     int64_t ranks, threads; /* threads of each rank's device */
     seqpar_attn_desc desc;
     int check;
-    float *result[TENSORS];          /* gathered, where check */
-    double best[PASSES];             /* seconds of the best run, of all turns, */
-    double turn[PASSES];             /* and what counts of a turn */
-    clockid_t clock;        /* CLOCK_MONOTONIC, or CLOCK_PROCESS_CPUTIME_ID: of all ranks together */
+    float *result[TENSORS]; /* gathered, where check */
+    double best[PASSES];    /* seconds of the best run, of all turns, */
+    double turn[PASSES];    /* and what counts of a turn */
+    /* CLOCK_MONOTONIC, or CLOCK_PROCESS_CPUTIME_ID: of all ranks together */
+    clockid_t clock;
 } way;
 
 static void gather_results(way *w, attention *a) {
     int i;
-    for (i = OUT; i <= DV; i++) seqpar_gather(w->result[i], a->x[i], seqpar_attn_share(a->attn), 0, tensor_width(&w->desc, i) * (int64_t)sizeof(float));
+    for (i = OUT; i <= DV; i++)
+        seqpar_gather(w->result[i], a->x[i], seqpar_attn_share(a->attn), 0,
+                      tensor_width(&w->desc, i) * (int64_t)sizeof(float));
 }
 
-/* Barriers, so that nobody's clock starts before all are there and stops before all are done. */
+/* Barriers, so that nobody's clock starts before all are there and stops before all are
+   done. */
 static void time_pass(way *w, attention *a, seqpar_comm *world, int pass) {
     double began, seconds;
     seqpar_comm_barrier(world);
@@ -38,7 +42,8 @@ static void time_pass(way *w, attention *a, seqpar_comm *world, int pass) {
     if (world->rank) return;
     seconds = clock_seconds(w->clock) - began;
     w->best[pass] = fmin(w->best[pass], seconds);
-    w->turn[pass] = w->clock == CLOCK_PROCESS_CPUTIME_ID ? w->turn[pass] + seconds : fmin(w->turn[pass], seconds);
+    w->turn[pass] = w->clock == CLOCK_PROCESS_CPUTIME_ID ? w->turn[pass] + seconds
+                                                         : fmin(w->turn[pass], seconds);
 }
 
 static seqpar_status rank_main(seqpar_comm *world, void *user) {
@@ -57,13 +62,17 @@ static seqpar_status rank_main(seqpar_comm *world, void *user) {
 
 static void run_way(way *w) {
     seqpar_error error;
-    if (seqpar_run_threads(w->ranks, rank_main, w, &error)) { fprintf(stderr, "%s\n", error.text); exit(1); }
+    if (seqpar_run_threads(w->ranks, rank_main, w, &error)) {
+        fprintf(stderr, "%s\n", error.text);
+        exit(1);
+    }
 }
 
 static void results_of(way *w) {
     int i;
     w->check = 1;
-    for (i = OUT; i <= DV; i++) w->result[i] = calloc((size_t)(TOKENS * tensor_width(&w->desc, i)), sizeof(float));
+    for (i = OUT; i <= DV; i++)
+        w->result[i] = calloc((size_t)(TOKENS * tensor_width(&w->desc, i)), sizeof(float));
     run_way(w);
     w->check = 0;
 }
@@ -75,7 +84,11 @@ static int same_bits(way *w) {
     results_of(&one);
     results_of(w);
     for (i = OUT; i <= DV; i++) {
-        if (memcmp(one.result[i], w->result[i], (size_t)(TOKENS * tensor_width(&w->desc, i)) * sizeof(float))) { printf("%s differs\n", tensor_names[i]); same = 0; }
+        if (memcmp(one.result[i], w->result[i],
+                   (size_t)(TOKENS * tensor_width(&w->desc, i)) * sizeof(float))) {
+            printf("%s differs\n", tensor_names[i]);
+            same = 0;
+        }
         free(one.result[i]);
         free(w->result[i]);
     }
@@ -84,52 +97,82 @@ static int same_bits(way *w) {
 
 static void take_turn(way *w) {
     int pass;
-    for (pass = 0; pass < PASSES; pass++) w->turn[pass] = w->clock == CLOCK_PROCESS_CPUTIME_ID ? 0 : INFINITY;
+    for (pass = 0; pass < PASSES; pass++)
+        w->turn[pass] = w->clock == CLOCK_PROCESS_CPUTIME_ID ? 0 : INFINITY;
     run_way(w);
 }
 
 /* `first` over `second`, by wall or processor time. */
-static void compare_ways(report *r, const char *name, way first, way second, clockid_t clock, double wanted, int at_most) {
-    int same = same_bits(&first) && same_bits(&second), by_cpu = clock == CLOCK_PROCESS_CPUTIME_ID, pass, run;
+static void compare_ways(report *r, const char *name, way first, way second, clockid_t clock,
+                         double wanted, int at_most) {
+    int same = same_bits(&first) && same_bits(&second);
+    int by_cpu = clock == CLOCK_PROCESS_CPUTIME_ID, pass, run;
     double ratio[PASSES][TURNS_RUN];
     first.clock = second.clock = clock;
     for (pass = 0; pass < PASSES; pass++) first.best[pass] = second.best[pass] = INFINITY;
     for (run = 0; run < TURNS_RUN; run++) {
         take_turn(run % 2 ? &first : &second);
         take_turn(run % 2 ? &second : &first);
-        for (pass = 0; pass < PASSES; pass++) ratio[pass][run] = first.turn[pass] / second.turn[pass];
+        for (pass = 0; pass < PASSES; pass++)
+            ratio[pass][run] = first.turn[pass] / second.turn[pass];
     }
     for (pass = 0; pass < PASSES; pass++) {
         double a = first.best[pass], b = second.best[pass], median;
         char shape[48];
         qsort(ratio[pass], TURNS_RUN, sizeof *ratio[pass], rising);
         median = ratio[pass][TURNS_RUN / 2];
-        snprintf(shape, sizeof shape, "S=%d d=%lld %lld/%lld", TOKENS, (long long)first.desc.head_dim, (long long)first.desc.heads, (long long)first.desc.kv_heads);
-        printf("%-38s %-9s %-18s %-5s %10.2f %10.2f %7.3f %7.3f %8s %4.2f %5s\n", name, passes[pass], shape, by_cpu ? "cpu" : "wall", a * 1e3, b * 1e3, a / b, median, at_most ? "at most" : "at least", wanted, same ? "same" : "DIFFER");
-        report_case(r, same, "\"case\": \"%s\", \"pass\": \"%s\", \"shape\": \"%s\", \"clock\": \"%s\", \"first_ms\": %.4f, \"second_ms\": %.4f, \"of_best\": %.4f, \"ratio\": %.4f, \"wanted_%s\": %.2f",
-                    name, passes[pass], shape, by_cpu ? "processor time of the process" : "wall", a * 1e3, b * 1e3, a / b, median, at_most ? "at_most" : "at_least", wanted);
+        snprintf(shape, sizeof shape, "S=%d d=%lld %lld/%lld", TOKENS,
+                 (long long)first.desc.head_dim, (long long)first.desc.heads,
+                 (long long)first.desc.kv_heads);
+        printf("%-38s %-9s %-18s %-5s %10.2f %10.2f %7.3f %7.3f %8s %4.2f %5s\n", name,
+               passes[pass], shape, by_cpu ? "cpu" : "wall", a * 1e3, b * 1e3, a / b, median,
+               at_most ? "at most" : "at least", wanted, same ? "same" : "DIFFER");
+        report_case(r, same,
+                    "\"case\": \"%s\", \"pass\": \"%s\", \"shape\": \"%s\", \"clock\": \"%s\", "
+                    "\"first_ms\": %.4f, \"second_ms\": %.4f, \"of_best\": %.4f, \"ratio\": "
+                    "%.4f, \"wanted_%s\": %.2f",
+                    name, passes[pass], shape,
+                    by_cpu ? "processor time of the process" : "wall", a * 1e3, b * 1e3, a / b,
+                    median, at_most ? "at_most" : "at_least", wanted);
     }
 }
 
 int main(void) {
-    seqpar_attn_desc many = {.heads = 4, .kv_heads = 2, .head_dim = 64, .layout = SEQPAR_ZIGZAG, .schedule = SEQPAR_RING}, single = many;
-    way one = {.ranks = 1, .threads = 1, .desc = many}, one_two = {.ranks = 1, .threads = 2, .desc = many}, two = {.ranks = 2, .threads = 1, .desc = many};
+    seqpar_attn_desc many = {.heads = 4,
+                             .kv_heads = 2,
+                             .head_dim = 64,
+                             .layout = SEQPAR_ZIGZAG,
+                             .schedule = SEQPAR_RING};
+    seqpar_attn_desc single = many;
+    way one = {.ranks = 1, .threads = 1, .desc = many},
+        one_two = {.ranks = 1, .threads = 2, .desc = many},
+        two = {.ranks = 2, .threads = 1, .desc = many};
     char name[48];
     report r;
     int64_t p;
     double load = 0;
     single.heads = single.kv_heads = 1;
-    report_open(&r, "ranks", "\"tokens\": %d, \"chunk\": %d, \"turns\": %d,", TOKENS, CHUNK, TURNS_RUN);
-    printf("ranks as threads of one process, zigzag ring, causal, chunks of %d; best of %d turns; ratio: their median, for which `wanted` holds;\nof each turn the best of %d runs, or their sum by processor time; bits compared with one rank on one thread\n\n", CHUNK, TURNS_RUN, RUNS_OF_TURN);
-    if (getloadavg(&load, 1) == 1 && load > 0.5) printf("others are at work here (load %.1f): wall times of two threads mean little\n\n", load);
-    printf("%-38s %-9s %-18s %-5s %10s %10s %7s %7s %13s %5s\n", "first over second", "pass", "shape", "clock", "first ms", "second ms", "of best", "ratio", "wanted", "bits");
-    compare_ways(&r, "1 rank of 2 threads over 2 ranks of 1", one_two, two, CLOCK_MONOTONIC, 0.95, 0);
+    report_open(&r, "ranks", "\"tokens\": %d, \"chunk\": %d, \"turns\": %d,", TOKENS, CHUNK,
+                TURNS_RUN);
+    printf(
+        "ranks as threads of one process, zigzag ring, causal, chunks of %d; best of %d turns; "
+        "ratio: their median, for which `wanted` holds;\nof each turn the best of %d runs, or "
+        "their sum by processor time; bits compared with one rank on one thread\n\n",
+        CHUNK, TURNS_RUN, RUNS_OF_TURN);
+    if (getloadavg(&load, 1) == 1 && load > 0.5)
+        printf("others are at work here (load %.1f): wall times of two threads mean little\n\n",
+               load);
+    printf("%-38s %-9s %-18s %-5s %10s %10s %7s %7s %13s %5s\n", "first over second", "pass",
+           "shape", "clock", "first ms", "second ms", "of best", "ratio", "wanted", "bits");
+    compare_ways(&r, "1 rank of 2 threads over 2 ranks of 1", one_two, two, CLOCK_MONOTONIC,
+                 0.95, 0);
     for (p = 2; p <= MOST_RANKS; p *= 2) {
         way ring = {.ranks = p, .threads = 1, .desc = many};
         snprintf(name, sizeof name, "%lld ranks over 1 rank", (long long)p);
         compare_ways(&r, name, ring, one, CLOCK_PROCESS_CPUTIME_ID, 1.08, 1);
     }
     one.desc = one_two.desc = single;
-    compare_ways(&r, "1 thread over 2 threads, one head", one, one_two, CLOCK_MONOTONIC, 1.7, 0);
+    compare_ways(&r, "1 thread over 2 threads, one head", one, one_two, CLOCK_MONOTONIC, 1.7,
+                 0);
     return report_close(&r);
 }

@@ -8,23 +8,45 @@
 #include "seqpar.h"
 #include "files.h"
 
-typedef struct { seqpar_row row; int64_t cu[2]; int64_t ranks; int layout; int64_t *work; } drawing;
+typedef struct {
+    seqpar_row row;
+    int64_t cu[2];
+    int64_t ranks;
+    int layout;
+    int64_t *work;
+} drawing;
 
 /* One line a rank: its tokens as runs "0-1 14-15" or, for stripe, "0 4 8 12". */
 static void draw_tokens(const drawing *d, int64_t rank) {
     seqpar_share share;
     seqpar_error error = {0};
-    if (seqpar_split(&error, &share, &d->row, 1, d->layout, d->ranks, rank)) { fprintf(stderr, "%s\n", error.text); exit(2); }
+    if (seqpar_split(&error, &share, &d->row, 1, d->layout, d->ranks, rank)) {
+        fprintf(stderr, "%s\n", error.text);
+        exit(2);
+    }
     printf("  rank %-3lld %5lld tokens:", (long long)rank, (long long)share.tokens);
     int64_t first = -1, last = -2, shown = 0;
     for (int64_t i = 0; i < share.count; i++)
         for (int64_t t = 0; t < share.pieces[i].count; t++) {
             int64_t token = share.pieces[i].start + t * share.pieces[i].stride;
-            if (token == last + 1) { last = token; continue; }
-            if (first >= 0 && shown++ < 12) { if (last > first) printf(" %lld-%lld", (long long)first, (long long)last); else printf(" %lld", (long long)first); }
+            if (token == last + 1) {
+                last = token;
+                continue;
+            }
+            if (first >= 0 && shown++ < 12) {
+                if (last > first)
+                    printf(" %lld-%lld", (long long)first, (long long)last);
+                else
+                    printf(" %lld", (long long)first);
+            }
             first = last = token;
         }
-    if (first >= 0) { if (last > first) printf(" %lld-%lld", (long long)first, (long long)last); else printf(" %lld", (long long)first); }
+    if (first >= 0) {
+        if (last > first)
+            printf(" %lld-%lld", (long long)first, (long long)last);
+        else
+            printf(" %lld", (long long)first);
+    }
     printf(shown > 12 ? " (and more)\n" : "\n");
     seqpar_share_free(&share);
 }
@@ -41,8 +63,11 @@ static seqpar_status measure(seqpar_comm *world, void *user) {
     seqpar_status status = seqpar_ctx_open(&ctx, world, device, d->ranks);
     if (!status) status = seqpar_attn_open(&ctx, &attn, &d->row, 1, &desc);
     if (!status) status = seqpar_attn_cost_of(&ctx, attn, &cost, by_source);
-    for (int64_t s = 0; !status && s < d->ranks; s++)
-        d->work[ctx.sp_rank * d->ranks + s] = by_source[(ctx.sp_rank + (d->layout == SEQPAR_ZIGZAG ? s : d->ranks - s)) % d->ranks] / 4; /* which way its keys come from */
+    for (int64_t s = 0; !status && s < d->ranks; s++) /* which way its keys come from */
+        d->work[ctx.sp_rank * d->ranks + s] =
+            by_source[(ctx.sp_rank + (d->layout == SEQPAR_ZIGZAG ? s : d->ranks - s)) %
+                      d->ranks] /
+            4;
     seqpar_attn_close(&ctx, attn);
     seqpar_ctx_close(&ctx);
     seqpar_device_close(device);
@@ -56,44 +81,70 @@ static void draw_work(const drawing *d) {
     for (int64_t r = 0; r < d->ranks; r++) {
         int64_t sum = 0;
         printf("  rank %-3lld", (long long)r);
-        for (int64_t s = 0; s < d->ranks; s++) { sum += d->work[r * d->ranks + s]; if (s < 12) printf(" %9lld", (long long)d->work[r * d->ranks + s]); }
+        for (int64_t s = 0; s < d->ranks; s++) {
+            sum += d->work[r * d->ranks + s];
+            if (s < 12) printf(" %9lld", (long long)d->work[r * d->ranks + s]);
+        }
         printf("  | %lld\n", (long long)sum);
         total += sum;
     }
     for (int64_t s = 0; s < d->ranks; s++) { /* everybody waits for the slowest of a step */
         int64_t most = 0;
-        for (int64_t r = 0; r < d->ranks; r++) if (d->work[r * d->ranks + s] > most) most = d->work[r * d->ranks + s];
+        for (int64_t r = 0; r < d->ranks; r++)
+            if (d->work[r * d->ranks + s] > most) most = d->work[r * d->ranks + s];
         slowest += most;
     }
-    printf("  useful share of the critical path: %.3f\n\n", (double)total / ((double)slowest * (double)d->ranks));
+    printf("  useful share of the critical path: %.3f\n\n",
+           (double)total / ((double)slowest * (double)d->ranks));
 }
 
 int main(int argc, char **argv) {
     static const char *const names[] = {"S, the tokens", "P, the ranks", "L, the chunks"};
-    static const int64_t most[] = {1000000, 64, 2048}, most_work = 1 << 27; /* of S x P x L: about a second */
+    /* of S x P x L: about a second */
+    static const int64_t most[] = {1000000, 64, 2048}, most_work = 1 << 27;
     int64_t sizes[3] = {16, 4, 16};
     char shown[256];
     if (argc > 1 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")))
-        return printf("usage: 02_layouts [S] [P] [L]   (tokens, ranks, chunks; default 16 4 16)\n"), demo_print_failed("the usage");
-    if (argc > 4) return fprintf(stderr, "error: '%s' is one too many; give S, P and L, or fewer\n", seqpar_escape(shown, sizeof shown, argv[4])), 2;
+        return printf("usage: 02_layouts [S] [P] [L]   (tokens, ranks, chunks; default 16 4 "
+                      "16)\n"),
+               demo_print_failed("the usage");
+    if (argc > 4)
+        return fprintf(stderr, "error: '%s' is one too many; give S, P and L, or fewer\n",
+                       seqpar_escape(shown, sizeof shown, argv[4])),
+               2;
     for (int i = 1; i < argc; i++) {
         char *end;
         sizes[i - 1] = strtoll(argv[i], &end, 10);
         if (*end || sizes[i - 1] < 1 || sizes[i - 1] > most[i - 1])
-            return fprintf(stderr, "error: %s, is '%s'; give a whole number from 1 to %lld\n", names[i - 1], seqpar_escape(shown, sizeof shown, argv[i]), (long long)most[i - 1]), 2;
+            return fprintf(stderr, "error: %s, is '%s'; give a whole number from 1 to %lld\n",
+                           names[i - 1], seqpar_escape(shown, sizeof shown, argv[i]),
+                           (long long)most[i - 1]),
+                   2;
     }
     if (sizes[0] * sizes[1] * sizes[2] > most_work)
-        return fprintf(stderr, "error: S x P x L, %lld x %lld x %lld, is more than %lld, which takes too long to draw; lower one of them\n", (long long)sizes[0], (long long)sizes[1], (long long)sizes[2], (long long)most_work), 2;
+        return fprintf(stderr,
+                       "error: S x P x L, %lld x %lld x %lld, is more than %lld, which takes "
+                       "too long to draw; lower one of them\n",
+                       (long long)sizes[0], (long long)sizes[1], (long long)sizes[2],
+                       (long long)most_work),
+               2;
     drawing d = {.ranks = sizes[1]};
-    d.row = (seqpar_row){.tokens = sizes[0], .padded = sizes[0], .chunks = sizes[2], .docs = 1, .cu_seqlens = d.cu};
+    d.row = (seqpar_row){.tokens = sizes[0],
+                         .padded = sizes[0],
+                         .chunks = sizes[2],
+                         .docs = 1,
+                         .cu_seqlens = d.cu};
     d.cu[1] = sizes[0];
     d.work = (int64_t *)calloc((size_t)(sizes[1] * sizes[1]), sizeof *d.work);
-    if (!d.work) return fprintf(stderr, "error: no memory for %lld ranks\n", (long long)sizes[1]), 1;
+    if (!d.work)
+        return fprintf(stderr, "error: no memory for %lld ranks\n", (long long)sizes[1]), 1;
     for (d.layout = 0; d.layout < 3; d.layout++) {
         seqpar_error error;
-        printf("%s, S = %lld, P = %lld, L = %lld\n", seqpar_layout_name(d.layout), (long long)sizes[0], (long long)sizes[1], (long long)sizes[2]);
+        printf("%s, S = %lld, P = %lld, L = %lld\n", seqpar_layout_name(d.layout),
+               (long long)sizes[0], (long long)sizes[1], (long long)sizes[2]);
         for (int64_t r = 0; r < d.ranks; r++) draw_tokens(&d, r);
-        if (seqpar_run_threads(d.ranks, measure, &d, &error)) return fprintf(stderr, "error: %s\n", error.text), 1;
+        if (seqpar_run_threads(d.ranks, measure, &d, &error))
+            return fprintf(stderr, "error: %s\n", error.text), 1;
         draw_work(&d);
     }
     free(d.work);

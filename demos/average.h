@@ -13,51 +13,81 @@ typedef struct {
     int64_t begin, count; /* the share's elements */
 } demo_average;
 
-static int64_t demo_average_begin(const seqpar_ctx *ctx, const seqpar_llama *model, int64_t rank) { return seqpar_grid_begin(model->elements, ctx->world->size, rank); }
+static int64_t demo_average_begin(const seqpar_ctx *ctx, const seqpar_llama *model,
+                                  int64_t rank) {
+    return seqpar_grid_begin(model->elements, ctx->world->size, rank);
+}
 
-/* How many of the elements [first, first + count) lie in [begin, end); *at: the first of them. */
-static int64_t demo_average_part(int64_t begin, int64_t end, int64_t first, int64_t count, int64_t *at) {
+/* How many of the elements [first, first + count) lie in [begin, end); *at: the first of
+   them. */
+static int64_t demo_average_part(int64_t begin, int64_t end, int64_t first, int64_t count,
+                                 int64_t *at) {
     *at = begin > first ? begin : first;
     int64_t last = end < first + count ? end : first + count;
     return last > *at ? last - *at : 0;
 }
 
 /* Elements [first, first + count) of the whole: this rank takes those of its share. */
-static void demo_average_write(demo_average *average, const double *values, int64_t first, int64_t count) {
-    int64_t at, mine = demo_average_part(average->begin, average->begin + average->count, first, count, &at);
-    if (mine) memcpy(average->share + at - average->begin, values + at - first, (size_t)mine * sizeof *values);
+static void demo_average_write(demo_average *average, const double *values, int64_t first,
+                               int64_t count) {
+    int64_t at;
+    int64_t mine = demo_average_part(average->begin, average->begin + average->count, first,
+                                     count, &at);
+    if (mine)
+        memcpy(average->share + at - average->begin, values + at - first,
+               (size_t)mine * sizeof *values);
 }
 
 /* Collective: those elements on every rank. */
-static seqpar_status demo_average_read(seqpar_ctx *ctx, const seqpar_llama *model, const demo_average *average, double *values, int64_t first, int64_t count) {
-    int64_t ranks = ctx->world->size, *bytes = (int64_t *)calloc((size_t)ranks, sizeof *bytes), at;
-    for (int64_t i = 0; i < ranks; i++) bytes[i] = demo_average_part(demo_average_begin(ctx, model, i), demo_average_begin(ctx, model, i + 1), first, count, &at) * (int64_t)sizeof *values;
+static seqpar_status demo_average_read(seqpar_ctx *ctx, const seqpar_llama *model,
+                                       const demo_average *average, double *values,
+                                       int64_t first, int64_t count) {
+    int64_t ranks = ctx->world->size;
+    int64_t *bytes = (int64_t *)calloc((size_t)ranks, sizeof *bytes);
+    int64_t at;
+    for (int64_t i = 0; i < ranks; i++)
+        bytes[i] = demo_average_part(demo_average_begin(ctx, model, i),
+                                     demo_average_begin(ctx, model, i + 1), first, count, &at) *
+                   (int64_t)sizeof *values;
     demo_average_part(average->begin, average->begin + average->count, first, count, &at);
-    seqpar_status status = seqpar_comm_all_gather(ctx->world, values, average->share + (bytes[ctx->world->rank] ? at - average->begin : 0), bytes, "moving average");
+    seqpar_status status = seqpar_comm_all_gather(
+        ctx->world, values,
+        average->share + (bytes[ctx->world->rank] ? at - average->begin : 0), bytes,
+        "moving average");
     free(bytes);
     return status;
 }
 
 /* The average begins as the weights. */
-static seqpar_status demo_average_open(seqpar_ctx *ctx, const seqpar_llama *model, demo_average *average, double beta) {
+static seqpar_status demo_average_open(seqpar_ctx *ctx, const seqpar_llama *model,
+                                       demo_average *average, double beta) {
     average->beta = beta;
     average->begin = demo_average_begin(ctx, model, ctx->world->rank);
     average->count = demo_average_begin(ctx, model, ctx->world->rank + 1) - average->begin;
     average->share = (double *)demo_room(average->count + 1, sizeof *average->share);
-    if (!average->share) return seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY, "out of memory for the moving average; leave out --enable_ema");
-    seqpar_device_read(ctx->device, average->share, model->params.data, average->begin, average->count, ctx->device->storage);
+    if (!average->share)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY,
+                           "out of memory for the moving average; leave out --enable_ema");
+    seqpar_device_read(ctx->device, average->share, model->params.data, average->begin,
+                       average->count, ctx->device->storage);
     return SEQPAR_OK;
 }
+
 static void demo_average_close(demo_average *average) { free(average->share); }
 
 /* Of equal numbers it is that number, to the bit. */
-static void demo_average_step(seqpar_ctx *ctx, const seqpar_llama *model, demo_average *average) {
+static void demo_average_step(seqpar_ctx *ctx, const seqpar_llama *model,
+                              demo_average *average) {
     enum { PART = 4096 };
     double weights[PART];
     for (int64_t first = 0; average->share && first < average->count; first += PART) {
         int64_t count = average->count - first < PART ? average->count - first : (int64_t)PART;
-        seqpar_device_read(ctx->device, weights, model->params.data, average->begin + first, count, ctx->device->storage);
-        for (int64_t i = 0; i < count; i++) average->share[first + i] = fma(1.0 - average->beta, weights[i] - average->share[first + i], average->share[first + i]);
+        seqpar_device_read(ctx->device, weights, model->params.data, average->begin + first,
+                           count, ctx->device->storage);
+        for (int64_t i = 0; i < count; i++)
+            average->share[first + i] = fma(1.0 - average->beta,
+                                            weights[i] - average->share[first + i],
+                                            average->share[first + i]);
     }
 }
 #endif

@@ -21,39 +21,50 @@
 /* Most bytes of a path that is given: the names of files below it still fit everywhere. */
 enum { DEMO_PATH_LIMIT = 1000, DEMO_RUN_ID = 17 };
 
-typedef struct { /* where training stands */
-    int64_t step;      /* optimizer steps done */
+typedef struct {  /* where training stands */
+    int64_t step; /* optimizer steps done */
     int64_t seed, train_batch_size, documents;
-    int64_t extra[2];  /* whatever the trainer wants to find again */
+    int64_t extra[2]; /* whatever the trainer wants to find again */
     int64_t optimizer_t;
-    char run[DEMO_RUN_ID];  /* drawn when the run began; "": written before there were such */
-    uint64_t reference;     /* digest of the reference's weights; 0: there is none */
-    const demo_average *average; /* the weights' moving average; NULL: none */
+    char run[DEMO_RUN_ID]; /* drawn when the run began; "": written before there were such */
+    uint64_t reference;    /* digest of the reference's weights; 0: there is none */
+    const demo_average *average;          /* the weights' moving average; NULL: none */
     const seqpar_safetensors_pair *notes; /* what else is written beside the numbers */
     int64_t note_count;
 } demo_state;
 
 static seqpar_safetensors_dtype demo_dtype(int dtype) {
-    return dtype == SEQPAR_F64 ? SEQPAR_SAFETENSORS_F64 : dtype == SEQPAR_F32 ? SEQPAR_SAFETENSORS_F32 : SEQPAR_SAFETENSORS_BF16;
+    return dtype == SEQPAR_F64   ? SEQPAR_SAFETENSORS_F64
+           : dtype == SEQPAR_F32 ? SEQPAR_SAFETENSORS_F32
+                                 : SEQPAR_SAFETENSORS_BF16;
 }
 
 /* ---- folders ---- */
 
 static seqpar_status demo_make_folder(const char *path, seqpar_error *error) {
     char part[DEMO_PATH_LIMIT + 200];
-    if (snprintf(part, sizeof part, "%s", path) >= (int)sizeof part) return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "the path %.80s... has %lld characters, at most %d are possible; give a shorter one", path, (long long)strlen(path), DEMO_PATH_LIMIT);
+    if (snprintf(part, sizeof part, "%s", path) >= (int)sizeof part)
+        return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN,
+                           "the path %.80s... has %lld characters, at most %d are possible; "
+                           "give a shorter one",
+                           path, (long long)strlen(path), DEMO_PATH_LIMIT);
     for (char *slash = part + 1;; slash++) {
         if (*slash && *slash != '/') continue;
         char kept = *slash;
         *slash = 0;
         if (mkdir(part, 0777) && errno != EEXIST)
-            return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "cannot make folder %s: %s", part, strerror(errno));
+            return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "cannot make folder %s: %s", part,
+                               strerror(errno));
         *slash = kept;
         if (!kept) break;
     }
     struct stat kind;
-    if (stat(part, &kind) || !S_ISDIR(kind.st_mode)) return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "%s is there but is no folder; give another", part);
-    if (access(part, W_OK | X_OK)) return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "cannot write into %s: %s", part, strerror(errno));
+    if (stat(part, &kind) || !S_ISDIR(kind.st_mode))
+        return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN,
+                           "%s is there but is no folder; give another", part);
+    if (access(part, W_OK | X_OK))
+        return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "cannot write into %s: %s", part,
+                           strerror(errno));
     return SEQPAR_OK;
 }
 
@@ -67,56 +78,95 @@ static char *demo_read_text(const char *path, seqpar_error *error) {
 
 /* ---- tensors ---- */
 
-static seqpar_safetensors_tensor demo_tensor(const seqpar_tensor *t, const char *name, seqpar_safetensors_dtype dtype) {
-    seqpar_safetensors_tensor s = {.name = name, .dtype = dtype, .dims = t->decay ? 2 : 1}; /* gains are vectors */
+static seqpar_safetensors_tensor demo_tensor(const seqpar_tensor *t, const char *name,
+                                             seqpar_safetensors_dtype dtype) {
+    /* gains are vectors */
+    seqpar_safetensors_tensor s = {.name = name, .dtype = dtype, .dims = t->decay ? 2 : 1};
     s.shape[0] = t->decay ? t->rows : t->cols;
     s.shape[1] = t->cols;
     return s;
 }
 
 /* What diverged never takes the place of what was good. */
-static seqpar_status demo_finite(seqpar_ctx *ctx, const char *name, const double *values, int64_t count) {
+static seqpar_status demo_finite(seqpar_ctx *ctx, const char *name, const double *values,
+                                 int64_t count) {
     for (int64_t i = 0; i < count; i++)
-        if (!isfinite(values[i])) return seqpar_fail(ctx->error, SEQPAR_ERR_NOT_FINITE, "%s holds %g: training has diverged and nothing is saved; go on from the last checkpoint with a lower learning rate", name, values[i]);
+        if (!isfinite(values[i]))
+            return seqpar_fail(ctx->error, SEQPAR_ERR_NOT_FINITE,
+                               "%s holds %g: training has diverged and nothing is saved; go on "
+                               "from the last checkpoint with a lower learning rate",
+                               name, values[i]);
     return SEQPAR_OK;
 }
 
-/* Files are written and read a block of a tensor at a time: nobody holds a second copy of the model. A source fills values
-   (part->count), a sink takes them; part->state is the number of the file's prefix. */
+/* Files are written and read a block of a tensor at a time: nobody holds a second copy of
+   the model. A source fills values (part->count), a sink takes them; part->state is the
+   number of the file's prefix. */
 enum { DEMO_VALUES = 1 << 17 };
-typedef struct { seqpar_ctx *ctx; const seqpar_llama *model; seqpar_optim *optim; demo_average *average; const int *state; } demo_transfer;
-typedef seqpar_status (*demo_values_fn)(const demo_transfer *store, double *values, const seqpar_optim_part *part);
+typedef struct {
+    seqpar_ctx *ctx;
+    const seqpar_llama *model;
+    seqpar_optim *optim;
+    demo_average *average;
+    const int *state;
+} demo_transfer;
 
-static seqpar_status demo_weights_get(const demo_transfer *s, double *values, const seqpar_optim_part *part) {
-    seqpar_device_read(s->ctx->device, values, s->model->params.data, s->model->tensors[part->tensor].offset + part->first, part->count, s->ctx->device->storage);
+typedef seqpar_status (*demo_values_fn)(const demo_transfer *store, double *values,
+                                        const seqpar_optim_part *part);
+
+static seqpar_status demo_weights_get(const demo_transfer *s, double *values,
+                                      const seqpar_optim_part *part) {
+    seqpar_device_read(s->ctx->device, values, s->model->params.data,
+                       s->model->tensors[part->tensor].offset + part->first, part->count,
+                       s->ctx->device->storage);
     return SEQPAR_OK;
 }
-static seqpar_status demo_weights_put(const demo_transfer *s, double *values, const seqpar_optim_part *part) {
-    seqpar_device_write(s->ctx->device, s->model->params.data, s->model->tensors[part->tensor].offset + part->first, values, part->count, s->ctx->device->storage);
+
+static seqpar_status demo_weights_put(const demo_transfer *s, double *values,
+                                      const seqpar_optim_part *part) {
+    seqpar_device_write(s->ctx->device, s->model->params.data,
+                        s->model->tensors[part->tensor].offset + part->first, values,
+                        part->count, s->ctx->device->storage);
     return SEQPAR_OK;
 }
-static seqpar_status demo_average_get(const demo_transfer *s, double *values, const seqpar_optim_part *part) {
-    return demo_average_read(s->ctx, s->model, s->average, values, s->model->tensors[part->tensor].offset + part->first, part->count);
+
+static seqpar_status demo_average_get(const demo_transfer *s, double *values,
+                                      const seqpar_optim_part *part) {
+    return demo_average_read(s->ctx, s->model, s->average, values,
+                             s->model->tensors[part->tensor].offset + part->first, part->count);
 }
-static seqpar_status demo_average_put(const demo_transfer *s, double *values, const seqpar_optim_part *part) {
-    demo_average_write(s->average, values, s->model->tensors[part->tensor].offset + part->first, part->count);
+
+static seqpar_status demo_average_put(const demo_transfer *s, double *values,
+                                      const seqpar_optim_part *part) {
+    demo_average_write(s->average, values, s->model->tensors[part->tensor].offset + part->first,
+                       part->count);
     return SEQPAR_OK;
 }
-static seqpar_status demo_optimizer_get(const demo_transfer *s, double *values, const seqpar_optim_part *part) {
+
+static seqpar_status demo_optimizer_get(const demo_transfer *s, double *values,
+                                        const seqpar_optim_part *part) {
     seqpar_optim_part kept = *part;
     kept.state = s->state[part->state];
     return seqpar_optim_read(s->ctx, s->optim, values, &kept);
 }
-static seqpar_status demo_optimizer_put(const demo_transfer *s, double *values, const seqpar_optim_part *part) {
+
+static seqpar_status demo_optimizer_put(const demo_transfer *s, double *values,
+                                        const seqpar_optim_part *part) {
     seqpar_optim_part kept = *part;
     kept.state = s->state[part->state];
     for (int64_t i = 0; kept.state == SEQPAR_STATE_V && i < part->count; i++)
-        if (values[i] < 0) return seqpar_fail(s->ctx->error, SEQPAR_ERR_FILE_FORMAT, "element %lld of exp_avg_sq.%s is %g, but a second moment is never negative; the checkpoint is damaged, take another", (long long)(part->first + i), s->model->tensors[part->tensor].name, values[i]);
+        if (values[i] < 0)
+            return seqpar_fail(s->ctx->error, SEQPAR_ERR_FILE_FORMAT,
+                               "element %lld of exp_avg_sq.%s is %g, but a second moment is "
+                               "never negative; the checkpoint is damaged, take another",
+                               (long long)(part->first + i),
+                               s->model->tensors[part->tensor].name, values[i]);
     return seqpar_optim_write(s->ctx, s->optim, values, &kept);
 }
 
 /* The next block of a tensor. */
-static seqpar_optim_part demo_block(const seqpar_tensor *t, int state, int64_t tensor, int64_t first) {
+static seqpar_optim_part demo_block(const seqpar_tensor *t, int state, int64_t tensor,
+                                    int64_t first) {
     int64_t left = t->rows * t->cols - first;
     return (seqpar_optim_part){state, tensor, first, left < DEMO_VALUES ? left : DEMO_VALUES};
 }
@@ -127,12 +177,19 @@ static void demo_narrow(char *bytes, const double *values, int64_t count, int dt
     for (int64_t i = 0; i < count; i++) {
         float x = (float)values[i];
         uint16_t half = seqpar_bf16_from_float(x);
-        memcpy(bytes + i * size, dtype == SEQPAR_F64 ? (const void *)&values[i] : dtype == SEQPAR_F32 ? (const void *)&x : &half, (size_t)size);
+        memcpy(bytes + i * size,
+               dtype == SEQPAR_F64   ? (const void *)&values[i]
+               : dtype == SEQPAR_F32 ? (const void *)&x
+                                     : &half,
+               (size_t)size);
     }
 }
 
-/* One tensor, from its source into the file (writer NULL: another rank's). values (2, DEMO_VALUES) is scratch. */
-static seqpar_status demo_append(const demo_transfer *s, seqpar_safetensors_writer *writer, const char *name, int state, int64_t tensor, int dtype, demo_values_fn get, double *values) {
+/* One tensor, from its source into the file (writer NULL: another rank's). values (2,
+   DEMO_VALUES) is scratch. */
+static seqpar_status demo_append(const demo_transfer *s, seqpar_safetensors_writer *writer,
+                                 const char *name, int state, int64_t tensor, int dtype,
+                                 demo_values_fn get, double *values) {
     const seqpar_tensor *t = &s->model->tensors[tensor];
     seqpar_status status = SEQPAR_OK;
     for (int64_t first = 0; !status && first < t->rows * t->cols; first += DEMO_VALUES) {
@@ -141,29 +198,49 @@ static seqpar_status demo_append(const demo_transfer *s, seqpar_safetensors_writ
         if (!status && writer) status = demo_finite(s->ctx, name, values, part.count);
         if (status || !writer) continue;
         demo_narrow((char *)(values + DEMO_VALUES), values, part.count, dtype);
-        status = seqpar_safetensors_append(writer, name, values + DEMO_VALUES, part.count * seqpar_dtype_bytes(dtype), s->ctx->error);
+        status = seqpar_safetensors_append(writer, name, values + DEMO_VALUES,
+                                           part.count * seqpar_dtype_bytes(dtype),
+                                           s->ctx->error);
     }
     return status;
 }
 
-/* Rank 0 writes `parts` times the model's tensors, each time with another prefix. Collective where the source is. */
-static seqpar_status demo_save_tensors(const demo_transfer *s, const char *path, int parts, const char *const *prefix, demo_values_fn get,
-                                       int dtype, const seqpar_safetensors_pair *metadata, int64_t metadata_count) {
+/* Rank 0 writes `parts` times the model's tensors, each time with another prefix. Collective
+   where the source is. */
+static seqpar_status demo_save_tensors(const demo_transfer *s, const char *path, int parts,
+                                       const char *const *prefix, demo_values_fn get, int dtype,
+                                       const seqpar_safetensors_pair *metadata,
+                                       int64_t metadata_count) {
     int64_t count = parts * s->model->tensor_count;
-    seqpar_safetensors_tensor *list = (seqpar_safetensors_tensor *)calloc((size_t)count, sizeof *list);
-    char (*names)[128] = (char (*)[128])calloc((size_t)count, sizeof *names);
+    seqpar_safetensors_tensor *list = (seqpar_safetensors_tensor *)calloc((size_t)count,
+                                                                          sizeof *list);
+    char(*names)[128] = (char(*)[128])calloc((size_t)count, sizeof *names);
     double *values = (double *)malloc(2 * DEMO_VALUES * sizeof *values);
-    seqpar_status status = list && names && values ? SEQPAR_OK : seqpar_fail(s->ctx->error, SEQPAR_ERR_MEMORY, "out of memory while %s is saved", path);
+    seqpar_status status = list && names && values
+                               ? SEQPAR_OK
+                               : seqpar_fail(s->ctx->error, SEQPAR_ERR_MEMORY,
+                                             "out of memory while %s is saved", path);
     for (int64_t i = 0; !status && i < count; i++) {
         const seqpar_tensor *t = &s->model->tensors[i % s->model->tensor_count];
-        snprintf(names[i], sizeof names[i], "%s%s", prefix[i / s->model->tensor_count], t->name);
+        snprintf(names[i], sizeof names[i], "%s%s", prefix[i / s->model->tensor_count],
+                 t->name);
         list[i] = demo_tensor(t, names[i], demo_dtype(dtype));
     }
-    seqpar_safetensors_desc desc = {.path = path, .tensors = list, .count = count, .metadata = metadata, .metadata_count = metadata_count};
+    seqpar_safetensors_desc desc = {.path = path,
+                                    .tensors = list,
+                                    .count = count,
+                                    .metadata = metadata,
+                                    .metadata_count = metadata_count};
     seqpar_safetensors_writer *writer = NULL;
-    if (!status && s->ctx->world->rank == 0) status = seqpar_safetensors_create(&writer, &desc, s->ctx->error);
-    for (int64_t i = 0; !status && i < count; i++) status = demo_append(s, writer, names[i], (int)(i / s->model->tensor_count), i % s->model->tensor_count, dtype, get, values);
-    if (status || !writer) seqpar_safetensors_abort(writer); else status = seqpar_safetensors_finish(writer, s->ctx->error);
+    if (!status && s->ctx->world->rank == 0)
+        status = seqpar_safetensors_create(&writer, &desc, s->ctx->error);
+    for (int64_t i = 0; !status && i < count; i++)
+        status = demo_append(s, writer, names[i], (int)(i / s->model->tensor_count),
+                             i % s->model->tensor_count, dtype, get, values);
+    if (status || !writer)
+        seqpar_safetensors_abort(writer);
+    else
+        status = seqpar_safetensors_finish(writer, s->ctx->error);
     free(list);
     free(names);
     free(values);
@@ -171,16 +248,22 @@ static seqpar_status demo_save_tensors(const demo_transfer *s, const char *path,
 }
 
 /* One tensor, from the file into its sink; without one it is only looked at. */
-static seqpar_status demo_load_tensor(const demo_transfer *s, seqpar_safetensors_file *file, const char *prefix, int state, int64_t tensor, demo_values_fn put, double *values) {
+static seqpar_status demo_load_tensor(const demo_transfer *s, seqpar_safetensors_file *file,
+                                      const char *prefix, int state, int64_t tensor,
+                                      demo_values_fn put, double *values) {
     const seqpar_tensor *t = &s->model->tensors[tensor];
     char name[128];
     snprintf(name, sizeof name, "%s%s", prefix, t->name);
     seqpar_safetensors_tensor wanted = demo_tensor(t, name, SEQPAR_SAFETENSORS_NONE);
-    if (s->model->config.score && tensor == s->model->tensor_count - 1 && !seqpar_safetensors_find(file, name)) return SEQPAR_OK; /* the head is new */
+    /* the head is new */
+    if (s->model->config.score && tensor == s->model->tensor_count - 1 &&
+        !seqpar_safetensors_find(file, name))
+        return SEQPAR_OK;
     seqpar_status status = seqpar_safetensors_expect(file, &wanted, s->ctx->error);
     for (int64_t first = 0; !status && put && first < t->rows * t->cols; first += DEMO_VALUES) {
         seqpar_optim_part part = demo_block(t, state, tensor, first);
-        seqpar_safetensors_part wanted_part = {.name = name, .first = first, .count = part.count, .finite = 1};
+        seqpar_safetensors_part wanted_part = {
+            .name = name, .first = first, .count = part.count, .finite = 1};
         status = seqpar_safetensors_read_f64(file, values, &wanted_part, s->ctx->error);
         if (!status) status = put(s, values, &part);
     }
@@ -188,13 +271,18 @@ static seqpar_status demo_load_tensor(const demo_transfer *s, seqpar_safetensors
 }
 
 /* All names and shapes are looked at before the first number goes anywhere. */
-static seqpar_status demo_load_tensors(const demo_transfer *s, const char *path, int parts, const char *const *prefix, demo_values_fn put) {
+static seqpar_status demo_load_tensors(const demo_transfer *s, const char *path, int parts,
+                                       const char *const *prefix, demo_values_fn put) {
     seqpar_safetensors_file *file = NULL;
     double *values = (double *)malloc(DEMO_VALUES * sizeof *values);
-    seqpar_status status = values ? seqpar_safetensors_open(&file, path, s->ctx->error) : seqpar_fail(s->ctx->error, SEQPAR_ERR_MEMORY, "out of memory while %s is read", path);
+    seqpar_status status = values ? seqpar_safetensors_open(&file, path, s->ctx->error)
+                                  : seqpar_fail(s->ctx->error, SEQPAR_ERR_MEMORY,
+                                                "out of memory while %s is read", path);
     for (int reads = 0; reads < 2; reads++)
         for (int64_t i = 0; !status && i < parts * s->model->tensor_count; i++)
-            status = demo_load_tensor(s, file, prefix[i / s->model->tensor_count], (int)(i / s->model->tensor_count), i % s->model->tensor_count, reads ? put : NULL, values);
+            status = demo_load_tensor(s, file, prefix[i / s->model->tensor_count],
+                                      (int)(i / s->model->tensor_count),
+                                      i % s->model->tensor_count, reads ? put : NULL, values);
     seqpar_safetensors_close(file);
     free(values);
     return status;
@@ -202,9 +290,10 @@ static seqpar_status demo_load_tensors(const demo_transfer *s, const char *path,
 
 static const char *const demo_no_prefix[] = {""};
 
-/* Weights of a folder into the model; refuses NaN and infinity, missing tensors and other shapes. A score head that the
-   folder does not have stays as it is. */
-static seqpar_status demo_load_weights(seqpar_ctx *ctx, seqpar_llama *model, const char *folder) {
+/* Weights of a folder into the model; refuses NaN and infinity, missing tensors and other
+   shapes. A score head that the folder does not have stays as it is. */
+static seqpar_status demo_load_weights(seqpar_ctx *ctx, seqpar_llama *model,
+                                       const char *folder) {
     char path[4352];
     demo_transfer store = {.ctx = ctx, .model = model};
     if (demo_check_weights(model, folder, ctx->error)) return ctx->error->status;
@@ -212,44 +301,66 @@ static seqpar_status demo_load_weights(seqpar_ctx *ctx, seqpar_llama *model, con
     return demo_load_tensors(&store, path, 1, demo_no_prefix, demo_weights_put);
 }
 
-/* Rank 0 writes model.safetensors and config.json into an existing folder; with `average` (collective) that as the weights. */
-static seqpar_status demo_save_folder(seqpar_ctx *ctx, const seqpar_llama *model, const char *folder, demo_average *average) {
+/* Rank 0 writes model.safetensors and config.json into an existing folder; with `average`
+   (collective) that as the weights. */
+static seqpar_status demo_save_folder(seqpar_ctx *ctx, const seqpar_llama *model,
+                                      const char *folder, demo_average *average) {
     char path[1280];
     demo_transfer store = {.ctx = ctx, .model = model, .average = average};
     const seqpar_safetensors_pair format = {"format", "pt"};
     snprintf(path, sizeof path, "%s/model.safetensors", folder);
-    seqpar_status status = demo_save_tensors(&store, path, 1, demo_no_prefix, average ? demo_average_get : demo_weights_get, ctx->device->storage, &format, 1);
-    return status || ctx->world->rank ? status : demo_save_config(folder, &model->config, ctx->error);
+    seqpar_status status = demo_save_tensors(&store, path, 1, demo_no_prefix,
+                                             average ? demo_average_get : demo_weights_get,
+                                             ctx->device->storage, &format, 1);
+    return status || ctx->world->rank ? status
+                                      : demo_save_config(folder, &model->config, ctx->error);
 }
-static seqpar_status demo_save_model(seqpar_ctx *ctx, const seqpar_llama *model, const char *folder) { return demo_save_folder(ctx, model, folder, NULL); }
+
+static seqpar_status demo_save_model(seqpar_ctx *ctx, const seqpar_llama *model,
+                                     const char *folder) {
+    return demo_save_folder(ctx, model, folder, NULL);
+}
 
 /* The moving average in fp64, for going on with it. Collective. */
-static seqpar_status demo_save_average(seqpar_ctx *ctx, const seqpar_llama *model, const char *folder, const demo_average *average) {
+static seqpar_status demo_save_average(seqpar_ctx *ctx, const seqpar_llama *model,
+                                       const char *folder, const demo_average *average) {
     char path[1280];
     demo_transfer store = {.ctx = ctx, .model = model, .average = (demo_average *)average};
     snprintf(path, sizeof path, "%s/average.safetensors", folder);
-    return demo_save_tensors(&store, path, 1, demo_no_prefix, demo_average_get, SEQPAR_F64, NULL, 0);
+    return demo_save_tensors(&store, path, 1, demo_no_prefix, demo_average_get, SEQPAR_F64,
+                             NULL, 0);
 }
 
 /* ---- checkpoints ---- */
 
-/* What the optimizer keeps of every element, under which prefix: state (DEMO_STATES) and prefix (DEMO_STATES) of those that this one
-   keeps; returns how many. */
+/* What the optimizer keeps of every element, under which prefix: state (DEMO_STATES) and
+   prefix (DEMO_STATES) of those that this one keeps; returns how many. */
 enum { DEMO_STATES = 3 };
-static int demo_kept_states(const seqpar_ctx *ctx, const seqpar_optim *optim, int *state, const char **prefix) {
+static int demo_kept_states(const seqpar_ctx *ctx, const seqpar_optim *optim, int *state,
+                            const char **prefix) {
     static const char *const prefixes[DEMO_STATES] = {"exp_avg.", "exp_avg_sq.", "master."};
-    static const int states[DEMO_STATES] = {SEQPAR_STATE_M, SEQPAR_STATE_V, SEQPAR_STATE_MASTER};
+    static const int states[DEMO_STATES] = {SEQPAR_STATE_M, SEQPAR_STATE_V,
+                                            SEQPAR_STATE_MASTER};
     int count = 0;
-    for (int i = 0; i < DEMO_STATES; i++) if (seqpar_optim_keeps(ctx, optim, states[i])) { state[count] = states[i]; prefix[count++] = prefixes[i]; }
+    for (int i = 0; i < DEMO_STATES; i++)
+        if (seqpar_optim_keeps(ctx, optim, states[i])) {
+            state[count] = states[i];
+            prefix[count++] = prefixes[i];
+        }
     return count;
 }
 
 /* Collective. */
-static seqpar_status demo_save_optimizer(seqpar_ctx *ctx, const seqpar_llama *model, seqpar_optim *optim, const char *folder, const demo_state *state) {
+static seqpar_status demo_save_optimizer(seqpar_ctx *ctx, const seqpar_llama *model,
+                                         seqpar_optim *optim, const char *folder,
+                                         const demo_state *state) {
     enum { NUMBERS = 7 };
     char path[1280], number[NUMBERS][32], reference[32];
-    const int64_t values[] = {state->step, state->seed, state->train_batch_size, state->documents, optim->t, state->extra[0], state->extra[1]};
-    static const char *const keys[] = {"step", "seed", "train_batch_size", "documents", "optimizer_t", "extra", "extra_1"};
+    const int64_t values[] = {state->step,      state->seed, state->train_batch_size,
+                              state->documents, optim->t,    state->extra[0],
+                              state->extra[1]};
+    static const char *const keys[] = {"step",        "seed",  "train_batch_size", "documents",
+                                       "optimizer_t", "extra", "extra_1"};
     seqpar_safetensors_pair *metadata = NULL; /* stb_ds array */
     const char *prefix[DEMO_STATES];
     int states[DEMO_STATES], count = demo_kept_states(ctx, optim, states, prefix);
@@ -262,7 +373,9 @@ static seqpar_status demo_save_optimizer(seqpar_ctx *ctx, const seqpar_llama *mo
     if (state->reference) arrput(metadata, ((seqpar_safetensors_pair){"reference", reference}));
     for (int64_t i = 0; i < state->note_count; i++) arrput(metadata, state->notes[i]);
     snprintf(path, sizeof path, "%s/optimizer.safetensors", folder);
-    seqpar_status status = demo_save_tensors(&store, path, count, prefix, demo_optimizer_get, ctx->device->accumulator, metadata, arrlen(metadata));
+    seqpar_status status = demo_save_tensors(&store, path, count, prefix, demo_optimizer_get,
+                                             ctx->device->accumulator, metadata,
+                                             arrlen(metadata));
     arrfree(metadata);
     return status;
 }
@@ -278,24 +391,31 @@ static int64_t demo_checkpoint_step(const char *name) {
 }
 
 /* What a killed process leaves of a file that it was writing: ".tmp.123" behind the name. */
-static bool demo_left_over(const char *end) { return !strncmp(end, ".tmp.", 5) && end[5] && !end[5 + strspn(end + 5, "0123456789.")]; }
+static bool demo_left_over(const char *end) {
+    return !strncmp(end, ".tmp.", 5) && end[5] && !end[5 + strspn(end + 5, "0123456789.")];
+}
 
 static bool demo_checkpoint_file(const char *name) {
-    static const char *const names[] = {"model.safetensors", "config.json", "optimizer.safetensors", "average.safetensors", "run"};
+    static const char *const names[] = {"model.safetensors", "config.json",
+                                        "optimizer.safetensors", "average.safetensors", "run"};
     for (int i = 0; i < 5; i++) {
         size_t length = strlen(names[i]);
-        if (!strncmp(name, names[i], length) && (!name[length] || demo_left_over(name + length))) return true;
+        if (!strncmp(name, names[i], length) &&
+            (!name[length] || demo_left_over(name + length)))
+            return true;
     }
     return false;
 }
 
-/* Visits the names in a folder but . and ..; stops where visit returns false, and returns that. */
+/* Visits the names in a folder but . and ..; stops where visit returns false, and returns
+   that. */
 typedef bool (*demo_visit)(const char *folder, const char *name, void *user);
 static bool demo_each_name(const char *path, demo_visit visit, void *user) {
     DIR *folder = opendir(path);
     bool on = true;
     for (struct dirent *entry; folder && on && (entry = readdir(folder));)
-        if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..")) on = visit(path, entry->d_name, user);
+        if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, ".."))
+            on = visit(path, entry->d_name, user);
     if (folder) closedir(folder);
     return on;
 }
@@ -304,17 +424,22 @@ static bool demo_is_folder(const char *path) {
     struct stat kind;
     return !lstat(path, &kind) && S_ISDIR(kind.st_mode);
 }
+
 /* PPO's critic lies in a folder of its own. */
 static bool demo_visit_own(const char *folder, const char *name, void *user) {
     char path[1400];
     snprintf(path, sizeof path, "%s/%s", folder, name);
-    return demo_checkpoint_file(name) || (!strcmp(name, "critic") && demo_is_folder(path) && demo_each_name(path, demo_visit_own, user));
+    return demo_checkpoint_file(name) || (!strcmp(name, "critic") && demo_is_folder(path) &&
+                                          demo_each_name(path, demo_visit_own, user));
 }
+
 static bool demo_visit_remove(const char *folder, const char *name, void *user) {
     char path[1400];
     snprintf(path, sizeof path, "%s/%s", folder, name);
-    if (demo_is_folder(path)) demo_each_name(path, demo_visit_remove, user), rmdir(path);
-    else unlink(path);
+    if (demo_is_folder(path))
+        demo_each_name(path, demo_visit_remove, user), rmdir(path);
+    else
+        unlink(path);
     return true;
 }
 
@@ -325,15 +450,19 @@ static bool demo_remove_own(const char *path) {
     return !rmdir(path);
 }
 
-/* The same for a checkpoint: under another name, so that half of one never stands under its own. */
+/* The same for a checkpoint: under another name, so that half of one never stands under its
+   own. */
 static bool demo_remove_checkpoint(const char *path) {
     char gone[1200];
     snprintf(gone, sizeof gone, "%s.gone", path);
     demo_remove_own(gone);
-    return demo_is_folder(path) && demo_each_name(path, demo_visit_own, NULL) && !rename(path, gone) && demo_remove_own(gone);
+    return demo_is_folder(path) && demo_each_name(path, demo_visit_own, NULL) &&
+           !rename(path, gone) && demo_remove_own(gone);
 }
 
-static void demo_checkpoint_path(char *path, size_t size, const char *root, int64_t step) { snprintf(path, size, "%s/global_step%lld", root, (long long)step); }
+static void demo_checkpoint_path(char *path, size_t size, const char *root, int64_t step) {
+    snprintf(path, size, "%s/global_step%lld", root, (long long)step);
+}
 
 static bool demo_visit_checkpoint(const char *folder, const char *name, void *user) {
     char file[2][1300];
@@ -342,10 +471,12 @@ static bool demo_visit_checkpoint(const char *folder, const char *name, void *us
     snprintf(file[1], sizeof file[1], "%s/%s/model.safetensors", folder, name);
     if (step < 0 || (access(file[0], F_OK) && access(file[1], F_OK))) return true;
     arrput(*steps, step);
-    for (at = arrlen(*steps) - 1; at > 0 && (*steps)[at - 1] > step; at--) (*steps)[at] = (*steps)[at - 1];
+    for (at = arrlen(*steps) - 1; at > 0 && (*steps)[at - 1] > step; at--)
+        (*steps)[at] = (*steps)[at - 1];
     (*steps)[at] = step;
     return true;
 }
+
 /* Steps of the checkpoints under root, whole or not, oldest first: an stb_ds array. */
 static int64_t *demo_checkpoints(const char *root) {
     int64_t *steps = NULL;
@@ -355,60 +486,94 @@ static int64_t *demo_checkpoints(const char *root) {
 
 /* ---- what a checkpoint says of itself ---- */
 
-/* A whole number among the metadata, or what stands for one that is missing; missing < low: it must be there. */
-static int64_t demo_metadata_number(const seqpar_safetensors_file *file, const char *path, const char *key, int64_t low, int64_t missing, seqpar_error *error) {
+/* A whole number among the metadata, or what stands for one that is missing; missing < low:
+   it must be there. */
+static int64_t demo_metadata_number(const seqpar_safetensors_file *file, const char *path,
+                                    const char *key, int64_t low, int64_t missing,
+                                    seqpar_error *error) {
     const char *text = seqpar_safetensors_metadata(file, key);
     int64_t value = missing;
-    if (!text && missing < low) seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%.300s does not say \"%s\"; it is no checkpoint of a trainer, take another", path, key);
+    if (!text && missing < low)
+        seqpar_fail(
+            error, SEQPAR_ERR_FILE_FORMAT,
+            "%.300s does not say \"%s\"; it is no checkpoint of a trainer, take another", path,
+            key);
     if (text && (!demo_read_int(text, &value) || value < low))
-        seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%.300s: \"%s\" is \"%.40s\", but it must be a whole number of at least %lld; the file is damaged, take another checkpoint", path, key, text, (long long)low);
+        seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
+                    "%.300s: \"%s\" is \"%.40s\", but it must be a whole number of at least "
+                    "%lld; the file is damaged, take another checkpoint",
+                    path, key, text, (long long)low);
     return value;
 }
 
-static uint64_t demo_metadata_digest(const seqpar_safetensors_file *file, const char *path, const char *key, seqpar_error *error) {
+static uint64_t demo_metadata_digest(const seqpar_safetensors_file *file, const char *path,
+                                     const char *key, seqpar_error *error) {
     const char *text = seqpar_safetensors_metadata(file, key);
     if (text && (strlen(text) != 16 || strspn(text, "0123456789abcdef") != 16))
-        seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%.300s: \"%s\" is \"%.40s\", but it must be 16 digits 0-9 and a-f; the file is damaged, take another checkpoint", path, key, text);
+        seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
+                    "%.300s: \"%s\" is \"%.40s\", but it must be 16 digits 0-9 and a-f; the "
+                    "file is damaged, take another checkpoint",
+                    path, key, text);
     return text ? strtoull(text, NULL, 16) : 0;
 }
 
 /* Everything but tensors and notes. */
-static seqpar_status demo_read_state(const seqpar_safetensors_file *file, const char *path, demo_state *state, seqpar_error *error) {
-    *state = (demo_state){.step = demo_metadata_number(file, path, "step", 0, -1, error), .seed = demo_metadata_number(file, path, "seed", 0, -1, error),
-                          .train_batch_size = demo_metadata_number(file, path, "train_batch_size", 1, -1, error), .documents = demo_metadata_number(file, path, "documents", 1, -1, error),
-                          .extra = {demo_metadata_number(file, path, "extra", INT64_MIN, -1, error), demo_metadata_number(file, path, "extra_1", INT64_MIN, -1, error)},
-                          .optimizer_t = demo_metadata_number(file, path, "optimizer_t", 0, -1, error), .reference = demo_metadata_digest(file, path, "reference", error)};
+static seqpar_status demo_read_state(const seqpar_safetensors_file *file, const char *path,
+                                     demo_state *state, seqpar_error *error) {
+    *state = (demo_state){
+        .step = demo_metadata_number(file, path, "step", 0, -1, error),
+        .seed = demo_metadata_number(file, path, "seed", 0, -1, error),
+        .train_batch_size = demo_metadata_number(file, path, "train_batch_size", 1, -1, error),
+        .documents = demo_metadata_number(file, path, "documents", 1, -1, error),
+        .extra = {demo_metadata_number(file, path, "extra", INT64_MIN, -1, error),
+                  demo_metadata_number(file, path, "extra_1", INT64_MIN, -1, error)},
+        .optimizer_t = demo_metadata_number(file, path, "optimizer_t", 0, -1, error),
+        .reference = demo_metadata_digest(file, path, "reference", error)};
     if (!error->status && state->optimizer_t > state->step)
-        seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%.300s: \"optimizer_t\" is %lld, more than its \"step\" %lld; the file is damaged, take another checkpoint", path, (long long)state->optimizer_t, (long long)state->step);
+        seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
+                    "%.300s: \"optimizer_t\" is %lld, more than its \"step\" %lld; the file is "
+                    "damaged, take another checkpoint",
+                    path, (long long)state->optimizer_t, (long long)state->step);
     return error->status;
 }
 
 /* The name of the run that wrote it; "": written before runs had names. */
-static seqpar_status demo_read_run(const char *folder, char run[DEMO_RUN_ID], seqpar_error *error) {
+static seqpar_status demo_read_run(const char *folder, char run[DEMO_RUN_ID],
+                                   seqpar_error *error) {
     char path[1280], *text;
     snprintf(path, sizeof path, "%s/run", folder);
     *run = 0;
     if (access(path, F_OK)) return SEQPAR_OK;
     if (!(text = demo_read_text(path, error))) return error->status;
-    if (strlen(text) == DEMO_RUN_ID - 1 && strspn(text, "0123456789abcdef") == DEMO_RUN_ID - 1) snprintf(run, DEMO_RUN_ID, "%s", text);
+    if (strlen(text) == DEMO_RUN_ID - 1 && strspn(text, "0123456789abcdef") == DEMO_RUN_ID - 1)
+        snprintf(run, DEMO_RUN_ID, "%s", text);
     free(text);
-    return *run ? SEQPAR_OK : seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%.300s does not hold the %d digits of a run's name; the checkpoint is damaged, take another", path, DEMO_RUN_ID - 1);
+    return *run ? SEQPAR_OK
+                : seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
+                              "%.300s does not hold the %d digits of a run's name; the "
+                              "checkpoint is damaged, take another",
+                              path, DEMO_RUN_ID - 1);
 }
 
 /* Opens the optimizer.safetensors of a checkpoint of this step and reads what it says. */
-static seqpar_status demo_open_state(seqpar_safetensors_file **file, demo_state *state, const char *folder, int64_t step, seqpar_error *error) {
+static seqpar_status demo_open_state(seqpar_safetensors_file **file, demo_state *state,
+                                     const char *folder, int64_t step, seqpar_error *error) {
     char path[1280];
     snprintf(path, sizeof path, "%s/optimizer.safetensors", folder);
     *file = NULL;
     seqpar_status status = seqpar_safetensors_open(file, path, error);
     if (!status) status = demo_read_state(*file, path, state, error);
     if (!status && state->step != step)
-        status = seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%.300s is of step %lld, its folder's name says %lld; give the folder its name back", path, (long long)state->step, (long long)step);
+        status = seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
+                             "%.300s is of step %lld, its folder's name says %lld; give the "
+                             "folder its name back",
+                             path, (long long)state->step, (long long)step);
     return status ? status : demo_read_run(folder, state->run, error);
 }
 
 /* Are all files there, with whole headers that fit? */
-static bool demo_checkpoint_whole(const char *root, int64_t step, demo_state *state, seqpar_error *error) {
+static bool demo_checkpoint_whole(const char *root, int64_t step, demo_state *state,
+                                  seqpar_error *error) {
     seqpar_safetensors_file *file = NULL, *model = NULL;
     char folder[1100], path[1280];
     demo_checkpoint_path(folder, sizeof folder, root, step);
@@ -430,13 +595,17 @@ static bool demo_checkpoint_of(const char *root, int64_t step, const char *run) 
 
 /* ---- writing one, and removing those that are too many ---- */
 
-/* Removes the run's oldest checkpoints until at most `keep` are left, never the one of step `latest`. */
-static void demo_forget_checkpoints(const char *root, const char *run, int64_t keep, int64_t latest) {
+/* Removes the run's oldest checkpoints until at most `keep` are left, never the one of step
+   `latest`. */
+static void demo_forget_checkpoints(const char *root, const char *run, int64_t keep,
+                                    int64_t latest) {
     int64_t *steps = demo_checkpoints(root), *own = NULL;
     char path[1100];
     for (int64_t i = 0; i < arrlen(steps); i++) {
         demo_checkpoint_path(path, sizeof path, root, steps[i]);
-        if (demo_each_name(path, demo_visit_own, NULL) && demo_checkpoint_of(root, steps[i], run)) arrput(own, steps[i]);
+        if (demo_each_name(path, demo_visit_own, NULL) &&
+            demo_checkpoint_of(root, steps[i], run))
+            arrput(own, steps[i]);
     }
     for (int64_t i = 0, left = arrlen(own); left > keep && i < arrlen(own); i++) {
         demo_checkpoint_path(path, sizeof path, root, own[i]);
@@ -447,33 +616,48 @@ static void demo_forget_checkpoints(const char *root, const char *run, int64_t k
 }
 
 /* Makes room for a checkpoint: an earlier one of the run goes, anything else is put aside. */
-static seqpar_status demo_clear_way(const char *root, const demo_state *state, seqpar_error *error) {
+static seqpar_status demo_clear_way(const char *root, const demo_state *state,
+                                    seqpar_error *error) {
     char path[1100], aside[1200], shown[2][512];
     struct stat there;
     demo_checkpoint_path(path, sizeof path, root, state->step);
-    if (lstat(path, &there) || (demo_checkpoint_of(root, state->step, state->run) && demo_remove_checkpoint(path))) return SEQPAR_OK;
+    if (lstat(path, &there) ||
+        (demo_checkpoint_of(root, state->step, state->run) && demo_remove_checkpoint(path)))
+        return SEQPAR_OK;
     snprintf(aside, sizeof aside, "%s.other", path);
     if (!lstat(aside, &there) || rename(path, aside))
-        return seqpar_fail(error, SEQPAR_ERR_FILE_WRITE, "%.300s is in the way of a checkpoint and not of this run; move it away and go on with --load_checkpoint", path);
-    fprintf(stderr, "notice: %s was there and is not of this run; it is %s now\n", seqpar_escape(shown[0], sizeof shown[0], path), seqpar_escape(shown[1], sizeof shown[1], aside));
+        return seqpar_fail(error, SEQPAR_ERR_FILE_WRITE,
+                           "%.300s is in the way of a checkpoint and not of this run; move it "
+                           "away and go on with --load_checkpoint",
+                           path);
+    fprintf(stderr, "notice: %s was there and is not of this run; it is %s now\n",
+            seqpar_escape(shown[0], sizeof shown[0], path),
+            seqpar_escape(shown[1], sizeof shown[1], aside));
     return SEQPAR_OK;
 }
 
 /* Where the checkpoint of this step is written. */
-static void demo_checkpoint_temporary(char *path, size_t size, const char *root, int64_t step) { snprintf(path, size, "%s/global_step%lld.tmp", root, (long long)step); }
+static void demo_checkpoint_temporary(char *path, size_t size, const char *root, int64_t step) {
+    snprintf(path, size, "%s/global_step%lld.tmp", root, (long long)step);
+}
 
 /* Rank 0, before its parts are written: an empty folder that says whose it is. */
-static seqpar_status demo_begin_checkpoint(const char *root, const demo_state *state, seqpar_error *error) {
+static seqpar_status demo_begin_checkpoint(const char *root, const demo_state *state,
+                                           seqpar_error *error) {
     char temporary[1110], whose[1280];
     demo_checkpoint_temporary(temporary, sizeof temporary, root, state->step);
-    snprintf(whose, sizeof whose, "%s/run", temporary); /* a file of its own: in the others equal runs have equal bytes */
+    /* a file of its own: in the others equal runs have equal bytes */
+    snprintf(whose, sizeof whose, "%s/run", temporary);
     demo_remove_own(temporary);
     seqpar_status status = demo_make_folder(temporary, error);
-    return status ? status : seqpar_file_write_atomic(whose, state->run, (int64_t)strlen(state->run), error);
+    return status ? status
+                  : seqpar_file_write_atomic(whose, state->run, (int64_t)strlen(state->run),
+                                             error);
 }
 
 /* Rank 0, once all parts are written, or could not be. */
-static seqpar_status demo_end_checkpoint(seqpar_status status, const char *root, const demo_state *state, seqpar_error *error) {
+static seqpar_status demo_end_checkpoint(seqpar_status status, const char *root,
+                                         const demo_state *state, seqpar_error *error) {
     char temporary[1110], final[1100], latest[1100];
     demo_checkpoint_temporary(temporary, sizeof temporary, root, state->step);
     demo_checkpoint_path(final, sizeof final, root, state->step);
@@ -481,14 +665,21 @@ static seqpar_status demo_end_checkpoint(seqpar_status status, const char *root,
     const char *name = strrchr(final, '/') + 1;
     if (!status) status = demo_clear_way(root, state, error);
     if (!status) status = seqpar_file_write_atomic(latest, name, (int64_t)strlen(name), error);
-    if (status) demo_remove_own(temporary);
-    else if (rename(temporary, final)) status = seqpar_fail(error, SEQPAR_ERR_FILE_WRITE, "cannot rename %.300s: %s; it is whole, and --load_checkpoint tries once more", temporary, strerror(errno));
+    if (status)
+        demo_remove_own(temporary);
+    else if (rename(temporary, final))
+        status = seqpar_fail(
+            error, SEQPAR_ERR_FILE_WRITE,
+            "cannot rename %.300s: %s; it is whole, and --load_checkpoint tries once more",
+            temporary, strerror(errno));
     return status;
 }
 
-/* A model and its optimizer as one of the parts, in a folder that is there. Collective: everybody hands over their part of the
-   state, rank 0 writes. */
-static seqpar_status demo_save_checkpoint(seqpar_ctx *ctx, const seqpar_llama *model, seqpar_optim *optim, const char *folder, const demo_state *state) {
+/* A model and its optimizer as one of the parts, in a folder that is there. Collective:
+   everybody hands over their part of the state, rank 0 writes. */
+static seqpar_status demo_save_checkpoint(seqpar_ctx *ctx, const seqpar_llama *model,
+                                          seqpar_optim *optim, const char *folder,
+                                          const demo_state *state) {
     seqpar_status status = ctx->world->rank ? SEQPAR_OK : demo_save_model(ctx, model, folder);
     return status ? status : demo_save_optimizer(ctx, model, optim, folder, state);
 }
@@ -506,79 +697,116 @@ static int64_t demo_latest_step(const char *root, char *why, size_t size) {
     char *text = there ? demo_read_text(path, &error) : NULL;
     if (text) text[strcspn(text, " \r\n")] = 0;
     int64_t step = text ? demo_checkpoint_step(text) : -1;
-    if (!there) snprintf(why, size, "is missing");
-    else if (!text) snprintf(why, size, "cannot be read");
-    else if (step < 0) snprintf(why, size, "names no checkpoint");
-    else snprintf(why, size, "names global_step%lld, which is not there", (long long)step);
+    if (!there)
+        snprintf(why, size, "is missing");
+    else if (!text)
+        snprintf(why, size, "cannot be read");
+    else if (step < 0)
+        snprintf(why, size, "names no checkpoint");
+    else
+        snprintf(why, size, "names global_step%lld, which is not there", (long long)step);
     free(text);
     return step;
 }
 
-static seqpar_status demo_refuse_latest(const char *root, const int64_t *steps, const char *why, seqpar_error *error) {
+static seqpar_status demo_refuse_latest(const char *root, const int64_t *steps, const char *why,
+                                        seqpar_error *error) {
     for (int64_t i = arrlen(steps); i-- > 0;) {
         demo_state state = {0};
         seqpar_error broken = {0};
         if (demo_checkpoint_whole(root, steps[i], &state, &broken))
-            return seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "ckpt_path %.300s holds checkpoints, but its file latest %s; the newest whole one is global_step%lld: write that name into the file to go on from it", root, why, (long long)steps[i]);
+            return seqpar_fail(
+                error, SEQPAR_ERR_FILE_FORMAT,
+                "ckpt_path %.300s holds checkpoints, but its file latest %s; the newest whole "
+                "one is global_step%lld: write that name into the file to go on from it",
+                root, why, (long long)steps[i]);
     }
-    return seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "ckpt_path %.300s: its file latest %s, and no checkpoint beside it is whole; remove the folder or give another", root, why);
+    return seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
+                       "ckpt_path %.300s: its file latest %s, and no checkpoint beside it is "
+                       "whole; remove the folder or give another",
+                       root, why);
 }
 
-/* The step of the checkpoint that `latest` names, or DEMO_NOTHING_SAVED. It may still lack its name: demo_settle. */
-static seqpar_status demo_find_checkpoint(const char *root, int64_t *step, seqpar_error *error) {
+/* The step of the checkpoint that `latest` names, or DEMO_NOTHING_SAVED. It may still lack
+   its name: demo_settle. */
+static seqpar_status demo_find_checkpoint(const char *root, int64_t *step,
+                                          seqpar_error *error) {
     char why[128], path[1100], temporary[1110];
     int64_t *steps = demo_checkpoints(root);
     seqpar_status status = SEQPAR_OK;
     *step = demo_latest_step(root, why, sizeof why);
     demo_checkpoint_path(path, sizeof path, root, *step);
     snprintf(temporary, sizeof temporary, "%s.tmp", path);
-    if (*step < 0 && !arrlen(steps) && !strcmp(why, "is missing")) *step = DEMO_NOTHING_SAVED;
-    else if (*step < 0 || (access(path, F_OK) && access(temporary, F_OK))) status = demo_refuse_latest(root, steps, why, error);
+    if (*step < 0 && !arrlen(steps) && !strcmp(why, "is missing"))
+        *step = DEMO_NOTHING_SAVED;
+    else if (*step < 0 || (access(path, F_OK) && access(temporary, F_OK)))
+        status = demo_refuse_latest(root, steps, why, error);
     arrfree(steps);
     return status;
 }
 
-/* For the one who holds the lock: a checkpoint that `latest` names gets its name where its run was killed just before. */
+/* For the one who holds the lock: a checkpoint that `latest` names gets its name where its
+   run was killed just before. */
 static seqpar_status demo_settle(const char *root, seqpar_error *error) {
     char why[128], path[1100], temporary[1110];
     int64_t step = demo_latest_step(root, why, sizeof why);
     demo_checkpoint_path(path, sizeof path, root, step);
     snprintf(temporary, sizeof temporary, "%s.tmp", path);
-    if (step < 0 || !access(path, F_OK) || access(temporary, F_OK) || !rename(temporary, path)) return SEQPAR_OK;
-    return seqpar_fail(error, SEQPAR_ERR_FILE_WRITE, "cannot rename %.300s: %s; it is whole: remove what stands in the way", temporary, strerror(errno));
+    if (step < 0 || !access(path, F_OK) || access(temporary, F_OK) || !rename(temporary, path))
+        return SEQPAR_OK;
+    return seqpar_fail(error, SEQPAR_ERR_FILE_WRITE,
+                       "cannot rename %.300s: %s; it is whole: remove what stands in the way",
+                       temporary, strerror(errno));
 }
 
 static bool demo_visit_left_over(const char *folder, const char *name, void *user) {
     char path[1400], plain[256];
-    size_t length = strlen(name), end = length > 5 && !strcmp(name + length - 5, ".gone") ? 5 : length > 4 && !strcmp(name + length - 4, ".tmp") ? 4 : 0;
+    size_t length = strlen(name);
+    size_t end = length > 5 && !strcmp(name + length - 5, ".gone")  ? 5
+                 : length > 4 && !strcmp(name + length - 4, ".tmp") ? 4
+                                                                    : 0;
     (void)user;
     snprintf(path, sizeof path, "%s/%s", folder, name);
     snprintf(plain, sizeof plain, "%.*s", (int)(length - end), name);
     if (end && demo_checkpoint_step(plain) >= 0) demo_remove_own(path);
-    if ((!strncmp(name, "latest", 6) && demo_left_over(name + 6)) || (!strncmp(name, "reference.safetensors", 21) && demo_left_over(name + 21))) unlink(path);
+    if ((!strncmp(name, "latest", 6) && demo_left_over(name + 6)) ||
+        (!strncmp(name, "reference.safetensors", 21) && demo_left_over(name + 21)))
+        unlink(path);
     return true;
 }
+
 /* What killed runs left half done; for the one who holds the lock. */
-static void demo_clear_left_overs(const char *root) { demo_each_name(root, demo_visit_left_over, NULL); }
+static void demo_clear_left_overs(const char *root) {
+    demo_each_name(root, demo_visit_left_over, NULL);
+}
 
 /* ---- reading it ---- */
 
 /* Its moving average; without a share none is kept, so there should be none. */
-static seqpar_status demo_load_average(seqpar_ctx *ctx, const seqpar_llama *model, const char *folder, demo_average *average) {
+static seqpar_status demo_load_average(seqpar_ctx *ctx, const seqpar_llama *model,
+                                       const char *folder, demo_average *average) {
     char path[1280];
     demo_transfer store = {.ctx = ctx, .model = model, .average = average};
     snprintf(path, sizeof path, "%s/average.safetensors", folder);
     int there = !access(path, F_OK), kept = average->share != NULL;
     if (there != kept)
-        return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION, "the checkpoint %.300s was written with%s a moving average of the weights; go on with%s --enable_ema", folder, there ? "" : "out", there ? "" : "out");
-    return kept ? demo_load_tensors(&store, path, 1, demo_no_prefix, demo_average_put) : SEQPAR_OK;
+        return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION,
+                           "the checkpoint %.300s was written with%s a moving average of the "
+                           "weights; go on with%s --enable_ema",
+                           folder, there ? "" : "out", there ? "" : "out");
+    return kept ? demo_load_tensors(&store, path, 1, demo_no_prefix, demo_average_put)
+                : SEQPAR_OK;
 }
 
 /* Every rank reads the checkpoint of this step in a folder. */
-static seqpar_status demo_load_checkpoint(seqpar_ctx *ctx, seqpar_llama *model, seqpar_optim *optim, const char *folder, int64_t step, demo_state *state) {
+static seqpar_status demo_load_checkpoint(seqpar_ctx *ctx, seqpar_llama *model,
+                                          seqpar_optim *optim, const char *folder, int64_t step,
+                                          demo_state *state) {
     char path[1280];
     snprintf(path, sizeof path, "%s/optimizer.safetensors", folder);
-    seqpar_status status = model->config.score ? demo_head_there(model, folder, ctx->error) : SEQPAR_OK; /* weights may come without; a checkpoint has its own */
+    /* weights may come without; a checkpoint has its own */
+    seqpar_status status = model->config.score ? demo_head_there(model, folder, ctx->error)
+                                               : SEQPAR_OK;
     if (!status) status = demo_load_weights(ctx, model, folder);
     const char *prefix[DEMO_STATES];
     int states[DEMO_STATES], count = demo_kept_states(ctx, optim, states, prefix);
@@ -586,8 +814,12 @@ static seqpar_status demo_load_checkpoint(seqpar_ctx *ctx, seqpar_llama *model, 
     seqpar_safetensors_file *file = NULL;
     if (!status) status = demo_load_tensors(&store, path, count, prefix, demo_optimizer_put);
     if (!status) status = demo_open_state(&file, state, folder, step, ctx->error);
-    if (!status && !seqpar_optim_keeps(ctx, optim, SEQPAR_STATE_MASTER) && seqpar_safetensors_find(file, "master.model.norm.weight"))
-        status = seqpar_fail(ctx->error, SEQPAR_ERR_OPTION, "%s was written in bf16, with master parameters that this device does not keep; go on with --param_dtype bf16", path);
+    if (!status && !seqpar_optim_keeps(ctx, optim, SEQPAR_STATE_MASTER) &&
+        seqpar_safetensors_find(file, "master.model.norm.weight"))
+        status = seqpar_fail(ctx->error, SEQPAR_ERR_OPTION,
+                             "%s was written in bf16, with master parameters that this device "
+                             "does not keep; go on with --param_dtype bf16",
+                             path);
     if (!status) optim->t = state->optimizer_t;
     seqpar_safetensors_close(file);
     return status;

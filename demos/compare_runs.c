@@ -26,7 +26,8 @@ static double number(const cJSON *line, const char *key) {
 
 static int wrong(const char *path, const char *what) {
     char shown[1024];
-    return fprintf(stderr, "error: %s: %s\n", seqpar_escape(shown, sizeof shown, path), what), -1;
+    return fprintf(stderr, "error: %s: %s\n", seqpar_escape(shown, sizeof shown, path), what),
+           -1;
 }
 
 static int read_run(run *r, const char *folder) {
@@ -36,10 +37,16 @@ static int read_run(run *r, const char *folder) {
     size_t size;
     snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
     char *text = demo_read_whole(path, SIZE_MAX, &size, &why), *rest = text;
-    if (!text) return snprintf(why_not, sizeof why_not, "%s; each DIR holds metrics.jsonl, a trainer's --metrics_path, and the first two its model.safetensors", why), wrong(path, why_not);
+    if (!text)
+        return snprintf(why_not, sizeof why_not,
+                        "%s; each DIR holds metrics.jsonl, a trainer's --metrics_path, and the "
+                        "first two its model.safetensors",
+                        why),
+               wrong(path, why_not);
     for (char *line; !why && (line = strsep(&rest, "\n"));) {
         cJSON *json = cJSON_Parse(line);
-        if (*line && !cJSON_IsObject(json)) why = "a line is no JSON object; give the --metrics_path of a trainer";
+        if (*line && !cJSON_IsObject(json))
+            why = "a line is no JSON object; give the --metrics_path of a trainer";
         if (cJSON_HasObjectItem(json, "loss")) {
             arrput(r->loss, number(json, "loss"));
             arrput(r->norm, number(json, "grad_norm"));
@@ -56,25 +63,31 @@ static bool equal_series(const double *a, const double *b) {
     return arrlen(a) == arrlen(b) && !memcmp(a, b, (size_t)arrlen(a) * sizeof *a);
 }
 
-static bool equal_models(const char *a, const char *b, int64_t *tensors, int64_t *values, seqpar_error *error) {
+static bool equal_models(const char *a, const char *b, int64_t *tensors, int64_t *values,
+                         seqpar_error *error) {
     char path[2][LONGEST + 64];
     seqpar_safetensors_file *file[2] = {0};
     bool equal = true;
     snprintf(path[0], sizeof path[0], "%s/model.safetensors", a);
     snprintf(path[1], sizeof path[1], "%s/model.safetensors", b);
-    for (int i = 0; i < 2; i++) if (seqpar_safetensors_open(&file[i], path[i], error)) equal = false;
+    for (int i = 0; i < 2; i++)
+        if (seqpar_safetensors_open(&file[i], path[i], error)) equal = false;
     for (int64_t i = 0; equal && i < seqpar_safetensors_count(file[0]); i++) {
         const seqpar_safetensors_tensor *t = seqpar_safetensors_at(file[0], i);
         seqpar_safetensors_part part = seqpar_safetensors_whole(t);
         char *x = (char *)demo_room(2 * t->bytes, 1), *y = x + t->bytes;
-        equal = !seqpar_safetensors_expect(file[1], t, error) && !seqpar_safetensors_read(file[0], x, &part, error)
-             && !seqpar_safetensors_read(file[1], y, &part, error) && !memcmp(x, y, (size_t)t->bytes);
+        equal = !seqpar_safetensors_expect(file[1], t, error) &&
+                !seqpar_safetensors_read(file[0], x, &part, error) &&
+                !seqpar_safetensors_read(file[1], y, &part, error) &&
+                !memcmp(x, y, (size_t)t->bytes);
         free(x);
         *tensors += 1;
         *values += t->count;
     }
-    if (equal && seqpar_safetensors_count(file[0]) != seqpar_safetensors_count(file[1])) equal = false;
-    for (int i = 0; i < 2; i++) if (file[i]) seqpar_safetensors_close(file[i]);
+    if (equal && seqpar_safetensors_count(file[0]) != seqpar_safetensors_count(file[1]))
+        equal = false;
+    for (int i = 0; i < 2; i++)
+        if (file[i]) seqpar_safetensors_close(file[i]);
     return equal;
 }
 
@@ -82,7 +95,8 @@ static bool equal_models(const char *a, const char *b, int64_t *tensors, int64_t
 static int make_folder(const char *folder) {
     struct stat about;
     if (mkdir(folder, 0777) && errno != EEXIST) return wrong(folder, strerror(errno));
-    if (stat(folder, &about) || !S_ISDIR(about.st_mode)) return wrong(folder, "is there but is no folder; give another OUT_DIR");
+    if (stat(folder, &about) || !S_ISDIR(about.st_mode))
+        return wrong(folder, "is there but is no folder; give another OUT_DIR");
     return access(folder, W_OK | X_OK) ? wrong(folder, strerror(errno)) : 0;
 }
 
@@ -99,28 +113,57 @@ int main(int argc, char **argv) {
     char path[LONGEST + 64], text[1024], shown[1024], why[512] = "";
     int64_t tensors = 0, values = 0;
     bool help = argc > 1 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"));
-    if (help || argc != 5) return fprintf(help ? stdout : stderr, "usage: compare_runs DIR_A DIR_B DPO_DIR OUT_DIR\n"), help ? demo_print_failed("the usage") : 2;
+    if (help || argc != 5)
+        return fprintf(help ? stdout : stderr,
+                       "usage: compare_runs DIR_A DIR_B DPO_DIR OUT_DIR\n"),
+               help ? demo_print_failed("the usage") : 2;
     for (int i = 1; i < 5; i++)
-        if (strlen(argv[i]) > LONGEST) return fprintf(stderr, "error: a folder's path has %lld characters, at most %d are possible; give a shorter one\n", (long long)strlen(argv[i]), LONGEST), 2;
+        if (strlen(argv[i]) > LONGEST)
+            return fprintf(stderr,
+                           "error: a folder's path has %lld characters, at most %d are "
+                           "possible; give a shorter one\n",
+                           (long long)strlen(argv[i]), LONGEST),
+                   2;
     signal(SIGXFSZ, SIG_IGN); /* a file at its limit is an error with a sentence */
-    if (read_run(&r[0], argv[1]) || read_run(&r[1], argv[2]) || read_run(&r[2], argv[3]) || make_folder(argv[4])) return 2;
+    if (read_run(&r[0], argv[1]) || read_run(&r[1], argv[2]) || read_run(&r[2], argv[3]) ||
+        make_folder(argv[4]))
+        return 2;
     bool losses = equal_series(r[0].loss, r[1].loss) && equal_series(r[0].norm, r[1].norm);
-    bool first = !memcmp(&r[2].loss[0], &ln2, sizeof ln2), params = equal_models(argv[1], argv[2], &tensors, &values, &error);
+    bool first = !memcmp(&r[2].loss[0], &ln2, sizeof ln2),
+         params = equal_models(argv[1], argv[2], &tensors, &values, &error);
     if (error.text[0]) fprintf(stderr, "error: %s\n", error.text);
     for (int i = 0; i < 2; i++)
-        printf("%-20s loss %.17g -> %.17g   gradient norm %.17g   %.0f tokens/s\n", seqpar_escape(shown, sizeof shown, argv[1 + i]), r[i].loss[0], arrlast(r[i].loss), arrlast(r[i].norm), mean(r[i].speed));
-    demo_series series[] = {{.name = "1 rank", .y = r[0].loss, .points = arrlen(r[0].loss)}, {.name = "4 ranks", .y = r[1].loss, .points = arrlen(r[1].loss)}};
-    demo_plot plot = {.title = "Training loss, 1 rank and 4 ranks", .x_label = "optimizer step", .y_label = "loss, nats a token", .series = series, .series_count = 2};
+        printf("%-20s loss %.17g -> %.17g   gradient norm %.17g   %.0f tokens/s\n",
+               seqpar_escape(shown, sizeof shown, argv[1 + i]), r[i].loss[0],
+               arrlast(r[i].loss), arrlast(r[i].norm), mean(r[i].speed));
+    demo_series series[] = {{.name = "1 rank", .y = r[0].loss, .points = arrlen(r[0].loss)},
+                            {.name = "4 ranks", .y = r[1].loss, .points = arrlen(r[1].loss)}};
+    demo_plot plot = {.title = "Training loss, 1 rank and 4 ranks",
+                      .x_label = "optimizer step",
+                      .y_label = "loss, nats a token",
+                      .series = series,
+                      .series_count = 2};
     snprintf(path, sizeof path, "%s/loss.svg", argv[4]);
-    if (demo_plot_write(path, &plot, why, sizeof why)) fprintf(stderr, "error: %s\n", seqpar_escape(shown, sizeof shown, why));
-    else printf("curves: %s\n", seqpar_escape(shown, sizeof shown, path));
-    int size = snprintf(text, sizeof text, "{\n  \"steps\": %lld,\n  \"sp\": 4,\n  \"loss_first\": %.17g,\n  \"loss_last\": %.17g,\n  \"loss_bits_equal\": %s,\n  \"param_bits_equal\": %s,\n  \"dpo_first_loss\": %.17g,\n  \"dpo_first_loss_is_ln2_bitwise\": %s,\n  \"tokens_per_second\": %.1f\n}\n",
-        (long long)arrlen(r[1].loss), r[1].loss[0], arrlast(r[1].loss), losses ? "true" : "false", params ? "true" : "false", r[2].loss[0], first ? "true" : "false", mean(r[1].speed));
+    if (demo_plot_write(path, &plot, why, sizeof why))
+        fprintf(stderr, "error: %s\n", seqpar_escape(shown, sizeof shown, why));
+    else
+        printf("curves: %s\n", seqpar_escape(shown, sizeof shown, path));
+    int size = snprintf(
+        text, sizeof text,
+        "{\n  \"steps\": %lld,\n  \"sp\": 4,\n  \"loss_first\": %.17g,\n  \"loss_last\": "
+        "%.17g,\n  \"loss_bits_equal\": %s,\n  \"param_bits_equal\": %s,\n  "
+        "\"dpo_first_loss\": %.17g,\n  \"dpo_first_loss_is_ln2_bitwise\": %s,\n  "
+        "\"tokens_per_second\": %.1f\n}\n",
+        (long long)arrlen(r[1].loss), r[1].loss[0], arrlast(r[1].loss),
+        losses ? "true" : "false", params ? "true" : "false", r[2].loss[0],
+        first ? "true" : "false", mean(r[1].speed));
     snprintf(path, sizeof path, "%s/summary.json", argv[4]);
     bool written = !seqpar_file_write_atomic(path, text, size, &error);
     if (!written) fprintf(stderr, "error: %s\n", error.text);
-    printf("identical bits: %s (%lld tensors, %lld values)\n", losses && params ? "yes" : "NO", (long long)tensors, (long long)values);
-    printf("first DPO loss %.18f = -log(sigmoid(0)) : %s\n", r[2].loss[0], first ? "bits" : "NO");
+    printf("identical bits: %s (%lld tensors, %lld values)\n", losses && params ? "yes" : "NO",
+           (long long)tensors, (long long)values);
+    printf("first DPO loss %.18f = -log(sigmoid(0)) : %s\n", r[2].loss[0],
+           first ? "bits" : "NO");
     bool said = !demo_print_failed("the comparison");
     return losses && params && first && written && said && !why[0] ? 0 : 1;
 }

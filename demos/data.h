@@ -27,7 +27,13 @@
 #include "files.h"
 #include "memory.h"
 
-enum { DEMO_BOS = 256, DEMO_EOS = 257, DEMO_PAD = 258, DEMO_VOCAB = 259, DEMO_IGNORED_LABEL = -100 };
+enum {
+    DEMO_BOS = 256,
+    DEMO_EOS = 257,
+    DEMO_PAD = 258,
+    DEMO_VOCAB = 259,
+    DEMO_IGNORED_LABEL = -100
+};
 
 typedef struct {
     int32_t *ids;       /* (tokens), stb_ds array */
@@ -41,15 +47,20 @@ typedef struct {
     const char *input_template; /* every {} becomes the prompt; NULL: the prompt as it is */
     bool pretrain_mode;         /* BOS and input only, all supervised, no EOS */
     bool train_on_inputs;       /* the prompt is supervised too */
-    int64_t max_len;            /* longest document in tokens, and the piece of a .txt; 0: no limit */
-    bool cut_long;              /* --truncation cut: keep the first max_len tokens; else drop the document */
-    int64_t max_samples;        /* read this many records in all; 0: all */
-    int64_t vocab_size;         /* ids must be below; 0: DEMO_VOCAB */
-    bool number;                /* texts are to end in the response's last number: it must hold one */
-    const char *output_option, *length_option; /* what chose output_key and max_len, for messages; NULL: the options of these names */
+    /* longest document in tokens, and the piece of a .txt; 0: no limit */
+    int64_t max_len;
+    /* --truncation cut: keep the first max_len tokens; else drop the document */
+    bool cut_long;
+    int64_t max_samples; /* read this many records in all; 0: all */
+    int64_t vocab_size;  /* ids must be below; 0: DEMO_VOCAB */
+    /* texts are to end in the response's last number: it must hold one */
+    bool number;
+    /* what chose output_key and max_len, for messages; NULL: the options of these names */
+    const char *output_option, *length_option;
 } demo_data_options;
 
-/* read = kept + dropped_long + zero_length; cut and fully_masked documents are among the kept. */
+/* read = kept + dropped_long + zero_length; cut and fully_masked documents are among the
+   kept. */
 typedef struct {
     int64_t read, dropped_long, cut, zero_length, fully_masked;
 } demo_data_counts;
@@ -69,7 +80,8 @@ typedef struct demo_reader {
     void *set;           /* the dataset being filled */
     const int64_t *read; /* records in it so far */
     int (*take)(const struct demo_reader *reader, const cJSON *record); /* a line of a .jsonl */
-    int (*take_stream)(const struct demo_reader *reader, const char *bytes, size_t size); /* a .txt; NULL: refused */
+    /* a .txt; NULL: refused */
+    int (*take_stream)(const struct demo_reader *reader, const char *bytes, size_t size);
     const char *path;
     int64_t line;
 } demo_reader;
@@ -82,9 +94,8 @@ typedef struct {
 } demo_record;
 
 /* Writes "path:line: sentence" (no line where there is none). Returns -1. */
-__attribute__((format(printf, 2, 3)))
-static inline int demo_wrong(const demo_reader *reader, const char *format, ...)
-{
+__attribute__((format(printf, 2, 3))) static inline int demo_wrong(const demo_reader *reader,
+                                                                   const char *format, ...) {
     va_list arguments;
     char line[24] = "", sentence[512];
     if (reader->line) snprintf(line, sizeof line, ":%lld", (long long)reader->line);
@@ -97,26 +108,24 @@ static inline int demo_wrong(const demo_reader *reader, const char *format, ...)
 
 /* ---- building one document ---- */
 
-static inline void demo_push(demo_document *document, int32_t id, bool supervised)
-{
+static inline void demo_push(demo_document *document, int32_t id, bool supervised) {
     arrput(document->ids, id);
     arrput(document->loss_mask, supervised && document->tokens);
     document->tokens++;
 }
 
-static inline void demo_push_text(demo_document *document, const char *text, size_t length, bool supervised)
-{
+static inline void demo_push_text(demo_document *document, const char *text, size_t length,
+                                  bool supervised) {
     for (size_t i = 0; i < length; i++) demo_push(document, (unsigned char)text[i], supervised);
 }
 
-static inline void demo_document_free(demo_document *document)
-{
+static inline void demo_document_free(demo_document *document) {
     arrfree(document->ids);
     arrfree(document->loss_mask);
 }
 
-static inline void demo_push_prompt(demo_document *document, const char *form, const char *prompt, bool supervised)
-{
+static inline void demo_push_prompt(demo_document *document, const char *form,
+                                    const char *prompt, bool supervised) {
     demo_push(document, DEMO_BOS, false);
     for (const char *hole; form && (hole = strstr(form, "{}")); form = hole + 2) {
         demo_push_text(document, form, (size_t)(hole - form), supervised);
@@ -128,21 +137,22 @@ static inline void demo_push_prompt(demo_document *document, const char *form, c
 
 /* What OpenRLHF warns about: returns NULL for a template that cannot take a prompt, otherwise the template; warning is
  * filled or made empty. */
-static inline const char *demo_template_checked(const char *form, char *warning, size_t size)
-{
+static inline const char *demo_template_checked(const char *form, char *warning, size_t size) {
     *warning = 0;
     if (!form || !*form) return NULL;
     if (!strstr(form, "{}"))
-        snprintf(warning, size, "--input_template has no {} for the prompt and is not used: %s", form);
+        snprintf(warning, size, "--input_template has no {} for the prompt and is not used: %s",
+                 form);
     else if (strstr(form, "\\n"))
-        snprintf(warning, size, "--input_template holds a backslash and an n, not a new line; in bash write $'...\\n'");
+        snprintf(warning, size,
+                 "--input_template holds a backslash and an n, not a new line; in bash write "
+                 "$'...\\n'");
     return strstr(form, "{}") ? form : NULL;
 }
 
 /* ---- JSON records ---- */
 
-static inline const char *demo_json_type(const cJSON *item)
-{
+static inline const char *demo_json_type(const cJSON *item) {
     return cJSON_IsString(item)   ? "text"
            : cJSON_IsNumber(item) ? "a number"
            : cJSON_IsArray(item)  ? "a list"
@@ -151,54 +161,62 @@ static inline const char *demo_json_type(const cJSON *item)
                                   : "null";
 }
 
-static inline double demo_vocab(const demo_data_options *options)
-{
+static inline double demo_vocab(const demo_data_options *options) {
     return options->vocab_size ? (double)options->vocab_size : (double)DEMO_VOCAB;
 }
 
-static inline int demo_text_allowed(const demo_reader *reader)
-{
+static inline int demo_text_allowed(const demo_reader *reader) {
     double vocab = demo_vocab(reader->options);
     if (vocab >= (double)DEMO_VOCAB) return 0;
-    return demo_wrong(reader, "text needs a vocabulary of %d, but the model has %g; give input_ids", DEMO_VOCAB, vocab);
+    return demo_wrong(reader,
+                      "text needs a vocabulary of %d, but the model has %g; give input_ids",
+                      DEMO_VOCAB, vocab);
 }
 
 /* Finds a key, or fails naming it, the option that chose it, and the keys there are. */
-static inline const cJSON *demo_json_key(const demo_reader *reader, const cJSON *record, const char *key,
-                                         const char *option)
-{
+static inline const cJSON *demo_json_key(const demo_reader *reader, const cJSON *record,
+                                         const char *key, const char *option) {
     char present[256] = "none";
     size_t used = 0;
     const cJSON *found = cJSON_GetObjectItemCaseSensitive(record, key);
     if (found) return found;
     for (const cJSON *item = record->child; item && used < sizeof present; item = item->next)
-        used += (size_t)snprintf(present + used, sizeof present - used, "%s\"%s\"", used ? ", " : "", item->string);
-    demo_wrong(reader, "no key \"%s\"; set --%s to one of those present: %s", key, option, present);
+        used += (size_t)snprintf(present + used, sizeof present - used, "%s\"%s\"",
+                                 used ? ", " : "", item->string);
+    demo_wrong(reader, "no key \"%s\"; set --%s to one of those present: %s", key, option,
+               present);
     return NULL;
 }
 
-static inline const char *demo_json_text(const demo_reader *reader, const cJSON *record, const char *key,
-                                         const char *option)
-{
+static inline const char *demo_json_text(const demo_reader *reader, const cJSON *record,
+                                         const char *key, const char *option) {
     const cJSON *item = demo_json_key(reader, record, key, option);
     if (!item || cJSON_IsString(item)) return item ? item->valuestring : NULL;
     demo_wrong(reader, "\"%s\" is %s, but text is needed%s", key, demo_json_type(item),
-               cJSON_IsArray(item) ? "; lists of chat messages are not read, join them first" : "");
+               cJSON_IsArray(item) ? "; lists of chat messages are not read, join them first"
+                                   : "");
     return NULL;
 }
 
-static inline const char *demo_output_option(const demo_data_options *options) { return options->output_option ? options->output_option : "output_key"; }
+static inline const char *demo_output_option(const demo_data_options *options) {
+    return options->output_option ? options->output_option : "output_key";
+}
 
-static inline int demo_record_text(demo_record *record, const demo_reader *reader, const cJSON *json)
-{
+static inline int demo_record_text(demo_record *record, const demo_reader *reader,
+                                   const cJSON *json) {
     const demo_data_options *options = reader->options;
     demo_document *document = &record->document;
     bool paired = options->output_key && !options->pretrain_mode;
-    const char *input = demo_json_text(reader, json, options->input_key ? options->input_key : "input", "input_key");
-    const char *output = input && paired ? demo_json_text(reader, json, options->output_key, demo_output_option(options)) : "";
+    const char *input = demo_json_text(
+        reader, json, options->input_key ? options->input_key : "input", "input_key");
+    const char *output = input && paired ? demo_json_text(reader, json, options->output_key,
+                                                          demo_output_option(options))
+                                         : "";
     if (!input || !output || demo_text_allowed(reader)) return -1;
-    demo_push_prompt(document, paired ? options->input_template : NULL, input, !paired || options->train_on_inputs);
-    if (document->tokens == 1 || (paired && !*output)) return demo_document_free(document), document->tokens = 0, 0;
+    demo_push_prompt(document, paired ? options->input_template : NULL, input,
+                     !paired || options->train_on_inputs);
+    if (document->tokens == 1 || (paired && !*output))
+        return demo_document_free(document), document->tokens = 0, 0;
     record->prompt_tokens = paired ? document->tokens : 0;
     record->ends_in_eos = !options->pretrain_mode;
     demo_push_text(document, output, strlen(output), true);
@@ -207,15 +225,15 @@ static inline int demo_record_text(demo_record *record, const demo_reader *reade
 }
 
 /* Reads element t of a list into a whole number within [low, high). */
-static inline int demo_json_whole(const demo_reader *reader, const cJSON *item, const char *key, int64_t t, double low,
-                                  double high, int32_t *value)
-{
+static inline int demo_json_whole(const demo_reader *reader, const cJSON *item, const char *key,
+                                  int64_t t, double low, double high, int32_t *value) {
     double number = cJSON_IsNumber(item) ? item->valuedouble : cJSON_IsTrue(item);
     if (!cJSON_IsNumber(item) && !cJSON_IsBool(item))
-        return demo_wrong(reader, "%s[%lld] is %s, but a number is needed", key, (long long)t, demo_json_type(item));
+        return demo_wrong(reader, "%s[%lld] is %s, but a number is needed", key, (long long)t,
+                          demo_json_type(item));
     if (!(number >= low && number < high) || number != floor(number))
-        return demo_wrong(reader, "%s[%lld] is %g, but it must be a whole number from %g to %g", key, (long long)t,
-                          number, low, high - 1);
+        return demo_wrong(reader, "%s[%lld] is %g, but it must be a whole number from %g to %g",
+                          key, (long long)t, number, low, high - 1);
     *value = (int32_t)number;
     return 0;
 }
@@ -226,39 +244,46 @@ typedef struct {
     const cJSON *list; /* NULL: not in the record */
 } demo_json_list;
 
-static inline int demo_json_find_list(const demo_reader *reader, const cJSON *record, const char *side,
-                                      const char *name, demo_json_list *found)
-{
+static inline int demo_json_find_list(const demo_reader *reader, const cJSON *record,
+                                      const char *side, const char *name,
+                                      demo_json_list *found) {
     snprintf(found->name, sizeof found->name, "%s%s", side, name);
     found->list = cJSON_GetObjectItemCaseSensitive(record, found->name);
     if (!found->list || cJSON_IsArray(found->list)) return 0;
-    return demo_wrong(reader, "\"%s\" is %s, but a list is needed", found->name, demo_json_type(found->list));
+    return demo_wrong(reader, "\"%s\" is %s, but a list is needed", found->name,
+                      demo_json_type(found->list));
 }
 
 static inline int demo_json_same_length(const demo_reader *reader, const demo_json_list *some,
-                                        const demo_json_list *ids)
-{
-    if (!some->list || cJSON_GetArraySize(some->list) == cJSON_GetArraySize(ids->list)) return 0;
-    return demo_wrong(reader, "%d %s for %d %s; give one for each token", cJSON_GetArraySize(some->list), some->name,
-                      cJSON_GetArraySize(ids->list), ids->name);
+                                        const demo_json_list *ids) {
+    if (!some->list || cJSON_GetArraySize(some->list) == cJSON_GetArraySize(ids->list))
+        return 0;
+    return demo_wrong(reader, "%d %s for %d %s; give one for each token",
+                      cJSON_GetArraySize(some->list), some->name, cJSON_GetArraySize(ids->list),
+                      ids->name);
 }
 
-/* The lists that make a document: ids, and what says which of them are supervised and which are padding. */
+/* The lists that make a document: ids, and what says which of them are supervised and which
+   are padding. */
 typedef struct {
     demo_json_list ids, labels, loss_mask, attention;
     int64_t begin, end; /* without padding */
 } demo_json_tokens;
 
-/* Padding is a run of zeros at the left, at the right or both; a zero between two ones has no meaning here. */
-static inline int demo_json_padding(const demo_reader *reader, demo_json_tokens *tokens)
-{
+/* Padding is a run of zeros at the left, at the right or both; a zero between two ones has
+   no meaning here. */
+static inline int demo_json_padding(const demo_reader *reader, demo_json_tokens *tokens) {
     int64_t t = 0, begin = -1, end = 0;
     for (const cJSON *item = tokens->attention.list->child; item; item = item->next, t++) {
         int32_t attended = 0;
-        if (demo_json_whole(reader, item, tokens->attention.name, t, 0, 2, &attended)) return -1;
+        if (demo_json_whole(reader, item, tokens->attention.name, t, 0, 2, &attended))
+            return -1;
         if (attended && begin >= 0 && end < t)
-            return demo_wrong(reader, "%s[%lld] is 0 and %s[%lld] is 1; zeros may stand only at the left and right end",
-                              tokens->attention.name, (long long)end, tokens->attention.name, (long long)t);
+            return demo_wrong(reader,
+                              "%s[%lld] is 0 and %s[%lld] is 1; zeros may stand only at the "
+                              "left and right end",
+                              tokens->attention.name, (long long)end, tokens->attention.name,
+                              (long long)t);
         if (attended && begin < 0) begin = t;
         if (attended) end = t + 1;
     }
@@ -267,9 +292,8 @@ static inline int demo_json_padding(const demo_reader *reader, demo_json_tokens 
     return 0;
 }
 
-static inline int demo_json_find_tokens(const demo_reader *reader, const cJSON *record, const char *side,
-                                        demo_json_tokens *tokens)
-{
+static inline int demo_json_find_tokens(const demo_reader *reader, const cJSON *record,
+                                        const char *side, demo_json_tokens *tokens) {
     if (demo_json_find_list(reader, record, side, "input_ids", &tokens->ids) ||
         demo_json_find_list(reader, record, side, "labels", &tokens->labels) ||
         demo_json_find_list(reader, record, side, "loss_mask", &tokens->loss_mask) ||
@@ -286,46 +310,54 @@ static inline int demo_json_find_tokens(const demo_reader *reader, const cJSON *
 }
 
 /* Supervision of one token: from its label, its loss_mask, or by default. */
-static inline int demo_json_supervised(const demo_reader *reader, const demo_json_tokens *tokens, const cJSON *item,
-                                       int64_t t, int32_t id, int32_t *supervised)
-{
+static inline int demo_json_supervised(const demo_reader *reader,
+                                       const demo_json_tokens *tokens, const cJSON *item,
+                                       int64_t t, int32_t id, int32_t *supervised) {
     *supervised = 1;
     if (!item) return 0;
-    if (tokens->loss_mask.list) return demo_json_whole(reader, item, tokens->loss_mask.name, t, 0, 2, supervised);
+    if (tokens->loss_mask.list)
+        return demo_json_whole(reader, item, tokens->loss_mask.name, t, 0, 2, supervised);
     const char *ids = tokens->ids.name, *labels = tokens->labels.name;
     double vocab = demo_vocab(reader->options);
     int32_t label = 0;
     if (demo_json_whole(reader, item, labels, t, DEMO_IGNORED_LABEL, vocab, &label)) return -1;
     *supervised = label == id;
     if (label == id || label == DEMO_IGNORED_LABEL) return 0;
-    return demo_wrong(reader, "%s[%lld] is %d but %s[%lld] is %d; a label repeats the id at its own place"
-                      " or is -100 (labels must not be shifted)", labels, (long long)t, label, ids, (long long)t, id);
+    return demo_wrong(
+        reader,
+        "%s[%lld] is %d but %s[%lld] is %d; a label repeats the id at its own place"
+        " or is -100 (labels must not be shifted)",
+        labels, (long long)t, label, ids, (long long)t, id);
 }
 
 /* Padding is not read, whatever its ids are; but it cannot be a target. */
-static inline int demo_json_skip(const demo_reader *reader, const demo_json_tokens *tokens, const cJSON *target,
-                                 int64_t t)
-{
+static inline int demo_json_skip(const demo_reader *reader, const demo_json_tokens *tokens,
+                                 const cJSON *target, int64_t t) {
     int ignored = tokens->labels.list ? DEMO_IGNORED_LABEL : 0;
-    if (!target || (cJSON_IsNumber(target) && target->valuedouble == ignored) || cJSON_IsFalse(target)) return 0;
+    if (!target || (cJSON_IsNumber(target) && target->valuedouble == ignored) ||
+        cJSON_IsFalse(target))
+        return 0;
     return demo_wrong(reader, "%s[%lld] supervises padding, for %s[%lld] is 0; make it %d",
-                      tokens->labels.list ? tokens->labels.name : tokens->loss_mask.name, (long long)t,
-                      tokens->attention.name, (long long)t, ignored);
+                      tokens->labels.list ? tokens->labels.name : tokens->loss_mask.name,
+                      (long long)t, tokens->attention.name, (long long)t, ignored);
 }
 
-/* Reads SIDEinput_ids with SIDElabels, SIDEloss_mask and SIDEattention_mask, where they are there. */
-static inline int demo_record_ids(demo_record *record, const demo_reader *reader, const cJSON *json, const char *side)
-{
+/* Reads SIDEinput_ids with SIDElabels, SIDEloss_mask and SIDEattention_mask, where they are
+   there. */
+static inline int demo_record_ids(demo_record *record, const demo_reader *reader,
+                                  const cJSON *json, const char *side) {
     demo_json_tokens tokens;
     int64_t t = 0;
     if (demo_json_find_tokens(reader, json, side, &tokens)) return -1;
     const cJSON *targets = tokens.labels.list ? tokens.labels.list : tokens.loss_mask.list;
     const cJSON *target = targets ? targets->child : NULL;
-    for (const cJSON *item = tokens.ids.list->child; item; item = item->next, target = target ? target->next : NULL) {
+    for (const cJSON *item = tokens.ids.list->child; item;
+         item = item->next, target = target ? target->next : NULL) {
         int32_t id = 0, supervised = 0;
         bool padding = t < tokens.begin || t >= tokens.end;
         if (padding ? demo_json_skip(reader, &tokens, target, t)
-                    : demo_json_whole(reader, item, tokens.ids.name, t, 0, demo_vocab(reader->options), &id) ||
+                    : demo_json_whole(reader, item, tokens.ids.name, t, 0,
+                                      demo_vocab(reader->options), &id) ||
                           demo_json_supervised(reader, &tokens, target, t, id, &supervised))
             return -1;
         if (!padding) demo_push(&record->document, id, supervised);
@@ -344,47 +376,51 @@ static inline uint64_t demo_digest(uint64_t digest, const void *data, int64_t by
     for (int64_t i = 0; i < bytes; i++) digest = (digest ^ at[i]) * UINT64_C(1099511628211);
     return digest;
 }
-static inline uint64_t demo_digest_number(uint64_t digest, int64_t number) { return demo_digest(digest, &number, sizeof number); }
+
+static inline uint64_t demo_digest_number(uint64_t digest, int64_t number) {
+    return demo_digest(digest, &number, sizeof number);
+}
 
 static inline uint64_t demo_digest_documents(const demo_dataset *set) {
     uint64_t digest = DEMO_DIGEST_EMPTY;
     for (int64_t i = 0; i < arrlen(set->documents); i++) {
         const demo_document *d = &set->documents[i];
-        digest = demo_digest(demo_digest_number(digest, d->tokens), d->ids, d->tokens * (int64_t)sizeof *d->ids);
+        digest = demo_digest(demo_digest_number(digest, d->tokens), d->ids,
+                             d->tokens * (int64_t)sizeof *d->ids);
         digest = demo_digest(digest, d->loss_mask, d->tokens);
     }
     return digest;
 }
 
-static inline int64_t demo_supervised(const demo_document *document)
-{
+static inline int64_t demo_supervised(const demo_document *document) {
     int64_t count = 0;
     for (int64_t t = 0; t < document->tokens; t++) count += document->loss_mask[t];
     return count;
 }
 
 /* A cut document keeps its first max_len tokens; text ends in a supervised EOS all the same. */
-static inline void demo_record_cut(demo_record *record, int64_t max_len)
-{
+static inline void demo_record_cut(demo_record *record, int64_t max_len) {
     demo_document *document = &record->document;
     if (!max_len || document->tokens <= max_len) return;
     document->tokens = max_len;
     arrsetlen(document->ids, (size_t)max_len);
     arrsetlen(document->loss_mask, (size_t)max_len);
-    if (record->ends_in_eos) document->ids[max_len - 1] = DEMO_EOS; /* in place of a supervised token */
+    /* in place of a supervised token */
+    if (record->ends_in_eos) document->ids[max_len - 1] = DEMO_EOS;
 }
 
 /* As in OpenRLHF, a prompt that leaves no room for two tokens is not worth cutting. */
-static inline bool demo_record_fits(demo_record *record, const demo_data_options *options)
-{
+static inline bool demo_record_fits(demo_record *record, const demo_data_options *options) {
     if (!options->max_len || record->document.tokens <= options->max_len) return true;
-    if (!options->cut_long || (record->prompt_tokens && record->prompt_tokens >= options->max_len - 2)) return false;
+    if (!options->cut_long ||
+        (record->prompt_tokens && record->prompt_tokens >= options->max_len - 2))
+        return false;
     demo_record_cut(record, options->max_len);
     return true;
 }
 
-static inline void demo_dataset_take(demo_dataset *set, demo_record *record, const demo_data_options *options)
-{
+static inline void demo_dataset_take(demo_dataset *set, demo_record *record,
+                                     const demo_data_options *options) {
     demo_document *document = &record->document;
     int64_t whole = document->tokens;
     set->counts.read++;
@@ -401,43 +437,51 @@ static inline void demo_dataset_take(demo_dataset *set, demo_record *record, con
     arrput(set->documents, *document);
 }
 
-/* Nothing written could be equal to what is not there: the reward would be 0 whatever is learnt. */
-static inline int demo_number_there(const demo_reader *reader, const demo_document *document)
-{
+/* Nothing written could be equal to what is not there: the reward would be 0 whatever is
+   learnt. */
+static inline int demo_number_there(const demo_reader *reader, const demo_document *document) {
     for (int64_t t = 0; t < document->tokens; t++)
-        if (document->loss_mask[t] && document->ids[t] < 256 && isdigit(document->ids[t])) return 0;
+        if (document->loss_mask[t] && document->ids[t] < 256 && isdigit(document->ids[t]))
+            return 0;
     if (!document->tokens) return 0; /* is left out */
-    return demo_wrong(reader, "the right answer holds no number, but texts are compared with its last one; set --%s to a key whose text holds one, or remove the line",
+    return demo_wrong(reader,
+                      "the right answer holds no number, but texts are compared with its last "
+                      "one; set --%s to a key whose text holds one, or remove the line",
                       demo_output_option(reader->options));
 }
 
-static inline int demo_dataset_take_json(const demo_reader *reader, const cJSON *json)
-{
+static inline int demo_dataset_take_json(const demo_reader *reader, const cJSON *json) {
     demo_record record = {0};
-    int failed = cJSON_GetObjectItemCaseSensitive(json, "input_ids") ? demo_record_ids(&record, reader, json, "")
-                                                                      : demo_record_text(&record, reader, json);
-    if (!failed && reader->options->number) failed = demo_number_there(reader, &record.document);
-    if (failed) demo_document_free(&record.document);
-    else demo_dataset_take((demo_dataset *)reader->set, &record, reader->options);
+    int failed = cJSON_GetObjectItemCaseSensitive(json, "input_ids")
+                     ? demo_record_ids(&record, reader, json, "")
+                     : demo_record_text(&record, reader, json);
+    if (!failed && reader->options->number)
+        failed = demo_number_there(reader, &record.document);
+    if (failed)
+        demo_document_free(&record.document);
+    else
+        demo_dataset_take((demo_dataset *)reader->set, &record, reader->options);
     return failed;
 }
 
-static inline bool demo_reader_full(const demo_reader *reader)
-{
+static inline bool demo_reader_full(const demo_reader *reader) {
     return reader->options->max_samples && *reader->read >= reader->options->max_samples;
 }
 
-static inline int demo_dataset_take_stream(const demo_reader *reader, const char *bytes, size_t size)
-{
+static inline int demo_dataset_take_stream(const demo_reader *reader, const char *bytes,
+                                           size_t size) {
     const demo_data_options *options = reader->options;
-    if (!options->pretrain_mode) return demo_wrong(reader, "plain text needs --pretrain_mode; or give a .jsonl file");
+    if (!options->pretrain_mode)
+        return demo_wrong(reader, "plain text needs --pretrain_mode; or give a .jsonl file");
     if (options->max_len < 2)
-        return demo_wrong(reader, "plain text is cut every --max_len tokens; set it to 2 or more");
+        return demo_wrong(reader,
+                          "plain text is cut every --max_len tokens; set it to 2 or more");
     if (demo_text_allowed(reader)) return -1;
     size_t piece = (size_t)options->max_len;
     for (size_t at = 0; at < size && !demo_reader_full(reader); at += piece) {
         demo_record record = {0};
-        demo_push_text(&record.document, bytes + at, size - at < piece ? size - at : piece, true);
+        demo_push_text(&record.document, bytes + at, size - at < piece ? size - at : piece,
+                       true);
         demo_dataset_take((demo_dataset *)reader->set, &record, options);
     }
     return 0;
@@ -446,21 +490,23 @@ static inline int demo_dataset_take_stream(const demo_reader *reader, const char
 /* ---- lines and files ---- */
 
 /* cJSON hands out zero-ended text, which a zero inside would silently shorten. */
-static inline bool demo_has_zero(const char *line, size_t length)
-{
+static inline bool demo_has_zero(const char *line, size_t length) {
     for (size_t i = 0; i < length; i++) {
         if (!line[i]) return true;
-        if (line[i] == '\\' && i + 5 < length && !strncmp(line + i + 1, "u0000", 5)) return true;
+        if (line[i] == '\\' && i + 5 < length && !strncmp(line + i + 1, "u0000", 5))
+            return true;
         if (line[i] == '\\') i++;
     }
     return false;
 }
 
-static inline int demo_order_of_keys(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
+static inline int demo_order_of_keys(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
 
-/* A key that stands twice in an object says two things, of which one would be passed over; NULL: none does. */
-static inline const char *demo_json_twice(const cJSON *json)
-{
+/* A key that stands twice in an object says two things, of which one would be passed over;
+   NULL: none does. */
+static inline const char *demo_json_twice(const cJSON *json) {
     const char **keys = NULL, *twice = NULL;
     for (const cJSON *item = json->child; item; item = item->next) arrput(keys, item->string);
     if (arrlen(keys) > 1) qsort(keys, (size_t)arrlen(keys), sizeof *keys, demo_order_of_keys);
@@ -470,29 +516,31 @@ static inline const char *demo_json_twice(const cJSON *json)
     return twice;
 }
 
-static inline int demo_read_line(const demo_reader *reader, const char *line, size_t length)
-{
+static inline int demo_read_line(const demo_reader *reader, const char *line, size_t length) {
     const char *end = line;
     cJSON *json = cJSON_ParseWithLengthOpts(line, length, &end, 0);
     const char *twice;
     while (json && end < line + length && isspace((unsigned char)*end)) end++;
     int failed;
     if (!json || end < line + length)
-        failed = demo_wrong(reader, "broken JSON at column %lld; one whole object {...} per line is needed",
-                            (long long)(end - line) + 1);
+        failed = demo_wrong(
+            reader, "broken JSON at column %lld; one whole object {...} per line is needed",
+            (long long)(end - line) + 1);
     else if (!cJSON_IsObject(json))
-        failed = demo_wrong(reader, "the line is %s, but an object {...} is needed", demo_json_type(json));
+        failed = demo_wrong(reader, "the line is %s, but an object {...} is needed",
+                            demo_json_type(json));
     else if (demo_has_zero(line, length))
-        failed = demo_wrong(reader, "the line holds a zero character, which text cannot hold; remove it");
+        failed = demo_wrong(
+            reader, "the line holds a zero character, which text cannot hold; remove it");
     else if ((twice = demo_json_twice(json)))
         failed = demo_wrong(reader, "key \"%s\" stands there twice; remove one of them", twice);
-    else failed = reader->take(reader, json);
+    else
+        failed = reader->take(reader, json);
     cJSON_Delete(json);
     return failed;
 }
 
-static inline int demo_read_jsonl(demo_reader *reader, const char *bytes, size_t size)
-{
+static inline int demo_read_jsonl(demo_reader *reader, const char *bytes, size_t size) {
     const char *end = bytes + size;
     int64_t before = *reader->read;
     for (const char *line = bytes; line < end && !demo_reader_full(reader);) {
@@ -508,37 +556,43 @@ static inline int demo_read_jsonl(demo_reader *reader, const char *bytes, size_t
     return 0;
 }
 
-static inline bool demo_ends_with(const char *text, const char *ending)
-{
+static inline bool demo_ends_with(const char *text, const char *ending) {
     size_t a = strlen(text), b = strlen(ending);
     return a >= b && !strcmp(text + a - b, ending);
 }
 
-static inline int demo_read_dataset_file(demo_reader *reader)
-{
+static inline int demo_read_dataset_file(demo_reader *reader) {
     size_t size = 0;
     bool stream = demo_ends_with(reader->path, ".txt");
-    if (!stream && !demo_ends_with(reader->path, ".jsonl") && !demo_ends_with(reader->path, ".json"))
-        return demo_wrong(reader, "the name ends in neither .jsonl nor .txt; only these are read");
+    if (!stream && !demo_ends_with(reader->path, ".jsonl") &&
+        !demo_ends_with(reader->path, ".json"))
+        return demo_wrong(reader,
+                          "the name ends in neither .jsonl nor .txt; only these are read");
     if (stream && !reader->take_stream)
         return demo_wrong(reader, "plain text holds no records to compare; give a .jsonl file");
     const char *why;
     char *file = demo_read_whole(reader->path, SIZE_MAX, &size, &why);
-    if (!file) return demo_wrong(reader, "cannot be read: %s; give the path of a .jsonl or .txt file", why);
-    size_t mark = size >= 3 && !memcmp(file, "\xEF\xBB\xBF", 3) ? 3 : 0; /* UTF-8 byte order mark */
-    int failed = size == mark ? demo_wrong(reader, "the file is empty; give one with at least one record")
-                 : stream     ? reader->take_stream(reader, file + mark, size - mark)
-                              : demo_read_jsonl(reader, file + mark, size - mark);
+    if (!file)
+        return demo_wrong(reader, "cannot be read: %s; give the path of a .jsonl or .txt file",
+                          why);
+    /* UTF-8 byte order mark */
+    size_t mark = size >= 3 && !memcmp(file, "\xEF\xBB\xBF", 3) ? 3 : 0;
+    int failed = size == mark
+                     ? demo_wrong(reader,
+                                  "the file is empty; give one with at least one record")
+                 : stream ? reader->take_stream(reader, file + mark, size - mark)
+                          : demo_read_jsonl(reader, file + mark, size - mark);
     free(file);
     return failed;
 }
 
 /* Reads a comma list of files, one after the other. */
-static inline int demo_read_dataset(demo_reader *reader, const char *paths)
-{
+static inline int demo_read_dataset(demo_reader *reader, const char *paths) {
     const char *form = reader->options->input_template;
     int failed = form && !strstr(form, "{}") ? -1 : 0;
-    if (failed) snprintf(reader->error, reader->error_size, "input_template has no {} for the prompt: %s", form);
+    if (failed)
+        snprintf(reader->error, reader->error_size,
+                 "input_template has no {} for the prompt: %s", form);
     char *list = strdup(paths ? paths : ""), *rest = list;
     for (char *path; !failed && !demo_reader_full(reader) && (path = strsep(&rest, ","));) {
         reader->path = path;
@@ -548,38 +602,46 @@ static inline int demo_read_dataset(demo_reader *reader, const char *paths)
     return failed;
 }
 
-static inline void demo_data_free(demo_dataset *set)
-{
+static inline void demo_data_free(demo_dataset *set) {
     for (int64_t i = 0; i < arrlen(set->documents); i++) demo_document_free(&set->documents[i]);
     arrfree(set->documents);
     *set = (demo_dataset){0};
 }
 
 /* One line for people: what was read and what became of it. */
-static inline void demo_data_summary(const demo_dataset *set, char *text, size_t size)
-{
+static inline void demo_data_summary(const demo_dataset *set, char *text, size_t size) {
     const demo_data_counts *c = &set->counts;
-    int used = snprintf(text, size, "%lld read, %lld kept with %lld tokens, %lld of them supervised",
-                        (long long)c->read, (long long)arrlen(set->documents), (long long)set->tokens,
-                        (long long)set->supervised_tokens);
+    int used = snprintf(text, size,
+                        "%lld read, %lld kept with %lld tokens, %lld of them supervised",
+                        (long long)c->read, (long long)arrlen(set->documents),
+                        (long long)set->tokens, (long long)set->supervised_tokens);
     if (used < 0 || (size_t)used >= size) return;
-    snprintf(text + used, size - (size_t)used, "; %lld too long, %lld empty, %lld cut, %lld masked whole",
-             (long long)c->dropped_long, (long long)c->zero_length, (long long)c->cut, (long long)c->fully_masked);
+    snprintf(text + used, size - (size_t)used,
+             "; %lld too long, %lld empty, %lld cut, %lld masked whole",
+             (long long)c->dropped_long, (long long)c->zero_length, (long long)c->cut,
+             (long long)c->fully_masked);
 }
 
 /* Reads a comma list of files, one after the other. On failure the set is empty. */
-static inline int demo_data_load(demo_dataset *set, const char *paths, const demo_data_options *options, char *error,
-                                 size_t error_size)
-{
-    demo_reader reader = {options, error, error_size, set, &set->counts.read, demo_dataset_take_json,
+static inline int demo_data_load(demo_dataset *set, const char *paths,
+                                 const demo_data_options *options, char *error,
+                                 size_t error_size) {
+    demo_reader reader = {options,
+                          error,
+                          error_size,
+                          set,
+                          &set->counts.read,
+                          demo_dataset_take_json,
                           demo_dataset_take_stream};
     char summary[256];
     *set = (demo_dataset){0};
     int failed = demo_read_dataset(&reader, paths);
     demo_data_summary(set, summary, sizeof summary);
     if (!failed && !set->supervised_tokens) {
-        snprintf(error, error_size, "%s: no supervised token in the whole set (%s); check --%s and --%s",
-                 paths, summary, demo_output_option(options), options->length_option ? options->length_option : "max_len");
+        snprintf(error, error_size,
+                 "%s: no supervised token in the whole set (%s); check --%s and --%s", paths,
+                 summary, demo_output_option(options),
+                 options->length_option ? options->length_option : "max_len");
         failed = -1;
     }
     if (failed) demo_data_free(set);

@@ -12,80 +12,103 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* A pipe would be waited for, and cannot be read twice as a resumed run does; a device may never end. */
-static inline const char *demo_file_refused(int descriptor, size_t most)
-{
+/* A pipe would be waited for, and cannot be read twice as a resumed run does; a device may
+   never end. */
+static inline const char *demo_file_refused(int descriptor, size_t most) {
     struct stat about;
     double memory = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
     if (descriptor < 0 || fstat(descriptor, &about)) return strerror(errno);
     if (S_ISDIR(about.st_mode)) return "it is a folder, not a file";
-    if (!S_ISREG(about.st_mode)) return "it is a pipe, socket or device, not a regular file; write its contents to a file first";
+    if (!S_ISREG(about.st_mode))
+        return "it is a pipe, socket or device, not a regular file; write its contents to a "
+               "file first";
     if ((double)about.st_size > (double)most) return "it is far too large for such a file";
-    return (double)about.st_size > memory ? "it is larger than this machine's memory; split it" : NULL;
+    return (double)about.st_size > memory ? "it is larger than this machine's memory; split it"
+                                          : NULL;
 }
 
-/* Reads a regular file of at most `most` bytes into a zero-ended buffer for free(); NULL with the reason in *why. */
-static inline char *demo_read_whole(const char *path, size_t most, size_t *size, const char **why)
-{
-    int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY); /* without O_NONBLOCK a pipe that nobody writes to hangs here */
+/* Reads a regular file of at most `most` bytes into a zero-ended buffer for free(); NULL
+   with the reason in *why. */
+static inline char *demo_read_whole(const char *path, size_t most, size_t *size,
+                                    const char **why) {
+    /* without O_NONBLOCK a pipe that nobody writes to hangs here */
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     FILE *file = (*why = demo_file_refused(descriptor, most)) ? NULL : fdopen(descriptor, "rb");
     char *bytes = NULL, *larger;
     size_t room = 1 << 16, got = 0, part = 1;
     if (!file && descriptor >= 0) close(descriptor);
     while (file && part) {
-        if (!(larger = (char *)realloc(bytes, room + 1))) { *why = "out of memory"; break; }
+        if (!(larger = (char *)realloc(bytes, room + 1))) {
+            *why = "out of memory";
+            break;
+        }
         bytes = larger;
         got += part = fread(bytes + got, 1, room - got, file);
         if (got == room) room *= 2;
     }
     if (file && ferror(file)) *why = strerror(errno);
-    if (file) fclose(file);
-    else if (!*why) *why = strerror(errno);
-    if (*why) { free(bytes); return NULL; }
+    if (file)
+        fclose(file);
+    else if (!*why)
+        *why = strerror(errno);
+    if (*why) {
+        free(bytes);
+        return NULL;
+    }
     bytes[got] = 0;
     *size = got;
     return bytes;
 }
 
-static inline char *demo_read_file(const char *path, size_t *size)
-{
+static inline char *demo_read_file(const char *path, size_t *size) {
     const char *why;
     return demo_read_whole(path, SIZE_MAX, size, &why);
 }
 
 /* Opens a file to be written from its beginning, or on from its end. NULL with errno set: also for a pipe that nobody reads,
  * which opening would otherwise wait for. */
-static inline FILE *demo_open_output(const char *path, int append)
-{
-    int descriptor = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | (append ? O_APPEND : O_TRUNC), 0666);
+static inline FILE *demo_open_output(const char *path, int append) {
+    int descriptor = open(path,
+                          O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY |
+                              (append ? O_APPEND : O_TRUNC),
+                          0666);
     FILE *file = descriptor < 0 ? NULL : fdopen(descriptor, append ? "ab" : "wb");
-    if (file) fcntl(descriptor, F_SETFL, fcntl(descriptor, F_GETFL) & ~O_NONBLOCK); /* from here on a reader may take its time */
-    else if (descriptor >= 0) close(descriptor);
+    /* from here on a reader may take its time */
+    if (file)
+        fcntl(descriptor, F_SETFL, fcntl(descriptor, F_GETFL) & ~O_NONBLOCK);
+    else if (descriptor >= 0)
+        close(descriptor);
     return file;
 }
 
-/* 0, or 1 with one sentence where what was printed has not arrived. A reader that has read enough, such as head, is no failure. */
-__attribute__((unused)) static int demo_print_failed(const char *what)
-{
+/* 0, or 1 with one sentence where what was printed has not arrived. A reader that has read
+   enough, such as head, is no failure. */
+__attribute__((unused)) static int demo_print_failed(const char *what) {
     if ((!fflush(stdout) && !ferror(stdout)) || errno == EPIPE) return 0;
     return fprintf(stderr, "error: cannot write %s: %s\n", what, strerror(errno)), 1;
 }
 
-/* Writes through a neighbouring temporary file, so that a half-written file never stands under the name. */
-static inline int demo_write_atomically(const char *path, const char *bytes, size_t size, char *error,
-                                        size_t error_size)
-{
+/* Writes through a neighbouring temporary file, so that a half-written file never stands
+   under the name. */
+static inline int demo_write_atomically(const char *path, const char *bytes, size_t size,
+                                        char *error, size_t error_size) {
     char temporary[4096];
     struct stat about;
     int length = snprintf(temporary, sizeof temporary, "%s.%ld.tmp", path, (long)getpid());
-    if (!stat(path, &about) && !S_ISREG(about.st_mode)) /* a rename would put a file in the place of a device */
-        return snprintf(error, error_size, "cannot write %s: it is there and is no regular file; choose another path", path), -1;
+    if (!stat(path, &about) && !S_ISREG(about.st_mode)) /* a rename would put a file in the
+                                                           place of a device */
+        return snprintf(
+                   error, error_size,
+                   "cannot write %s: it is there and is no regular file; choose another path",
+                   path),
+               -1;
     errno = ENAMETOOLONG;
     FILE *file = length < (int)sizeof temporary ? fopen(temporary, "wb") : NULL;
     bool written = file && fwrite(bytes, 1, size, file) == size;
     if (file && fclose(file)) written = false;
     if (written && !rename(temporary, path)) return 0;
-    snprintf(error, error_size, "cannot write %s: %s; choose another path or make its folder", path, strerror(errno));
+    snprintf(error, error_size, "cannot write %s: %s; choose another path or make its folder",
+             path, strerror(errno));
     if (file) remove(temporary);
     return -1;
 }

@@ -14,56 +14,94 @@ typedef struct {
 
 #define DEMO_KTO_BINDINGS(k) \
     {"input_key", &(k).input_key, DEMO_STRING, "input", "JSON key of the prompt", DEMO_ANY}, \
-    {"output_key", &(k).output_key, DEMO_STRING, "output", "JSON key of the response", DEMO_ANY}, \
-    {"label_key", &(k).label_key, DEMO_STRING, "label", "JSON key that says whether the response is liked", DEMO_ANY}, \
-    DEMO_REFERENCE_BINDINGS(k), \
-    {"beta", &(k).beta, DEMO_FLOAT, "0.01", "temperature of the implicit reward", DEMO_ABOVE(0)}, \
-    {"desirable_loss_weight", &(k).desirable_loss_weight, DEMO_FLOAT, "1", "weight of a liked response", DEMO_AT_LEAST(0)}, \
-    {"undesirable_loss_weight", &(k).undesirable_loss_weight, DEMO_FLOAT, "1", "weight of the others", DEMO_AT_LEAST(0)}
+        {"output_key", &(k).output_key, DEMO_STRING, "output", "JSON key of the response", \
+         DEMO_ANY}, \
+        {"label_key", \
+         &(k).label_key, \
+         DEMO_STRING, \
+         "label", \
+         "JSON key that says whether the response is liked", \
+         DEMO_ANY}, \
+        DEMO_REFERENCE_BINDINGS(k), \
+        {"beta",       &(k).beta, DEMO_FLOAT, "0.01", "temperature of the implicit reward", \
+         DEMO_ABOVE(0)}, \
+        {"desirable_loss_weight", \
+         &(k).desirable_loss_weight, \
+         DEMO_FLOAT, \
+         "1", \
+         "weight of a liked response", \
+         DEMO_AT_LEAST(0)}, \
+    { \
+        "undesirable_loss_weight", &(k).undesirable_loss_weight, DEMO_FLOAT, "1", \
+            "weight of the others", DEMO_AT_LEAST(0) \
+    }
 
-static demo_labelled_set *demo_kto_set(const demo_job *job, const demo_dataset *set) { return &((demo_kto_config *)job->options)->sets[set == &job->eval]; }
+static demo_labelled_set *demo_kto_set(const demo_job *job, const demo_dataset *set) {
+    return &((demo_kto_config *)job->options)->sets[set == &job->eval];
+}
 
-static int demo_kto_load(const demo_job *job, demo_dataset *set, const char *paths, int64_t max_samples, char *error, size_t size) {
+static int demo_kto_load(const demo_job *job, demo_dataset *set, const char *paths,
+                         int64_t max_samples, char *error, size_t size) {
     const demo_config *c = &job->config;
     const demo_kto_config *k = (const demo_kto_config *)job->options;
     demo_labelled_set *labelled = demo_kto_set(job, set);
-    demo_labelled_options options = {.data = {.input_key = k->input_key, .output_key = k->output_key, .input_template = c->input_template, .max_len = c->max_len, .cut_long = !strcmp(c->truncation, "cut"),
-        .max_samples = max_samples, .vocab_size = job->model.vocab}, .label_key = k->label_key};
+    demo_labelled_options options = {.data = {.input_key = k->input_key,
+                                              .output_key = k->output_key,
+                                              .input_template = c->input_template,
+                                              .max_len = c->max_len,
+                                              .cut_long = !strcmp(c->truncation, "cut"),
+                                              .max_samples = max_samples,
+                                              .vocab_size = job->model.vocab},
+                                     .label_key = k->label_key};
     if (demo_labelled_load(labelled, paths, &options, error, size)) return -1;
-    if (set == &job->eval && arrlen(labelled->records) < 2) return snprintf(error, size, "%s: an evaluation of 1 document has no other response to pair its prompt with, as the KL term needs; give 2 or more", paths), -1;
-    for (int64_t i = 0; i < arrlen(labelled->records); i++) arrput(set->documents, labelled->records[i].document); /* owned by the set from here on */
+    if (set == &job->eval && arrlen(labelled->records) < 2)
+        return snprintf(error, size,
+                        "%s: an evaluation of 1 document has no other response to pair its "
+                        "prompt with, as the KL term needs; give 2 or more",
+                        paths),
+               -1;
+    /* owned by the set from here on */
+    for (int64_t i = 0; i < arrlen(labelled->records); i++)
+        arrput(set->documents, labelled->records[i].document);
     demo_labelled_summary(labelled, set->summary, sizeof set->summary);
     return 0;
 }
 
 static uint64_t demo_kto_digest(const demo_job *job, const demo_dataset *set, uint64_t digest) {
     const demo_labelled_set *labelled = demo_kto_set(job, set);
-    for (int64_t i = 0; i < arrlen(labelled->records); i++) digest = demo_digest_number(digest, labelled->records[i].desirable);
+    for (int64_t i = 0; i < arrlen(labelled->records); i++)
+        digest = demo_digest_number(digest, labelled->records[i].desirable);
     return digest;
 }
 
 /* ---- the KL term: every prompt with the response of the next ---- */
 
 /* The mismatched documents of a window as a window over a set of their own. */
-static seqpar_status demo_mismatched_open(demo_rank *r, const demo_window *w, demo_dataset *set, demo_window *mismatched) {
+static seqpar_status demo_mismatched_open(demo_rank *r, const demo_window *w, demo_dataset *set,
+                                          demo_window *mismatched) {
     int64_t n = arrlen(w->which);
     char why[512];
     *mismatched = (demo_window){.set = set};
     arrsetlen(set->documents, n);
     memset(set->documents, 0, (size_t)n * sizeof *set->documents);
     for (int64_t i = 0; i < n; i++) arrput(mismatched->which, i);
-    if (demo_mismatched_step(set->documents, demo_kto_set(r->job, w->set), w->which, n, r->job->config.max_len, why, sizeof why)) return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION, "%s", why);
+    if (demo_mismatched_step(set->documents, demo_kto_set(r->job, w->set), w->which, n,
+                             r->job->config.max_len, why, sizeof why))
+        return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION, "%s", why);
     return demo_window_open(r, mismatched, 1, 0);
 }
 
-static seqpar_status demo_mismatched_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count, int64_t micro) {
+static seqpar_status demo_mismatched_rows(demo_rank *r, demo_window *w, int64_t first,
+                                          int64_t count, int64_t micro) {
     const seqpar_row *rows = w->batch.row + first;
     seqpar_llama_run run = demo_run_desc(r->job);
     seqpar_llama_batch b;
     (void)micro;
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, &r->model, &b, rows, count, &run);
     double *live = (double *)demo_room(b.tokens + 1, sizeof *live);
-    if (!status) status = demo_response_terms(r, &b, rows, count, 0, w->reference != NULL, &w->seen, live);
+    if (!status)
+        status = demo_response_terms(r, &b, rows, count, 0, w->reference != NULL, &w->seen,
+                                     live);
     seqpar_llama_close_batch(&r->ctx, &r->model, &b);
     free(live);
     return status;
@@ -99,28 +137,36 @@ static seqpar_status demo_kto_before(demo_rank *r, demo_window *w) {
 
 enum { KTO_KL = 1, DESIRABLE_REWARD, UNDESIRABLE_REWARD, DESIRABLE, KTO_COLUMNS };
 
-static seqpar_status demo_kto_responses(demo_rank *r, demo_window *w, const seqpar_row *rows, int64_t count, const double *sums, double *dsum) {
+static seqpar_status demo_kto_responses(demo_rank *r, demo_window *w, const seqpar_row *rows,
+                                        int64_t count, const double *sums, double *dsum) {
     const demo_kto_config *k = (const demo_kto_config *)r->job->options;
     const demo_labelled_set *set = demo_kto_set(r->job, w->set);
-    const seqpar_kto_desc desc = {k->beta, k->desirable_loss_weight, k->undesirable_loss_weight, w->statistic};
+    const seqpar_kto_desc desc = {k->beta, k->desirable_loss_weight, k->undesirable_loss_weight,
+                                  w->statistic};
     seqpar_status status = SEQPAR_OK;
-    for (int64_t row = 0, doc = 0, i; !status && (i = demo_next_unit(rows, count, 1, &row, &doc)) >= 0;) {
+    for (int64_t row = 0, doc = 0, i;
+         !status && (i = demo_next_unit(rows, count, 1, &row, &doc)) >= 0;) {
         int desirable = set->records[w->which[i]].desirable;
         seqpar_kto_result result;
-        status = seqpar_kto_loss(r->ctx.error, &result, sums[i * SUMS + LOGP], sums[i * SUMS + REF_LOGP], desirable, &desc);
-        const double columns[KTO_COLUMNS] = {result.loss, w->statistic, desirable ? result.reward : 0.0, desirable ? 0.0 : result.reward, desirable ? 1.0 : 0.0};
+        status = seqpar_kto_loss(r->ctx.error, &result, sums[i * SUMS + LOGP],
+                                 sums[i * SUMS + REF_LOGP], desirable, &desc);
+        const double columns[KTO_COLUMNS] = {
+            result.loss, w->statistic, desirable ? result.reward : 0.0,
+            desirable ? 0.0 : result.reward, desirable ? 1.0 : 0.0};
         if (!status) status = demo_unit_seen(r, w, i, columns);
         dsum[i] = result.dlogp;
     }
     return status;
 }
 
-static seqpar_status demo_kto_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count, int64_t micro) {
+static seqpar_status demo_kto_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count,
+                                   int64_t micro) {
     return demo_response_rows(r, w, first, count, micro, 0, demo_kto_responses);
 }
 
 /* Rewards are means over the responses of their kind. */
-static seqpar_status demo_kto_total(demo_rank *r, demo_window *w, double *means, double *weight) {
+static seqpar_status demo_kto_total(demo_rank *r, demo_window *w, double *means,
+                                    double *weight) {
     seqpar_status status = demo_units_total(r, w, means, weight);
     if (means[DESIRABLE] > 0) means[DESIRABLE_REWARD] /= means[DESIRABLE];
     if (means[DESIRABLE] < 1) means[UNDESIRABLE_REWARD] /= 1.0 - means[DESIRABLE];
@@ -136,11 +182,26 @@ static seqpar_status demo_kto_open(demo_rank *r) {
 static int demo_kto_prepare(demo_job *job, char *error, size_t size) {
     const demo_kto_config *k = (const demo_kto_config *)job->options;
     if (k->desirable_loss_weight > 0 || k->undesirable_loss_weight > 0) return 0;
-    snprintf(error, size, "desirable_loss_weight and undesirable_loss_weight are both 0, which teaches nothing; raise one of them");
+    snprintf(error, size,
+             "desirable_loss_weight and undesirable_loss_weight are both 0, which teaches "
+             "nothing; raise one of them");
     return -1;
 }
 
-static const demo_objective demo_kto = {.unit = "documents", .weight = "documents", .measure = "", .documents_per_unit = 1, .columns = KTO_COLUMNS,
-                                        .column = {"loss", "kl", "desirable_reward", "undesirable_reward", "desirable"},
-                                        .needs_model = true, .open = demo_kto_open, .close = demo_reference_close, .before = demo_kto_before, .load = demo_kto_load, .digest = demo_kto_digest, .rows = demo_kto_rows, .total = demo_kto_total, .prepare = demo_kto_prepare};
+static const demo_objective demo_kto = {
+    .unit = "documents",
+    .weight = "documents",
+    .measure = "",
+    .documents_per_unit = 1,
+    .columns = KTO_COLUMNS,
+    .column = {"loss", "kl", "desirable_reward", "undesirable_reward", "desirable"},
+    .needs_model = true,
+    .open = demo_kto_open,
+    .close = demo_reference_close,
+    .before = demo_kto_before,
+    .load = demo_kto_load,
+    .digest = demo_kto_digest,
+    .rows = demo_kto_rows,
+    .total = demo_kto_total,
+    .prepare = demo_kto_prepare};
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* memory.h - what the programs allocate beside the library's own: a program that runs out of it says so and ends. */
+/* memory.h - what the programs allocate beside the library's own: a program that runs out of
+   it says so and ends. */
 #ifndef DEMO_MEMORY_H
 #define DEMO_MEMORY_H
 
@@ -8,32 +9,37 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-static inline void demo_out_of_memory(double bytes)
-{
-    fprintf(stderr, "error: out of memory: %.0f bytes more cannot be had; give fewer or shorter documents, a smaller model, fewer ranks, or more memory\n", bytes);
-    _exit(1); /* not exit(): other ranks still use what it would take down; nothing is half written, for files are renamed when they are whole */
+static inline void demo_out_of_memory(double bytes) {
+    fprintf(stderr,
+            "error: out of memory: %.0f bytes more cannot be had; give fewer or shorter "
+            "documents, a smaller model, fewer ranks, or more memory\n",
+            bytes);
+    /* not exit(): other ranks still use what it would take down; nothing is half written,
+       for files are renamed when they are whole */
+    _exit(1);
 }
 
 /* Zeroed room for `count` elements, for free(). */
-static inline void *demo_room(int64_t count, size_t size)
-{
-    void *room = count < 0 || (uint64_t)count > (SIZE_MAX >> 1) / size ? NULL : calloc((size_t)count + !count, size);
+static inline void *demo_room(int64_t count, size_t size) {
+    void *room = count < 0 || (uint64_t)count > (SIZE_MAX >> 1) / size
+                     ? NULL
+                     : calloc((size_t)count + !count, size);
     if (!room) demo_out_of_memory((double)count * (double)size);
     return room;
 }
 
-static inline void *demo_grown(void *room, size_t bytes)
-{
+static inline void *demo_grown(void *room, size_t bytes) {
     void *larger = realloc(room, bytes);
     if (!larger) demo_out_of_memory((double)bytes);
     return larger;
 }
 
-static inline void *demo_json_room(size_t bytes) { return demo_grown(NULL, bytes); } /* for cJSON_InitHooks */
+/* for cJSON_InitHooks */
+static inline void *demo_json_room(size_t bytes) { return demo_grown(NULL, bytes); }
 
 #ifndef STBDS_REALLOC /* a program may count them */
 #define STBDS_REALLOC(context, room, bytes) demo_grown(room, bytes)
-#define STBDS_FREE(context, room) free(room)
+#define STBDS_FREE(context, room)           free(room)
 #endif
 #include <stb/stb_ds.h>
 

@@ -19,41 +19,104 @@ enum { DEMO_CONFIG_BYTES = 1 << 20 }; /* a thousand labels are 50 KB */
 /* ---- which keys there are ---- */
 
 static const char demo_read_key[] = "read", demo_any_value[] = "any";
-typedef struct { const char *key, *value; } demo_config_key; /* value: read; any, since the numbers do not hang on it; or the one it may have beside null */
+/* value: read; any, since the numbers do not hang on it; or the one it may have beside null */
+typedef struct {
+    const char *key, *value;
+} demo_config_key;
+
 static const demo_config_key demo_config_keys[] = {
-    {"architectures", demo_read_key}, {"model_type", demo_read_key}, {"num_hidden_layers", demo_read_key}, {"hidden_size", demo_read_key},
-    {"num_attention_heads", demo_read_key}, {"num_key_value_heads", demo_read_key}, {"head_dim", demo_read_key}, {"intermediate_size", demo_read_key},
-    {"vocab_size", demo_read_key}, {"rms_norm_eps", demo_read_key}, {"rope_theta", demo_read_key}, {"rope_parameters", demo_read_key},
-    {"rope_scaling", demo_read_key}, {"tie_word_embeddings", demo_read_key}, {"sliding_window", demo_read_key},
-    {"hidden_act", "\"silu\""}, {"attention_bias", "false"}, {"mlp_bias", "false"}, {"attention_dropout", "0"}, {"pretraining_tp", "1"},
-    {"use_sliding_window", "false"}, {"rope_interleaved", "false"}, {"partial_rotary_factor", "1"}, {"is_llama_config", "true"},
-    {"num_labels", "1"}, {"quantization_config", "null"}, {"auto_map", "null"}, {"layer_types", "null"}, {"is_decoder", demo_any_value}, {"is_encoder_decoder", "false"},
-    {"max_position_embeddings", demo_any_value}, {"max_window_layers", demo_any_value}, {"initializer_range", demo_any_value}, {"use_cache", demo_any_value},
-    {"bos_token_id", demo_any_value}, {"eos_token_id", demo_any_value}, {"pad_token_id", demo_any_value}, {"id2label", demo_any_value}, {"label2id", demo_any_value},
-    {"problem_type", demo_any_value}, {"transformers_version", demo_any_value}, {"torch_dtype", demo_any_value}, {"dtype", demo_any_value}, {"_name_or_path", demo_any_value},
-    {"return_dict", demo_any_value}, {"output_hidden_states", demo_any_value}, {"output_attentions", demo_any_value}, {"torchscript", demo_any_value},
-    {"transformers.js_config", demo_any_value}, {"unsloth_fixed", demo_any_value}, {"unsloth_version", demo_any_value},
-    {"mean", demo_any_value}, {"std", demo_any_value}, {"value_head_prefix", demo_any_value}, /* of reward models; what the head is called is an option */
+    {"architectures", demo_read_key},
+    {"model_type", demo_read_key},
+    {"num_hidden_layers", demo_read_key},
+    {"hidden_size", demo_read_key},
+    {"num_attention_heads", demo_read_key},
+    {"num_key_value_heads", demo_read_key},
+    {"head_dim", demo_read_key},
+    {"intermediate_size", demo_read_key},
+    {"vocab_size", demo_read_key},
+    {"rms_norm_eps", demo_read_key},
+    {"rope_theta", demo_read_key},
+    {"rope_parameters", demo_read_key},
+    {"rope_scaling", demo_read_key},
+    {"tie_word_embeddings", demo_read_key},
+    {"sliding_window", demo_read_key},
+    {"hidden_act", "\"silu\""},
+    {"attention_bias", "false"},
+    {"mlp_bias", "false"},
+    {"attention_dropout", "0"},
+    {"pretraining_tp", "1"},
+    {"use_sliding_window", "false"},
+    {"rope_interleaved", "false"},
+    {"partial_rotary_factor", "1"},
+    {"is_llama_config", "true"},
+    {"num_labels", "1"},
+    {"quantization_config", "null"},
+    {"auto_map", "null"},
+    {"layer_types", "null"},
+    {"is_decoder", demo_any_value},
+    {"is_encoder_decoder", "false"},
+    {"max_position_embeddings", demo_any_value},
+    {"max_window_layers", demo_any_value},
+    {"initializer_range", demo_any_value},
+    {"use_cache", demo_any_value},
+    {"bos_token_id", demo_any_value},
+    {"eos_token_id", demo_any_value},
+    {"pad_token_id", demo_any_value},
+    {"id2label", demo_any_value},
+    {"label2id", demo_any_value},
+    {"problem_type", demo_any_value},
+    {"transformers_version", demo_any_value},
+    {"torch_dtype", demo_any_value},
+    {"dtype", demo_any_value},
+    {"_name_or_path", demo_any_value},
+    {"return_dict", demo_any_value},
+    {"output_hidden_states", demo_any_value},
+    {"output_attentions", demo_any_value},
+    {"torchscript", demo_any_value},
+    {"transformers.js_config", demo_any_value},
+    {"unsloth_fixed", demo_any_value},
+    {"unsloth_version", demo_any_value},
+    {"mean", demo_any_value},
+    {"std", demo_any_value},
+    {"value_head_prefix", demo_any_value}, /* of reward models; what the head is called is an
+                                              option */
 };
-static const demo_config_key demo_rope_keys[] = {{"rope_theta", demo_read_key}, {"rope_type", "\"default\""}, {"type", "\"default\""}, {"partial_rotary_factor", "1"}};
+
+static const demo_config_key demo_rope_keys[] = {{"rope_theta", demo_read_key},
+                                                 {"rope_type", "\"default\""},
+                                                 {"type", "\"default\""},
+                                                 {"partial_rotary_factor", "1"}};
 
 /* ---- config.json: Hugging Face's names ---- */
 
-static seqpar_status demo_save_config(const char *folder, const seqpar_llama_config *c, seqpar_error *error) {
+static seqpar_status demo_save_config(const char *folder, const seqpar_llama_config *c,
+                                      seqpar_error *error) {
     char path[4352], text[1024];
     snprintf(path, sizeof path, "%s/config.json", folder);
-    int size = snprintf(text, sizeof text,
-        "{\n  \"architectures\": [\"%s\"],\n%s  \"model_type\": \"llama\",\n  \"hidden_act\": \"silu\",\n"
-        "  \"num_hidden_layers\": %lld,\n  \"hidden_size\": %lld,\n  \"num_attention_heads\": %lld,\n"
-        "  \"num_key_value_heads\": %lld,\n  \"head_dim\": %lld,\n  \"intermediate_size\": %lld,\n  \"vocab_size\": %lld,\n"
+    int size = snprintf(
+        text, sizeof text,
+        "{\n  \"architectures\": [\"%s\"],\n%s  \"model_type\": \"llama\",\n  \"hidden_act\": "
+        "\"silu\",\n"
+        "  \"num_hidden_layers\": %lld,\n  \"hidden_size\": %lld,\n  \"num_attention_heads\": "
+        "%lld,\n"
+        "  \"num_key_value_heads\": %lld,\n  \"head_dim\": %lld,\n  \"intermediate_size\": "
+        "%lld,\n  \"vocab_size\": %lld,\n"
         "  \"rope_theta\": %.17g,\n  \"rms_norm_eps\": %.17g,\n  \"tie_word_embeddings\": %s,\n"
-        "  \"bos_token_id\": 256,\n  \"eos_token_id\": 257,\n  \"pad_token_id\": 258\n}\n", c->score ? "LlamaForSequenceClassification" : "LlamaForCausalLM", c->score ? "  \"num_labels\": 1,\n" : "",
-        (long long)c->layers, (long long)c->hidden, (long long)c->heads, (long long)c->kv_heads, (long long)c->head_dim,
-        (long long)c->intermediate, (long long)c->vocab, c->rope_theta, c->rms_eps, c->tied ? "true" : "false");
+        "  \"bos_token_id\": 256,\n  \"eos_token_id\": 257,\n  \"pad_token_id\": 258\n}\n",
+        c->score ? "LlamaForSequenceClassification" : "LlamaForCausalLM",
+        c->score ? "  \"num_labels\": 1,\n" : "", (long long)c->layers, (long long)c->hidden,
+        (long long)c->heads, (long long)c->kv_heads, (long long)c->head_dim,
+        (long long)c->intermediate, (long long)c->vocab, c->rope_theta, c->rms_eps,
+        c->tied ? "true" : "false");
     return seqpar_file_write_atomic(path, text, size, error);
 }
 
-typedef struct { const cJSON *json; const char *path, *of; seqpar_error *error; } demo_config_reader; /* of: "rope_parameters." inside that object */
+/* of: "rope_parameters." inside that object */
+typedef struct {
+    const cJSON *json;
+    const char *path, *of;
+    seqpar_error *error;
+} demo_config_reader;
 
 /* A value as it stands in the file, for a sentence. */
 static const char *demo_config_shown(char shown[64], const cJSON *item) {
@@ -70,28 +133,42 @@ static const cJSON *demo_config_item(const demo_config_reader *r, const char *ke
 }
 
 /* A positive whole number up to `most`; `otherwise`, unless that is 0, where there is none. */
-static int64_t demo_config_number(const demo_config_reader *r, const char *key, int64_t most, int64_t otherwise) {
+static int64_t demo_config_number(const demo_config_reader *r, const char *key, int64_t most,
+                                  int64_t otherwise) {
     const cJSON *item = demo_config_item(r, key);
     double x = cJSON_IsNumber(item) ? item->valuedouble : 0;
     char shown[64];
     if (!item && otherwise) return otherwise;
     if (x >= 1 && x <= (double)most && x == floor(x)) return (int64_t)x;
-    if (!item) seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT, "%s: \"%s\" is missing; it must be the config.json of a Llama model", r->path, key);
-    else seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT, "%s: \"%s\" is %s, but it must be a whole number from 1 to %lld", r->path, key, demo_config_shown(shown, item), (long long)most);
+    if (!item)
+        seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
+                    "%s: \"%s\" is missing; it must be the config.json of a Llama model",
+                    r->path, key);
+    else
+        seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
+                    "%s: \"%s\" is %s, but it must be a whole number from 1 to %lld", r->path,
+                    key, demo_config_shown(shown, item), (long long)most);
     return 1;
 }
+
 static double demo_config_real(const demo_config_reader *r, const char *key, double otherwise) {
     const cJSON *item = demo_config_item(r, key);
     char shown[64];
     if (!item) return otherwise;
     if (!cJSON_IsNumber(item) || !(item->valuedouble > 0) || !(item->valuedouble <= 1e300))
-        seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT, "%s: \"%s%s\" is %s, but it must be a number above 0, up to 1e300", r->path, r->of, key, demo_config_shown(shown, item));
+        seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
+                    "%s: \"%s%s\" is %s, but it must be a number above 0, up to 1e300", r->path,
+                    r->of, key, demo_config_shown(shown, item));
     return item->valuedouble;
 }
+
 static int demo_config_truth(const demo_config_reader *r, const char *key) {
     const cJSON *item = demo_config_item(r, key);
     char shown[64];
-    if (item && !cJSON_IsBool(item)) seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT, "%s: \"%s\" is %s, but it must be true or false", r->path, key, demo_config_shown(shown, item));
+    if (item && !cJSON_IsBool(item))
+        seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
+                    "%s: \"%s\" is %s, but it must be true or false", r->path, key,
+                    demo_config_shown(shown, item));
     return cJSON_IsTrue(item);
 }
 
@@ -104,22 +181,34 @@ static bool demo_config_allows(const char *value, const cJSON *item) {
 }
 
 /* Every key is one of the table and stands once, with a value that is understood. */
-static void demo_config_known(const demo_config_reader *r, const demo_config_key *keys, int count) {
+static void demo_config_known(const demo_config_reader *r, const demo_config_key *keys,
+                              int count) {
     char shown[64];
     for (const cJSON *item = r->json ? r->json->child : NULL; item; item = item->next) {
         int i = 0;
         while (i < count && strcmp(keys[i].key, item->string)) i++;
         if (i == count)
-            seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT, "%s: key \"%s%s\" (%s) is not known here, so the model may be computed otherwise than it is meant; take a plain Llama model, or remove the key if the numbers do not hang on it", r->path, r->of, item->string, demo_config_shown(shown, item));
+            seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
+                        "%s: key \"%s%s\" (%s) is not known here, so the model may be computed "
+                        "otherwise than it is meant; take a plain Llama model, or remove the "
+                        "key if the numbers do not hang on it",
+                        r->path, r->of, item->string, demo_config_shown(shown, item));
         else if (cJSON_GetObjectItemCaseSensitive(r->json, item->string) != item)
-            seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT, "%s: key \"%s%s\" stands there twice; remove one of them", r->path, r->of, item->string);
+            seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
+                        "%s: key \"%s%s\" stands there twice; remove one of them", r->path,
+                        r->of, item->string);
         else if (!demo_config_allows(keys[i].value, item))
-            seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT, "%s: \"%s%s\" is %s, but only %s can be computed here; take a plain Llama model", r->path, r->of, item->string, demo_config_shown(shown, item), keys[i].value);
+            seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
+                        "%s: \"%s%s\" is %s, but only %s can be computed here; take a plain "
+                        "Llama model",
+                        r->path, r->of, item->string, demo_config_shown(shown, item),
+                        keys[i].value);
         if (r->error->status) return;
     }
 }
 
-/* transformers 4 has "rope_theta", and "rope_scaling" null; transformers 5 has "rope_parameters" with both. */
+/* transformers 4 has "rope_theta", and "rope_scaling" null; transformers 5 has
+   "rope_parameters" with both. */
 static double demo_config_rope(const demo_config_reader *r) {
     static const char *const places[] = {"rope_scaling", "rope_parameters"};
     double theta = demo_config_real(r, "rope_theta", 0);
@@ -128,10 +217,19 @@ static double demo_config_rope(const demo_config_reader *r) {
         demo_config_reader inner = {demo_config_item(r, places[i]), r->path, of, r->error};
         snprintf(of, sizeof of, "%s.", places[i]);
         if (!inner.json) continue;
-        if (!cJSON_IsObject(inner.json)) seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT, "%s: \"%s\" is %s, but it must be null or an object of rope_type \"default\"", r->path, places[i], demo_config_shown(shown, inner.json));
-        else demo_config_known(&inner, demo_rope_keys, (int)(sizeof demo_rope_keys / sizeof *demo_rope_keys));
+        if (!cJSON_IsObject(inner.json))
+            seqpar_fail(
+                r->error, SEQPAR_ERR_FILE_FORMAT,
+                "%s: \"%s\" is %s, but it must be null or an object of rope_type \"default\"",
+                r->path, places[i], demo_config_shown(shown, inner.json));
+        else
+            demo_config_known(&inner, demo_rope_keys,
+                              (int)(sizeof demo_rope_keys / sizeof *demo_rope_keys));
         double its = demo_config_real(&inner, "rope_theta", theta);
-        if (theta > 0 && (its < theta || its > theta)) seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT, "%s: rope_theta is %g and %srope_theta %g; remove one of them", r->path, theta, of, its);
+        if (theta > 0 && (its < theta || its > theta))
+            seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
+                        "%s: rope_theta is %g and %srope_theta %g; remove one of them", r->path,
+                        theta, of, its);
         theta = its;
     }
     return theta > 0 ? theta : 10000.0;
@@ -139,27 +237,41 @@ static double demo_config_rope(const demo_config_reader *r) {
 
 /* What the makers call the model. */
 static void demo_config_kind(const demo_config_reader *r) {
-    const cJSON *type = demo_config_item(r, "model_type"), *list = demo_config_item(r, "architectures"), *first = cJSON_IsArray(list) ? list->child : NULL;
+    const cJSON *type = demo_config_item(r, "model_type"),
+                *list = demo_config_item(r, "architectures"),
+                *first = cJSON_IsArray(list) ? list->child : NULL;
     const char *name = cJSON_IsString(first) && !first->next ? first->valuestring : "";
     char shown[64];
     if (!cJSON_IsString(type) || strcmp(type->valuestring, "llama"))
-        seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT, "%s: \"model_type\" is %s, but only \"llama\" can be computed here; take a plain Llama model", r->path, type ? demo_config_shown(shown, type) : "missing");
-    if (list && strcmp(name, "LlamaForCausalLM") && strcmp(name, "LlamaForSequenceClassification"))
-        seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT, "%s: \"architectures\" is %s, but only [\"LlamaForCausalLM\"] or [\"LlamaForSequenceClassification\"] can be computed here", r->path, demo_config_shown(shown, list));
+        seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
+                    "%s: \"model_type\" is %s, but only \"llama\" can be computed here; take a "
+                    "plain Llama model",
+                    r->path, type ? demo_config_shown(shown, type) : "missing");
+    if (list && strcmp(name, "LlamaForCausalLM") &&
+        strcmp(name, "LlamaForSequenceClassification"))
+        seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
+                    "%s: \"architectures\" is %s, but only [\"LlamaForCausalLM\"] or "
+                    "[\"LlamaForSequenceClassification\"] can be computed here",
+                    r->path, demo_config_shown(shown, list));
 }
 
 static void demo_config_read(const demo_config_reader *r, seqpar_llama_config *c) {
     const cJSON *window = demo_config_item(r, "sliding_window");
     char shown[64];
     demo_config_kind(r);
-    demo_config_known(r, demo_config_keys, (int)(sizeof demo_config_keys / sizeof *demo_config_keys));
+    demo_config_known(r, demo_config_keys,
+                      (int)(sizeof demo_config_keys / sizeof *demo_config_keys));
     if (window && !cJSON_IsFalse(demo_config_item(r, "use_sliding_window")))
-        seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT, "%s: \"sliding_window\" is %s, but only null, or \"use_sliding_window\": false beside it, can be computed here; take a plain Llama model", r->path, demo_config_shown(shown, window));
+        seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
+                    "%s: \"sliding_window\" is %s, but only null, or \"use_sliding_window\": "
+                    "false beside it, can be computed here; take a plain Llama model",
+                    r->path, demo_config_shown(shown, window));
     c->layers = demo_config_number(r, "num_hidden_layers", SEQPAR_MAX_LAYERS, 0);
     c->hidden = demo_config_number(r, "hidden_size", SEQPAR_MAX_WIDTH, 0);
     c->heads = demo_config_number(r, "num_attention_heads", SEQPAR_MAX_WIDTH, 0);
     c->kv_heads = demo_config_number(r, "num_key_value_heads", SEQPAR_MAX_WIDTH, c->heads);
-    c->head_dim = demo_config_number(r, "head_dim", SEQPAR_MAX_WIDTH, c->hidden / c->heads + !(c->hidden / c->heads));
+    c->head_dim = demo_config_number(r, "head_dim", SEQPAR_MAX_WIDTH,
+                                     c->hidden / c->heads + !(c->hidden / c->heads));
     c->intermediate = demo_config_number(r, "intermediate_size", SEQPAR_MAX_WIDTH, 0);
     c->vocab = demo_config_number(r, "vocab_size", SEQPAR_MAX_VOCAB, 0);
     c->rms_eps = demo_config_real(r, "rms_norm_eps", 1e-6);
@@ -167,25 +279,36 @@ static void demo_config_read(const demo_config_reader *r, seqpar_llama_config *c
     c->rope_theta = demo_config_rope(r);
 }
 
-/* The object in a folder's config.json, for cJSON_Delete; NULL with the error set. path (size) becomes the file's. */
-static cJSON *demo_config_open(const char *folder, char *path, size_t room, seqpar_error *error) {
+/* The object in a folder's config.json, for cJSON_Delete; NULL with the error set. path
+   (size) becomes the file's. */
+static cJSON *demo_config_open(const char *folder, char *path, size_t room,
+                               seqpar_error *error) {
     const char *why;
     size_t size;
     snprintf(path, room, "%s/config.json", folder);
     char *text = demo_read_whole(path, DEMO_CONFIG_BYTES, &size, &why);
     if (!text) {
-        seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "%s cannot be read: %s; give a folder with a Llama model", path, why);
+        seqpar_fail(error, SEQPAR_ERR_FILE_OPEN,
+                    "%s cannot be read: %s; give a folder with a Llama model", path, why);
         return NULL;
     }
     const char *end = text;
     cJSON *json = cJSON_ParseWithLengthOpts(text, size, &end, false);
-    if (json && (!cJSON_IsObject(json) || end + strspn(end, " \t\r\n") < text + size)) { cJSON_Delete(json); json = NULL; }
-    if (!json) seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%s: no JSON object {...} from byte %lld of %lld on; it must be the config.json of a Llama model", path, (long long)(end - text), (long long)size);
+    if (json && (!cJSON_IsObject(json) || end + strspn(end, " \t\r\n") < text + size)) {
+        cJSON_Delete(json);
+        json = NULL;
+    }
+    if (!json)
+        seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
+                    "%s: no JSON object {...} from byte %lld of %lld on; it must be the "
+                    "config.json of a Llama model",
+                    path, (long long)(end - text), (long long)size);
     free(text);
     return json;
 }
 
-static seqpar_status demo_load_config(const char *folder, seqpar_llama_config *c, seqpar_error *error) {
+static seqpar_status demo_load_config(const char *folder, seqpar_llama_config *c,
+                                      seqpar_error *error) {
     char path[4352];
     cJSON *json = demo_config_open(folder, path, sizeof path, error);
     demo_config_reader r = {json, path, "", error};
@@ -194,13 +317,17 @@ static seqpar_status demo_load_config(const char *folder, seqpar_llama_config *c
     return error->status;
 }
 
-/* The longest text its makers meant it for, 0 where that is not said: beyond it positions are new to the model, but nothing fails. */
+/* The longest text its makers meant it for, 0 where that is not said: beyond it positions
+   are new to the model, but nothing fails. */
 static int64_t demo_config_positions(const char *folder) {
     char path[4352];
     seqpar_error ignored = {0};
     cJSON *json = demo_config_open(folder, path, sizeof path, &ignored);
     const cJSON *most = cJSON_GetObjectItemCaseSensitive(json, "max_position_embeddings");
-    double positions = cJSON_IsNumber(most) && most->valuedouble >= 1 && most->valuedouble < 9e15 ? most->valuedouble : 0;
+    double positions = cJSON_IsNumber(most) && most->valuedouble >= 1 &&
+                               most->valuedouble < 9e15
+                           ? most->valuedouble
+                           : 0;
     cJSON_Delete(json);
     return (int64_t)positions;
 }
@@ -208,17 +335,26 @@ static int64_t demo_config_positions(const char *folder) {
 /* ---- model.safetensors: no tensor that the model does not take ---- */
 
 /* Weights in another form than one model.safetensors. */
-static seqpar_status demo_weights_form(const char *folder, const char *path, seqpar_error *error) {
+static seqpar_status demo_weights_form(const char *folder, const char *path,
+                                       seqpar_error *error) {
     static const char *const forms[][2] = {
-        {"model.safetensors.index.json", "is a model in several files, and one is read here; load it with transformers and save it with save_pretrained(..., max_shard_size=\"1000GB\")"},
-        {"pytorch_model.bin", "is a model in PyTorch's pickle format, which is not read here; load it with transformers and save it with save_pretrained(..., safe_serialization=True)"},
-        {"pytorch_model.bin.index.json", "is a model in PyTorch's pickle format, which is not read here; load it with transformers and save it with save_pretrained(..., max_shard_size=\"1000GB\")"},
-        {"adapter_config.json", "is an adapter without the model it belongs to; merge the two with peft's merge_and_unload and save the result"},
+        {"model.safetensors.index.json",
+         "is a model in several files, and one is read here; load it with transformers and "
+         "save it with save_pretrained(..., max_shard_size=\"1000GB\")"},
+        {"pytorch_model.bin",
+         "is a model in PyTorch's pickle format, which is not read here; load it with "
+         "transformers and save it with save_pretrained(..., safe_serialization=True)"},
+        {"pytorch_model.bin.index.json",
+         "is a model in PyTorch's pickle format, which is not read here; load it with "
+         "transformers and save it with save_pretrained(..., max_shard_size=\"1000GB\")"},
+        {"adapter_config.json", "is an adapter without the model it belongs to; merge the two "
+                                "with peft's merge_and_unload and save the result"},
     };
     char other[4352];
     for (size_t i = 0; access(path, F_OK) && i < sizeof forms / sizeof *forms; i++) {
         snprintf(other, sizeof other, "%s/%s", folder, forms[i][0]);
-        if (!access(other, F_OK)) return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "%s %s", other, forms[i][1]);
+        if (!access(other, F_OK))
+            return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "%s %s", other, forms[i][1]);
     }
     return SEQPAR_OK;
 }
@@ -231,23 +367,41 @@ static bool demo_is_inv_freq(const char *name) {
 }
 
 /* A tied head that is in the file all the same must be the embedding. */
-static seqpar_status demo_same_table(seqpar_safetensors_file *file, const char *path, seqpar_error *error) {
+static seqpar_status demo_same_table(seqpar_safetensors_file *file, const char *path,
+                                     seqpar_error *error) {
     enum { PIECE = 4096 };
     static const char *const names[] = {"lm_head.weight", "model.embed_tokens.weight"};
-    const seqpar_safetensors_tensor *head = seqpar_safetensors_find(file, names[0]), *table = seqpar_safetensors_find(file, names[1]);
-    seqpar_status status = head && table && head->count == table->count ? SEQPAR_OK : seqpar_fail(error, SEQPAR_ERR_FILE_TENSOR, "%s: tensor \"%s\" has another shape than \"%s\", but config.json says that they are tied; set tie_word_embeddings to false", path, names[0], names[1]);
+    const seqpar_safetensors_tensor *head = seqpar_safetensors_find(file, names[0]);
+    const seqpar_safetensors_tensor *table = seqpar_safetensors_find(file, names[1]);
+    seqpar_status status =
+        head && table && head->count == table->count
+            ? SEQPAR_OK
+            : seqpar_fail(error, SEQPAR_ERR_FILE_TENSOR,
+                          "%s: tensor \"%s\" has another shape than \"%s\", but config.json "
+                          "says that they are tied; set tie_word_embeddings to false",
+                          path, names[0], names[1]);
     for (int64_t at = 0; !status && at < head->count; at += PIECE) {
         double values[2][PIECE];
-        seqpar_safetensors_part part = {NULL, at, head->count - at < PIECE ? head->count - at : (int64_t)PIECE, 1};
-        for (int i = 0; !status && i < 2; i++) { part.name = names[i]; status = seqpar_safetensors_read_f64(file, values[i], &part, error); }
+        seqpar_safetensors_part part = {
+            NULL, at, head->count - at < PIECE ? head->count - at : (int64_t)PIECE, 1};
+        for (int i = 0; !status && i < 2; i++) {
+            part.name = names[i];
+            status = seqpar_safetensors_read_f64(file, values[i], &part, error);
+        }
         if (!status && memcmp(values[0], values[1], (size_t)part.count * sizeof(double)))
-            status = seqpar_fail(error, SEQPAR_ERR_FILE_TENSOR, "%s: tensor \"%s\" is not equal to \"%s\", but config.json says that they are tied; set tie_word_embeddings to false, or remove the tensor", path, names[0], names[1]);
+            status = seqpar_fail(
+                error, SEQPAR_ERR_FILE_TENSOR,
+                "%s: tensor \"%s\" is not equal to \"%s\", but config.json says that they are "
+                "tied; set tie_word_embeddings to false, or remove the tensor",
+                path, names[0], names[1]);
     }
     return status;
 }
 
 /* Refuses a file with tensors that this model would leave unread. */
-static seqpar_status demo_refuse_foreign(const seqpar_llama *model, seqpar_safetensors_file *file, const char *path, seqpar_error *error) {
+static seqpar_status demo_refuse_foreign(const seqpar_llama *model,
+                                         seqpar_safetensors_file *file, const char *path,
+                                         seqpar_error *error) {
     for (int64_t i = 0; i < seqpar_safetensors_count(file); i++) {
         const char *name = seqpar_safetensors_at(file, i)->name;
         int64_t k = 0;
@@ -260,26 +414,36 @@ static seqpar_status demo_refuse_foreign(const seqpar_llama *model, seqpar_safet
             if (status) return status;
             continue;
         }
-        return seqpar_fail(error, SEQPAR_ERR_FILE_TENSOR, "%s: tensor \"%s\" is no part of this model and would be left unread; take a plain Llama model%s", path, name,
-                           model->config.score ? ", or name the head by --value_head_prefix" : "");
+        return seqpar_fail(
+            error, SEQPAR_ERR_FILE_TENSOR,
+            "%s: tensor \"%s\" is no part of this model and would be left unread; take a plain "
+            "Llama model%s",
+            path, name, model->config.score ? ", or name the head by --value_head_prefix" : "");
     }
     return SEQPAR_OK;
 }
 
 /* A model that gives rewards has learnt to: a new head would give noise. */
-static seqpar_status demo_head_there(const seqpar_llama *model, const char *folder, seqpar_error *error) {
+static seqpar_status demo_head_there(const seqpar_llama *model, const char *folder,
+                                     seqpar_error *error) {
     const char *head = model->tensors[model->tensor_count - 1].name;
     char path[4352];
     seqpar_safetensors_file *file = NULL;
     snprintf(path, sizeof path, "%s/model.safetensors", folder);
     seqpar_status status = seqpar_safetensors_open(&file, path, error);
-    if (!status && !seqpar_safetensors_find(file, head)) status = seqpar_fail(error, SEQPAR_ERR_FILE_TENSOR, "%s: there is no tensor \"%s\", so this is no reward model; give a folder that train_rm wrote, or name the head by --value_head_prefix", path, head);
+    if (!status && !seqpar_safetensors_find(file, head))
+        status = seqpar_fail(
+            error, SEQPAR_ERR_FILE_TENSOR,
+            "%s: there is no tensor \"%s\", so this is no reward model; give a folder that "
+            "train_rm wrote, or name the head by --value_head_prefix",
+            path, head);
     seqpar_safetensors_close(file);
     return status;
 }
 
 /* Before the weights of a folder are read. */
-static seqpar_status demo_check_weights(const seqpar_llama *model, const char *folder, seqpar_error *error) {
+static seqpar_status demo_check_weights(const seqpar_llama *model, const char *folder,
+                                        seqpar_error *error) {
     char path[4352];
     seqpar_safetensors_file *file = NULL;
     snprintf(path, sizeof path, "%s/model.safetensors", folder);

@@ -39,29 +39,43 @@ typedef struct {
 static const demo_known demo_known_options[] = {
 #include "options.inc"
 };
-enum { DEMO_KNOWN_COUNT = (int)(sizeof demo_known_options / sizeof demo_known_options[0]), DEMO_NAME_LIMIT = 96 };
 
-/* What the variable is: bool, int64_t, double, const char *, double[2]. Choices and lists of words are strings. */
+enum {
+    DEMO_KNOWN_COUNT = (int)(sizeof demo_known_options / sizeof demo_known_options[0]),
+    DEMO_NAME_LIMIT = 96
+};
+
+/* What the variable is: bool, int64_t, double, const char *, double[2]. Choices and lists of
+   words are strings. */
 typedef enum { DEMO_FLAG, DEMO_INT, DEMO_FLOAT, DEMO_STRING, DEMO_FLOATS2 } demo_type;
 
 typedef struct {
     double low, high; /* low == high allows everything */
     bool open;        /* low itself is not allowed */
 } demo_range;
-#define DEMO_ANY {0, 0, false}
-#define DEMO_AT_LEAST(low) {(low), HUGE_VAL, false}
-#define DEMO_ABOVE(low) {(low), HUGE_VAL, true}
-#define DEMO_BETWEEN(low, high) {(low), (high), false}
-#define DEMO_MOST 2147483647.0 /* of anything that is counted: lengths, positions and ids have 32 bits, and two such counts can be multiplied */
-#define DEMO_COUNT(low) {(low), DEMO_MOST, false}
+#define DEMO_ANY \
+    { 0, 0, false }
+#define DEMO_AT_LEAST(low) \
+    { (low), HUGE_VAL, false }
+#define DEMO_ABOVE(low) \
+    { (low), HUGE_VAL, true }
+#define DEMO_BETWEEN(low, high) \
+    { (low), (high), false }
+#define DEMO_MOST \
+    2147483647.0 /* of anything that is counted: lengths, positions and ids have 32 bits, and \
+                    two such counts can be multiplied */
+#define DEMO_COUNT(low) \
+    { (low), DEMO_MOST, false }
 
 typedef struct {
     const char *name;
     void *variable;
     demo_type type;
-    const char *fallback; /* the default, as the user would type it; NULL leaves false, 0 or NULL */
+    /* the default, as the user would type it; NULL leaves false, 0 or NULL */
+    const char *fallback;
     const char *help;
-    demo_range range; /* of numbers the user types; a default may lie outside, as -1 for "never" */
+    /* of numbers the user types; a default may lie outside, as -1 for "never" */
+    demo_range range;
 } demo_binding;
 
 typedef struct {
@@ -72,15 +86,15 @@ typedef struct {
     const char *program;
     bool help_wanted;
     bool typed[DEMO_KNOWN_COUNT]; /* what the user set, by the name that was typed */
-    char pool[8192];              /* texts that are in argv in another form: "0.9 0.95", a synonym */
+    /* texts that are in argv in another form: "0.9 0.95", a synonym */
+    char pool[8192];
     size_t pool_used;
     char *error;
     size_t error_size;
 } demo_options;
 
-__attribute__((format(printf, 2, 3)))
-static inline int demo_refuse(demo_options *options, const char *format, ...)
-{
+__attribute__((format(printf, 2, 3))) static inline int demo_refuse(demo_options *options,
+                                                                    const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(options->error, options->error_size, format, arguments);
@@ -89,8 +103,7 @@ static inline int demo_refuse(demo_options *options, const char *format, ...)
 }
 
 /* A copy of the text in the pool; NULL when that is full. */
-static inline char *demo_options_own(demo_options *options, const char *text, size_t length)
-{
+static inline char *demo_options_own(demo_options *options, const char *text, size_t length) {
     if (length >= sizeof options->pool - options->pool_used) return NULL;
     char *copy = (char *)memcpy(options->pool + options->pool_used, text, length);
     copy[length] = 0;
@@ -100,46 +113,43 @@ static inline char *demo_options_own(demo_options *options, const char *text, si
 
 /* ---- names ---- */
 
-static inline bool demo_same_letter(char a, char b) { return (a == '_' ? '-' : a) == (b == '_' ? '-' : b); }
+static inline bool demo_same_letter(char a, char b) {
+    return (a == '_' ? '-' : a) == (b == '_' ? '-' : b);
+}
 
-static inline bool demo_same_name(const char *a, const char *b)
-{
+static inline bool demo_same_name(const char *a, const char *b) {
     for (; *a && *b; a++, b++)
         if (!demo_same_letter(*a, *b)) return false;
     return *a == *b;
 }
 
-static inline bool demo_list_has(const char *commas, const char *word)
-{
+static inline bool demo_list_has(const char *commas, const char *word) {
     size_t length = strlen(word);
     for (const char *at = commas; *at; at += strcspn(at, ","), at += *at == ',')
         if (strcspn(at, ",") == length && !strncmp(at, word, length)) return true;
     return false;
 }
 
-static inline const demo_known *demo_known_find(const char *name)
-{
+static inline const demo_known *demo_known_find(const char *name) {
     for (int i = 0; i < DEMO_KNOWN_COUNT; i++)
         if (demo_same_name(demo_known_options[i].name, name)) return &demo_known_options[i];
     return NULL;
 }
 
 /* The entry that decides what a name does: itself, or what it is another spelling of. */
-static inline const demo_known *demo_known_target(const demo_known *known)
-{
+static inline const demo_known *demo_known_target(const demo_known *known) {
     return strncmp(known->role, "alias:", 6) ? known : demo_known_find(known->role + 6);
 }
 
-static inline const demo_binding *demo_binding_find(const demo_options *options, const char *name)
-{
+static inline const demo_binding *demo_binding_find(const demo_options *options,
+                                                    const char *name) {
     for (int i = 0; i < options->binding_count; i++)
         if (demo_same_name(options->bindings[i].name, name)) return &options->bindings[i];
     return NULL;
 }
 
 /* Levenshtein distance, keeping one row of the table; '-' and '_' are the same letter. */
-static inline int demo_edit_distance(const char *a, const char *b)
-{
+static inline int demo_edit_distance(const char *a, const char *b) {
     int row[DEMO_NAME_LIMIT + 1], b_length = (int)strnlen(b, DEMO_NAME_LIMIT);
     for (int j = 0; j <= b_length; j++) row[j] = j;
     for (; *a; a++) {
@@ -154,8 +164,7 @@ static inline int demo_edit_distance(const char *a, const char *b)
     return row[b_length];
 }
 
-static inline const demo_known *demo_known_nearest(const char *name, const char *tool)
-{
+static inline const demo_known *demo_known_nearest(const char *name, const char *tool) {
     const demo_known *nearest = NULL;
     int best = 1 + (int)strlen(name) / 2; /* farther than half the word is no typo */
     for (int i = 0; i < DEMO_KNOWN_COUNT; i++) {
@@ -169,8 +178,7 @@ static inline const demo_known *demo_known_nearest(const char *name, const char 
 
 /* ---- values: from text to variables ---- */
 
-static inline demo_type demo_type_of(const char *kind)
-{
+static inline demo_type demo_type_of(const char *kind) {
     static const char *const kinds[] = {"flag", "int", "float", "string", "floats2"};
     for (int i = 0; i < 5; i++)
         if (!strcmp(kind, kinds[i])) return (demo_type)i;
@@ -185,59 +193,74 @@ static inline int demo_truth(const char *text) /* 1, 0, or -1 for neither */
     return -1;
 }
 
-static inline bool demo_in_range(demo_range range, double value)
-{
+static inline bool demo_in_range(demo_range range, double value) {
     if (range.low == range.high) return true;
     return (range.open ? value > range.low : value >= range.low) && value <= range.high;
 }
 
-static inline bool demo_read_int(const char *text, int64_t *value)
-{
+static inline bool demo_read_int(const char *text, int64_t *value) {
     char *end;
     errno = 0;
     *value = strtoll(text, &end, 10);
     return !isspace((unsigned char)*text) && end != text && !*end && !errno;
 }
 
-static inline bool demo_read_float(const char *text, char stop, double *value)
-{
+static inline bool demo_read_float(const char *text, char stop, double *value) {
     char *end;
     *value = strtod(text, &end);
     return !isspace((unsigned char)*text) && end != text && *end == stop && isfinite(*value);
 }
 
-static inline bool demo_read_floats2(const char *text, double *pair)
-{
+static inline bool demo_read_floats2(const char *text, double *pair) {
     const char *comma = strchr(text, ',');
-    return comma && demo_read_float(text, ',', &pair[0]) && demo_read_float(comma + 1, 0, &pair[1]);
+    return comma && demo_read_float(text, ',', &pair[0]) &&
+           demo_read_float(comma + 1, 0, &pair[1]);
 }
 
-/* What a value of this kind must be, for messages: "a whole number of at least 1", "one of drop, cut". */
-static inline const char *demo_wanted(char *text, size_t size, const char *kind, demo_range range)
-{
-    static const char *const words[] = {"true or false", "a whole number", "a number", "text", "two numbers"}, *const finite[] = {"", "", "a finite number", "", "two finite numbers"};
+/* What a value of this kind must be, for messages: "a whole number of at least 1", "one of
+   drop, cut". */
+static inline const char *demo_wanted(char *text, size_t size, const char *kind,
+                                      demo_range range) {
+    static const char *const words[] = {"true or false", "a whole number", "a number", "text",
+                                        "two numbers"},
+                             *const finite[] = {"", "", "a finite number", "",
+                                                "two finite numbers"};
     demo_type type = demo_type_of(kind);
-    bool choice = !strncmp(kind, "choice:", 7), endless = range.low == range.high || range.high >= HUGE_VAL || range.low <= -HUGE_VAL;
-    size_t used = (size_t)snprintf(text, size, "%s", choice ? "one of" : (endless && *finite[type]) ? finite[type] : words[type]);
+    bool choice = !strncmp(kind, "choice:", 7),
+         endless = range.low == range.high || range.high >= HUGE_VAL || range.low <= -HUGE_VAL;
+    size_t used = (size_t)snprintf(text, size, "%s",
+                                   choice                       ? "one of"
+                                   : (endless && *finite[type]) ? finite[type]
+                                                                : words[type]);
     for (const char *at = kind + 6; choice && *at && used < size; at += strcspn(at, ",")) {
         const char *word = at + 1; /* behind the colon or a comma */
         const char *before = *at == ':' ? " " : ", ";
-        used += (size_t)snprintf(text + used, size - used, "%s%.*s", before, (int)strcspn(word, ",="), word);
+        used += (size_t)snprintf(text + used, size - used, "%s%.*s", before,
+                                 (int)strcspn(word, ",="), word);
         at = word;
     }
     if (choice || range.low == range.high) return text;
-    if (range.low <= -HUGE_VAL) snprintf(text + used, size - used, " up to %.15g", range.high);
-    else if (type == DEMO_INT && range.high >= HUGE_VAL) snprintf(text + used, size - used, " from %.15g to %lld", range.low, (long long)INT64_MAX);
-    else if (range.high < HUGE_VAL) snprintf(text + used, size - used, range.open ? " above %.15g, up to %.15g" : " from %.15g to %.15g", range.low, range.high);
-    else snprintf(text + used, size - used, range.open ? " above %.15g" : " of at least %.15g", range.low);
+    if (range.low <= -HUGE_VAL)
+        snprintf(text + used, size - used, " up to %.15g", range.high);
+    else if (type == DEMO_INT && range.high >= HUGE_VAL)
+        snprintf(text + used, size - used, " from %.15g to %lld", range.low,
+                 (long long)INT64_MAX);
+    else if (range.high < HUGE_VAL)
+        snprintf(text + used, size - used,
+                 range.open ? " above %.15g, up to %.15g" : " from %.15g to %.15g", range.low,
+                 range.high);
+    else
+        snprintf(text + used, size - used, range.open ? " above %.15g" : " of at least %.15g",
+                 range.low);
     return text;
 }
 
 /* Looks a word up in A=SYNONYM,B and returns a copy of the A it stands for, or NULL. */
-static inline const char *demo_choice_find(demo_options *options, const char *choices, const char *word)
-{
+static inline const char *demo_choice_find(demo_options *options, const char *choices,
+                                           const char *word) {
     size_t length = strlen(word);
-    for (const char *group = choices; *group; group += strcspn(group, ","), group += *group == ',')
+    for (const char *group = choices; *group;
+         group += strcspn(group, ","), group += *group == ',')
         for (const char *at = group;; at += strcspn(at, ",=") + 1) {
             size_t span = strcspn(at, ",=");
             if (span == length && !strncmp(at, word, span))
@@ -247,38 +270,43 @@ static inline const char *demo_choice_find(demo_options *options, const char *ch
     return NULL;
 }
 
-static inline bool demo_store_number(void *variable, demo_type type, const char *text, demo_range range)
-{
+static inline bool demo_store_number(void *variable, demo_type type, const char *text,
+                                     demo_range range) {
     int64_t whole = 0;
     double pair[2] = {0, 0};
-    bool read = type == DEMO_INT ? demo_read_int(text, &whole) : type == DEMO_FLOAT ? demo_read_float(text, 0, pair)
-                                                                                    : demo_read_floats2(text, pair);
+    bool read = type == DEMO_INT     ? demo_read_int(text, &whole)
+                : type == DEMO_FLOAT ? demo_read_float(text, 0, pair)
+                                     : demo_read_floats2(text, pair);
     if (type == DEMO_INT) pair[0] = (double)whole;
     if (type != DEMO_FLOATS2) pair[1] = pair[0];
     if (!read || !demo_in_range(range, pair[0]) || !demo_in_range(range, pair[1])) return false;
-    if (type == DEMO_INT) *(int64_t *)variable = whole;
-    else memcpy(variable, pair, type == DEMO_FLOAT ? sizeof(double) : sizeof pair);
+    if (type == DEMO_INT)
+        *(int64_t *)variable = whole;
+    else
+        memcpy(variable, pair, type == DEMO_FLOAT ? sizeof(double) : sizeof pair);
     return true;
 }
 
-static inline bool demo_store_word(demo_options *options, void *variable, const char *kind, const char *text)
-{
-    if (!strcmp(kind, "flag")) return *(bool *)variable = demo_truth(text) == 1, demo_truth(text) >= 0;
+static inline bool demo_store_word(demo_options *options, void *variable, const char *kind,
+                                   const char *text) {
+    if (!strcmp(kind, "flag"))
+        return *(bool *)variable = demo_truth(text) == 1, demo_truth(text) >= 0;
     bool choice = !strncmp(kind, "choice:", 7);
     const char *word = choice ? demo_choice_find(options, kind + 7, text) : text;
     return *(const char **)variable = word, word != NULL;
 }
 
-static inline int demo_store(demo_options *options, void *variable, const demo_known *typed, const char *text,
-                             demo_range range)
-{
+static inline int demo_store(demo_options *options, void *variable, const demo_known *typed,
+                             const char *text, demo_range range) {
     char wanted[256];
     demo_type type = demo_type_of(typed->kind);
-    bool stored = type == DEMO_FLAG || type == DEMO_STRING ? demo_store_word(options, variable, typed->kind, text)
-                                                           : demo_store_number(variable, type, text, range);
+    bool stored = type == DEMO_FLAG || type == DEMO_STRING
+                      ? demo_store_word(options, variable, typed->kind, text)
+                      : demo_store_number(variable, type, text, range);
     if (stored) return 0;
     demo_wanted(wanted, sizeof wanted, typed->kind, range);
-    return demo_refuse(options, "--%s is %s, but it must be %s", typed->name, *text ? text : "empty", wanted);
+    return demo_refuse(options, "--%s is %s, but it must be %s", typed->name,
+                       *text ? text : "empty", wanted);
 }
 
 /* ---- the walk over argv ---- */
@@ -289,75 +317,86 @@ typedef struct {
 } demo_walk;
 
 /* The next word if it is a value: -1 is one, --seed is not. */
-static inline const char *demo_walk_value(demo_walk *walk)
-{
+static inline const char *demo_walk_value(demo_walk *walk) {
     if (walk->at >= walk->count || !strncmp(walk->words[walk->at], "--", 2)) return NULL;
     return walk->words[walk->at++];
 }
 
-static inline const char *demo_walk_truth(demo_walk *walk)
-{
+static inline const char *demo_walk_truth(demo_walk *walk) {
     bool present = walk->at < walk->count && demo_truth(walk->words[walk->at]) >= 0;
     return present ? walk->words[walk->at++] : "true";
 }
 
 /* The words of one option as one text: "0.9 0.95" becomes "0.9,0.95". */
-static inline const char *demo_walk_join(demo_options *options, demo_walk *walk, const char *first, char glue,
-                                         int limit)
-{
+static inline const char *demo_walk_join(demo_options *options, demo_walk *walk,
+                                         const char *first, char glue, int limit) {
     char *joined = demo_options_own(options, first, strlen(first));
     for (const char *word; joined && --limit > 0 && (word = demo_walk_value(walk));) {
         if (!demo_options_own(options, word, strlen(word))) return NULL;
-        joined[strlen(joined)] = glue; /* texts lie side by side in the pool: this replaces the zero between them */
+        /* texts lie side by side in the pool: this replaces the zero between them */
+        joined[strlen(joined)] = glue;
     }
     return joined;
 }
 
 /* The value of one option as a single text, or NULL if it is missing. */
-static inline const char *demo_walk_collect(demo_options *options, demo_walk *walk, const char *kind,
-                                            const char *inlined)
-{
+static inline const char *demo_walk_collect(demo_options *options, demo_walk *walk,
+                                            const char *kind, const char *inlined) {
     if (!strcmp(kind, "flag")) return inlined ? inlined : demo_walk_truth(walk);
     const char *first = inlined ? inlined : demo_walk_value(walk);
     if (!strcmp(kind, "optional")) return first ? first : "true";
-    if (first && !strcmp(kind, "floats2") && !strchr(first, ',')) return demo_walk_join(options, walk, first, ',', 2);
-    if (first && !inlined && !strcmp(kind, "strings")) return demo_walk_join(options, walk, first, ' ', INT_MAX);
+    if (first && !strcmp(kind, "floats2") && !strchr(first, ','))
+        return demo_walk_join(options, walk, first, ',', 2);
+    if (first && !inlined && !strcmp(kind, "strings"))
+        return demo_walk_join(options, walk, first, ' ', INT_MAX);
     return first;
 }
 
-static inline int demo_options_missing(demo_options *options, const demo_walk *walk, const demo_known *typed)
-{
+static inline int demo_options_missing(demo_options *options, const demo_walk *walk,
+                                       const demo_known *typed) {
     char wanted[256];
     const char *next = walk->at < walk->count ? walk->words[walk->at] : "nothing";
     demo_wanted(wanted, sizeof wanted, typed->kind, (demo_range)DEMO_ANY);
     if (sizeof options->pool - options->pool_used < 256)
         return demo_refuse(options, "--%s: too many words", typed->name);
-    return demo_refuse(options, "--%s needs a value (%s), but %s follows", typed->name, wanted, next);
+    return demo_refuse(options, "--%s needs a value (%s), but %s follows", typed->name, wanted,
+                       next);
 }
 
-static inline int demo_options_unknown(demo_options *options, const char *name)
-{
+static inline int demo_options_unknown(demo_options *options, const char *name) {
     const demo_known *nearest = demo_known_nearest(name, options->tool);
     if (!nearest) return demo_refuse(options, "unknown option --%s (--help lists all)", name);
-    return demo_refuse(options, "unknown option --%s; did you mean --%s? (--help lists all)", name, nearest->name);
+    return demo_refuse(options, "unknown option --%s; did you mean --%s? (--help lists all)",
+                       name, nearest->name);
 }
 
 /* An option of other trainers: of which, and what its part is called here. */
-static inline int demo_options_elsewhere(demo_options *options, const demo_known *typed)
-{
-    static const char *const here[] = {"sft", "dpo", "rm", "kto", "ppo"}; /* options.tsv knows more: those of other projects */
-    static const char *const parts[][2] = {{"dataset", "prompt_data"}, {"prompt_data", "dataset"}, {"learning_rate", "actor_learning_rate"}, {"actor_learning_rate", "learning_rate"}, {"output_key", "label_key"}};
+static inline int demo_options_elsewhere(demo_options *options, const demo_known *typed) {
+    /* options.tsv knows more: those of other projects */
+    static const char *const here[] = {"sft", "dpo", "rm", "kto", "ppo"};
+    static const char *const parts[][2] = {{"dataset", "prompt_data"},
+                                           {"prompt_data", "dataset"},
+                                           {"learning_rate", "actor_learning_rate"},
+                                           {"actor_learning_rate", "learning_rate"},
+                                           {"output_key", "label_key"}};
     char tools[64] = "", instead[DEMO_NAME_LIMIT + 16] = "";
     for (size_t i = 0; i < sizeof here / sizeof *here; i++)
-        if (demo_list_has(typed->tools, here[i])) snprintf(tools + strlen(tools), sizeof tools - strlen(tools), "%s%s", *tools ? "," : "", here[i]);
+        if (demo_list_has(typed->tools, here[i]))
+            snprintf(tools + strlen(tools), sizeof tools - strlen(tools), "%s%s",
+                     *tools ? "," : "", here[i]);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
-        if (!strcmp(parts[i][0], demo_known_target(typed)->name) && demo_binding_find(options, parts[i][1])) snprintf(instead, sizeof instead, ", give --%s", parts[i][1]);
-    if (!*tools) return demo_refuse(options, "--%s is an option of %s, which is not here; leave it out", typed->name, typed->tools);
-    return demo_refuse(options, "--%s is an option of %s; this is %s%s", typed->name, tools, options->tool, instead);
+        if (!strcmp(parts[i][0], demo_known_target(typed)->name) &&
+            demo_binding_find(options, parts[i][1]))
+            snprintf(instead, sizeof instead, ", give --%s", parts[i][1]);
+    if (!*tools)
+        return demo_refuse(options, "--%s is an option of %s, which is not here; leave it out",
+                           typed->name, typed->tools);
+    return demo_refuse(options, "--%s is an option of %s; this is %s%s", typed->name, tools,
+                       options->tool, instead);
 }
 
-static inline int demo_options_named(demo_options *options, demo_walk *walk, const char *name, const char *inlined)
-{
+static inline int demo_options_named(demo_options *options, demo_walk *walk, const char *name,
+                                     const char *inlined) {
     const demo_known *typed = demo_known_find(name);
     if (!typed) return demo_options_unknown(options, name);
     if (!demo_list_has(typed->tools, options->tool))
@@ -367,35 +406,45 @@ static inline int demo_options_named(demo_options *options, demo_walk *walk, con
     options->typed[typed - demo_known_options] = true;
     const demo_known *target = demo_known_target(typed);
     double scratch[2]; /* even where a good value does nothing, a senseless one is refused */
-    if (!strcmp(target->role, "noeffect")) return demo_store(options, scratch, typed, text, (demo_range)DEMO_ANY);
+    if (!strcmp(target->role, "noeffect"))
+        return demo_store(options, scratch, typed, text, (demo_range)DEMO_ANY);
     const demo_binding *binding = demo_binding_find(options, target->name);
-    if (!binding) return demo_refuse(options, "--%s is known, but this program does not serve it yet", typed->name);
-    if (binding->type == DEMO_STRING && !*text) return demo_refuse(options, "--%s is empty; give it a value or leave it out", typed->name); /* a shell variable that is not set, say */
+    if (!binding)
+        return demo_refuse(options, "--%s is known, but this program does not serve it yet",
+                           typed->name);
+    /* a shell variable that is not set, say */
+    if (binding->type == DEMO_STRING && !*text)
+        return demo_refuse(options, "--%s is empty; give it a value or leave it out",
+                           typed->name);
     return demo_store(options, binding->variable, typed, text, binding->range);
 }
 
-static inline int demo_options_next(demo_options *options, demo_walk *walk)
-{
+static inline int demo_options_next(demo_options *options, demo_walk *walk) {
     const char *word = walk->words[walk->at++];
     char name[DEMO_NAME_LIMIT] = "";
     if (!strcmp(word, "-h") || !strcmp(word, "--help")) return options->help_wanted = true, 0;
     if (strncmp(word, "--", 2))
-        return demo_refuse(options, "stray word %s; options start with -- (--help lists all)", word);
+        return demo_refuse(options, "stray word %s; options start with -- (--help lists all)",
+                           word);
     size_t length = strcspn(word + 2, "=");
     memcpy(name, word + 2, length < sizeof name ? length : sizeof name - 1);
-    return demo_options_named(options, walk, name, word[2 + length] ? word + 2 + length + 1 : NULL);
+    return demo_options_named(options, walk, name,
+                              word[2 + length] ? word + 2 + length + 1 : NULL);
 }
 
-static inline int demo_options_defaults(demo_options *options)
-{
-    static const size_t sizes[] = {sizeof(bool), sizeof(int64_t), sizeof(double), sizeof(char *), 2 * sizeof(double)};
+static inline int demo_options_defaults(demo_options *options) {
+    static const size_t sizes[] = {sizeof(bool), sizeof(int64_t), sizeof(double),
+                                   sizeof(char *), 2 * sizeof(double)};
     for (int i = 0; i < options->binding_count; i++) {
         const demo_binding *b = &options->bindings[i];
         const demo_known *known = demo_known_find(b->name);
         if (!known || demo_type_of(known->kind) != b->type)
-            return demo_refuse(options, "--%s is not in options.tsv with the type it is bound as", b->name);
+            return demo_refuse(
+                options, "--%s is not in options.tsv with the type it is bound as", b->name);
         memset(b->variable, 0, sizes[b->type]);
-        if (b->fallback && demo_store(options, b->variable, known, b->fallback, (demo_range)DEMO_ANY)) return -1;
+        if (b->fallback &&
+            demo_store(options, b->variable, known, b->fallback, (demo_range)DEMO_ANY))
+            return -1;
     }
     return 0;
 }
@@ -404,8 +453,8 @@ static inline int demo_options_defaults(demo_options *options)
 
 /* Sets every bound variable to its default, then to what argv says; the last mention wins. Stops at --help or -h with
  * help_wanted set. Returns 0, or -1 with one sentence in error. */
-static inline int demo_options_parse(demo_options *options, int argc, char **argv, char *error, size_t error_size)
-{
+static inline int demo_options_parse(demo_options *options, int argc, char **argv, char *error,
+                                     size_t error_size) {
     demo_walk walk = {argv, argc, 1};
     const char *slash = strrchr(argv[0], '/');
     options->program = slash ? slash + 1 : argv[0];
@@ -418,17 +467,16 @@ static inline int demo_options_parse(demo_options *options, int argc, char **arg
 }
 
 /* True if the user set the option, by whatever name. */
-static inline bool demo_options_given(const demo_options *options, const char *name)
-{
+static inline bool demo_options_given(const demo_options *options, const char *name) {
     const demo_known *wanted = demo_known_find(name);
     for (int i = 0; i < DEMO_KNOWN_COUNT; i++)
-        if (options->typed[i] && demo_known_target(&demo_known_options[i]) == wanted) return true;
+        if (options->typed[i] && demo_known_target(&demo_known_options[i]) == wanted)
+            return true;
     return false;
 }
 
 /* One line about accepted options that do nothing; silent if there were none. */
-static inline void demo_options_print_ignored(const demo_options *options, FILE *out)
-{
+static inline void demo_options_print_ignored(const demo_options *options, FILE *out) {
     bool any = false;
     for (int i = 0; i < DEMO_KNOWN_COUNT; i++) {
         const demo_known *known = &demo_known_options[i], *target = demo_known_target(known);
@@ -439,50 +487,61 @@ static inline void demo_options_print_ignored(const demo_options *options, FILE 
     if (any) fputc('\n', out);
 }
 
-static inline void demo_help_others(const demo_options *options, FILE *out, bool acting)
-{
+static inline void demo_help_others(const demo_options *options, FILE *out, bool acting) {
     fprintf(out, acting ? "\nother names for these:\n" : "\naccepted, without effect here:\n");
     for (int i = 0; i < DEMO_KNOWN_COUNT; i++) {
         const demo_known *known = &demo_known_options[i], *target = demo_known_target(known);
         bool acts = !strcmp(target->role, "real");
-        if (acts != acting || (acts && known == target) || !demo_list_has(known->tools, options->tool)) continue;
-        fprintf(out, "  --%-36s %s%s\n", known->name, acts ? "= --" : "", acts ? target->name : target->note);
+        if (acts != acting || (acts && known == target) ||
+            !demo_list_has(known->tools, options->tool))
+            continue;
+        fprintf(out, "  --%-36s %s%s\n", known->name, acts ? "= --" : "",
+                acts ? target->name : target->note);
     }
 }
 
-/* Everything there is to type: bound options with default and meaning, other spellings, names without effect. */
-static inline void demo_options_help(const demo_options *options, FILE *out)
-{
+/* Everything there is to type: bound options with default and meaning, other spellings,
+   names without effect. */
+static inline void demo_options_help(const demo_options *options, FILE *out) {
     static const char *const value[] = {"", "N", "X", "TEXT", "X X"};
     char wanted[256];
-    fprintf(out, "usage: %s [--name value | --name=value]...   (in names, - and _ are the same)\n\n", options->program);
+    fprintf(out,
+            "usage: %s [--name value | --name=value]...   (in names, - and _ are the same)\n\n",
+            options->program);
     for (int i = 0; i < options->binding_count; i++) {
         const demo_binding *b = &options->bindings[i];
-        const char *kind = demo_known_find(b->name)->kind, *none = b->type == DEMO_FLAG ? "false" : "none";
-        fprintf(out, "  --%-24s %-4s [%s] %s", b->name, value[b->type], b->fallback ? b->fallback : none, b->help);
-        if (!strncmp(kind, "choice:", 7)) fprintf(out, "; %s", demo_wanted(wanted, sizeof wanted, kind, b->range));
+        const char *kind = demo_known_find(b->name)->kind;
+        const char *none = b->type == DEMO_FLAG ? "false" : "none";
+        fprintf(out, "  --%-24s %-4s [%s] %s", b->name, value[b->type],
+                b->fallback ? b->fallback : none, b->help);
+        if (!strncmp(kind, "choice:", 7))
+            fprintf(out, "; %s", demo_wanted(wanted, sizeof wanted, kind, b->range));
         fputc('\n', out);
     }
     demo_help_others(options, out, true);
     demo_help_others(options, out, false);
 }
 
-/* Holds the bindings against options.tsv: every one real and for this tool, none left out. For a trainer's tests. */
-static inline int demo_options_check(demo_options *options, char *error, size_t error_size)
-{
+/* Holds the bindings against options.tsv: every one real and for this tool, none left out.
+   For a trainer's tests. */
+static inline int demo_options_check(demo_options *options, char *error, size_t error_size) {
     options->error = error;
     options->error_size = error_size;
     for (int i = 0; i < options->binding_count; i++) {
         const char *name = options->bindings[i].name;
         const demo_known *known = demo_known_find(name);
-        if (!known || strcmp(known->role, "real") || !demo_list_has(known->tools, options->tool))
-            return demo_refuse(options, "--%s is bound, but not real for %s in options.tsv", name, options->tool);
+        if (!known || strcmp(known->role, "real") ||
+            !demo_list_has(known->tools, options->tool))
+            return demo_refuse(options, "--%s is bound, but not real for %s in options.tsv",
+                               name, options->tool);
     }
     for (int i = 0; i < DEMO_KNOWN_COUNT; i++) {
         const char *name = demo_known_options[i].name;
         bool served = demo_list_has(demo_known_options[i].tools, options->tool);
-        if (served && !strcmp(demo_known_options[i].role, "real") && !demo_binding_find(options, name))
-            return demo_refuse(options, "--%s is not bound, but real for %s in options.tsv", name, options->tool);
+        if (served && !strcmp(demo_known_options[i].role, "real") &&
+            !demo_binding_find(options, name))
+            return demo_refuse(options, "--%s is not bound, but real for %s in options.tsv",
+                               name, options->tool);
     }
     return 0;
 }
@@ -491,17 +550,24 @@ static inline int demo_options_check(demo_options *options, char *error, size_t 
 
 /* What --sequence_parallel_mode (360-LLaMA-Factory) or --ring_attn_func (axolotl) means here. varlen_zigzag deals each
  * document by itself, batch_zigzag the whole row. layout and schedule hold what was said before, or NULL; a contradiction is refused. name may be NULL. */
-static inline int demo_placement_settle(const char **layout, const char **schedule, const char *name, char *error,
-                                        size_t size)
-{
+static inline int demo_placement_settle(const char **layout, const char **schedule,
+                                        const char *name, char *error, size_t size) {
     if (!name) return 0;
-    const char *its_layout = strstr(name, "varlen_zigzag") ? "zigzag-doc" : strstr(name, "zigzag") ? "zigzag" : strstr(name, "stripe") ? "stripe" : "contiguous";
+    const char *its_layout = strstr(name, "varlen_zigzag") ? "zigzag-doc"
+                             : strstr(name, "zigzag")      ? "zigzag"
+                             : strstr(name, "stripe")      ? "stripe"
+                                                           : "contiguous";
     const char *its_schedule = strstr(name, "llama3") ? "llama3" : "ring";
-    bool clash = (*layout && strcmp(*layout, its_layout)) || (*schedule && strcmp(*schedule, its_schedule));
+    bool clash = (*layout && strcmp(*layout, its_layout)) ||
+                 (*schedule && strcmp(*schedule, its_schedule));
     if (clash)
-        snprintf(error, size, "%s means --layout %s --schedule %s, but another option says %s %s; drop one of them",
-                 name, its_layout, its_schedule, *layout ? *layout : "", *schedule ? *schedule : "");
-    else *layout = its_layout, *schedule = its_schedule;
+        snprintf(error, size,
+                 "%s means --layout %s --schedule %s, but another option says %s %s; drop one "
+                 "of them",
+                 name, its_layout, its_schedule, *layout ? *layout : "",
+                 *schedule ? *schedule : "");
+    else
+        *layout = its_layout, *schedule = its_schedule;
     return clash ? -1 : 0;
 }
 

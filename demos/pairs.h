@@ -24,8 +24,10 @@
 #include "data.h"
 
 typedef struct {
-    demo_data_options data;   /* of which input_template, max_len, cut_long, max_samples and vocab_size count */
-    const char *prompt_key;   /* NULL: chosen and rejected hold the prompt, and input_template is not used */
+    /* of which input_template, max_len, cut_long, max_samples and vocab_size count */
+    demo_data_options data;
+    /* NULL: chosen and rejected hold the prompt, and input_template is not used */
+    const char *prompt_key;
     const char *chosen_key;   /* NULL: "chosen" */
     const char *rejected_key; /* NULL: "rejected" */
     const char *margin_key;   /* NULL: "margin" */
@@ -40,7 +42,9 @@ typedef struct {
 /* read = kept + dropped_long; the others are among the kept. */
 typedef struct {
     int64_t read, dropped_long, cut;
-    int64_t identical;      /* chosen is rejected: nothing to prefer, gradient 0 in most objectives; evaluations leave them out */
+    /* chosen is rejected: nothing to prefer, gradient 0 in most objectives; evaluations
+       leave them out */
+    int64_t identical;
     int64_t two_prompts;    /* whole ids whose halves do not begin alike */
     int64_t without_margin; /* though margins are asked for: 0 */
 } demo_pair_counts;
@@ -53,8 +57,9 @@ typedef struct {
 } demo_pair_set;
 
 typedef struct {
-    demo_data_options data; /* of which input_key, output_key (NULL: "output") and those of pairs count */
-    const char *label_key;  /* NULL: "label" */
+    /* of which input_key, output_key (NULL: "output") and those of pairs count */
+    demo_data_options data;
+    const char *label_key; /* NULL: "label" */
 } demo_labelled_options;
 
 typedef struct {
@@ -77,13 +82,11 @@ typedef struct {
 
 /* ---- prompt and response ---- */
 
-static inline bool demo_json_has(const cJSON *record, const char *key)
-{
+static inline bool demo_json_has(const cJSON *record, const char *key) {
     return cJSON_GetObjectItemCaseSensitive(record, key) != NULL;
 }
 
-static inline void demo_record_respond(demo_record *record, const char *response)
-{
+static inline void demo_record_respond(demo_record *record, const char *response) {
     record->prompt_tokens = record->document.tokens;
     record->ends_in_eos = true;
     demo_push_text(&record->document, response, strlen(response), true);
@@ -91,22 +94,23 @@ static inline void demo_record_respond(demo_record *record, const char *response
 }
 
 /* Ids carry no mark between prompt and response but the first supervised token. */
-static inline int demo_record_find_response(demo_record *record, const demo_reader *reader, const char *ids)
-{
+static inline int demo_record_find_response(demo_record *record, const demo_reader *reader,
+                                            const char *ids) {
     const demo_document *document = &record->document;
     int64_t t = 0;
     while (t < document->tokens && !document->loss_mask[t]) t++;
     record->prompt_tokens = t;
     if (t < document->tokens) return 0;
-    return demo_wrong(reader, "\"%s\" leaves no response token in a document of %lld; give one or remove the line (the"
-                      " first token of a document does not count, nothing predicts it)", ids,
-                      (long long)document->tokens);
+    return demo_wrong(reader,
+                      "\"%s\" leaves no response token in a document of %lld; give one or "
+                      "remove the line (the"
+                      " first token of a document does not count, nothing predicts it)",
+                      ids, (long long)document->tokens);
 }
 
 /* Ids and labels of a prompt and a response in one list. */
-static inline int demo_record_whole_ids(demo_record *record, const demo_reader *reader, const cJSON *json,
-                                        const char *side)
-{
+static inline int demo_record_whole_ids(demo_record *record, const demo_reader *reader,
+                                        const cJSON *json, const char *side) {
     char ids[40], labels[40], mask[40];
     snprintf(ids, sizeof ids, "%sinput_ids", side);
     snprintf(labels, sizeof labels, "%slabels", side);
@@ -114,22 +118,29 @@ static inline int demo_record_whole_ids(demo_record *record, const demo_reader *
     if (!demo_json_has(json, ids))
         return demo_wrong(reader, "no key \"%s\"; both halves of a pair are needed", ids);
     if (!demo_json_has(json, labels) && !demo_json_has(json, mask))
-        return demo_wrong(reader, "no key \"%s\"; add it, with -100 for the tokens of \"%s\" that are the prompt",
-                          labels, ids);
-    return demo_record_ids(record, reader, json, side) ? -1 : demo_record_find_response(record, reader, ids);
+        return demo_wrong(
+            reader,
+            "no key \"%s\"; add it, with -100 for the tokens of \"%s\" that are the prompt",
+            labels, ids);
+    return demo_record_ids(record, reader, json, side)
+               ? -1
+               : demo_record_find_response(record, reader, ids);
 }
 
 /* A text that may be cut needs room for one token of the response and EOS. */
-static inline bool demo_response_fits(const demo_record *record, const demo_data_options *options)
-{
+static inline bool demo_response_fits(const demo_record *record,
+                                      const demo_data_options *options) {
     if (!options->max_len || record->document.tokens <= options->max_len) return true;
-    return options->cut_long && record->prompt_tokens + 1 + record->ends_in_eos <= options->max_len;
+    return options->cut_long &&
+           record->prompt_tokens + 1 + record->ends_in_eos <= options->max_len;
 }
 
-static inline int demo_response_given(const demo_reader *reader, const char *key, const char *response)
-{
+static inline int demo_response_given(const demo_reader *reader, const char *key,
+                                      const char *response) {
     if (*response) return 0;
-    return demo_wrong(reader, "\"%s\" is empty, but a response needs a token; fill it or remove the line", key);
+    return demo_wrong(
+        reader, "\"%s\" is empty, but a response needs a token; fill it or remove the line",
+        key);
 }
 
 /* ---- reading pairs ---- */
@@ -149,8 +160,7 @@ typedef struct {
 /* Bytes of the prompt that two texts begin with. As in TRL: a space before the difference belongs to the responses, and
  * where one text begins with all of the other, or is equal to it, the shorter keeps its last character as response. A
  * byte is a token, but a character is not torn. */
-static inline size_t demo_common_prompt(const char *one, const char *other)
-{
+static inline size_t demo_common_prompt(const char *one, const char *other) {
     size_t n = 0;
     while (one[n] && one[n] == other[n]) n++;
     bool differ = one[n] && other[n];
@@ -159,126 +169,135 @@ static inline size_t demo_common_prompt(const char *one, const char *other)
     return n && differ && one[n - 1] == ' ' ? n - 1 : n;
 }
 
-static inline void demo_pair_push_prompt(demo_pair_record *pair, const char *form, const char *prompt, size_t length)
-{
+static inline void demo_pair_push_prompt(demo_pair_record *pair, const char *form,
+                                         const char *prompt, size_t length) {
     demo_record *halves[] = {&pair->chosen, &pair->rejected};
     for (int i = 0; i < 2; i++) {
         demo_document *document = &halves[i]->document;
-        if (form) demo_push_prompt(document, form, prompt, false);
-        else demo_push(document, DEMO_BOS, false), demo_push_text(document, prompt, length, false);
+        if (form)
+            demo_push_prompt(document, form, prompt, false);
+        else
+            demo_push(document, DEMO_BOS, false),
+                demo_push_text(document, prompt, length, false);
     }
 }
 
-static inline int demo_pair_text(demo_pair_record *pair, const demo_reader *reader, const demo_pair_options *how,
-                                 const cJSON *json)
-{
+static inline int demo_pair_text(demo_pair_record *pair, const demo_reader *reader,
+                                 const demo_pair_options *how, const cJSON *json) {
     const char *keys[] = {how->chosen_key ? how->chosen_key : "chosen",
                           how->rejected_key ? how->rejected_key : "rejected"};
-    const char *prompt = how->prompt_key ? demo_json_text(reader, json, how->prompt_key, "prompt_key") : "";
+    const char *prompt = how->prompt_key
+                             ? demo_json_text(reader, json, how->prompt_key, "prompt_key")
+                             : "";
     const char *chosen = prompt ? demo_json_text(reader, json, keys[0], "chosen_key") : NULL;
-    const char *rejected = chosen ? demo_json_text(reader, json, keys[1], "rejected_key") : NULL;
-    if (!rejected || demo_text_allowed(reader) || demo_response_given(reader, keys[0], chosen) ||
+    const char *rejected = chosen ? demo_json_text(reader, json, keys[1], "rejected_key")
+                                  : NULL;
+    if (!rejected || demo_text_allowed(reader) ||
+        demo_response_given(reader, keys[0], chosen) ||
         demo_response_given(reader, keys[1], rejected))
         return -1;
     size_t shared = how->prompt_key ? 0 : demo_common_prompt(chosen, rejected);
-    if (how->prompt_key) demo_pair_push_prompt(pair, how->data.input_template, prompt, strlen(prompt));
-    else demo_pair_push_prompt(pair, NULL, chosen, shared);
+    if (how->prompt_key)
+        demo_pair_push_prompt(pair, how->data.input_template, prompt, strlen(prompt));
+    else
+        demo_pair_push_prompt(pair, NULL, chosen, shared);
     demo_record_respond(&pair->chosen, chosen + shared);
     demo_record_respond(&pair->rejected, rejected + shared);
     return 0;
 }
 
-static inline int demo_push_ids(demo_document *document, const demo_reader *reader, const cJSON *json, const char *key,
-                                bool supervised)
-{
+static inline int demo_push_ids(demo_document *document, const demo_reader *reader,
+                                const cJSON *json, const char *key, bool supervised) {
     demo_json_list ids;
     int64_t t = 0;
     if (demo_json_find_list(reader, json, "", key, &ids)) return -1;
     if (!ids.list)
-        return demo_wrong(reader, "no key \"%s\"; a pair of ids is \"prompt_ids\", \"chosen_ids\" and"
-                          " \"rejected_ids\"", key);
+        return demo_wrong(reader,
+                          "no key \"%s\"; a pair of ids is \"prompt_ids\", \"chosen_ids\" and"
+                          " \"rejected_ids\"",
+                          key);
     for (const cJSON *item = ids.list->child; item; item = item->next, t++) {
         int32_t id = 0;
-        if (demo_json_whole(reader, item, key, t, 0, demo_vocab(reader->options), &id)) return -1;
+        if (demo_json_whole(reader, item, key, t, 0, demo_vocab(reader->options), &id))
+            return -1;
         demo_push(document, id, supervised);
     }
     return 0;
 }
 
-static inline int demo_pair_half_ids(demo_record *record, const demo_reader *reader, const cJSON *json,
-                                     const char *response)
-{
+static inline int demo_pair_half_ids(demo_record *record, const demo_reader *reader,
+                                     const cJSON *json, const char *response) {
     if (demo_push_ids(&record->document, reader, json, "prompt_ids", false) ||
         demo_push_ids(&record->document, reader, json, response, true))
         return -1;
     return demo_record_find_response(record, reader, response);
 }
 
-static inline int demo_pair_ids(demo_pair_record *pair, const demo_reader *reader, const cJSON *json)
-{
+static inline int demo_pair_ids(demo_pair_record *pair, const demo_reader *reader,
+                                const cJSON *json) {
     return demo_pair_half_ids(&pair->chosen, reader, json, "chosen_ids") ||
                    demo_pair_half_ids(&pair->rejected, reader, json, "rejected_ids")
                ? -1
                : 0;
 }
 
-static inline int demo_pair_whole_ids(demo_pair_record *pair, const demo_reader *reader, const cJSON *json)
-{
+static inline int demo_pair_whole_ids(demo_pair_record *pair, const demo_reader *reader,
+                                      const cJSON *json) {
     return demo_record_whole_ids(&pair->chosen, reader, json, "chosen_") ||
                    demo_record_whole_ids(&pair->rejected, reader, json, "rejected_")
                ? -1
                : 0;
 }
 
-static inline int demo_pair_margin(demo_pair_record *pair, const demo_reader *reader, const demo_pair_options *how,
-                                   const cJSON *json)
-{
+static inline int demo_pair_margin(demo_pair_record *pair, const demo_reader *reader,
+                                   const demo_pair_options *how, const cJSON *json) {
     const char *key = how->margin_key ? how->margin_key : "margin";
     const cJSON *item = how->margins ? cJSON_GetObjectItemCaseSensitive(json, key) : NULL;
     pair->has_margin = item && !cJSON_IsNull(item);
     if (!pair->has_margin) return 0;
     if (!cJSON_IsNumber(item))
-        return demo_wrong(reader, "\"%s\" is %s, but a number is needed; or set --margin_key", key,
-                          demo_json_type(item));
+        return demo_wrong(reader, "\"%s\" is %s, but a number is needed; or set --margin_key",
+                          key, demo_json_type(item));
     if (!isfinite(item->valuedouble))
-        return demo_wrong(reader, "\"%s\" is %g, but a finite number is needed", key, item->valuedouble);
+        return demo_wrong(reader, "\"%s\" is %g, but a finite number is needed", key,
+                          item->valuedouble);
     pair->margin = item->valuedouble;
     return 0;
 }
 
-static inline int demo_pair_read(demo_pair_record *pair, const demo_reader *reader, const demo_pair_options *how,
-                                 const cJSON *json)
-{
+static inline int demo_pair_read(demo_pair_record *pair, const demo_reader *reader,
+                                 const demo_pair_options *how, const cJSON *json) {
     bool ids = demo_json_has(json, "prompt_ids") || demo_json_has(json, "chosen_ids") ||
                demo_json_has(json, "rejected_ids");
-    bool whole = demo_json_has(json, "chosen_input_ids") || demo_json_has(json, "rejected_input_ids");
+    bool whole = demo_json_has(json, "chosen_input_ids") ||
+                 demo_json_has(json, "rejected_input_ids");
     if (ids && whole)
-        return demo_wrong(reader, "ids in two forms, chosen_ids and chosen_input_ids; leave out one of them");
+        return demo_wrong(
+            reader, "ids in two forms, chosen_ids and chosen_input_ids; leave out one of them");
     if (demo_pair_margin(pair, reader, how, json)) return -1;
     return ids     ? demo_pair_ids(pair, reader, json)
            : whole ? demo_pair_whole_ids(pair, reader, json)
                    : demo_pair_text(pair, reader, how, json);
 }
 
-static inline bool demo_same_ids(const demo_document *one, const demo_document *other, int64_t tokens)
-{
+static inline bool demo_same_ids(const demo_document *one, const demo_document *other,
+                                 int64_t tokens) {
     return !tokens || !memcmp(one->ids, other->ids, (size_t)tokens * sizeof *one->ids);
 }
 
-static inline bool demo_same_document(const demo_document *one, const demo_document *other)
-{
+static inline bool demo_same_document(const demo_document *one, const demo_document *other) {
     return one->tokens == other->tokens && demo_same_ids(one, other, one->tokens) &&
            !memcmp(one->loss_mask, other->loss_mask, (size_t)one->tokens);
 }
 
-static inline bool demo_pair_two_prompts(const demo_pair_record *pair)
-{
+static inline bool demo_pair_two_prompts(const demo_pair_record *pair) {
     return pair->chosen.prompt_tokens != pair->rejected.prompt_tokens ||
-           !demo_same_ids(&pair->chosen.document, &pair->rejected.document, pair->chosen.prompt_tokens);
+           !demo_same_ids(&pair->chosen.document, &pair->rejected.document,
+                          pair->chosen.prompt_tokens);
 }
 
-static inline void demo_pair_keep(demo_pair_set *set, demo_pair_record *record, int64_t max_len)
-{
+static inline void demo_pair_keep(demo_pair_set *set, demo_pair_record *record,
+                                  int64_t max_len) {
     demo_pair pair = {.margin = record->margin};
     int64_t whole = record->chosen.document.tokens + record->rejected.document.tokens;
     demo_record_cut(&record->chosen, max_len);
@@ -295,8 +314,7 @@ static inline void demo_pair_keep(demo_pair_set *set, demo_pair_record *record, 
 }
 
 /* A pair goes as a whole, for one half alone says nothing. */
-static inline int demo_pair_take(const demo_reader *reader, const cJSON *json)
-{
+static inline int demo_pair_take(const demo_reader *reader, const cJSON *json) {
     demo_pair_target *target = (demo_pair_target *)reader->set;
     demo_pair_record pair = {0};
     int failed = demo_pair_read(&pair, reader, target->how, json);
@@ -312,8 +330,7 @@ static inline int demo_pair_take(const demo_reader *reader, const cJSON *json)
 
 /* ---- a set of pairs ---- */
 
-static inline void demo_pairs_free(demo_pair_set *set)
-{
+static inline void demo_pairs_free(demo_pair_set *set) {
     for (int64_t i = 0; i < arrlen(set->pairs); i++) {
         demo_document_free(&set->pairs[i].chosen);
         demo_document_free(&set->pairs[i].rejected);
@@ -323,41 +340,54 @@ static inline void demo_pairs_free(demo_pair_set *set)
 }
 
 /* One line for people: what was read and what became of it. */
-static inline void demo_pairs_summary(const demo_pair_set *set, char *text, size_t size)
-{
+static inline void demo_pairs_summary(const demo_pair_set *set, char *text, size_t size) {
     const demo_pair_counts *c = &set->counts;
     char margins[64] = "", prompts[64] = "";
-    if (c->without_margin) snprintf(margins, sizeof margins, ", %lld without margin", (long long)c->without_margin);
-    if (c->two_prompts) snprintf(prompts, sizeof prompts, ", %lld with two prompts", (long long)c->two_prompts);
-    snprintf(text, size, "%lld pairs read, %lld kept with %lld tokens, %lld of them supervised; %lld too long, %lld"
-             " cut, %lld identical%s%s", (long long)c->read, (long long)arrlen(set->pairs), (long long)set->tokens,
-             (long long)set->supervised_tokens, (long long)c->dropped_long, (long long)c->cut, (long long)c->identical,
-             margins, prompts);
+    if (c->without_margin)
+        snprintf(margins, sizeof margins, ", %lld without margin",
+                 (long long)c->without_margin);
+    if (c->two_prompts)
+        snprintf(prompts, sizeof prompts, ", %lld with two prompts", (long long)c->two_prompts);
+    snprintf(text, size,
+             "%lld pairs read, %lld kept with %lld tokens, %lld of them supervised; %lld too "
+             "long, %lld"
+             " cut, %lld identical%s%s",
+             (long long)c->read, (long long)arrlen(set->pairs), (long long)set->tokens,
+             (long long)set->supervised_tokens, (long long)c->dropped_long, (long long)c->cut,
+             (long long)c->identical, margins, prompts);
 }
 
-static inline int demo_pairs_checked(const demo_pair_set *set, const char *paths, const char *margin_key, char *error,
-                                     size_t error_size)
-{
+static inline int demo_pairs_checked(const demo_pair_set *set, const char *paths,
+                                     const char *margin_key, char *error, size_t error_size) {
     char summary[320];
     int64_t kept = arrlen(set->pairs);
     demo_pairs_summary(set, summary, sizeof summary);
-    if (!kept) snprintf(error, error_size, "%s: no pair is left (%s); raise --max_len", paths, summary);
+    if (!kept)
+        snprintf(error, error_size, "%s: no pair is left (%s); raise --max_len", paths,
+                 summary);
     else if (set->margins && set->counts.without_margin == kept)
-        snprintf(error, error_size, "%s: margins are asked for, but no pair has a \"%s\"; set --margin_key", paths,
+        snprintf(error, error_size,
+                 "%s: margins are asked for, but no pair has a \"%s\"; set --margin_key", paths,
                  margin_key ? margin_key : "margin");
-    else return 0;
+    else
+        return 0;
     return -1;
 }
 
 /* Reads a comma list of files, one after the other. On failure the set is empty. */
-static inline int demo_pairs_load(demo_pair_set *set, const char *paths, const demo_pair_options *how, char *error,
-                                  size_t error_size)
-{
+static inline int demo_pairs_load(demo_pair_set *set, const char *paths,
+                                  const demo_pair_options *how, char *error,
+                                  size_t error_size) {
     demo_pair_target target = {set, how};
-    demo_reader reader = {.options = &how->data, .error = error, .error_size = error_size, .set = &target,
-                          .read = &set->counts.read, .take = demo_pair_take};
+    demo_reader reader = {.options = &how->data,
+                          .error = error,
+                          .error_size = error_size,
+                          .set = &target,
+                          .read = &set->counts.read,
+                          .take = demo_pair_take};
     *set = (demo_pair_set){.margins = how->margins};
-    if (!demo_read_dataset(&reader, paths) && !demo_pairs_checked(set, paths, how->margin_key, error, error_size))
+    if (!demo_read_dataset(&reader, paths) &&
+        !demo_pairs_checked(set, paths, how->margin_key, error, error_size))
         return 0;
     demo_pairs_free(set);
     return -1;
@@ -370,8 +400,8 @@ typedef struct {
     const demo_labelled_options *how;
 } demo_labelled_target;
 
-static inline int demo_json_label(const demo_reader *reader, const cJSON *json, const char *key, bool *desirable)
-{
+static inline int demo_json_label(const demo_reader *reader, const cJSON *json, const char *key,
+                                  bool *desirable) {
     const cJSON *item = demo_json_key(reader, json, key, "label_key");
     if (!item) return -1;
     const char *text = cJSON_IsString(item) ? item->valuestring : "";
@@ -379,29 +409,35 @@ static inline int demo_json_label(const demo_reader *reader, const cJSON *json, 
     *desirable = cJSON_IsTrue(item) || number == 1 || !strcmp(text, "1");
     if (*desirable || cJSON_IsFalse(item) || number == 0 || !strcmp(text, "0")) return 0;
     char value[48];
-    if (cJSON_IsString(item)) snprintf(value, sizeof value, "\"%.40s\"", text);
-    else if (cJSON_IsNumber(item)) snprintf(value, sizeof value, "%g", number);
-    else snprintf(value, sizeof value, "%s", demo_json_type(item));
+    if (cJSON_IsString(item))
+        snprintf(value, sizeof value, "\"%.40s\"", text);
+    else if (cJSON_IsNumber(item))
+        snprintf(value, sizeof value, "%g", number);
+    else
+        snprintf(value, sizeof value, "%s", demo_json_type(item));
     return demo_wrong(reader, "\"%s\" is %s, but it must be true or false, 1 or 0", key, value);
 }
 
-static inline int demo_labelled_text(demo_record *record, const demo_reader *reader, const cJSON *json)
-{
+static inline int demo_labelled_text(demo_record *record, const demo_reader *reader,
+                                     const cJSON *json) {
     const demo_data_options *options = reader->options;
     const char *key = options->output_key ? options->output_key : "output";
-    const char *input = demo_json_text(reader, json, options->input_key ? options->input_key : "input", "input_key");
+    const char *input = demo_json_text(
+        reader, json, options->input_key ? options->input_key : "input", "input_key");
     const char *output = input ? demo_json_text(reader, json, key, "output_key") : NULL;
-    if (!output || demo_text_allowed(reader) || demo_response_given(reader, key, output)) return -1;
+    if (!output || demo_text_allowed(reader) || demo_response_given(reader, key, output))
+        return -1;
     demo_push_prompt(&record->document, options->input_template, input, false);
     demo_record_respond(record, output);
     return 0;
 }
 
-static inline void demo_labelled_keep(demo_labelled_set *set, demo_record *record, bool desirable, int64_t max_len)
-{
+static inline void demo_labelled_keep(demo_labelled_set *set, demo_record *record,
+                                      bool desirable, int64_t max_len) {
     int64_t whole = record->document.tokens;
     demo_record_cut(record, max_len);
-    demo_labelled kept = {record->document, record->prompt_tokens, record->ends_in_eos, desirable};
+    demo_labelled kept = {record->document, record->prompt_tokens, record->ends_in_eos,
+                          desirable};
     set->counts.cut += kept.document.tokens < whole;
     *(desirable ? &set->counts.desirable : &set->counts.undesirable) += 1;
     set->tokens += kept.document.tokens;
@@ -409,51 +445,62 @@ static inline void demo_labelled_keep(demo_labelled_set *set, demo_record *recor
     arrput(set->records, kept);
 }
 
-static inline int demo_labelled_take(const demo_reader *reader, const cJSON *json)
-{
+static inline int demo_labelled_take(const demo_reader *reader, const cJSON *json) {
     demo_labelled_target *target = (demo_labelled_target *)reader->set;
     const char *key = target->how->label_key ? target->how->label_key : "label";
     demo_record record = {0};
     bool desirable = false, ids = demo_json_has(json, "input_ids");
     int failed = demo_json_label(reader, json, key, &desirable) ||
-                 (ids ? demo_record_whole_ids(&record, reader, json, "") : demo_labelled_text(&record, reader, json));
+                 (ids ? demo_record_whole_ids(&record, reader, json, "")
+                      : demo_labelled_text(&record, reader, json));
     bool fits = !failed && demo_response_fits(&record, reader->options);
     target->set->counts.read += !failed;
     target->set->counts.dropped_long += !failed && !fits;
-    if (fits) demo_labelled_keep(target->set, &record, desirable, reader->options->max_len);
-    else demo_document_free(&record.document);
+    if (fits)
+        demo_labelled_keep(target->set, &record, desirable, reader->options->max_len);
+    else
+        demo_document_free(&record.document);
     return failed ? -1 : 0;
 }
 
-static inline void demo_labelled_free(demo_labelled_set *set)
-{
-    for (int64_t i = 0; i < arrlen(set->records); i++) demo_document_free(&set->records[i].document);
+static inline void demo_labelled_free(demo_labelled_set *set) {
+    for (int64_t i = 0; i < arrlen(set->records); i++)
+        demo_document_free(&set->records[i].document);
     arrfree(set->records);
     *set = (demo_labelled_set){0};
 }
 
-static inline void demo_labelled_summary(const demo_labelled_set *set, char *text, size_t size)
-{
+static inline void demo_labelled_summary(const demo_labelled_set *set, char *text,
+                                         size_t size) {
     const demo_labelled_counts *c = &set->counts;
-    snprintf(text, size, "%lld read, %lld kept with %lld tokens, %lld of them supervised; %lld desirable, %lld"
-             " undesirable; %lld too long, %lld cut", (long long)c->read, (long long)arrlen(set->records),
-             (long long)set->tokens, (long long)set->supervised_tokens, (long long)c->desirable,
-             (long long)c->undesirable, (long long)c->dropped_long, (long long)c->cut);
+    snprintf(
+        text, size,
+        "%lld read, %lld kept with %lld tokens, %lld of them supervised; %lld desirable, %lld"
+        " undesirable; %lld too long, %lld cut",
+        (long long)c->read, (long long)arrlen(set->records), (long long)set->tokens,
+        (long long)set->supervised_tokens, (long long)c->desirable, (long long)c->undesirable,
+        (long long)c->dropped_long, (long long)c->cut);
 }
 
 /* Reads a comma list of files, one after the other. On failure the set is empty. */
-static inline int demo_labelled_load(demo_labelled_set *set, const char *paths, const demo_labelled_options *how,
-                                     char *error, size_t error_size)
-{
+static inline int demo_labelled_load(demo_labelled_set *set, const char *paths,
+                                     const demo_labelled_options *how, char *error,
+                                     size_t error_size) {
     demo_labelled_target target = {set, how};
-    demo_reader reader = {.options = &how->data, .error = error, .error_size = error_size, .set = &target,
-                          .read = &set->counts.read, .take = demo_labelled_take};
+    demo_reader reader = {.options = &how->data,
+                          .error = error,
+                          .error_size = error_size,
+                          .set = &target,
+                          .read = &set->counts.read,
+                          .take = demo_labelled_take};
     char summary[320];
     *set = (demo_labelled_set){0};
     int failed = demo_read_dataset(&reader, paths);
     demo_labelled_summary(set, summary, sizeof summary);
     if (!failed && arrlen(set->records)) return 0;
-    if (!failed) snprintf(error, error_size, "%s: no response is left (%s); raise --max_len", paths, summary);
+    if (!failed)
+        snprintf(error, error_size, "%s: no response is left (%s); raise --max_len", paths,
+                 summary);
     demo_labelled_free(set);
     return -1;
 }
@@ -462,29 +509,34 @@ static inline int demo_labelled_load(demo_labelled_set *set, const char *paths, 
 
 /* The prompt of one with the response of another, cut to max_len as documents are (0: not), for demo_document_free. A
  * prompt is always shorter than max_len by a response token, or its own document would not have been kept. */
-static inline demo_document demo_mismatched(const demo_labelled *prompt, const demo_labelled *response,
-                                            int64_t max_len)
-{
+static inline demo_document demo_mismatched(const demo_labelled *prompt,
+                                            const demo_labelled *response, int64_t max_len) {
     demo_record record = {.ends_in_eos = response->ends_in_eos};
     const demo_document *tail = &response->document;
-    for (int64_t t = 0; t < prompt->prompt_tokens; t++) demo_push(&record.document, prompt->document.ids[t], false);
+    for (int64_t t = 0; t < prompt->prompt_tokens; t++)
+        demo_push(&record.document, prompt->document.ids[t], false);
     for (int64_t t = response->prompt_tokens; t < tail->tokens; t++)
         demo_push(&record.document, tail->ids[t], tail->loss_mask[t]);
     demo_record_cut(&record, max_len);
     return record.document;
 }
 
-/* For the records of a step, in step order: mismatched[i] is prompt i with response (i + 1) mod count. */
-static inline int demo_mismatched_step(demo_document *mismatched, const demo_labelled_set *set, const int64_t *step,
-                                       int64_t count, int64_t max_len, char *error, size_t error_size)
-{
+/* For the records of a step, in step order: mismatched[i] is prompt i with response (i + 1)
+   mod count. */
+static inline int demo_mismatched_step(demo_document *mismatched, const demo_labelled_set *set,
+                                       const int64_t *step, int64_t count, int64_t max_len,
+                                       char *error, size_t error_size) {
     if (count < 2) {
-        snprintf(error, error_size, "a step of %lld document has no other response to pair its prompt with, as the KL"
-                 " term needs; set --train_batch_size to 2 or more", (long long)count);
+        snprintf(
+            error, error_size,
+            "a step of %lld document has no other response to pair its prompt with, as the KL"
+            " term needs; set --train_batch_size to 2 or more",
+            (long long)count);
         return -1;
     }
     for (int64_t i = 0; i < count; i++)
-        mismatched[i] = demo_mismatched(&set->records[step[i]], &set->records[step[(i + 1) % count]], max_len);
+        mismatched[i] = demo_mismatched(&set->records[step[i]],
+                                        &set->records[step[(i + 1) % count]], max_len);
     return 0;
 }
 

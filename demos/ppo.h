@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* ppo.h - PPO and its critic-free relatives: evaluation, the loop around rollouts and updates, checkpoints. */
+/* ppo.h - PPO and its critic-free relatives: evaluation, the loop around rollouts and
+   updates, checkpoints. */
 #ifndef DEMO_PPO_H
 #define DEMO_PPO_H
 #include "update.h"
@@ -7,11 +8,15 @@
 /* ---- evaluation: how many texts for the held-out prompts end in the right answer ---- */
 
 /* Right texts, and prompts with at least one. */
-static void demo_count_right(const demo_rank *r, const seqpar_llama_prompt *prompts, const int32_t *texts, int64_t right[2]) {
-    int64_t n = demo_ppo_options(r)->eval_n_samples_per_prompt, width = demo_ppo_options(r)->generate_max_len + 1;
+static void demo_count_right(const demo_rank *r, const seqpar_llama_prompt *prompts,
+                             const int32_t *texts, int64_t right[2]) {
+    int64_t n = demo_ppo_options(r)->eval_n_samples_per_prompt;
+    int64_t width = demo_ppo_options(r)->generate_max_len + 1;
     for (int64_t i = 0; i < arrlen(r->job->eval.documents); i++) {
         int64_t before = right[0];
-        for (int64_t k = i * n; k < (i + 1) * n; k++) right[0] += demo_same_number(texts + k * width + 1, texts[k * width], &r->job->eval.documents[i], prompts[k].tokens);
+        for (int64_t k = i * n; k < (i + 1) * n; k++)
+            right[0] += demo_same_number(texts + k * width + 1, texts[k * width],
+                                         &r->job->eval.documents[i], prompts[k].tokens);
         right[1] += right[0] > before;
     }
 }
@@ -21,18 +26,40 @@ static void demo_say_right(demo_rank *r, int64_t rollouts, const int64_t right[2
     double pass = (double)right[1] / (double)prompts;
     r->eval_means[0] = (double)right[0] / (double)(prompts * n);
     if (r->ctx.world->rank) return;
-    if (n == 1) demo_progress_say(&r->progress, "after %lld rollouts: %lld of %lld held-out prompts answered rightly (%.1f %%)", (long long)rollouts, (long long)right[0], (long long)prompts, 100 * r->eval_means[0]);
-    else demo_progress_say(&r->progress, "after %lld rollouts: %lld of %lld texts for held-out prompts are right (%.1f %%), %lld of %lld prompts have one", (long long)rollouts, (long long)right[0], (long long)(prompts * n), 100 * r->eval_means[0], (long long)right[1], (long long)prompts);
-    if (r->metrics) fprintf(r->metrics, "{\"rollout\": %lld, \"eval_exact\": %.17g, \"eval_pass\": %.17g, \"eval_prompts\": %lld}\n", (long long)rollouts, r->eval_means[0], pass, (long long)prompts);
+    if (n == 1)
+        demo_progress_say(
+            &r->progress,
+            "after %lld rollouts: %lld of %lld held-out prompts answered rightly (%.1f %%)",
+            (long long)rollouts, (long long)right[0], (long long)prompts,
+            100 * r->eval_means[0]);
+    else
+        demo_progress_say(&r->progress,
+                          "after %lld rollouts: %lld of %lld texts for held-out prompts are "
+                          "right (%.1f %%), %lld of %lld prompts have one",
+                          (long long)rollouts, (long long)right[0], (long long)(prompts * n),
+                          100 * r->eval_means[0], (long long)right[1], (long long)prompts);
+    if (r->metrics)
+        fprintf(r->metrics,
+                "{\"rollout\": %lld, \"eval_exact\": %.17g, \"eval_pass\": %.17g, "
+                "\"eval_prompts\": %lld}\n",
+                (long long)rollouts, r->eval_means[0], pass, (long long)prompts);
     demo_metrics_written(r);
 }
 
 static seqpar_status demo_ppo_evaluate(demo_rank *r, int64_t rollouts) {
     const demo_ppo_config *c = demo_ppo_options(r);
     const int32_t stop = DEMO_EOS;
-    int64_t n = c->eval_n_samples_per_prompt, total = arrlen(r->job->eval.documents) * n, right[2] = {0};
-    seqpar_llama_sample_desc desc = {.max_new_tokens = c->generate_max_len, .batch = c->micro_rollout_batch_size, .temperature = c->eval_temperature, .top_p = 1, .stops = &stop, .stop_count = 1,
-                                     .seed = (uint64_t)r->job->config.seed + (UINT64_C(1) << 32)}; /* other numbers than training's */
+    int64_t n = c->eval_n_samples_per_prompt, total = arrlen(r->job->eval.documents) * n;
+    int64_t right[2] = {0};
+    seqpar_llama_sample_desc desc = {.max_new_tokens = c->generate_max_len,
+                                     .batch = c->micro_rollout_batch_size,
+                                     .temperature = c->eval_temperature,
+                                     .top_p = 1,
+                                     .stops = &stop,
+                                     .stop_count = 1,
+                                     .seed = (uint64_t)r->job->config.seed +
+                                             (UINT64_C(1) << 32)}; /* other numbers than
+                                                                      training's */
     if (!total) return SEQPAR_OK;
     seqpar_llama_prompt *prompts = (seqpar_llama_prompt *)demo_room(total, sizeof *prompts);
     int32_t *texts = NULL;
@@ -62,7 +89,9 @@ static void demo_text_print(FILE *out, const int32_t *ids, int64_t tokens) {
 static void demo_rollout_log(demo_rank *r, int64_t number) {
     demo_ppo *p = demo_ppo_of(r);
     const demo_rollout *o = &p->rollout;
-    double back = 0, reward = seqpar_mean(o->score, o->texts), kl = seqpar_mean(o->kl, o->texts), length = (double)o->entries / (double)o->texts;
+    double back = 0, reward = seqpar_mean(o->score, o->texts);
+    double kl = seqpar_mean(o->kl, o->texts);
+    double length = (double)o->entries / (double)o->texts;
     if (r->ctx.world->rank) return;
     for (int64_t i = 0; i < o->entries; i++) back += o->entry[i * ENTRY + REWARD];
     arrput(r->losses, reward);
@@ -72,16 +101,32 @@ static void demo_rollout_log(demo_rank *r, int64_t number) {
     r->seconds += p->seconds[0] + p->seconds[1] + p->seconds[2];
     demo_progress_step(&r->progress, number + 1, reward, o->entries);
     if (!number || (number + 1) % r->job->config.logging_steps == 0) {
-        fprintf(stderr, "rollout %lld: reward %.4f, KL %.4f, length %.1f, generate %.1f s, score %.1f s, train %.1f s; text 0 (%.2f): ", (long long)number + 1, reward, kl, length, p->seconds[0], p->seconds[1], p->seconds[2], o->score[0]);
-        demo_text_print(stderr, o->set.documents[0].ids + o->prompt[0], o->set.documents[0].tokens - o->prompt[0]);
+        fprintf(stderr,
+                "rollout %lld: reward %.4f, KL %.4f, length %.1f, generate %.1f s, score %.1f "
+                "s, train %.1f s; text 0 (%.2f): ",
+                (long long)number + 1, reward, kl, length, p->seconds[0], p->seconds[1],
+                p->seconds[2], o->score[0]);
+        demo_text_print(stderr, o->set.documents[0].ids + o->prompt[0],
+                        o->set.documents[0].tokens - o->prompt[0]);
         fputc('\n', stderr);
     }
     if (!r->metrics) return;
-    fprintf(r->metrics, "{\"rollout\": %lld, \"step\": %lld, \"reward\": %.17g, \"return\": %.17g, \"kl\": %.17g, \"kl_coef\": %.17g, \"response_length\": %.17g, \"policy_loss\": %.17g, \"clipfrac\": %.17g, \"entropy\": %.17g, \"critic_loss\": %.17g, \"grad_norm\": %.17g, ",
-            (long long)number + 1, (long long)r->step, reward, back / (double)o->texts, kl, p->kl.coef, length, p->policy[LOSS_OF], p->policy[CLIPPED], p->policy[ENTROPY_OF], p->value[LOSS_OF], r->optim.norm);
-    if (demo_ppo_options(r)->pretrain_data) fprintf(r->metrics, "\"ptx_loss\": %.17g, ", p->policy[PRETRAINING_LOSS]);
-    if (demo_ppo_options(r)->dynamic_filtering) fprintf(r->metrics, "\"prompts_drawn\": %lld, ", (long long)p->drawn);
-    fprintf(r->metrics, "\"generate_seconds\": %.3f, \"score_seconds\": %.3f, \"train_seconds\": %.3f, \"peak_bytes\": %lld}\n", p->seconds[0], p->seconds[1], p->seconds[2], (long long)r->ctx.memory.total_peak);
+    fprintf(r->metrics,
+            "{\"rollout\": %lld, \"step\": %lld, \"reward\": %.17g, \"return\": %.17g, \"kl\": "
+            "%.17g, \"kl_coef\": %.17g, \"response_length\": %.17g, \"policy_loss\": %.17g, "
+            "\"clipfrac\": %.17g, \"entropy\": %.17g, \"critic_loss\": %.17g, \"grad_norm\": "
+            "%.17g, ",
+            (long long)number + 1, (long long)r->step, reward, back / (double)o->texts, kl,
+            p->kl.coef, length, p->policy[LOSS_OF], p->policy[CLIPPED], p->policy[ENTROPY_OF],
+            p->value[LOSS_OF], r->optim.norm);
+    if (demo_ppo_options(r)->pretrain_data)
+        fprintf(r->metrics, "\"ptx_loss\": %.17g, ", p->policy[PRETRAINING_LOSS]);
+    if (demo_ppo_options(r)->dynamic_filtering)
+        fprintf(r->metrics, "\"prompts_drawn\": %lld, ", (long long)p->drawn);
+    fprintf(r->metrics,
+            "\"generate_seconds\": %.3f, \"score_seconds\": %.3f, \"train_seconds\": %.3f, "
+            "\"peak_bytes\": %lld}\n",
+            p->seconds[0], p->seconds[1], p->seconds[2], (long long)r->ctx.memory.total_peak);
     demo_metrics_written(r);
 }
 
@@ -98,7 +143,9 @@ static seqpar_status demo_ppo_rollout(demo_rank *r, int64_t number) {
     p->seconds[2] = demo_seconds() - began - p->seconds[0] - p->seconds[1];
     if (status) return status;
     demo_rollout_log(r, number);
-    for (int64_t i = 0; i < p->rollout.entries; i++) kl += p->rollout.entry[i * ENTRY + KL] / (double)p->rollout.entries; /* weighted by length: the mean over all tokens */
+    /* weighted by length: the mean over all tokens */
+    for (int64_t i = 0; i < p->rollout.entries; i++)
+        kl += p->rollout.entry[i * ENTRY + KL] / (double)p->rollout.entries;
     seqpar_kl_controller_update(&p->kl, kl, p->rollout.texts);
     return SEQPAR_OK;
 }
@@ -106,7 +153,8 @@ static seqpar_status demo_ppo_rollout(demo_rank *r, int64_t number) {
 /* Steps of a rollout: all of them alike. */
 static int64_t demo_ppo_steps(const demo_job *job) {
     const demo_ppo_config *p = (const demo_ppo_config *)job->options;
-    return (int64_t)job->config.max_epochs * (p->rollout_batch_size * p->n_samples_per_prompt / job->config.train_batch_size);
+    return (int64_t)job->config.max_epochs *
+           (p->rollout_batch_size * p->n_samples_per_prompt / job->config.train_batch_size);
 }
 
 static void demo_ppo_count(demo_job *job) {
@@ -121,7 +169,11 @@ static void demo_ppo_count(demo_job *job) {
     job->total_steps = c->max_steps; /* which the learning rate goes by */
     job->last_step = job->rounds * demo_ppo_steps(job);
     if (job->last_step > job->total_steps && !job->rank)
-        fprintf(stderr, "notice: a rollout is trained on in %lld steps, so training ends after step %lld, not %lld\n", (long long)demo_ppo_steps(job), (long long)job->last_step, (long long)job->total_steps);
+        fprintf(stderr,
+                "notice: a rollout is trained on in %lld steps, so training ends after step "
+                "%lld, not %lld\n",
+                (long long)demo_ppo_steps(job), (long long)job->last_step,
+                (long long)job->total_steps);
 }
 
 /* The critic is a part of the actor's checkpoint, in a folder of its own inside it. */
@@ -131,8 +183,12 @@ static seqpar_status demo_ppo_save(demo_rank *r, demo_state *state, const char *
     memcpy(&state->extra[0], &p->kl.coef, sizeof state->extra[0]);
     state->extra[1] = p->drawn;
     snprintf(critic, sizeof critic, "%s/critic", folder);
-    seqpar_status status = p->has_critic && r->ctx.world->rank == 0 ? demo_make_folder(critic, r->ctx.error) : SEQPAR_OK;
-    return status || !p->has_critic ? status : demo_save_checkpoint(&r->ctx, &p->critic, &p->critic_optim, critic, state);
+    seqpar_status status = p->has_critic && r->ctx.world->rank == 0
+                               ? demo_make_folder(critic, r->ctx.error)
+                               : SEQPAR_OK;
+    return status || !p->has_critic
+               ? status
+               : demo_save_checkpoint(&r->ctx, &p->critic, &p->critic_optim, critic, state);
 }
 
 /* It has lain beside the actor's, in CKPT/critic/global_stepN. */
@@ -142,16 +198,24 @@ static seqpar_status demo_ppo_load_critic(demo_rank *r, int64_t step) {
     char folder[1200];
     demo_state state = {0};
     snprintf(folder, sizeof folder, "%s/global_step%lld/critic", root, (long long)step);
-    if (access(folder, F_OK)) snprintf(folder, sizeof folder, "%s/critic/global_step%lld", root, (long long)step);
+    if (access(folder, F_OK))
+        snprintf(folder, sizeof folder, "%s/critic/global_step%lld", root, (long long)step);
     return demo_load_checkpoint(&r->ctx, &p->critic, &p->critic_optim, folder, step, &state);
 }
+
 static seqpar_status demo_ppo_load_state(demo_rank *r, const demo_state *state) {
     demo_ppo *p = demo_ppo_of(r);
     memcpy(&p->kl.coef, &state->extra[0], sizeof p->kl.coef);
     p->drawn = state->extra[1];
     const demo_ppo_config *c = demo_ppo_options(r);
-    int64_t rollouts = state->step / demo_ppo_steps(r->job), all = INT64_MAX / 4 / c->n_samples_per_prompt;
-    if (p->drawn < rollouts * c->rollout_batch_size || p->drawn > all || !(p->kl.coef >= 0 && p->kl.coef <= 1e300)) return seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_FORMAT, "the checkpoint in %.300s says that %lld prompts were drawn and the KL coefficient is %g, which cannot be; take another", r->job->config.ckpt_path, (long long)p->drawn, p->kl.coef);
+    int64_t rollouts = state->step / demo_ppo_steps(r->job);
+    int64_t all = INT64_MAX / 4 / c->n_samples_per_prompt;
+    if (p->drawn < rollouts * c->rollout_batch_size || p->drawn > all ||
+        !(p->kl.coef >= 0 && p->kl.coef <= 1e300))
+        return seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_FORMAT,
+                           "the checkpoint in %.300s says that %lld prompts were drawn and the "
+                           "KL coefficient is %g, which cannot be; take another",
+                           r->job->config.ckpt_path, (long long)p->drawn, p->kl.coef);
     return p->has_critic ? demo_ppo_load_critic(r, state->step) : SEQPAR_OK;
 }
 
@@ -159,7 +223,8 @@ static seqpar_status demo_ppo_load_state(demo_rank *r, const demo_state *state) 
 static seqpar_status demo_ppo_write(demo_rank *r) {
     const demo_config *c = &r->job->config;
     demo_ppo *p = demo_ppo_of(r);
-    seqpar_llama *const models[] = {&r->model, demo_ppo_options(r)->save_value_network ? &p->critic : NULL};
+    seqpar_llama *const models[] = {
+        &r->model, demo_ppo_options(r)->save_value_network ? &p->critic : NULL};
     static const char *const names[] = {"", "/critic"};
     seqpar_status status = SEQPAR_OK;
     for (int i = 0; !status && i < 2; i++) {
@@ -178,10 +243,18 @@ static seqpar_status demo_say_used_up(demo_rank *r, int64_t rollouts) {
     const double *range = c->dynamic_filtering_reward_range;
     int64_t kept = p->rollout.texts / c->n_samples_per_prompt;
     if (!r->step)
-        return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION, "dynamic_filtering kept %lld of %lld prompts, a rollout needs %lld; widen dynamic_filtering_reward_range (%g, %g), lower rollout_batch_size or give more prompts",
-                           (long long)kept, (long long)p->drawn, (long long)c->rollout_batch_size, range[0], range[1]);
+        return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION,
+                           "dynamic_filtering kept %lld of %lld prompts, a rollout needs %lld; "
+                           "widen dynamic_filtering_reward_range (%g, %g), lower "
+                           "rollout_batch_size or give more prompts",
+                           (long long)kept, (long long)p->drawn,
+                           (long long)c->rollout_batch_size, range[0], range[1]);
     if (r->ctx.world->rank == 0)
-        demo_progress_say(&r->progress, "notice: all %lld prompts are used up after %lld of %lld rollouts, %lld more with mean rewards inside (%g, %g) are too few for another", (long long)p->drawn, (long long)rollouts, (long long)r->job->rounds, (long long)kept, range[0], range[1]);
+        demo_progress_say(&r->progress,
+                          "notice: all %lld prompts are used up after %lld of %lld rollouts, "
+                          "%lld more with mean rewards inside (%g, %g) are too few for another",
+                          (long long)p->drawn, (long long)rollouts, (long long)r->job->rounds,
+                          (long long)kept, range[0], range[1]);
     return SEQPAR_OK;
 }
 
@@ -197,11 +270,17 @@ static seqpar_status demo_ppo_train(demo_rank *r) {
         status = demo_ppo_rollout(r, i);
         last = p->used_up;
         if (p->given_up) p->drawn = drawn;
-        if (!status && last) status = demo_say_used_up(r, i);
-        else if (!p->given_up) i++;
+        if (!status && last)
+            status = demo_say_used_up(r, i);
+        else if (!p->given_up)
+            i++;
         if (!status) status = demo_stop_wanted(r, &stop);
-        if (!status && r->step && (stop || (!last && c->save_steps > 0 && i % c->save_steps == 0))) status = demo_checkpoint(r);
-        if (!status && !stop && (last || i == r->job->rounds || (c->eval_steps > 0 && i % c->eval_steps == 0))) status = demo_ppo_evaluate(r, i);
+        if (!status && r->step &&
+            (stop || (!last && c->save_steps > 0 && i % c->save_steps == 0)))
+            status = demo_checkpoint(r);
+        if (!status && !stop &&
+            (last || i == r->job->rounds || (c->eval_steps > 0 && i % c->eval_steps == 0)))
+            status = demo_ppo_evaluate(r, i);
     }
     if (!status && !stop) status = demo_finish(r, demo_ppo_write, &stop);
     r->stopped = stop;
@@ -215,7 +294,8 @@ static seqpar_status demo_open_scorer(demo_rank *r, seqpar_llama *model, const c
     const demo_config *c = &r->job->config;
     seqpar_llama_config config = r->job->model;
     seqpar_error why = {0};
-    if (folder && demo_load_config(folder, &config, &why)) return seqpar_fail(r->ctx.error, why.status, "%s", why.text);
+    if (folder && demo_load_config(folder, &config, &why))
+        return seqpar_fail(r->ctx.error, why.status, "%s", why.text);
     config.score = demo_ppo_options(r)->value_head_prefix;
     seqpar_status status = seqpar_llama_open(&r->ctx, model, &config);
     if (!status) seqpar_llama_init(&r->ctx, model, (uint64_t)c->seed);
@@ -228,13 +308,19 @@ static seqpar_status demo_open_rewards(demo_rank *r) {
     const demo_ppo_config *c = demo_ppo_options(r);
     demo_ppo *p = demo_ppo_of(r);
     seqpar_status status = SEQPAR_OK;
-    for (const char *at = c->reward_pretrain; !status && at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
+    for (const char *at = c->reward_pretrain; !status && at;
+         at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
         char folder[4096];
         snprintf(folder, sizeof folder, "%.*s", (int)strcspn(at, ","), at);
-        if (p->rewards == DEMO_REWARDS) return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION, "reward_pretrain names more than %d models; give fewer", DEMO_REWARDS);
-        if (p->rewards == 0 && p->has_critic && !c->critic_pretrain) status = demo_open_scorer(r, &p->critic, folder);
+        if (p->rewards == DEMO_REWARDS)
+            return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION,
+                               "reward_pretrain names more than %d models; give fewer",
+                               DEMO_REWARDS);
+        if (p->rewards == 0 && p->has_critic && !c->critic_pretrain)
+            status = demo_open_scorer(r, &p->critic, folder);
         p->moments[p->rewards] = (demo_moments){0, 1};
-        if (!status && c->normalize_reward) status = demo_read_moments(r->ctx.error, &p->moments[p->rewards], folder);
+        if (!status && c->normalize_reward)
+            status = demo_read_moments(r->ctx.error, &p->moments[p->rewards], folder);
         if (!status) status = demo_open_scorer(r, &p->reward[p->rewards++], folder);
         if (!status) status = demo_head_there(&p->reward[p->rewards - 1], folder, r->ctx.error);
     }
@@ -245,13 +331,21 @@ static seqpar_status demo_open_critic(demo_rank *r) {
     const demo_ppo_config *c = demo_ppo_options(r);
     demo_ppo *p = demo_ppo_of(r);
     seqpar_optim_desc optim = r->optim.desc;
-    if (c->critic.optim) optim.kind = !strcmp(c->critic.optim, "sgd") ? SEQPAR_SGD : SEQPAR_ADAMW;
-    if (c->critic.adam_betas[0] >= 0) { optim.beta1 = c->critic.adam_betas[0]; optim.beta2 = c->critic.adam_betas[1]; }
+    if (c->critic.optim)
+        optim.kind = !strcmp(c->critic.optim, "sgd") ? SEQPAR_SGD : SEQPAR_ADAMW;
+    if (c->critic.adam_betas[0] >= 0) {
+        optim.beta1 = c->critic.adam_betas[0];
+        optim.beta2 = c->critic.adam_betas[1];
+    }
     if (c->critic.adam_eps >= 0) optim.eps = c->critic.adam_eps;
     if (c->critic.l2 >= 0) optim.decay = c->critic.l2;
     if (c->critic.max_norm >= 0) optim.max_norm = c->critic.max_norm;
-    seqpar_status status = p->critic.tensors ? SEQPAR_OK : demo_open_scorer(r, &p->critic, c->critic_pretrain);
-    return status ? status : seqpar_optim_open(&r->ctx, &p->critic_optim, p->critic.tensors, p->critic.tensor_count, &optim);
+    seqpar_status status = p->critic.tensors
+                               ? SEQPAR_OK
+                               : demo_open_scorer(r, &p->critic, c->critic_pretrain);
+    return status ? status
+                  : seqpar_optim_open(&r->ctx, &p->critic_optim, p->critic.tensors,
+                                      p->critic.tensor_count, &optim);
 }
 
 /* Room for a rollout's texts, the pretraining documents behind it. */
@@ -259,8 +353,10 @@ static void demo_open_mixed(demo_rank *r) {
     const demo_ppo_config *c = demo_ppo_options(r);
     demo_dataset *mixed = &demo_ppo_of(r)->mixed;
     const demo_dataset *more = &c->pretraining;
-    for (int64_t i = 0; i < c->rollout_batch_size * c->n_samples_per_prompt; i++) arrput(mixed->documents, (demo_document){0});
-    for (int64_t i = 0; i < arrlen(more->documents); i++) arrput(mixed->documents, more->documents[i]);
+    for (int64_t i = 0; i < c->rollout_batch_size * c->n_samples_per_prompt; i++)
+        arrput(mixed->documents, (demo_document){0});
+    for (int64_t i = 0; i < arrlen(more->documents); i++)
+        arrput(mixed->documents, more->documents[i]);
 }
 
 static seqpar_status demo_ppo_open(demo_rank *r) {
@@ -277,6 +373,7 @@ static seqpar_status demo_ppo_open(demo_rank *r) {
     if (c->pretrain_data) demo_open_mixed(r);
     return status;
 }
+
 static void demo_ppo_close(demo_rank *r) {
     demo_ppo *p = demo_ppo_of(r);
     if (!p) return;
@@ -293,31 +390,77 @@ static void demo_ppo_close(demo_rank *r) {
 /* Text that the actor goes on learning, every token of it. */
 static int demo_pretraining_load(const demo_job *job, char *error, size_t size) {
     demo_ppo_config *p = (demo_ppo_config *)job->options;
-    demo_data_options options = {.input_key = p->input_key, .pretrain_mode = true, .max_len = job->config.max_len, .cut_long = !strcmp(job->config.truncation, "cut"), .max_samples = job->config.max_samples, .vocab_size = job->model.vocab,
-        .output_option = "input_key", .length_option = "generate_max_len"};
+    demo_data_options options = {.input_key = p->input_key,
+                                 .pretrain_mode = true,
+                                 .max_len = job->config.max_len,
+                                 .cut_long = !strcmp(job->config.truncation, "cut"),
+                                 .max_samples = job->config.max_samples,
+                                 .vocab_size = job->model.vocab,
+                                 .output_option = "input_key",
+                                 .length_option = "generate_max_len"};
     return demo_data_load(&p->pretraining, p->pretrain_data, &options, error, size);
 }
 
 /* Prompts; a label makes the document go on as the right answer. */
-static int demo_ppo_load(const demo_job *job, demo_dataset *set, const char *paths, int64_t max_samples, char *error, size_t size) {
+static int demo_ppo_load(const demo_job *job, demo_dataset *set, const char *paths,
+                         int64_t max_samples, char *error, size_t size) {
     const demo_ppo_config *p = (const demo_ppo_config *)job->options;
-    demo_data_options options = {.input_key = p->input_key, .output_key = p->label_key, .input_template = job->config.input_template, .max_len = p->prompt_max_len, .max_samples = max_samples, .vocab_size = job->model.vocab,
-        .number = p->label_key && (p->reward_rule || set == &job->eval), .output_option = p->label_key ? "label_key" : "input_key", .length_option = "prompt_max_len"};
+    demo_data_options options = {.input_key = p->input_key,
+                                 .output_key = p->label_key,
+                                 .input_template = job->config.input_template,
+                                 .max_len = p->prompt_max_len,
+                                 .max_samples = max_samples,
+                                 .vocab_size = job->model.vocab,
+                                 .number = p->label_key &&
+                                           (p->reward_rule || set == &job->eval),
+                                 .output_option = p->label_key ? "label_key" : "input_key",
+                                 .length_option = "prompt_max_len"};
     if (demo_data_load(set, paths, &options, error, size)) return -1;
     demo_data_summary(set, set->summary, sizeof set->summary);
     if (set == &job->eval) return 0;
-    if (arrlen(set->documents) < p->rollout_batch_size) return snprintf(error, size, "%lld prompts are fewer than rollout_batch_size %lld; lower it", (long long)arrlen(set->documents), (long long)p->rollout_batch_size), -1;
-    double steps = (double)p->num_episodes * (double)(arrlen(set->documents) / p->rollout_batch_size) * job->config.max_epochs * (double)(p->rollout_batch_size * p->n_samples_per_prompt);
-    if (!(steps < 9e15)) return snprintf(error, size, "num_episodes %lld and max_epochs %g come to as many as %g optimizer steps; lower them", (long long)p->num_episodes, job->config.max_epochs, steps), -1;
+    if (arrlen(set->documents) < p->rollout_batch_size)
+        return snprintf(error, size,
+                        "%lld prompts are fewer than rollout_batch_size %lld; lower it",
+                        (long long)arrlen(set->documents), (long long)p->rollout_batch_size),
+               -1;
+    double steps = (double)p->num_episodes *
+                   (double)(arrlen(set->documents) / p->rollout_batch_size) *
+                   job->config.max_epochs *
+                   (double)(p->rollout_batch_size * p->n_samples_per_prompt);
+    if (!(steps < 9e15))
+        return snprintf(error, size,
+                        "num_episodes %lld and max_epochs %g come to as many as %g optimizer "
+                        "steps; lower them",
+                        (long long)p->num_episodes, job->config.max_epochs, steps),
+               -1;
     return p->pretrain_data ? demo_pretraining_load(job, error, size) : 0;
 }
 
 /* Text that is learnt besides. */
 static uint64_t demo_ppo_digest(const demo_job *job, const demo_dataset *set, uint64_t digest) {
     const demo_dataset *more = &((const demo_ppo_config *)job->options)->pretraining;
-    return set == &job->eval || !arrlen(more->documents) ? digest : demo_digest_number(digest, (int64_t)demo_digest_documents(more));
+    return set == &job->eval || !arrlen(more->documents)
+               ? digest
+               : demo_digest_number(digest, (int64_t)demo_digest_documents(more));
 }
 
-static const demo_objective demo_ppo_objective = {.unit = "texts", .weight = "texts", .measure = "", .documents_per_unit = 1, .columns = 1, .column = {"reward"}, .evaluates = "exact", .round = "rollout", .fixed = "max_epochs", .needs_model = true,
-                                                  .open = demo_ppo_open, .close = demo_ppo_close, .load = demo_ppo_load, .digest = demo_ppo_digest, .prepare = demo_ppo_prepare, .count = demo_ppo_count, .train = demo_ppo_train, .save = demo_ppo_save, .load_state = demo_ppo_load_state};
+static const demo_objective demo_ppo_objective = {.unit = "texts",
+                                                  .weight = "texts",
+                                                  .measure = "",
+                                                  .documents_per_unit = 1,
+                                                  .columns = 1,
+                                                  .column = {"reward"},
+                                                  .evaluates = "exact",
+                                                  .round = "rollout",
+                                                  .fixed = "max_epochs",
+                                                  .needs_model = true,
+                                                  .open = demo_ppo_open,
+                                                  .close = demo_ppo_close,
+                                                  .load = demo_ppo_load,
+                                                  .digest = demo_ppo_digest,
+                                                  .prepare = demo_ppo_prepare,
+                                                  .count = demo_ppo_count,
+                                                  .train = demo_ppo_train,
+                                                  .save = demo_ppo_save,
+                                                  .load_state = demo_ppo_load_state};
 #endif

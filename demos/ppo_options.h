@@ -8,10 +8,17 @@
 enum { DEMO_MOST_TEXTS = 1 << 24 }; /* of a rollout: all are kept until their steps are done */
 
 typedef struct {
-    const char *input_key, *label_key, *ref_pretrain, *reward_pretrain, *reward_rule, *critic_pretrain, *value_head_prefix, *advantage_estimator, *kl_estimator, *policy_loss_type, *pretrain_data;
-    bool use_kl_loss, use_kl_estimator_k3, no_advantage_std_norm, normalize_reward, dynamic_filtering, save_value_network;
-    int64_t rollout_batch_size, micro_rollout_batch_size, n_samples_per_prompt, eval_n_samples_per_prompt, num_episodes, prompt_max_len, generate_max_len, kl_horizon, freezing_actor_steps, top_k;
-    double actor_learning_rate, critic_learning_rate, eps_clip, value_clip, lambd, gamma, init_kl_coef, kl_target, temperature, eval_temperature, top_p, dual_clip, entropy_loss_coef, ptx_coef;
+    const char *input_key, *label_key, *ref_pretrain, *reward_pretrain, *reward_rule;
+    const char *critic_pretrain, *value_head_prefix, *advantage_estimator, *kl_estimator;
+    const char *policy_loss_type, *pretrain_data;
+    bool use_kl_loss, use_kl_estimator_k3, no_advantage_std_norm, normalize_reward,
+        dynamic_filtering, save_value_network;
+    int64_t rollout_batch_size, micro_rollout_batch_size, n_samples_per_prompt;
+    int64_t eval_n_samples_per_prompt, num_episodes, prompt_max_len, generate_max_len;
+    int64_t kl_horizon, freezing_actor_steps, top_k;
+    double actor_learning_rate, critic_learning_rate, eps_clip, value_clip, lambd, gamma;
+    double init_kl_coef, kl_target, temperature, eval_temperature, top_p, dual_clip;
+    double entropy_loss_coef, ptx_coef;
     double reward_clip_range[2], eps_clip_low_high[2], dynamic_filtering_reward_range[2];
     double overlong_buffer_len, overlong_penalty_factor, stop_properly_penalty_coef;
     demo_reward_servers servers;
@@ -23,105 +30,398 @@ typedef struct {
 } demo_ppo_config;
 
 #define DEMO_PPO_BINDINGS(c, p) \
-    {"prompt_data", &(c).dataset, DEMO_STRING, NULL, "prompts: .jsonl, a comma list", DEMO_ANY}, \
-    {"input_key", &(p).input_key, DEMO_STRING, "input", "JSON key of the prompt", DEMO_ANY}, \
-    {"label_key", &(p).label_key, DEMO_STRING, NULL, "JSON key of the right answer, for --reward_rule, reward servers and evaluations", DEMO_ANY}, \
-    {"ref_pretrain", &(p).ref_pretrain, DEMO_STRING, NULL, "folder of the reference model; without it the model training starts from", DEMO_ANY}, \
-    {"reward_pretrain", &(p).reward_pretrain, DEMO_STRING, NULL, "folders of reward models, a comma list; their scores are added", DEMO_ANY}, \
-    {"reward_rule", &(p).reward_rule, DEMO_STRING, NULL, "last_number: 1 if the text's last number is the label's, else 0", DEMO_ANY}, \
-    {"remote_rm_url", &(p).servers.urls, DEMO_STRING, NULL, "http servers that give rewards, a comma list; what they say is added", DEMO_ANY}, \
-    {"remote_rm_timeout", &(p).servers.timeout, DEMO_FLOAT, "180", "seconds a server may take", {0, 1e6, true}}, \
-    {"remote_rm_retries", &(p).servers.retries, DEMO_INT, "4", "further tries when a server cannot be reached or is busy", DEMO_COUNT(0)}, \
-    {"remote_rm_backoff", &(p).servers.backoff, DEMO_FLOAT, "1", "seconds before the second try, twice as many before each one after, a minute at most", DEMO_BETWEEN(0, 60)}, \
-    {"critic_pretrain", &(p).critic_pretrain, DEMO_STRING, NULL, "folder the critic starts from; without it the reward model, or the actor", DEMO_ANY}, \
-    {"value_head_prefix", &(p).value_head_prefix, DEMO_STRING, "score", "name of the heads of critic and reward model", DEMO_ANY}, \
-    {"save_value_network", &(p).save_value_network, DEMO_FLAG, NULL, "the critic is written too, into save_path/critic", DEMO_ANY}, \
-    {"advantage_estimator", &(p).advantage_estimator, DEMO_STRING, "gae", "gae, reinforce, rloo, reinforce_baseline, group_norm or dr_grpo", DEMO_ANY}, \
-    {"kl_estimator", &(p).kl_estimator, DEMO_STRING, NULL, "k1, k2 or k3; without it k1", DEMO_ANY}, \
-    {"use_kl_estimator_k3", &(p).use_kl_estimator_k3, DEMO_FLAG, NULL, "the same as --kl_estimator k3", DEMO_ANY}, \
-    {"use_kl_loss", &(p).use_kl_loss, DEMO_FLAG, NULL, "the KL term is part of the loss, not of the reward", DEMO_ANY}, \
-    {"no_advantage_std_norm", &(p).no_advantage_std_norm, DEMO_FLAG, NULL, "advantages lose their mean only", DEMO_ANY}, \
-    {"rollout_batch_size", &(p).rollout_batch_size, DEMO_INT, "32", "prompts of a rollout", DEMO_COUNT(1)}, \
-    {"micro_rollout_batch_size", &(p).micro_rollout_batch_size, DEMO_INT, "0", "texts that grow, and rows that are scored, at a time on a rank; 0: 16, and micro_train_batch_size", DEMO_COUNT(0)}, \
-    {"n_samples_per_prompt", &(p).n_samples_per_prompt, DEMO_INT, "1", "texts for every prompt", DEMO_COUNT(1)}, \
-    {"dynamic_filtering", &(p).dynamic_filtering, DEMO_FLAG, NULL, "groups whose mean reward is outside the range below are replaced by those of further prompts (DAPO)", DEMO_ANY}, \
-    {"dynamic_filtering_reward_range", &(p).dynamic_filtering_reward_range, DEMO_FLOATS2, "0,1", "its two ends are outside", DEMO_ANY}, \
-    {"eval_temperature", &(p).eval_temperature, DEMO_FLOAT, "0", "of sampling in evaluations; 0: the most probable token", DEMO_BETWEEN(0, 1e30)}, \
-    {"eval_n_samples_per_prompt", &(p).eval_n_samples_per_prompt, DEMO_INT, "1", "texts for every prompt of an evaluation", DEMO_COUNT(1)}, \
-    {"num_episodes", &(p).num_episodes, DEMO_INT, "1", "passes over the prompts", DEMO_COUNT(1)}, \
-    {"prompt_max_len", &(p).prompt_max_len, DEMO_INT, "1024", "longest prompt, in tokens", DEMO_COUNT(1)}, \
-    {"generate_max_len", &(p).generate_max_len, DEMO_INT, "64", "longest text, in tokens", DEMO_COUNT(1)}, \
-    {"temperature", &(p).temperature, DEMO_FLOAT, "1", "of sampling", {0, 1e30, true}}, \
-    {"top_p", &(p).top_p, DEMO_FLOAT, "1", "share of probability that is sampled from", DEMO_BETWEEN(0, 1)}, \
-    {"top_k", &(p).top_k, DEMO_INT, "0", "so many most probable tokens are sampled from; 0: all", DEMO_COUNT(0)}, \
-    {"actor_learning_rate", &(p).actor_learning_rate, DEMO_FLOAT, "2e-4", "of the actor", DEMO_ABOVE(0)}, \
-    {"critic_learning_rate", &(p).critic_learning_rate, DEMO_FLOAT, "1e-3", "of the critic", DEMO_ABOVE(0)}, \
-    {"critic.optim", &(p).critic.optim, DEMO_STRING, NULL, "of the critic, like all below; without it the actor's", DEMO_ANY}, \
-    {"critic.adam.betas", &(p).critic.adam_betas, DEMO_FLOATS2, "-1,-1", "-1: the actor's", DEMO_BETWEEN(0, 1)}, \
-    {"critic.adam.eps", &(p).critic.adam_eps, DEMO_FLOAT, "-1", "-1: the actor's", DEMO_BETWEEN(1e-30, 1e30)}, \
-    {"critic.adam.weight_decay", &(p).critic.l2, DEMO_FLOAT, "-1", "-1: the actor's", DEMO_AT_LEAST(0)}, \
-    {"critic.max_norm", &(p).critic.max_norm, DEMO_FLOAT, "-1", "-1: the actor's", DEMO_AT_LEAST(0)}, \
-    {"critic.lr_scheduler", &(p).critic.lr_scheduler, DEMO_STRING, NULL, "without it the actor's", DEMO_ANY}, \
-    {"critic.lr_warmup_ratio", &(p).critic.lr_warmup_ratio, DEMO_FLOAT, "-1", "-1: the actor's warm-up", DEMO_BETWEEN(0, 1)}, \
-    {"critic.min_lr_ratio", &(p).critic.min_lr_ratio, DEMO_FLOAT, "-1", "-1: the actor's", DEMO_BETWEEN(0, 1)}, \
-    {"policy_loss_type", &(p).policy_loss_type, DEMO_STRING, "ppo", "ppo: a ratio for every token; gspo: one for the whole text, and a mean over texts", DEMO_ANY}, \
-    {"eps_clip", &(p).eps_clip, DEMO_FLOAT, "0.2", "the ratio is clipped to 1 +- this", DEMO_ABOVE(0)}, \
-    {"eps_clip_low_high", &(p).eps_clip_low_high, DEMO_FLOATS2, "0,0", "the two sides apart; 0: eps_clip", DEMO_AT_LEAST(0)}, \
-    {"dual_clip", &(p).dual_clip, DEMO_FLOAT, "0", "bound on the ratio where the advantage is negative; 0: none", DEMO_AT_LEAST(0)}, \
-    {"value_clip", &(p).value_clip, DEMO_FLOAT, "0.2", "values move at most so far from the old ones; 0: no clip", DEMO_AT_LEAST(0)}, \
-    {"lambd", &(p).lambd, DEMO_FLOAT, "0.95", "lambda of GAE", DEMO_BETWEEN(0, 1)}, \
-    {"gamma", &(p).gamma, DEMO_FLOAT, "1", "discount of rewards", DEMO_BETWEEN(0, 1)}, \
-    {"init_kl_coef", &(p).init_kl_coef, DEMO_FLOAT, "0.01", "coefficient of the KL to the reference", DEMO_AT_LEAST(0)}, \
-    {"kl_target", &(p).kl_target, DEMO_FLOAT, "0", "KL that the coefficient is steered to; 0: it is fixed", DEMO_AT_LEAST(0)}, \
-    {"kl_horizon", &(p).kl_horizon, DEMO_INT, "10000", "texts over which it is steered", DEMO_COUNT(1)}, \
-    {"reward_clip_range", &(p).reward_clip_range, DEMO_FLOATS2, "-10,10", "rewards are clipped to it", DEMO_ANY}, \
-    {"normalize_reward", &(p).normalize_reward, DEMO_FLAG, NULL, "reward models' scores less their mean, in units of their deviation, as train_rm found them on its evaluation data", DEMO_ANY}, \
-    {"overlong_buffer_len", &(p).overlong_buffer_len, DEMO_FLOAT, "0", "the last so many tokens of generate_max_len cost reward, more and more; 0: none", DEMO_AT_LEAST(0)}, \
-    {"overlong_penalty_factor", &(p).overlong_penalty_factor, DEMO_FLOAT, "1", "what the last of them costs", DEMO_AT_LEAST(0)}, \
-    {"reward.stop_properly_penalty_coef", &(p).stop_properly_penalty_coef, DEMO_FLOAT, "1", "a text cut off by its length has its reward multiplied by it or, if it is negative, replaced by it", {-HUGE_VAL, 1, false}}, \
-    {"pretrain_data", &(p).pretrain_data, DEMO_STRING, NULL, "plain text or JSON lines whose every token the actor goes on learning: .txt or .jsonl, a comma list", DEMO_ANY}, \
-    {"ptx_coef", &(p).ptx_coef, DEMO_FLOAT, "0.05", "weight of its loss, a token mean over train_batch_size documents a step", DEMO_AT_LEAST(0)}, \
-    {"entropy_loss_coef", &(p).entropy_loss_coef, DEMO_FLOAT, "0", "weight of the entropy bonus", DEMO_AT_LEAST(0)}, \
-    {"freezing_actor_steps", &(p).freezing_actor_steps, DEMO_INT, "-1", "the critic alone learns for so many steps", DEMO_COUNT(-1)}
+    { \
+        "prompt_data", &(c).dataset, DEMO_STRING, NULL, "prompts: .jsonl, a comma list", \
+        DEMO_ANY}, \
+        {"input_key", &(p).input_key, DEMO_STRING, "input", "JSON key of the prompt", DEMO_ANY}, \
+        {"label_key", \
+         &(p).label_key, \
+         DEMO_STRING, \
+         NULL, \
+         "JSON key of the right answer, for --reward_rule, reward servers and evaluations", \
+         DEMO_ANY}, \
+        {"ref_pretrain", \
+         &(p).ref_pretrain, \
+         DEMO_STRING, \
+         NULL, \
+         "folder of the reference model; without it the model training starts from", \
+         DEMO_ANY}, \
+        {"reward_pretrain", \
+         &(p).reward_pretrain, \
+         DEMO_STRING, \
+         NULL, \
+         "folders of reward models, a comma list; their scores are added", \
+         DEMO_ANY}, \
+        {"reward_rule", \
+         &(p).reward_rule, \
+         DEMO_STRING, \
+         NULL, \
+         "last_number: 1 if the text's last number is the label's, else 0", \
+         DEMO_ANY}, \
+        {"remote_rm_url", \
+         &(p).servers.urls, \
+         DEMO_STRING, \
+         NULL, \
+         "http servers that give rewards, a comma list; what they say is added", \
+         DEMO_ANY}, \
+        {"remote_rm_timeout",         &(p).servers.timeout, DEMO_FLOAT, "180", \
+         "seconds a server may take", {0, 1e6, true}}, \
+        {"remote_rm_retries", \
+         &(p).servers.retries, \
+         DEMO_INT, \
+         "4", \
+         "further tries when a server cannot be reached or is busy", \
+         DEMO_COUNT(0)}, \
+        {"remote_rm_backoff", \
+         &(p).servers.backoff, \
+         DEMO_FLOAT, \
+         "1", \
+         "seconds before the second try, twice as many before each one after, a minute at " \
+         "most", \
+         DEMO_BETWEEN(0, 60)}, \
+        {"critic_pretrain", \
+         &(p).critic_pretrain, \
+         DEMO_STRING, \
+         NULL, \
+         "folder the critic starts from; without it the reward model, or the actor", \
+         DEMO_ANY}, \
+        {"value_head_prefix", \
+         &(p).value_head_prefix, \
+         DEMO_STRING, \
+         "score", \
+         "name of the heads of critic and reward model", \
+         DEMO_ANY}, \
+        {"save_value_network", \
+         &(p).save_value_network, \
+         DEMO_FLAG, \
+         NULL, \
+         "the critic is written too, into save_path/critic", \
+         DEMO_ANY}, \
+        {"advantage_estimator", \
+         &(p).advantage_estimator, \
+         DEMO_STRING, \
+         "gae", \
+         "gae, reinforce, rloo, reinforce_baseline, group_norm or dr_grpo", \
+         DEMO_ANY}, \
+        {"kl_estimator", &(p).kl_estimator, DEMO_STRING, NULL, "k1, k2 or k3; without it k1", \
+         DEMO_ANY}, \
+        {"use_kl_estimator_k3", \
+         &(p).use_kl_estimator_k3, \
+         DEMO_FLAG, \
+         NULL, \
+         "the same as --kl_estimator k3", \
+         DEMO_ANY}, \
+        {"use_kl_loss", \
+         &(p).use_kl_loss, \
+         DEMO_FLAG, \
+         NULL, \
+         "the KL term is part of the loss, not of the reward", \
+         DEMO_ANY}, \
+        {"no_advantage_std_norm", \
+         &(p).no_advantage_std_norm, \
+         DEMO_FLAG, \
+         NULL, \
+         "advantages lose their mean only", \
+         DEMO_ANY}, \
+        {"rollout_batch_size", &(p).rollout_batch_size, DEMO_INT, "32", "prompts of a rollout", \
+         DEMO_COUNT(1)}, \
+        {"micro_rollout_batch_size", \
+         &(p).micro_rollout_batch_size, \
+         DEMO_INT, \
+         "0", \
+         "texts that grow, and rows that are scored, at a time on a rank; 0: 16, and " \
+         "micro_train_batch_size", \
+         DEMO_COUNT(0)}, \
+        {"n_samples_per_prompt", \
+         &(p).n_samples_per_prompt, \
+         DEMO_INT, \
+         "1", \
+         "texts for every prompt", \
+         DEMO_COUNT(1)}, \
+        {"dynamic_filtering", \
+         &(p).dynamic_filtering, \
+         DEMO_FLAG, \
+         NULL, \
+         "groups whose mean reward is outside the range below are replaced by those of " \
+         "further prompts (DAPO)", \
+         DEMO_ANY}, \
+        {"dynamic_filtering_reward_range", \
+         &(p).dynamic_filtering_reward_range, \
+         DEMO_FLOATS2, \
+         "0,1", \
+         "its two ends are outside", \
+         DEMO_ANY}, \
+        {"eval_temperature", \
+         &(p).eval_temperature, \
+         DEMO_FLOAT, \
+         "0", \
+         "of sampling in evaluations; 0: the most probable token", \
+         DEMO_BETWEEN(0, 1e30)}, \
+        {"eval_n_samples_per_prompt", \
+         &(p).eval_n_samples_per_prompt, \
+         DEMO_INT, \
+         "1", \
+         "texts for every prompt of an evaluation", \
+         DEMO_COUNT(1)}, \
+        {"num_episodes", &(p).num_episodes, DEMO_INT, "1", "passes over the prompts", \
+         DEMO_COUNT(1)}, \
+        {"prompt_max_len", &(p).prompt_max_len,         DEMO_INT, \
+         "1024",           "longest prompt, in tokens", DEMO_COUNT(1)}, \
+        {"generate_max_len",        &(p).generate_max_len, DEMO_INT, "64", \
+         "longest text, in tokens", DEMO_COUNT(1)}, \
+        {"temperature", &(p).temperature, DEMO_FLOAT, "1", "of sampling", {0, 1e30, true}}, \
+        {"top_p", \
+         &(p).top_p, \
+         DEMO_FLOAT, \
+         "1", \
+         "share of probability that is sampled from", \
+         DEMO_BETWEEN(0, 1)}, \
+        {"top_k", \
+         &(p).top_k, \
+         DEMO_INT, \
+         "0", \
+         "so many most probable tokens are sampled from; 0: all", \
+         DEMO_COUNT(0)}, \
+        {"actor_learning_rate", &(p).actor_learning_rate, DEMO_FLOAT, "2e-4", "of the actor", \
+         DEMO_ABOVE(0)}, \
+        {"critic_learning_rate", &(p).critic_learning_rate, DEMO_FLOAT, "1e-3", "of the critic", \
+         DEMO_ABOVE(0)}, \
+        {"critic.optim", \
+         &(p).critic.optim, \
+         DEMO_STRING, \
+         NULL, \
+         "of the critic, like all below; without it the actor's", \
+         DEMO_ANY}, \
+        {"critic.adam.betas", &(p).critic.adam_betas, DEMO_FLOATS2, "-1,-1", \
+         "-1: the actor's",   DEMO_BETWEEN(0, 1)}, \
+        {"critic.adam.eps", &(p).critic.adam_eps,     DEMO_FLOAT, "-1", \
+         "-1: the actor's", DEMO_BETWEEN(1e-30, 1e30)}, \
+        {"critic.adam.weight_decay", &(p).critic.l2,  DEMO_FLOAT, "-1", \
+         "-1: the actor's",          DEMO_AT_LEAST(0)}, \
+        {"critic.max_norm", &(p).critic.max_norm, DEMO_FLOAT, "-1", \
+         "-1: the actor's", DEMO_AT_LEAST(0)}, \
+        {"critic.lr_scheduler", \
+         &(p).critic.lr_scheduler, \
+         DEMO_STRING, \
+         NULL, \
+         "without it the actor's", \
+         DEMO_ANY}, \
+        {"critic.lr_warmup_ratio",  &(p).critic.lr_warmup_ratio, DEMO_FLOAT, "-1", \
+         "-1: the actor's warm-up", DEMO_BETWEEN(0, 1)}, \
+        {"critic.min_lr_ratio", &(p).critic.min_lr_ratio, DEMO_FLOAT, "-1", \
+         "-1: the actor's",     DEMO_BETWEEN(0, 1)}, \
+        {"policy_loss_type", \
+         &(p).policy_loss_type, \
+         DEMO_STRING, \
+         "ppo", \
+         "ppo: a ratio for every token; gspo: one for the whole text, and a mean over texts", \
+         DEMO_ANY}, \
+        {"eps_clip",   &(p).eps_clip, DEMO_FLOAT, "0.2", "the ratio is clipped to 1 +- this", \
+         DEMO_ABOVE(0)}, \
+        {"eps_clip_low_high", \
+         &(p).eps_clip_low_high, \
+         DEMO_FLOATS2, \
+         "0,0", \
+         "the two sides apart; 0: eps_clip", \
+         DEMO_AT_LEAST(0)}, \
+        {"dual_clip", \
+         &(p).dual_clip, \
+         DEMO_FLOAT, \
+         "0", \
+         "bound on the ratio where the advantage is negative; 0: none", \
+         DEMO_AT_LEAST(0)}, \
+        {"value_clip", \
+         &(p).value_clip, \
+         DEMO_FLOAT, \
+         "0.2", \
+         "values move at most so far from the old ones; 0: no clip", \
+         DEMO_AT_LEAST(0)}, \
+        {"lambd", &(p).lambd, DEMO_FLOAT, "0.95", "lambda of GAE", DEMO_BETWEEN(0, 1)}, \
+        {"gamma", &(p).gamma, DEMO_FLOAT, "1", "discount of rewards", DEMO_BETWEEN(0, 1)}, \
+        {"init_kl_coef", \
+         &(p).init_kl_coef, \
+         DEMO_FLOAT, \
+         "0.01", \
+         "coefficient of the KL to the reference", \
+         DEMO_AT_LEAST(0)}, \
+        {"kl_target", \
+         &(p).kl_target, \
+         DEMO_FLOAT, \
+         "0", \
+         "KL that the coefficient is steered to; 0: it is fixed", \
+         DEMO_AT_LEAST(0)}, \
+        {"kl_horizon", &(p).kl_horizon, DEMO_INT, "10000", "texts over which it is steered", \
+         DEMO_COUNT(1)}, \
+        {"reward_clip_range", \
+         &(p).reward_clip_range, \
+         DEMO_FLOATS2, \
+         "-10,10", \
+         "rewards are clipped to it", \
+         DEMO_ANY}, \
+        {"normalize_reward", \
+         &(p).normalize_reward, \
+         DEMO_FLAG, \
+         NULL, \
+         "reward models' scores less their mean, in units of their deviation, as train_rm " \
+         "found them on its evaluation data", \
+         DEMO_ANY}, \
+        {"overlong_buffer_len", \
+         &(p).overlong_buffer_len, \
+         DEMO_FLOAT, \
+         "0", \
+         "the last so many tokens of generate_max_len cost reward, more and more; 0: none", \
+         DEMO_AT_LEAST(0)}, \
+        {"overlong_penalty_factor", \
+         &(p).overlong_penalty_factor, \
+         DEMO_FLOAT, \
+         "1", \
+         "what the last of them costs", \
+         DEMO_AT_LEAST(0)}, \
+        {"reward.stop_properly_penalty_coef", \
+         &(p).stop_properly_penalty_coef, \
+         DEMO_FLOAT, \
+         "1", \
+         "a text cut off by its length has its reward multiplied by it or, if it is " \
+         "negative, replaced by it", \
+         {-HUGE_VAL, 1, false}}, \
+        {"pretrain_data", \
+         &(p).pretrain_data, \
+         DEMO_STRING, \
+         NULL, \
+         "plain text or JSON lines whose every token the actor goes on learning: .txt or " \
+         ".jsonl, a comma list", \
+         DEMO_ANY}, \
+        {"ptx_coef", \
+         &(p).ptx_coef, \
+         DEMO_FLOAT, \
+         "0.05", \
+         "weight of its loss, a token mean over train_batch_size documents a step", \
+         DEMO_AT_LEAST(0)}, \
+        {"entropy_loss_coef",           &(p).entropy_loss_coef, DEMO_FLOAT, "0", \
+         "weight of the entropy bonus", DEMO_AT_LEAST(0)}, \
+    { \
+        "freezing_actor_steps", &(p).freezing_actor_steps, DEMO_INT, "-1", \
+            "the critic alone learns for so many steps", DEMO_COUNT(-1) \
+    }
 
 /* ---- what does not go together, refused before anything is read: 0, or -1 with one sentence ---- */
 
 static int demo_ppo_rewards_check(const demo_ppo_config *p, char *error, size_t size) {
-    if (!p->reward_rule && !p->reward_pretrain && !p->servers.urls) return snprintf(error, size, "nothing gives a reward; give --reward_pretrain FOLDER, --remote_rm_url URL or --reward_rule last_number"), -1;
-    if (p->reward_rule && !p->label_key) return snprintf(error, size, "reward_rule %s compares with a right answer; name it by --label_key", p->reward_rule), -1;
+    if (!p->reward_rule && !p->reward_pretrain && !p->servers.urls)
+        return snprintf(error, size,
+                        "nothing gives a reward; give --reward_pretrain FOLDER, "
+                        "--remote_rm_url URL or --reward_rule last_number"),
+               -1;
+    if (p->reward_rule && !p->label_key)
+        return snprintf(error, size,
+                        "reward_rule %s compares with a right answer; name it by --label_key",
+                        p->reward_rule),
+               -1;
     if (p->servers.urls && demo_servers_check(&p->servers, error, size)) return -1;
-    if (p->normalize_reward && !p->reward_pretrain) return snprintf(error, size, "normalize_reward is about the scores of reward models; give --reward_pretrain FOLDER or leave it out"), -1;
-    if (!(p->reward_clip_range[0] < p->reward_clip_range[1])) return snprintf(error, size, "reward_clip_range runs from %g to %g; give the lower bound first", p->reward_clip_range[0], p->reward_clip_range[1]), -1;
-    if (p->overlong_buffer_len > (double)p->generate_max_len) return snprintf(error, size, "overlong_buffer_len %g is longer than generate_max_len %lld; it is the last part of it", p->overlong_buffer_len, (long long)p->generate_max_len), -1;
-    if (!(p->overlong_buffer_len > 0) && (p->overlong_penalty_factor < 1 || p->overlong_penalty_factor > 1)) return snprintf(error, size, "overlong_penalty_factor %g needs a stretch to grow over; give --overlong_buffer_len TOKENS", p->overlong_penalty_factor), -1;
+    if (p->normalize_reward && !p->reward_pretrain)
+        return snprintf(error, size,
+                        "normalize_reward is about the scores of reward models; give "
+                        "--reward_pretrain FOLDER or leave it out"),
+               -1;
+    if (!(p->reward_clip_range[0] < p->reward_clip_range[1]))
+        return snprintf(error, size,
+                        "reward_clip_range runs from %g to %g; give the lower bound first",
+                        p->reward_clip_range[0], p->reward_clip_range[1]),
+               -1;
+    if (p->overlong_buffer_len > (double)p->generate_max_len)
+        return snprintf(error, size,
+                        "overlong_buffer_len %g is longer than generate_max_len %lld; it is "
+                        "the last part of it",
+                        p->overlong_buffer_len, (long long)p->generate_max_len),
+               -1;
+    if (!(p->overlong_buffer_len > 0) &&
+        (p->overlong_penalty_factor < 1 || p->overlong_penalty_factor > 1))
+        return snprintf(error, size,
+                        "overlong_penalty_factor %g needs a stretch to grow over; give "
+                        "--overlong_buffer_len TOKENS",
+                        p->overlong_penalty_factor),
+               -1;
     return 0;
 }
 
 static int demo_ppo_groups_check(const demo_ppo_config *p, char *error, size_t size) {
     const double *range = p->dynamic_filtering_reward_range;
-    int alone = p->n_samples_per_prompt < 2, compared = strcmp(p->advantage_estimator, "gae") && strcmp(p->advantage_estimator, "reinforce");
-    if (p->rollout_batch_size * p->n_samples_per_prompt > DEMO_MOST_TEXTS) return snprintf(error, size, "rollout_batch_size %lld x n_samples_per_prompt %lld are more than the %d texts a rollout takes; lower one of them", (long long)p->rollout_batch_size, (long long)p->n_samples_per_prompt, DEMO_MOST_TEXTS), -1;
-    if (compared && alone) return snprintf(error, size, "advantage_estimator %s compares texts of one prompt, n_samples_per_prompt is %lld; give 2 or more", p->advantage_estimator, (long long)p->n_samples_per_prompt), -1;
-    if (p->dynamic_filtering && alone) return snprintf(error, size, "dynamic_filtering looks at the mean reward of a prompt's texts, n_samples_per_prompt is %lld; give 2 or more", (long long)p->n_samples_per_prompt), -1;
-    if (!(range[0] < range[1])) return snprintf(error, size, "dynamic_filtering_reward_range runs from %g to %g; give the lower bound first", range[0], range[1]), -1;
-    if (p->eval_n_samples_per_prompt > 1 && !(p->eval_temperature > 0)) return snprintf(error, size, "eval_n_samples_per_prompt is %lld, but the most probable tokens always make the same text; give an --eval_temperature above 0", (long long)p->eval_n_samples_per_prompt), -1;
+    int alone = p->n_samples_per_prompt < 2;
+    int compared = strcmp(p->advantage_estimator, "gae") &&
+                   strcmp(p->advantage_estimator, "reinforce");
+    if (p->rollout_batch_size * p->n_samples_per_prompt > DEMO_MOST_TEXTS)
+        return snprintf(error, size,
+                        "rollout_batch_size %lld x n_samples_per_prompt %lld are more than the "
+                        "%d texts a rollout takes; lower one of them",
+                        (long long)p->rollout_batch_size, (long long)p->n_samples_per_prompt,
+                        DEMO_MOST_TEXTS),
+               -1;
+    if (compared && alone)
+        return snprintf(error, size,
+                        "advantage_estimator %s compares texts of one prompt, "
+                        "n_samples_per_prompt is %lld; give 2 or more",
+                        p->advantage_estimator, (long long)p->n_samples_per_prompt),
+               -1;
+    if (p->dynamic_filtering && alone)
+        return snprintf(error, size,
+                        "dynamic_filtering looks at the mean reward of a prompt's texts, "
+                        "n_samples_per_prompt is %lld; give 2 or more",
+                        (long long)p->n_samples_per_prompt),
+               -1;
+    if (!(range[0] < range[1]))
+        return snprintf(error, size,
+                        "dynamic_filtering_reward_range runs from %g to %g; give the lower "
+                        "bound first",
+                        range[0], range[1]),
+               -1;
+    if (p->eval_n_samples_per_prompt > 1 && !(p->eval_temperature > 0))
+        return snprintf(error, size,
+                        "eval_n_samples_per_prompt is %lld, but the most probable tokens "
+                        "always make the same text; give an --eval_temperature above 0",
+                        (long long)p->eval_n_samples_per_prompt),
+               -1;
     return 0;
 }
 
 static int demo_ppo_models_check(const demo_job *job, char *error, size_t size) {
     const demo_ppo_config *p = (const demo_ppo_config *)job->options;
-    if (p->use_kl_estimator_k3 && p->kl_estimator && strcmp(p->kl_estimator, "k3")) return snprintf(error, size, "use_kl_estimator_k3 contradicts kl_estimator %s; drop one of them", p->kl_estimator), -1;
-    if (p->save_value_network && strcmp(p->advantage_estimator, "gae")) return snprintf(error, size, "save_value_network: advantage_estimator %s has no critic to save; leave it out or use gae", p->advantage_estimator), -1;
-    if (p->pretrain_data && (p->temperature < 1 || p->temperature > 1)) return snprintf(error, size, "pretrain_data with temperature %g: one step takes all its log-probs at one temperature, and text is learnt at 1; leave out one of them", p->temperature), -1;
-    if (job->config.max_epochs < 1 || job->config.max_epochs != floor(job->config.max_epochs)) return snprintf(error, size, "max_epochs is %g; a rollout is gone through a whole number of times, at least once", job->config.max_epochs), -1;
-    if (job->config.eval_dataset && !p->label_key) return snprintf(error, size, "an evaluation counts right answers; name them by --label_key"), -1;
+    if (p->use_kl_estimator_k3 && p->kl_estimator && strcmp(p->kl_estimator, "k3"))
+        return snprintf(error, size,
+                        "use_kl_estimator_k3 contradicts kl_estimator %s; drop one of them",
+                        p->kl_estimator),
+               -1;
+    if (p->save_value_network && strcmp(p->advantage_estimator, "gae"))
+        return snprintf(error, size,
+                        "save_value_network: advantage_estimator %s has no critic to save; "
+                        "leave it out or use gae",
+                        p->advantage_estimator),
+               -1;
+    if (p->pretrain_data && (p->temperature < 1 || p->temperature > 1))
+        return snprintf(error, size,
+                        "pretrain_data with temperature %g: one step takes all its log-probs "
+                        "at one temperature, and text is learnt at 1; leave out one of them",
+                        p->temperature),
+               -1;
+    if (job->config.max_epochs < 1 || job->config.max_epochs != floor(job->config.max_epochs))
+        return snprintf(error, size,
+                        "max_epochs is %g; a rollout is gone through a whole number of times, "
+                        "at least once",
+                        job->config.max_epochs),
+               -1;
+    if (job->config.eval_dataset && !p->label_key)
+        return snprintf(error, size,
+                        "an evaluation counts right answers; name them by --label_key"),
+               -1;
     return 0;
 }
 
 static int demo_ppo_prepare(demo_job *job, char *error, size_t size) {
     demo_ppo_config *p = (demo_ppo_config *)job->options;
-    if (!job->config.dataset) return snprintf(error, size, "no prompts; give --prompt_data FILE"), -1;
-    if (demo_ppo_rewards_check(p, error, size) || demo_ppo_groups_check(p, error, size) || demo_ppo_models_check(job, error, size)) return -1;
+    if (!job->config.dataset)
+        return snprintf(error, size, "no prompts; give --prompt_data FILE"), -1;
+    if (demo_ppo_rewards_check(p, error, size) || demo_ppo_groups_check(p, error, size) ||
+        demo_ppo_models_check(job, error, size))
+        return -1;
     if (!p->kl_estimator) p->kl_estimator = p->use_kl_estimator_k3 ? "k3" : "k1";
     job->config.max_len = p->prompt_max_len + p->generate_max_len;
     job->temperature = p->temperature;

@@ -9,53 +9,119 @@
 #include "reference.h"
 
 typedef struct {
-    const char *prompt_key, *chosen_key, *rejected_key, *margin_key, *ref_pretrain, *pref_loss, *loss, *value_head_prefix;
+    const char *prompt_key, *chosen_key, *rejected_key, *margin_key, *ref_pretrain, *pref_loss;
+    const char *loss, *value_head_prefix;
     bool ipo, margin_loss, precompute_ref;
     double beta, label_smoothing, nll_loss_coef, simpo_gamma;
     double *margins[2]; /* of the training and the evaluation pairs, stb_ds arrays */
 } demo_preference_config;
 
 #define DEMO_PAIR_BINDINGS(p) \
-    {"prompt_key", &(p).prompt_key, DEMO_STRING, NULL, "JSON key of the prompt; without it chosen and rejected begin with it", DEMO_ANY}, \
-    {"chosen_key", &(p).chosen_key, DEMO_STRING, "chosen", "JSON key of the better response", DEMO_ANY}, \
-    {"rejected_key", &(p).rejected_key, DEMO_STRING, "rejected", "JSON key of the worse response", DEMO_ANY}
+    {"prompt_key", \
+     &(p).prompt_key, \
+     DEMO_STRING, \
+     NULL, \
+     "JSON key of the prompt; without it chosen and rejected begin with it", \
+     DEMO_ANY}, \
+        {"chosen_key", \
+         &(p).chosen_key, \
+         DEMO_STRING, \
+         "chosen", \
+         "JSON key of the better response", \
+         DEMO_ANY}, \
+    { \
+        "rejected_key", &(p).rejected_key, DEMO_STRING, "rejected", \
+            "JSON key of the worse response", DEMO_ANY \
+    }
 
-#define DEMO_DPO_BINDINGS(p) DEMO_PAIR_BINDINGS(p), \
-    DEMO_REFERENCE_BINDINGS(p), \
-    {"beta", &(p).beta, DEMO_FLOAT, "0.1", "temperature of the implicit reward", DEMO_ABOVE(0)}, \
-    {"pref_loss", &(p).pref_loss, DEMO_STRING, "sigmoid", "sigmoid (DPO), ipo, hinge or simpo", DEMO_ANY}, \
-    {"ipo", &(p).ipo, DEMO_FLAG, NULL, "the same as --pref_loss ipo", DEMO_ANY}, \
-    {"label_smoothing", &(p).label_smoothing, DEMO_FLOAT, "0", "share of pairs taken to be labelled the wrong way round (cDPO)", DEMO_BETWEEN(0, 0.5)}, \
-    {"simpo_gamma", &(p).simpo_gamma, DEMO_FLOAT, "0.5", "simpo: margin of rewards that is aimed at", DEMO_AT_LEAST(0)}, \
-    {"nll_loss_coef", &(p).nll_loss_coef, DEMO_FLOAT, "0", "mixes in the chosen response's mean negative log-prob", DEMO_AT_LEAST(0)}
+#define DEMO_DPO_BINDINGS(p) \
+    DEMO_PAIR_BINDINGS(p), DEMO_REFERENCE_BINDINGS(p), \
+        {"beta",       &(p).beta, DEMO_FLOAT, "0.1", "temperature of the implicit reward", \
+         DEMO_ABOVE(0)}, \
+        {"pref_loss", \
+         &(p).pref_loss, \
+         DEMO_STRING, \
+         "sigmoid", \
+         "sigmoid (DPO), ipo, hinge or simpo", \
+         DEMO_ANY}, \
+        {"ipo", &(p).ipo, DEMO_FLAG, NULL, "the same as --pref_loss ipo", DEMO_ANY}, \
+        {"label_smoothing", \
+         &(p).label_smoothing, \
+         DEMO_FLOAT, \
+         "0", \
+         "share of pairs taken to be labelled the wrong way round (cDPO)", \
+         DEMO_BETWEEN(0, 0.5)}, \
+        {"simpo_gamma", \
+         &(p).simpo_gamma, \
+         DEMO_FLOAT, \
+         "0.5", \
+         "simpo: margin of rewards that is aimed at", \
+         DEMO_AT_LEAST(0)}, \
+    { \
+        "nll_loss_coef", &(p).nll_loss_coef, DEMO_FLOAT, "0", \
+            "mixes in the chosen response's mean negative log-prob", DEMO_AT_LEAST(0) \
+    }
 
-#define DEMO_RM_BINDINGS(p) DEMO_PAIR_BINDINGS(p), \
-    {"loss", &(p).loss, DEMO_STRING, "sigmoid", "sigmoid or logexp: the same function, the second without margins", DEMO_ANY}, \
-    {"margin_loss", &(p).margin_loss, DEMO_FLAG, NULL, "scores are to differ by the pair's margin", DEMO_ANY}, \
-    {"margin_key", &(p).margin_key, DEMO_STRING, "margin", "JSON key of that margin", DEMO_ANY}, \
-    {"value_head_prefix", &(p).value_head_prefix, DEMO_STRING, "score", "name of the head: score gives the tensor score.weight", DEMO_ANY}
+#define DEMO_RM_BINDINGS(p) \
+    DEMO_PAIR_BINDINGS(p), \
+        {"loss", \
+         &(p).loss, \
+         DEMO_STRING, \
+         "sigmoid", \
+         "sigmoid or logexp: the same function, the second without margins", \
+         DEMO_ANY}, \
+        {"margin_loss", \
+         &(p).margin_loss, \
+         DEMO_FLAG, \
+         NULL, \
+         "scores are to differ by the pair's margin", \
+         DEMO_ANY}, \
+        {"margin_key", &(p).margin_key,           DEMO_STRING, \
+         "margin",     "JSON key of that margin", DEMO_ANY}, \
+    { \
+        "value_head_prefix", &(p).value_head_prefix, DEMO_STRING, "score", \
+            "name of the head: score gives the tensor score.weight", DEMO_ANY \
+    }
 
 /* ---- data: two documents a pair ---- */
 
-static int demo_pairs_as_documents(const demo_job *job, demo_dataset *set, const char *paths, int64_t max_samples, char *error, size_t size) {
+static int demo_pairs_as_documents(const demo_job *job, demo_dataset *set, const char *paths,
+                                   int64_t max_samples, char *error, size_t size) {
     const demo_config *c = &job->config;
     demo_preference_config *p = (demo_preference_config *)job->options;
-    demo_pair_options options = {.data = {.input_template = p->prompt_key ? c->input_template : NULL, .max_len = c->max_len, .cut_long = !strcmp(c->truncation, "cut"), .max_samples = max_samples, .vocab_size = job->model.vocab},
-        .prompt_key = p->prompt_key, .chosen_key = p->chosen_key, .rejected_key = p->rejected_key, .margin_key = p->margin_key, .margins = p->margin_loss};
+    demo_pair_options options = {
+        .data = {.input_template = p->prompt_key ? c->input_template : NULL,
+                 .max_len = c->max_len,
+                 .cut_long = !strcmp(c->truncation, "cut"),
+                 .max_samples = max_samples,
+                 .vocab_size = job->model.vocab},
+        .prompt_key = p->prompt_key,
+        .chosen_key = p->chosen_key,
+        .rejected_key = p->rejected_key,
+        .margin_key = p->margin_key,
+        .margins = p->margin_loss};
     demo_pair_set pairs = {0};
     double **margins = &p->margins[set == &job->eval];
     char shown[1024];
     if (demo_pairs_load(&pairs, paths, &options, error, size)) return -1;
     bool evaluates = set == &job->eval;
     if (pairs.counts.identical == arrlen(pairs.pairs)) {
-        snprintf(error, size, "%s: all %lld pairs are twice the same document (%lld cut), which prefers nothing; raise --max_len or look at the keys", paths, (long long)pairs.counts.identical, (long long)pairs.counts.cut);
+        snprintf(error, size,
+                 "%s: all %lld pairs are twice the same document (%lld cut), which prefers "
+                 "nothing; raise --max_len or look at the keys",
+                 paths, (long long)pairs.counts.identical, (long long)pairs.counts.cut);
         demo_pairs_free(&pairs);
         return -1;
     }
     if (evaluates && pairs.counts.identical && !job->rank)
-        fprintf(stderr, "notice: %s: %lld of %lld pairs are twice the same document, of which neither is preferred; they are left out of the evaluation\n", seqpar_escape(shown, sizeof shown, paths), (long long)pairs.counts.identical, (long long)arrlen(pairs.pairs));
+        fprintf(stderr,
+                "notice: %s: %lld of %lld pairs are twice the same document, of which neither "
+                "is preferred; they are left out of the evaluation\n",
+                seqpar_escape(shown, sizeof shown, paths), (long long)pairs.counts.identical,
+                (long long)arrlen(pairs.pairs));
     for (int64_t i = 0; i < arrlen(pairs.pairs); i++) {
-        if (evaluates && demo_same_document(&pairs.pairs[i].chosen, &pairs.pairs[i].rejected)) { /* its accuracy would be that of roundings */
+        /* its accuracy would be that of roundings */
+        if (evaluates && demo_same_document(&pairs.pairs[i].chosen, &pairs.pairs[i].rejected)) {
             demo_document_free(&pairs.pairs[i].chosen);
             demo_document_free(&pairs.pairs[i].rejected);
             continue;
@@ -69,32 +135,58 @@ static int demo_pairs_as_documents(const demo_job *job, demo_dataset *set, const
     return 0;
 }
 
-static uint64_t demo_pairs_digest(const demo_job *job, const demo_dataset *set, uint64_t digest) {
-    const double *margins = ((const demo_preference_config *)job->options)->margins[set == &job->eval];
+static uint64_t demo_pairs_digest(const demo_job *job, const demo_dataset *set,
+                                  uint64_t digest) {
+    const double *margins =
+        ((const demo_preference_config *)job->options)->margins[set == &job->eval];
     return demo_digest(digest, margins, arrlen(margins) * (int64_t)sizeof *margins);
 }
 
 /* ---- what is common ---- */
 
-enum { LOSS, ACCURACY, CHOSEN_REWARD, REJECTED_REWARD, MARGIN, PAIR_COLUMNS, SQUARED_REWARD = PAIR_COLUMNS, RM_COLUMNS };
+enum {
+    LOSS,
+    ACCURACY,
+    CHOSEN_REWARD,
+    REJECTED_REWARD,
+    MARGIN,
+    PAIR_COLUMNS,
+    SQUARED_REWARD = PAIR_COLUMNS,
+    RM_COLUMNS
+};
 
 /* One rank of a sequence-parallel group answers for the unit. columns: the loss first. */
-static seqpar_status demo_unit_seen(demo_rank *r, demo_window *w, int64_t unit, const double *columns) {
+static seqpar_status demo_unit_seen(demo_rank *r, demo_window *w, int64_t unit,
+                                    const double *columns) {
     if (!(fabs(columns[LOSS]) <= 1e300))
-        return seqpar_fail(r->ctx.error, SEQPAR_ERR_NOT_FINITE, "step %lld: the loss of unit %lld (%s) is %g; lower the learning rate or look at the data of this step", (long long)r->step + 1, (long long)unit, r->job->objective->unit, columns[LOSS]);
+        return seqpar_fail(r->ctx.error, SEQPAR_ERR_NOT_FINITE,
+                           "step %lld: the loss of unit %lld (%s) is %g; lower the learning "
+                           "rate or look at the data of this step",
+                           (long long)r->step + 1, (long long)unit, r->job->objective->unit,
+                           columns[LOSS]);
     w->seen.width = r->job->objective->columns;
-    return r->ctx.sp_rank ? SEQPAR_OK : seqpar_segments_push(r->ctx.error, &w->seen, unit, 0, columns);
+    return r->ctx.sp_rank ? SEQPAR_OK
+                          : seqpar_segments_push(r->ctx.error, &w->seen, unit, 0, columns);
 }
-static seqpar_status demo_pair_seen(demo_rank *r, demo_window *w, int64_t unit, const seqpar_pair_result *pair) {
-    const double columns[RM_COLUMNS] = {pair->loss, pair->reward_chosen > pair->reward_rejected ? 1.0 : 0.0, pair->reward_chosen, pair->reward_rejected, pair->reward_chosen - pair->reward_rejected,
-                                        0.5 * (pair->reward_chosen * pair->reward_chosen + pair->reward_rejected * pair->reward_rejected)};
+
+static seqpar_status demo_pair_seen(demo_rank *r, demo_window *w, int64_t unit,
+                                    const seqpar_pair_result *pair) {
+    const double columns[RM_COLUMNS] = {pair->loss,
+                                        pair->reward_chosen > pair->reward_rejected ? 1.0 : 0.0,
+                                        pair->reward_chosen,
+                                        pair->reward_rejected,
+                                        pair->reward_chosen - pair->reward_rejected,
+                                        0.5 * (pair->reward_chosen * pair->reward_chosen +
+                                               pair->reward_rejected * pair->reward_rejected)};
     return demo_unit_seen(r, w, unit, columns);
 }
 
 /* Means over the units of the window, of equal numbers that number. */
-static seqpar_status demo_units_total(demo_rank *r, demo_window *w, double *means, double *weight) {
+static seqpar_status demo_units_total(demo_rank *r, demo_window *w, double *means,
+                                      double *weight) {
     int64_t columns = w->seen.width = r->job->objective->columns;
-    double *all = (double *)demo_room(w->units * (columns + 1), sizeof *all), *column = all + w->units * columns;
+    double *all = (double *)demo_room(w->units * (columns + 1), sizeof *all);
+    double *column = all + w->units * columns;
     seqpar_status status = seqpar_segments_sum(r->ctx.world, all, w->units, &w->seen);
     for (int64_t c = 0; !status && c < columns; c++) {
         for (int64_t i = 0; i < w->units; i++) column[i] = all[i * columns + c];
@@ -105,8 +197,10 @@ static seqpar_status demo_units_total(demo_rank *r, demo_window *w, double *mean
     return status;
 }
 
-/* The next unit of per_unit documents that lies in these rows, in their order; -1 when there is none. */
-static int64_t demo_next_unit(const seqpar_row *rows, int64_t count, int64_t per_unit, int64_t *row, int64_t *doc) {
+/* The next unit of per_unit documents that lies in these rows, in their order; -1 when there
+   is none. */
+static int64_t demo_next_unit(const seqpar_row *rows, int64_t count, int64_t per_unit,
+                              int64_t *row, int64_t *doc) {
     for (; *row < count; (*row)++, *doc = 0)
         while (*doc < rows[*row].docs) {
             int64_t source = rows[*row].doc_source[(*doc)++];
@@ -116,15 +210,20 @@ static int64_t demo_next_unit(const seqpar_row *rows, int64_t count, int64_t per
 }
 
 /* Gives every token that counts (live) its document's derivative, and goes backward. */
-static seqpar_status demo_spread_backward(demo_rank *r, demo_window *w, seqpar_llama_batch *b, const double *dsum, const double *live, int64_t micro) {
+static seqpar_status demo_spread_backward(demo_rank *r, demo_window *w, seqpar_llama_batch *b,
+                                          const double *dsum, const double *live,
+                                          int64_t micro) {
     double *host = (double *)demo_room(b->tokens + 1, sizeof *host);
     demo_seeds buffers = {0};
     seqpar_head_seeds seeds = {0};
     seqpar_segments_spread(host, dsum, b->share);
-    for (int64_t t = 0; t < b->tokens; t++) host[t] = live[t] == 0.0 ? 0.0 : host[t] / (double)w->units;
-    seqpar_status status = demo_seeds_write(r, &buffers, 1, host, b->tokens, demo_value_dtype(r, &r->model));
+    for (int64_t t = 0; t < b->tokens; t++)
+        host[t] = live[t] == 0.0 ? 0.0 : host[t] / (double)w->units;
+    seqpar_status status = demo_seeds_write(r, &buffers, 1, host, b->tokens,
+                                            demo_value_dtype(r, &r->model));
     seeds.dlogp = buffers.part[0].data;
-    if (!status) status = seqpar_llama_backward(&r->ctx, &r->model, b, &r->optim, micro, &seeds);
+    if (!status)
+        status = seqpar_llama_backward(&r->ctx, &r->model, b, &r->optim, micro, &seeds);
     demo_seeds_free(r, &buffers);
     free(host);
     return status;
@@ -134,14 +233,19 @@ static seqpar_status demo_spread_backward(demo_rank *r, demo_window *w, seqpar_l
 
 enum { LOGP, REF_LOGP, TOKENS, SUMS }; /* per document of the window */
 
-/* Forward of policy and reference; what this rank's tokens add to the sums of their documents. live (tokens): is it a target? */
-static seqpar_status demo_response_terms(demo_rank *r, seqpar_llama_batch *b, const seqpar_row *rows, int64_t count, int keep, int alone, seqpar_segments *segments, double *live) {
-    double *logp = (double *)demo_room(5 * b->tokens + 1, sizeof *logp), *ref = logp + b->tokens, *terms = ref + b->tokens;
+/* Forward of policy and reference; what this rank's tokens add to the sums of their
+   documents. live (tokens): is it a target? */
+static seqpar_status demo_response_terms(demo_rank *r, seqpar_llama_batch *b,
+                                         const seqpar_row *rows, int64_t count, int keep,
+                                         int alone, seqpar_segments *segments, double *live) {
+    double *logp = (double *)demo_room(5 * b->tokens + 1, sizeof *logp);
+    double *ref = logp + b->tokens, *terms = ref + b->tokens;
     seqpar_status status = seqpar_llama_forward(&r->ctx, &r->model, b, keep);
     segments->width = SUMS;
     if (!status) status = seqpar_llama_values(&r->ctx, &r->model, b);
     if (!status && !alone) status = demo_reference_logp(r, rows, count, ref);
-    if (!status) seqpar_device_read(r->device, logp, b->logp.data, 0, b->tokens, r->device->accumulator);
+    if (!status)
+        seqpar_device_read(r->device, logp, b->logp.data, 0, b->tokens, r->device->accumulator);
     for (int64_t t = 0; !status && t < b->tokens; t++) {
         live[t] = b->targets[t] != SEQPAR_IGNORE;
         terms[t * SUMS + LOGP] = live[t] == 0.0 ? 0.0 : logp[t];
@@ -155,7 +259,8 @@ static seqpar_status demo_response_terms(demo_rank *r, seqpar_llama_batch *b, co
 
 /* Where the reference was asked beforehand, its sums take their place. */
 static void demo_use_stored(const demo_window *w, double *sums) {
-    for (int64_t i = 0; w->reference && i < arrlen(w->which); i++) sums[i * SUMS + REF_LOGP] = w->reference[i];
+    for (int64_t i = 0; w->reference && i < arrlen(w->which); i++)
+        sums[i * SUMS + REF_LOGP] = w->reference[i];
 }
 
 /* A log-prob that is no number has one sentence that says whose it is. */
@@ -163,15 +268,26 @@ static seqpar_status demo_sums_finite(demo_rank *r, const demo_window *w, const 
     for (int64_t i = 0; i < arrlen(w->which); i++)
         for (int k = LOGP; k <= REF_LOGP; k++)
             if (!isfinite(sums[i * SUMS + k]))
-                return seqpar_fail(r->ctx.error, SEQPAR_ERR_NOT_FINITE, "step %lld: the %s log-prob of document %lld is %g; %s", (long long)r->step + 1, k == LOGP ? "policy's" : "reference's", (long long)w->which[i], sums[i * SUMS + k],
-                                   k == LOGP ? "lower the learning rate, or look at the weights of --pretrain" : "look at the weights of --ref_pretrain, or of --pretrain without it");
+                return seqpar_fail(
+                    r->ctx.error, SEQPAR_ERR_NOT_FINITE,
+                    "step %lld: the %s log-prob of document %lld is %g; %s",
+                    (long long)r->step + 1, k == LOGP ? "policy's" : "reference's",
+                    (long long)w->which[i], sums[i * SUMS + k],
+                    k == LOGP
+                        ? "lower the learning rate, or look at the weights of --pretrain"
+                        : "look at the weights of --ref_pretrain, or of --pretrain without it");
     return SEQPAR_OK;
 }
 
-/* Sums (documents, SUMS) of the responses in these rows, known to all sequence-parallel ranks. */
-static seqpar_status demo_response_sums(demo_rank *r, const demo_window *w, seqpar_llama_batch *b, const seqpar_row *rows, int64_t count, int keep, int alone, double *sums, double *live) {
+/* Sums (documents, SUMS) of the responses in these rows, known to all sequence-parallel
+   ranks. */
+static seqpar_status demo_response_sums(demo_rank *r, const demo_window *w,
+                                        seqpar_llama_batch *b, const seqpar_row *rows,
+                                        int64_t count, int keep, int alone, double *sums,
+                                        double *live) {
     seqpar_segments segments = {0};
-    seqpar_status status = demo_response_terms(r, b, rows, count, keep, alone || w->reference, &segments, live);
+    seqpar_status status = demo_response_terms(r, b, rows, count, keep, alone || w->reference,
+                                               &segments, live);
     if (!status) status = seqpar_segments_sum(r->ctx.sp, sums, arrlen(w->which), &segments);
     demo_use_stored(w, sums);
     if (!status) status = demo_sums_finite(r, w, sums);
@@ -183,18 +299,27 @@ static seqpar_status demo_response_sums(demo_rank *r, const demo_window *w, seqp
 
 static seqpar_preference_desc demo_preference_desc(const demo_preference_config *p) {
     static const char *const kinds[] = {"sigmoid", "ipo", "hinge", "simpo"};
-    seqpar_preference_desc d = {.kind = p->ipo ? SEQPAR_IPO : demo_pick(p->pref_loss, kinds, 4), .beta = p->beta, .label_smoothing = p->label_smoothing, .gamma = p->simpo_gamma, .nll_coef = p->nll_loss_coef};
+    seqpar_preference_desc d = {.kind = p->ipo ? SEQPAR_IPO : demo_pick(p->pref_loss, kinds, 4),
+                                .beta = p->beta,
+                                .label_smoothing = p->label_smoothing,
+                                .gamma = p->simpo_gamma,
+                                .nll_coef = p->nll_loss_coef};
     return d;
 }
 
-/* Loss of every pair in the rows; dsum (documents) becomes its derivative with respect to the sums. */
-static seqpar_status demo_dpo_pairs(demo_rank *r, demo_window *w, const seqpar_row *rows, int64_t count, const double *sums, double *dsum) {
+/* Loss of every pair in the rows; dsum (documents) becomes its derivative with respect to
+   the sums. */
+static seqpar_status demo_dpo_pairs(demo_rank *r, demo_window *w, const seqpar_row *rows,
+                                    int64_t count, const double *sums, double *dsum) {
     const demo_preference_config *p = (const demo_preference_config *)r->job->options;
     seqpar_preference_desc desc = demo_preference_desc(p);
     seqpar_status status = SEQPAR_OK;
-    for (int64_t row = 0, doc = 0, unit; !status && (unit = demo_next_unit(rows, count, 2, &row, &doc)) >= 0;) {
+    for (int64_t row = 0, doc = 0, unit;
+         !status && (unit = demo_next_unit(rows, count, 2, &row, &doc)) >= 0;) {
         const double *chosen = sums + 2 * unit * SUMS, *rejected = chosen + SUMS;
-        seqpar_preference pair = {chosen[LOGP], rejected[LOGP], chosen[REF_LOGP], rejected[REF_LOGP], (int64_t)chosen[TOKENS], (int64_t)rejected[TOKENS]};
+        seqpar_preference pair = {
+            chosen[LOGP],       rejected[LOGP],          chosen[REF_LOGP],
+            rejected[REF_LOGP], (int64_t)chosen[TOKENS], (int64_t)rejected[TOKENS]};
         seqpar_pair_result result;
         status = seqpar_preference_loss(r->ctx.error, &result, &pair, &desc);
         if (!status) status = demo_pair_seen(r, w, unit, &result);
@@ -204,16 +329,22 @@ static seqpar_status demo_dpo_pairs(demo_rank *r, demo_window *w, const seqpar_r
     return status;
 }
 
-/* Sums of the responses in these rows, what the objective makes of them, and back. alone: without the reference. */
-typedef seqpar_status (*demo_responses_fn)(demo_rank *r, demo_window *w, const seqpar_row *rows, int64_t count, const double *sums, double *dsum);
-static seqpar_status demo_response_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count, int64_t micro, int alone, demo_responses_fn objective) {
+/* Sums of the responses in these rows, what the objective makes of them, and back. alone:
+   without the reference. */
+typedef seqpar_status (*demo_responses_fn)(demo_rank *r, demo_window *w, const seqpar_row *rows,
+                                           int64_t count, const double *sums, double *dsum);
+static seqpar_status demo_response_rows(demo_rank *r, demo_window *w, int64_t first,
+                                        int64_t count, int64_t micro, int alone,
+                                        demo_responses_fn objective) {
     const seqpar_row *rows = w->batch.row + first;
     int64_t documents = arrlen(w->which);
     seqpar_llama_run run = demo_run_desc(r->job);
     seqpar_llama_batch b;
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, &r->model, &b, rows, count, &run);
-    double *sums = (double *)demo_room(documents * (SUMS + 1) + b.tokens + 1, sizeof *sums), *dsum = sums + documents * SUMS, *live = dsum + documents;
-    if (!status) status = demo_response_sums(r, w, &b, rows, count, micro >= 0, alone, sums, live);
+    double *sums = (double *)demo_room(documents * (SUMS + 1) + b.tokens + 1, sizeof *sums);
+    double *dsum = sums + documents * SUMS, *live = dsum + documents;
+    if (!status)
+        status = demo_response_sums(r, w, &b, rows, count, micro >= 0, alone, sums, live);
     if (!status) status = objective(r, w, rows, count, sums, dsum);
     if (!status && micro >= 0) status = demo_spread_backward(r, w, &b, dsum, live, micro);
     seqpar_llama_close_batch(&r->ctx, &r->model, &b);
@@ -221,8 +352,13 @@ static seqpar_status demo_response_rows(demo_rank *r, demo_window *w, int64_t fi
     return status;
 }
 
-static seqpar_status demo_dpo_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count, int64_t micro) {
-    return demo_response_rows(r, w, first, count, micro, demo_preference_desc((const demo_preference_config *)r->job->options).kind == SEQPAR_SIMPO, demo_dpo_pairs);
+static seqpar_status demo_dpo_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count,
+                                   int64_t micro) {
+    return demo_response_rows(
+        r, w, first, count, micro,
+        demo_preference_desc((const demo_preference_config *)r->job->options).kind ==
+            SEQPAR_SIMPO,
+        demo_dpo_pairs);
 }
 
 static seqpar_status demo_dpo_open(demo_rank *r) {
@@ -231,25 +367,51 @@ static seqpar_status demo_dpo_open(demo_rank *r) {
     seqpar_status status = demo_reference_open(r, p->ref_pretrain);
     return status || !p->precompute_ref ? status : demo_stored_open(r, NULL);
 }
-static seqpar_status demo_dpo_before(demo_rank *r, demo_window *w) { return w->reference = demo_stored_sums(r, w, 0), SEQPAR_OK; }
+
+static seqpar_status demo_dpo_before(demo_rank *r, demo_window *w) {
+    return w->reference = demo_stored_sums(r, w, 0), SEQPAR_OK;
+}
 
 /* Options that do not go together are refused before anything is read. */
 static int demo_dpo_prepare(demo_job *job, char *error, size_t size) {
     const demo_preference_config *p = (const demo_preference_config *)job->options;
     int simpo = demo_preference_desc(p).kind == SEQPAR_SIMPO;
-    if (p->ipo && strcmp(p->pref_loss, "sigmoid") && strcmp(p->pref_loss, "ipo")) return snprintf(error, size, "--ipo and --pref_loss %s are two losses; leave out one of them", p->pref_loss), -1;
-    if (simpo && (p->ref_pretrain || p->precompute_ref)) return snprintf(error, size, "pref_loss simpo has no reference model; leave out --%s", p->ref_pretrain ? "ref_pretrain" : "precompute_ref"), -1;
+    if (p->ipo && strcmp(p->pref_loss, "sigmoid") && strcmp(p->pref_loss, "ipo"))
+        return snprintf(error, size,
+                        "--ipo and --pref_loss %s are two losses; leave out one of them",
+                        p->pref_loss),
+               -1;
+    if (simpo && (p->ref_pretrain || p->precompute_ref))
+        return snprintf(error, size, "pref_loss simpo has no reference model; leave out --%s",
+                        p->ref_pretrain ? "ref_pretrain" : "precompute_ref"),
+               -1;
     return 0;
 }
 
-static const demo_objective demo_dpo = {.unit = "pairs", .weight = "pairs", .measure = "", .documents_per_unit = 2, .columns = PAIR_COLUMNS,
-                                        .column = {"loss", "accuracy", "chosen_reward", "rejected_reward", "reward_margin"},
-                                        .needs_model = true, .open = demo_dpo_open, .close = demo_reference_close, .before = demo_dpo_before, .load = demo_pairs_as_documents, .digest = demo_pairs_digest, .rows = demo_dpo_rows, .total = demo_units_total, .prepare = demo_dpo_prepare};
+static const demo_objective demo_dpo = {
+    .unit = "pairs",
+    .weight = "pairs",
+    .measure = "",
+    .documents_per_unit = 2,
+    .columns = PAIR_COLUMNS,
+    .column = {"loss", "accuracy", "chosen_reward", "rejected_reward", "reward_margin"},
+    .needs_model = true,
+    .open = demo_dpo_open,
+    .close = demo_reference_close,
+    .before = demo_dpo_before,
+    .load = demo_pairs_as_documents,
+    .digest = demo_pairs_digest,
+    .rows = demo_dpo_rows,
+    .total = demo_units_total,
+    .prepare = demo_dpo_prepare};
 
 /* ---- reward model: the score of a response's last token ---- */
 
-/* What this rank adds to the scores of documents: that of their last token, which one rank holds. last (tokens): is this token one? */
-static seqpar_status demo_last_terms(demo_rank *r, seqpar_llama_batch *b, const seqpar_row *rows, seqpar_segments *segments, double *last) {
+/* What this rank adds to the scores of documents: that of their last token, which one rank
+   holds. last (tokens): is this token one? */
+static seqpar_status demo_last_terms(demo_rank *r, seqpar_llama_batch *b,
+                                     const seqpar_row *rows, seqpar_segments *segments,
+                                     double *last) {
     double *terms = (double *)demo_room(b->tokens + 1, sizeof *terms);
     segments->width = 1;
     seqpar_device_read(r->device, terms, b->score.data, 0, b->tokens, r->device->storage);
@@ -257,15 +419,21 @@ static seqpar_status demo_last_terms(demo_rank *r, seqpar_llama_batch *b, const 
         const seqpar_piece *p = &b->share->pieces[i];
         for (int64_t d = 0; d < rows[p->row].docs; d++) {
             int64_t from_start = rows[p->row].cu_seqlens[d + 1] - 1 - p->start;
-            if (from_start >= 0 && from_start % p->stride == 0 && from_start / p->stride < p->count) last[p->local + from_start / p->stride] = 1.0;
+            if (from_start >= 0 && from_start % p->stride == 0 &&
+                from_start / p->stride < p->count)
+                last[p->local + from_start / p->stride] = 1.0;
         }
     }
-    for (int64_t t = 0; t < b->tokens; t++) if (last[t] == 0.0) terms[t] = 0.0;
+    for (int64_t t = 0; t < b->tokens; t++)
+        if (last[t] == 0.0) terms[t] = 0.0;
     seqpar_status status = seqpar_segments_add(r->ctx.error, segments, terms, b->share);
     free(terms);
     return status;
 }
-static seqpar_status demo_last_scores(demo_rank *r, seqpar_llama_batch *b, const seqpar_row *rows, int64_t documents, double *scores, double *last) {
+
+static seqpar_status demo_last_scores(demo_rank *r, seqpar_llama_batch *b,
+                                      const seqpar_row *rows, int64_t documents, double *scores,
+                                      double *last) {
     seqpar_segments segments = {0};
     seqpar_status status = demo_last_terms(r, b, rows, &segments, last);
     if (!status) status = seqpar_segments_sum(r->ctx.sp, scores, documents, &segments);
@@ -273,12 +441,17 @@ static seqpar_status demo_last_scores(demo_rank *r, seqpar_llama_batch *b, const
     return status;
 }
 
-static seqpar_status demo_rm_pairs(demo_rank *r, demo_window *w, const seqpar_row *rows, int64_t count, const double *scores, double *dscore) {
+static seqpar_status demo_rm_pairs(demo_rank *r, demo_window *w, const seqpar_row *rows,
+                                   int64_t count, const double *scores, double *dscore) {
     const demo_preference_config *p = (const demo_preference_config *)r->job->options;
     seqpar_status status = SEQPAR_OK;
-    for (int64_t row = 0, doc = 0, unit; !status && (unit = demo_next_unit(rows, count, 2, &row, &doc)) >= 0;) {
-        double margin = p->margin_loss ? p->margins[w->set == &r->job->eval][w->which[2 * unit] / 2] : 0.0;
-        seqpar_pair_result result = seqpar_reward_loss(scores[2 * unit], scores[2 * unit + 1], margin, 0.0);
+    for (int64_t row = 0, doc = 0, unit;
+         !status && (unit = demo_next_unit(rows, count, 2, &row, &doc)) >= 0;) {
+        double margin = p->margin_loss
+                            ? p->margins[w->set == &r->job->eval][w->which[2 * unit] / 2]
+                            : 0.0;
+        seqpar_pair_result result = seqpar_reward_loss(scores[2 * unit], scores[2 * unit + 1],
+                                                       margin, 0.0);
         status = demo_pair_seen(r, w, unit, &result);
         dscore[2 * unit] = result.dchosen;
         dscore[2 * unit + 1] = result.drejected;
@@ -286,13 +459,15 @@ static seqpar_status demo_rm_pairs(demo_rank *r, demo_window *w, const seqpar_ro
     return status;
 }
 
-static seqpar_status demo_rm_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count, int64_t micro) {
+static seqpar_status demo_rm_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count,
+                                  int64_t micro) {
     const seqpar_row *rows = w->batch.row + first;
     int64_t documents = arrlen(w->which);
     seqpar_llama_run run = demo_run_desc(r->job);
     seqpar_llama_batch b;
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, &r->model, &b, rows, count, &run);
-    double *scores = (double *)demo_room(2 * documents + b.tokens + 1, sizeof *scores), *dscore = scores + documents, *last = dscore + documents;
+    double *scores = (double *)demo_room(2 * documents + b.tokens + 1, sizeof *scores);
+    double *dscore = scores + documents, *last = dscore + documents;
     if (!status) status = seqpar_llama_forward(&r->ctx, &r->model, &b, micro >= 0);
     if (!status) status = seqpar_llama_values(&r->ctx, &r->model, &b);
     if (!status) status = demo_last_scores(r, &b, rows, documents, scores, last);
@@ -305,30 +480,53 @@ static seqpar_status demo_rm_rows(demo_rank *r, demo_window *w, int64_t first, i
 
 static int demo_rm_prepare(demo_job *job, char *error, size_t size) {
     const demo_preference_config *p = (const demo_preference_config *)job->options;
-    if (p->margin_loss && !strcmp(p->loss, "logexp")) return snprintf(error, size, "--loss logexp knows no margins; leave out --margin_loss or take --loss sigmoid"), -1;
+    if (p->margin_loss && !strcmp(p->loss, "logexp"))
+        return snprintf(error, size,
+                        "--loss logexp knows no margins; leave out --margin_loss or take "
+                        "--loss sigmoid"),
+               -1;
     return 0;
 }
 
-/* Mean and deviation (unbiased) of all scores of the evaluation go into config.json, where PPO's normalize_reward looks for them. */
+/* Mean and deviation (unbiased) of all scores of the evaluation go into config.json, where
+   PPO's normalize_reward looks for them. */
 static seqpar_status demo_rm_saved(demo_rank *r) {
     const double *m = r->eval_means;
-    double scores = 2.0 * (double)(arrlen(r->job->eval.documents) / 2), mean = 0.5 * (m[CHOSEN_REWARD] + m[REJECTED_REWARD]), variance = (m[SQUARED_REWARD] - mean * mean) * scores / (scores - 1.0);
+    double scores = 2.0 * (double)(arrlen(r->job->eval.documents) / 2);
+    double mean = 0.5 * (m[CHOSEN_REWARD] + m[REJECTED_REWARD]);
+    double variance = (m[SQUARED_REWARD] - mean * mean) * scores / (scores - 1.0);
     char path[1280];
     if (!(scores > 0)) return SEQPAR_OK;
     snprintf(path, sizeof path, "%s/config.json", r->job->config.save_path);
     char *text = demo_read_text(path, r->ctx.error);
     cJSON *json = text ? cJSON_Parse(text) : NULL;
     cJSON_AddNumberToObject(json, "mean", mean);
-    cJSON_AddNumberToObject(json, "std", variance > 1e-16 ? sqrt(variance) : 1e-8); /* OpenRLHF's floor */
+    /* OpenRLHF's floor */
+    cJSON_AddNumberToObject(json, "std", variance > 1e-16 ? sqrt(variance) : 1e-8);
     char *with = json ? cJSON_Print(json) : NULL;
-    seqpar_status status = with ? seqpar_file_write_atomic(path, with, (int64_t)strlen(with), r->ctx.error) : seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_FORMAT, "%s could not be read again to add mean and std", path);
+    seqpar_status status =
+        with ? seqpar_file_write_atomic(path, with, (int64_t)strlen(with), r->ctx.error)
+             : seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_FORMAT,
+                           "%s could not be read again to add mean and std", path);
     cJSON_free(with);
     cJSON_Delete(json);
     free(text);
     return status;
 }
 
-static const demo_objective demo_rm = {.unit = "pairs", .weight = "pairs", .measure = "", .documents_per_unit = 2, .columns = RM_COLUMNS,
-                                       .column = {"loss", "accuracy", "chosen_reward", "rejected_reward", "reward_margin", "squared_reward"},
-                                       .needs_model = true, .load = demo_pairs_as_documents, .digest = demo_pairs_digest, .rows = demo_rm_rows, .total = demo_units_total, .saved = demo_rm_saved, .prepare = demo_rm_prepare};
+static const demo_objective demo_rm = {.unit = "pairs",
+                                       .weight = "pairs",
+                                       .measure = "",
+                                       .documents_per_unit = 2,
+                                       .columns = RM_COLUMNS,
+                                       .column = {"loss", "accuracy", "chosen_reward",
+                                                  "rejected_reward", "reward_margin",
+                                                  "squared_reward"},
+                                       .needs_model = true,
+                                       .load = demo_pairs_as_documents,
+                                       .digest = demo_pairs_digest,
+                                       .rows = demo_rm_rows,
+                                       .total = demo_units_total,
+                                       .saved = demo_rm_saved,
+                                       .prepare = demo_rm_prepare};
 #endif

@@ -9,14 +9,24 @@
 #include "trainer.h"
 
 #define DEMO_REFERENCE_BINDINGS(p) \
-    {"ref_pretrain", &(p).ref_pretrain, DEMO_STRING, NULL, "folder of the reference model; without it the model training starts from", DEMO_ANY}, \
-    {"precompute_ref", &(p).precompute_ref, DEMO_FLAG, NULL, "ask the reference once, before the first step, and keep its log-probs in ckpt_path", DEMO_ANY}
+    {"ref_pretrain", \
+     &(p).ref_pretrain, \
+     DEMO_STRING, \
+     NULL, \
+     "folder of the reference model; without it the model training starts from", \
+     DEMO_ANY}, \
+    { \
+        "precompute_ref", &(p).precompute_ref, DEMO_FLAG, NULL, \
+            "ask the reference once, before the first step, and keep its log-probs in " \
+            "ckpt_path", \
+            DEMO_ANY \
+    }
 
 enum { DEMO_TRAINING, DEMO_EVALUATION, DEMO_SETS };
 typedef struct { /* of one set of documents, window after window */
     int64_t windows, documents;
-    double *sums[2];   /* (documents): their own; mismatched, or NULL */
-    uint64_t *rows;    /* (windows) digests of the rows */
+    double *sums[2]; /* (documents): their own; mismatched, or NULL */
+    uint64_t *rows;  /* (windows) digests of the rows */
 } demo_stored;
 
 typedef struct {
@@ -28,33 +38,42 @@ typedef struct {
 /* ---- the model ---- */
 
 /* A reference may be of another size, but not of another vocabulary. */
-static seqpar_status demo_reference_config(demo_rank *r, const char *folder, seqpar_llama_config *config) {
+static seqpar_status demo_reference_config(demo_rank *r, const char *folder,
+                                           seqpar_llama_config *config) {
     seqpar_error why = {0};
     *config = r->job->model;
-    if (folder && demo_load_config(folder, config, &why)) return seqpar_fail(r->ctx.error, why.status, "%s", why.text);
+    if (folder && demo_load_config(folder, config, &why))
+        return seqpar_fail(r->ctx.error, why.status, "%s", why.text);
     if (config->vocab == r->job->model.vocab) return SEQPAR_OK;
-    return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION, "the reference in %s has a vocabulary of %lld, the model that is trained one of %lld; take one with the same tokens", folder, (long long)config->vocab, (long long)r->job->model.vocab);
+    return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION,
+                       "the reference in %s has a vocabulary of %lld, the model that is "
+                       "trained one of %lld; take one with the same tokens",
+                       folder, (long long)config->vocab, (long long)r->job->model.vocab);
 }
 
 static uint64_t demo_digest_model(demo_rank *r, const seqpar_llama *model) {
     const seqpar_llama_config *c = &model->config;
-    const int64_t numbers[] = {c->layers, c->hidden, c->heads, c->kv_heads, c->head_dim, c->intermediate, c->vocab, c->tied};
+    const int64_t numbers[] = {c->layers,   c->hidden,       c->heads, c->kv_heads,
+                               c->head_dim, c->intermediate, c->vocab, c->tied};
     const double reals[] = {c->rope_theta, c->rms_eps};
-    uint64_t digest = demo_digest(demo_digest(DEMO_DIGEST_EMPTY, numbers, sizeof numbers), reals, sizeof reals);
+    uint64_t digest = demo_digest(demo_digest(DEMO_DIGEST_EMPTY, numbers, sizeof numbers),
+                                  reals, sizeof reals);
     for (int64_t i = 0; i < model->tensor_count; i++) {
         enum { PART = 4096 };
         const seqpar_tensor *t = &model->tensors[i];
         double values[PART];
         for (int64_t first = 0, count, all = t->rows * t->cols; first < all; first += count) {
             count = all - first < PART ? all - first : PART;
-            seqpar_device_read(r->device, values, model->params.data, t->offset + first, count, r->device->storage);
+            seqpar_device_read(r->device, values, model->params.data, t->offset + first, count,
+                               r->device->storage);
             digest = demo_digest(digest, values, count * (int64_t)sizeof *values);
         }
     }
     return digest;
 }
 
-/* The reference is the model training starts from, or a folder: in either case before the first step. */
+/* The reference is the model training starts from, or a folder: in either case before the
+   first step. */
 static seqpar_status demo_reference_open(demo_rank *r, const char *folder) {
     const demo_config *c = &r->job->config;
     demo_reference *reference = (demo_reference *)demo_room(1, sizeof *reference);
@@ -65,11 +84,15 @@ static seqpar_status demo_reference_open(demo_rank *r, const char *folder) {
     if (!status) status = seqpar_llama_open(&r->ctx, &reference->model, &config);
     reference->there = !status;
     if (status) return status;
-    if (folder) status = demo_load_weights(&r->ctx, &reference->model, folder);
-    else seqpar_llama_init(&r->ctx, &reference->model, (uint64_t)c->seed);
-    if (!status && r->ctx.world->rank == 0) r->reference = demo_digest_model(r, &reference->model);
+    if (folder)
+        status = demo_load_weights(&r->ctx, &reference->model, folder);
+    else
+        seqpar_llama_init(&r->ctx, &reference->model, (uint64_t)c->seed);
+    if (!status && r->ctx.world->rank == 0)
+        r->reference = demo_digest_model(r, &reference->model);
     return status;
 }
+
 static void demo_reference_close(demo_rank *r) {
     demo_reference *reference = (demo_reference *)r->own;
     if (reference && reference->there) seqpar_llama_close(&r->ctx, &reference->model);
@@ -83,7 +106,8 @@ static void demo_reference_close(demo_rank *r) {
 }
 
 /* Log-probs of the reference on these rows, in b->logp. */
-static seqpar_status demo_reference_pass(demo_rank *r, seqpar_llama_batch *b, const seqpar_row *rows, int64_t count) {
+static seqpar_status demo_reference_pass(demo_rank *r, seqpar_llama_batch *b,
+                                         const seqpar_row *rows, int64_t count) {
     seqpar_llama *model = &((demo_reference *)r->own)->model;
     seqpar_llama_run run = demo_run_desc(r->job);
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, model, b, rows, count, &run);
@@ -92,10 +116,12 @@ static seqpar_status demo_reference_pass(demo_rank *r, seqpar_llama_batch *b, co
 }
 
 /* The same in a step; logp (tokens). */
-static seqpar_status demo_reference_logp(demo_rank *r, const seqpar_row *rows, int64_t count, double *logp) {
+static seqpar_status demo_reference_logp(demo_rank *r, const seqpar_row *rows, int64_t count,
+                                         double *logp) {
     seqpar_llama_batch b;
     seqpar_status status = demo_reference_pass(r, &b, rows, count);
-    if (!status) seqpar_device_read(r->device, logp, b.logp.data, 0, b.tokens, r->device->accumulator);
+    if (!status)
+        seqpar_device_read(r->device, logp, b.logp.data, 0, b.tokens, r->device->accumulator);
     seqpar_llama_close_batch(&r->ctx, &((demo_reference *)r->own)->model, &b);
     return status;
 }
@@ -106,10 +132,13 @@ static seqpar_status demo_reference_logp(demo_rank *r, const seqpar_row *rows, i
 static uint64_t demo_digest_rows(uint64_t digest, const seqpar_batch *batch) {
     for (int64_t i = 0; i < batch->rows; i++) {
         const seqpar_row *row = &batch->row[i];
-        const int64_t numbers[] = {row->index, row->tokens, row->padded, row->chunks, row->docs};
+        const int64_t numbers[] = {row->index, row->tokens, row->padded, row->chunks,
+                                   row->docs};
         digest = demo_digest(digest, numbers, sizeof numbers);
-        digest = demo_digest(digest, row->cu_seqlens, (row->docs + 1) * (int64_t)sizeof *row->cu_seqlens);
-        digest = demo_digest(digest, row->doc_source, row->docs * (int64_t)sizeof *row->doc_source);
+        digest = demo_digest(digest, row->cu_seqlens,
+                             (row->docs + 1) * (int64_t)sizeof *row->cu_seqlens);
+        digest = demo_digest(digest, row->doc_source,
+                             row->docs * (int64_t)sizeof *row->doc_source);
         digest = demo_digest(digest, row->ids, row->tokens * (int64_t)sizeof *row->ids);
         digest = demo_digest(digest, row->targets, row->tokens * (int64_t)sizeof *row->targets);
     }
@@ -119,50 +148,74 @@ static uint64_t demo_digest_rows(uint64_t digest, const seqpar_batch *batch) {
 /* ---- what a file was made with ---- */
 
 enum { DEMO_NOTES = 9, DEMO_EVAL_NOTE = 1 };
-static const char *const demo_note_keys[DEMO_NOTES] = {"training data", "evaluation data", "reference model", "seed", "train_batch_size", "pack_len", "chunks", "packing_samples", "attention"};
-typedef struct { char text[DEMO_NOTES][96]; } demo_notes;
+static const char *const demo_note_keys[DEMO_NOTES] = {
+    "training data", "evaluation data", "reference model", "seed",     "train_batch_size",
+    "pack_len",      "chunks",          "packing_samples", "attention"};
+typedef struct {
+    char text[DEMO_NOTES][96];
+} demo_notes;
 
 /* Where a layout keeps the bits, the file serves any number of ranks. */
 static void demo_note_attention(const demo_rank *r, char *text, size_t size) {
     const demo_config *c = &r->job->config;
-    int bits = !c->relaxed_attention && (r->job->layout == SEQPAR_CONTIGUOUS || r->job->layout == SEQPAR_ZIGZAG);
-    if (bits) snprintf(text, size, "%s%s, any ranks", c->device, demo_wants_bf16(c) ? " in bf16" : "");
-    else snprintf(text, size, "%s%s, %s %s on %lld ranks, ulysses %lld%s", c->device, demo_wants_bf16(c) ? " in bf16" : "", seqpar_layout_name(r->job->layout), seqpar_schedule_name(r->job->schedule), (long long)c->ring_attn_size, (long long)c->ulysses_size, c->relaxed_attention ? ", relaxed" : "");
+    int bits = !c->relaxed_attention &&
+               (r->job->layout == SEQPAR_CONTIGUOUS || r->job->layout == SEQPAR_ZIGZAG);
+    if (bits)
+        snprintf(text, size, "%s%s, any ranks", c->device,
+                 demo_wants_bf16(c) ? " in bf16" : "");
+    else
+        snprintf(text, size, "%s%s, %s %s on %lld ranks, ulysses %lld%s", c->device,
+                 demo_wants_bf16(c) ? " in bf16" : "", seqpar_layout_name(r->job->layout),
+                 seqpar_schedule_name(r->job->schedule), (long long)c->ring_attn_size,
+                 (long long)c->ulysses_size, c->relaxed_attention ? ", relaxed" : "");
 }
 
 static void demo_notes_of(demo_rank *r, demo_notes *notes) {
     const demo_job *job = r->job;
     const demo_config *c = &job->config;
-    const int64_t numbers[] = {c->seed, c->train_batch_size, c->pack_len, c->chunks, c->packing_samples};
+    const int64_t numbers[] = {c->seed, c->train_batch_size, c->pack_len, c->chunks,
+                               c->packing_samples};
     size_t size = sizeof notes->text[0];
-    snprintf(notes->text[0], size, "%016llx", (unsigned long long)demo_digest_documents(&job->train));
-    snprintf(notes->text[DEMO_EVAL_NOTE], size, "%016llx", (unsigned long long)demo_digest_documents(&job->eval));
-    snprintf(notes->text[2], size, "%016llx", (unsigned long long)demo_digest_model(r, &((demo_reference *)r->own)->model));
-    for (int i = 0; i < 5; i++) snprintf(notes->text[3 + i], size, "%lld", (long long)numbers[i]);
+    snprintf(notes->text[0], size, "%016llx",
+             (unsigned long long)demo_digest_documents(&job->train));
+    snprintf(notes->text[DEMO_EVAL_NOTE], size, "%016llx",
+             (unsigned long long)demo_digest_documents(&job->eval));
+    snprintf(notes->text[2], size, "%016llx",
+             (unsigned long long)demo_digest_model(r, &((demo_reference *)r->own)->model));
+    for (int i = 0; i < 5; i++)
+        snprintf(notes->text[3 + i], size, "%lld", (long long)numbers[i]);
     demo_note_attention(r, notes->text[DEMO_NOTES - 1], size);
 }
 
 /* A run without evaluation does not mind which one the file has. */
-static seqpar_status demo_notes_compare(demo_rank *r, const seqpar_safetensors_file *file, const char *path, const demo_notes *notes) {
+static seqpar_status demo_notes_compare(demo_rank *r, const seqpar_safetensors_file *file,
+                                        const char *path, const demo_notes *notes) {
     for (int i = 0; i < DEMO_NOTES; i++) {
         const char *there = seqpar_safetensors_metadata(file, demo_note_keys[i]);
         if (i == DEMO_EVAL_NOTE && !arrlen(r->job->eval.documents)) continue;
         if (!there || strcmp(there, notes->text[i]))
-            return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION, "%s was made with %s %s, this run has %s; use the same, or remove the file and it is made anew", path, demo_note_keys[i], there ? there : "unknown", notes->text[i]);
+            return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION,
+                               "%s was made with %s %s, this run has %s; use the same, or "
+                               "remove the file and it is made anew",
+                               path, demo_note_keys[i], there ? there : "unknown",
+                               notes->text[i]);
     }
     return SEQPAR_OK;
 }
 
 /* ---- asking the model ---- */
 
-static seqpar_status demo_stored_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count, int64_t micro) {
+static seqpar_status demo_stored_rows(demo_rank *r, demo_window *w, int64_t first,
+                                      int64_t count, int64_t micro) {
     const seqpar_row *rows = w->batch.row + first;
     seqpar_llama_batch b;
     (void)micro;
     seqpar_status status = demo_reference_pass(r, &b, rows, count);
     double *logp = (double *)demo_room(b.tokens + 1, sizeof *logp);
-    if (!status) seqpar_device_read(r->device, logp, b.logp.data, 0, b.tokens, r->device->accumulator);
-    for (int64_t t = 0; !status && t < b.tokens; t++) if (b.targets[t] == SEQPAR_IGNORE) logp[t] = 0.0;
+    if (!status)
+        seqpar_device_read(r->device, logp, b.logp.data, 0, b.tokens, r->device->accumulator);
+    for (int64_t t = 0; !status && t < b.tokens; t++)
+        if (b.targets[t] == SEQPAR_IGNORE) logp[t] = 0.0;
     w->seen.width = 1;
     if (!status) status = seqpar_segments_add(r->ctx.error, &w->seen, logp, b.share);
     seqpar_llama_close_batch(&r->ctx, &((demo_reference *)r->own)->model, &b);
@@ -176,38 +229,53 @@ static seqpar_status demo_stored_ask(demo_rank *r, demo_window *w, double *sums)
     w->seen.width = 1;
     if (!status) status = seqpar_segments_sum(r->ctx.world, sums, arrlen(w->which), &w->seen);
     for (int64_t i = 0; !status && i < arrlen(w->which); i++)
-        if (!isfinite(sums[i])) status = seqpar_fail(r->ctx.error, SEQPAR_ERR_NOT_FINITE, "the reference's log-prob of document %lld is %g; look at the weights of --ref_pretrain", (long long)w->which[i], sums[i]);
+        if (!isfinite(sums[i]))
+            status = seqpar_fail(r->ctx.error, SEQPAR_ERR_NOT_FINITE,
+                                 "the reference's log-prob of document %lld is %g; look at the "
+                                 "weights of --ref_pretrain",
+                                 (long long)w->which[i], sums[i]);
     return status;
 }
 
 /* ---- all windows ---- */
 
 /* The mismatched documents of a window as a window of their own: KTO has them. */
-typedef seqpar_status (*demo_mismatch_fn)(demo_rank *r, const demo_window *w, demo_dataset *set, demo_window *mismatched);
+typedef seqpar_status (*demo_mismatch_fn)(demo_rank *r, const demo_window *w, demo_dataset *set,
+                                          demo_window *mismatched);
 
 static int64_t demo_stored_most(const demo_job *job, int kind) {
-    return kind == DEMO_TRAINING ? job->config.train_batch_size * job->objective->documents_per_unit : demo_eval_most(job);
+    return kind == DEMO_TRAINING
+               ? job->config.train_batch_size * job->objective->documents_per_unit
+               : demo_eval_most(job);
 }
 
-static seqpar_status demo_stored_window(demo_rank *r, int kind, int64_t number, demo_mismatch_fn mismatch, int ask) {
+static seqpar_status demo_stored_window(demo_rank *r, int kind, int64_t number,
+                                        demo_mismatch_fn mismatch, int ask) {
     demo_stored *stored = &((demo_reference *)r->own)->stored[kind];
-    demo_window w = {.set = kind == DEMO_TRAINING ? &r->job->train : &r->job->eval}, mismatched = {0};
+    demo_window w = {.set = kind == DEMO_TRAINING ? &r->job->train : &r->job->eval},
+                mismatched = {0};
     demo_dataset set = {0};
     int64_t at = number * demo_stored_most(r->job, kind);
-    w.which = kind == DEMO_TRAINING ? demo_step_documents(r, number) : demo_eval_documents(r->job, number);
-    seqpar_status status = demo_window_open(r, &w, r->job->objective->documents_per_unit, kind == DEMO_EVALUATION);
+    w.which = kind == DEMO_TRAINING ? demo_step_documents(r, number)
+                                    : demo_eval_documents(r->job, number);
+    seqpar_status status = demo_window_open(r, &w, r->job->objective->documents_per_unit,
+                                            kind == DEMO_EVALUATION);
     if (!status && mismatch) status = mismatch(r, &w, &set, &mismatched);
-    stored->rows[number] = demo_digest_rows(demo_digest_rows(DEMO_DIGEST_EMPTY, &w.batch), &mismatched.batch);
+    stored->rows[number] = demo_digest_rows(demo_digest_rows(DEMO_DIGEST_EMPTY, &w.batch),
+                                            &mismatched.batch);
     if (!status && ask) status = demo_stored_ask(r, &w, stored->sums[0] + at);
-    if (!status && ask && mismatch) status = demo_stored_ask(r, &mismatched, stored->sums[1] + at);
+    if (!status && ask && mismatch)
+        status = demo_stored_ask(r, &mismatched, stored->sums[1] + at);
     demo_window_close(&w);
     demo_window_close(&mismatched);
     demo_data_free(&set);
     return status;
 }
 
-/* Goes through all windows, for their digests and, if asked for, their sums. stop: somebody pressed Ctrl-C. */
-static seqpar_status demo_stored_windows(demo_rank *r, demo_mismatch_fn mismatch, int ask, int *stop) {
+/* Goes through all windows, for their digests and, if asked for, their sums. stop: somebody
+   pressed Ctrl-C. */
+static seqpar_status demo_stored_windows(demo_rank *r, demo_mismatch_fn mismatch, int ask,
+                                         int *stop) {
     seqpar_status status = SEQPAR_OK;
     for (int kind = 0; kind < DEMO_SETS; kind++) {
         const demo_stored *stored = &((demo_reference *)r->own)->stored[kind];
@@ -221,11 +289,14 @@ static seqpar_status demo_stored_windows(demo_rank *r, demo_mismatch_fn mismatch
 
 static void demo_stored_room(demo_rank *r, int mismatched) {
     const demo_job *job = r->job;
-    const int64_t windows[] = {job->total_steps, demo_eval_windows(job)}, documents[] = {job->total_steps * demo_stored_most(job, DEMO_TRAINING), arrlen(job->eval.documents)};
+    const int64_t windows[] = {job->total_steps, demo_eval_windows(job)};
+    const int64_t documents[] = {job->total_steps * demo_stored_most(job, DEMO_TRAINING),
+                                 arrlen(job->eval.documents)};
     for (int kind = 0; kind < DEMO_SETS; kind++) {
         demo_stored *stored = &((demo_reference *)r->own)->stored[kind];
         *stored = (demo_stored){.windows = windows[kind], .documents = documents[kind]};
-        for (int i = 0; i < 1 + mismatched; i++) stored->sums[i] = (double *)demo_room(documents[kind] + 1, sizeof *stored->sums[i]);
+        for (int i = 0; i < 1 + mismatched; i++)
+            stored->sums[i] = (double *)demo_room(documents[kind] + 1, sizeof *stored->sums[i]);
         stored->rows = (uint64_t *)demo_room(windows[kind] + 1, sizeof *stored->rows);
     }
 }
@@ -233,7 +304,9 @@ static void demo_stored_room(demo_rank *r, int mismatched) {
 /* ---- the file ---- */
 
 enum { DEMO_STORED_TENSORS = 3 };
-static const char *const demo_stored_names[DEMO_SETS][DEMO_STORED_TENSORS] = {{"training.logp", "training.mismatched_logp", "training.rows"}, {"evaluation.logp", "evaluation.mismatched_logp", "evaluation.rows"}};
+static const char *const demo_stored_names[DEMO_SETS][DEMO_STORED_TENSORS] = {
+    {"training.logp", "training.mismatched_logp", "training.rows"},
+    {"evaluation.logp", "evaluation.mismatched_logp", "evaluation.rows"}};
 
 /* Rank 0 writes it, whole or not at all. */
 static seqpar_status demo_stored_save(demo_rank *r, const char *path, const demo_notes *notes) {
@@ -243,21 +316,32 @@ static seqpar_status demo_stored_save(demo_rank *r, const char *path, const demo
     int64_t count = 0;
     for (int kind = 0; kind < DEMO_SETS; kind++) {
         const demo_stored *stored = &((demo_reference *)r->own)->stored[kind];
-        const void *parts[DEMO_STORED_TENSORS] = {stored->sums[0], stored->sums[1], stored->rows};
+        const void *parts[DEMO_STORED_TENSORS] = {stored->sums[0], stored->sums[1],
+                                                  stored->rows};
         for (int i = 0; i < DEMO_STORED_TENSORS; i++) {
             if (!parts[i]) continue;
-            tensors[count] = (seqpar_safetensors_tensor){.name = demo_stored_names[kind][i], .dtype = i < 2 ? SEQPAR_SAFETENSORS_F64 : SEQPAR_SAFETENSORS_U64, .dims = 1, .shape = {i < 2 ? stored->documents : stored->windows}};
+            tensors[count] = (seqpar_safetensors_tensor){
+                .name = demo_stored_names[kind][i],
+                .dtype = i < 2 ? SEQPAR_SAFETENSORS_F64 : SEQPAR_SAFETENSORS_U64,
+                .dims = 1,
+                .shape = {i < 2 ? stored->documents : stored->windows}};
             data[count++] = parts[i];
         }
     }
-    for (int i = 0; i < DEMO_NOTES; i++) metadata[i] = (seqpar_safetensors_pair){demo_note_keys[i], notes->text[i]};
-    seqpar_safetensors_desc desc = {.path = path, .tensors = tensors, .count = count, .metadata = metadata, .metadata_count = DEMO_NOTES};
+    for (int i = 0; i < DEMO_NOTES; i++)
+        metadata[i] = (seqpar_safetensors_pair){demo_note_keys[i], notes->text[i]};
+    seqpar_safetensors_desc desc = {.path = path,
+                                    .tensors = tensors,
+                                    .count = count,
+                                    .metadata = metadata,
+                                    .metadata_count = DEMO_NOTES};
     seqpar_status status = demo_make_folder(r->job->config.ckpt_path, r->ctx.error);
     return status ? status : seqpar_safetensors_save(&desc, data, r->ctx.error);
 }
 
 /* The file may hold more steps than this run has, not fewer, and all rows must be the same. */
-static seqpar_status demo_stored_read(demo_rank *r, seqpar_safetensors_file *file, const char *path, int kind) {
+static seqpar_status demo_stored_read(demo_rank *r, seqpar_safetensors_file *file,
+                                      const char *path, int kind) {
     demo_stored *stored = &((demo_reference *)r->own)->stored[kind];
     const char *const *names = demo_stored_names[kind];
     const seqpar_safetensors_tensor *rows = seqpar_safetensors_find(file, names[2]);
@@ -265,35 +349,49 @@ static seqpar_status demo_stored_read(demo_rank *r, seqpar_safetensors_file *fil
     seqpar_safetensors_part part = {.name = names[2], .count = stored->windows};
     seqpar_status status = SEQPAR_OK;
     if (rows && rows->shape[0] < stored->windows)
-        status = seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION, "%s holds the rows of %lld steps, this run has %lld; remove the file and it is made anew", path, (long long)rows->shape[0], (long long)stored->windows);
+        status = seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION,
+                             "%s holds the rows of %lld steps, this run has %lld; remove the "
+                             "file and it is made anew",
+                             path, (long long)rows->shape[0], (long long)stored->windows);
     if (!status) status = seqpar_safetensors_read(file, there, &part, r->ctx.error);
     for (int64_t i = 0; !status && i < stored->windows; i++)
-        if (there[i] != stored->rows[i]) status = seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION, "%s has other rows than this run, first in window %lld of %s; use the same data and options, or remove the file and it is made anew", path, (long long)i, names[2]);
+        if (there[i] != stored->rows[i])
+            status = seqpar_fail(
+                r->ctx.error, SEQPAR_ERR_OPTION,
+                "%s has other rows than this run, first in window %lld of %s; use the same "
+                "data and options, or remove the file and it is made anew",
+                path, (long long)i, names[2]);
     for (int i = 0; !status && i < 2; i++) {
-        seqpar_safetensors_part sums = {.name = names[i], .count = stored->documents, .finite = 1};
-        if (stored->sums[i]) status = seqpar_safetensors_read_f64(file, stored->sums[i], &sums, r->ctx.error);
+        seqpar_safetensors_part sums = {
+            .name = names[i], .count = stored->documents, .finite = 1};
+        if (stored->sums[i])
+            status = seqpar_safetensors_read_f64(file, stored->sums[i], &sums, r->ctx.error);
     }
     free(there);
     return status;
 }
 
-static seqpar_status demo_stored_load(demo_rank *r, const char *path, const demo_notes *notes, demo_mismatch_fn mismatch, int *stop) {
+static seqpar_status demo_stored_load(demo_rank *r, const char *path, const demo_notes *notes,
+                                      demo_mismatch_fn mismatch, int *stop) {
     seqpar_safetensors_file *file = NULL;
     seqpar_status status = seqpar_safetensors_open(&file, path, r->ctx.error);
     if (!status) status = demo_notes_compare(r, file, path, notes);
     if (!status) status = demo_stored_windows(r, mismatch, 0, stop);
     for (int kind = 0; !status && !*stop && kind < DEMO_SETS; kind++)
-        if (((demo_reference *)r->own)->stored[kind].windows) status = demo_stored_read(r, file, path, kind);
+        if (((demo_reference *)r->own)->stored[kind].windows)
+            status = demo_stored_read(r, file, path, kind);
     seqpar_safetensors_close(file);
     return status;
 }
 
-static seqpar_status demo_stored_make(demo_rank *r, const char *path, const demo_notes *notes, demo_mismatch_fn mismatch, int *stop) {
+static seqpar_status demo_stored_make(demo_rank *r, const char *path, const demo_notes *notes,
+                                      demo_mismatch_fn mismatch, int *stop) {
     seqpar_status status = demo_stored_windows(r, mismatch, 1, stop);
     return status || *stop || r->ctx.world->rank ? status : demo_stored_save(r, path, notes);
 }
 
-/* Collective: reads the file if there is one, else makes it. Then the model has done its work and goes. */
+/* Collective: reads the file if there is one, else makes it. Then the model has done its
+   work and goes. */
 static seqpar_status demo_stored_open(demo_rank *r, demo_mismatch_fn mismatch) {
     demo_reference *reference = (demo_reference *)r->own;
     char path[1280], shown[1024];
@@ -304,17 +402,27 @@ static seqpar_status demo_stored_open(demo_rank *r, demo_mismatch_fn mismatch) {
     seqpar_status status = seqpar_comm_max_i64(r->ctx.world, &there, 1);
     demo_notes_of(r, &notes);
     demo_stored_room(r, mismatch != NULL);
-    if (!status) status = (there ? demo_stored_load : demo_stored_make)(r, path, &notes, mismatch, &stop);
+    if (!status)
+        status = (there ? demo_stored_load : demo_stored_make)(r, path, &notes, mismatch,
+                                                               &stop);
     seqpar_llama_close(&r->ctx, &reference->model);
     reference->there = 0;
-    if (!status && !stop && r->ctx.world->rank == 0) fprintf(stderr, "reference: log-probs of %lld steps %s %s\n", (long long)reference->stored[DEMO_TRAINING].windows, there ? "from" : "now in", seqpar_escape(shown, sizeof shown, path));
+    if (!status && !stop && r->ctx.world->rank == 0)
+        fprintf(stderr, "reference: log-probs of %lld steps %s %s\n",
+                (long long)reference->stored[DEMO_TRAINING].windows, there ? "from" : "now in",
+                seqpar_escape(shown, sizeof shown, path));
     return status;
 }
 
 /* The sums (documents) of a window of training or evaluation; NULL where none were taken. */
-static const double *demo_stored_sums(const demo_rank *r, const demo_window *w, int mismatched) {
+static const double *demo_stored_sums(const demo_rank *r, const demo_window *w,
+                                      int mismatched) {
     int kind = w->set == &r->job->eval ? DEMO_EVALUATION : DEMO_TRAINING;
-    const double *sums = r->own ? ((const demo_reference *)r->own)->stored[kind].sums[mismatched] : NULL;
-    return sums ? sums + (kind == DEMO_TRAINING ? r->step * demo_stored_most(r->job, kind) : w->which[0]) : NULL;
+    const double *sums = r->own
+                             ? ((const demo_reference *)r->own)->stored[kind].sums[mismatched]
+                             : NULL;
+    return sums ? sums + (kind == DEMO_TRAINING ? r->step * demo_stored_most(r->job, kind)
+                                                : w->which[0])
+                : NULL;
 }
 #endif

@@ -11,30 +11,39 @@
 static int demo_last_number(const int32_t *ids, int64_t tokens, int64_t *length) {
     int64_t end = tokens, begin;
     while (end > 0 && !(ids[end - 1] < 256 && isdigit(ids[end - 1]))) end--;
-    for (begin = end; begin > 0 && ids[begin - 1] < 256 && isdigit(ids[begin - 1]); begin--) {}
+    for (begin = end; begin > 0 && ids[begin - 1] < 256 && isdigit(ids[begin - 1]); begin--) {
+    }
     *length = end - begin;
     return (int)begin;
 }
-/* Does a text end in the number that the label, a document whose first tokens are the prompt, ends in? */
-static int demo_same_number(const int32_t *text, int64_t tokens, const demo_document *label, int64_t prompt) {
+
+/* Does a text end in the number that the label, a document whose first tokens are the
+   prompt, ends in? */
+static int demo_same_number(const int32_t *text, int64_t tokens, const demo_document *label,
+                            int64_t prompt) {
     int64_t n, m;
-    int a = demo_last_number(text, tokens, &n), b = demo_last_number(label->ids + prompt, label->tokens - prompt, &m);
+    int a = demo_last_number(text, tokens, &n);
+    int b = demo_last_number(label->ids + prompt, label->tokens - prompt, &m);
     return n && n == m && !memcmp(text + a, label->ids + prompt + b, (size_t)n * sizeof *text);
 }
+
 static double demo_rule_score(const demo_rollout *o, int64_t i) {
     const demo_document *text = &o->set.documents[i];
-    return demo_same_number(text->ids + o->prompt[i], text->tokens - o->prompt[i], o->source[i], o->prompt[i]);
+    return demo_same_number(text->ids + o->prompt[i], text->tokens - o->prompt[i], o->source[i],
+                            o->prompt[i]);
 }
 
 /* ---- by reward models ---- */
 
 /* Scores of whole texts by a reward model. */
-static seqpar_status demo_reward_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count, int64_t micro) {
+static seqpar_status demo_reward_rows(demo_rank *r, demo_window *w, int64_t first,
+                                      int64_t count, int64_t micro) {
     seqpar_llama *model = &demo_ppo_of(r)->reward[demo_ppo_of(r)->scorer];
     seqpar_llama_run run = demo_run_desc(r->job);
     seqpar_llama_batch b;
     (void)micro;
-    seqpar_status status = seqpar_llama_open_batch(&r->ctx, model, &b, w->batch.row + first, count, &run);
+    seqpar_status status = seqpar_llama_open_batch(&r->ctx, model, &b, w->batch.row + first,
+                                                   count, &run);
     double *last = (double *)demo_room(b.tokens + 1, sizeof *last);
     if (!status) status = seqpar_llama_forward(&r->ctx, model, &b, 0);
     if (!status) status = seqpar_llama_values(&r->ctx, model, &b);
@@ -44,16 +53,23 @@ static seqpar_status demo_reward_rows(demo_rank *r, demo_window *w, int64_t firs
     return status;
 }
 
-/* Mean and deviation of a reward model's scores on its evaluation data, where train_rm or OpenRLHF put them. */
-static seqpar_status demo_read_moments(seqpar_error *error, demo_moments *m, const char *folder) {
+/* Mean and deviation of a reward model's scores on its evaluation data, where train_rm or
+   OpenRLHF put them. */
+static seqpar_status demo_read_moments(seqpar_error *error, demo_moments *m,
+                                       const char *folder) {
     char path[4352];
     cJSON *json = demo_config_open(folder, path, sizeof path, error);
-    const cJSON *mean = cJSON_GetObjectItemCaseSensitive(json, "mean"), *std = cJSON_GetObjectItemCaseSensitive(json, "std");
-    bool there = cJSON_IsNumber(mean) && cJSON_IsNumber(std) && isfinite(mean->valuedouble) && isfinite(std->valuedouble) && std->valuedouble > 0;
+    const cJSON *mean = cJSON_GetObjectItemCaseSensitive(json, "mean"),
+                *std = cJSON_GetObjectItemCaseSensitive(json, "std");
+    bool there = cJSON_IsNumber(mean) && cJSON_IsNumber(std) && isfinite(mean->valuedouble) &&
+                 isfinite(std->valuedouble) && std->valuedouble > 0;
     if (there) *m = (demo_moments){mean->valuedouble, std->valuedouble};
     cJSON_Delete(json);
     if (there) return SEQPAR_OK;
-    return seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%s: normalize_reward needs \"mean\" and a positive \"std\" of the scores there; train_rm writes them when it has an --eval_dataset", path);
+    return seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
+                       "%s: normalize_reward needs \"mean\" and a positive \"std\" of the "
+                       "scores there; train_rm writes them when it has an --eval_dataset",
+                       path);
 }
 
 /* Adds the scores of the reward model at work. */
@@ -66,26 +82,34 @@ static seqpar_status demo_add_scores(demo_rank *r, demo_window *w) {
     if (!status) status = seqpar_segments_sum(r->ctx.world, score, o->texts, &w->seen);
     for (int64_t i = 0; i < o->texts; i++) {
         o->score[i] += (score[i] - m->mean) / m->std;
-        if (!status && !(fabs(score[i]) <= 1e300)) status = seqpar_fail(r->ctx.error, SEQPAR_ERR_NOT_FINITE, "reward model %d scores text %lld with %g; it cannot be trained on", demo_ppo_of(r)->scorer + 1, (long long)i, score[i]);
+        if (!status && !(fabs(score[i]) <= 1e300))
+            status = seqpar_fail(
+                r->ctx.error, SEQPAR_ERR_NOT_FINITE,
+                "reward model %d scores text %lld with %g; it cannot be trained on",
+                demo_ppo_of(r)->scorer + 1, (long long)i, score[i]);
     }
     seqpar_segments_free(&w->seen);
     free(score);
     return status;
 }
+
 /* ---- by servers: rank 0 asks, all hear what they say; one that fails ends training as a signal does, with a checkpoint ---- */
 
 static demo_reward_question demo_question_of(const demo_rollout *o) {
-    demo_reward_question q = {.query = (char **)demo_room(3 * o->texts, sizeof *q.query), .count = o->texts};
+    demo_reward_question q = {.query = (char **)demo_room(3 * o->texts, sizeof *q.query),
+                              .count = o->texts};
     q.prompt = q.query + o->texts;
     q.label = q.prompt + o->texts;
     for (int64_t i = 0; i < o->texts; i++) {
         const demo_document *text = &o->set.documents[i], *source = o->source[i];
         q.query[i] = demo_tokens_as_text(text->ids, text->tokens);
         q.prompt[i] = demo_tokens_as_text(text->ids, o->prompt[i]);
-        q.label[i] = demo_tokens_as_text(source->ids + o->prompt[i], source->tokens - o->prompt[i]);
+        q.label[i] = demo_tokens_as_text(source->ids + o->prompt[i],
+                                         source->tokens - o->prompt[i]);
     }
     return q;
 }
+
 static void demo_question_free(demo_reward_question *q) {
     for (int64_t i = 0; i < 3 * q->count; i++) free(q->query[i]);
     free(q->query);
@@ -99,7 +123,8 @@ static seqpar_status demo_add_server_scores(demo_rank *r) {
     char why[512];
     if (r->ctx.world->rank == 0) {
         demo_reward_question question = demo_question_of(o);
-        asked = demo_ask_servers(&demo_ppo_options(r)->servers, &question, score, why, sizeof why);
+        asked = demo_ask_servers(&demo_ppo_options(r)->servers, &question, score, why,
+                                 sizeof why);
         demo_question_free(&question);
         if (asked < 0) {
             (void)seqpar_fail(&r->trouble, SEQPAR_ERR_FILE_FORMAT, "%s", why);
@@ -109,7 +134,9 @@ static seqpar_status demo_add_server_scores(demo_rank *r) {
     }
     if (!status) status = seqpar_comm_max_i64(r->ctx.world, &asked, 1);
     if (asked > 0) demo_ppo_of(r)->given_up = true;
-    if (!status) status = seqpar_comm_broadcast(r->ctx.world, score, o->texts * (int64_t)sizeof *score, 0);
+    if (!status)
+        status = seqpar_comm_broadcast(r->ctx.world, score, o->texts * (int64_t)sizeof *score,
+                                       0);
     for (int64_t i = 0; !status && i < o->texts; i++) o->score[i] += score[i];
     free(score);
     return status;
@@ -123,8 +150,11 @@ static seqpar_status demo_score_texts(demo_rank *r) {
     seqpar_status status = SEQPAR_OK;
     for (int64_t i = 0; i < p->rollout.texts; i++) arrput(w.which, i);
     if (p->rewards) status = demo_window_open(r, &w, 1, 0);
-    for (p->scorer = 0; !status && p->scorer < p->rewards; p->scorer++) status = demo_add_scores(r, &w);
-    for (int64_t i = 0; !status && demo_ppo_options(r)->reward_rule && i < p->rollout.texts; i++) p->rollout.score[i] += demo_rule_score(&p->rollout, i);
+    for (p->scorer = 0; !status && p->scorer < p->rewards; p->scorer++)
+        status = demo_add_scores(r, &w);
+    for (int64_t i = 0; !status && demo_ppo_options(r)->reward_rule && i < p->rollout.texts;
+         i++)
+        p->rollout.score[i] += demo_rule_score(&p->rollout, i);
     if (!status && demo_ppo_options(r)->servers.urls) status = demo_add_server_scores(r);
     demo_window_close(&w);
     return status;
@@ -132,18 +162,21 @@ static seqpar_status demo_score_texts(demo_rank *r) {
 
 /* ---- groups that are worth training on ---- */
 
-/* Dynamic sampling of DAPO (Yu et al. 2025): where all answers are right, or all wrong, there is nothing to compare. The
-   ends of the range, up to rounding of the mean, are outside. */
+/* Dynamic sampling of DAPO (Yu et al. 2025): where all answers are right, or all wrong,
+   there is nothing to compare. The ends of the range, up to rounding of the mean, are
+   outside. */
 static bool demo_group_kept(const double *scores, int64_t n, const double range[2]) {
     double mean = seqpar_mean(scores, n);
     return mean > range[0] + 1e-6 && mean < range[1] - 1e-6;
 }
 
 /* Moves the groups that are kept to `kept`; what stays is the other's. */
-static void demo_keep_groups(demo_rollout *kept, demo_rollout *drawn, int64_t n, const double range[2]) {
+static void demo_keep_groups(demo_rollout *kept, demo_rollout *drawn, int64_t n,
+                             const double range[2]) {
     for (int64_t i = 0; i < drawn->texts; i++) {
         if (!demo_group_kept(drawn->score + i / n * n, n, range)) continue;
-        demo_rollout_take(kept, drawn->set.documents[i], drawn->prompt[i], drawn->source[i], drawn->score[i]);
+        demo_rollout_take(kept, drawn->set.documents[i], drawn->prompt[i], drawn->source[i],
+                          drawn->score[i]);
         drawn->set.documents[i] = (demo_document){0};
     }
 }
@@ -153,7 +186,9 @@ static seqpar_status demo_draw_filtered(demo_rank *r) {
     const demo_ppo_config *c = demo_ppo_options(r);
     demo_ppo *p = demo_ppo_of(r);
     demo_rollout kept = {0};
-    int64_t n = c->n_samples_per_prompt, batch = c->rollout_batch_size, all = r->job->usable_count / batch * batch * c->num_episodes, missing = batch;
+    int64_t n = c->n_samples_per_prompt, batch = c->rollout_batch_size;
+    int64_t all = r->job->usable_count / batch * batch * c->num_episodes;
+    int64_t missing = batch;
     seqpar_status status = SEQPAR_OK;
     demo_rollout_new(&kept, batch * n);
     while (!status && missing && p->drawn < all && !p->given_up) {
@@ -170,10 +205,14 @@ static seqpar_status demo_draw_filtered(demo_rank *r) {
 
 /* ---- what lengths cost ---- */
 
-/* Soft overlong punishment (DAPO), growing over the last tokens there is room for; and what a text that was cut off gets. */
-static double demo_length_penalty(const demo_ppo_config *c, double score, int64_t tokens, bool cut_off) {
-    double over = (double)tokens - ((double)c->generate_max_len - c->overlong_buffer_len), coef = c->stop_properly_penalty_coef;
-    if (c->overlong_buffer_len > 0 && over > 0) score -= over / c->overlong_buffer_len * c->overlong_penalty_factor;
+/* Soft overlong punishment (DAPO), growing over the last tokens there is room for; and what
+   a text that was cut off gets. */
+static double demo_length_penalty(const demo_ppo_config *c, double score, int64_t tokens,
+                                  bool cut_off) {
+    double over = (double)tokens - ((double)c->generate_max_len - c->overlong_buffer_len);
+    double coef = c->stop_properly_penalty_coef;
+    if (c->overlong_buffer_len > 0 && over > 0)
+        score -= over / c->overlong_buffer_len * c->overlong_penalty_factor;
     return !cut_off ? score : coef < 0 ? coef : score * coef;
 }
 
@@ -181,10 +220,13 @@ static double demo_length_penalty(const demo_ppo_config *c, double score, int64_
 static seqpar_status demo_rollout_draw(demo_rank *r) {
     const demo_ppo_config *c = demo_ppo_options(r);
     demo_rollout *o = &demo_ppo_of(r)->rollout;
-    seqpar_status status = c->dynamic_filtering ? demo_draw_filtered(r) : demo_draw(r, c->rollout_batch_size);
+    seqpar_status status = c->dynamic_filtering ? demo_draw_filtered(r)
+                                                : demo_draw(r, c->rollout_batch_size);
     if (!status && !c->dynamic_filtering) status = demo_score_texts(r);
     for (int64_t i = 0; !status && i < o->texts; i++)
-        o->score[i] = demo_length_penalty(c, o->score[i], demo_text_tokens(o, i), o->set.documents[i].ids[o->set.documents[i].tokens - 1] != DEMO_EOS);
+        o->score[i] = demo_length_penalty(
+            c, o->score[i], demo_text_tokens(o, i),
+            o->set.documents[i].ids[o->set.documents[i].tokens - 1] != DEMO_EOS);
     o->entry = (double *)demo_room(o->entries * ENTRY + 1, sizeof *o->entry);
     return status;
 }

@@ -15,11 +15,13 @@
 #include "data.h"
 
 typedef struct {
-    const char *urls;      /* a comma list; what several servers say is added */
-    double timeout;        /* seconds one request may take */
-    int64_t retries;       /* further tries after the first */
-    double backoff;        /* seconds before the second try, twice as many before each one after, a minute at most */
-    const volatile sig_atomic_t *interrupted; /* once set nobody waits for an answer any more; NULL: never */
+    const char *urls; /* a comma list; what several servers say is added */
+    double timeout;   /* seconds one request may take */
+    int64_t retries;  /* further tries after the first */
+    /* seconds before the second try, twice as many before each one after, a minute at most */
+    double backoff;
+    /* once set nobody waits for an answer any more; NULL: never */
+    const volatile sig_atomic_t *interrupted;
 } demo_reward_servers;
 
 typedef struct {
@@ -29,17 +31,20 @@ typedef struct {
 
 /* ---- texts: what a server reads is UTF-8, what a model of bytes writes may be anything ---- */
 
-/* Tokens as text for free(): special ids are left out; a byte that belongs to no character, and zero, becomes U+FFFD. */
-static inline char *demo_tokens_as_text(const int32_t *ids, int64_t tokens)
-{
+/* Tokens as text for free(): special ids are left out; a byte that belongs to no character,
+   and zero, becomes U+FFFD. */
+static inline char *demo_tokens_as_text(const int32_t *ids, int64_t tokens) {
     unsigned char *bytes = (unsigned char *)demo_room(tokens + 4, 1);
     char *text = (char *)demo_room(3 * tokens + 1, 1);
     size_t count = 0, used = 0;
     for (int64_t t = 0; t < tokens; t++)
         if (ids[t] < 256) bytes[count++] = (unsigned char)ids[t];
     for (size_t at = 0, length; at < count; at += length ? length : 1) {
-        length = bytes[at] ? (size_t)seqpar_utf8_length((const char *)bytes + at, (int64_t)(count - at)) : 0;
-        memcpy(text + used, length ? (const char *)bytes + at : "\xEF\xBF\xBD", length ? length : 3);
+        length = bytes[at] ? (size_t)seqpar_utf8_length((const char *)bytes + at,
+                                                        (int64_t)(count - at))
+                           : 0;
+        memcpy(text + used, length ? (const char *)bytes + at : "\xEF\xBF\xBD",
+               length ? length : 3);
         used += length ? length : 3;
     }
     text[used] = 0;
@@ -49,25 +54,26 @@ static inline char *demo_tokens_as_text(const int32_t *ids, int64_t tokens)
 
 /* ---- the question and the answer as JSON ---- */
 
-static inline char *demo_question_json(const demo_reward_question *question)
-{
+static inline char *demo_question_json(const demo_reward_question *question) {
     static const char *const keys[] = {"query", "prompts", "labels"};
     char **const lists[] = {question->query, question->prompt, question->label};
     cJSON *json = cJSON_CreateObject();
     for (int k = 0; k < 3; k++) {
         cJSON *list = cJSON_AddArrayToObject(json, keys[k]);
-        for (int64_t i = 0; i < question->count; i++) cJSON_AddItemToArray(list, cJSON_CreateString(lists[k][i]));
+        for (int64_t i = 0; i < question->count; i++)
+            cJSON_AddItemToArray(list, cJSON_CreateString(lists[k][i]));
     }
     char *text = cJSON_PrintUnformatted(json);
     cJSON_Delete(json);
     return text;
 }
 
-/* The first of a comma list of addresses, without user and password, which are nobody else's business. */
-static inline const char *demo_url_shown(char *text, size_t size, const char *url)
-{
+/* The first of a comma list of addresses, without user and password, which are nobody else's
+   business. */
+static inline const char *demo_url_shown(char *text, size_t size, const char *url) {
     const char *authority = strstr(url, "://"), *end = url + strcspn(url, ","), *host;
-    if (!authority || authority > end) return snprintf(text, size, "%.*s", (int)(end - url), url), text;
+    if (!authority || authority > end)
+        return snprintf(text, size, "%.*s", (int)(end - url), url), text;
     host = authority += 3;
     for (const char *at = authority; at < authority + strcspn(authority, ",/?#"); at++)
         if (*at == '@') host = at + 1;
@@ -75,46 +81,68 @@ static inline const char *demo_url_shown(char *text, size_t size, const char *ur
     return text;
 }
 
-__attribute__((format(printf, 4, 5)))
-static inline int demo_server_wrong(char *error, size_t size, const char *url, const char *format, ...)
-{
+__attribute__((format(printf, 4, 5))) static inline int demo_server_wrong(
+    char *error, size_t size, const char *url, const char *format, ...) {
     va_list arguments;
     char shown[400];
-    int used = snprintf(error, size, "reward server %s: ", demo_url_shown(shown, sizeof shown, url));
+    int used = snprintf(error, size,
+                        "reward server %s: ", demo_url_shown(shown, sizeof shown, url));
     va_start(arguments, format);
-    if (used >= 0 && (size_t)used < size) vsnprintf(error + used, size - (size_t)used, format, arguments);
+    if (used >= 0 && (size_t)used < size)
+        vsnprintf(error + used, size - (size_t)used, format, arguments);
     va_end(arguments);
     return -1;
 }
 
 /* Adds the list of an answer to rewards (count). */
-static inline int demo_answer_add(const cJSON *json, const char *url, double *rewards, int64_t count, char *error, size_t size)
-{
+static inline int demo_answer_add(const cJSON *json, const char *url, double *rewards,
+                                  int64_t count, char *error, size_t size) {
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(json, "rewards");
     int64_t i = 0;
     if (!cJSON_IsArray(list))
-        return demo_server_wrong(error, size, url, "the answer's \"rewards\" is %s, but a list of %lld numbers is needed", list ? demo_json_type(list) : "missing", (long long)count);
+        return demo_server_wrong(
+            error, size, url,
+            "the answer's \"rewards\" is %s, but a list of %lld numbers is needed",
+            list ? demo_json_type(list) : "missing", (long long)count);
     if (cJSON_GetArraySize(list) != count)
-        return demo_server_wrong(error, size, url, "%d rewards for %lld texts; the server must give one for each query, in their order", cJSON_GetArraySize(list), (long long)count);
+        return demo_server_wrong(error, size, url,
+                                 "%d rewards for %lld texts; the server must give one for each "
+                                 "query, in their order",
+                                 cJSON_GetArraySize(list), (long long)count);
     for (const cJSON *item = list->child; item; item = item->next, i++) {
-        if (!cJSON_IsNumber(item)) return demo_server_wrong(error, size, url, "rewards[%lld] is %s, but a number is needed", (long long)i, demo_json_type(item));
-        if (!isfinite(item->valuedouble)) return demo_server_wrong(error, size, url, "rewards[%lld] is %g; it cannot be trained on, let the server give a finite number", (long long)i, item->valuedouble);
+        if (!cJSON_IsNumber(item))
+            return demo_server_wrong(error, size, url,
+                                     "rewards[%lld] is %s, but a number is needed",
+                                     (long long)i, demo_json_type(item));
+        if (!isfinite(item->valuedouble))
+            return demo_server_wrong(error, size, url,
+                                     "rewards[%lld] is %g; it cannot be trained on, let the "
+                                     "server give a finite number",
+                                     (long long)i, item->valuedouble);
         rewards[i] += item->valuedouble;
     }
     return 0;
 }
 
-static inline int demo_answer_read(const char *bytes, size_t length, const char *url, double *rewards, int64_t count, char *error, size_t size)
-{
+static inline int demo_answer_read(const char *bytes, size_t length, const char *url,
+                                   double *rewards, int64_t count, char *error, size_t size) {
     const char *end = bytes;
     cJSON *json = cJSON_ParseWithLengthOpts(bytes, length, &end, 0);
     const char *twice = cJSON_IsObject(json) ? demo_json_twice(json) : NULL;
     int failed;
     while (json && end < bytes + length && isspace((unsigned char)*end)) end++;
     if (!json || end < bytes + length)
-        failed = demo_server_wrong(error, size, url, "the answer is no JSON from byte %lld of %lld on: %.60s; {\"rewards\": [finite numbers]} alone is needed", (long long)(end - bytes), (long long)length, length ? end : "(empty)");
-    else if (twice) failed = demo_server_wrong(error, size, url, "the answer's key \"%s\" stands there twice; the server must give it once", twice);
-    else failed = demo_answer_add(json, url, rewards, count, error, size);
+        failed = demo_server_wrong(error, size, url,
+                                   "the answer is no JSON from byte %lld of %lld on: %.60s; "
+                                   "{\"rewards\": [finite numbers]} alone is needed",
+                                   (long long)(end - bytes), (long long)length,
+                                   length ? end : "(empty)");
+    else if (twice)
+        failed = demo_server_wrong(
+            error, size, url,
+            "the answer's key \"%s\" stands there twice; the server must give it once", twice);
+    else
+        failed = demo_answer_add(json, url, rewards, count, error, size);
     cJSON_Delete(json);
     return failed;
 }
@@ -130,11 +158,12 @@ typedef struct {
     CURLcode code;
 } demo_answer;
 
-static inline size_t demo_answer_write(char *data, size_t one, size_t count, void *user)
-{
+static inline size_t demo_answer_write(char *data, size_t one, size_t count, void *user) {
     demo_answer *answer = (demo_answer *)user;
-    char *grown = answer->size + count > DEMO_ANSWER_LIMIT ? NULL : (char *)realloc(answer->bytes, answer->size + count + 1);
-    (void)one; /* always 1 */
+    char *grown = answer->size + count > DEMO_ANSWER_LIMIT
+                      ? NULL
+                      : (char *)realloc(answer->bytes, answer->size + count + 1);
+    (void)one;            /* always 1 */
     if (!grown) return 0; /* makes the transfer fail */
     memcpy(grown + answer->size, data, count);
     answer->bytes = grown;
@@ -143,29 +172,33 @@ static inline size_t demo_answer_write(char *data, size_t one, size_t count, voi
     return count;
 }
 
-/* Servers on this machine are never behind a proxy, whatever the environment says; it may name further exceptions. */
-static inline void demo_bypass_proxy(CURL *curl)
-{
+/* Servers on this machine are never behind a proxy, whatever the environment says; it may
+   name further exceptions. */
+static inline void demo_bypass_proxy(CURL *curl) {
     const char *others = getenv("no_proxy") ? getenv("no_proxy") : getenv("NO_PROXY");
     char list[2048];
-    snprintf(list, sizeof list, "localhost,127.0.0.1,::1%s%s", others ? "," : "", others ? others : "");
+    snprintf(list, sizeof list, "localhost,127.0.0.1,::1%s%s", others ? "," : "",
+             others ? others : "");
     curl_easy_setopt(curl, CURLOPT_NOPROXY, others && !strcmp(others, "*") ? "*" : list);
 }
 
-static inline bool demo_given_up(const demo_reward_servers *servers) { return servers->interrupted && *servers->interrupted; }
+static inline bool demo_given_up(const demo_reward_servers *servers) {
+    return servers->interrupted && *servers->interrupted;
+}
 
 /* libcurl calls it at least once a second; anything but 0 ends the transfer. */
-static inline int demo_post_goes_on(void *user, curl_off_t down_all, curl_off_t down, curl_off_t up_all, curl_off_t up)
-{
+static inline int demo_post_goes_on(void *user, curl_off_t down_all, curl_off_t down,
+                                    curl_off_t up_all, curl_off_t up) {
     (void)down_all, (void)down, (void)up_all, (void)up;
     return demo_given_up((const demo_reward_servers *)user);
 }
 
-static inline void demo_post(const demo_reward_servers *servers, const char *url, const char *body, demo_answer *answer)
-{
+static inline void demo_post(const demo_reward_servers *servers, const char *url,
+                             const char *body, demo_answer *answer) {
     CURL *curl = curl_easy_init();
     struct curl_slist *headers = curl_slist_append(NULL, "Content-Type: application/json");
-    headers = curl_slist_append(headers, "Expect:"); /* no asking beforehand whether the body may come */
+    /* no asking beforehand whether the body may come */
+    headers = curl_slist_append(headers, "Expect:");
     *answer = (demo_answer){.code = CURLE_FAILED_INIT};
     if (curl && headers) {
         curl_easy_setopt(curl, CURLOPT_URL, url);
@@ -173,13 +206,16 @@ static inline void demo_post(const demo_reward_servers *servers, const char *url
         curl_easy_setopt(curl, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)strlen(body));
         curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers);
         curl_easy_setopt(curl, CURLOPT_TIMEOUT_MS, (long)(1000 * servers->timeout + 1));
-        curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT_MS, (long)(1000 * fmin(servers->timeout, 30) + 1)); /* a name that nobody answers for, an address where nobody is */
+        /* a name that nobody answers for, an address where nobody is */
+        curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT_MS,
+                         (long)(1000 * fmin(servers->timeout, 30) + 1));
         curl_easy_setopt(curl, CURLOPT_XFERINFOFUNCTION, demo_post_goes_on);
         curl_easy_setopt(curl, CURLOPT_XFERINFODATA, (void *)servers);
         curl_easy_setopt(curl, CURLOPT_NOPROGRESS, 0L);
         curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L); /* other threads run */
 #if LIBCURL_VERSION_NUM >= 0x075700
-        curl_easy_setopt(curl, CURLOPT_QUICK_EXIT, 1L); /* a thread that still asks for a name is not waited for */
+        /* a thread that still asks for a name is not waited for */
+        curl_easy_setopt(curl, CURLOPT_QUICK_EXIT, 1L);
 #endif
         curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, demo_answer_write);
         curl_easy_setopt(curl, CURLOPT_WRITEDATA, answer);
@@ -192,18 +228,22 @@ static inline void demo_post(const demo_reward_servers *servers, const char *url
 }
 
 /* What came is not HTTP: it would not be at the next try either. */
-static inline bool demo_answer_foreign(const demo_answer *answer) { return answer->code == CURLE_UNSUPPORTED_PROTOCOL || answer->code == CURLE_WEIRD_SERVER_REPLY; }
+static inline bool demo_answer_foreign(const demo_answer *answer) {
+    return answer->code == CURLE_UNSUPPORTED_PROTOCOL ||
+           answer->code == CURLE_WEIRD_SERVER_REPLY;
+}
 
 /* Worth asking again: nothing came, or the server says that it is busy or fell over. */
-static inline bool demo_answer_may_improve(const demo_answer *answer)
-{
-    bool came = answer->code == CURLE_OK || demo_answer_foreign(answer) || answer->code == CURLE_WRITE_ERROR; /* the last: too long for us */
-    return !came || (answer->code == CURLE_OK && (answer->status == 408 || answer->status == 429 || answer->status >= 500));
+static inline bool demo_answer_may_improve(const demo_answer *answer) {
+    /* the last: too long for us */
+    bool came = answer->code == CURLE_OK || demo_answer_foreign(answer) ||
+                answer->code == CURLE_WRITE_ERROR;
+    return !came || (answer->code == CURLE_OK &&
+                     (answer->status == 408 || answer->status == 429 || answer->status >= 500));
 }
 
 /* In pieces: the signal may come to another thread. */
-static inline void demo_wait(const demo_reward_servers *servers, double seconds)
-{
+static inline void demo_wait(const demo_reward_servers *servers, double seconds) {
     for (; seconds > 0 && !demo_given_up(servers); seconds -= 0.1) {
         struct timespec piece = {0, (long)(1e9 * fmin(seconds, 0.1))};
         nanosleep(&piece, NULL);
@@ -211,11 +251,12 @@ static inline void demo_wait(const demo_reward_servers *servers, double seconds)
 }
 
 /* Asks until there is an answer to look at. Returns the number of tries. */
-static inline int64_t demo_post_patiently(const demo_reward_servers *servers, const char *url, const char *body, demo_answer *answer)
-{
+static inline int64_t demo_post_patiently(const demo_reward_servers *servers, const char *url,
+                                          const char *body, demo_answer *answer) {
     double wait = servers->backoff;
     int64_t tries = 1;
-    for (demo_post(servers, url, body, answer); demo_answer_may_improve(answer) && tries <= servers->retries; tries++) {
+    for (demo_post(servers, url, body, answer);
+         demo_answer_may_improve(answer) && tries <= servers->retries; tries++) {
         demo_wait(servers, wait);
         if (demo_given_up(servers)) break;
         wait = fmin(2 * wait, 60);
@@ -225,60 +266,98 @@ static inline int64_t demo_post_patiently(const demo_reward_servers *servers, co
     return tries;
 }
 
-static inline int demo_ask_one(const demo_reward_servers *servers, const char *url, const char *body, double *rewards, int64_t count, char *error, size_t size)
-{
+static inline int demo_ask_one(const demo_reward_servers *servers, const char *url,
+                               const char *body, double *rewards, int64_t count, char *error,
+                               size_t size) {
     demo_answer answer;
     int64_t tries = demo_post_patiently(servers, url, body, &answer);
     int failed;
-    if (demo_answer_may_improve(&answer) && demo_given_up(servers)) failed = 1;
+    if (demo_answer_may_improve(&answer) && demo_given_up(servers))
+        failed = 1;
     else if (answer.code == CURLE_WRITE_ERROR)
-        failed = demo_server_wrong(error, size, url, "the answer is longer than %d bytes; {\"rewards\": [%lld numbers]} is needed", DEMO_ANSWER_LIMIT, (long long)count);
+        failed = demo_server_wrong(
+            error, size, url,
+            "the answer is longer than %d bytes; {\"rewards\": [%lld numbers]} is needed",
+            DEMO_ANSWER_LIMIT, (long long)count);
     else if (demo_answer_foreign(&answer))
-        failed = demo_server_wrong(error, size, url, "what answers there does not speak HTTP (%s); look at the host and the port of remote_rm_url", curl_easy_strerror(answer.code));
+        failed = demo_server_wrong(error, size, url,
+                                   "what answers there does not speak HTTP (%s); look at the "
+                                   "host and the port of remote_rm_url",
+                                   curl_easy_strerror(answer.code));
     else if (answer.code != CURLE_OK)
-        failed = demo_server_wrong(error, size, url, "no answer in %lld tries (%s); start it, or raise remote_rm_timeout %g or remote_rm_retries %lld", (long long)tries, curl_easy_strerror(answer.code), servers->timeout, (long long)servers->retries);
+        failed = demo_server_wrong(error, size, url,
+                                   "no answer in %lld tries (%s); start it, or raise "
+                                   "remote_rm_timeout %g or remote_rm_retries %lld",
+                                   (long long)tries, curl_easy_strerror(answer.code),
+                                   servers->timeout, (long long)servers->retries);
     else if (answer.status != 200)
-        failed = demo_server_wrong(error, size, url, "HTTP status %ld in %lld tries, with: %.80s; 200 is needed, look into the server's log", answer.status, (long long)tries, answer.size ? answer.bytes : "(nothing)");
-    else failed = demo_answer_read(answer.size ? answer.bytes : "", answer.size, url, rewards, count, error, size);
+        failed = demo_server_wrong(error, size, url,
+                                   "HTTP status %ld in %lld tries, with: %.80s; 200 is needed, "
+                                   "look into the server's log",
+                                   answer.status, (long long)tries,
+                                   answer.size ? answer.bytes : "(nothing)");
+    else
+        failed = demo_answer_read(answer.size ? answer.bytes : "", answer.size, url, rewards,
+                                  count, error, size);
     free(answer.bytes);
     return failed;
 }
 
-/* Adds what the servers say to rewards (question->count). Returns 1, and no sentence, where a signal ended the waiting. */
-static inline int demo_ask_servers(const demo_reward_servers *servers, const demo_reward_question *question, double *rewards, char *error, size_t size)
-{
+/* Adds what the servers say to rewards (question->count). Returns 1, and no sentence, where
+   a signal ended the waiting. */
+static inline int demo_ask_servers(const demo_reward_servers *servers,
+                                   const demo_reward_question *question, double *rewards,
+                                   char *error, size_t size) {
     char *body = demo_question_json(question), *list = strdup(servers->urls), *rest = list;
     int failed = body ? 0 : -1;
-    if (failed) snprintf(error, size, "no memory to ask about %lld texts; lower rollout_batch_size", (long long)question->count);
-    for (char *url; !failed && (url = strsep(&rest, ","));) failed = demo_ask_one(servers, url, body, rewards, question->count, error, size);
+    if (failed)
+        snprintf(error, size, "no memory to ask about %lld texts; lower rollout_batch_size",
+                 (long long)question->count);
+    for (char *url; !failed && (url = strsep(&rest, ","));)
+        failed = demo_ask_one(servers, url, body, rewards, question->count, error, size);
     cJSON_free(body);
     free(list);
     return failed;
 }
 
 /* Why the first of a comma list of addresses cannot be asked; NULL: it can. */
-static inline const char *demo_url_wrong(const char *list)
-{
+static inline const char *demo_url_wrong(const char *list) {
     char *port = NULL, *url = strndup(list, strcspn(list, ","));
     CURLU *parsed = curl_url();
-    CURLUcode code = url && parsed ? curl_url_set(parsed, CURLUPART_URL, url, 0) : CURLUE_OUT_OF_MEMORY;
-    bool zero = !code && !curl_url_get(parsed, CURLUPART_PORT, &port, 0) && !strtol(port, NULL, 10);
+    CURLUcode code = url && parsed ? curl_url_set(parsed, CURLUPART_URL, url, 0)
+                                   : CURLUE_OUT_OF_MEMORY;
+    bool zero = !code && !curl_url_get(parsed, CURLUPART_PORT, &port, 0) &&
+                !strtol(port, NULL, 10);
     curl_free(port);
     curl_url_cleanup(parsed);
     free(url);
-    if (code == CURLUE_BAD_PORT_NUMBER || zero) return "whose port is no number from 1 to 65535";
-    return code == CURLUE_OUT_OF_MEMORY ? "for which there is no memory" : code ? "which is no URL; give http://HOST:PORT/PATH in printable characters, others as %XX" : NULL;
+    if (code == CURLUE_BAD_PORT_NUMBER || zero)
+        return "whose port is no number from 1 to 65535";
+    return code == CURLUE_OUT_OF_MEMORY ? "for which there is no memory"
+           : code ? "which is no URL; give http://HOST:PORT/PATH in printable characters, "
+                    "others as %XX"
+                  : NULL;
 }
 
 /* Are these addresses that can be asked? */
-static inline int demo_servers_check(const demo_reward_servers *servers, char *error, size_t size)
-{
-    for (const char *url = servers->urls; url; url = strchr(url, ',') ? strchr(url, ',') + 1 : NULL) {
+static inline int demo_servers_check(const demo_reward_servers *servers, char *error,
+                                     size_t size) {
+    for (const char *url = servers->urls; url;
+         url = strchr(url, ',') ? strchr(url, ',') + 1 : NULL) {
         bool http = !strncmp(url, "http://", 7) || !strncmp(url, "https://", 8);
         char shown[400];
         const char *why = http ? demo_url_wrong(url) : NULL;
-        if (why) return snprintf(error, size, "remote_rm_url holds '%s', %s", demo_url_shown(shown, sizeof shown, url), why), -1;
-        if (!http) return snprintf(error, size, "remote_rm_url holds '%s', which does not begin with http:// or https://; Python files are not run here, serve it as in {\"query\": [..]} -> {\"rewards\": [..]}", demo_url_shown(shown, sizeof shown, url)), -1;
+        if (why)
+            return snprintf(error, size, "remote_rm_url holds '%s', %s",
+                            demo_url_shown(shown, sizeof shown, url), why),
+                   -1;
+        if (!http)
+            return snprintf(error, size,
+                            "remote_rm_url holds '%s', which does not begin with http:// or "
+                            "https://; Python files are not run here, serve it as in "
+                            "{\"query\": [..]} -> {\"rewards\": [..]}",
+                            demo_url_shown(shown, sizeof shown, url)),
+                   -1;
     }
     return 0;
 }

@@ -13,40 +13,57 @@
 
 enum { OLD_LOGP, REF_LOGP_OF, VALUE, KL, REWARD, ADVANTAGE, RETURN, ENTRY };
 typedef struct {
-    demo_dataset set;          /* prompt and text in one document each, texts of a prompt side by side */
-    int64_t *prompt, *first;   /* (texts) tokens of the prompt; number of the first entry */
+    /* prompt and text in one document each, texts of a prompt side by side */
+    demo_dataset set;
+    int64_t *prompt, *first; /* (texts) tokens of the prompt; number of the first entry */
     int64_t texts, entries;
-    double *entry;             /* (entries, ENTRY); entry t of a text belongs to position prompt - 1 + t, which predicts token t */
-    double *score, *kl;        /* (texts) reward; mean KL */
+    /* (entries, ENTRY); entry t of a text belongs to position prompt - 1 + t, which predicts
+       token t */
+    double *entry;
+    double *score, *kl;           /* (texts) reward; mean KL */
     const demo_document **source; /* (texts) the prompt's document, for the rule */
 } demo_rollout;
 
 enum { DEMO_REWARDS = 8, UPDATE_COLUMNS = 5 };
-typedef struct { double mean, std; } demo_moments;
+typedef struct {
+    double mean, std;
+} demo_moments;
+
 typedef struct { /* an actor's rank carries these */
     demo_reference reference;
     seqpar_llama critic, reward[DEMO_REWARDS];
     seqpar_optim critic_optim;
-    demo_moments moments[DEMO_REWARDS];   /* scores of a reward model are brought to mean 0 and deviation 1 from these */
+    /* scores of a reward model are brought to mean 0 and deviation 1 from these */
+    demo_moments moments[DEMO_REWARDS];
     bool has_critic;
-    int rewards, scorer;       /* reward models, and the one at work */
+    int rewards, scorer; /* reward models, and the one at work */
     demo_rollout rollout;
-    int64_t drawn;             /* prompts so far */
-    bool used_up;              /* filtering left too few of them for a whole rollout */
-    bool given_up;             /* a reward server failed, or a signal came while it was silent: the rollout is as if it had not begun */
-    demo_dataset mixed;        /* the rollout's texts and behind them the pretraining documents, all borrowed */
+    int64_t drawn; /* prompts so far */
+    bool used_up;  /* filtering left too few of them for a whole rollout */
+    /* a reward server failed, or a signal came while it was silent: the rollout is as if it
+       had not begun */
+    bool given_up;
+    /* the rollout's texts and behind them the pretraining documents, all borrowed */
+    demo_dataset mixed;
     seqpar_kl_controller kl;
-    int64_t *place;            /* what the pass at hand has seen: entry numbers and values, stb_ds arrays */
+    /* what the pass at hand has seen: entry numbers and values, stb_ds arrays */
+    int64_t *place;
     double *seen;
-    double policy[UPDATE_COLUMNS], value[UPDATE_COLUMNS], seconds[3]; /* means of the last update; generate, score, train */
+    /* means of the last update; generate, score, train */
+    double policy[UPDATE_COLUMNS], value[UPDATE_COLUMNS], seconds[3];
 } demo_ppo;
 
 static demo_ppo *demo_ppo_of(demo_rank *r) { return (demo_ppo *)r->own; }
-static const demo_ppo_config *demo_ppo_options(const demo_rank *r) { return (const demo_ppo_config *)r->job->options; }
+static const demo_ppo_config *demo_ppo_options(const demo_rank *r) {
+    return (const demo_ppo_config *)r->job->options;
+}
 
 static void demo_rollout_free(demo_rollout *o) {
     demo_data_free(&o->set);
-    free(o->prompt); free(o->entry); free(o->score); free(o->source);
+    free(o->prompt);
+    free(o->entry);
+    free(o->score);
+    free(o->source);
     memset(o, 0, sizeof *o);
 }
 
@@ -60,12 +77,16 @@ static int64_t demo_prompt_tokens(const demo_rank *r, const demo_document *d) {
     return n;
 }
 
-/* Places first .. first + count of an endless stream of 0 .. set - 1, for free(): every pass in an order of its own, in
-   whole batches; what does not fill the last one is left out. */
-static int64_t *demo_stream(int64_t set, int64_t batch, uint64_t seed, int64_t first, int64_t count) {
-    int64_t span = set / batch * batch, pass = -1, *order = (int64_t *)demo_room(set, sizeof *order), *which = (int64_t *)demo_room(count + 1, sizeof *which);
+/* Places first .. first + count of an endless stream of 0 .. set - 1, for free(): every pass
+   in an order of its own, in whole batches; what does not fill the last one is left out. */
+static int64_t *demo_stream(int64_t set, int64_t batch, uint64_t seed, int64_t first,
+                            int64_t count) {
+    int64_t span = set / batch * batch, pass = -1;
+    int64_t *order = (int64_t *)demo_room(set, sizeof *order);
+    int64_t *which = (int64_t *)demo_room(count + 1, sizeof *which);
     for (int64_t i = 0; i < count; i++) {
-        if ((first + i) / span != pass) seqpar_shuffle(order, set, seed, (uint64_t)(pass = (first + i) / span));
+        if ((first + i) / span != pass)
+            seqpar_shuffle(order, set, seed, (uint64_t)(pass = (first + i) / span));
         which[i] = order[(first + i) % span];
     }
     free(order);
@@ -73,28 +94,39 @@ static int64_t *demo_stream(int64_t set, int64_t batch, uint64_t seed, int64_t f
 }
 
 /* Everybody gets everybody's texts: (count, longest + 1) ids, the count first. */
-static seqpar_status demo_share_texts(demo_rank *r, int32_t *all, const seqpar_llama_text *texts, int64_t first, int64_t end, int64_t total, int64_t longest) {
-    int64_t width = longest + 1, *bytes = (int64_t *)demo_room(r->ctx.world->size, sizeof *bytes);
+static seqpar_status demo_share_texts(demo_rank *r, int32_t *all,
+                                      const seqpar_llama_text *texts, int64_t first,
+                                      int64_t end, int64_t total, int64_t longest) {
+    int64_t width = longest + 1;
+    int64_t *bytes = (int64_t *)demo_room(r->ctx.world->size, sizeof *bytes);
     int32_t *mine = (int32_t *)demo_room((end - first) * width + 1, sizeof *mine);
     for (int64_t i = 0; i < end - first; i++) {
         mine[i * width] = (int32_t)texts[i].count;
         memcpy(mine + i * width + 1, texts[i].ids, (size_t)texts[i].count * sizeof *mine);
     }
     for (int64_t w = 0; w < r->ctx.world->size; w++)
-        bytes[w] = (seqpar_grid_begin(total, r->ctx.world->size, w + 1) - seqpar_grid_begin(total, r->ctx.world->size, w)) * width * 4;
+        bytes[w] = (seqpar_grid_begin(total, r->ctx.world->size, w + 1) -
+                    seqpar_grid_begin(total, r->ctx.world->size, w)) *
+                   width * 4;
     seqpar_status status = seqpar_comm_all_gather(r->ctx.world, all, mine, bytes, "texts");
     free(mine);
     free(bytes);
     return status;
 }
 
-/* Texts for these prompts (total), each generated by one rank: (total, max_new_tokens + 1) ids for free(), the count first. */
-static seqpar_status demo_generate(demo_rank *r, int32_t **all, const seqpar_llama_prompt *prompts, int64_t total, const seqpar_llama_sample_desc *desc) {
-    int64_t first = seqpar_grid_begin(total, r->ctx.world->size, r->ctx.world->rank), end = seqpar_grid_begin(total, r->ctx.world->size, r->ctx.world->rank + 1);
+/* Texts for these prompts (total), each generated by one rank: (total, max_new_tokens + 1)
+   ids for free(), the count first. */
+static seqpar_status demo_generate(demo_rank *r, int32_t **all,
+                                   const seqpar_llama_prompt *prompts, int64_t total,
+                                   const seqpar_llama_sample_desc *desc) {
+    int64_t first = seqpar_grid_begin(total, r->ctx.world->size, r->ctx.world->rank);
+    int64_t end = seqpar_grid_begin(total, r->ctx.world->size, r->ctx.world->rank + 1);
     seqpar_llama_text *texts = (seqpar_llama_text *)demo_room(end - first + 1, sizeof *texts);
     *all = (int32_t *)demo_room(total * (desc->max_new_tokens + 1), sizeof **all);
-    seqpar_status status = seqpar_llama_generate(&r->ctx, &r->model, texts, prompts + first, end - first, desc);
-    if (!status) status = demo_share_texts(r, *all, texts, first, end, total, desc->max_new_tokens);
+    seqpar_status status = seqpar_llama_generate(&r->ctx, &r->model, texts, prompts + first,
+                                                 end - first, desc);
+    if (!status)
+        status = demo_share_texts(r, *all, texts, first, end, total, desc->max_new_tokens);
     if (!status) seqpar_llama_texts_free(texts, end - first);
     free(texts);
     return status;
@@ -108,8 +140,10 @@ static void demo_rollout_new(demo_rollout *o, int64_t room) {
     o->score = (double *)demo_room(2 * room, sizeof *o->score);
     o->kl = o->score + room;
 }
+
 /* Takes a document that begins with the prompt over. */
-static void demo_rollout_take(demo_rollout *o, demo_document text, int64_t prompt, const demo_document *source, double score) {
+static void demo_rollout_take(demo_rollout *o, demo_document text, int64_t prompt,
+                              const demo_document *source, double score) {
     arrput(o->set.documents, text);
     o->prompt[o->texts] = prompt;
     o->first[o->texts] = o->entries;
@@ -117,23 +151,37 @@ static void demo_rollout_take(demo_rollout *o, demo_document text, int64_t promp
     o->score[o->texts++] = score;
     o->entries += text.tokens - prompt;
 }
-static int64_t demo_text_tokens(const demo_rollout *o, int64_t i) { return (i + 1 < o->texts ? o->first[i + 1] : o->entries) - o->first[i]; }
 
-static demo_document demo_text_document(const seqpar_llama_prompt *prompt, const int32_t *text) {
+static int64_t demo_text_tokens(const demo_rollout *o, int64_t i) {
+    return (i + 1 < o->texts ? o->first[i + 1] : o->entries) - o->first[i];
+}
+
+static demo_document demo_text_document(const seqpar_llama_prompt *prompt,
+                                        const int32_t *text) {
     demo_document d = {0};
     for (int64_t t = 0; t < prompt->tokens; t++) demo_push(&d, prompt->ids[t], false);
     for (int64_t t = 0; t < text[0]; t++) demo_push(&d, text[1 + t], true);
     return d;
 }
 
-/* Texts for the next `count` prompts, a rollout without scores. A text's number is its place in the stream of all texts. */
+/* Texts for the next `count` prompts, a rollout without scores. A text's number is its place
+   in the stream of all texts. */
 static seqpar_status demo_draw(demo_rank *r, int64_t count) {
     const demo_ppo_config *c = demo_ppo_options(r);
     const demo_job *job = r->job;
     demo_ppo *p = demo_ppo_of(r);
     const int32_t stop = DEMO_EOS;
-    int64_t n = c->n_samples_per_prompt, *which = demo_stream(job->usable_count, c->rollout_batch_size, (uint64_t)job->config.seed, p->drawn, count);
-    seqpar_llama_sample_desc desc = {.max_new_tokens = c->generate_max_len, .batch = c->micro_rollout_batch_size, .temperature = c->temperature, .top_p = c->top_p, .top_k = c->top_k, .stops = &stop, .stop_count = 1, .seed = (uint64_t)job->config.seed};
+    int64_t n = c->n_samples_per_prompt;
+    int64_t *which = demo_stream(job->usable_count, c->rollout_batch_size,
+                                 (uint64_t)job->config.seed, p->drawn, count);
+    seqpar_llama_sample_desc desc = {.max_new_tokens = c->generate_max_len,
+                                     .batch = c->micro_rollout_batch_size,
+                                     .temperature = c->temperature,
+                                     .top_p = c->top_p,
+                                     .top_k = c->top_k,
+                                     .stops = &stop,
+                                     .stop_count = 1,
+                                     .seed = (uint64_t)job->config.seed};
     seqpar_llama_prompt *prompts = (seqpar_llama_prompt *)demo_room(count * n, sizeof *prompts);
     double began = demo_seconds();
     int32_t *all = NULL;
@@ -144,45 +192,63 @@ static seqpar_status demo_draw(demo_rank *r, int64_t count) {
     seqpar_status status = demo_generate(r, &all, prompts, count * n, &desc);
     demo_rollout_new(&p->rollout, count * n);
     for (int64_t i = 0; !status && i < count * n; i++)
-        demo_rollout_take(&p->rollout, demo_text_document(&prompts[i], all + i * (c->generate_max_len + 1)), prompts[i].tokens, &job->train.documents[job->usable[which[i / n]]], 0.0);
+        demo_rollout_take(
+            &p->rollout, demo_text_document(&prompts[i], all + i * (c->generate_max_len + 1)),
+            prompts[i].tokens, &job->train.documents[job->usable[which[i / n]]], 0.0);
     p->drawn += count;
     p->seconds[0] += demo_seconds() - began;
-    free(which); free(prompts); free(all);
+    free(which);
+    free(prompts);
+    free(all);
     return status;
 }
 
 /* ---- passes over the rollout: a number for every entry, known to all ranks ---- */
 
-/* Whose a local token is: the text that it predicts a token of (behind the last: a pretraining document), or -1; its entry. */
-typedef struct { int64_t text, entry; } demo_place;
-static demo_place demo_place_of(const demo_rollout *o, const demo_window *w, const seqpar_row *row, int64_t position) {
+/* Whose a local token is: the text that it predicts a token of (behind the last: a
+   pretraining document), or -1; its entry. */
+typedef struct {
+    int64_t text, entry;
+} demo_place;
+
+static demo_place demo_place_of(const demo_rollout *o, const demo_window *w,
+                                const seqpar_row *row, int64_t position) {
     int64_t d = 0;
     while (d + 1 < row->docs && row->cu_seqlens[d + 1] <= position) d++;
     demo_place place = {.text = w->which[row->doc_source[d]]};
     if (row->targets[position] == SEQPAR_IGNORE) return (demo_place){-1, -1};
     if (place.text >= o->texts) return place;
-    place.entry = o->first[place.text] + position - row->cu_seqlens[d] - (o->prompt[place.text] - 1);
+    place.entry = o->first[place.text] + position - row->cu_seqlens[d] -
+                  (o->prompt[place.text] - 1);
     return place.entry < o->first[place.text] ? (demo_place){-1, -1} : place;
 }
+
 /* Of all local tokens, for free(). */
-static demo_place *demo_places(const demo_rollout *o, const demo_window *w, const seqpar_llama_batch *b, const seqpar_row *rows) {
+static demo_place *demo_places(const demo_rollout *o, const demo_window *w,
+                               const seqpar_llama_batch *b, const seqpar_row *rows) {
     demo_place *places = (demo_place *)demo_room(b->tokens + 1, sizeof *places);
     for (int64_t i = 0; i < b->share->count; i++) {
         const seqpar_piece *piece = &b->share->pieces[i];
-        for (int64_t k = 0; k < piece->count; k++) places[piece->local + k] = demo_place_of(o, w, &rows[piece->row], piece->start + k * piece->stride);
+        for (int64_t k = 0; k < piece->count; k++)
+            places[piece->local + k] = demo_place_of(o, w, &rows[piece->row],
+                                                     piece->start + k * piece->stride);
     }
     return places;
 }
 
-static seqpar_status demo_pass_rows(demo_rank *r, demo_window *w, seqpar_llama *model, int64_t first, int64_t count) {
+static seqpar_status demo_pass_rows(demo_rank *r, demo_window *w, seqpar_llama *model,
+                                    int64_t first, int64_t count) {
     demo_ppo *p = demo_ppo_of(r);
     seqpar_llama_run run = demo_run_desc(r->job);
     seqpar_llama_batch b;
-    seqpar_status status = seqpar_llama_open_batch(&r->ctx, model, &b, w->batch.row + first, count, &run);
+    seqpar_status status = seqpar_llama_open_batch(&r->ctx, model, &b, w->batch.row + first,
+                                                   count, &run);
     double *value = (double *)demo_room(b.tokens + 1, sizeof *value);
     if (!status) status = seqpar_llama_forward(&r->ctx, model, &b, 0);
     if (!status) status = seqpar_llama_values(&r->ctx, model, &b);
-    if (!status) seqpar_device_read(r->device, value, model->config.score ? b.score.data : b.logp.data, 0, b.tokens, demo_value_dtype(r, model));
+    if (!status)
+        seqpar_device_read(r->device, value, model->config.score ? b.score.data : b.logp.data,
+                           0, b.tokens, demo_value_dtype(r, model));
     demo_place *places = status ? NULL : demo_places(&p->rollout, w, &b, w->batch.row + first);
     for (int64_t t = 0; !status && t < b.tokens; t++) {
         if (places[t].text < 0) continue;
@@ -194,25 +260,56 @@ static seqpar_status demo_pass_rows(demo_rank *r, demo_window *w, seqpar_llama *
     seqpar_llama_close_batch(&r->ctx, model, &b);
     return status;
 }
-static seqpar_status demo_actor_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count, int64_t micro) { (void)micro; return demo_pass_rows(r, w, &r->model, first, count); }
-static seqpar_status demo_reference_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count, int64_t micro) { (void)micro; return demo_pass_rows(r, w, &demo_ppo_of(r)->reference.model, first, count); }
-static seqpar_status demo_critic_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count, int64_t micro) { (void)micro; return demo_pass_rows(r, w, &demo_ppo_of(r)->critic, first, count); }
+
+static seqpar_status demo_actor_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count,
+                                     int64_t micro) {
+    (void)micro;
+    return demo_pass_rows(r, w, &r->model, first, count);
+}
+
+static seqpar_status demo_reference_rows(demo_rank *r, demo_window *w, int64_t first,
+                                         int64_t count, int64_t micro) {
+    (void)micro;
+    return demo_pass_rows(r, w, &demo_ppo_of(r)->reference.model, first, count);
+}
+
+static seqpar_status demo_critic_rows(demo_rank *r, demo_window *w, int64_t first,
+                                      int64_t count, int64_t micro) {
+    (void)micro;
+    return demo_pass_rows(r, w, &demo_ppo_of(r)->critic, first, count);
+}
 
 /* Every entry was seen by exactly one rank. */
 static seqpar_status demo_share_entries(demo_rank *r, int column) {
     demo_ppo *p = demo_ppo_of(r);
-    int64_t size = r->ctx.world->size, n = arrlen(p->place), *counts = (int64_t *)demo_room(2 * size, sizeof *counts), *bytes = counts + size, *place = (int64_t *)demo_room(p->rollout.entries + 1, sizeof *place), at = 0;
+    int64_t size = r->ctx.world->size, n = arrlen(p->place);
+    int64_t *counts = (int64_t *)demo_room(2 * size, sizeof *counts);
+    int64_t *bytes = counts + size;
+    int64_t *place = (int64_t *)demo_room(p->rollout.entries + 1, sizeof *place);
+    int64_t at = 0;
     double *seen = (double *)demo_room(p->rollout.entries + 1, sizeof *seen);
     for (int64_t w = 0; w < size; w++) bytes[w] = 8;
-    seqpar_status status = seqpar_comm_all_gather(r->ctx.world, counts, &n, bytes, "entry counts");
-    for (int64_t w = 0; w < size; w++) { bytes[w] = counts[w] * 8; at += counts[w]; }
-    if (!status && at != p->rollout.entries) status = seqpar_fail(r->ctx.error, SEQPAR_ERR_SIZE, "the ranks saw %lld of %lld generated tokens", (long long)at, (long long)p->rollout.entries);
-    if (!status) status = seqpar_comm_all_gather(r->ctx.world, place, p->place, bytes, "entries");
-    if (!status) status = seqpar_comm_all_gather(r->ctx.world, seen, p->seen, bytes, "entry values");
-    for (int64_t i = 0; !status && i < at; i++) p->rollout.entry[place[i] * ENTRY + column] = seen[i];
+    seqpar_status status = seqpar_comm_all_gather(r->ctx.world, counts, &n, bytes,
+                                                  "entry counts");
+    for (int64_t w = 0; w < size; w++) {
+        bytes[w] = counts[w] * 8;
+        at += counts[w];
+    }
+    if (!status && at != p->rollout.entries)
+        status = seqpar_fail(r->ctx.error, SEQPAR_ERR_SIZE,
+                             "the ranks saw %lld of %lld generated tokens", (long long)at,
+                             (long long)p->rollout.entries);
+    if (!status)
+        status = seqpar_comm_all_gather(r->ctx.world, place, p->place, bytes, "entries");
+    if (!status)
+        status = seqpar_comm_all_gather(r->ctx.world, seen, p->seen, bytes, "entry values");
+    for (int64_t i = 0; !status && i < at; i++)
+        p->rollout.entry[place[i] * ENTRY + column] = seen[i];
     arrfree(p->place);
     arrfree(p->seen);
-    free(counts); free(place); free(seen);
+    free(counts);
+    free(place);
+    free(seen);
     return status;
 }
 

@@ -13,23 +13,33 @@
 
 typedef struct { /* a folder that one run at a time may have */
     const char *option, *path;
-    int lock;                /* descriptor + 1; 0: not held */
-    bool made;               /* it was not there before */
+    int lock;  /* descriptor + 1; 0: not held */
+    bool made; /* it was not there before */
 } demo_claim;
+
 enum { DEMO_CHECKPOINTS, DEMO_MODEL, DEMO_CLAIMS };
 
 typedef struct {
-    char id[DEMO_RUN_ID];    /* recorded in checkpoints */
-    int64_t from;            /* step of the checkpoint it goes on from; DEMO_NOTHING_SAVED: it begins */
-    const char *root;        /* folder of the checkpoints */
+    char id[DEMO_RUN_ID]; /* recorded in checkpoints */
+    /* step of the checkpoint it goes on from; DEMO_NOTHING_SAVED: it begins */
+    int64_t from;
+    const char *root; /* folder of the checkpoints */
     demo_claim claims[DEMO_CLAIMS];
 } demo_run;
 
-typedef struct { char key[DEMO_NAME_LIMIT + 8], value[64]; } demo_note; /* of a checkpoint */
+/* of a checkpoint */
+typedef struct {
+    char key[DEMO_NAME_LIMIT + 8], value[64];
+} demo_note;
 
 /* ---- files by what they are, not by what they are called ---- */
 
-typedef struct { dev_t device; ino_t inode; char rest[DEMO_PATH_LIMIT + 64]; } demo_file_id; /* rest: what is not there yet, below the folder that is */
+/* rest: what is not there yet, below the folder that is */
+typedef struct {
+    dev_t device;
+    ino_t inode;
+    char rest[DEMO_PATH_LIMIT + 64];
+} demo_file_id;
 
 static demo_file_id demo_file_id_of(const char *path) {
     demo_file_id id = {0};
@@ -43,12 +53,16 @@ static demo_file_id demo_file_id_of(const char *path) {
             memcpy(id.rest, rest, sizeof rest);
         }
         if (!*part || (slash == part && !part[1])) break; /* a folder that is gone */
-        if (slash) slash[slash == part] = 0; else *part = 0;
+        if (slash)
+            slash[slash == part] = 0;
+        else
+            *part = 0;
     }
     id.device = there.st_dev;
     id.inode = there.st_ino;
     return id;
 }
+
 static bool demo_same_file(const char *a, const char *b) {
     demo_file_id x = demo_file_id_of(a), y = demo_file_id_of(b);
     return x.device == y.device && x.inode == y.inode && !strcmp(x.rest, y.rest);
@@ -56,37 +70,57 @@ static bool demo_same_file(const char *a, const char *b) {
 
 /* ---- what a run reads and what it writes ---- */
 
-static const demo_binding *demo_binding_of(const demo_binding *bindings, int count, const char *name) {
-    for (int i = 0; i < count; i++) if (!strcmp(bindings[i].name, name)) return &bindings[i];
+static const demo_binding *demo_binding_of(const demo_binding *bindings, int count,
+                                           const char *name) {
+    for (int i = 0; i < count; i++)
+        if (!strcmp(bindings[i].name, name)) return &bindings[i];
     return NULL;
 }
+
 /* The value of a text option; NULL: it has none here. */
 static const char *demo_option_path(const demo_binding *bindings, int count, const char *name) {
     const demo_binding *b = demo_binding_of(bindings, count, name);
     return b ? *(const char *const *)b->variable : NULL;
 }
+
 static bool demo_option_on(const demo_binding *bindings, int count, const char *name) {
     const demo_binding *b = demo_binding_of(bindings, count, name);
     return b && *(const bool *)b->variable;
 }
 
-/* Options that name what is read: files, or folders of models (a comma list where the trainer takes one). */
-static const char *const demo_inputs[] = {"dataset", "prompt_data", "eval_dataset", "pretrain_data", "pretrain", "ref_pretrain", "reward_pretrain", "critic_pretrain"};
+/* Options that name what is read: files, or folders of models (a comma list where the
+   trainer takes one). */
+static const char *const demo_inputs[] = {"dataset",         "prompt_data",    "eval_dataset",
+                                          "pretrain_data",   "pretrain",       "ref_pretrain",
+                                          "reward_pretrain", "critic_pretrain"};
 enum { DEMO_INPUTS = 8, DEMO_INPUT_FILES = 4 /* the first of them are files */ };
 
-typedef struct { const char *option, *below, *only_with; } demo_output;
+typedef struct {
+    const char *option, *below, *only_with;
+} demo_output;
+
 static const demo_output demo_outputs[] = {
-    {"metrics_path", "", NULL}, {"save_path", "/model.safetensors", NULL}, {"save_path", "/config.json", NULL}, {"save_path", "/training_loss.svg", "plot_loss"},
-    {"save_path", "/ema/model.safetensors", "enable_ema"}, {"save_path", "/ema/config.json", "enable_ema"},
-    {"save_path", "/critic/model.safetensors", "save_value_network"}, {"save_path", "/critic/config.json", "save_value_network"},
-    {"save_path", "/lock", NULL}, {"ckpt_path", "/latest", NULL}, {"ckpt_path", "/lock", NULL}, {"ckpt_path", "/reference.safetensors", "precompute_ref"}};
+    {"metrics_path", "", NULL},
+    {"save_path", "/model.safetensors", NULL},
+    {"save_path", "/config.json", NULL},
+    {"save_path", "/training_loss.svg", "plot_loss"},
+    {"save_path", "/ema/model.safetensors", "enable_ema"},
+    {"save_path", "/ema/config.json", "enable_ema"},
+    {"save_path", "/critic/model.safetensors", "save_value_network"},
+    {"save_path", "/critic/config.json", "save_value_network"},
+    {"save_path", "/lock", NULL},
+    {"ckpt_path", "/latest", NULL},
+    {"ckpt_path", "/lock", NULL},
+    {"ckpt_path", "/reference.safetensors", "precompute_ref"}};
 enum { DEMO_OUTPUTS = (int)(sizeof demo_outputs / sizeof *demo_outputs) };
 
 /* Where output i goes, if it does. */
-static bool demo_output_path(char *path, size_t size, const demo_binding *bindings, int count, int i) {
+static bool demo_output_path(char *path, size_t size, const demo_binding *bindings, int count,
+                             int i) {
     const demo_output *o = &demo_outputs[i];
     const char *given = demo_option_path(bindings, count, o->option);
-    if (!given || (o->only_with && !demo_option_on(bindings, count, o->only_with))) return false;
+    if (!given || (o->only_with && !demo_option_on(bindings, count, o->only_with)))
+        return false;
     snprintf(path, size, "%s%s", given, o->below);
     return true;
 }
@@ -94,69 +128,105 @@ static bool demo_output_path(char *path, size_t size, const demo_binding *bindin
 static int demo_paths_fit(const demo_binding *bindings, int count, char *error, size_t size) {
     static const char *const names[] = {"metrics_path", "save_path", "ckpt_path"};
     for (int i = 0; i < 3 + DEMO_INPUTS; i++) {
-        const char *name = i < 3 ? names[i] : demo_inputs[i - 3], *at = demo_option_path(bindings, count, name);
+        const char *name = i < 3 ? names[i] : demo_inputs[i - 3];
+        const char *at = demo_option_path(bindings, count, name);
         for (; at; at = strchr(at, ',') && i >= 3 ? strchr(at, ',') + 1 : NULL) {
             size_t length = i < 3 ? strlen(at) : strcspn(at, ",");
-            if (length > DEMO_PATH_LIMIT) return snprintf(error, size, "--%s: %.40s... has %lld characters, at most %d are possible; give a shorter path", name, at, (long long)length, DEMO_PATH_LIMIT), -1;
+            if (length > DEMO_PATH_LIMIT)
+                return snprintf(error, size,
+                                "--%s: %.40s... has %lld characters, at most %d are possible; "
+                                "give a shorter path",
+                                name, at, (long long)length, DEMO_PATH_LIMIT),
+                       -1;
         }
     }
     return 0;
 }
 
 /* Is this a file that one of the outputs would replace? */
-static int demo_input_kept(const demo_binding *bindings, int count, const char *option, const char *input, char *error, size_t size) {
+static int demo_input_kept(const demo_binding *bindings, int count, const char *option,
+                           const char *input, char *error, size_t size) {
     char path[DEMO_PATH_LIMIT + 64];
     for (int i = 0; i < DEMO_OUTPUTS; i++)
-        if (demo_output_path(path, sizeof path, bindings, count, i) && demo_same_file(path, input))
-            return snprintf(error, size, "--%s would overwrite %.300s, which --%s reads; give another --%s", demo_outputs[i].option, input, option, demo_outputs[i].option), -1;
+        if (demo_output_path(path, sizeof path, bindings, count, i) &&
+            demo_same_file(path, input))
+            return snprintf(error, size,
+                            "--%s would overwrite %.300s, which --%s reads; give another --%s",
+                            demo_outputs[i].option, input, option, demo_outputs[i].option),
+                   -1;
     return 0;
 }
 
 /* A folder among the checkpoints would be removed with the oldest of them. */
-static int demo_input_stays(const demo_binding *bindings, int count, const char *option, const char *folder, char *error, size_t size) {
-    char resolved[PATH_MAX], *slash = realpath(folder, resolved) ? strrchr(resolved, '/') : NULL;
+static int demo_input_stays(const demo_binding *bindings, int count, const char *option,
+                            const char *folder, char *error, size_t size) {
+    char resolved[PATH_MAX];
+    char *slash = realpath(folder, resolved) ? strrchr(resolved, '/') : NULL;
     const char *root = demo_option_path(bindings, count, "ckpt_path");
     if (!slash || demo_checkpoint_step(slash + 1) < 0) return 0;
     *slash = 0;
     if (!demo_same_file(*resolved ? resolved : "/", root)) return 0;
-    return snprintf(error, size, "--%s %.300s is a checkpoint in ckpt_path, where old ones are removed; give another --ckpt_path", option, folder), -1;
+    return snprintf(error, size,
+                    "--%s %.300s is a checkpoint in ckpt_path, where old ones are removed; "
+                    "give another --ckpt_path",
+                    option, folder),
+           -1;
 }
 
 static int demo_inputs_kept(const demo_binding *bindings, int count, char *error, size_t size) {
     static const char *const files[] = {"/model.safetensors", "/config.json"};
     char one[DEMO_PATH_LIMIT + 1], path[DEMO_PATH_LIMIT + 64];
     for (int i = 0; i < DEMO_INPUTS; i++)
-        for (const char *at = demo_option_path(bindings, count, demo_inputs[i]); at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
+        for (const char *at = demo_option_path(bindings, count, demo_inputs[i]); at;
+             at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
             snprintf(one, sizeof one, "%.*s", (int)strcspn(at, ","), at);
-            if (i < DEMO_INPUT_FILES && demo_input_kept(bindings, count, demo_inputs[i], one, error, size)) return -1;
+            if (i < DEMO_INPUT_FILES &&
+                demo_input_kept(bindings, count, demo_inputs[i], one, error, size))
+                return -1;
             for (int k = 0; i >= DEMO_INPUT_FILES && k < 2; k++) {
                 snprintf(path, sizeof path, "%s%s", one, files[k]);
-                if (demo_input_kept(bindings, count, demo_inputs[i], path, error, size)) return -1;
+                if (demo_input_kept(bindings, count, demo_inputs[i], path, error, size))
+                    return -1;
             }
-            if (i >= DEMO_INPUT_FILES && demo_input_stays(bindings, count, demo_inputs[i], one, error, size)) return -1;
+            if (i >= DEMO_INPUT_FILES &&
+                demo_input_stays(bindings, count, demo_inputs[i], one, error, size))
+                return -1;
         }
     return 0;
 }
 
 /* The metrics and another output in one file: neither would be whole. */
-static int demo_outputs_apart(const demo_binding *bindings, int count, char *error, size_t size) {
+static int demo_outputs_apart(const demo_binding *bindings, int count, char *error,
+                              size_t size) {
     char metrics[DEMO_PATH_LIMIT + 64], path[DEMO_PATH_LIMIT + 64];
     if (!demo_output_path(metrics, sizeof metrics, bindings, count, 0)) return 0;
     for (int i = 1; i < DEMO_OUTPUTS; i++)
-        if (demo_output_path(path, sizeof path, bindings, count, i) && demo_same_file(metrics, path))
-            return snprintf(error, size, "--metrics_path %.300s is also where --%s writes; give another", metrics, demo_outputs[i].option), -1;
+        if (demo_output_path(path, sizeof path, bindings, count, i) &&
+            demo_same_file(metrics, path))
+            return snprintf(error, size,
+                            "--metrics_path %.300s is also where --%s writes; give another",
+                            metrics, demo_outputs[i].option),
+                   -1;
     return 0;
 }
 
 /* What is in the way of a final model is said before training, not after it. */
-static int demo_outputs_free(const demo_binding *bindings, int count, char *error, size_t size) {
+static int demo_outputs_free(const demo_binding *bindings, int count, char *error,
+                             size_t size) {
     char path[DEMO_PATH_LIMIT + 64];
     struct stat kind;
     for (int i = 1; i < DEMO_OUTPUTS; i++) {
         if (!demo_output_path(path, sizeof path, bindings, count, i)) continue;
         bool there = !stat(path, &kind);
         if (there ? !S_ISREG(kind.st_mode) : errno == ENOTDIR)
-            return snprintf(error, size, "--%s would write %.300s, but %s; move it away or give another --%s", demo_outputs[i].option, path, there ? "that is there and no regular file" : "a part of this path is a file", demo_outputs[i].option), -1;
+            return snprintf(
+                       error, size,
+                       "--%s would write %.300s, but %s; move it away or give another --%s",
+                       demo_outputs[i].option, path,
+                       there ? "that is there and no regular file"
+                             : "a part of this path is a file",
+                       demo_outputs[i].option),
+                   -1;
     }
     return 0;
 }
@@ -169,7 +239,8 @@ static void demo_lock_text(char *text, size_t size, const char *tool, const char
     struct tm local;
     gethostname(host, sizeof host - 1);
     strftime(since, sizeof since, "%Y-%m-%d %H:%M:%S", localtime_r(&now, &local));
-    snprintf(whole, sizeof whole, "train_%s, process %ld on %.60s, since %s, with %.150s", tool, (long)getpid(), host, since, dataset);
+    snprintf(whole, sizeof whole, "train_%s, process %ld on %.60s, since %s, with %.150s", tool,
+             (long)getpid(), host, since, dataset);
     seqpar_escape(text, (int64_t)size, whole);
 }
 
@@ -178,28 +249,46 @@ static seqpar_status demo_lock_refused(int file, const demo_claim *claim, seqpar
     ssize_t length = pread(file, other, sizeof other - 1, 0);
     other[length > 0 ? length : 0] = 0;
     close(file);
-    return seqpar_fail(error, SEQPAR_ERR_OPTION, "%s %.120s is in use by %.280s; wait for it, or give another --%s", claim->option, claim->path, *other ? other : "a run that has just begun", claim->option);
+    return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                       "%s %.120s is in use by %.280s; wait for it, or give another --%s",
+                       claim->option, claim->path, *other ? other : "a run that has just begun",
+                       claim->option);
 }
 
-/* Descriptor of the file that is under this name now, locked; -1: it cannot be had, and error says why. A holder removes its
-   file when it ends, so that a lock may turn out to be one of a file that is gone. */
+/* Descriptor of the file that is under this name now, locked; -1: it cannot be had, and
+   error says why. A holder removes its file when it ends, so that a lock may turn out to be
+   one of a file that is gone. */
 static int demo_lock_take(const char *path, const demo_claim *claim, seqpar_error *error) {
     for (;;) {
         struct stat held, named;
         char shown[1024];
-        int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666); /* what a link names is not ours */
-        if (file < 0) return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "cannot open %.300s: %s; move it away or give another --%s", path, errno == ELOOP ? "it is a link" : strerror(errno), claim->option), -1;
+        /* what a link names is not ours */
+        int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+        if (file < 0)
+            return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN,
+                               "cannot open %.300s: %s; move it away or give another --%s",
+                               path, errno == ELOOP ? "it is a link" : strerror(errno),
+                               claim->option),
+                   -1;
         if (!fstat(file, &held) && !S_ISREG(held.st_mode)) {
             close(file);
-            return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "%.300s is no regular file; move it away or give another --%s", path, claim->option), -1;
+            return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN,
+                               "%.300s is no regular file; move it away or give another --%s",
+                               path, claim->option),
+                   -1;
         }
         if (flock(file, LOCK_EX | LOCK_NB)) {
             if (errno == EWOULDBLOCK) return demo_lock_refused(file, claim, error), -1;
             const char *why = strerror(errno);
-            fprintf(stderr, "notice: %s cannot be locked here (%s); see that no other run has this %s\n", seqpar_escape(shown, sizeof shown, path), why, claim->option);
+            fprintf(
+                stderr,
+                "notice: %s cannot be locked here (%s); see that no other run has this %s\n",
+                seqpar_escape(shown, sizeof shown, path), why, claim->option);
             return file;
         }
-        if (!fstat(file, &held) && !stat(path, &named) && held.st_dev == named.st_dev && held.st_ino == named.st_ino) return file;
+        if (!fstat(file, &held) && !stat(path, &named) && held.st_dev == named.st_dev &&
+            held.st_ino == named.st_ino)
+            return file;
         close(file);
     }
 }
@@ -212,11 +301,16 @@ static seqpar_status demo_lock(demo_claim *claim, const char *text, seqpar_error
     if (file < 0) return error->status;
     if (pread(file, others, 6, 0) > 0 && memcmp(others, "train_", 6)) {
         close(file);
-        return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "%.300s is a file of somebody else; move it away or give another --%s", path, claim->option);
+        return seqpar_fail(
+            error, SEQPAR_ERR_FILE_OPEN,
+            "%.300s is a file of somebody else; move it away or give another --%s", path,
+            claim->option);
     }
     claim->lock = file + 1;
     if (ftruncate(file, 0) || write(file, text, strlen(text)) < 0)
-        return seqpar_fail(error, SEQPAR_ERR_FILE_WRITE, "cannot write %.300s: %s; make room or give another --%s", path, strerror(errno), claim->option);
+        return seqpar_fail(error, SEQPAR_ERR_FILE_WRITE,
+                           "cannot write %.300s: %s; make room or give another --%s", path,
+                           strerror(errno), claim->option);
     return SEQPAR_OK;
 }
 
@@ -236,22 +330,31 @@ static void demo_run_close(demo_run *run) {
 }
 
 /* Both folders, or the one that they are. */
-static seqpar_status demo_run_lock(demo_run *run, const char *save_path, const char *tool, const char *dataset, seqpar_error *error) {
+static seqpar_status demo_run_lock(demo_run *run, const char *save_path, const char *tool,
+                                   const char *dataset, seqpar_error *error) {
     char text[400];
-    run->claims[DEMO_CHECKPOINTS] = (demo_claim){.option = "ckpt_path", .path = run->root, .made = access(run->root, F_OK) != 0};
-    run->claims[DEMO_MODEL] = (demo_claim){.option = "save_path", .path = save_path, .made = access(save_path, F_OK) != 0};
+    run->claims[DEMO_CHECKPOINTS] = (demo_claim){
+        .option = "ckpt_path", .path = run->root, .made = access(run->root, F_OK) != 0};
+    run->claims[DEMO_MODEL] = (demo_claim){
+        .option = "save_path", .path = save_path, .made = access(save_path, F_OK) != 0};
     demo_lock_text(text, sizeof text, tool, dataset);
     seqpar_status status = demo_lock(&run->claims[DEMO_CHECKPOINTS], text, error);
-    return status || demo_same_file(run->root, save_path) ? status : demo_lock(&run->claims[DEMO_MODEL], text, error);
+    return status || demo_same_file(run->root, save_path)
+               ? status
+               : demo_lock(&run->claims[DEMO_MODEL], text, error);
 }
 
 /* Parts of a final model that a killed run was writing. */
 static bool demo_visit_half_model(const char *folder, const char *name, void *user) {
     char path[1400];
-    size_t number = strncmp(name, "training_loss.svg.", 18) ? 0 : strspn(name + 18, "0123456789");
+    size_t number = strncmp(name, "training_loss.svg.", 18) ? 0
+                                                            : strspn(name + 18, "0123456789");
     snprintf(path, sizeof path, "%s/%s", folder, name);
-    if ((!strcmp(name, "ema") || !strcmp(name, "critic")) && demo_is_folder(path)) demo_each_name(path, demo_visit_half_model, user);
-    else if ((demo_checkpoint_file(name) && strstr(name, ".tmp.")) || (number && !strcmp(name + 18 + number, ".tmp"))) unlink(path);
+    if ((!strcmp(name, "ema") || !strcmp(name, "critic")) && demo_is_folder(path))
+        demo_each_name(path, demo_visit_half_model, user);
+    else if ((demo_checkpoint_file(name) && strstr(name, ".tmp.")) ||
+             (number && !strcmp(name + 18 + number, ".tmp")))
+        unlink(path);
     return true;
 }
 
@@ -260,7 +363,10 @@ static bool demo_visit_half_model(const char *folder, const char *name, void *us
 static seqpar_status demo_draw_id(char id[DEMO_RUN_ID], seqpar_error *error) {
     uint64_t drawn = 0;
     FILE *source = fopen("/dev/urandom", "rb");
-    if (!source || fread(&drawn, sizeof drawn, 1, source) != 1) seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "cannot read /dev/urandom: %s; a run's name is drawn from it", strerror(errno));
+    if (!source || fread(&drawn, sizeof drawn, 1, source) != 1)
+        seqpar_fail(error, SEQPAR_ERR_FILE_OPEN,
+                    "cannot read /dev/urandom: %s; a run's name is drawn from it",
+                    strerror(errno));
     if (source) fclose(source);
     snprintf(id, DEMO_RUN_ID, "%016llx", (unsigned long long)drawn);
     return error->status;
@@ -270,13 +376,20 @@ static seqpar_status demo_draw_id(char id[DEMO_RUN_ID], seqpar_error *error) {
 static seqpar_status demo_refuse_others(const demo_run *run, seqpar_error *error) {
     int64_t *steps = demo_checkpoints(run->root);
     if (arrlen(steps))
-        seqpar_fail(error, SEQPAR_ERR_OPTION, "ckpt_path %.300s holds checkpoints of an earlier run, the newest is global_step%lld; go on from it with --load_checkpoint, give another --ckpt_path or remove the folder", run->root, (long long)arrlast(steps));
+        seqpar_fail(error, SEQPAR_ERR_OPTION,
+                    "ckpt_path %.300s holds checkpoints of an earlier run, the newest is "
+                    "global_step%lld; go on from it with --load_checkpoint, give another "
+                    "--ckpt_path or remove the folder",
+                    run->root, (long long)arrlast(steps));
     arrfree(steps);
     return error->status;
 }
 
-/* The checkpoint to go on from, and the run it belongs to. writes: this process holds the lock from here on. */
-static seqpar_status demo_run_open(demo_run *run, bool writes, bool goes_on, const char *save_path, const char *tool, const char *dataset, seqpar_error *error) {
+/* The checkpoint to go on from, and the run it belongs to. writes: this process holds the
+   lock from here on. */
+static seqpar_status demo_run_open(demo_run *run, bool writes, bool goes_on,
+                                   const char *save_path, const char *tool, const char *dataset,
+                                   seqpar_error *error) {
     seqpar_safetensors_file *file = NULL;
     demo_state state = {0};
     char folder[1100];
@@ -288,7 +401,9 @@ static seqpar_status demo_run_open(demo_run *run, bool writes, bool goes_on, con
     if (writes) demo_clear_left_overs(run->root);
     if (writes) demo_each_name(save_path, demo_visit_half_model, NULL);
     demo_checkpoint_path(folder, sizeof folder, run->root, run->from);
-    seqpar_status status = run->from == DEMO_NOTHING_SAVED || !writes ? SEQPAR_OK : demo_open_state(&file, &state, folder, run->from, error);
+    seqpar_status status = run->from == DEMO_NOTHING_SAVED || !writes
+                               ? SEQPAR_OK
+                               : demo_open_state(&file, &state, folder, run->from, error);
     seqpar_safetensors_close(file);
     if (status) return status;
     if (*state.run) return snprintf(run->id, sizeof run->id, "%s", state.run), SEQPAR_OK;
@@ -297,15 +412,24 @@ static seqpar_status demo_run_open(demo_run *run, bool writes, bool goes_on, con
 
 /* ---- which options a resumed run must have in common with the one before ---- */
 
-/* These change nothing (but roundings, where a layout or --relaxed_attention does), or are seen in the data's digest, in
-   config.json or among a checkpoint's numbers. */
-static const char demo_free_options[] = "save_steps,max_ckpt_num,load_checkpoint,eval_steps,logging_steps,plot_loss,json,micro_train_batch_size,gradient_accumulation_steps,zero_stage,"
-    "gradient_checkpointing,ring_attn_size,ring_head_stride,data_parallel_size,world_size,layout,schedule,ulysses_size,ring_attn_func,sequence_parallel_mode,omp_threads,max_len,truncation,"
-    "max_samples,pretrain_mode,train_on_inputs,seed,train_batch_size,chunks,hidden_size,num_hidden_layers,num_attention_heads,num_key_value_heads,head_dim,intermediate_size,"
-    "tie_word_embeddings,rope_theta,enable_ema,eval_temperature,eval_n_samples_per_prompt,prompt_max_len,micro_rollout_batch_size,remote_rm_timeout,remote_rm_retries,remote_rm_backoff,"
+/* These change nothing (but roundings, where a layout or --relaxed_attention does), or are
+   seen in the data's digest, in config.json or among a checkpoint's numbers. */
+static const char demo_free_options[] =
+    "save_steps,max_ckpt_num,load_checkpoint,eval_steps,logging_steps,plot_loss,json,micro_"
+    "train_batch_size,gradient_accumulation_steps,zero_stage,"
+    "gradient_checkpointing,ring_attn_size,ring_head_stride,data_parallel_size,world_size,"
+    "layout,schedule,ulysses_size,ring_attn_func,sequence_parallel_mode,omp_threads,max_len,"
+    "truncation,"
+    "max_samples,pretrain_mode,train_on_inputs,seed,train_batch_size,chunks,hidden_size,num_"
+    "hidden_layers,num_attention_heads,num_key_value_heads,head_dim,intermediate_size,"
+    "tie_word_embeddings,rope_theta,enable_ema,eval_temperature,eval_n_samples_per_prompt,"
+    "prompt_max_len,micro_rollout_batch_size,remote_rm_timeout,remote_rm_retries,remote_rm_"
+    "backoff,"
     "save_value_network,precompute_ref";
-/* Without these the rows of the steps to come, or what was kept of those before, would not fit. */
-static const char demo_fixed_options[] = "pack_len,packing_samples,optim,rollout_batch_size,n_samples_per_prompt";
+/* Without these the rows of the steps to come, or what was kept of those before, would not
+   fit. */
+static const char demo_fixed_options[] =
+    "pack_len,packing_samples,optim,rollout_batch_size,n_samples_per_prompt";
 
 /* The shortest text that is read back as this number. */
 static void demo_number_text(char *text, size_t size, double value) {
@@ -320,9 +444,12 @@ static bool demo_option_text(const demo_binding *b, char *text, size_t size) {
     const char *word = b->type == DEMO_STRING ? *(const char *const *)b->variable : NULL;
     const double *numbers = (const double *)b->variable;
     char second[32];
-    if (b->type == DEMO_FLAG) snprintf(text, size, "%s", *(const bool *)b->variable ? "true" : "false");
-    else if (b->type == DEMO_INT) snprintf(text, size, "%lld", (long long)*(const int64_t *)b->variable);
-    else if (b->type == DEMO_STRING) snprintf(text, size, "%s", word ? word : "none");
+    if (b->type == DEMO_FLAG)
+        snprintf(text, size, "%s", *(const bool *)b->variable ? "true" : "false");
+    else if (b->type == DEMO_INT)
+        snprintf(text, size, "%lld", (long long)*(const int64_t *)b->variable);
+    else if (b->type == DEMO_STRING)
+        snprintf(text, size, "%s", word ? word : "none");
     else {
         demo_number_text(text, size, numbers[0]);
         if (b->type == DEMO_FLOATS2) {
@@ -338,41 +465,71 @@ static demo_note *demo_option_notes(const demo_binding *bindings, int count) {
     demo_note *notes = NULL;
     for (int i = 0; i < count; i++) {
         demo_note note;
-        if (demo_list_has(demo_free_options, bindings[i].name) || !demo_option_text(&bindings[i], note.value, sizeof note.value)) continue;
+        if (demo_list_has(demo_free_options, bindings[i].name) ||
+            !demo_option_text(&bindings[i], note.value, sizeof note.value))
+            continue;
         snprintf(note.key, sizeof note.key, "option.%s", bindings[i].name);
         arrput(notes, note);
     }
     return notes;
 }
 
-/* Those that must be alike are refused, the others are said: the user may want them so. fixed: more of the first kind. */
-static int demo_options_compare(const demo_note *notes, const seqpar_safetensors_file *file, const char *fixed, bool speaks, char *error, size_t size) {
+/* Those that must be alike are refused, the others are said: the user may want them so.
+   fixed: more of the first kind. */
+static int demo_options_compare(const demo_note *notes, const seqpar_safetensors_file *file,
+                                const char *fixed, bool speaks, char *error, size_t size) {
     char others[600] = "", shown[1024];
     for (int64_t i = 0; i < arrlen(notes); i++) {
-        const char *there = seqpar_safetensors_metadata(file, notes[i].key), *name = notes[i].key + 7;
+        const char *there = seqpar_safetensors_metadata(file, notes[i].key);
+        const char *name = notes[i].key + 7;
         size_t used = strlen(others);
-        if (strncmp(notes[i].key, "option.", 7) || !there || !strcmp(there, notes[i].value)) continue;
+        if (strncmp(notes[i].key, "option.", 7) || !there || !strcmp(there, notes[i].value))
+            continue;
         if (demo_list_has(demo_fixed_options, name) || demo_list_has(fixed, name))
-            return snprintf(error, size, "the checkpoint was written with --%s %.60s, this run has %s; use the same to go on", name, there, notes[i].value), -1;
-        snprintf(others + used, sizeof others - used, "%s--%s %s (%.60s)", used ? ", " : "", name, notes[i].value, there);
+            return snprintf(error, size,
+                            "the checkpoint was written with --%s %.60s, this run has %s; use "
+                            "the same to go on",
+                            name, there, notes[i].value),
+                   -1;
+        snprintf(others + used, sizeof others - used, "%s--%s %s (%.60s)", used ? ", " : "",
+                 name, notes[i].value, there);
     }
-    if (*others && speaks) fprintf(stderr, "notice: other options than before (in brackets): %s\n", seqpar_escape(shown, sizeof shown, others));
+    if (*others && speaks)
+        fprintf(stderr, "notice: other options than before (in brackets): %s\n",
+                seqpar_escape(shown, sizeof shown, others));
     return 0;
 }
 
 /* The model the checkpoint holds must be the one that is trained. */
-static int demo_model_compare(const seqpar_llama_config *c, const char *folder, char *error, size_t size) {
-    static const char *const names[] = {"num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size", "vocab_size", "tie_word_embeddings", "rope_theta", "rms_norm_eps"};
+static int demo_model_compare(const seqpar_llama_config *c, const char *folder, char *error,
+                              size_t size) {
+    static const char *const names[] = {
+        "num_hidden_layers", "hidden_size",       "num_attention_heads", "num_key_value_heads",
+        "head_dim",          "intermediate_size", "vocab_size",          "tie_word_embeddings",
+        "rope_theta",        "rms_norm_eps"};
     char here[32], there[32];
     seqpar_llama_config saved = *c;
     seqpar_error why = {0};
-    if (demo_load_config(folder, &saved, &why)) return snprintf(error, size, "%s", why.text), -1;
-    const double now[] = {(double)c->layers, (double)c->hidden, (double)c->heads, (double)c->kv_heads, (double)c->head_dim, (double)c->intermediate, (double)c->vocab, (double)c->tied, c->rope_theta, c->rms_eps};
-    const double then[] = {(double)saved.layers, (double)saved.hidden, (double)saved.heads, (double)saved.kv_heads, (double)saved.head_dim, (double)saved.intermediate, (double)saved.vocab, (double)saved.tied, saved.rope_theta, saved.rms_eps};
+    if (demo_load_config(folder, &saved, &why))
+        return snprintf(error, size, "%s", why.text), -1;
+    const double now[] = {(double)c->layers,   (double)c->hidden,   (double)c->heads,
+                          (double)c->kv_heads, (double)c->head_dim, (double)c->intermediate,
+                          (double)c->vocab,    (double)c->tied,     c->rope_theta,
+                          c->rms_eps};
+    const double then[] = {(double)saved.layers,   (double)saved.hidden,
+                           (double)saved.heads,    (double)saved.kv_heads,
+                           (double)saved.head_dim, (double)saved.intermediate,
+                           (double)saved.vocab,    (double)saved.tied,
+                           saved.rope_theta,       saved.rms_eps};
     for (int i = 0; i < 10; i++) {
         demo_number_text(here, sizeof here, now[i]);
         demo_number_text(there, sizeof there, then[i]);
-        if (strcmp(here, there)) return snprintf(error, size, "the model in %.300s has %s %s, this run's has %s; give the same --pretrain or options of the model to go on", folder, names[i], there, here), -1;
+        if (strcmp(here, there))
+            return snprintf(error, size,
+                            "the model in %.300s has %s %s, this run's has %s; give the same "
+                            "--pretrain or options of the model to go on",
+                            folder, names[i], there, here),
+                   -1;
     }
     return 0;
 }

@@ -8,36 +8,72 @@
 /* Options of this trainer beside the shared ones. */
 #define DEMO_SFT_BINDINGS(c) \
     {"input_key", &(c).input_key, DEMO_STRING, "input", "JSON key of the prompt", DEMO_ANY}, \
-    {"output_key", &(c).output_key, DEMO_STRING, NULL, "JSON key of the response; without it all text is trained", DEMO_ANY}, \
-    {"pretrain_mode", &(c).pretrain_mode, DEMO_FLAG, NULL, "plain text, every token trained", DEMO_ANY}, \
-    {"train_on_inputs", &(c).train_on_inputs, DEMO_FLAG, NULL, "the prompt is trained too", DEMO_ANY}, \
-    {"label_smoothing", &(c).label_smoothing, DEMO_FLOAT, "0", "share of the target given to all", DEMO_BETWEEN(0, 0.999)}, \
-    {"z_loss", &(c).z_loss, DEMO_FLOAT, "0", "coefficient of the squared log-sum-exp", DEMO_AT_LEAST(0)}
+        {"output_key", \
+         &(c).output_key, \
+         DEMO_STRING, \
+         NULL, \
+         "JSON key of the response; without it all text is trained", \
+         DEMO_ANY}, \
+        {"pretrain_mode", \
+         &(c).pretrain_mode, \
+         DEMO_FLAG, \
+         NULL, \
+         "plain text, every token trained", \
+         DEMO_ANY}, \
+        {"train_on_inputs", &(c).train_on_inputs, DEMO_FLAG, NULL, "the prompt is trained too", \
+         DEMO_ANY}, \
+        {"label_smoothing", \
+         &(c).label_smoothing, \
+         DEMO_FLOAT, \
+         "0", \
+         "share of the target given to all", \
+         DEMO_BETWEEN(0, 0.999)}, \
+    { \
+        "z_loss", &(c).z_loss, DEMO_FLOAT, "0", "coefficient of the squared log-sum-exp", \
+            DEMO_AT_LEAST(0) \
+    }
 
-static int demo_sft_load(const demo_job *job, demo_dataset *set, const char *paths, int64_t max_samples, char *error, size_t size) {
+static int demo_sft_load(const demo_job *job, demo_dataset *set, const char *paths,
+                         int64_t max_samples, char *error, size_t size) {
     const demo_config *c = &job->config;
-    demo_data_options options = {.input_key = c->input_key, .output_key = c->output_key, .input_template = c->output_key ? c->input_template : NULL, .pretrain_mode = c->pretrain_mode,
-        .train_on_inputs = c->train_on_inputs, .max_len = c->max_len, .cut_long = !strcmp(c->truncation, "cut"), .max_samples = max_samples, .vocab_size = job->model.vocab};
+    demo_data_options options = {.input_key = c->input_key,
+                                 .output_key = c->output_key,
+                                 .input_template = c->output_key ? c->input_template : NULL,
+                                 .pretrain_mode = c->pretrain_mode,
+                                 .train_on_inputs = c->train_on_inputs,
+                                 .max_len = c->max_len,
+                                 .cut_long = !strcmp(c->truncation, "cut"),
+                                 .max_samples = max_samples,
+                                 .vocab_size = job->model.vocab};
     if (demo_data_load(set, paths, &options, error, size)) return -1;
     demo_data_summary(set, set->summary, sizeof set->summary);
     return 0;
 }
 
 /* Loss of the tokens this rank holds: one sum a piece. */
-static seqpar_status demo_sft_sums(demo_rank *r, const seqpar_llama_batch *b, const seqpar_row *rows, const seqpar_sft_desc *sft, demo_window *w) {
+static seqpar_status demo_sft_sums(demo_rank *r, const seqpar_llama_batch *b,
+                                   const seqpar_row *rows, const seqpar_sft_desc *sft,
+                                   demo_window *w) {
     double *values = (double *)demo_room(b->tokens * 3 + 1, sizeof *values);
     seqpar_device_read(r->device, values, b->logp.data, 0, b->tokens, r->device->accumulator);
-    seqpar_device_read(r->device, values + b->tokens, b->smooth.data, 0, b->tokens, r->device->accumulator);
-    seqpar_device_read(r->device, values + 2 * b->tokens, b->lse.data, 0, b->tokens, r->device->accumulator);
+    seqpar_device_read(r->device, values + b->tokens, b->smooth.data, 0, b->tokens,
+                       r->device->accumulator);
+    seqpar_device_read(r->device, values + 2 * b->tokens, b->lse.data, 0, b->tokens,
+                       r->device->accumulator);
     seqpar_status status = SEQPAR_OK;
     for (int64_t i = 0; !status && i < b->share->count; i++) {
         const seqpar_piece *p = &b->share->pieces[i];
         double loss = 0;
         for (int64_t t = p->local; t < p->local + p->count; t++)
-            if (b->targets[t] != SEQPAR_IGNORE) loss += seqpar_sft_token_loss(values[t], values[b->tokens + t], values[2 * b->tokens + t], sft);
+            if (b->targets[t] != SEQPAR_IGNORE)
+                loss += seqpar_sft_token_loss(values[t], values[b->tokens + t],
+                                              values[2 * b->tokens + t], sft);
         if (!(fabs(loss) <= 1e300))
-            status = seqpar_fail(r->ctx.error, SEQPAR_ERR_NOT_FINITE, "step %lld: the loss of row %lld on rank %lld is %g; lower the learning rate or look at the data of this step", (long long)r->step + 1,
-                                 (long long)rows[p->row].index, (long long)r->ctx.world->rank, loss);
+            status = seqpar_fail(r->ctx.error, SEQPAR_ERR_NOT_FINITE,
+                                 "step %lld: the loss of row %lld on rank %lld is %g; lower "
+                                 "the learning rate or look at the data of this step",
+                                 (long long)r->step + 1, (long long)rows[p->row].index,
+                                 (long long)r->ctx.world->rank, loss);
         arrput(w->leaf, p->leaf);
         arrput(w->value, loss);
     }
@@ -45,10 +81,13 @@ static seqpar_status demo_sft_sums(demo_rank *r, const seqpar_llama_batch *b, co
     return status;
 }
 
-static seqpar_status demo_sft_seeds(demo_rank *r, const seqpar_llama_batch *b, const seqpar_sft_desc *sft, demo_seeds *out, seqpar_head_seeds *seeds) {
+static seqpar_status demo_sft_seeds(demo_rank *r, const seqpar_llama_batch *b,
+                                    const seqpar_sft_desc *sft, demo_seeds *out,
+                                    seqpar_head_seeds *seeds) {
     int64_t n = b->tokens;
     double *host = (double *)demo_room(3 * n + 1, sizeof *host);
-    seqpar_status status = seqpar_sft_seeds(r->ctx.error, host, host + n, host + 2 * n, b->targets, NULL, n, sft);
+    seqpar_status status = seqpar_sft_seeds(r->ctx.error, host, host + n, host + 2 * n,
+                                            b->targets, NULL, n, sft);
     if (!status) status = demo_seeds_write(r, out, 3, host, n, r->device->accumulator);
     memset(seeds, 0, sizeof *seeds);
     seeds->dlogp = out->part[0].data;
@@ -59,7 +98,8 @@ static seqpar_status demo_sft_seeds(demo_rank *r, const seqpar_llama_batch *b, c
 }
 
 /* Trained with smoothing and z-loss where asked for; evaluated without. */
-static seqpar_status demo_sft_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count, int64_t micro) {
+static seqpar_status demo_sft_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count,
+                                   int64_t micro) {
     const demo_config *c = &r->job->config;
     const seqpar_row *rows = w->batch.row + first;
     seqpar_sft_desc sft = {.count = w->batch.counts.supervised};
@@ -67,25 +107,39 @@ static seqpar_status demo_sft_rows(demo_rank *r, demo_window *w, int64_t first, 
     seqpar_llama_batch b;
     seqpar_head_seeds seeds;
     demo_seeds buffers = {0};
-    if (micro >= 0) { sft.label_smoothing = c->label_smoothing; sft.z_loss = c->z_loss; }
+    if (micro >= 0) {
+        sft.label_smoothing = c->label_smoothing;
+        sft.z_loss = c->z_loss;
+    }
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, &r->model, &b, rows, count, &run);
     if (!status) status = seqpar_llama_forward(&r->ctx, &r->model, &b, micro >= 0);
     if (!status && micro < 0) status = seqpar_llama_values(&r->ctx, &r->model, &b);
     if (!status && micro >= 0) status = demo_sft_seeds(r, &b, &sft, &buffers, &seeds);
-    if (!status && micro >= 0) status = seqpar_llama_backward(&r->ctx, &r->model, &b, &r->optim, micro, &seeds);
+    if (!status && micro >= 0)
+        status = seqpar_llama_backward(&r->ctx, &r->model, &b, &r->optim, micro, &seeds);
     if (!status) status = demo_sft_sums(r, &b, rows, &sft, w);
     demo_seeds_free(r, &buffers);
     seqpar_llama_close_batch(&r->ctx, &r->model, &b);
     return status;
 }
 
-static seqpar_status demo_sft_total(demo_rank *r, demo_window *w, double *means, double *weight) {
+static seqpar_status demo_sft_total(demo_rank *r, demo_window *w, double *means,
+                                    double *weight) {
     *weight = (double)w->batch.counts.supervised;
-    seqpar_status status = seqpar_sum_pieces(&r->ctx, means, w->leaf, w->value, arrlen(w->leaf), 1);
-    if (*weight > 0) means[0] /= *weight; /* a window of an evaluation may have no target at all */
+    seqpar_status status = seqpar_sum_pieces(&r->ctx, means, w->leaf, w->value, arrlen(w->leaf),
+                                             1);
+    /* a window of an evaluation may have no target at all */
+    if (*weight > 0) means[0] /= *weight;
     return status;
 }
 
-static const demo_objective demo_sft = {.unit = "documents", .weight = "tokens", .measure = " nats", .documents_per_unit = 1, .columns = 1, .column = {"loss"},
-                                        .load = demo_sft_load, .rows = demo_sft_rows, .total = demo_sft_total};
+static const demo_objective demo_sft = {.unit = "documents",
+                                        .weight = "tokens",
+                                        .measure = " nats",
+                                        .documents_per_unit = 1,
+                                        .columns = 1,
+                                        .column = {"loss"},
+                                        .load = demo_sft_load,
+                                        .rows = demo_sft_rows,
+                                        .total = demo_sft_total};
 #endif

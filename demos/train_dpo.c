@@ -14,6 +14,8 @@
 int main(int argc, char **argv) {
     static demo_preference_config preference;
     static demo_job job = {.objective = &demo_dpo, .options = &preference};
-    const demo_binding bindings[] = {DEMO_TRAINER_BINDINGS(job.config), DEMO_DPO_BINDINGS(preference)};
-    return demo_main(&job, "dpo", bindings, (int)(sizeof bindings / sizeof *bindings), argc, argv);
+    const demo_binding bindings[] = {DEMO_TRAINER_BINDINGS(job.config),
+                                     DEMO_DPO_BINDINGS(preference)};
+    return demo_main(&job, "dpo", bindings, (int)(sizeof bindings / sizeof *bindings), argc,
+                     argv);
 }

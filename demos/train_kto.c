@@ -15,5 +15,6 @@ int main(int argc, char **argv) {
     static demo_kto_config kto;
     static demo_job job = {.objective = &demo_kto, .options = &kto};
     const demo_binding bindings[] = {DEMO_TRAINER_BINDINGS(job.config), DEMO_KTO_BINDINGS(kto)};
-    return demo_main(&job, "kto", bindings, (int)(sizeof bindings / sizeof *bindings), argc, argv);
+    return demo_main(&job, "kto", bindings, (int)(sizeof bindings / sizeof *bindings), argc,
+                     argv);
 }

@@ -15,6 +15,8 @@
 int main(int argc, char **argv) {
     static demo_ppo_config ppo;
     static demo_job job = {.objective = &demo_ppo_objective, .options = &ppo};
-    const demo_binding bindings[] = {DEMO_TRAINER_BINDINGS(job.config), DEMO_PPO_BINDINGS(job.config, ppo)};
-    return demo_main(&job, "ppo", bindings, (int)(sizeof bindings / sizeof *bindings), argc, argv);
+    const demo_binding bindings[] = {DEMO_TRAINER_BINDINGS(job.config),
+                                     DEMO_PPO_BINDINGS(job.config, ppo)};
+    return demo_main(&job, "ppo", bindings, (int)(sizeof bindings / sizeof *bindings), argc,
+                     argv);
 }

@@ -13,7 +13,10 @@
 
 int main(int argc, char **argv) {
     static demo_preference_config preference;
-    static demo_job job = {.objective = &demo_rm, .options = &preference, .score = &preference.value_head_prefix};
-    const demo_binding bindings[] = {DEMO_TRAINER_BINDINGS(job.config), DEMO_RM_BINDINGS(preference)};
-    return demo_main(&job, "rm", bindings, (int)(sizeof bindings / sizeof *bindings), argc, argv);
+    static demo_job job = {
+        .objective = &demo_rm, .options = &preference, .score = &preference.value_head_prefix};
+    const demo_binding bindings[] = {DEMO_TRAINER_BINDINGS(job.config),
+                                     DEMO_RM_BINDINGS(preference)};
+    return demo_main(&job, "rm", bindings, (int)(sizeof bindings / sizeof *bindings), argc,
+                     argv);
 }

@@ -13,6 +13,8 @@
 
 int main(int argc, char **argv) {
     static demo_job job = {.objective = &demo_sft};
-    const demo_binding bindings[] = {DEMO_TRAINER_BINDINGS(job.config), DEMO_SFT_BINDINGS(job.config)};
-    return demo_main(&job, "sft", bindings, (int)(sizeof bindings / sizeof *bindings), argc, argv);
+    const demo_binding bindings[] = {DEMO_TRAINER_BINDINGS(job.config),
+                                     DEMO_SFT_BINDINGS(job.config)};
+    return demo_main(&job, "sft", bindings, (int)(sizeof bindings / sizeof *bindings), argc,
+                     argv);
 }

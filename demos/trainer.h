@@ -26,104 +26,345 @@
 
 typedef struct {
     const char *dataset, *eval_dataset, *input_key, *output_key, *input_template, *truncation;
-    const char *pretrain, *save_path, *ckpt_path, *metrics_path, *lr_scheduler, *optim, *device, *param_dtype;
+    const char *pretrain, *save_path, *ckpt_path, *metrics_path, *lr_scheduler, *optim, *device;
+    const char *param_dtype;
     const char *layout, *schedule, *ring_attn_func, *sequence_parallel_mode;
-    bool pretrain_mode, train_on_inputs, packing_samples, load_checkpoint, gradient_checkpointing, relaxed_attention, cublas, tie_word_embeddings, plot_loss, json, enable_ema;
-    int64_t max_len, pack_len, chunks, max_samples, train_batch_size, micro_train_batch_size, max_steps, warmup_steps;
+    bool pretrain_mode, train_on_inputs, packing_samples, load_checkpoint,
+        gradient_checkpointing, relaxed_attention, cublas, tie_word_embeddings, plot_loss, json,
+        enable_ema;
+    int64_t max_len, pack_len, chunks, max_samples, train_batch_size, micro_train_batch_size;
+    int64_t max_steps, warmup_steps;
     int64_t save_steps, eval_steps, logging_steps, max_ckpt_num, seed, zero_stage, omp_threads;
-    int64_t ring_attn_size, ring_head_stride, ulysses_size, data_parallel_size, world_size, gradient_accumulation_steps;
-    int64_t hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim, intermediate_size;
-    double max_epochs, max_norm, learning_rate, lr_warmup_ratio, min_lr_ratio, l2, adam_eps, label_smoothing, z_loss, rope_theta, ema_beta;
+    int64_t ring_attn_size, ring_head_stride, ulysses_size, data_parallel_size, world_size;
+    int64_t gradient_accumulation_steps;
+    int64_t hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim;
+    int64_t intermediate_size;
+    double max_epochs, max_norm, learning_rate, lr_warmup_ratio, min_lr_ratio, l2, adam_eps;
+    double label_smoothing, z_loss, rope_theta, ema_beta;
     double adam_betas[2];
 } demo_config;
 
-/* Options every trainer has. Defaults teach a fresh small model something in minutes on two cores. */
-#define DEMO_TRAINER_BINDINGS(c)                                                                                              \
-    {"dataset", &(c).dataset, DEMO_STRING, NULL, "training data: .jsonl or .txt, a comma list", DEMO_ANY},                    \
-    {"eval_dataset", &(c).eval_dataset, DEMO_STRING, NULL, "data to evaluate on", DEMO_ANY},                                  \
-    {"input_template", &(c).input_template, DEMO_STRING, "User: {}\nAssistant: ", "prompt around {}", DEMO_ANY},              \
-    {"max_len", &(c).max_len, DEMO_INT, "1024", "longest document, in tokens", DEMO_COUNT(2)},                             \
-    {"truncation", &(c).truncation, DEMO_STRING, "drop", "what happens to longer ones: drop or cut", DEMO_ANY},               \
-    {"max_samples", &(c).max_samples, DEMO_INT, "100000000", "read at most this many records", DEMO_COUNT(1)},             \
-    {"packing_samples", &(c).packing_samples, DEMO_FLAG, NULL, "several documents in a row", DEMO_ANY},                       \
-    {"pack_len", &(c).pack_len, DEMO_INT, "0", "tokens of a packed row; 0: 2048 or max_len", DEMO_COUNT(0)},               \
-    {"chunks", &(c).chunks, DEMO_INT, "0", "chunks a row is cut into; 0: 32, fewer for short rows, more for those beyond 8,192 tokens", DEMO_BETWEEN(0, SEQPAR_MAX_CHUNKS)},        \
-    {"pretrain", &(c).pretrain, DEMO_STRING, NULL, "folder with config.json and model.safetensors to start from", DEMO_ANY},  \
-    {"save_path", &(c).save_path, DEMO_STRING, "./ckpt", "folder for the final model", DEMO_ANY},                             \
-    {"ckpt_path", &(c).ckpt_path, DEMO_STRING, NULL, "folder for checkpoints; without it save_path/checkpoints_ and the trainer's name", DEMO_ANY},     \
-    {"save_steps", &(c).save_steps, DEMO_INT, "-1", "checkpoint every so many steps; -1: only when interrupted", DEMO_COUNT(-1)}, \
-    {"max_ckpt_num", &(c).max_ckpt_num, DEMO_INT, "3", "checkpoints kept", DEMO_COUNT(1)},                                 \
-    {"load_checkpoint", &(c).load_checkpoint, DEMO_FLAG, NULL, "go on from the newest checkpoint in ckpt_path, if there is one", DEMO_ANY}, \
-    {"eval_steps", &(c).eval_steps, DEMO_INT, "-1", "evaluate every so many steps; -1: at the end", DEMO_COUNT(-1)},       \
-    {"logging_steps", &(c).logging_steps, DEMO_INT, "10", "a line every so many steps", DEMO_COUNT(1)},                    \
-    {"metrics_path", &(c).metrics_path, DEMO_STRING, NULL, "JSON lines: every step and evaluation", DEMO_ANY},                \
-    {"plot_loss", &(c).plot_loss, DEMO_FLAG, NULL, "draw the loss into save_path/training_loss.svg", DEMO_ANY},               \
-    {"json", &(c).json, DEMO_FLAG, NULL, "the closing figures as one JSON object", DEMO_ANY},                                 \
-    {"train_batch_size", &(c).train_batch_size, DEMO_INT, "32", "documents of an optimizer step, over all ranks", DEMO_COUNT(1)}, \
-    {"micro_train_batch_size", &(c).micro_train_batch_size, DEMO_INT, "4", "rows of a micro-batch on a data-parallel rank", DEMO_COUNT(1)}, \
-    {"gradient_accumulation_steps", &(c).gradient_accumulation_steps, DEMO_INT, "0", "micro-batches of a step; 0: from micro_train_batch_size", DEMO_COUNT(0)}, \
-    {"max_epochs", &(c).max_epochs, DEMO_FLOAT, "1", "passes over the data", {0, DEMO_MOST, true}},                                  \
-    {"max_steps", &(c).max_steps, DEMO_INT, "-1", "optimizer steps; 0: evaluate and save only; -1: from max_epochs", DEMO_COUNT(-1)}, \
-    {"learning_rate", &(c).learning_rate, DEMO_FLOAT, "2e-3", "peak learning rate", DEMO_ABOVE(0)},                           \
-    {"lr_scheduler", &(c).lr_scheduler, DEMO_STRING, "cosine_with_min_lr", "constant, linear, cosine, cosine_with_min_lr", DEMO_ANY}, \
-    {"lr_warmup_ratio", &(c).lr_warmup_ratio, DEMO_FLOAT, "0.03", "share of the steps that warm up", DEMO_BETWEEN(0, 1)},     \
-    {"warmup_steps", &(c).warmup_steps, DEMO_INT, "-1", "warm-up in steps; -1: from lr_warmup_ratio", DEMO_COUNT(-1)},     \
-    {"min_lr_ratio", &(c).min_lr_ratio, DEMO_FLOAT, "0.1", "floor of cosine_with_min_lr", DEMO_BETWEEN(0, 1)},                \
-    {"optim", &(c).optim, DEMO_STRING, "adamw", "adamw or sgd", DEMO_ANY},                                                    \
-    {"adam_betas", &(c).adam_betas, DEMO_FLOATS2, "0.9,0.95", "decay of the moments", DEMO_BETWEEN(0, 1)},                    \
-    {"adam_eps", &(c).adam_eps, DEMO_FLOAT, "1e-8", "added to the root of the second moment; with 0 a weight that has no gradient would become 0/0", DEMO_BETWEEN(1e-30, 1e30)},              \
-    {"l2", &(c).l2, DEMO_FLOAT, "0", "weight decay; gains have none", DEMO_AT_LEAST(0)},                                      \
-    {"max_norm", &(c).max_norm, DEMO_FLOAT, "1.0", "clip of the gradient norm; 0: none", DEMO_AT_LEAST(0)},                   \
-    {"enable_ema", &(c).enable_ema, DEMO_FLAG, NULL, "keep a moving average of the weights, saved in save_path/ema", DEMO_ANY},   \
-    {"ema_beta", &(c).ema_beta, DEMO_FLOAT, "0.992", "share of the average that stays in a step", DEMO_BETWEEN(0, 1)},        \
-    {"zero_stage", &(c).zero_stage, DEMO_INT, "2", "0: moments on every rank, 1 and 2: sharded; gradients always are", DEMO_BETWEEN(0, 2)}, \
-    {"gradient_checkpointing", &(c).gradient_checkpointing, DEMO_FLAG, NULL, "keep three tensors a layer, compute the rest again", DEMO_ANY}, \
-    {"ring_attn_size", &(c).ring_attn_size, DEMO_INT, "1", "sequence-parallel ranks", DEMO_COUNT(1)},                      \
-    {"ring_head_stride", &(c).ring_head_stride, DEMO_INT, "1", "llama3: kv heads gathered at a time", DEMO_COUNT(1)},      \
-    {"data_parallel_size", &(c).data_parallel_size, DEMO_INT, "0", "data-parallel ranks; 0: from world_size, else 1", DEMO_COUNT(0)}, \
-    {"world_size", &(c).world_size, DEMO_INT, "0", "ranks in all; 0: data_parallel_size x ring_attn_size", DEMO_COUNT(0)}, \
-    {"layout", &(c).layout, DEMO_STRING, NULL, "contiguous, zigzag, stripe or zigzag-doc; default zigzag", DEMO_ANY},                     \
-    {"schedule", &(c).schedule, DEMO_STRING, NULL, "ring, llama3 or ulysses; default ring", DEMO_ANY},                        \
-    {"ulysses_size", &(c).ulysses_size, DEMO_INT, "0", "of these ranks exchange tokens for heads, a ring joins the rest; 0: 1, with ulysses all", DEMO_COUNT(0)}, \
-    {"ring_attn_func", &(c).ring_attn_func, DEMO_STRING, NULL, "layout and schedule by axolotl's name", DEMO_ANY},            \
-    {"sequence_parallel_mode", &(c).sequence_parallel_mode, DEMO_STRING, NULL, "layout and schedule by 360-LLaMA-Factory's name", DEMO_ANY}, \
-    {"relaxed_attention", &(c).relaxed_attention, DEMO_FLAG, NULL, "sums in order of arrival: a little faster, not bit for bit", DEMO_ANY}, \
-    {"omp_threads", &(c).omp_threads, DEMO_INT, "0", "threads of a rank; 0: cores / ranks", DEMO_COUNT(0)},                \
-    {"device", &(c).device, DEMO_STRING, "cpu", "cpu (fp32, fast), reference (fp64, naive) or cuda (make cuda)", DEMO_ANY}, \
-    {"param_dtype", &(c).param_dtype, DEMO_STRING, "auto", "auto: what the device computes in; bf16 (reference, cuda): weights and activations in bf16, sums and optimizer in fp32", DEMO_ANY}, \
-    {"cublas", &(c).cublas, DEMO_FLAG, NULL, "with --device cuda: products by cuBLAS, at a fixed number of rows", DEMO_ANY},  \
-    {"seed", &(c).seed, DEMO_INT, "42", "of weights and order of documents", DEMO_AT_LEAST(0)},                               \
-    {"hidden_size", &(c).hidden_size, DEMO_INT, "128", "of a fresh model, like all below", DEMO_BETWEEN(1, SEQPAR_MAX_WIDTH)},                 \
-    {"num_hidden_layers", &(c).num_hidden_layers, DEMO_INT, "4", "layers", DEMO_BETWEEN(1, SEQPAR_MAX_LAYERS)},                                 \
-    {"num_attention_heads", &(c).num_attention_heads, DEMO_INT, "4", "query heads", DEMO_BETWEEN(1, SEQPAR_MAX_WIDTH)},                        \
-    {"num_key_value_heads", &(c).num_key_value_heads, DEMO_INT, "2", "key and value heads", DEMO_BETWEEN(1, SEQPAR_MAX_WIDTH)},                \
-    {"head_dim", &(c).head_dim, DEMO_INT, "0", "0: hidden_size / heads", DEMO_BETWEEN(0, SEQPAR_MAX_WIDTH)},                                   \
-    {"intermediate_size", &(c).intermediate_size, DEMO_INT, "0", "0: 3 x hidden_size", DEMO_BETWEEN(0, SEQPAR_MAX_WIDTH)},                     \
-    {"tie_word_embeddings", &(c).tie_word_embeddings, DEMO_FLAG, NULL, "head and embedding share a table", DEMO_ANY},         \
-    {"rope_theta", &(c).rope_theta, DEMO_FLOAT, "10000", "base of the rotary embedding", DEMO_ABOVE(0)}
+/* Options every trainer has. Defaults teach a fresh small model something in minutes on two
+   cores. */
+#define DEMO_TRAINER_BINDINGS(c) \
+    { \
+        "dataset", \
+        &(c).dataset, \
+        DEMO_STRING, \
+        NULL, \
+        "training data: .jsonl or .txt, a comma list", \
+        DEMO_ANY}, \
+        {"eval_dataset", &(c).eval_dataset, DEMO_STRING, NULL, "data to evaluate on", DEMO_ANY}, \
+        {"input_template",        &(c).input_template, DEMO_STRING, \
+         "User: {}\nAssistant: ", "prompt around {}",  DEMO_ANY}, \
+        {"max_len",    &(c).max_len, DEMO_INT, "1024", "longest document, in tokens", \
+         DEMO_COUNT(2)}, \
+        {"truncation", \
+         &(c).truncation, \
+         DEMO_STRING, \
+         "drop", \
+         "what happens to longer ones: drop or cut", \
+         DEMO_ANY}, \
+        {"max_samples", \
+         &(c).max_samples, \
+         DEMO_INT, \
+         "100000000", \
+         "read at most this many records", \
+         DEMO_COUNT(1)}, \
+        {"packing_samples", &(c).packing_samples, DEMO_FLAG, NULL, "several documents in a row", \
+         DEMO_ANY}, \
+        {"pack_len", \
+         &(c).pack_len, \
+         DEMO_INT, \
+         "0", \
+         "tokens of a packed row; 0: 2048 or max_len", \
+         DEMO_COUNT(0)}, \
+        {"chunks", \
+         &(c).chunks, \
+         DEMO_INT, \
+         "0", \
+         "chunks a row is cut into; 0: 32, fewer for short rows, more for those beyond 8,192 " \
+         "tokens", \
+         DEMO_BETWEEN(0, SEQPAR_MAX_CHUNKS)}, \
+        {"pretrain", \
+         &(c).pretrain, \
+         DEMO_STRING, \
+         NULL, \
+         "folder with config.json and model.safetensors to start from", \
+         DEMO_ANY}, \
+        {"save_path", &(c).save_path, DEMO_STRING, "./ckpt", "folder for the final model", \
+         DEMO_ANY}, \
+        {"ckpt_path", \
+         &(c).ckpt_path, \
+         DEMO_STRING, \
+         NULL, \
+         "folder for checkpoints; without it save_path/checkpoints_ and the trainer's name", \
+         DEMO_ANY}, \
+        {"save_steps", \
+         &(c).save_steps, \
+         DEMO_INT, \
+         "-1", \
+         "checkpoint every so many steps; -1: only when interrupted", \
+         DEMO_COUNT(-1)}, \
+        {"max_ckpt_num", &(c).max_ckpt_num, DEMO_INT, "3", "checkpoints kept", DEMO_COUNT(1)}, \
+        {"load_checkpoint", \
+         &(c).load_checkpoint, \
+         DEMO_FLAG, \
+         NULL, \
+         "go on from the newest checkpoint in ckpt_path, if there is one", \
+         DEMO_ANY}, \
+        {"eval_steps", \
+         &(c).eval_steps, \
+         DEMO_INT, \
+         "-1", \
+         "evaluate every so many steps; -1: at the end", \
+         DEMO_COUNT(-1)}, \
+        {"logging_steps", &(c).logging_steps, DEMO_INT, "10", "a line every so many steps", \
+         DEMO_COUNT(1)}, \
+        {"metrics_path", \
+         &(c).metrics_path, \
+         DEMO_STRING, \
+         NULL, \
+         "JSON lines: every step and evaluation", \
+         DEMO_ANY}, \
+        {"plot_loss", \
+         &(c).plot_loss, \
+         DEMO_FLAG, \
+         NULL, \
+         "draw the loss into save_path/training_loss.svg", \
+         DEMO_ANY}, \
+        {"json",  &(c).json, DEMO_FLAG, NULL, "the closing figures as one JSON object", \
+         DEMO_ANY}, \
+        {"train_batch_size", \
+         &(c).train_batch_size, \
+         DEMO_INT, \
+         "32", \
+         "documents of an optimizer step, over all ranks", \
+         DEMO_COUNT(1)}, \
+        {"micro_train_batch_size", \
+         &(c).micro_train_batch_size, \
+         DEMO_INT, \
+         "4", \
+         "rows of a micro-batch on a data-parallel rank", \
+         DEMO_COUNT(1)}, \
+        {"gradient_accumulation_steps", \
+         &(c).gradient_accumulation_steps, \
+         DEMO_INT, \
+         "0", \
+         "micro-batches of a step; 0: from micro_train_batch_size", \
+         DEMO_COUNT(0)}, \
+        {"max_epochs", &(c).max_epochs,        DEMO_FLOAT, \
+         "1",          "passes over the data", {0, DEMO_MOST, true}}, \
+        {"max_steps", \
+         &(c).max_steps, \
+         DEMO_INT, \
+         "-1", \
+         "optimizer steps; 0: evaluate and save only; -1: from max_epochs", \
+         DEMO_COUNT(-1)}, \
+        {"learning_rate", &(c).learning_rate,   DEMO_FLOAT, \
+         "2e-3",          "peak learning rate", DEMO_ABOVE(0)}, \
+        {"lr_scheduler", \
+         &(c).lr_scheduler, \
+         DEMO_STRING, \
+         "cosine_with_min_lr", \
+         "constant, linear, cosine, cosine_with_min_lr", \
+         DEMO_ANY}, \
+        {"lr_warmup_ratio", \
+         &(c).lr_warmup_ratio, \
+         DEMO_FLOAT, \
+         "0.03", \
+         "share of the steps that warm up", \
+         DEMO_BETWEEN(0, 1)}, \
+        {"warmup_steps", \
+         &(c).warmup_steps, \
+         DEMO_INT, \
+         "-1", \
+         "warm-up in steps; -1: from lr_warmup_ratio", \
+         DEMO_COUNT(-1)}, \
+        {"min_lr_ratio",    &(c).min_lr_ratio, DEMO_FLOAT, "0.1", "floor of cosine_with_min_lr", \
+         DEMO_BETWEEN(0, 1)}, \
+        {"optim", &(c).optim, DEMO_STRING, "adamw", "adamw or sgd", DEMO_ANY}, \
+        {"adam_betas", &(c).adam_betas,        DEMO_FLOATS2, \
+         "0.9,0.95",   "decay of the moments", DEMO_BETWEEN(0, 1)}, \
+        {"adam_eps", \
+         &(c).adam_eps, \
+         DEMO_FLOAT, \
+         "1e-8", \
+         "added to the root of the second moment; with 0 a weight that has no gradient would " \
+         "become 0/0", \
+         DEMO_BETWEEN(1e-30, 1e30)}, \
+        {"l2", &(c).l2, DEMO_FLOAT, "0", "weight decay; gains have none", DEMO_AT_LEAST(0)}, \
+        {"max_norm", \
+         &(c).max_norm, \
+         DEMO_FLOAT, \
+         "1.0", \
+         "clip of the gradient norm; 0: none", \
+         DEMO_AT_LEAST(0)}, \
+        {"enable_ema", \
+         &(c).enable_ema, \
+         DEMO_FLAG, \
+         NULL, \
+         "keep a moving average of the weights, saved in save_path/ema", \
+         DEMO_ANY}, \
+        {"ema_beta", \
+         &(c).ema_beta, \
+         DEMO_FLOAT, \
+         "0.992", \
+         "share of the average that stays in a step", \
+         DEMO_BETWEEN(0, 1)}, \
+        {"zero_stage", \
+         &(c).zero_stage, \
+         DEMO_INT, \
+         "2", \
+         "0: moments on every rank, 1 and 2: sharded; gradients always are", \
+         DEMO_BETWEEN(0, 2)}, \
+        {"gradient_checkpointing", \
+         &(c).gradient_checkpointing, \
+         DEMO_FLAG, \
+         NULL, \
+         "keep three tensors a layer, compute the rest again", \
+         DEMO_ANY}, \
+        {"ring_attn_size",          &(c).ring_attn_size, DEMO_INT, "1", \
+         "sequence-parallel ranks", DEMO_COUNT(1)}, \
+        {"ring_head_stride", \
+         &(c).ring_head_stride, \
+         DEMO_INT, \
+         "1", \
+         "llama3: kv heads gathered at a time", \
+         DEMO_COUNT(1)}, \
+        {"data_parallel_size", \
+         &(c).data_parallel_size, \
+         DEMO_INT, \
+         "0", \
+         "data-parallel ranks; 0: from world_size, else 1", \
+         DEMO_COUNT(0)}, \
+        {"world_size", \
+         &(c).world_size, \
+         DEMO_INT, \
+         "0", \
+         "ranks in all; 0: data_parallel_size x ring_attn_size", \
+         DEMO_COUNT(0)}, \
+        {"layout", \
+         &(c).layout, \
+         DEMO_STRING, \
+         NULL, \
+         "contiguous, zigzag, stripe or zigzag-doc; default zigzag", \
+         DEMO_ANY}, \
+        {"schedule", &(c).schedule, DEMO_STRING, NULL, "ring, llama3 or ulysses; default ring", \
+         DEMO_ANY}, \
+        {"ulysses_size", \
+         &(c).ulysses_size, \
+         DEMO_INT, \
+         "0", \
+         "of these ranks exchange tokens for heads, a ring joins the rest; 0: 1, with " \
+         "ulysses all", \
+         DEMO_COUNT(0)}, \
+        {"ring_attn_func", \
+         &(c).ring_attn_func, \
+         DEMO_STRING, \
+         NULL, \
+         "layout and schedule by axolotl's name", \
+         DEMO_ANY}, \
+        {"sequence_parallel_mode", \
+         &(c).sequence_parallel_mode, \
+         DEMO_STRING, \
+         NULL, \
+         "layout and schedule by 360-LLaMA-Factory's name", \
+         DEMO_ANY}, \
+        {"relaxed_attention", \
+         &(c).relaxed_attention, \
+         DEMO_FLAG, \
+         NULL, \
+         "sums in order of arrival: a little faster, not bit for bit", \
+         DEMO_ANY}, \
+        {"omp_threads", &(c).omp_threads, DEMO_INT, "0", "threads of a rank; 0: cores / ranks", \
+         DEMO_COUNT(0)}, \
+        {"device", \
+         &(c).device, \
+         DEMO_STRING, \
+         "cpu", \
+         "cpu (fp32, fast), reference (fp64, naive) or cuda (make cuda)", \
+         DEMO_ANY}, \
+        {"param_dtype", \
+         &(c).param_dtype, \
+         DEMO_STRING, \
+         "auto", \
+         "auto: what the device computes in; bf16 (reference, cuda): weights and activations " \
+         "in bf16, sums and optimizer in fp32", \
+         DEMO_ANY}, \
+        {"cublas", \
+         &(c).cublas, \
+         DEMO_FLAG, \
+         NULL, \
+         "with --device cuda: products by cuBLAS, at a fixed number of rows", \
+         DEMO_ANY}, \
+        {"seed",          &(c).seed, DEMO_INT, "42", "of weights and order of documents", \
+         DEMO_AT_LEAST(0)}, \
+        {"hidden_size", \
+         &(c).hidden_size, \
+         DEMO_INT, \
+         "128", \
+         "of a fresh model, like all below", \
+         DEMO_BETWEEN(1, SEQPAR_MAX_WIDTH)}, \
+        {"num_hidden_layers", \
+         &(c).num_hidden_layers, \
+         DEMO_INT, \
+         "4", \
+         "layers", \
+         DEMO_BETWEEN(1, SEQPAR_MAX_LAYERS)}, \
+        {"num_attention_heads", &(c).num_attention_heads,         DEMO_INT, "4", \
+         "query heads",         DEMO_BETWEEN(1, SEQPAR_MAX_WIDTH)}, \
+        {"num_key_value_heads", &(c).num_key_value_heads,         DEMO_INT, "2", \
+         "key and value heads", DEMO_BETWEEN(1, SEQPAR_MAX_WIDTH)}, \
+        {"head_dim", \
+         &(c).head_dim, \
+         DEMO_INT, \
+         "0", \
+         "0: hidden_size / heads", \
+         DEMO_BETWEEN(0, SEQPAR_MAX_WIDTH)}, \
+        {"intermediate_size",  &(c).intermediate_size,           DEMO_INT, "0", \
+         "0: 3 x hidden_size", DEMO_BETWEEN(0, SEQPAR_MAX_WIDTH)}, \
+        {"tie_word_embeddings", \
+         &(c).tie_word_embeddings, \
+         DEMO_FLAG, \
+         NULL, \
+         "head and embedding share a table", \
+         DEMO_ANY}, \
+    { \
+        "rope_theta", &(c).rope_theta, DEMO_FLOAT, "10000", "base of the rotary embedding", \
+            DEMO_ABOVE(0) \
+    }
 
 enum { DEMO_COLUMNS = 8 }; /* most numbers an objective reports */
 typedef struct demo_objective demo_objective;
-typedef struct { const char *dashes, *name; int64_t digest; } demo_told;
+typedef struct {
+    const char *dashes, *name;
+    int64_t digest;
+} demo_told;
+
 typedef struct {
     demo_config config;
-    demo_told *told;      /* what every rank must have been told alike; stb_ds array */
+    demo_told *told; /* what every rank must have been told alike; stb_ds array */
     const demo_objective *objective;
-    void *options;        /* of the objective */
-    const char **score;   /* the option that names the score head; NULL: a language model */
+    void *options;      /* of the objective */
+    const char **score; /* the option that names the score head; NULL: a language model */
     demo_dataset train, eval;
-    int64_t *usable;      /* training units whose documents all have a target, in file order */
+    int64_t *usable; /* training units whose documents all have a target, in file order */
     int64_t usable_count, total_steps, rounds, warmup; /* rounds: what progress counts */
-    int64_t last_step;    /* at which training ends: total_steps, or the end of the last rollout */
+    /* at which training ends: total_steps, or the end of the last rollout */
+    int64_t last_step;
     demo_run run;
-    uint64_t data;        /* digest of what is trained on */
-    demo_note *notes;     /* for checkpoints; stb_ds array */
+    uint64_t data;    /* digest of what is trained on */
+    demo_note *notes; /* for checkpoints; stb_ds array */
     seqpar_llama_config model;
     int layout, schedule, lr_kind;
-    double temperature;   /* of log-probs; 0: 1 */
-    int64_t micro_values; /* rows at a time where there are no gradients; 0: micro_train_batch_size */
+    double temperature; /* of log-probs; 0: 1 */
+    /* rows at a time where there are no gradients; 0: micro_train_batch_size */
+    int64_t micro_values;
     int64_t dp;
-    int64_t processes, rank; /* ranks that were started as processes, and which of them this is; 0: ranks share this one */
+    /* ranks that were started as processes, and which of them this is; 0: ranks share this
+       one */
+    int64_t processes, rank;
 } demo_job;
 
 typedef struct { /* one rank at work */
@@ -132,77 +373,100 @@ typedef struct { /* one rank at work */
     seqpar_device *device;
     seqpar_llama model;
     seqpar_optim optim;
-    demo_average average;   /* of the weights, where one is kept */
-    int64_t step, saved;    /* steps done; at the last checkpoint */
-    int stopped;            /* by a signal, before the end */
-    uint64_t reference;     /* digest of the frozen model's weights, on rank 0; 0: there is none */
+    demo_average average; /* of the weights, where one is kept */
+    int64_t step, saved;  /* steps done; at the last checkpoint */
+    int stopped;          /* by a signal, before the end */
+    /* digest of the frozen model's weights, on rank 0; 0: there is none */
+    uint64_t reference;
     demo_progress progress;
     FILE *metrics;
     double *losses, *steps; /* stb_ds arrays, rank 0: what this process did */
     double norm_last, eval_means[DEMO_COLUMNS], seconds;
     int64_t tokens;
     int64_t *order, order_epoch; /* (usable units) the shuffle of that epoch; NULL: none yet */
-    seqpar_error trouble;   /* rank 0: what failed outside of training, which ends with it once a checkpoint is written */
-    void *own;              /* of the objective */
+    /* rank 0: what failed outside of training, which ends with it once a checkpoint is
+       written */
+    seqpar_error trouble;
+    void *own; /* of the objective */
 } demo_rank;
 
 /* ---- what a trainer adds: an objective over the rows of a window ---- */
 
-typedef struct demo_window { /* documents packed into rows: those of an optimizer step, or some of an evaluation */
+/* documents packed into rows: those of an optimizer step, or some of an evaluation */
+typedef struct demo_window {
     const demo_dataset *set;
-    int64_t *which;          /* (documents) places in the set, stb_ds array */
+    int64_t *which; /* (documents) places in the set, stb_ds array */
     seqpar_batch batch;
     int64_t units;
-    int64_t *leaf;           /* token objectives: leaves and sums of the tokens this rank holds, stb_ds arrays */
+    /* token objectives: leaves and sums of the tokens this rank holds, stb_ds arrays */
+    int64_t *leaf;
     double *value;
-    seqpar_segments seen;    /* unit objectives: columns of the units this rank answers for */
-    double statistic;        /* of the whole window, taken before its rows: KTO's KL */
-    const double *reference; /* (documents) sums of the reference's log-probs, taken beforehand; NULL: it is asked in the step */
+    seqpar_segments seen; /* unit objectives: columns of the units this rank answers for */
+    double statistic;     /* of the whole window, taken before its rows: KTO's KL */
+    /* (documents) sums of the reference's log-probs, taken beforehand; NULL: it is asked in
+       the step */
+    const double *reference;
 } demo_window;
 
 struct demo_objective {
-    const char *unit;              /* what train_batch_size counts: "documents", "pairs" */
-    const char *weight, *measure;  /* what an evaluation's mean is over: "tokens", "pairs"; " nats" or "" behind it */
+    const char *unit; /* what train_batch_size counts: "documents", "pairs" */
+    /* what an evaluation's mean is over: "tokens", "pairs"; " nats" or "" behind it */
+    const char *weight, *measure;
     int documents_per_unit, columns;
     const char *column[DEMO_COLUMNS]; /* of the log; the first is the loss */
-    const char *evaluates;         /* what an evaluation is called, if not that */
-    const char *round;             /* what progress counts, if not steps */
-    const char *fixed;             /* options that a resumed run must repeat, beside those of all trainers; a comma list, NULL: none */
-    bool needs_model;              /* a model with random weights has nothing to teach it */
-    seqpar_status (*open)(demo_rank *r);                    /* after the policy is there; NULL: nothing */
+    const char *evaluates;            /* what an evaluation is called, if not that */
+    const char *round;                /* what progress counts, if not steps */
+    /* options that a resumed run must repeat, beside those of all trainers; a comma list,
+       NULL: none */
+    const char *fixed;
+    bool needs_model; /* a model with random weights has nothing to teach it */
+    /* after the policy is there; NULL: nothing */
+    seqpar_status (*open)(demo_rank *r);
     void (*close)(demo_rank *r);
-    seqpar_status (*before)(demo_rank *r, demo_window *w);  /* a pass over all rows before the first; NULL: none */
-    /* Fills a dataset from files, units being neighbours of documents_per_unit. 0, or -1 with one sentence. */
-    int (*load)(const demo_job *job, demo_dataset *set, const char *paths, int64_t max_samples, char *error, size_t size);
+    /* a pass over all rows before the first; NULL: none */
+    seqpar_status (*before)(demo_rank *r, demo_window *w);
+    /* Fills a dataset from files, units being neighbours of documents_per_unit. 0, or -1
+       with one sentence. */
+    int (*load)(const demo_job *job, demo_dataset *set, const char *paths, int64_t max_samples,
+                char *error, size_t size);
     /* What it keeps of them beside the documents goes into the digest; NULL: nothing. */
     uint64_t (*digest)(const demo_job *job, const demo_dataset *set, uint64_t digest);
-    /* Rows first .. first + count of this rank, values into the window; micro >= 0: and gradients, of that micro-batch. */
-    seqpar_status (*rows)(demo_rank *r, demo_window *w, int64_t first, int64_t count, int64_t micro);
-    /* Means over the window, the same on all ranks, and their weight. Collective over the world. */
+    /* Rows first .. first + count of this rank, values into the window; micro >= 0: and
+       gradients, of that micro-batch. */
+    seqpar_status (*rows)(demo_rank *r, demo_window *w, int64_t first, int64_t count,
+                          int64_t micro);
+    /* Means over the window, the same on all ranks, and their weight. Collective over the
+       world. */
     seqpar_status (*total)(demo_rank *r, demo_window *w, double *means, double *weight);
-    seqpar_status (*saved)(demo_rank *r);                    /* after the final model is written; NULL: nothing to add */
+    /* after the final model is written; NULL: nothing to add */
+    seqpar_status (*saved)(demo_rank *r);
     /* Where steps are not drawn from the documents in turn: */
-    int (*prepare)(demo_job *job, char *error, size_t size); /* before data is read; NULL: nothing */
-    void (*count)(demo_job *job);                            /* sets total_steps and rounds */
-    seqpar_status (*train)(demo_rank *r);                    /* the whole of it */
-    seqpar_status (*save)(demo_rank *r, demo_state *state, const char *folder); /* what a checkpoint holds beside the model, before that */
+    /* before data is read; NULL: nothing */
+    int (*prepare)(demo_job *job, char *error, size_t size);
+    void (*count)(demo_job *job);         /* sets total_steps and rounds */
+    seqpar_status (*train)(demo_rank *r); /* the whole of it */
+    /* what a checkpoint holds beside the model, before that */
+    seqpar_status (*save)(demo_rank *r, demo_state *state, const char *folder);
     seqpar_status (*load_state)(demo_rank *r, const demo_state *state);
 };
-
 
 /* ---- signals: the first stops after the step at hand, with a checkpoint; the second ends at once ---- */
 
 enum { DEMO_TROUBLE = 1000 }; /* is no signal: something failed at rank 0, demo_rank.trouble */
-static volatile sig_atomic_t demo_interrupted; /* by this signal, which may have come to another process */
-static volatile sig_atomic_t demo_stopped;     /* training ended before its time, by this signal */
-static volatile sig_atomic_t demo_caught;      /* the first that came here */
+/* by this signal, which may have come to another process */
+static volatile sig_atomic_t demo_interrupted;
+/* training ended before its time, by this signal */
+static volatile sig_atomic_t demo_stopped;
+static volatile sig_atomic_t demo_caught; /* the first that came here */
 static struct timespec demo_caught_at;
 
-/* Who starts programs may send a signal to the process and to its group: within a tenth of a second that is one. */
+/* Who starts programs may send a signal to the process and to its group: within a tenth of a
+   second that is one. */
 static void demo_on_interrupt(int signal_number) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    double passed = (double)(now.tv_sec - demo_caught_at.tv_sec) + 1e-9 * (double)(now.tv_nsec - demo_caught_at.tv_nsec);
+    double passed = (double)(now.tv_sec - demo_caught_at.tv_sec) +
+                    1e-9 * (double)(now.tv_nsec - demo_caught_at.tv_nsec);
     if (demo_caught && passed > 0.1) {
         signal(signal_number, SIG_DFL);
         raise(signal_number);
@@ -229,7 +493,8 @@ static void demo_catch_all(void) {
     if (!sigaction(SIGHUP, NULL, &hangup) && hangup.sa_handler != SIG_IGN) demo_catch(SIGHUP);
 }
 
-/* Writing into a full disk, a file at its limit or a pipe that nobody reads is to fail with a sentence. */
+/* Writing into a full disk, a file at its limit or a pipe that nobody reads is to fail with
+   a sentence. */
 static void demo_writes_may_fail(void) {
     signal(SIGXFSZ, SIG_IGN);
     signal(SIGPIPE, SIG_IGN);
@@ -238,22 +503,29 @@ static void demo_writes_may_fail(void) {
 /* ---- from options to a job ---- */
 
 static int demo_pick(const char *text, const char *const *names, int count) {
-    for (int i = 0; i < count; i++) if (text && !strcmp(text, names[i])) return i;
+    for (int i = 0; i < count; i++)
+        if (text && !strcmp(text, names[i])) return i;
     return -1;
 }
 
-/* Layout and schedule by our names or by those of others, who must not contradict one another. Default: zigzag ring. */
+/* Layout and schedule by our names or by those of others, who must not contradict one
+   another. Default: zigzag ring. */
 static int demo_pick_attention(demo_job *job, char *error, size_t size) {
-    static const char *const layouts[] = {"contiguous", "zigzag", "stripe", "zigzag-doc"}, *const schedules[] = {"ring", "llama3", "ulysses"};
+    static const char *const layouts[] = {"contiguous", "zigzag", "stripe", "zigzag-doc"},
+                             *const schedules[] = {"ring", "llama3", "ulysses"};
     demo_config *c = &job->config;
-    if (demo_placement_settle(&c->layout, &c->schedule, c->ring_attn_func, error, size)) return -1;
-    if (demo_placement_settle(&c->layout, &c->schedule, c->sequence_parallel_mode, error, size)) return -1;
+    if (demo_placement_settle(&c->layout, &c->schedule, c->ring_attn_func, error, size))
+        return -1;
+    if (demo_placement_settle(&c->layout, &c->schedule, c->sequence_parallel_mode, error, size))
+        return -1;
     job->layout = demo_pick(c->layout ? c->layout : "zigzag", layouts, 4);
     job->schedule = demo_pick(c->schedule ? c->schedule : "ring", schedules, 3);
     return 0;
 }
 
-static int demo_wants_bf16(const demo_config *c) { return c->param_dtype && !strcmp(c->param_dtype, "bf16"); }
+static int demo_wants_bf16(const demo_config *c) {
+    return c->param_dtype && !strcmp(c->param_dtype, "bf16");
+}
 
 /* A number of the environment; -1 where it is none, `unset` where there is nothing. */
 static int64_t demo_environment(const char *name, int64_t unset) {
@@ -264,27 +536,54 @@ static int64_t demo_environment(const char *name, int64_t unset) {
     return *end ? -1 : value;
 }
 
-/* Where something has started WORLD_SIZE processes (torchrun, mpirun, a loop in a shell), they are the ranks, over NCCL. */
+/* Where something has started WORLD_SIZE processes (torchrun, mpirun, a loop in a shell),
+   they are the ranks, over NCCL. */
 static int demo_job_processes(demo_job *job, char *error, size_t size) {
     demo_config *c = &job->config;
-    int64_t processes = demo_environment("WORLD_SIZE", 0), dp = c->data_parallel_size ? c->data_parallel_size : processes / c->ring_attn_size;
-    if (processes < 0) return snprintf(error, size, "the environment's WORLD_SIZE is '%s'; set it to the number of processes that were started, or unset it", getenv("WORLD_SIZE")), -1;
+    int64_t processes = demo_environment("WORLD_SIZE", 0);
+    int64_t dp = c->data_parallel_size ? c->data_parallel_size : processes / c->ring_attn_size;
+    if (processes < 0)
+        return snprintf(error, size,
+                        "the environment's WORLD_SIZE is '%s'; set it to the number of "
+                        "processes that were started, or unset it",
+                        getenv("WORLD_SIZE")),
+               -1;
 #ifdef DEMO_NCCL
     if (processes < 1) return 0;
     job->processes = processes;
     job->rank = demo_environment("RANK", -1);
     if (job->rank < 0 || job->rank >= processes)
-        return snprintf(error, size, "the environment's RANK is '%s'; give each of the %lld processes its own, 0 to %lld", getenv("RANK") ? getenv("RANK") : "", (long long)processes, (long long)processes - 1), -1;
+        return snprintf(error, size,
+                        "the environment's RANK is '%s'; give each of the %lld processes its "
+                        "own, 0 to %lld",
+                        getenv("RANK") ? getenv("RANK") : "", (long long)processes,
+                        (long long)processes - 1),
+               -1;
     if (c->world_size && c->world_size != processes)
-        return snprintf(error, size, "the environment's WORLD_SIZE is %lld, world_size is %lld; leave out --world_size", (long long)processes, (long long)c->world_size), -1;
+        return snprintf(error, size,
+                        "the environment's WORLD_SIZE is %lld, world_size is %lld; leave out "
+                        "--world_size",
+                        (long long)processes, (long long)c->world_size),
+               -1;
     if (dp * c->ring_attn_size != processes)
-        return snprintf(error, size, "the environment's WORLD_SIZE %lld is not data_parallel_size %lld x ring_attn_size %lld; start as many processes as that, or unset WORLD_SIZE and all ranks share one process", (long long)processes,
-                        (long long)(dp ? dp : 1), (long long)c->ring_attn_size), -1;
+        return snprintf(error, size,
+                        "the environment's WORLD_SIZE %lld is not data_parallel_size %lld x "
+                        "ring_attn_size %lld; start as many processes as that, or unset "
+                        "WORLD_SIZE and all ranks share one process",
+                        (long long)processes, (long long)(dp ? dp : 1),
+                        (long long)c->ring_attn_size),
+               -1;
     c->world_size = processes;
 #else
     (void)job, (void)dp;
     if (processes > 1)
-        return snprintf(error, size, "the environment's WORLD_SIZE is %lld, but this program was built without NCCL and each of the processes would train the whole world; type make cuda where nccl.h is and start build/cuda_train_*, or unset WORLD_SIZE", (long long)processes), -1;
+        return snprintf(
+                   error, size,
+                   "the environment's WORLD_SIZE is %lld, but this program was built without "
+                   "NCCL and each of the processes would train the whole world; type make cuda "
+                   "where nccl.h is and start build/cuda_train_*, or unset WORLD_SIZE",
+                   (long long)processes),
+               -1;
 #endif
     return 0;
 }
@@ -295,44 +594,82 @@ static void *demo_idle_thread(void *lock) {
     return NULL;
 }
 
-/* Starts as many threads as the run will have, and lets them go: where a limit of memory or of threads forbids them, OpenMP and
-   malloc would end the program later and less politely. Returns how many there were. */
+/* Starts as many threads as the run will have, and lets them go: where a limit of memory or
+   of threads forbids them, OpenMP and malloc would end the program later and less politely.
+   Returns how many there were. */
 static int64_t demo_threads_there(int64_t wanted) {
     pthread_t *threads = (pthread_t *)demo_room(wanted, sizeof *threads);
     pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     int64_t count = 0;
     pthread_mutex_lock(&lock);
-    while (count < wanted && !pthread_create(&threads[count], NULL, demo_idle_thread, &lock)) count++;
+    while (count < wanted && !pthread_create(&threads[count], NULL, demo_idle_thread, &lock))
+        count++;
     pthread_mutex_unlock(&lock);
     for (int64_t i = 0; i < count; i++) pthread_join(threads[i], NULL);
     free(threads);
     return count;
 }
+
 static int demo_job_threads(const demo_job *job, char *error, size_t size) {
-    int64_t ranks = job->processes ? 1 : job->dp * job->config.ring_attn_size, threads = job->config.omp_threads, there;
+    int64_t ranks = job->processes ? 1 : job->dp * job->config.ring_attn_size;
+    int64_t threads = job->config.omp_threads, there;
     if (ranks * threads > SEQPAR_MAX_RANKS)
-        return snprintf(error, size, "%lld ranks of %lld threads (--omp_threads) are more than the %lld threads one process takes; lower one of them", (long long)ranks, (long long)threads, (long long)SEQPAR_MAX_RANKS), -1;
+        return snprintf(error, size,
+                        "%lld ranks of %lld threads (--omp_threads) are more than the %lld "
+                        "threads one process takes; lower one of them",
+                        (long long)ranks, (long long)threads, (long long)SEQPAR_MAX_RANKS),
+               -1;
     there = demo_threads_there(ranks * threads);
     if (there == ranks * threads) return 0;
-    return snprintf(error, size, "only %lld of %lld threads can be started here (%lld ranks of %lld, --omp_threads): %s; lower one of them, or raise the limit (ulimit -v, ulimit -u)", (long long)there, (long long)(ranks * threads), (long long)ranks, (long long)threads, strerror(EAGAIN)), -1;
+    return snprintf(error, size,
+                    "only %lld of %lld threads can be started here (%lld ranks of %lld, "
+                    "--omp_threads): %s; lower one of them, or raise the limit (ulimit -v, "
+                    "ulimit -u)",
+                    (long long)there, (long long)(ranks * threads), (long long)ranks,
+                    (long long)threads, strerror(EAGAIN)),
+           -1;
 }
 
 static int demo_job_world(demo_job *job, char *error, size_t size) {
     demo_config *c = &job->config;
     if (demo_job_processes(job, error, size)) return -1;
-    int64_t dp = c->data_parallel_size ? c->data_parallel_size : c->world_size ? c->world_size / c->ring_attn_size : 1;
-    if (!strcmp(c->device, "cpu") && demo_wants_bf16(c)) return snprintf(error, size, "--param_dtype bf16 is not for the cpu device, which computes in fp32; add --device reference or --device cuda"), -1;
-    if (c->cublas && strcmp(c->device, "cuda")) return snprintf(error, size, "--cublas is for the GPU, not for --device %s; add --device cuda or leave it out", c->device), -1;
+    int64_t dp = c->data_parallel_size ? c->data_parallel_size
+                 : c->world_size       ? c->world_size / c->ring_attn_size
+                                       : 1;
+    if (!strcmp(c->device, "cpu") && demo_wants_bf16(c))
+        return snprintf(error, size,
+                        "--param_dtype bf16 is not for the cpu device, which computes in fp32; "
+                        "add --device reference or --device cuda"),
+               -1;
+    if (c->cublas && strcmp(c->device, "cuda"))
+        return snprintf(error, size,
+                        "--cublas is for the GPU, not for --device %s; add --device cuda or "
+                        "leave it out",
+                        c->device),
+               -1;
 #ifndef DEMO_CUDA
-    if (!strcmp(c->device, "cuda")) return snprintf(error, size, "--device cuda needs a program built with CUDA; type make cuda and start build/cuda_train_*"), -1;
+    if (!strcmp(c->device, "cuda"))
+        return snprintf(error, size,
+                        "--device cuda needs a program built with CUDA; type make cuda and "
+                        "start build/cuda_train_*"),
+               -1;
 #endif
-    if (c->world_size && (c->world_size % c->ring_attn_size || c->world_size != dp * c->ring_attn_size)) {
-        snprintf(error, size, "world_size %lld is not data_parallel_size %lld x ring_attn_size %lld; change one of them", (long long)c->world_size, (long long)dp, (long long)c->ring_attn_size);
+    if (c->world_size &&
+        (c->world_size % c->ring_attn_size || c->world_size != dp * c->ring_attn_size)) {
+        snprintf(error, size,
+                 "world_size %lld is not data_parallel_size %lld x ring_attn_size %lld; change "
+                 "one of them",
+                 (long long)c->world_size, (long long)dp, (long long)c->ring_attn_size);
         return -1;
     }
     job->dp = dp;
     if (!job->processes && dp * c->ring_attn_size > SEQPAR_MAX_RANKS)
-        return snprintf(error, size, "data_parallel_size %lld x ring_attn_size %lld are more ranks than one process takes, which is %lld; lower one of them", (long long)dp, (long long)c->ring_attn_size, (long long)SEQPAR_MAX_RANKS), -1;
+        return snprintf(error, size,
+                        "data_parallel_size %lld x ring_attn_size %lld are more ranks than one "
+                        "process takes, which is %lld; lower one of them",
+                        (long long)dp, (long long)c->ring_attn_size,
+                        (long long)SEQPAR_MAX_RANKS),
+               -1;
     if (!c->omp_threads) {
         c->omp_threads = sysconf(_SC_NPROCESSORS_ONLN) / (dp * c->ring_attn_size);
         if (c->omp_threads < 1) c->omp_threads = 1;
@@ -340,41 +677,70 @@ static int demo_job_world(demo_job *job, char *error, size_t size) {
     return demo_job_threads(job, error, size);
 }
 
-/* What is needed at least: a model beyond the machine's memory would not fail when it is asked for, but be killed when it is used. */
+/* What is needed at least: a model beyond the machine's memory would not fail when it is
+   asked for, but be killed when it is used. */
 static int demo_job_memory(const demo_job *job, char *error, size_t size) {
     const seqpar_llama_config *m = &job->model;
-    double hidden = (double)m->hidden, heads = (double)(2 * m->heads + 2 * m->kv_heads) * (double)m->head_dim, layer = hidden * (heads + 3.0 * (double)m->intermediate);
-    double values = (double)m->layers * layer + (double)m->vocab * hidden * (m->tied ? 1.0 : 2.0), ranks = job->processes ? 1.0 : (double)(job->dp * job->config.ring_attn_size);
-    double needed = values * (4.0 * ranks + 12.0), there = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    double hidden = (double)m->hidden;
+    double heads = (double)(2 * m->heads + 2 * m->kv_heads) * (double)m->head_dim;
+    double layer = hidden * (heads + 3.0 * (double)m->intermediate);
+    double values = (double)m->layers * layer +
+                    (double)m->vocab * hidden * (m->tied ? 1.0 : 2.0);
+    double ranks = job->processes ? 1.0 : (double)(job->dp * job->config.ring_attn_size);
+    double needed = values * (4.0 * ranks + 12.0);
+    double there = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
     if (!strcmp(job->config.device, "cuda") || needed < there) return 0;
-    return snprintf(error, size, "the model (%lld layers, hidden %lld, intermediate %lld, %lld heads of %lld, vocab %lld) has %.3g parameters; weights of %.0f ranks, gradients and moments take at least %.3g GB, this machine has %.3g; take a smaller model or fewer ranks",
-                    (long long)m->layers, (long long)m->hidden, (long long)m->intermediate, (long long)m->heads, (long long)m->head_dim, (long long)m->vocab, values, ranks, needed / 1e9, there / 1e9), -1;
+    return snprintf(error, size,
+                    "the model (%lld layers, hidden %lld, intermediate %lld, %lld heads of "
+                    "%lld, vocab %lld) has %.3g parameters; weights of %.0f ranks, gradients "
+                    "and moments take at least %.3g GB, this machine has %.3g; take a smaller "
+                    "model or fewer ranks",
+                    (long long)m->layers, (long long)m->hidden, (long long)m->intermediate,
+                    (long long)m->heads, (long long)m->head_dim, (long long)m->vocab, values,
+                    ranks, needed / 1e9, there / 1e9),
+           -1;
 }
 
 static int demo_job_model(demo_job *job, char *error, size_t size) {
     demo_config *c = &job->config;
     seqpar_error why = {0};
-    job->model = (seqpar_llama_config){c->num_hidden_layers, c->hidden_size, c->num_attention_heads, c->num_key_value_heads,
-        c->head_dim ? c->head_dim : c->hidden_size / c->num_attention_heads, c->intermediate_size ? c->intermediate_size : 3 * c->hidden_size,
-        DEMO_VOCAB, c->rope_theta, 1e-5, c->tie_word_embeddings};
+    job->model = (seqpar_llama_config){
+        c->num_hidden_layers,
+        c->hidden_size,
+        c->num_attention_heads,
+        c->num_key_value_heads,
+        c->head_dim ? c->head_dim : c->hidden_size / c->num_attention_heads,
+        c->intermediate_size ? c->intermediate_size : 3 * c->hidden_size,
+        DEMO_VOCAB,
+        c->rope_theta,
+        1e-5,
+        c->tie_word_embeddings};
     if (c->pretrain && demo_load_config(c->pretrain, &job->model, &why)) {
         snprintf(error, size, "%s", why.text);
         return -1;
     }
     if (!c->pretrain && job->model.head_dim < 1)
-        return snprintf(error, size, "hidden_size %lld is less than num_attention_heads %lld, so that a head has no dimension; lower the heads, or give --head_dim", (long long)c->hidden_size, (long long)c->num_attention_heads), -1;
+        return snprintf(error, size,
+                        "hidden_size %lld is less than num_attention_heads %lld, so that a "
+                        "head has no dimension; lower the heads, or give --head_dim",
+                        (long long)c->hidden_size, (long long)c->num_attention_heads),
+               -1;
     if (job->score) job->model.score = *job->score;
     return demo_job_memory(job, error, size);
 }
 
 /* A unit that no row can hold would be missing from its step. */
-static int demo_units_fit(const demo_job *job, const demo_dataset *set, const char *paths, char *error, size_t size) {
+static int demo_units_fit(const demo_job *job, const demo_dataset *set, const char *paths,
+                          char *error, size_t size) {
     int64_t per_unit = job->objective->documents_per_unit;
     for (int64_t i = 0; i + per_unit <= arrlen(set->documents); i += per_unit) {
         int64_t tokens = 0;
         for (int64_t k = 0; k < per_unit; k++) tokens += set->documents[i + k].tokens;
         if (tokens <= job->config.pack_len) continue;
-        snprintf(error, size, "%s: number %lld of the %s kept has %lld tokens, a row holds pack_len %lld; raise --pack_len to %lld or lower --max_len", paths, (long long)(i / per_unit + 1), job->objective->unit, (long long)tokens,
+        snprintf(error, size,
+                 "%s: number %lld of the %s kept has %lld tokens, a row holds pack_len %lld; "
+                 "raise --pack_len to %lld or lower --max_len",
+                 paths, (long long)(i / per_unit + 1), job->objective->unit, (long long)tokens,
                  (long long)job->config.pack_len, (long long)(per_unit * job->config.max_len));
         return -1;
     }
@@ -390,40 +756,65 @@ static int demo_job_data(demo_job *job, char *error, size_t size) {
     }
     int64_t longest = o->documents_per_unit * c->max_len; /* a unit never leaves its row */
     if (longest > SEQPAR_MAX_TOKENS)
-        return snprintf(error, size, "max_len %lld is too long: one of the %s may have %lld tokens, a row at most %lld; lower --max_len", (long long)c->max_len, o->unit, (long long)longest, (long long)SEQPAR_MAX_TOKENS), -1;
+        return snprintf(error, size,
+                        "max_len %lld is too long: one of the %s may have %lld tokens, a row "
+                        "at most %lld; lower --max_len",
+                        (long long)c->max_len, o->unit, (long long)longest,
+                        (long long)SEQPAR_MAX_TOKENS),
+               -1;
     if (c->gradient_accumulation_steps > c->train_batch_size)
-        return snprintf(error, size, "gradient_accumulation_steps %lld is more than train_batch_size %lld, so micro-batches would be empty; lower it", (long long)c->gradient_accumulation_steps, (long long)c->train_batch_size), -1;
+        return snprintf(error, size,
+                        "gradient_accumulation_steps %lld is more than train_batch_size %lld, "
+                        "so micro-batches would be empty; lower it",
+                        (long long)c->gradient_accumulation_steps,
+                        (long long)c->train_batch_size),
+               -1;
     if (!c->pack_len) c->pack_len = c->packing_samples && longest < 2048 ? 2048 : longest;
     if (c->chunks > c->pack_len)
-        return snprintf(error, size, "chunks %lld are more than pack_len %lld has tokens; lower --chunks, 0 takes the default", (long long)c->chunks, (long long)c->pack_len), -1;
+        return snprintf(error, size,
+                        "chunks %lld are more than pack_len %lld has tokens; lower --chunks, 0 "
+                        "takes the default",
+                        (long long)c->chunks, (long long)c->pack_len),
+               -1;
     if (c->pack_len < c->max_len) {
-        snprintf(error, size, "pack_len %lld is shorter than max_len %lld; a document never leaves its row", (long long)c->pack_len, (long long)c->max_len);
+        snprintf(error, size,
+                 "pack_len %lld is shorter than max_len %lld; a document never leaves its row",
+                 (long long)c->pack_len, (long long)c->max_len);
         return -1;
     }
     if (o->load(job, &job->train, c->dataset, c->max_samples, error, size)) return -1;
     if (c->eval_dataset && o->load(job, &job->eval, c->eval_dataset, 0, error, size)) return -1;
-    if (demo_units_fit(job, &job->train, c->dataset, error, size) || demo_units_fit(job, &job->eval, c->eval_dataset, error, size)) return -1;
+    if (demo_units_fit(job, &job->train, c->dataset, error, size) ||
+        demo_units_fit(job, &job->eval, c->eval_dataset, error, size))
+        return -1;
     int64_t units = arrlen(job->train.documents) / o->documents_per_unit;
     job->usable = (int64_t *)demo_room(units + 1, sizeof *job->usable);
     for (int64_t i = 0; i < units; i++) {
         int supervised = 1;
-        for (int64_t k = 0; k < o->documents_per_unit; k++) supervised &= demo_supervised(&job->train.documents[i * o->documents_per_unit + k]) > 0;
+        for (int64_t k = 0; k < o->documents_per_unit; k++)
+            supervised &= demo_supervised(
+                              &job->train.documents[i * o->documents_per_unit + k]) > 0;
         if (supervised) job->usable[job->usable_count++] = i;
     }
     return 0;
 }
 
-/* Steps: floor(documents / train_batch_size) an epoch, at least one; the rest of an epoch is left out. */
+/* Steps: floor(documents / train_batch_size) an epoch, at least one; the rest of an epoch is
+   left out. */
 static void demo_job_steps(demo_job *job) {
     static const char *const kinds[] = {"constant", "linear", "cosine", "cosine_with_min_lr"};
     demo_config *c = &job->config;
-    if (job->objective->count) job->objective->count(job);
+    if (job->objective->count)
+        job->objective->count(job);
     else {
         if (c->train_batch_size > job->usable_count) c->train_batch_size = job->usable_count;
         int64_t per_epoch = job->usable_count / c->train_batch_size;
-        job->rounds = job->last_step = job->total_steps = c->max_steps >= 0 ? c->max_steps : (int64_t)ceil(c->max_epochs * (double)per_epoch);
+        job->rounds = job->last_step = job->total_steps =
+            c->max_steps >= 0 ? c->max_steps : (int64_t)ceil(c->max_epochs * (double)per_epoch);
     }
-    job->warmup = c->warmup_steps >= 0 ? c->warmup_steps : (int64_t)ceil(c->lr_warmup_ratio * (double)job->total_steps);
+    job->warmup = c->warmup_steps >= 0
+                      ? c->warmup_steps
+                      : (int64_t)ceil(c->lr_warmup_ratio * (double)job->total_steps);
     job->lr_kind = demo_pick(c->lr_scheduler, kinds, 4);
 }
 
@@ -431,7 +822,9 @@ static void demo_job_steps(demo_job *job) {
 static int demo_job_open(demo_job *job, char *error, size_t size) {
     job->run.from = DEMO_NOTHING_SAVED; /* until demo_job_begin has looked */
     if (job->objective->prepare && job->objective->prepare(job, error, size)) return -1;
-    if (demo_pick_attention(job, error, size) || demo_job_world(job, error, size) || demo_job_model(job, error, size) || demo_job_data(job, error, size)) return -1;
+    if (demo_pick_attention(job, error, size) || demo_job_world(job, error, size) ||
+        demo_job_model(job, error, size) || demo_job_data(job, error, size))
+        return -1;
     demo_job_steps(job);
     return 0;
 }
@@ -444,14 +837,21 @@ static uint64_t demo_job_digest(const demo_job *job, const demo_dataset *set) {
 
 /* Digests of the options and of the data, for demo_ranks_agree. Threads never change a bit. */
 static void demo_job_tell(demo_job *job, const demo_binding *bindings, int count) {
-    static const int64_t bytes[] = {sizeof(bool), 8, sizeof(double), 0, 2 * sizeof(double)}; /* by type; texts have their own length */
+    /* by type; texts have their own length */
+    static const int64_t bytes[] = {sizeof(bool), 8, sizeof(double), 0, 2 * sizeof(double)};
     for (int i = 0; i < count; i++) {
-        const char *text = bindings[i].type == DEMO_STRING ? *(const char *const *)bindings[i].variable : NULL;
-        uint64_t digest = demo_digest(DEMO_DIGEST_EMPTY, text ? text : bindings[i].variable, text ? (int64_t)strlen(text) + 1 : bytes[bindings[i].type]);
-        if (strcmp(bindings[i].name, "omp_threads")) arrput(job->told, ((demo_told){"--", bindings[i].name, (int64_t)digest}));
+        const char *text = bindings[i].type == DEMO_STRING
+                               ? *(const char *const *)bindings[i].variable
+                               : NULL;
+        uint64_t digest = demo_digest(DEMO_DIGEST_EMPTY, text ? text : bindings[i].variable,
+                                      text ? (int64_t)strlen(text) + 1
+                                           : bytes[bindings[i].type]);
+        if (strcmp(bindings[i].name, "omp_threads"))
+            arrput(job->told, ((demo_told){"--", bindings[i].name, (int64_t)digest}));
     }
     arrput(job->told, ((demo_told){"", "the training data", (int64_t)job->data}));
-    arrput(job->told, ((demo_told){"", "the evaluation data", (int64_t)demo_job_digest(job, &job->eval)}));
+    arrput(job->told,
+           ((demo_told){"", "the evaluation data", (int64_t)demo_job_digest(job, &job->eval)}));
     arrput(job->told, ((demo_told){"", "the checkpoint in ckpt_path", job->run.from}));
 }
 
@@ -465,10 +865,13 @@ static void demo_job_note(demo_job *job, const char *key, const char *value) {
 }
 
 /* Chunks of a row that is full. */
-static int64_t demo_row_chunks(const demo_config *c) { return c->chunks ? c->chunks : seqpar_grid_default_chunks(c->pack_len); }
+static int64_t demo_row_chunks(const demo_config *c) {
+    return c->chunks ? c->chunks : seqpar_grid_default_chunks(c->pack_len);
+}
 
 /* What a checkpoint of this job is recognized by, and what a resumed run is compared by. */
-static void demo_job_notes(demo_job *job, const demo_binding *bindings, int count, const char *tool) {
+static void demo_job_notes(demo_job *job, const demo_binding *bindings, int count,
+                           const char *tool) {
     char text[32];
     job->notes = demo_option_notes(bindings, count);
     demo_job_note(job, "trainer", tool);
@@ -480,70 +883,128 @@ static void demo_job_notes(demo_job *job, const demo_binding *bindings, int coun
     demo_job_note(job, "row_chunks", text);
 }
 
-/* A checkpoint goes on with the chunks it was written with: they decide the order of all sums. One that does not say so has
-   had the default of its time. */
-static int demo_resume_chunks(demo_job *job, const seqpar_safetensors_file *file, const char *path, char *error, size_t size) {
+/* A checkpoint goes on with the chunks it was written with: they decide the order of all
+   sums. One that does not say so has had the default of its time. */
+static int demo_resume_chunks(demo_job *job, const seqpar_safetensors_file *file,
+                              const char *path, char *error, size_t size) {
     demo_config *c = &job->config;
     seqpar_error why = {0};
     int64_t full = c->pack_len / 16 < 1 ? 1 : c->pack_len / 16 > 32 ? 32 : c->pack_len / 16;
-    int64_t option = demo_metadata_number(file, path, "chunks", 0, 0, &why), row = demo_metadata_number(file, path, "row_chunks", 1, full, &why);
+    int64_t option = demo_metadata_number(file, path, "chunks", 0, 0, &why);
+    int64_t row = demo_metadata_number(file, path, "row_chunks", 1, full, &why);
     bool recorded = seqpar_safetensors_metadata(file, "chunks") != NULL;
     if (why.status) return snprintf(error, size, "%s", why.text), -1;
     if (recorded && c->chunks && c->chunks != option)
-        return snprintf(error, size, "the checkpoint was written with %lld chunks a row%s, this run has --chunks %lld; leave it out to go on", (long long)row, option ? "" : " or fewer", (long long)c->chunks), -1;
+        return snprintf(error, size,
+                        "the checkpoint was written with %lld chunks a row%s, this run has "
+                        "--chunks %lld; leave it out to go on",
+                        (long long)row, option ? "" : " or fewer", (long long)c->chunks),
+               -1;
     if (c->chunks || row == demo_row_chunks(c)) return 0;
     c->chunks = row;
-    if (!recorded && !job->rank) fprintf(stderr, "notice: the checkpoint is of version 0.1.0, where rows under 512 tokens had fewer than the %lld chunks that all have now; their sums are rounded otherwise\n", (long long)row);
+    if (!recorded && !job->rank)
+        fprintf(
+            stderr,
+            "notice: the checkpoint is of version 0.1.0, where rows under 512 tokens had fewer "
+            "than the %lld chunks that all have now; their sums are rounded otherwise\n",
+            (long long)row);
     return 0;
 }
 
-static int demo_resume_compare(demo_job *job, const char *tool, const seqpar_safetensors_file *file, const demo_state *state, char *error, size_t size) {
+static int demo_resume_compare(demo_job *job, const char *tool,
+                               const seqpar_safetensors_file *file, const demo_state *state,
+                               char *error, size_t size) {
     const demo_config *c = &job->config;
-    const char *trainer = seqpar_safetensors_metadata(file, "trainer"), *data = seqpar_safetensors_metadata(file, "training_data");
+    const char *trainer = seqpar_safetensors_metadata(file, "trainer");
+    const char *data = seqpar_safetensors_metadata(file, "training_data");
     char own[32];
     snprintf(own, sizeof own, "%016llx", (unsigned long long)job->data);
-    if (trainer && strcmp(trainer, tool)) return snprintf(error, size, "the checkpoint in %.300s was written by train_%.20s, this is train_%s; give another --ckpt_path", c->ckpt_path, trainer, tool), -1;
-    if (state->seed != c->seed || state->train_batch_size != c->train_batch_size || state->documents != job->usable_count)
-        return snprintf(error, size, "the checkpoint was written with seed %lld, train_batch_size %lld and %lld documents, this run has %lld, %lld and %lld; use the same to go on",
-                        (long long)state->seed, (long long)state->train_batch_size, (long long)state->documents, (long long)c->seed, (long long)c->train_batch_size, (long long)job->usable_count), -1;
-    if (data && strcmp(data, own)) return snprintf(error, size, "the checkpoint in %.200s was trained on other data than %.200s: as many documents, but others, in another order or read otherwise; use the same to go on", c->ckpt_path, c->dataset), -1;
+    if (trainer && strcmp(trainer, tool))
+        return snprintf(error, size,
+                        "the checkpoint in %.300s was written by train_%.20s, this is "
+                        "train_%s; give another --ckpt_path",
+                        c->ckpt_path, trainer, tool),
+               -1;
+    if (state->seed != c->seed || state->train_batch_size != c->train_batch_size ||
+        state->documents != job->usable_count)
+        return snprintf(
+                   error, size,
+                   "the checkpoint was written with seed %lld, train_batch_size %lld and %lld "
+                   "documents, this run has %lld, %lld and %lld; use the same to go on",
+                   (long long)state->seed, (long long)state->train_batch_size,
+                   (long long)state->documents, (long long)c->seed,
+                   (long long)c->train_batch_size, (long long)job->usable_count),
+               -1;
+    if (data && strcmp(data, own))
+        return snprintf(error, size,
+                        "the checkpoint in %.200s was trained on other data than %.200s: as "
+                        "many documents, but others, in another order or read otherwise; use "
+                        "the same to go on",
+                        c->ckpt_path, c->dataset),
+               -1;
     if (state->step > job->last_step)
-        return snprintf(error, size, "the checkpoint in %.300s is of step %lld, this run ends after step %lld; raise --max_steps, or give another --ckpt_path", c->ckpt_path, (long long)state->step, (long long)job->last_step), -1;
+        return snprintf(error, size,
+                        "the checkpoint in %.300s is of step %lld, this run ends after step "
+                        "%lld; raise --max_steps, or give another --ckpt_path",
+                        c->ckpt_path, (long long)state->step, (long long)job->last_step),
+               -1;
     return 0;
 }
 
 /* Is the checkpoint one that this job can go on from? */
-static int demo_job_resume(demo_job *job, const demo_binding *bindings, int count, const char *tool, char *error, size_t size) {
+static int demo_job_resume(demo_job *job, const demo_binding *bindings, int count,
+                           const char *tool, char *error, size_t size) {
     char folder[1110], path[1280];
     seqpar_safetensors_file *file = NULL;
     demo_state state;
     seqpar_error why = {0};
     demo_checkpoint_path(folder, sizeof folder, job->config.ckpt_path, job->run.from);
-    if (access(folder, F_OK)) demo_checkpoint_temporary(folder, sizeof folder, job->config.ckpt_path, job->run.from); /* until the process that holds the lock has named it */
+    /* until the process that holds the lock has named it */
+    if (access(folder, F_OK))
+        demo_checkpoint_temporary(folder, sizeof folder, job->config.ckpt_path, job->run.from);
     snprintf(path, sizeof path, "%s/optimizer.safetensors", folder);
-    int wrong = demo_open_state(&file, &state, folder, job->run.from, &why) ? (snprintf(error, size, "%s", why.text), -1) : 0;
-    if (!wrong) wrong = demo_resume_compare(job, tool, file, &state, error, size) || demo_model_compare(&job->model, folder, error, size) || demo_resume_chunks(job, file, path, error, size);
+    int wrong = demo_open_state(&file, &state, folder, job->run.from, &why)
+                    ? (snprintf(error, size, "%s", why.text), -1)
+                    : 0;
+    if (!wrong)
+        wrong = demo_resume_compare(job, tool, file, &state, error, size) ||
+                demo_model_compare(&job->model, folder, error, size) ||
+                demo_resume_chunks(job, file, path, error, size);
     demo_note *notes = wrong ? NULL : demo_option_notes(bindings, count);
-    if (!wrong) wrong = demo_options_compare(notes, file, job->objective->fixed ? job->objective->fixed : "", !job->rank, error, size);
+    if (!wrong)
+        wrong = demo_options_compare(notes, file,
+                                     job->objective->fixed ? job->objective->fixed : "",
+                                     !job->rank, error, size);
     seqpar_safetensors_close(file);
     arrfree(notes);
     return wrong;
 }
 
 static int demo_job_paths(const demo_binding *bindings, int count, char *error, size_t size) {
-    return demo_inputs_kept(bindings, count, error, size) || demo_outputs_apart(bindings, count, error, size) || demo_outputs_free(bindings, count, error, size) ? -1 : 0;
+    return demo_inputs_kept(bindings, count, error, size) ||
+                   demo_outputs_apart(bindings, count, error, size) ||
+                   demo_outputs_free(bindings, count, error, size)
+               ? -1
+               : 0;
 }
 
-/* The last before training: from here on the folder of the checkpoints belongs to this job. 0, or -1 with one sentence. */
-static int demo_job_begin(demo_job *job, const demo_binding *bindings, int count, const char *tool, char *error, size_t size) {
+/* The last before training: from here on the folder of the checkpoints belongs to this job.
+   0, or -1 with one sentence. */
+static int demo_job_begin(demo_job *job, const demo_binding *bindings, int count,
+                          const char *tool, char *error, size_t size) {
     const demo_config *c = &job->config;
     seqpar_error why = {0};
     job->run.root = c->ckpt_path;
     job->data = demo_job_digest(job, &job->train);
     if (demo_job_paths(bindings, count, error, size)) return -1;
-    if (demo_run_open(&job->run, !job->rank, c->load_checkpoint, c->save_path, tool, c->dataset, &why)) return snprintf(error, size, "%s", why.text), -1;
-    if (demo_job_paths(bindings, count, error, size)) return -1; /* folders that were made just now may give a path with .. another end */
-    if (job->run.from != DEMO_NOTHING_SAVED && demo_job_resume(job, bindings, count, tool, error, size)) return -1;
+    if (demo_run_open(&job->run, !job->rank, c->load_checkpoint, c->save_path, tool, c->dataset,
+                      &why))
+        return snprintf(error, size, "%s", why.text), -1;
+    /* folders that were made just now may give a path with .. another end */
+    if (demo_job_paths(bindings, count, error, size)) return -1;
+    if (job->run.from != DEMO_NOTHING_SAVED &&
+        demo_job_resume(job, bindings, count, tool, error, size))
+        return -1;
     demo_job_notes(job, bindings, count, tool);
     demo_job_tell(job, bindings, count);
     return 0;
@@ -551,65 +1012,97 @@ static int demo_job_begin(demo_job *job, const demo_binding *bindings, int count
 
 /* ---- rows of a step ---- */
 
-/* Documents of step `step`, places in the set: the same on all ranks. A whole set is shuffled once an epoch, not once a step. */
+/* Documents of step `step`, places in the set: the same on all ranks. A whole set is
+   shuffled once an epoch, not once a step. */
 static int64_t *demo_step_documents(demo_rank *r, int64_t step) {
     const demo_job *job = r->job;
-    int64_t batch = job->config.train_batch_size, per_epoch = job->usable_count / batch, per_unit = job->objective->documents_per_unit, *which = NULL;
+    int64_t batch = job->config.train_batch_size, per_epoch = job->usable_count / batch;
+    int64_t per_unit = job->objective->documents_per_unit;
+    int64_t *which = NULL;
     if (!r->order || r->order_epoch != step / per_epoch) {
         if (!r->order) r->order = (int64_t *)demo_room(job->usable_count, sizeof *r->order);
         r->order_epoch = step / per_epoch;
-        seqpar_shuffle(r->order, job->usable_count, (uint64_t)job->config.seed, (uint64_t)r->order_epoch);
+        seqpar_shuffle(r->order, job->usable_count, (uint64_t)job->config.seed,
+                       (uint64_t)r->order_epoch);
     }
     for (int64_t i = 0; i < batch; i++)
-        for (int64_t k = 0; k < per_unit; k++) arrput(which, job->usable[r->order[step % per_epoch * batch + i]] * per_unit + k);
+        for (int64_t k = 0; k < per_unit; k++)
+            arrput(which, job->usable[r->order[step % per_epoch * batch + i]] * per_unit + k);
     return which;
 }
 
-/* An evaluation takes its documents in file order, four steps' worth at a time; a single unit left over joins those before it. */
-static int64_t demo_eval_most(const demo_job *job) { return job->config.train_batch_size * 4 * job->objective->documents_per_unit; }
-static int64_t demo_eval_windows(const demo_job *job) {
-    int64_t documents = arrlen(job->eval.documents), most = demo_eval_most(job), windows = (documents + most - 1) / most;
-    return windows > 1 && documents - (windows - 1) * most == job->objective->documents_per_unit ? windows - 1 : windows;
+/* An evaluation takes its documents in file order, four steps' worth at a time; a single
+   unit left over joins those before it. */
+static int64_t demo_eval_most(const demo_job *job) {
+    return job->config.train_batch_size * 4 * job->objective->documents_per_unit;
 }
+
+static int64_t demo_eval_windows(const demo_job *job) {
+    int64_t documents = arrlen(job->eval.documents), most = demo_eval_most(job);
+    int64_t windows = (documents + most - 1) / most;
+    return windows > 1 && documents - (windows - 1) * most == job->objective->documents_per_unit
+               ? windows - 1
+               : windows;
+}
+
 static int64_t *demo_eval_documents(const demo_job *job, int64_t window) {
-    int64_t first = window * demo_eval_most(job), end = window + 1 < demo_eval_windows(job) ? first + demo_eval_most(job) : arrlen(job->eval.documents), *which = NULL;
+    int64_t first = window * demo_eval_most(job);
+    int64_t end = window + 1 < demo_eval_windows(job) ? first + demo_eval_most(job)
+                                                      : arrlen(job->eval.documents);
+    int64_t *which = NULL;
     for (int64_t i = first; i < end; i++) arrput(which, i);
     return which;
 }
 
 static seqpar_pack_desc demo_pack_desc(const demo_job *job, int keep_masked) {
-    seqpar_pack_desc desc = {.pack_len = job->config.pack_len, .chunks = job->config.chunks, .order = job->config.packing_samples ? SEQPAR_PACK_DECREASING : SEQPAR_PACK_UNIT_PER_ROW,
-                             .keep_masked = keep_masked, .vocab = job->model.vocab};
+    seqpar_pack_desc desc = {.pack_len = job->config.pack_len,
+                             .chunks = job->config.chunks,
+                             .order = job->config.packing_samples ? SEQPAR_PACK_DECREASING
+                                                                  : SEQPAR_PACK_UNIT_PER_ROW,
+                             .keep_masked = keep_masked,
+                             .vocab = job->model.vocab};
     return desc;
 }
 
 /* Micro-batches of a step: enough that none has more than micro_train_batch_size rows. */
 static int64_t demo_accumulation(const demo_job *job, int64_t rows) {
     int64_t most = (rows + job->dp - 1) / job->dp, micro = job->config.micro_train_batch_size;
-    return job->config.gradient_accumulation_steps ? job->config.gradient_accumulation_steps : (most + micro - 1) / micro;
+    return job->config.gradient_accumulation_steps ? job->config.gradient_accumulation_steps
+                                                   : (most + micro - 1) / micro;
 }
 
 static seqpar_llama_run demo_run_desc(const demo_job *job) {
-    seqpar_llama_run run = {.layout = job->layout, .schedule = job->schedule, .heads_k_stride = job->config.ring_head_stride, .recompute = job->config.gradient_checkpointing, .ulysses_size = job->config.ulysses_size, .relaxed = job->config.relaxed_attention, .temperature = job->temperature};
+    seqpar_llama_run run = {.layout = job->layout,
+                            .schedule = job->schedule,
+                            .heads_k_stride = job->config.ring_head_stride,
+                            .recompute = job->config.gradient_checkpointing,
+                            .ulysses_size = job->config.ulysses_size,
+                            .relaxed = job->config.relaxed_attention,
+                            .temperature = job->temperature};
     return run;
 }
 
 /* ---- a window of documents ---- */
 
 /* Packs the documents named by `which`, units being neighbours. */
-static seqpar_status demo_window_open(demo_rank *r, demo_window *w, int64_t per_unit, int keep_masked) {
+static seqpar_status demo_window_open(demo_rank *r, demo_window *w, int64_t per_unit,
+                                      int keep_masked) {
     int64_t count = arrlen(w->which);
     seqpar_pack_desc pack = demo_pack_desc(r->job, keep_masked);
     seqpar_document *documents = (seqpar_document *)demo_room(count + 1, sizeof *documents);
     for (int64_t i = 0; i < count; i++) {
         const demo_document *d = &w->set->documents[w->which[i]];
-        documents[i] = (seqpar_document){.ids = d->ids, .loss_mask = d->loss_mask, .tokens = d->tokens, .unit = i / per_unit};
+        documents[i] = (seqpar_document){.ids = d->ids,
+                                         .loss_mask = d->loss_mask,
+                                         .tokens = d->tokens,
+                                         .unit = i / per_unit};
     }
     seqpar_status status = seqpar_pack(r->ctx.error, &w->batch, documents, count, &pack);
     w->units = count / per_unit;
     free(documents);
     return status;
 }
+
 static void demo_window_close(demo_window *w) {
     seqpar_batch_free(&w->batch);
     seqpar_segments_free(&w->seen);
@@ -618,11 +1111,15 @@ static void demo_window_close(demo_window *w) {
     arrfree(w->value);
 }
 
-typedef seqpar_status (*demo_rows_fn)(demo_rank *r, demo_window *w, int64_t first, int64_t count, int64_t micro);
+typedef seqpar_status (*demo_rows_fn)(demo_rank *r, demo_window *w, int64_t first,
+                                      int64_t count, int64_t micro);
 
-/* All rows of a window without gradients: an aligned run of them for every data-parallel rank, a few at a time. */
+/* All rows of a window without gradients: an aligned run of them for every data-parallel
+   rank, a few at a time. */
 static seqpar_status demo_window_values(demo_rank *r, demo_window *w, demo_rows_fn rows) {
-    int64_t micro = r->job->micro_values ? r->job->micro_values : r->job->config.micro_train_batch_size, first = seqpar_grid_begin(w->batch.rows, r->ctx.dp_size, r->ctx.dp_rank);
+    int64_t micro = r->job->micro_values ? r->job->micro_values
+                                         : r->job->config.micro_train_batch_size;
+    int64_t first = seqpar_grid_begin(w->batch.rows, r->ctx.dp_size, r->ctx.dp_rank);
     int64_t end = seqpar_grid_begin(w->batch.rows, r->ctx.dp_size, r->ctx.dp_rank + 1), count;
     seqpar_status status = SEQPAR_OK;
     for (; !status && first < end; first += count) {
@@ -633,19 +1130,29 @@ static seqpar_status demo_window_values(demo_rank *r, demo_window *w, demo_rows_
 }
 
 /* Of what the head of a model says of a token, and of the seed that goes back. */
-__attribute__((unused)) static int demo_value_dtype(const demo_rank *r, const seqpar_llama *model) { return model->config.score ? r->device->storage : r->device->accumulator; }
+__attribute__((unused)) static int demo_value_dtype(const demo_rank *r,
+                                                    const seqpar_llama *model) {
+    return model->config.score ? r->device->storage : r->device->accumulator;
+}
 
 /* Seeds of the local tokens on the device. */
-typedef struct { seqpar_buffer part[3]; } demo_seeds;
+typedef struct {
+    seqpar_buffer part[3];
+} demo_seeds;
 
-static seqpar_status demo_seeds_write(demo_rank *r, demo_seeds *seeds, int parts, const double *host, int64_t tokens, int dtype) {
+static seqpar_status demo_seeds_write(demo_rank *r, demo_seeds *seeds, int parts,
+                                      const double *host, int64_t tokens, int dtype) {
     seqpar_status status = SEQPAR_OK;
     for (int i = 0; !status && i < parts; i++) {
-        status = seqpar_buffer_new(&r->ctx, &seeds->part[i], tokens * seqpar_dtype_bytes(dtype), SEQPAR_MEM_ACTIVATIONS);
-        if (!status && tokens) seqpar_device_write(r->device, seeds->part[i].data, 0, host + i * tokens, tokens, dtype);
+        status = seqpar_buffer_new(&r->ctx, &seeds->part[i], tokens * seqpar_dtype_bytes(dtype),
+                                   SEQPAR_MEM_ACTIVATIONS);
+        if (!status && tokens)
+            seqpar_device_write(r->device, seeds->part[i].data, 0, host + i * tokens, tokens,
+                                dtype);
     }
     return status;
 }
+
 static void demo_seeds_free(demo_rank *r, demo_seeds *seeds) {
     for (int i = 0; i < 3; i++) seqpar_buffer_free(&r->ctx, &seeds->part[i]);
 }
@@ -653,7 +1160,9 @@ static void demo_seeds_free(demo_rank *r, demo_seeds *seeds) {
 /* ---- one step ---- */
 
 static double demo_learning_rate(const demo_job *job, int64_t step) {
-    return job->config.learning_rate * seqpar_schedule_factor(job->lr_kind, step, job->warmup, job->total_steps, job->config.min_lr_ratio);
+    return job->config.learning_rate * seqpar_schedule_factor(job->lr_kind, step, job->warmup,
+                                                              job->total_steps,
+                                                              job->config.min_lr_ratio);
 }
 
 /* JSON has no word for what is no number. */
@@ -662,27 +1171,33 @@ static const char *demo_json_number(char text[32], double value) {
     return text;
 }
 
-/* Whole lines only, and none of them lost: a metrics file that cannot take them ends the run. */
+/* Whole lines only, and none of them lost: a metrics file that cannot take them ends the
+   run. */
 static void demo_metrics_written(demo_rank *r) {
     if (!r->metrics || (!fflush(r->metrics) && !ferror(r->metrics))) return;
-    (void)seqpar_fail(&r->trouble, SEQPAR_ERR_FILE_WRITE, "cannot write %.300s: %s; make room or give another --metrics_path", r->job->config.metrics_path, strerror(errno));
+    (void)seqpar_fail(&r->trouble, SEQPAR_ERR_FILE_WRITE,
+                      "cannot write %.300s: %s; make room or give another --metrics_path",
+                      r->job->config.metrics_path, strerror(errno));
     demo_interrupted = DEMO_TROUBLE;
     fclose(r->metrics);
     r->metrics = NULL;
 }
 
-/* Where the lines end that belong to steps up to this one: behind a checkpoint a killed run may have logged more, and part of a line. */
+/* Where the lines end that belong to steps up to this one: behind a checkpoint a killed run
+   may have logged more, and part of a line. */
 static int64_t demo_metrics_end(FILE *file, int64_t step) {
     char *line = NULL;
     size_t room = 0;
     int64_t end = 0;
-    for (ssize_t length; (length = getline(&line, &room, file)) > 0 && line[length - 1] == '\n'; end += length) {
+    for (ssize_t length; (length = getline(&line, &room, file)) > 0 && line[length - 1] == '\n';
+         end += length) {
         const char *at = strstr(line, "\"step\": ");
         if (at && strtoll(at + 8, NULL, 10) > step) break;
     }
     free(line);
     return end;
 }
+
 /* Those steps are taken, and logged, once more. */
 static seqpar_status demo_metrics_cut(demo_rank *r) {
     const char *path = r->job->config.metrics_path;
@@ -691,10 +1206,15 @@ static seqpar_status demo_metrics_cut(demo_rank *r) {
     FILE *file = fopen(path, "rb");
     bool cut = file && !truncate(path, (off_t)demo_metrics_end(file, r->step));
     if (file) fclose(file);
-    return cut ? SEQPAR_OK : seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_WRITE, "%.300s cannot be cut back to step %lld: %s; give another --metrics_path", path, (long long)r->step, strerror(errno));
+    return cut ? SEQPAR_OK
+               : seqpar_fail(
+                     r->ctx.error, SEQPAR_ERR_FILE_WRITE,
+                     "%.300s cannot be cut back to step %lld: %s; give another --metrics_path",
+                     path, (long long)r->step, strerror(errno));
 }
 
-static void demo_log_step(demo_rank *r, const double *means, double lr, const seqpar_batch *batch, double seconds) {
+static void demo_log_step(demo_rank *r, const double *means, double lr,
+                          const seqpar_batch *batch, double seconds) {
     const seqpar_pack_counts *n = &batch->counts;
     const demo_objective *o = r->job->objective;
     char number[32];
@@ -707,9 +1227,13 @@ static void demo_log_step(demo_rank *r, const double *means, double lr, const se
     demo_progress_step(&r->progress, r->step, means[0], n->tokens);
     if (!r->metrics) return;
     fprintf(r->metrics, "{\"step\": %lld", (long long)r->step);
-    for (int i = 0; i < o->columns; i++) fprintf(r->metrics, ", \"%s\": %s", o->column[i], demo_json_number(number, means[i]));
-    fprintf(r->metrics, ", \"grad_norm\": %.17g, \"learning_rate\": %.17g, \"rows\": %lld, \"tokens\": %lld, \"supervised_tokens\": %lld, \"tokens_per_second\": %.1f}\n",
-            r->optim.norm, lr, (long long)batch->rows, (long long)n->tokens, (long long)n->supervised, (double)n->tokens / seconds);
+    for (int i = 0; i < o->columns; i++)
+        fprintf(r->metrics, ", \"%s\": %s", o->column[i], demo_json_number(number, means[i]));
+    fprintf(r->metrics,
+            ", \"grad_norm\": %.17g, \"learning_rate\": %.17g, \"rows\": %lld, \"tokens\": "
+            "%lld, \"supervised_tokens\": %lld, \"tokens_per_second\": %.1f}\n",
+            r->optim.norm, lr, (long long)batch->rows, (long long)n->tokens,
+            (long long)n->supervised, (double)n->tokens / seconds);
     demo_metrics_written(r);
 }
 
@@ -718,28 +1242,42 @@ static void demo_notice_balance(demo_rank *r, const seqpar_batch *batch) {
     int64_t ranks = r->ctx.sp_size;
     seqpar_balance b;
     char fix[128] = "use longer rows (--packing_samples, --pack_len) or fewer ranks";
-    if (seqpar_split_balance(NULL, &b, batch->row, batch->rows, r->job->layout, ranks) || !seqpar_balance_poor(&b, ranks)) return;
-    if (b.better_chunks) snprintf(fix, sizeof fix, "--chunks %lld would even it out (the longest row is cut into %lld)", (long long)b.better_chunks, (long long)b.chunks);
-    demo_progress_say(&r->progress, "notice: of %lld sequence-parallel ranks %lld have no token in the first step, and the busiest has %lld where the mean is %lld; %s",
-                      (long long)ranks, (long long)b.idle, (long long)b.most, (long long)(b.tokens / ranks), fix);
+    if (seqpar_split_balance(NULL, &b, batch->row, batch->rows, r->job->layout, ranks) ||
+        !seqpar_balance_poor(&b, ranks))
+        return;
+    if (b.better_chunks)
+        snprintf(fix, sizeof fix,
+                 "--chunks %lld would even it out (the longest row is cut into %lld)",
+                 (long long)b.better_chunks, (long long)b.chunks);
+    demo_progress_say(&r->progress,
+                      "notice: of %lld sequence-parallel ranks %lld have no token in the first "
+                      "step, and the busiest has %lld where the mean is %lld; %s",
+                      (long long)ranks, (long long)b.idle, (long long)b.most,
+                      (long long)(b.tokens / ranks), fix);
 }
 
 static seqpar_status demo_step(demo_rank *r) {
     const demo_job *job = r->job;
     const demo_objective *o = job->objective;
     demo_window w = {.set = &job->train, .which = demo_step_documents(r, r->step)};
-    double means[DEMO_COLUMNS] = {0}, weight, lr = demo_learning_rate(job, r->step), began = demo_seconds();
+    double means[DEMO_COLUMNS] = {0}, weight, lr = demo_learning_rate(job, r->step);
+    double began = demo_seconds();
     seqpar_status status = demo_window_open(r, &w, o->documents_per_unit, 0);
-    if (!status && r->ctx.world->rank == 0 && !arrlen(r->losses)) demo_notice_balance(r, &w.batch);
+    if (!status && r->ctx.world->rank == 0 && !arrlen(r->losses))
+        demo_notice_balance(r, &w.batch);
     if (!status && o->before) status = o->before(r, &w);
     int64_t accumulation = demo_accumulation(job, w.batch.rows), first, count;
-    if (!status) status = seqpar_step_begin(&r->ctx, &r->optim, w.batch.row, w.batch.rows, job->layout, accumulation);
+    if (!status)
+        status = seqpar_step_begin(&r->ctx, &r->optim, w.batch.row, w.batch.rows, job->layout,
+                                   accumulation);
     for (int64_t i = 0; !status && i < accumulation; i++) {
         status = seqpar_step_rows(&r->ctx, &r->optim, i, &first, &count);
         if (!status) status = o->rows(r, &w, first, count, i);
     }
     if (!status) status = o->total(r, &w, means, &weight);
-    if (!status) status = seqpar_step_end(&r->ctx, &r->optim, r->model.params.data, r->model.elements, lr);
+    if (!status)
+        status = seqpar_step_end(&r->ctx, &r->optim, r->model.params.data, r->model.elements,
+                                 lr);
     if (!status) {
         demo_average_step(&r->ctx, &r->model, &r->average);
         r->step++;
@@ -749,7 +1287,8 @@ static seqpar_status demo_step(demo_rank *r) {
     return status;
 }
 
-/* Did anybody press Ctrl-C? Everybody must answer alike, also where one process alone was told. */
+/* Did anybody press Ctrl-C? Everybody must answer alike, also where one process alone was
+   told. */
 static seqpar_status demo_stop_wanted(demo_rank *r, int *stop) {
     int64_t flag = demo_interrupted;
     seqpar_status status = seqpar_comm_max_i64(r->ctx.world, &flag, 1);
@@ -765,11 +1304,15 @@ static void demo_say_evaluation(demo_rank *r, double weight) {
     const demo_objective *o = r->job->objective;
     char number[32];
     if (r->ctx.world->rank) return;
-    demo_progress_say(&r->progress, "step %lld: evaluation loss %.6f%s over %.0f %s", (long long)r->step, r->eval_means[0], o->measure, weight, o->weight);
-    for (int i = 1; i < o->columns; i++) demo_progress_say(&r->progress, "           %s %.6f", o->column[i], r->eval_means[i]);
+    demo_progress_say(&r->progress, "step %lld: evaluation loss %.6f%s over %.0f %s",
+                      (long long)r->step, r->eval_means[0], o->measure, weight, o->weight);
+    for (int i = 1; i < o->columns; i++)
+        demo_progress_say(&r->progress, "           %s %.6f", o->column[i], r->eval_means[i]);
     if (!r->metrics) return;
     fprintf(r->metrics, "{\"step\": %lld", (long long)r->step);
-    for (int i = 0; i < o->columns; i++) fprintf(r->metrics, ", \"eval_%s\": %s", o->column[i], demo_json_number(number, r->eval_means[i]));
+    for (int i = 0; i < o->columns; i++)
+        fprintf(r->metrics, ", \"eval_%s\": %s", o->column[i],
+                demo_json_number(number, r->eval_means[i]));
     fprintf(r->metrics, ", \"eval_%s\": %.0f}\n", o->weight, weight);
     demo_metrics_written(r);
 }
@@ -787,7 +1330,8 @@ static seqpar_status demo_evaluate(demo_rank *r, int *stop) {
         if (!status) status = demo_window_values(r, &w, o->rows);
         if (!status) status = o->total(r, &w, means, &weight);
         all += weight;
-        for (int i = 0; !status && weight > 0 && i < o->columns; i++) r->eval_means[i] += (means[i] - r->eval_means[i]) * (weight / all);
+        for (int i = 0; !status && weight > 0 && i < o->columns; i++)
+            r->eval_means[i] += (means[i] - r->eval_means[i]) * (weight / all);
         demo_window_close(&w);
         if (!status) status = demo_stop_wanted(r, stop);
     }
@@ -797,11 +1341,14 @@ static seqpar_status demo_evaluate(demo_rank *r, int *stop) {
 
 /* ---- the run ---- */
 
-/* NULL: no memory, or no GPU, which *error then says. Processes of one machine have a GPU each, the one the transport takes. */
+/* NULL: no memory, or no GPU, which *error then says. Processes of one machine have a GPU
+   each, the one the transport takes. */
 static seqpar_device *demo_device(const demo_job *job, seqpar_error *error) {
     const demo_config *c = &job->config;
 #ifdef DEMO_CUDA
-    seqpar_cuda_desc cuda = {.ordinal = job->processes ? demo_environment("LOCAL_RANK", 0) : 0, .storage = demo_wants_bf16(c) ? SEQPAR_BF16 : SEQPAR_F32, .cublas = c->cublas};
+    seqpar_cuda_desc cuda = {.ordinal = job->processes ? demo_environment("LOCAL_RANK", 0) : 0,
+                             .storage = demo_wants_bf16(c) ? SEQPAR_BF16 : SEQPAR_F32,
+                             .cublas = c->cublas};
     if (!strcmp(c->device, "cuda")) return seqpar_device_cuda(error, &cuda);
 #endif
     (void)error;
@@ -809,29 +1356,39 @@ static seqpar_device *demo_device(const demo_job *job, seqpar_error *error) {
     return demo_wants_bf16(c) ? seqpar_device_reference_bf16() : seqpar_device_reference();
 }
 
-
 static seqpar_status demo_checkpoint(demo_rank *r) {
     const demo_config *c = &r->job->config;
-    demo_state state = {.step = r->step, .seed = c->seed, .train_batch_size = c->train_batch_size, .documents = r->job->usable_count, .reference = r->reference};
+    demo_state state = {.step = r->step,
+                        .seed = c->seed,
+                        .train_batch_size = c->train_batch_size,
+                        .documents = r->job->usable_count,
+                        .reference = r->reference};
     seqpar_safetensors_pair *notes = NULL;
     char folder[1110], shown[1024];
     if (r->saved == r->step) return SEQPAR_OK;
     snprintf(state.run, sizeof state.run, "%s", r->job->run.id);
-    for (int64_t i = 0; i < arrlen(r->job->notes); i++) arrput(notes, ((seqpar_safetensors_pair){r->job->notes[i].key, r->job->notes[i].value}));
+    for (int64_t i = 0; i < arrlen(r->job->notes); i++)
+        arrput(notes,
+               ((seqpar_safetensors_pair){r->job->notes[i].key, r->job->notes[i].value}));
     state.notes = notes;
     state.note_count = arrlen(notes);
     demo_checkpoint_temporary(folder, sizeof folder, c->ckpt_path, r->step);
-    seqpar_status status = r->ctx.world->rank ? SEQPAR_OK : demo_begin_checkpoint(c->ckpt_path, &state, r->ctx.error);
+    seqpar_status status = r->ctx.world->rank
+                               ? SEQPAR_OK
+                               : demo_begin_checkpoint(c->ckpt_path, &state, r->ctx.error);
     if (!status && r->job->objective->save) status = r->job->objective->save(r, &state, folder);
     if (r->average.share) state.average = &r->average;
     if (!status) status = demo_save_checkpoint(&r->ctx, &r->model, &r->optim, folder, &state);
-    if (!status && state.average) status = demo_save_average(&r->ctx, &r->model, folder, state.average);
-    if (r->ctx.world->rank == 0) status = demo_end_checkpoint(status, c->ckpt_path, &state, r->ctx.error);
+    if (!status && state.average)
+        status = demo_save_average(&r->ctx, &r->model, folder, state.average);
+    if (r->ctx.world->rank == 0)
+        status = demo_end_checkpoint(status, c->ckpt_path, &state, r->ctx.error);
     arrfree(notes);
     r->saved = r->step;
     if (status || r->ctx.world->rank) return status;
     demo_forget_checkpoints(c->ckpt_path, r->job->run.id, c->max_ckpt_num, r->step);
-    demo_progress_say(&r->progress, "step %lld: checkpoint in %s", (long long)r->step, seqpar_escape(shown, sizeof shown, c->ckpt_path));
+    demo_progress_say(&r->progress, "step %lld: checkpoint in %s", (long long)r->step,
+                      seqpar_escape(shown, sizeof shown, c->ckpt_path));
     return SEQPAR_OK;
 }
 
@@ -840,48 +1397,74 @@ static seqpar_status demo_resume(demo_rank *r) {
     demo_state state = {0};
     char folder[1100];
     demo_checkpoint_path(folder, sizeof folder, c->ckpt_path, r->job->run.from);
-    seqpar_status status = demo_load_checkpoint(&r->ctx, &r->model, &r->optim, folder, r->job->run.from, &state);
+    seqpar_status status = demo_load_checkpoint(&r->ctx, &r->model, &r->optim, folder,
+                                                r->job->run.from, &state);
     if (!status) status = demo_load_average(&r->ctx, &r->model, folder, &r->average);
     if (status) return status;
     if (r->reference && state.reference && r->reference != state.reference)
-        return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION, "the checkpoint in %.300s was trained against another reference model; give the same --pretrain or --ref_pretrain to go on", c->ckpt_path);
+        return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION,
+                           "the checkpoint in %.300s was trained against another reference "
+                           "model; give the same --pretrain or --ref_pretrain to go on",
+                           c->ckpt_path);
     r->saved = r->step = state.step;
     return r->job->objective->load_state ? r->job->objective->load_state(r, &state) : SEQPAR_OK;
 }
 
-/* Ranks that are processes may have been started with different options or files: they would wait for each other, or train
-   something that nobody asked for. */
+/* Ranks that are processes may have been started with different options or files: they would
+   wait for each other, or train something that nobody asked for. */
 static seqpar_status demo_ranks_agree(const demo_job *job, seqpar_comm *world) {
-    int64_t count = arrlen(job->told), *own = (int64_t *)demo_room(count * (world->size + 1) + world->size, sizeof *own), *all = own + count, *bytes = all + count * world->size;
+    int64_t count = arrlen(job->told);
+    int64_t *own = (int64_t *)demo_room(count * (world->size + 1) + world->size, sizeof *own);
+    int64_t *all = own + count, *bytes = all + count * world->size;
     for (int64_t i = 0; i < count; i++) own[i] = job->told[i].digest;
     for (int64_t p = 0; p < world->size; p++) bytes[p] = count * 8;
     seqpar_status status = seqpar_comm_all_gather(world, all, own, bytes, "options");
     for (int64_t i = 0; !status && i < count * world->size; i++)
         if (all[i] != all[i % count])
-            status = seqpar_fail(world->error, SEQPAR_ERR_OPTION, "%s%s of rank %lld is not that of rank 0; start all ranks with the same options and files", job->told[i % count].dashes, job->told[i % count].name, (long long)(i / count));
+            status = seqpar_fail(world->error, SEQPAR_ERR_OPTION,
+                                 "%s%s of rank %lld is not that of rank 0; start all ranks "
+                                 "with the same options and files",
+                                 job->told[i % count].dashes, job->told[i % count].name,
+                                 (long long)(i / count));
     free(own);
     return status;
 }
 
 static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
     const demo_config *c = &r->job->config;
-    seqpar_optim_desc optim = {!strcmp(c->optim, "sgd") ? SEQPAR_SGD : SEQPAR_ADAMW, (int)c->zero_stage, c->adam_betas[0], c->adam_betas[1], c->adam_eps, c->l2, c->max_norm};
-    seqpar_status status = demo_ranks_agree(r->job, world); /* before a group is made of different numbers of ranks */
+    seqpar_optim_desc optim = {!strcmp(c->optim, "sgd") ? SEQPAR_SGD : SEQPAR_ADAMW,
+                               (int)c->zero_stage,
+                               c->adam_betas[0],
+                               c->adam_betas[1],
+                               c->adam_eps,
+                               c->l2,
+                               c->max_norm};
+    /* before a group is made of different numbers of ranks */
+    seqpar_status status = demo_ranks_agree(r->job, world);
     if (status) return status;
     r->device = demo_device(r->job, world->error);
     status = seqpar_ctx_open(&r->ctx, world, r->device, c->ring_attn_size);
     if (!status) status = seqpar_llama_open(&r->ctx, &r->model, &r->job->model);
-    if (!status) status = seqpar_optim_open(&r->ctx, &r->optim, r->model.tensors, r->model.tensor_count, &optim);
+    if (!status)
+        status = seqpar_optim_open(&r->ctx, &r->optim, r->model.tensors, r->model.tensor_count,
+                                   &optim);
     if (!status) seqpar_llama_init(&r->ctx, &r->model, (uint64_t)c->seed);
     if (!status && c->pretrain) status = demo_load_weights(&r->ctx, &r->model, c->pretrain);
-    if (!status && c->enable_ema) status = demo_average_open(&r->ctx, &r->model, &r->average, c->ema_beta);
+    if (!status && c->enable_ema)
+        status = demo_average_open(&r->ctx, &r->model, &r->average, c->ema_beta);
     if (!status && r->job->objective->open) status = r->job->objective->open(r);
     r->saved = DEMO_NOTHING_SAVED;
     if (!status && r->job->run.from != DEMO_NOTHING_SAVED) status = demo_resume(r);
-    if (!status && world->rank == 0 && c->metrics_path && r->job->run.from != DEMO_NOTHING_SAVED) status = demo_metrics_cut(r);
+    if (!status && world->rank == 0 && c->metrics_path &&
+        r->job->run.from != DEMO_NOTHING_SAVED)
+        status = demo_metrics_cut(r);
     if (!status && world->rank == 0 && c->metrics_path) {
         r->metrics = demo_open_output(c->metrics_path, r->job->run.from != DEMO_NOTHING_SAVED);
-        if (!r->metrics) status = seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_OPEN, "cannot open %s: %s; give another --metrics_path", c->metrics_path, errno == ENXIO ? "it is a pipe that nobody reads" : strerror(errno));
+        if (!r->metrics)
+            status = seqpar_fail(
+                r->ctx.error, SEQPAR_ERR_FILE_OPEN,
+                "cannot open %s: %s; give another --metrics_path", c->metrics_path,
+                errno == ENXIO ? "it is a pipe that nobody reads" : strerror(errno));
     }
     return status;
 }
@@ -891,20 +1474,29 @@ static seqpar_status demo_average_save(demo_rank *r) {
     char folder[1280];
     if (!r->average.share) return SEQPAR_OK;
     snprintf(folder, sizeof folder, "%s/ema", r->job->config.save_path);
-    seqpar_status status = r->ctx.world->rank == 0 ? demo_make_folder(folder, r->ctx.error) : SEQPAR_OK;
+    seqpar_status status = r->ctx.world->rank == 0 ? demo_make_folder(folder, r->ctx.error)
+                                                   : SEQPAR_OK;
     return status ? status : demo_save_folder(&r->ctx, &r->model, folder, &r->average);
 }
 
 static seqpar_status demo_draw_loss(demo_rank *r) {
     char path[1280], why[512];
-    demo_series series = {.name = "training loss", .x = r->steps, .y = r->losses, .points = arrlen(r->losses)};
-    demo_plot plot = {.title = "Training loss", .x_label = "optimizer step", .y_label = r->job->objective->measure[0] ? "loss, nats a token" : "loss", .series = &series, .series_count = 1};
+    demo_series series = {
+        .name = "training loss", .x = r->steps, .y = r->losses, .points = arrlen(r->losses)};
+    demo_plot plot = {.title = "Training loss",
+                      .x_label = "optimizer step",
+                      .y_label = r->job->objective->measure[0] ? "loss, nats a token" : "loss",
+                      .series = &series,
+                      .series_count = 1};
     snprintf(path, sizeof path, "%s/training_loss.svg", r->job->config.save_path);
-    return demo_plot_write(path, &plot, why, sizeof why) ? seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_WRITE, "%s", why) : SEQPAR_OK;
+    return demo_plot_write(path, &plot, why, sizeof why)
+               ? seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_WRITE, "%s", why)
+               : SEQPAR_OK;
 }
 
 /* The final model, by rank 0. Where it cannot be written, a checkpoint keeps it. */
-static seqpar_status demo_finish(demo_rank *r, seqpar_status (*write)(demo_rank *r), int *stop) {
+static seqpar_status demo_finish(demo_rank *r, seqpar_status (*write)(demo_rank *r),
+                                 int *stop) {
     seqpar_error *error = r->ctx.error;
     int64_t failed = 0;
     r->ctx.error = &r->trouble;
@@ -914,8 +1506,10 @@ static seqpar_status demo_finish(demo_rank *r, seqpar_status (*write)(demo_rank 
     *stop = failed != 0;
     return !status && failed && r->step ? demo_checkpoint(r) : status;
 }
+
 static seqpar_status demo_write_model(demo_rank *r) {
-    seqpar_status status = demo_make_folder(r->job->config.save_path, r->ctx.error); /* it may have gone since */
+    /* it may have gone since */
+    seqpar_status status = demo_make_folder(r->job->config.save_path, r->ctx.error);
     if (!status) status = demo_save_model(&r->ctx, &r->model, r->job->config.save_path);
     if (!status && r->job->objective->saved) status = r->job->objective->saved(r);
     return status || !r->job->config.plot_loss ? status : demo_draw_loss(r);
@@ -925,13 +1519,17 @@ static seqpar_status demo_train(demo_rank *r) {
     const demo_config *c = &r->job->config;
     int stop = 0, evaluates = arrlen(r->job->eval.documents) > 0;
     seqpar_status status = demo_stop_wanted(r, &stop);
-    if (!status && !stop && evaluates && r->step == r->job->total_steps) status = demo_evaluate(r, &stop); /* nothing is left to train */
+    /* nothing is left to train */
+    if (!status && !stop && evaluates && r->step == r->job->total_steps)
+        status = demo_evaluate(r, &stop);
     while (!status && !stop && r->step < r->job->total_steps) {
         status = demo_step(r);
         if (!status) status = demo_stop_wanted(r, &stop);
         int due = c->save_steps > 0 && r->step % c->save_steps == 0;
         if (!status && (due || stop)) status = demo_checkpoint(r);
-        int evaluate = evaluates && !stop && (r->step == r->job->total_steps || (c->eval_steps > 0 && r->step % c->eval_steps == 0));
+        int evaluate = evaluates && !stop &&
+                       (r->step == r->job->total_steps ||
+                        (c->eval_steps > 0 && r->step % c->eval_steps == 0));
         if (!status && evaluate) status = demo_evaluate(r, &stop);
         if (!status && evaluate && stop) status = demo_checkpoint(r);
     }
@@ -952,29 +1550,48 @@ static seqpar_status demo_say_totals(demo_rank *r) {
     demo_progress_end(&r->progress);
     if (r->stopped) {
         const char *how = r->trouble.status ? "stopped" : "interrupted";
-        if (r->step) fprintf(stderr, "%s after step %lld; go on with --load_checkpoint\n", how, (long long)r->step);
-        else fprintf(stderr, "%s before the first step\n", how);
+        if (r->step)
+            fprintf(stderr, "%s after step %lld; go on with --load_checkpoint\n", how,
+                    (long long)r->step);
+        else
+            fprintf(stderr, "%s before the first step\n", how);
         return SEQPAR_OK;
     }
     if (r->job->config.json) {
-        printf("{\"steps\": %lld, \"%s_first\": %s, \"%s_last\": %s, \"grad_norm\": %s, \"tokens_per_second\": %.1f", (long long)r->step, o->column[0], demo_json_number(number[0], first), o->column[0], demo_json_number(number[1], last),
+        printf("{\"steps\": %lld, \"%s_first\": %s, \"%s_last\": %s, \"grad_norm\": %s, "
+               "\"tokens_per_second\": %.1f",
+               (long long)r->step, o->column[0], demo_json_number(number[0], first),
+               o->column[0], demo_json_number(number[1], last),
                demo_json_number(number[2], trained ? r->norm_last : NAN), speed);
-        if (evaluated) printf(", \"eval_%s\": %s", evaluates, demo_json_number(number[3], r->eval_means[0]));
+        if (evaluated)
+            printf(", \"eval_%s\": %s", evaluates,
+                   demo_json_number(number[3], r->eval_means[0]));
         printf("}\n");
     } else {
-        if (trained) printf("%s %.6f -> %.6f, gradient norm %.6f, %.0f tokens/s, model in %s\n", o->column[0], first, last, r->norm_last, speed, seqpar_escape(shown, sizeof shown, r->job->config.save_path));
-        else printf("nothing to train: step %lld of %lld is done, model in %s\n", (long long)r->step, (long long)r->job->last_step, seqpar_escape(shown, sizeof shown, r->job->config.save_path));
-        if (evaluated) printf("evaluation %s %.6f%s\n", evaluates, r->eval_means[0], o->measure);
+        if (trained)
+            printf("%s %.6f -> %.6f, gradient norm %.6f, %.0f tokens/s, model in %s\n",
+                   o->column[0], first, last, r->norm_last, speed,
+                   seqpar_escape(shown, sizeof shown, r->job->config.save_path));
+        else
+            printf("nothing to train: step %lld of %lld is done, model in %s\n",
+                   (long long)r->step, (long long)r->job->last_step,
+                   seqpar_escape(shown, sizeof shown, r->job->config.save_path));
+        if (evaluated)
+            printf("evaluation %s %.6f%s\n", evaluates, r->eval_means[0], o->measure);
     }
     if (!fflush(stdout) && !ferror(stdout)) return SEQPAR_OK;
-    return seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_WRITE, "cannot write the closing figures: %s; the model is in %.300s", strerror(errno), r->job->config.save_path);
+    return seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_WRITE,
+                       "cannot write the closing figures: %s; the model is in %.300s",
+                       strerror(errno), r->job->config.save_path);
 }
 
 static seqpar_status demo_metrics_close(demo_rank *r) {
     FILE *metrics = r->metrics;
     r->metrics = NULL;
     if (!metrics || !fclose(metrics)) return SEQPAR_OK;
-    return seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_WRITE, "cannot write %.300s: %s; make room or give another --metrics_path", r->job->config.metrics_path, strerror(errno));
+    return seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_WRITE,
+                       "cannot write %.300s: %s; make room or give another --metrics_path",
+                       r->job->config.metrics_path, strerror(errno));
 }
 
 static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
@@ -982,16 +1599,26 @@ static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
     memset(&r, 0, sizeof r);
     r.job = (const demo_job *)user;
     seqpar_status status = demo_rank_open(&r, world);
-    if (world->rank == 0) demo_progress_begin(&r.progress, r.step * r.job->rounds / (r.job->last_step > 0 ? r.job->last_step : 1), r.job->rounds, r.job->config.logging_steps);
+    if (world->rank == 0)
+        demo_progress_begin(
+            &r.progress, r.step * r.job->rounds / (r.job->last_step > 0 ? r.job->last_step : 1),
+            r.job->rounds, r.job->config.logging_steps);
     r.progress.round = r.job->objective->round;
     r.progress.value = r.job->objective->column[0];
-    if (!status) status = r.job->objective->train ? r.job->objective->train(&r) : demo_train(&r);
+    if (!status)
+        status = r.job->objective->train ? r.job->objective->train(&r) : demo_train(&r);
     if (!status && !r.stopped) status = demo_average_save(&r);
-    if (!status && world->rank == 0 && r.saved != DEMO_NOTHING_SAVED) demo_forget_checkpoints(r.job->config.ckpt_path, r.job->run.id, r.job->config.max_ckpt_num, r.saved); /* a run that was killed while it did */
+    /* a run that was killed while it did */
+    if (!status && world->rank == 0 && r.saved != DEMO_NOTHING_SAVED)
+        demo_forget_checkpoints(r.job->config.ckpt_path, r.job->run.id,
+                                r.job->config.max_ckpt_num, r.saved);
     if (!status) status = demo_metrics_close(&r);
     if (!status && world->rank == 0) status = demo_say_totals(&r);
-    if (r.trouble.status) { /* the cause, also where its checkpoint could not be written either */
-        if (status) demo_progress_say(&r.progress, "notice: nor could a checkpoint be written: %s", world->error->text);
+    /* the cause, also where its checkpoint could not be written either */
+    if (r.trouble.status) {
+        if (status)
+            demo_progress_say(&r.progress, "notice: nor could a checkpoint be written: %s",
+                              world->error->text);
         *world->error = (seqpar_error){0};
         status = seqpar_fail(world->error, r.trouble.status, "%s", r.trouble.text);
     }
@@ -1009,8 +1636,8 @@ static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
     return status;
 }
 
-/* OpenMP threads that spin while they wait take the cores from the other ranks. The runtime reads this when it is
-   loaded, so the program starts itself once more. */
+/* OpenMP threads that spin while they wait take the cores from the other ranks. The runtime
+   reads this when it is loaded, so the program starts itself once more. */
 static void demo_wait_passively(char **argv) {
     if (getenv("OMP_WAIT_POLICY")) return;
     setenv("OMP_WAIT_POLICY", "passive", 1);
@@ -1033,31 +1660,57 @@ static void demo_job_say(const demo_job *job) {
     if (job->rank) return; /* one process speaks */
     demo_template_checked(c->input_template, warning, sizeof warning);
     if (*warning) fprintf(stderr, "notice: %s\n", seqpar_escape(shown, sizeof shown, warning));
-    if (c->pretrain && (positions = demo_config_positions(c->pretrain)) && positions < c->max_len)
-        fprintf(stderr, "notice: the model was made for texts of %lld tokens (max_position_embeddings), --max_len is %lld\n", (long long)positions, (long long)c->max_len);
-    if (c->load_checkpoint && job->run.from == DEMO_NOTHING_SAVED) fprintf(stderr, "notice: nothing is saved in %s yet; training starts from the beginning\n", seqpar_escape(shown, sizeof shown, c->ckpt_path));
-    if (job->run.from != DEMO_NOTHING_SAVED && job->run.from == job->last_step) fprintf(stderr, "notice: nothing is left to train, step %lld of %lld is done; the model is written once more\n", (long long)job->run.from, (long long)job->last_step);
-    if (job->objective->needs_model && !c->pretrain && job->run.from == DEMO_NOTHING_SAVED) fprintf(stderr, "notice: without --pretrain a model with random weights is trained; give the folder of one that was trained before\n");
+    if (c->pretrain && (positions = demo_config_positions(c->pretrain)) &&
+        positions < c->max_len)
+        fprintf(stderr,
+                "notice: the model was made for texts of %lld tokens "
+                "(max_position_embeddings), --max_len is %lld\n",
+                (long long)positions, (long long)c->max_len);
+    if (c->load_checkpoint && job->run.from == DEMO_NOTHING_SAVED)
+        fprintf(stderr,
+                "notice: nothing is saved in %s yet; training starts from the beginning\n",
+                seqpar_escape(shown, sizeof shown, c->ckpt_path));
+    if (job->run.from != DEMO_NOTHING_SAVED && job->run.from == job->last_step)
+        fprintf(stderr,
+                "notice: nothing is left to train, step %lld of %lld is done; the model is "
+                "written once more\n",
+                (long long)job->run.from, (long long)job->last_step);
+    if (job->objective->needs_model && !c->pretrain && job->run.from == DEMO_NOTHING_SAVED)
+        fprintf(stderr, "notice: without --pretrain a model with random weights is trained; "
+                        "give the folder of one that was trained before\n");
     fprintf(stderr, "data: %s\n", job->train.summary);
-    fprintf(stderr, "model: %lld layers, hidden %lld, %lld heads over %lld kv heads, vocab %lld; %s%s\n", (long long)job->model.layers, (long long)job->model.hidden,
-            (long long)job->model.heads, (long long)job->model.kv_heads, (long long)job->model.vocab, c->device, demo_wants_bf16(c) ? " in bf16" : "");
-    fprintf(stderr, "ranks: %lld data-parallel x %lld sequence-parallel (%s, %s), %sZeRO %lld, %lld steps of %lld %s\n", (long long)job->dp, (long long)c->ring_attn_size,
-            seqpar_layout_name(job->layout), seqpar_schedule_name(job->schedule), job->processes ? "a process each, over NCCL, " : "", (long long)c->zero_stage, (long long)job->total_steps, (long long)c->train_batch_size, job->objective->unit);
+    fprintf(
+        stderr,
+        "model: %lld layers, hidden %lld, %lld heads over %lld kv heads, vocab %lld; %s%s\n",
+        (long long)job->model.layers, (long long)job->model.hidden, (long long)job->model.heads,
+        (long long)job->model.kv_heads, (long long)job->model.vocab, c->device,
+        demo_wants_bf16(c) ? " in bf16" : "");
+    fprintf(stderr,
+            "ranks: %lld data-parallel x %lld sequence-parallel (%s, %s), %sZeRO %lld, %lld "
+            "steps of %lld %s\n",
+            (long long)job->dp, (long long)c->ring_attn_size, seqpar_layout_name(job->layout),
+            seqpar_schedule_name(job->schedule),
+            job->processes ? "a process each, over NCCL, " : "", (long long)c->zero_stage,
+            (long long)job->total_steps, (long long)c->train_batch_size, job->objective->unit);
 }
 
 #ifdef DEMO_NCCL
-/* Launchers end processes by SIGTERM. While a process still waits for the others, a signal ends it at once. */
+/* Launchers end processes by SIGTERM. While a process still waits for the others, a signal
+   ends it at once. */
 static seqpar_status demo_process_main(seqpar_comm *world, void *user) {
     demo_catch_all();
     return demo_rank_main(world, user);
 }
 
-/* All processes hear of the world's first failure: rank 0 says it, and the rank it happened on. */
+/* All processes hear of the world's first failure: rank 0 says it, and the rank it happened
+   on. */
 static seqpar_status demo_process_run(const demo_job *job, const seqpar_nccl_desc *desc) {
     seqpar_error error;
     seqpar_status status = seqpar_nccl_run(desc, demo_process_main, (void *)job, &error);
     int64_t rank = desc->size ? desc->rank : job->rank;
-    if (status && (!rank || error.rank == rank)) fprintf(stderr, "error: %s (%s, rank %lld)\n", error.text, seqpar_status_name(status), (long long)error.rank);
+    if (status && (!rank || error.rank == rank))
+        fprintf(stderr, "error: %s (%s, rank %lld)\n", error.text, seqpar_status_name(status),
+                (long long)error.rank);
     return status;
 }
 #endif
@@ -1065,11 +1718,13 @@ static seqpar_status demo_process_run(const demo_job *job, const seqpar_nccl_des
 static seqpar_status demo_ranks_run(demo_job *job) {
     seqpar_error error;
 #ifdef DEMO_NCCL
-    const seqpar_nccl_desc from_environment = {.limit_s = 3600}; /* others wait while rank 0 writes a checkpoint or asks a reward server */
+    /* others wait while rank 0 writes a checkpoint or asks a reward server */
+    const seqpar_nccl_desc from_environment = {.limit_s = 3600};
     if (job->processes) return demo_process_run(job, &from_environment);
 #endif
     demo_catch_all();
-    seqpar_status status = DEMO_RUN_RANKS(job->dp * job->config.ring_attn_size, demo_rank_main, job, &error);
+    seqpar_status status = DEMO_RUN_RANKS(job->dp * job->config.ring_attn_size, demo_rank_main,
+                                          job, &error);
     if (status) fprintf(stderr, "error: %s (%s)\n", error.text, seqpar_status_name(status));
     return status;
 }
@@ -1080,26 +1735,44 @@ static int demo_job_run(demo_job *job) {
     return status ? 1 : demo_stopped ? 128 + demo_stopped : 0;
 }
 
-/* Where standard input, output or error is closed, the next file that is opened would take its number, and messages go into it. */
+/* Where standard input, output or error is closed, the next file that is opened would take
+   its number, and messages go into it. */
 static void demo_standard_streams(void) {
     for (int fd = 0; fd < 3; fd++)
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) _exit(2);
 }
 
 /* A folder says what its model is like: an option that says otherwise would not be followed. */
-static int demo_shape_agrees(const demo_job *job, const demo_options *options, char *error, size_t size) {
+static int demo_shape_agrees(const demo_job *job, const demo_options *options, char *error,
+                             size_t size) {
     const demo_config *c = &job->config;
     const seqpar_llama_config *m = &job->model;
-    const struct { const char *name; double told, there; } shape[] = {{"hidden_size", (double)c->hidden_size, (double)m->hidden}, {"num_hidden_layers", (double)c->num_hidden_layers, (double)m->layers}, {"num_attention_heads", (double)c->num_attention_heads, (double)m->heads},
-        {"num_key_value_heads", (double)c->num_key_value_heads, (double)m->kv_heads}, {"head_dim", (double)c->head_dim, (double)m->head_dim}, {"intermediate_size", (double)c->intermediate_size, (double)m->intermediate}, {"tie_word_embeddings", (double)c->tie_word_embeddings, (double)m->tied}, {"rope_theta", c->rope_theta, m->rope_theta}};
+    const struct {
+        const char *name;
+        double told, there;
+    } shape[] = {{"hidden_size", (double)c->hidden_size, (double)m->hidden},
+                 {"num_hidden_layers", (double)c->num_hidden_layers, (double)m->layers},
+                 {"num_attention_heads", (double)c->num_attention_heads, (double)m->heads},
+                 {"num_key_value_heads", (double)c->num_key_value_heads, (double)m->kv_heads},
+                 {"head_dim", (double)c->head_dim, (double)m->head_dim},
+                 {"intermediate_size", (double)c->intermediate_size, (double)m->intermediate},
+                 {"tie_word_embeddings", (double)c->tie_word_embeddings, (double)m->tied},
+                 {"rope_theta", c->rope_theta, m->rope_theta}};
     for (size_t i = 0; c->pretrain && i < sizeof shape / sizeof *shape; i++)
-        if (demo_options_given(options, shape[i].name) && (shape[i].told < shape[i].there || shape[i].told > shape[i].there))
-            return snprintf(error, size, "--%s is %.15g, but the model in --pretrain %s has %.15g; leave it out", shape[i].name, shape[i].told, c->pretrain, shape[i].there), -1;
+        if (demo_options_given(options, shape[i].name) &&
+            (shape[i].told < shape[i].there || shape[i].told > shape[i].there))
+            return snprintf(
+                       error, size,
+                       "--%s is %.15g, but the model in --pretrain %s has %.15g; leave it out",
+                       shape[i].name, shape[i].told, c->pretrain, shape[i].there),
+                   -1;
     return 0;
 }
 
 /* A trainer's main: from the command line to the exit code. */
-__attribute__((unused)) static int demo_main(demo_job *job, const char *tool, const demo_binding *bindings, int count, int argc, char **argv) {
+__attribute__((unused)) static int demo_main(demo_job *job, const char *tool,
+                                             const demo_binding *bindings, int count, int argc,
+                                             char **argv) {
     demo_options options = {.tool = tool, .bindings = bindings, .binding_count = count};
     char error[8192], shown[1024], ckpt_path[DEMO_PATH_LIMIT + 64];
     cJSON_Hooks memory = {demo_json_room, free};
@@ -1108,11 +1781,15 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool, co
     demo_wait_passively(argv);
     cJSON_InitHooks(&memory);
     int wrong = demo_options_parse(&options, argc, argv, error, sizeof error);
-    if (!wrong && options.help_wanted) return demo_options_help(&options, stdout), demo_print_failed("the options");
+    if (!wrong && options.help_wanted)
+        return demo_options_help(&options, stdout), demo_print_failed("the options");
     if (!wrong) {
         snprintf(ckpt_path, sizeof ckpt_path, "%s/checkpoints_%s", job->config.save_path, tool);
         if (!job->config.ckpt_path) job->config.ckpt_path = ckpt_path;
-        wrong = demo_paths_fit(bindings, count, error, sizeof error) || demo_job_open(job, error, sizeof error) || demo_shape_agrees(job, &options, error, sizeof error) || demo_job_begin(job, bindings, count, tool, error, sizeof error);
+        wrong = demo_paths_fit(bindings, count, error, sizeof error) ||
+                demo_job_open(job, error, sizeof error) ||
+                demo_shape_agrees(job, &options, error, sizeof error) ||
+                demo_job_begin(job, bindings, count, tool, error, sizeof error);
         if (!job->rank) demo_options_print_ignored(&options, stderr);
     }
     if (wrong) {

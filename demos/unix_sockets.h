@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* unix_sockets.h - ranks that are processes of one machine: a whole seqpar_comm_table, written to be read. 04_own_transport.c uses it.
-   Every rank has an inbox, a socket that all can write to and it alone reads. begin sends messages, cut into packets; wait collects those
-   it expects. Whoever must wait, for a packet or for room in an inbox, does so in progress() and takes in what arrives meanwhile: that
-   makes room for others, so no exchange is too large. Nobody waits in vain: a process that ends closes its inbox, which poll() reports to
-   all who hold the other end; and bad news go to the board, a socket that all write to and all look at, taking nothing away. */
+/* unix_sockets.h - ranks that are processes of one machine: a whole seqpar_comm_table,
+   written to be read. 04_own_transport.c uses it. Every rank has an inbox, a socket that all
+   can write to and it alone reads. begin sends messages, cut into packets; wait collects
+   those it expects. Whoever must wait, for a packet or for room in an inbox, does so in
+   progress() and takes in what arrives meanwhile: that makes room for others, so no exchange
+   is too large. Nobody waits in vain: a process that ends closes its inbox, which poll()
+   reports to all who hold the other end; and bad news go to the board, a socket that all
+   write to and all look at, taking nothing away. */
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
@@ -13,13 +16,45 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include "seqpar.h"
-enum { MOST_RANKS = 16, BOARD = MOST_RANKS, SOCKETS, WRITE = 0, READ = 1, PIECE = 1 << 15 /* bytes of a packet */ };
-typedef struct heading { long long comm, from, number, bytes; } heading; /* from: in the world; number: counted per comm and pair of ranks */
-typedef struct message { struct message *next; heading head; long long arrived; char data[]; } message;
-typedef struct expected { heading head; void *data; } expected;
-typedef struct parcel { const char *name; long long step, count; expected recvs[]; } parcel; /* a request */
-typedef struct member { seqpar_comm comm; int64_t id, world[MOST_RANKS], sent[MOST_RANKS], received[MOST_RANKS]; } member;
-static struct { /* this process */
+enum {
+    MOST_RANKS = 16,
+    BOARD = MOST_RANKS,
+    SOCKETS,
+    WRITE = 0,
+    READ = 1,
+    PIECE = 1 << 15 /* bytes of a packet */
+};
+
+/* from: in the world; number: counted per comm and pair of ranks */
+typedef struct heading {
+    long long comm, from, number, bytes;
+} heading;
+
+typedef struct message {
+    struct message *next;
+    heading head;
+    long long arrived;
+    char data[];
+} message;
+
+typedef struct expected {
+    heading head;
+    void *data;
+} expected;
+
+/* a request */
+typedef struct parcel {
+    const char *name;
+    long long step, count;
+    expected recvs[];
+} parcel;
+
+typedef struct member {
+    seqpar_comm comm;
+    int64_t id, world[MOST_RANKS], sent[MOST_RANKS], received[MOST_RANKS];
+} member;
+
+static struct {             /* this process */
     int socket[SOCKETS][2]; /* one inbox per rank, and the board */
     long long rank, comms;  /* comms: the largest id of a comm so far */
     message *messages;      /* that have arrived, if only in part, and are not collected */
@@ -33,117 +68,177 @@ static message **find(const heading *h) { /* the link to that message, or the la
     while (*link && memcmp(&(*link)->head, h, offsetof(heading, bytes))) link = &(*link)->next;
     return link;
 }
+
 static void take_in(void) { /* one packet */
-    struct { heading head; char data[PIECE]; } packet;
-    ssize_t bytes = recv(here.socket[here.rank][READ], &packet, sizeof packet, MSG_DONTWAIT) - (ssize_t)sizeof packet.head;
+    struct {
+        heading head;
+        char data[PIECE];
+    } packet;
+    ssize_t bytes = recv(here.socket[here.rank][READ], &packet, sizeof packet, MSG_DONTWAIT) -
+                    (ssize_t)sizeof packet.head;
     if (bytes < 0) return;
     message **link = find(&packet.head), *m = *link;
-    if (!m && !(m = *link = (message *)calloc(1, sizeof *m + (size_t)packet.head.bytes))) abort(); /* the others will notice */
+    /* the others will notice */
+    if (!m && !(m = *link = (message *)calloc(1, sizeof *m + (size_t)packet.head.bytes)))
+        abort();
     memcpy(m->data + m->arrived, packet.data, (size_t)bytes);
     m->head = packet.head, m->arrived += bytes;
 }
-/* Sleeps until something happens. poll() goes through the list in order: if it finds a process ended, it finds all that one had sent. */
+
+/* Sleeps until something happens. poll() goes through the list in order: if it finds a
+   process ended, it finds all that one had sent. */
 static void progress(const parcel *p, long long peer, short event) {
-    struct pollfd on[] = {{here.socket[peer][WRITE], event}, {here.socket[here.rank][READ], POLLIN}, {here.socket[BOARD][READ], POLLIN}};
+    struct pollfd on[] = {{here.socket[peer][WRITE], event},
+                          {here.socket[here.rank][READ], POLLIN},
+                          {here.socket[BOARD][READ], POLLIN}};
     seqpar_error news;
     if (poll(on, 3, -1) < 0) return; /* a signal: the caller comes again */
     if (on[2].revents && recv(here.socket[BOARD][READ], &news, sizeof news, MSG_PEEK) > 0)
         FAIL(SEQPAR_ERR_PEER, "rank %lld failed: %s", (long long)news.rank, news.text);
-    else if (on[1].revents) take_in();
+    else if (on[1].revents)
+        take_in();
     else if (on[0].revents & POLLHUP)
-        FAIL(SEQPAR_ERR_PEER, "rank %lld waits in '%s' step %lld for rank %lld, which has ended", here.rank, p->name, p->step, peer);
+        FAIL(SEQPAR_ERR_PEER,
+             "rank %lld waits in '%s' step %lld for rank %lld, which has ended", here.rank,
+             p->name, p->step, peer);
 }
+
 static void deliver(const parcel *p, long long peer, heading h, char *data) {
     struct iovec part[] = {{&h, sizeof h}, {data, 0}};
     struct msghdr packet = {.msg_iov = part, .msg_iovlen = 2};
     for (long long left = h.bytes;; data += PIECE) {
         part[1] = (struct iovec){data, (size_t)(left < PIECE ? left : PIECE)};
-        while (!here.failed && sendmsg(here.socket[peer][WRITE], &packet, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) progress(p, peer, POLLOUT);
-        if ((left -= PIECE) <= 0) return; /* not before: a message without bytes is a packet, too */
+        while (!here.failed &&
+               sendmsg(here.socket[peer][WRITE], &packet, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
+            progress(p, peer, POLLOUT);
+        /* not before: a message without bytes is a packet, too */
+        if ((left -= PIECE) <= 0) return;
     }
 }
+
 static void collect(const parcel *p, const expected *e) {
     message **link, *m;
-    while (!(m = *(link = find(&e->head))) || m->arrived < m->head.bytes) if (progress(p, e->head.from, 0), here.failed) return;
+    while (!(m = *(link = find(&e->head))) || m->arrived < m->head.bytes)
+        if (progress(p, e->head.from, 0), here.failed) return;
     if (m->head.bytes != e->head.bytes)
-        FAIL(SEQPAR_ERR_MESSAGE_SIZE, "'%s' step %lld: rank %lld sent %lld bytes, rank %lld expects %lld", p->name, p->step, e->head.from,
-             m->head.bytes, here.rank, e->head.bytes);
-    else if (m->head.bytes) memcpy(e->data, m->data, (size_t)m->head.bytes);
+        FAIL(SEQPAR_ERR_MESSAGE_SIZE,
+             "'%s' step %lld: rank %lld sent %lld bytes, rank %lld expects %lld", p->name,
+             p->step, e->head.from, m->head.bytes, here.rank, e->head.bytes);
+    else if (m->head.bytes)
+        memcpy(e->data, m->data, (size_t)m->head.bytes);
     *link = m->next, free(m);
 }
 
 /* ---- the five functions; a queue they do not use, this transport knows the host alone ---- */
-static seqpar_status own_begin(seqpar_comm *comm, const seqpar_group *g, void *queue, seqpar_request *request) {
+static seqpar_status own_begin(seqpar_comm *comm, const seqpar_group *g, void *queue,
+                               seqpar_request *request) {
     member *m = (member *)comm->state;
     parcel *p = (parcel *)malloc(sizeof *p + (size_t)g->recv_count * sizeof *p->recvs);
-    if (!(request->state = p)) return seqpar_fail(comm->error, SEQPAR_ERR_MEMORY, "out of memory for '%s'", g->name);
+    if (!(request->state = p))
+        return seqpar_fail(comm->error, SEQPAR_ERR_MEMORY, "out of memory for '%s'", g->name);
     p->name = g->name, p->step = g->step, p->count = 0;
     for (const seqpar_transfer *t = g->recvs; t < g->recvs + g->recv_count; t++)
-        p->recvs[p->count++] = (expected){{m->id, m->world[t->peer], m->received[t->peer]++, t->bytes}, t->data};
+        p->recvs[p->count++] = (expected){
+            {m->id, m->world[t->peer], m->received[t->peer]++, t->bytes}, t->data};
     for (const seqpar_transfer *t = g->sends; t < g->sends + g->send_count; t++)
-        deliver(p, m->world[t->peer], (heading){m->id, here.rank, m->sent[t->peer]++, t->bytes}, (char *)t->data);
+        deliver(p, m->world[t->peer], (heading){m->id, here.rank, m->sent[t->peer]++, t->bytes},
+                (char *)t->data);
     return (void)queue, SEQPAR_OK; /* if a send failed, wait says so */
 }
+
 static void own_abort(seqpar_comm *comm, const char *text) {
-    seqpar_error news = {comm->error->status ? comm->error->status : SEQPAR_ERR_PEER, here.rank, ""};
+    seqpar_error news = {comm->error->status ? comm->error->status : SEQPAR_ERR_PEER, here.rank,
+                         ""};
     snprintf(news.text, sizeof news.text, "%s", text);
-    send(here.socket[BOARD][WRITE], &news, sizeof news, MSG_DONTWAIT | MSG_NOSIGNAL); /* if there is no room, others were first */
+    /* if there is no room, others were first */
+    send(here.socket[BOARD][WRITE], &news, sizeof news, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
+
 static seqpar_status own_wait(seqpar_comm *comm, seqpar_request *request, void *queue) {
     parcel *p = (parcel *)request->state;
     for (expected *e = p->recvs; e < p->recvs + p->count && !here.failed; e++) collect(p, e);
-    if (here.failed) own_abort(comm, here.error.text); /* or others would only see that this rank has ended */
+    /* or others would only see that this rank has ended */
+    if (here.failed) own_abort(comm, here.error.text);
     return (void)queue, free(p), here.failed;
 }
-static seqpar_status own_split(seqpar_comm *comm, int64_t color, int64_t key, seqpar_comm **sub) {
-    struct { int64_t color, key, comms; } mine = {color, key, here.comms}, all[MOST_RANKS], *a, *b, *end = all + comm->size;
+
+static seqpar_status own_split(seqpar_comm *comm, int64_t color, int64_t key,
+                               seqpar_comm **sub) {
+    struct {
+        int64_t color, key, comms;
+    } mine = {color, key, here.comms}, all[MOST_RANKS], *a, *b, *end = all + comm->size;
     int64_t bytes[MOST_RANKS], place;
     for (a = all; a < end; a++) bytes[a - all] = sizeof mine;
     seqpar_status status = seqpar_comm_all_gather(comm, all, &mine, bytes, "split");
     member *s = status ? NULL : (member *)calloc(1, sizeof *s);
-    if (!s) return seqpar_fail(comm->error, status ? status : SEQPAR_ERR_MEMORY, "out of memory for a comm");
+    if (!s)
+        return seqpar_fail(comm->error, status ? status : SEQPAR_ERR_MEMORY,
+                           "out of memory for a comm");
     s->comm = (seqpar_comm){.table = comm->table, .error = comm->error, .state = s};
     for (a = all; a < end; a++) {
-        for (place = 0, b = all; b < end; b++) place += b->color == a->color && (b->key < a->key || (b->key == a->key && b < a));
-        if (a->color == color) s->world[place] = ((member *)comm->state)->world[a - all], s->comm.size++;
+        for (place = 0, b = all; b < end; b++)
+            place += b->color == a->color && (b->key < a->key || (b->key == a->key && b < a));
+        if (a->color == color)
+            s->world[place] = ((member *)comm->state)->world[a - all], s->comm.size++;
         if (a == all + comm->rank) s->comm.rank = place;
         if (here.comms < a->comms) here.comms = a->comms;
     }
     s->id = ++here.comms; /* no member is in another comm of this number */
     return *sub = &s->comm, SEQPAR_OK;
 }
+
 static void own_free(seqpar_comm *comm) { free(comm->state); }
-static void sit_down(int rank) { /* the other inboxes are for others to read: kept open here too, they would not close with their owner */
+/* the other inboxes are for others to read: kept open here too, they would not close with
+   their owner */
+static void sit_down(int rank) {
     here.rank = here.error.rank = rank;
-    for (int s = 0; s < SOCKETS; s++) if (s != rank && s != BOARD) close(here.socket[s][READ]);
+    for (int s = 0; s < SOCKETS; s++)
+        if (s != rank && s != BOARD) close(here.socket[s][READ]);
 }
+
 static int rank_process(int rank, int64_t ranks, seqpar_rank_fn fn, void *user) {
-    static const seqpar_comm_table table = {"unix sockets", own_begin, own_wait, own_split, own_abort, own_free, 0};
-    member world = {.comm = {.table = &table, .rank = rank, .size = ranks, .error = &here.error, .state = &world}};
+    static const seqpar_comm_table table = {"unix sockets", own_begin, own_wait, own_split,
+                                            own_abort,      own_free,  0};
+    member world = {.comm = {.table = &table,
+                             .rank = rank,
+                             .size = ranks,
+                             .error = &here.error,
+                             .state = &world}};
     for (int64_t r = 0; r < ranks; r++) world.world[r] = r;
     sit_down(rank);
     seqpar_status status = fn(&world.comm, user);
     if (!status || status == SEQPAR_ERR_DIED) return status != SEQPAR_OK;
-    seqpar_fail(&here.error, status, "%s", seqpar_status_text(status)); /* if it did not say more */
+    /* if it did not say more */
+    seqpar_fail(&here.error, status, "%s", seqpar_status_text(status));
     return own_abort(&world.comm, here.error.text), 1;
 }
-/* Like seqpar_run_threads, but with processes: what fn writes to memory, *user included, stays in its process. */
-static seqpar_status run_processes(int64_t ranks, seqpar_rank_fn fn, void *user, seqpar_error *error) {
+
+/* Like seqpar_run_threads, but with processes: what fn writes to memory, *user included,
+   stays in its process. */
+static seqpar_status run_processes(int64_t ranks, seqpar_rank_fn fn, void *user,
+                                   seqpar_error *error) {
     seqpar_error end = {0};
-    int r, s, code, pid[MOST_RANKS];
+    int r, code, pid[MOST_RANKS];
     memset(&here, 0, sizeof here), memset(here.socket, -1, sizeof here.socket);
-    for (s = 0; s < SOCKETS; s++) /* packets stay whole, also with many writers */
-        if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, here.socket[s])) seqpar_fail(&end, SEQPAR_ERR_THREAD, "no more sockets");
-    if (ranks < 1 || ranks > MOST_RANKS) seqpar_fail(&end, SEQPAR_ERR_RANKS, "this transport has 1 to %d ranks", MOST_RANKS);
+    for (int s = 0; s < SOCKETS; s++) /* packets stay whole, also with many writers */
+        if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, here.socket[s]))
+            seqpar_fail(&end, SEQPAR_ERR_THREAD, "no more sockets");
+    if (ranks < 1 || ranks > MOST_RANKS)
+        seqpar_fail(&end, SEQPAR_ERR_RANKS, "this transport has 1 to %d ranks", MOST_RANKS);
     fflush(NULL); /* or what is buffered would be printed by every process */
-    for (r = 0; r < ranks && !end.status; r++) if (!(pid[r] = fork())) exit(rank_process(r, ranks, fn, user));
+    for (r = 0; r < ranks && !end.status; r++)
+        if (!(pid[r] = fork())) exit(rank_process(r, ranks, fn, user));
     sit_down(BOARD); /* the parent has no inbox and no part in the world */
     while (r-- > 0) {
-        for (code = -1; pid[r] > 0 && waitpid(pid[r], &code, 0) < 0 && errno == EINTR;) {}
-        if (code && !end.status) end.rank = r, seqpar_fail(&end, SEQPAR_ERR_DIED, "rank %d died without a word, or did not start", r);
+        for (code = -1; pid[r] > 0 && waitpid(pid[r], &code, 0) < 0 && errno == EINTR;) {
+        }
+        if (code && !end.status)
+            end.rank = r, seqpar_fail(&end, SEQPAR_ERR_DIED,
+                                      "rank %d died without a word, or did not start", r);
     }
-    recv(here.socket[BOARD][READ], &end, sizeof end, MSG_DONTWAIT); /* the first to tell knows better */
-    for (s = 0; s < SOCKETS; s++) close(here.socket[s][WRITE]);
+    /* the first to tell knows better */
+    recv(here.socket[BOARD][READ], &end, sizeof end, MSG_DONTWAIT);
+    for (int s = 0; s < SOCKETS; s++) close(here.socket[s][WRITE]);
     close(here.socket[BOARD][READ]);
     if (error) *error = end;
     return end.status;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* update.h - from a rollout to steps of actor and critic: advantages, losses, the pretraining mix, the mean of the weights. */
+/* update.h - from a rollout to steps of actor and critic: advantages, losses, the
+   pretraining mix, the mean of the weights. */
 #ifndef DEMO_UPDATE_H
 #define DEMO_UPDATE_H
 #include "reward.h"
@@ -7,15 +8,26 @@
 /* ---- advantages: the same arithmetic on every rank ---- */
 
 /* KL of every token and text; shaped rewards; advantages and returns of one text. */
-static void demo_text_advantages(demo_rank *r, int64_t i, double scalar, double coef, double gamma) {
+static void demo_text_advantages(demo_rank *r, int64_t i, double scalar, double coef,
+                                 double gamma) {
     const demo_ppo_config *c = demo_ppo_options(r);
     demo_rollout *o = &demo_ppo_of(r)->rollout;
     int64_t n = demo_text_tokens(o, i), gae = demo_ppo_of(r)->has_critic;
-    double *e = o->entry + o->first[i] * ENTRY, *line = (double *)demo_room(5 * n, sizeof *line), *kl = line + n, *value = kl + n, *advantage = value + n, *back = advantage + n;
-    for (int64_t t = 0; t < n; t++) { kl[t] = e[t * ENTRY + KL]; value[t] = e[t * ENTRY + VALUE]; }
-    seqpar_shaped_rewards(line, kl, n, coef, scalar, c->reward_clip_range[0], c->reward_clip_range[1]);
+    double *e = o->entry + o->first[i] * ENTRY;
+    double *line = (double *)demo_room(5 * n, sizeof *line);
+    double *kl = line + n, *value = kl + n, *advantage = value + n, *back = advantage + n;
+    for (int64_t t = 0; t < n; t++) {
+        kl[t] = e[t * ENTRY + KL];
+        value[t] = e[t * ENTRY + VALUE];
+    }
+    seqpar_shaped_rewards(line, kl, n, coef, scalar, c->reward_clip_range[0],
+                          c->reward_clip_range[1]);
     seqpar_gae(advantage, back, line, gae ? value : NULL, n, gamma, c->lambd);
-    for (int64_t t = 0; t < n; t++) { e[t * ENTRY + REWARD] = line[t]; e[t * ENTRY + ADVANTAGE] = advantage[t]; e[t * ENTRY + RETURN] = back[t]; }
+    for (int64_t t = 0; t < n; t++) {
+        e[t * ENTRY + REWARD] = line[t];
+        e[t * ENTRY + ADVANTAGE] = advantage[t];
+        e[t * ENTRY + RETURN] = back[t];
+    }
     free(line);
 }
 
@@ -27,14 +39,19 @@ static void demo_whiten_advantages(demo_rollout *o, int mean_only) {
     free(x);
 }
 
-/* Groups are compared, and without a critic returns are not discounted there (as in OpenRLHF). */
+/* Groups are compared, and without a critic returns are not discounted there (as in
+   OpenRLHF). */
 static seqpar_status demo_advantages(demo_rank *r) {
-    static const char *const estimators[] = {"gae", "reinforce", "reinforce_baseline", "rloo", "group_norm", "dr_grpo"}, *const kls[] = {"k1", "k2", "k3"};
-    static const int groups[] = {-1, -1, SEQPAR_GROUP_MEAN, SEQPAR_GROUP_RLOO, SEQPAR_GROUP_GRPO, SEQPAR_GROUP_MEAN};
+    static const char *const estimators[] = {"gae",  "reinforce",  "reinforce_baseline",
+                                             "rloo", "group_norm", "dr_grpo"},
+                             *const kls[] = {"k1", "k2", "k3"};
+    static const int groups[] = {
+        -1, -1, SEQPAR_GROUP_MEAN, SEQPAR_GROUP_RLOO, SEQPAR_GROUP_GRPO, SEQPAR_GROUP_MEAN};
     const demo_ppo_config *c = demo_ppo_options(r);
     demo_ppo *p = demo_ppo_of(r);
     demo_rollout *o = &p->rollout;
-    int estimator = demo_pick(c->advantage_estimator, estimators, 6), kl = demo_pick(c->kl_estimator, kls, 3);
+    int estimator = demo_pick(c->advantage_estimator, estimators, 6);
+    int kl = demo_pick(c->kl_estimator, kls, 3);
     double *scalar = (double *)demo_room(o->texts, sizeof *scalar);
     seqpar_status status = SEQPAR_OK;
     for (int64_t i = 0; i < o->texts; i++) {
@@ -46,15 +63,20 @@ static seqpar_status demo_advantages(demo_rank *r) {
         }
         scalar[i] = o->score[i];
     }
-    for (int64_t i = 0; !status && groups[estimator] >= 0 && i < o->texts; i += c->n_samples_per_prompt)
-        status = seqpar_group_advantages(r->ctx.error, scalar + i, o->score + i, c->n_samples_per_prompt, groups[estimator], 1e-9);
-    for (int64_t i = 0; !status && i < o->texts; i++) demo_text_advantages(r, i, scalar[i], c->use_kl_loss ? 0.0 : p->kl.coef, groups[estimator] >= 0 ? 1.0 : c->gamma);
+    for (int64_t i = 0; !status && groups[estimator] >= 0 && i < o->texts;
+         i += c->n_samples_per_prompt)
+        status = seqpar_group_advantages(r->ctx.error, scalar + i, o->score + i,
+                                         c->n_samples_per_prompt, groups[estimator], 1e-9);
+    for (int64_t i = 0; !status && i < o->texts; i++)
+        demo_text_advantages(r, i, scalar[i], c->use_kl_loss ? 0.0 : p->kl.coef,
+                             groups[estimator] >= 0 ? 1.0 : c->gamma);
     if (!status && estimator <= 2) demo_whiten_advantages(o, c->no_advantage_std_norm);
     free(scalar);
     return status;
 }
 
-/* What updates need to know of every generated token: log-probs under actor and reference, values, and from these advantages. */
+/* What updates need to know of every generated token: log-probs under actor and reference,
+   values, and from these advantages. */
 static seqpar_status demo_experience(demo_rank *r) {
     demo_ppo *p = demo_ppo_of(r);
     demo_window w = {.set = &p->rollout.set};
@@ -72,31 +94,40 @@ static seqpar_status demo_experience(demo_rank *r) {
 
 /* ---- losses: of a token, and of a whole text ---- */
 
-typedef struct { double loss, slope, clipped; } demo_text_loss;
+typedef struct {
+    double loss, slope, clipped;
+} demo_text_loss;
+
 typedef struct {
     demo_rank *r;
     demo_window *w;
     seqpar_llama *model;
     seqpar_optim *optim;
-    seqpar_aggregate aggregate;        /* over the generated tokens */
-    int64_t pretraining;               /* tokens of the pretraining documents */
-    demo_text_loss *text;              /* (texts) GSPO's; NULL: a ratio for every token */
+    seqpar_aggregate aggregate; /* over the generated tokens */
+    int64_t pretraining;        /* tokens of the pretraining documents */
+    demo_text_loss *text;       /* (texts) GSPO's; NULL: a ratio for every token */
     double *sums;
     int64_t *leaf;
 } demo_update;
+
 enum { LOSS_OF, CLIPPED, ENTROPY_OF, KL_OF, PRETRAINING_LOSS }; /* columns of the means */
 
 /* 0 of eps_clip_low_high: eps_clip. */
 static seqpar_policy_desc demo_clip(const demo_ppo_config *c) {
-    return (seqpar_policy_desc){c->eps_clip_low_high[0] > 0 ? c->eps_clip_low_high[0] : c->eps_clip, c->eps_clip_low_high[1] > 0 ? c->eps_clip_low_high[1] : c->eps_clip, c->dual_clip};
+    return (seqpar_policy_desc){
+        c->eps_clip_low_high[0] > 0 ? c->eps_clip_low_high[0] : c->eps_clip,
+        c->eps_clip_low_high[1] > 0 ? c->eps_clip_low_high[1] : c->eps_clip, c->dual_clip};
 }
 
-/* GSPO (Zheng et al. 2025): the ratio is exp of the text's mean of logp - old_logp, here change / n. Advantages of its tokens may
-   differ, by KL or GAE: mean of their losses. slope: by the sum of the n log-probs, times n. */
-static demo_text_loss demo_gspo_loss(const double *entries, int64_t n, double change, const seqpar_policy_desc *clip) {
+/* GSPO (Zheng et al. 2025): the ratio is exp of the text's mean of logp - old_logp, here
+   change / n. Advantages of its tokens may differ, by KL or GAE: mean of their losses.
+   slope: by the sum of the n log-probs, times n. */
+static demo_text_loss demo_gspo_loss(const double *entries, int64_t n, double change,
+                                     const seqpar_policy_desc *clip) {
     demo_text_loss text = {0};
     for (int64_t t = 0; t < n; t++) {
-        seqpar_policy_result p = seqpar_policy_loss(change / (double)n, 0.0, entries[t * ENTRY + ADVANTAGE], clip);
+        seqpar_policy_result p = seqpar_policy_loss(change / (double)n, 0.0,
+                                                    entries[t * ENTRY + ADVANTAGE], clip);
         text.loss += p.loss / (double)n;
         text.slope += p.dlogp / (double)n;
         text.clipped += p.clipped / (double)n;
@@ -104,28 +135,38 @@ static demo_text_loss demo_gspo_loss(const double *entries, int64_t n, double ch
     return text;
 }
 
-/* Of all texts in these rows; a text's change is summed over the ranks that hold a part of it before anything else. */
-static seqpar_status demo_gspo_texts(demo_update *u, const seqpar_llama_batch *b, const seqpar_row *rows, int64_t count, const demo_place *places, const double *logp) {
+/* Of all texts in these rows; a text's change is summed over the ranks that hold a part of
+   it before anything else. */
+static seqpar_status demo_gspo_texts(demo_update *u, const seqpar_llama_batch *b,
+                                     const seqpar_row *rows, int64_t count,
+                                     const demo_place *places, const double *logp) {
     const demo_rollout *o = &demo_ppo_of(u->r)->rollout;
     seqpar_policy_desc clip = demo_clip(demo_ppo_options(u->r));
     int64_t documents = arrlen(u->w->which);
     seqpar_segments segments = {.width = 1};
-    double *change = (double *)demo_room(documents + b->tokens + 1, sizeof *change), *term = change + documents;
+    double *change = (double *)demo_room(documents + b->tokens + 1, sizeof *change);
+    double *term = change + documents;
     for (int64_t t = 0; t < b->tokens; t++)
-        if (places[t].text >= 0 && places[t].text < o->texts) term[t] = logp[t] - o->entry[places[t].entry * ENTRY + OLD_LOGP];
+        if (places[t].text >= 0 && places[t].text < o->texts)
+            term[t] = logp[t] - o->entry[places[t].entry * ENTRY + OLD_LOGP];
     seqpar_status status = seqpar_segments_add(u->r->ctx.error, &segments, term, b->share);
     if (!status) status = seqpar_segments_sum(u->r->ctx.sp, change, documents, &segments);
-    for (int64_t row = 0, doc = 0, unit; !status && (unit = demo_next_unit(rows, count, 1, &row, &doc)) >= 0;) {
+    for (int64_t row = 0, doc = 0, unit;
+         !status && (unit = demo_next_unit(rows, count, 1, &row, &doc)) >= 0;) {
         int64_t text = u->w->which[unit];
-        if (text < o->texts) u->text[text] = demo_gspo_loss(o->entry + o->first[text] * ENTRY, demo_text_tokens(o, text), change[unit], &clip);
+        if (text < o->texts)
+            u->text[text] = demo_gspo_loss(o->entry + o->first[text] * ENTRY,
+                                           demo_text_tokens(o, text), change[unit], &clip);
     }
     seqpar_segments_free(&segments);
     free(change);
     return status;
 }
 
-/* A generated token of the actor: value x weight into the columns; derivatives by log-prob and entropy. */
-static void demo_policy_seed(const demo_update *u, demo_place place, double logp, double entropy, double *columns, double seed[2]) {
+/* A generated token of the actor: value x weight into the columns; derivatives by log-prob
+   and entropy. */
+static void demo_policy_seed(const demo_update *u, demo_place place, double logp,
+                             double entropy, double *columns, double seed[2]) {
     static const char *const kls[] = {"k1", "k2", "k3"};
     const demo_ppo_config *c = demo_ppo_options(u->r);
     const demo_rollout *o = &demo_ppo_of(u->r)->rollout;
@@ -134,7 +175,9 @@ static void demo_policy_seed(const demo_update *u, demo_place place, double logp
     seqpar_policy_result p = seqpar_policy_loss(logp, e[OLD_LOGP], e[ADVANTAGE], &clip);
     demo_text_loss own = {p.loss, p.dlogp, (double)p.clipped};
     if (u->text) own = u->text[place.text];
-    double dkl = 0, kl = seqpar_kl(logp, e[REF_LOGP_OF], demo_pick(c->kl_estimator, kls, 3), &dkl), coef = c->use_kl_loss ? demo_ppo_of(u->r)->kl.coef : 0.0;
+    double dkl = 0;
+    double kl = seqpar_kl(logp, e[REF_LOGP_OF], demo_pick(c->kl_estimator, kls, 3), &dkl);
+    double coef = c->use_kl_loss ? demo_ppo_of(u->r)->kl.coef : 0.0;
     columns[LOSS_OF] = own.loss + coef * kl - c->entropy_loss_coef * entropy;
     columns[CLIPPED] = own.clipped;
     columns[ENTROPY_OF] = entropy;
@@ -143,8 +186,10 @@ static void demo_policy_seed(const demo_update *u, demo_place place, double logp
     seed[1] = -c->entropy_loss_coef;
 }
 
-/* What a local token adds to the step's means, and dL by its log-prob (or value) and entropy. */
-static void demo_token_seed(const demo_update *u, demo_place place, double x, double entropy, double columns[UPDATE_COLUMNS], double seed[2]) {
+/* What a local token adds to the step's means, and dL by its log-prob (or value) and
+   entropy. */
+static void demo_token_seed(const demo_update *u, demo_place place, double x, double entropy,
+                            double columns[UPDATE_COLUMNS], double seed[2]) {
     const demo_rollout *o = &demo_ppo_of(u->r)->rollout;
     if (place.text < 0) return;
     if (place.text >= o->texts) {
@@ -154,11 +199,13 @@ static void demo_token_seed(const demo_update *u, demo_place place, double x, do
     }
     if (u->model->config.score) {
         const double *e = o->entry + place.entry * ENTRY;
-        seqpar_value_result v = seqpar_value_loss(x, e[VALUE], e[RETURN], demo_ppo_options(u->r)->value_clip);
+        seqpar_value_result v = seqpar_value_loss(x, e[VALUE], e[RETURN],
+                                                  demo_ppo_options(u->r)->value_clip);
         columns[LOSS_OF] = v.loss;
         columns[CLIPPED] = v.clipped;
         seed[0] = v.dvalue;
-    } else demo_policy_seed(u, place, x, entropy, columns, seed);
+    } else
+        demo_policy_seed(u, place, x, entropy, columns, seed);
     double weight = seqpar_token_weight(&u->aggregate, demo_text_tokens(o, place.text));
     for (int c = 0; c < UPDATE_COLUMNS; c++) columns[c] *= weight;
     seed[0] *= weight;
@@ -168,13 +215,17 @@ static void demo_token_seed(const demo_update *u, demo_place place, double x, do
 /* ---- a step ---- */
 
 /* Seeds of the local tokens, and sums of what they lose, one row a piece. host (2, tokens). */
-static seqpar_status demo_update_seeds(demo_update *u, const seqpar_llama_batch *b, const seqpar_row *rows, int64_t count, double *host) {
+static seqpar_status demo_update_seeds(demo_update *u, const seqpar_llama_batch *b,
+                                       const seqpar_row *rows, int64_t count, double *host) {
     demo_rank *r = u->r;
     double *x = (double *)demo_room(2 * b->tokens + 1, sizeof *x), *entropy = x + b->tokens;
     demo_place *places = demo_places(&demo_ppo_of(r)->rollout, u->w, b, rows);
     seqpar_status status = SEQPAR_OK;
-    seqpar_device_read(r->device, x, u->model->config.score ? b->score.data : b->logp.data, 0, b->tokens, demo_value_dtype(r, u->model));
-    if (!u->model->config.score) seqpar_device_read(r->device, entropy, b->entropy.data, 0, b->tokens, r->device->accumulator);
+    seqpar_device_read(r->device, x, u->model->config.score ? b->score.data : b->logp.data, 0,
+                       b->tokens, demo_value_dtype(r, u->model));
+    if (!u->model->config.score)
+        seqpar_device_read(r->device, entropy, b->entropy.data, 0, b->tokens,
+                           r->device->accumulator);
     if (u->text) status = demo_gspo_texts(u, b, rows, count, places, x);
     for (int64_t i = 0; !status && i < b->share->count; i++) {
         const seqpar_piece *p = &b->share->pieces[i];
@@ -202,14 +253,19 @@ static seqpar_status demo_update_micro(demo_update *u, int64_t index) {
     demo_seeds buffers = {0};
     int64_t first, count;
     seqpar_status status = seqpar_step_rows(&r->ctx, u->optim, index, &first, &count);
-    if (!status) status = seqpar_llama_open_batch(&r->ctx, u->model, &b, u->w->batch.row + first, count, &run);
+    if (!status)
+        status = seqpar_llama_open_batch(&r->ctx, u->model, &b, u->w->batch.row + first, count,
+                                         &run);
     double *host = (double *)demo_room(2 * b.tokens + 1, sizeof *host);
     if (!status) status = seqpar_llama_forward(&r->ctx, u->model, &b, 1);
     if (!status) status = seqpar_llama_values(&r->ctx, u->model, &b);
     if (!status) status = demo_update_seeds(u, &b, u->w->batch.row + first, count, host);
-    if (!status) status = demo_seeds_write(r, &buffers, 2, host, b.tokens, demo_value_dtype(r, u->model));
+    if (!status)
+        status = demo_seeds_write(r, &buffers, 2, host, b.tokens,
+                                  demo_value_dtype(r, u->model));
     seeds.dlogp = buffers.part[0].data;
-    if (demo_ppo_options(r)->entropy_loss_coef > 0 && !u->model->config.score) seeds.dentropy = buffers.part[1].data;
+    if (demo_ppo_options(r)->entropy_loss_coef > 0 && !u->model->config.score)
+        seeds.dentropy = buffers.part[1].data;
     if (!status) status = seqpar_llama_backward(&r->ctx, u->model, &b, u->optim, index, &seeds);
     demo_seeds_free(r, &buffers);
     free(host);
@@ -220,7 +276,8 @@ static seqpar_status demo_update_micro(demo_update *u, int64_t index) {
 /* What the losses are means over: GSPO's of the actor over texts, all others over tokens. */
 static void demo_update_counts(demo_update *u) {
     const demo_rollout *o = &demo_ppo_of(u->r)->rollout;
-    bool gspo = !u->model->config.score && !strcmp(demo_ppo_options(u->r)->policy_loss_type, "gspo");
+    bool gspo = !u->model->config.score &&
+                !strcmp(demo_ppo_options(u->r)->policy_loss_type, "gspo");
     u->aggregate = (seqpar_aggregate){.kind = gspo ? SEQPAR_SEQUENCE_MEAN : SEQPAR_TOKEN_MEAN};
     if (gspo) u->text = (demo_text_loss *)demo_room(o->texts, sizeof *u->text);
     for (int64_t i = 0; i < arrlen(u->w->which); i++) {
@@ -236,24 +293,39 @@ static seqpar_status demo_update_step(demo_update *u, double lr, double *means) 
     demo_rank *r = u->r;
     int64_t accumulation = demo_accumulation(r->job, u->w->batch.rows);
     demo_update_counts(u);
-    seqpar_status status = seqpar_step_begin(&r->ctx, u->optim, u->w->batch.row, u->w->batch.rows, r->job->layout, accumulation);
+    seqpar_status status = seqpar_step_begin(&r->ctx, u->optim, u->w->batch.row,
+                                             u->w->batch.rows, r->job->layout, accumulation);
     for (int64_t i = 0; !status && i < accumulation; i++) status = demo_update_micro(u, i);
-    if (!status) status = seqpar_sum_pieces(&r->ctx, means, u->leaf, u->sums, arrlen(u->leaf), UPDATE_COLUMNS);
+    if (!status)
+        status = seqpar_sum_pieces(&r->ctx, means, u->leaf, u->sums, arrlen(u->leaf),
+                                   UPDATE_COLUMNS);
     if (!status && !(fabs(means[LOSS_OF] + means[PRETRAINING_LOSS]) <= 1e300))
-        status = seqpar_fail(r->ctx.error, SEQPAR_ERR_NOT_FINITE, "step %lld: the loss of the %s is %g; lower its learning rate", (long long)r->step + 1, u->model->config.score ? "critic" : "actor", means[LOSS_OF] + means[PRETRAINING_LOSS]);
-    if (!status) status = seqpar_step_end(&r->ctx, u->optim, u->model->params.data, u->model->elements, lr);
+        status = seqpar_fail(r->ctx.error, SEQPAR_ERR_NOT_FINITE,
+                             "step %lld: the loss of the %s is %g; lower its learning rate",
+                             (long long)r->step + 1,
+                             u->model->config.score ? "critic" : "actor",
+                             means[LOSS_OF] + means[PRETRAINING_LOSS]);
+    if (!status)
+        status = seqpar_step_end(&r->ctx, u->optim, u->model->params.data, u->model->elements,
+                                 lr);
     arrfree(u->leaf);
     arrfree(u->sums);
     free(u->text);
     return status;
 }
 
-/* The texts of a mini-batch and train_batch_size pretraining documents, packed together: one step, one fold. */
+/* The texts of a mini-batch and train_batch_size pretraining documents, packed together: one
+   step, one fold. */
 static seqpar_status demo_mixed_open(demo_rank *r, demo_window *mixed, const demo_window *w) {
     demo_ppo *p = demo_ppo_of(r);
-    int64_t documents = arrlen(demo_ppo_options(r)->pretraining.documents), batch = r->job->config.train_batch_size < documents ? r->job->config.train_batch_size : documents;
-    int64_t *which = demo_stream(documents, batch, (uint64_t)r->job->config.seed + 2, r->step * batch, batch);
-    memcpy(p->mixed.documents, p->rollout.set.documents, (size_t)p->rollout.texts * sizeof *p->mixed.documents);
+    int64_t documents = arrlen(demo_ppo_options(r)->pretraining.documents);
+    int64_t batch = r->job->config.train_batch_size < documents
+                        ? r->job->config.train_batch_size
+                        : documents;
+    int64_t *which = demo_stream(documents, batch, (uint64_t)r->job->config.seed + 2,
+                                 r->step * batch, batch);
+    memcpy(p->mixed.documents, p->rollout.set.documents,
+           (size_t)p->rollout.texts * sizeof *p->mixed.documents);
     mixed->set = &p->mixed;
     for (int64_t i = 0; i < arrlen(w->which); i++) arrput(mixed->which, w->which[i]);
     for (int64_t i = 0; i < batch; i++) arrput(mixed->which, p->rollout.texts + which[i]);
@@ -266,10 +338,13 @@ static seqpar_status demo_actor_step(demo_rank *r, demo_window *w) {
     demo_ppo *p = demo_ppo_of(r);
     demo_window mixed = {0};
     demo_update actor = {.r = r, .w = w, .model = &r->model, .optim = &r->optim};
-    double factor = seqpar_schedule_factor(r->job->lr_kind, r->step, r->job->warmup, r->job->total_steps, c->min_lr_ratio);
+    double factor = seqpar_schedule_factor(r->job->lr_kind, r->step, r->job->warmup,
+                                           r->job->total_steps, c->min_lr_ratio);
     seqpar_status status = SEQPAR_OK;
     if (demo_ppo_options(r)->pretrain_data) status = demo_mixed_open(r, actor.w = &mixed, w);
-    if (!status) status = demo_update_step(&actor, demo_ppo_options(r)->actor_learning_rate * factor, p->policy);
+    if (!status)
+        status = demo_update_step(&actor, demo_ppo_options(r)->actor_learning_rate * factor,
+                                  p->policy);
     if (!status) demo_average_step(&r->ctx, &r->model, &r->average);
     demo_window_close(&mixed);
     return status;
@@ -279,10 +354,15 @@ static double demo_critic_rate(const demo_rank *r) {
     static const char *const kinds[] = {"constant", "linear", "cosine", "cosine_with_min_lr"};
     const demo_ppo_config *c = demo_ppo_options(r);
     const demo_job *job = r->job;
-    int kind = c->critic.lr_scheduler ? demo_pick(c->critic.lr_scheduler, kinds, 4) : job->lr_kind;
-    int64_t warmup = c->critic.lr_warmup_ratio >= 0 ? (int64_t)ceil(c->critic.lr_warmup_ratio * (double)job->total_steps) : job->warmup;
-    double floor_ratio = c->critic.min_lr_ratio >= 0 ? c->critic.min_lr_ratio : job->config.min_lr_ratio;
-    return c->critic_learning_rate * seqpar_schedule_factor(kind, r->step, warmup, job->total_steps, floor_ratio);
+    int kind = c->critic.lr_scheduler ? demo_pick(c->critic.lr_scheduler, kinds, 4)
+                                      : job->lr_kind;
+    int64_t warmup = c->critic.lr_warmup_ratio >= 0
+                         ? (int64_t)ceil(c->critic.lr_warmup_ratio * (double)job->total_steps)
+                         : job->warmup;
+    double floor_ratio = c->critic.min_lr_ratio >= 0 ? c->critic.min_lr_ratio
+                                                     : job->config.min_lr_ratio;
+    return c->critic_learning_rate *
+           seqpar_schedule_factor(kind, r->step, warmup, job->total_steps, floor_ratio);
 }
 
 /* A mini-batch: the actor, unless frozen, and the critic. */
@@ -291,19 +371,24 @@ static seqpar_status demo_mini_batch(demo_rank *r, demo_window *w) {
     demo_update critic = {.r = r, .w = w, .model = &p->critic, .optim = &p->critic_optim};
     seqpar_status status = SEQPAR_OK;
     if (r->step > demo_ppo_options(r)->freezing_actor_steps) status = demo_actor_step(r, w);
-    if (!status && p->has_critic) status = demo_update_step(&critic, demo_critic_rate(r), p->value);
+    if (!status && p->has_critic)
+        status = demo_update_step(&critic, demo_critic_rate(r), p->value);
     if (!status) r->step++;
     return status;
 }
 
-/* max_epochs over the rollout in mini-batches of train_batch_size texts, in another order each time. */
+/* max_epochs over the rollout in mini-batches of train_batch_size texts, in another order
+   each time. */
 static seqpar_status demo_updates(demo_rank *r, int64_t number) {
     const demo_config *c = &r->job->config;
     demo_ppo *p = demo_ppo_of(r);
-    int64_t texts = p->rollout.texts, batch = c->train_batch_size < texts ? c->train_batch_size : texts, *order = (int64_t *)demo_room(texts, sizeof *order);
+    int64_t texts = p->rollout.texts;
+    int64_t batch = c->train_batch_size < texts ? c->train_batch_size : texts;
+    int64_t *order = (int64_t *)demo_room(texts, sizeof *order);
     seqpar_status status = SEQPAR_OK;
     for (int64_t epoch = 0; !status && epoch < (int64_t)c->max_epochs; epoch++) {
-        seqpar_shuffle(order, texts, (uint64_t)c->seed + 1, (uint64_t)(number * (int64_t)c->max_epochs + epoch));
+        seqpar_shuffle(order, texts, (uint64_t)c->seed + 1,
+                       (uint64_t)(number * (int64_t)c->max_epochs + epoch));
         for (int64_t first = 0; !status && first + batch <= texts; first += batch) {
             demo_window w = {.set = &p->rollout.set};
             for (int64_t i = 0; i < batch; i++) arrput(w.which, order[first + i]);

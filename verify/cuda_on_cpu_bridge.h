@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* Streams of another run time, whose events and messages order what happens in cuda_on_cpu.h: test_queue_nccl.c. */
+/* Streams of another run time, whose events and messages order what happens in
+   cuda_on_cpu.h: test_queue_nccl.c. */
 #ifndef CUDA_ON_CPU_BRIDGE_H
 #define CUDA_ON_CPU_BRIDGE_H
 #ifdef __cplusplus
@@ -11,8 +12,10 @@ typedef struct cuda_on_cpu_bridge {
     void (*push)(void *stream, void (*run)(void *operation), void *operation);
     void (*settle)(void *stream);
 } cuda_on_cpu_bridge;
+
 extern const cuda_on_cpu_bridge *cuda_on_cpu_elsewhere; /* NULL: streams of its own */
-extern void cuda_on_cpu_open_memory(int change);        /* for those who copy there: +1 opens, -1 closes */
+/* for those who copy there: +1 opens, -1 closes */
+extern void cuda_on_cpu_open_memory(int change);
 #ifdef __cplusplus
 }
 #endif

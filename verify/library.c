@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* The headers' implementation as one object, for programs and suites that need the public API alone (make: LINKED). */
+/* The headers' implementation as one object, for programs and suites that need the public
+   API alone (make: LINKED). */
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_LLAMA_IMPLEMENTATION
 #define SEQPAR_CHECK_IMPLEMENTATION

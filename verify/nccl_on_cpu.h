@@ -1,18 +1,27 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* The kernels of cuda_on_cpu.h on the streams of nccl_stand_in.h: one order for what is computed and what is sent. */
+/* The kernels of cuda_on_cpu.h on the streams of nccl_stand_in.h: one order for what is
+   computed and what is sent. */
 #ifndef NCCL_ON_CPU_H
 #define NCCL_ON_CPU_H
 #include "nccl_stand_in.h"
 #include "cuda_on_cpu_bridge.h"
 
-static void *stand_stream_new(void) { cudaStream_t s = NULL; return cudaStreamCreate(&s) ? NULL : s; }
+static void *stand_stream_new(void) {
+    cudaStream_t s = NULL;
+    return cudaStreamCreate(&s) ? NULL : s;
+}
+
 static void stand_stream_free(void *s) { cudaStreamDestroy(s); }
-static void stand_stream_push(void *s, void (*run)(void *), void *operation) { stand_kernel(s, run, operation); }
+static void stand_stream_push(void *s, void (*run)(void *), void *operation) {
+    stand_kernel(s, run, operation);
+}
+
 static void stand_stream_settle(void *s) { cudaStreamSynchronize(s); }
 
 /* From here on, until it is called with 0 again; every pointer then is one of a device. */
 static void stand_runs_kernels(int on) {
-    static const cuda_on_cpu_bridge bridge = {stand_stream_new, stand_stream_free, stand_stream_push, stand_stream_settle};
+    static const cuda_on_cpu_bridge bridge = {stand_stream_new, stand_stream_free,
+                                              stand_stream_push, stand_stream_settle};
     stand.all_device = on;
     cuda_on_cpu_elsewhere = on ? &bridge : NULL;
     cuda_on_cpu_open_memory(on ? 1 : -1);

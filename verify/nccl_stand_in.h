@@ -22,27 +22,79 @@
 #include <string.h>
 #include <time.h>
 
-#define NCCL_MAJOR 2
+#define NCCL_MAJOR        2
 #define NCCL_VERSION_CODE 22809
-#define NCCL_CONFIG_INITIALIZER {INT_MIN}
-typedef struct { char internal[128]; } ncclUniqueId;
-typedef struct { int blocking; } ncclConfig_t;
-typedef enum { ncclSuccess, ncclUnhandledCudaError, ncclSystemError, ncclInternalError, ncclInvalidArgument, ncclInvalidUsage, ncclRemoteError, ncclInProgress } ncclResult_t;
+#define NCCL_CONFIG_INITIALIZER \
+    { INT_MIN }
+typedef struct {
+    char internal[128];
+} ncclUniqueId;
+
+typedef struct {
+    int blocking;
+} ncclConfig_t;
+
+typedef enum {
+    ncclSuccess,
+    ncclUnhandledCudaError,
+    ncclSystemError,
+    ncclInternalError,
+    ncclInvalidArgument,
+    ncclInvalidUsage,
+    ncclRemoteError,
+    ncclInProgress
+} ncclResult_t;
+
 typedef enum { ncclInt8, ncclUint8 } ncclDataType_t;
 typedef struct stand_comm *ncclComm_t;
 
-typedef enum { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorNoDevice = 100, cudaErrorNotReady = 600, cudaErrorLaunchFailure = 719, cudaErrorUnknown = 999 } cudaError_t;
-enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeHost, cudaMemoryTypeDevice, cudaMemoryTypeManaged };
-struct cudaPointerAttributes { enum cudaMemoryType type; int device; };
-enum { cudaMemcpyDefault = 4, cudaEventDisableTiming = 2, cudaStreamNonBlocking = 1, cudaHostAllocPortable = 1 };
+typedef enum {
+    cudaSuccess = 0,
+    cudaErrorInvalidValue = 1,
+    cudaErrorNoDevice = 100,
+    cudaErrorNotReady = 600,
+    cudaErrorLaunchFailure = 719,
+    cudaErrorUnknown = 999
+} cudaError_t;
+
+enum cudaMemoryType {
+    cudaMemoryTypeUnregistered,
+    cudaMemoryTypeHost,
+    cudaMemoryTypeDevice,
+    cudaMemoryTypeManaged
+};
+
+struct cudaPointerAttributes {
+    enum cudaMemoryType type;
+    int device;
+};
+
+enum {
+    cudaMemcpyDefault = 4,
+    cudaEventDisableTiming = 2,
+    cudaStreamNonBlocking = 1,
+    cudaHostAllocPortable = 1
+};
+
 typedef struct stand_stream *cudaStream_t;
 typedef struct stand_event *cudaEvent_t;
 
 /* ---- what there is ---- */
 
 enum { STAND_KERNEL, STAND_RECORD, STAND_WAIT, STAND_GROUP };
-typedef struct stand_message { int peer, sending, done; char *data; size_t bytes; } stand_message;
-typedef struct stand_group { struct stand_comm *comm; struct stand_stream *stream; stand_message *list; int count; } stand_group;
+typedef struct stand_message {
+    int peer, sending, done;
+    char *data;
+    size_t bytes;
+} stand_message;
+
+typedef struct stand_group {
+    struct stand_comm *comm;
+    struct stand_stream *stream;
+    stand_message *list;
+    int count;
+} stand_group;
+
 typedef struct stand_op {
     struct stand_op *next;
     int kind;
@@ -52,8 +104,19 @@ typedef struct stand_op {
     void (*fn)(void *);
     void *arg;
 } stand_op;
-struct stand_event { struct stand_event *next; int64_t asked, done; int freed; };
-struct stand_stream { struct stand_stream *next; stand_op *head, *tail; int device, freed, watched; };
+
+struct stand_event {
+    struct stand_event *next;
+    int64_t asked, done;
+    int freed;
+};
+
+struct stand_stream {
+    struct stand_stream *next;
+    stand_op *head, *tail;
+    int device, freed, watched;
+};
+
 typedef struct stand_clique {
     struct stand_clique *next;
     ncclUniqueId id;
@@ -61,21 +124,36 @@ typedef struct stand_clique {
     struct stand_comm **member;
     char *connected; /* (size, size) */
 } stand_clique;
+
 struct stand_comm {
     struct stand_comm *next;
     stand_clique *clique;
-    int rank, device, blocking, joining, splitting, finalizing, aborted, freed, held, color, key; /* held: a thread of the caller's waits inside */
+    /* held: a thread of the caller's waits inside */
+    int rank, device, blocking, joining, splitting, finalizing, aborted, freed, held, color;
+    int key;
     ncclResult_t state;
-    ncclComm_t *part;         /* where a split puts its part */
+    ncclComm_t *part; /* where a split puts its part */
     stand_group *setup, *running;
 };
-typedef struct stand_range { struct stand_range *next; char *data; size_t bytes; enum cudaMemoryType type; int device; } stand_range;
-typedef struct stand_count { const char *name; int64_t calls[16]; } stand_count;
+
+typedef struct stand_range {
+    struct stand_range *next;
+    char *data;
+    size_t bytes;
+    enum cudaMemoryType type;
+    int device;
+} stand_range;
+
+typedef struct stand_count {
+    const char *name;
+    int64_t calls[16];
+} stand_count;
 
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t wake;
-    int started, devices, hosts, all_device; /* hosts: threads that call, 0: unknown; all_device: every pointer is one of the device */
+    /* hosts: threads that call, 0: unknown; all_device: every pointer is one of the device */
+    int started, devices, hosts, all_device;
     int version[16];
     uint64_t random, ids;
     int64_t steps;
@@ -89,7 +167,31 @@ static struct {
     int fail_device, failed, skip_odd;
     int64_t fail_call;
     char complaint[512], deadlock[512];
-} stand = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 16, 0, 0, {0}, 1, 0, 0, NULL, NULL, NULL, NULL, NULL, {{NULL, {0}}}, NULL, NULL, 0, 0, 0, 0, "", ""};
+} stand = {PTHREAD_MUTEX_INITIALIZER,
+
+           PTHREAD_COND_INITIALIZER,
+           0,
+           16,
+           0,
+           0,
+           {0},
+           1,
+           0,
+           0,
+           NULL,
+           NULL,
+           NULL,
+           NULL,
+           NULL,
+           {{NULL, {0}}},
+           NULL,
+           NULL,
+           0,
+           0,
+           0,
+           0,
+           "",
+           ""};
 
 static __thread int stand_device, stand_depth;
 static __thread cudaError_t stand_last;
@@ -102,6 +204,7 @@ __attribute__((format(printf, 1, 2))) static void stand_complain(const char *for
     vsnprintf(stand.complaint, sizeof stand.complaint, format, args);
     va_end(args);
 }
+
 static int stand_chance(int one_in) {
     stand.random = stand.random * UINT64_C(6364136223846793005) + 1442695040888963407u;
     return (int)((stand.random >> 33) % (uint64_t)one_in) == 0;
@@ -113,19 +216,37 @@ static int stand_trips(const char *name) {
     while (c->name && strcmp(c->name, name)) c++;
     c->name = name;
     c->calls[stand_device]++;
-    if (stand.skip_name && !strcmp(stand.skip_name, name) && c->calls[stand_device] % 2 == stand.skip_odd) return 2;
-    if (!stand.fail_name || strcmp(stand.fail_name, name) || stand.fail_device != stand_device || c->calls[stand_device] != stand.fail_call) return 0;
+    if (stand.skip_name && !strcmp(stand.skip_name, name) &&
+        c->calls[stand_device] % 2 == stand.skip_odd)
+        return 2;
+    if (!stand.fail_name || strcmp(stand.fail_name, name) ||
+        stand.fail_device != stand_device || c->calls[stand_device] != stand.fail_call)
+        return 0;
     stand.failed = 1;
     return 1;
 }
-#define STAND_ENTER(code) do {                                                                               \
-    int trips_;                                                                                              \
-    pthread_mutex_lock(&stand.lock);                                                                         \
-    trips_ = stand_trips(__func__);                                                                          \
-    if (trips_ == 1) { int code_ = (int)code; pthread_mutex_unlock(&stand.lock); return code_; }             \
-    if (trips_ == 2) { pthread_mutex_unlock(&stand.lock); return 0; }                                        \
+#define STAND_ENTER(code) \
+    do { \
+        int trips_; \
+        pthread_mutex_lock(&stand.lock); \
+        trips_ = stand_trips(__func__); \
+        if (trips_ == 1) { \
+            int code_ = (int)code; \
+            pthread_mutex_unlock(&stand.lock); \
+            return code_; \
+        } \
+        if (trips_ == 2) { \
+            pthread_mutex_unlock(&stand.lock); \
+            return 0; \
+        } \
     } while (0)
-#define STAND_LEAVE(code) do { int code_ = (int)(code); pthread_cond_broadcast(&stand.wake); pthread_mutex_unlock(&stand.lock); return code_; } while (0)
+#define STAND_LEAVE(code) \
+    do { \
+        int code_ = (int)(code); \
+        pthread_cond_broadcast(&stand.wake); \
+        pthread_mutex_unlock(&stand.lock); \
+        return code_; \
+    } while (0)
 
 /* ---- the work on the streams ---- */
 
@@ -134,19 +255,28 @@ static void stand_push(struct stand_stream *s, stand_op op) {
     if (s->freed) stand_complain("a stream is used after its end");
     *kept = op;
     kept->next = NULL;
-    if (s->head) s->tail->next = kept; else s->head = kept;
+    if (s->head)
+        s->tail->next = kept;
+    else
+        s->head = kept;
     s->tail = kept;
 }
+
 static void stand_pop(struct stand_stream *s) {
     stand_op *op = s->head;
     s->head = op->next;
-    if (op->group) { free(op->group->list); free(op->group); }
+    if (op->group) {
+        free(op->group->list);
+        free(op->group);
+    }
     free(op);
 }
 
 static stand_message *stand_first(const stand_group *g, int peer, int sending) {
     int i;
-    for (i = 0; g && i < g->count; i++) if (g->list[i].peer == peer && g->list[i].sending == sending && !g->list[i].done) return &g->list[i];
+    for (i = 0; g && i < g->count; i++)
+        if (g->list[i].peer == peer && g->list[i].sending == sending && !g->list[i].done)
+            return &g->list[i];
     return NULL;
 }
 
@@ -161,8 +291,12 @@ static int stand_exchange(stand_group *g) {
         if (m->done || m != stand_first(g, m->peer, m->sending) || other->aborted) continue;
         t = stand_first(other->running, c->rank, !m->sending);
         if (!t) continue;
-        if (t->bytes != m->bytes) stand_complain("rank %d and rank %d do not agree: %zu and %zu bytes", c->rank, m->peer, m->bytes, t->bytes);
-        if (m->data != t->data) memmove(m->sending ? t->data : m->data, m->sending ? m->data : t->data, m->bytes < t->bytes ? m->bytes : t->bytes);
+        if (t->bytes != m->bytes)
+            stand_complain("rank %d and rank %d do not agree: %zu and %zu bytes", c->rank,
+                           m->peer, m->bytes, t->bytes);
+        if (m->data != t->data)
+            memmove(m->sending ? t->data : m->data, m->sending ? m->data : t->data,
+                    m->bytes < t->bytes ? m->bytes : t->bytes);
         m->done = t->done = 1;
         return 1;
     }
@@ -172,7 +306,10 @@ static int stand_exchange(stand_group *g) {
 static int stand_group_step(struct stand_stream *s) {
     stand_group *g = s->head->group;
     int i, left = 0, did;
-    if (g->comm->aborted) { stand_pop(s); return 1; }
+    if (g->comm->aborted) {
+        stand_pop(s);
+        return 1;
+    }
     did = g->comm->running != g;
     g->comm->running = g;
     did |= stand_exchange(g);
@@ -205,7 +342,8 @@ static void stand_queue_group(struct stand_comm *c) {
 }
 
 static int stand_connected(const struct stand_comm *c, const stand_message *m) {
-    int n = c->clique->size, from = m->sending ? c->rank : m->peer, to = m->sending ? m->peer : c->rank;
+    int n = c->clique->size, from = m->sending ? c->rank : m->peer;
+    int to = m->sending ? m->peer : c->rank;
     const struct stand_comm *other = c->clique->member[m->peer];
     char *wire = &c->clique->connected[from * n + to];
     if (!*wire && !other->aborted && stand_first(other->setup, c->rank, !m->sending)) *wire = 1;
@@ -227,6 +365,7 @@ static stand_clique *stand_clique_new(int size) {
     q->next = stand.cliques;
     return stand.cliques = q;
 }
+
 static struct stand_comm *stand_comm_new(stand_clique *q, int rank, int device, int blocking) {
     struct stand_comm *c = calloc(1, sizeof *c);
     c->clique = q;
@@ -248,11 +387,16 @@ static void stand_split_all(stand_clique *q) {
             struct stand_comm *c = q->member[r];
             int place = 0;
             if (c->color != color) continue;
-            for (i = 0; i < q->size; i++) place += q->member[i]->color == color && (q->member[i]->key < c->key || (q->member[i]->key == c->key && i < r));
+            for (i = 0; i < q->size; i++)
+                place += q->member[i]->color == color &&
+                         (q->member[i]->key < c->key || (q->member[i]->key == c->key && i < r));
             *c->part = stand_comm_new(part, place, c->device, c->blocking);
         }
     }
-    for (r = 0; r < q->size; r++) { q->member[r]->splitting = 0; q->member[r]->state = ncclSuccess; }
+    for (r = 0; r < q->size; r++) {
+        q->member[r]->splitting = 0;
+        q->member[r]->state = ncclSuccess;
+    }
 }
 
 /* Whatever all ranks of a clique have to call. */
@@ -265,10 +409,23 @@ static int stand_clique_step(stand_clique *q) {
         final += c && (c->finalizing || c->aborted);
         busy += c && c->finalizing == 1 && !c->aborted && !c->running && !c->setup;
     }
-    if (joined == q->size) { for (r = 0; r < q->size; r++) { q->member[r]->joining = 0; q->member[r]->state = ncclSuccess; } return 1; }
-    if (split == q->size) { stand_split_all(q); return 1; }
+    if (joined == q->size) {
+        for (r = 0; r < q->size; r++) {
+            q->member[r]->joining = 0;
+            q->member[r]->state = ncclSuccess;
+        }
+        return 1;
+    }
+    if (split == q->size) {
+        stand_split_all(q);
+        return 1;
+    }
     if (final < q->size || !busy) return 0;
-    for (r = 0; r < q->size; r++) if (q->member[r]->finalizing == 1) { q->member[r]->finalizing = 2; q->member[r]->state = ncclSuccess; }
+    for (r = 0; r < q->size; r++)
+        if (q->member[r]->finalizing == 1) {
+            q->member[r]->finalizing = 2;
+            q->member[r]->state = ncclSuccess;
+        }
     return 1;
 }
 
@@ -280,13 +437,19 @@ static void stand_describe(char *text, size_t bytes) {
     int i, at = 0;
     text[0] = 0;
     for (c = stand.comms; c; c = c->next)
-        for (g = c->running ? c->running : c->setup, i = 0; g && !c->aborted && i < g->count && at < (int)bytes - 100; i++) {
+        for (g = c->running ? c->running : c->setup, i = 0;
+             g && !c->aborted && i < g->count && at < (int)bytes - 100; i++) {
             const stand_message *m = &g->list[i];
-            if (!m->done) at += snprintf(text + at, bytes - (size_t)at, "%srank %d %s %zu bytes %s rank %d", at ? "; " : "", c->rank, m->sending ? "sends" : "waits for", m->bytes, m->sending ? "to" : "from", m->peer);
+            if (!m->done)
+                at += snprintf(text + at, bytes - (size_t)at,
+                               "%srank %d %s %zu bytes %s rank %d", at ? "; " : "", c->rank,
+                               m->sending ? "sends" : "waits for", m->bytes,
+                               m->sending ? "to" : "from", m->peer);
         }
 }
 
-/* Exact: nothing can move, and every thread that could change that waits for a stream that is not empty or inside NCCL. */
+/* Exact: nothing can move, and every thread that could change that waits for a stream that
+   is not empty or inside NCCL. */
 static void stand_watch(void) {
     const struct stand_stream *s;
     const struct stand_comm *c;
@@ -304,8 +467,10 @@ static int stand_step(void) {
     struct stand_comm *c;
     stand_clique *q;
     stand_chance(2);
-    for (s = stand.streams; s && !did; s = s->next) if (skip-- <= 0) did = stand_stream_step(s);
-    for (c = stand.comms; c && !did; c = c->next) if (c->setup && !c->aborted) did = stand_setup_step(c);
+    for (s = stand.streams; s && !did; s = s->next)
+        if (skip-- <= 0) did = stand_stream_step(s);
+    for (c = stand.comms; c && !did; c = c->next)
+        if (c->setup && !c->aborted) did = stand_setup_step(c);
     for (q = stand.cliques; q && !did; q = q->next) did = stand_clique_step(q);
     for (s = stand.streams; s && !did; s = s->next) did = stand_stream_step(s);
     return (int)did;
@@ -323,7 +488,10 @@ static void *stand_main(void *unused) {
             if (!stand_chance(3)) continue;
             sleeps = stand_chance(4);
             pthread_mutex_unlock(&stand.lock);
-            if (sleeps) nanosleep(&late, NULL); else sched_yield();
+            if (sleeps)
+                nanosleep(&late, NULL);
+            else
+                sched_yield();
             pthread_mutex_lock(&stand.lock);
             continue;
         }
@@ -343,20 +511,39 @@ static void stand_start(void) { /* locked */
 
 /* ---- for tests ---- */
 
-/* A new day: nothing lives, nothing is counted, nothing is to fail. What is left over is thrown away. */
+/* A new day: nothing lives, nothing is counted, nothing is to fail. What is left over is
+   thrown away. */
 __attribute__((unused)) static void stand_reset(uint64_t seed, int hosts) {
     struct stand_stream *s;
     pthread_mutex_lock(&stand.lock);
-    for (s = stand.streams; s; s = s->next) while (s->head) stand_pop(s);
-    while (stand.streams) { s = stand.streams->next; free(stand.streams); stand.streams = s; }
-    while (stand.events) { struct stand_event *e = stand.events->next; free(stand.events); stand.events = e; }
+    for (s = stand.streams; s; s = s->next)
+        while (s->head) stand_pop(s);
+    while (stand.streams) {
+        s = stand.streams->next;
+        free(stand.streams);
+        stand.streams = s;
+    }
+    while (stand.events) {
+        struct stand_event *e = stand.events->next;
+        free(stand.events);
+        stand.events = e;
+    }
     while (stand.comms) {
         struct stand_comm *c = stand.comms->next;
-        if (stand.comms->setup) { free(stand.comms->setup->list); free(stand.comms->setup); }
+        if (stand.comms->setup) {
+            free(stand.comms->setup->list);
+            free(stand.comms->setup);
+        }
         free(stand.comms);
         stand.comms = c;
     }
-    while (stand.cliques) { stand_clique *q = stand.cliques->next; free(stand.cliques->member); free(stand.cliques->connected); free(stand.cliques); stand.cliques = q; }
+    while (stand.cliques) {
+        stand_clique *q = stand.cliques->next;
+        free(stand.cliques->member);
+        free(stand.cliques->connected);
+        free(stand.cliques);
+        stand.cliques = q;
+    }
     memset(stand.counts, 0, sizeof stand.counts);
     memset(stand.version, 0, sizeof stand.version);
     stand.fail_name = stand.skip_name = NULL;
@@ -383,20 +570,35 @@ __attribute__((unused)) static const char *stand_leaks(void) {
     for (r = stand.ranges; r; r = r->next) ranges++;
     pthread_mutex_unlock(&stand.lock);
     text[0] = 0;
-    if (comms || streams || events || ranges) snprintf(text, sizeof text, "%d communicators, %d streams, %d events, %d allocations are left", comms, streams, events, ranges);
+    if (comms || streams || events || ranges)
+        snprintf(text, sizeof text,
+                 "%d communicators, %d streams, %d events, %d allocations are left", comms,
+                 streams, events, ranges);
     return text;
 }
 
-__attribute__((unused)) static void stand_fail(const char *name, int device, int64_t call) { stand.fail_name = name; stand.fail_device = device; stand.fail_call = call; }
+__attribute__((unused)) static void stand_fail(const char *name, int device, int64_t call) {
+    stand.fail_name = name;
+    stand.fail_device = device;
+    stand.fail_call = call;
+}
+
 __attribute__((unused)) static int64_t stand_calls(const char *name, int device) {
     const stand_count *c = stand.counts;
     while (c->name && strcmp(c->name, name)) c++;
     return c->calls[device];
 }
-/* Every second call of this name, the odd or the even ones, does nothing and says that all is well. */
-__attribute__((unused)) static void stand_skip(const char *name, int odd) { stand.skip_name = name; stand.skip_odd = odd; }
+
+/* Every second call of this name, the odd or the even ones, does nothing and says that all
+   is well. */
+__attribute__((unused)) static void stand_skip(const char *name, int odd) {
+    stand.skip_name = name;
+    stand.skip_odd = odd;
+}
+
 /* What a kernel is here: a function that runs when the stream has come to it. */
-__attribute__((unused)) static void stand_kernel(cudaStream_t s, void (*fn)(void *), void *arg) {
+__attribute__((unused)) static void stand_kernel(cudaStream_t s, void (*fn)(void *),
+                                                 void *arg) {
     stand_op op = {NULL, STAND_KERNEL, 0, NULL, NULL, fn, arg};
     pthread_mutex_lock(&stand.lock);
     stand_push(s, op);
@@ -406,48 +608,69 @@ __attribute__((unused)) static void stand_kernel(cudaStream_t s, void (*fn)(void
 
 /* ---- the CUDA runtime ---- */
 
-static const char *cudaGetErrorString(cudaError_t code) { return code == cudaErrorNoDevice ? "no CUDA-capable device is detected" : code == cudaSuccess ? "no error" : "unknown error"; }
+static const char *cudaGetErrorString(cudaError_t code) {
+    return code == cudaErrorNoDevice ? "no CUDA-capable device is detected"
+           : code == cudaSuccess     ? "no error"
+                                     : "unknown error";
+}
+
 static cudaError_t cudaPeekAtLastError(void) { return stand_last; }
-static cudaError_t cudaGetLastError(void) { cudaError_t last = stand_last; stand_last = cudaSuccess; return last; }
+static cudaError_t cudaGetLastError(void) {
+    cudaError_t last = stand_last;
+    stand_last = cudaSuccess;
+    return last;
+}
+
 static cudaError_t cudaGetDeviceCount(int *count) {
     STAND_ENTER(cudaErrorUnknown);
     *count = stand.devices;
     STAND_LEAVE(stand.devices ? cudaSuccess : cudaErrorNoDevice);
 }
+
 static cudaError_t cudaSetDevice(int device) {
     if (device < 0 || device >= stand.devices) return cudaErrorInvalidValue;
     stand_device = device;
     STAND_ENTER(cudaErrorUnknown);
     STAND_LEAVE(cudaSuccess);
 }
+
 static cudaError_t cudaGetDevice(int *device) {
     STAND_ENTER(cudaErrorUnknown);
     *device = stand_device;
     STAND_LEAVE(cudaSuccess);
 }
+
 static cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
     STAND_ENTER(cudaErrorUnknown);
     *least = 0;
     *greatest = -5;
     STAND_LEAVE(cudaSuccess);
 }
-static cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
+
+static cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags,
+                                                int priority) {
     STAND_ENTER(cudaErrorUnknown);
     stand_start();
-    if (flags != cudaStreamNonBlocking || priority != -5) stand_complain("a stream with flags %u and priority %d", flags, priority);
+    if (flags != cudaStreamNonBlocking || priority != -5)
+        stand_complain("a stream with flags %u and priority %d", flags, priority);
     *stream = calloc(1, sizeof **stream);
     (*stream)->device = stand_device;
     (*stream)->next = stand.streams;
     stand.streams = *stream;
     STAND_LEAVE(cudaSuccess);
 }
-__attribute__((unused)) static cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaStreamCreateWithPriority(stream, cudaStreamNonBlocking, -5); }
+
+__attribute__((unused)) static cudaError_t cudaStreamCreate(cudaStream_t *stream) {
+    return cudaStreamCreateWithPriority(stream, cudaStreamNonBlocking, -5);
+}
+
 static cudaError_t cudaStreamDestroy(cudaStream_t s) {
     STAND_ENTER((s->freed = 1, cudaErrorUnknown));
     if (s->freed) stand_complain("a stream is destroyed twice");
     s->freed = 1;
     STAND_LEAVE(cudaSuccess);
 }
+
 __attribute__((unused)) static cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     STAND_ENTER(cudaErrorUnknown);
     s->watched++;
@@ -456,6 +679,7 @@ __attribute__((unused)) static cudaError_t cudaStreamSynchronize(cudaStream_t s)
     s->watched--;
     STAND_LEAVE(s->head ? cudaErrorLaunchFailure : cudaSuccess);
 }
+
 static cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
     STAND_ENTER(cudaErrorUnknown);
     if (flags != cudaEventDisableTiming) stand_complain("an event that takes the time");
@@ -464,12 +688,14 @@ static cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) 
     stand.events = *event;
     STAND_LEAVE(cudaSuccess);
 }
+
 static cudaError_t cudaEventDestroy(cudaEvent_t e) {
     STAND_ENTER((e->freed = 1, cudaErrorUnknown));
     if (e->freed) stand_complain("an event is destroyed twice");
     e->freed = 1;
     STAND_LEAVE(cudaSuccess);
 }
+
 static cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
     stand_op op = {NULL, STAND_RECORD, 0, e, NULL, NULL, NULL};
     STAND_ENTER(cudaErrorUnknown);
@@ -478,29 +704,38 @@ static cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
     stand_push(s, op);
     STAND_LEAVE(cudaSuccess);
 }
+
 static cudaError_t cudaEventQuery(cudaEvent_t e) {
     STAND_ENTER(cudaErrorUnknown);
     if (e->freed) stand_complain("an event is queried after its end");
     if (e->done < e->asked) stand_last = cudaErrorNotReady;
     STAND_LEAVE(e->done < e->asked ? cudaErrorNotReady : cudaSuccess);
 }
+
 static cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags) {
     stand_op op = {NULL, STAND_WAIT, 0, e, NULL, NULL, NULL};
     STAND_ENTER(cudaErrorUnknown);
-    if (e->freed || flags) stand_complain("a stream waits for an event after its end, or with flags");
+    if (e->freed || flags)
+        stand_complain("a stream waits for an event after its end, or with flags");
     op.ticket = e->asked;
     stand_push(s, op);
     STAND_LEAVE(cudaSuccess);
 }
-static cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *about, const void *data) {
+
+static cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *about,
+                                            const void *data) {
     const stand_range *r;
     STAND_ENTER(cudaErrorUnknown);
     about->type = stand.all_device ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
     about->device = stand.all_device ? stand_device : -1;
     for (r = stand.ranges; r; r = r->next)
-        if ((const char *)data >= r->data && (const char *)data < r->data + r->bytes) { about->type = r->type; about->device = r->device; }
+        if ((const char *)data >= r->data && (const char *)data < r->data + r->bytes) {
+            about->type = r->type;
+            about->device = r->device;
+        }
     STAND_LEAVE(cudaSuccess);
 }
+
 static void *stand_range_new(size_t bytes, enum cudaMemoryType type) {
     stand_range *r = calloc(1, sizeof *r);
     r->data = malloc(bytes ? bytes : 1);
@@ -512,40 +747,52 @@ static void *stand_range_new(size_t bytes, enum cudaMemoryType type) {
     stand.ranges = r;
     return r->data;
 }
+
 static void stand_range_free(void *data) {
     stand_range **link = &stand.ranges, *r;
     struct stand_comm *c;
     int i;
     while (*link && (*link)->data != data) link = &(*link)->next;
-    if (!(r = *link)) { stand_complain("memory is freed twice"); return; }
+    if (!(r = *link)) {
+        stand_complain("memory is freed twice");
+        return;
+    }
     for (c = stand.comms; c; c = c->next)
         for (i = 0; c->running && !c->aborted && i < c->running->count; i++)
-            if (c->running->list[i].data >= r->data && c->running->list[i].data < r->data + r->bytes) stand_complain("memory is freed while a group of rank %d uses it", c->rank);
+            if (c->running->list[i].data >= r->data &&
+                c->running->list[i].data < r->data + r->bytes)
+                stand_complain("memory is freed while a group of rank %d uses it", c->rank);
     *link = r->next;
     free(r->data);
     free(r);
 }
+
 static cudaError_t cudaHostAlloc(void **data, size_t bytes, unsigned flags) {
     STAND_ENTER(cudaErrorUnknown);
     if (flags != cudaHostAllocPortable) stand_complain("pinned memory with flags %u", flags);
     *data = stand_range_new(bytes, cudaMemoryTypeHost);
     STAND_LEAVE(cudaSuccess);
 }
+
 static cudaError_t cudaFreeHost(void *data) {
     STAND_ENTER((stand_range_free(data), cudaErrorUnknown));
     stand_range_free(data);
     STAND_LEAVE(cudaSuccess);
 }
+
 __attribute__((unused)) static cudaError_t cudaMalloc(void **data, size_t bytes) {
     STAND_ENTER(cudaErrorUnknown);
     *data = stand_range_new(bytes, cudaMemoryTypeDevice);
     STAND_LEAVE(cudaSuccess);
 }
-__attribute__((unused)) static cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, int kind) {
+
+__attribute__((unused)) static cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes,
+                                                      int kind) {
     (void)kind;
     memcpy(to, from, bytes);
     return cudaSuccess;
 }
+
 __attribute__((unused)) static cudaError_t cudaFree(void *data) {
     STAND_ENTER(cudaErrorUnknown);
     stand_range_free(data);
@@ -555,13 +802,20 @@ __attribute__((unused)) static cudaError_t cudaFree(void *data) {
 /* ---- NCCL ---- */
 
 static int stand_unusable(const struct stand_comm *c, const char *what) {
-    if (c->freed) stand_complain("%s on a communicator of rank %d that is gone", what, c->rank);
-    else if (c->state == ncclInProgress) stand_complain("%s on a communicator of rank %d that is in progress", what, c->rank);
-    else if (c->device != stand_device) stand_complain("%s on a communicator of device %d from device %d", what, c->device, stand_device);
-    else return 0;
+    if (c->freed)
+        stand_complain("%s on a communicator of rank %d that is gone", what, c->rank);
+    else if (c->state == ncclInProgress)
+        stand_complain("%s on a communicator of rank %d that is in progress", what, c->rank);
+    else if (c->device != stand_device)
+        stand_complain("%s on a communicator of device %d from device %d", what, c->device,
+                       stand_device);
+    else
+        return 0;
     return 1;
 }
-static ncclResult_t stand_settle(struct stand_comm *c) { /* what a blocking communicator does with what takes time */
+
+/* what a blocking communicator does with what takes time */
+static ncclResult_t stand_settle(struct stand_comm *c) {
     while (c->blocking && c->state == ncclInProgress && !c->aborted && !stand.deadlock[0]) {
         c->held = 1;
         pthread_cond_wait(&stand.wake, &stand.lock);
@@ -570,28 +824,47 @@ static ncclResult_t stand_settle(struct stand_comm *c) { /* what a blocking comm
     return c->blocking && stand.deadlock[0] ? ncclSystemError : c->state;
 }
 
-static const char *ncclGetErrorString(ncclResult_t code) { return code == ncclSystemError ? "unhandled system error" : code == ncclInvalidUsage ? "invalid usage" : code == ncclRemoteError ? "remote process exited" : "an NCCL error"; }
-static const char *ncclGetLastError(ncclComm_t c) { (void)c; return "as was asked for"; }
+static const char *ncclGetErrorString(ncclResult_t code) {
+    return code == ncclSystemError    ? "unhandled system error"
+           : code == ncclInvalidUsage ? "invalid usage"
+           : code == ncclRemoteError  ? "remote process exited"
+                                      : "an NCCL error";
+}
+
+static const char *ncclGetLastError(ncclComm_t c) {
+    (void)c;
+    return "as was asked for";
+}
+
 static ncclResult_t ncclGetVersion(int *version) {
     STAND_ENTER(ncclSystemError);
     *version = stand.version[stand_device] ? stand.version[stand_device] : NCCL_VERSION_CODE;
     STAND_LEAVE(ncclSuccess);
 }
+
 static ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     STAND_ENTER(ncclSystemError);
     memset(id, 0, sizeof *id);
     snprintf(id->internal, sizeof id->internal, "world %llu", (unsigned long long)++stand.ids);
     STAND_LEAVE(ncclSuccess);
 }
-static ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id, int rank, ncclConfig_t *config) {
+
+static ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id,
+                                           int rank, ncclConfig_t *config) {
     stand_clique *q;
     int r;
     STAND_ENTER(ncclSystemError);
     stand_start();
-    for (q = stand.cliques; q && memcmp(&q->id, &id, sizeof id); q = q->next) {}
-    if (!q) { q = stand_clique_new(size); q->id = id; }
-    if (rank < 0 || rank >= q->size || q->size != size || q->member[rank]) STAND_LEAVE(ncclInvalidArgument);
-    for (r = 0; r < size; r++) if (q->member[r] && q->member[r]->device == stand_device) STAND_LEAVE(ncclInvalidUsage);
+    for (q = stand.cliques; q && memcmp(&q->id, &id, sizeof id); q = q->next) {
+    }
+    if (!q) {
+        q = stand_clique_new(size);
+        q->id = id;
+    }
+    if (rank < 0 || rank >= q->size || q->size != size || q->member[rank])
+        STAND_LEAVE(ncclInvalidArgument);
+    for (r = 0; r < size; r++)
+        if (q->member[r] && q->member[r]->device == stand_device) STAND_LEAVE(ncclInvalidUsage);
     *comm = stand_comm_new(q, rank, stand_device, config->blocking != 0);
     (*comm)->joining = 1;
     (*comm)->state = ncclInProgress;
@@ -599,7 +872,9 @@ static ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqu
     r = (int)stand_settle(*comm);
     STAND_LEAVE((ncclResult_t)r);
 }
-static ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t *part, ncclConfig_t *config) {
+
+static ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t *part,
+                                  ncclConfig_t *config) {
     int code;
     STAND_ENTER(ncclSystemError);
     if (stand_unusable(c, "ncclCommSplit")) STAND_LEAVE(ncclInvalidUsage);
@@ -613,6 +888,7 @@ static ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t *
     code = (int)stand_settle(c);
     STAND_LEAVE((ncclResult_t)code);
 }
+
 static ncclResult_t ncclCommFinalize(ncclComm_t c) {
     int code;
     STAND_ENTER(ncclSystemError);
@@ -623,13 +899,17 @@ static ncclResult_t ncclCommFinalize(ncclComm_t c) {
     code = (int)stand_settle(c);
     STAND_LEAVE((ncclResult_t)code);
 }
+
 static ncclResult_t ncclCommDestroy(ncclComm_t c) {
     STAND_ENTER((c->freed = 1, ncclSystemError));
     if (stand_unusable(c, "ncclCommDestroy")) STAND_LEAVE(ncclInvalidUsage);
-    if (c->running || c->finalizing != 2) stand_complain("rank %d destroys a communicator that is in use, or not finalized by all", c->rank);
+    if (c->running || c->finalizing != 2)
+        stand_complain(
+            "rank %d destroys a communicator that is in use, or not finalized by all", c->rank);
     c->freed = 1;
     STAND_LEAVE(ncclSuccess);
 }
+
 static ncclResult_t ncclCommAbort(ncclComm_t c) {
     STAND_ENTER((c->freed = c->aborted = 1, ncclSystemError));
     if (c->freed) stand_complain("a communicator of rank %d is aborted after its end", c->rank);
@@ -637,45 +917,55 @@ static ncclResult_t ncclCommAbort(ncclComm_t c) {
     c->freed = c->aborted = 1;
     STAND_LEAVE(ncclSuccess);
 }
+
 static ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *state) {
     pthread_mutex_lock(&stand.lock);
     *state = ncclRemoteError;
-    if (stand_trips("asynchronous error")) { pthread_mutex_unlock(&stand.lock); return ncclSuccess; }
+    if (stand_trips("asynchronous error")) {
+        pthread_mutex_unlock(&stand.lock);
+        return ncclSuccess;
+    }
     pthread_mutex_unlock(&stand.lock);
     STAND_ENTER(ncclSystemError);
     if (c->freed) stand_complain("a communicator of rank %d is asked after its end", c->rank);
     *state = c->state;
     STAND_LEAVE(ncclSuccess);
 }
+
 static ncclResult_t ncclCommCount(ncclComm_t c, int *count) {
     STAND_ENTER(ncclSystemError);
     *count = c->clique->size;
     STAND_LEAVE(ncclSuccess);
 }
+
 static ncclResult_t ncclCommUserRank(ncclComm_t c, int *rank) {
     STAND_ENTER(ncclSystemError);
     *rank = c->rank;
     STAND_LEAVE(ncclSuccess);
 }
 
-static ncclResult_t stand_message_add(void *data, size_t bytes, int peer, ncclComm_t c, cudaStream_t stream, int sending) {
+static ncclResult_t stand_message_add(void *data, size_t bytes, int peer, ncclComm_t c,
+                                      cudaStream_t stream, int sending) {
     stand_group *g = &stand_open;
     stand_message m = {peer, sending, 0, data, bytes};
     if (stand_unusable(c, sending ? "ncclSend" : "ncclRecv")) return ncclInvalidUsage;
     if (!bytes) stand_complain("rank %d has a message of no bytes in a group", c->rank);
     if (peer < 0 || peer >= c->clique->size) return ncclInvalidArgument;
-    if (g->comm && (g->comm != c || g->stream != stream)) stand_complain("a group with two communicators or streams");
+    if (g->comm && (g->comm != c || g->stream != stream))
+        stand_complain("a group with two communicators or streams");
     g->comm = c;
     g->stream = stream;
     g->list = realloc(g->list, (size_t)(g->count + 1) * sizeof m);
     g->list[g->count++] = m;
     return ncclSuccess;
 }
+
 static ncclResult_t ncclGroupStart(void) {
     STAND_ENTER(ncclSystemError);
     stand_depth++;
     STAND_LEAVE(ncclSuccess);
 }
+
 static ncclResult_t stand_group_end(void) { /* locked */
     stand_group *g = NULL;
     struct stand_comm *c = stand_open.comm;
@@ -686,42 +976,62 @@ static ncclResult_t stand_group_end(void) { /* locked */
     *g = stand_open;
     memset(&stand_open, 0, sizeof stand_open);
     c->setup = g;
-    for (i = 0; i < g->count; i++) ready &= c->clique->connected[g->list[i].sending ? c->rank * c->clique->size + g->list[i].peer : g->list[i].peer * c->clique->size + c->rank];
-    if (ready && !stand_chance(4)) { stand_queue_group(c); return ncclSuccess; }
+    for (i = 0; i < g->count; i++)
+        ready &= c->clique->connected[g->list[i].sending
+                                          ? c->rank * c->clique->size + g->list[i].peer
+                                          : g->list[i].peer * c->clique->size + c->rank];
+    if (ready && !stand_chance(4)) {
+        stand_queue_group(c);
+        return ncclSuccess;
+    }
     c->state = ncclInProgress;
     pthread_cond_broadcast(&stand.wake);
     return stand_settle(c);
 }
+
 static void stand_group_drop(void) { /* the group is over, and nothing of it is done */
     stand_depth--;
     free(stand_open.list);
     memset(&stand_open, 0, sizeof stand_open);
 }
+
 static ncclResult_t ncclGroupEnd(void) {
     int code;
     STAND_ENTER((stand_group_drop(), ncclSystemError));
-    if (stand_open.comm && stand_open.comm->freed) { stand_group_drop(); STAND_LEAVE(ncclInvalidUsage); } /* aborted meanwhile */
+    /* aborted meanwhile */
+    if (stand_open.comm && stand_open.comm->freed) {
+        stand_group_drop();
+        STAND_LEAVE(ncclInvalidUsage);
+    }
     code = (int)stand_group_end();
     STAND_LEAVE((ncclResult_t)code);
 }
-static ncclResult_t ncclSend(const void *data, size_t bytes, ncclDataType_t type, int peer, ncclComm_t c, cudaStream_t stream) {
+
+static ncclResult_t ncclSend(const void *data, size_t bytes, ncclDataType_t type, int peer,
+                             ncclComm_t c, cudaStream_t stream) {
     int code;
     STAND_ENTER(ncclSystemError);
     if (type != ncclUint8) stand_complain("a message of other things than bytes");
     stand_depth++;
     code = (int)stand_message_add((void *)data, bytes, peer, c, stream, 1);
-    if (stand_depth > 1) stand_depth--;
-    else if (code == ncclSuccess) code = (int)stand_group_end();
+    if (stand_depth > 1)
+        stand_depth--;
+    else if (code == ncclSuccess)
+        code = (int)stand_group_end();
     STAND_LEAVE((ncclResult_t)code);
 }
-static ncclResult_t ncclRecv(void *data, size_t bytes, ncclDataType_t type, int peer, ncclComm_t c, cudaStream_t stream) {
+
+static ncclResult_t ncclRecv(void *data, size_t bytes, ncclDataType_t type, int peer,
+                             ncclComm_t c, cudaStream_t stream) {
     int code;
     STAND_ENTER(ncclSystemError);
     if (type != ncclUint8) stand_complain("a message of other things than bytes");
     stand_depth++;
     code = (int)stand_message_add(data, bytes, peer, c, stream, 0);
-    if (stand_depth > 1) stand_depth--;
-    else if (code == ncclSuccess) code = (int)stand_group_end();
+    if (stand_depth > 1)
+        stand_depth--;
+    else if (code == ncclSuccess)
+        code = (int)stand_group_end();
     STAND_LEAVE((ncclResult_t)code);
 }
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* With TEST_CUDA a suite runs on a GPU, or on cuda_on_cpu.h, where it would use the fast CPU device; with TEST_CUBLAS in
-   the environment its products are cuBLAS's. Behind seqpar.h; a suite without it has no devices. */
+/* With TEST_CUDA a suite runs on a GPU, or on cuda_on_cpu.h, where it would use the fast CPU
+   device; with TEST_CUBLAS in the environment its products are cuBLAS's. Behind seqpar.h; a
+   suite without it has no devices. */
 #if defined(SEQPAR_H) && !defined(ON_CUDA_H)
 #define ON_CUDA_H
 #ifdef TEST_CUDA
@@ -11,22 +12,42 @@ static seqpar_device *test_cuda_open(int storage) {
     seqpar_error error = {0};
     seqpar_cuda_desc desc = {.storage = storage, .cublas = getenv("TEST_CUBLAS") != NULL};
     seqpar_device *device = seqpar_device_cuda(&error, &desc);
-    if (!device) { printf("FAIL %s\n0 passed, 1 failed\n", error.text); fflush(stdout); _exit(1); } /* other ranks may be on their way out too */
+    /* other ranks may be on their way out too */
+    if (!device) {
+        printf("FAIL %s\n0 passed, 1 failed\n", error.text);
+        fflush(stdout);
+        _exit(1);
+    }
     device->error = NULL;
     return device;
 }
-__attribute__((unused)) static seqpar_device *test_cuda(int64_t threads) { return (void)threads, test_cuda_open(0); }
-__attribute__((unused)) static seqpar_device *test_device_bf16(void) { return test_cuda_open(SEQPAR_BF16); }
+
+__attribute__((unused)) static seqpar_device *test_cuda(int64_t threads) {
+    return (void)threads, test_cuda_open(0);
+}
+
+__attribute__((unused)) static seqpar_device *test_device_bf16(void) {
+    return test_cuda_open(SEQPAR_BF16);
+}
 #define seqpar_device_cpu test_cuda
-/* Without a GPU every thread of a kernel is a fiber: what takes long is tried in fewer ways, but with TEST_ALL. */
+/* Without a GPU every thread of a kernel is a fiber: what takes long is tried in fewer ways,
+   but with TEST_ALL. */
 extern uint64_t cuda_on_cpu_seed __attribute__((weak));
-__attribute__((unused)) static int test_fibers(void) { return &cuda_on_cpu_seed && !getenv("TEST_ALL"); }
+__attribute__((unused)) static int test_fibers(void) {
+    return &cuda_on_cpu_seed && !getenv("TEST_ALL");
+}
 #else
 __attribute__((unused)) static int test_fibers(void) { return 0; }
-__attribute__((unused)) static seqpar_device *test_device_bf16(void) { return seqpar_device_reference_bf16(); }
+__attribute__((unused)) static seqpar_device *test_device_bf16(void) {
+    return seqpar_device_reference_bf16();
+}
 #endif
-/* By what suites call them: 0 the fast device, 1 the reference in fp64, 2 the one with bf16 storage, 3 the reference in bf16. */
+/* By what suites call them: 0 the fast device, 1 the reference in fp64, 2 the one with bf16
+   storage, 3 the reference in bf16. */
 __attribute__((unused)) static seqpar_device *test_device(int kind, int64_t threads) {
-    return kind == 3 ? seqpar_device_reference_bf16() : kind == 2 ? test_device_bf16() : kind ? seqpar_device_reference() : seqpar_device_cpu(threads ? threads : 1);
+    return kind == 3   ? seqpar_device_reference_bf16()
+           : kind == 2 ? test_device_bf16()
+           : kind      ? seqpar_device_reference()
+                       : seqpar_device_cpu(threads ? threads : 1);
 }
 #endif

@@ -7,17 +7,25 @@
 #include <unistd.h>
 #include "test.h"
 
-typedef struct { char *base; size_t pages, bytes; char *data; } room;
+typedef struct {
+    char *base;
+    size_t pages, bytes;
+    char *data;
+} room;
 
 /* at_end: nothing follows the array; else nothing precedes it. `poison` in every byte. */
 static room room_new(int64_t bytes, int at_end) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE), body = ((size_t)bytes + page) / page * page;
     room r = {.pages = body + 2 * page, .bytes = (size_t)bytes};
     r.base = mmap(NULL, r.pages, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (r.base == MAP_FAILED || mprotect(r.base + page, body, PROT_READ | PROT_WRITE)) { perror("room"); exit(2); }
+    if (r.base == MAP_FAILED || mprotect(r.base + page, body, PROT_READ | PROT_WRITE)) {
+        perror("room");
+        exit(2);
+    }
     r.data = at_end ? r.base + page + body - bytes : r.base + page;
     memset(r.base + page, 0xff, body); /* NaN in every type */
     return r;
 }
+
 static void room_free(room *r) { munmap(r->base, r->pages); }
 #endif

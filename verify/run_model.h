@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* Runs a small model for some optimizer steps in one of many equivalent ways and keeps everything it computed. */
+/* Runs a small model for some optimizer steps in one of many equivalent ways and keeps
+   everything it computed. */
 #ifndef RUN_MODEL_H
 #define RUN_MODEL_H
 #include <math.h>
@@ -13,7 +14,8 @@
 
 typedef struct model_way { /* how to do it */
     int64_t dp, sp, accumulation, threads, heads_k_stride, head_rows, steps;
-    int layout, schedule, zero_stage, recompute, reference, optimizer; /* reference: test_device */
+    /* reference: test_device */
+    int layout, schedule, zero_stage, recompute, reference, optimizer;
     const seqpar_inject_desc *inject;
     int64_t inject_rank; /* only this rank is disturbed; -1: all */
     int64_t ulysses_size;
@@ -31,65 +33,84 @@ typedef struct model_task { /* what to do */
 
 typedef struct model_result {
     int64_t tokens, elements, vocab;
-    double *logits, *logp;       /* of the first step, global order */
-    double *gradient;            /* (elements) of the first step */
-    double *start, *params;      /* (elements) before and after all steps */
-    double *state;               /* (3, elements) m, v and master parameters after all steps; 0: there are none */
+    double *logits, *logp;  /* of the first step, global order */
+    double *gradient;       /* (elements) of the first step */
+    double *start, *params; /* (elements) before and after all steps */
+    /* (3, elements) m, v and master parameters after all steps; 0: there are none */
+    double *state;
     double loss, norm, last_norm;
     int64_t activations_peak[64], scratch_peak[64], total_peak[64], bytes_sent, supervised;
     seqpar_error error;
     seqpar_status status;
 } model_result;
 
-typedef struct model_job { const model_task *task; const model_way *way; model_result *result; } model_job;
+typedef struct model_job {
+    const model_task *task;
+    const model_way *way;
+    model_result *result;
+} model_job;
 
 static int64_t task_tokens(const model_task *t) {
     int64_t r, n = 0;
     for (r = 0; r < t->batch.rows; r++) n += t->batch.row[r].tokens;
     return n;
 }
+
 static int64_t row_base(const model_task *t, int64_t row) {
     int64_t r, n = 0;
     for (r = 0; r < row; r++) n += t->batch.row[r].tokens;
     return n;
 }
 
-/* After a step every rank must hold the same parameters: their hash is compared, all ranks taking part. */
+/* After a step every rank must hold the same parameters: their hash is compared, all ranks
+   taking part. */
 static seqpar_status expect_ranks_agree(seqpar_ctx *ctx, const seqpar_llama *model) {
     double *values = calloc((size_t)model->elements, sizeof *values);
     int64_t hash[2] = {0, 0}, i, bits;
-    seqpar_device_read(ctx->device, values, model->params.data, 0, model->elements, ctx->device->storage);
+    seqpar_device_read(ctx->device, values, model->params.data, 0, model->elements,
+                       ctx->device->storage);
     for (i = 0; i < model->elements; i++) {
         memcpy(&bits, &values[i], 8);
-        hash[0] = (int64_t)(((uint64_t)hash[0] ^ (uint64_t)bits) * UINT64_C(1099511628211)) & INT64_MAX;
+        hash[0] = (int64_t)(((uint64_t)hash[0] ^ (uint64_t)bits) * UINT64_C(1099511628211)) &
+                  INT64_MAX;
     }
     free(values);
     hash[1] = -hash[0];
     seqpar_status status = seqpar_comm_max_i64(ctx->world, hash, 2);
-    if (!status && hash[0] != -hash[1]) status = seqpar_fail(ctx->error, SEQPAR_ERR_OPTION, "the ranks hold different parameters after the step");
+    if (!status && hash[0] != -hash[1])
+        status = seqpar_fail(ctx->error, SEQPAR_ERR_OPTION,
+                             "the ranks hold different parameters after the step");
     return status;
 }
 
 /* Local rows of a device tensor to their places in a global one. */
-static void collect_rows(seqpar_ctx *ctx, const model_task *task, const seqpar_llama_batch *b, int64_t first, double *global, const void *local, int64_t width, int dtype) {
+static void collect_rows(seqpar_ctx *ctx, const model_task *task, const seqpar_llama_batch *b,
+                         int64_t first, double *global, const void *local, int64_t width,
+                         int dtype) {
     int64_t i, t;
     for (i = 0; i < b->share->count; i++)
         for (t = 0; t < b->share->pieces[i].count; t++) {
             const seqpar_piece *p = &b->share->pieces[i];
-            seqpar_device_read(ctx->device, global + (row_base(task, first + p->row) + p->start + t * p->stride) * width, local, (p->local + t) * width, width, dtype);
+            seqpar_device_read(
+                ctx->device,
+                global + (row_base(task, first + p->row) + p->start + t * p->stride) * width,
+                local, (p->local + t) * width, width, dtype);
         }
 }
 
 /* Loss of this rank's tokens, one sum a piece. */
-static void piece_losses(seqpar_ctx *ctx, const model_task *task, const seqpar_llama_batch *b, int64_t *leaf, double *value, int64_t *count) {
+static void piece_losses(seqpar_ctx *ctx, const model_task *task, const seqpar_llama_batch *b,
+                         int64_t *leaf, double *value, int64_t *count) {
     int64_t i, t;
     for (i = 0; i < b->share->count; i++) {
         const seqpar_piece *p = &b->share->pieces[i];
         double sum = 0, logp, smooth, lse;
         for (t = p->local; t < p->local + p->count; t++) {
             if (b->targets[t] == SEQPAR_IGNORE) continue;
-            seqpar_device_read(ctx->device, &logp, b->logp.data, t, 1, ctx->device->accumulator);
-            seqpar_device_read(ctx->device, &smooth, b->smooth.data, t, 1, ctx->device->accumulator);
+            seqpar_device_read(ctx->device, &logp, b->logp.data, t, 1,
+                               ctx->device->accumulator);
+            seqpar_device_read(ctx->device, &smooth, b->smooth.data, t, 1,
+                               ctx->device->accumulator);
             seqpar_device_read(ctx->device, &lse, b->lse.data, t, 1, ctx->device->accumulator);
             sum += seqpar_sft_token_loss(logp, smooth, lse, &task->objective);
         }
@@ -98,10 +119,12 @@ static void piece_losses(seqpar_ctx *ctx, const model_task *task, const seqpar_l
     }
 }
 
-static seqpar_status model_micro(seqpar_ctx *ctx, const model_job *job, seqpar_llama *model, seqpar_optim *optim, int64_t step, int64_t index,
+static seqpar_status model_micro(seqpar_ctx *ctx, const model_job *job, seqpar_llama *model,
+                                 seqpar_optim *optim, int64_t step, int64_t index,
                                  int64_t *leaf, double *value, int64_t *count) {
     const model_task *task = job->task;
-    seqpar_llama_run run = {job->way->layout, job->way->schedule, job->way->heads_k_stride, job->way->recompute, job->way->head_rows, job->way->ulysses_size};
+    seqpar_llama_run run = {job->way->layout,    job->way->schedule,  job->way->heads_k_stride,
+                            job->way->recompute, job->way->head_rows, job->way->ulysses_size};
     seqpar_llama_batch b;
     seqpar_head_seeds seeds;
     seqpar_buffer seed[4];
@@ -109,31 +132,41 @@ static seqpar_status model_micro(seqpar_ctx *ctx, const model_job *job, seqpar_l
     int64_t first, rows, i, n, acc = seqpar_dtype_bytes(ctx->device->accumulator);
     seqpar_status status;
     status = seqpar_step_rows(ctx, optim, index, &first, &rows);
-    if (!status) status = seqpar_llama_open_batch(ctx, model, &b, task->batch.row + first, rows, &run);
+    if (!status)
+        status = seqpar_llama_open_batch(ctx, model, &b, task->batch.row + first, rows, &run);
     if (status) return status;
     n = b.tokens;
     host = calloc((size_t)(4 * n + 4), sizeof *host);
-    status = seqpar_sft_seeds(ctx->error, host, host + n, host + 2 * n, b.targets, NULL, n, &task->objective);
+    status = seqpar_sft_seeds(ctx->error, host, host + n, host + 2 * n, b.targets, NULL, n,
+                              &task->objective);
     for (i = 0; task->entropy_seeds && i < b.share->count; i++) {
         const seqpar_piece *p = &b.share->pieces[i];
-        for (int64_t t = 0; t < p->count; t++) host[3 * n + p->local + t] = task->entropy_seeds[row_base(task, first + p->row) + p->start + t * p->stride];
+        for (int64_t t = 0; t < p->count; t++)
+            host[3 * n + p->local + t] =
+                task->entropy_seeds[row_base(task, first + p->row) + p->start + t * p->stride];
     }
     for (i = 0; i < 4; i++) {
         seqpar_buffer_new(ctx, &seed[i], n * acc, SEQPAR_MEM_ACTIVATIONS);
-        if (n) seqpar_device_write(ctx->device, seed[i].data, 0, host + i * n, n, ctx->device->accumulator);
+        if (n)
+            seqpar_device_write(ctx->device, seed[i].data, 0, host + i * n, n,
+                                ctx->device->accumulator);
     }
-    seeds.dlogp = seed[0].data; seeds.dsmooth = seed[1].data; seeds.dzloss = seed[2].data;
+    seeds.dlogp = seed[0].data;
+    seeds.dsmooth = seed[1].data;
+    seeds.dzloss = seed[2].data;
     seeds.dentropy = task->entropy_seeds ? seed[3].data : NULL;
     if (!status) status = seqpar_llama_forward(ctx, model, &b, 1);
     if (!status && step == 0) {
         void *logits = ctx->device->alloc(ctx->device, (n + 1) * model->config.vocab * acc);
         status = seqpar_llama_logits(ctx, model, &b, logits);
-        collect_rows(ctx, task, &b, first, job->result->logits, logits, model->config.vocab, ctx->device->storage);
+        collect_rows(ctx, task, &b, first, job->result->logits, logits, model->config.vocab,
+                     ctx->device->storage);
         ctx->device->free(ctx->device, logits);
     }
     if (!status) status = seqpar_llama_backward(ctx, model, &b, optim, index, &seeds);
     if (!status && step == 0) {
-        collect_rows(ctx, task, &b, first, job->result->logp, b.logp.data, 1, ctx->device->accumulator);
+        collect_rows(ctx, task, &b, first, job->result->logp, b.logp.data, 1,
+                     ctx->device->accumulator);
         piece_losses(ctx, task, &b, leaf, value, count);
     }
     for (i = 0; i < 4; i++) seqpar_buffer_free(ctx, &seed[i]);
@@ -142,14 +175,20 @@ static seqpar_status model_micro(seqpar_ctx *ctx, const model_job *job, seqpar_l
     return status;
 }
 
-static seqpar_status model_step(seqpar_ctx *ctx, const model_job *job, seqpar_llama *model, seqpar_optim *optim, int64_t step) {
+static seqpar_status model_step(seqpar_ctx *ctx, const model_job *job, seqpar_llama *model,
+                                seqpar_optim *optim, int64_t step) {
     const model_task *task = job->task;
     int64_t i, count = 0, capacity = 1 + 64 * 64 * task->batch.rows;
     int64_t *leaf = calloc((size_t)capacity, sizeof *leaf);
-    double *value = calloc((size_t)capacity, sizeof *value), sum = 0, *gradient = calloc((size_t)model->elements, sizeof *gradient);
-    seqpar_status status = seqpar_step_begin(ctx, optim, task->batch.row, task->batch.rows, job->way->layout, job->way->accumulation);
-    for (i = 0; !status && i < job->way->accumulation; i++) status = model_micro(ctx, job, model, optim, step, i, leaf, value, &count);
-    if (!status) status = seqpar_step_end(ctx, optim, model->params.data, model->elements, task->lr);
+    double *value = calloc((size_t)capacity, sizeof *value);
+    double sum = 0;
+    double *gradient = calloc((size_t)model->elements, sizeof *gradient);
+    seqpar_status status = seqpar_step_begin(ctx, optim, task->batch.row, task->batch.rows,
+                                             job->way->layout, job->way->accumulation);
+    for (i = 0; !status && i < job->way->accumulation; i++)
+        status = model_micro(ctx, job, model, optim, step, i, leaf, value, &count);
+    if (!status)
+        status = seqpar_step_end(ctx, optim, model->params.data, model->elements, task->lr);
     if (!status && step == 0) {
         status = seqpar_sum_pieces(ctx, &sum, leaf, value, count, 1);
         if (!status) status = kept_read(ctx, optim, gradient, SEQPAR_STATE_GRADIENT);
@@ -159,7 +198,9 @@ static seqpar_status model_step(seqpar_ctx *ctx, const model_job *job, seqpar_ll
             memcpy(job->result->gradient, gradient, (size_t)model->elements * sizeof *gradient);
         }
     }
-    free(leaf); free(value); free(gradient);
+    free(leaf);
+    free(value);
+    free(gradient);
     return status;
 }
 
@@ -167,18 +208,26 @@ static seqpar_status model_rank(seqpar_ctx *ctx, const model_job *job) {
     const model_task *task = job->task;
     seqpar_llama model;
     seqpar_optim optim;
-    seqpar_optim_desc desc = {job->way->optimizer, job->way->zero_stage, .9, .95, 1e-8, task->decay, task->max_norm};
+    seqpar_optim_desc desc = {job->way->optimizer, job->way->zero_stage, .9, .95, 1e-8,
+                              task->decay,         task->max_norm};
     int64_t step, rank = ctx->world->rank;
     seqpar_status status = seqpar_llama_open(ctx, &model, &task->config);
     memset(&optim, 0, sizeof optim);
-    if (!status) status = seqpar_optim_open(ctx, &optim, model.tensors, model.tensor_count, &desc);
+    if (!status)
+        status = seqpar_optim_open(ctx, &optim, model.tensors, model.tensor_count, &desc);
     if (!status && !task->start) seqpar_llama_init(ctx, &model, task->seed);
-    if (!status && task->start) seqpar_device_write(ctx->device, model.params.data, 0, task->start, model.elements, ctx->device->storage);
-    if (!status && rank == 0) seqpar_device_read(ctx->device, job->result->start, model.params.data, 0, model.elements, ctx->device->storage);
-    for (step = 0; !status && step < job->way->steps; step++) status = model_step(ctx, job, &model, &optim, step);
+    if (!status && task->start)
+        seqpar_device_write(ctx->device, model.params.data, 0, task->start, model.elements,
+                            ctx->device->storage);
+    if (!status && rank == 0)
+        seqpar_device_read(ctx->device, job->result->start, model.params.data, 0,
+                           model.elements, ctx->device->storage);
+    for (step = 0; !status && step < job->way->steps; step++)
+        status = model_step(ctx, job, &model, &optim, step);
     if (!status) status = expect_ranks_agree(ctx, &model);
     if (!status && rank == 0) {
-        seqpar_device_read(ctx->device, job->result->params, model.params.data, 0, model.elements, ctx->device->storage);
+        seqpar_device_read(ctx->device, job->result->params, model.params.data, 0,
+                           model.elements, ctx->device->storage);
         job->result->last_norm = optim.norm;
         job->result->bytes_sent = ctx->world->bytes_sent + ctx->sp->bytes_sent;
     }
@@ -187,9 +236,12 @@ static seqpar_status model_rank(seqpar_ctx *ctx, const model_job *job) {
         job->result->scratch_peak[rank] = ctx->memory.peak[SEQPAR_MEM_SCRATCH];
         job->result->total_peak[rank] = ctx->memory.total_peak;
     }
-    double *state = job->result->state ? calloc((size_t)(3 * model.elements) + 1, sizeof *state) : NULL; /* collective, so every rank has room for it */
+    /* collective, so every rank has room for it */
+    double *state = job->result->state ? calloc((size_t)(3 * model.elements) + 1, sizeof *state)
+                                       : NULL;
     if (!status && state) status = kept_state(ctx, &optim, state, model.elements);
-    if (!status && state && rank == 0) memcpy(job->result->state, state, (size_t)(3 * model.elements) * sizeof *state);
+    if (!status && state && rank == 0)
+        memcpy(job->result->state, state, (size_t)(3 * model.elements) * sizeof *state);
     free(state);
     seqpar_optim_close(ctx, &optim);
     seqpar_llama_close(ctx, &model);
@@ -199,9 +251,12 @@ static seqpar_status model_rank(seqpar_ctx *ctx, const model_job *job) {
 static seqpar_status model_main(seqpar_comm *world, void *user) {
     const model_job *job = user;
     seqpar_device *device = test_device(job->way->reference, job->way->threads);
-    int disturbed = job->way->inject && (job->way->inject_rank < 0 || job->way->inject_rank == world->rank);
+    int disturbed = job->way->inject &&
+                    (job->way->inject_rank < 0 || job->way->inject_rank == world->rank);
     seqpar_inject_desc calm = {0};
-    seqpar_comm *comm = job->way->inject ? seqpar_comm_inject(world, disturbed ? job->way->inject : &calm) : world;
+    seqpar_comm *comm = job->way->inject
+                            ? seqpar_comm_inject(world, disturbed ? job->way->inject : &calm)
+                            : world;
     seqpar_ctx ctx;
     seqpar_status status = seqpar_ctx_open(&ctx, comm, device, job->way->sp);
     if (!status) status = model_rank(&ctx, job);
@@ -211,7 +266,8 @@ static seqpar_status model_main(seqpar_comm *world, void *user) {
     return status;
 }
 
-__attribute__((unused)) static void model_run(const model_task *task, const model_way *way, model_result *result) {
+__attribute__((unused)) static void model_run(const model_task *task, const model_way *way,
+                                              model_result *result) {
     model_job job = {task, way, result};
     seqpar_ctx ctx;
     seqpar_comm *self = seqpar_comm_self();
@@ -236,37 +292,68 @@ __attribute__((unused)) static void model_run(const model_task *task, const mode
 }
 
 __attribute__((unused)) static void model_result_free(model_result *r) {
-    free(r->logits); free(r->logp); free(r->gradient); free(r->params); free(r->start); free(r->state);
+    free(r->logits);
+    free(r->logp);
+    free(r->gradient);
+    free(r->params);
+    free(r->start);
+    free(r->state);
 }
 
-/* Documents of random length, the first of token id 0 alone in places, masks with holes; packed into rows. */
-__attribute__((unused)) static void random_batch(seqpar_batch *batch, int64_t documents, int64_t longest, int64_t vocab, int64_t pack_len, int64_t chunks) {
+/* Documents of random length, the first of token id 0 alone in places, masks with holes;
+   packed into rows. */
+__attribute__((unused)) static void random_batch(seqpar_batch *batch, int64_t documents,
+                                                 int64_t longest, int64_t vocab,
+                                                 int64_t pack_len, int64_t chunks) {
     seqpar_document *docs = calloc((size_t)documents, sizeof *docs);
-    seqpar_pack_desc desc = {.pack_len = pack_len, .chunks = chunks, .vocab = vocab, .keep_masked = 1};
+    seqpar_pack_desc desc = {
+        .pack_len = pack_len, .chunks = chunks, .vocab = vocab, .keep_masked = 1};
     seqpar_error error = {0};
     int64_t i, t;
     for (i = 0; i < documents; i++) {
         int64_t n = i == 1 ? 1 : test_integer(2, longest);
         int32_t *ids = calloc((size_t)n, sizeof *ids);
         uint8_t *mask = calloc((size_t)n, 1);
-        for (t = 0; t < n; t++) { ids[t] = (int32_t)(t % 5 == 2 ? 0 : test_integer(0, vocab - 1)); mask[t] = t > n / 3 && (i % 4 != 3) && test_integer(0, 5) > 0; }
+        for (t = 0; t < n; t++) {
+            ids[t] = (int32_t)(t % 5 == 2 ? 0 : test_integer(0, vocab - 1));
+            mask[t] = t > n / 3 && (i % 4 != 3) && test_integer(0, 5) > 0;
+        }
         if (i == 0) mask[n - 1] = 1;
-        docs[i].ids = ids; docs[i].loss_mask = mask; docs[i].tokens = n; docs[i].unit = i;
+        docs[i].ids = ids;
+        docs[i].loss_mask = mask;
+        docs[i].tokens = n;
+        docs[i].unit = i;
     }
-    if (seqpar_pack(&error, batch, docs, documents, &desc)) { fprintf(stderr, "%s\n", error.text); exit(2); }
-    for (i = 0; i < documents; i++) { free((void *)docs[i].ids); free((void *)docs[i].loss_mask); }
+    if (seqpar_pack(&error, batch, docs, documents, &desc)) {
+        fprintf(stderr, "%s\n", error.text);
+        exit(2);
+    }
+    for (i = 0; i < documents; i++) {
+        free((void *)docs[i].ids);
+        free((void *)docs[i].loss_mask);
+    }
     free(docs);
 }
 
 /* Everything equal by memcmp. */
-__attribute__((unused)) static void expect_equal_runs(const model_result *a, const model_result *b, const char *what) {
+__attribute__((unused)) static void expect_equal_runs(const model_result *a,
+                                                      const model_result *b, const char *what) {
     test_expect(!a->status, "%s: %s %s", what, seqpar_status_name(a->status), a->error.text);
-    test_expect(!memcmp(a->logits, b->logits, (size_t)(a->tokens * a->vocab) * 8), "%s: logits differ", what);
+    test_expect(!memcmp(a->logits, b->logits, (size_t)(a->tokens * a->vocab) * 8),
+                "%s: logits differ", what);
     test_expect(!memcmp(a->logp, b->logp, (size_t)a->tokens * 8), "%s: log-probs differ", what);
-    test_expect(!memcmp(&a->loss, &b->loss, 8), "%s: loss %.17g, want %.17g", what, a->loss, b->loss);
-    test_expect(!memcmp(a->gradient, b->gradient, (size_t)a->elements * 8), "%s: gradients differ by %.2e", what, test_distance(a->gradient, b->gradient, a->elements));
-    test_expect(!memcmp(&a->norm, &b->norm, 8), "%s: norm %.17g, want %.17g", what, a->norm, b->norm);
-    test_expect(!memcmp(a->state, b->state, (size_t)(3 * a->elements) * 8), "%s: the optimizer's state differs by %.2e", what, test_distance(a->state, b->state, 3 * a->elements));
-    test_expect(!memcmp(a->params, b->params, (size_t)a->elements * 8), "%s: parameters differ by %.2e", what, test_distance(a->params, b->params, a->elements));
+    test_expect(!memcmp(&a->loss, &b->loss, 8), "%s: loss %.17g, want %.17g", what, a->loss,
+                b->loss);
+    test_expect(!memcmp(a->gradient, b->gradient, (size_t)a->elements * 8),
+                "%s: gradients differ by %.2e", what,
+                test_distance(a->gradient, b->gradient, a->elements));
+    test_expect(!memcmp(&a->norm, &b->norm, 8), "%s: norm %.17g, want %.17g", what, a->norm,
+                b->norm);
+    test_expect(!memcmp(a->state, b->state, (size_t)(3 * a->elements) * 8),
+                "%s: the optimizer's state differs by %.2e", what,
+                test_distance(a->state, b->state, 3 * a->elements));
+    test_expect(!memcmp(a->params, b->params, (size_t)a->elements * 8),
+                "%s: parameters differ by %.2e", what,
+                test_distance(a->params, b->params, a->elements));
 }
 #endif

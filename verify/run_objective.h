@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* Runs one optimizer step of any objective on a small model, split in any way, and keeps what it computed: loss, metrics,
-   gradient of every parameter, norm, updated parameters. What a rollout would have brought (old log-probs, advantages, returns) is
-   data at absolute positions, the same for every way. */
+/* Runs one optimizer step of any objective on a small model, split in any way, and keeps
+   what it computed: loss, metrics, gradient of every parameter, norm, updated parameters.
+   What a rollout would have brought (old log-probs, advantages, returns) is data at absolute
+   positions, the same for every way. */
 #ifndef RUN_OBJECTIVE_H
 #define RUN_OBJECTIVE_H
 #include <math.h>
@@ -12,81 +13,126 @@
 #include "on_cuda.h"
 #include "kept.h"
 
-enum { OBJECTIVE_SFT, OBJECTIVE_DPO, OBJECTIVE_KTO, OBJECTIVE_RM, OBJECTIVE_POLICY, OBJECTIVE_VALUE, OBJECTIVE_GRPO, OBJECTIVES };
-static const char *const objective_names[] = {"SFT", "DPO", "KTO", "reward model", "PPO policy", "PPO value", "GRPO"};
+enum {
+    OBJECTIVE_SFT,
+    OBJECTIVE_DPO,
+    OBJECTIVE_KTO,
+    OBJECTIVE_RM,
+    OBJECTIVE_POLICY,
+    OBJECTIVE_VALUE,
+    OBJECTIVE_GRPO,
+    OBJECTIVES
+};
+
+static const char *const objective_names[] = {"SFT",        "DPO",       "KTO", "reward model",
+                                              "PPO policy", "PPO value", "GRPO"};
 
 enum { OBJECTIVE_COLUMNS = 4 }; /* the loss, and what a trainer would log beside it */
 
 typedef struct objective_way { /* how to do it */
     int64_t dp, sp, accumulation, ulysses_size, threads;
-    int layout, schedule, reference_device, optimizer, zero_stage, recompute; /* reference_device: test_device */
+    /* reference_device: test_device */
+    int layout, schedule, reference_device, optimizer, zero_stage, recompute;
 } objective_way;
 
-typedef struct objective_task { /* what to do; documents 2i and 2i + 1 are a pair, and share a row */
+/* what to do; documents 2i and 2i + 1 are a pair, and share a row */
+typedef struct objective_task {
     int kind, same_reference; /* same_reference: the policy itself, as before the first step */
     seqpar_llama_config config;
     seqpar_batch batch;
     int64_t documents;
-    double *reference;        /* (documents) log-prob sums to use instead of computing them; NULL: compute */
-    const double *start;      /* parameters to begin with; NULL: from the seed */
+    /* (documents) log-prob sums to use instead of computing them; NULL: compute */
+    double *reference;
+    const double *start; /* parameters to begin with; NULL: from the seed */
     uint64_t seed;
-    double lr, temperature;   /* of log-probs; 0: 1 */
-    int lean;                 /* keep no logits: the step as it is */
+    double lr, temperature; /* of log-probs; 0: 1 */
+    int lean;               /* keep no logits: the step as it is */
 } objective_task;
 
 typedef struct objective_result {
     int64_t elements;
-    double loss, columns[OBJECTIVE_COLUMNS], norm, *logits, *gradient, *start, *reference_start, *params, *state, *reference; /* state (3, elements): m, v, masters; logits (tokens, width): of the policy; reference (documents) */
+    /* state (3, elements): m, v, masters; logits (tokens, width): of the policy; reference
+       (documents) */
+    double loss, columns[OBJECTIVE_COLUMNS], norm, *logits, *gradient, *start, *reference_start;
+    double *params, *state, *reference;
     int64_t tokens, width;
     seqpar_status status;
     seqpar_error error;
 } objective_result;
 
-typedef struct objective_job { const objective_task *task; const objective_way *way; objective_result *result; } objective_job;
+typedef struct objective_job {
+    const objective_task *task;
+    const objective_way *way;
+    objective_result *result;
+} objective_job;
+
 typedef struct objective_rank { /* one rank at work */
     seqpar_ctx *ctx;
     const objective_job *job;
     seqpar_llama policy, reference;
     seqpar_optim optim;
-    seqpar_segments units;     /* columns of documents, pairs or tokens' sums that this rank answers for */
+    /* columns of documents, pairs or tokens' sums that this rank answers for */
+    seqpar_segments units;
 } objective_rank;
 
-static int objective_scores(int kind) { return kind == OBJECTIVE_RM || kind == OBJECTIVE_VALUE; }
+static int objective_scores(int kind) {
+    return kind == OBJECTIVE_RM || kind == OBJECTIVE_VALUE;
+}
+
 /* Of what the head says of a token, and of its seed. */
-static int objective_dtype(const objective_rank *r, const objective_task *t) { return objective_scores(t->kind) ? r->ctx->device->storage : r->ctx->device->accumulator; }
-static int objective_needs_reference(const objective_task *t) { return !objective_scores(t->kind) && t->kind != OBJECTIVE_SFT; }
+static int objective_dtype(const objective_rank *r, const objective_task *t) {
+    return objective_scores(t->kind) ? r->ctx->device->storage : r->ctx->device->accumulator;
+}
+
+static int objective_needs_reference(const objective_task *t) {
+    return !objective_scores(t->kind) && t->kind != OBJECTIVE_SFT;
+}
 
 /* ---- what a rollout brings: numbers of a document's place ---- */
 
-static double objective_data(const objective_task *t, int64_t document, int64_t position, uint64_t what) {
+static double objective_data(const objective_task *t, int64_t document, int64_t position,
+                             uint64_t what) {
     return seqpar_random_normal(t->seed + 77, what, (uint64_t)(document * 4096 + position));
 }
+
 /* Two responses a prompt: the group of a document is its pair. */
 static double objective_advantage(const objective_task *t, int64_t document) {
-    double rewards[2] = {objective_data(t, document / 2 * 2, 0, 1), objective_data(t, document / 2 * 2 + 1, 0, 1)}, advantages[2];
+    double rewards[2] = {objective_data(t, document / 2 * 2, 0, 1),
+                         objective_data(t, document / 2 * 2 + 1, 0, 1)};
+    double advantages[2];
     seqpar_group_advantages(NULL, advantages, rewards, 2, SEQPAR_GROUP_GRPO, 1e-9);
     return advantages[document % 2];
 }
 
 /* ---- one token of a token objective ---- */
 
-typedef struct objective_token { double logp, ref, score; int64_t document, position, tokens; } objective_token; /* tokens: supervised, of the document */
+/* tokens: supervised, of the document */
+typedef struct objective_token {
+    double logp, ref, score;
+    int64_t document, position, tokens;
+} objective_token;
 
 /* columns: loss, clipped, log-prob, the token itself: all of them weighted. */
-static void objective_token_columns(const objective_task *t, const objective_token *x, double *slope, double *columns) {
+static void objective_token_columns(const objective_task *t, const objective_token *x,
+                                    double *slope, double *columns) {
     static const seqpar_policy_desc clip = {0.2, 0.28, 3.0};
-    seqpar_aggregate mean = {t->kind == OBJECTIVE_GRPO ? SEQPAR_SEQUENCE_MEAN : SEQPAR_TOKEN_MEAN, t->batch.counts.supervised, t->documents, 0};
+    seqpar_aggregate mean = {t->kind == OBJECTIVE_GRPO ? SEQPAR_SEQUENCE_MEAN
+                                                       : SEQPAR_TOKEN_MEAN,
+                             t->batch.counts.supervised, t->documents, 0};
     double weight = seqpar_token_weight(&mean, x->tokens), dkl = 0, kl = 0;
     seqpar_policy_result p = {-x->logp, -1, 0, 0}; /* SFT */
     seqpar_value_result v;
     switch (t->kind) {
     case OBJECTIVE_SFT: break;
     case OBJECTIVE_VALUE:
-        v = seqpar_value_loss(x->score, 0.3 * objective_data(t, x->document, x->position, 2), objective_data(t, x->document, x->position, 3), 0.2);
+        v = seqpar_value_loss(x->score, 0.3 * objective_data(t, x->document, x->position, 2),
+                              objective_data(t, x->document, x->position, 3), 0.2);
         p = (seqpar_policy_result){v.loss, v.dvalue, 0, v.clipped};
         break;
     case OBJECTIVE_POLICY:
-        p = seqpar_policy_loss(x->logp, x->ref + 0.1 * objective_data(t, x->document, x->position, 4), objective_data(t, x->document, x->position, 5), &clip);
+        p = seqpar_policy_loss(x->logp,
+                               x->ref + 0.1 * objective_data(t, x->document, x->position, 4),
+                               objective_data(t, x->document, x->position, 5), &clip);
         break;
     default: /* GRPO: the group's advantage, and k3 to the reference */
         p = seqpar_policy_loss(x->logp, x->ref, objective_advantage(t, x->document), &clip);
@@ -101,9 +147,10 @@ static void objective_token_columns(const objective_task *t, const objective_tok
 
 /* ---- one document or pair ---- */
 
-/* sums (documents, 3): log-prob or score, the reference's, tokens. Columns and slopes of those documents that are here:
-   loss, the rewards of both halves, accuracy. */
-static void objective_documents(const objective_task *t, const double *sums, double kl, double *columns, double *slope) {
+/* sums (documents, 3): log-prob or score, the reference's, tokens. Columns and slopes of
+   those documents that are here: loss, the rewards of both halves, accuracy. */
+static void objective_documents(const objective_task *t, const double *sums, double kl,
+                                double *columns, double *slope) {
     static const seqpar_preference_desc dpo = {.kind = SEQPAR_DPO, .beta = 0.1};
     for (int64_t i = 0; i < t->documents; i++) {
         const double *mine = sums + 3 * i, *other = mine + 3;
@@ -117,11 +164,17 @@ static void objective_documents(const objective_task *t, const double *sums, dou
             slope[i] = k.dlogp / (double)t->documents;
         }
         if (t->kind == OBJECTIVE_KTO || i % 2 || mine[2] == 0) continue;
-        seqpar_preference pair = {mine[0], other[0], mine[1], other[1], (int64_t)mine[2], (int64_t)other[2]};
+        seqpar_preference pair = {mine[0],  other[0],         mine[1],
+                                  other[1], (int64_t)mine[2], (int64_t)other[2]};
         seqpar_pair_result p;
-        if (t->kind == OBJECTIVE_RM) p = seqpar_reward_loss(mine[0], other[0], 0.1, 0.01);
-        else seqpar_preference_loss(NULL, &p, &pair, &dpo);
-        memcpy(columns + OBJECTIVE_COLUMNS * i, (double[]){p.loss, p.reward_chosen, p.reward_rejected, p.reward_chosen > p.reward_rejected}, OBJECTIVE_COLUMNS * 8);
+        if (t->kind == OBJECTIVE_RM)
+            p = seqpar_reward_loss(mine[0], other[0], 0.1, 0.01);
+        else
+            seqpar_preference_loss(NULL, &p, &pair, &dpo);
+        memcpy(columns + OBJECTIVE_COLUMNS * i,
+               (double[]){p.loss, p.reward_chosen, p.reward_rejected,
+                          p.reward_chosen > p.reward_rejected},
+               OBJECTIVE_COLUMNS * 8);
         slope[i] = 2 * p.dchosen / (double)t->documents;
         slope[i + 1] = 2 * p.drejected / (double)t->documents;
     }
@@ -129,7 +182,8 @@ static void objective_documents(const objective_task *t, const double *sums, dou
 
 /* ---- one micro-batch ---- */
 
-typedef struct objective_micro { /* the local tokens: what was computed, and what goes back */
+/* the local tokens: what was computed, and what goes back */
+typedef struct objective_micro {
     seqpar_llama_batch b;
     const seqpar_row *rows;
     int64_t first, count;
@@ -138,21 +192,33 @@ typedef struct objective_micro { /* the local tokens: what was computed, and wha
 
 static seqpar_status objective_forward(objective_rank *r, objective_micro *m) {
     const objective_task *t = r->job->task;
-    seqpar_llama_run run = {.layout = r->job->way->layout, .schedule = r->job->way->schedule, .ulysses_size = r->job->way->ulysses_size, .recompute = r->job->way->recompute, .temperature = t->temperature};
+    seqpar_llama_run run = {.layout = r->job->way->layout,
+                            .schedule = r->job->way->schedule,
+                            .ulysses_size = r->job->way->ulysses_size,
+                            .recompute = r->job->way->recompute,
+                            .temperature = t->temperature};
     seqpar_llama_batch ref;
-    seqpar_status status = seqpar_llama_open_batch(r->ctx, &r->policy, &m->b, m->rows, m->count, &run);
+    seqpar_status status = seqpar_llama_open_batch(r->ctx, &r->policy, &m->b, m->rows, m->count,
+                                                   &run);
     int64_t n = m->b.tokens;
     m->value = calloc((size_t)(4 * n + 1), sizeof(double));
-    m->ref = m->value + n; m->seed = m->ref + n; m->live = m->seed + n;
+    m->ref = m->value + n;
+    m->seed = m->ref + n;
+    m->live = m->seed + n;
     if (!status) status = seqpar_llama_forward(r->ctx, &r->policy, &m->b, 1);
     if (!status) status = seqpar_llama_values(r->ctx, &r->policy, &m->b);
-    if (!status) seqpar_device_read(r->ctx->device, m->value, objective_scores(t->kind) ? m->b.score.data : m->b.logp.data, 0, n, objective_dtype(r, t));
+    if (!status)
+        seqpar_device_read(r->ctx->device, m->value,
+                           objective_scores(t->kind) ? m->b.score.data : m->b.logp.data, 0, n,
+                           objective_dtype(r, t));
     for (int64_t i = 0; i < n; i++) m->live[i] = m->b.targets[i] != SEQPAR_IGNORE;
     if (status || !objective_needs_reference(t) || t->reference) return status;
     status = seqpar_llama_open_batch(r->ctx, &r->reference, &ref, m->rows, m->count, &run);
     if (!status) status = seqpar_llama_forward(r->ctx, &r->reference, &ref, 0);
     if (!status) status = seqpar_llama_values(r->ctx, &r->reference, &ref);
-    if (!status) seqpar_device_read(r->ctx->device, m->ref, ref.logp.data, 0, n, r->ctx->device->accumulator);
+    if (!status)
+        seqpar_device_read(r->ctx->device, m->ref, ref.logp.data, 0, n,
+                           r->ctx->device->accumulator);
     seqpar_llama_close_batch(r->ctx, &r->reference, &ref);
     return status;
 }
@@ -161,8 +227,10 @@ static seqpar_status objective_forward(objective_rank *r, objective_micro *m) {
 static objective_token objective_place(const seqpar_row *row, int64_t position) {
     int64_t d = 0;
     while (row->cu_seqlens[d + 1] <= position) d++;
-    objective_token x = {.document = row->doc_source[d], .position = position - row->cu_seqlens[d]};
-    for (int64_t i = row->cu_seqlens[d]; i < row->cu_seqlens[d + 1]; i++) x.tokens += row->targets[i] != SEQPAR_IGNORE;
+    objective_token x = {.document = row->doc_source[d],
+                         .position = position - row->cu_seqlens[d]};
+    for (int64_t i = row->cu_seqlens[d]; i < row->cu_seqlens[d + 1]; i++)
+        x.tokens += row->targets[i] != SEQPAR_IGNORE;
     return x;
 }
 
@@ -178,7 +246,8 @@ static seqpar_status objective_tokens(objective_rank *r, objective_micro *m) {
             objective_token x = objective_place(&m->rows[p->row], p->start + k * p->stride);
             x.logp = x.score = m->value[at];
             x.ref = m->ref[at];
-            if (m->live[at] != 0) objective_token_columns(r->job->task, &x, &m->seed[at], token);
+            if (m->live[at] != 0)
+                objective_token_columns(r->job->task, &x, &m->seed[at], token);
             for (int c = 0; m->live[at] != 0 && c < OBJECTIVE_COLUMNS; c++) sum[c] += token[c];
         }
         status = seqpar_segments_push(r->ctx->error, &r->units, 0, p->leaf, sum);
@@ -186,7 +255,8 @@ static seqpar_status objective_tokens(objective_rank *r, objective_micro *m) {
     return status;
 }
 
-/* Sums over the ranks that share these rows. A reward model counts a document's last token alone. */
+/* Sums over the ranks that share these rows. A reward model counts a document's last token
+   alone. */
 static seqpar_status objective_sums(objective_rank *r, objective_micro *m, double *sums) {
     const objective_task *t = r->job->task;
     double *terms = calloc((size_t)(3 * m->b.tokens + 1), sizeof *terms);
@@ -196,14 +266,18 @@ static seqpar_status objective_sums(objective_rank *r, objective_micro *m, doubl
             const seqpar_piece *p = &m->b.share->pieces[i];
             const seqpar_row *row = &m->rows[p->row];
             int64_t at = p->local + k, position = p->start + k * p->stride, last = 0;
-            for (int64_t d = 0; d < row->docs; d++) last |= position == row->cu_seqlens[d + 1] - 1;
+            for (int64_t d = 0; d < row->docs; d++)
+                last |= position == row->cu_seqlens[d + 1] - 1;
             if (t->kind == OBJECTIVE_RM) m->live[at] = (double)last;
             if (m->live[at] == 0) continue;
-            terms[3 * at] = m->value[at]; terms[3 * at + 1] = m->ref[at]; terms[3 * at + 2] = 1;
+            terms[3 * at] = m->value[at];
+            terms[3 * at + 1] = m->ref[at];
+            terms[3 * at + 2] = 1;
         }
     seqpar_status status = seqpar_segments_add(r->ctx->error, &segments, terms, m->b.share);
     if (!status) status = seqpar_segments_sum(r->ctx->sp, sums, t->documents, &segments);
-    for (int64_t i = 0; !status && t->reference && i < t->documents; i++) sums[3 * i + 1] = sums[3 * i + 2] > 0 ? t->reference[i] : 0.0;
+    for (int64_t i = 0; !status && t->reference && i < t->documents; i++)
+        sums[3 * i + 1] = sums[3 * i + 2] > 0 ? t->reference[i] : 0.0;
     seqpar_segments_free(&segments);
     free(terms);
     return status;
@@ -211,17 +285,22 @@ static seqpar_status objective_sums(objective_rank *r, objective_micro *m, doubl
 
 static seqpar_status objective_units(objective_rank *r, objective_micro *m, double kl) {
     const objective_task *t = r->job->task;
-    double *sums = calloc((size_t)((4 + OBJECTIVE_COLUMNS) * t->documents + 1), sizeof *sums), *slope = sums + 3 * t->documents, *columns = slope + t->documents;
+    double *sums = calloc((size_t)((4 + OBJECTIVE_COLUMNS) * t->documents + 1), sizeof *sums);
+    double *slope = sums + 3 * t->documents, *columns = slope + t->documents;
     seqpar_status status = objective_sums(r, m, sums);
     r->units.width = OBJECTIVE_COLUMNS;
     if (!status) objective_documents(t, sums, kl, columns, slope);
     for (int64_t i = 0; !status && i < t->documents; i++) {
-        if (sums[3 * i + 2] == 0 || r->ctx->sp_rank || (t->kind != OBJECTIVE_KTO && i % 2)) continue;
-        status = seqpar_segments_push(r->ctx->error, &r->units, i, 0, columns + OBJECTIVE_COLUMNS * i);
-        for (int64_t k = i; k < t->documents && k < i + 2; k++) if (sums[3 * k + 2] > 0) r->job->result->reference[k] = sums[3 * k + 1];
+        if (sums[3 * i + 2] == 0 || r->ctx->sp_rank || (t->kind != OBJECTIVE_KTO && i % 2))
+            continue;
+        status = seqpar_segments_push(r->ctx->error, &r->units, i, 0,
+                                      columns + OBJECTIVE_COLUMNS * i);
+        for (int64_t k = i; k < t->documents && k < i + 2; k++)
+            if (sums[3 * k + 2] > 0) r->job->result->reference[k] = sums[3 * k + 1];
     }
     seqpar_segments_spread(m->seed, slope, m->b.share);
-    for (int64_t i = 0; i < m->b.tokens; i++) if (m->live[i] == 0) m->seed[i] = 0;
+    for (int64_t i = 0; i < m->b.tokens; i++)
+        if (m->live[i] == 0) m->seed[i] = 0;
     free(sums);
     return status;
 }
@@ -229,21 +308,28 @@ static seqpar_status objective_units(objective_rank *r, objective_micro *m, doub
 /* Logits or scores to their global places: rows are numbered over the whole batch. */
 static seqpar_status objective_keep_logits(objective_rank *r, const objective_micro *m) {
     objective_result *result = r->job->result;
-    void *logits = r->ctx->device->alloc(r->ctx->device, (m->b.tokens * result->width + 1) * seqpar_dtype_bytes(r->ctx->device->storage));
-    seqpar_status status = seqpar_llama_logits(r->ctx, &r->policy, (seqpar_llama_batch *)&m->b, logits);
+    void *logits = r->ctx->device->alloc(r->ctx->device,
+                                         (m->b.tokens * result->width + 1) *
+                                             seqpar_dtype_bytes(r->ctx->device->storage));
+    seqpar_status status = seqpar_llama_logits(r->ctx, &r->policy, (seqpar_llama_batch *)&m->b,
+                                               logits);
     for (int64_t i = 0; !status && i < m->b.share->count; i++)
         for (int64_t k = 0; k < m->b.share->pieces[i].count; k++) {
             const seqpar_piece *p = &m->b.share->pieces[i];
             int64_t base = p->start + k * p->stride;
-            for (int64_t row = 0; row < m->first + p->row; row++) base += r->job->task->batch.row[row].tokens;
-            seqpar_device_read(r->ctx->device, result->logits + base * result->width, logits, (p->local + k) * result->width, result->width, r->ctx->device->storage);
+            for (int64_t row = 0; row < m->first + p->row; row++)
+                base += r->job->task->batch.row[row].tokens;
+            seqpar_device_read(r->ctx->device, result->logits + base * result->width, logits,
+                               (p->local + k) * result->width, result->width,
+                               r->ctx->device->storage);
         }
     r->ctx->device->free(r->ctx->device, logits);
     return status;
 }
 
 static seqpar_status objective_step_micro(objective_rank *r, int64_t index, double kl) {
-    int whole = r->job->task->kind == OBJECTIVE_DPO || r->job->task->kind == OBJECTIVE_KTO || r->job->task->kind == OBJECTIVE_RM;
+    int whole = r->job->task->kind == OBJECTIVE_DPO || r->job->task->kind == OBJECTIVE_KTO ||
+                r->job->task->kind == OBJECTIVE_RM;
     objective_micro m = {0};
     seqpar_head_seeds seeds = {0};
     seqpar_buffer seed = {0};
@@ -252,10 +338,16 @@ static seqpar_status objective_step_micro(objective_rank *r, int64_t index, doub
     if (!status) status = objective_forward(r, &m);
     if (!status) status = whole ? objective_units(r, &m, kl) : objective_tokens(r, &m);
     if (!status && !r->job->task->lean) status = objective_keep_logits(r, &m);
-    if (!status) status = seqpar_buffer_new(r->ctx, &seed, m.b.tokens * seqpar_dtype_bytes(r->ctx->device->accumulator), SEQPAR_MEM_ACTIVATIONS);
-    if (!status && m.b.tokens) seqpar_device_write(r->ctx->device, seed.data, 0, m.seed, m.b.tokens, objective_dtype(r, r->job->task));
+    if (!status)
+        status = seqpar_buffer_new(r->ctx, &seed,
+                                   m.b.tokens * seqpar_dtype_bytes(r->ctx->device->accumulator),
+                                   SEQPAR_MEM_ACTIVATIONS);
+    if (!status && m.b.tokens)
+        seqpar_device_write(r->ctx->device, seed.data, 0, m.seed, m.b.tokens,
+                            objective_dtype(r, r->job->task));
     seeds.dlogp = seed.data;
-    if (!status) status = seqpar_llama_backward(r->ctx, &r->policy, &m.b, &r->optim, index, &seeds);
+    if (!status)
+        status = seqpar_llama_backward(r->ctx, &r->policy, &m.b, &r->optim, index, &seeds);
     seqpar_buffer_free(r->ctx, &seed);
     free(m.value);
     seqpar_llama_close_batch(r->ctx, &r->policy, &m.b);
@@ -267,13 +359,16 @@ static seqpar_status objective_step_micro(objective_rank *r, int64_t index, doub
 /* Means over the units, or the sums of the weighted tokens; the loss first. */
 static seqpar_status objective_columns(objective_rank *r, double *means) {
     const objective_task *t = r->job->task;
-    int whole = t->kind == OBJECTIVE_DPO || t->kind == OBJECTIVE_KTO || t->kind == OBJECTIVE_RM, step = whole && t->kind != OBJECTIVE_KTO ? 2 : 1;
+    int whole = t->kind == OBJECTIVE_DPO || t->kind == OBJECTIVE_KTO || t->kind == OBJECTIVE_RM;
+    int step = whole && t->kind != OBJECTIVE_KTO ? 2 : 1;
     int64_t n = whole ? t->documents : 1;
-    double *all = calloc((size_t)((1 + OBJECTIVE_COLUMNS) * n), sizeof *all), *column = all + OBJECTIVE_COLUMNS * n;
+    double *all = calloc((size_t)((1 + OBJECTIVE_COLUMNS) * n), sizeof *all);
+    double *column = all + OBJECTIVE_COLUMNS * n;
     r->units.width = OBJECTIVE_COLUMNS;
     seqpar_status status = seqpar_segments_sum(r->ctx->world, all, n, &r->units);
     for (int c = 0; c < OBJECTIVE_COLUMNS; c++) {
-        for (int64_t i = 0; i < n / step; i++) column[i] = all[i * step * OBJECTIVE_COLUMNS + c];
+        for (int64_t i = 0; i < n / step; i++)
+            column[i] = all[i * step * OBJECTIVE_COLUMNS + c];
         means[c] = whole ? seqpar_mean(column, n / step) : column[0];
     }
     free(all);
@@ -282,11 +377,16 @@ static seqpar_status objective_columns(objective_rank *r, double *means) {
 
 static seqpar_status objective_step(objective_rank *r, double *gradient, double *state) {
     const objective_task *t = r->job->task;
-    double means[OBJECTIVE_COLUMNS] = {0}, kl = t->same_reference ? 0.0 : 0.15; /* of mismatched pairs, which are data here */
-    seqpar_status status = seqpar_step_begin(r->ctx, &r->optim, t->batch.row, t->batch.rows, r->job->way->layout, r->job->way->accumulation);
-    for (int64_t i = 0; !status && i < r->job->way->accumulation; i++) status = objective_step_micro(r, i, kl);
+    /* of mismatched pairs, which are data here */
+    double means[OBJECTIVE_COLUMNS] = {0}, kl = t->same_reference ? 0.0 : 0.15;
+    seqpar_status status = seqpar_step_begin(r->ctx, &r->optim, t->batch.row, t->batch.rows,
+                                             r->job->way->layout, r->job->way->accumulation);
+    for (int64_t i = 0; !status && i < r->job->way->accumulation; i++)
+        status = objective_step_micro(r, i, kl);
     if (!status) status = objective_columns(r, means);
-    if (!status) status = seqpar_step_end(r->ctx, &r->optim, r->policy.params.data, r->policy.elements, t->lr);
+    if (!status)
+        status = seqpar_step_end(r->ctx, &r->optim, r->policy.params.data, r->policy.elements,
+                                 t->lr);
     if (!status) status = kept_read(r->ctx, &r->optim, gradient, SEQPAR_STATE_GRADIENT);
     if (!status) status = kept_state(r->ctx, &r->optim, state, r->policy.elements);
     if (status || r->ctx->world->rank) return status;
@@ -295,7 +395,8 @@ static seqpar_status objective_step(objective_rank *r, double *gradient, double 
     r->job->result->norm = r->optim.norm;
     memcpy(r->job->result->gradient, gradient, (size_t)r->policy.elements * sizeof *gradient);
     memcpy(r->job->result->state, state, (size_t)(3 * r->policy.elements) * sizeof *state);
-    seqpar_device_read(r->ctx->device, r->job->result->params, r->policy.params.data, 0, r->policy.elements, r->ctx->device->storage);
+    seqpar_device_read(r->ctx->device, r->job->result->params, r->policy.params.data, 0,
+                       r->policy.elements, r->ctx->device->storage);
     return SEQPAR_OK;
 }
 
@@ -303,19 +404,29 @@ static seqpar_status objective_main(seqpar_comm *world, void *user) {
     const objective_job *job = user;
     const objective_task *t = job->task;
     seqpar_device *device = test_device(job->way->reference_device, job->way->threads);
-    seqpar_optim_desc optim = {job->way->optimizer, job->way->zero_stage, .9, .95, 1e-8, 0.01, 1.0};
+    seqpar_optim_desc optim = {
+        job->way->optimizer, job->way->zero_stage, .9, .95, 1e-8, 0.01, 1.0};
     double *gradient = calloc((size_t)(4 * job->result->elements) + 1, sizeof *gradient);
     seqpar_ctx ctx;
     objective_rank r = {.ctx = &ctx, .job = job};
     seqpar_status status = seqpar_ctx_open(&ctx, world, device, job->way->sp);
     if (!status) status = seqpar_llama_open(&ctx, &r.policy, &t->config);
     if (!status) status = seqpar_llama_open(&ctx, &r.reference, &t->config);
-    if (!status) status = seqpar_optim_open(&ctx, &r.optim, r.policy.tensors, r.policy.tensor_count, &optim);
+    if (!status)
+        status = seqpar_optim_open(&ctx, &r.optim, r.policy.tensors, r.policy.tensor_count,
+                                   &optim);
     if (!status) seqpar_llama_init(&ctx, &r.policy, t->seed);
-    if (!status && t->start) seqpar_device_write(ctx.device, r.policy.params.data, 0, t->start, r.policy.elements, ctx.device->storage);
-    if (!status && world->rank == 0) seqpar_device_read(ctx.device, job->result->start, r.policy.params.data, 0, r.policy.elements, ctx.device->storage);
-    if (!status) seqpar_llama_init(&ctx, &r.reference, t->same_reference ? t->seed : t->seed + 1);
-    if (!status && world->rank == 0) seqpar_device_read(ctx.device, job->result->reference_start, r.reference.params.data, 0, r.reference.elements, ctx.device->storage);
+    if (!status && t->start)
+        seqpar_device_write(ctx.device, r.policy.params.data, 0, t->start, r.policy.elements,
+                            ctx.device->storage);
+    if (!status && world->rank == 0)
+        seqpar_device_read(ctx.device, job->result->start, r.policy.params.data, 0,
+                           r.policy.elements, ctx.device->storage);
+    if (!status)
+        seqpar_llama_init(&ctx, &r.reference, t->same_reference ? t->seed : t->seed + 1);
+    if (!status && world->rank == 0)
+        seqpar_device_read(ctx.device, job->result->reference_start, r.reference.params.data, 0,
+                           r.reference.elements, ctx.device->storage);
     if (!status) status = objective_step(&r, gradient, gradient + job->result->elements);
     seqpar_segments_free(&r.units);
     seqpar_optim_close(&ctx, &r.optim);
@@ -327,9 +438,13 @@ static seqpar_status objective_main(seqpar_comm *world, void *user) {
     return status;
 }
 
-/* Documents of a prompt and a response each, tokens 0 among them, as pairs in rows of at most pack_len. */
-__attribute__((unused)) static void objective_task_open(objective_task *t, int kind, int64_t pairs, int64_t longest, int64_t pack_len, uint64_t seed) {
-    seqpar_pack_desc desc = {.pack_len = pack_len, .order = SEQPAR_PACK_DECREASING, .chunks = 16};
+/* Documents of a prompt and a response each, tokens 0 among them, as pairs in rows of at
+   most pack_len. */
+__attribute__((unused)) static void objective_task_open(objective_task *t, int kind,
+                                                        int64_t pairs, int64_t longest,
+                                                        int64_t pack_len, uint64_t seed) {
+    seqpar_pack_desc desc = {
+        .pack_len = pack_len, .order = SEQPAR_PACK_DECREASING, .chunks = 16};
     seqpar_document *docs = calloc((size_t)(2 * pairs), sizeof *docs);
     seqpar_error error = {0};
     memset(t, 0, sizeof *t);
@@ -337,20 +452,37 @@ __attribute__((unused)) static void objective_task_open(objective_task *t, int k
     t->seed = seed;
     t->documents = 2 * pairs;
     t->lr = 1e-2;
-    t->config = (seqpar_llama_config){.layers = 2, .hidden = 24, .heads = 8, .kv_heads = 4, .head_dim = 6, .intermediate = 40, .vocab = 61, .score = objective_scores(kind) ? "score" : NULL};
+    t->config = (seqpar_llama_config){.layers = 2,
+                                      .hidden = 24,
+                                      .heads = 8,
+                                      .kv_heads = 4,
+                                      .head_dim = 6,
+                                      .intermediate = 40,
+                                      .vocab = 61,
+                                      .score = objective_scores(kind) ? "score" : NULL};
     desc.vocab = t->config.vocab;
     for (int64_t i = 0; i < 2 * pairs; i++) {
-        int64_t n = 3 + (int64_t)(seqpar_random_uniform(seed, 9, (uint64_t)i) * (double)(longest - 2)), prompt = 1 + n / 4;
+        int64_t n = 3 + (int64_t)(seqpar_random_uniform(seed, 9, (uint64_t)i) *
+                                  (double)(longest - 2));
+        int64_t prompt = 1 + n / 4;
         int32_t *ids = calloc((size_t)n, sizeof *ids);
         uint8_t *mask = calloc((size_t)n, 1);
         for (int64_t k = 0; k < n; k++) {
-            ids[k] = (int32_t)(seqpar_random_uniform(seed, 10 + (uint64_t)i, (uint64_t)k) * 61) * (k % 7 != 3);
+            ids[k] = (int32_t)(seqpar_random_uniform(seed, 10 + (uint64_t)i, (uint64_t)k) *
+                               61) *
+                     (k % 7 != 3);
             mask[k] = k >= prompt;
         }
         docs[i] = (seqpar_document){.ids = ids, .loss_mask = mask, .tokens = n, .unit = i / 2};
     }
-    if (seqpar_pack(&error, &t->batch, docs, 2 * pairs, &desc)) { fprintf(stderr, "%s\n", error.text); exit(2); }
-    for (int64_t i = 0; i < 2 * pairs; i++) { free((void *)docs[i].ids); free((void *)docs[i].loss_mask); }
+    if (seqpar_pack(&error, &t->batch, docs, 2 * pairs, &desc)) {
+        fprintf(stderr, "%s\n", error.text);
+        exit(2);
+    }
+    for (int64_t i = 0; i < 2 * pairs; i++) {
+        free((void *)docs[i].ids);
+        free((void *)docs[i].loss_mask);
+    }
     free(docs);
 }
 
@@ -369,22 +501,35 @@ static int64_t objective_elements(const seqpar_llama_config *config) {
     return elements;
 }
 
-static void objective_run(const objective_task *t, const objective_way *way, objective_result *result) {
+static void objective_run(const objective_task *t, const objective_way *way,
+                          objective_result *result) {
     objective_job job = {t, way, result};
     int64_t i;
     memset(result, 0, sizeof *result);
     for (i = 0; i < t->batch.rows; i++) result->tokens += t->batch.row[i].tokens;
     result->width = t->config.score ? 1 : t->config.vocab;
     result->elements = objective_elements(&t->config);
-    result->logits = t->lean ? NULL : calloc((size_t)(result->tokens * result->width), sizeof(double));
+    result->logits = t->lean ? NULL
+                             : calloc((size_t)(result->tokens * result->width), sizeof(double));
     result->gradient = calloc((size_t)result->elements, sizeof(double));
     result->params = calloc((size_t)result->elements, sizeof(double));
     result->start = calloc((size_t)result->elements, sizeof(double));
     result->state = calloc((size_t)(3 * result->elements), sizeof(double));
     result->reference_start = calloc((size_t)result->elements, sizeof(double));
     result->reference = calloc((size_t)t->documents, sizeof(double));
-    result->status = seqpar_run_threads(way->dp * way->sp, objective_main, &job, &result->error);
+    result->status = seqpar_run_threads(way->dp * way->sp, objective_main, &job,
+                                        &result->error);
 }
-static void objective_result_free(objective_result *r) { free(r->logits); free(r->gradient); free(r->start); free(r->reference_start); free(r->params); free(r->state); free(r->reference); }
+
+static void objective_result_free(objective_result *r) {
+    free(r->logits);
+    free(r->gradient);
+    free(r->start);
+    free(r->reference_start);
+    free(r->params);
+    free(r->state);
+    free(r->reference);
+}
+
 static void objective_task_close(objective_task *t) { seqpar_batch_free(&t->batch); }
 #endif

@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* To be preloaded: a name server that is silent when it is asked for silent.host, and knows nobody called unknown.host. */
+/* To be preloaded: a name server that is silent when it is asked for silent.host, and knows
+   nobody called unknown.host. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <netdb.h>
 #include <string.h>
 #include <unistd.h>
 
-int getaddrinfo(const char *host, const char *service, const struct addrinfo *hints, struct addrinfo **list) {
-    int (*real)(const char *, const char *, const struct addrinfo *, struct addrinfo **) = (int (*)(const char *, const char *, const struct addrinfo *, struct addrinfo **))dlsym(RTLD_NEXT, "getaddrinfo");
+int getaddrinfo(const char *host, const char *service, const struct addrinfo *hints,
+                struct addrinfo **list) {
+    int (*real)(const char *, const char *, const struct addrinfo *, struct addrinfo **) =
+        (int (*)(const char *, const char *, const struct addrinfo *, struct addrinfo **))dlsym(
+            RTLD_NEXT, "getaddrinfo");
     if (host && !strcmp(host, "unknown.host")) return EAI_NONAME;
     if (!host || strcmp(host, "silent.host")) return real(host, service, hints, list);
     sleep(600);

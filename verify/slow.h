@@ -26,8 +26,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SLOW static __attribute__((unused))
-#define SLOW_STEP 1e-30
+#define SLOW         static __attribute__((unused))
+#define SLOW_STEP    1e-30
 #define SLOW_IGNORED (-100)
 
 typedef double _Complex slow_complex;
@@ -60,16 +60,17 @@ typedef struct {
     const double *logp_seeds;
 } slow_row;
 
-/* What to minimize; `count` is the number of tokens to divide by, over all the rows of all the ranks. */
+/* What to minimize; `count` is the number of tokens to divide by, over all the rows of all
+   the ranks. */
 typedef struct {
     double smoothing, zloss, count;
 } slow_objective;
 
 /* ---- memory ---- */
 
-/* Zeroed memory, or the end of the program; the spare byte keeps an empty array from being NULL. */
-SLOW void *slow_allocate(int64_t count, size_t size)
-{
+/* Zeroed memory, or the end of the program; the spare byte keeps an empty array from being
+   NULL. */
+SLOW void *slow_allocate(int64_t count, size_t size) {
     void *memory = calloc((size_t)count * size + 1, 1);
     if (!memory) {
         fprintf(stderr, "slow.h: out of memory\n");
@@ -78,31 +79,25 @@ SLOW void *slow_allocate(int64_t count, size_t size)
     return memory;
 }
 
-SLOW slow_complex *slow_array(int64_t count)
-{
+SLOW slow_complex *slow_array(int64_t count) {
     return slow_allocate(count, sizeof(slow_complex));
 }
 
-SLOW slow_complex *slow_promote(int64_t count, const double *x)
-{
+SLOW slow_complex *slow_promote(int64_t count, const double *x) {
     slow_complex *z = slow_array(count);
-    for (int64_t k = 0; k < count; k++)
-        z[k] = x[k];
+    for (int64_t k = 0; k < count; k++) z[k] = x[k];
     return z;
 }
 
-SLOW void slow_real_parts(int64_t count, const slow_complex *z, double *x)
-{
-    for (int64_t k = 0; k < count; k++)
-        x[k] = creal(z[k]);
+SLOW void slow_real_parts(int64_t count, const slow_complex *z, double *x) {
+    for (int64_t k = 0; k < count; k++) x[k] = creal(z[k]);
 }
 
 /* ---- differentiation by complex step ---- */
 
 typedef slow_complex slow_scalar(const slow_complex *x, const void *context);
 
-SLOW double slow_value_of(slow_scalar *f, const void *context, int64_t count, const double *x)
-{
+SLOW double slow_value_of(slow_scalar *f, const void *context, int64_t count, const double *x) {
     slow_complex *z = slow_promote(count, x);
     double value = creal(f(z, context));
     free(z);
@@ -110,8 +105,7 @@ SLOW double slow_value_of(slow_scalar *f, const void *context, int64_t count, co
 }
 
 SLOW void slow_gradient_of(slow_scalar *f, const void *context, int64_t count, const double *x,
-                           double *gradient)
-{
+                           double *gradient) {
     slow_complex *z = slow_promote(count, x);
     for (int64_t k = 0; k < count; k++) {
         z[k] = x[k] + SLOW_STEP * _Complex_I;
@@ -122,12 +116,10 @@ SLOW void slow_gradient_of(slow_scalar *f, const void *context, int64_t count, c
 }
 
 /* The gradient's inner product with `direction`, for the price of one evaluation. */
-SLOW double slow_directional_of(slow_scalar *f, const void *context, int64_t count, const double *x,
-                                const double *direction)
-{
+SLOW double slow_directional_of(slow_scalar *f, const void *context, int64_t count,
+                                const double *x, const double *direction) {
     slow_complex *z = slow_array(count);
-    for (int64_t k = 0; k < count; k++)
-        z[k] = x[k] + SLOW_STEP * direction[k] * _Complex_I;
+    for (int64_t k = 0; k < count; k++) z[k] = x[k] + SLOW_STEP * direction[k] * _Complex_I;
     double derivative = cimag(f(z, context)) / SLOW_STEP;
     free(z);
     return derivative;
@@ -140,8 +132,8 @@ typedef struct {
     int64_t tensors, parameters;
 } slow_builder;
 
-SLOW void slow_append(slow_builder *b, const char *prefix, const char *name, int64_t rows, int64_t cols)
-{
+SLOW void slow_append(slow_builder *b, const char *prefix, const char *name, int64_t rows,
+                      int64_t cols) {
     if (b->table) {
         slow_tensor *t = &b->table[b->tensors];
         snprintf(t->name, sizeof t->name, "%s%s", prefix, name);
@@ -153,8 +145,7 @@ SLOW void slow_append(slow_builder *b, const char *prefix, const char *name, int
     b->parameters += rows * cols;
 }
 
-SLOW void slow_append_layer(slow_builder *b, const slow_config *c, int64_t layer)
-{
+SLOW void slow_append_layer(slow_builder *b, const slow_config *c, int64_t layer) {
     char prefix[32];
     snprintf(prefix, sizeof prefix, "model.layers.%d.", (int)layer);
     slow_append(b, prefix, "input_layernorm.weight", 1, c->hidden);
@@ -169,27 +160,21 @@ SLOW void slow_append_layer(slow_builder *b, const slow_config *c, int64_t layer
 }
 
 /* How many tensors there are: the length of slow_parameters' table. */
-SLOW int64_t slow_tensors(const slow_config *c)
-{
-    return 9 * c->layers + (c->tied ? 2 : 3);
-}
+SLOW int64_t slow_tensors(const slow_config *c) { return 9 * c->layers + (c->tied ? 2 : 3); }
 
 /* The number of scalar parameters; fills `table` unless it is NULL. */
-SLOW int64_t slow_parameters(const slow_config *c, slow_tensor *table)
-{
+SLOW int64_t slow_parameters(const slow_config *c, slow_tensor *table) {
     slow_builder b = {.table = table};
     slow_append(&b, "model.", "embed_tokens.weight", c->vocab, c->hidden);
-    for (int64_t layer = 0; layer < c->layers; layer++)
-        slow_append_layer(&b, c, layer);
+    for (int64_t layer = 0; layer < c->layers; layer++) slow_append_layer(&b, c, layer);
     slow_append(&b, "model.", "norm.weight", 1, c->hidden);
-    if (!c->tied)
-        slow_append(&b, "lm_head.", "weight", c->vocab, c->hidden);
+    if (!c->tied) slow_append(&b, "lm_head.", "weight", c->vocab, c->hidden);
     return b.parameters;
 }
 
-/* The next `count` parameters: the forward pass reads the tensors in the order slow_parameters lists them. */
-SLOW const slow_complex *slow_next(const slow_complex **cursor, int64_t count)
-{
+/* The next `count` parameters: the forward pass reads the tensors in the order
+   slow_parameters lists them. */
+SLOW const slow_complex *slow_next(const slow_complex **cursor, int64_t count) {
     const slow_complex *tensor = *cursor;
     *cursor += count;
     return tensor;
@@ -199,8 +184,7 @@ typedef struct {
     const slow_complex *attention_norm, *q, *k, *v, *o, *mlp_norm, *gate, *up, *down;
 } slow_layer;
 
-SLOW slow_layer slow_next_layer(const slow_config *c, const slow_complex **cursor)
-{
+SLOW slow_layer slow_next_layer(const slow_config *c, const slow_complex **cursor) {
     slow_layer w;
     w.attention_norm = slow_next(cursor, c->hidden);
     w.q = slow_next(cursor, c->heads * c->head_dim * c->hidden);
@@ -217,17 +201,14 @@ SLOW slow_layer slow_next_layer(const slow_config *c, const slow_complex **curso
 /* ---- documents, positions, masks ---- */
 
 /* The document that token t belongs to, -1 for padding. */
-SLOW int64_t slow_document(int64_t docs, const int64_t *cu_seqlens, int64_t t)
-{
+SLOW int64_t slow_document(int64_t docs, const int64_t *cu_seqlens, int64_t t) {
     for (int64_t d = 0; d < docs; d++)
-        if (cu_seqlens[d] <= t && t < cu_seqlens[d + 1])
-            return d;
+        if (cu_seqlens[d] <= t && t < cu_seqlens[d + 1]) return d;
     return -1;
 }
 
 /* Positions count from the start of the token's own document. */
-SLOW int64_t slow_position(int64_t docs, const int64_t *cu_seqlens, int64_t t)
-{
+SLOW int64_t slow_position(int64_t docs, const int64_t *cu_seqlens, int64_t t) {
     int64_t d = slow_document(docs, cu_seqlens, t);
     return d < 0 ? 0 : t - cu_seqlens[d];
 }
@@ -238,9 +219,9 @@ SLOW int64_t slow_position(int64_t docs, const int64_t *cu_seqlens, int64_t t)
  * nothing to except them from.  With a window of W > 0, prefix or not, only at the W nearest: i itself and
  * the W - 1 before it and, if not causal, the W - 1 after it.  prefix_lens may be NULL.
  */
-SLOW void slow_mask_general(int64_t tokens, int64_t docs, const int64_t *cu_seqlens, bool causal,
-                            int64_t window, const int64_t *prefix_lens, bool *mask)
-{
+SLOW void slow_mask_general(int64_t tokens, int64_t docs, const int64_t *cu_seqlens,
+                            bool causal, int64_t window, const int64_t *prefix_lens,
+                            bool *mask) {
     for (int64_t i = 0; i < tokens; i++)
         for (int64_t j = 0; j < tokens; j++) {
             int64_t d = slow_document(docs, cu_seqlens, i);
@@ -252,8 +233,8 @@ SLOW void slow_mask_general(int64_t tokens, int64_t docs, const int64_t *cu_seql
         }
 }
 
-SLOW void slow_mask(int64_t tokens, int64_t docs, const int64_t *cu_seqlens, bool causal, bool *mask)
-{
+SLOW void slow_mask(int64_t tokens, int64_t docs, const int64_t *cu_seqlens, bool causal,
+                    bool *mask) {
     slow_mask_general(tokens, docs, cu_seqlens, causal, 0, NULL, mask);
 }
 
@@ -261,25 +242,21 @@ SLOW void slow_mask(int64_t tokens, int64_t docs, const int64_t *cu_seqlens, boo
 
 /* y = x w^T, a PyTorch Linear without bias. */
 SLOW void slow_linear(int64_t tokens, int64_t inputs, int64_t outputs, const slow_complex *x,
-                      const slow_complex *w, slow_complex *y)
-{
+                      const slow_complex *w, slow_complex *y) {
     for (int64_t t = 0; t < tokens; t++)
         for (int64_t o = 0; o < outputs; o++) {
             slow_complex sum = 0;
-            for (int64_t i = 0; i < inputs; i++)
-                sum += x[t * inputs + i] * w[o * inputs + i];
+            for (int64_t i = 0; i < inputs; i++) sum += x[t * inputs + i] * w[o * inputs + i];
             y[t * outputs + o] = sum;
         }
 }
 
 /* y = gain * x / sqrt(mean(x^2) + eps), token by token; y may be x. */
 SLOW void slow_rmsnorm(int64_t tokens, int64_t hidden, double eps, const slow_complex *x,
-                       const slow_complex *gain, slow_complex *y)
-{
+                       const slow_complex *gain, slow_complex *y) {
     for (int64_t t = 0; t < tokens; t++) {
         slow_complex squares = 0;
-        for (int64_t i = 0; i < hidden; i++)
-            squares += x[t * hidden + i] * x[t * hidden + i];
+        for (int64_t i = 0; i < hidden; i++) squares += x[t * hidden + i] * x[t * hidden + i];
         slow_complex root = csqrt(squares / (double)hidden + eps);
         for (int64_t i = 0; i < hidden; i++)
             y[t * hidden + i] = gain[i] * x[t * hidden + i] / root;
@@ -287,23 +264,21 @@ SLOW void slow_rmsnorm(int64_t tokens, int64_t hidden, double eps, const slow_co
 }
 
 /* x sigmoid(x), in whichever form keeps the exponential from overflowing. */
-SLOW slow_complex slow_silu(slow_complex x)
-{
+SLOW slow_complex slow_silu(slow_complex x) {
     return creal(x) < 0 ? x * cexp(x) / (1 + cexp(x)) : x / (1 + cexp(-x));
 }
 
-/* Small arguments leave ctanh nothing to overflow; for large ones 1 - tanh^2, the slope, must not cancel. */
-SLOW slow_complex slow_tanh(slow_complex x)
-{
-    if (creal(x) < 0)
-        return -slow_tanh(-x);
+/* Small arguments leave ctanh nothing to overflow; for large ones 1 - tanh^2, the slope,
+   must not cancel. */
+SLOW slow_complex slow_tanh(slow_complex x) {
+    if (creal(x) < 0) return -slow_tanh(-x);
     slow_complex e = cexp(-2 * x);
     return creal(x) < 1 ? ctanh(x) : (1 - e) / (1 + e);
 }
 
-/* Rotary embedding of one head, rotate_half convention: element i turns with element i + head_dim/2. */
-SLOW void slow_rope(int64_t head_dim, double theta, int64_t position, slow_complex *x)
-{
+/* Rotary embedding of one head, rotate_half convention: element i turns with element i +
+   head_dim/2. */
+SLOW void slow_rope(int64_t head_dim, double theta, int64_t position, slow_complex *x) {
     int64_t half = head_dim / 2;
     for (int64_t i = 0; i < half; i++) {
         double angle = (double)position * pow(theta, -2.0 * (double)i / (double)head_dim);
@@ -313,8 +288,8 @@ SLOW void slow_rope(int64_t head_dim, double theta, int64_t position, slow_compl
     }
 }
 
-SLOW void slow_rope_row(const slow_row *row, int64_t heads, int64_t head_dim, double theta, slow_complex *x)
-{
+SLOW void slow_rope_row(const slow_row *row, int64_t heads, int64_t head_dim, double theta,
+                        slow_complex *x) {
     for (int64_t t = 0; t < row->tokens; t++) {
         int64_t position = slow_position(row->docs, row->cu_seqlens, t);
         for (int64_t h = 0; h < heads; h++)
@@ -323,35 +298,35 @@ SLOW void slow_rope_row(const slow_row *row, int64_t heads, int64_t head_dim, do
 }
 
 /* log(sum(exp(x))); -inf if there is nothing but -inf to sum, when any finite shift will do. */
-SLOW slow_complex slow_log_sum_exp(int64_t count, const slow_complex *x)
-{
+SLOW slow_complex slow_log_sum_exp(int64_t count, const slow_complex *x) {
     double shift = -INFINITY;
-    for (int64_t j = 0; j < count; j++)
-        shift = fmax(shift, creal(x[j]));
-    if (isinf(shift))
-        shift = 0;
+    for (int64_t j = 0; j < count; j++) shift = fmax(shift, creal(x[j]));
+    if (isinf(shift)) shift = 0;
     slow_complex sum = 0;
-    for (int64_t j = 0; j < count; j++)
-        sum += cexp(x[j] - shift);
+    for (int64_t j = 0; j < count; j++) sum += cexp(x[j] - shift);
     return shift + clog(sum);
 }
 
 /* ---- attention ---- */
 
-/* q and out: queries x heads x head_dim.  k and v: keys x kv_heads x head_dim.  lse: queries x heads. */
+/* q and out: queries x heads x head_dim.  k and v: keys x kv_heads x head_dim.  lse: queries
+   x heads. */
 typedef struct {
     int64_t queries, keys, heads, kv_heads, head_dim;
 } slow_shape;
 
 /* What plain attention does without; a NULL or zeroed slow_extras is plain attention. */
 typedef struct {
-    double scale;          /* 0: 1 / sqrt(head_dim) */
-    double softcap;        /* c > 0: a score s = scale q.k becomes c tanh(s / c) */
-    const double *sinks;   /* (heads): one more score in the softmax's sum, without a value; may be NULL */
-    const double *dropout; /* (heads x queries x keys): on probabilities times v, not in the sum; may be NULL */
+    double scale;   /* 0: 1 / sqrt(head_dim) */
+    double softcap; /* c > 0: a score s = scale q.k becomes c tanh(s / c) */
+    /* (heads): one more score in the softmax's sum, without a value; may be NULL */
+    const double *sinks;
+    /* (heads x queries x keys): on probabilities times v, not in the sum; may be NULL */
+    const double *dropout;
 } slow_extras;
 
-/* All that attention reads, in complex numbers what it is differentiated by: these sinks, not the extras'. */
+/* All that attention reads, in complex numbers what it is differentiated by: these sinks,
+   not the extras'. */
 typedef struct {
     const slow_shape *shape;
     const bool *mask;
@@ -359,23 +334,21 @@ typedef struct {
     slow_complex *q, *k, *v, *sinks;
 } slow_inputs;
 
-SLOW slow_inputs slow_promote_inputs(const slow_shape *s, const bool *mask, const slow_extras *extras,
-                                     const double *q, const double *k, const double *v)
-{
-    int64_t q_count = s->queries * s->heads * s->head_dim, kv_count = s->keys * s->kv_heads * s->head_dim;
+SLOW slow_inputs slow_promote_inputs(const slow_shape *s, const bool *mask,
+                                     const slow_extras *extras, const double *q,
+                                     const double *k, const double *v) {
+    int64_t q_count = s->queries * s->heads * s->head_dim;
+    int64_t kv_count = s->keys * s->kv_heads * s->head_dim;
     slow_inputs a = {.shape = s, .mask = mask};
-    if (extras)
-        a.extras = *extras;
+    if (extras) a.extras = *extras;
     a.q = slow_promote(q_count, q);
     a.k = slow_promote(kv_count, k);
     a.v = slow_promote(kv_count, v);
-    if (a.extras.sinks)
-        a.sinks = slow_promote(s->heads, a.extras.sinks);
+    if (a.extras.sinks) a.sinks = slow_promote(s->heads, a.extras.sinks);
     return a;
 }
 
-SLOW void slow_free_inputs(slow_inputs *a)
-{
+SLOW void slow_free_inputs(slow_inputs *a) {
     free(a->q);
     free(a->k);
     free(a->v);
@@ -383,30 +356,29 @@ SLOW void slow_free_inputs(slow_inputs *a)
 }
 
 SLOW slow_complex slow_score(const slow_extras *x, int64_t head_dim, const slow_complex *q,
-                             const slow_complex *k)
-{
+                             const slow_complex *k) {
     slow_complex score = 0;
-    for (int64_t e = 0; e < head_dim; e++)
-        score += q[e] * k[e];
+    for (int64_t e = 0; e < head_dim; e++) score += q[e] * k[e];
     score = x->scale != 0 ? score * x->scale : score / sqrt((double)head_dim);
     return x->softcap > 0 ? x->softcap * slow_tanh(score / x->softcap) : score;
 }
 
-/* Query i of head h over the keys its row of the mask allows; out is that one's alone.  Returns the lse. */
-SLOW slow_complex slow_attend(const slow_inputs *a, int64_t i, int64_t h, slow_complex *out)
-{
+/* Query i of head h over the keys its row of the mask allows; out is that one's alone.
+   Returns the lse. */
+SLOW slow_complex slow_attend(const slow_inputs *a, int64_t i, int64_t h, slow_complex *out) {
     const slow_shape *s = a->shape;
     const bool *mask = a->mask + i * s->keys;
     const double *dropout = a->extras.dropout;
     const slow_complex *q = a->q + (i * s->heads + h) * s->head_dim;
-    int64_t group = s->heads / s->kv_heads, first = h / group * s->head_dim, stride = s->kv_heads * s->head_dim;
+    int64_t group = s->heads / s->kv_heads, first = h / group * s->head_dim;
+    int64_t stride = s->kv_heads * s->head_dim;
     slow_complex *score = slow_array(s->keys + 1); /* the last is the sink's */
     for (int64_t j = 0; j < s->keys; j++)
-        score[j] = mask[j] ? slow_score(&a->extras, s->head_dim, q, a->k + j * stride + first) : -INFINITY;
+        score[j] = mask[j] ? slow_score(&a->extras, s->head_dim, q, a->k + j * stride + first)
+                           : -INFINITY;
     score[s->keys] = a->sinks ? a->sinks[h] : -INFINITY;
     slow_complex lse = slow_log_sum_exp(s->keys + 1, score);
-    for (int64_t e = 0; e < s->head_dim; e++)
-        out[e] = 0;
+    for (int64_t e = 0; e < s->head_dim; e++) out[e] = 0;
     for (int64_t j = 0; j < s->keys; j++)
         if (mask[j]) {
             double factor = dropout ? dropout[(h * s->queries + i) * s->keys + j] : 1;
@@ -422,21 +394,18 @@ SLOW slow_complex slow_attend(const slow_inputs *a, int64_t i, int64_t h, slow_c
  * mask: queries x keys.  A query that may look at nothing gets out = 0 and lse = -inf, or its head's sink.
  * lse may be NULL.
  */
-SLOW void slow_attention(const slow_inputs *a, slow_complex *out, slow_complex *lse)
-{
+SLOW void slow_attention(const slow_inputs *a, slow_complex *out, slow_complex *lse) {
     for (int64_t i = 0; i < a->shape->queries; i++)
         for (int64_t h = 0; h < a->shape->heads; h++) {
             int64_t at = i * a->shape->heads + h;
             slow_complex l = slow_attend(a, i, h, out + at * a->shape->head_dim);
-            if (lse)
-                lse[at] = l;
+            if (lse) lse[at] = l;
         }
 }
 
-SLOW void slow_attention_extra_real(const slow_shape *s, const bool *mask, const slow_extras *extras,
-                                    const double *q, const double *k, const double *v, double *out,
-                                    double *lse)
-{
+SLOW void slow_attention_extra_real(const slow_shape *s, const bool *mask,
+                                    const slow_extras *extras, const double *q, const double *k,
+                                    const double *v, double *out, double *lse) {
     int64_t lse_count = s->queries * s->heads, q_count = lse_count * s->head_dim;
     slow_inputs a = slow_promote_inputs(s, mask, extras, q, k, v);
     slow_complex *zout = slow_array(q_count), *zlse = slow_array(lse_count);
@@ -448,20 +417,18 @@ SLOW void slow_attention_extra_real(const slow_shape *s, const bool *mask, const
     free(zlse);
 }
 
-SLOW void slow_attention_real(const slow_shape *s, const bool *mask, const double *q, const double *k,
-                              const double *v, double *out, double *lse)
-{
+SLOW void slow_attention_real(const slow_shape *s, const bool *mask, const double *q,
+                              const double *k, const double *v, double *out, double *lse) {
     slow_attention_extra_real(s, mask, NULL, q, k, v, out, lse);
 }
 
 /* dout . out of query i of head h. */
-SLOW slow_complex slow_attention_loss(const slow_inputs *a, const double *dout, int64_t i, int64_t h)
-{
+SLOW slow_complex slow_attention_loss(const slow_inputs *a, const double *dout, int64_t i,
+                                      int64_t h) {
     int64_t d = a->shape->head_dim;
     slow_complex *out = slow_array(d), loss = 0;
     slow_attend(a, i, h, out);
-    for (int64_t e = 0; e < d; e++)
-        loss += dout[(i * a->shape->heads + h) * d + e] * out[e];
+    for (int64_t e = 0; e < d; e++) loss += dout[(i * a->shape->heads + h) * d + e] * out[e];
     free(out);
     return loss;
 }
@@ -470,9 +437,9 @@ SLOW slow_complex slow_attention_loss(const slow_inputs *a, const double *dout, 
  * The derivative of sum(dout * out) by *x, one of a's numbers.  Only what x can change is evaluated: queries
  * first_query and on, of heads first_head and on and, if x belongs to a key (-1: none), only those that see it.
  */
-SLOW double slow_attention_slope(const slow_inputs *a, const double *dout, slow_complex *x, int64_t key,
-                                 int64_t first_query, int64_t queries, int64_t first_head, int64_t heads)
-{
+SLOW double slow_attention_slope(const slow_inputs *a, const double *dout, slow_complex *x,
+                                 int64_t key, int64_t first_query, int64_t queries,
+                                 int64_t first_head, int64_t heads) {
     slow_complex here = *x, loss = 0;
     *x += SLOW_STEP * _Complex_I;
     for (int64_t i = first_query; i < first_query + queries; i++)
@@ -484,14 +451,15 @@ SLOW double slow_attention_slope(const slow_inputs *a, const double *dout, slow_
 }
 
 /* dsinks may be NULL; it is 0 where there are no sinks. */
-SLOW void slow_attention_extra_gradient(const slow_shape *s, const bool *mask, const slow_extras *extras,
-                                        const double *q, const double *k, const double *v, const double *dout,
-                                        double *dq, double *dk, double *dv, double *dsinks)
-{
+SLOW void slow_attention_extra_gradient(const slow_shape *s, const bool *mask,
+                                        const slow_extras *extras, const double *q,
+                                        const double *k, const double *v, const double *dout,
+                                        double *dq, double *dk, double *dv, double *dsinks) {
     int64_t n = s->queries, group = s->heads / s->kv_heads, d = s->head_dim;
     slow_inputs a = slow_promote_inputs(s, mask, extras, q, k, v);
     for (int64_t at = 0; at < n * s->heads * d; at++)
-        dq[at] = slow_attention_slope(&a, dout, &a.q[at], -1, at / d / s->heads, 1, at / d % s->heads, 1);
+        dq[at] = slow_attention_slope(&a, dout, &a.q[at], -1, at / d / s->heads, 1,
+                                      at / d % s->heads, 1);
     for (int64_t at = 0; at < s->keys * s->kv_heads * d; at++) {
         int64_t key = at / d / s->kv_heads, head = at / d % s->kv_heads * group;
         dk[at] = slow_attention_slope(&a, dout, &a.k[at], key, 0, n, head, group);
@@ -502,36 +470,36 @@ SLOW void slow_attention_extra_gradient(const slow_shape *s, const bool *mask, c
     slow_free_inputs(&a);
 }
 
-SLOW void slow_attention_gradient(const slow_shape *s, const bool *mask, const double *q, const double *k,
-                                  const double *v, const double *dout, double *dq, double *dk, double *dv)
-{
+SLOW void slow_attention_gradient(const slow_shape *s, const bool *mask, const double *q,
+                                  const double *k, const double *v, const double *dout,
+                                  double *dq, double *dk, double *dv) {
     slow_attention_extra_gradient(s, mask, NULL, q, k, v, dout, dq, dk, dv, NULL);
 }
 
 /* ---- the model ---- */
 
 /* x += y */
-SLOW void slow_add(int64_t count, slow_complex *x, const slow_complex *y)
-{
-    for (int64_t k = 0; k < count; k++)
-        x[k] += y[k];
+SLOW void slow_add(int64_t count, slow_complex *x, const slow_complex *y) {
+    for (int64_t k = 0; k < count; k++) x[k] += y[k];
 }
 
 /* x += o_proj(attention(rmsnorm(x))) */
 SLOW void slow_attention_block(const slow_config *c, const slow_layer *w, const slow_row *row,
-                               const bool *mask, slow_complex *x)
-{
-    int64_t n = row->tokens, q_width = c->heads * c->head_dim, kv_width = c->kv_heads * c->head_dim;
+                               const bool *mask, slow_complex *x) {
+    int64_t n = row->tokens, q_width = c->heads * c->head_dim;
+    int64_t kv_width = c->kv_heads * c->head_dim;
     slow_shape shape = {n, n, c->heads, c->kv_heads, c->head_dim};
     slow_complex *y = slow_array(n * c->hidden), *out = slow_array(n * q_width);
-    slow_complex *q = slow_array(n * q_width), *k = slow_array(n * kv_width), *v = slow_array(n * kv_width);
+    slow_complex *q = slow_array(n * q_width), *k = slow_array(n * kv_width),
+                 *v = slow_array(n * kv_width);
     slow_rmsnorm(n, c->hidden, c->rms_eps, x, w->attention_norm, y);
     slow_linear(n, c->hidden, q_width, y, w->q, q);
     slow_linear(n, c->hidden, kv_width, y, w->k, k);
     slow_linear(n, c->hidden, kv_width, y, w->v, v);
     slow_rope_row(row, c->heads, c->head_dim, c->rope_theta, q);
     slow_rope_row(row, c->kv_heads, c->head_dim, c->rope_theta, k);
-    slow_attention(&(slow_inputs){.shape = &shape, .mask = mask, .q = q, .k = k, .v = v}, out, NULL);
+    slow_attention(&(slow_inputs){.shape = &shape, .mask = mask, .q = q, .k = k, .v = v}, out,
+                   NULL);
     slow_linear(n, q_width, c->hidden, out, w->o, y);
     slow_add(n * c->hidden, x, y);
     free(y);
@@ -542,16 +510,15 @@ SLOW void slow_attention_block(const slow_config *c, const slow_layer *w, const 
 }
 
 /* x += down(silu(gate(rmsnorm(x))) * up(rmsnorm(x))) */
-SLOW void slow_mlp_block(const slow_config *c, const slow_layer *w, int64_t tokens, slow_complex *x)
-{
+SLOW void slow_mlp_block(const slow_config *c, const slow_layer *w, int64_t tokens,
+                         slow_complex *x) {
     int64_t width = c->intermediate;
     slow_complex *y = slow_array(tokens * c->hidden);
     slow_complex *gate = slow_array(tokens * width), *up = slow_array(tokens * width);
     slow_rmsnorm(tokens, c->hidden, c->rms_eps, x, w->mlp_norm, y);
     slow_linear(tokens, c->hidden, width, y, w->gate, gate);
     slow_linear(tokens, c->hidden, width, y, w->up, up);
-    for (int64_t k = 0; k < tokens * width; k++)
-        up[k] *= slow_silu(gate[k]);
+    for (int64_t k = 0; k < tokens * width; k++) up[k] *= slow_silu(gate[k]);
     slow_linear(tokens, width, c->hidden, up, w->down, y);
     slow_add(tokens * c->hidden, x, y);
     free(y);
@@ -561,8 +528,7 @@ SLOW void slow_mlp_block(const slow_config *c, const slow_layer *w, int64_t toke
 
 /* logits: tokens x vocab. */
 SLOW void slow_logits(const slow_config *c, const slow_complex *parameters, const slow_row *row,
-                      slow_complex *logits)
-{
+                      slow_complex *logits) {
     int64_t n = row->tokens, hidden = c->hidden;
     slow_complex *x = slow_array(n * hidden);
     bool *mask = slow_allocate(n * n, sizeof *mask);
@@ -590,25 +556,21 @@ typedef struct {
     slow_complex lse, logp, entropy, mean;
 } slow_token;
 
-SLOW slow_token slow_token_of(int64_t vocab, const slow_complex *logits, int32_t target)
-{
+SLOW slow_token slow_token_of(int64_t vocab, const slow_complex *logits, int32_t target) {
     slow_token y = {.lse = slow_log_sum_exp(vocab, logits)};
     for (int64_t j = 0; j < vocab; j++) {
         y.entropy -= cexp(logits[j] - y.lse) * (logits[j] - y.lse);
         y.mean += logits[j] / (double)vocab;
     }
-    if (target != SLOW_IGNORED)
-        y.logp = logits[target] - y.lse;
+    if (target != SLOW_IGNORED) y.logp = logits[target] - y.lse;
     return y;
 }
 
-SLOW double slow_or(const double *array, int64_t t, double otherwise)
-{
+SLOW double slow_or(const double *array, int64_t t, double otherwise) {
     return array ? array[t] : otherwise;
 }
 
-SLOW int32_t slow_target(const slow_row *row, int64_t t)
-{
+SLOW int32_t slow_target(const slow_row *row, int64_t t) {
     return row->targets ? row->targets[t] : SLOW_IGNORED;
 }
 
@@ -616,16 +578,15 @@ SLOW int32_t slow_target(const slow_row *row, int64_t t)
  * Token t's share of the loss: its weighted cross-entropy (label smoothing, z-loss) over the global count,
  * plus whatever is seeded on its log-probability and its entropy.  An ignored target leaves the entropy only.
  */
-SLOW slow_complex slow_token_loss(const slow_objective *o, const slow_row *row, int64_t t, int64_t vocab,
-                                  const slow_complex *logits)
-{
+SLOW slow_complex slow_token_loss(const slow_objective *o, const slow_row *row, int64_t t,
+                                  int64_t vocab, const slow_complex *logits) {
     slow_token y = slow_token_of(vocab, logits, slow_target(row, t));
     slow_complex loss = slow_or(row->entropy_seeds, t, 0) * y.entropy;
-    if (slow_target(row, t) == SLOW_IGNORED)
-        return loss;
+    if (slow_target(row, t) == SLOW_IGNORED) return loss;
     loss += slow_or(row->logp_seeds, t, 0) * y.logp;
     slow_complex cross_entropy = -(1 - o->smoothing) * y.logp + o->smoothing * (y.lse - y.mean);
-    return loss + slow_or(row->weights, t, 1) * (cross_entropy + o->zloss * y.lse * y.lse) / o->count;
+    return loss +
+           slow_or(row->weights, t, 1) * (cross_entropy + o->zloss * y.lse * y.lse) / o->count;
 }
 
 typedef struct {
@@ -635,8 +596,8 @@ typedef struct {
     slow_objective objective;
 } slow_problem;
 
-SLOW slow_complex slow_row_loss(const slow_problem *p, const slow_complex *parameters, const slow_row *row)
-{
+SLOW slow_complex slow_row_loss(const slow_problem *p, const slow_complex *parameters,
+                                const slow_row *row) {
     int64_t vocab = p->config->vocab;
     slow_complex *logits = slow_array(row->tokens * vocab), loss = 0;
     slow_logits(p->config, parameters, row, logits);
@@ -647,37 +608,34 @@ SLOW slow_complex slow_row_loss(const slow_problem *p, const slow_complex *param
 }
 
 /* The whole loss, a slow_scalar of the flat parameters; `problem` is a slow_problem. */
-SLOW slow_complex slow_loss_complex(const slow_complex *parameters, const void *problem)
-{
+SLOW slow_complex slow_loss_complex(const slow_complex *parameters, const void *problem) {
     const slow_problem *p = problem;
     slow_complex loss = 0;
-    for (int64_t r = 0; r < p->rows; r++)
-        loss += slow_row_loss(p, parameters, &p->row[r]);
+    for (int64_t r = 0; r < p->rows; r++) loss += slow_row_loss(p, parameters, &p->row[r]);
     return loss;
 }
 
-SLOW double slow_loss(const slow_problem *p, const double *parameters)
-{
+SLOW double slow_loss(const slow_problem *p, const double *parameters) {
     return slow_value_of(slow_loss_complex, p, slow_parameters(p->config, NULL), parameters);
 }
 
 /* Every parameter by complex step: as many forward passes as parameters. */
-SLOW void slow_gradient(const slow_problem *p, const double *parameters, double *gradient)
-{
-    slow_gradient_of(slow_loss_complex, p, slow_parameters(p->config, NULL), parameters, gradient);
+SLOW void slow_gradient(const slow_problem *p, const double *parameters, double *gradient) {
+    slow_gradient_of(slow_loss_complex, p, slow_parameters(p->config, NULL), parameters,
+                     gradient);
 }
 
 /* With a unit vector for direction: one single parameter's derivative. */
-SLOW double slow_directional(const slow_problem *p, const double *parameters, const double *direction)
-{
-    return slow_directional_of(slow_loss_complex, p, slow_parameters(p->config, NULL), parameters, direction);
+SLOW double slow_directional(const slow_problem *p, const double *parameters,
+                             const double *direction) {
+    return slow_directional_of(slow_loss_complex, p, slow_parameters(p->config, NULL),
+                               parameters, direction);
 }
 
 /* ---- plain real results of the forward pass ---- */
 
 SLOW void slow_logits_real(const slow_config *c, const double *parameters, const slow_row *row,
-                           double *logits)
-{
+                           double *logits) {
     slow_complex *z = slow_promote(slow_parameters(c, NULL), parameters);
     slow_complex *zlogits = slow_array(row->tokens * c->vocab);
     slow_logits(c, z, row, zlogits);
@@ -686,10 +644,10 @@ SLOW void slow_logits_real(const slow_config *c, const double *parameters, const
     free(zlogits);
 }
 
-/* Per token: the target's log-probability (0 if ignored), the log-sum-exp of the logits, the entropy. */
-SLOW void slow_statistics(const slow_config *c, const double *parameters, const slow_row *row, double *logp,
-                          double *lse, double *entropy)
-{
+/* Per token: the target's log-probability (0 if ignored), the log-sum-exp of the logits, the
+   entropy. */
+SLOW void slow_statistics(const slow_config *c, const double *parameters, const slow_row *row,
+                          double *logp, double *lse, double *entropy) {
     slow_complex *z = slow_promote(slow_parameters(c, NULL), parameters);
     slow_complex *logits = slow_array(row->tokens * c->vocab);
     slow_logits(c, z, row, logits);
@@ -710,10 +668,10 @@ typedef struct {
 } slow_adamw;
 
 /* Step number t = 1, 2, ...; m and v start at 0. */
-SLOW void slow_adamw_step(const slow_adamw *a, double lr, int64_t t, int64_t count, const double *g,
-                          double *m, double *v, double *theta)
-{
-    double correction1 = 1 - pow(a->beta1, (double)t), correction2 = 1 - pow(a->beta2, (double)t);
+SLOW void slow_adamw_step(const slow_adamw *a, double lr, int64_t t, int64_t count,
+                          const double *g, double *m, double *v, double *theta) {
+    double correction1 = 1 - pow(a->beta1, (double)t);
+    double correction2 = 1 - pow(a->beta2, (double)t);
     for (int64_t k = 0; k < count; k++) {
         theta[k] *= 1 - lr * a->weight_decay;
         m[k] += (1 - a->beta1) * (g[k] - m[k]);
@@ -724,38 +682,38 @@ SLOW void slow_adamw_step(const slow_adamw *a, double lr, int64_t t, int64_t cou
 }
 
 /* The buffer starts at 0; without momentum it just holds the last gradient. */
-SLOW void slow_sgd_step(double lr, double momentum, double weight_decay, int64_t count, const double *g,
-                        double *buffer, double *theta)
-{
+SLOW void slow_sgd_step(double lr, double momentum, double weight_decay, int64_t count,
+                        const double *g, double *buffer, double *theta) {
     for (int64_t k = 0; k < count; k++) {
         buffer[k] = momentum * buffer[k] + g[k] + weight_decay * theta[k];
         theta[k] -= lr * buffer[k];
     }
 }
 
-SLOW double slow_norm(int64_t count, const double *x)
-{
+SLOW double slow_norm(int64_t count, const double *x) {
     double squares = 0;
-    for (int64_t k = 0; k < count; k++)
-        squares += x[k] * x[k];
+    for (int64_t k = 0; k < count; k++) squares += x[k] * x[k];
     return sqrt(squares);
 }
 
-/* clip_grad_norm_: returns the norm before clipping.  A NaN in one gradient makes all of them NaN. */
-SLOW double slow_clip(int64_t count, double max_norm, double *g)
-{
+/* clip_grad_norm_: returns the norm before clipping.  A NaN in one gradient makes all of
+   them NaN. */
+SLOW double slow_clip(int64_t count, double max_norm, double *g) {
     double norm = slow_norm(count, g);
     double coefficient = max_norm / (norm + 1e-6);
-    if (coefficient > 1)
-        coefficient = 1;
-    for (int64_t k = 0; k < count; k++)
-        g[k] *= coefficient;
+    if (coefficient > 1) coefficient = 1;
+    for (int64_t k = 0; k < count; k++) g[k] *= coefficient;
     return norm;
 }
 
 /* ---- learning-rate schedules, as Hugging Face's get_scheduler ---- */
 
-typedef enum { SLOW_CONSTANT, SLOW_LINEAR, SLOW_COSINE, SLOW_COSINE_WITH_MIN_LR } slow_schedule_kind;
+typedef enum {
+    SLOW_CONSTANT,
+    SLOW_LINEAR,
+    SLOW_COSINE,
+    SLOW_COSINE_WITH_MIN_LR
+} slow_schedule_kind;
 
 typedef struct {
     slow_schedule_kind kind;
@@ -764,17 +722,16 @@ typedef struct {
 } slow_schedule;
 
 /* The factor on the learning rate after `step` scheduler steps. */
-SLOW double slow_schedule_factor(const slow_schedule *s, int64_t step)
-{
+SLOW double slow_schedule_factor(const slow_schedule *s, int64_t step) {
     double warmup = (double)s->warmup, total = (double)s->total, now = (double)step;
-    if (step < s->warmup)
-        return now / fmax(1, warmup);
+    if (step < s->warmup) return now / fmax(1, warmup);
     double progress = (now - warmup) / fmax(1, total - warmup);
     double cosine = 0.5 * (1 + cos(acos(-1) * progress));
     switch (s->kind) {
     case SLOW_LINEAR: return fmax(0, (total - now) / fmax(1, total - warmup));
     case SLOW_COSINE: return fmax(0, cosine);
-    case SLOW_COSINE_WITH_MIN_LR: return fmax(0, cosine * (1 - s->min_lr_rate) + s->min_lr_rate);
+    case SLOW_COSINE_WITH_MIN_LR:
+        return fmax(0, cosine * (1 - s->min_lr_rate) + s->min_lr_rate);
     case SLOW_CONSTANT: break;
     }
     return 1;

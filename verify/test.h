@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* What every suite shares: one line a test, a seed that can be given back, comparisons that a NaN cannot pass. */
+/* What every suite shares: one line a test, a seed that can be given back, comparisons that
+   a NaN cannot pass. */
 #ifndef TEST_H
 #define TEST_H
 
@@ -32,13 +33,16 @@ __attribute__((unused)) static void test_begin(int argc, char **argv) {
 }
 
 /* Remembers the first failed condition of a test. */
-__attribute__((unused, format(printf, 2, 3))) static int test_expect(int condition, const char *format, ...) {
+__attribute__((unused, format(printf, 2, 3))) static int test_expect(int condition,
+                                                                     const char *format, ...) {
     va_list args;
     if (condition || test_why[0]) return condition;
     va_start(args, format);
     vsnprintf(test_why, sizeof test_why, format, args);
     va_end(args);
-    if (!test_why[0]) snprintf(test_why, sizeof test_why, "something that should fail does not"); /* the text of an error that is not there */
+    /* the text of an error that is not there */
+    if (!test_why[0])
+        snprintf(test_why, sizeof test_why, "something that should fail does not");
     return 0;
 }
 
@@ -49,9 +53,15 @@ __attribute__((unused, format(printf, 1, 2))) static void test_end(const char *f
     va_start(args, format);
     vsnprintf(name, sizeof name, format, args);
     va_end(args);
-    if (test_why[0]) printf("FAIL %s: %s\n     replay: %s --seed %llu\n", name, test_why, test_program, (unsigned long long)test_seed);
-    else printf("ok %s\n", name);
-    if (test_why[0]) test_failed++; else test_passed++;
+    if (test_why[0])
+        printf("FAIL %s: %s\n     replay: %s --seed %llu\n", name, test_why, test_program,
+               (unsigned long long)test_seed);
+    else
+        printf("ok %s\n", name);
+    if (test_why[0])
+        test_failed++;
+    else
+        test_passed++;
     if (test_why[0] && getenv("TEST_FIRST")) exit(1);
     test_why[0] = 0;
 }
@@ -69,7 +79,8 @@ __attribute__((unused)) static int test_summary(void) {
 }
 
 /* Relative L2 distance; NaN or infinity anywhere gives infinity. */
-__attribute__((unused)) static double test_distance(const double *got, const double *want, int64_t count) {
+__attribute__((unused)) static double test_distance(const double *got, const double *want,
+                                                    int64_t count) {
     double diff = 0, size = 0;
     int64_t i;
     for (i = 0; i < count; i++) {
@@ -89,9 +100,14 @@ __attribute__((unused)) static uint64_t test_random(void) {
     z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
     return z ^ (z >> 31);
 }
-__attribute__((unused)) static int64_t test_integer(int64_t low, int64_t high) { return low + (int64_t)(test_random() % (uint64_t)(high - low + 1)); }
+
+__attribute__((unused)) static int64_t test_integer(int64_t low, int64_t high) {
+    return low + (int64_t)(test_random() % (uint64_t)(high - low + 1));
+}
+
 __attribute__((unused)) static double test_normal(void) {
-    double u = ((double)(test_random() >> 11) + 0.5) / 9007199254740992.0, v = (double)(test_random() >> 11) / 9007199254740992.0;
+    double u = ((double)(test_random() >> 11) + 0.5) / 9007199254740992.0;
+    double v = (double)(test_random() >> 11) / 9007199254740992.0;
     return sqrt(-2 * log(u)) * cos(6.283185307179586 * v);
 }
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* Calls that must agree, given differently: each pair is refused by name, on one rank and on several, and so is what ranks
-   were given differently. Without a mistake the same program runs through. */
+/* Calls that must agree, given differently: each pair is refused by name, on one rank and on
+   several, and so is what ranks were given differently. Without a mistake the same program
+   runs through. */
 #include <fenv.h>
 #if defined(__SSE2__)
 #include <xmmintrin.h>
@@ -15,21 +16,61 @@ enum { ROWS = 4, ACCUMULATION = 2, VOCAB = 29 };
 /* One step of a small model, in which exactly one thing is wrong. */
 typedef enum {
     NOTHING,
-    STEP_LAYOUT, STEP_MICRO_NEGATIVE, STEP_MICRO_BEYOND, STEP_OTHER_ROWS, STEP_FEWER_ROWS, STEP_CHUNKS, STEP_DOCUMENTS, STEP_OTHER_RANK,
-    STEP_NOT_BEGUN, STEP_ENDED_TWICE, STEP_MICRO_LEFT_OUT, STEP_MICRO_TWICE, STEP_MICRO_EARLY, STEP_GROUP, STEP_SOURCE, STEP_GRADIENT_EARLY,
-    BATCH_NO_FORWARD, BATCH_NOT_KEPT, BATCH_BACKWARD_TWICE, BATCH_VALUES_EARLY, BATCH_OTHER_OPTIMIZER, BATCH_OTHER_MODEL,
-    SUM_TWICE, SUM_OF_DOCUMENT_TWICE,
-    RANKS_SP_SIZE, RANKS_DEVICE, RANKS_STAGE, RANKS_BETA, RANKS_TENSORS, RANKS_STEP_ROWS, RANKS_IDS, RANKS_LAYOUT, RANKS_ACCUMULATION, RANKS_RATE,
-    RANKS_ATTN_LAYOUT, RANKS_ATTN_WINDOW, RANKS_ATTN_ROWS, RANKS_ATTN_SCALE, RANKS_ATTN_SCHEDULE,
+    STEP_LAYOUT,
+    STEP_MICRO_NEGATIVE,
+    STEP_MICRO_BEYOND,
+    STEP_OTHER_ROWS,
+    STEP_FEWER_ROWS,
+    STEP_CHUNKS,
+    STEP_DOCUMENTS,
+    STEP_OTHER_RANK,
+    STEP_NOT_BEGUN,
+    STEP_ENDED_TWICE,
+    STEP_MICRO_LEFT_OUT,
+    STEP_MICRO_TWICE,
+    STEP_MICRO_EARLY,
+    STEP_GROUP,
+    STEP_SOURCE,
+    STEP_GRADIENT_EARLY,
+    BATCH_NO_FORWARD,
+    BATCH_NOT_KEPT,
+    BATCH_BACKWARD_TWICE,
+    BATCH_VALUES_EARLY,
+    BATCH_OTHER_OPTIMIZER,
+    BATCH_OTHER_MODEL,
+    SUM_TWICE,
+    SUM_OF_DOCUMENT_TWICE,
+    RANKS_SP_SIZE,
+    RANKS_DEVICE,
+    RANKS_STAGE,
+    RANKS_BETA,
+    RANKS_TENSORS,
+    RANKS_STEP_ROWS,
+    RANKS_IDS,
+    RANKS_LAYOUT,
+    RANKS_ACCUMULATION,
+    RANKS_RATE,
+    RANKS_ATTN_LAYOUT,
+    RANKS_ATTN_WINDOW,
+    RANKS_ATTN_ROWS,
+    RANKS_ATTN_SCALE,
+    RANKS_ATTN_SCHEDULE,
     MISTAKES
 } mistake;
 
-static const struct { const char *name, *says; } mistakes[MISTAKES] = {
+static const struct {
+    const char *name, *says;
+} mistakes[MISTAKES] = {
+
     [NOTHING] = {"nothing", ""},
     [STEP_LAYOUT] = {"step_layout", "is split contiguous, but the step was begun with zigzag"},
-    [STEP_MICRO_NEGATIVE] = {"step_micro_negative", "micro-batch -1 is none of the step, which was begun with 2; give 0 to 1"},
+    [STEP_MICRO_NEGATIVE] =
+        {"step_micro_negative",
+         "micro-batch -1 is none of the step, which was begun with 2; give 0 to 1"},
     [STEP_MICRO_BEYOND] = {"step_micro_beyond", "micro-batch 2 is none of the step"},
-    [STEP_OTHER_ROWS] = {"step_other_rows", "the share holds row 2 where the step has row 0; seqpar_step_rows says which"},
+    [STEP_OTHER_ROWS] =
+        {"step_other_rows",
+         "the share holds row 2 where the step has row 0; seqpar_step_rows says which"},
     [STEP_FEWER_ROWS] = {"step_fewer_rows", "the share is of 1 rows, in the step it has 2"},
     [STEP_CHUNKS] = {"step_chunks", "in 7 chunks, in the step"},
     [STEP_DOCUMENTS] = {"step_documents", "has other documents than in the step"},
@@ -37,34 +78,49 @@ static const struct { const char *name, *says; } mistakes[MISTAKES] = {
     [STEP_NOT_BEGUN] = {"step_not_begun", "no step was begun; call seqpar_step_begin first"},
     [STEP_ENDED_TWICE] = {"step_ended_twice", "no step was begun"},
     [STEP_MICRO_LEFT_OUT] = {"step_micro_left_out", "gradients of 1 of 2 micro-batches"},
-    [STEP_MICRO_TWICE] = {"step_micro_twice", "for micro-batch 0 after 1 of them; give each once, in order"},
+    [STEP_MICRO_TWICE] = {"step_micro_twice",
+                          "for micro-batch 0 after 1 of them; give each once, in order"},
     [STEP_MICRO_EARLY] = {"step_micro_early", "for micro-batch 1 after 0 of them"},
-    [STEP_GROUP] = {"step_group", "the gradient of group 99, source 0 was given; there are groups 0 to 3"},
+    [STEP_GROUP] = {"step_group",
+                    "the gradient of group 99, source 0 was given; there are groups 0 to 3"},
     [STEP_SOURCE] = {"step_source", "source 2 was given"},
     [STEP_GRADIENT_EARLY] = {"step_gradient_early", "a step is under way"},
     [BATCH_NO_FORWARD] = {"batch_no_forward", "holds nothing for a backward pass"},
     [BATCH_NOT_KEPT] = {"batch_not_kept", "call seqpar_llama_forward with keep 1"},
     [BATCH_BACKWARD_TWICE] = {"batch_backward_twice", "holds nothing for a backward pass"},
-    [BATCH_VALUES_EARLY] = {"batch_values_early", "has no hidden states; call seqpar_llama_forward first"},
-    [BATCH_OTHER_OPTIMIZER] = {"batch_other_optimizer", "opened with other tensors than this model's"},
-    [BATCH_OTHER_MODEL] = {"batch_other_model", "the batch was opened for another model: 2 layers, hidden 8, vocab 29; this one has 2, 16, 29"},
+    [BATCH_VALUES_EARLY] = {"batch_values_early",
+                            "has no hidden states; call seqpar_llama_forward first"},
+    [BATCH_OTHER_OPTIMIZER] = {"batch_other_optimizer",
+                               "opened with other tensors than this model's"},
+    [BATCH_OTHER_MODEL] = {"batch_other_model",
+                           "the batch was opened for another model: 2 layers, hidden 8, vocab "
+                           "29; this one has 2, 16, 29"},
     [SUM_TWICE] = {"sum_twice", "the sum of the step was given row 1, part 3 twice"},
-    [SUM_OF_DOCUMENT_TWICE] = {"sum_of_document_twice", "the sum of the document 0 was given row 0, part 0 twice"},
+    [SUM_OF_DOCUMENT_TWICE] = {"sum_of_document_twice",
+                               "the sum of the document 0 was given row 0, part 0 twice"},
     [RANKS_SP_SIZE] = {"ranks_sp_size", "a context: sequence_parallel_size is 1 on rank 1 and"},
     [RANKS_DEVICE] = {"ranks_device", "a context: the storage type is"},
-    [RANKS_STAGE] = {"ranks_stage", "an optimizer: zero_stage is 1 on rank 1 and 2 on rank 0; give all ranks the same"},
+    [RANKS_STAGE] =
+        {"ranks_stage",
+         "an optimizer: zero_stage is 1 on rank 1 and 2 on rank 0; give all ranks the same"},
     [RANKS_BETA] = {"ranks_beta", "an optimizer: the beta2 of rank 1"},
-    [RANKS_TENSORS] = {"ranks_tensors", "an optimizer: the tensors of rank 1 are not those of rank 0"},
-    [RANKS_STEP_ROWS] = {"ranks_step_rows", "a step: the number of rows is 3 on rank 1 and 4 on rank 0"},
+    [RANKS_TENSORS] = {"ranks_tensors",
+                       "an optimizer: the tensors of rank 1 are not those of rank 0"},
+    [RANKS_STEP_ROWS] = {"ranks_step_rows",
+                         "a step: the number of rows is 3 on rank 1 and 4 on rank 0"},
     [RANKS_IDS] = {"ranks_ids", "a step: the rows of rank 1 are not those of rank 0"},
     [RANKS_LAYOUT] = {"ranks_layout", "a step: layout is 0 on rank 1 and 1 on rank 0"},
-    [RANKS_ACCUMULATION] = {"ranks_accumulation", "a step: accumulation is 3 on rank 1 and 2 on rank 0"},
+    [RANKS_ACCUMULATION] = {"ranks_accumulation",
+                            "a step: accumulation is 3 on rank 1 and 2 on rank 0"},
     [RANKS_RATE] = {"ranks_rate", "the end of a step: the learning rates of rank 1"},
-    [RANKS_ATTN_LAYOUT] = {"ranks_attn_layout", "attention: layout is 0 on rank 1 and 1 on rank 0"},
-    [RANKS_ATTN_WINDOW] = {"ranks_attn_window", "attention: window is 7 on rank 1 and 0 on rank 0"},
+    [RANKS_ATTN_LAYOUT] = {"ranks_attn_layout",
+                           "attention: layout is 0 on rank 1 and 1 on rank 0"},
+    [RANKS_ATTN_WINDOW] = {"ranks_attn_window",
+                           "attention: window is 7 on rank 1 and 0 on rank 0"},
     [RANKS_ATTN_ROWS] = {"ranks_attn_rows", "attention: the rows of rank 1"},
     [RANKS_ATTN_SCALE] = {"ranks_attn_scale", "attention: the scales of rank 1"},
-    [RANKS_ATTN_SCHEDULE] = {"ranks_attn_schedule", "attention: schedule is 1 on rank 1 and 0 on rank 0"},
+    [RANKS_ATTN_SCHEDULE] = {"ranks_attn_schedule",
+                             "attention: schedule is 1 on rank 1 and 0 on rank 0"},
 };
 
 typedef struct agreement {
@@ -85,16 +141,22 @@ static void make_batch(seqpar_batch *batch) {
     seqpar_pack(NULL, batch, docs, ROWS, &desc);
 }
 
-static int odd_one_out(const seqpar_ctx *ctx, const agreement *a, mistake wrong) { return a->wrong == wrong && ctx->world->rank == 1; }
+static int odd_one_out(const seqpar_ctx *ctx, const agreement *a, mistake wrong) {
+    return a->wrong == wrong && ctx->world->rank == 1;
+}
 
 static seqpar_status sums(seqpar_ctx *ctx, const agreement *a) {
-    const int64_t leaf[2] = {(INT64_C(1) << 32) + 3, (INT64_C(1) << 32) + (a->wrong == SUM_TWICE ? 3 : 4)}, count = ctx->world->rank == 0 ? 2 : 0;
+    const int64_t leaf[2] = {(INT64_C(1) << 32) + 3,
+                             (INT64_C(1) << 32) + (a->wrong == SUM_TWICE ? 3 : 4)};
+    const int64_t count = ctx->world->rank == 0 ? 2 : 0;
     const double values[2] = {1, 2}, one = 1;
     double sum;
     seqpar_segments segments = {.width = 1};
     seqpar_status status = seqpar_sum_pieces(ctx, &sum, leaf, values, count, 1);
     if (!status && a->wrong != SUM_TWICE) test_expect(sum == 3, "1 + 2 is %g", sum);
-    for (int64_t i = 0; !status && i < 2 && ctx->sp_rank == 0; i++) status = seqpar_segments_push(ctx->error, &segments, 0, a->wrong == SUM_OF_DOCUMENT_TWICE ? 0 : i, &one);
+    for (int64_t i = 0; !status && i < 2 && ctx->sp_rank == 0; i++)
+        status = seqpar_segments_push(ctx->error, &segments, 0,
+                                      a->wrong == SUM_OF_DOCUMENT_TWICE ? 0 : i, &one);
     if (!status) status = seqpar_segments_sum(ctx->sp, &sum, 1, &segments);
     seqpar_segments_free(&segments);
     return status;
@@ -106,15 +168,24 @@ static void wrong_rows(const agreement *a, seqpar_row *rows, int64_t *first, int
     if (a->wrong == STEP_OTHER_ROWS) *first = 2 - *first;
     if (a->wrong == STEP_FEWER_ROWS) (*count)--;
     if (a->wrong == STEP_CHUNKS) rows[1].chunks = 7;
-    if (a->wrong == STEP_DOCUMENTS) { rows[0].docs = 2; rows[0].cu_seqlens = cu; rows[0].prefix_lens = NULL; }
+    if (a->wrong == STEP_DOCUMENTS) {
+        rows[0].docs = 2;
+        rows[0].cu_seqlens = cu;
+        rows[0].prefix_lens = NULL;
+    }
 }
 
-static seqpar_status micro_batch(seqpar_ctx *ctx, const agreement *a, seqpar_llama *model, seqpar_llama *other, seqpar_optim *optim, int64_t index) {
-    seqpar_llama_run run = {.layout = a->wrong == STEP_LAYOUT ? SEQPAR_CONTIGUOUS : SEQPAR_ZIGZAG};
+static seqpar_status micro_batch(seqpar_ctx *ctx, const agreement *a, seqpar_llama *model,
+                                 seqpar_llama *other, seqpar_optim *optim, int64_t index) {
+    seqpar_llama_run run = {.layout = a->wrong == STEP_LAYOUT ? SEQPAR_CONTIGUOUS
+                                                              : SEQPAR_ZIGZAG};
     seqpar_llama_batch b;
     seqpar_row rows[ROWS];
     seqpar_buffer seed = {0};
-    int64_t first, count, asked = a->wrong == STEP_MICRO_NEGATIVE ? -1 : a->wrong == STEP_MICRO_BEYOND ? ACCUMULATION : index;
+    int64_t first, count;
+    int64_t asked = a->wrong == STEP_MICRO_NEGATIVE ? -1
+                    : a->wrong == STEP_MICRO_BEYOND ? ACCUMULATION
+                                                    : index;
     const seqpar_token_fold *fold;
     seqpar_status status = seqpar_step_rows(ctx, optim, asked, &first, &count);
     if (status) return status;
@@ -129,39 +200,69 @@ static seqpar_status micro_batch(seqpar_ctx *ctx, const agreement *a, seqpar_lla
         status = seqpar_step_fold(ctx, optim, &fold, &other, index);
     }
     if (!status && a->wrong == BATCH_VALUES_EARLY) status = seqpar_llama_values(ctx, model, &b);
-    if (!status && a->wrong != BATCH_NO_FORWARD) status = seqpar_llama_forward(ctx, a->wrong == BATCH_OTHER_MODEL ? other : model, &b, a->wrong != BATCH_NOT_KEPT);
+    if (!status && a->wrong != BATCH_NO_FORWARD)
+        status = seqpar_llama_forward(ctx, a->wrong == BATCH_OTHER_MODEL ? other : model, &b,
+                                      a->wrong != BATCH_NOT_KEPT);
     seqpar_head_seeds seeds = {.dlogp = seed.data};
-    for (int time = 0; !status && time < 1 + (a->wrong == BATCH_BACKWARD_TWICE); time++) status = seqpar_llama_backward(ctx, model, &b, optim, index, &seeds);
+    for (int time = 0; !status && time < 1 + (a->wrong == BATCH_BACKWARD_TWICE); time++)
+        status = seqpar_llama_backward(ctx, model, &b, optim, index, &seeds);
     if (!status) status = seqpar_llama_values(ctx, model, &b); /* hidden states stay */
     seqpar_buffer_free(ctx, &seed);
     seqpar_llama_close_batch(ctx, model, &b);
     return status;
 }
 
-static seqpar_status step(seqpar_ctx *ctx, const agreement *a, seqpar_llama *model, seqpar_llama *other, seqpar_optim *optim, double *gradient) {
+static seqpar_status step(seqpar_ctx *ctx, const agreement *a, seqpar_llama *model,
+                          seqpar_llama *other, seqpar_optim *optim, double *gradient) {
     seqpar_row rows[ROWS];
     int32_t ids[64];
     int layout = odd_one_out(ctx, a, RANKS_LAYOUT) ? SEQPAR_CONTIGUOUS : SEQPAR_ZIGZAG;
     seqpar_status status;
     memcpy(rows, a->batch.row, sizeof rows);
     memcpy(ids, rows[0].ids, (size_t)rows[0].tokens * 4);
-    if (odd_one_out(ctx, a, RANKS_IDS)) { ids[7]++; rows[0].ids = ids; }
-    status = a->wrong == STEP_NOT_BEGUN ? SEQPAR_OK
-           : seqpar_step_begin(ctx, optim, rows, ROWS - odd_one_out(ctx, a, RANKS_STEP_ROWS), layout, ACCUMULATION + odd_one_out(ctx, a, RANKS_ACCUMULATION));
+    if (odd_one_out(ctx, a, RANKS_IDS)) {
+        ids[7]++;
+        rows[0].ids = ids;
+    }
+    status = a->wrong == STEP_NOT_BEGUN
+                 ? SEQPAR_OK
+                 : seqpar_step_begin(ctx, optim, rows,
+                                     ROWS - odd_one_out(ctx, a, RANKS_STEP_ROWS), layout,
+                                     ACCUMULATION + odd_one_out(ctx, a, RANKS_ACCUMULATION));
     for (int64_t i = 0; !status && i < ACCUMULATION - (a->wrong == STEP_MICRO_LEFT_OUT); i++)
-        status = micro_batch(ctx, a, model, other, optim, a->wrong == STEP_MICRO_TWICE ? 0 : a->wrong == STEP_MICRO_EARLY ? 1 - i : i);
-    if (!status && a->wrong == STEP_GROUP) status = seqpar_step_gradient(ctx, optim, &(seqpar_step_nodes){.group = 99});
-    if (!status && a->wrong == STEP_SOURCE) status = seqpar_step_gradient(ctx, optim, &(seqpar_step_nodes){.source = 2});
-    if (!status && a->wrong == STEP_GRADIENT_EARLY) status = seqpar_optim_read(ctx, optim, gradient, &(seqpar_optim_part){.state = SEQPAR_STATE_GRADIENT, .count = 7});
-    if (!status) status = seqpar_step_end(ctx, optim, model->params.data, model->elements, odd_one_out(ctx, a, RANKS_RATE) ? 2e-3 : 1e-3);
-    if (!status && a->wrong == STEP_ENDED_TWICE) status = seqpar_step_end(ctx, optim, model->params.data, model->elements, 1e-3);
-    if (!status) status = seqpar_optim_read(ctx, optim, gradient, &(seqpar_optim_part){.state = SEQPAR_STATE_GRADIENT, .count = 7});
+        status = micro_batch(ctx, a, model, other, optim,
+                             a->wrong == STEP_MICRO_TWICE   ? 0
+                             : a->wrong == STEP_MICRO_EARLY ? 1 - i
+                                                            : i);
+    if (!status && a->wrong == STEP_GROUP)
+        status = seqpar_step_gradient(ctx, optim, &(seqpar_step_nodes){.group = 99});
+    if (!status && a->wrong == STEP_SOURCE)
+        status = seqpar_step_gradient(ctx, optim, &(seqpar_step_nodes){.source = 2});
+    if (!status && a->wrong == STEP_GRADIENT_EARLY)
+        status = seqpar_optim_read(
+            ctx, optim, gradient,
+            &(seqpar_optim_part){.state = SEQPAR_STATE_GRADIENT, .count = 7});
+    if (!status)
+        status = seqpar_step_end(ctx, optim, model->params.data, model->elements,
+                                 odd_one_out(ctx, a, RANKS_RATE) ? 2e-3 : 1e-3);
+    if (!status && a->wrong == STEP_ENDED_TWICE)
+        status = seqpar_step_end(ctx, optim, model->params.data, model->elements, 1e-3);
+    if (!status)
+        status = seqpar_optim_read(
+            ctx, optim, gradient,
+            &(seqpar_optim_part){.state = SEQPAR_STATE_GRADIENT, .count = 7});
     return status;
 }
 
 static seqpar_status attention(seqpar_ctx *ctx, const agreement *a) {
-    seqpar_attn_desc desc = {.heads = 2, .kv_heads = 1, .head_dim = 4, .layout = odd_one_out(ctx, a, RANKS_ATTN_LAYOUT) ? SEQPAR_CONTIGUOUS : SEQPAR_ZIGZAG,
-        .schedule = odd_one_out(ctx, a, RANKS_ATTN_SCHEDULE) ? SEQPAR_LLAMA3 : SEQPAR_RING, .window = odd_one_out(ctx, a, RANKS_ATTN_WINDOW) ? 7 : 0, .scale = odd_one_out(ctx, a, RANKS_ATTN_SCALE) ? 0.25 : 0.5};
+    seqpar_attn_desc desc = {
+        .heads = 2,
+        .kv_heads = 1,
+        .head_dim = 4,
+        .layout = odd_one_out(ctx, a, RANKS_ATTN_LAYOUT) ? SEQPAR_CONTIGUOUS : SEQPAR_ZIGZAG,
+        .schedule = odd_one_out(ctx, a, RANKS_ATTN_SCHEDULE) ? SEQPAR_LLAMA3 : SEQPAR_RING,
+        .window = odd_one_out(ctx, a, RANKS_ATTN_WINDOW) ? 7 : 0,
+        .scale = odd_one_out(ctx, a, RANKS_ATTN_SCALE) ? 0.25 : 0.5};
     seqpar_row row = a->batch.row[0];
     seqpar_attn *attn;
     if (odd_one_out(ctx, a, RANKS_ATTN_ROWS)) row.chunks = 5;
@@ -171,8 +272,19 @@ static seqpar_status attention(seqpar_ctx *ctx, const agreement *a) {
 }
 
 static seqpar_status with_model(seqpar_ctx *ctx, const agreement *a) {
-    seqpar_llama_config config = {.layers = 2, .hidden = 8, .heads = 2, .kv_heads = 1, .head_dim = 4, .intermediate = 12, .vocab = VOCAB, .tied = 1};
-    seqpar_optim_desc desc = {.kind = SEQPAR_ADAMW, .zero_stage = odd_one_out(ctx, a, RANKS_STAGE) ? 1 : 2, .beta1 = .9, .beta2 = odd_one_out(ctx, a, RANKS_BETA) ? .99 : .95, .eps = 1e-8};
+    seqpar_llama_config config = {.layers = 2,
+                                  .hidden = 8,
+                                  .heads = 2,
+                                  .kv_heads = 1,
+                                  .head_dim = 4,
+                                  .intermediate = 12,
+                                  .vocab = VOCAB,
+                                  .tied = 1};
+    seqpar_optim_desc desc = {.kind = SEQPAR_ADAMW,
+                              .zero_stage = odd_one_out(ctx, a, RANKS_STAGE) ? 1 : 2,
+                              .beta1 = .9,
+                              .beta2 = odd_one_out(ctx, a, RANKS_BETA) ? .99 : .95,
+                              .eps = 1e-8};
     seqpar_llama model, other;
     seqpar_optim optim;
     memset(&optim, 0, sizeof optim);
@@ -181,11 +293,14 @@ static seqpar_status with_model(seqpar_ctx *ctx, const agreement *a) {
     if (a->wrong == BATCH_OTHER_MODEL) config.hidden = 16;
     if (!status) status = seqpar_llama_open(ctx, &other, &config);
     if (!status && odd_one_out(ctx, a, RANKS_TENSORS)) model.tensors[0].decay = 0;
-    if (!status) status = seqpar_optim_open(ctx, &optim, model.tensors, model.tensor_count, &desc);
+    if (!status)
+        status = seqpar_optim_open(ctx, &optim, model.tensors, model.tensor_count, &desc);
     if (!status) seqpar_llama_init(ctx, &model, 1);
     if (!status) seqpar_llama_init(ctx, &other, 1);
     double *gradient = calloc((size_t)model.elements + 1, sizeof *gradient);
-    if (!status) status = step(ctx, a, a->wrong == BATCH_OTHER_OPTIMIZER ? &other : &model, &other, &optim, gradient);
+    if (!status)
+        status = step(ctx, a, a->wrong == BATCH_OTHER_OPTIMIZER ? &other : &model, &other,
+                      &optim, gradient);
     free(gradient);
     seqpar_optim_close(ctx, &optim);
     seqpar_llama_close(ctx, &other);
@@ -195,9 +310,12 @@ static seqpar_status with_model(seqpar_ctx *ctx, const agreement *a) {
 
 static seqpar_status agreement_main(seqpar_comm *world, void *user) {
     const agreement *a = user;
-    seqpar_device *device = world->rank == 1 && a->wrong == RANKS_DEVICE ? seqpar_device_cpu(1) : seqpar_device_reference();
+    seqpar_device *device = world->rank == 1 && a->wrong == RANKS_DEVICE
+                                ? seqpar_device_cpu(1)
+                                : seqpar_device_reference();
     seqpar_ctx ctx;
-    seqpar_status status = seqpar_ctx_open(&ctx, world, device, world->rank == 1 && a->wrong == RANKS_SP_SIZE ? 1 : a->sp);
+    seqpar_status status = seqpar_ctx_open(
+        &ctx, world, device, world->rank == 1 && a->wrong == RANKS_SP_SIZE ? 1 : a->sp);
     if (!status) status = attention(&ctx, a);
     if (!status) status = with_model(&ctx, a);
     if (!status) status = sums(&ctx, a);
@@ -211,10 +329,13 @@ static void check_mistake(mistake wrong, int64_t dp, int64_t sp) {
     seqpar_error error;
     make_batch(&a.batch);
     seqpar_status status = seqpar_run_threads(dp * sp, agreement_main, &a, &error);
-    if (wrong == NOTHING) test_expect(status == SEQPAR_OK, "nothing is wrong, but: %s", error.text);
+    if (wrong == NOTHING)
+        test_expect(status == SEQPAR_OK, "nothing is wrong, but: %s", error.text);
     else {
-        test_expect(status == SEQPAR_ERR_STEP, "status %s: %s", seqpar_status_name(status), error.text);
-        test_expect(strstr(error.text, mistakes[wrong].says) != NULL, "'%s' does not say '%s'", error.text, mistakes[wrong].says);
+        test_expect(status == SEQPAR_ERR_STEP, "status %s: %s", seqpar_status_name(status),
+                    error.text);
+        test_expect(strstr(error.text, mistakes[wrong].says) != NULL, "'%s' does not say '%s'",
+                    error.text, mistakes[wrong].says);
     }
     seqpar_batch_free(&a.batch);
 }
@@ -226,9 +347,13 @@ static void check_count(void) {
     double dlogp[5], dsmooth[5], dzloss[5];
     seqpar_sft_desc desc = {.count = 4};
     seqpar_error error = {0};
-    test_expect(!seqpar_sft_seeds(&error, dlogp, dsmooth, dzloss, targets, NULL, 5, &desc), "%s", error.text);
+    test_expect(!seqpar_sft_seeds(&error, dlogp, dsmooth, dzloss, targets, NULL, 5, &desc),
+                "%s", error.text);
     desc.count = 3;
-    test_expect(seqpar_sft_seeds(&error, dlogp, dsmooth, dzloss, targets, NULL, 5, &desc) == SEQPAR_ERR_SEED_COUNT && strstr(error.text, "said to have 3 supervised tokens, but 4 are here"), "%s", error.text);
+    test_expect(seqpar_sft_seeds(&error, dlogp, dsmooth, dzloss, targets, NULL, 5, &desc) ==
+                        SEQPAR_ERR_SEED_COUNT &&
+                    strstr(error.text, "said to have 3 supervised tokens, but 4 are here"),
+                "%s", error.text);
     test_end("count_of_the_step");
 }
 
@@ -236,10 +361,12 @@ static seqpar_status open_together(seqpar_comm *world, void *user) {
     seqpar_ctx ctx;
     return seqpar_ctx_open(&ctx, world, user, 1);
 }
+
 static seqpar_status open_shared(seqpar_comm *world, void *user) {
     seqpar_ctx ctx;
     seqpar_status status = SEQPAR_OK;
-    for (int64_t r = 0; r < world->size && !status; r++) { /* one after the other, and none is closed */
+    /* one after the other, and none is closed */
+    for (int64_t r = 0; r < world->size && !status; r++) {
         if (world->rank == r) status = seqpar_ctx_open(&ctx, world, user, 1);
         if (!status) status = seqpar_comm_barrier(world);
     }
@@ -252,7 +379,9 @@ static seqpar_status tied_main(seqpar_comm *world, void *user) {
     enum { ELEMENTS = 6, NODES = 8 };
     const int first_source = *(const int *)user;
     const int64_t cu[2] = {0, 16};
-    const seqpar_row rows[2] = {{.tokens = 16, .padded = 16, .chunks = 4, .docs = 1, .cu_seqlens = cu}, {.index = 1, .chunks = 1}};
+    const seqpar_row rows[2] = {
+        {.tokens = 16, .padded = 16, .chunks = 4, .docs = 1, .cu_seqlens = cu},
+        {.index = 1, .chunks = 1}};
     const seqpar_tensor table = {.name = "table", .rows = 2, .cols = 3};
     const seqpar_optim_desc desc = {.kind = SEQPAR_SGD, .zero_stage = 2};
     double params[ELEMENTS] = {0}, gradient[ELEMENTS] = {0}, nodes[NODES * ELEMENTS];
@@ -268,23 +397,38 @@ static seqpar_status tied_main(seqpar_comm *world, void *user) {
         const seqpar_token_fold *fold = NULL;
         int source = i % 2 ? !first_source : first_source;
         status = seqpar_step_rows(&ctx, &optim, i / 2, &first, &count);
-        if (!status) status = seqpar_split(ctx.error, &share, rows + first, count, SEQPAR_ZIGZAG, 1, 0);
+        if (!status)
+            status = seqpar_split(ctx.error, &share, rows + first, count, SEQPAR_ZIGZAG, 1, 0);
         if (!status) status = seqpar_step_fold(&ctx, &optim, &fold, &share, i / 2);
         for (int k = 0; k < NODES * ELEMENTS; k++) nodes[k] = source ? 10 : 1;
-        if (!status) status = seqpar_step_gradient(&ctx, &optim, &(seqpar_step_nodes){.nodes = nodes, .node_stride = ELEMENTS, .elements = ELEMENTS * fold->node_count, .micro_batch = i / 2, .source = source});
+        if (!status)
+            status = seqpar_step_gradient(
+                &ctx, &optim,
+                &(seqpar_step_nodes){.nodes = nodes,
+                                     .node_stride = ELEMENTS,
+                                     .elements = ELEMENTS * fold->node_count,
+                                     .micro_batch = i / 2,
+                                     .source = source});
         seqpar_share_free(&share);
     }
     if (!status) status = seqpar_step_end(&ctx, &optim, params, ELEMENTS, 1.0);
-    if (!status) status = seqpar_optim_read(&ctx, &optim, gradient, &(seqpar_optim_part){.state = SEQPAR_STATE_GRADIENT, .count = ELEMENTS});
-    for (int k = 0; !status && k < ELEMENTS; k++) test_expect(gradient[k] == 11 && params[k] == -11, "gradient %g, parameter %g; 10 + 1 is 11", gradient[k], params[k]);
+    if (!status)
+        status = seqpar_optim_read(
+            &ctx, &optim, gradient,
+            &(seqpar_optim_part){.state = SEQPAR_STATE_GRADIENT, .count = ELEMENTS});
+    for (int k = 0; !status && k < ELEMENTS; k++)
+        test_expect(gradient[k] == 11 && params[k] == -11,
+                    "gradient %g, parameter %g; 10 + 1 is 11", gradient[k], params[k]);
     seqpar_optim_close(&ctx, &optim);
     seqpar_ctx_close(&ctx);
     seqpar_device_close(device);
     return status;
 }
+
 static void check_tied(void) {
     seqpar_error error;
-    for (int source = 0; source < 2; source++) test_expect(!seqpar_run_threads(1, tied_main, &source, &error), "%s", error.text);
+    for (int source = 0; source < 2; source++)
+        test_expect(!seqpar_run_threads(1, tied_main, &source, &error), "%s", error.text);
     test_end("tied_table_before_an_empty_micro_batch");
 }
 
@@ -300,9 +444,14 @@ static void check_device(void) {
     device->error = &error; /* as of a device that was opened with an error of its own */
     test_expect(!seqpar_ctx_open(&ctx, world, device, 1), "%s", world->error->text);
     seqpar_device *both = seqpar_device_reference();
-    for (int i = 0; i < 8; i++) test_expect(seqpar_run_threads(2, open_together, both, &error) == SEQPAR_ERR_DEVICE && strstr(error.text, "belongs to another context"), "%s", error.text);
+    for (int i = 0; i < 8; i++)
+        test_expect(seqpar_run_threads(2, open_together, both, &error) == SEQPAR_ERR_DEVICE &&
+                        strstr(error.text, "belongs to another context"),
+                    "%s", error.text);
     seqpar_device_close(both);
-    test_expect(seqpar_run_threads(1, open_shared, device, &error) == SEQPAR_ERR_DEVICE && strstr(error.text, "belongs to another context"), "%s", error.text);
+    test_expect(seqpar_run_threads(1, open_shared, device, &error) == SEQPAR_ERR_DEVICE &&
+                    strstr(error.text, "belongs to another context"),
+                "%s", error.text);
     seqpar_ctx_close(&ctx);
     seqpar_comm_free(world);
     seqpar_device_close(device);
@@ -324,8 +473,10 @@ static seqpar_status open_only(seqpar_comm *world, void *user) {
 static void expect_arithmetic(const char *says) {
     seqpar_comm *world = seqpar_comm_self();
     seqpar_status status = open_only(world, NULL);
-    test_expect(status == (*says ? SEQPAR_ERR_ARITHMETIC : SEQPAR_OK), "status %s", seqpar_status_name(status));
-    test_expect(strstr(world->error->text, says) != NULL, "'%s' does not say '%s'", world->error->text, says);
+    test_expect(status == (*says ? SEQPAR_ERR_ARITHMETIC : SEQPAR_OK), "status %s",
+                seqpar_status_name(status));
+    test_expect(strstr(world->error->text, says) != NULL, "'%s' does not say '%s'",
+                world->error->text, says);
     seqpar_comm_free(world);
 }
 
@@ -357,7 +508,9 @@ int main(int argc, char **argv) {
     for (int wrong = 0; wrong < MISTAKES; wrong++) {
         if (wrong < RANKS_SP_SIZE) check_mistake((mistake)wrong, 1, 1);
         check_mistake((mistake)wrong, 1, 3);
-        if (wrong < RANKS_ATTN_LAYOUT && wrong != STEP_OTHER_ROWS && wrong != STEP_FEWER_ROWS && wrong != STEP_CHUNKS && wrong != STEP_DOCUMENTS) check_mistake((mistake)wrong, 2, 2);
+        if (wrong < RANKS_ATTN_LAYOUT && wrong != STEP_OTHER_ROWS && wrong != STEP_FEWER_ROWS &&
+            wrong != STEP_CHUNKS && wrong != STEP_DOCUMENTS)
+            check_mistake((mistake)wrong, 2, 2);
         test_end("agree_%s", mistakes[wrong].name);
     }
     check_count();

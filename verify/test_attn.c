@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* Attention over ranks: the bits of one rank in every grid layout, the truth of slow.h, the error rule for stripe. */
+/* Attention over ranks: the bits of one rank in every grid layout, the truth of slow.h, the
+   error rule for stripe. */
 #define SEQPAR_IMPLEMENTATION
 #include "seqpar.h"
 #include "inject.h"
@@ -9,10 +10,10 @@
 typedef struct problem {
     int64_t heads, kv_heads, head_dim, row_count;
     seqpar_row rows[3];
-    int64_t tokens;                    /* of all rows */
+    int64_t tokens; /* of all rows */
     int64_t cu[3][16], prefix[3][16];
     double sinks[8];
-    double *q, *k, *v, *dout;          /* global, row after row */
+    double *q, *k, *v, *dout; /* global, row after row */
 } problem;
 
 typedef struct features { /* what the mask and the scores can be */
@@ -31,8 +32,9 @@ typedef struct setup { /* one way to run it */
     int replicate, relaxed;
     const seqpar_inject_desc *inject;
     const seqpar_block_kernel *own;
-    double *out, *lse, *dq, *dk, *dv;  /* global results */
-    double *dsinks;                    /* (rows, 64 chunks, heads), rank after rank; setup_run adds them up into the first */
+    double *out, *lse, *dq, *dk, *dv; /* global results */
+    /* (rows, 64 chunks, heads), rank after rank; setup_run adds them up into the first */
+    double *dsinks;
     int64_t flops, planned_flops, bytes, planned_bytes, flops_max;
     seqpar_status status;
 } setup;
@@ -44,10 +46,14 @@ static double *random_values(int64_t count) {
     return x;
 }
 
-static problem *problem_new(int64_t rows, const int64_t *lengths, const int64_t *chunks, int64_t heads, int64_t kv_heads, int64_t head_dim) {
+static problem *problem_new(int64_t rows, const int64_t *lengths, const int64_t *chunks,
+                            int64_t heads, int64_t kv_heads, int64_t head_dim) {
     problem *p = calloc(1, sizeof *p);
     int64_t r, d, at;
-    p->heads = heads; p->kv_heads = kv_heads; p->head_dim = head_dim; p->row_count = rows;
+    p->heads = heads;
+    p->kv_heads = kv_heads;
+    p->head_dim = head_dim;
+    p->row_count = rows;
     for (r = 0; r < rows; r++) {
         seqpar_row *row = &p->rows[r];
         row->index = r * 2; /* numbers need not be neighbours */
@@ -55,7 +61,8 @@ static problem *problem_new(int64_t rows, const int64_t *lengths, const int64_t 
         row->chunks = chunks[r];
         p->cu[r][0] = 0;
         for (d = 0, at = 0; at < lengths[r] && d < 14; d++) {
-            int64_t n = d == 1 ? 1 : d == 2 ? 0 : test_integer(1, lengths[r] / 2 + 1); /* one-token and empty documents */
+            /* one-token and empty documents */
+            int64_t n = d == 1 ? 1 : d == 2 ? 0 : test_integer(1, lengths[r] / 2 + 1);
             at = d == 13 || at + n > lengths[r] ? lengths[r] : at + n;
             p->prefix[r][d] = test_integer(0, at - p->cu[r][d]);
             p->cu[r][d + 1] = at;
@@ -77,9 +84,18 @@ static void round_problem(problem *p) { /* to numbers of bf16 */
     int i;
     int64_t n;
     for (i = 0; i < 4; i++)
-        for (n = 0; n < p->tokens * (i % 3 ? p->kv_heads : p->heads) * p->head_dim; n++) tensor[i][n] = (double)seqpar_bf16_to_float(seqpar_bf16_from_float((float)tensor[i][n]));
+        for (n = 0; n < p->tokens * (i % 3 ? p->kv_heads : p->heads) * p->head_dim; n++)
+            tensor[i][n] = (double)seqpar_bf16_to_float(
+                seqpar_bf16_from_float((float)tensor[i][n]));
 }
-static void problem_free(problem *p) { free(p->q); free(p->k); free(p->v); free(p->dout); free(p); }
+
+static void problem_free(problem *p) {
+    free(p->q);
+    free(p->k);
+    free(p->v);
+    free(p->dout);
+    free(p);
+}
 
 static int64_t dsinks_size(const problem *p) { return p->row_count * 64 * p->heads; }
 
@@ -92,55 +108,99 @@ static void setup_results(setup *s) {
     s->dv = random_values(p->tokens * p->kv_heads * p->head_dim);
     s->dsinks = calloc((size_t)(16 * dsinks_size(p)), sizeof(double));
 }
-static void setup_free(setup *s) { free(s->out); free(s->lse); free(s->dq); free(s->dk); free(s->dv); free(s->dsinks); }
+
+static void setup_free(setup *s) {
+    free(s->out);
+    free(s->lse);
+    free(s->dq);
+    free(s->dk);
+    free(s->dv);
+    free(s->dsinks);
+}
 
 enum { DROPOUT_SEED = 7, DROPOUT_STREAM = 11 };
 
 /* Moves the local rows of a global tensor to the device, or back. */
-static void move_rows(seqpar_ctx *ctx, const setup *s, const seqpar_share *share, void *local, double *global, int64_t width, int dtype, int to_device) {
+static void move_rows(seqpar_ctx *ctx, const setup *s, const seqpar_share *share, void *local,
+                      double *global, int64_t width, int dtype, int to_device) {
     int64_t i, t, r, base = 0;
     for (r = 0; r < s->p->row_count; base += s->p->rows[r++].tokens)
         for (i = 0; i < share->count; i++)
             for (t = 0; share->pieces[i].row == r && t < share->pieces[i].count; t++) {
                 const seqpar_piece *p = &share->pieces[i];
                 double *g = global + (base + p->start + t * p->stride) * width;
-                if (to_device) seqpar_device_write(ctx->device, local, (p->local + t) * width, g, width, dtype);
-                else seqpar_device_read(ctx->device, g, local, (p->local + t) * width, width, dtype);
+                if (to_device)
+                    seqpar_device_write(ctx->device, local, (p->local + t) * width, g, width,
+                                        dtype);
+                else
+                    seqpar_device_read(ctx->device, g, local, (p->local + t) * width, width,
+                                       dtype);
             }
 }
 
 static seqpar_status rank_attention(seqpar_ctx *ctx, setup *s) {
     const problem *p = s->p;
-    seqpar_attn_desc desc = {.heads = p->heads, .kv_heads = p->kv_heads, .head_dim = p->head_dim, .layout = s->layout, .schedule = s->schedule,
-                             .heads_k_stride = s->stride, .full = s->f.full, .window = s->f.window, .softcap = s->f.softcap,
-                             .dropout = s->f.dropout, .scale = s->f.scale, .ulysses_size = s->ulysses, .ulysses_replicate = s->replicate, .relaxed = s->relaxed};
+    seqpar_attn_desc desc = {.heads = p->heads,
+                             .kv_heads = p->kv_heads,
+                             .head_dim = p->head_dim,
+                             .layout = s->layout,
+                             .schedule = s->schedule,
+                             .heads_k_stride = s->stride,
+                             .full = s->f.full,
+                             .window = s->f.window,
+                             .softcap = s->f.softcap,
+                             .dropout = s->f.dropout,
+                             .scale = s->f.scale,
+                             .ulysses_size = s->ulysses,
+                             .ulysses_replicate = s->replicate,
+                             .relaxed = s->relaxed};
     seqpar_attn *attn;
     seqpar_attn_cost cost;
     int type = ctx->device->storage, sum = ctx->device->accumulator;
-    int64_t size = seqpar_dtype_bytes(sum), n, wide = p->heads * p->head_dim, narrow = p->kv_heads * p->head_dim, i;
+    int64_t size = seqpar_dtype_bytes(sum), n, wide = p->heads * p->head_dim;
+    int64_t narrow = p->kv_heads * p->head_dim, i;
     seqpar_status status = seqpar_attn_open(ctx, &attn, p->rows, p->row_count, &desc);
     void *buffer[11];
     if (status) return status;
     n = seqpar_attn_share(attn)->tokens + seqpar_attn_share(attn)->count;
-    for (i = 0; i < 11; i++) buffer[i] = ctx->device->alloc(ctx->device, (n + 1) * (wide + 1) * size);
+    for (i = 0; i < 11; i++)
+        buffer[i] = ctx->device->alloc(ctx->device, (n + 1) * (wide + 1) * size);
     move_rows(ctx, s, seqpar_attn_share(attn), buffer[0], p->q, wide, type, 1);
     move_rows(ctx, s, seqpar_attn_share(attn), buffer[1], p->k, narrow, type, 1);
     move_rows(ctx, s, seqpar_attn_share(attn), buffer[2], p->v, narrow, type, 1);
     move_rows(ctx, s, seqpar_attn_share(attn), buffer[3], p->dout, wide, type, 1);
     seqpar_device_write(ctx->device, buffer[9], 0, p->sinks, p->heads, sum);
     ctx->sp->bytes_sent = 0;
-    seqpar_attn_io io = {.dropout_seed = DROPOUT_SEED, .dropout_stream = DROPOUT_STREAM, .sinks = s->f.sinks ? buffer[9] : NULL, .dsinks = s->f.sinks ? buffer[10] : NULL,
-                         .q = buffer[0], .k = buffer[1], .v = buffer[2], .out = buffer[4], .lse = buffer[5], .dout = buffer[3], .dq = buffer[6], .dk = buffer[7], .dv = buffer[8]};
+    seqpar_attn_io io = {.dropout_seed = DROPOUT_SEED,
+                         .dropout_stream = DROPOUT_STREAM,
+                         .sinks = s->f.sinks ? buffer[9] : NULL,
+                         .dsinks = s->f.sinks ? buffer[10] : NULL,
+                         .q = buffer[0],
+                         .k = buffer[1],
+                         .v = buffer[2],
+                         .out = buffer[4],
+                         .lse = buffer[5],
+                         .dout = buffer[3],
+                         .dq = buffer[6],
+                         .dk = buffer[7],
+                         .dv = buffer[8]};
     status = seqpar_attn_forward(ctx, attn, &io);
     if (!status) status = seqpar_attn_backward(ctx, attn, &io);
     if (!status) status = seqpar_attn_cost_of(ctx, attn, &cost, NULL);
     if (!status) status = seqpar_device_settle(ctx->device, ctx->queue); /* the count is read */
     if (!status) {
         __atomic_fetch_add(&s->flops, ctx->device->attn_flops, __ATOMIC_SEQ_CST);
-        __atomic_fetch_add(&s->planned_flops, cost.forward_flops + cost.backward_flops, __ATOMIC_SEQ_CST);
-        if (ctx->device->attn_flops != cost.forward_flops + cost.backward_flops || ctx->sp->bytes_sent != cost.forward_bytes + cost.backward_bytes)
-            status = seqpar_fail(ctx->error, SEQPAR_ERR_OPTION, "rank %lld: computed %lld FLOPs and sent %lld bytes, the plan says %lld and %lld", (long long)ctx->sp_rank,
-                                 (long long)ctx->device->attn_flops, (long long)ctx->sp->bytes_sent, (long long)(cost.forward_flops + cost.backward_flops), (long long)(cost.forward_bytes + cost.backward_bytes));
+        __atomic_fetch_add(&s->planned_flops, cost.forward_flops + cost.backward_flops,
+                           __ATOMIC_SEQ_CST);
+        if (ctx->device->attn_flops != cost.forward_flops + cost.backward_flops ||
+            ctx->sp->bytes_sent != cost.forward_bytes + cost.backward_bytes)
+            status = seqpar_fail(ctx->error, SEQPAR_ERR_OPTION,
+                                 "rank %lld: computed %lld FLOPs and sent %lld bytes, the plan "
+                                 "says %lld and %lld",
+                                 (long long)ctx->sp_rank, (long long)ctx->device->attn_flops,
+                                 (long long)ctx->sp->bytes_sent,
+                                 (long long)(cost.forward_flops + cost.backward_flops),
+                                 (long long)(cost.forward_bytes + cost.backward_bytes));
         move_rows(ctx, s, seqpar_attn_share(attn), buffer[4], s->out, wide, type, 0);
         move_rows(ctx, s, seqpar_attn_share(attn), buffer[5], s->lse, p->heads, sum, 0);
         move_rows(ctx, s, seqpar_attn_share(attn), buffer[6], s->dq, wide, type, 0);
@@ -150,7 +210,9 @@ static seqpar_status rank_attention(seqpar_ctx *ctx, setup *s) {
             const seqpar_piece *piece = &seqpar_attn_share(attn)->pieces[i];
             double part[8];
             seqpar_device_read(ctx->device, part, buffer[10], i * p->heads, p->heads, sum);
-            for (n = 0; n < p->heads; n++) s->dsinks[ctx->sp_rank * dsinks_size(p) + (piece->row * 64 + piece->chunk) * p->heads + n] += part[n];
+            for (n = 0; n < p->heads; n++)
+                s->dsinks[ctx->sp_rank * dsinks_size(p) +
+                          (piece->row * 64 + piece->chunk) * p->heads + n] += part[n];
         }
     }
     for (i = 0; i < 11; i++) ctx->device->free(ctx->device, buffer[i]);
@@ -176,23 +238,31 @@ static void setup_run(setup *s) {
     seqpar_error error;
     int64_t i, r, size = dsinks_size(s->p);
     setup_results(s);
-    for (r = 0; r < s->p->row_count; r++) s->p->rows[r].prefix_lens = s->f.prefix ? s->p->prefix[r] : NULL;
+    for (r = 0; r < s->p->row_count; r++)
+        s->p->rows[r].prefix_lens = s->f.prefix ? s->p->prefix[r] : NULL;
     s->status = seqpar_run_threads(s->ranks, rank_main, s, &error);
-    for (i = 0; i < size; i++) for (r = 1; r < s->ranks; r++) s->dsinks[i] += s->dsinks[r * size + i];
+    for (i = 0; i < size; i++)
+        for (r = 1; r < s->ranks; r++) s->dsinks[i] += s->dsinks[r * size + i];
     test_expect(!s->status, "%s: %s", seqpar_status_name(s->status), error.text);
 }
 
-static int same(const double *a, const double *b, int64_t n) { return !memcmp(a, b, (size_t)n * sizeof *a); }
+static int same(const double *a, const double *b, int64_t n) {
+    return !memcmp(a, b, (size_t)n * sizeof *a);
+}
 
 static int same_results(const setup *a, const setup *b) {
     const problem *p = a->p;
-    int64_t wide = p->tokens * p->heads * p->head_dim, narrow = p->tokens * p->kv_heads * p->head_dim;
-    return same(a->out, b->out, wide) && same(a->lse, b->lse, p->tokens * p->heads) && same(a->dq, b->dq, wide) && same(a->dk, b->dk, narrow) && same(a->dv, b->dv, narrow) && same(a->dsinks, b->dsinks, dsinks_size(p));
+    int64_t wide = p->tokens * p->heads * p->head_dim;
+    int64_t narrow = p->tokens * p->kv_heads * p->head_dim;
+    return same(a->out, b->out, wide) && same(a->lse, b->lse, p->tokens * p->heads) &&
+           same(a->dq, b->dq, wide) && same(a->dk, b->dk, narrow) &&
+           same(a->dv, b->dv, narrow) && same(a->dsinks, b->dsinks, dsinks_size(p));
 }
 
 static void expect_same_bits(const setup *a, const setup *b, const char *what) {
     const problem *p = a->p;
-    int64_t wide = p->tokens * p->heads * p->head_dim, narrow = p->tokens * p->kv_heads * p->head_dim;
+    int64_t wide = p->tokens * p->heads * p->head_dim;
+    int64_t narrow = p->tokens * p->kv_heads * p->head_dim;
     test_expect(same(a->out, b->out, wide), "%s: out differs", what);
     test_expect(same(a->lse, b->lse, p->tokens * p->heads), "%s: lse differs", what);
     test_expect(same(a->dq, b->dq, wide), "%s: dq differs", what);
@@ -207,11 +277,14 @@ static double *dropout_factors(const setup *s, const seqpar_row *row) {
     double *z = malloc((size_t)(s->p->heads * n * n + 1) * sizeof *z);
     for (h = 0; h < s->p->heads; h++)
         for (i = 0; i < n; i++)
-            for (j = 0; j < n; j++) z[(h * n + i) * n + j] = seqpar_attn_dropout(s->f.dropout, DROPOUT_SEED, DROPOUT_STREAM, row->index, h, i, j);
+            for (j = 0; j < n; j++)
+                z[(h * n + i) * n + j] = seqpar_attn_dropout(
+                    s->f.dropout, DROPOUT_SEED, DROPOUT_STREAM, row->index, h, i, j);
     return z;
 }
 
-static void expect_near(const double *got, const double *want, int64_t count, double limit, const char *what, const char *tensor) {
+static void expect_near(const double *got, const double *want, int64_t count, double limit,
+                        const char *what, const char *tensor) {
     double d = test_distance(got, want, count);
     test_expect(d <= limit, "%s: %s is %.2e off", what, tensor, d);
 }
@@ -224,16 +297,25 @@ static void expect_truth(const setup *s, double limit, const char *what) {
     for (r = 0; r < p->row_count; base += p->rows[r++].tokens) {
         int64_t n = p->rows[r].tokens, wide = p->heads * d, narrow = p->kv_heads * d;
         slow_shape shape = {n, n, p->heads, p->kv_heads, d};
-        slow_extras extras = {.scale = s->f.scale, .softcap = s->f.softcap, .sinks = s->f.sinks ? p->sinks : NULL};
+        slow_extras extras = {.scale = s->f.scale,
+                              .softcap = s->f.softcap,
+                              .sinks = s->f.sinks ? p->sinks : NULL};
         bool *mask = malloc((size_t)(n * n));
-        double *x = malloc((size_t)(5 * n * wide + 8) * sizeof *x), *out = x, *lse = out + n * wide, *dq = lse + n * wide, *dk = dq + n * wide, *dv = dk + n * wide;
+        double *x = malloc((size_t)(5 * n * wide + 8) * sizeof *x);
+        double *out = x, *lse = out + n * wide, *dq = lse + n * wide, *dk = dq + n * wide;
+        double *dv = dk + n * wide;
         double *z = s->f.dropout > 0 ? dropout_factors(s, &p->rows[r]) : NULL;
         extras.dropout = z;
-        slow_mask_general(n, p->rows[r].docs, p->rows[r].cu_seqlens, !s->f.full, s->f.window, s->f.prefix ? p->prefix[r] : NULL, mask);
-        slow_attention_extra_real(&shape, mask, &extras, p->q + base * wide, p->k + base * narrow, p->v + base * narrow, out, lse);
-        slow_attention_extra_gradient(&shape, mask, &extras, p->q + base * wide, p->k + base * narrow, p->v + base * narrow, p->dout + base * wide, dq, dk, dv, part);
+        slow_mask_general(n, p->rows[r].docs, p->rows[r].cu_seqlens, !s->f.full, s->f.window,
+                          s->f.prefix ? p->prefix[r] : NULL, mask);
+        slow_attention_extra_real(&shape, mask, &extras, p->q + base * wide,
+                                  p->k + base * narrow, p->v + base * narrow, out, lse);
+        slow_attention_extra_gradient(&shape, mask, &extras, p->q + base * wide,
+                                      p->k + base * narrow, p->v + base * narrow,
+                                      p->dout + base * wide, dq, dk, dv, part);
         for (i = 0; i < p->heads; i++) sinks_want[i] += part[i];
-        for (i = 0; i < 64 * p->heads; i++) sinks[i % p->heads] += s->dsinks[r * 64 * p->heads + i];
+        for (i = 0; i < 64 * p->heads; i++)
+            sinks[i % p->heads] += s->dsinks[r * 64 * p->heads + i];
         expect_near(s->out + base * wide, out, n * wide, limit, what, "out");
         expect_near(s->lse + base * p->heads, lse, n * p->heads, limit, what, "lse");
         expect_near(s->dq + base * wide, dq, n * wide, limit, what, "dq");
@@ -247,17 +329,46 @@ static void expect_truth(const setup *s, double limit, const char *what) {
 }
 
 static const features features_list[] = {
-    {.name = "causal"}, {.name = "full", .full = 1}, {.name = "window 1", .window = 1}, {.name = "window 7", .window = 7}, {.name = "window 1000", .window = 1000},
-    {.name = "full window 5", .full = 1, .window = 5}, {.name = "prefix", .prefix = 1}, {.name = "prefix window 11", .prefix = 1, .window = 11},
-    {.name = "softcap", .softcap = 1.5}, {.name = "sinks", .sinks = 1}, {.name = "dropout", .dropout = 0.3}, {.name = "scale", .scale = -0.7},
-    {.name = "everything", .window = 13, .prefix = 1, .sinks = 1, .softcap = 2.5, .dropout = 0.2, .scale = 0.9},
-    {.name = "full everything", .full = 1, .window = 9, .sinks = 1, .softcap = 2.5, .dropout = 0.2, .scale = 0.9},
+    {.name = "causal"},
+    {.name = "full", .full = 1},
+    {.name = "window 1", .window = 1},
+    {.name = "window 7", .window = 7},
+    {.name = "window 1000", .window = 1000},
+    {.name = "full window 5", .full = 1, .window = 5},
+    {.name = "prefix", .prefix = 1},
+    {.name = "prefix window 11", .prefix = 1, .window = 11},
+    {.name = "softcap", .softcap = 1.5},
+    {.name = "sinks", .sinks = 1},
+    {.name = "dropout", .dropout = 0.3},
+    {.name = "scale", .scale = -0.7},
+    {.name = "everything",
+     .window = 13,
+     .prefix = 1,
+     .sinks = 1,
+     .softcap = 2.5,
+     .dropout = 0.2,
+     .scale = 0.9},
+    {.name = "full everything",
+     .full = 1,
+     .window = 9,
+     .sinks = 1,
+     .softcap = 2.5,
+     .dropout = 0.2,
+     .scale = 0.9},
 };
+
 static const char *const device_names[] = {"fp32", "fp64", "bf16"}; /* of test_device */
-/* Distance from the truth: of fp32 where a query sees itself alone dq is 0 and what is measured is rounding; of bf16 so many
-   roundings of 2^-8 at most: results are rounded, backward reads a rounded out, tensor cores take rounded factors; with
-   dropout a token that sees few keys has a dq that is a small difference of such numbers. */
-static double truth_limit(int device, const features *f) { return device == 2 ? (f->dropout > 0 ? 12.0 : 3.0) / 256 : device ? 1e-13 : f->window == 1 ? 8e-6 : 3e-6; }
+/* Distance from the truth: of fp32 where a query sees itself alone dq is 0 and what is
+   measured is rounding; of bf16 so many roundings of 2^-8 at most: results are rounded,
+   backward reads a rounded out, tensor cores take rounded factors; with dropout a token that
+   sees few keys has a dq that is a small difference of such numbers. */
+static double truth_limit(int device, const features *f) {
+    return device == 2      ? (f->dropout > 0 ? 12.0 : 3.0) / 256
+           : device         ? 1e-13
+           : f->window == 1 ? 8e-6
+                            : 3e-6;
+}
+
 enum { FEATURES = sizeof features_list / sizeof *features_list };
 
 static const int64_t ranks_list[] = {1, 2, 3, 4, 5, 8};
@@ -269,33 +380,49 @@ static void test_bits(int reference) {
     int feature, layout, schedule;
     size_t i;
     for (feature = 0; feature < FEATURES; feature++) {
-        setup one = {.p = p, .reference = reference, .ranks = 1, .threads = 1, .f = features_list[feature]};
+        setup one = {.p = p,
+                     .reference = reference,
+                     .ranks = 1,
+                     .threads = 1,
+                     .f = features_list[feature]};
         setup_run(&one);
         for (layout = SEQPAR_CONTIGUOUS; layout <= SEQPAR_ZIGZAG; layout++)
             for (schedule = SEQPAR_RING; schedule <= SEQPAR_LLAMA3; schedule++) {
                 for (i = 0; i < sizeof ranks_list / sizeof *ranks_list; i++) {
-                    setup s = {.p = p, .reference = reference, .ranks = ranks_list[i], .threads = 1 + (int64_t)(i % 2), .f = one.f, .layout = layout, .schedule = schedule, .stride = 1 + (int64_t)(i % 2)};
+                    setup s = {.p = p,
+                               .reference = reference,
+                               .ranks = ranks_list[i],
+                               .threads = 1 + (int64_t)(i % 2),
+                               .f = one.f,
+                               .layout = layout,
+                               .schedule = schedule,
+                               .stride = 1 + (int64_t)(i % 2)};
                     char what[64];
                     setup_run(&s);
                     snprintf(what, sizeof what, "P=%lld", (long long)s.ranks);
                     expect_same_bits(&s, &one, what);
                     setup_free(&s);
                 }
-                test_end("attn_%s_%s_%s_%s_bits", device_names[reference], one.f.name, seqpar_layout_name(layout), seqpar_schedule_name(schedule));
+                test_end("attn_%s_%s_%s_%s_bits", device_names[reference], one.f.name,
+                         seqpar_layout_name(layout), seqpar_schedule_name(schedule));
             }
         setup_free(&one);
     }
     problem_free(p);
 }
 
-/* Chunks longer than the tiles of the fast device, so that a block is several sums; as many kv heads as heads, and fewer. */
+/* Chunks longer than the tiles of the fast device, so that a block is several sums; as many
+   kv heads as heads, and fewer. */
 static void test_long_chunks(int kv_heads) {
     static const int64_t lengths[] = {1001, 31}, chunks[] = {5, 7}, ranks[] = {2, 3, 5};
     problem *p = problem_new(2, lengths, chunks, 2, kv_heads, 6);
     int i;
     for (i = 0; i < 3 * FEATURES; i++) {
         setup one = {.p = p, .ranks = 1, .threads = 1, .f = features_list[i / 3]}, s = one;
-        s.ranks = ranks[i % 3]; s.threads = 1 + i % 2; s.layout = SEQPAR_CONTIGUOUS + i % 2; s.schedule = SEQPAR_RING + (i / 2) % 2;
+        s.ranks = ranks[i % 3];
+        s.threads = 1 + i % 2;
+        s.layout = SEQPAR_CONTIGUOUS + i % 2;
+        s.schedule = SEQPAR_RING + (i / 2) % 2;
         setup_run(&one);
         setup_run(&s);
         expect_same_bits(&s, &one, one.f.name);
@@ -306,27 +433,38 @@ static void test_long_chunks(int kv_heads) {
     test_end("attn_long_chunks heads=2/%d", kv_heads);
 }
 
-/* Whether -1e-60 added to 0 gives -0 here: a product that is rounded before it is added gives 0, and no sum is -0. */
+/* Whether -1e-60 added to 0 gives -0 here: a product that is rounded before it is added
+   gives 0, and no sum is -0. */
 static int fused(void) {
     float lanes[SEQPAR__VL];
-    SEQPAR__STORE(lanes, SEQPAR__VFMA(SEQPAR__SPLAT(-1e-30f), SEQPAR__SPLAT(1e-30f), SEQPAR__SPLAT(0.0f)));
+    SEQPAR__STORE(lanes, SEQPAR__VFMA(SEQPAR__SPLAT(-1e-30f), SEQPAR__SPLAT(1e-30f),
+                                      SEQPAR__SPLAT(0.0f)));
     return signbit(lanes[0]) != 0;
 }
 
-/* Numbers so small that products vanish: sums of -0, which the zeros of a block that nothing is seen of make 0. */
+/* Numbers so small that products vanish: sums of -0, which the zeros of a block that nothing
+   is seen of make 0. */
 static void test_vanishing(double dout) {
     static const int64_t lengths[] = {301, 31}, chunks[] = {5, 7}, ranks[] = {2, 3, 5};
     problem *p = problem_new(2, lengths, chunks, 2, 2, 6);
     int64_t n, minus = 0, count = p->tokens * p->heads * p->head_dim;
     int i;
-    for (n = 0; n < count; n++) { p->q[n] *= 1e-30; p->k[n] *= 1e-30; p->dout[n] *= dout; }
+    for (n = 0; n < count; n++) {
+        p->q[n] *= 1e-30;
+        p->k[n] *= 1e-30;
+        p->dout[n] *= dout;
+    }
     for (i = 0; i < 3 * FEATURES; i++) {
         setup one = {.p = p, .ranks = 1, .threads = 1, .f = features_list[i / 3]}, s = one;
-        s.ranks = ranks[i % 3]; s.layout = SEQPAR_CONTIGUOUS + i % 2; s.schedule = SEQPAR_RING + (i / 2) % 2;
+        s.ranks = ranks[i % 3];
+        s.layout = SEQPAR_CONTIGUOUS + i % 2;
+        s.schedule = SEQPAR_RING + (i / 2) % 2;
         setup_run(&one);
         setup_run(&s);
         expect_same_bits(&s, &one, one.f.name);
-        for (n = 0; n < count; n++) minus += (one.dk[n] == 0 && signbit(one.dk[n])) || (one.dv[n] == 0 && signbit(one.dv[n]));
+        for (n = 0; n < count; n++)
+            minus += (one.dk[n] == 0 && signbit(one.dk[n])) ||
+                     (one.dv[n] == 0 && signbit(one.dv[n]));
         setup_free(&one);
         setup_free(&s);
     }
@@ -337,30 +475,49 @@ static void test_vanishing(double dout) {
 
 static void test_truth(int reference) {
     static const int64_t lengths[] = {29, 17}, chunks[] = {7, 3};
-    problem *p = problem_new(2, lengths, chunks, 3, 3, 5), *g = problem_new(2, lengths, chunks, 6, 2, 4);
+    problem *p = problem_new(2, lengths, chunks, 3, 3, 5),
+            *g = problem_new(2, lengths, chunks, 6, 2, 4);
     int layout, schedule, feature;
     int64_t ranks;
     for (layout = 0; layout < SEQPAR__LAYOUTS; layout++)
         for (schedule = 0; schedule < SEQPAR__SCHEDULES; schedule++)
             for (feature = 0; feature < FEATURES; feature++) {
-                for (ranks = 1 + (layout + schedule + feature) % 2; ranks <= 4; ranks += 1 + (feature > 1)) {
-                    setup s = {.p = ranks % 3 ? g : p, .reference = reference, .ranks = ranks, .threads = 1, .layout = layout, .schedule = schedule, .f = features_list[feature]};
+                for (ranks = 1 + (layout + schedule + feature) % 2; ranks <= 4;
+                     ranks += 1 + (feature > 1)) {
+                    setup s = {.p = ranks % 3 ? g : p,
+                               .reference = reference,
+                               .ranks = ranks,
+                               .threads = 1,
+                               .layout = layout,
+                               .schedule = schedule,
+                               .f = features_list[feature]};
                     setup_run(&s);
                     expect_truth(&s, truth_limit(reference, &s.f), "against slow.h");
                     setup_free(&s);
                 }
-                test_end("attn_%s_%s_%s_%s_truth", device_names[reference], features_list[feature].name, seqpar_layout_name(layout), seqpar_schedule_name(schedule));
+                test_end("attn_%s_%s_%s_%s_truth", device_names[reference],
+                         features_list[feature].name, seqpar_layout_name(layout),
+                         seqpar_schedule_name(schedule));
             }
     problem_free(p);
     problem_free(g);
 }
 
-/* Ulysses and 2D by name: members of any number that divides P, uneven shares of heads, ring or all-gather between. */
-typedef struct grid { int64_t heads, kv_heads, ranks, ulysses; int schedule, replicate; } grid;
+/* Ulysses and 2D by name: members of any number that divides P, uneven shares of heads, ring
+   or all-gather between. */
+typedef struct grid {
+    int64_t heads, kv_heads, ranks, ulysses;
+    int schedule, replicate;
+} grid;
+
 static const grid grids[] = {
-    {5, 5, 2, 2, SEQPAR_RING, 0}, {7, 7, 3, 3, SEQPAR_RING, 0}, {8, 4, 4, 2, SEQPAR_RING, 0}, {8, 4, 8, 4, SEQPAR_RING, 0}, {6, 3, 4, 2, SEQPAR_LLAMA3, 0},
-    {6, 3, 6, 3, SEQPAR_LLAMA3, 0}, {8, 8, 8, 8, SEQPAR_RING, 0}, {6, 3, 8, 2, SEQPAR_RING, 0}, {8, 2, 4, 0, SEQPAR_ULYSSES, 0}, {6, 6, 5, 0, SEQPAR_ULYSSES, 0},
-    {4, 2, 4, 4, SEQPAR_RING, 1}, {8, 2, 8, 4, SEQPAR_RING, 1}, {8, 1, 8, 0, SEQPAR_ULYSSES, 1}, {4, 1, 8, 4, SEQPAR_LLAMA3, 1},
+    {5, 5, 2, 2, SEQPAR_RING, 0},    {7, 7, 3, 3, SEQPAR_RING, 0},
+    {8, 4, 4, 2, SEQPAR_RING, 0},    {8, 4, 8, 4, SEQPAR_RING, 0},
+    {6, 3, 4, 2, SEQPAR_LLAMA3, 0},  {6, 3, 6, 3, SEQPAR_LLAMA3, 0},
+    {8, 8, 8, 8, SEQPAR_RING, 0},    {6, 3, 8, 2, SEQPAR_RING, 0},
+    {8, 2, 4, 0, SEQPAR_ULYSSES, 0}, {6, 6, 5, 0, SEQPAR_ULYSSES, 0},
+    {4, 2, 4, 4, SEQPAR_RING, 1},    {8, 2, 8, 4, SEQPAR_RING, 1},
+    {8, 1, 8, 0, SEQPAR_ULYSSES, 1}, {4, 1, 8, 4, SEQPAR_LLAMA3, 1},
 };
 
 static void test_grids(int reference) {
@@ -374,7 +531,15 @@ static void test_grids(int reference) {
         if (reference == 2) round_problem(p);
         for (layout = 0; layout < SEQPAR__LAYOUTS; layout++) {
             features f = features_list[n++ % FEATURES];
-            setup s = {.p = p, .reference = reference, .ranks = x->ranks, .threads = 1 + layout % 2, .layout = layout, .schedule = x->schedule, .ulysses = x->ulysses, .replicate = x->replicate, .f = f};
+            setup s = {.p = p,
+                       .reference = reference,
+                       .ranks = x->ranks,
+                       .threads = 1 + layout % 2,
+                       .layout = layout,
+                       .schedule = x->schedule,
+                       .ulysses = x->ulysses,
+                       .replicate = x->replicate,
+                       .f = f};
             setup one = {.p = p, .reference = reference, .ranks = 1, .threads = 1, .f = f};
             setup_run(&s);
             setup_run(&one);
@@ -384,16 +549,25 @@ static void test_grids(int reference) {
             setup_free(&one);
         }
         problem_free(p);
-        test_end("attn_%s_grid P=%lld ulysses=%lld heads=%lld/%lld %s%s", device_names[reference], (long long)x->ranks, (long long)x->ulysses, (long long)x->heads, (long long)x->kv_heads,
-                 seqpar_schedule_name(x->schedule), x->replicate ? " replicated" : "");
+        test_end("attn_%s_grid P=%lld ulysses=%lld heads=%lld/%lld %s%s",
+                 device_names[reference], (long long)x->ranks, (long long)x->ulysses,
+                 (long long)x->heads, (long long)x->kv_heads, seqpar_schedule_name(x->schedule),
+                 x->replicate ? " replicated" : "");
     }
 }
 
-/* Stripe: of neighbouring chunks a rank has no two tokens in a row, so what it folds piles up, deeper than a tree of them. */
+/* Stripe: of neighbouring chunks a rank has no two tokens in a row, so what it folds piles
+   up, deeper than a tree of them. */
 static void test_many_chunks(int reference) {
     static const int64_t lengths[] = {207}, chunks[] = {69};
     problem *p = problem_new(1, lengths, chunks, 1, 1, 2);
-    setup s = {.p = p, .reference = reference, .ranks = 3, .threads = 2, .layout = SEQPAR_STRIPE, .schedule = SEQPAR_RING, .f = features_list[0]};
+    setup s = {.p = p,
+               .reference = reference,
+               .ranks = 3,
+               .threads = 2,
+               .layout = SEQPAR_STRIPE,
+               .schedule = SEQPAR_RING,
+               .f = features_list[0]};
     p->rows[0].docs = 1; /* every query sees the first key */
     p->cu[0][1] = lengths[0];
     setup_run(&s);
@@ -410,23 +584,36 @@ static void test_probe(int layout, int schedule) {
     int feature;
     int64_t i, j;
     memset(p->q, 0, (size_t)(p->tokens * 23) * sizeof *p->q);
-    for (i = 0; i < 23; i++) for (j = 0; j < 23; j++) p->v[i * 23 + j] = i == j;
+    for (i = 0; i < 23; i++)
+        for (j = 0; j < 23; j++) p->v[i * 23 + j] = i == j;
     for (feature = 0; feature < FEATURES; feature++) {
-        setup s = {.p = p, .ranks = 3 + feature % 3, .threads = 1, .layout = layout, .schedule = schedule, .f = features_list[feature]};
+        setup s = {.p = p,
+                   .ranks = 3 + feature % 3,
+                   .threads = 1,
+                   .layout = layout,
+                   .schedule = schedule,
+                   .f = features_list[feature]};
         bool mask[23 * 23];
         setup_run(&s);
-        slow_mask_general(23, p->rows[0].docs, p->rows[0].cu_seqlens, !s.f.full, s.f.window, s.f.prefix ? p->prefix[0] : NULL, mask);
+        slow_mask_general(23, p->rows[0].docs, p->rows[0].cu_seqlens, !s.f.full, s.f.window,
+                          s.f.prefix ? p->prefix[0] : NULL, mask);
         for (i = 0; i < 23 * 23; i++) {
-            bool seen = mask[i] && seqpar_attn_dropout(s.f.dropout, DROPOUT_SEED, DROPOUT_STREAM, 0, 0, i / 23, i % 23) > 0;
-            test_expect((s.out[i] > 0) == seen && s.out[i] >= 0, "%s, P=%lld: query %lld %s key %lld", s.f.name, (long long)s.ranks, (long long)i / 23, seen ? "misses" : "sees", (long long)i % 23);
+            bool seen = mask[i] &&
+                        seqpar_attn_dropout(s.f.dropout, DROPOUT_SEED, DROPOUT_STREAM, 0, 0,
+                                            i / 23, i % 23) > 0;
+            test_expect((s.out[i] > 0) == seen && s.out[i] >= 0,
+                        "%s, P=%lld: query %lld %s key %lld", s.f.name, (long long)s.ranks,
+                        (long long)i / 23, seen ? "misses" : "sees", (long long)i % 23);
         }
         setup_free(&s);
     }
     problem_free(p);
-    test_end("attn_mask_probe_%s_%s", seqpar_layout_name(layout), seqpar_schedule_name(schedule));
+    test_end("attn_mask_probe_%s_%s", seqpar_layout_name(layout),
+             seqpar_schedule_name(schedule));
 }
 
-/* T01: scores of neighbouring chunks far apart, so that one side of a merge vanishes or both are alike. */
+/* T01: scores of neighbouring chunks far apart, so that one side of a merge vanishes or both
+   are alike. */
 static void test_gaps(int reference) {
     static const int64_t lengths[] = {31}, chunks[] = {8};
     static const double gaps[] = {0, 20, 90, 1e4};
@@ -434,21 +621,29 @@ static void test_gaps(int reference) {
     int64_t i;
     for (g = 0; g < sizeof gaps / sizeof *gaps; g++) {
         problem *p = problem_new(1, lengths, chunks, 2, 1, 6);
-        setup s = {.p = p, .reference = reference, .ranks = 3, .threads = 1, .layout = SEQPAR_ZIGZAG, .f = {.full = 1}};
+        setup s = {.p = p,
+                   .reference = reference,
+                   .ranks = 3,
+                   .threads = 1,
+                   .layout = SEQPAR_ZIGZAG,
+                   .f = {.full = 1}};
         p->rows[0].docs = 1;
         p->cu[0][1] = 31;
-        for (i = 0; i < 31; i++) p->k[i * 6] = (i / 4 % 2 ? 1.0 : -1.0) * gaps[g]; /* a whole chunk up, the next down */
+        /* a whole chunk up, the next down */
+        for (i = 0; i < 31; i++) p->k[i * 6] = (i / 4 % 2 ? 1.0 : -1.0) * gaps[g];
         for (i = 0; i < 31 * 2; i++) p->q[i * 6] = (double)(float)(i % 3 - 1);
         setup_run(&s);
         /* a score of size g is rounded by g eps, and so is the logarithm of every weight */
-        expect_truth(&s, reference ? 1e-13 + gaps[g] * 1e-15 : 2e-6 + gaps[g] * 1e-7, "against slow.h");
+        expect_truth(&s, reference ? 1e-13 + gaps[g] * 1e-15 : 2e-6 + gaps[g] * 1e-7,
+                     "against slow.h");
         setup_free(&s);
         problem_free(p);
     }
     test_end("attn_%s_merge_gaps", device_names[reference]);
 }
 
-/* T07: every length from 1 to 4P+1, so that ranks are empty, chunks hold one token, and nothing divides. */
+/* T07: every length from 1 to 4P+1, so that ranks are empty, chunks hold one token, and
+   nothing divides. */
 static void test_lengths(int64_t ranks) {
     int64_t length, chunks;
     int layout;
@@ -459,9 +654,13 @@ static void test_lengths(int64_t ranks) {
             chunks = length % 3 ? length : 2 * ranks;
             p = problem_new(1, &length, &chunks, 2, 1, 4);
             memset(&s, 0, sizeof s);
-            s.p = p; s.ranks = 1; s.threads = 1;
+            s.p = p;
+            s.ranks = 1;
+            s.threads = 1;
             one = s;
-            s.ranks = ranks; s.layout = layout; s.schedule = (int)(length % 2);
+            s.ranks = ranks;
+            s.layout = layout;
+            s.schedule = (int)(length % 2);
             setup_run(&one);
             setup_run(&s);
             if (layout <= SEQPAR_ZIGZAG) expect_same_bits(&s, &one, "length sweep");
@@ -478,21 +677,33 @@ static void test_lengths(int64_t ranks) {
 
 /* ---- the user's own block kernel ---- */
 
-typedef struct own_kernel { int storage, harm; } own_kernel;
+typedef struct own_kernel {
+    int storage, harm;
+} own_kernel;
+
 enum { NO_HARM, NAN_LSE, INFINITE_OUT, FAILS, LSE_OF_NOTHING, NAN_DQ, FAILS_BACKWARD };
 
 static double element(const own_kernel *own, const void *x, int64_t i) {
-    return own->storage == SEQPAR_F64 ? ((const double *)x)[i] : own->storage == SEQPAR_F32 ? (double)((const float *)x)[i] : (double)seqpar_bf16_to_float(((const uint16_t *)x)[i]);
+    return own->storage == SEQPAR_F64 ? ((const double *)x)[i]
+           : own->storage == SEQPAR_F32
+               ? (double)((const float *)x)[i]
+               : (double)seqpar_bf16_to_float(((const uint16_t *)x)[i]);
 }
+
 static void element_set(const own_kernel *own, void *x, int64_t i, double value) {
-    if (own->storage == SEQPAR_F64) ((double *)x)[i] = value;
-    else if (own->storage == SEQPAR_F32) ((float *)x)[i] = (float)value;
-    else ((uint16_t *)x)[i] = seqpar_bf16_from_float((float)value);
+    if (own->storage == SEQPAR_F64)
+        ((double *)x)[i] = value;
+    else if (own->storage == SEQPAR_F32)
+        ((float *)x)[i] = (float)value;
+    else
+        ((uint16_t *)x)[i] = seqpar_bf16_from_float((float)value);
 }
+
 static double own_score(const own_kernel *own, const seqpar_block *b, int64_t r, int64_t n) {
     double s = 0;
     int64_t i;
-    for (i = 0; i < b->head_dim; i++) s += element(own, b->q, r * b->head_dim + i) * element(own, b->k, n * b->head_dim + i);
+    for (i = 0; i < b->head_dim; i++)
+        s += element(own, b->q, r * b->head_dim + i) * element(own, b->k, n * b->head_dim + i);
     s *= b->scale;
     return b->softcap > 0 ? b->softcap * tanh(s / b->softcap) : s;
 }
@@ -507,8 +718,11 @@ static int own_forward(void *user, const seqpar_block *b, void *out, double *lse
             total += p;
             for (i = 0; i < d; i++) row[i] += p * element(own, b->v, n * d + i);
         }
-        for (i = 0; i < d; i++) element_set(own, out, r * d + i, total > 0 ? row[i] / total : 0);
-        lse[r] = own->harm == LSE_OF_NOTHING || total > 0 ? log(total + (own->harm == LSE_OF_NOTHING)) : -HUGE_VAL;
+        for (i = 0; i < d; i++)
+            element_set(own, out, r * d + i, total > 0 ? row[i] / total : 0);
+        lse[r] = own->harm == LSE_OF_NOTHING || total > 0
+                     ? log(total + (own->harm == LSE_OF_NOTHING))
+                     : -HUGE_VAL;
     }
     if (own->harm == NAN_LSE) lse[b->queries - 1] = NAN;
     if (own->harm == INFINITE_OUT) element_set(own, out, 0, HUGE_VAL);
@@ -518,25 +732,33 @@ static int own_forward(void *user, const seqpar_block *b, void *out, double *lse
 static int own_backward(void *user, const seqpar_block *b, void *dq, void *dk, void *dv) {
     const own_kernel *own = user;
     int64_t r, n, i, d = b->head_dim;
-    double *sum = calloc((size_t)((b->queries + 2 * b->keys) * d), sizeof *sum), *sk = sum + b->queries * d, *sv = sk + b->keys * d;
+    double *sum = calloc((size_t)((b->queries + 2 * b->keys) * d), sizeof *sum);
+    double *sk = sum + b->queries * d, *sv = sk + b->keys * d;
     for (r = 0; r < b->queries; r++)
         for (n = b->visible_begin[r]; n < b->visible_end[r]; n++) {
             double s = own_score(own, b, r, n), p = exp(s - b->lse[r]), dp = 0, ds;
-            for (i = 0; i < d; i++) dp += element(own, b->dout, r * d + i) * element(own, b->v, n * d + i);
-            ds = p * (dp - b->delta[r]) * b->scale * (b->softcap > 0 ? 1 - s / b->softcap * (s / b->softcap) : 1);
+            for (i = 0; i < d; i++)
+                dp += element(own, b->dout, r * d + i) * element(own, b->v, n * d + i);
+            ds = p * (dp - b->delta[r]) * b->scale *
+                 (b->softcap > 0 ? 1 - s / b->softcap * (s / b->softcap) : 1);
             for (i = 0; i < d; i++) {
                 sum[r * d + i] += ds * element(own, b->k, n * d + i);
                 sk[n * d + i] += ds * element(own, b->q, r * d + i);
                 sv[n * d + i] += p * element(own, b->dout, r * d + i);
             }
         }
-    for (i = 0; dq && i < b->queries * d; i++) element_set(own, dq, i, own->harm == NAN_DQ ? NAN : sum[i]);
-    for (i = 0; dk && i < b->keys * d; i++) { element_set(own, dk, i, sk[i]); element_set(own, dv, i, sv[i]); }
+    for (i = 0; dq && i < b->queries * d; i++)
+        element_set(own, dq, i, own->harm == NAN_DQ ? NAN : sum[i]);
+    for (i = 0; dk && i < b->keys * d; i++) {
+        element_set(own, dk, i, sk[i]);
+        element_set(own, dv, i, sv[i]);
+    }
     free(sum);
     return own->harm == FAILS_BACKWARD;
 }
 
-/* Every mask but dropout, every schedule; what the storage type rounds is all that may be lost. */
+/* Every mask but dropout, every schedule; what the storage type rounds is all that may be
+   lost. */
 static void test_own_kernel(int storage, double limit) {
     static const int64_t lengths[] = {37, 11}, chunks[] = {9, 3};
     problem *p = problem_new(2, lengths, chunks, 4, 2, 6);
@@ -545,63 +767,105 @@ static void test_own_kernel(int storage, double limit) {
     int feature, schedule;
     for (feature = 0; feature < FEATURES; feature++) {
         schedule = feature % SEQPAR__SCHEDULES;
-        setup s = {.p = p, .reference = storage == SEQPAR_F64, .ranks = 1 + feature % 4, .threads = 2, .layout = feature % SEQPAR__LAYOUTS, .schedule = schedule, .f = features_list[feature], .own = &kernel, .relaxed = feature / 4 % 2};
+        setup s = {.p = p,
+                   .reference = storage == SEQPAR_F64,
+                   .ranks = 1 + feature % 4,
+                   .threads = 2,
+                   .layout = feature % SEQPAR__LAYOUTS,
+                   .schedule = schedule,
+                   .f = features_list[feature],
+                   .own = &kernel,
+                   .relaxed = feature / 4 % 2};
         if (s.f.dropout > 0) continue;
         setup_run(&s);
         expect_truth(&s, limit * (s.f.window == 1 ? 30 : 1), s.f.name);
         setup_free(&s);
     }
     problem_free(p);
-    test_end("attn_own_kernel_%s", storage == SEQPAR_F64 ? "fp64" : storage == SEQPAR_F32 ? "fp32" : "bf16");
+    test_end("attn_own_kernel_%s", storage == SEQPAR_F64   ? "fp64"
+                                   : storage == SEQPAR_F32 ? "fp32"
+                                                           : "bf16");
 }
 
-/* T03: blocks rounded to bf16 are the same blocks on any number of ranks, so the error does not grow with P; and many blocks
-   are hardly worse than one for the whole row. */
+/* T03: blocks rounded to bf16 are the same blocks on any number of ranks, so the error does
+   not grow with P; and many blocks are hardly worse than one for the whole row. */
 static void test_error_slope(void) {
-    static const int64_t lengths[] = {163}, many[] = {32}, one[] = {1}, ranks[] = {1, 2, 3, 4, 5, 8, 16};
+    static const int64_t lengths[] = {163}, many[] = {32}, one[] = {1};
+    static const int64_t ranks[] = {1, 2, 3, 4, 5, 8, 16};
     uint64_t state = test_state;
     problem *p = problem_new(1, lengths, many, 4, 2, 16), *whole;
     own_kernel own = {SEQPAR_BF16, NO_HARM};
     seqpar_block_kernel kernel = {SEQPAR_BF16, own_forward, own_backward, &own};
-    setup truth = {.p = p, .reference = 1, .ranks = 1, .threads = 1}, first = {.p = p, .ranks = 1, .threads = 1, .own = &kernel}, single = first;
+    setup truth = {.p = p, .reference = 1, .ranks = 1, .threads = 1},
+          first = {.p = p, .ranks = 1, .threads = 1, .own = &kernel}, single = first;
     int64_t wide = p->tokens * 4 * 16;
     double error[2][4];
     size_t i;
     test_state = state; /* the same numbers */
     single.p = whole = problem_new(1, lengths, one, 4, 2, 16);
-    setup_run(&truth); setup_run(&first); setup_run(&single);
+    setup_run(&truth);
+    setup_run(&first);
+    setup_run(&single);
     for (i = 0; i < sizeof ranks / sizeof *ranks; i++) {
-        setup s = {.p = p, .ranks = ranks[i], .threads = 1, .layout = SEQPAR_ZIGZAG, .schedule = (int)(i % SEQPAR__SCHEDULES), .own = &kernel};
+        setup s = {.p = p,
+                   .ranks = ranks[i],
+                   .threads = 1,
+                   .layout = SEQPAR_ZIGZAG,
+                   .schedule = (int)(i % SEQPAR__SCHEDULES),
+                   .own = &kernel};
         setup_run(&s);
         expect_same_bits(&s, &first, "bf16 blocks");
         setup_free(&s);
     }
     for (i = 0; i < 2; i++) {
         const setup *s = i ? &single : &first;
-        error[i][0] = test_distance(s->out, truth.out, wide); error[i][1] = test_distance(s->dq, truth.dq, wide);
-        error[i][2] = test_distance(s->dk, truth.dk, wide / 2); error[i][3] = test_distance(s->dv, truth.dv, wide / 2);
+        error[i][0] = test_distance(s->out, truth.out, wide);
+        error[i][1] = test_distance(s->dq, truth.dq, wide);
+        error[i][2] = test_distance(s->dk, truth.dk, wide / 2);
+        error[i][3] = test_distance(s->dv, truth.dv, wide / 2);
     }
-    for (i = 0; i < 4; i++) test_expect(error[0][i] <= 1.5 * error[1][i] && error[1][i] > 1e-4, "tensor %d: 32 blocks are %.2e off, one block %.2e", (int)i, error[0][i], error[1][i]);
-    setup_free(&truth); setup_free(&first); setup_free(&single);
-    problem_free(p); problem_free(whole);
-    test_end("attn_error_slope_bf16: out %.1e in 32 blocks, %.1e in one, on any number of ranks", error[0][0], error[1][0]);
+    for (i = 0; i < 4; i++)
+        test_expect(error[0][i] <= 1.5 * error[1][i] && error[1][i] > 1e-4,
+                    "tensor %d: 32 blocks are %.2e off, one block %.2e", (int)i, error[0][i],
+                    error[1][i]);
+    setup_free(&truth);
+    setup_free(&first);
+    setup_free(&single);
+    problem_free(p);
+    problem_free(whole);
+    test_end(
+        "attn_error_slope_bf16: out %.1e in 32 blocks, %.1e in one, on any number of ranks",
+        error[0][0], error[1][0]);
 }
 
 /* A kernel that misbehaves is named, on every rank, and the run ends. */
 static void test_own_kernel_refused(void) {
-    static const struct { int harm; const char *words; } cases[] = {{NAN_LSE, "lse that is not finite"}, {INFINITE_OUT, "out that is not finite"}, {FAILS, "fails"},
-                                                                    {LSE_OF_NOTHING, "sees nothing"}, {NAN_DQ, "dq that is not finite"}, {FAILS_BACKWARD, "fails backward"}};
+    static const struct {
+        int harm;
+        const char *words;
+    } cases[] = {{NAN_LSE, "lse that is not finite"},
+                 {INFINITE_OUT, "out that is not finite"},
+                 {FAILS, "fails"},
+                 {LSE_OF_NOTHING, "sees nothing"},
+                 {NAN_DQ, "dq that is not finite"},
+                 {FAILS_BACKWARD, "fails backward"}};
     static const int64_t lengths[] = {24}, chunks[] = {6};
     size_t i;
     for (i = 0; i < sizeof cases / sizeof *cases; i++) {
         problem *p = problem_new(1, lengths, chunks, 2, 1, 4);
         own_kernel own = {SEQPAR_F32, cases[i].harm};
         seqpar_block_kernel kernel = {SEQPAR_F32, own_forward, own_backward, &own};
-        setup s = {.p = p, .ranks = 3, .threads = 1, .layout = SEQPAR_ZIGZAG, .own = &kernel, .f = {.window = 3}};
+        setup s = {.p = p,
+                   .ranks = 3,
+                   .threads = 1,
+                   .layout = SEQPAR_ZIGZAG,
+                   .own = &kernel,
+                   .f = {.window = 3}};
         seqpar_error error;
         setup_results(&s);
         s.status = seqpar_run_threads(s.ranks, rank_main, &s, &error);
-        test_expect(s.status == SEQPAR_ERR_KERNEL && strstr(error.text, cases[i].words), "%s: %s", seqpar_status_name(s.status), error.text);
+        test_expect(s.status == SEQPAR_ERR_KERNEL && strstr(error.text, cases[i].words),
+                    "%s: %s", seqpar_status_name(s.status), error.text);
         setup_free(&s);
         problem_free(p);
     }
@@ -610,23 +874,41 @@ static void test_own_kernel_refused(void) {
 
 /* What cannot work is refused on every rank before anything is sent. */
 static void test_refused(void) {
-    static const struct { features f; int64_t heads, kv_heads, ulysses, prefix; seqpar_status status; const char *words; } cases[] = {
-        {{.window = -1}, 2, 1, 0, 0, SEQPAR_ERR_MASK, "window is -1"}, {{.softcap = -2}, 2, 1, 0, 0, SEQPAR_ERR_MASK, "softcap is -2"}, {{.softcap = NAN}, 2, 1, 0, 0, SEQPAR_ERR_MASK, "softcap is nan"},
-        {{.dropout = 1}, 2, 1, 0, 0, SEQPAR_ERR_MASK, "dropout is 1"}, {{.dropout = NAN}, 2, 1, 0, 0, SEQPAR_ERR_MASK, "dropout is nan"}, {{.scale = HUGE_VAL}, 2, 1, 0, 0, SEQPAR_ERR_MASK, "scale is inf"},
-        {{.prefix = 1}, 2, 1, 0, 99, SEQPAR_ERR_MASK, "prefix of 99"}, {{.prefix = 1}, 2, 1, 0, -1, SEQPAR_ERR_MASK, "prefix of -1"},
-        {{.name = ""}, 3, 2, 0, 0, SEQPAR_ERR_HEADS, "3 heads over 2 kv_heads"}, {{.name = ""}, 4, 2, 3, 0, SEQPAR_ERR_ULYSSES, "ulysses_size 3"}, {{.name = ""}, 4, 1, 2, 0, SEQPAR_ERR_ULYSSES, "more than the 1 kv_heads"}};
+    static const struct {
+        features f;
+        int64_t heads, kv_heads, ulysses, prefix;
+        seqpar_status status;
+        const char *words;
+    } cases[] = {{{.window = -1}, 2, 1, 0, 0, SEQPAR_ERR_MASK, "window is -1"},
+                 {{.softcap = -2}, 2, 1, 0, 0, SEQPAR_ERR_MASK, "softcap is -2"},
+                 {{.softcap = NAN}, 2, 1, 0, 0, SEQPAR_ERR_MASK, "softcap is nan"},
+                 {{.dropout = 1}, 2, 1, 0, 0, SEQPAR_ERR_MASK, "dropout is 1"},
+                 {{.dropout = NAN}, 2, 1, 0, 0, SEQPAR_ERR_MASK, "dropout is nan"},
+                 {{.scale = HUGE_VAL}, 2, 1, 0, 0, SEQPAR_ERR_MASK, "scale is inf"},
+                 {{.prefix = 1}, 2, 1, 0, 99, SEQPAR_ERR_MASK, "prefix of 99"},
+                 {{.prefix = 1}, 2, 1, 0, -1, SEQPAR_ERR_MASK, "prefix of -1"},
+                 {{.name = ""}, 3, 2, 0, 0, SEQPAR_ERR_HEADS, "3 heads over 2 kv_heads"},
+                 {{.name = ""}, 4, 2, 3, 0, SEQPAR_ERR_ULYSSES, "ulysses_size 3"},
+                 {{.name = ""}, 4, 1, 2, 0, SEQPAR_ERR_ULYSSES, "more than the 1 kv_heads"}};
     static const int64_t lengths[] = {24}, chunks[] = {6};
     size_t i;
     for (i = 0; i < sizeof cases / sizeof *cases; i++) {
         problem *p = problem_new(1, lengths, chunks, 4, 2, 4);
-        setup s = {.p = p, .ranks = 4, .threads = 1, .layout = SEQPAR_ZIGZAG, .ulysses = cases[i].ulysses, .f = cases[i].f};
+        setup s = {.p = p,
+                   .ranks = 4,
+                   .threads = 1,
+                   .layout = SEQPAR_ZIGZAG,
+                   .ulysses = cases[i].ulysses,
+                   .f = cases[i].f};
         seqpar_error error;
-        p->heads = cases[i].heads; p->kv_heads = cases[i].kv_heads;
+        p->heads = cases[i].heads;
+        p->kv_heads = cases[i].kv_heads;
         p->prefix[0][0] = cases[i].prefix;
         p->rows[0].prefix_lens = s.f.prefix ? p->prefix[0] : NULL;
         setup_results(&s);
         s.status = seqpar_run_threads(s.ranks, rank_main, &s, &error);
-        test_expect(s.status == cases[i].status && strstr(error.text, cases[i].words), "%s: %s", seqpar_status_name(s.status), error.text);
+        test_expect(s.status == cases[i].status && strstr(error.text, cases[i].words), "%s: %s",
+                    seqpar_status_name(s.status), error.text);
         setup_free(&s);
         problem_free(p);
     }
@@ -643,38 +925,61 @@ static void test_document_lengths(int64_t ranks) {
         chunks = n % 2 ? length : 4;
         p = problem_new(1, &length, &chunks, 4, 2, 4);
         p->rows[0].docs = 3;
-        p->cu[0][1] = 3; p->cu[0][2] = 3 + n; p->cu[0][3] = length;
+        p->cu[0][1] = 3;
+        p->cu[0][2] = 3 + n;
+        p->cu[0][3] = length;
         for (layout = 0; layout < SEQPAR__LAYOUTS; layout++) {
-            setup s = {.p = p, .reference = 1, .ranks = ranks, .threads = 1, .layout = layout, .schedule = (int)(n % SEQPAR__SCHEDULES)};
+            setup s = {.p = p,
+                       .reference = 1,
+                       .ranks = ranks,
+                       .threads = 1,
+                       .layout = layout,
+                       .schedule = (int)(n % SEQPAR__SCHEDULES)};
             setup_run(&s);
             expect_truth(&s, 1e-13, "against slow.h");
             setup_free(&s);
         }
         problem_free(p);
     }
-    test_end("attn_document_lengths_0_to_%lld P=%lld", (long long)(2 * ranks + 1), (long long)ranks);
+    test_end("attn_document_lengths_0_to_%lld P=%lld", (long long)(2 * ranks + 1),
+             (long long)ranks);
 }
 
-/* T10: whatever numbers are in one document, not a bit of another changes, forward or backward. (A NaN is no number: within
-   a tile 0 times NaN is NaN, and a NaN ends the run anyway.) */
+/* T10: whatever numbers are in one document, not a bit of another changes, forward or
+   backward. (A NaN is no number: within a tile 0 times NaN is NaN, and a NaN ends the run
+   anyway.) */
 static void test_isolation(int layout) {
     static const int64_t lengths[] = {59}, chunks[] = {16};
     int64_t schedule, i, heads = 4, d = 6;
     for (schedule = 0; schedule < SEQPAR__SCHEDULES + 1; schedule++) {
         problem *p = problem_new(1, lengths, chunks, heads, 4, d);
-        setup before = {.p = p, .ranks = 4, .threads = 1, .layout = layout, .schedule = (int)(schedule % SEQPAR__SCHEDULES), .ulysses = schedule == SEQPAR__SCHEDULES ? 2 : 0}, after = before;
+        setup before = {.p = p,
+                        .ranks = 4,
+                        .threads = 1,
+                        .layout = layout,
+                        .schedule = (int)(schedule % SEQPAR__SCHEDULES),
+                        .ulysses = schedule == SEQPAR__SCHEDULES ? 2 : 0},
+              after = before;
         int64_t begin = 17, end = 40, wide = heads * d;
         p->rows[0].docs = 3;
-        p->cu[0][1] = begin; p->cu[0][2] = end; p->cu[0][3] = 59;
+        p->cu[0][1] = begin;
+        p->cu[0][2] = end;
+        p->cu[0][3] = 59;
         setup_run(&before);
-        for (i = begin * wide; i < end * wide; i++) p->q[i] = p->k[i] = p->v[i] = p->dout[i] = (double)(float)(1e3 * test_normal());
+        for (i = begin * wide; i < end * wide; i++)
+            p->q[i] = p->k[i] = p->v[i] = p->dout[i] = (double)(float)(1e3 * test_normal());
         setup_run(&after);
         for (i = 0; i < 2; i++) { /* the document before and the one behind */
             int64_t from = i ? end : 0, n = i ? 59 - end : begin;
-            test_expect(same(before.out + from * wide, after.out + from * wide, n * wide) && same(before.dq + from * wide, after.dq + from * wide, n * wide) &&
-                        same(before.dk + from * wide, after.dk + from * wide, n * wide) && same(before.dv + from * wide, after.dv + from * wide, n * wide), "document %d changes with its neighbour", i ? 2 : 0);
+            test_expect(same(before.out + from * wide, after.out + from * wide, n * wide) &&
+                            same(before.dq + from * wide, after.dq + from * wide, n * wide) &&
+                            same(before.dk + from * wide, after.dk + from * wide, n * wide) &&
+                            same(before.dv + from * wide, after.dv + from * wide, n * wide),
+                        "document %d changes with its neighbour", i ? 2 : 0);
         }
-        test_expect(!same(before.out + begin * wide, after.out + begin * wide, (end - begin) * wide), "nothing was changed");
+        test_expect(
+            !same(before.out + begin * wide, after.out + begin * wide, (end - begin) * wide),
+            "nothing was changed");
         setup_free(&before);
         setup_free(&after);
         problem_free(p);
@@ -686,11 +991,16 @@ static void test_isolation(int layout) {
 
 enum { MODES = 5, ARRIVALS = 3 };
 static const int64_t product_ranks[] = {1, 2, 3, 4, 5, 8, 16};
-enum { PRODUCT_RANKS = sizeof product_ranks / sizeof *product_ranks, PRODUCT = 2 * MODES * FEATURES * PRODUCT_RANKS * 2 * ARRIVALS };
+enum {
+    PRODUCT_RANKS = sizeof product_ranks / sizeof *product_ranks,
+    PRODUCT = 2 * MODES * FEATURES * PRODUCT_RANKS * 2 * ARRIVALS
+};
 
-/* Combination number n, 0 <= n < PRODUCT. Four kv heads: Ulysses groups of 2 (2D), or as large as gcd(P, 4). */
+/* Combination number n, 0 <= n < PRODUCT. Four kv heads: Ulysses groups of 2 (2D), or as
+   large as gcd(P, 4). */
 static setup product_way(problem *p, int64_t n, const seqpar_inject_desc *arrival) {
-    static const int schedules[MODES] = {SEQPAR_RING, SEQPAR_LLAMA3, SEQPAR_ULYSSES, SEQPAR_RING, SEQPAR_LLAMA3};
+    static const int schedules[MODES] = {SEQPAR_RING, SEQPAR_LLAMA3, SEQPAR_ULYSSES,
+                                         SEQPAR_RING, SEQPAR_LLAMA3};
     setup s = {.p = p};
     int64_t mode = n / 2 % MODES, which;
     s.layout = (int)(n % 2); /* contiguous, zigzag */
@@ -708,7 +1018,8 @@ static setup product_way(problem *p, int64_t n, const seqpar_inject_desc *arriva
 /* A part of the product that grows to all of it with TEST_ALL (make check-all). */
 static void test_product(void) {
     static const int64_t lengths[] = {71, 26}, chunks[] = {19, 32};
-    static const seqpar_inject_desc arrival[] = {{.seed = 3, .reorder = 1}, {.seed = 4, .reorder = 1, .delay_us_max = 40}};
+    static const seqpar_inject_desc arrival[] = {{.seed = 3, .reorder = 1},
+                                                 {.seed = 4, .reorder = 1, .delay_us_max = 40}};
     problem *p = problem_new(2, lengths, chunks, 8, 4, 6);
     setup one[FEATURES];
     int64_t n, runs = 0, step = getenv("TEST_ALL") ? 1 : 11;
@@ -721,7 +1032,10 @@ static void test_product(void) {
         setup s = product_way(p, n, arrival);
         char what[160];
         setup_run(&s);
-        snprintf(what, sizeof what, "%s %s U=%lld P=%lld %s threads=%lld arrival=%d", seqpar_layout_name(s.layout), seqpar_schedule_name(s.schedule), (long long)s.ulysses, (long long)s.ranks, s.f.name, (long long)s.threads, s.inject ? (int)(s.inject - arrival) + 1 : 0);
+        snprintf(what, sizeof what, "%s %s U=%lld P=%lld %s threads=%lld arrival=%d",
+                 seqpar_layout_name(s.layout), seqpar_schedule_name(s.schedule),
+                 (long long)s.ulysses, (long long)s.ranks, s.f.name, (long long)s.threads,
+                 s.inject ? (int)(s.inject - arrival) + 1 : 0);
         expect_same_bits(&s, &one[n / (2 * MODES) % FEATURES], what);
         setup_free(&s);
     }
@@ -730,7 +1044,8 @@ static void test_product(void) {
     test_end("attn_product: %lld of %d combinations", (long long)runs, PRODUCT);
 }
 
-/* 20 repeats under delays and another order of messages each time; the first call and all later ones are alike. */
+/* 20 repeats under delays and another order of messages each time; the first call and all
+   later ones are alike. */
 static void test_arrival(int schedule, int64_t ulysses) {
     static const int64_t lengths[] = {67}, chunks[] = {16};
     problem *p = problem_new(1, lengths, chunks, 4, 4, 8);
@@ -739,32 +1054,51 @@ static void test_arrival(int schedule, int64_t ulysses) {
     setup_run(&one);
     for (repeat = 0; repeat < 20; repeat++) {
         seqpar_inject_desc late = {.seed = repeat, .reorder = 1, .delay_us_max = 200};
-        setup s = {.p = p, .ranks = 4, .threads = 1, .layout = SEQPAR_ZIGZAG, .schedule = schedule, .ulysses = ulysses, .inject = &late};
+        setup s = {.p = p,
+                   .ranks = 4,
+                   .threads = 1,
+                   .layout = SEQPAR_ZIGZAG,
+                   .schedule = schedule,
+                   .ulysses = ulysses,
+                   .inject = &late};
         setup_run(&s);
         expect_same_bits(&s, &one, "late and out of order");
         setup_free(&s);
     }
     setup_free(&one);
     problem_free(p);
-    test_end("attn_arrival_%s U=%lld: 20 repeats", seqpar_schedule_name(schedule), (long long)ulysses);
+    test_end("attn_arrival_%s U=%lld: 20 repeats", seqpar_schedule_name(schedule),
+             (long long)ulysses);
 }
 
 /* ---- the relaxed path: the truth everywhere, the error rule, tiles that know no chunks ---- */
 
 static void test_relaxed_truth(int reference) {
-    static const int64_t lengths[] = {141, 7}, chunks[] = {11, 3}; /* tiles of 128 end within chunks */
+    /* tiles of 128 end within chunks */
+    static const int64_t lengths[] = {141, 7}, chunks[] = {11, 3};
     problem *p = problem_new(2, lengths, chunks, 4, 2, 3);
     int way;
     for (way = 0; way < SEQPAR__LAYOUTS * SEQPAR__SCHEDULES; way++) {
         size_t i;
-        for (i = (size_t)(way + reference) % 3; i < sizeof ranks_list / sizeof *ranks_list; i += 3) {
-            setup s = {.p = p, .reference = reference, .ranks = ranks_list[i], .threads = 1 + (int64_t)i % 2, .layout = way % SEQPAR__LAYOUTS, .schedule = way / SEQPAR__LAYOUTS, .relaxed = 1,
-                       .f = features_list[(way + 5 * i) % FEATURES], .ulysses = way / SEQPAR__LAYOUTS == SEQPAR_RING && ranks_list[i] == 4 ? 2 : 0};
+        for (i = (size_t)(way + reference) % 3; i < sizeof ranks_list / sizeof *ranks_list;
+             i += 3) {
+            setup s = {
+                .p = p,
+                .reference = reference,
+                .ranks = ranks_list[i],
+                .threads = 1 + (int64_t)i % 2,
+                .layout = way % SEQPAR__LAYOUTS,
+                .schedule = way / SEQPAR__LAYOUTS,
+                .relaxed = 1,
+                .f = features_list[(way + 5 * i) % FEATURES],
+                .ulysses = way / SEQPAR__LAYOUTS == SEQPAR_RING && ranks_list[i] == 4 ? 2 : 0};
             setup_run(&s);
             expect_truth(&s, reference ? 1e-13 : s.f.window == 1 ? 8e-6 : 4e-6, s.f.name);
             setup_free(&s);
         }
-        test_end("attn_%s_relaxed_%s_%s_truth", device_names[reference], seqpar_layout_name(way % SEQPAR__LAYOUTS), seqpar_schedule_name(way / SEQPAR__LAYOUTS));
+        test_end("attn_%s_relaxed_%s_%s_truth", device_names[reference],
+                 seqpar_layout_name(way % SEQPAR__LAYOUTS),
+                 seqpar_schedule_name(way / SEQPAR__LAYOUTS));
     }
     problem_free(p);
 }
@@ -789,7 +1123,8 @@ static void test_relaxed_grid(void) {
     test_end("attn_relaxed_without_grid");
 }
 
-enum { RULE_SEEDS = 20, RULE_TENSORS = 4, RULE_WAYS = 7 }; /* the first way is one rank, not relaxed */
+/* the first way is one rank, not relaxed */
+enum { RULE_SEEDS = 20, RULE_TENSORS = 4, RULE_WAYS = 7 };
 static double rule_error[RULE_WAYS][RULE_TENSORS][RULE_SEEDS];
 
 static void measure_rule(int64_t seed) {
@@ -799,7 +1134,12 @@ static void measure_rule(int64_t seed) {
     int64_t wide = p->tokens * 4 * 16, narrow = wide / 2, w;
     setup_run(&truth);
     for (w = 0; w < RULE_WAYS; w++) {
-        setup s = {.p = p, .ranks = w ? ranks_list[w - 1] : 1, .threads = 1, .relaxed = w > 0, .layout = SEQPAR_ZIGZAG, .schedule = (int)(seed % SEQPAR__SCHEDULES)};
+        setup s = {.p = p,
+                   .ranks = w ? ranks_list[w - 1] : 1,
+                   .threads = 1,
+                   .relaxed = w > 0,
+                   .layout = SEQPAR_ZIGZAG,
+                   .schedule = (int)(seed % SEQPAR__SCHEDULES)};
         setup_run(&s);
         rule_error[w][0][seed] = test_distance(s.out, truth.out, wide);
         rule_error[w][1][seed] = test_distance(s.dq, truth.dq, wide);
@@ -810,7 +1150,11 @@ static void measure_rule(int64_t seed) {
     setup_free(&truth);
     problem_free(p);
 }
-static int rising(const void *a, const void *b) { return *(const double *)a < *(const double *)b ? -1 : *(const double *)a > *(const double *)b; }
+
+static int rising(const void *a, const void *b) {
+    return *(const double *)a < *(const double *)b ? -1
+                                                   : *(const double *)a > *(const double *)b;
+}
 
 static void test_relaxed_rule(void) {
     static const char *const names[] = {"out", "dq", "dk", "dv"};
@@ -820,28 +1164,46 @@ static void test_relaxed_rule(void) {
     for (t = 0; t < RULE_TENSORS; t++) {
         for (w = 0; w < RULE_WAYS; w++) {
             qsort(rule_error[w][t], RULE_SEEDS, sizeof(double), rising);
-            middle[w] = (rule_error[w][t][RULE_SEEDS / 2 - 1] + rule_error[w][t][RULE_SEEDS / 2]) / 2;
-            test_expect(middle[w] <= 2 * middle[0], "%s: median error %.2e at P=%lld, one rank by chunks has %.2e", names[t], middle[w], (long long)(w ? ranks_list[w - 1] : 1), middle[0]);
+            middle[w] =
+                (rule_error[w][t][RULE_SEEDS / 2 - 1] + rule_error[w][t][RULE_SEEDS / 2]) / 2;
+            test_expect(middle[w] <= 2 * middle[0],
+                        "%s: median error %.2e at P=%lld, one rank by chunks has %.2e",
+                        names[t], middle[w], (long long)(w ? ranks_list[w - 1] : 1), middle[0]);
             if (w) worst = fmax(worst, middle[w] / middle[0]);
         }
-        test_expect(middle[RULE_WAYS - 1] <= 1.5 * middle[2], "%s: the median error grows from %.2e at P=2 to %.2e at P=8", names[t], middle[2], middle[RULE_WAYS - 1]);
+        test_expect(middle[RULE_WAYS - 1] <= 1.5 * middle[2],
+                    "%s: the median error grows from %.2e at P=2 to %.2e at P=8", names[t],
+                    middle[2], middle[RULE_WAYS - 1]);
     }
-    test_end("attn_relaxed_error_rule: median at most %.2f times that of the grid on one rank, %d seeds", worst, RULE_SEEDS);
+    test_end("attn_relaxed_error_rule: median at most %.2f times that of the grid on one rank, "
+             "%d seeds",
+             worst, RULE_SEEDS);
 }
 
 /* The README's table: what every mode gives for every mask over all P, against one rank. */
 static void print_table(void) {
-    static const struct { const char *name; int layout, schedule; int64_t ulysses; int relaxed; } modes[] = {
-        {"contiguous ring", SEQPAR_CONTIGUOUS, SEQPAR_RING, 0}, {"contiguous llama3", SEQPAR_CONTIGUOUS, SEQPAR_LLAMA3, 0}, {"contiguous Ulysses", SEQPAR_CONTIGUOUS, SEQPAR_ULYSSES, 0},
-        {"zigzag ring", SEQPAR_ZIGZAG, SEQPAR_RING, 0}, {"zigzag llama3", SEQPAR_ZIGZAG, SEQPAR_LLAMA3, 0}, {"zigzag Ulysses", SEQPAR_ZIGZAG, SEQPAR_ULYSSES, 0},
-        {"zigzag 2D, U = 2", SEQPAR_ZIGZAG, SEQPAR_RING, 2}, {"stripe ring", SEQPAR_STRIPE, SEQPAR_RING, 0}, {"zigzag-doc ring", SEQPAR_ZIGZAG_DOC, SEQPAR_RING, 0},
-        {"zigzag ring, relaxed", SEQPAR_ZIGZAG, SEQPAR_RING, 0, 1}};
+    static const struct {
+        const char *name;
+        int layout, schedule;
+        int64_t ulysses;
+        int relaxed;
+    } modes[] = {{"contiguous ring", SEQPAR_CONTIGUOUS, SEQPAR_RING, 0},
+                 {"contiguous llama3", SEQPAR_CONTIGUOUS, SEQPAR_LLAMA3, 0},
+                 {"contiguous Ulysses", SEQPAR_CONTIGUOUS, SEQPAR_ULYSSES, 0},
+                 {"zigzag ring", SEQPAR_ZIGZAG, SEQPAR_RING, 0},
+                 {"zigzag llama3", SEQPAR_ZIGZAG, SEQPAR_LLAMA3, 0},
+                 {"zigzag Ulysses", SEQPAR_ZIGZAG, SEQPAR_ULYSSES, 0},
+                 {"zigzag 2D, U = 2", SEQPAR_ZIGZAG, SEQPAR_RING, 2},
+                 {"stripe ring", SEQPAR_STRIPE, SEQPAR_RING, 0},
+                 {"zigzag-doc ring", SEQPAR_ZIGZAG_DOC, SEQPAR_RING, 0},
+                 {"zigzag ring, relaxed", SEQPAR_ZIGZAG, SEQPAR_RING, 0, 1}};
     static const int masks[] = {0, 1, 3, 6, 8, 9, 10, 12};
     static const int64_t lengths[] = {47}, chunks[] = {32};
     problem *p = problem_new(1, lengths, chunks, 8, 4, 4);
     size_t m, f, i;
     printf("| mode |");
-    for (f = 0; f < sizeof masks / sizeof *masks; f++) printf(" %s |", features_list[masks[f]].name);
+    for (f = 0; f < sizeof masks / sizeof *masks; f++)
+        printf(" %s |", features_list[masks[f]].name);
     printf("\n|---|---|---|---|---|---|---|---|---|\n");
     for (m = 0; m < sizeof modes / sizeof *modes; m++) {
         printf("| %s |", modes[m].name);
@@ -850,7 +1212,14 @@ static void print_table(void) {
             int bits = 1;
             setup_run(&one);
             for (i = 0; i < PRODUCT_RANKS; i++) {
-                setup s = {.p = p, .ranks = product_ranks[i], .threads = 1, .layout = modes[m].layout, .schedule = modes[m].schedule, .ulysses = modes[m].ulysses && product_ranks[i] % 2 == 0 ? 2 : 0, .relaxed = modes[m].relaxed, .f = one.f};
+                setup s = {.p = p,
+                           .ranks = product_ranks[i],
+                           .threads = 1,
+                           .layout = modes[m].layout,
+                           .schedule = modes[m].schedule,
+                           .ulysses = modes[m].ulysses && product_ranks[i] % 2 == 0 ? 2 : 0,
+                           .relaxed = modes[m].relaxed,
+                           .f = one.f};
                 if (modes[m].ulysses && product_ranks[i] % 2) continue;
                 setup_run(&s);
                 if (!same_results(&s, &one)) {
@@ -871,16 +1240,25 @@ static void print_table(void) {
 static void test_feature(int feature, int device) {
     static const int64_t lengths[] = {29, 17}, chunks[] = {5, 3}, ranks[] = {1, 2, 3, 5};
     problem *p = problem_new(2, lengths, chunks, 4, 2, 6);
-    setup one = {.p = p, .reference = device, .ranks = 1, .threads = 1, .f = features_list[feature]};
+    setup one = {
+        .p = p, .reference = device, .ranks = 1, .threads = 1, .f = features_list[feature]};
     int first = test_fibers() ? 1 + feature % 3 : 1, last = test_fibers() ? first : 3;
     if (device == 2) round_problem(p);
     setup_run(&one);
     expect_truth(&one, truth_limit(device, &one.f), "P=1");
     for (int i = first; i <= last; i++) {
-        setup s = {.p = p, .reference = device, .ranks = ranks[i], .threads = 1, .f = one.f, .layout = (feature / 3 + i) % 2 ? SEQPAR_ZIGZAG : SEQPAR_CONTIGUOUS, .schedule = (feature / 2 + i) % SEQPAR__SCHEDULES, .stride = 1};
+        setup s = {.p = p,
+                   .reference = device,
+                   .ranks = ranks[i],
+                   .threads = 1,
+                   .f = one.f,
+                   .layout = (feature / 3 + i) % 2 ? SEQPAR_ZIGZAG : SEQPAR_CONTIGUOUS,
+                   .schedule = (feature / 2 + i) % SEQPAR__SCHEDULES,
+                   .stride = 1};
         char what[64];
         setup_run(&s);
-        snprintf(what, sizeof what, "%s %s, P=%lld", seqpar_layout_name(s.layout), seqpar_schedule_name(s.schedule), (long long)s.ranks);
+        snprintf(what, sizeof what, "%s %s, P=%lld", seqpar_layout_name(s.layout),
+                 seqpar_schedule_name(s.schedule), (long long)s.ranks);
         expect_same_bits(&s, &one, what);
         setup_free(&s);
     }
@@ -893,8 +1271,16 @@ static void test_feature(int feature, int device) {
 static void test_thread_orders(int device) {
     static const int64_t lengths[] = {29, 17}, chunks[] = {5, 3};
     problem *p = problem_new(2, lengths, chunks, 4, 2, 6);
-    setup one = {.p = p, .reference = device, .ranks = 1, .threads = 1, .f = {.name = "full", .full = 1, .dropout = 0.2}};
-    if (!&cuda_on_cpu_seed) { test_skip("attn_cuda_thread_orders", "a GPU's threads take their own order"); problem_free(p); return; }
+    setup one = {.p = p,
+                 .reference = device,
+                 .ranks = 1,
+                 .threads = 1,
+                 .f = {.name = "full", .full = 1, .dropout = 0.2}};
+    if (!&cuda_on_cpu_seed) {
+        test_skip("attn_cuda_thread_orders", "a GPU's threads take their own order");
+        problem_free(p);
+        return;
+    }
     setup_run(&one);
     for (uint64_t seed = 0; seed < (test_fibers() ? 2 : 5); seed++) {
         setup s = one;
@@ -929,7 +1315,11 @@ static void test_widths(int device) {
 #endif
 
 int main(int argc, char **argv) {
-    if (argc > 1 && !strcmp(argv[1], "--table")) { test_begin(1, argv); print_table(); return 0; }
+    if (argc > 1 && !strcmp(argv[1], "--table")) {
+        test_begin(1, argv);
+        print_table();
+        return 0;
+    }
     test_begin(argc, argv);
     test_state += test_seed;
 #ifdef TEST_CUDA /* what runs through the device's kernels */
@@ -944,7 +1334,8 @@ int main(int argc, char **argv) {
     test_many_chunks(0);
     test_truth(1);
     test_truth(0);
-    for (int i = 0; i < SEQPAR__LAYOUTS * SEQPAR__SCHEDULES; i++) test_probe(i / SEQPAR__SCHEDULES, i % SEQPAR__SCHEDULES);
+    for (int i = 0; i < SEQPAR__LAYOUTS * SEQPAR__SCHEDULES; i++)
+        test_probe(i / SEQPAR__SCHEDULES, i % SEQPAR__SCHEDULES);
     test_grids(1);
     test_grids(0);
     test_grids(2);

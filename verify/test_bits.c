@@ -1,12 +1,20 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* One optimizer step is one optimizer step: every way of splitting it gives the bits of one rank. */
+/* One optimizer step is one optimizer step: every way of splitting it gives the bits of one
+   rank. */
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_LLAMA_IMPLEMENTATION
 #include "run_model.h"
 #include "room.h"
 
 static void make_task(model_task *task, int tied) {
-    seqpar_llama_config config = {.layers = 2, .hidden = 24, .heads = 6, .kv_heads = 2, .head_dim = 10, .intermediate = 37, .vocab = 53, .tied = tied};
+    seqpar_llama_config config = {.layers = 2,
+                                  .hidden = 24,
+                                  .heads = 6,
+                                  .kv_heads = 2,
+                                  .head_dim = 10,
+                                  .intermediate = 37,
+                                  .vocab = 53,
+                                  .tied = tied};
     memset(task, 0, sizeof *task);
     task->config = config;
     random_batch(&task->batch, 31, 40, 53, 61, 0);
@@ -22,13 +30,15 @@ static void make_task(model_task *task, int tied) {
 static const model_way plain = {.dp = 1, .sp = 1, .accumulation = 1, .threads = 1, .steps = 3};
 
 static void expect_moved(const model_result *r) {
-    test_expect(memcmp(r->start, r->params, (size_t)r->elements * 8) != 0, "the parameters did not change");
+    test_expect(memcmp(r->start, r->params, (size_t)r->elements * 8) != 0,
+                "the parameters did not change");
     test_expect(r->norm > 0.3, "the clip did not act (norm %g)", r->norm);
 }
 
 /* Shapes in turn, all other options drawn at random: every pair of option values comes up. */
 static void test_ways(int reference, int tied, int64_t ways) {
-    static const int64_t shapes[][2] = {{1, 1}, {1, 2}, {1, 3}, {1, 4}, {1, 5}, {1, 8}, {2, 2}, {4, 1}, {2, 3}, {3, 1}, {5, 1}};
+    static const int64_t shapes[][2] = {{1, 1}, {1, 2}, {1, 3}, {1, 4}, {1, 5}, {1, 8},
+                                        {2, 2}, {4, 1}, {2, 3}, {3, 1}, {5, 1}};
     model_task task;
     model_result one, other;
     model_way base = plain;
@@ -55,18 +65,24 @@ static void test_ways(int reference, int tied, int64_t ways) {
         w.threads = test_integer(1, 2);
         w.head_rows = (int64_t[]){0, 1, 7, 64}[test_integer(0, 3)];
         model_run(&task, &w, &other);
-        snprintf(what, sizeof what, "D=%lld P=%lld A=%lld %s %s U=%lld zero=%d recompute=%d threads=%lld head_rows=%lld", (long long)w.dp, (long long)w.sp, (long long)w.accumulation,
-                 seqpar_layout_name(w.layout), seqpar_schedule_name(w.schedule), (long long)w.ulysses_size, w.zero_stage, w.recompute, (long long)w.threads, (long long)w.head_rows);
+        snprintf(what, sizeof what,
+                 "D=%lld P=%lld A=%lld %s %s U=%lld zero=%d recompute=%d threads=%lld "
+                 "head_rows=%lld",
+                 (long long)w.dp, (long long)w.sp, (long long)w.accumulation,
+                 seqpar_layout_name(w.layout), seqpar_schedule_name(w.schedule),
+                 (long long)w.ulysses_size, w.zero_stage, w.recompute, (long long)w.threads,
+                 (long long)w.head_rows);
         expect_equal_runs(&other, &one, what);
-        test_end("bits_%s_%s %s", (const char *[]){"fp32", "fp64", "bf16"}[reference], tied ? "tied" : "untied", what);
+        test_end("bits_%s_%s %s", (const char *[]){"fp32", "fp64", "bf16"}[reference],
+                 tied ? "tied" : "untied", what);
         model_result_free(&other);
     }
     model_result_free(&one);
     seqpar_batch_free(&task.batch);
 }
 
-/* With bf16 storage the weights are master parameters in fp32, rounded. Steps too small to be seen in most weights add up in
-   the masters, whose gradient hardly changes meanwhile. */
+/* With bf16 storage the weights are master parameters in fp32, rounded. Steps too small to
+   be seen in most weights add up in the masters, whose gradient hardly changes meanwhile. */
 static void test_masters(void) {
     model_task task;
     model_result r;
@@ -88,14 +104,20 @@ static void test_masters(void) {
         moved[i] = master - r.start[i];
         want[i] = -3 * task.lr * r.gradient[i];
         still += r.params[i] == r.start[i] && r.gradient[i] != 0;
-        test_expect(r.params[i] == (double)seqpar_bf16_to_float(seqpar_bf16_from_float((float)master)), "weight %lld is %.9g, its master %.9g", (long long)i, r.params[i], master);
+        test_expect(r.params[i] ==
+                        (double)seqpar_bf16_to_float(seqpar_bf16_from_float((float)master)),
+                    "weight %lld is %.9g, its master %.9g", (long long)i, r.params[i], master);
     }
     d = test_distance(moved, want, count);
-    test_expect(d <= 0.02 && still > count / 2, "three steps of %lld weights: the masters are off by %.2e, %lld weights stand still", (long long)count, d, (long long)still);
+    test_expect(
+        d <= 0.02 && still > count / 2,
+        "three steps of %lld weights: the masters are off by %.2e, %lld weights stand still",
+        (long long)count, d, (long long)still);
     free(moved);
     model_result_free(&r);
     seqpar_batch_free(&task.batch);
-    test_end("masters: off by %.1e, %lld of %lld weights stand still", d, (long long)still, (long long)count);
+    test_end("masters: off by %.1e, %lld of %lld weights stand still", d, (long long)still,
+             (long long)count);
 }
 
 /* What bf16 costs: a step's gradient against fp64 on the same weights. */
@@ -110,15 +132,18 @@ static void test_cost(void) {
     task.start = rounded.start;
     way.reference = 1;
     model_run(&task, &way, &exact);
-    double d = test_distance(rounded.gradient, exact.gradient, exact.elements), loss = fabs(rounded.loss - exact.loss) / exact.loss;
-    test_expect(!rounded.status && !exact.status && d <= 3e-2 && d >= 1e-4 && loss <= 1e-3, "the gradient is %.2e off, the loss %.2e", d, loss);
+    double d = test_distance(rounded.gradient, exact.gradient, exact.elements);
+    double loss = fabs(rounded.loss - exact.loss) / exact.loss;
+    test_expect(!rounded.status && !exact.status && d <= 3e-2 && d >= 1e-4 && loss <= 1e-3,
+                "the gradient is %.2e off, the loss %.2e", d, loss);
     model_result_free(&rounded);
     model_result_free(&exact);
     seqpar_batch_free(&task.batch);
     test_end("bf16_cost: gradient off by %.1e, loss by %.1e", d, loss);
 }
 
-/* T14: the gradient-scale law. A plain SGD step, where no optimizer hides a factor, for every D x P = 8. */
+/* T14: the gradient-scale law. A plain SGD step, where no optimizer hides a factor, for
+   every D x P = 8. */
 static void test_law(void) {
     model_task task;
     model_result one, other;
@@ -151,76 +176,114 @@ static void test_law(void) {
 
 enum { ROOM_TENSORS = 6, ROOM_GROUPS = 3, ROOM_STEPS = 2, ROOM_DOCUMENTS = 27 };
 static const seqpar_tensor room_tensors[ROOM_TENSORS] = {
-    {"a", 7, 13, 3, 1, 0}, {"b", 1, 1031, 99, 0, 0},                                    /* a gap of 5 */
-    {"c", 37, 61, 1130, 1, 1}, {"d", 1, 1, 3387, 0, 1}, {"e", 3, 1024, 3390, 1, 1},     /* none before d, 2 behind it */
-    {"f", 11, 189, 6469, 1, 2}};                                                        /* 7 before it, nothing behind */
-static int64_t room_end(int64_t tensor) { return room_tensors[tensor].offset + room_tensors[tensor].rows * room_tensors[tensor].cols; }
+    {"a", 7, 13, 3, 1, 0},      {"b", 1, 1031, 99, 0, 0}, /* a gap of 5 */
+    {"c", 37, 61, 1130, 1, 1},  {"d", 1, 1, 3387, 0, 1},
+    {"e", 3, 1024, 3390, 1, 1},  /* none before d, 2 behind it */
+    {"f", 11, 189, 6469, 1, 2}}; /* 7 before it, nothing behind */
+static int64_t room_end(int64_t tensor) {
+    return room_tensors[tensor].offset + room_tensors[tensor].rows * room_tensors[tensor].cols;
+}
 
-typedef struct { int64_t dp, sp, accumulation; int reference, zero_stage, layout; } room_way;
+typedef struct {
+    int64_t dp, sp, accumulation;
+    int reference, zero_stage, layout;
+} room_way;
+
 typedef struct {
     const room_way *way;
     const seqpar_batch *batch;
-    double *params, *gradient, *state; /* (elements), (elements), (3, elements) of rank 0; 0 in gaps */
+    /* (elements), (elements), (3, elements) of rank 0; 0 in gaps */
+    double *params, *gradient, *state;
     int64_t elements;
     int spoiled; /* ranks that wrote into a gap */
     double norm;
 } room_run;
 
-static double room_value(int64_t leaf, int64_t element, int64_t source) { return seqpar_random_normal((uint64_t)(5 + source), (uint64_t)leaf, (uint64_t)element); }
+static double room_value(int64_t leaf, int64_t element, int64_t source) {
+    return seqpar_random_normal((uint64_t)(5 + source), (uint64_t)leaf, (uint64_t)element);
+}
 
-/* The nodes of a group: each leaf is a vector of random numbers, folded as the rank would. Gaps stay poisoned. */
-static seqpar_status room_gradient(seqpar_ctx *ctx, const room_run *run, seqpar_optim *optim, int64_t micro, int64_t group, int source) {
+/* The nodes of a group: each leaf is a vector of random numbers, folded as the rank would.
+   Gaps stay poisoned. */
+static seqpar_status room_gradient(seqpar_ctx *ctx, const room_run *run, seqpar_optim *optim,
+                                   int64_t micro, int64_t group, int source) {
     const seqpar_token_fold *fold = NULL;
-    int64_t first = optim->group_tensor[group], last = optim->group_tensor[group + 1] - 1, begin = room_tensors[first].offset, width = room_end(last) - begin, stride = width + 3;
+    int64_t first = optim->group_tensor[group], last = optim->group_tensor[group + 1] - 1;
+    int64_t begin = room_tensors[first].offset, width = room_end(last) - begin;
+    int64_t stride = width + 3;
     int64_t size = seqpar_dtype_bytes(ctx->device->accumulator), row, rows, i, k, count;
     seqpar_share share = {0};
     seqpar_status status = seqpar_step_rows(ctx, optim, micro, &row, &rows);
-    if (!status) status = seqpar_split(ctx->error, &share, run->batch->row + row, rows, run->way->layout, ctx->sp_size, ctx->sp_rank);
+    if (!status)
+        status = seqpar_split(ctx->error, &share, run->batch->row + row, rows, run->way->layout,
+                              ctx->sp_size, ctx->sp_rank);
     if (!status) status = seqpar_step_fold(ctx, optim, &fold, &share, micro);
-    if (status) { seqpar_share_free(&share); return status; }
+    if (status) {
+        seqpar_share_free(&share);
+        return status;
+    }
     count = fold->node_count;
-    room nodes = room_new(count ? ((count - 1) * stride + width) * size : 0, (micro + group) % 2), before;
+    room nodes = room_new(count ? ((count - 1) * stride + width) * size : 0,
+                          (micro + group) % 2),
+         before;
     double *leaf = calloc((size_t)(width + 1), sizeof *leaf);
     void *leaves = calloc((size_t)(share.count * width + 1), 8);
     for (i = 0; i < share.count; i++) {
-        for (k = 0; k < width; k++) leaf[k] = room_value(share.pieces[i].leaf, begin + k, source);
-        seqpar_device_write(ctx->device, leaves, i * width, leaf, width, ctx->device->accumulator);
+        for (k = 0; k < width; k++)
+            leaf[k] = room_value(share.pieces[i].leaf, begin + k, source);
+        seqpar_device_write(ctx->device, leaves, i * width, leaf, width,
+                            ctx->device->accumulator);
     }
     for (i = first; !status && i <= last && count; i++) {
         int64_t at = room_tensors[i].offset - begin;
-        seqpar_fold_args f = {{fold->program, fold->program_count, fold->depth, nodes.data + at * size, stride, NULL}, (char *)leaves + at * size, width, room_tensors[i].rows * room_tensors[i].cols};
+        seqpar_fold_args f = {{fold->program, fold->program_count, fold->depth,
+                               nodes.data + at * size, stride, NULL},
+                              (char *)leaves + at * size,
+                              width,
+                              room_tensors[i].rows * room_tensors[i].cols};
         status = ctx->device->fold(ctx->device, &f, ctx->queue);
     }
     before = room_new((int64_t)nodes.bytes, 1);
     memcpy(before.data, nodes.data, nodes.bytes);
-    seqpar_step_nodes n = {nodes.data, stride, (int64_t)nodes.bytes / size, micro, group, source};
+    seqpar_step_nodes n = {nodes.data, stride, (int64_t)nodes.bytes / size,
+                           micro,      group,  source};
     if (!status) status = seqpar_step_gradient(ctx, optim, &n);
     if (memcmp(before.data, nodes.data, nodes.bytes)) ((room_run *)run)->spoiled++;
-    room_free(&nodes); room_free(&before);
-    free(leaf); free(leaves);
+    room_free(&nodes);
+    room_free(&before);
+    free(leaf);
+    free(leaves);
     seqpar_share_free(&share);
     return status;
 }
 
 /* Group 0 gets two sums, as a tied table does. */
-static seqpar_status room_step(seqpar_ctx *ctx, const room_run *run, seqpar_optim *optim, void *params) {
-    seqpar_status status = seqpar_step_begin(ctx, optim, run->batch->row, run->batch->rows, run->way->layout, run->way->accumulation);
+static seqpar_status room_step(seqpar_ctx *ctx, const room_run *run, seqpar_optim *optim,
+                               void *params) {
+    seqpar_status status = seqpar_step_begin(ctx, optim, run->batch->row, run->batch->rows,
+                                             run->way->layout, run->way->accumulation);
     int64_t i, g;
     for (i = 0; !status && i < run->way->accumulation; i++) {
         status = room_gradient(ctx, run, optim, i, 0, 1);
-        for (g = ROOM_GROUPS - 1; !status && g >= 0; g--) status = room_gradient(ctx, run, optim, i, g, 0);
+        for (g = ROOM_GROUPS - 1; !status && g >= 0; g--)
+            status = room_gradient(ctx, run, optim, i, g, 0);
     }
     return status ? status : seqpar_step_end(ctx, optim, params, run->elements, .01);
 }
 
 /* Part by part, of odd sizes. */
-static seqpar_status room_read(seqpar_ctx *ctx, seqpar_optim *optim, double *values, int state) {
+static seqpar_status room_read(seqpar_ctx *ctx, seqpar_optim *optim, double *values,
+                               int state) {
     seqpar_status status = SEQPAR_OK;
     for (int64_t i = 0; i < ROOM_TENSORS; i++)
-        for (int64_t at = 0, all = room_tensors[i].rows * room_tensors[i].cols; !status && at < all; at += 701) {
+        for (int64_t at = 0, all = room_tensors[i].rows * room_tensors[i].cols;
+             !status && at < all; at += 701) {
             seqpar_optim_part part = {state, i, at, all - at < 701 ? all - at : 701};
             status = seqpar_optim_read(ctx, optim, values + room_tensors[i].offset + at, &part);
-            if (!status && state != SEQPAR_STATE_GRADIENT) status = seqpar_optim_write(ctx, optim, values + room_tensors[i].offset + at, &part); /* back where it was */
+            /* back where it was */
+            if (!status && state != SEQPAR_STATE_GRADIENT)
+                status = seqpar_optim_write(ctx, optim, values + room_tensors[i].offset + at,
+                                            &part);
         }
     return status;
 }
@@ -228,7 +291,12 @@ static seqpar_status room_read(seqpar_ctx *ctx, seqpar_optim *optim, double *val
 static seqpar_status room_rank(seqpar_comm *world, void *user) {
     room_run *run = user;
     seqpar_device *device = test_device(run->way->reference, 1);
-    seqpar_optim_desc desc = {.zero_stage = run->way->zero_stage, .beta1 = .9, .beta2 = .95, .eps = 1e-8, .decay = .1, .max_norm = 1};
+    seqpar_optim_desc desc = {.zero_stage = run->way->zero_stage,
+                              .beta1 = .9,
+                              .beta2 = .95,
+                              .eps = 1e-8,
+                              .decay = .1,
+                              .max_norm = 1};
     int64_t size = seqpar_dtype_bytes(device->storage), i, k;
     room params = room_new(run->elements * size, world->rank % 2 == 0);
     double *values = calloc((size_t)run->elements, sizeof *values);
@@ -239,19 +307,37 @@ static seqpar_status room_rank(seqpar_comm *world, void *user) {
     seqpar_status status = seqpar_ctx_open(&ctx, world, device, run->way->sp);
     if (!status) status = seqpar_optim_open(&ctx, &optim, room_tensors, ROOM_TENSORS, &desc);
     for (i = 0; i < ROOM_TENSORS; i++) {
-        for (k = room_tensors[i].offset; k < room_end(i); k++) { values[k] = room_value(-1, k, 0); used[k] = 1; }
-        seqpar_device_write(device, params.data, room_tensors[i].offset, values + room_tensors[i].offset, room_end(i) - room_tensors[i].offset, device->storage);
+        for (k = room_tensors[i].offset; k < room_end(i); k++) {
+            values[k] = room_value(-1, k, 0);
+            used[k] = 1;
+        }
+        seqpar_device_write(device, params.data, room_tensors[i].offset,
+                            values + room_tensors[i].offset,
+                            room_end(i) - room_tensors[i].offset, device->storage);
     }
     for (i = 0; !status && i < ROOM_STEPS; i++) {
         status = room_step(&ctx, run, &optim, params.data);
-        if (!status) status = room_read(&ctx, &optim, world->rank ? values : run->gradient, SEQPAR_STATE_GRADIENT);
+        if (!status)
+            status = room_read(&ctx, &optim, world->rank ? values : run->gradient,
+                               SEQPAR_STATE_GRADIENT);
         for (k = SEQPAR_STATE_M; !status && k <= SEQPAR_STATE_MASTER; k++)
-            if (seqpar_optim_keeps(&ctx, &optim, (int)k)) status = room_read(&ctx, &optim, world->rank ? values : run->state + (k - SEQPAR_STATE_M) * run->elements, (int)k);
+            if (seqpar_optim_keeps(&ctx, &optim, (int)k))
+                status = room_read(
+                    &ctx, &optim,
+                    world->rank ? values : run->state + (k - SEQPAR_STATE_M) * run->elements,
+                    (int)k);
     }
-    for (k = 0; k < run->elements * size; k++) if (!used[k / size] && params.data[k] != (char)0xff) { run->spoiled++; break; }
+    for (k = 0; k < run->elements * size; k++)
+        if (!used[k / size] && params.data[k] != (char)0xff) {
+            run->spoiled++;
+            break;
+        }
     if (world->rank == 0) {
         run->norm = optim.norm;
-        for (i = 0; i < ROOM_TENSORS; i++) seqpar_device_read(device, run->params + room_tensors[i].offset, params.data, room_tensors[i].offset, room_end(i) - room_tensors[i].offset, device->storage);
+        for (i = 0; i < ROOM_TENSORS; i++)
+            seqpar_device_read(device, run->params + room_tensors[i].offset, params.data,
+                               room_tensors[i].offset, room_end(i) - room_tensors[i].offset,
+                               device->storage);
     }
     seqpar_optim_close(&ctx, &optim);
     seqpar_ctx_close(&ctx);
@@ -271,8 +357,11 @@ static void room_start(room_run *run, const seqpar_batch *batch, const room_way 
     run->params = calloc((size_t)(5 * run->elements), sizeof *run->params);
     run->gradient = run->params + run->elements;
     run->state = run->gradient + run->elements;
-    test_expect(!seqpar_run_threads(way->dp * way->sp, room_rank, run, &error), "D=%lld P=%lld: %s", (long long)way->dp, (long long)way->sp, error.text);
-    test_expect(!run->spoiled, "D=%lld P=%lld: %d ranks or nodes lost what lies between tensors", (long long)way->dp, (long long)way->sp, run->spoiled);
+    test_expect(!seqpar_run_threads(way->dp * way->sp, room_rank, run, &error),
+                "D=%lld P=%lld: %s", (long long)way->dp, (long long)way->sp, error.text);
+    test_expect(!run->spoiled,
+                "D=%lld P=%lld: %d ranks or nodes lost what lies between tensors",
+                (long long)way->dp, (long long)way->sp, run->spoiled);
 }
 
 /* The gradient of the first step's kind: plain sums over all leaves. */
@@ -282,14 +371,20 @@ static void room_expect_sums(const room_run *run) {
     seqpar_split(NULL, &share, run->batch->row, run->batch->rows, SEQPAR_CONTIGUOUS, 1, 0);
     for (int64_t i = 0; i < ROOM_TENSORS; i++)
         for (int64_t k = room_tensors[i].offset; k < room_end(i); k++)
-            for (int64_t p = 0; p < share.count; p++) want[k] += room_value(share.pieces[p].leaf, k, 0) + (room_tensors[i].group == 0 ? room_value(share.pieces[p].leaf, k, 1) : 0);
-    test_expect(test_distance(run->gradient, want, run->elements) <= (run->way->reference == 1 ? 1e-13 : 1e-6), "the gradient is %.2e off", test_distance(run->gradient, want, run->elements));
+            for (int64_t p = 0; p < share.count; p++)
+                want[k] += room_value(share.pieces[p].leaf, k, 0) +
+                           (room_tensors[i].group == 0 ? room_value(share.pieces[p].leaf, k, 1)
+                                                       : 0);
+    test_expect(test_distance(run->gradient, want, run->elements) <=
+                    (run->way->reference == 1 ? 1e-13 : 1e-6),
+                "the gradient is %.2e off", test_distance(run->gradient, want, run->elements));
     free(want);
     seqpar_share_free(&share);
 }
 
 static void test_room(int reference) {
-    static const int64_t shapes[][2] = {{1, 1}, {1, 2}, {3, 1}, {1, 4}, {2, 2}, {1, 5}, {2, 4}, {8, 1}, {1, 8}, {1, 3}};
+    static const int64_t shapes[][2] = {{1, 1}, {1, 2}, {3, 1}, {1, 4}, {2, 2},
+                                        {1, 5}, {2, 4}, {8, 1}, {1, 8}, {1, 3}};
     model_task task;
     room_run one, other;
     room_way plain_way = {1, 1, 1, reference, 0, SEQPAR_CONTIGUOUS};
@@ -299,19 +394,29 @@ static void test_room(int reference) {
     room_start(&one, &task.batch, &plain_way);
     room_expect_sums(&one);
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        room_way way = {shapes[i][0], shapes[i][1], 1 + (int64_t)i % 3, reference, (int)(i * 2 + 1) % 3, i % 2 ? SEQPAR_ZIGZAG : SEQPAR_CONTIGUOUS};
+        room_way way = {shapes[i][0],         shapes[i][1],
+                        1 + (int64_t)i % 3,   reference,
+                        (int)(i * 2 + 1) % 3, i % 2 ? SEQPAR_ZIGZAG : SEQPAR_CONTIGUOUS};
         room_start(&other, &task.batch, &way);
-        test_expect(!memcmp(one.params, other.params, (size_t)(5 * one.elements) * sizeof(double)) && one.norm == other.norm, "D=%lld P=%lld A=%lld zero %d: not the bits of one rank", (long long)way.dp, (long long)way.sp, (long long)way.accumulation, way.zero_stage);
+        test_expect(
+            !memcmp(one.params, other.params, (size_t)(5 * one.elements) * sizeof(double)) &&
+                one.norm == other.norm,
+            "D=%lld P=%lld A=%lld zero %d: not the bits of one rank", (long long)way.dp,
+            (long long)way.sp, (long long)way.accumulation, way.zero_stage);
         free(other.params);
     }
     free(one.params);
     seqpar_batch_free(&task.batch);
-    test_end("room_%s: tensors at odd places, arrays of exactly their size", (const char *[]){"fp32", "fp64", "bf16"}[reference]);
+    test_end("room_%s: tensors at odd places, arrays of exactly their size",
+             (const char *[]){"fp32", "fp64", "bf16"}[reference]);
 }
 
 /* ---- what is too small is named, before a byte moves ---- */
 
-typedef struct { const seqpar_batch *batch; int which; } room_refusal;
+typedef struct {
+    const seqpar_batch *batch;
+    int which;
+} room_refusal;
 
 static seqpar_status room_refused_rank(seqpar_comm *world, void *user) {
     const room_refusal *what = user;
@@ -330,20 +435,40 @@ static seqpar_status room_refused_rank(seqpar_comm *world, void *user) {
     if (what->which == 0) tensors[3].offset--; /* into the tensor before */
     seqpar_status status = seqpar_ctx_open(&ctx, world, device, world->size);
     if (!status) status = seqpar_optim_open(&ctx, &optim, tensors, ROOM_TENSORS, &desc);
-    if (!status && what->which == 1) status = seqpar_step_end(&ctx, &optim, params, run.elements, .01);
-    if (!status && what->which == 2) { part.state = SEQPAR_STATE_GRADIENT; status = seqpar_optim_read(&ctx, &optim, few, &part); }
-    if (!status && what->which == 3) { part.state = SEQPAR_STATE_MASTER; status = seqpar_optim_read(&ctx, &optim, few, &part); }
-    if (!status && what->which == 4) { part.first = 37 * 61; status = seqpar_optim_read(&ctx, &optim, few, &part); }
-    if (!status) status = seqpar_step_begin(&ctx, &optim, run.batch->row, run.batch->rows, way.layout, way.accumulation);
-    n.nodes = params; n.group = 1; n.node_stride = 5332; n.elements = 5332 * 40; /* c, d, e */
+    if (!status && what->which == 1)
+        status = seqpar_step_end(&ctx, &optim, params, run.elements, .01);
+    if (!status && what->which == 2) {
+        part.state = SEQPAR_STATE_GRADIENT;
+        status = seqpar_optim_read(&ctx, &optim, few, &part);
+    }
+    if (!status && what->which == 3) {
+        part.state = SEQPAR_STATE_MASTER;
+        status = seqpar_optim_read(&ctx, &optim, few, &part);
+    }
+    if (!status && what->which == 4) {
+        part.first = 37 * 61;
+        status = seqpar_optim_read(&ctx, &optim, few, &part);
+    }
+    if (!status)
+        status = seqpar_step_begin(&ctx, &optim, run.batch->row, run.batch->rows, way.layout,
+                                   way.accumulation);
+    n.nodes = params;
+    n.group = 1;
+    n.node_stride = 5332;
+    n.elements = 5332 * 40; /* c, d, e */
     if (what->which == 5) n.elements = 5331;
     if (what->which == 6) n.node_stride = 5331;
     if (what->which == 7) n.group = ROOM_GROUPS;
     if (what->which == 8) n.micro_batch = 2;
     if (!status && what->which < 9) status = seqpar_step_gradient(&ctx, &optim, &n);
     if (!status && what->which >= 9) status = room_gradient(&ctx, &run, &optim, 0, 1, 0);
-    if (!status && what->which == 10) for (int64_t g = 0; !status && g < ROOM_GROUPS; g++) { if (g != 1) status = room_gradient(&ctx, &run, &optim, 0, g, 0); if (!status) status = room_gradient(&ctx, &run, &optim, 1, g, 0); }
-    if (!status) status = seqpar_step_end(&ctx, &optim, params, run.elements - (what->which == 10), .01);
+    if (!status && what->which == 10)
+        for (int64_t g = 0; !status && g < ROOM_GROUPS; g++) {
+            if (g != 1) status = room_gradient(&ctx, &run, &optim, 0, g, 0);
+            if (!status) status = room_gradient(&ctx, &run, &optim, 1, g, 0);
+        }
+    if (!status)
+        status = seqpar_step_end(&ctx, &optim, params, run.elements - (what->which == 10), .01);
     seqpar_optim_close(&ctx, &optim);
     seqpar_ctx_close(&ctx);
     seqpar_device_close(device);
@@ -352,19 +477,34 @@ static seqpar_status room_refused_rank(seqpar_comm *world, void *user) {
 }
 
 static void test_room_refused(void) {
-    static const struct { seqpar_status status; const char *words[2]; } want[] = {
-        {SEQPAR_ERR_SIZE, {"tensor d", "begin at 3387"}}, {SEQPAR_ERR_STEP, {"no step was begun", "seqpar_step_begin"}}, {SEQPAR_ERR_OPTION, {"gradient", "when a step has ended"}},
-        {SEQPAR_ERR_OPTION, {"master", "bf16"}}, {SEQPAR_ERR_SIZE, {"2257", "2257 elements"}}, {SEQPAR_ERR_SIZE, {"5332", "5331"}}, {SEQPAR_ERR_SIZE, {"stride of 5331", "tensor e"}},
-        {SEQPAR_ERR_STEP, {"group 3", "0 to 2"}}, {SEQPAR_ERR_STEP, {"micro-batch 2", "0 to 1"}}, {SEQPAR_ERR_STEP, {"group 0 was given", "0 of 2"}}, {SEQPAR_ERR_SIZE, {"8547", "tensor f ends at 8548"}}};
+    static const struct {
+        seqpar_status status;
+        const char *words[2];
+    } want[] = {{SEQPAR_ERR_SIZE, {"tensor d", "begin at 3387"}},
+                {SEQPAR_ERR_STEP, {"no step was begun", "seqpar_step_begin"}},
+                {SEQPAR_ERR_OPTION, {"gradient", "when a step has ended"}},
+                {SEQPAR_ERR_OPTION, {"master", "bf16"}},
+                {SEQPAR_ERR_SIZE, {"2257", "2257 elements"}},
+                {SEQPAR_ERR_SIZE, {"5332", "5331"}},
+                {SEQPAR_ERR_SIZE, {"stride of 5331", "tensor e"}},
+                {SEQPAR_ERR_STEP, {"group 3", "0 to 2"}},
+                {SEQPAR_ERR_STEP, {"micro-batch 2", "0 to 1"}},
+                {SEQPAR_ERR_STEP, {"group 0 was given", "0 of 2"}},
+                {SEQPAR_ERR_SIZE, {"8547", "tensor f ends at 8548"}}};
     model_task task;
     memset(&task, 0, sizeof task);
     random_batch(&task.batch, ROOM_DOCUMENTS, 40, 53, 61, 4);
     for (int i = 0; i < (int)(sizeof want / sizeof *want); i++)
-        for (int64_t ranks = i == 6 ? 2 : 1; ranks <= 2; ranks++) { /* one rank has one node, and no stride */
+        /* one rank has one node, and no stride */
+        for (int64_t ranks = i == 6 ? 2 : 1; ranks <= 2; ranks++) {
             room_refusal refusal = {&task.batch, i};
             seqpar_error error = {0};
-            seqpar_status status = seqpar_run_threads(ranks, room_refused_rank, &refusal, &error);
-            test_expect(status == want[i].status && strstr(error.text, want[i].words[0]) && strstr(error.text, want[i].words[1]), "case %d on %lld ranks: status %d, %s", i, (long long)ranks, status, error.text);
+            seqpar_status status = seqpar_run_threads(ranks, room_refused_rank, &refusal,
+                                                      &error);
+            test_expect(status == want[i].status && strstr(error.text, want[i].words[0]) &&
+                            strstr(error.text, want[i].words[1]),
+                        "case %d on %lld ranks: status %d, %s", i, (long long)ranks, status,
+                        error.text);
         }
     seqpar_batch_free(&task.batch);
     test_end("room_refused");
@@ -372,7 +512,11 @@ static void test_room_refused(void) {
 
 /* ---- attention and head in arrays of exactly their size ---- */
 
-typedef struct { const seqpar_row *rows; int64_t row_count, heads, kv_heads, head_dim, vocab; int reference, at_end, layout, schedule; } room_case;
+typedef struct {
+    const seqpar_row *rows;
+    int64_t row_count, heads, kv_heads, head_dim, vocab;
+    int reference, at_end, layout, schedule;
+} room_case;
 
 static room room_random(seqpar_device *device, int64_t count, int dtype, int at_end) {
     room r = room_new(count * seqpar_dtype_bytes(dtype), at_end);
@@ -385,39 +529,79 @@ static room room_random(seqpar_device *device, int64_t count, int dtype, int at_
 
 static seqpar_status room_attention(seqpar_ctx *ctx, const room_case *c, seqpar_attn *attn) {
     enum { IN = 5, ALL = 9 };
-    int64_t n = seqpar_attn_share(attn)->tokens, wide = c->heads * c->head_dim, narrow = c->kv_heads * c->head_dim;
-    const int64_t width[ALL] = {wide, narrow, narrow, wide, wide, c->heads, wide, narrow, narrow}; /* q, k, v, dout, out, lse, dq, dk, dv */
+    int64_t n = seqpar_attn_share(attn)->tokens, wide = c->heads * c->head_dim;
+    int64_t narrow = c->kv_heads * c->head_dim;
+    /* q, k, v, dout, out, lse, dq, dk, dv */
+    const int64_t width[ALL] = {wide,     narrow, narrow, wide,  wide,
+                                c->heads, wide,   narrow, narrow};
     room r[ALL];
-    for (int i = 0; i < ALL; i++) r[i] = i < 4 ? room_random(ctx->device, n * width[i], ctx->device->storage, c->at_end) : room_new(n * width[i] * seqpar_dtype_bytes(i == 5 ? ctx->device->accumulator : ctx->device->storage), c->at_end);
-    seqpar_attn_io io = {.q = r[0].data, .k = r[1].data, .v = r[2].data, .dout = r[3].data, .out = r[4].data, .lse = r[5].data, .dq = r[6].data, .dk = r[7].data, .dv = r[8].data};
+    for (int i = 0; i < ALL; i++)
+        r[i] = i < 4 ? room_random(ctx->device, n * width[i], ctx->device->storage, c->at_end)
+                     : room_new(n * width[i] *
+                                    seqpar_dtype_bytes(i == 5 ? ctx->device->accumulator
+                                                              : ctx->device->storage),
+                                c->at_end);
+    seqpar_attn_io io = {.q = r[0].data,
+                         .k = r[1].data,
+                         .v = r[2].data,
+                         .dout = r[3].data,
+                         .out = r[4].data,
+                         .lse = r[5].data,
+                         .dq = r[6].data,
+                         .dk = r[7].data,
+                         .dv = r[8].data};
     seqpar_status status = seqpar_attn_forward(ctx, attn, &io);
     if (!status) status = seqpar_attn_backward(ctx, attn, &io);
     for (int i = 0; i < ALL; i++) room_free(&r[i]);
     return status;
 }
 
-static seqpar_status room_head(seqpar_ctx *ctx, const room_case *c, const seqpar_share *share, const seqpar_token_fold *fold) {
+static seqpar_status room_head(seqpar_ctx *ctx, const room_case *c, const seqpar_share *share,
+                               const seqpar_token_fold *fold) {
     int acc = ctx->device->accumulator;
-    int64_t n = share->tokens, hidden = c->heads * c->head_dim, width = c->vocab * hidden, size = seqpar_dtype_bytes(acc);
+    int64_t n = share->tokens, hidden = c->heads * c->head_dim, width = c->vocab * hidden;
+    int64_t size = seqpar_dtype_bytes(acc);
     seqpar_head_desc desc = {.hidden = hidden, .vocab = c->vocab, .rows_max = 7};
     int64_t places = seqpar_head_places(share, fold, &desc);
-    room x = room_random(ctx->device, n * hidden, ctx->device->storage, c->at_end), table = room_random(ctx->device, width, ctx->device->storage, c->at_end);
-    room dx = room_new(n * hidden * seqpar_dtype_bytes(ctx->device->storage), c->at_end), nodes = room_new(places * width * size, c->at_end), ids = room_new(n * 4, c->at_end), value[4], seed[4];
-    for (int64_t t = 0; t < n; t++) ((int32_t *)(void *)ids.data)[t] = (int32_t)(t * 7 % c->vocab);
-    for (int i = 0; i < 4; i++) { value[i] = room_new(n * size, c->at_end); seed[i] = room_random(ctx->device, n, acc, c->at_end); }
+    room x = room_random(ctx->device, n * hidden, ctx->device->storage, c->at_end),
+         table = room_random(ctx->device, width, ctx->device->storage, c->at_end);
+    room dx = room_new(n * hidden * seqpar_dtype_bytes(ctx->device->storage), c->at_end),
+         nodes = room_new(places * width * size, c->at_end), ids = room_new(n * 4, c->at_end),
+         value[4], seed[4];
+    for (int64_t t = 0; t < n; t++)
+        ((int32_t *)(void *)ids.data)[t] = (int32_t)(t * 7 % c->vocab);
+    for (int i = 0; i < 4; i++) {
+        value[i] = room_new(n * size, c->at_end);
+        seed[i] = room_random(ctx->device, n, acc, c->at_end);
+    }
     seqpar_head_values values = {value[0].data, value[1].data, value[2].data, value[3].data};
     seqpar_head_seeds seeds = {seed[0].data, seed[1].data, seed[2].data, seed[3].data};
-    seqpar_status status = seqpar_head_forward(ctx, &values, x.data, table.data, (int32_t *)(void *)ids.data, n, &desc);
-    if (!status) status = seqpar_head_backward(ctx, dx.data, nodes.data, width, &values, &seeds, x.data, table.data, (int32_t *)(void *)ids.data, share, fold, &desc);
-    for (int i = 0; i < 4; i++) { room_free(&value[i]); room_free(&seed[i]); }
-    room_free(&x); room_free(&table); room_free(&dx); room_free(&nodes); room_free(&ids);
+    seqpar_status status = seqpar_head_forward(ctx, &values, x.data, table.data,
+                                               (int32_t *)(void *)ids.data, n, &desc);
+    if (!status)
+        status = seqpar_head_backward(ctx, dx.data, nodes.data, width, &values, &seeds, x.data,
+                                      table.data, (int32_t *)(void *)ids.data, share, fold,
+                                      &desc);
+    for (int i = 0; i < 4; i++) {
+        room_free(&value[i]);
+        room_free(&seed[i]);
+    }
+    room_free(&x);
+    room_free(&table);
+    room_free(&dx);
+    room_free(&nodes);
+    room_free(&ids);
     return status;
 }
 
 static seqpar_status room_case_rank(seqpar_comm *world, void *user) {
     const room_case *c = user;
     seqpar_device *device = test_device(c->reference, 1);
-    seqpar_attn_desc desc = {.heads = c->heads, .kv_heads = c->kv_heads, .head_dim = c->head_dim, .layout = c->layout, .schedule = c->schedule};
+    seqpar_attn_desc desc = {.heads = c->heads,
+                             .kv_heads = c->kv_heads,
+                             .head_dim = c->head_dim,
+                             .layout = c->layout,
+                             .schedule = c->schedule};
     seqpar_optim_desc sgd = {.kind = SEQPAR_SGD};
     seqpar_tensor table = {"table", c->vocab, c->heads * c->head_dim, 0, 1, 0};
     seqpar_optim optim;
@@ -446,12 +630,24 @@ static void test_room_beside(int reference) {
     random_batch(&task.batch, 4, 40, 53, 61, 4);
     for (int64_t ranks = 1; ranks <= 3; ranks++)
         for (int i = 0; i < 8; i++) {
-            room_case c = {task.batch.row, task.batch.rows, 6, 3, dims[i / 2], 53, reference, i % 2, i % 3 ? SEQPAR_ZIGZAG : SEQPAR_CONTIGUOUS, (int)(i + ranks) % 3};
+            room_case c = {task.batch.row,
+                           task.batch.rows,
+                           6,
+                           3,
+                           dims[i / 2],
+                           53,
+                           reference,
+                           i % 2,
+                           i % 3 ? SEQPAR_ZIGZAG : SEQPAR_CONTIGUOUS,
+                           (int)(i + ranks) % 3};
             seqpar_error error = {0};
-            test_expect(!seqpar_run_threads(ranks, room_case_rank, &c, &error), "P=%lld head_dim %lld: %s", (long long)ranks, (long long)c.head_dim, error.text);
+            test_expect(!seqpar_run_threads(ranks, room_case_rank, &c, &error),
+                        "P=%lld head_dim %lld: %s", (long long)ranks, (long long)c.head_dim,
+                        error.text);
         }
     seqpar_batch_free(&task.batch);
-    test_end("room_%s: attention and head touch nothing beside their arrays", (const char *[]){"fp32", "fp64", "bf16"}[reference]);
+    test_end("room_%s: attention and head touch nothing beside their arrays",
+             (const char *[]){"fp32", "fp64", "bf16"}[reference]);
 }
 
 int main(int argc, char **argv) {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* Transports: bytes arrive, in order and nowhere else; what goes wrong ends everybody with a sentence, and nothing hangs. */
+/* Transports: bytes arrive, in order and nowhere else; what goes wrong ends everybody with a
+   sentence, and nothing hangs. */
 #define SEQPAR_IMPLEMENTATION
 #include "seqpar.h"
 #include "inject.h"
@@ -10,7 +11,9 @@
 static const int64_t ranks_list[] = {1, 2, 3, 4, 5, 8};
 static const transport_maker threads = {.name = "comm", .run = seqpar_run_threads};
 
-static void run_well(int64_t ranks, seqpar_rank_fn fn, void *user) { transport_run_well(&threads, ranks, fn, user); }
+static void run_well(int64_t ranks, seqpar_rank_fn fn, void *user) {
+    transport_run_well(&threads, ranks, fn, user);
+}
 
 static void test_exchange(void) {
     int64_t i, repeat;
@@ -19,19 +22,23 @@ static void test_exchange(void) {
         run_well(ranks_list[i], rank_mail, &p);
         test_end("comm_exchange_P%lld", (long long)ranks_list[i]);
     }
-    for (repeat = 0; repeat < 6; repeat++) { /* a message may come while another one is being copied */
+    /* a message may come while another one is being copied */
+    for (repeat = 0; repeat < 6; repeat++) {
         post p = {.key = (uint64_t)repeat * 1000, .letters = 2, .big = 1};
         run_well(3 + 2 * (repeat % 2), rank_mail, &p);
     }
     test_end("comm_exchange_big");
 }
 
-/* Rank 2's message comes while rank 0 is busy copying that of rank 1; it must not be slept over. */
+/* Rank 2's message comes while rank 0 is busy copying that of rank 1; it must not be slept
+   over. */
 #define LONG_COPY (INT64_C(12) << 20)
 static seqpar_status rank_late(seqpar_comm *world, void *user) {
     int64_t late_us = *(const int64_t *)user;
     char *data = malloc(LONG_COPY), word[2] = {0};
-    seqpar_transfer recvs[] = {{2, word, 2}, {1, data, LONG_COPY}}, send = {0, world->rank == 1 ? data : word, world->rank == 1 ? LONG_COPY : 2};
+    seqpar_transfer recvs[] = {{2, word, 2}, {1, data, LONG_COPY}};
+    seqpar_transfer send = {0, world->rank == 1 ? data : word,
+                            world->rank == 1 ? LONG_COPY : 2};
     seqpar_group group = {"late", 0, &send, world->rank > 0, recvs, world->rank ? 0 : 2};
     seqpar_request request;
     seqpar_status status;
@@ -64,14 +71,20 @@ static seqpar_status rank_barrier(seqpar_comm *world, void *user) {
     for (round = 1; round <= 20; round++) {
         __atomic_fetch_add(entered, 1, __ATOMIC_SEQ_CST);
         TRY(seqpar_comm_barrier(world));
-        EXPECT(__atomic_load_n(entered, __ATOMIC_SEQ_CST) >= round * world->size, "round %lld: left before all had come", (long long)round);
+        EXPECT(__atomic_load_n(entered, __ATOMIC_SEQ_CST) >= round * world->size,
+               "round %lld: left before all had come", (long long)round);
     }
     return SEQPAR_OK;
 }
 
 static void test_collectives(void) {
-    static const struct { const char *name; seqpar_rank_fn fn; } table[] = {
-        {"all_gather", rank_all_gather}, {"broadcast", rank_broadcast}, {"sum_max", rank_reduce}, {"barrier", rank_barrier}};
+    static const struct {
+        const char *name;
+        seqpar_rank_fn fn;
+    } table[] = {{"all_gather", rank_all_gather},
+                 {"broadcast", rank_broadcast},
+                 {"sum_max", rank_reduce},
+                 {"barrier", rank_barrier}};
     int64_t i, p;
     for (i = 0; i < COUNT(table); i++) {
         for (p = 0; p < COUNT(ranks_list); p++) {
@@ -84,7 +97,10 @@ static void test_collectives(void) {
 
 /* ---- meshes: D x P ranks; keys may turn the order round ---- */
 
-typedef struct mesh { int64_t d, p; int reverse; } mesh;
+typedef struct mesh {
+    int64_t d, p;
+    int reverse;
+} mesh;
 
 static seqpar_status rank_mesh(seqpar_comm *world, void *user) {
     const mesh *x = user;
@@ -94,7 +110,8 @@ static seqpar_status rank_mesh(seqpar_comm *world, void *user) {
     for (i = 0; i < x->p; i++) row[i] = d * x->p + (x->reverse ? x->p - 1 - i : i);
     for (i = 0; i < x->d; i++) column[i] = (x->reverse ? x->d - 1 - i : i) * x->p + p;
     TRY(seqpar_comm_split(world, d, x->reverse ? -p : p, &comms[1]));
-    TRY(seqpar_comm_split(world, p - 3, x->reverse ? -10 * d : 0, &comms[2])); /* equal keys: by rank; colours may be negative */
+    /* equal keys: by rank; colours may be negative */
+    TRY(seqpar_comm_split(world, p - 3, x->reverse ? -10 * d : 0, &comms[2]));
     TRY(expect_members(comms[1], world->rank, row, x->p));
     TRY(expect_members(comms[2], world->rank, column, x->d));
     TRY(talk_at_once(comms, keys));
@@ -104,12 +121,14 @@ static seqpar_status rank_mesh(seqpar_comm *world, void *user) {
 }
 
 static void test_split(void) {
-    static const mesh meshes[] = {{1, 1, 0}, {2, 2, 0}, {2, 2, 1}, {3, 1, 1}, {1, 5, 1}, {2, 4, 0}, {4, 2, 1}, {2, 3, 1}};
+    static const mesh meshes[] = {{1, 1, 0}, {2, 2, 0}, {2, 2, 1}, {3, 1, 1},
+                                  {1, 5, 1}, {2, 4, 0}, {4, 2, 1}, {2, 3, 1}};
     int64_t i;
     for (i = 0; i < COUNT(meshes); i++) {
         mesh m = meshes[i];
         run_well(m.d * m.p, rank_mesh, &m);
-        test_end("comm_split_%lldx%lld%s", (long long)m.d, (long long)m.p, m.reverse ? "_reversed" : "");
+        test_end("comm_split_%lldx%lld%s", (long long)m.d, (long long)m.p,
+                 m.reverse ? "_reversed" : "");
     }
 }
 
@@ -121,7 +140,8 @@ static seqpar_status rank_split_twice(seqpar_comm *world, void *user) {
     TRY(seqpar_comm_split(world, world->rank / 4, world->rank, &half));
     TRY(seqpar_comm_split(half, half->rank / 2, half->rank, &quarter));
     TRY(seqpar_comm_sum_i64(quarter, &sum, 1));
-    EXPECT(quarter->size == 2 && sum == 2 * first + 1, "rank %lld adds up to %lld", (long long)world->rank, (long long)sum);
+    EXPECT(quarter->size == 2 && sum == 2 * first + 1, "rank %lld adds up to %lld",
+           (long long)world->rank, (long long)sum);
     seqpar_comm_free(quarter);
     seqpar_comm_free(half);
     return SEQPAR_OK;
@@ -149,8 +169,12 @@ static void test_self(void) {
     test_expect(self && self->size == 1 && self->rank == 0, "not a world of one");
     test_expect(!mail_run(self, &p, 1, &bits, NULL) && bits == 0, "mail to myself");
     test_expect(!seqpar_comm_split(self, 3, 4, &sub) && sub->size == 1, "split");
-    test_expect(!seqpar_comm_sum_i64(sub, &value, 1) && !seqpar_comm_max_i64(self, &value, 1) && !seqpar_comm_barrier(self) && value == 17, "collectives");
-    test_expect(!self->bytes_sent && !self->messages_sent && !sub->bytes_sent && !sub->messages_sent, "something was sent");
+    test_expect(!seqpar_comm_sum_i64(sub, &value, 1) && !seqpar_comm_max_i64(self, &value, 1) &&
+                    !seqpar_comm_barrier(self) && value == 17,
+                "collectives");
+    test_expect(!self->bytes_sent && !self->messages_sent && !sub->bytes_sent &&
+                    !sub->messages_sent,
+                "something was sent");
     seqpar_comm_free(sub);
     seqpar_comm_free(self);
     test_end("comm_self_sends_nothing");
@@ -164,16 +188,19 @@ static seqpar_status rank_aborts_alone(seqpar_comm *world, void *user) {
     seqpar_comm_free(sub);
     return SEQPAR_OK;
 }
+
 static void test_abort_alone(void) {
     seqpar_error error;
     seqpar_status status = seqpar_run_threads(1, rank_aborts_alone, NULL, &error);
-    test_expect(status == SEQPAR_ERR_PEER && !strcmp(error.text, "enough"), "%s: %s", seqpar_status_name(status), error.text);
+    test_expect(status == SEQPAR_ERR_PEER && !strcmp(error.text, "enough"), "%s: %s",
+                seqpar_status_name(status), error.text);
     test_end("comm_abort_alone");
 }
 
 /* ---- failures: what the world says, and what each rank says ---- */
 
-static seqpar_status rank_never_sent(seqpar_comm *world, void *user) { /* on a comm of its own, where nothing else is sent */
+/* on a comm of its own, where nothing else is sent */
+static seqpar_status rank_never_sent(seqpar_comm *world, void *user) {
     seqpar_comm *sub;
     seqpar_status status = SEQPAR_OK;
     (void)user;
@@ -200,7 +227,8 @@ static seqpar_status rank_cycle(seqpar_comm *world, void *user) {
     return exchange(world, "cycle", world->rank, -1, 0, (world->rank + 1) % world->size, 8);
 }
 
-static seqpar_status rank_other_order(seqpar_comm *world, void *user) { /* two collectives, entered in another order */
+/* two collectives, entered in another order */
+static seqpar_status rank_other_order(seqpar_comm *world, void *user) {
     seqpar_comm *sub[2];
     seqpar_status status;
     int64_t one = 1;
@@ -221,17 +249,72 @@ static seqpar_status rank_to_nobody(seqpar_comm *world, void *user) {
 
 /* What threads can tell beside what every transport must (transport_failures). */
 static const failure thread_failures[] = {
-    {"deadlock_early_end", 3, rank_leaves_early, SEQPAR_ERR_DEADLOCK, -1, {"rank 1 waits", "rank 2 waits", "'integer sum'", "for rank 0", "which has ended"}, 0, NULL},
-    {"deadlock_never_sent", 3, rank_never_sent, SEQPAR_ERR_DEADLOCK, -1,
-     {"rank 2 waits in 'dkv return' step 5 for rank 1", "rank 0 waits in 'integer sum'", "for rank 2"}, SEQPAR_ERR_DEADLOCK, "'dkv return' step 5"},
-    {"deadlock_never_received", 2, rank_never_received, SEQPAR_ERR_DEADLOCK, 1, {"rank 1 waits in 'unwanted' step 7 for rank 0, which has ended"}, 0, NULL},
-    {"deadlock_cross", 2, rank_cross, SEQPAR_ERR_DEADLOCK, -1,
-     {"rank 0 waits in 'cross' step 11 for rank 1", "rank 1 waits in 'cross' step 11 for rank 0"}, SEQPAR_ERR_DEADLOCK, "rank 0 waits in 'cross'"},
-    {"deadlock_cycle", 5, rank_cycle, SEQPAR_ERR_DEADLOCK, -1,
-     {"rank 4 waits in 'cycle' step 4 for rank 0", "rank 1 waits in 'cycle' step 1 for rank 2"}, SEQPAR_ERR_DEADLOCK, "'cycle'"},
-    {"deadlock_other_order", 2, rank_other_order, SEQPAR_ERR_DEADLOCK, -1, {"rank 0 waits in 'integer sum'", "rank 1 waits in 'integer sum'"}, SEQPAR_ERR_DEADLOCK, "deadlock"},
-    {"deadlock_self", 1, rank_to_nobody, SEQPAR_ERR_DEADLOCK, 0, {"'alone'", "rank 0"}, 0, NULL},
-    {"deadlock_to_nobody", 3, rank_to_nobody, SEQPAR_ERR_DEADLOCK, -1, {"rank 1 waits in 'alone' step 0 for rank 1"}, SEQPAR_ERR_DEADLOCK, "'alone'"},
+    {"deadlock_early_end",
+     3,
+     rank_leaves_early,
+     SEQPAR_ERR_DEADLOCK,
+     -1,
+     {"rank 1 waits", "rank 2 waits", "'integer sum'", "for rank 0", "which has ended"},
+     0,
+     NULL},
+    {"deadlock_never_sent",
+     3,
+     rank_never_sent,
+     SEQPAR_ERR_DEADLOCK,
+     -1,
+     {"rank 2 waits in 'dkv return' step 5 for rank 1", "rank 0 waits in 'integer sum'",
+      "for rank 2"},
+     SEQPAR_ERR_DEADLOCK,
+     "'dkv return' step 5"},
+    {"deadlock_never_received",
+     2,
+     rank_never_received,
+     SEQPAR_ERR_DEADLOCK,
+     1,
+     {"rank 1 waits in 'unwanted' step 7 for rank 0, which has ended"},
+     0,
+     NULL},
+    {"deadlock_cross",
+     2,
+     rank_cross,
+     SEQPAR_ERR_DEADLOCK,
+     -1,
+     {"rank 0 waits in 'cross' step 11 for rank 1",
+      "rank 1 waits in 'cross' step 11 for rank 0"},
+     SEQPAR_ERR_DEADLOCK,
+     "rank 0 waits in 'cross'"},
+    {"deadlock_cycle",
+     5,
+     rank_cycle,
+     SEQPAR_ERR_DEADLOCK,
+     -1,
+     {"rank 4 waits in 'cycle' step 4 for rank 0", "rank 1 waits in 'cycle' step 1 for rank 2"},
+     SEQPAR_ERR_DEADLOCK,
+     "'cycle'"},
+    {"deadlock_other_order",
+     2,
+     rank_other_order,
+     SEQPAR_ERR_DEADLOCK,
+     -1,
+     {"rank 0 waits in 'integer sum'", "rank 1 waits in 'integer sum'"},
+     SEQPAR_ERR_DEADLOCK,
+     "deadlock"},
+    {"deadlock_self",
+     1,
+     rank_to_nobody,
+     SEQPAR_ERR_DEADLOCK,
+     0,
+     {"'alone'", "rank 0"},
+     0,
+     NULL},
+    {"deadlock_to_nobody",
+     3,
+     rank_to_nobody,
+     SEQPAR_ERR_DEADLOCK,
+     -1,
+     {"rank 1 waits in 'alone' step 0 for rank 1"},
+     SEQPAR_ERR_DEADLOCK,
+     "'alone'"},
 };
 
 static void test_failures(void) {
@@ -243,9 +326,14 @@ static void test_failures(void) {
 
 static void test_rank_numbers(void) {
     seqpar_error error;
-    test_expect(seqpar_run_threads(0, rank_mail, NULL, &error) == SEQPAR_ERR_RANKS && strstr(error.text, "0 ranks"), "0 ranks: %s", error.text);
-    test_expect(seqpar_run_threads(-3, rank_mail, NULL, &error) == SEQPAR_ERR_RANKS && strstr(error.text, "-3"), "-3 ranks: %s", error.text);
-    test_expect(seqpar_run_threads(-3, rank_mail, NULL, NULL) == SEQPAR_ERR_RANKS, "without a place for the error");
+    test_expect(seqpar_run_threads(0, rank_mail, NULL, &error) == SEQPAR_ERR_RANKS &&
+                    strstr(error.text, "0 ranks"),
+                "0 ranks: %s", error.text);
+    test_expect(seqpar_run_threads(-3, rank_mail, NULL, &error) == SEQPAR_ERR_RANKS &&
+                    strstr(error.text, "-3"),
+                "-3 ranks: %s", error.text);
+    test_expect(seqpar_run_threads(-3, rank_mail, NULL, NULL) == SEQPAR_ERR_RANKS,
+                "without a place for the error");
     test_end("comm_rank_numbers");
 }
 
@@ -253,12 +341,13 @@ static void test_rank_numbers(void) {
 
 typedef struct harm {
     seqpar_inject_desc desc;
-    int64_t only;        /* the rank that is harmed; -1: all */
+    int64_t only; /* the rank that is harmed; -1: all */
     post p;
     int64_t bits, worst; /* what was damaged on rank `only`, and which message of the group */
 } harm;
 
-static seqpar_status wrap(seqpar_comm *world, const seqpar_inject_desc *desc, seqpar_comm **wrapped) {
+static seqpar_status wrap(seqpar_comm *world, const seqpar_inject_desc *desc,
+                          seqpar_comm **wrapped) {
     *wrapped = seqpar_comm_inject(world, desc);
     return *wrapped ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
 }
@@ -272,8 +361,11 @@ static seqpar_status rank_harmed(seqpar_comm *world, void *user) {
     TRY(wrap(world, h->only < 0 || h->only == world->rank ? &h->desc : &harmless, &comm));
     status = mail_run(comm, &h->p, 1, &bits, &worst);
     if (!status) status = seqpar_comm_barrier(comm);
-    if (world->rank == h->only) h->bits = bits, h->worst = worst;
-    else EXPECT(status || bits == 0, "rank %lld, which was not harmed, reads %lld wrong bits", (long long)world->rank, (long long)bits);
+    if (world->rank == h->only)
+        h->bits = bits, h->worst = worst;
+    else
+        EXPECT(status || bits == 0, "rank %lld, which was not harmed, reads %lld wrong bits",
+               (long long)world->rank, (long long)bits);
     seqpar_comm_free(comm);
     return status;
 }
@@ -285,7 +377,8 @@ static seqpar_status rank_perturbed(seqpar_comm *world, void *user) {
     seqpar_status status;
     TRY(wrap(world, &h->desc, &comm));
     status = mail_run(comm, &h->p, GROUPS, &bits, NULL);
-    EXPECT(status || bits == 0, "seed %llu: rank %lld reads %lld wrong bits", (unsigned long long)h->desc.seed, (long long)world->rank, (long long)bits);
+    EXPECT(status || bits == 0, "seed %llu: rank %lld reads %lld wrong bits",
+           (unsigned long long)h->desc.seed, (long long)world->rank, (long long)bits);
     seqpar_comm_free(comm);
     return status;
 }
@@ -293,7 +386,11 @@ static seqpar_status rank_perturbed(seqpar_comm *world, void *user) {
 static void test_perturbed(void) {
     int64_t repeat;
     for (repeat = 0; repeat < 20; repeat++) {
-        harm h = {.desc = {.seed = (uint64_t)repeat, .delay_us_max = 300, .reorder = 1, .virtual_clock = repeat % 2}, .p = {.key = 42, .letters = 2}};
+        harm h = {.desc = {.seed = (uint64_t)repeat,
+                           .delay_us_max = 300,
+                           .reorder = 1,
+                           .virtual_clock = repeat % 2},
+                  .p = {.key = 42, .letters = 2}};
         run_well(ranks_list[repeat % COUNT(ranks_list)], rank_perturbed, &h);
     }
     test_end("comm_inject_delay_reorder");
@@ -304,10 +401,14 @@ static void test_flip(void) {
     int64_t n, ranks = 3;
     for (n = 1; n <= 2 * ranks + 1; n++) {
         harm h = {.desc = {.flip_bit_at = n}, .only = 1, .p = {.key = 9, .letters = 2}};
-        int64_t from = (n - 1) % ranks, number = (n - 1) / ranks, filled = number < 2 && letter_bytes(&h.p, letter_key(&h.p, 0, from, 1, number)) > 0;
+        int64_t from = (n - 1) % ranks, number = (n - 1) / ranks;
+        int64_t filled = number < 2 &&
+                         letter_bytes(&h.p, letter_key(&h.p, 0, from, 1, number)) > 0;
         run_well(ranks, rank_harmed, &h);
-        test_expect(h.bits == filled, "message %lld: %lld bits are wrong", (long long)n, (long long)h.bits);
-        test_expect(!h.bits || h.worst == n, "message %lld was to be damaged, message %lld is", (long long)n, (long long)h.worst);
+        test_expect(h.bits == filled, "message %lld: %lld bits are wrong", (long long)n,
+                    (long long)h.bits);
+        test_expect(!h.bits || h.worst == n, "message %lld was to be damaged, message %lld is",
+                    (long long)n, (long long)h.worst);
     }
     test_end("comm_inject_flip_bit");
 }
@@ -318,16 +419,21 @@ static seqpar_status rank_fifth_begin(seqpar_comm *world, void *user) {
     seqpar_status status = SEQPAR_OK;
     int64_t i;
     (void)user;
-    if (world->rank == 1) *(failing->status == SEQPAR_ERR_INJECTED ? &desc.fail_at : &desc.die_at) = 5;
+    if (world->rank == 1)
+        *(failing->status == SEQPAR_ERR_INJECTED ? &desc.fail_at : &desc.die_at) = 5;
     TRY(wrap(world, &desc, &comm));
-    for (i = 1; i <= 7 && !status; i++) status = exchange(comm, "ring", i, (comm->rank + 1) % comm->size, 8, (comm->rank + comm->size - 1) % comm->size, 8);
+    for (i = 1; i <= 7 && !status; i++)
+        status = exchange(comm, "ring", i, (comm->rank + 1) % comm->size, 8,
+                          (comm->rank + comm->size - 1) % comm->size, 8);
     EXPECT(world->rank != 1 || i == 6, "rank 1 ended at begin %lld", (long long)i - 1);
-    EXPECT(world->rank != 1 || status == (desc.die_at ? SEQPAR_ERR_DIED : SEQPAR_ERR_INJECTED), "rank 1 ended with %s", seqpar_status_name(status));
+    EXPECT(world->rank != 1 || status == (desc.die_at ? SEQPAR_ERR_DIED : SEQPAR_ERR_INJECTED),
+           "rank 1 ended with %s", seqpar_status_name(status));
     seqpar_comm_free(comm);
     return status;
 }
 
-/* Rank 1 dies at its last message, which nobody waits for: the world must not be called well. */
+/* Rank 1 dies at its last message, which nobody waits for: the world must not be called
+   well. */
 static seqpar_status rank_dies_unmissed(seqpar_comm *world, void *user) {
     seqpar_inject_desc desc = {.die_at = world->rank == 1};
     seqpar_comm *comm;
@@ -341,15 +447,37 @@ static seqpar_status rank_dies_unmissed(seqpar_comm *world, void *user) {
 
 static void test_fail_and_die(void) {
     static const failure table[] = {
-        {"inject_fail_at", 3, rank_fifth_begin, SEQPAR_ERR_INJECTED, 1, {"'ring'", "5"}, SEQPAR_ERR_PEER, "injected"},
-        {"inject_die_at", 3, rank_fifth_begin, SEQPAR_ERR_DEADLOCK, -1, {"'ring' step 5", "for rank 1, which has ended"}, 0, NULL},
-        {"inject_die_unmissed", 3, rank_dies_unmissed, SEQPAR_ERR_DIED, 1, {"without a word"}, 0, NULL},
+        {"inject_fail_at",
+         3,
+         rank_fifth_begin,
+         SEQPAR_ERR_INJECTED,
+         1,
+         {"'ring'", "5"},
+         SEQPAR_ERR_PEER,
+         "injected"},
+        {"inject_die_at",
+         3,
+         rank_fifth_begin,
+         SEQPAR_ERR_DEADLOCK,
+         -1,
+         {"'ring' step 5", "for rank 1, which has ended"},
+         0,
+         NULL},
+        {"inject_die_unmissed",
+         3,
+         rank_dies_unmissed,
+         SEQPAR_ERR_DIED,
+         1,
+         {"without a word"},
+         0,
+         NULL},
     };
     int64_t i;
     for (i = 0; i < COUNT(table); i++) expect_failure(&threads, &table[i]);
 }
 
-/* Collectives over a wrapped comm, and over what is split from it, are as harmless as the wrapper. */
+/* Collectives over a wrapped comm, and over what is split from it, are as harmless as the
+   wrapper. */
 static seqpar_status rank_wrapped_split(seqpar_comm *world, void *user) {
     seqpar_inject_desc desc = {.seed = 3, .reorder = 1, .delay_us_max = 50};
     seqpar_comm *comm, *sub;
@@ -359,8 +487,10 @@ static seqpar_status rank_wrapped_split(seqpar_comm *world, void *user) {
     TRY(seqpar_comm_split(comm, world->rank % 2, -world->rank, &sub));
     EXPECT(sub->table == comm->table, "what is split from a wrapper is not wrapped");
     TRY(seqpar_comm_sum_i64(sub, &sum, 1));
-    EXPECT(sum == (world->rank % 2 ? 6 : 4) && sub->rank == 1 - world->rank / 2, "rank %lld adds up to %lld", (long long)world->rank, (long long)sum);
-    EXPECT(sub->messages_sent == 1 && sub->bytes_sent == 8, "%lld messages, %lld bytes", (long long)sub->messages_sent, (long long)sub->bytes_sent);
+    EXPECT(sum == (world->rank % 2 ? 6 : 4) && sub->rank == 1 - world->rank / 2,
+           "rank %lld adds up to %lld", (long long)world->rank, (long long)sum);
+    EXPECT(sub->messages_sent == 1 && sub->bytes_sent == 8, "%lld messages, %lld bytes",
+           (long long)sub->messages_sent, (long long)sub->bytes_sent);
     seqpar_comm_free(sub);
     seqpar_comm_free(comm);
     return SEQPAR_OK;
@@ -375,16 +505,20 @@ static void test_wrapped_split(void) {
 
 #define LATENCY 0.25
 
-static double work_of(int64_t rank, int64_t step) { return (double)(mix((uint64_t)rank, (uint64_t)step, 5, 6) % 64) / 8; }
+static double work_of(int64_t rank, int64_t step) {
+    return (double)(mix((uint64_t)rank, (uint64_t)step, 5, 6) % 64) / 8;
+}
 
-/* A ring: work, pass on, receive; what the clocks must say is worked out here for all ranks at once. */
+/* A ring: work, pass on, receive; what the clocks must say is worked out here for all ranks
+   at once. */
 static void clocks_after(double *clock, int64_t ranks, int64_t steps) {
     int64_t r, s;
     for (r = 0; r < ranks; r++) clock[r] = 0;
     for (s = 0; s < steps; s++) {
         double before[RANKS];
         for (r = 0; r < ranks; r++) before[r] = clock[r] + work_of(r, s);
-        for (r = 0; r < ranks; r++) clock[r] = fmax(before[r], before[(r + ranks - 1) % ranks] + LATENCY);
+        for (r = 0; r < ranks; r++)
+            clock[r] = fmax(before[r], before[(r + ranks - 1) % ranks] + LATENCY);
     }
 }
 
@@ -398,23 +532,29 @@ static seqpar_status rank_clock(seqpar_comm *world, void *user) {
     EXPECT(seqpar_inject_clock(comm) == 0, "the clock does not begin at 0");
     for (s = 0; s < steps; s++) {
         seqpar_inject_compute(comm, work_of(comm->rank, s));
-        TRY(exchange(comm, "clocked", s, (comm->rank + 1) % p, 16, (comm->rank + p - 1) % p, 16));
+        TRY(exchange(comm, "clocked", s, (comm->rank + 1) % p, 16, (comm->rank + p - 1) % p,
+                     16));
         clocks_after(want, p, s + 1);
-        EXPECT(seqpar_inject_clock(comm) == want[comm->rank], "step %lld: rank %lld is at %g, not %g", (long long)s, (long long)comm->rank, seqpar_inject_clock(comm), want[comm->rank]);
+        EXPECT(seqpar_inject_clock(comm) == want[comm->rank],
+               "step %lld: rank %lld is at %g, not %g", (long long)s, (long long)comm->rank,
+               seqpar_inject_clock(comm), want[comm->rank]);
     }
     EXPECT(comm->bytes_sent == (p > 1 ? 16 * steps : 0), "time stamps are counted as bytes");
     seqpar_comm_free(comm);
     return SEQPAR_OK;
 }
 
-/* Work between begin and wait hides the message; work before begin does not. A wait that receives nothing takes no time. */
+/* Work between begin and wait hides the message; work before begin does not. A wait that
+   receives nothing takes no time. */
 static seqpar_status rank_overlap(seqpar_comm *world, void *user) {
     seqpar_inject_desc desc = {.virtual_clock = 1, .latency = 4};
     static const double want[2] = {3 + 10, 7 + 1};
     seqpar_comm *comm;
     char out = 1, in = 0;
     seqpar_transfer send = {1 - world->rank, &out, 1}, recv = {1 - world->rank, &in, 1};
-    seqpar_group group = {"overlap", 0, &send, 1, &recv, 1}, only_send = {"one way", 1, &send, 1, NULL, 0}, only_recv = {"one way", 1, NULL, 0, &recv, 1};
+    seqpar_group group = {"overlap", 0, &send, 1, &recv, 1};
+    seqpar_group only_send = {"one way", 1, &send, 1, NULL, 0};
+    seqpar_group only_recv = {"one way", 1, NULL, 0, &recv, 1};
     seqpar_request request;
     (void)user;
     TRY(wrap(world, &desc, &comm));
@@ -423,10 +563,12 @@ static seqpar_status rank_overlap(seqpar_comm *world, void *user) {
     if (comm->rank == 0) seqpar_inject_compute(comm, 10);
     TRY(seqpar_comm_wait(comm, &request, NULL));
     if (comm->rank == 1) seqpar_inject_compute(comm, 1);
-    EXPECT(seqpar_inject_clock(comm) == want[comm->rank], "rank %lld is at %g", (long long)comm->rank, seqpar_inject_clock(comm));
+    EXPECT(seqpar_inject_clock(comm) == want[comm->rank], "rank %lld is at %g",
+           (long long)comm->rank, seqpar_inject_clock(comm));
     TRY(seqpar_comm_begin(comm, comm->rank ? &only_recv : &only_send, NULL, &request));
     TRY(seqpar_comm_wait(comm, &request, NULL));
-    EXPECT(seqpar_inject_clock(comm) == (comm->rank ? 17 : 13), "one way: rank %lld is at %g", (long long)comm->rank, seqpar_inject_clock(comm));
+    EXPECT(seqpar_inject_clock(comm) == (comm->rank ? 17 : 13), "one way: rank %lld is at %g",
+           (long long)comm->rank, seqpar_inject_clock(comm));
     seqpar_comm_free(comm);
     return SEQPAR_OK;
 }

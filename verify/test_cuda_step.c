@@ -1,40 +1,67 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* The CUDA device through whole optimizer steps: on several ranks the bits of one; and with every call of the CUDA run time
-   failing in turn (without a GPU: cuda_on_cpu.h), a named error and nothing left behind. */
+/* The CUDA device through whole optimizer steps: on several ranks the bits of one; and with
+   every call of the CUDA run time failing in turn (without a GPU: cuda_on_cpu.h), a named
+   error and nothing left behind. */
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_LLAMA_IMPLEMENTATION
 #include "seqpar_llama.h"
 #include "test.h"
 #include "run_objective.h"
 
-extern int64_t cuda_on_cpu_fail_at __attribute__((weak)), cuda_on_cpu_calls __attribute__((weak)), cuda_on_cpu_allocated __attribute__((weak)), cuda_on_cpu_launches __attribute__((weak));
+extern int64_t cuda_on_cpu_fail_at __attribute__((weak)),
+    cuda_on_cpu_calls __attribute__((weak)), cuda_on_cpu_allocated __attribute__((weak)),
+    cuda_on_cpu_launches __attribute__((weak));
 
 static void test_steps(int kind, int device, int64_t ranks, int layout, int schedule) {
     objective_task t;
-    objective_way alone = {.dp = 1, .sp = 1, .accumulation = 1, .layout = SEQPAR_ZIGZAG, .reference_device = device}, way = {.dp = 1, .sp = ranks, .accumulation = 1, .layout = layout, .schedule = schedule, .reference_device = device};
+    objective_way alone = {.dp = 1,
+                           .sp = 1,
+                           .accumulation = 1,
+                           .layout = SEQPAR_ZIGZAG,
+                           .reference_device = device},
+                  way = {.dp = 1,
+                         .sp = ranks,
+                         .accumulation = 1,
+                         .layout = layout,
+                         .schedule = schedule,
+                         .reference_device = device};
     objective_result one, r;
     objective_task_open(&t, kind, 2, 9, 20, 5); /* small: every thread of a kernel is a fiber */
     objective_run(&t, &alone, &one);
     objective_run(&t, &way, &r);
     if (test_expect(!one.status && !r.status, "%s%s", one.error.text, r.error.text)) {
-        test_expect(one.norm > 0 && one.norm == r.norm && one.loss == r.loss, "loss %.17g and %.17g, norm %.17g and %.17g", one.loss, r.loss, one.norm, r.norm);
-        test_expect(!memcmp(one.gradient, r.gradient, (size_t)one.elements * sizeof *one.gradient), "the gradient differs");
-        test_expect(!memcmp(one.params, r.params, (size_t)one.elements * sizeof *one.params) && memcmp(one.params, one.start, (size_t)one.elements * sizeof *one.params), "the parameters differ, or did not move");
-        test_expect(!memcmp(one.state, r.state, (size_t)(3 * one.elements) * sizeof *one.state), "moments or masters differ");
+        test_expect(one.norm > 0 && one.norm == r.norm && one.loss == r.loss,
+                    "loss %.17g and %.17g, norm %.17g and %.17g", one.loss, r.loss, one.norm,
+                    r.norm);
+        test_expect(
+            !memcmp(one.gradient, r.gradient, (size_t)one.elements * sizeof *one.gradient),
+            "the gradient differs");
+        test_expect(
+            !memcmp(one.params, r.params, (size_t)one.elements * sizeof *one.params) &&
+                memcmp(one.params, one.start, (size_t)one.elements * sizeof *one.params),
+            "the parameters differ, or did not move");
+        test_expect(!memcmp(one.state, r.state, (size_t)(3 * one.elements) * sizeof *one.state),
+                    "moments or masters differ");
         for (int64_t i = 0; device == 2 && i < one.elements; i++)
-            test_expect(one.params[i] == (double)seqpar_bf16_to_float(seqpar_bf16_from_float((float)one.state[2 * one.elements + i])), "weight %lld is %.9g, its master %.9g", (long long)i, one.params[i], one.state[2 * one.elements + i]);
+            test_expect(one.params[i] == (double)seqpar_bf16_to_float(seqpar_bf16_from_float(
+                                             (float)one.state[2 * one.elements + i])),
+                        "weight %lld is %.9g, its master %.9g", (long long)i, one.params[i],
+                        one.state[2 * one.elements + i]);
     }
-    test_end("cuda_step_%s_%s_%s_%s_P%lld", device == 2 ? "bf16" : "fp32", objective_names[kind], seqpar_layout_name(layout), seqpar_schedule_name(schedule), (long long)ranks);
+    test_end("cuda_step_%s_%s_%s_%s_P%lld", device == 2 ? "bf16" : "fp32",
+             objective_names[kind], seqpar_layout_name(layout), seqpar_schedule_name(schedule),
+             (long long)ranks);
     objective_result_free(&one);
     objective_result_free(&r);
     objective_task_close(&t);
 }
 
-/* With bf16 storage two devices round in the same places, but for what tensor cores are given: a step is about as far from
-   fp64 as that of the reference device in bf16. */
+/* With bf16 storage two devices round in the same places, but for what tensor cores are
+   given: a step is about as far from fp64 as that of the reference device in bf16. */
 static void test_near(void) {
     objective_task t;
-    objective_way cuda = {.dp = 1, .sp = 1, .accumulation = 1, .reference_device = 2}, wide = cuda, naive = cuda;
+    objective_way cuda = {.dp = 1, .sp = 1, .accumulation = 1, .reference_device = 2},
+                  wide = cuda, naive = cuda;
     objective_result got, want, other;
     objective_task_open(&t, OBJECTIVE_SFT, 3, 20, 40, 5);
     objective_run(&t, &cuda, &got);
@@ -43,18 +70,26 @@ static void test_near(void) {
     objective_run(&t, &wide, &want);
     naive.reference_device = 3;
     objective_run(&t, &naive, &other);
-    double d = test_distance(got.gradient, want.gradient, got.elements), as_good = test_distance(other.gradient, want.gradient, got.elements);
-    test_expect(!got.status && !want.status && !other.status, "%s%s%s", got.error.text, want.error.text, other.error.text);
-    test_expect(d <= 1.5 * as_good && d >= 1e-4 && fabs(got.loss - want.loss) <= want.loss / 256 && fabs(got.norm - want.norm) <= want.norm / 64,
-                "loss %.9g, in fp64 %.9g; norm %.9g, %.9g; the gradient is off by %.2e, that of the reference in bf16 by %.2e", got.loss, want.loss, got.norm, want.norm, d, as_good);
-    test_end("cuda_step_bf16: gradient off by %.2e, that of the reference in bf16 by %.2e", d, as_good);
+    double d = test_distance(got.gradient, want.gradient, got.elements);
+    double as_good = test_distance(other.gradient, want.gradient, got.elements);
+    test_expect(!got.status && !want.status && !other.status, "%s%s%s", got.error.text,
+                want.error.text, other.error.text);
+    test_expect(d <= 1.5 * as_good && d >= 1e-4 &&
+                    fabs(got.loss - want.loss) <= want.loss / 256 &&
+                    fabs(got.norm - want.norm) <= want.norm / 64,
+                "loss %.9g, in fp64 %.9g; norm %.9g, %.9g; the gradient is off by %.2e, that "
+                "of the reference in bf16 by %.2e",
+                got.loss, want.loss, got.norm, want.norm, d, as_good);
+    test_end("cuda_step_bf16: gradient off by %.2e, that of the reference in bf16 by %.2e", d,
+             as_good);
     objective_result_free(&other);
     objective_result_free(&got);
     objective_result_free(&want);
     objective_task_close(&t);
 }
 
-/* Attention-free operations suffice to meet every kind of call: memory, lists, copies, kernels, waiting. */
+/* Attention-free operations suffice to meet every kind of call: memory, lists, copies,
+   kernels, waiting. */
 static seqpar_status small_work(seqpar_error *error) {
     enum { N = 5, WIDTH = 7 };
     static const int32_t ids[N] = {0, 3, 1, 3, 2};
@@ -63,12 +98,14 @@ static seqpar_status small_work(seqpar_error *error) {
     if (!d) return error->status;
     for (int i = 0; i < 4 * WIDTH; i++) table[i] = i;
     void *from = d->alloc(d, sizeof table), *to = d->alloc(d, sizeof x);
-    seqpar_embedding_args a = {.x = {to, WIDTH}, .table = {from, WIDTH}, .ids = ids, .rows = N, .width = WIDTH};
+    seqpar_embedding_args a = {
+        .x = {to, WIDTH}, .table = {from, WIDTH}, .ids = ids, .rows = N, .width = WIDTH};
     seqpar_status status = from && to ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
     if (!status) seqpar_device_write(d, from, 0, table, 4 * WIDTH, d->storage);
     if (!status) status = d->embedding(d, &a, NULL);
     if (!status) seqpar_device_read(d, x, to, 0, N * WIDTH, d->storage);
-    if (!status && !error->status) test_expect(x[WIDTH] == 3 * WIDTH, "row 1 begins with %g", x[WIDTH]);
+    if (!status && !error->status)
+        test_expect(x[WIDTH] == 3 * WIDTH, "row 1 begins with %g", x[WIDTH]);
     d->free(d, from);
     d->free(d, to);
     seqpar_device_close(d);
@@ -78,7 +115,10 @@ static seqpar_status small_work(seqpar_error *error) {
 static void test_failures(void) {
     int64_t calls, n;
     seqpar_error error = {0};
-    if (!&cuda_on_cpu_fail_at) { test_skip("cuda_failures", "a GPU does not fail on demand"); return; }
+    if (!&cuda_on_cpu_fail_at) {
+        test_skip("cuda_failures", "a GPU does not fail on demand");
+        return;
+    }
     cuda_on_cpu_calls = 0;
     test_expect(!small_work(&error), "%s", error.text);
     calls = cuda_on_cpu_calls;
@@ -86,8 +126,11 @@ static void test_failures(void) {
         memset(&error, 0, sizeof error);
         cuda_on_cpu_calls = 0;
         cuda_on_cpu_fail_at = n;
-        test_expect(small_work(&error) && error.status && strlen(error.text) > 20, "call %lld of %lld fails: status %d, '%s'", (long long)n, (long long)calls, error.status, error.text);
-        test_expect(cuda_on_cpu_allocated == 0, "after call %lld failed %lld bytes are left", (long long)n, (long long)cuda_on_cpu_allocated);
+        test_expect(small_work(&error) && error.status && strlen(error.text) > 20,
+                    "call %lld of %lld fails: status %d, '%s'", (long long)n, (long long)calls,
+                    error.status, error.text);
+        test_expect(cuda_on_cpu_allocated == 0, "after call %lld failed %lld bytes are left",
+                    (long long)n, (long long)cuda_on_cpu_allocated);
     }
     cuda_on_cpu_fail_at = 0;
     test_end("cuda_failures: each of %lld calls is named and leaves nothing", (long long)calls);
@@ -96,24 +139,34 @@ static void test_failures(void) {
 static void test_refused(void) {
     seqpar_error error = {0};
     seqpar_cuda_desc desc = {.ordinal = 99};
-    test_expect(!seqpar_device_cuda(&error, &desc) && error.status == SEQPAR_ERR_DEVICE && strstr(error.text, "no CUDA device 99"), "%s", error.text);
+    test_expect(!seqpar_device_cuda(&error, &desc) && error.status == SEQPAR_ERR_DEVICE &&
+                    strstr(error.text, "no CUDA device 99"),
+                "%s", error.text);
     memset(&error, 0, sizeof error);
     desc = (seqpar_cuda_desc){.storage = 7};
-    test_expect(!seqpar_device_cuda(&error, &desc) && error.status == SEQPAR_ERR_OPTION && strstr(error.text, "fp32 or bf16"), "%s", error.text);
+    test_expect(!seqpar_device_cuda(&error, &desc) && error.status == SEQPAR_ERR_OPTION &&
+                    strstr(error.text, "fp32 or bf16"),
+                "%s", error.text);
     if (&cuda_on_cpu_fail_at) {
         memset(&error, 0, sizeof error);
         setenv("CUDA_ON_CPU_NO_DEVICE", "1", 1);
-        test_expect(!seqpar_device_cuda(&error, NULL) && strstr(error.text, "no CUDA device"), "%s", error.text);
+        test_expect(!seqpar_device_cuda(&error, NULL) && strstr(error.text, "no CUDA device"),
+                    "%s", error.text);
         unsetenv("CUDA_ON_CPU_NO_DEVICE");
         memset(&error, 0, sizeof error);
         setenv("CUDA_ON_CPU_MAJOR", "7", 1);
-        test_expect(!seqpar_device_cuda(&error, NULL) && error.status == SEQPAR_ERR_DEVICE && strstr(error.text, "compute capability 7; 8 or more is needed"), "%s", error.text);
+        test_expect(!seqpar_device_cuda(&error, NULL) && error.status == SEQPAR_ERR_DEVICE &&
+                        strstr(error.text, "compute capability 7; 8 or more is needed"),
+                    "%s", error.text);
         unsetenv("CUDA_ON_CPU_MAJOR");
     }
     memset(&error, 0, sizeof error);
     seqpar_device *d = seqpar_device_cuda(&error, NULL);
     void *data = d->alloc(d, INT64_C(1) << 50); /* more than any GPU has, on the stand-in too */
-    test_expect(!data && error.status == SEQPAR_ERR_MEMORY && strstr(error.text, "1125899906842624 bytes are needed") && strstr(error.text, "are free"), "%s", error.text);
+    test_expect(!data && error.status == SEQPAR_ERR_MEMORY &&
+                    strstr(error.text, "1125899906842624 bytes are needed") &&
+                    strstr(error.text, "are free"),
+                "%s", error.text);
     seqpar_device_close(d);
     test_end("cuda_refused");
 }

@@ -18,18 +18,20 @@ static const char *real_data;
 
 #define EXPECT(condition) \
     do { \
-        if (!(condition)) return snprintf(why, sizeof why, "%d: %s", __LINE__, #condition), false; \
+        if (!(condition)) \
+            return snprintf(why, sizeof why, "%d: %s", __LINE__, #condition), false; \
     } while (0)
 #define EXPECT_TEXT(got, want) \
     do { \
         if (strcmp((got), (want))) \
-            return snprintf(why, sizeof why, "%d: got \"%.900s\", want \"%.900s\"", __LINE__, (got), (want)), false; \
+            return snprintf(why, sizeof why, "%d: got \"%.900s\", want \"%.900s\"", __LINE__, \
+                            (got), (want)), \
+                   false; \
     } while (0)
 
 static bool holds(const char *text, const char *part) { return strstr(text, part) != NULL; }
 
-static const char *in_scratch(const char *name)
-{
+static const char *in_scratch(const char *name) {
     static char paths[4][512];
     static int turn;
     char *path = paths[turn++ % 4];
@@ -37,20 +39,20 @@ static const char *in_scratch(const char *name)
     return path;
 }
 
-static const char *make_file_sized(const char *name, const char *bytes, size_t size)
-{
+static const char *make_file_sized(const char *name, const char *bytes, size_t size) {
     const char *path = in_scratch(name);
     char error[256];
     if (demo_write_atomically(path, bytes, size, error, sizeof error)) printf("# %s\n", error);
     return path;
 }
 
-static const char *make_file(const char *name, const char *text) { return make_file_sized(name, text, strlen(text)); }
+static const char *make_file(const char *name, const char *text) {
+    return make_file_sized(name, text, strlen(text));
+}
 
 /* Everything a printer prints, for free(). */
 typedef void (*printer)(const void *subject, FILE *out);
-static char *printed(printer print, const void *subject)
-{
+static char *printed(printer print, const void *subject) {
     static char *text;
     static size_t size;
     FILE *out = open_memstream(&text, &size);
@@ -70,24 +72,31 @@ static struct {
 } config;
 
 static const demo_binding bindings[] = {
-    {"max_len", &config.max_len, DEMO_INT, "2048", "longest document in tokens", DEMO_AT_LEAST(1)},
-    {"save_steps", &config.save_steps, DEMO_INT, "-1", "steps between checkpoints", DEMO_AT_LEAST(-1)},
-    {"ring_attn_size", &config.ring_attn_size, DEMO_INT, "1", "ranks that share a sequence", DEMO_BETWEEN(1, 1024)},
-    {"learning_rate", &config.learning_rate, DEMO_FLOAT, "5e-6", "peak learning rate", DEMO_ABOVE(0)},
-    {"adam_betas", config.betas, DEMO_FLOATS2, "0.9,0.95", "decay of the two moments", DEMO_BETWEEN(0, 1)},
+    {"max_len", &config.max_len, DEMO_INT, "2048", "longest document in tokens",
+     DEMO_AT_LEAST(1)},
+    {"save_steps", &config.save_steps, DEMO_INT, "-1", "steps between checkpoints",
+     DEMO_AT_LEAST(-1)},
+    {"ring_attn_size", &config.ring_attn_size, DEMO_INT, "1", "ranks that share a sequence",
+     DEMO_BETWEEN(1, 1024)},
+    {"learning_rate", &config.learning_rate, DEMO_FLOAT, "5e-6", "peak learning rate",
+     DEMO_ABOVE(0)},
+    {"adam_betas", config.betas, DEMO_FLOATS2, "0.9,0.95", "decay of the two moments",
+     DEMO_BETWEEN(0, 1)},
     {"dataset", &config.dataset, DEMO_STRING, NULL, "training data", DEMO_ANY},
     {"optim", &config.optim, DEMO_STRING, "adamw", "optimizer", DEMO_ANY},
-    {"truncation", &config.truncation, DEMO_STRING, "drop", "what becomes of long documents", DEMO_ANY},
-    {"packing_samples", &config.packing, DEMO_FLAG, NULL, "several documents in a row", DEMO_ANY},
-    {"pretrain_mode", &config.pretrain_mode, DEMO_FLAG, NULL, "train on all of the text", DEMO_ANY},
+    {"truncation", &config.truncation, DEMO_STRING, "drop", "what becomes of long documents",
+     DEMO_ANY},
+    {"packing_samples", &config.packing, DEMO_FLAG, NULL, "several documents in a row",
+     DEMO_ANY},
+    {"pretrain_mode", &config.pretrain_mode, DEMO_FLAG, NULL, "train on all of the text",
+     DEMO_ANY},
 };
 
 static demo_options options;
 static char message[1024];
 
 /* Parses words separated by single spaces; they stay alive until the next call. */
-static int parse(const char *line)
-{
+static int parse(const char *line) {
     static char words[4096], *argv[512];
     int argc = 1;
     argv[0] = words;
@@ -96,28 +105,29 @@ static int parse(const char *line)
         *space++ = 0;
         if (*space) argv[argc++] = space;
     }
-    options =
-        (demo_options){.tool = "sft", .bindings = bindings, .binding_count = sizeof bindings / sizeof bindings[0]};
+    options = (demo_options){.tool = "sft",
+                             .bindings = bindings,
+                             .binding_count = sizeof bindings / sizeof bindings[0]};
     *message = 0;
     return demo_options_parse(&options, argc, argv, message, sizeof message);
 }
 
-static bool known_kind(const char *kind)
-{
+static bool known_kind(const char *kind) {
     return demo_list_has("flag,int,float,string,floats2,strings,optional", kind) ||
            (!strncmp(kind, "choice:", 7) && kind[7]);
 }
 
-static bool table_is_sound(void)
-{
+static bool table_is_sound(void) {
     for (int i = 0; i < DEMO_KNOWN_COUNT; i++) {
         const demo_known *known = &demo_known_options[i], *target = demo_known_target(known);
         snprintf(message, sizeof message, "%s", known->name);
         EXPECT(i == 0 || strcmp(demo_known_options[i - 1].name, known->name) < 0);
         EXPECT(demo_known_find(known->name) == known); /* no other name equal up to - and _ */
         EXPECT(known_kind(known->kind) && *known->source && *known->tools);
-        EXPECT(target && strncmp(target->role, "alias:", 6) && !strcmp(target->kind, known->kind));
-        EXPECT(!strcmp(known->role, "real") || !strcmp(known->role, "noeffect") || target != known);
+        EXPECT(target && strncmp(target->role, "alias:", 6) &&
+               !strcmp(target->kind, known->kind));
+        EXPECT(!strcmp(known->role, "real") || !strcmp(known->role, "noeffect") ||
+               target != known);
         EXPECT(strcmp(known->role, "noeffect") || strlen(known->note) > 8);
         EXPECT(strlen(known->name) < DEMO_NAME_LIMIT);
     }
@@ -125,8 +135,8 @@ static bool table_is_sound(void)
 }
 
 /* Calls visit for each comma-separated word of a list. */
-static bool each_word(const char *list, bool (*visit)(const char *word, const void *context), const void *context)
-{
+static bool each_word(const char *list, bool (*visit)(const char *word, const void *context),
+                      const void *context) {
     char word[DEMO_NAME_LIMIT];
     for (const char *at = list; *at; at += strcspn(at, ", "), at += strspn(at, ", ")) {
         size_t length = strcspn(at, ", ");
@@ -137,19 +147,19 @@ static bool each_word(const char *list, bool (*visit)(const char *word, const vo
     return true;
 }
 
-static bool tool_is_served(const char *tool, const void *context)
-{
+static bool tool_is_served(const char *tool, const void *context) {
     const demo_known *known = context, *target = demo_known_target(known);
     snprintf(message, sizeof message, "--%s for %s", known->name, tool);
     EXPECT(demo_list_has("sft,dpo,rm,kto,kd,prm,ppo,batch_inference", tool));
-    EXPECT(demo_list_has(target->tools, tool)); /* an alias for a tool leads to something for that tool */
+    /* an alias for a tool leads to something for that tool */
+    EXPECT(demo_list_has(target->tools, tool));
     return true;
 }
 
-static bool tools_are_sound(void)
-{
+static bool tools_are_sound(void) {
     for (int i = 0; i < DEMO_KNOWN_COUNT; i++)
-        if (!each_word(demo_known_options[i].tools, tool_is_served, &demo_known_options[i])) return false;
+        if (!each_word(demo_known_options[i].tools, tool_is_served, &demo_known_options[i]))
+            return false;
     return true;
 }
 
@@ -157,112 +167,176 @@ static bool tools_are_sound(void)
  * 360-LLaMA-Factory and axolotl, and this project's own. Kept apart from options.tsv on purpose. */
 static const char names_people_type[] =
     /* shared by OpenRLHF's trainers */
-    "save_path ckpt_path save_steps eval_steps logging_steps max_ckpt_num max_ckpt_mem load_checkpoint "
-    "micro_train_batch_size train_batch_size max_epochs max_norm learning_rate lr_warmup_ratio lr_scheduler l2 "
-    "adam_betas seed local_rank zero_stage zpg bf16 adam_offload flash_attn grad_accum_dtype overlap_comm "
-    "gradient_checkpointing gradient_checkpointing_use_reentrant disable_fast_tokenizer aux_loss_coef "
-    "ring_attn_size ring_head_stride packing_samples load_in_4bit lora_rank lora_alpha target_modules "
-    "lora_dropout pretrain dataset prompt_data dataset_probs train_split eval_split prompt_data_probs "
-    "prompt_split max_samples max_len input_template apply_chat_template tokenizer_chat_template use_wandb "
+    "save_path ckpt_path save_steps eval_steps logging_steps max_ckpt_num max_ckpt_mem "
+    "load_checkpoint "
+    "micro_train_batch_size train_batch_size max_epochs max_norm learning_rate lr_warmup_ratio "
+    "lr_scheduler l2 "
+    "adam_betas seed local_rank zero_stage zpg bf16 adam_offload flash_attn grad_accum_dtype "
+    "overlap_comm "
+    "gradient_checkpointing gradient_checkpointing_use_reentrant disable_fast_tokenizer "
+    "aux_loss_coef "
+    "ring_attn_size ring_head_stride packing_samples load_in_4bit lora_rank lora_alpha "
+    "target_modules "
+    "lora_dropout pretrain dataset prompt_data dataset_probs train_split eval_split "
+    "prompt_data_probs "
+    "prompt_split max_samples max_len input_template apply_chat_template "
+    "tokenizer_chat_template use_wandb "
     "wandb_org wandb_group wandb_project wandb_run_name use_tensorboard "
     /* by task */
-    "pretrain_mode input_key output_key multiturn beta ipo label_smoothing nll_loss_coef ref_pretrain ref_offload "
+    "pretrain_mode input_key output_key multiturn beta ipo label_smoothing nll_loss_coef "
+    "ref_pretrain ref_offload "
     "prompt_key chosen_key rejected_key loss margin_loss compute_fp32_loss value_head_prefix "
-    "desirable_loss_weight undesirable_loss_weight label_key teacher_model teacher_offload kd_coef "
-    "placeholder_token reward_tokens num_episodes rollout_batch_size micro_rollout_batch_size prompt_max_len "
-    "generate_max_len ptx_coef eps_clip value_clip lambd gamma normalize_reward top_p temperature "
-    "freezing_actor_steps n_samples_per_prompt save_value_network actor_learning_rate critic_learning_rate "
-    "kl_target init_kl_coef use_kl_estimator_k3 reward_clip_range enable_ema advantage_estimator reward_pretrain "
-    "remote_rm_url critic_pretrain pretrain_data pretrain_data_probs pretrain_split actor_init_on_gpu "
+    "desirable_loss_weight undesirable_loss_weight label_key teacher_model teacher_offload "
+    "kd_coef "
+    "placeholder_token reward_tokens num_episodes rollout_batch_size micro_rollout_batch_size "
+    "prompt_max_len "
+    "generate_max_len ptx_coef eps_clip value_clip lambd gamma normalize_reward top_p "
+    "temperature "
+    "freezing_actor_steps n_samples_per_prompt save_value_network actor_learning_rate "
+    "critic_learning_rate "
+    "kl_target init_kl_coef use_kl_estimator_k3 reward_clip_range enable_ema "
+    "advantage_estimator reward_pretrain "
+    "remote_rm_url critic_pretrain pretrain_data pretrain_data_probs pretrain_split "
+    "actor_init_on_gpu "
     "ref_num_nodes reward_num_nodes actor_num_nodes critic_num_nodes ref_num_gpus_per_node "
-    "reward_num_gpus_per_node actor_num_gpus_per_node critic_num_gpus_per_node colocate_actor_ref "
-    "colocate_critic_reward ref_reward_offload vllm_num_engines vllm_tensor_parallel_size vllm_sync_backend "
-    "enable_prefix_caching enforce_eager perf eval_task micro_batch_size max_new_tokens greedy_sampling "
-    "repetition_penalty best_of_n post_processor iter reward_template enable_csft csft_prompt output_path "
+    "reward_num_gpus_per_node actor_num_gpus_per_node critic_num_gpus_per_node "
+    "colocate_actor_ref "
+    "colocate_critic_reward ref_reward_offload vllm_num_engines vllm_tensor_parallel_size "
+    "vllm_sync_backend "
+    "enable_prefix_caching enforce_eager perf eval_task micro_batch_size max_new_tokens "
+    "greedy_sampling "
+    "repetition_penalty best_of_n post_processor iter reward_template enable_csft csft_prompt "
+    "output_path "
     "max_num_seqs tp_size "
     /* 0.8 */
-    "attn_implementation save_hf_ckpt disable_ds_ckpt use_ds_universal_ckpt deepcompile full_determinism "
-    "use_liger_kernel ds_tensor_parallel_size eval_dataset use_ms dataset_split min_lr_ratio eps_clip_low_high "
-    "dual_clip policy_loss_type kl_estimator use_kl_loss kl_horizon entropy_loss_coef no_advantage_std_norm "
-    "overlong_buffer_len overlong_penalty_factor ema_beta use_dynamic_batch rollout_max_tokens_per_gpu "
-    "train_max_tokens_per_gpu vllm_enable_sleep vllm_gpu_memory_utilization enable_vllm_is_correction "
-    "vllm_is_truncated_threshold async_train colocate_all_models deepspeed_enable_sleep agent_func_path "
-    "eval_temperature eval_n_samples_per_prompt dynamic_filtering dynamic_filtering_reward_range "
+    "attn_implementation save_hf_ckpt disable_ds_ckpt use_ds_universal_ckpt deepcompile "
+    "full_determinism "
+    "use_liger_kernel ds_tensor_parallel_size eval_dataset use_ms dataset_split min_lr_ratio "
+    "eps_clip_low_high "
+    "dual_clip policy_loss_type kl_estimator use_kl_loss kl_horizon entropy_loss_coef "
+    "no_advantage_std_norm "
+    "overlong_buffer_len overlong_penalty_factor ema_beta use_dynamic_batch "
+    "rollout_max_tokens_per_gpu "
+    "train_max_tokens_per_gpu vllm_enable_sleep vllm_gpu_memory_utilization "
+    "enable_vllm_is_correction "
+    "vllm_is_truncated_threshold async_train colocate_all_models deepspeed_enable_sleep "
+    "agent_func_path "
+    "eval_temperature eval_n_samples_per_prompt dynamic_filtering "
+    "dynamic_filtering_reward_range "
     "vllm_generate_batch_size vllm_sync_with_ray "
     /* head */
-    "train.batch_size train.micro_batch_size train.max_epochs train.seed adam.lr adam.betas adam.eps "
-    "adam.weight_decay optim muon.lr muon.momentum muon.ns_steps muon.nesterov actor.optim critic.optim "
-    "actor.lr_scheduler critic.lr_scheduler actor.lr_warmup_ratio critic.min_lr_ratio actor.max_norm "
-    "critic.max_norm actor.adam.lr critic.adam.lr ds.zero_stage ds.param_dtype ds.adam_offload ds.ring_attn_size "
-    "ds.ring_attn_head_stride ds.packing_samples ds.lora.rank ds.lora.alpha ds.lora.target_modules "
-    "ds.lora.dropout model.model_name_or_path actor.model_name_or_path reward.model_name_or_path "
-    "critic.model_name_or_path ref.model_name_or_path model.beta model.ipo_enable model.label_smoothing "
-    "model.nll_loss_coef model.aux_loss_coef model.loss_type model.margin_loss_enable data.dataset data.input_key "
-    "data.output_key data.prompt_key data.chosen_key data.rejected_key data.label_key data.max_len "
-    "ckpt.output_dir ckpt.path ckpt.load_enable actor.eps_clip critic.value_clip algo.advantage.lambd "
+    "train.batch_size train.micro_batch_size train.max_epochs train.seed adam.lr adam.betas "
+    "adam.eps "
+    "adam.weight_decay optim muon.lr muon.momentum muon.ns_steps muon.nesterov actor.optim "
+    "critic.optim "
+    "actor.lr_scheduler critic.lr_scheduler actor.lr_warmup_ratio critic.min_lr_ratio "
+    "actor.max_norm "
+    "critic.max_norm actor.adam.lr critic.adam.lr ds.zero_stage ds.param_dtype ds.adam_offload "
+    "ds.ring_attn_size "
+    "ds.ring_attn_head_stride ds.packing_samples ds.lora.rank ds.lora.alpha "
+    "ds.lora.target_modules "
+    "ds.lora.dropout model.model_name_or_path actor.model_name_or_path "
+    "reward.model_name_or_path "
+    "critic.model_name_or_path ref.model_name_or_path model.beta model.ipo_enable "
+    "model.label_smoothing "
+    "model.nll_loss_coef model.aux_loss_coef model.loss_type model.margin_loss_enable "
+    "data.dataset data.input_key "
+    "data.output_key data.prompt_key data.chosen_key data.rejected_key data.label_key "
+    "data.max_len "
+    "ckpt.output_dir ckpt.path ckpt.load_enable actor.eps_clip critic.value_clip "
+    "algo.advantage.lambd "
     "algo.advantage.gamma algo.kl.init_coef algo.kl.target algo.kl.estimator algo.kl.use_loss "
-    "algo.advantage.estimator algo.advantage.is_correction_enable algo.advantage.is_correction_threshold "
+    "algo.advantage.estimator algo.advantage.is_correction_enable "
+    "algo.advantage.is_correction_threshold "
     "algo.advantage.is_correction_type reward.normalize_enable reward.clip_range "
-    "reward.stop_properly_penalty_coef rollout.n_samples_per_prompt rollout.batch_size rollout.micro_batch_size "
-    "critic.freezing_steps rollout.max_new_tokens ckpt.save_steps eval.steps eval.dataset logger.logging_steps "
+    "reward.stop_properly_penalty_coef rollout.n_samples_per_prompt rollout.batch_size "
+    "rollout.micro_batch_size "
+    "critic.freezing_steps rollout.max_new_tokens ckpt.save_steps eval.steps eval.dataset "
+    "logger.logging_steps "
     "model.gradient_checkpointing_enable "
     /* 360-LLaMA-Factory */
     "sequence_parallel_size sequence_parallel_mode cutoff_len per_device_train_batch_size "
-    "gradient_accumulation_steps num_train_epochs lr_scheduler_type lr_scheduler_kwargs warmup_ratio stage "
-    "do_train finetuning_type template overwrite_cache overwrite_output_dir preprocessing_num_workers output_dir "
-    "plot_loss ddp_timeout deepspeed val_size dataset_dir packing neat_packing shuffle_for_sequence_parallel "
-    "model_name_or_path freeze_vision_tower train_mm_proj_only image_resolution video_resolution logging_dir "
+    "gradient_accumulation_steps num_train_epochs lr_scheduler_type lr_scheduler_kwargs "
+    "warmup_ratio stage "
+    "do_train finetuning_type template overwrite_cache overwrite_output_dir "
+    "preprocessing_num_workers output_dir "
+    "plot_loss ddp_timeout deepspeed val_size dataset_dir packing neat_packing "
+    "shuffle_for_sequence_parallel "
+    "model_name_or_path freeze_vision_tower train_mm_proj_only image_resolution "
+    "video_resolution logging_dir "
     "save_strategy use_unsloth_gc report_to pref_beta pref_ftx kto_tag "
     /* axolotl */
-    "sequence_parallel_degree context_parallel_size heads_k_stride ring_attn_func sample_packing "
-    "eval_sample_packing pad_to_sequence_len sequence_len num_epochs optimizer train_on_inputs group_by_length "
-    "flash_attention xformers_attention warmup_steps evals_per_epoch saves_per_epoch weight_decay special_tokens "
-    "base_model datasets dataset_prepared_path val_set_size min_sample_len tiled_mlp plugins tf32 "
-    "activation_offloading resume_from_checkpoint early_stopping_patience load_in_8bit strict fsdp fsdp_config "
-    "wandb_entity wandb_watch wandb_name wandb_log_model model_type tokenizer_type field_prompt field_chosen "
+    "sequence_parallel_degree context_parallel_size heads_k_stride ring_attn_func "
+    "sample_packing "
+    "eval_sample_packing pad_to_sequence_len sequence_len num_epochs optimizer train_on_inputs "
+    "group_by_length "
+    "flash_attention xformers_attention warmup_steps evals_per_epoch saves_per_epoch "
+    "weight_decay special_tokens "
+    "base_model datasets dataset_prepared_path val_set_size min_sample_len tiled_mlp plugins "
+    "tf32 "
+    "activation_offloading resume_from_checkpoint early_stopping_patience load_in_8bit strict "
+    "fsdp fsdp_config "
+    "wandb_entity wandb_watch wandb_name wandb_log_model model_type tokenizer_type "
+    "field_prompt field_chosen "
     "field_rejected field_completion field_label "
     /* ours */
-    "truncation max_steps adam_eps layout schedule pack_len chunks z_loss data_parallel_size world_size "
-    "hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim intermediate_size "
-    "tie_word_embeddings rope_theta metrics_path device omp_threads json margin_key remote_rm_timeout "
+    "truncation max_steps adam_eps layout schedule pack_len chunks z_loss data_parallel_size "
+    "world_size "
+    "hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
+    "intermediate_size "
+    "tie_word_embeddings rope_theta metrics_path device omp_threads json margin_key "
+    "remote_rm_timeout "
     "remote_rm_retries remote_rm_backoff value_prefix_head stop_properly_penalty_coef "
     "precompute_ref precompute_ref_log_probs";
 
-static bool name_is_known(const char *name, const void *context)
-{
+static bool name_is_known(const char *name, const void *context) {
     (void)context;
     snprintf(message, sizeof message, "--%s", name);
     EXPECT(demo_known_find(name) != NULL);
     return true;
 }
 
-static bool every_name_is_known(void) { return each_word(names_people_type, name_is_known, NULL); }
-
-static void sample_value(const char *kind, char *text, size_t size)
-{
-    static const char *const samples[][2] = {{"flag", "true"}, {"int", "3"}, {"float", "0.25"}, {"string", "some/path"},
-                                             {"floats2", "0.5,0.75"}, {"strings", "a b c"}, {"optional", "auto"}};
-    for (size_t i = 0; i < sizeof samples / sizeof samples[0]; i++)
-        if (!strcmp(kind, samples[i][0])) snprintf(text, size, "%s", samples[i][1]);
-    if (!strncmp(kind, "choice:", 7)) snprintf(text, size, "%.*s", (int)strcspn(kind + 7, ",="), kind + 7);
+static bool every_name_is_known(void) {
+    return each_word(names_people_type, name_is_known, NULL);
 }
 
-/* Parses one option for one tool in both spellings, bound to a variable of its type if it is real. */
-static bool option_parses(const char *tool, const void *context)
-{
+static void sample_value(const char *kind, char *text, size_t size) {
+    static const char *const samples[][2] = {{"flag", "true"},        {"int", "3"},
+                                             {"float", "0.25"},       {"string", "some/path"},
+                                             {"floats2", "0.5,0.75"}, {"strings", "a b c"},
+                                             {"optional", "auto"}};
+    for (size_t i = 0; i < sizeof samples / sizeof samples[0]; i++)
+        if (!strcmp(kind, samples[i][0])) snprintf(text, size, "%s", samples[i][1]);
+    if (!strncmp(kind, "choice:", 7))
+        snprintf(text, size, "%.*s", (int)strcspn(kind + 7, ",="), kind + 7);
+}
+
+/* Parses one option for one tool in both spellings, bound to a variable of its type if it is
+   real. */
+static bool option_parses(const char *tool, const void *context) {
     const demo_known *known = context, *target = demo_known_target(known);
-    union { bool flag; int64_t whole; double pair[2]; const char *text; } variable;
-    const demo_binding binding = {target->name, &variable, demo_type_of(target->kind), NULL, "", DEMO_ANY};
-    char value[64] = "", name[DEMO_NAME_LIMIT + 2], inlined[192], program[] = "trainer", end[] = "--help";
+    union {
+        bool flag;
+        int64_t whole;
+        double pair[2];
+        const char *text;
+    } variable;
+    const demo_binding binding = {target->name, &variable, demo_type_of(target->kind),
+                                  NULL,         "",        DEMO_ANY};
+    char value[64] = "", name[DEMO_NAME_LIMIT + 2], inlined[192], program[] = "trainer";
+    char end[] = "--help";
     sample_value(known->kind, value, sizeof value);
     snprintf(name, sizeof name, "--%s", known->name);
     snprintf(inlined, sizeof inlined, "--%s=%s", known->name, value);
     char *apart[] = {program, name, value, end}, *joined[] = {program, inlined, end};
     for (int form = 0; form < 2; form++) {
-        options = (demo_options){.tool = tool, .bindings = &binding, .binding_count = !strcmp(target->role, "real")};
+        options = (demo_options){
+            .tool = tool, .bindings = &binding, .binding_count = !strcmp(target->role, "real")};
         snprintf(message, sizeof message, "%s for %s", inlined, tool);
-        EXPECT(demo_options_parse(&options, form ? 3 : 4, form ? joined : apart, message, sizeof message) == 0);
-        EXPECT(options.help_wanted); /* the value was taken, so that the last word was reached */
+        EXPECT(demo_options_parse(&options, form ? 3 : 4, form ? joined : apart, message,
+                                  sizeof message) == 0);
+        /* the value was taken, so that the last word was reached */
+        EXPECT(options.help_wanted);
         EXPECT(demo_options_given(&options, target->name));
         if (!options.binding_count) continue;
         if (binding.type == DEMO_INT) EXPECT(variable.whole == 3);
@@ -275,84 +349,101 @@ static bool option_parses(const char *tool, const void *context)
     return true;
 }
 
-static bool every_option_parses(void)
-{
+static bool every_option_parses(void) {
     for (int i = 0; i < DEMO_KNOWN_COUNT; i++)
-        if (!each_word(demo_known_options[i].tools, option_parses, &demo_known_options[i])) return false;
+        if (!each_word(demo_known_options[i].tools, option_parses, &demo_known_options[i]))
+            return false;
     return true;
 }
 
-static bool defaults_come_from_the_table(void)
-{
+static bool defaults_come_from_the_table(void) {
     EXPECT(parse("--dataset old --packing_samples --max_len 3") == 0);
     EXPECT(parse("") == 0); /* nothing is left over from before */
-    EXPECT(config.max_len == 2048 && config.save_steps == -1 && !config.packing && !config.dataset);
+    EXPECT(config.max_len == 2048 && config.save_steps == -1 && !config.packing &&
+           !config.dataset);
     EXPECT(!(fabs(config.learning_rate - 5e-6) > 0) && !(fabs(config.betas[1] - 0.95) > 0));
     EXPECT_TEXT(config.optim, "adamw");
     EXPECT(!demo_options_given(&options, "max_len"));
     return true;
 }
 
-static bool values_land(void)
-{
-    EXPECT(parse("--max-len=7 --max_len 9 --adam_betas .5 .25 --dataset=a=b.jsonl --packing_samples --save-steps -1") ==
-           0);
-    EXPECT(config.max_len == 9 && config.packing && config.save_steps == -1); /* the last mention wins */
+static bool values_land(void) {
+    EXPECT(parse("--max-len=7 --max_len 9 --adam_betas .5 .25 --dataset=a=b.jsonl "
+                 "--packing_samples --save-steps -1") == 0);
+    /* the last mention wins */
+    EXPECT(config.max_len == 9 && config.packing && config.save_steps == -1);
     EXPECT(!(fabs(config.betas[0] - .5) > 0) && !(fabs(config.betas[1] - .25) > 0));
     EXPECT_TEXT(config.dataset, "a=b.jsonl");
     EXPECT(demo_options_given(&options, "max_len") && !demo_options_given(&options, "optim"));
-    EXPECT(parse("--cutoff_len 5 --sequence_parallel_degree 4 --optimizer adamw_torch --adam.betas 0.1,0.2") == 0);
-    EXPECT(config.max_len == 5 && config.ring_attn_size == 4 && !(fabs(config.betas[1] - .2) > 0));
+    EXPECT(parse("--cutoff_len 5 --sequence_parallel_degree 4 --optimizer adamw_torch "
+                 "--adam.betas 0.1,0.2") == 0);
+    EXPECT(config.max_len == 5 && config.ring_attn_size == 4 &&
+           !(fabs(config.betas[1] - .2) > 0));
     EXPECT_TEXT(config.optim, "adamw"); /* synonyms arrive as the first spelling */
     EXPECT(demo_options_given(&options, "max-len"));
     return true;
 }
 
-static bool flags_take_an_optional_word(void)
-{
-    EXPECT(parse("--packing_samples false --pretrain_mode True") == 0 && !config.packing && config.pretrain_mode);
-    EXPECT(parse("--packing_samples --pretrain_mode=off") == 0 && config.packing && !config.pretrain_mode);
-    EXPECT(parse("--sample_packing yes --bf16 --flash_attn fa2 --bf16 auto --max_len 3") == 0 && config.packing);
+static bool flags_take_an_optional_word(void) {
+    EXPECT(parse("--packing_samples false --pretrain_mode True") == 0 && !config.packing &&
+           config.pretrain_mode);
+    EXPECT(parse("--packing_samples --pretrain_mode=off") == 0 && config.packing &&
+           !config.pretrain_mode);
+    EXPECT(parse("--sample_packing yes --bf16 --flash_attn fa2 --bf16 auto --max_len 3") == 0 &&
+           config.packing);
     EXPECT(config.max_len == 3);
     return true;
 }
 
-static bool typos_are_named(void)
-{
+static bool typos_are_named(void) {
     EXPECT(parse("--ring_atn_size 2") == -1);
-    EXPECT_TEXT(message, "unknown option --ring_atn_size; did you mean --ring_attn_size? (--help lists all)");
+    EXPECT_TEXT(
+        message,
+        "unknown option --ring_atn_size; did you mean --ring_attn_size? (--help lists all)");
     EXPECT(parse("--learning-rat 1") == -1 && holds(message, "did you mean --learning_rate?"));
-    EXPECT(parse("--sequence-paralel-size 2") == -1 && holds(message, "did you mean --sequence_parallel_size?"));
+    EXPECT(parse("--sequence-paralel-size 2") == -1 &&
+           holds(message, "did you mean --sequence_parallel_size?"));
     EXPECT(parse("--qqqqqqqqqqqqqqqq") == -1);
     EXPECT_TEXT(message, "unknown option --qqqqqqqqqqqqqqqq (--help lists all)");
-    EXPECT(parse("--bta 1") == -1 && !holds(message, "--beta?")); /* an option of another tool is no help */
+    /* an option of another tool is no help */
+    EXPECT(parse("--bta 1") == -1 && !holds(message, "--beta?"));
     EXPECT(demo_edit_distance("abc", "abc") == 0 && demo_edit_distance("a-c", "a_c") == 0);
     EXPECT(demo_edit_distance("kitten", "sitting") == 3 && demo_edit_distance("", "abc") == 3);
     return true;
 }
 
-static bool bad_values_are_refused(void)
-{
+static bool bad_values_are_refused(void) {
     static const char *const cases[][2] = {
-        {"--max_len many", "--max_len is many, but it must be a whole number from 1 to 9223372036854775807"},
-        {"--max_len 12x", "--max_len is 12x, but it must be a whole number from 1 to 9223372036854775807"},
-        {"--max_len 1.5", "--max_len is 1.5, but it must be a whole number from 1 to 9223372036854775807"},
-        {"--max_len 0", "--max_len is 0, but it must be a whole number from 1 to 9223372036854775807"},
-        {"--max_len 99999999999999999999",
-         "--max_len is 99999999999999999999, but it must be a whole number from 1 to 9223372036854775807"},
-        {"--max_len=", "--max_len is empty, but it must be a whole number from 1 to 9223372036854775807"},
-        {"--cutoff_len -4", "--cutoff_len is -4, but it must be a whole number from 1 to 9223372036854775807"},
-        {"--ring_attn_size 2000", "--ring_attn_size is 2000, but it must be a whole number from 1 to 1024"},
+        {"--max_len many",
+         "--max_len is many, but it must be a whole number from 1 to 9223372036854775807"},
+        {"--max_len 12x",
+         "--max_len is 12x, but it must be a whole number from 1 to 9223372036854775807"},
+        {"--max_len 1.5",
+         "--max_len is 1.5, but it must be a whole number from 1 to 9223372036854775807"},
+        {"--max_len 0",
+         "--max_len is 0, but it must be a whole number from 1 to 9223372036854775807"},
+        {"--max_len 99999999999999999999", "--max_len is 99999999999999999999, but it must be "
+                                           "a whole number from 1 to 9223372036854775807"},
+        {"--max_len=",
+         "--max_len is empty, but it must be a whole number from 1 to 9223372036854775807"},
+        {"--cutoff_len -4",
+         "--cutoff_len is -4, but it must be a whole number from 1 to 9223372036854775807"},
+        {"--ring_attn_size 2000",
+         "--ring_attn_size is 2000, but it must be a whole number from 1 to 1024"},
         {"--learning_rate 0", "--learning_rate is 0, but it must be a finite number above 0"},
-        {"--learning_rate nan", "--learning_rate is nan, but it must be a finite number above 0"},
-        {"--learning_rate inf", "--learning_rate is inf, but it must be a finite number above 0"},
+        {"--learning_rate nan",
+         "--learning_rate is nan, but it must be a finite number above 0"},
+        {"--learning_rate inf",
+         "--learning_rate is inf, but it must be a finite number above 0"},
         {"--adam_betas 0.9", "--adam_betas is 0.9, but it must be two numbers from 0 to 1"},
-        {"--adam_betas 0.9 1.5", "--adam_betas is 0.9,1.5, but it must be two numbers from 0 to 1"},
+        {"--adam_betas 0.9 1.5",
+         "--adam_betas is 0.9,1.5, but it must be two numbers from 0 to 1"},
         {"--truncation shorten", "--truncation is shorten, but it must be one of drop, cut"},
         {"--truncation dropped", "--truncation is dropped, but it must be one of drop, cut"},
         {"--optim muon", "--optim is muon, but it must be one of adamw, sgd"},
         {"--packing_samples=maybe", "--packing_samples is maybe, but it must be true or false"},
-        {"--zpg two", "--zpg is two, but it must be a whole number"}, /* even where nothing depends on it */
+        {"--zpg two", "--zpg is two, but it must be a whole number"}, /* even where nothing
+                                                                         depends on it */
         {"--finetuning_type lora", "--finetuning_type is lora, but it must be one of full"},
         {"--max_len", "--max_len needs a value (a whole number), but nothing follows"},
         {"--dataset --max_len 4", "--dataset needs a value (text), but --max_len follows"},
@@ -371,28 +462,31 @@ static bool bad_values_are_refused(void)
     return true;
 }
 
-static void print_ignored(const void *subject, FILE *out) { demo_options_print_ignored(subject, out); }
+static void print_ignored(const void *subject, FILE *out) {
+    demo_options_print_ignored(subject, out);
+}
 
-static bool options_without_effect_are_told(void)
-{
+static bool options_without_effect_are_told(void) {
     EXPECT(parse("--max_len 4") == 0);
     char *text = printed(print_ignored, &options);
     EXPECT_TEXT(text, "");
     free(text);
     EXPECT(parse("--deepspeed ds_z2.json --max_len 4 --deepspeed other.json") == 0);
     text = printed(print_ignored, &options);
-    EXPECT_TEXT(text, "no effect here: --deepspeed (one process on CPU threads; no DeepSpeed engine)\n");
+    EXPECT_TEXT(
+        text,
+        "no effect here: --deepspeed (one process on CPU threads; no DeepSpeed engine)\n");
     free(text);
     EXPECT(parse("--ds.lora.rank 8 --bf16 --target_modules q k v --ddp_timeout 9") == 0);
     text = printed(print_ignored, &options);
-    EXPECT(holds(text, "--ds.lora.rank (every weight is trained; no adapters)") && holds(text, "; --target_modules ("));
+    EXPECT(holds(text, "--ds.lora.rank (every weight is trained; no adapters)") &&
+           holds(text, "; --target_modules ("));
     EXPECT(strchr(text, '\n') == text + strlen(text) - 1); /* one line */
     free(text);
     return true;
 }
 
-static bool too_many_words_are_refused(void)
-{
+static bool too_many_words_are_refused(void) {
     static char line[4096] = "--target_modules";
     for (int i = 0; i < 400; i++) strcat(line, " abcdefg");
     EXPECT(parse(line) == 0);
@@ -407,11 +501,11 @@ static bool too_many_words_are_refused(void)
 static void print_help(const void *subject, FILE *out) { demo_options_help(subject, out); }
 
 /* The column where the default stands must be the same in every line that has one. */
-static bool help_is_aligned(const char *text)
-{
+static bool help_is_aligned(const char *text) {
     long column = 0;
     int lines = 0;
-    for (const char *line = text; (line = strstr(line, "\n  --")) && line < strstr(text, "other names");
+    for (const char *line = text;
+         (line = strstr(line, "\n  --")) && line < strstr(text, "other names");
          line++, lines++) {
         long here = (long)strcspn(line, "[");
         EXPECT(!column || here == column);
@@ -421,8 +515,7 @@ static bool help_is_aligned(const char *text)
     return true;
 }
 
-static bool help_shows_everything(void)
-{
+static bool help_shows_everything(void) {
     EXPECT(parse("-h --max_len broken") == 0 && options.help_wanted);
     EXPECT(parse("--help") == 0 && options.help_wanted);
     char *text = printed(print_help, &options);
@@ -430,34 +523,36 @@ static bool help_shows_everything(void)
     EXPECT(holds(text, "--max_len                  N    [2048] longest document in tokens\n"));
     EXPECT(holds(text, "[drop] what becomes of long documents; one of drop, cut\n"));
     EXPECT(holds(text, "--cutoff_len                           = --max_len\n"));
-    EXPECT(holds(text, "--deepspeed                            one process on CPU threads; no DeepSpeed engine\n"));
+    EXPECT(holds(text, "--deepspeed                            one process on CPU threads; no "
+                       "DeepSpeed engine\n"));
     EXPECT(!holds(text, "--kl_horizon")); /* of another tool */
     EXPECT(help_is_aligned(text));
     free(text);
     return true;
 }
 
-static bool bindings_are_held_against_the_table(void)
-{
+static bool bindings_are_held_against_the_table(void) {
     static int64_t whole;
-    static const demo_binding strange[] = {{"max_len", &whole, DEMO_FLOAT, NULL, "", DEMO_ANY},
-                                           {"deepspeed", &whole, DEMO_STRING, NULL, "", DEMO_ANY},
-                                           {"beta", &whole, DEMO_FLOAT, NULL, "", DEMO_ANY}};
+    static const demo_binding strange[] = {
+        {"max_len", &whole, DEMO_FLOAT, NULL, "", DEMO_ANY},
+        {"deepspeed", &whole, DEMO_STRING, NULL, "", DEMO_ANY},
+        {"beta", &whole, DEMO_FLOAT, NULL, "", DEMO_ANY}};
     demo_options one = {.tool = "sft", .bindings = strange, .binding_count = 1};
     char program[] = "trainer", *argv[] = {program};
     EXPECT(demo_options_parse(&one, 1, argv, message, sizeof message) == -1);
     EXPECT_TEXT(message, "--max_len is not in options.tsv with the type it is bound as");
     one.bindings++;
-    EXPECT(demo_options_check(&one, message, sizeof message) == -1 && holds(message, "is bound, but not real"));
+    EXPECT(demo_options_check(&one, message, sizeof message) == -1 &&
+           holds(message, "is bound, but not real"));
     one.bindings++;
-    EXPECT(demo_options_check(&one, message, sizeof message) == -1 && holds(message, "not real for sft"));
+    EXPECT(demo_options_check(&one, message, sizeof message) == -1 &&
+           holds(message, "not real for sft"));
     EXPECT(parse("") == 0 && demo_options_check(&options, message, sizeof message) == -1);
     EXPECT(holds(message, "is not bound, but real for sft in options.tsv"));
     return true;
 }
 
-static bool foreign_names_place_tokens(void)
-{
+static bool foreign_names_place_tokens(void) {
     static const char *const cases[][3] = {{"zigzag-ring", "zigzag", "ring"},
                                            {"batch_ring", "contiguous", "ring"},
                                            {"batch_stripe", "stripe", "ring"},
@@ -465,14 +560,18 @@ static bool foreign_names_place_tokens(void)
                                            {"varlen_llama3", "contiguous", "llama3"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const char *layout = NULL, *schedule = NULL;
-        EXPECT(demo_placement_settle(&layout, &schedule, cases[i][0], message, sizeof message) == 0);
+        EXPECT(demo_placement_settle(&layout, &schedule, cases[i][0], message,
+                                     sizeof message) == 0);
         EXPECT_TEXT(layout, cases[i][1]);
         EXPECT_TEXT(schedule, cases[i][2]);
     }
     const char *layout = "contiguous", *schedule = NULL;
-    EXPECT(demo_placement_settle(&layout, &schedule, NULL, message, sizeof message) == 0 && !schedule);
-    EXPECT(demo_placement_settle(&layout, &schedule, "batch_zigzag", message, sizeof message) == -1);
-    EXPECT(holds(message, "batch_zigzag means --layout zigzag --schedule ring, but another option says contiguous"));
+    EXPECT(demo_placement_settle(&layout, &schedule, NULL, message, sizeof message) == 0 &&
+           !schedule);
+    EXPECT(demo_placement_settle(&layout, &schedule, "batch_zigzag", message, sizeof message) ==
+           -1);
+    EXPECT(holds(message, "batch_zigzag means --layout zigzag --schedule ring, but another "
+                          "option says contiguous"));
     return true;
 }
 
@@ -480,8 +579,7 @@ static bool foreign_names_place_tokens(void)
 
 static demo_dataset set;
 
-static int load(const char *path, demo_data_options how)
-{
+static int load(const char *path, demo_data_options how) {
     demo_data_free(&set);
     *message = 0;
     return demo_data_load(&set, path, &how, message, sizeof message);
@@ -489,15 +587,19 @@ static int load(const char *path, demo_data_options how)
 
 /* A document as text: bytes as they are, special tokens as B and E in brackets, supervised tokens after a bar each time
  * supervision begins and before one when it ends: "[B]ab|c[E]". */
-static const char *shown_document(const demo_document *document)
-{
+static const char *shown_document(const demo_document *document) {
     static char text[512];
     size_t used = 0;
     for (int64_t t = 0; t < document->tokens && used < sizeof text - 8; t++) {
         int32_t id = document->ids[t];
         if (t && document->loss_mask[t] != document->loss_mask[t - 1]) text[used++] = '|';
-        if (id < 256) text[used++] = (char)id;
-        else used += (size_t)snprintf(text + used, 8, "[%s]", id == DEMO_BOS ? "B" : id == DEMO_EOS ? "E" : "?");
+        if (id < 256)
+            text[used++] = (char)id;
+        else
+            used += (size_t)snprintf(text + used, 8, "[%s]",
+                                     id == DEMO_BOS   ? "B"
+                                     : id == DEMO_EOS ? "E"
+                                                      : "?");
     }
     text[used] = 0;
     return text;
@@ -505,10 +607,10 @@ static const char *shown_document(const demo_document *document)
 
 static const char *shown(int64_t i) { return shown_document(&set.documents[i]); }
 
-static const demo_data_options ask = {.input_key = "q", .output_key = "a", .input_template = "Q {}? "};
+static const demo_data_options ask = {
+    .input_key = "q", .output_key = "a", .input_template = "Q {}? "};
 
-static bool text_is_masked(void)
-{
+static bool text_is_masked(void) {
     const char *path = make_file("a.jsonl", "{\"q\": \"ab\", \"a\": \"cd\"}\n");
     EXPECT(load(path, ask) == 0 && arrlen(set.documents) == 1);
     EXPECT_TEXT(shown(0), "[B]Q ab? |cd[E]");
@@ -517,41 +619,47 @@ static bool text_is_masked(void)
     EXPECT(document->ids[0] == 256 && document->ids[1] == 'Q' && document->ids[9] == 257);
     EXPECT(load(path, (demo_data_options){.input_key = "q", .output_key = "a"}) == 0);
     EXPECT_TEXT(shown(0), "[B]ab|cd[E]");
-    EXPECT(load(path, (demo_data_options){.input_key = "q"}) == 0); /* without output_key the text itself */
+    /* without output_key the text itself */
+    EXPECT(load(path, (demo_data_options){.input_key = "q"}) == 0);
     EXPECT_TEXT(shown(0), "[B]|ab[E]");
-    EXPECT(load(path, (demo_data_options){.input_key = "q", .output_key = "a", .pretrain_mode = true}) == 0);
+    EXPECT(load(path, (demo_data_options){
+                          .input_key = "q", .output_key = "a", .pretrain_mode = true}) == 0);
     EXPECT_TEXT(shown(0), "[B]|ab");
-    EXPECT(load(path, (demo_data_options){.input_key = "q", .output_key = "a", .train_on_inputs = true}) == 0);
+    EXPECT(load(path, (demo_data_options){
+                          .input_key = "q", .output_key = "a", .train_on_inputs = true}) == 0);
     EXPECT_TEXT(shown(0), "[B]|abcd[E]");
-    EXPECT(load(path, (demo_data_options){.input_key = "q", .output_key = "a", .input_template = "{}-{}:"}) == 0);
+    EXPECT(load(path, (demo_data_options){.input_key = "q",
+                                          .output_key = "a",
+                                          .input_template = "{}-{}:"}) == 0);
     EXPECT_TEXT(shown(0), "[B]ab-ab:|cd[E]");
     return true;
 }
 
-static bool line_ends_and_marks_do_not_matter(void)
-{
-    EXPECT(
-        load(make_file("b.jsonl", "\xEF\xBB\xBF{\"q\": \"a\", \"a\": \"b\"}\r\n\r\n  \n{\"q\": \"c\", \"a\": \"d\"}"),
-             ask) == 0);
+static bool line_ends_and_marks_do_not_matter(void) {
+    EXPECT(load(make_file("b.jsonl", "\xEF\xBB\xBF{\"q\": \"a\", \"a\": \"b\"}\r\n\r\n  "
+                                     "\n{\"q\": \"c\", \"a\": \"d\"}"),
+                ask) == 0);
     EXPECT(arrlen(set.documents) == 2 && set.counts.read == 2);
     EXPECT_TEXT(shown(0), "[B]Q a? |b[E]");
     EXPECT_TEXT(shown(1), "[B]Q c? |d[E]");
     return true;
 }
 
-static bool text_is_utf8(void)
-{
-    EXPECT(load(make_file("u.jsonl", "{\"q\": \"\\u00e9\\n\", \"a\": \"\xE2\x82\xAC\"}\n"), ask) == 0);
+static bool text_is_utf8(void) {
+    EXPECT(load(make_file("u.jsonl", "{\"q\": \"\\u00e9\\n\", \"a\": \"\xE2\x82\xAC\"}\n"),
+                ask) == 0);
     EXPECT_TEXT(shown(0), "[B]Q \xC3\xA9\n? |\xE2\x82\xAC[E]");
     return true;
 }
 
-static bool ids_carry_their_own_mask(void)
-{
-    EXPECT(load(make_file("i.jsonl", "{\"input_ids\": [65, 66, 67, 68], \"labels\": [-100, -100, 67, 68]}\n"
-                                     "{\"input_ids\": [65, 66, 67], \"loss_mask\": [1, 0, 1]}\n"
-                                     "{\"input_ids\": [65, 66, 67], \"loss_mask\": [true, true, false]}\n"
-                                     "{\"input_ids\": [256, 65, 257]}\n"), ask) == 0);
+static bool ids_carry_their_own_mask(void) {
+    EXPECT(
+        load(make_file("i.jsonl",
+                       "{\"input_ids\": [65, 66, 67, 68], \"labels\": [-100, -100, 67, 68]}\n"
+                       "{\"input_ids\": [65, 66, 67], \"loss_mask\": [1, 0, 1]}\n"
+                       "{\"input_ids\": [65, 66, 67], \"loss_mask\": [true, true, false]}\n"
+                       "{\"input_ids\": [256, 65, 257]}\n"),
+             ask) == 0);
     EXPECT_TEXT(shown(0), "AB|CD");
     EXPECT_TEXT(shown(1), "AB|C"); /* nothing predicts a first token */
     EXPECT_TEXT(shown(2), "A|B|C");
@@ -560,20 +668,25 @@ static bool ids_carry_their_own_mask(void)
     return true;
 }
 
-static bool long_documents_are_dropped_or_cut(void)
-{
-    const char *path = make_file("long.jsonl", "{\"q\": \"ab\", \"a\": \"cdefgh\"}\n" /* [B] 2 + 6 [E] = 10 tokens */
-                                               "{\"q\": \"ab\", \"a\": \"c\"}\n"      /* 5 */
-                                               "{\"q\": \"abcdefg\", \"a\": \"c\"}\n" /* 10, of which 8 are prompt */
-                                               "{\"input_ids\": [1, 2, 3, 4, 5, 6, 7, 8, 9]}\n");
+static bool long_documents_are_dropped_or_cut(void) {
+    const char *path = make_file("long.jsonl",
+                                 "{\"q\": \"ab\", \"a\": \"cdefgh\"}\n" /* [B] 2 + 6 [E] = 10
+                                                                           tokens */
+                                 "{\"q\": \"ab\", \"a\": \"c\"}\n"      /* 5 */
+                                 "{\"q\": \"abcdefg\", \"a\": \"c\"}\n" /* 10, of which 8 are
+                                                                           prompt */
+                                 "{\"input_ids\": [1, 2, 3, 4, 5, 6, 7, 8, 9]}\n");
     demo_data_options how = {.input_key = "q", .output_key = "a", .max_len = 7};
-    EXPECT(load(path, how) == 0 && set.counts.read == 4 && set.counts.dropped_long == 3 && arrlen(set.documents) == 1);
+    EXPECT(load(path, how) == 0 && set.counts.read == 4 && set.counts.dropped_long == 3 &&
+           arrlen(set.documents) == 1);
     EXPECT_TEXT(shown(0), "[B]ab|c[E]");
     how.cut_long = true;
-    EXPECT(load(path, how) == 0 && set.counts.dropped_long == 1 && set.counts.cut == 2 && arrlen(set.documents) == 3);
+    EXPECT(load(path, how) == 0 && set.counts.dropped_long == 1 && set.counts.cut == 2 &&
+           arrlen(set.documents) == 3);
     EXPECT_TEXT(shown(0), "[B]ab|cde[E]");
     EXPECT(set.documents[0].tokens == 7 && arrlen(set.documents[0].ids) == 7);
-    EXPECT(set.documents[2].tokens == 7 && set.documents[2].ids[6] == 7); /* ids are cut as they are */
+    /* ids are cut as they are */
+    EXPECT(set.documents[2].tokens == 7 && set.documents[2].ids[6] == 7);
     how.max_len = 10;
     EXPECT(load(path, how) == 0 && set.counts.cut == 0 && set.counts.dropped_long == 0);
     how.pretrain_mode = true;
@@ -583,38 +696,40 @@ static bool long_documents_are_dropped_or_cut(void)
     return true;
 }
 
-static bool empty_and_masked_documents_are_counted(void)
-{
-    EXPECT(load(make_file("z.jsonl", "{\"q\": \"a\", \"a\": \"\"}\n{\"input_ids\": []}\n{\"q\": \"\", \"a\": \"b\"}\n"
-                                     "{\"input_ids\": [5, 6], \"labels\": [5, -100]}\n{\"q\": \"a\", \"a\": \"b\"}\n"),
+static bool empty_and_masked_documents_are_counted(void) {
+    EXPECT(load(make_file("z.jsonl", "{\"q\": \"a\", \"a\": \"\"}\n{\"input_ids\": "
+                                     "[]}\n{\"q\": \"\", \"a\": \"b\"}\n"
+                                     "{\"input_ids\": [5, 6], \"labels\": [5, -100]}\n{\"q\": "
+                                     "\"a\", \"a\": \"b\"}\n"),
                 (demo_data_options){.input_key = "q", .output_key = "a"}) == 0);
     EXPECT(set.counts.read == 5 && set.counts.zero_length == 3 && set.counts.fully_masked == 1);
     EXPECT(arrlen(set.documents) == 2 && set.supervised_tokens == 2);
     char summary[256];
     demo_data_summary(&set, summary, sizeof summary);
-    EXPECT_TEXT(summary,
-                "5 read, 2 kept with 6 tokens, 2 of them supervised; 0 too long, 3 empty, 0 cut, 1 masked whole");
+    EXPECT_TEXT(summary, "5 read, 2 kept with 6 tokens, 2 of them supervised; 0 too long, 3 "
+                         "empty, 0 cut, 1 masked whole");
     return true;
 }
 
-static bool streams_are_cut_into_documents(void)
-{
+static bool streams_are_cut_into_documents(void) {
     const char *path = make_file("s.txt", "\xEF\xBB\xBFthe quick\r\nfox");
     EXPECT(load(path, (demo_data_options){.pretrain_mode = true, .max_len = 6}) == 0);
-    EXPECT(arrlen(set.documents) == 3 && set.counts.read == 3 && set.tokens == 14 && set.supervised_tokens == 14 - 3);
+    EXPECT(arrlen(set.documents) == 3 && set.counts.read == 3 && set.tokens == 14 &&
+           set.supervised_tokens == 14 - 3);
     EXPECT_TEXT(shown(0), "t|he qu");
     EXPECT_TEXT(shown(1), "i|ck\r\nf");
     EXPECT_TEXT(shown(2), "o|x");
     EXPECT(load(path, (demo_data_options){.max_len = 6}) == -1 &&
            holds(message, "s.txt: plain text needs --pretrain_mode"));
-    EXPECT(load(path, (demo_data_options){.pretrain_mode = true}) == -1 && holds(message, "set it to 2 or more"));
+    EXPECT(load(path, (demo_data_options){.pretrain_mode = true}) == -1 &&
+           holds(message, "set it to 2 or more"));
     return true;
 }
 
-static bool samples_and_files_are_limited_and_joined(void)
-{
+static bool samples_and_files_are_limited_and_joined(void) {
     char both[1100];
-    const char *one = make_file("1.jsonl", "{\"q\": \"a\", \"a\": \"1\"}\n{\"q\": \"b\", \"a\": \"2\"}\n");
+    const char *one = make_file("1.jsonl",
+                                "{\"q\": \"a\", \"a\": \"1\"}\n{\"q\": \"b\", \"a\": \"2\"}\n");
     const char *two = make_file("2.jsonl", "{\"q\": \"c\", \"a\": \"3\"}\nnot JSON\n");
     snprintf(both, sizeof both, "%s,%s", one, two);
     demo_data_options how = ask;
@@ -628,8 +743,7 @@ static bool samples_and_files_are_limited_and_joined(void)
     return true;
 }
 
-static bool broken_data_is_named(void)
-{
+static bool broken_data_is_named(void) {
     static const char *const cases[][2] = {
         {"", "x.jsonl: the file is empty; give one with at least one record"},
         {"\xEF\xBB\xBF", "x.jsonl: the file is empty; give one with at least one record"},
@@ -639,20 +753,27 @@ static bool broken_data_is_named(void)
         {"{\"q\": \"a\", \"a\": \"b\"} {}\n", "x.jsonl:1: broken JSON at column 22"},
         {"[{\"q\": 1}]\n", "x.jsonl:1: the line is a list, but an object {...} is needed"},
         {"\n{\"q\": \"a\", \"b\": 1, \"c\": 2}\n",
-         "x.jsonl:2: no key \"a\"; set --output_key to one of those present: \"q\", \"b\", \"c\""},
+         "x.jsonl:2: no key \"a\"; set --output_key to one of those present: \"q\", \"b\", "
+         "\"c\""},
         {"{}\n", "x.jsonl:1: no key \"q\"; set --input_key to one of those present: none"},
         {"{\"q\": 3, \"a\": \"b\"}\n", "x.jsonl:1: \"q\" is a number, but text is needed"},
         {"{\"q\": \"a\", \"a\": null}\n", "x.jsonl:1: \"a\" is null, but text is needed"},
         {"{\"q\": [{\"role\": \"user\"}], \"a\": \"b\"}\n",
          "x.jsonl:1: \"q\" is a list, but text is needed; lists of chat messages"},
-        {"{\"q\": \"a\\u0000b\", \"a\": \"b\"}\n", "x.jsonl:1: the line holds a zero character"},
-        {"{\"input_ids\": \"abc\"}\n", "x.jsonl:1: \"input_ids\" is text, but a list is needed"},
-        {"{\"input_ids\": [1], \"labels\": 1}\n", "x.jsonl:1: \"labels\" is a number, but a list is needed"},
+        {"{\"q\": \"a\\u0000b\", \"a\": \"b\"}\n",
+         "x.jsonl:1: the line holds a zero character"},
+        {"{\"input_ids\": \"abc\"}\n",
+         "x.jsonl:1: \"input_ids\" is text, but a list is needed"},
+        {"{\"input_ids\": [1], \"labels\": 1}\n",
+         "x.jsonl:1: \"labels\" is a number, but a list is needed"},
         {"{\"input_ids\": [1, 2, 259]}\n",
          "x.jsonl:1: input_ids[2] is 259, but it must be a whole number from 0 to 258"},
-        {"{\"input_ids\": [1, -2]}\n", "x.jsonl:1: input_ids[1] is -2, but it must be a whole number from 0 to 258"},
-        {"{\"input_ids\": [1.5]}\n", "x.jsonl:1: input_ids[0] is 1.5, but it must be a whole number from 0 to 258"},
-        {"{\"input_ids\": [1, \"2\"]}\n", "x.jsonl:1: input_ids[1] is text, but a number is needed"},
+        {"{\"input_ids\": [1, -2]}\n",
+         "x.jsonl:1: input_ids[1] is -2, but it must be a whole number from 0 to 258"},
+        {"{\"input_ids\": [1.5]}\n",
+         "x.jsonl:1: input_ids[0] is 1.5, but it must be a whole number from 0 to 258"},
+        {"{\"input_ids\": [1, \"2\"]}\n",
+         "x.jsonl:1: input_ids[1] is text, but a number is needed"},
         {"{\"input_ids\": [1, 2, 3], \"labels\": [1, 2]}\n",
          "x.jsonl:1: 2 labels for 3 input_ids; give one for each token"},
         {"{\"input_ids\": [1, 2], \"loss_mask\": [1]}\n",
@@ -672,11 +793,12 @@ static bool broken_data_is_named(void)
     return true;
 }
 
-static bool files_that_cannot_be_read_are_named(void)
-{
+static bool files_that_cannot_be_read_are_named(void) {
     EXPECT(load("no/such/file.jsonl", ask) == -1);
-    EXPECT_TEXT(message, "no/such/file.jsonl: cannot be read: No such file or directory; give the path of a .jsonl or .txt file");
-    EXPECT(load("data.parquet", ask) == -1 && holds(message, "data.parquet: the name ends in neither .jsonl nor .txt"));
+    EXPECT_TEXT(message, "no/such/file.jsonl: cannot be read: No such file or directory; give "
+                         "the path of a .jsonl or .txt file");
+    EXPECT(load("data.parquet", ask) == -1 &&
+           holds(message, "data.parquet: the name ends in neither .jsonl nor .txt"));
     EXPECT(load("", ask) == -1 && load(NULL, ask) == -1);
     const char *zeros = make_file_sized("zeros.jsonl", "{\"q\": \"a\0b\", \"a\": \"c\"}\n", 23);
     EXPECT(load(zeros, ask) == -1 && holds(message, "zeros.jsonl:1: "));
@@ -687,29 +809,34 @@ static bool files_that_cannot_be_read_are_named(void)
     return true;
 }
 
-static bool templates_are_checked(void)
-{
+static bool templates_are_checked(void) {
     EXPECT(demo_template_checked("User: {}\n", message, sizeof message) && !*message);
-    EXPECT(!demo_template_checked("User:", message, sizeof message) && holds(message, "has no {}"));
-    EXPECT(demo_template_checked("User: {}\\n", message, sizeof message) && holds(message, "backslash"));
+    EXPECT(!demo_template_checked("User:", message, sizeof message) &&
+           holds(message, "has no {}"));
+    EXPECT(demo_template_checked("User: {}\\n", message, sizeof message) &&
+           holds(message, "backslash"));
     EXPECT(!demo_template_checked(NULL, message, sizeof message) && !*message);
     demo_data_options holeless = ask;
     holeless.input_template = "no hole";
-    EXPECT(load(make_file("h.jsonl", "{\"q\": \"a\", \"a\": \"b\"}\n"), holeless) == -1 && holds(message, "has no {}"));
+    EXPECT(load(make_file("h.jsonl", "{\"q\": \"a\", \"a\": \"b\"}\n"), holeless) == -1 &&
+           holds(message, "has no {}"));
     return true;
 }
 
-static bool writing_is_all_or_nothing(void)
-{
+static bool writing_is_all_or_nothing(void) {
     size_t size = 0;
     const char *path = make_file("whole", "old");
     EXPECT(demo_write_atomically(path, "new text", 8, message, sizeof message) == 0);
     char *text = demo_read_file(path, &size);
     EXPECT(text && size == 8 && !strcmp(text, "new text"));
     free(text);
-    EXPECT(demo_write_atomically(in_scratch("no/folder"), "x", 1, message, sizeof message) == -1);
-    EXPECT(holds(message, "no/folder: No such file or directory; choose another path or make its folder"));
-    EXPECT(demo_write_atomically(scratch, "x", 1, message, sizeof message) == -1); /* a folder is not replaced */
+    EXPECT(demo_write_atomically(in_scratch("no/folder"), "x", 1, message, sizeof message) ==
+           -1);
+    EXPECT(
+        holds(message,
+              "no/folder: No such file or directory; choose another path or make its folder"));
+    /* a folder is not replaced */
+    EXPECT(demo_write_atomically(scratch, "x", 1, message, sizeof message) == -1);
     char left[320];
     snprintf(left, sizeof left, "%s.%ld.tmp", scratch, (long)getpid());
     EXPECT(access(left, F_OK) != 0);
@@ -721,15 +848,13 @@ static bool writing_is_all_or_nothing(void)
 static demo_pair_set pairs;
 static demo_labelled_set labelled;
 
-static int load_pairs(const char *path, demo_pair_options how)
-{
+static int load_pairs(const char *path, demo_pair_options how) {
     demo_pairs_free(&pairs);
     *message = 0;
     return demo_pairs_load(&pairs, path, &how, message, sizeof message);
 }
 
-static int load_labelled(const char *path, demo_labelled_options how)
-{
+static int load_labelled(const char *path, demo_labelled_options how) {
     demo_labelled_free(&labelled);
     *message = 0;
     return demo_labelled_load(&labelled, path, &how, message, sizeof message);
@@ -742,12 +867,13 @@ static int load_labelled(const char *path, demo_labelled_options how)
         EXPECT_TEXT(shown_document(&pairs.pairs[i].rejected), want_rejected); \
     } while (0)
 
-static const demo_pair_options prompted = {.prompt_key = "p", .chosen_key = "c", .rejected_key = "r"};
+static const demo_pair_options prompted = {
+    .prompt_key = "p", .chosen_key = "c", .rejected_key = "r"};
 
-static bool pairs_share_a_prompt(void)
-{
-    const char *path = make_file("p.jsonl", "{\"p\": \"ab\", \"c\": \"cd\", \"r\": \"e\", \"margin\": 0.5,"
-                                            " \"m\": -2}\n");
+static bool pairs_share_a_prompt(void) {
+    const char *path = make_file("p.jsonl",
+                                 "{\"p\": \"ab\", \"c\": \"cd\", \"r\": \"e\", \"margin\": 0.5,"
+                                 " \"m\": -2}\n");
     demo_pair_options how = prompted;
     EXPECT(load_pairs(path, how) == 0 && arrlen(pairs.pairs) == 1 && pairs.tokens == 6 + 5);
     EXPECT_PAIR(0, "[B]ab|cd[E]", "[B]ab|e[E]");
@@ -758,15 +884,18 @@ static bool pairs_share_a_prompt(void)
     how.data.input_template = "Q: {}\n";
     EXPECT(load_pairs(path, how) == 0 && pairs.pairs[0].margin == -2);
     EXPECT_PAIR(0, "[B]Q: ab\n|cd[E]", "[B]Q: ab\n|e[E]");
-    EXPECT(load_pairs(make_file("d.jsonl", "{\"prompt\": \"\", \"chosen\": \"\\u20ac\", \"rejected\": \"\xC3\xA9\"}"),
-                      (demo_pair_options){.prompt_key = "prompt"}) == 0);
+    EXPECT(load_pairs(
+               make_file(
+                   "d.jsonl",
+                   "{\"prompt\": \"\", \"chosen\": \"\\u20ac\", \"rejected\": \"\xC3\xA9\"}"),
+               (demo_pair_options){.prompt_key = "prompt"}) == 0);
     EXPECT_PAIR(0, "[B]|\xE2\x82\xAC[E]", "[B]|\xC3\xA9[E]");
     return true;
 }
 
-/* What two whole texts begin with is the prompt; characters are not torn, the shorter text keeps one as response. */
-static bool prompts_are_found_in_whole_texts(void)
-{
+/* What two whole texts begin with is the prompt; characters are not torn, the shorter text
+   keeps one as response. */
+static bool prompts_are_found_in_whole_texts(void) {
     static const char *const cases[][4] = {
         {"Q: 1+1? A: 2", "Q: 1+1? A: 3", "[B]Q: 1+1? A:| 2[E]", "[B]Q: 1+1? A:| 3[E]"},
         {"Q\\nyes", "Q\\nno", "[B]Q\n|yes[E]", "[B]Q\n|no[E]"},
@@ -775,7 +904,8 @@ static bool prompts_are_found_in_whole_texts(void)
         {"  x", "  y", "[B] | x[E]", "[B] | y[E]"},
         {"a\xC3\xA9", "a\xC3\xA8", "[B]a|\xC3\xA9[E]", "[B]a|\xC3\xA8[E]"},
         {"\xE2\x82\xAC", "\xE2\x82\xAB", "[B]|\xE2\x82\xAC[E]", "[B]|\xE2\x82\xAB[E]"},
-        {"\xF0\x9F\x98\x80!", "\xF0\x9F\x98\x81!", "[B]|\xF0\x9F\x98\x80![E]", "[B]|\xF0\x9F\x98\x81![E]"},
+        {"\xF0\x9F\x98\x80!", "\xF0\x9F\x98\x81!", "[B]|\xF0\x9F\x98\x80![E]",
+         "[B]|\xF0\x9F\x98\x81![E]"},
         {"a \xC3\xA9", "a \xC3\xA8", "[B]a| \xC3\xA9[E]", "[B]a| \xC3\xA8[E]"},
         {"abc", "ab", "[B]a|bc[E]", "[B]a|b[E]"},
         {"a b", "a bc", "[B]a |b[E]", "[B]a |bc[E]"},
@@ -785,32 +915,42 @@ static bool prompts_are_found_in_whole_texts(void)
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char line[256];
-        snprintf(line, sizeof line, "{\"chosen\": \"%s\", \"rejected\": \"%s\"}\n", cases[i][0], cases[i][1]);
-        EXPECT(load_pairs(make_file("w.jsonl", line), (demo_pair_options){.data.input_template = "not {} used"}) == 0);
+        snprintf(line, sizeof line, "{\"chosen\": \"%s\", \"rejected\": \"%s\"}\n", cases[i][0],
+                 cases[i][1]);
+        EXPECT(load_pairs(make_file("w.jsonl", line),
+                          (demo_pair_options){.data.input_template = "not {} used"}) == 0);
         EXPECT_PAIR(0, cases[i][2], cases[i][3]);
-        EXPECT(pairs.counts.identical == !strcmp(cases[i][0], cases[i][1]) && !pairs.counts.two_prompts);
+        EXPECT(pairs.counts.identical == !strcmp(cases[i][0], cases[i][1]) &&
+               !pairs.counts.two_prompts);
     }
     return true;
 }
 
-static bool pair_ids_are_taken_as_they_are(void)
-{
-    EXPECT(load_pairs(make_file("i.jsonl", "{\"prompt_ids\": [0, 65], \"chosen_ids\": [0], \"rejected_ids\": [66, 0]}\n"
-                                           "{\"prompt_ids\": [], \"chosen_ids\": [1, 2], \"rejected_ids\": [1, 2, 4]}\n"
-                                           "{\"prompt_ids\": [258], \"chosen_ids\": [258], \"rejected_ids\": [0],"
-                                           " \"margin\": 3, \"prompt\": 7}\n"),
-                      (demo_pair_options){.margins = true}) == 0);
+static bool pair_ids_are_taken_as_they_are(void) {
+    EXPECT(load_pairs(
+               make_file(
+                   "i.jsonl",
+                   "{\"prompt_ids\": [0, 65], \"chosen_ids\": [0], \"rejected_ids\": [66, 0]}\n"
+                   "{\"prompt_ids\": [], \"chosen_ids\": [1, 2], \"rejected_ids\": [1, 2, 4]}\n"
+                   "{\"prompt_ids\": [258], \"chosen_ids\": [258], \"rejected_ids\": [0],"
+                   " \"margin\": 3, \"prompt\": 7}\n"),
+               (demo_pair_options){.margins = true}) == 0);
     const demo_pair *pair = pairs.pairs;
-    EXPECT(arrlen(pairs.pairs) == 3 && pairs.tokens == 3 + 4 + 2 + 3 + 2 + 2 && pairs.supervised_tokens == 3 + 3 + 2);
-    EXPECT(pair[0].chosen.tokens == 3 && pair[0].chosen.ids[0] == 0 && pair[0].chosen.ids[2] == 0);
-    EXPECT(!pair[0].chosen.loss_mask[1] && pair[0].chosen.loss_mask[2] && pair[0].rejected.loss_mask[3]);
-    EXPECT(!pair[1].chosen.loss_mask[0] && pair[1].chosen.loss_mask[1]); /* nothing predicts a first token */
+    EXPECT(arrlen(pairs.pairs) == 3 && pairs.tokens == 3 + 4 + 2 + 3 + 2 + 2 &&
+           pairs.supervised_tokens == 3 + 3 + 2);
+    EXPECT(pair[0].chosen.tokens == 3 && pair[0].chosen.ids[0] == 0 &&
+           pair[0].chosen.ids[2] == 0);
+    EXPECT(!pair[0].chosen.loss_mask[1] && pair[0].chosen.loss_mask[2] &&
+           pair[0].rejected.loss_mask[3]);
+    /* nothing predicts a first token */
+    EXPECT(!pair[1].chosen.loss_mask[0] && pair[1].chosen.loss_mask[1]);
     EXPECT(pair[2].margin == 3 && pairs.counts.without_margin == 2);
     EXPECT(!pairs.counts.two_prompts && !pairs.counts.identical);
     return true;
 }
 
-/* The same pair without padding, padded left, right, on both sides, and with loss_mask in the place of labels. */
+/* The same pair without padding, padded left, right, on both sides, and with loss_mask in
+   the place of labels. */
 static const char padded_pairs[] =
     "{\"chosen_input_ids\": [65, 0, 67], \"chosen_labels\": [-100, 0, 67],"
     " \"rejected_input_ids\": [65, 68], \"rejected_labels\": [-100, 68]}\n"
@@ -819,7 +959,8 @@ static const char padded_pairs[] =
     " \"rejected_labels\": [-100, -100, -100, 68], \"rejected_attention_mask\": [0, 0, 1, 1]}\n"
     "{\"chosen_input_ids\": [65, 0, 67, 5], \"chosen_labels\": [-100, 0, 67, -100],"
     " \"chosen_attention_mask\": [1, 1, 1, 0], \"rejected_input_ids\": [65, 68, 0, 0],"
-    " \"rejected_labels\": [-100, 68, -100, -100], \"rejected_attention_mask\": [true, true, false, false]}\n"
+    " \"rejected_labels\": [-100, 68, -100, -100], \"rejected_attention_mask\": [true, true, "
+    "false, false]}\n"
     "{\"chosen_input_ids\": [0, 65, 0, 67, 0], \"chosen_labels\": [-100, -100, 0, 67, -100],"
     " \"chosen_attention_mask\": [0, 1, 1, 1, 0], \"rejected_input_ids\": [65, 68],"
     " \"rejected_labels\": [-100, 68], \"rejected_attention_mask\": [1, 1]}\n"
@@ -827,45 +968,58 @@ static const char padded_pairs[] =
     " \"chosen_attention_mask\": [0, 1, 1, 1], \"rejected_input_ids\": [65, 68, 9],"
     " \"rejected_loss_mask\": [0, 1, 0], \"rejected_attention_mask\": [1, 1, 0]}\n";
 
-static bool padding_makes_no_difference(void)
-{
-    EXPECT(load_pairs(make_file("pad.jsonl", padded_pairs), (demo_pair_options){.data.max_len = 3}) == 0);
-    EXPECT(arrlen(pairs.pairs) == 5 && pairs.tokens == 5 * (3 + 2) && pairs.supervised_tokens == 5 * (2 + 1));
+static bool padding_makes_no_difference(void) {
+    EXPECT(load_pairs(make_file("pad.jsonl", padded_pairs),
+                      (demo_pair_options){.data.max_len = 3}) == 0);
+    EXPECT(arrlen(pairs.pairs) == 5 && pairs.tokens == 5 * (3 + 2) &&
+           pairs.supervised_tokens == 5 * (2 + 1));
     for (int i = 0; i < 5; i++) {
         EXPECT(demo_same_document(&pairs.pairs[i].chosen, &pairs.pairs[0].chosen));
         EXPECT(demo_same_document(&pairs.pairs[i].rejected, &pairs.pairs[0].rejected));
     }
     EXPECT(!pairs.counts.two_prompts && !pairs.counts.identical && !pairs.counts.dropped_long);
-    EXPECT(load(make_file("one.jsonl", "{\"input_ids\": [7, 65, 66, 7], \"labels\": [-100, -100, 66, -100],"
-                                       " \"attention_mask\": [0, 1, 1, 0]}\n"
-                                       "{\"input_ids\": [7, 7], \"attention_mask\": [0, 0], \"loss_mask\": [0, 0]}\n"
-                                       "{\"input_ids\": [65, 66], \"labels\": [-100, 66], \"loss_mask\": [1, 0]}\n"),
-                ask) == 0);
+    EXPECT(
+        load(make_file(
+                 "one.jsonl",
+                 "{\"input_ids\": [7, 65, 66, 7], \"labels\": [-100, -100, 66, -100],"
+                 " \"attention_mask\": [0, 1, 1, 0]}\n"
+                 "{\"input_ids\": [7, 7], \"attention_mask\": [0, 0], \"loss_mask\": [0, 0]}\n"
+                 "{\"input_ids\": [65, 66], \"labels\": [-100, 66], \"loss_mask\": [1, 0]}\n"),
+             ask) == 0);
     EXPECT_TEXT(shown(0), "A|B");
     EXPECT_TEXT(shown(1), "A|B"); /* where both are given, labels count */
     EXPECT(set.counts.zero_length == 1);
     return true;
 }
 
-static bool long_pairs_are_dropped_or_cut_whole(void)
-{
-    const char *path = make_file("l.jsonl", "{\"p\": \"ab\", \"c\": \"cdefgh\", \"r\": \"x\"}\n" /* 10 and 5 tokens */
-                                            "{\"p\": \"ab\", \"c\": \"y\", \"r\": \"z\"}\n"      /* 5 and 5 */
-                                            "{\"p\": \"abcdefg\", \"c\": \"y\", \"r\": \"zz\"}\n" /* 10 and 11 */
-                                            "{\"prompt_ids\": [1, 2, 3, 4, 5, 6], \"chosen_ids\": [7, 8],"
-                                            " \"rejected_ids\": [7, 9]}\n"); /* 8 and 8, equal when cut to 7 */
+static bool long_pairs_are_dropped_or_cut_whole(void) {
+    const char *path = make_file("l.jsonl",
+                                 "{\"p\": \"ab\", \"c\": \"cdefgh\", \"r\": \"x\"}\n" /* 10 and
+                                                                                         5
+                                                                                         tokens
+                                                                                       */
+                                 "{\"p\": \"ab\", \"c\": \"y\", \"r\": \"z\"}\n" /* 5 and 5 */
+                                 "{\"p\": \"abcdefg\", \"c\": \"y\", \"r\": \"zz\"}\n" /* 10 and
+                                                                                          11 */
+                                 "{\"prompt_ids\": [1, 2, 3, 4, 5, 6], \"chosen_ids\": [7, 8],"
+                                 " \"rejected_ids\": [7, 9]}\n"); /* 8 and 8, equal when cut to
+                                                                     7 */
     demo_pair_options how = prompted;
     how.data.max_len = 7;
-    EXPECT(load_pairs(path, how) == 0 && arrlen(pairs.pairs) == 1 && pairs.counts.dropped_long == 3);
+    EXPECT(load_pairs(path, how) == 0 && arrlen(pairs.pairs) == 1 &&
+           pairs.counts.dropped_long == 3);
     EXPECT_PAIR(0, "[B]ab|y[E]", "[B]ab|z[E]");
     how.data.cut_long = true;
-    EXPECT(load_pairs(path, how) == 0 && arrlen(pairs.pairs) == 3 && pairs.counts.dropped_long == 1);
+    EXPECT(load_pairs(path, how) == 0 && arrlen(pairs.pairs) == 3 &&
+           pairs.counts.dropped_long == 1);
     EXPECT_PAIR(0, "[B]ab|cde[E]", "[B]ab|x[E]");
-    EXPECT(pairs.counts.cut == 2 && pairs.counts.identical == 1 && pairs.pairs[2].chosen.ids[6] == 7);
+    EXPECT(pairs.counts.cut == 2 && pairs.counts.identical == 1 &&
+           pairs.pairs[2].chosen.ids[6] == 7);
     how.data.max_len = 10; /* room for the seven of the prompt, BOS, one token and EOS */
     EXPECT(load_pairs(path, how) == 0 && !pairs.counts.dropped_long && pairs.counts.cut == 1);
     EXPECT_PAIR(2, "[B]abcdefg|y[E]", "[B]abcdefg|z[E]");
-    const char *mirrored = make_file("r.jsonl", "{\"p\": \"ab\", \"c\": \"x\", \"r\": \"cdefgh\"}");
+    const char *mirrored = make_file("r.jsonl",
+                                     "{\"p\": \"ab\", \"c\": \"x\", \"r\": \"cdefgh\"}");
     how.data.max_len = 7;
     EXPECT(load_pairs(mirrored, how) == 0 && pairs.counts.cut == 1);
     EXPECT_PAIR(0, "[B]ab|x[E]", "[B]ab|cde[E]");
@@ -873,20 +1027,23 @@ static bool long_pairs_are_dropped_or_cut_whole(void)
     EXPECT(load_pairs(mirrored, how) == -1 && holds(message, "1 too long, 0 cut"));
     how.data.max_len = 3;
     how.data.cut_long = true;
-    EXPECT(load_pairs(path, how) == -1 && holds(message, "l.jsonl: no pair is left (4 pairs read, 0 kept"));
+    EXPECT(load_pairs(path, how) == -1 &&
+           holds(message, "l.jsonl: no pair is left (4 pairs read, 0 kept"));
     EXPECT(holds(message, "4 too long, 0 cut, 0 identical); raise --max_len") && !pairs.pairs);
     return true;
 }
 
-/* Every length of prompt, response and limit: what is kept is within the limit, supervised and ends in EOS. */
-static bool pairs_of_every_size_are_sound(void)
-{
+/* Every length of prompt, response and limit: what is kept is within the limit, supervised
+   and ends in EOS. */
+static bool pairs_of_every_size_are_sound(void) {
     for (int prompt = 0; prompt < 6; prompt++)
         for (int response = 1; response < 6; response++)
             for (int limit = 1; limit < 16; limit++) {
                 char line[128];
-                snprintf(line, sizeof line, "{\"p\": \"%.*s\", \"c\": \"%.*s\", \"r\": \"x\"}\n"
-                         "{\"p\": \"\", \"c\": \"y\", \"r\": \"x\"}", prompt, "pppppp", response, "cccccc");
+                snprintf(line, sizeof line,
+                         "{\"p\": \"%.*s\", \"c\": \"%.*s\", \"r\": \"x\"}\n"
+                         "{\"p\": \"\", \"c\": \"y\", \"r\": \"x\"}",
+                         prompt, "pppppp", response, "cccccc");
                 demo_pair_options how = prompted;
                 how.data.max_len = limit;
                 how.data.cut_long = true;
@@ -894,76 +1051,97 @@ static bool pairs_of_every_size_are_sound(void)
                 bool fits = prompt + 3 <= limit, cut = fits && prompt + response + 2 > limit;
                 EXPECT(failed == (limit < 3 ? -1 : 0));
                 if (failed) continue;
-                EXPECT(arrlen(pairs.pairs) == 1 + fits && pairs.counts.cut == cut && pairs.counts.read == 2);
+                EXPECT(arrlen(pairs.pairs) == 1 + fits && pairs.counts.cut == cut &&
+                       pairs.counts.read == 2);
                 const demo_document *chosen = &pairs.pairs[0].chosen;
                 EXPECT(chosen->tokens <= limit && arrlen(chosen->ids) == chosen->tokens);
-                EXPECT(demo_supervised(chosen) >= 2 && chosen->ids[chosen->tokens - 1] == DEMO_EOS);
+                EXPECT(demo_supervised(chosen) >= 2 &&
+                       chosen->ids[chosen->tokens - 1] == DEMO_EOS);
                 EXPECT(!fits || chosen->ids[prompt + 1] == 'c');
             }
     return true;
 }
 
-static bool pairs_are_counted(void)
-{
+static bool pairs_are_counted(void) {
     char summary[320], both[1100];
-    const char *one = make_file("1.jsonl", "{\"p\": \"a\", \"c\": \"b\", \"r\": \"b\", \"margin\": 1}\n\n"
-                                           "{\"p\": \"a\", \"c\": \"b\", \"r\": \"c\", \"margin\": null}\r\n");
-    const char *two = make_file("2.jsonl", "{\"chosen_input_ids\": [1, 2, 3], \"chosen_labels\": [-100, -100, 3],"
-                                           " \"rejected_input_ids\": [1, 4, 5], \"rejected_labels\": [-100, -100, 5]}\n"
-                                           "not JSON\n");
+    const char *one = make_file(
+        "1.jsonl", "{\"p\": \"a\", \"c\": \"b\", \"r\": \"b\", \"margin\": 1}\n\n"
+                   "{\"p\": \"a\", \"c\": \"b\", \"r\": \"c\", \"margin\": null}\r\n");
+    const char *two = make_file(
+        "2.jsonl", "{\"chosen_input_ids\": [1, 2, 3], \"chosen_labels\": [-100, -100, 3],"
+                   " \"rejected_input_ids\": [1, 4, 5], \"rejected_labels\": [-100, -100, 5]}\n"
+                   "not JSON\n");
     snprintf(both, sizeof both, "%s,%s", one, two);
     demo_pair_options how = prompted;
     how.data.max_samples = 3; /* the broken line is never reached */
     how.margins = true;
     EXPECT(load_pairs(both, how) == 0);
     demo_pairs_summary(&pairs, summary, sizeof summary);
-    EXPECT_TEXT(summary, "3 pairs read, 3 kept with 22 tokens, 10 of them supervised; 0 too long, 0 cut, 1 identical,"
+    EXPECT_TEXT(summary, "3 pairs read, 3 kept with 22 tokens, 10 of them supervised; 0 too "
+                         "long, 0 cut, 1 identical,"
                          " 2 without margin, 1 with two prompts");
     how.margins = false;
-    EXPECT(load_pairs(make_file("3.jsonl", "{\"chosen_input_ids\": [1, 2, 3], \"chosen_labels\": [-100, 2, 3],"
-                                           " \"rejected_input_ids\": [1, 2, 5], \"rejected_labels\": [-100, -100, 5]}"),
-                      how) == 0 && pairs.counts.two_prompts == 1);
+    EXPECT(load_pairs(
+               make_file(
+                   "3.jsonl",
+                   "{\"chosen_input_ids\": [1, 2, 3], \"chosen_labels\": [-100, 2, 3],"
+                   " \"rejected_input_ids\": [1, 2, 5], \"rejected_labels\": [-100, -100, 5]}"),
+               how) == 0 &&
+           pairs.counts.two_prompts == 1);
     EXPECT(load_pairs(one, how) == 0);
     demo_pairs_summary(&pairs, summary, sizeof summary);
-    EXPECT_TEXT(summary, "2 pairs read, 2 kept with 16 tokens, 8 of them supervised; 0 too long, 0 cut, 1 identical");
+    EXPECT_TEXT(summary, "2 pairs read, 2 kept with 16 tokens, 8 of them supervised; 0 too "
+                         "long, 0 cut, 1 identical");
     how.data.max_samples = 0;
     EXPECT(load_pairs(both, how) == -1 && holds(message, "2.jsonl:2: broken JSON"));
     EXPECT(!pairs.pairs && !pairs.counts.read && !pairs.tokens); /* nothing half read */
     return true;
 }
 
-static bool broken_pairs_are_named(void)
-{
+static bool broken_pairs_are_named(void) {
     static const char *const cases[][2] = {
         {"", "x.jsonl: the file is empty; give one with at least one record"},
         {"\n \n", "x.jsonl: only empty lines"},
-        {"{\"p\": \"a\", \"c\": \"b\", \"r\": \"d\"}\n[1]", "x.jsonl:2: the line is a list, but an object"},
+        {"{\"p\": \"a\", \"c\": \"b\", \"r\": \"d\"}\n[1]",
+         "x.jsonl:2: the line is a list, but an object"},
         {"{\"c\": \"b\", \"r\": \"d\"}",
          "x.jsonl:1: no key \"p\"; set --prompt_key to one of those present: \"c\", \"r\""},
-        {"{\"p\": \"a\", \"chosen\": \"b\"}", "x.jsonl:1: no key \"c\"; set --chosen_key to one of those"},
-        {"{\"p\": \"a\", \"c\": \"b\"}", "x.jsonl:1: no key \"r\"; set --rejected_key to one of those"},
-        {"{\"p\": 1, \"c\": \"b\", \"r\": \"d\"}", "x.jsonl:1: \"p\" is a number, but text is needed"},
-        {"{\"p\": \"a\", \"c\": [{}], \"r\": \"d\"}", "x.jsonl:1: \"c\" is a list, but text is needed; lists of chat"},
-        {"{\"p\": \"a\", \"c\": \"b\", \"r\": null}", "x.jsonl:1: \"r\" is null, but text is needed"},
+        {"{\"p\": \"a\", \"chosen\": \"b\"}",
+         "x.jsonl:1: no key \"c\"; set --chosen_key to one of those"},
+        {"{\"p\": \"a\", \"c\": \"b\"}",
+         "x.jsonl:1: no key \"r\"; set --rejected_key to one of those"},
+        {"{\"p\": 1, \"c\": \"b\", \"r\": \"d\"}",
+         "x.jsonl:1: \"p\" is a number, but text is needed"},
+        {"{\"p\": \"a\", \"c\": [{}], \"r\": \"d\"}",
+         "x.jsonl:1: \"c\" is a list, but text is needed; lists of chat"},
+        {"{\"p\": \"a\", \"c\": \"b\", \"r\": null}",
+         "x.jsonl:1: \"r\" is null, but text is needed"},
         {"{\"p\": \"a\", \"c\": \"\", \"r\": \"d\"}",
          "x.jsonl:1: \"c\" is empty, but a response needs a token; fill it or remove the line"},
-        {"\n{\"p\": \"a\", \"c\": \"b\", \"r\": \"\"}", "x.jsonl:2: \"r\" is empty, but a response needs a token"},
-        {"{\"p\": \"a\", \"c\": \"b\\u0000\", \"r\": \"d\"}", "x.jsonl:1: the line holds a zero character"},
+        {"\n{\"p\": \"a\", \"c\": \"b\", \"r\": \"\"}",
+         "x.jsonl:2: \"r\" is empty, but a response needs a token"},
+        {"{\"p\": \"a\", \"c\": \"b\\u0000\", \"r\": \"d\"}",
+         "x.jsonl:1: the line holds a zero character"},
         {"{\"p\": \"a\", \"c\": \"b\", \"r\": \"d\", \"margin\": \"1\"}",
          "x.jsonl:1: \"margin\" is text, but a number is needed; or set --margin_key"},
-        {"{\"p\": \"a\", \"c\": \"b\", \"r\": \"d\", \"margin\": 1e999}", "x.jsonl:1: \"margin\" is inf, but a finite"},
+        {"{\"p\": \"a\", \"c\": \"b\", \"r\": \"d\", \"margin\": 1e999}",
+         "x.jsonl:1: \"margin\" is inf, but a finite"},
         {"{\"p\": \"a\", \"c\": \"b\", \"r\": \"d\"}",
          "x.jsonl: margins are asked for, but no pair has a \"margin\"; set --margin_key"},
         {"{\"prompt_ids\": [1], \"chosen_ids\": [2]}",
-         "x.jsonl:1: no key \"rejected_ids\"; a pair of ids is \"prompt_ids\", \"chosen_ids\" and \"rejected_ids\""},
-        {"{\"chosen_ids\": [1], \"rejected_ids\": [2]}", "x.jsonl:1: no key \"prompt_ids\"; a pair of ids is"},
-        {"{\"prompt_ids\": 1, \"chosen_ids\": [2]}", "x.jsonl:1: \"prompt_ids\" is a number, but a list is needed"},
+         "x.jsonl:1: no key \"rejected_ids\"; a pair of ids is \"prompt_ids\", \"chosen_ids\" "
+         "and \"rejected_ids\""},
+        {"{\"chosen_ids\": [1], \"rejected_ids\": [2]}",
+         "x.jsonl:1: no key \"prompt_ids\"; a pair of ids is"},
+        {"{\"prompt_ids\": 1, \"chosen_ids\": [2]}",
+         "x.jsonl:1: \"prompt_ids\" is a number, but a list is needed"},
         {"{\"prompt_ids\": [1], \"chosen_ids\": [2], \"rejected_ids\": [259]}",
          "x.jsonl:1: rejected_ids[0] is 259, but it must be a whole number from 0 to 258"},
         {"{\"prompt_ids\": [1, -1], \"chosen_ids\": [2], \"rejected_ids\": [2]}",
          "x.jsonl:1: prompt_ids[1] is -1, but it must be a whole number from 0 to 258"},
         {"{\"prompt_ids\": [1], \"chosen_ids\": [], \"rejected_ids\": [2]}",
-         "x.jsonl:1: \"chosen_ids\" leaves no response token in a document of 1; give one or remove the line"},
+         "x.jsonl:1: \"chosen_ids\" leaves no response token in a document of 1; give one or "
+         "remove the line"},
         {"{\"prompt_ids\": [], \"chosen_ids\": [1, 2], \"rejected_ids\": [2]}",
          "x.jsonl:1: \"rejected_ids\" leaves no response token in a document of 1"},
         {"{\"prompt_ids\": [1], \"chosen_input_ids\": [2]}",
@@ -971,26 +1149,38 @@ static bool broken_pairs_are_named(void)
         {"{\"chosen_input_ids\": [1, 2], \"chosen_labels\": [-100, 2]}",
          "x.jsonl:1: no key \"rejected_input_ids\"; both halves of a pair are needed"},
         {"{\"chosen_input_ids\": [1, 2], \"rejected_input_ids\": [1, 3]}",
-         "x.jsonl:1: no key \"chosen_labels\"; add it, with -100 for the tokens of \"chosen_input_ids\" that are the"},
+         "x.jsonl:1: no key \"chosen_labels\"; add it, with -100 for the tokens of "
+         "\"chosen_input_ids\" that are the"},
         {"{\"chosen_input_ids\": [1, 2], \"chosen_labels\": [2, -100]}",
-         "x.jsonl:1: chosen_labels[0] is 2 but chosen_input_ids[0] is 1; a label repeats the id at its own place"},
+         "x.jsonl:1: chosen_labels[0] is 2 but chosen_input_ids[0] is 1; a label repeats the "
+         "id at its own place"},
         {"{\"chosen_input_ids\": [1, 2], \"chosen_labels\": [-100]}",
          "x.jsonl:1: 1 chosen_labels for 2 chosen_input_ids; give one for each token"},
         {"{\"chosen_input_ids\": [1, 2], \"chosen_labels\": [-100, -100]}",
          "x.jsonl:1: \"chosen_input_ids\" leaves no response token in a document of 2"},
-        {"{\"chosen_input_ids\": [1, 2], \"chosen_labels\": [-100, 2], \"chosen_attention_mask\": [1]}",
+        {"{\"chosen_input_ids\": [1, 2], \"chosen_labels\": [-100, 2], "
+         "\"chosen_attention_mask\": [1]}",
          "x.jsonl:1: 1 chosen_attention_mask for 2 chosen_input_ids; give one for each token"},
-        {"{\"chosen_input_ids\": [1, 2], \"chosen_labels\": [-100, 2], \"chosen_attention_mask\": \"11\"}",
+        {"{\"chosen_input_ids\": [1, 2], \"chosen_labels\": [-100, 2], "
+         "\"chosen_attention_mask\": \"11\"}",
          "x.jsonl:1: \"chosen_attention_mask\" is text, but a list is needed"},
-        {"{\"chosen_input_ids\": [1, 2], \"chosen_labels\": [-100, 2], \"chosen_attention_mask\": [1, 2]}",
+        {"{\"chosen_input_ids\": [1, 2], \"chosen_labels\": [-100, 2], "
+         "\"chosen_attention_mask\": [1, 2]}",
          "x.jsonl:1: chosen_attention_mask[1] is 2, but it must be a whole number from 0 to 1"},
-        {"{\"chosen_input_ids\": [1, 2, 3], \"chosen_labels\": [-100, -100, 3], \"chosen_attention_mask\": [1, 0, 1]}",
-         "x.jsonl:1: chosen_attention_mask[1] is 0 and chosen_attention_mask[2] is 1; zeros may stand only at the"},
-        {"{\"chosen_input_ids\": [1, 2, 3], \"chosen_labels\": [-100, 2, 3], \"chosen_attention_mask\": [1, 1, 0]}",
-         "x.jsonl:1: chosen_labels[2] supervises padding, for chosen_attention_mask[2] is 0; make it -100"},
-        {"{\"chosen_input_ids\": [1, 2, 3], \"chosen_loss_mask\": [1, 1, 1], \"chosen_attention_mask\": [0, 1, 1]}",
-         "x.jsonl:1: chosen_loss_mask[0] supervises padding, for chosen_attention_mask[0] is 0; make it 0"},
-        {"{\"chosen_input_ids\": [1, 2], \"chosen_labels\": [-100, -100], \"chosen_attention_mask\": [0, 0]}",
+        {"{\"chosen_input_ids\": [1, 2, 3], \"chosen_labels\": [-100, -100, 3], "
+         "\"chosen_attention_mask\": [1, 0, 1]}",
+         "x.jsonl:1: chosen_attention_mask[1] is 0 and chosen_attention_mask[2] is 1; zeros "
+         "may stand only at the"},
+        {"{\"chosen_input_ids\": [1, 2, 3], \"chosen_labels\": [-100, 2, 3], "
+         "\"chosen_attention_mask\": [1, 1, 0]}",
+         "x.jsonl:1: chosen_labels[2] supervises padding, for chosen_attention_mask[2] is 0; "
+         "make it -100"},
+        {"{\"chosen_input_ids\": [1, 2, 3], \"chosen_loss_mask\": [1, 1, 1], "
+         "\"chosen_attention_mask\": [0, 1, 1]}",
+         "x.jsonl:1: chosen_loss_mask[0] supervises padding, for chosen_attention_mask[0] is "
+         "0; make it 0"},
+        {"{\"chosen_input_ids\": [1, 2], \"chosen_labels\": [-100, -100], "
+         "\"chosen_attention_mask\": [0, 0]}",
          "x.jsonl:1: \"chosen_input_ids\" leaves no response token in a document of 0"},
     };
     demo_pair_options how = prompted;
@@ -1000,90 +1190,117 @@ static bool broken_pairs_are_named(void)
         if (!holds(message, cases[i][1])) EXPECT_TEXT(message, cases[i][1]);
         EXPECT(!pairs.pairs && !pairs.counts.read);
     }
-    EXPECT(load_pairs(make_file("x.txt", "text"), how) == -1 && holds(message, "x.txt: plain text holds no records"));
-    EXPECT(load_pairs("none.jsonl", how) == -1 && holds(message, "none.jsonl: cannot be read: No such file"));
+    EXPECT(load_pairs(make_file("x.txt", "text"), how) == -1 &&
+           holds(message, "x.txt: plain text holds no records"));
+    EXPECT(load_pairs("none.jsonl", how) == -1 &&
+           holds(message, "none.jsonl: cannot be read: No such file"));
     how.data.vocab_size = 100;
-    EXPECT(load_pairs(make_file("v.jsonl", "{\"p\": \"a\", \"c\": \"b\", \"r\": \"d\"}"), how) == -1);
+    EXPECT(load_pairs(make_file("v.jsonl", "{\"p\": \"a\", \"c\": \"b\", \"r\": \"d\"}"),
+                      how) == -1);
     EXPECT(holds(message, "v.jsonl:1: text needs a vocabulary of 259, but the model has 100"));
     how.data.input_template = "no hole";
-    EXPECT(load_pairs("v.jsonl", how) == -1 && holds(message, "input_template has no {} for the prompt: no hole"));
+    EXPECT(load_pairs("v.jsonl", how) == -1 &&
+           holds(message, "input_template has no {} for the prompt: no hole"));
     return true;
 }
 
 /* ---- labelled responses ------------------------------------------ */
 
-static const demo_labelled_options judged = {.data = {.input_key = "q", .output_key = "a"}, .label_key = "l"};
+static const demo_labelled_options judged = {.data = {.input_key = "q", .output_key = "a"},
+                                             .label_key = "l"};
 
-static bool labels_are_read_in_every_spelling(void)
-{
-    static const char *const labels[] = {"true", "1", "\"1\"", "1.0", "false", "0", "\"0\"", "-0"};
+static bool labels_are_read_in_every_spelling(void) {
+    static const char *const labels[] = {"true",  "1", "\"1\"", "1.0",
+                                         "false", "0", "\"0\"", "-0"};
     for (int i = 0; i < 8; i++) {
         char line[256];
-        snprintf(line, sizeof line, "{\"q\": \"ab\", \"a\": \"c\", \"l\": %s}\n"
-                 "{\"input_ids\": [0, 65, 0], \"labels\": [-100, -100, 0], \"l\": %s}", labels[i], labels[i]);
-        EXPECT(load_labelled(make_file("k.jsonl", line), judged) == 0 && arrlen(labelled.records) == 2);
-        EXPECT(labelled.records[0].desirable == (i < 4) && labelled.records[1].desirable == (i < 4));
-        EXPECT(labelled.counts.desirable == (i < 4 ? 2 : 0) && labelled.counts.undesirable == (i < 4 ? 0 : 2));
+        snprintf(line, sizeof line,
+                 "{\"q\": \"ab\", \"a\": \"c\", \"l\": %s}\n"
+                 "{\"input_ids\": [0, 65, 0], \"labels\": [-100, -100, 0], \"l\": %s}",
+                 labels[i], labels[i]);
+        EXPECT(load_labelled(make_file("k.jsonl", line), judged) == 0 &&
+               arrlen(labelled.records) == 2);
+        EXPECT(labelled.records[0].desirable == (i < 4) &&
+               labelled.records[1].desirable == (i < 4));
+        EXPECT(labelled.counts.desirable == (i < 4 ? 2 : 0) &&
+               labelled.counts.undesirable == (i < 4 ? 0 : 2));
         EXPECT_TEXT(shown_document(&labelled.records[0].document), "[B]ab|c[E]");
-        EXPECT(labelled.records[0].prompt_tokens == 3 && labelled.records[1].prompt_tokens == 2);
-        EXPECT(labelled.records[1].document.ids[2] == 0 && labelled.records[1].document.loss_mask[2] == 1);
+        EXPECT(labelled.records[0].prompt_tokens == 3 &&
+               labelled.records[1].prompt_tokens == 2);
+        EXPECT(labelled.records[1].document.ids[2] == 0 &&
+               labelled.records[1].document.loss_mask[2] == 1);
     }
-    EXPECT(load_labelled(make_file("d.jsonl", "{\"input\": \"\xC3\xA9\", \"output\": \"b\", \"label\": true}"),
-                         (demo_labelled_options){.data.input_template = "<{}>"}) == 0);
+    EXPECT(load_labelled(
+               make_file("d.jsonl",
+                         "{\"input\": \"\xC3\xA9\", \"output\": \"b\", \"label\": true}"),
+               (demo_labelled_options){.data.input_template = "<{}>"}) == 0);
     EXPECT_TEXT(shown_document(&labelled.records[0].document), "[B]<\xC3\xA9>|b[E]");
     return true;
 }
 
-static bool labelled_responses_are_counted(void)
-{
+static bool labelled_responses_are_counted(void) {
     char summary[320];
-    const char *path = make_file("c.jsonl", "{\"q\": \"ab\", \"a\": \"cdef\", \"l\": 1}\n"
-                                            "{\"q\": \"abcd\", \"a\": \"c\", \"l\": 0}\n"
-                                            "{\"q\": \"\", \"a\": \"c\", \"l\": 0}\n"
-                                            "{\"input_ids\": [9, 1, 2, 9], \"labels\": [-100, -100, 2, -100],"
-                                            " \"attention_mask\": [0, 1, 1, 0], \"l\": true}\n");
+    const char *path = make_file(
+        "c.jsonl", "{\"q\": \"ab\", \"a\": \"cdef\", \"l\": 1}\n"
+                   "{\"q\": \"abcd\", \"a\": \"c\", \"l\": 0}\n"
+                   "{\"q\": \"\", \"a\": \"c\", \"l\": 0}\n"
+                   "{\"input_ids\": [9, 1, 2, 9], \"labels\": [-100, -100, 2, -100],"
+                   " \"attention_mask\": [0, 1, 1, 0], \"l\": true}\n");
     demo_labelled_options how = judged;
     how.data.max_len = 6;
     EXPECT(load_labelled(path, how) == 0);
     demo_labelled_summary(&labelled, summary, sizeof summary);
-    EXPECT_TEXT(summary,
-                "4 read, 2 kept with 5 tokens, 3 of them supervised; 1 desirable, 1 undesirable; 2 too long, 0 cut");
-    EXPECT(labelled.records[1].document.tokens == 2 && labelled.records[1].document.ids[0] == 1);
+    EXPECT_TEXT(summary, "4 read, 2 kept with 5 tokens, 3 of them supervised; 1 desirable, 1 "
+                         "undesirable; 2 too long, 0 cut");
+    EXPECT(labelled.records[1].document.tokens == 2 &&
+           labelled.records[1].document.ids[0] == 1);
     how.data.cut_long = true;
     EXPECT(load_labelled(path, how) == 0);
     demo_labelled_summary(&labelled, summary, sizeof summary);
-    EXPECT_TEXT(summary,
-                "4 read, 3 kept with 11 tokens, 6 of them supervised; 2 desirable, 1 undesirable; 1 too long, 1 cut");
+    EXPECT_TEXT(summary, "4 read, 3 kept with 11 tokens, 6 of them supervised; 2 desirable, 1 "
+                         "undesirable; 1 too long, 1 cut");
     EXPECT_TEXT(shown_document(&labelled.records[0].document), "[B]ab|cd[E]");
     how.data.max_len = 1;
-    EXPECT(load_labelled(path, how) == -1 && holds(message, "c.jsonl: no response is left (4 read, 0 kept"));
+    EXPECT(load_labelled(path, how) == -1 &&
+           holds(message, "c.jsonl: no response is left (4 read, 0 kept"));
     how.data.max_len = 0;
     how.data.max_samples = 3;
-    EXPECT(load_labelled(path, how) == 0 && arrlen(labelled.records) == 3 && labelled.counts.read == 3);
+    EXPECT(load_labelled(path, how) == 0 && arrlen(labelled.records) == 3 &&
+           labelled.counts.read == 3);
     return true;
 }
 
-static bool broken_labels_are_named(void)
-{
+static bool broken_labels_are_named(void) {
     static const char *const cases[][2] = {
         {"{\"q\": \"a\", \"a\": \"b\"}",
          "x.jsonl:1: no key \"l\"; set --label_key to one of those present: \"q\", \"a\""},
         {"{\"a\": \"b\", \"l\": 1}", "x.jsonl:1: no key \"q\"; set --input_key to one of"},
         {"{\"q\": \"b\", \"l\": 1}", "x.jsonl:1: no key \"a\"; set --output_key to one of"},
-        {"{\"q\": \"a\", \"a\": 3, \"l\": 1}", "x.jsonl:1: \"a\" is a number, but text is needed"},
-        {"{\"q\": \"a\", \"a\": \"\", \"l\": 1}", "x.jsonl:1: \"a\" is empty, but a response needs a token"},
-        {"{\"q\": \"a\", \"a\": \"b\", \"l\": 2}", "x.jsonl:1: \"l\" is 2, but it must be true or false, 1 or 0"},
-        {"{\"q\": \"a\", \"a\": \"b\", \"l\": -1}", "x.jsonl:1: \"l\" is -1, but it must be true or false"},
-        {"{\"q\": \"a\", \"a\": \"b\", \"l\": 0.5}", "x.jsonl:1: \"l\" is 0.5, but it must be true or false"},
-        {"{\"q\": \"a\", \"a\": \"b\", \"l\": \"good\"}", "x.jsonl:1: \"l\" is \"good\", but it must be true or false"},
-        {"{\"q\": \"a\", \"a\": \"b\", \"l\": \"\"}", "x.jsonl:1: \"l\" is \"\", but it must be true or false"},
-        {"{\"q\": \"a\", \"a\": \"b\", \"l\": null}", "x.jsonl:1: \"l\" is null, but it must be true or false"},
-        {"{\"q\": \"a\", \"a\": \"b\", \"l\": [1]}", "x.jsonl:1: \"l\" is a list, but it must be true or false"},
+        {"{\"q\": \"a\", \"a\": 3, \"l\": 1}",
+         "x.jsonl:1: \"a\" is a number, but text is needed"},
+        {"{\"q\": \"a\", \"a\": \"\", \"l\": 1}",
+         "x.jsonl:1: \"a\" is empty, but a response needs a token"},
+        {"{\"q\": \"a\", \"a\": \"b\", \"l\": 2}",
+         "x.jsonl:1: \"l\" is 2, but it must be true or false, 1 or 0"},
+        {"{\"q\": \"a\", \"a\": \"b\", \"l\": -1}",
+         "x.jsonl:1: \"l\" is -1, but it must be true or false"},
+        {"{\"q\": \"a\", \"a\": \"b\", \"l\": 0.5}",
+         "x.jsonl:1: \"l\" is 0.5, but it must be true or false"},
+        {"{\"q\": \"a\", \"a\": \"b\", \"l\": \"good\"}",
+         "x.jsonl:1: \"l\" is \"good\", but it must be true or false"},
+        {"{\"q\": \"a\", \"a\": \"b\", \"l\": \"\"}",
+         "x.jsonl:1: \"l\" is \"\", but it must be true or false"},
+        {"{\"q\": \"a\", \"a\": \"b\", \"l\": null}",
+         "x.jsonl:1: \"l\" is null, but it must be true or false"},
+        {"{\"q\": \"a\", \"a\": \"b\", \"l\": [1]}",
+         "x.jsonl:1: \"l\" is a list, but it must be true or false"},
         {"{\"q\": \"a\", \"a\": \"b\", \"l\": 1}\n{\"input_ids\": [1, 2], \"l\": 1}",
-         "x.jsonl:2: no key \"labels\"; add it, with -100 for the tokens of \"input_ids\" that are the prompt"},
+         "x.jsonl:2: no key \"labels\"; add it, with -100 for the tokens of \"input_ids\" that "
+         "are the prompt"},
         {"{\"input_ids\": [1, 2], \"labels\": [-100, -100], \"l\": 1}",
          "x.jsonl:1: \"input_ids\" leaves no response token in a document of 2"},
-        {"{\"input_ids\": [1], \"labels\": [1], \"l\": 1}", "x.jsonl:1: \"input_ids\" leaves no response token"},
+        {"{\"input_ids\": [1], \"labels\": [1], \"l\": 1}",
+         "x.jsonl:1: \"input_ids\" leaves no response token"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         EXPECT(load_labelled(make_file("x.jsonl", cases[i][0]), judged) == -1);
@@ -1094,15 +1311,16 @@ static bool broken_labels_are_named(void)
 }
 
 /* Loads three records and pairs them up in the order 2, 0, 1. */
-static bool mismatches_are(const char *lines, int64_t max_len, const char *const want[3])
-{
+static bool mismatches_are(const char *lines, int64_t max_len, const char *const want[3]) {
     static const int64_t step[] = {2, 0, 1};
     demo_document documents[3];
     demo_labelled_options how = judged;
     how.data.max_len = max_len;
     how.data.cut_long = true;
-    EXPECT(load_labelled(make_file("m.jsonl", lines), how) == 0 && arrlen(labelled.records) == 3);
-    EXPECT(demo_mismatched_step(documents, &labelled, step, 3, max_len, message, sizeof message) == 0);
+    EXPECT(load_labelled(make_file("m.jsonl", lines), how) == 0 &&
+           arrlen(labelled.records) == 3);
+    EXPECT(demo_mismatched_step(documents, &labelled, step, 3, max_len, message,
+                                sizeof message) == 0);
     for (int i = 0; i < 3; i++) {
         EXPECT_TEXT(shown_document(&documents[i]), want[i]);
         EXPECT(arrlen(documents[i].ids) == documents[i].tokens);
@@ -1112,36 +1330,41 @@ static bool mismatches_are(const char *lines, int64_t max_len, const char *const
     return true;
 }
 
-static bool prompts_meet_the_next_response(void)
-{
-    static const char lines[] = "{\"q\": \"a\", \"a\": \"1\", \"l\": 1}\n{\"q\": \"bb\", \"a\": \"22\", \"l\": 0}\n"
-                                "{\"q\": \"cccc\", \"a\": \"3\", \"l\": 0}\n";
+static bool prompts_meet_the_next_response(void) {
+    static const char lines[] =
+        "{\"q\": \"a\", \"a\": \"1\", \"l\": 1}\n{\"q\": \"bb\", \"a\": \"22\", \"l\": 0}\n"
+        "{\"q\": \"cccc\", \"a\": \"3\", \"l\": 0}\n";
     static const char *const whole[] = {"[B]cccc|1[E]", "[B]a|22[E]", "[B]bb|3[E]"};
     static const char *const tight[] = {"[B]cccc|1[E]", "[B]a|2222[E]", "[B]bb|3[E]"};
-    static const char ids[] = "{\"input_ids\": [65, 66], \"labels\": [-100, 66], \"l\": 1}\n"
-                              "{\"input_ids\": [65, 66, 67, 68], \"labels\": [-100, 66, -100, 68], \"l\": 1}\n"
-                              "{\"input_ids\": [88, 89, 90], \"labels\": [-100, -100, 90], \"l\": 0}\n";
+    static const char ids[] =
+        "{\"input_ids\": [65, 66], \"labels\": [-100, 66], \"l\": 1}\n"
+        "{\"input_ids\": [65, 66, 67, 68], \"labels\": [-100, 66, -100, 68], \"l\": 1}\n"
+        "{\"input_ids\": [88, 89, 90], \"labels\": [-100, -100, 90], \"l\": 0}\n";
     static const char *const mixed[] = {"XY|B", "A|B|C|D", "A|Z"};
-    static const char longer[] = "{\"q\": \"a\", \"a\": \"1\", \"l\": 1}\n{\"q\": \"bb\", \"a\": \"2222\", \"l\": 0}\n"
-                                 "{\"q\": \"cccc\", \"a\": \"3\", \"l\": 0}\n";
+    static const char longer[] =
+        "{\"q\": \"a\", \"a\": \"1\", \"l\": 1}\n{\"q\": \"bb\", \"a\": \"2222\", \"l\": 0}\n"
+        "{\"q\": \"cccc\", \"a\": \"3\", \"l\": 0}\n";
     static const char swapped[] = "{\"q\": \"a\", \"a\": \"11111\", \"l\": 1}\n"
                                   "{\"q\": \"bb\", \"a\": \"2\", \"l\": 0}\n"
                                   "{\"q\": \"cccc\", \"a\": \"3\", \"l\": 0}\n";
-    static const char *const cut[] = {"[B]cccc|1[E]", "[B]a|2[E]", "[B]bb|3[E]"}; /* the first has room for one */
-    EXPECT(mismatches_are(lines, 0, whole) && mismatches_are(longer, 8, tight) && mismatches_are(ids, 0, mixed));
+    /* the first has room for one */
+    static const char *const cut[] = {"[B]cccc|1[E]", "[B]a|2[E]", "[B]bb|3[E]"};
+    EXPECT(mismatches_are(lines, 0, whole) && mismatches_are(longer, 8, tight) &&
+           mismatches_are(ids, 0, mixed));
     EXPECT(mismatches_are(swapped, 7, cut));
     demo_document alone;
     int64_t first = 0;
-    EXPECT(demo_mismatched_step(&alone, &labelled, &first, 1, 0, message, sizeof message) == -1);
-    EXPECT_TEXT(message, "a step of 1 document has no other response to pair its prompt with, as the KL term needs; set"
+    EXPECT(demo_mismatched_step(&alone, &labelled, &first, 1, 0, message, sizeof message) ==
+           -1);
+    EXPECT_TEXT(message, "a step of 1 document has no other response to pair its prompt with, "
+                         "as the KL term needs; set"
                          " --train_batch_size to 2 or more");
     return true;
 }
 
 /* ---- arith ------------------------------------------------------- */
 
-static bool stories_depend_on_seed_and_index_alone(void)
-{
+static bool stories_depend_on_seed_and_index_alone(void) {
     char q[2][DEMO_ARITH_TEXT], a[2][DEMO_ARITH_TEXT];
     size_t sizes[2];
     const char *whole = in_scratch("whole.jsonl"), *part = in_scratch("part.jsonl");
@@ -1166,12 +1389,12 @@ static bool stories_depend_on_seed_and_index_alone(void)
 }
 
 /* Recomputes every equation of an answer; each must go on from the result before. */
-static bool answer_adds_up(const char *answer, int claimed)
-{
+static bool answer_adds_up(const char *answer, int claimed) {
     int left, right, result, used, before = -1;
     char step;
     while (sscanf(answer, "%d %c %d = %d. %n", &left, &step, &right, &result, &used) == 4) {
-        EXPECT(demo_step(step, left, right) == result && (before < 0 || before == left) && result > 0);
+        EXPECT(demo_step(step, left, right) == result && (before < 0 || before == left) &&
+               result > 0);
         before = result;
         answer += used;
     }
@@ -1180,8 +1403,7 @@ static bool answer_adds_up(const char *answer, int claimed)
     return true;
 }
 
-static bool answers_are_right(void)
-{
+static bool answers_are_right(void) {
     char question[DEMO_ARITH_TEXT], answer[DEMO_ARITH_TEXT];
     bool steps[128] = {false};
     for (uint64_t i = 0; i < 5000; i++) {
@@ -1200,8 +1422,7 @@ static bool answers_are_right(void)
 
 /* A table of "which byte after which", counted on 2,000 stories, already says most: its nats per answer byte on others,
  * against ln 259 of a model that knows nothing. */
-static bool answers_are_learnable(void)
-{
+static bool answers_are_learnable(void) {
     static double pairs[256][256], totals[256];
     double nats = 0, bytes = 0;
     char question[DEMO_ARITH_TEXT], answer[DEMO_ARITH_TEXT];
@@ -1210,35 +1431,41 @@ static bool answers_are_learnable(void)
         unsigned char before = (unsigned char)question[strlen(question) - 1];
         for (const char *c = answer; *c; before = (unsigned char)*c++) {
             unsigned char now = (unsigned char)*c;
-            if (i < 2000) pairs[before][now]++, totals[before]++;
-            else nats -= log((pairs[before][now] + 0.01) / (totals[before] + 2.59)), bytes++;
+            if (i < 2000)
+                pairs[before][now]++, totals[before]++;
+            else
+                nats -= log((pairs[before][now] + 0.01) / (totals[before] + 2.59)), bytes++;
         }
     }
     EXPECT(nats / bytes < 0.3 * log(DEMO_VOCAB));
     return true;
 }
 
-static bool stories_load(void)
-{
+static bool stories_load(void) {
     const char *path = in_scratch("arith.jsonl");
     EXPECT(demo_arith_write(path, 1, 0, 300, 0, message, sizeof message) == 0);
-    demo_data_options how = {.input_key = "question", .output_key = "answer", .input_template = "{}\n", .max_len = 200};
+    demo_data_options how = {.input_key = "question",
+                             .output_key = "answer",
+                             .input_template = "{}\n",
+                             .max_len = 200};
     EXPECT(load(path, how) == 0 && arrlen(set.documents) == 300 && !set.counts.fully_masked);
-    EXPECT(demo_arith_write(in_scratch("no/such/folder"), 1, 0, 3, 0, message, sizeof message) == -1 && *message);
+    EXPECT(demo_arith_write(in_scratch("no/such/folder"), 1, 0, 3, 0, message,
+                            sizeof message) == -1 &&
+           *message);
     return true;
 }
 
 /* ---- plot -------------------------------------------------------- */
 
-/* A reader of XML just able to say no: tags must nest, attributes be quoted, text hold no bare mark. */
-static bool is_well_formed(const char *xml)
-{
+/* A reader of XML just able to say no: tags must nest, attributes be quoted, text hold no
+   bare mark. */
+static bool is_well_formed(const char *xml) {
     char open[16][24];
     int depth = 0, roots = 0;
     for (const char *at = xml; *at;) {
         if (*at != '<') {
-            EXPECT(*at != '>' &&
-                   (*at != '&' || !strncmp(at, "&lt;", 4) || !strncmp(at, "&gt;", 4) || !strncmp(at, "&amp;", 5)));
+            EXPECT(*at != '>' && (*at != '&' || !strncmp(at, "&lt;", 4) ||
+                                  !strncmp(at, "&gt;", 4) || !strncmp(at, "&amp;", 5)));
             EXPECT(depth > 0 || isspace((unsigned char)*at));
             at++;
             continue;
@@ -1263,27 +1490,28 @@ static bool is_well_formed(const char *xml)
     return true;
 }
 
-static int count_of(const char *text, const char *part)
-{
+static int count_of(const char *text, const char *part) {
     int count = 0;
     for (; (text = strstr(text, part)); text++) count++;
     return count;
 }
 
-static char *drawn(const demo_plot *plot)
-{
+static char *drawn(const demo_plot *plot) {
     size_t size;
     const char *path = in_scratch("plot.svg");
-    return demo_plot_write(path, plot, message, sizeof message) ? NULL : demo_read_file(path, &size);
+    return demo_plot_write(path, plot, message, sizeof message) ? NULL
+                                                                : demo_read_file(path, &size);
 }
 
-static bool plots_are_well_formed(void)
-{
+static bool plots_are_well_formed(void) {
     double y[50], z[50];
     for (int i = 0; i < 50; i++) y[i] = 5.0 / (i + 1), z[i] = i % 20 == 9 ? NAN : y[i] + 1;
     demo_series series[] = {{"P = 1", NULL, y, 50}, {"<P> & \"4\"", NULL, z, 50}};
-    demo_plot plot = {
-        .title = "loss < 1 & falling", .x_label = "step", .y_label = "nats", .series = series, .series_count = 2};
+    demo_plot plot = {.title = "loss < 1 & falling",
+                      .x_label = "step",
+                      .y_label = "nats",
+                      .series = series,
+                      .series_count = 2};
     char *svg = drawn(&plot);
     EXPECT(svg && is_well_formed(svg));
     EXPECT(count_of(svg, "<polyline") == 1 + 3 && holds(svg, "loss &lt; 1 &amp; falling") &&
@@ -1293,16 +1521,16 @@ static bool plots_are_well_formed(void)
     plot.log_y = true;
     y[7] = 0; /* has no logarithm: a gap */
     svg = drawn(&plot);
-    EXPECT(svg && is_well_formed(svg) && count_of(svg, "<polyline") == 2 + 3 && !holds(svg, "nan") &&
-           !holds(svg, "inf"));
+    EXPECT(svg && is_well_formed(svg) && count_of(svg, "<polyline") == 2 + 3 &&
+           !holds(svg, "nan") && !holds(svg, "inf"));
     free(svg);
     return true;
 }
 
-static bool odd_plots_are_drawn_or_refused(void)
-{
+static bool odd_plots_are_drawn_or_refused(void) {
     double y[] = {3, 3, 3}, bad[] = {NAN, HUGE_VAL, -1};
-    demo_series flat = {"flat", NULL, y, 3}, dot = {"dot", NULL, y, 1}, none = {"none", NULL, bad, 3};
+    demo_series flat = {"flat", NULL, y, 3}, dot = {"dot", NULL, y, 1},
+                none = {"none", NULL, bad, 3};
     demo_plot plot = {.series = &flat, .series_count = 1};
     char *svg = drawn(&plot);
     EXPECT(svg && is_well_formed(svg) && !holds(svg, "nan"));
@@ -1320,8 +1548,7 @@ static bool odd_plots_are_drawn_or_refused(void)
     return true;
 }
 
-static bool ticks_are_round(void)
-{
+static bool ticks_are_round(void) {
     double ticks[64];
     char label[32];
     int count = demo_ticks_linear(ticks, 0.13, 0.97, 5);
@@ -1335,10 +1562,11 @@ static bool ticks_are_round(void)
     demo_tick_label(label, sizeof label, 20000);
     EXPECT_TEXT(label, "20000");
     for (double low = -3; low < 3; low += 0.37)
-        for (double high = low + 1e-3; high < low + 40; high *= high > 0 ? 3 : -1) {
+        for (double high = low + 1e-3; high<low + 40; high *= high> 0 ? 3 : -1) {
             count = demo_ticks_log(ticks, low, high);
             EXPECT(count < 25);
-            for (int i = 0; i < count; i++) EXPECT(ticks[i] >= low - 1e-6 && ticks[i] <= high + 1e-6);
+            for (int i = 0; i < count; i++)
+                EXPECT(ticks[i] >= low - 1e-6 && ticks[i] <= high + 1e-6);
             if (high < 1e-3) high = 1e-3;
         }
     return true;
@@ -1346,28 +1574,32 @@ static bool ticks_are_round(void)
 
 /* ---- progress ---------------------------------------------------- */
 
-static bool progress_fits_the_window(void)
-{
+static bool progress_fits_the_window(void) {
     char text[DEMO_LINE_LIMIT];
-    demo_progress progress = {.terminal = true, .total = 1000, .step = 250, .tokens = 2500000, .loss = 1.25};
+    demo_progress progress = {
+        .terminal = true, .total = 1000, .step = 250, .tokens = 2500000, .loss = 1.25};
     for (int columns = 0; columns < 400; columns++) {
         demo_progress_text(&progress, 100, columns, text);
         EXPECT((int)strlen(text) < (columns > 1 ? columns : 1));
         EXPECT(!strchr(text, '\n'));
     }
     demo_progress_text(&progress, 100, 80, text);
-    EXPECT_TEXT(text, "[#####.................]  step 250/1000  loss 1.2500  25.0k tokens/s  5:00 left");
+    EXPECT_TEXT(
+        text,
+        "[#####.................]  step 250/1000  loss 1.2500  25.0k tokens/s  5:00 left");
     demo_progress_text(&progress, 100, 30, text);
     EXPECT_TEXT(text, "step 250/1000  loss 1.2500");
-    progress.step = progress.resumed = 10; /* nothing done by this process yet: no rate, no guess */
+    /* nothing done by this process yet: no rate, no guess */
+    progress.step = progress.resumed = 10;
     demo_progress_text(&progress, 100, 30, text);
     EXPECT_TEXT(text, "[.............]  step 10/1000");
     return true;
 }
 
-static bool durations_and_counts_are_readable(void)
-{
-    static const struct { double value; const char *duration, *count;
+static bool durations_and_counts_are_readable(void) {
+    static const struct {
+        double value;
+        const char *duration, *count;
     } cases[] = {{0, "0:00", "0"},
                  {41.4, "0:41", "41"},
                  {725, "12:05", "725"},
@@ -1384,8 +1616,7 @@ static bool durations_and_counts_are_readable(void)
 }
 
 /* Runs 30 steps with output into a file and returns what was written. */
-static char *progress_of_a_run(bool terminal)
-{
+static char *progress_of_a_run(bool terminal) {
     size_t size;
     const char *path = in_scratch("progress");
     demo_progress progress;
@@ -1400,21 +1631,20 @@ static char *progress_of_a_run(bool terminal)
     return demo_read_file(path, &size);
 }
 
-static bool progress_is_lines_without_a_terminal(void)
-{
+static bool progress_is_lines_without_a_terminal(void) {
     char *text = progress_of_a_run(false);
     EXPECT(text && count_of(text, "\n") == 4 && !strpbrk(text, "\r\033"));
-    EXPECT(holds(text, "step 10/30  loss 0.3000  ") && holds(text, "\nstep 30/30  loss 0.1000  ") &&
-           holds(text, "\nsaved 30\n"));
+    EXPECT(holds(text, "step 10/30  loss 0.3000  ") &&
+           holds(text, "\nstep 30/30  loss 0.1000  ") && holds(text, "\nsaved 30\n"));
     free(text);
     return true;
 }
 
-static bool progress_is_redrawn_on_a_terminal(void)
-{
+static bool progress_is_redrawn_on_a_terminal(void) {
     char *text = progress_of_a_run(true);
     EXPECT(text && !strncmp(text, "\r", 1) && count_of(text, "\033[K") == count_of(text, "\r"));
-    EXPECT(count_of(text, "\r") >= 2 + 1 && count_of(text, "\r") < 30); /* first, last and the note's; not each of 30 */
+    /* first, last and the note's; not each of 30 */
+    EXPECT(count_of(text, "\r") >= 2 + 1 && count_of(text, "\r") < 30);
     EXPECT(count_of(text, "\n") == 1 && holds(text, "\033[Ksaved 30\n"));
     free(text);
     return true;
@@ -1422,34 +1652,38 @@ static bool progress_is_redrawn_on_a_terminal(void)
 
 /* ---- real data --------------------------------------------------- */
 
-static const char *real_path(const char *name)
-{
+static const char *real_path(const char *name) {
     static char path[1024];
     snprintf(path, sizeof path, "%s/%s", real_data ? real_data : ".", name);
     return real_data && !access(path, R_OK) ? path : NULL;
 }
 
-static bool real_questions_load(void)
-{
-    static const struct { const char *name, *in, *out; int64_t rows; } files[] = {
+static bool real_questions_load(void) {
+    static const struct {
+        const char *name, *in, *out;
+        int64_t rows;
+    } files[] = {
         {"gsm8k_train.jsonl", "question", "answer", 7473},
         {"gsm8k_test.jsonl", "question", "answer", 1319},
         {"gsm8k_preferences.jsonl", "prompt", "chosen", 3275},
         {"gsm8k_labeled.jsonl", "prompt", "completion", 5276},
     };
     for (int i = 0; i < 4; i++) {
-        demo_data_options how = {
-            .input_key = files[i].in, .output_key = files[i].out, .input_template = "User: {}\nAssistant: "};
+        demo_data_options how = {.input_key = files[i].in,
+                                 .output_key = files[i].out,
+                                 .input_template = "User: {}\nAssistant: "};
         const char *path = real_path(files[i].name);
         if (!path) continue;
         snprintf(message, sizeof message, "%s", path);
         EXPECT(load(path, how) == 0);
-        EXPECT(set.counts.read == files[i].rows && arrlen(set.documents) + set.counts.zero_length == set.counts.read);
+        EXPECT(set.counts.read == files[i].rows &&
+               arrlen(set.documents) + set.counts.zero_length == set.counts.read);
         how.max_len = 512;
         int64_t whole = set.tokens;
         EXPECT(load(path, how) == 0 && set.counts.dropped_long > 0 && set.tokens < whole);
         how.cut_long = true;
-        EXPECT(load(path, how) == 0 && set.counts.cut > 0 && set.counts.cut + set.counts.dropped_long > 0);
+        EXPECT(load(path, how) == 0 && set.counts.cut > 0 &&
+               set.counts.cut + set.counts.dropped_long > 0);
         for (int64_t d = 0; d < arrlen(set.documents); d++) {
             const demo_document *document = &set.documents[d];
             EXPECT(document->tokens <= 512 && document->ids[0] == DEMO_BOS &&
@@ -1459,33 +1693,39 @@ static bool real_questions_load(void)
     return true;
 }
 
-/* Counts from another reader of the same files: Python's json, and TRL's search for the prompt, on characters. */
-static bool real_pairs_load(void)
-{
-    demo_pair_options how = {.prompt_key = "prompt", .data.input_template = "User: {}\nAssistant: "};
+/* Counts from another reader of the same files: Python's json, and TRL's search for the
+   prompt, on characters. */
+static bool real_pairs_load(void) {
+    demo_pair_options how = {.prompt_key = "prompt",
+                             .data.input_template = "User: {}\nAssistant: "};
     const char *path = real_path("gsm8k_preferences.jsonl");
-    EXPECT(load_pairs(path, how) == 0 && pairs.counts.read == 3275 && arrlen(pairs.pairs) == 3275);
-    EXPECT(pairs.tokens == 3901497 && pairs.supervised_tokens == 2096829 && pairs.counts.identical == 0);
+    EXPECT(load_pairs(path, how) == 0 && pairs.counts.read == 3275 &&
+           arrlen(pairs.pairs) == 3275);
+    EXPECT(pairs.tokens == 3901497 && pairs.supervised_tokens == 2096829 &&
+           pairs.counts.identical == 0);
     how.data.max_len = 512;
-    EXPECT(load_pairs(path, how) == 0 && arrlen(pairs.pairs) == 970 && pairs.counts.dropped_long == 3275 - 970);
+    EXPECT(load_pairs(path, how) == 0 && arrlen(pairs.pairs) == 970 &&
+           pairs.counts.dropped_long == 3275 - 970);
     how.data.cut_long = true;
-    EXPECT(load_pairs(path, how) == 0 && arrlen(pairs.pairs) == 3178 && pairs.counts.cut == 2208);
+    EXPECT(load_pairs(path, how) == 0 && arrlen(pairs.pairs) == 3178 &&
+           pairs.counts.cut == 2208);
     EXPECT(load_pairs(path, (demo_pair_options){0}) == 0 && arrlen(pairs.pairs) == 3275);
     EXPECT(pairs.tokens == 2103379 && pairs.supervised_tokens == 2061303);
     return true;
 }
 
-static bool real_labels_load(void)
-{
+static bool real_labels_load(void) {
     demo_labelled_options how = {.data = {.input_key = "prompt", .output_key = "completion"}};
     const char *path = real_path("gsm8k_labeled.jsonl");
-    EXPECT(load_labelled(path, how) == 0 && labelled.counts.read == 5276 && arrlen(labelled.records) == 5276);
+    EXPECT(load_labelled(path, how) == 0 && labelled.counts.read == 5276 &&
+           arrlen(labelled.records) == 5276);
     EXPECT(labelled.counts.desirable == 2001 && labelled.counts.undesirable == 3275);
     EXPECT(labelled.tokens == 2762218 && labelled.supervised_tokens == 1490734);
     how.data.max_len = 512;
     EXPECT(load_labelled(path, how) == 0 && arrlen(labelled.records) == 2902);
     for (int64_t i = 1; i < arrlen(labelled.records); i++) {
-        demo_document document = demo_mismatched(&labelled.records[i - 1], &labelled.records[i], 512);
+        demo_document document = demo_mismatched(&labelled.records[i - 1], &labelled.records[i],
+                                                 512);
         EXPECT(document.tokens <= 512 && demo_supervised(&document) >= 2);
         EXPECT(document.ids[0] == DEMO_BOS && document.ids[document.tokens - 1] == DEMO_EOS);
         demo_document_free(&document);
@@ -1493,55 +1733,91 @@ static bool real_labels_load(void)
     return true;
 }
 
-static bool real_text_loads(void)
-{
-    EXPECT(load(real_path("tinyshakespeare.txt"), (demo_data_options){.pretrain_mode = true, .max_len = 1000}) == 0);
-    EXPECT(set.tokens == 1115394 && arrlen(set.documents) == 1116 && set.documents[1115].tokens == 394);
+static bool real_text_loads(void) {
+    EXPECT(load(real_path("tinyshakespeare.txt"),
+                (demo_data_options){.pretrain_mode = true, .max_len = 1000}) == 0);
+    EXPECT(set.tokens == 1115394 && arrlen(set.documents) == 1116 &&
+           set.documents[1115].tokens == 394);
     return true;
 }
 
 /* ------------------------------------------------------------------ */
 
-#define TEST(name) {#name, name, NULL}
-#define TEST_ON(name, file) {#name, name, file}
+#define TEST(name) \
+    { #name, name, NULL }
+#define TEST_ON(name, file) \
+    { #name, name, file }
 static const struct {
     const char *name;
     bool (*run)(void);
     const char *file; /* of real data, without which the test does not run */
 } tests[] = {
-    TEST(table_is_sound), TEST(tools_are_sound), TEST(every_name_is_known), TEST(every_option_parses),
-    TEST(defaults_come_from_the_table), TEST(values_land), TEST(flags_take_an_optional_word),
-    TEST(typos_are_named), TEST(bad_values_are_refused), TEST(options_without_effect_are_told),
-    TEST(too_many_words_are_refused), TEST(help_shows_everything), TEST(bindings_are_held_against_the_table),
-    TEST(foreign_names_place_tokens), TEST(text_is_masked), TEST(line_ends_and_marks_do_not_matter),
-    TEST(text_is_utf8), TEST(ids_carry_their_own_mask), TEST(long_documents_are_dropped_or_cut),
-    TEST(empty_and_masked_documents_are_counted), TEST(streams_are_cut_into_documents),
-    TEST(samples_and_files_are_limited_and_joined), TEST(broken_data_is_named),
-    TEST(files_that_cannot_be_read_are_named), TEST(templates_are_checked), TEST(writing_is_all_or_nothing),
-    TEST(pairs_share_a_prompt), TEST(prompts_are_found_in_whole_texts), TEST(pair_ids_are_taken_as_they_are),
-    TEST(padding_makes_no_difference), TEST(long_pairs_are_dropped_or_cut_whole),
-    TEST(pairs_of_every_size_are_sound), TEST(pairs_are_counted), TEST(broken_pairs_are_named),
-    TEST(labels_are_read_in_every_spelling), TEST(labelled_responses_are_counted), TEST(broken_labels_are_named),
+
+    TEST(table_is_sound),
+    TEST(tools_are_sound),
+    TEST(every_name_is_known),
+    TEST(every_option_parses),
+    TEST(defaults_come_from_the_table),
+    TEST(values_land),
+    TEST(flags_take_an_optional_word),
+    TEST(typos_are_named),
+    TEST(bad_values_are_refused),
+    TEST(options_without_effect_are_told),
+    TEST(too_many_words_are_refused),
+    TEST(help_shows_everything),
+    TEST(bindings_are_held_against_the_table),
+    TEST(foreign_names_place_tokens),
+    TEST(text_is_masked),
+    TEST(line_ends_and_marks_do_not_matter),
+    TEST(text_is_utf8),
+    TEST(ids_carry_their_own_mask),
+    TEST(long_documents_are_dropped_or_cut),
+    TEST(empty_and_masked_documents_are_counted),
+    TEST(streams_are_cut_into_documents),
+    TEST(samples_and_files_are_limited_and_joined),
+    TEST(broken_data_is_named),
+    TEST(files_that_cannot_be_read_are_named),
+    TEST(templates_are_checked),
+    TEST(writing_is_all_or_nothing),
+    TEST(pairs_share_a_prompt),
+    TEST(prompts_are_found_in_whole_texts),
+    TEST(pair_ids_are_taken_as_they_are),
+    TEST(padding_makes_no_difference),
+    TEST(long_pairs_are_dropped_or_cut_whole),
+    TEST(pairs_of_every_size_are_sound),
+    TEST(pairs_are_counted),
+    TEST(broken_pairs_are_named),
+    TEST(labels_are_read_in_every_spelling),
+    TEST(labelled_responses_are_counted),
+    TEST(broken_labels_are_named),
     TEST(prompts_meet_the_next_response),
-    TEST(stories_depend_on_seed_and_index_alone), TEST(answers_are_right), TEST(answers_are_learnable),
-    TEST(stories_load), TEST(plots_are_well_formed), TEST(odd_plots_are_drawn_or_refused),
-    TEST(ticks_are_round), TEST(progress_fits_the_window), TEST(durations_and_counts_are_readable),
-    TEST(progress_is_lines_without_a_terminal), TEST(progress_is_redrawn_on_a_terminal),
-    TEST_ON(real_questions_load, "gsm8k_train.jsonl"), TEST_ON(real_pairs_load, "gsm8k_preferences.jsonl"),
-    TEST_ON(real_labels_load, "gsm8k_labeled.jsonl"), TEST_ON(real_text_loads, "tinyshakespeare.txt"),
+    TEST(stories_depend_on_seed_and_index_alone),
+    TEST(answers_are_right),
+    TEST(answers_are_learnable),
+    TEST(stories_load),
+    TEST(plots_are_well_formed),
+    TEST(odd_plots_are_drawn_or_refused),
+    TEST(ticks_are_round),
+    TEST(progress_fits_the_window),
+    TEST(durations_and_counts_are_readable),
+    TEST(progress_is_lines_without_a_terminal),
+    TEST(progress_is_redrawn_on_a_terminal),
+    TEST_ON(real_questions_load, "gsm8k_train.jsonl"),
+    TEST_ON(real_pairs_load, "gsm8k_preferences.jsonl"),
+    TEST_ON(real_labels_load, "gsm8k_labeled.jsonl"),
+    TEST_ON(real_text_loads, "tinyshakespeare.txt"),
 };
 
-static void say_what_is_skipped(void)
-{
-    static const char *const names[] = {"gsm8k_train.jsonl", "gsm8k_test.jsonl", "gsm8k_preferences.jsonl",
-                                        "gsm8k_labeled.jsonl", "tinyshakespeare.txt"};
+static void say_what_is_skipped(void) {
+    static const char *const names[] = {"gsm8k_train.jsonl", "gsm8k_test.jsonl",
+                                        "gsm8k_preferences.jsonl", "gsm8k_labeled.jsonl",
+                                        "tinyshakespeare.txt"};
     if (!real_data) printf("# skipped: checks on real files; no data directory was given\n");
     for (int i = 0; real_data && i < 5; i++)
         if (!real_path(names[i])) printf("# skipped: %s is not in %s\n", names[i], real_data);
 }
 
-static void remove_scratch(void)
-{
+static void remove_scratch(void) {
     DIR *folder = opendir(scratch);
     for (struct dirent *entry; folder && (entry = readdir(folder));)
         if (entry->d_name[0] != '.') remove(in_scratch(entry->d_name));
@@ -1549,21 +1825,23 @@ static void remove_scratch(void)
     if (rmdir(scratch)) printf("# left behind: %s\n", scratch);
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     int passed = 0, failed = 0, count = (int)(sizeof tests / sizeof tests[0]);
     const char *temporary = getenv("TMPDIR");
     setvbuf(stdout, NULL, _IOLBF, 0); /* a crash must not swallow what was said before it */
     real_data = argc > 1 ? argv[1] : NULL;
     snprintf(scratch, sizeof scratch, "%s/demos-XXXXXX", temporary ? temporary : P_tmpdir);
-    if (!mkdtemp(scratch)) return fprintf(stderr, "cannot make %s; set TMPDIR to a writable folder\n", scratch), 2;
+    if (!mkdtemp(scratch))
+        return fprintf(stderr, "cannot make %s; set TMPDIR to a writable folder\n", scratch), 2;
     say_what_is_skipped();
     for (int i = 0; i < count; i++) {
         if (tests[i].file && !real_path(tests[i].file)) continue;
         *message = 0;
         bool ok = tests[i].run();
-        if (ok) printf("ok %s\n", tests[i].name);
-        else printf("FAIL %s %s   (last message: %s)\n", tests[i].name, why, message);
+        if (ok)
+            printf("ok %s\n", tests[i].name);
+        else
+            printf("FAIL %s %s   (last message: %s)\n", tests[i].name, why, message);
         *(ok ? &passed : &failed) += 1;
     }
     demo_data_free(&set);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* Every operation of the device table: values against slow.h or a plain loop, gradients against differences of the forward
-   operation, and the fast device against the reference device. Sizes are odd and different, rows lie apart. */
+/* Every operation of the device table: values against slow.h or a plain loop, gradients
+   against differences of the forward operation, and the fast device against the reference
+   device. Sizes are odd and different, rows lie apart. */
 #define SEQPAR_IMPLEMENTATION
 #include "seqpar.h"
 #include <dlfcn.h>
@@ -13,16 +14,16 @@ enum {
 #define X(op) OP_##op,
     SEQPAR_DEVICE_OPS(X)
 #undef X
-    OPS
+        OPS
 };
 
-static int64_t calls[3][OPS];     /* by storage type */
+static int64_t calls[3][OPS]; /* by storage type */
 static seqpar_device original[3];
 
-#define X(op)                                                                                                   \
-    static seqpar_status counted_##op(seqpar_device *device, const seqpar_##op##_args *args, void *queue) {     \
-        calls[device->storage][OP_##op]++;                                                                      \
-        return original[device->storage].op(device, args, queue);                                               \
+#define X(op) \
+    static seqpar_status counted_##op(seqpar_device *device, const seqpar_##op##_args *args, void *queue) { \
+        calls[device->storage][OP_##op]++; \
+        return original[device->storage].op(device, args, queue); \
     }
 SEQPAR_DEVICE_OPS(X)
 #undef X
@@ -35,7 +36,8 @@ static seqpar_device *counting(seqpar_device *device) {
     return device;
 }
 
-static seqpar_device *reference, *fast, *fast_threads, *bf16, *bf16_reference; /* fast_threads: with three threads, the same bits */
+/* fast_threads: with three threads, the same bits */
+static seqpar_device *reference, *fast, *fast_threads, *bf16, *bf16_reference;
 
 /* ---- tensors of a test and calls on them ---- */
 
@@ -45,40 +47,59 @@ enum { MOST_FIELDS = 12 };
 typedef struct field {
     const char *name;
     int64_t rows, width, stride;
-    int sums;                /* of the accumulator type, not of the storage type */
-    double *value, *after;   /* before and after a call (rows, stride) */
-    void *data;              /* on the device, during a call */
+    int sums;              /* of the accumulator type, not of the storage type */
+    double *value, *after; /* before and after a call (rows, stride) */
+    void *data;            /* on the device, during a call */
 } field;
 
 typedef struct bench {
     field field[MOST_FIELDS];
     int64_t count, rows, size[6];
     int mode;
-    int32_t *ids;            /* (rows) ids, positions or targets */
+    int32_t *ids; /* (rows) ids, positions or targets */
 } bench;
 
-typedef struct pass { /* an operation, what it writes (bits of field numbers), and which of that is scratch */
+/* an operation, what it writes (bits of field numbers), and which of that is scratch */
+typedef struct pass {
     seqpar_status (*call)(seqpar_device *device, const bench *b);
     unsigned writes, scratch;
 } pass;
 
-typedef struct limits { double formula, derivative, cpu, bf16; } limits;
+typedef struct limits {
+    double formula, derivative, cpu, bf16;
+} limits;
+
 static limits worst, limit;
 
-static void note(double *most, double d, double most_allowed, const char *how, const char *what) {
-    test_expect(d <= most_allowed, "%s: %s is off by %.2e, limit %.1e", how, what, d, most_allowed);
+static void note(double *most, double d, double most_allowed, const char *how,
+                 const char *what) {
+    test_expect(d <= most_allowed, "%s: %s is off by %.2e, limit %.1e", how, what, d,
+                most_allowed);
     *most = fmax(*most, d);
 }
 
-static int add_field(bench *b, const char *name, int64_t rows, int64_t width, int64_t gap, double spread) {
+static int add_field(bench *b, const char *name, int64_t rows, int64_t width, int64_t gap,
+                     double spread) {
     field *f = &b->field[b->count];
     int64_t i, n = rows * (width + gap);
-    *f = (field){name, rows, width, width + gap, 0, malloc((size_t)(n + 1) * sizeof(double)), malloc((size_t)(n + 1) * sizeof(double)), NULL};
-    for (i = 0; i < n; i++) f->value[i] = i % f->stride < width ? (float)(spread * test_normal()) : GAP; /* exact in fp32 */
+    *f = (field){name,
+                 rows,
+                 width,
+                 width + gap,
+                 0,
+                 malloc((size_t)(n + 1) * sizeof(double)),
+                 malloc((size_t)(n + 1) * sizeof(double)),
+                 NULL};
+    /* exact in fp32 */
+    for (i = 0; i < n; i++)
+        f->value[i] = i % f->stride < width ? (float)(spread * test_normal()) : GAP;
     return (int)b->count++;
 }
 
-static void add_sums(bench *b, const char *name, int64_t rows, int64_t width, int64_t gap, double spread) { b->field[add_field(b, name, rows, width, gap, spread)].sums = 1; }
+static void add_sums(bench *b, const char *name, int64_t rows, int64_t width, int64_t gap,
+                     double spread) {
+    b->field[add_field(b, name, rows, width, gap, spread)].sums = 1;
+}
 
 static void add_ids(bench *b, int64_t rows, int64_t values) {
     int64_t i;
@@ -89,13 +110,25 @@ static void add_ids(bench *b, int64_t rows, int64_t values) {
 
 static void bench_free(bench *b) {
     int64_t i;
-    for (i = 0; i < b->count; i++) { free(b->field[i].value); free(b->field[i].after); }
+    for (i = 0; i < b->count; i++) {
+        free(b->field[i].value);
+        free(b->field[i].after);
+    }
     free(b->ids);
     memset(b, 0, sizeof *b);
 }
 
-static int dtype_of(const field *f, const seqpar_device *device) { return f->sums ? device->accumulator : device->storage; }
-static double stored_as(double x, int dtype) { return dtype == SEQPAR_F64 ? x : dtype == SEQPAR_F32 ? (double)(float)x : (double)seqpar_bf16_to_float(seqpar_bf16_from_float((float)x)); }
+static int dtype_of(const field *f, const seqpar_device *device) {
+    return f->sums ? device->accumulator : device->storage;
+}
+
+static double stored_as(double x, int dtype) {
+    return dtype == SEQPAR_F64 ? x
+           : dtype == SEQPAR_F32
+               ? (double)(float)x
+               : (double)seqpar_bf16_to_float(seqpar_bf16_from_float((float)x));
+}
+
 static seqpar_mat mat(const field *f) { return (seqpar_mat){f->data, f->stride}; }
 
 /* What lies between rows, and every field that is not written, must stay. */
@@ -104,7 +137,8 @@ static void expect_untouched(const field *f, int written, const seqpar_device *d
     for (i = 0; i < f->rows * f->stride; i++) {
         double stored = stored_as(f->value[i], dtype_of(f, device));
         if (i % f->stride < f->width && written) continue;
-        test_expect(f->after[i] == stored, "%s: %s changed at %lld", device->name, f->name, (long long)i);
+        test_expect(f->after[i] == stored, "%s: %s changed at %lld", device->name, f->name,
+                    (long long)i);
     }
 }
 
@@ -113,14 +147,17 @@ static void run(bench *b, seqpar_device *device, const pass *p) {
     seqpar_status status;
     for (i = 0; i < b->count; i++) {
         field *f = &b->field[i];
-        f->data = device->alloc(device, (f->rows * f->stride + 1) * seqpar_dtype_bytes(dtype_of(f, device)));
-        seqpar_device_write(device, f->data, 0, f->value, f->rows * f->stride, dtype_of(f, device));
+        f->data = device->alloc(device, (f->rows * f->stride + 1) *
+                                            seqpar_dtype_bytes(dtype_of(f, device)));
+        seqpar_device_write(device, f->data, 0, f->value, f->rows * f->stride,
+                            dtype_of(f, device));
     }
     status = p->call(device, b);
     test_expect(!status, "%s: %s", device->name, seqpar_status_name(status));
     for (i = 0; i < b->count; i++) {
         field *f = &b->field[i];
-        seqpar_device_read(device, f->after, f->data, 0, f->rows * f->stride, dtype_of(f, device));
+        seqpar_device_read(device, f->after, f->data, 0, f->rows * f->stride,
+                           dtype_of(f, device));
         device->free(device, f->data);
         if (!(p->scratch >> i & 1)) expect_untouched(f, p->writes >> i & 1, device);
     }
@@ -130,14 +167,19 @@ static void run(bench *b, seqpar_device *device, const pass *p) {
 static double *packed(const field *f, const double *from) {
     double *to = malloc((size_t)(f->rows * f->width + 1) * sizeof *to);
     int64_t r;
-    for (r = 0; r < f->rows; r++) memcpy(to + r * f->width, from + r * f->stride, (size_t)f->width * sizeof *to);
+    for (r = 0; r < f->rows; r++)
+        memcpy(to + r * f->width, from + r * f->stride, (size_t)f->width * sizeof *to);
     return to;
 }
 
 static double field_distance(const field *f, const double *got, const double *want) {
     double *a = packed(f, got), *b = packed(f, want), d;
     int64_t i;
-    for (i = 0; !strcmp(f->name, "entropy") && i < f->rows * f->width; i++) { a[i] += 1; b[i] += 1; } /* near 0 it is the difference of numbers of size 1 */
+    /* near 0 it is the difference of numbers of size 1 */
+    for (i = 0; !strcmp(f->name, "entropy") && i < f->rows * f->width; i++) {
+        a[i] += 1;
+        b[i] += 1;
+    }
     d = test_distance(a, b, f->rows * f->width);
     free(a);
     free(b);
@@ -148,16 +190,21 @@ static double field_distance(const field *f, const double *got, const double *wa
 static void expect_values(const bench *b, int number, const double *want) {
     const field *f = &b->field[number];
     double *got = packed(f, f->after);
-    note(&worst.formula, test_distance(got, want, f->rows * f->width), limit.formula, "value", f->name);
+    note(&worst.formula, test_distance(got, want, f->rows * f->width), limit.formula, "value",
+         f->name);
     free(got);
 }
 
 static double **copy_results(const bench *b) {
     double **copy = calloc((size_t)b->count, sizeof *copy);
     int64_t i;
-    for (i = 0; i < b->count; i++) copy[i] = memcpy(malloc((size_t)(b->field[i].rows * b->field[i].stride + 1) * 8), b->field[i].after, (size_t)(b->field[i].rows * b->field[i].stride) * 8);
+    for (i = 0; i < b->count; i++)
+        copy[i] = memcpy(malloc((size_t)(b->field[i].rows * b->field[i].stride + 1) * 8),
+                         b->field[i].after,
+                         (size_t)(b->field[i].rows * b->field[i].stride) * 8);
     return copy;
 }
+
 static void free_results(const bench *b, double **copy) {
     int64_t i;
     for (i = 0; i < b->count; i++) free(copy[i]);
@@ -168,30 +215,42 @@ static void free_results(const bench *b, double **copy) {
 static void round_fields(bench *b) {
     int64_t i, n;
     for (i = 0; i < b->count; i++)
-        for (n = 0; n < b->field[i].rows * b->field[i].stride && !b->field[i].sums; n++) b->field[i].value[n] = stored_as(b->field[i].value[n], SEQPAR_BF16);
+        for (n = 0; n < b->field[i].rows * b->field[i].stride && !b->field[i].sums; n++)
+            b->field[i].value[n] = stored_as(b->field[i].value[n], SEQPAR_BF16);
 }
 
-/* A device with bf16 storage against fp64 on the same numbers: sums within fp32's rounding; results, relative L2, within so
-   many roundings to bf16 (2^-8 at most each) as the operation's limit says. */
+/* A device with bf16 storage against fp64 on the same numbers: sums within fp32's rounding;
+   results, relative L2, within so many roundings to bf16 (2^-8 at most each) as the
+   operation's limit says. */
 static void expect_bf16(const bench *from, const pass *p, seqpar_device *device) {
     bench b = *from;
     double **want;
     int64_t i;
-    for (i = 0; i < b.count; i++) b.field[i].value = memcpy(malloc((size_t)(b.field[i].rows * b.field[i].stride + 1) * 8), b.field[i].value, (size_t)(b.field[i].rows * b.field[i].stride) * 8);
+    for (i = 0; i < b.count; i++)
+        b.field[i].value = memcpy(malloc((size_t)(b.field[i].rows * b.field[i].stride + 1) * 8),
+                                  b.field[i].value,
+                                  (size_t)(b.field[i].rows * b.field[i].stride) * 8);
     round_fields(&b);
     run(&b, reference, p);
     want = copy_results(&b);
     run(&b, device, p);
     for (i = 0; i < b.count; i++)
         if ((p->writes & ~p->scratch) >> i & 1) {
-            if (b.field[i].sums) test_expect(field_distance(&b.field[i], b.field[i].after, want[i]) <= fmax(limit.cpu, 1e-6), "%s: sums in %s are off by %.2e", device->name, b.field[i].name, field_distance(&b.field[i], b.field[i].after, want[i]));
-            else note(&worst.bf16, field_distance(&b.field[i], b.field[i].after, want[i]), limit.bf16, device->name, b.field[i].name);
+            if (b.field[i].sums)
+                test_expect(field_distance(&b.field[i], b.field[i].after, want[i]) <=
+                                fmax(limit.cpu, 1e-6),
+                            "%s: sums in %s are off by %.2e", device->name, b.field[i].name,
+                            field_distance(&b.field[i], b.field[i].after, want[i]));
+            else
+                note(&worst.bf16, field_distance(&b.field[i], b.field[i].after, want[i]),
+                     limit.bf16, device->name, b.field[i].name);
         }
     free_results(&b, want);
     for (i = 0; i < b.count; i++) free(b.field[i].value);
 }
 
-/* The fast device against the reference device, and three threads against one by memcmp. Leaves the reference's results. */
+/* The fast device against the reference device, and three threads against one by memcmp.
+   Leaves the reference's results. */
 static void expect_fast(bench *b, const pass *p) {
     double **one;
     int64_t i;
@@ -201,10 +260,14 @@ static void expect_fast(bench *b, const pass *p) {
     one = copy_results(b);
     run(b, fast, p);
     for (i = 0; i < b->count; i++)
-        test_expect(!memcmp(one[i], b->field[i].after, (size_t)(b->field[i].rows * b->field[i].stride) * 8), "%s depends on the number of threads", b->field[i].name);
+        test_expect(!memcmp(one[i], b->field[i].after,
+                            (size_t)(b->field[i].rows * b->field[i].stride) * 8),
+                    "%s depends on the number of threads", b->field[i].name);
     run(b, reference, p);
     for (i = 0; i < b->count; i++)
-        if ((p->writes & ~p->scratch) >> i & 1) note(&worst.cpu, field_distance(&b->field[i], one[i], b->field[i].after), limit.cpu, "cpu", b->field[i].name);
+        if ((p->writes & ~p->scratch) >> i & 1)
+            note(&worst.cpu, field_distance(&b->field[i], one[i], b->field[i].after), limit.cpu,
+                 "cpu", b->field[i].name);
     free_results(b, one);
 }
 
@@ -212,7 +275,8 @@ static void expect_fast(bench *b, const pass *p) {
 
 typedef struct chain {
     pass forward, backward;
-    int out, seed;                                    /* loss = sum(seed * out) unless there is `loss` */
+    /* loss = sum(seed * out) unless there is `loss` */
+    int out, seed;
     double (*loss)(const bench *b);
 } chain;
 
@@ -220,7 +284,8 @@ static double inner_product(const field *x, const field *seed) {
     double sum = 0;
     int64_t r, i;
     for (r = 0; r < x->rows; r++)
-        for (i = 0; i < x->width; i++) sum += x->after[r * x->stride + i] * seed->value[r * seed->stride + i];
+        for (i = 0; i < x->width; i++)
+            sum += x->after[r * x->stride + i] * seed->value[r * seed->stride + i];
     return sum;
 }
 
@@ -235,21 +300,25 @@ static double loss_at(bench *b, const chain *c, double *x, double value) {
 static double slope(bench *b, const chain *c, double *x) {
     const double h = 1e-3, at = *x;
     double near = loss_at(b, c, x, at + h) - loss_at(b, c, x, at - h);
-    return (8 * near - (loss_at(b, c, x, at + 2 * h) - loss_at(b, c, x, at - 2 * h))) / (12 * h);
+    return (8 * near - (loss_at(b, c, x, at + 2 * h) - loss_at(b, c, x, at - 2 * h))) /
+           (12 * h);
 }
 
-/* Derivatives by field `in` against what backward leaves in field `gradient` (adds to it, if `added`). */
+/* Derivatives by field `in` against what backward leaves in field `gradient` (adds to it, if
+   `added`). */
 static void expect_derivative(bench *b, const chain *c, int in, int gradient, int added) {
     field *x = &b->field[in], *g = &b->field[gradient];
     double *want = malloc((size_t)(x->rows * x->width) * sizeof *want), *got;
     int64_t i, r;
     for (r = 0; r < x->rows; r++)
-        for (i = 0; i < x->width; i++) want[r * x->width + i] = slope(b, c, &x->value[r * x->stride + i]);
+        for (i = 0; i < x->width; i++)
+            want[r * x->width + i] = slope(b, c, &x->value[r * x->stride + i]);
     run(b, reference, &c->backward);
     got = packed(g, g->after);
     for (r = 0; added && r < g->rows; r++)
         for (i = 0; i < g->width; i++) got[r * g->width + i] -= g->value[r * g->stride + i];
-    note(&worst.derivative, test_distance(got, want, x->rows * x->width), limit.derivative, "derivative", g->name);
+    note(&worst.derivative, test_distance(got, want, x->rows * x->width), limit.derivative,
+         "derivative", g->name);
     free(want);
     free(got);
 }
@@ -257,9 +326,11 @@ static void expect_derivative(bench *b, const chain *c, int in, int gradient, in
 /* ---- folds: five leaves of different lengths; every kind of instruction ---- */
 
 static const seqpar_fold_op fold_program[] = {
-    {SEQPAR_FOLD_LEAF, 0}, {SEQPAR_FOLD_EXTEND, 1}, {SEQPAR_FOLD_LEAF, 2}, {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_STORE, 1},
-    {SEQPAR_FOLD_LEAF, 3}, {SEQPAR_FOLD_STORE, 0}, {SEQPAR_FOLD_LOAD, 1}, {SEQPAR_FOLD_LEAF, 4}, {SEQPAR_FOLD_LOAD, 0},
-    {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_FINISH, 0}};
+    {SEQPAR_FOLD_LEAF, 0},    {SEQPAR_FOLD_EXTEND, 1},  {SEQPAR_FOLD_LEAF, 2},
+    {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_STORE, 1},   {SEQPAR_FOLD_LEAF, 3},
+    {SEQPAR_FOLD_STORE, 0},   {SEQPAR_FOLD_LOAD, 1},    {SEQPAR_FOLD_LEAF, 4},
+    {SEQPAR_FOLD_LOAD, 0},    {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_COMBINE, 0},
+    {SEQPAR_FOLD_FINISH, 0}};
 enum { FOLD_PLACES = 2, FOLD_DEPTH = 3, FOLD_LEAVES = 5 };
 
 static seqpar_piece fold_leaves[FOLD_LEAVES];
@@ -274,7 +345,9 @@ static void cut_leaves(int64_t rows) {
 }
 
 static seqpar_fold_run fold_into(const field *finish, const field *store) {
-    return (seqpar_fold_run){fold_program, sizeof fold_program / sizeof *fold_program, FOLD_DEPTH, store->data, store->stride, finish->data};
+    return (seqpar_fold_run){fold_program,  sizeof fold_program / sizeof *fold_program,
+                             FOLD_DEPTH,    store->data,
+                             store->stride, finish->data};
 }
 
 /* ---- matmul, weight_grad ---- */
@@ -298,29 +371,48 @@ static bench matmul_bench(int64_t rows, int64_t out, int64_t in) {
 
 static seqpar_status call_matmul(seqpar_device *device, const bench *b) {
     const field *f = b->field;
-    seqpar_matmul_args a = {mat(&f[Y]), mat(&f[INPUT]), mat(&f[WEIGHT]), b->size[ROWS], b->size[OUT], b->size[IN], 0, b->mode & ACCUMULATE};
-    seqpar_matmul_args back = {mat(&f[DINPUT]), mat(&f[DY]), mat(&f[WEIGHT]), b->size[ROWS], b->size[IN], b->size[OUT], 1, b->mode & ACCUMULATE};
+    seqpar_matmul_args a = {mat(&f[Y]),
+                            mat(&f[INPUT]),
+                            mat(&f[WEIGHT]),
+                            b->size[ROWS],
+                            b->size[OUT],
+                            b->size[IN],
+                            0,
+                            b->mode & ACCUMULATE};
+    seqpar_matmul_args back = {
+        mat(&f[DINPUT]), mat(&f[DY]), mat(&f[WEIGHT]),     b->size[ROWS], b->size[IN],
+        b->size[OUT],    1,           b->mode & ACCUMULATE};
     return device->matmul(device, b->mode & TRANSPOSED ? &back : &a, device->queue);
 }
 
 static seqpar_status call_weight_grad(seqpar_device *device, const bench *b) {
     const field *f = b->field;
-    seqpar_weight_grad_args a = {fold_into(&f[DWEIGHT], &f[STORE]), fold_leaves, mat(&f[DY]), mat(&f[INPUT]), b->size[OUT], b->size[IN]};
+    seqpar_weight_grad_args a = {fold_into(&f[DWEIGHT], &f[STORE]),
+                                 fold_leaves,
+                                 mat(&f[DY]),
+                                 mat(&f[INPUT]),
+                                 b->size[OUT],
+                                 b->size[IN]};
     return device->weight_grad(device, &a, device->queue);
 }
 
-static const pass matmul_pass = {call_matmul, 1 << Y, 0}, matmul_back_pass = {call_matmul, 1 << DINPUT, 0};
+static const pass matmul_pass = {call_matmul, 1 << Y, 0},
+                  matmul_back_pass = {call_matmul, 1 << DINPUT, 0};
 static const pass weight_grad_pass = {call_weight_grad, 1 << DWEIGHT | 1 << STORE, 1 << STORE};
 
-/* y = x w^T or dx = dy w by slow.h's linear layer or a loop, from the old values if they are added to. */
+/* y = x w^T or dx = dy w by slow.h's linear layer or a loop, from the old values if they are
+   added to. */
 static double *plain_product(const bench *b, int transposed) {
-    const field *f = b->field, *y = &f[transposed ? DINPUT : Y], *x = &f[transposed ? DY : INPUT], *w = &f[WEIGHT];
+    const field *f = b->field, *y = &f[transposed ? DINPUT : Y],
+                *x = &f[transposed ? DY : INPUT], *w = &f[WEIGHT];
     double *want = packed(y, y->value);
     int64_t r, o, i;
     for (r = 0; r < y->rows; r++)
         for (o = 0; o < y->width; o++) {
             double sum = b->mode & ACCUMULATE ? want[r * y->width + o] : 0;
-            for (i = 0; i < x->width; i++) sum += x->value[r * x->stride + i] * w->value[transposed ? i * w->stride + o : o * w->stride + i];
+            for (i = 0; i < x->width; i++)
+                sum += x->value[r * x->stride + i] *
+                       w->value[transposed ? i * w->stride + o : o * w->stride + i];
             want[r * y->width + o] = sum;
         }
     return want;
@@ -343,16 +435,21 @@ static seqpar_status call_matmul_dx(seqpar_device *device, const bench *b) {
     return call_matmul(device, &back);
 }
 
-/* A row has the same bits alone, and in the company of any number of others; few rows are computed in other ways than many. */
+/* A row has the same bits alone, and in the company of any number of others; few rows are
+   computed in other ways than many. */
 static void check_matmul_company(void) {
-    static const int64_t sizes[][2] = {{16, 64}, {15, 63}, {97, 36}, {130, 301}, {1, 8}, {331, 521}, {41, 530}, {4099, 9}}, rows[] = {1, 2, 3, 5, 8, 15, 16, 17, 24, 40, 73};
+    static const int64_t sizes[][2] = {{16, 64}, {15, 63},   {97, 36},  {130, 301},
+                                       {1, 8},   {331, 521}, {41, 530}, {4099, 9}};
+    static const int64_t rows[] = {1, 2, 3, 5, 8, 15, 16, 17, 24, 40, 73};
     enum { ALL = 80 };
     const uint64_t state = test_state; /* the other tests keep their numbers */
     size_t i, k, at;
     for (i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         int64_t out = sizes[i][0], in = sizes[i][1], r, n;
         if (test_fibers() && out * in > 30000) continue;
-        float *x = malloc((size_t)(ALL * in) * 4), *w = malloc((size_t)(out * in) * 4), *start = malloc((size_t)(ALL * out) * 4), *all = malloc((size_t)(ALL * out) * 4), *few = malloc((size_t)(ALL * out) * 4);
+        float *x = malloc((size_t)(ALL * in) * 4), *w = malloc((size_t)(out * in) * 4);
+        float *start = malloc((size_t)(ALL * out) * 4), *all = malloc((size_t)(ALL * out) * 4);
+        float *few = malloc((size_t)(ALL * out) * 4);
         for (n = 0; n < ALL * in; n++) x[n] = (float)test_normal();
         for (n = 0; n < out * in; n++) w[n] = (float)test_normal();
         for (n = 0; n < ALL * out; n++) start[n] = (float)test_normal();
@@ -364,18 +461,28 @@ static void check_matmul_company(void) {
                 for (at = 0; at < 2; at++) {
                     r = at ? ALL - rows[k] : 0;
                     memcpy(few, start + r * out, (size_t)(rows[k] * out) * 4);
-                    a.y.data = few; a.x.data = x + r * in; a.rows = rows[k];
+                    a.y.data = few;
+                    a.x.data = x + r * in;
+                    a.rows = rows[k];
                     (at ? fast_threads : fast)->matmul(at ? fast_threads : fast, &a, NULL);
-                    test_expect(!memcmp(few, all + r * out, (size_t)(rows[k] * out) * 4), "%lld rows of %lld x %lld differ from the same among %d", (long long)rows[k], (long long)out, (long long)in, ALL);
+                    test_expect(!memcmp(few, all + r * out, (size_t)(rows[k] * out) * 4),
+                                "%lld rows of %lld x %lld differ from the same among %d",
+                                (long long)rows[k], (long long)out, (long long)in, ALL);
                 }
         }
-        free(x); free(w); free(start); free(all); free(few);
+        free(x);
+        free(w);
+        free(start);
+        free(all);
+        free(few);
     }
     test_state = state;
 }
 
 static void check_matmul(void) {
-    static const int64_t sizes[][3] = {{7, 5, 11}, {1, 1, 1}, {101, 263, 307}, {13, 33, 257}, {103, 331, 523}, {31, 37, 541}}; /* beyond a block in every direction */
+    /* beyond a block in every direction */
+    static const int64_t sizes[][3] = {{7, 5, 11},    {1, 1, 1},       {101, 263, 307},
+                                       {13, 33, 257}, {103, 331, 523}, {31, 37, 541}};
     uint64_t state = 0;
     size_t i;
     for (i = 0; i < sizeof sizes / sizeof *sizes; i++) {
@@ -394,14 +501,19 @@ static void check_matmul(void) {
 /* ---- an own product in the place of ours ---- */
 
 static int64_t sgemm_calls;
-static void naive_sgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda, const float *b, int ldb, float beta, float *c, int ldc) {
+static void naive_sgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha,
+                        const float *a, int lda, const float *b, int ldb, float beta, float *c,
+                        int ldc) {
     int i, j, x;
     sgemm_calls += order == 101 && trans_a == 111;
     for (i = 0; i < m; i++)
         for (j = 0; j < n; j++) {
             double sum = 0;
-            for (x = 0; x < k; x++) sum += (double)a[i * lda + x] * (double)(trans_b == 112 ? b[j * ldb + x] : b[x * ldb + j]);
-            c[i * ldc + j] = (float)((double)alpha * sum + (beta == 0 ? 0.0 : (double)(beta * c[i * ldc + j])));
+            for (x = 0; x < k; x++)
+                sum += (double)a[i * lda + x] *
+                       (double)(trans_b == 112 ? b[j * ldb + x] : b[x * ldb + j]);
+            c[i * ldc + j] = (float)((double)alpha * sum +
+                                     (beta == 0 ? 0.0 : (double)(beta * c[i * ldc + j])));
         }
 }
 
@@ -426,20 +538,48 @@ static void expect_own_product(seqpar_sgemm sgemm, const char *what) {
     test_end("own_product_%s", what);
 }
 
-/* A block of dq that is none of dk and dv, one the other way round, or two in another order, would be waited for without end. */
+/* A block of dq that is none of dk and dv, one the other way round, or two in another order,
+   would be waited for without end. */
 __attribute__((unused)) static void test_backward_blocks(void) {
     enum { BLOCKS = 2 };
-    const seqpar_piece pieces[2 * BLOCKS] = {{.count = 1}, {.count = 1, .local = 1}, {.count = 1}, {.count = 1, .local = 1}};
-    const seqpar_attn_keys keys[BLOCKS] = {{.stride = 1, .count = 1}, {.k_row = 1, .v_row = 1, .start = 1, .stride = 1, .count = 1}};
+    const seqpar_piece pieces[2 * BLOCKS] = {
+        {.count = 1}, {.count = 1, .local = 1}, {.count = 1}, {.count = 1, .local = 1}};
+    const seqpar_attn_keys keys[BLOCKS] = {
+        {.stride = 1, .count = 1},
+        {.k_row = 1, .v_row = 1, .start = 1, .stride = 1, .count = 1}};
     const int32_t begin[BLOCKS] = {0, 0}, end[BLOCKS] = {2, 2};
     const float x[BLOCKS] = {1, 2};
     float out[3][BLOCKS] = {{0}};
-    const seqpar_fold_op both[] = {{SEQPAR_FOLD_LEAF, 0}, {SEQPAR_FOLD_EXTEND, 1}, {SEQPAR_FOLD_FINISH, 0}}, first[] = {{SEQPAR_FOLD_LEAF, 0}, {SEQPAR_FOLD_FINISH, 0}};
+    const seqpar_fold_op both[] = {
+        {SEQPAR_FOLD_LEAF, 0}, {SEQPAR_FOLD_EXTEND, 1}, {SEQPAR_FOLD_FINISH, 0}};
+    const seqpar_fold_op first[] = {{SEQPAR_FOLD_LEAF, 0}, {SEQPAR_FOLD_FINISH, 0}};
     int wrong;
     for (wrong = 0; wrong < 5; wrong++) {
-        seqpar_attn_task queries[BLOCKS] = {{.piece = 0, .program = both, .program_count = 3}, {.piece = 1, .program = both, .program_count = 3}}, swapped[BLOCKS] = {queries[0], queries[1]};
-        seqpar_attn_args a = {.heads = 1, .kv_heads = 1, .head_dim = 1, .head_count = 1, .q_tokens = BLOCKS, .scale = 1, .q_pieces = pieces, .k_pieces = keys, .tasks = queries, .task_count = BLOCKS, .depth = 2,
-                              .visible_begin = begin, .visible_end = end, .q = x, .k = x, .v = x, .lse = out[0], .dout = x, .delta = x, .dq = out[0], .dk = out[1], .dv = out[2]};
+        seqpar_attn_task queries[BLOCKS] = {{.piece = 0, .program = both, .program_count = 3},
+                                            {.piece = 1, .program = both, .program_count = 3}};
+        seqpar_attn_task swapped[BLOCKS] = {queries[0], queries[1]};
+        seqpar_attn_args a = {.heads = 1,
+                              .kv_heads = 1,
+                              .head_dim = 1,
+                              .head_count = 1,
+                              .q_tokens = BLOCKS,
+                              .scale = 1,
+                              .q_pieces = pieces,
+                              .k_pieces = keys,
+                              .tasks = queries,
+                              .task_count = BLOCKS,
+                              .depth = 2,
+                              .visible_begin = begin,
+                              .visible_end = end,
+                              .q = x,
+                              .k = x,
+                              .v = x,
+                              .lse = out[0],
+                              .dout = x,
+                              .delta = x,
+                              .dq = out[0],
+                              .dk = out[1],
+                              .dv = out[2]};
         seqpar_attn_args dkv = a;
         seqpar_attn_backward_args args = {a, &dkv, 1};
         seqpar_device *device = seqpar_device_cpu(2);
@@ -447,13 +587,24 @@ __attribute__((unused)) static void test_backward_blocks(void) {
         seqpar_status status;
         device->error = &error;
         dkv.tasks = swapped;
-        swapped[0].order = wrong == 1; swapped[1].order = wrong != 1;
-        if (wrong == 2) { swapped[1].program = first; swapped[1].program_count = 2; }
-        if (wrong == 3) { queries[1].program = first; queries[1].program_count = 2; }
+        swapped[0].order = wrong == 1;
+        swapped[1].order = wrong != 1;
+        if (wrong == 2) {
+            swapped[1].program = first;
+            swapped[1].program_count = 2;
+        }
+        if (wrong == 3) {
+            queries[1].program = first;
+            queries[1].program_count = 2;
+        }
         if (wrong == 4) args.queries.task_count = 1;
-        if (wrong == 1) { swapped[0].program = first; swapped[0].program_count = 2; }
+        if (wrong == 1) {
+            swapped[0].program = first;
+            swapped[0].program_count = 2;
+        }
         status = device->attn_backward(device, &args, NULL);
-        test_expect(status == (wrong ? SEQPAR_ERR_PLAN : SEQPAR_OK), "wrong %d: %s: %s", wrong, seqpar_status_name(status), error.text);
+        test_expect(status == (wrong ? SEQPAR_ERR_PLAN : SEQPAR_OK), "wrong %d: %s: %s", wrong,
+                    seqpar_status_name(status), error.text);
         seqpar_device_close(device);
     }
     test_end("attn_backward_blocks");
@@ -461,7 +612,8 @@ __attribute__((unused)) static void test_backward_blocks(void) {
 
 /* By a loop, by OpenBLAS where it is installed, and refused where it cannot serve. */
 __attribute__((unused)) static void test_own_product(void) {
-    void *library = dlopen("libopenblas.so.0", RTLD_NOW), *found = library ? dlsym(library, "cblas_sgemm") : NULL;
+    void *library = dlopen("libopenblas.so.0", RTLD_NOW);
+    void *found = library ? dlsym(library, "cblas_sgemm") : NULL;
     seqpar_device *wide = seqpar_device_reference();
     bench b = matmul_bench(3, 5, 7);
     seqpar_sgemm sgemm;
@@ -469,17 +621,23 @@ __attribute__((unused)) static void test_own_product(void) {
     expect_own_product(naive_sgemm, "naive");
     test_expect(sgemm_calls == 4, "called %lld times", (long long)sgemm_calls);
     memcpy(&sgemm, &found, sizeof sgemm);
-    if (found) expect_own_product(sgemm, "openblas"); else test_skip("own_product_openblas", "libopenblas.so.0 is not installed");
+    if (found)
+        expect_own_product(sgemm, "openblas");
+    else
+        test_skip("own_product_openblas", "libopenblas.so.0 is not installed");
     wide->error = &error;
     seqpar_device_own_product(wide, naive_sgemm);
-    test_expect(call_matmul(wide, &b) == SEQPAR_ERR_KERNEL && strstr(error.text, "reference"), "fp64: %s", error.text);
+    test_expect(call_matmul(wide, &b) == SEQPAR_ERR_KERNEL && strstr(error.text, "reference"),
+                "fp64: %s", error.text);
     bench_free(&b);
     seqpar_device_close(wide);
     test_end("own_product_refused");
 }
 
 static void check_weight_grad(void) {
-    static const int64_t sizes[][3] = {{11, 5, 7}, {101, 97, 263}, {67, 3, 301}, {37, 1201, 269}}; /* whole blocks, of a thread's and of three */
+    /* whole blocks, of a thread's and of three */
+    static const int64_t sizes[][3] = {
+        {11, 5, 7}, {101, 97, 263}, {67, 3, 301}, {37, 1201, 269}};
     uint64_t state = 0;
     size_t i;
     for (i = 0; i < sizeof sizes / sizeof *sizes; i++) {
@@ -512,24 +670,33 @@ static bench embedding_bench(int64_t rows, int64_t vocab, int64_t width) {
 }
 
 static seqpar_status call_embedding(seqpar_device *device, const bench *b) {
-    seqpar_embedding_args a = {mat(&b->field[0]), mat(&b->field[TABLE]), b->ids, b->size[0], b->size[2]};
+    seqpar_embedding_args a = {mat(&b->field[0]), mat(&b->field[TABLE]), b->ids, b->size[0],
+                               b->size[2]};
     return device->embedding(device, &a, device->queue);
 }
 
 static seqpar_status call_embedding_grad(seqpar_device *device, const bench *b) {
     const field *f = b->field;
-    seqpar_embedding_grad_args a = {fold_into(&f[DTABLE], &f[EMBEDDING_STORE]), fold_leaves, mat(&f[DX]), b->ids, b->size[1], b->size[2]};
+    seqpar_embedding_grad_args a = {fold_into(&f[DTABLE], &f[EMBEDDING_STORE]),
+                                    fold_leaves,
+                                    mat(&f[DX]),
+                                    b->ids,
+                                    b->size[1],
+                                    b->size[2]};
     return device->embedding_grad(device, &a, device->queue);
 }
 
 static const pass embedding_pass = {call_embedding, 1, 0};
-static const pass embedding_grad_pass = {call_embedding_grad, 1 << DTABLE | 1 << EMBEDDING_STORE, 1 << EMBEDDING_STORE};
+static const pass embedding_grad_pass = {
+    call_embedding_grad, 1 << DTABLE | 1 << EMBEDDING_STORE, 1 << EMBEDDING_STORE};
 
 static void check_embedding(void) {
     bench b = embedding_bench(37, 71, 13);
     double *want = packed(&b.field[0], b.field[0].value);
     int64_t r;
-    for (r = 0; r < 37; r++) memcpy(want + r * 13, b.field[TABLE].value + b.ids[r] * b.field[TABLE].stride, 13 * sizeof *want);
+    for (r = 0; r < 37; r++)
+        memcpy(want + r * 13, b.field[TABLE].value + b.ids[r] * b.field[TABLE].stride,
+               13 * sizeof *want);
     expect_fast(&b, &embedding_pass);
     expect_values(&b, 0, want);
     free(want);
@@ -570,27 +737,40 @@ static bench rmsnorm_bench(int64_t rows, int64_t width) {
 
 static seqpar_status call_rmsnorm(seqpar_device *device, const bench *b) {
     const field *f = b->field;
-    seqpar_rmsnorm_args a = {mat(&f[0]), mat(&f[NORM_X]), b->mode ? NULL : f[RSTD].data, f[GAIN].data, b->size[0], b->size[1], 1e-3};
+    seqpar_rmsnorm_args a = {mat(&f[0]),   mat(&f[NORM_X]), b->mode ? NULL : f[RSTD].data,
+                             f[GAIN].data, b->size[0],      b->size[1],
+                             1e-3};
     return device->rmsnorm(device, &a, device->queue);
 }
 
 /* The gradient from the device's own rstd. */
 static seqpar_status call_rmsnorm_grad(seqpar_device *device, const bench *b) {
     const field *f = b->field;
-    seqpar_rmsnorm_grad_args a = {fold_into(&f[DGAIN], &f[NORM_STORE]), fold_leaves, mat(&f[NORM_DX]), mat(&f[NORM_DY]), mat(&f[NORM_X]),
-                                  f[RSTD].data, f[GAIN].data, b->size[0], b->size[1]};
+    seqpar_rmsnorm_grad_args a = {fold_into(&f[DGAIN], &f[NORM_STORE]),
+                                  fold_leaves,
+                                  mat(&f[NORM_DX]),
+                                  mat(&f[NORM_DY]),
+                                  mat(&f[NORM_X]),
+                                  f[RSTD].data,
+                                  f[GAIN].data,
+                                  b->size[0],
+                                  b->size[1]};
     seqpar_status status = call_rmsnorm(device, b);
     return status ? status : device->rmsnorm_grad(device, &a, device->queue);
 }
 
-static const pass rmsnorm_pass = {call_rmsnorm, 1 | 1 << RSTD, 0}, rmsnorm_no_rstd_pass = {call_rmsnorm, 1, 0};
-static const pass rmsnorm_grad_pass = {call_rmsnorm_grad, 1 | 1 << RSTD | 1 << NORM_DX | 1 << DGAIN | 1 << NORM_STORE, 1 << NORM_STORE};
+static const pass rmsnorm_pass = {call_rmsnorm, 1 | 1 << RSTD, 0},
+                  rmsnorm_no_rstd_pass = {call_rmsnorm, 1, 0};
+static const pass rmsnorm_grad_pass = {
+    call_rmsnorm_grad, 1 | 1 << RSTD | 1 << NORM_DX | 1 << DGAIN | 1 << NORM_STORE,
+    1 << NORM_STORE};
 
 static double *slow_norm_of(const bench *b) {
     const field *x = &b->field[NORM_X];
     int64_t n = x->rows * x->width;
     double *dense = packed(x, x->value);
-    slow_complex *z = slow_promote(n, dense), *gain = slow_promote(x->width, b->field[GAIN].value);
+    slow_complex *z = slow_promote(n, dense),
+                 *gain = slow_promote(x->width, b->field[GAIN].value);
     slow_rmsnorm(x->rows, x->width, 1e-3, z, gain, z);
     slow_real_parts(n, z, dense);
     free(z);
@@ -645,17 +825,27 @@ static bench rope_bench(int64_t rows, int64_t heads, int64_t head_dim) {
 
 static seqpar_status rotate(seqpar_device *device, const bench *b, int number, int inverse) {
     const field *f = b->field;
-    seqpar_rope_args a = {mat(&f[number]), f[COSINE].data, f[SINE].data, b->ids, b->size[0], b->size[1], b->size[2], inverse};
+    seqpar_rope_args a = {mat(&f[number]), f[COSINE].data, f[SINE].data, b->ids,
+                          b->size[0],      b->size[1],     b->size[2],   inverse};
     return device->rope(device, &a, device->queue);
 }
-static seqpar_status call_rope(seqpar_device *device, const bench *b) { return rotate(device, b, 0, 0); }
-static seqpar_status call_rope_back(seqpar_device *device, const bench *b) { return rotate(device, b, ROPE_SEED, 1); }
+
+static seqpar_status call_rope(seqpar_device *device, const bench *b) {
+    return rotate(device, b, 0, 0);
+}
+
+static seqpar_status call_rope_back(seqpar_device *device, const bench *b) {
+    return rotate(device, b, ROPE_SEED, 1);
+}
+
 static seqpar_status call_rope_there_and_back(seqpar_device *device, const bench *b) {
     seqpar_status status = rotate(device, b, 0, 0);
     return status ? status : rotate(device, b, 0, 1);
 }
 
-static const pass rope_pass = {call_rope, 1, 0}, rope_back_pass = {call_rope_back, 1 << ROPE_SEED, 0}, rope_there_and_back_pass = {call_rope_there_and_back, 1, 0};
+static const pass rope_pass = {call_rope, 1, 0},
+                  rope_back_pass = {call_rope_back, 1 << ROPE_SEED, 0},
+                  rope_there_and_back_pass = {call_rope_there_and_back, 1, 0};
 
 static double *slow_rotated(const bench *b) {
     const field *x = &b->field[0];
@@ -663,7 +853,8 @@ static double *slow_rotated(const bench *b) {
     slow_complex *z = slow_promote(x->rows * x->width, dense);
     int64_t r, h;
     for (r = 0; r < x->rows; r++)
-        for (h = 0; h < b->size[1]; h++) slow_rope(b->size[2], 10000, b->ids[r], z + r * x->width + h * b->size[2]);
+        for (h = 0; h < b->size[1]; h++)
+            slow_rope(b->size[2], 10000, b->ids[r], z + r * x->width + h * b->size[2]);
     slow_real_parts(x->rows * x->width, z, dense);
     free(z);
     return dense;
@@ -706,20 +897,25 @@ static bench swiglu_bench(int64_t rows, int64_t width) {
 }
 
 static seqpar_status call_swiglu(seqpar_device *device, const bench *b) {
-    seqpar_swiglu_args a = {mat(&b->field[0]), mat(&b->field[GATE]), mat(&b->field[UP]), b->size[0], b->size[1]};
+    seqpar_swiglu_args a = {mat(&b->field[0]), mat(&b->field[GATE]), mat(&b->field[UP]),
+                            b->size[0], b->size[1]};
     return device->swiglu(device, &a, device->queue);
 }
+
 static seqpar_status call_swiglu_grad(seqpar_device *device, const bench *b) {
-    seqpar_swiglu_args a = {mat(&b->field[SWIGLU_SEED]), mat(&b->field[GATE]), mat(&b->field[UP]), b->size[0], b->size[1]};
+    seqpar_swiglu_args a = {mat(&b->field[SWIGLU_SEED]), mat(&b->field[GATE]),
+                            mat(&b->field[UP]), b->size[0], b->size[1]};
     return device->swiglu_grad(device, &a, device->queue);
 }
 
-static const pass swiglu_pass = {call_swiglu, 1, 0}, swiglu_grad_pass = {call_swiglu_grad, 1 << GATE | 1 << UP, 0};
+static const pass swiglu_pass = {call_swiglu, 1, 0},
+                  swiglu_grad_pass = {call_swiglu_grad, 1 << GATE | 1 << UP, 0};
 
 static void check_swiglu_size(int64_t rows, int64_t width, int derivative) {
     bench b = swiglu_bench(rows, width);
     chain c = {swiglu_pass, swiglu_grad_pass, 0, SWIGLU_SEED, NULL};
-    double *want = packed(&b.field[GATE], b.field[GATE].value), *up = packed(&b.field[UP], b.field[UP].value);
+    double *want = packed(&b.field[GATE], b.field[GATE].value);
+    double *up = packed(&b.field[UP], b.field[UP].value);
     int64_t i;
     for (i = 0; i < rows * width; i++) want[i] = creal(slow_silu(want[i])) * up[i];
     expect_fast(&b, &swiglu_pass);
@@ -741,7 +937,8 @@ static void check_swiglu(void) {
 
 static seqpar_status call_add(seqpar_device *device, const bench *b) {
     const field *f = b->field;
-    seqpar_add_args a = {f[b->mode ? 1 : 0].data, f[1].data, f[2].data, f[0].width, f[0].sums}; /* y may be a */
+    /* y may be a */
+    seqpar_add_args a = {f[b->mode ? 1 : 0].data, f[1].data, f[2].data, f[0].width, f[0].sums};
     return device->add(device, &a, device->queue);
 }
 
@@ -769,10 +966,16 @@ static void check_add(void) {
 
 static seqpar_status call_fold(seqpar_device *device, const bench *b) {
     static const seqpar_fold_op program[] = {
-        {SEQPAR_FOLD_LEAF, 0}, {SEQPAR_FOLD_LEAF, 3}, {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_STORE, 1}, {SEQPAR_FOLD_LEAF, 1}, {SEQPAR_FOLD_LOAD, 0}, {SEQPAR_FOLD_COMBINE, 0},
-        {SEQPAR_FOLD_LEAF, 2}, {SEQPAR_FOLD_LOAD, 1}, {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_FINISH, 0}};
+        {SEQPAR_FOLD_LEAF, 0},    {SEQPAR_FOLD_LEAF, 3},    {SEQPAR_FOLD_COMBINE, 0},
+        {SEQPAR_FOLD_STORE, 1},   {SEQPAR_FOLD_LEAF, 1},    {SEQPAR_FOLD_LOAD, 0},
+        {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_LEAF, 2},    {SEQPAR_FOLD_LOAD, 1},
+        {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_FINISH, 0}};
     const field *f = b->field;
-    seqpar_fold_args a = {{program, sizeof program / sizeof *program, FOLD_DEPTH, f[2].data, f[2].stride, f[0].data}, f[1].data, f[1].stride, f[0].width};
+    seqpar_fold_args a = {{program, sizeof program / sizeof *program, FOLD_DEPTH, f[2].data,
+                           f[2].stride, f[0].data},
+                          f[1].data,
+                          f[1].stride,
+                          f[0].width};
     return device->fold(device, &a, device->queue);
 }
 
@@ -786,7 +989,9 @@ static void check_fold_size(int64_t count) {
     add_sums(&b, "leaves", 4, count, 3, 1);
     add_sums(&b, "store", FOLD_PLACES, count, 5, 1);
     for (i = 0; i < count; i++)
-        want[i] = f[1].value[i] + f[1].value[f[1].stride + i] + f[1].value[2 * f[1].stride + i] + f[1].value[3 * f[1].stride + i] + f[2].value[i];
+        want[i] = f[1].value[i] + f[1].value[f[1].stride + i] +
+                  f[1].value[2 * f[1].stride + i] + f[1].value[3 * f[1].stride + i] +
+                  f[2].value[i];
     expect_fast(&b, &(pass){call_fold, 1 | 1 << 2, 1 << 2});
     expect_values(&b, 0, want);
     free(want);
@@ -801,13 +1006,24 @@ static void check_fold(void) {
 /* ---- sample ---- */
 
 enum { SAMPLED_ROWS = 4 };
-typedef struct choice { double temperature, top_p; int64_t top_k; } choice;
+typedef struct choice {
+    double temperature, top_p;
+    int64_t top_k;
+} choice;
+
 static choice choosing;
 static double chances[SAMPLED_ROWS];
 static int32_t chosen[SAMPLED_ROWS]; /* sample answers on the host */
 
 static seqpar_status call_sample(seqpar_device *device, const bench *b) {
-    seqpar_sample_args a = {.logits = mat(&b->field[0]), .rows = b->size[0], .vocab = b->size[1], .top_k = choosing.top_k, .temperature = choosing.temperature, .top_p = choosing.top_p, .u = choosing.temperature > 0 ? chances : NULL, .ids = chosen};
+    seqpar_sample_args a = {.logits = mat(&b->field[0]),
+                            .rows = b->size[0],
+                            .vocab = b->size[1],
+                            .top_k = choosing.top_k,
+                            .temperature = choosing.temperature,
+                            .top_p = choosing.top_p,
+                            .u = choosing.temperature > 0 ? chances : NULL,
+                            .ids = chosen};
     memset(chosen, 0x55, sizeof chosen);
     return device->sample(device, &a, device->queue);
 }
@@ -815,8 +1031,10 @@ static seqpar_status call_sample(seqpar_device *device, const bench *b) {
 static const double *sorted_by;
 static int likelier(const void *a, const void *b) {
     int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
-    return sorted_by[x] != sorted_by[y] ? (sorted_by[x] < sorted_by[y] ? 1 : -1) : (x > y) - (x < y);
+    return sorted_by[x] != sorted_by[y] ? (sorted_by[x] < sorted_by[y] ? 1 : -1)
+                                        : (x > y) - (x < y);
 }
+
 /* The same by sorting, cutting off and walking along. */
 static int32_t sample_by_hand(const double *x, int64_t vocab, choice c, double u) {
     int32_t *order = malloc((size_t)vocab * sizeof *order), id;
@@ -828,11 +1046,17 @@ static int32_t sample_by_hand(const double *x, int64_t vocab, choice c, double u
     qsort(order, (size_t)vocab, sizeof *order, likelier);
     best = x[order[0]];
     id = order[0];
-    if (all) for (i = 0; i < vocab; i++) order[i] = (int32_t)i;
+    if (all)
+        for (i = 0; i < vocab; i++) order[i] = (int32_t)i;
     if (c.top_k > 0 && c.top_k < vocab) left = c.top_k;
-    for (i = 0; c.temperature > 0 && i < left; i++) sum += exp((x[order[i]] - best) / c.temperature);
-    for (i = 0; c.temperature > 0 && c.top_p < 1 && i < left && walked < c.top_p * sum; i++) walked += exp((x[order[i]] - best) / c.temperature);
-    if (c.temperature > 0 && c.top_p < 1) { left = i; sum = walked; }
+    for (i = 0; c.temperature > 0 && i < left; i++)
+        sum += exp((x[order[i]] - best) / c.temperature);
+    for (i = 0; c.temperature > 0 && c.top_p < 1 && i < left && walked < c.top_p * sum; i++)
+        walked += exp((x[order[i]] - best) / c.temperature);
+    if (c.temperature > 0 && c.top_p < 1) {
+        left = i;
+        sum = walked;
+    }
     for (i = 0, walked = 0; c.temperature > 0 && i < left; i++) {
         id = order[i];
         if ((walked += exp((x[id] - best) / c.temperature)) > u * sum) break;
@@ -845,8 +1069,14 @@ static void expect_samples(bench *b, seqpar_device *device, const double *stored
     int64_t vocab = b->size[1], t;
     run(b, device, &(pass){call_sample, 0, 0});
     for (t = 0; t < b->size[0]; t++) {
-        int32_t want = sample_by_hand(stored + t * b->field[0].stride, vocab, choosing, chances[t]);
-        test_expect(chosen[t] == want, "%s: row %lld of %lld: temperature %g, top_k %lld, top_p %g, u %.17g: token %d, not %d", device->name, (long long)t, (long long)vocab, choosing.temperature, (long long)choosing.top_k, choosing.top_p, chances[t], (int)chosen[t], (int)want);
+        int32_t want = sample_by_hand(stored + t * b->field[0].stride, vocab, choosing,
+                                      chances[t]);
+        test_expect(chosen[t] == want,
+                    "%s: row %lld of %lld: temperature %g, top_k %lld, top_p %g, u %.17g: "
+                    "token %d, not %d",
+                    device->name, (long long)t, (long long)vocab, choosing.temperature,
+                    (long long)choosing.top_k, choosing.top_p, chances[t], (int)chosen[t],
+                    (int)want);
     }
 }
 
@@ -856,12 +1086,18 @@ static void check_sample_size(int64_t vocab, int coarse) {
     const int64_t top_ks[] = {0, 1, 5, vocab - 1, vocab + 3};
     bench b = {.size = {SAMPLED_ROWS, vocab}};
     add_field(&b, "logits", SAMPLED_ROWS, vocab, 3, 2);
-    for (int64_t i = 0; i < SAMPLED_ROWS * b.field[0].stride; i++) if (coarse && i % b.field[0].stride < vocab) b.field[0].value[i] = round(4 * b.field[0].value[i]) / 4;
+    for (int64_t i = 0; i < SAMPLED_ROWS * b.field[0].stride; i++)
+        if (coarse && i % b.field[0].stride < vocab)
+            b.field[0].value[i] = round(4 * b.field[0].value[i]) / 4;
     for (int which = 0; which < 4 * 4 * 5; which++) {
         choosing = (choice){temperatures[which % 4], top_ps[which / 4 % 4], top_ks[which / 16]};
-        int64_t every = test_fibers() ? 7 : vocab <= 100 ? 1 : 3; /* of the combinations, where they take long */
+        /* of the combinations, where they take long */
+        int64_t every = test_fibers() ? 7 : vocab <= 100 ? 1 : 3;
         if (choosing.top_k < 0 || which % every != vocab % every) continue;
-        for (int t = 0; t < SAMPLED_ROWS; t++) chances[t] = t == 0 ? 0x1p-40 : t == 1 ? 1 - 0x1p-30 : (test_integer(0, (1 << 30) - 1) + 0.5) / (1 << 30);
+        for (int t = 0; t < SAMPLED_ROWS; t++)
+            chances[t] = t == 0   ? 0x1p-40
+                         : t == 1 ? 1 - 0x1p-30
+                                  : (test_integer(0, (1 << 30) - 1) + 0.5) / (1 << 30);
         expect_samples(&b, reference, b.field[0].value);
         expect_samples(&b, fast, b.field[0].value);
         if (coarse) expect_samples(&b, bf16, b.field[0].value);
@@ -878,11 +1114,19 @@ static void expect_not_finite(double value, int64_t at) { /* of two, the first *
     b.field[0].value[at] = value;
     choosing = (choice){1, 0.9, 7};
     for (int d = 0; d < 3; d++) {
-        seqpar_sample_args a = {.rows = 1, .vocab = WIDTH, .top_k = 7, .temperature = 1, .top_p = 0.9, .u = chances, .ids = chosen};
+        seqpar_sample_args a = {.rows = 1,
+                                .vocab = WIDTH,
+                                .top_k = 7,
+                                .temperature = 1,
+                                .top_p = 0.9,
+                                .u = chances,
+                                .ids = chosen};
         a.logits = (seqpar_mat){devices[d]->alloc(devices[d], WIDTH * 8), WIDTH};
-        seqpar_device_write(devices[d], a.logits.data, 0, b.field[0].value, WIDTH, devices[d]->storage);
+        seqpar_device_write(devices[d], a.logits.data, 0, b.field[0].value, WIDTH,
+                            devices[d]->storage);
         seqpar_status status = devices[d]->sample(devices[d], &a, devices[d]->queue);
-        test_expect(!status && chosen[0] == -1 - at, "%s: %g at %lld gives %d", devices[d]->name, value, (long long)at, (int)chosen[0]);
+        test_expect(!status && chosen[0] == -1 - at, "%s: %g at %lld gives %d",
+                    devices[d]->name, value, (long long)at, (int)chosen[0]);
         devices[d]->free(devices[d], a.logits.data);
     }
     bench_free(&b);
@@ -898,7 +1142,8 @@ static void check_sample_equals(void) {
     for (int which = 0; which < 2; which++) {
         choosing = which ? (choice){1, 1, 2} : (choice){1, 0.5, 0};
         expect_samples(&b, reference, zeros);
-        test_expect(chosen[0] == 1, "three quarters into two equals is token %d", (int)chosen[0]);
+        test_expect(chosen[0] == 1, "three quarters into two equals is token %d",
+                    (int)chosen[0]);
         expect_samples(&b, fast, zeros);
         expect_samples(&b, bf16, zeros);
     }
@@ -907,7 +1152,8 @@ static void check_sample_equals(void) {
 
 static void check_sample(void) {
     static const int64_t vocabs[] = {1, 2, 97, 128, 301, 1021};
-    for (size_t i = 0; i < sizeof vocabs / sizeof *vocabs; i++) for (int coarse = 0; coarse < 2; coarse++) check_sample_size(vocabs[i], coarse);
+    for (size_t i = 0; i < sizeof vocabs / sizeof *vocabs; i++)
+        for (int coarse = 0; coarse < 2; coarse++) check_sample_size(vocabs[i], coarse);
     check_sample_equals();
     expect_not_finite(NAN, 131);
     expect_not_finite(INFINITY, 0);
@@ -926,15 +1172,19 @@ static void check_sumsq_size(int64_t blocks, int64_t block_size) {
     double want[8] = {0}, with_threads[8];
     int64_t i;
     add_sums(&b, "x", blocks, block_size, 0, 1);
-    for (i = 0; i < blocks * block_size; i++) want[i / block_size] += b.field[0].value[i] * b.field[0].value[i];
+    for (i = 0; i < blocks * block_size; i++)
+        want[i / block_size] += b.field[0].value[i] * b.field[0].value[i];
     run(&b, reference, &(pass){call_sumsq, 0, 0});
-    note(&worst.formula, test_distance(sums, want, blocks), limit.formula, "value", "sum of squares");
+    note(&worst.formula, test_distance(sums, want, blocks), limit.formula, "value",
+         "sum of squares");
     run(&b, bf16, &(pass){call_sumsq, 0, 0});
-    note(&worst.cpu, test_distance(sums, want, blocks), limit.cpu, bf16->name, "sum of squares");
+    note(&worst.cpu, test_distance(sums, want, blocks), limit.cpu, bf16->name,
+         "sum of squares");
     run(&b, fast_threads, &(pass){call_sumsq, 0, 0});
     memcpy(with_threads, sums, sizeof sums);
     run(&b, fast, &(pass){call_sumsq, 0, 0});
-    test_expect(!memcmp(with_threads, sums, sizeof sums), "the sum of squares depends on the number of threads");
+    test_expect(!memcmp(with_threads, sums, sizeof sums),
+                "the sum of squares depends on the number of threads");
     note(&worst.cpu, test_distance(sums, want, blocks), limit.cpu, "cpu", "sum of squares");
     bench_free(&b);
 }
@@ -949,17 +1199,24 @@ static void check_sumsq(void) {
 enum { Q, K, V, DOUT, ATTENTION_OUT, LSE, DQ, DK, DV, DELTA };
 enum { HEADS = 3, KV_HEADS, HEAD_DIM };
 
-static const int64_t small_cu[][5] = {{0, 5, 6, 6, 17}, {0, 3, 8, 11, 11}}, large_cu[][5] = {{0, 211, 212, 293, 307}, {0, 1, 17, 18, 41}};
+static const int64_t small_cu[][5] = {{0, 5, 6, 6, 17}, {0, 3, 8, 11, 11}},
+                     large_cu[][5] = {{0, 211, 212, 293, 307}, {0, 1, 17, 18, 41}};
 static seqpar_row attention_rows[2];
 
 static void set_rows(const int64_t cu[][5], int64_t chunks) {
     int64_t r;
     for (r = 0; r < 2; r++)
-        attention_rows[r] = (seqpar_row){.index = 3 * r, .tokens = cu[r][4], .padded = cu[r][4], .chunks = chunks + 2 * r, .docs = 4, .cu_seqlens = cu[r]};
+        attention_rows[r] = (seqpar_row){.index = 3 * r,
+                                         .tokens = cu[r][4],
+                                         .padded = cu[r][4],
+                                         .chunks = chunks + 2 * r,
+                                         .docs = 4,
+                                         .cu_seqlens = cu[r]};
 }
 
 static bench attention_bench(int64_t heads, int64_t kv_heads, int64_t head_dim) {
-    int64_t tokens = attention_rows[0].tokens + attention_rows[1].tokens, wide = heads * head_dim, narrow = kv_heads * head_dim;
+    int64_t tokens = attention_rows[0].tokens + attention_rows[1].tokens;
+    int64_t wide = heads * head_dim, narrow = kv_heads * head_dim;
     bench b = {.size = {tokens, 0, 0, heads, kv_heads, head_dim}};
     add_field(&b, "q", tokens, wide, 0, 1);
     add_field(&b, "k", tokens, narrow, 0, 1);
@@ -975,18 +1232,27 @@ static bench attention_bench(int64_t heads, int64_t kv_heads, int64_t head_dim) 
 }
 
 static seqpar_status attend(seqpar_device *device, const bench *b, int backward) {
-    seqpar_attn_desc desc = {.heads = b->size[HEADS], .kv_heads = b->size[KV_HEADS], .head_dim = b->size[HEAD_DIM], .full = b->mode};
+    seqpar_attn_desc desc = {.heads = b->size[HEADS],
+                             .kv_heads = b->size[KV_HEADS],
+                             .head_dim = b->size[HEAD_DIM],
+                             .full = b->mode};
     const field *f = b->field;
-    seqpar_attn_io io = {.q = f[Q].data, .k = f[K].data, .v = f[V].data, .out = f[ATTENTION_OUT].data, .lse = f[LSE].data,
-                         .dout = f[DOUT].data, .dq = f[DQ].data, .dk = f[DK].data, .dv = f[DV].data};
+    seqpar_attn_io io = {.q = f[Q].data,
+                         .k = f[K].data,
+                         .v = f[V].data,
+                         .out = f[ATTENTION_OUT].data,
+                         .lse = f[LSE].data,
+                         .dout = f[DOUT].data,
+                         .dq = f[DQ].data,
+                         .dk = f[DK].data,
+                         .dv = f[DV].data};
     seqpar_comm *self = seqpar_comm_self();
     seqpar_ctx ctx;
     seqpar_attn *attn = NULL;
     seqpar_status status = seqpar_ctx_open(&ctx, self, device, 1);
     if (!status) status = seqpar_attn_open(&ctx, &attn, attention_rows, 2, &desc);
     if (!status) status = seqpar_attn_forward(&ctx, attn, &io);
-    if (!status && backward)
-        status = seqpar_attn_backward(&ctx, attn, &io);
+    if (!status && backward) status = seqpar_attn_backward(&ctx, attn, &io);
     if (attn) seqpar_attn_close(&ctx, attn);
     seqpar_ctx_close(&ctx);
     seqpar_comm_free(self);
@@ -994,28 +1260,39 @@ static seqpar_status attend(seqpar_device *device, const bench *b, int backward)
     return status;
 }
 
-static seqpar_status call_attention(seqpar_device *device, const bench *b) { return attend(device, b, 0); }
-static seqpar_status call_attention_grad(seqpar_device *device, const bench *b) { return attend(device, b, 1); }
+static seqpar_status call_attention(seqpar_device *device, const bench *b) {
+    return attend(device, b, 0);
+}
+
+static seqpar_status call_attention_grad(seqpar_device *device, const bench *b) {
+    return attend(device, b, 1);
+}
 
 static const pass attention_pass = {call_attention, 1 << ATTENTION_OUT | 1 << LSE, 0};
-static const pass attention_grad_pass = {call_attention_grad, 1 << ATTENTION_OUT | 1 << LSE | 1 << DQ | 1 << DK | 1 << DV, 0};
+static const pass attention_grad_pass = {
+    call_attention_grad, 1 << ATTENTION_OUT | 1 << LSE | 1 << DQ | 1 << DK | 1 << DV, 0};
 
 /* out and lse of slow.h, row after row. */
 static void slow_attention_of(const bench *b, double *out, double *lse) {
-    int64_t heads = b->size[HEADS], kv_heads = b->size[KV_HEADS], d = b->size[HEAD_DIM], base = 0, r;
+    int64_t heads = b->size[HEADS], kv_heads = b->size[KV_HEADS], d = b->size[HEAD_DIM];
+    int64_t base = 0, r;
     for (r = 0; r < 2; base += attention_rows[r++].tokens) {
         int64_t n = attention_rows[r].tokens;
         slow_shape shape = {n, n, heads, kv_heads, d};
         bool *mask = malloc((size_t)(n * n));
         slow_mask(n, attention_rows[r].docs, attention_rows[r].cu_seqlens, !b->mode, mask);
-        slow_attention_real(&shape, mask, b->field[Q].value + base * heads * d, b->field[K].value + base * kv_heads * d, b->field[V].value + base * kv_heads * d,
-                            out + base * heads * d, lse + base * heads);
+        slow_attention_real(&shape, mask, b->field[Q].value + base * heads * d,
+                            b->field[K].value + base * kv_heads * d,
+                            b->field[V].value + base * kv_heads * d, out + base * heads * d,
+                            lse + base * heads);
         free(mask);
     }
 }
 
 static void check_attention_values(bench *b) {
-    double *out = malloc((size_t)(b->size[0] * b->size[HEADS] * (b->size[HEAD_DIM] + 1)) * sizeof *out), *lse = out + b->size[0] * b->size[HEADS] * b->size[HEAD_DIM];
+    double *out = malloc((size_t)(b->size[0] * b->size[HEADS] * (b->size[HEAD_DIM] + 1)) *
+                         sizeof *out);
+    double *lse = out + b->size[0] * b->size[HEADS] * b->size[HEAD_DIM];
     slow_attention_of(b, out, lse);
     expect_fast(b, &attention_pass);
     expect_values(b, ATTENTION_OUT, out);
@@ -1023,7 +1300,8 @@ static void check_attention_values(bench *b) {
     free(out);
 }
 
-/* Small with every derivative by field `in`, then large enough for several tiles; causal and full. */
+/* Small with every derivative by field `in`, then large enough for several tiles; causal and
+   full. */
 static void check_attention(int in, int gradient) {
     chain c = {attention_pass, attention_grad_pass, ATTENTION_OUT, DOUT, NULL};
     int full;
@@ -1035,7 +1313,8 @@ static void check_attention(int in, int gradient) {
         if (!gradient || !test_fibers()) check_attention_values(&b);
         if (gradient) expect_derivative(&b, &c, in, gradient, 0);
         bench_free(&b);
-        if (test_fibers() && gradient && full != (in == K)) continue; /* the gradients are all of one pass: once full, twice causal */
+        /* the gradients are all of one pass: once full, twice causal */
+        if (test_fibers() && gradient && full != (in == K)) continue;
         set_rows(large_cu, 1 + full);
         b = attention_bench(3, 3 - 2 * full, 7 + 12 * full);
         b.mode = full;
@@ -1045,11 +1324,16 @@ static void check_attention(int in, int gradient) {
 }
 
 static void check_attn_forward(void) { check_attention(0, 0); }
-static void check_attn_backward(void) { check_attention(Q, DQ); check_attention(K, DK); check_attention(V, DV); }
+static void check_attn_backward(void) {
+    check_attention(Q, DQ);
+    check_attention(K, DK);
+    check_attention(V, DV);
+}
 
 static seqpar_status call_attn_delta(seqpar_device *device, const bench *b) {
     const field *f = b->field;
-    seqpar_attn_delta_args a = {f[DELTA].data, f[DOUT].data, f[ATTENTION_OUT].data, b->size[0], b->size[HEADS], b->size[HEAD_DIM]};
+    seqpar_attn_delta_args a = {f[DELTA].data, f[DOUT].data,   f[ATTENTION_OUT].data,
+                                b->size[0],    b->size[HEADS], b->size[HEAD_DIM]};
     return device->attn_delta(device, &a, device->queue);
 }
 
@@ -1060,7 +1344,8 @@ static void check_attn_delta(void) {
     set_rows(large_cu, 2);
     b = attention_bench(5, 1, d);
     want = calloc((size_t)(b.size[0] * 5), sizeof *want);
-    for (i = 0; i < b.size[0] * 5 * d; i++) want[i / d] += b.field[DOUT].value[i] * b.field[ATTENTION_OUT].value[i];
+    for (i = 0; i < b.size[0] * 5 * d; i++)
+        want[i / d] += b.field[DOUT].value[i] * b.field[ATTENTION_OUT].value[i];
     expect_fast(&b, &(pass){call_attn_delta, 1 << DELTA, 0});
     expect_values(&b, DELTA, want);
     free(want);
@@ -1068,11 +1353,18 @@ static void check_attn_delta(void) {
 }
 
 enum { SINKS, SINKS_LSE, SINKS_DELTA, DSINKS };
-static const seqpar_piece sink_pieces[3] = {{.local = 2, .count = 5}, {.local = 0, .count = 2}, {.local = 7, .count = 6}};
+static const seqpar_piece sink_pieces[3] = {
+    {.local = 2, .count = 5}, {.local = 0, .count = 2}, {.local = 7, .count = 6}};
 
 static seqpar_status call_attn_sinks(seqpar_device *device, const bench *b) {
     const field *f = b->field;
-    seqpar_attn_sinks_args a = {f[DSINKS].data, f[SINKS].data, f[SINKS_LSE].data, f[SINKS_DELTA].data, sink_pieces, 3, 5};
+    seqpar_attn_sinks_args a = {f[DSINKS].data,
+                                f[SINKS].data,
+                                f[SINKS_LSE].data,
+                                f[SINKS_DELTA].data,
+                                sink_pieces,
+                                3,
+                                5};
     return device->attn_sinks(device, &a, device->queue);
 }
 
@@ -1088,42 +1380,82 @@ static void check_attn_sinks(void) {
     for (i = 0; i < 3; i++)
         for (h = 0; h < 5; h++)
             for (t = sink_pieces[i].local; t < sink_pieces[i].local + sink_pieces[i].count; t++)
-                want[i * 5 + h] -= exp(b.field[SINKS].value[h] - b.field[SINKS_LSE].value[t * 5 + h]) * b.field[SINKS_DELTA].value[t * 5 + h];
+                want[i * 5 + h] -= exp(b.field[SINKS].value[h] -
+                                       b.field[SINKS_LSE].value[t * 5 + h]) *
+                                   b.field[SINKS_DELTA].value[t * 5 + h];
     expect_fast(&b, &(pass){call_attn_sinks, 1 << DSINKS, 0});
     expect_values(&b, DSINKS, want);
     bench_free(&b);
 }
 
-/* Two key pieces of 3 and 5 tokens, kv heads 1 and 2 of 3: what other ranks made of dk, dv, and what waits in the store. */
+/* Two key pieces of 3 and 5 tokens, kv heads 1 and 2 of 3: what other ranks made of dk, dv,
+   and what waits in the store. */
 enum { RETURN_DK, RETURN_DV, INBOX, RETURN_STORE };
-enum { RETURN_HEADS = 2, RETURN_DIM = 7, RETURN_ROW = RETURN_HEADS * RETURN_DIM, RETURN_TOKENS = 9 };
-static const int64_t return_count[2] = {3, 5}, return_local[2] = {1, 4}, inbox_base[2] = {0, 3 * 2 * 3 * RETURN_ROW}, store_base[2] = {4, 3 * 2 * 3 * RETURN_ROW + 11};
+enum {
+    RETURN_HEADS = 2,
+    RETURN_DIM = 7,
+    RETURN_ROW = RETURN_HEADS * RETURN_DIM,
+    RETURN_TOKENS = 9
+};
+
+static const int64_t return_count[2] = {3, 5}, return_local[2] = {1, 4},
+                     inbox_base[2] = {0, 3 * 2 * 3 * RETURN_ROW},
+                     store_base[2] = {4, 3 * 2 * 3 * RETURN_ROW + 11};
 
 static seqpar_status call_attn_return(seqpar_device *device, const bench *b) {
-    static const seqpar_fold_op first[] = {{SEQPAR_FOLD_LEAF, 0}, {SEQPAR_FOLD_LEAF, 1}, {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_STORE, 2}, {SEQPAR_FOLD_LEAF, 2}, {SEQPAR_FOLD_LOAD, 2},
-                                           {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_LOAD, 0}, {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_FINISH, 0}};
-    static const seqpar_fold_op second[] = {{SEQPAR_FOLD_LEAF, 0}, {SEQPAR_FOLD_LOAD, 1}, {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_FINISH, 0}};
-    seqpar_piece pieces[2] = {{.count = return_count[0], .local = return_local[0]}, {.count = return_count[1], .local = return_local[1]}};
-    seqpar_attn_task tasks[2] = {{0, first, 10, store_base[0], 2 * 3 * RETURN_ROW, inbox_base[0]}, {1, second, 4, store_base[1], 2 * 5 * RETURN_ROW, inbox_base[1]}};
+    static const seqpar_fold_op first[] = {{SEQPAR_FOLD_LEAF, 0},    {SEQPAR_FOLD_LEAF, 1},
+                                           {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_STORE, 2},
+                                           {SEQPAR_FOLD_LEAF, 2},    {SEQPAR_FOLD_LOAD, 2},
+                                           {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_LOAD, 0},
+                                           {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_FINISH, 0}};
+    static const seqpar_fold_op second[] = {{SEQPAR_FOLD_LEAF, 0},
+                                            {SEQPAR_FOLD_LOAD, 1},
+                                            {SEQPAR_FOLD_COMBINE, 0},
+                                            {SEQPAR_FOLD_FINISH, 0}};
+    seqpar_piece pieces[2] = {{.count = return_count[0], .local = return_local[0]},
+                              {.count = return_count[1], .local = return_local[1]}};
+    seqpar_attn_task tasks[2] = {
+        {0, first, 10, store_base[0], 2 * 3 * RETURN_ROW, inbox_base[0]},
+        {1, second, 4, store_base[1], 2 * 5 * RETURN_ROW, inbox_base[1]}};
     const field *f = b->field;
-    seqpar_attn_args a = {.heads = 6, .kv_heads = 3, .head_dim = RETURN_DIM, .head_begin = 1, .head_count = RETURN_HEADS, .q_pieces = pieces, .tasks = tasks, .task_count = 2, .depth = 3,
-                          .dk = f[RETURN_DK].data, .dv = f[RETURN_DV].data, .store = f[RETURN_STORE].data, .inbox = f[INBOX].data};
+    seqpar_attn_args a = {.heads = 6,
+                          .kv_heads = 3,
+                          .head_dim = RETURN_DIM,
+                          .head_begin = 1,
+                          .head_count = RETURN_HEADS,
+                          .q_pieces = pieces,
+                          .tasks = tasks,
+                          .task_count = 2,
+                          .depth = 3,
+                          .dk = f[RETURN_DK].data,
+                          .dv = f[RETURN_DV].data,
+                          .store = f[RETURN_STORE].data,
+                          .inbox = f[INBOX].data};
     return device->attn_return(device, &a, device->queue);
 }
 
-/* Element (token t of the piece, head h of the range, i) of one value: for each head dk, then dv. */
-static double returned(const double *value, int64_t count, int is_v, int64_t t, int64_t h, int64_t i) { return value[((h * 2 + is_v) * count + t) * RETURN_DIM + i]; }
+/* Element (token t of the piece, head h of the range, i) of one value: for each head dk,
+   then dv. */
+static double returned(const double *value, int64_t count, int is_v, int64_t t, int64_t h,
+                       int64_t i) {
+    return value[((h * 2 + is_v) * count + t) * RETURN_DIM + i];
+}
 
 static double *plain_return(const bench *b, int is_v) {
-    double *want = packed(&b->field[is_v ? RETURN_DV : RETURN_DK], b->field[is_v ? RETURN_DV : RETURN_DK].value);
+    double *want = packed(&b->field[is_v ? RETURN_DV : RETURN_DK],
+                          b->field[is_v ? RETURN_DV : RETURN_DK].value);
     int64_t piece, t, h, i, n;
     for (piece = 0; piece < 2; piece++)
         for (t = 0; t < return_count[piece]; t++)
             for (h = 0; h < RETURN_HEADS; h++)
                 for (i = 0; i < RETURN_DIM; i++) {
                     int64_t count = return_count[piece], size = 2 * count * RETURN_ROW;
-                    double sum = returned(b->field[RETURN_STORE].value + store_base[piece] + piece * size, count, is_v, t, h, i);
-                    for (n = 0; n < (piece ? 1 : 3); n++) sum += returned(b->field[INBOX].value + inbox_base[piece] + n * size, count, is_v, t, h, i);
+                    double sum = returned(b->field[RETURN_STORE].value + store_base[piece] +
+                                              piece * size,
+                                          count, is_v, t, h, i);
+                    for (n = 0; n < (piece ? 1 : 3); n++)
+                        sum += returned(b->field[INBOX].value + inbox_base[piece] + n * size,
+                                        count, is_v, t, h, i);
                     want[((return_local[piece] + t) * 3 + 1 + h) * RETURN_DIM + i] = sum;
                 }
     return want;
@@ -1136,7 +1468,9 @@ static void check_attn_return(void) {
     add_field(&b, "dv", RETURN_TOKENS, 3 * RETURN_DIM, 0, 1);
     add_sums(&b, "inbox", 1, inbox_base[1] + 2 * 5 * RETURN_ROW, 0, 1);
     add_sums(&b, "store", 1, store_base[1] + 2 * 2 * 5 * RETURN_ROW, 0, 1);
-    expect_fast(&b, &(pass){call_attn_return, 1 << RETURN_DK | 1 << RETURN_DV | 1 << RETURN_STORE, 1 << RETURN_STORE});
+    expect_fast(&b,
+                &(pass){call_attn_return, 1 << RETURN_DK | 1 << RETURN_DV | 1 << RETURN_STORE,
+                        1 << RETURN_STORE});
     for (is_v = 0; is_v < 2; is_v++) {
         double *want = plain_return(&b, is_v);
         expect_values(&b, is_v ? RETURN_DV : RETURN_DK, want);
@@ -1148,10 +1482,12 @@ static void check_attn_return(void) {
 /* ---- softmax_head ---- */
 
 enum { LOGITS, LOGP, ENTROPY, HEAD_LSE, SMOOTH, DLOGP, DENTROPY, DSMOOTH, DZLOSS };
-enum { ALL_SEEDS = 15, GRADIENT = 16 }; /* mode: which seeds are given, and whether the gradient is wanted */
+/* mode: which seeds are given, and whether the gradient is wanted */
+enum { ALL_SEEDS = 15, GRADIENT = 16 };
 
 static bench head_bench(int64_t rows, int64_t vocab) {
-    static const char *const names[] = {"logp", "entropy", "lse", "smooth", "dlogp", "dentropy", "dsmooth", "dzloss"};
+    static const char *const names[] = {"logp",  "entropy",  "lse",     "smooth",
+                                        "dlogp", "dentropy", "dsmooth", "dzloss"};
     bench b = {.size = {rows, vocab}};
     int64_t i;
     add_field(&b, "logits", rows, vocab, 3, 2);
@@ -1163,18 +1499,34 @@ static bench head_bench(int64_t rows, int64_t vocab) {
     return b;
 }
 
-static void *given(const bench *b, int number, int wanted) { return wanted ? b->field[number].data : NULL; }
+static void *given(const bench *b, int number, int wanted) {
+    return wanted ? b->field[number].data : NULL;
+}
 
 static seqpar_status call_head(seqpar_device *device, const bench *b) {
-    seqpar_softmax_head_args a = {.logits = mat(&b->field[LOGITS]), .rows = b->size[0], .vocab = b->size[1], .targets = b->ids, .gradient = b->mode & GRADIENT,
-        .logp = given(b, LOGP, 1), .entropy = given(b, ENTROPY, 1), .lse = given(b, HEAD_LSE, 1), .smooth = given(b, SMOOTH, 1),
-        .dlogp = given(b, DLOGP, b->mode & 1), .dentropy = given(b, DENTROPY, b->mode & 2), .dsmooth = given(b, DSMOOTH, b->mode & 4), .dzloss = given(b, DZLOSS, b->mode & 8)};
+    seqpar_softmax_head_args a = {.logits = mat(&b->field[LOGITS]),
+                                  .rows = b->size[0],
+                                  .vocab = b->size[1],
+                                  .targets = b->ids,
+                                  .gradient = b->mode & GRADIENT,
+                                  .logp = given(b, LOGP, 1),
+                                  .entropy = given(b, ENTROPY, 1),
+                                  .lse = given(b, HEAD_LSE, 1),
+                                  .smooth = given(b, SMOOTH, 1),
+                                  .dlogp = given(b, DLOGP, b->mode & 1),
+                                  .dentropy = given(b, DENTROPY, b->mode & 2),
+                                  .dsmooth = given(b, DSMOOTH, b->mode & 4),
+                                  .dzloss = given(b, DZLOSS, b->mode & 8)};
     return device->softmax_head(device, &a, device->queue);
 }
 
 /* The gradient alone: no outputs are given. */
 static seqpar_status call_head_grad(seqpar_device *device, const bench *b) {
-    seqpar_softmax_head_args a = {.logits = mat(&b->field[LOGITS]), .rows = b->size[0], .vocab = b->size[1], .targets = b->ids, .gradient = 1};
+    seqpar_softmax_head_args a = {.logits = mat(&b->field[LOGITS]),
+                                  .rows = b->size[0],
+                                  .vocab = b->size[1],
+                                  .targets = b->ids,
+                                  .gradient = 1};
     a.dlogp = given(b, DLOGP, b->mode & 1);
     a.dentropy = given(b, DENTROPY, b->mode & 2);
     a.dsmooth = given(b, DSMOOTH, b->mode & 4);
@@ -1183,7 +1535,10 @@ static seqpar_status call_head_grad(seqpar_device *device, const bench *b) {
 }
 
 enum { HEAD_OUTPUTS = 1 << LOGP | 1 << ENTROPY | 1 << HEAD_LSE | 1 << SMOOTH };
-static const pass head_pass = {call_head, HEAD_OUTPUTS, 0}, head_far_pass = {call_head, HEAD_OUTPUTS, 1 << SMOOTH}, head_both_pass = {call_head, HEAD_OUTPUTS | 1 << LOGITS, 0}, head_grad_pass = {call_head_grad, 1 << LOGITS, 0};
+static const pass head_pass = {call_head, HEAD_OUTPUTS, 0},
+                  head_far_pass = {call_head, HEAD_OUTPUTS, 1 << SMOOTH},
+                  head_both_pass = {call_head, HEAD_OUTPUTS | 1 << LOGITS, 0},
+                  head_grad_pass = {call_head_grad, 1 << LOGITS, 0};
 
 /* What the seeds of the mode make of the outputs; ignored rows have an entropy only. */
 static double head_loss(const bench *b) {
@@ -1195,18 +1550,23 @@ static double head_loss(const bench *b) {
         if (b->mode & 1 && live) loss += f[DLOGP].value[t] * f[LOGP].after[t];
         if (b->mode & 2) loss += f[DENTROPY].value[t] * f[ENTROPY].after[t];
         if (b->mode & 4 && live) loss += f[DSMOOTH].value[t] * f[SMOOTH].after[t];
-        if (b->mode & 8 && live) loss += f[DZLOSS].value[t] * f[HEAD_LSE].after[t] * f[HEAD_LSE].after[t];
+        if (b->mode & 8 && live)
+            loss += f[DZLOSS].value[t] * f[HEAD_LSE].after[t] * f[HEAD_LSE].after[t];
     }
     return loss;
 }
 
 static void check_head_values(bench *b) {
     int64_t rows = b->size[0], vocab = b->size[1], t;
-    double *want = malloc((size_t)(4 * rows) * sizeof *want), *logits = packed(&b->field[LOGITS], b->field[LOGITS].value);
+    double *want = malloc((size_t)(4 * rows) * sizeof *want);
+    double *logits = packed(&b->field[LOGITS], b->field[LOGITS].value);
     slow_complex *z = slow_promote(rows * vocab, logits);
     for (t = 0; t < rows; t++) {
         slow_token y = slow_token_of(vocab, z + t * vocab, b->ids[t]);
-        want[t] = creal(y.logp); want[rows + t] = creal(y.entropy); want[2 * rows + t] = creal(y.lse); want[3 * rows + t] = creal(y.lse - y.mean);
+        want[t] = creal(y.logp);
+        want[rows + t] = creal(y.entropy);
+        want[2 * rows + t] = creal(y.lse);
+        want[3 * rows + t] = creal(y.lse - y.mean);
     }
     b->mode = 0;
     expect_fast(b, &head_pass);
@@ -1232,39 +1592,53 @@ static void check_head_size(int64_t rows, int64_t vocab, int derivative) {
 }
 
 /* Numbers from elsewhere: logits (1, -.5, 2, .25), target 2. */
-static void expect_golden_gradient(bench *b, int mode, const double seeds[4], const double want[4]) {
+static void expect_golden_gradient(bench *b, int mode, const double seeds[4],
+                                   const double want[4]) {
     int i;
     for (i = 0; i < 4; i++) b->field[DLOGP + i].value[0] = seeds[i];
     b->mode = mode;
     run(b, reference, &head_grad_pass);
     expect_values(b, LOGITS, want);
     run(b, fast, &head_grad_pass);
-    note(&worst.cpu, test_distance(b->field[LOGITS].after, want, 4), limit.cpu, "cpu", "golden gradient");
+    note(&worst.cpu, test_distance(b->field[LOGITS].after, want, 4), limit.cpu, "cpu",
+         "golden gradient");
 }
 
 static void check_head_golden(void) {
-    static const double logits[4] = {1, -.5, 2, .25}, logp[1] = {-0.484731134701968}, entropy[1] = {1.02496369175712};
+    static const double logits[4] = {1, -.5, 2, .25}, logp[1] = {-0.484731134701968};
+    static const double entropy[1] = {1.02496369175712};
     bench b = head_bench(1, 4);
     memcpy(b.field[LOGITS].value, logits, sizeof logits);
     b.ids[0] = 2;
     run(&b, reference, &head_pass);
     expect_values(&b, LOGP, logp);
     expect_values(&b, ENTROPY, entropy);
-    expect_golden_gradient(&b, 1, (double[]){-1, 0, 0, 0}, (double[]){0.226563247483296, 0.0505530936946962, -0.384137241369486, 0.107020900191494});
-    expect_golden_gradient(&b, ALL_SEEDS, (double[]){-0.9, 0, 0.1, 0.01}, (double[]){0.212822222583315, 0.0280653106118706, -0.278532173948033, 0.0873392634468868});
-    expect_golden_gradient(&b, 2, (double[]){0, 1, 0, 0}, (double[]){0.104166404960676, 0.0990723071630062, -0.332709112890002, 0.12947040076632});
+    expect_golden_gradient(&b, 1, (double[]){-1, 0, 0, 0},
+                           (double[]){0.226563247483296, 0.0505530936946962, -0.384137241369486,
+                                      0.107020900191494});
+    expect_golden_gradient(&b, ALL_SEEDS, (double[]){-0.9, 0, 0.1, 0.01},
+                           (double[]){0.212822222583315, 0.0280653106118706, -0.278532173948033,
+                                      0.0873392634468868});
+    expect_golden_gradient(&b, 2, (double[]){0, 1, 0, 0},
+                           (double[]){0.104166404960676, 0.0990723071630062, -0.332709112890002,
+                                      0.12947040076632});
     bench_free(&b);
 }
 
-/* Beyond where exp overflows in fp32, and where neighbours lie 1/128 and 2 apart; there a mean in fp32 is not worth a look. No seed
-   for the entropy: x - lse loses what lse is rounded by. */
+/* Beyond where exp overflows in fp32, and where neighbours lie 1/128 and 2 apart; there a
+   mean in fp32 is not worth a look. No seed for the entropy: x - lse loses what lse is
+   rounded by. */
 static void check_head_far(void) {
     static const double above[3] = {100, 1e5, -3e7};
     enum { COLUMNS = 413 };
-    for (int c = 0; c < (SEQPAR__HAS_FMA ? 3 : 1); c++) { /* x log2(e) rounded is too far off there */
+    /* x log2(e) rounded is too far off there */
+    for (int c = 0; c < (SEQPAR__HAS_FMA ? 3 : 1); c++) {
         bench b = head_bench(7, COLUMNS);
         field *logits = &b.field[LOGITS];
-        for (int64_t t = 0; t < 7; t++) for (int64_t j = 0; j < COLUMNS; j++) logits->value[t * logits->stride + j] = (float)(logits->value[t * logits->stride + j] + above[c]);
+        for (int64_t t = 0; t < 7; t++)
+            for (int64_t j = 0; j < COLUMNS; j++)
+                logits->value[t * logits->stride + j] =
+                    (float)(logits->value[t * logits->stride + j] + above[c]);
         if (!c) check_head_values(&b);
         expect_fast(&b, &head_far_pass);
         b.mode = 1;
@@ -1273,44 +1647,58 @@ static void check_head_far(void) {
     }
 }
 
-/* Seeds of the entropy in some rows only: a row is made a gradient after the next one's exponentials, or at once. */
+/* Seeds of the entropy in some rows only: a row is made a gradient after the next one's
+   exponentials, or at once. */
 static void check_head_mixed(void) {
     bench b = head_bench(37, 521);
-    for (int64_t t = 0; t < 37; t++) if (t * t % 7 < 3) b.field[DENTROPY].value[t] = 0;
+    for (int64_t t = 0; t < 37; t++)
+        if (t * t % 7 < 3) b.field[DENTROPY].value[t] = 0;
     b.mode = ALL_SEEDS | GRADIENT;
     expect_fast(&b, &head_both_pass);
     bench_free(&b);
 }
 
-static void copy_after(double *to, const bench *b, int number) { memcpy(to, b->field[number].after, (size_t)b->size[0] * sizeof *to); }
+static void copy_after(double *to, const bench *b, int number) {
+    memcpy(to, b->field[number].after, (size_t)b->size[0] * sizeof *to);
+}
 
-/* Many blocks of the fast device, of which later ones are above what the first lets expect: by little, by much, by more than exp
-   in fp32 can bear, again and again. Values have the same bits whether a gradient is wanted with them or not. */
+/* Many blocks of the fast device, of which later ones are above what the first lets expect:
+   by little, by much, by more than exp in fp32 can bear, again and again. Values have the
+   same bits whether a gradient is wanted with them or not. */
 static void check_head_climb(void) {
-    static const double above[][4] = {{0, 0, 0, 0}, {0, 20, 40, 160}, {0, 0, 200, 0}, {0, 100, 0, 0}, {-1e4, 0, -50, 1}, {0, 6, 0, 9}, {90, 60, 30, 0}};
+    static const double above[][4] = {{0, 0, 0, 0},   {0, 20, 40, 160},  {0, 0, 200, 0},
+                                      {0, 100, 0, 0}, {-1e4, 0, -50, 1}, {0, 6, 0, 9},
+                                      {90, 60, 30, 0}};
     enum { STEP = 613, COLUMNS = 3 * STEP + 101, ROWS = sizeof above / sizeof *above };
     bench b = head_bench(ROWS, COLUMNS);
     field *logits = &b.field[LOGITS];
     double alone[ROWS], beside[ROWS];
     int64_t t, j;
     int seed;
-    for (t = 0; t < ROWS; t++) for (j = 0; j < COLUMNS; j++) logits->value[t * logits->stride + j] = (float)(logits->value[t * logits->stride + j] + above[t][j / STEP]);
+    for (t = 0; t < ROWS; t++)
+        for (j = 0; j < COLUMNS; j++)
+            logits->value[t * logits->stride + j] =
+                (float)(logits->value[t * logits->stride + j] + above[t][j / STEP]);
     logits->value[COLUMNS - 1] = 130; /* the last alone */
     check_head_values(&b);
     for (seed = 0; seed < 4; seed++) {
         b.mode = 1 << seed;
-        if (b.mode != 2) expect_fast(&b, &head_grad_pass); /* that of the entropy loses what lse is rounded by */
+        /* that of the entropy loses what lse is rounded by */
+        if (b.mode != 2) expect_fast(&b, &head_grad_pass);
         run(&b, fast, &head_pass);
         copy_after(alone, &b, LOGP);
         b.mode |= GRADIENT;
         run(&b, fast, &head_both_pass);
         copy_after(beside, &b, LOGP);
-        if (memcmp(alone, beside, sizeof alone)) note(&worst.cpu, INFINITY, limit.cpu, "cpu", "log-probs, which have other bits beside a gradient");
+        if (memcmp(alone, beside, sizeof alone))
+            note(&worst.cpu, INFINITY, limit.cpu, "cpu",
+                 "log-probs, which have other bits beside a gradient");
     }
     bench_free(&b);
 }
 
-/* Logits that nobody may choose fill the first block; one that is no number, or infinite, stands in a late one. */
+/* Logits that nobody may choose fill the first block; one that is no number, or infinite,
+   stands in a late one. */
 static void expect_head_infinite(seqpar_device *device, int mode) {
     enum { COLUMNS = 2 * 2048 + 77, ROWS = 3 };
     bench b = head_bench(ROWS, COLUMNS);
@@ -1319,21 +1707,33 @@ static void expect_head_infinite(seqpar_device *device, int mode) {
     double wanted[ROWS];
     int64_t t, j;
     for (t = 0; t < ROWS; t++) b.ids[t] = 3001;
-    for (t = 0; t < ROWS; t++) for (j = 0; j < 2048; j++) logits->value[t * logits->stride + j] = -1e4;
+    for (t = 0; t < ROWS; t++)
+        for (j = 0; j < 2048; j++) logits->value[t * logits->stride + j] = -1e4;
     run(&b, device, &head_pass);
     copy_after(wanted, &b, LOGP);
-    for (t = 0; t < ROWS; t++) for (j = 0; j < 2048; j++) logits->value[t * logits->stride + j] = -INFINITY;
+    for (t = 0; t < ROWS; t++)
+        for (j = 0; j < 2048; j++) logits->value[t * logits->stride + j] = -INFINITY;
     logits->value[logits->stride + 3000] = NAN;
     logits->value[2 * logits->stride + 4097] = INFINITY;
     b.mode = mode | GRADIENT;
     run(&b, device, &head_both_pass);
-    test_expect(logp[0] == wanted[0], "%s: log-prob %g beside a block of -inf, %g beside one of -1e4", device->name, logp[0], wanted[0]);
-    test_expect(isfinite(b.field[ENTROPY].after[0]), "%s: entropy %g beside logits of -inf", device->name, b.field[ENTROPY].after[0]);
-    for (j = 0; j < 2048; j++) test_expect(logits->after[j] == 0, "%s: gradient %g of a logit of -inf", device->name, logits->after[j]);
-    for (j = 2048; j < COLUMNS; j++) test_expect(isfinite(logits->after[j]), "%s: gradient %g beside logits of -inf", device->name, logits->after[j]);
-    for (t = 1; t < ROWS; t++) test_expect(!isfinite(logp[t]), "%s: log-prob %g in a row with a logit of %s", device->name, logp[t], t == 1 ? "NaN" : "infinity");
+    test_expect(logp[0] == wanted[0],
+                "%s: log-prob %g beside a block of -inf, %g beside one of -1e4", device->name,
+                logp[0], wanted[0]);
+    test_expect(isfinite(b.field[ENTROPY].after[0]), "%s: entropy %g beside logits of -inf",
+                device->name, b.field[ENTROPY].after[0]);
+    for (j = 0; j < 2048; j++)
+        test_expect(logits->after[j] == 0, "%s: gradient %g of a logit of -inf", device->name,
+                    logits->after[j]);
+    for (j = 2048; j < COLUMNS; j++)
+        test_expect(isfinite(logits->after[j]), "%s: gradient %g beside logits of -inf",
+                    device->name, logits->after[j]);
+    for (t = 1; t < ROWS; t++)
+        test_expect(!isfinite(logp[t]), "%s: log-prob %g in a row with a logit of %s",
+                    device->name, logp[t], t == 1 ? "NaN" : "infinity");
     bench_free(&b);
 }
+
 static void check_head_infinite(void) {
     int mode;
     for (mode = 1; mode <= 2; mode++) { /* seeds of the log-prob, and of the entropy */
@@ -1359,12 +1759,26 @@ enum { PARAMETER, MOMENT, VARIANCE, UPDATE_G, WORKING };
 
 static seqpar_update_args update_args(const bench *b) {
     const field *f = b->field;
-    return (seqpar_update_args){f[PARAMETER].data, f[MOMENT].data, f[VARIANCE].data, f[UPDATE_G].data, b->size[0], b->size[1], 0.01, 0.9, 0.95, 1e-8, 0.1, 0.375, b->mode ? f[WORKING].data : NULL};
+    return (seqpar_update_args){f[PARAMETER].data,
+                                f[MOMENT].data,
+                                f[VARIANCE].data,
+                                f[UPDATE_G].data,
+                                b->size[0],
+                                b->size[1],
+                                0.01,
+                                0.9,
+                                0.95,
+                                1e-8,
+                                0.1,
+                                0.375,
+                                b->mode ? f[WORKING].data : NULL};
 }
+
 static seqpar_status call_adamw(seqpar_device *device, const bench *b) {
     seqpar_update_args a = update_args(b);
     return device->adamw(device, &a, device->queue);
 }
+
 static seqpar_status call_sgd(seqpar_device *device, const bench *b) {
     seqpar_update_args a = update_args(b);
     a.m = a.v = NULL;
@@ -1385,19 +1799,31 @@ static bench update_bench(int64_t count, int64_t t) {
 
 static void check_update(int64_t count, int64_t t, int sgd) {
     bench b = update_bench(count, t);
-    double *p = packed(&b.field[0], b.field[0].value), *m = packed(&b.field[1], b.field[1].value), *v = packed(&b.field[2], b.field[2].value), *g = packed(&b.field[3], b.field[3].value);
+    double *p = packed(&b.field[0], b.field[0].value);
+    double *m = packed(&b.field[1], b.field[1].value);
+    double *v = packed(&b.field[2], b.field[2].value);
+    double *g = packed(&b.field[3], b.field[3].value);
     int64_t i;
     for (i = 0; i < count; i++) g[i] *= 0.375;
-    if (sgd) slow_sgd_step(0.01, 0, 0.1, count, g, m, p);
-    else slow_adamw_step(&(slow_adamw){0.9, 0.95, 1e-8, 0.1}, 0.01, t, count, g, m, v, p);
+    if (sgd)
+        slow_sgd_step(0.01, 0, 0.1, count, g, m, p);
+    else
+        slow_adamw_step(&(slow_adamw){0.9, 0.95, 1e-8, 0.1}, 0.01, t, count, g, m, v, p);
     expect_fast(&b, &(pass){sgd ? call_sgd : call_adamw, sgd ? 1 : 7, 0});
     expect_values(&b, PARAMETER, p);
-    if (!sgd) { expect_values(&b, MOMENT, m); expect_values(&b, VARIANCE, v); }
-    free(p); free(m); free(v); free(g);
+    if (!sgd) {
+        expect_values(&b, MOMENT, m);
+        expect_values(&b, VARIANCE, v);
+    }
+    free(p);
+    free(m);
+    free(v);
+    free(g);
     bench_free(&b);
 }
 
-/* Master parameters: p begins as the weights of the first step, goes on from itself, and the weights are p rounded. */
+/* Master parameters: p begins as the weights of the first step, goes on from itself, and the
+   weights are p rounded. */
 static void check_masters(seqpar_device *device, int64_t t, int sgd) {
     bench b = update_bench(1031, t);
     field *f = b.field;
@@ -1406,19 +1832,33 @@ static void check_masters(seqpar_device *device, int64_t t, int sgd) {
     b.mode = 1;
     round_fields(&b);
     p = packed(&f[t == 1 ? WORKING : PARAMETER], f[t == 1 ? WORKING : PARAMETER].value);
-    for (i = 0; i < 1031; i++) { m[i] = f[MOMENT].value[i]; v[i] = f[VARIANCE].value[i]; g[i] = f[UPDATE_G].value[i] * 0.375; }
-    if (sgd) slow_sgd_step(0.01, 0, 0.1, 1031, g, m, p);
-    else slow_adamw_step(&(slow_adamw){0.9, 0.95, 1e-8, 0.1}, 0.01, t, 1031, g, m, v, p);
+    for (i = 0; i < 1031; i++) {
+        m[i] = f[MOMENT].value[i];
+        v[i] = f[VARIANCE].value[i];
+        g[i] = f[UPDATE_G].value[i] * 0.375;
+    }
+    if (sgd)
+        slow_sgd_step(0.01, 0, 0.1, 1031, g, m, p);
+    else
+        slow_adamw_step(&(slow_adamw){0.9, 0.95, 1e-8, 0.1}, 0.01, t, 1031, g, m, v, p);
     run(&b, device, &(pass){sgd ? call_sgd : call_adamw, (sgd ? 1 : 7) | 1 << WORKING, 0});
     d = test_distance(f[PARAMETER].after, p, 1031);
-    test_expect(d <= 4e-7, "%s, step %lld: the masters are off by %.2e", device->name, (long long)t, d);
-    for (i = 0; i < 1031; i++) test_expect(f[WORKING].after[i] == stored_as(f[PARAMETER].after[i], SEQPAR_BF16), "%s: weight %lld is %.9g, its master %.9g", device->name, (long long)i, f[WORKING].after[i], f[PARAMETER].after[i]);
+    test_expect(d <= 4e-7, "%s, step %lld: the masters are off by %.2e", device->name,
+                (long long)t, d);
+    for (i = 0; i < 1031; i++)
+        test_expect(f[WORKING].after[i] == stored_as(f[PARAMETER].after[i], SEQPAR_BF16),
+                    "%s: weight %lld is %.9g, its master %.9g", device->name, (long long)i,
+                    f[WORKING].after[i], f[PARAMETER].after[i]);
     free(p);
     bench_free(&b);
 }
+
 static void check_all_masters(int sgd) {
     int64_t t;
-    for (t = 1; t <= 5; t += 4) { check_masters(bf16_reference, t, sgd); if (bf16 != bf16_reference) check_masters(bf16, t, sgd); }
+    for (t = 1; t <= 5; t += 4) {
+        check_masters(bf16_reference, t, sgd);
+        if (bf16 != bf16_reference) check_masters(bf16, t, sgd);
+    }
 }
 
 static void check_adamw(void) {
@@ -1427,6 +1867,7 @@ static void check_adamw(void) {
     check_update(16411, 7, 0);
     check_update(1, 1000, 0);
 }
+
 static void check_sgd(void) {
     check_all_masters(1);
     check_update(37, 1, 1);
@@ -1435,10 +1876,17 @@ static void check_sgd(void) {
 
 /* ---- the table ---- */
 
-/* Limits: relative L2 of the fast device against the reference device, three times the worst of seeds 1..40 (AVX2 and FMA).
-   softmax_head is worst in `smooth` of logits near 100, whose mean is summed in fp32; its gradient is within 4e-7. The last
-   column: roundings to bf16 in a result. Attention's backward reads an out that was rounded; a rotation goes there and back. */
-static const struct op_check { const char *op; void (*check)(void); double cpu, bf16; } checks[] = {
+/* Limits: relative L2 of the fast device against the reference device, three times the worst
+   of seeds 1..40 (AVX2 and FMA). softmax_head is worst in `smooth` of logits near 100, whose
+   mean is summed in fp32; its gradient is within 4e-7. The last column: roundings to bf16 in
+   a result. Attention's backward reads an out that was rounded; a rotation goes there and
+   back. */
+static const struct op_check {
+    const char *op;
+    void (*check)(void);
+    double cpu, bf16;
+} checks[] = {
+
     {"matmul", check_matmul, 1e-6, 1},
     {"weight_grad", check_weight_grad, 4e-7, 1},
     {"embedding", check_embedding, 0, 0},
@@ -1476,8 +1924,11 @@ static void test_op(const char *op, int number) {
         worst = (limits){0};
         limit = (limits){1e-13, 1e-7, c->cpu, c->bf16 / 256 + 1e-6};
         c->check();
-        test_expect(calls[SEQPAR_F64][number] && calls[SEQPAR_F32][number] && calls[SEQPAR_BF16][number], "the check of %s does not call it on all devices", op);
-        printf("# %s: value %.1e, derivative %.1e, cpu %.1e, bf16 %.2f roundings\n", op, worst.formula, worst.derivative, worst.cpu, worst.bf16 * 256);
+        test_expect(calls[SEQPAR_F64][number] && calls[SEQPAR_F32][number] &&
+                        calls[SEQPAR_BF16][number],
+                    "the check of %s does not call it on all devices", op);
+        printf("# %s: value %.1e, derivative %.1e, cpu %.1e, bf16 %.2f roundings\n", op,
+               worst.formula, worst.derivative, worst.cpu, worst.bf16 * 256);
     }
     test_end("device_%s", op);
 }
@@ -1488,46 +1939,58 @@ static void test_transfer(seqpar_device *device, int dtype) {
     static const int64_t counts[] = {0, 1, 255, 257, 65536, 65537, 150001};
     for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
         int64_t n = counts[c], all = n + 2 * BESIDE, wrong = 0;
-        double *from = malloc((size_t)all * sizeof *from), *to = malloc((size_t)all * sizeof *to);
+        double *from = malloc((size_t)all * sizeof *from);
+        double *to = malloc((size_t)all * sizeof *to);
         void *data = device->alloc(device, all * seqpar_dtype_bytes(dtype));
         for (int64_t i = 0; i < all; i++) from[i] = test_normal();
         device->zero(device, data, all * seqpar_dtype_bytes(dtype), NULL);
         seqpar_device_write(device, data, BESIDE, from + BESIDE, n, dtype);
         seqpar_device_read(device, to, data, 0, all, dtype);
-        for (int64_t i = 0; i < all; i++) wrong += to[i] != (i < BESIDE || i >= n + BESIDE ? 0 : stored_as(from[i], dtype));
-        test_expect(!wrong, "%s: %lld of %lld numbers are wrong", device->name, (long long)wrong, (long long)n);
+        for (int64_t i = 0; i < all; i++)
+            wrong += to[i] != (i < BESIDE || i >= n + BESIDE ? 0 : stored_as(from[i], dtype));
+        test_expect(!wrong, "%s: %lld of %lld numbers are wrong", device->name,
+                    (long long)wrong, (long long)n);
         device->free(device, data);
         free(from);
         free(to);
     }
-    test_end("device_transfer_%s_%s", device->name, dtype == SEQPAR_F64 ? "fp64" : dtype == SEQPAR_F32 ? "fp32" : "bf16");
+    test_end("device_transfer_%s_%s", device->name,
+             dtype == SEQPAR_F64   ? "fp64"
+             : dtype == SEQPAR_F32 ? "fp32"
+                                   : "bf16");
 }
 
-/* Every job is called once, whatever the number of threads, with scratch that no other thread has meanwhile. The first job waits
-   until all others are done: they are all done by other threads, the rest of its own thread's run included. */
-typedef struct jobs_at_work { int64_t jobs, done, shared, alone; int calls[101]; } jobs_at_work;
+/* Every job is called once, whatever the number of threads, with scratch that no other
+   thread has meanwhile. The first job waits until all others are done: they are all done by
+   other threads, the rest of its own thread's run included. */
+typedef struct jobs_at_work {
+    int64_t jobs, done, shared, alone;
+    int calls[101];
+} jobs_at_work;
+
 static void count_job(void *user, int64_t i, char *scratch) {
     jobs_at_work *w = user;
     time_t end = time(NULL) + 20;
     int64_t done = 0;
-    #pragma omp atomic
+#pragma omp atomic
     w->calls[i]++;
     memcpy(scratch, &i, sizeof i);
 #ifdef _OPENMP
     while (!i && omp_get_num_threads() > 1 && done < w->jobs - 1 && time(NULL) < end) {
-        #pragma omp atomic read
+#pragma omp atomic read
         done = w->done;
         sched_yield();
     }
     if (!i && omp_get_num_threads() > 1) w->alone = done < w->jobs - 1;
 #endif
     if (memcmp(scratch, &i, sizeof i)) {
-        #pragma omp atomic
+#pragma omp atomic
         w->shared++;
     }
-    #pragma omp atomic
+#pragma omp atomic
     w->done++;
 }
+
 __attribute__((unused)) static void test_runs_of_jobs(void) {
     static const int64_t jobs[] = {0, 1, 2, 3, 7, 101};
     for (int threads = 1; threads <= 5; threads++) {
@@ -1535,9 +1998,14 @@ __attribute__((unused)) static void test_runs_of_jobs(void) {
         for (size_t c = 0; c < sizeof jobs / sizeof *jobs; c++) {
             jobs_at_work w = {.jobs = jobs[c]};
             int64_t wrong = 0;
-            test_expect(!seqpar__parallel_runs(device, jobs[c], sizeof(int64_t), count_job, &w), "it failed");
+            test_expect(!seqpar__parallel_runs(device, jobs[c], sizeof(int64_t), count_job, &w),
+                        "it failed");
             for (int64_t i = 0; i < 101; i++) wrong += w.calls[i] != (i < jobs[c]);
-            test_expect(!wrong && !w.shared && !w.alone, "%d threads, %lld jobs: %lld not called once, %lld found their scratch changed%s", threads, (long long)jobs[c], (long long)wrong, (long long)w.shared, w.alone ? ", nobody helped the first thread" : "");
+            test_expect(!wrong && !w.shared && !w.alone,
+                        "%d threads, %lld jobs: %lld not called once, %lld found their scratch "
+                        "changed%s",
+                        threads, (long long)jobs[c], (long long)wrong, (long long)w.shared,
+                        w.alone ? ", nobody helped the first thread" : "");
         }
         seqpar_device_close(device);
     }

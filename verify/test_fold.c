@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* The fold: whoever pushes what when, the value has the bits of one recursive sum over the leaves that exist. */
+/* The fold: whoever pushes what when, the value has the bits of one recursive sum over the
+   leaves that exist. */
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_COUNT_WORK
 #include "seqpar.h"
 #include "test.h"
 #include <unistd.h>
 
-#define LEAVES 200
+#define LEAVES  200
 #define PARTIES 8
 
 /* ---- a stack machine on doubles that trusts nobody ---- */
@@ -42,14 +43,25 @@ static void machine_step(machine *m, seqpar_fold_op op, const double *operands) 
     double value;
     switch (op.op) {
     case SEQPAR_FOLD_LEAF: machine_push(m, operands[op.index]); break;
-    case SEQPAR_FOLD_LOAD: machine_push(m, m->store[op.index]); m->store[op.index] = NAN; break; /* a value is used once */
-    case SEQPAR_FOLD_COMBINE: value = machine_pop(m); machine_push(m, machine_pop(m) + value); break;
+    /* a value is used once */
+    case SEQPAR_FOLD_LOAD:
+        machine_push(m, m->store[op.index]);
+        m->store[op.index] = NAN;
+        break;
+    case SEQPAR_FOLD_COMBINE:
+        value = machine_pop(m);
+        machine_push(m, machine_pop(m) + value);
+        break;
     case SEQPAR_FOLD_STORE:
-        test_expect(!(m->store[op.index] == m->store[op.index]), "place %d is overwritten while it is in use", (int)op.index);
+        test_expect(!(m->store[op.index] == m->store[op.index]),
+                    "place %d is overwritten while it is in use", (int)op.index);
         if (op.index >= m->slots) m->slots = op.index + 1;
         m->store[op.index] = machine_pop(m);
         break;
-    case SEQPAR_FOLD_FINISH: m->result = machine_pop(m); m->finished++; break;
+    case SEQPAR_FOLD_FINISH:
+        m->result = machine_pop(m);
+        m->finished++;
+        break;
     default: test_expect(0, "unknown operation %d", (int)op.op);
     }
 }
@@ -61,9 +73,12 @@ static void machine_flush(machine *m, seqpar_fold *fold, const double *operands)
     for (i = 0; i < fold->program_count; i++) machine_step(m, fold->program[i], operands);
     fold->program_count = 0;
     test_expect(m->depth == 0, "%lld values are left on the stack", (long long)m->depth);
-    test_expect(m->deepest <= fold->depth_high, "%lld stack places are used, %lld are named", (long long)m->deepest, (long long)fold->depth_high);
-    test_expect(m->slots <= fold->slots_high, "%lld store places are used, %lld are named", (long long)m->slots, (long long)fold->slots_high);
-    test_expect(m->finished == (fold->done != 0), "finished %d times, done is %d", m->finished, fold->done);
+    test_expect(m->deepest <= fold->depth_high, "%lld stack places are used, %lld are named",
+                (long long)m->deepest, (long long)fold->depth_high);
+    test_expect(m->slots <= fold->slots_high, "%lld store places are used, %lld are named",
+                (long long)m->slots, (long long)fold->slots_high);
+    test_expect(m->finished == (fold->done != 0), "finished %d times, done is %d", m->finished,
+                fold->done);
 }
 
 /* ---- leaves and the naive sum ---- */
@@ -73,7 +88,8 @@ typedef struct orchard {
     double value[LEAVES];
 } orchard;
 
-static double rough(void) { return ldexp(test_normal(), (int)test_integer(-30, 30)); } /* another order is another sum */
+/* another order is another sum */
+static double rough(void) { return ldexp(test_normal(), (int)test_integer(-30, 30)); }
 
 static void orchard_values(orchard *o) {
     int64_t i;
@@ -82,7 +98,8 @@ static void orchard_values(orchard *o) {
 
 static orchard orchard_new(int64_t count, int bits, int dense) {
     orchard o = {.count = count};
-    int64_t i, at = dense ? test_integer(0, 5) : 0, most = ((INT64_C(1) << bits) - 1) / (count ? count : 1);
+    int64_t i, at = dense ? test_integer(0, 5) : 0;
+    int64_t most = ((INT64_C(1) << bits) - 1) / (count ? count : 1);
     for (i = 0; i < count; i++) {
         at += dense ? 1 : test_integer(1, most > 1 ? most : 1);
         o.leaf[i] = at - 1;
@@ -91,8 +108,10 @@ static orchard orchard_new(int64_t count, int bits, int dense) {
     return o;
 }
 
-/* The sum of the leaves under node (level, index); *any tells whether there is one. No node is skipped, no sum reused. */
-static double naive_node(const orchard *o, int64_t first, int64_t last, int64_t level, int64_t index, int *any) {
+/* The sum of the leaves under node (level, index); *any tells whether there is one. No node
+   is skipped, no sum reused. */
+static double naive_node(const orchard *o, int64_t first, int64_t last, int64_t level,
+                         int64_t index, int *any) {
     int64_t middle = first, half;
     int left, right;
     double a, b;
@@ -105,6 +124,7 @@ static double naive_node(const orchard *o, int64_t first, int64_t last, int64_t 
     b = naive_node(o, middle, last, level - 1, 2 * index + 1, &right);
     return left && right ? a + b : left ? a : b;
 }
+
 static double naive_sum(const orchard *o) {
     int any;
     return naive_node(o, 0, o->count, 41, 0, &any);
@@ -117,7 +137,9 @@ static void shuffle(int64_t *order, int64_t count) {
     for (i = 0; i < count; i++) order[i] = i;
     for (i = count - 1; i > 0; i--) {
         j = test_integer(0, i);
-        t = order[i]; order[i] = order[j]; order[j] = t;
+        t = order[i];
+        order[i] = order[j];
+        order[j] = t;
     }
 }
 
@@ -127,7 +149,9 @@ static int by_number(const void *a, const void *b) {
 }
 
 static void push_leaf(seqpar_fold *fold, const orchard *o, int64_t i) {
-    test_expect(!seqpar_fold_push(fold, (seqpar_node){0, o->leaf[i]}, SEQPAR_FOLD_LEAF, (int32_t)i), "push");
+    test_expect(
+        !seqpar_fold_push(fold, (seqpar_node){0, o->leaf[i]}, SEQPAR_FOLD_LEAF, (int32_t)i),
+        "push");
 }
 
 /* ---- one party: any order, grouped in any number of programs; within a program leaves rise ---- */
@@ -143,13 +167,16 @@ static void fold_in_groups(const orchard *o, int64_t most_in_a_group) {
         n = n < o->count - at ? n : o->count - at;
         qsort(order + at, (size_t)n, sizeof *order, by_number);
         for (i = at; i < at + n; i++, pushed++) {
-            test_expect(!fold.done, "done after %lld of %lld leaves", (long long)pushed, (long long)o->count);
+            test_expect(!fold.done, "done after %lld of %lld leaves", (long long)pushed,
+                        (long long)o->count);
             push_leaf(&fold, o, order[i]);
         }
         machine_flush(m, &fold, o->value);
     }
-    test_expect(fold.done == (o->count > 0) && fold.pending_count == 0, "not done after all leaves");
-    test_expect(o->count == 0 || same_bits(m->result, naive_sum(o)), "the sum is %.17g, not %.17g", m->result, naive_sum(o));
+    test_expect(fold.done == (o->count > 0) && fold.pending_count == 0,
+                "not done after all leaves");
+    test_expect(o->count == 0 || same_bits(m->result, naive_sum(o)),
+                "the sum is %.17g, not %.17g", m->result, naive_sum(o));
     seqpar_fold_free(&fold);
     free(m);
 }
@@ -163,8 +190,10 @@ static void test_orders(void) {
             orchard o = orchard_new(count, b ? bits[b - 1] : 8, b == 0);
             fold_in_groups(&o, n % 3 ? test_integer(1, count + 1) : 1);
         }
-        if (b) test_end("fold_any_order_leaves_to_2^%d", bits[b - 1]);
-        else test_end("fold_any_order_dense_leaves");
+        if (b)
+            test_end("fold_any_order_leaves_to_2^%d", bits[b - 1]);
+        else
+            test_end("fold_any_order_dense_leaves");
     }
 }
 
@@ -177,7 +206,8 @@ static void test_sensitive(void) {
         for (i = 0; i < o.count; i++) sum += o.value[i];
         other += !same_bits(sum, naive_sum(&o));
     }
-    test_expect(other > 25, "only %lld of 50 sums tell one order from another", (long long)other);
+    test_expect(other > 25, "only %lld of 50 sums tell one order from another",
+                (long long)other);
     test_end("fold_values_tell_orders_apart");
 }
 
@@ -199,16 +229,20 @@ static void test_bounds(void) {
         orchard o = orchard_new(counts[c], 40, c % 2);
         machine *m = machine_new();
         seqpar_fold fold;
-        for (levels = 0; INT64_C(1) << levels < counts[c] + 6; levels++) {}
+        for (levels = 0; INT64_C(1) << levels < counts[c] + 6; levels++) {
+        }
         if (!(c % 2)) levels = counts[c] < 41 ? counts[c] : 41;
         seqpar_fold_init(&fold, o.leaf, o.count);
         for (i = 0; i < o.count; i++) {
             push_leaf(&fold, &o, i);
-            test_expect(fold.pending_count <= levels, "%lld values wait after %lld leaves", (long long)fold.pending_count, (long long)i + 1);
+            test_expect(fold.pending_count <= levels, "%lld values wait after %lld leaves",
+                        (long long)fold.pending_count, (long long)i + 1);
             if (i % 3 == 2) machine_flush(m, &fold, o.value);
         }
         machine_flush(m, &fold, o.value);
-        test_expect(fold.slots_high <= levels && fold.depth_high <= levels + 2, "%lld places and %lld deep for %lld levels", (long long)fold.slots_high, (long long)fold.depth_high, (long long)levels);
+        test_expect(fold.slots_high <= levels && fold.depth_high <= levels + 2,
+                    "%lld places and %lld deep for %lld levels", (long long)fold.slots_high,
+                    (long long)fold.depth_high, (long long)levels);
         test_expect(same_bits(m->result, naive_sum(&o)), "the sum differs");
         seqpar_fold_free(&fold);
         free(m);
@@ -220,7 +254,7 @@ static void test_bounds(void) {
 
 typedef struct plain_fold {
     const orchard *o;
-    seqpar_node node[LEAVES]; /* values that wait, */
+    seqpar_node node[LEAVES];                 /* values that wait, */
     int64_t at[LEAVES], count, depth, places; /* on the stack (-1 - depth) or in a place */
     seqpar_fold_op op[8 * LEAVES];
     int64_t ops;
@@ -231,7 +265,10 @@ static int64_t leaves_under(const orchard *o, seqpar_node n) {
     for (i = 0; i < o->count; i++) count += o->leaf[i] >> n.level == n.index;
     return count;
 }
-static void plain_op(plain_fold *f, int op, int64_t index) { f->op[f->ops++] = (seqpar_fold_op){op, (int32_t)index}; }
+
+static void plain_op(plain_fold *f, int op, int64_t index) {
+    f->op[f->ops++] = (seqpar_fold_op){op, (int32_t)index};
+}
 
 static void plain_push(plain_fold *f, seqpar_node node, int64_t operand) {
     int64_t i;
@@ -239,13 +276,19 @@ static void plain_push(plain_fold *f, seqpar_node node, int64_t operand) {
     for (f->depth++; leaves_under(f->o, node) < f->o->count; node.level++, node.index /= 2) {
         seqpar_node sibling = {node.level, node.index ^ 1};
         if (!leaves_under(f->o, sibling)) continue;
-        for (i = 0; i < f->count && (f->node[i].level != sibling.level || f->node[i].index != sibling.index); i++) {}
+        for (i = 0; i < f->count &&
+                    (f->node[i].level != sibling.level || f->node[i].index != sibling.index);
+             i++) {
+        }
         if (i == f->count) {
             f->node[f->count] = node;
             f->at[f->count++] = -f->depth;
             return;
         }
-        if (f->at[i] >= 0) plain_op(f, SEQPAR_FOLD_LOAD, f->at[i]); else f->depth--;
+        if (f->at[i] >= 0)
+            plain_op(f, SEQPAR_FOLD_LOAD, f->at[i]);
+        else
+            f->depth--;
         f->node[i] = f->node[--f->count];
         f->at[i] = f->at[f->count];
         plain_op(f, SEQPAR_FOLD_COMBINE, 0);
@@ -253,12 +296,17 @@ static void plain_push(plain_fold *f, seqpar_node node, int64_t operand) {
     f->depth = 0;
     plain_op(f, SEQPAR_FOLD_FINISH, 0);
 }
+
 static void plain_flush(plain_fold *f) {
     int64_t i, k, place;
     for (; f->depth > 0; f->depth--)
         for (i = 0; i < f->count; i++) {
             if (f->at[i] != -f->depth) continue;
-            for (place = k = 0; k < f->count; k++) if (f->at[k] == place) { place++; k = -1; }
+            for (place = k = 0; k < f->count; k++)
+                if (f->at[k] == place) {
+                    place++;
+                    k = -1;
+                }
             f->at[i] = place;
             if (place >= f->places) f->places = place + 1;
             plain_op(f, SEQPAR_FOLD_STORE, place);
@@ -269,15 +317,22 @@ static void test_same_programs(void) {
     plain_fold *f = malloc(sizeof *f);
     int64_t n, at, i;
     for (n = 0; n < 1000; n++) {
-        orchard o = orchard_new(test_integer(1, n % 4 ? 60 : LEAVES), n % 3 ? 12 : 40, n % 2 == 0);
-        int64_t order[LEAVES], groups = test_integer(1, o.count), stride = n % 5 ? 1 : test_integer(1, 9), done = 0;
+        orchard o = orchard_new(test_integer(1, n % 4 ? 60 : LEAVES), n % 3 ? 12 : 40,
+                                n % 2 == 0);
+        int64_t order[LEAVES], groups = test_integer(1, o.count);
+        int64_t stride = n % 5 ? 1 : test_integer(1, 9), done = 0;
         seqpar_fold fold;
         shuffle(order, o.count);
-        for (at = i = 0; stride > 1 && i < stride; i++) { int64_t leaf; for (leaf = i; leaf < o.count; leaf += stride) order[at++] = leaf; }
+        for (at = i = 0; stride > 1 && i < stride; i++) {
+            int64_t leaf;
+            for (leaf = i; leaf < o.count; leaf += stride) order[at++] = leaf;
+        }
         *f = (plain_fold){.o = &o};
         seqpar_fold_init(&fold, o.leaf, o.count);
         for (at = 0; at < o.count; at = i) {
-            int64_t end = at + 1 + (o.count - at - 1 < o.count / groups ? o.count - at - 1 : o.count / groups);
+            int64_t end = at + 1 +
+                          (o.count - at - 1 < o.count / groups ? o.count - at - 1
+                                                               : o.count / groups);
             qsort(order + at, (size_t)(end - at), sizeof *order, by_number);
             for (i = at; i < end; i++) {
                 push_leaf(&fold, &o, order[i]);
@@ -285,10 +340,15 @@ static void test_same_programs(void) {
             }
             test_expect(!seqpar_fold_flush(&fold), "flush");
             plain_flush(f);
-            test_expect(fold.pending_count == f->count && fold.slots_high == f->places, "%lld values wait in %lld places, not %lld in %lld", (long long)fold.pending_count, (long long)fold.slots_high, (long long)f->count, (long long)f->places);
+            test_expect(fold.pending_count == f->count && fold.slots_high == f->places,
+                        "%lld values wait in %lld places, not %lld in %lld",
+                        (long long)fold.pending_count, (long long)fold.slots_high,
+                        (long long)f->count, (long long)f->places);
             done += fold.done;
         }
-        test_expect(fold.program_count == f->ops && !memcmp(fold.program, f->op, (size_t)f->ops * sizeof *f->op), "%lld leaves: another program", (long long)o.count);
+        test_expect(fold.program_count == f->ops &&
+                        !memcmp(fold.program, f->op, (size_t)f->ops * sizeof *f->op),
+                    "%lld leaves: another program", (long long)o.count);
         test_expect(done == 1 && f->count == 0, "not done");
         seqpar_fold_free(&fold);
     }
@@ -296,7 +356,8 @@ static void test_same_programs(void) {
     test_end("fold_same_programs");
 }
 
-/* Leaves dealt like stripe's: all of the first party, then all of the next, so that nearly everything waits. Steps: 12 n log2 n at most. */
+/* Leaves dealt like stripe's: all of the first party, then all of the next, so that nearly
+   everything waits. Steps: 12 n log2 n at most. */
 static void test_work(void) {
     enum { PARTS = 64, N = 1 << 15 };
     int64_t *leaf = malloc(N * sizeof *leaf), i, p;
@@ -305,11 +366,16 @@ static void test_work(void) {
     seqpar__work = 0;
     seqpar_fold_init(&fold, leaf, N);
     for (p = 0; p < PARTS; p++) {
-        for (i = p; i < N; i += PARTS) test_expect(!seqpar_fold_push(&fold, (seqpar_node){0, leaf[i]}, SEQPAR_FOLD_LEAF, (int32_t)i), "push");
+        for (i = p; i < N; i += PARTS)
+            test_expect(!seqpar_fold_push(&fold, (seqpar_node){0, leaf[i]}, SEQPAR_FOLD_LEAF,
+                                          (int32_t)i),
+                        "push");
         test_expect(!seqpar_fold_flush(&fold), "flush");
     }
-    test_expect(fold.done && fold.slots_high == N / PARTS * 6, "%lld places", (long long)fold.slots_high);
-    test_expect(seqpar__work >= 2 * N && seqpar__work < 12 * 15 * N, "%lld leaves take %lld steps", (long long)N, (long long)seqpar__work);
+    test_expect(fold.done && fold.slots_high == N / PARTS * 6, "%lld places",
+                (long long)fold.slots_high);
+    test_expect(seqpar__work >= 2 * N && seqpar__work < 12 * 15 * N,
+                "%lld leaves take %lld steps", (long long)N, (long long)seqpar__work);
     seqpar_fold_free(&fold);
     free(leaf);
     test_end("fold_work");
@@ -331,8 +397,10 @@ static void letter_sort(letter *l) {
         for (j = i; j > 0 && node_begin(l->node[j]) < node_begin(l->node[j - 1]); j--) {
             seqpar_node n = l->node[j];
             double v = l->value[j];
-            l->node[j] = l->node[j - 1]; l->value[j] = l->value[j - 1];
-            l->node[j - 1] = n; l->value[j - 1] = v;
+            l->node[j] = l->node[j - 1];
+            l->value[j] = l->value[j - 1];
+            l->node[j - 1] = n;
+            l->value[j - 1] = v;
         }
 }
 
@@ -372,7 +440,8 @@ static double owner_fold(const orchard *o, const letter *letters, int64_t partie
         const letter *l = &letters[order[p]];
         for (i = 0; i < l->count; i++) {
             test_expect(!fold.done, "done before all parties have come");
-            test_expect(!seqpar_fold_push(&fold, l->node[i], SEQPAR_FOLD_LEAF, (int32_t)i), "push");
+            test_expect(!seqpar_fold_push(&fold, l->node[i], SEQPAR_FOLD_LEAF, (int32_t)i),
+                        "push");
         }
         machine_flush(m, &fold, l->value);
     }
@@ -383,7 +452,14 @@ static double owner_fold(const orchard *o, const letter *letters, int64_t partie
     return result;
 }
 
-enum { PARTITION_RANDOM, PARTITION_RUNS, PARTITION_ZIGZAG, PARTITION_STRIPES, PARTITION_LAST_HAS_ALL, PARTITIONS };
+enum {
+    PARTITION_RANDOM,
+    PARTITION_RUNS,
+    PARTITION_ZIGZAG,
+    PARTITION_STRIPES,
+    PARTITION_LAST_HAS_ALL,
+    PARTITIONS
+};
 
 static int party_of(int kind, int64_t i, int64_t count, int64_t parties) {
     int64_t slot;
@@ -403,8 +479,12 @@ static void expect_partition(int kind, int64_t count, int64_t parties, int dense
     for (i = 0; i < count; i++) party[i] = party_of(kind, i, count, parties);
     for (p = 0; p < parties; p++) letters[p] = party_fold(&o, party, (int)p);
     for (p = 0; p < parties && kind == PARTITION_RUNS && dense; p++)
-        test_expect(letters[p].count <= 16, "a run leaves %lld values, more than 2 log2 of %lld", (long long)letters[p].count, (long long)count);
-    test_expect(same_bits(owner_fold(&o, letters, parties), naive_sum(&o)), "%lld leaves, %lld parties: the sum differs", (long long)count, (long long)parties);
+        test_expect(letters[p].count <= 16,
+                    "a run leaves %lld values, more than 2 log2 of %lld",
+                    (long long)letters[p].count, (long long)count);
+    test_expect(same_bits(owner_fold(&o, letters, parties), naive_sum(&o)),
+                "%lld leaves, %lld parties: the sum differs", (long long)count,
+                (long long)parties);
     free(letters);
 }
 
@@ -415,12 +495,15 @@ static void test_parties(void) {
     int kind;
     for (kind = 0; kind < PARTITIONS; kind++) {
         for (p = 0; p < 6; p++)
-            for (n = 0; n < 12; n++) expect_partition(kind, n < 4 ? n + 1 : test_integer(1, LEAVES), parties[p], (int)(n % 2));
+            for (n = 0; n < 12; n++)
+                expect_partition(kind, n < 4 ? n + 1 : test_integer(1, LEAVES), parties[p],
+                                 (int)(n % 2));
         test_end("fold_parties_%s", names[kind]);
     }
 }
 
-/* seqpar__fold_partial is that, worked out by sender and receiver alike: nodes rise, node n is stored at n. */
+/* seqpar__fold_partial is that, worked out by sender and receiver alike: nodes rise, node n
+   is stored at n. */
 static void test_partial(void) {
     int64_t n, i, own_count, own[LEAVES];
     for (n = 0; n < 100; n++) {
@@ -432,15 +515,24 @@ static void test_partial(void) {
         letter l;
         for (i = own_count = 0; i < o.count; i++) {
             party[i] = n % 10 == 0 || test_integer(0, 2) == 0;
-            if (party[i]) { values[own_count] = o.value[i]; own[own_count++] = o.leaf[i]; }
+            if (party[i]) {
+                values[own_count] = o.value[i];
+                own[own_count++] = o.leaf[i];
+            }
         }
         l = party_fold(&o, party, 1);
-        test_expect(!seqpar__fold_partial(&partial, o.leaf, o.count, own, own_count), "partial");
+        test_expect(!seqpar__fold_partial(&partial, o.leaf, o.count, own, own_count),
+                    "partial");
         for (i = 0; i < partial.program_count; i++) machine_step(m, partial.program[i], values);
-        test_expect(partial.node_count == l.count && m->deepest <= partial.depth && m->depth == 0, "%lld nodes, not %lld", (long long)partial.node_count, (long long)l.count);
+        test_expect(partial.node_count == l.count && m->deepest <= partial.depth &&
+                        m->depth == 0,
+                    "%lld nodes, not %lld", (long long)partial.node_count, (long long)l.count);
         for (i = 0; i < partial.node_count; i++) {
-            test_expect(same_bits(m->store[i], l.value[i]), "node %lld has another value", (long long)i);
-            test_expect(own_count == o.count || node_begin(partial.nodes[i]) == node_begin(l.node[i]), "node %lld is another node", (long long)i);
+            test_expect(same_bits(m->store[i], l.value[i]), "node %lld has another value",
+                        (long long)i);
+            test_expect(own_count == o.count ||
+                            node_begin(partial.nodes[i]) == node_begin(l.node[i]),
+                        "node %lld is another node", (long long)i);
         }
         seqpar__partial_free(&partial);
         free(m);
@@ -461,21 +553,30 @@ static void push_odd_leaves_first(seqpar_fold *fold, const orchard *o) {
 }
 
 /* fp64 must be the naive sum to the bit, fp32 near it. */
-static void expect_column(orchard *o, const double *column, int64_t stride, int dtype, double got) {
+static void expect_column(orchard *o, const double *column, int64_t stride, int dtype,
+                          double got) {
     double terms = 0;
     int64_t i;
     for (i = 0; i < o->count; i++) terms += fabs(o->value[i] = column[i * stride]);
-    if (dtype == SEQPAR_F64) test_expect(same_bits(got, naive_sum(o)), "%.17g, not %.17g", got, naive_sum(o));
-    else test_expect(fabs(got - naive_sum(o)) <= 1e-6 * terms, "%g, not %g", got, naive_sum(o));
+    if (dtype == SEQPAR_F64)
+        test_expect(same_bits(got, naive_sum(o)), "%.17g, not %.17g", got, naive_sum(o));
+    else
+        test_expect(fabs(got - naive_sum(o)) <= 1e-6 * terms, "%g, not %g", got, naive_sum(o));
 }
 
 static void expect_device_fold(seqpar_device *device, int64_t leaves, int64_t count) {
     orchard o = orchard_new(leaves, 20, 0);
     int64_t size = seqpar_dtype_bytes(device->storage), i;
-    double *in = malloc((size_t)(leaves * count) * sizeof *in), *out = malloc((size_t)count * sizeof *out);
-    void *leaf = device->alloc(device, leaves * count * size), *store = device->alloc(device, leaves * count * size), *finish = device->alloc(device, count * size);
+    double *in = malloc((size_t)(leaves * count) * sizeof *in);
+    double *out = malloc((size_t)count * sizeof *out);
+    void *leaf = device->alloc(device, leaves * count * size);
+    void *store = device->alloc(device, leaves * count * size);
+    void *finish = device->alloc(device, count * size);
     seqpar_fold fold;
-    seqpar_fold_args args = {.fold = {.store = store, .store_stride = count, .finish = finish}, .leaf_data = leaf, .leaf_stride = count, .count = count};
+    seqpar_fold_args args = {.fold = {.store = store, .store_stride = count, .finish = finish},
+                             .leaf_data = leaf,
+                             .leaf_stride = count,
+                             .count = count};
     for (i = 0; i < leaves * count; i++) in[i] = (double)(float)rough();
     seqpar_device_write(device, leaf, 0, in, leaves * count, device->accumulator);
     push_odd_leaves_first(&fold, &o);

@@ -250,7 +250,6 @@ for x in 0 1 2; do private_in $out/part_$x >$out/private_$x; done
 uses() { comm -12 <(grep -oE 'seqpar__[a-z0-9_]+' $out/part_$1 | sort -u) <(comm -23 $out/private_$2 <(sort -u $out/private_$1 $out/private_0)); }
 tidy tidy_parts "$(uses 1 2)$(uses 2 1)$(for x in 0 1 2; do [ "$(wc -l <$out/private_$x)" -gt 50 ] || echo "part $x has hardly a private name"; done)"
 tidy tidy_chapters "$(for c in api util fold pack split comm device cpu plan attn loss optim; do grep -qE "^   >>$c  " seqpar.h || echo "no chapter $c"; done)"
-[ "$(wc -l <seqpar.h)" -le 8800 ] && tidy tidy_file_length "" || tidy tidy_file_length "seqpar.h has $(wc -l <seqpar.h) lines"
 
 # lines of every function: from the line its head begins to the one its last brace closes
 cat >$out/functions.awk <<'AWK'

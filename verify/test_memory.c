@@ -1,45 +1,56 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* What a rank holds: activations fall as 1/P, attention holds what its plan needs and no more, everything is given back,
-   and the counters agree with what the operating system saw. And nobody cheats: every rank does its part of the work. */
+/* What a rank holds: activations fall as 1/P, attention holds what its plan needs and no
+   more, everything is given back, and the counters agree with what the operating system saw.
+   And nobody cheats: every rank does its part of the work. */
 #include <malloc.h>
 #include <stdint.h>
 #include <stdlib.h>
-static int64_t blocks_live, blocks_made, block_refused; /* refused: number of the allocation that finds no memory */
-static int64_t bytes_live, bytes_peak, block_largest;   /* bytes; the last knows the trainers' own arrays too */
+/* refused: number of the allocation that finds no memory */
+static int64_t blocks_live, blocks_made, block_refused;
+/* bytes; the last knows the trainers' own arrays too */
+static int64_t bytes_live, bytes_peak, block_largest;
 static void note_most(int64_t *most, int64_t bytes) {
     int64_t before = __atomic_load_n(most, __ATOMIC_SEQ_CST);
-    while (before < bytes && !__atomic_compare_exchange_n(most, &before, bytes, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {}
+    while (before < bytes && !__atomic_compare_exchange_n(most, &before, bytes, 0,
+                                                          __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+    }
 }
+
 static void *counted_malloc(size_t size) {
     int64_t number = __atomic_add_fetch(&blocks_made, 1, __ATOMIC_SEQ_CST);
     void *data = number == block_refused ? NULL : malloc(size);
     if (!data) return NULL;
     __atomic_fetch_add(&blocks_live, 1, __ATOMIC_SEQ_CST);
-    note_most(&bytes_peak, __atomic_add_fetch(&bytes_live, (int64_t)malloc_usable_size(data), __ATOMIC_SEQ_CST));
+    note_most(&bytes_peak, __atomic_add_fetch(&bytes_live, (int64_t)malloc_usable_size(data),
+                                              __ATOMIC_SEQ_CST));
     note_most(&block_largest, (int64_t)size);
     return data;
 }
+
 static void counted_free(void *data) {
     if (data) __atomic_fetch_sub(&blocks_live, 1, __ATOMIC_SEQ_CST);
-    if (data) __atomic_fetch_sub(&bytes_live, (int64_t)malloc_usable_size(data), __ATOMIC_SEQ_CST);
+    if (data)
+        __atomic_fetch_sub(&bytes_live, (int64_t)malloc_usable_size(data), __ATOMIC_SEQ_CST);
     free(data);
 }
+
 static void *noted_calloc(size_t count, size_t size) {
     note_most(&block_largest, (int64_t)(count * size));
     return calloc(count, size);
 }
+
 static void *noted_realloc(void *data, size_t size) {
     note_most(&block_largest, (int64_t)size);
     return realloc(data, size);
 }
 #define SEQPAR_MALLOC(size) counted_malloc(size)
-#define SEQPAR_FREE(data) counted_free(data)
+#define SEQPAR_FREE(data)   counted_free(data)
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_LLAMA_IMPLEMENTATION
 #define SEQPAR_SAFETENSORS_IMPLEMENTATION
 #define STB_DS_IMPLEMENTATION
 #define STBDS_REALLOC(context, data, size) noted_realloc(data, size)
-#define STBDS_FREE(context, data) free(data)
+#define STBDS_FREE(context, data)          free(data)
 #include "run_model.h"
 #include <sys/wait.h>
 #include <unistd.h>
@@ -51,7 +62,7 @@ static void *noted_realloc(void *data, size_t size) {
 #include "sft.h"
 
 #define RANKS_MAX 8
-#define FLOAT 4 /* bytes: all of this runs on the fp32 device */
+#define FLOAT     4 /* bytes: all of this runs on the fp32 device */
 
 /* ---- a model step, and what each rank held at its end ---- */
 
@@ -69,12 +80,17 @@ typedef struct memory_run {
 
 static seqpar_status run_steps(seqpar_ctx *ctx, const memory_run *m) {
     const model_job *job = &m->job;
-    seqpar_optim_desc desc = {.kind = SEQPAR_ADAMW, .zero_stage = job->way->zero_stage, .beta1 = .9, .beta2 = .95, .eps = 1e-8};
+    seqpar_optim_desc desc = {.kind = SEQPAR_ADAMW,
+                              .zero_stage = job->way->zero_stage,
+                              .beta1 = .9,
+                              .beta2 = .95,
+                              .eps = 1e-8};
     seqpar_llama model;
     seqpar_optim optim;
     seqpar_status status = seqpar_llama_open(ctx, &model, &job->task->config);
     memset(&optim, 0, sizeof optim);
-    if (!status) status = seqpar_optim_open(ctx, &optim, model.tensors, model.tensor_count, &desc);
+    if (!status)
+        status = seqpar_optim_open(ctx, &optim, model.tensors, model.tensor_count, &desc);
     if (!status) {
         seqpar_llama_init(ctx, &model, job->task->seed);
         status = model_step(ctx, job, &model, &optim, m->first_step);
@@ -90,7 +106,10 @@ static seqpar_status memory_main(seqpar_comm *world, void *user) {
     rank_memory *mine = &m->rank[world->rank];
     seqpar_device *device = seqpar_device_cpu(1);
     seqpar_inject_desc calm = {0};
-    seqpar_comm *comm = way->inject ? seqpar_comm_inject(world, way->inject_rank == world->rank ? way->inject : &calm) : world;
+    seqpar_comm *comm = way->inject
+                            ? seqpar_comm_inject(
+                                  world, way->inject_rank == world->rank ? way->inject : &calm)
+                            : world;
     seqpar_ctx ctx;
     seqpar_status status = seqpar_ctx_open(&ctx, comm, device, way->sp);
     if (!status) status = m->first_step ? run_steps(&ctx, m) : model_rank(&ctx, &m->job);
@@ -105,7 +124,8 @@ static seqpar_status memory_main(seqpar_comm *world, void *user) {
 }
 
 /* Runs a task in one way. The results that run_model.h wants to fill are thrown away. */
-static seqpar_status run_memory(memory_run *m, const model_task *task, const model_way *way, seqpar_error *error) {
+static seqpar_status run_memory(memory_run *m, const model_task *task, const model_way *way,
+                                seqpar_error *error) {
     model_result *r = calloc(1, sizeof *r);
     int64_t elements = 1 << 20, n = task_tokens(task) + 1;
     seqpar_status status;
@@ -122,7 +142,8 @@ static seqpar_status run_memory(memory_run *m, const model_task *task, const mod
 }
 
 /* One row of `tokens` tokens in `documents` documents, cut over `chunks`. */
-static void row_task(model_task *task, const seqpar_llama_config *config, int64_t tokens, int64_t documents, int64_t chunks) {
+static void row_task(model_task *task, const seqpar_llama_config *config, int64_t tokens,
+                     int64_t documents, int64_t chunks) {
     seqpar_document *docs = calloc((size_t)documents, sizeof *docs);
     int32_t *ids = calloc((size_t)tokens, sizeof *ids);
     seqpar_pack_desc desc = {.pack_len = tokens, .chunks = chunks};
@@ -135,7 +156,10 @@ static void row_task(model_task *task, const seqpar_llama_config *config, int64_
         docs[i].tokens = (i + 1) * tokens / documents - i * tokens / documents;
         docs[i].unit = i;
     }
-    if (seqpar_pack(&error, &task->batch, docs, documents, &desc)) { fprintf(stderr, "%s\n", error.text); exit(2); }
+    if (seqpar_pack(&error, &task->batch, docs, documents, &desc)) {
+        fprintf(stderr, "%s\n", error.text);
+        exit(2);
+    }
     task->config = *config;
     task->objective.count = task->batch.counts.supervised;
     task->lr = 1e-3;
@@ -145,11 +169,13 @@ static void row_task(model_task *task, const seqpar_llama_config *config, int64_
 
 static int64_t most(const memory_run *m, int64_t ranks, int kind) {
     int64_t r, peak = 0;
-    for (r = 0; r < ranks; r++) if (m->rank[r].memory.peak[kind] > peak) peak = m->rank[r].memory.peak[kind];
+    for (r = 0; r < ranks; r++)
+        if (m->rank[r].memory.peak[kind] > peak) peak = m->rank[r].memory.peak[kind];
     return peak;
 }
 
-static int64_t largest_share(const seqpar_row *rows, int64_t row_count, int layout, int64_t ranks) {
+static int64_t largest_share(const seqpar_row *rows, int64_t row_count, int layout,
+                             int64_t ranks) {
     seqpar_share share;
     int64_t r, tokens = 0;
     for (r = 0; r < ranks; r++) {
@@ -162,36 +188,65 @@ static int64_t largest_share(const seqpar_row *rows, int64_t row_count, int layo
 
 /* ---- activations ---- */
 
-static const seqpar_llama_config small = {.layers = 4, .hidden = 32, .heads = 4, .kv_heads = 2, .head_dim = 8, .intermediate = 64, .vocab = 17};
+static const seqpar_llama_config small = {.layers = 4,
+                                          .hidden = 32,
+                                          .heads = 4,
+                                          .kv_heads = 2,
+                                          .head_dim = 8,
+                                          .intermediate = 64,
+                                          .vocab = 17};
 
-/* Floats per token that a step keeps; recompute: x, out and lse of a layer, and what stands behind the last one. */
+/* Floats per token that a step keeps; recompute: x, out and lse of a layer, and what stands
+   behind the last one. */
 static int64_t kept_floats(const seqpar_llama_config *c, int recompute) {
     int64_t wide = c->heads * c->head_dim, narrow = c->kv_heads * c->head_dim;
-    int64_t core = c->hidden + wide + c->heads, rest = wide + 2 * narrow + c->hidden + 2 * c->intermediate + 2;
-    int64_t tail = c->hidden + 1 + 4 + 4; /* normed output, its statistic, four values and four seeds of the loss */
+    int64_t core = c->hidden + wide + c->heads;
+    int64_t rest = wide + 2 * narrow + c->hidden + 2 * c->intermediate + 2;
+    /* normed output, its statistic, four values and four seeds of the loss */
+    int64_t tail = c->hidden + 1 + 4 + 4;
     return c->layers * (core + (recompute ? 0 : rest)) + tail;
 }
 
-static void test_activations(int64_t tokens, int64_t chunks, int recompute, const int64_t *ranks, int64_t count) {
+static void test_activations(int64_t tokens, int64_t chunks, int recompute,
+                             const int64_t *ranks, int64_t count) {
     model_task task;
     int64_t i, one = 0;
     row_task(&task, &small, tokens, 3, chunks);
     for (i = 0; i < count; i++) {
-        model_way way = {.dp = 1, .sp = ranks[i], .accumulation = 1, .threads = 1, .steps = 1, .layout = SEQPAR_ZIGZAG, .recompute = recompute};
+        model_way way = {.dp = 1,
+                         .sp = ranks[i],
+                         .accumulation = 1,
+                         .threads = 1,
+                         .steps = 1,
+                         .layout = SEQPAR_ZIGZAG,
+                         .recompute = recompute};
         memory_run m = {0};
         seqpar_error error;
         int64_t share = largest_share(task.batch.row, 1, SEQPAR_ZIGZAG, ranks[i]), peak;
-        test_expect(!run_memory(&m, &task, &way, &error), "P=%lld: %s", (long long)ranks[i], error.text);
+        test_expect(!run_memory(&m, &task, &way, &error), "P=%lld: %s", (long long)ranks[i],
+                    error.text);
         peak = most(&m, ranks[i], SEQPAR_MEM_ACTIVATIONS);
         if (i == 0) one = peak;
-        test_expect(peak > 0 && (chunks % (2 * ranks[i]) || (double)peak <= 1.10 * (double)one / (double)ranks[i]), "P=%lld keeps %lld bytes, P=1 %lld", (long long)ranks[i], (long long)peak, (long long)one);
+        test_expect(peak > 0 && (chunks % (2 * ranks[i]) ||
+                                 (double)peak <= 1.10 * (double)one / (double)ranks[i]),
+                    "P=%lld keeps %lld bytes, P=1 %lld", (long long)ranks[i], (long long)peak,
+                    (long long)one);
         /* no constant: everything that is kept has a line a token */
-        test_expect(peak * tokens <= one * share, "P=%lld keeps %lld bytes for %lld of %lld tokens; P=1 %lld", (long long)ranks[i], (long long)peak, (long long)share, (long long)tokens, (long long)one);
-        test_expect((double)peak <= 1.02 * (double)(share * FLOAT * kept_floats(&small, recompute)), "P=%lld keeps %lld bytes, want %lld", (long long)ranks[i], (long long)peak, (long long)(share * FLOAT * kept_floats(&small, recompute)));
-        printf("#   S=%lld L=%lld P=%lld recompute=%d: %lld bytes of activations, %.3f of P=1 (1/P is %.3f)\n", (long long)tokens, (long long)chunks, (long long)ranks[i], recompute,
+        test_expect(peak * tokens <= one * share,
+                    "P=%lld keeps %lld bytes for %lld of %lld tokens; P=1 %lld",
+                    (long long)ranks[i], (long long)peak, (long long)share, (long long)tokens,
+                    (long long)one);
+        test_expect((double)peak <=
+                        1.02 * (double)(share * FLOAT * kept_floats(&small, recompute)),
+                    "P=%lld keeps %lld bytes, want %lld", (long long)ranks[i], (long long)peak,
+                    (long long)(share * FLOAT * kept_floats(&small, recompute)));
+        printf("#   S=%lld L=%lld P=%lld recompute=%d: %lld bytes of activations, %.3f of P=1 "
+               "(1/P is %.3f)\n",
+               (long long)tokens, (long long)chunks, (long long)ranks[i], recompute,
                (long long)peak, (double)peak / (double)one, 1.0 / (double)ranks[i]);
     }
-    test_end("memory_activations S=%lld L=%lld recompute=%d", (long long)tokens, (long long)chunks, recompute);
+    test_end("memory_activations S=%lld L=%lld recompute=%d", (long long)tokens,
+             (long long)chunks, recompute);
     seqpar_batch_free(&task.batch);
 }
 
@@ -201,14 +256,22 @@ static void test_recompute(void) {
     int recompute;
     row_task(&task, &small, 480, 2, 16);
     for (recompute = 0; recompute < 2; recompute++) {
-        model_way way = {.dp = 1, .sp = 4, .accumulation = 1, .threads = 1, .steps = 1, .layout = SEQPAR_ZIGZAG, .recompute = recompute};
+        model_way way = {.dp = 1,
+                         .sp = 4,
+                         .accumulation = 1,
+                         .threads = 1,
+                         .steps = 1,
+                         .layout = SEQPAR_ZIGZAG,
+                         .recompute = recompute};
         memory_run m = {0};
         seqpar_error error;
         test_expect(!run_memory(&m, &task, &way, &error), "%s", error.text);
         peak[recompute] = most(&m, 4, SEQPAR_MEM_ACTIVATIONS);
     }
     printf("#   recompute keeps %.3f of the activations\n", (double)peak[1] / (double)peak[0]);
-    test_expect(peak[1] > 0 && 100 * peak[1] < 30 * peak[0], "%lld bytes with recompute, %lld without", (long long)peak[1], (long long)peak[0]);
+    test_expect(peak[1] > 0 && 100 * peak[1] < 30 * peak[0],
+                "%lld bytes with recompute, %lld without", (long long)peak[1],
+                (long long)peak[0]);
     test_end("memory_recompute");
     seqpar_batch_free(&task.batch);
 }
@@ -224,9 +287,13 @@ static void gradient_sizes(const seqpar_llama_config *config, int64_t *all, int6
     seqpar_llama model;
     seqpar_optim optim;
     *largest = 0;
-    test_expect(!seqpar_ctx_open(&ctx, self, device, 1) && !seqpar_llama_open(&ctx, &model, config) && !seqpar_optim_open(&ctx, &optim, model.tensors, model.tensor_count, &desc), "no model");
+    test_expect(!seqpar_ctx_open(&ctx, self, device, 1) &&
+                    !seqpar_llama_open(&ctx, &model, config) &&
+                    !seqpar_optim_open(&ctx, &optim, model.tensors, model.tensor_count, &desc),
+                "no model");
     for (int64_t g = 0; g < optim.groups; g++)
-        if (optim.group_begin[g + 1] - optim.group_begin[g] > *largest) *largest = optim.group_begin[g + 1] - optim.group_begin[g];
+        if (optim.group_begin[g + 1] - optim.group_begin[g] > *largest)
+            *largest = optim.group_begin[g + 1] - optim.group_begin[g];
     *all = optim.elements * FLOAT;
     *largest *= FLOAT;
     seqpar_optim_close(&ctx, &optim);
@@ -241,12 +308,18 @@ static void rows_task(model_task *task, const seqpar_llama_config *config, int64
     enum { TOKENS = 1024 };
     seqpar_document *docs = calloc((size_t)rows, sizeof *docs);
     int32_t *ids = calloc((size_t)rows * TOKENS, sizeof *ids);
-    seqpar_pack_desc desc = {.pack_len = TOKENS, .chunks = 32, .order = SEQPAR_PACK_UNIT_PER_ROW};
+    seqpar_pack_desc desc = {
+        .pack_len = TOKENS, .chunks = 32, .order = SEQPAR_PACK_UNIT_PER_ROW};
     seqpar_error error = {0};
     memset(task, 0, sizeof *task);
-    for (int64_t i = 0; i < rows * TOKENS; i++) ids[i] = (int32_t)test_integer(0, config->vocab - 1);
-    for (int64_t i = 0; i < rows; i++) docs[i] = (seqpar_document){.ids = ids + i * TOKENS, .tokens = TOKENS, .unit = i};
-    if (seqpar_pack(&error, &task->batch, docs, rows, &desc)) { fprintf(stderr, "%s\n", error.text); exit(2); }
+    for (int64_t i = 0; i < rows * TOKENS; i++)
+        ids[i] = (int32_t)test_integer(0, config->vocab - 1);
+    for (int64_t i = 0; i < rows; i++)
+        docs[i] = (seqpar_document){.ids = ids + i * TOKENS, .tokens = TOKENS, .unit = i};
+    if (seqpar_pack(&error, &task->batch, docs, rows, &desc)) {
+        fprintf(stderr, "%s\n", error.text);
+        exit(2);
+    }
     task->config = *config;
     task->objective.count = task->batch.counts.supervised;
     task->lr = 1e-3;
@@ -258,16 +331,35 @@ static int64_t ceil_log2(int64_t n);
 
 /* A table of three tenths of the weights, as in a small GPT-2. */
 static void test_gradients(int tied) {
-    static const seqpar_llama_config config = {.layers = 5, .hidden = 64, .heads = 4, .kv_heads = 4, .head_dim = 16, .intermediate = 160, .vocab = 1920};
-    static const struct { int64_t dp, sp, micro; int stage; } cases[] = {{1, 1, 1, 2}, {1, 2, 1, 2}, {1, 4, 1, 2}, {1, 8, 1, 2}, {1, 1, 1, 0}, {1, 4, 1, 0}, {1, 1, 4, 1}, {1, 1, 3, 2}, {4, 1, 4, 2}, {2, 2, 2, 0}};
+    static const seqpar_llama_config config = {.layers = 5,
+                                               .hidden = 64,
+                                               .heads = 4,
+                                               .kv_heads = 4,
+                                               .head_dim = 16,
+                                               .intermediate = 160,
+                                               .vocab = 1920};
+    static const struct {
+        int64_t dp, sp, micro;
+        int stage;
+    } cases[] = {{1, 1, 1, 2}, {1, 2, 1, 2}, {1, 4, 1, 2}, {1, 8, 1, 2}, {1, 1, 1, 0},
+                 {1, 4, 1, 0}, {1, 1, 4, 1}, {1, 1, 3, 2}, {4, 1, 4, 2}, {2, 2, 2, 0}};
     seqpar_llama_config c = config;
     int64_t all, largest, before = 0;
     c.tied = tied;
     gradient_sizes(&c, &all, &largest);
-    for (size_t i = 0; i < (tied ? sizeof cases / sizeof *cases : 4); i++) { /* a tied table has all that another has, and two sums */
-        int64_t dp = cases[i].dp, sp = cases[i].sp, world = dp * sp, micro = cases[i].micro, nodes = world > 1 ? 2 : 1; /* of a share of a row; or the head's sums that wait */
+    /* a tied table has all that another has, and two sums */
+    for (size_t i = 0; i < (tied ? sizeof cases / sizeof *cases : 4); i++) {
+        /* of a share of a row; or the head's sums that wait */
+        int64_t dp = cases[i].dp, sp = cases[i].sp, world = dp * sp, micro = cases[i].micro;
+        int64_t nodes = world > 1 ? 2 : 1;
         int stage = cases[i].stage;
-        model_way way = {.dp = dp, .sp = sp, .accumulation = micro, .threads = 1, .layout = SEQPAR_ZIGZAG, .recompute = 1, .zero_stage = stage};
+        model_way way = {.dp = dp,
+                         .sp = sp,
+                         .accumulation = micro,
+                         .threads = 1,
+                         .layout = SEQPAR_ZIGZAG,
+                         .recompute = 1,
+                         .zero_stage = stage};
         model_result unused = {0};
         memory_run m = {.first_step = 1};
         model_task task;
@@ -275,14 +367,27 @@ static void test_gradients(int tied) {
         rows_task(&task, &c, dp * micro);
         m.job = (model_job){&task, &way, &unused};
         test_expect(!seqpar_run_threads(world, memory_main, &m, &error), "%s", error.text);
-        double own = (double)all / (double)world + 4096.0 * (double)(c.layers + 2), peak = (double)most(&m, world, SEQPAR_MEM_GRADIENTS), moving = (double)most(&m, world, SEQPAR_MEM_EXCHANGE);
+        double own = (double)all / (double)world + 4096.0 * (double)(c.layers + 2);
+        double peak = (double)most(&m, world, SEQPAR_MEM_GRADIENTS);
+        double moving = (double)most(&m, world, SEQPAR_MEM_EXCHANGE);
         double bound = (1.5 + (double)ceil_log2(micro)) * own + (double)(nodes * largest);
-        test_expect(peak > 0 && peak <= bound, "D=%lld P=%lld A=%lld stage %d: %.0f bytes of gradients, the bound is %.0f", (long long)dp, (long long)sp, (long long)micro, stage, peak, bound);
-        /* what arrives is a node of every rank, of which this one owns its part; attention's messages are counted there, too */
-        test_expect(sp > 1 || moving <= (world > 1 ? (double)largest + 4096.0 * (double)world : 0), "D=%lld P=%lld A=%lld stage %d: %.0f bytes on their way", (long long)dp, (long long)sp, (long long)micro, stage, moving);
-        test_expect(sp == 1 || dp > 1 || (int64_t)peak <= before, "P=%lld stage %d: %.0f bytes, fewer ranks %lld", (long long)sp, stage, peak, (long long)before);
+        test_expect(peak > 0 && peak <= bound,
+                    "D=%lld P=%lld A=%lld stage %d: %.0f bytes of gradients, the bound is %.0f",
+                    (long long)dp, (long long)sp, (long long)micro, stage, peak, bound);
+        /* what arrives is a node of every rank, of which this one owns its part; attention's
+           messages are counted there, too */
+        test_expect(sp > 1 ||
+                        moving <= (world > 1 ? (double)largest + 4096.0 * (double)world : 0),
+                    "D=%lld P=%lld A=%lld stage %d: %.0f bytes on their way", (long long)dp,
+                    (long long)sp, (long long)micro, stage, moving);
+        test_expect(sp == 1 || dp > 1 || (int64_t)peak <= before,
+                    "P=%lld stage %d: %.0f bytes, fewer ranks %lld", (long long)sp, stage, peak,
+                    (long long)before);
         before = (int64_t)peak;
-        printf("#   D=%lld P=%lld A=%lld: gradients %.2f of the weights' bytes, the bound %.2f; %.2f on their way; the largest group %.2f\n", (long long)dp, (long long)sp, (long long)micro, peak / (double)all, bound / (double)all, moving / (double)all, (double)largest / (double)all);
+        printf("#   D=%lld P=%lld A=%lld: gradients %.2f of the weights' bytes, the bound "
+               "%.2f; %.2f on their way; the largest group %.2f\n",
+               (long long)dp, (long long)sp, (long long)micro, peak / (double)all,
+               bound / (double)all, moving / (double)all, (double)largest / (double)all);
         seqpar_batch_free(&task.batch);
     }
     test_end("memory_gradients %s", tied ? "tied" : "untied");
@@ -290,9 +395,22 @@ static void test_gradients(int tied) {
 
 /* ---- attention: buffers, work and bytes of every rank ---- */
 
-typedef struct attn_case { int64_t tokens, chunks, ranks, heads, kv_heads, head_dim, stride; int layout, schedule, full; } attn_case;
-typedef struct attn_rank { int64_t exchange, scratch, left, flops, planned, bytes, planned_bytes, query_places, key_places; } attn_rank;
-typedef struct attn_run { const attn_case *c; seqpar_row row; int64_t cu[2]; attn_rank rank[RANKS_MAX]; } attn_run;
+typedef struct attn_case {
+    int64_t tokens, chunks, ranks, heads, kv_heads, head_dim, stride;
+    int layout, schedule, full;
+} attn_case;
+
+typedef struct attn_rank {
+    int64_t exchange, scratch, left, flops, planned, bytes, planned_bytes, query_places,
+        key_places;
+} attn_rank;
+
+typedef struct attn_run {
+    const attn_case *c;
+    seqpar_row row;
+    int64_t cu[2];
+    attn_rank rank[RANKS_MAX];
+} attn_run;
 
 static float *some_floats(int64_t count) {
     float *x = malloc((size_t)(count + 1) * sizeof *x);
@@ -301,13 +419,23 @@ static float *some_floats(int64_t count) {
     return x;
 }
 
-/* Forward and backward on buffers of this test's own, so that ctx counts only what attention allocates. */
+/* Forward and backward on buffers of this test's own, so that ctx counts only what attention
+   allocates. */
 static seqpar_status attn_passes(seqpar_ctx *ctx, seqpar_attn *attn, const attn_case *c) {
-    int64_t n = seqpar_attn_share(attn)->tokens, wide = n * c->heads * c->head_dim, narrow = n * c->kv_heads * c->head_dim, i;
+    int64_t n = seqpar_attn_share(attn)->tokens, wide = n * c->heads * c->head_dim;
+    int64_t narrow = n * c->kv_heads * c->head_dim, i;
     float *x[9]; /* q, k, v, dout, out, lse, dq, dk, dv */
     seqpar_status status;
     for (i = 0; i < 9; i++) x[i] = some_floats(i == 1 || i == 2 || i > 6 ? narrow : wide);
-    seqpar_attn_io io = {.q = x[0], .k = x[1], .v = x[2], .out = x[4], .lse = x[5], .dout = x[3], .dq = x[6], .dk = x[7], .dv = x[8]};
+    seqpar_attn_io io = {.q = x[0],
+                         .k = x[1],
+                         .v = x[2],
+                         .out = x[4],
+                         .lse = x[5],
+                         .dout = x[3],
+                         .dq = x[6],
+                         .dk = x[7],
+                         .dv = x[8]};
     status = seqpar_attn_forward(ctx, attn, &io);
     if (!status) status = seqpar_attn_backward(ctx, attn, &io);
     for (i = 0; i < 9; i++) free(x[i]);
@@ -317,7 +445,13 @@ static seqpar_status attn_passes(seqpar_ctx *ctx, seqpar_attn *attn, const attn_
 static seqpar_status attn_rank_main(seqpar_ctx *ctx, attn_run *run) {
     const attn_case *c = run->c;
     attn_rank *mine = &run->rank[ctx->sp_rank];
-    seqpar_attn_desc desc = {.heads = c->heads, .kv_heads = c->kv_heads, .head_dim = c->head_dim, .layout = c->layout, .schedule = c->schedule, .heads_k_stride = c->stride, .full = c->full};
+    seqpar_attn_desc desc = {.heads = c->heads,
+                             .kv_heads = c->kv_heads,
+                             .head_dim = c->head_dim,
+                             .layout = c->layout,
+                             .schedule = c->schedule,
+                             .heads_k_stride = c->stride,
+                             .full = c->full};
     seqpar_attn *attn;
     seqpar_attn_cost cost = {0};
     seqpar_status status = seqpar_attn_open(ctx, &attn, &run->row, 1, &desc);
@@ -348,64 +482,89 @@ static seqpar_status attn_main(seqpar_comm *world, void *user) {
     return status;
 }
 
-static attn_rank run_attn(attn_run *run, const attn_case *c) { /* returns the most of each over the ranks */
+/* returns the most of each over the ranks */
+static attn_rank run_attn(attn_run *run, const attn_case *c) {
     seqpar_error error;
     attn_rank top = {0};
     int64_t r, i;
     memset(run, 0, sizeof *run);
     run->c = c;
     run->cu[1] = c->tokens;
-    run->row = (seqpar_row){.tokens = c->tokens, .padded = c->tokens, .chunks = c->chunks, .docs = 1, .cu_seqlens = run->cu};
+    run->row = (seqpar_row){.tokens = c->tokens,
+                            .padded = c->tokens,
+                            .chunks = c->chunks,
+                            .docs = 1,
+                            .cu_seqlens = run->cu};
     test_expect(!seqpar_run_threads(c->ranks, attn_main, run, &error), "%s", error.text);
     for (r = 0; r < c->ranks; r++)
         for (i = 0; i < (int64_t)(sizeof top / sizeof(int64_t)); i++)
-            if ((&run->rank[r].exchange)[i] > (&top.exchange)[i]) (&top.exchange)[i] = (&run->rank[r].exchange)[i];
+            if ((&run->rank[r].exchange)[i] > (&top.exchange)[i])
+                (&top.exchange)[i] = (&run->rank[r].exchange)[i];
     return top;
 }
 
-static int64_t ceil_log2(int64_t n) { int64_t bits = 0; while ((INT64_C(1) << bits) < n) bits++; return bits; }
+static int64_t ceil_log2(int64_t n) {
+    int64_t bits = 0;
+    while ((INT64_C(1) << bits) < n) bits++;
+    return bits;
+}
 
-static int aligned(const attn_case *c) { return !(c->chunks & (c->chunks - 1)) && !(c->ranks & (c->ranks - 1)) && c->chunks % (2 * c->ranks) == 0; }
+static int aligned(const attn_case *c) {
+    return !(c->chunks & (c->chunks - 1)) && !(c->ranks & (c->ranks - 1)) &&
+           c->chunks % (2 * c->ranks) == 0;
+}
 
-/* Most nodes a rank makes for a key of another rank. Where 2P divides L and both are powers of two, each of the two runs of
-   a zigzag share is one node; causal, half of the keys are seen by both runs and half by none, or all of them by one.
-   Elsewhere a run of n leaves falls into at most 2 ceil(log2(n + 1)) nodes. */
+/* Most nodes a rank makes for a key of another rank. Where 2P divides L and both are powers
+   of two, each of the two runs of a zigzag share is one node; causal, half of the keys are
+   seen by both runs and half by none, or all of them by one. Elsewhere a run of n leaves
+   falls into at most 2 ceil(log2(n + 1)) nodes. */
 static int64_t nodes_of_share(const attn_case *c) {
     if (aligned(c)) return c->full ? 2 : 1;
     return 2 * 2 * ceil_log2((c->chunks + 2 * c->ranks - 1) / (2 * c->ranks) + 1);
 }
 
-/* Ulysses of all ranks: q, k, v, dout, lse, delta of all S tokens for a share of the heads; results dq, dk, dv likewise;
-   messages: the former of the own tokens for all heads. Nine tensors begin at multiples of 64 bytes. */
+/* Ulysses of all ranks: q, k, v, dout, lse, delta of all S tokens for a share of the heads;
+   results dq, dk, dv likewise; messages: the former of the own tokens for all heads. Nine
+   tensors begin at multiples of 64 bytes. */
 static int64_t ulysses_bound(const attn_case *c, int64_t share) {
-    int64_t in = 2 * (c->heads + c->kv_heads) * c->head_dim + 2 * c->heads, results = (c->heads + 2 * c->kv_heads) * c->head_dim;
-    return FLOAT * ((c->tokens + c->ranks - 1) / c->ranks * (in + results) + share * in) + 9 * 64;
+    int64_t in = 2 * (c->heads + c->kv_heads) * c->head_dim + 2 * c->heads;
+    int64_t results = (c->heads + 2 * c->kv_heads) * c->head_dim;
+    return FLOAT * ((c->tokens + c->ranks - 1) / c->ranks * (in + results) + share * in) +
+           9 * 64;
 }
 
-/* Ring: two slots of k and v of the largest share T; in the backward pass twice the message with dk, dv of one rank's
-   keys, each way. Llama3: two slots of k and v of all S tokens for `stride` heads, messages to and from all. */
+/* Ring: two slots of k and v of the largest share T; in the backward pass twice the message
+   with dk, dv of one rank's keys, each way. Llama3: two slots of k and v of all S tokens for
+   `stride` heads, messages to and from all. */
 static int64_t exchange_bound(const attn_case *c, int64_t share) {
     int64_t nodes = nodes_of_share(c);
     if (c->ranks == 1) return 0;
     if (c->schedule == SEQPAR_ULYSSES) return ulysses_bound(c, share);
-    if (c->schedule == SEQPAR_RING) return FLOAT * c->kv_heads * c->head_dim * share * (2 * 2 + 4 * 2 * nodes);
-    return FLOAT * c->stride * c->head_dim * (2 * 2 * c->tokens + 2 * 2 * nodes * (c->tokens + c->ranks * share));
+    if (c->schedule == SEQPAR_RING)
+        return FLOAT * c->kv_heads * c->head_dim * share * (2 * 2 + 4 * 2 * nodes);
+    return FLOAT * c->stride * c->head_dim *
+           (2 * 2 * c->tokens + 2 * 2 * nodes * (c->tokens + c->ranks * share));
 }
 
-/* How many partial sums wait for their sibling while shares come around: what has come of the low and of the high slots
-   are two runs each (before and after the wrap), and a run from an end of its half falls into at most one node a bit. */
+/* How many partial sums wait for their sibling while shares come around: what has come of
+   the low and of the high slots are two runs each (before and after the wrap), and a run
+   from an end of its half falls into at most one node a bit. */
 static int64_t waiting_places(const attn_case *c) {
     int64_t bits = ceil_log2(aligned(c) ? c->ranks : c->chunks);
     return bits > 1 ? 4 * (bits - 1) : 2;
 }
 
-/* States (o, m, l) of the queries and pending dk, dv of the keys. Llama3 computes all keys in one go (no state waits
-   between steps), but holds pending dk, dv of two head ranges. Delta is one number a query and head. */
+/* States (o, m, l) of the queries and pending dk, dv of the keys. Llama3 computes all keys
+   in one go (no state waits between steps), but holds pending dk, dv of two head ranges.
+   Delta is one number a query and head. */
 static int64_t scratch_bound(const attn_case *c, int64_t share) {
     int64_t places = waiting_places(c), delta = share * c->heads;
-    int64_t heads = c->schedule == SEQPAR_RING ? c->kv_heads : c->stride, group = heads * (c->heads / c->kv_heads);
-    int64_t states = places * share * group * (c->head_dim + 2), keys = places * 2 * share * heads * c->head_dim;
-    if (c->ranks == 1 || c->schedule == SEQPAR_ULYSSES) return FLOAT * delta; /* all keys are there at once */
+    int64_t heads = c->schedule == SEQPAR_RING ? c->kv_heads : c->stride;
+    int64_t group = heads * (c->heads / c->kv_heads);
+    int64_t states = places * share * group * (c->head_dim + 2);
+    int64_t keys = places * 2 * share * heads * c->head_dim;
+    /* all keys are there at once */
+    if (c->ranks == 1 || c->schedule == SEQPAR_ULYSSES) return FLOAT * delta;
     return FLOAT * (delta + (c->schedule == SEQPAR_RING ? states + keys : 2 * keys));
 }
 
@@ -415,43 +574,83 @@ static void test_attention_memory(const attn_case *c) {
     int64_t share = largest_share(&run.row, 1, c->layout, c->ranks), r;
     for (r = 0; r < c->ranks; r++) {
         attn_rank *a = &run.rank[r];
-        test_expect(a->left == 0, "rank %lld still holds %lld bytes", (long long)r, (long long)a->left);
-        test_expect(a->bytes == a->planned_bytes, "rank %lld sent %lld bytes, the plan says %lld", (long long)r, (long long)a->bytes, (long long)a->planned_bytes);
-        test_expect(c->ranks == 1 ? a->bytes == 0 : a->bytes > 0, "rank %lld of %lld sent %lld bytes", (long long)r, (long long)c->ranks, (long long)a->bytes);
+        test_expect(a->left == 0, "rank %lld still holds %lld bytes", (long long)r,
+                    (long long)a->left);
+        test_expect(a->bytes == a->planned_bytes,
+                    "rank %lld sent %lld bytes, the plan says %lld", (long long)r,
+                    (long long)a->bytes, (long long)a->planned_bytes);
+        test_expect(c->ranks == 1 ? a->bytes == 0 : a->bytes > 0,
+                    "rank %lld of %lld sent %lld bytes", (long long)r, (long long)c->ranks,
+                    (long long)a->bytes);
     }
-    test_expect(top.exchange <= exchange_bound(c, share), "exchange %lld bytes, at most %lld", (long long)top.exchange, (long long)exchange_bound(c, share));
-    test_expect(c->ranks == 1 || top.exchange >= FLOAT * share * 4 * c->head_dim, "exchange %lld bytes: too few to be true", (long long)top.exchange);
-    test_expect(top.scratch <= scratch_bound(c, share), "scratch %lld bytes, at most %lld", (long long)top.scratch, (long long)scratch_bound(c, share));
-    printf("#   %s %s P=%lld S=%lld L=%lld stride=%lld: exchange %lld of %lld, scratch %lld of %lld (%lld states, %lld keys wait)\n", seqpar_schedule_name(c->schedule), c->full ? "full" : "causal", (long long)c->ranks,
-           (long long)c->tokens, (long long)c->chunks, (long long)c->stride, (long long)top.exchange, (long long)exchange_bound(c, share), (long long)top.scratch, (long long)scratch_bound(c, share),
-           (long long)top.query_places, (long long)top.key_places);
-    test_end("memory_attention %s P=%lld S=%lld L=%lld stride=%lld %s", seqpar_schedule_name(c->schedule), (long long)c->ranks, (long long)c->tokens, (long long)c->chunks, (long long)c->stride,
-             c->full ? "full" : "causal");
+    test_expect(top.exchange <= exchange_bound(c, share), "exchange %lld bytes, at most %lld",
+                (long long)top.exchange, (long long)exchange_bound(c, share));
+    test_expect(c->ranks == 1 || top.exchange >= FLOAT * share * 4 * c->head_dim,
+                "exchange %lld bytes: too few to be true", (long long)top.exchange);
+    test_expect(top.scratch <= scratch_bound(c, share), "scratch %lld bytes, at most %lld",
+                (long long)top.scratch, (long long)scratch_bound(c, share));
+    printf("#   %s %s P=%lld S=%lld L=%lld stride=%lld: exchange %lld of %lld, scratch %lld of "
+           "%lld (%lld states, %lld keys wait)\n",
+           seqpar_schedule_name(c->schedule), c->full ? "full" : "causal", (long long)c->ranks,
+           (long long)c->tokens, (long long)c->chunks, (long long)c->stride,
+           (long long)top.exchange, (long long)exchange_bound(c, share), (long long)top.scratch,
+           (long long)scratch_bound(c, share), (long long)top.query_places,
+           (long long)top.key_places);
+    test_end("memory_attention %s P=%lld S=%lld L=%lld stride=%lld %s",
+             seqpar_schedule_name(c->schedule), (long long)c->ranks, (long long)c->tokens,
+             (long long)c->chunks, (long long)c->stride, c->full ? "full" : "causal");
 }
 
-/* A causal row of S tokens has S (S + 1) / 2 visible pairs; a pair costs 4 d forward, 10 d backward. */
+/* A causal row of S tokens has S (S + 1) / 2 visible pairs; a pair costs 4 d forward, 10 d
+   backward. */
 static void test_work(const attn_case *c) {
     attn_run run;
     attn_rank top = run_attn(&run, c);
-    int64_t whole = (c->full ? c->tokens * c->tokens : c->tokens * (c->tokens + 1) / 2) * c->heads * 14 * c->head_dim, sum = 0, r;
+    int64_t whole = (c->full ? c->tokens * c->tokens : c->tokens * (c->tokens + 1) / 2) *
+                    c->heads * 14 * c->head_dim;
+    int64_t sum = 0, r;
     for (r = 0; r < c->ranks; r++) {
         sum += run.rank[r].flops;
-        test_expect(run.rank[r].flops == run.rank[r].planned, "rank %lld computed %lld FLOPs, the plan says %lld", (long long)r, (long long)run.rank[r].flops, (long long)run.rank[r].planned);
+        test_expect(run.rank[r].flops == run.rank[r].planned,
+                    "rank %lld computed %lld FLOPs, the plan says %lld", (long long)r,
+                    (long long)run.rank[r].flops, (long long)run.rank[r].planned);
     }
-    test_expect(sum == whole, "all ranks computed %lld FLOPs, the row has %lld", (long long)sum, (long long)whole);
-    test_expect(c->layout != SEQPAR_ZIGZAG || (double)top.flops <= 1.1 * (double)whole / (double)c->ranks, "the busiest of %lld ranks computed %.3f of the whole", (long long)c->ranks, (double)top.flops / (double)whole);
-    printf("#   %s %s P=%lld: the busiest rank computes %.3f of the whole\n", seqpar_layout_name(c->layout), seqpar_schedule_name(c->schedule), (long long)c->ranks, (double)top.flops / (double)whole);
-    test_end("memory_work %s %s P=%lld %s", seqpar_layout_name(c->layout), seqpar_schedule_name(c->schedule), (long long)c->ranks, c->full ? "full" : "causal");
+    test_expect(sum == whole, "all ranks computed %lld FLOPs, the row has %lld", (long long)sum,
+                (long long)whole);
+    test_expect(c->layout != SEQPAR_ZIGZAG ||
+                    (double)top.flops <= 1.1 * (double)whole / (double)c->ranks,
+                "the busiest of %lld ranks computed %.3f of the whole", (long long)c->ranks,
+                (double)top.flops / (double)whole);
+    printf("#   %s %s P=%lld: the busiest rank computes %.3f of the whole\n",
+           seqpar_layout_name(c->layout), seqpar_schedule_name(c->schedule),
+           (long long)c->ranks, (double)top.flops / (double)whole);
+    test_end("memory_work %s %s P=%lld %s", seqpar_layout_name(c->layout),
+             seqpar_schedule_name(c->schedule), (long long)c->ranks,
+             c->full ? "full" : "causal");
 }
 
 static void test_attention(void) {
-    static const struct { int64_t tokens, chunks, ranks; int full; } shapes[] = {{960, 32, 1, 0}, {960, 32, 2, 0}, {960, 32, 4, 0}, {960, 32, 8, 0}, {960, 16, 8, 0}, {960, 32, 3, 0}, {997, 32, 5, 0},
-                                                                                 {1920, 32, 8, 0}, {960, 32, 4, 1}, {960, 32, 8, 1}, {960, 32, 5, 1}};
+    static const struct {
+        int64_t tokens, chunks, ranks;
+        int full;
+    } shapes[] = {{960, 32, 1, 0}, {960, 32, 2, 0}, {960, 32, 4, 0}, {960, 32, 8, 0},
+                  {960, 16, 8, 0}, {960, 32, 3, 0}, {997, 32, 5, 0}, {1920, 32, 8, 0},
+                  {960, 32, 4, 1}, {960, 32, 8, 1}, {960, 32, 5, 1}};
     size_t i;
     int64_t stride;
     for (i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        attn_case c = {shapes[i].tokens, shapes[i].chunks, shapes[i].ranks, 4, 4, 8, 1, SEQPAR_ZIGZAG, SEQPAR_RING, shapes[i].full};
-        attn_case all_to_all = {shapes[i].tokens, shapes[i].chunks, shapes[i].ranks, 2 * shapes[i].ranks, shapes[i].ranks, 8, 1, SEQPAR_ZIGZAG, SEQPAR_ULYSSES, shapes[i].full};
+        attn_case c = {shapes[i].tokens, shapes[i].chunks, shapes[i].ranks, 4, 4, 8, 1,
+                       SEQPAR_ZIGZAG,    SEQPAR_RING,      shapes[i].full};
+        attn_case all_to_all = {shapes[i].tokens,
+                                shapes[i].chunks,
+                                shapes[i].ranks,
+                                2 * shapes[i].ranks,
+                                shapes[i].ranks,
+                                8,
+                                1,
+                                SEQPAR_ZIGZAG,
+                                SEQPAR_ULYSSES,
+                                shapes[i].full};
         test_attention_memory(&all_to_all);
         test_attention_memory(&c);
         for (stride = 1; stride <= 4; stride *= 2) {
@@ -461,7 +660,16 @@ static void test_attention(void) {
         }
     }
     for (i = 0; i < 4; i++) {
-        attn_case c = {960, 32, INT64_C(1) << i, 4, 2, 8, 1, SEQPAR_ZIGZAG, i % 2 ? SEQPAR_LLAMA3 : SEQPAR_RING, 0};
+        attn_case c = {960,
+                       32,
+                       INT64_C(1) << i,
+                       4,
+                       2,
+                       8,
+                       1,
+                       SEQPAR_ZIGZAG,
+                       i % 2 ? SEQPAR_LLAMA3 : SEQPAR_RING,
+                       0};
         test_work(&c);
         c.full = 1;
         test_work(&c);
@@ -473,33 +681,62 @@ static void test_attention(void) {
 
 /* ---- everything is given back ---- */
 
-/* Three steps, undisturbed or not: no block of memory is left, no counter but the peaks is above zero. */
-static void test_given_back(const model_task *task, int64_t dp, int64_t sp, const seqpar_inject_desc *inject, const char *what) {
-    model_way way = {.dp = dp, .sp = sp, .accumulation = 2, .threads = 1, .steps = 3, .layout = SEQPAR_ZIGZAG, .zero_stage = 2, .recompute = 1, .inject = inject, .inject_rank = dp * sp - 1};
+/* Three steps, undisturbed or not: no block of memory is left, no counter but the peaks is
+   above zero. */
+static void test_given_back(const model_task *task, int64_t dp, int64_t sp,
+                            const seqpar_inject_desc *inject, const char *what) {
+    model_way way = {.dp = dp,
+                     .sp = sp,
+                     .accumulation = 2,
+                     .threads = 1,
+                     .steps = 3,
+                     .layout = SEQPAR_ZIGZAG,
+                     .zero_stage = 2,
+                     .recompute = 1,
+                     .inject = inject,
+                     .inject_rank = dp * sp - 1};
     memory_run m = {0};
     seqpar_error error = {0};
     int64_t before = blocks_live, r;
     seqpar_status status = run_memory(&m, task, &way, &error);
-    test_expect(inject ? status != 0 : status == 0, "status %s: %s", seqpar_status_name(status), error.text);
-    test_expect(blocks_live == before, "%lld blocks are left (%s)", (long long)(blocks_live - before), error.text);
+    test_expect(inject ? status != 0 : status == 0, "status %s: %s", seqpar_status_name(status),
+                error.text);
+    test_expect(blocks_live == before, "%lld blocks are left (%s)",
+                (long long)(blocks_live - before), error.text);
     for (r = 0; r < dp * sp; r++) {
-        test_expect(m.rank[r].memory.total == 0, "rank %lld still counts %lld bytes", (long long)r, (long long)m.rank[r].memory.total);
-        test_expect(inject || m.rank[r].memory.peak[SEQPAR_MEM_WEIGHTS] > 0, "rank %lld never held weights", (long long)r);
-        if (dp * sp > 1) test_expect(inject || m.rank[r].bytes_sent > 0, "rank %lld sent nothing", (long long)r);
-        else test_expect(m.rank[r].bytes_sent == 0 && m.rank[r].memory.peak[SEQPAR_MEM_EXCHANGE] == 0, "one rank sent %lld bytes and held %lld for an exchange", (long long)m.rank[r].bytes_sent,
-                         (long long)m.rank[r].memory.peak[SEQPAR_MEM_EXCHANGE]);
+        test_expect(m.rank[r].memory.total == 0, "rank %lld still counts %lld bytes",
+                    (long long)r, (long long)m.rank[r].memory.total);
+        test_expect(inject || m.rank[r].memory.peak[SEQPAR_MEM_WEIGHTS] > 0,
+                    "rank %lld never held weights", (long long)r);
+        if (dp * sp > 1)
+            test_expect(inject || m.rank[r].bytes_sent > 0, "rank %lld sent nothing",
+                        (long long)r);
+        else
+            test_expect(m.rank[r].bytes_sent == 0 &&
+                            m.rank[r].memory.peak[SEQPAR_MEM_EXCHANGE] == 0,
+                        "one rank sent %lld bytes and held %lld for an exchange",
+                        (long long)m.rank[r].bytes_sent,
+                        (long long)m.rank[r].memory.peak[SEQPAR_MEM_EXCHANGE]);
     }
     test_end("memory_given_back D=%lld P=%lld %s", (long long)dp, (long long)sp, what);
 }
 
 static void test_lifetimes(void) {
-    static const int64_t numbers[] = {1, 2, 3, 5, 8, 11, 14, 20, 33, 47, 60, 75}, worlds[][2] = {{1, 1}, {1, 4}, {2, 2}, {4, 1}};
-    seqpar_llama_config config = {.layers = 2, .hidden = 16, .heads = 4, .kv_heads = 2, .head_dim = 4, .intermediate = 24, .vocab = 31};
+    static const int64_t numbers[] = {1, 2, 3, 5, 8, 11, 14, 20, 33, 47, 60, 75};
+    static const int64_t worlds[][2] = {{1, 1}, {1, 4}, {2, 2}, {4, 1}};
+    seqpar_llama_config config = {.layers = 2,
+                                  .hidden = 16,
+                                  .heads = 4,
+                                  .kv_heads = 2,
+                                  .head_dim = 4,
+                                  .intermediate = 24,
+                                  .vocab = 31};
     model_task task = {.config = config, .lr = .01};
     size_t i;
     random_batch(&task.batch, 17, 30, 31, 41, 8);
     task.objective.count = task.batch.counts.supervised;
-    for (i = 0; i < 4; i++) test_given_back(&task, worlds[i][0], worlds[i][1], NULL, "undisturbed");
+    for (i = 0; i < 4; i++)
+        test_given_back(&task, worlds[i][0], worlds[i][1], NULL, "undisturbed");
     for (i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         seqpar_inject_desc fail = {.fail_at = numbers[i]}, die = {.die_at = numbers[i]};
         char what[64];
@@ -517,13 +754,22 @@ static void test_refused(int64_t ranks, int64_t every) {
     attn_run run = {.c = &c, .cu = {0, 48}};
     seqpar_error error;
     int64_t before = blocks_live, made = blocks_made, total, n;
-    run.row = (seqpar_row){.tokens = c.tokens, .padded = c.tokens, .chunks = c.chunks, .docs = 1, .cu_seqlens = run.cu};
+    run.row = (seqpar_row){.tokens = c.tokens,
+                           .padded = c.tokens,
+                           .chunks = c.chunks,
+                           .docs = 1,
+                           .cu_seqlens = run.cu};
     test_expect(!seqpar_run_threads(ranks, attn_main, &run, &error), "%s", error.text);
     total = blocks_made - made;
     for (n = 1; n <= total; n += every) {
         block_refused = blocks_made + n;
-        test_expect(seqpar_run_threads(ranks, attn_main, &run, &error) != 0, "allocation %lld of %lld failed, the run did not", (long long)n, (long long)total);
-        test_expect(blocks_live == before, "%lld blocks are left after allocation %lld of %lld failed (%s)", (long long)(blocks_live - before), (long long)n, (long long)total, error.text);
+        test_expect(seqpar_run_threads(ranks, attn_main, &run, &error) != 0,
+                    "allocation %lld of %lld failed, the run did not", (long long)n,
+                    (long long)total);
+        test_expect(blocks_live == before,
+                    "%lld blocks are left after allocation %lld of %lld failed (%s)",
+                    (long long)(blocks_live - before), (long long)n, (long long)total,
+                    error.text);
         before = blocks_live;
     }
     block_refused = 0;
@@ -533,19 +779,24 @@ static void test_refused(int64_t ranks, int64_t every) {
 
 /* ---- the counters against the operating system ---- */
 
-typedef struct seen { int64_t high_water, counted, workspace; int status; } seen; /* bytes */
+/* bytes */
+typedef struct seen {
+    int64_t high_water, counted, workspace;
+    int status;
+} seen;
 
 static int64_t high_water(void) {
     char line[256];
     long long kib = 0;
     FILE *f = fopen("/proc/self/status", "r");
-    while (f && fgets(line, sizeof line, f)) if (sscanf(line, "VmHWM: %lld", &kib) == 1) break;
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "VmHWM: %lld", &kib) == 1) break;
     if (f) fclose(f);
     return kib * 1024;
 }
 
-/* One run (or nothing) in a process of its own. Every large block is a mapping of its own there, so that what is freed is
-   gone and the high-water mark is that of live memory. */
+/* One run (or nothing) in a process of its own. Every large block is a mapping of its own
+   there, so that what is freed is gone and the high-water mark is that of live memory. */
 static seen in_a_child(const model_task *task, const model_way *way) {
     seen s = {0};
     int ends[2], state;
@@ -560,7 +811,10 @@ static seen in_a_child(const model_task *task, const model_way *way) {
         mallopt(M_MMAP_THRESHOLD, 65536);
         m.job = (model_job){task, way, &unused};
         if (way) s.status = seqpar_run_threads(way->dp * way->sp, memory_main, &m, NULL);
-        for (r = 0; r < RANKS_MAX; r++) { s.counted += m.rank[r].memory.total_peak; s.workspace += m.rank[r].workspace; }
+        for (r = 0; r < RANKS_MAX; r++) {
+            s.counted += m.rank[r].memory.total_peak;
+            s.workspace += m.rank[r].workspace;
+        }
         s.high_water = high_water();
         _exit(write(ends[1], &s, sizeof s) != (ssize_t)sizeof s);
     }
@@ -572,8 +826,18 @@ static seen in_a_child(const model_task *task, const model_way *way) {
 }
 
 static void test_high_water(void) {
-    static const struct { int64_t ranks; int schedule, recompute; } cases[] = {{1, SEQPAR_RING, 0}, {1, SEQPAR_RING, 1}, {4, SEQPAR_RING, 0}, {4, SEQPAR_LLAMA3, 0}};
-    seqpar_llama_config config = {.layers = 2, .hidden = 256, .heads = 4, .kv_heads = 2, .head_dim = 32, .intermediate = 512, .vocab = 64};
+    static const struct {
+        int64_t ranks;
+        int schedule, recompute;
+    } cases[] = {
+        {1, SEQPAR_RING, 0}, {1, SEQPAR_RING, 1}, {4, SEQPAR_RING, 0}, {4, SEQPAR_LLAMA3, 0}};
+    seqpar_llama_config config = {.layers = 2,
+                                  .hidden = 256,
+                                  .heads = 4,
+                                  .kv_heads = 2,
+                                  .head_dim = 32,
+                                  .intermediate = 512,
+                                  .vocab = 64};
     model_task task;
     seen idle;
     size_t i;
@@ -585,15 +849,26 @@ static void test_high_water(void) {
     idle = in_a_child(&task, NULL);
     if (!idle.high_water) test_skip("memory_high_water", "no VmHWM in /proc/self/status");
     for (i = 0; idle.high_water && i < sizeof cases / sizeof *cases; i++) {
-        model_way way = {.dp = 1, .sp = cases[i].ranks, .accumulation = 1, .threads = 1, .layout = SEQPAR_ZIGZAG, .schedule = cases[i].schedule, .recompute = cases[i].recompute};
+        model_way way = {.dp = 1,
+                         .sp = cases[i].ranks,
+                         .accumulation = 1,
+                         .threads = 1,
+                         .layout = SEQPAR_ZIGZAG,
+                         .schedule = cases[i].schedule,
+                         .recompute = cases[i].recompute};
         seen s = in_a_child(&task, &way);
         double held = (double)(s.high_water - idle.high_water), counted = (double)s.counted;
         test_expect(s.status == 0, "the run failed with %d", s.status);
         test_expect(counted > 20e6, "only %.1f MB: too small to measure", counted / 1e6);
-        test_expect(fabs(held - counted) <= 0.1 * counted, "counted %.1f MB, the process held %.1f MB", counted / 1e6, held / 1e6);
-        printf("#   P=%lld %s recompute=%d: counted %.1f MB and %.1f MB of device scratch, the process held %.1f MB (%.3f)\n", (long long)cases[i].ranks, seqpar_schedule_name(cases[i].schedule),
-               cases[i].recompute, counted / 1e6, (double)s.workspace / 1e6, held / 1e6, held / counted);
-        test_end("memory_high_water P=%lld %s recompute=%d", (long long)cases[i].ranks, seqpar_schedule_name(cases[i].schedule), cases[i].recompute);
+        test_expect(fabs(held - counted) <= 0.1 * counted,
+                    "counted %.1f MB, the process held %.1f MB", counted / 1e6, held / 1e6);
+        printf("#   P=%lld %s recompute=%d: counted %.1f MB and %.1f MB of device scratch, the "
+               "process held %.1f MB (%.3f)\n",
+               (long long)cases[i].ranks, seqpar_schedule_name(cases[i].schedule),
+               cases[i].recompute, counted / 1e6, (double)s.workspace / 1e6, held / 1e6,
+               held / counted);
+        test_end("memory_high_water P=%lld %s recompute=%d", (long long)cases[i].ranks,
+                 seqpar_schedule_name(cases[i].schedule), cases[i].recompute);
     }
     seqpar_batch_free(&task.batch);
 }
@@ -601,10 +876,21 @@ static void test_high_water(void) {
 /* ---- checkpoints: no second copy of the model ---- */
 
 #define SAVED_FOLDER "build/memory_saved"
-typedef struct { int64_t ranks, counted, weights; int saves, failed; } saved_run;
+typedef struct {
+    int64_t ranks, counted, weights;
+    int saves, failed;
+} saved_run;
 
 static seqpar_status saved_main(seqpar_comm *world, void *user) {
-    static const seqpar_llama_config config = {.layers = 2, .hidden = 256, .heads = 4, .kv_heads = 4, .head_dim = 64, .intermediate = 768, .vocab = 12000, .rope_theta = 1e4, .rms_eps = 1e-5};
+    static const seqpar_llama_config config = {.layers = 2,
+                                               .hidden = 256,
+                                               .heads = 4,
+                                               .kv_heads = 4,
+                                               .head_dim = 64,
+                                               .intermediate = 768,
+                                               .vocab = 12000,
+                                               .rope_theta = 1e4,
+                                               .rms_eps = 1e-5};
     saved_run *run = (saved_run *)user;
     seqpar_optim_desc desc = {.zero_stage = 1, .beta1 = .9, .beta2 = .95, .eps = 1e-8};
     seqpar_device *device = seqpar_device_cpu(1);
@@ -617,14 +903,20 @@ static seqpar_status saved_main(seqpar_comm *world, void *user) {
     memset(&model, 0, sizeof model);
     seqpar_status status = seqpar_ctx_open(&ctx, world, device, 1);
     if (!status) status = seqpar_llama_open(&ctx, &model, &config);
-    if (!status) status = seqpar_optim_open(&ctx, &optim, model.tensors, model.tensor_count, &desc);
+    if (!status)
+        status = seqpar_optim_open(&ctx, &optim, model.tensors, model.tensor_count, &desc);
     if (!status) status = demo_average_open(&ctx, &model, &average, .9);
     if (!status && run->saves) seqpar_llama_init(&ctx, &model, 1);
-    if (!status && run->saves) status = demo_save_checkpoint(&ctx, &model, &optim, SAVED_FOLDER, &state);
+    if (!status && run->saves)
+        status = demo_save_checkpoint(&ctx, &model, &optim, SAVED_FOLDER, &state);
     if (!status && run->saves) status = demo_save_average(&ctx, &model, SAVED_FOLDER, &average);
-    if (!status && !run->saves) status = demo_load_checkpoint(&ctx, &model, &optim, SAVED_FOLDER, 1, &state);
-    if (!status && !run->saves) status = demo_load_average(&ctx, &model, SAVED_FOLDER, &average);
-    __atomic_fetch_add(&run->counted, ctx.memory.total_peak + average.count * (int64_t)sizeof *average.share, __ATOMIC_SEQ_CST);
+    if (!status && !run->saves)
+        status = demo_load_checkpoint(&ctx, &model, &optim, SAVED_FOLDER, 1, &state);
+    if (!status && !run->saves)
+        status = demo_load_average(&ctx, &model, SAVED_FOLDER, &average);
+    __atomic_fetch_add(&run->counted,
+                       ctx.memory.total_peak + average.count * (int64_t)sizeof *average.share,
+                       __ATOMIC_SEQ_CST);
     run->weights = model.params.bytes;
     demo_average_close(&average);
     seqpar_optim_close(&ctx, &optim);
@@ -645,7 +937,10 @@ static int64_t saved_in_a_child(saved_run *run) {
         int64_t idle = high_water();
         seqpar_error error = {0};
         mallopt(M_MMAP_THRESHOLD, 65536);
-        if (run->ranks && seqpar_run_threads(run->ranks, saved_main, run, &error)) { fprintf(stderr, "%s\n", error.text); _exit(1); }
+        if (run->ranks && seqpar_run_threads(run->ranks, saved_main, run, &error)) {
+            fprintf(stderr, "%s\n", error.text);
+            _exit(1);
+        }
         int64_t told[3] = {high_water() - idle, run->counted, run->weights};
         _exit(write(ends[1], told, sizeof told) != (ssize_t)sizeof told);
     }
@@ -664,14 +959,25 @@ static void test_saved(void) {
     test_skip("memory_saved", "a sanitizer has an allocator of its own");
     return;
 #endif
-    if (!high_water()) { test_skip("memory_saved", "no VmHWM in /proc/self/status"); return; }
+    if (!high_water()) {
+        test_skip("memory_saved", "no VmHWM in /proc/self/status");
+        return;
+    }
     test_expect(!demo_make_folder(SAVED_FOLDER, &error), "%s", error.text);
     for (int i = 0; i < 4; i++) {
         saved_run run = {.ranks = i < 2 ? 1 : 4, .saves = i % 2 == 0};
         int64_t held = saved_in_a_child(&run);
-        test_expect(run.weights > 20000000, "the model has %lld bytes: too small to measure", (long long)run.weights);
-        test_expect(held > 0 && fabs((double)(held - run.counted)) <= .2 * (double)run.counted, "%s on %lld ranks: %.1f MB are counted, the process held %.1f MB more than at its beginning", run.saves ? "saved" : "loaded", (long long)run.ranks, (double)run.counted / 1e6, (double)held / 1e6);
-        printf("#   checkpoint %s on %lld ranks: counted %.1f MB, held %.1f MB, the weights are %.1f MB\n", run.saves ? "saved" : "loaded", (long long)run.ranks, (double)run.counted / 1e6, (double)held / 1e6, (double)run.weights / 1e6);
+        test_expect(run.weights > 20000000, "the model has %lld bytes: too small to measure",
+                    (long long)run.weights);
+        test_expect(held > 0 && fabs((double)(held - run.counted)) <= .2 * (double)run.counted,
+                    "%s on %lld ranks: %.1f MB are counted, the process held %.1f MB more than "
+                    "at its beginning",
+                    run.saves ? "saved" : "loaded", (long long)run.ranks,
+                    (double)run.counted / 1e6, (double)held / 1e6);
+        printf("#   checkpoint %s on %lld ranks: counted %.1f MB, held %.1f MB, the weights "
+               "are %.1f MB\n",
+               run.saves ? "saved" : "loaded", (long long)run.ranks, (double)run.counted / 1e6,
+               (double)held / 1e6, (double)run.weights / 1e6);
     }
     test_expect(demo_remove_own(SAVED_FOLDER), "%s holds more than a checkpoint", SAVED_FOLDER);
     test_end("memory_saved: checkpoints are written and read without a copy of the model");
@@ -679,33 +985,59 @@ static void test_saved(void) {
 
 /* ---- no array of tokens by vocabulary ---- */
 
-enum { WIDE_VOCAB = 8192, HEAD_ROWS = 256 }; /* of the head: rows whose logits are there at a time */
-static const seqpar_llama_config wide = {.layers = 1, .hidden = 8, .heads = 4, .kv_heads = 4, .head_dim = 2, .intermediate = 16, .vocab = WIDE_VOCAB, .rope_theta = 10000, .rms_eps = 1e-5};
+/* of the head: rows whose logits are there at a time */
+enum { WIDE_VOCAB = 8192, HEAD_ROWS = 256 };
+static const seqpar_llama_config wide = {.layers = 1,
+                                         .hidden = 8,
+                                         .heads = 4,
+                                         .kv_heads = 4,
+                                         .head_dim = 2,
+                                         .intermediate = 16,
+                                         .vocab = WIDE_VOCAB,
+                                         .rope_theta = 10000,
+                                         .rms_eps = 1e-5};
 
-typedef struct { int64_t peak, largest, tokens; } wide_seen; /* bytes of all ranks, bytes of a block */
+/* bytes of all ranks, bytes of a block */
+typedef struct {
+    int64_t peak, largest, tokens;
+} wide_seen;
 
 static void wide_begin(void) {
     bytes_peak = bytes_live;
     block_largest = 0;
 }
-static wide_seen wide_end(int64_t before, int64_t tokens) { return (wide_seen){bytes_peak - before, block_largest, tokens}; }
 
-/* A step on twice the tokens needs far less than logits for each; and no block is larger than the head's chunk of them,
-   whether a rank's tokens make one chunk or many. */
+static wide_seen wide_end(int64_t before, int64_t tokens) {
+    return (wide_seen){bytes_peak - before, block_largest, tokens};
+}
+
+/* A step on twice the tokens needs far less than logits for each; and no block is larger
+   than the head's chunk of them, whether a rank's tokens make one chunk or many. */
 static void expect_no_logits(const wide_seen *half, const wide_seen *whole, int64_t ranks) {
     int64_t chunk = HEAD_ROWS * WIDE_VOCAB * FLOAT, more = whole->tokens - half->tokens;
-    test_expect(half->tokens / ranks >= 2 * HEAD_ROWS && more >= half->tokens / 2, "%lld and %lld tokens on %lld ranks are too few to tell", (long long)half->tokens, (long long)whole->tokens, (long long)ranks);
-    test_expect(whole->largest <= chunk + 4096, "a block of %lld bytes, the chunk of the head has %lld", (long long)whole->largest, (long long)chunk);
-    test_expect(whole->peak - half->peak < more * WIDE_VOCAB * FLOAT / 8, "%lld tokens more need %lld bytes more, their logits would be %lld", (long long)more, (long long)(whole->peak - half->peak), (long long)(more * WIDE_VOCAB * FLOAT));
-    printf("#   %lld and %lld tokens: %.2f and %.2f MB at most, the largest block %.2f MB; logits would be %.2f MB\n", (long long)half->tokens, (long long)whole->tokens, (double)half->peak / 1e6, (double)whole->peak / 1e6,
-           (double)whole->largest / 1e6, (double)(whole->tokens * WIDE_VOCAB * FLOAT) / 1e6);
+    test_expect(half->tokens / ranks >= 2 * HEAD_ROWS && more >= half->tokens / 2,
+                "%lld and %lld tokens on %lld ranks are too few to tell",
+                (long long)half->tokens, (long long)whole->tokens, (long long)ranks);
+    test_expect(whole->largest <= chunk + 4096,
+                "a block of %lld bytes, the chunk of the head has %lld",
+                (long long)whole->largest, (long long)chunk);
+    test_expect(whole->peak - half->peak < more * WIDE_VOCAB * FLOAT / 8,
+                "%lld tokens more need %lld bytes more, their logits would be %lld",
+                (long long)more, (long long)(whole->peak - half->peak),
+                (long long)(more * WIDE_VOCAB * FLOAT));
+    printf("#   %lld and %lld tokens: %.2f and %.2f MB at most, the largest block %.2f MB; "
+           "logits would be %.2f MB\n",
+           (long long)half->tokens, (long long)whole->tokens, (double)half->peak / 1e6,
+           (double)whole->peak / 1e6, (double)whole->largest / 1e6,
+           (double)(whole->tokens * WIDE_VOCAB * FLOAT) / 1e6);
 }
 
 static wide_seen wide_objective(int kind, int64_t pairs, int64_t ranks, int lean) {
     objective_way way = {.dp = 1, .sp = ranks, .accumulation = 1, .layout = SEQPAR_ZIGZAG};
     objective_task t;
     objective_result r;
-    objective_task_open(&t, kind, pairs, 400, 8192, 5); /* one row: few partial gradients of the table */
+    /* one row: few partial gradients of the table */
+    objective_task_open(&t, kind, pairs, 400, 8192, 5);
     t.config = wide;
     t.config.score = objective_scores(kind) ? "score" : NULL;
     t.lean = lean;
@@ -724,16 +1056,22 @@ static void test_wide_objectives(void) {
     static const int64_t ranks[] = {1, 2, 4};
     for (int kind = 0; kind < OBJECTIVES; kind++)
         for (size_t i = 0; i < sizeof ranks / sizeof *ranks; i++) {
-            wide_seen half = wide_objective(kind, 9, ranks[i], 1), whole = wide_objective(kind, 18, ranks[i], 1);
+            wide_seen half = wide_objective(kind, 9, ranks[i], 1),
+                      whole = wide_objective(kind, 18, ranks[i], 1);
             expect_no_logits(&half, &whole, ranks[i]);
             test_end("memory_no_logits %s P=%lld", objective_names[kind], (long long)ranks[i]);
         }
-    wide_seen none = wide_objective(OBJECTIVE_DPO, 9, 1, 1), kept = wide_objective(OBJECTIVE_DPO, 9, 1, 0);
-    test_expect(kept.largest > 4 * none.largest / 3 && kept.peak - none.peak > kept.tokens * WIDE_VOCAB * FLOAT / 2, "logits that are kept are not seen: %lld and %lld bytes", (long long)kept.peak, (long long)none.peak);
+    wide_seen none = wide_objective(OBJECTIVE_DPO, 9, 1, 1),
+              kept = wide_objective(OBJECTIVE_DPO, 9, 1, 0);
+    test_expect(kept.largest > 4 * none.largest / 3 &&
+                    kept.peak - none.peak > kept.tokens * WIDE_VOCAB * FLOAT / 2,
+                "logits that are kept are not seen: %lld and %lld bytes", (long long)kept.peak,
+                (long long)none.peak);
     test_end("memory_logits_are_seen");
 }
 
-/* The trainers themselves, one step on a model with that vocabulary; documents are alike in length. */
+/* The trainers themselves, one step on a model with that vocabulary; documents are alike in
+   length. */
 #define WIDE_FOLDER "build/wide"
 
 static void wide_files(void) {
@@ -741,27 +1079,41 @@ static void wide_files(void) {
     char xs[121];
     memset(xs, 'x', 120);
     xs[120] = 0;
-    test_expect(!demo_make_folder(WIDE_FOLDER, &error) && !demo_save_config(WIDE_FOLDER, &wide, &error), "%s", error.text);
+    test_expect(!demo_make_folder(WIDE_FOLDER, &error) &&
+                    !demo_save_config(WIDE_FOLDER, &wide, &error),
+                "%s", error.text);
     FILE *file = fopen(WIDE_FOLDER "/data.jsonl", "wb");
-    for (int i = 100; file && i < 132; i++) fprintf(file, "{\"input\": \"%s%d\", \"output\": \"%s%d\", \"wrong\": \"%d%s\", \"label\": %s}\n", xs, i, xs, i, i, xs, i % 2 ? "true" : "false");
+    for (int i = 100; file && i < 132; i++)
+        fprintf(
+            file,
+            "{\"input\": \"%s%d\", \"output\": \"%s%d\", \"wrong\": \"%d%s\", \"label\": %s}\n",
+            xs, i, xs, i, i, xs, i % 2 ? "true" : "false");
     test_expect(file && !fclose(file), "no file");
 }
 
 /* options: of this trainer, space between them. Tokens are those of a step. */
-static wide_seen wide_train(demo_job *job, const char *tool, const demo_binding *bindings, int count, int64_t units, int64_t ranks, const char *options) {
+static wide_seen wide_train(demo_job *job, const char *tool, const demo_binding *bindings,
+                            int count, int64_t units, int64_t ranks, const char *options) {
     static demo_options parsed;
     char line[1024], error[512] = "", *argv[64];
     int argc = 0;
-    snprintf(line, sizeof line, "%s --pretrain " WIDE_FOLDER " --packing_samples --max_len 300 --pack_len 5000 --train_batch_size %lld --micro_train_batch_size 64 --max_steps 1 --omp_threads 1 --ring_attn_size %lld --save_path " WIDE_FOLDER "/%s --ckpt_path " WIDE_FOLDER " %s",
+    snprintf(line, sizeof line,
+             "%s --pretrain " WIDE_FOLDER
+             " --packing_samples --max_len 300 --pack_len 5000 --train_batch_size %lld "
+             "--micro_train_batch_size 64 --max_steps 1 --omp_threads 1 --ring_attn_size %lld "
+             "--save_path " WIDE_FOLDER "/%s --ckpt_path " WIDE_FOLDER " %s",
              tool, (long long)units, (long long)ranks, tool, options);
     for (char *word = strtok(line, " "); word; word = strtok(NULL, " ")) argv[argc++] = word;
     parsed = (demo_options){.tool = tool, .bindings = bindings, .binding_count = count};
-    int opened = !demo_options_parse(&parsed, argc, argv, error, sizeof error) && !demo_job_open(job, error, sizeof error);
+    int opened = !demo_options_parse(&parsed, argc, argv, error, sizeof error) &&
+                 !demo_job_open(job, error, sizeof error);
     seqpar_error made = {0};
     opened = opened && !demo_make_folder(job->config.save_path, &made);
     if (!test_expect(opened, "%s: %s%s", tool, error, made.text)) return (wide_seen){0, 0, 0};
     job->config.pretrain = NULL; /* its config alone was wanted */
-    int64_t before = bytes_live, tokens = units * job->objective->documents_per_unit * job->train.documents[0].tokens;
+    int64_t before = bytes_live;
+    int64_t tokens = units * job->objective->documents_per_unit *
+                     job->train.documents[0].tokens;
     wide_begin();
     test_expect(!demo_job_run(job), "%s failed", tool);
     wide_seen seen = wide_end(before, tokens);
@@ -771,32 +1123,51 @@ static wide_seen wide_train(demo_job *job, const char *tool, const demo_binding 
 
 static wide_seen wide_sft(int64_t half, int64_t ranks) {
     demo_job job = {.objective = &demo_sft};
-    const demo_binding bindings[] = {DEMO_TRAINER_BINDINGS(job.config), DEMO_SFT_BINDINGS(job.config)};
-    return wide_train(&job, "sft", bindings, (int)(sizeof bindings / sizeof *bindings), 16 / half, ranks, "--dataset " WIDE_FOLDER "/data.jsonl --output_key output");
+    const demo_binding bindings[] = {DEMO_TRAINER_BINDINGS(job.config),
+                                     DEMO_SFT_BINDINGS(job.config)};
+    return wide_train(&job, "sft", bindings, (int)(sizeof bindings / sizeof *bindings),
+                      16 / half, ranks,
+                      "--dataset " WIDE_FOLDER "/data.jsonl --output_key output");
 }
+
 static wide_seen wide_dpo(int64_t half, int64_t ranks) {
     demo_preference_config dpo = {0};
     demo_job job = {.objective = &demo_dpo, .options = &dpo};
     const demo_binding bindings[] = {DEMO_TRAINER_BINDINGS(job.config), DEMO_DPO_BINDINGS(dpo)};
-    return wide_train(&job, "dpo", bindings, (int)(sizeof bindings / sizeof *bindings), 8 / half, ranks, "--dataset " WIDE_FOLDER "/data.jsonl --prompt_key input --chosen_key output --rejected_key wrong");
+    return wide_train(
+        &job, "dpo", bindings, (int)(sizeof bindings / sizeof *bindings), 8 / half, ranks,
+        "--dataset " WIDE_FOLDER
+        "/data.jsonl --prompt_key input --chosen_key output --rejected_key wrong");
 }
+
 static wide_seen wide_kto(int64_t half, int64_t ranks) {
     demo_kto_config kto = {0};
     demo_job job = {.objective = &demo_kto, .options = &kto};
     const demo_binding bindings[] = {DEMO_TRAINER_BINDINGS(job.config), DEMO_KTO_BINDINGS(kto)};
-    return wide_train(&job, "kto", bindings, (int)(sizeof bindings / sizeof *bindings), 16 / half, ranks, "--dataset " WIDE_FOLDER "/data.jsonl");
+    return wide_train(&job, "kto", bindings, (int)(sizeof bindings / sizeof *bindings),
+                      16 / half, ranks, "--dataset " WIDE_FOLDER "/data.jsonl");
 }
+
 static wide_seen wide_ppo(int64_t half, int64_t ranks) {
     demo_ppo_config ppo = {0};
     demo_job job = {.objective = &demo_ppo_objective, .options = &ppo};
-    const demo_binding bindings[] = {DEMO_TRAINER_BINDINGS(job.config), DEMO_PPO_BINDINGS(job.config, ppo)};
-    return wide_train(&job, "ppo", bindings, (int)(sizeof bindings / sizeof *bindings), 16 / half, ranks,
-                      half == 1 ? "--prompt_data " WIDE_FOLDER "/data.jsonl --label_key output --reward_rule last_number --prompt_max_len 300 --generate_max_len 4 --rollout_batch_size 16"
-                                : "--prompt_data " WIDE_FOLDER "/data.jsonl --label_key output --reward_rule last_number --prompt_max_len 300 --generate_max_len 4 --rollout_batch_size 8");
+    const demo_binding bindings[] = {DEMO_TRAINER_BINDINGS(job.config),
+                                     DEMO_PPO_BINDINGS(job.config, ppo)};
+    return wide_train(
+        &job, "ppo", bindings, (int)(sizeof bindings / sizeof *bindings), 16 / half, ranks,
+        half == 1 ? "--prompt_data " WIDE_FOLDER
+                    "/data.jsonl --label_key output --reward_rule last_number --prompt_max_len "
+                    "300 --generate_max_len 4 --rollout_batch_size 16"
+                  : "--prompt_data " WIDE_FOLDER
+                    "/data.jsonl --label_key output --reward_rule last_number --prompt_max_len "
+                    "300 --generate_max_len 4 --rollout_batch_size 8");
 }
 
 static void test_wide_trainers(void) {
-    static const struct { const char *name; wide_seen (*run)(int64_t half, int64_t ranks); } trainers[] = {{"SFT", wide_sft}, {"DPO", wide_dpo}, {"KTO", wide_kto}, {"PPO", wide_ppo}};
+    static const struct {
+        const char *name;
+        wide_seen (*run)(int64_t half, int64_t ranks);
+    } trainers[] = {{"SFT", wide_sft}, {"DPO", wide_dpo}, {"KTO", wide_kto}, {"PPO", wide_ppo}};
     wide_files();
     for (size_t i = 0; i < sizeof trainers / sizeof *trainers; i++)
         for (int64_t ranks = 1; ranks <= 2; ranks++) {

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* The NCCL transport over a stand-in for NCCL and CUDA: ranks are threads, a GPU is not needed. */
+/* The NCCL transport over a stand-in for NCCL and CUDA: ranks are threads, a GPU is not
+   needed. */
 #include "nccl_stand_in.h"
 #include <netdb.h>
-static int names_getaddrinfo(const char *host, const char *service, const struct addrinfo *hints, struct addrinfo **list);
+static int names_getaddrinfo(const char *host, const char *service,
+                             const struct addrinfo *hints, struct addrinfo **list);
 #define getaddrinfo names_getaddrinfo
-static double clock_ahead; /* time limits are tested by putting the clock forward, not by waiting */
+/* time limits are tested by putting the clock forward, not by waiting */
+static double clock_ahead;
 static double clock_seconds(void);
 #define SEQPAR_NCCL_SECONDS() clock_seconds()
 #define SEQPAR_IMPLEMENTATION
@@ -13,11 +16,14 @@ static double clock_seconds(void);
 #include "transport.h"
 #include "nccl_world.h"
 
-/* The name servers of these tests: nobody is called unknown.host, and of silent.host one hears when the test is over. */
+/* The name servers of these tests: nobody is called unknown.host, and of silent.host one
+   hears when the test is over. */
 static int names_over, names_answered;
 #undef getaddrinfo
-static int names_getaddrinfo(const char *host, const char *service, const struct addrinfo *hints, struct addrinfo **list) {
-    if (hints->ai_flags & AI_NUMERICHOST || !strstr(host, ".host")) return getaddrinfo(host, service, hints, list);
+static int names_getaddrinfo(const char *host, const char *service,
+                             const struct addrinfo *hints, struct addrinfo **list) {
+    if (hints->ai_flags & AI_NUMERICHOST || !strstr(host, ".host"))
+        return getaddrinfo(host, service, hints, list);
     if (!strcmp(host, "unknown.host")) return EAI_NONAME;
     while (!__atomic_load_n(&names_over, __ATOMIC_SEQ_CST)) usleep(1000);
     __atomic_store_n(&names_answered, 1, __ATOMIC_SEQ_CST);
@@ -29,6 +35,7 @@ static double clock_seconds(void) {
     __atomic_load(&clock_ahead, &ahead, __ATOMIC_SEQ_CST);
     return 1e-9 * (double)now_ns() + ahead;
 }
+
 static void clock_forward(double seconds) {
     double ahead = clock_ahead + seconds;
     __atomic_store(&clock_ahead, &ahead, __ATOMIC_SEQ_CST);
@@ -43,6 +50,7 @@ static void expect_order(void) {
     test_expect(!stand.complaint[0], "NCCL's rules: %s", stand.complaint);
     test_expect(!stand_leaks()[0], "%s", stand_leaks());
 }
+
 /* Runs all places; what the world ended with. */
 static seqpar_status run_places(place *places, int64_t count, seqpar_error *error) {
     seqpar_status status;
@@ -52,24 +60,31 @@ static seqpar_status run_places(place *places, int64_t count, seqpar_error *erro
     return status;
 }
 
-static seqpar_status run_world(int64_t ranks, seqpar_rank_fn fn, void *user, seqpar_error *error) {
+static seqpar_status run_world(int64_t ranks, seqpar_rank_fn fn, void *user,
+                               seqpar_error *error) {
     seqpar_status status;
     alarm(TRANSPORT_SECONDS);
     status = world_run(world_file, ranks, fn, user, error);
     expect_order();
     return status;
 }
-static seqpar_status run_nccl(int64_t ranks, seqpar_rank_fn fn, void *user, seqpar_error *error) {
+
+static seqpar_status run_nccl(int64_t ranks, seqpar_rank_fn fn, void *user,
+                              seqpar_error *error) {
     static uint64_t seed;
     stand_reset(test_seed + seed++, 0);
     return run_world(ranks, fn, user, error);
 }
-static seqpar_status run_nccl_in_place(int64_t ranks, seqpar_rank_fn fn, void *user, seqpar_error *error) { /* nothing is copied to pinned memory */
+
+/* nothing is copied to pinned memory */
+static seqpar_status run_nccl_in_place(int64_t ranks, seqpar_rank_fn fn, void *user,
+                                       seqpar_error *error) {
     static uint64_t seed;
     stand_reset(test_seed + seed++, 0);
     stand.all_device = 1;
     return run_world(ranks, fn, user, error);
 }
+
 static void run_nccl_well(int64_t ranks, seqpar_rank_fn fn, void *user) {
     static const transport_maker maker = {"nccl", run_nccl, 0};
     transport_run_well(&maker, ranks, fn, user);
@@ -77,13 +92,21 @@ static void run_nccl_well(int64_t ranks, seqpar_rank_fn fn, void *user) {
 
 /* ---- the stand-in itself: it sees what it is there to see ---- */
 
-typedef struct pair { ncclComm_t comm[2]; cudaStream_t stream[2]; ncclUniqueId id; int rank, way; cudaError_t end; pthread_t thread; } pair;
+typedef struct pair {
+    ncclComm_t comm[2];
+    cudaStream_t stream[2];
+    ncclUniqueId id;
+    int rank, way;
+    cudaError_t end;
+    pthread_t thread;
+} pair;
 
 static void pair_open(pair *p, int rank) {
     ncclConfig_t config = {1};
     cudaSetDevice(rank);
     cudaStreamCreate(&p->stream[rank]);
-    test_expect(ncclCommInitRankConfig(&p->comm[rank], 2, p->id, rank, &config) == ncclSuccess, "a blocking communicator");
+    test_expect(ncclCommInitRankConfig(&p->comm[rank], 2, p->id, rank, &config) == ncclSuccess,
+                "a blocking communicator");
 }
 
 static void pair_exchange(pair *p, char *in, const char *out, size_t bytes, int grouped) {
@@ -125,35 +148,63 @@ static void test_stand_in(void) {
     pair p[2];
     run_pair(p, 0);
     test_expect(!stand.complaint[0], "a right exchange: %s", stand.complaint);
-    test_expect(strstr(stand_leaks(), "0 communicators, 2 streams") != NULL, "two streams were left: %s", stand_leaks());
+    test_expect(strstr(stand_leaks(), "0 communicators, 2 streams") != NULL,
+                "two streams were left: %s", stand_leaks());
     test_end("stand_in_exchange");
     run_pair(p, 1);
-    test_expect(p[0].end == cudaErrorLaunchFailure && p[1].end == cudaErrorLaunchFailure, "sends before receives went well");
-    test_expect(strstr(stand.deadlock, "rank 0 sends 8 bytes to rank 1") && strstr(stand.deadlock, "rank 1 sends 8 bytes to rank 0"), "who waits: %s", stand.deadlock);
+    test_expect(p[0].end == cudaErrorLaunchFailure && p[1].end == cudaErrorLaunchFailure,
+                "sends before receives went well");
+    test_expect(strstr(stand.deadlock, "rank 0 sends 8 bytes to rank 1") &&
+                    strstr(stand.deadlock, "rank 1 sends 8 bytes to rank 0"),
+                "who waits: %s", stand.deadlock);
     test_end("stand_in_deadlock");
     run_pair(p, 2);
-    test_expect(strstr(stand.complaint, "8 and 7 bytes") || strstr(stand.complaint, "7 and 8 bytes"), "sizes: %s", stand.complaint);
+    test_expect(strstr(stand.complaint, "8 and 7 bytes") ||
+                    strstr(stand.complaint, "7 and 8 bytes"),
+                "sizes: %s", stand.complaint);
     test_end("stand_in_sizes");
 }
 
 /* ---- queues: kernels make what is sent and read what has come, and the host never waits in between ---- */
 
 enum { CELLS = 40, LAPS = 6 };
-typedef struct cell { int64_t *to; const int64_t *from; int64_t add; } cell; /* one launch of a kernel */
+/* one launch of a kernel */
+typedef struct cell {
+    int64_t *to;
+    const int64_t *from;
+    int64_t add;
+} cell;
 
-static void kernel_make(void *argument) { cell *c = argument; for (int i = 0; i < CELLS; i++) c->to[i] = c->add * 1000 + i; free(c); }
-static void kernel_sum(void *argument) { cell *c = argument; for (int i = 0; i < CELLS; i++) c->to[i] = (int64_t)((uint64_t)c->to[i] + (uint64_t)c->from[i] * (uint64_t)c->add); free(c); } /* of anything, where an event is missing */
-static void kernel(cudaStream_t queue, void (*fn)(void *), int64_t *to, const int64_t *from, int64_t add) {
+static void kernel_make(void *argument) {
+    cell *c = argument;
+    for (int i = 0; i < CELLS; i++) c->to[i] = c->add * 1000 + i;
+    free(c);
+}
+
+/* of anything, where an event is missing */
+static void kernel_sum(void *argument) {
+    cell *c = argument;
+    for (int i = 0; i < CELLS; i++)
+        c->to[i] = (int64_t)((uint64_t)c->to[i] + (uint64_t)c->from[i] * (uint64_t)c->add);
+    free(c);
+}
+
+static void kernel(cudaStream_t queue, void (*fn)(void *), int64_t *to, const int64_t *from,
+                   int64_t add) {
     cell *c = malloc(sizeof *c);
     *c = (cell){to, from, add};
     stand_kernel(queue, fn, c);
 }
 
 /* A ring; every buffer is made anew as soon as its group has been waited for. */
-static seqpar_status queue_laps(seqpar_comm *comm, cudaStream_t queue, int64_t *out, int64_t *in, int64_t *sum) {
-    int64_t next = (comm->rank + 1) % comm->size, last = (comm->rank + comm->size - 1) % comm->size, lap;
+static seqpar_status queue_laps(seqpar_comm *comm, cudaStream_t queue, int64_t *out,
+                                int64_t *in, int64_t *sum) {
+    int64_t next = (comm->rank + 1) % comm->size;
+    int64_t last = (comm->rank + comm->size - 1) % comm->size;
+    int64_t lap;
     for (lap = 1; lap <= LAPS; lap++) {
-        seqpar_transfer sends[] = {{next, out, CELLS * 8}, {comm->rank, out, 0}}, recvs[] = {{last, in, CELLS * 8}, {comm->rank, in, 0}};
+        seqpar_transfer sends[] = {{next, out, CELLS * 8}, {comm->rank, out, 0}};
+        seqpar_transfer recvs[] = {{last, in, CELLS * 8}, {comm->rank, in, 0}};
         seqpar_group group = {"queue ring", lap, sends, 2, recvs, 2};
         seqpar_request request;
         kernel(queue, kernel_make, out, NULL, 10 * lap + comm->rank);
@@ -174,10 +225,12 @@ static seqpar_status rank_queue(seqpar_comm *world, void *user) {
     status = queue_laps(world, queue, buffer[0], buffer[1], buffer[2]);
     cudaStreamSynchronize(queue);
     for (i = 0; !status && i < CELLS; i++) {
-        for (want = 0, lap = 1; lap <= LAPS; lap++) want += ((10 * lap + last) * 1000 + i) * lap;
+        for (want = 0, lap = 1; lap <= LAPS; lap++)
+            want += ((10 * lap + last) * 1000 + i) * lap;
         if (buffer[2][i] != want) __atomic_store_n((int *)user, 1, __ATOMIC_SEQ_CST);
     }
-    if (!status) status = seqpar_comm_barrier(world); /* a host group behind groups of a queue */
+    /* a host group behind groups of a queue */
+    if (!status) status = seqpar_comm_barrier(world);
     cudaStreamDestroy(queue);
     for (i = 0; i < 3; i++) cudaFree(buffer[i]);
     return status;
@@ -193,14 +246,17 @@ static seqpar_status rank_queue_freed(seqpar_comm *world, void *user) {
     TRY(seqpar_comm_split(world, 0, 0, &part));
     cudaStreamCreate(&queue);
     cudaMalloc((void **)&data, 2 * CELLS * 8);
-    seqpar_transfer send = {(part->rank + 1) % part->size, data, CELLS * 8}, recv = {(part->rank + part->size - 1) % part->size, data + CELLS, CELLS * 8};
+    seqpar_transfer send = {(part->rank + 1) % part->size, data, CELLS * 8};
+    seqpar_transfer recv = {(part->rank + part->size - 1) % part->size, data + CELLS,
+                            CELLS * 8};
     seqpar_group group = {"left alone", 0, &send, 1, &recv, 1};
     kernel(queue, kernel_make, data, NULL, part->rank + 1);
     status = seqpar_comm_begin(part, &group, queue, &request);
     if (!status) status = seqpar_comm_wait(part, &request, queue);
     seqpar_comm_free(part);
     cudaStreamSynchronize(queue);
-    if (data[CELLS + 1] != (recv.peer + 1) * 1000 + 1) __atomic_store_n((int *)user, 1, __ATOMIC_SEQ_CST);
+    if (data[CELLS + 1] != (recv.peer + 1) * 1000 + 1)
+        __atomic_store_n((int *)user, 1, __ATOMIC_SEQ_CST);
     cudaStreamDestroy(queue);
     cudaFree(data);
     return status;
@@ -209,7 +265,8 @@ static seqpar_status rank_queue_freed(seqpar_comm *world, void *user) {
 static seqpar_status rank_asks_cuda(seqpar_comm *world, void *user) {
     int64_t i;
     for (i = 0; i < 20; i++) TRY(rank_order(world, user));
-    EXPECT(cudaGetLastError() == cudaSuccess, "what an event query found is left as an error of the caller's");
+    EXPECT(cudaGetLastError() == cudaSuccess,
+           "what an event query found is left as an error of the caller's");
     return SEQPAR_OK;
 }
 
@@ -224,7 +281,8 @@ static void test_queue(void) {
     }
     run_nccl_well(3, rank_asks_cuda, NULL);
     test_end("nccl_queue");
-    for (odd = 0; odd < 2; odd++) { /* without the event of begin, or of wait, the same must go wrong */
+    /* without the event of begin, or of wait, the same must go wrong */
+    for (odd = 0; odd < 2; odd++) {
         for (seed = seen = 0; seed < 40 && !seen; seed++) {
             int bad = 0;
             stand_reset(test_seed + (uint64_t)seed, 0);
@@ -247,8 +305,14 @@ static seqpar_status rank_wrong_memory(seqpar_comm *world, void *user) {
     seqpar_request request;
     seqpar_status status;
     cudaStreamCreate(&queue);
-    if (way) { cudaSetDevice(9); cudaMalloc(&device, 8); cudaSetDevice((int)world->rank); t.data = device; }
-    status = world->rank ? seqpar_comm_barrier(world) : seqpar_comm_begin(world, &group, way ? NULL : queue, &request);
+    if (way) {
+        cudaSetDevice(9);
+        cudaMalloc(&device, 8);
+        cudaSetDevice((int)world->rank);
+        t.data = device;
+    }
+    status = world->rank ? seqpar_comm_barrier(world)
+                         : seqpar_comm_begin(world, &group, way ? NULL : queue, &request);
     EXPECT(world->rank || !request.state, "a begin that fails leaves a request");
     cudaStreamDestroy(queue);
     if (way) cudaFree(device);
@@ -259,9 +323,13 @@ static void test_memory(void) {
     seqpar_error error;
     int64_t way = 0;
     ledger_open();
-    test_expect(run_nccl(2, rank_wrong_memory, &way, &error) == SEQPAR_ERR_OPTION && strstr(error.text, "'misplaced' step 2 on rank 0: pageable host memory"), "pageable: %s", error.text);
+    test_expect(run_nccl(2, rank_wrong_memory, &way, &error) == SEQPAR_ERR_OPTION &&
+                    strstr(error.text, "'misplaced' step 2 on rank 0: pageable host memory"),
+                "pageable: %s", error.text);
     way = 1;
-    test_expect(run_nccl(2, rank_wrong_memory, &way, &error) == SEQPAR_ERR_OPTION && strstr(error.text, "CUDA device 9, rank 0 is on device 0"), "elsewhere: %s", error.text);
+    test_expect(run_nccl(2, rank_wrong_memory, &way, &error) == SEQPAR_ERR_OPTION &&
+                    strstr(error.text, "CUDA device 9, rank 0 is on device 0"),
+                "elsewhere: %s", error.text);
     ledger_read();
     test_end("nccl_memory_refused");
 }
@@ -270,40 +338,77 @@ static void test_memory(void) {
 
 enum { TOKENS = 211, HEADS = 4, KV_HEADS = 2, DIM = 6, TENSORS = 8 };
 enum { Q, K, V, DOUT, OUT, DQ, DK, DV };
-static const int64_t tensor_heads[TENSORS] = {HEADS, KV_HEADS, KV_HEADS, HEADS, HEADS, HEADS, KV_HEADS, KV_HEADS};
-typedef struct attention { int layout, schedule, on_queue; float *whole[TENSORS]; } attention;
+static const int64_t tensor_heads[TENSORS] = {HEADS, KV_HEADS, KV_HEADS, HEADS,
+                                              HEADS, HEADS,    KV_HEADS, KV_HEADS};
+typedef struct attention {
+    int layout, schedule, on_queue;
+    float *whole[TENSORS];
+} attention;
 
 static seqpar_device original; /* of the CPU; what its copies change is put before it */
-#define X(op)                                                                                                \
-    static seqpar_status queued_##op(seqpar_device *device, const seqpar_##op##_args *args, void *queue) {   \
+#define X(op) \
+    static seqpar_status queued_##op(seqpar_device *device, const seqpar_##op##_args *args, void *queue) { \
         return cudaStreamSynchronize((cudaStream_t)queue) ? SEQPAR_ERR_TRANSPORT : original.op(device, args, queue); \
     }
 SEQPAR_DEVICE_OPS(X)
 #undef X
-static void queued_copy(seqpar_device *d, void *to, const void *from, int64_t bytes, void *queue) { if (queue) cudaStreamSynchronize((cudaStream_t)queue); original.copy(d, to, from, bytes, queue); }
-static void queued_copy_rows(seqpar_device *d, void *to, int64_t to_stride, const void *from, int64_t from_stride, int64_t bytes, int64_t rows, void *queue) {
+static void queued_copy(seqpar_device *d, void *to, const void *from, int64_t bytes,
+                        void *queue) {
+    if (queue) cudaStreamSynchronize((cudaStream_t)queue);
+    original.copy(d, to, from, bytes, queue);
+}
+
+static void queued_copy_rows(seqpar_device *d, void *to, int64_t to_stride, const void *from,
+                             int64_t from_stride, int64_t bytes, int64_t rows, void *queue) {
     if (queue) cudaStreamSynchronize((cudaStream_t)queue);
     original.copy_rows(d, to, to_stride, from, from_stride, bytes, rows, queue);
 }
-static void queued_zero(seqpar_device *d, void *data, int64_t bytes, void *queue) { if (queue) cudaStreamSynchronize((cudaStream_t)queue); original.zero(d, data, bytes, queue); }
-static __thread cudaStream_t free_behind;
-static void *queued_alloc(seqpar_device *d, int64_t bytes) { void *data = NULL; (void)d; return cudaMalloc(&data, (size_t)bytes) ? NULL : data; }
-static void queued_free(seqpar_device *d, void *data) { (void)d; cudaStreamSynchronize(free_behind); cudaFree(data); } /* as cudaFreeAsync: in its turn */
 
-/* A device whose operations come in the order of a queue: each runs when the queue has come to it. Its memory is a device's. */
+static void queued_zero(seqpar_device *d, void *data, int64_t bytes, void *queue) {
+    if (queue) cudaStreamSynchronize((cudaStream_t)queue);
+    original.zero(d, data, bytes, queue);
+}
+
+static __thread cudaStream_t free_behind;
+static void *queued_alloc(seqpar_device *d, int64_t bytes) {
+    void *data = NULL;
+    (void)d;
+    return cudaMalloc(&data, (size_t)bytes) ? NULL : data;
+}
+
+/* as cudaFreeAsync: in its turn */
+static void queued_free(seqpar_device *d, void *data) {
+    (void)d;
+    cudaStreamSynchronize(free_behind);
+    cudaFree(data);
+}
+
+/* A device whose operations come in the order of a queue: each runs when the queue has come
+   to it. Its memory is a device's. */
 static seqpar_device *device_on_queue(void) {
     seqpar_device *d = seqpar_device_cpu(1);
 #define X(op) d->op = queued_##op;
     SEQPAR_DEVICE_OPS(X)
 #undef X
-    d->copy = queued_copy; d->copy_rows = queued_copy_rows; d->zero = queued_zero; d->alloc = queued_alloc; d->free = queued_free;
+    d->copy = queued_copy;
+    d->copy_rows = queued_copy_rows;
+    d->zero = queued_zero;
+    d->alloc = queued_alloc;
+    d->free = queued_free;
     return d;
 }
 
 static seqpar_status attend(seqpar_ctx *ctx, const attention *a) {
     static const int64_t cu_seqlens[] = {0, 97, 98, TOKENS};
-    static const seqpar_row row = {.tokens = TOKENS, .padded = TOKENS, .chunks = 16, .docs = 3, .cu_seqlens = cu_seqlens};
-    seqpar_attn_desc desc = {.heads = HEADS, .kv_heads = KV_HEADS, .head_dim = DIM, .layout = a->layout, .schedule = a->schedule, .ulysses_size = a->schedule == SEQPAR_ULYSSES && ctx->sp_size % 2 == 0 ? 2 : 1};
+    static const seqpar_row row = {
+        .tokens = TOKENS, .padded = TOKENS, .chunks = 16, .docs = 3, .cu_seqlens = cu_seqlens};
+    seqpar_attn_desc desc = {
+        .heads = HEADS,
+        .kv_heads = KV_HEADS,
+        .head_dim = DIM,
+        .layout = a->layout,
+        .schedule = a->schedule,
+        .ulysses_size = a->schedule == SEQPAR_ULYSSES && ctx->sp_size % 2 == 0 ? 2 : 1};
     const seqpar_share *mine;
     seqpar_attn *attn;
     float *x[TENSORS], *lse;
@@ -316,12 +421,22 @@ static seqpar_status attend(seqpar_ctx *ctx, const attention *a) {
         if (i <= DOUT) seqpar_scatter(x[i], a->whole[i], mine, 0, tensor_heads[i] * DIM * 4);
     }
     lse = ctx->device->alloc(ctx->device, mine->tokens * HEADS * 8 + 8);
-    seqpar_attn_io io = {.q = x[Q], .k = x[K], .v = x[V], .out = x[OUT], .lse = lse, .dout = x[DOUT], .dq = x[DQ], .dk = x[DK], .dv = x[DV]};
+    seqpar_attn_io io = {.q = x[Q],
+                         .k = x[K],
+                         .v = x[V],
+                         .out = x[OUT],
+                         .lse = lse,
+                         .dout = x[DOUT],
+                         .dq = x[DQ],
+                         .dk = x[DK],
+                         .dv = x[DV]};
     status = seqpar_attn_forward(ctx, attn, &io);
     if (!status) status = seqpar_attn_backward(ctx, attn, &io);
-    if (ctx->queue && cudaStreamSynchronize((cudaStream_t)ctx->queue)) status = SEQPAR_ERR_TRANSPORT;
+    if (ctx->queue && cudaStreamSynchronize((cudaStream_t)ctx->queue))
+        status = SEQPAR_ERR_TRANSPORT;
     for (i = 0; i < TENSORS; i++) {
-        if (i >= OUT && !status) seqpar_gather(a->whole[i], x[i], mine, 0, tensor_heads[i] * DIM * 4);
+        if (i >= OUT && !status)
+            seqpar_gather(a->whole[i], x[i], mine, 0, tensor_heads[i] * DIM * 4);
         ctx->device->free(ctx->device, x[i]);
     }
     ctx->device->free(ctx->device, lse);
@@ -351,13 +466,22 @@ static void attention_new(attention *a, int layout, int schedule, int on_queue) 
     *a = (attention){.layout = layout, .schedule = schedule, .on_queue = on_queue};
     for (i = 0; i < TENSORS; i++) {
         a->whole[i] = calloc(TOKENS * HEADS * DIM, 4);
-        for (j = 0; i <= DOUT && j < TOKENS * HEADS * DIM; j++) a->whole[i][j] = (float)seqpar_random_normal(test_seed, (uint64_t)i, (uint64_t)j);
+        for (j = 0; i <= DOUT && j < TOKENS * HEADS * DIM; j++)
+            a->whole[i][j] = (float)seqpar_random_normal(test_seed, (uint64_t)i, (uint64_t)j);
     }
 }
-static void attention_free(attention *a) { for (int i = 0; i < TENSORS; i++) free(a->whole[i]); }
+
+static void attention_free(attention *a) {
+    for (int i = 0; i < TENSORS; i++) free(a->whole[i]);
+}
 
 static void test_attention(void) {
-    static const struct { const char *name; int layout, schedule; } ways[] = {{"ring", SEQPAR_ZIGZAG, SEQPAR_RING}, {"llama3", SEQPAR_CONTIGUOUS, SEQPAR_LLAMA3}, {"2d", SEQPAR_ZIGZAG, SEQPAR_ULYSSES}};
+    static const struct {
+        const char *name;
+        int layout, schedule;
+    } ways[] = {{"ring", SEQPAR_ZIGZAG, SEQPAR_RING},
+                {"llama3", SEQPAR_CONTIGUOUS, SEQPAR_LLAMA3},
+                {"2d", SEQPAR_ZIGZAG, SEQPAR_ULYSSES}};
     static const int64_t sizes[] = {1, 2, 3, 4, 5, 8};
     seqpar_device *plain = seqpar_device_cpu(1);
     int64_t w, p, on_queue, i;
@@ -369,10 +493,15 @@ static void test_attention(void) {
                 seqpar_error error;
                 attention_new(&want, ways[w].layout, ways[w].schedule, 0);
                 attention_new(&got, ways[w].layout, ways[w].schedule, (int)on_queue);
-                test_expect(!seqpar_run_threads(sizes[p], rank_attention, &want, &error), "threads: %s", error.text);
+                test_expect(!seqpar_run_threads(sizes[p], rank_attention, &want, &error),
+                            "threads: %s", error.text);
                 run_nccl_well(sizes[p], rank_attention, &got);
                 for (i = 0; i < TENSORS; i++)
-                    test_expect(!memcmp(want.whole[i], got.whole[i], (size_t)(TOKENS * tensor_heads[i] * DIM) * 4) && want.whole[i][1000] != 0, "P %lld: tensor %lld has other bits than over threads", (long long)sizes[p], (long long)i);
+                    test_expect(!memcmp(want.whole[i], got.whole[i],
+                                        (size_t)(TOKENS * tensor_heads[i] * DIM) * 4) &&
+                                    want.whole[i][1000] != 0,
+                                "P %lld: tensor %lld has other bits than over threads",
+                                (long long)sizes[p], (long long)i);
                 attention_free(&want);
                 attention_free(&got);
             }
@@ -397,8 +526,15 @@ static seqpar_status rank_everything(seqpar_comm *world, void *user) {
 }
 
 /* What can fail without anybody being worse off: giving back. */
-static int gives_back(const char *name) { return strstr(name, "Finalize") || strstr(name, "Destroy") || strstr(name, "Free"); }
-static int is_of_test(const char *name) { return !strcmp(name, "cudaMalloc") || !strcmp(name, "cudaFree") || !strcmp(name, "cudaStreamSynchronize") || !strcmp(name, "cudaStreamCreateWithPriority"); }
+static int gives_back(const char *name) {
+    return strstr(name, "Finalize") || strstr(name, "Destroy") || strstr(name, "Free");
+}
+
+static int is_of_test(const char *name) {
+    return !strcmp(name, "cudaMalloc") || !strcmp(name, "cudaFree") ||
+           !strcmp(name, "cudaStreamSynchronize") ||
+           !strcmp(name, "cudaStreamCreateWithPriority");
+}
 
 static void fail_call(const char *name, int64_t call, int64_t *done) {
     seqpar_error error;
@@ -409,8 +545,13 @@ static void fail_call(const char *name, int64_t call, int64_t *done) {
     status = run_world(3, rank_everything, &bad, &error);
     *done = stand.failed;
     if (!stand.failed || (gives_back(name) && !status)) return;
-    test_expect(status == SEQPAR_ERR_TRANSPORT && error.rank == 1, "%s, call %lld: %s on rank %lld: %s", name, (long long)call, seqpar_status_name(status), (long long)error.rank, error.text);
-    test_expect(strstr(error.text, strcmp(name, "asynchronous error") ? name : "remote process exited") != NULL, "%s, call %lld is not named: %s", name, (long long)call, error.text);
+    test_expect(status == SEQPAR_ERR_TRANSPORT && error.rank == 1,
+                "%s, call %lld: %s on rank %lld: %s", name, (long long)call,
+                seqpar_status_name(status), (long long)error.rank, error.text);
+    test_expect(strstr(error.text,
+                       strcmp(name, "asynchronous error") ? name : "remote process exited") !=
+                    NULL,
+                "%s, call %lld is not named: %s", name, (long long)call, error.text);
 }
 
 static void test_failing_calls(void) {
@@ -419,24 +560,35 @@ static void test_failing_calls(void) {
     int64_t count = 0, i, call, done, total = 0;
     int bad = 0;
     stand_reset(test_seed, 0);
-    test_expect(!run_world(3, rank_everything, &bad, &error) && !bad, "without a failure: %s", error.text);
-    for (i = 0; stand.counts[i].name; i++) if (stand.counts[i].calls[1] && !is_of_test(stand.counts[i].name)) names[count++] = stand.counts[i].name;
+    test_expect(!run_world(3, rank_everything, &bad, &error) && !bad, "without a failure: %s",
+                error.text);
+    for (i = 0; stand.counts[i].name; i++)
+        if (stand.counts[i].calls[1] && !is_of_test(stand.counts[i].name))
+            names[count++] = stand.counts[i].name;
     test_expect(count >= 20, "only %lld functions are called", (long long)count);
     for (i = 0; i < count; i++) {
-        if (!strcmp(names[i], "ncclGetVersion")) continue; /* before the ranks have met: test_mismatches */
-        for (call = 1 + !strcmp(names[i], "cudaSetDevice"), done = 1; done && call <= (quick ? 2 : 6); call++, total += done) fail_call(names[i], call, &done); /* the first cudaSetDevice is this file's */
+        /* before the ranks have met: test_mismatches */
+        if (!strcmp(names[i], "ncclGetVersion")) continue;
+        /* the first cudaSetDevice is this file's */
+        for (call = 1 + !strcmp(names[i], "cudaSetDevice"), done = 1;
+             done && call <= (quick ? 2 : 6); call++, total += done)
+            fail_call(names[i], call, &done);
         test_end("nccl_fails_%s", names[i][0] == 'a' ? "asynchronously" : names[i]);
     }
-    test_expect(total >= (quick ? 20 : 60), "only %lld calls were made to fail", (long long)total);
+    test_expect(total >= (quick ? 20 : 60), "only %lld calls were made to fail",
+                (long long)total);
     test_end("nccl_failing_calls");
 }
 
 /* ---- time limits, by a clock that is put forward ---- */
 
 static int begun;
-static void await_begun(void) { while (!__atomic_load_n(&begun, __ATOMIC_SEQ_CST)) usleep(200); }
+static void await_begun(void) {
+    while (!__atomic_load_n(&begun, __ATOMIC_SEQ_CST)) usleep(200);
+}
 
-/* Rank 0 computes for ever; rank 1 waits for it on the host (way 0), on a queue (1), or only has begun (2). */
+/* Rank 0 computes for ever; rank 1 waits for it on the host (way 0), on a queue (1), or only
+   has begun (2). */
 static seqpar_status rank_stuck(seqpar_comm *world, void *user) {
     int64_t way = *(int64_t *)user, *data;
     seqpar_transfer t = {0, NULL, 64};
@@ -455,7 +607,8 @@ static seqpar_status rank_stuck(seqpar_comm *world, void *user) {
     t.data = data;
     status = seqpar_comm_begin(world, &group, way ? queue : NULL, &request);
     __atomic_store_n(&begun, 1, __ATOMIC_SEQ_CST);
-    if (way == 2) while (!seqpar_nccl_verdict(world, NULL)) usleep(200);
+    if (way == 2)
+        while (!seqpar_nccl_verdict(world, NULL)) usleep(200);
     if (!status) status = seqpar_comm_wait(world, &request, way ? queue : NULL);
     cudaStreamSynchronize(queue); /* comes back: the group was aborted */
     if (!status) status = seqpar_comm_barrier(world);
@@ -472,8 +625,11 @@ static void test_watchdog(void) {
         seqpar_status status;
         begun = 0;
         status = run_nccl(2, rank_stuck, &way, &error);
-        test_expect(status == SEQPAR_ERR_TIMEOUT && error.rank == 1, "%s on rank %lld: %s", seqpar_status_name(status), (long long)error.rank, error.text);
-        test_expect(strstr(error.text, "'late kv' step 4 on rank 1 did not finish within 600 s: from rank 0 64 bytes") != NULL, "%s", error.text);
+        test_expect(status == SEQPAR_ERR_TIMEOUT && error.rank == 1, "%s on rank %lld: %s",
+                    seqpar_status_name(status), (long long)error.rank, error.text);
+        test_expect(strstr(error.text, "'late kv' step 4 on rank 1 did not finish within 600 "
+                                       "s: from rank 0 64 bytes") != NULL,
+                    "%s", error.text);
         test_end("nccl_watchdog_%s", names[way]);
     }
 }
@@ -485,27 +641,55 @@ static seqpar_status rank_cross(seqpar_comm *world, void *user) { /* both receiv
     TRY(exchange(world, "cross", 11, -1, 0, 1 - world->rank, 8));
     return exchange(world, "cross", 12, 1 - world->rank, 8, -1, 0);
 }
+
 static seqpar_status rank_cycle(seqpar_comm *world, void *user) {
     (void)user;
     return exchange(world, "cycle", world->rank, -1, 0, (world->rank + 1) % world->size, 8);
 }
+
 static seqpar_status rank_alone(seqpar_comm *world, void *user) {
     (void)user;
     return exchange(world, "alone", 0, -1, 0, world->rank, 8);
 }
-static seqpar_status rank_dies(seqpar_comm *world, void *user) { /* its line is cut: all that the others see of a process that ends */
+
+/* its line is cut: all that the others see of a process that ends */
+static seqpar_status rank_dies(seqpar_comm *world, void *user) {
     (void)user;
     TRY(seqpar_comm_barrier(world));
-    if (world->rank == 1) shutdown(((seqpar_nccl__member *)world->state)->world->socket, SHUT_RDWR);
+    if (world->rank == 1)
+        shutdown(((seqpar_nccl__member *)world->state)->world->socket, SHUT_RDWR);
     return seqpar_comm_barrier(world);
 }
 
 static void test_deadlocks(void) {
     static const transport_maker maker = {"nccl", run_nccl, 0};
     static const failure table[] = {
-        {"deadlock_cross", 2, rank_cross, SEQPAR_ERR_DEADLOCK, -1, {"rank 0 waits in 'cross' step 11 for rank 1", "rank 1 waits in 'cross' step 11 for rank 0"}, SEQPAR_ERR_DEADLOCK, "rank 0 waits in 'cross'"},
-        {"deadlock_cycle", 5, rank_cycle, SEQPAR_ERR_DEADLOCK, -1, {"rank 4 waits in 'cycle' step 4 for rank 0", "rank 1 waits in 'cycle' step 1 for rank 2"}, SEQPAR_ERR_DEADLOCK, "'cycle'"},
-        {"deadlock_self", 1, rank_alone, SEQPAR_ERR_DEADLOCK, 0, {"'alone'", "rank 0"}, 0, NULL},
+        {"deadlock_cross",
+         2,
+         rank_cross,
+         SEQPAR_ERR_DEADLOCK,
+         -1,
+         {"rank 0 waits in 'cross' step 11 for rank 1",
+          "rank 1 waits in 'cross' step 11 for rank 0"},
+         SEQPAR_ERR_DEADLOCK,
+         "rank 0 waits in 'cross'"},
+        {"deadlock_cycle",
+         5,
+         rank_cycle,
+         SEQPAR_ERR_DEADLOCK,
+         -1,
+         {"rank 4 waits in 'cycle' step 4 for rank 0",
+          "rank 1 waits in 'cycle' step 1 for rank 2"},
+         SEQPAR_ERR_DEADLOCK,
+         "'cycle'"},
+        {"deadlock_self",
+         1,
+         rank_alone,
+         SEQPAR_ERR_DEADLOCK,
+         0,
+         {"'alone'", "rank 0"},
+         0,
+         NULL},
         {"rank_dies", 4, rank_dies, 0, -1, {"for rank 1, which has ended"}, 0, NULL}};
     expect_failures(&maker, table, COUNT(table), 24);
     test_end("nccl_deadlocks_repeated");
@@ -520,34 +704,49 @@ static seqpar_status rank_meets(seqpar_comm *world, void *user) {
 }
 
 static void *hurry(void *stop) { /* for worlds that somebody does not come to */
-    while (!__atomic_load_n((int *)stop, __ATOMIC_SEQ_CST)) { usleep(20000); clock_forward(20); }
+    while (!__atomic_load_n((int *)stop, __ATOMIC_SEQ_CST)) {
+        usleep(20000);
+        clock_forward(20);
+    }
     return NULL;
 }
-static void expect_places(place *places, int64_t count, seqpar_status status, const char *words) {
+
+static void expect_places(place *places, int64_t count, seqpar_status status,
+                          const char *words) {
     seqpar_error error;
     seqpar_status got;
     pthread_t thread;
     int stop = 0;
     ledger_open();
-    if (status == SEQPAR_ERR_TIMEOUT || status == SEQPAR_ERR_FILE_OPEN) pthread_create(&thread, NULL, hurry, &stop);
+    if (status == SEQPAR_ERR_TIMEOUT || status == SEQPAR_ERR_FILE_OPEN)
+        pthread_create(&thread, NULL, hurry, &stop);
     got = run_places(places, count, &error);
-    if (status == SEQPAR_ERR_TIMEOUT || status == SEQPAR_ERR_FILE_OPEN) { __atomic_store_n(&stop, 1, __ATOMIC_SEQ_CST); pthread_join(thread, NULL); }
+    if (status == SEQPAR_ERR_TIMEOUT || status == SEQPAR_ERR_FILE_OPEN) {
+        __atomic_store_n(&stop, 1, __ATOMIC_SEQ_CST);
+        pthread_join(thread, NULL);
+    }
     ledger_read();
     test_expect(got == status, "%s: %s", seqpar_status_name(got), error.text);
     test_expect(!words || strstr(error.text, words), "'%s' is not in: %s", words, error.text);
 }
+
 static void places_new(place *places, int64_t count) {
     int64_t r;
     stand_reset(test_seed + (uint64_t)count, 0);
     memset(places, 0, RANKS * sizeof *places);
-    for (r = 0; r < count; r++) places[r] = (place){.desc = {.rank = r, .size = count, .keep_device = 1, .file = world_file}, .fn = rank_meets};
+    for (r = 0; r < count; r++)
+        places[r] = (place){
+            .desc = {.rank = r, .size = count, .keep_device = 1, .file = world_file},
+            .fn = rank_meets};
 }
 
 static int64_t free_port(void) {
     struct sockaddr_in at = {.sin_family = AF_INET};
     socklen_t bytes = sizeof at;
     int fd = socket(AF_INET, SOCK_STREAM, 0);
-    if (bind(fd, (struct sockaddr *)&at, sizeof at) || getsockname(fd, (struct sockaddr *)&at, &bytes)) abort();
+    if (bind(fd, (struct sockaddr *)&at, sizeof at) ||
+        getsockname(fd, (struct sockaddr *)&at, &bytes))
+        abort();
     close(fd);
     return ntohs(at.sin_port);
 }
@@ -565,7 +764,8 @@ static void *adopt_main(void *argument) { /* a caller with a communicator of its
     p->status = seqpar_nccl_run(&p->desc, p->fn, p->user, &p->error);
     if (!p->status) {
         ncclCommFinalize(p->desc.comm);
-        for (state = ncclInProgress; state == ncclInProgress;) ncclCommGetAsyncError(p->desc.comm, &state);
+        for (state = ncclInProgress; state == ncclInProgress;)
+            ncclCommGetAsyncError(p->desc.comm, &state);
         ncclCommDestroy(p->desc.comm);
     }
     if (p->desc.stream) cudaStreamDestroy(p->desc.stream);
@@ -589,8 +789,11 @@ static void test_adopt(void) {
                 pthread_create(&places[r].thread, NULL, adopt_main, &places[r]);
             }
             for (r = 0; r < 3; r++) pthread_join(places[r].thread, NULL);
-            for (r = 0; r < 3; r++) test_expect(places[r].status == (end ? SEQPAR_ERR_OPTION : SEQPAR_OK), "rank %lld: %s", (long long)r, places[r].error.text);
-            test_expect(!stand.complaint[0] && !stand_leaks()[0], "%s %s", stand.complaint, stand_leaks());
+            for (r = 0; r < 3; r++)
+                test_expect(places[r].status == (end ? SEQPAR_ERR_OPTION : SEQPAR_OK),
+                            "rank %lld: %s", (long long)r, places[r].error.text);
+            test_expect(!stand.complaint[0] && !stand_leaks()[0], "%s %s", stand.complaint,
+                        stand_leaks());
         }
     ledger_read();
     test_end("nccl_adopt");
@@ -602,7 +805,8 @@ static void test_open(void) {
     ncclUniqueId id = {"handed over"};
     int64_t r;
     FILE *stale = fopen(world_file, "w");
-    fprintf(stale, "seqpar_nccl 127.0.0.1 %lld\n", (long long)free_port()); /* left over from a run that is gone */
+    /* left over from a run that is gone */
+    fprintf(stale, "seqpar_nccl 127.0.0.1 %lld\n", (long long)free_port());
     fclose(stale);
     places_new(places, 3);
     expect_places(places, 3, SEQPAR_OK, NULL);
@@ -630,26 +834,37 @@ static seqpar_status rank_on_third(seqpar_comm *world, void *user) {
 
 static void test_environment(void) {
     place p[RANKS];
-    setenv("RANK", "0", 1); setenv("WORLD_SIZE", "1", 1); setenv("LOCAL_RANK", "3", 1);
+    setenv("RANK", "0", 1);
+    setenv("WORLD_SIZE", "1", 1);
+    setenv("LOCAL_RANK", "3", 1);
     places_new(p, 1);
     p[0].desc = (seqpar_nccl_desc){0};
     p[0].fn = rank_on_third;
     expect_places(p, 1, SEQPAR_OK, NULL);
     setenv("LOCAL_RANK", "16", 1);
-    expect_places(p, 1, SEQPAR_ERR_RANK, "LOCAL_RANK is 16, but this machine has 16 CUDA devices");
+    expect_places(p, 1, SEQPAR_ERR_RANK,
+                  "LOCAL_RANK is 16, but this machine has 16 CUDA devices");
     setenv("WORLD_SIZE", "many", 1);
     expect_places(p, 1, SEQPAR_ERR_OPTION, "WORLD_SIZE is 'many'");
     setenv("WORLD_SIZE", "0", 1);
     expect_places(p, 1, SEQPAR_ERR_RANKS, "a world of 0 ranks");
-    setenv("WORLD_SIZE", "1", 1); setenv("RANK", "1", 1);
+    setenv("WORLD_SIZE", "1", 1);
+    setenv("RANK", "1", 1);
     expect_places(p, 1, SEQPAR_ERR_RANK, "rank 1 is outside a world of 1");
     unsetenv("RANK");
     expect_places(p, 1, SEQPAR_ERR_OPTION, "RANK is ''");
-    setenv("RANK", "0", 1); unsetenv("MASTER_PORT");
+    setenv("RANK", "0", 1);
+    unsetenv("MASTER_PORT");
     expect_places(p, 1, SEQPAR_ERR_OPTION, "MASTER_PORT");
-    setenv("WORLD_SIZE", "2", 1); setenv("RANK", "1", 1); setenv("MASTER_PORT", "1", 1); unsetenv("MASTER_ADDR");
+    setenv("WORLD_SIZE", "2", 1);
+    setenv("RANK", "1", 1);
+    setenv("MASTER_PORT", "1", 1);
+    unsetenv("MASTER_ADDR");
     expect_places(p, 1, SEQPAR_ERR_OPTION, "MASTER_ADDR is not set on rank 1");
-    unsetenv("RANK"); unsetenv("WORLD_SIZE"); unsetenv("LOCAL_RANK"); unsetenv("MASTER_PORT");
+    unsetenv("RANK");
+    unsetenv("WORLD_SIZE");
+    unsetenv("LOCAL_RANK");
+    unsetenv("MASTER_PORT");
     test_end("nccl_environment");
 }
 
@@ -659,17 +874,25 @@ static void test_names(void) {
     memset(far_too_long, 'n', sizeof far_too_long - 1);
     far_too_long[sizeof far_too_long - 1] = 0;
     places_new(p, 2);
-    p[1].desc.file = NULL; p[1].desc.host = "unknown.host"; p[1].desc.port = free_port();
-    expect_places(p + 1, 1, SEQPAR_ERR_TIMEOUT, "cannot find the machine of rank 0, 'unknown.host': Name or service not known, after");
-    test_expect(p[1].desc.connect_s == 0 && !strstr(p[1].error.text, "after 120 s"), "a name that nobody knows is asked for all the time: %s", p[1].error.text);
+    p[1].desc.file = NULL;
+    p[1].desc.host = "unknown.host";
+    p[1].desc.port = free_port();
+    expect_places(
+        p + 1, 1, SEQPAR_ERR_TIMEOUT,
+        "cannot find the machine of rank 0, 'unknown.host': Name or service not known, after");
+    test_expect(p[1].desc.connect_s == 0 && !strstr(p[1].error.text, "after 120 s"),
+                "a name that nobody knows is asked for all the time: %s", p[1].error.text);
     p[1].desc.host = "silent.host";
-    expect_places(p + 1, 1, SEQPAR_ERR_TIMEOUT, "cannot find the machine of rank 0, 'silent.host': Temporary failure in name resolution");
+    expect_places(p + 1, 1, SEQPAR_ERR_TIMEOUT,
+                  "cannot find the machine of rank 0, 'silent.host': Temporary failure in name "
+                  "resolution");
     test_expect(!names_answered, "a name server that does not answer is waited for");
     __atomic_store_n(&names_over, 1, __ATOMIC_SEQ_CST);
     while (!__atomic_load_n(&names_answered, __ATOMIC_SEQ_CST)) usleep(1000);
     p[1].desc.host = far_too_long;
     expect_places(p + 1, 1, SEQPAR_ERR_OPTION, "with 299 letters, names have at most 255");
-    p[1].desc.host = "127.0.0.1"; p[1].desc.port = 65536 + 22;
+    p[1].desc.host = "127.0.0.1";
+    p[1].desc.port = 65536 + 22;
     expect_places(p + 1, 1, SEQPAR_ERR_OPTION, "the port of rank 0's machine is 65558");
     test_end("nccl_names");
 }
@@ -680,7 +903,9 @@ static void test_mismatches(void) {
     stand.version[2] = 21805;
     p[1].late_us = 50000; /* who comes when the world has already failed hears why */
     expect_places(p, 3, SEQPAR_ERR_WORLD, "rank 2 runs NCCL 21805, rank 0 runs NCCL 22809");
-    test_expect(p[1].status == SEQPAR_ERR_WORLD && strstr(p[1].error.text, "rank 2 runs NCCL 21805") != NULL, "the late rank: %s", p[1].error.text);
+    test_expect(p[1].status == SEQPAR_ERR_WORLD &&
+                    strstr(p[1].error.text, "rank 2 runs NCCL 21805") != NULL,
+                "the late rank: %s", p[1].error.text);
     test_expect(access(world_file, F_OK) != 0, "the file stays");
     places_new(p, 1);
     stand.version[0] = 21703;
@@ -691,7 +916,8 @@ static void test_mismatches(void) {
     test_end("nccl_versions");
     places_new(p, 3);
     p[1].desc.size = 4;
-    expect_places(p, 3, SEQPAR_ERR_WORLD, "rank 1 believes in a world of 4 ranks, rank 0 in one of 3");
+    expect_places(p, 3, SEQPAR_ERR_WORLD,
+                  "rank 1 believes in a world of 4 ranks, rank 0 in one of 3");
     places_new(p, 3);
     p[2].desc.rank = 1;
     expect_places(p, 3, SEQPAR_ERR_WORLD, "two processes are rank 1");
@@ -705,7 +931,9 @@ static void test_mismatches(void) {
     test_end("nccl_a_rank_does_not_come");
     places_new(p, 2);
     expect_places(p + 1, 1, SEQPAR_ERR_FILE_OPEN, "rank 1 waited 120 s for rank 0 to write");
-    p[1].desc.file = NULL; p[1].desc.host = "127.0.0.1"; p[1].desc.port = free_port();
+    p[1].desc.file = NULL;
+    p[1].desc.host = "127.0.0.1";
+    p[1].desc.port = free_port();
     expect_places(p + 1, 1, SEQPAR_ERR_TIMEOUT, "rank 1 found nobody at 127.0.0.1 port");
     p[0].desc.file = "/nowhere/at/all";
     expect_places(p, 1, SEQPAR_ERR_FILE_WRITE, "/nowhere/at/all");
@@ -713,10 +941,12 @@ static void test_mismatches(void) {
 }
 
 int main(int argc, char **argv) {
-    static const transport_maker makers[] = {{"nccl", run_nccl, 0}, {"nccl_in_place", run_nccl_in_place, 0}};
+    static const transport_maker makers[] = {{"nccl", run_nccl, 0},
+                                             {"nccl_in_place", run_nccl_in_place, 0}};
     int64_t i;
     test_begin(argc, argv);
-    snprintf(world_file, sizeof world_file, "%s/seqpar_nccl.%ld", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", (long)getpid());
+    snprintf(world_file, sizeof world_file, "%s/seqpar_nccl.%ld",
+             getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", (long)getpid());
     test_stand_in();
     quick = getenv("TEST_WAYS") != NULL;
     for (i = 0; i < (quick ? 1 : COUNT(makers)); i++) transport_conformance(&makers[i]);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* exp, log, random numbers, schedules, optimizers; and that a row of a row operation has its bits wherever it lies. */
+/* exp, log, random numbers, schedules, optimizers; and that a row of a row operation has its
+   bits wherever it lies. */
 #define SEQPAR_IMPLEMENTATION
 #include "seqpar.h"
 #include "test.h"
@@ -11,17 +12,22 @@ static int same_bits(double a, double b) { return !memcmp(&a, &b, sizeof a); }
 /* ---- exp and log ---- */
 
 #define EXP_ULPS 2
-#define LOG_ULPS 2.05 /* 2.016 was the worst of 10^8, just below the root of 1/2; 1.99 elsewhere */
+#define LOG_ULPS \
+    2.05 /* 2.016 was the worst of 10^8, just below the root of 1/2; 1.99 elsewhere */
 
 /* Distance in units of the last place of the true value (of the smallest denormal at least). */
 static double ulps(double got, long double want) {
     if (want == 0) return got == 0 ? 0 : HUGE_VAL;
-    return (double)(fabsl((long double)got - want) / ldexpl(1, ilogbl(want) < -1022 ? -1074 : ilogbl(want) - 52));
+    return (double)(fabsl((long double)got - want) /
+                    ldexpl(1, ilogbl(want) < -1022 ? -1074 : ilogbl(want) - 52));
 }
 
-static double uniform(double low, double high) { return low + (high - low) * (double)(test_random() >> 11) / 9007199254740992.0; }
+static double uniform(double low, double high) {
+    return low + (high - low) * (double)(test_random() >> 11) / 9007199254740992.0;
+}
 
-static double any_positive(void) { /* every exponent, denormals included, is as likely as any other */
+/* every exponent, denormals included, is as likely as any other */
+static double any_positive(void) {
     uint64_t bits = test_random() >> 1;
     double x;
     memcpy(&x, &bits, 8);
@@ -32,7 +38,21 @@ static double exp_error(double x) { return ulps(seqpar_exp(x), expl((long double
 static double log_error(double x) { return ulps(seqpar_log(x), logl((long double)x)); }
 
 static void test_exp(void) {
-    static const double edges[] = {1e-300, -1e-300, 5e-324, 1e-17, -1e-17, 0.34657359027997264, -0.34657359027997264, 0.34657359027997270, 1, -1, 700, -700, 709.0, 709.7, -708.3};
+    static const double edges[] = {1e-300,
+                                   -1e-300,
+                                   5e-324,
+                                   1e-17,
+                                   -1e-17,
+                                   0.34657359027997264,
+                                   -0.34657359027997264,
+                                   0.34657359027997270,
+                                   1,
+                                   -1,
+                                   700,
+                                   -700,
+                                   709.0,
+                                   709.7,
+                                   -708.3};
     static const double spans[] = {700, 40, 1, 1e-3, 1e-9};
     double worst = 0;
     int64_t i;
@@ -41,20 +61,36 @@ static void test_exp(void) {
         if (!test_expect(error <= EXP_ULPS, "exp(%.17g) is %.2f ulp off", x, error)) break;
         worst = fmax(worst, error);
     }
-    for (i = 0; i < COUNT(edges); i++) test_expect(exp_error(edges[i]) <= EXP_ULPS, "exp(%.17g) is %.2f ulp off", edges[i], exp_error(edges[i]));
-    for (i = -1000; i <= 1000; i++) test_expect(exp_error((double)i * 0.69314718055994531) <= EXP_ULPS, "exp(%lld ln 2)", (long long)i);
+    for (i = 0; i < COUNT(edges); i++)
+        test_expect(exp_error(edges[i]) <= EXP_ULPS, "exp(%.17g) is %.2f ulp off", edges[i],
+                    exp_error(edges[i]));
+    for (i = -1000; i <= 1000; i++)
+        test_expect(exp_error((double)i * 0.69314718055994531) <= EXP_ULPS, "exp(%lld ln 2)",
+                    (long long)i);
     test_end("numerics_exp (worst %.2f ulp)", worst);
 }
 
 static void test_exp_edges(void) {
     double x;
-    test_expect(same_bits(seqpar_exp(0.0), 1.0) && same_bits(seqpar_exp(-0.0), 1.0), "exp(0) is not 1");
-    test_expect(same_bits(seqpar_exp(-HUGE_VAL), 0.0) && same_bits(seqpar_exp(-1e300), 0.0) && same_bits(seqpar_exp(-746), 0.0), "exp of very little is not 0");
-    test_expect(seqpar_exp(HUGE_VAL) == HUGE_VAL && seqpar_exp(1e300) == HUGE_VAL && seqpar_exp(710) == HUGE_VAL, "exp of very much is not infinite");
-    test_expect(seqpar_exp((double)NAN) != seqpar_exp((double)NAN) && seqpar_exp(-(double)NAN) != seqpar_exp(-(double)NAN), "exp(NaN) is a number");
-    for (x = -745.1; x < -708.4; x += 0.0173) test_expect(exp_error(x) <= EXP_ULPS, "exp(%.17g), a denormal, is %.2f units off", x, exp_error(x));
-    test_expect(exp_error(709.782712893383) <= EXP_ULPS && isinf(seqpar_exp(709.782712893385)) && isinf(seqpar_exp(1e300)), "exp does not reach to the largest double");
-    for (x = 709.0; x < 709.782712893384; x += 0.00173) test_expect(exp_error(x) <= EXP_ULPS, "exp(%.17g) is %.2f ulp off", x, exp_error(x));
+    test_expect(same_bits(seqpar_exp(0.0), 1.0) && same_bits(seqpar_exp(-0.0), 1.0),
+                "exp(0) is not 1");
+    test_expect(same_bits(seqpar_exp(-HUGE_VAL), 0.0) && same_bits(seqpar_exp(-1e300), 0.0) &&
+                    same_bits(seqpar_exp(-746), 0.0),
+                "exp of very little is not 0");
+    test_expect(seqpar_exp(HUGE_VAL) == HUGE_VAL && seqpar_exp(1e300) == HUGE_VAL &&
+                    seqpar_exp(710) == HUGE_VAL,
+                "exp of very much is not infinite");
+    test_expect(seqpar_exp((double)NAN) != seqpar_exp((double)NAN) &&
+                    seqpar_exp(-(double)NAN) != seqpar_exp(-(double)NAN),
+                "exp(NaN) is a number");
+    for (x = -745.1; x < -708.4; x += 0.0173)
+        test_expect(exp_error(x) <= EXP_ULPS, "exp(%.17g), a denormal, is %.2f units off", x,
+                    exp_error(x));
+    test_expect(exp_error(709.782712893383) <= EXP_ULPS &&
+                    isinf(seqpar_exp(709.782712893385)) && isinf(seqpar_exp(1e300)),
+                "exp does not reach to the largest double");
+    for (x = 709.0; x < 709.782712893384; x += 0.00173)
+        test_expect(exp_error(x) <= EXP_ULPS, "exp(%.17g) is %.2f ulp off", x, exp_error(x));
     test_end("numerics_exp_edges");
 }
 
@@ -62,31 +98,57 @@ static void test_log(void) {
     double worst = 0, x;
     int64_t i;
     for (i = 0; i < 300000; i++) {
-        x = i % 3 == 0 ? any_positive() : i % 3 == 1 ? uniform(0.5, 2) : 1 + ldexp(uniform(-1, 1), (int)test_integer(-50, -1));
-        if (!test_expect(log_error(x) <= LOG_ULPS, "log(%.17g) is %.2f ulp off", x, log_error(x))) break;
+        x = i % 3 == 0   ? any_positive()
+            : i % 3 == 1 ? uniform(0.5, 2)
+                         : 1 + ldexp(uniform(-1, 1), (int)test_integer(-50, -1));
+        if (!test_expect(log_error(x) <= LOG_ULPS, "log(%.17g) is %.2f ulp off", x,
+                         log_error(x)))
+            break;
         worst = fmax(worst, log_error(x));
     }
-    for (x = 5e-324; x < 1e308; x *= 3) test_expect(log_error(x) <= LOG_ULPS, "log(%.17g) is %.2f ulp off", x, log_error(x));
+    for (x = 5e-324; x < 1e308; x *= 3)
+        test_expect(log_error(x) <= LOG_ULPS, "log(%.17g) is %.2f ulp off", x, log_error(x));
     test_end("numerics_log (worst %.2f ulp)", worst);
 }
 
 static void test_log_edges(void) {
-    static const double denormals[] = {5e-324, 1e-323, 2.2250738585072009e-308, 1.1e-310}, root = 1.4142135623730951;
+    static const double denormals[] = {5e-324, 1e-323, 2.2250738585072009e-308, 1.1e-310};
+    static const double root = 1.4142135623730951;
     int64_t i;
     test_expect(same_bits(seqpar_log(1.0), 0.0), "log(1) is not 0");
-    test_expect(seqpar_log(0.0) == -HUGE_VAL && seqpar_log(-0.0) == -HUGE_VAL, "log(0) is not -infinity");
+    test_expect(seqpar_log(0.0) == -HUGE_VAL && seqpar_log(-0.0) == -HUGE_VAL,
+                "log(0) is not -infinity");
     test_expect(seqpar_log(HUGE_VAL) == HUGE_VAL, "log of infinity");
-    test_expect(seqpar_log(-1.0) != seqpar_log(-1.0) && seqpar_log(-HUGE_VAL) != seqpar_log(-HUGE_VAL), "log of less than 0 is a number");
+    test_expect(seqpar_log(-1.0) != seqpar_log(-1.0) &&
+                    seqpar_log(-HUGE_VAL) != seqpar_log(-HUGE_VAL),
+                "log of less than 0 is a number");
     test_expect(seqpar_log((double)NAN) != seqpar_log((double)NAN), "log(NaN) is a number");
-    for (i = 0; i < COUNT(denormals); i++) test_expect(log_error(denormals[i]) <= LOG_ULPS, "log(%g) is %.2f ulp off", denormals[i], log_error(denormals[i]));
-    for (i = -3; i <= 3; i++) test_expect(log_error(root + (double)i * 2.3e-16) <= LOG_ULPS && log_error(0.5 * root + (double)i * 1.2e-16) <= LOG_ULPS, "log beside the root of 2");
+    for (i = 0; i < COUNT(denormals); i++)
+        test_expect(log_error(denormals[i]) <= LOG_ULPS, "log(%g) is %.2f ulp off",
+                    denormals[i], log_error(denormals[i]));
+    for (i = -3; i <= 3; i++)
+        test_expect(log_error(root + (double)i * 2.3e-16) <= LOG_ULPS &&
+                        log_error(0.5 * root + (double)i * 1.2e-16) <= LOG_ULPS,
+                    "log beside the root of 2");
     test_end("numerics_log_edges");
 }
 
 /* The fast device's, in fp32 by vectors. */
-static float vector_exp2(float x) { float lane[SEQPAR__VL]; SEQPAR__STORE(lane, seqpar__vexp2(SEQPAR__SPLAT(x))); return lane[0]; }
-static float vector_exp(float x) { float lane[SEQPAR__VL]; SEQPAR__STORE(lane, seqpar__vexp(SEQPAR__SPLAT(x))); return lane[0]; }
-static double ulps32(float got, long double want) { return (double)(fabsl((long double)got - want) / ldexpl(1, ilogbl(want) - 23)); }
+static float vector_exp2(float x) {
+    float lane[SEQPAR__VL];
+    SEQPAR__STORE(lane, seqpar__vexp2(SEQPAR__SPLAT(x)));
+    return lane[0];
+}
+
+static float vector_exp(float x) {
+    float lane[SEQPAR__VL];
+    SEQPAR__STORE(lane, seqpar__vexp(SEQPAR__SPLAT(x)));
+    return lane[0];
+}
+
+static double ulps32(float got, long double want) {
+    return (double)(fabsl((long double)got - want) / ldexpl(1, ilogbl(want) - 23));
+}
 
 static void test_exp_vectors(void) {
     double worst2 = 0, worst = 0, error;
@@ -100,33 +162,48 @@ static void test_exp_vectors(void) {
         if (!test_expect(error <= 1.2, "exp(%.9g) is %.2f ulp off", y, error)) break;
         worst = fmax(worst, error);
     }
-    for (int n = -125; n <= 127; n++) test_expect(vector_exp2((float)n) == ldexpf(1, n), "2^%d is not exact", n);
-    test_expect(vector_exp2(-127) == 0 && vector_exp2(-1e30f) == 0 && vector_exp2(-HUGE_VALF) == 0, "2^x of very little is not 0");
-    for (float x = -127; x < -126; x += 0.0173f) test_expect(vector_exp2(x) >= 0 && vector_exp2(x) <= 1.2e-38f, "2^%g is %g", x, vector_exp2(x));
+    for (int n = -125; n <= 127; n++)
+        test_expect(vector_exp2((float)n) == ldexpf(1, n), "2^%d is not exact", n);
+    test_expect(vector_exp2(-127) == 0 && vector_exp2(-1e30f) == 0 &&
+                    vector_exp2(-HUGE_VALF) == 0,
+                "2^x of very little is not 0");
+    for (float x = -127; x < -126; x += 0.0173f)
+        test_expect(vector_exp2(x) >= 0 && vector_exp2(x) <= 1.2e-38f, "2^%g is %g", x,
+                    vector_exp2(x));
     test_expect(isnan(vector_exp2(NAN)) && isnan(vector_exp(NAN)), "exp(NaN) is a number");
     test_end("numerics_exp_vectors (worst %.2f ulp to base 2, %.2f to base e)", worst2, worst);
 }
 
 /* ---- random numbers ---- */
 
-/* Philox4x32-10 of the Random123 distribution: counter and key as 32-bit words, lowest first. */
+/* Philox4x32-10 of the Random123 distribution: counter and key as 32-bit words, lowest
+   first. */
 static void test_philox(void) {
-    static const struct { uint32_t counter[4], key[2], out[4]; } table[] = {
+    static const struct {
+        uint32_t counter[4], key[2], out[4];
+    } table[] = {
         {{0, 0, 0, 0}, {0, 0}, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
-        {{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}, {0xffffffff, 0xffffffff}, {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
-        {{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}, {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
+        {{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff},
+         {0xffffffff, 0xffffffff},
+         {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
+        {{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344},
+         {0xa4093822, 0x299f31d0},
+         {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
     };
     int64_t i;
     for (i = 0; i < COUNT(table); i++) {
         const uint32_t *c = table[i].counter, *k = table[i].key;
         uint32_t out[4];
-        seqpar_random(out, (uint64_t)k[1] << 32 | k[0], (uint64_t)c[3] << 32 | c[2], (uint64_t)c[1] << 32 | c[0]);
-        test_expect(!memcmp(out, table[i].out, sizeof out), "vector %lld: %08x %08x %08x %08x", (long long)i, out[0], out[1], out[2], out[3]);
+        seqpar_random(out, (uint64_t)k[1] << 32 | k[0], (uint64_t)c[3] << 32 | c[2],
+                      (uint64_t)c[1] << 32 | c[0]);
+        test_expect(!memcmp(out, table[i].out, sizeof out), "vector %lld: %08x %08x %08x %08x",
+                    (long long)i, out[0], out[1], out[2], out[3]);
     }
     test_end("numerics_philox_known_answers");
 }
 
-static uint32_t inverse32(uint32_t odd) { /* Newton: each step doubles the bits that are right */
+/* Newton: each step doubles the bits that are right */
+static uint32_t inverse32(uint32_t odd) {
     uint32_t x = odd;
     int i;
     for (i = 0; i < 5; i++) x *= 2 - odd * x;
@@ -137,10 +214,15 @@ static uint32_t inverse32(uint32_t odd) { /* Newton: each step doubles the bits 
 static void philox_backwards(uint32_t x[4], uint64_t key) {
     int round;
     for (round = 9; round >= 0; round--) {
-        uint32_t k0 = (uint32_t)key + (uint32_t)round * 0x9E3779B9u, k1 = (uint32_t)(key >> 32) + (uint32_t)round * 0xBB67AE85u;
+        uint32_t k0 = (uint32_t)key + (uint32_t)round * 0x9E3779B9u;
+        uint32_t k1 = (uint32_t)(key >> 32) + (uint32_t)round * 0xBB67AE85u;
         uint32_t x0 = x[3] * inverse32(0xD2511F53u), x2 = x[1] * inverse32(0xCD9E8D57u);
-        uint32_t x1 = x[0] ^ (uint32_t)((uint64_t)0xCD9E8D57u * x2 >> 32) ^ k0, x3 = x[2] ^ (uint32_t)((uint64_t)0xD2511F53u * x0 >> 32) ^ k1;
-        x[0] = x0; x[1] = x1; x[2] = x2; x[3] = x3;
+        uint32_t x1 = x[0] ^ (uint32_t)((uint64_t)0xCD9E8D57u * x2 >> 32) ^ k0;
+        uint32_t x3 = x[2] ^ (uint32_t)((uint64_t)0xD2511F53u * x0 >> 32) ^ k1;
+        x[0] = x0;
+        x[1] = x1;
+        x[2] = x2;
+        x[3] = x3;
     }
 }
 
@@ -158,40 +240,60 @@ static void test_uniform_extremes(void) {
             low = (uint64_t)x[1] << 32 | x[0];
             high = (uint64_t)x[3] << 32 | x[2];
             seqpar_random(back, key, high, low);
-            test_expect(back[0] == words[i] && back[1] == words[j] && back[2] == 5 && back[3] == 7, "Philox was not turned round");
+            test_expect(back[0] == words[i] && back[1] == words[j] && back[2] == 5 &&
+                            back[3] == 7,
+                        "Philox was not turned round");
             u = seqpar_random_uniform(key, high, low);
             n = seqpar_random_normal(key, high, low);
-            test_expect(u > 0 && u < 1, "words %08x %08x: %.17g is not in (0, 1)", words[i], words[j], u);
-            test_expect(fabs(n) < 7, "words %08x %08x: a normal number of %g", words[i], words[j], n);
+            test_expect(u > 0 && u < 1, "words %08x %08x: %.17g is not in (0, 1)", words[i],
+                        words[j], u);
+            test_expect(fabs(n) < 7, "words %08x %08x: a normal number of %g", words[i],
+                        words[j], n);
         }
     test_end("numerics_uniform_extremes");
 }
 
-/* Mean, variance and kurtosis within six standard errors; the next index and the next stream have nothing to do with this one. */
+/* Mean, variance and kurtosis within six standard errors; the next index and the next stream
+   have nothing to do with this one. */
 static void test_moments(void) {
     const int64_t n = 60000;
-    double u1 = 0, u2 = 0, n1 = 0, n2 = 0, n4 = 0, next = 0, stream = 0, error = 6 / sqrt((double)n);
+    double u1 = 0, u2 = 0, n1 = 0, n2 = 0, n4 = 0, next = 0, stream = 0;
+    double error = 6 / sqrt((double)n);
     int64_t i;
     for (i = 0; i < n; i++) {
-        double u = seqpar_random_uniform(11, 3, (uint64_t)i) - 0.5, x = seqpar_random_normal(13, 5, (uint64_t)i);
+        double u = seqpar_random_uniform(11, 3, (uint64_t)i) - 0.5;
+        double x = seqpar_random_normal(13, 5, (uint64_t)i);
         test_expect(fabs(u) < 0.5, "not in (0, 1)");
-        u1 += u; u2 += u * u; n1 += x; n2 += x * x; n4 += x * x * x * x;
+        u1 += u;
+        u2 += u * u;
+        n1 += x;
+        n2 += x * x;
+        n4 += x * x * x * x;
         next += x * seqpar_random_normal(13, 5, (uint64_t)i + 1);
         stream += x * seqpar_random_normal(13, 6, (uint64_t)i);
     }
-    test_expect(fabs(u1 / (double)n) < 0.29 * error && fabs(u2 / (double)n - 1.0 / 12) < 0.075 * error,
+    test_expect(fabs(u1 / (double)n) < 0.29 * error &&
+                    fabs(u2 / (double)n - 1.0 / 12) < 0.075 * error,
                 "uniform: mean %g, variance %g", u1 / (double)n + 0.5, u2 / (double)n);
-    test_expect(fabs(n1 / (double)n) < error && fabs(n2 / (double)n - 1) < 1.42 * error && fabs(n4 / (double)n - 3) < 9.8 * error,
+    test_expect(fabs(n1 / (double)n) < error && fabs(n2 / (double)n - 1) < 1.42 * error &&
+                    fabs(n4 / (double)n - 3) < 9.8 * error,
                 "normal: moments %g %g %g", n1 / (double)n, n2 / (double)n, n4 / (double)n);
-    test_expect(fabs(next / (double)n) < error && fabs(stream / (double)n) < error, "neighbours go together: %g, %g", next / (double)n, stream / (double)n);
+    test_expect(fabs(next / (double)n) < error && fabs(stream / (double)n) < error,
+                "neighbours go together: %g, %g", next / (double)n, stream / (double)n);
     test_end("numerics_random_moments");
 }
 
 static void test_random_keys(void) {
-    double base = seqpar_random_uniform(1, 2, 3), high = seqpar_random_uniform(1, 2 + (UINT64_C(1) << 40), 3);
+    double base = seqpar_random_uniform(1, 2, 3);
+    double high = seqpar_random_uniform(1, 2 + (UINT64_C(1) << 40), 3);
     test_expect(base == seqpar_random_uniform(1, 2, 3), "the same place gives another number");
-    test_expect(base != seqpar_random_uniform(2, 2, 3) && base != seqpar_random_uniform(1, 3, 3) && base != seqpar_random_uniform(1, 2, 4), "another place gives the same number");
-    test_expect(base != high && base != seqpar_random_uniform(1 + (UINT64_C(1) << 40), 2, 3) && base != seqpar_random_uniform(1, 2, 3 + (UINT64_C(1) << 40)), "upper halves do not count");
+    test_expect(base != seqpar_random_uniform(2, 2, 3) &&
+                    base != seqpar_random_uniform(1, 3, 3) &&
+                    base != seqpar_random_uniform(1, 2, 4),
+                "another place gives the same number");
+    test_expect(base != high && base != seqpar_random_uniform(1 + (UINT64_C(1) << 40), 2, 3) &&
+                    base != seqpar_random_uniform(1, 2, 3 + (UINT64_C(1) << 40)),
+                "upper halves do not count");
     test_end("numerics_random_keys");
 }
 
@@ -208,7 +310,8 @@ static void test_shuffle(void) {
     for (count = 0; count <= CARDS; count++) {
         a[count] = -77;
         seqpar_shuffle(a, count, 3, (uint64_t)count);
-        test_expect(is_permutation(a, count) && a[count] == -77, "%lld cards: not a permutation", (long long)count);
+        test_expect(is_permutation(a, count) && a[count] == -77,
+                    "%lld cards: not a permutation", (long long)count);
     }
     seqpar_shuffle(a, CARDS, 7, 2);
     seqpar_shuffle(b, CARDS, 7, 2);
@@ -222,27 +325,50 @@ static void test_shuffle(void) {
         for (i = 0; i < 5; i++) at[i][a[i]]++;
     }
     for (i = 0; i < 25; i++)
-        test_expect(llabs((long long)at[i / 5][i % 5] - 1000) < 170, "card %lld lies at %lld %lld times of 5000", (long long)i % 5, (long long)i / 5, (long long)at[i / 5][i % 5]);
+        test_expect(llabs((long long)at[i / 5][i % 5] - 1000) < 170,
+                    "card %lld lies at %lld %lld times of 5000", (long long)i % 5,
+                    (long long)i / 5, (long long)at[i / 5][i % 5]);
     test_end("numerics_shuffle");
 }
 
 /* ---- schedules and optimizers: golden numbers ---- */
 
 static void test_schedules(void) {
-    static const struct { const char *name; int kind; double min_ratio, factor[12]; } table[] = { /* 3 of 10 steps warm up; step 11 is one too many */
+    /* 3 of 10 steps warm up; step 11 is one too many */
+    static const struct {
+        const char *name;
+        int kind;
+        double min_ratio, factor[12];
+    } table[] = {
         {"constant", SEQPAR_CONSTANT, 0, {0, 1.0 / 3, 2.0 / 3, 1, 1, 1, 1, 1, 1, 1, 1, 1}},
-        {"linear", SEQPAR_LINEAR, 0, {0, 1.0 / 3, 2.0 / 3, 1, .857142857143, .714285714286, .571428571429, .428571428571, .285714285714, .142857142857, 0, 0}},
-        {"cosine", SEQPAR_COSINE, 0, {0, 1.0 / 3, 2.0 / 3, 1, .950484433951, .811744900929, .611260466978, .388739533022, .188255099071, .049515566049, 0, .049515566049}},
-        {"cosine_min", SEQPAR_COSINE_MIN, 0.1, {0, 1.0 / 3, 2.0 / 3, 1, .955435990556, .830570410836, .65013442028, .44986557972, .269429589164, .144564009444, .1, .144564009444}},
+        {"linear",
+         SEQPAR_LINEAR,
+         0,
+         {0, 1.0 / 3, 2.0 / 3, 1, .857142857143, .714285714286, .571428571429, .428571428571,
+          .285714285714, .142857142857, 0, 0}},
+        {"cosine",
+         SEQPAR_COSINE,
+         0,
+         {0, 1.0 / 3, 2.0 / 3, 1, .950484433951, .811744900929, .611260466978, .388739533022,
+          .188255099071, .049515566049, 0, .049515566049}},
+        {"cosine_min",
+         SEQPAR_COSINE_MIN,
+         0.1,
+         {0, 1.0 / 3, 2.0 / 3, 1, .955435990556, .830570410836, .65013442028, .44986557972,
+          .269429589164, .144564009444, .1, .144564009444}},
     };
     int64_t i, s;
     for (i = 0; i < COUNT(table); i++) {
         for (s = 0; s < 12; s++) {
             double factor = seqpar_schedule_factor(table[i].kind, s, 3, 10, table[i].min_ratio);
-            test_expect(fabs(factor - table[i].factor[s]) <= 1e-12, "step %lld: %.12f, not %.12f", (long long)s, factor, table[i].factor[s]);
+            test_expect(fabs(factor - table[i].factor[s]) <= 1e-12,
+                        "step %lld: %.12f, not %.12f", (long long)s, factor,
+                        table[i].factor[s]);
         }
-        test_expect(seqpar_schedule_factor(table[i].kind, 0, 0, 10, 0) == 1, "without warm-up the first step is not a whole one");
-        test_expect(seqpar_schedule_factor(table[i].kind, 5, 5, 5, 0) <= 1, "no step after the warm-up");
+        test_expect(seqpar_schedule_factor(table[i].kind, 0, 0, 10, 0) == 1,
+                    "without warm-up the first step is not a whole one");
+        test_expect(seqpar_schedule_factor(table[i].kind, 5, 5, 5, 0) <= 1,
+                    "no step after the warm-up");
         test_end("numerics_schedule_%s", table[i].name);
     }
 }
@@ -250,13 +376,41 @@ static void test_schedules(void) {
 typedef struct optimizer {
     const char *name;
     int sgd;
-    double lr, decay, clip, p, g[3], want[3], m, v; /* after each step; m and v after the last */
+    /* after each step; m and v after the last */
+    double lr, decay, clip, p, g[3], want[3], m, v;
 } optimizer;
 
 static const optimizer optimizers[] = {
-    {"adamw", 0, .01, .1, 1, 1, {.5, -.25, .1}, {.9890000002, .985327305787383, .981129127774162}, .028, .01475},
-    {"adamw_clip", 0, .01, .1, .5, 1, {1, -.5, .2}, {.9890000002, .985327305787383, .981129127774162}, .028, .01475},
-    {"adamw_tiny", 0, .01, .1, 1, 1, {1e-8, -.5e-8, .2e-8}, {.994, .991826226958815, .989576821663403}, .0, .0},
+    {"adamw",
+     0,
+     .01,
+     .1,
+     1,
+     1,
+     {.5, -.25, .1},
+     {.9890000002, .985327305787383, .981129127774162},
+     .028,
+     .01475},
+    {"adamw_clip",
+     0,
+     .01,
+     .1,
+     .5,
+     1,
+     {1, -.5, .2},
+     {.9890000002, .985327305787383, .981129127774162},
+     .028,
+     .01475},
+    {"adamw_tiny",
+     0,
+     .01,
+     .1,
+     1,
+     1,
+     {1e-8, -.5e-8, .2e-8},
+     {.994, .991826226958815, .989576821663403},
+     .0,
+     .0},
     {"adamw_zero_gradient", 0, .01, .5, 1, 2, {0, 0, 0}, {1.99, 1.98005, 1.97014975}, 0, 0},
     {"sgd", 1, .1, 0, 1, 1, {.5, -.25, .125}, {.95, .975, .9625}, 0, 0},
     {"sgd_decay_clip", 1, .1, .5, .25, 2, {4, -8, 0}, {1.8, 1.91, 1.8145}, 0, 0},
@@ -265,14 +419,18 @@ static const optimizer optimizers[] = {
 /* Writes one number everywhere, or asks for it everywhere. */
 static void spread(seqpar_device *device, void *data, int64_t count, double value) {
     int64_t i;
-    for (i = 0; i < count; i++) seqpar_device_write(device, data, i, &value, 1, device->storage);
+    for (i = 0; i < count; i++)
+        seqpar_device_write(device, data, i, &value, 1, device->storage);
 }
-static void expect_everywhere(seqpar_device *device, const void *data, int64_t count, double want, double tolerance, const char *what) {
+
+static void expect_everywhere(seqpar_device *device, const void *data, int64_t count,
+                              double want, double tolerance, const char *what) {
     double value;
     int64_t i;
     for (i = 0; i < count; i++) {
         seqpar_device_read(device, &value, data, i, 1, device->storage);
-        test_expect(fabs(value - want) <= tolerance, "%s: %.15g, not %.15g, at %lld", what, value, want, (long long)i);
+        test_expect(fabs(value - want) <= tolerance, "%s: %.15g, not %.15g, at %lld", what,
+                    value, want, (long long)i);
     }
 }
 
@@ -280,13 +438,22 @@ static void expect_everywhere(seqpar_device *device, const void *data, int64_t c
 static void expect_optimizer(const optimizer *o, seqpar_device *device, double tolerance) {
     static const char *const steps[] = {"step 1", "step 2", "step 3"};
     int64_t count = 16384 + 13, bytes = count * seqpar_dtype_bytes(device->storage), i;
-    seqpar_update_args a = {.count = count, .lr = o->lr, .beta1 = .9, .beta2 = .95, .eps = 1e-8, .decay = o->decay, .clip = o->clip};
+    seqpar_update_args a = {.count = count,
+                            .lr = o->lr,
+                            .beta1 = .9,
+                            .beta2 = .95,
+                            .eps = 1e-8,
+                            .decay = o->decay,
+                            .clip = o->clip};
     void *gradient = device->alloc(device, bytes), *state[3];
     for (i = 0; i < 3; i++) {
         state[i] = device->alloc(device, bytes);
         device->zero(device, state[i], bytes, NULL);
     }
-    a.p = state[0]; a.m = state[1]; a.v = state[2]; a.g = gradient;
+    a.p = state[0];
+    a.m = state[1];
+    a.v = state[2];
+    a.g = gradient;
     spread(device, a.p, count, o->p);
     for (a.t = 1; a.t <= 3; a.t++) {
         spread(device, gradient, count, o->g[a.t - 1]);
@@ -314,14 +481,14 @@ static void test_optimizers(void) {
 
 /* ---- row operations: one call computes some rows of a bank; everything is written and read as doubles ---- */
 
-#define ROWS 97
-#define GAP 3      /* row strides are wider than rows */
-#define STATS 4    /* values per row that lie in arrays of their own */
-#define WIDE 271   /* wider than one packed panel of the product, and odd */
-#define DEEP 263
-#define HEADS 3
+#define ROWS     97
+#define GAP      3   /* row strides are wider than rows */
+#define STATS    4   /* values per row that lie in arrays of their own */
+#define WIDE     271 /* wider than one packed panel of the product, and odd */
+#define DEEP     263
+#define HEADS    3
 #define HEAD_DIM 10
-#define VOCAB 61
+#define VOCAB    61
 
 typedef struct call { /* what an operation gets */
     seqpar_device *device;
@@ -336,84 +503,150 @@ typedef struct row_op {
     const char *name;
     int64_t in, out, weights; /* widths; elements */
     seqpar_status (*run)(const call *c);
-    int preset;               /* the first columns of the input are what the output held before */
+    /* the first columns of the input are what the output held before */
+    int preset;
 } row_op;
 
-static seqpar_mat columns(const call *c, seqpar_mat m, int64_t first) { return (seqpar_mat){(char *)m.data + first * seqpar_dtype_bytes(c->device->storage), m.stride}; }
-static const void *weights_at(const call *c, int64_t first) { return (const char *)c->weights + first * seqpar_dtype_bytes(c->device->storage); }
+static seqpar_mat columns(const call *c, seqpar_mat m, int64_t first) {
+    return (seqpar_mat){(char *)m.data + first * seqpar_dtype_bytes(c->device->storage),
+                        m.stride};
+}
 
-static seqpar_status run_product(const call *c, int64_t out, int64_t in, int64_t first, int transposed, int accumulate) {
-    seqpar_matmul_args a = {.y = c->out, .x = columns(c, c->in, first), .w = {(void *)c->weights, transposed ? out : in},
-                            .rows = c->rows, .out = out, .in = in, .transposed = transposed, .accumulate = accumulate};
+static const void *weights_at(const call *c, int64_t first) {
+    return (const char *)c->weights + first * seqpar_dtype_bytes(c->device->storage);
+}
+
+static seqpar_status run_product(const call *c, int64_t out, int64_t in, int64_t first,
+                                 int transposed, int accumulate) {
+    seqpar_matmul_args a = {.y = c->out,
+                            .x = columns(c, c->in, first),
+                            .w = {(void *)c->weights, transposed ? out : in},
+                            .rows = c->rows,
+                            .out = out,
+                            .in = in,
+                            .transposed = transposed,
+                            .accumulate = accumulate};
     return c->device->matmul(c->device, &a, NULL);
 }
+
 static seqpar_status run_matmul(const call *c) { return run_product(c, WIDE, DEEP, 0, 0, 0); }
 static seqpar_status run_matmul_small(const call *c) { return run_product(c, 5, 7, 0, 0, 0); }
-static seqpar_status run_matmul_transposed(const call *c) { return run_product(c, WIDE, DEEP, 0, 1, 0); }
-static seqpar_status run_matmul_accumulate(const call *c) { return run_product(c, 29, DEEP, 29, 0, 1); }
+static seqpar_status run_matmul_transposed(const call *c) {
+    return run_product(c, WIDE, DEEP, 0, 1, 0);
+}
+
+static seqpar_status run_matmul_accumulate(const call *c) {
+    return run_product(c, 29, DEEP, 29, 0, 1);
+}
 
 static seqpar_status run_rmsnorm(const call *c) {
-    seqpar_rmsnorm_args a = {.y = c->out, .x = c->in, .rstd = c->stats[0], .gain = c->weights, .rows = c->rows, .width = DEEP, .eps = 1e-5};
+    seqpar_rmsnorm_args a = {.y = c->out,
+                             .x = c->in,
+                             .rstd = c->stats[0],
+                             .gain = c->weights,
+                             .rows = c->rows,
+                             .width = DEEP,
+                             .eps = 1e-5};
     return c->device->rmsnorm(c->device, &a, NULL);
 }
 
-static seqpar_status run_rmsnorm_grad(const call *c) { /* dx lies in the output, x and dy side by side in the input */
+/* dx lies in the output, x and dy side by side in the input */
+static seqpar_status run_rmsnorm_grad(const call *c) {
     seqpar_fold_op leaf[] = {{SEQPAR_FOLD_LEAF, 0}, {SEQPAR_FOLD_FINISH, 0}};
     seqpar_piece all = {.count = c->rows};
     void *dgain = c->device->alloc(c->device, DEEP * 8);
-    seqpar_rmsnorm_grad_args a = {.fold = {leaf, 2, 2, NULL, 0, dgain}, .leaves = &all, .dx = c->out, .dy = columns(c, c->in, DEEP), .x = columns(c, c->in, 2 * DEEP),
-                                  .rstd = c->seeds[0], .gain = c->weights, .rows = c->rows, .width = DEEP};
+    seqpar_rmsnorm_grad_args a = {.fold = {leaf, 2, 2, NULL, 0, dgain},
+                                  .leaves = &all,
+                                  .dx = c->out,
+                                  .dy = columns(c, c->in, DEEP),
+                                  .x = columns(c, c->in, 2 * DEEP),
+                                  .rstd = c->seeds[0],
+                                  .gain = c->weights,
+                                  .rows = c->rows,
+                                  .width = DEEP};
     seqpar_status status = c->device->rmsnorm_grad(c->device, &a, NULL);
     c->device->free(c->device, dgain);
     return status;
 }
 
-static seqpar_status turn(const call *c, int inverse) { /* in place: the output holds what the input held */
+/* in place: the output holds what the input held */
+static seqpar_status turn(const call *c, int inverse) {
     int64_t half = HEAD_DIM / 2;
-    seqpar_rope_args a = {.x = c->out, .cosine = c->weights, .sine = weights_at(c, VOCAB * half),
-                          .positions = c->ids, .rows = c->rows, .heads = HEADS, .head_dim = HEAD_DIM, .inverse = inverse};
+    seqpar_rope_args a = {.x = c->out,
+                          .cosine = c->weights,
+                          .sine = weights_at(c, VOCAB * half),
+                          .positions = c->ids,
+                          .rows = c->rows,
+                          .heads = HEADS,
+                          .head_dim = HEAD_DIM,
+                          .inverse = inverse};
     return c->device->rope(c->device, &a, NULL);
 }
+
 static seqpar_status run_rope(const call *c) { return turn(c, 0); }
 static seqpar_status run_rope_inverse(const call *c) { return turn(c, 1); }
 
 static seqpar_status run_swiglu(const call *c) {
-    seqpar_swiglu_args a = {.y = c->out, .gate = c->in, .up = columns(c, c->in, 53), .rows = c->rows, .width = 53};
+    seqpar_swiglu_args a = {
+        .y = c->out, .gate = c->in, .up = columns(c, c->in, 53), .rows = c->rows, .width = 53};
     return c->device->swiglu(c->device, &a, NULL);
 }
-static seqpar_status run_swiglu_grad(const call *c) { /* gate and up are overwritten: they lie in the output */
-    seqpar_swiglu_args a = {.y = columns(c, c->in, 106), .gate = c->out, .up = columns(c, c->out, 53), .rows = c->rows, .width = 53};
+
+/* gate and up are overwritten: they lie in the output */
+static seqpar_status run_swiglu_grad(const call *c) {
+    seqpar_swiglu_args a = {.y = columns(c, c->in, 106),
+                            .gate = c->out,
+                            .up = columns(c, c->out, 53),
+                            .rows = c->rows,
+                            .width = 53};
     return c->device->swiglu_grad(c->device, &a, NULL);
 }
 
 static seqpar_status head(const call *c, int gradient) {
-    seqpar_softmax_head_args a = {.logits = c->out, .rows = c->rows, .vocab = VOCAB, .targets = c->ids,
-                                  .logp = c->stats[0], .entropy = c->stats[1], .lse = c->stats[2], .smooth = c->stats[3],
-                                  .dlogp = c->seeds[0], .dentropy = c->seeds[1], .dsmooth = c->seeds[2], .dzloss = c->seeds[3], .gradient = gradient};
+    seqpar_softmax_head_args a = {.logits = c->out,
+                                  .rows = c->rows,
+                                  .vocab = VOCAB,
+                                  .targets = c->ids,
+                                  .logp = c->stats[0],
+                                  .entropy = c->stats[1],
+                                  .lse = c->stats[2],
+                                  .smooth = c->stats[3],
+                                  .dlogp = c->seeds[0],
+                                  .dentropy = c->seeds[1],
+                                  .dsmooth = c->seeds[2],
+                                  .dzloss = c->seeds[3],
+                                  .gradient = gradient};
     return c->device->softmax_head(c->device, &a, NULL);
 }
+
 static seqpar_status run_head(const call *c) { return head(c, 0); }
 static seqpar_status run_head_gradient(const call *c) { return head(c, 1); }
 
 static seqpar_status run_embedding(const call *c) {
-    seqpar_embedding_args a = {.x = c->out, .table = {(void *)c->weights, 31}, .ids = c->ids, .rows = c->rows, .width = 29};
+    seqpar_embedding_args a = {.x = c->out,
+                               .table = {(void *)c->weights, 31},
+                               .ids = c->ids,
+                               .rows = c->rows,
+                               .width = 29};
     return c->device->embedding(c->device, &a, NULL);
 }
 
 static seqpar_status run_add(const call *c) { /* elements: the rows of seeds */
-    seqpar_add_args a = {.y = c->stats[0], .a = c->seeds[0], .b = c->seeds[1], .count = c->rows};
+    seqpar_add_args a = {
+        .y = c->stats[0], .a = c->seeds[0], .b = c->seeds[1], .count = c->rows};
     return c->device->add(c->device, &a, NULL);
 }
 
 static const row_op row_ops[] = {
-    {"matmul", DEEP, WIDE, WIDE * DEEP, run_matmul, 0},
+    {"matmul", DEEP, WIDE, WIDE *DEEP, run_matmul, 0},
     {"matmul_small", 7, 5, 35, run_matmul_small, 0},
-    {"matmul_transposed", DEEP, WIDE, WIDE * DEEP, run_matmul_transposed, 0},
+    {"matmul_transposed", DEEP, WIDE, WIDE *DEEP, run_matmul_transposed, 0},
     {"matmul_accumulate", DEEP + 29, 29, 29 * DEEP, run_matmul_accumulate, 1},
     {"rmsnorm", DEEP, DEEP, DEEP, run_rmsnorm, 0},
     {"rmsnorm_grad", 3 * DEEP, DEEP, DEEP, run_rmsnorm_grad, 1},
-    {"rope", HEADS * HEAD_DIM, HEADS * HEAD_DIM, 2 * VOCAB * HEAD_DIM / 2, run_rope, 1},
-    {"rope_inverse", HEADS * HEAD_DIM, HEADS * HEAD_DIM, 2 * VOCAB * HEAD_DIM / 2, run_rope_inverse, 1},
+    {"rope", HEADS *HEAD_DIM, HEADS *HEAD_DIM, 2 * VOCAB *HEAD_DIM / 2, run_rope, 1},
+    {"rope_inverse", HEADS *HEAD_DIM, HEADS *HEAD_DIM, 2 * VOCAB *HEAD_DIM / 2,
+     run_rope_inverse, 1},
     {"swiglu", 106, 53, 1, run_swiglu, 0},
     {"swiglu_grad", 159, 106, 1, run_swiglu_grad, 1},
     {"softmax_head", VOCAB, VOCAB, 1, run_head, 1},
@@ -431,18 +664,28 @@ typedef struct bank { /* inputs of all rows, and what all of them give */
 static double *random_doubles(int64_t count, int narrow) {
     double *x = malloc((size_t)count * sizeof *x);
     int64_t i;
-    for (i = 0; i < count; i++) x[i] = narrow ? (double)(float)test_normal() : test_normal(); /* narrow: exact in fp32 as well */
+    /* narrow: exact in fp32 as well */
+    for (i = 0; i < count; i++) x[i] = narrow ? (double)(float)test_normal() : test_normal();
     return x;
 }
 
 static bank bank_new(const row_op *op) {
-    bank b = {.op = op, .in = random_doubles(ROWS * op->in, 1), .seeds = random_doubles(STATS * ROWS, 1), .weights = random_doubles(op->weights, 1)};
+    bank b = {.op = op,
+              .in = random_doubles(ROWS * op->in, 1),
+              .seeds = random_doubles(STATS * ROWS, 1),
+              .weights = random_doubles(op->weights, 1)};
     int64_t i;
     for (i = 0; i < ROWS; i++) b.ids[i] = (int32_t)(i % 7 ? test_integer(0, VOCAB - 1) : 0);
-    for (i = 2; i < ROWS && (op->run == run_head || op->run == run_head_gradient); i += 5) b.ids[i] = SEQPAR_IGNORE;
+    for (i = 2; i < ROWS && (op->run == run_head || op->run == run_head_gradient); i += 5)
+        b.ids[i] = SEQPAR_IGNORE;
     return b;
 }
-static void bank_free(bank *b) { free(b->in); free(b->seeds); free(b->weights); }
+
+static void bank_free(bank *b) {
+    free(b->in);
+    free(b->seeds);
+    free(b->weights);
+}
 
 static void *buffer_of(seqpar_device *device, const double *from, int64_t count) {
     void *data = device->alloc(device, (count + 1) * seqpar_dtype_bytes(device->storage));
@@ -463,48 +706,66 @@ static void call_close(call *c) {
 }
 
 /* Rows pick[0..count) of the bank, in that order, on the device. */
-static call call_open(const bank *b, seqpar_device *device, const int64_t *pick, int64_t count) {
+static call call_open(const bank *b, seqpar_device *device, const int64_t *pick,
+                      int64_t count) {
     const row_op *op = b->op;
     int64_t in_stride = op->in + GAP, out_stride = op->out + GAP + 2, i, s;
     int32_t *ids = malloc((size_t)count * sizeof *ids);
     double *zeros = calloc((size_t)(count * out_stride), sizeof *zeros);
-    call c = {.device = device, .rows = count, .in = {buffer_of(device, NULL, count * in_stride), in_stride}, .out = {buffer_of(device, zeros, count * out_stride), out_stride},
-              .weights = buffer_of(device, b->weights, op->weights), .ids = ids};
+    call c = {.device = device,
+              .rows = count,
+              .in = {buffer_of(device, NULL, count * in_stride), in_stride},
+              .out = {buffer_of(device, zeros, count * out_stride), out_stride},
+              .weights = buffer_of(device, b->weights, op->weights),
+              .ids = ids};
     for (s = 0; s < STATS; s++) {
         c.stats[s] = buffer_of(device, zeros, count);
         c.seeds[s] = buffer_of(device, NULL, count);
-        for (i = 0; i < count; i++) seqpar_device_write(device, (void *)c.seeds[s], i, &b->seeds[s * ROWS + pick[i]], 1, device->accumulator);
+        for (i = 0; i < count; i++)
+            seqpar_device_write(device, (void *)c.seeds[s], i, &b->seeds[s * ROWS + pick[i]], 1,
+                                device->accumulator);
     }
     for (i = 0; i < count; i++) {
         ids[i] = b->ids[pick[i]];
-        seqpar_device_write(device, c.in.data, i * in_stride, b->in + pick[i] * op->in, op->in, device->storage);
-        if (op->preset) seqpar_device_write(device, c.out.data, i * out_stride, b->in + pick[i] * op->in, op->out, device->storage);
+        seqpar_device_write(device, c.in.data, i * in_stride, b->in + pick[i] * op->in, op->in,
+                            device->storage);
+        if (op->preset)
+            seqpar_device_write(device, c.out.data, i * out_stride, b->in + pick[i] * op->in,
+                                op->out, device->storage);
     }
     free(zeros);
     return c;
 }
 
 /* What the operation makes of these rows: (count, out + STATS). */
-static void bank_run(const bank *b, seqpar_device *device, const int64_t *pick, int64_t count, double *result) {
+static void bank_run(const bank *b, seqpar_device *device, const int64_t *pick, int64_t count,
+                     double *result) {
     call c = call_open(b, device, pick, count);
     int64_t i, s, width = b->op->out + STATS;
     test_expect(!b->op->run(&c), "refused");
     for (i = 0; i < count; i++) {
-        seqpar_device_read(device, result + i * width, c.out.data, i * c.out.stride, b->op->out, device->storage);
-        for (s = 0; s < STATS; s++) seqpar_device_read(device, result + i * width + b->op->out + s, c.stats[s], i, 1, device->accumulator);
+        seqpar_device_read(device, result + i * width, c.out.data, i * c.out.stride, b->op->out,
+                           device->storage);
+        for (s = 0; s < STATS; s++)
+            seqpar_device_read(device, result + i * width + b->op->out + s, c.stats[s], i, 1,
+                               device->accumulator);
     }
     call_close(&c);
 }
 
-/* `count` rows from `first` on, or (scattered) from all over the bank, against the rows of the whole. */
-static void expect_rows(const bank *b, seqpar_device *device, int64_t first, int64_t count, int scattered, const double *whole) {
+/* `count` rows from `first` on, or (scattered) from all over the bank, against the rows of
+   the whole. */
+static void expect_rows(const bank *b, seqpar_device *device, int64_t first, int64_t count,
+                        int scattered, const double *whole) {
     int64_t pick[ROWS] = {0}, width = b->op->out + STATS, i;
     double *part = malloc((size_t)(count * width) * sizeof *part);
     for (i = 0; i < count; i++) pick[i] = scattered ? test_integer(0, ROWS - 1) : first + i;
     bank_run(b, device, pick, count, part);
     for (i = 0; i < count; i++)
-        test_expect(!memcmp(part + i * width, whole + pick[i] * width, (size_t)width * sizeof *part), "row %lld of %lld from %lld (%s): other bits than among %d",
-                    (long long)i, (long long)count, (long long)first, scattered ? "scattered" : "a run", ROWS);
+        test_expect(
+            !memcmp(part + i * width, whole + pick[i] * width, (size_t)width * sizeof *part),
+            "row %lld of %lld from %lld (%s): other bits than among %d", (long long)i,
+            (long long)count, (long long)first, scattered ? "scattered" : "a run", ROWS);
     free(part);
 }
 
@@ -512,26 +773,30 @@ static void expect_independence(const bank *b, seqpar_device *device, const doub
     static const int64_t counts[] = {1, 2, 7, 48, 97};
     int64_t i, first;
     for (i = 0; i < COUNT(counts); i++) {
-        for (first = 0; first + counts[i] <= ROWS; first += counts[i] < 7 ? 13 : 17) expect_rows(b, device, first, counts[i], 0, whole);
+        for (first = 0; first + counts[i] <= ROWS; first += counts[i] < 7 ? 13 : 17)
+            expect_rows(b, device, first, counts[i], 0, whole);
         expect_rows(b, device, 0, counts[i], 1, whole);
     }
 }
 
 static void test_row_operations(void) {
-    seqpar_device *reference = seqpar_device_reference(), *cpu[] = {seqpar_device_cpu(1), seqpar_device_cpu(2)};
+    seqpar_device *reference = seqpar_device_reference();
+    seqpar_device *cpu[] = {seqpar_device_cpu(1), seqpar_device_cpu(2)};
     int64_t o, i, all[ROWS];
     for (i = 0; i < ROWS; i++) all[i] = i;
     for (o = 0; o < COUNT(row_ops); o++) {
         bank b = bank_new(&row_ops[o]);
         int64_t size = ROWS * (b.op->out + STATS);
-        double *fast = malloc((size_t)size * sizeof *fast), *exact = malloc((size_t)size * sizeof *exact);
+        double *fast = malloc((size_t)size * sizeof *fast);
+        double *exact = malloc((size_t)size * sizeof *exact);
         bank_run(&b, cpu[0], all, ROWS, fast);
         for (i = 0; i < 2; i++) {
             expect_independence(&b, cpu[i], fast);
             test_end("numerics_rows_%s_threads%d", b.op->name, (int)i + 1);
         }
         bank_run(&b, reference, all, ROWS, exact);
-        test_expect(test_distance(fast, exact, size) <= 1e-5, "%.2e off the reference", test_distance(fast, exact, size));
+        test_expect(test_distance(fast, exact, size) <= 1e-5, "%.2e off the reference",
+                    test_distance(fast, exact, size));
         test_end("numerics_cpu_%s_against_reference", b.op->name);
         bank_free(&b);
         free(fast);
@@ -542,9 +807,11 @@ static void test_row_operations(void) {
     seqpar_device_close(cpu[1]);
 }
 
-/* Where both devices share their code the reference says nothing: what these two must give is written out. */
+/* Where both devices share their code the reference says nothing: what these two must give
+   is written out. */
 static void test_copies(void) {
-    static const row_op ops[] = {{"embedding", 1, 29, VOCAB * 31, run_embedding, 0}, {"add", 1, 1, 1, run_add, 0}};
+    static const row_op ops[] = {{"embedding", 1, 29, VOCAB * 31, run_embedding, 0},
+                                 {"add", 1, 1, 1, run_add, 0}};
     seqpar_device *device = seqpar_device_cpu(1);
     int64_t all[ROWS], t, i, wrong = 0;
     bank words = bank_new(&ops[0]), sums = bank_new(&ops[1]);
@@ -552,10 +819,14 @@ static void test_copies(void) {
     for (t = 0; t < ROWS; t++) all[t] = t;
     bank_run(&words, device, all, ROWS, result);
     for (t = 0; t < ROWS; t++)
-        for (i = 0; i < 29; i++) wrong += !same_bits(result[t * (29 + STATS) + i], words.weights[words.ids[t] * 31 + i]);
+        for (i = 0; i < 29; i++)
+            wrong += !same_bits(result[t * (29 + STATS) + i],
+                                words.weights[words.ids[t] * 31 + i]);
     test_expect(!wrong, "%lld embedded numbers are not those of the table", (long long)wrong);
     bank_run(&sums, device, all, ROWS, result);
-    for (t = 0; t < ROWS; t++) wrong += result[t * (1 + STATS) + 1] != (double)((float)sums.seeds[t] + (float)sums.seeds[ROWS + t]);
+    for (t = 0; t < ROWS; t++)
+        wrong += result[t * (1 + STATS) + 1] !=
+                 (double)((float)sums.seeds[t] + (float)sums.seeds[ROWS + t]);
     test_expect(!wrong, "%lld sums are wrong", (long long)wrong);
     bank_free(&words);
     bank_free(&sums);
@@ -568,42 +839,83 @@ static void test_copies(void) {
 
 #define OUT 53
 
-typedef struct sum_call { seqpar_device *device; seqpar_fold_run fold; const seqpar_piece *leaves; void *a, *b, *dx; const int32_t *ids; } sum_call;
-typedef struct token_sum { const char *name; int64_t a, b, result; seqpar_status (*run)(const sum_call *c); } token_sum;
+typedef struct sum_call {
+    seqpar_device *device;
+    seqpar_fold_run fold;
+    const seqpar_piece *leaves;
+    void *a, *b, *dx;
+    const int32_t *ids;
+} sum_call;
+
+typedef struct token_sum {
+    const char *name;
+    int64_t a, b, result;
+    seqpar_status (*run)(const sum_call *c);
+} token_sum;
 
 static seqpar_status run_weight_grad(const sum_call *c) {
-    seqpar_weight_grad_args a = {.fold = c->fold, .leaves = c->leaves, .dy = {c->a, OUT + GAP}, .x = {c->b, DEEP + GAP}, .out = OUT, .in = DEEP};
+    seqpar_weight_grad_args a = {.fold = c->fold,
+                                 .leaves = c->leaves,
+                                 .dy = {c->a, OUT + GAP},
+                                 .x = {c->b, DEEP + GAP},
+                                 .out = OUT,
+                                 .in = DEEP};
     return c->device->weight_grad(c->device, &a, NULL);
 }
+
 static seqpar_status run_embedding_grad(const sum_call *c) {
-    seqpar_embedding_grad_args a = {.fold = c->fold, .leaves = c->leaves, .dx = {c->a, 29 + GAP}, .ids = c->ids, .vocab = VOCAB, .width = 29};
+    seqpar_embedding_grad_args a = {.fold = c->fold,
+                                    .leaves = c->leaves,
+                                    .dx = {c->a, 29 + GAP},
+                                    .ids = c->ids,
+                                    .vocab = VOCAB,
+                                    .width = 29};
     return c->device->embedding_grad(c->device, &a, NULL);
 }
+
 static seqpar_status run_gain_grad(const sum_call *c) {
-    seqpar_rmsnorm_grad_args a = {.fold = c->fold, .leaves = c->leaves, .dx = {c->dx, DEEP}, .dy = {c->a, DEEP + GAP}, .x = {c->b, DEEP + GAP},
-                                  .rstd = c->a, .gain = c->b, .rows = ROWS, .width = DEEP};
+    seqpar_rmsnorm_grad_args a = {.fold = c->fold,
+                                  .leaves = c->leaves,
+                                  .dx = {c->dx, DEEP},
+                                  .dy = {c->a, DEEP + GAP},
+                                  .x = {c->b, DEEP + GAP},
+                                  .rstd = c->a,
+                                  .gain = c->b,
+                                  .rows = ROWS,
+                                  .width = DEEP};
     return c->device->rmsnorm_grad(c->device, &a, NULL);
 }
 
 static const token_sum token_sums[] = {
-    {"weight_grad", OUT + GAP, DEEP + GAP, OUT * DEEP, run_weight_grad},
+    {"weight_grad", OUT + GAP, DEEP + GAP, OUT *DEEP, run_weight_grad},
     {"embedding_grad", 29 + GAP, 1, VOCAB * 29, run_embedding_grad},
     {"rmsnorm_gain", DEEP + GAP, DEEP + GAP, DEEP, run_gain_grad},
 };
 
-typedef struct sum_inputs { double *a, *b; int32_t ids[ROWS]; } sum_inputs;
+typedef struct sum_inputs {
+    double *a, *b;
+    int32_t ids[ROWS];
+} sum_inputs;
 
-/* Runs a program over the leaves that begin at these tokens (leaf_count + 1, up to the end of the last). */
-static void sum_run(const token_sum *s, seqpar_device *device, const sum_inputs *in, const int64_t *begin, int64_t leaf_count,
-                    const seqpar_fold_op *program, int64_t program_count, double *result) {
+/* Runs a program over the leaves that begin at these tokens (leaf_count + 1, up to the end
+   of the last). */
+static void sum_run(const token_sum *s, seqpar_device *device, const sum_inputs *in,
+                    const int64_t *begin, int64_t leaf_count, const seqpar_fold_op *program,
+                    int64_t program_count, double *result) {
     seqpar_piece leaves[ROWS];
     int64_t i;
-    sum_call c = {.device = device, .leaves = leaves, .a = buffer_of(device, in->a, ROWS * s->a), .b = buffer_of(device, in->b, ROWS * s->b),
-                  .dx = device->alloc(device, ROWS * DEEP * 8), .ids = in->ids};
-    void *store = device->alloc(device, 2 * s->result * 8), *finish = device->alloc(device, s->result * 8);
+    sum_call c = {.device = device,
+                  .leaves = leaves,
+                  .a = buffer_of(device, in->a, ROWS * s->a),
+                  .b = buffer_of(device, in->b, ROWS * s->b),
+                  .dx = device->alloc(device, ROWS * DEEP * 8),
+                  .ids = in->ids};
+    void *store = device->alloc(device, 2 * s->result * 8);
+    void *finish = device->alloc(device, s->result * 8);
     device->zero(device, c.dx, ROWS * DEEP * 8, NULL);
     c.fold = (seqpar_fold_run){program, program_count, 4, store, s->result, finish};
-    for (i = 0; i < leaf_count; i++) leaves[i] = (seqpar_piece){.local = begin[i], .count = begin[i + 1] - begin[i]};
+    for (i = 0; i < leaf_count; i++)
+        leaves[i] = (seqpar_piece){.local = begin[i], .count = begin[i + 1] - begin[i]};
     test_expect(!s->run(&c), "refused");
     seqpar_device_read(device, result, finish, 0, s->result, device->accumulator);
     device->free(device, store);
@@ -615,39 +927,53 @@ static void sum_run(const token_sum *s, seqpar_device *device, const sum_inputs 
 
 static void expect_extension(const token_sum *s, seqpar_device *device, const sum_inputs *in) {
     static const seqpar_fold_op whole[] = {{SEQPAR_FOLD_LEAF, 0}, {SEQPAR_FOLD_FINISH, 0}};
-    static const seqpar_fold_op thirds[] = {{SEQPAR_FOLD_LEAF, 0}, {SEQPAR_FOLD_STORE, 0}, {SEQPAR_FOLD_LEAF, 1}, {SEQPAR_FOLD_STORE, 1}, {SEQPAR_FOLD_LEAF, 2},
-                                            {SEQPAR_FOLD_LOAD, 0}, {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_LOAD, 1}, {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_FINISH, 0}};
+    static const seqpar_fold_op thirds[] = {{SEQPAR_FOLD_LEAF, 0},    {SEQPAR_FOLD_STORE, 0},
+                                            {SEQPAR_FOLD_LEAF, 1},    {SEQPAR_FOLD_STORE, 1},
+                                            {SEQPAR_FOLD_LEAF, 2},    {SEQPAR_FOLD_LOAD, 0},
+                                            {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_LOAD, 1},
+                                            {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_FINISH, 0}};
     static const int64_t cut[] = {5, 18, 59, 97};
-    double *one = malloc((size_t)s->result * sizeof *one), *other = malloc((size_t)s->result * sizeof *other);
+    double *one = malloc((size_t)s->result * sizeof *one);
+    double *other = malloc((size_t)s->result * sizeof *other);
     int64_t n, i;
     sum_run(s, device, in, (const int64_t[]){5, 97}, 1, whole, 2, one);
     for (n = 0; n < 6; n++) {
         seqpar_fold_op program[ROWS];
         int64_t begin[ROWS], pieces = 0, at = 5;
-        for (; at < 97; at += n ? test_integer(pieces > 1 ? 0 : 1, 30) : 1) { /* later pieces may be empty */
-            program[pieces] = (seqpar_fold_op){pieces ? SEQPAR_FOLD_EXTEND : SEQPAR_FOLD_LEAF, (int32_t)pieces};
+        /* later pieces may be empty */
+        for (; at < 97; at += n ? test_integer(pieces > 1 ? 0 : 1, 30) : 1) {
+            program[pieces] = (seqpar_fold_op){pieces ? SEQPAR_FOLD_EXTEND : SEQPAR_FOLD_LEAF,
+                                               (int32_t)pieces};
             begin[pieces++] = at;
         }
         begin[pieces] = 97;
         program[pieces] = (seqpar_fold_op){SEQPAR_FOLD_FINISH, 0};
         sum_run(s, device, in, begin, pieces, program, pieces + 1, other);
-        test_expect(!memcmp(one, other, (size_t)s->result * sizeof *one), "%lld pieces give other bits than one", (long long)pieces);
+        test_expect(!memcmp(one, other, (size_t)s->result * sizeof *one),
+                    "%lld pieces give other bits than one", (long long)pieces);
     }
-    sum_run(s, device, in, cut, 3, thirds, COUNT(thirds), other); /* three leaves combined are another rounding, but the same sum */
+    /* three leaves combined are another rounding, but the same sum */
+    sum_run(s, device, in, cut, 3, thirds, COUNT(thirds), other);
     for (i = n = 0; i < s->result; i++) n += !same_bits(one[i], other[i]);
-    test_expect(test_distance(other, one, s->result) < 1e-5 && n > 0, "three leaves: %.2e apart, %lld elements differ", test_distance(other, one, s->result), (long long)n);
+    test_expect(test_distance(other, one, s->result) < 1e-5 && n > 0,
+                "three leaves: %.2e apart, %lld elements differ",
+                test_distance(other, one, s->result), (long long)n);
     free(one);
     free(other);
 }
 
 /* A leaf without a token is 0, whatever the scratch held. */
 static void expect_empty_leaf(const token_sum *s, seqpar_device *device, const sum_inputs *in) {
-    static const seqpar_fold_op program[] = {{SEQPAR_FOLD_LEAF, 0}, {SEQPAR_FOLD_STORE, 0}, {SEQPAR_FOLD_LEAF, 1}, {SEQPAR_FOLD_FINISH, 0}};
+    static const seqpar_fold_op program[] = {{SEQPAR_FOLD_LEAF, 0},
+                                             {SEQPAR_FOLD_STORE, 0},
+                                             {SEQPAR_FOLD_LEAF, 1},
+                                             {SEQPAR_FOLD_FINISH, 0}};
     double *result = malloc((size_t)s->result * sizeof *result);
     int64_t i, wrong = 0;
     sum_run(s, device, in, (const int64_t[]){5, 97, 97}, 2, program, COUNT(program), result);
     for (i = 0; i < s->result; i++) wrong += !(result[i] == 0);
-    test_expect(!wrong, "%lld of %lld elements are not 0", (long long)wrong, (long long)s->result);
+    test_expect(!wrong, "%lld of %lld elements are not 0", (long long)wrong,
+                (long long)s->result);
     free(result);
 }
 
@@ -656,30 +982,42 @@ static double plain_sum(const token_sum *s, const sum_inputs *in, int64_t elemen
     double sum = 0;
     int64_t t, o = element / DEEP, i = element % DEEP;
     for (t = 5; t < 97; t++)
-        if (s->run == run_weight_grad) sum += in->a[t * s->a + o] * in->b[t * s->b + i];
-        else if (s->run == run_embedding_grad) sum += in->ids[t] == element / 29 ? in->a[t * s->a + element % 29] : 0;
-        else sum += in->a[t * s->a + element] * in->b[t * s->b + element] * in->a[t]; /* rstd is the front of a */
+        if (s->run == run_weight_grad)
+            sum += in->a[t * s->a + o] * in->b[t * s->b + i];
+        else if (s->run == run_embedding_grad)
+            sum += in->ids[t] == element / 29 ? in->a[t * s->a + element % 29] : 0;
+        else
+            sum += in->a[t * s->a + element] * in->b[t * s->b + element] * in->a[t]; /* rstd is
+                                                                                        the
+                                                                                        front of
+                                                                                        a */
     return sum;
 }
 
-static void expect_plain(const token_sum *s, seqpar_device *device, const sum_inputs *in, double tolerance) {
+static void expect_plain(const token_sum *s, seqpar_device *device, const sum_inputs *in,
+                         double tolerance) {
     static const seqpar_fold_op whole[] = {{SEQPAR_FOLD_LEAF, 0}, {SEQPAR_FOLD_FINISH, 0}};
-    double *got = malloc((size_t)s->result * sizeof *got), *want = malloc((size_t)s->result * sizeof *want);
+    double *got = malloc((size_t)s->result * sizeof *got);
+    double *want = malloc((size_t)s->result * sizeof *want);
     int64_t i;
     sum_run(s, device, in, (const int64_t[]){5, 97}, 1, whole, 2, got);
     for (i = 0; i < s->result; i++) want[i] = plain_sum(s, in, i);
-    test_expect(test_distance(got, want, s->result) <= tolerance, "%.2e off", test_distance(got, want, s->result));
+    test_expect(test_distance(got, want, s->result) <= tolerance, "%.2e off",
+                test_distance(got, want, s->result));
     free(got);
     free(want);
 }
 
 static void test_token_sums(void) {
-    seqpar_device *devices[] = {seqpar_device_reference(), seqpar_device_cpu(1), seqpar_device_cpu(2)};
+    seqpar_device *devices[] = {seqpar_device_reference(), seqpar_device_cpu(1),
+                                seqpar_device_cpu(2)};
     static const char *const names[] = {"reference", "cpu_threads1", "cpu_threads2"};
     int64_t s, d, i;
     for (s = 0; s < COUNT(token_sums); s++) {
-        sum_inputs in = {.a = random_doubles(ROWS * token_sums[s].a, 0), .b = random_doubles(ROWS * token_sums[s].b, 0)};
-        for (i = 0; i < ROWS; i++) in.ids[i] = (int32_t)(i % 5 ? test_integer(0, VOCAB - 1) : 0);
+        sum_inputs in = {.a = random_doubles(ROWS * token_sums[s].a, 0),
+                         .b = random_doubles(ROWS * token_sums[s].b, 0)};
+        for (i = 0; i < ROWS; i++)
+            in.ids[i] = (int32_t)(i % 5 ? test_integer(0, VOCAB - 1) : 0);
         for (d = 0; d < 3; d++) {
             expect_extension(&token_sums[s], devices[d], &in);
             test_end("numerics_extend_%s_%s", token_sums[s].name, names[d]);
@@ -707,26 +1045,44 @@ static void expect_escaped(const char *text, const char *want) {
 static void test_escape(void) {
     seqpar_error error = {0};
     char text[9000], small[9];
-    expect_escaped("plain, gr\xC3\xBC\xC3\x9F" "e \xE2\x82\xAC \xF0\x9F\x98\x80 \\n", "plain, gr\xC3\xBC\xC3\x9F" "e \xE2\x82\xAC \xF0\x9F\x98\x80 \\n");
+    expect_escaped("plain, gr\xC3\xBC\xC3\x9F"
+                   "e \xE2\x82\xAC \xF0\x9F\x98\x80 \\n",
+                   "plain, gr\xC3\xBC\xC3\x9F"
+                   "e \xE2\x82\xAC \xF0\x9F\x98\x80 \\n");
     expect_escaped("a\nb\rc\td\x1b[31me\x7f", "a\\nb\\rc\\td\\x1b[31me\\x7f");
-    expect_escaped("\xC2\x9b 31m", "\\xc2\\x9b 31m");                            /* C1 */
-    expect_escaped("a\xE2\x80\xAEgnp.exe", "a\\xe2\\x80\\xaegnp.exe");             /* turns the direction of writing */
-    expect_escaped("\xff\xC0\x80 \xED\xA0\x80 \xE2\x82", "\\xff\\xc0\\x80 \\xed\\xa0\\x80 \\xe2\\x82"); /* no UTF-8, overlong, half a surrogate, cut off */
+    expect_escaped("\xC2\x9b 31m", "\\xc2\\x9b 31m"); /* C1 */
+    /* turns the direction of writing */
+    expect_escaped("a\xE2\x80\xAEgnp.exe", "a\\xe2\\x80\\xaegnp.exe");
+    /* no UTF-8, overlong, half a surrogate, cut off */
+    expect_escaped("\xff\xC0\x80 \xED\xA0\x80 \xE2\x82",
+                   "\\xff\\xc0\\x80 \\xed\\xa0\\x80 \\xe2\\x82");
     memset(text, 'x', sizeof text - 1);
     memcpy(text, "begin", 5);
     memcpy(text + 7000, "the end", 8);
     seqpar_fail(&error, SEQPAR_ERR_OPTION, "%s", text);
-    test_expect(strlen(error.text) == sizeof error.text - 1, "%lld bytes are shown", (long long)strlen(error.text));
-    test_expect(!strncmp(error.text, "begin", 5) && strstr(error.text, "...") && strstr(error.text, "the end"), "of a long sentence: '%s'", error.text);
-    test_expect(!strcmp(seqpar_escape(small, 9, "a\xE2\x82\xAC\xE2\x82\xAC" "bcd"), "a...bcd"), "a small room: '%s'", small);
-    test_expect(!strcmp(seqpar_escape(small, 3, "\n\n"), "\\n") && !strcmp(seqpar_escape(small, 2, "\n"), "") && seqpar_escape(NULL, 0, "x") == NULL, "hardly any room");
+    test_expect(strlen(error.text) == sizeof error.text - 1, "%lld bytes are shown",
+                (long long)strlen(error.text));
+    test_expect(!strncmp(error.text, "begin", 5) && strstr(error.text, "...") &&
+                    strstr(error.text, "the end"),
+                "of a long sentence: '%s'", error.text);
+    test_expect(!strcmp(seqpar_escape(small, 9,
+                                      "a\xE2\x82\xAC\xE2\x82\xAC"
+                                      "bcd"),
+                        "a...bcd"),
+                "a small room: '%s'", small);
+    test_expect(!strcmp(seqpar_escape(small, 3, "\n\n"), "\\n") &&
+                    !strcmp(seqpar_escape(small, 2, "\n"), "") &&
+                    seqpar_escape(NULL, 0, "x") == NULL,
+                "hardly any room");
     test_end("escape");
 }
 
 static void test_large_sizes(void) {
     const seqpar_tensor tensor = {.name = "w", .rows = INT64_C(1) << 62, .cols = 4, .decay = 1};
     const seqpar_optim_desc optim = {.kind = SEQPAR_SGD};
-    const seqpar_attn_desc attention[] = {{.heads = INT64_C(1) << 61, .kv_heads = 1, .head_dim = 8}, {.heads = 8, .kv_heads = 1, .head_dim = INT64_MAX}};
+    const seqpar_attn_desc attention[] = {
+        {.heads = INT64_C(1) << 61, .kv_heads = 1, .head_dim = 8},
+        {.heads = 8, .kv_heads = 1, .head_dim = INT64_MAX}};
     seqpar_comm *self = seqpar_comm_self();
     seqpar_device *device = seqpar_device_cpu(1);
     seqpar_ctx ctx;
@@ -734,21 +1090,29 @@ static void test_large_sizes(void) {
     seqpar_attn *attn;
     int i;
     test_expect(!seqpar_ctx_open(&ctx, self, device, 1), "no context");
-    test_expect(seqpar_optim_open(&ctx, &o, &tensor, 1, &optim) == SEQPAR_ERR_SIZE && strstr(ctx.error->text, "4611686018427387904 x 4"), "a tensor: %s", ctx.error->text);
+    test_expect(seqpar_optim_open(&ctx, &o, &tensor, 1, &optim) == SEQPAR_ERR_SIZE &&
+                    strstr(ctx.error->text, "4611686018427387904 x 4"),
+                "a tensor: %s", ctx.error->text);
     for (i = 0; i < 2; i++) {
         memset(ctx.error, 0, sizeof *ctx.error);
-        test_expect(seqpar_attn_open(&ctx, &attn, NULL, 0, &attention[i]) == SEQPAR_ERR_SIZE && strstr(ctx.error->text, i ? "9223372036854775807" : "2305843009213693952"), "attention: %s", ctx.error->text);
+        test_expect(
+            seqpar_attn_open(&ctx, &attn, NULL, 0, &attention[i]) == SEQPAR_ERR_SIZE &&
+                strstr(ctx.error->text, i ? "9223372036854775807" : "2305843009213693952"),
+            "attention: %s", ctx.error->text);
     }
-    test_expect(!seqpar__calloc(INT64_C(1) << 61, 8) && !seqpar__calloc(INT64_MAX, 1), "memory that no machine has");
-    test_expect(seqpar_run_threads(SEQPAR_MAX_RANKS + 1, NULL, NULL, NULL) == SEQPAR_ERR_RANKS, "more ranks than a process takes");
+    test_expect(!seqpar__calloc(INT64_C(1) << 61, 8) && !seqpar__calloc(INT64_MAX, 1),
+                "memory that no machine has");
+    test_expect(seqpar_run_threads(SEQPAR_MAX_RANKS + 1, NULL, NULL, NULL) == SEQPAR_ERR_RANKS,
+                "more ranks than a process takes");
     seqpar_ctx_close(&ctx);
     seqpar_device_close(device);
     seqpar_comm_free(self);
     test_end("large_sizes");
 }
 
-/* The loss of the fast device counts exponents from higher up where logits climb, and works on two rows at once: a row has the
-   same bits alone and beside one that climbs in the same block, at every height around the one from which it counts anew. */
+/* The loss of the fast device counts exponents from higher up where logits climb, and works
+   on two rows at once: a row has the same bits alone and beside one that climbs in the same
+   block, at every height around the one from which it counts anew. */
 static void test_head_beside(void) {
     enum { WIDTH = 12 * 128 + 77, CLIMB = 4 * 128, HEIGHTS = 200 };
     static float logits[2 * WIDTH], beside[2 * WIDTH], alone[WIDTH];
@@ -757,18 +1121,42 @@ static void test_head_beside(void) {
     seqpar_device *device = seqpar_device_cpu(1);
     for (int height = 0; height < HEIGHTS; height++) {
         float stats[3][2], own[3];
-        for (int i = 0; i < 2 * WIDTH; i++) logits[i] = (float)seqpar_random_uniform(test_seed, (uint64_t)height, (uint64_t)i);
+        for (int i = 0; i < 2 * WIDTH; i++)
+            logits[i] = (float)seqpar_random_uniform(test_seed, (uint64_t)height, (uint64_t)i);
         logits[CLIMB + 7] = 9;
-        logits[WIDTH + CLIMB + 9] = (float)((2 + 2.0 * height / HEIGHTS) * 0.69314718055994531); /* from 1 to 3 powers of two above the others */
+        /* from 1 to 3 powers of two above the others */
+        logits[WIDTH + CLIMB + 9] = (float)((2 + 2.0 * height / HEIGHTS) * 0.69314718055994531);
         for (int i = WIDTH + CLIMB + 128; i < 2 * WIDTH; i++) logits[i] -= 0.5f;
         memcpy(beside, logits, sizeof beside);
         memcpy(alone, logits + WIDTH, sizeof alone);
-        seqpar_softmax_head_args two = {.logits = {beside, WIDTH}, .rows = 2, .vocab = WIDTH, .targets = targets, .logp = stats[0], .entropy = stats[1], .lse = stats[2], .dlogp = seeds, .gradient = 1};
-        seqpar_softmax_head_args one = {.logits = {alone, WIDTH}, .rows = 1, .vocab = WIDTH, .targets = targets + 1, .logp = &own[0], .entropy = &own[1], .lse = &own[2], .dlogp = seeds + 1, .gradient = 1};
-        test_expect(!device->softmax_head(device, &two, NULL) && !device->softmax_head(device, &one, NULL), "softmax_head fails");
+        seqpar_softmax_head_args two = {.logits = {beside, WIDTH},
+                                        .rows = 2,
+                                        .vocab = WIDTH,
+                                        .targets = targets,
+                                        .logp = stats[0],
+                                        .entropy = stats[1],
+                                        .lse = stats[2],
+                                        .dlogp = seeds,
+                                        .gradient = 1};
+        seqpar_softmax_head_args one = {.logits = {alone, WIDTH},
+                                        .rows = 1,
+                                        .vocab = WIDTH,
+                                        .targets = targets + 1,
+                                        .logp = &own[0],
+                                        .entropy = &own[1],
+                                        .lse = &own[2],
+                                        .dlogp = seeds + 1,
+                                        .gradient = 1};
+        test_expect(!device->softmax_head(device, &two, NULL) &&
+                        !device->softmax_head(device, &one, NULL),
+                    "softmax_head fails");
         test_expect(isfinite(own[1]) && own[1] > 1, "entropy %g", (double)own[1]);
-        for (int i = 0; i < 3; i++) test_expect(!memcmp(&stats[i][1], &own[i], sizeof own[i]), "height %d: statistic %d is %.9g beside another row, %.9g alone", height, i, (double)stats[i][1], (double)own[i]);
-        test_expect(!memcmp(beside + WIDTH, alone, sizeof alone), "height %d: the gradient differs beside another row", height);
+        for (int i = 0; i < 3; i++)
+            test_expect(!memcmp(&stats[i][1], &own[i], sizeof own[i]),
+                        "height %d: statistic %d is %.9g beside another row, %.9g alone",
+                        height, i, (double)stats[i][1], (double)own[i]);
+        test_expect(!memcmp(beside + WIDTH, alone, sizeof alone),
+                    "height %d: the gradient differs beside another row", height);
     }
     seqpar_device_close(device);
     test_end("head_row_beside_one_that_climbs");

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* Sums per document and the objectives on plain numbers; then every objective through a model: the gradient is the contract,
-   whatever the split. */
+/* Sums per document and the objectives on plain numbers; then every objective through a
+   model: the gradient is the contract, whatever the split. */
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_LLAMA_IMPLEMENTATION
 #include "seqpar_llama.h"
@@ -11,118 +11,201 @@
 
 /* ---- sums per document ---- */
 
-typedef struct { seqpar_row rows[2]; int64_t documents, layout, size; double *want, *got; int bits; } segment_task;
+typedef struct {
+    seqpar_row rows[2];
+    int64_t documents, layout, size;
+    double *want, *got;
+    int bits;
+} segment_task;
 
 static seqpar_status segment_rank(seqpar_comm *world, void *user) {
     segment_task *t = user;
     seqpar_share share;
     seqpar_segments segments = {.width = 2};
-    seqpar_status status = seqpar_split(world->error, &share, t->rows, 2, (int)t->layout, world->size, world->rank);
-    double *values = calloc((size_t)(2 * share.tokens + 1), sizeof *values), *sums = calloc((size_t)(2 * t->documents), sizeof *sums);
+    seqpar_status status = seqpar_split(world->error, &share, t->rows, 2, (int)t->layout,
+                                        world->size, world->rank);
+    double *values = calloc((size_t)(2 * share.tokens + 1), sizeof *values);
+    double *sums = calloc((size_t)(2 * t->documents), sizeof *sums);
     for (int64_t i = 0; !status && i < share.count; i++)
         for (int64_t k = 0; k < share.pieces[i].count; k++) {
             const seqpar_piece *p = &share.pieces[i];
-            values[2 * (p->local + k)] = seqpar_random_normal(3, (uint64_t)p->row, (uint64_t)(p->start + k * p->stride));
+            values[2 * (p->local + k)] = seqpar_random_normal(
+                3, (uint64_t)p->row, (uint64_t)(p->start + k * p->stride));
             values[2 * (p->local + k) + 1] = 1;
         }
     if (!status) status = seqpar_segments_add(world->error, &segments, values, &share);
     if (!status) status = seqpar_segments_sum(world, sums, t->documents, &segments);
-    if (world->rank == world->size - 1) memcpy(t->got, sums, (size_t)(2 * t->documents) * sizeof *sums);
+    if (world->rank == world->size - 1)
+        memcpy(t->got, sums, (size_t)(2 * t->documents) * sizeof *sums);
     seqpar_segments_free(&segments);
     seqpar_share_free(&share);
-    free(values); free(sums);
+    free(values);
+    free(sums);
     return status;
 }
 
 /* One document over whole rows, of one token, empty; ranks without a token; every layout. */
 static void test_segments(void) {
-    static const int64_t cu0[] = {0, 1, 40, 40, 97}, cu1[] = {0, 23}, source0[] = {4, 0, 2, 1}, source1[] = {3}, ranks[] = {1, 2, 3, 4, 5, 8};
+    static const int64_t cu0[] = {0, 1, 40, 40, 97}, cu1[] = {0, 23}, source0[] = {4, 0, 2, 1};
+    static const int64_t source1[] = {3}, ranks[] = {1, 2, 3, 4, 5, 8};
     double one[10], got[10];
-    segment_task t = {.documents = 5, .rows = {{.index = 0, .tokens = 97, .padded = 97, .chunks = 13, .docs = 4, .cu_seqlens = cu0, .doc_source = source0},
-                                               {.index = 1, .tokens = 23, .padded = 25, .chunks = 9, .docs = 1, .cu_seqlens = cu1, .doc_source = source1}}};
+    segment_task t = {.documents = 5,
+                      .rows = {{.index = 0,
+                                .tokens = 97,
+                                .padded = 97,
+                                .chunks = 13,
+                                .docs = 4,
+                                .cu_seqlens = cu0,
+                                .doc_source = source0},
+                               {.index = 1,
+                                .tokens = 23,
+                                .padded = 25,
+                                .chunks = 9,
+                                .docs = 1,
+                                .cu_seqlens = cu1,
+                                .doc_source = source1}}};
     seqpar_error error;
     for (t.layout = 0; t.layout < SEQPAR__LAYOUTS; t.layout++) {
         for (size_t p = 0; p < sizeof ranks / sizeof *ranks; p++) {
             t.got = p ? got : one;
-            test_expect(!seqpar_run_threads(ranks[p], segment_rank, &t, &error), "%s", error.text);
-            if (t.layout <= SEQPAR_ZIGZAG) test_expect(!memcmp(t.got, one, sizeof one), "P=%lld: other bits than one rank", (long long)ranks[p]);
-            for (int64_t d = 0; d < 5; d++) test_expect(fabs(t.got[2 * d] - one[2 * d]) <= 1e-13 && t.got[2 * d + 1] == (double[]){39, 57, 0, 23, 1}[d], "P=%lld: document %lld", (long long)ranks[p], (long long)d);
+            test_expect(!seqpar_run_threads(ranks[p], segment_rank, &t, &error), "%s",
+                        error.text);
+            if (t.layout <= SEQPAR_ZIGZAG)
+                test_expect(!memcmp(t.got, one, sizeof one), "P=%lld: other bits than one rank",
+                            (long long)ranks[p]);
+            for (int64_t d = 0; d < 5; d++)
+                test_expect(fabs(t.got[2 * d] - one[2 * d]) <= 1e-13 &&
+                                t.got[2 * d + 1] == (double[]){39, 57, 0, 23, 1}[d],
+                            "P=%lld: document %lld", (long long)ranks[p], (long long)d);
         }
         test_end("segments_%s", seqpar_layout_name((int)t.layout));
     }
     t.documents = 4; /* too few for the fifth */
     t.layout = SEQPAR_CONTIGUOUS;
     t.got = got;
-    test_expect(seqpar_run_threads(2, segment_rank, &t, &error) == SEQPAR_ERR_SIZE && strstr(error.text, "document 4"), "%s", error.text);
+    test_expect(seqpar_run_threads(2, segment_rank, &t, &error) == SEQPAR_ERR_SIZE &&
+                    strstr(error.text, "document 4"),
+                "%s", error.text);
     test_end("segments_refused");
 }
 
 /* ---- golden vectors: half a unit of the last printed digit, and the rounding of fp64 ---- */
 
 enum { MOST = 16 };
-typedef struct { double value[MOST]; int count; } numbers;
+typedef struct {
+    double value[MOST];
+    int count;
+} numbers;
+
 static numbers of(const golden_case *c, const char *name) {
     numbers n;
     n.count = golden_array(c, name, MOST, n.value);
     return n;
 }
-static void expect_golden(const golden_case *c, const char *name, const double *got, int count) {
+
+static void expect_golden(const golden_case *c, const char *name, const double *got,
+                          int count) {
     double want[MOST], limit[MOST];
     int n = golden_expected(c, name, MOST, want, limit);
-    test_expect(n > 0 && n <= count, "line %d: %s has %d values, the case %d", c->line, name, count, n);
-    for (int i = 0; i < n && i < count; i++) test_expect(fabs(got[i] - want[i]) <= limit[i] + 4e-16 * fmax(1, fabs(want[i])), "line %d, %s %s[%d]: %.17g, want %.17g", c->line, c->objective, name, i, got[i], want[i]);
+    test_expect(n > 0 && n <= count, "line %d: %s has %d values, the case %d", c->line, name,
+                count, n);
+    for (int i = 0; i < n && i < count; i++)
+        test_expect(fabs(got[i] - want[i]) <= limit[i] + 4e-16 * fmax(1, fabs(want[i])),
+                    "line %d, %s %s[%d]: %.17g, want %.17g", c->line, c->objective, name, i,
+                    got[i], want[i]);
 }
 
 static int golden_pair(const golden_case *c) {
-    static const struct { const char *name; int kind, normalized, alone; } kinds[] = {{"dpo_sigmoid", SEQPAR_DPO}, {"dpo_hinge", SEQPAR_HINGE}, {"ipo", SEQPAR_IPO}, {"ipo_mean", SEQPAR_IPO, 1}, {"dpo_norm", SEQPAR_DPO, 1}, {"simpo", SEQPAR_SIMPO}, {"cpo", SEQPAR_DPO, 0, 1}};
+    static const struct {
+        const char *name;
+        int kind, normalized, alone;
+    } kinds[] = {{"dpo_sigmoid", SEQPAR_DPO}, {"dpo_hinge", SEQPAR_HINGE},
+                 {"ipo", SEQPAR_IPO},         {"ipo_mean", SEQPAR_IPO, 1},
+                 {"dpo_norm", SEQPAR_DPO, 1}, {"simpo", SEQPAR_SIMPO},
+                 {"cpo", SEQPAR_DPO, 0, 1}};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
-        seqpar_preference_desc d = {kinds[i].kind, golden_number(c, "beta", 0), golden_number(c, "label_smoothing", 0), golden_number(c, "gamma", 0), kinds[i].normalized, kinds[i].alone};
-        seqpar_preference pair = {golden_number(c, "chosen", 0), golden_number(c, "rejected", 0), golden_number(c, "ref_chosen", 0), golden_number(c, "ref_rejected", 0), (int64_t)golden_number(c, "chosen_length", 0), (int64_t)golden_number(c, "rejected_length", 0)};
+        seqpar_preference_desc d = {kinds[i].kind,
+                                    golden_number(c, "beta", 0),
+                                    golden_number(c, "label_smoothing", 0),
+                                    golden_number(c, "gamma", 0),
+                                    kinds[i].normalized,
+                                    kinds[i].alone};
+        seqpar_preference pair = {golden_number(c, "chosen", 0),
+                                  golden_number(c, "rejected", 0),
+                                  golden_number(c, "ref_chosen", 0),
+                                  golden_number(c, "ref_rejected", 0),
+                                  (int64_t)golden_number(c, "chosen_length", 0),
+                                  (int64_t)golden_number(c, "rejected_length", 0)};
         seqpar_pair_result r;
         if (strcmp(c->objective, kinds[i].name) || golden_text(c, "divergence")) continue;
-        test_expect(!seqpar_preference_loss(NULL, &r, &pair, &d), "line %d is refused", c->line);
-        expect_golden(c, "loss", &r.loss, 1); expect_golden(c, "dchosen", &r.dchosen, 1); expect_golden(c, "drejected", &r.drejected, 1);
+        test_expect(!seqpar_preference_loss(NULL, &r, &pair, &d), "line %d is refused",
+                    c->line);
+        expect_golden(c, "loss", &r.loss, 1);
+        expect_golden(c, "dchosen", &r.dchosen, 1);
+        expect_golden(c, "drejected", &r.drejected, 1);
         return 1;
     }
     return 0;
 }
 
 static int golden_reward_kto(const golden_case *c) {
-    numbers h = of(c, "log_ratio"), desirable = of(c, "desirable"), mismatched = of(c, "kl_log_ratio");
+    numbers h = of(c, "log_ratio"), desirable = of(c, "desirable"),
+            mismatched = of(c, "kl_log_ratio");
     double loss[MOST], slope[MOST];
     if (!strcmp(c->objective, "rm_sigmoid")) {
-        seqpar_pair_result r = seqpar_reward_loss(golden_number(c, "chosen", 0), golden_number(c, "rejected", 0), golden_number(c, "margin", 0), golden_number(c, "center", 0));
-        expect_golden(c, "loss", &r.loss, 1); expect_golden(c, "dchosen", &r.dchosen, 1); expect_golden(c, "drejected", &r.drejected, 1);
+        seqpar_pair_result r = seqpar_reward_loss(
+            golden_number(c, "chosen", 0), golden_number(c, "rejected", 0),
+            golden_number(c, "margin", 0), golden_number(c, "center", 0));
+        expect_golden(c, "loss", &r.loss, 1);
+        expect_golden(c, "dchosen", &r.dchosen, 1);
+        expect_golden(c, "drejected", &r.drejected, 1);
         return 1;
     }
     if (strcmp(c->objective, "kto")) return 0;
-    seqpar_kto_desc d = {golden_number(c, "beta", 0), golden_number(c, "desirable_weight", 0), golden_number(c, "undesirable_weight", 0), seqpar_kto_kl(mismatched.value, mismatched.count)};
+    seqpar_kto_desc d = {golden_number(c, "beta", 0), golden_number(c, "desirable_weight", 0),
+                         golden_number(c, "undesirable_weight", 0),
+                         seqpar_kto_kl(mismatched.value, mismatched.count)};
     for (int i = 0; i < h.count; i++) {
         seqpar_kto_result r;
-        test_expect(!seqpar_kto_loss(NULL, &r, h.value[i], 0, desirable.value[i] != 0, &d), "line %d is refused", c->line);
+        test_expect(!seqpar_kto_loss(NULL, &r, h.value[i], 0, desirable.value[i] != 0, &d),
+                    "line %d is refused", c->line);
         loss[i] = r.loss;
         slope[i] = r.dlogp / h.count;
     }
     loss[0] = seqpar_mean(loss, h.count);
-    expect_golden(c, "kl", &d.kl, 1); expect_golden(c, "loss", loss, 1); expect_golden(c, "dlogp", slope, h.count);
+    expect_golden(c, "kl", &d.kl, 1);
+    expect_golden(c, "loss", loss, 1);
+    expect_golden(c, "dlogp", slope, h.count);
     return 1;
 }
 
 static int golden_policy_value(const golden_case *c) {
-    numbers x = of(c, "logp"), old = of(c, "old_logp"), a = of(c, "advantages"), v = of(c, "values"), old_v = of(c, "old_values"), g = of(c, "returns"), d = of(c, "d");
-    seqpar_policy_desc clip = {golden_number(c, "clip_low", 0), golden_number(c, "clip_high", 0), golden_number(c, "dual_clip", 0)};
+    numbers x = of(c, "logp"), old = of(c, "old_logp"), a = of(c, "advantages"),
+            v = of(c, "values"), old_v = of(c, "old_values"), g = of(c, "returns"),
+            d = of(c, "d");
+    seqpar_policy_desc clip = {golden_number(c, "clip_low", 0),
+                               golden_number(c, "clip_high", 0),
+                               golden_number(c, "dual_clip", 0)};
     double loss = 0, slope[MOST], ratio[MOST], clipped = 0, k[3], dk;
     for (int i = 0; i < x.count && !strcmp(c->objective, "ppo_policy"); i++) {
-        seqpar_policy_result p = seqpar_policy_loss(x.value[i], old.value[i], a.value[i], &clip);
-        loss += p.loss / x.count; slope[i] = p.dlogp / x.count; ratio[i] = p.ratio; clipped += (double)p.clipped / x.count;
+        seqpar_policy_result p = seqpar_policy_loss(x.value[i], old.value[i], a.value[i],
+                                                    &clip);
+        loss += p.loss / x.count;
+        slope[i] = p.dlogp / x.count;
+        ratio[i] = p.ratio;
+        clipped += (double)p.clipped / x.count;
     }
     for (int i = 0; i < v.count && !strcmp(c->objective, "value_loss"); i++) {
-        seqpar_value_result r = seqpar_value_loss(v.value[i], old_v.value[i], g.value[i], golden_number(c, "clip", 0));
-        loss += r.loss / v.count; slope[i] = r.dvalue / v.count;
+        seqpar_value_result r = seqpar_value_loss(v.value[i], old_v.value[i], g.value[i],
+                                                  golden_number(c, "clip", 0));
+        loss += r.loss / v.count;
+        slope[i] = r.dvalue / v.count;
     }
     if (!strcmp(c->objective, "kl_estimators")) {
         for (int kind = 0; kind < 3; kind++) k[kind] = seqpar_kl(d.value[0], 0, kind, &dk);
-        if (strstr(c->expected, "k1=")) expect_golden(c, "k1", &k[0], 1), expect_golden(c, "k2", &k[1], 1), expect_golden(c, "dk3", &dk, 1);
+        if (strstr(c->expected, "k1="))
+            expect_golden(c, "k1", &k[0], 1), expect_golden(c, "k2", &k[1], 1),
+                expect_golden(c, "dk3", &dk, 1);
         expect_golden(c, "k3", &k[2], 1);
         return 1;
     }
@@ -130,54 +213,73 @@ static int golden_policy_value(const golden_case *c) {
     expect_golden(c, "loss", &loss, 1);
     if (strstr(c->expected, "dvalues")) expect_golden(c, "dvalues", slope, v.count);
     if (strstr(c->expected, "dlogp")) expect_golden(c, "dlogp", slope, x.count);
-    if (strstr(c->expected, "ratios")) expect_golden(c, "ratios", ratio, x.count), expect_golden(c, "clipfrac", &clipped, 1);
+    if (strstr(c->expected, "ratios"))
+        expect_golden(c, "ratios", ratio, x.count), expect_golden(c, "clipfrac", &clipped, 1);
     return 1;
 }
 
 static int golden_advantages(const golden_case *c) {
-    numbers r = of(c, "rewards"), v = of(c, "values"), x = of(c, "x"), reward = of(c, "reward"), kl = of(c, "kl");
-    static const struct { const char *name; int kind; } groups[] = {{"group_norm", SEQPAR_GROUP_GRPO}, {"rloo", SEQPAR_GROUP_RLOO}, {"group_baseline", SEQPAR_GROUP_MEAN}};
+    numbers r = of(c, "rewards"), v = of(c, "values"), x = of(c, "x"), reward = of(c, "reward"),
+            kl = of(c, "kl");
+    static const struct {
+        const char *name;
+        int kind;
+    } groups[] = {{"group_norm", SEQPAR_GROUP_GRPO},
+                  {"rloo", SEQPAR_GROUP_RLOO},
+                  {"group_baseline", SEQPAR_GROUP_MEAN}};
     double a[MOST], g[MOST];
     for (int i = 0; i < 3; i++)
         if (!strcmp(c->objective, groups[i].name)) {
-            seqpar_group_advantages(NULL, a, reward.value, reward.count, groups[i].kind, golden_number(c, "eps", 0));
+            seqpar_group_advantages(NULL, a, reward.value, reward.count, groups[i].kind,
+                                    golden_number(c, "eps", 0));
             expect_golden(c, "advantage", a, reward.count);
             return 1;
         }
     if (!strcmp(c->objective, "gae")) {
-        seqpar_gae(a, g, r.value, v.value, r.count, golden_number(c, "gamma", 0), golden_number(c, "lambda", 0));
+        seqpar_gae(a, g, r.value, v.value, r.count, golden_number(c, "gamma", 0),
+                   golden_number(c, "lambda", 0));
         expect_golden(c, "advantages", a, r.count);
         if (strstr(c->expected, "returns")) expect_golden(c, "returns", g, r.count);
     } else if (!strcmp(c->objective, "whiten")) {
         seqpar_whiten(x.value, x.count, 0);
         expect_golden(c, "whitened", x.value, x.count);
     } else if (!strcmp(c->objective, "shaped_rewards")) {
-        seqpar_shaped_rewards(a, kl.value, kl.count, golden_number(c, "kl_coef", 0), golden_number(c, "score", 0), golden_number(c, "low", 0), golden_number(c, "high", 0));
+        seqpar_shaped_rewards(a, kl.value, kl.count, golden_number(c, "kl_coef", 0),
+                              golden_number(c, "score", 0), golden_number(c, "low", 0),
+                              golden_number(c, "high", 0));
         expect_golden(c, "rewards", a, kl.count);
     } else if (!strcmp(c->objective, "adaptive_kl")) {
-        seqpar_kl_controller k = {1, golden_number(c, "target", 0), golden_number(c, "horizon", 0)};
-        seqpar_kl_controller_update(&k, golden_number(c, "observed", 0), (int64_t)golden_number(c, "n", 0));
+        seqpar_kl_controller k = {1, golden_number(c, "target", 0),
+                                  golden_number(c, "horizon", 0)};
+        seqpar_kl_controller_update(&k, golden_number(c, "observed", 0),
+                                    (int64_t)golden_number(c, "n", 0));
         expect_golden(c, "factor", &k.coef, 1);
-    } else return 0;
+    } else
+        return 0;
     return 1;
 }
 
 static int golden_aggregate(const golden_case *c) {
-    static const char *const kinds[] = {"token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"};
+    static const char *const kinds[] = {"token_mean", "seq_mean_token_mean",
+                                        "seq_mean_token_sum", "seq_mean_token_sum_norm"};
     numbers losses = of(c, "losses"), length = of(c, "length");
-    seqpar_aggregate a = {0, losses.count, length.count, (int64_t)golden_number(c, "max_length", 0)};
+    seqpar_aggregate a = {0, losses.count, length.count,
+                          (int64_t)golden_number(c, "max_length", 0)};
     double sum = 0;
     if (strcmp(c->objective, "aggregate")) return 0;
     while (!golden_is(c, "aggregation", kinds[a.kind])) a.kind++;
     for (int i = 0, t = 0; i < length.count; i++)
-        for (int k = 0; k < (int)length.value[i]; k++) sum += losses.value[t++] * seqpar_token_weight(&a, (int64_t)length.value[i]);
+        for (int k = 0; k < (int)length.value[i]; k++)
+            sum += losses.value[t++] * seqpar_token_weight(&a, (int64_t)length.value[i]);
     expect_golden(c, "loss", &sum, 1);
     return 1;
 }
 
 static void visit_golden(const golden_case *c, void *seen) {
-    *(int *)seen += golden_pair(c) || golden_reward_kto(c) || golden_policy_value(c) || golden_advantages(c) || golden_aggregate(c);
+    *(int *)seen += golden_pair(c) || golden_reward_kto(c) || golden_policy_value(c) ||
+                    golden_advantages(c) || golden_aggregate(c);
 }
+
 static void test_golden(void) {
     int seen = 0, cases = golden_each(GOLDEN_PATH, visit_golden, &seen);
     test_expect(cases > 80 && seen >= 35, "%d of %d cases are for the core", seen, cases);
@@ -186,7 +288,8 @@ static void test_golden(void) {
 
 /* ---- identities ---- */
 
-static seqpar_pair_result preference(const seqpar_preference_desc *d, double chosen, double rejected) {
+static seqpar_pair_result preference(const seqpar_preference_desc *d, double chosen,
+                                     double rejected) {
     seqpar_preference pair = {chosen, rejected, -3.25, -7.5, 5, 8};
     seqpar_pair_result r = {0};
     seqpar_error error = {0};
@@ -196,24 +299,39 @@ static seqpar_pair_result preference(const seqpar_preference_desc *d, double cho
 
 static void test_identities(void) {
     const double ln2 = 0.693147180559945309417;
-    static const seqpar_preference_desc kinds[] = {{SEQPAR_DPO, 0.1}, {SEQPAR_DPO, 0.3, 0.2}, {SEQPAR_DPO, 2.0, 0, 0, 1}};
-    const seqpar_preference_desc ipo = {SEQPAR_IPO, 0.1}, hinge = {SEQPAR_HINGE, 0.1}, dpo = {SEQPAR_DPO, 0.1};
-    double same[7] = {ln2, ln2, ln2, ln2, ln2, ln2, ln2}, advantages[5], rewards[] = {2, 2, 2, 2, 2}, x[] = {3, -1, 4, 1, -5, 9, 2};
+    static const seqpar_preference_desc kinds[] = {
+        {SEQPAR_DPO, 0.1}, {SEQPAR_DPO, 0.3, 0.2}, {SEQPAR_DPO, 2.0, 0, 0, 1}};
+    const seqpar_preference_desc ipo = {SEQPAR_IPO, 0.1}, hinge = {SEQPAR_HINGE, 0.1};
+    const seqpar_preference_desc dpo = {SEQPAR_DPO, 0.1};
+    double same[7] = {ln2, ln2, ln2, ln2, ln2, ln2, ln2};
+    double advantages[5], rewards[] = {2, 2, 2, 2, 2}, x[] = {3, -1, 4, 1, -5, 9, 2};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         seqpar_pair_result r = preference(&kinds[i], -3.25, -7.5);
         test_expect(!memcmp(&r.loss, &ln2, 8), "kind %zu: %.17g is not ln 2", i, r.loss);
-        test_expect(r.reward_chosen == 0 && r.reward_rejected == 0, "kind %zu: rewards of the reference itself", i);
+        test_expect(r.reward_chosen == 0 && r.reward_rejected == 0,
+                    "kind %zu: rewards of the reference itself", i);
     }
-    test_expect(fabs(preference(&ipo, -3.25, -7.5).loss - 25.0) < 1e-13 && preference(&hinge, -3.25, -7.5).loss == 1.0, "IPO 1/(4 beta^2), hinge 1");
-    test_expect(preference(&dpo, -3.25, -7.5).dchosen == -0.05 && preference(&dpo, -3.25, -7.5).drejected == 0.05, "beta / 2");
-    test_expect(!memcmp(&same[0], (double[]){seqpar_mean(same, 7)}, 8), "a mean of equal numbers");
-    test_expect(seqpar_reward_loss(1.5, 1.5, 0, 0).loss == ln2 && seqpar_reward_loss(1.5, 1.5, 0, 0).dchosen == -0.5, "equal scores");
-    test_expect(seqpar_softplus(800) == 800 && seqpar_softplus(-745) > 0 && seqpar_sigmoid(-800) >= 0 && seqpar_softplus(-40) > 0, "no overflow, no cancelling");
+    test_expect(fabs(preference(&ipo, -3.25, -7.5).loss - 25.0) < 1e-13 &&
+                    preference(&hinge, -3.25, -7.5).loss == 1.0,
+                "IPO 1/(4 beta^2), hinge 1");
+    test_expect(preference(&dpo, -3.25, -7.5).dchosen == -0.05 &&
+                    preference(&dpo, -3.25, -7.5).drejected == 0.05,
+                "beta / 2");
+    test_expect(!memcmp(&same[0], (double[]){seqpar_mean(same, 7)}, 8),
+                "a mean of equal numbers");
+    test_expect(seqpar_reward_loss(1.5, 1.5, 0, 0).loss == ln2 &&
+                    seqpar_reward_loss(1.5, 1.5, 0, 0).dchosen == -0.5,
+                "equal scores");
+    test_expect(seqpar_softplus(800) == 800 && seqpar_softplus(-745) > 0 &&
+                    seqpar_sigmoid(-800) >= 0 && seqpar_softplus(-40) > 0,
+                "no overflow, no cancelling");
     seqpar_group_advantages(NULL, advantages, rewards, 5, SEQPAR_GROUP_GRPO, 1e-9);
-    for (int i = 0; i < 5; i++) test_expect(advantages[i] == 0, "equal rewards have an advantage");
+    for (int i = 0; i < 5; i++)
+        test_expect(advantages[i] == 0, "equal rewards have an advantage");
     seqpar_whiten(x, 7, 0);
     test_expect(fabs(seqpar_mean(x, 7)) < 1e-15, "whitened mean");
-    for (int kind = 0; kind < 3; kind++) test_expect(seqpar_kl(-2.5, -2.5, kind, NULL) == 0, "KL of equals");
+    for (int kind = 0; kind < 3; kind++)
+        test_expect(seqpar_kl(-2.5, -2.5, kind, NULL) == 0, "KL of equals");
     test_end("objective_identities");
 }
 
@@ -221,8 +339,10 @@ static void expect_refused(seqpar_preference_desc d, int64_t tokens, const char 
     seqpar_preference pair = {-1, -2, -1, -2, tokens, 3};
     seqpar_pair_result r;
     seqpar_error error = {0};
-    test_expect(seqpar_preference_loss(&error, &r, &pair, &d) && strstr(error.text, words), "%s: %s", words, error.text);
+    test_expect(seqpar_preference_loss(&error, &r, &pair, &d) && strstr(error.text, words),
+                "%s: %s", words, error.text);
 }
+
 static void test_refused(void) {
     seqpar_kto_result k;
     seqpar_error error = {0};
@@ -233,8 +353,12 @@ static void test_refused(void) {
     expect_refused((seqpar_preference_desc){SEQPAR_IPO, 0.1, 0.1}, 1, "no meaning");
     expect_refused((seqpar_preference_desc){9, 0.1}, 1, "loss 9");
     expect_refused((seqpar_preference_desc){SEQPAR_DPO, 0.1}, 0, "0 chosen");
-    test_expect(seqpar_kto_loss(&error, &k, 0, 0, 1, &(seqpar_kto_desc){0.1, 1, 1, -0.5}) && strstr(error.text, "-0.5"), "%s", error.text);
-    test_expect(seqpar_group_advantages(NULL, &advantage, &one, 1, SEQPAR_GROUP_RLOO, 0) == SEQPAR_ERR_OPTION, "a group of one");
+    test_expect(seqpar_kto_loss(&error, &k, 0, 0, 1, &(seqpar_kto_desc){0.1, 1, 1, -0.5}) &&
+                    strstr(error.text, "-0.5"),
+                "%s", error.text);
+    test_expect(seqpar_group_advantages(NULL, &advantage, &one, 1, SEQPAR_GROUP_RLOO, 0) ==
+                    SEQPAR_ERR_OPTION,
+                "a group of one");
     test_end("objective_refused");
 }
 
@@ -242,29 +366,64 @@ static void test_refused(void) {
 
 static double slope_of(double (*f)(double, const void *), double x, const void *user) {
     double h = 1e-4;
-    return (8 * (f(x + h, user) - f(x - h, user)) - (f(x + 2 * h, user) - f(x - 2 * h, user))) / (12 * h);
+    return (8 * (f(x + h, user) - f(x - h, user)) - (f(x + 2 * h, user) - f(x - 2 * h, user))) /
+           (12 * h);
 }
-typedef struct { seqpar_preference_desc d; double rejected; } pair_at;
+
+typedef struct {
+    seqpar_preference_desc d;
+    double rejected;
+} pair_at;
+
 static double pair_loss(double chosen, const void *user) {
     const pair_at *p = user;
     return preference(&p->d, chosen, p->rejected).loss;
 }
-static double policy_at(double logp, const void *user) { const double *x = user; return seqpar_policy_loss(logp, x[0], x[1], &(seqpar_policy_desc){0.2, 0.3, 3}).loss; }
-static double value_at(double value, const void *user) { const double *x = user; return seqpar_value_loss(value, x[0], x[1], 0.2).loss; }
-static double kl_at(double logp, const void *user) { return seqpar_kl(logp, -1.7, *(const int *)user, NULL); }
 
-static void near(double got, double want, const char *what) { test_expect(fabs(got - want) <= 1e-8 * (1 + fabs(want)), "%s: %.12g, differences say %.12g", what, got, want); }
+static double policy_at(double logp, const void *user) {
+    const double *x = user;
+    return seqpar_policy_loss(logp, x[0], x[1], &(seqpar_policy_desc){0.2, 0.3, 3}).loss;
+}
+
+static double value_at(double value, const void *user) {
+    const double *x = user;
+    return seqpar_value_loss(value, x[0], x[1], 0.2).loss;
+}
+
+static double kl_at(double logp, const void *user) {
+    return seqpar_kl(logp, -1.7, *(const int *)user, NULL);
+}
+
+static void near(double got, double want, const char *what) {
+    test_expect(fabs(got - want) <= 1e-8 * (1 + fabs(want)), "%s: %.12g, differences say %.12g",
+                what, got, want);
+}
 
 static void test_derivatives(void) {
-    static const seqpar_preference_desc kinds[] = {{SEQPAR_DPO, 0.3}, {SEQPAR_DPO, 0.3, 0.1}, {SEQPAR_DPO, 0.3, 0, 0, 1}, {SEQPAR_IPO, 0.3}, {SEQPAR_IPO, 0.3, 0, 0, 1}, {SEQPAR_HINGE, 0.3}, {SEQPAR_SIMPO, 2, 0, 0.5}, {SEQPAR_DPO, 0.3, 0, 0, 0, 0, 0.2}, {SEQPAR_DPO, 0.3, 0, 0, 0, 1, 0.2, 7}};
+    static const seqpar_preference_desc kinds[] = {{SEQPAR_DPO, 0.3},
+                                                   {SEQPAR_DPO, 0.3, 0.1},
+                                                   {SEQPAR_DPO, 0.3, 0, 0, 1},
+                                                   {SEQPAR_IPO, 0.3},
+                                                   {SEQPAR_IPO, 0.3, 0, 0, 1},
+                                                   {SEQPAR_HINGE, 0.3},
+                                                   {SEQPAR_SIMPO, 2, 0, 0.5},
+                                                   {SEQPAR_DPO, 0.3, 0, 0, 0, 0, 0.2},
+                                                   {SEQPAR_DPO, 0.3, 0, 0, 0, 1, 0.2, 7}};
     for (int i = 0; i < 400; i++) {
         pair_at p = {kinds[i % 9], -7 + 3 * test_normal()};
-        double chosen = -4 + 3 * test_normal(), x[2] = {test_normal(), test_normal()}, at = x[0] + 0.6 * test_normal(), dkl;
+        double chosen = -4 + 3 * test_normal(), x[2] = {test_normal(), test_normal()};
+        double at = x[0] + 0.6 * test_normal(), dkl;
         int kind = i % 3;
-        seqpar_policy_result policy = seqpar_policy_loss(at, x[0], x[1], &(seqpar_policy_desc){0.2, 0.3, 3});
-        near(preference(&p.d, chosen, p.rejected).dchosen, slope_of(pair_loss, chosen, &p), "preference");
-        if (fabs(policy.ratio - 0.8) > 1e-3 && fabs(policy.ratio - 1.3) > 1e-3 && fabs(policy.ratio - 3) > 1e-2) near(policy.dlogp, slope_of(policy_at, at, x), "policy");
-        if (fabs(fabs(at - x[0]) - 0.2) > 1e-3 && fabs(at + x[0] - 2 * x[1]) > 0.5) near(seqpar_value_loss(at, x[0], x[1], 0.2).dvalue, slope_of(value_at, at, x), "value");
+        seqpar_policy_result policy = seqpar_policy_loss(at, x[0], x[1],
+                                                         &(seqpar_policy_desc){0.2, 0.3, 3});
+        near(preference(&p.d, chosen, p.rejected).dchosen, slope_of(pair_loss, chosen, &p),
+             "preference");
+        if (fabs(policy.ratio - 0.8) > 1e-3 && fabs(policy.ratio - 1.3) > 1e-3 &&
+            fabs(policy.ratio - 3) > 1e-2)
+            near(policy.dlogp, slope_of(policy_at, at, x), "policy");
+        if (fabs(fabs(at - x[0]) - 0.2) > 1e-3 && fabs(at + x[0] - 2 * x[1]) > 0.5)
+            near(seqpar_value_loss(at, x[0], x[1], 0.2).dvalue, slope_of(value_at, at, x),
+                 "value");
         seqpar_kl(at, -1.7, kind, &dkl);
         near(dkl, slope_of(kl_at, at, &kind), "kl");
     }
@@ -273,35 +432,63 @@ static void test_derivatives(void) {
 
 /* ---- the gradient is the contract ---- */
 
-static void expect_equal(const objective_result *got, const objective_result *want, const char *what) {
+static void expect_equal(const objective_result *got, const objective_result *want,
+                         const char *what) {
     test_expect(!got->status, "%s: %s", what, got->error.text);
-    test_expect(!memcmp(&got->loss, &want->loss, 8), "%s: loss %.17g, one rank has %.17g", what, got->loss, want->loss);
-    test_expect(!memcmp(got->columns, want->columns, sizeof got->columns), "%s: metrics %.17g %.17g %.17g, one rank has %.17g %.17g %.17g", what, got->columns[1], got->columns[2], got->columns[3], want->columns[1], want->columns[2], want->columns[3]);
-    test_expect(!memcmp(&got->norm, &want->norm, 8), "%s: norm %.17g, one rank has %.17g", what, got->norm, want->norm);
-    test_expect(!memcmp(got->logits, want->logits, (size_t)(want->tokens * want->width) * 8), "%s: logits", what);
-    test_expect(!memcmp(got->gradient, want->gradient, (size_t)want->elements * 8), "%s: gradients differ by %.2e", what, test_distance(got->gradient, want->gradient, want->elements));
-    test_expect(!memcmp(got->params, want->params, (size_t)want->elements * 8), "%s: parameters after the step", what);
-    test_expect(!memcmp(got->state, want->state, (size_t)(3 * want->elements) * 8), "%s: the optimizer's state after the step", what);
+    test_expect(!memcmp(&got->loss, &want->loss, 8), "%s: loss %.17g, one rank has %.17g", what,
+                got->loss, want->loss);
+    test_expect(!memcmp(got->columns, want->columns, sizeof got->columns),
+                "%s: metrics %.17g %.17g %.17g, one rank has %.17g %.17g %.17g", what,
+                got->columns[1], got->columns[2], got->columns[3], want->columns[1],
+                want->columns[2], want->columns[3]);
+    test_expect(!memcmp(&got->norm, &want->norm, 8), "%s: norm %.17g, one rank has %.17g", what,
+                got->norm, want->norm);
+    test_expect(!memcmp(got->logits, want->logits, (size_t)(want->tokens * want->width) * 8),
+                "%s: logits", what);
+    test_expect(!memcmp(got->gradient, want->gradient, (size_t)want->elements * 8),
+                "%s: gradients differ by %.2e", what,
+                test_distance(got->gradient, want->gradient, want->elements));
+    test_expect(!memcmp(got->params, want->params, (size_t)want->elements * 8),
+                "%s: parameters after the step", what);
+    test_expect(!memcmp(got->state, want->state, (size_t)(3 * want->elements) * 8),
+                "%s: the optimizer's state after the step", what);
 }
 
 /* D x P x A, schedules, layouts, ZeRO stages, both optimizers in turn. */
 static void test_contract(int kind, int reference) {
-    static const int64_t dps[] = {1, 2, 4, 8, 3}, sps[] = {1, 2, 4, 8, 3, 5}, accumulations[] = {1, 2, 4};
+    static const int64_t dps[] = {1, 2, 4, 8, 3}, sps[] = {1, 2, 4, 8, 3, 5};
+    static const int64_t accumulations[] = {1, 2, 4};
     objective_task t;
     objective_result one[2], r;
     int64_t n, runs = 0;
     objective_task_open(&t, kind, 5, 50, 110, 11);
     for (n = 0; n < 2; n++) {
-        objective_way alone = {.dp = 1, .sp = 1, .accumulation = 1, .reference_device = reference, .optimizer = (int)n};
+        objective_way alone = {.dp = 1,
+                               .sp = 1,
+                               .accumulation = 1,
+                               .reference_device = reference,
+                               .optimizer = (int)n};
         objective_run(&t, &alone, &one[n]);
-        test_expect(!one[n].status && one[n].norm > 0 && memcmp(one[n].start, one[n].params, (size_t)one[n].elements * 8), "one rank: %s", one[n].error.text);
+        test_expect(!one[n].status && one[n].norm > 0 &&
+                        memcmp(one[n].start, one[n].params, (size_t)one[n].elements * 8),
+                    "one rank: %s", one[n].error.text);
     }
     for (n = kind; n < 5 * 6 * 3; n += 7) {
-        objective_way way = {.dp = dps[n % 5], .sp = sps[n / 5 % 6], .accumulation = accumulations[n / 30], .layout = (int)(n % 2), .schedule = (int)(n % 3), .optimizer = (int)(n / 2 % 2),
-                             .zero_stage = (int)(n % 3), .recompute = (int)(n / 3 % 2), .reference_device = reference, .threads = 1 + n % 2};
+        objective_way way = {.dp = dps[n % 5],
+                             .sp = sps[n / 5 % 6],
+                             .accumulation = accumulations[n / 30],
+                             .layout = (int)(n % 2),
+                             .schedule = (int)(n % 3),
+                             .optimizer = (int)(n / 2 % 2),
+                             .zero_stage = (int)(n % 3),
+                             .recompute = (int)(n / 3 % 2),
+                             .reference_device = reference,
+                             .threads = 1 + n % 2};
         char what[96];
         if (way.dp * way.sp > 16) continue;
-        snprintf(what, sizeof what, "D=%lld P=%lld A=%lld %s %s", (long long)way.dp, (long long)way.sp, (long long)way.accumulation, seqpar_layout_name(way.layout), seqpar_schedule_name(way.schedule));
+        snprintf(what, sizeof what, "D=%lld P=%lld A=%lld %s %s", (long long)way.dp,
+                 (long long)way.sp, (long long)way.accumulation, seqpar_layout_name(way.layout),
+                 seqpar_schedule_name(way.schedule));
         objective_run(&t, &way, &r);
         expect_equal(&r, &one[way.optimizer], what);
         objective_result_free(&r);
@@ -309,37 +496,65 @@ static void test_contract(int kind, int reference) {
     }
     for (n = 0; n < 2; n++) objective_result_free(&one[n]);
     objective_task_close(&t);
-    test_end("objective_%s_%s_bits: %lld ways", objective_names[kind], (const char *[]){"fp32", "fp64", "bf16"}[reference], (long long)runs);
+    test_end("objective_%s_%s_bits: %lld ways", objective_names[kind],
+             (const char *[]){"fp32", "fp64", "bf16"}[reference], (long long)runs);
 }
 
 /* ---- the same with responses that begin and end anywhere ---- */
 
-enum { EDGE_ROW = 26, EDGE_CHUNKS = 8, EDGE_ROWS = 3, EDGE_CUTS = EDGE_ROW - 4, EDGE_LENGTHS = 3, EDGE_WAYS = 10 * 3 * 2 * 3 };
-typedef struct { int first[EDGE_ROW], last[EDGE_ROW], whole_ranks_masked, uneven; } edge_seen; /* targets by their place in a row */
+enum {
+    EDGE_ROW = 26,
+    EDGE_CHUNKS = 8,
+    EDGE_ROWS = 3,
+    EDGE_CUTS = EDGE_ROW - 4,
+    EDGE_LENGTHS = 3,
+    EDGE_WAYS = 10 * 3 * 2 * 3
+};
 
-/* Three rows of a pair each. The cut between the documents of the first row moves, and so does a window of supervised
-   tokens in all of them: one token, three, or all that are left. */
+/* targets by their place in a row */
+typedef struct {
+    int first[EDGE_ROW], last[EDGE_ROW], whole_ranks_masked, uneven;
+} edge_seen;
+
+/* Three rows of a pair each. The cut between the documents of the first row moves, and so
+   does a window of supervised tokens in all of them: one token, three, or all that are left. */
 static void edge_task(objective_task *t, int kind, int64_t cut, int64_t length) {
-    const int64_t sizes[2 * EDGE_ROWS] = {2 + cut, EDGE_ROW - 2 - cut, 13, 13, 9, 17}, lengths[EDGE_LENGTHS] = {1, 3, EDGE_ROW};
+    const int64_t sizes[2 * EDGE_ROWS] = {2 + cut, EDGE_ROW - 2 - cut, 13, 13, 9, 17};
+    const int64_t lengths[EDGE_LENGTHS] = {1, 3, EDGE_ROW};
     seqpar_document documents[2 * EDGE_ROWS];
     int32_t ids[2 * EDGE_ROWS][EDGE_ROW];
     uint8_t mask[2 * EDGE_ROWS][EDGE_ROW] = {{0}};
-    seqpar_pack_desc pack = {.pack_len = EDGE_ROW, .chunks = EDGE_CHUNKS, .vocab = 13, .order = SEQPAR_PACK_UNIT_PER_ROW};
+    seqpar_pack_desc pack = {.pack_len = EDGE_ROW,
+                             .chunks = EDGE_CHUNKS,
+                             .vocab = 13,
+                             .order = SEQPAR_PACK_UNIT_PER_ROW};
     seqpar_error error = {0};
     *t = (objective_task){.kind = kind, .seed = 7, .documents = 2 * EDGE_ROWS, .lr = 1e-2};
-    t->config = (seqpar_llama_config){.layers = 1, .hidden = 8, .heads = 8, .kv_heads = 4, .head_dim = 2, .intermediate = 12, .vocab = 13, .score = objective_scores(kind) ? "score" : NULL};
+    t->config = (seqpar_llama_config){.layers = 1,
+                                      .hidden = 8,
+                                      .heads = 8,
+                                      .kv_heads = 4,
+                                      .head_dim = 2,
+                                      .intermediate = 12,
+                                      .vocab = 13,
+                                      .score = objective_scores(kind) ? "score" : NULL};
     for (int64_t d = 0; d < 2 * EDGE_ROWS; d++) {
         int64_t first = 1 + (cut + 5 * d) % (sizes[d] - 1);
         for (int64_t k = 0; k < sizes[d]; k++) {
             ids[d][k] = (int32_t)((cut + 7 * d + 3 * k) % 13);
             mask[d][k] = k >= first && k < first + lengths[(length + d) % EDGE_LENGTHS];
         }
-        documents[d] = (seqpar_document){.ids = ids[d], .loss_mask = mask[d], .tokens = sizes[d], .unit = d / 2};
+        documents[d] = (seqpar_document){
+            .ids = ids[d], .loss_mask = mask[d], .tokens = sizes[d], .unit = d / 2};
     }
-    if (seqpar_pack(&error, &t->batch, documents, 2 * EDGE_ROWS, &pack)) { fprintf(stderr, "%s\n", error.text); exit(2); }
+    if (seqpar_pack(&error, &t->batch, documents, 2 * EDGE_ROWS, &pack)) {
+        fprintf(stderr, "%s\n", error.text);
+        exit(2);
+    }
 }
 
-/* Where targets begin and end, and what the ranks of a contiguous split into eight have of them. */
+/* Where targets begin and end, and what the ranks of a contiguous split into eight have of
+   them. */
 static void edge_note(const objective_task *t, edge_seen *seen) {
     for (int64_t r = 0; r < t->batch.rows; r++) {
         const seqpar_row *row = &t->batch.row[r];
@@ -347,8 +562,11 @@ static void edge_note(const objective_task *t, edge_seen *seen) {
         for (int64_t i = 0; i < row->tokens; i++) {
             int here = row->targets[i] != SEQPAR_IGNORE;
             seen->first[i] |= here && (i == 0 || row->targets[i - 1] == SEQPAR_IGNORE);
-            seen->last[i] |= here && (i + 1 == row->tokens || row->targets[i + 1] == SEQPAR_IGNORE);
-            for (int64_t rank = 0; rank < 8; rank++) targets[rank] += here && i >= seqpar_grid_begin(row->padded, 8, rank) && i < seqpar_grid_begin(row->padded, 8, rank + 1);
+            seen->last[i] |= here &&
+                             (i + 1 == row->tokens || row->targets[i + 1] == SEQPAR_IGNORE);
+            for (int64_t rank = 0; rank < 8; rank++)
+                targets[rank] += here && i >= seqpar_grid_begin(row->padded, 8, rank) &&
+                                 i < seqpar_grid_begin(row->padded, 8, rank + 1);
         }
         for (int rank = 1; rank < 8; rank++) {
             seen->whole_ranks_masked |= targets[rank] == 0;
@@ -359,8 +577,16 @@ static void edge_note(const objective_task *t, edge_seen *seen) {
 
 /* One of all D x P x A, layouts and schedules; the optimizers in turn. */
 static objective_way edge_way(int64_t n, int64_t optimizer) {
-    static const int64_t worlds[][2] = {{1, 1}, {1, 2}, {2, 1}, {1, 4}, {2, 2}, {4, 1}, {1, 8}, {2, 4}, {4, 2}, {8, 1}};
-    objective_way way = {.dp = worlds[n % 10][0], .sp = worlds[n % 10][1], .accumulation = INT64_C(1) << (n / 10 % 3), .layout = (int)(n / 30 % 2), .schedule = (int)(n / 60 % 3), .optimizer = (int)optimizer, .zero_stage = (int)(n % 3), .recompute = (int)(n / 7 % 2)};
+    static const int64_t worlds[][2] = {{1, 1}, {1, 2}, {2, 1}, {1, 4}, {2, 2},
+                                        {4, 1}, {1, 8}, {2, 4}, {4, 2}, {8, 1}};
+    objective_way way = {.dp = worlds[n % 10][0],
+                         .sp = worlds[n % 10][1],
+                         .accumulation = INT64_C(1) << (n / 10 % 3),
+                         .layout = (int)(n / 30 % 2),
+                         .schedule = (int)(n / 60 % 3),
+                         .optimizer = (int)optimizer,
+                         .zero_stage = (int)(n % 3),
+                         .recompute = (int)(n / 7 % 2)};
     return way;
 }
 
@@ -368,15 +594,21 @@ static void edge_compare(const objective_task *t, int64_t number) {
     objective_result one[2], r;
     int reference = number % 4 == 3;
     for (int n = 0; n < 2; n++) {
-        objective_way alone = {.dp = 1, .sp = 1, .accumulation = 1, .reference_device = reference, .optimizer = n};
+        objective_way alone = {
+            .dp = 1, .sp = 1, .accumulation = 1, .reference_device = reference, .optimizer = n};
         objective_run(t, &alone, &one[n]);
-        test_expect(!one[n].status && one[n].norm > 0 && memcmp(one[n].start, one[n].params, (size_t)one[n].elements * 8), "one rank: %s", one[n].error.text);
+        test_expect(!one[n].status && one[n].norm > 0 &&
+                        memcmp(one[n].start, one[n].params, (size_t)one[n].elements * 8),
+                    "one rank: %s", one[n].error.text);
     }
     for (int64_t n = number * 4; n < number * 4 + 4; n++) {
         objective_way way = edge_way(n % EDGE_WAYS, n / 10 % 2);
         char what[96];
         way.reference_device = reference;
-        snprintf(what, sizeof what, "boundaries %lld, D=%lld P=%lld A=%lld %s %s", (long long)number, (long long)way.dp, (long long)way.sp, (long long)way.accumulation, seqpar_layout_name(way.layout), seqpar_schedule_name(way.schedule));
+        snprintf(what, sizeof what, "boundaries %lld, D=%lld P=%lld A=%lld %s %s",
+                 (long long)number, (long long)way.dp, (long long)way.sp,
+                 (long long)way.accumulation, seqpar_layout_name(way.layout),
+                 seqpar_schedule_name(way.schedule));
         objective_run(t, &way, &r);
         expect_equal(&r, &one[way.optimizer], what);
         objective_result_free(&r);
@@ -396,9 +628,13 @@ static void test_edges(int kind) {
             objective_task_close(&t);
         }
     for (int i = 0; i < EDGE_ROW - 1; i++) places += seen.first[i] && seen.last[i];
-    test_expect(places == EDGE_ROW - 1, "responses begin and end at %lld of %d places", (long long)places, EDGE_ROW - 1);
-    test_expect(seen.whole_ranks_masked && seen.uneven && number * 4 >= EDGE_WAYS, "masked ranks %d, uneven counts %d, %lld ways", seen.whole_ranks_masked, seen.uneven, (long long)(number * 4));
-    test_end("objective_%s_boundaries: every place of a row, %lld runs", objective_names[kind], (long long)(number * 4));
+    test_expect(places == EDGE_ROW - 1, "responses begin and end at %lld of %d places",
+                (long long)places, EDGE_ROW - 1);
+    test_expect(seen.whole_ranks_masked && seen.uneven && number * 4 >= EDGE_WAYS,
+                "masked ranks %d, uneven counts %d, %lld ways", seen.whole_ranks_masked,
+                seen.uneven, (long long)(number * 4));
+    test_end("objective_%s_boundaries: every place of a row, %lld runs", objective_names[kind],
+             (long long)(number * 4));
 }
 
 /* ---- the truth: slow.h's model under slow_loss.h's objectives, derivatives by complex step ---- */
@@ -410,13 +646,15 @@ typedef struct { /* the tokens of all rows with a target, or the last of each do
 } slow_seen;
 
 static slow_config slow_config_of(const seqpar_llama_config *c) {
-    return (slow_config){c->layers, c->hidden, c->heads, c->kv_heads, c->head_dim, c->intermediate, c->vocab, 10000, 1e-5, false};
+    return (slow_config){c->layers,       c->hidden, c->heads, c->kv_heads, c->head_dim,
+                         c->intermediate, c->vocab,  10000,    1e-5,        false};
 }
 
 /* Parameters without gaps, in slow.h's order; a score head is the first row of its head. */
 static slow_complex *slow_dense(const objective_task *t, const double *params) {
     slow_config config = slow_config_of(&t->config);
-    slow_complex *dense = calloc((size_t)slow_parameters(&config, NULL), sizeof *dense), *to = dense;
+    slow_complex *dense = calloc((size_t)slow_parameters(&config, NULL), sizeof *dense),
+                 *to = dense;
     seqpar_comm *self = seqpar_comm_self();
     seqpar_device *device = seqpar_device_reference();
     seqpar_llama model;
@@ -424,7 +662,8 @@ static slow_complex *slow_dense(const objective_task *t, const double *params) {
     seqpar_ctx_open(&ctx, self, device, 1);
     seqpar_llama_open(&ctx, &model, &t->config);
     for (int64_t i = 0; i < model.tensor_count; i++)
-        for (int64_t k = 0; k < model.tensors[i].rows * model.tensors[i].cols; k++) *to++ = params[model.tensors[i].offset + k];
+        for (int64_t k = 0; k < model.tensors[i].rows * model.tensors[i].cols; k++)
+            *to++ = params[model.tensors[i].offset + k];
     seqpar_llama_close(&ctx, &model);
     seqpar_ctx_close(&ctx);
     seqpar_device_close(device);
@@ -433,23 +672,39 @@ static slow_complex *slow_dense(const objective_task *t, const double *params) {
 }
 
 /* What the model says of every token that counts. */
-static int64_t slow_tokens(const objective_task *t, const slow_complex *theta, const slow_complex *ref_theta, slow_seen *seen) {
+static int64_t slow_tokens(const objective_task *t, const slow_complex *theta,
+                           const slow_complex *ref_theta, slow_seen *seen) {
     slow_config config = slow_config_of(&t->config);
     int64_t n = 0;
     for (int64_t r = 0; r < t->batch.rows; r++) {
         const seqpar_row *row = &t->batch.row[r];
-        slow_row s = {.tokens = row->tokens, .docs = row->docs, .cu_seqlens = row->cu_seqlens, .ids = row->ids, .targets = row->targets};
-        slow_complex *logits = calloc((size_t)(2 * row->tokens * config.vocab), sizeof *logits), *ref = logits + row->tokens * config.vocab;
+        slow_row s = {.tokens = row->tokens,
+                      .docs = row->docs,
+                      .cu_seqlens = row->cu_seqlens,
+                      .ids = row->ids,
+                      .targets = row->targets};
+        slow_complex *logits = calloc((size_t)(2 * row->tokens * config.vocab), sizeof *logits),
+                     *ref = logits + row->tokens * config.vocab;
         slow_logits(&config, theta, &s, logits);
         if (objective_needs_reference(t)) slow_logits(&config, ref_theta, &s, ref);
-        for (int64_t k = 0; t->temperature > 0 && k < 2 * row->tokens * config.vocab; k++) logits[k] /= t->temperature;
+        for (int64_t k = 0; t->temperature > 0 && k < 2 * row->tokens * config.vocab; k++)
+            logits[k] /= t->temperature;
         for (int64_t k = 0; k < row->tokens; k++) {
             objective_token place = objective_place(row, k);
-            int last = t->kind == OBJECTIVE_RM && (k + 1 == row->tokens || objective_place(row, k + 1).document != place.document);
+            int last = t->kind == OBJECTIVE_RM &&
+                       (k + 1 == row->tokens ||
+                        objective_place(row, k + 1).document != place.document);
             if (t->kind == OBJECTIVE_RM ? !last : row->targets[k] == SEQPAR_IGNORE) continue;
-            seen[n] = (slow_seen){.document = place.document, .position = place.position, .tokens = place.tokens};
-            seen[n].value = objective_scores(t->kind) ? logits[k * config.vocab] : slow_token_of(config.vocab, logits + k * config.vocab, row->targets[k]).logp;
-            if (objective_needs_reference(t)) seen[n].ref = creal(slow_token_of(config.vocab, ref + k * config.vocab, row->targets[k]).logp);
+            seen[n] = (slow_seen){
+                .document = place.document, .position = place.position, .tokens = place.tokens};
+            seen[n].value = objective_scores(t->kind)
+                                ? logits[k * config.vocab]
+                                : slow_token_of(config.vocab, logits + k * config.vocab,
+                                                row->targets[k])
+                                      .logp;
+            if (objective_needs_reference(t))
+                seen[n].ref = creal(
+                    slow_token_of(config.vocab, ref + k * config.vocab, row->targets[k]).logp);
             n++;
         }
         free(logits);
@@ -462,14 +717,25 @@ static slow_complex slow_token_objective(const objective_task *t, const slow_see
     double n = (double)t->batch.counts.supervised, rewards[2], shaped[2];
     int64_t first = x->document / 2 * 2;
     if (t->kind == OBJECTIVE_SFT) return -x->value / n;
-    if (t->kind == OBJECTIVE_VALUE) return slow_value_loss(0.2, x->value, 0.3 * objective_data(t, x->document, x->position, 2), objective_data(t, x->document, x->position, 3)) / n;
-    if (t->kind == OBJECTIVE_POLICY) return slow_ppo_policy(&clip, x->value, x->ref + 0.1 * objective_data(t, x->document, x->position, 4), objective_data(t, x->document, x->position, 5)) / n;
+    if (t->kind == OBJECTIVE_VALUE)
+        return slow_value_loss(0.2, x->value,
+                               0.3 * objective_data(t, x->document, x->position, 2),
+                               objective_data(t, x->document, x->position, 3)) /
+               n;
+    if (t->kind == OBJECTIVE_POLICY)
+        return slow_ppo_policy(&clip, x->value,
+                               x->ref + 0.1 * objective_data(t, x->document, x->position, 4),
+                               objective_data(t, x->document, x->position, 5)) /
+               n;
     for (int i = 0; i < 2; i++) rewards[i] = objective_data(t, first + i, 0, 1);
     slow_group_norm(1, 2, 1e-9, rewards, shaped);
-    return (slow_ppo_policy(&clip, x->value, x->ref, shaped[x->document % 2]) + 0.04 * slow_k3(x->value - x->ref)) / ((double)t->documents * (double)x->tokens);
+    return (slow_ppo_policy(&clip, x->value, x->ref, shaped[x->document % 2]) +
+            0.04 * slow_k3(x->value - x->ref)) /
+           ((double)t->documents * (double)x->tokens);
 }
 
-static slow_complex slow_objective_loss(const objective_task *t, const slow_complex *theta, const slow_complex *ref_theta) {
+static slow_complex slow_objective_loss(const objective_task *t, const slow_complex *theta,
+                                        const slow_complex *ref_theta) {
     slow_seen *seen = calloc((size_t)4096, sizeof *seen);
     slow_complex sum = 0, logp[64] = {0};
     double ref[64] = {0}, length[64] = {0}, margin[64];
@@ -483,51 +749,71 @@ static slow_complex slow_objective_loss(const objective_task *t, const slow_comp
         length[seen[i].document]++;
     }
     free(seen);
-    for (int64_t i = 0; i < t->documents; i++) { desirable[i] = i % 2 == 0; margin[i] = 0.1; }
-    if (t->kind == OBJECTIVE_KTO) return slow_kto_loss(&(slow_kto){0.1, 1, 1.33}, t->documents, desirable, 0.15, logp, ref);
+    for (int64_t i = 0; i < t->documents; i++) {
+        desirable[i] = i % 2 == 0;
+        margin[i] = 0.1;
+    }
+    if (t->kind == OBJECTIVE_KTO)
+        return slow_kto_loss(&(slow_kto){0.1, 1, 1.33}, t->documents, desirable, 0.15, logp,
+                             ref);
     for (int64_t i = 0; t->kind == OBJECTIVE_DPO && i < t->documents; i += 2) {
         slow_preference o = {.beta = 0.1};
         slow_pair x = {logp[i], logp[i + 1], ref[i], ref[i + 1], length[i], length[i + 1]};
         sum += slow_dpo_sigmoid(&o, &x) / ((double)t->documents / 2);
     }
-    for (int64_t i = 0; t->kind == OBJECTIVE_RM && i < t->documents; i += 2) sum += slow_rm_loss(1, &logp[i], &logp[i + 1], &margin[i], 0.01) / ((double)t->documents / 2);
+    for (int64_t i = 0; t->kind == OBJECTIVE_RM && i < t->documents; i += 2)
+        sum += slow_rm_loss(1, &logp[i], &logp[i + 1], &margin[i], 0.01) /
+               ((double)t->documents / 2);
     return sum;
 }
 
 static void test_truth(int kind, double temperature) {
-    objective_way way = {.dp = 1, .sp = 3, .accumulation = 1, .layout = SEQPAR_ZIGZAG, .reference_device = 1};
+    objective_way way = {
+        .dp = 1, .sp = 3, .accumulation = 1, .layout = SEQPAR_ZIGZAG, .reference_device = 1};
     objective_task t;
     objective_result r;
     objective_task_open(&t, kind, 2, 20, 50, 31);
     t.temperature = temperature;
     objective_run(&t, &way, &r);
     slow_config config = slow_config_of(&t.config);
-    slow_complex *theta = slow_dense(&t, r.start), *ref = slow_dense(&t, r.reference_start), *gradient = slow_dense(&t, r.gradient);
+    slow_complex *theta = slow_dense(&t, r.start), *ref = slow_dense(&t, r.reference_start),
+                 *gradient = slow_dense(&t, r.gradient);
     int64_t count = slow_parameters(&config, NULL);
     double loss = creal(slow_objective_loss(&t, theta, ref));
-    test_expect(fabs(r.loss - loss) <= 1e-12 * fabs(loss), "loss %.17g, slow.h has %.17g", r.loss, loss);
+    test_expect(fabs(r.loss - loss) <= 1e-12 * fabs(loss), "loss %.17g, slow.h has %.17g",
+                r.loss, loss);
     for (int direction = 0; direction < 4; direction++) {
         slow_complex *moved = calloc((size_t)count, sizeof *moved);
         double slope = 0, want;
         for (int64_t k = 0; k < count; k++) {
-            double d = k % 4 < direction ? 0 : seqpar_random_normal(5, (uint64_t)direction, (uint64_t)k);
+            double d = k % 4 < direction
+                           ? 0
+                           : seqpar_random_normal(5, (uint64_t)direction, (uint64_t)k);
             moved[k] = theta[k] + d * SLOW_STEP * _Complex_I;
             slope += creal(gradient[k]) * d;
-            if (t.config.score && k >= count - (t.config.vocab - 1) * t.config.hidden) moved[k] = 0; /* rows that are not there */
+            /* rows that are not there */
+            if (t.config.score && k >= count - (t.config.vocab - 1) * t.config.hidden)
+                moved[k] = 0;
         }
         want = cimag(slow_objective_loss(&t, moved, ref)) / SLOW_STEP;
-        test_expect(fabs(slope - want) <= 1e-10 * fabs(want), "direction %d: %.15g, slow.h has %.15g", direction, slope, want);
+        test_expect(fabs(slope - want) <= 1e-10 * fabs(want),
+                    "direction %d: %.15g, slow.h has %.15g", direction, slope, want);
         free(moved);
     }
-    free(theta); free(ref); free(gradient);
+    free(theta);
+    free(ref);
+    free(gradient);
     objective_result_free(&r);
     objective_task_close(&t);
-    test_end("objective_%s_truth%s", objective_names[kind], temperature > 0 ? " at a temperature" : "");
+    test_end("objective_%s_truth%s", objective_names[kind],
+             temperature > 0 ? " at a temperature" : "");
 }
 
-/* Whole gradients against differences of the loss along random directions, in fp64, on two ranks. */
+/* Whole gradients against differences of the loss along random directions, in fp64, on two
+   ranks. */
 static void test_gradient(int kind) {
-    objective_way way = {.dp = 1, .sp = 2, .accumulation = 1, .layout = SEQPAR_ZIGZAG, .reference_device = 1};
+    objective_way way = {
+        .dp = 1, .sp = 2, .accumulation = 1, .layout = SEQPAR_ZIGZAG, .reference_device = 1};
     objective_task t;
     objective_result at, side;
     double losses[4], slope, want, h = 2e-6; /* clips have corners: a small step crosses few */
@@ -537,7 +823,10 @@ static void test_gradient(int kind) {
     for (int direction = 0; direction < 3; direction++) {
         double *moved = calloc((size_t)at.elements, sizeof *moved);
         for (int i = 0; i < 4; i++) {
-            for (int64_t k = 0; k < at.elements; k++) moved[k] = at.start[k] + steps[i] * h * (at.start[k] != 0) * seqpar_random_normal(5, (uint64_t)direction, (uint64_t)k);
+            for (int64_t k = 0; k < at.elements; k++)
+                moved[k] = at.start[k] +
+                           steps[i] * h * (at.start[k] != 0) *
+                               seqpar_random_normal(5, (uint64_t)direction, (uint64_t)k);
             t.start = moved;
             objective_run(&t, &way, &side);
             losses[i] = side.loss;
@@ -545,8 +834,11 @@ static void test_gradient(int kind) {
         }
         want = (8 * (losses[2] - losses[1]) - (losses[3] - losses[0])) / (12 * h);
         slope = 0;
-        for (int64_t k = 0; k < at.elements; k++) slope += at.gradient[k] * (at.start[k] != 0) * seqpar_random_normal(5, (uint64_t)direction, (uint64_t)k);
-        test_expect(fabs(slope - want) <= 2e-7 * fabs(want) + 1e-8, "direction %d: %.12g, differences say %.12g", direction, slope, want);
+        for (int64_t k = 0; k < at.elements; k++)
+            slope += at.gradient[k] * (at.start[k] != 0) *
+                     seqpar_random_normal(5, (uint64_t)direction, (uint64_t)k);
+        test_expect(fabs(slope - want) <= 2e-7 * fabs(want) + 1e-8,
+                    "direction %d: %.12g, differences say %.12g", direction, slope, want);
         free(moved);
     }
     objective_result_free(&at);
@@ -565,7 +857,11 @@ int main(int argc, char **argv) {
     test_truth(OBJECTIVE_POLICY, 0.7);
     test_truth(OBJECTIVE_GRPO, 1.3);
     for (int kind = 0; kind < OBJECTIVES; kind++) test_gradient(kind);
-    for (int kind = 0; kind < OBJECTIVES; kind++) { test_contract(kind, 1); test_contract(kind, 0); test_contract(kind, 2); }
+    for (int kind = 0; kind < OBJECTIVES; kind++) {
+        test_contract(kind, 1);
+        test_contract(kind, 0);
+        test_contract(kind, 2);
+    }
     for (int kind = 0; kind < OBJECTIVES; kind++) test_edges(kind);
     return test_summary();
 }

@@ -1,17 +1,27 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* Packing: every document once and whole, targets shifted once and never across documents, each rule written a second time, naively. */
+/* Packing: every document once and whole, targets shifted once and never across documents,
+   each rule written a second time, naively. */
 #define SEQPAR_IMPLEMENTATION
 #include "seqpar.h"
 #include "test.h"
 
-extern __thread int64_t seqpar__work; /* of the library, which counts it under SEQPAR_COUNT_WORK */
+/* of the library, which counts it under SEQPAR_COUNT_WORK */
+extern __thread int64_t seqpar__work;
 
-#define DOCS 64
+#define DOCS  64
 #define VOCAB 89
 
 /* ---- documents; every array has exactly its size, so that a sanitizer sees the first byte too far ---- */
 
-enum { MASK_NULL, MASK_NOTHING, MASK_EVERYTHING, MASK_RANDOM, MASK_FIRST, MASK_LAST, MASK_KINDS };
+enum {
+    MASK_NULL,
+    MASK_NOTHING,
+    MASK_EVERYTHING,
+    MASK_RANDOM,
+    MASK_FIRST,
+    MASK_LAST,
+    MASK_KINDS
+};
 
 typedef struct corpus {
     seqpar_document doc[DOCS];
@@ -28,9 +38,12 @@ static void corpus_add(corpus *c, int64_t unit, int64_t tokens, int mask_kind) {
     int32_t *ids = malloc((size_t)tokens * sizeof *ids);
     uint8_t *mask = mask_kind == MASK_NULL ? NULL : malloc((size_t)tokens);
     int64_t t;
-    for (t = 0; t < tokens; t++) ids[t] = test_integer(0, 3) ? (int32_t)test_integer(0, VOCAB - 1) : 0; /* id 0 is a token like any other */
+    /* id 0 is a token like any other */
+    for (t = 0; t < tokens; t++)
+        ids[t] = test_integer(0, 3) ? (int32_t)test_integer(0, VOCAB - 1) : 0;
     for (t = 0; mask && t < tokens; t++) mask[t] = (uint8_t)mask_bit(mask_kind, t, tokens);
-    c->doc[c->count++] = (seqpar_document){ids, mask, tokens, unit, .prefix = tokens * (c->count % 3) / 2};
+    c->doc[c->count++] = (seqpar_document){ids, mask, tokens, unit,
+                                           .prefix = tokens * (c->count % 3) / 2};
 }
 
 static void corpus_free(corpus *c) {
@@ -47,12 +60,15 @@ static void corpus_random(corpus *c, int64_t units, int64_t longest) {
     for (u = 0; u < units; u++)
         for (d = test_integer(1, 3); d > 0; d--) {
             int64_t tokens = test_integer(0, 4) ? test_integer(0, longest) : test_integer(0, 2);
-            corpus_add(c, u * 7 - 5, tokens, test_integer(0, 2) ? MASK_NULL : (int)test_integer(0, MASK_KINDS - 1));
+            corpus_add(c, u * 7 - 5, tokens,
+                       test_integer(0, 2) ? MASK_NULL : (int)test_integer(0, MASK_KINDS - 1));
         }
 }
 
 /* Token t of a document cut to `length` is to be predicted. */
-static int predicted(const seqpar_document *d, int64_t t, int64_t length) { return t > 0 && t < length && (!d->loss_mask || d->loss_mask[t]); }
+static int predicted(const seqpar_document *d, int64_t t, int64_t length) {
+    return t > 0 && t < length && (!d->loss_mask || d->loss_mask[t]);
+}
 
 /* ---- what should become of every document ---- */
 
@@ -63,7 +79,9 @@ typedef struct fate {
     seqpar_pack_counts counts;
 } fate;
 
-typedef struct unit_sum { int64_t live, tokens, predicted; } unit_sum;
+typedef struct unit_sum {
+    int64_t live, tokens, predicted;
+} unit_sum;
 
 static unit_sum sum_unit(const corpus *c, const fate *f, int64_t unit) {
     unit_sum s = {0, 0, 0};
@@ -72,7 +90,8 @@ static unit_sum sum_unit(const corpus *c, const fate *f, int64_t unit) {
         if (c->doc[i].unit != unit) continue;
         s.live += f->length[i] > 0;
         s.tokens += f->length[i];
-        for (t = 0; t < f->length[i]; t++) s.predicted += predicted(&c->doc[i], t, f->length[i]);
+        for (t = 0; t < f->length[i]; t++)
+            s.predicted += predicted(&c->doc[i], t, f->length[i]);
     }
     return s;
 }
@@ -87,8 +106,10 @@ static void decide_lengths(fate *f, const corpus *c, const seqpar_pack_desc *des
         f->length[i] = tokens;
         f->counts.zero_length += tokens == 0;
         if (s.tokens <= desc->pack_len || tokens == 0) continue;
-        if (desc->truncation == SEQPAR_TRUNCATION_DROP || share == 0) share = 0, f->counts.dropped++;
-        else f->counts.cut += tokens > share;
+        if (desc->truncation == SEQPAR_TRUNCATION_DROP || share == 0)
+            share = 0, f->counts.dropped++;
+        else
+            f->counts.cut += tokens > share;
         f->length[i] = tokens < share ? tokens : share;
     }
 }
@@ -103,7 +124,8 @@ static void decide_masked(fate *f, const corpus *c, const seqpar_pack_desc *desc
         }
 }
 
-/* The unit that is placed next: the longest, of equals the first (or simply the first). Its first document; -1: none is left. */
+/* The unit that is placed next: the longest, of equals the first (or simply the first). Its
+   first document; -1: none is left. */
 static int64_t next_unit(const corpus *c, const fate *f, int order) {
     int64_t i, best = -1, most = 0;
     for (i = 0; i < c->count; i++) {
@@ -122,7 +144,8 @@ static void decide_rows(fate *f, const corpus *c, const seqpar_pack_desc *desc) 
     while ((first = next_unit(c, f, desc->order)) >= 0) {
         int64_t tokens = sum_unit(c, f, c->doc[first].unit).tokens;
         r = desc->order == SEQPAR_PACK_DECREASING || f->rows == 0 ? 0 : f->rows - 1;
-        while (r < f->rows && (desc->order == SEQPAR_PACK_UNIT_PER_ROW || room[r] < tokens)) r++;
+        while (r < f->rows && (desc->order == SEQPAR_PACK_UNIT_PER_ROW || room[r] < tokens))
+            r++;
         if (r == f->rows) room[f->rows++] = desc->pack_len;
         room[r] -= tokens;
         for (i = 0; i < c->count; i++)
@@ -130,7 +153,9 @@ static void decide_rows(fate *f, const corpus *c, const seqpar_pack_desc *desc) 
     }
 }
 
-static int64_t round_up(int64_t n, int64_t multiple) { return multiple ? (n + multiple - 1) / multiple * multiple : n; }
+static int64_t round_up(int64_t n, int64_t multiple) {
+    return multiple ? (n + multiple - 1) / multiple * multiple : n;
+}
 
 static void decide_counts(fate *f, const corpus *c, const seqpar_pack_desc *desc) {
     int64_t i, t, r;
@@ -142,7 +167,8 @@ static void decide_counts(fate *f, const corpus *c, const seqpar_pack_desc *desc
         f->counts.pads += round_up(tokens, desc->pad_to) - tokens;
     }
     for (i = 0; i < c->count; i++)
-        for (t = 0; t < f->length[i]; t++) f->counts.supervised += predicted(&c->doc[i], t, f->length[i]);
+        for (t = 0; t < f->length[i]; t++)
+            f->counts.supervised += predicted(&c->doc[i], t, f->length[i]);
 }
 
 static fate decide(const corpus *c, const seqpar_pack_desc *desc) {
@@ -157,7 +183,9 @@ static fate decide(const corpus *c, const seqpar_pack_desc *desc) {
 
 /* ---- comparing ---- */
 
-#define EXPECT_EQUAL(got, want, what) test_expect((got) == (want), "%s is %lld, not %lld", what, (long long)(got), (long long)(want))
+#define EXPECT_EQUAL(got, want, what) \
+    test_expect((got) == (want), "%s is %lld, not %lld", what, (long long)(got), \
+                (long long)(want))
 
 static void expect_counts(const seqpar_pack_counts *got, const seqpar_pack_counts *want) {
     EXPECT_EQUAL(got->documents, want->documents, "counts.documents");
@@ -171,7 +199,8 @@ static void expect_counts(const seqpar_pack_counts *got, const seqpar_pack_count
 }
 
 /* Document `source` lies at row tokens begin .. end. */
-static void expect_document(const seqpar_row *row, const seqpar_document *d, int64_t begin, int64_t end) {
+static void expect_document(const seqpar_row *row, const seqpar_document *d, int64_t begin,
+                            int64_t end) {
     int64_t t, n = end - begin;
     for (t = 0; t < n; t++) {
         int32_t target = predicted(d, t + 1, n) ? d->ids[t + 1] : SEQPAR_IGNORE;
@@ -179,13 +208,16 @@ static void expect_document(const seqpar_row *row, const seqpar_document *d, int
         EXPECT_EQUAL(row->position_ids[begin + t], t, "a position");
         EXPECT_EQUAL(row->targets[begin + t], target, "a target");
     }
-    test_expect(row->targets[end - 1] == SEQPAR_IGNORE, "the last position of a document has a target");
+    test_expect(row->targets[end - 1] == SEQPAR_IGNORE,
+                "the last position of a document has a target");
 }
 
 static void expect_pads(const seqpar_row *row, const seqpar_pack_desc *desc) {
     int64_t t;
     EXPECT_EQUAL(row->padded, round_up(row->tokens, desc->pad_to), "the padded length");
-    EXPECT_EQUAL(row->chunks, desc->chunks ? desc->chunks : seqpar_grid_default_chunks(row->padded), "the number of chunks");
+    EXPECT_EQUAL(row->chunks,
+                 desc->chunks ? desc->chunks : seqpar_grid_default_chunks(row->padded),
+                 "the number of chunks");
     for (t = row->tokens; t < row->padded; t++) {
         EXPECT_EQUAL(row->ids[t], desc->pad_id, "the id of a pad");
         EXPECT_EQUAL(row->targets[t], SEQPAR_IGNORE, "the target of a pad");
@@ -197,45 +229,63 @@ static void expect_whole_units(const seqpar_row *row, const corpus *c, const fat
     int64_t d, next;
     for (d = 0; d < row->docs; d++) {
         int64_t source = row->doc_source[d], unit = c->doc[source].unit;
-        for (next = source + 1; next < c->count && c->doc[next].unit == unit && !f->length[next];) next++;
+        for (next = source + 1;
+             next < c->count && c->doc[next].unit == unit && !f->length[next];)
+            next++;
         if (next == c->count || c->doc[next].unit != unit) continue;
-        test_expect(d + 1 < row->docs && row->doc_source[d + 1] == next, "unit %lld is torn between documents %lld and %lld", (long long)unit, (long long)source, (long long)next);
+        test_expect(d + 1 < row->docs && row->doc_source[d + 1] == next,
+                    "unit %lld is torn between documents %lld and %lld", (long long)unit,
+                    (long long)source, (long long)next);
     }
 }
 
-static void expect_row(const seqpar_row *row, int64_t number, const corpus *c, const seqpar_pack_desc *desc, const fate *f, int64_t *seen) {
+static void expect_row(const seqpar_row *row, int64_t number, const corpus *c,
+                       const seqpar_pack_desc *desc, const fate *f, int64_t *seen) {
     int64_t d;
     EXPECT_EQUAL(row->index, number, "the number of a row");
     EXPECT_EQUAL(row->cu_seqlens[0], 0, "the beginning of cu_seqlens");
     EXPECT_EQUAL(row->cu_seqlens[row->docs], row->tokens, "the end of cu_seqlens");
-    test_expect(row->tokens > 0 && row->tokens <= desc->pack_len, "a row has %lld tokens of at most %lld", (long long)row->tokens, (long long)desc->pack_len);
+    test_expect(row->tokens > 0 && row->tokens <= desc->pack_len,
+                "a row has %lld tokens of at most %lld", (long long)row->tokens,
+                (long long)desc->pack_len);
     for (d = 0; d < row->docs; d++) {
-        int64_t source = row->doc_source[d], begin = row->cu_seqlens[d], end = row->cu_seqlens[d + 1];
-        if (!test_expect(source >= 0 && source < c->count && !seen[source]++, "document %lld is there twice", (long long)source)) return;
+        int64_t source = row->doc_source[d], begin = row->cu_seqlens[d];
+        int64_t end = row->cu_seqlens[d + 1];
+        if (!test_expect(source >= 0 && source < c->count && !seen[source]++,
+                         "document %lld is there twice", (long long)source))
+            return;
         EXPECT_EQUAL(f->row[source], number, "the row of a document (naively)");
         if (!EXPECT_EQUAL(end - begin, f->length[source], "the length of a document")) return;
         expect_document(row, &c->doc[source], begin, end);
-        EXPECT_EQUAL(row->prefix_lens[d], c->doc[source].prefix < end - begin ? c->doc[source].prefix : end - begin, "a prefix");
+        EXPECT_EQUAL(row->prefix_lens[d],
+                     c->doc[source].prefix < end - begin ? c->doc[source].prefix : end - begin,
+                     "a prefix");
     }
     expect_whole_units(row, c, f);
     expect_pads(row, desc);
 }
 
-static void expect_batch(const seqpar_batch *batch, const corpus *c, const seqpar_pack_desc *desc, const fate *f) {
+static void expect_batch(const seqpar_batch *batch, const corpus *c,
+                         const seqpar_pack_desc *desc, const fate *f) {
     int64_t seen[DOCS] = {0}, i;
     if (!EXPECT_EQUAL(batch->rows, f->rows, "the number of rows")) return;
     for (i = 0; i < batch->rows; i++) expect_row(&batch->row[i], i, c, desc, f, seen);
-    for (i = 0; i < c->count; i++) EXPECT_EQUAL(seen[i], f->length[i] > 0, "the times a document is there");
+    for (i = 0; i < c->count; i++)
+        EXPECT_EQUAL(seen[i], f->length[i] > 0, "the times a document is there");
     expect_counts(&batch->counts, &f->counts);
 }
 
 /* ---- the supervised (document, position, target) triples, from either side ---- */
 
-typedef struct triple { int64_t document, position, target; } triple;
+typedef struct triple {
+    int64_t document, position, target;
+} triple;
 
 static int triple_order(const void *a, const void *b) {
     const triple *x = a, *y = b;
-    int64_t d = x->document != y->document ? x->document - y->document : x->position != y->position ? x->position - y->position : x->target - y->target;
+    int64_t d = x->document != y->document   ? x->document - y->document
+                : x->position != y->position ? x->position - y->position
+                                             : x->target - y->target;
     return d < 0 ? -1 : d > 0;
 }
 
@@ -243,7 +293,8 @@ static int64_t triples_of_documents(triple *to, const corpus *c, const fate *f) 
     int64_t i, t, n = 0;
     for (i = 0; i < c->count; i++)
         for (t = 1; t < f->length[i]; t++)
-            if (predicted(&c->doc[i], t, f->length[i])) to[n++] = (triple){i, t - 1, c->doc[i].ids[t]};
+            if (predicted(&c->doc[i], t, f->length[i]))
+                to[n++] = (triple){i, t - 1, c->doc[i].ids[t]};
     return n;
 }
 
@@ -253,21 +304,25 @@ static int64_t triples_of_rows(triple *to, const seqpar_batch *batch) {
         const seqpar_row *row = &batch->row[r];
         for (t = d = 0; t < row->padded; t++) {
             while (d < row->docs && t >= row->cu_seqlens[d + 1]) d++;
-            if (row->targets[t] != SEQPAR_IGNORE) to[n++] = (triple){d < row->docs ? row->doc_source[d] : -1, row->position_ids[t], row->targets[t]};
+            if (row->targets[t] != SEQPAR_IGNORE)
+                to[n++] = (triple){d < row->docs ? row->doc_source[d] : -1,
+                                   row->position_ids[t], row->targets[t]};
         }
     }
     return n;
 }
 
 static void expect_triples(const seqpar_batch *batch, const corpus *c, const fate *f) {
-    int64_t room = batch->counts.tokens + batch->counts.pads + f->counts.tokens, rows, documents;
+    int64_t room = batch->counts.tokens + batch->counts.pads + f->counts.tokens;
+    int64_t rows, documents;
     triple *a = malloc((size_t)(2 * room + 1) * sizeof *a), *b = a + room;
     rows = triples_of_rows(a, batch);
     documents = triples_of_documents(b, c, f);
     qsort(a, (size_t)rows, sizeof *a, triple_order);
     qsort(b, (size_t)documents, sizeof *b, triple_order);
     EXPECT_EQUAL(rows, documents, "the number of supervised triples");
-    test_expect(!memcmp(a, b, (size_t)(rows < documents ? rows : documents) * sizeof *a), "the supervised triples differ");
+    test_expect(!memcmp(a, b, (size_t)(rows < documents ? rows : documents) * sizeof *a),
+                "the supervised triples differ");
     free(a);
 }
 
@@ -277,7 +332,8 @@ static void expect_packing(const corpus *c, const seqpar_pack_desc *desc) {
     seqpar_batch batch;
     fate f = decide(c, desc);
     seqpar_status status = seqpar_pack(&error, &batch, c->doc, c->count, desc);
-    if (f.rows == 0) EXPECT_EQUAL(status, SEQPAR_ERR_NO_TARGET, "the status where nothing is left");
+    if (f.rows == 0)
+        EXPECT_EQUAL(status, SEQPAR_ERR_NO_TARGET, "the status where nothing is left");
     else if (test_expect(!status, "%s: %s", seqpar_status_name(status), error.text)) {
         expect_batch(&batch, c, desc, &f);
         expect_triples(&batch, c, &f);
@@ -287,14 +343,22 @@ static void expect_packing(const corpus *c, const seqpar_pack_desc *desc) {
 
 /* ---- tests ---- */
 
-/* One packing written out by hand: two rows, an empty and a one-token document, a pair, token id 0 as input and as target. */
+/* One packing written out by hand: two rows, an empty and a one-token document, a pair,
+   token id 0 as input and as target. */
 static void test_golden(void) {
     static const int32_t a[] = {0, 7, 0}, b[] = {5}, d[] = {3, 0, 4, 8};
     static const uint8_t answer_only[] = {1, 0, 1, 1};
-    static const seqpar_document docs[] = {{a, NULL, 3, 1}, {NULL, NULL, 0, 2}, {b, NULL, 1, 3}, {a, NULL, 2, 3}, {d, answer_only, 4, 4}};
-    static const int32_t ids[2][8] = {{0, 7, 0, 3, 0, 4, 8, 9}, {5, 0, 7, 9}}, places[2][8] = {{0, 1, 2, 0, 1, 2, 3, 0}, {0, 0, 1, 0}};
-    static const int32_t targets[2][8] = {{7, 0, -100, -100, 4, 8, -100, -100}, {-100, 7, -100, -100}};
-    static const int64_t cu[2][3] = {{0, 3, 7}, {0, 1, 3}}, source[2][2] = {{0, 4}, {2, 3}}, padded[2] = {8, 4};
+    static const seqpar_document docs[] = {{a, NULL, 3, 1},
+                                           {NULL, NULL, 0, 2},
+                                           {b, NULL, 1, 3},
+                                           {a, NULL, 2, 3},
+                                           {d, answer_only, 4, 4}};
+    static const int32_t ids[2][8] = {{0, 7, 0, 3, 0, 4, 8, 9}, {5, 0, 7, 9}};
+    static const int32_t places[2][8] = {{0, 1, 2, 0, 1, 2, 3, 0}, {0, 0, 1, 0}};
+    static const int32_t targets[2][8] = {{7, 0, -100, -100, 4, 8, -100, -100},
+                                          {-100, 7, -100, -100}};
+    static const int64_t cu[2][3] = {{0, 3, 7}, {0, 1, 3}}, source[2][2] = {{0, 4}, {2, 3}};
+    static const int64_t padded[2] = {8, 4};
     static const seqpar_pack_counts counts = {5, 1, 0, 0, 0, 10, 5, 2};
     seqpar_pack_desc desc = {.pack_len = 7, .pad_to = 4, .pad_id = 9, .vocab = 10};
     seqpar_batch batch;
@@ -306,10 +370,14 @@ static void test_golden(void) {
         size_t bytes = (size_t)padded[r] * sizeof(int32_t);
         EXPECT_EQUAL(batch.row[r].padded, padded[r], "the padded length");
         test_expect(!memcmp(batch.row[r].ids, ids[r], bytes), "row %lld: ids", (long long)r);
-        test_expect(!memcmp(batch.row[r].targets, targets[r], bytes), "row %lld: targets", (long long)r);
-        test_expect(!memcmp(batch.row[r].position_ids, places[r], bytes), "row %lld: position_ids", (long long)r);
-        test_expect(!memcmp(batch.row[r].cu_seqlens, cu[r], sizeof cu[r]), "row %lld: cu_seqlens", (long long)r);
-        test_expect(!memcmp(batch.row[r].doc_source, source[r], sizeof source[r]), "row %lld: doc_source", (long long)r);
+        test_expect(!memcmp(batch.row[r].targets, targets[r], bytes), "row %lld: targets",
+                    (long long)r);
+        test_expect(!memcmp(batch.row[r].position_ids, places[r], bytes),
+                    "row %lld: position_ids", (long long)r);
+        test_expect(!memcmp(batch.row[r].cu_seqlens, cu[r], sizeof cu[r]),
+                    "row %lld: cu_seqlens", (long long)r);
+        test_expect(!memcmp(batch.row[r].doc_source, source[r], sizeof source[r]),
+                    "row %lld: doc_source", (long long)r);
     }
     expect_counts(&batch.counts, &counts);
     seqpar_batch_free(&batch);
@@ -317,9 +385,14 @@ static void test_golden(void) {
     test_end("pack_golden");
 }
 
-/* Lengths and the rows they must get, by hand: ties go to the lower index, a full row is full, order rules differ. */
+/* Lengths and the rows they must get, by hand: ties go to the lower index, a full row is
+   full, order rules differ. */
 static void test_order(void) {
-    static const struct { const char *name; int order; int64_t pack_len, lengths[8], rows[8]; } table[] = {
+    static const struct {
+        const char *name;
+        int order;
+        int64_t pack_len, lengths[8], rows[8];
+    } table[] = {
         {"decreasing", SEQPAR_PACK_DECREASING, 10, {2, 5, 5, 8, 3, 7}, {0, 2, 2, 0, 1, 1}},
         {"decreasing_ties", SEQPAR_PACK_DECREASING, 7, {4, 3, 4, 3, 3, 4}, {0, 0, 1, 1, 2, 2}},
         {"in_order", SEQPAR_PACK_IN_ORDER, 10, {2, 5, 5, 8, 2, 7}, {0, 0, 1, 2, 2, 3}},
@@ -330,9 +403,11 @@ static void test_order(void) {
         seqpar_pack_desc desc = {.pack_len = table[i].pack_len, .order = table[i].order};
         corpus c = {.count = 0};
         fate f;
-        for (d = 0; table[i].lengths[d]; d++) corpus_add(&c, (int64_t)d, table[i].lengths[d], MASK_NULL);
+        for (d = 0; table[i].lengths[d]; d++)
+            corpus_add(&c, (int64_t)d, table[i].lengths[d], MASK_NULL);
         f = decide(&c, &desc);
-        test_expect(!memcmp(f.row, table[i].rows, d * sizeof *f.row), "the naive packing itself is wrong");
+        test_expect(!memcmp(f.row, table[i].rows, d * sizeof *f.row),
+                    "the naive packing itself is wrong");
         expect_packing(&c, &desc);
         corpus_free(&c);
         test_end("pack_order_%s", table[i].name);
@@ -342,7 +417,10 @@ static void test_order(void) {
 /* mask[t] says that token t is to be predicted: it acts on the target of position t - 1. */
 static void test_mask(void) {
     static const int32_t ids[] = {11, 0, 13, 14, 0};
-    static const struct { uint8_t mask[5]; int32_t targets[5]; } table[] = {
+    static const struct {
+        uint8_t mask[5];
+        int32_t targets[5];
+    } table[] = {
         {{1, 0, 0, 0, 1}, {-100, -100, -100, 0, -100}},
         {{0, 1, 0, 1, 0}, {0, -100, 14, -100, -100}},
         {{1, 1, 1, 1, 1}, {0, 13, 14, 0, -100}},
@@ -354,7 +432,9 @@ static void test_mask(void) {
         seqpar_document d = {ids, table[i].mask, 5, 0};
         seqpar_batch batch;
         test_expect(!seqpar_pack(NULL, &batch, &d, 1, &desc), "case %d is refused", (int)i);
-        test_expect(batch.rows == 1 && !memcmp(batch.row[0].targets, table[i].targets, sizeof table[i].targets), "case %d: targets", (int)i);
+        test_expect(batch.rows == 1 && !memcmp(batch.row[0].targets, table[i].targets,
+                                               sizeof table[i].targets),
+                    "case %d: targets", (int)i);
         seqpar_batch_free(&batch);
     }
     test_end("pack_loss_mask");
@@ -362,22 +442,74 @@ static void test_mask(void) {
 
 /* Every counter has a row of its own, with the other ones at rest. */
 static void test_counters(void) {
-    static const struct { const char *name; int truncation, keep_masked; int64_t lengths[6], units[6]; int masks[6]; seqpar_pack_counts want; } table[] = {
+    static const struct {
+        const char *name;
+        int truncation, keep_masked;
+        int64_t lengths[6], units[6];
+        int masks[6];
+        seqpar_pack_counts want;
+    } table[] = {
         {"zero_length", 0, 0, {3, 0, 0, 5}, {1, 2, 3, 3}, {0}, {4, 2, 0, 0, 0, 8, 6, 1}},
-        {"dropped", SEQPAR_TRUNCATION_DROP, 0, {3, 14, 6, 7, 1}, {1, 2, 3, 3, 4}, {0}, {5, 0, 3, 0, 1, 3, 2, 0}},
-        {"cut", SEQPAR_TRUNCATION_CUT, 0, {3, 14, 5, 9}, {1, 2, 3, 3}, {0}, {4, 0, 0, 2, 0, 26, 22, 1}},
-        {"cut_one_token_each", SEQPAR_TRUNCATION_CUT, 1, {2, 20, 20, 20, 20}, {1, 2, 2, 2, 2}, {0}, {5, 0, 0, 4, 0, 14, 9, 1}},
-        {"masked", 0, 0, {3, 4, 5, 1}, {1, 2, 2, 3}, {0, MASK_NOTHING, MASK_FIRST, 0}, {4, 0, 0, 0, 3, 3, 2, 0}},
-        {"masked_in_a_unit", 0, 0, {4, 5, 1}, {2, 2, 2}, {MASK_NOTHING, MASK_LAST, MASK_NOTHING}, {3, 0, 0, 0, 0, 10, 1, 2}},
-        {"masked_kept", 0, 1, {3, 4, 1}, {1, 2, 3}, {0, MASK_NOTHING, 0}, {3, 0, 0, 0, 0, 8, 2, 1}},
-        {"masked_by_the_cut", SEQPAR_TRUNCATION_CUT, 0, {3, 15}, {1, 2}, {0, MASK_LAST}, {2, 0, 0, 1, 1, 3, 2, 0}},
+        {"dropped",
+         SEQPAR_TRUNCATION_DROP,
+         0,
+         {3, 14, 6, 7, 1},
+         {1, 2, 3, 3, 4},
+         {0},
+         {5, 0, 3, 0, 1, 3, 2, 0}},
+        {"cut",
+         SEQPAR_TRUNCATION_CUT,
+         0,
+         {3, 14, 5, 9},
+         {1, 2, 3, 3},
+         {0},
+         {4, 0, 0, 2, 0, 26, 22, 1}},
+        {"cut_one_token_each",
+         SEQPAR_TRUNCATION_CUT,
+         1,
+         {2, 20, 20, 20, 20},
+         {1, 2, 2, 2, 2},
+         {0},
+         {5, 0, 0, 4, 0, 14, 9, 1}},
+        {"masked",
+         0,
+         0,
+         {3, 4, 5, 1},
+         {1, 2, 2, 3},
+         {0, MASK_NOTHING, MASK_FIRST, 0},
+         {4, 0, 0, 0, 3, 3, 2, 0}},
+        {"masked_in_a_unit",
+         0,
+         0,
+         {4, 5, 1},
+         {2, 2, 2},
+         {MASK_NOTHING, MASK_LAST, MASK_NOTHING},
+         {3, 0, 0, 0, 0, 10, 1, 2}},
+        {"masked_kept",
+         0,
+         1,
+         {3, 4, 1},
+         {1, 2, 3},
+         {0, MASK_NOTHING, 0},
+         {3, 0, 0, 0, 0, 8, 2, 1}},
+        {"masked_by_the_cut",
+         SEQPAR_TRUNCATION_CUT,
+         0,
+         {3, 15},
+         {1, 2},
+         {0, MASK_LAST},
+         {2, 0, 0, 1, 1, 3, 2, 0}},
     };
     size_t i, d;
     for (i = 0; i < sizeof table / sizeof *table; i++) {
-        seqpar_pack_desc desc = {.pack_len = 12, .pad_to = 3, .truncation = table[i].truncation, .keep_masked = table[i].keep_masked};
+        seqpar_pack_desc desc = {.pack_len = 12,
+                                 .pad_to = 3,
+                                 .truncation = table[i].truncation,
+                                 .keep_masked = table[i].keep_masked};
         corpus c = {.count = 0};
         seqpar_batch batch;
-        for (d = 0; d < 6 && table[i].units[d]; d++) corpus_add(&c, table[i].units[d], table[i].lengths[d], table[i].masks[d]);
+        for (d = 0; d < 6 && table[i].units[d]; d++)
+            corpus_add(&c, table[i].units[d], table[i].lengths[d], table[i].masks[d]);
         test_expect(!seqpar_pack(NULL, &batch, c.doc, c.count, &desc), "refused");
         expect_counts(&batch.counts, &table[i].want);
         expect_packing(&c, &desc);
@@ -390,28 +522,44 @@ static void test_counters(void) {
 static int64_t shortest_chunk(int64_t tokens, int64_t chunks) {
     int64_t i, shortest = tokens;
     for (i = 0; i < chunks; i++) {
-        int64_t n = seqpar_grid_begin(tokens, chunks, i + 1) - seqpar_grid_begin(tokens, chunks, i);
+        int64_t n = seqpar_grid_begin(tokens, chunks, i + 1) -
+                    seqpar_grid_begin(tokens, chunks, i);
         if (n < shortest) shortest = n;
     }
     return shortest;
 }
 
 static void test_chunks(void) {
-    static const int64_t table[][2] = {{0, 1}, {1, 1}, {15, 1}, {16, 1}, {31, 1}, {32, 2}, {47, 2}, {48, 3}, {511, 31}, {512, 32}, {513, 32}, {4096, 32}, {8192, 32}, {8193, 64}, {16384, 64}, {16385, 128},
-                                       {131072, 512}, {131073, 1024}, {262145, 2048}, {1 << 20, 2048}, {INT64_C(1) << 40, 2048}};
+    static const int64_t table[][2] = {
+        {0, 1},         {1, 1},          {15, 1},
+        {16, 1},        {31, 1},         {32, 2},
+        {47, 2},        {48, 3},         {511, 31},
+        {512, 32},      {513, 32},       {4096, 32},
+        {8192, 32},     {8193, 64},      {16384, 64},
+        {16385, 128},   {131072, 512},   {131073, 1024},
+        {262145, 2048}, {1 << 20, 2048}, {INT64_C(1) << 40, 2048}};
     int64_t tokens, chunks;
     size_t i;
-    for (i = 0; i < sizeof table / sizeof *table; i++) EXPECT_EQUAL(seqpar_grid_default_chunks(table[i][0]), table[i][1], "the default number of chunks");
-    for (tokens = 1; tokens < 600; tokens++) { /* as many as can be, up to 32, without one under 16 tokens */
+    for (i = 0; i < sizeof table / sizeof *table; i++)
+        EXPECT_EQUAL(seqpar_grid_default_chunks(table[i][0]), table[i][1],
+                     "the default number of chunks");
+    /* as many as can be, up to 32, without one under 16 tokens */
+    for (tokens = 1; tokens < 600; tokens++) {
         chunks = seqpar_grid_default_chunks(tokens);
-        test_expect(chunks == 1 || shortest_chunk(tokens, chunks) >= 16, "%lld tokens: a chunk falls under 16", (long long)tokens);
-        test_expect(chunks == 32 || shortest_chunk(tokens, chunks + 1) < 16, "%lld tokens: one more chunk fits", (long long)tokens);
+        test_expect(chunks == 1 || shortest_chunk(tokens, chunks) >= 16,
+                    "%lld tokens: a chunk falls under 16", (long long)tokens);
+        test_expect(chunks == 32 || shortest_chunk(tokens, chunks + 1) < 16,
+                    "%lld tokens: one more chunk fits", (long long)tokens);
     }
-    for (tokens = 513; tokens < 700000; tokens += tokens / 7 + test_integer(0, 3)) { /* and beyond: a power of two, chunks of 128 at least */
+    /* and beyond: a power of two, chunks of 128 at least */
+    for (tokens = 513; tokens < 700000; tokens += tokens / 7 + test_integer(0, 3)) {
         chunks = seqpar_grid_default_chunks(tokens);
-        test_expect(chunks >= 32 && chunks <= 2048 && !(chunks & (chunks - 1)), "%lld tokens: %lld chunks", (long long)tokens, (long long)chunks);
-        test_expect(chunks == 32 || shortest_chunk(tokens, chunks) >= 128, "%lld tokens: a chunk falls under 128", (long long)tokens);
-        test_expect(chunks == 2048 || (tokens + chunks - 1) / chunks <= 256, "%lld tokens: a chunk holds more than 256", (long long)tokens);
+        test_expect(chunks >= 32 && chunks <= 2048 && !(chunks & (chunks - 1)),
+                    "%lld tokens: %lld chunks", (long long)tokens, (long long)chunks);
+        test_expect(chunks == 32 || shortest_chunk(tokens, chunks) >= 128,
+                    "%lld tokens: a chunk falls under 128", (long long)tokens);
+        test_expect(chunks == 2048 || (tokens + chunks - 1) / chunks <= 256,
+                    "%lld tokens: a chunk holds more than 256", (long long)tokens);
     }
     test_end("pack_default_chunks");
     for (chunks = 0; chunks < 41; chunks += 5) {
@@ -431,7 +579,8 @@ static void test_grid(void) {
         padded = (int64_t)(test_random() >> test_integer(24, 63));
         chunks = test_integer(1, n % 2 ? 32 : 1 << 20);
         chunk = test_integer(0, chunks);
-        EXPECT_EQUAL(seqpar_grid_begin(padded, chunks, chunk), (int64_t)((__int128)chunk * padded / chunks), "the beginning of a chunk");
+        EXPECT_EQUAL(seqpar_grid_begin(padded, chunks, chunk),
+                     (int64_t)((__int128)chunk * padded / chunks), "the beginning of a chunk");
     }
     test_end("pack_grid_begin");
 }
@@ -443,46 +592,147 @@ static int says(const char *text, const char *word) {
     const char *at;
     size_t n = strlen(word);
     for (at = strstr(text, word); at; at = strstr(at + 1, word)) {
-        int before = at > text && strchr("0123456789abcdefghijklmnopqrstuvwxyz-", at[-1]) != NULL;
+        int before = at > text &&
+                     strchr("0123456789abcdefghijklmnopqrstuvwxyz-", at[-1]) != NULL;
         int behind = at[n] && strchr("0123456789abcdefghijklmnopqrstuvwxyz", at[n]) != NULL;
         if (!before && !behind) return 1;
     }
     return 0;
 }
 
-static const int32_t some_ids[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17}, low_id[] = {4, 0, 3, -6}, high_id[] = {4, 0, 31};
+static const int32_t some_ids[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17},
+                     low_id[] = {4, 0, 3, -6}, high_id[] = {4, 0, 31};
 static const uint8_t no_mask[17];
 
 static void test_refusals(void) {
-    static const struct { const char *name; seqpar_status status; seqpar_pack_desc desc; int64_t count; seqpar_document docs[9]; const char *words[4]; } table[] = {
-        {"pack_len_zero", SEQPAR_ERR_PACK_LEN, {.pack_len = 0}, 1, {{some_ids, NULL, 3, 0}}, {"pack_len is 0"}},
-        {"pack_len_negative", SEQPAR_ERR_PACK_LEN, {.pack_len = -37}, 1, {{some_ids, NULL, 3, 0}}, {"-37"}},
-        {"chunks_negative", SEQPAR_ERR_CHUNKS, {.pack_len = 8, .chunks = -3}, 1, {{some_ids, NULL, 3, 0}}, {"chunks", "-3"}},
-        {"chunks_many", SEQPAR_ERR_CHUNKS, {.pack_len = 8, .chunks = SEQPAR_MAX_CHUNKS + 1}, 1, {{some_ids, NULL, 3, 0}}, {"chunks", "1048577"}},
-        {"pad_to_large", SEQPAR_ERR_CHUNKS, {.pack_len = 8, .pad_to = INT64_MAX}, 1, {{some_ids, NULL, 3, 0}}, {"pad_to", "9223372036854775807"}},
-        {"pack_len_large", SEQPAR_ERR_PACK_LEN, {.pack_len = INT64_MAX}, 1, {{some_ids, NULL, 3, 0}}, {"pack_len", "9223372036854775807"}},
-        {"pad_to_negative", SEQPAR_ERR_CHUNKS, {.pack_len = 8, .pad_to = -5}, 1, {{some_ids, NULL, 3, 0}}, {"pad_to", "-5"}},
-        {"no_documents", SEQPAR_ERR_NO_DOCUMENTS, {.pack_len = 8}, 0, {{NULL, NULL, 0, 0}}, {"0 documents"}},
-        {"negative_length", SEQPAR_ERR_DOCUMENT_TOKENS, {.pack_len = 8}, 3, {{some_ids, NULL, 3, 0}, {some_ids, NULL, 2, 1}, {some_ids, NULL, -4, 2}}, {"document 2", "-4"}},
-        {"no_ids", SEQPAR_ERR_DOCUMENT_TOKENS, {.pack_len = 8}, 2, {{some_ids, NULL, 3, 0}, {NULL, NULL, 6, 1}}, {"document 1", "6 tokens", "ids"}},
-        {"id_too_high", SEQPAR_ERR_TOKEN_ID, {.pack_len = 8, .vocab = 31}, 2, {{some_ids, NULL, 3, 0}, {high_id, NULL, 3, 1}}, {"document 1", "token 2", "31", "30"}},
-        {"id_negative", SEQPAR_ERR_TOKEN_ID, {.pack_len = 8, .vocab = 31}, 1, {{low_id, NULL, 4, 1}}, {"document 0", "token 3", "-6"}},
-        {"torn_unit", SEQPAR_ERR_UNIT_ORDER, {.pack_len = 8}, 3, {{some_ids, NULL, 3, 41}, {some_ids, NULL, 2, 5}, {some_ids, NULL, 3, 41}}, {"unit 41"}},
-        {"torn_empty_unit", SEQPAR_ERR_UNIT_ORDER, {.pack_len = 8}, 3, {{some_ids, NULL, 3, 41}, {NULL, NULL, 0, 5}, {NULL, NULL, 0, 41}}, {"unit 41"}},
-        {"no_target", SEQPAR_ERR_NO_TARGET, {.pack_len = 13}, 9,
-         {{NULL, NULL, 0, 0}, {NULL, NULL, 0, 1}, {some_ids, NULL, 14, 2}, {some_ids, NULL, 9, 3}, {some_ids, NULL, 6, 3}, {some_ids, no_mask, 3, 4},
-          {some_ids, NULL, 1, 5}, {some_ids, no_mask, 12, 6}, {some_ids, no_mask, 1, 6}}, {"9 documents", "2 empty", "3 too long", "4 fully masked"}},
-        {"no_target_but_kept", SEQPAR_ERR_NO_TARGET, {.pack_len = 13, .keep_masked = 1}, 1, {{NULL, NULL, 0, 0}}, {"1 documents"}},
+    static const struct {
+        const char *name;
+        seqpar_status status;
+        seqpar_pack_desc desc;
+        int64_t count;
+        seqpar_document docs[9];
+        const char *words[4];
+    } table[] = {
+        {"pack_len_zero",
+         SEQPAR_ERR_PACK_LEN,
+         {.pack_len = 0},
+         1,
+         {{some_ids, NULL, 3, 0}},
+         {"pack_len is 0"}},
+        {"pack_len_negative",
+         SEQPAR_ERR_PACK_LEN,
+         {.pack_len = -37},
+         1,
+         {{some_ids, NULL, 3, 0}},
+         {"-37"}},
+        {"chunks_negative",
+         SEQPAR_ERR_CHUNKS,
+         {.pack_len = 8, .chunks = -3},
+         1,
+         {{some_ids, NULL, 3, 0}},
+         {"chunks", "-3"}},
+        {"chunks_many",
+         SEQPAR_ERR_CHUNKS,
+         {.pack_len = 8, .chunks = SEQPAR_MAX_CHUNKS + 1},
+         1,
+         {{some_ids, NULL, 3, 0}},
+         {"chunks", "1048577"}},
+        {"pad_to_large",
+         SEQPAR_ERR_CHUNKS,
+         {.pack_len = 8, .pad_to = INT64_MAX},
+         1,
+         {{some_ids, NULL, 3, 0}},
+         {"pad_to", "9223372036854775807"}},
+        {"pack_len_large",
+         SEQPAR_ERR_PACK_LEN,
+         {.pack_len = INT64_MAX},
+         1,
+         {{some_ids, NULL, 3, 0}},
+         {"pack_len", "9223372036854775807"}},
+        {"pad_to_negative",
+         SEQPAR_ERR_CHUNKS,
+         {.pack_len = 8, .pad_to = -5},
+         1,
+         {{some_ids, NULL, 3, 0}},
+         {"pad_to", "-5"}},
+        {"no_documents",
+         SEQPAR_ERR_NO_DOCUMENTS,
+         {.pack_len = 8},
+         0,
+         {{NULL, NULL, 0, 0}},
+         {"0 documents"}},
+        {"negative_length",
+         SEQPAR_ERR_DOCUMENT_TOKENS,
+         {.pack_len = 8},
+         3,
+         {{some_ids, NULL, 3, 0}, {some_ids, NULL, 2, 1}, {some_ids, NULL, -4, 2}},
+         {"document 2", "-4"}},
+        {"no_ids",
+         SEQPAR_ERR_DOCUMENT_TOKENS,
+         {.pack_len = 8},
+         2,
+         {{some_ids, NULL, 3, 0}, {NULL, NULL, 6, 1}},
+         {"document 1", "6 tokens", "ids"}},
+        {"id_too_high",
+         SEQPAR_ERR_TOKEN_ID,
+         {.pack_len = 8, .vocab = 31},
+         2,
+         {{some_ids, NULL, 3, 0}, {high_id, NULL, 3, 1}},
+         {"document 1", "token 2", "31", "30"}},
+        {"id_negative",
+         SEQPAR_ERR_TOKEN_ID,
+         {.pack_len = 8, .vocab = 31},
+         1,
+         {{low_id, NULL, 4, 1}},
+         {"document 0", "token 3", "-6"}},
+        {"torn_unit",
+         SEQPAR_ERR_UNIT_ORDER,
+         {.pack_len = 8},
+         3,
+         {{some_ids, NULL, 3, 41}, {some_ids, NULL, 2, 5}, {some_ids, NULL, 3, 41}},
+         {"unit 41"}},
+        {"torn_empty_unit",
+         SEQPAR_ERR_UNIT_ORDER,
+         {.pack_len = 8},
+         3,
+         {{some_ids, NULL, 3, 41}, {NULL, NULL, 0, 5}, {NULL, NULL, 0, 41}},
+         {"unit 41"}},
+        {"no_target",
+         SEQPAR_ERR_NO_TARGET,
+         {.pack_len = 13},
+         9,
+         {{NULL, NULL, 0, 0},
+          {NULL, NULL, 0, 1},
+          {some_ids, NULL, 14, 2},
+          {some_ids, NULL, 9, 3},
+          {some_ids, NULL, 6, 3},
+          {some_ids, no_mask, 3, 4},
+          {some_ids, NULL, 1, 5},
+          {some_ids, no_mask, 12, 6},
+          {some_ids, no_mask, 1, 6}},
+         {"9 documents", "2 empty", "3 too long", "4 fully masked"}},
+        {"no_target_but_kept",
+         SEQPAR_ERR_NO_TARGET,
+         {.pack_len = 13, .keep_masked = 1},
+         1,
+         {{NULL, NULL, 0, 0}},
+         {"1 documents"}},
     };
     size_t i, w;
     for (i = 0; i < sizeof table / sizeof *table; i++) {
         seqpar_error error = {0};
         seqpar_batch batch;
-        seqpar_status status = seqpar_pack(&error, &batch, table[i].docs, table[i].count, &table[i].desc);
-        test_expect(status == table[i].status && error.status == status, "%s: %s", seqpar_status_name(status), error.text);
-        for (w = 0; w < 4 && table[i].words[w]; w++) test_expect(says(error.text, table[i].words[w]), "'%s' is not in: %s", table[i].words[w], error.text);
+        seqpar_status status = seqpar_pack(&error, &batch, table[i].docs, table[i].count,
+                                           &table[i].desc);
+        test_expect(status == table[i].status && error.status == status, "%s: %s",
+                    seqpar_status_name(status), error.text);
+        for (w = 0; w < 4 && table[i].words[w]; w++)
+            test_expect(says(error.text, table[i].words[w]), "'%s' is not in: %s",
+                        table[i].words[w], error.text);
         test_expect(!batch.row && !batch.rows && !batch.storage, "a refused batch has rows");
-        test_expect(seqpar_pack(NULL, &batch, table[i].docs, table[i].count, &table[i].desc) == table[i].status, "another answer without a place for the error");
+        test_expect(seqpar_pack(NULL, &batch, table[i].docs, table[i].count, &table[i].desc) ==
+                        table[i].status,
+                    "another answer without a place for the error");
         test_end("pack_refuses_%s", table[i].name);
     }
 }
@@ -493,25 +743,37 @@ static void test_first_error_wins(void) {
     seqpar_error error = {0};
     seqpar_batch batch;
     seqpar_pack(&error, &batch, &d, 1, &desc);
-    test_expect(seqpar_pack(&error, &batch, &d, 1, &later) == SEQPAR_ERR_DOCUMENT_TOKENS, "the second call must say its own code");
-    test_expect(error.status == SEQPAR_ERR_PACK_LEN && says(error.text, "-1"), "the first sentence is lost: %s", error.text);
-    test_expect(!strcmp(seqpar_status_name(error.status), "SEQPAR_ERR_PACK_LEN") && !strcmp(seqpar_status_name(-9999), "?"), "names of codes");
+    test_expect(seqpar_pack(&error, &batch, &d, 1, &later) == SEQPAR_ERR_DOCUMENT_TOKENS,
+                "the second call must say its own code");
+    test_expect(error.status == SEQPAR_ERR_PACK_LEN && says(error.text, "-1"),
+                "the first sentence is lost: %s", error.text);
+    test_expect(!strcmp(seqpar_status_name(error.status), "SEQPAR_ERR_PACK_LEN") &&
+                    !strcmp(seqpar_status_name(-9999), "?"),
+                "names of codes");
     test_end("pack_first_error_wins");
 }
 
 static void fuzz_one(int order, int truncation) {
     int64_t pack_len = test_integer(2, 97);
-    seqpar_pack_desc desc = {.pack_len = pack_len, .chunks = test_integer(0, 1) * test_integer(1, 40), .pad_to = test_integer(0, 1) * test_integer(1, 17),
-                             .order = order, .truncation = truncation, .keep_masked = !test_integer(0, 2), .vocab = test_integer(0, 1) * VOCAB, .pad_id = (int32_t)test_integer(0, 5)};
+    seqpar_pack_desc desc = {.pack_len = pack_len,
+                             .chunks = test_integer(0, 1) * test_integer(1, 40),
+                             .pad_to = test_integer(0, 1) * test_integer(1, 17),
+                             .order = order,
+                             .truncation = truncation,
+                             .keep_masked = !test_integer(0, 2),
+                             .vocab = test_integer(0, 1) * VOCAB,
+                             .pad_id = (int32_t)test_integer(0, 5)};
     corpus c = {.count = 0};
     corpus_random(&c, test_integer(1, 20), test_integer(1, pack_len + pack_len / 4 + 1));
-    if (desc.keep_masked) corpus_add(&c, 1 << 20, 2, MASK_NULL); /* then something is supervised in any case */
+    /* then something is supervised in any case */
+    if (desc.keep_masked) corpus_add(&c, 1 << 20, 2, MASK_NULL);
     expect_packing(&c, &desc);
     corpus_free(&c);
 }
 
 static void test_fuzz(void) {
-    static const char *const orders[] = {"decreasing", "in_order", "unit_per_row"}, *const truncations[] = {"drop", "cut"};
+    static const char *const orders[] = {"decreasing", "in_order", "unit_per_row"},
+                             *const truncations[] = {"drop", "cut"};
     int order, truncation, n;
     for (order = 0; order < 3; order++)
         for (truncation = 0; truncation < 2; truncation++) {
@@ -525,7 +787,11 @@ static void test_fuzz(void) {
 enum { MANY = 240 };
 static const int32_t many_ids[4096];
 
-typedef struct many { seqpar_document doc[3 * MANY]; int64_t count, units, first[MANY], tokens[MANY], row[MANY]; } many; /* a unit's tokens once rules are applied; 0: left out */
+/* a unit's tokens once rules are applied; 0: left out */
+typedef struct many {
+    seqpar_document doc[3 * MANY];
+    int64_t count, units, first[MANY], tokens[MANY], row[MANY];
+} many;
 
 static void many_draw(many *m, const seqpar_pack_desc *desc, int64_t longest) {
     int64_t u, d, docs, live;
@@ -542,23 +808,32 @@ static void many_draw(many *m, const seqpar_pack_desc *desc, int64_t longest) {
         }
         if (m->tokens[u] <= desc->pack_len) continue;
         m->tokens[u] = 0;
-        for (d = m->first[u]; d < m->count && desc->truncation == SEQPAR_TRUNCATION_CUT && live <= desc->pack_len; d++)
-            m->tokens[u] += m->doc[d].tokens < desc->pack_len / live ? m->doc[d].tokens : desc->pack_len / live;
+        for (d = m->first[u]; d < m->count && desc->truncation == SEQPAR_TRUNCATION_CUT &&
+                              live <= desc->pack_len;
+             d++)
+            m->tokens[u] += m->doc[d].tokens < desc->pack_len / live ? m->doc[d].tokens
+                                                                     : desc->pack_len / live;
     }
 }
 
-/* Longest first, of equals the lower; every row is tried from the first on. Returns the rows. */
+/* Longest first, of equals the lower; every row is tried from the first on. Returns the
+   rows. */
 static int64_t plain_rows(many *m, const seqpar_pack_desc *desc) {
     int64_t order[MANY], room[MANY], rows = 0, i, j, r;
     for (i = 0; i < m->units; i++) {
-        for (j = i; j > 0 && desc->order == SEQPAR_PACK_DECREASING && m->tokens[order[j - 1]] < m->tokens[i]; j--) order[j] = order[j - 1];
+        for (j = i; j > 0 && desc->order == SEQPAR_PACK_DECREASING &&
+                    m->tokens[order[j - 1]] < m->tokens[i];
+             j--)
+            order[j] = order[j - 1];
         order[j] = i;
     }
     for (i = 0; i < m->units; i++) {
         int64_t u = order[i];
         m->row[u] = -1;
         if (!m->tokens[u]) continue;
-        r = desc->order == SEQPAR_PACK_UNIT_PER_ROW ? rows : desc->order == SEQPAR_PACK_IN_ORDER && rows ? rows - 1 : 0;
+        r = desc->order == SEQPAR_PACK_UNIT_PER_ROW       ? rows
+            : desc->order == SEQPAR_PACK_IN_ORDER && rows ? rows - 1
+                                                          : 0;
         while (r < rows && room[r] < m->tokens[u]) r++;
         if (r == rows) room[rows++] = desc->pack_len;
         room[r] -= m->tokens[u];
@@ -574,9 +849,13 @@ static void expect_plain_rows(const many *m, const seqpar_batch *batch, int64_t 
     for (r = 0; r < batch->rows; r++)
         for (u = d = 0; d < batch->row[r].docs; d++) {
             source = batch->row[r].doc_source[d];
-            test_expect(!d || source > batch->row[r].doc_source[d - 1], "row %lld: document %lld stands behind a later one", (long long)r, (long long)source);
+            test_expect(!d || source > batch->row[r].doc_source[d - 1],
+                        "row %lld: document %lld stands behind a later one", (long long)r,
+                        (long long)source);
             while (u + 1 < m->units && m->first[u + 1] <= source) u++;
-            test_expect(m->row[u] == r, "document %lld of %lld lies in row %lld, not %lld", (long long)source, (long long)m->count, (long long)r, (long long)m->row[u]);
+            test_expect(m->row[u] == r, "document %lld of %lld lies in row %lld, not %lld",
+                        (long long)source, (long long)m->count, (long long)r,
+                        (long long)m->row[u]);
             placed += batch->row[r].cu_seqlens[d + 1] - batch->row[r].cu_seqlens[d];
         }
     EXPECT_EQUAL(placed, wanted, "the tokens in rows");
@@ -589,7 +868,11 @@ static void test_plain_rows(void) {
     for (order = 0; order < 3; order++) {
         for (n = 0; n < 1500; n++) {
             int64_t pack_len = test_integer(1, n % 3 ? 40 : 1000);
-            seqpar_pack_desc desc = {.pack_len = pack_len, .chunks = 1, .order = order, .truncation = n % 2, .keep_masked = 1};
+            seqpar_pack_desc desc = {.pack_len = pack_len,
+                                     .chunks = 1,
+                                     .order = order,
+                                     .truncation = n % 2,
+                                     .keep_masked = 1};
             seqpar_batch batch;
             seqpar_status status;
             int64_t rows;
@@ -605,7 +888,8 @@ static void test_plain_rows(void) {
     free(m);
 }
 
-/* Steps of packing, sorting included: fewer than 6 n log2 n; units in any order are sorted to find one that is torn. */
+/* Steps of packing, sorting included: fewer than 6 n log2 n; units in any order are sorted
+   to find one that is torn. */
 static void test_work(void) {
     static const char *const orders[] = {"decreasing", "in_order", "unit_per_row"};
     enum { N = 200000 };
@@ -614,15 +898,21 @@ static void test_work(void) {
     int order;
     for (order = 0; order < 3; order++) {
         for (n = N / 200, log2 = 10; n <= N; n *= 200, log2 = 18) {
-            seqpar_pack_desc desc = {.pack_len = 64, .chunks = 1, .order = order, .keep_masked = 1};
+            seqpar_pack_desc desc = {
+                .pack_len = 64, .chunks = 1, .order = order, .keep_masked = 1};
             seqpar_batch batch;
-            for (i = 0; i < n; i++) doc[i] = (seqpar_document){many_ids, NULL, 1 + i * 7919 % 61, i * 99991 % 1000003};
+            for (i = 0; i < n; i++)
+                doc[i] = (seqpar_document){many_ids, NULL, 1 + i * 7919 % 61,
+                                           i * 99991 % 1000003};
             seqpar__work = 0;
             test_expect(!seqpar_pack(NULL, &batch, doc, n, &desc), "refused");
-            test_expect(seqpar__work > n / 2 && seqpar__work < 6 * n * log2, "%lld documents take %lld steps", (long long)n, (long long)seqpar__work);
+            test_expect(seqpar__work > n / 2 && seqpar__work < 6 * n * log2,
+                        "%lld documents take %lld steps", (long long)n,
+                        (long long)seqpar__work);
             seqpar_batch_free(&batch);
             doc[n - 1].unit = doc[n / 3].unit;
-            test_expect(seqpar_pack(NULL, &batch, doc, n, &desc) == SEQPAR_ERR_UNIT_ORDER, "a torn unit passes");
+            test_expect(seqpar_pack(NULL, &batch, doc, n, &desc) == SEQPAR_ERR_UNIT_ORDER,
+                        "a torn unit passes");
         }
         test_end("pack_work_%s", orders[order]);
     }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* The plain arithmetic of train_ppo: texts and answers of reward servers, what lengths cost, which groups are kept, the stream of
  * prompts, and the derivatives of every loss by finite differences. */
-#pragma GCC diagnostic ignored "-Wunused-function" /* of a whole trainer a few functions are called */
+#pragma GCC diagnostic ignored "-Wunused-function" /* of a whole trainer a few functions are \
+                                                      called */
 #define STB_DS_IMPLEMENTATION
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_LLAMA_IMPLEMENTATION
@@ -10,30 +11,43 @@
 #include "ppo.h"
 #include "test.h"
 
-extern __thread int64_t seqpar__work; /* of the library, which counts it under SEQPAR_COUNT_WORK */
+/* of the library, which counts it under SEQPAR_COUNT_WORK */
+extern __thread int64_t seqpar__work;
 
 /* ---- what goes to a server and what comes back ---- */
 
 static void test_texts(void) {
-    static const struct { int32_t ids[8]; int count; const char *want; } cases[] = {
+    static const struct {
+        int32_t ids[8];
+        int count;
+        const char *want;
+    } cases[] = {
         {{DEMO_BOS, 'a', 'b', DEMO_EOS, DEMO_PAD}, 5, "ab"},
         {{0}, 0, ""},
         {{0xC3, 0xA4}, 2, "\xC3\xA4"},
-        {{0xC3, DEMO_EOS, 0xA4}, 3, "\xC3\xA4"},                                              /* special ids are left out before */
-        {{0xC3}, 1, "\xEF\xBF\xBD"},                                                          /* broken off */
-        {{0xA4, 'x'}, 2, "\xEF\xBF\xBDx"},                                                    /* a continuation alone */
-        {{0xC0, 0xAF}, 2, "\xEF\xBF\xBD\xEF\xBF\xBD"},                                        /* overlong */
+        {{0xC3, DEMO_EOS, 0xA4}, 3, "\xC3\xA4"},       /* special ids are left out before */
+        {{0xC3}, 1, "\xEF\xBF\xBD"},                   /* broken off */
+        {{0xA4, 'x'}, 2, "\xEF\xBF\xBDx"},             /* a continuation alone */
+        {{0xC0, 0xAF}, 2, "\xEF\xBF\xBD\xEF\xBF\xBD"}, /* overlong */
         {{0xE0, 0x80, 0x80}, 3, "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD"},
-        {{0xED, 0xA0, 0x80}, 3, "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD"},                      /* a surrogate */
+        {{0xED, 0xA0, 0x80}, 3, "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD"}, /* a surrogate */
         {{0xE2, 0x82, 0xAC}, 3, "\xE2\x82\xAC"},
         {{0xF0, 0x9F, 0x98, 0x80}, 4, "\xF0\x9F\x98\x80"},
-        {{0xF4, 0x90, 0x80, 0x80}, 4, "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD"},    /* beyond the last character */
+        {{0xF4, 0x90, 0x80, 0x80}, 4, "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD"}, /* beyond
+                                                                                              the
+                                                                                              last
+                                                                                              character
+                                                                                            */
         {{0xFF, 0}, 2, "\xEF\xBF\xBD\xEF\xBF\xBD"},
-        {{'a', 0, 'b'}, 3, "a\xEF\xBF\xBD" "b"},                                              /* zero would end the text */
+        {{'a', 0, 'b'},
+         3,
+         "a\xEF\xBF\xBD"
+         "b"}, /* zero would end the text */
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char *got = demo_tokens_as_text(cases[i].ids, cases[i].count);
-        test_expect(!strcmp(got, cases[i].want), "case %d is '%s', not '%s'", (int)i, got, cases[i].want);
+        test_expect(!strcmp(got, cases[i].want), "case %d is '%s', not '%s'", (int)i, got,
+                    cases[i].want);
         free(got);
     }
     test_end("server_texts");
@@ -43,35 +57,63 @@ static void test_question(void) {
     char *query[] = {"2 + 3 = \"5\"\n", "b"}, *prompt[] = {"2 + 3 =", ""}, *label[] = {"5", ""};
     demo_reward_question question = {query, prompt, label, 2};
     char *text = demo_question_json(&question);
-    test_expect(!strcmp(text, "{\"query\":[\"2 + 3 = \\\"5\\\"\\n\",\"b\"],\"prompts\":[\"2 + 3 =\",\"\"],\"labels\":[\"5\",\"\"]}"), "%s", text);
+    test_expect(!strcmp(text, "{\"query\":[\"2 + 3 = \\\"5\\\"\\n\",\"b\"],\"prompts\":[\"2 + "
+                              "3 =\",\"\"],\"labels\":[\"5\",\"\"]}"),
+                "%s", text);
     cJSON_free(text);
     test_end("server_question");
 }
 
 static void test_answers(void) {
-    static const struct { const char *answer, *wrong; } cases[] = {
-        {"{\"rewards\": [1, -2.5e0]}", NULL}, {" {\"logs\": {}, \"rewards\": [0, 0], \"x\": null}\n", NULL},
-        {"{\"rewards\": [1]}", "1 rewards for 2 texts"}, {"{\"rewards\": [1, 2, 3]}", "3 rewards for 2 texts"}, {"{\"rewards\": []}", "0 rewards"},
-        {"{\"rewards\": [1, null]}", "rewards[1] is null"}, {"{\"rewards\": [\"1\", 2]}", "rewards[0] is text"}, {"{\"rewards\": [1, [2]]}", "rewards[1] is a list"},
-        {"{\"rewards\": [1, true]}", "rewards[1] is true or false"}, {"{\"rewards\": [1, NaN]}", "no JSON from byte 16"}, {"{\"rewards\": [1, -1e999]}", "rewards[1] is -inf"},
-        {"{\"rewards\": 1}", "\"rewards\" is a number"}, {"[1, 2]", "\"rewards\" is missing"}, {"7", "\"rewards\" is missing"}, {"", "(empty)"}, {"<html>", "no JSON from byte 0"}, {"{\"rewards\": [1, 2]", "no JSON from byte"}};
+    static const struct {
+        const char *answer, *wrong;
+    } cases[] = {{"{\"rewards\": [1, -2.5e0]}", NULL},
+                 {" {\"logs\": {}, \"rewards\": [0, 0], \"x\": null}\n", NULL},
+                 {"{\"rewards\": [1]}", "1 rewards for 2 texts"},
+                 {"{\"rewards\": [1, 2, 3]}", "3 rewards for 2 texts"},
+                 {"{\"rewards\": []}", "0 rewards"},
+                 {"{\"rewards\": [1, null]}", "rewards[1] is null"},
+                 {"{\"rewards\": [\"1\", 2]}", "rewards[0] is text"},
+                 {"{\"rewards\": [1, [2]]}", "rewards[1] is a list"},
+                 {"{\"rewards\": [1, true]}", "rewards[1] is true or false"},
+                 {"{\"rewards\": [1, NaN]}", "no JSON from byte 16"},
+                 {"{\"rewards\": [1, -1e999]}", "rewards[1] is -inf"},
+                 {"{\"rewards\": 1}", "\"rewards\" is a number"},
+                 {"[1, 2]", "\"rewards\" is missing"},
+                 {"7", "\"rewards\" is missing"},
+                 {"", "(empty)"},
+                 {"<html>", "no JSON from byte 0"},
+                 {"{\"rewards\": [1, 2]", "no JSON from byte"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         double rewards[2] = {10, 10};
         char error[512] = "";
-        int failed = demo_answer_read(cases[i].answer, strlen(cases[i].answer), "http://x", rewards, 2, error, sizeof error);
-        test_expect(!!failed == !!cases[i].wrong && (!failed || strstr(error, cases[i].wrong)), "%s gives '%s'", cases[i].answer, error);
-        test_expect(!failed || !strncmp(error, "reward server http://x: ", 24), "%s does not name the server: %s", cases[i].answer, error);
-        if (!i) test_expect(rewards[0] == 11 && rewards[1] == 7.5, "rewards %g %g are not added", rewards[0], rewards[1]);
+        int failed = demo_answer_read(cases[i].answer, strlen(cases[i].answer), "http://x",
+                                      rewards, 2, error, sizeof error);
+        test_expect(!!failed == !!cases[i].wrong && (!failed || strstr(error, cases[i].wrong)),
+                    "%s gives '%s'", cases[i].answer, error);
+        test_expect(!failed || !strncmp(error, "reward server http://x: ", 24),
+                    "%s does not name the server: %s", cases[i].answer, error);
+        if (!i)
+            test_expect(rewards[0] == 11 && rewards[1] == 7.5, "rewards %g %g are not added",
+                        rewards[0], rewards[1]);
     }
     test_end("server_answers");
 }
 
 static void test_addresses(void) {
-    static const struct { const char *urls; int wrong; } cases[] = {{"http://a", 0}, {"https://a/b?c,http://d:1/", 0}, {"", 1}, {"a", 1}, {"http://a,", 1}, {"http://a,b.py", 1}, {"file:///x", 1}, {",http://a", 1}};
+    static const struct {
+        const char *urls;
+        int wrong;
+    } cases[] = {{"http://a", 0},  {"https://a/b?c,http://d:1/", 0},
+                 {"", 1},          {"a", 1},
+                 {"http://a,", 1}, {"http://a,b.py", 1},
+                 {"file:///x", 1}, {",http://a", 1}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         demo_reward_servers servers = {.urls = cases[i].urls};
         char error[512] = "";
-        test_expect(!!demo_servers_check(&servers, error, sizeof error) == cases[i].wrong && !!*error == cases[i].wrong, "'%s': %s", cases[i].urls, error);
+        test_expect(!!demo_servers_check(&servers, error, sizeof error) == cases[i].wrong &&
+                        !!*error == cases[i].wrong,
+                    "'%s': %s", cases[i].urls, error);
     }
     test_end("server_addresses");
 }
@@ -79,35 +121,67 @@ static void test_addresses(void) {
 /* ---- rewards ---- */
 
 static void test_last_number(void) {
-    static const struct { const char *text, *number; } cases[] = {{"The answer is 42.", "42"}, {"7", "7"}, {"3 + 4 = 7. no", "7"}, {"none", ""}, {"", ""}, {"12a", "12"}, {"0012", "0012"}};
+    static const struct {
+        const char *text, *number;
+    } cases[] = {{"The answer is 42.", "42"},
+                 {"7", "7"},
+                 {"3 + 4 = 7. no", "7"},
+                 {"none", ""},
+                 {"", ""},
+                 {"12a", "12"},
+                 {"0012", "0012"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         int32_t ids[32];
         int64_t tokens = (int64_t)strlen(cases[i].text), length;
         for (int64_t t = 0; t < tokens; t++) ids[t] = cases[i].text[t];
         ids[tokens] = DEMO_EOS;
         int begin = demo_last_number(ids, tokens + 1, &length);
-        test_expect(length == (int64_t)strlen(cases[i].number) && !strncmp(cases[i].text + begin, cases[i].number, (size_t)length), "'%s': %lld digits from %d on", cases[i].text, (long long)length, begin);
+        test_expect(length == (int64_t)strlen(cases[i].number) &&
+                        !strncmp(cases[i].text + begin, cases[i].number, (size_t)length),
+                    "'%s': %lld digits from %d on", cases[i].text, (long long)length, begin);
     }
     test_end("rule_last_number");
 }
 
 static void test_lengths(void) {
-    static const struct { double buffer, factor, coef, score; int64_t tokens; bool cut; double want; } cases[] = {
-        {0, 1, 1, 3, 100, true, 3}, {0, 1, 1, 3, 100, false, 3},
-        {20, 2, 1, 3, 80, false, 3}, {20, 2, 1, 3, 85, false, 2.5}, {20, 2, 1, 3, 100, false, 1}, {20, 2, 1, 3, 1, false, 3}, {100, 1, 1, 0, 25, false, -0.25}, {2.5, 1, 1, 0, 99, false, -0.6},
-        {0, 1, 0.5, 3, 100, true, 1.5}, {0, 1, 0.5, 3, 100, false, 3}, {0, 1, 0, 3, 100, true, 0}, {0, 1, -2, 3, 100, true, -2}, {0, 1, -2, 3, 100, false, 3}, {20, 2, 0.5, 3, 100, true, 0.5}};
+    static const struct {
+        double buffer, factor, coef, score;
+        int64_t tokens;
+        bool cut;
+        double want;
+    } cases[] = {{0, 1, 1, 3, 100, true, 3},       {0, 1, 1, 3, 100, false, 3},
+                 {20, 2, 1, 3, 80, false, 3},      {20, 2, 1, 3, 85, false, 2.5},
+                 {20, 2, 1, 3, 100, false, 1},     {20, 2, 1, 3, 1, false, 3},
+                 {100, 1, 1, 0, 25, false, -0.25}, {2.5, 1, 1, 0, 99, false, -0.6},
+                 {0, 1, 0.5, 3, 100, true, 1.5},   {0, 1, 0.5, 3, 100, false, 3},
+                 {0, 1, 0, 3, 100, true, 0},       {0, 1, -2, 3, 100, true, -2},
+                 {0, 1, -2, 3, 100, false, 3},     {20, 2, 0.5, 3, 100, true, 0.5}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        demo_ppo_config c = {.generate_max_len = 100, .overlong_buffer_len = cases[i].buffer, .overlong_penalty_factor = cases[i].factor, .stop_properly_penalty_coef = cases[i].coef};
+        demo_ppo_config c = {.generate_max_len = 100,
+                             .overlong_buffer_len = cases[i].buffer,
+                             .overlong_penalty_factor = cases[i].factor,
+                             .stop_properly_penalty_coef = cases[i].coef};
         double got = demo_length_penalty(&c, cases[i].score, cases[i].tokens, cases[i].cut);
-        test_expect(fabs(got - cases[i].want) < 1e-12, "case %d gives %g, not %g", (int)i, got, cases[i].want);
+        test_expect(fabs(got - cases[i].want) < 1e-12, "case %d gives %g, not %g", (int)i, got,
+                    cases[i].want);
     }
     test_end("reward_lengths");
 }
 
 static void test_groups(void) {
-    static const struct { double scores[4], range[2]; bool kept; } cases[] = {
-        {{0, 0, 0, 0}, {0, 1}, false}, {{1, 1, 1, 1}, {0, 1}, false}, {{0, 0, 1, 0}, {0, 1}, true}, {{1, 1, 0, 1}, {0, 1}, true}, {{0.1, 0.1, 0.1, 0.1}, {0.1, 1}, false}, {{-1, 3, 0, 0}, {0, 1}, true}, {{2, 2, 2, 2}, {-1, 3}, true}};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) test_expect(demo_group_kept(cases[i].scores, 4, cases[i].range) == cases[i].kept, "case %d", (int)i);
+    static const struct {
+        double scores[4], range[2];
+        bool kept;
+    } cases[] = {{{0, 0, 0, 0}, {0, 1}, false},
+                 {{1, 1, 1, 1}, {0, 1}, false},
+                 {{0, 0, 1, 0}, {0, 1}, true},
+                 {{1, 1, 0, 1}, {0, 1}, true},
+                 {{0.1, 0.1, 0.1, 0.1}, {0.1, 1}, false},
+                 {{-1, 3, 0, 0}, {0, 1}, true},
+                 {{2, 2, 2, 2}, {-1, 3}, true}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        test_expect(demo_group_kept(cases[i].scores, 4, cases[i].range) == cases[i].kept,
+                    "case %d", (int)i);
     test_end("groups_kept");
 }
 
@@ -118,13 +192,17 @@ static void test_stream(void) {
     int64_t *all = demo_stream(SET, BATCH, 3, 0, PASSES * SPAN), changed = 0;
     for (int64_t pass = 0; pass < PASSES; pass++) {
         int seen[SET] = {0};
-        for (int64_t i = 0; i < SPAN; i++) test_expect(all[pass * SPAN + i] >= 0 && all[pass * SPAN + i] < SET && !seen[all[pass * SPAN + i]]++, "pass %lld, place %lld", (long long)pass, (long long)i);
+        for (int64_t i = 0; i < SPAN; i++)
+            test_expect(all[pass * SPAN + i] >= 0 && all[pass * SPAN + i] < SET &&
+                            !seen[all[pass * SPAN + i]]++,
+                        "pass %lld, place %lld", (long long)pass, (long long)i);
         for (int64_t i = 0; pass && i < SPAN; i++) changed += all[i] != all[pass * SPAN + i];
     }
     test_expect(changed > SPAN, "the passes are alike");
     for (int64_t first = 0; first < PASSES * SPAN - 7; first += 3) { /* however it is cut */
         int64_t *part = demo_stream(SET, BATCH, 3, first, 7);
-        test_expect(!memcmp(part, all + first, 7 * sizeof *part), "places %lld to %lld", (long long)first, (long long)first + 6);
+        test_expect(!memcmp(part, all + first, 7 * sizeof *part), "places %lld to %lld",
+                    (long long)first, (long long)first + 6);
         free(part);
     }
     free(all);
@@ -135,7 +213,8 @@ static void test_stream(void) {
 
 static double apart(double a, double b) { return fabs(a - b) / (1.0 + fabs(b)); }
 
-/* Training's documents: those of the epoch's shuffle, which is made once an epoch and not once a step. */
+/* Training's documents: those of the epoch's shuffle, which is made once an epoch and not
+   once a step. */
 static void test_step_documents(void) {
     enum { UNITS = 41, PAIRS = 2, EPOCHS = 3 };
     int64_t usable[UNITS], order[UNITS], step, i;
@@ -148,12 +227,17 @@ static void test_step_documents(void) {
     seqpar__work = 0;
     for (step = 0; step < EPOCHS * 10; step++) {
         int64_t *which = demo_step_documents(&r, step);
-        test_expect(seqpar__work <= (1 + step / 10) * UNITS, "%lld places shuffled by step %lld", (long long)seqpar__work, (long long)step);
+        test_expect(seqpar__work <= (1 + step / 10) * UNITS,
+                    "%lld places shuffled by step %lld", (long long)seqpar__work,
+                    (long long)step);
         i = seqpar__work;
         seqpar_shuffle(order, UNITS, 11, (uint64_t)(step / 10));
         seqpar__work = i;
         test_expect(arrlen(which) == 4 * PAIRS, "%lld documents", (long long)arrlen(which));
-        for (i = 0; i < arrlen(which); i++) test_expect(which[i] == usable[order[step % 10 * 4 + i / PAIRS]] * PAIRS + i % PAIRS, "step %lld, place %lld", (long long)step, (long long)i);
+        for (i = 0; i < arrlen(which); i++)
+            test_expect(which[i] ==
+                            usable[order[step % 10 * 4 + i / PAIRS]] * PAIRS + i % PAIRS,
+                        "step %lld, place %lld", (long long)step, (long long)i);
         arrfree(which);
     }
     free(r.order);
@@ -166,15 +250,22 @@ static void test_gspo(void) {
     for (int n = 1; n <= 9; n++)
         for (int trial = 0; trial < 200; trial++) {
             double change = 2.0 * test_normal(), h = 1e-5 * n;
-            for (int t = 0; t < n; t++) entries[t * ENTRY + ADVANTAGE] = trial % 2 ? test_normal() : 0.7 - (trial % 4);
-            demo_text_loss at = demo_gspo_loss(entries, n, change, &clip), up = demo_gspo_loss(entries, n, change + h, &clip), down = demo_gspo_loss(entries, n, change - h, &clip);
+            for (int t = 0; t < n; t++)
+                entries[t * ENTRY + ADVANTAGE] = trial % 2 ? test_normal() : 0.7 - (trial % 4);
+            demo_text_loss at = demo_gspo_loss(entries, n, change, &clip),
+                           up = demo_gspo_loss(entries, n, change + h, &clip),
+                           down = demo_gspo_loss(entries, n, change - h, &clip);
             double ratio = exp(change / n), edges[] = {0.8, 1.3, 3.0};
             bool near = false; /* a kink */
             for (int k = 0; k < 3; k++) near = near || fabs(ratio - edges[k]) < 1e-3;
-            test_expect(near || apart((up.loss - down.loss) / (2 * h) * n, at.slope) < 1e-6, "n %d, change %g: slope %g, differences give %g", n, change, at.slope, (up.loss - down.loss) / (2 * h) * n);
+            test_expect(near || apart((up.loss - down.loss) / (2 * h) * n, at.slope) < 1e-6,
+                        "n %d, change %g: slope %g, differences give %g", n, change, at.slope,
+                        (up.loss - down.loss) / (2 * h) * n);
             if (trial % 2 == 0) { /* one advantage: the formula of the paper */
-                seqpar_policy_result p = seqpar_policy_loss(change / n, 0, entries[ADVANTAGE], &clip);
-                test_expect(apart(at.loss, p.loss) < 1e-14 && apart(at.slope, p.dlogp) < 1e-14, "n %d: loss %g, not %g", n, at.loss, p.loss);
+                seqpar_policy_result p = seqpar_policy_loss(change / n, 0, entries[ADVANTAGE],
+                                                            &clip);
+                test_expect(apart(at.loss, p.loss) < 1e-14 && apart(at.slope, p.dlogp) < 1e-14,
+                            "n %d: loss %g, not %g", n, at.loss, p.loss);
             }
             clipped += at.clipped;
         }
@@ -182,7 +273,8 @@ static void test_gspo(void) {
     test_end("gspo_derivative");
 }
 
-/* A rollout of two texts, a window of them and one pretraining document, and an update of it without ranks. */
+/* A rollout of two texts, a window of them and one pretraining document, and an update of it
+   without ranks. */
 typedef struct {
     demo_ppo_config options;
     demo_job job;
@@ -197,12 +289,20 @@ typedef struct {
 
 static void fixture_new(fixture *f, bool critic) {
     memset(f, 0, sizeof *f);
-    f->options = (demo_ppo_config){.kl_estimator = "k3", .policy_loss_type = "ppo", .use_kl_loss = true, .entropy_loss_coef = 0.3, .eps_clip = 0.2, .eps_clip_low_high = {0.1, 0.4}, .value_clip = 0.5, .ptx_coef = 0.7};
+    f->options = (demo_ppo_config){.kl_estimator = "k3",
+                                   .policy_loss_type = "ppo",
+                                   .use_kl_loss = true,
+                                   .entropy_loss_coef = 0.3,
+                                   .eps_clip = 0.2,
+                                   .eps_clip_low_high = {0.1, 0.4},
+                                   .value_clip = 0.5,
+                                   .ptx_coef = 0.7};
     f->job.options = &f->options;
     f->rank.job = &f->job;
     f->rank.own = &f->own;
     f->own.kl.coef = 0.2;
-    f->own.rollout = (demo_rollout){.prompt = f->prompt, .first = f->first, .texts = 2, .entries = 5, .entry = f->entry};
+    f->own.rollout = (demo_rollout){
+        .prompt = f->prompt, .first = f->first, .texts = 2, .entries = 5, .entry = f->entry};
     f->first[1] = 2;
     for (int i = 0; i < 5 * ENTRY; i++) f->entry[i] = 0.5 * test_normal();
     if (critic) f->model.config.score = "score";
@@ -219,21 +319,34 @@ static double fixture_loss(const fixture *f, demo_place place, double x, double 
     return columns[LOSS_OF] + f->options.ptx_coef * columns[PRETRAINING_LOSS];
 }
 
-static void fixture_differences(const fixture *f, demo_place place, double x, double entropy, const char *what) {
+static void fixture_differences(const fixture *f, demo_place place, double x, double entropy,
+                                const char *what) {
     const double h = 1e-6;
     double columns[UPDATE_COLUMNS] = {0}, seed[2] = {0};
     demo_token_seed(&f->update, place, x, entropy, columns, seed);
-    double by_x = (fixture_loss(f, place, x + h, entropy) - fixture_loss(f, place, x - h, entropy)) / (2 * h), by_entropy = (fixture_loss(f, place, x, entropy + h) - fixture_loss(f, place, x, entropy - h)) / (2 * h);
-    test_expect(apart(seed[0], by_x) < 1e-6, "%s: seed %g, differences give %g", what, seed[0], by_x);
-    test_expect(apart(seed[1], by_entropy) < 1e-6, "%s: seed of the entropy %g, differences give %g", what, seed[1], by_entropy);
+    double by_x = (fixture_loss(f, place, x + h, entropy) -
+                   fixture_loss(f, place, x - h, entropy)) /
+                  (2 * h);
+    double by_entropy = (fixture_loss(f, place, x, entropy + h) -
+                         fixture_loss(f, place, x, entropy - h)) /
+                        (2 * h);
+    test_expect(apart(seed[0], by_x) < 1e-6, "%s: seed %g, differences give %g", what, seed[0],
+                by_x);
+    test_expect(apart(seed[1], by_entropy) < 1e-6,
+                "%s: seed of the entropy %g, differences give %g", what, seed[1], by_entropy);
 }
 
 static void test_seeds(void) {
     fixture f;
     for (int trial = 0; trial < 100; trial++) {
         fixture_new(&f, trial % 2);
-        test_expect(f.update.aggregate.tokens == 5 && f.update.aggregate.documents == 2 && f.update.pretraining == 4, "counts %lld, %lld, %lld", (long long)f.update.aggregate.tokens, (long long)f.update.aggregate.documents, (long long)f.update.pretraining);
-        for (int64_t entry = 0; entry < 5; entry++) fixture_differences(&f, (demo_place){entry >= 2, entry}, 0.5 * test_normal(), 1.5, trial % 2 ? "value" : "policy");
+        test_expect(f.update.aggregate.tokens == 5 && f.update.aggregate.documents == 2 &&
+                        f.update.pretraining == 4,
+                    "counts %lld, %lld, %lld", (long long)f.update.aggregate.tokens,
+                    (long long)f.update.aggregate.documents, (long long)f.update.pretraining);
+        for (int64_t entry = 0; entry < 5; entry++)
+            fixture_differences(&f, (demo_place){entry >= 2, entry}, 0.5 * test_normal(), 1.5,
+                                trial % 2 ? "value" : "policy");
         fixture_differences(&f, (demo_place){2, 0}, -1.5, 0.5, "pretraining");
         fixture_differences(&f, (demo_place){-1, -1}, -1.5, 0.5, "prompt");
         arrfree(f.window.which);
@@ -241,7 +354,8 @@ static void test_seeds(void) {
     test_end("seeds_derivative");
 }
 
-/* GSPO's tokens share one loss: the text's, and its texts count alike whatever their lengths. */
+/* GSPO's tokens share one loss: the text's, and its texts count alike whatever their
+   lengths. */
 static void test_gspo_weights(void) {
     fixture f;
     double sum = 0;
@@ -257,7 +371,8 @@ static void test_gspo_weights(void) {
         double columns[UPDATE_COLUMNS] = {0}, seed[2] = {0};
         demo_token_seed(&f.update, (demo_place){entry >= 2, entry}, -1, 2, columns, seed);
         sum += columns[LOSS_OF];
-        test_expect(apart(seed[0], entry >= 2 ? 11.0 / (2 * 3) : 5.0 / (2 * 2)) < 1e-15, "entry %lld: seed %g", (long long)entry, seed[0]);
+        test_expect(apart(seed[0], entry >= 2 ? 11.0 / (2 * 3) : 5.0 / (2 * 2)) < 1e-15,
+                    "entry %lld: seed %g", (long long)entry, seed[0]);
     }
     test_expect(apart(sum, (3.0 + 7.0) / 2) < 1e-15, "loss %g is not the mean over texts", sum);
     free(f.update.text);
@@ -270,16 +385,22 @@ static void test_gspo_weights(void) {
 static void test_bindings(void) {
     static demo_ppo_config ppo;
     static demo_config config;
-    const demo_binding bindings[] = {DEMO_TRAINER_BINDINGS(config), DEMO_PPO_BINDINGS(config, ppo)}, own[] = {DEMO_PPO_BINDINGS(config, ppo)};
-    demo_options options = {.tool = "ppo", .bindings = bindings, .binding_count = (int)(sizeof bindings / sizeof *bindings)};
+    const demo_binding bindings[] = {DEMO_TRAINER_BINDINGS(config),
+                                     DEMO_PPO_BINDINGS(config, ppo)},
+                       own[] = {DEMO_PPO_BINDINGS(config, ppo)};
+    demo_options options = {.tool = "ppo",
+                            .bindings = bindings,
+                            .binding_count = (int)(sizeof bindings / sizeof *bindings)};
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
         const demo_known *known = demo_known_find(own[i].name);
-        test_expect(known && !strcmp(known->role, "real") && demo_list_has(known->tools, "ppo"), "--%s is bound, but not real for ppo", own[i].name);
+        test_expect(known && !strcmp(known->role, "real") && demo_list_has(known->tools, "ppo"),
+                    "--%s is bound, but not real for ppo", own[i].name);
     }
     for (int i = 0; i < DEMO_KNOWN_COUNT; i++) {
         const demo_known *known = &demo_known_options[i];
         bool acts = !strcmp(known->role, "real") && demo_list_has(known->tools, "ppo");
-        test_expect(!acts || demo_binding_find(&options, known->name), "--%s is not bound", known->name);
+        test_expect(!acts || demo_binding_find(&options, known->name), "--%s is not bound",
+                    known->name);
     }
     test_end("options_bound");
 }

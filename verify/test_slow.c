@@ -13,8 +13,7 @@ enum { TOKENS = 8, OTHER_TOKENS = 3, VOCAB = 9 };
 static int passed, failed;
 
 /* Written so that a NaN fails. */
-static void check(const char *name, double error, double tolerance)
-{
+static void check(const char *name, double error, double tolerance) {
     if (!(error <= tolerance)) {
         printf("FAIL %s: off by %.3g, allowed %.3g\n", name, error, tolerance);
         failed++;
@@ -24,46 +23,35 @@ static void check(const char *name, double error, double tolerance)
     }
 }
 
-static void check_of(const char *model, const char *name, double error, double tolerance)
-{
+static void check_of(const char *model, const char *name, double error, double tolerance) {
     char both[80];
     snprintf(both, sizeof both, "%s: %s", model, name);
     check(both, error, tolerance);
 }
 
 /* The sum of |a - b|, which a NaN cannot slip through as it can through a maximum. */
-static double distance(int64_t count, const double *a, const double *b)
-{
+static double distance(int64_t count, const double *a, const double *b) {
     double sum = 0;
-    for (int64_t k = 0; k < count; k++)
-        sum += fabs(a[k] - b[k]);
+    for (int64_t k = 0; k < count; k++) sum += fabs(a[k] - b[k]);
     return sum;
 }
 
-static double size(int64_t count, const double *a)
-{
+static double size(int64_t count, const double *a) {
     double sum = 0;
-    for (int64_t k = 0; k < count; k++)
-        sum += fabs(a[k]);
+    for (int64_t k = 0; k < count; k++) sum += fabs(a[k]);
     return sum;
 }
 
-static double inner(int64_t count, const double *a, const double *b)
-{
+static double inner(int64_t count, const double *a, const double *b) {
     double sum = 0;
-    for (int64_t k = 0; k < count; k++)
-        sum += a[k] * b[k];
+    for (int64_t k = 0; k < count; k++) sum += a[k] * b[k];
     return sum;
 }
 
-static double *reals(int64_t count)
-{
-    return slow_allocate(count, sizeof(double));
-}
+static double *reals(int64_t count) { return slow_allocate(count, sizeof(double)); }
 
 /* Numbers without a pattern that any language's sin can reproduce. */
-static double *wave(int64_t count, double amplitude)
-{
+static double *wave(int64_t count, double amplitude) {
     double *x = reals(count);
     for (int64_t k = 0; k < count; k++)
         x[k] = amplitude * sin(0.37 * (double)(k + 1) * (double)(k + 1));
@@ -72,13 +60,29 @@ static double *wave(int64_t count, double amplitude)
 
 /* ---- a tiny model and two rows: three documents, one of a single token, and a row of its own ---- */
 
-static const slow_config untied = {.layers = 2, .hidden = 8, .heads = 4, .kv_heads = 2, .head_dim = 6,
-    .intermediate = 7, .vocab = VOCAB, .rope_theta = 100, .rms_eps = 1e-5};
-static const slow_config tied = {.layers = 1, .hidden = 6, .heads = 3, .kv_heads = 1, .head_dim = 2,
-    .intermediate = 5, .vocab = VOCAB, .rope_theta = 1e4, .rms_eps = 1e-6, .tied = true};
+static const slow_config untied = {.layers = 2,
+                                   .hidden = 8,
+                                   .heads = 4,
+                                   .kv_heads = 2,
+                                   .head_dim = 6,
+                                   .intermediate = 7,
+                                   .vocab = VOCAB,
+                                   .rope_theta = 100,
+                                   .rms_eps = 1e-5};
+static const slow_config tied = {.layers = 1,
+                                 .hidden = 6,
+                                 .heads = 3,
+                                 .kv_heads = 1,
+                                 .head_dim = 2,
+                                 .intermediate = 5,
+                                 .vocab = VOCAB,
+                                 .rope_theta = 1e4,
+                                 .rms_eps = 1e-6,
+                                 .tied = true};
 
 static const int64_t documents[] = {0, 4, 5, TOKENS}, one_document[] = {0, OTHER_TOKENS};
-static const int32_t ids[TOKENS] = {3, 1, 4, 1, 5, 8, 2, 6}, other_ids[OTHER_TOKENS] = {0, 7, 7};
+static const int32_t ids[TOKENS] = {3, 1, 4, 1, 5, 8, 2, 6},
+                     other_ids[OTHER_TOKENS] = {0, 7, 7};
 static const int32_t targets[TOKENS] = {1, 4, 1, SLOW_IGNORED, 7, 2, 6, SLOW_IGNORED};
 static const int32_t other_targets[OTHER_TOKENS] = {7, 7, SLOW_IGNORED};
 static const double weights[TOKENS] = {1, .5, 2, 1, 1, 0, 1.5, 1};
@@ -90,13 +94,11 @@ static const slow_row rows[] = {
     {OTHER_TOKENS, 1, one_document, other_ids, other_targets, NULL, NULL, NULL},
 };
 
-static slow_problem problem_of(const slow_config *config)
-{
+static slow_problem problem_of(const slow_config *config) {
     return (slow_problem){config, 2, rows, {.smoothing = .1, .zloss = .01, .count = 7}};
 }
 
-static double *logits_of(const slow_config *config, const slow_row *row)
-{
+static double *logits_of(const slow_config *config, const slow_row *row) {
     double *parameters = wave(slow_parameters(config, NULL), .5);
     double *logits = reals(row->tokens * config->vocab);
     slow_logits_real(config, parameters, row, logits);
@@ -106,8 +108,7 @@ static double *logits_of(const slow_config *config, const slow_row *row)
 
 /* ---- the parts ---- */
 
-static void test_rmsnorm(void)
-{
+static void test_rmsnorm(void) {
     slow_complex x[] = {3, 4}, gain[] = {1, 10}, y[2];
     double got[2], want[] = {3 / sqrt(13), 40 / sqrt(13)};
     slow_rmsnorm(1, 2, .5, x, gain, y);
@@ -115,37 +116,38 @@ static void test_rmsnorm(void)
     check("rmsnorm", distance(2, got, want), 1e-14);
 }
 
-static void test_silu(void)
-{
+static void test_silu(void) {
     double got[3] = {creal(slow_silu(1)), creal(slow_silu(-1)), creal(slow_silu(-800))};
     double want[3] = {.7310585786300049, -.2689414213699951, 0};
     check("silu", distance(3, got, want), 1e-14);
-    check("silu slope at 0", fabs(cimag(slow_silu(SLOW_STEP * _Complex_I)) / SLOW_STEP - .5), 1e-14);
+    check("silu slope at 0", fabs(cimag(slow_silu(SLOW_STEP * _Complex_I)) / SLOW_STEP - .5),
+          1e-14);
 }
 
-static double tanh_slope(double x)
-{
+static double tanh_slope(double x) {
     return cimag(slow_tanh(x + SLOW_STEP * _Complex_I)) / SLOW_STEP;
 }
 
-/* The slope at 10 is 4 exp(-20) / (1 + exp(-20))^2, far below what 1 - tanh^2 could tell from rounding. */
-static void test_tanh(void)
-{
+/* The slope at 10 is 4 exp(-20) / (1 + exp(-20))^2, far below what 1 - tanh^2 could tell
+   from rounding. */
+static void test_tanh(void) {
     static const double x[] = {0, 1e-9, .5, -2, 20, 1e6, -1e6};
     double slope = 4 * exp(-20) / ((1 + exp(-20)) * (1 + exp(-20))), error = 0;
-    for (int k = 0; k < 7; k++)
-        error += fabs(creal(slow_tanh(x[k])) - tanh(x[k]));
+    for (int k = 0; k < 7; k++) error += fabs(creal(slow_tanh(x[k])) - tanh(x[k]));
     check("tanh", error, 1e-15);
     check("tanh of little", fabs(creal(slow_tanh(1e-9)) / 1e-9 - 1), 1e-15);
-    check("tanh slope", fabs(tanh_slope(-.5) - .7864477329659274) + fabs(tanh_slope(0) - 1), 1e-15);
-    check("tanh slope, either side of 1", fabs(tanh_slope(1 - 1e-15) - tanh_slope(1 + 1e-15)), 1e-14);
-    check("tanh slope where flat", fabs(tanh_slope(10) / slope - 1) + fabs(tanh_slope(-10) / slope - 1), 1e-13);
+    check("tanh slope", fabs(tanh_slope(-.5) - .7864477329659274) + fabs(tanh_slope(0) - 1),
+          1e-15);
+    check("tanh slope, either side of 1", fabs(tanh_slope(1 - 1e-15) - tanh_slope(1 + 1e-15)),
+          1e-14);
+    check("tanh slope where flat",
+          fabs(tanh_slope(10) / slope - 1) + fabs(tanh_slope(-10) / slope - 1), 1e-13);
     check("tanh slope where flatter", fabs(tanh_slope(1e6)) + fabs(tanh_slope(-1e6)), 0);
 }
 
-/* Position 3, theta 16, head_dim 4: element 0 turns with 2 by 3 radians, element 1 with 3 by 3/4. */
-static void test_rope(void)
-{
+/* Position 3, theta 16, head_dim 4: element 0 turns with 2 by 3 radians, element 1 with 3 by
+   3/4. */
+static void test_rope(void) {
     slow_complex x[] = {1, 2, 10, 20};
     double got[4], want[] = {cos(3) - 10 * sin(3), 2 * cos(.75) - 20 * sin(.75),
                              10 * cos(3) + sin(3), 20 * cos(.75) + 2 * sin(.75)};
@@ -154,10 +156,16 @@ static void test_rope(void)
     check("rope", distance(4, got, want), 1e-13);
 }
 
-static void test_mask(void)
-{
+static void test_mask(void) {
     static const int64_t ends[] = {0, 2, 3};
-    static const char *const causal = "1000" "1100" "0010" "0000", *const full = "1100" "1100" "0010" "0000";
+    static const char *const causal = "1000"
+                                      "1100"
+                                      "0010"
+                                      "0000",
+                             *const full = "1100"
+                                           "1100"
+                                           "0010"
+                                           "0000";
     bool mask[2][16];
     int wrong = 0;
     slow_mask(4, 2, ends, true, mask[0]);
@@ -167,13 +175,35 @@ static void test_mask(void)
     check("mask", wrong, 0);
 }
 
-/* Documents of four tokens and of three, then padding; the prefixes count from each document's start. */
-static void test_mask_general(void)
-{
-    static const int64_t ends[] = {0, 4, 7}, prefixes[] = {2, 9}, other_prefixes[] = {3, 2}, none[] = {0, 0};
-    static const char causal[] = "10000000" "11000000" "11100000" "11110000" "00001000" "00001100" "00001110" "00000000";
-    static const char full[] = "11110000" "11110000" "11110000" "11110000" "00001110" "00001110" "00001110" "00000000";
-    static const char full_window[] = "11000000" "11100000" "01110000" "00110000" "00001100" "00001110" "00000110" "00000000";
+/* Documents of four tokens and of three, then padding; the prefixes count from each
+   document's start. */
+static void test_mask_general(void) {
+    static const int64_t ends[] = {0, 4, 7}, prefixes[] = {2, 9}, other_prefixes[] = {3, 2};
+    static const int64_t none[] = {0, 0};
+    static const char causal[] = "10000000"
+                                 "11000000"
+                                 "11100000"
+                                 "11110000"
+                                 "00001000"
+                                 "00001100"
+                                 "00001110"
+                                 "00000000";
+    static const char full[] = "11110000"
+                               "11110000"
+                               "11110000"
+                               "11110000"
+                               "00001110"
+                               "00001110"
+                               "00001110"
+                               "00000000";
+    static const char full_window[] = "11000000"
+                                      "11100000"
+                                      "01110000"
+                                      "00110000"
+                                      "00001100"
+                                      "00001110"
+                                      "00000110"
+                                      "00000000";
     static const struct {
         const char *name;
         bool causal;
@@ -189,42 +219,68 @@ static void test_mask_general(void)
         {"full window", false, 2, NULL, full_window},
         {"prefix and full window", false, 2, other_prefixes, full_window},
         {"causal window", true, 2, NULL,
-         "10000000" "11000000" "01100000" "00110000" "00001000" "00001100" "00000110" "00000000"},
+         "10000000"
+         "11000000"
+         "01100000"
+         "00110000"
+         "00001000"
+         "00001100"
+         "00000110"
+         "00000000"},
         {"window of one", true, 1, NULL,
-         "10000000" "01000000" "00100000" "00010000" "00001000" "00000100" "00000010" "00000000"},
+         "10000000"
+         "01000000"
+         "00100000"
+         "00010000"
+         "00001000"
+         "00000100"
+         "00000010"
+         "00000000"},
         {"prefix, one longer than its document", true, 0, prefixes,
-         "11000000" "11000000" "11100000" "11110000" "00001110" "00001110" "00001110" "00000000"},
+         "11000000"
+         "11000000"
+         "11100000"
+         "11110000"
+         "00001110"
+         "00001110"
+         "00001110"
+         "00000000"},
         {"prefix and window", true, 2, other_prefixes,
-         "11100000" "11100000" "01100000" "00110000" "00001100" "00001100" "00000110" "00000000"},
+         "11100000"
+         "11100000"
+         "01100000"
+         "00110000"
+         "00001100"
+         "00001100"
+         "00000110"
+         "00000000"},
     };
     for (size_t m = 0; m < sizeof masks / sizeof *masks; m++) {
         bool mask[64];
         int wrong = 0;
-        slow_mask_general(8, 2, ends, masks[m].causal, masks[m].window, masks[m].prefix_lens, mask);
-        for (int k = 0; k < 64; k++)
-            wrong += mask[k] != (masks[m].want[k] == '1');
+        slow_mask_general(8, 2, ends, masks[m].causal, masks[m].window, masks[m].prefix_lens,
+                          mask);
+        for (int k = 0; k < 64; k++) wrong += mask[k] != (masks[m].want[k] == '1');
         check_of("mask", masks[m].name, wrong, 0);
     }
 }
 
 /* RoPE being relative, no logit would show a position counted from elsewhere. */
-static void test_position(void)
-{
+static void test_position(void) {
     static const int64_t want[] = {0, 1, 2, 3, 0, 0, 1, 2, 0};
     int wrong = 0;
-    for (int64_t t = 0; t <= TOKENS; t++)
-        wrong += slow_position(3, documents, t) != want[t];
+    for (int64_t t = 0; t <= TOKENS; t++) wrong += slow_position(3, documents, t) != want[t];
     check("position in the document", wrong, 0);
 }
 
-static void test_parameter_table(void)
-{
+static void test_parameter_table(void) {
     slow_tensor table[21];
     int64_t count = slow_parameters(&untied, table);
     const slow_tensor *k_proj = &table[12];
     check("parameter count", (double)llabs(count - 1672), 0);
     check("tensor count", (double)llabs(slow_tensors(&untied) - 21), 0);
-    check("tensor name", abs(strcmp(k_proj->name, "model.layers.1.self_attn.k_proj.weight")), 0);
+    check("tensor name", abs(strcmp(k_proj->name, "model.layers.1.self_attn.k_proj.weight")),
+          0);
     check("tensor place", (double)llabs(k_proj->offset - (72 + 760 + 8 + 192)), 0);
     check("tensor shape", (double)(llabs(k_proj->rows - 12) + llabs(k_proj->cols - 8)), 0);
     check("tied parameter count", (double)llabs(slow_parameters(&tied, NULL) - 258), 0);
@@ -233,8 +289,7 @@ static void test_parameter_table(void)
 /* ---- attention ---- */
 
 /* With q = 0 every key in sight counts the same; the last query and key are padding. */
-static void test_uniform_attention(void)
-{
+static void test_uniform_attention(void) {
     slow_shape s = {4, 4, 2, 1, 1};
     bool mask[16];
     double q[8] = {0}, k[4] = {5, 6, 7, 8}, v[4] = {1, 3, 8, 9}, out[8], lse[8];
@@ -247,11 +302,11 @@ static void test_uniform_attention(void)
 }
 
 /* Two keys, scores 3*4/sqrt(2) and 0. */
-static void test_attention_scale(void)
-{
+static void test_attention_scale(void) {
     slow_shape s = {1, 2, 1, 1, 2};
     bool mask[2] = {true, true};
-    double q[2] = {3, 0}, k[4] = {4, 9, 0, 9}, v[4] = {1, 0, 0, 1}, out[2], lse[1], score = 12 / sqrt(2);
+    double q[2] = {3, 0}, k[4] = {4, 9, 0, 9}, v[4] = {1, 0, 0, 1}, out[2], lse[1];
+    double score = 12 / sqrt(2);
     double want[2] = {1 / (1 + exp(-score)), 1 / (1 + exp(score))};
     slow_attention_real(&s, mask, q, k, v, out, lse);
     check("attention scale", distance(2, out, want), 1e-14);
@@ -259,8 +314,8 @@ static void test_attention_scale(void)
 }
 
 /* Fourth-order central difference of f along coordinate k. */
-static double finite_difference(slow_scalar *f, const void *context, int64_t count, double *x, int64_t k)
-{
+static double finite_difference(slow_scalar *f, const void *context, int64_t count, double *x,
+                                int64_t k) {
     static const double coefficient[] = {1, -8, 8, -1}, step[] = {-2, -1, 1, 2}, h = 1e-3;
     double here = x[k], sum = 0;
     for (int i = 0; i < 4; i++) {
@@ -271,7 +326,8 @@ static double finite_difference(slow_scalar *f, const void *context, int64_t cou
     return sum / (12 * h);
 }
 
-/* sum(dout * out) of q, k, v and the sinks laid end to end: what finite differences may be taken of. */
+/* sum(dout * out) of q, k, v and the sinks laid end to end: what finite differences may be
+   taken of. */
 typedef struct {
     const slow_shape *shape;
     const bool *mask;
@@ -279,16 +335,15 @@ typedef struct {
     const double *dout;
 } attention_problem;
 
-static slow_complex attention_loss(const slow_complex *z, const void *context)
-{
+static slow_complex attention_loss(const slow_complex *z, const void *context) {
     const attention_problem *p = context;
     const slow_shape *s = p->shape;
     int64_t q = s->queries * s->heads * s->head_dim, kv = s->keys * s->kv_heads * s->head_dim;
-    double *x = reals(q + 2 * kv + s->heads), *out = reals(q), *lse = reals(s->queries * s->heads);
+    double *x = reals(q + 2 * kv + s->heads), *out = reals(q);
+    double *lse = reals(s->queries * s->heads);
     slow_extras extras = p->extras;
     slow_real_parts(q + 2 * kv + s->heads, z, x);
-    if (extras.sinks)
-        extras.sinks = x + q + 2 * kv;
+    if (extras.sinks) extras.sinks = x + q + 2 * kv;
     slow_attention_extra_real(s, p->mask, &extras, x, x + q, x + q + kv, out, lse);
     double loss = inner(q, p->dout, out);
     free(x);
@@ -297,18 +352,19 @@ static slow_complex attention_loss(const slow_complex *z, const void *context)
     return loss;
 }
 
-/* The four gradients' errors, each relative to itself, so that a small one cannot hide, unless it is all 0. */
+/* The four gradients' errors, each relative to itself, so that a small one cannot hide,
+   unless it is all 0. */
 static void test_attention_gradient(const char *name, const slow_shape *s, const bool *mask,
-                                    const slow_extras *extras)
-{
+                                    const slow_extras *extras) {
     int64_t q = s->queries * s->heads * s->head_dim, kv = s->keys * s->kv_heads * s->head_dim;
     int64_t begin[] = {0, q, q + kv, q + 2 * kv, q + 2 * kv + s->heads}, count = begin[4];
-    double *x = wave(count, 1), *dout = wave(q, .7), *gradient = reals(count), *difference = reals(count);
+    double *x = wave(count, 1), *dout = wave(q, .7), *gradient = reals(count);
+    double *difference = reals(count);
     attention_problem problem = {s, mask, *extras, dout};
-    if (extras->sinks)
-        memcpy(x + begin[3], extras->sinks, (size_t)s->heads * sizeof *x);
-    slow_attention_extra_gradient(s, mask, extras, x, x + begin[1], x + begin[2], dout, gradient,
-                                  gradient + begin[1], gradient + begin[2], gradient + begin[3]);
+    if (extras->sinks) memcpy(x + begin[3], extras->sinks, (size_t)s->heads * sizeof *x);
+    slow_attention_extra_gradient(s, mask, extras, x, x + begin[1], x + begin[2], dout,
+                                  gradient, gradient + begin[1], gradient + begin[2],
+                                  gradient + begin[3]);
     double error = 0;
     for (int64_t k = 0; k < count; k++)
         difference[k] = finite_difference(attention_loss, &problem, count, x, k);
@@ -331,16 +387,14 @@ static const int64_t grouped_ends[] = {0, 3, 5}, grouped_prefixes[] = {2, 2};
 static const double sinks[HEADS] = {.5, -1, 0, 2};
 
 /* Inverted dropout at a half, off and on without a pattern. */
-static const double *dropouts(void)
-{
+static const double *dropouts(void) {
     static double factor[HEADS * N * N];
     for (int k = 0; k < HEADS * N * N; k++)
         factor[k] = sin(1.7 * (k + 1) * (k + 1)) > 0 ? 2 : 0;
     return factor;
 }
 
-static void test_attention_gradients(void)
-{
+static void test_attention_gradients(void) {
     bool causal[N * N], full[N * N], window[N * N], prefix[N * N], blind[N * N] = {false};
     slow_extras none = {0}, sunk = {.sinks = sinks}, all = {.8, 1.5, sinks, dropouts()};
     slow_mask(N, 2, grouped_ends, true, causal);
@@ -361,35 +415,36 @@ static void test_attention_gradients(void)
     test_attention_gradient("nothing to see but sinks", &grouped, blind, &all);
 }
 
-/* Queries that are not the keys, one of them blind, every one with a mask no rule would make. */
+/* Queries that are not the keys, one of them blind, every one with a mask no rule would
+   make. */
 static const slow_shape oblong = {3, 5, HEADS, KV_HEADS, DIM};
 static const bool oblong_mask[15] = {1, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1};
 
 /* The formula as one would write it, without a thought for range. */
-static void plain_attention(const slow_extras *x, const double *q, const double *k, const double *v,
-                            double *out, double *lse)
-{
+static void plain_attention(const slow_extras *x, const double *q, const double *k,
+                            const double *v, double *out, double *lse) {
     for (int i = 0; i < 3; i++)
         for (int h = 0; h < HEADS; h++) {
             double sum = exp(x->sinks[h]), value[DIM] = {0};
             for (int j = 0; j < 5; j++) {
                 double score = 0;
                 for (int e = 0; e < DIM; e++)
-                    score += x->scale * q[(i * HEADS + h) * DIM + e] * k[(j * KV_HEADS + h / 2) * DIM + e];
-                double term = oblong_mask[i * 5 + j] * exp(x->softcap * tanh(score / x->softcap));
+                    score += x->scale * q[(i * HEADS + h) * DIM + e] *
+                             k[(j * KV_HEADS + h / 2) * DIM + e];
+                double term = oblong_mask[i * 5 + j] *
+                              exp(x->softcap * tanh(score / x->softcap));
                 for (int e = 0; e < DIM; e++)
-                    value[e] += x->dropout[(h * 3 + i) * 5 + j] * term * v[(j * KV_HEADS + h / 2) * DIM + e];
+                    value[e] += x->dropout[(h * 3 + i) * 5 + j] * term *
+                                v[(j * KV_HEADS + h / 2) * DIM + e];
                 sum += term;
             }
-            for (int e = 0; e < DIM; e++)
-                out[(i * HEADS + h) * DIM + e] = value[e] / sum;
+            for (int e = 0; e < DIM; e++) out[(i * HEADS + h) * DIM + e] = value[e] / sum;
             lse[i * HEADS + h] = log(sum);
         }
 }
 
 /* The sink only enlarges the sum: its derivative is minus its probability times dout . out. */
-static void test_attention_together(void)
-{
+static void test_attention_together(void) {
     enum { ROWS = 3 * HEADS, QS = ROWS * DIM, KVS = 5 * KV_HEADS * DIM };
     slow_extras all = {.7, 1.2, sinks, dropouts()};
     double *q = wave(QS, 2), *k = wave(KVS, 1.5), *v = wave(KVS, 1), *dout = wave(QS, .7);
@@ -397,10 +452,11 @@ static void test_attention_together(void)
     double dq[QS], dk[KVS], dv[KVS], dsinks[HEADS];
     plain_attention(&all, q, k, v, want_out, want_lse);
     for (int r = 0; r < ROWS; r++)
-        want_dsinks[r % HEADS] -= exp(sinks[r % HEADS] - want_lse[r])
-                                  * inner(DIM, dout + r * DIM, want_out + r * DIM);
+        want_dsinks[r % HEADS] -= exp(sinks[r % HEADS] - want_lse[r]) *
+                                  inner(DIM, dout + r * DIM, want_out + r * DIM);
     slow_attention_extra_real(&oblong, oblong_mask, &all, q, k, v, out, lse);
-    slow_attention_extra_gradient(&oblong, oblong_mask, &all, q, k, v, dout, dq, dk, dv, dsinks);
+    slow_attention_extra_gradient(&oblong, oblong_mask, &all, q, k, v, dout, dq, dk, dv,
+                                  dsinks);
     check("all together, out", distance(QS, out, want_out), 1e-14);
     check("all together, lse", distance(ROWS, lse, want_lse), 1e-14);
     check("all together, sinks' gradient", distance(HEADS, dsinks, want_dsinks), 1e-14);
@@ -411,9 +467,9 @@ static void test_attention_together(void)
     free(dout);
 }
 
-/* Two keys with scores 12 and 0 before the scale or the cap; out[0] is the first one's probability. */
-static double first_probability(const slow_extras *extras, double factor, double *lse)
-{
+/* Two keys with scores 12 and 0 before the scale or the cap; out[0] is the first one's
+   probability. */
+static double first_probability(const slow_extras *extras, double factor, double *lse) {
     slow_shape s = {1, 2, 1, 1, 2};
     bool mask[2] = {true, true};
     double q[2] = {3 * factor, 0}, k[4] = {4, 9, 0, 9}, v[4] = {1, 0, 0, 1}, out[2];
@@ -421,34 +477,39 @@ static double first_probability(const slow_extras *extras, double factor, double
     return out[0];
 }
 
-static void test_scale_and_softcap(void)
-{
-    slow_extras quarter = {.scale = .25}, cap = {.scale = .25, .softcap = 2}, loose = {.softcap = 1e9};
+static void test_scale_and_softcap(void) {
+    slow_extras quarter = {.scale = .25}, cap = {.scale = .25, .softcap = 2},
+                loose = {.softcap = 1e9};
     double lse, score = 2 * tanh(1.5);
-    check("scale of its own", fabs(first_probability(&quarter, 1, &lse) - 1 / (1 + exp(-3))), 1e-15);
+    check("scale of its own", fabs(first_probability(&quarter, 1, &lse) - 1 / (1 + exp(-3))),
+          1e-15);
     check("scale of its own, lse", fabs(lse - log(1 + exp(3))), 1e-14);
     check("softcap", fabs(first_probability(&cap, 1, &lse) - 1 / (1 + exp(-score))), 1e-15);
     check("softcap, lse", fabs(lse - log(1 + exp(score))), 1e-14);
-    check("softcap, far above", fabs(first_probability(&cap, 1e6, &lse) - 1 / (1 + exp(-2))), 1e-15);
-    check("softcap, far below", fabs(first_probability(&cap, -1e6, &lse) - 1 / (1 + exp(2))), 1e-15);
+    check("softcap, far above", fabs(first_probability(&cap, 1e6, &lse) - 1 / (1 + exp(-2))),
+          1e-15);
+    check("softcap, far below", fabs(first_probability(&cap, -1e6, &lse) - 1 / (1 + exp(2))),
+          1e-15);
     score = 12 / sqrt(2);
-    check("softcap out of reach", fabs(first_probability(&loose, 1, &lse) - 1 / (1 + exp(-score))), 1e-14);
+    check("softcap out of reach",
+          fabs(first_probability(&loose, 1, &lse) - 1 / (1 + exp(-score))), 1e-14);
 }
 
 /*
  * The first probability, p = 1 / (1 + exp(-s)) with s = 2 tanh(3 f / 2), has by its score before the cap, 3 f,
  * the slope p (1 - p) / cosh^2, and by the other one -p (1 - p).  Far out the cap lets nothing through.
  */
-static void test_softcap_gradient(const char *name, double f)
-{
+static void test_softcap_gradient(const char *name, double f) {
     slow_shape s = {1, 2, 1, 1, 2};
     slow_extras cap = {.scale = .25, .softcap = 2};
     bool mask[2] = {true, true};
     double q[2] = {3 * f, 0}, k[4] = {4, 9, 0, 9}, v[4] = {1, 0, 0, 1}, dout[2] = {1, 0};
     double dq[2], dk[4], dv[4];
-    double p = 1 / (1 + exp(-2 * tanh(1.5 * f))), slope = p * (1 - p) / (cosh(1.5 * f) * cosh(1.5 * f));
+    double p = 1 / (1 + exp(-2 * tanh(1.5 * f)));
+    double slope = p * (1 - p) / (cosh(1.5 * f) * cosh(1.5 * f));
     double other = -p * (1 - p), want_dq[2] = {.25 * 4 * slope, .25 * 9 * (slope + other)};
-    double want_dk[4] = {.25 * 3 * f * slope, 0, .25 * 3 * f * other, 0}, want_dv[4] = {p, 0, 1 - p, 0};
+    double want_dk[4] = {.25 * 3 * f * slope, 0, .25 * 3 * f * other, 0};
+    double want_dv[4] = {p, 0, 1 - p, 0};
     slow_attention_extra_gradient(&s, mask, &cap, q, k, v, dout, dq, dk, dv, NULL);
     check_of(name, "q", distance(2, dq, want_dq), 1e-14);
     check_of(name, "k", distance(4, dk, want_dk) / fabs(f), 1e-14);
@@ -456,8 +517,7 @@ static void test_softcap_gradient(const char *name, double f)
 }
 
 /* q = 0: every score is 0, so the sums are counts; the third query sees nothing.  v: 1, 3. */
-static void test_sinks(void)
-{
+static void test_sinks(void) {
     slow_shape s = {3, 2, 2, 1, 1};
     bool mask[6] = {true, true, true, false, false, false};
     double q[6] = {0}, k[2] = {5, 6}, v[2] = {1, 3};
@@ -468,7 +528,8 @@ static void test_sinks(void)
     slow_attention_extra_real(&s, mask, &(slow_extras){.sinks = sink}, q, k, v, out, lse);
     check("sinks, out", distance(6, out, want_out), 1e-14);
     check("sinks, lse", distance(6, lse, want_lse), 1e-14);
-    check("sinks alone", fabs(out[4]) + fabs(out[5]) + fabs(lse[4] - sink[0]) + fabs(lse[5] - sink[1]), 0);
+    check("sinks alone",
+          fabs(out[4]) + fabs(out[5]) + fabs(lse[4] - sink[0]) + fabs(lse[5] - sink[1]), 0);
     slow_attention_real(&s, mask, q, k, v, plain_out, plain_lse);
     slow_attention_extra_real(&s, mask, &(slow_extras){.sinks = nothing}, q, k, v, out, lse);
     check("sinks of -inf, out", distance(6, out, plain_out), 0);
@@ -477,8 +538,7 @@ static void test_sinks(void)
 }
 
 /* A sink a thousand above the scores must not overflow, nor a thousand below. */
-static void test_far_sinks(void)
-{
+static void test_far_sinks(void) {
     slow_shape s = {1, 1, 2, 1, 1};
     bool mask[1] = {true};
     double q[2] = {0}, k[1] = {5}, v[1] = {3}, sink[2] = {1000, -1000}, out[2], lse[2];
@@ -489,8 +549,7 @@ static void test_far_sinks(void)
 }
 
 /* Uniform probabilities of a half; what is dropped still counts in the sum.  v: 1, 3. */
-static void test_dropout(void)
-{
+static void test_dropout(void) {
     slow_shape s = {2, 2, 2, 1, 1};
     bool mask[4] = {true, true, true, true};
     double q[4] = {0}, k[2] = {5, 6}, v[2] = {1, 3}, dout[4] = {1, 1, 1, 1};
@@ -507,23 +566,20 @@ static void test_dropout(void)
 }
 
 /* Factors of 1 are no dropout, and without sinks there is no gradient by them. */
-static void test_no_extras(void)
-{
+static void test_no_extras(void) {
     bool mask[N * N];
     double *x = wave(Q + 2 * KV, 1), ones[HEADS * N * N], got[2][Q], lse[2][N * HEADS], dout[Q];
     double gradient[2][Q + 2 * KV], dsinks[HEADS], none[HEADS] = {0};
-    for (int k = 0; k < HEADS * N * N; k++)
-        ones[k] = 1;
-    for (int k = 0; k < Q; k++)
-        dout[k] = sin(k);
+    for (int k = 0; k < HEADS * N * N; k++) ones[k] = 1;
+    for (int k = 0; k < Q; k++) dout[k] = sin(k);
     slow_extras extras = {.dropout = ones};
     slow_mask(N, 1, (const int64_t[]){0, N}, true, mask);
     slow_attention_real(&grouped, mask, x, x + Q, x + Q + KV, got[0], lse[0]);
     slow_attention_extra_real(&grouped, mask, &extras, x, x + Q, x + Q + KV, got[1], lse[1]);
-    slow_attention_gradient(&grouped, mask, x, x + Q, x + Q + KV, dout, gradient[0], gradient[0] + Q,
-                            gradient[0] + Q + KV);
-    slow_attention_extra_gradient(&grouped, mask, &extras, x, x + Q, x + Q + KV, dout, gradient[1],
-                                  gradient[1] + Q, gradient[1] + Q + KV, dsinks);
+    slow_attention_gradient(&grouped, mask, x, x + Q, x + Q + KV, dout, gradient[0],
+                            gradient[0] + Q, gradient[0] + Q + KV);
+    slow_attention_extra_gradient(&grouped, mask, &extras, x, x + Q, x + Q + KV, dout,
+                                  gradient[1], gradient[1] + Q, gradient[1] + Q + KV, dsinks);
     check("no extras, out", distance(Q, got[0], got[1]), 0);
     check("no extras, lse", distance(N * HEADS, lse[0], lse[1]), 0);
     check("no extras, gradient", distance(Q + 2 * KV, gradient[0], gradient[1]), 0);
@@ -532,23 +588,22 @@ static void test_no_extras(void)
 }
 
 /* A query's output changes with a key, and with its value, just where the mask is true. */
-static void test_mask_probes(void)
-{
+static void test_mask_probes(void) {
     bool mask[N * N];
-    double *x = wave(Q + 2 * KV, 1), *k = x + Q, *v = x + Q + KV, before[Q], after[Q], lse[N * HEADS];
+    double *x = wave(Q + 2 * KV, 1), *k = x + Q, *v = x + Q + KV, before[Q], after[Q];
+    double lse[N * HEADS];
     slow_extras extras = {.8, 1.5, sinks, NULL};
     int wrong = 0;
     slow_mask_general(N, 2, grouped_ends, true, 2, grouped_prefixes, mask);
     slow_attention_extra_real(&grouped, mask, &extras, x, k, v, before, lse);
     for (int probe = 0; probe < 2 * N; probe++) {
         double *changed = (probe < N ? k : v) + probe % N * KV_HEADS * DIM;
-        for (int e = 0; e < KV_HEADS * DIM; e++)
-            changed[e] += 1;
+        for (int e = 0; e < KV_HEADS * DIM; e++) changed[e] += 1;
         slow_attention_extra_real(&grouped, mask, &extras, x, k, v, after, lse);
         for (int r = 0; r < N * HEADS; r++)
-            wrong += mask[r / HEADS * N + probe % N] == !(distance(DIM, before + r * DIM, after + r * DIM) > 0);
-        for (int e = 0; e < KV_HEADS * DIM; e++)
-            changed[e] -= 1;
+            wrong += mask[r / HEADS * N + probe % N] ==
+                     !(distance(DIM, before + r * DIM, after + r * DIM) > 0);
+        for (int e = 0; e < KV_HEADS * DIM; e++) changed[e] -= 1;
         slow_attention_extra_real(&grouped, mask, &extras, x, k, v, before, lse);
     }
     check("mask probes", wrong, 0);
@@ -561,28 +616,25 @@ static const double golden_logits[] = {1, -.5, 2, .25};
 static const int32_t golden_target[] = {2};
 static const slow_row golden_row = {.tokens = 1, .targets = golden_target};
 
-static slow_complex golden_loss(const slow_complex *logits, const void *objective)
-{
+static slow_complex golden_loss(const slow_complex *logits, const void *objective) {
     return slow_token_loss(objective, &golden_row, 0, 4, logits);
 }
 
-static void test_loss(void)
-{
+static void test_loss(void) {
     slow_complex x[] = {1, -.5, 2, .25};
     slow_token y = slow_token_of(4, x, 2);
     slow_objective plain = {0, 0, 1}, smooth = {.1, .01, 1};
     check("cross-entropy", fabs(creal(golden_loss(x, &plain)) - .484731134701968), 1e-14);
-    check("smoothing and z-loss", fabs(creal(golden_loss(x, &smooth)) - .677720022819541), 1e-14);
+    check("smoothing and z-loss", fabs(creal(golden_loss(x, &smooth)) - .677720022819541),
+          1e-14);
     check("entropy", fabs(creal(y.entropy) - 1.02496369175712), 1e-13);
     check("log-sum-exp", fabs(creal(y.lse) - 2.484731134701968), 1e-14);
 }
 
-static void test_loss_gradient(void)
-{
+static void test_loss_gradient(void) {
     slow_objective plain = {0, 0, 1}, smooth = {.1, 0, 1};
     double got[4], want[4];
-    for (int j = 0; j < 4; j++)
-        want[j] = exp(golden_logits[j] - 2.484731134701968) - (j == 2);
+    for (int j = 0; j < 4; j++) want[j] = exp(golden_logits[j] - 2.484731134701968) - (j == 2);
     slow_gradient_of(golden_loss, &plain, 4, golden_logits, got);
     check("softmax minus one-hot", distance(4, got, want), 1e-14);
     check("gradient row sums to 0", fabs(got[0] + got[1] + got[2] + got[3]), 1e-14);
@@ -591,17 +643,22 @@ static void test_loss_gradient(void)
 }
 
 /* An ignored token has no loss but what is seeded on its entropy. */
-static void test_ignored(void)
-{
+static void test_ignored(void) {
     slow_complex x[] = {1, -.5, 2, .25};
     int32_t ignored[] = {SLOW_IGNORED};
     double two[] = {2};
-    slow_row row = {.tokens = 1, .targets = ignored, .weights = two, .entropy_seeds = two, .logp_seeds = two};
+    slow_row row = {.tokens = 1,
+                    .targets = ignored,
+                    .weights = two,
+                    .entropy_seeds = two,
+                    .logp_seeds = two};
     slow_objective all = {.1, .01, 3};
-    check("ignored target", fabs(creal(slow_token_loss(&all, &row, 0, 4, x)) - 2 * 1.02496369175712), 1e-13);
+    check("ignored target",
+          fabs(creal(slow_token_loss(&all, &row, 0, 4, x)) - 2 * 1.02496369175712), 1e-13);
     row.targets = golden_target;
     double want = 2 * 1.02496369175712 + 2 * .677720022819541 / 3 - 2 * .484731134701968;
-    check("weight, count and seeds", fabs(creal(slow_token_loss(&all, &row, 0, 4, x)) - want), 1e-13);
+    check("weight, count and seeds", fabs(creal(slow_token_loss(&all, &row, 0, 4, x)) - want),
+          1e-13);
 }
 
 /* ---- the model ---- */
@@ -617,16 +674,21 @@ typedef struct {
 } golden_model;
 
 static const golden_model untied_golden = {"untied",
-    {.0212368447635, -.0805253078313, -.3183179331194, -.3148428066085, -.4092205926557, -.0631412951693,
-     -.5134410773107, -.0165461234281, -.3674105383608},
-    2.98284935125998, 2.09319660005484, -.86776594738032};
+                                           {.0212368447635, -.0805253078313, -.3183179331194,
+                                            -.3148428066085, -.4092205926557, -.0631412951693,
+                                            -.5134410773107, -.0165461234281, -.3674105383608},
+                                           2.98284935125998,
+                                           2.09319660005484,
+                                           -.86776594738032};
 static const golden_model tied_golden = {"tied",
-    {.0225915546048, -.1446345599979, .1798234984109, -.3865292018534, .5520682420690, .5076066998601,
-     .5986122048387, -.3815325742301, .1558325924772},
-    3.18776360366853, 1.43847211097477, .37009943247117};
+                                         {.0225915546048, -.1446345599979, .1798234984109,
+                                          -.3865292018534, .5520682420690, .5076066998601,
+                                          .5986122048387, -.3815325742301, .1558325924772},
+                                         3.18776360366853,
+                                         1.43847211097477,
+                                         .37009943247117};
 
-static void test_golden_model(const slow_config *config, const golden_model *want)
-{
+static void test_golden_model(const slow_config *config, const golden_model *want) {
     slow_problem p = problem_of(config);
     int64_t count = slow_parameters(config, NULL);
     double *x = wave(count, .5), *direction = wave(count, 1), *gradient = reals(count);
@@ -637,45 +699,44 @@ static void test_golden_model(const slow_config *config, const golden_model *wan
     check_of(want->name, "Hugging Face loss", fabs(slow_loss(&p, x) - want->loss), 1e-13);
     check_of(want->name, "Hugging Face gradient", fabs(norm - want->norm), 1e-13);
     check_of(want->name, "Hugging Face gradient, along", fabs(along - want->along), 1e-13);
-    check_of(want->name, "directional derivative", fabs(slow_directional(&p, x, direction) - along), 1e-13);
+    check_of(want->name, "directional derivative",
+             fabs(slow_directional(&p, x, direction) - along), 1e-13);
     free(x);
     free(direction);
     free(gradient);
     free(logits);
 }
 
-/* The worst tensor's error, each relative to itself, so that one with a small gradient cannot hide. */
-static double worst_tensor(const slow_config *config, const double *a, const double *b)
-{
+/* The worst tensor's error, each relative to itself, so that one with a small gradient
+   cannot hide. */
+static double worst_tensor(const slow_config *config, const double *a, const double *b) {
     slow_tensor table[21];
     double worst = 0;
     slow_parameters(config, table);
     for (int64_t i = 0; i < slow_tensors(config); i++) {
         int64_t n = table[i].rows * table[i].cols, at = table[i].offset;
         double error = distance(n, a + at, b + at) / size(n, a + at);
-        if (!(error <= worst))
-            worst = isnan(error) ? INFINITY : error;
+        if (!(error <= worst)) worst = isnan(error) ? INFINITY : error;
     }
     return worst;
 }
 
-static void test_model_gradient(const char *name, const slow_config *config)
-{
+static void test_model_gradient(const char *name, const slow_config *config) {
     slow_problem p = problem_of(config);
     int64_t count = slow_parameters(config, NULL);
     double *x = wave(count, .5), *gradient = reals(count), *difference = reals(count);
     slow_gradient(&p, x, gradient);
     for (int64_t k = 0; k < count; k++)
         difference[k] = finite_difference(slow_loss_complex, &p, count, x, k);
-    check_of(name, "gradient, finite differences", worst_tensor(config, gradient, difference), 1e-8);
+    check_of(name, "gradient, finite differences", worst_tensor(config, gradient, difference),
+             1e-8);
     free(x);
     free(gradient);
     free(difference);
 }
 
 /* What is said in other documents or later cannot be heard. */
-static void test_isolation(void)
-{
+static void test_isolation(void) {
     slow_row row = rows[0];
     int32_t changed[TOKENS];
     double *before = logits_of(&untied, &row);
@@ -692,8 +753,7 @@ static void test_isolation(void)
     free(after);
 }
 
-static void test_packing(void)
-{
+static void test_packing(void) {
     double *packed = logits_of(&untied, &rows[0]), error = 0;
     for (int d = 0; d < 3; d++) {
         int64_t first = documents[d], ends[] = {0, documents[d + 1] - first};
@@ -706,8 +766,7 @@ static void test_packing(void)
     free(packed);
 }
 
-static void test_statistics(void)
-{
+static void test_statistics(void) {
     double *x = wave(slow_parameters(&untied, NULL), .5);
     double logp[TOKENS], lse[TOKENS], entropy[TOKENS], want = 0;
     slow_problem p = {&untied, 1, rows, {.zloss = .01, .count = 7}};
@@ -715,7 +774,8 @@ static void test_statistics(void)
     for (int t = 0; t < TOKENS; t++) {
         want += entropy_seeds[t] * entropy[t];
         if (targets[t] != SLOW_IGNORED)
-            want += logp_seeds[t] * logp[t] + weights[t] * (.01 * lse[t] * lse[t] - logp[t]) / 7;
+            want += logp_seeds[t] * logp[t] +
+                    weights[t] * (.01 * lse[t] * lse[t] - logp[t]) / 7;
     }
     check("loss from statistics", fabs(slow_loss(&p, x) - want), 1e-13);
     free(x);
@@ -723,10 +783,10 @@ static void test_statistics(void)
 
 /* ---- optimizers and schedules ---- */
 
-static void test_adamw(void)
-{
+static void test_adamw(void) {
     slow_adamw a = {.9, .95, 1e-8, .1};
-    static const double g[] = {.5, -.25, .1}, want[] = {.9890000002, .985327305787383, .981129127774162};
+    static const double g[] = {.5, -.25, .1};
+    static const double want[] = {.9890000002, .985327305787383, .981129127774162};
     double theta = 1, m = 0, v = 0, error = 0;
     for (int t = 1; t <= 3; t++) {
         slow_adamw_step(&a, .01, t, 1, &g[t - 1], &m, &v, &theta);
@@ -735,49 +795,66 @@ static void test_adamw(void)
     check("AdamW", error, 1e-14);
 }
 
-static void test_sgd(void)
-{
+static void test_sgd(void) {
     double theta = 1, buffer = 0, g = .5;
     slow_sgd_step(.1, .9, .2, 1, &g, &buffer, &theta); /* buffer .7, theta .93 */
     slow_sgd_step(.1, .9, .2, 1, &g, &buffer, &theta); /* buffer .63 + .5 + .186 */
     check("SGD", fabs(theta - (.93 - .1316)), 1e-14);
 }
 
-static void test_clip(void)
-{
-    double g[] = {3, 4}, want[] = {.599999880000024, .799999840000032}, small[] = {.3, .4}, same[] = {.3, .4};
+static void test_clip(void) {
+    double g[] = {3, 4};
+    double want[] = {.599999880000024, .799999840000032};
+    double small[] = {.3, .4}, same[] = {.3, .4};
     check("norm", fabs(slow_clip(2, 1, g) - 5), 1e-14);
     check("clip", distance(2, g, want), 1e-14);
     slow_clip(2, 1, small);
     check("nothing to clip", distance(2, small, same), 0);
 }
 
-static void test_schedule(const char *name, slow_schedule_kind kind, const double want[12])
-{
+static void test_schedule(const char *name, slow_schedule_kind kind, const double want[12]) {
     slow_schedule s = {kind, 3, 10, .1};
     double got[12];
-    for (int64_t step = 0; step < 12; step++)
-        got[step] = slow_schedule_factor(&s, step);
+    for (int64_t step = 0; step < 12; step++) got[step] = slow_schedule_factor(&s, step);
     check(name, distance(12, got, want), 1e-11);
 }
 
-static void test_schedules(void)
-{
+static void test_schedules(void) {
     static const double third = 1. / 3;
     const double constant[12] = {0, third, 2 * third, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-    const double linear[12] = {0, third, 2 * third, 1, 6. / 7, 5. / 7, 4. / 7, 3. / 7, 2. / 7, 1. / 7, 0, 0};
-    const double cosine[12] = {0, third, 2 * third, 1, .950484433951, .811744900929, .611260466978,
-                               .388739533022, .188255099071, .049515566049, 0, .049515566049};
-    const double min_lr[12] = {0, third, 2 * third, 1, .955435990556, .830570410836, .65013442028,
-                               .44986557972, .269429589164, .144564009444, .1, .144564009444};
+    const double linear[12] = {0,      third,  2 * third, 1,      6. / 7, 5. / 7,
+                               4. / 7, 3. / 7, 2. / 7,    1. / 7, 0,      0};
+    const double cosine[12] = {0,
+                               third,
+                               2 * third,
+                               1,
+                               .950484433951,
+                               .811744900929,
+                               .611260466978,
+                               .388739533022,
+                               .188255099071,
+                               .049515566049,
+                               0,
+                               .049515566049};
+    const double min_lr[12] = {0,
+                               third,
+                               2 * third,
+                               1,
+                               .955435990556,
+                               .830570410836,
+                               .65013442028,
+                               .44986557972,
+                               .269429589164,
+                               .144564009444,
+                               .1,
+                               .144564009444};
     test_schedule("constant", SLOW_CONSTANT, constant);
     test_schedule("linear", SLOW_LINEAR, linear);
     test_schedule("cosine", SLOW_COSINE, cosine);
     test_schedule("cosine_with_min_lr", SLOW_COSINE_WITH_MIN_LR, min_lr);
 }
 
-int main(void)
-{
+int main(void) {
     test_rmsnorm();
     test_silu();
     test_tanh();

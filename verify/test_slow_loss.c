@@ -14,40 +14,34 @@
 
 enum { MOST = 16 };
 static const double LN2 = 0.693147180559945309;
-static const slow_ppo ppo_default = {.clip_low = .2, .clip_high = .2, .log_ratio_limit = HUGE_VAL};
+static const slow_ppo ppo_default = {
+    .clip_low = .2, .clip_high = .2, .log_ratio_limit = HUGE_VAL};
 
 /* Written so that a NaN fails. */
-static void near(const char *what, double got, double want, double limit)
-{
-    test_expect(fabs(got - want) <= limit, "%s is %.17g, not %.17g within %.3g", what, got, want, limit);
+static void near(const char *what, double got, double want, double limit) {
+    test_expect(fabs(got - want) <= limit, "%s is %.17g, not %.17g within %.3g", what, got,
+                want, limit);
 }
 
-static void same(const char *what, double got, double want)
-{
+static void same(const char *what, double got, double want) {
     test_expect(got == want, "%s is %.17g, not bitwise %.17g", what, got, want);
 }
 
-static void all_near(const char *what, int64_t count, const double *got, const double *want, double limit)
-{
-    for (int64_t k = 0; k < count; k++)
-        near(what, got[k], want[k], limit);
+static void all_near(const char *what, int64_t count, const double *got, const double *want,
+                     double limit) {
+    for (int64_t k = 0; k < count; k++) near(what, got[k], want[k], limit);
 }
 
-static void all_same(const char *what, int64_t count, const double *got, const double *want)
-{
-    for (int64_t k = 0; k < count; k++)
-        same(what, got[k], want[k]);
+static void all_same(const char *what, int64_t count, const double *got, const double *want) {
+    for (int64_t k = 0; k < count; k++) same(what, got[k], want[k]);
 }
 
-static double uniform(double low, double high)
-{
+static double uniform(double low, double high) {
     return low + (high - low) * ((double)(test_random() >> 11) / 9007199254740992.0);
 }
 
-static void normals(int64_t count, double scale, double *x)
-{
-    for (int64_t k = 0; k < count; k++)
-        x[k] = scale * test_normal();
+static void normals(int64_t count, double scale, double *x) {
+    for (int64_t k = 0; k < count; k++) x[k] = scale * test_normal();
 }
 
 /* ---- losses as functions of the numbers that their gradients flow through ---- */
@@ -59,8 +53,7 @@ typedef struct {
 } pair_problem;
 
 /* x: chosen, rejected */
-static slow_complex pair_scalar(const slow_complex *x, const void *context)
-{
+static slow_complex pair_scalar(const slow_complex *x, const void *context) {
     const pair_problem *p = context;
     slow_pair pair = p->pair;
     pair.chosen = x[0];
@@ -72,8 +65,7 @@ typedef struct {
     double loss, dchosen, drejected;
 } pair_result;
 
-static pair_result pair_of(const pair_problem *p)
-{
+static pair_result pair_of(const pair_problem *p) {
     double x[2] = {creal(p->pair.chosen), creal(p->pair.rejected)}, g[2];
     slow_gradient_of(pair_scalar, p, 2, x, g);
     return (pair_result){slow_value_of(pair_scalar, p, 2, x), g[0], g[1]};
@@ -83,8 +75,7 @@ typedef struct {
     double margin, center;
 } rm_problem;
 
-static slow_complex rm_scalar(const slow_complex *x, const void *context)
-{
+static slow_complex rm_scalar(const slow_complex *x, const void *context) {
     const rm_problem *p = context;
     return slow_rm_loss(1, &x[0], &x[1], &p->margin, p->center);
 }
@@ -97,8 +88,7 @@ typedef struct {
     double kl;
 } kto_problem;
 
-static slow_complex kto_scalar(const slow_complex *logp, const void *context)
-{
+static slow_complex kto_scalar(const slow_complex *logp, const void *context) {
     const kto_problem *p = context;
     return slow_kto_loss(&p->options, p->count, p->desirable, p->kl, logp, p->ref_logp);
 }
@@ -111,45 +101,40 @@ typedef struct {
     const double *teacher;
 } token_problem;
 
-static slow_complex token_scalar(const slow_complex *logits, const void *context)
-{
+static slow_complex token_scalar(const slow_complex *logits, const void *context) {
     const token_problem *p = context;
     slow_objective o = {.smoothing = p->smoothing, .zloss = p->zloss, .count = 1};
     return slow_token_loss(&o, &(slow_row){.targets = &p->target}, 0, p->vocab, logits);
 }
 
-static slow_complex entropy_scalar(const slow_complex *logits, const void *context)
-{
+static slow_complex entropy_scalar(const slow_complex *logits, const void *context) {
     const token_problem *p = context;
     return slow_token_of(p->vocab, logits, SLOW_IGNORED).entropy;
 }
 
-static slow_complex distillation(const slow_complex *logits, const token_problem *p, int kind)
-{
+static slow_complex distillation(const slow_complex *logits, const token_problem *p, int kind) {
     slow_complex *teacher = slow_promote(p->vocab, p->teacher);
-    slow_complex loss = kind == 0 ? slow_kd_forward(p->vocab, logits, teacher)
-        : kind == 1               ? slow_kd_reverse(p->vocab, logits, teacher)
-                                  : slow_kd_jsd(p->beta, p->vocab, logits, teacher);
+    slow_complex loss = kind == 0   ? slow_kd_forward(p->vocab, logits, teacher)
+                        : kind == 1 ? slow_kd_reverse(p->vocab, logits, teacher)
+                                    : slow_kd_jsd(p->beta, p->vocab, logits, teacher);
     free(teacher);
     return loss;
 }
 
-static slow_complex forward_scalar(const slow_complex *logits, const void *context)
-{
+static slow_complex forward_scalar(const slow_complex *logits, const void *context) {
     return distillation(logits, context, 0);
 }
 
-static slow_complex reverse_scalar(const slow_complex *logits, const void *context)
-{
+static slow_complex reverse_scalar(const slow_complex *logits, const void *context) {
     return distillation(logits, context, 1);
 }
 
-static slow_complex jsd_scalar(const slow_complex *logits, const void *context)
-{
+static slow_complex jsd_scalar(const slow_complex *logits, const void *context) {
     return distillation(logits, context, 2);
 }
 
-/* A packed row of policy tokens; advantages per token, or per sequence for losses of whole sequences. */
+/* A packed row of policy tokens; advantages per token, or per sequence for losses of whole
+   sequences. */
 typedef struct {
     slow_ppo options;
     slow_sequences sequences;
@@ -158,8 +143,7 @@ typedef struct {
     const double *old_logp, *advantages;
 } policy_problem;
 
-static slow_complex policy_scalar(const slow_complex *logp, const void *context)
-{
+static slow_complex policy_scalar(const slow_complex *logp, const void *context) {
     const policy_problem *p = context;
     int64_t tokens = p->sequences.cu_seqlens[p->sequences.sequences];
     slow_complex *loss = slow_array(tokens);
@@ -170,26 +154,22 @@ static slow_complex policy_scalar(const slow_complex *logp, const void *context)
     return mean;
 }
 
-static slow_complex reinforce_scalar(const slow_complex *logp, const void *context)
-{
+static slow_complex reinforce_scalar(const slow_complex *logp, const void *context) {
     const policy_problem *p = context;
     int64_t tokens = p->sequences.cu_seqlens[p->sequences.sequences];
     slow_complex *loss = slow_array(tokens);
-    for (int64_t t = 0; t < tokens; t++)
-        loss[t] = slow_reinforce(logp[t], p->advantages[t]);
+    for (int64_t t = 0; t < tokens; t++) loss[t] = slow_reinforce(logp[t], p->advantages[t]);
     slow_complex mean = slow_aggregate(p->mode, &p->sequences, p->max_length, loss);
     free(loss);
     return mean;
 }
 
-static slow_complex gspo_scalar(const slow_complex *logp, const void *context)
-{
+static slow_complex gspo_scalar(const slow_complex *logp, const void *context) {
     const policy_problem *p = context;
     return slow_gspo(&p->options, &p->sequences, logp, p->old_logp, p->advantages);
 }
 
-static slow_complex rloo_scalar(const slow_complex *logp, const void *context)
-{
+static slow_complex rloo_scalar(const slow_complex *logp, const void *context) {
     const policy_problem *p = context;
     return slow_rloo_loss(&p->options, &p->sequences, logp, p->old_logp, p->advantages);
 }
@@ -198,15 +178,13 @@ typedef struct {
     double tau, old_logp, advantage;
 } one_token;
 
-static slow_complex sapo_scalar(const slow_complex *logp, const void *context)
-{
+static slow_complex sapo_scalar(const slow_complex *logp, const void *context) {
     const one_token *p = context;
     return slow_sapo(p->tau, logp[0], p->old_logp, p->advantage);
 }
 
 /* tau is the cap on the ratio */
-static slow_complex cispo_scalar(const slow_complex *logp, const void *context)
-{
+static slow_complex cispo_scalar(const slow_complex *logp, const void *context) {
     const one_token *p = context;
     return slow_cispo(p->tau, logp[0], p->old_logp, p->advantage);
 }
@@ -217,8 +195,7 @@ typedef struct {
     const double *old_values, *returns;
 } value_problem;
 
-static slow_complex value_scalar(const slow_complex *values, const void *context)
-{
+static slow_complex value_scalar(const slow_complex *values, const void *context) {
     const value_problem *p = context;
     slow_complex sum = 0;
     for (int64_t t = 0; t < p->count; t++)
@@ -226,26 +203,22 @@ static slow_complex value_scalar(const slow_complex *values, const void *context
     return sum / (double)p->count;
 }
 
-static slow_complex k1_scalar(const slow_complex *d, const void *context)
-{
+static slow_complex k1_scalar(const slow_complex *d, const void *context) {
     (void)context;
     return slow_k1(d[0]);
 }
 
-static slow_complex k2_scalar(const slow_complex *d, const void *context)
-{
+static slow_complex k2_scalar(const slow_complex *d, const void *context) {
     (void)context;
     return slow_k2(d[0]);
 }
 
-static slow_complex k3_scalar(const slow_complex *d, const void *context)
-{
+static slow_complex k3_scalar(const slow_complex *d, const void *context) {
     (void)context;
     return slow_k3(d[0]);
 }
 
-static double slope(slow_scalar *f, const void *context, double x)
-{
+static double slope(slow_scalar *f, const void *context, double x) {
     double g;
     slow_gradient_of(f, context, 1, &x, &g);
     return g;
@@ -263,49 +236,45 @@ typedef struct {
     int fields;
 } results;
 
-static void give(results *r, const char *name, int64_t count, const double *value)
-{
+static void give(results *r, const char *name, int64_t count, const double *value) {
     r->field[r->fields].name = name;
     r->field[r->fields].count = (int)count;
     memcpy(r->field[r->fields++].value, value, (size_t)count * sizeof *value);
 }
 
-static void give_one(results *r, const char *name, double value)
-{
-    give(r, name, 1, &value);
-}
+static void give_one(results *r, const char *name, double value) { give(r, name, 1, &value); }
 
-static void give_gradient(results *r, const char *name, slow_scalar *f, const void *context, int count,
-                          const double *x)
-{
+static void give_gradient(results *r, const char *name, slow_scalar *f, const void *context,
+                          int count, const double *x) {
     double g[MOST];
     slow_gradient_of(f, context, count, x, g);
     give_one(r, "loss", slow_value_of(f, context, count, x));
     give(r, name, count, g);
 }
 
-static slow_divergence divergence_of(const golden_case *c)
-{
+static slow_divergence divergence_of(const golden_case *c) {
     return golden_is(c, "divergence", "forward_kl") ? SLOW_FORWARD_KL
-        : golden_is(c, "divergence", "js")          ? SLOW_JS
-        : golden_is(c, "divergence", "alpha")       ? SLOW_ALPHA
+           : golden_is(c, "divergence", "js")       ? SLOW_JS
+           : golden_is(c, "divergence", "alpha")    ? SLOW_ALPHA
                                                     : SLOW_REVERSE_KL;
 }
 
-static pair_problem pair_problem_of(const golden_case *c)
-{
-    slow_preference o = {.beta = golden_number(c, "beta", .1), .gamma = golden_number(c, "gamma", 0),
-        .label_smoothing = golden_number(c, "label_smoothing", 0), .delta = golden_number(c, "delta", 0),
-        .tau = golden_number(c, "tau", .05), .alpha = golden_number(c, "alpha", .5),
-        .divergence = divergence_of(c)};
-    slow_pair x = {golden_number(c, "chosen", NAN), golden_number(c, "rejected", NAN),
-        golden_number(c, "ref_chosen", NAN), golden_number(c, "ref_rejected", NAN),
+static pair_problem pair_problem_of(const golden_case *c) {
+    slow_preference o = {.beta = golden_number(c, "beta", .1),
+                         .gamma = golden_number(c, "gamma", 0),
+                         .label_smoothing = golden_number(c, "label_smoothing", 0),
+                         .delta = golden_number(c, "delta", 0),
+                         .tau = golden_number(c, "tau", .05),
+                         .alpha = golden_number(c, "alpha", .5),
+                         .divergence = divergence_of(c)};
+    slow_pair x = {
+        golden_number(c, "chosen", NAN),        golden_number(c, "rejected", NAN),
+        golden_number(c, "ref_chosen", NAN),    golden_number(c, "ref_rejected", NAN),
         golden_number(c, "chosen_length", NAN), golden_number(c, "rejected_length", NAN)};
     return (pair_problem){slow_pair_loss_named(c->objective), o, x};
 }
 
-static void run_pair(const golden_case *c, results *r)
-{
+static void run_pair(const golden_case *c, results *r) {
     pair_problem p = pair_problem_of(c);
     pair_result y = pair_of(&p);
     give_one(r, "loss", y.loss);
@@ -314,10 +283,10 @@ static void run_pair(const golden_case *c, results *r)
     give_one(r, "log_odds", creal(slow_log_odds(&p.pair)));
 }
 
-static void run_ld_dpo(const golden_case *c, results *r)
-{
+static void run_ld_dpo(const golden_case *c, results *r) {
     double w[MOST] = {0}, l[MOST] = {0}, alpha = golden_number(c, "alpha", 1);
-    int n_w = golden_array(c, "chosen_logp", MOST, w), n_l = golden_array(c, "rejected_logp", MOST, l);
+    int n_w = golden_array(c, "chosen_logp", MOST, w);
+    int n_l = golden_array(c, "rejected_logp", MOST, l);
     slow_complex *chosen = slow_promote(n_w, w), *rejected = slow_promote(n_l, l);
     give_one(r, "chosen", creal(slow_ld_logp(n_w, n_l, alpha, chosen)));
     give_one(r, "rejected", creal(slow_ld_logp(n_l, n_w, alpha, rejected)));
@@ -325,8 +294,7 @@ static void run_ld_dpo(const golden_case *c, results *r)
     free(rejected);
 }
 
-static void run_rm(const golden_case *c, results *r)
-{
+static void run_rm(const golden_case *c, results *r) {
     rm_problem p = {golden_number(c, "margin", 0), golden_number(c, "center", 0)};
     double x[2] = {golden_number(c, "chosen", NAN), golden_number(c, "rejected", NAN)}, g[2];
     slow_gradient_of(rm_scalar, &p, 2, x, g);
@@ -336,20 +304,18 @@ static void run_rm(const golden_case *c, results *r)
 }
 
 /* Log-ratios are log-probabilities over a reference of 0. */
-static kto_problem kto_problem_of(const golden_case *c, bool *desirable)
-{
+static kto_problem kto_problem_of(const golden_case *c, bool *desirable) {
     static const double zeros[MOST];
     double flag[MOST], kl[MOST];
-    int count = golden_array(c, "desirable", MOST, flag), kls = golden_array(c, "kl_log_ratio", MOST, kl);
-    for (int i = 0; i < count; i++)
-        desirable[i] = flag[i] != 0;
+    int count = golden_array(c, "desirable", MOST, flag);
+    int kls = golden_array(c, "kl_log_ratio", MOST, kl);
+    for (int i = 0; i < count; i++) desirable[i] = flag[i] != 0;
     slow_kto o = {golden_number(c, "beta", .01), golden_number(c, "desirable_weight", 1),
-        golden_number(c, "undesirable_weight", 1)};
+                  golden_number(c, "undesirable_weight", 1)};
     return (kto_problem){o, count, desirable, zeros, slow_kto_kl(kls, kl, zeros)};
 }
 
-static void run_kto(const golden_case *c, results *r)
-{
+static void run_kto(const golden_case *c, results *r) {
     bool desirable[MOST];
     double logp[MOST];
     kto_problem p = kto_problem_of(c, desirable);
@@ -358,29 +324,30 @@ static void run_kto(const golden_case *c, results *r)
     give_gradient(r, "dlogp", kto_scalar, &p, (int)p.count, logp);
 }
 
-static void run_logits(const golden_case *c, results *r)
-{
+static void run_logits(const golden_case *c, results *r) {
     double x[MOST], teacher[MOST];
-    token_problem p = {golden_array(c, "logits", MOST, x), (int32_t)golden_number(c, "target", SLOW_IGNORED),
-        golden_number(c, "label_smoothing", 0), golden_number(c, "zloss", 0), golden_number(c, "beta", 0),
-        teacher};
+    token_problem p = {golden_array(c, "logits", MOST, x),
+                       (int32_t)golden_number(c, "target", SLOW_IGNORED),
+                       golden_number(c, "label_smoothing", 0),
+                       golden_number(c, "zloss", 0),
+                       golden_number(c, "beta", 0),
+                       teacher};
     bool distils = golden_array(c, "teacher_logits", MOST, teacher) > 0;
     slow_complex *z = slow_promote(p.vocab, x);
     slow_token y = slow_token_of(p.vocab, z, p.target);
     give_one(r, "lse", creal(y.lse));
     give_one(r, "entropy", creal(y.entropy));
     give_one(r, "value", creal(slow_log_sum_squares(p.vocab, z)));
-    slow_scalar *f = !strcmp(c->objective, "token_loss") ? token_scalar
-        : !strcmp(c->objective, "kd_forward")            ? forward_scalar
-        : !strcmp(c->objective, "kd_reverse")            ? reverse_scalar
-        : distils                                        ? jsd_scalar
-                                                         : entropy_scalar;
+    slow_scalar *f = !strcmp(c->objective, "token_loss")   ? token_scalar
+                     : !strcmp(c->objective, "kd_forward") ? forward_scalar
+                     : !strcmp(c->objective, "kd_reverse") ? reverse_scalar
+                     : distils                             ? jsd_scalar
+                                                           : entropy_scalar;
     give_gradient(r, "dlogits", f, &p, (int)p.vocab, x);
     free(z);
 }
 
-static void run_kl(const golden_case *c, results *r)
-{
+static void run_kl(const golden_case *c, results *r) {
     double d = golden_number(c, "d", NAN);
     give_one(r, "k1", creal(slow_k1(d)));
     give_one(r, "k2", creal(slow_k2(d)));
@@ -388,19 +355,18 @@ static void run_kl(const golden_case *c, results *r)
     give_one(r, "dk3", slope(k3_scalar, NULL, d));
 }
 
-static slow_ppo ppo_of(const golden_case *c)
-{
+static slow_ppo ppo_of(const golden_case *c) {
     return (slow_ppo){golden_number(c, "clip_low", .2), golden_number(c, "clip_high", .2),
-        golden_number(c, "dual_clip", 0), HUGE_VAL};
+                      golden_number(c, "dual_clip", 0), HUGE_VAL};
 }
 
-static void run_ppo(const golden_case *c, results *r)
-{
+static void run_ppo(const golden_case *c, results *r) {
     double logp[MOST], old_logp[MOST], advantages[MOST], ratios[MOST], clipped = 0;
     int64_t n = golden_array(c, "logp", MOST, logp), cu_seqlens[2] = {0, n};
     golden_array(c, "old_logp", MOST, old_logp);
     golden_array(c, "advantages", MOST, advantages);
-    policy_problem p = {ppo_of(c), {1, cu_seqlens, NULL}, SLOW_TOKEN_MEAN, 0, old_logp, advantages};
+    policy_problem p = {ppo_of(c), {1, cu_seqlens, NULL}, SLOW_TOKEN_MEAN, 0, old_logp,
+                        advantages};
     for (int64_t t = 0; t < n; t++) {
         ratios[t] = creal(slow_ratio(&p.options, logp[t], old_logp[t]));
         clipped += slow_clipped(&p.options, logp[t], old_logp[t], advantages[t]);
@@ -410,53 +376,50 @@ static void run_ppo(const golden_case *c, results *r)
     give_gradient(r, "dlogp", policy_scalar, &p, (int)n, logp);
 }
 
-static void run_gspo(const golden_case *c, results *r)
-{
+static void run_gspo(const golden_case *c, results *r) {
     double logp[MOST], old_logp[MOST], advantage = golden_number(c, "advantage", NAN);
     int64_t n = golden_array(c, "logp", MOST, logp), cu_seqlens[2] = {0, n};
     golden_array(c, "old_logp", MOST, old_logp);
-    policy_problem p = {ppo_of(c), {1, cu_seqlens, NULL}, SLOW_TOKEN_MEAN, 0, old_logp, &advantage};
+    policy_problem p = {ppo_of(c), {1, cu_seqlens, NULL}, SLOW_TOKEN_MEAN, 0, old_logp,
+                        &advantage};
     slow_complex *z = slow_promote(n, logp);
     give_one(r, "ratio", exp(creal(slow_mean_log_ratio(&p.sequences, 0, z, old_logp))));
     give_gradient(r, "dlogp", gspo_scalar, &p, (int)n, logp);
     free(z);
 }
 
-static void run_sapo(const golden_case *c, results *r)
-{
+static void run_sapo(const golden_case *c, results *r) {
     one_token p = {golden_number(c, "tau", 1), 0, golden_number(c, "advantage", NAN)};
     double logp = log(golden_number(c, "ratio", NAN));
     give_gradient(r, "dlogp", sapo_scalar, &p, 1, &logp);
 }
 
-static void run_vespo(const golden_case *c, results *r)
-{
-    give_one(r, "weight", slow_vespo_weight(golden_number(c, "ratio", NAN), golden_number(c, "advantage", NAN)));
+static void run_vespo(const golden_case *c, results *r) {
+    give_one(
+        r, "weight",
+        slow_vespo_weight(golden_number(c, "ratio", NAN), golden_number(c, "advantage", NAN)));
 }
 
-static void run_value(const golden_case *c, results *r)
-{
+static void run_value(const golden_case *c, results *r) {
     double values[MOST], old_values[MOST], returns[MOST];
-    value_problem p = {golden_array(c, "values", MOST, values), golden_number(c, "clip", HUGE_VAL), old_values,
-        returns};
+    value_problem p = {golden_array(c, "values", MOST, values),
+                       golden_number(c, "clip", HUGE_VAL), old_values, returns};
     golden_array(c, "old_values", MOST, old_values);
     golden_array(c, "returns", MOST, returns);
     give_gradient(r, "dvalues", value_scalar, &p, (int)p.count, values);
 }
 
-static void run_gae(const golden_case *c, results *r)
-{
+static void run_gae(const golden_case *c, results *r) {
     double rewards[MOST], values[MOST], advantages[MOST], returns[MOST];
     int64_t n = golden_array(c, "rewards", MOST, rewards), cu_seqlens[2] = {0, n};
     golden_array(c, "values", MOST, values);
-    slow_gae(&(slow_sequences){1, cu_seqlens, NULL}, golden_number(c, "gamma", 1), golden_number(c, "lambda", 1),
-        rewards, values, advantages, returns);
+    slow_gae(&(slow_sequences){1, cu_seqlens, NULL}, golden_number(c, "gamma", 1),
+             golden_number(c, "lambda", 1), rewards, values, advantages, returns);
     give(r, "advantages", n, advantages);
     give(r, "returns", n, returns);
 }
 
-static void run_whiten(const golden_case *c, results *r)
-{
+static void run_whiten(const golden_case *c, results *r) {
     double x[MOST], y[MOST];
     int64_t n = golden_array(c, "x", MOST, x);
     if (!strcmp(c->objective, "whiten"))
@@ -466,9 +429,8 @@ static void run_whiten(const golden_case *c, results *r)
     give(r, "whitened", n, y);
 }
 
-static void shape_group(const golden_case *c, const char *estimator, int n, const double *reward,
-                        double *advantage)
-{
+static void shape_group(const golden_case *c, const char *estimator, int n,
+                        const double *reward, double *advantage) {
     double length[MOST];
     golden_array(c, "length", MOST, length);
     if (!strcmp(estimator, "group_norm"))
@@ -481,89 +443,86 @@ static void shape_group(const golden_case *c, const char *estimator, int n, cons
         slow_opo(1, n, length, reward, advantage);
 }
 
-static void run_group(const golden_case *c, results *r)
-{
+static void run_group(const golden_case *c, results *r) {
     double reward[MOST], advantage[MOST];
     int n = golden_array(c, "reward", MOST, reward);
     shape_group(c, c->objective, n, reward, advantage);
     give(r, "advantage", n, advantage);
 }
 
-static slow_aggregation mode_of(const golden_case *c)
-{
-    return golden_is(c, "aggregation", "token_mean")         ? SLOW_TOKEN_MEAN
-        : golden_is(c, "aggregation", "seq_mean_token_mean") ? SLOW_SEQ_MEAN_TOKEN_MEAN
-        : golden_is(c, "aggregation", "seq_mean_token_sum")  ? SLOW_SEQ_MEAN_TOKEN_SUM
-                                                             : SLOW_SEQ_MEAN_TOKEN_SUM_NORM;
+static slow_aggregation mode_of(const golden_case *c) {
+    return golden_is(c, "aggregation", "token_mean")            ? SLOW_TOKEN_MEAN
+           : golden_is(c, "aggregation", "seq_mean_token_mean") ? SLOW_SEQ_MEAN_TOKEN_MEAN
+           : golden_is(c, "aggregation", "seq_mean_token_sum")  ? SLOW_SEQ_MEAN_TOKEN_SUM
+                                                                : SLOW_SEQ_MEAN_TOKEN_SUM_NORM;
 }
 
 /* Offsets of documents of these lengths. */
-static int lengths_of(const golden_case *c, int64_t *cu_seqlens)
-{
+static int lengths_of(const golden_case *c, int64_t *cu_seqlens) {
     double length[MOST];
     int n = golden_array(c, "length", MOST, length);
     cu_seqlens[0] = 0;
-    for (int i = 0; i < n; i++)
-        cu_seqlens[i + 1] = cu_seqlens[i] + (int64_t)length[i];
+    for (int i = 0; i < n; i++) cu_seqlens[i + 1] = cu_seqlens[i] + (int64_t)length[i];
     return n;
 }
 
-static void run_first_step(const golden_case *c, results *r)
-{
+static void run_first_step(const golden_case *c, results *r) {
     static const double zeros[MOST];
     double reward[MOST], advantage[MOST], advantages[MOST];
     int64_t cu_seqlens[MOST], n = lengths_of(c, cu_seqlens);
     bool norm = golden_is(c, "estimator", "group_norm");
     golden_array(c, "reward", MOST, reward);
     shape_group(c, norm ? "group_norm" : "group_baseline", (int)n, reward, advantage);
-    policy_problem p = {ppo_default, {n, cu_seqlens, NULL}, mode_of(c), golden_number(c, "max_length", 0), zeros,
-        advantages};
+    policy_problem p = {ppo_default, {n, cu_seqlens, NULL},
+                        mode_of(c),  golden_number(c, "max_length", 0),
+                        zeros,       advantages};
     slow_spread(&p.sequences, advantage, advantages);
     give_one(r, "loss", slow_value_of(policy_scalar, &p, cu_seqlens[n], zeros));
 }
 
-static void run_shaped(const golden_case *c, results *r)
-{
+static void run_shaped(const golden_case *c, results *r) {
     double kl[MOST], rewards[MOST], score = golden_number(c, "score", NAN);
     int64_t n = golden_array(c, "kl", MOST, kl), cu_seqlens[2] = {0, n};
-    slow_shaped_rewards(&(slow_sequences){1, cu_seqlens, NULL}, golden_number(c, "kl_coef", 0), kl, &score,
-        golden_number(c, "low", -10), golden_number(c, "high", 10), rewards);
+    slow_shaped_rewards(&(slow_sequences){1, cu_seqlens, NULL}, golden_number(c, "kl_coef", 0),
+                        kl, &score, golden_number(c, "low", -10), golden_number(c, "high", 10),
+                        rewards);
     give(r, "rewards", n, rewards);
 }
 
-static void run_weighted_kl(const golden_case *c, results *r)
-{
+static void run_weighted_kl(const golden_case *c, results *r) {
     double kl[MOST], length[MOST];
     int n = golden_array(c, "kl", MOST, kl);
     golden_array(c, "length", MOST, length);
     give_one(r, "value", slow_weighted_mean(n, kl, length));
 }
 
-static void run_adaptive_kl(const golden_case *c, results *r)
-{
-    give_one(r, "factor", slow_adaptive_kl(1, golden_number(c, "observed", NAN), golden_number(c, "target", NAN),
-        golden_number(c, "n", NAN), golden_number(c, "horizon", 1e4)));
+static void run_adaptive_kl(const golden_case *c, results *r) {
+    give_one(r, "factor",
+             slow_adaptive_kl(1, golden_number(c, "observed", NAN),
+                              golden_number(c, "target", NAN), golden_number(c, "n", NAN),
+                              golden_number(c, "horizon", 1e4)));
 }
 
-static void run_overlong(const golden_case *c, results *r)
-{
-    give_one(r, "penalty", slow_overlong_penalty(golden_number(c, "length", NAN),
-        golden_number(c, "max_new", NAN), golden_number(c, "buffer", NAN), golden_number(c, "factor", NAN)));
+static void run_overlong(const golden_case *c, results *r) {
+    give_one(r, "penalty",
+             slow_overlong_penalty(
+                 golden_number(c, "length", NAN), golden_number(c, "max_new", NAN),
+                 golden_number(c, "buffer", NAN), golden_number(c, "factor", NAN)));
 }
 
-static void run_aggregate(const golden_case *c, results *r)
-{
+static void run_aggregate(const golden_case *c, results *r) {
     double x[MOST];
     int64_t cu_seqlens[MOST], n = lengths_of(c, cu_seqlens);
     slow_complex *loss = slow_promote(golden_array(c, "losses", MOST, x), x);
     slow_sequences s = {n, cu_seqlens, NULL};
-    give_one(r, "loss", creal(slow_aggregate(mode_of(c), &s, golden_number(c, "max_length", 0), loss)));
+    give_one(r, "loss",
+             creal(slow_aggregate(mode_of(c), &s, golden_number(c, "max_length", 0), loss)));
     free(loss);
 }
 
-/* The mean of the masked from `low` up to `high`; none is a mean of 0, the mistake's own guard. */
-static double local_mean(const double *x, const double *mask, int64_t low, int64_t high)
-{
+/* The mean of the masked from `low` up to `high`; none is a mean of 0, the mistake's own
+   guard. */
+static double local_mean(const double *x, const double *mask, int64_t low, int64_t high) {
     double sum = 0, count = 0;
     for (int64_t t = low; t < high; t++) {
         sum += mask[t] * x[t];
@@ -572,46 +531,45 @@ static double local_mean(const double *x, const double *mask, int64_t low, int64
     return count > 0 ? sum / count : 0;
 }
 
-/* Mean of the means of pieces: of the given lengths, or of as many equal pieces as there are shards. */
-static double mean_of_means(const golden_case *c, int64_t n, const double *x, const double *mask)
-{
+/* Mean of the means of pieces: of the given lengths, or of as many equal pieces as there are
+   shards. */
+static double mean_of_means(const golden_case *c, int64_t n, const double *x,
+                            const double *mask) {
     int64_t cut[MOST], pieces = lengths_of(c, cut);
     double sum = 0;
-    if (!pieces)
-        pieces = (int64_t)golden_number(c, "shards", 1);
+    if (!pieces) pieces = (int64_t)golden_number(c, "shards", 1);
     for (int64_t k = 0; k < pieces; k++)
-        sum += golden_text(c, "length") ? local_mean(x, mask, cut[k], cut[k + 1])
-                                        : local_mean(x, mask, k * n / pieces, (k + 1) * n / pieces);
+        sum += golden_text(c, "length")
+                   ? local_mean(x, mask, cut[k], cut[k + 1])
+                   : local_mean(x, mask, k * n / pieces, (k + 1) * n / pieces);
     return sum / (double)pieces;
 }
 
 /* Labels shifted inside each shard: the last position of each has lost its target. */
-static double shift_in_shard(int64_t n, int64_t shards, const double *x, const double *mask)
-{
+static double shift_in_shard(int64_t n, int64_t shards, const double *x, const double *mask) {
     double sum = 0;
     for (int64_t k = 0; k < shards; k++)
         sum += local_mean(x, mask, k * n / shards, (k + 1) * n / shards - 1);
     return sum / (double)shards;
 }
 
-static void run_token_mean(const golden_case *c, results *r)
-{
+static void run_token_mean(const golden_case *c, results *r) {
     double nll[MOST], mask[MOST], logp[MOST];
     int64_t n = golden_array(c, "nll", MOST, nll), cu_seqlens[2] = {0, n};
     golden_array(c, "mask", MOST, mask);
-    for (int64_t t = 0; t < n; t++)
-        logp[t] = -nll[t];
+    for (int64_t t = 0; t < n; t++) logp[t] = -nll[t];
     slow_complex *z = slow_promote(n, logp);
     give_one(r, "loss", creal(slow_sft_token_mean(&(slow_sequences){1, cu_seqlens, mask}, z)));
     give_one(r, "mean_of_means", mean_of_means(c, n, nll, mask));
-    give_one(r, "shift_in_shard", shift_in_shard(n, (int64_t)golden_number(c, "shards", 1), nll, mask));
+    give_one(r, "shift_in_shard",
+             shift_in_shard(n, (int64_t)golden_number(c, "shards", 1), nll, mask));
     free(z);
 }
 
-static void run_moe(const golden_case *c, results *r)
-{
+static void run_moe(const golden_case *c, results *r) {
     double router[MOST], sum = 0;
-    int64_t experts = (int64_t)golden_number(c, "experts", 1), k = (int64_t)golden_number(c, "k", 1);
+    int64_t experts = (int64_t)golden_number(c, "experts", 1);
+    int64_t k = (int64_t)golden_number(c, "k", 1);
     int64_t shards = (int64_t)golden_number(c, "shards", 1);
     int64_t tokens = golden_array(c, "router", MOST, router) / experts, part = tokens / shards;
     slow_complex *p = slow_promote(tokens * experts, router);
@@ -622,9 +580,9 @@ static void run_moe(const golden_case *c, results *r)
     free(p);
 }
 
-/* DeepSpeed: stage 1 and 2 pad all tensors end to end to align * ranks; stage 3 cuts each by itself. */
-static void run_zero(const golden_case *c, results *r)
-{
+/* DeepSpeed: stage 1 and 2 pad all tensors end to end to align * ranks; stage 3 cuts each by
+   itself. */
+static void run_zero(const golden_case *c, results *r) {
     double sizes[MOST], chunks[MOST], total = 0, ranks = golden_number(c, "ranks", 1);
     int n = golden_array(c, "sizes", MOST, sizes);
     double unit = ranks * golden_number(c, "align", 1);
@@ -637,38 +595,35 @@ static void run_zero(const golden_case *c, results *r)
     give(r, "chunks", n, chunks);
 }
 
-static void run_clip(const golden_case *c, results *r)
-{
+static void run_clip(const golden_case *c, results *r) {
     double g[MOST], most = golden_number(c, "max_norm", 1);
     int n = golden_array(c, "gradient", MOST, g);
     double factor = fmin(1, most / slow_norm(n, g));
     if (!strcmp(c->objective, "clip_grad"))
         slow_clip(n, most, g);
     else
-        for (int k = 0; k < n; k++)
-            g[k] *= factor;
+        for (int k = 0; k < n; k++) g[k] *= factor;
     give(r, "clipped", n, g);
 }
 
-typedef void optimizer(const slow_adamw *a, double lr, int64_t t, int64_t count, const double *g, double *m,
-                       double *v, double *theta);
+typedef void optimizer(const slow_adamw *a, double lr, int64_t t, int64_t count,
+                       const double *g, double *m, double *v, double *theta);
 
-static optimizer *optimizer_of(const char *name)
-{
+static optimizer *optimizer_of(const char *name) {
     return !strcmp(name, "adamw")               ? slow_adamw_step
-        : !strcmp(name, "adamw_tf1")            ? slow_adamw_tf1_step
-        : !strcmp(name, "adamw_decay_after")    ? slow_adamw_decay_after_step
+           : !strcmp(name, "adamw_tf1")         ? slow_adamw_tf1_step
+           : !strcmp(name, "adamw_decay_after") ? slow_adamw_decay_after_step
                                                 : slow_adam_l2_step;
 }
 
-static void run_optimizer(const golden_case *c, results *r)
-{
+static void run_optimizer(const golden_case *c, results *r) {
     double g[MOST], after[MOST], m = 0, v = 0, theta = golden_number(c, "theta", NAN);
     int steps = golden_array(c, "gradient", MOST, g);
-    slow_adamw a = {golden_number(c, "beta1", .9), golden_number(c, "beta2", .999), golden_number(c, "eps", 1e-8),
-        golden_number(c, "weight_decay", 0)};
+    slow_adamw a = {golden_number(c, "beta1", .9), golden_number(c, "beta2", .999),
+                    golden_number(c, "eps", 1e-8), golden_number(c, "weight_decay", 0)};
     for (int t = 0; t < steps; t++) {
-        optimizer_of(c->objective)(&a, golden_number(c, "lr", NAN), t + 1, 1, &g[t], &m, &v, &theta);
+        optimizer_of(c->objective)(&a, golden_number(c, "lr", NAN), t + 1, 1, &g[t], &m, &v,
+                                   &theta);
         after[t] = theta;
     }
     give(r, "theta", steps, after);
@@ -677,17 +632,16 @@ static void run_optimizer(const golden_case *c, results *r)
     give_one(r, "v", v);
 }
 
-static void run_schedule(const golden_case *c, results *r)
-{
+static void run_schedule(const golden_case *c, results *r) {
     double step[MOST], factor[MOST];
     int n = golden_array(c, "step", MOST, step);
-    slow_schedule s = {!strcmp(c->objective, "schedule_linear") ? SLOW_LINEAR
-            : !strcmp(c->objective, "schedule_cosine")          ? SLOW_COSINE
-                                                                : SLOW_COSINE_WITH_MIN_LR,
-        (int64_t)golden_number(c, "warmup", 0), (int64_t)golden_number(c, "total", 0),
-        golden_number(c, "min_lr_rate", 0)};
-    for (int k = 0; k < n; k++)
-        factor[k] = slow_schedule_factor(&s, (int64_t)step[k]);
+    slow_schedule s = {!strcmp(c->objective, "schedule_linear")   ? SLOW_LINEAR
+                       : !strcmp(c->objective, "schedule_cosine") ? SLOW_COSINE
+                                                                  : SLOW_COSINE_WITH_MIN_LR,
+                       (int64_t)golden_number(c, "warmup", 0),
+                       (int64_t)golden_number(c, "total", 0),
+                       golden_number(c, "min_lr_rate", 0)};
+    for (int k = 0; k < n; k++) factor[k] = slow_schedule_factor(&s, (int64_t)step[k]);
     give(r, "factor", n, factor);
 }
 
@@ -697,27 +651,54 @@ static const struct {
     const char *objective;
     runner *run;
 } runners[] = {
-    {"ld_dpo", run_ld_dpo}, {"rm_sigmoid", run_rm}, {"kto", run_kto}, {"token_loss", run_logits},
-    {"entropy", run_logits}, {"log_sum_squares", run_logits}, {"kd_forward", run_logits},
-    {"kd_reverse", run_logits}, {"kd_jsd", run_logits}, {"kl_estimators", run_kl}, {"ppo_policy", run_ppo},
-    {"gspo", run_gspo}, {"sapo", run_sapo}, {"vespo_weight", run_vespo}, {"value_loss", run_value},
-    {"gae", run_gae}, {"whiten", run_whiten}, {"whiten_unbiased", run_whiten}, {"group_norm", run_group},
-    {"rloo", run_group}, {"group_baseline", run_group}, {"opo", run_group}, {"first_step", run_first_step},
-    {"shaped_rewards", run_shaped}, {"weighted_kl", run_weighted_kl}, {"adaptive_kl", run_adaptive_kl},
-    {"overlong_penalty", run_overlong}, {"aggregate", run_aggregate}, {"token_mean", run_token_mean},
-    {"moe_balance", run_moe}, {"zero_partition", run_zero}, {"clip_grad", run_clip},
-    {"clip_grad_exact", run_clip}, {"adamw", run_optimizer}, {"adamw_tf1", run_optimizer},
-    {"adamw_decay_after", run_optimizer}, {"adam_l2", run_optimizer}, {"schedule_linear", run_schedule},
-    {"schedule_cosine", run_schedule}, {"schedule_cosine_with_min_lr", run_schedule}, {NULL, NULL},
+
+    {"ld_dpo", run_ld_dpo},
+    {"rm_sigmoid", run_rm},
+    {"kto", run_kto},
+    {"token_loss", run_logits},
+    {"entropy", run_logits},
+    {"log_sum_squares", run_logits},
+    {"kd_forward", run_logits},
+    {"kd_reverse", run_logits},
+    {"kd_jsd", run_logits},
+    {"kl_estimators", run_kl},
+    {"ppo_policy", run_ppo},
+    {"gspo", run_gspo},
+    {"sapo", run_sapo},
+    {"vespo_weight", run_vespo},
+    {"value_loss", run_value},
+    {"gae", run_gae},
+    {"whiten", run_whiten},
+    {"whiten_unbiased", run_whiten},
+    {"group_norm", run_group},
+    {"rloo", run_group},
+    {"group_baseline", run_group},
+    {"opo", run_group},
+    {"first_step", run_first_step},
+    {"shaped_rewards", run_shaped},
+    {"weighted_kl", run_weighted_kl},
+    {"adaptive_kl", run_adaptive_kl},
+    {"overlong_penalty", run_overlong},
+    {"aggregate", run_aggregate},
+    {"token_mean", run_token_mean},
+    {"moe_balance", run_moe},
+    {"zero_partition", run_zero},
+    {"clip_grad", run_clip},
+    {"clip_grad_exact", run_clip},
+    {"adamw", run_optimizer},
+    {"adamw_tf1", run_optimizer},
+    {"adamw_decay_after", run_optimizer},
+    {"adam_l2", run_optimizer},
+    {"schedule_linear", run_schedule},
+    {"schedule_cosine", run_schedule},
+    {"schedule_cosine_with_min_lr", run_schedule},
+    {NULL, NULL},
 };
 
-static runner *runner_of(const char *objective)
-{
+static runner *runner_of(const char *objective) {
     int k = 0;
-    if (slow_pair_loss_named(objective))
-        return run_pair;
-    while (runners[k].objective && strcmp(runners[k].objective, objective))
-        k++;
+    if (slow_pair_loss_named(objective)) return run_pair;
+    while (runners[k].objective && strcmp(runners[k].objective, objective)) k++;
     return runners[k].run;
 }
 
@@ -725,30 +706,27 @@ static runner *runner_of(const char *objective)
  * What the arithmetic may add to half a printed unit: one rounding of numbers of the size of 1, or of d where a
  * small d makes everything small; two for exact values.
  */
-static double rounding(const golden_case *c, double value, double limit)
-{
+static double rounding(const golden_case *c, double value, double limit) {
     double size = fmax(fabs(value), fmin(1, fabs(golden_number(c, "d", 1))));
     return DBL_EPSILON * size * (limit > 0 ? 1 : 2);
 }
 
 /* Is every value of the field as expected?  A field that the runner did not give is not. */
-static void compare(const golden_case *c, const results *r, const char *name)
-{
+static void compare(const golden_case *c, const results *r, const char *name) {
     double want[MOST], limit[MOST];
     int count = golden_expected(c, name, MOST, want, limit), f = 0;
-    while (f < r->fields && strcmp(r->field[f].name, name))
-        f++;
+    while (f < r->fields && strcmp(r->field[f].name, name)) f++;
     if (!test_expect(count > 0 && f < r->fields, "%s cannot be read or is not computed", name))
         return;
-    test_expect(count <= r->field[f].count, "%s has %d values, not %d", name, r->field[f].count, count);
+    test_expect(count <= r->field[f].count, "%s has %d values, not %d", name, r->field[f].count,
+                count);
     for (int k = 0; k < count && k < r->field[f].count; k++)
         near(name, r->field[f].value[k], want[k], limit[k] + rounding(c, want[k], limit[k]));
 }
 
 static int golden_numbers; /* how many expected numbers have been compared */
 
-static void check_case(const golden_case *c, void *context)
-{
+static void check_case(const golden_case *c, void *context) {
     results r = {.fields = 0};
     char name[64];
     double value[MOST], limit[MOST];
@@ -762,8 +740,7 @@ static void check_case(const golden_case *c, void *context)
     test_end("golden line %d: %s %s", c->line, c->objective, c->parameters);
 }
 
-static void test_golden(void)
-{
+static void test_golden(void) {
     int cases = golden_each(GOLDEN_PATH, check_case, NULL);
     test_expect(cases == 89, "%d golden cases, not 89", cases);
     test_expect(golden_numbers == 290, "%d golden numbers, not 290", golden_numbers);
@@ -772,16 +749,18 @@ static void test_golden(void)
 
 /* ---- the reader of golden.tsv ---- */
 
-static void test_reader(void)
-{
-    golden_case c = {.parameters = "beta=.3 kind=js", .inputs = "x=1,1/4,~-.250", .expected = "loss=~1.5e-3 bad=1,x"};
+static void test_reader(void) {
+    golden_case c = {.parameters = "beta=.3 kind=js",
+                     .inputs = "x=1,1/4,~-.250",
+                     .expected = "loss=~1.5e-3 bad=1,x"};
     double x[3], limit[3];
     same("count", golden_array(&c, "x", 3, x), 3);
     all_same("values", 3, x, (double[]){1, .25, -.25});
     same("too many", golden_array(&c, "x", 2, x), 0);
     same("missing", golden_number(&c, "gamma", 7), 7);
     same("part of a name", golden_number(&c, "bet", 7), 7);
-    test_expect(golden_is(&c, "kind", "js") && !golden_is(&c, "kind", "j"), "words are not compared whole");
+    test_expect(golden_is(&c, "kind", "js") && !golden_is(&c, "kind", "j"),
+                "words are not compared whole");
     same("expected", golden_expected(&c, "loss", 3, x, limit), 1);
     near("half a unit", limit[0], .5e-4, 1e-18);
     same("malformed", golden_expected(&c, "bad", 3, x, limit), 0);
@@ -791,132 +770,114 @@ static void test_reader(void)
 
 /* ---- derivatives worked out by hand, against complex step ---- */
 
-static double sigma(double x)
-{
-    return x < 0 ? exp(x) / (1 + exp(x)) : 1 / (1 + exp(-x));
-}
+static double sigma(double x) { return x < 0 ? exp(x) / (1 + exp(x)) : 1 / (1 + exp(-x)); }
 
-static double dsigma(double x)
-{
-    return sigma(x) * sigma(-x);
-}
+static double dsigma(double x) { return sigma(x) * sigma(-x); }
 
-static double plus(double x)
-{
-    return fmax(x, 0) + log1p(exp(-fabs(x)));
-}
+static double plus(double x) { return fmax(x, 0) + log1p(exp(-fabs(x))); }
 
 /* What the formulas of spec 4 are written in. */
 typedef struct {
     double beta, e, delta, tau, gamma, w, l, z, n_w, n_l, s_w, s_l;
 } pair_numbers;
 
-static pair_numbers numbers_of(const slow_preference *o, const slow_pair *x)
-{
+static pair_numbers numbers_of(const slow_preference *o, const slow_pair *x) {
     double w = creal(x->chosen) - x->ref_chosen, l = creal(x->rejected) - x->ref_rejected;
-    return (pair_numbers){o->beta, o->label_smoothing, o->delta, o->tau, o->gamma, w, l, o->beta * (w - l),
-        x->chosen_length, x->rejected_length, creal(x->chosen), creal(x->rejected)};
+    return (pair_numbers){o->beta,
+                          o->label_smoothing,
+                          o->delta,
+                          o->tau,
+                          o->gamma,
+                          w,
+                          l,
+                          o->beta * (w - l),
+                          x->chosen_length,
+                          x->rejected_length,
+                          creal(x->chosen),
+                          creal(x->rejected)};
 }
 
 typedef struct {
     double w, l;
 } slopes;
 
-static slopes opposite(double w)
-{
-    return (slopes){w, -w};
-}
+static slopes opposite(double w) { return (slopes){w, -w}; }
 
-static slopes sigmoid_slopes(const pair_numbers *p)
-{
+static slopes sigmoid_slopes(const pair_numbers *p) {
     return opposite(-p->beta * ((1 - p->e) * sigma(-p->z) - p->e * sigma(p->z)));
 }
 
-static slopes robust_slopes(const pair_numbers *p)
-{
-    return opposite(-p->beta * ((1 - p->e) * sigma(-p->z) + p->e * sigma(p->z)) / (1 - 2 * p->e));
+static slopes robust_slopes(const pair_numbers *p) {
+    return opposite(-p->beta * ((1 - p->e) * sigma(-p->z) + p->e * sigma(p->z)) /
+                    (1 - 2 * p->e));
 }
 
-static slopes hinge_slopes(const pair_numbers *p)
-{
-    return opposite(p->z < 1 ? -p->beta : 0);
-}
+static slopes hinge_slopes(const pair_numbers *p) { return opposite(p->z < 1 ? -p->beta : 0); }
 
-static slopes ipo_slopes(const pair_numbers *p)
-{
+static slopes ipo_slopes(const pair_numbers *p) {
     return opposite(2 * (p->w - p->l - 1 / (2 * p->beta)));
 }
 
-static slopes ipo_mean_slopes(const pair_numbers *p)
-{
+static slopes ipo_mean_slopes(const pair_numbers *p) {
     double u = p->w / p->n_w - p->l / p->n_l - 1 / (2 * p->beta);
     return (slopes){2 * u / p->n_w, -2 * u / p->n_l};
 }
 
-static slopes norm_slopes(const pair_numbers *p)
-{
+static slopes norm_slopes(const pair_numbers *p) {
     double c = p->beta * sigma(-p->beta * (p->w / p->n_w - p->l / p->n_l));
     return (slopes){-c / p->n_w, c / p->n_l};
 }
 
-static slopes exo_slopes(const pair_numbers *p)
-{
+static slopes exo_slopes(const pair_numbers *p) {
     return opposite(p->beta * dsigma(p->z) * (p->z - log((1 - p->e) / p->e)));
 }
 
-static slopes nca_slopes(const pair_numbers *p)
-{
+static slopes nca_slopes(const pair_numbers *p) {
     double w = p->beta * p->w, l = p->beta * p->l;
     return (slopes){p->beta * (-sigma(-w) + sigma(w) / 2), p->beta * sigma(l) / 2};
 }
 
-static slopes bco_slopes(const pair_numbers *p)
-{
+static slopes bco_slopes(const pair_numbers *p) {
     double w = p->beta * p->w - p->delta, l = p->beta * p->l - p->delta;
     return (slopes){-p->beta * sigma(-w), p->beta * sigma(l)};
 }
 
-static slopes sppo_slopes(const pair_numbers *p)
-{
+static slopes sppo_slopes(const pair_numbers *p) {
     double half = 1 / (2 * p->beta);
     return (slopes){2 * (p->w - half), 2 * (p->l + half)};
 }
 
-static slopes apo_zero_slopes(const pair_numbers *p)
-{
+static slopes apo_zero_slopes(const pair_numbers *p) {
     return (slopes){-p->beta * dsigma(p->beta * p->w), p->beta * dsigma(p->beta * p->l)};
 }
 
-static slopes apo_down_slopes(const pair_numbers *p)
-{
+static slopes apo_down_slopes(const pair_numbers *p) {
     return (slopes){p->beta * (dsigma(p->beta * p->w) - dsigma(p->z)), p->beta * dsigma(p->z)};
 }
 
-static slopes discopop_slopes(const pair_numbers *p)
-{
+static slopes discopop_slopes(const pair_numbers *p) {
     double z = p->z, m = sigma(z / p->tau), spread = dsigma(z / p->tau) / p->tau;
-    double mixed = -sigma(-z) * sigma(-z / p->tau) - exp(-z) * m + spread * (exp(-z) - plus(-z));
+    double mixed = -sigma(-z) * sigma(-z / p->tau) - exp(-z) * m +
+                   spread * (exp(-z) - plus(-z));
     return opposite(p->beta * mixed);
 }
 
-static slopes simpo_slopes(const pair_numbers *p)
-{
+static slopes simpo_slopes(const pair_numbers *p) {
     double z = p->beta * (p->s_w / p->n_w - p->s_l / p->n_l) - p->gamma;
     double c = p->beta * ((1 - p->e) * sigma(-z) - p->e * sigma(z));
     return (slopes){-c / p->n_w, c / p->n_l};
 }
 
-static slopes cpo_slopes(const pair_numbers *p)
-{
+static slopes cpo_slopes(const pair_numbers *p) {
     double z = p->beta * (p->s_w - p->s_l);
     return opposite(-p->beta * ((1 - p->e) * sigma(-z) - p->e * sigma(z)));
 }
 
-static slopes orpo_slopes(const pair_numbers *p)
-{
+static slopes orpo_slopes(const pair_numbers *p) {
     double w = p->s_w / p->n_w, l = p->s_l / p->n_l;
     double odds = w - l - log(-expm1(w)) + log(-expm1(l));
-    return (slopes){p->beta * sigma(-odds) / expm1(w) / p->n_w, -p->beta * sigma(-odds) / expm1(l) / p->n_l};
+    return (slopes){p->beta * sigma(-odds) / expm1(w) / p->n_w,
+                    -p->beta * sigma(-odds) / expm1(l) / p->n_l};
 }
 
 static const struct {
@@ -924,34 +885,45 @@ static const struct {
     slopes (*of)(const pair_numbers *p);
     bool difference; /* does it depend on h_w - h_l alone, so that the slopes cancel? */
 } pair_slopes[] = {
-    {"dpo_sigmoid", sigmoid_slopes, true}, {"dpo_robust", robust_slopes, true},
-    {"dpo_hinge", hinge_slopes, true}, {"ipo", ipo_slopes, true}, {"ipo_mean", ipo_mean_slopes, false},
-    {"dpo_norm", norm_slopes, false}, {"exo_pair", exo_slopes, true}, {"nca_pair", nca_slopes, false},
-    {"bco_pair", bco_slopes, false}, {"sppo_hard", sppo_slopes, false}, {"apo_zero", apo_zero_slopes, false},
-    {"apo_down", apo_down_slopes, false}, {"discopop", discopop_slopes, true}, {"simpo", simpo_slopes, false},
-    {"cpo", cpo_slopes, true}, {"orpo", orpo_slopes, false},
+
+    {"dpo_sigmoid", sigmoid_slopes, true},
+    {"dpo_robust", robust_slopes, true},
+    {"dpo_hinge", hinge_slopes, true},
+    {"ipo", ipo_slopes, true},
+    {"ipo_mean", ipo_mean_slopes, false},
+    {"dpo_norm", norm_slopes, false},
+    {"exo_pair", exo_slopes, true},
+    {"nca_pair", nca_slopes, false},
+    {"bco_pair", bco_slopes, false},
+    {"sppo_hard", sppo_slopes, false},
+    {"apo_zero", apo_zero_slopes, false},
+    {"apo_down", apo_down_slopes, false},
+    {"discopop", discopop_slopes, true},
+    {"simpo", simpo_slopes, false},
+    {"cpo", cpo_slopes, true},
+    {"orpo", orpo_slopes, false},
 };
+
 enum { PAIR_LOSSES = sizeof pair_slopes / sizeof *pair_slopes };
 
 /* Multiples of 1/64: sums and differences of them are exact. */
-static double dyadic(double low, double high)
-{
-    return round(uniform(low, high) * 64) / 64;
-}
+static double dyadic(double low, double high) { return round(uniform(low, high) * 64) / 64; }
 
-static pair_problem random_pair(const char *name, double spread)
-{
-    slow_preference o = {.beta = uniform(.05, 1.5), .label_smoothing = uniform(.01, .4),
-        .gamma = uniform(0, 2), .delta = uniform(-1, 1), .tau = uniform(.05, 1), .alpha = uniform(-1, .9)};
-    slow_pair x = {dyadic(-30 - spread, -.1), dyadic(-30 - spread, -.1), 0, 0, (double)test_integer(1, 9),
-        (double)test_integer(1, 9)};
+static pair_problem random_pair(const char *name, double spread) {
+    slow_preference o = {.beta = uniform(.05, 1.5),
+                         .label_smoothing = uniform(.01, .4),
+                         .gamma = uniform(0, 2),
+                         .delta = uniform(-1, 1),
+                         .tau = uniform(.05, 1),
+                         .alpha = uniform(-1, .9)};
+    slow_pair x = {dyadic(-30 - spread, -.1),  dyadic(-30 - spread, -.1), 0, 0,
+                   (double)test_integer(1, 9), (double)test_integer(1, 9)};
     x.ref_chosen = creal(x.chosen) + dyadic(-spread, spread);
     x.ref_rejected = creal(x.rejected) + dyadic(-spread, spread);
     return (pair_problem){slow_pair_loss_named(name), o, x};
 }
 
-static void test_pair_slopes(void)
-{
+static void test_pair_slopes(void) {
     for (int k = 0; k < PAIR_LOSSES; k++) {
         for (int trial = 0; trial < 200; trial++) {
             pair_problem p = random_pair(pair_slopes[k].name, trial < 100 ? 2 : 20);
@@ -968,16 +940,14 @@ static void test_pair_slopes(void)
 }
 
 /* Spec 4: -beta sigmoid(-z) score'(h_w) and beta sigmoid(-z) score'(h_l). */
-static double score_slope(const slow_preference *o, double h)
-{
+static double score_slope(const slow_preference *o, double h) {
     return o->divergence == SLOW_FORWARD_KL ? exp(-h)
-        : o->divergence == SLOW_JS          ? sigma(-h)
-        : o->divergence == SLOW_ALPHA       ? exp((o->alpha - 1) * h)
+           : o->divergence == SLOW_JS       ? sigma(-h)
+           : o->divergence == SLOW_ALPHA    ? exp((o->alpha - 1) * h)
                                             : 1;
 }
 
-static void test_divergence_slopes(void)
-{
+static void test_divergence_slopes(void) {
     for (int trial = 0; trial < 200; trial++) {
         pair_problem p = random_pair("dpo_sigmoid", 3);
         p.options.divergence = (slow_divergence)(trial % 4);
@@ -992,9 +962,9 @@ static void test_divergence_slopes(void)
     test_end("slopes of DPO under other divergences");
 }
 
-/* Far from the real axis too, which no complex step gets to, the primitives are what they are called. */
-static void test_primitives(void)
-{
+/* Far from the real axis too, which no complex step gets to, the primitives are what they
+   are called. */
+static void test_primitives(void) {
     for (int trial = 0; trial < 100; trial++) {
         slow_complex z = uniform(-2, 2) + uniform(-1, 1) * _Complex_I, w = z / 4;
         near("expm1", cabs(slow_expm1(z) - (cexp(z) - 1)), 0, 4e-15);
@@ -1010,8 +980,7 @@ static void test_primitives(void)
 }
 
 /* Spec 16, T1: |z| of 40 and above 700, where e^z is no double. */
-static void test_extremes(void)
-{
+static void test_extremes(void) {
     for (int k = 0; k < 4; k++) {
         double z = (double[]){40, -40, 750, -750}[k];
         pair_problem p = {slow_dpo_sigmoid, {.beta = 1}, {z, 0, 0, 0, 1, 1}};
@@ -1027,18 +996,20 @@ static void test_extremes(void)
 }
 
 /* Spec 3.2: dL/dx_j = (1 + 2 lambda lse) p_j - e/V - (1 - e) 1[j = y] */
-static void test_token_slopes(void)
-{
+static void test_token_slopes(void) {
     for (int trial = 0; trial < 50; trial++) {
         double x[7], g[7], lse;
-        token_problem p = {7, (int32_t)test_integer(0, 6), uniform(0, .5), uniform(0, .1), 0, NULL};
+        token_problem p = {7,   (int32_t)test_integer(0, 6), uniform(0, .5), uniform(0, .1), 0,
+                           NULL};
         normals(7, 3, x);
         slow_gradient_of(token_scalar, &p, 7, x, g);
         slow_complex *z = slow_promote(7, x);
         lse = creal(slow_log_sum_exp(7, z));
         for (int j = 0; j < 7; j++)
-            near("dlogits", g[j], (1 + 2 * p.zloss * lse) * exp(x[j] - lse) - p.smoothing / 7
-                - (1 - p.smoothing) * (j == p.target), 1e-14);
+            near("dlogits", g[j],
+                 (1 + 2 * p.zloss * lse) * exp(x[j] - lse) - p.smoothing / 7 -
+                     (1 - p.smoothing) * (j == p.target),
+                 1e-14);
         double entropy = slow_value_of(entropy_scalar, &p, 7, x);
         slow_gradient_of(entropy_scalar, &p, 7, x, g);
         for (int j = 0; j < 7; j++)
@@ -1048,18 +1019,15 @@ static void test_token_slopes(void)
     test_end("slopes of label smoothing, z-loss and entropy");
 }
 
-static void log_softmax(int64_t count, const double *x, double *y)
-{
+static void log_softmax(int64_t count, const double *x, double *y) {
     slow_complex *z = slow_promote(count, x);
     double lse = creal(slow_log_sum_exp(count, z));
-    for (int64_t j = 0; j < count; j++)
-        y[j] = x[j] - lse;
+    for (int64_t j = 0; j < count; j++) y[j] = x[j] - lse;
     free(z);
 }
 
 /* Spec 7.2: S - T; S (log S - log T - KL(S||T)); (1 - beta) S (log(S/M) - KL(S||M)) */
-static void test_distillation_slopes(void)
-{
+static void test_distillation_slopes(void) {
     for (int trial = 0; trial < 50; trial++) {
         double x[5], y[5], s[5], t[5], m[5], g[3][5], kl = 0, kl_m = 0;
         token_problem p = {5, 0, 0, 0, uniform(.05, .95), y};
@@ -1084,9 +1052,9 @@ static void test_distillation_slopes(void)
     test_end("slopes of forward and reverse KL and JSD");
 }
 
-/* Spec 5.1: -w_D beta sigmoid'(beta (h - kl)) / n and w_U beta sigmoid'(beta (kl - h)) / n; the KL is detached. */
-static void test_kto_slopes(void)
-{
+/* Spec 5.1: -w_D beta sigmoid'(beta (h - kl)) / n and w_U beta sigmoid'(beta (kl - h)) / n;
+   the KL is detached. */
+static void test_kto_slopes(void) {
     double logp[6], ref[6], mismatched[6], g[6];
     bool desirable[6] = {true, false, true, true, false, false};
     normals(6, 4, logp);
@@ -1102,8 +1070,7 @@ static void test_kto_slopes(void)
 }
 
 /* Spec 6.1: -+sigmoid(-(r_w - r_l - margin)) + 2 c (r_w + r_l);  spec 6.2: q - target. */
-static void test_rm_slopes(void)
-{
+static void test_rm_slopes(void) {
     for (int trial = 0; trial < 50; trial++) {
         double x[2], g[2];
         rm_problem p = {uniform(0, 2), uniform(0, .1)};
@@ -1119,14 +1086,14 @@ static void test_rm_slopes(void)
 }
 
 /* Spec 8.1: 1, d, 1 - e^-d; none outside [OH]'s clamp. */
-static void test_kl_slopes(void)
-{
+static void test_kl_slopes(void) {
     for (int trial = 0; trial < 50; trial++) {
         double d = trial < 25 ? uniform(-1e-3, 1e-3) : uniform(-5, 5);
         near("k1", slope(k1_scalar, NULL, d), 1, 0);
         near("k2", slope(k2_scalar, NULL, d), d, 1e-15 * fabs(d));
         near("k3", slope(k3_scalar, NULL, d), -expm1(-d), 1e-14 * fabs(expm1(-d)));
-        test_expect(creal(slow_k2(d)) >= 0 && creal(slow_k3(d)) >= 0, "k2 or k3 of %g is negative", d);
+        test_expect(creal(slow_k2(d)) >= 0 && creal(slow_k3(d)) >= 0,
+                    "k2 or k3 of %g is negative", d);
         double real = expm1(-d) + d;
         near("k3's value", creal(slow_k3(d)), real, 1e-15 * fmax(fabs(d), real));
     }
@@ -1144,41 +1111,43 @@ static const int64_t documents[SEQUENCES + 1] = {0, 4, 5, 10, TOKENS};
 static const double mask[TOKENS] = {0, 1, 1, 1, 1, 0, 1, 0, 1, 1, 0, 0};
 static const slow_sequences packed = {SEQUENCES, documents, mask};
 
-static int64_t sequence_of(int64_t t)
-{
-    return slow_document(SEQUENCES, documents, t);
-}
+static int64_t sequence_of(int64_t t) { return slow_document(SEQUENCES, documents, t); }
 
-/* The formulas of spec 8.5's table, by hand: N = 7 tokens, S = 3 sequences, lengths 3, 1, 3, 0; L_max = 5. */
-static double token_weight(slow_aggregation mode, int64_t t)
-{
+/* The formulas of spec 8.5's table, by hand: N = 7 tokens, S = 3 sequences, lengths 3, 1, 3,
+   0; L_max = 5. */
+static double token_weight(slow_aggregation mode, int64_t t) {
     static const double lengths[SEQUENCES] = {3, 1, 3, 0};
-    if (mask[t] == 0)
-        return 0;
-    return mode == SLOW_TOKEN_MEAN             ? 1. / 7
-        : mode == SLOW_SEQ_MEAN_TOKEN_MEAN     ? 1 / (3 * lengths[sequence_of(t)])
-        : mode == SLOW_SEQ_MEAN_TOKEN_SUM      ? 1. / 3
-                                               : 1. / 15;
+    if (mask[t] == 0) return 0;
+    return mode == SLOW_TOKEN_MEAN            ? 1. / 7
+           : mode == SLOW_SEQ_MEAN_TOKEN_MEAN ? 1 / (3 * lengths[sequence_of(t)])
+           : mode == SLOW_SEQ_MEAN_TOKEN_SUM  ? 1. / 3
+                                              : 1. / 15;
 }
 
-static const char *mode_names[] = {"token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "Dr.GRPO"};
+static const char *mode_names[] = {"token-mean", "seq-mean-token-mean", "seq-mean-token-sum",
+                                   "Dr.GRPO"};
 
-/* Spec 8.5: -ratio A, or 0 where the clip took over; 0 beyond a dual clip and beyond a clamp of the log-ratio. */
-static double ppo_slope(const slow_ppo *o, double logp, double old_logp, double advantage)
-{
+/* Spec 8.5: -ratio A, or 0 where the clip took over; 0 beyond a dual clip and beyond a clamp
+   of the log-ratio. */
+static double ppo_slope(const slow_ppo *o, double logp, double old_logp, double advantage) {
     double ratio = exp(logp - old_logp);
-    bool above = advantage > 0 && ratio > 1 + o->clip_high, below = advantage < 0 && ratio < 1 - o->clip_low;
+    bool above = advantage > 0 && ratio > 1 + o->clip_high,
+         below = advantage < 0 && ratio < 1 - o->clip_low;
     bool dual = o->dual_clip > 0 && advantage < 0 && ratio > o->dual_clip;
     bool clamped = fabs(logp - old_logp) > o->log_ratio_limit;
     return above || below || dual || clamped ? 0 : -ratio * advantage;
 }
 
-static void test_ppo_slopes(void)
-{
+static void test_ppo_slopes(void) {
     double logp[TOKENS], old_logp[TOKENS], advantages[TOKENS], g[TOKENS];
     for (int trial = 0; trial < 200; trial++) {
-        policy_problem p = {{uniform(.1, .3), uniform(.1, .4), trial % 2 ? 1.5 : 0, trial % 3 ? 20 : .6}, packed,
-            (slow_aggregation)(trial % 4), 5, old_logp, advantages};
+        policy_problem p = {
+            {uniform(.1, .3), uniform(.1, .4), trial % 2 ? 1.5 : 0, trial % 3 ? 20 : .6},
+            packed,
+            (slow_aggregation)(trial % 4),
+            5,
+            old_logp,
+            advantages};
         normals(TOKENS, .5, logp);
         normals(TOKENS, .5, old_logp);
         normals(TOKENS, 1, advantages);
@@ -1191,9 +1160,9 @@ static void test_ppo_slopes(void)
     test_end("slopes of PPO, clip-higher, dual clip, in each aggregation");
 }
 
-/* Spec 8.5: -s A / (n_i S) for GSPO, spec 8.10: -s A / S for whole sequences, unless the clip took over. */
-static void test_sequence_slopes(void)
-{
+/* Spec 8.5: -s A / (n_i S) for GSPO, spec 8.10: -s A / S for whole sequences, unless the
+   clip took over. */
+static void test_sequence_slopes(void) {
     double logp[TOKENS], old_logp[TOKENS], advantage[SEQUENCES], g[2][TOKENS];
     for (int trial = 0; trial < 100; trial++) {
         policy_problem p = {ppo_default, packed, 0, 0, old_logp, advantage};
@@ -1204,23 +1173,25 @@ static void test_sequence_slopes(void)
         slow_gradient_of(rloo_scalar, &p, TOKENS, logp, g[1]);
         for (int t = 0; t < TOKENS; t++) {
             double n = 0, sum = 0, a = advantage[sequence_of(t)];
-            for (int64_t u = documents[sequence_of(t)]; u < documents[sequence_of(t) + 1]; u++) {
+            for (int64_t u = documents[sequence_of(t)]; u < documents[sequence_of(t) + 1];
+                 u++) {
                 sum += mask[u] * (logp[u] - old_logp[u]);
                 n += mask[u];
             }
             double gspo = mask[t] > 0 ? ppo_slope(&p.options, sum / n, 0, a) / (n * 3) : 0;
             near("GSPO's dlogp", g[0][t], gspo, 1e-14);
-            near("RLOO's dlogp", g[1][t], mask[t] * ppo_slope(&p.options, sum, 0, a) / 4, 1e-14);
+            near("RLOO's dlogp", g[1][t], mask[t] * ppo_slope(&p.options, sum, 0, a) / 4,
+                 1e-14);
         }
     }
     test_end("slopes of GSPO and of RLOO's sequence ratio");
 }
 
 /* Spec 8.5: CISPO -sg(min(ratio, cap)) A; SAPO -4 sigmoid'(tau (ratio - 1)) ratio A. */
-static void test_one_token_slopes(void)
-{
+static void test_one_token_slopes(void) {
     for (int trial = 0; trial < 50; trial++) {
-        double logp = -fabs(test_normal()), old_logp = -fabs(test_normal()), ratio = exp(logp - old_logp);
+        double logp = -fabs(test_normal()), old_logp = -fabs(test_normal());
+        double ratio = exp(logp - old_logp);
         one_token p = {uniform(.8, 1.4), old_logp, test_normal()};
         near("CISPO", slope(cispo_scalar, &p, logp), -fmin(ratio, p.tau) * p.advantage, 1e-14);
         double want = -4 * dsigma(p.tau * (ratio - 1)) * ratio * p.advantage;
@@ -1230,8 +1201,7 @@ static void test_one_token_slopes(void)
 }
 
 /* Spec 8.6: V - G where the unclipped is the larger, else (V_clip - G) 1[|V - V_old| <= c]. */
-static void test_value_slopes(void)
-{
+static void test_value_slopes(void) {
     for (int trial = 0; trial < 300; trial++) {
         double v = test_normal(), old = v + .5 * test_normal(), ret = test_normal();
         value_problem p = {1, trial % 3 ? .2 : HUGE_VAL, &old, &ret};
@@ -1243,34 +1213,30 @@ static void test_value_slopes(void)
     test_end("slopes of the value loss");
 }
 
-static slow_complex sft_scalar(const slow_complex *logp, const void *mode)
-{
+static slow_complex sft_scalar(const slow_complex *logp, const void *mode) {
     return slow_sft(*(const slow_aggregation *)mode, &packed, logp);
 }
 
-static slow_complex weighted_scalar(const slow_complex *logp, const void *weights)
-{
+static slow_complex weighted_scalar(const slow_complex *logp, const void *weights) {
     return slow_sft_weighted(TOKENS, mask, weights, false, logp);
 }
 
 /* Spec 3.1: -m/N, -m/(n_i S); spec 3.3: -m w / sum m w. */
-static void test_sft_slopes(void)
-{
+static void test_sft_slopes(void) {
     double logp[TOKENS], g[TOKENS], weights[TOKENS], total = 0;
     normals(TOKENS, 1, logp);
     for (slow_aggregation mode = SLOW_TOKEN_MEAN; mode <= SLOW_SEQ_MEAN_TOKEN_MEAN; mode++) {
         slow_gradient_of(sft_scalar, &mode, TOKENS, logp, g);
-        for (int t = 0; t < TOKENS; t++)
-            near("dlogp", g[t], -token_weight(mode, t), 1e-16);
+        for (int t = 0; t < TOKENS; t++) near("dlogp", g[t], -token_weight(mode, t), 1e-16);
     }
-    for (int t = 0; t < TOKENS; t++)
-        total += mask[t] * (weights[t] = uniform(.1, 2));
+    for (int t = 0; t < TOKENS; t++) total += mask[t] * (weights[t] = uniform(.1, 2));
     slow_gradient_of(weighted_scalar, weights, TOKENS, logp, g);
     for (int t = 0; t < TOKENS; t++)
         near("weighted dlogp", g[t], -mask[t] * weights[t] / total, 1e-16);
     slow_complex *z = slow_promote(TOKENS, logp);
     double by_weight = creal(slow_sft_weighted(TOKENS, mask, weights, false, z));
-    near("by count", creal(slow_sft_weighted(TOKENS, mask, weights, true, z)), by_weight * total / 7, 1e-15);
+    near("by count", creal(slow_sft_weighted(TOKENS, mask, weights, true, z)),
+         by_weight * total / 7, 1e-15);
     free(z);
     test_end("seeds of the SFT means");
 }
@@ -1280,8 +1246,7 @@ typedef struct {
 } moe_problem;
 
 /* The balance loss of softmax(x). */
-static slow_complex moe_scalar(const slow_complex *x, const void *context)
-{
+static slow_complex moe_scalar(const slow_complex *x, const void *context) {
     const moe_problem *p = context;
     slow_complex *q = slow_array(p->tokens * p->experts);
     for (int64_t i = 0; i < p->tokens * p->experts; i++)
@@ -1292,39 +1257,34 @@ static slow_complex moe_scalar(const slow_complex *x, const void *context)
 }
 
 /* Is expert e's logit among the k largest? */
-static bool routed(int experts, int k, const double *x, int e)
-{
+static bool routed(int experts, int k, const double *x, int e) {
     int better = 0;
-    for (int j = 0; j < experts; j++)
-        better += x[j] > x[e];
+    for (int j = 0; j < experts; j++) better += x[j] > x[e];
     return better < k;
 }
 
 /* Spec 9: p_j (E/T) (f_j - sum_e f_e p_e), f constant. */
-static void test_moe_slopes(void)
-{
+static void test_moe_slopes(void) {
     enum { E = 4, T = 6 };
     double x[T * E], g[T * E], p[T * E], f[E] = {0};
     moe_problem problem = {T, E, 2};
     normals(T * E, 1, x);
-    for (int i = 0; i < T * E; i++)
-        f[i % E] += routed(E, 2, x + i / E * E, i % E) / (double)T;
-    for (int t = 0; t < T; t++)
-        log_softmax(E, x + t * E, p + t * E);
+    for (int i = 0; i < T * E; i++) f[i % E] += routed(E, 2, x + i / E * E, i % E) / (double)T;
+    for (int t = 0; t < T; t++) log_softmax(E, x + t * E, p + t * E);
     slow_gradient_of(moe_scalar, &problem, T * E, x, g);
     for (int i = 0; i < T * E; i++) {
         double mean = 0;
-        for (int e = 0; e < E; e++)
-            mean += f[e] * exp(p[i / E * E + e]);
+        for (int e = 0; e < E; e++) mean += f[e] * exp(p[i / E * E + e]);
         near("dx", g[i], exp(p[i]) * E / T * (f[i % E] - mean), 1e-15);
     }
     test_end("slopes of the router's balance loss");
 }
 
-/* Seeds of the NLL that is mixed in: -coef/(P n_w) by pairs, -1/N_w by tokens; spec 8.7's total is linear. */
-static void test_mix_slopes(void)
-{
-    slow_pair x[2] = {{-3, -4, -2, -4, 4, 2}, {-5 + SLOW_STEP * _Complex_I, -1, -4, -2, 5, 7}}, plain[2] = {x[0], x[1]};
+/* Seeds of the NLL that is mixed in: -coef/(P n_w) by pairs, -1/N_w by tokens; spec 8.7's
+   total is linear. */
+static void test_mix_slopes(void) {
+    slow_pair x[2] = {{-3, -4, -2, -4, 4, 2}, {-5 + SLOW_STEP * _Complex_I, -1, -4, -2, 5, 7}},
+              plain[2] = {x[0], x[1]};
     slow_preference o = {.beta = .1};
     slow_complex with = slow_preference_mean(slow_dpo_sigmoid, &o, .25, 2, x);
     slow_complex without = slow_preference_mean(slow_dpo_sigmoid, &o, 0, 2, plain);
@@ -1335,7 +1295,8 @@ static void test_mix_slopes(void)
     near("total", creal(slow_actor_loss(&a, 1, 2, 3, 4)), 1 + .2 - .03 + .2, 1e-15);
     near("policy's slope", cimag(slow_actor_loss(&a, 1 + i, 2, 3, 4)) / SLOW_STEP, 1, 0);
     near("KL's slope", cimag(slow_actor_loss(&a, 1, 2 + i, 3, 4)) / SLOW_STEP, .1, 1e-16);
-    near("entropy's slope", cimag(slow_actor_loss(&a, 1, 2, 3 + i, 4)) / SLOW_STEP, -.01, 1e-16);
+    near("entropy's slope", cimag(slow_actor_loss(&a, 1, 2, 3 + i, 4)) / SLOW_STEP, -.01,
+         1e-16);
     near("ptx's slope", cimag(slow_actor_loss(&a, 1, 2, 3, 4 + i)) / SLOW_STEP, .05, 1e-16);
     test_end("slopes of mixed losses");
 }
@@ -1355,8 +1316,7 @@ typedef struct {
     const double *ref_logp;
 } row_problem;
 
-static slow_complex row_scalar(const slow_complex *logits, const void *context)
-{
+static slow_complex row_scalar(const slow_complex *logits, const void *context) {
     const row_problem *p = context;
     slow_complex logp[PAIR_TOKENS];
     slow_pair pairs[PAIRS];
@@ -1365,9 +1325,10 @@ static slow_complex row_scalar(const slow_complex *logits, const void *context)
     return slow_preference_mean(p->loss, &p->options, p->nll_coef, PAIRS, pairs);
 }
 
-/* The seed dL/dlogp of token t: m_t / P times the slope of its sequence's sum, and the NLL's of chosen ones. */
-static double row_seed(const row_problem *p, const slow_complex *logits, slopes (*of)(const pair_numbers *), int t)
-{
+/* The seed dL/dlogp of token t: m_t / P times the slope of its sequence's sum, and the NLL's
+   of chosen ones. */
+static double row_seed(const row_problem *p, const slow_complex *logits,
+                       slopes (*of)(const pair_numbers *), int t) {
     slow_complex logp[PAIR_TOKENS];
     slow_pair pairs[PAIRS];
     int64_t sequence = slow_document(2 * PAIRS, pair_documents, t);
@@ -1378,26 +1339,30 @@ static double row_seed(const row_problem *p, const slow_complex *logits, slopes 
     return pair_mask[t] / PAIRS * (sequence < PAIRS ? chosen : of(&n).l);
 }
 
-/* Spec 0: dL/dx_tj = c_t (1[j = y_t] - p_tj) / temperature; nothing at all where the mask is 0. */
-static void test_from_logits(void)
-{
-    double x[PAIR_TOKENS * VOCAB], g[PAIR_TOKENS * VOCAB], ref[PAIR_TOKENS], half[VOCAB], log_p[VOCAB];
+/* Spec 0: dL/dx_tj = c_t (1[j = y_t] - p_tj) / temperature; nothing at all where the mask is
+   0. */
+static void test_from_logits(void) {
+    double x[PAIR_TOKENS * VOCAB], g[PAIR_TOKENS * VOCAB], ref[PAIR_TOKENS], half[VOCAB];
+    double log_p[VOCAB];
     slow_pair_loss *losses[] = {slow_dpo_sigmoid, slow_ipo, slow_simpo, slow_orpo};
-    slopes (*of[])(const pair_numbers *) = {sigmoid_slopes, ipo_slopes, simpo_slopes, orpo_slopes};
+    slopes (*of[])(const pair_numbers *) = {sigmoid_slopes, ipo_slopes, simpo_slopes,
+                                            orpo_slopes};
     for (int k = 0; k < 4; k++) {
-        row_problem p = {losses[k], {.beta = .3, .label_smoothing = .1, .gamma = .5}, 2, .2, ref};
+        row_problem p = {
+            losses[k], {.beta = .3, .label_smoothing = .1, .gamma = .5}, 2, .2, ref};
         normals(PAIR_TOKENS * VOCAB, 2, x);
         normals(PAIR_TOKENS, 1, ref);
         slow_complex *z = slow_promote(PAIR_TOKENS * VOCAB, x);
         slow_gradient_of(row_scalar, &p, PAIR_TOKENS * VOCAB, x, g);
         for (int i = 0; i < PAIR_TOKENS * VOCAB; i++) {
             int t = i / VOCAB, j = i % VOCAB;
-            for (int v = 0; v < VOCAB; v++)
-                half[v] = x[t * VOCAB + v] / 2;
+            for (int v = 0; v < VOCAB; v++) half[v] = x[t * VOCAB + v] / 2;
             log_softmax(VOCAB, half, log_p);
-            double want = row_seed(&p, z, of[k], t) * ((j == pair_targets[t]) - exp(log_p[j])) / 2;
+            double want = row_seed(&p, z, of[k], t) * ((j == pair_targets[t]) - exp(log_p[j])) /
+                          2;
             near("dlogits", g[i], want, 1e-14);
-            test_expect(pair_mask[t] != 0 || g[i] == 0, "a masked token's logit has a slope of %g", g[i]);
+            test_expect(pair_mask[t] != 0 || g[i] == 0,
+                        "a masked token's logit has a slope of %g", g[i]);
         }
         free(z);
     }
@@ -1411,24 +1376,31 @@ typedef struct {
     double loss, w, l;
 } fixed_point;
 
-/* Policy and reference alike: value and slopes of the spec's table, per beta, epsilon, gamma = 0, tau, lengths. */
-static void expect_fixed_points(double b, double e, double tau, double n_w, double n_l)
-{
+/* Policy and reference alike: value and slopes of the spec's table, per beta, epsilon, gamma
+   = 0, tau, lengths. */
+static void expect_fixed_points(double b, double e, double tau, double n_w, double n_l) {
     double exo = .5 * log(.5 / (1 - e)) + .5 * log(.5 / e), odds = b / 4 * log((1 - e) / e);
     double disco = b * (-.25 - .5 + (1 - LN2) / (4 * tau));
     fixed_point points[] = {
         {"dpo_sigmoid", LN2, -b * (.5 - e), b * (.5 - e)},
         {"dpo_robust", LN2, -b / (2 * (1 - 2 * e)), b / (2 * (1 - 2 * e))},
-        {"dpo_hinge", 1, -b, b}, {"ipo", 1 / (4 * b * b), -1 / b, 1 / b},
+        {"dpo_hinge", 1, -b, b},
+        {"ipo", 1 / (4 * b * b), -1 / b, 1 / b},
         {"ipo_mean", 1 / (4 * b * b), -1 / b / n_w, 1 / b / n_l},
-        {"dpo_norm", LN2, -b / (2 * n_w), b / (2 * n_l)}, {"exo_pair", exo, -odds, odds},
-        {"nca_pair", 2 * LN2, -b / 4, b / 4}, {"bco_pair", 2 * LN2, -b / 2, b / 2},
-        {"sppo_hard", 1 / (2 * b * b), -1 / b, 1 / b}, {"apo_zero", 1, -b / 4, b / 4}, {"apo_down", 1, 0, b / 4},
-        {"discopop", .5 * LN2 + .5, disco, -disco}, {"cpo", LN2, -b * (.5 - e), b * (.5 - e)},
+        {"dpo_norm", LN2, -b / (2 * n_w), b / (2 * n_l)},
+        {"exo_pair", exo, -odds, odds},
+        {"nca_pair", 2 * LN2, -b / 4, b / 4},
+        {"bco_pair", 2 * LN2, -b / 2, b / 2},
+        {"sppo_hard", 1 / (2 * b * b), -1 / b, 1 / b},
+        {"apo_zero", 1, -b / 4, b / 4},
+        {"apo_down", 1, 0, b / 4},
+        {"discopop", .5 * LN2 + .5, disco, -disco},
+        {"cpo", LN2, -b * (.5 - e), b * (.5 - e)},
     };
     for (size_t k = 0; k < sizeof points / sizeof *points; k++) {
-        pair_problem p = {slow_pair_loss_named(points[k].name), {.beta = b, .label_smoothing = e, .tau = tau},
-            {-7.25, -7.25, -7.25, -7.25, n_w, n_l}};
+        pair_problem p = {slow_pair_loss_named(points[k].name),
+                          {.beta = b, .label_smoothing = e, .tau = tau},
+                          {-7.25, -7.25, -7.25, -7.25, n_w, n_l}};
         pair_result y = pair_of(&p);
         near(points[k].name, y.loss, points[k].loss, 4e-15 * fmax(1, fabs(points[k].loss)));
         near(points[k].name, y.dchosen, points[k].w, 4e-15 * fmax(1, fabs(points[k].w)));
@@ -1436,8 +1408,7 @@ static void expect_fixed_points(double b, double e, double tau, double n_w, doub
     }
 }
 
-static void test_fixed_points(void)
-{
+static void test_fixed_points(void) {
     expect_fixed_points(.1, .1, .05, 5, 8);
     expect_fixed_points(.5, .25, .2, 1, 1);
     expect_fixed_points(2, 1e-3, 1, 3, 2);
@@ -1445,9 +1416,9 @@ static void test_fixed_points(void)
 }
 
 /* The same bit for bit where no rounding can come in. */
-static void test_fixed_points_bitwise(void)
-{
-    pair_problem p = {slow_dpo_sigmoid, {.beta = .1, .label_smoothing = 0}, {-3, -4, -3, -4, 2, 2}};
+static void test_fixed_points_bitwise(void) {
+    pair_problem p = {
+        slow_dpo_sigmoid, {.beta = .1, .label_smoothing = 0}, {-3, -4, -3, -4, 2, 2}};
     same("ln 2", pair_of(&p).loss, LN2);
     same("-beta / 2", pair_of(&p).dchosen, -.05);
     p.loss = slow_dpo_hinge;
@@ -1463,12 +1434,12 @@ static void test_fixed_points_bitwise(void)
 }
 
 /* ln 2 under every divergence, with slopes of -beta/2 score'(0): 1, 1, 1/2, 1. */
-static void test_divergence_fixed_points(void)
-{
+static void test_divergence_fixed_points(void) {
     static const double factor[] = {1, 1, .5, 1};
     for (int d = 0; d < 4; d++) {
-        pair_problem p = {slow_dpo_sigmoid, {.beta = .3, .divergence = (slow_divergence)d, .alpha = .5},
-            {-3, -4, -3, -4, 2, 2}};
+        pair_problem p = {slow_dpo_sigmoid,
+                          {.beta = .3, .divergence = (slow_divergence)d, .alpha = .5},
+                          {-3, -4, -3, -4, 2, 2}};
         near("loss", pair_of(&p).loss, LN2, 1e-15);
         near("dchosen", pair_of(&p).dchosen, -.15 * factor[d], 1e-15);
     }
@@ -1482,14 +1453,15 @@ static void test_divergence_fixed_points(void)
 }
 
 /* SimPO softplus(gamma), ORPO beta ln 2, NLL mix ln 2 + coef NLL, LD-DPO, KTO. */
-static void test_other_fixed_points(void)
-{
+static void test_other_fixed_points(void) {
     pair_problem p = {slow_simpo, {.beta = 2, .gamma = .5}, {-6, -9, 0, 0, 2, 3}};
     near("SimPO", pair_of(&p).loss, plus(.5), 1e-15);
     p.loss = slow_orpo;
     near("ORPO", pair_of(&p).loss, 2 * LN2, 1e-15);
     slow_pair x[2] = {{-6, -9, -6, -9, 2, 3}, {-4, -2, -4, -2, 4, 1}};
-    near("RPO", creal(slow_preference_mean(slow_dpo_sigmoid, &(slow_preference){.beta = .1}, .5, 2, x)),
+    near(
+        "RPO",
+        creal(slow_preference_mean(slow_dpo_sigmoid, &(slow_preference){.beta = .1}, .5, 2, x)),
         LN2 + .5 * (3 + 1) / 2, 1e-15);
     double logp[5] = {-3, -1, -4, -1, -5}, g[5];
     bool desirable[5] = {true, false, true, true, false};
@@ -1504,12 +1476,13 @@ static void test_other_fixed_points(void)
     test_end("other losses of a policy that is its reference");
 }
 
-/* L(D) - L(-D) = -beta D; swapping the pair with e -> 1 - e; beta scales; a shift of policy and reference cancels. */
-static void test_pair_structure(void)
-{
+/* L(D) - L(-D) = -beta D; swapping the pair with e -> 1 - e; beta scales; a shift of policy
+   and reference cancels. */
+static void test_pair_structure(void) {
     for (int trial = 0; trial < 100; trial++) {
         pair_problem p = random_pair("dpo_sigmoid", 4), q = p;
-        q.pair = (slow_pair){p.pair.rejected, p.pair.chosen, p.pair.ref_rejected, p.pair.ref_chosen, 1, 1};
+        q.pair = (slow_pair){
+            p.pair.rejected, p.pair.chosen, p.pair.ref_rejected, p.pair.ref_chosen, 1, 1};
         q.options.label_smoothing = 1 - p.options.label_smoothing;
         near("swapped", pair_of(&q).loss, pair_of(&p).loss, 4e-15 * fmax(1, pair_of(&p).loss));
         p.options.label_smoothing = q.options.label_smoothing = 0;
@@ -1521,22 +1494,27 @@ static void test_pair_structure(void)
         same("shift", pair_of(&q).loss, pair_of(&p).loss);
         p.options.beta = .25;
         q.options.beta = 1;
-        q.pair = (slow_pair){p.pair.chosen / 4, p.pair.rejected / 4, p.pair.ref_chosen / 4,
-            p.pair.ref_rejected / 4, 1, 1};
+        q.pair = (slow_pair){p.pair.chosen / 4,
+                             p.pair.rejected / 4,
+                             p.pair.ref_chosen / 4,
+                             p.pair.ref_rejected / 4,
+                             1,
+                             1};
         same("beta", pair_of(&q).loss, pair_of(&p).loss);
     }
     test_end("antisymmetry, swap, shift and scale of DPO");
 }
 
-/* Losses that are others at special values: SimPO as CPO, the normalised DPO as DPO, LD-DPO as a plain sum. */
-static void test_pair_special(void)
-{
+/* Losses that are others at special values: SimPO as CPO, the normalised DPO as DPO, LD-DPO
+   as a plain sum. */
+static void test_pair_special(void) {
     for (int trial = 0; trial < 100; trial++) {
         pair_problem p = random_pair("simpo", 4), q = p;
         p.options.gamma = 0;
         p.pair.chosen_length = p.pair.rejected_length = 1;
         q.loss = slow_cpo;
-        near("SimPO is CPO", pair_of(&p).loss, pair_of(&q).loss, 4e-15 * fmax(1, pair_of(&q).loss));
+        near("SimPO is CPO", pair_of(&p).loss, pair_of(&q).loss,
+             4e-15 * fmax(1, pair_of(&q).loss));
         p.loss = slow_dpo_norm;
         q.loss = slow_dpo_sigmoid;
         p.options.label_smoothing = q.options.label_smoothing = 0;
@@ -1555,21 +1533,21 @@ static void test_pair_special(void)
     test_end("losses on pairs that coincide");
 }
 
-static void test_metrics(void)
-{
+static void test_metrics(void) {
     slow_pair x[3] = {{-1, -5, -2, -4, 1, 1}, {-3, -3, -3, -3, 1, 1}, {-6, -8, -4, -3, 1, 1}};
     slow_preference_metrics m = slow_preference_report(.5, 3, x);
     near("chosen", m.chosen_reward, .5 * (1 + 0 - 2) / 3, 1e-15);
     near("rejected", m.rejected_reward, .5 * (-1 + 0 - 5) / 3, 1e-15);
     near("margin", m.margin, .5 * (2 + 0 + 3) / 3, 1e-15);
     near("accuracy, in which a tie is wrong", m.accuracy, 2. / 3, 1e-15);
-    same("accuracy of rewards", slow_accuracy(4, (double[]){1, 2, 3, 4}, (double[]){0, 2, 5, 3}), .5);
+    same("accuracy of rewards",
+         slow_accuracy(4, (double[]){1, 2, 3, 4}, (double[]){0, 2, 5, 3}), .5);
     test_end("rewards, margin and accuracy");
 }
 
-/* r_w = r_l: softplus(margin), slope -1/2; logexp is sigmoid without a margin; the centre's 4 c r^2. */
-static void test_rm_identities(void)
-{
+/* r_w = r_l: softplus(margin), slope -1/2; logexp is sigmoid without a margin; the centre's
+   4 c r^2. */
+static void test_rm_identities(void) {
     double x[2] = {.75, .75}, g[2];
     rm_problem p = {0, 0};
     same("ln 2", slow_value_of(rm_scalar, &p, 2, x), LN2);
@@ -1589,9 +1567,9 @@ static void test_rm_identities(void)
     test_end("reward models at equal rewards");
 }
 
-/* Equal logits: ln V whatever the smoothing, z-loss (ln V)^2; every slope sums to 0 without z-loss. */
-static void test_token_identities(void)
-{
+/* Equal logits: ln V whatever the smoothing, z-loss (ln V)^2; every slope sums to 0 without
+   z-loss. */
+static void test_token_identities(void) {
     double x[8] = {0}, g[8], y[8];
     token_problem p = {8, 3, .3, 0, 0, NULL}, z = {8, 3, 0, .5, 0, NULL};
     near("ln V", slow_value_of(token_scalar, &p, 8, x), log(8), 1e-15);
@@ -1604,9 +1582,12 @@ static void test_token_identities(void)
         y[j] = x[j] + 5;
     }
     near("sum of slopes", sum, 0, 8 * DBL_EPSILON);
-    near("shift", slow_value_of(token_scalar, &p, 8, y), slow_value_of(token_scalar, &p, 8, x), 1e-14);
-    near("entropy's shift", slow_value_of(entropy_scalar, &p, 8, y), slow_value_of(entropy_scalar, &p, 8, x), 1e-14);
-    test_expect(fabs(slow_value_of(token_scalar, &z, 8, y) - slow_value_of(token_scalar, &z, 8, x)) > 1,
+    near("shift", slow_value_of(token_scalar, &p, 8, y), slow_value_of(token_scalar, &p, 8, x),
+         1e-14);
+    near("entropy's shift", slow_value_of(entropy_scalar, &p, 8, y),
+         slow_value_of(entropy_scalar, &p, 8, x), 1e-14);
+    test_expect(
+        fabs(slow_value_of(token_scalar, &z, 8, y) - slow_value_of(token_scalar, &z, 8, x)) > 1,
         "the z-loss does not see a shift");
     x[3] = 800;
     p.smoothing = 0;
@@ -1614,12 +1595,11 @@ static void test_token_identities(void)
     test_end("one token's loss");
 }
 
-static void test_logps(void)
-{
+static void test_logps(void) {
     double x[6] = {1, 2, -1, .5, 0, 3}, half[6];
-    for (int k = 0; k < 6; k++)
-        half[k] = x[k] / 2;
-    slow_complex *z = slow_promote(6, x), *h = slow_promote(6, half), a[2], b[2], entropy[2], lse[2];
+    for (int k = 0; k < 6; k++) half[k] = x[k] / 2;
+    slow_complex *z = slow_promote(6, x), *h = slow_promote(6, half), a[2], b[2], entropy[2],
+                 lse[2];
     int32_t targets[2] = {2, SLOW_IGNORED};
     slow_logps(2, 3, 2, z, targets, a, entropy, lse);
     slow_logps(2, 3, 1, h, targets, b, NULL, NULL);
@@ -1627,8 +1607,7 @@ static void test_logps(void)
     same("ignored", creal(a[1]), 0);
     double p[3], log_p[3], H = 0;
     log_softmax(3, half, log_p);
-    for (int j = 0; j < 3; j++)
-        H -= (p[j] = exp(log_p[j])) * log_p[j];
+    for (int j = 0; j < 3; j++) H -= (p[j] = exp(log_p[j])) * log_p[j];
     near("logp", creal(a[0]), log_p[2], 1e-15);
     near("entropy", creal(entropy[0]), H, 1e-15);
     near("lse", creal(lse[0]), log(exp(.5) + exp(1) + exp(-.5)), 1e-15);
@@ -1637,9 +1616,9 @@ static void test_logps(void)
     test_end("log-probabilities at a temperature");
 }
 
-/* A masked token's log-probability, even a NaN, changes nothing; empty sequences and empty steps give 0. */
-static void test_masked(void)
-{
+/* A masked token's log-probability, even a NaN, changes nothing; empty sequences and empty
+   steps give 0. */
+static void test_masked(void) {
     double logp[TOKENS], g[TOKENS], none[TOKENS] = {0};
     normals(TOKENS, 1, logp);
     for (slow_aggregation mode = SLOW_TOKEN_MEAN; mode <= SLOW_SEQ_MEAN_TOKEN_MEAN; mode++) {
@@ -1650,15 +1629,15 @@ static void test_masked(void)
         same("masked", slow_value_of(sft_scalar, &mode, TOKENS, logp), before);
         logp[5] = kept;
         slow_complex *z = slow_promote(TOKENS, logp);
-        same("nothing", creal(slow_sft(mode, &(slow_sequences){SEQUENCES, documents, none}, z)), 0);
+        same("nothing", creal(slow_sft(mode, &(slow_sequences){SEQUENCES, documents, none}, z)),
+             0);
         free(z);
     }
     test_end("masked tokens and empty sequences");
 }
 
 /* The row's sequences in another order, with other padding between them: the same aggregate. */
-static void test_packing(void)
-{
+static void test_packing(void) {
     static const int64_t order[] = {2, 0, 1}, moved[] = {0, 5, 9, 10};
     double x[TOKENS], y[TOKENS], m[TOKENS];
     normals(TOKENS, 1, x);
@@ -1669,32 +1648,32 @@ static void test_packing(void)
         }
     slow_complex *a = slow_promote(TOKENS, x), *b = slow_promote(10, y);
     for (slow_aggregation mode = SLOW_TOKEN_MEAN; mode <= SLOW_SEQ_MEAN_TOKEN_SUM_NORM; mode++)
-        near(mode_names[mode], creal(slow_aggregate(mode, &(slow_sequences){3, moved, m}, 5, b)),
-            creal(slow_aggregate(mode, &packed, 5, a)), 1e-15);
+        near(mode_names[mode],
+             creal(slow_aggregate(mode, &(slow_sequences){3, moved, m}, 5, b)),
+             creal(slow_aggregate(mode, &packed, 5, a)), 1e-15);
     free(a);
     free(b);
     test_end("aggregates do not depend on the packing");
 }
 
 /* Spec 8.5's table once more, as values. */
-static void test_aggregate(void)
-{
+static void test_aggregate(void) {
     double x[TOKENS];
     normals(TOKENS, 1, x);
     slow_complex *z = slow_promote(TOKENS, x);
-    for (slow_aggregation mode = SLOW_TOKEN_MEAN; mode <= SLOW_SEQ_MEAN_TOKEN_SUM_NORM; mode++) {
+    for (slow_aggregation mode = SLOW_TOKEN_MEAN; mode <= SLOW_SEQ_MEAN_TOKEN_SUM_NORM;
+         mode++) {
         double want = 0;
-        for (int t = 0; t < TOKENS; t++)
-            want += token_weight(mode, t) * x[t];
+        for (int t = 0; t < TOKENS; t++) want += token_weight(mode, t) * x[t];
         near(mode_names[mode], creal(slow_aggregate(mode, &packed, 5, z)), want, 1e-15);
     }
     free(z);
     test_end("aggregates by hand");
 }
 
-/* Teacher = student: 0 and no slope; all divergences are at least 0, JSD at most the entropy of a coin of beta. */
-static void test_distillation_identities(void)
-{
+/* Teacher = student: 0 and no slope; all divergences are at least 0, JSD at most the entropy
+   of a coin of beta. */
+static void test_distillation_identities(void) {
     for (int trial = 0; trial < 20; trial++) {
         double x[6], y[6], g[6], b = uniform(.05, .95);
         token_problem p = {6, 0, 0, 0, b, x};
@@ -1709,17 +1688,18 @@ static void test_distillation_identities(void)
         p.teacher = y;
         for (int k = 0; k < 3; k++)
             test_expect(slow_value_of(f[k], &p, 6, x) >= 0, "a divergence is negative");
-        test_expect(slow_value_of(jsd_scalar, &p, 6, x) <= -b * log(b) - (1 - b) * log(1 - b), "JSD is too large");
+        test_expect(slow_value_of(jsd_scalar, &p, 6, x) <= -b * log(b) - (1 - b) * log(1 - b),
+                    "JSD is too large");
         double forward = slow_value_of(forward_scalar, &p, 6, x);
         p.beta = 1e-9;
-        near("JSD / beta", slow_value_of(jsd_scalar, &p, 6, x) / 1e-9, forward, 1e-2 * fmax(1, forward));
+        near("JSD / beta", slow_value_of(jsd_scalar, &p, 6, x) / 1e-9, forward,
+             1e-2 * fmax(1, forward));
     }
     test_end("distillation of a model into itself, bounds");
 }
 
 /* d = 0: all 0, slopes 1, 0, 0; k3 = k2 - d^3/6 + ...; the controller stays at its target. */
-static void test_kl_identities(void)
-{
+static void test_kl_identities(void) {
     slow_scalar *f[] = {k1_scalar, k2_scalar, k3_scalar};
     double d = 1e-3, factors[] = {1 - .2 * 256 / 1e4, 1 + .2 * 256 / 1e4};
     for (int k = 0; k < 3; k++) {
@@ -1735,18 +1715,19 @@ static void test_kl_identities(void)
 }
 
 /* logp = old_logp: ratio 1, nothing clipped, the loss -mean(A), its slopes REINFORCE's. */
-static void test_first_step(void)
-{
+static void test_first_step(void) {
     double logp[TOKENS], advantages[TOKENS], g[TOKENS], plain[TOKENS];
     normals(TOKENS, 1, logp);
     normals(TOKENS, 1, advantages);
-    for (slow_aggregation mode = SLOW_TOKEN_MEAN; mode <= SLOW_SEQ_MEAN_TOKEN_SUM_NORM; mode++) {
+    for (slow_aggregation mode = SLOW_TOKEN_MEAN; mode <= SLOW_SEQ_MEAN_TOKEN_SUM_NORM;
+         mode++) {
         policy_problem p = {{.2, .28, 3, 20}, packed, mode, 5, logp, advantages};
         double want = 0;
         for (int t = 0; t < TOKENS; t++) {
             want -= token_weight(mode, t) * advantages[t];
             same("ratio", creal(slow_ratio(&p.options, logp[t], logp[t])), 1);
-            test_expect(!slow_clipped(&p.options, logp[t], logp[t], advantages[t]), "clipped at ratio 1");
+            test_expect(!slow_clipped(&p.options, logp[t], logp[t], advantages[t]),
+                        "clipped at ratio 1");
         }
         near("loss", slow_value_of(policy_scalar, &p, TOKENS, logp), want, 1e-15);
         slow_gradient_of(policy_scalar, &p, TOKENS, logp, g);
@@ -1759,23 +1740,24 @@ static void test_first_step(void)
     test_end("PPO's first step");
 }
 
-/* GSPO's ratio is 1, CISPO's weight 1 but its cap's if that is below, SAPO's coefficient 2 / tau, VESPO's 1. */
-static void test_first_step_variants(void)
-{
+/* GSPO's ratio is 1, CISPO's weight 1 but its cap's if that is below, SAPO's coefficient 2 /
+   tau, VESPO's 1. */
+static void test_first_step_variants(void) {
     double logp[TOKENS], advantage[SEQUENCES] = {1.5, -.5, .25, 7};
     normals(TOKENS, 1, logp);
     policy_problem p = {ppo_default, packed, 0, 0, logp, advantage};
     near("GSPO", slow_value_of(gspo_scalar, &p, TOKENS, logp), -1.25 / 3, 1e-15);
     same("CISPO", slope(cispo_scalar, &(one_token){1.2, -1, 2}, -1), -2);
     same("CISPO below its cap", slope(cispo_scalar, &(one_token){.2, -1, 2}, -1), -.4);
-    near("SAPO", slow_value_of(sapo_scalar, &(one_token){1.05, -1, 2}, 1, (double[]){-1}), -2 / 1.05 * 2, 1e-15);
+    near("SAPO", slow_value_of(sapo_scalar, &(one_token){1.05, -1, 2}, 1, (double[]){-1}),
+         -2 / 1.05 * 2, 1e-15);
     same("VESPO", slow_vespo_weight(1, -3), 1);
     test_end("the first step of GSPO, CISPO, SAPO, VESPO");
 }
 
-/* Whitened advantages with the loss's own weights: a loss of 0.  No KL at first: the score is all the reward. */
-static void test_first_rollout(void)
-{
+/* Whitened advantages with the loss's own weights: a loss of 0.  No KL at first: the score
+   is all the reward. */
+static void test_first_rollout(void) {
     double logp[TOKENS], x[TOKENS], kl[TOKENS], rewards[TOKENS], returns[TOKENS];
     double score[SEQUENCES] = {3, -20, .5, 1};
     normals(TOKENS, 1, logp);
@@ -1783,8 +1765,7 @@ static void test_first_rollout(void)
     slow_whiten(TOKENS, mask, x, x);
     policy_problem p = {ppo_default, packed, SLOW_TOKEN_MEAN, 0, logp, x};
     near("loss", slow_value_of(policy_scalar, &p, TOKENS, logp), 0, 1e-15);
-    for (int t = 0; t < TOKENS; t++)
-        kl[t] = creal(slow_k3(logp[t] - logp[t]));
+    for (int t = 0; t < TOKENS; t++) kl[t] = creal(slow_k3(logp[t] - logp[t]));
     slow_shaped_rewards(&packed, .01, kl, score, -10, 10, rewards);
     slow_reward_to_go(&packed, 1, rewards, returns);
     for (int t = 0; t < TOKENS; t++) /* the last actions are tokens 3, 4 and 9 */
@@ -1793,18 +1774,17 @@ static void test_first_rollout(void)
     test_end("the first rollout: whitened loss, rewards, returns");
 }
 
-static void test_value_identities(void)
-{
+static void test_value_identities(void) {
     double v[5], ret[5], want = 0;
     normals(5, 1, v);
     normals(5, 1, ret);
     value_problem p = {5, .2, v, ret};
-    for (int t = 0; t < 5; t++)
-        want += .5 * (v[t] - ret[t]) * (v[t] - ret[t]) / 5;
+    for (int t = 0; t < 5; t++) want += .5 * (v[t] - ret[t]) * (v[t] - ret[t]) / 5;
     near("loss", slow_value_of(value_scalar, &p, 5, v), want, 1e-15);
     for (int trial = 0; trial < 100; trial++) {
         double x = test_normal(), old = test_normal(), r = test_normal();
-        double clipped = creal(slow_value_loss(.2, x, old, r)), plain = creal(slow_value_loss(HUGE_VAL, x, old, r));
+        double clipped = creal(slow_value_loss(.2, x, old, r));
+        double plain = creal(slow_value_loss(HUGE_VAL, x, old, r));
         test_expect(clipped >= plain, "clipping made the value loss smaller");
         same("no clip", plain, .5 * ((x - r) * (x - r)));
     }
@@ -1815,14 +1795,12 @@ typedef struct {
     double rewards[TOKENS], values[TOKENS], advantages[TOKENS], returns[TOKENS];
 } rollout;
 
-static void gae_of(const slow_sequences *s, double gamma, double lambda, rollout *r)
-{
+static void gae_of(const slow_sequences *s, double gamma, double lambda, rollout *r) {
     slow_gae(s, gamma, lambda, r->rewards, r->values, r->advantages, r->returns);
 }
 
 /* lambda = 1, gamma = 1: reward to go less the value; lambda = 0: delta; gamma = 0: r - V. */
-static void test_gae(void)
-{
+static void test_gae(void) {
     rollout r;
     double to_go[TOKENS];
     normals(TOKENS, 1, r.rewards);
@@ -1835,7 +1813,8 @@ static void test_gae(void)
     gae_of(&packed, .9, 0, &r);
     for (int t = 0; t < TOKENS; t++) {
         double next = t + 1 < documents[sequence_of(t) + 1] ? mask[t + 1] * r.values[t + 1] : 0;
-        near("A = delta", r.advantages[t], mask[t] * r.rewards[t] + .9 * next - mask[t] * r.values[t], 1e-15);
+        near("A = delta", r.advantages[t],
+             mask[t] * r.rewards[t] + .9 * next - mask[t] * r.values[t], 1e-15);
     }
     gae_of(&packed, 0, .95, &r);
     for (int t = 0; t < TOKENS; t++)
@@ -1843,17 +1822,15 @@ static void test_gae(void)
     test_end("GAE at lambda = 1 and 0 and at gamma = 0");
 }
 
-/* r = 0, V = c: only the last delta is not 0, it is -c.  V = 0, a terminal reward R: A_t = lambda^(T-1-t) R. */
-static void test_gae_terminal(void)
-{
+/* r = 0, V = c: only the last delta is not 0, it is -c.  V = 0, a terminal reward R: A_t =
+   lambda^(T-1-t) R. */
+static void test_gae_terminal(void) {
     static const int64_t whole[2] = {0, TOKENS};
     slow_sequences s = {1, whole, NULL};
     rollout r = {.rewards = {0}};
-    for (int t = 0; t < TOKENS; t++)
-        r.values[t] = .75;
+    for (int t = 0; t < TOKENS; t++) r.values[t] = .75;
     gae_of(&s, 1, 0, &r);
-    for (int t = 0; t < TOKENS; t++)
-        same("delta", r.advantages[t], t == TOKENS - 1 ? -.75 : 0);
+    for (int t = 0; t < TOKENS; t++) same("delta", r.advantages[t], t == TOKENS - 1 ? -.75 : 0);
     memset(r.values, 0, sizeof r.values);
     r.rewards[TOKENS - 1] = 2;
     gae_of(&s, 1, .5, &r);
@@ -1862,9 +1839,9 @@ static void test_gae_terminal(void)
     test_end("GAE of constant values and of a terminal reward");
 }
 
-/* A packed row is its documents one by one, bit for bit; GAE is linear in rewards and values. */
-static void test_gae_packed(void)
-{
+/* A packed row is its documents one by one, bit for bit; GAE is linear in rewards and
+   values. */
+static void test_gae_packed(void) {
     rollout r, one, two, sum;
     normals(TOKENS, 1, r.rewards);
     normals(TOKENS, 1, r.values);
@@ -1890,9 +1867,9 @@ static void test_gae_packed(void)
     test_end("GAE of a packed row");
 }
 
-/* Mean 0 and variance 1 over the unmasked; idempotent; a x + b whitens as x; a constant whitens to 0. */
-static void test_whitening(void)
-{
+/* Mean 0 and variance 1 over the unmasked; idempotent; a x + b whitens as x; a constant
+   whitens to 0. */
+static void test_whitening(void) {
     double x[TOKENS], y[TOKENS], z[TOKENS], c[TOKENS];
     normals(TOKENS, 2, x);
     slow_whiten(TOKENS, mask, x, y);
@@ -1913,13 +1890,14 @@ static void test_whitening(void)
     slow_whiten_unbiased(TOKENS, mask, true, x, y);
     slow_whiten_unbiased(TOKENS, mask, false, x, z);
     near("unbiased", slow_masked_variance(TOKENS, mask, y) * 7 / 6, 1, 1e-7);
-    near("mean kept", slow_masked_mean(TOKENS, mask, z), slow_masked_mean(TOKENS, mask, x), 1e-15);
+    near("mean kept", slow_masked_mean(TOKENS, mask, z), slow_masked_mean(TOKENS, mask, x),
+         1e-15);
     test_end("whitening");
 }
 
-/* Sum 0 per group; k successes of n; no variance, no advantage; a R + b; RLOO = n/(n-1) (R - mean). */
-static void test_groups(void)
-{
+/* Sum 0 per group; k successes of n; no variance, no advantage; a R + b; RLOO = n/(n-1) (R -
+   mean). */
+static void test_groups(void) {
     double r[8] = {1, 0, 0, 1, .5, .5, .5, .5}, a[8], b[8], c[8];
     slow_group_norm(2, 4, 1e-9, r, a);
     for (int i = 0; i < 4; i++) /* k = 2 of n = 4: std^2 = n p (1 - p) / (n - 1) = 1/3 */
@@ -1937,22 +1915,23 @@ static void test_groups(void)
     slow_group_norm(2, 4, 0, r, c);
     all_near("affine", 8, c, a, 1e-14);
     slow_rloo(4, 2, r, c);
-    for (int i = 0; i < 8; i++)
-        same("RLOO of two", c[i], r[i] - r[i ^ 1]);
+    for (int i = 0; i < 8; i++) same("RLOO of two", c[i], r[i] - r[i ^ 1]);
     slow_opo(2, 4, (double[]){3, 3, 3, 3, 7, 7, 7, 7}, r, a);
     slow_group_baseline(2, 4, r, b);
     all_near("OPO of equal lengths", 8, a, b, 1e-14);
     slow_opo(2, 2, (double[]){1, 3, 5, 5}, (double[]){1, 0, 2, 6}, a);
     all_same("OPO", 4, a, (double[]){.75, -.25, -2, 2});
     slow_group_norm(2, 2, 0, (double[]){1, 0, 2, 6}, a);
-    all_near("each group by its own deviation", 4, a, (double[]){sqrt(.5), -sqrt(.5), -sqrt(.5), sqrt(.5)}, 1e-15);
+    all_near("each group by its own deviation", 4, a,
+             (double[]){sqrt(.5), -sqrt(.5), -sqrt(.5), sqrt(.5)}, 1e-15);
     test_end("advantages within a group");
 }
 
-/* REINFORCE++ without KL: the clipped score at every action, whitened over the rollout; its baseline centres first. */
-static void test_reinforce_plus_plus(void)
-{
-    double kl[TOKENS] = {0}, score[SEQUENCES] = {1, 3, -2, 0}, rewards[TOKENS], a[TOKENS], spread[TOKENS];
+/* REINFORCE++ without KL: the clipped score at every action, whitened over the rollout; its
+   baseline centres first. */
+static void test_reinforce_plus_plus(void) {
+    double kl[TOKENS] = {0}, score[SEQUENCES] = {1, 3, -2, 0}, rewards[TOKENS], a[TOKENS];
+    double spread[TOKENS];
     slow_shaped_rewards(&packed, .1, kl, score, -10, 10, rewards);
     slow_reinforce_plus_plus(&packed, 1, rewards, a);
     slow_spread(&packed, score, spread);
@@ -1967,8 +1946,7 @@ static void test_reinforce_plus_plus(void)
     test_end("REINFORCE++");
 }
 
-static void test_rewards(void)
-{
+static void test_rewards(void) {
     same("normalised", slow_normalize_reward(5, 1, 2, HUGE_VAL), 2);
     same("clipped", slow_normalize_reward(-50, 1, 2, 5), -5);
     same("no spread", slow_normalize_reward(1, 1, 0, 5), 0);
@@ -1977,26 +1955,26 @@ static void test_rewards(void)
     same("at the end", slow_overlong_penalty(1024, 1024, 128, 1), -1);
     same("beyond", slow_overlong_penalty(5000, 1024, 128, .5), -.5);
     double r[2], kl[2] = {.5, -.25}, score = 1;
-    slow_shaped_rewards(&(slow_sequences){1, (int64_t[]){0, 2}, NULL}, -3, kl, &score, -10, 10, r);
+    slow_shaped_rewards(&(slow_sequences){1, (int64_t[]){0, 2}, NULL}, -3, kl, &score, -10, 10,
+                        r);
     all_same("a negative coefficient", 2, r, (double[]){0, 1});
     test_end("rewards: normalised, clipped, overlong");
 }
 
 /* Uniform router with balanced counts: k; all to one expert: E. */
-static void test_moe_identities(void)
-{
+static void test_moe_identities(void) {
     slow_complex even[16], one[8] = {1, 0, 0, 0, 1, 0, 0, 0};
-    for (int i = 0; i < 16; i++)
-        even[i] = .25;
+    for (int i = 0; i < 16; i++) even[i] = .25;
     near("uniform, k = 2", creal(slow_moe_balance(4, 4, 2, even)), 2, 1e-15);
     near("collapsed", creal(slow_moe_balance(2, 4, 1, one)), 4, 1e-15);
-    test_expect(slow_routed(4, 1, even, 0) && !slow_routed(4, 1, even, 3), "a tie does not go to the first");
+    test_expect(slow_routed(4, 1, even, 0) && !slow_routed(4, 1, even, 3),
+                "a tie does not go to the first");
     test_end("the router's balance loss");
 }
 
-/* Without decay all Adams are one, TF1's with eps / sqrt(bc2) for eps; an average of a constant is it. */
-static void test_optimizers(void)
-{
+/* Without decay all Adams are one, TF1's with eps / sqrt(bc2) for eps; an average of a
+   constant is it. */
+static void test_optimizers(void) {
     double theta[3] = {1, 1, 1}, m[3] = {0}, v[3] = {0}, ema = 2, x = 5;
     for (int t = 1; t <= 5; t++) {
         double g = test_normal() * 1e-6, root = sqrt(1 - pow(.95, t));
@@ -2023,114 +2001,111 @@ typedef struct {
     int count;
 } search;
 
-static void search_case(const golden_case *c, void *context)
-{
+static void search_case(const golden_case *c, void *context) {
     search *s = context;
-    if (!strcmp(c->objective, s->objective) && !strcmp(c->parameters, s->parameters) && s->count++ == 0)
+    if (!strcmp(c->objective, s->objective) && !strcmp(c->parameters, s->parameters) &&
+        s->count++ == 0)
         s->found = *c;
 }
 
-static golden_case case_of(const char *objective, const char *parameters)
-{
+static golden_case case_of(const char *objective, const char *parameters) {
     search s = {objective, parameters, {.line = 0}, 0};
     golden_each(GOLDEN_PATH, search_case, &s);
     test_expect(s.count > 0, "no golden case %s %s", objective, parameters);
     return s.found;
 }
 
-/* Is the wrong number further from the expected one than any rounding, and the right one not? */
-static void told_apart(const char *mistake, double wrong, double right, double want, double limit)
-{
+/* Is the wrong number further from the expected one than any rounding, and the right one
+   not? */
+static void told_apart(const char *mistake, double wrong, double right, double want,
+                       double limit) {
     test_expect(fabs(right - want) <= limit, "even the right %.17g is not %.17g", right, want);
-    test_expect(!(fabs(wrong - want) <= limit), "the mistake's %.17g passes for %.17g", wrong, want);
+    test_expect(!(fabs(wrong - want) <= limit), "the mistake's %.17g passes for %.17g", wrong,
+                want);
     test_end("mistake told apart: %s", mistake);
 }
 
 /* The same against number k of a golden field. */
-static void told_by_golden(const char *mistake, const golden_case *c, const char *field, int k, double wrong,
-                           double right)
-{
+static void told_by_golden(const char *mistake, const golden_case *c, const char *field, int k,
+                           double wrong, double right) {
     double want[MOST] = {0}, limit[MOST] = {0};
     test_expect(golden_expected(c, field, MOST, want, limit) > k, "no golden %s", field);
     told_apart(mistake, wrong, right, want[k], limit[k] + rounding(c, want[k], limit[k]));
 }
 
-static double golden_result(const golden_case *c, const char *field, int k)
-{
+static double golden_result(const golden_case *c, const char *field, int k) {
     results r = {.fields = 0};
     runner_of(c->objective)(c, &r);
     for (int f = 0; f < r.fields; f++)
-        if (!strcmp(r.field[f].name, field))
-            return r.field[f].value[k];
+        if (!strcmp(r.field[f].name, field)) return r.field[f].value[k];
     return NAN;
 }
 
-static void mistake_means(void)
-{
+static void mistake_means(void) {
     golden_case c = case_of("token_mean", "shards=2");
     double right = golden_result(&c, "loss", 0), wrong = golden_result(&c, "mean_of_means", 0);
     told_by_golden("the mean of the shards' means (4, 16)", &c, "loss", 0, wrong, right);
-    told_by_golden("labels shifted inside each shard (1)", &c, "loss", 0, golden_result(&c, "shift_in_shard", 0),
-        right);
-    told_by_golden("a denominator that counts the mask of both ranks, or shares averaged (16, 27)", &c, "loss", 0,
-        right / 2, right);
+    told_by_golden("labels shifted inside each shard (1)", &c, "loss", 0,
+                   golden_result(&c, "shift_in_shard", 0), right);
+    told_by_golden(
+        "a denominator that counts the mask of both ranks, or shares averaged (16, 27)", &c,
+        "loss", 0, right / 2, right);
     c = case_of("moe_balance", "experts=3 k=1 shards=2");
-    told_by_golden("router loss from a shard's own f and P (12)", &c, "loss", 0, golden_result(&c, "mean_of_means", 0),
-        golden_result(&c, "loss", 0));
+    told_by_golden("router loss from a shard's own f and P (12)", &c, "loss", 0,
+                   golden_result(&c, "mean_of_means", 0), golden_result(&c, "loss", 0));
 }
 
 /* z = beta (h_w + h_l) */
-static slow_complex added_rejected(const slow_preference *o, const slow_pair *x)
-{
+static slow_complex added_rejected(const slow_preference *o, const slow_pair *x) {
     return slow_softplus(-o->beta * (slow_chosen(o, x) + slow_rejected(o, x)));
 }
 
-static slow_complex ignored_reference(const slow_preference *o, const slow_pair *x)
-{
+static slow_complex ignored_reference(const slow_preference *o, const slow_pair *x) {
     slow_preference free = *o;
     free.reference_free = true;
     return slow_dpo_sigmoid(&free, x);
 }
 
-static void mistake_pairs(void)
-{
+static void mistake_pairs(void) {
     golden_case c = case_of("dpo_sigmoid", "beta=.3");
     pair_problem p = pair_problem_of(&c), q = p;
     double right = pair_of(&p).loss;
     q.loss = added_rejected;
     told_by_golden("the rejected log-ratio added", &c, "loss", 0, pair_of(&q).loss, right);
-    told_by_golden("the slope of an added rejected", &c, "drejected", 0, pair_of(&q).drejected, pair_of(&p).drejected);
+    told_by_golden("the slope of an added rejected", &c, "drejected", 0, pair_of(&q).drejected,
+                   pair_of(&p).drejected);
     q.loss = ignored_reference;
     told_by_golden("no reference", &c, "loss", 0, pair_of(&q).loss, right);
     q = p;
-    q.pair = (slow_pair){p.pair.rejected, p.pair.chosen, p.pair.ref_rejected, p.pair.ref_chosen, 8, 5};
+    q.pair = (slow_pair){
+        p.pair.rejected, p.pair.chosen, p.pair.ref_rejected, p.pair.ref_chosen, 8, 5};
     told_by_golden("chosen and rejected exchanged", &c, "loss", 0, pair_of(&q).loss, right);
     p.pair.ref_chosen = p.pair.ref_rejected = -13;
     p.pair.chosen = p.pair.rejected = -13;
     q = p;
     q.pair.chosen += 1e-6;
-    told_apart("a reference that is not quite the policy (20)", pair_of(&q).loss, pair_of(&p).loss, LN2, 1e-15);
+    told_apart("a reference that is not quite the policy (20)", pair_of(&q).loss,
+               pair_of(&p).loss, LN2, 1e-15);
 }
 
 /* The sum over shards of s^r / n^r is not s / n (3, 14). */
-static void mistake_local_lengths(void)
-{
+static void mistake_local_lengths(void) {
     slow_pair x = {-6, -9, 0, 0, 4, 3}, wrong = {-2. / 1 - 4. / 3, -9. / 3, 0, 0, 1, 1};
     slow_preference o = {.beta = 2, .gamma = .5};
     double z = 2 * (-6. / 4 + 9. / 3) - .5;
-    told_apart("SimPO with each shard's own length (3)", creal(slow_simpo(&o, &wrong)), creal(slow_simpo(&o, &x)),
-        plus(-z), 1e-15);
+    told_apart("SimPO with each shard's own length (3)", creal(slow_simpo(&o, &wrong)),
+               creal(slow_simpo(&o, &x)), plus(-z), 1e-15);
     golden_case c = case_of("gspo", "clip_low=.2 clip_high=.2");
     double first = exp((.3 - .1) / 2), second = exp((-.05 - .4) / 2);
-    told_by_golden("GSPO's ratio as the mean of the shards' (14)", &c, "ratio", 0, (first + second) / 2,
-        golden_result(&c, "ratio", 0));
-    c = case_of("ld_dpo", "alpha=.5"); /* with one token of prompt counted, only one of chosen is before position 2 */
-    told_by_golden("LD-DPO's positions counted from the prompt (10)", &c, "chosen", 0, -.5 + .5 * (-1 - 2),
-        golden_result(&c, "chosen", 0));
+    told_by_golden("GSPO's ratio as the mean of the shards' (14)", &c, "ratio", 0,
+                   (first + second) / 2, golden_result(&c, "ratio", 0));
+    /* with one token of prompt counted, only one of chosen is before position 2 */
+    c = case_of("ld_dpo", "alpha=.5");
+    told_by_golden("LD-DPO's positions counted from the prompt (10)", &c, "chosen", 0,
+                   -.5 + .5 * (-1 - 2), golden_result(&c, "chosen", 0));
 }
 
-static void mistake_kto(void)
-{
+static void mistake_kto(void) {
     golden_case c = case_of("kto", "beta=.3 desirable_weight=1 undesirable_weight=1.33");
     double logp[MOST], kl[MOST], zeros[MOST] = {0};
     bool desirable[MOST];
@@ -2140,19 +2115,21 @@ static void mistake_kto(void)
     double right = slow_value_of(kto_scalar, &p, p.count, logp);
     q.kl = slow_kto_kl(1, kl, zeros);
     told_by_golden("KTO's KL over the first micro-batch (9)", &c, "loss", 0,
-        slow_value_of(kto_scalar, &q, 3, logp), right);
-    q.kl = (slow_kto_kl(1, kl, zeros) + slow_kto_kl(1, kl + 1, zeros) + slow_kto_kl(1, kl + 2, zeros)) / 3;
+                   slow_value_of(kto_scalar, &q, 3, logp), right);
+    q.kl = (slow_kto_kl(1, kl, zeros) + slow_kto_kl(1, kl + 1, zeros) +
+            slow_kto_kl(1, kl + 2, zeros)) /
+           3;
     told_by_golden("KTO's KL clamped before the mean (9)", &c, "kl", 0, q.kl, p.kl);
     q.kl = (slow_kto_kl(1, kl, zeros) + slow_kto_kl(2, kl + 1, zeros)) / 2;
     told_by_golden("KTO's KL as a mean of unequal means (9)", &c, "kl", 0, q.kl, p.kl);
     told_by_golden("KTO's KL summed over two replicas (9)", &c, "kl", 0, 2 * p.kl, p.kl);
     q.kl = 0;
-    told_by_golden("KTO without its KL", &c, "loss", 0, slow_value_of(kto_scalar, &q, 3, logp), right);
+    told_by_golden("KTO without its KL", &c, "loss", 0, slow_value_of(kto_scalar, &q, 3, logp),
+                   right);
 }
 
 /* What a PPO loss is that takes the larger of the two surrogates, or does not clip. */
-static double wrong_ppo(const golden_case *c, bool larger)
-{
+static double wrong_ppo(const golden_case *c, bool larger) {
     double logp[MOST], old_logp[MOST], a[MOST], sum = 0;
     int n = golden_array(c, "logp", MOST, logp);
     golden_array(c, "old_logp", MOST, old_logp);
@@ -2164,8 +2141,7 @@ static double wrong_ppo(const golden_case *c, bool larger)
     return sum / n;
 }
 
-static void mistake_ppo(void)
-{
+static void mistake_ppo(void) {
     golden_case c = case_of("ppo_policy", "clip_low=.2 clip_high=.2");
     double right = golden_result(&c, "loss", 0);
     told_by_golden("PPO with max for min", &c, "loss", 0, wrong_ppo(&c, true), right);
@@ -2175,14 +2151,15 @@ static void mistake_ppo(void)
     told_by_golden("no dual clip", &c, "loss", 0, exp(1.5), golden_result(&c, "loss", 0));
     c = case_of("value_loss", "clip=.2");
     /* (V - G)^2 = .25, .64, .09 and (V_clip - G)^2 = .49, .64, .01 */
-    told_by_golden("value loss with min for max", &c, "loss", 0, (.25 + .64 + .01) / 6, golden_result(&c, "loss", 0));
+    told_by_golden("value loss with min for max", &c, "loss", 0, (.25 + .64 + .01) / 6,
+                   golden_result(&c, "loss", 0));
     c = case_of("kl_estimators", "");
-    told_by_golden("k3 of the ratio the wrong way up", &c, "k3", 0, creal(slow_k3(-.4)), golden_result(&c, "k3", 0));
+    told_by_golden("k3 of the ratio the wrong way up", &c, "k3", 0, creal(slow_k3(-.4)),
+                   golden_result(&c, "k3", 0));
     told_by_golden("k1 of the wrong sign", &c, "k1", 0, -.4, golden_result(&c, "k1", 0));
 }
 
-static void mistake_advantages(void)
-{
+static void mistake_advantages(void) {
     static const int64_t whole[2] = {0, TOKENS};
     rollout r, wrong;
     normals(TOKENS, 1, r.rewards);
@@ -2191,16 +2168,17 @@ static void mistake_advantages(void)
     gae_of(&packed, 1, .95, &r);
     gae_of(&(slow_sequences){1, whole, mask}, 1, .95, &wrong);
     /* token 4 is a document of its own: A = r - V */
-    told_apart("GAE across a document's end", wrong.advantages[4], r.advantages[4], r.rewards[4] - r.values[4], 1e-15);
+    told_apart("GAE across a document's end", wrong.advantages[4], r.advantages[4],
+               r.rewards[4] - r.values[4], 1e-15);
     wrong = r;
     gae_of(&(slow_sequences){SEQUENCES, documents, NULL}, 1, .95, &wrong);
     told_apart("GAE that forgets the mask", wrong.returns[11], r.returns[11], 0, 0);
     golden_case c = case_of("gae", "gamma=1 lambda=1");
-    told_by_golden("GAE cut at a shard's edge", &c, "advantages", 1, .02 - .4, golden_result(&c, "advantages", 1));
+    told_by_golden("GAE cut at a shard's edge", &c, "advantages", 1, .02 - .4,
+                   golden_result(&c, "advantages", 1));
 }
 
-static void mistake_moments(void)
-{
+static void mistake_moments(void) {
     golden_case c = case_of("whiten", "");
     double x[MOST], half[MOST], unbiased[MOST];
     golden_array(&c, "x", MOST, x);
@@ -2208,22 +2186,27 @@ static void mistake_moments(void)
     slow_whiten_unbiased(4, NULL, true, x, unbiased);
     double right = golden_result(&c, "whitened", 0);
     told_by_golden("whitening by a shard's moments (15)", &c, "whitened", 0, half[0], right);
-    told_by_golden("whitening with the unbiased variance (15)", &c, "whitened", 0, unbiased[0], right);
+    told_by_golden("whitening with the unbiased variance (15)", &c, "whitened", 0, unbiased[0],
+                   right);
     c = case_of("group_norm", "eps=1e-4");
     right = golden_result(&c, "advantage", 0);
     told_by_golden("a group's standard deviation as the population's", &c, "advantage", 0,
-        .625 / (sqrt(.171875) + 1e-4), right);
-    told_by_golden("another library's eps", &c, "advantage", 0, .625 / (sqrt(.6875 / 3) + 1e-6), right);
-    c = case_of("adaptive_kl", "target=6 n=256 horizon=1e4"); /* the first observes 3: 3/6 - 1 is below -.2 */
-    told_by_golden("the controller without its clip", &c, "factor", 0, 1 - .5 * .0256, golden_result(&c, "factor", 0));
+                   .625 / (sqrt(.171875) + 1e-4), right);
+    told_by_golden("another library's eps", &c, "advantage", 0, .625 / (sqrt(.6875 / 3) + 1e-6),
+                   right);
+    /* the first observes 3: 3/6 - 1 is below -.2 */
+    c = case_of("adaptive_kl", "target=6 n=256 horizon=1e4");
+    told_by_golden("the controller without its clip", &c, "factor", 0, 1 - .5 * .0256,
+                   golden_result(&c, "factor", 0));
     c = case_of("shaped_rewards", "kl_coef=.01 low=-10 high=10");
-    told_by_golden("a score that is not clipped", &c, "rewards", 3, 12, golden_result(&c, "rewards", 3));
-    told_by_golden("KL added to the reward", &c, "rewards", 0, .001, golden_result(&c, "rewards", 0));
+    told_by_golden("a score that is not clipped", &c, "rewards", 3, 12,
+                   golden_result(&c, "rewards", 3));
+    told_by_golden("KL added to the reward", &c, "rewards", 0, .001,
+                   golden_result(&c, "rewards", 0));
 }
 
 /* A mean over no token is NaN, and no weight of 0 mends it (7). */
-static void mistake_nan(void)
-{
+static void mistake_nan(void) {
     double none[TOKENS] = {0}, zero = 0, mean = zero / zero;
     slow_complex *z = slow_array(TOKENS);
     double right = creal(slow_sft_token_mean(&(slow_sequences){SEQUENCES, documents, none}, z));
@@ -2231,8 +2214,7 @@ static void mistake_nan(void)
     free(z);
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_state += test_seed;
     test_golden();

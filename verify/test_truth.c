@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* The model against slow.h: values, every gradient, optimizer steps; and what must not change the answer, or may. */
+/* The model against slow.h: values, every gradient, optimizer steps; and what must not
+   change the answer, or may. */
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_LLAMA_IMPLEMENTATION
 #include "run_model.h"
@@ -7,12 +8,18 @@
 
 /* ---- documents ---- */
 
-typedef struct corpus { seqpar_document *doc; int64_t count, vocab; } corpus;
+typedef struct corpus {
+    seqpar_document *doc;
+    int64_t count, vocab;
+} corpus;
 
 static int32_t *corpus_ids(const corpus *c, int64_t i) { return (int32_t *)c->doc[i].ids; }
-static uint8_t *corpus_mask(const corpus *c, int64_t i) { return (uint8_t *)c->doc[i].loss_mask; }
+static uint8_t *corpus_mask(const corpus *c, int64_t i) {
+    return (uint8_t *)c->doc[i].loss_mask;
+}
 
-/* Document 0 is long and wholly supervised, 1 has one token, every fourth is masked, the others have holes; token id 0 is everywhere. */
+/* Document 0 is long and wholly supervised, 1 has one token, every fourth is masked, the
+   others have holes; token id 0 is everywhere. */
 static corpus corpus_new(int64_t count, int64_t shortest, int64_t longest, int64_t vocab) {
     corpus c = {calloc((size_t)count, sizeof *c.doc), count, vocab};
     int64_t i, t;
@@ -22,15 +29,20 @@ static corpus corpus_new(int64_t count, int64_t shortest, int64_t longest, int64
         d->unit = i;
         d->ids = calloc((size_t)d->tokens, sizeof *d->ids);
         d->loss_mask = calloc((size_t)d->tokens, 1);
-        for (t = 0; t < d->tokens; t++) corpus_ids(&c, i)[t] = (int32_t)(t % 5 == 2 ? 0 : test_integer(0, vocab - 1));
-        for (t = 0; t < d->tokens; t++) corpus_mask(&c, i)[t] = i == 0 || (i % 4 != 3 && test_integer(0, 5) > 0);
+        for (t = 0; t < d->tokens; t++)
+            corpus_ids(&c, i)[t] = (int32_t)(t % 5 == 2 ? 0 : test_integer(0, vocab - 1));
+        for (t = 0; t < d->tokens; t++)
+            corpus_mask(&c, i)[t] = i == 0 || (i % 4 != 3 && test_integer(0, 5) > 0);
     }
     return c;
 }
 
 static void corpus_free(corpus *c) {
     int64_t i;
-    for (i = 0; i < c->count; i++) { free(corpus_ids(c, i)); free(corpus_mask(c, i)); }
+    for (i = 0; i < c->count; i++) {
+        free(corpus_ids(c, i));
+        free(corpus_mask(c, i));
+    }
     free(c->doc);
 }
 
@@ -38,7 +50,10 @@ static void corpus_pack(const corpus *c, seqpar_batch *batch, seqpar_pack_desc d
     seqpar_error error = {0};
     desc.vocab = c->vocab;
     desc.keep_masked = 1;
-    if (seqpar_pack(&error, batch, c->doc, c->count, &desc)) { fprintf(stderr, "%s\n", error.text); exit(2); }
+    if (seqpar_pack(&error, batch, c->doc, c->count, &desc)) {
+        fprintf(stderr, "%s\n", error.text);
+        exit(2);
+    }
 }
 
 /* ---- one model as the library and as slow.h see it ---- */
@@ -49,18 +64,22 @@ typedef struct truth {
     model_task task;
     slow_config config;
     slow_tensor table[MOST_TENSORS];
-    int64_t offset[MOST_TENSORS];  /* of the same tensor in the library's parameters, which have gaps */
+    /* of the same tensor in the library's parameters, which have gaps */
+    int64_t offset[MOST_TENSORS];
     int64_t tensors, parameters, elements;
     slow_row *row;
-    int32_t *ids, *targets;        /* by global token, from the documents */
-    double *dense, *start;         /* parameters without and with gaps, exact in fp32 */
-    double *seeds;                 /* entropy seeds by global token */
-    double noise[QUANTITIES];      /* see measure_noise */
+    int32_t *ids, *targets;   /* by global token, from the documents */
+    double *dense, *start;    /* parameters without and with gaps, exact in fp32 */
+    double *seeds;            /* entropy seeds by global token */
+    double noise[QUANTITIES]; /* see measure_noise */
 } truth;
 
 static slow_config random_config(int64_t i, int64_t most_parameters) {
     int64_t scale = most_parameters > 2000 ? 4 : 1;
-    slow_config c = {.layers = 1 + i / 2 % 2, .tied = i % 2, .rope_theta = i % 3 ? 10000 : 500, .rms_eps = i % 3 ? 1e-5 : 1e-3};
+    slow_config c = {.layers = 1 + i / 2 % 2,
+                     .tied = i % 2,
+                     .rope_theta = i % 3 ? 10000 : 500,
+                     .rms_eps = i % 3 ? 1e-5 : 1e-3};
     do {
         c.kv_heads = test_integer(1, 2);
         c.heads = c.kv_heads * test_integer(1, 3);
@@ -74,7 +93,9 @@ static slow_config random_config(int64_t i, int64_t most_parameters) {
 
 /* Where the library has 0 for a default, it is asked for the default. */
 static seqpar_llama_config library_config(const slow_config *c) {
-    seqpar_llama_config l = {c->layers, c->hidden, c->heads, c->kv_heads, c->head_dim, c->intermediate, c->vocab, c->rope_theta, c->rms_eps, c->tied};
+    seqpar_llama_config l = {c->layers,   c->hidden,       c->heads, c->kv_heads,
+                             c->head_dim, c->intermediate, c->vocab, c->rope_theta,
+                             c->rms_eps,  c->tied};
     if (c->rope_theta == 10000) l.rope_theta = 0;
     if (c->rms_eps == 1e-5) l.rms_eps = 0;
     return l;
@@ -82,12 +103,18 @@ static seqpar_llama_config library_config(const slow_config *c) {
 
 static void match_tensors(truth *t, const seqpar_llama *model) {
     int64_t i, j;
-    test_expect(model->tensor_count == t->tensors, "the library has %lld tensors, slow.h %lld", (long long)model->tensor_count, (long long)t->tensors);
+    test_expect(model->tensor_count == t->tensors, "the library has %lld tensors, slow.h %lld",
+                (long long)model->tensor_count, (long long)t->tensors);
     for (i = 0; i < t->tensors; i++) {
         const slow_tensor *want = &t->table[i];
-        for (j = 0; j < model->tensor_count && strcmp(model->tensors[j].name, want->name); j++) {}
-        if (!test_expect(j < model->tensor_count, "the library has no tensor %s", want->name)) exit(2);
-        test_expect(model->tensors[j].rows == want->rows && model->tensors[j].cols == want->cols, "%s has another shape", want->name);
+        for (j = 0; j < model->tensor_count && strcmp(model->tensors[j].name, want->name);
+             j++) {
+        }
+        if (!test_expect(j < model->tensor_count, "the library has no tensor %s", want->name))
+            exit(2);
+        test_expect(model->tensors[j].rows == want->rows &&
+                        model->tensors[j].cols == want->cols,
+                    "%s has another shape", want->name);
         t->offset[i] = model->tensors[j].offset;
     }
     t->elements = model->elements;
@@ -101,7 +128,10 @@ static void find_tensors(truth *t) {
     t->tensors = slow_tensors(&t->config);
     t->parameters = slow_parameters(&t->config, t->table);
     seqpar_ctx_open(&ctx, self, device, 1);
-    if (seqpar_llama_open(&ctx, &model, &t->task.config)) { fprintf(stderr, "%s\n", ctx.error->text); exit(2); }
+    if (seqpar_llama_open(&ctx, &model, &t->task.config)) {
+        fprintf(stderr, "%s\n", ctx.error->text);
+        exit(2);
+    }
     match_tensors(t, &model);
     seqpar_llama_close(&ctx, &model);
     seqpar_ctx_close(&ctx);
@@ -111,14 +141,20 @@ static void find_tensors(truth *t) {
 
 static void drop_gaps(const truth *t, double *dense, const double *library) {
     int64_t i;
-    for (i = 0; i < t->tensors; i++) memcpy(dense + t->table[i].offset, library + t->offset[i], (size_t)(t->table[i].rows * t->table[i].cols) * sizeof *dense);
-}
-static void make_gaps(const truth *t, double *library, const double *dense) {
-    int64_t i;
-    for (i = 0; i < t->tensors; i++) memcpy(library + t->offset[i], dense + t->table[i].offset, (size_t)(t->table[i].rows * t->table[i].cols) * sizeof *dense);
+    for (i = 0; i < t->tensors; i++)
+        memcpy(dense + t->table[i].offset, library + t->offset[i],
+               (size_t)(t->table[i].rows * t->table[i].cols) * sizeof *dense);
 }
 
-/* Weights that keep every layer's output near 1, so that no part of the model is too small to be seen. */
+static void make_gaps(const truth *t, double *library, const double *dense) {
+    int64_t i;
+    for (i = 0; i < t->tensors; i++)
+        memcpy(library + t->offset[i], dense + t->table[i].offset,
+               (size_t)(t->table[i].rows * t->table[i].cols) * sizeof *dense);
+}
+
+/* Weights that keep every layer's output near 1, so that no part of the model is too small
+   to be seen. */
 static void random_parameters(truth *t) {
     int64_t i, j;
     t->dense = calloc((size_t)t->parameters, sizeof *t->dense);
@@ -126,7 +162,8 @@ static void random_parameters(truth *t) {
     for (i = 0; i < t->tensors; i++) {
         const slow_tensor *w = &t->table[i];
         double spread = w->rows == 1 ? 0.3 : i == 0 ? 0.8 : 1 / sqrt((double)w->cols);
-        for (j = 0; j < w->rows * w->cols; j++) t->dense[w->offset + j] = (float)((w->rows == 1) + spread * test_normal());
+        for (j = 0; j < w->rows * w->cols; j++)
+            t->dense[w->offset + j] = (float)((w->rows == 1) + spread * test_normal());
     }
     make_gaps(t, t->start, t->dense);
     t->task.start = t->start;
@@ -150,12 +187,19 @@ static void describe_rows(truth *t, const corpus *c) {
     for (r = 0; r < t->task.batch.rows; r++) {
         const seqpar_row *row = &t->task.batch.row[r];
         base = row_base(&t->task, r);
-        for (d = 0; d < row->docs; d++) describe_document(&c->doc[row->doc_source[d]], t->ids + base + row->cu_seqlens[d], t->targets + base + row->cu_seqlens[d]);
-        t->row[r] = (slow_row){.tokens = row->tokens, .docs = row->docs, .cu_seqlens = row->cu_seqlens, .ids = t->ids + base, .targets = t->targets + base};
+        for (d = 0; d < row->docs; d++)
+            describe_document(&c->doc[row->doc_source[d]], t->ids + base + row->cu_seqlens[d],
+                              t->targets + base + row->cu_seqlens[d]);
+        t->row[r] = (slow_row){.tokens = row->tokens,
+                               .docs = row->docs,
+                               .cu_seqlens = row->cu_seqlens,
+                               .ids = t->ids + base,
+                               .targets = t->targets + base};
     }
 }
 
-static void truth_open(truth *t, const slow_config *config, const corpus *c, seqpar_pack_desc desc) {
+static void truth_open(truth *t, const slow_config *config, const corpus *c,
+                       seqpar_pack_desc desc) {
     memset(t, 0, sizeof *t);
     t->config = *config;
     t->task.config = library_config(config);
@@ -171,7 +215,12 @@ static void truth_open(truth *t, const slow_config *config, const corpus *c, seq
 
 static void truth_close(truth *t) {
     seqpar_batch_free(&t->task.batch);
-    free(t->dense); free(t->start); free(t->row); free(t->seeds); free(t->ids); free(t->targets);
+    free(t->dense);
+    free(t->start);
+    free(t->row);
+    free(t->seeds);
+    free(t->ids);
+    free(t->targets);
 }
 
 /* Label smoothing, z-loss and entropy seeds, each on some of the models. */
@@ -182,27 +231,37 @@ static void vary_objective(truth *t, int64_t i) {
     if (i % 3 != 1) return;
     t->seeds = calloc((size_t)tokens, sizeof *t->seeds);
     for (n = 0; n < tokens; n++) t->seeds[n] = (float)(0.1 * test_normal());
-    for (r = 0; r < t->task.batch.rows; r++) t->row[r].entropy_seeds = t->seeds + row_base(&t->task, r);
+    for (r = 0; r < t->task.batch.rows; r++)
+        t->row[r].entropy_seeds = t->seeds + row_base(&t->task, r);
     t->task.entropy_seeds = t->seeds;
 }
 
-static void random_truth(truth *t, int64_t i, int64_t most_parameters, int64_t documents, int64_t longest) {
+static void random_truth(truth *t, int64_t i, int64_t most_parameters, int64_t documents,
+                         int64_t longest) {
     slow_config config = random_config(i, most_parameters);
     corpus c = corpus_new(documents, 2, longest, config.vocab);
-    truth_open(t, &config, &c, (seqpar_pack_desc){.pack_len = 2 * longest, .chunks = i % 3 ? 0 : 7, .pad_to = i % 5 == 4 ? 8 : 0});
+    truth_open(t, &config, &c,
+               (seqpar_pack_desc){.pack_len = 2 * longest,
+                                  .chunks = i % 3 ? 0 : 7,
+                                  .pad_to = i % 5 == 4 ? 8 : 0});
     vary_objective(t, i);
     corpus_free(&c);
 }
 
 static slow_problem truth_problem(const truth *t) {
     const seqpar_sft_desc *o = &t->task.objective;
-    return (slow_problem){&t->config, t->task.batch.rows, t->row, {o->label_smoothing, o->z_loss, (double)o->count}};
+    return (slow_problem){&t->config,
+                          t->task.batch.rows,
+                          t->row,
+                          {o->label_smoothing, o->z_loss, (double)o->count}};
 }
 
 /* ---- ways ---- */
 
-static const model_way plain_reference = {.dp = 1, .sp = 1, .accumulation = 1, .threads = 1, .steps = 1, .reference = 1};
-static const model_way plain_cpu = {.dp = 1, .sp = 1, .accumulation = 1, .threads = 1, .steps = 1};
+static const model_way plain_reference = {
+    .dp = 1, .sp = 1, .accumulation = 1, .threads = 1, .steps = 1, .reference = 1};
+static const model_way plain_cpu = {
+    .dp = 1, .sp = 1, .accumulation = 1, .threads = 1, .steps = 1};
 
 static model_way random_way(int reference, int64_t kv_heads) {
     model_way w = reference ? plain_reference : plain_cpu;
@@ -220,21 +279,31 @@ static model_way random_way(int reference, int64_t kv_heads) {
 
 static const char *way_name(const model_way *w) {
     static char name[160];
-    snprintf(name, sizeof name, "%s D=%lld P=%lld A=%lld %s %s", w->reference ? "fp64" : "fp32", (long long)w->dp, (long long)w->sp, (long long)w->accumulation,
+    snprintf(name, sizeof name, "%s D=%lld P=%lld A=%lld %s %s", w->reference ? "fp64" : "fp32",
+             (long long)w->dp, (long long)w->sp, (long long)w->accumulation,
              seqpar_layout_name(w->layout), seqpar_schedule_name(w->schedule));
     return name;
 }
 
 /* ---- what is compared: 0 logits, 1 log-probs, 2 loss, 3.. the gradient of each tensor ---- */
 
-typedef struct outcome { double *logits, *logp, *gradient, loss; } outcome;
+typedef struct outcome {
+    double *logits, *logp, *gradient, loss;
+} outcome;
 
 static outcome outcome_new(const truth *t) {
     int64_t tokens = task_tokens(&t->task);
-    outcome o = {calloc((size_t)(tokens * t->config.vocab), sizeof(double)), calloc((size_t)tokens, sizeof(double)), calloc((size_t)t->parameters, sizeof(double)), 0};
+    outcome o = {calloc((size_t)(tokens * t->config.vocab), sizeof(double)),
+                 calloc((size_t)tokens, sizeof(double)),
+                 calloc((size_t)t->parameters, sizeof(double)), 0};
     return o;
 }
-static void outcome_free(outcome *o) { free(o->logits); free(o->logp); free(o->gradient); }
+
+static void outcome_free(outcome *o) {
+    free(o->logits);
+    free(o->logp);
+    free(o->gradient);
+}
 
 /* The loss that a trainer reports leaves the entropy seeds out. */
 static double slow_reported_loss(const truth *t) {
@@ -258,7 +327,8 @@ static outcome outcome_slow(const truth *t) {
     for (r = 0; r < p.rows; r++) {
         int64_t base = row_base(&t->task, r);
         slow_logits_real(&t->config, t->dense, &t->row[r], o.logits + base * t->config.vocab);
-        slow_statistics(&t->config, t->dense, &t->row[r], o.logp + base, unused, unused + task_tokens(&t->task));
+        slow_statistics(&t->config, t->dense, &t->row[r], o.logp + base, unused,
+                        unused + task_tokens(&t->task));
     }
     free(unused);
     o.loss = slow_reported_loss(t);
@@ -281,45 +351,57 @@ static const char *quantity_name(const truth *t, int64_t q) {
 }
 
 /* Relative L2 distances; returns how many. */
-static int64_t distances(const truth *t, const outcome *got, const outcome *want, double *distance) {
+static int64_t distances(const truth *t, const outcome *got, const outcome *want,
+                         double *distance) {
     int64_t i, tokens = task_tokens(&t->task);
     distance[0] = test_distance(got->logits, want->logits, tokens * t->config.vocab);
     distance[1] = test_distance(got->logp, want->logp, tokens);
     distance[2] = test_distance(&got->loss, &want->loss, 1);
     for (i = 0; i < t->tensors; i++)
-        distance[3 + i] = test_distance(got->gradient + t->table[i].offset, want->gradient + t->table[i].offset, t->table[i].rows * t->table[i].cols);
+        distance[3 + i] = test_distance(got->gradient + t->table[i].offset,
+                                        want->gradient + t->table[i].offset,
+                                        t->table[i].rows * t->table[i].cols);
     return 3 + t->tensors;
 }
 
-static int64_t result_distances(const truth *t, const model_result *r, const outcome *want, double *distance) {
+static int64_t result_distances(const truth *t, const model_result *r, const outcome *want,
+                                double *distance) {
     outcome got = outcome_library(t, r);
     int64_t count = distances(t, &got, want, distance);
     outcome_free(&got);
     return count;
 }
 
-/* Relative L2 error against slow.h. fp64: the worst of seeds 1..12 is 3.4e-14. fp32: as a multiple of what rounding the
-   parameters alone would do (measure_noise); the worst of 30,400 quantities (seeds 1..40) is 4.4 and of this program's runs
-   with seeds 1..12 5.5. The limit is three times that; test_fp32_limit shows that a fault of 1e-4 is far beyond it (58). */
+/* Relative L2 error against slow.h. fp64: the worst of seeds 1..12 is 3.4e-14. fp32: as a
+   multiple of what rounding the parameters alone would do (measure_noise); the worst of
+   30,400 quantities (seeds 1..40) is 4.4 and of this program's runs with seeds 1..12 5.5.
+   The limit is three times that; test_fp32_limit shows that a fault of 1e-4 is far beyond it
+   (58). */
 #define FP64_LIMIT 1e-12
 #define FP32_TIMES 16.5
 
-/* Each quantity's error over its limit, of the worst; NaN and a failed run are infinitely bad. */
-static double expect_close(const truth *t, const model_result *r, const outcome *want, const model_way *way) {
+/* Each quantity's error over its limit, of the worst; NaN and a failed run are infinitely
+   bad. */
+static double expect_close(const truth *t, const model_result *r, const outcome *want,
+                           const model_way *way) {
     double distance[QUANTITIES], worst = 0;
     int64_t count, q;
-    if (!test_expect(!r->status, "%s: %s %s", way_name(way), seqpar_status_name(r->status), r->error.text)) return HUGE_VAL;
+    if (!test_expect(!r->status, "%s: %s %s", way_name(way), seqpar_status_name(r->status),
+                     r->error.text))
+        return HUGE_VAL;
     count = result_distances(t, r, want, distance);
     for (q = 0; q < count; q++) {
         double limit = way->reference ? FP64_LIMIT : FP32_TIMES * t->noise[q];
-        test_expect(distance[q] <= limit, "%s: %s is off by %.2e, limit %.1e", way_name(way), quantity_name(t, q), distance[q], limit);
+        test_expect(distance[q] <= limit, "%s: %s is off by %.2e, limit %.1e", way_name(way),
+                    quantity_name(t, q), distance[q], limit);
         worst = fmax(worst, distance[q] / limit);
     }
     return worst;
 }
 
-/* What fp32 cannot avoid: the model's answer to a relative 2^-24 in its parameters (root mean square of four draws on the
-   reference device), and the rounding of the answer. A badly conditioned model may err more, the others may not. */
+/* What fp32 cannot avoid: the model's answer to a relative 2^-24 in its parameters (root
+   mean square of four draws on the reference device), and the rounding of the answer. A
+   badly conditioned model may err more, the others may not. */
 static void measure_noise(truth *t, const outcome *want) {
     double distance[QUANTITIES], squares[QUANTITIES] = {0};
     int64_t draw, i, q, count = 0;
@@ -340,46 +422,58 @@ static void measure_noise(truth *t, const outcome *want) {
 /* Three steps by slow.h from the first gradient on; gains do not decay. */
 static void slow_three_steps(const truth *t, const double *first_gradient, double *theta) {
     slow_problem p = truth_problem(t);
-    double *g = calloc(3 * (size_t)t->parameters, sizeof *g), *m = g + t->parameters, *v = m + t->parameters;
+    double *g = calloc(3 * (size_t)t->parameters, sizeof *g);
+    double *m = g + t->parameters, *v = m + t->parameters;
     int64_t step, i;
     memcpy(theta, t->dense, (size_t)t->parameters * sizeof *theta);
     for (step = 1; step <= 3; step++) {
-        if (step == 1) memcpy(g, first_gradient, (size_t)t->parameters * sizeof *g);
-        else slow_gradient(&p, theta, g);
+        if (step == 1)
+            memcpy(g, first_gradient, (size_t)t->parameters * sizeof *g);
+        else
+            slow_gradient(&p, theta, g);
         slow_clip(t->parameters, t->task.max_norm, g);
         for (i = 0; i < t->tensors; i++) {
             slow_adamw a = {.9, .95, 1e-8, t->table[i].rows > 1 ? t->task.decay : 0};
             int64_t at = t->table[i].offset;
-            slow_adamw_step(&a, t->task.lr, step, t->table[i].rows * t->table[i].cols, g + at, m + at, v + at, theta + at);
+            slow_adamw_step(&a, t->task.lr, step, t->table[i].rows * t->table[i].cols, g + at,
+                            m + at, v + at, theta + at);
         }
     }
     free(g);
 }
 
-static double expect_parameters(const truth *t, const model_result *r, const double *theta, double limit, const char *what) {
+static double expect_parameters(const truth *t, const model_result *r, const double *theta,
+                                double limit, const char *what) {
     double *got = calloc((size_t)t->parameters, sizeof *got), worst = 0;
     int64_t i;
     drop_gaps(t, got, r->params);
     for (i = 0; i < t->tensors; i++) {
-        double d = test_distance(got + t->table[i].offset, theta + t->table[i].offset, t->table[i].rows * t->table[i].cols);
-        test_expect(d <= limit, "%s: after 3 steps %s is off by %.2e", what, t->table[i].name, d);
+        double d = test_distance(got + t->table[i].offset, theta + t->table[i].offset,
+                                 t->table[i].rows * t->table[i].cols);
+        test_expect(d <= limit, "%s: after 3 steps %s is off by %.2e", what, t->table[i].name,
+                    d);
         worst = fmax(worst, d);
     }
     free(got);
     return worst;
 }
 
-typedef struct tiny_worst { double values, steps, fp32; } tiny_worst;
+typedef struct tiny_worst {
+    double values, steps, fp32;
+} tiny_worst;
 
-static void check_tiny_way(const truth *t, model_way way, const outcome *want, const double *theta, tiny_worst *worst) {
+static void check_tiny_way(const truth *t, model_way way, const outcome *want,
+                           const double *theta, tiny_worst *worst) {
     model_result r;
     way.steps = way.reference ? 3 : 1;
     model_run(&t->task, &way, &r);
     if (way.reference) {
         worst->values = fmax(worst->values, FP64_LIMIT * expect_close(t, &r, want, &way));
-        worst->steps = fmax(worst->steps, expect_parameters(t, &r, theta, 1e-11, way_name(&way)));
+        worst->steps = fmax(worst->steps,
+                            expect_parameters(t, &r, theta, 1e-11, way_name(&way)));
         test_expect(r.norm > t->task.max_norm, "the clip did not act (norm %g)", r.norm);
-    } else worst->fp32 = fmax(worst->fp32, FP32_TIMES * expect_close(t, &r, want, &way));
+    } else
+        worst->fp32 = fmax(worst->fp32, FP32_TIMES * expect_close(t, &r, want, &way));
     model_result_free(&r);
 }
 
@@ -396,7 +490,8 @@ static void check_tiny(int64_t i, tiny_worst *worst) {
     check_tiny_way(&t, random_way(1, t.config.kv_heads), &want, theta, worst);
     check_tiny_way(&t, plain_cpu, &want, theta, worst);
     check_tiny_way(&t, random_way(0, t.config.kv_heads), &want, theta, worst);
-    test_end("tiny_%lld %lld parameters, heads %lld/%lld of %lld, %s", (long long)i, (long long)t.parameters, (long long)t.config.heads, (long long)t.config.kv_heads,
+    test_end("tiny_%lld %lld parameters, heads %lld/%lld of %lld, %s", (long long)i,
+             (long long)t.parameters, (long long)t.config.heads, (long long)t.config.kv_heads,
              (long long)t.config.head_dim, t.config.tied ? "tied" : "untied");
     free(theta);
     outcome_free(&want);
@@ -407,7 +502,8 @@ static void test_tiny(void) {
     tiny_worst worst = {0};
     int64_t i;
     for (i = 0; i < 20; i++) check_tiny(i, &worst);
-    printf("# worst: fp64 %.1e, after 3 steps %.1e, fp32 %.1f times its noise\n", worst.values, worst.steps, worst.fp32);
+    printf("# worst: fp64 %.1e, after 3 steps %.1e, fp32 %.1f times its noise\n", worst.values,
+           worst.steps, worst.fp32);
 }
 
 /* One tensor is wrong by a relative 1e-4: somewhere the fp32 limit must be passed. */
@@ -415,7 +511,8 @@ static double faulty_tensor(truth *t, const outcome *want, int64_t tensor) {
     double distance[QUANTITIES], worst = 0;
     int64_t i, count;
     model_result r;
-    for (i = 0; i < t->table[tensor].rows * t->table[tensor].cols; i++) t->start[t->offset[tensor] + i] *= 1 + 1e-4 * test_normal();
+    for (i = 0; i < t->table[tensor].rows * t->table[tensor].cols; i++)
+        t->start[t->offset[tensor] + i] *= 1 + 1e-4 * test_normal();
     model_run(&t->task, &plain_cpu, &r);
     count = result_distances(t, &r, want, distance);
     for (i = 0; i < count; i++) worst = fmax(worst, distance[i] / t->noise[i]);
@@ -435,7 +532,9 @@ static void test_fp32_limit(void) {
         measure_noise(&t, &want);
         for (i = 0; i < t.tensors; i++) {
             double times = faulty_tensor(&t, &want, i);
-            test_expect(times > FP32_TIMES, "a fault of 1e-4 in %s is only %.1f times the noise", t.table[i].name, times);
+            test_expect(times > FP32_TIMES,
+                        "a fault of 1e-4 in %s is only %.1f times the noise", t.table[i].name,
+                        times);
             least = fmin(least, times);
         }
         outcome_free(&want);
@@ -447,20 +546,22 @@ static void test_fp32_limit(void) {
 
 /* ---- 2: larger models, some directions ---- */
 
-/* |<g, d> - truth| / (|g| |d|), g and d those of one tensor or of all. The worst of 22 runs of 1000 directions is 2.4e-14
-   and 5.1e-6. */
+/* |<g, d> - truth| / (|g| |d|), g and d those of one tensor or of all. The worst of 22 runs
+   of 1000 directions is 2.4e-14 and 5.1e-6. */
 #define DIRECTION_FP64 1e-12
 #define DIRECTION_FP32 2e-5
 
 /* The whole space, or one random tensor: there an error cannot hide behind the others. */
 static void random_direction(const truth *t, int64_t number, double *direction) {
     const slow_tensor *one = &t->table[test_integer(0, t->tensors - 1)];
-    int64_t i, begin = number ? one->offset : 0, end = number ? begin + one->rows * one->cols : t->parameters;
+    int64_t i, begin = number ? one->offset : 0;
+    int64_t end = number ? begin + one->rows * one->cols : t->parameters;
     memset(direction, 0, (size_t)t->parameters * sizeof *direction);
     for (i = begin; i < end; i++) direction[i] = test_normal();
 }
 
-static double direction_error(const double *gradient, const double *direction, int64_t count, double want) {
+static double direction_error(const double *gradient, const double *direction, int64_t count,
+                              double want) {
     double dot = 0, g = 0, d = 0;
     int64_t i;
     for (i = 0; i < count; i++) {
@@ -473,7 +574,8 @@ static double direction_error(const double *gradient, const double *direction, i
 }
 
 static void dense_gradient(const truth *t, int reference, int64_t i, double *gradient) {
-    model_way plain = reference ? plain_reference : plain_cpu, way = i % 2 ? random_way(reference, t->config.kv_heads) : plain;
+    model_way plain = reference ? plain_reference : plain_cpu,
+              way = i % 2 ? random_way(reference, t->config.kv_heads) : plain;
     model_result r;
     model_run(&t->task, &way, &r);
     test_expect(!r.status, "%s: %s", way_name(&way), r.error.text);
@@ -498,8 +600,10 @@ static void check_directions(int64_t i, double *worst) {
         want = slow_directional(&p, t.dense, direction);
         fp64 = direction_error(gradient, direction, t.parameters, want);
         fp32 = direction_error(gradient + t.parameters, direction, t.parameters, want);
-        test_expect(fp64 <= DIRECTION_FP64, "model %lld, direction %lld: fp64 is off by %.2e", (long long)i, (long long)n, fp64);
-        test_expect(fp32 <= DIRECTION_FP32, "model %lld, direction %lld: fp32 is off by %.2e", (long long)i, (long long)n, fp32);
+        test_expect(fp64 <= DIRECTION_FP64, "model %lld, direction %lld: fp64 is off by %.2e",
+                    (long long)i, (long long)n, fp64);
+        test_expect(fp32 <= DIRECTION_FP32, "model %lld, direction %lld: fp32 is off by %.2e",
+                    (long long)i, (long long)n, fp32);
         worst[0] = fmax(worst[0], fp64);
         worst[1] = fmax(worst[1], fp32);
     }
@@ -525,6 +629,7 @@ static int by_size(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return x < y ? -1 : x > y;
 }
+
 static double median(const double *values, int64_t count) {
     double sorted[STRIPE_SEEDS];
     memcpy(sorted, values, (size_t)count * sizeof *sorted);
@@ -533,7 +638,15 @@ static double median(const double *values, int64_t count) {
 }
 
 static void stripe_truth(truth *t) {
-    slow_config config = {.layers = 2, .hidden = 26, .heads = 6, .kv_heads = 2, .head_dim = 10, .intermediate = 39, .vocab = 53, .rope_theta = 10000, .rms_eps = 1e-5};
+    slow_config config = {.layers = 2,
+                          .hidden = 26,
+                          .heads = 6,
+                          .kv_heads = 2,
+                          .head_dim = 10,
+                          .intermediate = 39,
+                          .vocab = 53,
+                          .rope_theta = 10000,
+                          .rms_eps = 1e-5};
     corpus c = corpus_new(12, 6, 70, config.vocab);
     truth_open(t, &config, &c, (seqpar_pack_desc){.pack_len = 150});
     t->task.objective.label_smoothing = 0.1;
@@ -569,11 +682,14 @@ static void expect_stripe_rule(const truth *t, int64_t q, double worst[2]) {
     int64_t w;
     for (w = 0; w < STRIPE_WAYS; w++) middle[w] = median(stripe_error[w][q], STRIPE_SEEDS);
     for (w = 1; w < STRIPE_WAYS; w++) {
-        test_expect(middle[w] <= 2 * middle[0], "%s at P=%lld: median error %.2e, one rank has %.2e", quantity_name(t, q), (long long)stripe_ranks[w], middle[w], middle[0]);
+        test_expect(middle[w] <= 2 * middle[0],
+                    "%s at P=%lld: median error %.2e, one rank has %.2e", quantity_name(t, q),
+                    (long long)stripe_ranks[w], middle[w], middle[0]);
         worst[0] = fmax(worst[0], middle[w] / middle[0]);
     }
     growth = middle[STRIPE_WAYS - 1] / middle[1];
-    test_expect(growth <= 1.5, "%s: the median error grows from %.2e at P=2 to %.2e at P=8", quantity_name(t, q), middle[1], middle[STRIPE_WAYS - 1]);
+    test_expect(growth <= 1.5, "%s: the median error grows from %.2e at P=2 to %.2e at P=8",
+                quantity_name(t, q), middle[1], middle[STRIPE_WAYS - 1]);
     worst[1] = fmax(worst[1], growth);
 }
 
@@ -587,40 +703,59 @@ static void test_stripe(int layout) {
         measure_stripe(&t, layout, seed);
     }
     for (q = 0; q < 3 + t.tensors; q++)
-        if (q != 2) expect_stripe_rule(&t, q, worst); /* the loss is one number: its error may be 0 by chance */
-    printf("# %s: median error at most %.2f times that of one rank; P=8 at most %.2f times P=2\n", seqpar_layout_name(layout), worst[0], worst[1]);
+        /* the loss is one number: its error may be 0 by chance */
+        if (q != 2) expect_stripe_rule(&t, q, worst);
+    printf(
+        "# %s: median error at most %.2f times that of one rank; P=8 at most %.2f times P=2\n",
+        seqpar_layout_name(layout), worst[0], worst[1]);
     test_end("%s_error_rule over %d seeds", seqpar_layout_name(layout), STRIPE_SEEDS);
     truth_close(&t);
 }
 
 /* ---- 4: what must not matter ---- */
 
-static const slow_config small_config = {.layers = 2, .hidden = 13, .heads = 6, .kv_heads = 2, .head_dim = 6, .intermediate = 17, .vocab = 31, .rope_theta = 10000, .rms_eps = 1e-5};
+static const slow_config small_config = {.layers = 2,
+                                         .hidden = 13,
+                                         .heads = 6,
+                                         .kv_heads = 2,
+                                         .head_dim = 6,
+                                         .intermediate = 17,
+                                         .vocab = 31,
+                                         .rope_theta = 10000,
+                                         .rms_eps = 1e-5};
 
 /* First token of an input document in global order. */
 static int64_t document_begin(const model_task *task, int64_t source) {
     int64_t r, d;
     for (r = 0; r < task->batch.rows; r++)
         for (d = 0; d < task->batch.row[r].docs; d++)
-            if (task->batch.row[r].doc_source[d] == source) return row_base(task, r) + task->batch.row[r].cu_seqlens[d];
+            if (task->batch.row[r].doc_source[d] == source)
+                return row_base(task, r) + task->batch.row[r].cu_seqlens[d];
     return -1;
 }
 
-/* From global token `changed` to `end` logits differ; everywhere else they have the same bits. */
-static void expect_isolated(const model_result *a, const model_result *b, int64_t changed, int64_t end, const char *what) {
+/* From global token `changed` to `end` logits differ; everywhere else they have the same
+   bits. */
+static void expect_isolated(const model_result *a, const model_result *b, int64_t changed,
+                            int64_t end, const char *what) {
     int64_t t;
     test_expect(!a->status && !b->status, "%s: %s%s", what, a->error.text, b->error.text);
     for (t = 0; t < a->tokens; t++) {
-        int same = !memcmp(a->logits + t * a->vocab, b->logits + t * a->vocab, (size_t)a->vocab * sizeof *a->logits);
-        if (t >= changed && t < end) test_expect(!same, "%s: token %lld should have changed", what, (long long)t);
-        else test_expect(same, "%s: token %lld changed, the disturbed ones are %lld..%lld", what, (long long)t, (long long)changed, (long long)end - 1);
+        int same = !memcmp(a->logits + t * a->vocab, b->logits + t * a->vocab,
+                           (size_t)a->vocab * sizeof *a->logits);
+        if (t >= changed && t < end)
+            test_expect(!same, "%s: token %lld should have changed", what, (long long)t);
+        else
+            test_expect(same, "%s: token %lld changed, the disturbed ones are %lld..%lld", what,
+                        (long long)t, (long long)changed, (long long)end - 1);
     }
 }
 
 static void check_isolation(const corpus *c, truth *t, int64_t document, const model_way *way) {
     model_result before, after;
     seqpar_batch original = t->task.batch;
-    int64_t position = test_integer(0, c->doc[document].tokens - 1), begin = document_begin(&t->task, document), n;
+    int64_t position = test_integer(0, c->doc[document].tokens - 1);
+    int64_t begin = document_begin(&t->task, document), n;
     int32_t *ids = corpus_ids(c, document), old = ids[position];
     model_run(&t->task, way, &before);
     ids[position] = (int32_t)((old + test_integer(1, c->vocab - 1)) % c->vocab);
@@ -653,12 +788,14 @@ static void test_isolation(void) {
     corpus_free(&c);
 }
 
-/* Nothing may look at pads: impossible ids, targets that would count, positions beyond every table. */
+/* Nothing may look at pads: impossible ids, targets that would count, positions beyond every
+   table. */
 static int64_t poison_pads(seqpar_batch *batch, int64_t vocab) {
     int64_t r, t, n = 0;
     for (r = 0; r < batch->rows; r++)
         for (t = batch->row[r].tokens; t < batch->row[r].padded; t++, n++) {
-            ((int32_t *)batch->row[r].ids)[t] = n % 2 ? INT32_MIN + (int32_t)n : (int32_t)test_integer(0, vocab - 1);
+            ((int32_t *)batch->row[r].ids)[t] = n % 2 ? INT32_MIN + (int32_t)n
+                                                      : (int32_t)test_integer(0, vocab - 1);
             ((int32_t *)batch->row[r].targets)[t] = (int32_t)test_integer(0, vocab - 1);
             ((int32_t *)batch->row[r].position_ids)[t] = INT32_MAX - (int32_t)n;
         }
@@ -669,14 +806,17 @@ static void test_pads(void) {
     corpus c = corpus_new(9, 2, 20, small_config.vocab);
     truth t;
     int64_t i;
-    truth_open(&t, &small_config, &c, (seqpar_pack_desc){.pack_len = 47, .chunks = 9, .pad_to = 64});
+    truth_open(&t, &small_config, &c,
+               (seqpar_pack_desc){.pack_len = 47, .chunks = 9, .pad_to = 64});
     for (i = 0; i < 12; i++) {
         model_way w = i ? random_way(i % 2, small_config.kv_heads) : plain_cpu;
         seqpar_batch clean = t.task.batch;
         model_result before, after;
         model_run(&t.task, &w, &before);
-        corpus_pack(&c, &t.task.batch, (seqpar_pack_desc){.pack_len = 47, .chunks = 9, .pad_to = 64});
-        test_expect(poison_pads(&t.task.batch, small_config.vocab) >= 17 * t.task.batch.rows, "there are hardly any pads");
+        corpus_pack(&c, &t.task.batch,
+                    (seqpar_pack_desc){.pack_len = 47, .chunks = 9, .pad_to = 64});
+        test_expect(poison_pads(&t.task.batch, small_config.vocab) >= 17 * t.task.batch.rows,
+                    "there are hardly any pads");
         model_run(&t.task, &w, &after);
         expect_equal_runs(&after, &before, way_name(&w));
         seqpar_batch_free(&t.task.batch);
@@ -694,18 +834,28 @@ static corpus permuted(const corpus *c, int64_t *source) {
     corpus p = {calloc((size_t)c->count, sizeof *p.doc), c->count, c->vocab};
     int64_t i;
     seqpar_shuffle(source, c->count, test_random(), 0);
-    for (i = 0; i < c->count; i++) { p.doc[i] = c->doc[source[i]]; p.doc[i].unit = i; }
+    for (i = 0; i < c->count; i++) {
+        p.doc[i] = c->doc[source[i]];
+        p.doc[i].unit = i;
+    }
     return p;
 }
 
-static void expect_permuted(const model_task *task, const model_result *r, const model_task *other_task, const model_result *other, const corpus *p, const int64_t *source,
-                            double limit, const char *what) {
+static void expect_permuted(const model_task *task, const model_result *r,
+                            const model_task *other_task, const model_result *other,
+                            const corpus *p, const int64_t *source, double limit,
+                            const char *what) {
     int64_t i, v = r->vocab;
     double d;
-    test_expect(!r->status && !other->status, "%s: %s%s", what, r->error.text, other->error.text);
+    test_expect(!r->status && !other->status, "%s: %s%s", what, r->error.text,
+                other->error.text);
     for (i = 0; i < p->count; i++) {
-        d = test_distance(other->logits + document_begin(other_task, i) * v, r->logits + document_begin(task, source[i]) * v, p->doc[i].tokens * v);
-        test_expect(d <= limit, "%s: logits of document %lld moved by %.2e when its row was reordered", what, (long long)source[i], d);
+        d = test_distance(other->logits + document_begin(other_task, i) * v,
+                          r->logits + document_begin(task, source[i]) * v,
+                          p->doc[i].tokens * v);
+        test_expect(d <= limit,
+                    "%s: logits of document %lld moved by %.2e when its row was reordered",
+                    what, (long long)source[i], d);
     }
     d = test_distance(other->gradient, r->gradient, r->elements);
     test_expect(d <= limit, "%s: gradients moved by %.2e", what, d);
@@ -715,17 +865,20 @@ static void test_equivariance(void) {
     corpus c = corpus_new(8, 2, 20, small_config.vocab);
     truth t;
     int64_t i;
-    truth_open(&t, &small_config, &c, (seqpar_pack_desc){.pack_len = 300, .order = SEQPAR_PACK_IN_ORDER});
+    truth_open(&t, &small_config, &c,
+               (seqpar_pack_desc){.pack_len = 300, .order = SEQPAR_PACK_IN_ORDER});
     for (i = 0; i < 12; i++) {
         int64_t source[8];
         corpus p = permuted(&c, source);
         model_way w = i ? random_way(i % 2, small_config.kv_heads) : plain_reference;
         model_task other_task = t.task;
         model_result before, after;
-        corpus_pack(&p, &other_task.batch, (seqpar_pack_desc){.pack_len = 300, .order = SEQPAR_PACK_IN_ORDER});
+        corpus_pack(&p, &other_task.batch,
+                    (seqpar_pack_desc){.pack_len = 300, .order = SEQPAR_PACK_IN_ORDER});
         model_run(&t.task, &w, &before);
         model_run(&other_task, &w, &after);
-        expect_permuted(&t.task, &before, &other_task, &after, &p, source, w.reference ? FP64_LIMIT : 1e-5, way_name(&w));
+        expect_permuted(&t.task, &before, &other_task, &after, &p, source,
+                        w.reference ? FP64_LIMIT : 1e-5, way_name(&w));
         seqpar_batch_free(&other_task.batch);
         model_result_free(&before);
         model_result_free(&after);
@@ -738,18 +891,24 @@ static void test_equivariance(void) {
 
 /* ---- unequal shares ---- */
 
-static int64_t supervised_of(const model_task *task, const model_way *w, int64_t dp_rank, int64_t sp_rank) {
-    int64_t first = seqpar_grid_begin(task->batch.rows, w->dp, dp_rank), end = seqpar_grid_begin(task->batch.rows, w->dp, dp_rank + 1), i, t, n = 0;
+static int64_t supervised_of(const model_task *task, const model_way *w, int64_t dp_rank,
+                             int64_t sp_rank) {
+    int64_t first = seqpar_grid_begin(task->batch.rows, w->dp, dp_rank);
+    int64_t end = seqpar_grid_begin(task->batch.rows, w->dp, dp_rank + 1);
+    int64_t i, t, n = 0;
     seqpar_share share;
     seqpar_split(NULL, &share, task->batch.row + first, end - first, w->layout, w->sp, sp_rank);
     for (i = 0; i < share.count; i++)
         for (t = 0; t < share.pieces[i].count; t++)
-            n += task->batch.row[first + share.pieces[i].row].targets[share.pieces[i].start + t * share.pieces[i].stride] != SEQPAR_IGNORE;
+            n += task->batch.row[first + share.pieces[i].row]
+                     .targets[share.pieces[i].start + t * share.pieces[i].stride] !=
+                 SEQPAR_IGNORE;
     seqpar_share_free(&share);
     return n;
 }
 
-/* At least one rank has no supervised token, the others have different numbers, and together they have all. */
+/* At least one rank has no supervised token, the others have different numbers, and together
+   they have all. */
 static void expect_unequal(const model_task *task, const model_way *w) {
     int64_t rank, least = INT64_MAX, most = 0, sum = 0;
     for (rank = 0; rank < w->dp * w->sp; rank++) {
@@ -758,16 +917,22 @@ static void expect_unequal(const model_task *task, const model_way *w) {
         most = n > most ? n : most;
         sum += n;
     }
-    test_expect(least == 0 && most * w->dp * w->sp > sum, "%s: ranks have %lld..%lld supervised tokens", way_name(w), (long long)least, (long long)most);
-    test_expect(sum == task->objective.count, "%s: ranks have %lld supervised tokens together, not %lld", way_name(w), (long long)sum, (long long)task->objective.count);
+    test_expect(least == 0 && most * w->dp * w->sp > sum,
+                "%s: ranks have %lld..%lld supervised tokens", way_name(w), (long long)least,
+                (long long)most);
+    test_expect(sum == task->objective.count,
+                "%s: ranks have %lld supervised tokens together, not %lld", way_name(w),
+                (long long)sum, (long long)task->objective.count);
 }
 
-/* Rows of one document: the first half of them and every fourth are masked, the others but for their ends. */
+/* Rows of one document: the first half of them and every fourth are masked, the others but
+   for their ends. */
 static corpus lopsided_corpus(int64_t count, int64_t vocab) {
     corpus c = corpus_new(count, 24, 40, vocab);
     int64_t i, t;
     for (i = 0; i < count; i++)
-        for (t = 0; t < c.doc[i].tokens; t++) corpus_mask(&c, i)[t] = i >= count / 2 && i % 4 != 3 && t > c.doc[i].tokens - 6;
+        for (t = 0; t < c.doc[i].tokens; t++)
+            corpus_mask(&c, i)[t] = i >= count / 2 && i % 4 != 3 && t > c.doc[i].tokens - 6;
     return c;
 }
 
@@ -777,13 +942,18 @@ static void test_unequal(void) {
     truth t;
     size_t i;
     int reference;
-    truth_open(&t, &small_config, &c, (seqpar_pack_desc){.pack_len = 40, .order = SEQPAR_PACK_UNIT_PER_ROW, .chunks = 16});
+    truth_open(
+        &t, &small_config, &c,
+        (seqpar_pack_desc){.pack_len = 40, .order = SEQPAR_PACK_UNIT_PER_ROW, .chunks = 16});
     for (reference = 0; reference < 2; reference++)
         for (i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-            model_way one = reference ? plain_reference : plain_cpu, w = random_way(reference, small_config.kv_heads);
+            model_way one = reference ? plain_reference : plain_cpu,
+                      w = random_way(reference, small_config.kv_heads);
             model_result want, got;
-            w.dp = shapes[i][0]; w.sp = shapes[i][1];
-            if (w.dp > 1) w.accumulation = 1; /* else every micro-batch has rows of both halves */
+            w.dp = shapes[i][0];
+            w.sp = shapes[i][1];
+            /* else every micro-batch has rows of both halves */
+            if (w.dp > 1) w.accumulation = 1;
             w.layout = w.sp > 1 && i % 2 ? SEQPAR_ZIGZAG : SEQPAR_CONTIGUOUS;
             expect_unequal(&t.task, &w);
             model_run(&t.task, &one, &want);
@@ -815,7 +985,9 @@ static void test_token_zero(void) {
     truth t;
     outcome want;
     truth_open(&t, &small_config, &c, (seqpar_pack_desc){.pack_len = 33});
-    test_expect(zeros > 5 && t.task.batch.counts.supervised == zeros, "%lld tokens are supervised, %lld have id 0", (long long)t.task.batch.counts.supervised, (long long)zeros);
+    test_expect(zeros > 5 && t.task.batch.counts.supervised == zeros,
+                "%lld tokens are supervised, %lld have id 0",
+                (long long)t.task.batch.counts.supervised, (long long)zeros);
     want = outcome_slow(&t);
     test_expect(want.loss > 0.1, "the loss of slow.h is %g", want.loss);
     measure_noise(&t, &want);
@@ -837,22 +1009,28 @@ static void test_token_zero(void) {
 
 typedef struct interleaving { /* one run of two micro-batches */
     const truth *truth;
-    const double *weights;               /* by global token */
+    const double *weights; /* by global token */
     int together, reference, layout;
     int64_t sp;
-    double *values[4], *early[4];        /* logp, entropy, lse, smooth by global token: with backward, and before it */
-    double *gradient, *params;           /* dense */
+    /* logp, entropy, lse, smooth by global token: with backward, and before it */
+    double *values[4], *early[4];
+    double *gradient, *params; /* dense */
     seqpar_status status;
 } interleaving;
 
-typedef struct open_batch { seqpar_llama_batch b; seqpar_buffer seed[3]; int64_t first; } open_batch;
+typedef struct open_batch {
+    seqpar_llama_batch b;
+    seqpar_buffer seed[3];
+    int64_t first;
+} open_batch;
 
 static void local_weights(const interleaving *run, const open_batch *o, double *local) {
     int64_t i, t;
     for (i = 0; i < o->b.share->count; i++)
         for (t = 0; t < o->b.share->pieces[i].count; t++) {
             const seqpar_piece *p = &o->b.share->pieces[i];
-            local[p->local + t] = run->weights[row_base(&run->truth->task, o->first + p->row) + p->start + t * p->stride];
+            local[p->local + t] = run->weights[row_base(&run->truth->task, o->first + p->row) +
+                                               p->start + t * p->stride];
         }
 }
 
@@ -861,27 +1039,37 @@ static seqpar_status write_seeds(seqpar_ctx *ctx, const interleaving *run, open_
     double *host = calloc((size_t)(4 * n + 4), sizeof *host);
     seqpar_status status;
     local_weights(run, o, host + 3 * n);
-    status = seqpar_sft_seeds(ctx->error, host, host + n, host + 2 * n, o->b.targets, host + 3 * n, n, &run->truth->task.objective);
+    status = seqpar_sft_seeds(ctx->error, host, host + n, host + 2 * n, o->b.targets,
+                              host + 3 * n, n, &run->truth->task.objective);
     for (i = 0; i < 3; i++) {
-        seqpar_buffer_new(ctx, &o->seed[i], n * seqpar_dtype_bytes(ctx->device->accumulator), SEQPAR_MEM_ACTIVATIONS);
-        if (n) seqpar_device_write(ctx->device, o->seed[i].data, 0, host + i * n, n, ctx->device->accumulator);
+        seqpar_buffer_new(ctx, &o->seed[i], n * seqpar_dtype_bytes(ctx->device->accumulator),
+                          SEQPAR_MEM_ACTIVATIONS);
+        if (n)
+            seqpar_device_write(ctx->device, o->seed[i].data, 0, host + i * n, n,
+                                ctx->device->accumulator);
     }
     free(host);
     return status;
 }
 
-static void collect_values(seqpar_ctx *ctx, const interleaving *run, const open_batch *o, double *const *to) {
+static void collect_values(seqpar_ctx *ctx, const interleaving *run, const open_batch *o,
+                           double *const *to) {
     const seqpar_buffer *from[4] = {&o->b.logp, &o->b.entropy, &o->b.lse, &o->b.smooth};
     int i;
-    for (i = 0; i < 4; i++) collect_rows(ctx, &run->truth->task, &o->b, o->first, to[i], from[i]->data, 1, ctx->device->accumulator);
+    for (i = 0; i < 4; i++)
+        collect_rows(ctx, &run->truth->task, &o->b, o->first, to[i], from[i]->data, 1,
+                     ctx->device->accumulator);
 }
 
-static seqpar_status begin_batch(seqpar_ctx *ctx, const interleaving *run, seqpar_llama *model, seqpar_optim *optim, open_batch *o, int64_t index) {
+static seqpar_status begin_batch(seqpar_ctx *ctx, const interleaving *run, seqpar_llama *model,
+                                 seqpar_optim *optim, open_batch *o, int64_t index) {
     seqpar_llama_run how = {.layout = run->layout, .recompute = 1, .head_rows = 5};
     int64_t rows;
     seqpar_status status;
     status = seqpar_step_rows(ctx, optim, index, &o->first, &rows);
-    if (!status) status = seqpar_llama_open_batch(ctx, model, &o->b, run->truth->task.batch.row + o->first, rows, &how);
+    if (!status)
+        status = seqpar_llama_open_batch(ctx, model, &o->b,
+                                         run->truth->task.batch.row + o->first, rows, &how);
     if (!status) status = write_seeds(ctx, run, o);
     if (!status) status = seqpar_llama_forward(ctx, model, &o->b, 1);
     if (!status) status = seqpar_llama_values(ctx, model, &o->b);
@@ -889,8 +1077,10 @@ static seqpar_status begin_batch(seqpar_ctx *ctx, const interleaving *run, seqpa
     return status;
 }
 
-static seqpar_status end_batch(seqpar_ctx *ctx, const interleaving *run, seqpar_llama *model, seqpar_optim *optim, open_batch *o, int64_t index) {
-    seqpar_head_seeds seeds = {.dlogp = o->seed[0].data, .dsmooth = o->seed[1].data, .dzloss = o->seed[2].data};
+static seqpar_status end_batch(seqpar_ctx *ctx, const interleaving *run, seqpar_llama *model,
+                               seqpar_optim *optim, open_batch *o, int64_t index) {
+    seqpar_head_seeds seeds = {
+        .dlogp = o->seed[0].data, .dsmooth = o->seed[1].data, .dzloss = o->seed[2].data};
     seqpar_status status = seqpar_llama_backward(ctx, model, &o->b, optim, index, &seeds);
     int i;
     if (!status) collect_values(ctx, run, o, run->values);
@@ -899,7 +1089,8 @@ static seqpar_status end_batch(seqpar_ctx *ctx, const interleaving *run, seqpar_
     return status;
 }
 
-static seqpar_status two_batches(seqpar_ctx *ctx, const interleaving *run, seqpar_llama *model, seqpar_optim *optim) {
+static seqpar_status two_batches(seqpar_ctx *ctx, const interleaving *run, seqpar_llama *model,
+                                 seqpar_optim *optim) {
     open_batch o[2];
     seqpar_status status = begin_batch(ctx, run, model, optim, &o[0], 0);
     if (!status && run->together) status = begin_batch(ctx, run, model, optim, &o[1], 1);
@@ -909,17 +1100,22 @@ static seqpar_status two_batches(seqpar_ctx *ctx, const interleaving *run, seqpa
     return status;
 }
 
-static seqpar_status interleaved_step(seqpar_ctx *ctx, const interleaving *run, seqpar_llama *model, seqpar_optim *optim) {
+static seqpar_status interleaved_step(seqpar_ctx *ctx, const interleaving *run,
+                                      seqpar_llama *model, seqpar_optim *optim) {
     const truth *t = run->truth;
     double *gapped = calloc((size_t)t->elements, sizeof *gapped);
-    seqpar_status status = seqpar_step_begin(ctx, optim, t->task.batch.row, t->task.batch.rows, run->layout, 2);
-    seqpar_device_write(ctx->device, model->params.data, 0, t->start, t->elements, ctx->device->storage);
+    seqpar_status status = seqpar_step_begin(ctx, optim, t->task.batch.row, t->task.batch.rows,
+                                             run->layout, 2);
+    seqpar_device_write(ctx->device, model->params.data, 0, t->start, t->elements,
+                        ctx->device->storage);
     if (!status) status = two_batches(ctx, run, model, optim);
-    if (!status) status = seqpar_step_end(ctx, optim, model->params.data, model->elements, t->task.lr);
+    if (!status)
+        status = seqpar_step_end(ctx, optim, model->params.data, model->elements, t->task.lr);
     if (!status) status = kept_read(ctx, optim, gapped, SEQPAR_STATE_GRADIENT);
     if (!status && ctx->world->rank == 0) {
         drop_gaps(t, run->gradient, gapped);
-        seqpar_device_read(ctx->device, gapped, model->params.data, 0, t->elements, ctx->device->storage);
+        seqpar_device_read(ctx->device, gapped, model->params.data, 0, t->elements,
+                           ctx->device->storage);
         drop_gaps(t, run->params, gapped);
     }
     free(gapped);
@@ -935,7 +1131,8 @@ static seqpar_status interleaving_rank(seqpar_comm *world, void *user) {
     seqpar_optim optim;
     seqpar_status status = seqpar_ctx_open(&ctx, world, device, run->sp);
     if (!status) status = seqpar_llama_open(&ctx, &model, &run->truth->task.config);
-    if (!status) status = seqpar_optim_open(&ctx, &optim, model.tensors, model.tensor_count, &desc);
+    if (!status)
+        status = seqpar_optim_open(&ctx, &optim, model.tensors, model.tensor_count, &desc);
     if (!status) status = interleaved_step(&ctx, run, &model, &optim);
     seqpar_optim_close(&ctx, &optim);
     seqpar_llama_close(&ctx, &model);
@@ -949,65 +1146,96 @@ static void interleaving_run(interleaving *run, int together) {
     seqpar_error error = {0};
     int i;
     run->together = together;
-    for (i = 0; i < 4; i++) { run->values[i] = calloc((size_t)tokens, sizeof(double)); run->early[i] = calloc((size_t)tokens, sizeof(double)); }
+    for (i = 0; i < 4; i++) {
+        run->values[i] = calloc((size_t)tokens, sizeof(double));
+        run->early[i] = calloc((size_t)tokens, sizeof(double));
+    }
     run->gradient = calloc((size_t)run->truth->parameters, sizeof(double));
     run->params = calloc((size_t)run->truth->parameters, sizeof(double));
     run->status = seqpar_run_threads(run->sp, interleaving_rank, run, &error);
-    test_expect(!run->status, "P=%lld %s: %s", (long long)run->sp, seqpar_layout_name(run->layout), error.text);
+    test_expect(!run->status, "P=%lld %s: %s", (long long)run->sp,
+                seqpar_layout_name(run->layout), error.text);
 }
 
 static void interleaving_free(interleaving *run) {
     int i;
-    for (i = 0; i < 4; i++) { free(run->values[i]); free(run->early[i]); }
-    free(run->gradient); free(run->params);
+    for (i = 0; i < 4; i++) {
+        free(run->values[i]);
+        free(run->early[i]);
+    }
+    free(run->gradient);
+    free(run->params);
 }
 
-static void expect_same_interleaving(const interleaving *a, const interleaving *b, const char *what) {
+static void expect_same_interleaving(const interleaving *a, const interleaving *b,
+                                     const char *what) {
     int64_t n = a->truth->parameters, tokens = task_tokens(&a->truth->task);
     int i;
     for (i = 0; i < 4; i++) {
-        test_expect(!memcmp(a->values[i], b->values[i], (size_t)tokens * sizeof(double)), "%s: value %d differs", what, i);
-        test_expect(!memcmp(a->values[i], a->early[i], (size_t)tokens * sizeof(double)), "%s: value %d of the head's two entries differs", what, i);
+        test_expect(!memcmp(a->values[i], b->values[i], (size_t)tokens * sizeof(double)),
+                    "%s: value %d differs", what, i);
+        test_expect(!memcmp(a->values[i], a->early[i], (size_t)tokens * sizeof(double)),
+                    "%s: value %d of the head's two entries differs", what, i);
     }
-    test_expect(!memcmp(a->gradient, b->gradient, (size_t)n * sizeof(double)), "%s: gradients differ by %.2e", what, test_distance(a->gradient, b->gradient, n));
-    test_expect(!memcmp(a->params, b->params, (size_t)n * sizeof(double)), "%s: parameters differ", what);
+    test_expect(!memcmp(a->gradient, b->gradient, (size_t)n * sizeof(double)),
+                "%s: gradients differ by %.2e", what,
+                test_distance(a->gradient, b->gradient, n));
+    test_expect(!memcmp(a->params, b->params, (size_t)n * sizeof(double)),
+                "%s: parameters differ", what);
 }
 
-typedef struct slow_values { double *logp, *entropy, *lse, *gradient; } slow_values;
+typedef struct slow_values {
+    double *logp, *entropy, *lse, *gradient;
+} slow_values;
 
-static void expect_slow_values(const interleaving *run, const slow_values *want, const char *what) {
+static void expect_slow_values(const interleaving *run, const slow_values *want,
+                               const char *what) {
     const truth *t = run->truth;
     const double *truths[3] = {want->logp, want->entropy, want->lse};
     static const char *const names[] = {"logp", "entropy", "lse"};
-    double limit = run->reference ? FP64_LIMIT : 1e-4, d; /* fp32: only that it is the right thing */
+    /* fp32: only that it is the right thing */
+    double limit = run->reference ? FP64_LIMIT : 1e-4, d;
     int64_t i;
     for (i = 0; i < 3; i++) {
         d = test_distance(run->values[i], truths[i], task_tokens(&t->task));
         test_expect(d <= limit, "%s: %s is off by %.2e", what, names[i], d);
     }
     for (i = 0; i < t->tensors; i++) {
-        d = test_distance(run->gradient + t->table[i].offset, want->gradient + t->table[i].offset, t->table[i].rows * t->table[i].cols);
-        test_expect(d <= limit, "%s: weighted gradient of %s is off by %.2e", what, t->table[i].name, d);
+        d = test_distance(run->gradient + t->table[i].offset,
+                          want->gradient + t->table[i].offset,
+                          t->table[i].rows * t->table[i].cols);
+        test_expect(d <= limit, "%s: weighted gradient of %s is off by %.2e", what,
+                    t->table[i].name, d);
     }
 }
 
 static slow_values weighted_truth(truth *t, const double *weights) {
     int64_t tokens = task_tokens(&t->task), r;
-    slow_values v = {calloc((size_t)tokens, sizeof(double)), calloc((size_t)tokens, sizeof(double)), calloc((size_t)tokens, sizeof(double)), calloc((size_t)t->parameters, sizeof(double))};
+    slow_values v = {
+        calloc((size_t)tokens, sizeof(double)), calloc((size_t)tokens, sizeof(double)),
+        calloc((size_t)tokens, sizeof(double)), calloc((size_t)t->parameters, sizeof(double))};
     slow_problem p = truth_problem(t);
     for (r = 0; r < t->task.batch.rows; r++) {
         int64_t base = row_base(&t->task, r);
         t->row[r].weights = weights + base;
-        slow_statistics(&t->config, t->dense, &t->row[r], v.logp + base, v.lse + base, v.entropy + base);
+        slow_statistics(&t->config, t->dense, &t->row[r], v.logp + base, v.lse + base,
+                        v.entropy + base);
     }
     slow_gradient(&p, t->dense, v.gradient);
     return v;
 }
 
-static void check_interleaving(const truth *t, const double *weights, const slow_values *want, int64_t i) {
-    interleaving apart = {.truth = t, .weights = weights, .reference = i % 2, .sp = 1 + i / 2, .layout = (int)(i % SEQPAR__LAYOUTS)}, together = apart;
+static void check_interleaving(const truth *t, const double *weights, const slow_values *want,
+                               int64_t i) {
+    interleaving apart = {.truth = t,
+                          .weights = weights,
+                          .reference = i % 2,
+                          .sp = 1 + i / 2,
+                          .layout = (int)(i % SEQPAR__LAYOUTS)},
+                 together = apart;
     char what[64];
-    snprintf(what, sizeof what, "P=%lld %s %s", (long long)apart.sp, seqpar_layout_name(apart.layout), apart.reference ? "fp64" : "fp32");
+    snprintf(what, sizeof what, "P=%lld %s %s", (long long)apart.sp,
+             seqpar_layout_name(apart.layout), apart.reference ? "fp64" : "fp32");
     interleaving_run(&apart, 0);
     interleaving_run(&together, 1);
     expect_same_interleaving(&together, &apart, what);
@@ -1032,7 +1260,11 @@ static void test_interleaving(void) {
     want = weighted_truth(&t, weights);
     for (i = 0; i < 8; i++) check_interleaving(&t, weights, &want, i);
     test_end("two_batches_open_at_a_time, token weights, both entries of the head");
-    free(want.logp); free(want.entropy); free(want.lse); free(want.gradient); free(weights);
+    free(want.logp);
+    free(want.entropy);
+    free(want.lse);
+    free(want.gradient);
+    free(weights);
     truth_close(&t);
     corpus_free(&c);
 }

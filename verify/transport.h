@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* The conformance suite of transports. Whoever writes a seqpar_comm_table hands transport_conformance() a function that runs
-   ranks over it. Ranks may be processes: they share no memory with each other or with the test, so every rank checks its own
-   data, and what it finds wrong goes into a file that all have open. */
+/* The conformance suite of transports. Whoever writes a seqpar_comm_table hands
+   transport_conformance() a function that runs ranks over it. Ranks may be processes: they
+   share no memory with each other or with the test, so every rank checks its own data, and
+   what it finds wrong goes into a file that all have open. */
 #ifndef TRANSPORT_H
 #define TRANSPORT_H
 
@@ -14,16 +15,23 @@
 
 typedef struct transport_maker {
     const char *name; /* of the tests */
-    seqpar_status (*run)(int64_t ranks, seqpar_rank_fn fn, void *user, seqpar_error *error); /* as seqpar_run_threads */
-    int processes;    /* a rank can be killed alone */
-    int64_t most;     /* ranks there can be, as there are GPUs: what needs more is left out, and repeats, which take their time; 0: any number */
+    /* as seqpar_run_threads */
+    seqpar_status (*run)(int64_t ranks, seqpar_rank_fn fn, void *user, seqpar_error *error);
+    int processes; /* a rank can be killed alone */
+    /* ranks there can be, as there are GPUs: what needs more is left out, and repeats, which
+       take their time; 0: any number */
+    int64_t most;
 } transport_maker;
 
 #ifndef TRANSPORT_SECONDS
 #define TRANSPORT_SECONDS 120 /* for the longest single run of ranks */
 #endif
 #define RANKS 8
-#define TRY(call) do { seqpar_status try_ = (call); if (try_) return try_; } while (0)
+#define TRY(call) \
+    do { \
+        seqpar_status try_ = (call); \
+        if (try_) return try_; \
+    } while (0)
 #define COUNT(list) ((int64_t)(sizeof(list) / sizeof *(list)))
 
 /* ---- the ledger: what ranks have to say, a line each; a rank that has come to its end says "+" ---- */
@@ -34,6 +42,7 @@ static void ledger_open(void) {
     if (file) ledger = fileno(file);
     if (file) fcntl(ledger, F_SETFL, O_APPEND); /* one write, one line, whoever writes */
 }
+
 __attribute__((format(printf, 1, 2))) static void ledger_write(const char *format, ...) {
     char line[600];
     va_list args;
@@ -45,19 +54,30 @@ __attribute__((format(printf, 1, 2))) static void ledger_write(const char *forma
     line[n++] = '\n';
     if (write(ledger, line, (size_t)n) != n) abort();
 }
+
 /* Expects that no rank complained; returns how many came to their end. */
 static int64_t ledger_read(void) {
     char text[4096] = "", *line, *rest = text;
     int64_t ended = 0;
     ssize_t n = pread(ledger, text, sizeof text - 1, 0);
     for (text[n > 0 ? n : 0] = 0; (line = strtok_r(rest, "\n", &rest));)
-        if (!strcmp(line, "+")) ended++; else test_expect(0, "%s", line);
+        if (!strcmp(line, "+"))
+            ended++;
+        else
+            test_expect(0, "%s", line);
     if (ftruncate(ledger, 0)) abort();
     return ended;
 }
-#define EXPECT(condition, ...) do { if (!(condition)) ledger_write(__VA_ARGS__); } while (0)
+#define EXPECT(condition, ...) \
+    do { \
+        if (!(condition)) ledger_write(__VA_ARGS__); \
+    } while (0)
 
-typedef struct watched { seqpar_rank_fn fn; void *user; } watched;
+typedef struct watched {
+    seqpar_rank_fn fn;
+    void *user;
+} watched;
+
 static seqpar_status rank_watched(seqpar_comm *world, void *user) {
     const watched *w = user;
     seqpar_status status;
@@ -66,7 +86,9 @@ static seqpar_status rank_watched(seqpar_comm *world, void *user) {
     ledger_write("+");
     return status;
 }
-static seqpar_status transport_run(const transport_maker *maker, int64_t ranks, seqpar_rank_fn fn, void *user, seqpar_error *error) {
+
+static seqpar_status transport_run(const transport_maker *maker, int64_t ranks,
+                                   seqpar_rank_fn fn, void *user, seqpar_error *error) {
     watched w = {fn, user};
     seqpar_status status;
     int64_t ended;
@@ -75,29 +97,38 @@ static seqpar_status transport_run(const transport_maker *maker, int64_t ranks, 
     alarm(TRANSPORT_SECONDS); /* the last resort against a hang */
     status = maker->run(ranks, rank_watched, &w, error);
     ended = ledger_read();
-    test_expect(ended == ranks || status, "%lld of %lld ranks came to their end", (long long)ended, (long long)ranks);
+    test_expect(ended == ranks || status, "%lld of %lld ranks came to their end",
+                (long long)ended, (long long)ranks);
     return status;
 }
-static void transport_run_well(const transport_maker *maker, int64_t ranks, seqpar_rank_fn fn, void *user) {
+
+static void transport_run_well(const transport_maker *maker, int64_t ranks, seqpar_rank_fn fn,
+                               void *user) {
     seqpar_error error;
     seqpar_status status = transport_run(maker, ranks, fn, user, &error);
-    test_expect(!status, "P %lld: %s: %s", (long long)ranks, seqpar_status_name(status), error.text);
+    test_expect(!status, "P %lld: %s: %s", (long long)ranks, seqpar_status_name(status),
+                error.text);
 }
 
 static uint64_t mix(uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
-    uint64_t x = (((a * 1000003 + b) * 1000003 + c) * 1000003 + d + test_seed) * UINT64_C(0x9e3779b97f4a7c15);
+    uint64_t x = (((a * 1000003 + b) * 1000003 + c) * 1000003 + d + test_seed) *
+                 UINT64_C(0x9e3779b97f4a7c15);
     x = (x ^ (x >> 29)) * UINT64_C(0xbf58476d1ce4e5b9);
     return x ^ (x >> 32);
 }
 
 static void fill(unsigned char *data, int64_t bytes, uint64_t key) {
     int64_t i;
-    for (i = 0; i < bytes; i++) data[i] = (unsigned char)((key + (uint64_t)i) * UINT64_C(0x9e3779b97f4a7c15) >> 40);
+    for (i = 0; i < bytes; i++)
+        data[i] = (unsigned char)((key + (uint64_t)i) * UINT64_C(0x9e3779b97f4a7c15) >> 40);
 }
 
 static int64_t wrong_bits(const unsigned char *data, int64_t bytes, uint64_t key) {
     int64_t i, bits = 0;
-    for (i = 0; i < bytes; i++) bits += __builtin_popcount(data[i] ^ (unsigned char)((key + (uint64_t)i) * UINT64_C(0x9e3779b97f4a7c15) >> 40));
+    for (i = 0; i < bytes; i++)
+        bits += __builtin_popcount(
+            data[i] ^
+            (unsigned char)((key + (uint64_t)i) * UINT64_C(0x9e3779b97f4a7c15) >> 40));
     return bits;
 }
 
@@ -114,10 +145,12 @@ typedef struct mail { /* one group as one rank sees it */
 typedef struct post { /* what all ranks agree on */
     uint64_t key;
     int64_t letters; /* messages from each rank to each in a group: 1 or 2 */
-    int big;         /* 1: some messages take long to copy; 2: some are larger than any buffer on their way */
+    /* 1: some messages take long to copy; 2: some are larger than any buffer on their way */
+    int big;
 } post;
 
-static uint64_t letter_key(const post *p, int64_t group, int64_t from, int64_t to, int64_t number) {
+static uint64_t letter_key(const post *p, int64_t group, int64_t from, int64_t to,
+                           int64_t number) {
     return mix(p->key, (uint64_t)group, (uint64_t)(from * RANKS + to), (uint64_t)number);
 }
 
@@ -130,8 +163,10 @@ static int64_t letter_bytes(const post *p, uint64_t key) {
 static seqpar_transfer letter_new(const post *p, int64_t peer, uint64_t key, int sending) {
     int64_t bytes = letter_bytes(p, key);
     seqpar_transfer t = {peer, bytes ? malloc((size_t)bytes) : NULL, bytes};
-    if (sending) fill(t.data, bytes, key);
-    else if (bytes) memset(t.data, 0xA5, (size_t)bytes);
+    if (sending)
+        fill(t.data, bytes, key);
+    else if (bytes)
+        memset(t.data, 0xA5, (size_t)bytes);
     return t;
 }
 
@@ -145,8 +180,10 @@ static void mail_write(mail *m, const post *p, int64_t group, int64_t rank, int6
     m->group = (seqpar_group){"mail", group, m->sends, n, m->recvs, n};
 }
 
-/* Reads and throws away; returns how many bits are not as they were sent, of message `*worst` (from 1) at last. */
-static int64_t mail_read(mail *m, const post *p, int64_t group, int64_t rank, int64_t size, int64_t *worst) {
+/* Reads and throws away; returns how many bits are not as they were sent, of message
+   `*worst` (from 1) at last. */
+static int64_t mail_read(mail *m, const post *p, int64_t group, int64_t rank, int64_t size,
+                         int64_t *worst) {
     int64_t n, bits, total = 0;
     for (n = 0; n < m->group.recv_count; n++) {
         const seqpar_transfer *t = &m->recvs[n];
@@ -165,19 +202,23 @@ static seqpar_status mail_wait(seqpar_comm *comm, mail *m, int64_t groups, uint6
     for (i = 0; i < groups; i++) order[i] = i;
     for (i = groups - 1; i > 0; i--) {
         j = (int64_t)(mix(key, (uint64_t)i, (uint64_t)comm->rank, 77) % (uint64_t)(i + 1));
-        t = order[i]; order[i] = order[j]; order[j] = t;
+        t = order[i];
+        order[i] = order[j];
+        order[j] = t;
     }
     for (i = 0; i < groups; i++) TRY(seqpar_comm_wait(comm, &m[order[i]].request, NULL));
     return SEQPAR_OK;
 }
 
 /* Sends, waits and checks all groups; *bits gets what was damaged. */
-static seqpar_status mail_run(seqpar_comm *comm, const post *p, int64_t groups, int64_t *bits, int64_t *worst) {
+static seqpar_status mail_run(seqpar_comm *comm, const post *p, int64_t groups, int64_t *bits,
+                              int64_t *worst) {
     mail m[GROUPS];
     seqpar_status status = SEQPAR_OK;
     int64_t g;
     for (g = 0, *bits = 0; g < groups; g++) mail_write(&m[g], p, g, comm->rank, comm->size);
-    for (g = 0; !status && g < groups; g++) status = seqpar_comm_begin(comm, &m[g].group, NULL, &m[g].request);
+    for (g = 0; !status && g < groups; g++)
+        status = seqpar_comm_begin(comm, &m[g].group, NULL, &m[g].request);
     if (!status) status = mail_wait(comm, m, groups, p->key);
     for (g = 0; g < groups; g++) *bits += mail_read(&m[g], p, g, comm->rank, comm->size, worst);
     return status;
@@ -189,14 +230,17 @@ static seqpar_status rank_mail(seqpar_comm *world, void *user) {
         post p = *(const post *)user;
         p.key += (uint64_t)round;
         TRY(mail_run(world, &p, GROUPS, &bits, NULL));
-        EXPECT(bits == 0, "rank %lld, round %lld: %lld bits are wrong", (long long)world->rank, (long long)round, (long long)bits);
+        EXPECT(bits == 0, "rank %lld, round %lld: %lld bits are wrong", (long long)world->rank,
+               (long long)round, (long long)bits);
     }
     return SEQPAR_OK;
 }
 
 /* Messages between two ranks match in order of posting, whoever is waited for first. */
 static seqpar_status rank_order(seqpar_comm *world, void *user) {
-    int64_t next = (world->rank + 1) % world->size, last = (world->rank + world->size - 1) % world->size, out[7], in[7], i;
+    int64_t next = (world->rank + 1) % world->size;
+    int64_t last = (world->rank + world->size - 1) % world->size;
+    int64_t out[7], in[7], i;
     seqpar_request request[7];
     (void)user;
     for (i = 0; i < 7; i++) {
@@ -209,7 +253,8 @@ static seqpar_status rank_order(seqpar_comm *world, void *user) {
     for (i = 6; i >= 0; i--) {
         TRY(seqpar_comm_wait(world, &request[i], NULL));
         EXPECT(in[i] == 100 * last + i, "message %lld is %lld", (long long)i, (long long)in[i]);
-        EXPECT(!request[i].state && !seqpar_comm_wait(world, &request[i], NULL), "a second wait is not free");
+        EXPECT(!request[i].state && !seqpar_comm_wait(world, &request[i], NULL),
+               "a second wait is not free");
     }
     return SEQPAR_OK;
 }
@@ -234,19 +279,24 @@ static seqpar_status rank_flood(seqpar_comm *world, void *user) {
     status = seqpar_comm_begin(world, &group, NULL, &request);
     if (!status) status = seqpar_comm_wait(world, &request, NULL);
     for (r = 0; r < world->size; r++) {
-        EXPECT(status || !wrong_bits(recvs[r].data, LARGE, mix(11, (uint64_t)r, (uint64_t)me, 0)), "rank %lld has not what rank %lld sent", (long long)me, (long long)r);
+        EXPECT(status ||
+                   !wrong_bits(recvs[r].data, LARGE, mix(11, (uint64_t)r, (uint64_t)me, 0)),
+               "rank %lld has not what rank %lld sent", (long long)me, (long long)r);
         free(sends[r].data);
         free(recvs[r].data);
     }
     return status;
 }
 
-/* The same round the ring, in two groups: sends are begun first, and waited for last or first. */
+/* The same round the ring, in two groups: sends are begun first, and waited for last or
+   first. */
 static seqpar_status rank_one_way(seqpar_comm *world, void *user) {
-    int64_t me = world->rank, next = (me + 1) % world->size, last = (me + world->size - 1) % world->size, round;
+    int64_t me = world->rank, next = (me + 1) % world->size;
+    int64_t last = (me + world->size - 1) % world->size, round;
     unsigned char *out = malloc(LARGE), *in = malloc(LARGE);
     seqpar_transfer send = {next, out, LARGE}, recv = {last, in, LARGE};
-    seqpar_group sending = {"one way", 0, &send, 1, NULL, 0}, receiving = {"one way", 1, NULL, 0, &recv, 1};
+    seqpar_group sending = {"one way", 0, &send, 1, NULL, 0};
+    seqpar_group receiving = {"one way", 1, NULL, 0, &recv, 1};
     seqpar_request request[2];
     seqpar_status status = SEQPAR_OK;
     (void)user;
@@ -257,7 +307,8 @@ static seqpar_status rank_one_way(seqpar_comm *world, void *user) {
         if (!status) status = seqpar_comm_begin(world, &receiving, NULL, &request[1]);
         if (!status) status = seqpar_comm_wait(world, &request[round], NULL);
         if (!status) status = seqpar_comm_wait(world, &request[1 - round], NULL);
-        EXPECT(status || !wrong_bits(in, LARGE, mix(13, (uint64_t)last, (uint64_t)round, 0)), "rank %lld, round %lld: wrong bits", (long long)me, (long long)round);
+        EXPECT(status || !wrong_bits(in, LARGE, mix(13, (uint64_t)last, (uint64_t)round, 0)),
+               "rank %lld, round %lld: wrong bits", (long long)me, (long long)round);
     }
     free(out);
     free(in);
@@ -273,14 +324,17 @@ static seqpar_status rank_large_gather(seqpar_comm *world, void *user) {
     fill(all + me * LARGE, LARGE, mix(17, (uint64_t)me, 0, 0));
     status = seqpar_comm_all_gather(world, all, all + me * LARGE, bytes, "in place");
     for (r = 0; !status && r < world->size; r++)
-        EXPECT(!wrong_bits(all + r * LARGE, LARGE, mix(17, (uint64_t)r, 0, 0)), "rank %lld has not the part of rank %lld", (long long)me, (long long)r);
+        EXPECT(!wrong_bits(all + r * LARGE, LARGE, mix(17, (uint64_t)r, 0, 0)),
+               "rank %lld has not the part of rank %lld", (long long)me, (long long)r);
     free(all);
     return status;
 }
 
 /* ---- collectives ---- */
 
-static int64_t part_bytes(int64_t round, int64_t rank) { return rank % 3 == round % 3 ? 0 : (rank * 37 + round * 11) % 101; }
+static int64_t part_bytes(int64_t round, int64_t rank) {
+    return rank % 3 == round % 3 ? 0 : (rank * 37 + round * 11) % 101;
+}
 
 static seqpar_status rank_all_gather(seqpar_comm *world, void *user) {
     int64_t round, r, at, bytes[RANKS];
@@ -293,7 +347,8 @@ static seqpar_status rank_all_gather(seqpar_comm *world, void *user) {
         TRY(seqpar_comm_all_gather(world, all, part, bytes, "parts"));
         EXPECT(all[at] == 0xA5, "bytes behind the parts were written");
         for (r = at = 0; r < world->size; at += bytes[r++])
-            EXPECT(!wrong_bits(all + at, bytes[r], mix((uint64_t)round, (uint64_t)r, 1, 2)), "round %lld: the part of rank %lld", (long long)round, (long long)r);
+            EXPECT(!wrong_bits(all + at, bytes[r], mix((uint64_t)round, (uint64_t)r, 1, 2)),
+                   "round %lld: the part of rank %lld", (long long)round, (long long)r);
     }
     return SEQPAR_OK;
 }
@@ -305,19 +360,27 @@ static seqpar_status rank_broadcast(seqpar_comm *world, void *user) {
         unsigned char data[53];
         fill(data, 53, mix((uint64_t)world->rank, (uint64_t)root, 3, 4));
         TRY(seqpar_comm_broadcast(world, data, 53, root));
-        EXPECT(!wrong_bits(data, 53, mix((uint64_t)root, (uint64_t)root, 3, 4)), "rank %lld has not what rank %lld sent", (long long)world->rank, (long long)root);
+        EXPECT(!wrong_bits(data, 53, mix((uint64_t)root, (uint64_t)root, 3, 4)),
+               "rank %lld has not what rank %lld sent", (long long)world->rank,
+               (long long)root);
         TRY(seqpar_comm_broadcast(world, NULL, 0, root));
     }
     return SEQPAR_OK;
 }
 
 static seqpar_status rank_reduce(seqpar_comm *world, void *user) {
-    int64_t p = world->size, r = world->rank, sum[5] = {r, -r, INT64_C(1) << 40, 0, r == p - 1 ? -7 : 0}, max[4] = {r, -r - 1, INT64_MIN + r, r == 1 ? INT64_MAX : -5};
+    int64_t p = world->size, r = world->rank;
+    int64_t sum[5] = {r, -r, INT64_C(1) << 40, 0, r == p - 1 ? -7 : 0};
+    int64_t max[4] = {r, -r - 1, INT64_MIN + r, r == 1 ? INT64_MAX : -5};
     (void)user;
     TRY(seqpar_comm_sum_i64(world, sum, 5));
     TRY(seqpar_comm_max_i64(world, max, 4));
-    EXPECT(sum[0] == p * (p - 1) / 2 && sum[1] == -sum[0] && sum[2] == p << 40 && sum[3] == 0 && sum[4] == -7, "sums");
-    EXPECT(max[0] == p - 1 && max[1] == -1 && max[2] == INT64_MIN + p - 1 && max[3] == (p > 1 ? INT64_MAX : -5), "maxima");
+    EXPECT(sum[0] == p * (p - 1) / 2 && sum[1] == -sum[0] && sum[2] == p << 40 && sum[3] == 0 &&
+               sum[4] == -7,
+           "sums");
+    EXPECT(max[0] == p - 1 && max[1] == -1 && max[2] == INT64_MIN + p - 1 &&
+               max[3] == (p > 1 ? INT64_MAX : -5),
+           "maxima");
     TRY(seqpar_comm_sum_i64(world, NULL, 0));
     return SEQPAR_OK;
 }
@@ -329,6 +392,7 @@ static int64_t now_ns(void) {
     clock_gettime(CLOCK_MONOTONIC, &t); /* one clock for all processes */
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
+
 /* Nobody leaves before the last has entered; everybody is the last once. */
 static seqpar_status rank_enters(seqpar_comm *world, void *user) {
     int64_t round, entered, left;
@@ -339,7 +403,8 @@ static seqpar_status rank_enters(seqpar_comm *world, void *user) {
         TRY(seqpar_comm_barrier(world));
         left = now_ns();
         TRY(seqpar_comm_max_i64(world, &entered, 1));
-        EXPECT(left >= entered, "round %lld: rank %lld left %lld ns before all had come", (long long)round, (long long)world->rank, (long long)(entered - left));
+        EXPECT(left >= entered, "round %lld: rank %lld left %lld ns before all had come",
+               (long long)round, (long long)world->rank, (long long)(entered - left));
     }
     return SEQPAR_OK;
 }
@@ -347,12 +412,17 @@ static seqpar_status rank_enters(seqpar_comm *world, void *user) {
 /* ---- parts of a world ---- */
 
 /* The ranks of a sub-comm, in its order, as their world ranks. */
-static seqpar_status expect_members(seqpar_comm *sub, int64_t world_rank, const int64_t *want, int64_t count) {
+static seqpar_status expect_members(seqpar_comm *sub, int64_t world_rank, const int64_t *want,
+                                    int64_t count) {
     int64_t all[RANKS], bytes[RANKS], i;
     for (i = 0; i < RANKS; i++) bytes[i] = 8;
-    EXPECT(sub->size == count && want[sub->rank] == world_rank, "rank %lld is number %lld of %lld", (long long)world_rank, (long long)sub->rank, (long long)sub->size);
+    EXPECT(sub->size == count && want[sub->rank] == world_rank,
+           "rank %lld is number %lld of %lld", (long long)world_rank, (long long)sub->rank,
+           (long long)sub->size);
     TRY(seqpar_comm_all_gather(sub, all, &world_rank, bytes, "members"));
-    for (i = 0; i < count; i++) EXPECT(all[i] == want[i], "place %lld has rank %lld, not %lld", (long long)i, (long long)all[i], (long long)want[i]);
+    for (i = 0; i < count; i++)
+        EXPECT(all[i] == want[i], "place %lld has rank %lld, not %lld", (long long)i,
+               (long long)all[i], (long long)want[i]);
     return SEQPAR_OK;
 }
 
@@ -372,25 +442,30 @@ static seqpar_status talk_at_once(seqpar_comm *const *comms, const uint64_t *key
             TRY(mail_wait(comms[c], m[c], 2, p.key));
             for (g = 0; g < 2; g++) {
                 bits = mail_read(&m[c][g], &p, g, comms[c]->rank, comms[c]->size, NULL);
-                EXPECT(bits == 0, "comm %lld: %lld bits are somebody else's", (long long)c, (long long)bits);
+                EXPECT(bits == 0, "comm %lld: %lld bits are somebody else's", (long long)c,
+                       (long long)bits);
             }
         }
     }
     return SEQPAR_OK;
 }
 
-/* Groups of uneven size in reversed order, and those reversed again; all three comms are used at once. */
+/* Groups of uneven size in reversed order, and those reversed again; all three comms are
+   used at once. */
 static seqpar_status rank_uneven(seqpar_comm *world, void *user) {
-    int64_t color = world->rank * world->rank % 3 - 1, down[RANKS], up[RANKS], n = 0, r; /* 0 and 3; the others */
+    /* 0 and 3; the others */
+    int64_t color = world->rank * world->rank % 3 - 1, down[RANKS], up[RANKS], n = 0, r;
     uint64_t keys[3] = {7, (uint64_t)(1000 + color), (uint64_t)(2000 + color)};
     seqpar_comm *comms[3] = {world, NULL, NULL};
     (void)user;
-    for (r = world->size - 1; r >= 0; r--) if (r * r % 3 - 1 == color) down[n++] = r;
+    for (r = world->size - 1; r >= 0; r--)
+        if (r * r % 3 - 1 == color) down[n++] = r;
     for (r = 0; r < n; r++) up[r] = down[n - 1 - r];
     TRY(seqpar_comm_split(world, color, -10 * world->rank, &comms[1]));
     EXPECT(!comms[1]->messages_sent && !comms[1]->bytes_sent, "a new comm has sent something");
     TRY(seqpar_comm_split(comms[1], 5, -comms[1]->rank, &comms[2]));
-    EXPECT(comms[1]->error == world->error && comms[2]->error == world->error, "a part has another place for errors than the world");
+    EXPECT(comms[1]->error == world->error && comms[2]->error == world->error,
+           "a part has another place for errors than the world");
     TRY(expect_members(comms[1], world->rank, down, n));
     TRY(expect_members(comms[2], world->rank, up, n));
     TRY(talk_at_once(comms, keys));
@@ -400,9 +475,11 @@ static seqpar_status rank_uneven(seqpar_comm *world, void *user) {
     return seqpar_comm_barrier(world);
 }
 
-/* Two comms of the same ranks are two comms: begun in one order on one rank and in another on the other. */
+/* Two comms of the same ranks are two comms: begun in one order on one rank and in another
+   on the other. */
 static seqpar_status rank_twins(seqpar_comm *world, void *user) {
-    int64_t i, me = world->rank, next = (me + 1) % world->size, last = (me + world->size - 1) % world->size, out[2], in[2] = {-1, -1};
+    int64_t i, me = world->rank, next = (me + 1) % world->size;
+    int64_t last = (me + world->size - 1) % world->size, out[2], in[2] = {-1, -1};
     seqpar_comm *twin[2];
     seqpar_request request[2];
     (void)user;
@@ -415,7 +492,9 @@ static seqpar_status rank_twins(seqpar_comm *world, void *user) {
         TRY(seqpar_comm_begin(twin[t], &group, NULL, &request[t]));
     }
     for (i = 0; i < 2; i++) TRY(seqpar_comm_wait(twin[i], &request[i], NULL));
-    for (i = 0; i < 2; i++) EXPECT(in[i] == 10 * last + i, "twin %lld of rank %lld got %lld", (long long)i, (long long)me, (long long)in[i]);
+    for (i = 0; i < 2; i++)
+        EXPECT(in[i] == 10 * last + i, "twin %lld of rank %lld got %lld", (long long)i,
+               (long long)me, (long long)in[i]);
     for (i = 0; i < 2; i++) seqpar_comm_free(twin[i]);
     return SEQPAR_OK;
 }
@@ -423,7 +502,8 @@ static seqpar_status rank_twins(seqpar_comm *world, void *user) {
 /* ---- counters ---- */
 
 static seqpar_status rank_count(seqpar_comm *world, void *user) {
-    int64_t p = world->size, r = world->rank, bytes[RANKS], i, want_bytes = 0, want_messages = 0;
+    int64_t p = world->size, r = world->rank, bytes[RANKS], i, want_bytes = 0;
+    int64_t want_messages = 0;
     char all[64 * RANKS], own[64] = {0}, back[64];
     seqpar_transfer send = {r, own, 41}, recv = {r, back, 41};
     seqpar_group to_self = {"to myself", 0, &send, 1, &recv, 1};
@@ -436,8 +516,11 @@ static seqpar_status rank_count(seqpar_comm *world, void *user) {
     TRY(seqpar_comm_wait(world, &request, NULL));
     want_bytes += (p - 1) * (5 * r + 3) + (r == p - 1 ? (p - 1) * 29 : 0);
     want_messages += (p - 1) + (r == p - 1 ? p - 1 : 0);
-    EXPECT(world->bytes_sent == want_bytes, "rank %lld of %lld sent %lld bytes, not %lld", (long long)r, (long long)p, (long long)world->bytes_sent, (long long)want_bytes);
-    EXPECT(world->messages_sent == want_messages, "rank %lld of %lld sent %lld messages, not %lld", (long long)r, (long long)p, (long long)world->messages_sent, (long long)want_messages);
+    EXPECT(world->bytes_sent == want_bytes, "rank %lld of %lld sent %lld bytes, not %lld",
+           (long long)r, (long long)p, (long long)world->bytes_sent, (long long)want_bytes);
+    EXPECT(world->messages_sent == want_messages,
+           "rank %lld of %lld sent %lld messages, not %lld", (long long)r, (long long)p,
+           (long long)world->messages_sent, (long long)want_messages);
     return SEQPAR_OK;
 }
 
@@ -456,13 +539,17 @@ typedef struct failure {
 
 static const failure *failing; /* the one at hand */
 
-/* Runs what a rank does, and compares what the transport tells the ranks that are not at fault. */
+/* Runs what a rank does, and compares what the transport tells the ranks that are not at
+   fault. */
 static seqpar_status rank_observed(seqpar_comm *world, void *user) {
     seqpar_status status = failing->fn(world, user);
     if (!failing->peers || world->rank == failing->rank) return status;
-    EXPECT(status == failing->peers, "rank %lld ends with %s: %s", (long long)world->rank, seqpar_status_name(status), world->error->text);
-    EXPECT(world->error->status == status && world->error->rank == world->rank, "rank %lld: its error is not its own", (long long)world->rank);
-    EXPECT(strstr(world->error->text, failing->echo) != NULL, "rank %lld does not repeat it: %s", (long long)world->rank, world->error->text);
+    EXPECT(status == failing->peers, "rank %lld ends with %s: %s", (long long)world->rank,
+           seqpar_status_name(status), world->error->text);
+    EXPECT(world->error->status == status && world->error->rank == world->rank,
+           "rank %lld: its error is not its own", (long long)world->rank);
+    EXPECT(strstr(world->error->text, failing->echo) != NULL,
+           "rank %lld does not repeat it: %s", (long long)world->rank, world->error->text);
     return status;
 }
 
@@ -473,25 +560,35 @@ static void expect_failure(const transport_maker *maker, const failure *f) {
     int64_t w;
     failing = f;
     status = transport_run(maker, f->ranks, rank_observed, NULL, &error);
-    test_expect((f->status ? status == f->status : status) && error.status == status, "the world ends with %s: %s", seqpar_status_name(status), error.text);
-    test_expect(f->rank < 0 || error.rank == f->rank, "it happened on rank %lld, not %lld: %s", (long long)error.rank, (long long)f->rank, error.text);
-    for (w = 0; w < 6 && f->words[w]; w++) test_expect(strstr(error.text, f->words[w]) != NULL, "'%s' is not in: %s", f->words[w], error.text);
+    test_expect((f->status ? status == f->status : status) && error.status == status,
+                "the world ends with %s: %s", seqpar_status_name(status), error.text);
+    test_expect(f->rank < 0 || error.rank == f->rank, "it happened on rank %lld, not %lld: %s",
+                (long long)error.rank, (long long)f->rank, error.text);
+    for (w = 0; w < 6 && f->words[w]; w++)
+        test_expect(strstr(error.text, f->words[w]) != NULL, "'%s' is not in: %s", f->words[w],
+                    error.text);
     test_end("%s_%s", maker->name, f->name);
 }
 
-/* All of a table, and then over and over: an abort may come at any moment, so only the ends of the repeats are compared. */
-static void expect_failures(const transport_maker *maker, const failure *table, int64_t count, int64_t repeats) {
+/* All of a table, and then over and over: an abort may come at any moment, so only the ends
+   of the repeats are compared. */
+static void expect_failures(const transport_maker *maker, const failure *table, int64_t count,
+                            int64_t repeats) {
     seqpar_error error;
     int64_t i;
-    for (i = 0; i < count; i++) if (!maker->most || table[i].ranks <= maker->most) expect_failure(maker, &table[i]);
+    for (i = 0; i < count; i++)
+        if (!maker->most || table[i].ranks <= maker->most) expect_failure(maker, &table[i]);
     for (i = 0; i < repeats && !test_why[0]; i++) {
         const failure *f = failing = &table[i % count];
         seqpar_status status = transport_run(maker, f->ranks, rank_observed, NULL, &error);
-        test_expect(status && (!f->status || status == f->status), "%s: another end in repeat %lld: %s", f->name, (long long)i, error.text);
+        test_expect(status && (!f->status || status == f->status),
+                    "%s: another end in repeat %lld: %s", f->name, (long long)i, error.text);
     }
 }
 
-static seqpar_status exchange(seqpar_comm *comm, const char *name, int64_t step, int64_t send_to, int64_t send_bytes, int64_t recv_from, int64_t recv_bytes) {
+static seqpar_status exchange(seqpar_comm *comm, const char *name, int64_t step,
+                              int64_t send_to, int64_t send_bytes, int64_t recv_from,
+                              int64_t recv_bytes) {
     char out[64] = {0}, in[64];
     seqpar_transfer send = {send_to, out, send_bytes}, recv = {recv_from, in, recv_bytes};
     seqpar_group group = {name, step, &send, send_to >= 0, &recv, recv_from >= 0};
@@ -502,7 +599,8 @@ static seqpar_status exchange(seqpar_comm *comm, const char *name, int64_t step,
 
 static seqpar_status rank_wrong_size(seqpar_comm *world, void *user) {
     (void)user;
-    if (world->rank == 1) TRY(exchange(world, "kv ring", 3, 2, 37, -1, 0)); /* a transport that buffers has nothing to say here */
+    /* a transport that buffers has nothing to say here */
+    if (world->rank == 1) TRY(exchange(world, "kv ring", 3, 2, 37, -1, 0));
     if (world->rank == 2) return exchange(world, "kv ring", 3, -1, 0, 1, 41);
     return seqpar_comm_barrier(world);
 }
@@ -510,12 +608,16 @@ static seqpar_status rank_wrong_size(seqpar_comm *world, void *user) {
 static seqpar_status rank_says_no(seqpar_comm *world, void *user) {
     (void)user;
     TRY(seqpar_comm_barrier(world));
-    if (world->rank == 2) return seqpar_fail(world->error, SEQPAR_ERR_OPTION, "pack_len %d does not suit me", 4711);
-    TRY(exchange(world, "ring", 0, (world->rank + 1) % world->size, 8, (world->rank + world->size - 1) % world->size, 8));
+    if (world->rank == 2)
+        return seqpar_fail(world->error, SEQPAR_ERR_OPTION, "pack_len %d does not suit me",
+                           4711);
+    TRY(exchange(world, "ring", 0, (world->rank + 1) % world->size, 8,
+                 (world->rank + world->size - 1) % world->size, 8));
     return seqpar_comm_barrier(world);
 }
 
-static seqpar_status rank_fails_silently(seqpar_comm *world, void *user) { /* a code without a sentence */
+/* a code without a sentence */
+static seqpar_status rank_fails_silently(seqpar_comm *world, void *user) {
     (void)user;
     return world->rank == 1 ? SEQPAR_ERR_NOT_FINITE : seqpar_comm_barrier(world);
 }
@@ -527,13 +629,16 @@ static seqpar_status rank_aborts(seqpar_comm *world, void *user) {
     return SEQPAR_OK;
 }
 
-static seqpar_status rank_fails_in_a_group(seqpar_comm *world, void *user) { /* the other group hears of it as well */
+/* the other group hears of it as well */
+static seqpar_status rank_fails_in_a_group(seqpar_comm *world, void *user) {
     seqpar_comm *sub;
     seqpar_status status;
     (void)user;
     TRY(seqpar_comm_split(world, world->rank / 2, 0, &sub));
-    if (world->rank == 3) status = seqpar_fail(world->error, SEQPAR_ERR_SIZE, "group two, rank three");
-    else for (status = SEQPAR_OK; !status;) status = seqpar_comm_barrier(sub);
+    if (world->rank == 3)
+        status = seqpar_fail(world->error, SEQPAR_ERR_SIZE, "group two, rank three");
+    else
+        for (status = SEQPAR_OK; !status;) status = seqpar_comm_barrier(sub);
     seqpar_comm_free(sub);
     return status;
 }
@@ -552,7 +657,8 @@ static seqpar_status rank_leaves_early(seqpar_comm *world, void *user) {
     return world->rank == 0 ? SEQPAR_OK : seqpar_comm_barrier(world);
 }
 
-/* Rank 1 has large messages under way when it gives up: the text must overtake or follow them, and its own wait return. */
+/* Rank 1 has large messages under way when it gives up: the text must overtake or follow
+   them, and its own wait return. */
 static seqpar_status rank_aborts_busy(seqpar_comm *world, void *user) {
     seqpar_transfer sends[RANKS];
     seqpar_group group = {"never asked for", 0, sends, 0, NULL, 0};
@@ -563,9 +669,13 @@ static seqpar_status rank_aborts_busy(seqpar_comm *world, void *user) {
     (void)user;
     TRY(seqpar_comm_split(world, 0, 0, &aside));
     data = calloc(1, LARGE);
-    for (int64_t r = 0; r < world->size; r++) if (r != 1) sends[group.send_count++] = (seqpar_transfer){r, data, LARGE};
-    status = world->rank == 1 ? seqpar_comm_begin(aside, &group, NULL, &request) : seqpar_comm_barrier(world);
-    if (world->rank == 1) seqpar_comm_abort(world, "stop, in the middle of it"), seqpar_comm_abort(world, "the second text is not heard");
+    for (int64_t r = 0; r < world->size; r++)
+        if (r != 1) sends[group.send_count++] = (seqpar_transfer){r, data, LARGE};
+    status = world->rank == 1 ? seqpar_comm_begin(aside, &group, NULL, &request)
+                              : seqpar_comm_barrier(world);
+    if (world->rank == 1)
+        seqpar_comm_abort(world, "stop, in the middle of it"),
+            seqpar_comm_abort(world, "the second text is not heard");
     if (world->rank == 1 && !status) seqpar_comm_wait(aside, &request, NULL);
     free(data);
     seqpar_comm_free(aside);
@@ -578,8 +688,10 @@ static seqpar_status rank_aborts_a_part(seqpar_comm *world, void *user) {
     seqpar_status status;
     (void)user;
     TRY(seqpar_comm_split(world, world->rank == 1, 0, &sub));
-    if (world->rank == 1) seqpar_comm_abort(sub, "said on a part"), status = SEQPAR_OK;
-    else for (status = SEQPAR_OK; !status;) status = seqpar_comm_barrier(sub);
+    if (world->rank == 1)
+        seqpar_comm_abort(sub, "said on a part"), status = SEQPAR_OK;
+    else
+        for (status = SEQPAR_OK; !status;) status = seqpar_comm_barrier(sub);
     seqpar_comm_free(sub);
     return status;
 }
@@ -597,17 +709,21 @@ static seqpar_status rank_much_too_long(seqpar_comm *world, void *user) {
     status = seqpar_comm_begin(world, &group, NULL, &request);
     if (!status) status = seqpar_comm_wait(world, &request, NULL);
     if (!status) status = seqpar_comm_barrier(world);
-    for (i = 0; i < 24; i++) EXPECT(i / 8 == 1 || word[i] == 0x5A, "byte %d beside the place was written", i - 8);
+    for (i = 0; i < 24; i++)
+        EXPECT(i / 8 == 1 || word[i] == 0x5A, "byte %d beside the place was written", i - 8);
     free(data);
     return status;
 }
+
 static seqpar_status rank_nothing_for_something(seqpar_comm *world, void *user) {
     (void)user;
-    TRY(exchange(world, "nothing", 2, world->rank == 0 ? 1 : -1, 0, world->rank == 1 ? 0 : -1, 8));
+    TRY(exchange(world, "nothing", 2, world->rank == 0 ? 1 : -1, 0, world->rank == 1 ? 0 : -1,
+                 8));
     return seqpar_comm_barrier(world);
 }
 
-/* Rank 0 has done its part and goes; the others are in no hurry to read what it sent. This is no error. */
+/* Rank 0 has done its part and goes; the others are in no hurry to read what it sent. This
+   is no error. */
 static seqpar_status rank_leaves_in_peace(seqpar_comm *world, void *user) {
     seqpar_comm *others;
     unsigned char all[61], part[61];
@@ -624,7 +740,8 @@ static seqpar_status rank_leaves_in_peace(seqpar_comm *world, void *user) {
         status = seqpar_comm_begin(world, &group, NULL, &request);
         if (!status) status = seqpar_comm_wait(world, &request, NULL);
     }
-    EXPECT(status || !world->rank || !wrong_bits(all, 61, 23), "rank %lld has not the last words", (long long)world->rank);
+    EXPECT(status || !world->rank || !wrong_bits(all, 61, 23),
+           "rank %lld has not the last words", (long long)world->rank);
     if (!status && world->rank) usleep(3000);
     if (!status && world->rank) status = seqpar_comm_barrier(others);
     seqpar_comm_free(others);
@@ -653,39 +770,124 @@ static seqpar_status rank_is_killed(seqpar_comm *world, void *user) {
 }
 
 static const failure transport_failures[] = {
-    {"wrong_size", 4, rank_wrong_size, SEQPAR_ERR_MESSAGE_SIZE, 2, {"kv ring", "step 3", "rank 1", "37 bytes", "rank 2", "41"}, SEQPAR_ERR_PEER, "rank 1 sent 37 bytes"},
-    {"much_too_long", 2, rank_much_too_long, SEQPAR_ERR_MESSAGE_SIZE, 1, {"too long", "3145728"}, SEQPAR_ERR_PEER, "3145728"},
-    {"nothing_for_something", 3, rank_nothing_for_something, SEQPAR_ERR_MESSAGE_SIZE, 1, {"'nothing' step 2"}, SEQPAR_ERR_PEER, "'nothing' step 2"},
-    {"error_ends_all", 5, rank_says_no, SEQPAR_ERR_OPTION, 2, {"pack_len 4711 does not suit me"}, SEQPAR_ERR_PEER, "rank 2 failed: pack_len 4711 does not suit me"},
-    {"silent_error", 3, rank_fails_silently, SEQPAR_ERR_NOT_FINITE, 1, {"NaN"}, SEQPAR_ERR_PEER, "NaN"},
-    {"abort_P2", 2, rank_aborts, SEQPAR_ERR_PEER, 1, {"stop, the disk is full"}, SEQPAR_ERR_PEER, "stop, the disk is full"},
-    {"abort_P5", 5, rank_aborts, SEQPAR_ERR_PEER, 1, {"stop, the disk is full"}, SEQPAR_ERR_PEER, "stop, the disk is full"},
-    {"abort_busy", 4, rank_aborts_busy, SEQPAR_ERR_PEER, 1, {"stop, in the middle of it"}, SEQPAR_ERR_PEER, "stop, in the middle of it"},
-    {"abort_of_a_part", 4, rank_aborts_a_part, SEQPAR_ERR_PEER, 1, {"said on a part"}, SEQPAR_ERR_PEER, "said on a part"},
-    {"error_in_a_group", 4, rank_fails_in_a_group, SEQPAR_ERR_SIZE, 3, {"group two, rank three"}, SEQPAR_ERR_PEER, "group two, rank three"},
-    {"error_before_a_split", 3, rank_fails_before_a_split, SEQPAR_ERR_WORLD, 1, {"no mesh for me"}, SEQPAR_ERR_PEER, "no mesh for me"},
+    {"wrong_size",
+     4,
+     rank_wrong_size,
+     SEQPAR_ERR_MESSAGE_SIZE,
+     2,
+     {"kv ring", "step 3", "rank 1", "37 bytes", "rank 2", "41"},
+     SEQPAR_ERR_PEER,
+     "rank 1 sent 37 bytes"},
+    {"much_too_long",
+     2,
+     rank_much_too_long,
+     SEQPAR_ERR_MESSAGE_SIZE,
+     1,
+     {"too long", "3145728"},
+     SEQPAR_ERR_PEER,
+     "3145728"},
+    {"nothing_for_something",
+     3,
+     rank_nothing_for_something,
+     SEQPAR_ERR_MESSAGE_SIZE,
+     1,
+     {"'nothing' step 2"},
+     SEQPAR_ERR_PEER,
+     "'nothing' step 2"},
+    {"error_ends_all",
+     5,
+     rank_says_no,
+     SEQPAR_ERR_OPTION,
+     2,
+     {"pack_len 4711 does not suit me"},
+     SEQPAR_ERR_PEER,
+     "rank 2 failed: pack_len 4711 does not suit me"},
+    {"silent_error",
+     3,
+     rank_fails_silently,
+     SEQPAR_ERR_NOT_FINITE,
+     1,
+     {"NaN"},
+     SEQPAR_ERR_PEER,
+     "NaN"},
+    {"abort_P2",
+     2,
+     rank_aborts,
+     SEQPAR_ERR_PEER,
+     1,
+     {"stop, the disk is full"},
+     SEQPAR_ERR_PEER,
+     "stop, the disk is full"},
+    {"abort_P5",
+     5,
+     rank_aborts,
+     SEQPAR_ERR_PEER,
+     1,
+     {"stop, the disk is full"},
+     SEQPAR_ERR_PEER,
+     "stop, the disk is full"},
+    {"abort_busy",
+     4,
+     rank_aborts_busy,
+     SEQPAR_ERR_PEER,
+     1,
+     {"stop, in the middle of it"},
+     SEQPAR_ERR_PEER,
+     "stop, in the middle of it"},
+    {"abort_of_a_part",
+     4,
+     rank_aborts_a_part,
+     SEQPAR_ERR_PEER,
+     1,
+     {"said on a part"},
+     SEQPAR_ERR_PEER,
+     "said on a part"},
+    {"error_in_a_group",
+     4,
+     rank_fails_in_a_group,
+     SEQPAR_ERR_SIZE,
+     3,
+     {"group two, rank three"},
+     SEQPAR_ERR_PEER,
+     "group two, rank three"},
+    {"error_before_a_split",
+     3,
+     rank_fails_before_a_split,
+     SEQPAR_ERR_WORLD,
+     1,
+     {"no mesh for me"},
+     SEQPAR_ERR_PEER,
+     "no mesh for me"},
     {"early_end_P2", 2, rank_leaves_early, 0, -1, {"for rank 0, which has ended"}, 0, NULL},
     {"early_end_P5", 5, rank_leaves_early, 0, -1, {"for rank 0, which has ended"}, 0, NULL},
     {"send_to_the_dead", 2, rank_sends_to_the_dead, 0, -1, {"rank 0"}, 0, NULL},
 };
-static const failure transport_kill = {"rank_is_killed", 4, rank_is_killed, 0, -1, {"for rank 1, which has ended"}, 0, NULL};
+
+static const failure transport_kill = {
+    "rank_is_killed", 4, rank_is_killed, 0, -1, {"for rank 1, which has ended"}, 0, NULL};
 
 /* ---- the suite ---- */
 
-static int64_t transport_most(const transport_maker *maker) { return maker->most && maker->most < 5 ? maker->most : 5; }
+static int64_t transport_most(const transport_maker *maker) {
+    return maker->most && maker->most < 5 ? maker->most : 5;
+}
 
-static void transport_on_all(const transport_maker *maker, const char *name, seqpar_rank_fn fn, void *user) {
+static void transport_on_all(const transport_maker *maker, const char *name, seqpar_rank_fn fn,
+                             void *user) {
     int64_t p;
     for (p = 1; p <= transport_most(maker); p++) transport_run_well(maker, p, fn, user);
     test_end("%s_%s", maker->name, name);
 }
 
-/* Mail: random groups of messages between all pairs; what is not small is rare, or this would take long. */
+/* Mail: random groups of messages between all pairs; what is not small is rare, or this
+   would take long. */
 static void transport_exchanges(const transport_maker *maker) {
     int64_t p, big;
     for (p = 1; p <= transport_most(maker); p++) {
         for (big = 0; big < 3; big++) {
-            post letters = {.key = (uint64_t)(100 * p + 1000 * big), .letters = 1 + (p + big) % 2, .big = (int)big};
+            post letters = {.key = (uint64_t)(100 * p + 1000 * big),
+                            .letters = 1 + (p + big) % 2,
+                            .big = (int)big};
             transport_run_well(maker, p, rank_mail, &letters);
         }
         test_end("%s_exchange_P%lld", maker->name, (long long)p);
@@ -693,13 +895,19 @@ static void transport_exchanges(const transport_maker *maker) {
 }
 
 __attribute__((unused)) static void transport_conformance(const transport_maker *maker) {
-    static const struct { const char *name; seqpar_rank_fn fn; } table[] = {
-        {"order", rank_order}, {"flood", rank_flood}, {"one_way", rank_one_way}, {"large_gather", rank_large_gather}, {"all_gather", rank_all_gather},
-        {"broadcast", rank_broadcast}, {"sum_max", rank_reduce}, {"barrier", rank_enters}, {"split_uneven", rank_uneven}, {"split_twins", rank_twins},
-        {"counters", rank_count}, {"early_end_in_peace", rank_leaves_in_peace}};
+    static const struct {
+        const char *name;
+        seqpar_rank_fn fn;
+    } table[] = {{"order", rank_order},           {"flood", rank_flood},
+                 {"one_way", rank_one_way},       {"large_gather", rank_large_gather},
+                 {"all_gather", rank_all_gather}, {"broadcast", rank_broadcast},
+                 {"sum_max", rank_reduce},        {"barrier", rank_enters},
+                 {"split_uneven", rank_uneven},   {"split_twins", rank_twins},
+                 {"counters", rank_count},        {"early_end_in_peace", rank_leaves_in_peace}};
     int64_t i;
     transport_exchanges(maker);
-    for (i = 0; i < COUNT(table); i++) transport_on_all(maker, table[i].name, table[i].fn, NULL);
+    for (i = 0; i < COUNT(table); i++)
+        transport_on_all(maker, table[i].name, table[i].fn, NULL);
     if (maker->processes) expect_failure(maker, &transport_kill);
     expect_failures(maker, transport_failures, COUNT(transport_failures), maker->most ? 0 : 50);
     if (!maker->most) test_end("%s_failures_repeated", maker->name);

@@ -19,22 +19,42 @@
 #include "run_objective.h"
 #include "files.h"
 
-typedef struct { const char *name; int schedule; int64_t ulysses; } mode;
-static const mode modes[] = {{"zigzag ring", SEQPAR_RING, 0}, {"llama3", SEQPAR_LLAMA3, 0}, {"Ulysses", SEQPAR_ULYSSES, 0}, {"2D", SEQPAR_RING, 2}};
+typedef struct {
+    const char *name;
+    int schedule;
+    int64_t ulysses;
+} mode;
+
+static const mode modes[] = {{"zigzag ring", SEQPAR_RING, 0},
+                             {"llama3", SEQPAR_LLAMA3, 0},
+                             {"Ulysses", SEQPAR_ULYSSES, 0},
+                             {"2D", SEQPAR_RING, 2}};
 static int64_t ranks[] = {2, 3, 4, 8}, rank_count = 4; /* one of them, if asked for */
 enum { MODES = 4, RANKS = 4, MOST_CELLS = MODES * RANKS };
 #define CELLS (MODES * (int)rank_count)
 
 enum { SAME, DIFFERS, CANNOT }; /* CANNOT: the mode does not exist for this number of ranks */
-typedef struct { int state; double error; } cell;
-typedef struct { char name[48], value[32], shown[32]; cell cells[MOST_CELLS]; } row; /* shown: the digits that every build has */
+typedef struct {
+    int state;
+    double error;
+} cell;
+
+/* shown: the digits that every build has */
+typedef struct {
+    char name[48], value[32], shown[32];
+    cell cells[MOST_CELLS];
+} row;
+
 enum { MOST_ROWS = 32 };
 static row rows[MOST_ROWS];
 static int row_count, wrong;
 
 static double distance(const double *got, const double *want, int64_t n) {
     double difference = 0, size = 0;
-    for (int64_t i = 0; i < n; i++) { difference += (got[i] - want[i]) * (got[i] - want[i]); size += want[i] * want[i]; }
+    for (int64_t i = 0; i < n; i++) {
+        difference += (got[i] - want[i]) * (got[i] - want[i]);
+        size += want[i] * want[i];
+    }
     return size > 0 ? sqrt(difference / size) : sqrt(difference);
 }
 
@@ -43,6 +63,7 @@ static row *row_new(const char *what, const char *name) {
     snprintf(r->name, sizeof r->name, "%s%s%s", what, name[0] ? " " : "", name);
     return r;
 }
+
 static row *row_value(row *r, const char *before, double value, int digits) {
     snprintf(r->value, sizeof r->value, "%s%.15g", before, value);
     snprintf(r->shown, sizeof r->shown, "%s%.*g", before, digits, value);
@@ -58,7 +79,12 @@ static void compare(row *r, int which, const double *got, const double *want, in
 /* Way number `which`; 0 where there is none. */
 static int way_of(int which, objective_way *way) {
     const mode *m = &modes[which / rank_count];
-    *way = (objective_way){.dp = 1, .sp = ranks[which % rank_count], .accumulation = 1, .layout = SEQPAR_ZIGZAG, .schedule = m->schedule, .ulysses_size = m->ulysses};
+    *way = (objective_way){.dp = 1,
+                           .sp = ranks[which % rank_count],
+                           .accumulation = 1,
+                           .layout = SEQPAR_ZIGZAG,
+                           .schedule = m->schedule,
+                           .ulysses_size = m->ulysses};
     return !m->ulysses || way->sp % m->ulysses == 0;
 }
 
@@ -69,19 +95,29 @@ static void keep(const objective_task *t, const objective_result *r, const char 
     const char *const names[] = {"loss", "logits", "gradient", "params"};
     int64_t counts[] = {1, r->tokens * r->width, r->elements, r->elements}, i;
     seqpar_safetensors_tensor tensors[4];
-    snprintf(path, sizeof path, "build/verify/%s.%s.safetensors", objective_names[t->kind], where);
-    for (char *c = path; *c; c++) if (*c == ' ') *c = '_';
+    snprintf(path, sizeof path, "build/verify/%s.%s.safetensors", objective_names[t->kind],
+             where);
+    for (char *c = path; *c; c++)
+        if (*c == ' ') *c = '_';
     for (i = 0; i < 4; i++) {
-        tensors[i] = (seqpar_safetensors_tensor){.name = names[i], .dtype = SEQPAR_SAFETENSORS_F64, .dims = 1};
+        tensors[i] = (seqpar_safetensors_tensor){
+            .name = names[i], .dtype = SEQPAR_SAFETENSORS_F64, .dims = 1};
         tensors[i].shape[0] = counts[i];
     }
     seqpar_safetensors_desc desc = {.path = path, .tensors = tensors, .count = 4};
-    if (seqpar_safetensors_save(&desc, data, &error)) { fprintf(stderr, "%s\n", error.text); exit(2); }
+    if (seqpar_safetensors_save(&desc, data, &error)) {
+        fprintf(stderr, "%s\n", error.text);
+        exit(2);
+    }
 }
 
 static void run(const objective_task *t, const objective_way *way, objective_result *result) {
     objective_run(t, way, result);
-    if (result->status) { fprintf(stderr, "%s on %lld ranks: %s\n", objective_names[t->kind], (long long)way->sp, result->error.text); exit(2); }
+    if (result->status) {
+        fprintf(stderr, "%s on %lld ranks: %s\n", objective_names[t->kind], (long long)way->sp,
+                result->error.text);
+        exit(2);
+    }
 }
 
 /* Rows of one objective: logits (of the first only), loss, gradient, and the step. */
@@ -105,7 +141,8 @@ static void verify_objective(int kind) {
             continue;
         }
         run(&t, &way, &r);
-        snprintf(where, sizeof where, "%s.sp%lld", modes[i / rank_count].name, (long long)way.sp);
+        snprintf(where, sizeof where, "%s.sp%lld", modes[i / rank_count].name,
+                 (long long)way.sp);
         keep(&t, &r, where);
         compare(loss, i, &r.loss, &one.loss, 1);
         compare(gradient, i, r.gradient, one.gradient, one.elements);
@@ -117,11 +154,17 @@ static void verify_objective(int kind) {
     objective_task_close(&t);
 }
 
-/* The first DPO loss: of this process, before anything else, then with the reference's log-probs from one rank. */
+/* The first DPO loss: of this process, before anything else, then with the reference's
+   log-probs from one rank. */
 static double verify_first_loss(int *bitwise) {
-    const double ln2 = seqpar_softplus(-0.0), want = 0.693147180559945309417; /* -log(sigmoid(0)) */
+    /* -log(sigmoid(0)) */
+    const double ln2 = seqpar_softplus(-0.0), want = 0.693147180559945309417;
     objective_task t;
-    objective_way way = {.dp = 1, .sp = ranks[rank_count - 1], .accumulation = 1, .layout = SEQPAR_ZIGZAG}, alone = {.dp = 1, .sp = 1, .accumulation = 1};
+    objective_way way = {.dp = 1,
+                         .sp = ranks[rank_count - 1],
+                         .accumulation = 1,
+                         .layout = SEQPAR_ZIGZAG},
+                  alone = {.dp = 1, .sp = 1, .accumulation = 1};
     objective_result first, one, r;
     row *line;
     objective_task_open(&t, OBJECTIVE_DPO, 6, 60, 130, 5);
@@ -130,9 +173,13 @@ static double verify_first_loss(int *bitwise) {
     run(&t, &alone, &one);
     line = row_value(row_new("first DPO loss", ""), "", one.loss, 15);
     t.reference = one.reference;
-    *bitwise = !memcmp(&ln2, &want, 8) && !memcmp(&first.loss, &want, 8) && !memcmp(&one.loss, &want, 8);
+    *bitwise = !memcmp(&ln2, &want, 8) && !memcmp(&first.loss, &want, 8) &&
+               !memcmp(&one.loss, &want, 8);
     for (int i = 0; i < CELLS; i++) {
-        if (!way_of(i, &way)) { line->cells[i].state = CANNOT; continue; }
+        if (!way_of(i, &way)) {
+            line->cells[i].state = CANNOT;
+            continue;
+        }
         run(&t, &way, &r);
         compare(line, i, &r.loss, &want, 1);
         *bitwise &= line->cells[i].state == SAME;
@@ -144,15 +191,18 @@ static double verify_first_loss(int *bitwise) {
     return first.loss;
 }
 
-static int width(void) { return rank_count > 1 ? 5 : 12; } /* of a column */
+/* of a column */
+static int width(void) { return rank_count > 1 ? 5 : 12; }
 static void print_cell(const cell *c) {
     char text[16];
     snprintf(text, sizeof text, "%.0e", c->error);
     printf("%*s", width(), c->state == SAME ? "bits" : c->state == CANNOT ? "-" : text);
 }
+
 static void print_table(void) {
     printf("%-22s%-20s", "", "SP=1");
-    for (int m = 0; m < MODES; m++) printf(" %-*s", width() * (int)rank_count - 1, modes[m].name);
+    for (int m = 0; m < MODES; m++)
+        printf(" %-*s", width() * (int)rank_count - 1, modes[m].name);
     printf("\n%-42s", "");
     for (int i = 0; i < CELLS; i++) printf("%*lld", width(), (long long)ranks[i % rank_count]);
     printf("\n");
@@ -165,23 +215,33 @@ static void print_table(void) {
 
 static void print_json(FILE *f, double first, int bitwise) {
     static const char *const states[] = {"bits", "differs", "none"};
-    fprintf(f, "{\"dpo_first_loss\": %.17g, \"dpo_first_loss_is_ln2_bitwise\": %s, \"wrong\": %d, \"rows\": [", first, bitwise ? "true" : "false", wrong);
+    fprintf(f,
+            "{\"dpo_first_loss\": %.17g, \"dpo_first_loss_is_ln2_bitwise\": %s, \"wrong\": %d, "
+            "\"rows\": [",
+            first, bitwise ? "true" : "false", wrong);
     for (int r = 0; r < row_count; r++) {
-        fprintf(f, "%s\n  {\"what\": \"%s\", \"sp1\": \"%s\"", r ? "," : "", rows[r].name, rows[r].value);
-        for (int i = 0; i < CELLS; i++) fprintf(f, ", \"%s SP=%lld\": \"%s\"", modes[i / rank_count].name, (long long)ranks[i % rank_count], states[rows[r].cells[i].state]);
+        fprintf(f, "%s\n  {\"what\": \"%s\", \"sp1\": \"%s\"", r ? "," : "", rows[r].name,
+                rows[r].value);
+        for (int i = 0; i < CELLS; i++)
+            fprintf(f, ", \"%s SP=%lld\": \"%s\"", modes[i / rank_count].name,
+                    (long long)ranks[i % rank_count], states[rows[r].cells[i].state]);
         fprintf(f, "}");
     }
     fprintf(f, "\n]}\n");
 }
 
 #ifdef TEST_CUDA
-static const char here[] = "cuda", other[] = "--device cpu needs a program built without CUDA; type make verify";
+static const char here[] = "cuda",
+                  other[] = "--device cpu needs a program built without CUDA; type make verify";
 #else
-static const char here[] = "cpu", other[] = "--device cuda needs a program built with CUDA; type make verify DEVICE=cuda";
+static const char
+    here[] = "cpu",
+    other[] = "--device cuda needs a program built with CUDA; type make verify DEVICE=cuda";
 #endif
 
 static const char help[] =
-    "Every objective on 2, 3, 4 and 8 ranks in every schedule against 1 rank, by memcmp; exit code 1 if a bit differs.\n\n"
+    "Every objective on 2, 3, 4 and 8 ranks in every schedule against 1 rank, by memcmp; exit "
+    "code 1 if a bit differs.\n\n"
     "  --ring_attn_size P   one number of ranks, 2 to 8, in place of four\n"
     "  --device NAME        cpu, or cuda in a program built with CUDA\n"
     "  --json               the table as JSON; it is in build/verify/verify.json anyway\n";
@@ -190,15 +250,25 @@ static const char help[] =
 static int options(int argc, char **argv, int *json) {
     for (int i = 1; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : "", *name = argv[i];
-        if (!strcmp(name, "--help") || !strcmp(name, "-h")) return fputs(help, stdout), demo_print_failed("the options") ? 1 : -1;
-        if (!strcmp(name, "--json")) { *json = 1; continue; }
+        if (!strcmp(name, "--help") || !strcmp(name, "-h"))
+            return fputs(help, stdout), demo_print_failed("the options") ? 1 : -1;
+        if (!strcmp(name, "--json")) {
+            *json = 1;
+            continue;
+        }
         i++;
         if (!strcmp(name, "--device") && (!strcmp(value, "cpu") || !strcmp(value, "cuda"))) {
             if (strcmp(value, here)) return fprintf(stderr, "error: %s\n", other), 2;
-        } else if (!strcmp(name, "--ring_attn_size") && strlen(value) == 1 && *value >= '2' && *value <= '8') {
+        } else if (!strcmp(name, "--ring_attn_size") && strlen(value) == 1 && *value >= '2' &&
+                   *value <= '8') {
             ranks[0] = *value - '0';
             rank_count = 1;
-        } else return fprintf(stderr, "error: %s%s%s is none of --json, --device cpu, --device cuda, --ring_attn_size 2 to 8, --help\n", name, *value ? " " : "", value), 2;
+        } else
+            return fprintf(stderr,
+                           "error: %s%s%s is none of --json, --device cpu, --device cuda, "
+                           "--ring_attn_size 2 to 8, --help\n",
+                           name, *value ? " " : "", value),
+                   2;
     }
     return 0;
 }
@@ -211,7 +281,8 @@ int main(int argc, char **argv) {
     if (asked) return asked < 0 ? 0 : asked;
 #ifdef TEST_CUDA
     seqpar_error error = {0};
-    seqpar_device *gpu = seqpar_device_cuda(&error, NULL); /* before ranks look for it, each for itself */
+    /* before ranks look for it, each for itself */
+    seqpar_device *gpu = seqpar_device_cuda(&error, NULL);
     if (!gpu) return fprintf(stderr, "error: %s\n", error.text), 1;
     seqpar_device_close(gpu);
 #endif
@@ -220,12 +291,18 @@ int main(int argc, char **argv) {
     first = verify_first_loss(&bitwise);
     for (int kind = 0; kind < OBJECTIVES; kind++) verify_objective(kind);
     file = fopen("build/verify/verify.json", "w");
-    if (file) { print_json(file, first, bitwise); fclose(file); }
-    if (json) print_json(stdout, first, bitwise);
+    if (file) {
+        print_json(file, first, bitwise);
+        fclose(file);
+    }
+    if (json)
+        print_json(stdout, first, bitwise);
     else {
         print_table();
-        printf("\nbits: equal to one rank by memcmp; a number: relative distance from it, which is wrong here; -: no such mode\n");
-        printf("first DPO loss %.18f = -log(sigmoid(0)) : %s\n", first, bitwise ? "bits" : "NO");
+        printf("\nbits: equal to one rank by memcmp; a number: relative distance from it, "
+               "which is wrong here; -: no such mode\n");
+        printf("first DPO loss %.18f = -log(sigmoid(0)) : %s\n", first,
+               bitwise ? "bits" : "NO");
     }
     return demo_print_failed("the table") || wrong || !bitwise;
 }
