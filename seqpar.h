@@ -128,8 +128,8 @@ static seqpar_status attend(seqpar_ctx *ctx, problem *p) {
     seqpar_attn_desc desc = {.heads = HEADS,
                              .kv_heads = KV_HEADS,
                              .head_dim = HEAD_DIM,
-                             .layout = SEQPAR_ZIGZAG,
-                             .schedule = SEQPAR_RING};
+                             .layout = SEQPAR_LAYOUT_ZIGZAG,
+                             .schedule = SEQPAR_SCHEDULE_RING};
     seqpar_attn *attn;
     seqpar_status status = seqpar_attn_open(ctx, &attn, &row, 1, &desc);
     if (status) return status;
@@ -196,7 +196,7 @@ int main(void) {
 #define SEQPAR_VERSION_MAJOR 0
 #define SEQPAR_VERSION_MINOR 2
 #define SEQPAR_VERSION_PATCH 0
-#define SEQPAR_VERSION "0.2.0"
+#define SEQPAR_VERSION       "0.2.0"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -549,7 +549,13 @@ SEQPAR_DEF int64_t seqpar_grid_default_chunks(int64_t tokens);
 SEQPAR_DEF int64_t seqpar_grid_begin(int64_t padded, int64_t chunks, int64_t chunk);
 
 /* ---- split: who holds which token ---------------------------------------------------------*/
-enum { SEQPAR_CONTIGUOUS, SEQPAR_ZIGZAG, SEQPAR_STRIPE, SEQPAR_ZIGZAG_DOC, SEQPAR__LAYOUTS };
+enum {
+    SEQPAR_LAYOUT_CONTIGUOUS,
+    SEQPAR_LAYOUT_ZIGZAG,
+    SEQPAR_LAYOUT_STRIPE,
+    SEQPAR_LAYOUT_ZIGZAG_DOC,
+    SEQPAR__LAYOUTS
+};
 SEQPAR_DEF const char *seqpar_layout_name(int layout);
 
 /* Tokens start, start + stride, ... (count) of one chunk, held by one rank from local row
@@ -623,7 +629,7 @@ SEQPAR_DEF void seqpar_gather(void *global, const void *local, const seqpar_shar
    queue is NULL, all of this is a call of a function. The comment of each entry names the
    CUDA call it becomes. Row operations give a row the same bits whatever else is in the
    call; sums over tokens run the fold program they are given. */
-enum { SEQPAR_F64, SEQPAR_F32, SEQPAR_BF16 };
+enum { SEQPAR_DTYPE_F64, SEQPAR_DTYPE_F32, SEQPAR_DTYPE_BF16 };
 
 typedef struct seqpar_mat {
     void *data;
@@ -805,7 +811,7 @@ typedef struct seqpar_attn_delta_args {
    for logp = x_y - lse, H = entropy, smooth = lse - mean(x), zloss = lse^2. A row whose target is
    SEQPAR_IGNORE has logp 0, and dlogp, dsmooth, dzloss do not act on it. Outputs and seeds may be NULL. A logit of
    -inf has p 0, adds nothing to the entropy and has the gradient 0, but smooth is infinite. */
-typedef struct seqpar_softmax_head_args {
+typedef struct seqpar_vocab_softmax_args {
     seqpar_mat logits;
     int64_t rows, vocab;
     const int32_t *targets;
@@ -814,7 +820,7 @@ typedef struct seqpar_softmax_head_args {
     /* all of that is of x scale, 1 / temperature; 0: 1 */
     double scale;
     int gradient;
-} seqpar_softmax_head_args;
+} seqpar_vocab_softmax_args;
 
 /* ids[t]: a token by the softmax of row t at `temperature` (0: the likeliest, of equals the
    one with the lowest id). Left to choose from are the top_k likeliest (0: all), and of
@@ -865,7 +871,7 @@ typedef struct seqpar_update_args {
     X(attn_return)    /* own kernel: fold of visiting dk, dv */ \
     X(attn_delta)     /* own kernel */ \
     X(attn_sinks)     /* own kernel, a block a piece */ \
-    X(softmax_head)   /* own kernel, in place */ \
+    X(vocab_softmax)   /* own kernel, in place */ \
     X(sample)         /* own kernel, a block a row, + cudaMemcpyAsync */ \
     X(sumsq)          /* own kernel + cudaMemcpyAsync */ \
     X(adamw)          /* own kernel, multi-tensor */ \
@@ -930,7 +936,7 @@ SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads);
    uses is kept until the device is closed. */
 typedef struct seqpar_cuda_desc {
     int64_t ordinal; /* number of the GPU */
-    int storage;     /* SEQPAR_BF16; 0 or SEQPAR_F32: fp32 */
+    int storage;     /* SEQPAR_DTYPE_BF16; 0 or SEQPAR_DTYPE_F32: fp32 */
     void *stream;    /* the caller's, to be the queue; NULL: one is made */
     int cublas; /* 1: products of rows by cuBLAS, 256 rows at a time (seqpar_cuda.cu compiled
                    with SEQPAR_CUBLAS); weight gradients stay folds. SP=N then equals SP=1 as
@@ -961,7 +967,7 @@ typedef struct seqpar_block {
 } seqpar_block;
 
 typedef struct seqpar_block_kernel {
-    int storage; /* SEQPAR_F64, SEQPAR_F32 or SEQPAR_BF16 */
+    int storage; /* SEQPAR_DTYPE_F64, SEQPAR_DTYPE_F32 or SEQPAR_DTYPE_BF16 */
     int (*forward)(void *user, const seqpar_block *block, void *out, double *lse);
     int (*backward)(void *user, const seqpar_block *block, void *dq, void *dk, void *dv);
     void *user;
@@ -1040,7 +1046,12 @@ SEQPAR_DEF seqpar_status seqpar_buffer_new(seqpar_ctx *ctx, seqpar_buffer *buffe
 SEQPAR_DEF void seqpar_buffer_free(seqpar_ctx *ctx, seqpar_buffer *buffer);
 
 /* ---- plan: a schedule is data -------------------------------------------------------------*/
-enum { SEQPAR_RING, SEQPAR_LLAMA3, SEQPAR_ULYSSES, SEQPAR__SCHEDULES };
+enum {
+    SEQPAR_SCHEDULE_RING,
+    SEQPAR_SCHEDULE_LLAMA3,
+    SEQPAR_SCHEDULE_ULYSSES,
+    SEQPAR__SCHEDULES
+};
 SEQPAR_DEF const char *seqpar_schedule_name(int schedule);
 
 /* SP ranks are a grid: rank = position * ulysses_size + member. Members of one position
@@ -1049,7 +1060,7 @@ SEQPAR_DEF const char *seqpar_schedule_name(int schedule);
 enum {
     /* begin request: own tokens of all heads become all tokens of the position, of own heads */
     SEQPAR_PLAN_HEADS,
-    SEQPAR_PLAN_PACK, /* copy the own k, v of the head range into slot `to` */
+    SEQPAR_PLAN_COPY, /* copy the own k, v of the head range into slot `to` */
     /* begin request: slot `from` to position send_to, slot `to` from position recv_from */
     SEQPAR_PLAN_SHIFT,
     /* begin request: own part of slot `to` to all, theirs into slot `to` */
@@ -1062,7 +1073,7 @@ enum {
     SEQPAR_PLAN_FOLD, /* wait for request, fold what has come */
     /* begin request: results of own heads go back to the ranks of their tokens */
     SEQPAR_PLAN_TOKENS,
-    SEQPAR_PLAN_UNPACK /* put what TOKENS has brought beside each other */
+    SEQPAR_PLAN_PLACE /* put what TOKENS has brought beside each other */
 };
 
 typedef struct seqpar_plan_op {
@@ -1077,7 +1088,8 @@ typedef struct seqpar_plan_desc {
     int schedule;
     int64_t sp_size, sp_rank, kv_heads;
     int64_t heads_k_stride; /* llama3: kv heads gathered at a time; 0: 1 */
-    /* 0: 1; with SEQPAR_ULYSSES sp_size, or gcd(sp_size, kv_heads) where kv_heads are fewer */
+    /* 0: 1; with SEQPAR_SCHEDULE_ULYSSES sp_size, or gcd(sp_size, kv_heads) where kv_heads
+       are fewer */
     int64_t ulysses_size;
     /* ulysses_size is a multiple of kv_heads, whose copies' dk, dv are added (the error
        rule) */
@@ -1178,43 +1190,44 @@ SEQPAR_DEF seqpar_status seqpar_attn_cost_of(const seqpar_ctx *ctx, const seqpar
                                              seqpar_attn_cost *cost, int64_t *per_source);
 
 /* ---- loss: token log-probs through the head -----------------------------------------------*/
-typedef struct seqpar_head_seeds { /* per local token, accumulator type; NULL is zero */
+typedef struct seqpar_vocab_seeds { /* per local token, accumulator type; NULL is zero */
     const void *dlogp, *dentropy, *dsmooth, *dzloss;
-} seqpar_head_seeds;
+} seqpar_vocab_seeds;
 
 /* per local token, accumulator type; NULL is not wanted */
-typedef struct seqpar_head_values {
+typedef struct seqpar_vocab_values {
     void *logp, *entropy, *lse, *smooth;
-} seqpar_head_values;
+} seqpar_vocab_values;
 
-typedef struct seqpar_head_desc {
+typedef struct seqpar_vocab_desc {
     int64_t hidden, vocab;
     /* logits rows held at a time; 0: 256, or hidden if that is more (they are then as large
        as a node of dtable) */
     int64_t rows_max;
     double temperature; /* logits are divided by it before anything else; 0: 1 */
-} seqpar_head_desc;
+} seqpar_vocab_desc;
 
 /* Entry A: values of hidden (tokens, hidden) under table (vocab, hidden). Two products'
    worth of nothing but forward. */
-SEQPAR_DEF seqpar_status seqpar_head_forward(seqpar_ctx *ctx, const seqpar_head_values *values,
-                                             const void *hidden, const void *table,
-                                             const int32_t *targets, int64_t tokens,
-                                             const seqpar_head_desc *desc);
+SEQPAR_DEF seqpar_status seqpar_vocab_forward(seqpar_ctx *ctx,
+                                              const seqpar_vocab_values *values,
+                                              const void *hidden, const void *table,
+                                              const int32_t *targets, int64_t tokens,
+                                              const seqpar_vocab_desc *desc);
 /* Entry B: values, dhidden (tokens, hidden), and the fold nodes of dtable: the pieces of
    share, pushed in order into fold, leave fold->node_count values (vocab, hidden),
-   accumulators, in nodes, whose memory has seqpar_head_places places, node_stride elements
+   accumulators, in nodes, whose memory has seqpar_vocab_places places, node_stride elements
    apart: as many as there are nodes, or sums that wait while logits are made rows_max rows
    at a time, about log2(tokens / rows_max) (what lies behind the nodes is scratch). Three
    products. */
 typedef struct seqpar_token_fold seqpar_token_fold;
-SEQPAR_DEF int64_t seqpar_head_places(const seqpar_share *share, const seqpar_token_fold *fold,
-                                      const seqpar_head_desc *desc);
-SEQPAR_DEF seqpar_status seqpar_head_backward(
+SEQPAR_DEF int64_t seqpar_vocab_places(const seqpar_share *share, const seqpar_token_fold *fold,
+                                       const seqpar_vocab_desc *desc);
+SEQPAR_DEF seqpar_status seqpar_vocab_backward(
     seqpar_ctx *ctx, void *dhidden, void *nodes, int64_t node_stride,
-    const seqpar_head_values *values, const seqpar_head_seeds *seeds, const void *hidden,
+    const seqpar_vocab_values *values, const seqpar_vocab_seeds *seeds, const void *hidden,
     const void *table, const int32_t *targets, const seqpar_share *share,
-    const seqpar_token_fold *fold, const seqpar_head_desc *desc);
+    const seqpar_token_fold *fold, const seqpar_vocab_desc *desc);
 
 /* SFT, token mean over the whole optimizer step: L = 1/N sum_t w_t [(1 - e) (-logp) + e
    smooth + z lse^2] over the tokens that have a target; w NULL is 1. N is the global count
@@ -1282,12 +1295,17 @@ SEQPAR_DEF double seqpar_mean(const double *x, int64_t count);
 
 /* Preference pairs. h = log-prob of the response under the policy minus that under the reference, as sums over its
    tokens, or with length_normalized as means; D = h_chosen - h_rejected, z = beta D:
-     SEQPAR_DPO    (1 - e) softplus(-z) + e softplus(z); e = label_smoothing: cDPO (Rafailov et al. 2023; Mitchell 2023)
-     SEQPAR_IPO    (D - 1 / (2 beta))^2                                        (Azar et al. 2023; means: TRL's ipo)
-     SEQPAR_HINGE  max(0, 1 - z)                                               (SLiC, Zhao et al. 2023)
-     SEQPAR_SIMPO  as DPO with z = beta D - gamma, no reference, always means  (Meng et al. 2024)
+     SEQPAR_PREFERENCE_DPO    (1 - e) softplus(-z) + e softplus(z); e = label_smoothing: cDPO (Rafailov et al. 2023; Mitchell 2023)
+     SEQPAR_PREFERENCE_IPO    (D - 1 / (2 beta))^2                                        (Azar et al. 2023; means: TRL's ipo)
+     SEQPAR_PREFERENCE_HINGE  max(0, 1 - z)                                               (SLiC, Zhao et al. 2023)
+     SEQPAR_PREFERENCE_SIMPO  as DPO with z = beta D - gamma, no reference, always means  (Meng et al. 2024)
    nll_coef adds nll_coef (-logp_chosen) / nll_tokens: RPO. */
-enum { SEQPAR_DPO, SEQPAR_IPO, SEQPAR_HINGE, SEQPAR_SIMPO };
+enum {
+    SEQPAR_PREFERENCE_DPO,
+    SEQPAR_PREFERENCE_IPO,
+    SEQPAR_PREFERENCE_HINGE,
+    SEQPAR_PREFERENCE_SIMPO
+};
 typedef struct seqpar_preference_desc {
     int kind;
     double beta, label_smoothing; /* OpenRLHF, TRL: 0.1, 0; SimPO: 2 */
@@ -1366,7 +1384,7 @@ SEQPAR_DEF seqpar_value_result seqpar_value_loss(double value, double old_value,
 
 /* Estimates of KL(policy || reference) from one token, d = logp - ref_logp (Schulman 2020):
    d, d^2 / 2, e^-d - 1 + d; *dlogp (may be NULL) is the derivative, for use as a loss. */
-enum { SEQPAR_K1, SEQPAR_K2, SEQPAR_K3 };
+enum { SEQPAR_KL_K1, SEQPAR_KL_K2, SEQPAR_KL_K3 };
 SEQPAR_DEF double seqpar_kl(double logp, double ref_logp, int kind, double *dlogp);
 /* Coefficient of the KL penalty: fixed where target is 0, else moved by clip(kl / target -
    1, +-0.2) n / horizon (Ziegler et al. 2019). kl: mean over all responses of the rollout,
@@ -1391,7 +1409,7 @@ SEQPAR_DEF void seqpar_gae(double *advantages, double *returns, const double *re
 /* n responses to one prompt, by their rewards; std is unbiased:
      GRPO (r - mean) / (std + eps), eps 1e-9 OpenRLHF, 1e-4 TRL (Shao et al. 2024); MEAN r - mean (Dr. GRPO, Liu et al. 2025;
      REINFORCE++-baseline); RLOO r - mean of the others (Ahmadian et al. 2024). */
-enum { SEQPAR_GROUP_GRPO, SEQPAR_GROUP_MEAN, SEQPAR_GROUP_RLOO };
+enum { SEQPAR_ADVANTAGE_GRPO, SEQPAR_ADVANTAGE_MEAN, SEQPAR_ADVANTAGE_RLOO };
 SEQPAR_DEF seqpar_status seqpar_group_advantages(seqpar_error *error, double *advantages,
                                                  const double *rewards, int64_t n, int kind,
                                                  double eps);
@@ -1400,7 +1418,12 @@ SEQPAR_DEF seqpar_status seqpar_group_advantages(seqpar_error *error, double *ad
 SEQPAR_DEF void seqpar_whiten(double *x, int64_t count, int mean_only);
 /* What a token's loss is multiplied by, so that sums over ranks are the mean of the step:
    counts are those of the step. */
-enum { SEQPAR_TOKEN_MEAN, SEQPAR_SEQUENCE_MEAN, SEQPAR_SEQUENCE_SUM, SEQPAR_SEQUENCE_SUM_NORM };
+enum {
+    SEQPAR_AGGREGATE_TOKEN_MEAN,
+    SEQPAR_AGGREGATE_SEQUENCE_MEAN,
+    SEQPAR_AGGREGATE_SEQUENCE_SUM,
+    SEQPAR_AGGREGATE_SEQUENCE_SUM_NORM
+};
 /* length_max: SUM_NORM (Dr. GRPO) */
 typedef struct seqpar_aggregate {
     int kind;
@@ -1411,7 +1434,8 @@ SEQPAR_DEF double seqpar_token_weight(const seqpar_aggregate *aggregate,
                                       int64_t tokens_of_document);
 
 /* ---- optim: gradients to owners, clip, update ---------------------------------------------*/
-#define SEQPAR_BLOCK 1024 /* elements of a parameter block; never a function of the world */
+#define SEQPAR_PARAM_BLOCK \
+    1024 /* elements of a parameter block; never a function of the world */
 
 typedef struct seqpar_tensor {
     const char *name;
@@ -1433,7 +1457,7 @@ struct seqpar_token_fold {
     int64_t leaf_count;
 };
 
-enum { SEQPAR_ADAMW, SEQPAR_SGD };
+enum { SEQPAR_OPTIM_ADAMW, SEQPAR_OPTIM_SGD };
 typedef struct seqpar_optim_desc {
     int kind;
     /* 0: moments and masters everywhere; 1, 2: at their owners */
@@ -1470,7 +1494,7 @@ typedef struct seqpar_optim {
    share falls as 1/W at every stage:
      gradients   E/W, growing group by group in backward, and beside it
                  the nodes of one group: node_count G (one node for W = 1; for sp a row has one or two where 2 sp divides its
-                 chunks), of a head seqpar_head_places; they go as soon as the group is done, and so does what came from others;
+                 chunks), of a head seqpar_vocab_places; they go as soon as the group is done, and so does what came from others;
                  with A > 1 at most ceil(log2 A) E/W, which the order of sums needs (micro-batches of a power of two rows; of m
                  rows up to log2 m more); of a tied table those of two sums
      moments     2 E at stage 0, 2 E/W at stages 1 and 2; masters E or E/W
@@ -1540,9 +1564,9 @@ SEQPAR_DEF seqpar_status seqpar_optim_write(seqpar_ctx *ctx, seqpar_optim *optim
 
 /* HF schedules: factor on the learning rate for `step` steps already taken (spec of
    transformers' optimization). */
-enum { SEQPAR_CONSTANT, SEQPAR_LINEAR, SEQPAR_COSINE, SEQPAR_COSINE_MIN };
-SEQPAR_DEF double seqpar_schedule_factor(int kind, int64_t step, int64_t warmup, int64_t total,
-                                         double min_ratio);
+enum { SEQPAR_LR_CONSTANT, SEQPAR_LR_LINEAR, SEQPAR_LR_COSINE, SEQPAR_LR_COSINE_MIN };
+SEQPAR_DEF double seqpar_lr_factor(int kind, int64_t step, int64_t warmup, int64_t total,
+                                   double min_ratio);
 
 #ifdef __cplusplus
 }
@@ -2641,7 +2665,7 @@ SEQPAR_DEF const char *seqpar_layout_name(int layout) {
 static int64_t seqpar__leaf(int64_t row_index, int64_t chunk, int layout, int64_t sp_size,
                             int64_t sp_rank) {
     int64_t fine = 1;
-    if (layout != SEQPAR_STRIPE) return (row_index << SEQPAR__LEAF_BITS) + chunk;
+    if (layout != SEQPAR_LAYOUT_STRIPE) return (row_index << SEQPAR__LEAF_BITS) + chunk;
     while (fine < sp_size) fine *= 2;
     return (row_index << SEQPAR__LEAF_BITS) + chunk * fine + sp_rank;
 }
@@ -2738,9 +2762,10 @@ static seqpar_piece seqpar__chunk_piece(const seqpar_row *row, int64_t chunk, in
     memset(&p, 0, sizeof p);
     p.chunk = chunk;
     p.leaf = seqpar__leaf(row->index, chunk, layout, sp_size, sp_rank);
-    p.stride = layout == SEQPAR_STRIPE ? sp_size : 1;
-    p.start = layout == SEQPAR_STRIPE ? begin + (sp_rank - begin % sp_size + sp_size) % sp_size
-                                      : begin;
+    p.stride = layout == SEQPAR_LAYOUT_STRIPE ? sp_size : 1;
+    p.start = layout == SEQPAR_LAYOUT_STRIPE
+                  ? begin + (sp_rank - begin % sp_size + sp_size) % sp_size
+                  : begin;
     p.count = p.start < end ? (end - p.start + p.stride - 1) / p.stride : 0;
     return p;
 }
@@ -2764,8 +2789,9 @@ static int seqpar__share_add(seqpar_share *share, int64_t *capacity, seqpar_piec
 
 static int64_t seqpar__expected_pieces(const seqpar_row *row, int layout, int64_t sp_size) {
     int64_t count = row->chunks;
-    if (layout == SEQPAR_STRIPE) return seqpar__stripe_parts(row->chunks, sp_size) * sp_size;
-    if (layout != SEQPAR_ZIGZAG_DOC || sp_size == 1) return count;
+    if (layout == SEQPAR_LAYOUT_STRIPE)
+        return seqpar__stripe_parts(row->chunks, sp_size) * sp_size;
+    if (layout != SEQPAR_LAYOUT_ZIGZAG_DOC || sp_size == 1) return count;
     if (!row->docs) return count + SEQPAR__MIN(row->tokens, 2 * sp_size);
     for (int64_t d = 0; d < row->docs; d++)
         count += SEQPAR__MIN(row->cu_seqlens[d + 1] - row->cu_seqlens[d], 2 * sp_size);
@@ -2858,7 +2884,7 @@ static int seqpar__split_stripe(seqpar__splitting *to, const seqpar_row *row,
 
 static int seqpar__split_chunks(seqpar__splitting *to, const seqpar_row *row,
                                 int64_t row_number) {
-    int64_t slots = to->layout == SEQPAR_ZIGZAG ? 2 * to->sp_size : to->sp_size;
+    int64_t slots = to->layout == SEQPAR_LAYOUT_ZIGZAG ? 2 * to->sp_size : to->sp_size;
     for (int64_t slot = 0; slot < slots; slot++) {
         int64_t rank = seqpar__slot_rank(slot, to->sp_size);
         SEQPAR__WORK(1);
@@ -2904,8 +2930,8 @@ static seqpar_status seqpar__split_rows(seqpar_error *error, seqpar_share *share
         shares[i].sp_rank = only < 0 ? i : only;
     }
     for (int64_t i = 0; i < row_count && fits; i++)
-        fits = layout == SEQPAR_STRIPE ? seqpar__split_stripe(&to, &rows[i], i)
-               : layout == SEQPAR_ZIGZAG_DOC && sp_size > 1
+        fits = layout == SEQPAR_LAYOUT_STRIPE ? seqpar__split_stripe(&to, &rows[i], i)
+               : layout == SEQPAR_LAYOUT_ZIGZAG_DOC && sp_size > 1
                    ? seqpar__split_documents(&to, &rows[i], i)
                    : seqpar__split_chunks(&to, &rows[i], i);
     SEQPAR_FREE(to.capacity);
@@ -3001,7 +3027,7 @@ SEQPAR_DEF int seqpar_balance_poor(const seqpar_balance *b, int64_t sp_size) {
 SEQPAR_DEF seqpar_status seqpar_split_balance(seqpar_error *error, seqpar_balance *b,
                                               const seqpar_row *rows, int64_t row_count,
                                               int layout, int64_t sp_size) {
-    int64_t longest = 0, slots = layout == SEQPAR_ZIGZAG ? 2 * sp_size : sp_size;
+    int64_t longest = 0, slots = layout == SEQPAR_LAYOUT_ZIGZAG ? 2 * sp_size : sp_size;
     seqpar_balance other;
     seqpar_row row;
     memset(b, 0, sizeof *b);
@@ -3012,8 +3038,8 @@ SEQPAR_DEF seqpar_status seqpar_split_balance(seqpar_error *error, seqpar_balanc
     row = rows[longest];
     b->chunks = row.chunks;
     row.chunks = (row.chunks / slots + 1) * slots;
-    if (row.chunks > row.padded || row.chunks > SEQPAR_MAX_CHUNKS || layout == SEQPAR_STRIPE ||
-        layout == SEQPAR_ZIGZAG_DOC)
+    if (row.chunks > row.padded || row.chunks > SEQPAR_MAX_CHUNKS ||
+        layout == SEQPAR_LAYOUT_STRIPE || layout == SEQPAR_LAYOUT_ZIGZAG_DOC)
         return SEQPAR_OK;
     SEQPAR__TRY(seqpar__balance_tokens(error, &other, &row, 1, layout, sp_size));
     if (!seqpar_balance_poor(&other, sp_size)) b->better_chunks = row.chunks;
@@ -3539,8 +3565,8 @@ static seqpar_status seqpar__wrong_size(seqpar__member *m) {
 /* locked */
 static void seqpar__unpost(seqpar__hub *hub, seqpar__seat *seat, seqpar__posted *p) {
     seqpar__posted **at;
-    for (int64_t i = 0; i < p->send_count + p->recv_count; i++) /* after an abort: nobody may still be
-                                                           at our buffers */
+    for (int64_t i = 0; i < p->send_count + p->recv_count; i++) /* after an abort: nobody may
+                                                           still be at our buffers */
         while (p->sends[i].state == 1) pthread_cond_wait(&seat->wake, &hub->lock);
     for (at = &seat->posted; *at; at = &(*at)->next)
         if (*at == p) {
@@ -4064,12 +4090,12 @@ static void seqpar__plan_llama3(seqpar_plan *plan, int64_t kv_heads, int64_t hea
     int64_t steps = kv_heads / heads;
     plan->slots = 2;
     plan->requests = 2 * steps;
-    seqpar__plan_heads(plan, SEQPAR_PLAN_PACK, 0, heads, 0);
+    seqpar__plan_heads(plan, SEQPAR_PLAN_COPY, 0, heads, 0);
     seqpar__plan_heads(plan, SEQPAR_PLAN_GATHER, 0, heads, 0);
     for (int64_t g = 0; g < steps; g++) {
         seqpar__plan_heads(plan, SEQPAR_PLAN_WAIT, g, heads, g);
         if (g + 1 < steps) { /* the next heads travel while these are computed */
-            seqpar__plan_heads(plan, SEQPAR_PLAN_PACK, g + 1, heads, g + 1);
+            seqpar__plan_heads(plan, SEQPAR_PLAN_COPY, g + 1, heads, g + 1);
             seqpar__plan_heads(plan, SEQPAR_PLAN_GATHER, g + 1, heads, g + 1);
         }
         seqpar__plan_heads(plan, SEQPAR_PLAN_COMPUTE, g, heads, g);
@@ -4093,8 +4119,8 @@ static int64_t seqpar__gcd(int64_t a, int64_t b) {
 /* Members of a position, and their heads. */
 static seqpar_status seqpar__plan_grid(seqpar_error *error, seqpar_plan *plan,
                                        const seqpar_plan_desc *d) {
-    int64_t u = d->ulysses_size                 ? d->ulysses_size
-                : d->schedule != SEQPAR_ULYSSES ? 1
+    int64_t u = d->ulysses_size                          ? d->ulysses_size
+                : d->schedule != SEQPAR_SCHEDULE_ULYSSES ? 1
                 : d->kv_heads >= d->sp_size || d->ulysses_replicate
                     ? d->sp_size
                     : seqpar__gcd(d->sp_size, d->kv_heads);
@@ -4165,7 +4191,7 @@ SEQPAR_DEF seqpar_status seqpar_plan_make(seqpar_error *error, seqpar_plan *plan
     memset(plan, 0, sizeof *plan);
     SEQPAR__TRY(seqpar__check_plan(error, desc));
     SEQPAR__TRY(seqpar__plan_grid(error, plan, desc));
-    if (desc->schedule == SEQPAR_LLAMA3 || plan->ulysses_size == 1)
+    if (desc->schedule == SEQPAR_SCHEDULE_LLAMA3 || plan->ulysses_size == 1)
         SEQPAR__TRY(seqpar__check_stride(error, plan, desc, stride));
     plan->sp_size = desc->sp_size;
     plan->sp_rank = desc->sp_rank;
@@ -4176,7 +4202,7 @@ SEQPAR_DEF seqpar_status seqpar_plan_make(seqpar_error *error, seqpar_plan *plan
         seqpar__plan_add(plan, SEQPAR_PLAN_HEADS);
         seqpar__plan_add(plan, SEQPAR_PLAN_WAIT);
     }
-    if (desc->schedule == SEQPAR_LLAMA3 && plan->ring_size > 1)
+    if (desc->schedule == SEQPAR_SCHEDULE_LLAMA3 && plan->ring_size > 1)
         seqpar__plan_llama3(plan, plan->kv_count, stride);
     else
         seqpar__plan_ring(plan, plan->kv_count);
@@ -4184,7 +4210,7 @@ SEQPAR_DEF seqpar_status seqpar_plan_make(seqpar_error *error, seqpar_plan *plan
         plan->ops[0].request = plan->ops[1].request = (int32_t)plan->requests++;
         seqpar__plan_add(plan, SEQPAR_PLAN_TOKENS)->request = (int32_t)plan->requests;
         seqpar__plan_add(plan, SEQPAR_PLAN_WAIT)->request = (int32_t)plan->requests++;
-        seqpar__plan_add(plan, SEQPAR_PLAN_UNPACK);
+        seqpar__plan_add(plan, SEQPAR_PLAN_PLACE);
     }
     return SEQPAR_OK;
 }
@@ -4397,7 +4423,8 @@ static seqpar_status seqpar__sight_open(seqpar__sight *s, const seqpar_attn *att
         SEQPAR_FREE(numbers);
         return SEQPAR_ERR_MEMORY;
     }
-    for (int64_t i = 0; i < attn->size; i++) s->begin[i + 1] = s->begin[i] + attn->shares[i].count;
+    for (int64_t i = 0; i < attn->size; i++)
+        s->begin[i + 1] = s->begin[i] + attn->shares[i].count;
     for (int64_t i = 0; i < attn->total; i++)
         s->number[s->begin[attn->order[i].source] + attn->order[i].piece] = (int32_t)i;
     s->queries = s->keys + attn->total;
@@ -4515,7 +4542,8 @@ static void seqpar__list_by_source(seqpar__planner *p, int64_t n) {
     for (int64_t s = 0; s < attn->size + 2; s++) p->at[s] = 0;
     for (int64_t i = 0; i < n; i++) p->at[attn->order[p->list[i]].source + 2]++;
     for (int64_t s = 2; s < attn->size + 2; s++) p->at[s] += p->at[s - 1];
-    for (int64_t i = 0; i < n; i++) p->by[p->at[attn->order[p->list[i]].source + 1]++] = (int32_t)i;
+    for (int64_t i = 0; i < n; i++)
+        p->by[p->at[attn->order[p->list[i]].source + 1]++] = (int32_t)i;
     SEQPAR__WORK(n + attn->size);
 }
 
@@ -5003,7 +5031,8 @@ static seqpar_status seqpar__attn_shares(seqpar_ctx *ctx, seqpar_attn *attn,
     }
     SEQPAR__TRY(seqpar__sight_open(sight, attn));
     attn->go = attn->come + attn->size;
-    return attn->desc.schedule == SEQPAR_LLAMA3 ? SEQPAR_OK : seqpar__attn_travels(attn, sight);
+    return attn->desc.schedule == SEQPAR_SCHEDULE_LLAMA3 ? SEQPAR_OK
+                                                         : seqpar__attn_travels(attn, sight);
 }
 
 static seqpar_status seqpar__planner_open(seqpar_attn *attn, seqpar__planner *p) {
@@ -5019,7 +5048,8 @@ static seqpar_status seqpar__planner_open(seqpar_attn *attn, seqpar__planner *p)
     p->leaves = p->at + attn->size + 2;
     p->by = p->list + attn->total;
     p->operands = p->by + attn->total;
-    for (int64_t i = 0; i < p->own; i++) p->mine[i] = p->sight.number[p->sight.begin[attn->rank] + i];
+    for (int64_t i = 0; i < p->own; i++)
+        p->mine[i] = p->sight.number[p->sight.begin[attn->rank] + i];
     return SEQPAR_OK;
 }
 
@@ -5083,7 +5113,7 @@ static seqpar_status seqpar__attn_plans(seqpar_ctx *ctx, seqpar_attn *attn) {
     p.heads_k_stride = d->heads_k_stride;
     p.ulysses_size = d->ulysses_size;
     p.ulysses_replicate = d->ulysses_replicate;
-    p.down = d->layout == SEQPAR_ZIGZAG || d->layout == SEQPAR_ZIGZAG_DOC;
+    p.down = d->layout == SEQPAR_LAYOUT_ZIGZAG || d->layout == SEQPAR_LAYOUT_ZIGZAG_DOC;
     SEQPAR__TRY(seqpar_plan_make(ctx->error, &attn->forward, &p));
     p.backward = 1;
     SEQPAR__TRY(seqpar_plan_make(ctx->error, &attn->backward, &p));
@@ -5168,7 +5198,8 @@ SEQPAR_DEF seqpar_status seqpar_attn_open(seqpar_ctx *ctx, seqpar_attn **out,
 SEQPAR_DEF void seqpar_attn_close(seqpar_ctx *ctx, seqpar_attn *attn) {
     (void)ctx;
     if (!attn) return;
-    for (int64_t r = 0; attn->shares && r < attn->size; r++) seqpar_share_free(&attn->shares[r]);
+    for (int64_t r = 0; attn->shares && r < attn->size; r++)
+        seqpar_share_free(&attn->shares[r]);
     for (int64_t r = 0; attn->parts && r < attn->forward.ulysses_size; r++)
         seqpar_share_free(&attn->parts[r]);
     seqpar_plan_free(&attn->forward);
@@ -5678,7 +5709,7 @@ static seqpar_status seqpar__run_heads(seqpar__attn_run_state *r, const seqpar_p
     seqpar_status status;
     if (!blocks || !list)
         status = seqpar__no_memory(r->ctx->error, "an all-to-all");
-    else if (op->op == SEQPAR_PLAN_UNPACK)
+    else if (op->op == SEQPAR_PLAN_PLACE)
         status = seqpar__run_unpack(r, t, blocks);
     else
         status = seqpar__run_exchange(r, op, op->op == SEQPAR_PLAN_TOKENS, t, blocks, list);
@@ -5693,8 +5724,8 @@ static seqpar_status seqpar__run_op(seqpar__attn_run_state *r, const seqpar_plan
     case SEQPAR_PLAN_TOKENS:
         seqpar__trace(r->ctx, "begin", r->compute, op->request, -1, 0);
         return seqpar__run_heads(r, op);
-    case SEQPAR_PLAN_UNPACK: return seqpar__run_heads(r, op);
-    case SEQPAR_PLAN_PACK: return seqpar__run_pack(r, op);
+    case SEQPAR_PLAN_PLACE: return seqpar__run_heads(r, op);
+    case SEQPAR_PLAN_COPY: return seqpar__run_pack(r, op);
     case SEQPAR_PLAN_SHIFT:
         seqpar__trace(r->ctx, "begin", r->compute, op->request, op->source, 0);
         return seqpar__run_shift(r, op);
@@ -5729,11 +5760,13 @@ static seqpar_status seqpar__run_plan(seqpar_ctx *ctx, seqpar_attn *attn,
     status = r.requests && r.out_begin ? seqpar__run_buffers(&r)
                                        : seqpar__no_memory(ctx->error, "attention");
     if (!status && plan->ulysses_size > 1) status = seqpar__heads_buffers(&r);
-    for (int64_t i = 0; !status && i < plan->count; i++) status = seqpar__run_op(&r, &plan->ops[i]);
+    for (int64_t i = 0; !status && i < plan->count; i++)
+        status = seqpar__run_op(&r, &plan->ops[i]);
     /* nobody may still read or write these buffers when they are freed */
     if (status && r.requests) {
         if (status != SEQPAR_ERR_DIED) seqpar_comm_abort(ctx->world, ctx->error->text);
-        for (int64_t i = 0; i < plan->requests; i++) seqpar_comm_wait(ctx->sp, &r.requests[i], NULL);
+        for (int64_t i = 0; i < plan->requests; i++)
+            seqpar_comm_wait(ctx->sp, &r.requests[i], NULL);
     }
     for (int64_t i = 0; i < 3; i++) seqpar_buffer_free(ctx, &r.slot[i]);
     for (int64_t i = 0; i < 2; i++) {
@@ -5841,8 +5874,8 @@ static int64_t *seqpar__attn_seen(const seqpar_attn *attn) {
     for (size = attn->row_count, i = 0; i < attn->row_count; size += attn->rows[i++].tokens + 1)
         seen[i] = size;
     for (i = 0; i < mine->count; i++)
-        for (int64_t t = mine->pieces[i].local; t < mine->pieces[i].local + mine->pieces[i].count;
-             t++) {
+        for (int64_t t = mine->pieces[i].local;
+             t < mine->pieces[i].local + mine->pieces[i].count; t++) {
             int64_t *row = seen + seen[mine->pieces[i].row];
             if (attn->visible_begin[t] >= attn->visible_end[t]) continue;
             row[attn->visible_begin[t]]++;
@@ -5857,7 +5890,8 @@ static int64_t seqpar__pairs(const int64_t *seen, const seqpar_share *share) {
     int64_t pairs = 0;
     for (int64_t i = 0; i < share->count; i++) {
         const seqpar_piece *p = &share->pieces[i];
-        for (int64_t t = 0; t < p->count; t++) pairs += seen[seen[p->row] + p->start + t * p->stride];
+        for (int64_t t = 0; t < p->count; t++)
+            pairs += seen[seen[p->row] + p->start + t * p->stride];
     }
     return pairs;
 }
@@ -5904,8 +5938,8 @@ SEQPAR_DEF seqpar_status seqpar_attn_cost_of(const seqpar_ctx *ctx, const seqpar
     SEQPAR_FREE(seen);
     /* scores and their gradients once, dq, dk, dv where forward has scores and out */
     cost->backward_flops = cost->forward_flops / 4 * 10;
-    for (int64_t s = 0; s < attn->size; s++) /* ring: what others on the way still see; llama3: the own
-                                        to all */
+    for (int64_t s = 0; s < attn->size; s++) /* ring: what others on the way still see; llama3:
+                                        the own to all */
         cost->forward_bytes += 2 * row *
                                (attn->steps[0].sources > 1 ? (s != attn->rank) * mine->tokens
                                                            : seqpar__rows_in(&attn->go[s]));
@@ -5926,14 +5960,14 @@ static void *seqpar__offset(void *base, int64_t element, int dtype) {
 
 /* logits of `rows` tokens from `first` on, their statistics and, where seeds are given,
    their gradient in place */
-static seqpar_status seqpar__head_rows(seqpar_ctx *ctx, void *logits, int64_t first,
-                                       int64_t rows, const seqpar_head_values *values,
-                                       const seqpar_head_seeds *seeds, const void *hidden,
-                                       const void *table, const int32_t *targets,
-                                       const seqpar_head_desc *desc) {
+static seqpar_status seqpar__vocab_rows(seqpar_ctx *ctx, void *logits, int64_t first,
+                                        int64_t rows, const seqpar_vocab_values *values,
+                                        const seqpar_vocab_seeds *seeds, const void *hidden,
+                                        const void *table, const int32_t *targets,
+                                        const seqpar_vocab_desc *desc) {
     seqpar_device *dev = ctx->device;
     seqpar_matmul_args m;
-    seqpar_softmax_head_args s;
+    seqpar_vocab_softmax_args s;
     int acc = dev->accumulator;
     memset(&m, 0, sizeof m);
     memset(&s, 0, sizeof s);
@@ -5963,14 +5997,14 @@ static seqpar_status seqpar__head_rows(seqpar_ctx *ctx, void *logits, int64_t fi
         s.dsmooth = seqpar__offset((void *)seeds->dsmooth, first, acc);
         s.dzloss = seqpar__offset((void *)seeds->dzloss, first, acc);
     }
-    return dev->softmax_head(dev, &s, ctx->queue);
+    return dev->vocab_softmax(dev, &s, ctx->queue);
 }
 
-static int64_t seqpar__head_rows_max(const seqpar_head_desc *desc) {
+static int64_t seqpar__vocab_rows_max(const seqpar_vocab_desc *desc) {
     return desc->rows_max > 0 ? desc->rows_max : SEQPAR__MAX(256, desc->hidden);
 }
 
-static seqpar_status seqpar__check_head(seqpar_error *error, const seqpar_head_desc *desc) {
+static seqpar_status seqpar__check_head(seqpar_error *error, const seqpar_vocab_desc *desc) {
     if (desc->hidden <= 0 || desc->vocab <= 0)
         return seqpar_fail(error, SEQPAR_ERR_SIZE,
                            "the head has hidden %lld and vocab %lld; both must be positive",
@@ -5989,11 +6023,12 @@ static seqpar_status seqpar__check_head(seqpar_error *error, const seqpar_head_d
     return SEQPAR_OK;
 }
 
-SEQPAR_DEF seqpar_status seqpar_head_forward(seqpar_ctx *ctx, const seqpar_head_values *values,
-                                             const void *hidden, const void *table,
-                                             const int32_t *targets, int64_t tokens,
-                                             const seqpar_head_desc *desc) {
-    int64_t most = SEQPAR__MIN(seqpar__head_rows_max(desc), tokens);
+SEQPAR_DEF seqpar_status seqpar_vocab_forward(seqpar_ctx *ctx,
+                                              const seqpar_vocab_values *values,
+                                              const void *hidden, const void *table,
+                                              const int32_t *targets, int64_t tokens,
+                                              const seqpar_vocab_desc *desc) {
+    int64_t most = SEQPAR__MIN(seqpar__vocab_rows_max(desc), tokens);
     seqpar_buffer logits;
     seqpar_status status = seqpar__check_head(ctx->error, desc);
     if (status) return status;
@@ -6001,8 +6036,8 @@ SEQPAR_DEF seqpar_status seqpar_head_forward(seqpar_ctx *ctx, const seqpar_head_
                                most * desc->vocab * seqpar_dtype_bytes(ctx->device->storage),
                                SEQPAR_MEM_SCRATCH);
     for (int64_t first = 0; !status && first < tokens; first += most)
-        status = seqpar__head_rows(ctx, logits.data, first, SEQPAR__MIN(most, tokens - first),
-                                   values, NULL, hidden, table, targets, desc);
+        status = seqpar__vocab_rows(ctx, logits.data, first, SEQPAR__MIN(most, tokens - first),
+                                    values, NULL, hidden, table, targets, desc);
     seqpar_buffer_free(ctx, &logits);
     return status;
 }
@@ -6010,7 +6045,7 @@ SEQPAR_DEF seqpar_status seqpar_head_forward(seqpar_ctx *ctx, const seqpar_head_
 /* The fold of dtable runs piece by piece while logits are whole for `rows_max` rows only.
    Its program is cut into runs; between them value n of the stack lies in place n. What is
    left on it at the end are the nodes, rising, each in its place. */
-typedef struct seqpar__head_run {
+typedef struct seqpar__vocab_run {
     seqpar_fold_op *ops;
     int64_t count, depth; /* of the program of this run */
     /* values on the logical stack; how many of the top ones this run has */
@@ -6019,48 +6054,48 @@ typedef struct seqpar__head_run {
     seqpar_piece *leaves;
     int64_t leaf_count;
     int64_t first, rows; /* tokens of this run */
-} seqpar__head_run;
+} seqpar__vocab_run;
 
-static void seqpar__run_emit(seqpar__head_run *r, int32_t op, int64_t index) {
+static void seqpar__run_emit(seqpar__vocab_run *r, int32_t op, int64_t index) {
     r->ops[r->count].op = op;
     r->ops[r->count++].index = (int32_t)index;
 }
 
 /* Makes sure that at least `need` values are loaded. */
-static void seqpar__run_load(seqpar__head_run *r, int64_t need) {
+static void seqpar__run_load(seqpar__vocab_run *r, int64_t need) {
     int64_t missing = need - r->loaded;
     for (int64_t i = missing; i > 0; i--)
         seqpar__run_emit(r, SEQPAR_FOLD_LOAD, r->stack - r->loaded - i);
     if (missing > 0) r->loaded = need;
 }
 
-static void seqpar__run_close(seqpar__head_run *r) {
+static void seqpar__run_close(seqpar__vocab_run *r) {
     int64_t at = r->stack;
     r->places = SEQPAR__MAX(r->places, at);
     for (; r->loaded > 0; r->loaded--) seqpar__run_emit(r, SEQPAR_FOLD_STORE, --at);
 }
 
-typedef struct seqpar__head_call {
+typedef struct seqpar__vocab_call {
     seqpar_ctx *ctx;
     void *dhidden, *nodes;
     int64_t node_stride;
-    const seqpar_head_values *values;
-    const seqpar_head_seeds *seeds;
+    const seqpar_vocab_values *values;
+    const seqpar_vocab_seeds *seeds;
     const void *hidden, *table;
     const int32_t *targets;
     const seqpar_token_fold *fold;
-    const seqpar_head_desc *desc;
+    const seqpar_vocab_desc *desc;
     void *logits;
-} seqpar__head_call;
+} seqpar__vocab_call;
 
-static seqpar_status seqpar__head_execute(const seqpar__head_call *c, seqpar__head_run *r) {
+static seqpar_status seqpar__vocab_execute(const seqpar__vocab_call *c, seqpar__vocab_run *r) {
     seqpar_device *dev = c->ctx->device;
     seqpar_matmul_args m;
     seqpar_weight_grad_args w;
     memset(&m, 0, sizeof m);
     memset(&w, 0, sizeof w);
-    SEQPAR__TRY(seqpar__head_rows(c->ctx, c->logits, r->first, r->rows, c->values, c->seeds,
-                                  c->hidden, c->table, c->targets, c->desc));
+    SEQPAR__TRY(seqpar__vocab_rows(c->ctx, c->logits, r->first, r->rows, c->values, c->seeds,
+                                   c->hidden, c->table, c->targets, c->desc));
     m.y.data = seqpar__at(c->dhidden, r->first * c->desc->hidden, dev->storage);
     m.y.stride = c->desc->hidden;
     m.x.data = c->logits;
@@ -6087,22 +6122,22 @@ static seqpar_status seqpar__head_execute(const seqpar__head_call *c, seqpar__he
 }
 
 /* Ends a run and, but where only the places are counted (no context), computes it. */
-static seqpar_status seqpar__head_end(const seqpar__head_call *c, seqpar__head_run *r) {
+static seqpar_status seqpar__vocab_end(const seqpar__vocab_call *c, seqpar__vocab_run *r) {
     seqpar__run_close(r);
-    if (c->ctx) SEQPAR__TRY(seqpar__head_execute(c, r));
+    if (c->ctx) SEQPAR__TRY(seqpar__vocab_execute(c, r));
     r->first += r->rows;
     r->rows = r->count = r->leaf_count = 0;
     return SEQPAR_OK;
 }
 
 /* A leaf is computed in parts of what still fits into the run. */
-static seqpar_status seqpar__head_leaf(const seqpar__head_call *c, seqpar__head_run *r,
-                                       const seqpar_piece *piece) {
-    int64_t most = seqpar__head_rows_max(c->desc), at = 0, n;
+static seqpar_status seqpar__vocab_leaf(const seqpar__vocab_call *c, seqpar__vocab_run *r,
+                                        const seqpar_piece *piece) {
+    int64_t most = seqpar__vocab_rows_max(c->desc), at = 0, n;
     for (; at < piece->count; at += n) {
-        if (r->rows == most) SEQPAR__TRY(seqpar__head_end(c, r));
+        if (r->rows == most) SEQPAR__TRY(seqpar__vocab_end(c, r));
         if (at == 0 && r->rows > 0 && r->rows + piece->count > most && piece->count <= most)
-            SEQPAR__TRY(seqpar__head_end(c, r));
+            SEQPAR__TRY(seqpar__vocab_end(c, r));
         n = SEQPAR__MIN(piece->count - at, most - r->rows);
         r->leaves[r->leaf_count] = *piece;
         r->leaves[r->leaf_count].local = r->rows;
@@ -6119,12 +6154,12 @@ static seqpar_status seqpar__head_leaf(const seqpar__head_call *c, seqpar__head_
     return SEQPAR_OK;
 }
 
-static seqpar_status seqpar__head_runs(const seqpar__head_call *c, seqpar__head_run *r,
-                                       const seqpar_share *share) {
+static seqpar_status seqpar__vocab_runs(const seqpar__vocab_call *c, seqpar__vocab_run *r,
+                                        const seqpar_share *share) {
     for (int64_t i = 0; i < c->fold->program_count; i++) {
         seqpar_fold_op op = c->fold->program[i];
         if (op.op == SEQPAR_FOLD_LEAF) {
-            SEQPAR__TRY(seqpar__head_leaf(c, r, &share->pieces[op.index]));
+            SEQPAR__TRY(seqpar__vocab_leaf(c, r, &share->pieces[op.index]));
             continue;
         }
         if (op.op == SEQPAR_FOLD_STORE) break; /* node by node, from the last: they lie there */
@@ -6133,11 +6168,11 @@ static seqpar_status seqpar__head_runs(const seqpar__head_call *c, seqpar__head_
         r->stack--;
         r->loaded--;
     }
-    return r->rows ? seqpar__head_end(c, r) : SEQPAR_OK;
+    return r->rows ? seqpar__vocab_end(c, r) : SEQPAR_OK;
 }
 
-static int seqpar__head_run_new(seqpar__head_run *r, const seqpar_share *share,
-                                const seqpar_token_fold *fold) {
+static int seqpar__vocab_run_new(seqpar__vocab_run *r, const seqpar_share *share,
+                                 const seqpar_token_fold *fold) {
     memset(r, 0, sizeof *r);
     r->ops = SEQPAR__NEW(seqpar_fold_op,
                          4 * (fold->program_count + fold->depth + 8) + 4 * share->count);
@@ -6145,31 +6180,32 @@ static int seqpar__head_run_new(seqpar__head_run *r, const seqpar_share *share,
     return r->ops && r->leaves;
 }
 
-static void seqpar__head_run_free(seqpar__head_run *r) {
+static void seqpar__vocab_run_free(seqpar__vocab_run *r) {
     SEQPAR_FREE(r->ops);
     SEQPAR_FREE(r->leaves);
 }
 
-SEQPAR_DEF int64_t seqpar_head_places(const seqpar_share *share, const seqpar_token_fold *fold,
-                                      const seqpar_head_desc *desc) {
-    seqpar__head_call c;
-    seqpar__head_run r;
+SEQPAR_DEF int64_t seqpar_vocab_places(const seqpar_share *share, const seqpar_token_fold *fold,
+                                       const seqpar_vocab_desc *desc) {
+    seqpar__vocab_call c;
+    seqpar__vocab_run r;
     memset(&c, 0, sizeof c);
     c.fold = fold;
     c.desc = desc;
-    if (seqpar__head_run_new(&r, share, fold))
-        (void)seqpar__head_runs(&c, &r, share);
+    if (seqpar__vocab_run_new(&r, share, fold))
+        (void)seqpar__vocab_runs(&c, &r, share);
     else
         r.places = fold->depth; /* at least as many; the head itself will find no memory either
                                  */
-    seqpar__head_run_free(&r);
+    seqpar__vocab_run_free(&r);
     return r.places;
 }
 
 static seqpar_status seqpar__check_head_fold(seqpar_error *error, const seqpar_share *share,
                                              const seqpar_token_fold *fold) {
     int64_t leaves = 0;
-    for (int64_t i = 0; i < fold->program_count; i++) leaves += fold->program[i].op == SEQPAR_FOLD_LEAF;
+    for (int64_t i = 0; i < fold->program_count; i++)
+        leaves += fold->program[i].op == SEQPAR_FOLD_LEAF;
     return leaves == share->count
                ? SEQPAR_OK
                : seqpar_fail(error, SEQPAR_ERR_STEP,
@@ -6178,13 +6214,13 @@ static seqpar_status seqpar__check_head_fold(seqpar_error *error, const seqpar_s
                              (long long)share->count, (long long)leaves);
 }
 
-SEQPAR_DEF seqpar_status seqpar_head_backward(
+SEQPAR_DEF seqpar_status seqpar_vocab_backward(
     seqpar_ctx *ctx, void *dhidden, void *nodes, int64_t node_stride,
-    const seqpar_head_values *values, const seqpar_head_seeds *seeds, const void *hidden,
+    const seqpar_vocab_values *values, const seqpar_vocab_seeds *seeds, const void *hidden,
     const void *table, const int32_t *targets, const seqpar_share *share,
-    const seqpar_token_fold *fold, const seqpar_head_desc *desc) {
-    seqpar__head_call c;
-    seqpar__head_run r;
+    const seqpar_token_fold *fold, const seqpar_vocab_desc *desc) {
+    seqpar__vocab_call c;
+    seqpar__vocab_run r;
     seqpar_buffer logits;
     seqpar_status status = seqpar__check_head(ctx->error, desc);
     if (!status) status = seqpar__check_head_fold(ctx->error, share, fold);
@@ -6201,14 +6237,14 @@ SEQPAR_DEF seqpar_status seqpar_head_backward(
     c.fold = fold;
     c.desc = desc;
     status = seqpar_buffer_new(ctx, &logits,
-                               SEQPAR__MIN(seqpar__head_rows_max(desc), share->tokens) *
+                               SEQPAR__MIN(seqpar__vocab_rows_max(desc), share->tokens) *
                                    desc->vocab * seqpar_dtype_bytes(ctx->device->storage),
                                SEQPAR_MEM_SCRATCH);
     c.logits = logits.data;
-    if (!seqpar__head_run_new(&r, share, fold) && !status)
+    if (!seqpar__vocab_run_new(&r, share, fold) && !status)
         status = seqpar__no_memory(ctx->error, "the head");
-    if (!status) status = seqpar__head_runs(&c, &r, share);
-    seqpar__head_run_free(&r);
+    if (!status) status = seqpar__vocab_runs(&c, &r, share);
+    seqpar__vocab_run_free(&r);
     seqpar_buffer_free(ctx, &logits);
     return status;
 }
@@ -6503,10 +6539,11 @@ SEQPAR_DEF double seqpar_mean(const double *x, int64_t count) {
 
 static seqpar_status seqpar__check_preference(seqpar_error *error, const seqpar_preference *p,
                                               const seqpar_preference_desc *d) {
-    if (d->kind < SEQPAR_DPO || d->kind > SEQPAR_SIMPO)
-        return seqpar_fail(error, SEQPAR_ERR_OPTION,
-                           "preference loss %d is unknown; use SEQPAR_DPO, IPO, HINGE or SIMPO",
-                           d->kind);
+    if (d->kind < SEQPAR_PREFERENCE_DPO || d->kind > SEQPAR_PREFERENCE_SIMPO)
+        return seqpar_fail(
+            error, SEQPAR_ERR_OPTION,
+            "preference loss %d is unknown; use SEQPAR_PREFERENCE_DPO, IPO, HINGE or SIMPO",
+            d->kind);
     if (!(d->beta > 0))
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
                            "beta is %g; give more than 0, usually 0.1", d->beta);
@@ -6515,7 +6552,8 @@ static seqpar_status seqpar__check_preference(seqpar_error *error, const seqpar_
             error, SEQPAR_ERR_OPTION,
             "label_smoothing is %g; it is the share of wrong labels, give 0 to 0.5",
             d->label_smoothing);
-    if (d->label_smoothing > 0 && (d->kind == SEQPAR_IPO || d->kind == SEQPAR_HINGE))
+    if (d->label_smoothing > 0 &&
+        (d->kind == SEQPAR_PREFERENCE_IPO || d->kind == SEQPAR_PREFERENCE_HINGE))
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
                            "label_smoothing %g has no meaning for IPO and hinge; set it to 0",
                            d->label_smoothing);
@@ -6534,13 +6572,13 @@ static seqpar_status seqpar__check_preference(seqpar_error *error, const seqpar_
 /* Loss as a function of the margin D, and its derivative. */
 static double seqpar__preference_of(const seqpar_preference_desc *d, double margin,
                                     double *slope) {
-    double z = d->beta * margin - (d->kind == SEQPAR_SIMPO ? d->gamma : 0.0);
+    double z = d->beta * margin - (d->kind == SEQPAR_PREFERENCE_SIMPO ? d->gamma : 0.0);
     double e = d->label_smoothing, u = margin - 0.5 / d->beta;
-    if (d->kind == SEQPAR_IPO) {
+    if (d->kind == SEQPAR_PREFERENCE_IPO) {
         *slope = 2.0 * u;
         return u * u;
     }
-    if (d->kind == SEQPAR_HINGE) {
+    if (d->kind == SEQPAR_PREFERENCE_HINGE) {
         *slope = z < 1.0 ? -d->beta : z >= 1.0 ? 0.0 : z;
         return z < 1.0 ? 1.0 - z : z >= 1.0 ? 0.0 : z;
     }
@@ -6553,7 +6591,7 @@ SEQPAR_DEF seqpar_status seqpar_preference_loss(seqpar_error *error, seqpar_pair
                                                 const seqpar_preference *p,
                                                 const seqpar_preference_desc *d) {
     double chosen, rejected, slope, nll_tokens;
-    int simpo = d->kind == SEQPAR_SIMPO, alone = simpo || d->reference_free;
+    int simpo = d->kind == SEQPAR_PREFERENCE_SIMPO, alone = simpo || d->reference_free;
     SEQPAR__TRY(seqpar__check_preference(error, p, d));
     chosen = p->chosen - (alone ? 0.0 : p->ref_chosen);
     rejected = p->rejected - (alone ? 0.0 : p->ref_rejected);
@@ -6650,13 +6688,14 @@ SEQPAR_DEF seqpar_value_result seqpar_value_loss(double value, double old_value,
 
 SEQPAR_DEF double seqpar_kl(double logp, double ref_logp, int kind, double *dlogp) {
     double d = logp - ref_logp, series = 0;
-    if (dlogp) *dlogp = kind == SEQPAR_K1 ? 1.0 : kind == SEQPAR_K2 ? d : 1.0 - seqpar_exp(-d);
-    if (kind == SEQPAR_K1) return d;
-    if (kind == SEQPAR_K2) return 0.5 * d * d;
+    if (dlogp)
+        *dlogp = kind == SEQPAR_KL_K1 ? 1.0 : kind == SEQPAR_KL_K2 ? d : 1.0 - seqpar_exp(-d);
+    if (kind == SEQPAR_KL_K1) return d;
+    if (kind == SEQPAR_KL_K2) return 0.5 * d * d;
     if (!(d > -0.5 && d < 0.5)) return seqpar_exp(-d) - 1.0 + d;
     /* e^-d - 1 + d = d^2/2 (1 - d/3 (1 - d/4 (...))) without cancelling */
     for (int n = 16; n > 2; n--) series = (1.0 + series) * -d / n;
-    if (dlogp && kind == SEQPAR_K3) *dlogp = d - 0.5 * d * d * (1.0 + series);
+    if (dlogp && kind == SEQPAR_KL_K3) *dlogp = d - 0.5 * d * d * (1.0 + series);
     return 0.5 * d * d * (1.0 + series);
 }
 
@@ -6698,9 +6737,9 @@ SEQPAR_DEF seqpar_status seqpar_group_advantages(seqpar_error *error, double *ad
                            "n_samples_per_prompt",
                            (long long)n);
     for (int64_t i = 0; i < n; i++) square += (rewards[i] - mean) * (rewards[i] - mean);
-    scale = kind == SEQPAR_GROUP_GRPO   ? 1.0 / (sqrt(square / (double)(n - 1)) + eps)
-            : kind == SEQPAR_GROUP_RLOO ? (double)n / (double)(n - 1)
-                                        : 1.0;
+    scale = kind == SEQPAR_ADVANTAGE_GRPO   ? 1.0 / (sqrt(square / (double)(n - 1)) + eps)
+            : kind == SEQPAR_ADVANTAGE_RLOO ? (double)n / (double)(n - 1)
+                                            : 1.0;
     for (int64_t i = 0; i < n; i++) advantages[i] = (rewards[i] - mean) * scale;
     return SEQPAR_OK;
 }
@@ -6716,12 +6755,12 @@ SEQPAR_DEF void seqpar_whiten(double *x, int64_t count, int mean_only) {
 
 SEQPAR_DEF double seqpar_token_weight(const seqpar_aggregate *a, int64_t tokens_of_document) {
     int64_t documents = SEQPAR__MAX(a->documents, 1);
-    if (a->kind == SEQPAR_TOKEN_MEAN) return 1.0 / (double)SEQPAR__MAX(a->tokens, 1);
-    if (a->kind == SEQPAR_SEQUENCE_MEAN)
+    if (a->kind == SEQPAR_AGGREGATE_TOKEN_MEAN) return 1.0 / (double)SEQPAR__MAX(a->tokens, 1);
+    if (a->kind == SEQPAR_AGGREGATE_SEQUENCE_MEAN)
         return 1.0 / ((double)documents * (double)SEQPAR__MAX(tokens_of_document, 1));
-    return 1.0 /
-           ((double)documents *
-            (a->kind == SEQPAR_SEQUENCE_SUM ? 1.0 : (double)SEQPAR__MAX(a->length_max, 1)));
+    return 1.0 / ((double)documents * (a->kind == SEQPAR_AGGREGATE_SEQUENCE_SUM
+                                           ? 1.0
+                                           : (double)SEQPAR__MAX(a->length_max, 1)));
 }
 
 /* =============================================================================================
@@ -6752,10 +6791,10 @@ struct seqpar_step {
    not pile up on rank 0. */
 static void seqpar__owned(const seqpar_optim *o, int64_t group, int64_t world, int64_t rank,
                           int64_t *begin, int64_t *count) {
-    int64_t blocks = (o->group_begin[group + 1] - o->group_begin[group]) / SEQPAR_BLOCK;
+    int64_t blocks = (o->group_begin[group + 1] - o->group_begin[group]) / SEQPAR_PARAM_BLOCK;
     int64_t turn = ((rank - group) % world + world) % world;
-    *begin = seqpar_grid_begin(blocks, world, turn) * SEQPAR_BLOCK;
-    *count = seqpar_grid_begin(blocks, world, turn + 1) * SEQPAR_BLOCK - *begin;
+    *begin = seqpar_grid_begin(blocks, world, turn) * SEQPAR_PARAM_BLOCK;
+    *count = seqpar_grid_begin(blocks, world, turn + 1) * SEQPAR_PARAM_BLOCK - *begin;
 }
 
 /* place in compact state */
@@ -6770,7 +6809,8 @@ static int64_t seqpar__own_begin(const seqpar_optim *o, const seqpar_ctx *ctx, i
 
 static int64_t seqpar__tensor_elements(const seqpar_tensor *t) { return t->rows * t->cols; }
 static int64_t seqpar__block_elements(const seqpar_tensor *t) {
-    return (seqpar__tensor_elements(t) + SEQPAR_BLOCK - 1) / SEQPAR_BLOCK * SEQPAR_BLOCK;
+    return (seqpar__tensor_elements(t) + SEQPAR_PARAM_BLOCK - 1) / SEQPAR_PARAM_BLOCK *
+           SEQPAR_PARAM_BLOCK;
 }
 
 static seqpar_status seqpar__check_tensors(seqpar_error *error, const seqpar_tensor *t,
@@ -6847,7 +6887,7 @@ static seqpar_status seqpar__check_optim(seqpar_error *error, const seqpar_optim
     if (d->zero_stage < 0 || d->zero_stage > 2)
         return seqpar_fail(error, SEQPAR_ERR_OPTION, "zero_stage is %d; use 0, 1 or 2",
                            d->zero_stage);
-    if (d->kind != SEQPAR_ADAMW && d->kind != SEQPAR_SGD)
+    if (d->kind != SEQPAR_OPTIM_ADAMW && d->kind != SEQPAR_OPTIM_SGD)
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
                            "optimizer %d is unknown; use adamw or sgd", d->kind);
     if (!(d->beta1 >= 0 && d->beta1 < 1 && d->beta2 >= 0 && d->beta2 < 1))
@@ -6911,7 +6951,7 @@ SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *o,
         SEQPAR__TRY(seqpar_buffer_new(ctx, &o->master, state * size, SEQPAR_MEM_OPTIMIZER));
     if (o->master.data)
         ctx->device->zero(ctx->device, o->master.data, o->master.bytes, ctx->queue);
-    if (desc->kind == SEQPAR_SGD) return SEQPAR_OK;
+    if (desc->kind == SEQPAR_OPTIM_SGD) return SEQPAR_OK;
     SEQPAR__TRY(seqpar_buffer_new(ctx, &o->m, state * size, SEQPAR_MEM_OPTIMIZER));
     SEQPAR__TRY(seqpar_buffer_new(ctx, &o->v, state * size, SEQPAR_MEM_OPTIMIZER));
     ctx->device->zero(ctx->device, o->m.data, state * size, ctx->queue);
@@ -6936,7 +6976,8 @@ static void seqpar__step_free(seqpar_optim *o) {
 }
 
 static void seqpar__gradient_free(seqpar_ctx *ctx, seqpar_optim *o) {
-    for (int64_t i = 0; o->gradient && i < 2 * o->groups; i++) seqpar_buffer_free(ctx, &o->gradient[i]);
+    for (int64_t i = 0; o->gradient && i < 2 * o->groups; i++)
+        seqpar_buffer_free(ctx, &o->gradient[i]);
     o->ended = 0;
 }
 
@@ -7440,14 +7481,15 @@ static int64_t seqpar__hand_list(const seqpar_ctx *ctx, const seqpar_optim *o,
         begin = SEQPAR__MAX(h->begin, o->group_begin[g] + begin);
         if (begin >= end) continue;
         if (!h->params)
-            list[n++] = seqpar__transfer(
-                peer, (char *)h->data + (begin - h->begin) * h->block_bytes / SEQPAR_BLOCK,
-                (end - begin) * h->block_bytes / SEQPAR_BLOCK);
+            list[n++] = seqpar__transfer(peer,
+                                         (char *)h->data + (begin - h->begin) * h->block_bytes /
+                                                               SEQPAR_PARAM_BLOCK,
+                                         (end - begin) * h->block_bytes / SEQPAR_PARAM_BLOCK);
         else
             for (s = seqpar__segment_begin(o, g, begin); seqpar__segment_next(o, &s, end);)
                 list[n++] = seqpar__transfer(
-                    peer, (char *)h->data + s.offset * h->block_bytes / SEQPAR_BLOCK,
-                    s.count * h->block_bytes / SEQPAR_BLOCK);
+                    peer, (char *)h->data + s.offset * h->block_bytes / SEQPAR_PARAM_BLOCK,
+                    s.count * h->block_bytes / SEQPAR_PARAM_BLOCK);
     }
     return n;
 }
@@ -7476,7 +7518,7 @@ static seqpar_status seqpar__share_owned(seqpar_ctx *ctx, const seqpar_optim *o,
 
 /* Sums of squares by block at their owners, handed to all, folded over the block numbers. */
 static seqpar_status seqpar__gradient_norm(seqpar_ctx *ctx, seqpar_optim *o) {
-    int64_t blocks = o->elements / SEQPAR_BLOCK, begin, count;
+    int64_t blocks = o->elements / SEQPAR_PARAM_BLOCK, begin, count;
     double *sums = SEQPAR__NEW(double, blocks);
     int64_t *leaves = SEQPAR__NEW(int64_t, blocks);
     seqpar__handed handed = {sums, 0, o->elements, 8, 0, NULL, "gradient norm"};
@@ -7485,10 +7527,10 @@ static seqpar_status seqpar__gradient_norm(seqpar_ctx *ctx, seqpar_optim *o) {
     for (int64_t g = 0; !status && g < o->groups; g++) {
         seqpar_sumsq_args a;
         seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count);
-        a.out = sums + (o->group_begin[g] + begin) / SEQPAR_BLOCK;
+        a.out = sums + (o->group_begin[g] + begin) / SEQPAR_PARAM_BLOCK;
         a.x = o->gradient[g].data;
-        a.blocks = count / SEQPAR_BLOCK;
-        a.block_size = SEQPAR_BLOCK;
+        a.blocks = count / SEQPAR_PARAM_BLOCK;
+        a.block_size = SEQPAR_PARAM_BLOCK;
         if (count > 0) status = ctx->device->sumsq(ctx->device, &a, ctx->queue);
     }
     if (!status) status = seqpar__share_owned(ctx, o, &handed);
@@ -7534,7 +7576,8 @@ static seqpar_status seqpar__update_range(seqpar_ctx *ctx, const seqpar_optim *o
         a.eps = o->desc.eps;
         a.decay = o->tensors[s.tensor].decay ? o->desc.decay : 0.0;
         a.clip = o->clip;
-        SEQPAR__TRY((o->desc.kind == SEQPAR_SGD ? dev->sgd : dev->adamw)(dev, &a, ctx->queue));
+        SEQPAR__TRY(
+            (o->desc.kind == SEQPAR_OPTIM_SGD ? dev->sgd : dev->adamw)(dev, &a, ctx->queue));
     }
     return SEQPAR_OK;
 }
@@ -7556,7 +7599,7 @@ static seqpar_status seqpar__update_everywhere(seqpar_ctx *ctx, seqpar_optim *o,
         seqpar__handed handed = {whole.data,
                                  first,
                                  first + all,
-                                 SEQPAR_BLOCK * size,
+                                 SEQPAR_PARAM_BLOCK * size,
                                  0,
                                  ctx->queue,
                                  "gradients from owners"};
@@ -7575,7 +7618,7 @@ static seqpar_status seqpar__update(seqpar_ctx *ctx, seqpar_optim *o, void *para
     seqpar__handed handed = {params,
                              0,
                              o->elements,
-                             SEQPAR_BLOCK * seqpar_dtype_bytes(ctx->device->storage),
+                             SEQPAR_PARAM_BLOCK * seqpar_dtype_bytes(ctx->device->storage),
                              1,
                              ctx->queue,
                              "parameters from owners"};
@@ -7615,7 +7658,8 @@ SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *o, void 
 SEQPAR_DEF int seqpar_optim_keeps(const seqpar_ctx *ctx, const seqpar_optim *o, int state) {
     if (state == SEQPAR_STATE_MASTER) return ctx->device->storage != ctx->device->accumulator;
     return state == SEQPAR_STATE_GRADIENT ||
-           ((state == SEQPAR_STATE_M || state == SEQPAR_STATE_V) && o->desc.kind != SEQPAR_SGD);
+           ((state == SEQPAR_STATE_M || state == SEQPAR_STATE_V) &&
+            o->desc.kind != SEQPAR_OPTIM_SGD);
 }
 
 /* Where the elements [*begin, *end) of a group's state, cut to those that are here, lie. */
@@ -7680,7 +7724,7 @@ SEQPAR_DEF seqpar_status seqpar_optim_read(seqpar_ctx *ctx, const seqpar_optim *
                            ctx->device->accumulator);
     if (part->state != SEQPAR_STATE_GRADIENT && o->desc.zero_stage == 0) return SEQPAR_OK;
     {
-        seqpar__handed handed = {values, first, first + part->count, 8 * SEQPAR_BLOCK,
+        seqpar__handed handed = {values, first, first + part->count, 8 * SEQPAR_PARAM_BLOCK,
                                  0,      NULL,  "state from owners"};
         return seqpar__share_owned(ctx, o, &handed);
     }
@@ -7701,17 +7745,17 @@ SEQPAR_DEF seqpar_status seqpar_optim_write(seqpar_ctx *ctx, seqpar_optim *o,
     return SEQPAR_OK;
 }
 
-SEQPAR_DEF double seqpar_schedule_factor(int kind, int64_t step, int64_t warmup, int64_t total,
-                                         double min_ratio) {
+SEQPAR_DEF double seqpar_lr_factor(int kind, int64_t step, int64_t warmup, int64_t total,
+                                   double min_ratio) {
     double p, wave;
     if (step < warmup) return (double)step / (double)SEQPAR__MAX(1, warmup);
     p = (double)(step - warmup) / (double)SEQPAR__MAX(1, total - warmup);
     wave = 0.5 * (1.0 + cos(3.14159265358979323846 * p));
-    if (kind == SEQPAR_CONSTANT) return 1.0;
-    if (kind == SEQPAR_LINEAR)
+    if (kind == SEQPAR_LR_CONSTANT) return 1.0;
+    if (kind == SEQPAR_LR_LINEAR)
         return SEQPAR__MAX(0.0,
                            (double)(total - step) / (double)SEQPAR__MAX(1, total - warmup));
-    if (kind == SEQPAR_COSINE) return SEQPAR__MAX(0.0, wave);
+    if (kind == SEQPAR_LR_COSINE) return SEQPAR__MAX(0.0, wave);
     return wave * (1.0 - min_ratio) + min_ratio;
 }
 
@@ -7728,7 +7772,7 @@ SEQPAR_DEF double seqpar_schedule_factor(int kind, int64_t step, int64_t warmup,
    ========================================================================================== */
 
 SEQPAR_DEF int64_t seqpar_dtype_bytes(int dtype) {
-    return dtype == SEQPAR_F64 ? 8 : dtype == SEQPAR_F32 ? 4 : 2;
+    return dtype == SEQPAR_DTYPE_F64 ? 8 : dtype == SEQPAR_DTYPE_F32 ? 4 : 2;
 }
 
 #if defined(__GNUC__)
@@ -7739,15 +7783,15 @@ SEQPAR_DEF int64_t seqpar_dtype_bytes(int dtype) {
 #endif
 
 SEQPAR__TEMPLATE double seqpar__element(const void *x, int64_t i, const int type) {
-    return type == SEQPAR_F64   ? ((const double *)x)[i]
-           : type == SEQPAR_F32 ? (double)((const float *)x)[i]
-                                : (double)seqpar_bf16_to_float(((const uint16_t *)x)[i]);
+    return type == SEQPAR_DTYPE_F64   ? ((const double *)x)[i]
+           : type == SEQPAR_DTYPE_F32 ? (double)((const float *)x)[i]
+                                      : (double)seqpar_bf16_to_float(((const uint16_t *)x)[i]);
 }
 
 SEQPAR__TEMPLATE void seqpar__element_set(void *x, int64_t i, const int type, double value) {
-    if (type == SEQPAR_F64)
+    if (type == SEQPAR_DTYPE_F64)
         ((double *)x)[i] = value;
-    else if (type == SEQPAR_F32)
+    else if (type == SEQPAR_DTYPE_F32)
         ((float *)x)[i] = (float)value;
     else
         ((uint16_t *)x)[i] = seqpar_bf16_from_float((float)value);
@@ -7770,11 +7814,11 @@ SEQPAR_DEF void seqpar_device_read(seqpar_device *device, double *to, const void
     float x;
     uint16_t half;
     device->copy(device, narrow, (const char *)from + first * size, count * size, NULL);
-    for (int64_t i = 0; dtype == SEQPAR_F32 && i < count; i++) {
+    for (int64_t i = 0; dtype == SEQPAR_DTYPE_F32 && i < count; i++) {
         memcpy(&x, narrow + 4 * i, 4);
         to[i] = (double)x;
     }
-    for (int64_t i = 0; dtype == SEQPAR_BF16 && i < count; i++) {
+    for (int64_t i = 0; dtype == SEQPAR_DTYPE_BF16 && i < count; i++) {
         memcpy(&half, narrow + 2 * i, 2);
         to[i] = (double)seqpar_bf16_to_float(half);
     }
@@ -7788,7 +7832,7 @@ SEQPAR_DEF void seqpar_device_write(seqpar_device *device, void *to, int64_t fir
     int64_t most = many ? 65536 : 256, n; /* a GPU is waited for after each part */
     for (; count > 0; count -= n, from += n, first += n) {
         n = SEQPAR__MIN(count, most);
-        seqpar__convert(part, dtype, from, SEQPAR_F64, 1, n, n);
+        seqpar__convert(part, dtype, from, SEQPAR_DTYPE_F64, 1, n, n);
         device->copy(device, seqpar__at(to, first, dtype), part, n * seqpar_dtype_bytes(dtype),
                      NULL);
     }
@@ -8077,8 +8121,9 @@ typedef struct seqpar__columns {
 
 static void seqpar__columns_combine(void *user, void *into, const void *other) {
     const seqpar__columns *c = (const seqpar__columns *)user;
-    if (c->device->accumulator == SEQPAR_F64)
-        for (int64_t i = 0; i < c->width; i++) ((double *)into)[i] += ((const double *)other)[i];
+    if (c->device->accumulator == SEQPAR_DTYPE_F64)
+        for (int64_t i = 0; i < c->width; i++)
+            ((double *)into)[i] += ((const double *)other)[i];
     else
         for (int64_t i = 0; i < c->width; i++) ((float *)into)[i] += ((const float *)other)[i];
 }
@@ -8266,7 +8311,8 @@ static void seqpar__ahead_fetch(seqpar__attn_job *j) {
     int64_t lines = 0;
     while (j->ahead_count && lines < 16) {
         int n = j->ahead_count - 1;
-        for (int64_t b = 0; b < j->ahead[n].bytes; b += 64, lines++) SEQPAR__FETCH(j->ahead[n].at + b);
+        for (int64_t b = 0; b < j->ahead[n].bytes; b += 64, lines++)
+            SEQPAR__FETCH(j->ahead[n].at + b);
         j->ahead[n].at += j->ahead[n].stride;
         if (--j->ahead[n].rows == 0) j->ahead_count--;
     }
@@ -8338,7 +8384,7 @@ static void seqpar__attn_return_leaf(void *user, void *value, int64_t index, int
 static void seqpar__attn_add(void *user, void *into, const void *other) {
     seqpar__attn_job *j = (seqpar__attn_job *)user;
     int64_t n = seqpar__attn_value(j, j->count);
-    if (j->device->accumulator == SEQPAR_F64)
+    if (j->device->accumulator == SEQPAR_DTYPE_F64)
         for (int64_t i = 0; i < n; i++) ((double *)into)[i] += ((const double *)other)[i];
     else
         for (int64_t i = 0; i < n; i++) ((float *)into)[i] += ((const float *)other)[i];
@@ -8427,7 +8473,7 @@ static void seqpar__attn_job_run(void *user, int64_t i, char *scratch) {
     seqpar__machine m;
     int64_t n = i + 1;
     seqpar__attn_job_new(&j, &m, w, a, &a->tasks[i / w->heads], i % w->heads, scratch);
-    if (w->kernel->kind < 3 && w->device->storage == SEQPAR_F32) {
+    if (w->kernel->kind < 3 && w->device->storage == SEQPAR_DTYPE_F32) {
         if (n < a->task_count * w->heads)
             seqpar__ahead_job(&j, w, a, &a->tasks[n / w->heads], n % w->heads, scratch);
         seqpar__ahead_loads(&j);
@@ -8691,8 +8737,9 @@ static int seqpar__visible(const seqpar_attn_args *a, int64_t query, const seqpa
    a fold might cut (a sum over tokens, a running maximum) is rounded to A wherever that
    might be, everything else once, as it is stored. */
 #define SEQPAR__BY_TYPE(device, function, ...) \
-    ((device)->storage == SEQPAR_F64 ? function(__VA_ARGS__, SEQPAR_F64, SEQPAR_F64) \
-                                     : function(__VA_ARGS__, SEQPAR_BF16, SEQPAR_F32))
+    ((device)->storage == SEQPAR_DTYPE_F64 \
+         ? function(__VA_ARGS__, SEQPAR_DTYPE_F64, SEQPAR_DTYPE_F64) \
+         : function(__VA_ARGS__, SEQPAR_DTYPE_BF16, SEQPAR_DTYPE_F32))
 #define SEQPAR__ANY(op) \
     SEQPAR__TEMPLATE seqpar_status seqpar__any_##op( \
         seqpar_device *device, const seqpar_##op##_args *a, const int S, const int A)
@@ -8707,7 +8754,7 @@ SEQPAR__TEMPLATE void seqpar__put(seqpar_mat m, int64_t row, int64_t column, con
 }
 
 SEQPAR__TEMPLATE double seqpar__rounded(double x, const int type) {
-    return type == SEQPAR_F64 ? x : (double)(float)x;
+    return type == SEQPAR_DTYPE_F64 ? x : (double)(float)x;
 }
 
 SEQPAR__ANY(matmul) {
@@ -8733,8 +8780,8 @@ SEQPAR__TEMPLATE void seqpar__any_weight_leaf(const seqpar__columns *c, void *va
     for (int64_t i = 0; i < c->width; i++) {
         int64_t out = (c->begin + i) / a->in, in = (c->begin + i) % a->in;
         double sum = extend ? seqpar__element(value, i, A) : 0.0;
-        for (int64_t t = a->leaves[index].local; t < a->leaves[index].local + a->leaves[index].count;
-             t++)
+        for (int64_t t = a->leaves[index].local;
+             t < a->leaves[index].local + a->leaves[index].count; t++)
             sum = seqpar__rounded(
                 SEQPAR__FMA(seqpar__of(a->dy, t, out, S), seqpar__of(a->x, t, in, S), sum), A);
         seqpar__element_set(value, i, A, sum);
@@ -8772,14 +8819,15 @@ static void seqpar__host_embedding_leaf(void *user, void *value, int64_t index, 
     int64_t first = c->begin / a->width, rows = c->width / a->width;
     if (!extend)
         memset(value, 0, (size_t)(c->width * seqpar_dtype_bytes(c->device->accumulator)));
-    for (int64_t t = a->leaves[index].local; t < a->leaves[index].local + a->leaves[index].count; t++) {
+    for (int64_t t = a->leaves[index].local;
+         t < a->leaves[index].local + a->leaves[index].count; t++) {
         int64_t row = a->ids[t] - first;
         if (row < 0 || row >= rows) continue;
-        if (c->device->storage == SEQPAR_F64)
+        if (c->device->storage == SEQPAR_DTYPE_F64)
             for (int64_t i = 0; i < a->width; i++)
                 ((double *)value)[row * a->width + i] +=
                     ((const double *)a->dx.data)[t * a->dx.stride + i];
-        else if (c->device->storage == SEQPAR_F32)
+        else if (c->device->storage == SEQPAR_DTYPE_F32)
             for (int64_t i = 0; i < a->width; i++)
                 ((float *)value)[row * a->width + i] +=
                     ((const float *)a->dx.data)[t * a->dx.stride + i];
@@ -8817,8 +8865,8 @@ SEQPAR__TEMPLATE void seqpar__any_gain_leaf(const seqpar__columns *c, void *valu
     const seqpar_rmsnorm_grad_args *a = (const seqpar_rmsnorm_grad_args *)c->args;
     for (int64_t i = 0; i < c->width; i++) {
         double sum = extend ? seqpar__element(value, i, A) : 0.0;
-        for (int64_t t = a->leaves[index].local; t < a->leaves[index].local + a->leaves[index].count;
-             t++)
+        for (int64_t t = a->leaves[index].local;
+             t < a->leaves[index].local + a->leaves[index].count; t++)
             sum = seqpar__rounded(SEQPAR__FMA(seqpar__of(a->dy, t, c->begin + i, S),
                                               seqpar__of(a->x, t, c->begin + i, S) *
                                                   seqpar__element(a->rstd, t, A),
@@ -8866,7 +8914,9 @@ SEQPAR__ANY(rope) {
     return SEQPAR_OK;
 }
 
-static double seqpar__sigmoid(double x) { return 1.0 / (1.0 + seqpar_exp(-x)); }
+/* The plain formula, as every device takes it; seqpar_sigmoid keeps small values of large
+   negative x. */
+static double seqpar__ref_sigmoid(double x) { return 1.0 / (1.0 + seqpar_exp(-x)); }
 
 SEQPAR__ANY(swiglu) {
     (void)device;
@@ -8874,7 +8924,7 @@ SEQPAR__ANY(swiglu) {
     for (int64_t t = 0; t < a->rows; t++)
         for (int64_t i = 0; i < a->width; i++) {
             double g = seqpar__of(a->gate, t, i, S);
-            seqpar__put(a->y, t, i, S, g * seqpar__sigmoid(g) * seqpar__of(a->up, t, i, S));
+            seqpar__put(a->y, t, i, S, g * seqpar__ref_sigmoid(g) * seqpar__of(a->up, t, i, S));
         }
     return SEQPAR_OK;
 }
@@ -8885,7 +8935,7 @@ SEQPAR__ANY(swiglu_grad) {
     for (int64_t t = 0; t < a->rows; t++)
         for (int64_t i = 0; i < a->width; i++) {
             double gate = seqpar__of(a->gate, t, i, S), dy = seqpar__of(a->y, t, i, S);
-            double s = seqpar__sigmoid(gate);
+            double s = seqpar__ref_sigmoid(gate);
             seqpar__put(a->gate, t, i, S,
                         dy * seqpar__of(a->up, t, i, S) * (s * (1.0 + gate * (1.0 - s))));
             seqpar__put(a->up, t, i, S, dy * (gate * s));
@@ -9136,7 +9186,8 @@ SEQPAR__ANY(attn_sinks) {
     for (int64_t i = 0; i < a->piece_count; i++)
         for (int64_t h = 0; h < a->heads; h++) {
             double sum = 0;
-            for (int64_t t = a->pieces[i].local; t < a->pieces[i].local + a->pieces[i].count; t++)
+            for (int64_t t = a->pieces[i].local; t < a->pieces[i].local + a->pieces[i].count;
+                 t++)
                 sum -= seqpar_exp(seqpar__element(a->sinks, h, A) -
                                   seqpar__element(a->lse, t * a->heads + h, A)) *
                        seqpar__element(a->delta, t * a->heads + h, A);
@@ -9149,7 +9200,7 @@ SEQPAR__TEMPLATE double seqpar__any_seed(const void *seeds, int64_t t, const int
     return seeds ? seqpar__element(seeds, t, A) : 0.0;
 }
 
-SEQPAR__ANY(softmax_head) {
+SEQPAR__ANY(vocab_softmax) {
     double scale = a->scale != 0 ? a->scale : 1.0;
     (void)device;
     for (int64_t t = 0; t < a->rows; t++) {
@@ -9160,7 +9211,8 @@ SEQPAR__ANY(softmax_head) {
         double e = seqpar__any_seed(a->dentropy, t, A);
         double s = live ? seqpar__any_seed(a->dsmooth, t, A) : 0;
         double z = live ? seqpar__any_seed(a->dzloss, t, A) : 0;
-        for (int64_t j = 1; j < a->vocab; j++) top = fmax(top, seqpar__of(a->logits, t, j, S) * scale);
+        for (int64_t j = 1; j < a->vocab; j++)
+            top = fmax(top, seqpar__of(a->logits, t, j, S) * scale);
         for (int64_t j = 0; j < a->vocab; j++) {
             double x = seqpar__of(a->logits, t, j, S) * scale, p = seqpar_exp(x - top);
             sum += p;
@@ -9383,7 +9435,7 @@ static seqpar_device *seqpar__host_device(const char *name, int storage, int acc
 }
 
 #define SEQPAR__REF_OPS(X) \
-    X(matmul) X(weight_grad) X(rmsnorm) X(rmsnorm_grad) X(rope) X(swiglu) X(swiglu_grad) X(add) X(attn_forward) X(attn_backward) X(attn_delta) X(attn_sinks) X(softmax_head) X(sumsq) X(adamw) X(sgd)
+    X(matmul) X(weight_grad) X(rmsnorm) X(rmsnorm_grad) X(rope) X(swiglu) X(swiglu_grad) X(add) X(attn_forward) X(attn_backward) X(attn_delta) X(attn_sinks) X(vocab_softmax) X(sumsq) X(adamw) X(sgd)
 #define SEQPAR__X(op) \
     static seqpar_status seqpar__ref_##op(seqpar_device *device, const seqpar_##op##_args *args, void *queue) { \
         (void)queue; \
@@ -9402,11 +9454,13 @@ static seqpar_device *seqpar__reference(seqpar_device *d) {
 }
 
 SEQPAR_DEF seqpar_device *seqpar_device_reference(void) {
-    return seqpar__reference(seqpar__host_device("reference", SEQPAR_F64, SEQPAR_F64));
+    return seqpar__reference(
+        seqpar__host_device("reference", SEQPAR_DTYPE_F64, SEQPAR_DTYPE_F64));
 }
 
 SEQPAR_DEF seqpar_device *seqpar_device_reference_bf16(void) {
-    return seqpar__reference(seqpar__host_device("reference in bf16", SEQPAR_BF16, SEQPAR_F32));
+    return seqpar__reference(
+        seqpar__host_device("reference in bf16", SEQPAR_DTYPE_BF16, SEQPAR_DTYPE_F32));
 }
 
 /* =============================================================================================
@@ -9747,7 +9801,8 @@ static void seqpar__pack_rows(float *to, const float *a, int64_t row, int64_t st
         k = 0;
         if (m == SEQPAR__MR && row == 1)
             for (; k < depth; k++)
-                for (int64_t x = 0; x < SEQPAR__MR; x++) to[k * SEQPAR__MR + x] = from[k * step + x];
+                for (int64_t x = 0; x < SEQPAR__MR; x++)
+                    to[k * SEQPAR__MR + x] = from[k * step + x];
         for (; k < depth; k++)
             for (int64_t x = 0; x < m; x++) to[k * SEQPAR__MR + x] = from[x * row + k * step];
     }
@@ -9851,7 +9906,8 @@ static void seqpar__product_lanes(const seqpar__product *p, float *x, int64_t j)
         const float *w = p->b + j * p->b_column;
         n = j + SEQPAR__MR <= p->columns ? SEQPAR__MR : 1;
         for (int64_t k = 0; p->accumulate && k < n; k++)
-            for (int64_t i = 0; i < p->rows; i++) c[k * SEQPAR__VL + i] = p->c[i * p->ldc + j + k];
+            for (int64_t i = 0; i < p->rows; i++)
+                c[k * SEQPAR__VL + i] = p->c[i * p->ldc + j + k];
         if (n > 1)
             seqpar__tile(1, SEQPAR__MR, p->depth, w, p->b_column, 1, x, SEQPAR__VL, c,
                          SEQPAR__VL, p->accumulate, NULL);
@@ -9859,7 +9915,8 @@ static void seqpar__product_lanes(const seqpar__product *p, float *x, int64_t j)
             seqpar__tile(1, 1, p->depth, w, p->b_column, 1, x, SEQPAR__VL, c, SEQPAR__VL,
                          p->accumulate, NULL);
         for (int64_t k = 0; k < n; k++)
-            for (int64_t i = 0; i < p->rows; i++) p->c[i * p->ldc + j + k] = c[k * SEQPAR__VL + i];
+            for (int64_t i = 0; i < p->rows; i++)
+                p->c[i * p->ldc + j + k] = c[k * SEQPAR__VL + i];
     }
 }
 
@@ -10102,7 +10159,8 @@ SEQPAR__TEMPLATE void seqpar__each(seqpar__step_fn step, const seqpar__v *k, seq
             edge[j] = j % 16 < n - i ? x[j / 16][i + j % 16] : fill;
         for (int j = 0; j < arrays; j++) at[j] = edge + 16 * j;
         seqpar__vectors(step, k, own, arrays, at, 0, 16);
-        for (int j = 0; j < written; j++) memcpy(x[j] + i, at[j], (size_t)(n - i) * sizeof *edge);
+        for (int j = 0; j < written; j++)
+            memcpy(x[j] + i, at[j], (size_t)(n - i) * sizeof *edge);
     }
     SEQPAR__UNROLL
     for (int j = 0; j < SEQPAR__SUMS; j++)
@@ -10958,7 +11016,8 @@ static void seqpar__cpu_gain_leaf(void *user, void *value, int64_t index, int ex
         return;
     }
     if (!extend) memset(value, 0, (size_t)c->width * sizeof *sum);
-    for (int64_t t = a->leaves[index].local; t < a->leaves[index].local + a->leaves[index].count; t++) {
+    for (int64_t t = a->leaves[index].local;
+         t < a->leaves[index].local + a->leaves[index].count; t++) {
         const float *x = (const float *)a->x.data + t * a->x.stride + c->begin;
         const float *dy = (const float *)a->dy.data + t * a->dy.stride + c->begin;
         float r = ((const float *)a->rstd)[t];
@@ -11074,35 +11133,35 @@ static float seqpar__seed32(const void *seeds, int64_t t) {
    worked off, the highest of the next one is looked for: no pass over the row looks for the
    highest alone. Exponentials take the place of logits, and become a gradient while the next
    row's are taken: otherwise memory would wait for arithmetic, then arithmetic for memory. */
-#define SEQPAR__HEAD_BLOCK        128
-#define SEQPAR__HEAD_PARTS(vocab) ((vocab) / SEQPAR__HEAD_BLOCK + 1) /* at most */
-#define SEQPAR__HEAD_AHEAD \
+#define SEQPAR__VOCAB_BLOCK        128
+#define SEQPAR__VOCAB_PARTS(vocab) ((vocab) / SEQPAR__VOCAB_BLOCK + 1) /* at most */
+#define SEQPAR__VOCAB_AHEAD \
     4096 /* what lies so far ahead is fetched; not by the processor alone, which a second \
             stream confuses */
-typedef struct seqpar__head_part {
+typedef struct seqpar__vocab_part {
     int64_t begin;
     float from;
-} seqpar__head_part;
+} seqpar__vocab_part;
 
-typedef struct seqpar__head {
+typedef struct seqpar__vocab {
     float *x, *own; /* the row; the target's element or NULL */
     int64_t vocab, parts;
-    seqpar__head_part *part; /* where each begins, and what its exponents are counted from */
+    seqpar__vocab_part *part; /* where each begins, and what its exponents are counted from */
     /* whether exponentials take the place of logits, whether the second sum is wanted */
     int keep, entropy;
     float from, sum; /* of the exponentials, counted from */
     /* of probabilities in the gradient; taken from each element of it; added to the target's */
     float factor, flat, seed;
     /* a row of exponentials that becomes a gradient meanwhile, or NULL */
-    const struct seqpar__head *before;
+    const struct seqpar__vocab *before;
     /* of 2^y, and of 2^y y, for y = x log2(e) - from; the highest of what comes next */
     seqpar__v sums[SEQPAR__SUMS];
-} seqpar__head;
+} seqpar__vocab;
 
 /* A vector of the row, and the one to come. far: k[1] would not hold both its parts */
-SEQPAR__TEMPLATE void seqpar__head_step(const seqpar__v *k, seqpar__v *sums, float *x,
-                                        const float *next, const int keep, const int entropy,
-                                        const int far) {
+SEQPAR__TEMPLATE void seqpar__vocab_step(const seqpar__v *k, seqpar__v *sums, float *x,
+                                         const float *next, const int keep, const int entropy,
+                                         const int far) {
     seqpar__v z = SEQPAR__VMAX(k[2], SEQPAR__LOAD(x)), y = SEQPAR__VFMA(z, k[0], k[3]);
     seqpar__v t = SEQPAR__VFMA(z, k[0], k[1]), p;
     p = far ? seqpar__vexp2(y) : seqpar__vpow2_of(t, SEQPAR__VFMA(z, k[0], k[1] - t));
@@ -11112,14 +11171,14 @@ SEQPAR__TEMPLATE void seqpar__head_step(const seqpar__v *k, seqpar__v *sums, flo
     if (keep) SEQPAR__STORE(x, p);
 }
 
-SEQPAR__TEMPLATE void seqpar__head_scale_step(const seqpar__v *k, seqpar__v *sums,
-                                              float *const *x) {
+SEQPAR__TEMPLATE void seqpar__vocab_scale_step(const seqpar__v *k, seqpar__v *sums,
+                                               float *const *x) {
     (void)sums;
     SEQPAR__STORE(x[0], SEQPAR__LOAD(x[0]) * k[0] - k[1]);
 }
 
-SEQPAR__TEMPLATE void seqpar__head_entropy_step(const seqpar__v *k, seqpar__v *sums,
-                                                float *const *x) {
+SEQPAR__TEMPLATE void seqpar__vocab_entropy_step(const seqpar__v *k, seqpar__v *sums,
+                                                 float *const *x) {
     seqpar__v y = SEQPAR__VMAX(SEQPAR__SPLAT(-88.0f), SEQPAR__LOAD(x[0]) - k[3]);
     (void)sums;
     SEQPAR__STORE(x[0], seqpar__vexp(y) * (k[1] - k[2] * (y + k[4])) - k[0]);
@@ -11129,7 +11188,7 @@ static float seqpar__pow2f(float x) {
     return x == 0.0f ? 1.0f : (float)seqpar_exp(0.69314718055994531 * (double)x);
 }
 
-static seqpar__v seqpar__head_top(const seqpar__v *sums) {
+static seqpar__v seqpar__vocab_top(const seqpar__v *sums) {
     seqpar__v top = sums[2];
     SEQPAR__UNROLL
     for (int u = 5; u < SEQPAR__SUMS; u += 3) top = SEQPAR__VMAX(sums[u], top);
@@ -11140,29 +11199,30 @@ static seqpar__v seqpar__head_top(const seqpar__v *sums) {
    block is higher than k[4], or `stop` are done, or less than two blocks of the n are left.
    Returns how many. Four vectors are written out; sums of all 64 lanes would not fit into
    the registers. */
-SEQPAR__TEMPLATE int64_t seqpar__head_blocks(const seqpar__v *k, seqpar__v *sums, float *x,
-                                             float *before, int64_t n, int64_t stop,
-                                             const int keep, const int entropy, const int far) {
+SEQPAR__TEMPLATE int64_t seqpar__vocab_blocks(const seqpar__v *k, seqpar__v *sums, float *x,
+                                              float *before, int64_t n, int64_t stop,
+                                              const int keep, const int entropy,
+                                              const int far) {
     seqpar__v own[SEQPAR__SUMS];
     int64_t i = 0;
     SEQPAR__UNROLL
     for (int64_t j = 0; j < SEQPAR__SUMS; j++) own[j] = sums[j];
     do {
-        for (int64_t end = i + SEQPAR__HEAD_BLOCK; i < end; i += 64) {
-            for (int64_t j = 0; j < 64; j += 16) SEQPAR__FETCH(x + i + j + SEQPAR__HEAD_AHEAD);
+        for (int64_t end = i + SEQPAR__VOCAB_BLOCK; i < end; i += 64) {
+            for (int64_t j = 0; j < 64; j += 16) SEQPAR__FETCH(x + i + j + SEQPAR__VOCAB_AHEAD);
             for (int64_t lane = 0; lane < 64; lane += 4 * SEQPAR__VL) {
                 float *at = x + i + lane;
                 SEQPAR__UNROLL
                 for (int64_t u = 0; u < 4; u++)
-                    seqpar__head_step(k, own + 3 * (lane / SEQPAR__VL + u), at + u * SEQPAR__VL,
-                                      at + u * SEQPAR__VL + SEQPAR__HEAD_BLOCK, keep, entropy,
-                                      far);
+                    seqpar__vocab_step(
+                        k, own + 3 * (lane / SEQPAR__VL + u), at + u * SEQPAR__VL,
+                        at + u * SEQPAR__VL + SEQPAR__VOCAB_BLOCK, keep, entropy, far);
             }
             for (int64_t j = i; before && j < i + 64; j += SEQPAR__VL)
                 SEQPAR__STORE(before + j, SEQPAR__LOAD(before + j) * k[5] - k[6]);
         }
-    } while (i < stop && n - i >= 2 * SEQPAR__HEAD_BLOCK &&
-             !SEQPAR__ANYLESS(k[4], seqpar__head_top(own)));
+    } while (i < stop && n - i >= 2 * SEQPAR__VOCAB_BLOCK &&
+             !SEQPAR__ANYLESS(k[4], seqpar__vocab_top(own)));
     SEQPAR__UNROLL
     for (int64_t j = 0; j < SEQPAR__SUMS; j++) sums[j] = own[j];
     return i;
@@ -11170,88 +11230,88 @@ SEQPAR__TEMPLATE int64_t seqpar__head_blocks(const seqpar__v *k, seqpar__v *sums
 
 /* The last n, less than two blocks: lanes as in seqpar__each. Too few for variants of their
    own. */
-static int64_t seqpar__head_last(seqpar__head *h, const seqpar__v *k, float *x, int64_t n,
-                                 int far) {
+static int64_t seqpar__vocab_last(seqpar__vocab *h, const seqpar__v *k, float *x, int64_t n,
+                                  int far) {
     float edge[16], *at;
     for (int64_t i = 0; i < n; i += 16, x += 16) {
         seqpar__v *sums = h->sums + (i < n / 64 * 64 ? i % 64 / SEQPAR__VL * 3 : 0);
         at = n - i < 16 ? edge : x;
         for (int64_t j = 0; at == edge && j < 16; j++) edge[j] = j < n - i ? x[j] : -INFINITY;
         for (int64_t j = 0; j < 16; j += SEQPAR__VL, sums += 3)
-            seqpar__head_step(k, sums, at + j, at + j, h->keep, h->entropy, far);
+            seqpar__vocab_step(k, sums, at + j, at + j, h->keep, h->entropy, far);
         if (at == edge && h->keep) memcpy(x, edge, (size_t)(n - i) * sizeof *x);
     }
     return n;
 }
 
-static const seqpar__head_part *seqpar__head_part_at(const seqpar__head *h, int64_t begin) {
-    const seqpar__head_part *part = h->part + h->parts - 1;
+static const seqpar__vocab_part *seqpar__vocab_part_at(const seqpar__vocab *h, int64_t begin) {
+    const seqpar__vocab_part *part = h->part + h->parts - 1;
     while (part->begin > begin) part--;
     return part;
 }
 
-static int64_t seqpar__head_part_end(const seqpar__head *h, const seqpar__head_part *part) {
+static int64_t seqpar__vocab_part_end(const seqpar__vocab *h, const seqpar__vocab_part *part) {
     return part + 1 < h->part + h->parts ? part[1].begin : h->vocab;
 }
 
 /* What makes exponentials of this part the gradient. */
-static seqpar__v seqpar__head_factor(const seqpar__head *h, const seqpar__head_part *part) {
+static seqpar__v seqpar__vocab_factor(const seqpar__vocab *h, const seqpar__vocab_part *part) {
     return SEQPAR__SPLAT(h->factor * (seqpar__pow2f(part->from - h->from) / h->sum));
 }
 
-static void seqpar__head_scale(const seqpar__head *h, int64_t begin, int64_t end) {
+static void seqpar__vocab_scale(const seqpar__vocab *h, int64_t begin, int64_t end) {
     while (begin < end) {
-        const seqpar__head_part *part = seqpar__head_part_at(h, begin);
-        int64_t count = SEQPAR__MIN(end, seqpar__head_part_end(h, part)) - begin;
+        const seqpar__vocab_part *part = seqpar__vocab_part_at(h, begin);
+        int64_t count = SEQPAR__MIN(end, seqpar__vocab_part_end(h, part)) - begin;
         float *x = h->x + begin;
         seqpar__v k[2];
-        k[0] = seqpar__head_factor(h, part);
+        k[0] = seqpar__vocab_factor(h, part);
         k[1] = SEQPAR__SPLAT(h->flat);
-        seqpar__each(seqpar__head_scale_step, k, NULL, 1, 1, &x, count, 0.0f);
+        seqpar__each(seqpar__vocab_scale_step, k, NULL, 1, 1, &x, count, 0.0f);
         begin += count;
     }
 }
 
 /* Above it whole blocks are counted from higher up; one rule, whether the loop ends there or
    where the row before has a part. */
-static float seqpar__head_limit(float from) { return (from + 2.0f) / SEQPAR__LOG2E; }
+static float seqpar__vocab_limit(float from) { return (from + 2.0f) / SEQPAR__LOG2E; }
 /* Works off some more, and as many of the row before. Returns how many. */
-static int64_t seqpar__head_count(seqpar__head *h, int64_t begin, float from) {
+static int64_t seqpar__vocab_count(seqpar__vocab *h, int64_t begin, float from) {
     float *x = h->x + begin, *before = NULL;
     int64_t n = h->vocab - begin, stop = n, done;
-    int far = !(fabsf(from) < 65536.0f), few = n < 2 * SEQPAR__HEAD_BLOCK;
+    int far = !(fabsf(from) < 65536.0f), few = n < 2 * SEQPAR__VOCAB_BLOCK;
     seqpar__v k[7];
     k[0] = SEQPAR__SPLAT(SEQPAR__LOG2E);
     k[1] = SEQPAR__SPLAT(SEQPAR__SIXTEENTHS - from);
     k[2] = SEQPAR__SPLAT((from - 127.0f) / SEQPAR__LOG2E);
     k[3] = SEQPAR__SPLAT(-from);
-    k[4] = SEQPAR__SPLAT(seqpar__head_limit(from));
+    k[4] = SEQPAR__SPLAT(seqpar__vocab_limit(from));
     k[5] = k[6] = k[3];
     if (h->before && h->keep && !far && !few) { /* at once, in one of its parts */
-        const seqpar__head_part *part = seqpar__head_part_at(h->before, begin);
+        const seqpar__vocab_part *part = seqpar__vocab_part_at(h->before, begin);
         before = h->before->x + begin;
-        stop = seqpar__head_part_end(h->before, part) - begin;
-        k[5] = seqpar__head_factor(h->before, part);
+        stop = seqpar__vocab_part_end(h->before, part) - begin;
+        k[5] = seqpar__vocab_factor(h->before, part);
         k[6] = SEQPAR__SPLAT(h->before->flat);
     }
     if (few)
-        done = seqpar__head_last(h, k, x, n, far);
+        done = seqpar__vocab_last(h, k, x, n, far);
     else if (far)
-        done = seqpar__head_blocks(k, h->sums, x, NULL, n, n, h->keep, 1, 1);
+        done = seqpar__vocab_blocks(k, h->sums, x, NULL, n, n, h->keep, 1, 1);
     else if (h->keep && h->entropy)
-        done = seqpar__head_blocks(k, h->sums, x, before, n, stop, 1, 1, 0);
+        done = seqpar__vocab_blocks(k, h->sums, x, before, n, stop, 1, 1, 0);
     else if (h->keep)
-        done = seqpar__head_blocks(k, h->sums, x, before, n, stop, 1, 0, 0);
+        done = seqpar__vocab_blocks(k, h->sums, x, before, n, stop, 1, 0, 0);
     else if (h->entropy)
-        done = seqpar__head_blocks(k, h->sums, x, NULL, n, n, 0, 1, 0);
+        done = seqpar__vocab_blocks(k, h->sums, x, NULL, n, n, 0, 1, 0);
     else
-        done = seqpar__head_blocks(k, h->sums, x, NULL, n, n, 0, 0, 0);
-    if (h->before && !before) seqpar__head_scale(h->before, begin, begin + done);
+        done = seqpar__vocab_blocks(k, h->sums, x, NULL, n, n, 0, 0, 0);
+    if (h->before && !before) seqpar__vocab_scale(h->before, begin, begin + done);
     return done;
 }
 
 /* The sums, now counted from another. */
-static void seqpar__head_recount(seqpar__head *h, float from, float to) {
+static void seqpar__vocab_recount(seqpar__vocab *h, float from, float to) {
     seqpar__v *sums = h->sums;
     seqpar__v factor = SEQPAR__SPLAT(seqpar__pow2f(from - to));
     seqpar__v fall = SEQPAR__SPLAT(from - to);
@@ -11263,49 +11323,50 @@ static void seqpar__head_recount(seqpar__head *h, float from, float to) {
 
 /* What exponents are counted from, a whole number: finite where logits are -inf; beyond 1e9,
    where neighbours in fp32 lie 64 apart, all is NaN. */
-static float seqpar__head_from(float high) {
+static float seqpar__vocab_from(float high) {
     float from = rintf(high * SEQPAR__LOG2E);
     return from < -1e9f ? -1e9f : from > 1e9f ? INFINITY : from;
 }
 
-static void seqpar__head_sums(seqpar__head *h) {
+static void seqpar__vocab_sums(seqpar__vocab *h) {
     float lane[SEQPAR__VL];
-    float high = seqpar__highest(h->x, SEQPAR__MIN(SEQPAR__HEAD_BLOCK, h->vocab));
+    float high = seqpar__highest(h->x, SEQPAR__MIN(SEQPAR__VOCAB_BLOCK, h->vocab));
     float from = 0;
     seqpar__no_sums(h->sums);
     for (int u = 2; u < SEQPAR__SUMS; u += 3) h->sums[u] = SEQPAR__SPLAT(-INFINITY);
     for (int64_t at = h->parts = 0; at < h->vocab;) {
-        int last = h->vocab - at < 2 * SEQPAR__HEAD_BLOCK;
+        int last = h->vocab - at < 2 * SEQPAR__VOCAB_BLOCK;
         float to;
         if (last) high = SEQPAR__MAX(high, seqpar__highest(h->x + at, h->vocab - at));
-        to = seqpar__head_from(high);
-        if (!at || (last ? !(to <= from + 1.0f) : !(high <= seqpar__head_limit(from)))) {
-            if (at) seqpar__head_recount(h, from, to);
+        to = seqpar__vocab_from(high);
+        if (!at || (last ? !(to <= from + 1.0f) : !(high <= seqpar__vocab_limit(from)))) {
+            if (at) seqpar__vocab_recount(h, from, to);
             from = h->part[h->parts].from = to;
             h->part[h->parts++].begin = at;
         }
-        at += seqpar__head_count(h, at, from);
-        SEQPAR__STORE(lane, seqpar__head_top(h->sums));
+        at += seqpar__vocab_count(h, at, from);
+        SEQPAR__STORE(lane, seqpar__vocab_top(h->sums));
         high = seqpar__highest(lane, SEQPAR__VL);
     }
     h->from = from;
     h->sum = seqpar__sum_of(h->sums, 0);
 }
 
-static void seqpar__cpu_head_scale(const seqpar_softmax_head_args *a, float *x) {
+static void seqpar__cpu_vocab_scale(const seqpar_vocab_softmax_args *a, float *x) {
     float scale = (float)a->scale;
     for (int64_t j = 0; scale != 0.0f && j < a->vocab; j++) x[j] *= scale;
 }
 
-static void seqpar__cpu_head_finish(const seqpar_softmax_head_args *a, const seqpar__head *h) {
+static void seqpar__cpu_vocab_finish(const seqpar_vocab_softmax_args *a,
+                                     const seqpar__vocab *h) {
     if (h->own) *h->own += h->seed;
-    seqpar__cpu_head_scale(a, h->x);
+    seqpar__cpu_vocab_scale(a, h->x);
 }
 
 /* What makes the exponentials a gradient; with a seed for the entropy the gradient itself,
    from the logits. */
-static void seqpar__cpu_head_gradient(const seqpar_softmax_head_args *a, int64_t t,
-                                      seqpar__head *h, float lse, float entropy) {
+static void seqpar__cpu_vocab_gradient(const seqpar_vocab_softmax_args *a, int64_t t,
+                                       seqpar__vocab *h, float lse, float entropy) {
     int live = a->targets[t] != SEQPAR_IGNORE;
     float c = live ? seqpar__seed32(a->dlogp, t) : 0.0f;
     float s = live ? seqpar__seed32(a->dsmooth, t) : 0.0f;
@@ -11323,15 +11384,15 @@ static void seqpar__cpu_head_gradient(const seqpar_softmax_head_args *a, int64_t
     k[2] = SEQPAR__SPLAT(seqpar__seed32(a->dentropy, t));
     k[3] = SEQPAR__SPLAT(lse);
     k[4] = SEQPAR__SPLAT(entropy);
-    seqpar__each(seqpar__head_entropy_step, k, NULL, 1, 1, &x, h->vocab, 0.0f);
-    seqpar__cpu_head_finish(a, h);
+    seqpar__each(seqpar__vocab_entropy_step, k, NULL, 1, 1, &x, h->vocab, 0.0f);
+    seqpar__cpu_vocab_finish(a, h);
 }
 
-static void seqpar__cpu_head_row(const seqpar_softmax_head_args *a, int64_t t,
-                                 seqpar__head *h) {
+static void seqpar__cpu_vocab_row(const seqpar_vocab_softmax_args *a, int64_t t,
+                                  seqpar__vocab *h) {
     float *x = (float *)a->logits.data + t * a->logits.stride, own, total;
     double lse, entropy;
-    seqpar__cpu_head_scale(a, x);
+    seqpar__cpu_vocab_scale(a, x);
     own = a->targets[t] == SEQPAR_IGNORE ? 0.0f : x[a->targets[t]];
     h->x = x;
     h->vocab = a->vocab;
@@ -11340,7 +11401,7 @@ static void seqpar__cpu_head_row(const seqpar_softmax_head_args *a, int64_t t,
     seqpar__no_sums(h->sums);
     if (a->smooth) seqpar__each(seqpar__total_step, NULL, h->sums, 1, 0, &x, a->vocab, 0.0f);
     total = seqpar__sum_of(h->sums, 0);
-    seqpar__head_sums(h);
+    seqpar__vocab_sums(h);
     entropy = seqpar_log((double)h->sum);
     lse = (double)h->from / (double)SEQPAR__LOG2E + entropy;
     entropy -= 0.69314718055994531 * (double)seqpar__sum_of(h->sums, 1) / (double)h->sum;
@@ -11350,35 +11411,36 @@ static void seqpar__cpu_head_row(const seqpar_softmax_head_args *a, int64_t t,
     if (a->lse) ((float *)a->lse)[t] = (float)lse;
     if (a->entropy) ((float *)a->entropy)[t] = (float)entropy;
     if (a->smooth) ((float *)a->smooth)[t] = (float)(lse - (double)total / (double)a->vocab);
-    if (a->gradient) seqpar__cpu_head_gradient(a, t, h, (float)lse, (float)entropy);
+    if (a->gradient) seqpar__cpu_vocab_gradient(a, t, h, (float)lse, (float)entropy);
 }
 
-static void seqpar__cpu_head_job(void *user, int64_t i, char *scratch) {
-    const seqpar_softmax_head_args *a = (const seqpar_softmax_head_args *)user;
-    const seqpar__head *before = NULL;
-    seqpar__head row[2];
-    row[0].part = (seqpar__head_part *)scratch;
-    row[1].part = row[0].part + SEQPAR__HEAD_PARTS(a->vocab);
+static void seqpar__cpu_vocab_job(void *user, int64_t i, char *scratch) {
+    const seqpar_vocab_softmax_args *a = (const seqpar_vocab_softmax_args *)user;
+    const seqpar__vocab *before = NULL;
+    seqpar__vocab row[2];
+    row[0].part = (seqpar__vocab_part *)scratch;
+    row[1].part = row[0].part + SEQPAR__VOCAB_PARTS(a->vocab);
     for (int64_t t = i * 32; t < SEQPAR__MIN(a->rows, (i + 1) * 32); t++) {
-        seqpar__head *h = &row[t % 2];
+        seqpar__vocab *h = &row[t % 2];
         h->before = before;
-        seqpar__cpu_head_row(a, t, h);
-        if (before) seqpar__cpu_head_finish(a, before);
+        seqpar__cpu_vocab_row(a, t, h);
+        if (before) seqpar__cpu_vocab_finish(a, before);
         before = h->keep ? h : NULL;
     }
     if (before) {
-        seqpar__head_scale(before, 0, a->vocab);
-        seqpar__cpu_head_finish(a, before);
+        seqpar__vocab_scale(before, 0, a->vocab);
+        seqpar__cpu_vocab_finish(a, before);
     }
 }
 
-static seqpar_status seqpar__cpu_softmax_head(seqpar_device *device,
-                                              const seqpar_softmax_head_args *a, void *queue) {
+static seqpar_status seqpar__cpu_vocab_softmax(seqpar_device *device,
+                                               const seqpar_vocab_softmax_args *a,
+                                               void *queue) {
     (void)queue;
     return seqpar__parallel_runs(device, (a->rows + 31) / 32,
-                                 2 * SEQPAR__HEAD_PARTS(a->vocab) *
-                                     (int64_t)sizeof(seqpar__head_part),
-                                 seqpar__cpu_head_job, (void *)a);
+                                 2 * SEQPAR__VOCAB_PARTS(a->vocab) *
+                                     (int64_t)sizeof(seqpar__vocab_part),
+                                 seqpar__cpu_vocab_job, (void *)a);
 }
 
 /* ---- optimizer ---- */
@@ -11390,7 +11452,8 @@ static void seqpar__cpu_sumsq_job(void *user, int64_t b, char *scratch) {
     (void)scratch;
     for (i = 0; i + 8 <= a->block_size; i += 8)
         for (int64_t j = 0; j < 8; j++) lane[j] += (double)x[i + j] * (double)x[i + j];
-    for (int64_t j = 0; i + j < a->block_size; j++) lane[j] += (double)x[i + j] * (double)x[i + j];
+    for (int64_t j = 0; i + j < a->block_size; j++)
+        lane[j] += (double)x[i + j] * (double)x[i + j];
     a->out[b] = ((lane[0] + lane[4]) + (lane[2] + lane[6])) +
                 ((lane[1] + lane[5]) + (lane[3] + lane[7]));
 }
@@ -11463,7 +11526,7 @@ SEQPAR__OP(seqpar__cpu_sgd, sgd,
                                  (void *)a))
 
 SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads) {
-    seqpar_device *d = seqpar__host_device("cpu", SEQPAR_F32, SEQPAR_F32);
+    seqpar_device *d = seqpar__host_device("cpu", SEQPAR_DTYPE_F32, SEQPAR_DTYPE_F32);
     if (!d) return NULL;
 #ifdef _OPENMP
     d->threads = threads > 0 ? threads : omp_get_max_threads();
@@ -11482,7 +11545,7 @@ SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads) {
     d->attn_backward = seqpar__cpu_attn_backward;
     d->attn_delta = seqpar__cpu_attn_delta;
     d->attn_sinks = seqpar__cpu_attn_sinks;
-    d->softmax_head = seqpar__cpu_softmax_head;
+    d->vocab_softmax = seqpar__cpu_vocab_softmax;
     d->sumsq = seqpar__cpu_sumsq;
     d->adamw = seqpar__cpu_adamw;
     d->sgd = seqpar__cpu_sgd;
@@ -11614,8 +11677,9 @@ static void seqpar__own_forward_leaf(void *user, void *value, int64_t index, int
             seqpar__element_set(value, r * d + i, type,
                                 seqpar__element(o.result[0], r * d + i, kernel->storage));
         seqpar__element_set(value, n * d + r, type,
-                            j->device->storage == SEQPAR_F32 ? o.lse[r] * (double)SEQPAR__LOG2E
-                                                             : o.lse[r]);
+                            j->device->storage == SEQPAR_DTYPE_F32
+                                ? o.lse[r] * (double)SEQPAR__LOG2E
+                                : o.lse[r]);
         seqpar__element_set(value, n * (d + 1) + r, type, sees);
     }
 }
@@ -11679,7 +11743,7 @@ static seqpar_status seqpar__own_forward(seqpar_device *device, const seqpar_att
         0, 0};
     int64_t threads = device->threads;
     (void)queue;
-    if (device->storage != SEQPAR_F32) {
+    if (device->storage != SEQPAR_DTYPE_F32) {
         kernel.combine = seqpar__ref_state_combine;
         kernel.finish_state = seqpar__ref_state_finish;
     }
@@ -11711,7 +11775,7 @@ static seqpar_status seqpar__own_matmul(seqpar_device *device, const seqpar_matm
     int64_t widest = SEQPAR__MAX(SEQPAR__MAX(a->y.stride, a->x.stride),
                                  SEQPAR__MAX(a->w.stride, a->out));
     (void)queue;
-    if (device->storage != SEQPAR_F32)
+    if (device->storage != SEQPAR_DTYPE_F32)
         return seqpar_fail(
             device->error, SEQPAR_ERR_KERNEL,
             "an own product is one of floats; the device '%s' computes in others",

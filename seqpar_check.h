@@ -106,7 +106,7 @@ typedef struct seqpar__paper {
 static const char *seqpar__plan_op_name(int op) {
     static const char *const names[] = {"HEADS",   "PACK",   "SHIFT", "GATHER", "WAIT",
                                         "COMPUTE", "RETURN", "FOLD",  "TOKENS", "UNPACK"};
-    return op >= 0 && op <= SEQPAR_PLAN_UNPACK ? names[op] : "?";
+    return op >= 0 && op <= SEQPAR_PLAN_PLACE ? names[op] : "?";
 }
 
 static seqpar_status seqpar__plan_fail(seqpar__paper *paper, const seqpar__paper_rank *r,
@@ -396,14 +396,14 @@ static seqpar_status seqpar__paper_op(seqpar__paper *paper, seqpar__paper_rank *
     switch (op->op) {
     case SEQPAR_PLAN_HEADS:
     case SEQPAR_PLAN_TOKENS: return seqpar__paper_members(paper, r, op);
-    case SEQPAR_PLAN_PACK: return seqpar__paper_pack(paper, r, op);
+    case SEQPAR_PLAN_COPY: return seqpar__paper_pack(paper, r, op);
     case SEQPAR_PLAN_SHIFT: return seqpar__paper_shift(paper, r, op);
     case SEQPAR_PLAN_GATHER: return seqpar__paper_gather(paper, r, op);
     case SEQPAR_PLAN_COMPUTE: return seqpar__paper_compute(paper, r, op);
     case SEQPAR_PLAN_RETURN: return seqpar__paper_return(paper, r, op);
     case SEQPAR_PLAN_WAIT:
     case SEQPAR_PLAN_FOLD: return seqpar__paper_wait(paper, r, op, blocked);
-    case SEQPAR_PLAN_UNPACK:
+    case SEQPAR_PLAN_PLACE:
         r->unpacked = 1;
         return r->back
                    ? SEQPAR_OK
@@ -497,7 +497,7 @@ static seqpar_status seqpar__paper_needed(seqpar__paper *paper, const seqpar_pla
     ctx.error = paper->error;
     if (!attn) return seqpar__no_memory(paper->error, "a plan on paper");
     attn->desc = *mask->desc;
-    attn->desc.schedule = SEQPAR_LLAMA3; /* nothing is asked about ways */
+    attn->desc.schedule = SEQPAR_SCHEDULE_LLAMA3; /* nothing is asked about ways */
     attn->rows = mask->rows;
     attn->row_count = mask->row_count;
     attn->forward = *plan;
@@ -775,7 +775,7 @@ SEQPAR_DEF seqpar_status seqpar_plan_cost_of(seqpar_error *error, seqpar_plan_co
     memset(&ctx, 0, sizeof ctx);
     memset(&device, 0, sizeof device);
     device.storage = dtype;
-    device.accumulator = dtype == SEQPAR_BF16 ? SEQPAR_F32 : dtype;
+    device.accumulator = dtype == SEQPAR_DTYPE_BF16 ? SEQPAR_DTYPE_F32 : dtype;
     ctx.error = error;
     ctx.device = &device;
     ctx.sp_size = sp_size;

@@ -1227,7 +1227,7 @@ static seqpar_status multiplied(cuda_device *self, cublasStatus_t error) {
 
 static seqpar_status cublas_rows(cuda_device *self, const seqpar_matmul_args *a, void *y,
                                  int64_t y_stride, const void *x, int64_t x_stride) {
-    cudaDataType_t type = self->base.storage == SEQPAR_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+    cudaDataType_t type = self->base.storage == SEQPAR_DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_32F;
     float one = 1.0f, before = a->accumulate ? 1.0f : 0.0f;
     return multiplied(
         self, cublasGemmEx(self->cublas, a->transposed ? CUBLAS_OP_N : CUBLAS_OP_T, CUBLAS_OP_N,
@@ -2353,9 +2353,9 @@ static __device__ __forceinline__ float seed(const float *seeds, int64_t t) {
 }
 
 /* A block a row: maximum, sums, and in place the gradient (the formula stands with
-   seqpar_softmax_head_args). */
+   seqpar_vocab_softmax_args). */
 template <class T>
-__global__ void __launch_bounds__(BLOCK) softmax_head_kernel(T *logits, head_view v) {
+__global__ void __launch_bounds__(BLOCK) vocab_softmax_kernel(T *logits, head_view v) {
     float *part = SEQPAR_CUDA_SHARED(float);
     int64_t t = blockIdx.x;
     T *x = logits + t * v.stride;
@@ -2395,8 +2395,8 @@ __global__ void __launch_bounds__(BLOCK) softmax_head_kernel(T *logits, head_vie
 }
 
 template <class T>
-static seqpar_status op_softmax_head(seqpar_device *device, const seqpar_softmax_head_args *a,
-                                     void *queue) {
+static seqpar_status op_vocab_softmax(seqpar_device *device, const seqpar_vocab_softmax_args *a,
+                                      void *queue) {
     cuda_device *self = of(device);
     if (a->rows < 1) return SEQPAR_OK;
     enter(self, queue);
@@ -2417,7 +2417,7 @@ static seqpar_status op_softmax_head(seqpar_device *device, const seqpar_softmax
                    a->scale != 0 ? (float)a->scale : 1.0f,
                    a->gradient};
     return finish(self,
-                  SEQPAR_CUDA_LAUNCH(self, softmax_head_kernel<T>, dim3((unsigned)a->rows),
+                  SEQPAR_CUDA_LAUNCH(self, vocab_softmax_kernel<T>, dim3((unsigned)a->rows),
                                      dim3(BLOCK), BLOCK / WARP * sizeof(float),
                                      (T *)a->logits.data, v),
                   queue);
@@ -2742,7 +2742,7 @@ template <class T> static void fill_table(seqpar_device *d) {
     d->attn_return = op_attn_return<T>;
     d->attn_delta = op_attn_delta<T>;
     d->attn_sinks = op_attn_sinks;
-    d->softmax_head = op_softmax_head<T>;
+    d->vocab_softmax = op_vocab_softmax<T>;
     d->sample = op_sample<T>;
     d->sumsq = op_sumsq;
     d->adamw = op_adamw;
@@ -2795,8 +2795,8 @@ static seqpar_status open_device(cuda_device *self, seqpar_error *error) {
 
 static seqpar_status use_cublas(cuda_device *self) {
 #if defined(SEQPAR_CUBLAS)
-    self->base.matmul = self->base.storage == SEQPAR_BF16 ? op_matmul_cublas<bf16>
-                                                          : op_matmul_cublas<float>;
+    self->base.matmul = self->base.storage == SEQPAR_DTYPE_BF16 ? op_matmul_cublas<bf16>
+                                                                : op_matmul_cublas<float>;
     return open_cublas(self);
 #else
     return seqpar_fail(self->base.error, SEQPAR_ERR_OPTION,
@@ -2811,7 +2811,8 @@ static seqpar_status use_cublas(cuda_device *self) {
 extern "C" seqpar_device *seqpar_device_cuda(seqpar_error *error,
                                              const seqpar_cuda_desc *desc) {
     using namespace seqpar_cuda;
-    if (desc && desc->storage && desc->storage != SEQPAR_BF16 && desc->storage != SEQPAR_F32)
+    if (desc && desc->storage && desc->storage != SEQPAR_DTYPE_BF16 &&
+        desc->storage != SEQPAR_DTYPE_F32)
         return (void)seqpar_fail(error, SEQPAR_ERR_OPTION,
                                  "a CUDA device stores fp32 or bf16; %d is neither",
                                  desc->storage),
@@ -2822,12 +2823,13 @@ extern "C" seqpar_device *seqpar_device_cuda(seqpar_error *error,
         return NULL;
     }
     self->base.name = "cuda";
-    self->base.storage = desc && desc->storage == SEQPAR_BF16 ? SEQPAR_BF16 : SEQPAR_F32;
-    self->base.accumulator = SEQPAR_F32;
+    self->base.storage = desc && desc->storage == SEQPAR_DTYPE_BF16 ? SEQPAR_DTYPE_BF16
+                                                                    : SEQPAR_DTYPE_F32;
+    self->base.accumulator = SEQPAR_DTYPE_F32;
     self->base.threads = 1;
     self->ordinal = desc ? (int)desc->ordinal : 0;
     self->stream = desc ? (cudaStream_t)desc->stream : NULL;
-    if (self->base.storage == SEQPAR_BF16)
+    if (self->base.storage == SEQPAR_DTYPE_BF16)
         fill_table<bf16>(&self->base);
     else
         fill_table<float>(&self->base);

@@ -64,7 +64,7 @@ typedef struct seqpar_llama_run {
     int64_t heads_k_stride;
     /* keep (x, out, lse) per layer, compute the rest again in backward */
     int recompute;
-    /* logits rows held at a time; 0: as in seqpar_head_desc.rows_max */
+    /* logits rows held at a time; 0: as in seqpar_vocab_desc.rows_max */
     int64_t head_rows;
     int64_t ulysses_size; /* ranks that exchange tokens for heads; 0: 1, or by schedule */
     int relaxed;          /* attention as in seqpar_attn_desc.relaxed */
@@ -116,7 +116,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_values(seqpar_ctx *ctx, seqpar_llama *mode
 SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *model,
                                                seqpar_llama_batch *batch, seqpar_optim *optim,
                                                int64_t micro_batch,
-                                               const seqpar_head_seeds *seeds);
+                                               const seqpar_vocab_seeds *seeds);
 /* logits (batch->tokens, vocab; of a score model 1), device memory of the caller, from
    batch->hidden. For tests: the head never does this. */
 SEQPAR_DEF seqpar_status seqpar_llama_logits(seqpar_ctx *ctx, seqpar_llama *model,
@@ -212,7 +212,8 @@ static void seqpar__llama_tensor(seqpar_llama *m, int64_t rows, int64_t cols, in
     t->offset = m->elements;
     t->decay = rows > 1;
     t->group = group;
-    m->elements += (rows * cols + SEQPAR_BLOCK - 1) / SEQPAR_BLOCK * SEQPAR_BLOCK;
+    m->elements += (rows * cols + SEQPAR_PARAM_BLOCK - 1) / SEQPAR_PARAM_BLOCK *
+                   SEQPAR_PARAM_BLOCK;
     m->values += rows * cols;
 }
 
@@ -833,8 +834,8 @@ static seqpar_status seqpar__check_forward(seqpar_error *error, const seqpar_lla
                              "the batch has no hidden states; call seqpar_llama_forward first");
 }
 
-static seqpar_head_values seqpar__llama_head_values(const seqpar_llama_batch *b) {
-    seqpar_head_values v;
+static seqpar_vocab_values seqpar__llama_vocab_values(const seqpar_llama_batch *b) {
+    seqpar_vocab_values v;
     v.logp = b->logp.data;
     v.entropy = b->entropy.data;
     v.lse = b->lse.data;
@@ -842,9 +843,9 @@ static seqpar_head_values seqpar__llama_head_values(const seqpar_llama_batch *b)
     return v;
 }
 
-static seqpar_head_desc seqpar__llama_head_desc(const seqpar_llama *m,
-                                                const seqpar_llama_batch *b) {
-    seqpar_head_desc d;
+static seqpar_vocab_desc seqpar__llama_vocab_desc(const seqpar_llama *m,
+                                                  const seqpar_llama_batch *b) {
+    seqpar_vocab_desc d;
     d.hidden = m->config.hidden;
     d.vocab = m->config.vocab;
     d.rows_max = b->run.head_rows;
@@ -854,14 +855,14 @@ static seqpar_head_desc seqpar__llama_head_desc(const seqpar_llama *m,
 
 SEQPAR_DEF seqpar_status seqpar_llama_values(seqpar_ctx *ctx, seqpar_llama *m,
                                              seqpar_llama_batch *b) {
-    seqpar_head_values values = seqpar__llama_head_values(b);
-    seqpar_head_desc desc = seqpar__llama_head_desc(m, b);
+    seqpar_vocab_values values = seqpar__llama_vocab_values(b);
+    seqpar_vocab_desc desc = seqpar__llama_vocab_desc(m, b);
     SEQPAR__TRY(seqpar__check_forward(ctx->error, m, b));
     /* one row of a table */
     if (m->config.score) return seqpar_llama_logits(ctx, m, b, b->score.data);
-    return seqpar_head_forward(ctx, &values, b->hidden.data,
-                               seqpar__llama_param(ctx, m, seqpar__llama_head(m)), b->targets,
-                               b->tokens, &desc);
+    return seqpar_vocab_forward(ctx, &values, b->hidden.data,
+                                seqpar__llama_param(ctx, m, seqpar__llama_head(m)), b->targets,
+                                b->tokens, &desc);
 }
 
 SEQPAR_DEF seqpar_status seqpar_llama_logits(seqpar_ctx *ctx, seqpar_llama *m,
@@ -902,31 +903,32 @@ static seqpar_status seqpar__nodes_send(const seqpar__layer_call *c, seqpar_opti
 
 /* dn (tokens, hidden) becomes dscore w */
 static seqpar_status seqpar__llama_score_backward(const seqpar__layer_call *c, int64_t head,
-                                                  const seqpar_head_seeds *seeds, void *dn) {
+                                                  const seqpar_vocab_seeds *seeds, void *dn) {
     SEQPAR__TRY(seqpar__linear_grad(c, (void *)seeds->dlogp, c->b->hidden.data, head));
     return seqpar__linear(c, dn, (void *)seeds->dlogp, head, 1, 0);
 }
 
 /* dx (tokens, hidden) becomes the gradient of the last layer's output */
 static seqpar_status seqpar__llama_head_backward(seqpar__layer_call *c, seqpar_optim *optim,
-                                                 int64_t micro, const seqpar_head_seeds *seeds,
+                                                 int64_t micro, const seqpar_vocab_seeds *seeds,
                                                  void *dx, void *dn) {
     const seqpar_llama *m = c->m;
-    seqpar_head_values values = seqpar__llama_head_values(c->b);
-    seqpar_head_desc desc = seqpar__llama_head_desc(m, c->b);
+    seqpar_vocab_values values = seqpar__llama_vocab_values(c->b);
+    seqpar_vocab_desc desc = seqpar__llama_vocab_desc(m, c->b);
     int64_t head = seqpar__llama_head(m), group = m->tensors[head].group;
     int64_t last = m->config.layers + 1;
     seqpar_buffer nodes;
     seqpar_status status;
     memset(&nodes, 0, sizeof nodes);
-    status = seqpar__nodes_new(
-        c, optim, group,
-        m->config.score ? c->fold->node_count : seqpar_head_places(c->b->share, c->fold, &desc),
-        &nodes);
+    status = seqpar__nodes_new(c, optim, group,
+                               m->config.score
+                                   ? c->fold->node_count
+                                   : seqpar_vocab_places(c->b->share, c->fold, &desc),
+                               &nodes);
     if (!status && m->config.score)
         status = seqpar__llama_score_backward(c, head, seeds, dn);
     else if (!status)
-        status = seqpar_head_backward(
+        status = seqpar_vocab_backward(
             c->ctx, dn,
             seqpar__at(nodes.data, m->tensors[head].offset - c->group_begin,
                        c->dev->accumulator),
@@ -1017,7 +1019,7 @@ static seqpar_status seqpar__check_backward(seqpar_error *error, const seqpar_ll
 
 SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *m,
                                                seqpar_llama_batch *b, seqpar_optim *optim,
-                                               int64_t micro, const seqpar_head_seeds *seeds) {
+                                               int64_t micro, const seqpar_vocab_seeds *seeds) {
     seqpar__layer_call c = seqpar__call(ctx, m, b);
     seqpar__layer_gradients g;
     seqpar_buffer *all = &g.dx;

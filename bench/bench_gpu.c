@@ -33,11 +33,11 @@ static const goal *goal_of(const char *name, const char *shape, const char *agai
 }
 
 static const char *dtype_name(void) {
-    return bench.ctx.device->storage == SEQPAR_BF16 ? "bf16" : "f32";
+    return bench.ctx.device->storage == SEQPAR_DTYPE_BF16 ? "bf16" : "f32";
 }
 
 static double nearness(double f32, double bf16) {
-    return bench.ctx.device->storage == SEQPAR_BF16 ? bf16 : f32;
+    return bench.ctx.device->storage == SEQPAR_DTYPE_BF16 ? bf16 : f32;
 }
 
 /* ---- one case against its peers, in turns ---- */
@@ -142,8 +142,8 @@ static void attention_open(attention *a, seqpar_ctx *ctx, const shape *s) {
     seqpar_attn_desc desc = {.heads = s->heads,
                              .kv_heads = s->heads,
                              .head_dim = s->dim,
-                             .layout = SEQPAR_ZIGZAG,
-                             .schedule = SEQPAR_RING,
+                             .layout = SEQPAR_LAYOUT_ZIGZAG,
+                             .schedule = SEQPAR_SCHEDULE_RING,
                              .full = s->full,
                              .relaxed = s->relaxed};
     memset(a, 0, sizeof *a);
@@ -827,7 +827,7 @@ typedef struct head_case {
     seqpar_optim optim;
     seqpar_tensor parameter;
     const seqpar_token_fold *fold;
-    seqpar_head_desc desc;
+    seqpar_vocab_desc desc;
     tensor x, table, dx, nodes, logp, lse, seeds;
     int32_t *targets;
 } head_case;
@@ -835,15 +835,15 @@ typedef struct head_case {
 /* values and gradients of known seeds: three products */
 static void head_call(void *user) {
     head_case *h = user;
-    seqpar_head_values values = {.logp = h->logp.data, .lse = h->lse.data};
-    seqpar_head_seeds seeds = {.dlogp = h->seeds.data};
-    must(seqpar_head_backward(&bench.ctx, h->dx.data, h->nodes.data, h->vocab * h->hidden,
-                              &values, &seeds, h->x.data, h->table.data, h->targets, &h->share,
-                              h->fold, &h->desc));
+    seqpar_vocab_values values = {.logp = h->logp.data, .lse = h->lse.data};
+    seqpar_vocab_seeds seeds = {.dlogp = h->seeds.data};
+    must(seqpar_vocab_backward(&bench.ctx, h->dx.data, h->nodes.data, h->vocab * h->hidden,
+                               &values, &seeds, h->x.data, h->table.data, h->targets, &h->share,
+                               h->fold, &h->desc));
 }
 
 static void head_open(head_case *h) {
-    seqpar_optim_desc sgd = {.kind = SEQPAR_SGD}; /* it is here for the fold alone */
+    seqpar_optim_desc sgd = {.kind = SEQPAR_OPTIM_SGD}; /* it is here for the fold alone */
     memset(h, 0, sizeof *h);
     h->tokens = bench.tiny ? 64 : 16384;
     h->hidden = bench.tiny ? 32 : 4096;
@@ -855,17 +855,17 @@ static void head_open(head_case *h) {
                           .docs = 1,
                           .cu_seqlens = h->cu};
     h->parameter = (seqpar_tensor){.name = "table", .rows = h->vocab, .cols = h->hidden};
-    h->desc = (seqpar_head_desc){
+    h->desc = (seqpar_vocab_desc){
         .hidden = h->hidden, .vocab = h->vocab, .rows_max = bench.tiny ? 32 : 4096};
     must(seqpar_optim_open(&bench.ctx, &h->optim, &h->parameter, 1, &sgd));
-    must(seqpar_step_begin(&bench.ctx, &h->optim, &h->row, 1, SEQPAR_ZIGZAG, 1));
-    must(seqpar_split(bench.ctx.error, &h->share, &h->row, 1, SEQPAR_ZIGZAG, 1, 0));
+    must(seqpar_step_begin(&bench.ctx, &h->optim, &h->row, 1, SEQPAR_LAYOUT_ZIGZAG, 1));
+    must(seqpar_split(bench.ctx.error, &h->share, &h->row, 1, SEQPAR_LAYOUT_ZIGZAG, 1, 0));
     must(seqpar_step_fold(&bench.ctx, &h->optim, &h->fold, &h->share, 0));
     h->x = storage_new(h->tokens * h->hidden, 0, 1);
     h->table = storage_new(h->vocab * h->hidden, 1, 1.0 / 32);
     h->dx = storage_new(h->tokens * h->hidden, 2, 1);
     h->nodes = accumulator_new(
-        seqpar_head_places(&h->share, h->fold, &h->desc) * h->vocab * h->hidden, 3, 1);
+        seqpar_vocab_places(&h->share, h->fold, &h->desc) * h->vocab * h->hidden, 3, 1);
     h->logp = accumulator_new(h->tokens, 4, 1);
     h->lse = accumulator_new(h->tokens, 5, 1);
     h->seeds = accumulator_new(h->tokens, 6, 1);
@@ -975,8 +975,8 @@ static const double max_norm = 1;
 /* Norm, clip, AdamW. */
 static void update_call(void *user) {
     update *u = user;
-    int64_t blocks = u->count / SEQPAR_BLOCK;
-    seqpar_sumsq_args s = {u->sums, u->g.data, blocks, SEQPAR_BLOCK};
+    int64_t blocks = u->count / SEQPAR_PARAM_BLOCK;
+    seqpar_sumsq_args s = {u->sums, u->g.data, blocks, SEQPAR_PARAM_BLOCK};
     seqpar_adamw_args a = {.p = u->p.data,
                            .working = u->working.data,
                            .m = u->m.data,
@@ -1036,10 +1036,10 @@ static void bench_update(void) {
     u.m = accumulator_new(u.count, 1, 1);
     u.v = accumulator_new(u.count, 2, 1);
     u.g = accumulator_new(u.count, 3, 1);
-    u.sums = malloc((size_t)(u.count / SEQPAR_BLOCK) * sizeof *u.sums);
+    u.sums = malloc((size_t)(u.count / SEQPAR_PARAM_BLOCK) * sizeof *u.sums);
     tensor_zero(&u.m);
     tensor_zero(&u.v);
-    if (bench.ctx.device->storage == SEQPAR_BF16) u.working = storage_new(u.count, 0, 1);
+    if (bench.ctx.device->storage == SEQPAR_DTYPE_BF16) u.working = storage_new(u.count, 0, 1);
     update_call(&u);
     t.error = update_error(&u);
     /* p, m, v read and written, g read twice; with bf16 the weights written */
@@ -1259,7 +1259,7 @@ int main(int argc, char **argv) {
         i++;
     }
     peer_start(program); /* before CUDA is: a process that has it open must not fork */
-    if (!open_all(!strcmp(dtype, "bf16") ? SEQPAR_BF16 : SEQPAR_F32)) return 1;
+    if (!open_all(!strcmp(dtype, "bf16") ? SEQPAR_DTYPE_BF16 : SEQPAR_DTYPE_F32)) return 1;
     peer_greet();
     run_cases();
     peer_stop();

@@ -21,7 +21,8 @@ typedef struct head_case {
     int32_t *targets;
 } head_case;
 
-static const seqpar_head_desc desc = {.hidden = HIDDEN, .vocab = VOCAB, .rows_max = CHUNK_ROWS};
+static const seqpar_vocab_desc desc = {
+    .hidden = HIDDEN, .vocab = VOCAB, .rows_max = CHUNK_ROWS};
 
 static void must(seqpar_status status, const head_case *h) {
     if (status) {
@@ -32,17 +33,17 @@ static void must(seqpar_status status, const head_case *h) {
 
 static void entry_a(void *user) {
     head_case *h = user;
-    seqpar_head_values values = {.logp = h->logp, .lse = h->lse};
-    must(seqpar_head_forward(&h->ctx, &values, h->hidden, h->table, h->targets, TOKENS, &desc),
+    seqpar_vocab_values values = {.logp = h->logp, .lse = h->lse};
+    must(seqpar_vocab_forward(&h->ctx, &values, h->hidden, h->table, h->targets, TOKENS, &desc),
          h);
 }
 
 static void entry_b(void *user) {
     head_case *h = user;
-    seqpar_head_values values = {.logp = h->logp};
-    seqpar_head_seeds seeds = {.dlogp = h->seed};
-    must(seqpar_head_backward(&h->ctx, h->dhidden, h->nodes, VOCAB * HIDDEN, &values, &seeds,
-                              h->hidden, h->table, h->targets, &h->share, h->fold, &desc),
+    seqpar_vocab_values values = {.logp = h->logp};
+    seqpar_vocab_seeds seeds = {.dlogp = h->seed};
+    must(seqpar_vocab_backward(&h->ctx, h->dhidden, h->nodes, VOCAB * HIDDEN, &values, &seeds,
+                               h->hidden, h->table, h->targets, &h->share, h->fold, &desc),
          h);
 }
 
@@ -93,13 +94,14 @@ static void head_open(head_case *h) {
                           .cu_seqlens = (int64_t *)cu};
     h->tensor = (seqpar_tensor){.name = "table", .rows = VOCAB, .cols = HIDDEN};
     must(seqpar_optim_open(&h->ctx, &h->optim, &h->tensor, 1, &adamw), h);
-    must(seqpar_step_begin(&h->ctx, &h->optim, &h->row, 1, SEQPAR_ZIGZAG, 1), h);
-    must(seqpar_split(h->ctx.error, &h->share, &h->row, 1, SEQPAR_ZIGZAG, 1, 0), h);
+    must(seqpar_step_begin(&h->ctx, &h->optim, &h->row, 1, SEQPAR_LAYOUT_ZIGZAG, 1), h);
+    must(seqpar_split(h->ctx.error, &h->share, &h->row, 1, SEQPAR_LAYOUT_ZIGZAG, 1, 0), h);
     must(seqpar_step_fold(&h->ctx, &h->optim, &h->fold, &h->share, 0), h);
     h->hidden = random_floats(TOKENS * HIDDEN, 1);
     h->table = random_floats((int64_t)VOCAB * HIDDEN, 2);
     h->dhidden = random_floats(TOKENS * HIDDEN, 3);
-    h->nodes = random_floats(seqpar_head_places(&h->share, h->fold, &desc) * VOCAB * HIDDEN, 4);
+    h->nodes = random_floats(seqpar_vocab_places(&h->share, h->fold, &desc) * VOCAB * HIDDEN,
+                             4);
     h->logp = random_floats(TOKENS, 5);
     h->lse = random_floats(TOKENS, 6);
     h->seed = random_floats(TOKENS, 7);

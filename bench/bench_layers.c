@@ -317,15 +317,15 @@ static double swiglu_grad_error(const layer *l) {
 }
 
 static void head(layer *l, int gradient, int entropy) {
-    seqpar_softmax_head_args a = {.logits = mat(l, 0),
-                                  .rows = l->rows,
-                                  .vocab = l->width,
-                                  .targets = l->positions,
-                                  .logp = l->logp,
-                                  .entropy = entropy ? l->entropy : NULL,
-                                  .dlogp = l->seeds,
-                                  .gradient = gradient};
-    device->softmax_head(device, &a, NULL);
+    seqpar_vocab_softmax_args a = {.logits = mat(l, 0),
+                                   .rows = l->rows,
+                                   .vocab = l->width,
+                                   .targets = l->positions,
+                                   .logp = l->logp,
+                                   .entropy = entropy ? l->entropy : NULL,
+                                   .dlogp = l->seeds,
+                                   .gradient = gradient};
+    device->vocab_softmax(device, &a, NULL);
 }
 
 static void head_call(void *user) { head(user, 0, 0); }

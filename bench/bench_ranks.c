@@ -141,8 +141,8 @@ int main(void) {
     seqpar_attn_desc many = {.heads = 4,
                              .kv_heads = 2,
                              .head_dim = 64,
-                             .layout = SEQPAR_ZIGZAG,
-                             .schedule = SEQPAR_RING};
+                             .layout = SEQPAR_LAYOUT_ZIGZAG,
+                             .schedule = SEQPAR_SCHEDULE_RING};
     seqpar_attn_desc single = many;
     way one = {.ranks = 1, .threads = 1, .desc = many},
         one_two = {.ranks = 1, .threads = 2, .desc = many},

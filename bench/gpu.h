@@ -32,7 +32,7 @@ static float *patterns[STREAMS]; /* as stored: rounded where the storage type is
 static inline int64_t pattern_length(void) { return bench.tiny ? SHORT_PATTERN : PATTERN; }
 
 static inline float as_stored(float x, int dtype) {
-    return dtype == SEQPAR_BF16 ? seqpar_bf16_to_float(seqpar_bf16_from_float(x)) : x;
+    return dtype == SEQPAR_DTYPE_BF16 ? seqpar_bf16_to_float(seqpar_bf16_from_float(x)) : x;
 }
 
 static inline void make_patterns(void) {
@@ -79,7 +79,7 @@ static inline tensor tensor_new(int64_t count, int dtype, int stream, double sca
     float *wide = malloc((size_t)filled * sizeof *wide);
     for (int64_t i = 0; i < filled; i++) {
         wide[i] = patterns[stream][i] * t.scale;
-        if (dtype == SEQPAR_BF16) ((uint16_t *)wide)[i] = seqpar_bf16_from_float(wide[i]);
+        if (dtype == SEQPAR_DTYPE_BF16) ((uint16_t *)wide)[i] = seqpar_bf16_from_float(wide[i]);
     }
     device_copy(t.data, wide, filled * size);
     free(wide);
@@ -122,8 +122,9 @@ static inline double *fetch(const tensor *t, int64_t first, int64_t count, int64
     bench.ctx.device->copy_rows(bench.ctx.device, raw, count * size, t->data + first * size,
                                 stride * size, count * size, rows, NULL);
     for (int64_t i = 0; i < rows * count; i++)
-        x[i] = t->dtype == SEQPAR_BF16 ? (double)seqpar_bf16_to_float(((uint16_t *)raw)[i])
-                                       : (double)((float *)raw)[i];
+        x[i] = t->dtype == SEQPAR_DTYPE_BF16
+                   ? (double)seqpar_bf16_to_float(((uint16_t *)raw)[i])
+                   : (double)((float *)raw)[i];
     free(raw);
     return x;
 }

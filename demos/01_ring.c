@@ -30,8 +30,8 @@ static seqpar_status attend(seqpar_ctx *ctx, problem *p) {
     seqpar_attn_desc desc = {.heads = HEADS,
                              .kv_heads = KV_HEADS,
                              .head_dim = HEAD_DIM,
-                             .layout = SEQPAR_ZIGZAG,
-                             .schedule = SEQPAR_RING};
+                             .layout = SEQPAR_LAYOUT_ZIGZAG,
+                             .schedule = SEQPAR_SCHEDULE_RING};
     seqpar_attn *attn;
     seqpar_status status = seqpar_attn_open(ctx, &attn, &row, 1, &desc);
     if (status) return status;

@@ -65,7 +65,7 @@ static seqpar_status measure(seqpar_comm *world, void *user) {
     if (!status) status = seqpar_attn_cost_of(&ctx, attn, &cost, by_source);
     for (int64_t s = 0; !status && s < d->ranks; s++) /* which way its keys come from */
         d->work[ctx.sp_rank * d->ranks + s] =
-            by_source[(ctx.sp_rank + (d->layout == SEQPAR_ZIGZAG ? s : d->ranks - s)) %
+            by_source[(ctx.sp_rank + (d->layout == SEQPAR_LAYOUT_ZIGZAG ? s : d->ranks - s)) %
                       d->ranks] /
             4;
     seqpar_attn_close(&ctx, attn);

@@ -80,7 +80,7 @@ static int my_backward(void *user, const seqpar_block *b, void *dq, void *dk, vo
     return 0;
 }
 
-static const seqpar_block_kernel my_kernel = {SEQPAR_BF16, my_forward, my_backward, NULL};
+static const seqpar_block_kernel my_kernel = {SEQPAR_DTYPE_BF16, my_forward, my_backward, NULL};
 static const char *const names[TENSORS] = {"q", "k", "v", "dout", "out", "dq", "dk", "dv"};
 static const int widths[TENSORS] = {WIDE, NARROW, NARROW, WIDE, WIDE, WIDE, NARROW, NARROW};
 /* global tensors */
@@ -94,8 +94,10 @@ static seqpar_status attend(seqpar_ctx *ctx, problem *p) {
     static const int64_t cu_seqlens[] = {0, 250, 600};
     seqpar_row row = {
         .tokens = TOKENS, .padded = TOKENS, .chunks = 16, .docs = 2, .cu_seqlens = cu_seqlens};
-    seqpar_attn_desc desc = {
-        .heads = HEADS, .kv_heads = KV_HEADS, .head_dim = HEAD_DIM, .layout = SEQPAR_ZIGZAG};
+    seqpar_attn_desc desc = {.heads = HEADS,
+                             .kv_heads = KV_HEADS,
+                             .head_dim = HEAD_DIM,
+                             .layout = SEQPAR_LAYOUT_ZIGZAG};
     seqpar_attn *attn;
     seqpar_status status = seqpar_attn_open(ctx, &attn, &row, 1, &desc);
     if (status) return status;

@@ -26,8 +26,8 @@ static seqpar_status rank_main(seqpar_comm *world, void *user) {
     seqpar_attn_desc desc = {.heads = HEADS,
                              .kv_heads = HEADS,
                              .head_dim = DIM,
-                             .layout = SEQPAR_ZIGZAG,
-                             .schedule = SEQPAR_RING};
+                             .layout = SEQPAR_LAYOUT_ZIGZAG,
+                             .schedule = SEQPAR_SCHEDULE_RING};
     seqpar_device *device = seqpar_device_cpu(1);
     seqpar_ctx ctx;
     seqpar_attn *attn = NULL;

@@ -2,6 +2,7 @@
 /* 05_attention.c - attention alone in a program of your own: split, forward, backward,
    unsplit.  cc 05_attention.c -lm -lpthread */
 #include <stdio.h>
+#include <string.h>
 #include <stdlib.h>
 #define SEQPAR_IMPLEMENTATION
 #include "seqpar.h"
@@ -25,7 +26,7 @@ static seqpar_status rank_main(seqpar_comm *world, void *user) {
     seqpar_attn_desc desc = {.heads = HEADS,
                              .kv_heads = HEADS,
                              .head_dim = DIM,
-                             .layout = SEQPAR_ZIGZAG,
+                             .layout = SEQPAR_LAYOUT_ZIGZAG,
                              .schedule = *(int *)user};
     seqpar_device *device = seqpar_device_cpu(1);
     seqpar_ctx ctx;
@@ -60,7 +61,9 @@ static seqpar_status rank_main(seqpar_comm *world, void *user) {
 
 int main(void) {
     int64_t ranks[] = {1, 4, 4, 4};
-    int schedules[] = {SEQPAR_RING, SEQPAR_RING, SEQPAR_LLAMA3, SEQPAR_ULYSSES}, bad = 0;
+    int schedules[] = {SEQPAR_SCHEDULE_RING, SEQPAR_SCHEDULE_RING, SEQPAR_SCHEDULE_LLAMA3,
+                       SEQPAR_SCHEDULE_ULYSSES};
+    int bad = 0;
     static float first[TENSORS][TOKENS * WIDE];
     seqpar_error error;
     for (int t = Q; t <= DOUT; t++)

@@ -62,19 +62,20 @@ static seqpar_status mean_loss(seqpar_ctx *ctx, const seqpar_llama_batch *b, int
 static seqpar_status one_step(seqpar_ctx *ctx, seqpar_llama *model, seqpar_optim *optim,
                               training *run, int64_t step) {
     static const seqpar_pack_desc pack = {.pack_len = 8 * TOKENS, .chunks = 32, .vocab = VOCAB};
-    static const seqpar_llama_run how = {.layout = SEQPAR_ZIGZAG, .schedule = SEQPAR_RING};
+    static const seqpar_llama_run how = {.layout = SEQPAR_LAYOUT_ZIGZAG,
+                                         .schedule = SEQPAR_SCHEDULE_RING};
     int32_t(*ids)[TOKENS] = (int32_t(*)[TOKENS])calloc(DOCUMENTS, sizeof *ids);
     seqpar_document documents[DOCUMENTS];
     seqpar_batch batch;
     seqpar_llama_batch b;
     seqpar_buffer seeds_buffer = {0};
-    seqpar_head_seeds seeds = {0};
+    seqpar_vocab_seeds seeds = {0};
     double loss = 0;
     write_documents(step, documents, ids);
     seqpar_status status = seqpar_pack(ctx->error, &batch, documents, DOCUMENTS, &pack);
     free(ids);
     if (status) return status;
-    status = seqpar_step_begin(ctx, optim, batch.row, batch.rows, SEQPAR_ZIGZAG, 1);
+    status = seqpar_step_begin(ctx, optim, batch.row, batch.rows, SEQPAR_LAYOUT_ZIGZAG, 1);
     if (!status) status = seqpar_llama_open_batch(ctx, model, &b, batch.row, batch.rows, &how);
     if (!status)
         status = seqpar_buffer_new(ctx, &seeds_buffer, b.tokens * 4, SEQPAR_MEM_ACTIVATIONS);
@@ -92,7 +93,7 @@ static seqpar_status one_step(seqpar_ctx *ctx, seqpar_llama *model, seqpar_optim
     if (!status) status = mean_loss(ctx, &b, batch.counts.supervised, &loss);
     if (!status)
         status = seqpar_step_end(ctx, optim, model->params.data, model->elements,
-                                 run->optimizer == SEQPAR_SGD ? 0.1 : 3e-3);
+                                 run->optimizer == SEQPAR_OPTIM_SGD ? 0.1 : 3e-3);
     if (!status && ctx->world->rank == 0) {
         run->loss[step] = loss;
         run->norm[step] = optim->norm;
@@ -165,8 +166,9 @@ static int draw(const char *path, const char *title, const char *y_label, const 
 }
 
 int main(void) {
-    static training adam[2] = {{SEQPAR_ADAMW, STEPS, 1.0}, {SEQPAR_ADAMW, STEPS, 0.25}},
-                    sgd[2] = {{SEQPAR_SGD, 1, 1.0}, {SEQPAR_SGD, 1, 0.25}};
+    static training adam[2] = {{SEQPAR_OPTIM_ADAMW, STEPS, 1.0},
+                               {SEQPAR_OPTIM_ADAMW, STEPS, 0.25}},
+                    sgd[2] = {{SEQPAR_OPTIM_SGD, 1, 1.0}, {SEQPAR_OPTIM_SGD, 1, 0.25}};
     double apart = 0;
     for (int i = 0; i < 2; i++)
         if (train(&adam[i]) || train(&sgd[i])) return 1;

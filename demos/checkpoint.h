@@ -34,9 +34,9 @@ typedef struct {  /* where training stands */
 } demo_state;
 
 static seqpar_safetensors_dtype demo_dtype(int dtype) {
-    return dtype == SEQPAR_F64   ? SEQPAR_SAFETENSORS_F64
-           : dtype == SEQPAR_F32 ? SEQPAR_SAFETENSORS_F32
-                                 : SEQPAR_SAFETENSORS_BF16;
+    return dtype == SEQPAR_DTYPE_F64   ? SEQPAR_SAFETENSORS_F64
+           : dtype == SEQPAR_DTYPE_F32 ? SEQPAR_SAFETENSORS_F32
+                                       : SEQPAR_SAFETENSORS_BF16;
 }
 
 /* ---- folders ---- */
@@ -178,9 +178,9 @@ static void demo_narrow(char *bytes, const double *values, int64_t count, int dt
         float x = (float)values[i];
         uint16_t half = seqpar_bf16_from_float(x);
         memcpy(bytes + i * size,
-               dtype == SEQPAR_F64   ? (const void *)&values[i]
-               : dtype == SEQPAR_F32 ? (const void *)&x
-                                     : &half,
+               dtype == SEQPAR_DTYPE_F64   ? (const void *)&values[i]
+               : dtype == SEQPAR_DTYPE_F32 ? (const void *)&x
+                                           : &half,
                (size_t)size);
     }
 }
@@ -327,8 +327,8 @@ static seqpar_status demo_save_average(seqpar_ctx *ctx, const seqpar_llama *mode
     char path[1280];
     demo_transfer store = {.ctx = ctx, .model = model, .average = (demo_average *)average};
     snprintf(path, sizeof path, "%s/average.safetensors", folder);
-    return demo_save_tensors(&store, path, 1, demo_no_prefix, demo_average_get, SEQPAR_F64,
-                             NULL, 0);
+    return demo_save_tensors(&store, path, 1, demo_no_prefix, demo_average_get,
+                             SEQPAR_DTYPE_F64, NULL, 0);
 }
 
 /* ---- checkpoints ---- */

@@ -332,7 +332,7 @@ static seqpar_status demo_open_critic(demo_rank *r) {
     demo_ppo *p = demo_ppo_of(r);
     seqpar_optim_desc optim = r->optim.desc;
     if (c->critic.optim)
-        optim.kind = !strcmp(c->critic.optim, "sgd") ? SEQPAR_SGD : SEQPAR_ADAMW;
+        optim.kind = !strcmp(c->critic.optim, "sgd") ? SEQPAR_OPTIM_SGD : SEQPAR_OPTIM_ADAMW;
     if (c->critic.adam_betas[0] >= 0) {
         optim.beta1 = c->critic.adam_betas[0];
         optim.beta2 = c->critic.adam_betas[1];

@@ -215,7 +215,7 @@ static seqpar_status demo_spread_backward(demo_rank *r, demo_window *w, seqpar_l
                                           int64_t micro) {
     double *host = (double *)demo_room(b->tokens + 1, sizeof *host);
     demo_seeds buffers = {0};
-    seqpar_head_seeds seeds = {0};
+    seqpar_vocab_seeds seeds = {0};
     seqpar_segments_spread(host, dsum, b->share);
     for (int64_t t = 0; t < b->tokens; t++)
         host[t] = live[t] == 0.0 ? 0.0 : host[t] / (double)w->units;
@@ -299,7 +299,8 @@ static seqpar_status demo_response_sums(demo_rank *r, const demo_window *w,
 
 static seqpar_preference_desc demo_preference_desc(const demo_preference_config *p) {
     static const char *const kinds[] = {"sigmoid", "ipo", "hinge", "simpo"};
-    seqpar_preference_desc d = {.kind = p->ipo ? SEQPAR_IPO : demo_pick(p->pref_loss, kinds, 4),
+    seqpar_preference_desc d = {.kind = p->ipo ? SEQPAR_PREFERENCE_IPO
+                                               : demo_pick(p->pref_loss, kinds, 4),
                                 .beta = p->beta,
                                 .label_smoothing = p->label_smoothing,
                                 .gamma = p->simpo_gamma,
@@ -357,13 +358,13 @@ static seqpar_status demo_dpo_rows(demo_rank *r, demo_window *w, int64_t first, 
     return demo_response_rows(
         r, w, first, count, micro,
         demo_preference_desc((const demo_preference_config *)r->job->options).kind ==
-            SEQPAR_SIMPO,
+            SEQPAR_PREFERENCE_SIMPO,
         demo_dpo_pairs);
 }
 
 static seqpar_status demo_dpo_open(demo_rank *r) {
     const demo_preference_config *p = (const demo_preference_config *)r->job->options;
-    if (demo_preference_desc(p).kind == SEQPAR_SIMPO) return SEQPAR_OK;
+    if (demo_preference_desc(p).kind == SEQPAR_PREFERENCE_SIMPO) return SEQPAR_OK;
     seqpar_status status = demo_reference_open(r, p->ref_pretrain);
     return status || !p->precompute_ref ? status : demo_stored_open(r, NULL);
 }
@@ -375,7 +376,7 @@ static seqpar_status demo_dpo_before(demo_rank *r, demo_window *w) {
 /* Options that do not go together are refused before anything is read. */
 static int demo_dpo_prepare(demo_job *job, char *error, size_t size) {
     const demo_preference_config *p = (const demo_preference_config *)job->options;
-    int simpo = demo_preference_desc(p).kind == SEQPAR_SIMPO;
+    int simpo = demo_preference_desc(p).kind == SEQPAR_PREFERENCE_SIMPO;
     if (p->ipo && strcmp(p->pref_loss, "sigmoid") && strcmp(p->pref_loss, "ipo"))
         return snprintf(error, size,
                         "--ipo and --pref_loss %s are two losses; leave out one of them",

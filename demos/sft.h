@@ -83,7 +83,7 @@ static seqpar_status demo_sft_sums(demo_rank *r, const seqpar_llama_batch *b,
 
 static seqpar_status demo_sft_seeds(demo_rank *r, const seqpar_llama_batch *b,
                                     const seqpar_sft_desc *sft, demo_seeds *out,
-                                    seqpar_head_seeds *seeds) {
+                                    seqpar_vocab_seeds *seeds) {
     int64_t n = b->tokens;
     double *host = (double *)demo_room(3 * n + 1, sizeof *host);
     seqpar_status status = seqpar_sft_seeds(r->ctx.error, host, host + n, host + 2 * n,
@@ -105,7 +105,7 @@ static seqpar_status demo_sft_rows(demo_rank *r, demo_window *w, int64_t first, 
     seqpar_sft_desc sft = {.count = w->batch.counts.supervised};
     seqpar_llama_run run = demo_run_desc(r->job);
     seqpar_llama_batch b;
-    seqpar_head_seeds seeds;
+    seqpar_vocab_seeds seeds;
     demo_seeds buffers = {0};
     if (micro >= 0) {
         sft.label_smoothing = c->label_smoothing;

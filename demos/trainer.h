@@ -1160,9 +1160,9 @@ static void demo_seeds_free(demo_rank *r, demo_seeds *seeds) {
 /* ---- one step ---- */
 
 static double demo_learning_rate(const demo_job *job, int64_t step) {
-    return job->config.learning_rate * seqpar_schedule_factor(job->lr_kind, step, job->warmup,
-                                                              job->total_steps,
-                                                              job->config.min_lr_ratio);
+    return job->config.learning_rate * seqpar_lr_factor(job->lr_kind, step, job->warmup,
+                                                        job->total_steps,
+                                                        job->config.min_lr_ratio);
 }
 
 /* JSON has no word for what is no number. */
@@ -1347,7 +1347,8 @@ static seqpar_device *demo_device(const demo_job *job, seqpar_error *error) {
     const demo_config *c = &job->config;
 #ifdef DEMO_CUDA
     seqpar_cuda_desc cuda = {.ordinal = job->processes ? demo_environment("LOCAL_RANK", 0) : 0,
-                             .storage = demo_wants_bf16(c) ? SEQPAR_BF16 : SEQPAR_F32,
+                             .storage = demo_wants_bf16(c) ? SEQPAR_DTYPE_BF16
+                                                           : SEQPAR_DTYPE_F32,
                              .cublas = c->cublas};
     if (!strcmp(c->device, "cuda")) return seqpar_device_cuda(error, &cuda);
 #endif
@@ -1432,7 +1433,7 @@ static seqpar_status demo_ranks_agree(const demo_job *job, seqpar_comm *world) {
 
 static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
     const demo_config *c = &r->job->config;
-    seqpar_optim_desc optim = {!strcmp(c->optim, "sgd") ? SEQPAR_SGD : SEQPAR_ADAMW,
+    seqpar_optim_desc optim = {!strcmp(c->optim, "sgd") ? SEQPAR_OPTIM_SGD : SEQPAR_OPTIM_ADAMW,
                                (int)c->zero_stage,
                                c->adam_betas[0],
                                c->adam_betas[1],

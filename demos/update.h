@@ -45,8 +45,12 @@ static seqpar_status demo_advantages(demo_rank *r) {
     static const char *const estimators[] = {"gae",  "reinforce",  "reinforce_baseline",
                                              "rloo", "group_norm", "dr_grpo"},
                              *const kls[] = {"k1", "k2", "k3"};
-    static const int groups[] = {
-        -1, -1, SEQPAR_GROUP_MEAN, SEQPAR_GROUP_RLOO, SEQPAR_GROUP_GRPO, SEQPAR_GROUP_MEAN};
+    static const int groups[] = {-1,
+                                 -1,
+                                 SEQPAR_ADVANTAGE_MEAN,
+                                 SEQPAR_ADVANTAGE_RLOO,
+                                 SEQPAR_ADVANTAGE_GRPO,
+                                 SEQPAR_ADVANTAGE_MEAN};
     const demo_ppo_config *c = demo_ppo_options(r);
     demo_ppo *p = demo_ppo_of(r);
     demo_rollout *o = &p->rollout;
@@ -249,7 +253,7 @@ static seqpar_status demo_update_micro(demo_update *u, int64_t index) {
     demo_rank *r = u->r;
     seqpar_llama_run run = demo_run_desc(r->job);
     seqpar_llama_batch b = {0};
-    seqpar_head_seeds seeds = {0};
+    seqpar_vocab_seeds seeds = {0};
     demo_seeds buffers = {0};
     int64_t first, count;
     seqpar_status status = seqpar_step_rows(&r->ctx, u->optim, index, &first, &count);
@@ -278,7 +282,8 @@ static void demo_update_counts(demo_update *u) {
     const demo_rollout *o = &demo_ppo_of(u->r)->rollout;
     bool gspo = !u->model->config.score &&
                 !strcmp(demo_ppo_options(u->r)->policy_loss_type, "gspo");
-    u->aggregate = (seqpar_aggregate){.kind = gspo ? SEQPAR_SEQUENCE_MEAN : SEQPAR_TOKEN_MEAN};
+    u->aggregate = (seqpar_aggregate){.kind = gspo ? SEQPAR_AGGREGATE_SEQUENCE_MEAN
+                                                   : SEQPAR_AGGREGATE_TOKEN_MEAN};
     if (gspo) u->text = (demo_text_loss *)demo_room(o->texts, sizeof *u->text);
     for (int64_t i = 0; i < arrlen(u->w->which); i++) {
         if (u->w->which[i] >= o->texts) continue;
@@ -338,8 +343,8 @@ static seqpar_status demo_actor_step(demo_rank *r, demo_window *w) {
     demo_ppo *p = demo_ppo_of(r);
     demo_window mixed = {0};
     demo_update actor = {.r = r, .w = w, .model = &r->model, .optim = &r->optim};
-    double factor = seqpar_schedule_factor(r->job->lr_kind, r->step, r->job->warmup,
-                                           r->job->total_steps, c->min_lr_ratio);
+    double factor = seqpar_lr_factor(r->job->lr_kind, r->step, r->job->warmup,
+                                     r->job->total_steps, c->min_lr_ratio);
     seqpar_status status = SEQPAR_OK;
     if (demo_ppo_options(r)->pretrain_data) status = demo_mixed_open(r, actor.w = &mixed, w);
     if (!status)
@@ -362,7 +367,7 @@ static double demo_critic_rate(const demo_rank *r) {
     double floor_ratio = c->critic.min_lr_ratio >= 0 ? c->critic.min_lr_ratio
                                                      : job->config.min_lr_ratio;
     return c->critic_learning_rate *
-           seqpar_schedule_factor(kind, r->step, warmup, job->total_steps, floor_ratio);
+           seqpar_lr_factor(kind, r->step, warmup, job->total_steps, floor_ratio);
 }
 
 /* A mini-batch: the actor, unless frozen, and the critic. */

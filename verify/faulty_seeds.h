@@ -8,7 +8,7 @@ static int64_t faulty_count(const int32_t *targets, int64_t count) {
 }
 
 static void faulty_seeds(seqpar_ctx *ctx, const seqpar_llama_batch *b, const seqpar_step *step,
-                         int64_t micro, const seqpar_head_seeds *seeds, int fault) {
+                         int64_t micro, const seqpar_vocab_seeds *seeds, int fault) {
     int64_t r, t, first, count, all = 0, here = 0, own = faulty_count(b->targets, b->tokens);
     double factor = 1.0 / (double)ctx->sp_size, seed;
     seqpar__micro_rows(step, ctx->dp_size, ctx->dp_rank, micro, &first, &count);

@@ -27,7 +27,7 @@ __attribute__((unused)) static seqpar_device *test_cuda(int64_t threads) {
 }
 
 __attribute__((unused)) static seqpar_device *test_device_bf16(void) {
-    return test_cuda_open(SEQPAR_BF16);
+    return test_cuda_open(SEQPAR_DTYPE_BF16);
 }
 #define seqpar_device_cpu test_cuda
 /* Without a GPU every thread of a kernel is a fiber: what takes long is tried in fewer ways,

@@ -126,7 +126,7 @@ static seqpar_status model_micro(seqpar_ctx *ctx, const model_job *job, seqpar_l
     seqpar_llama_run run = {job->way->layout,    job->way->schedule,  job->way->heads_k_stride,
                             job->way->recompute, job->way->head_rows, job->way->ulysses_size};
     seqpar_llama_batch b;
-    seqpar_head_seeds seeds;
+    seqpar_vocab_seeds seeds;
     seqpar_buffer seed[4];
     double *host;
     int64_t first, rows, i, n, acc = seqpar_dtype_bytes(ctx->device->accumulator);

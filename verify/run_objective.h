@@ -100,7 +100,7 @@ static double objective_advantage(const objective_task *t, int64_t document) {
     double rewards[2] = {objective_data(t, document / 2 * 2, 0, 1),
                          objective_data(t, document / 2 * 2 + 1, 0, 1)};
     double advantages[2];
-    seqpar_group_advantages(NULL, advantages, rewards, 2, SEQPAR_GROUP_GRPO, 1e-9);
+    seqpar_group_advantages(NULL, advantages, rewards, 2, SEQPAR_ADVANTAGE_GRPO, 1e-9);
     return advantages[document % 2];
 }
 
@@ -116,8 +116,8 @@ typedef struct objective_token {
 static void objective_token_columns(const objective_task *t, const objective_token *x,
                                     double *slope, double *columns) {
     static const seqpar_policy_desc clip = {0.2, 0.28, 3.0};
-    seqpar_aggregate mean = {t->kind == OBJECTIVE_GRPO ? SEQPAR_SEQUENCE_MEAN
-                                                       : SEQPAR_TOKEN_MEAN,
+    seqpar_aggregate mean = {t->kind == OBJECTIVE_GRPO ? SEQPAR_AGGREGATE_SEQUENCE_MEAN
+                                                       : SEQPAR_AGGREGATE_TOKEN_MEAN,
                              t->batch.counts.supervised, t->documents, 0};
     double weight = seqpar_token_weight(&mean, x->tokens), dkl = 0, kl = 0;
     seqpar_policy_result p = {-x->logp, -1, 0, 0}; /* SFT */
@@ -136,7 +136,7 @@ static void objective_token_columns(const objective_task *t, const objective_tok
         break;
     default: /* GRPO: the group's advantage, and k3 to the reference */
         p = seqpar_policy_loss(x->logp, x->ref, objective_advantage(t, x->document), &clip);
-        kl = seqpar_kl(x->logp, x->ref, SEQPAR_K3, &dkl);
+        kl = seqpar_kl(x->logp, x->ref, SEQPAR_KL_K3, &dkl);
     }
     *slope = (p.dlogp + 0.04 * dkl) * weight;
     columns[0] = (p.loss + 0.04 * kl) * weight;
@@ -151,7 +151,7 @@ static void objective_token_columns(const objective_task *t, const objective_tok
    those documents that are here: loss, the rewards of both halves, accuracy. */
 static void objective_documents(const objective_task *t, const double *sums, double kl,
                                 double *columns, double *slope) {
-    static const seqpar_preference_desc dpo = {.kind = SEQPAR_DPO, .beta = 0.1};
+    static const seqpar_preference_desc dpo = {.kind = SEQPAR_PREFERENCE_DPO, .beta = 0.1};
     for (int64_t i = 0; i < t->documents; i++) {
         const double *mine = sums + 3 * i, *other = mine + 3;
         if (t->kind == OBJECTIVE_KTO && mine[2] > 0) {
@@ -331,7 +331,7 @@ static seqpar_status objective_step_micro(objective_rank *r, int64_t index, doub
     int whole = r->job->task->kind == OBJECTIVE_DPO || r->job->task->kind == OBJECTIVE_KTO ||
                 r->job->task->kind == OBJECTIVE_RM;
     objective_micro m = {0};
-    seqpar_head_seeds seeds = {0};
+    seqpar_vocab_seeds seeds = {0};
     seqpar_buffer seed = {0};
     seqpar_status status = seqpar_step_rows(r->ctx, &r->optim, index, &m.first, &m.count);
     m.rows = r->job->task->batch.row + m.first;

@@ -177,8 +177,8 @@ static void wrong_rows(const agreement *a, seqpar_row *rows, int64_t *first, int
 
 static seqpar_status micro_batch(seqpar_ctx *ctx, const agreement *a, seqpar_llama *model,
                                  seqpar_llama *other, seqpar_optim *optim, int64_t index) {
-    seqpar_llama_run run = {.layout = a->wrong == STEP_LAYOUT ? SEQPAR_CONTIGUOUS
-                                                              : SEQPAR_ZIGZAG};
+    seqpar_llama_run run = {.layout = a->wrong == STEP_LAYOUT ? SEQPAR_LAYOUT_CONTIGUOUS
+                                                              : SEQPAR_LAYOUT_ZIGZAG};
     seqpar_llama_batch b;
     seqpar_row rows[ROWS];
     seqpar_buffer seed = {0};
@@ -203,7 +203,7 @@ static seqpar_status micro_batch(seqpar_ctx *ctx, const agreement *a, seqpar_lla
     if (!status && a->wrong != BATCH_NO_FORWARD)
         status = seqpar_llama_forward(ctx, a->wrong == BATCH_OTHER_MODEL ? other : model, &b,
                                       a->wrong != BATCH_NOT_KEPT);
-    seqpar_head_seeds seeds = {.dlogp = seed.data};
+    seqpar_vocab_seeds seeds = {.dlogp = seed.data};
     for (int time = 0; !status && time < 1 + (a->wrong == BATCH_BACKWARD_TWICE); time++)
         status = seqpar_llama_backward(ctx, model, &b, optim, index, &seeds);
     if (!status) status = seqpar_llama_values(ctx, model, &b); /* hidden states stay */
@@ -216,7 +216,8 @@ static seqpar_status step(seqpar_ctx *ctx, const agreement *a, seqpar_llama *mod
                           seqpar_llama *other, seqpar_optim *optim, double *gradient) {
     seqpar_row rows[ROWS];
     int32_t ids[64];
-    int layout = odd_one_out(ctx, a, RANKS_LAYOUT) ? SEQPAR_CONTIGUOUS : SEQPAR_ZIGZAG;
+    int layout = odd_one_out(ctx, a, RANKS_LAYOUT) ? SEQPAR_LAYOUT_CONTIGUOUS
+                                                   : SEQPAR_LAYOUT_ZIGZAG;
     seqpar_status status;
     memcpy(rows, a->batch.row, sizeof rows);
     memcpy(ids, rows[0].ids, (size_t)rows[0].tokens * 4);
@@ -259,8 +260,10 @@ static seqpar_status attention(seqpar_ctx *ctx, const agreement *a) {
         .heads = 2,
         .kv_heads = 1,
         .head_dim = 4,
-        .layout = odd_one_out(ctx, a, RANKS_ATTN_LAYOUT) ? SEQPAR_CONTIGUOUS : SEQPAR_ZIGZAG,
-        .schedule = odd_one_out(ctx, a, RANKS_ATTN_SCHEDULE) ? SEQPAR_LLAMA3 : SEQPAR_RING,
+        .layout = odd_one_out(ctx, a, RANKS_ATTN_LAYOUT) ? SEQPAR_LAYOUT_CONTIGUOUS
+                                                         : SEQPAR_LAYOUT_ZIGZAG,
+        .schedule = odd_one_out(ctx, a, RANKS_ATTN_SCHEDULE) ? SEQPAR_SCHEDULE_LLAMA3
+                                                             : SEQPAR_SCHEDULE_RING,
         .window = odd_one_out(ctx, a, RANKS_ATTN_WINDOW) ? 7 : 0,
         .scale = odd_one_out(ctx, a, RANKS_ATTN_SCALE) ? 0.25 : 0.5};
     seqpar_row row = a->batch.row[0];
@@ -280,7 +283,7 @@ static seqpar_status with_model(seqpar_ctx *ctx, const agreement *a) {
                                   .intermediate = 12,
                                   .vocab = VOCAB,
                                   .tied = 1};
-    seqpar_optim_desc desc = {.kind = SEQPAR_ADAMW,
+    seqpar_optim_desc desc = {.kind = SEQPAR_OPTIM_ADAMW,
                               .zero_stage = odd_one_out(ctx, a, RANKS_STAGE) ? 1 : 2,
                               .beta1 = .9,
                               .beta2 = odd_one_out(ctx, a, RANKS_BETA) ? .99 : .95,
@@ -383,7 +386,7 @@ static seqpar_status tied_main(seqpar_comm *world, void *user) {
         {.tokens = 16, .padded = 16, .chunks = 4, .docs = 1, .cu_seqlens = cu},
         {.index = 1, .chunks = 1}};
     const seqpar_tensor table = {.name = "table", .rows = 2, .cols = 3};
-    const seqpar_optim_desc desc = {.kind = SEQPAR_SGD, .zero_stage = 2};
+    const seqpar_optim_desc desc = {.kind = SEQPAR_OPTIM_SGD, .zero_stage = 2};
     double params[ELEMENTS] = {0}, gradient[ELEMENTS] = {0}, nodes[NODES * ELEMENTS];
     seqpar_device *device = seqpar_device_reference();
     seqpar_ctx ctx;
@@ -391,14 +394,15 @@ static seqpar_status tied_main(seqpar_comm *world, void *user) {
     int64_t first, count;
     seqpar_status status = seqpar_ctx_open(&ctx, world, device, 1);
     if (!status) status = seqpar_optim_open(&ctx, &optim, &table, 1, &desc);
-    if (!status) status = seqpar_step_begin(&ctx, &optim, rows, 2, SEQPAR_ZIGZAG, 2);
+    if (!status) status = seqpar_step_begin(&ctx, &optim, rows, 2, SEQPAR_LAYOUT_ZIGZAG, 2);
     for (int i = 0; !status && i < 4; i++) {
         seqpar_share share = {0};
         const seqpar_token_fold *fold = NULL;
         int source = i % 2 ? !first_source : first_source;
         status = seqpar_step_rows(&ctx, &optim, i / 2, &first, &count);
         if (!status)
-            status = seqpar_split(ctx.error, &share, rows + first, count, SEQPAR_ZIGZAG, 1, 0);
+            status = seqpar_split(ctx.error, &share, rows + first, count, SEQPAR_LAYOUT_ZIGZAG,
+                                  1, 0);
         if (!status) status = seqpar_step_fold(&ctx, &optim, &fold, &share, i / 2);
         for (int k = 0; k < NODES * ELEMENTS; k++) nodes[k] = source ? 10 : 1;
         if (!status)

@@ -386,8 +386,9 @@ static void test_bits(int reference) {
                      .threads = 1,
                      .f = features_list[feature]};
         setup_run(&one);
-        for (layout = SEQPAR_CONTIGUOUS; layout <= SEQPAR_ZIGZAG; layout++)
-            for (schedule = SEQPAR_RING; schedule <= SEQPAR_LLAMA3; schedule++) {
+        for (layout = SEQPAR_LAYOUT_CONTIGUOUS; layout <= SEQPAR_LAYOUT_ZIGZAG; layout++)
+            for (schedule = SEQPAR_SCHEDULE_RING; schedule <= SEQPAR_SCHEDULE_LLAMA3;
+                 schedule++) {
                 for (i = 0; i < sizeof ranks_list / sizeof *ranks_list; i++) {
                     setup s = {.p = p,
                                .reference = reference,
@@ -421,8 +422,8 @@ static void test_long_chunks(int kv_heads) {
         setup one = {.p = p, .ranks = 1, .threads = 1, .f = features_list[i / 3]}, s = one;
         s.ranks = ranks[i % 3];
         s.threads = 1 + i % 2;
-        s.layout = SEQPAR_CONTIGUOUS + i % 2;
-        s.schedule = SEQPAR_RING + (i / 2) % 2;
+        s.layout = SEQPAR_LAYOUT_CONTIGUOUS + i % 2;
+        s.schedule = SEQPAR_SCHEDULE_RING + (i / 2) % 2;
         setup_run(&one);
         setup_run(&s);
         expect_same_bits(&s, &one, one.f.name);
@@ -457,8 +458,8 @@ static void test_vanishing(double dout) {
     for (i = 0; i < 3 * FEATURES; i++) {
         setup one = {.p = p, .ranks = 1, .threads = 1, .f = features_list[i / 3]}, s = one;
         s.ranks = ranks[i % 3];
-        s.layout = SEQPAR_CONTIGUOUS + i % 2;
-        s.schedule = SEQPAR_RING + (i / 2) % 2;
+        s.layout = SEQPAR_LAYOUT_CONTIGUOUS + i % 2;
+        s.schedule = SEQPAR_SCHEDULE_RING + (i / 2) % 2;
         setup_run(&one);
         setup_run(&s);
         expect_same_bits(&s, &one, one.f.name);
@@ -511,13 +512,13 @@ typedef struct grid {
 } grid;
 
 static const grid grids[] = {
-    {5, 5, 2, 2, SEQPAR_RING, 0},    {7, 7, 3, 3, SEQPAR_RING, 0},
-    {8, 4, 4, 2, SEQPAR_RING, 0},    {8, 4, 8, 4, SEQPAR_RING, 0},
-    {6, 3, 4, 2, SEQPAR_LLAMA3, 0},  {6, 3, 6, 3, SEQPAR_LLAMA3, 0},
-    {8, 8, 8, 8, SEQPAR_RING, 0},    {6, 3, 8, 2, SEQPAR_RING, 0},
-    {8, 2, 4, 0, SEQPAR_ULYSSES, 0}, {6, 6, 5, 0, SEQPAR_ULYSSES, 0},
-    {4, 2, 4, 4, SEQPAR_RING, 1},    {8, 2, 8, 4, SEQPAR_RING, 1},
-    {8, 1, 8, 0, SEQPAR_ULYSSES, 1}, {4, 1, 8, 4, SEQPAR_LLAMA3, 1},
+    {5, 5, 2, 2, SEQPAR_SCHEDULE_RING, 0},    {7, 7, 3, 3, SEQPAR_SCHEDULE_RING, 0},
+    {8, 4, 4, 2, SEQPAR_SCHEDULE_RING, 0},    {8, 4, 8, 4, SEQPAR_SCHEDULE_RING, 0},
+    {6, 3, 4, 2, SEQPAR_SCHEDULE_LLAMA3, 0},  {6, 3, 6, 3, SEQPAR_SCHEDULE_LLAMA3, 0},
+    {8, 8, 8, 8, SEQPAR_SCHEDULE_RING, 0},    {6, 3, 8, 2, SEQPAR_SCHEDULE_RING, 0},
+    {8, 2, 4, 0, SEQPAR_SCHEDULE_ULYSSES, 0}, {6, 6, 5, 0, SEQPAR_SCHEDULE_ULYSSES, 0},
+    {4, 2, 4, 4, SEQPAR_SCHEDULE_RING, 1},    {8, 2, 8, 4, SEQPAR_SCHEDULE_RING, 1},
+    {8, 1, 8, 0, SEQPAR_SCHEDULE_ULYSSES, 1}, {4, 1, 8, 4, SEQPAR_SCHEDULE_LLAMA3, 1},
 };
 
 static void test_grids(int reference) {
@@ -543,7 +544,8 @@ static void test_grids(int reference) {
             setup one = {.p = p, .reference = reference, .ranks = 1, .threads = 1, .f = f};
             setup_run(&s);
             setup_run(&one);
-            if (layout <= SEQPAR_ZIGZAG && !x->replicate) expect_same_bits(&s, &one, f.name);
+            if (layout <= SEQPAR_LAYOUT_ZIGZAG && !x->replicate)
+                expect_same_bits(&s, &one, f.name);
             expect_truth(&s, truth_limit(reference, &f), f.name);
             setup_free(&s);
             setup_free(&one);
@@ -565,8 +567,8 @@ static void test_many_chunks(int reference) {
                .reference = reference,
                .ranks = 3,
                .threads = 2,
-               .layout = SEQPAR_STRIPE,
-               .schedule = SEQPAR_RING,
+               .layout = SEQPAR_LAYOUT_STRIPE,
+               .schedule = SEQPAR_SCHEDULE_RING,
                .f = features_list[0]};
     p->rows[0].docs = 1; /* every query sees the first key */
     p->cu[0][1] = lengths[0];
@@ -625,7 +627,7 @@ static void test_gaps(int reference) {
                    .reference = reference,
                    .ranks = 3,
                    .threads = 1,
-                   .layout = SEQPAR_ZIGZAG,
+                   .layout = SEQPAR_LAYOUT_ZIGZAG,
                    .f = {.full = 1}};
         p->rows[0].docs = 1;
         p->cu[0][1] = 31;
@@ -663,7 +665,7 @@ static void test_lengths(int64_t ranks) {
             s.schedule = (int)(length % 2);
             setup_run(&one);
             setup_run(&s);
-            if (layout <= SEQPAR_ZIGZAG) expect_same_bits(&s, &one, "length sweep");
+            if (layout <= SEQPAR_LAYOUT_ZIGZAG) expect_same_bits(&s, &one, "length sweep");
             setup_free(&s);
             s.reference = 1;
             setup_run(&s);
@@ -684,16 +686,16 @@ typedef struct own_kernel {
 enum { NO_HARM, NAN_LSE, INFINITE_OUT, FAILS, LSE_OF_NOTHING, NAN_DQ, FAILS_BACKWARD };
 
 static double element(const own_kernel *own, const void *x, int64_t i) {
-    return own->storage == SEQPAR_F64 ? ((const double *)x)[i]
-           : own->storage == SEQPAR_F32
+    return own->storage == SEQPAR_DTYPE_F64 ? ((const double *)x)[i]
+           : own->storage == SEQPAR_DTYPE_F32
                ? (double)((const float *)x)[i]
                : (double)seqpar_bf16_to_float(((const uint16_t *)x)[i]);
 }
 
 static void element_set(const own_kernel *own, void *x, int64_t i, double value) {
-    if (own->storage == SEQPAR_F64)
+    if (own->storage == SEQPAR_DTYPE_F64)
         ((double *)x)[i] = value;
-    else if (own->storage == SEQPAR_F32)
+    else if (own->storage == SEQPAR_DTYPE_F32)
         ((float *)x)[i] = (float)value;
     else
         ((uint16_t *)x)[i] = seqpar_bf16_from_float((float)value);
@@ -768,7 +770,7 @@ static void test_own_kernel(int storage, double limit) {
     for (feature = 0; feature < FEATURES; feature++) {
         schedule = feature % SEQPAR__SCHEDULES;
         setup s = {.p = p,
-                   .reference = storage == SEQPAR_F64,
+                   .reference = storage == SEQPAR_DTYPE_F64,
                    .ranks = 1 + feature % 4,
                    .threads = 2,
                    .layout = feature % SEQPAR__LAYOUTS,
@@ -782,9 +784,9 @@ static void test_own_kernel(int storage, double limit) {
         setup_free(&s);
     }
     problem_free(p);
-    test_end("attn_own_kernel_%s", storage == SEQPAR_F64   ? "fp64"
-                                   : storage == SEQPAR_F32 ? "fp32"
-                                                           : "bf16");
+    test_end("attn_own_kernel_%s", storage == SEQPAR_DTYPE_F64   ? "fp64"
+                                   : storage == SEQPAR_DTYPE_F32 ? "fp32"
+                                                                 : "bf16");
 }
 
 /* T03: blocks rounded to bf16 are the same blocks on any number of ranks, so the error does
@@ -794,8 +796,8 @@ static void test_error_slope(void) {
     static const int64_t ranks[] = {1, 2, 3, 4, 5, 8, 16};
     uint64_t state = test_state;
     problem *p = problem_new(1, lengths, many, 4, 2, 16), *whole;
-    own_kernel own = {SEQPAR_BF16, NO_HARM};
-    seqpar_block_kernel kernel = {SEQPAR_BF16, own_forward, own_backward, &own};
+    own_kernel own = {SEQPAR_DTYPE_BF16, NO_HARM};
+    seqpar_block_kernel kernel = {SEQPAR_DTYPE_BF16, own_forward, own_backward, &own};
     setup truth = {.p = p, .reference = 1, .ranks = 1, .threads = 1},
           first = {.p = p, .ranks = 1, .threads = 1, .own = &kernel}, single = first;
     int64_t wide = p->tokens * 4 * 16;
@@ -810,7 +812,7 @@ static void test_error_slope(void) {
         setup s = {.p = p,
                    .ranks = ranks[i],
                    .threads = 1,
-                   .layout = SEQPAR_ZIGZAG,
+                   .layout = SEQPAR_LAYOUT_ZIGZAG,
                    .schedule = (int)(i % SEQPAR__SCHEDULES),
                    .own = &kernel};
         setup_run(&s);
@@ -853,12 +855,12 @@ static void test_own_kernel_refused(void) {
     size_t i;
     for (i = 0; i < sizeof cases / sizeof *cases; i++) {
         problem *p = problem_new(1, lengths, chunks, 2, 1, 4);
-        own_kernel own = {SEQPAR_F32, cases[i].harm};
-        seqpar_block_kernel kernel = {SEQPAR_F32, own_forward, own_backward, &own};
+        own_kernel own = {SEQPAR_DTYPE_F32, cases[i].harm};
+        seqpar_block_kernel kernel = {SEQPAR_DTYPE_F32, own_forward, own_backward, &own};
         setup s = {.p = p,
                    .ranks = 3,
                    .threads = 1,
-                   .layout = SEQPAR_ZIGZAG,
+                   .layout = SEQPAR_LAYOUT_ZIGZAG,
                    .own = &kernel,
                    .f = {.window = 3}};
         seqpar_error error;
@@ -897,7 +899,7 @@ static void test_refused(void) {
         setup s = {.p = p,
                    .ranks = 4,
                    .threads = 1,
-                   .layout = SEQPAR_ZIGZAG,
+                   .layout = SEQPAR_LAYOUT_ZIGZAG,
                    .ulysses = cases[i].ulysses,
                    .f = cases[i].f};
         seqpar_error error;
@@ -999,8 +1001,9 @@ enum {
 /* Combination number n, 0 <= n < PRODUCT. Four kv heads: Ulysses groups of 2 (2D), or as
    large as gcd(P, 4). */
 static setup product_way(problem *p, int64_t n, const seqpar_inject_desc *arrival) {
-    static const int schedules[MODES] = {SEQPAR_RING, SEQPAR_LLAMA3, SEQPAR_ULYSSES,
-                                         SEQPAR_RING, SEQPAR_LLAMA3};
+    static const int schedules[MODES] = {SEQPAR_SCHEDULE_RING, SEQPAR_SCHEDULE_LLAMA3,
+                                         SEQPAR_SCHEDULE_ULYSSES, SEQPAR_SCHEDULE_RING,
+                                         SEQPAR_SCHEDULE_LLAMA3};
     setup s = {.p = p};
     int64_t mode = n / 2 % MODES, which;
     s.layout = (int)(n % 2); /* contiguous, zigzag */
@@ -1011,7 +1014,7 @@ static setup product_way(problem *p, int64_t n, const seqpar_inject_desc *arriva
     s.inject = which ? &arrival[which - 1] : NULL;
     s.schedule = schedules[mode];
     s.ulysses = mode > 2 && s.ranks % 2 == 0 ? 2 : 0;
-    s.stride = s.schedule == SEQPAR_LLAMA3 ? 1 + n % 2 : 1;
+    s.stride = s.schedule == SEQPAR_SCHEDULE_LLAMA3 ? 1 + n % 2 : 1;
     return s;
 }
 
@@ -1057,7 +1060,7 @@ static void test_arrival(int schedule, int64_t ulysses) {
         setup s = {.p = p,
                    .ranks = 4,
                    .threads = 1,
-                   .layout = SEQPAR_ZIGZAG,
+                   .layout = SEQPAR_LAYOUT_ZIGZAG,
                    .schedule = schedule,
                    .ulysses = ulysses,
                    .inject = &late};
@@ -1082,16 +1085,18 @@ static void test_relaxed_truth(int reference) {
         size_t i;
         for (i = (size_t)(way + reference) % 3; i < sizeof ranks_list / sizeof *ranks_list;
              i += 3) {
-            setup s = {
-                .p = p,
-                .reference = reference,
-                .ranks = ranks_list[i],
-                .threads = 1 + (int64_t)i % 2,
-                .layout = way % SEQPAR__LAYOUTS,
-                .schedule = way / SEQPAR__LAYOUTS,
-                .relaxed = 1,
-                .f = features_list[(way + 5 * i) % FEATURES],
-                .ulysses = way / SEQPAR__LAYOUTS == SEQPAR_RING && ranks_list[i] == 4 ? 2 : 0};
+            setup s = {.p = p,
+                       .reference = reference,
+                       .ranks = ranks_list[i],
+                       .threads = 1 + (int64_t)i % 2,
+                       .layout = way % SEQPAR__LAYOUTS,
+                       .schedule = way / SEQPAR__LAYOUTS,
+                       .relaxed = 1,
+                       .f = features_list[(way + 5 * i) % FEATURES],
+                       .ulysses = way / SEQPAR__LAYOUTS == SEQPAR_SCHEDULE_RING &&
+                                          ranks_list[i] == 4
+                                      ? 2
+                                      : 0};
             setup_run(&s);
             expect_truth(&s, reference ? 1e-13 : s.f.window == 1 ? 8e-6 : 4e-6, s.f.name);
             setup_free(&s);
@@ -1138,7 +1143,7 @@ static void measure_rule(int64_t seed) {
                    .ranks = w ? ranks_list[w - 1] : 1,
                    .threads = 1,
                    .relaxed = w > 0,
-                   .layout = SEQPAR_ZIGZAG,
+                   .layout = SEQPAR_LAYOUT_ZIGZAG,
                    .schedule = (int)(seed % SEQPAR__SCHEDULES)};
         setup_run(&s);
         rule_error[w][0][seed] = test_distance(s.out, truth.out, wide);
@@ -1187,16 +1192,16 @@ static void print_table(void) {
         int layout, schedule;
         int64_t ulysses;
         int relaxed;
-    } modes[] = {{"contiguous ring", SEQPAR_CONTIGUOUS, SEQPAR_RING, 0},
-                 {"contiguous llama3", SEQPAR_CONTIGUOUS, SEQPAR_LLAMA3, 0},
-                 {"contiguous Ulysses", SEQPAR_CONTIGUOUS, SEQPAR_ULYSSES, 0},
-                 {"zigzag ring", SEQPAR_ZIGZAG, SEQPAR_RING, 0},
-                 {"zigzag llama3", SEQPAR_ZIGZAG, SEQPAR_LLAMA3, 0},
-                 {"zigzag Ulysses", SEQPAR_ZIGZAG, SEQPAR_ULYSSES, 0},
-                 {"zigzag 2D, U = 2", SEQPAR_ZIGZAG, SEQPAR_RING, 2},
-                 {"stripe ring", SEQPAR_STRIPE, SEQPAR_RING, 0},
-                 {"zigzag-doc ring", SEQPAR_ZIGZAG_DOC, SEQPAR_RING, 0},
-                 {"zigzag ring, relaxed", SEQPAR_ZIGZAG, SEQPAR_RING, 0, 1}};
+    } modes[] = {{"contiguous ring", SEQPAR_LAYOUT_CONTIGUOUS, SEQPAR_SCHEDULE_RING, 0},
+                 {"contiguous llama3", SEQPAR_LAYOUT_CONTIGUOUS, SEQPAR_SCHEDULE_LLAMA3, 0},
+                 {"contiguous Ulysses", SEQPAR_LAYOUT_CONTIGUOUS, SEQPAR_SCHEDULE_ULYSSES, 0},
+                 {"zigzag ring", SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_RING, 0},
+                 {"zigzag llama3", SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_LLAMA3, 0},
+                 {"zigzag Ulysses", SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_ULYSSES, 0},
+                 {"zigzag 2D, U = 2", SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_RING, 2},
+                 {"stripe ring", SEQPAR_LAYOUT_STRIPE, SEQPAR_SCHEDULE_RING, 0},
+                 {"zigzag-doc ring", SEQPAR_LAYOUT_ZIGZAG_DOC, SEQPAR_SCHEDULE_RING, 0},
+                 {"zigzag ring, relaxed", SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_RING, 0, 1}};
     static const int masks[] = {0, 1, 3, 6, 8, 9, 10, 12};
     static const int64_t lengths[] = {47}, chunks[] = {32};
     problem *p = problem_new(1, lengths, chunks, 8, 4, 4);
@@ -1252,7 +1257,8 @@ static void test_feature(int feature, int device) {
                    .ranks = ranks[i],
                    .threads = 1,
                    .f = one.f,
-                   .layout = (feature / 3 + i) % 2 ? SEQPAR_ZIGZAG : SEQPAR_CONTIGUOUS,
+                   .layout = (feature / 3 + i) % 2 ? SEQPAR_LAYOUT_ZIGZAG
+                                                   : SEQPAR_LAYOUT_CONTIGUOUS,
                    .schedule = (feature / 2 + i) % SEQPAR__SCHEDULES,
                    .stride = 1};
         char what[64];
@@ -1346,17 +1352,17 @@ int main(int argc, char **argv) {
     test_relaxed_truth(0);
     test_relaxed_grid();
     test_relaxed_rule();
-    test_own_kernel(SEQPAR_F64, 1e-13);
-    test_own_kernel(SEQPAR_F32, 3e-6);
-    test_own_kernel(SEQPAR_BF16, 2e-2);
+    test_own_kernel(SEQPAR_DTYPE_F64, 1e-13);
+    test_own_kernel(SEQPAR_DTYPE_F32, 3e-6);
+    test_own_kernel(SEQPAR_DTYPE_BF16, 2e-2);
     test_error_slope();
     test_own_kernel_refused();
     test_refused();
     test_product();
-    test_arrival(SEQPAR_RING, 0);
-    test_arrival(SEQPAR_LLAMA3, 0);
-    test_arrival(SEQPAR_ULYSSES, 0);
-    test_arrival(SEQPAR_RING, 2);
+    test_arrival(SEQPAR_SCHEDULE_RING, 0);
+    test_arrival(SEQPAR_SCHEDULE_LLAMA3, 0);
+    test_arrival(SEQPAR_SCHEDULE_ULYSSES, 0);
+    test_arrival(SEQPAR_SCHEDULE_RING, 2);
     test_vanishing(1e-20);
     test_vanishing(1e-44);
     test_long_chunks(2);

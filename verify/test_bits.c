@@ -56,8 +56,8 @@ static void test_ways(int reference, int tied, int64_t ways) {
         w.dp = shapes[shape][0];
         w.sp = shapes[shape][1];
         w.accumulation = (int64_t[]){1, 2, 4, 3}[test_integer(0, 3)];
-        w.layout = (int)test_integer(SEQPAR_CONTIGUOUS, SEQPAR_ZIGZAG);
-        w.schedule = (int)test_integer(SEQPAR_RING, SEQPAR_ULYSSES);
+        w.layout = (int)test_integer(SEQPAR_LAYOUT_CONTIGUOUS, SEQPAR_LAYOUT_ZIGZAG);
+        w.schedule = (int)test_integer(SEQPAR_SCHEDULE_RING, SEQPAR_SCHEDULE_ULYSSES);
         w.ulysses_size = w.sp % 2 == 0 && test_integer(0, 1) ? 2 : 0; /* of two kv heads */
         w.heads_k_stride = w.ulysses_size ? 1 : test_integer(1, 2);
         w.zero_stage = (int)test_integer(0, 2);
@@ -92,7 +92,7 @@ static void test_masters(void) {
     make_task(&task, 0);
     task.max_norm = task.decay = 0;
     task.lr = 1e-4;
-    way.optimizer = SEQPAR_SGD;
+    way.optimizer = SEQPAR_OPTIM_SGD;
     way.reference = 2;
     model_run(&task, &way, &r);
     test_expect(!r.status, "%s", r.error.text);
@@ -153,7 +153,7 @@ static void test_law(void) {
     task.max_norm = 0;
     task.decay = 0;
     task.lr = 1;
-    base.optimizer = SEQPAR_SGD;
+    base.optimizer = SEQPAR_OPTIM_SGD;
     base.steps = 1;
     model_run(&task, &base, &one);
     for (dp = 1; dp <= 8; dp *= 2) {
@@ -161,7 +161,7 @@ static void test_law(void) {
         w = base;
         w.dp = dp;
         w.sp = 8 / dp;
-        w.layout = SEQPAR_ZIGZAG;
+        w.layout = SEQPAR_LAYOUT_ZIGZAG;
         model_run(&task, &w, &other);
         snprintf(what, sizeof what, "SGD, D=%lld P=%lld", (long long)dp, (long long)w.sp);
         expect_equal_runs(&other, &one, what);
@@ -368,7 +368,8 @@ static void room_start(room_run *run, const seqpar_batch *batch, const room_way 
 static void room_expect_sums(const room_run *run) {
     seqpar_share share;
     double *want = calloc((size_t)run->elements, sizeof *want);
-    seqpar_split(NULL, &share, run->batch->row, run->batch->rows, SEQPAR_CONTIGUOUS, 1, 0);
+    seqpar_split(NULL, &share, run->batch->row, run->batch->rows, SEQPAR_LAYOUT_CONTIGUOUS, 1,
+                 0);
     for (int64_t i = 0; i < ROOM_TENSORS; i++)
         for (int64_t k = room_tensors[i].offset; k < room_end(i); k++)
             for (int64_t p = 0; p < share.count; p++)
@@ -387,16 +388,17 @@ static void test_room(int reference) {
                                         {1, 5}, {2, 4}, {8, 1}, {1, 8}, {1, 3}};
     model_task task;
     room_run one, other;
-    room_way plain_way = {1, 1, 1, reference, 0, SEQPAR_CONTIGUOUS};
+    room_way plain_way = {1, 1, 1, reference, 0, SEQPAR_LAYOUT_CONTIGUOUS};
     memset(&task, 0, sizeof task);
     random_batch(&task.batch, ROOM_DOCUMENTS, 40, 53, 61, 4);
     test_expect(task.batch.rows >= 8, "only %lld rows", (long long)task.batch.rows);
     room_start(&one, &task.batch, &plain_way);
     room_expect_sums(&one);
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        room_way way = {shapes[i][0],         shapes[i][1],
-                        1 + (int64_t)i % 3,   reference,
-                        (int)(i * 2 + 1) % 3, i % 2 ? SEQPAR_ZIGZAG : SEQPAR_CONTIGUOUS};
+        room_way way = {
+            shapes[i][0],         shapes[i][1],
+            1 + (int64_t)i % 3,   reference,
+            (int)(i * 2 + 1) % 3, i % 2 ? SEQPAR_LAYOUT_ZIGZAG : SEQPAR_LAYOUT_CONTIGUOUS};
         room_start(&other, &task.batch, &way);
         test_expect(
             !memcmp(one.params, other.params, (size_t)(5 * one.elements) * sizeof(double)) &&
@@ -420,7 +422,7 @@ typedef struct {
 
 static seqpar_status room_refused_rank(seqpar_comm *world, void *user) {
     const room_refusal *what = user;
-    room_way way = {1, world->size, 2, 0, 2, SEQPAR_ZIGZAG};
+    room_way way = {1, world->size, 2, 0, 2, SEQPAR_LAYOUT_ZIGZAG};
     room_run run = {.way = &way, .batch = what->batch, .elements = room_end(ROOM_TENSORS - 1)};
     seqpar_tensor tensors[ROOM_TENSORS];
     seqpar_device *device = seqpar_device_cpu(1);
@@ -561,8 +563,8 @@ static seqpar_status room_head(seqpar_ctx *ctx, const room_case *c, const seqpar
     int acc = ctx->device->accumulator;
     int64_t n = share->tokens, hidden = c->heads * c->head_dim, width = c->vocab * hidden;
     int64_t size = seqpar_dtype_bytes(acc);
-    seqpar_head_desc desc = {.hidden = hidden, .vocab = c->vocab, .rows_max = 7};
-    int64_t places = seqpar_head_places(share, fold, &desc);
+    seqpar_vocab_desc desc = {.hidden = hidden, .vocab = c->vocab, .rows_max = 7};
+    int64_t places = seqpar_vocab_places(share, fold, &desc);
     room x = room_random(ctx->device, n * hidden, ctx->device->storage, c->at_end),
          table = room_random(ctx->device, width, ctx->device->storage, c->at_end);
     room dx = room_new(n * hidden * seqpar_dtype_bytes(ctx->device->storage), c->at_end),
@@ -574,14 +576,14 @@ static seqpar_status room_head(seqpar_ctx *ctx, const room_case *c, const seqpar
         value[i] = room_new(n * size, c->at_end);
         seed[i] = room_random(ctx->device, n, acc, c->at_end);
     }
-    seqpar_head_values values = {value[0].data, value[1].data, value[2].data, value[3].data};
-    seqpar_head_seeds seeds = {seed[0].data, seed[1].data, seed[2].data, seed[3].data};
-    seqpar_status status = seqpar_head_forward(ctx, &values, x.data, table.data,
-                                               (int32_t *)(void *)ids.data, n, &desc);
+    seqpar_vocab_values values = {value[0].data, value[1].data, value[2].data, value[3].data};
+    seqpar_vocab_seeds seeds = {seed[0].data, seed[1].data, seed[2].data, seed[3].data};
+    seqpar_status status = seqpar_vocab_forward(ctx, &values, x.data, table.data,
+                                                (int32_t *)(void *)ids.data, n, &desc);
     if (!status)
-        status = seqpar_head_backward(ctx, dx.data, nodes.data, width, &values, &seeds, x.data,
-                                      table.data, (int32_t *)(void *)ids.data, share, fold,
-                                      &desc);
+        status = seqpar_vocab_backward(ctx, dx.data, nodes.data, width, &values, &seeds, x.data,
+                                       table.data, (int32_t *)(void *)ids.data, share, fold,
+                                       &desc);
     for (int i = 0; i < 4; i++) {
         room_free(&value[i]);
         room_free(&seed[i]);
@@ -602,7 +604,7 @@ static seqpar_status room_case_rank(seqpar_comm *world, void *user) {
                              .head_dim = c->head_dim,
                              .layout = c->layout,
                              .schedule = c->schedule};
-    seqpar_optim_desc sgd = {.kind = SEQPAR_SGD};
+    seqpar_optim_desc sgd = {.kind = SEQPAR_OPTIM_SGD};
     seqpar_tensor table = {"table", c->vocab, c->heads * c->head_dim, 0, 1, 0};
     seqpar_optim optim;
     seqpar_attn *attn = NULL;
@@ -638,7 +640,7 @@ static void test_room_beside(int reference) {
                            53,
                            reference,
                            i % 2,
-                           i % 3 ? SEQPAR_ZIGZAG : SEQPAR_CONTIGUOUS,
+                           i % 3 ? SEQPAR_LAYOUT_ZIGZAG : SEQPAR_LAYOUT_CONTIGUOUS,
                            (int)(i + ranks) % 3};
             seqpar_error error = {0};
             test_expect(!seqpar_run_threads(ranks, room_case_rank, &c, &error),

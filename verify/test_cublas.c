@@ -94,7 +94,7 @@ static void test_product(seqpar_device *device, int transposed, int accumulate,
                  .accumulate = accumulate,
                  .stride = stride};
     /* bf16: half a unit in the last place; fp32: measured 1.2e-6 */
-    double limit = p.storage == SEQPAR_BF16 ? 1.0 / 256 : 2e-6, worst = 0;
+    double limit = p.storage == SEQPAR_DTYPE_BF16 ? 1.0 / 256 : 2e-6, worst = 0;
     int64_t y_row = OUT + stride;
     product_open(&p);
     char *bytes = (char *)malloc((size_t)y_bytes(&p, MOST_ROWS));
@@ -103,8 +103,9 @@ static void test_product(seqpar_device *device, int transposed, int accumulate,
     test_expect(!product_rows(&p, 0, MOST_ROWS, bytes), "the product fails: %s",
                 device->error ? device->error->text : "");
     for (int64_t i = 0; i < MOST_ROWS * y_row; i++)
-        all[i] = p.storage == SEQPAR_BF16 ? (double)seqpar_bf16_to_float(((uint16_t *)bytes)[i])
-                                          : (double)((float *)bytes)[i];
+        all[i] = p.storage == SEQPAR_DTYPE_BF16
+                     ? (double)seqpar_bf16_to_float(((uint16_t *)bytes)[i])
+                     : (double)((float *)bytes)[i];
     for (int64_t t = 0; t < MOST_ROWS; t++)
         for (int64_t o = 0; o < y_row; o++) {
             double want = o < OUT ? wanted(&p, t, o) : p.y[t * y_row + o];
@@ -128,7 +129,7 @@ static void test_product(seqpar_device *device, int transposed, int accumulate,
     free(bytes);
     free(some);
     test_end("cublas_%s%s%s stride +%lld: farthest %.1e",
-             p.storage == SEQPAR_BF16 ? "bf16" : "f32", transposed ? " transposed" : "",
+             p.storage == SEQPAR_DTYPE_BF16 ? "bf16" : "f32", transposed ? " transposed" : "",
              accumulate ? " accumulate" : "", (long long)stride, worst);
 }
 
@@ -172,7 +173,8 @@ int main(int argc, char **argv) {
     test_begin(argc, argv);
     for (int bf16 = 0; bf16 < 2; bf16++) {
         seqpar_error error = {0};
-        seqpar_cuda_desc desc = {.storage = bf16 ? SEQPAR_BF16 : SEQPAR_F32, .cublas = 1};
+        seqpar_cuda_desc desc = {.storage = bf16 ? SEQPAR_DTYPE_BF16 : SEQPAR_DTYPE_F32,
+                                 .cublas = 1};
         seqpar_device *device = seqpar_device_cuda(&error, &desc);
         if (!device) {
             printf("FAIL %s\n0 passed, 1 failed\n", error.text);

@@ -31,16 +31,17 @@ static void end(seqpar_status status, const char *name, int64_t width, int half)
     if (!status) status = seqpar_device_settle(ctx.device, ctx.queue);
     test_expect(!status, "%s", ctx.error->text);
     test_expect(cuda_on_cpu_phases > 0, "no load was counted");
-    known = half && ctx.device->storage == SEQPAR_F32 ? cuda_on_cpu_phases / 2 : 0;
+    known = half && ctx.device->storage == SEQPAR_DTYPE_F32 ? cuda_on_cpu_phases / 2 : 0;
     test_expect(cuda_on_cpu_conflicts <= known, "%lld of %lld loads meet a bank again",
                 (long long)cuda_on_cpu_conflicts, (long long)cuda_on_cpu_phases);
     /* 12 stores a line: every third 8 lie in two lines */
-    known = ctx.device->storage == SEQPAR_BF16 && width == 96 ? cuda_on_cpu_store_phases / 3
-                                                              : 0;
+    known = ctx.device->storage == SEQPAR_DTYPE_BF16 && width == 96
+                ? cuda_on_cpu_store_phases / 3
+                : 0;
     test_expect(cuda_on_cpu_store_conflicts <= known, "%lld of %lld stores meet a bank again",
                 (long long)cuda_on_cpu_store_conflicts, (long long)cuda_on_cpu_store_phases);
     test_end("cuda_banks_%s_%s_%lld: %lld loads, %lld stores",
-             ctx.device->storage == SEQPAR_F32 ? "fp32" : "bf16", name, (long long)width,
+             ctx.device->storage == SEQPAR_DTYPE_F32 ? "fp32" : "bf16", name, (long long)width,
              (long long)cuda_on_cpu_phases, (long long)cuda_on_cpu_store_phases);
 }
 
@@ -122,8 +123,8 @@ int main(int argc, char **argv) {
     }
     seqpar_comm *self = seqpar_comm_self();
     cuda_on_cpu_count_words = 1;
-    test_storage(self, SEQPAR_F32);
-    test_storage(self, SEQPAR_BF16);
+    test_storage(self, SEQPAR_DTYPE_F32);
+    test_storage(self, SEQPAR_DTYPE_BF16);
     seqpar_comm_free(self);
     return test_summary();
 }

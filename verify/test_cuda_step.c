@@ -17,7 +17,7 @@ static void test_steps(int kind, int device, int64_t ranks, int layout, int sche
     objective_way alone = {.dp = 1,
                            .sp = 1,
                            .accumulation = 1,
-                           .layout = SEQPAR_ZIGZAG,
+                           .layout = SEQPAR_LAYOUT_ZIGZAG,
                            .reference_device = device},
                   way = {.dp = 1,
                          .sp = ranks,
@@ -176,10 +176,10 @@ int main(int argc, char **argv) {
     test_refused();
     test_failures();
     for (int device = 0; device <= 2; device += 2) {
-        test_steps(OBJECTIVE_SFT, device, 2, SEQPAR_ZIGZAG, SEQPAR_RING);
-        test_steps(OBJECTIVE_DPO, device, 3, SEQPAR_CONTIGUOUS, SEQPAR_LLAMA3);
+        test_steps(OBJECTIVE_SFT, device, 2, SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_RING);
+        test_steps(OBJECTIVE_DPO, device, 3, SEQPAR_LAYOUT_CONTIGUOUS, SEQPAR_SCHEDULE_LLAMA3);
     }
-    test_steps(OBJECTIVE_RM, 2, 2, SEQPAR_ZIGZAG, SEQPAR_RING);
+    test_steps(OBJECTIVE_RM, 2, 2, SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_RING);
     test_near();
     return test_summary();
 }

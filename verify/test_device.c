@@ -123,8 +123,8 @@ static int dtype_of(const field *f, const seqpar_device *device) {
 }
 
 static double stored_as(double x, int dtype) {
-    return dtype == SEQPAR_F64 ? x
-           : dtype == SEQPAR_F32
+    return dtype == SEQPAR_DTYPE_F64 ? x
+           : dtype == SEQPAR_DTYPE_F32
                ? (double)(float)x
                : (double)seqpar_bf16_to_float(seqpar_bf16_from_float((float)x));
 }
@@ -216,7 +216,7 @@ static void round_fields(bench *b) {
     int64_t i, n;
     for (i = 0; i < b->count; i++)
         for (n = 0; n < b->field[i].rows * b->field[i].stride && !b->field[i].sums; n++)
-            b->field[i].value[n] = stored_as(b->field[i].value[n], SEQPAR_BF16);
+            b->field[i].value[n] = stored_as(b->field[i].value[n], SEQPAR_DTYPE_BF16);
 }
 
 /* A device with bf16 storage against fp64 on the same numbers: sums within fp32's rounding;
@@ -1479,7 +1479,7 @@ static void check_attn_return(void) {
     bench_free(&b);
 }
 
-/* ---- softmax_head ---- */
+/* ---- vocab_softmax ---- */
 
 enum { LOGITS, LOGP, ENTROPY, HEAD_LSE, SMOOTH, DLOGP, DENTROPY, DSMOOTH, DZLOSS };
 /* mode: which seeds are given, and whether the gradient is wanted */
@@ -1504,34 +1504,34 @@ static void *given(const bench *b, int number, int wanted) {
 }
 
 static seqpar_status call_head(seqpar_device *device, const bench *b) {
-    seqpar_softmax_head_args a = {.logits = mat(&b->field[LOGITS]),
-                                  .rows = b->size[0],
-                                  .vocab = b->size[1],
-                                  .targets = b->ids,
-                                  .gradient = b->mode & GRADIENT,
-                                  .logp = given(b, LOGP, 1),
-                                  .entropy = given(b, ENTROPY, 1),
-                                  .lse = given(b, HEAD_LSE, 1),
-                                  .smooth = given(b, SMOOTH, 1),
-                                  .dlogp = given(b, DLOGP, b->mode & 1),
-                                  .dentropy = given(b, DENTROPY, b->mode & 2),
-                                  .dsmooth = given(b, DSMOOTH, b->mode & 4),
-                                  .dzloss = given(b, DZLOSS, b->mode & 8)};
-    return device->softmax_head(device, &a, device->queue);
+    seqpar_vocab_softmax_args a = {.logits = mat(&b->field[LOGITS]),
+                                   .rows = b->size[0],
+                                   .vocab = b->size[1],
+                                   .targets = b->ids,
+                                   .gradient = b->mode & GRADIENT,
+                                   .logp = given(b, LOGP, 1),
+                                   .entropy = given(b, ENTROPY, 1),
+                                   .lse = given(b, HEAD_LSE, 1),
+                                   .smooth = given(b, SMOOTH, 1),
+                                   .dlogp = given(b, DLOGP, b->mode & 1),
+                                   .dentropy = given(b, DENTROPY, b->mode & 2),
+                                   .dsmooth = given(b, DSMOOTH, b->mode & 4),
+                                   .dzloss = given(b, DZLOSS, b->mode & 8)};
+    return device->vocab_softmax(device, &a, device->queue);
 }
 
 /* The gradient alone: no outputs are given. */
 static seqpar_status call_head_grad(seqpar_device *device, const bench *b) {
-    seqpar_softmax_head_args a = {.logits = mat(&b->field[LOGITS]),
-                                  .rows = b->size[0],
-                                  .vocab = b->size[1],
-                                  .targets = b->ids,
-                                  .gradient = 1};
+    seqpar_vocab_softmax_args a = {.logits = mat(&b->field[LOGITS]),
+                                   .rows = b->size[0],
+                                   .vocab = b->size[1],
+                                   .targets = b->ids,
+                                   .gradient = 1};
     a.dlogp = given(b, DLOGP, b->mode & 1);
     a.dentropy = given(b, DENTROPY, b->mode & 2);
     a.dsmooth = given(b, DSMOOTH, b->mode & 4);
     a.dzloss = given(b, DZLOSS, b->mode & 8);
-    return device->softmax_head(device, &a, device->queue);
+    return device->vocab_softmax(device, &a, device->queue);
 }
 
 enum { HEAD_OUTPUTS = 1 << LOGP | 1 << ENTROPY | 1 << HEAD_LSE | 1 << SMOOTH };
@@ -1742,7 +1742,7 @@ static void check_head_infinite(void) {
     }
 }
 
-static void check_softmax_head(void) {
+static void check_vocab_softmax(void) {
     check_head_infinite();
     check_head_golden();
     check_head_far();
@@ -1846,7 +1846,7 @@ static void check_masters(seqpar_device *device, int64_t t, int sgd) {
     test_expect(d <= 4e-7, "%s, step %lld: the masters are off by %.2e", device->name,
                 (long long)t, d);
     for (i = 0; i < 1031; i++)
-        test_expect(f[WORKING].after[i] == stored_as(f[PARAMETER].after[i], SEQPAR_BF16),
+        test_expect(f[WORKING].after[i] == stored_as(f[PARAMETER].after[i], SEQPAR_DTYPE_BF16),
                     "%s: weight %lld is %.9g, its master %.9g", device->name, (long long)i,
                     f[WORKING].after[i], f[PARAMETER].after[i]);
     free(p);
@@ -1877,7 +1877,7 @@ static void check_sgd(void) {
 /* ---- the table ---- */
 
 /* Limits: relative L2 of the fast device against the reference device, three times the worst
-   of seeds 1..40 (AVX2 and FMA). softmax_head is worst in `smooth` of logits near 100, whose
+   of seeds 1..40 (AVX2 and FMA). vocab_softmax is worst in `smooth` of logits near 100, whose
    mean is summed in fp32; its gradient is within 4e-7. The last column: roundings to bf16 in
    a result. Attention's backward reads an out that was rounded; a rotation goes there and
    back. */
@@ -1903,7 +1903,7 @@ static const struct op_check {
     {"attn_return", check_attn_return, 1.4e-7, 1},
     {"attn_delta", check_attn_delta, 1.9e-7, 1},
     {"attn_sinks", check_attn_sinks, 6e-7, 1},
-    {"softmax_head", check_softmax_head, 5e-6, 1},
+    {"vocab_softmax", check_vocab_softmax, 5e-6, 1},
     {"sample", check_sample, 0, 0},
     {"sumsq", check_sumsq, 6e-15, 1},
     {"adamw", check_adamw, 3.6e-7, 1},
@@ -1924,8 +1924,8 @@ static void test_op(const char *op, int number) {
         worst = (limits){0};
         limit = (limits){1e-13, 1e-7, c->cpu, c->bf16 / 256 + 1e-6};
         c->check();
-        test_expect(calls[SEQPAR_F64][number] && calls[SEQPAR_F32][number] &&
-                        calls[SEQPAR_BF16][number],
+        test_expect(calls[SEQPAR_DTYPE_F64][number] && calls[SEQPAR_DTYPE_F32][number] &&
+                        calls[SEQPAR_DTYPE_BF16][number],
                     "the check of %s does not call it on all devices", op);
         printf("# %s: value %.1e, derivative %.1e, cpu %.1e, bf16 %.2f roundings\n", op,
                worst.formula, worst.derivative, worst.cpu, worst.bf16 * 256);
@@ -1955,9 +1955,9 @@ static void test_transfer(seqpar_device *device, int dtype) {
         free(to);
     }
     test_end("device_transfer_%s_%s", device->name,
-             dtype == SEQPAR_F64   ? "fp64"
-             : dtype == SEQPAR_F32 ? "fp32"
-                                   : "bf16");
+             dtype == SEQPAR_DTYPE_F64   ? "fp64"
+             : dtype == SEQPAR_DTYPE_F32 ? "fp32"
+                                         : "bf16");
 }
 
 /* Every job is called once, whatever the number of threads, with scratch that no other
@@ -2023,10 +2023,10 @@ int main(int argc, char **argv) {
 #define X(op) test_op(#op, OP_##op);
     SEQPAR_DEVICE_OPS(X)
 #undef X
-    test_transfer(reference, SEQPAR_F64);
-    test_transfer(fast, SEQPAR_F32);
-    test_transfer(bf16, SEQPAR_BF16);
-    test_transfer(bf16, SEQPAR_F32);
+    test_transfer(reference, SEQPAR_DTYPE_F64);
+    test_transfer(fast, SEQPAR_DTYPE_F32);
+    test_transfer(bf16, SEQPAR_DTYPE_BF16);
+    test_transfer(bf16, SEQPAR_DTYPE_F32);
     seqpar_device_close(reference);
     seqpar_device_close(fast);
     seqpar_device_close(fast_threads);

@@ -558,7 +558,7 @@ static void expect_column(orchard *o, const double *column, int64_t stride, int 
     double terms = 0;
     int64_t i;
     for (i = 0; i < o->count; i++) terms += fabs(o->value[i] = column[i * stride]);
-    if (dtype == SEQPAR_F64)
+    if (dtype == SEQPAR_DTYPE_F64)
         test_expect(same_bits(got, naive_sum(o)), "%.17g, not %.17g", got, naive_sum(o));
     else
         test_expect(fabs(got - naive_sum(o)) <= 1e-6 * terms, "%g, not %g", got, naive_sum(o));

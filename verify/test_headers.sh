@@ -186,7 +186,7 @@ static uint64_t sum_of(const double *x, int64_t count) {
 
 static int run(int reference, int64_t threads) {
     model_task task = {.config = {.layers = 2, .hidden = 24, .heads = 6, .kv_heads = 2, .head_dim = 10, .intermediate = 37, .vocab = 53}, .seed = 7, .lr = .01, .max_norm = .3, .decay = .1};
-    model_way way = {.dp = 1, .sp = 1, .accumulation = 2, .threads = threads, .steps = 2, .reference = reference, .layout = SEQPAR_ZIGZAG};
+    model_way way = {.dp = 1, .sp = 1, .accumulation = 2, .threads = threads, .steps = 2, .reference = reference, .layout = SEQPAR_LAYOUT_ZIGZAG};
     model_result r;
     random_batch(&task.batch, 21, 40, 53, 61, 0);
     task.objective.count = task.batch.counts.supervised;

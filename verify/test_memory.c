@@ -80,7 +80,7 @@ typedef struct memory_run {
 
 static seqpar_status run_steps(seqpar_ctx *ctx, const memory_run *m) {
     const model_job *job = &m->job;
-    seqpar_optim_desc desc = {.kind = SEQPAR_ADAMW,
+    seqpar_optim_desc desc = {.kind = SEQPAR_OPTIM_ADAMW,
                               .zero_stage = job->way->zero_stage,
                               .beta1 = .9,
                               .beta2 = .95,
@@ -218,11 +218,11 @@ static void test_activations(int64_t tokens, int64_t chunks, int recompute,
                          .accumulation = 1,
                          .threads = 1,
                          .steps = 1,
-                         .layout = SEQPAR_ZIGZAG,
+                         .layout = SEQPAR_LAYOUT_ZIGZAG,
                          .recompute = recompute};
         memory_run m = {0};
         seqpar_error error;
-        int64_t share = largest_share(task.batch.row, 1, SEQPAR_ZIGZAG, ranks[i]), peak;
+        int64_t share = largest_share(task.batch.row, 1, SEQPAR_LAYOUT_ZIGZAG, ranks[i]), peak;
         test_expect(!run_memory(&m, &task, &way, &error), "P=%lld: %s", (long long)ranks[i],
                     error.text);
         peak = most(&m, ranks[i], SEQPAR_MEM_ACTIVATIONS);
@@ -261,7 +261,7 @@ static void test_recompute(void) {
                          .accumulation = 1,
                          .threads = 1,
                          .steps = 1,
-                         .layout = SEQPAR_ZIGZAG,
+                         .layout = SEQPAR_LAYOUT_ZIGZAG,
                          .recompute = recompute};
         memory_run m = {0};
         seqpar_error error;
@@ -282,7 +282,7 @@ static void test_recompute(void) {
 static void gradient_sizes(const seqpar_llama_config *config, int64_t *all, int64_t *largest) {
     seqpar_comm *self = seqpar_comm_self();
     seqpar_device *device = seqpar_device_cpu(1);
-    seqpar_optim_desc desc = {.kind = SEQPAR_SGD};
+    seqpar_optim_desc desc = {.kind = SEQPAR_OPTIM_SGD};
     seqpar_ctx ctx;
     seqpar_llama model;
     seqpar_optim optim;
@@ -357,7 +357,7 @@ static void test_gradients(int tied) {
                          .sp = sp,
                          .accumulation = micro,
                          .threads = 1,
-                         .layout = SEQPAR_ZIGZAG,
+                         .layout = SEQPAR_LAYOUT_ZIGZAG,
                          .recompute = 1,
                          .zero_stage = stage};
         model_result unused = {0};
@@ -539,8 +539,8 @@ static int64_t ulysses_bound(const attn_case *c, int64_t share) {
 static int64_t exchange_bound(const attn_case *c, int64_t share) {
     int64_t nodes = nodes_of_share(c);
     if (c->ranks == 1) return 0;
-    if (c->schedule == SEQPAR_ULYSSES) return ulysses_bound(c, share);
-    if (c->schedule == SEQPAR_RING)
+    if (c->schedule == SEQPAR_SCHEDULE_ULYSSES) return ulysses_bound(c, share);
+    if (c->schedule == SEQPAR_SCHEDULE_RING)
         return FLOAT * c->kv_heads * c->head_dim * share * (2 * 2 + 4 * 2 * nodes);
     return FLOAT * c->stride * c->head_dim *
            (2 * 2 * c->tokens + 2 * 2 * nodes * (c->tokens + c->ranks * share));
@@ -559,13 +559,13 @@ static int64_t waiting_places(const attn_case *c) {
    Delta is one number a query and head. */
 static int64_t scratch_bound(const attn_case *c, int64_t share) {
     int64_t places = waiting_places(c), delta = share * c->heads;
-    int64_t heads = c->schedule == SEQPAR_RING ? c->kv_heads : c->stride;
+    int64_t heads = c->schedule == SEQPAR_SCHEDULE_RING ? c->kv_heads : c->stride;
     int64_t group = heads * (c->heads / c->kv_heads);
     int64_t states = places * share * group * (c->head_dim + 2);
     int64_t keys = places * 2 * share * heads * c->head_dim;
     /* all keys are there at once */
-    if (c->ranks == 1 || c->schedule == SEQPAR_ULYSSES) return FLOAT * delta;
-    return FLOAT * (delta + (c->schedule == SEQPAR_RING ? states + keys : 2 * keys));
+    if (c->ranks == 1 || c->schedule == SEQPAR_SCHEDULE_ULYSSES) return FLOAT * delta;
+    return FLOAT * (delta + (c->schedule == SEQPAR_SCHEDULE_RING ? states + keys : 2 * keys));
 }
 
 static void test_attention_memory(const attn_case *c) {
@@ -617,7 +617,7 @@ static void test_work(const attn_case *c) {
     }
     test_expect(sum == whole, "all ranks computed %lld FLOPs, the row has %lld", (long long)sum,
                 (long long)whole);
-    test_expect(c->layout != SEQPAR_ZIGZAG ||
+    test_expect(c->layout != SEQPAR_LAYOUT_ZIGZAG ||
                     (double)top.flops <= 1.1 * (double)whole / (double)c->ranks,
                 "the busiest of %lld ranks computed %.3f of the whole", (long long)c->ranks,
                 (double)top.flops / (double)whole);
@@ -639,8 +639,8 @@ static void test_attention(void) {
     size_t i;
     int64_t stride;
     for (i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        attn_case c = {shapes[i].tokens, shapes[i].chunks, shapes[i].ranks, 4, 4, 8, 1,
-                       SEQPAR_ZIGZAG,    SEQPAR_RING,      shapes[i].full};
+        attn_case c = {shapes[i].tokens,     shapes[i].chunks,     shapes[i].ranks, 4, 4, 8, 1,
+                       SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_RING, shapes[i].full};
         attn_case all_to_all = {shapes[i].tokens,
                                 shapes[i].chunks,
                                 shapes[i].ranks,
@@ -648,13 +648,13 @@ static void test_attention(void) {
                                 shapes[i].ranks,
                                 8,
                                 1,
-                                SEQPAR_ZIGZAG,
-                                SEQPAR_ULYSSES,
+                                SEQPAR_LAYOUT_ZIGZAG,
+                                SEQPAR_SCHEDULE_ULYSSES,
                                 shapes[i].full};
         test_attention_memory(&all_to_all);
         test_attention_memory(&c);
         for (stride = 1; stride <= 4; stride *= 2) {
-            c.schedule = SEQPAR_LLAMA3;
+            c.schedule = SEQPAR_SCHEDULE_LLAMA3;
             c.stride = stride;
             test_attention_memory(&c);
         }
@@ -667,14 +667,14 @@ static void test_attention(void) {
                        2,
                        8,
                        1,
-                       SEQPAR_ZIGZAG,
-                       i % 2 ? SEQPAR_LLAMA3 : SEQPAR_RING,
+                       SEQPAR_LAYOUT_ZIGZAG,
+                       i % 2 ? SEQPAR_SCHEDULE_LLAMA3 : SEQPAR_SCHEDULE_RING,
                        0};
         test_work(&c);
         c.full = 1;
         test_work(&c);
         c.full = 0;
-        c.layout = SEQPAR_CONTIGUOUS;
+        c.layout = SEQPAR_LAYOUT_CONTIGUOUS;
         test_work(&c);
     }
 }
@@ -690,7 +690,7 @@ static void test_given_back(const model_task *task, int64_t dp, int64_t sp,
                      .accumulation = 2,
                      .threads = 1,
                      .steps = 3,
-                     .layout = SEQPAR_ZIGZAG,
+                     .layout = SEQPAR_LAYOUT_ZIGZAG,
                      .zero_stage = 2,
                      .recompute = 1,
                      .inject = inject,
@@ -750,7 +750,7 @@ static void test_lifetimes(void) {
 
 /* Every single allocation of an attention run may be the one that finds no memory. */
 static void test_refused(int64_t ranks, int64_t every) {
-    attn_case c = {48, 8, ranks, 2, 2, 4, 1, SEQPAR_ZIGZAG, SEQPAR_RING, 0};
+    attn_case c = {48, 8, ranks, 2, 2, 4, 1, SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_RING, 0};
     attn_run run = {.c = &c, .cu = {0, 48}};
     seqpar_error error;
     int64_t before = blocks_live, made = blocks_made, total, n;
@@ -829,8 +829,10 @@ static void test_high_water(void) {
     static const struct {
         int64_t ranks;
         int schedule, recompute;
-    } cases[] = {
-        {1, SEQPAR_RING, 0}, {1, SEQPAR_RING, 1}, {4, SEQPAR_RING, 0}, {4, SEQPAR_LLAMA3, 0}};
+    } cases[] = {{1, SEQPAR_SCHEDULE_RING, 0},
+                 {1, SEQPAR_SCHEDULE_RING, 1},
+                 {4, SEQPAR_SCHEDULE_RING, 0},
+                 {4, SEQPAR_SCHEDULE_LLAMA3, 0}};
     seqpar_llama_config config = {.layers = 2,
                                   .hidden = 256,
                                   .heads = 4,
@@ -853,7 +855,7 @@ static void test_high_water(void) {
                          .sp = cases[i].ranks,
                          .accumulation = 1,
                          .threads = 1,
-                         .layout = SEQPAR_ZIGZAG,
+                         .layout = SEQPAR_LAYOUT_ZIGZAG,
                          .schedule = cases[i].schedule,
                          .recompute = cases[i].recompute};
         seen s = in_a_child(&task, &way);
@@ -1033,7 +1035,8 @@ static void expect_no_logits(const wide_seen *half, const wide_seen *whole, int6
 }
 
 static wide_seen wide_objective(int kind, int64_t pairs, int64_t ranks, int lean) {
-    objective_way way = {.dp = 1, .sp = ranks, .accumulation = 1, .layout = SEQPAR_ZIGZAG};
+    objective_way way = {
+        .dp = 1, .sp = ranks, .accumulation = 1, .layout = SEQPAR_LAYOUT_ZIGZAG};
     objective_task t;
     objective_result r;
     /* one row: few partial gradients of the table */

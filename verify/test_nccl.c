@@ -408,7 +408,8 @@ static seqpar_status attend(seqpar_ctx *ctx, const attention *a) {
         .head_dim = DIM,
         .layout = a->layout,
         .schedule = a->schedule,
-        .ulysses_size = a->schedule == SEQPAR_ULYSSES && ctx->sp_size % 2 == 0 ? 2 : 1};
+        .ulysses_size = a->schedule == SEQPAR_SCHEDULE_ULYSSES && ctx->sp_size % 2 == 0 ? 2
+                                                                                        : 1};
     const seqpar_share *mine;
     seqpar_attn *attn;
     float *x[TENSORS], *lse;
@@ -479,9 +480,9 @@ static void test_attention(void) {
     static const struct {
         const char *name;
         int layout, schedule;
-    } ways[] = {{"ring", SEQPAR_ZIGZAG, SEQPAR_RING},
-                {"llama3", SEQPAR_CONTIGUOUS, SEQPAR_LLAMA3},
-                {"2d", SEQPAR_ZIGZAG, SEQPAR_ULYSSES}};
+    } ways[] = {{"ring", SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_RING},
+                {"llama3", SEQPAR_LAYOUT_CONTIGUOUS, SEQPAR_SCHEDULE_LLAMA3},
+                {"2d", SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_ULYSSES}};
     static const int64_t sizes[] = {1, 2, 3, 4, 5, 8};
     seqpar_device *plain = seqpar_device_cpu(1);
     int64_t w, p, on_queue, i;

@@ -340,19 +340,19 @@ static void test_schedules(void) {
         int kind;
         double min_ratio, factor[12];
     } table[] = {
-        {"constant", SEQPAR_CONSTANT, 0, {0, 1.0 / 3, 2.0 / 3, 1, 1, 1, 1, 1, 1, 1, 1, 1}},
+        {"constant", SEQPAR_LR_CONSTANT, 0, {0, 1.0 / 3, 2.0 / 3, 1, 1, 1, 1, 1, 1, 1, 1, 1}},
         {"linear",
-         SEQPAR_LINEAR,
+         SEQPAR_LR_LINEAR,
          0,
          {0, 1.0 / 3, 2.0 / 3, 1, .857142857143, .714285714286, .571428571429, .428571428571,
           .285714285714, .142857142857, 0, 0}},
         {"cosine",
-         SEQPAR_COSINE,
+         SEQPAR_LR_COSINE,
          0,
          {0, 1.0 / 3, 2.0 / 3, 1, .950484433951, .811744900929, .611260466978, .388739533022,
           .188255099071, .049515566049, 0, .049515566049}},
         {"cosine_min",
-         SEQPAR_COSINE_MIN,
+         SEQPAR_LR_COSINE_MIN,
          0.1,
          {0, 1.0 / 3, 2.0 / 3, 1, .955435990556, .830570410836, .65013442028, .44986557972,
           .269429589164, .144564009444, .1, .144564009444}},
@@ -360,14 +360,14 @@ static void test_schedules(void) {
     int64_t i, s;
     for (i = 0; i < COUNT(table); i++) {
         for (s = 0; s < 12; s++) {
-            double factor = seqpar_schedule_factor(table[i].kind, s, 3, 10, table[i].min_ratio);
+            double factor = seqpar_lr_factor(table[i].kind, s, 3, 10, table[i].min_ratio);
             test_expect(fabs(factor - table[i].factor[s]) <= 1e-12,
                         "step %lld: %.12f, not %.12f", (long long)s, factor,
                         table[i].factor[s]);
         }
-        test_expect(seqpar_schedule_factor(table[i].kind, 0, 0, 10, 0) == 1,
+        test_expect(seqpar_lr_factor(table[i].kind, 0, 0, 10, 0) == 1,
                     "without warm-up the first step is not a whole one");
-        test_expect(seqpar_schedule_factor(table[i].kind, 5, 5, 5, 0) <= 1,
+        test_expect(seqpar_lr_factor(table[i].kind, 5, 5, 5, 0) <= 1,
                     "no step after the warm-up");
         test_end("numerics_schedule_%s", table[i].name);
     }
@@ -603,20 +603,20 @@ static seqpar_status run_swiglu_grad(const call *c) {
 }
 
 static seqpar_status head(const call *c, int gradient) {
-    seqpar_softmax_head_args a = {.logits = c->out,
-                                  .rows = c->rows,
-                                  .vocab = VOCAB,
-                                  .targets = c->ids,
-                                  .logp = c->stats[0],
-                                  .entropy = c->stats[1],
-                                  .lse = c->stats[2],
-                                  .smooth = c->stats[3],
-                                  .dlogp = c->seeds[0],
-                                  .dentropy = c->seeds[1],
-                                  .dsmooth = c->seeds[2],
-                                  .dzloss = c->seeds[3],
-                                  .gradient = gradient};
-    return c->device->softmax_head(c->device, &a, NULL);
+    seqpar_vocab_softmax_args a = {.logits = c->out,
+                                   .rows = c->rows,
+                                   .vocab = VOCAB,
+                                   .targets = c->ids,
+                                   .logp = c->stats[0],
+                                   .entropy = c->stats[1],
+                                   .lse = c->stats[2],
+                                   .smooth = c->stats[3],
+                                   .dlogp = c->seeds[0],
+                                   .dentropy = c->seeds[1],
+                                   .dsmooth = c->seeds[2],
+                                   .dzloss = c->seeds[3],
+                                   .gradient = gradient};
+    return c->device->vocab_softmax(c->device, &a, NULL);
 }
 
 static seqpar_status run_head(const call *c) { return head(c, 0); }
@@ -649,8 +649,8 @@ static const row_op row_ops[] = {
      run_rope_inverse, 1},
     {"swiglu", 106, 53, 1, run_swiglu, 0},
     {"swiglu_grad", 159, 106, 1, run_swiglu_grad, 1},
-    {"softmax_head", VOCAB, VOCAB, 1, run_head, 1},
-    {"softmax_head_gradient", VOCAB, VOCAB, 1, run_head_gradient, 1},
+    {"vocab_softmax", VOCAB, VOCAB, 1, run_head, 1},
+    {"vocab_softmax_gradient", VOCAB, VOCAB, 1, run_head_gradient, 1},
     {"embedding", 1, 29, VOCAB * 31, run_embedding, 0},
     {"add", 1, 1, 1, run_add, 0},
 };
@@ -1079,7 +1079,7 @@ static void test_escape(void) {
 
 static void test_large_sizes(void) {
     const seqpar_tensor tensor = {.name = "w", .rows = INT64_C(1) << 62, .cols = 4, .decay = 1};
-    const seqpar_optim_desc optim = {.kind = SEQPAR_SGD};
+    const seqpar_optim_desc optim = {.kind = SEQPAR_OPTIM_SGD};
     const seqpar_attn_desc attention[] = {
         {.heads = INT64_C(1) << 61, .kv_heads = 1, .head_dim = 8},
         {.heads = 8, .kv_heads = 1, .head_dim = INT64_MAX}};
@@ -1129,27 +1129,27 @@ static void test_head_beside(void) {
         for (int i = WIDTH + CLIMB + 128; i < 2 * WIDTH; i++) logits[i] -= 0.5f;
         memcpy(beside, logits, sizeof beside);
         memcpy(alone, logits + WIDTH, sizeof alone);
-        seqpar_softmax_head_args two = {.logits = {beside, WIDTH},
-                                        .rows = 2,
-                                        .vocab = WIDTH,
-                                        .targets = targets,
-                                        .logp = stats[0],
-                                        .entropy = stats[1],
-                                        .lse = stats[2],
-                                        .dlogp = seeds,
-                                        .gradient = 1};
-        seqpar_softmax_head_args one = {.logits = {alone, WIDTH},
-                                        .rows = 1,
-                                        .vocab = WIDTH,
-                                        .targets = targets + 1,
-                                        .logp = &own[0],
-                                        .entropy = &own[1],
-                                        .lse = &own[2],
-                                        .dlogp = seeds + 1,
-                                        .gradient = 1};
-        test_expect(!device->softmax_head(device, &two, NULL) &&
-                        !device->softmax_head(device, &one, NULL),
-                    "softmax_head fails");
+        seqpar_vocab_softmax_args two = {.logits = {beside, WIDTH},
+                                         .rows = 2,
+                                         .vocab = WIDTH,
+                                         .targets = targets,
+                                         .logp = stats[0],
+                                         .entropy = stats[1],
+                                         .lse = stats[2],
+                                         .dlogp = seeds,
+                                         .gradient = 1};
+        seqpar_vocab_softmax_args one = {.logits = {alone, WIDTH},
+                                         .rows = 1,
+                                         .vocab = WIDTH,
+                                         .targets = targets + 1,
+                                         .logp = &own[0],
+                                         .entropy = &own[1],
+                                         .lse = &own[2],
+                                         .dlogp = seeds + 1,
+                                         .gradient = 1};
+        test_expect(!device->vocab_softmax(device, &two, NULL) &&
+                        !device->vocab_softmax(device, &one, NULL),
+                    "vocab_softmax fails");
         test_expect(isfinite(own[1]) && own[1] > 1, "entropy %g", (double)own[1]);
         for (int i = 0; i < 3; i++)
             test_expect(!memcmp(&stats[i][1], &own[i], sizeof own[i]),

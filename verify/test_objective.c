@@ -70,7 +70,7 @@ static void test_segments(void) {
             t.got = p ? got : one;
             test_expect(!seqpar_run_threads(ranks[p], segment_rank, &t, &error), "%s",
                         error.text);
-            if (t.layout <= SEQPAR_ZIGZAG)
+            if (t.layout <= SEQPAR_LAYOUT_ZIGZAG)
                 test_expect(!memcmp(t.got, one, sizeof one), "P=%lld: other bits than one rank",
                             (long long)ranks[p]);
             for (int64_t d = 0; d < 5; d++)
@@ -81,7 +81,7 @@ static void test_segments(void) {
         test_end("segments_%s", seqpar_layout_name((int)t.layout));
     }
     t.documents = 4; /* too few for the fifth */
-    t.layout = SEQPAR_CONTIGUOUS;
+    t.layout = SEQPAR_LAYOUT_CONTIGUOUS;
     t.got = got;
     test_expect(seqpar_run_threads(2, segment_rank, &t, &error) == SEQPAR_ERR_SIZE &&
                     strstr(error.text, "document 4"),
@@ -119,10 +119,10 @@ static int golden_pair(const golden_case *c) {
     static const struct {
         const char *name;
         int kind, normalized, alone;
-    } kinds[] = {{"dpo_sigmoid", SEQPAR_DPO}, {"dpo_hinge", SEQPAR_HINGE},
-                 {"ipo", SEQPAR_IPO},         {"ipo_mean", SEQPAR_IPO, 1},
-                 {"dpo_norm", SEQPAR_DPO, 1}, {"simpo", SEQPAR_SIMPO},
-                 {"cpo", SEQPAR_DPO, 0, 1}};
+    } kinds[] = {{"dpo_sigmoid", SEQPAR_PREFERENCE_DPO}, {"dpo_hinge", SEQPAR_PREFERENCE_HINGE},
+                 {"ipo", SEQPAR_PREFERENCE_IPO},         {"ipo_mean", SEQPAR_PREFERENCE_IPO, 1},
+                 {"dpo_norm", SEQPAR_PREFERENCE_DPO, 1}, {"simpo", SEQPAR_PREFERENCE_SIMPO},
+                 {"cpo", SEQPAR_PREFERENCE_DPO, 0, 1}};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         seqpar_preference_desc d = {kinds[i].kind,
                                     golden_number(c, "beta", 0),
@@ -224,9 +224,9 @@ static int golden_advantages(const golden_case *c) {
     static const struct {
         const char *name;
         int kind;
-    } groups[] = {{"group_norm", SEQPAR_GROUP_GRPO},
-                  {"rloo", SEQPAR_GROUP_RLOO},
-                  {"group_baseline", SEQPAR_GROUP_MEAN}};
+    } groups[] = {{"group_norm", SEQPAR_ADVANTAGE_GRPO},
+                  {"rloo", SEQPAR_ADVANTAGE_RLOO},
+                  {"group_baseline", SEQPAR_ADVANTAGE_MEAN}};
     double a[MOST], g[MOST];
     for (int i = 0; i < 3; i++)
         if (!strcmp(c->objective, groups[i].name)) {
@@ -299,10 +299,12 @@ static seqpar_pair_result preference(const seqpar_preference_desc *d, double cho
 
 static void test_identities(void) {
     const double ln2 = 0.693147180559945309417;
-    static const seqpar_preference_desc kinds[] = {
-        {SEQPAR_DPO, 0.1}, {SEQPAR_DPO, 0.3, 0.2}, {SEQPAR_DPO, 2.0, 0, 0, 1}};
-    const seqpar_preference_desc ipo = {SEQPAR_IPO, 0.1}, hinge = {SEQPAR_HINGE, 0.1};
-    const seqpar_preference_desc dpo = {SEQPAR_DPO, 0.1};
+    static const seqpar_preference_desc kinds[] = {{SEQPAR_PREFERENCE_DPO, 0.1},
+                                                   {SEQPAR_PREFERENCE_DPO, 0.3, 0.2},
+                                                   {SEQPAR_PREFERENCE_DPO, 2.0, 0, 0, 1}};
+    const seqpar_preference_desc ipo = {SEQPAR_PREFERENCE_IPO, 0.1};
+    const seqpar_preference_desc hinge = {SEQPAR_PREFERENCE_HINGE, 0.1};
+    const seqpar_preference_desc dpo = {SEQPAR_PREFERENCE_DPO, 0.1};
     double same[7] = {ln2, ln2, ln2, ln2, ln2, ln2, ln2};
     double advantages[5], rewards[] = {2, 2, 2, 2, 2}, x[] = {3, -1, 4, 1, -5, 9, 2};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
@@ -325,7 +327,7 @@ static void test_identities(void) {
     test_expect(seqpar_softplus(800) == 800 && seqpar_softplus(-745) > 0 &&
                     seqpar_sigmoid(-800) >= 0 && seqpar_softplus(-40) > 0,
                 "no overflow, no cancelling");
-    seqpar_group_advantages(NULL, advantages, rewards, 5, SEQPAR_GROUP_GRPO, 1e-9);
+    seqpar_group_advantages(NULL, advantages, rewards, 5, SEQPAR_ADVANTAGE_GRPO, 1e-9);
     for (int i = 0; i < 5; i++)
         test_expect(advantages[i] == 0, "equal rewards have an advantage");
     seqpar_whiten(x, 7, 0);
@@ -347,16 +349,17 @@ static void test_refused(void) {
     seqpar_kto_result k;
     seqpar_error error = {0};
     double one = 1, advantage;
-    expect_refused((seqpar_preference_desc){SEQPAR_DPO, 0}, 1, "beta is 0");
-    expect_refused((seqpar_preference_desc){SEQPAR_DPO, NAN}, 1, "beta is");
-    expect_refused((seqpar_preference_desc){SEQPAR_DPO, 0.1, 0.6}, 1, "label_smoothing is 0.6");
-    expect_refused((seqpar_preference_desc){SEQPAR_IPO, 0.1, 0.1}, 1, "no meaning");
+    expect_refused((seqpar_preference_desc){SEQPAR_PREFERENCE_DPO, 0}, 1, "beta is 0");
+    expect_refused((seqpar_preference_desc){SEQPAR_PREFERENCE_DPO, NAN}, 1, "beta is");
+    expect_refused((seqpar_preference_desc){SEQPAR_PREFERENCE_DPO, 0.1, 0.6}, 1,
+                   "label_smoothing is 0.6");
+    expect_refused((seqpar_preference_desc){SEQPAR_PREFERENCE_IPO, 0.1, 0.1}, 1, "no meaning");
     expect_refused((seqpar_preference_desc){9, 0.1}, 1, "loss 9");
-    expect_refused((seqpar_preference_desc){SEQPAR_DPO, 0.1}, 0, "0 chosen");
+    expect_refused((seqpar_preference_desc){SEQPAR_PREFERENCE_DPO, 0.1}, 0, "0 chosen");
     test_expect(seqpar_kto_loss(&error, &k, 0, 0, 1, &(seqpar_kto_desc){0.1, 1, 1, -0.5}) &&
                     strstr(error.text, "-0.5"),
                 "%s", error.text);
-    test_expect(seqpar_group_advantages(NULL, &advantage, &one, 1, SEQPAR_GROUP_RLOO, 0) ==
+    test_expect(seqpar_group_advantages(NULL, &advantage, &one, 1, SEQPAR_ADVANTAGE_RLOO, 0) ==
                     SEQPAR_ERR_OPTION,
                 "a group of one");
     test_end("objective_refused");
@@ -400,15 +403,16 @@ static void near(double got, double want, const char *what) {
 }
 
 static void test_derivatives(void) {
-    static const seqpar_preference_desc kinds[] = {{SEQPAR_DPO, 0.3},
-                                                   {SEQPAR_DPO, 0.3, 0.1},
-                                                   {SEQPAR_DPO, 0.3, 0, 0, 1},
-                                                   {SEQPAR_IPO, 0.3},
-                                                   {SEQPAR_IPO, 0.3, 0, 0, 1},
-                                                   {SEQPAR_HINGE, 0.3},
-                                                   {SEQPAR_SIMPO, 2, 0, 0.5},
-                                                   {SEQPAR_DPO, 0.3, 0, 0, 0, 0, 0.2},
-                                                   {SEQPAR_DPO, 0.3, 0, 0, 0, 1, 0.2, 7}};
+    static const seqpar_preference_desc kinds[] = {
+        {SEQPAR_PREFERENCE_DPO, 0.3},
+        {SEQPAR_PREFERENCE_DPO, 0.3, 0.1},
+        {SEQPAR_PREFERENCE_DPO, 0.3, 0, 0, 1},
+        {SEQPAR_PREFERENCE_IPO, 0.3},
+        {SEQPAR_PREFERENCE_IPO, 0.3, 0, 0, 1},
+        {SEQPAR_PREFERENCE_HINGE, 0.3},
+        {SEQPAR_PREFERENCE_SIMPO, 2, 0, 0.5},
+        {SEQPAR_PREFERENCE_DPO, 0.3, 0, 0, 0, 0, 0.2},
+        {SEQPAR_PREFERENCE_DPO, 0.3, 0, 0, 0, 1, 0.2, 7}};
     for (int i = 0; i < 400; i++) {
         pair_at p = {kinds[i % 9], -7 + 3 * test_normal()};
         double chosen = -4 + 3 * test_normal(), x[2] = {test_normal(), test_normal()};
@@ -768,8 +772,11 @@ static slow_complex slow_objective_loss(const objective_task *t, const slow_comp
 }
 
 static void test_truth(int kind, double temperature) {
-    objective_way way = {
-        .dp = 1, .sp = 3, .accumulation = 1, .layout = SEQPAR_ZIGZAG, .reference_device = 1};
+    objective_way way = {.dp = 1,
+                         .sp = 3,
+                         .accumulation = 1,
+                         .layout = SEQPAR_LAYOUT_ZIGZAG,
+                         .reference_device = 1};
     objective_task t;
     objective_result r;
     objective_task_open(&t, kind, 2, 20, 50, 31);
@@ -812,8 +819,11 @@ static void test_truth(int kind, double temperature) {
 /* Whole gradients against differences of the loss along random directions, in fp64, on two
    ranks. */
 static void test_gradient(int kind) {
-    objective_way way = {
-        .dp = 1, .sp = 2, .accumulation = 1, .layout = SEQPAR_ZIGZAG, .reference_device = 1};
+    objective_way way = {.dp = 1,
+                         .sp = 2,
+                         .accumulation = 1,
+                         .layout = SEQPAR_LAYOUT_ZIGZAG,
+                         .reference_device = 1};
     objective_task t;
     objective_result at, side;
     double losses[4], slope, want, h = 2e-6; /* clips have corners: a small step crosses few */

@@ -14,17 +14,17 @@ typedef struct shape {
 } shape;
 
 static const shape shapes[] = {
-    {SEQPAR_RING, 1, 3, 1, 0, 0},    {SEQPAR_RING, 2, 2, 1, 0, 0},
-    {SEQPAR_RING, 3, 1, 1, 0, 0},    {SEQPAR_RING, 5, 2, 1, 0, 0},
-    {SEQPAR_RING, 16, 4, 1, 0, 0},   {SEQPAR_LLAMA3, 1, 4, 2, 0, 0},
-    {SEQPAR_LLAMA3, 3, 4, 1, 0, 0},  {SEQPAR_LLAMA3, 4, 6, 2, 0, 0},
-    {SEQPAR_LLAMA3, 5, 3, 3, 0, 0},  {SEQPAR_ULYSSES, 4, 4, 1, 0, 0},
-    {SEQPAR_ULYSSES, 3, 7, 1, 0, 0}, {SEQPAR_ULYSSES, 6, 4, 1, 0, 0},
-    {SEQPAR_ULYSSES, 8, 2, 1, 0, 1}, {SEQPAR_RING, 6, 5, 1, 2, 0},
-    {SEQPAR_RING, 8, 4, 1, 2, 0},    {SEQPAR_LLAMA3, 9, 6, 2, 3, 0},
-    {SEQPAR_LLAMA3, 8, 2, 1, 4, 1},  {SEQPAR_RING, 1, 2, 1, 0, 0, 1},
-    {SEQPAR_RING, 2, 3, 1, 0, 0, 1}, {SEQPAR_RING, 5, 2, 1, 0, 0, 1},
-    {SEQPAR_RING, 6, 4, 1, 2, 0, 1},
+    {SEQPAR_SCHEDULE_RING, 1, 3, 1, 0, 0},    {SEQPAR_SCHEDULE_RING, 2, 2, 1, 0, 0},
+    {SEQPAR_SCHEDULE_RING, 3, 1, 1, 0, 0},    {SEQPAR_SCHEDULE_RING, 5, 2, 1, 0, 0},
+    {SEQPAR_SCHEDULE_RING, 16, 4, 1, 0, 0},   {SEQPAR_SCHEDULE_LLAMA3, 1, 4, 2, 0, 0},
+    {SEQPAR_SCHEDULE_LLAMA3, 3, 4, 1, 0, 0},  {SEQPAR_SCHEDULE_LLAMA3, 4, 6, 2, 0, 0},
+    {SEQPAR_SCHEDULE_LLAMA3, 5, 3, 3, 0, 0},  {SEQPAR_SCHEDULE_ULYSSES, 4, 4, 1, 0, 0},
+    {SEQPAR_SCHEDULE_ULYSSES, 3, 7, 1, 0, 0}, {SEQPAR_SCHEDULE_ULYSSES, 6, 4, 1, 0, 0},
+    {SEQPAR_SCHEDULE_ULYSSES, 8, 2, 1, 0, 1}, {SEQPAR_SCHEDULE_RING, 6, 5, 1, 2, 0},
+    {SEQPAR_SCHEDULE_RING, 8, 4, 1, 2, 0},    {SEQPAR_SCHEDULE_LLAMA3, 9, 6, 2, 3, 0},
+    {SEQPAR_SCHEDULE_LLAMA3, 8, 2, 1, 4, 1},  {SEQPAR_SCHEDULE_RING, 1, 2, 1, 0, 0, 1},
+    {SEQPAR_SCHEDULE_RING, 2, 3, 1, 0, 0, 1}, {SEQPAR_SCHEDULE_RING, 5, 2, 1, 0, 0, 1},
+    {SEQPAR_SCHEDULE_RING, 6, 4, 1, 2, 0, 1},
 };
 
 enum { SHAPES = sizeof shapes / sizeof *shapes };
@@ -86,7 +86,7 @@ static int drop(seqpar_plan *p, int64_t at) {
 
 static int repeat(seqpar_plan *p, int64_t at) {
     /* harmless */
-    if (p->ops[at].op == SEQPAR_PLAN_PACK || p->ops[at].op == SEQPAR_PLAN_UNPACK) return 0;
+    if (p->ops[at].op == SEQPAR_PLAN_COPY || p->ops[at].op == SEQPAR_PLAN_PLACE) return 0;
     memmove(p->ops + at + 1, p->ops + at, (size_t)(p->count - at) * sizeof *p->ops);
     p->count++;
     return 1;
@@ -109,7 +109,7 @@ static int other_to(seqpar_plan *p, int64_t at) {
     seqpar_plan_op *o = &p->ops[at];
     o->to = (int32_t)((o->to + 1) % p->slots);
     return (o->op == SEQPAR_PLAN_SHIFT || o->op == SEQPAR_PLAN_GATHER ||
-            o->op == SEQPAR_PLAN_PACK) &&
+            o->op == SEQPAR_PLAN_COPY) &&
            p->slots > 1;
 }
 
@@ -129,8 +129,8 @@ static int other_receive(seqpar_plan *p, int64_t at) {
 
 static int other_request(seqpar_plan *p, int64_t at) {
     seqpar_plan_op *o = &p->ops[at];
-    if (o->op == SEQPAR_PLAN_COMPUTE || o->op == SEQPAR_PLAN_PACK ||
-        o->op == SEQPAR_PLAN_UNPACK || p->requests < 2)
+    if (o->op == SEQPAR_PLAN_COMPUTE || o->op == SEQPAR_PLAN_COPY ||
+        o->op == SEQPAR_PLAN_PLACE || p->requests < 2)
         return 0;
     o->request = (int32_t)((o->request + 1) % p->requests);
     return 1;
@@ -146,7 +146,7 @@ static int other_heads(seqpar_plan *p, int64_t at) {
 static int fewer_heads(seqpar_plan *p, int64_t at) {
     seqpar_plan_op *o = &p->ops[at];
     if (o->head_count == 0 || o->op == SEQPAR_PLAN_WAIT || o->op == SEQPAR_PLAN_FOLD ||
-        o->op == SEQPAR_PLAN_UNPACK)
+        o->op == SEQPAR_PLAN_PLACE)
         return 0;
     o->head_count--;
     return 1;
@@ -235,11 +235,14 @@ static void test_refused(void) {
         {{.sp_size = 0, .kv_heads = 2}, SEQPAR_ERR_RANKS, "is 0"},
         {{.sp_size = 4, .sp_rank = 4, .kv_heads = 2}, SEQPAR_ERR_RANK, "rank 4"},
         {{.sp_size = 4, .sp_rank = -1, .kv_heads = 2}, SEQPAR_ERR_RANK, "rank -1"},
-        {{.schedule = SEQPAR_LLAMA3, .sp_size = 4}, SEQPAR_ERR_HEADS, "kv_heads is 0"},
-        {{.schedule = SEQPAR_LLAMA3, .sp_size = 4, .kv_heads = 4, .heads_k_stride = 3},
+        {{.schedule = SEQPAR_SCHEDULE_LLAMA3, .sp_size = 4}, SEQPAR_ERR_HEADS, "kv_heads is 0"},
+        {{.schedule = SEQPAR_SCHEDULE_LLAMA3, .sp_size = 4, .kv_heads = 4, .heads_k_stride = 3},
          SEQPAR_ERR_HEAD_STRIDE,
          "3 does not divide kv_heads 4"},
-        {{.schedule = SEQPAR_LLAMA3, .sp_size = 4, .kv_heads = 4, .heads_k_stride = -1},
+        {{.schedule = SEQPAR_SCHEDULE_LLAMA3,
+          .sp_size = 4,
+          .kv_heads = 4,
+          .heads_k_stride = -1},
          SEQPAR_ERR_HEAD_STRIDE,
          "-1"},
         {{.schedule = 7, .sp_size = 4, .kv_heads = 4}, SEQPAR_ERR_SCHEDULE, "schedule 7"},
@@ -253,7 +256,7 @@ static void test_refused(void) {
         {{.sp_size = 8, .kv_heads = 3, .ulysses_size = 4, .ulysses_replicate = 1},
          SEQPAR_ERR_ULYSSES,
          "no multiple of the 3"},
-        {{.schedule = SEQPAR_LLAMA3,
+        {{.schedule = SEQPAR_SCHEDULE_LLAMA3,
           .sp_size = 4,
           .kv_heads = 5,
           .ulysses_size = 2,
@@ -276,9 +279,9 @@ static void test_refused(void) {
    ranks is needed. */
 static void test_mask(void) {
     static const int64_t apart[] = {0, 8, 16, 24}, joined[] = {0, 24};
-    shape s = {SEQPAR_RING, 3, 1, 1, 0, 0};
+    shape s = {SEQPAR_SCHEDULE_RING, 3, 1, 1, 0, 0};
     seqpar_attn_desc desc = {
-        .heads = 1, .kv_heads = 1, .head_dim = 4, .layout = SEQPAR_CONTIGUOUS};
+        .heads = 1, .kv_heads = 1, .head_dim = 4, .layout = SEQPAR_LAYOUT_CONTIGUOUS};
     int whole;
     for (whole = 0; whole < 2; whole++) {
         seqpar_row row = {.tokens = 24,
@@ -309,7 +312,7 @@ static seqpar_plan_cost cost_of(const seqpar_row *row, const seqpar_attn_desc *d
     seqpar_plan_mask mask = {row, 1, desc};
     seqpar_plan_cost cost;
     seqpar_error error = {0};
-    test_expect(!seqpar_plan_cost_of(&error, &cost, &mask, ranks, rank, SEQPAR_F32), "%s",
+    test_expect(!seqpar_plan_cost_of(&error, &cost, &mask, ranks, rank, SEQPAR_DTYPE_F32), "%s",
                 error.text);
     return cost;
 }
@@ -332,12 +335,12 @@ static void test_balance(void) {
     seqpar_row row = {
         .tokens = 65536, .padded = 65536, .chunks = 32, .docs = 1, .cu_seqlens = cu};
     seqpar_attn_desc desc = {
-        .heads = 8, .kv_heads = 8, .head_dim = 64, .layout = SEQPAR_ZIGZAG};
+        .heads = 8, .kv_heads = 8, .head_dim = 64, .layout = SEQPAR_LAYOUT_ZIGZAG};
     double zigzag = imbalance(&row, &desc, 8), grid, contiguous;
     desc.ulysses_size = 2;
     grid = imbalance(&row, &desc, 8);
     desc.ulysses_size = 0;
-    desc.layout = SEQPAR_CONTIGUOUS;
+    desc.layout = SEQPAR_LAYOUT_CONTIGUOUS;
     contiguous = imbalance(&row, &desc, 8);
     printf("#   S=65536, P=8: busiest rank over mean: zigzag %.5f, 2D %.5f, contiguous %.5f (2 "
            "- 1/P is 1.875)\n",
@@ -356,12 +359,16 @@ static void test_formulas(void) {
         .tokens = 4096, .padded = 4096, .chunks = 32, .docs = 1, .cu_seqlens = cu};
     int64_t p, n, h = 16, g = 8, d = 32;
     for (p = 2; p <= 8; p *= 2) {
-        seqpar_attn_desc desc = {
-            .heads = h, .kv_heads = g, .head_dim = d, .layout = SEQPAR_ZIGZAG, .full = 1};
+        seqpar_attn_desc desc = {.heads = h,
+                                 .kv_heads = g,
+                                 .head_dim = d,
+                                 .layout = SEQPAR_LAYOUT_ZIGZAG,
+                                 .full = 1};
         seqpar_plan_cost c;
         n = 4096 / p;
-        for (desc.schedule = SEQPAR_RING; desc.schedule <= SEQPAR_ULYSSES; desc.schedule++) {
-            int64_t want = desc.schedule == SEQPAR_ULYSSES
+        for (desc.schedule = SEQPAR_SCHEDULE_RING; desc.schedule <= SEQPAR_SCHEDULE_ULYSSES;
+             desc.schedule++) {
+            int64_t want = desc.schedule == SEQPAR_SCHEDULE_ULYSSES
                                ? (p - 1) * n * ((2 * h + 2 * g) * d + h) / p
                                : (p - 1) * 2 * n * g * d;
             c = cost_of(&row, &desc, p, p / 2);
@@ -369,7 +376,7 @@ static void test_formulas(void) {
                         "%s P=%lld: %lld bytes, the formula says %lld",
                         seqpar_schedule_name(desc.schedule), (long long)p,
                         (long long)c.forward_bytes, (long long)(4 * want));
-            test_expect(desc.schedule != SEQPAR_RING || c.forward_overlap == 1.0,
+            test_expect(desc.schedule != SEQPAR_SCHEDULE_RING || c.forward_overlap == 1.0,
                         "ring: only %.2f of the transfers are hidden", c.forward_overlap);
             seqpar_plan_cost_free(&c);
         }
@@ -386,10 +393,10 @@ static void test_as_far_as_seen(void) {
         const char *name;
         int layout, full;
         int64_t window;
-    } modes[] = {{"zigzag", SEQPAR_ZIGZAG, 0, 0},
-                 {"contiguous", SEQPAR_CONTIGUOUS, 0, 0},
-                 {"full", SEQPAR_ZIGZAG, 1, 0},
-                 {"window", SEQPAR_CONTIGUOUS, 0, 128}};
+    } modes[] = {{"zigzag", SEQPAR_LAYOUT_ZIGZAG, 0, 0},
+                 {"contiguous", SEQPAR_LAYOUT_CONTIGUOUS, 0, 0},
+                 {"full", SEQPAR_LAYOUT_ZIGZAG, 1, 0},
+                 {"window", SEQPAR_LAYOUT_CONTIGUOUS, 0, 128}};
     seqpar_row row = {
         .tokens = 4096, .padded = 4096, .chunks = 32, .docs = 1, .cu_seqlens = cu};
     int64_t p, r;
@@ -518,7 +525,7 @@ static void expect_keys_arrive(const seqpar_attn *attn) {
 static void compare_cost(const batch *b, const seqpar_attn_desc *desc, int64_t ranks,
                          int64_t rank) {
     seqpar_error error = {0};
-    seqpar_device device = {.storage = SEQPAR_BF16, .accumulator = SEQPAR_F32};
+    seqpar_device device = {.storage = SEQPAR_DTYPE_BF16, .accumulator = SEQPAR_DTYPE_F32};
     seqpar_ctx ctx = {.error = &error, .device = &device, .sp_size = ranks, .sp_rank = rank};
     seqpar_plan_mask mask = {b->row, b->count, desc};
     seqpar_plan_cost paper;
@@ -526,7 +533,7 @@ static void compare_cost(const batch *b, const seqpar_attn_desc *desc, int64_t r
     seqpar_attn_cost programs;
     int64_t s;
     if (!test_expect(
-            !seqpar_plan_cost_of(&error, &paper, &mask, ranks, rank, SEQPAR_BF16) &&
+            !seqpar_plan_cost_of(&error, &paper, &mask, ranks, rank, SEQPAR_DTYPE_BF16) &&
                 !seqpar__attn_open(&ctx, &attn, b->row, b->count, desc, seqpar__attn_prepare),
             "%s", error.text))
         return;
@@ -549,7 +556,7 @@ static void compare_cost(const batch *b, const seqpar_attn_desc *desc, int64_t r
                 seqpar_layout_name(desc->layout), (long long)ranks,
                 (long long)paper.forward_bytes, (long long)paper.backward_bytes,
                 (long long)programs.forward_bytes, (long long)programs.backward_bytes);
-    if (desc->schedule != SEQPAR_LLAMA3 && rank % 3 == 1) expect_keys_arrive(attn);
+    if (desc->schedule != SEQPAR_SCHEDULE_LLAMA3 && rank % 3 == 1) expect_keys_arrive(attn);
     seqpar_plan_cost_free(&paper);
     seqpar_attn_close(&ctx, attn);
 }
@@ -617,7 +624,7 @@ static int64_t plan_size(const seqpar_attn *attn) {
 static double work_of(const seqpar_row *row, const seqpar_attn_desc *desc, int64_t ranks,
                       int64_t rank) {
     seqpar_error error = {0};
-    seqpar_device device = {.storage = SEQPAR_F32, .accumulator = SEQPAR_F32};
+    seqpar_device device = {.storage = SEQPAR_DTYPE_F32, .accumulator = SEQPAR_DTYPE_F32};
     seqpar_ctx ctx = {.error = &error, .device = &device, .sp_size = ranks, .sp_rank = rank};
     seqpar_attn *attn;
     double size, ratio;
@@ -638,7 +645,10 @@ static void test_work(int layout) {
     static const struct {
         int schedule;
         int64_t ulysses;
-    } ways[] = {{SEQPAR_RING, 0}, {SEQPAR_LLAMA3, 0}, {SEQPAR_ULYSSES, 0}, {SEQPAR_RING, 2}};
+    } ways[] = {{SEQPAR_SCHEDULE_RING, 0},
+                {SEQPAR_SCHEDULE_LLAMA3, 0},
+                {SEQPAR_SCHEDULE_ULYSSES, 0},
+                {SEQPAR_SCHEDULE_RING, 2}};
     static const int64_t ranks[] = {1, 24, 1024}, documents[] = {1, 512}, chunks[] = {32, 128};
     int64_t cu[513], w, p, d, c, i;
     double most = 0;
@@ -660,8 +670,8 @@ static void test_work(int layout) {
                                       .cu_seqlens = cu};
                     double ratio;
                     /* half a million pieces */
-                    if (layout == SEQPAR_ZIGZAG_DOC && documents[d] == 512 && ranks[p] > 24 &&
-                        (w || c))
+                    if (layout == SEQPAR_LAYOUT_ZIGZAG_DOC && documents[d] == 512 &&
+                        ranks[p] > 24 && (w || c))
                         continue;
                     /* from a few tokens to thousands */
                     for (i = 0; i <= documents[d]; i++)
@@ -688,11 +698,11 @@ static void print_table(void) {
         const char *name;
         int layout, schedule;
         int64_t ulysses;
-    } modes[] = {{"contiguous ring", SEQPAR_CONTIGUOUS, SEQPAR_RING, 0},
-                 {"zigzag ring", SEQPAR_ZIGZAG, SEQPAR_RING, 0},
-                 {"zigzag llama3", SEQPAR_ZIGZAG, SEQPAR_LLAMA3, 0},
-                 {"zigzag Ulysses", SEQPAR_ZIGZAG, SEQPAR_ULYSSES, 0},
-                 {"zigzag 2D, U = 2", SEQPAR_ZIGZAG, SEQPAR_RING, 2}};
+    } modes[] = {{"contiguous ring", SEQPAR_LAYOUT_CONTIGUOUS, SEQPAR_SCHEDULE_RING, 0},
+                 {"zigzag ring", SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_RING, 0},
+                 {"zigzag llama3", SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_LLAMA3, 0},
+                 {"zigzag Ulysses", SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_ULYSSES, 0},
+                 {"zigzag 2D, U = 2", SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_RING, 2}};
     static const int64_t cu[] = {0, 65536};
     const double h = 32, g = 8, d = 128, p = 8, n = 65536 / p, mib = 4.0 / (1 << 20);
     const double kv = 2 * n * g * d;
@@ -719,8 +729,10 @@ static void print_table(void) {
             seqpar_plan_cost_free(&c);
         }
         forward = (ring - 1) * kv;
-        backward = (ring - 1) * kv + (modes[i].schedule == SEQPAR_RING ? ring : ring - 1) * kv;
-        if (modes[i].schedule == SEQPAR_ULYSSES) forward = backward = (p - 1) / p * all;
+        backward = (ring - 1) * kv +
+                   (modes[i].schedule == SEQPAR_SCHEDULE_RING ? ring : ring - 1) * kv;
+        if (modes[i].schedule == SEQPAR_SCHEDULE_ULYSSES)
+            forward = backward = (p - 1) / p * all;
         if (modes[i].ulysses) {
             forward += 0.5 * all;
             backward += 0.5 * all;
@@ -740,9 +752,9 @@ int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_state += test_seed;
     for (i = 0; i < SHAPES; i++) test_sound(&shapes[i]);
-    test_sound(&(shape){SEQPAR_RING, 1024, 1, 1, 0, 0, 0});
-    test_sound(&(shape){SEQPAR_RING, 1024, 1, 1, 0, 0, 1});
-    test_sound(&(shape){SEQPAR_LLAMA3, 1024, 2, 1, 2, 0});
+    test_sound(&(shape){SEQPAR_SCHEDULE_RING, 1024, 1, 1, 0, 0, 0});
+    test_sound(&(shape){SEQPAR_SCHEDULE_RING, 1024, 1, 1, 0, 0, 1});
+    test_sound(&(shape){SEQPAR_SCHEDULE_LLAMA3, 1024, 2, 1, 2, 0});
     test_mutations();
     test_refused();
     test_mask();

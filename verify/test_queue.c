@@ -138,7 +138,8 @@ static seqpar_status held_open(seqpar_ctx *ctx, held *h, const attention *a) {
         .head_dim = DIM,
         .layout = a->layout,
         .schedule = a->schedule,
-        .ulysses_size = a->schedule == SEQPAR_ULYSSES && ctx->sp_size % 2 == 0 ? 2 : 1};
+        .ulysses_size = a->schedule == SEQPAR_SCHEDULE_ULYSSES && ctx->sp_size % 2 == 0 ? 2
+                                                                                        : 1};
     memset(h, 0, sizeof *h);
     seqpar_status status = seqpar_attn_open(ctx, &h->attn, &row, 1, &desc);
     h->local = malloc(TOKENS * HEADS * DIM * 4);
@@ -195,9 +196,9 @@ static void test_attention(void) {
     static const struct {
         const char *name;
         int layout, schedule;
-    } ways[] = {{"ring", SEQPAR_ZIGZAG, SEQPAR_RING},
-                {"llama3", SEQPAR_CONTIGUOUS, SEQPAR_LLAMA3},
-                {"2d", SEQPAR_ZIGZAG, SEQPAR_ULYSSES}};
+    } ways[] = {{"ring", SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_RING},
+                {"llama3", SEQPAR_LAYOUT_CONTIGUOUS, SEQPAR_SCHEDULE_LLAMA3},
+                {"2d", SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_ULYSSES}};
     seqpar_error error;
     for (int w = 0; w < 3; w++) {
         attention want, got;
@@ -240,7 +241,7 @@ static void test_waits(void) {
         return;
     }
     order(1, 3);
-    attention_new(&a, SEQPAR_ZIGZAG, SEQPAR_RING);
+    attention_new(&a, SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_RING);
     test_expect(!seqpar_ctx_open(&ctx, self, device, 1) && ctx.queue &&
                     ctx.queue == device->queue && !held_open(&ctx, &h, &a),
                 "%s", self->error->text);
@@ -309,7 +310,7 @@ static void test_lists(void) {
 
 static void test_step(int kind, objective_way way, uint64_t seed) {
     static const objective_way alone = {
-        .dp = 1, .sp = 1, .accumulation = 1, .layout = SEQPAR_ZIGZAG};
+        .dp = 1, .sp = 1, .accumulation = 1, .layout = SEQPAR_LAYOUT_ZIGZAG};
     objective_task t;
     objective_result one, r;
     objective_task_open(&t, kind, 2, 12, 24, 5);
@@ -438,8 +439,8 @@ static void test_capture(void) {
     held h;
     void *graph = NULL;
     order(1, test_seed + 1);
-    attention_new(&got, SEQPAR_ZIGZAG, SEQPAR_RING);
-    attention_new(&want, SEQPAR_ZIGZAG, SEQPAR_RING);
+    attention_new(&got, SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_RING);
+    attention_new(&want, SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_RING);
     test_expect(!seqpar_ctx_open(&ctx, self, device, 1) && !held_open(&ctx, &h, &want) &&
                     !attend(&ctx, &h) && !seqpar_device_settle(device, ctx.queue),
                 "%s", self->error->text);
@@ -470,12 +471,12 @@ static void test_needs_events(void) {
                                        "before the queue reads"};
     seqpar_error error;
     attention want, got;
-    attention_new(&want, SEQPAR_ZIGZAG, SEQPAR_RING);
+    attention_new(&want, SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_RING);
     order(0, 1);
     test_expect(!run_ranks(1, rank_attention, &want, &error), "%s", error.text);
     for (int way = 0; way < 2; way++) {
         int seen = 0;
-        attention_new(&got, SEQPAR_ZIGZAG, SEQPAR_RING);
+        attention_new(&got, SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_RING);
         order(1, 1);
         for (int n = 0; n < 10 && !seen && !test_why[0]; n++) {
             skipped = 1 - way; /* begin and wait take turns */
@@ -505,21 +506,23 @@ int main(int argc, char **argv) {
               (objective_way){.dp = 1,
                               .sp = 3,
                               .accumulation = 1,
-                              .layout = SEQPAR_CONTIGUOUS,
-                              .schedule = SEQPAR_LLAMA3,
+                              .layout = SEQPAR_LAYOUT_CONTIGUOUS,
+                              .schedule = SEQPAR_SCHEDULE_LLAMA3,
                               .zero_stage = 2},
               test_seed + 2);
-    test_step(
-        OBJECTIVE_SFT,
-        (objective_way){
-            .dp = 2, .sp = 1, .accumulation = 1, .layout = SEQPAR_ZIGZAG, .zero_stage = 1},
-        test_seed + 1);
+    test_step(OBJECTIVE_SFT,
+              (objective_way){.dp = 2,
+                              .sp = 1,
+                              .accumulation = 1,
+                              .layout = SEQPAR_LAYOUT_ZIGZAG,
+                              .zero_stage = 1},
+              test_seed + 1);
     test_step(OBJECTIVE_SFT,
               (objective_way){.dp = 1,
                               .sp = 2,
                               .accumulation = 1,
-                              .layout = SEQPAR_ZIGZAG,
-                              .schedule = SEQPAR_RING},
+                              .layout = SEQPAR_LAYOUT_ZIGZAG,
+                              .schedule = SEQPAR_SCHEDULE_RING},
               test_seed);
     test_attention();
     return test_summary();

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 /* without Ulysses, which moves no k and v between positions */
-enum { SCHEDULES = SEQPAR_LLAMA3 + 1 };
+enum { SCHEDULES = SEQPAR_SCHEDULE_LLAMA3 + 1 };
 
 /* ---- real runs: attention over threads through a transport that can be disturbed ---- */
 
@@ -108,7 +108,7 @@ static seqpar_status run_rank(seqpar_ctx *ctx, run *x) {
     seqpar_attn_desc desc = {.heads = HEADS,
                              .kv_heads = KV_HEADS,
                              .head_dim = DIM,
-                             .layout = SEQPAR_ZIGZAG,
+                             .layout = SEQPAR_LAYOUT_ZIGZAG,
                              .schedule = d->schedule,
                              .heads_k_stride = d->stride,
                              .full = d->full};
@@ -213,7 +213,9 @@ static int64_t place(const rank_record *r, int64_t from, int64_t to, const char 
 static void expect_overlap(const run *x, int64_t rank, int64_t from, int64_t to, int64_t steps,
                            int backward) {
     const rank_record *r = &x->rank[rank];
-    int64_t s, ring = x->d->schedule == SEQPAR_RING, requests = ring ? x->d->ranks : steps;
+    int64_t s;
+    int64_t ring = x->d->schedule == SEQPAR_SCHEDULE_RING;
+    int64_t requests = ring ? x->d->ranks : steps;
     for (s = 0; s < steps; s++) {
         int64_t ahead = ring ? s : s + 1, compute = place(r, from, to, "compute", s);
         int64_t next = place(r, from, to, "compute", s + 1);
@@ -245,7 +247,7 @@ static void expect_overlap(const run *x, int64_t rank, int64_t from, int64_t to,
 static void test_order(int schedule, int64_t ranks, int64_t stride) {
     run_desc d = {.ranks = ranks, .calls = 1, .schedule = schedule, .stride = stride};
     run x;
-    int64_t r, steps = schedule == SEQPAR_RING ? ranks : KV_HEADS / stride;
+    int64_t r, steps = schedule == SEQPAR_SCHEDULE_RING ? ranks : KV_HEADS / stride;
     run_begin(&x, &d);
     test_expect(!x.status, "%s", x.error.text);
     for (r = 0; r < ranks && !x.status; r++) {
@@ -286,10 +288,11 @@ static virtual_time run_clock(const run_desc *d, int64_t messages) {
 static void test_clock(int schedule, int64_t ranks, int64_t stride) {
     /* of a forward pass */
     double step = 4.0 * DIM * HEADS * (TOKENS * (TOKENS + 1) / 2) / (double)ranks;
-    int64_t steps = schedule == SEQPAR_RING ? ranks : KV_HEADS / stride;
-    int64_t hops = schedule == SEQPAR_RING ? ranks - 1 : steps;
+    int64_t steps = schedule == SEQPAR_SCHEDULE_RING ? ranks : KV_HEADS / stride;
+    int64_t hops = schedule == SEQPAR_SCHEDULE_RING ? ranks - 1 : steps;
     /* llama3 cannot hide the first gather */
-    double latency = 0.8 * step / (double)steps, first = schedule == SEQPAR_RING ? 0 : latency;
+    double latency = 0.8 * step / (double)steps;
+    double first = schedule == SEQPAR_SCHEDULE_RING ? 0 : latency;
     run_desc d = {.ranks = ranks,
                   .calls = 1,
                   .schedule = schedule,
@@ -447,10 +450,10 @@ int main(int argc, char **argv) {
     for (schedule = 0; schedule < SCHEDULES; schedule++)
         for (i = 0; i < 4; i++)
             test_order(schedule, ranks[i],
-                       schedule == SEQPAR_LLAMA3 ? 1 + (int64_t)(i % 2) : 1);
+                       schedule == SEQPAR_SCHEDULE_LLAMA3 ? 1 + (int64_t)(i % 2) : 1);
     for (i = 0; i < 3; i++) {
-        test_clock(SEQPAR_RING, ranks[i + 1], 1);
-        test_clock(SEQPAR_LLAMA3, ranks[i + 1], 1);
+        test_clock(SEQPAR_SCHEDULE_RING, ranks[i + 1], 1);
+        test_clock(SEQPAR_SCHEDULE_LLAMA3, ranks[i + 1], 1);
     }
     for (schedule = 0; schedule < SCHEDULES; schedule++) {
         test_arrival(schedule, 4, 1);

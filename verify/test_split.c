@@ -51,31 +51,41 @@ typedef struct golden {
 } golden;
 
 static const golden goldens[] = {
-    {SEQPAR_CONTIGUOUS, 4, 16, 16, 16, {"0 1 2 3", "4 5 6 7", "8 9 10 11", "12 13 14 15"}},
-    {SEQPAR_ZIGZAG, 4, 16, 16, 16, {"0 1 14 15", "2 3 12 13", "4 5 10 11", "6 7 8 9"}},
-    {SEQPAR_STRIPE, 4, 16, 16, 16, {"0 4 8 12", "1 5 9 13", "2 6 10 14", "3 7 11 15"}},
-    {SEQPAR_CONTIGUOUS, 2, 16, 16, 16, {"0 1 2 3 4 5 6 7", "8 9 10 11 12 13 14 15"}},
-    {SEQPAR_ZIGZAG, 2, 16, 16, 16, {"0 1 2 3 12 13 14 15", "4 5 6 7 8 9 10 11"}},
-    {SEQPAR_STRIPE, 2, 16, 16, 16, {"0 2 4 6 8 10 12 14", "1 3 5 7 9 11 13 15"}},
+    {SEQPAR_LAYOUT_CONTIGUOUS,
+     4,
+     16,
+     16,
+     16,
+     {"0 1 2 3", "4 5 6 7", "8 9 10 11", "12 13 14 15"}},
+    {SEQPAR_LAYOUT_ZIGZAG, 4, 16, 16, 16, {"0 1 14 15", "2 3 12 13", "4 5 10 11", "6 7 8 9"}},
+    {SEQPAR_LAYOUT_STRIPE, 4, 16, 16, 16, {"0 4 8 12", "1 5 9 13", "2 6 10 14", "3 7 11 15"}},
+    {SEQPAR_LAYOUT_CONTIGUOUS, 2, 16, 16, 16, {"0 1 2 3 4 5 6 7", "8 9 10 11 12 13 14 15"}},
+    {SEQPAR_LAYOUT_ZIGZAG, 2, 16, 16, 16, {"0 1 2 3 12 13 14 15", "4 5 6 7 8 9 10 11"}},
+    {SEQPAR_LAYOUT_STRIPE, 2, 16, 16, 16, {"0 2 4 6 8 10 12 14", "1 3 5 7 9 11 13 15"}},
     /* shares that cannot be equal */
-    {SEQPAR_CONTIGUOUS, 3, 16, 16, 16, {"0 1 2 3 4", "5 6 7 8 9", "10 11 12 13 14 15"}},
-    {SEQPAR_ZIGZAG, 3, 16, 16, 16, {"0 1 13 14 15", "2 3 4 10 11 12", "5 6 7 8 9"}},
-    {SEQPAR_STRIPE, 3, 16, 16, 16, {"0 3 6 9 12 15", "1 4 7 10 13", "2 5 8 11 14"}},
-    {SEQPAR_ZIGZAG, 2, 10, 10, 4, {"0 1 7 8 9", "2 3 4 5 6"}},
+    {SEQPAR_LAYOUT_CONTIGUOUS, 3, 16, 16, 16, {"0 1 2 3 4", "5 6 7 8 9", "10 11 12 13 14 15"}},
+    {SEQPAR_LAYOUT_ZIGZAG, 3, 16, 16, 16, {"0 1 13 14 15", "2 3 4 10 11 12", "5 6 7 8 9"}},
+    {SEQPAR_LAYOUT_STRIPE, 3, 16, 16, 16, {"0 3 6 9 12 15", "1 4 7 10 13", "2 5 8 11 14"}},
+    {SEQPAR_LAYOUT_ZIGZAG, 2, 10, 10, 4, {"0 1 7 8 9", "2 3 4 5 6"}},
     /* more ranks than chunks: some are empty */
-    {SEQPAR_CONTIGUOUS, 8, 11, 11, 3, {"", "", "0 1 2", "", "", "3 4 5 6", "", "7 8 9 10"}},
-    {SEQPAR_ZIGZAG, 4, 11, 11, 3, {"7 8 9 10", "", "0 1 2 3 4 5 6", ""}},
-    {SEQPAR_STRIPE, 5, 3, 3, 2, {"0", "1", "2", "", ""}},
+    {SEQPAR_LAYOUT_CONTIGUOUS,
+     8,
+     11,
+     11,
+     3,
+     {"", "", "0 1 2", "", "", "3 4 5 6", "", "7 8 9 10"}},
+    {SEQPAR_LAYOUT_ZIGZAG, 4, 11, 11, 3, {"7 8 9 10", "", "0 1 2 3 4 5 6", ""}},
+    {SEQPAR_LAYOUT_STRIPE, 5, 3, 3, 2, {"0", "1", "2", "", ""}},
     /* pads take part in the grid and are held by nobody */
-    {SEQPAR_CONTIGUOUS, 4, 9, 16, 16, {"0 1 2 3", "4 5 6 7", "8", ""}},
-    {SEQPAR_ZIGZAG, 4, 9, 16, 16, {"0 1", "2 3", "4 5", "6 7 8"}},
-    {SEQPAR_STRIPE, 4, 9, 16, 16, {"0 4 8", "1 5", "2 6", "3 7"}},
-    {SEQPAR_ZIGZAG, 2, 0, 0, 5, {"", ""}},
+    {SEQPAR_LAYOUT_CONTIGUOUS, 4, 9, 16, 16, {"0 1 2 3", "4 5 6 7", "8", ""}},
+    {SEQPAR_LAYOUT_ZIGZAG, 4, 9, 16, 16, {"0 1", "2 3", "4 5", "6 7 8"}},
+    {SEQPAR_LAYOUT_STRIPE, 4, 9, 16, 16, {"0 4 8", "1 5", "2 6", "3 7"}},
+    {SEQPAR_LAYOUT_ZIGZAG, 2, 0, 0, 5, {"", ""}},
 };
 
 /* Layouts that give whole chunks to ranks. */
 static int on_grid(int layout) {
-    return layout == SEQPAR_CONTIGUOUS || layout == SEQPAR_ZIGZAG;
+    return layout == SEQPAR_LAYOUT_CONTIGUOUS || layout == SEQPAR_LAYOUT_ZIGZAG;
 }
 
 /* Per-document zigzag by hand: documents of 8, 1 and 15 tokens over 2 ranks. */
@@ -86,7 +96,7 @@ static void test_golden_documents(void) {
     seqpar_row row = {.tokens = 24, .padded = 24, .chunks = 5, .docs = 4, .cu_seqlens = cu};
     int64_t r;
     for (r = 0; r < 2; r++) {
-        seqpar_share share = split_or_fail(&row, 1, SEQPAR_ZIGZAG_DOC, 2, r);
+        seqpar_share share = split_or_fail(&row, 1, SEQPAR_LAYOUT_ZIGZAG_DOC, 2, r);
         char text[256];
         write_tokens(text, sizeof text, &share);
         test_expect(!strcmp(text, held[r]), "rank %lld holds [%s], not [%s]", (long long)r,
@@ -118,8 +128,8 @@ static void test_golden(void) {
    of c = S/2P. */
 static int64_t table_owner(int layout, int64_t tokens, int64_t ranks, int64_t token) {
     int64_t half = tokens / (2 * ranks), block;
-    if (layout == SEQPAR_CONTIGUOUS) return token / (tokens / ranks);
-    if (layout == SEQPAR_STRIPE) return token % ranks;
+    if (layout == SEQPAR_LAYOUT_CONTIGUOUS) return token / (tokens / ranks);
+    if (layout == SEQPAR_LAYOUT_STRIPE) return token % ranks;
     block = token / half;
     return block < ranks ? block : 2 * ranks - 1 - block;
 }
@@ -213,7 +223,8 @@ static void test_llama3_slices(void) {
                           .chunks = s->ranks,
                           .docs = s->docs,
                           .cu_seqlens = s->cu};
-        seqpar_share share = split_or_fail(&row, 1, SEQPAR_CONTIGUOUS, s->ranks, s->rank);
+        seqpar_share share = split_or_fail(&row, 1, SEQPAR_LAYOUT_CONTIGUOUS, s->ranks,
+                                           s->rank);
         view v = view_of(&share, s);
         test_expect(share.count == 1 && share.pieces[0].start == s->rank * n &&
                         share.tokens == n,
@@ -282,11 +293,11 @@ static void expect_chunks(const world *w) {
             test_expect(piece_token(p, 0) >= begin && piece_token(p, p->count - 1) < end,
                         "a piece leaves its chunk %lld", (long long)p->chunk);
             test_expect(
-                !i || (p->leaf > p[-1].leaf && (w->layout == SEQPAR_ZIGZAG_DOC
+                !i || (p->leaf > p[-1].leaf && (w->layout == SEQPAR_LAYOUT_ZIGZAG_DOC
                                                     ? piece_token(p, 0) > piece_token(p - 1, 0)
                                                     : p->chunk > p[-1].chunk)),
                 "leaves or chunks do not rise");
-            if (w->layout == SEQPAR_STRIPE)
+            if (w->layout == SEQPAR_LAYOUT_STRIPE)
                 test_expect(p->stride == w->ranks && p->start % w->ranks == r,
                             "a stripe of another rank");
             if (on_grid(w->layout))
@@ -333,7 +344,7 @@ static void expect_owners(const world *w) {
 static void expect_even_slots(const world *w) {
     int64_t r, i, s, least = INT64_MAX, most = 0;
     for (r = 0; r < w->ranks; r++) {
-        int64_t slot[2] = {0, 0}, slots = w->layout == SEQPAR_ZIGZAG ? 2 : 1;
+        int64_t slot[2] = {0, 0}, slots = w->layout == SEQPAR_LAYOUT_ZIGZAG ? 2 : 1;
         for (i = 0; i < w->share[r].count; i++)
             slot[slots == 2 && w->share[r].pieces[i].chunk >= w->row.chunks / 2]++;
         for (s = 0; s < slots; s++) {
@@ -502,63 +513,63 @@ typedef struct refusal {
 static const refusal refusals[] = {
     {"layout", SEQPAR_ERR_LAYOUT, {GOOD}, 7, 2, 0, {"layout 7"}},
     {"negative_layout", SEQPAR_ERR_LAYOUT, {GOOD}, -1, 2, 0, {"-1"}},
-    {"ranks", SEQPAR_ERR_RANKS, {GOOD}, SEQPAR_ZIGZAG, 0, 0, {"is 0"}},
-    {"negative_ranks", SEQPAR_ERR_RANKS, {GOOD}, SEQPAR_STRIPE, -4, 0, {"-4"}},
-    {"rank", SEQPAR_ERR_RANK, {GOOD}, SEQPAR_CONTIGUOUS, 3, 3, {"rank 3", "group of 3"}},
-    {"negative_rank", SEQPAR_ERR_RANK, {GOOD}, SEQPAR_CONTIGUOUS, 3, -2, {"rank -2"}},
+    {"ranks", SEQPAR_ERR_RANKS, {GOOD}, SEQPAR_LAYOUT_ZIGZAG, 0, 0, {"is 0"}},
+    {"negative_ranks", SEQPAR_ERR_RANKS, {GOOD}, SEQPAR_LAYOUT_STRIPE, -4, 0, {"-4"}},
+    {"rank", SEQPAR_ERR_RANK, {GOOD}, SEQPAR_LAYOUT_CONTIGUOUS, 3, 3, {"rank 3", "group of 3"}},
+    {"negative_rank", SEQPAR_ERR_RANK, {GOOD}, SEQPAR_LAYOUT_CONTIGUOUS, 3, -2, {"rank -2"}},
     {"chunks",
      SEQPAR_ERR_CHUNKS,
      {{.index = 6, .tokens = 9, .padded = 9}},
-     SEQPAR_ZIGZAG,
+     SEQPAR_LAYOUT_ZIGZAG,
      2,
      1,
      {"row 6", "0 chunks"}},
     {"padded",
      SEQPAR_ERR_SIZE,
      {{.index = 6, .tokens = 9, .padded = 8, .chunks = 2}},
-     SEQPAR_ZIGZAG,
+     SEQPAR_LAYOUT_ZIGZAG,
      2,
      1,
      {"row 6", "9 tokens", "8"}},
     {"tokens",
      SEQPAR_ERR_SIZE,
      {{.index = 6, .tokens = -9, .padded = 8, .chunks = 2}},
-     SEQPAR_ZIGZAG,
+     SEQPAR_LAYOUT_ZIGZAG,
      2,
      1,
      {"row 6", "-9"}},
     {"row_order",
      SEQPAR_ERR_ROW_ORDER,
      {GOOD, GOOD},
-     SEQPAR_ZIGZAG,
+     SEQPAR_LAYOUT_ZIGZAG,
      2,
      1,
      {"number 3", "follows 3"}},
     {"row_number",
      SEQPAR_ERR_ROW_ORDER,
      {{.index = -2, .tokens = 9, .padded = 9, .chunks = 2}},
-     SEQPAR_ZIGZAG,
+     SEQPAR_LAYOUT_ZIGZAG,
      2,
      1,
      {"-2"}},
     {"cu_falls",
      SEQPAR_ERR_CU_SEQLENS,
      {{.index = 6, .tokens = 9, .padded = 9, .chunks = 2, .docs = 3, .cu_seqlens = cu_falls}},
-     SEQPAR_ZIGZAG,
+     SEQPAR_LAYOUT_ZIGZAG,
      2,
      1,
      {"row 6", "5 to 3"}},
     {"cu_begin",
      SEQPAR_ERR_CU_SEQLENS,
      {{.index = 6, .tokens = 9, .padded = 9, .chunks = 2, .docs = 2, .cu_seqlens = cu_late}},
-     SEQPAR_ZIGZAG,
+     SEQPAR_LAYOUT_ZIGZAG,
      2,
      1,
      {"row 6", "from 2", "9"}},
     {"cu_end",
      SEQPAR_ERR_CU_SEQLENS,
      {{.index = 6, .tokens = 9, .padded = 9, .chunks = 2, .docs = 2, .cu_seqlens = cu_short}},
-     SEQPAR_ZIGZAG,
+     SEQPAR_LAYOUT_ZIGZAG,
      2,
      1,
      {"row 6", "to 8", "to 9"}},
@@ -570,21 +581,21 @@ static const refusal refusals[] = {
        .chunks = 2,
        .docs = -1,
        .cu_seqlens = cu_good + 1}},
-     SEQPAR_ZIGZAG,
+     SEQPAR_LAYOUT_ZIGZAG,
      2,
      1,
      {"row 6", "-1 documents"}},
     {"negative_docs_null",
      SEQPAR_ERR_CU_SEQLENS,
      {{.index = 6, .tokens = 9, .padded = 9, .chunks = 2, .docs = -3}},
-     SEQPAR_ZIGZAG,
+     SEQPAR_LAYOUT_ZIGZAG,
      2,
      1,
      {"row 6", "-3 documents"}},
     {"no_cu_seqlens",
      SEQPAR_ERR_CU_SEQLENS,
      {{.index = 6, .tokens = 9, .padded = 9, .chunks = 2, .docs = 2}},
-     SEQPAR_ZIGZAG,
+     SEQPAR_LAYOUT_ZIGZAG,
      2,
      1,
      {"row 6", "no cu_seqlens"}},
@@ -617,14 +628,15 @@ static void test_owner_refusals(void) {
         int64_t ranks, token;
         const char *word;
     } table[] = {
-        {"token_too_high", SEQPAR_ERR_TOKEN_RANGE, SEQPAR_ZIGZAG, 3, 9, "9 tokens"}, /* the row
-                                                                                        has nine
+        {"token_too_high", SEQPAR_ERR_TOKEN_RANGE, SEQPAR_LAYOUT_ZIGZAG, 3, 9, "9 tokens"}, /* the
+                                                                                        row has
+                                                                                        nine
                                                                                         tokens
                                                                                         and four
                                                                                         pads */
-        {"token_negative", SEQPAR_ERR_TOKEN_RANGE, SEQPAR_ZIGZAG, 3, -1, "token -1"},
+        {"token_negative", SEQPAR_ERR_TOKEN_RANGE, SEQPAR_LAYOUT_ZIGZAG, 3, -1, "token -1"},
         {"layout", SEQPAR_ERR_LAYOUT, 5, 3, 2, "layout 5"},
-        {"ranks", SEQPAR_ERR_RANKS, SEQPAR_ZIGZAG, 0, 2, "0"},
+        {"ranks", SEQPAR_ERR_RANKS, SEQPAR_LAYOUT_ZIGZAG, 0, 2, "0"},
     };
     seqpar_row row = plain_row(9, 13, 2);
     int64_t i, rank, local;
@@ -650,18 +662,19 @@ static void test_balance(void) {
         int64_t ranks, most, idle, better;
         int poor;
     } table[] = {
-        {"even", 4096, 32, SEQPAR_ZIGZAG, 8, 512, 0, 48, 0},
-        {"idle", 1 << 20, 32, SEQPAR_ZIGZAG, 64, 32768, 32, 128, 1},
-        {"uneven", 1 << 20, 32, SEQPAR_ZIGZAG, 24, 65536, 0, 48, 1},
-        {"default_64", 1 << 20, 0, SEQPAR_ZIGZAG, 64, 16384, 0, 2048 + 128, 0},
-        {"default_24", 1 << 20, 0, SEQPAR_ZIGZAG, 24, 44032, 0, 2064, 0},
-        {"default_1024", 1 << 20, 0, SEQPAR_ZIGZAG, 1024, 1024, 0, 4096, 0},
-        {"contiguous", 1000, 3, SEQPAR_CONTIGUOUS, 5, 334, 2, 5, 1},
-        {"too_short", 7, 1, SEQPAR_ZIGZAG, 4, 7, 3, 0, 1},
-        {"as_even_as_can_be", 9, 8, SEQPAR_ZIGZAG, 4, 3, 0, 0, 1}, /* 2 2 2 3: a mean of 2.25 */
-        {"stripe", 1000, 7, SEQPAR_STRIPE, 3, 334, 0, 0, 0},
-        {"stripe_many", 5, 1, SEQPAR_STRIPE, INT64_C(1) << 12, 1, 4091, 0, 1},
-        {"most_chunks", 1 << 21, 1 << 20, SEQPAR_ZIGZAG, 2, 1 << 20, 0, 0, 0},
+        {"even", 4096, 32, SEQPAR_LAYOUT_ZIGZAG, 8, 512, 0, 48, 0},
+        {"idle", 1 << 20, 32, SEQPAR_LAYOUT_ZIGZAG, 64, 32768, 32, 128, 1},
+        {"uneven", 1 << 20, 32, SEQPAR_LAYOUT_ZIGZAG, 24, 65536, 0, 48, 1},
+        {"default_64", 1 << 20, 0, SEQPAR_LAYOUT_ZIGZAG, 64, 16384, 0, 2048 + 128, 0},
+        {"default_24", 1 << 20, 0, SEQPAR_LAYOUT_ZIGZAG, 24, 44032, 0, 2064, 0},
+        {"default_1024", 1 << 20, 0, SEQPAR_LAYOUT_ZIGZAG, 1024, 1024, 0, 4096, 0},
+        {"contiguous", 1000, 3, SEQPAR_LAYOUT_CONTIGUOUS, 5, 334, 2, 5, 1},
+        {"too_short", 7, 1, SEQPAR_LAYOUT_ZIGZAG, 4, 7, 3, 0, 1},
+        {"as_even_as_can_be", 9, 8, SEQPAR_LAYOUT_ZIGZAG, 4, 3, 0, 0, 1}, /* 2 2 2 3: a mean
+                                                                             of 2.25 */
+        {"stripe", 1000, 7, SEQPAR_LAYOUT_STRIPE, 3, 334, 0, 0, 0},
+        {"stripe_many", 5, 1, SEQPAR_LAYOUT_STRIPE, INT64_C(1) << 12, 1, 4091, 0, 1},
+        {"most_chunks", 1 << 21, 1 << 20, SEQPAR_LAYOUT_ZIGZAG, 2, 1 << 20, 0, 0, 0},
     };
     for (int64_t i = 0; i < COUNT(table); i++) {
         seqpar_row row = plain_row(
@@ -687,10 +700,10 @@ static void test_very_many_ranks(void) {
     seqpar_row row = plain_row(5, 5, 1);
     seqpar_share share;
     seqpar_error error = {0};
-    test_expect(
-        !seqpar_split(&error, &share, &row, 1, SEQPAR_STRIPE, (INT64_C(1) << 23) + 1, 3) &&
-            share.tokens == 1,
-        "%s", error.text);
+    test_expect(!seqpar_split(&error, &share, &row, 1, SEQPAR_LAYOUT_STRIPE,
+                              (INT64_C(1) << 23) + 1, 3) &&
+                    share.tokens == 1,
+                "%s", error.text);
     seqpar_share_free(&share);
     test_end("split_very_many_ranks");
 }
@@ -704,7 +717,7 @@ static void expect_stripe(int64_t tokens, int64_t chunks, int64_t ranks, int64_t
     uint8_t *held = calloc((size_t)tokens, 1);
     int64_t r, i, t, last = ranks < 5 ? ranks : 5, shares = 0;
     for (r = 0; r < last; r++) {
-        seqpar_share share = split_or_fail(&row, 1, SEQPAR_STRIPE, ranks,
+        seqpar_share share = split_or_fail(&row, 1, SEQPAR_LAYOUT_STRIPE, ranks,
                                            r == last - 1 ? ranks - 1 : r);
         test_expect(share.count == pieces, "rank %lld of %lld: %lld pieces, not %lld",
                     (long long)share.sp_rank, (long long)ranks, (long long)share.count,
@@ -745,9 +758,9 @@ static void test_large(void) {
     test_end("split_stripe_of_many_chunks_and_ranks");
     for (i = 0; i <= DOCS; i++) cu[i] = row.tokens * i / DOCS * i / DOCS;
     for (layout = 0; layout < SEQPAR__LAYOUTS; layout++) {
-        int64_t pieces = layout == SEQPAR_ZIGZAG_DOC ? 2 * 512 * DOCS + 2048
-                         : layout == SEQPAR_STRIPE   ? 128 * 512
-                                                     : 2048;
+        int64_t pieces = layout == SEQPAR_LAYOUT_ZIGZAG_DOC ? 2 * 512 * DOCS + 2048
+                         : layout == SEQPAR_LAYOUT_STRIPE   ? 128 * 512
+                                                            : 2048;
         seqpar_balance b;
         seqpar__work = 0;
         test_expect(!seqpar_split_balance(NULL, &b, &row, 1, layout, 512) &&
@@ -761,10 +774,12 @@ static void test_large(void) {
 }
 
 static void test_names(void) {
-    test_expect(!strcmp(seqpar_layout_name(SEQPAR_CONTIGUOUS), "contiguous"), "contiguous");
-    test_expect(!strcmp(seqpar_layout_name(SEQPAR_ZIGZAG), "zigzag"), "zigzag");
-    test_expect(!strcmp(seqpar_layout_name(SEQPAR_STRIPE), "stripe"), "stripe");
-    test_expect(!strcmp(seqpar_layout_name(SEQPAR_ZIGZAG_DOC), "zigzag-doc"), "zigzag-doc");
+    test_expect(!strcmp(seqpar_layout_name(SEQPAR_LAYOUT_CONTIGUOUS), "contiguous"),
+                "contiguous");
+    test_expect(!strcmp(seqpar_layout_name(SEQPAR_LAYOUT_ZIGZAG), "zigzag"), "zigzag");
+    test_expect(!strcmp(seqpar_layout_name(SEQPAR_LAYOUT_STRIPE), "stripe"), "stripe");
+    test_expect(!strcmp(seqpar_layout_name(SEQPAR_LAYOUT_ZIGZAG_DOC), "zigzag-doc"),
+                "zigzag-doc");
     test_expect(!strcmp(seqpar_layout_name(SEQPAR__LAYOUTS), "?") &&
                     !strcmp(seqpar_layout_name(-1), "?"),
                 "unknown layouts");

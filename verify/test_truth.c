@@ -664,7 +664,7 @@ static void measure_stripe(truth *t, int layout, int64_t seed) {
     for (w = 0; w < STRIPE_WAYS; w++) {
         model_way way = plain_cpu;
         way.sp = stripe_ranks[w];
-        way.layout = way.sp > 1 ? layout : SEQPAR_CONTIGUOUS;
+        way.layout = way.sp > 1 ? layout : SEQPAR_LAYOUT_CONTIGUOUS;
         way.schedule = (int)(seed % SEQPAR__SCHEDULES);
         model_run(&t->task, &way, &r);
         test_expect(!r.status, "%s: %s", way_name(&way), r.error.text);
@@ -954,7 +954,7 @@ static void test_unequal(void) {
             w.sp = shapes[i][1];
             /* else every micro-batch has rows of both halves */
             if (w.dp > 1) w.accumulation = 1;
-            w.layout = w.sp > 1 && i % 2 ? SEQPAR_ZIGZAG : SEQPAR_CONTIGUOUS;
+            w.layout = w.sp > 1 && i % 2 ? SEQPAR_LAYOUT_ZIGZAG : SEQPAR_LAYOUT_CONTIGUOUS;
             expect_unequal(&t.task, &w);
             model_run(&t.task, &one, &want);
             model_run(&t.task, &w, &got);
@@ -1079,7 +1079,7 @@ static seqpar_status begin_batch(seqpar_ctx *ctx, const interleaving *run, seqpa
 
 static seqpar_status end_batch(seqpar_ctx *ctx, const interleaving *run, seqpar_llama *model,
                                seqpar_optim *optim, open_batch *o, int64_t index) {
-    seqpar_head_seeds seeds = {
+    seqpar_vocab_seeds seeds = {
         .dlogp = o->seed[0].data, .dsmooth = o->seed[1].data, .dzloss = o->seed[2].data};
     seqpar_status status = seqpar_llama_backward(ctx, model, &o->b, optim, index, &seeds);
     int i;
@@ -1125,7 +1125,7 @@ static seqpar_status interleaved_step(seqpar_ctx *ctx, const interleaving *run,
 static seqpar_status interleaving_rank(seqpar_comm *world, void *user) {
     const interleaving *run = user;
     seqpar_device *device = run->reference ? seqpar_device_reference() : seqpar_device_cpu(1);
-    seqpar_optim_desc desc = {SEQPAR_ADAMW, 1, .9, .95, 1e-8, .1, .3};
+    seqpar_optim_desc desc = {SEQPAR_OPTIM_ADAMW, 1, .9, .95, 1e-8, .1, .3};
     seqpar_ctx ctx;
     seqpar_llama model;
     seqpar_optim optim;
@@ -1280,8 +1280,8 @@ int main(int argc, char **argv) {
     test_pads();
     test_equivariance();
     test_unequal();
-    test_stripe(SEQPAR_STRIPE);
-    test_stripe(SEQPAR_ZIGZAG_DOC);
+    test_stripe(SEQPAR_LAYOUT_STRIPE);
+    test_stripe(SEQPAR_LAYOUT_ZIGZAG_DOC);
     test_directions(200);
     return test_summary();
 }

@@ -25,10 +25,10 @@ typedef struct {
     int64_t ulysses;
 } mode;
 
-static const mode modes[] = {{"zigzag ring", SEQPAR_RING, 0},
-                             {"llama3", SEQPAR_LLAMA3, 0},
-                             {"Ulysses", SEQPAR_ULYSSES, 0},
-                             {"2D", SEQPAR_RING, 2}};
+static const mode modes[] = {{"zigzag ring", SEQPAR_SCHEDULE_RING, 0},
+                             {"llama3", SEQPAR_SCHEDULE_LLAMA3, 0},
+                             {"Ulysses", SEQPAR_SCHEDULE_ULYSSES, 0},
+                             {"2D", SEQPAR_SCHEDULE_RING, 2}};
 static int64_t ranks[] = {2, 3, 4, 8}, rank_count = 4; /* one of them, if asked for */
 enum { MODES = 4, RANKS = 4, MOST_CELLS = MODES * RANKS };
 #define CELLS (MODES * (int)rank_count)
@@ -82,7 +82,7 @@ static int way_of(int which, objective_way *way) {
     *way = (objective_way){.dp = 1,
                            .sp = ranks[which % rank_count],
                            .accumulation = 1,
-                           .layout = SEQPAR_ZIGZAG,
+                           .layout = SEQPAR_LAYOUT_ZIGZAG,
                            .schedule = m->schedule,
                            .ulysses_size = m->ulysses};
     return !m->ulysses || way->sp % m->ulysses == 0;
@@ -123,7 +123,8 @@ static void run(const objective_task *t, const objective_way *way, objective_res
 /* Rows of one objective: logits (of the first only), loss, gradient, and the step. */
 static void verify_objective(int kind) {
     objective_task t;
-    objective_way alone = {.dp = 1, .sp = 1, .accumulation = 1, .layout = SEQPAR_ZIGZAG}, way;
+    objective_way alone = {.dp = 1, .sp = 1, .accumulation = 1, .layout = SEQPAR_LAYOUT_ZIGZAG},
+                  way;
     objective_result one, r;
     row *logits, *loss, *gradient, *step;
     objective_task_open(&t, kind, 6, 60, 130, 5);
@@ -163,7 +164,7 @@ static double verify_first_loss(int *bitwise) {
     objective_way way = {.dp = 1,
                          .sp = ranks[rank_count - 1],
                          .accumulation = 1,
-                         .layout = SEQPAR_ZIGZAG},
+                         .layout = SEQPAR_LAYOUT_ZIGZAG},
                   alone = {.dp = 1, .sp = 1, .accumulation = 1};
     objective_result first, one, r;
     row *line;
