@@ -549,20 +549,39 @@ SEQPAR_DEF int64_t seqpar_grid_default_chunks(int64_t tokens);
 SEQPAR_DEF int64_t seqpar_grid_begin(int64_t padded, int64_t chunks, int64_t chunk);
 
 /* ---- split: who holds which token ---------------------------------------------------------*/
+/* A layout is a line of this table: everything that differs between layouts stands in it or in
+   the function seqpar__deal_* it names (chapter >>split), which deals a row's pieces.
+     whole chunks  ranks hold whole chunks: equal bits; else the error rule
+     slots         runs of chunks that a rank is dealt of a row, back and forth; 0: not chunks
+     down          in a ring keys had better go to the position before: fewer go all the way */
+#define SEQPAR_LAYOUTS(X) \
+    /* name, text, whole chunks, slots, down, dealt by */ \
+    X(CONTIGUOUS, "contiguous", 1, 1, 0, chunks) \
+    X(ZIGZAG, "zigzag", 1, 2, 1, chunks) \
+    X(STRIPE, "stripe", 0, 0, 0, stripe) \
+    X(ZIGZAG_DOC, "zigzag-doc", 0, 0, 1, documents)
 enum {
-    SEQPAR_LAYOUT_CONTIGUOUS,
-    SEQPAR_LAYOUT_ZIGZAG,
-    SEQPAR_LAYOUT_STRIPE,
-    SEQPAR_LAYOUT_ZIGZAG_DOC,
-    SEQPAR__LAYOUTS
+#define SEQPAR__X(name, text, whole_chunks, slots, down, deal) SEQPAR_LAYOUT_##name,
+    SEQPAR_LAYOUTS(SEQPAR__X)
+#undef SEQPAR__X
+        SEQPAR_LAYOUT_COUNT
 };
-SEQPAR_DEF const char *seqpar_layout_name(int layout);
+
+typedef struct seqpar_layout {
+    const char *name;
+    int whole_chunks, slots, down;
+} seqpar_layout;
+
+/* Its line; NULL: there is no such layout. */
+SEQPAR_DEF const seqpar_layout *seqpar_layout_at(int layout);
+SEQPAR_DEF const char *seqpar_layout_name(int layout); /* "?" */
 
 /* Tokens start, start + stride, ... (count) of one chunk, held by one rank from local row
    `local` on. Stripe: of the chunks from `chunk` on up to the rank's next piece, one unless
    chunks^2 sp_size > 2^23. */
 typedef struct seqpar_piece {
-    int64_t row; /* index into the rows it was made from */
+    int64_t row;       /* index into the rows it was made from, */
+    int64_t row_index; /* and that row's number within the step */
     int64_t chunk;
     int64_t leaf; /* number in the folds over tokens: rises with row and chunk */
     int64_t start, stride, count;
@@ -1046,12 +1065,23 @@ SEQPAR_DEF seqpar_status seqpar_buffer_new(seqpar_ctx *ctx, seqpar_buffer *buffe
 SEQPAR_DEF void seqpar_buffer_free(seqpar_ctx *ctx, seqpar_buffer *buffer);
 
 /* ---- plan: a schedule is data -------------------------------------------------------------*/
+/* A schedule is a line of this table and the function seqpar__plan_* it names (chapter
+   >>plan), which writes the plan between the two exchanges of heads.
+     members   ulysses_size where the desc has 0: one, or as many as kv_heads allow
+     strided   heads_k_stride is asked for: kv heads travel by so many at a time
+     arrivals  keys come only where they are seen (ring); else all of them come */
+#define SEQPAR_SCHEDULES(X) \
+    /* name, text, members, strided, arrivals, plan */ \
+    X(RING, "ring", 0, 0, 1, ring) \
+    X(LLAMA3, "llama3", 0, 1, 0, llama3) \
+    X(ULYSSES, "ulysses", 1, 0, 1, ring)
 enum {
-    SEQPAR_SCHEDULE_RING,
-    SEQPAR_SCHEDULE_LLAMA3,
-    SEQPAR_SCHEDULE_ULYSSES,
-    SEQPAR__SCHEDULES
+#define SEQPAR__X(name, text, members, strided, arrivals, plan) SEQPAR_SCHEDULE_##name,
+    SEQPAR_SCHEDULES(SEQPAR__X)
+#undef SEQPAR__X
+        SEQPAR_SCHEDULE_COUNT
 };
+
 SEQPAR_DEF const char *seqpar_schedule_name(int schedule);
 
 /* SP ranks are a grid: rank = position * ulysses_size + member. Members of one position
@@ -2654,20 +2684,42 @@ SEQPAR_DEF void seqpar_batch_free(seqpar_batch *batch) {
    >>split  who holds which token
    ========================================================================================== */
 
-SEQPAR_DEF const char *seqpar_layout_name(int layout) {
-    static const char *const names[] = {"contiguous", "zigzag", "stripe", "zigzag-doc"};
-    return layout >= 0 && layout < SEQPAR__LAYOUTS ? names[layout] : "?";
+SEQPAR_DEF const seqpar_layout *seqpar_layout_at(int layout) {
+    static const seqpar_layout table[] = {
+#define SEQPAR__X(name, text, whole_chunks, slots, down, deal) \
+    {text, whole_chunks, slots, down},
+        SEQPAR_LAYOUTS(SEQPAR__X)
+#undef SEQPAR__X
+    };
+    return layout >= 0 && layout < SEQPAR_LAYOUT_COUNT ? &table[layout] : NULL;
 }
 
-/* Leaves of the folds over tokens: row in the high half, chunk below; stripe adds a finer
-   level for its ranks. */
+SEQPAR_DEF const char *seqpar_layout_name(int layout) {
+    const seqpar_layout *l = seqpar_layout_at(layout);
+    return l ? l->name : "?";
+}
+
+/* "ring, llama3 or ulysses": what there is, for a message. */
+static const char *seqpar__choices(char *text, size_t size, const char *name(int), int count) {
+    size_t used = 0;
+    for (int i = 0; i < count; i++)
+        used += (size_t)snprintf(text + used, size - used, "%s%s",
+                                 i == 0          ? ""
+                                 : i + 1 < count ? ", "
+                                                 : " or ",
+                                 name(i));
+    return text;
+}
+
+/* Leaves of the folds over tokens: row in the high half, part of the row below. Nobody else
+   takes a leaf apart: a piece says which row it is of. */
 #define SEQPAR__LEAF_BITS 32
-static int64_t seqpar__leaf(int64_t row_index, int64_t chunk, int layout, int64_t sp_size,
-                            int64_t sp_rank) {
-    int64_t fine = 1;
-    if (layout != SEQPAR_LAYOUT_STRIPE) return (row_index << SEQPAR__LEAF_BITS) + chunk;
-    while (fine < sp_size) fine *= 2;
-    return (row_index << SEQPAR__LEAF_BITS) + chunk * fine + sp_rank;
+static int64_t seqpar__leaf(int64_t row_index, int64_t part) {
+    return (row_index << SEQPAR__LEAF_BITS) + part;
+}
+static int64_t seqpar__leaf_row(int64_t leaf) { return leaf >> SEQPAR__LEAF_BITS; }
+static int64_t seqpar__leaf_part(int64_t leaf) {
+    return leaf & ((INT64_C(1) << SEQPAR__LEAF_BITS) - 1);
 }
 
 /* Zigzag: slots go to the ranks and back. */
@@ -2725,10 +2777,11 @@ static seqpar_status seqpar__check_row(seqpar_error *error, const seqpar_row *ro
 static seqpar_status seqpar__check_split(seqpar_error *error, const seqpar_row *rows,
                                          int64_t row_count, int layout, int64_t sp_size,
                                          int64_t sp_rank) {
-    if (layout < 0 || layout >= SEQPAR__LAYOUTS)
-        return seqpar_fail(error, SEQPAR_ERR_LAYOUT,
-                           "layout %d is unknown; use contiguous, zigzag, stripe or zigzag-doc",
-                           layout);
+    char names[160];
+    if (!seqpar_layout_at(layout))
+        return seqpar_fail(
+            error, SEQPAR_ERR_LAYOUT, "layout %d is unknown; use %s", layout,
+            seqpar__choices(names, sizeof names, seqpar_layout_name, SEQPAR_LAYOUT_COUNT));
     if (sp_size <= 0)
         return seqpar_fail(error, SEQPAR_ERR_RANKS,
                            "sequence_parallel_size is %lld; give at least 1",
@@ -2750,23 +2803,30 @@ static int64_t seqpar__stripe_parts(int64_t chunks, int64_t sp_size) {
     return chunks;
 }
 
-/* The part of chunks that a rank holds: a run for a whole chunk, every sp_size-th token for
-   stripe. */
-static seqpar_piece seqpar__chunk_piece(const seqpar_row *row, int64_t chunk, int64_t chunk_end,
-                                        int layout, int64_t sp_size, int64_t sp_rank) {
+/* Tokens from chunk `chunk` to the begin of `chunk_end`; pads are nobody's. */
+static seqpar_piece seqpar__chunk_piece(const seqpar_row *row, int64_t chunk,
+                                        int64_t chunk_end) {
     seqpar_piece p;
-    int64_t begin = seqpar_grid_begin(row->padded, row->chunks, chunk);
-    /* pads are nobody's */
-    int64_t end = SEQPAR__MIN(seqpar_grid_begin(row->padded, row->chunks, chunk_end),
-                              row->tokens);
+    int64_t end = seqpar_grid_begin(row->padded, row->chunks, chunk_end);
     memset(&p, 0, sizeof p);
+    p.row_index = row->index;
     p.chunk = chunk;
-    p.leaf = seqpar__leaf(row->index, chunk, layout, sp_size, sp_rank);
-    p.stride = layout == SEQPAR_LAYOUT_STRIPE ? sp_size : 1;
-    p.start = layout == SEQPAR_LAYOUT_STRIPE
-                  ? begin + (sp_rank - begin % sp_size + sp_size) % sp_size
-                  : begin;
-    p.count = p.start < end ? (end - p.start + p.stride - 1) / p.stride : 0;
+    p.leaf = seqpar__leaf(row->index, chunk);
+    p.start = seqpar_grid_begin(row->padded, row->chunks, chunk);
+    p.stride = 1;
+    p.count = SEQPAR__MAX(SEQPAR__MIN(end, row->tokens) - p.start, 0);
+    return p;
+}
+
+/* Every sp_size-th token of it; leaves have a finer level for the ranks. */
+static seqpar_piece seqpar__stripe_piece(seqpar_piece whole, int64_t sp_size, int64_t sp_rank) {
+    seqpar_piece p = whole;
+    int64_t fine = 1, end = whole.start + whole.count;
+    while (fine < sp_size) fine *= 2;
+    p.leaf = seqpar__leaf(p.row_index, p.chunk * fine + sp_rank);
+    p.start += (sp_rank - p.start % sp_size + sp_size) % sp_size;
+    p.stride = sp_size;
+    p.count = p.start < end ? (end - p.start + sp_size - 1) / sp_size : 0;
     return p;
 }
 
@@ -2787,17 +2847,6 @@ static int seqpar__share_add(seqpar_share *share, int64_t *capacity, seqpar_piec
     return 1;
 }
 
-static int64_t seqpar__expected_pieces(const seqpar_row *row, int layout, int64_t sp_size) {
-    int64_t count = row->chunks;
-    if (layout == SEQPAR_LAYOUT_STRIPE)
-        return seqpar__stripe_parts(row->chunks, sp_size) * sp_size;
-    if (layout != SEQPAR_LAYOUT_ZIGZAG_DOC || sp_size == 1) return count;
-    if (!row->docs) return count + SEQPAR__MIN(row->tokens, 2 * sp_size);
-    for (int64_t d = 0; d < row->docs; d++)
-        count += SEQPAR__MIN(row->cu_seqlens[d + 1] - row->cu_seqlens[d], 2 * sp_size);
-    return count;
-}
-
 /* The shares that a row's pieces go to: those of all ranks, or the only one. */
 typedef struct seqpar__sorted_key {
     int64_t leaf;
@@ -2807,7 +2856,7 @@ typedef struct seqpar__sorted_key {
 typedef struct seqpar__splitting {
     seqpar_share *shares;
     int64_t *capacity, sp_size, only; /* only: -1: all */
-    int layout;
+    const seqpar_layout *layout;
     /* seqpar__sorted_key of all pieces, as they come: by leaf */
     void *order;
     int64_t count, order_capacity, expected; /* expected: pieces of all ranks, about */
@@ -2833,13 +2882,47 @@ static int seqpar__split_add(seqpar__splitting *to, int64_t sp_rank, seqpar_piec
     return seqpar__share_add(&to->shares[sp_rank], &to->capacity[sp_rank], piece);
 }
 
+/* ---- how a row is dealt: seqpar__deal_* hand its pieces out, in order of their tokens;
+   seqpar__pieces_* tell about how many there will be ---- */
+static int64_t seqpar__pieces_chunks(const seqpar_row *row, int64_t sp_size) {
+    (void)sp_size;
+    return row->chunks;
+}
+
+static int seqpar__deal_chunks(seqpar__splitting *to, const seqpar_row *row,
+                               int64_t row_number) {
+    int64_t slots = SEQPAR__MAX(to->layout->slots, 1) * to->sp_size;
+    for (int64_t slot = 0; slot < slots; slot++) {
+        int64_t rank = seqpar__slot_rank(slot, to->sp_size);
+        SEQPAR__WORK(1);
+        if (to->only >= 0 && rank != to->only) continue;
+        for (int64_t c = seqpar_grid_begin(row->chunks, slots, slot);
+             c < seqpar_grid_begin(row->chunks, slots, slot + 1); c++) {
+            seqpar_piece p = seqpar__chunk_piece(row, c, c + 1);
+            p.row = row_number;
+            if (!seqpar__split_add(to, rank, p)) return 0;
+        }
+    }
+    return 1;
+}
+
+static int64_t seqpar__pieces_documents(const seqpar_row *row, int64_t sp_size) {
+    int64_t count = row->chunks;
+    if (sp_size == 1) return count;
+    if (!row->docs) return count + SEQPAR__MIN(row->tokens, 2 * sp_size);
+    for (int64_t d = 0; d < row->docs; d++)
+        count += SEQPAR__MIN(row->cu_seqlens[d + 1] - row->cu_seqlens[d], 2 * sp_size);
+    return count;
+}
+
 /* Zigzag-doc: slots of documents, cut where chunks end; leaves number these parts through
    the row, whoever holds them. */
-static int seqpar__split_documents(seqpar__splitting *to, const seqpar_row *row,
-                                   int64_t row_number) {
-    int64_t leaf = row->index << SEQPAR__LEAF_BITS, slots = 2 * to->sp_size, chunk = 0;
+static int seqpar__deal_documents(seqpar__splitting *to, const seqpar_row *row,
+                                  int64_t row_number) {
+    int64_t leaf = seqpar__leaf(row->index, 0), slots = 2 * to->sp_size, chunk = 0;
     int64_t chunk_end = seqpar_grid_begin(row->padded, row->chunks, 1);
     int64_t docs = row->docs ? row->docs : 1;
+    if (to->sp_size == 1) return seqpar__deal_chunks(to, row, row_number);
     for (int64_t d = 0; d < docs; d++) {
         int64_t doc = row->docs ? row->cu_seqlens[d] : 0;
         int64_t n = (row->docs ? row->cu_seqlens[d + 1] : row->tokens) - doc;
@@ -2855,6 +2938,7 @@ static int seqpar__split_documents(seqpar__splitting *to, const seqpar_row *row,
             for (; chunk_end <= at; SEQPAR__WORK(1))
                 chunk_end = seqpar_grid_begin(row->padded, row->chunks, ++chunk + 1);
             p.row = row_number;
+            p.row_index = row->index;
             p.chunk = chunk;
             p.leaf = leaf++;
             p.start = at;
@@ -2867,37 +2951,36 @@ static int seqpar__split_documents(seqpar__splitting *to, const seqpar_row *row,
     return 1;
 }
 
-static int seqpar__split_stripe(seqpar__splitting *to, const seqpar_row *row,
-                                int64_t row_number) {
+static int64_t seqpar__pieces_stripe(const seqpar_row *row, int64_t sp_size) {
+    return seqpar__stripe_parts(row->chunks, sp_size) * sp_size;
+}
+
+static int seqpar__deal_stripe(seqpar__splitting *to, const seqpar_row *row,
+                               int64_t row_number) {
     int64_t parts = seqpar__stripe_parts(row->chunks, to->sp_size);
     int64_t first = to->only < 0 ? 0 : to->only, end = to->only < 0 ? to->sp_size : first + 1;
     for (int64_t c = 0; c < parts; c++)
         for (int64_t r = first; r < end; r++) {
             seqpar_piece p = seqpar__chunk_piece(row, seqpar_grid_begin(row->chunks, parts, c),
-                                                 seqpar_grid_begin(row->chunks, parts, c + 1),
-                                                 to->layout, to->sp_size, r);
+                                                 seqpar_grid_begin(row->chunks, parts, c + 1));
+            p = seqpar__stripe_piece(p, to->sp_size, r);
             p.row = row_number;
             if (!seqpar__split_add(to, r, p)) return 0;
         }
     return 1;
 }
 
-static int seqpar__split_chunks(seqpar__splitting *to, const seqpar_row *row,
-                                int64_t row_number) {
-    int64_t slots = to->layout == SEQPAR_LAYOUT_ZIGZAG ? 2 * to->sp_size : to->sp_size;
-    for (int64_t slot = 0; slot < slots; slot++) {
-        int64_t rank = seqpar__slot_rank(slot, to->sp_size);
-        SEQPAR__WORK(1);
-        if (to->only >= 0 && rank != to->only) continue;
-        for (int64_t c = seqpar_grid_begin(row->chunks, slots, slot);
-             c < seqpar_grid_begin(row->chunks, slots, slot + 1); c++) {
-            seqpar_piece p = seqpar__chunk_piece(row, c, c + 1, to->layout, to->sp_size, rank);
-            p.row = row_number;
-            if (!seqpar__split_add(to, rank, p)) return 0;
-        }
-    }
-    return 1;
-}
+typedef struct seqpar__dealer {
+    int64_t (*pieces)(const seqpar_row *row, int64_t sp_size);
+    int (*deal)(seqpar__splitting *to, const seqpar_row *row, int64_t row_number);
+} seqpar__dealer;
+
+static const seqpar__dealer seqpar__dealers[] = {
+#define SEQPAR__X(name, text, whole_chunks, slots, down, how) \
+    {seqpar__pieces_##how, seqpar__deal_##how},
+    SEQPAR_LAYOUTS(SEQPAR__X)
+#undef SEQPAR__X
+};
 
 static void seqpar__shares_free(seqpar_share *shares, int64_t count) {
     for (int64_t r = 0; shares && r < count; r++) seqpar_share_free(&shares[r]);
@@ -2916,11 +2999,11 @@ static seqpar_status seqpar__split_rows(seqpar_error *error, seqpar_share *share
     to.shares = shares;
     to.sp_size = sp_size;
     to.only = only;
-    to.layout = layout;
+    to.layout = seqpar_layout_at(layout);
     to.capacity = SEQPAR__NEW(int64_t, count);
     fits = to.capacity != NULL;
     for (int64_t i = 0; i < row_count; i++)
-        to.expected += SEQPAR__MIN(seqpar__expected_pieces(&rows[i], layout, sp_size),
+        to.expected += SEQPAR__MIN(seqpar__dealers[layout].pieces(&rows[i], sp_size),
                                    rows[i].tokens);
     for (int64_t i = 0; i < count; i++) {
         shares[i].rows = rows;
@@ -2930,10 +3013,7 @@ static seqpar_status seqpar__split_rows(seqpar_error *error, seqpar_share *share
         shares[i].sp_rank = only < 0 ? i : only;
     }
     for (int64_t i = 0; i < row_count && fits; i++)
-        fits = layout == SEQPAR_LAYOUT_STRIPE ? seqpar__split_stripe(&to, &rows[i], i)
-               : layout == SEQPAR_LAYOUT_ZIGZAG_DOC && sp_size > 1
-                   ? seqpar__split_documents(&to, &rows[i], i)
-                   : seqpar__split_chunks(&to, &rows[i], i);
+        fits = seqpar__dealers[layout].deal(&to, &rows[i], i);
     SEQPAR_FREE(to.capacity);
     if (fits && order)
         *order = (seqpar__sorted_key *)to.order;
@@ -3022,12 +3102,12 @@ SEQPAR_DEF int seqpar_balance_poor(const seqpar_balance *b, int64_t sp_size) {
     return b->idle > 0 || 4 * sp_size * b->most > 5 * b->tokens;
 }
 
-/* A multiple of the slots cuts between tokens i S / slots, as evenly as can be; the other
-   two layouts do not ask for chunks. */
+/* A multiple of the slots cuts between tokens i S / slots, as evenly as can be; layouts
+   without slots do not ask for chunks. */
 SEQPAR_DEF seqpar_status seqpar_split_balance(seqpar_error *error, seqpar_balance *b,
                                               const seqpar_row *rows, int64_t row_count,
                                               int layout, int64_t sp_size) {
-    int64_t longest = 0, slots = layout == SEQPAR_LAYOUT_ZIGZAG ? 2 * sp_size : sp_size;
+    int64_t longest = 0, slots;
     seqpar_balance other;
     seqpar_row row;
     memset(b, 0, sizeof *b);
@@ -3037,10 +3117,10 @@ SEQPAR_DEF seqpar_status seqpar_split_balance(seqpar_error *error, seqpar_balanc
     if (row_count <= 0) return SEQPAR_OK;
     row = rows[longest];
     b->chunks = row.chunks;
+    slots = seqpar_layout_at(layout)->slots * sp_size;
+    if (slots == 0) return SEQPAR_OK;
     row.chunks = (row.chunks / slots + 1) * slots;
-    if (row.chunks > row.padded || row.chunks > SEQPAR_MAX_CHUNKS ||
-        layout == SEQPAR_LAYOUT_STRIPE || layout == SEQPAR_LAYOUT_ZIGZAG_DOC)
-        return SEQPAR_OK;
+    if (row.chunks > row.padded || row.chunks > SEQPAR_MAX_CHUNKS) return SEQPAR_OK;
     SEQPAR__TRY(seqpar__balance_tokens(error, &other, &row, 1, layout, sp_size));
     if (!seqpar_balance_poor(&other, sp_size)) b->better_chunks = row.chunks;
     return SEQPAR_OK;
@@ -4026,8 +4106,10 @@ static void *seqpar__at(const void *base, int64_t element, int dtype) {
    ========================================================================================== */
 
 SEQPAR_DEF const char *seqpar_schedule_name(int schedule) {
-    static const char *const names[] = {"ring", "llama3", "ulysses"};
-    return schedule >= 0 && schedule < SEQPAR__SCHEDULES ? names[schedule] : "?";
+#define SEQPAR__X(name, text, members, strided, arrivals, plan) text,
+    static const char *const names[] = {SEQPAR_SCHEDULES(SEQPAR__X)};
+#undef SEQPAR__X
+    return schedule >= 0 && schedule < SEQPAR_SCHEDULE_COUNT ? names[schedule] : "?";
 }
 
 static seqpar_plan_op *seqpar__plan_add(seqpar_plan *plan, int op) {
@@ -4040,10 +4122,11 @@ static seqpar_plan_op *seqpar__plan_add(seqpar_plan *plan, int op) {
 }
 
 /* Request numbers: shift or gather of step s is s, return of step s is steps + s. */
-static void seqpar__plan_ring(seqpar_plan *plan, int64_t kv_heads) {
+static void seqpar__plan_ring(seqpar_plan *plan, int64_t kv_heads, int64_t stride) {
     int64_t size = plan->ring_size, rank = plan->position, on = plan->next, back = size - on;
     int64_t first = plan->count;
     seqpar_plan_op *o;
+    (void)stride;                   /* all kv heads travel together */
     plan->slots = size > 1 ? 3 : 1; /* the own k, v and two that take turns */
     plan->requests = 2 * size;
     for (int64_t s = 0; s < size; s++) {
@@ -4088,6 +4171,10 @@ static seqpar_plan_op *seqpar__plan_heads(seqpar_plan *plan, int op, int64_t str
 
 static void seqpar__plan_llama3(seqpar_plan *plan, int64_t kv_heads, int64_t heads) {
     int64_t steps = kv_heads / heads;
+    if (plan->ring_size == 1) {
+        seqpar__plan_ring(plan, kv_heads, heads);
+        return;
+    }
     plan->slots = 2;
     plan->requests = 2 * steps;
     seqpar__plan_heads(plan, SEQPAR_PLAN_COPY, 0, heads, 0);
@@ -4107,6 +4194,19 @@ static void seqpar__plan_llama3(seqpar_plan *plan, int64_t kv_heads, int64_t hea
         seqpar__plan_heads(plan, SEQPAR_PLAN_FOLD, steps - 1, heads, 2 * steps - 1);
 }
 
+/* How a schedule is planned. */
+typedef struct seqpar__planning {
+    int members, strided, arrivals;
+    void (*plan)(seqpar_plan *plan, int64_t kv_heads, int64_t stride);
+} seqpar__planning;
+
+static const seqpar__planning seqpar__plannings[] = {
+#define SEQPAR__X(name, text, members, strided, arrivals, how) \
+    {members, strided, arrivals, seqpar__plan_##how},
+    SEQPAR_SCHEDULES(SEQPAR__X)
+#undef SEQPAR__X
+};
+
 static int64_t seqpar__gcd(int64_t a, int64_t b) {
     while (b) {
         int64_t t = a % b;
@@ -4119,11 +4219,10 @@ static int64_t seqpar__gcd(int64_t a, int64_t b) {
 /* Members of a position, and their heads. */
 static seqpar_status seqpar__plan_grid(seqpar_error *error, seqpar_plan *plan,
                                        const seqpar_plan_desc *d) {
-    int64_t u = d->ulysses_size                          ? d->ulysses_size
-                : d->schedule != SEQPAR_SCHEDULE_ULYSSES ? 1
-                : d->kv_heads >= d->sp_size || d->ulysses_replicate
-                    ? d->sp_size
-                    : seqpar__gcd(d->sp_size, d->kv_heads);
+    int enough = d->kv_heads >= d->sp_size || d->ulysses_replicate;
+    int64_t u = d->ulysses_size;
+    if (!u && !seqpar__plannings[d->schedule].members) u = 1;
+    if (!u) u = enough ? d->sp_size : seqpar__gcd(d->sp_size, d->kv_heads);
     if (u < 0 || d->sp_size % u)
         return seqpar_fail(
             error, SEQPAR_ERR_ULYSSES,
@@ -4153,6 +4252,7 @@ static seqpar_status seqpar__plan_grid(seqpar_error *error, seqpar_plan *plan,
 }
 
 static seqpar_status seqpar__check_plan(seqpar_error *error, const seqpar_plan_desc *d) {
+    char names[160];
     if (d->sp_size <= 0)
         return seqpar_fail(error, SEQPAR_ERR_RANKS,
                            "sequence_parallel_size is %lld; give at least 1",
@@ -4163,9 +4263,10 @@ static seqpar_status seqpar__check_plan(seqpar_error *error, const seqpar_plan_d
     if (d->kv_heads <= 0)
         return seqpar_fail(error, SEQPAR_ERR_HEADS, "kv_heads is %lld; give at least 1",
                            (long long)d->kv_heads);
-    if (d->schedule < 0 || d->schedule >= SEQPAR__SCHEDULES)
-        return seqpar_fail(error, SEQPAR_ERR_SCHEDULE,
-                           "schedule %d is unknown; use ring, llama3 or ulysses", d->schedule);
+    if (d->schedule < 0 || d->schedule >= SEQPAR_SCHEDULE_COUNT)
+        return seqpar_fail(
+            error, SEQPAR_ERR_SCHEDULE, "schedule %d is unknown; use %s", d->schedule,
+            seqpar__choices(names, sizeof names, seqpar_schedule_name, SEQPAR_SCHEDULE_COUNT));
     return SEQPAR_OK;
 }
 
@@ -4191,7 +4292,7 @@ SEQPAR_DEF seqpar_status seqpar_plan_make(seqpar_error *error, seqpar_plan *plan
     memset(plan, 0, sizeof *plan);
     SEQPAR__TRY(seqpar__check_plan(error, desc));
     SEQPAR__TRY(seqpar__plan_grid(error, plan, desc));
-    if (desc->schedule == SEQPAR_SCHEDULE_LLAMA3 || plan->ulysses_size == 1)
+    if (seqpar__plannings[desc->schedule].strided || plan->ulysses_size == 1)
         SEQPAR__TRY(seqpar__check_stride(error, plan, desc, stride));
     plan->sp_size = desc->sp_size;
     plan->sp_rank = desc->sp_rank;
@@ -4202,10 +4303,7 @@ SEQPAR_DEF seqpar_status seqpar_plan_make(seqpar_error *error, seqpar_plan *plan
         seqpar__plan_add(plan, SEQPAR_PLAN_HEADS);
         seqpar__plan_add(plan, SEQPAR_PLAN_WAIT);
     }
-    if (desc->schedule == SEQPAR_SCHEDULE_LLAMA3 && plan->ring_size > 1)
-        seqpar__plan_llama3(plan, plan->kv_count, stride);
-    else
-        seqpar__plan_ring(plan, plan->kv_count);
+    seqpar__plannings[desc->schedule].plan(plan, plan->kv_count, stride);
     if (plan->ulysses_size > 1) { /* their request numbers follow those of the ring */
         plan->ops[0].request = plan->ops[1].request = (int32_t)plan->requests++;
         seqpar__plan_add(plan, SEQPAR_PLAN_TOKENS)->request = (int32_t)plan->requests;
@@ -4819,7 +4917,7 @@ static seqpar_status seqpar__free_tiles(seqpar_share *share) {
             tile = run;
             tile.start += at * run.stride;
             tile.count = SEQPAR__MIN((int64_t)SEQPAR__FREE_TILE, run.count - at);
-            tile.leaf = (run.leaf >> SEQPAR__LEAF_BITS << SEQPAR__LEAF_BITS) + tile.start;
+            tile.leaf = seqpar__leaf(run.row_index, tile.start);
             if (!seqpar__share_add(&cut, &capacity, tile)) {
                 SEQPAR_FREE(cut.pieces);
                 return SEQPAR_ERR_MEMORY;
@@ -5031,8 +5129,8 @@ static seqpar_status seqpar__attn_shares(seqpar_ctx *ctx, seqpar_attn *attn,
     }
     SEQPAR__TRY(seqpar__sight_open(sight, attn));
     attn->go = attn->come + attn->size;
-    return attn->desc.schedule == SEQPAR_SCHEDULE_LLAMA3 ? SEQPAR_OK
-                                                         : seqpar__attn_travels(attn, sight);
+    if (!seqpar__plannings[attn->desc.schedule].arrivals) return SEQPAR_OK;
+    return seqpar__attn_travels(attn, sight);
 }
 
 static seqpar_status seqpar__planner_open(seqpar_attn *attn, seqpar__planner *p) {
@@ -5113,7 +5211,7 @@ static seqpar_status seqpar__attn_plans(seqpar_ctx *ctx, seqpar_attn *attn) {
     p.heads_k_stride = d->heads_k_stride;
     p.ulysses_size = d->ulysses_size;
     p.ulysses_replicate = d->ulysses_replicate;
-    p.down = d->layout == SEQPAR_LAYOUT_ZIGZAG || d->layout == SEQPAR_LAYOUT_ZIGZAG_DOC;
+    p.down = seqpar_layout_at(d->layout)->down;
     SEQPAR__TRY(seqpar_plan_make(ctx->error, &attn->forward, &p));
     p.backward = 1;
     SEQPAR__TRY(seqpar_plan_make(ctx->error, &attn->backward, &p));
@@ -6299,75 +6397,6 @@ static double seqpar__tree_sum(const int64_t *leaves, const double *values, int6
            seqpar__tree_sum(leaves, values, stride, mid, high, level - 1);
 }
 
-/* A part given twice would be counted twice. */
-static seqpar_status seqpar__leaf_twice(seqpar_error *error, const char *of, int64_t number,
-                                        int64_t leaf) {
-    char name[32] = "";
-    if (number >= 0) snprintf(name, sizeof name, " %lld", (long long)number);
-    return seqpar_fail(error, SEQPAR_ERR_STEP,
-                       "the sum of the %s%s was given row %lld, part %lld twice; every part of "
-                       "a row counts once, on one rank",
-                       of, name, (long long)(leaf >> SEQPAR__LEAF_BITS),
-                       (long long)(leaf & ((INT64_C(1) << SEQPAR__LEAF_BITS) - 1)));
-}
-
-typedef struct seqpar__leaf_row {
-    int64_t leaf, at;
-} seqpar__leaf_row;
-
-static seqpar_status seqpar__sum_gathered(seqpar_error *error, double *sum, const int64_t *leaf,
-                                          const double *values, int64_t count, int64_t width) {
-    seqpar__leaf_row *order = SEQPAR__NEW(seqpar__leaf_row, count);
-    int64_t *leaves = SEQPAR__NEW(int64_t, count);
-    double *column = SEQPAR__NEW(double, count);
-    int ok = order && leaves && column;
-    seqpar_status status = ok ? SEQPAR_OK : seqpar__no_memory(error, "a sum");
-    for (int64_t i = 0; ok && i < count; i++) {
-        order[i].leaf = leaf[i];
-        order[i].at = i;
-    }
-    if (ok) qsort(order, (size_t)count, sizeof *order, seqpar__by_number);
-    for (int64_t i = 0; ok && i < count; i++) leaves[i] = order[i].leaf;
-    for (int64_t i = 1; ok && i < count; i++)
-        if (leaves[i] == leaves[i - 1])
-            status = seqpar__leaf_twice(error, "step", -1, leaves[i]);
-    ok = ok && !status;
-    for (int64_t w = 0; ok && w < width; w++) {
-        for (int64_t i = 0; i < count; i++) column[i] = values[order[i].at * width + w];
-        sum[w] = count ? seqpar__tree_sum(leaves, column, 1, 0, count, 62) : 0.0;
-    }
-    SEQPAR_FREE(order);
-    SEQPAR_FREE(leaves);
-    SEQPAR_FREE(column);
-    return status;
-}
-
-SEQPAR_DEF seqpar_status seqpar_sum_pieces(seqpar_ctx *ctx, double *sum, const int64_t *leaf,
-                                           const double *values, int64_t count, int64_t width) {
-    seqpar_comm *world = ctx->world;
-    int64_t *counts = NULL, *bytes = SEQPAR__NEW(int64_t, world->size), *all_leaf = NULL;
-    int64_t total = 0;
-    double *all = NULL;
-    seqpar_status status = bytes ? seqpar__gather_i64(world, &counts, &count, 1, "loss counts")
-                                 : SEQPAR_ERR_MEMORY;
-    for (int64_t r = 0; !status && r < world->size; r++) {
-        bytes[r] = counts[r] * 8;
-        total += counts[r];
-    }
-    if (!status && !((all_leaf = SEQPAR__NEW(int64_t, total)) &&
-                     (all = SEQPAR__NEW(double, total *width))))
-        status = SEQPAR_ERR_MEMORY;
-    if (!status) status = seqpar_comm_all_gather(world, all_leaf, leaf, bytes, "loss leaves");
-    for (int64_t r = 0; !status && r < world->size; r++) bytes[r] *= width;
-    if (!status) status = seqpar_comm_all_gather(world, all, values, bytes, "loss sums");
-    if (!status) status = seqpar__sum_gathered(ctx->error, sum, all_leaf, all, total, width);
-    SEQPAR_FREE(counts);
-    SEQPAR_FREE(bytes);
-    SEQPAR_FREE(all_leaf);
-    SEQPAR_FREE(all);
-    return status;
-}
-
 /* =============================================================================================
    >>objective  sums per document, and what is made of them
    ========================================================================================== */
@@ -6427,6 +6456,17 @@ SEQPAR_DEF void seqpar_segments_free(seqpar_segments *s) {
     memset(s, 0, sizeof *s);
 }
 
+/* A part given twice would be counted twice. */
+static seqpar_status seqpar__leaf_twice(seqpar_error *error, int64_t document, int64_t leaf) {
+    char of[40] = "step";
+    if (document >= 0) snprintf(of, sizeof of, "document %lld", (long long)document);
+    return seqpar_fail(error, SEQPAR_ERR_STEP,
+                       "the sum of the %s was given row %lld, part %lld twice; every part of "
+                       "a row counts once, on one rank",
+                       of, (long long)seqpar__leaf_row(leaf),
+                       (long long)seqpar__leaf_part(leaf));
+}
+
 typedef struct seqpar__segment_leaf {
     int64_t segment, leaf, at;
 } seqpar__segment_leaf;
@@ -6438,9 +6478,10 @@ static int seqpar__by_segment(const void *a, const void *b) {
     return x->leaf < y->leaf ? -1 : x->leaf > y->leaf;
 }
 
+/* sums (documents, width) of what all ranks have, `s`; the whole step is one document, -1. */
 static seqpar_status seqpar__segments_fold(seqpar_error *error, double *sums, int64_t documents,
-                                           const int64_t *place, const double *values,
-                                           int64_t count, int64_t width) {
+                                           const seqpar_segments *s) {
+    int64_t count = s->count, width = s->width;
     seqpar__segment_leaf *order = SEQPAR__NEW(seqpar__segment_leaf, count);
     int64_t *leaves = SEQPAR__NEW(int64_t, count), n;
     double *column = SEQPAR__NEW(double, count);
@@ -6448,8 +6489,8 @@ static seqpar_status seqpar__segments_fold(seqpar_error *error, double *sums, in
                                ? SEQPAR_OK
                                : seqpar__no_memory(error, "sums per document");
     for (int64_t i = 0; !status && i < count; i++) {
-        order[i].segment = place[2 * i];
-        order[i].leaf = place[2 * i + 1];
+        order[i].segment = s->place[2 * i];
+        order[i].leaf = s->place[2 * i + 1];
         order[i].at = i;
     }
     if (!status) qsort(order, (size_t)count, sizeof *order, seqpar__by_segment);
@@ -6457,13 +6498,14 @@ static seqpar_status seqpar__segments_fold(seqpar_error *error, double *sums, in
     for (int64_t i = 0; !status && i < count; i += n) {
         for (n = 1; i + n < count && order[i + n].segment == order[i].segment; n++)
             if (leaves[i + n] == leaves[i + n - 1])
-                status = seqpar__leaf_twice(error, "document", order[i].segment, leaves[i + n]);
-        if (order[i].segment < 0 || order[i].segment >= documents)
+                status = seqpar__leaf_twice(error, documents < 0 ? -1 : order[i].segment,
+                                            leaves[i + n]);
+        if (order[i].segment < 0 || order[i].segment >= (documents < 0 ? 1 : documents))
             status = seqpar_fail(error, SEQPAR_ERR_SIZE,
                                  "a row holds document %lld; the step has %lld",
                                  (long long)order[i].segment, (long long)documents);
         for (int64_t w = 0; !status && w < width; w++) {
-            for (int64_t k = 0; k < n; k++) column[k] = values[order[i + k].at * width + w];
+            for (int64_t k = 0; k < n; k++) column[k] = s->values[order[i + k].at * width + w];
             sums[order[i].segment * width + w] = seqpar__tree_sum(leaves + i, column, 1, 0, n,
                                                                   62);
         }
@@ -6474,33 +6516,61 @@ static seqpar_status seqpar__segments_fold(seqpar_error *error, double *sums, in
     return status;
 }
 
-SEQPAR_DEF seqpar_status seqpar_segments_sum(seqpar_comm *comm, double *sums, int64_t documents,
+/* What all ranks have added, behind one another. */
+static seqpar_status seqpar__segments_gather(seqpar_comm *comm, seqpar_segments *all,
                                              const seqpar_segments *s) {
-    int64_t *counts = NULL, *bytes = SEQPAR__NEW(int64_t, comm->size), *place = NULL, total = 0;
-    double *values = NULL;
+    int64_t *counts = NULL, *bytes = SEQPAR__NEW(int64_t, comm->size);
     seqpar_status status = bytes ? seqpar__gather_i64(comm, &counts, &s->count, 1,
                                                       "segment counts")
                                  : seqpar__no_memory(comm->error, "sums per document");
-    memset(sums, 0, (size_t)(documents * s->width) * 8);
     for (int64_t r = 0; !status && r < comm->size; r++) {
         bytes[r] = counts[r] * 16;
-        total += counts[r];
+        all->count += counts[r];
     }
-    if (!status && !((place = SEQPAR__NEW(int64_t, 2 * total)) &&
-                     (values = SEQPAR__NEW(double, total * s->width))))
+    if (!status && !((all->place = SEQPAR__NEW(int64_t, 2 * all->count)) &&
+                     (all->values = SEQPAR__NEW(double, all->count * s->width))))
         status = seqpar__no_memory(comm->error, "sums per document");
     if (!status)
-        status = seqpar_comm_all_gather(comm, place, s->place, bytes, "segment places");
+        status = seqpar_comm_all_gather(comm, all->place, s->place, bytes, "segment places");
     for (int64_t r = 0; !status && r < comm->size; r++) bytes[r] = counts[r] * s->width * 8;
     if (!status)
-        status = seqpar_comm_all_gather(comm, values, s->values, bytes, "segment sums");
-    if (!status)
-        status = seqpar__segments_fold(comm->error, sums, documents, place, values, total,
-                                       s->width);
+        status = seqpar_comm_all_gather(comm, all->values, s->values, bytes, "segment sums");
     SEQPAR_FREE(counts);
     SEQPAR_FREE(bytes);
-    SEQPAR_FREE(place);
-    SEQPAR_FREE(values);
+    return status;
+}
+
+static seqpar_status seqpar__segments_sum(seqpar_comm *comm, double *sums, int64_t documents,
+                                          const seqpar_segments *s) {
+    seqpar_segments all;
+    seqpar_status status;
+    memset(&all, 0, sizeof all);
+    all.width = s->width;
+    status = seqpar__segments_gather(comm, &all, s);
+    if (!status) status = seqpar__segments_fold(comm->error, sums, documents, &all);
+    seqpar_segments_free(&all);
+    return status;
+}
+
+SEQPAR_DEF seqpar_status seqpar_segments_sum(seqpar_comm *comm, double *sums, int64_t documents,
+                                             const seqpar_segments *s) {
+    memset(sums, 0, (size_t)(documents * s->width) * 8);
+    return seqpar__segments_sum(comm, sums, documents, s);
+}
+
+/* The whole step is one document. */
+SEQPAR_DEF seqpar_status seqpar_sum_pieces(seqpar_ctx *ctx, double *sum, const int64_t *leaf,
+                                           const double *values, int64_t count, int64_t width) {
+    seqpar_segments step;
+    seqpar_status status;
+    memset(&step, 0, sizeof step);
+    memset(sum, 0, (size_t)width * 8);
+    step.width = width;
+    for (int64_t i = 0; i < count; i++)
+        if (seqpar_segments_push(ctx->error, &step, 0, leaf[i], values + i * width))
+            return seqpar_segments_free(&step), SEQPAR_ERR_MEMORY;
+    status = seqpar__segments_sum(ctx->world, sum, -1, &step);
+    seqpar_segments_free(&step);
     return status;
 }
 
@@ -8955,7 +9025,7 @@ SEQPAR__ANY(add) {
 static double seqpar__dropout(const seqpar_attn_args *a, const seqpar_piece *queries, int64_t r,
                               int64_t head, int64_t key) {
     return seqpar_attn_dropout(a->dropout, a->dropout_seed, a->dropout_stream,
-                               queries->leaf >> SEQPAR__LEAF_BITS, a->dropout_head + head,
+                               queries->row_index, a->dropout_head + head,
                                queries->start + r * queries->stride, key);
 }
 

@@ -1661,7 +1661,7 @@ template <class T, int D, int WARPS, int COLUMNS, bool EXTRAS> struct forward_jo
             sum[e / 2] += s[j][e];
             if (EXTRAS && v.a.dropout > 0) {
                 int64_t key = begin + j * 8 + lane_of() % 4 * 2 + (e & 1);
-                s[j][e] *= dropout_factor(v, piece.leaf >> 32, head,
+                s[j][e] *= dropout_factor(v, piece.row_index, head,
                                           piece.start + row[e / 2] * piece.stride,
                                           keys.start + key * keys.stride);
             }
@@ -1938,7 +1938,7 @@ template <class T, int D, int WARPS, int COLUMNS, bool KEYS, bool EXTRAS> struct
             if (EXTRAS && v.a.dropout > 0 && there) {
                 int64_t query = KEYS ? begin + column : row[half];
                 int64_t key = KEYS ? row[half] : begin + column;
-                z = dropout_factor(v, queries.leaf >> 32, h,
+                z = dropout_factor(v, queries.row_index, h,
                                    queries.start + query * queries.stride,
                                    k.start + key * k.stride);
             }

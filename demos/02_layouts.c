@@ -65,7 +65,7 @@ static seqpar_status measure(seqpar_comm *world, void *user) {
     if (!status) status = seqpar_attn_cost_of(&ctx, attn, &cost, by_source);
     for (int64_t s = 0; !status && s < d->ranks; s++) /* which way its keys come from */
         d->work[ctx.sp_rank * d->ranks + s] =
-            by_source[(ctx.sp_rank + (d->layout == SEQPAR_LAYOUT_ZIGZAG ? s : d->ranks - s)) %
+            by_source[(ctx.sp_rank + (seqpar_layout_at(d->layout)->down ? s : d->ranks - s)) %
                       d->ranks] /
             4;
     seqpar_attn_close(&ctx, attn);
@@ -138,7 +138,7 @@ int main(int argc, char **argv) {
     d.work = (int64_t *)calloc((size_t)(sizes[1] * sizes[1]), sizeof *d.work);
     if (!d.work)
         return fprintf(stderr, "error: no memory for %lld ranks\n", (long long)sizes[1]), 1;
-    for (d.layout = 0; d.layout < 3; d.layout++) {
+    for (d.layout = 0; d.layout < SEQPAR_LAYOUT_COUNT; d.layout++) {
         seqpar_error error;
         printf("%s, S = %lld, P = %lld, L = %lld\n", seqpar_layout_name(d.layout),
                (long long)sizes[0], (long long)sizes[1], (long long)sizes[2]);

@@ -158,8 +158,7 @@ typedef struct {
 /* Where a layout keeps the bits, the file serves any number of ranks. */
 static void demo_note_attention(const demo_rank *r, char *text, size_t size) {
     const demo_config *c = &r->job->config;
-    int bits = !c->relaxed_attention && (r->job->layout == SEQPAR_LAYOUT_CONTIGUOUS ||
-                                         r->job->layout == SEQPAR_LAYOUT_ZIGZAG);
+    int bits = !c->relaxed_attention && seqpar_layout_at(r->job->layout)->whole_chunks;
     if (bits)
         snprintf(text, size, "%s%s, any ranks", c->device,
                  demo_wants_bf16(c) ? " in bf16" : "");

@@ -508,18 +508,25 @@ static int demo_pick(const char *text, const char *const *names, int count) {
     return -1;
 }
 
+/* The same of the library's own tables. */
+static int demo_pick_named(const char *text, const char *name(int), int count) {
+    for (int i = 0; i < count; i++)
+        if (text && !strcmp(text, name(i))) return i;
+    return -1;
+}
+
 /* Layout and schedule by our names or by those of others, who must not contradict one
    another. Default: zigzag ring. */
 static int demo_pick_attention(demo_job *job, char *error, size_t size) {
-    static const char *const layouts[] = {"contiguous", "zigzag", "stripe", "zigzag-doc"},
-                             *const schedules[] = {"ring", "llama3", "ulysses"};
     demo_config *c = &job->config;
     if (demo_placement_settle(&c->layout, &c->schedule, c->ring_attn_func, error, size))
         return -1;
     if (demo_placement_settle(&c->layout, &c->schedule, c->sequence_parallel_mode, error, size))
         return -1;
-    job->layout = demo_pick(c->layout ? c->layout : "zigzag", layouts, 4);
-    job->schedule = demo_pick(c->schedule ? c->schedule : "ring", schedules, 3);
+    job->layout = demo_pick_named(c->layout ? c->layout : "zigzag", seqpar_layout_name,
+                                  SEQPAR_LAYOUT_COUNT);
+    job->schedule = demo_pick_named(c->schedule ? c->schedule : "ring", seqpar_schedule_name,
+                                    SEQPAR_SCHEDULE_COUNT);
     return 0;
 }
 

@@ -480,8 +480,8 @@ static void test_truth(int reference) {
             *g = problem_new(2, lengths, chunks, 6, 2, 4);
     int layout, schedule, feature;
     int64_t ranks;
-    for (layout = 0; layout < SEQPAR__LAYOUTS; layout++)
-        for (schedule = 0; schedule < SEQPAR__SCHEDULES; schedule++)
+    for (layout = 0; layout < SEQPAR_LAYOUT_COUNT; layout++)
+        for (schedule = 0; schedule < SEQPAR_SCHEDULE_COUNT; schedule++)
             for (feature = 0; feature < FEATURES; feature++) {
                 for (ranks = 1 + (layout + schedule + feature) % 2; ranks <= 4;
                      ranks += 1 + (feature > 1)) {
@@ -530,7 +530,7 @@ static void test_grids(int reference) {
         problem *p = problem_new(3, lengths, chunks, x->heads, x->kv_heads, 6);
         int layout;
         if (reference == 2) round_problem(p);
-        for (layout = 0; layout < SEQPAR__LAYOUTS; layout++) {
+        for (layout = 0; layout < SEQPAR_LAYOUT_COUNT; layout++) {
             features f = features_list[n++ % FEATURES];
             setup s = {.p = p,
                        .reference = reference,
@@ -650,7 +650,7 @@ static void test_lengths(int64_t ranks) {
     int64_t length, chunks;
     int layout;
     for (length = 1; length <= 4 * ranks + 1; length++)
-        for (layout = 0; layout < SEQPAR__LAYOUTS; layout++) {
+        for (layout = 0; layout < SEQPAR_LAYOUT_COUNT; layout++) {
             problem *p;
             setup s, one;
             chunks = length % 3 ? length : 2 * ranks;
@@ -768,12 +768,12 @@ static void test_own_kernel(int storage, double limit) {
     seqpar_block_kernel kernel = {storage, own_forward, own_backward, &own};
     int feature, schedule;
     for (feature = 0; feature < FEATURES; feature++) {
-        schedule = feature % SEQPAR__SCHEDULES;
+        schedule = feature % SEQPAR_SCHEDULE_COUNT;
         setup s = {.p = p,
                    .reference = storage == SEQPAR_DTYPE_F64,
                    .ranks = 1 + feature % 4,
                    .threads = 2,
-                   .layout = feature % SEQPAR__LAYOUTS,
+                   .layout = feature % SEQPAR_LAYOUT_COUNT,
                    .schedule = schedule,
                    .f = features_list[feature],
                    .own = &kernel,
@@ -813,7 +813,7 @@ static void test_error_slope(void) {
                    .ranks = ranks[i],
                    .threads = 1,
                    .layout = SEQPAR_LAYOUT_ZIGZAG,
-                   .schedule = (int)(i % SEQPAR__SCHEDULES),
+                   .schedule = (int)(i % SEQPAR_SCHEDULE_COUNT),
                    .own = &kernel};
         setup_run(&s);
         expect_same_bits(&s, &first, "bf16 blocks");
@@ -930,13 +930,13 @@ static void test_document_lengths(int64_t ranks) {
         p->cu[0][1] = 3;
         p->cu[0][2] = 3 + n;
         p->cu[0][3] = length;
-        for (layout = 0; layout < SEQPAR__LAYOUTS; layout++) {
+        for (layout = 0; layout < SEQPAR_LAYOUT_COUNT; layout++) {
             setup s = {.p = p,
                        .reference = 1,
                        .ranks = ranks,
                        .threads = 1,
                        .layout = layout,
-                       .schedule = (int)(n % SEQPAR__SCHEDULES)};
+                       .schedule = (int)(n % SEQPAR_SCHEDULE_COUNT)};
             setup_run(&s);
             expect_truth(&s, 1e-13, "against slow.h");
             setup_free(&s);
@@ -953,14 +953,14 @@ static void test_document_lengths(int64_t ranks) {
 static void test_isolation(int layout) {
     static const int64_t lengths[] = {59}, chunks[] = {16};
     int64_t schedule, i, heads = 4, d = 6;
-    for (schedule = 0; schedule < SEQPAR__SCHEDULES + 1; schedule++) {
+    for (schedule = 0; schedule < SEQPAR_SCHEDULE_COUNT + 1; schedule++) {
         problem *p = problem_new(1, lengths, chunks, heads, 4, d);
         setup before = {.p = p,
                         .ranks = 4,
                         .threads = 1,
                         .layout = layout,
-                        .schedule = (int)(schedule % SEQPAR__SCHEDULES),
-                        .ulysses = schedule == SEQPAR__SCHEDULES ? 2 : 0},
+                        .schedule = (int)(schedule % SEQPAR_SCHEDULE_COUNT),
+                        .ulysses = schedule == SEQPAR_SCHEDULE_COUNT ? 2 : 0},
               after = before;
         int64_t begin = 17, end = 40, wide = heads * d;
         p->rows[0].docs = 3;
@@ -1081,7 +1081,7 @@ static void test_relaxed_truth(int reference) {
     static const int64_t lengths[] = {141, 7}, chunks[] = {11, 3};
     problem *p = problem_new(2, lengths, chunks, 4, 2, 3);
     int way;
-    for (way = 0; way < SEQPAR__LAYOUTS * SEQPAR__SCHEDULES; way++) {
+    for (way = 0; way < SEQPAR_LAYOUT_COUNT * SEQPAR_SCHEDULE_COUNT; way++) {
         size_t i;
         for (i = (size_t)(way + reference) % 3; i < sizeof ranks_list / sizeof *ranks_list;
              i += 3) {
@@ -1089,11 +1089,11 @@ static void test_relaxed_truth(int reference) {
                        .reference = reference,
                        .ranks = ranks_list[i],
                        .threads = 1 + (int64_t)i % 2,
-                       .layout = way % SEQPAR__LAYOUTS,
-                       .schedule = way / SEQPAR__LAYOUTS,
+                       .layout = way % SEQPAR_LAYOUT_COUNT,
+                       .schedule = way / SEQPAR_LAYOUT_COUNT,
                        .relaxed = 1,
                        .f = features_list[(way + 5 * i) % FEATURES],
-                       .ulysses = way / SEQPAR__LAYOUTS == SEQPAR_SCHEDULE_RING &&
+                       .ulysses = way / SEQPAR_LAYOUT_COUNT == SEQPAR_SCHEDULE_RING &&
                                           ranks_list[i] == 4
                                       ? 2
                                       : 0};
@@ -1102,8 +1102,8 @@ static void test_relaxed_truth(int reference) {
             setup_free(&s);
         }
         test_end("attn_%s_relaxed_%s_%s_truth", device_names[reference],
-                 seqpar_layout_name(way % SEQPAR__LAYOUTS),
-                 seqpar_schedule_name(way / SEQPAR__LAYOUTS));
+                 seqpar_layout_name(way % SEQPAR_LAYOUT_COUNT),
+                 seqpar_schedule_name(way / SEQPAR_LAYOUT_COUNT));
     }
     problem_free(p);
 }
@@ -1144,7 +1144,7 @@ static void measure_rule(int64_t seed) {
                    .threads = 1,
                    .relaxed = w > 0,
                    .layout = SEQPAR_LAYOUT_ZIGZAG,
-                   .schedule = (int)(seed % SEQPAR__SCHEDULES)};
+                   .schedule = (int)(seed % SEQPAR_SCHEDULE_COUNT)};
         setup_run(&s);
         rule_error[w][0][seed] = test_distance(s.out, truth.out, wide);
         rule_error[w][1][seed] = test_distance(s.dq, truth.dq, wide);
@@ -1259,7 +1259,7 @@ static void test_feature(int feature, int device) {
                    .f = one.f,
                    .layout = (feature / 3 + i) % 2 ? SEQPAR_LAYOUT_ZIGZAG
                                                    : SEQPAR_LAYOUT_CONTIGUOUS,
-                   .schedule = (feature / 2 + i) % SEQPAR__SCHEDULES,
+                   .schedule = (feature / 2 + i) % SEQPAR_SCHEDULE_COUNT,
                    .stride = 1};
         char what[64];
         setup_run(&s);
@@ -1340,14 +1340,14 @@ int main(int argc, char **argv) {
     test_many_chunks(0);
     test_truth(1);
     test_truth(0);
-    for (int i = 0; i < SEQPAR__LAYOUTS * SEQPAR__SCHEDULES; i++)
-        test_probe(i / SEQPAR__SCHEDULES, i % SEQPAR__SCHEDULES);
+    for (int i = 0; i < SEQPAR_LAYOUT_COUNT * SEQPAR_SCHEDULE_COUNT; i++)
+        test_probe(i / SEQPAR_SCHEDULE_COUNT, i % SEQPAR_SCHEDULE_COUNT);
     test_grids(1);
     test_grids(0);
     test_grids(2);
     test_document_lengths(3);
     test_document_lengths(4);
-    for (int i = 0; i < SEQPAR__LAYOUTS; i++) test_isolation(i);
+    for (int i = 0; i < SEQPAR_LAYOUT_COUNT; i++) test_isolation(i);
     test_relaxed_truth(1);
     test_relaxed_truth(0);
     test_relaxed_grid();

@@ -65,7 +65,7 @@ static void test_segments(void) {
                                 .cu_seqlens = cu1,
                                 .doc_source = source1}}};
     seqpar_error error;
-    for (t.layout = 0; t.layout < SEQPAR__LAYOUTS; t.layout++) {
+    for (t.layout = 0; t.layout < SEQPAR_LAYOUT_COUNT; t.layout++) {
         for (size_t p = 0; p < sizeof ranks / sizeof *ranks; p++) {
             t.got = p ? got : one;
             test_expect(!seqpar_run_threads(ranks[p], segment_rank, &t, &error), "%s",

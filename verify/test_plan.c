@@ -433,8 +433,8 @@ static void test_large(void) {
     seqpar_row row = {
         .tokens = 1 << 20, .padded = 1 << 20, .chunks = 2048, .docs = 1, .cu_seqlens = cu};
     int layout, schedule;
-    for (layout = 0; layout < SEQPAR__LAYOUTS; layout++)
-        for (schedule = 0; schedule < SEQPAR__SCHEDULES; schedule++) {
+    for (layout = 0; layout < SEQPAR_LAYOUT_COUNT; layout++)
+        for (schedule = 0; schedule < SEQPAR_SCHEDULE_COUNT; schedule++) {
             seqpar_attn_desc desc = {.heads = 32,
                                      .kv_heads = 8,
                                      .head_dim = 128,
@@ -578,14 +578,15 @@ static void test_counts(void) {
     size_t m;
     for (m = 0; m < sizeof masks / sizeof *masks; m++) {
         int64_t trial, rank, compared = 0;
-        for (trial = 0; trial < 40 * SEQPAR__LAYOUTS; trial++) {
+        for (trial = 0; trial < 40 * SEQPAR_LAYOUT_COUNT; trial++) {
             int64_t ranks = test_integer(1, 12), members = test_integer(1, 4);
-            seqpar_attn_desc desc = {.heads = 24,
-                                     .kv_heads = 12,
-                                     .head_dim = 4,
-                                     .layout = (int)(trial % SEQPAR__LAYOUTS),
-                                     .schedule = (int)test_integer(0, SEQPAR__SCHEDULES - 1),
-                                     .full = masks[m].full};
+            seqpar_attn_desc desc = {
+                .heads = 24,
+                .kv_heads = 12,
+                .head_dim = 4,
+                .layout = (int)(trial % SEQPAR_LAYOUT_COUNT),
+                .schedule = (int)test_integer(0, SEQPAR_SCHEDULE_COUNT - 1),
+                .full = masks[m].full};
             batch b;
             desc.ulysses_size = ranks % members ? 0 : members;
             desc.window = masks[m].window ? test_integer(1, 40) : 0;
@@ -762,7 +763,7 @@ int main(int argc, char **argv) {
     test_formulas();
     test_as_far_as_seen();
     test_large();
-    for (i = 0; i < SEQPAR__LAYOUTS; i++) test_work(i);
+    for (i = 0; i < SEQPAR_LAYOUT_COUNT; i++) test_work(i);
     test_counts();
     return test_summary();
 }

@@ -137,7 +137,7 @@ static int64_t table_owner(int layout, int64_t tokens, int64_t ranks, int64_t to
 static void test_index_maps(void) {
     int layout;
     int64_t i, r, k, m, t;
-    for (layout = 0; layout < SEQPAR__LAYOUTS; layout++) {
+    for (layout = 0; layout < SEQPAR_LAYOUT_COUNT; layout++) {
         for (i = 0; i < COUNT(ranks_list); i++)
             for (k = 1; k <= 3; k++) /* L = 2Pk chunks of m tokens */
                 for (m = 1; m <= 5; m += 2) {
@@ -372,7 +372,7 @@ static void expect_world(int64_t tokens, int64_t pads, int64_t chunks, int layou
 static void test_properties(void) {
     int layout;
     int64_t p, l, s, pads;
-    for (layout = 0; layout < SEQPAR__LAYOUTS; layout++)
+    for (layout = 0; layout < SEQPAR_LAYOUT_COUNT; layout++)
         for (p = 0; p < COUNT(ranks_list); p++) {
             for (l = 0; l < COUNT(chunks_list); l++)
                 for (s = 1; s <= 4 * ranks_list[p] + 1; s++)
@@ -460,7 +460,7 @@ static void test_scatter_gather(void) {
     static const int64_t widths[] = {1, 4, 12};
     int layout;
     int64_t p, w;
-    for (layout = 0; layout < SEQPAR__LAYOUTS; layout++) {
+    for (layout = 0; layout < SEQPAR_LAYOUT_COUNT; layout++) {
         for (p = 0; p < COUNT(ranks_list); p++)
             for (w = 0; w < COUNT(widths); w++)
                 expect_round_trip(layout, ranks_list[p], widths[w]);
@@ -472,7 +472,7 @@ static void test_scatter_gather(void) {
 static void test_many_rows(void) {
     int layout;
     int64_t p, r, i;
-    for (layout = 0; layout < SEQPAR__LAYOUTS; layout++) {
+    for (layout = 0; layout < SEQPAR_LAYOUT_COUNT; layout++) {
         for (p = 0; p < COUNT(ranks_list); p++) {
             int64_t tokens = 0;
             for (r = 0; r < ranks_list[p]; r++) {
@@ -628,12 +628,13 @@ static void test_owner_refusals(void) {
         int64_t ranks, token;
         const char *word;
     } table[] = {
-        {"token_too_high", SEQPAR_ERR_TOKEN_RANGE, SEQPAR_LAYOUT_ZIGZAG, 3, 9, "9 tokens"}, /* the
-                                                                                        row has
-                                                                                        nine
-                                                                                        tokens
-                                                                                        and four
-                                                                                        pads */
+        {"token_too_high", SEQPAR_ERR_TOKEN_RANGE, SEQPAR_LAYOUT_ZIGZAG, 3, 9,
+         "9 tokens"}, /* the
+                  row has
+                  nine
+                  tokens
+                  and four
+                  pads */
         {"token_negative", SEQPAR_ERR_TOKEN_RANGE, SEQPAR_LAYOUT_ZIGZAG, 3, -1, "token -1"},
         {"layout", SEQPAR_ERR_LAYOUT, 5, 3, 2, "layout 5"},
         {"ranks", SEQPAR_ERR_RANKS, SEQPAR_LAYOUT_ZIGZAG, 0, 2, "0"},
@@ -757,7 +758,7 @@ static void test_large(void) {
     expect_stripe(70001, 3000, 1, 3000);
     test_end("split_stripe_of_many_chunks_and_ranks");
     for (i = 0; i <= DOCS; i++) cu[i] = row.tokens * i / DOCS * i / DOCS;
-    for (layout = 0; layout < SEQPAR__LAYOUTS; layout++) {
+    for (layout = 0; layout < SEQPAR_LAYOUT_COUNT; layout++) {
         int64_t pieces = layout == SEQPAR_LAYOUT_ZIGZAG_DOC ? 2 * 512 * DOCS + 2048
                          : layout == SEQPAR_LAYOUT_STRIPE   ? 128 * 512
                                                             : 2048;
@@ -780,7 +781,7 @@ static void test_names(void) {
     test_expect(!strcmp(seqpar_layout_name(SEQPAR_LAYOUT_STRIPE), "stripe"), "stripe");
     test_expect(!strcmp(seqpar_layout_name(SEQPAR_LAYOUT_ZIGZAG_DOC), "zigzag-doc"),
                 "zigzag-doc");
-    test_expect(!strcmp(seqpar_layout_name(SEQPAR__LAYOUTS), "?") &&
+    test_expect(!strcmp(seqpar_layout_name(SEQPAR_LAYOUT_COUNT), "?") &&
                     !strcmp(seqpar_layout_name(-1), "?"),
                 "unknown layouts");
     test_end("split_layout_names");

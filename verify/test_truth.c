@@ -268,8 +268,8 @@ static model_way random_way(int reference, int64_t kv_heads) {
     w.dp = test_integer(1, 3);
     w.sp = test_integer(w.dp == 1 ? 2 : 1, 4);
     w.accumulation = test_integer(1, 2);
-    w.layout = (int)test_integer(0, SEQPAR__LAYOUTS - 1);
-    w.schedule = (int)test_integer(0, SEQPAR__SCHEDULES - 1);
+    w.layout = (int)test_integer(0, SEQPAR_LAYOUT_COUNT - 1);
+    w.schedule = (int)test_integer(0, SEQPAR_SCHEDULE_COUNT - 1);
     w.heads_k_stride = test_integer(0, 1) ? kv_heads : 1;
     w.zero_stage = (int)test_integer(0, 2);
     w.recompute = (int)test_integer(0, 1);
@@ -665,7 +665,7 @@ static void measure_stripe(truth *t, int layout, int64_t seed) {
         model_way way = plain_cpu;
         way.sp = stripe_ranks[w];
         way.layout = way.sp > 1 ? layout : SEQPAR_LAYOUT_CONTIGUOUS;
-        way.schedule = (int)(seed % SEQPAR__SCHEDULES);
+        way.schedule = (int)(seed % SEQPAR_SCHEDULE_COUNT);
         model_run(&t->task, &way, &r);
         test_expect(!r.status, "%s: %s", way_name(&way), r.error.text);
         count = result_distances(t, &r, &want, distance);
@@ -779,8 +779,8 @@ static void test_isolation(void) {
     for (i = 0; i < 36; i++) {
         model_way w = i % 2 ? plain_cpu : plain_reference;
         w.sp = 1 + i % 5;
-        w.layout = (int)(i % SEQPAR__LAYOUTS);
-        w.schedule = (int)(i / 2 % SEQPAR__SCHEDULES);
+        w.layout = (int)(i % SEQPAR_LAYOUT_COUNT);
+        w.schedule = (int)(i / 2 % SEQPAR_SCHEDULE_COUNT);
         check_isolation(&c, &t, i % c.count, &w);
     }
     test_end("documents_do_not_see_each_other nor what comes later");
@@ -1231,7 +1231,7 @@ static void check_interleaving(const truth *t, const double *weights, const slow
                           .weights = weights,
                           .reference = i % 2,
                           .sp = 1 + i / 2,
-                          .layout = (int)(i % SEQPAR__LAYOUTS)},
+                          .layout = (int)(i % SEQPAR_LAYOUT_COUNT)},
                  together = apart;
     char what[64];
     snprintf(what, sizeof what, "P=%lld %s %s", (long long)apart.sp,
