@@ -1386,36 +1386,6 @@ SEQPAR_DEF seqpar_value_result seqpar_value_loss(double value, double old_value,
    d, d^2 / 2, e^-d - 1 + d; *dlogp (may be NULL) is the derivative, for use as a loss. */
 enum { SEQPAR_KL_K1, SEQPAR_KL_K2, SEQPAR_KL_K3 };
 SEQPAR_DEF double seqpar_kl(double logp, double ref_logp, int kind, double *dlogp);
-/* Coefficient of the KL penalty: fixed where target is 0, else moved by clip(kl / target -
-   1, +-0.2) n / horizon (Ziegler et al. 2019). kl: mean over all responses of the rollout,
-   n: their number. */
-/* 0.01, 0, 10000 */
-typedef struct seqpar_kl_controller {
-    double coef, target, horizon;
-} seqpar_kl_controller;
-
-SEQPAR_DEF void seqpar_kl_controller_update(seqpar_kl_controller *controller, double kl,
-                                            int64_t n);
-
-/* One response: rewards (count) = -coef kl[t], and at the last token + score clipped to
-   [low, high]. */
-SEQPAR_DEF void seqpar_shaped_rewards(double *rewards, const double *kl, int64_t count,
-                                      double coef, double score, double low, double high);
-/* One response, backwards: d = r + gamma V' - V, A = d + gamma lambda A', return A + V
-   (Schulman et al. 2015); V after the last token is 0. values NULL: the return to go
-   (REINFORCE, REINFORCE++), advantages = returns. */
-SEQPAR_DEF void seqpar_gae(double *advantages, double *returns, const double *rewards,
-                           const double *values, int64_t count, double gamma, double lambda);
-/* n responses to one prompt, by their rewards; std is unbiased:
-     GRPO (r - mean) / (std + eps), eps 1e-9 OpenRLHF, 1e-4 TRL (Shao et al. 2024); MEAN r - mean (Dr. GRPO, Liu et al. 2025;
-     REINFORCE++-baseline); RLOO r - mean of the others (Ahmadian et al. 2024). */
-enum { SEQPAR_ADVANTAGE_GRPO, SEQPAR_ADVANTAGE_MEAN, SEQPAR_ADVANTAGE_RLOO };
-SEQPAR_DEF seqpar_status seqpar_group_advantages(seqpar_error *error, double *advantages,
-                                                 const double *rewards, int64_t n, int kind,
-                                                 double eps);
-/* x (count) to mean 0 and population variance 1, over all tokens of the rollout at once: (x
-   - mean) / sqrt(max(var, 1e-8)); mean_only leaves the variance. */
-SEQPAR_DEF void seqpar_whiten(double *x, int64_t count, int mean_only);
 /* What a token's loss is multiplied by, so that sums over ranks are the mean of the step:
    counts are those of the step. */
 enum {
@@ -6697,60 +6667,6 @@ SEQPAR_DEF double seqpar_kl(double logp, double ref_logp, int kind, double *dlog
     for (int n = 16; n > 2; n--) series = (1.0 + series) * -d / n;
     if (dlogp && kind == SEQPAR_KL_K3) *dlogp = d - 0.5 * d * d * (1.0 + series);
     return 0.5 * d * d * (1.0 + series);
-}
-
-SEQPAR_DEF void seqpar_kl_controller_update(seqpar_kl_controller *c, double kl, int64_t n) {
-    double off;
-    if (!(c->target > 0)) return;
-    off = kl / c->target - 1.0;
-    if (off > 0.2) off = 0.2;
-    if (off < -0.2) off = -0.2;
-    c->coef *= 1.0 + off * (double)n / c->horizon;
-}
-
-SEQPAR_DEF void seqpar_shaped_rewards(double *rewards, const double *kl, int64_t count,
-                                      double coef, double score, double low, double high) {
-    for (int64_t t = 0; t < count; t++) rewards[t] = coef > 0 ? -coef * kl[t] : 0.0;
-    if (count > 0) rewards[count - 1] += score < low ? low : score > high ? high : score;
-}
-
-SEQPAR_DEF void seqpar_gae(double *advantages, double *returns, const double *rewards,
-                           const double *values, int64_t count, double gamma, double lambda) {
-    double next_value = 0, next = 0.0;
-    for (int64_t t = count - 1; t >= 0; t--) {
-        double value = values ? values[t] : 0.0;
-        double delta = rewards[t] + gamma * next_value - value;
-        next = delta + gamma * (values ? lambda : 1.0) * next;
-        next_value = value;
-        returns[t] = next + value;
-        advantages[t] = next;
-    }
-}
-
-SEQPAR_DEF seqpar_status seqpar_group_advantages(seqpar_error *error, double *advantages,
-                                                 const double *rewards, int64_t n, int kind,
-                                                 double eps) {
-    double mean = seqpar_mean(rewards, n), square = 0, scale;
-    if (n < 2)
-        return seqpar_fail(error, SEQPAR_ERR_OPTION,
-                           "a group has %lld responses; comparing them needs at least 2: raise "
-                           "n_samples_per_prompt",
-                           (long long)n);
-    for (int64_t i = 0; i < n; i++) square += (rewards[i] - mean) * (rewards[i] - mean);
-    scale = kind == SEQPAR_ADVANTAGE_GRPO   ? 1.0 / (sqrt(square / (double)(n - 1)) + eps)
-            : kind == SEQPAR_ADVANTAGE_RLOO ? (double)n / (double)(n - 1)
-                                            : 1.0;
-    for (int64_t i = 0; i < n; i++) advantages[i] = (rewards[i] - mean) * scale;
-    return SEQPAR_OK;
-}
-
-SEQPAR_DEF void seqpar_whiten(double *x, int64_t count, int mean_only) {
-    double mean = seqpar_mean(x, count), square = 0, variance;
-    for (int64_t i = 0; i < count; i++) square += (x[i] - mean) * (x[i] - mean);
-    variance = square / (double)count;
-    for (int64_t i = 0; i < count; i++)
-        x[i] = (x[i] - mean) *
-               (mean_only ? 1.0 : 1.0 / sqrt(variance < 1e-8 ? 1e-8 : variance));
 }
 
 SEQPAR_DEF double seqpar_token_weight(const seqpar_aggregate *a, int64_t tokens_of_document) {
