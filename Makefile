@@ -73,9 +73,9 @@ readme: build/02_layouts build/test_attn build/test_plan
 setup:
 	@sh ci/setup.sh
 
-build/options.inc: demos/options.tsv demos/options.awk
+build/options.inc: demos/trainer/options.tsv demos/trainer/options.awk
 	@mkdir -p build
-	awk -f demos/options.awk demos/options.tsv > $@
+	awk -f demos/trainer/options.awk demos/trainer/options.tsv > $@
 
 # The implementation is compiled once. What needs the public API alone is linked with it: its own units see prototypes,
 # whatever *_IMPLEMENTATION they define.
@@ -87,7 +87,7 @@ LINKED = -DSEQPAR__IMPLEMENTED -DSEQPAR__LLAMA_IMPLEMENTED -DSEQPAR__CHECK_IMPLE
 linked-flags: # for scripts that compile suites in other ways
 	@echo $(LINKED)
 
-build/verify_sp: verify/verify.c build/seqpar.o demos/files.h demos/trainer/advantage.h verify/run_objective.h verify/kept.h
+build/verify_sp: verify/verify.c build/seqpar.o demos/trainer/files.h demos/trainer/advantage.h verify/run_objective.h verify/kept.h
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o -o $@ $(LDLIBS)
 
 # Copies of the headers, and of what the trainers compute, with every mistake of verify/faults.tsv in them, each behind a switch.
