@@ -8,7 +8,7 @@ CFLAGS ?= -std=gnu11 $(OPT) -g $(ARCH) -fopenmp $(WARN)
 CPPFLAGS += -I. -Ibuild -Idemos -Idemos/trainer -Iverify
 LDLIBS = -lcjson -lm -lpthread -ldl
 
-HEADERS = seqpar.h seqpar_check.h seqpar_llama.h seqpar_safetensors.h seqpar_nccl.h
+HEADERS = seqpar.h seqpar_llama.h seqpar_safetensors.h seqpar_nccl.h
 DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie train_sft train_dpo train_kto train_ppo train_rm make_arith compare_runs
 SUITES = cuda headers faults sanitize attn memory truth bits objective train post ppo bad_input runs kills processes sizes fuzz reward readme nccl plan transport sample device numerics slow slow_loss pack fold split agree comm nccl_gpus train_nccl schedule safetensors demos_support rollout
 BENCHES = bench_cpu bench_chunks bench_head bench_layers bench_ranks bench_sample
@@ -79,7 +79,7 @@ build/options.inc: demos/trainer/options.tsv demos/trainer/options.awk
 
 # The implementation is compiled once. What needs the public API alone is linked with it: its own units see prototypes,
 # whatever *_IMPLEMENTATION they define.
-build/seqpar.o: verify/library.c $(HEADERS)
+build/seqpar.o: verify/library.c verify/seqpar_check.h $(HEADERS)
 	@mkdir -p build
 	$(CC) $(CPPFLAGS) $(CFLAGS) -c $< -o $@
 LINKED = -DSEQPAR__IMPLEMENTED -DSEQPAR__LLAMA_IMPLEMENTED -DSEQPAR__CHECK_IMPLEMENTED -DSEQPAR__SAFETENSORS_IMPLEMENTED
@@ -97,7 +97,7 @@ planted: $(HEADERS:%=build/faults/%) $(TRAINER_FAULTS) build/faults/seqpar_cuda.
 build/faults/%: % verify/faults.tsv verify/plant.awk
 	@mkdir -p $(@D)
 	awk -v file=$< -f verify/plant.awk verify/faults.tsv $< >$@.new && mv $@.new $@
-build/faults/seqpar.o: verify/library.c $(HEADERS:%=build/faults/%)
+build/faults/seqpar.o: verify/library.c verify/seqpar_check.h $(HEADERS:%=build/faults/%)
 	$(CC) -Ibuild/faults $(CPPFLAGS) $(CFLAGS) -O2 -DSEQPAR_COUNT_WORK -c $< -o $@
 build/faults/cuda_on_cpu.o: build/faults/seqpar_cuda.cu build/faults/seqpar.h verify/cuda_on_cpu.h verify/cuda_on_cpu_bridge.h verify/cublas_on_cpu.h
 	$(ON_CPU) -c $< -o $@
@@ -108,7 +108,7 @@ build/test_%: verify/test_%.c build/seqpar.o $(TEST_HEADERS)
 
 # These bound the steps of packing and splitting by counting them.
 COUNTING = pack rollout split
-build/counting.o: verify/library.c $(HEADERS)
+build/counting.o: verify/library.c verify/seqpar_check.h $(HEADERS)
 	@mkdir -p build
 	$(CC) $(CPPFLAGS) $(CFLAGS) -O1 -DSEQPAR_COUNT_WORK -c $< -o $@
 $(COUNTING:%=build/test_%): build/test_%: verify/test_%.c build/counting.o $(TEST_HEADERS)

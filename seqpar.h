@@ -29,7 +29,7 @@
        >>attn   the executor
        >>loss   token log-probs through the head
        >>objective  sums per document, what is made of them
-       >>optim  gradients to owners, clip, update        (plans played on paper: seqpar_check.h)
+       >>optim  gradients to owners, clip, update        (plans played on paper: verify/seqpar_check.h)
 
    DOES
        - pack documents into rows (cu_seqlens, position ids, targets shifted once, before any split)
@@ -5105,7 +5105,7 @@ static seqpar_status seqpar__attn_plans(seqpar_ctx *ctx, seqpar_attn *attn) {
 }
 
 /* prepare: what is made once the plans are there: all that a run needs, or what a count
-   needs (seqpar_check.h). */
+   needs (verify/seqpar_check.h). */
 typedef seqpar_status (*seqpar__attn_preparation)(seqpar_ctx *ctx, seqpar_attn *attn);
 static seqpar_status seqpar__attn_open(seqpar_ctx *ctx, seqpar_attn **out,
                                        const seqpar_row *rows, int64_t row_count,

@@ -55,7 +55,7 @@ for h in $headers; do
 done
 has() { command -v "$1" >/dev/null 2>&1; }
 cc_gcc=gcc cxx_gcc=g++ cc_clang=clang cxx_clang=clang++
-strict="-Wall -Wextra -Werror -I."
+strict="-Wall -Wextra -Werror -I. -Iverify"
 link="-lcjson -lm -lpthread"
 
 # ---- each header, alone: declarations in C99, C11 and C++11; implementation in C11 and C++17, called from another unit ----
@@ -125,7 +125,7 @@ if [ -f $cuda/include/nccl.h ] && [ -e $cuda/lib64/libnccl.so ]; then
 else skip nccl_headers "no nccl.h and libnccl.so under $cuda; set CUDA_HOME"; fi
 
 # ---- every declared function is defined, and no other name is public ----
-names_of() { sed '/Everything below is implementation/q; /_IMPLEMENTED)/q' $1.h | grep -oE '^SEQPAR_DEF [^(;]*\(' | sed -E 's/.*[ *](seqpar_[a-z0-9_]+)\($/\1/' | sort -u; }
+names_of() { sed '/Everything below is implementation/q; /_IMPLEMENTED)/q' $(ls $1.h verify/$1.h 2>/dev/null) | grep -oE '^SEQPAR_DEF [^(;]*\(' | sed -E 's/.*[ *](seqpar_[a-z0-9_]+)\($/\1/' | sort -u; }
 cat >$out/impl_all.c <<'C'
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_CHECK_IMPLEMENTATION
@@ -142,10 +142,10 @@ for h in $headers; do
         sed 's/.*/        (function)&,/' $out/names_$h
         printf '    };\n    unsigned i, missing = 0;\n    for (i = 0; i < sizeof all / sizeof *all; i++) missing += !all[i];\n    printf("%%u functions\\n", i);\n    return missing != 0;\n}\n'
     } >$out/names_$h.c
-    job public_functions_$h "[ \$(wc -l <$out/names_$h) -ge 3 ] && gcc -std=c11 -I. $out/names_$h.c $out/impl_all.c -o $out/names_$h.exe $link && $out/names_$h.exe"
+    job public_functions_$h "[ \$(wc -l <$out/names_$h) -ge 3 ] && gcc -std=c11 -I. -Iverify $out/names_$h.c $out/impl_all.c -o $out/names_$h.exe $link && $out/names_$h.exe"
 done
 sort -u $out/names_seqpar $out/names_seqpar_check $out/names_seqpar_llama $out/names_seqpar_safetensors >$out/names_all
-job public_names_only "gcc -std=c11 -I. -c $out/impl_all.c -o $out/names_all.o && nm -g --defined-only $out/names_all.o | awk '{ print \$3 }' | sort -u | diff $out/names_all -"
+job public_names_only "gcc -std=c11 -I. -Iverify -c $out/impl_all.c -o $out/names_all.o && nm -g --defined-only $out/names_all.o | awk '{ print \$3 }' | sort -u | diff $out/names_all -"
 
 # ---- options: no threads, fast math refused, other machines, a CUDA unit ----
 job no_threads_symbols "gcc -std=c11 -I. -c $out/impl_seqpar.c -o $out/threads.o && nm $out/threads.o | grep pthread >$out/threads.txt && gcc -std=c11 -DSEQPAR_NO_THREADS $strict -c $out/impl_seqpar.c -o $out/alone.o && ! nm $out/alone.o | grep pthread"
@@ -218,8 +218,8 @@ job attn_baseline "gcc -std=gnu11 -O2 -I. -Iverify verify/test_attn.c -o $out/at
 fused() { echo "objdump -d --no-show-raw-insn $1 | { grep -cE 'vfn?m(add|sub)' || true; }"; }
 contraction() { # NAME COMPILER FLAGS
     local x=$out/$1
-    job $1 "$2 -O3 -march=x86-64-v3 -I. $3 -DSEQPAR_NO_FMA -c $out/impl_all.c -o $x.o && n=\$($(fused $x.o)) && echo FAIL: \$n fused instructions under SEQPAR_NO_FMA && [ \$n = 0 ]"
-    job ${1}_own "$2 -O3 -march=x86-64-v3 -I. $3 -c $out/impl_all.c -o $x.fast.o && $2 -O3 -march=x86-64-v3 -I. -ffp-contract=off -c $out/impl_all.c -o $x.off.o && a=\$($(fused $x.fast.o)) && b=\$($(fused $x.off.o)) && echo FAIL: \$a fused instructions, written were \$b && [ \$a = \$b ] && [ \$a -gt 100 ]"
+    job $1 "$2 -O3 -march=x86-64-v3 -I. -Iverify $3 -DSEQPAR_NO_FMA -c $out/impl_all.c -o $x.o && n=\$($(fused $x.o)) && echo FAIL: \$n fused instructions under SEQPAR_NO_FMA && [ \$n = 0 ]"
+    job ${1}_own "$2 -O3 -march=x86-64-v3 -I. -Iverify $3 -c $out/impl_all.c -o $x.fast.o && $2 -O3 -march=x86-64-v3 -I. -Iverify -ffp-contract=off -c $out/impl_all.c -o $x.off.o && a=\$($(fused $x.fast.o)) && b=\$($(fused $x.off.o)) && echo FAIL: \$a fused instructions, written were \$b && [ \$a = \$b ] && [ \$a -gt 100 ]"
 }
 if [ "$(uname -m)" != x86_64 ] || ! has objdump; then skip contraction "needs objdump on x86-64"
 else
