@@ -128,14 +128,14 @@ build/reward_server_for_tests: verify/reward_server_for_tests.c
 
 build/train_ppo build/test_rollout build/test_memory: LDLIBS += -lcurl
 
-build/%: demos/%.c build/seqpar.o $(wildcard demos/*.h demos/trainer/*.h) build/options.inc
+build/%: demos/%.c build/seqpar.o $(wildcard demos/*.h demos/trainer/*.h) verify/seqpar_check.h build/options.inc
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o -o $@ $(LDLIBS)
 
 build/peer_blas: bench/peer_blas.c
 	@mkdir -p build
 	$(CC) $(CFLAGS) $< -o $@ -ldl -lm
 
-build/bench_%: bench/bench_%.c $(wildcard bench/*.h) $(HEADERS)
+build/bench_%: bench/bench_%.c $(wildcard bench/*.h) verify/seqpar_check.h $(HEADERS)
 	@mkdir -p build
 	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
 
@@ -158,7 +158,7 @@ build/cuda_on_cpu.o: seqpar_cuda.cu seqpar.h verify/cuda_on_cpu.h verify/cuda_on
 build/on_cpu_test_queue_nccl: verify/test_queue.c verify/nccl_stand_in.h verify/nccl_on_cpu.h verify/nccl_world.h
 build/on_cpu_test_train_nccl: verify/nccl_stand_in.h verify/nccl_on_cpu.h $(wildcard demos/*.h demos/trainer/*.h) build/options.inc
 CUDA_INSIDE = test_attn test_device
-$(CUDA_INSIDE:%=build/on_cpu_%): build/on_cpu_%: verify/%.c build/cuda_on_cpu.o $(HEADERS) verify/test.h
+$(CUDA_INSIDE:%=build/on_cpu_%): build/on_cpu_%: verify/%.c build/cuda_on_cpu.o $(HEADERS) verify/seqpar_check.h verify/test.h
 	$(CC) $(CPPFLAGS) $(CFLAGS) -O2 -DTEST_CUDA $< build/cuda_on_cpu.o -o $@ $(LDLIBS) -lstdc++
 build/on_cpu_%: verify/%.c build/cuda_on_cpu.o build/seqpar.o verify/test.h verify/run_objective.h
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) -DTEST_CUDA $< build/seqpar.o build/cuda_on_cpu.o -o $@ $(LDLIBS) -lstdc++
@@ -191,7 +191,7 @@ NVCC_DEMO_ARCH ?= -arch=sm_90a
 NVCC_HOST = $(subst $(space),$(comma),$(strip $(OPT) $(ARCH) -fopenmp))
 
 build/nvcc/train_ppo: LDLIBS += -lcurl
-build/nvcc/%: demos/%.c $(HEADERS) $(wildcard demos/*.h demos/trainer/*.h) build/options.inc
+build/nvcc/%: demos/%.c $(HEADERS) verify/seqpar_check.h $(wildcard demos/*.h demos/trainer/*.h) build/options.inc
 	@mkdir -p build/nvcc
 	$(NVCC) -x cu -std=c++20 $(NVCC_DEMO_ARCH) -fmad=false -diag-suppress 1675 -Xcompiler $(NVCC_HOST) $(CPPFLAGS) $< -o $@ $(LDLIBS)
 
