@@ -5,10 +5,10 @@ ARCH ?= -march=native
 OPT ?= -O3
 WARN = -Wall -Wextra -Wno-format-truncation -Wno-missing-field-initializers
 CFLAGS ?= -std=gnu11 $(OPT) -g $(ARCH) -fopenmp $(WARN)
-CPPFLAGS += -I. -Ibuild -Idemos -Iverify
+CPPFLAGS += -I. -Ibuild -Idemos -Idemos/trainer -Iverify
 LDLIBS = -lcjson -lm -lpthread -ldl
 
-HEADERS = seqpar.h seqpar_check.h seqpar_llama.h seqpar_safetensors.h seqpar_nccl.h
+HEADERS = seqpar.h seqpar_llama.h seqpar_safetensors.h seqpar_nccl.h
 DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie train_sft train_dpo train_kto train_ppo train_rm make_arith compare_runs
 SUITES = cuda headers faults sanitize attn memory truth bits objective train post ppo bad_input runs kills processes sizes fuzz reward readme nccl plan transport sample device numerics slow slow_loss pack fold split agree comm nccl_gpus train_nccl schedule safetensors demos_support rollout
 BENCHES = bench_cpu bench_chunks bench_head bench_layers bench_ranks bench_sample
@@ -73,13 +73,13 @@ readme: build/02_layouts build/test_attn build/test_plan
 setup:
 	@sh ci/setup.sh
 
-build/options.inc: demos/options.tsv demos/options.awk
+build/options.inc: demos/trainer/options.tsv demos/trainer/options.awk
 	@mkdir -p build
-	awk -f demos/options.awk demos/options.tsv > $@
+	awk -f demos/trainer/options.awk demos/trainer/options.tsv > $@
 
 # The implementation is compiled once. What needs the public API alone is linked with it: its own units see prototypes,
 # whatever *_IMPLEMENTATION they define.
-build/seqpar.o: verify/library.c $(HEADERS)
+build/seqpar.o: verify/library.c verify/seqpar_check.h $(HEADERS)
 	@mkdir -p build
 	$(CC) $(CPPFLAGS) $(CFLAGS) -c $< -o $@
 LINKED = -DSEQPAR__IMPLEMENTED -DSEQPAR__LLAMA_IMPLEMENTED -DSEQPAR__CHECK_IMPLEMENTED -DSEQPAR__SAFETENSORS_IMPLEMENTED
@@ -87,27 +87,28 @@ LINKED = -DSEQPAR__IMPLEMENTED -DSEQPAR__LLAMA_IMPLEMENTED -DSEQPAR__CHECK_IMPLE
 linked-flags: # for scripts that compile suites in other ways
 	@echo $(LINKED)
 
-build/verify_sp: verify/verify.c build/seqpar.o demos/files.h verify/run_objective.h verify/kept.h
+build/verify_sp: verify/verify.c build/seqpar.o demos/trainer/files.h demos/trainer/advantage.h verify/run_objective.h verify/kept.h
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o -o $@ $(LDLIBS)
 
-# Copies of the headers with every mistake of verify/faults.tsv in them, each behind a switch.
+# Copies of the headers, and of what the trainers compute, with every mistake of verify/faults.tsv in them, each behind a switch.
+TRAINER_FAULTS = build/faults/demos/trainer/advantage.h
 .PHONY: planted
-planted: $(HEADERS:%=build/faults/%) build/faults/seqpar_cuda.cu
+planted: $(HEADERS:%=build/faults/%) $(TRAINER_FAULTS) build/faults/seqpar_cuda.cu
 build/faults/%: % verify/faults.tsv verify/plant.awk
-	@mkdir -p build/faults
+	@mkdir -p $(@D)
 	awk -v file=$< -f verify/plant.awk verify/faults.tsv $< >$@.new && mv $@.new $@
-build/faults/seqpar.o: verify/library.c $(HEADERS:%=build/faults/%)
+build/faults/seqpar.o: verify/library.c verify/seqpar_check.h $(HEADERS:%=build/faults/%)
 	$(CC) -Ibuild/faults $(CPPFLAGS) $(CFLAGS) -O2 -DSEQPAR_COUNT_WORK -c $< -o $@
 build/faults/cuda_on_cpu.o: build/faults/seqpar_cuda.cu build/faults/seqpar.h verify/cuda_on_cpu.h verify/cuda_on_cpu_bridge.h verify/cublas_on_cpu.h
 	$(ON_CPU) -c $< -o $@
 
-TEST_HEADERS = $(wildcard verify/*.h demos/*.h) verify/golden.tsv build/options.inc
+TEST_HEADERS = $(wildcard verify/*.h demos/*.h demos/trainer/*.h) verify/golden.tsv build/options.inc
 build/test_%: verify/test_%.c build/seqpar.o $(TEST_HEADERS)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o -o $@ $(LDLIBS)
 
 # These bound the steps of packing and splitting by counting them.
 COUNTING = pack rollout split
-build/counting.o: verify/library.c $(HEADERS)
+build/counting.o: verify/library.c verify/seqpar_check.h $(HEADERS)
 	@mkdir -p build
 	$(CC) $(CPPFLAGS) $(CFLAGS) -O1 -DSEQPAR_COUNT_WORK -c $< -o $@
 $(COUNTING:%=build/test_%): build/test_%: verify/test_%.c build/counting.o $(TEST_HEADERS)
@@ -127,14 +128,14 @@ build/reward_server_for_tests: verify/reward_server_for_tests.c
 
 build/train_ppo build/test_rollout build/test_memory: LDLIBS += -lcurl
 
-build/%: demos/%.c build/seqpar.o $(wildcard demos/*.h) build/options.inc
+build/%: demos/%.c build/seqpar.o $(wildcard demos/*.h demos/trainer/*.h) verify/seqpar_check.h build/options.inc
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o -o $@ $(LDLIBS)
 
 build/peer_blas: bench/peer_blas.c
 	@mkdir -p build
 	$(CC) $(CFLAGS) $< -o $@ -ldl -lm
 
-build/bench_%: bench/bench_%.c $(wildcard bench/*.h) $(HEADERS)
+build/bench_%: bench/bench_%.c $(wildcard bench/*.h) verify/seqpar_check.h $(HEADERS)
 	@mkdir -p build
 	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
 
@@ -155,9 +156,9 @@ build/cuda_on_cpu.o: seqpar_cuda.cu seqpar.h verify/cuda_on_cpu.h verify/cuda_on
 	$(ON_CPU) -c $< -o $@
 
 build/on_cpu_test_queue_nccl: verify/test_queue.c verify/nccl_stand_in.h verify/nccl_on_cpu.h verify/nccl_world.h
-build/on_cpu_test_train_nccl: verify/nccl_stand_in.h verify/nccl_on_cpu.h $(wildcard demos/*.h) build/options.inc
+build/on_cpu_test_train_nccl: verify/nccl_stand_in.h verify/nccl_on_cpu.h $(wildcard demos/*.h demos/trainer/*.h) build/options.inc
 CUDA_INSIDE = test_attn test_device
-$(CUDA_INSIDE:%=build/on_cpu_%): build/on_cpu_%: verify/%.c build/cuda_on_cpu.o $(HEADERS) verify/test.h
+$(CUDA_INSIDE:%=build/on_cpu_%): build/on_cpu_%: verify/%.c build/cuda_on_cpu.o $(HEADERS) verify/seqpar_check.h verify/test.h
 	$(CC) $(CPPFLAGS) $(CFLAGS) -O2 -DTEST_CUDA $< build/cuda_on_cpu.o -o $@ $(LDLIBS) -lstdc++
 build/on_cpu_%: verify/%.c build/cuda_on_cpu.o build/seqpar.o verify/test.h verify/run_objective.h
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) -DTEST_CUDA $< build/seqpar.o build/cuda_on_cpu.o -o $@ $(LDLIBS) -lstdc++
@@ -181,7 +182,7 @@ build/on_gpu_test_nccl_gpus: verify/transport.h verify/nccl_world.h
 # The same upon the stand-in for NCCL, on a machine without GPUs.
 build/test_nccl_gpus: CPPFLAGS += -include verify/nccl_stand_in.h
 
-build/cuda_train_%: demos/train_%.c build/cuda.o $(HEADERS) $(wildcard demos/*.h) build/options.inc
+build/cuda_train_%: demos/train_%.c build/cuda.o $(HEADERS) $(wildcard demos/*.h demos/trainer/*.h) build/options.inc
 	$(CC) $(CPPFLAGS) $(CFLAGS) -DDEMO_CUDA $< build/cuda.o -o $@ $(NCCL) $(LDLIBS) -lcurl $(CUDA_LIBS)
 
 comma := ,
@@ -190,7 +191,7 @@ NVCC_DEMO_ARCH ?= -arch=sm_90a
 NVCC_HOST = $(subst $(space),$(comma),$(strip $(OPT) $(ARCH) -fopenmp))
 
 build/nvcc/train_ppo: LDLIBS += -lcurl
-build/nvcc/%: demos/%.c $(HEADERS) $(wildcard demos/*.h) build/options.inc
+build/nvcc/%: demos/%.c $(HEADERS) verify/seqpar_check.h $(wildcard demos/*.h demos/trainer/*.h) build/options.inc
 	@mkdir -p build/nvcc
 	$(NVCC) -x cu -std=c++20 $(NVCC_DEMO_ARCH) -fmad=false -diag-suppress 1675 -Xcompiler $(NVCC_HOST) $(CPPFLAGS) $< -o $@ $(LDLIBS)
 

@@ -29,7 +29,7 @@
        >>attn   the executor
        >>loss   token log-probs through the head
        >>objective  sums per document, what is made of them
-       >>optim  gradients to owners, clip, update        (plans played on paper: seqpar_check.h)
+       >>optim  gradients to owners, clip, update        (plans played on paper: verify/seqpar_check.h)
 
    DOES
        - pack documents into rows (cu_seqlens, position ids, targets shifted once, before any split)
@@ -37,7 +37,7 @@
          empty ranks included
        - attention as a ring, llama3-style KV all-gather, Ulysses all-to-all or 2D: packed documents, causal,
          full, sliding window, prefix-LM, softcap, learnt sinks, dropout, GQA; forward and backward
-       - check a schedule on paper and count its FLOPs and bytes without running it
+       - check a schedule on paper and count its FLOPs and bytes without running it (verify/seqpar_check.h)
        - take your own block kernel, in your storage type, your own matrix product and your own transport
        - chunked head: log-probs, entropy, label smoothing, z-loss; logits are never whole
        - sums per document over ranks, then SFT, DPO (cDPO, IPO, hinge, SimPO, RPO), KTO, reward-model, PPO, GRPO, RLOO
@@ -1209,15 +1209,6 @@ SEQPAR_DEF seqpar_status seqpar_attn_forward(seqpar_ctx *ctx, seqpar_attn *attn,
 /* Backward, from the global statistics of forward. Collective over ctx->sp. */
 SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn,
                                               const seqpar_attn_io *io);
-/* FLOPs this rank computes per forward (4 head_dim a visible pair and head) in all and, if
-   per_source is not NULL (sp_size), by the rank whose keys they are; and the bytes it sends
-   forward and backward. */
-typedef struct seqpar_attn_cost {
-    int64_t forward_flops, backward_flops, forward_bytes, backward_bytes;
-} seqpar_attn_cost;
-
-SEQPAR_DEF seqpar_status seqpar_attn_cost_of(const seqpar_ctx *ctx, const seqpar_attn *attn,
-                                             seqpar_attn_cost *cost, int64_t *per_source);
 
 /* ---- loss: token log-probs through the head -----------------------------------------------*/
 typedef struct seqpar_vocab_seeds { /* per local token, accumulator type; NULL is zero */
@@ -1416,36 +1407,6 @@ SEQPAR_DEF seqpar_value_result seqpar_value_loss(double value, double old_value,
    d, d^2 / 2, e^-d - 1 + d; *dlogp (may be NULL) is the derivative, for use as a loss. */
 enum { SEQPAR_KL_K1, SEQPAR_KL_K2, SEQPAR_KL_K3 };
 SEQPAR_DEF double seqpar_kl(double logp, double ref_logp, int kind, double *dlogp);
-/* Coefficient of the KL penalty: fixed where target is 0, else moved by clip(kl / target -
-   1, +-0.2) n / horizon (Ziegler et al. 2019). kl: mean over all responses of the rollout,
-   n: their number. */
-/* 0.01, 0, 10000 */
-typedef struct seqpar_kl_controller {
-    double coef, target, horizon;
-} seqpar_kl_controller;
-
-SEQPAR_DEF void seqpar_kl_controller_update(seqpar_kl_controller *controller, double kl,
-                                            int64_t n);
-
-/* One response: rewards (count) = -coef kl[t], and at the last token + score clipped to
-   [low, high]. */
-SEQPAR_DEF void seqpar_shaped_rewards(double *rewards, const double *kl, int64_t count,
-                                      double coef, double score, double low, double high);
-/* One response, backwards: d = r + gamma V' - V, A = d + gamma lambda A', return A + V
-   (Schulman et al. 2015); V after the last token is 0. values NULL: the return to go
-   (REINFORCE, REINFORCE++), advantages = returns. */
-SEQPAR_DEF void seqpar_gae(double *advantages, double *returns, const double *rewards,
-                           const double *values, int64_t count, double gamma, double lambda);
-/* n responses to one prompt, by their rewards; std is unbiased:
-     GRPO (r - mean) / (std + eps), eps 1e-9 OpenRLHF, 1e-4 TRL (Shao et al. 2024); MEAN r - mean (Dr. GRPO, Liu et al. 2025;
-     REINFORCE++-baseline); RLOO r - mean of the others (Ahmadian et al. 2024). */
-enum { SEQPAR_ADVANTAGE_GRPO, SEQPAR_ADVANTAGE_MEAN, SEQPAR_ADVANTAGE_RLOO };
-SEQPAR_DEF seqpar_status seqpar_group_advantages(seqpar_error *error, double *advantages,
-                                                 const double *rewards, int64_t n, int kind,
-                                                 double eps);
-/* x (count) to mean 0 and population variance 1, over all tokens of the rollout at once: (x
-   - mean) / sqrt(max(var, 1e-8)); mean_only leaves the variance. */
-SEQPAR_DEF void seqpar_whiten(double *x, int64_t count, int mean_only);
 /* What a token's loss is multiplied by, so that sums over ranks are the mean of the step:
    counts are those of the step. */
 enum {
@@ -5233,7 +5194,7 @@ static seqpar_status seqpar__attn_plans(seqpar_ctx *ctx, seqpar_attn *attn) {
 }
 
 /* prepare: what is made once the plans are there: all that a run needs, or what a count
-   needs (seqpar_check.h). */
+   needs (verify/seqpar_check.h). */
 typedef seqpar_status (*seqpar__attn_preparation)(seqpar_ctx *ctx, seqpar_attn *attn);
 static seqpar_status seqpar__attn_open(seqpar_ctx *ctx, seqpar_attn **out,
                                        const seqpar_row *rows, int64_t row_count,
@@ -5960,94 +5921,6 @@ SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn
     return status;
 }
 
-/* How many own queries see each token, the tokens of row r from seen[r] on: every query adds
-   1 where its range begins and takes it away where it ends; the sums of these are the
-   counts. They return to 0 behind every row. */
-static int64_t *seqpar__attn_seen(const seqpar_attn *attn) {
-    const seqpar_share *mine = &attn->shares[attn->rank];
-    int64_t size = attn->row_count, i, *seen;
-    for (i = 0; i < attn->row_count; i++) size += attn->rows[i].tokens + 1;
-    seen = SEQPAR__NEW(int64_t, size);
-    if (!seen) return NULL;
-    for (size = attn->row_count, i = 0; i < attn->row_count; size += attn->rows[i++].tokens + 1)
-        seen[i] = size;
-    for (i = 0; i < mine->count; i++)
-        for (int64_t t = mine->pieces[i].local;
-             t < mine->pieces[i].local + mine->pieces[i].count; t++) {
-            int64_t *row = seen + seen[mine->pieces[i].row];
-            if (attn->visible_begin[t] >= attn->visible_end[t]) continue;
-            row[attn->visible_begin[t]]++;
-            row[attn->visible_end[t]]--;
-        }
-    for (i = attn->row_count + 1; i < size; i++) seen[i] += seen[i - 1];
-    return seen;
-}
-
-/* Pairs (own query, key) whose key is in a share. */
-static int64_t seqpar__pairs(const int64_t *seen, const seqpar_share *share) {
-    int64_t pairs = 0;
-    for (int64_t i = 0; i < share->count; i++) {
-        const seqpar_piece *p = &share->pieces[i];
-        for (int64_t t = 0; t < p->count; t++)
-            pairs += seen[seen[p->row] + p->start + t * p->stride];
-    }
-    return pairs;
-}
-
-/* What the all-to-alls add: own tokens of the others' heads go out, the results of the
-   others' tokens go back. */
-static void seqpar__heads_cost(const seqpar_ctx *ctx, const seqpar_attn *attn,
-                               seqpar_attn_cost *cost) {
-    const seqpar_plan *plan = &attn->forward;
-    int64_t d = attn->desc.head_dim * seqpar_dtype_bytes(ctx->device->storage);
-    int64_t statistic = seqpar_dtype_bytes(ctx->device->accumulator);
-    int64_t begin;
-    int64_t own = attn->parts[plan->member].tokens;
-    seqpar__attn_run_state r;
-    memset(&r, 0, sizeof r);
-    r.attn = (seqpar_attn *)attn;
-    r.plan = plan;
-    for (int64_t m = 0; m < plan->ulysses_size; m++) {
-        int64_t heads = seqpar__member_heads(&r, m, 0, &begin);
-        int64_t kv = seqpar__member_heads(&r, m, 1, &begin);
-        if (m == plan->member) continue;
-        cost->forward_bytes += own * (heads + 2 * kv) * d +
-                               attn->parts[m].tokens * attn->heads * (d + statistic);
-        cost->backward_bytes += own * (2 * (heads + kv) * d + 2 * heads * statistic) +
-                                attn->parts[m].tokens * (attn->heads + 2 * attn->kv_heads) * d;
-    }
-}
-
-SEQPAR_DEF seqpar_status seqpar_attn_cost_of(const seqpar_ctx *ctx, const seqpar_attn *attn,
-                                             seqpar_attn_cost *cost, int64_t *per_source) {
-    const seqpar_share *mine = &attn->shares[attn->rank];
-    int64_t unit = 4 * attn->desc.head_dim * attn->heads;
-    int64_t row = attn->kv_heads * attn->desc.head_dim *
-                  seqpar_dtype_bytes(ctx->device->storage);
-    int64_t *seen = seqpar__attn_seen(attn), others = 0;
-    memset(cost, 0, sizeof *cost);
-    if (!seen) return seqpar__no_memory(ctx->error, "the cost of attention");
-    for (int64_t s = 0; s < attn->size; s++) {
-        int64_t flops = unit * seqpar__pairs(seen, &attn->shares[s]);
-        if (per_source) per_source[s] = flops;
-        cost->forward_flops += flops;
-        if (s != attn->rank) others += attn->outbox_elements[s];
-    }
-    SEQPAR_FREE(seen);
-    /* scores and their gradients once, dq, dk, dv where forward has scores and out */
-    cost->backward_flops = cost->forward_flops / 4 * 10;
-    for (int64_t s = 0; s < attn->size; s++) /* ring: what others on the way still see; llama3:
-                                        the own to all */
-        cost->forward_bytes += 2 * row *
-                               (attn->steps[0].sources > 1 ? (s != attn->rank) * mine->tokens
-                                                           : seqpar__rows_in(&attn->go[s]));
-    cost->backward_bytes = cost->forward_bytes +
-                           others * attn->kv_heads * attn->desc.head_dim *
-                               seqpar_dtype_bytes(ctx->device->accumulator);
-    seqpar__heads_cost(ctx, attn, cost);
-    return SEQPAR_OK;
-}
-
 /* =============================================================================================
    >>loss  token log-probs through the head
    ========================================================================================== */
@@ -6767,60 +6640,6 @@ SEQPAR_DEF double seqpar_kl(double logp, double ref_logp, int kind, double *dlog
     for (int n = 16; n > 2; n--) series = (1.0 + series) * -d / n;
     if (dlogp && kind == SEQPAR_KL_K3) *dlogp = d - 0.5 * d * d * (1.0 + series);
     return 0.5 * d * d * (1.0 + series);
-}
-
-SEQPAR_DEF void seqpar_kl_controller_update(seqpar_kl_controller *c, double kl, int64_t n) {
-    double off;
-    if (!(c->target > 0)) return;
-    off = kl / c->target - 1.0;
-    if (off > 0.2) off = 0.2;
-    if (off < -0.2) off = -0.2;
-    c->coef *= 1.0 + off * (double)n / c->horizon;
-}
-
-SEQPAR_DEF void seqpar_shaped_rewards(double *rewards, const double *kl, int64_t count,
-                                      double coef, double score, double low, double high) {
-    for (int64_t t = 0; t < count; t++) rewards[t] = coef > 0 ? -coef * kl[t] : 0.0;
-    if (count > 0) rewards[count - 1] += score < low ? low : score > high ? high : score;
-}
-
-SEQPAR_DEF void seqpar_gae(double *advantages, double *returns, const double *rewards,
-                           const double *values, int64_t count, double gamma, double lambda) {
-    double next_value = 0, next = 0.0;
-    for (int64_t t = count - 1; t >= 0; t--) {
-        double value = values ? values[t] : 0.0;
-        double delta = rewards[t] + gamma * next_value - value;
-        next = delta + gamma * (values ? lambda : 1.0) * next;
-        next_value = value;
-        returns[t] = next + value;
-        advantages[t] = next;
-    }
-}
-
-SEQPAR_DEF seqpar_status seqpar_group_advantages(seqpar_error *error, double *advantages,
-                                                 const double *rewards, int64_t n, int kind,
-                                                 double eps) {
-    double mean = seqpar_mean(rewards, n), square = 0, scale;
-    if (n < 2)
-        return seqpar_fail(error, SEQPAR_ERR_OPTION,
-                           "a group has %lld responses; comparing them needs at least 2: raise "
-                           "n_samples_per_prompt",
-                           (long long)n);
-    for (int64_t i = 0; i < n; i++) square += (rewards[i] - mean) * (rewards[i] - mean);
-    scale = kind == SEQPAR_ADVANTAGE_GRPO   ? 1.0 / (sqrt(square / (double)(n - 1)) + eps)
-            : kind == SEQPAR_ADVANTAGE_RLOO ? (double)n / (double)(n - 1)
-                                            : 1.0;
-    for (int64_t i = 0; i < n; i++) advantages[i] = (rewards[i] - mean) * scale;
-    return SEQPAR_OK;
-}
-
-SEQPAR_DEF void seqpar_whiten(double *x, int64_t count, int mean_only) {
-    double mean = seqpar_mean(x, count), square = 0, variance;
-    for (int64_t i = 0; i < count; i++) square += (x[i] - mean) * (x[i] - mean);
-    variance = square / (double)count;
-    for (int64_t i = 0; i < count; i++)
-        x[i] = (x[i] - mean) *
-               (mean_only ? 1.0 : 1.0 / sqrt(variance < 1e-8 ? 1e-8 : variance));
 }
 
 SEQPAR_DEF double seqpar_token_weight(const seqpar_aggregate *a, int64_t tokens_of_document) {

@@ -2,7 +2,9 @@
 /* Speed of the fast CPU device on one thread, as a share of what this machine can do and
    beside other people's: products and attention. Every case is checked before it is timed.
    Prints a table and writes the same to build/bench/cpu.json. */
+#define SEQPAR_CHECK_IMPLEMENTATION
 #include "bench.h"
+#include "seqpar_check.h"
 #include "attention.h"
 
 /* ---- the machine ---- */

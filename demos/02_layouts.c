@@ -5,7 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #define SEQPAR_IMPLEMENTATION
-#include "seqpar.h"
+#define SEQPAR_CHECK_IMPLEMENTATION
+#include "seqpar_check.h"
 #include "files.h"
 
 typedef struct {

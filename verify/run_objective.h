@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "seqpar_llama.h"
+#include "advantage.h"
 #include "on_cuda.h"
 #include "kept.h"
 
@@ -100,7 +101,7 @@ static double objective_advantage(const objective_task *t, int64_t document) {
     double rewards[2] = {objective_data(t, document / 2 * 2, 0, 1),
                          objective_data(t, document / 2 * 2 + 1, 0, 1)};
     double advantages[2];
-    seqpar_group_advantages(NULL, advantages, rewards, 2, SEQPAR_ADVANTAGE_GRPO, 1e-9);
+    group_advantages(NULL, advantages, rewards, 2, ADVANTAGE_GRPO, 1e-9);
     return advantages[document % 2];
 }
 

@@ -2,7 +2,8 @@
 /* Attention over ranks: the bits of one rank in every grid layout, the truth of slow.h, the
    error rule for stripe. */
 #define SEQPAR_IMPLEMENTATION
-#include "seqpar.h"
+#define SEQPAR_CHECK_IMPLEMENTATION
+#include "seqpar_check.h"
 #include "inject.h"
 #include "slow.h"
 #include "test.h"

@@ -41,7 +41,7 @@ if [ -z "$TEST_ALL" ]; then skip cuda_step_with_cublas "in make check-all"
 elif TEST_CUBLAS=1 timeout 900 build/on_cpu_test_cuda_step >$out/step_cublas.log 2>&1; then pass cuda_step_with_cublas; else fail cuda_step_with_cublas "$(grep -m 1 FAIL $out/step_cublas.log)"; fi
 
 # Mistakes of the kernels and of the queue must show (verify/faults.tsv): one build that holds them all.
-plain="-w -I. -Ibuild -Iverify -DTEST_CUDA" linked=$(make --no-print-directory -s linked-flags)
+plain="-w -I. -Ibuild -Idemos/trainer -Iverify -DTEST_CUDA" linked=$(make --no-print-directory -s linked-flags)
 flawed="-std=gnu11 -O2 -march=native -fopenmp -DTEST_FAULTS -Ibuild/faults $plain"
 make --no-print-directory -s planted build/faults/seqpar.o build/faults/cuda_on_cpu.o >$out/planted.log 2>&1 || fail cuda_faults_planted "$(grep -m 1 -E 'error|fault' $out/planted.log)"
 for suite in attn device queue cublas; do
@@ -99,7 +99,7 @@ else skip cuda_bench_peer "no python3"; fi
 printf '#include "demos/train_sft.c"\n#include "seqpar_cuda.cu"\n' >$out/included.c
 included() {
     make --no-print-directory build/options.inc build/make_arith && build/make_arith $out/arith.jsonl 6 7 || return
-    ${CXX:-c++} -std=c++20 -O1 -march=native -w -fopenmp -DDEMO_CUDA -I. -Ibuild -Idemos -x c++ -include verify/cuda_on_cpu.h $out/included.c -o $out/included -lcjson -lm -lpthread || return
+    ${CXX:-c++} -std=c++20 -O1 -march=native -w -fopenmp -DDEMO_CUDA -I. -Ibuild -Idemos -Idemos/trainer -x c++ -include verify/cuda_on_cpu.h $out/included.c -o $out/included -lcjson -lm -lpthread || return
     for ranks in 1 2; do
         mkdir -p $out/included_$ranks
         timeout 300 $out/included --device cuda --dataset $out/arith.jsonl --input_key question --output_key answer --train_batch_size 4 --max_steps 1 --num_hidden_layers 1 --hidden_size 16 --ring_attn_size $ranks --save_path $out/included_$ranks || return

@@ -9,7 +9,7 @@ faults() { grep -v '^#' verify/faults.tsv | awk -F'\t' '$4 != "" && $2 !~ /^cuda
 suites=$(faults | cut -d'|' -f2 | tr ' ' '\n' | sort -u)
 make --no-print-directory -s planted build/faults/seqpar.o || { echo "FAIL faults_planted: see above"; failed=1; }
 # The library with faults is compiled once; what looks inside it has its own.
-flags="-std=gnu11 ${ARCH:--march=native} -fopenmp -DTEST_FAULTS -Ibuild/faults -I. -Ibuild -Idemos -Iverify"
+flags="-std=gnu11 ${ARCH:--march=native} -fopenmp -DTEST_FAULTS -Ibuild/faults -Ibuild/faults/demos/trainer -I. -Ibuild -Idemos -Idemos/trainer -Iverify"
 linked=$(make --no-print-directory -s linked-flags)
 for suite in $suites; do
     case $suite in attn) how="-O2" ;; numerics) how="-O1" ;; *) how="-O2 $linked build/faults/seqpar.o" ;; esac

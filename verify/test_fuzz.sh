@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.." || exit 1
 out=build/fuzz seconds=${FUZZ_SECONDS:-1}
 targets=${FUZZ_TARGETS:-safetensors data pairs config options checkpoint reward}
 mkdir -p $out
-flags="-std=gnu11 -g1 -I. -Ibuild -Idemos -Wno-unused-function"
+flags="-std=gnu11 -g1 -I. -Ibuild -Idemos -Idemos/trainer -Wno-unused-function"
 skip() { for target in $targets; do echo "skip fuzz_$target: $1"; done; echo "0 passed, 0 failed, $(echo $targets | wc -w) skipped"; exit 0; }
 command -v clang >/dev/null 2>&1 || skip "clang is not installed"
 echo 'int LLVMFuzzerTestOneInput(const unsigned char *b, unsigned long n) { (void)b, (void)n; return 0; }' | clang -fsanitize=fuzzer,address,undefined -x c - -o $out/try 2>/dev/null || skip "this clang has no libFuzzer"

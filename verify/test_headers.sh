@@ -55,7 +55,7 @@ for h in $headers; do
 done
 has() { command -v "$1" >/dev/null 2>&1; }
 cc_gcc=gcc cxx_gcc=g++ cc_clang=clang cxx_clang=clang++
-strict="-Wall -Wextra -Werror -I."
+strict="-Wall -Wextra -Werror -I. -Iverify"
 link="-lcjson -lm -lpthread"
 
 # ---- each header, alone: declarations in C99, C11 and C++11; implementation in C11 and C++17, called from another unit ----
@@ -125,7 +125,7 @@ if [ -f $cuda/include/nccl.h ] && [ -e $cuda/lib64/libnccl.so ]; then
 else skip nccl_headers "no nccl.h and libnccl.so under $cuda; set CUDA_HOME"; fi
 
 # ---- every declared function is defined, and no other name is public ----
-names_of() { sed '/Everything below is implementation/q; /_IMPLEMENTED)/q' $1.h | grep -oE '^SEQPAR_DEF [^(;]*\(' | sed -E 's/.*[ *](seqpar_[a-z0-9_]+)\($/\1/' | sort -u; }
+names_of() { sed '/Everything below is implementation/q; /_IMPLEMENTED)/q' $(ls $1.h verify/$1.h 2>/dev/null) | grep -oE '^SEQPAR_DEF [^(;]*\(' | sed -E 's/.*[ *](seqpar_[a-z0-9_]+)\($/\1/' | sort -u; }
 cat >$out/impl_all.c <<'C'
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_CHECK_IMPLEMENTATION
@@ -142,10 +142,10 @@ for h in $headers; do
         sed 's/.*/        (function)&,/' $out/names_$h
         printf '    };\n    unsigned i, missing = 0;\n    for (i = 0; i < sizeof all / sizeof *all; i++) missing += !all[i];\n    printf("%%u functions\\n", i);\n    return missing != 0;\n}\n'
     } >$out/names_$h.c
-    job public_functions_$h "[ \$(wc -l <$out/names_$h) -ge 3 ] && gcc -std=c11 -I. $out/names_$h.c $out/impl_all.c -o $out/names_$h.exe $link && $out/names_$h.exe"
+    job public_functions_$h "[ \$(wc -l <$out/names_$h) -ge 3 ] && gcc -std=c11 -I. -Iverify $out/names_$h.c $out/impl_all.c -o $out/names_$h.exe $link && $out/names_$h.exe"
 done
 sort -u $out/names_seqpar $out/names_seqpar_check $out/names_seqpar_llama $out/names_seqpar_safetensors >$out/names_all
-job public_names_only "gcc -std=c11 -I. -c $out/impl_all.c -o $out/names_all.o && nm -g --defined-only $out/names_all.o | awk '{ print \$3 }' | sort -u | diff $out/names_all -"
+job public_names_only "gcc -std=c11 -I. -Iverify -c $out/impl_all.c -o $out/names_all.o && nm -g --defined-only $out/names_all.o | awk '{ print \$3 }' | sort -u | diff $out/names_all -"
 
 # ---- options: no threads, fast math refused, other machines, a CUDA unit ----
 job no_threads_symbols "gcc -std=c11 -I. -c $out/impl_seqpar.c -o $out/threads.o && nm $out/threads.o | grep pthread >$out/threads.txt && gcc -std=c11 -DSEQPAR_NO_THREADS $strict -c $out/impl_seqpar.c -o $out/alone.o && ! nm $out/alone.o | grep pthread"
@@ -161,7 +161,7 @@ job warnings_O2 "gcc -std=gnu11 -O2 $strict -Wno-format-truncation -fopenmp -c $
 if has x86_64-w64-mingw32-gcc; then job mingw "x86_64-w64-mingw32-gcc -std=c11 -DSEQPAR_NO_THREADS $strict -c $out/impl_seqpar.c -o $out/mingw.o"; else skip mingw "no x86_64-w64-mingw32-gcc"; fi
 # The demos are C and C++ at once, so that nvcc takes them too (make demos CC=nvcc).
 make --no-print-directory build/options.inc >/dev/null
-as_cxx="g++ -x c++ -std=c++20 -fopenmp $strict -Wno-missing-field-initializers -Wno-format-truncation -Wno-extra -Ibuild -Idemos"
+as_cxx="g++ -x c++ -std=c++20 -fopenmp $strict -Wno-missing-field-initializers -Wno-format-truncation -Wno-extra -Ibuild -Idemos -Idemos/trainer"
 for demo in demos/*.c; do job cxx20_$(basename $demo .c) "$as_cxx -fsyntax-only $demo"; done
 job cxx20_demo_runs "$as_cxx -O1 demos/03_own_kernel.c -o $out/own_kernel -lm -lpthread && $out/own_kernel"
 job cxx20_nccl "printf '#define SEQPAR_IMPLEMENTATION\n#define SEQPAR_NCCL_IMPLEMENTATION\n#include \"seqpar_nccl.h\"\n' >$out/nccl.c && $as_cxx -fsyntax-only $out/nccl.c"
@@ -218,8 +218,8 @@ job attn_baseline "gcc -std=gnu11 -O2 -I. -Iverify verify/test_attn.c -o $out/at
 fused() { echo "objdump -d --no-show-raw-insn $1 | { grep -cE 'vfn?m(add|sub)' || true; }"; }
 contraction() { # NAME COMPILER FLAGS
     local x=$out/$1
-    job $1 "$2 -O3 -march=x86-64-v3 -I. $3 -DSEQPAR_NO_FMA -c $out/impl_all.c -o $x.o && n=\$($(fused $x.o)) && echo FAIL: \$n fused instructions under SEQPAR_NO_FMA && [ \$n = 0 ]"
-    job ${1}_own "$2 -O3 -march=x86-64-v3 -I. $3 -c $out/impl_all.c -o $x.fast.o && $2 -O3 -march=x86-64-v3 -I. -ffp-contract=off -c $out/impl_all.c -o $x.off.o && a=\$($(fused $x.fast.o)) && b=\$($(fused $x.off.o)) && echo FAIL: \$a fused instructions, written were \$b && [ \$a = \$b ] && [ \$a -gt 100 ]"
+    job $1 "$2 -O3 -march=x86-64-v3 -I. -Iverify $3 -DSEQPAR_NO_FMA -c $out/impl_all.c -o $x.o && n=\$($(fused $x.o)) && echo FAIL: \$n fused instructions under SEQPAR_NO_FMA && [ \$n = 0 ]"
+    job ${1}_own "$2 -O3 -march=x86-64-v3 -I. -Iverify $3 -c $out/impl_all.c -o $x.fast.o && $2 -O3 -march=x86-64-v3 -I. -Iverify -ffp-contract=off -c $out/impl_all.c -o $x.off.o && a=\$($(fused $x.fast.o)) && b=\$($(fused $x.off.o)) && echo FAIL: \$a fused instructions, written were \$b && [ \$a = \$b ] && [ \$a -gt 100 ]"
 }
 if [ "$(uname -m)" != x86_64 ] || ! has objdump; then skip contraction "needs objdump on x86-64"
 else
@@ -242,7 +242,7 @@ done
 sources() { git ls-files -co --exclude-standard 2>/dev/null || find . -type f -not -path './build/*' -not -path './.git/*'; }
 tidy() { if [ -z "$2" ]; then ok $1; else fail $1 "$(echo "$2" | tr '\n' ' ' | cut -c1-250)"; fi; } # NAME WHAT-IS-WRONG
 tidy tidy_spdx "$(sources | grep -vE '^(\./)?LICENSE$' | while read -r f; do [ -f "$f" ] && grep -qI . "$f" && ! grep -q 'SPDX-License-Identifier' "$f" && echo "$f"; done)"
-tidy tidy_no_notes "$(grep -nwE 'T[O]DO|F[I]XME|X[X]X' ./*.h demos/*.* verify/*.* bench/*.* ci/*.* 2>/dev/null | head -n 3)"
+tidy tidy_no_notes "$(grep -nwE 'T[O]DO|F[I]XME|X[X]X' ./*.h demos/*.* demos/trainer/*.* verify/*.* bench/*.* ci/*.* 2>/dev/null | head -n 3)"
 # Part I, the subject, and part II, devices, share nothing private but what stands before both.
 private_in() { { grep -E '^(static|SEQPAR__)' "$1" | grep -oE 'seqpar__[a-z0-9_]+\('; grep -oE '^} seqpar__[a-z0-9_]+;' "$1"; } | grep -oE 'seqpar__[a-z0-9_]+' | sort -u; }
 awk -v out=$out '/^   >>plan /{ part = 1 } /You may stop here/{ part = 2 } { print >(out "/part_" part + 0) }' seqpar.h

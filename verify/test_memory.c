@@ -46,6 +46,7 @@ static void *noted_realloc(void *data, size_t size) {
 #define SEQPAR_MALLOC(size) counted_malloc(size)
 #define SEQPAR_FREE(data)   counted_free(data)
 #define SEQPAR_IMPLEMENTATION
+#define SEQPAR_CHECK_IMPLEMENTATION
 #define SEQPAR_LLAMA_IMPLEMENTATION
 #define SEQPAR_SAFETENSORS_IMPLEMENTATION
 #define STB_DS_IMPLEMENTATION
@@ -56,6 +57,7 @@ static void *noted_realloc(void *data, size_t size) {
 #include <unistd.h>
 #define calloc(count, size) noted_calloc(count, size)
 #include "run_objective.h"
+#include "seqpar_check.h"
 #include "seqpar_safetensors.h"
 #include "kto.h"
 #include "ppo.h"

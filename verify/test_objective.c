@@ -6,6 +6,7 @@
 #include "seqpar_llama.h"
 #include "test.h"
 #include "run_objective.h"
+#include "advantage.h"
 #include "golden.h"
 #include "slow_loss.h"
 
@@ -224,35 +225,34 @@ static int golden_advantages(const golden_case *c) {
     static const struct {
         const char *name;
         int kind;
-    } groups[] = {{"group_norm", SEQPAR_ADVANTAGE_GRPO},
-                  {"rloo", SEQPAR_ADVANTAGE_RLOO},
-                  {"group_baseline", SEQPAR_ADVANTAGE_MEAN}};
+    } groups[] = {{"group_norm", ADVANTAGE_GRPO},
+                  {"rloo", ADVANTAGE_RLOO},
+                  {"group_baseline", ADVANTAGE_MEAN}};
     double a[MOST], g[MOST];
     for (int i = 0; i < 3; i++)
         if (!strcmp(c->objective, groups[i].name)) {
-            seqpar_group_advantages(NULL, a, reward.value, reward.count, groups[i].kind,
-                                    golden_number(c, "eps", 0));
+            group_advantages(NULL, a, reward.value, reward.count, groups[i].kind,
+                             golden_number(c, "eps", 0));
             expect_golden(c, "advantage", a, reward.count);
             return 1;
         }
     if (!strcmp(c->objective, "gae")) {
-        seqpar_gae(a, g, r.value, v.value, r.count, golden_number(c, "gamma", 0),
-                   golden_number(c, "lambda", 0));
+        gae_desc discount = {golden_number(c, "gamma", 0), golden_number(c, "lambda", 0)};
+        gae(a, g, r.value, v.value, r.count, &discount);
         expect_golden(c, "advantages", a, r.count);
         if (strstr(c->expected, "returns")) expect_golden(c, "returns", g, r.count);
     } else if (!strcmp(c->objective, "whiten")) {
-        seqpar_whiten(x.value, x.count, 0);
+        whiten(x.value, x.count, 0);
         expect_golden(c, "whitened", x.value, x.count);
     } else if (!strcmp(c->objective, "shaped_rewards")) {
-        seqpar_shaped_rewards(a, kl.value, kl.count, golden_number(c, "kl_coef", 0),
-                              golden_number(c, "score", 0), golden_number(c, "low", 0),
-                              golden_number(c, "high", 0));
+        reward_shape shape = {golden_number(c, "kl_coef", 0), golden_number(c, "low", 0),
+                              golden_number(c, "high", 0)};
+        shaped_rewards(a, kl.value, kl.count, golden_number(c, "score", 0), &shape);
         expect_golden(c, "rewards", a, kl.count);
     } else if (!strcmp(c->objective, "adaptive_kl")) {
-        seqpar_kl_controller k = {1, golden_number(c, "target", 0),
-                                  golden_number(c, "horizon", 0)};
-        seqpar_kl_controller_update(&k, golden_number(c, "observed", 0),
-                                    (int64_t)golden_number(c, "n", 0));
+        kl_controller k = {1, golden_number(c, "target", 0), golden_number(c, "horizon", 0)};
+        kl_controller_update(&k, golden_number(c, "observed", 0),
+                             (int64_t)golden_number(c, "n", 0));
         expect_golden(c, "factor", &k.coef, 1);
     } else
         return 0;
@@ -327,10 +327,10 @@ static void test_identities(void) {
     test_expect(seqpar_softplus(800) == 800 && seqpar_softplus(-745) > 0 &&
                     seqpar_sigmoid(-800) >= 0 && seqpar_softplus(-40) > 0,
                 "no overflow, no cancelling");
-    seqpar_group_advantages(NULL, advantages, rewards, 5, SEQPAR_ADVANTAGE_GRPO, 1e-9);
+    group_advantages(NULL, advantages, rewards, 5, ADVANTAGE_GRPO, 1e-9);
     for (int i = 0; i < 5; i++)
         test_expect(advantages[i] == 0, "equal rewards have an advantage");
-    seqpar_whiten(x, 7, 0);
+    whiten(x, 7, 0);
     test_expect(fabs(seqpar_mean(x, 7)) < 1e-15, "whitened mean");
     for (int kind = 0; kind < 3; kind++)
         test_expect(seqpar_kl(-2.5, -2.5, kind, NULL) == 0, "KL of equals");
@@ -359,7 +359,7 @@ static void test_refused(void) {
     test_expect(seqpar_kto_loss(&error, &k, 0, 0, 1, &(seqpar_kto_desc){0.1, 1, 1, -0.5}) &&
                     strstr(error.text, "-0.5"),
                 "%s", error.text);
-    test_expect(seqpar_group_advantages(NULL, &advantage, &one, 1, SEQPAR_ADVANTAGE_RLOO, 0) ==
+    test_expect(group_advantages(NULL, &advantage, &one, 1, ADVANTAGE_RLOO, 0) ==
                     SEQPAR_ERR_OPTION,
                 "a group of one");
     test_end("objective_refused");

@@ -209,7 +209,7 @@ run dpo.left dpo $pairs --learning_rate 2e-3 --precompute_ref --ckpt_path $out/d
 
 # every option that is acted on is there
 for trainer in dpo kto rm; do
-    unbound=$(awk -F'\t' -v t=$trainer '$3 == "real" && ("," $4 ",") ~ ("," t ",") { print $1 }' demos/options.tsv | while read -r o; do build/train_$trainer --help | grep -q -- "--$o " || echo "$o"; done)
+    unbound=$(awk -F'\t' -v t=$trainer '$3 == "real" && ("," $4 ",") ~ ("," t ",") { print $1 }' demos/trainer/options.tsv | while read -r o; do build/train_$trainer --help | grep -q -- "--$o " || echo "$o"; done)
     [ -z "$unbound" ] && ok "post_options_$trainer" || fail "post_options_$trainer" "$unbound"
 done
 

@@ -140,7 +140,7 @@ refuse ema 'ema_beta is 2' group --enable_ema --ema_beta 2
 refuse critic_betas 'critic.adam.betas' critic --critic.adam.betas 0.5,2
 
 # every option that is acted on is there
-unbound=$(awk -F'\t' '$3 == "real" && ("," $4 ",") ~ ",ppo," { print $1 }' demos/options.tsv | while read -r o; do build/train_ppo --help | grep -q -- "^  --$o " || echo "$o"; done)
+unbound=$(awk -F'\t' '$3 == "real" && ("," $4 ",") ~ ",ppo," { print $1 }' demos/trainer/options.tsv | while read -r o; do build/train_ppo --help | grep -q -- "^  --$o " || echo "$o"; done)
 [ -z "$unbound" ] && ok ppo_options || fail ppo_options "$unbound"
 
 echo "$passed passed, $failed failed"

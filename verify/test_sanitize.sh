@@ -11,7 +11,7 @@ make --no-print-directory -s build/options.inc
 linked=$(make --no-print-directory -s linked-flags)
 build() { # PROGRAM FLAGS SOURCE...: 0, or the reason is said
     local program=$1 flags=$2; shift 2
-    $cc -std=gnu11 -O1 -g -march=native $flags -I. -Ibuild -Idemos -Iverify "$@" -o $out/$program $libraries 2>$out/$program.log && return 0
+    $cc -std=gnu11 -O1 -g -march=native $flags -I. -Ibuild -Idemos -Idemos/trainer -Iverify "$@" -o $out/$program $libraries 2>$out/$program.log && return 0
     if grep -qE 'cannot find -l(asan|ubsan|tsan)|unrecognized.*sanitize' $out/$program.log; then echo "skip $program: this compiler has no such sanitizer"; skipped=$((skipped + 1))
     else echo "FAIL $program: $(grep -m 1 error $out/$program.log)"; failed=$((failed + 1)); fi
     return 1

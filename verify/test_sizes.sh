@@ -39,14 +39,14 @@ values=${TEST_ALL:+$all}; values=${values:-$few}
 for trainer in sft ppo ${TEST_ALL:+dpo rm kto}; do
     case $trainer in sft) data=$sft;; ppo) data=$ppo;; kto) data="$kto";; *) data=$pairs;; esac
     while read -r option; do
-        [ -z "$TEST_ALL" ] && [ $trainer = ppo ] && [ $option != ulysses_size ] && awk -F'\t' -v o="$option" '$1 == o && $4 ~ /sft/ { found = 1 } END { exit !found }' demos/options.tsv && continue # tried with train_sft
+        [ -z "$TEST_ALL" ] && [ $trainer = ppo ] && [ $option != ulysses_size ] && awk -F'\t' -v o="$option" '$1 == o && $4 ~ /sft/ { found = 1 } END { exit !found }' demos/trainer/options.tsv && continue # tried with train_sft
         for value in $values; do
             # what there is more of than data, and steps that may well be many, only take their time
             case $option:$value in head_dim:10000*|intermediate_size:10000*|hidden_size:10000*) [ ${#value} -lt 8 ] && continue;; esac # a large model, which may take a while
             case $option in max_steps|generate_max_len|num_episodes|n_samples_per_prompt) [ ${#value} -gt 4 ] && [ ${#value} -lt 11 ] && [ $value -lt 2147483648 ] && continue;; esac
             tried "sizes_$trainer --$option $value" "$option|max_len|memory|$value" $build/train_$trainer $data $common --save_path $out/model --ckpt_path $out/ckpt --$option $value
         done
-    done < <(awk -F'\t' -v t=$trainer '$2 == "int" && $3 == "real" && ("," $4 ",") ~ ("," t ",") { print $1 }' demos/options.tsv)
+    done < <(awk -F'\t' -v t=$trainer '$2 == "int" && $3 == "real" && ("," $4 ",") ~ ("," t ",") { print $1 }' demos/trainer/options.tsv)
 done
 [ $failed -eq 0 ] && echo "ok sizes_options"
 

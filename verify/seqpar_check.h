@@ -37,6 +37,16 @@ typedef struct seqpar_plan_mask {
 SEQPAR_DEF seqpar_status seqpar_plan_check(seqpar_error *error, const seqpar_plan *plans,
                                            const seqpar_plan_mask *mask);
 
+/* FLOPs this rank computes per forward (4 head_dim a visible pair and head) in all and, if
+   per_source is not NULL (sp_size), by the rank whose keys they are; and the bytes it sends
+   forward and backward. */
+typedef struct seqpar_attn_cost {
+    int64_t forward_flops, backward_flops, forward_bytes, backward_bytes;
+} seqpar_attn_cost;
+
+SEQPAR_DEF seqpar_status seqpar_attn_cost_of(const seqpar_ctx *ctx, const seqpar_attn *attn,
+                                             seqpar_attn_cost *cost, int64_t *per_source);
+
 /* What a rank has to do, without doing it. FLOPs: 4 head_dim a visible pair and head
    forward, 10 backward; step_flops (steps): forward, by the position whose keys they are;
    bytes: what the transport will count, dtype being the storage type; overlap: share of
@@ -745,6 +755,94 @@ static seqpar_status seqpar__outbox_count(seqpar_attn *attn) {
     if (!seqpar__outbox_order(&c, c.first, 0) || !seqpar__outbox_order(&c, c.last, 1))
         return SEQPAR_ERR_MEMORY;
     seqpar__outbox_sweep(&c, attn);
+    return SEQPAR_OK;
+}
+
+/* How many own queries see each token, the tokens of row r from seen[r] on: every query adds
+   1 where its range begins and takes it away where it ends; the sums of these are the
+   counts. They return to 0 behind every row. */
+static int64_t *seqpar__attn_seen(const seqpar_attn *attn) {
+    const seqpar_share *mine = &attn->shares[attn->rank];
+    int64_t size = attn->row_count, i, *seen;
+    for (i = 0; i < attn->row_count; i++) size += attn->rows[i].tokens + 1;
+    seen = SEQPAR__NEW(int64_t, size);
+    if (!seen) return NULL;
+    for (size = attn->row_count, i = 0; i < attn->row_count; size += attn->rows[i++].tokens + 1)
+        seen[i] = size;
+    for (i = 0; i < mine->count; i++)
+        for (int64_t t = mine->pieces[i].local;
+             t < mine->pieces[i].local + mine->pieces[i].count; t++) {
+            int64_t *row = seen + seen[mine->pieces[i].row];
+            if (attn->visible_begin[t] >= attn->visible_end[t]) continue;
+            row[attn->visible_begin[t]]++;
+            row[attn->visible_end[t]]--;
+        }
+    for (i = attn->row_count + 1; i < size; i++) seen[i] += seen[i - 1];
+    return seen;
+}
+
+/* Pairs (own query, key) whose key is in a share. */
+static int64_t seqpar__pairs(const int64_t *seen, const seqpar_share *share) {
+    int64_t pairs = 0;
+    for (int64_t i = 0; i < share->count; i++) {
+        const seqpar_piece *p = &share->pieces[i];
+        for (int64_t t = 0; t < p->count; t++)
+            pairs += seen[seen[p->row] + p->start + t * p->stride];
+    }
+    return pairs;
+}
+
+/* What the all-to-alls add: own tokens of the others' heads go out, the results of the
+   others' tokens go back. */
+static void seqpar__heads_cost(const seqpar_ctx *ctx, const seqpar_attn *attn,
+                               seqpar_attn_cost *cost) {
+    const seqpar_plan *plan = &attn->forward;
+    int64_t d = attn->desc.head_dim * seqpar_dtype_bytes(ctx->device->storage);
+    int64_t statistic = seqpar_dtype_bytes(ctx->device->accumulator);
+    int64_t begin;
+    int64_t own = attn->parts[plan->member].tokens;
+    seqpar__attn_run_state r;
+    memset(&r, 0, sizeof r);
+    r.attn = (seqpar_attn *)attn;
+    r.plan = plan;
+    for (int64_t m = 0; m < plan->ulysses_size; m++) {
+        int64_t heads = seqpar__member_heads(&r, m, 0, &begin);
+        int64_t kv = seqpar__member_heads(&r, m, 1, &begin);
+        if (m == plan->member) continue;
+        cost->forward_bytes += own * (heads + 2 * kv) * d +
+                               attn->parts[m].tokens * attn->heads * (d + statistic);
+        cost->backward_bytes += own * (2 * (heads + kv) * d + 2 * heads * statistic) +
+                                attn->parts[m].tokens * (attn->heads + 2 * attn->kv_heads) * d;
+    }
+}
+
+SEQPAR_DEF seqpar_status seqpar_attn_cost_of(const seqpar_ctx *ctx, const seqpar_attn *attn,
+                                             seqpar_attn_cost *cost, int64_t *per_source) {
+    const seqpar_share *mine = &attn->shares[attn->rank];
+    int64_t unit = 4 * attn->desc.head_dim * attn->heads;
+    int64_t row = attn->kv_heads * attn->desc.head_dim *
+                  seqpar_dtype_bytes(ctx->device->storage);
+    int64_t *seen = seqpar__attn_seen(attn), others = 0;
+    memset(cost, 0, sizeof *cost);
+    if (!seen) return seqpar__no_memory(ctx->error, "the cost of attention");
+    for (int64_t s = 0; s < attn->size; s++) {
+        int64_t flops = unit * seqpar__pairs(seen, &attn->shares[s]);
+        if (per_source) per_source[s] = flops;
+        cost->forward_flops += flops;
+        if (s != attn->rank) others += attn->outbox_elements[s];
+    }
+    SEQPAR_FREE(seen);
+    /* scores and their gradients once, dq, dk, dv where forward has scores and out */
+    cost->backward_flops = cost->forward_flops / 4 * 10;
+    for (int64_t s = 0; s < attn->size; s++) /* ring: what others on the way still see; llama3:
+                                        the own to all */
+        cost->forward_bytes += 2 * row *
+                               (attn->steps[0].sources > 1 ? (s != attn->rank) * mine->tokens
+                                                           : seqpar__rows_in(&attn->go[s]));
+    cost->backward_bytes = cost->forward_bytes +
+                           others * attn->kv_heads * attn->desc.head_dim *
+                               seqpar_dtype_bytes(ctx->device->accumulator);
+    seqpar__heads_cost(ctx, attn, cost);
     return SEQPAR_OK;
 }
 

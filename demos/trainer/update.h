@@ -12,7 +12,9 @@ static void demo_text_advantages(demo_rank *r, int64_t i, double scalar, double 
                                  double gamma) {
     const demo_ppo_config *c = demo_ppo_options(r);
     demo_rollout *o = &demo_ppo_of(r)->rollout;
-    int64_t n = demo_text_tokens(o, i), gae = demo_ppo_of(r)->has_critic;
+    int64_t n = demo_text_tokens(o, i);
+    reward_shape shape = {coef, c->reward_clip_range[0], c->reward_clip_range[1]};
+    gae_desc discount = {gamma, c->lambd};
     double *e = o->entry + o->first[i] * ENTRY;
     double *line = (double *)demo_room(5 * n, sizeof *line);
     double *kl = line + n, *value = kl + n, *advantage = value + n, *back = advantage + n;
@@ -20,9 +22,8 @@ static void demo_text_advantages(demo_rank *r, int64_t i, double scalar, double 
         kl[t] = e[t * ENTRY + KL];
         value[t] = e[t * ENTRY + VALUE];
     }
-    seqpar_shaped_rewards(line, kl, n, coef, scalar, c->reward_clip_range[0],
-                          c->reward_clip_range[1]);
-    seqpar_gae(advantage, back, line, gae ? value : NULL, n, gamma, c->lambd);
+    shaped_rewards(line, kl, n, scalar, &shape);
+    gae(advantage, back, line, demo_ppo_of(r)->has_critic ? value : NULL, n, &discount);
     for (int64_t t = 0; t < n; t++) {
         e[t * ENTRY + REWARD] = line[t];
         e[t * ENTRY + ADVANTAGE] = advantage[t];
@@ -34,7 +35,7 @@ static void demo_text_advantages(demo_rank *r, int64_t i, double scalar, double 
 static void demo_whiten_advantages(demo_rollout *o, int mean_only) {
     double *x = (double *)demo_room(o->entries, sizeof *x);
     for (int64_t i = 0; i < o->entries; i++) x[i] = o->entry[i * ENTRY + ADVANTAGE];
-    seqpar_whiten(x, o->entries, mean_only);
+    whiten(x, o->entries, mean_only);
     for (int64_t i = 0; i < o->entries; i++) o->entry[i * ENTRY + ADVANTAGE] = x[i];
     free(x);
 }
@@ -45,12 +46,8 @@ static seqpar_status demo_advantages(demo_rank *r) {
     static const char *const estimators[] = {"gae",  "reinforce",  "reinforce_baseline",
                                              "rloo", "group_norm", "dr_grpo"},
                              *const kls[] = {"k1", "k2", "k3"};
-    static const int groups[] = {-1,
-                                 -1,
-                                 SEQPAR_ADVANTAGE_MEAN,
-                                 SEQPAR_ADVANTAGE_RLOO,
-                                 SEQPAR_ADVANTAGE_GRPO,
-                                 SEQPAR_ADVANTAGE_MEAN};
+    static const int groups[] = {
+        -1, -1, ADVANTAGE_MEAN, ADVANTAGE_RLOO, ADVANTAGE_GRPO, ADVANTAGE_MEAN};
     const demo_ppo_config *c = demo_ppo_options(r);
     demo_ppo *p = demo_ppo_of(r);
     demo_rollout *o = &p->rollout;
@@ -69,8 +66,8 @@ static seqpar_status demo_advantages(demo_rank *r) {
     }
     for (int64_t i = 0; !status && groups[estimator] >= 0 && i < o->texts;
          i += c->n_samples_per_prompt)
-        status = seqpar_group_advantages(r->ctx.error, scalar + i, o->score + i,
-                                         c->n_samples_per_prompt, groups[estimator], 1e-9);
+        status = group_advantages(r->ctx.error, scalar + i, o->score + i,
+                                  c->n_samples_per_prompt, groups[estimator], 1e-9);
     for (int64_t i = 0; !status && i < o->texts; i++)
         demo_text_advantages(r, i, scalar[i], c->use_kl_loss ? 0.0 : p->kl.coef,
                              groups[estimator] >= 0 ? 1.0 : c->gamma);

@@ -146,7 +146,7 @@ static seqpar_status demo_ppo_rollout(demo_rank *r, int64_t number) {
     /* weighted by length: the mean over all tokens */
     for (int64_t i = 0; i < p->rollout.entries; i++)
         kl += p->rollout.entry[i * ENTRY + KL] / (double)p->rollout.entries;
-    seqpar_kl_controller_update(&p->kl, kl, p->rollout.texts);
+    kl_controller_update(&p->kl, kl, p->rollout.texts);
     return SEQPAR_OK;
 }
 
@@ -366,7 +366,7 @@ static seqpar_status demo_ppo_open(demo_rank *r) {
     if (r->own) p->reference = *(demo_reference *)r->own;
     free(r->own);
     r->own = p;
-    p->kl = (seqpar_kl_controller){c->init_kl_coef, c->kl_target, (double)c->kl_horizon};
+    p->kl = (kl_controller){c->init_kl_coef, c->kl_target, (double)c->kl_horizon};
     p->has_critic = !strcmp(c->advantage_estimator, "gae");
     if (!status) status = demo_open_rewards(r);
     if (!status && p->has_critic) status = demo_open_critic(r);

@@ -7,6 +7,7 @@
  * D x P changes no text. */
 #ifndef DEMO_ROLLOUT_H
 #define DEMO_ROLLOUT_H
+#include "advantage.h"
 #include "ppo_options.h"
 
 /* ---- a rollout: texts, and an entry for every token that was generated ---- */
@@ -45,7 +46,7 @@ typedef struct { /* an actor's rank carries these */
     bool given_up;
     /* the rollout's texts and behind them the pretraining documents, all borrowed */
     demo_dataset mixed;
-    seqpar_kl_controller kl;
+    kl_controller kl;
     /* what the pass at hand has seen: entry numbers and values, stb_ds arrays */
     int64_t *place;
     double *seen;
