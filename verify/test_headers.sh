@@ -134,7 +134,7 @@ if [ -f $cuda/include/nccl.h ] && [ -e $cuda/lib64/libnccl.so ]; then
 else skip nccl_headers "no nccl.h and libnccl.so under $cuda; set CUDA_HOME"; fi
 
 # ---- every declared function is defined, and no other name is public ----
-names_of() { sed '/Everything below is implementation/q; /_IMPLEMENTED)/q' $1.h | grep -oE '^SEQPAR_DEF [^(;]*\(' | sed -E 's/.*[ *](seqpar_[a-z0-9_]+)\($/\1/' | sort -u; }
+names_of() { sed '/Everything below is implementation/q; /_IMPLEMENTED)/q' $1.h | tr '\n' ' ' | grep -oE 'SEQPAR_DEF [^(;]*\(' | sed -nE 's/.*[ *](seqpar_[a-z0-9_]+)\($/\1/p' | sort -u; }
 cat >$out/impl_all.c <<'C'
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_CHECK_IMPLEMENTATION
