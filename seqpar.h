@@ -58,7 +58,7 @@
    OPTIONS
        SEQPAR_STATIC        everywhere: all functions become static
        SEQPAR_NO_THREADS    implementation: no POSIX threads; one rank
-       SEQPAR_MALLOC(size), SEQPAR_FREE(ptr)   implementation: allocator (both or none)
+       SEQPAR_MALLOC(size), SEQPAR_FREE(ptr)   every implementation, in its unit: allocator (both or none)
        SEQPAR_NO_FMA        implementation: two roundings even where the machine has fused multiply-add
 
    WORDS

@@ -10,7 +10,11 @@
    Does:      one optimizer step over packed rows; evaluation; logits for tests; init from a seed; sampled text for rollouts.
    Does not:  shard weights (ZeRO-3), mix experts.
 
-   #define SEQPAR_IMPLEMENTATION / SEQPAR_LLAMA_IMPLEMENTATION in one unit. Options: SEQPAR_STATIC as in seqpar.h.
+   It uses what seqpar.h declares and nothing else of it, so a model of your own can be written in the same way.
+
+   #define SEQPAR_LLAMA_IMPLEMENTATION in one unit; that of SEQPAR_IMPLEMENTATION or another. Options: SEQPAR_STATIC as in
+   seqpar.h (then that same unit); SEQPAR_MALLOC and SEQPAR_FREE, where this implementation is (define them in both units;
+   what one implementation allocates the other never frees).
 
    One step:
        seqpar_step_begin(ctx, &optim, batch.row, batch.rows, layout, accumulation);
@@ -18,7 +22,7 @@
            seqpar_llama_open_batch(ctx, &model, &b, rows of micro-batch i, ...);
            seqpar_llama_forward(ctx, &model, &b, 1);
            seqpar_llama_backward(ctx, &model, &b, &optim, i, &seeds);
-           seqpar_llama_close_batch(ctx, &b);
+           seqpar_llama_close_batch(ctx, &model, &b);
        }
        seqpar_step_end(ctx, &optim, model.params.data, model.elements, lr);
 */
@@ -174,10 +178,26 @@ SEQPAR_DEF void seqpar_llama_texts_free(seqpar_llama_text *texts, int64_t count)
 
 #if defined(SEQPAR_LLAMA_IMPLEMENTATION) && !defined(SEQPAR__LLAMA_IMPLEMENTED)
 #define SEQPAR__LLAMA_IMPLEMENTED
-#if !defined(SEQPAR__IMPLEMENTED)
+
+#if defined(SEQPAR_STATIC) && !defined(SEQPAR_IMPLEMENTATION)
 #error \
-    "seqpar_llama.h: define SEQPAR_IMPLEMENTATION in the same unit; the model is built from the core's parts"
+    "seqpar_llama.h: with SEQPAR_STATIC no function is seen in other units; define SEQPAR_IMPLEMENTATION in this one"
 #endif
+#if defined(__FAST_MATH__)
+#error \
+    "seqpar_llama.h: -ffast-math and -Ofast change the rotary tables and initial parameters; seqpar promises equal bits. Drop the flag where SEQPAR_LLAMA_IMPLEMENTATION is."
+#endif
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifndef SEQPAR_MALLOC
+#define SEQPAR_MALLOC(size) malloc(size)
+#define SEQPAR_FREE(ptr)    free(ptr)
+#endif
+
 #if defined(__clang__)
 #pragma clang fp contract(off)
 #elif defined(__GNUC__)
@@ -185,27 +205,54 @@ SEQPAR_DEF void seqpar_llama_texts_free(seqpar_llama_text *texts, int64_t count)
 #pragma GCC optimize("fp-contract=off", "no-trapping-math", "no-math-errno")
 #endif
 
+#define SEQPAR__LLAMA_TRY(call) \
+    do { \
+        seqpar_status try_ = (call); \
+        if (try_) return try_; \
+    } while (0)
+#define SEQPAR__LLAMA_NEW(type, count) \
+    ((type *)seqpar__llama_calloc((int64_t)(count), (int64_t)sizeof(type)))
+#define SEQPAR__LLAMA_MIN(a, b) ((a) < (b) ? (a) : (b))
+#define SEQPAR__LLAMA_MAX(a, b) ((a) > (b) ? (a) : (b))
+
+/* Zeroed; NULL always means that there is no memory */
+static void *seqpar__llama_calloc(int64_t count, int64_t size) {
+    int64_t many = count > 0 ? count : 1;
+    void *data = many <= PTRDIFF_MAX / size ? SEQPAR_MALLOC((size_t)(many * size)) : NULL;
+    if (data) memset(data, 0, (size_t)(many * size));
+    return data;
+}
+
+static seqpar_status seqpar__llama_no_memory(seqpar_error *error, const char *what) {
+    return seqpar_fail(error, SEQPAR_ERR_MEMORY, "out of memory for %s", what);
+}
+
+/* where an element of a device buffer lies */
+static void *seqpar__llama_at(const void *base, int64_t element, int dtype) {
+    return (char *)base + element * seqpar_dtype_bytes(dtype);
+}
+
 /* ---- >>tensors  the parameter table ---- */
 
 enum {
-    SEQPAR__NORM1,
-    SEQPAR__Q,
-    SEQPAR__K,
-    SEQPAR__V,
-    SEQPAR__O,
-    SEQPAR__NORM2,
-    SEQPAR__GATE,
-    SEQPAR__UP,
-    SEQPAR__DOWN,
-    SEQPAR__PER_LAYER
+    SEQPAR__LLAMA_NORM1,
+    SEQPAR__LLAMA_Q,
+    SEQPAR__LLAMA_K,
+    SEQPAR__LLAMA_V,
+    SEQPAR__LLAMA_O,
+    SEQPAR__LLAMA_NORM2,
+    SEQPAR__LLAMA_GATE,
+    SEQPAR__LLAMA_UP,
+    SEQPAR__LLAMA_DOWN,
+    SEQPAR__LLAMA_PER_LAYER
 };
-#define SEQPAR__NAME_BYTES 96
+#define SEQPAR__LLAMA_NAME_BYTES 96
 
 static void seqpar__llama_tensor(seqpar_llama *m, int64_t rows, int64_t cols, int64_t group,
                                  const char *format, int64_t layer) {
     seqpar_tensor *t = &m->tensors[m->tensor_count];
-    char *name = m->names + m->tensor_count++ * SEQPAR__NAME_BYTES;
-    snprintf(name, SEQPAR__NAME_BYTES, format, (long long)layer);
+    char *name = m->names + m->tensor_count++ * SEQPAR__LLAMA_NAME_BYTES;
+    snprintf(name, SEQPAR__LLAMA_NAME_BYTES, format, (long long)layer);
     t->name = name;
     t->rows = rows;
     t->cols = cols;
@@ -244,15 +291,15 @@ static void seqpar__llama_tensors(seqpar_llama *m) {
     seqpar__llama_tensor(m, 1, c->hidden, c->layers + 1, "model.norm.weight", 0);
     if (c->score) {
         seqpar__llama_tensor(m, 1, c->hidden, c->layers + 1, "", 0);
-        snprintf(m->names + (m->tensor_count - 1) * SEQPAR__NAME_BYTES, SEQPAR__NAME_BYTES,
-                 "%s.weight", c->score);
+        snprintf(m->names + (m->tensor_count - 1) * SEQPAR__LLAMA_NAME_BYTES,
+                 SEQPAR__LLAMA_NAME_BYTES, "%s.weight", c->score);
         m->tensors[m->tensor_count - 1].decay = 1; /* a matrix of one row, not a gain */
     } else if (!c->tied)
         seqpar__llama_tensor(m, c->vocab, c->hidden, c->layers + 1, "lm_head.weight", 0);
 }
 
 static int64_t seqpar__llama_final_norm(const seqpar_llama *m) {
-    return 1 + m->config.layers * SEQPAR__PER_LAYER;
+    return 1 + m->config.layers * SEQPAR__LLAMA_PER_LAYER;
 }
 
 static int64_t seqpar__llama_head(const seqpar_llama *m) {
@@ -260,14 +307,15 @@ static int64_t seqpar__llama_head(const seqpar_llama *m) {
 }
 
 static int64_t seqpar__llama_part(int64_t layer, int part) {
-    return 1 + layer * SEQPAR__PER_LAYER + part;
+    return 1 + layer * SEQPAR__LLAMA_PER_LAYER + part;
 }
 
 static void *seqpar__llama_param(seqpar_ctx *ctx, const seqpar_llama *m, int64_t tensor) {
-    return seqpar__at(m->params.data, m->tensors[tensor].offset, ctx->device->storage);
+    return seqpar__llama_at(m->params.data, m->tensors[tensor].offset, ctx->device->storage);
 }
 
-static seqpar_status seqpar__check_llama(seqpar_error *error, const seqpar_llama_config *c) {
+static seqpar_status seqpar__llama_check_config(seqpar_error *error,
+                                                const seqpar_llama_config *c) {
     if (c->layers <= 0 || c->hidden <= 0 || c->intermediate <= 0 || c->vocab <= 0)
         return seqpar_fail(error, SEQPAR_ERR_SIZE,
                            "the model has %lld layers, hidden %lld, intermediate %lld, vocab "
@@ -288,11 +336,11 @@ static seqpar_status seqpar__check_llama(seqpar_error *error, const seqpar_llama
             error, SEQPAR_ERR_HEADS,
             "%lld heads over %lld kv_heads; heads must be a positive multiple of kv_heads",
             (long long)c->heads, (long long)c->kv_heads);
-    if (c->score && (!c->score[0] || strlen(c->score) + 8 > SEQPAR__NAME_BYTES))
+    if (c->score && (!c->score[0] || strlen(c->score) + 8 > SEQPAR__LLAMA_NAME_BYTES))
         return seqpar_fail(
             error, SEQPAR_ERR_OPTION,
             "the score head is named '%.100s'; give a name of 1 to %d letters, usually score",
-            c->score, SEQPAR__NAME_BYTES - 9);
+            c->score, SEQPAR__LLAMA_NAME_BYTES - 9);
     if (c->score &&
         (!strcmp(c->score, "model.embed_tokens") || !strcmp(c->score, "model.norm") ||
          !strncmp(c->score, "model.layers.", 13)))
@@ -304,7 +352,7 @@ static seqpar_status seqpar__check_llama(seqpar_error *error, const seqpar_llama
         return seqpar_fail(error, SEQPAR_ERR_HEAD_DIM,
                            "head_dim is %lld; rotary embedding needs a positive even one",
                            (long long)c->head_dim);
-    if (seqpar__times(c->heads, c->head_dim) > SEQPAR_MAX_WIDTH)
+    if (c->heads > SEQPAR_MAX_WIDTH / c->head_dim)
         return seqpar_fail(error, SEQPAR_ERR_SIZE,
                            "%lld heads of head_dim %lld are wider than %lld, the most a token "
                            "may have; check the configuration",
@@ -324,14 +372,14 @@ SEQPAR_DEF seqpar_status seqpar_llama_open(seqpar_ctx *ctx, seqpar_llama *m,
     int64_t count;
     seqpar_status status;
     memset(m, 0, sizeof *m);
-    SEQPAR__TRY(seqpar__check_llama(ctx->error, config));
-    count = 3 + config->layers * SEQPAR__PER_LAYER;
+    SEQPAR__LLAMA_TRY(seqpar__llama_check_config(ctx->error, config));
+    count = 3 + config->layers * SEQPAR__LLAMA_PER_LAYER;
     m->config = *config;
     if (m->config.rope_theta == 0) m->config.rope_theta = 10000.0;
     if (m->config.rms_eps == 0) m->config.rms_eps = 1e-5;
-    m->tensors = SEQPAR__NEW(seqpar_tensor, count);
-    m->names = SEQPAR__NEW(char, count *SEQPAR__NAME_BYTES);
-    if (!m->tensors || !m->names) return seqpar__no_memory(ctx->error, "the model");
+    m->tensors = SEQPAR__LLAMA_NEW(seqpar_tensor, count);
+    m->names = SEQPAR__LLAMA_NEW(char, count *SEQPAR__LLAMA_NAME_BYTES);
+    if (!m->tensors || !m->names) return seqpar__llama_no_memory(ctx->error, "the model");
     seqpar__llama_tensors(m);
     status = seqpar_buffer_new(ctx, &m->params,
                                m->elements * seqpar_dtype_bytes(ctx->device->storage),
@@ -352,9 +400,9 @@ SEQPAR_DEF void seqpar_llama_close(seqpar_ctx *ctx, seqpar_llama *m) {
 /* Standard deviation that keeps the scale of what a matrix is applied to. The usual constant
    0.02 suits widths of thousands; a hidden size of 128 learns markedly slower with it. */
 static double seqpar__llama_spread(const seqpar_llama *m, int64_t tensor) {
-    int64_t part = (tensor - 1) % SEQPAR__PER_LAYER;
+    int64_t part = (tensor - 1) % SEQPAR__LLAMA_PER_LAYER;
     int residual = tensor > 0 && tensor < seqpar__llama_final_norm(m) &&
-                   (part == SEQPAR__O || part == SEQPAR__DOWN);
+                   (part == SEQPAR__LLAMA_O || part == SEQPAR__LLAMA_DOWN);
     return 1.0 / sqrt((double)m->tensors[tensor].cols *
                       (residual ? 2.0 * (double)m->config.layers : 1.0));
 }
@@ -365,7 +413,7 @@ SEQPAR_DEF void seqpar_llama_init(seqpar_ctx *ctx, seqpar_llama *m, uint64_t see
     for (int64_t i = 0; i < m->tensor_count; i++) {
         const seqpar_tensor *t = &m->tensors[i];
         for (int64_t j = 0; j < t->rows * t->cols; j += n) {
-            n = SEQPAR__MIN(256, t->rows * t->cols - j);
+            n = SEQPAR__LLAMA_MIN(256, t->rows * t->cols - j);
             for (int64_t k = 0; k < n; k++)
                 part[k] = !t->decay
                               ? 1.0
@@ -389,10 +437,10 @@ static seqpar_status seqpar__llama_rope_tables(seqpar_ctx *ctx, seqpar_llama *m,
     if (positions <= m->positions) return SEQPAR_OK;
     seqpar_buffer_free(ctx, &m->cosine);
     seqpar_buffer_free(ctx, &m->sine);
-    SEQPAR__TRY(seqpar_buffer_new(ctx, &m->cosine, bytes, SEQPAR_MEM_WEIGHTS));
-    SEQPAR__TRY(seqpar_buffer_new(ctx, &m->sine, bytes, SEQPAR_MEM_WEIGHTS));
-    line = SEQPAR__NEW(double, 2 * half);
-    if (!line) return seqpar__no_memory(ctx->error, "rotary tables");
+    SEQPAR__LLAMA_TRY(seqpar_buffer_new(ctx, &m->cosine, bytes, SEQPAR_MEM_WEIGHTS));
+    SEQPAR__LLAMA_TRY(seqpar_buffer_new(ctx, &m->sine, bytes, SEQPAR_MEM_WEIGHTS));
+    line = SEQPAR__LLAMA_NEW(double, 2 * half);
+    if (!line) return seqpar__llama_no_memory(ctx->error, "rotary tables");
     for (int64_t p = 0; p < positions; p++) {
         for (int64_t i = 0; i < half; i++) {
             double angle = (double)p * pow(m->config.rope_theta,
@@ -413,8 +461,8 @@ static seqpar_status seqpar__llama_rope_tables(seqpar_ctx *ctx, seqpar_llama *m,
 static seqpar_status seqpar__llama_tokens(seqpar_ctx *ctx, const seqpar_llama *m,
                                           seqpar_llama_batch *b, const seqpar_row *rows,
                                           int64_t row_count, int64_t *positions) {
-    b->ids = SEQPAR__NEW(int32_t, 3 * b->tokens);
-    if (!b->ids) return seqpar__no_memory(ctx->error, "a micro-batch");
+    b->ids = SEQPAR__LLAMA_NEW(int32_t, 3 * b->tokens);
+    if (!b->ids) return seqpar__llama_no_memory(ctx->error, "a micro-batch");
     b->targets = b->ids + b->tokens;
     b->positions = b->targets + b->tokens;
     for (int64_t r = 0; r < row_count; r++) {
@@ -422,7 +470,7 @@ static seqpar_status seqpar__llama_tokens(seqpar_ctx *ctx, const seqpar_llama *m
         seqpar_scatter(b->targets, rows[r].targets, b->share, r, 4);
         seqpar_scatter(b->positions, rows[r].position_ids, b->share, r, 4);
         for (int64_t i = 0; i < rows[r].tokens; i++) {
-            *positions = SEQPAR__MAX(*positions, rows[r].position_ids[i] + 1);
+            *positions = SEQPAR__LLAMA_MAX(*positions, rows[r].position_ids[i] + 1);
             if (rows[r].ids[i] < 0 || rows[r].ids[i] >= m->config.vocab ||
                 (rows[r].targets[i] != SEQPAR_IGNORE &&
                  (rows[r].targets[i] < 0 || rows[r].targets[i] >= m->config.vocab)))
@@ -457,27 +505,30 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_batch(seqpar_ctx *ctx, seqpar_llama *
     desc.heads_k_stride = run->heads_k_stride;
     desc.ulysses_size = run->ulysses_size;
     desc.relaxed = run->relaxed;
-    SEQPAR__TRY(seqpar_attn_open(ctx, &b->attn, rows, row_count, &desc));
+    SEQPAR__LLAMA_TRY(seqpar_attn_open(ctx, &b->attn, rows, row_count, &desc));
     b->share = seqpar_attn_share(b->attn);
     b->tokens = b->share->tokens;
-    SEQPAR__TRY(seqpar__llama_tokens(ctx, m, b, rows, row_count, &positions));
-    SEQPAR__TRY(seqpar__llama_rope_tables(ctx, m, positions));
-    b->layers = SEQPAR__NEW(seqpar_llama_layer, c->layers);
-    if (!b->layers) return seqpar__no_memory(ctx->error, "layers");
-    SEQPAR__TRY(
+    SEQPAR__LLAMA_TRY(seqpar__llama_tokens(ctx, m, b, rows, row_count, &positions));
+    SEQPAR__LLAMA_TRY(seqpar__llama_rope_tables(ctx, m, positions));
+    b->layers = SEQPAR__LLAMA_NEW(seqpar_llama_layer, c->layers);
+    if (!b->layers) return seqpar__llama_no_memory(ctx->error, "layers");
+    SEQPAR__LLAMA_TRY(
         seqpar_buffer_new(ctx, &b->x, b->tokens * c->hidden * size, SEQPAR_MEM_SCRATCH));
-    SEQPAR__TRY(
+    SEQPAR__LLAMA_TRY(
         seqpar_buffer_new(ctx, &b->n, b->tokens * c->hidden * size, SEQPAR_MEM_SCRATCH));
-    SEQPAR__TRY(seqpar_buffer_new(ctx, &b->hidden, b->tokens * c->hidden * size,
-                                  SEQPAR_MEM_ACTIVATIONS));
-    SEQPAR__TRY(seqpar_buffer_new(ctx, &b->wide, b->tokens * c->intermediate * size,
-                                  SEQPAR_MEM_SCRATCH));
-    SEQPAR__TRY(seqpar_buffer_new(ctx, &b->rstd, b->tokens * acc, SEQPAR_MEM_ACTIVATIONS));
+    SEQPAR__LLAMA_TRY(seqpar_buffer_new(ctx, &b->hidden, b->tokens * c->hidden * size,
+                                        SEQPAR_MEM_ACTIVATIONS));
+    SEQPAR__LLAMA_TRY(seqpar_buffer_new(ctx, &b->wide, b->tokens * c->intermediate * size,
+                                        SEQPAR_MEM_SCRATCH));
+    SEQPAR__LLAMA_TRY(
+        seqpar_buffer_new(ctx, &b->rstd, b->tokens * acc, SEQPAR_MEM_ACTIVATIONS));
     if (c->score)
         return seqpar_buffer_new(ctx, &b->score, b->tokens * size, SEQPAR_MEM_ACTIVATIONS);
-    SEQPAR__TRY(seqpar_buffer_new(ctx, &b->logp, b->tokens * acc, SEQPAR_MEM_ACTIVATIONS));
-    SEQPAR__TRY(seqpar_buffer_new(ctx, &b->entropy, b->tokens * acc, SEQPAR_MEM_ACTIVATIONS));
-    SEQPAR__TRY(seqpar_buffer_new(ctx, &b->lse, b->tokens * acc, SEQPAR_MEM_ACTIVATIONS));
+    SEQPAR__LLAMA_TRY(
+        seqpar_buffer_new(ctx, &b->logp, b->tokens * acc, SEQPAR_MEM_ACTIVATIONS));
+    SEQPAR__LLAMA_TRY(
+        seqpar_buffer_new(ctx, &b->entropy, b->tokens * acc, SEQPAR_MEM_ACTIVATIONS));
+    SEQPAR__LLAMA_TRY(seqpar_buffer_new(ctx, &b->lse, b->tokens * acc, SEQPAR_MEM_ACTIVATIONS));
     return seqpar_buffer_new(ctx, &b->smooth, b->tokens * acc, SEQPAR_MEM_ACTIVATIONS);
 }
 
@@ -509,7 +560,7 @@ SEQPAR_DEF void seqpar_llama_close_batch(seqpar_ctx *ctx, seqpar_llama *m,
 
 /* ---- >>layer  one layer forward and backward ---- */
 
-typedef struct seqpar__layer_call { /* everything the functions of a layer need */
+typedef struct seqpar__llama_layer_call { /* everything the functions of a layer need */
     seqpar_ctx *ctx;
     seqpar_device *dev;
     const seqpar_llama *m;
@@ -518,12 +569,12 @@ typedef struct seqpar__layer_call { /* everything the functions of a layer need 
     void *x, *q, *k, *v, *out, *lse, *x2, *gate, *up, *rstd1, *rstd2;
     const seqpar_token_fold *fold; /* backward */
     void *nodes;
-    int64_t node_stride;                   /* elements of the group */
-    int64_t group, group_begin;            /* its number and first parameter */
-    const struct seqpar__sampler *sampler; /* attention goes over its cache */
-} seqpar__layer_call;
+    int64_t node_stride;                         /* elements of the group */
+    int64_t group, group_begin;                  /* its number and first parameter */
+    const struct seqpar__llama_sampler *sampler; /* attention goes over its cache */
+} seqpar__llama_layer_call;
 
-static seqpar_mat seqpar__mat(void *data, int64_t stride) {
+static seqpar_mat seqpar__llama_mat(void *data, int64_t stride) {
     seqpar_mat m;
     m.data = data;
     m.stride = stride;
@@ -532,51 +583,52 @@ static seqpar_mat seqpar__mat(void *data, int64_t stride) {
 
 /* y (tokens, rows of w) = x . w^T, or with transposed: y (tokens, columns of w) = x . w; w
    is tensor number `tensor` */
-static seqpar_status seqpar__linear(const seqpar__layer_call *c, void *y, void *x,
-                                    int64_t tensor, int transposed, int accumulate) {
+static seqpar_status seqpar__llama_linear(const seqpar__llama_layer_call *c, void *y, void *x,
+                                          int64_t tensor, int transposed, int accumulate) {
     const seqpar_tensor *t = &c->m->tensors[tensor];
     seqpar_matmul_args a;
     a.out = transposed ? t->cols : t->rows;
     a.in = transposed ? t->rows : t->cols;
-    a.y = seqpar__mat(y, a.out);
-    a.x = seqpar__mat(x, a.in);
-    a.w = seqpar__mat(seqpar__llama_param(c->ctx, c->m, tensor), t->cols);
+    a.y = seqpar__llama_mat(y, a.out);
+    a.x = seqpar__llama_mat(x, a.in);
+    a.w = seqpar__llama_mat(seqpar__llama_param(c->ctx, c->m, tensor), t->cols);
     a.rows = c->b->tokens;
     a.transposed = transposed;
     a.accumulate = accumulate;
     return c->dev->matmul(c->dev, &a, c->ctx->queue);
 }
 
-static seqpar_fold_run seqpar__token_run(const seqpar__layer_call *c, int64_t tensor) {
+static seqpar_fold_run seqpar__llama_token_run(const seqpar__llama_layer_call *c,
+                                               int64_t tensor) {
     seqpar_fold_run r;
     r.program = c->fold->program;
     r.program_count = c->fold->program_count;
     r.depth = c->fold->depth;
-    r.store = seqpar__at(c->nodes, c->m->tensors[tensor].offset - c->group_begin,
-                         c->dev->accumulator);
+    r.store = seqpar__llama_at(c->nodes, c->m->tensors[tensor].offset - c->group_begin,
+                               c->dev->accumulator);
     r.store_stride = c->node_stride;
     r.finish = NULL; /* a partial fold always stores */
     return r;
 }
 
-static seqpar_status seqpar__linear_grad(const seqpar__layer_call *c, void *dy, void *x,
-                                         int64_t tensor) {
+static seqpar_status seqpar__llama_linear_grad(const seqpar__llama_layer_call *c, void *dy,
+                                               void *x, int64_t tensor) {
     const seqpar_tensor *t = &c->m->tensors[tensor];
     seqpar_weight_grad_args a;
-    a.fold = seqpar__token_run(c, tensor);
+    a.fold = seqpar__llama_token_run(c, tensor);
     a.leaves = c->b->share->pieces;
-    a.dy = seqpar__mat(dy, t->rows);
-    a.x = seqpar__mat(x, t->cols);
+    a.dy = seqpar__llama_mat(dy, t->rows);
+    a.x = seqpar__llama_mat(x, t->cols);
     a.out = t->rows;
     a.in = t->cols;
     return c->dev->weight_grad(c->dev, &a, c->ctx->queue);
 }
 
-static seqpar_status seqpar__norm(const seqpar__layer_call *c, void *y, void *x, void *rstd,
-                                  int64_t tensor) {
+static seqpar_status seqpar__llama_norm(const seqpar__llama_layer_call *c, void *y, void *x,
+                                        void *rstd, int64_t tensor) {
     seqpar_rmsnorm_args a;
-    a.y = seqpar__mat(y, c->m->config.hidden);
-    a.x = seqpar__mat(x, c->m->config.hidden);
+    a.y = seqpar__llama_mat(y, c->m->config.hidden);
+    a.x = seqpar__llama_mat(x, c->m->config.hidden);
     a.rstd = rstd;
     a.gain = seqpar__llama_param(c->ctx, c->m, tensor);
     a.rows = c->b->tokens;
@@ -585,14 +637,14 @@ static seqpar_status seqpar__norm(const seqpar__layer_call *c, void *y, void *x,
     return c->dev->rmsnorm(c->dev, &a, c->ctx->queue);
 }
 
-static seqpar_status seqpar__norm_grad(const seqpar__layer_call *c, void *dx, void *dy, void *x,
-                                       void *rstd, int64_t tensor) {
+static seqpar_status seqpar__llama_norm_grad(const seqpar__llama_layer_call *c, void *dx,
+                                             void *dy, void *x, void *rstd, int64_t tensor) {
     seqpar_rmsnorm_grad_args a;
-    a.fold = seqpar__token_run(c, tensor);
+    a.fold = seqpar__llama_token_run(c, tensor);
     a.leaves = c->b->share->pieces;
-    a.dx = seqpar__mat(dx, c->m->config.hidden);
-    a.dy = seqpar__mat(dy, c->m->config.hidden);
-    a.x = seqpar__mat(x, c->m->config.hidden);
+    a.dx = seqpar__llama_mat(dx, c->m->config.hidden);
+    a.dy = seqpar__llama_mat(dy, c->m->config.hidden);
+    a.x = seqpar__llama_mat(x, c->m->config.hidden);
     a.rstd = rstd;
     a.gain = seqpar__llama_param(c->ctx, c->m, tensor);
     a.rows = c->b->tokens;
@@ -600,10 +652,10 @@ static seqpar_status seqpar__norm_grad(const seqpar__layer_call *c, void *dx, vo
     return c->dev->rmsnorm_grad(c->dev, &a, c->ctx->queue);
 }
 
-static seqpar_status seqpar__rotate(const seqpar__layer_call *c, void *x, int64_t heads,
-                                    int inverse) {
+static seqpar_status seqpar__llama_rotate(const seqpar__llama_layer_call *c, void *x,
+                                          int64_t heads, int inverse) {
     seqpar_rope_args a;
-    a.x = seqpar__mat(x, heads * c->m->config.head_dim);
+    a.x = seqpar__llama_mat(x, heads * c->m->config.head_dim);
     a.cosine = c->m->cosine.data;
     a.sine = c->m->sine.data;
     a.positions = c->b->positions;
@@ -614,56 +666,65 @@ static seqpar_status seqpar__rotate(const seqpar__layer_call *c, void *x, int64_
     return c->dev->rope(c->dev, &a, c->ctx->queue);
 }
 
-static seqpar_status seqpar__swiglu(const seqpar__layer_call *c, void *y, int gradient) {
+static seqpar_status seqpar__llama_swiglu(const seqpar__llama_layer_call *c, void *y,
+                                          int gradient) {
     seqpar_swiglu_args a;
-    a.y = seqpar__mat(y, c->m->config.intermediate);
-    a.gate = seqpar__mat(c->gate, c->m->config.intermediate);
-    a.up = seqpar__mat(c->up, c->m->config.intermediate);
+    a.y = seqpar__llama_mat(y, c->m->config.intermediate);
+    a.gate = seqpar__llama_mat(c->gate, c->m->config.intermediate);
+    a.up = seqpar__llama_mat(c->up, c->m->config.intermediate);
     a.rows = c->b->tokens;
     a.width = c->m->config.intermediate;
     return (gradient ? c->dev->swiglu_grad : c->dev->swiglu)(c->dev, &a, c->ctx->queue);
 }
 
-static seqpar_status seqpar__layer_buffer(const seqpar__layer_call *c, seqpar_buffer *own,
-                                          seqpar_buffer *shared, int64_t width, int accumulator,
-                                          int keep, void **data) {
+static seqpar_status seqpar__llama_layer_buffer(const seqpar__llama_layer_call *c,
+                                                seqpar_buffer *own, seqpar_buffer *shared,
+                                                int64_t width, int accumulator, int keep,
+                                                void **data) {
     seqpar_buffer *buffer = keep ? own : shared;
     int64_t bytes = c->b->tokens * width *
                     seqpar_dtype_bytes(accumulator ? c->dev->accumulator : c->dev->storage);
     if (!buffer->data)
-        SEQPAR__TRY(seqpar_buffer_new(c->ctx, buffer, bytes,
-                                      keep ? SEQPAR_MEM_ACTIVATIONS : SEQPAR_MEM_SCRATCH));
+        SEQPAR__LLAMA_TRY(seqpar_buffer_new(
+            c->ctx, buffer, bytes, keep ? SEQPAR_MEM_ACTIVATIONS : SEQPAR_MEM_SCRATCH));
     *data = buffer->data;
     return SEQPAR_OK;
 }
 
 /* Which buffers a layer owns: with recompute only (x, out, lse); without a backward pass
    none. */
-static seqpar_status seqpar__layer_call_open(seqpar__layer_call *c, int keep) {
+static seqpar_status seqpar__llama_layer_call_open(seqpar__llama_layer_call *c, int keep) {
     const seqpar_llama_config *f = &c->m->config;
     seqpar_llama_layer *own = &c->b->layers[c->layer], *shared = &c->b->shared;
     int all = keep && !c->b->run.recompute;
     int64_t wide = f->heads * f->head_dim, narrow = f->kv_heads * f->head_dim;
-    SEQPAR__TRY(seqpar__layer_buffer(c, &own->x, &shared->x, f->hidden, 0, keep, &c->x));
-    SEQPAR__TRY(seqpar__layer_buffer(c, &own->out, &shared->out, wide, 0, keep, &c->out));
-    SEQPAR__TRY(seqpar__layer_buffer(c, &own->lse, &shared->lse, f->heads, 1, keep, &c->lse));
-    SEQPAR__TRY(seqpar__layer_buffer(c, &own->q, &shared->q, wide, 0, all, &c->q));
-    SEQPAR__TRY(seqpar__layer_buffer(c, &own->k, &shared->k, narrow, 0, all, &c->k));
-    SEQPAR__TRY(seqpar__layer_buffer(c, &own->v, &shared->v, narrow, 0, all, &c->v));
-    SEQPAR__TRY(seqpar__layer_buffer(c, &own->x2, &shared->x2, f->hidden, 0, all, &c->x2));
-    SEQPAR__TRY(
-        seqpar__layer_buffer(c, &own->gate, &shared->gate, f->intermediate, 0, all, &c->gate));
-    SEQPAR__TRY(
-        seqpar__layer_buffer(c, &own->up, &shared->up, f->intermediate, 0, all, &c->up));
-    SEQPAR__TRY(seqpar__layer_buffer(c, &own->rstd1, &shared->rstd1, 1, 1, all, &c->rstd1));
-    return seqpar__layer_buffer(c, &own->rstd2, &shared->rstd2, 1, 1, all, &c->rstd2);
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_layer_buffer(c, &own->x, &shared->x, f->hidden, 0, keep, &c->x));
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_layer_buffer(c, &own->out, &shared->out, wide, 0, keep, &c->out));
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_layer_buffer(c, &own->lse, &shared->lse, f->heads, 1, keep, &c->lse));
+    SEQPAR__LLAMA_TRY(seqpar__llama_layer_buffer(c, &own->q, &shared->q, wide, 0, all, &c->q));
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_layer_buffer(c, &own->k, &shared->k, narrow, 0, all, &c->k));
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_layer_buffer(c, &own->v, &shared->v, narrow, 0, all, &c->v));
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_layer_buffer(c, &own->x2, &shared->x2, f->hidden, 0, all, &c->x2));
+    SEQPAR__LLAMA_TRY(seqpar__llama_layer_buffer(c, &own->gate, &shared->gate, f->intermediate,
+                                                 0, all, &c->gate));
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_layer_buffer(c, &own->up, &shared->up, f->intermediate, 0, all, &c->up));
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_layer_buffer(c, &own->rstd1, &shared->rstd1, 1, 1, all, &c->rstd1));
+    return seqpar__llama_layer_buffer(c, &own->rstd2, &shared->rstd2, 1, 1, all, &c->rstd2);
 }
 
-static int64_t seqpar__hidden_bytes(const seqpar__layer_call *c) {
+static int64_t seqpar__llama_hidden_bytes(const seqpar__llama_layer_call *c) {
     return c->b->tokens * c->m->config.hidden * seqpar_dtype_bytes(c->dev->storage);
 }
 
-static seqpar_attn_io seqpar__attention_io(const seqpar__layer_call *c) {
+static seqpar_attn_io seqpar__llama_attention_io(const seqpar__llama_layer_call *c) {
     seqpar_attn_io io;
     memset(&io, 0, sizeof io);
     io.q = c->q;
@@ -674,100 +735,108 @@ static seqpar_attn_io seqpar__attention_io(const seqpar__layer_call *c) {
     return io;
 }
 
-static seqpar_status seqpar__sampler_attend(const seqpar__layer_call *c);
+static seqpar_status seqpar__llama_sampler_attend(const seqpar__llama_layer_call *c);
 
 /* From x to gate and up; attention itself only where out is not kept. */
-static seqpar_status seqpar__layer_inner(const seqpar__layer_call *c, int attend) {
+static seqpar_status seqpar__llama_layer_inner(const seqpar__llama_layer_call *c, int attend) {
     const seqpar_llama_config *f = &c->m->config;
     void *n = c->b->n.data;
-    SEQPAR__TRY(
-        seqpar__norm(c, n, c->x, c->rstd1, seqpar__llama_part(c->layer, SEQPAR__NORM1)));
-    SEQPAR__TRY(seqpar__linear(c, c->q, n, seqpar__llama_part(c->layer, SEQPAR__Q), 0, 0));
-    SEQPAR__TRY(seqpar__linear(c, c->k, n, seqpar__llama_part(c->layer, SEQPAR__K), 0, 0));
-    SEQPAR__TRY(seqpar__linear(c, c->v, n, seqpar__llama_part(c->layer, SEQPAR__V), 0, 0));
-    SEQPAR__TRY(seqpar__rotate(c, c->q, f->heads, 0));
-    SEQPAR__TRY(seqpar__rotate(c, c->k, f->kv_heads, 0));
+    SEQPAR__LLAMA_TRY(seqpar__llama_norm(c, n, c->x, c->rstd1,
+                                         seqpar__llama_part(c->layer, SEQPAR__LLAMA_NORM1)));
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_linear(c, c->q, n, seqpar__llama_part(c->layer, SEQPAR__LLAMA_Q), 0, 0));
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_linear(c, c->k, n, seqpar__llama_part(c->layer, SEQPAR__LLAMA_K), 0, 0));
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_linear(c, c->v, n, seqpar__llama_part(c->layer, SEQPAR__LLAMA_V), 0, 0));
+    SEQPAR__LLAMA_TRY(seqpar__llama_rotate(c, c->q, f->heads, 0));
+    SEQPAR__LLAMA_TRY(seqpar__llama_rotate(c, c->k, f->kv_heads, 0));
     if (attend && c->sampler)
-        SEQPAR__TRY(seqpar__sampler_attend(c));
+        SEQPAR__LLAMA_TRY(seqpar__llama_sampler_attend(c));
     else if (attend) {
-        seqpar_attn_io io = seqpar__attention_io(c);
-        SEQPAR__TRY(seqpar_attn_forward(c->ctx, c->b->attn, &io));
+        seqpar_attn_io io = seqpar__llama_attention_io(c);
+        SEQPAR__LLAMA_TRY(seqpar_attn_forward(c->ctx, c->b->attn, &io));
     }
-    c->dev->copy(c->dev, c->x2, c->x, seqpar__hidden_bytes(c), c->ctx->queue);
-    SEQPAR__TRY(
-        seqpar__linear(c, c->x2, c->out, seqpar__llama_part(c->layer, SEQPAR__O), 0, 1));
-    SEQPAR__TRY(
-        seqpar__norm(c, n, c->x2, c->rstd2, seqpar__llama_part(c->layer, SEQPAR__NORM2)));
-    SEQPAR__TRY(
-        seqpar__linear(c, c->gate, n, seqpar__llama_part(c->layer, SEQPAR__GATE), 0, 0));
-    return seqpar__linear(c, c->up, n, seqpar__llama_part(c->layer, SEQPAR__UP), 0, 0);
+    c->dev->copy(c->dev, c->x2, c->x, seqpar__llama_hidden_bytes(c), c->ctx->queue);
+    SEQPAR__LLAMA_TRY(seqpar__llama_linear(
+        c, c->x2, c->out, seqpar__llama_part(c->layer, SEQPAR__LLAMA_O), 0, 1));
+    SEQPAR__LLAMA_TRY(seqpar__llama_norm(c, n, c->x2, c->rstd2,
+                                         seqpar__llama_part(c->layer, SEQPAR__LLAMA_NORM2)));
+    SEQPAR__LLAMA_TRY(seqpar__llama_linear(
+        c, c->gate, n, seqpar__llama_part(c->layer, SEQPAR__LLAMA_GATE), 0, 0));
+    return seqpar__llama_linear(c, c->up, n, seqpar__llama_part(c->layer, SEQPAR__LLAMA_UP), 0,
+                                0);
 }
 
-static seqpar_status seqpar__layer_forward(seqpar__layer_call *c, int keep) {
-    SEQPAR__TRY(seqpar__layer_call_open(c, keep));
-    c->dev->copy(c->dev, c->x, c->b->x.data, seqpar__hidden_bytes(c), c->ctx->queue);
-    SEQPAR__TRY(seqpar__layer_inner(c, 1));
-    SEQPAR__TRY(seqpar__swiglu(c, c->b->wide.data, 0));
-    c->dev->copy(c->dev, c->b->x.data, c->x2, seqpar__hidden_bytes(c), c->ctx->queue);
-    return seqpar__linear(c, c->b->x.data, c->b->wide.data,
-                          seqpar__llama_part(c->layer, SEQPAR__DOWN), 0, 1);
+static seqpar_status seqpar__llama_layer_forward(seqpar__llama_layer_call *c, int keep) {
+    SEQPAR__LLAMA_TRY(seqpar__llama_layer_call_open(c, keep));
+    c->dev->copy(c->dev, c->x, c->b->x.data, seqpar__llama_hidden_bytes(c), c->ctx->queue);
+    SEQPAR__LLAMA_TRY(seqpar__llama_layer_inner(c, 1));
+    SEQPAR__LLAMA_TRY(seqpar__llama_swiglu(c, c->b->wide.data, 0));
+    c->dev->copy(c->dev, c->b->x.data, c->x2, seqpar__llama_hidden_bytes(c), c->ctx->queue);
+    return seqpar__llama_linear(c, c->b->x.data, c->b->wide.data,
+                                seqpar__llama_part(c->layer, SEQPAR__LLAMA_DOWN), 0, 1);
 }
 
 /* x += swiglu(norm2(x2)) Wdown^T, backwards; dx is the gradient of the residual stream, in
    place */
-static seqpar_status seqpar__mlp_backward(const seqpar__layer_call *c, void *dx, void *dn) {
-    int64_t gate = seqpar__llama_part(c->layer, SEQPAR__GATE);
-    int64_t up = seqpar__llama_part(c->layer, SEQPAR__UP);
-    int64_t norm = seqpar__llama_part(c->layer, SEQPAR__NORM2);
+static seqpar_status seqpar__llama_mlp_backward(const seqpar__llama_layer_call *c, void *dx,
+                                                void *dn) {
+    int64_t gate = seqpar__llama_part(c->layer, SEQPAR__LLAMA_GATE);
+    int64_t up = seqpar__llama_part(c->layer, SEQPAR__LLAMA_UP);
+    int64_t norm = seqpar__llama_part(c->layer, SEQPAR__LLAMA_NORM2);
     void *wide = c->b->wide.data, *n = c->b->n.data;
-    SEQPAR__TRY(seqpar__swiglu(c, wide, 0));
-    SEQPAR__TRY(seqpar__linear_grad(c, dx, wide, seqpar__llama_part(c->layer, SEQPAR__DOWN)));
-    SEQPAR__TRY(seqpar__linear(c, wide, dx, seqpar__llama_part(c->layer, SEQPAR__DOWN), 1, 0));
-    SEQPAR__TRY(seqpar__swiglu(c, wide, 1)); /* gate and up become their gradients */
-    SEQPAR__TRY(seqpar__norm(c, n, c->x2, NULL, norm));
-    SEQPAR__TRY(seqpar__linear_grad(c, c->gate, n, gate));
-    SEQPAR__TRY(seqpar__linear_grad(c, c->up, n, up));
-    SEQPAR__TRY(seqpar__linear(c, dn, c->gate, gate, 1, 0));
-    SEQPAR__TRY(seqpar__linear(c, dn, c->up, up, 1, 1));
-    return seqpar__norm_grad(c, dx, dn, c->x2, c->rstd2, norm);
+    SEQPAR__LLAMA_TRY(seqpar__llama_swiglu(c, wide, 0));
+    SEQPAR__LLAMA_TRY(seqpar__llama_linear_grad(
+        c, dx, wide, seqpar__llama_part(c->layer, SEQPAR__LLAMA_DOWN)));
+    SEQPAR__LLAMA_TRY(seqpar__llama_linear(
+        c, wide, dx, seqpar__llama_part(c->layer, SEQPAR__LLAMA_DOWN), 1, 0));
+    /* gate and up become their gradients */
+    SEQPAR__LLAMA_TRY(seqpar__llama_swiglu(c, wide, 1));
+    SEQPAR__LLAMA_TRY(seqpar__llama_norm(c, n, c->x2, NULL, norm));
+    SEQPAR__LLAMA_TRY(seqpar__llama_linear_grad(c, c->gate, n, gate));
+    SEQPAR__LLAMA_TRY(seqpar__llama_linear_grad(c, c->up, n, up));
+    SEQPAR__LLAMA_TRY(seqpar__llama_linear(c, dn, c->gate, gate, 1, 0));
+    SEQPAR__LLAMA_TRY(seqpar__llama_linear(c, dn, c->up, up, 1, 1));
+    return seqpar__llama_norm_grad(c, dx, dn, c->x2, c->rstd2, norm);
 }
 
-typedef struct seqpar__layer_gradients {
+typedef struct seqpar__llama_layer_gradients {
     seqpar_buffer dx, dn, dq, dk, dv, dout;
-} seqpar__layer_gradients;
+} seqpar__llama_layer_gradients;
 
 /* x2 = x + attention(norm1(x)) Wo^T, backwards */
-static seqpar_status seqpar__attention_backward(const seqpar__layer_call *c,
-                                                const seqpar__layer_gradients *g) {
+static seqpar_status seqpar__llama_attention_backward(const seqpar__llama_layer_call *c,
+                                                      const seqpar__llama_layer_gradients *g) {
     const seqpar_llama_config *f = &c->m->config;
-    int64_t q = seqpar__llama_part(c->layer, SEQPAR__Q), k = q + 1, v = q + 2, o = q + 3;
-    int64_t norm = seqpar__llama_part(c->layer, SEQPAR__NORM1);
-    seqpar_attn_io io = seqpar__attention_io(c);
+    int64_t q = seqpar__llama_part(c->layer, SEQPAR__LLAMA_Q), k = q + 1, v = q + 2, o = q + 3;
+    int64_t norm = seqpar__llama_part(c->layer, SEQPAR__LLAMA_NORM1);
+    seqpar_attn_io io = seqpar__llama_attention_io(c);
     void *n = c->b->n.data;
-    SEQPAR__TRY(seqpar__linear_grad(c, g->dx.data, c->out, o));
-    SEQPAR__TRY(seqpar__linear(c, g->dout.data, g->dx.data, o, 1, 0));
+    SEQPAR__LLAMA_TRY(seqpar__llama_linear_grad(c, g->dx.data, c->out, o));
+    SEQPAR__LLAMA_TRY(seqpar__llama_linear(c, g->dout.data, g->dx.data, o, 1, 0));
     io.dout = g->dout.data;
     io.dq = g->dq.data;
     io.dk = g->dk.data;
     io.dv = g->dv.data;
-    SEQPAR__TRY(seqpar_attn_backward(c->ctx, c->b->attn, &io));
-    SEQPAR__TRY(seqpar__rotate(c, g->dq.data, f->heads, 1));
-    SEQPAR__TRY(seqpar__rotate(c, g->dk.data, f->kv_heads, 1));
-    SEQPAR__TRY(seqpar__norm(c, n, c->x, NULL, norm));
-    SEQPAR__TRY(seqpar__linear_grad(c, g->dq.data, n, q));
-    SEQPAR__TRY(seqpar__linear_grad(c, g->dk.data, n, k));
-    SEQPAR__TRY(seqpar__linear_grad(c, g->dv.data, n, v));
-    SEQPAR__TRY(seqpar__linear(c, g->dn.data, g->dq.data, q, 1, 0));
-    SEQPAR__TRY(seqpar__linear(c, g->dn.data, g->dk.data, k, 1, 1));
-    SEQPAR__TRY(seqpar__linear(c, g->dn.data, g->dv.data, v, 1, 1));
-    return seqpar__norm_grad(c, g->dx.data, g->dn.data, c->x, c->rstd1, norm);
+    SEQPAR__LLAMA_TRY(seqpar_attn_backward(c->ctx, c->b->attn, &io));
+    SEQPAR__LLAMA_TRY(seqpar__llama_rotate(c, g->dq.data, f->heads, 1));
+    SEQPAR__LLAMA_TRY(seqpar__llama_rotate(c, g->dk.data, f->kv_heads, 1));
+    SEQPAR__LLAMA_TRY(seqpar__llama_norm(c, n, c->x, NULL, norm));
+    SEQPAR__LLAMA_TRY(seqpar__llama_linear_grad(c, g->dq.data, n, q));
+    SEQPAR__LLAMA_TRY(seqpar__llama_linear_grad(c, g->dk.data, n, k));
+    SEQPAR__LLAMA_TRY(seqpar__llama_linear_grad(c, g->dv.data, n, v));
+    SEQPAR__LLAMA_TRY(seqpar__llama_linear(c, g->dn.data, g->dq.data, q, 1, 0));
+    SEQPAR__LLAMA_TRY(seqpar__llama_linear(c, g->dn.data, g->dk.data, k, 1, 1));
+    SEQPAR__LLAMA_TRY(seqpar__llama_linear(c, g->dn.data, g->dv.data, v, 1, 1));
+    return seqpar__llama_norm_grad(c, g->dx.data, g->dn.data, c->x, c->rstd1, norm);
 }
 
 /* ---- >>model  the whole of it ---- */
 
-static seqpar__layer_call seqpar__call(seqpar_ctx *ctx, const seqpar_llama *m,
-                                       seqpar_llama_batch *b) {
-    seqpar__layer_call c;
+static seqpar__llama_layer_call seqpar__llama_call(seqpar_ctx *ctx, const seqpar_llama *m,
+                                                   seqpar_llama_batch *b) {
+    seqpar__llama_layer_call c;
     memset(&c, 0, sizeof c);
     c.ctx = ctx;
     c.dev = ctx->device;
@@ -777,11 +846,11 @@ static seqpar__layer_call seqpar__call(seqpar_ctx *ctx, const seqpar_llama *m,
 }
 
 /* x (rows, hidden) = the rows `ids` of a table of such rows */
-static seqpar_status seqpar__take_rows(const seqpar__layer_call *c, void *x, void *table,
-                                       const int32_t *ids, int64_t rows) {
+static seqpar_status seqpar__llama_take_rows(const seqpar__llama_layer_call *c, void *x,
+                                             void *table, const int32_t *ids, int64_t rows) {
     seqpar_embedding_args e;
-    e.x = seqpar__mat(x, c->m->config.hidden);
-    e.table = seqpar__mat(table, c->m->config.hidden);
+    e.x = seqpar__llama_mat(x, c->m->config.hidden);
+    e.table = seqpar__llama_mat(table, c->m->config.hidden);
     e.ids = ids;
     e.rows = rows;
     e.width = c->m->config.hidden;
@@ -789,17 +858,17 @@ static seqpar_status seqpar__take_rows(const seqpar__layer_call *c, void *x, voi
 }
 
 /* From ids to the last layer's output in batch->x */
-static seqpar_status seqpar__llama_layers(seqpar__layer_call *c, int keep) {
-    SEQPAR__TRY(seqpar__take_rows(c, c->b->x.data, seqpar__llama_param(c->ctx, c->m, 0),
-                                  c->b->ids, c->b->tokens));
+static seqpar_status seqpar__llama_layers(seqpar__llama_layer_call *c, int keep) {
+    SEQPAR__LLAMA_TRY(seqpar__llama_take_rows(
+        c, c->b->x.data, seqpar__llama_param(c->ctx, c->m, 0), c->b->ids, c->b->tokens));
     for (c->layer = 0; c->layer < c->m->config.layers; c->layer++)
-        SEQPAR__TRY(seqpar__layer_forward(c, keep));
+        SEQPAR__LLAMA_TRY(seqpar__llama_layer_forward(c, keep));
     return SEQPAR_OK;
 }
 
 /* Buffers have the sizes of the model that the batch was opened for. */
-static seqpar_status seqpar__check_model(seqpar_error *error, const seqpar_llama *m,
-                                         const seqpar_llama_batch *b) {
+static seqpar_status seqpar__llama_check_model(seqpar_error *error, const seqpar_llama *m,
+                                               const seqpar_llama_batch *b) {
     const seqpar_llama_config *x = &m->config, *y = &b->config;
     if (x->layers == y->layers && x->hidden == y->hidden && x->heads == y->heads &&
         x->kv_heads == y->kv_heads && x->head_dim == y->head_dim &&
@@ -815,19 +884,19 @@ static seqpar_status seqpar__check_model(seqpar_error *error, const seqpar_llama
 
 SEQPAR_DEF seqpar_status seqpar_llama_forward(seqpar_ctx *ctx, seqpar_llama *m,
                                               seqpar_llama_batch *b, int keep) {
-    seqpar__layer_call c = seqpar__call(ctx, m, b);
-    SEQPAR__TRY(seqpar__check_model(ctx->error, m, b));
+    seqpar__llama_layer_call c = seqpar__llama_call(ctx, m, b);
+    SEQPAR__LLAMA_TRY(seqpar__llama_check_model(ctx->error, m, b));
     b->has = 0;
-    SEQPAR__TRY(seqpar__llama_layers(&c, keep));
-    SEQPAR__TRY(
-        seqpar__norm(&c, b->hidden.data, b->x.data, b->rstd.data, seqpar__llama_final_norm(m)));
+    SEQPAR__LLAMA_TRY(seqpar__llama_layers(&c, keep));
+    SEQPAR__LLAMA_TRY(seqpar__llama_norm(&c, b->hidden.data, b->x.data, b->rstd.data,
+                                         seqpar__llama_final_norm(m)));
     b->has = keep ? 2 : 1;
     return SEQPAR_OK;
 }
 
-static seqpar_status seqpar__check_forward(seqpar_error *error, const seqpar_llama *m,
-                                           const seqpar_llama_batch *b) {
-    SEQPAR__TRY(seqpar__check_model(error, m, b));
+static seqpar_status seqpar__llama_check_forward(seqpar_error *error, const seqpar_llama *m,
+                                                 const seqpar_llama_batch *b) {
+    SEQPAR__LLAMA_TRY(seqpar__llama_check_model(error, m, b));
     return b->has
                ? SEQPAR_OK
                : seqpar_fail(error, SEQPAR_ERR_STEP,
@@ -857,7 +926,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_values(seqpar_ctx *ctx, seqpar_llama *m,
                                              seqpar_llama_batch *b) {
     seqpar_vocab_values values = seqpar__llama_vocab_values(b);
     seqpar_vocab_desc desc = seqpar__llama_vocab_desc(m, b);
-    SEQPAR__TRY(seqpar__check_forward(ctx->error, m, b));
+    SEQPAR__LLAMA_TRY(seqpar__llama_check_forward(ctx->error, m, b));
     /* one row of a table */
     if (m->config.score) return seqpar_llama_logits(ctx, m, b, b->score.data);
     return seqpar_vocab_forward(ctx, &values, b->hidden.data,
@@ -867,18 +936,19 @@ SEQPAR_DEF seqpar_status seqpar_llama_values(seqpar_ctx *ctx, seqpar_llama *m,
 
 SEQPAR_DEF seqpar_status seqpar_llama_logits(seqpar_ctx *ctx, seqpar_llama *m,
                                              seqpar_llama_batch *b, void *logits) {
-    seqpar__layer_call c = seqpar__call(ctx, m, b);
-    SEQPAR__TRY(seqpar__check_forward(ctx->error, m, b));
-    return seqpar__linear(&c, logits, b->hidden.data, seqpar__llama_head(m), 0, 0);
+    seqpar__llama_layer_call c = seqpar__llama_call(ctx, m, b);
+    SEQPAR__LLAMA_TRY(seqpar__llama_check_forward(ctx->error, m, b));
+    return seqpar__llama_linear(&c, logits, b->hidden.data, seqpar__llama_head(m), 0, 0);
 }
 
-static seqpar_status seqpar__nodes_new(seqpar__layer_call *c, const seqpar_optim *optim,
-                                       int64_t group, int64_t places, seqpar_buffer *nodes) {
+static seqpar_status seqpar__llama_nodes_new(seqpar__llama_layer_call *c,
+                                             const seqpar_optim *optim, int64_t group,
+                                             int64_t places, seqpar_buffer *nodes) {
     const seqpar_tensor *last = &c->m->tensors[optim->group_tensor[group + 1] - 1];
     c->group = group;
     c->group_begin = c->m->tensors[optim->group_tensor[group]].offset;
     c->node_stride = last->offset + last->rows * last->cols - c->group_begin;
-    SEQPAR__TRY(seqpar_buffer_new(
+    SEQPAR__LLAMA_TRY(seqpar_buffer_new(
         c->ctx, nodes, places * c->node_stride * seqpar_dtype_bytes(c->dev->accumulator),
         SEQPAR_MEM_GRADIENTS));
     c->nodes = nodes->data;
@@ -886,8 +956,9 @@ static seqpar_status seqpar__nodes_new(seqpar__layer_call *c, const seqpar_optim
 }
 
 /* To their owners; then they go. */
-static seqpar_status seqpar__nodes_send(const seqpar__layer_call *c, seqpar_optim *optim,
-                                        int64_t micro, int source, seqpar_buffer *nodes) {
+static seqpar_status seqpar__llama_nodes_send(const seqpar__llama_layer_call *c,
+                                              seqpar_optim *optim, int64_t micro, int source,
+                                              seqpar_buffer *nodes) {
     seqpar_step_nodes n;
     seqpar_status status;
     n.nodes = nodes->data;
@@ -902,16 +973,19 @@ static seqpar_status seqpar__nodes_send(const seqpar__layer_call *c, seqpar_opti
 }
 
 /* dn (tokens, hidden) becomes dscore w */
-static seqpar_status seqpar__llama_score_backward(const seqpar__layer_call *c, int64_t head,
-                                                  const seqpar_vocab_seeds *seeds, void *dn) {
-    SEQPAR__TRY(seqpar__linear_grad(c, (void *)seeds->dlogp, c->b->hidden.data, head));
-    return seqpar__linear(c, dn, (void *)seeds->dlogp, head, 1, 0);
+static seqpar_status seqpar__llama_score_backward(const seqpar__llama_layer_call *c,
+                                                  int64_t head, const seqpar_vocab_seeds *seeds,
+                                                  void *dn) {
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_linear_grad(c, (void *)seeds->dlogp, c->b->hidden.data, head));
+    return seqpar__llama_linear(c, dn, (void *)seeds->dlogp, head, 1, 0);
 }
 
 /* dx (tokens, hidden) becomes the gradient of the last layer's output */
-static seqpar_status seqpar__llama_head_backward(seqpar__layer_call *c, seqpar_optim *optim,
-                                                 int64_t micro, const seqpar_vocab_seeds *seeds,
-                                                 void *dx, void *dn) {
+static seqpar_status seqpar__llama_head_backward(seqpar__llama_layer_call *c,
+                                                 seqpar_optim *optim, int64_t micro,
+                                                 const seqpar_vocab_seeds *seeds, void *dx,
+                                                 void *dn) {
     const seqpar_llama *m = c->m;
     seqpar_vocab_values values = seqpar__llama_vocab_values(c->b);
     seqpar_vocab_desc desc = seqpar__llama_vocab_desc(m, c->b);
@@ -920,90 +994,91 @@ static seqpar_status seqpar__llama_head_backward(seqpar__layer_call *c, seqpar_o
     seqpar_buffer nodes;
     seqpar_status status;
     memset(&nodes, 0, sizeof nodes);
-    status = seqpar__nodes_new(c, optim, group,
-                               m->config.score
-                                   ? c->fold->node_count
-                                   : seqpar_vocab_places(c->b->share, c->fold, &desc),
-                               &nodes);
+    status = seqpar__llama_nodes_new(c, optim, group,
+                                     m->config.score
+                                         ? c->fold->node_count
+                                         : seqpar_vocab_places(c->b->share, c->fold, &desc),
+                                     &nodes);
     if (!status && m->config.score)
         status = seqpar__llama_score_backward(c, head, seeds, dn);
     else if (!status)
         status = seqpar_vocab_backward(
             c->ctx, dn,
-            seqpar__at(nodes.data, m->tensors[head].offset - c->group_begin,
-                       c->dev->accumulator),
+            seqpar__llama_at(nodes.data, m->tensors[head].offset - c->group_begin,
+                             c->dev->accumulator),
             c->node_stride, &values, seeds, c->b->hidden.data,
             seqpar__llama_param(c->ctx, m, head), c->b->targets, c->b->share, c->fold, &desc);
     if (!status && m->config.tied && !m->config.score) {
-        status = seqpar__nodes_send(c, optim, micro, 1, &nodes);
-        if (!status) status = seqpar__nodes_new(c, optim, last, c->fold->node_count, &nodes);
+        status = seqpar__llama_nodes_send(c, optim, micro, 1, &nodes);
+        if (!status)
+            status = seqpar__llama_nodes_new(c, optim, last, c->fold->node_count, &nodes);
     }
-    c->dev->zero(c->dev, dx, seqpar__hidden_bytes(c), c->ctx->queue);
+    c->dev->zero(c->dev, dx, seqpar__llama_hidden_bytes(c), c->ctx->queue);
     if (!status)
-        status = seqpar__norm_grad(c, dx, dn, c->b->x.data, c->b->rstd.data,
-                                   seqpar__llama_final_norm(m));
-    if (!status) status = seqpar__nodes_send(c, optim, micro, 0, &nodes);
+        status = seqpar__llama_norm_grad(c, dx, dn, c->b->x.data, c->b->rstd.data,
+                                         seqpar__llama_final_norm(m));
+    if (!status) status = seqpar__llama_nodes_send(c, optim, micro, 0, &nodes);
     seqpar_buffer_free(c->ctx, &nodes);
     return status;
 }
 
-static seqpar_status seqpar__llama_layer_backward(seqpar__layer_call *c, seqpar_optim *optim,
-                                                  int64_t micro,
-                                                  const seqpar__layer_gradients *g) {
+static seqpar_status seqpar__llama_layer_backward(seqpar__llama_layer_call *c,
+                                                  seqpar_optim *optim, int64_t micro,
+                                                  const seqpar__llama_layer_gradients *g) {
     seqpar_buffer nodes;
     seqpar_status status;
     memset(&nodes, 0, sizeof nodes);
-    SEQPAR__TRY(seqpar__layer_call_open(c, 1));
-    if (c->b->run.recompute) SEQPAR__TRY(seqpar__layer_inner(c, 0));
-    status = seqpar__nodes_new(c, optim, c->layer + 1, c->fold->node_count, &nodes);
-    if (!status) status = seqpar__mlp_backward(c, g->dx.data, g->dn.data);
-    if (!status) status = seqpar__attention_backward(c, g);
-    if (!status) status = seqpar__nodes_send(c, optim, micro, 0, &nodes);
+    SEQPAR__LLAMA_TRY(seqpar__llama_layer_call_open(c, 1));
+    if (c->b->run.recompute) SEQPAR__LLAMA_TRY(seqpar__llama_layer_inner(c, 0));
+    status = seqpar__llama_nodes_new(c, optim, c->layer + 1, c->fold->node_count, &nodes);
+    if (!status) status = seqpar__llama_mlp_backward(c, g->dx.data, g->dn.data);
+    if (!status) status = seqpar__llama_attention_backward(c, g);
+    if (!status) status = seqpar__llama_nodes_send(c, optim, micro, 0, &nodes);
     seqpar_buffer_free(c->ctx, &nodes);
     seqpar__llama_free_layer(c->ctx, &c->b->layers[c->layer]); /* its activations are spent */
     return status;
 }
 
-static seqpar_status seqpar__llama_embedding_backward(seqpar__layer_call *c,
+static seqpar_status seqpar__llama_embedding_backward(seqpar__llama_layer_call *c,
                                                       seqpar_optim *optim, int64_t micro,
                                                       void *dx) {
     seqpar_embedding_grad_args a;
     seqpar_buffer nodes;
     seqpar_status status;
     memset(&nodes, 0, sizeof nodes);
-    status = seqpar__nodes_new(c, optim, 0, c->fold->node_count, &nodes);
-    a.fold = seqpar__token_run(c, 0);
+    status = seqpar__llama_nodes_new(c, optim, 0, c->fold->node_count, &nodes);
+    a.fold = seqpar__llama_token_run(c, 0);
     a.leaves = c->b->share->pieces;
-    a.dx = seqpar__mat(dx, c->m->config.hidden);
+    a.dx = seqpar__llama_mat(dx, c->m->config.hidden);
     a.ids = c->b->ids;
     a.vocab = c->m->config.vocab;
     a.width = c->m->config.hidden;
     if (!status) status = c->dev->embedding_grad(c->dev, &a, c->ctx->queue);
-    if (!status) status = seqpar__nodes_send(c, optim, micro, 0, &nodes);
+    if (!status) status = seqpar__llama_nodes_send(c, optim, micro, 0, &nodes);
     seqpar_buffer_free(c->ctx, &nodes);
     return status;
 }
 
-static seqpar_status seqpar__layer_gradients_new(const seqpar__layer_call *c,
-                                                 seqpar__layer_gradients *g) {
+static seqpar_status seqpar__llama_layer_gradients_new(const seqpar__llama_layer_call *c,
+                                                       seqpar__llama_layer_gradients *g) {
     const seqpar_llama_config *f = &c->m->config;
     int64_t row = c->b->tokens * seqpar_dtype_bytes(c->dev->storage);
     int64_t wide = f->heads * f->head_dim, narrow = f->kv_heads * f->head_dim;
     memset(g, 0, sizeof *g);
-    SEQPAR__TRY(seqpar_buffer_new(c->ctx, &g->dx, row * f->hidden, SEQPAR_MEM_SCRATCH));
-    SEQPAR__TRY(seqpar_buffer_new(c->ctx, &g->dn, row * f->hidden, SEQPAR_MEM_SCRATCH));
-    SEQPAR__TRY(seqpar_buffer_new(c->ctx, &g->dq, row * wide, SEQPAR_MEM_SCRATCH));
-    SEQPAR__TRY(seqpar_buffer_new(c->ctx, &g->dout, row * wide, SEQPAR_MEM_SCRATCH));
-    SEQPAR__TRY(seqpar_buffer_new(c->ctx, &g->dk, row * narrow, SEQPAR_MEM_SCRATCH));
+    SEQPAR__LLAMA_TRY(seqpar_buffer_new(c->ctx, &g->dx, row * f->hidden, SEQPAR_MEM_SCRATCH));
+    SEQPAR__LLAMA_TRY(seqpar_buffer_new(c->ctx, &g->dn, row * f->hidden, SEQPAR_MEM_SCRATCH));
+    SEQPAR__LLAMA_TRY(seqpar_buffer_new(c->ctx, &g->dq, row * wide, SEQPAR_MEM_SCRATCH));
+    SEQPAR__LLAMA_TRY(seqpar_buffer_new(c->ctx, &g->dout, row * wide, SEQPAR_MEM_SCRATCH));
+    SEQPAR__LLAMA_TRY(seqpar_buffer_new(c->ctx, &g->dk, row * narrow, SEQPAR_MEM_SCRATCH));
     return seqpar_buffer_new(c->ctx, &g->dv, row * narrow, SEQPAR_MEM_SCRATCH);
 }
 
 /* Before anything is sent: a batch that forward has been through and kept, and an optimizer
    of this model's tensors. */
-static seqpar_status seqpar__check_backward(seqpar_error *error, const seqpar_llama *m,
-                                            const seqpar_llama_batch *b,
-                                            const seqpar_optim *optim) {
-    SEQPAR__TRY(seqpar__check_model(error, m, b));
+static seqpar_status seqpar__llama_check_backward(seqpar_error *error, const seqpar_llama *m,
+                                                  const seqpar_llama_batch *b,
+                                                  const seqpar_optim *optim) {
+    SEQPAR__LLAMA_TRY(seqpar__llama_check_model(error, m, b));
     if (b->has < 2)
         return seqpar_fail(error, SEQPAR_ERR_STEP,
                            "the batch holds nothing for a backward pass; call "
@@ -1020,14 +1095,14 @@ static seqpar_status seqpar__check_backward(seqpar_error *error, const seqpar_ll
 SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *m,
                                                seqpar_llama_batch *b, seqpar_optim *optim,
                                                int64_t micro, const seqpar_vocab_seeds *seeds) {
-    seqpar__layer_call c = seqpar__call(ctx, m, b);
-    seqpar__layer_gradients g;
+    seqpar__llama_layer_call c = seqpar__llama_call(ctx, m, b);
+    seqpar__llama_layer_gradients g;
     seqpar_buffer *all = &g.dx;
     seqpar_status status;
-    SEQPAR__TRY(seqpar__check_backward(ctx->error, m, b, optim));
-    SEQPAR__TRY(seqpar_step_fold(ctx, optim, &c.fold, b->share, micro));
+    SEQPAR__LLAMA_TRY(seqpar__llama_check_backward(ctx->error, m, b, optim));
+    SEQPAR__LLAMA_TRY(seqpar_step_fold(ctx, optim, &c.fold, b->share, micro));
     b->has = 1; /* what was kept is spent */
-    status = seqpar__layer_gradients_new(&c, &g);
+    status = seqpar__llama_layer_gradients_new(&c, &g);
     if (!status)
         status = seqpar__llama_head_backward(&c, optim, micro, seeds, g.dx.data, g.dn.data);
     for (c.layer = m->config.layers - 1; !status && c.layer >= 0; c.layer--)
@@ -1045,25 +1120,25 @@ SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *m,
    of one kv head are then the queries of one task, for one token; a prompt attends to the
    keys of its own step. */
 
-#define SEQPAR__PROMPT_QUERIES 128 /* of an attention task */
-#define SEQPAR__PROMPT_ROWS    512 /* of prompts in one step, unless one alone is longer */
+#define SEQPAR__LLAMA_PROMPT_QUERIES 128 /* of an attention task */
+#define SEQPAR__LLAMA_PROMPT_ROWS    512 /* of prompts in one step, unless one alone is longer */
 
 /* tasks: queries with the keys before them, one block each */
-typedef struct seqpar__attn_list {
+typedef struct seqpar__llama_attn_list {
     seqpar_piece *pieces;
     seqpar_attn_keys *keys;
     seqpar_attn_task *tasks;
     seqpar_fold_op *program;
     int32_t *begin, *end;
     int64_t count;
-} seqpar__attn_list;
+} seqpar__llama_attn_list;
 
 /* prompt -1: free; rows of this step, from `first` on */
-typedef struct seqpar__slot {
+typedef struct seqpar__llama_slot {
     int64_t prompt, fed, first, rows;
-} seqpar__slot;
+} seqpar__llama_slot;
 
-typedef struct seqpar__sampler {
+typedef struct seqpar__llama_sampler {
     seqpar_ctx *ctx;
     seqpar_llama *m;
     const seqpar_llama_sample_desc *d;
@@ -1071,25 +1146,27 @@ typedef struct seqpar__sampler {
     seqpar_llama_text *texts;
     int64_t count, next;               /* prompts, and how many have begun */
     int64_t slots, capacity, rows_max; /* texts at a time, tokens of one, tokens of a step */
-    seqpar__slot *slot;
+    seqpar__llama_slot *slot;
     int64_t *live, live_count; /* slots of this step, and */
     int32_t *last;             /* the row of each one's last token */
     seqpar_llama_batch b;
     seqpar_buffer keys, values, logits; /* logits (slots, vocab) */
-    seqpar__attn_list prompt_tasks, token_tasks;
+    seqpar__llama_attn_list prompt_tasks, token_tasks;
     double *u;       /* of each one's next token, and */
     int32_t *chosen; /* that token */
-} seqpar__sampler;
+} seqpar__llama_sampler;
 
 /* How many tokens may follow a prompt. */
-static int64_t seqpar__sample_room(const seqpar_llama_sample_desc *d,
-                                   const seqpar_llama_prompt *p) {
-    return d->max_tokens ? SEQPAR__MIN(d->max_new_tokens, d->max_tokens - p->tokens)
+static int64_t seqpar__llama_sample_room(const seqpar_llama_sample_desc *d,
+                                         const seqpar_llama_prompt *p) {
+    return d->max_tokens ? SEQPAR__LLAMA_MIN(d->max_new_tokens, d->max_tokens - p->tokens)
                          : d->max_new_tokens;
 }
 
-static seqpar_status seqpar__check_sample(seqpar_error *error, const seqpar_llama_config *c,
-                                          const seqpar_llama_sample_desc *d, int64_t count) {
+static seqpar_status seqpar__llama_check_sample(seqpar_error *error,
+                                                const seqpar_llama_config *c,
+                                                const seqpar_llama_sample_desc *d,
+                                                int64_t count) {
     if (c->score)
         return seqpar_fail(
             error, SEQPAR_ERR_OPTION,
@@ -1126,24 +1203,25 @@ static seqpar_status seqpar__check_sample(seqpar_error *error, const seqpar_llam
     return SEQPAR_OK;
 }
 
-static seqpar_status seqpar__check_prompt(seqpar_error *error, const seqpar_llama_config *c,
-                                          const seqpar_llama_sample_desc *d,
-                                          const seqpar_llama_prompt *p, int64_t n) {
+static seqpar_status seqpar__llama_check_prompt(seqpar_error *error,
+                                                const seqpar_llama_config *c,
+                                                const seqpar_llama_sample_desc *d,
+                                                const seqpar_llama_prompt *p, int64_t n) {
     if (p->tokens <= 0 || !p->ids)
         return seqpar_fail(error, SEQPAR_ERR_DOCUMENT_TOKENS,
                            "prompt %lld has %lld tokens%s; give at least one, the "
                            "beginning-of-text id for text out of nothing",
                            (long long)n, (long long)p->tokens, p->ids ? "" : " at NULL");
-    if (seqpar__sample_room(d, p) <= 0)
+    if (seqpar__llama_sample_room(d, p) <= 0)
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
                            "prompt %lld has %lld tokens and max_tokens is %lld; shorten it, "
                            "one token must have room",
                            (long long)n, (long long)p->tokens, (long long)d->max_tokens);
-    if (p->tokens > INT32_MAX - seqpar__sample_room(d, p))
+    if (p->tokens > INT32_MAX - seqpar__llama_sample_room(d, p))
         return seqpar_fail(
             error, SEQPAR_ERR_OPTION,
             "prompt %lld has %lld tokens and %lld may follow; positions end at %d",
-            (long long)n, (long long)p->tokens, (long long)seqpar__sample_room(d, p),
+            (long long)n, (long long)p->tokens, (long long)seqpar__llama_sample_room(d, p),
             INT32_MAX);
     for (int64_t i = 0; i < p->tokens; i++)
         if (p->ids[i] < 0 || p->ids[i] >= c->vocab)
@@ -1156,13 +1234,14 @@ static seqpar_status seqpar__check_prompt(seqpar_error *error, const seqpar_llam
 
 /* ---- attention over the cache ---- */
 
-static int seqpar__attn_list_new(seqpar__attn_list *l, int64_t tasks, int64_t queries) {
-    l->pieces = SEQPAR__NEW(seqpar_piece, tasks);
-    l->keys = SEQPAR__NEW(seqpar_attn_keys, tasks);
-    l->tasks = SEQPAR__NEW(seqpar_attn_task, tasks);
-    l->program = SEQPAR__NEW(seqpar_fold_op, 2 * tasks);
-    l->begin = SEQPAR__NEW(int32_t, queries);
-    l->end = SEQPAR__NEW(int32_t, queries);
+static int seqpar__llama_attn_list_new(seqpar__llama_attn_list *l, int64_t tasks,
+                                       int64_t queries) {
+    l->pieces = SEQPAR__LLAMA_NEW(seqpar_piece, tasks);
+    l->keys = SEQPAR__LLAMA_NEW(seqpar_attn_keys, tasks);
+    l->tasks = SEQPAR__LLAMA_NEW(seqpar_attn_task, tasks);
+    l->program = SEQPAR__LLAMA_NEW(seqpar_fold_op, 2 * tasks);
+    l->begin = SEQPAR__LLAMA_NEW(int32_t, queries);
+    l->end = SEQPAR__LLAMA_NEW(int32_t, queries);
     if (!l->pieces || !l->keys || !l->tasks || !l->program || !l->begin || !l->end) return 0;
     for (int64_t i = 0; i < tasks; i++) {
         l->tasks[i].piece = i;
@@ -1176,7 +1255,7 @@ static int seqpar__attn_list_new(seqpar__attn_list *l, int64_t tasks, int64_t qu
     return 1;
 }
 
-static void seqpar__attn_list_free(seqpar__attn_list *l) {
+static void seqpar__llama_attn_list_free(seqpar__llama_attn_list *l) {
     SEQPAR_FREE(l->pieces);
     SEQPAR_FREE(l->keys);
     SEQPAR_FREE(l->tasks);
@@ -1187,8 +1266,9 @@ static void seqpar__attn_list_free(seqpar__attn_list *l) {
 
 /* Queries local .. + count of one position, or of positions from `start` on, and the `keys`
    keys from row k_row on. */
-static void seqpar__attn_list_add(seqpar__attn_list *l, int64_t local, int64_t start,
-                                  int64_t count, int64_t k_row, int64_t keys) {
+static void seqpar__llama_attn_list_add(seqpar__llama_attn_list *l, int64_t local,
+                                        int64_t start, int64_t count, int64_t k_row,
+                                        int64_t keys) {
     l->pieces[l->count].local = local;
     l->pieces[l->count].start = start;
     l->pieces[l->count].count = count;
@@ -1197,18 +1277,19 @@ static void seqpar__attn_list_add(seqpar__attn_list *l, int64_t local, int64_t s
 }
 
 /* elements */
-static int64_t seqpar__cache_layer(const seqpar__sampler *s) {
+static int64_t seqpar__llama_cache_layer(const seqpar__llama_sampler *s) {
     return s->m->config.kv_heads * s->slots * s->capacity * s->m->config.head_dim;
 }
 
 /* The step's keys or values of one text to their places in the cache */
-static void seqpar__cache_append(const seqpar__layer_call *c, const seqpar__slot *slot,
-                                 const seqpar_buffer *cache, const void *from) {
-    const seqpar__sampler *s = c->sampler;
+static void seqpar__llama_cache_append(const seqpar__llama_layer_call *c,
+                                       const seqpar__llama_slot *slot,
+                                       const seqpar_buffer *cache, const void *from) {
+    const seqpar__llama_sampler *s = c->sampler;
     int64_t d = c->m->config.head_dim, kv_heads = c->m->config.kv_heads;
     int64_t size = seqpar_dtype_bytes(c->dev->storage);
     int64_t head = s->capacity * s->slots * d;
-    int64_t at = c->layer * seqpar__cache_layer(s) +
+    int64_t at = c->layer * seqpar__llama_cache_layer(s) +
                  ((slot - s->slot) * s->capacity + slot->fed) * d;
     const char *rows = (const char *)from + slot->first * kv_heads * d * size;
     char *to = (char *)cache->data + at * size;
@@ -1222,8 +1303,8 @@ static void seqpar__cache_append(const seqpar__layer_call *c, const seqpar__slot
                           kv_heads * d * size, d * size, slot->rows, c->ctx->queue);
 }
 
-static seqpar_attn_args seqpar__sampler_args(const seqpar__layer_call *c,
-                                             const seqpar__attn_list *l) {
+static seqpar_attn_args seqpar__llama_sampler_args(const seqpar__llama_layer_call *c,
+                                                   const seqpar__llama_attn_list *l) {
     const seqpar_llama_config *f = &c->m->config;
     seqpar_attn_args a;
     memset(&a, 0, sizeof a);
@@ -1247,26 +1328,26 @@ static seqpar_attn_args seqpar__sampler_args(const seqpar__layer_call *c,
     return a;
 }
 
-static seqpar_status seqpar__sampler_attend(const seqpar__layer_call *c) {
-    const seqpar__sampler *s = c->sampler;
-    int64_t cache = c->layer * seqpar__cache_layer(s);
-    seqpar_attn_args a = seqpar__sampler_args(c, &s->prompt_tasks);
+static seqpar_status seqpar__llama_sampler_attend(const seqpar__llama_layer_call *c) {
+    const seqpar__llama_sampler *s = c->sampler;
+    int64_t cache = c->layer * seqpar__llama_cache_layer(s);
+    seqpar_attn_args a = seqpar__llama_sampler_args(c, &s->prompt_tasks);
     for (int64_t i = 0; i < s->live_count; i++) {
-        seqpar__cache_append(c, &s->slot[s->live[i]], &s->keys, c->k);
-        seqpar__cache_append(c, &s->slot[s->live[i]], &s->values, c->v);
+        seqpar__llama_cache_append(c, &s->slot[s->live[i]], &s->keys, c->k);
+        seqpar__llama_cache_append(c, &s->slot[s->live[i]], &s->values, c->v);
     }
-    if (a.task_count) SEQPAR__TRY(c->dev->attn_forward(c->dev, &a, c->ctx->queue));
-    a = seqpar__sampler_args(c, &s->token_tasks);
+    if (a.task_count) SEQPAR__LLAMA_TRY(c->dev->attn_forward(c->dev, &a, c->ctx->queue));
+    a = seqpar__llama_sampler_args(c, &s->token_tasks);
     /* a head of a token is a query: all of one kv head are neighbours */
     a.q_tokens = a.task_count / a.kv_heads * a.heads;
     a.heads = a.kv_heads = a.head_count = 1;
-    a.k = seqpar__at(s->keys.data, cache, c->dev->storage);
-    a.v = seqpar__at(s->values.data, cache, c->dev->storage);
+    a.k = seqpar__llama_at(s->keys.data, cache, c->dev->storage);
+    a.v = seqpar__llama_at(s->values.data, cache, c->dev->storage);
     return a.task_count ? c->dev->attn_forward(c->dev, &a, c->ctx->queue) : SEQPAR_OK;
 }
 
 /* A token for every text of this step. */
-static seqpar_status seqpar__sample_tokens(seqpar__sampler *s) {
+static seqpar_status seqpar__llama_sample_tokens(seqpar__llama_sampler *s) {
     const seqpar_llama_sample_desc *d = s->d;
     int64_t vocab = s->m->config.vocab, i, prompt;
     seqpar_sample_args a;
@@ -1287,7 +1368,7 @@ static seqpar_status seqpar__sample_tokens(seqpar__sampler *s) {
     a.top_p = d->top_p;
     a.u = s->u;
     a.ids = s->chosen;
-    SEQPAR__TRY(s->ctx->device->sample(s->ctx->device, &a, s->ctx->queue));
+    SEQPAR__LLAMA_TRY(s->ctx->device->sample(s->ctx->device, &a, s->ctx->queue));
     for (i = 0; i < s->live_count && s->chosen[i] >= 0; i++) {
     }
     if (i == s->live_count) return SEQPAR_OK;
@@ -1305,14 +1386,14 @@ static seqpar_status seqpar__sample_tokens(seqpar__sampler *s) {
 /* ---- steps ---- */
 
 /* Free slots take the next prompts, as long as the step does not grow too long. */
-static seqpar_status seqpar__sample_admit(seqpar__sampler *s) {
+static seqpar_status seqpar__llama_sample_admit(seqpar__llama_sampler *s) {
     int64_t rows = 0;
     for (int64_t i = 0; i < s->slots; i++) rows += s->slot[i].prompt >= 0;
     for (int64_t i = 0; i < s->slots && s->next < s->count; i++) {
         const seqpar_llama_prompt *p = &s->prompts[s->next];
         if (s->slot[i].prompt >= 0 || rows + p->tokens > s->rows_max) continue;
-        s->texts[s->next].ids = SEQPAR__NEW(int32_t, seqpar__sample_room(s->d, p));
-        if (!s->texts[s->next].ids) return seqpar__no_memory(s->ctx->error, "a text");
+        s->texts[s->next].ids = SEQPAR__LLAMA_NEW(int32_t, seqpar__llama_sample_room(s->d, p));
+        if (!s->texts[s->next].ids) return seqpar__llama_no_memory(s->ctx->error, "a text");
         rows += p->tokens;
         s->slot[i].fed = 0;
         s->slot[i].prompt = s->next++;
@@ -1321,25 +1402,27 @@ static seqpar_status seqpar__sample_admit(seqpar__sampler *s) {
 }
 
 /* The attention tasks of a text: by queries where it is new, else by kv head */
-static void seqpar__sample_tasks(seqpar__sampler *s, const seqpar__slot *slot) {
+static void seqpar__llama_sample_tasks(seqpar__llama_sampler *s,
+                                       const seqpar__llama_slot *slot) {
     const seqpar_llama_config *f = &s->m->config;
     int64_t n, group = f->heads / f->kv_heads;
     for (int64_t i = 0; slot->fed == 0 && i < slot->rows; i += n) {
-        n = SEQPAR__MIN(SEQPAR__PROMPT_QUERIES, slot->rows - i);
-        seqpar__attn_list_add(&s->prompt_tasks, slot->first + i, i, n, slot->first, i + n);
+        n = SEQPAR__LLAMA_MIN(SEQPAR__LLAMA_PROMPT_QUERIES, slot->rows - i);
+        seqpar__llama_attn_list_add(&s->prompt_tasks, slot->first + i, i, n, slot->first,
+                                    i + n);
     }
     for (int64_t i = 0; i < slot->rows; i++)
         s->prompt_tasks.end[slot->first + i] = (int32_t)(slot->fed + i + 1);
     for (int64_t i = 0; slot->fed > 0 && i < f->heads; i++)
         s->token_tasks.end[slot->first * f->heads + i] = (int32_t)(slot->fed + 1);
     for (int64_t i = 0; slot->fed > 0 && i < f->kv_heads; i++)
-        seqpar__attn_list_add(&s->token_tasks, slot->first * f->heads + i * group, slot->fed,
-                              group, (i * s->slots + (slot - s->slot)) * s->capacity,
-                              slot->fed + 1);
+        seqpar__llama_attn_list_add(
+            &s->token_tasks, slot->first * f->heads + i * group, slot->fed, group,
+            (i * s->slots + (slot - s->slot)) * s->capacity, slot->fed + 1);
 }
 
 /* The rows of a text in this step */
-static void seqpar__sample_feed(seqpar__sampler *s, seqpar__slot *slot) {
+static void seqpar__llama_sample_feed(seqpar__llama_sampler *s, seqpar__llama_slot *slot) {
     const seqpar_llama_prompt *p = &s->prompts[slot->prompt];
     const seqpar_llama_text *text = &s->texts[slot->prompt];
     slot->first = s->b.tokens;
@@ -1350,50 +1433,52 @@ static void seqpar__sample_feed(seqpar__sampler *s, seqpar__slot *slot) {
     }
     s->last[s->live_count] = (int32_t)(s->b.tokens - 1);
     s->live[s->live_count++] = slot - s->slot;
-    seqpar__sample_tasks(s, slot);
+    seqpar__llama_sample_tasks(s, slot);
 }
 
 /* Texts that go on come first: rows of theirs are few, and so are the queries of their
    attention. */
-static void seqpar__sample_layout(seqpar__sampler *s) {
+static void seqpar__llama_sample_layout(seqpar__llama_sampler *s) {
     s->b.tokens = s->live_count = s->prompt_tasks.count = s->token_tasks.count = 0;
     for (int fresh = 0; fresh < 2; fresh++)
         for (int64_t i = 0; i < s->slots; i++)
             if (s->slot[i].prompt >= 0 && (s->slot[i].fed == 0) == fresh)
-                seqpar__sample_feed(s, &s->slot[i]);
+                seqpar__llama_sample_feed(s, &s->slot[i]);
 }
 
 /* Logits (live_count, vocab) after each text's last token */
-static seqpar_status seqpar__sample_forward(seqpar__sampler *s) {
-    seqpar__layer_call c = seqpar__call(s->ctx, s->m, &s->b);
+static seqpar_status seqpar__llama_sample_forward(seqpar__llama_sampler *s) {
+    seqpar__llama_layer_call c = seqpar__llama_call(s->ctx, s->m, &s->b);
     c.sampler = s;
-    SEQPAR__TRY(seqpar__llama_layers(&c, 0));
-    SEQPAR__TRY(seqpar__take_rows(&c, s->b.n.data, s->b.x.data, s->last, s->live_count));
+    SEQPAR__LLAMA_TRY(seqpar__llama_layers(&c, 0));
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_take_rows(&c, s->b.n.data, s->b.x.data, s->last, s->live_count));
     s->b.tokens = s->live_count;
-    SEQPAR__TRY(seqpar__norm(&c, s->b.hidden.data, s->b.n.data, s->b.rstd.data,
-                             seqpar__llama_final_norm(s->m)));
-    return seqpar__linear(&c, s->logits.data, s->b.hidden.data, seqpar__llama_head(s->m), 0, 0);
+    SEQPAR__LLAMA_TRY(seqpar__llama_norm(&c, s->b.hidden.data, s->b.n.data, s->b.rstd.data,
+                                         seqpar__llama_final_norm(s->m)));
+    return seqpar__llama_linear(&c, s->logits.data, s->b.hidden.data, seqpar__llama_head(s->m),
+                                0, 0);
 }
 
-static int seqpar__sample_stops(const seqpar_llama_sample_desc *d, int32_t id) {
+static int seqpar__llama_sample_stops(const seqpar_llama_sample_desc *d, int32_t id) {
     for (int64_t i = 0; i < d->stop_count; i++)
         if (d->stops[i] == id) return 1;
     return 0;
 }
 
-static seqpar_status seqpar__sample_step(seqpar__sampler *s) {
-    SEQPAR__TRY(seqpar__sample_admit(s));
-    seqpar__sample_layout(s);
-    SEQPAR__TRY(seqpar__sample_forward(s));
-    SEQPAR__TRY(seqpar__sample_tokens(s));
+static seqpar_status seqpar__llama_sample_step(seqpar__llama_sampler *s) {
+    SEQPAR__LLAMA_TRY(seqpar__llama_sample_admit(s));
+    seqpar__llama_sample_layout(s);
+    SEQPAR__LLAMA_TRY(seqpar__llama_sample_forward(s));
+    SEQPAR__LLAMA_TRY(seqpar__llama_sample_tokens(s));
     for (int64_t i = 0; i < s->live_count; i++) {
-        seqpar__slot *slot = &s->slot[s->live[i]];
+        seqpar__llama_slot *slot = &s->slot[s->live[i]];
         seqpar_llama_text *text = &s->texts[slot->prompt];
         text->ids[text->count++] = s->chosen[i];
-        text->stopped = seqpar__sample_stops(s->d, s->chosen[i]);
+        text->stopped = seqpar__llama_sample_stops(s->d, s->chosen[i]);
         slot->fed += slot->rows;
         if (text->stopped ||
-            text->count == seqpar__sample_room(s->d, &s->prompts[slot->prompt]))
+            text->count == seqpar__llama_sample_room(s->d, &s->prompts[slot->prompt]))
             slot->prompt = -1;
     }
     return SEQPAR_OK;
@@ -1401,72 +1486,76 @@ static seqpar_status seqpar__sample_step(seqpar__sampler *s) {
 
 /* ---- room for it all ---- */
 
-static void seqpar__sampler_sizes(seqpar__sampler *s) {
+static void seqpar__llama_sampler_sizes(seqpar__llama_sampler *s) {
     int64_t longest = 0;
-    s->slots = SEQPAR__MIN(s->d->batch ? s->d->batch : 16, s->count);
+    s->slots = SEQPAR__LLAMA_MIN(s->d->batch ? s->d->batch : 16, s->count);
     for (int64_t i = 0; i < s->count; i++) {
-        longest = SEQPAR__MAX(longest, s->prompts[i].tokens);
+        longest = SEQPAR__LLAMA_MAX(longest, s->prompts[i].tokens);
         /* the last is never fed */
-        s->capacity = SEQPAR__MAX(
-            s->capacity, s->prompts[i].tokens + seqpar__sample_room(s->d, &s->prompts[i]) - 1);
+        s->capacity = SEQPAR__LLAMA_MAX(
+            s->capacity,
+            s->prompts[i].tokens + seqpar__llama_sample_room(s->d, &s->prompts[i]) - 1);
     }
-    s->rows_max = SEQPAR__MAX(longest + s->slots,
-                              SEQPAR__MIN(SEQPAR__PROMPT_ROWS, longest * s->slots));
+    s->rows_max = SEQPAR__LLAMA_MAX(
+        longest + s->slots, SEQPAR__LLAMA_MIN(SEQPAR__LLAMA_PROMPT_ROWS, longest * s->slots));
 }
 
-static int seqpar__sampler_lists(seqpar__sampler *s) {
+static int seqpar__llama_sampler_lists(seqpar__llama_sampler *s) {
     const seqpar_llama_config *f = &s->m->config;
-    s->slot = SEQPAR__NEW(seqpar__slot, s->slots);
-    s->live = SEQPAR__NEW(int64_t, s->slots);
-    s->last = SEQPAR__NEW(int32_t, s->slots);
-    s->u = SEQPAR__NEW(double, s->slots);
-    s->chosen = SEQPAR__NEW(int32_t, s->slots);
-    s->b.ids = SEQPAR__NEW(int32_t, 2 * s->rows_max);
-    s->b.layers = SEQPAR__NEW(seqpar_llama_layer, f->layers);
+    s->slot = SEQPAR__LLAMA_NEW(seqpar__llama_slot, s->slots);
+    s->live = SEQPAR__LLAMA_NEW(int64_t, s->slots);
+    s->last = SEQPAR__LLAMA_NEW(int32_t, s->slots);
+    s->u = SEQPAR__LLAMA_NEW(double, s->slots);
+    s->chosen = SEQPAR__LLAMA_NEW(int32_t, s->slots);
+    s->b.ids = SEQPAR__LLAMA_NEW(int32_t, 2 * s->rows_max);
+    s->b.layers = SEQPAR__LLAMA_NEW(seqpar_llama_layer, f->layers);
     if (!s->slot || !s->live || !s->last || !s->u || !s->chosen || !s->b.ids || !s->b.layers)
         return 0;
     s->b.positions = s->b.ids + s->rows_max;
     for (int64_t i = 0; i < s->slots; i++) s->slot[i].prompt = -1;
-    return seqpar__attn_list_new(&s->prompt_tasks,
-                                 s->slots + s->rows_max / SEQPAR__PROMPT_QUERIES + 1,
-                                 s->rows_max) &&
-           seqpar__attn_list_new(&s->token_tasks, s->slots * f->kv_heads, s->slots * f->heads);
+    return seqpar__llama_attn_list_new(
+               &s->prompt_tasks, s->slots + s->rows_max / SEQPAR__LLAMA_PROMPT_QUERIES + 1,
+               s->rows_max) &&
+           seqpar__llama_attn_list_new(&s->token_tasks, s->slots * f->kv_heads,
+                                       s->slots * f->heads);
 }
 
-static seqpar_status seqpar__sampler_open(seqpar__sampler *s) {
+static seqpar_status seqpar__llama_sampler_open(seqpar__llama_sampler *s) {
     const seqpar_llama_config *f = &s->m->config;
     int64_t size = seqpar_dtype_bytes(s->ctx->device->storage), rows;
-    seqpar__layer_call c = seqpar__call(s->ctx, s->m, &s->b);
-    seqpar__sampler_sizes(s);
-    if (!seqpar__sampler_lists(s)) return seqpar__no_memory(s->ctx->error, "texts");
-    SEQPAR__TRY(seqpar__llama_rope_tables(s->ctx, s->m, s->capacity));
-    SEQPAR__TRY(seqpar_buffer_new(s->ctx, &s->keys, f->layers * seqpar__cache_layer(s) * size,
-                                  SEQPAR_MEM_ACTIVATIONS));
-    SEQPAR__TRY(seqpar_buffer_new(s->ctx, &s->values, s->keys.bytes, SEQPAR_MEM_ACTIVATIONS));
-    SEQPAR__TRY(
+    seqpar__llama_layer_call c = seqpar__llama_call(s->ctx, s->m, &s->b);
+    seqpar__llama_sampler_sizes(s);
+    if (!seqpar__llama_sampler_lists(s)) return seqpar__llama_no_memory(s->ctx->error, "texts");
+    SEQPAR__LLAMA_TRY(seqpar__llama_rope_tables(s->ctx, s->m, s->capacity));
+    SEQPAR__LLAMA_TRY(seqpar_buffer_new(s->ctx, &s->keys,
+                                        f->layers * seqpar__llama_cache_layer(s) * size,
+                                        SEQPAR_MEM_ACTIVATIONS));
+    SEQPAR__LLAMA_TRY(
+        seqpar_buffer_new(s->ctx, &s->values, s->keys.bytes, SEQPAR_MEM_ACTIVATIONS));
+    SEQPAR__LLAMA_TRY(
         seqpar_buffer_new(s->ctx, &s->logits, s->slots * f->vocab * size, SEQPAR_MEM_SCRATCH));
     rows = s->b.tokens = s->rows_max; /* whatever a step needs later */
-    SEQPAR__TRY(
+    SEQPAR__LLAMA_TRY(
         seqpar_buffer_new(s->ctx, &s->b.x, rows * f->hidden * size, SEQPAR_MEM_SCRATCH));
-    SEQPAR__TRY(
+    SEQPAR__LLAMA_TRY(
         seqpar_buffer_new(s->ctx, &s->b.n, rows * f->hidden * size, SEQPAR_MEM_SCRATCH));
-    SEQPAR__TRY(seqpar_buffer_new(s->ctx, &s->b.hidden, s->slots * f->hidden * size,
-                                  SEQPAR_MEM_SCRATCH));
-    SEQPAR__TRY(seqpar_buffer_new(s->ctx, &s->b.wide, rows * f->intermediate * size,
-                                  SEQPAR_MEM_SCRATCH));
-    SEQPAR__TRY(seqpar_buffer_new(s->ctx, &s->b.rstd,
-                                  rows * seqpar_dtype_bytes(s->ctx->device->accumulator),
-                                  SEQPAR_MEM_SCRATCH));
-    return seqpar__layer_call_open(&c, 0);
+    SEQPAR__LLAMA_TRY(seqpar_buffer_new(s->ctx, &s->b.hidden, s->slots * f->hidden * size,
+                                        SEQPAR_MEM_SCRATCH));
+    SEQPAR__LLAMA_TRY(seqpar_buffer_new(s->ctx, &s->b.wide, rows * f->intermediate * size,
+                                        SEQPAR_MEM_SCRATCH));
+    SEQPAR__LLAMA_TRY(seqpar_buffer_new(s->ctx, &s->b.rstd,
+                                        rows * seqpar_dtype_bytes(s->ctx->device->accumulator),
+                                        SEQPAR_MEM_SCRATCH));
+    return seqpar__llama_layer_call_open(&c, 0);
 }
 
-static void seqpar__sampler_close(seqpar__sampler *s) {
+static void seqpar__llama_sampler_close(seqpar__llama_sampler *s) {
     seqpar_buffer_free(s->ctx, &s->keys);
     seqpar_buffer_free(s->ctx, &s->values);
     seqpar_buffer_free(s->ctx, &s->logits);
     seqpar_llama_close_batch(s->ctx, s->m, &s->b);
-    seqpar__attn_list_free(&s->prompt_tasks);
-    seqpar__attn_list_free(&s->token_tasks);
+    seqpar__llama_attn_list_free(&s->prompt_tasks);
+    seqpar__llama_attn_list_free(&s->token_tasks);
     SEQPAR_FREE(s->slot);
     SEQPAR_FREE(s->live);
     SEQPAR_FREE(s->last);
@@ -1486,15 +1575,16 @@ SEQPAR_DEF seqpar_status seqpar_llama_generate(seqpar_ctx *ctx, seqpar_llama *m,
                                                const seqpar_llama_prompt *prompts,
                                                int64_t count,
                                                const seqpar_llama_sample_desc *d) {
-    seqpar__sampler s;
+    seqpar__llama_sampler s;
     seqpar_status status;
     int64_t growing = 1;
-    SEQPAR__TRY(seqpar__check_sample(ctx->error, &m->config, d, count));
+    SEQPAR__LLAMA_TRY(seqpar__llama_check_sample(ctx->error, &m->config, d, count));
     for (int64_t i = 0; i < count; i++) {
         memset(&texts[i], 0, sizeof *texts);
     }
     for (int64_t i = 0; i < count; i++)
-        SEQPAR__TRY(seqpar__check_prompt(ctx->error, &m->config, d, &prompts[i], i));
+        SEQPAR__LLAMA_TRY(
+            seqpar__llama_check_prompt(ctx->error, &m->config, d, &prompts[i], i));
     if (count == 0) return SEQPAR_OK;
     memset(&s, 0, sizeof s);
     s.ctx = ctx;
@@ -1503,13 +1593,13 @@ SEQPAR_DEF seqpar_status seqpar_llama_generate(seqpar_ctx *ctx, seqpar_llama *m,
     s.prompts = prompts;
     s.texts = texts;
     s.count = count;
-    status = seqpar__sampler_open(&s);
+    status = seqpar__llama_sampler_open(&s);
     while (!status && growing) {
-        status = seqpar__sample_step(&s);
+        status = seqpar__llama_sample_step(&s);
         growing = s.next < count;
         for (int64_t i = 0; i < s.slots; i++) growing |= s.slot[i].prompt >= 0;
     }
-    seqpar__sampler_close(&s);
+    seqpar__llama_sampler_close(&s);
     if (status) seqpar_llama_texts_free(texts, count);
     return status;
 }

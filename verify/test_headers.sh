@@ -73,13 +73,22 @@ for family in gcc clang; do
     if has ${!cc} && has ${!cxx}; then matrix $family ${!cc} ${!cxx}; else skip matrix_$family "${!cc} and ${!cxx} are not both installed"; fi
 done
 
-# ---- units: all functions static in two of them; the file reader apart from the core ----
+# ---- units: all functions static in two of them; the file reader and the model apart from the core ----
 for h in $headers; do
     x=$out/two_static_$h
     job static_twice_$h "gcc -std=c11 -DSEQPAR_STATIC $strict -c $out/static_$h.c -o $x.o && gcc -std=c11 -DSEQPAR_STATIC $strict -c $out/other_$h.c -o $x.other.o && gcc $x.o $x.other.o -o $x $link && $x && ! nm -g --defined-only $x.o | grep seqpar"
 done
 printf '#define SEQPAR_SAFETENSORS_IMPLEMENTATION\n#include "seqpar_safetensors.h"\n' >$out/apart.c
 job safetensors_apart "gcc -std=c11 $strict -c $out/apart.c -o $out/apart.o && gcc -std=c11 $strict $out/apart.o $out/impl_seqpar.c $out/main_seqpar_safetensors.c -o $out/apart $link && $out/apart"
+# The model in a unit of its own, in C and C++; before the core in the same unit; and refused where it would be useless.
+printf '#define SEQPAR_LLAMA_IMPLEMENTATION\n#include "seqpar_llama.h"\n#include "seqpar_llama.h"\n' >$out/apart_llama.c
+{ cat $out/apart_llama.c; printf '#define SEQPAR_IMPLEMENTATION\n#include "seqpar.h"\n'; } >$out/before_llama.c
+job llama_apart "gcc -std=c11 -pedantic $strict -c $out/apart_llama.c -o $out/apart_llama.o && gcc -std=c11 $strict $out/apart_llama.o $out/impl_seqpar.c $out/main_seqpar_llama.c -o $out/apart_llama $link && $out/apart_llama"
+job llama_apart_cxx17 "g++ -x c++ -std=c++17 -pedantic $strict -c $out/apart_llama.c -o $out/apart_llama17.o && g++ -x c++ -std=c++17 $strict $out/impl_seqpar.c $out/main_seqpar_llama.c -x none $out/apart_llama17.o -o $out/apart_llama17 $link && $out/apart_llama17"
+job llama_before "gcc -std=c11 $strict -c $out/before_llama.c -o $out/before_llama.o && gcc -std=c11 $strict $out/main_seqpar_llama.c $out/before_llama.o -o $out/before_llama $link && $out/before_llama"
+job llama_allocator "gcc -std=c11 $strict '-DSEQPAR_MALLOC(size)=own_malloc(size)' '-DSEQPAR_FREE(ptr)=own_free(ptr)' -include $out/own_malloc.h -c $out/apart_llama.c -o $out/own_malloc.o && nm -u $out/own_malloc.o | grep own_malloc && ! nm -u $out/own_malloc.o | grep -wE 'malloc|free'"
+job llama_static_alone "! gcc -std=c11 -DSEQPAR_STATIC -I. -c $out/apart_llama.c -o $out/static_alone.o && grep -q 'error.*SEQPAR_STATIC' $out/log/llama_static_alone.log"
+printf '#include <stddef.h>\nvoid *own_malloc(size_t size);\nvoid own_free(void *ptr);\n' >$out/own_malloc.h
 
 # ---- the NCCL transport with the real headers and library, where they are: NCCL answers to its version without a GPU ----
 cuda=${CUDA_HOME:-/usr/local/cuda}
@@ -125,7 +134,7 @@ if [ -f $cuda/include/nccl.h ] && [ -e $cuda/lib64/libnccl.so ]; then
 else skip nccl_headers "no nccl.h and libnccl.so under $cuda; set CUDA_HOME"; fi
 
 # ---- every declared function is defined, and no other name is public ----
-names_of() { sed '/Everything below is implementation/q; /_IMPLEMENTED)/q' $(ls $1.h verify/$1.h 2>/dev/null) | grep -oE '^SEQPAR_DEF [^(;]*\(' | sed -E 's/.*[ *](seqpar_[a-z0-9_]+)\($/\1/' | sort -u; }
+names_of() { sed '/Everything below is implementation/q; /_IMPLEMENTED)/q' $(ls $1.h verify/$1.h 2>/dev/null) | tr '\n' ' ' | grep -oE 'SEQPAR_DEF [^(;]*\(' | sed -nE 's/.*[ *](seqpar_[a-z0-9_]+)\($/\1/p' | sort -u; }
 cat >$out/impl_all.c <<'C'
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_CHECK_IMPLEMENTATION
@@ -152,6 +161,7 @@ job no_threads_symbols "gcc -std=c11 -I. -c $out/impl_seqpar.c -o $out/threads.o
 job no_threads_units "gcc -std=c11 -DSEQPAR_NO_THREADS $strict $out/main_seqpar_llama.c $out/impl_seqpar_llama.c -o $out/alone -lm && $out/alone"
 for flag in -ffast-math -Ofast; do
     job fast${flag}_refused "! gcc $flag -I. -c $out/impl_seqpar.c -o $out/fast$flag.o && grep -q 'error.*equal bits' $out/log/fast${flag}_refused.log"
+    job fast${flag}_refused_llama "! gcc $flag -I. -c $out/apart_llama.c -o $out/fast$flag.llama.o && grep -q 'error.*equal bits' $out/log/fast${flag}_refused_llama.log"
     job fast${flag}_prototypes "for h in $headers; do gcc $flag $strict -c $out/api_\$h.c -o $out/fast$flag.api.o || exit 1; done"
 done
 # linked so, every float of the program is flushed: said when a context is opened, not seen in the bits later
@@ -208,6 +218,8 @@ bits bits_gcc_O0 "gcc -std=gnu11 -O0 $machine"
 bits bits_gcc_O3 "gcc -std=gnu11 -O3 $machine"
 bits bits_gcc_O2_openmp "gcc -std=gnu11 -O2 -fopenmp $machine" 2
 bits bits_gcc_O2_no_threads "gcc -std=gnu11 -O2 -DSEQPAR_NO_THREADS $machine"
+grep -v '^#define' $out/model.c >$out/model_calls.c # three units: who calls, the core, the model
+job bits_gcc_O2_units "gcc -std=gnu11 -O2 $machine -I. -Iverify $out/model_calls.c $out/impl_seqpar.c $out/apart_llama.c -o $out/bits_gcc_O2_units -lm -lpthread && $out/bits_gcc_O2_units >$out/bits_gcc_O2_units.txt && cat $out/bits_gcc_O2_units.txt"
 bits bits_gcc_O2_contract_off "gcc -std=gnu11 -O2 -ffp-contract=off $machine" # gnu11 alone means fast
 if has clang; then bits bits_clang_O2 "clang -std=gnu11 -O2 $machine"; bits bits_clang_O3 "clang -std=gnu11 -O3 $machine"; fi
 # The products of these two have other vectors, so their fp32 bits are their own; test_attn must be green all the same.
@@ -243,6 +255,9 @@ sources() { git ls-files -co --exclude-standard 2>/dev/null || find . -type f -n
 tidy() { if [ -z "$2" ]; then ok $1; else fail $1 "$(echo "$2" | tr '\n' ' ' | cut -c1-250)"; fi; } # NAME WHAT-IS-WRONG
 tidy tidy_spdx "$(sources | grep -vE '^(\./)?LICENSE$' | while read -r f; do [ -f "$f" ] && grep -qI . "$f" && ! grep -q 'SPDX-License-Identifier' "$f" && echo "$f"; done)"
 tidy tidy_no_notes "$(grep -nwE 'T[O]DO|F[I]XME|X[X]X' ./*.h demos/*.* demos/trainer/*.* verify/*.* bench/*.* ci/*.* 2>/dev/null | head -n 3)"
+# What stands in a unit of its own uses the public names of seqpar.h alone, and its own private ones say whose they are.
+strangers() { grep -noE '\b(seqpar|SEQPAR)__[A-Za-z0-9_]+' $1.h | grep -viE ":seqpar__($2_|${1#seqpar_}_IMPLEMENTED$)" | sed "s/^/$1.h:/"; }
+tidy tidy_private_names "$(strangers seqpar_llama llama; strangers seqpar_safetensors st; strangers seqpar_nccl nccl)"
 # Part I, the subject, and part II, devices, share nothing private but what stands before both.
 private_in() { { grep -E '^(static|SEQPAR__)' "$1" | grep -oE 'seqpar__[a-z0-9_]+\('; grep -oE '^} seqpar__[a-z0-9_]+;' "$1"; } | grep -oE 'seqpar__[a-z0-9_]+' | sort -u; }
 awk -v out=$out '/^   >>plan /{ part = 1 } /You may stop here/{ part = 2 } { print >(out "/part_" part + 0) }' seqpar.h
