@@ -8086,12 +8086,6 @@ static void seqpar__fold_leaf(void *user, void *value, int64_t index, int extend
 SEQPAR__OP(seqpar__fold, fold,
            seqpar__columns_run(device, &a->fold, a, a->count, 4096, seqpar__fold_leaf))
 
-#ifdef __GNUC__
-#define SEQPAR__FETCH(p) __builtin_prefetch(p, 0, 2)
-#else
-#define SEQPAR__FETCH(p) ((void)(p))
-#endif
-
 /* ---- attention driver: one job is one (task, head); the kernels of a device do the arithmetic ---- */
 typedef struct seqpar__attn_job {
     seqpar_device *device;
@@ -8105,7 +8099,7 @@ typedef struct seqpar__attn_job {
     char *scratch; /* of the kernel, behind the stack; kept from leaf to leaf */
     int packed;    /* how many leaves have used it */
     int64_t flops;
-    /* what it or the next job will read, not yet fetched */
+    /* of a kernel that fetches ahead: what this or the next job will read */
     struct {
         const char *at;
         int64_t bytes, stride, rows;
@@ -8129,6 +8123,10 @@ typedef struct seqpar__attn_kernel {
     int extends; /* leaf can go on with a value; */
     /* with dq of so many keys, dk and dv of so many queries it adds one sum to it */
     int64_t single;
+    /* NULL, or: notes in the job what the next one reads and writes, whose machine this is;
+       next NULL: what the job itself loads */
+    void (*ahead)(seqpar__attn_job *job, const seqpar__attn_job *next,
+                  const seqpar__machine *machine);
 } seqpar__attn_kernel;
 
 /* elements of a value */
@@ -8179,62 +8177,6 @@ static void seqpar__attn_move(void *user, void *value, int64_t n, int to_store) 
     if (place != (char *)value)
         memcpy(to_store ? place : (char *)value, to_store ? (char *)value : place,
                (size_t)(count * size));
-}
-
-/* Between two calls of one rank others have run, and what they left in the cache is not what
-   this one reads. So a job names what it will combine with, what the next one packs and
-   where that one writes, and its kernel fetches some lines of that between its products: few
-   at a time, or it waits for them. */
-static void seqpar__ahead_add(seqpar__attn_job *j, const void *at, int64_t bytes,
-                              int64_t stride, int64_t rows) {
-    int n = j->ahead_count;
-    if (n == 8 || rows == 0) return;
-    j->ahead[n].at = (const char *)at;
-    j->ahead[n].bytes = bytes;
-    j->ahead[n].stride = stride;
-    j->ahead[n].rows = rows;
-    j->ahead_count++;
-}
-
-static void seqpar__ahead_fetch(seqpar__attn_job *j) {
-    int64_t lines = 0;
-    while (j->ahead_count && lines < 16) {
-        int n = j->ahead_count - 1;
-        for (int64_t b = 0; b < j->ahead[n].bytes; b += 64, lines++)
-            SEQPAR__FETCH(j->ahead[n].at + b);
-        j->ahead[n].at += j->ahead[n].stride;
-        if (--j->ahead[n].rows == 0) j->ahead_count--;
-    }
-}
-
-static void seqpar__ahead_next(seqpar__attn_job *j, const seqpar__attn_job *next) {
-    const seqpar_attn_args *a = next->args;
-    const seqpar_attn_keys *keys = &a->k_pieces[next->task->piece];
-    int64_t row = a->head_dim * (int64_t)sizeof(float);
-    if (j->kernel->kind == 2) {
-        seqpar__ahead_add(j,
-                          (const char *)a->v + (keys->v_row * a->head_count + next->head) * row,
-                          row, a->head_count * row, keys->count);
-        seqpar__ahead_add(j,
-                          (const char *)a->k + (keys->k_row * a->head_count + next->head) * row,
-                          row, a->head_count * row, keys->count);
-        return;
-    }
-    seqpar__ahead_add(j, (const char *)a->q + (next->local * a->heads + next->head) * row, row,
-                      a->heads * row, next->count);
-}
-
-/* A value that is kept, in one run */
-static void seqpar__ahead_value(seqpar__attn_job *j, const char *at, int64_t count) {
-    int64_t run = 1024;
-    seqpar__ahead_add(j, at, run, run,
-                      seqpar__attn_value(j, count) * (int64_t)sizeof(float) / run);
-}
-
-static void seqpar__ahead_loads(seqpar__attn_job *j) {
-    for (int64_t i = j->task->program_count - 1; i >= 0; i--)
-        if (j->task->program[i].op == SEQPAR_FOLD_LOAD)
-            seqpar__ahead_value(j, seqpar__attn_place(j, j->task->program[i].index), j->count);
 }
 
 static void seqpar__attn_finish(void *user, void *value) {
@@ -8330,29 +8272,20 @@ static void seqpar__attn_job_new(seqpar__attn_job *j, seqpar__machine *m,
     m->top = -1;
 }
 
-/* What the job after j reads, and where its values come into being: to write is to fetch,
-   too. */
-static void seqpar__ahead_job(seqpar__attn_job *j, const seqpar__attn_work *w,
-                              const seqpar_attn_args *a, const seqpar_attn_task *task,
-                              int64_t head, char *stack) {
-    seqpar__attn_job next;
-    seqpar__machine m;
-    seqpar__attn_job_new(&next, &m, w, a, task, head, stack);
-    for (int64_t i = task->program_count - 1; i >= 0; i--) {
-        const char *home = task->program[i].op == SEQPAR_FOLD_LEAF
-                               ? seqpar__machine_home(&m, task->program + i,
-                                                      task->program_count - i)
-                               : NULL;
-        if (home) seqpar__ahead_value(j, home, next.count);
-    }
-    seqpar__ahead_next(j, &next);
-}
-
 static void seqpar__attn_count(int64_t *total, int64_t flops) {
 #ifdef _OPENMP
 #pragma omp atomic
 #endif
     *total += flops;
+}
+
+static void seqpar__attn_ahead(seqpar__attn_job *j, const seqpar__attn_work *w,
+                               const seqpar_attn_args *a, const seqpar_attn_task *task,
+                               int64_t head, char *room) {
+    seqpar__attn_job next;
+    seqpar__machine m;
+    seqpar__attn_job_new(&next, &m, w, a, task, head, room);
+    w->kernel->ahead(j, &next, &m);
 }
 
 static void seqpar__attn_job_run(void *user, int64_t i, char *scratch) {
@@ -8362,10 +8295,10 @@ static void seqpar__attn_job_run(void *user, int64_t i, char *scratch) {
     seqpar__machine m;
     int64_t n = i + 1;
     seqpar__attn_job_new(&j, &m, w, a, &a->tasks[i / w->heads], i % w->heads, scratch);
-    if (w->kernel->kind < 3 && w->device->storage == SEQPAR_DTYPE_F32) {
+    if (w->kernel->ahead) {
         if (n < a->task_count * w->heads)
-            seqpar__ahead_job(&j, w, a, &a->tasks[n / w->heads], n % w->heads, scratch);
-        seqpar__ahead_loads(&j);
+            seqpar__attn_ahead(&j, w, a, &a->tasks[n / w->heads], n % w->heads, scratch);
+        w->kernel->ahead(&j, NULL, NULL);
     }
     seqpar__machine_run(&m, j.task->program, j.task->program_count);
     seqpar__attn_count(&w->flops, j.flops);
@@ -8491,10 +8424,12 @@ static void seqpar__backward_job(void *user, int64_t i, char *scratch) {
                          scratch);
     j.backward = b;
     m.single = seqpar__backward_key_single;
-    if (next < b->key + b->key_count && next->args == key->args)
-        seqpar__ahead_job(&j, &b->keys, next->args, next->task, b->head + (i + 1) % b->heads,
-                          scratch);
-    seqpar__ahead_loads(&j);
+    if (b->keys.kernel->ahead) {
+        if (next < b->key + b->key_count && next->args == key->args)
+            seqpar__attn_ahead(&j, &b->keys, next->args, next->task,
+                               b->head + (i + 1) % b->heads, scratch);
+        b->keys.kernel->ahead(&j, NULL, NULL);
+    }
     seqpar__machine_run(&m, j.task->program, j.task->program_count);
     seqpar__attn_count(&b->keys.flops, j.flops);
 }
@@ -9043,9 +8978,9 @@ static void seqpar__ref_leaf(void *user, void *value, int64_t index, int extend)
 }
 
 static const seqpar__attn_kernel seqpar__ref_kernels[] = {
-    {0, 0, seqpar__ref_leaf, seqpar__ref_state_combine, seqpar__ref_state_finish, 0, 0},
-    {1, 0, seqpar__ref_leaf, seqpar__attn_add, NULL, 0, 0},
-    {3, 0, seqpar__attn_return_leaf, seqpar__attn_add, NULL, 0, 0}};
+    {0, 0, seqpar__ref_leaf, seqpar__ref_state_combine, seqpar__ref_state_finish, 0, 0, NULL},
+    {1, 0, seqpar__ref_leaf, seqpar__attn_add, NULL, 0, 0, NULL},
+    {3, 0, seqpar__attn_return_leaf, seqpar__attn_add, NULL, 0, 0, NULL}};
 SEQPAR__ANY(attn_forward) {
     (void)S;
     (void)A;
@@ -10355,6 +10290,88 @@ static void seqpar__tile_ranges(seqpar__attn_tile *t) {
     }
 }
 
+#ifdef __GNUC__
+#define SEQPAR__FETCH(p) __builtin_prefetch(p, 0, 2)
+#else
+#define SEQPAR__FETCH(p) ((void)(p))
+#endif
+
+/* Between two calls of one rank others have run, and what they left in the cache is not what
+   this one reads. So a job names what it will combine with, what the next one packs and
+   where that one writes, and its kernel fetches some lines of that between its products: few
+   at a time, or it waits for them. */
+static void seqpar__ahead_add(seqpar__attn_job *j, const void *at, int64_t bytes,
+                              int64_t stride, int64_t rows) {
+    int n = j->ahead_count;
+    if (n == 8 || rows == 0) return;
+    j->ahead[n].at = (const char *)at;
+    j->ahead[n].bytes = bytes;
+    j->ahead[n].stride = stride;
+    j->ahead[n].rows = rows;
+    j->ahead_count++;
+}
+
+static void seqpar__ahead_fetch(seqpar__attn_job *j) {
+    int64_t lines = 0;
+    while (j->ahead_count && lines < 16) {
+        int n = j->ahead_count - 1;
+        for (int64_t b = 0; b < j->ahead[n].bytes; b += 64, lines++)
+            SEQPAR__FETCH(j->ahead[n].at + b);
+        j->ahead[n].at += j->ahead[n].stride;
+        if (--j->ahead[n].rows == 0) j->ahead_count--;
+    }
+}
+
+static void seqpar__ahead_next(seqpar__attn_job *j, const seqpar__attn_job *next) {
+    const seqpar_attn_args *a = next->args;
+    const seqpar_attn_keys *keys = &a->k_pieces[next->task->piece];
+    int64_t row = a->head_dim * (int64_t)sizeof(float);
+    if (j->kernel->kind == 2) {
+        seqpar__ahead_add(j,
+                          (const char *)a->v + (keys->v_row * a->head_count + next->head) * row,
+                          row, a->head_count * row, keys->count);
+        seqpar__ahead_add(j,
+                          (const char *)a->k + (keys->k_row * a->head_count + next->head) * row,
+                          row, a->head_count * row, keys->count);
+        return;
+    }
+    seqpar__ahead_add(j, (const char *)a->q + (next->local * a->heads + next->head) * row, row,
+                      a->heads * row, next->count);
+}
+
+/* A value that is kept, in one run */
+static void seqpar__ahead_value(seqpar__attn_job *j, const char *at, int64_t count) {
+    int64_t run = 1024;
+    seqpar__ahead_add(j, at, run, run,
+                      seqpar__attn_value(j, count) * (int64_t)sizeof(float) / run);
+}
+
+static void seqpar__ahead_loads(seqpar__attn_job *j) {
+    for (int64_t i = j->task->program_count - 1; i >= 0; i--)
+        if (j->task->program[i].op == SEQPAR_FOLD_LOAD)
+            seqpar__ahead_value(j, seqpar__attn_place(j, j->task->program[i].index), j->count);
+}
+
+/* What the next job reads, and where its values come into being: to write is to fetch, too.
+   Last what this one loads: that is fetched first. */
+static void seqpar__cpu_ahead(seqpar__attn_job *j, const seqpar__attn_job *next,
+                              const seqpar__machine *machine) {
+    const seqpar_fold_op *program;
+    if (!next) {
+        seqpar__ahead_loads(j);
+        return;
+    }
+    program = next->task->program;
+    for (int64_t i = next->task->program_count - 1; i >= 0; i--) {
+        const char *home = program[i].op == SEQPAR_FOLD_LEAF
+                               ? seqpar__machine_home(machine, program + i,
+                                                      next->task->program_count - i)
+                               : NULL;
+        if (home) seqpar__ahead_value(j, home, next->count);
+    }
+    seqpar__ahead_next(j, next);
+}
+
 /* Rows first .. last of the tile: products of the row tokens with the columns, which begin
    at number `column` of the piece. */
 static void seqpar__tile_products(const seqpar__attn_tile *t, float *s, int64_t ld,
@@ -10769,7 +10786,8 @@ static seqpar_status seqpar__cpu_attn_backward(seqpar_device *device,
                                                const seqpar_attn_backward_args *a,
                                                void *queue) {
     seqpar__attn_kernel kernel = {
-        1, 0, seqpar__cpu_backward_leaf, seqpar__attn_add, NULL, 1, SEQPAR__KT};
+        1, 0,          seqpar__cpu_backward_leaf, seqpar__attn_add, NULL,
+        1, SEQPAR__KT, seqpar__cpu_ahead};
     (void)queue;
     for (int64_t g = 0; g < a->groups; g++)
         kernel.scratch_bytes = SEQPAR__MAX(kernel.scratch_bytes,
@@ -10781,7 +10799,7 @@ static seqpar_status seqpar__cpu_attn_forward(seqpar_device *device, const seqpa
                                               void *queue) {
     seqpar__attn_kernel kernel = {
         0, 0, seqpar__cpu_forward_leaf, seqpar__cpu_state_combine, seqpar__cpu_state_finish,
-        1, 0};
+        1, 0, seqpar__cpu_ahead};
     (void)queue;
     kernel.scratch_bytes = seqpar__attn_scratch(a);
     return seqpar__attn_run(device, a, &kernel);
@@ -11627,9 +11645,14 @@ static seqpar_status seqpar__own_end(seqpar_device *device, int64_t threads,
 
 static seqpar_status seqpar__own_forward(seqpar_device *device, const seqpar_attn_args *a,
                                          void *queue) {
-    seqpar__attn_kernel kernel = {
-        0, 0, seqpar__own_forward_leaf, seqpar__cpu_state_combine, seqpar__cpu_state_finish,
-        0, 0};
+    seqpar__attn_kernel kernel = {0,
+                                  0,
+                                  seqpar__own_forward_leaf,
+                                  seqpar__cpu_state_combine,
+                                  seqpar__cpu_state_finish,
+                                  0,
+                                  0,
+                                  NULL};
     int64_t threads = device->threads;
     (void)queue;
     if (device->storage != SEQPAR_DTYPE_F32) {
@@ -11642,8 +11665,8 @@ static seqpar_status seqpar__own_forward(seqpar_device *device, const seqpar_att
 
 static seqpar_status seqpar__own_backward(seqpar_device *device,
                                           const seqpar_attn_backward_args *a, void *queue) {
-    seqpar__attn_kernel kernel = {1, 0, seqpar__own_backward_leaf, seqpar__attn_add, NULL,
-                                  0, 0};
+    seqpar__attn_kernel kernel = {1, 0,   seqpar__own_backward_leaf, seqpar__attn_add, NULL, 0,
+                                  0, NULL};
     int64_t threads = device->threads;
     (void)queue;
     SEQPAR__TRY(seqpar__own_start(device, &a->queries, &kernel));
