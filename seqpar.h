@@ -604,14 +604,19 @@ typedef struct seqpar_share { /* what one rank of an SP group holds of some rows
    those of zigzag (balanced however documents lie; ring-flash-attention's varlen zigzag
    without its divisibility). Stripe and zigzag-doc cut through chunks: the error rule. Pads
    are held by nobody. Free with seqpar_share_free. */
+typedef struct seqpar_split_desc {
+    int layout;
+    int64_t sp_size, sp_rank;
+} seqpar_split_desc;
+
 SEQPAR_DEF seqpar_status seqpar_split(seqpar_error *error, seqpar_share *share,
-                                      const seqpar_row *rows, int64_t row_count, int layout,
-                                      int64_t sp_size, int64_t sp_rank);
+                                      const seqpar_row *rows, int64_t row_count,
+                                      const seqpar_split_desc *desc);
 SEQPAR_DEF void seqpar_share_free(seqpar_share *share);
 /* Where token `token` of a row lies: rank and local row (as if this row were the only one). */
 SEQPAR_DEF seqpar_status seqpar_split_owner(seqpar_error *error, int64_t *sp_rank,
-                                            int64_t *local, const seqpar_row *row, int layout,
-                                            int64_t sp_size, int64_t token);
+                                            int64_t *local, const seqpar_row *row,
+                                            int64_t token, const seqpar_split_desc *desc);
 /* How evenly the tokens of some rows lie over the ranks, and what would mend it: a chunk is
    dealt whole. */
 typedef struct seqpar_balance {
@@ -1188,8 +1193,13 @@ typedef struct seqpar_attn_io {
 /* Dropout factor of one probability, 0 or 1 / (1 - dropout). The key is absolute
    (row->index, head, query and key position), so that every layout drops the same; four
    neighbouring keys share a draw of Philox. */
-SEQPAR_DEF double seqpar_attn_dropout(double dropout, uint64_t seed, uint64_t stream,
-                                      int64_t row, int64_t head, int64_t query, int64_t key);
+typedef struct seqpar_dropout {
+    double dropout;
+    uint64_t seed, stream;
+} seqpar_dropout;
+
+SEQPAR_DEF double seqpar_attn_dropout(const seqpar_dropout *from, int64_t row, int64_t head,
+                                      int64_t query, int64_t key);
 /* of those draws */
 SEQPAR_DEF uint64_t seqpar_attn_dropout_key(uint64_t seed, uint64_t stream);
 
@@ -1228,27 +1238,34 @@ typedef struct seqpar_vocab_desc {
     double temperature; /* logits are divided by it before anything else; 0: 1 */
 } seqpar_vocab_desc;
 
-/* Entry A: values of hidden (tokens, hidden) under table (vocab, hidden). Two products'
-   worth of nothing but forward. */
-SEQPAR_DEF seqpar_status seqpar_vocab_forward(seqpar_ctx *ctx,
-                                              const seqpar_vocab_values *values,
-                                              const void *hidden, const void *table,
-                                              const int32_t *targets, int64_t tokens,
+/* Tensors of one call, all of the local tokens. Forward reads hidden, table and targets and
+   writes the values; backward reads the seeds, too, and writes dhidden and nodes. */
+typedef struct seqpar_vocab_io {
+    const void *hidden, *table; /* (tokens, hidden), (vocab, hidden) */
+    const int32_t *targets;     /* (tokens) or SEQPAR_IGNORE */
+    int64_t tokens;
+    seqpar_vocab_values values;
+    seqpar_vocab_seeds seeds;
+    void *dhidden;       /* (tokens, hidden) */
+    void *nodes;         /* of dtable: (seqpar_vocab_places) of (vocab, hidden), */
+    int64_t node_stride; /* so many accumulators apart */
+} seqpar_vocab_io;
+
+/* Entry A: the values alone. One product. */
+SEQPAR_DEF seqpar_status seqpar_vocab_forward(seqpar_ctx *ctx, const seqpar_vocab_io *io,
                                               const seqpar_vocab_desc *desc);
-/* Entry B: values, dhidden (tokens, hidden), and the fold nodes of dtable: the pieces of
-   share, pushed in order into fold, leave fold->node_count values (vocab, hidden),
-   accumulators, in nodes, whose memory has seqpar_vocab_places places, node_stride elements
-   apart: as many as there are nodes, or sums that wait while logits are made rows_max rows
-   at a time, about log2(tokens / rows_max) (what lies behind the nodes is scratch). Three
-   products. */
+/* Entry B: values, dhidden, and the fold nodes of dtable: the pieces of share, pushed in
+   order into fold, leave fold->node_count values in io->nodes, whose memory has
+   seqpar_vocab_places places: as many as there are nodes, or sums that wait while logits are
+   made rows_max rows at a time, about log2(tokens / rows_max) (what lies behind the nodes is
+   scratch). Three products. */
 typedef struct seqpar_token_fold seqpar_token_fold;
 SEQPAR_DEF int64_t seqpar_vocab_places(const seqpar_share *share, const seqpar_token_fold *fold,
                                        const seqpar_vocab_desc *desc);
-SEQPAR_DEF seqpar_status seqpar_vocab_backward(
-    seqpar_ctx *ctx, void *dhidden, void *nodes, int64_t node_stride,
-    const seqpar_vocab_values *values, const seqpar_vocab_seeds *seeds, const void *hidden,
-    const void *table, const int32_t *targets, const seqpar_share *share,
-    const seqpar_token_fold *fold, const seqpar_vocab_desc *desc);
+SEQPAR_DEF seqpar_status seqpar_vocab_backward(seqpar_ctx *ctx, const seqpar_vocab_io *io,
+                                               const seqpar_share *share,
+                                               const seqpar_token_fold *fold,
+                                               const seqpar_vocab_desc *desc);
 
 /* SFT, token mean over the whole optimizer step: L = 1/N sum_t w_t [(1 - e) (-logp) + e
    smooth + z lse^2] over the tokens that have a target; w NULL is 1. N is the global count
@@ -1259,10 +1276,13 @@ typedef struct seqpar_sft_desc {
     double label_smoothing, z_loss;
 } seqpar_sft_desc;
 
-SEQPAR_DEF seqpar_status seqpar_sft_seeds(seqpar_error *error, double *dlogp, double *dsmooth,
-                                          double *dzloss, const int32_t *targets,
-                                          const double *weights, int64_t tokens,
-                                          const seqpar_sft_desc *desc);
+typedef struct seqpar_host_seeds {
+    double *dlogp, *dsmooth, *dzloss; /* (tokens) */
+} seqpar_host_seeds;
+
+SEQPAR_DEF seqpar_status seqpar_sft_seeds(seqpar_error *error, const seqpar_host_seeds *seeds,
+                                          const int32_t *targets, const double *weights,
+                                          int64_t tokens, const seqpar_sft_desc *desc);
 SEQPAR_DEF double seqpar_sft_token_loss(double logp, double smooth, double lse,
                                         const seqpar_sft_desc *desc);
 
@@ -1820,14 +1840,14 @@ SEQPAR_DEF uint64_t seqpar_attn_dropout_key(uint64_t seed, uint64_t stream) {
     return seed ^ seqpar__mix(stream);
 }
 
-SEQPAR_DEF double seqpar_attn_dropout(double dropout, uint64_t seed, uint64_t stream,
-                                      int64_t row, int64_t head, int64_t query, int64_t key) {
+SEQPAR_DEF double seqpar_attn_dropout(const seqpar_dropout *from, int64_t row, int64_t head,
+                                      int64_t query, int64_t key) {
     uint32_t draw[4];
-    if (dropout == 0) return 1.0;
-    seqpar_random(draw, seqpar_attn_dropout_key(seed, stream),
+    if (from->dropout == 0) return 1.0;
+    seqpar_random(draw, seqpar_attn_dropout_key(from->seed, from->stream),
                   (uint64_t)row << 24 | (uint64_t)head,
                   (uint64_t)query << 32 | (uint64_t)key >> 2);
-    return draw[key & 3] < dropout * 4294967296.0 ? 0.0 : 1.0 / (1.0 - dropout);
+    return draw[key & 3] < from->dropout * 4294967296.0 ? 0.0 : 1.0 / (1.0 - from->dropout);
 }
 
 SEQPAR_DEF uint16_t seqpar_bf16_from_float(float x) {
@@ -3004,11 +3024,12 @@ static seqpar_status seqpar__split_all(seqpar_error *error, seqpar_share **share
 }
 
 SEQPAR_DEF seqpar_status seqpar_split(seqpar_error *error, seqpar_share *share,
-                                      const seqpar_row *rows, int64_t row_count, int layout,
-                                      int64_t sp_size, int64_t sp_rank) {
+                                      const seqpar_row *rows, int64_t row_count,
+                                      const seqpar_split_desc *d) {
     memset(share, 0, sizeof *share);
-    SEQPAR__TRY(seqpar__check_split(error, rows, row_count, layout, sp_size, sp_rank));
-    return seqpar__split_rows(error, share, NULL, rows, row_count, layout, sp_size, sp_rank);
+    SEQPAR__TRY(seqpar__check_split(error, rows, row_count, d->layout, d->sp_size, d->sp_rank));
+    return seqpar__split_rows(error, share, NULL, rows, row_count, d->layout, d->sp_size,
+                              d->sp_rank);
 }
 
 SEQPAR_DEF void seqpar_share_free(seqpar_share *share) {
@@ -3017,16 +3038,16 @@ SEQPAR_DEF void seqpar_share_free(seqpar_share *share) {
 }
 
 SEQPAR_DEF seqpar_status seqpar_split_owner(seqpar_error *error, int64_t *sp_rank,
-                                            int64_t *local, const seqpar_row *row, int layout,
-                                            int64_t sp_size, int64_t token) {
-    int64_t found = 0;
+                                            int64_t *local, const seqpar_row *row,
+                                            int64_t token, const seqpar_split_desc *desc) {
+    int64_t found = 0, sp_size = desc->sp_size;
     seqpar_share *shares;
-    SEQPAR__TRY(seqpar__check_split(error, row, 1, layout, sp_size, 0));
+    SEQPAR__TRY(seqpar__check_split(error, row, 1, desc->layout, sp_size, 0));
     if (token < 0 || token >= row->tokens)
         return seqpar_fail(error, SEQPAR_ERR_TOKEN_RANGE,
                            "token %lld is outside a row of %lld tokens", (long long)token,
                            (long long)row->tokens);
-    SEQPAR__TRY(seqpar__split_all(error, &shares, NULL, row, 1, layout, sp_size));
+    SEQPAR__TRY(seqpar__split_all(error, &shares, NULL, row, 1, desc->layout, sp_size));
     for (int64_t r = 0; r < sp_size; r++)
         for (int64_t i = 0; i < shares[r].count && !found; i++) {
             const seqpar_piece *p = &shares[r].pieces[i];
@@ -5929,13 +5950,13 @@ static void *seqpar__offset(void *base, int64_t element, int dtype) {
     return base ? seqpar__at(base, element, dtype) : NULL;
 }
 
-/* logits of `rows` tokens from `first` on, their statistics and, where seeds are given,
-   their gradient in place */
+/* logits of `rows` tokens from `first` on, their statistics and, where asked for, their
+   gradient in place */
 static seqpar_status seqpar__vocab_rows(seqpar_ctx *ctx, void *logits, int64_t first,
-                                        int64_t rows, const seqpar_vocab_values *values,
-                                        const seqpar_vocab_seeds *seeds, const void *hidden,
-                                        const void *table, const int32_t *targets,
+                                        int64_t rows, const seqpar_vocab_io *io, int gradient,
                                         const seqpar_vocab_desc *desc) {
+    const seqpar_vocab_values *values = &io->values;
+    const seqpar_vocab_seeds *seeds = &io->seeds;
     seqpar_device *dev = ctx->device;
     seqpar_matmul_args m;
     seqpar_vocab_softmax_args s;
@@ -5944,9 +5965,9 @@ static seqpar_status seqpar__vocab_rows(seqpar_ctx *ctx, void *logits, int64_t f
     memset(&s, 0, sizeof s);
     m.y.data = logits;
     m.y.stride = desc->vocab;
-    m.x.data = seqpar__at(hidden, first * desc->hidden, dev->storage);
+    m.x.data = seqpar__at(io->hidden, first * desc->hidden, dev->storage);
     m.x.stride = desc->hidden;
-    m.w.data = (void *)table;
+    m.w.data = (void *)io->table;
     m.w.stride = desc->hidden;
     m.rows = rows;
     m.out = desc->vocab;
@@ -5956,12 +5977,12 @@ static seqpar_status seqpar__vocab_rows(seqpar_ctx *ctx, void *logits, int64_t f
     s.rows = rows;
     s.vocab = desc->vocab;
     s.scale = desc->temperature == 0 ? 0 : 1.0 / desc->temperature;
-    s.targets = targets + first;
+    s.targets = io->targets + first;
     s.logp = seqpar__offset(values->logp, first, acc);
     s.entropy = seqpar__offset(values->entropy, first, acc);
     s.lse = seqpar__offset(values->lse, first, acc);
     s.smooth = seqpar__offset(values->smooth, first, acc);
-    if (seeds) {
+    if (gradient) {
         s.gradient = 1;
         s.dlogp = seqpar__offset((void *)seeds->dlogp, first, acc);
         s.dentropy = seqpar__offset((void *)seeds->dentropy, first, acc);
@@ -5994,21 +6015,18 @@ static seqpar_status seqpar__check_head(seqpar_error *error, const seqpar_vocab_
     return SEQPAR_OK;
 }
 
-SEQPAR_DEF seqpar_status seqpar_vocab_forward(seqpar_ctx *ctx,
-                                              const seqpar_vocab_values *values,
-                                              const void *hidden, const void *table,
-                                              const int32_t *targets, int64_t tokens,
+SEQPAR_DEF seqpar_status seqpar_vocab_forward(seqpar_ctx *ctx, const seqpar_vocab_io *io,
                                               const seqpar_vocab_desc *desc) {
-    int64_t most = SEQPAR__MIN(seqpar__vocab_rows_max(desc), tokens);
+    int64_t most = SEQPAR__MIN(seqpar__vocab_rows_max(desc), io->tokens);
     seqpar_buffer logits;
     seqpar_status status = seqpar__check_head(ctx->error, desc);
     if (status) return status;
     status = seqpar_buffer_new(ctx, &logits,
                                most * desc->vocab * seqpar_dtype_bytes(ctx->device->storage),
                                SEQPAR_MEM_SCRATCH);
-    for (int64_t first = 0; !status && first < tokens; first += most)
-        status = seqpar__vocab_rows(ctx, logits.data, first, SEQPAR__MIN(most, tokens - first),
-                                    values, NULL, hidden, table, targets, desc);
+    for (int64_t first = 0; !status && first < io->tokens; first += most)
+        status = seqpar__vocab_rows(ctx, logits.data, first,
+                                    SEQPAR__MIN(most, io->tokens - first), io, 0, desc);
     seqpar_buffer_free(ctx, &logits);
     return status;
 }
@@ -6048,12 +6066,7 @@ static void seqpar__run_close(seqpar__vocab_run *r) {
 
 typedef struct seqpar__vocab_call {
     seqpar_ctx *ctx;
-    void *dhidden, *nodes;
-    int64_t node_stride;
-    const seqpar_vocab_values *values;
-    const seqpar_vocab_seeds *seeds;
-    const void *hidden, *table;
-    const int32_t *targets;
+    const seqpar_vocab_io *io;
     const seqpar_token_fold *fold;
     const seqpar_vocab_desc *desc;
     void *logits;
@@ -6065,13 +6078,12 @@ static seqpar_status seqpar__vocab_execute(const seqpar__vocab_call *c, seqpar__
     seqpar_weight_grad_args w;
     memset(&m, 0, sizeof m);
     memset(&w, 0, sizeof w);
-    SEQPAR__TRY(seqpar__vocab_rows(c->ctx, c->logits, r->first, r->rows, c->values, c->seeds,
-                                   c->hidden, c->table, c->targets, c->desc));
-    m.y.data = seqpar__at(c->dhidden, r->first * c->desc->hidden, dev->storage);
+    SEQPAR__TRY(seqpar__vocab_rows(c->ctx, c->logits, r->first, r->rows, c->io, 1, c->desc));
+    m.y.data = seqpar__at(c->io->dhidden, r->first * c->desc->hidden, dev->storage);
     m.y.stride = c->desc->hidden;
     m.x.data = c->logits;
     m.x.stride = c->desc->vocab;
-    m.w.data = (void *)c->table;
+    m.w.data = (void *)c->io->table;
     m.w.stride = c->desc->hidden;
     m.rows = r->rows;
     m.out = c->desc->hidden;
@@ -6081,11 +6093,11 @@ static seqpar_status seqpar__vocab_execute(const seqpar__vocab_call *c, seqpar__
     w.fold.program = r->ops;
     w.fold.program_count = r->count;
     w.fold.depth = c->fold->depth + 2;
-    w.fold.store = c->nodes;
-    w.fold.store_stride = c->node_stride;
+    w.fold.store = c->io->nodes;
+    w.fold.store_stride = c->io->node_stride;
     w.leaves = r->leaves;
     w.dy = m.x;
-    w.x.data = seqpar__at(c->hidden, r->first * c->desc->hidden, dev->storage);
+    w.x.data = seqpar__at(c->io->hidden, r->first * c->desc->hidden, dev->storage);
     w.x.stride = c->desc->hidden;
     w.out = c->desc->vocab;
     w.in = c->desc->hidden;
@@ -6185,11 +6197,10 @@ static seqpar_status seqpar__check_head_fold(seqpar_error *error, const seqpar_s
                              (long long)share->count, (long long)leaves);
 }
 
-SEQPAR_DEF seqpar_status seqpar_vocab_backward(
-    seqpar_ctx *ctx, void *dhidden, void *nodes, int64_t node_stride,
-    const seqpar_vocab_values *values, const seqpar_vocab_seeds *seeds, const void *hidden,
-    const void *table, const int32_t *targets, const seqpar_share *share,
-    const seqpar_token_fold *fold, const seqpar_vocab_desc *desc) {
+SEQPAR_DEF seqpar_status seqpar_vocab_backward(seqpar_ctx *ctx, const seqpar_vocab_io *io,
+                                               const seqpar_share *share,
+                                               const seqpar_token_fold *fold,
+                                               const seqpar_vocab_desc *desc) {
     seqpar__vocab_call c;
     seqpar__vocab_run r;
     seqpar_buffer logits;
@@ -6197,14 +6208,7 @@ SEQPAR_DEF seqpar_status seqpar_vocab_backward(
     if (!status) status = seqpar__check_head_fold(ctx->error, share, fold);
     if (status) return status;
     c.ctx = ctx;
-    c.dhidden = dhidden;
-    c.nodes = nodes;
-    c.node_stride = node_stride;
-    c.values = values;
-    c.seeds = seeds;
-    c.hidden = hidden;
-    c.table = table;
-    c.targets = targets;
+    c.io = io;
     c.fold = fold;
     c.desc = desc;
     status = seqpar_buffer_new(ctx, &logits,
@@ -6220,10 +6224,9 @@ SEQPAR_DEF seqpar_status seqpar_vocab_backward(
     return status;
 }
 
-SEQPAR_DEF seqpar_status seqpar_sft_seeds(seqpar_error *error, double *dlogp, double *dsmooth,
-                                          double *dzloss, const int32_t *targets,
-                                          const double *weights, int64_t tokens,
-                                          const seqpar_sft_desc *desc) {
+SEQPAR_DEF seqpar_status seqpar_sft_seeds(seqpar_error *error, const seqpar_host_seeds *seeds,
+                                          const int32_t *targets, const double *weights,
+                                          int64_t tokens, const seqpar_sft_desc *desc) {
     double scale = 1.0 / (double)desc->count;
     int64_t live = 0;
     for (int64_t t = 0; t < tokens; t++) live += targets[t] != SEQPAR_IGNORE;
@@ -6243,9 +6246,9 @@ SEQPAR_DEF seqpar_status seqpar_sft_seeds(seqpar_error *error, double *dlogp, do
             desc->label_smoothing, desc->z_loss);
     for (int64_t t = 0; t < tokens; t++) {
         double w = targets[t] == SEQPAR_IGNORE ? 0.0 : (weights ? weights[t] : 1.0) * scale;
-        dlogp[t] = -(1.0 - desc->label_smoothing) * w;
-        dsmooth[t] = desc->label_smoothing * w;
-        dzloss[t] = desc->z_loss * w;
+        seeds->dlogp[t] = -(1.0 - desc->label_smoothing) * w;
+        seeds->dsmooth[t] = desc->label_smoothing * w;
+        seeds->dzloss[t] = desc->z_loss * w;
     }
     return SEQPAR_OK;
 }
@@ -8778,8 +8781,11 @@ SEQPAR__ANY(add) {
 
 static double seqpar__dropout(const seqpar_attn_args *a, const seqpar_piece *queries, int64_t r,
                               int64_t head, int64_t key) {
-    return seqpar_attn_dropout(a->dropout, a->dropout_seed, a->dropout_stream,
-                               queries->row_index, a->dropout_head + head,
+    seqpar_dropout from;
+    from.dropout = a->dropout;
+    from.seed = a->dropout_seed;
+    from.stream = a->dropout_stream;
+    return seqpar_attn_dropout(&from, queries->row_index, a->dropout_head + head,
                                queries->start + r * queries->stride, key);
 }
 

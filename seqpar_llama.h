@@ -903,13 +903,20 @@ static seqpar_status seqpar__llama_check_forward(seqpar_error *error, const seqp
                              "the batch has no hidden states; call seqpar_llama_forward first");
 }
 
-static seqpar_vocab_values seqpar__llama_vocab_values(const seqpar_llama_batch *b) {
-    seqpar_vocab_values v;
-    v.logp = b->logp.data;
-    v.entropy = b->entropy.data;
-    v.lse = b->lse.data;
-    v.smooth = b->smooth.data;
-    return v;
+/* What the head reads and writes of a batch */
+static seqpar_vocab_io seqpar__llama_vocab_io(seqpar_ctx *ctx, const seqpar_llama *m,
+                                              const seqpar_llama_batch *b) {
+    seqpar_vocab_io io;
+    memset(&io, 0, sizeof io);
+    io.hidden = b->hidden.data;
+    io.table = seqpar__llama_param(ctx, m, seqpar__llama_head(m));
+    io.targets = b->targets;
+    io.tokens = b->tokens;
+    io.values.logp = b->logp.data;
+    io.values.entropy = b->entropy.data;
+    io.values.lse = b->lse.data;
+    io.values.smooth = b->smooth.data;
+    return io;
 }
 
 static seqpar_vocab_desc seqpar__llama_vocab_desc(const seqpar_llama *m,
@@ -924,14 +931,12 @@ static seqpar_vocab_desc seqpar__llama_vocab_desc(const seqpar_llama *m,
 
 SEQPAR_DEF seqpar_status seqpar_llama_values(seqpar_ctx *ctx, seqpar_llama *m,
                                              seqpar_llama_batch *b) {
-    seqpar_vocab_values values = seqpar__llama_vocab_values(b);
+    seqpar_vocab_io io = seqpar__llama_vocab_io(ctx, m, b);
     seqpar_vocab_desc desc = seqpar__llama_vocab_desc(m, b);
     SEQPAR__LLAMA_TRY(seqpar__llama_check_forward(ctx->error, m, b));
     /* one row of a table */
     if (m->config.score) return seqpar_llama_logits(ctx, m, b, b->score.data);
-    return seqpar_vocab_forward(ctx, &values, b->hidden.data,
-                                seqpar__llama_param(ctx, m, seqpar__llama_head(m)), b->targets,
-                                b->tokens, &desc);
+    return seqpar_vocab_forward(ctx, &io, &desc);
 }
 
 SEQPAR_DEF seqpar_status seqpar_llama_logits(seqpar_ctx *ctx, seqpar_llama *m,
@@ -987,7 +992,7 @@ static seqpar_status seqpar__llama_head_backward(seqpar__llama_layer_call *c,
                                                  const seqpar_vocab_seeds *seeds, void *dx,
                                                  void *dn) {
     const seqpar_llama *m = c->m;
-    seqpar_vocab_values values = seqpar__llama_vocab_values(c->b);
+    seqpar_vocab_io io = seqpar__llama_vocab_io(c->ctx, m, c->b);
     seqpar_vocab_desc desc = seqpar__llama_vocab_desc(m, c->b);
     int64_t head = seqpar__llama_head(m), group = m->tensors[head].group;
     int64_t last = m->config.layers + 1;
@@ -999,15 +1004,15 @@ static seqpar_status seqpar__llama_head_backward(seqpar__llama_layer_call *c,
                                          ? c->fold->node_count
                                          : seqpar_vocab_places(c->b->share, c->fold, &desc),
                                      &nodes);
+    io.seeds = *seeds;
+    io.dhidden = dn;
+    io.nodes = seqpar__llama_at(nodes.data, m->tensors[head].offset - c->group_begin,
+                                c->dev->accumulator);
+    io.node_stride = c->node_stride;
     if (!status && m->config.score)
         status = seqpar__llama_score_backward(c, head, seeds, dn);
     else if (!status)
-        status = seqpar_vocab_backward(
-            c->ctx, dn,
-            seqpar__llama_at(nodes.data, m->tensors[head].offset - c->group_begin,
-                             c->dev->accumulator),
-            c->node_stride, &values, seeds, c->b->hidden.data,
-            seqpar__llama_param(c->ctx, m, head), c->b->targets, c->b->share, c->fold, &desc);
+        status = seqpar_vocab_backward(c->ctx, &io, c->b->share, c->fold, &desc);
     if (!status && m->config.tied && !m->config.score) {
         status = seqpar__llama_nodes_send(c, optim, micro, 1, &nodes);
         if (!status)

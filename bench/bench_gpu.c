@@ -835,14 +835,21 @@ typedef struct head_case {
 /* values and gradients of known seeds: three products */
 static void head_call(void *user) {
     head_case *h = user;
-    seqpar_vocab_values values = {.logp = h->logp.data, .lse = h->lse.data};
-    seqpar_vocab_seeds seeds = {.dlogp = h->seeds.data};
-    must(seqpar_vocab_backward(&bench.ctx, h->dx.data, h->nodes.data, h->vocab * h->hidden,
-                               &values, &seeds, h->x.data, h->table.data, h->targets, &h->share,
-                               h->fold, &h->desc));
+    seqpar_vocab_io io = {.hidden = h->x.data,
+                          .table = h->table.data,
+                          .targets = h->targets,
+                          .tokens = h->tokens};
+    io.values.logp = h->logp.data;
+    io.values.lse = h->lse.data;
+    io.seeds.dlogp = h->seeds.data;
+    io.dhidden = h->dx.data;
+    io.nodes = h->nodes.data;
+    io.node_stride = h->vocab * h->hidden;
+    must(seqpar_vocab_backward(&bench.ctx, &io, &h->share, h->fold, &h->desc));
 }
 
 static void head_open(head_case *h) {
+    static const seqpar_split_desc whole = {SEQPAR_LAYOUT_ZIGZAG, 1, 0};
     seqpar_optim_desc sgd = {.kind = SEQPAR_OPTIM_SGD}; /* it is here for the fold alone */
     memset(h, 0, sizeof *h);
     h->tokens = bench.tiny ? 64 : 16384;
@@ -859,7 +866,7 @@ static void head_open(head_case *h) {
         .hidden = h->hidden, .vocab = h->vocab, .rows_max = bench.tiny ? 32 : 4096};
     must(seqpar_optim_open(&bench.ctx, &h->optim, &h->parameter, 1, &sgd));
     must(seqpar_step_begin(&bench.ctx, &h->optim, &h->row, 1, SEQPAR_LAYOUT_ZIGZAG, 1));
-    must(seqpar_split(bench.ctx.error, &h->share, &h->row, 1, SEQPAR_LAYOUT_ZIGZAG, 1, 0));
+    must(seqpar_split(bench.ctx.error, &h->share, &h->row, 1, &whole));
     must(seqpar_step_fold(&bench.ctx, &h->optim, &h->fold, &h->share, 0));
     h->x = storage_new(h->tokens * h->hidden, 0, 1);
     h->table = storage_new(h->vocab * h->hidden, 1, 1.0 / 32);

@@ -33,18 +33,26 @@ static void must(seqpar_status status, const head_case *h) {
 
 static void entry_a(void *user) {
     head_case *h = user;
-    seqpar_vocab_values values = {.logp = h->logp, .lse = h->lse};
-    must(seqpar_vocab_forward(&h->ctx, &values, h->hidden, h->table, h->targets, TOKENS, &desc),
-         h);
+    seqpar_vocab_io io = {.hidden = h->hidden,
+                          .table = h->table,
+                          .targets = h->targets,
+                          .tokens = TOKENS,
+                          .values = {.logp = h->logp, .lse = h->lse}};
+    must(seqpar_vocab_forward(&h->ctx, &io, &desc), h);
 }
 
 static void entry_b(void *user) {
     head_case *h = user;
-    seqpar_vocab_values values = {.logp = h->logp};
-    seqpar_vocab_seeds seeds = {.dlogp = h->seed};
-    must(seqpar_vocab_backward(&h->ctx, h->dhidden, h->nodes, VOCAB * HIDDEN, &values, &seeds,
-                               h->hidden, h->table, h->targets, &h->share, h->fold, &desc),
-         h);
+    seqpar_vocab_io io = {.hidden = h->hidden,
+                          .table = h->table,
+                          .targets = h->targets,
+                          .tokens = TOKENS,
+                          .values = {.logp = h->logp},
+                          .seeds = {.dlogp = h->seed},
+                          .dhidden = h->dhidden,
+                          .nodes = h->nodes,
+                          .node_stride = VOCAB * HIDDEN};
+    must(seqpar_vocab_backward(&h->ctx, &io, &h->share, h->fold, &desc), h);
 }
 
 static void entries_a_b(void *user) {
@@ -95,7 +103,9 @@ static void head_open(head_case *h) {
     h->tensor = (seqpar_tensor){.name = "table", .rows = VOCAB, .cols = HIDDEN};
     must(seqpar_optim_open(&h->ctx, &h->optim, &h->tensor, 1, &adamw), h);
     must(seqpar_step_begin(&h->ctx, &h->optim, &h->row, 1, SEQPAR_LAYOUT_ZIGZAG, 1), h);
-    must(seqpar_split(h->ctx.error, &h->share, &h->row, 1, SEQPAR_LAYOUT_ZIGZAG, 1, 0), h);
+    must(seqpar_split(h->ctx.error, &h->share, &h->row, 1,
+                      &(seqpar_split_desc){SEQPAR_LAYOUT_ZIGZAG, 1, 0}),
+         h);
     must(seqpar_step_fold(&h->ctx, &h->optim, &h->fold, &h->share, 0), h);
     h->hidden = random_floats(TOKENS * HIDDEN, 1);
     h->table = random_floats((int64_t)VOCAB * HIDDEN, 2);

@@ -21,7 +21,8 @@ typedef struct {
 static void draw_tokens(const drawing *d, int64_t rank) {
     seqpar_share share;
     seqpar_error error = {0};
-    if (seqpar_split(&error, &share, &d->row, 1, d->layout, d->ranks, rank)) {
+    seqpar_split_desc split = {d->layout, d->ranks, rank};
+    if (seqpar_split(&error, &share, &d->row, 1, &split)) {
         fprintf(stderr, "%s\n", error.text);
         exit(2);
     }

@@ -137,8 +137,8 @@ static seqpar_status model_micro(seqpar_ctx *ctx, const model_job *job, seqpar_l
     if (status) return status;
     n = b.tokens;
     host = calloc((size_t)(4 * n + 4), sizeof *host);
-    status = seqpar_sft_seeds(ctx->error, host, host + n, host + 2 * n, b.targets, NULL, n,
-                              &task->objective);
+    seqpar_host_seeds parts = {host, host + n, host + 2 * n};
+    status = seqpar_sft_seeds(ctx->error, &parts, b.targets, NULL, n, &task->objective);
     for (i = 0; task->entropy_seeds && i < b.share->count; i++) {
         const seqpar_piece *p = &b.share->pieces[i];
         for (int64_t t = 0; t < p->count; t++)

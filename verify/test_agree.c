@@ -348,12 +348,12 @@ static void check_mistake(mistake wrong, int64_t dp, int64_t sp) {
 static void check_count(void) {
     const int32_t targets[5] = {1, SEQPAR_IGNORE, 0, 2, 3};
     double dlogp[5], dsmooth[5], dzloss[5];
+    seqpar_host_seeds seeds = {dlogp, dsmooth, dzloss};
     seqpar_sft_desc desc = {.count = 4};
     seqpar_error error = {0};
-    test_expect(!seqpar_sft_seeds(&error, dlogp, dsmooth, dzloss, targets, NULL, 5, &desc),
-                "%s", error.text);
+    test_expect(!seqpar_sft_seeds(&error, &seeds, targets, NULL, 5, &desc), "%s", error.text);
     desc.count = 3;
-    test_expect(seqpar_sft_seeds(&error, dlogp, dsmooth, dzloss, targets, NULL, 5, &desc) ==
+    test_expect(seqpar_sft_seeds(&error, &seeds, targets, NULL, 5, &desc) ==
                         SEQPAR_ERR_SEED_COUNT &&
                     strstr(error.text, "said to have 3 supervised tokens, but 4 are here"),
                 "%s", error.text);
@@ -401,8 +401,8 @@ static seqpar_status tied_main(seqpar_comm *world, void *user) {
         int source = i % 2 ? !first_source : first_source;
         status = seqpar_step_rows(&ctx, &optim, i / 2, &first, &count);
         if (!status)
-            status = seqpar_split(ctx.error, &share, rows + first, count, SEQPAR_LAYOUT_ZIGZAG,
-                                  1, 0);
+            status = seqpar_split(ctx.error, &share, rows + first, count,
+                                  &(seqpar_split_desc){SEQPAR_LAYOUT_ZIGZAG, 1, 0});
         if (!status) status = seqpar_step_fold(&ctx, &optim, &fold, &share, i / 2);
         for (int k = 0; k < NODES * ELEMENTS; k++) nodes[k] = source ? 10 : 1;
         if (!status)

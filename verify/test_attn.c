@@ -275,12 +275,12 @@ static void expect_same_bits(const setup *a, const setup *b, const char *what) {
 /* Dropout factors of a row for slow.h: (heads, queries, keys). */
 static double *dropout_factors(const setup *s, const seqpar_row *row) {
     int64_t n = row->tokens, h, i, j;
+    seqpar_dropout from = {s->f.dropout, DROPOUT_SEED, DROPOUT_STREAM};
     double *z = malloc((size_t)(s->p->heads * n * n + 1) * sizeof *z);
     for (h = 0; h < s->p->heads; h++)
         for (i = 0; i < n; i++)
             for (j = 0; j < n; j++)
-                z[(h * n + i) * n + j] = seqpar_attn_dropout(
-                    s->f.dropout, DROPOUT_SEED, DROPOUT_STREAM, row->index, h, i, j);
+                z[(h * n + i) * n + j] = seqpar_attn_dropout(&from, row->index, h, i, j);
     return z;
 }
 
@@ -596,14 +596,13 @@ static void test_probe(int layout, int schedule) {
                    .layout = layout,
                    .schedule = schedule,
                    .f = features_list[feature]};
+        seqpar_dropout from = {s.f.dropout, DROPOUT_SEED, DROPOUT_STREAM};
         bool mask[23 * 23];
         setup_run(&s);
         slow_mask_general(23, p->rows[0].docs, p->rows[0].cu_seqlens, !s.f.full, s.f.window,
                           s.f.prefix ? p->prefix[0] : NULL, mask);
         for (i = 0; i < 23 * 23; i++) {
-            bool seen = mask[i] &&
-                        seqpar_attn_dropout(s.f.dropout, DROPOUT_SEED, DROPOUT_STREAM, 0, 0,
-                                            i / 23, i % 23) > 0;
+            bool seen = mask[i] && seqpar_attn_dropout(&from, 0, 0, i / 23, i % 23) > 0;
             test_expect((s.out[i] > 0) == seen && s.out[i] >= 0,
                         "%s, P=%lld: query %lld %s key %lld", s.f.name, (long long)s.ranks,
                         (long long)i / 23, seen ? "misses" : "sees", (long long)i % 23);

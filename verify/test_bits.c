@@ -215,8 +215,9 @@ static seqpar_status room_gradient(seqpar_ctx *ctx, const room_run *run, seqpar_
     seqpar_share share = {0};
     seqpar_status status = seqpar_step_rows(ctx, optim, micro, &row, &rows);
     if (!status)
-        status = seqpar_split(ctx->error, &share, run->batch->row + row, rows, run->way->layout,
-                              ctx->sp_size, ctx->sp_rank);
+        status = seqpar_split(
+            ctx->error, &share, run->batch->row + row, rows,
+            &(seqpar_split_desc){run->way->layout, ctx->sp_size, ctx->sp_rank});
     if (!status) status = seqpar_step_fold(ctx, optim, &fold, &share, micro);
     if (status) {
         seqpar_share_free(&share);
@@ -368,8 +369,8 @@ static void room_start(room_run *run, const seqpar_batch *batch, const room_way 
 static void room_expect_sums(const room_run *run) {
     seqpar_share share;
     double *want = calloc((size_t)run->elements, sizeof *want);
-    seqpar_split(NULL, &share, run->batch->row, run->batch->rows, SEQPAR_LAYOUT_CONTIGUOUS, 1,
-                 0);
+    seqpar_split(NULL, &share, run->batch->row, run->batch->rows,
+                 &(seqpar_split_desc){SEQPAR_LAYOUT_CONTIGUOUS, 1, 0});
     for (int64_t i = 0; i < ROOM_TENSORS; i++)
         for (int64_t k = room_tensors[i].offset; k < room_end(i); k++)
             for (int64_t p = 0; p < share.count; p++)
@@ -576,14 +577,18 @@ static seqpar_status room_head(seqpar_ctx *ctx, const room_case *c, const seqpar
         value[i] = room_new(n * size, c->at_end);
         seed[i] = room_random(ctx->device, n, acc, c->at_end);
     }
-    seqpar_vocab_values values = {value[0].data, value[1].data, value[2].data, value[3].data};
-    seqpar_vocab_seeds seeds = {seed[0].data, seed[1].data, seed[2].data, seed[3].data};
-    seqpar_status status = seqpar_vocab_forward(ctx, &values, x.data, table.data,
-                                                (int32_t *)(void *)ids.data, n, &desc);
-    if (!status)
-        status = seqpar_vocab_backward(ctx, dx.data, nodes.data, width, &values, &seeds, x.data,
-                                       table.data, (int32_t *)(void *)ids.data, share, fold,
-                                       &desc);
+    seqpar_vocab_io io = {
+        .hidden = x.data,
+        .table = table.data,
+        .targets = (int32_t *)(void *)ids.data,
+        .tokens = n,
+        .values = {value[0].data, value[1].data, value[2].data, value[3].data},
+        .seeds = {seed[0].data, seed[1].data, seed[2].data, seed[3].data},
+        .dhidden = dx.data,
+        .nodes = nodes.data,
+        .node_stride = width};
+    seqpar_status status = seqpar_vocab_forward(ctx, &io, &desc);
+    if (!status) status = seqpar_vocab_backward(ctx, &io, share, fold, &desc);
     for (int i = 0; i < 4; i++) {
         room_free(&value[i]);
         room_free(&seed[i]);

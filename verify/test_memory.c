@@ -181,7 +181,7 @@ static int64_t largest_share(const seqpar_row *rows, int64_t row_count, int layo
     seqpar_share share;
     int64_t r, tokens = 0;
     for (r = 0; r < ranks; r++) {
-        seqpar_split(NULL, &share, rows, row_count, layout, ranks, r);
+        seqpar_split(NULL, &share, rows, row_count, &(seqpar_split_desc){layout, ranks, r});
         if (share.tokens > tokens) tokens = share.tokens;
         seqpar_share_free(&share);
     }

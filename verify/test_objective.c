@@ -23,8 +23,9 @@ static seqpar_status segment_rank(seqpar_comm *world, void *user) {
     segment_task *t = user;
     seqpar_share share;
     seqpar_segments segments = {.width = 2};
-    seqpar_status status = seqpar_split(world->error, &share, t->rows, 2, (int)t->layout,
-                                        world->size, world->rank);
+    seqpar_status status = seqpar_split(
+        world->error, &share, t->rows, 2,
+        &(seqpar_split_desc){(int)t->layout, world->size, world->rank});
     double *values = calloc((size_t)(2 * share.tokens + 1), sizeof *values);
     double *sums = calloc((size_t)(2 * t->documents), sizeof *sums);
     for (int64_t i = 0; !status && i < share.count; i++)

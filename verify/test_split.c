@@ -26,7 +26,7 @@ static seqpar_share split_or_fail(const seqpar_row *rows, int64_t row_count, int
                                   int64_t ranks, int64_t rank) {
     seqpar_error error = {0};
     seqpar_share share;
-    seqpar_split(&error, &share, rows, row_count, layout, ranks, rank);
+    seqpar_split(&error, &share, rows, row_count, &(seqpar_split_desc){layout, ranks, rank});
     test_expect(!error.status, "%s: %s", seqpar_status_name(error.status), error.text);
     return share;
 }
@@ -145,7 +145,8 @@ static void test_index_maps(void) {
                     seqpar_row row = plain_row(tokens, tokens, 2 * ranks * k);
                     for (t = 0; t < tokens; t++) {
                         int64_t owner = -1, local;
-                        seqpar_split_owner(NULL, &owner, &local, &row, layout, ranks, t);
+                        seqpar_split_owner(NULL, &owner, &local, &row, t,
+                                           &(seqpar_split_desc){layout, ranks});
                         r = table_owner(layout, tokens, ranks, t);
                         test_expect(owner == r,
                                     "S %lld P %lld: token %lld is held by %lld, not %lld",
@@ -332,7 +333,8 @@ static void expect_owners(const world *w) {
             for (t = 0; t < w->share[r].pieces[i].count; t++) {
                 const seqpar_piece *p = &w->share[r].pieces[i];
                 seqpar_status status = seqpar_split_owner(
-                    NULL, &owner, &local, &w->row, w->layout, w->ranks, piece_token(p, t));
+                    NULL, &owner, &local, &w->row, piece_token(p, t),
+                    &(seqpar_split_desc){w->layout, w->ranks});
                 test_expect(!status && owner == r && local == p->local + t,
                             "token %lld is not where its owner has it",
                             (long long)piece_token(p, t));
@@ -608,7 +610,7 @@ static void test_refusals(void) {
         seqpar_error error = {0};
         seqpar_share share;
         seqpar_status status = seqpar_split(&error, &share, x->rows, x->rows[1].chunks ? 2 : 1,
-                                            x->layout, x->ranks, x->rank);
+                                            &(seqpar_split_desc){x->layout, x->ranks, x->rank});
         test_expect(status == x->status && error.status == status, "%s: %s",
                     seqpar_status_name(status), error.text);
         for (w = 0; w < 3 && x->words[w]; w++)
@@ -643,8 +645,9 @@ static void test_owner_refusals(void) {
     int64_t i, rank, local;
     for (i = 0; i < COUNT(table); i++) {
         seqpar_error error = {0};
-        seqpar_status status = seqpar_split_owner(&error, &rank, &local, &row, table[i].layout,
-                                                  table[i].ranks, table[i].token);
+        seqpar_status status = seqpar_split_owner(
+            &error, &rank, &local, &row, table[i].token,
+            &(seqpar_split_desc){table[i].layout, table[i].ranks});
         test_expect(status == table[i].status && error.status == status, "%s: %s",
                     seqpar_status_name(status), error.text);
         test_expect(strstr(error.text, table[i].word) != NULL, "'%s' is not in: %s",
@@ -701,10 +704,11 @@ static void test_very_many_ranks(void) {
     seqpar_row row = plain_row(5, 5, 1);
     seqpar_share share;
     seqpar_error error = {0};
-    test_expect(!seqpar_split(&error, &share, &row, 1, SEQPAR_LAYOUT_STRIPE,
-                              (INT64_C(1) << 23) + 1, 3) &&
-                    share.tokens == 1,
-                "%s", error.text);
+    test_expect(
+        !seqpar_split(&error, &share, &row, 1,
+                      &(seqpar_split_desc){SEQPAR_LAYOUT_STRIPE, (INT64_C(1) << 23) + 1, 3}) &&
+            share.tokens == 1,
+        "%s", error.text);
     seqpar_share_free(&share);
     test_end("split_very_many_ranks");
 }

@@ -897,7 +897,8 @@ static int64_t supervised_of(const model_task *task, const model_way *w, int64_t
     int64_t end = seqpar_grid_begin(task->batch.rows, w->dp, dp_rank + 1);
     int64_t i, t, n = 0;
     seqpar_share share;
-    seqpar_split(NULL, &share, task->batch.row + first, end - first, w->layout, w->sp, sp_rank);
+    seqpar_split(NULL, &share, task->batch.row + first, end - first,
+                 &(seqpar_split_desc){w->layout, w->sp, sp_rank});
     for (i = 0; i < share.count; i++)
         for (t = 0; t < share.pieces[i].count; t++)
             n += task->batch.row[first + share.pieces[i].row]
@@ -1039,8 +1040,9 @@ static seqpar_status write_seeds(seqpar_ctx *ctx, const interleaving *run, open_
     double *host = calloc((size_t)(4 * n + 4), sizeof *host);
     seqpar_status status;
     local_weights(run, o, host + 3 * n);
-    status = seqpar_sft_seeds(ctx->error, host, host + n, host + 2 * n, o->b.targets,
-                              host + 3 * n, n, &run->truth->task.objective);
+    seqpar_host_seeds parts = {host, host + n, host + 2 * n};
+    status = seqpar_sft_seeds(ctx->error, &parts, o->b.targets, host + 3 * n, n,
+                              &run->truth->task.objective);
     for (i = 0; i < 3; i++) {
         seqpar_buffer_new(ctx, &o->seed[i], n * seqpar_dtype_bytes(ctx->device->accumulator),
                           SEQPAR_MEM_ACTIVATIONS);

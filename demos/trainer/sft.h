@@ -86,8 +86,8 @@ static seqpar_status demo_sft_seeds(demo_rank *r, const seqpar_llama_batch *b,
                                     seqpar_vocab_seeds *seeds) {
     int64_t n = b->tokens;
     double *host = (double *)demo_room(3 * n + 1, sizeof *host);
-    seqpar_status status = seqpar_sft_seeds(r->ctx.error, host, host + n, host + 2 * n,
-                                            b->targets, NULL, n, sft);
+    seqpar_host_seeds parts = {host, host + n, host + 2 * n};
+    seqpar_status status = seqpar_sft_seeds(r->ctx.error, &parts, b->targets, NULL, n, sft);
     if (!status) status = demo_seeds_write(r, out, 3, host, n, r->device->accumulator);
     memset(seeds, 0, sizeof *seeds);
     seeds->dlogp = out->part[0].data;
