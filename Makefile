@@ -157,14 +157,11 @@ build/cuda_on_cpu.o: seqpar_cuda.cu seqpar.h verify/cuda_on_cpu.h verify/cuda_on
 
 build/on_cpu_test_queue_nccl: verify/test_queue.c verify/nccl_stand_in.h verify/nccl_on_cpu.h verify/nccl_world.h
 build/on_cpu_test_train_nccl: verify/nccl_stand_in.h verify/nccl_on_cpu.h $(wildcard demos/*.h demos/trainer/*.h) build/options.inc
-CUDA_INSIDE = test_attn test_device
-$(CUDA_INSIDE:%=build/on_cpu_%): build/on_cpu_%: verify/%.c build/cuda_on_cpu.o $(HEADERS) verify/seqpar_check.h verify/test.h
-	$(CC) $(CPPFLAGS) $(CFLAGS) -O2 -DTEST_CUDA $< build/cuda_on_cpu.o -o $@ $(LDLIBS) -lstdc++
 build/on_cpu_%: verify/%.c build/cuda_on_cpu.o build/seqpar.o verify/test.h verify/run_objective.h
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) -DTEST_CUDA $< build/seqpar.o build/cuda_on_cpu.o -o $@ $(LDLIBS) -lstdc++
 
-build/on_cpu_bench_gpu: bench/bench_gpu.c bench/gpu.h bench/bench.h build/cuda_on_cpu.o $(HEADERS)
-	$(CC) $(CPPFLAGS) $(CFLAGS) $< build/cuda_on_cpu.o -o $@ $(LDLIBS) -lstdc++
+build/on_cpu_bench_gpu: bench/bench_gpu.c bench/gpu.h bench/bench.h build/cuda_on_cpu.o build/seqpar.o
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o build/cuda_on_cpu.o -o $@ $(LDLIBS) -lstdc++
 
 build/on_gpu_bench_gpu: bench/bench_gpu.c bench/gpu.h bench/bench.h build/cuda.o $(HEADERS)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $< build/cuda.o -o $@ $(LDLIBS) $(CUDA_LIBS)

@@ -3,7 +3,11 @@
    that is also written as JSON. */
 #define SEQPAR_IMPLEMENTATION
 #include "seqpar.h"
+#include <math.h>
 #include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -69,9 +73,16 @@ enum { VECTOR = 16 };
 #endif
 typedef float vector __attribute__((vector_size(VECTOR)));
 
+/* finaliser of splitmix64 */
+static inline uint64_t mixed(uint64_t x) {
+    x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return x ^ (x >> 31);
+}
+
 static inline void fill_random(float *x, int64_t count, uint64_t stream, double low,
                                double high) {
-    uint64_t state = seqpar__mix(stream + 1);
+    uint64_t state = mixed(stream + 1);
     int64_t i;
     for (i = 0; i < count; i++) {
         state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);

@@ -89,7 +89,8 @@ static int cases_left;
 static double allowance(void) {
     return bench.tiny
                ? 0
-               : fmax(0.2, fmin(2, 0.5 * seconds_left() / SEQPAR__MAX(cases_left, 1) / 3));
+               : fmax(0.2,
+                      fmin(2, 0.5 * seconds_left() / (cases_left > 1 ? cases_left : 1) / 3));
 }
 
 /* A case that would not fit into what is left is a line that says so. `flops` at the speed
@@ -151,7 +152,7 @@ static void attention_open(attention *a, seqpar_ctx *ctx, const shape *s) {
     a->ctx = ctx;
     a->cu[1] = s->tokens;
     a->row.tokens = a->row.padded = s->tokens;
-    a->row.chunks = SEQPAR__MIN(32, s->tokens / 16);
+    a->row.chunks = smaller(32, s->tokens / 16);
     a->row.docs = 1;
     a->row.cu_seqlens = a->cu;
     if (seqpar_attn_open(ctx, &a->attn, &a->row, 1, &desc)) {
@@ -344,7 +345,7 @@ static seqpar_status echo_begin(seqpar_comm *comm, const seqpar_group *g, void *
     request->state = NULL;
     for (int64_t i = 0; i < g->recv_count && g->send_count; i++) {
         const seqpar_transfer *from = &g->sends[i % g->send_count], *to = &g->recvs[i];
-        int64_t bytes = SEQPAR__MIN(from->bytes, to->bytes);
+        int64_t bytes = smaller(from->bytes, to->bytes);
         if (comm->device)
             comm->device->copy(comm->device, to->data, from->data, bytes, bench.ctx.queue);
         else
@@ -732,7 +733,7 @@ static void rows_fold(rows *r) {
         r->numbers[i] = i;
         r->leaves[i] = (seqpar_piece){.leaf = i,
                                       .stride = 1,
-                                      .count = SEQPAR__MIN(LEAF, r->count - i * LEAF),
+                                      .count = smaller(LEAF, r->count - i * LEAF),
                                       .local = i * LEAF};
     }
     seqpar_fold_init(&r->fold, r->numbers, count);
@@ -1006,7 +1007,7 @@ static void update_call(void *user) {
 
 /* after the first step, from moments of zero */
 static double update_error(const update *u) {
-    int64_t n = SEQPAR__MIN(u->count, 4096);
+    int64_t n = smaller(u->count, 4096);
     double *g = malloc((size_t)n * sizeof *g), *p = malloc((size_t)n * sizeof *p);
     double *got = fetch(&u->p, 0, n, 0, 1), clip = fmin(1, max_norm / (u->norm + 1e-6));
     double square = 0, x;

@@ -68,6 +68,7 @@ static inline void device_copy(void *to, const void *from, int64_t bytes) {
     bench.ctx.device->copy(bench.ctx.device, to, from, bytes, NULL);
 }
 
+static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 /* The first period comes from the host, the others from the one before. */
 static inline tensor tensor_new(int64_t count, int dtype, int stream, double scale) {
     tensor t = {.data = device_memory(count * seqpar_dtype_bytes(dtype)),
@@ -75,7 +76,7 @@ static inline tensor tensor_new(int64_t count, int dtype, int stream, double sca
                 .dtype = dtype,
                 .stream = stream,
                 .scale = (float)scale};
-    int64_t size = seqpar_dtype_bytes(dtype), filled = SEQPAR__MIN(count, pattern_length());
+    int64_t size = seqpar_dtype_bytes(dtype), filled = smaller(count, pattern_length());
     float *wide = malloc((size_t)filled * sizeof *wide);
     for (int64_t i = 0; i < filled; i++) {
         wide[i] = patterns[stream][i] * t.scale;
@@ -84,7 +85,7 @@ static inline tensor tensor_new(int64_t count, int dtype, int stream, double sca
     device_copy(t.data, wide, filled * size);
     free(wide);
     for (; filled < count; filled *= 2)
-        device_copy(t.data + filled * size, t.data, SEQPAR__MIN(filled, count - filled) * size);
+        device_copy(t.data + filled * size, t.data, smaller(filled, count - filled) * size);
     return t;
 }
 
@@ -164,7 +165,7 @@ static inline double wall_of(call_fn call, void *user, int64_t times) {
 /* Samples for about so many seconds, each of at least 10 ms. */
 static inline void sample(sampling *s, call_fn call, void *user, double seconds) {
     double once = wall_of(call, user, 1), end = wall() + seconds;
-    int64_t times = bench.tiny ? 1 : SEQPAR__MAX(1, (int64_t)(0.01 / once) + 1);
+    int64_t times = bench.tiny || once <= 0 ? 1 : (int64_t)(0.01 / once) + 1;
     for (int i = 0; i < SAMPLES && s->count < SAMPLES * TURNS_OF_A_ROW &&
                     (i < (bench.tiny ? 1 : 3) || wall() < end);
          i++)

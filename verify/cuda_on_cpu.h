@@ -144,13 +144,14 @@ static thread_local cuda_block *cuda_here;
 }
 
 #if defined(__x86_64__)
-/* Saves what a called function must keep, changes stacks. */
+/* Saves what a called function must keep, changes stacks. It jumps where a return would
+   never be foreseen. */
 extern "C" void cuda_on_cpu_switch(void **save, void *to);
 __asm__(".text\n.globl cuda_on_cpu_switch\n.type "
         "cuda_on_cpu_switch,@function\ncuda_on_cpu_switch:\n"
         "push %rbp\npush %rbx\npush %r12\npush %r13\npush %r14\npush %r15\n"
         "mov %rsp, (%rdi)\nmov %rsi, %rsp\n"
-        "pop %r15\npop %r14\npop %r13\npop %r12\npop %rbx\npop %rbp\nret\n"
+        "pop %r15\npop %r14\npop %r13\npop %r12\npop %rbx\npop %rbp\npop %rcx\njmp *%rcx\n"
         ".size cuda_on_cpu_switch, .-cuda_on_cpu_switch\n");
 #endif
 
@@ -241,7 +242,7 @@ static uint64_t cuda_mix(uint64_t x) {
 static void cuda_block_run(cuda_block *b) {
     uint64_t draw = cuda_mix(cuda_on_cpu_seed + b->index.x * 977u + b->index.y * 31u);
     memset(b->shared, 0xff, b->shared_bytes);
-    memset(b->warp, 0, sizeof b->warp);
+    memset(b->warp, 0, sizeof *b->warp * (size_t)b->threads / CUDA_WARP);
     b->alive = b->threads;
     b->arrived = b->generation = 0;
     b->any[0][0] = b->any[1][0] = -1;
@@ -256,9 +257,10 @@ static void cuda_block_run(cuda_block *b) {
             start = (int)(draw % (unsigned)b->threads);
             turn = draw >> 40 & 1 ? 1 : -1;
         }
-        for (int i = 0; i < b->threads; i++) {
-            cuda_fiber *f =
-                &b->fiber[((start + turn * i) % b->threads + b->threads) % b->threads];
+        for (int i = 0, at = start; i < b->threads; i++) {
+            cuda_fiber *f = &b->fiber[at];
+            at += turn;
+            at = at < 0 ? b->threads - 1 : at == b->threads ? 0 : at;
             if (f->done || (f->waits_for && *f->waits_for == f->was)) continue;
             f->waits_for = NULL;
             cuda_to_fiber(b, f);
@@ -295,17 +297,21 @@ static inline int __syncthreads_or(int predicate) {
     return any[1];
 }
 
-/* All lanes bring words and see those of the others: (32, CUDA_WORDS). */
-static inline const uint32_t (*cuda_meet(const char *meeting, const uint32_t *words,
-                                         int count))[CUDA_WORDS] {
+/* All lanes bring words and see those of the others: (32, CUDA_WORDS). The last to arrive
+   calls `together` upon all of them. */
+template <int COUNT>
+static inline const uint32_t (
+    *cuda_meet(const char *meeting, const uint32_t *words,
+               void (*together)(uint32_t (*all)[CUDA_WORDS]) = NULL))[CUDA_WORDS] {
     cuda_fiber *f = cuda_here->running;
     cuda_warp *w = &cuda_here->warp[f->number / CUDA_WARP];
     int generation = w->generation, parity = generation & 1;
     if (w->arrived && w->meeting != meeting && strcmp(w->meeting, meeting))
         cuda_die("lanes of a warp meet in different instructions");
     w->meeting = meeting;
-    for (int i = 0; i < count; i++) w->word[parity][f->number % CUDA_WARP][i] = words[i];
+    for (int i = 0; i < COUNT; i++) w->word[parity][f->number % CUDA_WARP][i] = words[i];
     if (++w->arrived == CUDA_WARP) {
+        if (together) together(w->word[parity]);
         w->arrived = 0;
         w->generation++;
     } else
@@ -315,7 +321,7 @@ static inline const uint32_t (*cuda_meet(const char *meeting, const uint32_t *wo
 
 static inline void __syncwarp(unsigned mask = 0xffffffffu) {
     (void)mask;
-    cuda_meet("__syncwarp", NULL, 0);
+    cuda_meet<0>("__syncwarp", NULL);
 }
 
 template <class T> static inline T __shfl_xor_sync(unsigned mask, T value, int lane_mask) {
@@ -323,8 +329,8 @@ template <class T> static inline T __shfl_xor_sync(unsigned mask, T value, int l
     uint32_t words[sizeof(T) / 4];
     (void)mask;
     memcpy(words, &value, sizeof value);
-    const uint32_t(*all)[CUDA_WORDS] = cuda_meet("__shfl_xor_sync", words,
-                                                 (int)(sizeof(T) / 4));
+    const uint32_t(*all)[CUDA_WORDS] = cuda_meet<(int)(sizeof(T) / 4)>("__shfl_xor_sync",
+                                                                       words);
     memcpy(&value, all[(cuda_here->running->number ^ lane_mask) % CUDA_WARP], sizeof value);
     return value;
 }
@@ -332,7 +338,7 @@ template <class T> static inline T __shfl_xor_sync(unsigned mask, T value, int l
 static inline int __any_sync(unsigned mask, int predicate) {
     uint32_t word = predicate != 0;
     (void)mask;
-    const uint32_t(*all)[CUDA_WORDS] = cuda_meet("__any_sync", &word, 1);
+    const uint32_t(*all)[CUDA_WORDS] = cuda_meet<1>("__any_sync", &word);
     for (int i = 0; i < CUDA_WARP; i++)
         if (all[i][0]) return 1;
     return 0;
@@ -372,41 +378,61 @@ static inline float __uint_as_float(uint32_t x) {
 
 static inline float cuda_bf16(uint32_t bits) { return __uint_as_float(bits << 16); }
 
-/* c (16, 8) += a (16, k) b (k, 8): element (row, column) of c is sum number; pairs: two bf16
-   to a word, else one fp32. */
-template <int REGISTERS_A, int REGISTERS_B, bool PAIRS>
-static inline void cuda_mma(float c[4], const uint32_t *a, const uint32_t *b) {
-    enum { K = PAIRS ? 16 : 8, WORDS = REGISTERS_A + REGISTERS_B };
-    uint32_t words[WORDS];
-    memcpy(words, a, REGISTERS_A * 4);
-    memcpy(words + REGISTERS_A, b, REGISTERS_B * 4);
-    const uint32_t(*all)[CUDA_WORDS] = cuda_meet(
-        PAIRS ? "mma.m16n8k16.bf16" : "mma.m16n8k8.tf32", words, WORDS);
-    int lane = cuda_here->running->number % CUDA_WARP, group = lane / 4, t = lane % 4;
-    for (int i = 0; i < 4; i++) {
-        int row = group + (i >= 2 ? 8 : 0), column = 2 * t + (i & 1);
-        float sum = c[i];
-        for (int k = 0; k < K; k++) {
-            /* register and lane that hold a[row][k] and b[k][column] */
-            int half = PAIRS ? k / 8 : k / 4, in = PAIRS ? k % 8 / 2 : k % 4;
-            uint32_t x = all[row % 8 * 4 + in][(row >= 8 ? 1 : 0) + 2 * half];
-            uint32_t y = all[column * 4 + in][REGISTERS_A + half];
-            float fx = PAIRS ? cuda_bf16(k & 1 ? x >> 16 : x & 0xffff)
-                             : __uint_as_float(x & 0xffffe000u);
-            float fy = PAIRS ? cuda_bf16(k & 1 ? y >> 16 : y & 0xffff)
-                             : __uint_as_float(y & 0xffffe000u);
-            sum = fmaf(fx, fy, sum);
+/* c (16, 8) += a (16, k) b (k, 8), whose registers the lanes have brought, a sum after the
+   other in rising k; pairs: two bf16 to a word, else one fp32. */
+enum { CUDA_MMA_A = 4, CUDA_MMA_B = 2, CUDA_MMA_C = 4, CUDA_MMA_WORDS = 10 };
+template <bool PAIRS> static void cuda_mma_together(uint32_t (*all)[CUDA_WORDS]) {
+    enum { K = PAIRS ? 16 : 8, COLUMNS = 8 };
+    float a[16][K], b[K][COLUMNS], c[16][COLUMNS];
+    for (int lane = 0; lane < CUDA_WARP; lane++) {
+        int group = lane / 4, t = lane % 4;
+        const uint32_t *word = all[lane];
+        for (int i = 0; i < CUDA_MMA_A + CUDA_MMA_B; i++) {
+            bool of_a = i < CUDA_MMA_A;
+            /* the half of k that the register holds, and its row of a */
+            int half = of_a ? i / 2 : i - CUDA_MMA_A, row = group + (i & 1 ? 8 : 0);
+            for (int j = 0; j < (PAIRS ? 2 : 1); j++) {
+                int k = PAIRS ? 8 * half + 2 * t + j : 4 * half + t;
+                float x = PAIRS ? cuda_bf16(j ? word[i] >> 16 : word[i] & 0xffff)
+                                : __uint_as_float(word[i] & 0xffffe000u);
+                if (of_a)
+                    a[row][k] = x;
+                else
+                    b[k][group] = x;
+            }
         }
-        c[i] = sum;
+        for (int i = 0; i < CUDA_MMA_C; i++)
+            c[group + (i >= 2 ? 8 : 0)][2 * t + (i & 1)] = __uint_as_float(
+                word[CUDA_MMA_A + CUDA_MMA_B + i]);
     }
+    for (int row = 0; row < 16; row++)
+        for (int k = 0; k < K; k++)
+            for (int column = 0; column < COLUMNS; column++)
+                c[row][column] = fmaf(a[row][k], b[k][column], c[row][column]);
+    for (int lane = 0; lane < CUDA_WARP; lane++)
+        for (int i = 0; i < CUDA_MMA_C; i++)
+            all[lane][CUDA_MMA_A + CUDA_MMA_B + i] = __float_as_uint(
+                c[lane / 4 + (i >= 2 ? 8 : 0)][2 * (lane % 4) + (i & 1)]);
+}
+
+template <bool PAIRS>
+static inline void cuda_mma(float c[4], const uint32_t *a, const uint32_t *b) {
+    uint32_t words[CUDA_MMA_WORDS];
+    memcpy(words, a, CUDA_MMA_A * 4);
+    memcpy(words + CUDA_MMA_A, b, CUDA_MMA_B * 4);
+    memcpy(words + CUDA_MMA_A + CUDA_MMA_B, c, CUDA_MMA_C * 4);
+    const uint32_t(*all)[CUDA_WORDS] = cuda_meet<CUDA_MMA_WORDS>(
+        PAIRS ? "mma.m16n8k16.bf16" : "mma.m16n8k8.tf32", words, cuda_mma_together<PAIRS>);
+    memcpy(c, all[cuda_here->running->number % CUDA_WARP] + CUDA_MMA_A + CUDA_MMA_B,
+           CUDA_MMA_C * 4);
 }
 
 static inline void seqpar_cuda_mma_bf16(float c[4], const uint32_t a[4], const uint32_t b[2]) {
-    cuda_mma<4, 2, true>(c, a, b);
+    cuda_mma<true>(c, a, b);
 }
 
 static inline void seqpar_cuda_mma_tf32(float c[4], const uint32_t a[4], const uint32_t b[2]) {
-    cuda_mma<4, 2, false>(c, a, b);
+    cuda_mma<false>(c, a, b);
 }
 
 /* cvt.rna.tf32.f32: to nearest, ties away */
@@ -450,7 +476,7 @@ static inline void seqpar_cuda_load_matrices_transposed(uint32_t r[4], const voi
     int lane = cuda_here->running->number % CUDA_WARP, group = lane / 4, t = lane % 4;
     memcpy(words, &row, 8);
     if ((uintptr_t)row % 16) cuda_die("ldmatrix of a row that is not aligned to 16 bytes");
-    const uint32_t(*all)[CUDA_WORDS] = cuda_meet("ldmatrix.x4.trans", words, 2);
+    const uint32_t(*all)[CUDA_WORDS] = cuda_meet<2>("ldmatrix.x4.trans", words);
     for (int i = 0; i < CUDA_WARP; i++) memcpy(&address[i], all[i], 8);
     if (lane == 0)
         for (int m = 0; m < 4; m++) cuda_count_banks(address + 8 * m, 8, 4);
@@ -476,7 +502,7 @@ static inline void cuda_count_words(const char *meeting, const void *at, int cou
     uint64_t address[CUDA_WARP];
     int lanes = CUDA_WARP / count; /* 128 bytes at a time */
     memcpy(words, &at, 8);
-    const uint32_t(*all)[CUDA_WORDS] = cuda_meet(meeting, words, 2);
+    const uint32_t(*all)[CUDA_WORDS] = cuda_meet<2>(meeting, words);
     if (cuda_here->running->number % CUDA_WARP) return;
     for (int i = 0; i < CUDA_WARP; i++) memcpy(&address[i], all[i], 8);
     for (int i = 0; i < count; i++, ++*phases)
@@ -546,6 +572,8 @@ enum cudaDeviceAttr {
 };
 
 #define CUDA_ARENA ((size_t)8 << 30)
+/* of large pages, which are opened and closed much faster */
+#define CUDA_PAGE ((size_t)2 << 20)
 struct cuda_piece {
     char *at;
     size_t bytes;
@@ -559,6 +587,10 @@ static struct {
     cuda_piece live[CUDA_PIECES], spare[CUDA_PIECES];
     pthread_mutex_t lock;
 } cuda_arena = {NULL, 0, 0, 0, 0, {}, {}, PTHREAD_MUTEX_INITIALIZER};
+
+static size_t cuda_arena_pages(void) { /* bytes of all in use */
+    return (cuda_arena.used + CUDA_PAGE - 1) & ~(CUDA_PAGE - 1);
+}
 
 static void cuda_segfault(int signal_number, siginfo_t *info, void *context) {
     char *at = (char *)info->si_addr;
@@ -575,7 +607,7 @@ static void cuda_arena_open(int change) {
     pthread_mutex_lock(&cuda_arena.lock);
     cuda_arena.open += change;
     if (cuda_arena.base && cuda_arena.open == (change > 0))
-        mprotect(cuda_arena.base, (cuda_arena.used + 4095) & ~(size_t)4095,
+        mprotect(cuda_arena.base, cuda_arena_pages(),
                  change > 0 ? PROT_READ | PROT_WRITE : PROT_NONE);
     pthread_mutex_unlock(&cuda_arena.lock);
 }
@@ -829,8 +861,10 @@ static inline cudaError_t cudaMalloc(void **data, size_t bytes) {
         action.sa_sigaction = cuda_segfault;
         action.sa_flags = SA_SIGINFO;
         sigaction(SIGSEGV, &action, NULL);
-        cuda_arena.base = (char *)mmap(NULL, CUDA_ARENA, PROT_NONE,
-                                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        char *base = (char *)mmap(NULL, CUDA_ARENA + CUDA_PAGE, PROT_NONE,
+                                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        cuda_arena.base = base + (CUDA_PAGE - (uintptr_t)base % CUDA_PAGE) % CUDA_PAGE;
+        (void)madvise(cuda_arena.base, CUDA_ARENA, MADV_HUGEPAGE);
     }
     *data = NULL;
     for (int i = 0; i < cuda_arena.spares && !*data; i++)
@@ -841,7 +875,8 @@ static inline cudaError_t cudaMalloc(void **data, size_t bytes) {
     if (!*data && cuda_arena.used + size <= CUDA_ARENA) {
         *data = cuda_arena.base + cuda_arena.used;
         cuda_arena.used += size;
-        if (cuda_arena.open) mprotect(*data, size, PROT_READ | PROT_WRITE);
+        if (cuda_arena.open)
+            mprotect(cuda_arena.base, cuda_arena_pages(), PROT_READ | PROT_WRITE);
     }
     if (*data) {
         cuda_on_cpu_allocated += (int64_t)size;

@@ -45,8 +45,7 @@ plain="-w -I. -Ibuild -Idemos/trainer -Iverify -DTEST_CUDA" linked=$(make --no-p
 flawed="-std=gnu11 -O2 -march=native -fopenmp -DTEST_FAULTS -Ibuild/faults $plain"
 make --no-print-directory -s planted build/faults/seqpar.o build/faults/cuda_on_cpu.o >$out/planted.log 2>&1 || fail cuda_faults_planted "$(grep -m 1 -E 'error|fault' $out/planted.log)"
 for suite in attn device queue cublas; do
-    case $suite in attn | device) library="" ;; *) library="$linked build/faults/seqpar.o" ;; esac
-    ${CC:-cc} $flawed verify/test_$suite.c $library build/faults/cuda_on_cpu.o -o $out/flawed_$suite -lcjson -lm -lpthread -ldl -lstdc++ 2>$out/flawed_$suite.log || fail cuda_faults_$suite "does not build: $(grep -m 1 error $out/flawed_$suite.log)"
+    ${CC:-cc} $flawed verify/test_$suite.c $linked build/faults/seqpar.o build/faults/cuda_on_cpu.o -o $out/flawed_$suite -lcjson -lm -lpthread -ldl -lstdc++ 2>$out/flawed_$suite.log || fail cuda_faults_$suite "does not build: $(grep -m 1 error $out/flawed_$suite.log)"
 done
 flaw() { # NUMBER SUITE WHAT
     local seed
@@ -89,7 +88,7 @@ benchmark() { # PROGRAM ARGUMENTS...
 if make --no-print-directory build/on_cpu_bench_gpu >$out/bench.build.log 2>&1 && ! grep -q 'warning:' $out/bench.build.log && benchmark build/on_cpu_bench_gpu --dtype bf16 && benchmark build/on_cpu_bench_gpu && [ "$(grep -c '^| ' $out/page.md)" -ge 31 ]; then pass cuda_bench
 else fail cuda_bench "$(grep -hE 'error|warning|WRONG|bench_gpu:' $out/bench.build.log $out/bench.log | head -n 1)"; fi
 echo 'int seqpar__fault = 111;' >$out/tf32_alone.c
-if ${CC:-cc} -std=gnu11 -O2 -march=native -w -I. -Ibuild bench/bench_gpu.c $out/tf32_alone.c build/faults/cuda_on_cpu.o -o $out/bench_tf32 -lm -lpthread -lstdc++ && ! benchmark $out/bench_tf32 --only goals && grep -q WRONG $out/bench.log; then pass cuda_bench_finds_errors
+if ${CC:-cc} -std=gnu11 -O2 -march=native -w -fopenmp -Ibuild/faults -I. -Ibuild bench/bench_gpu.c $out/tf32_alone.c $linked build/faults/seqpar.o build/faults/cuda_on_cpu.o -o $out/bench_tf32 -lcjson -lm -lpthread -lstdc++ && ! benchmark $out/bench_tf32 --only goals && grep -q WRONG $out/bench.log; then pass cuda_bench_finds_errors
 else fail cuda_bench_finds_errors "products in tf32 alone pass for fp32"; fi
 if command -v python3 >/dev/null 2>&1; then
     if PYTHONPYCACHEPREFIX=$out python3 -m py_compile bench/peer_torch_gpu.py && python3 bench/peer_torch_gpu.py --list | grep -q '^attention_forward flash'; then pass cuda_bench_peer; else fail cuda_bench_peer "bench/peer_torch_gpu.py"; fi
