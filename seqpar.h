@@ -1212,6 +1212,11 @@ typedef struct seqpar_attn_io {
        token fold */
     void *dsinks;
     uint64_t dropout_seed, dropout_stream; /* stream: another for every layer and step */
+    /* Elements from token to token, of one projection (tokens, (heads + 2 kv_heads)
+       head_dim) for instance; 0: no gaps. A tensor with gaps is copied by the device into
+       exchange memory before the call, or out of it after; what lies in the gaps stays. Less
+       than a token's elements: SEQPAR_ERR_SIZE */
+    int64_t q_stride, k_stride, v_stride, dq_stride, dk_stride, dv_stride;
 } seqpar_attn_io;
 
 /* Dropout factor of one probability, 0 or 1 / (1 - dropout). The key is absolute
@@ -6125,10 +6130,80 @@ static seqpar_attn_args seqpar__attn_args(const seqpar_ctx *ctx, const seqpar_at
     return a;
 }
 
+/* Tensors with gaps between tokens: q, k, v, then dq, dk, dv; copies without. */
+enum { SEQPAR__GAPPED = 6 };
+typedef struct seqpar__gapped {
+    void *data; /* NULL: it has no gaps */
+    seqpar_buffer copy;
+    int64_t stride, width; /* bytes */
+} seqpar__gapped;
+
+static void **seqpar__gapped_tensor(seqpar_attn_io *io, int i) {
+    return i == 0   ? (void **)&io->q
+           : i == 1 ? (void **)&io->k
+           : i == 2 ? (void **)&io->v
+           : i == 3 ? &io->dq
+           : i == 4 ? &io->dk
+                    : &io->dv;
+}
+
+/* The first `count` of them in `io`; their copies take the place of those with gaps. */
+static seqpar_status seqpar__gaps_open(seqpar_ctx *ctx, const seqpar_attn *attn, int count,
+                                       seqpar_attn_io *io, seqpar__gapped *gapped) {
+    static const char *const names[SEQPAR__GAPPED] = {"q", "k", "v", "dq", "dk", "dv"};
+    const int64_t strides[SEQPAR__GAPPED] = {io->q_stride,  io->k_stride,  io->v_stride,
+                                             io->dq_stride, io->dk_stride, io->dv_stride};
+    int64_t size = seqpar_dtype_bytes(ctx->device->storage);
+    int64_t tokens = attn->parts[attn->forward.member].tokens;
+    for (int i = 0; i < count; i++) {
+        seqpar__gapped *g = &gapped[i];
+        void **data = seqpar__gapped_tensor(io, i);
+        int64_t width = (i % 3 ? attn->desc.kv_heads : attn->desc.heads) * attn->desc.head_dim;
+        if (strides[i] == 0 || strides[i] == width) continue;
+        if (strides[i] < width || strides[i] > SEQPAR_MAX_WIDTH * 4)
+            return seqpar_fail(
+                ctx->error, SEQPAR_ERR_SIZE,
+                "%s_stride is %lld; give 0, or from %lld, a token's elements, to "
+                "%lld",
+                names[i], (long long)strides[i], (long long)width,
+                (long long)SEQPAR_MAX_WIDTH * 4);
+        g->stride = strides[i] * size;
+        g->width = width * size;
+        SEQPAR__TRY(seqpar_buffer_new(ctx, &g->copy, tokens * g->width, SEQPAR_MEM_EXCHANGE));
+        g->data = *data;
+        if (i < 3)
+            ctx->device->copy_rows(ctx->device, g->copy.data, g->width, g->data, g->stride,
+                                   g->width, tokens, ctx->queue);
+        *data = g->copy.data;
+    }
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__gaps_close(seqpar_ctx *ctx, const seqpar_attn *attn,
+                                        seqpar__gapped *gapped, seqpar_status status) {
+    int64_t tokens = attn->parts[attn->forward.member].tokens;
+    for (int i = 0; i < SEQPAR__GAPPED; i++) {
+        seqpar__gapped *g = &gapped[i];
+        if (!status && i >= 3 && g->data)
+            ctx->device->copy_rows(ctx->device, g->data, g->stride, g->copy.data, g->width,
+                                   g->width, tokens, ctx->queue);
+        seqpar_buffer_free(ctx, &g->copy);
+    }
+    return status;
+}
+
 SEQPAR_DEF seqpar_status seqpar_attn_forward(seqpar_ctx *ctx, seqpar_attn *attn,
                                              const seqpar_attn_io *io) {
-    seqpar_attn_args a = seqpar__attn_args(ctx, attn, io);
-    return seqpar__run_plan(ctx, attn, &attn->forward, &a);
+    seqpar__gapped gapped[SEQPAR__GAPPED];
+    seqpar_attn_io dense = *io;
+    seqpar_status status;
+    memset(gapped, 0, sizeof gapped);
+    status = seqpar__gaps_open(ctx, attn, 3, &dense, gapped);
+    if (!status) {
+        seqpar_attn_args a = seqpar__attn_args(ctx, attn, &dense);
+        status = seqpar__run_plan(ctx, attn, &attn->forward, &a);
+    }
+    return seqpar__gaps_close(ctx, attn, gapped, status);
 }
 
 /* delta = dout . out, a row statistic of its own; with it the sinks' gradient needs no keys. */
@@ -6157,8 +6232,8 @@ static seqpar_status seqpar__attn_statistics(seqpar_ctx *ctx, const seqpar_attn 
     return ctx->device->attn_sinks(ctx->device, &s, ctx->queue);
 }
 
-SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn,
-                                              const seqpar_attn_io *io) {
+static seqpar_status seqpar__attn_backward(seqpar_ctx *ctx, seqpar_attn *attn,
+                                           const seqpar_attn_io *io) {
     seqpar_attn_args a = seqpar__attn_args(ctx, attn, io);
     seqpar_buffer delta;
     seqpar_status status = seqpar_buffer_new(ctx, &delta,
@@ -6171,6 +6246,17 @@ SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn
     if (!status) status = seqpar__run_plan(ctx, attn, &attn->backward, &a);
     seqpar_buffer_free(ctx, &delta);
     return status;
+}
+
+SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn,
+                                              const seqpar_attn_io *io) {
+    seqpar__gapped gapped[SEQPAR__GAPPED];
+    seqpar_attn_io dense = *io;
+    seqpar_status status;
+    memset(gapped, 0, sizeof gapped);
+    status = seqpar__gaps_open(ctx, attn, SEQPAR__GAPPED, &dense, gapped);
+    if (!status) status = seqpar__attn_backward(ctx, attn, &dense);
+    return seqpar__gaps_close(ctx, attn, gapped, status);
 }
 
 /* How many own queries see each token, the tokens of row r from seen[r] on: every query adds

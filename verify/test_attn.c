@@ -33,6 +33,7 @@ typedef struct setup { /* one way to run it */
     const seqpar_inject_desc *inject;
     const seqpar_block_kernel *own;
     const seqpar_attn_kernel *kernel;
+    int packed; /* q, k, v and dq, dk, dv in one tensor each; 2: its stride is too small */
     double *out, *lse, *dq, *dk, *dv; /* global results */
     /* (rows, 64 chunks, heads), rank after rank; setup_run adds them up into the first */
     double *dsinks;
@@ -186,8 +187,36 @@ static seqpar_status rank_attention(seqpar_ctx *ctx, setup *s) {
                          .dq = buffer[6],
                          .dk = buffer[7],
                          .dv = buffer[8]};
+    char *one = NULL, *packed[6];
+    int64_t row = (wide + 2 * narrow) * seqpar_dtype_bytes(type);
+    if (s->packed) { /* in front of it and behind it, a gap */
+        one = ctx->device->alloc(ctx->device, 2 * (n + 2) * row + 1);
+        for (i = 0; i < 6; i++)
+            packed[i] = one + i / 3 * (n + 2) * row +
+                        (i % 3 ? wide + (i % 3 - 1) * narrow : 0) * seqpar_dtype_bytes(type);
+        for (i = 0; i < 3; i++)
+            ctx->device->copy_rows(ctx->device, packed[i], row, buffer[i],
+                                   (i ? narrow : wide) * seqpar_dtype_bytes(type),
+                                   (i ? narrow : wide) * seqpar_dtype_bytes(type),
+                                   seqpar_attn_share(attn)->tokens, NULL);
+        io.q = packed[0];
+        io.k = packed[1];
+        io.v = packed[2];
+        io.dq = packed[3];
+        io.dk = packed[4];
+        io.dv = packed[5];
+        io.q_stride = io.k_stride = io.v_stride = wide + 2 * narrow;
+        io.dq_stride = io.dk_stride = io.dv_stride = wide + 2 * narrow;
+        if (s->packed > 1) io.dk_stride = narrow - 1;
+    }
     status = seqpar_attn_forward(ctx, attn, &io);
     if (!status) status = seqpar_attn_backward(ctx, attn, &io);
+    for (i = 0; !status && s->packed && i < 3; i++)
+        ctx->device->copy_rows(ctx->device, buffer[6 + i],
+                               (i ? narrow : wide) * seqpar_dtype_bytes(type), packed[3 + i],
+                               row, (i ? narrow : wide) * seqpar_dtype_bytes(type),
+                               seqpar_attn_share(attn)->tokens, NULL);
+    if (one) ctx->device->free(ctx->device, one);
     if (!status) status = seqpar_attn_cost_of(ctx, attn, &cost, NULL);
     if (!status) status = seqpar_device_settle(ctx->device, ctx->queue); /* the count is read */
     if (!status) {
@@ -1076,6 +1105,37 @@ static void test_arrival(int schedule, int64_t ulysses) {
              (long long)ulysses);
 }
 
+/* ---- one projection holds q, k and v ---- */
+
+static void test_packed(int device) {
+    static const int64_t lengths[] = {61, 7}, chunks[] = {9, 3}, ranks[] = {1, 3, 4};
+    problem *p = problem_new(2, lengths, chunks, 4, 2, 6);
+    setup one = {.p = p, .reference = device, .ranks = 1, .threads = 1};
+    setup_run(&one);
+    for (int i = 0; i < 9; i++) {
+        setup s = {.p = p,
+                   .reference = device,
+                   .ranks = ranks[i % 3],
+                   .threads = 1,
+                   .layout = i % 2 ? SEQPAR_LAYOUT_ZIGZAG : SEQPAR_LAYOUT_CONTIGUOUS,
+                   .schedule = i / 3,
+                   .packed = 1};
+        setup_run(&s);
+        expect_same_bits(&s, &one, "packed");
+        setup_free(&s);
+    }
+    setup_free(&one);
+    setup s = {.p = p, .reference = device, .ranks = 3, .threads = 1, .packed = 2};
+    seqpar_error error;
+    setup_results(&s);
+    s.status = seqpar_run_threads(s.ranks, rank_main, &s, &error);
+    test_expect(s.status == SEQPAR_ERR_SIZE && strstr(error.text, "dk_stride is 11"), "%s: %s",
+                seqpar_status_name(s.status), error.text);
+    setup_free(&s);
+    problem_free(p);
+    test_end("attn_packed_%s_bits", device_names[device]);
+}
+
 /* ---- the user's own attention: my queries x one source ---- */
 
 typedef struct own_attention {
@@ -1612,6 +1672,7 @@ int main(int argc, char **argv) {
     test_own_kernel(SEQPAR_DTYPE_F32, 3e-6);
     test_own_kernel(SEQPAR_DTYPE_BF16, 2e-2);
     for (int device = 0; device <= 2; device++) test_own_attention(device);
+    for (int device = 0; device <= 2; device++) test_packed(device);
     test_own_attention_rule();
     test_own_attention_refused();
     test_error_slope();
