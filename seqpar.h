@@ -38,7 +38,7 @@
        - attention as a ring, llama3-style KV all-gather, Ulysses all-to-all or 2D: packed documents, causal,
          full, sliding window, prefix-LM, softcap, learnt sinks, dropout, GQA; forward and backward
        - check a schedule on paper and count its FLOPs and bytes without running it (verify/seqpar_check.h)
-       - take your own block kernel, in your storage type, your own matrix product and your own transport
+       - take your own attention, block by block or source by source, your own matrix product and your own transport
        - chunked head: log-probs, entropy, label smoothing, z-loss; logits are never whole
        - sums per document over ranks, then SFT, DPO (cDPO, IPO, hinge, SimPO, RPO), KTO, reward-model, PPO, GRPO, RLOO
          and REINFORCE objectives on plain numbers, each with value and derivative
@@ -830,6 +830,20 @@ typedef struct seqpar_attn_delta_args {
     int64_t tokens, heads, head_dim;
 } seqpar_attn_delta_args;
 
+/* Puts partial results together, accumulators (tokens, heads, head_dim) and lse (tokens,
+   heads): sum becomes the softmax over the keys of both, sum_lse its lse; of a query whose
+   part_lse is -inf the part is not read. Without sum_lse: plain sums. out of the storage
+   type and lse, rows out_heads apart: what the sum is, after the sinks. A NaN in part_lse:
+   refused by a host device, in the results of a GPU. */
+typedef struct seqpar_attn_merge_args {
+    void *sum, *sum_lse;
+    const void *part, *part_lse; /* NULL: nothing is added */
+    void *out, *lse;             /* NULL: not yet */
+    const void *sinks;           /* (heads) or NULL; beside out */
+    int64_t tokens, heads, head_dim, out_heads;
+    int begin; /* the sum is nothing yet, 0 and -inf, and not read */
+} seqpar_attn_merge_args;
+
 /* Statistics of logits x (rows, vocab) and, where seeds are given, the gradient written over x:
      dx_j = dlogp (1[j=y] - p_j) - dentropy p_j (log p_j + H) + dsmooth (p_j - 1/V) + dzloss 2 lse p_j
    for logp = x_y - lse, H = entropy, smooth = lse - mean(x), zloss = lse^2. A row whose target is
@@ -895,6 +909,7 @@ typedef struct seqpar_update_args {
     X(attn_return)    /* own kernel: fold of visiting dk, dv */ \
     X(attn_delta)     /* own kernel */ \
     X(attn_sinks)     /* own kernel, a block a piece */ \
+    X(attn_merge)     /* own kernel, a warp a (token, head) */ \
     X(vocab_softmax)   /* own kernel, in place */ \
     X(sample)         /* own kernel, a block a row, + cudaMemcpyAsync */ \
     X(sumsq)          /* own kernel + cudaMemcpyAsync */ \
@@ -1154,6 +1169,47 @@ SEQPAR_DEF seqpar_status seqpar_plan_make(seqpar_error *error, seqpar_plan *plan
 SEQPAR_DEF void seqpar_plan_free(seqpar_plan *plan);
 
 /* ---- attn: the executor -------------------------------------------------------------------*/
+
+/* Bring your own attention: put into seqpar_attn_desc.kernel, it computes my queries x the
+   keys of one source (a rank, with Ulysses a position), all of them at once, on any device.
+   Splitting, sending, the merge of the sources, sinks and the sums of gradients stay; all
+   layouts and schedules (the error rule; no dropout). q, k, v, dout are of the device's
+   storage type, all else of its accumulator type, rows `stride` elements apart, heads side
+   by side; query head h reads kv head h / (heads / kv_heads). On a GPU the tensors are the
+   device's, and the work goes to `queue`. The lists are the host's and stay as they are
+   until seqpar_attn_close: a copy of them on the device may be kept. A query of a piece,
+   number local + i, has the position start + i stride in row `row`, keys likewise; query t
+   sees the keys of its row at positions [visible_begin[t], visible_end[t]): documents,
+   causality, window and prefix are in it. */
+typedef struct seqpar_attn_source {
+    int64_t source, heads, kv_heads, head_dim;
+    int64_t head; /* number of query head 0 among all */
+    double scale, softcap;
+    int full;       /* of the desc, where a kernel has a use for it */
+    int64_t window; /* as well */
+    int64_t q_tokens, k_tokens, q_stride, k_stride, v_stride, dout_stride;
+    int64_t lse_stride; /* of lse and delta */
+    const seqpar_piece *q_pieces, *k_pieces;
+    int64_t q_piece_count, k_piece_count;
+    const int32_t *visible_begin, *visible_end; /* (q_tokens) */
+    const void *q, *k, *v;
+    const void *dout, *lse, *delta; /* backward: lse over all keys; delta = dout . out */
+} seqpar_attn_source;
+
+/* forward writes out (q_tokens, heads, head_dim), the softmax over this source's keys alone,
+   and lse (q_tokens, heads): a query that sees none of them has lse -inf, and its out is not
+   read. backward writes dq like out, dk and dv (k_tokens, kv_heads, head_dim): what these
+   keys and queries give to each other. All are accumulators without gaps, begin as 0, and
+   are the library's. A source of which no query sees a key is left out. Both return 0, or
+   anything else to fail: SEQPAR_ERR_KERNEL on all ranks. */
+typedef struct seqpar_attn_kernel {
+    int (*forward)(void *user, const seqpar_attn_source *source, void *out, void *lse,
+                   void *queue);
+    int (*backward)(void *user, const seqpar_attn_source *source, void *dq, void *dk, void *dv,
+                    void *queue);
+    void *user;
+} seqpar_attn_kernel;
+
 typedef struct seqpar_attn_desc {
     int64_t heads, kv_heads, head_dim;
     double scale; /* 0: 1/sqrt(head_dim) */
@@ -1170,6 +1226,9 @@ typedef struct seqpar_attn_desc {
     int relaxed; /* 1: one running sum per token in order of arrival, tiles that know no chunks:
                     the usual ring attention, to see what equal bits cost. Error rule instead of
                     equal bits */
+    /* borrowed, or NULL: your own in the place of the device's, on every rank; implies
+       relaxed. A GPU's attn_flops do not count its work */
+    const seqpar_attn_kernel *kernel;
 } seqpar_attn_desc;
 
 /* Tensors of one call, all of the local tokens: q, out, dout, dq (tokens, heads, head_dim);
@@ -1188,6 +1247,11 @@ typedef struct seqpar_attn_io {
        token fold */
     void *dsinks;
     uint64_t dropout_seed, dropout_stream; /* stream: another for every layer and step */
+    /* Elements from token to token, of one projection (tokens, (heads + 2 kv_heads)
+       head_dim) for instance; 0: no gaps. A tensor with gaps is copied by the device into
+       exchange memory before the call, or out of it after; what lies in the gaps stays. Less
+       than a token's elements: SEQPAR_ERR_SIZE */
+    int64_t q_stride, k_stride, v_stride, dq_stride, dk_stride, dv_stride;
 } seqpar_attn_io;
 
 /* Dropout factor of one probability, 0 or 1 / (1 - dropout). The key is absolute
@@ -4324,6 +4388,12 @@ typedef struct seqpar__attn_step {
     seqpar__tasks *foreign; /* (sources) dk, dv of others' keys: into the outbox */
 } seqpar__attn_step;
 
+/* An own kernel: pieces of some rows of a share, from row `begin` on */
+typedef struct seqpar__runs {
+    seqpar_piece *pieces;
+    int64_t count, begin, tokens, pairs;
+} seqpar__runs;
+
 struct seqpar_attn {
     seqpar_attn_desc desc;               /* of the whole call */
     int64_t size, rank;                  /* positions of the ring, and the own one */
@@ -4353,6 +4423,7 @@ struct seqpar_attn {
     int64_t *outbox_elements; /* (size) ... that go to q */
     int64_t query_slots, key_slots, depth;
     int32_t *visible_begin, *visible_end;
+    seqpar__runs *runs;   /* (size + 1) own kernel: keys of every source; the own queries */
     seqpar_fold_op *room; /* for programs to come */
     int64_t room_left;
     void *lists;
@@ -4771,15 +4842,18 @@ static seqpar_status seqpar__plan_own_key(seqpar_attn *attn, seqpar__planner *p,
     const int64_t *leaves = seqpar__list_leaves(p, n);
     seqpar__list_by_source(p, n);
     own = p->at[attn->rank + 1] - p->at[attn->rank];
+    if (attn->desc.kernel) own = own > 0; /* its sums over own queries come as one */
     seqpar_fold_init(fold, leaves, n);
     fold->running = attn->desc.relaxed;
     if (fold->running) /* of every other position comes one value */
         for (fold->leaf_count = own, q = 0; q < attn->size; q++)
             fold->leaf_count += q != attn->rank && p->at[q + 1] > p->at[q];
-    for (int64_t i = p->at[attn->rank]; i < p->at[attn->rank + 1]; i++)
-        SEQPAR__TRY(seqpar__push_leaf(fold, p->by[i], attn->order[p->list[p->by[i]]].piece));
+    for (int64_t i = p->at[attn->rank]; i < p->at[attn->rank] + own; i++)
+        SEQPAR__TRY(seqpar__push_leaf(
+            fold, p->by[i], attn->desc.kernel ? 0 : attn->order[p->list[p->by[i]]].piece));
     if (own) {
         seqpar_attn_task *task = seqpar__key_task(attn, p->mine[piece]);
+        task->inbox_base = 2 * mine->pieces[piece].local;
         SEQPAR__TRY(seqpar__task_take(attn, task, fold));
         task->store_base = 2 * mine->pieces[piece].local;
         task->store_stride = 2 * mine->tokens;
@@ -4837,7 +4911,8 @@ static seqpar_status seqpar__attn_programs(seqpar_attn *attn, seqpar__planner *p
     int64_t near = 0;
     seqpar_status status;
     SEQPAR__TRY(seqpar__plan_steps(attn, p));
-    for (int64_t i = 0; i < p->own; i++) SEQPAR__TRY(seqpar__plan_query(attn, p, i));
+    for (int64_t i = 0; i < p->own && !attn->desc.kernel; i++)
+        SEQPAR__TRY(seqpar__plan_query(attn, p, i));
     for (int64_t i = 0; i < p->own; i++) {
         seqpar_fold fold;
         status = seqpar__plan_own_key(attn, p, i, &fold);
@@ -4873,6 +4948,47 @@ static seqpar_status seqpar__attn_visible(seqpar_attn *attn) {
             attn->visible_end[mine->pieces[i].local + t] = (int32_t)end;
         }
     return SEQPAR_OK;
+}
+
+/* Pieces side by side in the row and in memory are one again. */
+static int seqpar__runs_make(seqpar_attn *attn, seqpar__runs *runs, const seqpar_share *share,
+                             seqpar__bounds rows) {
+    seqpar_piece *last = NULL;
+    runs->begin = rows.begin;
+    runs->tokens = SEQPAR__MAX(rows.end - rows.begin, (int64_t)0);
+    runs->pieces = (seqpar_piece *)seqpar__list_room(
+        &attn->lists, share->count * (int64_t)sizeof *runs->pieces);
+    for (int64_t i = 0; runs->pieces && i < share->count; i++) {
+        seqpar_piece p = share->pieces[i];
+        if (p.local < rows.begin || p.local + p.count > rows.end) continue;
+        p.local -= rows.begin;
+        if (last && last->row == p.row && last->stride == p.stride &&
+            last->local + last->count == p.local &&
+            last->start + last->count * last->stride == p.start)
+            last->count += p.count;
+        else
+            *(last = &runs->pieces[runs->count++]) = p;
+    }
+    return runs->pieces != NULL;
+}
+
+static int64_t *seqpar__attn_seen(const seqpar_attn *attn);
+static int64_t seqpar__pairs(const int64_t *seen, const seqpar_share *share);
+
+/* What an own kernel is given of every source: in a ring the rows that have come. */
+static seqpar_status seqpar__attn_sources(seqpar_attn *attn) {
+    int64_t *seen = seqpar__attn_seen(attn), ok = seen != NULL;
+    attn->runs = (seqpar__runs *)seqpar__list_alloc(
+        &attn->lists, (attn->size + 1) * (int64_t)sizeof *attn->runs);
+    for (int64_t i = 0; ok && attn->runs && i <= attn->size; i++) {
+        int64_t s = i < attn->size ? i : attn->rank;
+        seqpar__bounds rows = {0, attn->shares[s].tokens};
+        if (s != attn->rank && attn->steps[0].sources == 1) rows = attn->come[s];
+        ok = seqpar__runs_make(attn, &attn->runs[i], &attn->shares[s], rows);
+        attn->runs[i].pairs = seqpar__pairs(seen, &attn->shares[s]);
+    }
+    SEQPAR_FREE(seen);
+    return ok && attn->runs ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
 }
 
 static int seqpar__by_leaf(const void *a, const void *b) {
@@ -5141,6 +5257,7 @@ static seqpar_status seqpar__attn_prepare(seqpar_ctx *ctx, seqpar_attn *attn) {
     if (!status) status = seqpar__attn_visible(attn);
     if (!status) status = seqpar__planner_open(attn, &p);
     if (!status) status = seqpar__attn_programs(attn, &p);
+    if (!status && attn->desc.kernel) status = seqpar__attn_sources(attn);
     seqpar__sight_close(&p.sight);
     SEQPAR_FREE(p.mine);
     SEQPAR_FREE(p.list);
@@ -5174,6 +5291,14 @@ static seqpar_status seqpar__check_attn(seqpar_error *error, const seqpar_attn_d
     if (!(d->dropout >= 0 && d->dropout < 1))
         return seqpar_fail(error, SEQPAR_ERR_MASK,
                            "dropout is %g; give at least 0 and less than 1", d->dropout);
+    if (d->kernel && d->dropout > 0)
+        return seqpar_fail(error, SEQPAR_ERR_KERNEL,
+                           "an own attention kernel has no dropout; set it to 0 (it is %g)",
+                           d->dropout);
+    if (d->kernel && !(d->kernel->forward && d->kernel->backward))
+        return seqpar_fail(error, SEQPAR_ERR_KERNEL,
+                           "an own attention kernel has no %s; give both functions",
+                           d->kernel->forward ? "backward" : "forward");
     if (!(d->scale == d->scale) || d->scale > 1e30 || d->scale < -1e30)
         return seqpar_fail(
             error, SEQPAR_ERR_MASK,
@@ -5228,6 +5353,7 @@ static seqpar_status seqpar__attn_open(seqpar_ctx *ctx, seqpar_attn **out,
     attn = SEQPAR__NEW(seqpar_attn, 1);
     if (!attn) return seqpar__no_memory(ctx->error, "attention");
     attn->desc = *desc;
+    if (desc->kernel) attn->desc.relaxed = 1;
     if (attn->desc.scale == 0) attn->desc.scale = 1.0 / sqrt((double)desc->head_dim);
     attn->rows = rows;
     attn->row_count = row_count;
@@ -5257,6 +5383,7 @@ static seqpar_status seqpar__attn_agree(seqpar_ctx *ctx, const seqpar_row *rows,
                                    {"full", d->full, 0},
                                    {"window", d->window, 0},
                                    {"relaxed", d->relaxed, 0},
+                                   {"own kernels", d->kernel != NULL, 0},
                                    {"scales", seqpar__given_real(d->scale), 1},
                                    {"softcaps", seqpar__given_real(d->softcap), 1},
                                    {"dropout rates", seqpar__given_real(d->dropout), 1}};
@@ -5301,6 +5428,7 @@ typedef struct seqpar__attn_run_state {
     seqpar_buffer gathered, results, staging;
     const void *k, *v; /* own */
     seqpar_buffer slot[3], outbox[2], inbox[2], store, pending[2];
+    seqpar_buffer results_own; /* an own kernel's: sum and part; dk, dv; these piece by piece */
     seqpar_request *requests;
     int64_t compute;               /* how many were done */
     int64_t *out_begin, *in_begin; /* (size + 1) rows of the message to and from each rank */
@@ -5334,6 +5462,28 @@ static int64_t seqpar__slot_rows(const seqpar__attn_run_state *r) {
     return 2 * (r->attn->steps[0].sources > 1 ? sum : most);
 }
 
+/* Where an own kernel's results begin in their buffer: sum and part with their lse, dk and
+   dv of a source, those of the own keys piece after piece. */
+enum {
+    SEQPAR__OWN_SUM,
+    SEQPAR__OWN_PART,
+    SEQPAR__OWN_DK,
+    SEQPAR__OWN_DV,
+    SEQPAR__OWN_PIECES,
+    SEQPAR__OWN_END
+};
+static int64_t seqpar__own_place(const seqpar__attn_run_state *r, int64_t kv_heads, int what) {
+    const seqpar_attn *attn = r->attn;
+    int64_t d = attn->desc.head_dim, tokens = attn->shares[attn->rank].tokens, most = 0;
+    int64_t sum = tokens * kv_heads * (attn->heads / attn->kv_heads) * (d + 1);
+    for (int64_t s = 0; r->plan->backward && s < attn->size; s++)
+        most = SEQPAR__MAX(most, attn->shares[s].tokens);
+    if (what <= SEQPAR__OWN_DK) return what * sum;
+    if (what <= SEQPAR__OWN_PIECES)
+        return 2 * sum + (what - SEQPAR__OWN_DK) * most * kv_heads * d;
+    return 2 * sum + 2 * (most + (r->plan->backward ? tokens : 0)) * kv_heads * d;
+}
+
 /* Buffers a plan needs; ring: outbox and inbox hold one rank's message, llama3: everybody's. */
 static seqpar_status seqpar__run_buffers(seqpar__attn_run_state *r) {
     seqpar_attn *attn = r->attn;
@@ -5349,6 +5499,10 @@ static seqpar_status seqpar__run_buffers(seqpar__attn_run_state *r) {
     SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->store,
                                   attn->query_slots * mine->tokens * group * (d + 2) * acc,
                                   SEQPAR_MEM_SCRATCH));
+    if (attn->desc.kernel)
+        SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->results_own,
+                                      seqpar__own_place(r, nh, SEQPAR__OWN_END) * acc,
+                                      SEQPAR_MEM_SCRATCH));
     if (!r->plan->backward) return SEQPAR_OK;
     for (int64_t i = 0; i < (gathers ? 2 : 1); i++)
         SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->pending[i],
@@ -5504,6 +5658,12 @@ static seqpar_status seqpar__tasks_args(seqpar__attn_run_state *r, const seqpar_
     if (!a->tasks) return seqpar__no_memory(r->ctx->error, "attention tasks");
     a->head_begin = op->head_begin;
     a->head_count = op->head_count;
+    if (r->attn->desc.kernel) { /* in its dk and dv the heads of a token are one wide head */
+        a->head_begin /= op->head_count;
+        a->head_count = 1;
+        a->kv_heads /= op->head_count;
+        a->head_dim *= op->head_count;
+    }
     a->q_pieces = tasks->pieces;
     a->k_pieces = tasks->keys;
     a->task_count = tasks->count;
@@ -5557,6 +5717,160 @@ static seqpar_status seqpar__run_backward(seqpar__attn_run_state *r, const seqpa
     return status;
 }
 
+/* ---- an own kernel: my queries x one source after the other ---- */
+
+static void *seqpar__own_results(const seqpar__attn_run_state *r, const seqpar_plan_op *op,
+                                 int what) {
+    return r->results_own.data
+               ? seqpar__at(r->results_own.data, seqpar__own_place(r, op->head_count, what),
+                            r->ctx->device->accumulator)
+               : NULL;
+}
+
+/* part: merged into the sum. end: the sum is the result. */
+static seqpar_status seqpar__own_merge(seqpar__attn_run_state *r, const seqpar_plan_op *op,
+                                       int part, int end) {
+    seqpar_device *dev = r->ctx->device;
+    seqpar_attn_merge_args a;
+    int64_t group = r->attn->heads / r->attn->kv_heads, first = op->head_begin * group;
+    int64_t values;
+    int sum = dev->accumulator, backward = r->plan->backward;
+    void *out = backward ? r->args.dq : r->args.out;
+    memset(&a, 0, sizeof a);
+    a.tokens = r->args.q_tokens;
+    a.heads = op->head_count * group;
+    a.head_dim = r->args.head_dim;
+    a.out_heads = r->attn->heads;
+    if (a.tokens * a.heads == 0) return SEQPAR_OK;
+    values = a.tokens * a.heads * a.head_dim;
+    a.begin = !part && !end;
+    a.sum = seqpar__own_results(r, op, SEQPAR__OWN_SUM);
+    a.part = part ? seqpar__own_results(r, op, SEQPAR__OWN_PART) : NULL;
+    if (!backward) a.sum_lse = seqpar__at(a.sum, values, sum);
+    if (!backward && part) a.part_lse = seqpar__at(a.part, values, sum);
+    if (end) a.out = seqpar__at(out, first * a.head_dim, dev->storage);
+    if (end && !backward) a.lse = seqpar__at(r->args.lse, first, sum);
+    if (end && !backward && r->args.sinks) a.sinks = seqpar__at(r->args.sinks, first, sum);
+    return dev->attn_merge(dev, &a, r->ctx->queue);
+}
+
+static seqpar_attn_source seqpar__own_source(const seqpar__attn_run_state *r,
+                                             const seqpar_plan_op *op, int64_t s, const void *k,
+                                             const void *v) {
+    const seqpar_attn *attn = r->attn;
+    const seqpar__runs *keys = &attn->runs[s], *queries = &attn->runs[attn->size];
+    int64_t first = op->head_begin * (attn->heads / attn->kv_heads), d = attn->desc.head_dim;
+    int64_t row = attn->slot_row[s] - attn->slot_row[op->source] + keys->begin;
+    int storage = r->ctx->device->storage, sum = r->ctx->device->accumulator;
+    seqpar_attn_source a;
+    memset(&a, 0, sizeof a);
+    a.source = s;
+    a.heads = op->head_count * (attn->heads / attn->kv_heads);
+    a.kv_heads = op->head_count;
+    a.head_dim = d;
+    a.head = attn->head_begin + first;
+    a.scale = attn->desc.scale;
+    a.softcap = attn->desc.softcap;
+    a.full = attn->desc.full;
+    a.window = attn->desc.window;
+    a.q_tokens = queries->tokens;
+    a.k_tokens = keys->tokens;
+    a.q_stride = a.dout_stride = attn->heads * d;
+    a.k_stride = a.v_stride = op->head_count * d;
+    a.lse_stride = attn->heads;
+    a.q_pieces = queries->pieces;
+    a.q_piece_count = queries->count;
+    a.k_pieces = keys->pieces;
+    a.k_piece_count = keys->count;
+    a.visible_begin = attn->visible_begin;
+    a.visible_end = attn->visible_end;
+    a.q = seqpar__at(r->args.q, first * d, storage);
+    a.k = seqpar__at(k, row * a.k_stride, storage);
+    if (op->sources > 1 || s != attn->rank) row += attn->shares[s].tokens; /* v behind k */
+    a.v = seqpar__at(v, row * a.v_stride, storage);
+    if (!r->plan->backward) return a;
+    a.dout = seqpar__at(r->args.dout, first * d, storage);
+    a.lse = seqpar__at(r->args.lse, first, sum);
+    a.delta = seqpar__at(r->args.delta, first, sum);
+    return a;
+}
+
+/* dk and dv of a source: pieces as in a message, dk and dv of one beside each other. */
+static void seqpar__own_keys(seqpar__attn_run_state *r, const seqpar_plan_op *op,
+                             const seqpar__tasks *tasks, int64_t s, void *to) {
+    seqpar_device *dev = r->ctx->device;
+    int64_t row = op->head_count * r->attn->desc.head_dim *
+                  seqpar_dtype_bytes(dev->accumulator);
+    const char *dk = (const char *)seqpar__own_results(r, op, SEQPAR__OWN_DK);
+    const char *dv = (const char *)seqpar__own_results(r, op, SEQPAR__OWN_DV);
+    for (int64_t i = 0; i < tasks->count; i++) {
+        const seqpar_piece *p = &tasks->pieces[tasks->task[i].piece];
+        int64_t from = (p->local - r->attn->runs[s].begin) * row, bytes = p->count * row;
+        char *at = (char *)to + row * (s == r->attn->rank ? tasks->task[i].inbox_base
+                                                          : tasks->task[i].store_base);
+        dev->copy(dev, at, dk + from, bytes, r->ctx->queue);
+        dev->copy(dev, at + bytes, dv + from, bytes, r->ctx->queue);
+    }
+}
+
+static seqpar_status seqpar__own_run(seqpar__attn_run_state *r, const seqpar_plan_op *op,
+                                     const seqpar_attn_source *a) {
+    const seqpar_attn_kernel *kernel = r->attn->desc.kernel;
+    seqpar_device *dev = r->ctx->device;
+    char *part = (char *)seqpar__own_results(r, op, SEQPAR__OWN_PART), *dk, *dv;
+    int64_t acc = seqpar_dtype_bytes(dev->accumulator), pairs = r->attn->runs[a->source].pairs;
+    int64_t out = a->q_tokens * a->heads * a->head_dim * acc;
+    int64_t keys = a->k_tokens * a->kv_heads * a->head_dim * acc;
+    int failed;
+    dev->zero(dev, part, out + a->q_tokens * a->heads * acc, r->ctx->queue);
+    if (!r->plan->backward)
+        failed = kernel->forward(kernel->user, a, part, part + out, r->ctx->queue);
+    else {
+        dk = (char *)seqpar__own_results(r, op, SEQPAR__OWN_DK);
+        dv = (char *)seqpar__own_results(r, op, SEQPAR__OWN_DV);
+        dev->zero(dev, dk, keys, r->ctx->queue);
+        dev->zero(dev, dv, keys, r->ctx->queue);
+        failed = kernel->backward(kernel->user, a, part, dk, dv, r->ctx->queue);
+    }
+    dev->attn_flops += (r->plan->backward ? 10 : 4) * a->head_dim * a->heads * pairs;
+    return !failed ? SEQPAR_OK
+                   : seqpar_fail(r->ctx->error, SEQPAR_ERR_KERNEL,
+                                 "the own attention kernel fails %s with %d: %lld queries, "
+                                 "%lld keys of source %lld, heads from %lld (%lld)",
+                                 r->plan->backward ? "backward" : "forward", failed,
+                                 (long long)a->q_tokens, (long long)a->k_tokens,
+                                 (long long)a->source, (long long)a->head, (long long)a->heads);
+}
+
+static seqpar_status seqpar__run_own(seqpar__attn_run_state *r, const seqpar_plan_op *op,
+                                     const seqpar__attn_step *step, const void *k,
+                                     const void *v, int64_t turn) {
+    const seqpar_attn *attn = r->attn;
+    int gathers = op->sources > 1;
+    void *pieces = seqpar__own_results(r, op, SEQPAR__OWN_PIECES);
+    if (step == attn->steps) SEQPAR__TRY(seqpar__own_merge(r, op, 0, 0));
+    for (int64_t s = op->source; s < op->source + op->sources; s++) {
+        const seqpar__tasks *tasks = s == attn->rank ? &step->own
+                                                     : &step->foreign[s - op->source];
+        int64_t row = gathers ? r->out_begin[s] : 0;
+        seqpar_attn_source a;
+        if (tasks->count == 0) continue; /* no query sees a key of it */
+        a = seqpar__own_source(r, op, s, k, v);
+        SEQPAR__TRY(seqpar__own_run(r, op, &a));
+        SEQPAR__TRY(seqpar__own_merge(r, op, 1, 0));
+        if (!r->plan->backward) continue;
+        seqpar__own_keys(r, op, tasks, s,
+                         s == attn->rank ? pieces
+                                         : seqpar__at(r->outbox[turn].data,
+                                                      row * op->head_count * a.head_dim,
+                                                      r->ctx->device->accumulator));
+    }
+    if (step == attn->steps + attn->step_count - 1) SEQPAR__TRY(seqpar__own_merge(r, op, 0, 1));
+    if (!r->plan->backward) return SEQPAR_OK;
+    return seqpar__run_tasks(r, op, &step->own, r->ctx->device->attn_return, NULL, NULL,
+                             r->pending[gathers ? turn : 0].data, pieces, 0);
+}
+
 static seqpar_status seqpar__run_compute(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
     seqpar_device *dev = r->ctx->device;
     const seqpar__attn_step *step = &r->attn->steps[r->attn->step_of[op->source]];
@@ -5567,9 +5881,10 @@ static seqpar_status seqpar__run_compute(seqpar__attn_run_state *r, const seqpar
     int64_t turn = gathers ? (op->head_begin / op->head_count) % 2
                            : (r->plan->ring_size + number) % 2;
     seqpar_status status;
-    status = r->plan->backward ? seqpar__run_backward(r, op, step, k, v, turn)
-                               : seqpar__run_tasks(r, op, &step->queries, dev->attn_forward, k,
-                                                   v, r->store.data, NULL, 0);
+    status = r->attn->desc.kernel ? seqpar__run_own(r, op, step, k, v, turn)
+             : r->plan->backward  ? seqpar__run_backward(r, op, step, k, v, turn)
+                                  : seqpar__run_tasks(r, op, &step->queries, dev->attn_forward,
+                                                      k, v, r->store.data, NULL, 0);
     /* the count is read */
     if (!status && r->ctx->trace) status = seqpar_device_settle(dev, r->ctx->queue);
     seqpar__trace(r->ctx, "compute", number, -1, op->source,
@@ -5855,6 +6170,7 @@ static seqpar_status seqpar__run_plan(seqpar_ctx *ctx, seqpar_attn *attn,
         seqpar_buffer_free(ctx, &r.pending[i]);
     }
     seqpar_buffer_free(ctx, &r.store);
+    seqpar_buffer_free(ctx, &r.results_own);
     seqpar_buffer_free(ctx, &r.gathered);
     seqpar_buffer_free(ctx, &r.results);
     seqpar_buffer_free(ctx, &r.staging);
@@ -5894,10 +6210,80 @@ static seqpar_attn_args seqpar__attn_args(const seqpar_ctx *ctx, const seqpar_at
     return a;
 }
 
+/* Tensors with gaps between tokens: q, k, v, then dq, dk, dv; copies without. */
+enum { SEQPAR__GAPPED = 6 };
+typedef struct seqpar__gapped {
+    void *data; /* NULL: it has no gaps */
+    seqpar_buffer copy;
+    int64_t stride, width; /* bytes */
+} seqpar__gapped;
+
+static void **seqpar__gapped_tensor(seqpar_attn_io *io, int i) {
+    return i == 0   ? (void **)&io->q
+           : i == 1 ? (void **)&io->k
+           : i == 2 ? (void **)&io->v
+           : i == 3 ? &io->dq
+           : i == 4 ? &io->dk
+                    : &io->dv;
+}
+
+/* The first `count` of them in `io`; their copies take the place of those with gaps. */
+static seqpar_status seqpar__gaps_open(seqpar_ctx *ctx, const seqpar_attn *attn, int count,
+                                       seqpar_attn_io *io, seqpar__gapped *gapped) {
+    static const char *const names[SEQPAR__GAPPED] = {"q", "k", "v", "dq", "dk", "dv"};
+    const int64_t strides[SEQPAR__GAPPED] = {io->q_stride,  io->k_stride,  io->v_stride,
+                                             io->dq_stride, io->dk_stride, io->dv_stride};
+    int64_t size = seqpar_dtype_bytes(ctx->device->storage);
+    int64_t tokens = attn->parts[attn->forward.member].tokens;
+    for (int i = 0; i < count; i++) {
+        seqpar__gapped *g = &gapped[i];
+        void **data = seqpar__gapped_tensor(io, i);
+        int64_t width = (i % 3 ? attn->desc.kv_heads : attn->desc.heads) * attn->desc.head_dim;
+        if (strides[i] == 0 || strides[i] == width) continue;
+        if (strides[i] < width || strides[i] > SEQPAR_MAX_WIDTH * 4)
+            return seqpar_fail(
+                ctx->error, SEQPAR_ERR_SIZE,
+                "%s_stride is %lld; give 0, or from %lld, a token's elements, to "
+                "%lld",
+                names[i], (long long)strides[i], (long long)width,
+                (long long)SEQPAR_MAX_WIDTH * 4);
+        g->stride = strides[i] * size;
+        g->width = width * size;
+        SEQPAR__TRY(seqpar_buffer_new(ctx, &g->copy, tokens * g->width, SEQPAR_MEM_EXCHANGE));
+        g->data = *data;
+        if (i < 3)
+            ctx->device->copy_rows(ctx->device, g->copy.data, g->width, g->data, g->stride,
+                                   g->width, tokens, ctx->queue);
+        *data = g->copy.data;
+    }
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__gaps_close(seqpar_ctx *ctx, const seqpar_attn *attn,
+                                        seqpar__gapped *gapped, seqpar_status status) {
+    int64_t tokens = attn->parts[attn->forward.member].tokens;
+    for (int i = 0; i < SEQPAR__GAPPED; i++) {
+        seqpar__gapped *g = &gapped[i];
+        if (!status && i >= 3 && g->data)
+            ctx->device->copy_rows(ctx->device, g->data, g->stride, g->copy.data, g->width,
+                                   g->width, tokens, ctx->queue);
+        seqpar_buffer_free(ctx, &g->copy);
+    }
+    return status;
+}
+
 SEQPAR_DEF seqpar_status seqpar_attn_forward(seqpar_ctx *ctx, seqpar_attn *attn,
                                              const seqpar_attn_io *io) {
-    seqpar_attn_args a = seqpar__attn_args(ctx, attn, io);
-    return seqpar__run_plan(ctx, attn, &attn->forward, &a);
+    seqpar__gapped gapped[SEQPAR__GAPPED];
+    seqpar_attn_io dense = *io;
+    seqpar_status status;
+    memset(gapped, 0, sizeof gapped);
+    status = seqpar__gaps_open(ctx, attn, 3, &dense, gapped);
+    if (!status) {
+        seqpar_attn_args a = seqpar__attn_args(ctx, attn, &dense);
+        status = seqpar__run_plan(ctx, attn, &attn->forward, &a);
+    }
+    return seqpar__gaps_close(ctx, attn, gapped, status);
 }
 
 /* delta = dout . out, a row statistic of its own; with it the sinks' gradient needs no keys. */
@@ -5926,8 +6312,8 @@ static seqpar_status seqpar__attn_statistics(seqpar_ctx *ctx, const seqpar_attn 
     return ctx->device->attn_sinks(ctx->device, &s, ctx->queue);
 }
 
-SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn,
-                                              const seqpar_attn_io *io) {
+static seqpar_status seqpar__attn_backward(seqpar_ctx *ctx, seqpar_attn *attn,
+                                           const seqpar_attn_io *io) {
     seqpar_attn_args a = seqpar__attn_args(ctx, attn, io);
     seqpar_buffer delta;
     seqpar_status status = seqpar_buffer_new(ctx, &delta,
@@ -5940,6 +6326,17 @@ SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn
     if (!status) status = seqpar__run_plan(ctx, attn, &attn->backward, &a);
     seqpar_buffer_free(ctx, &delta);
     return status;
+}
+
+SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn,
+                                              const seqpar_attn_io *io) {
+    seqpar__gapped gapped[SEQPAR__GAPPED];
+    seqpar_attn_io dense = *io;
+    seqpar_status status;
+    memset(gapped, 0, sizeof gapped);
+    status = seqpar__gaps_open(ctx, attn, SEQPAR__GAPPED, &dense, gapped);
+    if (!status) status = seqpar__attn_backward(ctx, attn, &dense);
+    return seqpar__gaps_close(ctx, attn, gapped, status);
 }
 
 /* =============================================================================================
@@ -9026,6 +9423,51 @@ SEQPAR__ANY(attn_sinks) {
     return SEQPAR_OK;
 }
 
+/* The weight of what has the lse `log`, in a sum with the lse `whole`. */
+static double seqpar__merge_weight(double log, double whole) {
+    return log == -HUGE_VAL ? 0 : seqpar_exp(log - whole);
+}
+
+static double seqpar__merge_lse(double a, double b) {
+    double top = SEQPAR__MAX(a, b), low = SEQPAR__MIN(a, b);
+    return low == -HUGE_VAL ? top : top + seqpar_log(1 + seqpar_exp(low - top));
+}
+
+/* of token and head n */
+static void seqpar__merge_row(const seqpar_device *device, const seqpar_attn_merge_args *a,
+                              int64_t n) {
+    int sum = device->accumulator;
+    int64_t d = a->head_dim, head = n % a->heads, at = n / a->heads * a->out_heads + head;
+    double old = a->begin ? -HUGE_VAL : a->sum_lse ? seqpar__element(a->sum_lse, n, sum) : 0;
+    double part = a->part_lse ? seqpar__element(a->part_lse, n, sum) : -HUGE_VAL;
+    double sink = a->sinks ? seqpar__element(a->sinks, head, sum) : -HUGE_VAL;
+    double whole = seqpar__merge_lse(seqpar__merge_lse(old, part), sink);
+    double keep = a->begin ? 0 : a->sum_lse ? seqpar__merge_weight(old, whole) : 1;
+    double take = !a->part ? 0 : a->sum_lse ? seqpar__merge_weight(part, whole) : 1;
+    for (int64_t i = n * d; i < (n + 1) * d; i++) {
+        double x = keep > 0 ? keep * seqpar__element(a->sum, i, sum) : 0;
+        if (take > 0) x += take * seqpar__element(a->part, i, sum);
+        seqpar__element_set(a->sum, i, sum, x);
+        if (a->out) seqpar__element_set(a->out, at * d + i - n * d, device->storage, x);
+    }
+    if (a->sum_lse) seqpar__element_set(a->sum_lse, n, sum, whole);
+    if (a->lse) seqpar__element_set(a->lse, at, sum, whole);
+}
+
+static seqpar_status seqpar__host_attn_merge(seqpar_device *device,
+                                             const seqpar_attn_merge_args *a, void *queue) {
+    (void)queue;
+    for (int64_t n = 0; n < a->tokens * a->heads; n++) {
+        double part = a->part_lse ? seqpar__element(a->part_lse, n, device->accumulator) : 0;
+        if (!(part < HUGE_VAL))
+            return seqpar_fail(device->error, SEQPAR_ERR_KERNEL,
+                               "an own attention kernel gives query %lld, head %lld the lse %g",
+                               (long long)(n / a->heads), (long long)(n % a->heads), part);
+        seqpar__merge_row(device, a, n);
+    }
+    return SEQPAR_OK;
+}
+
 SEQPAR__TEMPLATE double seqpar__any_seed(const void *seeds, int64_t t, const int A) {
     return seeds ? seqpar__element(seeds, t, A) : 0.0;
 }
@@ -9261,6 +9703,7 @@ static seqpar_device *seqpar__host_device(const char *name, int storage, int acc
     d->sample = seqpar__host_sample;
     d->fold = seqpar__fold;
     d->attn_return = seqpar__host_attn_return;
+    d->attn_merge = seqpar__host_attn_merge;
     return d;
 }
 

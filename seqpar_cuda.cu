@@ -2311,6 +2311,53 @@ static seqpar_status op_attn_sinks(seqpar_device *device, const seqpar_attn_sink
                   queue);
 }
 
+/* of logs, -inf for nothing */
+__device__ static float merged_lse(float a, float b) {
+    float top = fmaxf(a, b), low = fminf(a, b);
+    return low == -INFINITY ? top : top + logf(1 + exponential(low - top));
+}
+
+__device__ static float merged_weight(float log, float whole) {
+    return log == -INFINITY ? 0 : exponential(log - whole);
+}
+
+/* a warp a (token, head) */
+template <class T> __global__ void attn_merge_kernel(seqpar_attn_merge_args a) {
+    int64_t n = (int64_t)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP, d = a.head_dim;
+    if (n >= a.tokens * a.heads) return;
+    int64_t at = n / a.heads * a.out_heads + n % a.heads;
+    float *sum = (float *)a.sum + n * d, *sum_lse = (float *)a.sum_lse;
+    const float *add = (const float *)a.part + n * d;
+    float old = a.begin || !sum_lse ? -INFINITY : sum_lse[n];
+    float part = a.part_lse ? ((const float *)a.part_lse)[n] : -INFINITY;
+    float sink = a.sinks ? ((const float *)a.sinks)[n % a.heads] : -INFINITY;
+    float whole = part != part ? part : merged_lse(merged_lse(old, part), sink);
+    float keep = a.begin ? 0 : sum_lse ? merged_weight(old, whole) : 1;
+    float take = !a.part ? 0 : sum_lse ? merged_weight(part, whole) : 1;
+    for (int64_t i = lane_of(); i < d; i += WARP) {
+        float x = keep != 0 ? keep * sum[i] : 0;
+        if (take != 0) x = fmaf(take, add[i], x);
+        sum[i] = x;
+        if (a.out) narrow((T *)a.out + at * d + i, x);
+    }
+    __syncwarp();
+    if (lane_of() == 0 && sum_lse) sum_lse[n] = whole;
+    if (lane_of() == 0 && a.lse) ((float *)a.lse)[at] = whole;
+}
+
+template <class T>
+static seqpar_status op_attn_merge(seqpar_device *device, const seqpar_attn_merge_args *a,
+                                   void *queue) {
+    cuda_device *self = of(device);
+    if (a->tokens * a->heads < 1) return SEQPAR_OK;
+    enter(self, queue);
+    return finish(self,
+                  SEQPAR_CUDA_LAUNCH(self, attn_merge_kernel<T>,
+                                     blocks_for(a->tokens * a->heads, BLOCK / WARP),
+                                     dim3(BLOCK), 0, *a),
+                  queue);
+}
+
 /* =============================================================================================
    >>head  cross-entropy
    ========================================================================================== */
@@ -2742,6 +2789,7 @@ template <class T> static void fill_table(seqpar_device *d) {
     d->attn_return = op_attn_return<T>;
     d->attn_delta = op_attn_delta<T>;
     d->attn_sinks = op_attn_sinks;
+    d->attn_merge = op_attn_merge<T>;
     d->vocab_softmax = op_vocab_softmax<T>;
     d->sample = op_sample<T>;
     d->sumsq = op_sumsq;

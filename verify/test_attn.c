@@ -33,6 +33,8 @@ typedef struct setup { /* one way to run it */
     int replicate, relaxed;
     const seqpar_inject_desc *inject;
     const seqpar_block_kernel *own;
+    const seqpar_attn_kernel *kernel;
+    int packed; /* q, k, v and dq, dk, dv in one tensor each; 2: its stride is too small */
     double *out, *lse, *dq, *dk, *dv; /* global results */
     /* (rows, 64 chunks, heads), rank after rank; setup_run adds them up into the first */
     double *dsinks;
@@ -154,7 +156,8 @@ static seqpar_status rank_attention(seqpar_ctx *ctx, setup *s) {
                              .scale = s->f.scale,
                              .ulysses_size = s->ulysses,
                              .ulysses_replicate = s->replicate,
-                             .relaxed = s->relaxed};
+                             .relaxed = s->relaxed,
+                             .kernel = s->kernel};
     seqpar_attn *attn;
     seqpar_attn_cost cost;
     int type = ctx->device->storage, sum = ctx->device->accumulator;
@@ -185,8 +188,36 @@ static seqpar_status rank_attention(seqpar_ctx *ctx, setup *s) {
                          .dq = buffer[6],
                          .dk = buffer[7],
                          .dv = buffer[8]};
+    char *one = NULL, *packed[6];
+    int64_t row = (wide + 2 * narrow) * seqpar_dtype_bytes(type);
+    if (s->packed) { /* in front of it and behind it, a gap */
+        one = ctx->device->alloc(ctx->device, 2 * (n + 2) * row + 1);
+        for (i = 0; i < 6; i++)
+            packed[i] = one + i / 3 * (n + 2) * row +
+                        (i % 3 ? wide + (i % 3 - 1) * narrow : 0) * seqpar_dtype_bytes(type);
+        for (i = 0; i < 3; i++)
+            ctx->device->copy_rows(ctx->device, packed[i], row, buffer[i],
+                                   (i ? narrow : wide) * seqpar_dtype_bytes(type),
+                                   (i ? narrow : wide) * seqpar_dtype_bytes(type),
+                                   seqpar_attn_share(attn)->tokens, NULL);
+        io.q = packed[0];
+        io.k = packed[1];
+        io.v = packed[2];
+        io.dq = packed[3];
+        io.dk = packed[4];
+        io.dv = packed[5];
+        io.q_stride = io.k_stride = io.v_stride = wide + 2 * narrow;
+        io.dq_stride = io.dk_stride = io.dv_stride = wide + 2 * narrow;
+        if (s->packed > 1) io.dk_stride = narrow - 1;
+    }
     status = seqpar_attn_forward(ctx, attn, &io);
     if (!status) status = seqpar_attn_backward(ctx, attn, &io);
+    for (i = 0; !status && s->packed && i < 3; i++)
+        ctx->device->copy_rows(ctx->device, buffer[6 + i],
+                               (i ? narrow : wide) * seqpar_dtype_bytes(type), packed[3 + i],
+                               row, (i ? narrow : wide) * seqpar_dtype_bytes(type),
+                               seqpar_attn_share(attn)->tokens, NULL);
+    if (one) ctx->device->free(ctx->device, one);
     if (!status) status = seqpar_attn_cost_of(ctx, attn, &cost, NULL);
     if (!status) status = seqpar_device_settle(ctx->device, ctx->queue); /* the count is read */
     if (!status) {
@@ -1078,6 +1109,291 @@ static void test_arrival(int schedule, int64_t ulysses) {
              (long long)ulysses);
 }
 
+/* ---- one projection holds q, k and v ---- */
+
+static void test_packed(int device) {
+    static const int64_t lengths[] = {61, 7}, chunks[] = {9, 3}, ranks[] = {1, 3, 4};
+    problem *p = problem_new(2, lengths, chunks, 4, 2, 6);
+    setup one = {.p = p, .reference = device, .ranks = 1, .threads = 1};
+    setup_run(&one);
+    for (int i = 0; i < 9; i++) {
+        setup s = {.p = p,
+                   .reference = device,
+                   .ranks = ranks[i % 3],
+                   .threads = 1,
+                   .layout = i % 2 ? SEQPAR_LAYOUT_ZIGZAG : SEQPAR_LAYOUT_CONTIGUOUS,
+                   .schedule = i / 3,
+                   .packed = 1};
+        setup_run(&s);
+        expect_same_bits(&s, &one, "packed");
+        setup_free(&s);
+    }
+    setup_free(&one);
+    setup s = {.p = p, .reference = device, .ranks = 3, .threads = 1, .packed = 2};
+    seqpar_error error;
+    setup_results(&s);
+    s.status = seqpar_run_threads(s.ranks, rank_main, &s, &error);
+    test_expect(s.status == SEQPAR_ERR_SIZE && strstr(error.text, "dk_stride is 11"), "%s: %s",
+                seqpar_status_name(s.status), error.text);
+    setup_free(&s);
+    problem_free(p);
+    test_end("attn_packed_%s_bits", device_names[device]);
+}
+
+/* ---- the user's own attention: my queries x one source ---- */
+
+typedef struct own_attention {
+    int storage, sums, harm, calls;
+} own_attention;
+
+enum { STEP_FAILS = 1, STEP_FAILS_BACKWARD, STEP_NAN, STEP_INFINITE };
+
+static double typed(const void *x, int64_t i, int type) {
+    return type == SEQPAR_DTYPE_F64   ? ((const double *)x)[i]
+           : type == SEQPAR_DTYPE_F32 ? (double)((const float *)x)[i]
+                                      : (double)seqpar_bf16_to_float(((const uint16_t *)x)[i]);
+}
+
+static void typed_set(void *x, int64_t i, int type, double value) {
+    if (type == SEQPAR_DTYPE_F64)
+        ((double *)x)[i] = value;
+    else
+        ((float *)x)[i] = (float)value;
+}
+
+static double typed_dot(const void *a, int64_t at, const void *b, int64_t from, int64_t d,
+                        int type) {
+    double sum = 0;
+    for (int64_t i = 0; i < d; i++) sum += typed(a, at + i, type) * typed(b, from + i, type);
+    return sum;
+}
+
+/* Calls `pair` for every (query, key) that a head's queries see. */
+typedef struct own_pair {
+    const own_attention *own;
+    const seqpar_attn_source *a;
+    int64_t head, kv, query, key; /* query and key: rows */
+    double score, slope;
+    double *sum, *total; /* forward: of out; of exp */
+    double *dq, *dk, *dv;
+} own_pair;
+
+static void each_pair(own_pair *p, void (*pair)(own_pair *p)) {
+    const seqpar_attn_source *a = p->a;
+    int64_t d = a->head_dim;
+    for (int64_t i = 0; i < a->q_piece_count; i++)
+        for (int64_t j = 0; j < a->k_piece_count; j++) {
+            const seqpar_piece *q = &a->q_pieces[i], *k = &a->k_pieces[j];
+            for (int64_t n = 0; q->row == k->row && n < q->count * k->count; n++) {
+                int64_t at = k->start + n % k->count * k->stride;
+                double s;
+                p->query = q->local + n / k->count;
+                p->key = k->local + n % k->count;
+                if (at < a->visible_begin[p->query] || at >= a->visible_end[p->query]) continue;
+                s = a->scale * typed_dot(a->q, p->query * a->q_stride + p->head * d, a->k,
+                                         p->key * a->k_stride + p->kv * d, d, p->own->storage);
+                p->score = a->softcap > 0 ? a->softcap * tanh(s / a->softcap) : s;
+                p->slope = a->softcap > 0 ? 1 - p->score / a->softcap * (p->score / a->softcap)
+                                          : 1;
+                pair(p);
+            }
+        }
+}
+
+static void pair_forward(own_pair *p) {
+    double e = exp(p->score);
+    p->total[p->query] += e;
+    for (int64_t i = 0; i < p->a->head_dim; i++)
+        p->sum[p->query * p->a->head_dim + i] +=
+            e * typed(p->a->v, p->key * p->a->v_stride + p->kv * p->a->head_dim + i,
+                      p->own->storage);
+}
+
+static void pair_backward(own_pair *p) {
+    const seqpar_attn_source *a = p->a;
+    int64_t d = a->head_dim, at = p->query * a->lse_stride + p->head, type = p->own->storage;
+    int64_t q = p->query * a->q_stride + p->head * d, k = p->key * a->k_stride + p->kv * d;
+    int64_t v = p->key * a->v_stride + p->kv * d, o = p->query * a->dout_stride + p->head * d;
+    double w = exp(p->score - typed(a->lse, at, p->own->sums));
+    double dw = typed_dot(a->dout, o, a->v, v, d, (int)type) -
+                typed(a->delta, at, p->own->sums);
+    for (int64_t i = 0; i < d; i++) {
+        double ds = w * dw * p->slope * a->scale;
+        p->dq[(p->query * a->heads + p->head) * d + i] += ds * typed(a->k, k + i, (int)type);
+        p->dk[(p->key * a->kv_heads + p->kv) * d + i] += ds * typed(a->q, q + i, (int)type);
+        p->dv[(p->key * a->kv_heads + p->kv) * d + i] += w * typed(a->dout, o + i, (int)type);
+    }
+}
+
+static int step_forward(void *user, const seqpar_attn_source *a, void *out, void *lse,
+                        void *queue) {
+    own_attention *own = user;
+    int64_t d = a->head_dim;
+    double *sum = calloc((size_t)(a->q_tokens * (d + 1) + 1), sizeof *sum);
+    (void)queue;
+    __atomic_fetch_add(&own->calls, 1, __ATOMIC_SEQ_CST);
+    for (int64_t h = 0; h < a->heads; h++) {
+        own_pair p = {.own = own,
+                      .a = a,
+                      .head = h,
+                      .kv = h / (a->heads / a->kv_heads),
+                      .sum = sum,
+                      .total = sum + a->q_tokens * d};
+        memset(sum, 0, (size_t)(a->q_tokens * (d + 1)) * sizeof *sum);
+        each_pair(&p, pair_forward);
+        for (int64_t t = 0; t < a->q_tokens; t++) {
+            typed_set(lse, t * a->heads + h, own->sums, log(p.total[t]));
+            for (int64_t i = 0; i < d; i++) /* of a query that sees nothing it is a NaN */
+                typed_set(out, (t * a->heads + h) * d + i, own->sums,
+                          sum[t * d + i] / p.total[t]);
+        }
+    }
+    free(sum);
+    if (own->harm >= STEP_NAN && a->source == 1)
+        typed_set(lse, 0, own->sums, own->harm == STEP_NAN ? NAN : HUGE_VAL);
+    return own->harm == STEP_FAILS && a->source == 1 ? 77 : 0;
+}
+
+static int step_backward(void *user, const seqpar_attn_source *a, void *dq, void *dk, void *dv,
+                         void *queue) {
+    own_attention *own = user;
+    int64_t wide = a->q_tokens * a->heads * a->head_dim;
+    int64_t narrow = a->k_tokens * a->kv_heads * a->head_dim;
+    double *x = calloc((size_t)(wide + 2 * narrow + 1), sizeof *x);
+    (void)queue;
+    for (int64_t h = 0; h < a->heads; h++) {
+        own_pair p = {.own = own,
+                      .a = a,
+                      .head = h,
+                      .kv = h / (a->heads / a->kv_heads),
+                      .dq = x,
+                      .dk = x + wide,
+                      .dv = x + wide + narrow};
+        each_pair(&p, pair_backward);
+    }
+    for (int64_t i = 0; i < wide; i++) typed_set(dq, i, own->sums, x[i]);
+    for (int64_t i = 0; i < narrow; i++) typed_set(dk, i, own->sums, x[wide + i]);
+    for (int64_t i = 0; i < narrow; i++) typed_set(dv, i, own->sums, x[wide + narrow + i]);
+    free(x);
+    return own->harm == STEP_FAILS_BACKWARD && a->source == 1 ? 78 : 0;
+}
+
+/* Every layout, schedule, number of ranks; every mask but dropout. */
+static void test_own_attention(int device) {
+    static const int64_t lengths[] = {141, 7}, few[] = {3, 1}, chunks[] = {11, 3};
+    static const int64_t ranks[] = {1, 2, 3, 4, 5, 4};
+    problem *problems[] = {problem_new(2, lengths, chunks, 4, 2, 3),
+                           problem_new(2, few, few, 4, 2, 3)};
+    own_attention own = {.storage = device == 0   ? SEQPAR_DTYPE_F32
+                                    : device == 1 ? SEQPAR_DTYPE_F64
+                                                  : SEQPAR_DTYPE_BF16,
+                         .sums = device == 1 ? SEQPAR_DTYPE_F64 : SEQPAR_DTYPE_F32};
+    seqpar_attn_kernel kernel = {step_forward, step_backward, &own};
+    if (device == 2) round_problem(problems[0]);
+    if (device == 2) round_problem(problems[1]);
+    for (int way = 0; way < SEQPAR__LAYOUTS * SEQPAR__SCHEDULES; way++) {
+        for (int i = (way + device) % 3; i < 12; i += 3) {
+            setup s = {.p = problems[i / 6],
+                       .reference = device,
+                       .ranks = ranks[i % 6],
+                       .threads = 1,
+                       .layout = way % SEQPAR__LAYOUTS,
+                       .schedule = way / SEQPAR__LAYOUTS,
+                       .stride = i % 6 == 5 ? 1 : 1 + way % 2,
+                       .f = features_list[(way + 5 * i) % FEATURES],
+                       .kernel = &kernel,
+                       .ulysses = way / SEQPAR__LAYOUTS != SEQPAR_SCHEDULE_ULYSSES && i % 6 == 5
+                                      ? 2
+                                      : 0};
+            s.f.dropout = 0;
+            setup_run(&s);
+            expect_truth(&s, truth_limit(device, &s.f) * (i < 6 ? 1 : 4), s.f.name);
+            setup_free(&s);
+        }
+        test_end("attn_own_attention_%s_%s_%s_truth", device_names[device],
+                 seqpar_layout_name(way % SEQPAR__LAYOUTS),
+                 seqpar_schedule_name(way / SEQPAR__LAYOUTS));
+    }
+    test_expect(own.calls > 0, "the own kernel was never called");
+    problem_free(problems[0]);
+    problem_free(problems[1]);
+}
+
+/* Over any number of ranks at most twice as far off as the library's relaxed path on one. */
+static void test_own_attention_rule(void) {
+    static const int64_t lengths[] = {389}, chunks[] = {32};
+    own_attention own = {.storage = SEQPAR_DTYPE_F32, .sums = SEQPAR_DTYPE_F32};
+    seqpar_attn_kernel kernel = {step_forward, step_backward, &own};
+    problem *p = problem_new(1, lengths, chunks, 4, 2, 16);
+    setup truth = {.p = p, .reference = 1, .ranks = 1, .threads = 1};
+    setup one = {.p = p, .ranks = 1, .threads = 1, .relaxed = 1};
+    int64_t wide = p->tokens * 4 * 16;
+    double worst = 0;
+    setup_run(&truth);
+    setup_run(&one);
+    for (int i = 0; i < 5 * SEQPAR__SCHEDULES; i++) {
+        setup s = {.p = p,
+                   .ranks = ranks_list[i / SEQPAR__SCHEDULES],
+                   .threads = 1,
+                   .layout = i % SEQPAR__LAYOUTS,
+                   .schedule = i % SEQPAR__SCHEDULES,
+                   .kernel = &kernel};
+        setup_run(&s);
+        const double *const want[] = {truth.out, truth.dq, truth.dk, truth.dv};
+        const double *const got[] = {s.out, s.dq, s.dk, s.dv};
+        const double *const first[] = {one.out, one.dq, one.dk, one.dv};
+        for (int t = 0; t < 4; t++) {
+            double ours = test_distance(first[t], want[t], t < 2 ? wide : wide / 2);
+            double theirs = test_distance(got[t], want[t], t < 2 ? wide : wide / 2);
+            test_expect(theirs <= 2 * ours && theirs > 0,
+                        "tensor %d at P=%lld is %.2e off, the library on one rank %.2e", t,
+                        (long long)s.ranks, theirs, ours);
+            worst = fmax(worst, theirs / ours);
+        }
+        setup_free(&s);
+    }
+    setup_free(&truth);
+    setup_free(&one);
+    problem_free(p);
+    test_end("attn_own_attention_error_rule: at most %.2f times the library's on one rank",
+             worst);
+}
+
+/* An error of one call, on one rank, ends all of them and is named. */
+static void test_own_attention_refused(void) {
+    static const int64_t lengths[] = {24}, chunks[] = {6};
+    static const char *const words[] = {"",
+                                        "fails forward with 77",
+                                        "fails backward with 78",
+                                        "the lse ",
+                                        "the lse inf",
+                                        "has no dropout",
+                                        "has no backward"};
+    for (int harm = STEP_FAILS; harm <= STEP_INFINITE + 2; harm++)
+        for (int schedule = 0; schedule < SEQPAR__SCHEDULES; schedule++) {
+            problem *p = problem_new(1, lengths, chunks, 8, 4, 4);
+            own_attention own = {SEQPAR_DTYPE_F32, SEQPAR_DTYPE_F32, harm, 0};
+            seqpar_attn_kernel kernel = {step_forward,
+                                         harm > STEP_INFINITE + 1 ? NULL : step_backward, &own};
+            setup s = {.p = p,
+                       .ranks = 4,
+                       .threads = 1,
+                       .ulysses = 2,
+                       .schedule = schedule,
+                       .layout = SEQPAR_LAYOUT_ZIGZAG,
+                       .kernel = &kernel,
+                       .f = {.full = 1, .dropout = harm == STEP_INFINITE + 1 ? 0.5 : 0}};
+            seqpar_error error;
+            setup_results(&s);
+            s.status = seqpar_run_threads(s.ranks, rank_main, &s, &error);
+            test_expect(s.status == SEQPAR_ERR_KERNEL && strstr(error.text, words[harm]),
+                        "%s: %s", seqpar_status_name(s.status), error.text);
+            setup_free(&s);
+            problem_free(p);
+        }
+    test_end("attn_own_attention_refused");
+}
+
 /* ---- the relaxed path: the truth everywhere, the error rule, tiles that know no chunks ---- */
 
 static void test_relaxed_truth(int reference) {
@@ -1359,6 +1675,10 @@ int main(int argc, char **argv) {
     test_own_kernel(SEQPAR_DTYPE_F64, 1e-13);
     test_own_kernel(SEQPAR_DTYPE_F32, 3e-6);
     test_own_kernel(SEQPAR_DTYPE_BF16, 2e-2);
+    for (int device = 0; device <= 2; device++) test_own_attention(device);
+    for (int device = 0; device <= 2; device++) test_packed(device);
+    test_own_attention_rule();
+    test_own_attention_refused();
     test_error_slope();
     test_own_kernel_refused();
     test_refused();

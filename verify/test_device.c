@@ -1388,6 +1388,64 @@ static void check_attn_sinks(void) {
     bench_free(&b);
 }
 
+/* Partial results: a sum and one more, with their lse, and what is written in the end, into 3
+   of 5 heads; mode 0 merges, 1 begins with a part, 2 ends with sinks, 3 adds. */
+enum { SUM, SUM_LSE, PART, PART_LSE, MERGED, MERGED_LSE, MERGE_SINKS };
+enum { MERGE_TOKENS = 11, MERGE_HEADS = 3, MERGE_DIM = 7, MERGE_ROW = MERGE_HEADS * MERGE_DIM };
+
+static seqpar_status call_attn_merge(seqpar_device *device, const bench *b) {
+    const field *f = b->field;
+    int end = b->mode == 2, add = b->mode == 3;
+    seqpar_attn_merge_args a = {.sum = f[SUM].data,
+                                .sum_lse = add ? NULL : f[SUM_LSE].data,
+                                .part = end ? NULL : f[PART].data,
+                                .part_lse = end || add ? NULL : f[PART_LSE].data,
+                                .out = end ? f[MERGED].data : NULL,
+                                .lse = end ? f[MERGED_LSE].data : NULL,
+                                .sinks = end ? f[MERGE_SINKS].data : NULL,
+                                .tokens = MERGE_TOKENS,
+                                .heads = MERGE_HEADS,
+                                .head_dim = MERGE_DIM,
+                                .out_heads = 5,
+                                .begin = b->mode == 1};
+    return device->attn_merge(device, &a, device->queue);
+}
+
+static void check_attn_merge(void) {
+    double want[MERGE_TOKENS * MERGE_ROW], lse[MERGE_TOKENS * MERGE_HEADS];
+    for (int mode = 0; mode < 4; mode++) {
+        bench b;
+        memset(&b, 0, sizeof b);
+        add_sums(&b, "sum", MERGE_TOKENS, MERGE_ROW, 0, 1);
+        add_sums(&b, "sum_lse", MERGE_TOKENS, MERGE_HEADS, 0, 2);
+        add_sums(&b, "part", MERGE_TOKENS, MERGE_ROW, 0, 1);
+        add_sums(&b, "part_lse", MERGE_TOKENS, MERGE_HEADS, 0, 2);
+        add_field(&b, "merged", MERGE_TOKENS, MERGE_ROW, 2 * MERGE_DIM, 1);
+        add_sums(&b, "merged_lse", MERGE_TOKENS, MERGE_HEADS, 2, 1);
+        add_sums(&b, "sinks", 1, MERGE_HEADS, 0, 1);
+        b.mode = mode;
+        for (int n = 0; n < MERGE_TOKENS * MERGE_HEADS; n++) {
+            double old = mode == 1 ? 0 : exp(b.field[SUM_LSE].value[n]);
+            double part = mode == 2 ? 0 : exp(b.field[PART_LSE].value[n]);
+            double whole = old + part;
+            if (mode == 2) whole += exp(b.field[MERGE_SINKS].value[n % MERGE_HEADS]);
+            if (mode == 3) old = part = whole = 1;
+            lse[n] = log(whole);
+            for (int i = n * MERGE_DIM; i < (n + 1) * MERGE_DIM; i++)
+                want[i] = (old * b.field[SUM].value[i] + part * b.field[PART].value[i]) / whole;
+        }
+        expect_fast(&b, &(pass){call_attn_merge,
+                                1 << SUM | (mode < 3 ? 1 << SUM_LSE : 0) |
+                                    (mode == 2 ? 1 << MERGED | 1 << MERGED_LSE : 0),
+                                0});
+        expect_values(&b, SUM, want);
+        if (mode < 3) expect_values(&b, SUM_LSE, lse);
+        if (mode == 2) expect_values(&b, MERGED, want);
+        if (mode == 2) expect_values(&b, MERGED_LSE, lse);
+        bench_free(&b);
+    }
+}
+
 /* Two key pieces of 3 and 5 tokens, kv heads 1 and 2 of 3: what other ranks made of dk, dv,
    and what waits in the store. */
 enum { RETURN_DK, RETURN_DV, INBOX, RETURN_STORE };
@@ -1907,6 +1965,7 @@ static const struct op_check {
     {"attn_return", check_attn_return, 1.4e-7, 1},
     {"attn_delta", check_attn_delta, 1.9e-7, 1},
     {"attn_sinks", check_attn_sinks, 6e-7, 1},
+    {"attn_merge", check_attn_merge, 6e-7, 1},
     {"vocab_softmax", check_vocab_softmax, 5e-6, 1},
     {"sample", check_sample, 0, 0},
     {"sumsq", check_sumsq, 6e-15, 1},
