@@ -758,40 +758,6 @@ static seqpar_status seqpar__outbox_count(seqpar_attn *attn) {
     return SEQPAR_OK;
 }
 
-/* How many own queries see each token, the tokens of row r from seen[r] on: every query adds
-   1 where its range begins and takes it away where it ends; the sums of these are the
-   counts. They return to 0 behind every row. */
-static int64_t *seqpar__attn_seen(const seqpar_attn *attn) {
-    const seqpar_share *mine = &attn->shares[attn->rank];
-    int64_t size = attn->row_count, i, *seen;
-    for (i = 0; i < attn->row_count; i++) size += attn->rows[i].tokens + 1;
-    seen = SEQPAR__NEW(int64_t, size);
-    if (!seen) return NULL;
-    for (size = attn->row_count, i = 0; i < attn->row_count; size += attn->rows[i++].tokens + 1)
-        seen[i] = size;
-    for (i = 0; i < mine->count; i++)
-        for (int64_t t = mine->pieces[i].local;
-             t < mine->pieces[i].local + mine->pieces[i].count; t++) {
-            int64_t *row = seen + seen[mine->pieces[i].row];
-            if (attn->visible_begin[t] >= attn->visible_end[t]) continue;
-            row[attn->visible_begin[t]]++;
-            row[attn->visible_end[t]]--;
-        }
-    for (i = attn->row_count + 1; i < size; i++) seen[i] += seen[i - 1];
-    return seen;
-}
-
-/* Pairs (own query, key) whose key is in a share. */
-static int64_t seqpar__pairs(const int64_t *seen, const seqpar_share *share) {
-    int64_t pairs = 0;
-    for (int64_t i = 0; i < share->count; i++) {
-        const seqpar_piece *p = &share->pieces[i];
-        for (int64_t t = 0; t < p->count; t++)
-            pairs += seen[seen[p->row] + p->start + t * p->stride];
-    }
-    return pairs;
-}
-
 /* What the all-to-alls add: own tokens of the others' heads go out, the results of the
    others' tokens go back. */
 static void seqpar__heads_cost(const seqpar_ctx *ctx, const seqpar_attn *attn,

@@ -1291,18 +1291,18 @@ static void test_own_attention(int device) {
     seqpar_attn_kernel kernel = {step_forward, step_backward, &own};
     if (device == 2) round_problem(problems[0]);
     if (device == 2) round_problem(problems[1]);
-    for (int way = 0; way < SEQPAR__LAYOUTS * SEQPAR__SCHEDULES; way++) {
+    for (int way = 0; way < SEQPAR_LAYOUT_COUNT * SEQPAR_SCHEDULE_COUNT; way++) {
         for (int i = (way + device) % 3; i < 12; i += 3) {
             setup s = {.p = problems[i / 6],
                        .reference = device,
                        .ranks = ranks[i % 6],
                        .threads = 1,
-                       .layout = way % SEQPAR__LAYOUTS,
-                       .schedule = way / SEQPAR__LAYOUTS,
+                       .layout = way % SEQPAR_LAYOUT_COUNT,
+                       .schedule = way / SEQPAR_LAYOUT_COUNT,
                        .stride = i % 6 == 5 ? 1 : 1 + way % 2,
                        .f = features_list[(way + 5 * i) % FEATURES],
                        .kernel = &kernel,
-                       .ulysses = way / SEQPAR__LAYOUTS != SEQPAR_SCHEDULE_ULYSSES && i % 6 == 5
+                       .ulysses = way / SEQPAR_LAYOUT_COUNT != SEQPAR_SCHEDULE_ULYSSES && i % 6 == 5
                                       ? 2
                                       : 0};
             s.f.dropout = 0;
@@ -1311,8 +1311,8 @@ static void test_own_attention(int device) {
             setup_free(&s);
         }
         test_end("attn_own_attention_%s_%s_%s_truth", device_names[device],
-                 seqpar_layout_name(way % SEQPAR__LAYOUTS),
-                 seqpar_schedule_name(way / SEQPAR__LAYOUTS));
+                 seqpar_layout_name(way % SEQPAR_LAYOUT_COUNT),
+                 seqpar_schedule_name(way / SEQPAR_LAYOUT_COUNT));
     }
     test_expect(own.calls > 0, "the own kernel was never called");
     problem_free(problems[0]);
@@ -1331,12 +1331,12 @@ static void test_own_attention_rule(void) {
     double worst = 0;
     setup_run(&truth);
     setup_run(&one);
-    for (int i = 0; i < 5 * SEQPAR__SCHEDULES; i++) {
+    for (int i = 0; i < 5 * SEQPAR_SCHEDULE_COUNT; i++) {
         setup s = {.p = p,
-                   .ranks = ranks_list[i / SEQPAR__SCHEDULES],
+                   .ranks = ranks_list[i / SEQPAR_SCHEDULE_COUNT],
                    .threads = 1,
-                   .layout = i % SEQPAR__LAYOUTS,
-                   .schedule = i % SEQPAR__SCHEDULES,
+                   .layout = i % SEQPAR_LAYOUT_COUNT,
+                   .schedule = i % SEQPAR_SCHEDULE_COUNT,
                    .kernel = &kernel};
         setup_run(&s);
         const double *const want[] = {truth.out, truth.dq, truth.dk, truth.dv};
@@ -1370,7 +1370,7 @@ static void test_own_attention_refused(void) {
                                         "has no dropout",
                                         "has no backward"};
     for (int harm = STEP_FAILS; harm <= STEP_INFINITE + 2; harm++)
-        for (int schedule = 0; schedule < SEQPAR__SCHEDULES; schedule++) {
+        for (int schedule = 0; schedule < SEQPAR_SCHEDULE_COUNT; schedule++) {
             problem *p = problem_new(1, lengths, chunks, 8, 4, 4);
             own_attention own = {SEQPAR_DTYPE_F32, SEQPAR_DTYPE_F32, harm, 0};
             seqpar_attn_kernel kernel = {step_forward,
