@@ -25,7 +25,7 @@ help:
 	@echo "make check-gpu  the device suites and make verify on a GPU"
 	@echo "make bench   speed of the CPU device and of ranks, checked and as ratios"
 	@echo "make bench-gpu  speed of the CUDA device beside PyTorch's on the same GPU (under 8 minutes once built)"
-	@echo "make readme  makes the generated parts of README.md anew"
+	@echo "make readme  makes the generated parts of README.md and demos/README.md anew"
 	@echo "make clean   removes build/"
 
 demo: setup build/make_arith build/train_sft build/train_dpo build/compare_runs
@@ -68,7 +68,7 @@ bench: setup $(BENCHES:%=build/%) build/peer_blas
 
 readme: build/02_layouts build/test_attn build/test_plan
 	@bash ci/sample.sh
-	@bash ci/readme.sh > build/README.new && mv build/README.new README.md
+	@for page in README.md demos/README.md; do bash ci/readme.sh $$page > build/README.new && mv build/README.new $$page || exit 1; done
 
 setup:
 	@sh ci/setup.sh

@@ -1,93 +1,147 @@
-/* seqpar.h - v0.2.0 - sequence-parallel training of language models, equal to one rank bit for bit - MIT or Unlicense */
+/* seqpar.h - v0.2.0 - sequence-parallel training of language models, N ranks equal to one - MIT or Unlicense */
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* =============================================================================================
    >>doc
 
-   A sequence too long for one machine is split over several ranks. Attention then needs keys of other ranks,
-   labels cross the cuts, losses and gradients have to be put together again over sequence-parallel ranks,
-   data-parallel ranks, micro-batches and optimizer shards. This header does all of it, and in such a way that
-   the split changes nothing: logits, log-probs, loss, every gradient, the gradient norm and the updated
-   parameters of N ranks equal those of one rank by memcmp.
+   A sequence too long for one machine is split over several ranks. Attention then needs keys
+   of other ranks, labels cross the cuts, losses and gradients have to be put together again
+   over sequence-parallel ranks, data-parallel ranks, micro-batches and optimizer shards. This
+   header does all of it, and in such a way that the split changes nothing: logits, log-probs,
+   loss, every gradient, the gradient norm and the updated parameters of N ranks equal those of
+   one rank by memcmp.
 
    In exactly one C or C++ file:
 
        #define SEQPAR_IMPLEMENTATION
        #include "seqpar.h"
 
-   and link with -lm -lpthread (-fopenmp for threads within a rank). For speed: -O3 -march=native.
+   and link with -lm -lpthread (-fopenmp for threads within a rank). For speed: -O3
+   -march=native.
 
    CHAPTERS (search for the tag)
-       Part I, the subject                               Part II, devices
-       >>api    types and prototypes, by chapter         >>device what devices share: folds, attention
-       >>util   errors, random numbers, exp and log      >>ref    reference device: naive
-       >>fold   one order for every sum                  >>cpu    fast device: products, attention
-       >>pack   documents to rows                        >>rows   fast device: norm, SwiGLU, loss, update
-       >>split  who holds which token                    >>own    a block kernel or product of your own
-       >>comm   how bytes move: self, threads            >>licence
-       >>ctx    one rank
-       >>plan   a schedule is data
-       >>attn   the executor
-       >>loss   token log-probs through the head
+       Part I, the subject
+       >>api        types and prototypes, by chapter
+       >>util       errors, random numbers, exp and log
+       >>fold       one order for every sum
+       >>pack       documents to rows
+       >>split      who holds which token
+       >>comm       how bytes move: one rank, threads
+       >>ctx        one rank
+       >>plan       a schedule is data
+       >>attn       the executor
+       >>loss       token log-probs through the head
        >>objective  sums per document, what is made of them
-       >>optim  gradients to owners, clip, update        (plans played on paper: verify/seqpar_check.h)
+       >>optim      gradients to owners, clip, update
+       Part II, devices
+       >>device     what devices share: folds, attention
+       >>ref        reference device: naive
+       >>cpu        fast device: products, attention
+       >>rows       fast device: norm, SwiGLU, loss, update
+       >>own        a block kernel or product of your own
+       >>licence
 
    DOES
-       - pack documents into rows (cu_seqlens, position ids, targets shifted once, before any split)
-       - split rows contiguous, zigzag, striped or zigzag by document; any length, any number of ranks,
-         empty ranks included
-       - attention as a ring, llama3-style KV all-gather, Ulysses all-to-all or 2D: packed documents, causal,
-         full, sliding window, prefix-LM, softcap, learnt sinks, dropout, GQA; forward and backward
-       - check a schedule on paper and count its FLOPs and bytes without running it (verify/seqpar_check.h)
-       - take your own attention, block by block or source by source, your own matrix product and your own transport
-       - chunked head: log-probs, entropy, label smoothing, z-loss; logits are never whole
-       - sums per document over ranks, then SFT, DPO (cDPO, IPO, hinge, SimPO, RPO), KTO, reward-model, PPO, GRPO, RLOO
-         and REINFORCE objectives on plain numbers, each with value and derivative
-       - AdamW and SGD over sharded owners (ZeRO 0, 1, 2), fp32 masters of bf16 weights, global norm clip, learning-rate schedules
-       - name every refused input with the values and the fix; end all ranks when one fails; report a
-         deadlock with who waits for whom
+       - pack documents into rows (cu_seqlens, position ids, targets shifted once, before any
+         split)
+       - split rows contiguous, zigzag, striped or zigzag by document; any length, any number
+         of ranks, empty ranks included
+       - attention as a ring, llama3-style KV all-gather, Ulysses all-to-all or 2D: packed
+         documents, causal, full, sliding window, prefix-LM, softcap, learnt sinks, dropout,
+         GQA; forward and backward
+       - check a schedule on paper and count its FLOPs and bytes without running it
+         (verify/seqpar_check.h)
+       - take your own attention, block by block or source by source, your own matrix product
+         and your own transport
+       - the vocabulary's head in pieces: log-probs, entropy, label smoothing, z-loss; logits
+         are never whole
+       - sums per document over ranks, then SFT, DPO (cDPO, IPO, hinge, SimPO, RPO), KTO,
+         reward-model, PPO and GRPO objectives on plain numbers, each with value and derivative
+       - AdamW and SGD over sharded owners (ZeRO 0, 1, 2), fp32 masters of bf16 weights, global
+         norm clip, learning-rate schedules
+       - name every refused input with the values and the fix; end all ranks when one fails;
+         report a deadlock with who waits for whom
 
    DOES NOT
-       - move bytes between machines (seqpar_nccl.h does, or a seqpar_comm_table of your own), compute on a GPU
-         (seqpar_cuda.cu does, or a seqpar_device of your own), do tensor, pipeline or expert parallelism, serve models
-       - promise equal bits across instruction sets or compilers, or between different packings; per binary
-         and set of rows only. Stripe and zigzag-doc, which cut through chunks, replicated kv heads, relaxed
-         attention and your own kernel keep an error bound instead.
-       - survive -ffast-math in the implementation's unit (an #error) or at linking, nor clang's -ffp-contract=fast, which
-         overrules the pragma in this header: opening a context refuses both. Units that only call may use what they like.
+       - move bytes between machines (seqpar_nccl.h does, or a seqpar_comm_table of your own),
+         compute on a GPU (seqpar_cuda.cu does, or a seqpar_device of your own), do tensor,
+         pipeline or expert parallelism, serve models
+       - promise equal bits across instruction sets or compilers, or between different packings;
+         per binary and set of rows only. Stripe and zigzag-doc, which cut through chunks,
+         replicated kv heads, relaxed attention and your own kernel keep an error bound instead.
+       - survive -ffast-math in the implementation's unit (an #error) or at linking, nor clang's
+         -ffp-contract=fast, which overrules the pragma in this header: opening a context
+         refuses both. Units that only call may use what they like.
 
    OPTIONS
        SEQPAR_STATIC        everywhere: all functions become static
        SEQPAR_NO_THREADS    implementation: no POSIX threads; one rank
-       SEQPAR_MALLOC(size), SEQPAR_FREE(ptr)   every implementation, in its unit: allocator (both or none)
-       SEQPAR_NO_FMA        implementation: two roundings even where the machine has fused multiply-add
+       SEQPAR_MALLOC(size), SEQPAR_FREE(ptr)
+                            every unit with an implementation: allocator (both or none)
+       SEQPAR_NO_FMA        implementation: two roundings even where the machine has fused
+                            multiply-add
 
-   WORDS
-       row          documents packed one after the other; what is split over the SP ranks
-       unit         documents that must share a row (a preference pair, a prompt's group)
-       grid         a row is cut at absolute positions into L chunks; a rank holds whole chunks
-       piece        what one rank holds of one chunk; a share is all its pieces
-       leaf, node   places in the binary tree in which every sum over tokens is taken
-       dp, sp       data-parallel and sequence-parallel; world = dp x sp, sp ranks are neighbours
-       lse          log-sum-exp of a query's scores
-       2D           sp ranks as positions x members: members exchange tokens for heads, positions form a ring
+   WORDS (one for one thing; a second meaning has its own first word)
+       row            documents packed one after the other; what is split over the SP ranks
+       unit           documents that must share a row (a preference pair, a prompt's group)
+       grid, chunk    a row is cut at absolute positions into L chunks
+       piece, share   what one rank holds of one chunk; all pieces of a rank
+       leaf, node     places in the binary tree in which every sum over tokens is taken
+       fold           such a sum; a fold program: the stack machine's list that takes it
+       block          a query piece x a key piece, in attention. A parameter block is 1,024
+                      neighbouring elements, which have one owner
+       head           of attention. What makes log-probs of hidden states is called vocab
+       step           an optimizer step. A compute step is the part of a plan that meets the
+                      keys of one source
+       source         the rank (position) whose keys they are
+       segment        a document whose tokens several ranks hold, in sums
+       group          sends and receives that begin together. A tensor's group is what is
+                      exchanged together, a layer; a prompt's group its responses
+       dp, sp         data-parallel and sequence-parallel; world = dp x sp, sp ranks are
+                      neighbours
+       2D             sp ranks as positions x members: members exchange tokens for heads,
+                      positions form a ring
+       lse            log-sum-exp of a query's scores
+       error rule     relative L2 error against fp64 at most twice that of one rank
 
    WHY THE BITS ARE EQUAL
-       Rounding depends on the order of additions. Here the order belongs to absolute token positions: every
-       sum over tokens is taken chunk by chunk, and the chunks' partial sums are combined in a binary tree
-       over their numbers. Which rank computes a chunk, when it arrives and what lies beside it in memory
-       does not matter. Row operations (products, norms, softmax) give a row the same bits whatever else is
-       computed with it. NCCL- or MPI-style reductions are never used on floating-point numbers: the
-       transport moves bytes, the fold adds.
+       Rounding depends on the order of additions. Here the order belongs to absolute token
+       positions: every sum over tokens is taken chunk by chunk, and the chunks' partial sums
+       are combined in a binary tree over their numbers. Which rank computes a chunk, when it
+       arrives and what lies beside it in memory does not matter. Row operations (products,
+       norms, softmax) give a row the same bits whatever else is computed with it. NCCL- or
+       MPI-style reductions are never used on floating-point numbers: the transport moves
+       bytes, the fold adds.
 
    RULES
-       - Sums and counts travel apart and are divided once: seqpar_sft_desc.count is the global count of
-         supervised tokens of the optimizer step.
+       - Sums and counts travel apart and are divided once: seqpar_sft_desc.count is the global
+         count of supervised tokens of the optimizer step.
        - Parameter gradients over sp are summed, never averaged; seqpar_step_gradient does it.
-       - Functions marked collective are called by all ranks of the comm, in the same order, also by ranks without a token.
-       - One seqpar_ctx and one device per rank, used by one thread at a time. No global mutable state.
-       - OpenMP threads that wait spin, and take the cores from other ranks of the same machine. Where ranks share one, start
-         the program with OMP_WAIT_POLICY=passive and cores / ranks threads each; the header never sets it, the trainers do.
-         A small model on two cores then takes 0.98 to 1.02 of the time as one rank, 0.92 as four ranks of two threads.
+       - Functions marked collective are called by all ranks of the comm, in the same order,
+         also by ranks without a token.
+       - One seqpar_ctx and one device per rank, used by one thread at a time. No global mutable
+         state.
+       - OpenMP threads that wait spin, and take the cores from other ranks of the same machine.
+         Where ranks share one, start the program with OMP_WAIT_POLICY=passive and cores / ranks
+         threads each; the header never sets it, the trainers do. A small model on two cores
+         then takes 0.98 to 1.02 of the time as one rank, 0.92 as four ranks of two threads.
+
+   TO ADD
+       a layout       a line of SEQPAR_LAYOUTS (>>api); unless its pieces are dealt like those
+                      of another one, seqpar__pieces_X and seqpar__deal_X in >>split. Names,
+                      tests and demos read the table; the trainers' --layout takes its words
+                      from demos/trainer/options.tsv.
+       a schedule     a line of SEQPAR_SCHEDULES (>>api) and seqpar__plan_X in >>plan, which
+                      lists what a rank does. verify/test_plan.c plays it for all ranks.
+       an objective   a function in >>objective from plain numbers to value and derivative, its
+                      prototype in >>api; its seeds go to the head or to a score. A relative of
+                      DPO is a value of SEQPAR_PREFERENCE_* and its lines in
+                      seqpar_preference_loss.
+       a transport    the functions of seqpar_comm_table, in a file of your own: nothing here
+                      changes. demos/04_own_transport.c; verify/transport.h tests it.
+       an operation   a line of SEQPAR_DEVICE_OPS and seqpar_X_args (>>api), then the function
+                      in each device: >>ref, >>cpu or >>rows, seqpar_cuda.cu. A device that
+                      lacks one is refused when a context is opened.
+       a model        on the public API alone, as seqpar_llama.h is.
 
    SAMPLE: demos/01_ring.c, complete. It prints
 
@@ -2011,6 +2065,20 @@ SEQPAR_DEF double seqpar_log(double x) {
 
 /* =============================================================================================
    >>fold  one order for every sum
+
+   One order for every sum. A row of S tokens is cut at absolute positions into L chunks,
+   chunk i = [iS/L, (i+1)S/L). A rank's share is whole chunks. Every sum over tokens - a
+   weight gradient, dK and dV, a loss - is one partial per chunk, combined in a binary tree
+   over the chunk numbers (>>fold). Which chunks exist is known beforehand from the mask, so
+   an absent leaf is skipped exactly and the shape of the tree never depends on who came
+   first. L is part of the row and recorded with it: by default 32, from 8,192 tokens on
+   doubled until a chunk holds 256 at most (2,048 chunks are the limit), never a function of
+   P. A step's tree has rows above chunks, so data parallelism and accumulation only decide
+   who computes which leaf; aligned runs of rows are the micro-batches, and shorter ones
+   within each go to the D ranks, so that a micro-batch leaves one node behind and not one a
+   rank. What a rank has to do becomes a program of a small stack machine (push leaf,
+   combine, store), written on the host and run by the device; sender and receiver derive the
+   same node lists from the same mask, so messages need no headers.
    ========================================================================================== */
 
 static int64_t seqpar__lower_bound(const int64_t *sorted, int64_t count, int64_t key) {
@@ -3204,6 +3272,12 @@ SEQPAR_DEF void seqpar_gather(void *global, const void *local, const seqpar_shar
 
 /* =============================================================================================
    >>comm  how bytes move: one rank, threads, and a wrapper that does harm on purpose
+
+   Transport moves bytes. A transport has five functions: begin a group of sends and
+   receives, wait, split, abort, free. Gathers, broadcasts and integer sums are built on them
+   once. Floating-point numbers are never reduced by a transport. One that says nothing of
+   queues is given none: before it touches a byte, the device's queue is settled; one that
+   knows them (NCCL) orders the queue instead.
    ========================================================================================== */
 
 SEQPAR_DEF seqpar_status seqpar_comm_begin(seqpar_comm *comm, const seqpar_group *group,
@@ -3919,6 +3993,13 @@ SEQPAR_DEF seqpar_status seqpar_run_threads(int64_t ranks, seqpar_rank_fn fn, vo
 
 /* =============================================================================================
    >>ctx  one rank
+
+   What two calls must agree on is asked, or comes from one place. Opening a context, an
+   attention, an optimizer and a step compares eight bytes over the ranks; only where they
+   differ a second exchange finds out what (rows, layout, window, learning rate, ...) and on
+   which rank. A share knows what it is a share of, and the fold of a micro-batch is given
+   for its share alone: a batch that was split otherwise than its step, other rows, a
+   gradient that is missing or comes twice end with a sentence. One rank asks nobody.
    ========================================================================================== */
 
 /* Something that all ranks of a comm must have been given alike. */
@@ -4027,6 +4108,20 @@ static seqpar_status seqpar__check_arithmetic(seqpar_error *error) {
     return SEQPAR_OK;
 }
 
+/* A device may be the user's own: an operation it lacks is named here, never called as NULL. */
+static seqpar_status seqpar__check_operations(seqpar_error *error, const seqpar_device *d) {
+    const char *missing = NULL;
+#define SEQPAR__X(op) \
+    if (!d->op) missing = #op;
+    SEQPAR_DEVICE_OPS(SEQPAR__X)
+#undef SEQPAR__X
+    return missing ? seqpar_fail(error, SEQPAR_ERR_DEVICE,
+                                 "the device '%s' has no operation %s; every line of "
+                                 "SEQPAR_DEVICE_OPS needs one",
+                                 d->name, missing)
+                   : SEQPAR_OK;
+}
+
 SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world,
                                          seqpar_device *device, int64_t sp_size) {
     seqpar__given given[] = {{"sequence_parallel_size", sp_size, 0},
@@ -4047,6 +4142,7 @@ SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world,
     if (!device)
         return ctx->error->status ? ctx->error->status
                                   : seqpar__no_memory(ctx->error, "a device");
+    SEQPAR__TRY(seqpar__check_operations(ctx->error, device));
     /* a claim: of ranks that were given the same device one finds its own below */
     if (!device->contexts) device->error = ctx->error;
     SEQPAR__TRY(seqpar__ranks_agree(world, "a context", given, 3));
@@ -4149,6 +4245,19 @@ static void *seqpar__at(const void *base, int64_t element, int dtype) {
 
 /* =============================================================================================
    >>plan  a schedule is data
+
+   A schedule is data. SP ranks are a grid of positions and members: members exchange tokens
+   for heads (Ulysses), positions pass k and v around (ring) or gather them (llama3); 2D is
+   both. A plan lists what one rank does - exchange, shift, wait, compute, return, fold - and
+   one executor runs them all; communication is begun before the block that hides it. A
+   ring's message is the rows that somebody further on its way sees: all ranks know the mask,
+   so sender and receiver agree on it. Zigzag rings run downwards, from rank r to r - 1:
+   above position 0 a causal mask needs both halves of a share, behind it the early half
+   alone, and a quarter of all bytes never travels; other layouts run upwards, where a causal
+   mask or a window saves half and more. verify/seqpar_check.h plays the plans of all ranks
+   on paper: seqpar_plan_check refuses, with rank and operation, a block dropped or doubled,
+   a slot read too early, a message nobody takes; seqpar_plan_cost_of counts FLOPs and bytes
+   without running anything.
    ========================================================================================== */
 
 SEQPAR_DEF const char *seqpar_schedule_name(int schedule) {
@@ -4366,6 +4475,21 @@ SEQPAR_DEF void seqpar_plan_free(seqpar_plan *plan) {
 
 /* =============================================================================================
    >>attn  the executor
+
+   A mask is one range. Query t sees the positions [begin, end): documents bound it, the
+   window how far back, a prefix how far ahead. Softcap changes scores, a sink is one more
+   score added when a row ends, dropout is drawn by (row, head, query, key): none of them
+   knows of ranks, so every layout and schedule has them all. A query or key piece that no
+   range touches does not exist as a leaf.
+
+   Attention. A block is (query chunk x key chunk). Forward: per query row the blocks' states
+   (m, l, o) are folded over key chunks. dQ is folded over key chunks, dK and dV over query
+   chunks: the visiting rank sends its partial nodes to their owner, who folds them, instead
+   of adding to a buffer that travels. A mask is a range of visible key positions per query;
+   plans know nothing of masks. .relaxed is the field's way on the same kernels, as a
+   yardstick: one running state per query, extended by whatever arrives, in tiles that know
+   no chunks; it follows the error rule. From chunks of 96 tokens on, equal bits cost a few
+   per cent (make bench).
    ========================================================================================== */
 
 /* tokens the queries of a piece see, in all; rows of a share */
@@ -6372,6 +6496,14 @@ SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn
 
 /* =============================================================================================
    >>loss  token log-probs through the head
+
+   Loss in three layers. Token log-probs through the chunked head (entry A: values; entry B:
+   forward and backward for given seeds: dlogp, dentropy, smoothing, z-loss); sums per
+   document, folded over the ranks that hold a part of it before anything that is not linear
+   sees them; objectives on plain numbers (>>objective), which give value and derivative and
+   know of no ranks. SFT knows its seeds beforehand: -1/N for every supervised token, N the
+   global count of the optimizer step. Means over units are x0 + sum(xi - x0)/N, so that a
+   mean of equal numbers is that number: the first DPO loss is -log(sigmoid(0)) to the bit.
    ========================================================================================== */
 
 static void *seqpar__offset(void *base, int64_t element, int dtype) {
@@ -7085,6 +7217,16 @@ SEQPAR_DEF double seqpar_token_weight(const seqpar_aggregate *a, int64_t tokens_
 
 /* =============================================================================================
    >>optim  gradients to owners, clip, update
+
+   Gradients go to owners. Parameters are dealt in blocks of 1,024 over all D x P ranks,
+   layer by layer. After each layer's backward its partial nodes go all-to-all to the owners,
+   who fold them, clip by the global norm and update; D, P and accumulation change no bit. A
+   rank holds its part of the gradient, which grows layer by layer and is an Nth of the
+   weights on N ranks, the nodes of one layer (one on one rank, else one or two a row) and,
+   with A micro-batches, what waits for the next of them: at most log2(A) times its part. 124
+   million parameters and one row on one rank: 619 MiB, 1.3 times the weights. ZeRO 0 has
+   moments and masters on every rank, 1 and 2 at their owners; gradients are there at every
+   stage. Checkpoints are written and read a block at a time.
    ========================================================================================== */
 
 typedef struct seqpar__micro { /* one micro-batch index, as all ranks know it */
@@ -8089,6 +8231,39 @@ SEQPAR_DEF double seqpar_lr_factor(int kind, int64_t step, int64_t warmup, int64
 
 /* =============================================================================================
    >>device  what all devices share: memory, fold machine, attention driver
+
+   Device table. Twenty-one operations on opaque pointers; seqpar_llama.h never looks into a
+   buffer, and calls nothing but what seqpar.h declares, as a model of your own would. The
+   reference device (naive loops, fp64) stands beside the fast one (fp32) and runs the same
+   plans.
+
+   A GPU has one queue a rank, a stream that every call goes to and returns from at once. The
+   host waits where it needs a number: in copies with queue NULL, in sums of squares, in
+   seqpar_device_settle, and before a transport that knows no queues. Freed memory is handed
+   out again in the order of the queue, lists go up once, from pinned memory; so attention
+   over NCCL makes no host wait, and a call that was made before can be captured into a CUDA
+   graph. Without a GPU this is tested on streams that run late: launches, copies and events
+   are put aside until somebody waits, then worked off in an order drawn from a seed, and a
+   wait left out shows in the bits.
+
+   bf16. Storage and accumulator types are apart. With bf16 storage, activations and the
+   weights they meet are rounded; statistics, every sum over tokens (gradients, the dK and dV
+   that travel), moments and the parameters themselves stay fp32: who owns a block updates
+   its masters and hands out the rounded weights. All of it is a fold as before, so SP=N
+   gives the bits of SP=1, and a checkpoint, which holds masters and weights, goes on at
+   another world size with those of the uninterrupted run. The reference device does it in
+   naive loops (--device reference --param_dtype bf16), the CUDA device on tensor cores
+   (--device cuda). What it costs is a gradient about 1 % off that of fp64 on the same
+   weights (verify/test_bits.c), on any number of ranks.
+
+   Backward takes a block once. dq folds over keys, dk and dv fold over queries, and all
+   three want the same scores. So the host devices walk key by key, each block gives its
+   share of all three, and the folds of dq stand still between their blocks: five products
+   instead of seven, for the memory of their open sums. Threads follow each other from key to
+   key, a fold of dq waiting for its turn; nothing about the order of a sum depends on who
+   computes it. A block's sum is taken apart in registers and added at last; so on the CPU
+   the second block of a pair is computed straight on top of the first, with the bits of a
+   sum of two leaves but without the second leaf. The GPU keeps two passes.
    ========================================================================================== */
 
 SEQPAR_DEF int64_t seqpar_dtype_bytes(int dtype) {
@@ -9769,6 +9944,12 @@ SEQPAR_DEF seqpar_device *seqpar_device_reference_bf16(void) {
 
 /* =============================================================================================
    >>cpu  the fast device: fp32, vectors, one product kernel, everything else around it
+
+   Row operations are independent of their neighbours. Each product element is one chain of
+   fused multiply-adds over the inner dimension; edge tiles run the same kernel on padded
+   operands; threads split output tiles only, and in passes over rows each keeps to a run of
+   neighbours until it helps the others. Own exp and log; contraction is off and fma is
+   written out, so the compiler decides nothing.
    ========================================================================================== */
 
 /* A vector of VL floats, with + - * from the compiler, and what those lack. VMAX(a, b) is b

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Unlicense
-# README.md with its generated parts made anew, to stdout. `make readme` puts it in place; verify/test_readme.sh compares.
+# A page (README.md, demos/README.md) with its generated parts made anew, to stdout. `make readme` puts both in place;
+# verify/test_readme.sh compares.
 cd "$(dirname "$0")/.." || exit 1
 chapters() {
     printf '\n| chapter of `seqpar.h` | what | lines | how it is checked |\n|---|---|---:|---|\n'
@@ -32,7 +33,11 @@ chapters() {
         echo "| \`>>$tag\` | $what | $lines | $check |"
     done
 }
-awk -v chapters="$(chapters)" -v layouts="$(build/02_layouts 16 4 16)" -v modes="$(build/test_attn --table | grep '^|')" -v costs="$(build/test_plan --table | grep '^|')" '
+page=${1:-README.md}
+wanted() { if grep -q "^<!-- generated: $1 -->" "$page"; then "${@:2}"; fi; } # NAME COMMAND: only what the page shows
+table() { "$@" --table | grep '^|'; }
+awk -v chapters="$(wanted chapters chapters)" -v layouts="$(wanted layouts build/02_layouts 16 4 16)" \
+    -v modes="$(wanted modes table build/test_attn)" -v costs="$(wanted costs table build/test_plan)" '
     skipping == "table" && /^<!-- end -->/ { skipping = "" }
     skipping == "block" { if (/^```$/ && ++fences == 2) { skipping = "" } ; next }
     skipping == "table" { next }
@@ -40,4 +45,4 @@ awk -v chapters="$(chapters)" -v layouts="$(build/02_layouts 16 4 16)" -v modes=
     /^<!-- generated: chapters -->/ { print chapters "\n"; skipping = "table" }
     /^<!-- generated: modes -->/ { print "\n" modes "\n"; skipping = "table" }
     /^<!-- generated: costs -->/ { print "\n" costs "\n"; skipping = "table" }
-    /^<!-- generated: layouts -->/ { print "```\n" layouts "\n```"; skipping = "block"; fences = 0 }' README.md
+    /^<!-- generated: layouts -->/ { print "```\n" layouts "\n```"; skipping = "block"; fences = 0 }' "$page"

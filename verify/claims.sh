@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Unlicense
-# The README's figures of mending a careless model by GRPO: the command given there, over builds whose fp32 bits differ and over
+# The figures of demos/README.md of mending a careless model by GRPO: the command given there, over builds whose fp32 bits differ and over
 # seeds. Minutes for each; by hand. Prints a line a run and the range.   verify/claims.sh [SEEDS]
 cd "$(dirname "$0")/.." || exit 1
 make --no-print-directory build/options.inc build/make_arith >/dev/null || exit 1
 out=build/claims; mkdir -p $out
 [ -f $out/careless.jsonl ] || { build/make_arith $out/careless.jsonl 20000 3 0 81; build/make_arith $out/train.jsonl 20000 1; build/make_arith $out/eval.jsonl 500 1 100000; } >/dev/null
-recipe=$(awk '/^build\/train_sft --dataset careless/ { on = 1 } /^```$/ { on = 0 } on' README.md | sed -E "s#build/train#\$x/train#; s#(careless|train|eval)\\.jsonl#$out/\\1.jsonl#g; s#--(save_path|pretrain) (careless|mended)#--\\1 \$x/\\2#g")
+recipe=$(awk '/^build\/train_sft --dataset careless/ { on = 1 } /^```$/ { on = 0 } on' demos/README.md | sed -E "s#build/train#\$x/train#; s#(careless|train|eval)\\.jsonl#$out/\\1.jsonl#g; s#--(save_path|pretrain) (careless|mended)#--\\1 \$x/\\2#g")
 flags="-std=gnu11 -I. -Ibuild -Idemos -Idemos/trainer -fopenmp"
 for seed in ${1:-42 43 44}; do
     for machine in x86-64-v2 x86-64-v3 x86-64-v4; do

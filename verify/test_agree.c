@@ -462,6 +462,32 @@ static void check_device(void) {
     test_end("device_of_one_rank");
 }
 
+/* ---- a device that lacks an operation ---- */
+
+static seqpar_status open_main(seqpar_comm *world, void *user) {
+    seqpar_ctx ctx;
+    seqpar_status status = seqpar_ctx_open(&ctx, world, user, 1);
+    if (!status) seqpar_ctx_close(&ctx);
+    return status;
+}
+
+static void check_missing_operation(void) {
+#define OPERATION(op)                                                                          \
+    {                                                                                          \
+        seqpar_device *device = seqpar_device_reference();                                     \
+        seqpar_error error;                                                                    \
+        test_expect(!seqpar_run_threads(1, open_main, device, &error), "whole: %s",            \
+                    error.text);                                                               \
+        device->op = NULL;                                                                     \
+        test_expect(seqpar_run_threads(1, open_main, device, &error) == SEQPAR_ERR_DEVICE &&   \
+                        strstr(error.text, "has no operation " #op ";"),                       \
+                    #op ": %s", error.text);                                                   \
+        seqpar_device_close(device);                                                           \
+    }
+    SEQPAR_DEVICE_OPS(OPERATION)
+    test_end("device_lacks_an_operation");
+}
+
 /* ---- the process itself ---- */
 
 static seqpar_status open_only(seqpar_comm *world, void *user) {
@@ -520,6 +546,7 @@ int main(int argc, char **argv) {
     check_count();
     check_tied();
     check_device();
+    check_missing_operation();
     check_arithmetic();
     return test_summary();
 }
