@@ -377,24 +377,28 @@ SEQPAR_DEF double seqpar_exp(double x);
 SEQPAR_DEF double seqpar_log(double x);
 
 /* ---- comm: how bytes move -------------------------------------------------------------------
-   A transport moves bytes and nothing else: every floating-point sum is an exchange and a fold. One begin
-   is one group of sends and receives, entered in the same order by all ranks that take part; buffers must
-   not be touched until its wait. Messages between two ranks of one comm match in order of posting; a message
-   to oneself is sent and received in the same group. The contract that a transport of your own keeps
-   (verify/transport.h holds any to it, demos/04_own_transport.c is one):
-   - begin copies what it needs of the group's lists; only `name` must outlive the request. Where it fails,
-     request->state is NULL. A finished send says that its buffer is free, not that it was received; a send to a
-     rank that has ended without receiving it fails.
-   - A transport that says nothing of queues is never given one: what the device's queue holds is settled before
-     begin, so that it may touch all bytes, and after wait they are there. One that is `queued` orders the queue instead.
-   - With a queue, a message is sent and received in groups of the same place in that order: NCCL runs a group to
-     its end before the next one. On the host its two ends may stand in any groups.
-   - wait ends with an error, never hangs, once any rank of the world has failed, and then at once: the executor
-     waits for all its requests before it frees their buffers.
-   - The first abort in the world wins, from whichever sub-comm; every other rank then returns SEQPAR_ERR_PEER with
-     its text, or what it can say of a rank that has ended. Who hears of a failure passes it on before it ends.
-   - A sub-comm may outlive its parent and shares its error. bytes_sent and messages_sent are counted by
-     seqpar_comm_begin; a table does not count. */
+   A transport moves bytes and nothing else: every floating-point sum is an exchange and a
+   fold. One begin is one group of sends and receives, entered in the same order by all ranks
+   that take part; buffers must not be touched until its wait. Messages between two ranks of
+   one comm match in order of posting; a message to oneself is sent and received in the same
+   group. The contract that a transport of your own keeps (verify/transport.h holds any to it,
+   demos/04_own_transport.c is one):
+   - begin copies what it needs of the group's lists; only `name` must outlive the request.
+     Where it fails, request->state is NULL. A finished send says that its buffer is free, not
+     that it was received; a send to a rank that has ended without receiving it fails.
+   - A transport that says nothing of queues is never given one: what the device's queue holds
+     is settled before begin, so that it may touch all bytes, and after wait they are there.
+     One that is `queued` orders the queue instead.
+   - With a queue, a message is sent and received in groups of the same place in that order:
+     NCCL runs a group to its end before the next one. On the host its two ends may stand in
+     any groups.
+   - wait ends with an error, never hangs, once any rank of the world has failed, and then at
+     once: the executor waits for all its requests before it frees their buffers.
+   - The first abort in the world wins, from whichever sub-comm; every other rank then returns
+     SEQPAR_ERR_PEER with its text, or what it can say of a rank that has ended. Who hears of a
+     failure passes it on before it ends.
+   - A sub-comm may outlive its parent and shares its error. bytes_sent and messages_sent are
+     counted by seqpar_comm_begin; a table does not count. */
 typedef struct seqpar_transfer {
     int64_t peer; /* rank within the comm */
     void *data;
@@ -898,11 +902,14 @@ typedef struct seqpar_attn_merge_args {
     int begin; /* the sum is nothing yet, 0 and -inf, and not read */
 } seqpar_attn_merge_args;
 
-/* Statistics of logits x (rows, vocab) and, where seeds are given, the gradient written over x:
-     dx_j = dlogp (1[j=y] - p_j) - dentropy p_j (log p_j + H) + dsmooth (p_j - 1/V) + dzloss 2 lse p_j
-   for logp = x_y - lse, H = entropy, smooth = lse - mean(x), zloss = lse^2. A row whose target is
-   SEQPAR_IGNORE has logp 0, and dlogp, dsmooth, dzloss do not act on it. Outputs and seeds may be NULL. A logit of
-   -inf has p 0, adds nothing to the entropy and has the gradient 0, but smooth is infinite. */
+/* Statistics of logits x (rows, vocab) and, where seeds are given, the gradient written over
+   x:
+     dx_j = dlogp (1[j=y] - p_j) - dentropy p_j (log p_j + H)
+          + dsmooth (p_j - 1/V) + dzloss 2 lse p_j
+   for logp = x_y - lse, H = entropy, smooth = lse - mean(x), zloss = lse^2. A row whose target
+   is SEQPAR_IGNORE has logp 0, and dlogp, dsmooth, dzloss do not act on it. Outputs and seeds
+   may be NULL. A logit of -inf has p 0, adds nothing to the entropy and has the gradient 0,
+   but smooth is infinite. */
 typedef struct seqpar_vocab_softmax_args {
     seqpar_mat logits;
     int64_t rows, vocab;
@@ -1452,12 +1459,15 @@ SEQPAR_DEF double seqpar_sigmoid(double x);
    0. */
 SEQPAR_DEF double seqpar_mean(const double *x, int64_t count);
 
-/* Preference pairs. h = log-prob of the response under the policy minus that under the reference, as sums over its
-   tokens, or with length_normalized as means; D = h_chosen - h_rejected, z = beta D:
-     SEQPAR_PREFERENCE_DPO    (1 - e) softplus(-z) + e softplus(z); e = label_smoothing: cDPO (Rafailov et al. 2023; Mitchell 2023)
-     SEQPAR_PREFERENCE_IPO    (D - 1 / (2 beta))^2                                        (Azar et al. 2023; means: TRL's ipo)
-     SEQPAR_PREFERENCE_HINGE  max(0, 1 - z)                                               (SLiC, Zhao et al. 2023)
-     SEQPAR_PREFERENCE_SIMPO  as DPO with z = beta D - gamma, no reference, always means  (Meng et al. 2024)
+/* Preference pairs. h = log-prob of the response under the policy minus that under the
+   reference, as sums over its tokens, or with length_normalized as means; D = h_chosen -
+   h_rejected, z = beta D:
+     SEQPAR_PREFERENCE_DPO    (1 - e) softplus(-z) + e softplus(z), e = label_smoothing: cDPO
+                              (Rafailov et al. 2023; Mitchell 2023)
+     SEQPAR_PREFERENCE_IPO    (D - 1 / (2 beta))^2 (Azar et al. 2023; means: TRL's ipo)
+     SEQPAR_PREFERENCE_HINGE  max(0, 1 - z) (SLiC, Zhao et al. 2023)
+     SEQPAR_PREFERENCE_SIMPO  as DPO with z = beta D - gamma, no reference, always means
+                              (Meng et al. 2024)
    nll_coef adds nll_coef (-logp_chosen) / nll_tokens: RPO. */
 enum {
     SEQPAR_PREFERENCE_DPO,
@@ -1619,15 +1629,17 @@ typedef struct seqpar_optim {
 
 /* tensors (borrowed) in order of offset, without overlap, groups rising from 0.
 
-   Memory in accumulators: E elements, W ranks, the largest group G, A micro-batches. Blocks lie at their owners, so an owner's
-   share falls as 1/W at every stage:
+   Memory in accumulators: E elements, W ranks, the largest group G, A micro-batches. Blocks
+   lie at their owners, so an owner's share falls as 1/W at every stage:
      gradients   E/W, growing group by group in backward, and beside it
-                 the nodes of one group: node_count G (one node for W = 1; for sp a row has one or two where 2 sp divides its
-                 chunks), of a head seqpar_vocab_places; they go as soon as the group is done, and so does what came from others;
-                 with A > 1 at most ceil(log2 A) E/W, which the order of sums needs (micro-batches of a power of two rows; of m
-                 rows up to log2 m more); of a tied table those of two sums
+                 the nodes of one group: node_count G (one node for W = 1; for sp a row has one
+                 or two where 2 sp divides its chunks), of a head seqpar_vocab_places; they go
+                 as soon as the group is done, and so does what came from others; with A > 1 at
+                 most ceil(log2 A) E/W, which the order of sums needs (micro-batches of a power
+                 of two rows; of m rows up to log2 m more); of a tied table those of two sums
      moments     2 E at stage 0, 2 E/W at stages 1 and 2; masters E or E/W
-   Stage 0 hands out the gradient group by group at the end of a step (G more). Collective over the world. */
+   Stage 0 hands out the gradient group by group at the end of a step (G more). Collective over
+   the world. */
 SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *optim,
                                            const seqpar_tensor *tensors, int64_t tensor_count,
                                            const seqpar_optim_desc *desc);
@@ -1763,6 +1775,10 @@ __thread int64_t seqpar__work = 0;
 
 /* =============================================================================================
    >>util  errors, memory, random numbers, exp and log
+
+   Everything that would otherwise be left to libc or the compiler and could differ: random
+   numbers by counter (Philox), exp and log with known error, one place where errors are
+   written. The first error of a rank wins.
    ========================================================================================== */
 
 SEQPAR_DEF seqpar_status seqpar_fail(seqpar_error *error, seqpar_status status,
@@ -2066,10 +2082,10 @@ SEQPAR_DEF double seqpar_log(double x) {
 /* =============================================================================================
    >>fold  one order for every sum
 
-   One order for every sum. A row of S tokens is cut at absolute positions into L chunks,
+   A row of S tokens is cut at absolute positions into L chunks,
    chunk i = [iS/L, (i+1)S/L). A rank's share is whole chunks. Every sum over tokens - a
    weight gradient, dK and dV, a loss - is one partial per chunk, combined in a binary tree
-   over the chunk numbers (>>fold). Which chunks exist is known beforehand from the mask, so
+   over the chunk numbers. Which chunks exist is known beforehand from the mask, so
    an absent leaf is skipped exactly and the shape of the tree never depends on who came
    first. L is part of the row and recorded with it: by default 32, from 8,192 tokens on
    doubled until a chunk holds 256 at most (2,048 chunks are the limit), never a function of
@@ -2079,6 +2095,14 @@ SEQPAR_DEF double seqpar_log(double x) {
    rank. What a rank has to do becomes a program of a small stack machine (push leaf,
    combine, store), written on the host and run by the device; sender and receiver derive the
    same node lists from the same mask, so messages need no headers.
+
+       chunk (leaf)   0   1   2   3   4   5   6   7     a rank that holds the chunks 2 to 5
+                       \ /     \ /     \ /     \ /      keeps the nodes 1 and 2 of level 1:
+       level 1          0       1       2       3       they have other siblings. Their owner
+                         \     /         \     /        adds 0 + 1, then 2 + 3, then both,
+       level 2             0               1            whoever sends what first.
+                            \             /
+       level 3                     0
    ========================================================================================== */
 
 static int64_t seqpar__lower_bound(const int64_t *sorted, int64_t count, int64_t key) {
@@ -2442,6 +2466,11 @@ static seqpar_status seqpar__fold_partial(seqpar__partial *p, const int64_t *pre
 
 /* =============================================================================================
    >>pack  documents to rows
+
+   Documents become rows: in falling length, each into the first row with room (ties by
+   number), a unit always whole. Targets are shifted here, once, before any split: the target
+   of a token is the next token of its document, and the last one has none. A split then
+   only deals out what is already beside each token.
    ========================================================================================== */
 
 SEQPAR_DEF int64_t seqpar_grid_default_chunks(int64_t tokens) {
@@ -2795,6 +2824,16 @@ SEQPAR_DEF void seqpar_batch_free(seqpar_batch *batch) {
 
 /* =============================================================================================
    >>split  who holds which token
+
+   Whole chunks go to ranks, so that a rank's sums are nodes of the same tree. Who holds what,
+   for 16 chunks and 4 ranks:
+
+       contiguous   0 0 0 0 1 1 1 1 2 2 2 2 3 3 3 3
+       zigzag       0 0 1 1 2 2 3 3 3 3 2 2 1 1 0 0   equal work under a causal mask
+
+   Stripe deals single tokens (0 1 2 3 0 1 2 3 ...), zigzag-doc folds every document by
+   itself; both cut through chunks and keep the error rule. A share is a list of pieces, each
+   a run of tokens of one chunk; ranks may be left without any.
    ========================================================================================== */
 
 SEQPAR_DEF const seqpar_layout *seqpar_layout_at(int layout) {
@@ -3273,7 +3312,7 @@ SEQPAR_DEF void seqpar_gather(void *global, const void *local, const seqpar_shar
 /* =============================================================================================
    >>comm  how bytes move: one rank, threads, and a wrapper that does harm on purpose
 
-   Transport moves bytes. A transport has five functions: begin a group of sends and
+   A transport has five functions: begin a group of sends and
    receives, wait, split, abort, free. Gathers, broadcasts and integer sums are built on them
    once. Floating-point numbers are never reduced by a transport. One that says nothing of
    queues is given none: before it touches a byte, the device's queue is settled; one that
@@ -3524,7 +3563,7 @@ static seqpar_comm *seqpar__self_new(seqpar_error *error) {
 
 SEQPAR_DEF seqpar_comm *seqpar_comm_self(void) { return seqpar__self_new(NULL); }
 
-/* ---- threads: ranks of one process. A receiver copies straight out of the sender's buffer. ---- */
+/* ---- threads: ranks of one process; a receiver copies straight out of the sender's buffer ---- */
 
 #ifndef SEQPAR_NO_THREADS
 typedef struct seqpar__message {
@@ -4246,7 +4285,7 @@ static void *seqpar__at(const void *base, int64_t element, int dtype) {
 /* =============================================================================================
    >>plan  a schedule is data
 
-   A schedule is data. SP ranks are a grid of positions and members: members exchange tokens
+   SP ranks are a grid of positions and members: members exchange tokens
    for heads (Ulysses), positions pass k and v around (ring) or gather them (llama3); 2D is
    both. A plan lists what one rank does - exchange, shift, wait, compute, return, fold - and
    one executor runs them all; communication is begun before the block that hides it. A
@@ -6835,6 +6874,10 @@ static double seqpar__tree_sum(const int64_t *leaves, const double *values, int6
 
 /* =============================================================================================
    >>objective  sums per document, and what is made of them
+
+   A segment is a document whose tokens lie on several ranks. Its sum is put together from
+   one partial per chunk before anything that is not linear is done with it: the sigmoid of
+   a rank's half of a log-prob is nothing. The objectives then see plain numbers.
    ========================================================================================== */
 
 static int seqpar__segments_room(seqpar_segments *s, int64_t count) {
@@ -8221,18 +8264,19 @@ SEQPAR_DEF double seqpar_lr_factor(int kind, int64_t step, int64_t warmup, int64
     return wave * (1.0 - min_ratio) + min_ratio;
 }
 
-/* ######################################################################################################
+/* #############################################################################################
 
-   You may stop here. That was the subject: from a list of documents to an updated parameter, on any number of ranks. What
-   follows is how a device does its arithmetic: what devices share, a slow one to compare with, the fast one. It knows nothing
-   of ranks, and nothing above knows what is below but by the functions in seqpar_device (>>api).
+   You may stop here. That was the subject: from a list of documents to an updated parameter,
+   on any number of ranks. What follows is how a device does its arithmetic: what devices
+   share, a slow one to compare with, the fast one. It knows nothing of ranks, and nothing
+   above knows what is below but by the functions in seqpar_device (>>api).
 
-   ###################################################################################################### */
+   ########################################################################################## */
 
 /* =============================================================================================
    >>device  what all devices share: memory, fold machine, attention driver
 
-   Device table. Twenty-one operations on opaque pointers; seqpar_llama.h never looks into a
+   A device is a table of operations on opaque pointers; seqpar_llama.h never looks into a
    buffer, and calls nothing but what seqpar.h declares, as a model of your own would. The
    reference device (naive loops, fp64) stands beside the fast one (fp32) and runs the same
    plans.
@@ -8692,7 +8736,7 @@ static void seqpar__fold_leaf(void *user, void *value, int64_t index, int extend
 SEQPAR__OP(seqpar__fold, fold,
            seqpar__columns_run(device, &a->fold, a, a->count, 4096, seqpar__fold_leaf))
 
-/* ---- attention driver: one job is one (task, head); the kernels of a device do the arithmetic ---- */
+/* ---- attention driver: a job is a (task, head); a device's kernels do the arithmetic ---- */
 typedef struct seqpar__attn_job {
     seqpar_device *device;
     const seqpar_attn_args *args;
@@ -9160,6 +9204,9 @@ static int seqpar__visible(const seqpar_attn_args *a, int64_t query, const seqpa
 
 /* =============================================================================================
    >>ref  the reference device: naive loops, in fp64 or in bf16
+
+   What an operation means, in as few lines as it takes; the fast devices are compared with
+   it. The same text serves fp64, and bf16 with fp32 sums.
    ========================================================================================== */
 
 /* One loop nest per formula, to be read beside the fast device, for stored numbers of type S
@@ -11495,6 +11542,9 @@ SEQPAR__OP(seqpar__cpu_attn_sinks, attn_sinks,
 
 /* =============================================================================================
    >>rows  the fast device, row by row: norm, rotation, SwiGLU, loss, optimizer
+
+   A job is a run of rows. Vectors run along a row and its sums have fixed lanes, so a row's
+   bits do not depend on the job it is in.
    ========================================================================================== */
 
 SEQPAR__TEMPLATE void seqpar__norm_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {

@@ -18,7 +18,7 @@ pages="README.md demos/README.md bench/README.md"
 # the snippet of the first screen is a program
 awk '/^```c$/ { on = 1; next } /^```$/ { if (on) exit } on' README.md > $out/snippet.c
 lines=$(wc -l < $out/snippet.c)
-if $cc -std=gnu11 -O1 -Wall -Wextra -Wno-missing-field-initializers -Werror -I. $out/snippet.c -o $out/snippet -lm -lpthread 2>$out/snippet.log && [ "$($out/snippet | sort | tail -n 1)" = "rank 3 holds 24 tokens" ] && [ "$lines" -le 32 ]; then ok "readme_snippet ($lines lines)"; else fail readme_snippet "$lines lines; $(head -n 2 $out/snippet.log) $($out/snippet | sort | tail -n 1)"; fi
+if $cc -std=gnu11 -O1 -Wall -Wextra -Wno-missing-field-initializers -Werror -I. $out/snippet.c -o $out/snippet -lm -lpthread 2>$out/snippet.log && [ "$($out/snippet | sort | tail -n 1)" = "rank 3 holds 26 tokens" ] && [ "$lines" -le 32 ]; then ok "readme_snippet ($lines lines)"; else fail readme_snippet "$lines lines; $(head -n 2 $out/snippet.log) $($out/snippet | sort | tail -n 1)"; fi
 
 # the header's sample is the demo, and prints what the header says
 awk '/^#if 0 \/\* SAMPLE \*\// { on = 1; next } /^#endif \/\* SAMPLE \*\// { exit } on' seqpar.h > $out/sample.c
