@@ -472,17 +472,17 @@ static seqpar_status open_main(seqpar_comm *world, void *user) {
 }
 
 static void check_missing_operation(void) {
-#define OPERATION(op)                                                                          \
-    {                                                                                          \
-        seqpar_device *device = seqpar_device_reference();                                     \
-        seqpar_error error;                                                                    \
-        test_expect(!seqpar_run_threads(1, open_main, device, &error), "whole: %s",            \
-                    error.text);                                                               \
-        device->op = NULL;                                                                     \
-        test_expect(seqpar_run_threads(1, open_main, device, &error) == SEQPAR_ERR_DEVICE &&   \
-                        strstr(error.text, "has no operation " #op ";"),                       \
-                    #op ": %s", error.text);                                                   \
-        seqpar_device_close(device);                                                           \
+#define OPERATION(op) \
+    { \
+        seqpar_device *device = seqpar_device_reference(); \
+        seqpar_error error; \
+        test_expect(!seqpar_run_threads(1, open_main, device, &error), "whole: %s", \
+                    error.text); \
+        device->op = NULL; \
+        test_expect(seqpar_run_threads(1, open_main, device, &error) == SEQPAR_ERR_DEVICE && \
+                        strstr(error.text, "has no operation " #op ";"), \
+                    #op ": %s", error.text); \
+        seqpar_device_close(device); \
     }
     SEQPAR_DEVICE_OPS(OPERATION)
     test_end("device_lacks_an_operation");

@@ -601,6 +601,60 @@ static seqpar_status room_head(seqpar_ctx *ctx, const room_case *c, const seqpar
     return status;
 }
 
+/* Leaves that the caller computes give the nodes of the device's own fold. */
+enum { LEAF_WIDTH = 37 };
+
+typedef struct leaf_data {
+    const char *values;
+    int64_t bytes;
+} leaf_data;
+
+static seqpar_status leaf_copied(void *user, void *value, int64_t leaf) {
+    const leaf_data *d = user;
+    memcpy(value, d->values + leaf * d->bytes, (size_t)d->bytes);
+    return SEQPAR_OK;
+}
+
+static seqpar_status leaf_fails(void *user, void *value, int64_t leaf) {
+    (void)user, (void)value;
+    return leaf >= 0 ? SEQPAR_ERR_OPTION : SEQPAR_OK;
+}
+
+static seqpar_status room_leaves(seqpar_ctx *ctx, const room_case *c, const seqpar_share *share,
+                                 const seqpar_token_fold *fold) {
+    int acc = ctx->device->accumulator;
+    int64_t bytes = LEAF_WIDTH * seqpar_dtype_bytes(acc);
+    room leaves = room_random(ctx->device, share->count * LEAF_WIDTH, acc, c->at_end),
+         want = room_new(fold->node_count * bytes, c->at_end),
+         got = room_new(fold->node_count * bytes, c->at_end);
+    leaf_data data = {leaves.data, bytes};
+    seqpar_leaves copied = {leaf_copied, &data, LEAF_WIDTH};
+    seqpar_leaves fails = {leaf_fails, &data, LEAF_WIDTH};
+    seqpar_fold_args a = {.fold = {.program = fold->program,
+                                   .program_count = fold->program_count,
+                                   .depth = fold->depth,
+                                   .store = want.data,
+                                   .store_stride = LEAF_WIDTH},
+                          .leaf_data = leaves.data,
+                          .leaf_stride = LEAF_WIDTH,
+                          .count = LEAF_WIDTH};
+    seqpar_status status = ctx->device->fold(ctx->device, &a, ctx->queue);
+    if (!status) status = seqpar_fold_leaves(ctx, got.data, LEAF_WIDTH, fold, &copied);
+    if (!status && memcmp(got.data, want.data, (size_t)(fold->node_count * bytes)))
+        status = seqpar_fail(ctx->error, SEQPAR_ERR_STEP, "leaves give other nodes");
+    seqpar_error *kept = ctx->error, own;
+    memset(&own, 0, sizeof own);
+    ctx->error = &own;
+    if (!status && share->count &&
+        seqpar_fold_leaves(ctx, got.data, LEAF_WIDTH, fold, &fails) != SEQPAR_ERR_KERNEL)
+        status = seqpar_fail(kept, SEQPAR_ERR_STEP, "a leaf's failure is not passed on");
+    ctx->error = kept;
+    room_free(&leaves);
+    room_free(&want);
+    room_free(&got);
+    return status;
+}
+
 static seqpar_status room_case_rank(seqpar_comm *world, void *user) {
     const room_case *c = user;
     seqpar_device *device = test_device(c->reference, 1);
@@ -623,6 +677,7 @@ static seqpar_status room_case_rank(seqpar_comm *world, void *user) {
     if (!status) status = seqpar_step_begin(&ctx, &optim, c->rows, c->row_count, c->layout, 1);
     if (!status) status = seqpar_step_fold(&ctx, &optim, &fold, seqpar_attn_share(attn), 0);
     if (!status) status = room_head(&ctx, c, seqpar_attn_share(attn), fold);
+    if (!status) status = room_leaves(&ctx, c, seqpar_attn_share(attn), fold);
     seqpar_optim_close(&ctx, &optim);
     seqpar_attn_close(&ctx, attn);
     seqpar_ctx_close(&ctx);

@@ -36,6 +36,7 @@ if $program > $out/shown.txt && [ "$(shown $program | grep -cxFf $out/shown.txt)
 
 build/03_own_kernel > $out/own.txt && tail -n 1 $out/own.txt | grep -q ': yes$' && ok own_kernel_demo || fail own_kernel_demo "$(tail -n 1 $out/own.txt)"
 build/07_own_attention > $out/attend.txt && tail -n 1 $out/attend.txt | grep -q ': yes$' && ok own_attention_demo || fail own_attention_demo "$(tail -n 1 $out/attend.txt)"
+build/08_own_trainer > $out/trainer.txt && tail -n 1 $out/trainer.txt | grep -q ': yes$' && ok own_trainer_demo || fail own_trainer_demo "$(tail -n 1 $out/trainer.txt)"
 build/04_own_transport > $out/processes.txt && tail -n 1 $out/processes.txt | grep -q ': yes$' && ok own_transport_demo || fail own_transport_demo "$(tail -n 1 $out/processes.txt)"
 
 
