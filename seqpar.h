@@ -7927,46 +7927,54 @@ static seqpar_status seqpar__fold_group(seqpar_ctx *ctx, const seqpar_optim *o,
     return status;
 }
 
-/* One operation of a fold program on values of the caller's; returns the new height. */
-static int64_t seqpar__leaves_step(seqpar_ctx *ctx, char *stack, int64_t top, char *place,
-                                   const seqpar_fold_op *op, const seqpar_leaves *leaves) {
+/* One operation of a fold program on a stack of values of the caller's. */
+static seqpar_status seqpar__leaves_step(seqpar_ctx *ctx, char **top, char *place,
+                                         const seqpar_fold_op *op,
+                                         const seqpar_leaves *leaves) {
     seqpar_device *d = ctx->device;
     int64_t bytes = leaves->elements * seqpar_dtype_bytes(d->accumulator);
     seqpar_add_args sum;
-    char *next = stack + top * bytes;
-    if (op->op == SEQPAR_FOLD_LEAF)
-        return leaves->leaf(leaves->user, next, op->index) ? -1 : top + 1;
-    if (op->op == SEQPAR_FOLD_LOAD) d->copy(d, next, place, bytes, ctx->queue);
-    if (op->op == SEQPAR_FOLD_LOAD) return top + 1;
-    if (op->op == SEQPAR_FOLD_STORE) d->copy(d, place, next - bytes, bytes, ctx->queue);
-    if (op->op != SEQPAR_FOLD_COMBINE) return op->op == SEQPAR_FOLD_STORE ? top - 1 : -1;
-    memset(&sum, 0, sizeof sum);
-    sum.y = next - 2 * bytes;
-    sum.a = next - 2 * bytes;
-    sum.b = next - bytes;
-    sum.count = leaves->elements;
-    sum.accumulators = 1;
-    return d->add(d, &sum, ctx->queue) ? -1 : top - 1;
+    switch (op->op) {
+    case SEQPAR_FOLD_LEAF:
+        *top += bytes;
+        return leaves->leaf(leaves->user, *top - bytes, op->index);
+    case SEQPAR_FOLD_LOAD:
+        d->copy(d, *top, place, bytes, ctx->queue);
+        *top += bytes;
+        return SEQPAR_OK;
+    case SEQPAR_FOLD_STORE:
+        *top -= bytes;
+        d->copy(d, place, *top, bytes, ctx->queue);
+        return SEQPAR_OK;
+    default: /* COMBINE: token folds have no other */
+        *top -= bytes;
+        sum.y = *top - bytes;
+        sum.a = *top - bytes;
+        sum.b = *top;
+        sum.count = leaves->elements;
+        sum.accumulators = 1;
+        return d->add(d, &sum, ctx->queue);
+    }
 }
 
 SEQPAR_DEF seqpar_status seqpar_fold_leaves(seqpar_ctx *ctx, void *nodes, int64_t node_stride,
                                             const seqpar_token_fold *fold,
                                             const seqpar_leaves *leaves) {
     int acc = ctx->device->accumulator;
-    int64_t top = 0, bytes = leaves->elements * seqpar_dtype_bytes(acc);
+    int64_t bytes = leaves->elements * seqpar_dtype_bytes(acc);
     seqpar_buffer stack;
-    SEQPAR__TRY(
-        seqpar_buffer_new(ctx, &stack, (fold->depth + 1) * bytes, SEQPAR_MEM_SCRATCH));
-    for (int64_t i = 0; top >= 0 && i < fold->program_count; i++) {
+    seqpar_status status = seqpar_buffer_new(ctx, &stack, (fold->depth + 1) * bytes,
+                                             SEQPAR_MEM_SCRATCH);
+    char *top = (char *)stack.data;
+    for (int64_t i = 0; !status && i < fold->program_count; i++) {
         const seqpar_fold_op *op = &fold->program[i];
-        top = seqpar__leaves_step(ctx, (char *)stack.data, top,
-                                  (char *)seqpar__at(nodes, op->index * node_stride, acc), op,
-                                  leaves);
+        status = seqpar__leaves_step(ctx, &top,
+                                     (char *)seqpar__at(nodes, op->index * node_stride, acc),
+                                     op, leaves);
     }
     seqpar_buffer_free(ctx, &stack);
-    if (top >= 0) return SEQPAR_OK;
-    return seqpar_fail(ctx->error, SEQPAR_ERR_KERNEL,
-                       "a leaf of a token sum could not be computed; see what leaf() returns");
+    if (!status) return SEQPAR_OK;
+    return seqpar_fail(ctx->error, status, "a leaf of a token sum could not be computed");
 }
 
 SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *o,

@@ -646,7 +646,7 @@ static seqpar_status room_leaves(seqpar_ctx *ctx, const room_case *c, const seqp
     memset(&own, 0, sizeof own);
     ctx->error = &own;
     if (!status && share->count &&
-        seqpar_fold_leaves(ctx, got.data, LEAF_WIDTH, fold, &fails) != SEQPAR_ERR_KERNEL)
+        seqpar_fold_leaves(ctx, got.data, LEAF_WIDTH, fold, &fails) != SEQPAR_ERR_OPTION)
         status = seqpar_fail(kept, SEQPAR_ERR_STEP, "a leaf's failure is not passed on");
     ctx->error = kept;
     room_free(&leaves);
