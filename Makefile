@@ -10,7 +10,7 @@ LDLIBS = -lcjson -lm -lpthread -ldl
 
 HEADERS = seqpar.h seqpar_llama.h seqpar_safetensors.h seqpar_nccl.h
 DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie 07_own_attention 08_own_trainer train_sft train_dpo train_kto train_ppo train_rm make_arith compare_runs
-SUITES = cuda headers faults sanitize attn memory truth bits objective train post ppo bad_input runs kills processes sizes fuzz reward readme nccl plan transport sample device numerics slow slow_loss pack fold split agree comm nccl_gpus train_nccl schedule safetensors demos_support rollout
+SUITES = cuda headers faults sanitize attn memory truth bits objective train post ppo bad_input runs kills processes sizes fuzz reward readme nccl plan transport sample device numerics slow slow_loss pack fold split agree comm optim nccl_gpus train_nccl schedule safetensors demos_support rollout
 BENCHES = bench_cpu bench_chunks bench_head bench_layers bench_ranks bench_sample
 
 .PHONY: linked-flags quick demo verify check check-all check-gpu cuda demos bench bench-gpu readme setup clean help

@@ -125,6 +125,28 @@
          threads each; the header never sets it, the trainers do. A small model on two cores
          then takes 0.98 to 1.02 of the time as one rank, 0.92 as four ranks of two threads.
 
+   WHAT A STEP COSTS (T local tokens, W ranks in all, f bytes of a storage element, a of an
+   accumulator; ctx->memory counts each kind, now and at its peak; verify/test_memory.c holds
+   them to these bounds)
+       weights        yours, or seqpar_llama's: f a parameter on every rank
+       optimizer      AdamW: 2 a a parameter, divided by W from zero_stage 1 on; a more where
+                      storage is not the accumulator type
+       gradients      a a parameter divided by W, and one group's nodes (seqpar_optim_open)
+       activations    yours, or the model's: they fall as T does
+       exchange       ring: two slots of T keys and values of storage, backward in addition
+                      twice the partial dk and dv of a message each way. llama3: keys and
+                      values of all tokens, heads_k_stride heads at a time, twice. Ulysses: q,
+                      k, v and results of all tokens for a share of the heads
+       scratch        states of the queries and dk, dv of the keys that wait for their sibling
+                      in the tree, at most 4 log2 of the ranks of each; logits of rows_max
+                      tokens
+       bytes sent     seqpar_plan_cost_of (verify/seqpar_check.h) counts them, and FLOPs, for
+                      any plan without running it
+   Chunks: 32 a row, more from 8,192 tokens on (seqpar_grid_default_chunks). Twice as many as
+   ranks balance a causal zigzag; below 96 tokens a chunk attention gets slower (make bench);
+   another number is another order of sums, so other bits. Threads: those of a device split
+   work inside a rank and change no bit; ranks of one machine share its cores (RULES).
+
    TO ADD
        a layout       a line of SEQPAR_LAYOUTS (>>api); unless its pieces are dealt like those
                       of another one, seqpar__pieces_X and seqpar__deal_X in >>split. Names,
@@ -143,7 +165,9 @@
                       lacks one is refused when a context is opened.
        a model        on the public API alone, as seqpar_llama.h is.
 
-   SAMPLE: demos/01_ring.c, complete. It prints
+   SAMPLES: demos/08_own_trainer.c is a trainer with layers of its own: packing, attention,
+   loss, backward and optimizer on P ranks. demos/01_ring.c, ring attention alone, stands here
+   complete; what is seqpar in it is attend(), 24 lines. It prints
 
        1 rank : out[999] = 0.0642131 ..., rank 0 sent 0 bytes
        4 ranks: out[999] = 0.0642131 ..., rank 0 sent 192024 bytes
@@ -1383,7 +1407,8 @@ SEQPAR_DEF seqpar_status seqpar_vocab_forward(seqpar_ctx *ctx, const seqpar_voca
    order into fold, leave fold->node_count values in io->nodes, whose memory has
    seqpar_vocab_places places: as many as there are nodes, or sums that wait while logits are
    made rows_max rows at a time, about log2(tokens / rows_max) (what lies behind the nodes is
-   scratch). Three products. */
+   scratch). With share and fold NULL the one node is the plain sum over the tokens
+   (seqpar_step_begin_plain). Three products. */
 typedef struct seqpar_token_fold seqpar_token_fold;
 SEQPAR_DEF int64_t seqpar_vocab_places(const seqpar_share *share, const seqpar_token_fold *fold,
                                        const seqpar_vocab_desc *desc);
@@ -1622,8 +1647,8 @@ typedef struct seqpar_optim {
     int64_t own_elements; /* this rank owns */
     int64_t t;
     double norm, clip; /* of the last step, before clipping */
-    /* 1: the gradient is that of a step that has ended */
-    int ended;
+    /* 1: the gradient is complete; 1: the parameters are still to be updated with it */
+    int complete, pending;
     seqpar_step *step;
 } seqpar_optim;
 
@@ -1651,6 +1676,12 @@ SEQPAR_DEF void seqpar_optim_close(seqpar_ctx *ctx, seqpar_optim *optim);
 SEQPAR_DEF seqpar_status seqpar_step_begin(seqpar_ctx *ctx, seqpar_optim *optim,
                                            const seqpar_row *rows, int64_t row_count,
                                            int layout, int64_t accumulation);
+/* The same without rows, for gradients that are plain sums over a rank's tokens: every rank
+   gives one node for each group and micro-batch, a whole gradient. They are added in a tree
+   over micro-batches and ranks, so the bits depend on how many there are (error rule). On one
+   rank it is the optimizer alone. Collective over the world. */
+SEQPAR_DEF seqpar_status seqpar_step_begin_plain(seqpar_ctx *ctx, seqpar_optim *optim,
+                                                 int64_t accumulation);
 /* Rows of micro-batch `index` of this data-parallel rank: rows[*first .. *first + *count);
    count may be 0. */
 SEQPAR_DEF seqpar_status seqpar_step_rows(const seqpar_ctx *ctx, const seqpar_optim *optim,
@@ -1692,17 +1723,21 @@ SEQPAR_DEF seqpar_status seqpar_fold_leaves(seqpar_ctx *ctx, void *nodes, int64_
    overlap; STEP: a micro-batch left out, doubled or early. */
 SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *optim,
                                               const seqpar_step_nodes *nodes);
-/* Takes the norm, clips, updates the owned blocks of params (elements) and hands them to
-   all. optim->norm, ->clip. SIZE: a tensor ends behind `elements`. Collective. */
+/* Ends the sums and takes their norm: optim->norm, ->clip. seqpar_step_end does it where the
+   caller has not; in between, the gradient can be read (seqpar_optim_read) and the step given
+   up. NOT_FINITE: the norm is. Collective. */
+SEQPAR_DEF seqpar_status seqpar_step_norm(seqpar_ctx *ctx, seqpar_optim *optim);
+/* Clips, updates the owned blocks of params (elements) and hands them to all. SIZE: a tensor
+   ends behind `elements`. Collective. */
 SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *optim, void *params,
                                          int64_t elements, double lr);
 /* What is kept of every parameter, as doubles on every rank, and back (any world, any
-   stage), a part of a tensor at a time: the gradient of the last step, before clip; the
-   moments, which SGD has none of; the parameters before rounding, where the storage type is
-   not the accumulator type, which begin as the weights that the first step meets. values
-   (part->count). Reading is collective; to go on, every rank writes all of it and sets
-   optim->t. OPTION: this optimizer does not keep it; SIZE: the part is not within its
-   tensor. */
+   stage), a part of a tensor at a time: the gradient before clip, from seqpar_step_norm or
+   seqpar_step_end to the next step; the moments, which SGD has none of; the parameters before
+   rounding, where the storage type is not the accumulator type, which begin as the weights
+   that the first step meets. values (part->count). Reading is collective; to go on, every
+   rank writes all of it and sets optim->t. OPTION: this optimizer does not keep it; SIZE: the
+   part is not within its tensor. */
 enum { SEQPAR_STATE_GRADIENT, SEQPAR_STATE_M, SEQPAR_STATE_V, SEQPAR_STATE_MASTER };
 typedef struct seqpar_optim_part {
     int state;
@@ -6780,10 +6815,30 @@ static void seqpar__vocab_run_free(seqpar__vocab_run *r) {
     SEQPAR_FREE(r->leaves);
 }
 
+/* Where the caller has neither share nor fold: all tokens are one piece, its sum the one
+   node. */
+typedef struct seqpar__vocab_plain {
+    seqpar_piece piece;
+    seqpar_share share;
+    seqpar_fold_op leaf;
+    seqpar_token_fold fold;
+} seqpar__vocab_plain;
+
+static void seqpar__vocab_plain_init(seqpar__vocab_plain *p, int64_t tokens) {
+    memset(p, 0, sizeof *p);
+    p->piece.count = p->share.tokens = tokens;
+    p->share.pieces = &p->piece;
+    p->share.count = 1;
+    p->leaf.op = SEQPAR_FOLD_LEAF;
+    p->fold.program = &p->leaf;
+    p->fold.program_count = p->fold.node_count = p->fold.depth = 1;
+}
+
 SEQPAR_DEF int64_t seqpar_vocab_places(const seqpar_share *share, const seqpar_token_fold *fold,
                                        const seqpar_vocab_desc *desc) {
     seqpar__vocab_call c;
     seqpar__vocab_run r;
+    if (!share && !fold) return 1;
     memset(&c, 0, sizeof c);
     c.fold = fold;
     c.desc = desc;
@@ -6799,6 +6854,10 @@ SEQPAR_DEF int64_t seqpar_vocab_places(const seqpar_share *share, const seqpar_t
 static seqpar_status seqpar__check_head_fold(seqpar_error *error, const seqpar_share *share,
                                              const seqpar_token_fold *fold) {
     int64_t leaves = 0;
+    if (!share || !fold)
+        return seqpar_fail(error, SEQPAR_ERR_STEP,
+                           "the head was given a share or a fold alone; give both, or neither "
+                           "for a plain sum over the tokens");
     for (int64_t i = 0; i < fold->program_count; i++)
         leaves += fold->program[i].op == SEQPAR_FOLD_LEAF;
     return leaves == share->count
@@ -6815,8 +6874,18 @@ SEQPAR_DEF seqpar_status seqpar_vocab_backward(seqpar_ctx *ctx, const seqpar_voc
                                                const seqpar_vocab_desc *desc) {
     seqpar__vocab_call c;
     seqpar__vocab_run r;
+    seqpar__vocab_plain plain;
     seqpar_buffer logits;
     seqpar_status status = seqpar__check_head(ctx->error, desc);
+    if (!status && !share && !fold) {
+        seqpar__vocab_plain_init(&plain, io->tokens);
+        share = &plain.share, fold = &plain.fold;
+        if (io->tokens == 0) /* no leaf is computed */
+            ctx->device->zero(ctx->device, io->nodes,
+                              desc->vocab * desc->hidden *
+                                  seqpar_dtype_bytes(ctx->device->accumulator),
+                              ctx->queue);
+    }
     if (!status) status = seqpar__check_head_fold(ctx->error, share, fold);
     if (status) return status;
     c.ctx = ctx;
@@ -7479,6 +7548,7 @@ SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *o,
 
 static void seqpar__step_free(seqpar_optim *o) {
     seqpar_step *s = o->step;
+    o->pending = 0;
     if (!s) return;
     for (int64_t i = 0; s->micro && i < s->accumulation; i++) {
         seqpar__partial_free(&s->micro[i].own);
@@ -7496,7 +7566,7 @@ static void seqpar__step_free(seqpar_optim *o) {
 static void seqpar__gradient_free(seqpar_ctx *ctx, seqpar_optim *o) {
     for (int64_t i = 0; o->gradient && i < 2 * o->groups; i++)
         seqpar_buffer_free(ctx, &o->gradient[i]);
-    o->ended = 0;
+    o->complete = o->pending = 0;
 }
 
 SEQPAR_DEF void seqpar_optim_close(seqpar_ctx *ctx, seqpar_optim *o) {
@@ -7534,10 +7604,18 @@ static seqpar_status seqpar__check_micro(seqpar_error *error, const seqpar_optim
     return SEQPAR_OK;
 }
 
+static seqpar_status seqpar__check_has_rows(seqpar_error *error, const seqpar_optim *o) {
+    if (o->step->rows) return SEQPAR_OK;
+    return seqpar_fail(error, SEQPAR_ERR_STEP,
+                       "the step was begun without rows (seqpar_step_begin_plain); it has "
+                       "neither rows nor folds, give it whole gradients");
+}
+
 SEQPAR_DEF seqpar_status seqpar_step_rows(const seqpar_ctx *ctx, const seqpar_optim *optim,
                                           int64_t index, int64_t *first, int64_t *count) {
     *first = *count = 0;
     SEQPAR__TRY(seqpar__check_micro(ctx->error, optim, index));
+    SEQPAR__TRY(seqpar__check_has_rows(ctx->error, optim));
     seqpar__micro_rows(optim->step, ctx->dp_size, ctx->dp_rank, index, first, count);
     return SEQPAR_OK;
 }
@@ -7553,6 +7631,14 @@ static seqpar_status seqpar__step_leaves(seqpar_ctx *ctx, seqpar_step *s) {
     seqpar__shares_free(shares, ctx->sp_size);
     SEQPAR_FREE(shares);
     SEQPAR_FREE(order);
+    return s->leaves ? SEQPAR_OK : seqpar__no_memory(ctx->error, "leaves");
+}
+
+/* Without rows: a leaf for every micro-batch of every rank. */
+static seqpar_status seqpar__plain_leaves(seqpar_ctx *ctx, seqpar_step *s) {
+    s->leaf_count = s->accumulation * ctx->world->size;
+    s->leaves = SEQPAR__NEW(int64_t, s->leaf_count);
+    for (int64_t i = 0; s->leaves && i < s->leaf_count; i++) s->leaves[i] = i;
     return s->leaves ? SEQPAR_OK : seqpar__no_memory(ctx->error, "leaves");
 }
 
@@ -7574,11 +7660,29 @@ typedef struct seqpar__node_from {
     seqpar_node node;
 } seqpar__node_from;
 
+/* What rank w sends for a micro-batch. `shares` are those of its sequence-parallel
+   neighbours, made when the first of them is asked for. */
+static seqpar_status seqpar__rank_partial(seqpar_ctx *ctx, const seqpar_step *s, int64_t index,
+                                          int64_t w, seqpar_share **shares,
+                                          seqpar__partial *p) {
+    int64_t first, count, leaf = index * ctx->world->size + w;
+    if (!s->rows) return seqpar__fold_partial(p, s->leaves, s->leaf_count, &leaf, 1);
+    if (w % ctx->sp_size == 0) {
+        seqpar__shares_free(*shares, ctx->sp_size);
+        SEQPAR_FREE(*shares);
+        *shares = NULL;
+        seqpar__micro_rows(s, ctx->dp_size, w / ctx->sp_size, index, &first, &count);
+        SEQPAR__TRY(seqpar__split_all(ctx->error, shares, NULL, s->rows + first, count,
+                                      s->layout, ctx->sp_size));
+    }
+    return seqpar__share_partial(p, s, &(*shares)[w % ctx->sp_size]);
+}
+
 /* What every rank will send for this micro-batch, and the owner's program over all of it. */
 static seqpar_status seqpar__micro_prepare(seqpar_ctx *ctx, seqpar_step *s, int64_t index,
                                            seqpar_fold *owner) {
     seqpar__micro *m = &s->micro[index];
-    int64_t first, count, total = 0, capacity = 0;
+    int64_t total = 0, capacity = 0;
     seqpar_share *shares = NULL;
     void *all = NULL;
     seqpar_status status = SEQPAR_OK;
@@ -7586,14 +7690,7 @@ static seqpar_status seqpar__micro_prepare(seqpar_ctx *ctx, seqpar_step *s, int6
     if (!m->nodes) return seqpar__no_memory(ctx->error, "a micro-batch");
     for (int64_t w = 0; !status && w < ctx->world->size; w++) {
         seqpar__partial p;
-        if (w % ctx->sp_size == 0) {
-            seqpar__shares_free(shares, ctx->sp_size);
-            SEQPAR_FREE(shares);
-            seqpar__micro_rows(s, ctx->dp_size, w / ctx->sp_size, index, &first, &count);
-            status = seqpar__split_all(ctx->error, &shares, NULL, s->rows + first, count,
-                                       s->layout, ctx->sp_size);
-        }
-        if (!status) status = seqpar__share_partial(&p, s, &shares[w % ctx->sp_size]);
+        status = seqpar__rank_partial(ctx, s, index, w, &shares, &p);
         if (status) break;
         m->nodes[w] = p.node_count;
         if (!seqpar__grow(&all, &capacity, total + p.node_count,
@@ -7639,44 +7736,70 @@ static seqpar_status seqpar__step_agree(seqpar_ctx *ctx, const seqpar_row *rows,
     return seqpar__ranks_agree(ctx->world, "a step", given, 4);
 }
 
+static seqpar_status seqpar__check_accumulation(seqpar_error *error, int64_t accumulation) {
+    if (accumulation > 0) return SEQPAR_OK;
+    return seqpar_fail(error, SEQPAR_ERR_OPTION, "accumulation is %lld; give at least 1",
+                       (long long)accumulation);
+}
+
+static seqpar_status seqpar__micros_prepare(seqpar_ctx *ctx, seqpar_step *s) {
+    seqpar_fold owner;
+    seqpar_status status = SEQPAR_OK;
+    seqpar_fold_init(&owner, s->leaves, s->leaf_count);
+    for (int64_t i = 0; !status && i < s->accumulation; i++)
+        status = seqpar__micro_prepare(ctx, s, i, &owner);
+    s->slots = owner.slots_high;
+    s->depth = owner.depth_high + 1;
+    seqpar_fold_free(&owner);
+    if (!status) return SEQPAR_OK;
+    return seqpar_fail(ctx->error, status, "a step could not be set up: %s",
+                       seqpar_status_text(status));
+}
+
+/* Takes what a step is of from `of`: rows (NULL: none), their layout, the micro-batches. */
+static seqpar_status seqpar__step_new(seqpar_ctx *ctx, seqpar_optim *o, const seqpar_step *of) {
+    seqpar_step *s = o->step = SEQPAR__NEW(seqpar_step, 1);
+    if (!s) return seqpar__no_memory(ctx->error, "a step");
+    *s = *of;
+    s->micro = SEQPAR__NEW(seqpar__micro, s->accumulation);
+    s->done = SEQPAR__NEW(unsigned char, 2 * o->groups);
+    s->given = SEQPAR__NEW(int64_t, 2 * o->groups);
+    if (!s->micro || !s->done || !s->given) return seqpar__no_memory(ctx->error, "a step");
+    SEQPAR__TRY(s->rows ? seqpar__step_leaves(ctx, s) : seqpar__plain_leaves(ctx, s));
+    SEQPAR__TRY(seqpar__micros_prepare(ctx, s));
+    seqpar__gradient_free(ctx, o);
+    return SEQPAR_OK;
+}
+
 SEQPAR_DEF seqpar_status seqpar_step_begin(seqpar_ctx *ctx, seqpar_optim *o,
                                            const seqpar_row *rows, int64_t row_count,
                                            int layout, int64_t accumulation) {
-    seqpar_step *s;
-    seqpar_fold owner;
-    seqpar_status status;
+    seqpar_step s;
     seqpar__step_free(o);
-    if (accumulation <= 0)
-        return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION,
-                           "accumulation is %lld; give at least 1", (long long)accumulation);
+    SEQPAR__TRY(seqpar__check_accumulation(ctx->error, accumulation));
     if (row_count <= 0)
         return seqpar_fail(ctx->error, SEQPAR_ERR_NO_DOCUMENTS,
                            "a step has %lld rows; give at least 1", (long long)row_count);
     SEQPAR__TRY(
         seqpar__check_split(ctx->error, rows, row_count, layout, ctx->sp_size, ctx->sp_rank));
     SEQPAR__TRY(seqpar__step_agree(ctx, rows, row_count, layout, accumulation));
-    s = o->step = SEQPAR__NEW(seqpar_step, 1);
-    if (!s) return seqpar__no_memory(ctx->error, "a step");
-    s->rows = rows;
-    s->row_count = row_count;
-    s->layout = layout;
-    s->accumulation = accumulation;
-    s->micro = SEQPAR__NEW(seqpar__micro, accumulation);
-    s->done = SEQPAR__NEW(unsigned char, 2 * o->groups);
-    s->given = SEQPAR__NEW(int64_t, 2 * o->groups);
-    status = s->micro && s->done && s->given ? seqpar__step_leaves(ctx, s)
-                                             : seqpar__no_memory(ctx->error, "a step");
-    if (status) return status;
-    seqpar_fold_init(&owner, s->leaves, s->leaf_count);
-    for (int64_t i = 0; !status && i < accumulation; i++)
-        status = seqpar__micro_prepare(ctx, s, i, &owner);
-    s->slots = owner.slots_high;
-    s->depth = owner.depth_high + 1;
-    seqpar_fold_free(&owner);
-    seqpar__gradient_free(ctx, o);
-    return status ? seqpar_fail(ctx->error, status, "a step could not be set up: %s",
-                                seqpar_status_text(status))
-                  : SEQPAR_OK;
+    memset(&s, 0, sizeof s);
+    s.rows = rows;
+    s.row_count = row_count;
+    s.layout = layout;
+    s.accumulation = accumulation;
+    return seqpar__step_new(ctx, o, &s);
+}
+
+SEQPAR_DEF seqpar_status seqpar_step_begin_plain(seqpar_ctx *ctx, seqpar_optim *o,
+                                                 int64_t accumulation) {
+    seqpar_step s;
+    seqpar__step_free(o);
+    SEQPAR__TRY(seqpar__check_accumulation(ctx->error, accumulation));
+    SEQPAR__TRY(seqpar__step_agree(ctx, NULL, 0, 0, accumulation));
+    memset(&s, 0, sizeof s);
+    s.accumulation = accumulation;
+    return seqpar__step_new(ctx, o, &s);
 }
 
 static seqpar_status seqpar__check_share_row(seqpar_error *error, int64_t index,
@@ -7739,6 +7862,7 @@ SEQPAR_DEF seqpar_status seqpar_step_fold(seqpar_ctx *ctx, const seqpar_optim *o
                                           const seqpar_share *share, int64_t index) {
     *fold = NULL;
     SEQPAR__TRY(seqpar__check_micro(ctx->error, o, index));
+    SEQPAR__TRY(seqpar__check_has_rows(ctx->error, o));
     SEQPAR__TRY(seqpar__check_share(ctx, o->step, index, share));
     *fold = &o->step->micro[index].fold;
     return SEQPAR_OK;
@@ -8204,20 +8328,43 @@ static seqpar_status seqpar__update(seqpar_ctx *ctx, seqpar_optim *o, void *para
     return seqpar__share_owned(ctx, o, &handed);
 }
 
-SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *o, void *params,
-                                         int64_t elements, double lr) {
-    const seqpar__given given[] = {{"learning rates", seqpar__given_real(lr), 1},
-                                   {"the number of steps done", o->t, 0}};
-    SEQPAR__TRY(seqpar__check_complete(ctx->error, o));
-    SEQPAR__TRY(seqpar__ranks_agree(ctx->world, "the end of a step", given, 2));
-    SEQPAR__TRY(seqpar__check_room(ctx->error, o, elements));
+/* What all ranks know alike: the gradient's sums end, their norm is taken. */
+static seqpar_status seqpar__gradient_complete(seqpar_ctx *ctx, seqpar_optim *o) {
     SEQPAR__TRY(seqpar__gradient_end(ctx, o));
     seqpar__step_free(o);
     SEQPAR__TRY(seqpar__gradient_norm(ctx, o));
     o->clip = o->desc.max_norm > 0 ? SEQPAR__MIN(1.0, o->desc.max_norm / (o->norm + 1e-6))
                                    : 1.0;
+    o->complete = o->pending = 1;
+    return SEQPAR_OK;
+}
+
+/* Whether all ranks end the step alike: ends is 0 in seqpar_step_norm, 1 in
+   seqpar_step_end. */
+static seqpar_status seqpar__end_agree(seqpar_ctx *ctx, const seqpar_optim *o, int ends,
+                                       double lr) {
+    const seqpar__given given[] = {
+        {"the number of calls of seqpar_step_norm", o->pending + !ends, 0},
+        {"the number of calls of seqpar_step_end", ends, 0},
+        {"learning rates", seqpar__given_real(lr), 1},
+        {"the number of steps done", o->t, 0}};
+    return seqpar__ranks_agree(ctx->world, "the end of a step", given, 4);
+}
+
+SEQPAR_DEF seqpar_status seqpar_step_norm(seqpar_ctx *ctx, seqpar_optim *o) {
+    SEQPAR__TRY(seqpar__check_complete(ctx->error, o));
+    SEQPAR__TRY(seqpar__end_agree(ctx, o, 0, 0));
+    return seqpar__gradient_complete(ctx, o);
+}
+
+SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *o, void *params,
+                                         int64_t elements, double lr) {
+    if (!o->pending) SEQPAR__TRY(seqpar__check_complete(ctx->error, o));
+    SEQPAR__TRY(seqpar__end_agree(ctx, o, 1, lr));
+    SEQPAR__TRY(seqpar__check_room(ctx->error, o, elements));
+    if (!o->pending) SEQPAR__TRY(seqpar__gradient_complete(ctx, o));
+    o->pending = 0;
     o->t++;
-    o->ended = 1;
     return seqpar__update(ctx, o, params, lr);
 }
 
@@ -8259,9 +8406,10 @@ static seqpar_status seqpar__check_part(const seqpar_ctx *ctx, const seqpar_opti
     const seqpar_tensor *t;
     if (part->state == SEQPAR_STATE_GRADIENT && o->step)
         return seqpar_fail(ctx->error, SEQPAR_ERR_STEP,
-                           "a step is under way; its gradient is there after seqpar_step_end");
+                           "a step is under way; its gradient is there after seqpar_step_norm "
+                           "or seqpar_step_end");
     if (!seqpar_optim_keeps(ctx, o, part->state) ||
-        (part->state == SEQPAR_STATE_GRADIENT && !o->ended))
+        (part->state == SEQPAR_STATE_GRADIENT && !o->complete))
         return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION,
                            "this optimizer keeps no %s now; moments are AdamW's, masters a "
                            "bf16 device's, the gradient is there when a step has ended",

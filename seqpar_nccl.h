@@ -59,6 +59,15 @@ DOES NOT
       frees it. Do not destroy it after seqpar_nccl_verdict says that the world failed. A blocking one
       (ncclConfig_t.blocking 1) can hold the host inside NCCL, where no time limit reaches.
 
+A COMMUNICATOR OF YOURS (seqpar_nccl_desc.comm)
+    It is yours again, and yours to destroy, when the last comm of the world is freed; the stream, too,
+    where you gave one. Meanwhile it may carry your own collectives only where all ranks call them in
+    the same place among seqpar's groups and no group is under way on the host: NCCL matches calls by
+    their order. A second communicator (ncclCommSplit of it) is
+    free of that. Ranks learn where the referee listens through the communicator itself: any free port
+    of rank 0's machine, or seqpar_nccl_desc.port where a firewall wants a known one; every rank must
+    reach it by TCP (seqpar_nccl_desc.host where rank 0 has several addresses).
+
 SAMPLE (one process a GPU, started by whatever sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT)
 
     static seqpar_status rank_main(seqpar_comm *world, void *user)

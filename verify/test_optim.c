@@ -1,0 +1,354 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* The optimizer alone: gradients that are plain sums, given without rows, and read before
+   the update. Integers are summed exactly in any order, so every number of ranks and
+   micro-batches must give the bits of one. */
+#include "test.h"
+#define SEQPAR_IMPLEMENTATION
+#include "seqpar.h"
+
+/* two groups, a gap between tensors, a tensor of more than one block */
+enum { SMALL = 21, GAP = 5, LARGE = 1500, ELEMENTS = SMALL + GAP + LARGE, STEPS = 3 };
+static const seqpar_tensor tensors[] = {{"small", 3, 7, 0, 1, 0},
+                                        {"large", 30, 50, SMALL + GAP, 0, 1}};
+
+typedef struct way {
+    int64_t ranks, accumulation;
+    int stage, kind;
+    double max_norm;
+} way;
+
+typedef struct result {
+    float params[ELEMENTS];
+    double gradient[ELEMENTS], norm;
+} result;
+
+/* Element i of the gradient of part `part` of a step: what the parts of one way give in all
+   is the same for every way, as they are cut from the same 120 portions. */
+enum { PORTIONS = 120 };
+static double portion(int step, int64_t part, int64_t i) {
+    return (double)((i * 7 + part * 13 + step * 5) % 31 - 15);
+}
+
+static void part_of(float *g, int step, int64_t part, int64_t parts) {
+    memset(g, 0, ELEMENTS * sizeof *g);
+    for (int64_t p = PORTIONS * part / parts; p < PORTIONS * (part + 1) / parts; p++)
+        for (int64_t i = 0; i < ELEMENTS; i++) g[i] += (float)portion(step, p, i);
+    for (int64_t i = SMALL; i < SMALL + GAP; i++) g[i] = NAN; /* nobody's */
+}
+
+static seqpar_status give(seqpar_ctx *ctx, seqpar_optim *optim, const float *g, int64_t micro) {
+    seqpar_status status = SEQPAR_OK;
+    for (int64_t group = 1; !status && group >= 0; group--) {
+        seqpar_step_nodes nodes = {.nodes = g + tensors[group].offset,
+                                   .elements = group ? LARGE : SMALL,
+                                   .micro_batch = micro,
+                                   .group = group};
+        status = seqpar_step_gradient(ctx, optim, &nodes);
+    }
+    return status;
+}
+
+static seqpar_status read_gradient(seqpar_ctx *ctx, seqpar_optim *optim, double *gradient) {
+    seqpar_status status = SEQPAR_OK;
+    for (int64_t t = 0; !status && t < 2; t++) {
+        seqpar_optim_part part = {SEQPAR_STATE_GRADIENT, t, 0, t ? LARGE : SMALL};
+        status = seqpar_optim_read(ctx, optim, gradient + tensors[t].offset, &part);
+    }
+    return status;
+}
+
+/* One step; but in step 1 the gradient is read before the parameters change, too. */
+static seqpar_status step_of(seqpar_ctx *ctx, seqpar_optim *optim, const way *w, result *r,
+                             int step) {
+    static _Thread_local float g[ELEMENTS];
+    float before[ELEMENTS];
+    double after[ELEMENTS] = {0};
+    int64_t size = ctx->world->size, rank = ctx->world->rank;
+    seqpar_status status = seqpar_step_begin_plain(ctx, optim, w->accumulation);
+    for (int64_t a = 0; !status && a < w->accumulation; a++) {
+        part_of(g, step, a * size + rank, size * w->accumulation);
+        status = give(ctx, optim, g, a);
+    }
+    memcpy(before, r->params, sizeof before);
+    if (!status && step != 1) status = seqpar_step_norm(ctx, optim);
+    if (!status && step != 1) status = read_gradient(ctx, optim, r->gradient);
+    test_expect(status || !memcmp(before, r->params, sizeof before), "the norm changed them");
+    if (!status) status = seqpar_step_end(ctx, optim, r->params, ELEMENTS, 1e-2);
+    if (!status) status = read_gradient(ctx, optim, after);
+    if (!status && step != 1)
+        test_expect(!memcmp(after, r->gradient, sizeof after), "the gradient changed");
+    r->norm = optim->norm;
+    return status;
+}
+
+typedef struct job {
+    const way *way;
+    result *result; /* (ranks) */
+} job;
+
+static seqpar_status rank_main(seqpar_comm *world, void *user) {
+    const job *j = (const job *)user;
+    result *r = &j->result[world->rank];
+    seqpar_optim_desc desc = {.kind = j->way->kind,
+                              .zero_stage = j->way->stage,
+                              .beta1 = 0.9,
+                              .beta2 = 0.99,
+                              .eps = 1e-8,
+                              .decay = 0.1,
+                              .max_norm = j->way->max_norm};
+    seqpar_device *device = seqpar_device_cpu(1);
+    seqpar_ctx ctx;
+    seqpar_optim optim;
+    seqpar_status status = seqpar_ctx_open(&ctx, world, device, world->size);
+    if (!status) status = seqpar_optim_open(&ctx, &optim, tensors, 2, &desc);
+    for (int64_t i = 0; i < ELEMENTS; i++) r->params[i] = 0.01f * (float)(i % 17);
+    for (int step = 0; !status && step < STEPS; step++)
+        status = step_of(&ctx, &optim, j->way, r, step);
+    if (!status) seqpar_optim_close(&ctx, &optim);
+    seqpar_ctx_close(&ctx);
+    seqpar_device_close(device);
+    return status;
+}
+
+/* ---- the same step in fp64, written down from the formulas ---- */
+
+static double expected_gradient(int step, int64_t i) {
+    double sum = 0;
+    if (i >= SMALL && i < SMALL + GAP) return 0;
+    for (int64_t p = 0; p < PORTIONS; p++) sum += portion(step, p, i);
+    return sum;
+}
+
+static void expected(const way *w, double *params, double *norm) {
+    static double m[ELEMENTS], v[ELEMENTS], g[ELEMENTS];
+    memset(m, 0, sizeof m);
+    memset(v, 0, sizeof v);
+    for (int64_t i = 0; i < ELEMENTS; i++) params[i] = 0.01f * (float)(i % 17);
+    for (int step = 0; step < STEPS; step++) {
+        double squares = 0, clip;
+        for (int64_t i = 0; i < ELEMENTS; i++) {
+            g[i] = expected_gradient(step, i);
+            squares += g[i] * g[i];
+        }
+        *norm = sqrt(squares);
+        clip = w->max_norm > 0 ? fmin(1, w->max_norm / (*norm + 1e-6)) : 1;
+        for (int64_t i = 0; i < ELEMENTS; i++) {
+            double decay = i < SMALL ? 0.1 : 0, x = clip * g[i];
+            if (i >= SMALL && i < SMALL + GAP) continue;
+            if (w->kind == SEQPAR_OPTIM_SGD) {
+                params[i] -= 1e-2 * (x + decay * params[i]);
+                continue;
+            }
+            params[i] *= 1 - 1e-2 * decay;
+            m[i] = 0.9 * m[i] + 0.1 * x;
+            v[i] = 0.99 * v[i] + 0.01 * x * x;
+            params[i] -= 1e-2 * (m[i] / (1 - pow(0.9, step + 1))) /
+                         (sqrt(v[i] / (1 - pow(0.99, step + 1))) + 1e-8);
+        }
+    }
+}
+
+static void check_ways(int kind, double max_norm) {
+    static const int64_t ranks[] = {1, 2, 3, 4, 5, 8}, accumulations[] = {1, 3};
+    static result one[1], many[8];
+    static double params[ELEMENTS], got[ELEMENTS];
+    way first = {1, 1, 0, kind, max_norm};
+    job j = {&first, one};
+    double norm;
+    seqpar_error error;
+    test_expect(!seqpar_run_threads(1, rank_main, &j, &error), "%s", error.text);
+    expected(&first, params, &norm);
+    for (int64_t i = 0; i < ELEMENTS; i++) {
+        got[i] = one->params[i];
+        test_expect(one->gradient[i] == expected_gradient(STEPS - 1, i),
+                    "element %lld of the gradient is %g, the sum is %g", (long long)i,
+                    one->gradient[i], expected_gradient(STEPS - 1, i));
+    }
+    test_expect(test_distance(got, params, ELEMENTS) < 3e-7, "off by %g from the formulas",
+                test_distance(got, params, ELEMENTS));
+    test_expect(fabs(one->norm - norm) < 1e-12 * norm, "norm %.17g, by hand %.17g", one->norm,
+                norm);
+    test_end("plain_%s_max_norm_%g", kind == SEQPAR_OPTIM_SGD ? "sgd" : "adamw", max_norm);
+    for (int p = 0; p < 6; p++)
+        for (int a = 0; a < 2; a++)
+            for (int stage = 0; stage < 3; stage++) {
+                way w = {ranks[p], accumulations[a], stage, kind, max_norm};
+                job k = {&w, many};
+                memset(many, 0, sizeof many);
+                test_expect(!seqpar_run_threads(w.ranks, rank_main, &k, &error), "%s",
+                            error.text);
+                for (int64_t r = 0; r < w.ranks; r++)
+                    test_expect(!memcmp(&many[r], one, sizeof *one),
+                                "accumulation %lld, stage %d: rank %lld of %lld has other bits",
+                                (long long)w.accumulation, stage, (long long)r,
+                                (long long)w.ranks);
+            }
+    test_end("plain_%s_max_norm_%g_on_1_to_8_ranks", kind == SEQPAR_OPTIM_SGD ? "sgd" : "adamw",
+             max_norm);
+}
+
+/* ---- what must be refused, and what a step that is given up leaves ---- */
+
+typedef struct misuse {
+    const char *name, *says;
+} misuse;
+
+enum {
+    GIVEN_UP,
+    NO_ROWS,
+    NO_FOLD,
+    NORM_WITHOUT_STEP,
+    NORM_OF_HALF,
+    NORM_TWICE,
+    GRADIENT_EARLY,
+    NORM_ON_ONE,
+    PLAIN_ON_ONE,
+    NO_MICRO_BATCH,
+    MISUSES
+};
+static const misuse misuses[MISUSES] = {
+    [GIVEN_UP] = {"given_up", ""},
+    [NO_ROWS] = {"rows_of_none", "begun without rows"},
+    [NO_FOLD] = {"fold_of_none", "begun without rows"},
+    [NORM_WITHOUT_STEP] = {"norm_without_step", "no step was begun"},
+    [NORM_OF_HALF] = {"norm_of_half", "0 of 1 micro-batches"},
+    [NORM_TWICE] = {"norm_twice", "no step was begun"},
+    [GRADIENT_EARLY] = {"gradient_early", "a step is under way"},
+    [NORM_ON_ONE] = {"norm_on_one_rank", "calls of seqpar_step_norm is 0 on rank 1 and 1 on rank 0"},
+    [PLAIN_ON_ONE] = {"plain_on_one_rank", "rows"},
+    [NO_MICRO_BATCH] = {"no_micro_batch", "accumulation is 0"},
+};
+
+static seqpar_status misused(seqpar_ctx *ctx, seqpar_optim *optim, int which) {
+    static const int64_t cu[] = {0, 4};
+    static const seqpar_row row = {
+        .tokens = 4, .padded = 4, .chunks = 4, .docs = 1, .cu_seqlens = cu};
+    static _Thread_local float g[ELEMENTS];
+    float params[ELEMENTS] = {0};
+    double gradient[ELEMENTS];
+    int64_t first, count;
+    int odd = ctx->world->rank == 1;
+    const seqpar_token_fold *fold;
+    seqpar_share share = {0};
+    seqpar_status status;
+    if (which == NORM_WITHOUT_STEP) return seqpar_step_norm(ctx, optim);
+    if (which == PLAIN_ON_ONE && odd)
+        return seqpar_step_begin(ctx, optim, &row, 1, SEQPAR_LAYOUT_ZIGZAG, 1);
+    status = seqpar_step_begin_plain(ctx, optim, which == NO_MICRO_BATCH ? 0 : 1);
+    part_of(g, 0, 0, 1);
+    if (status) return status;
+    if (which == NO_ROWS) return seqpar_step_rows(ctx, optim, 0, &first, &count);
+    if (which == NO_FOLD) return seqpar_step_fold(ctx, optim, &fold, &share, 0);
+    if (which == NORM_OF_HALF) return seqpar_step_norm(ctx, optim);
+    if (which == GRADIENT_EARLY) return read_gradient(ctx, optim, gradient);
+    status = give(ctx, optim, g, 0);
+    if (status) return status;
+    if (which == NORM_ON_ONE && odd) return seqpar_step_end(ctx, optim, params, ELEMENTS, 1);
+    status = seqpar_step_norm(ctx, optim);
+    if (status) return status;
+    if (which == NORM_TWICE) return seqpar_step_norm(ctx, optim);
+    /* given up: the next step is the first */
+    status = seqpar_step_begin_plain(ctx, optim, 1);
+    if (!status) status = give(ctx, optim, g, 0);
+    if (!status) status = seqpar_step_end(ctx, optim, params, ELEMENTS, 1);
+    for (int64_t i = 0; !status && i < SMALL; i++)
+        test_expect(optim->t == 1 && params[i] == -2 * g[i], "%g after one step along %g",
+                    (double)params[i], (double)g[i]);
+    return status;
+}
+
+static seqpar_status misuse_main(seqpar_comm *world, void *user) {
+    seqpar_optim_desc desc = {.kind = SEQPAR_OPTIM_SGD};
+    seqpar_device *device = seqpar_device_cpu(1);
+    seqpar_ctx ctx;
+    seqpar_optim optim;
+    seqpar_status status = seqpar_ctx_open(&ctx, world, device, world->size);
+    if (!status) status = seqpar_optim_open(&ctx, &optim, tensors, 2, &desc);
+    if (!status) status = misused(&ctx, &optim, *(const int *)user);
+    seqpar_optim_close(&ctx, &optim);
+    seqpar_ctx_close(&ctx);
+    seqpar_device_close(device);
+    return status;
+}
+
+static void check_misuse(int which) {
+    const char *says = misuses[which].says;
+    seqpar_error error;
+    seqpar_status status = seqpar_run_threads(2, misuse_main, &which, &error);
+    test_expect((status == SEQPAR_OK) == !*says, "status %s", seqpar_status_name(status));
+    if (*says) test_expect(strstr(error.text, says) != NULL, "'%s'", error.text);
+    test_end("plain_%s", misuses[which].name);
+}
+
+/* ---- the head alone ---- */
+
+enum { TOKENS = 37, HIDDEN = 6, VOCAB = 11 };
+typedef struct head_result {
+    float dhidden[TOKENS * HIDDEN], dtable[VOCAB * HIDDEN], logp[TOKENS];
+} head_result;
+
+static seqpar_status head_run(seqpar_ctx *ctx, head_result *r, int64_t tokens, int whole) {
+    static const int64_t cu[] = {0, TOKENS};
+    const seqpar_row row = {
+        .tokens = TOKENS, .padded = TOKENS, .chunks = 1, .docs = 1, .cu_seqlens = cu};
+    const seqpar_split_desc split = {SEQPAR_LAYOUT_CONTIGUOUS, 1, 0};
+    const seqpar_vocab_desc vocab = {.hidden = HIDDEN, .vocab = VOCAB, .rows_max = 8};
+    float hidden[TOKENS * HIDDEN], table[VOCAB * HIDDEN], seed[TOKENS];
+    int32_t targets[TOKENS];
+    seqpar_optim_desc sgd = {.kind = SEQPAR_OPTIM_SGD};
+    seqpar_tensor tensor = {"table", VOCAB, HIDDEN, 0, 0, 0};
+    seqpar_optim optim = {0};
+    seqpar_share share = {0};
+    const seqpar_token_fold *fold = NULL;
+    for (int i = 0; i < TOKENS * HIDDEN; i++) hidden[i] = (float)seqpar_random_normal(3, 0, i);
+    for (int i = 0; i < VOCAB * HIDDEN; i++) table[i] = (float)seqpar_random_normal(3, 1, i);
+    for (int t = 0; t < TOKENS; t++) {
+        targets[t] = t % 5 ? t % VOCAB : SEQPAR_IGNORE;
+        seed[t] = t % 5 ? -0.25f : 0;
+    }
+    seqpar_vocab_io io = {hidden, table, targets, tokens, {r->logp}, {seed}, r->dhidden,
+                          r->dtable, VOCAB * HIDDEN};
+    if (!whole) return seqpar_vocab_backward(ctx, &io, NULL, NULL, &vocab);
+    if (whole == 2) return seqpar_vocab_backward(ctx, &io, &share, NULL, &vocab);
+    seqpar_status status = seqpar_optim_open(ctx, &optim, &tensor, 1, &sgd);
+    if (!status) status = seqpar_step_begin(ctx, &optim, &row, 1, SEQPAR_LAYOUT_CONTIGUOUS, 1);
+    if (!status) status = seqpar_split(ctx->error, &share, &row, 1, &split);
+    if (!status) status = seqpar_step_fold(ctx, &optim, &fold, &share, 0);
+    if (!status) status = seqpar_vocab_backward(ctx, &io, &share, fold, &vocab);
+    seqpar_share_free(&share);
+    seqpar_optim_close(ctx, &optim);
+    return status;
+}
+
+static void check_head(seqpar_device *device, const char *name) {
+    static head_result plain, whole, none;
+    static const float zero[VOCAB * HIDDEN];
+    seqpar_comm *world = seqpar_comm_self();
+    seqpar_ctx ctx;
+    test_expect(!seqpar_ctx_open(&ctx, world, device, 1), "%s", world->error->text);
+    test_expect(!head_run(&ctx, &plain, TOKENS, 0), "%s", world->error->text);
+    test_expect(!head_run(&ctx, &whole, TOKENS, 1), "%s", world->error->text);
+    test_expect(!memcmp(&plain, &whole, sizeof plain), "other bits than those of a row");
+    test_expect(memcmp(plain.dtable, zero, sizeof zero) != 0, "the gradient is zero");
+    memset(&none, 0xff, sizeof none);
+    test_expect(!head_run(&ctx, &none, 0, 0), "%s", world->error->text);
+    test_expect(!memcmp(none.dtable, zero, sizeof zero), "no token, but a gradient");
+    test_expect(head_run(&ctx, &none, TOKENS, 2) == SEQPAR_ERR_STEP &&
+                    strstr(world->error->text, "a share or a fold alone"),
+                "%s", world->error->text);
+    seqpar_ctx_close(&ctx);
+    seqpar_comm_free(world);
+    seqpar_device_close(device);
+    test_end("head_without_a_row_%s", name);
+}
+
+int main(int argc, char **argv) {
+    test_begin(argc, argv);
+    check_ways(SEQPAR_OPTIM_ADAMW, 0);
+    check_ways(SEQPAR_OPTIM_ADAMW, 1);
+    check_ways(SEQPAR_OPTIM_SGD, 0);
+    check_ways(SEQPAR_OPTIM_SGD, 3);
+    for (int which = 0; which < MISUSES; which++) check_misuse(which);
+    check_head(seqpar_device_cpu(1), "cpu");
+    return test_summary();
+}
