@@ -150,14 +150,17 @@
    TO ADD
        a layout       a line of SEQPAR_LAYOUTS (>>api); unless its pieces are dealt like those
                       of another one, seqpar__pieces_X and seqpar__deal_X in >>split. Names,
-                      tests and demos read the table; the trainers' --layout takes its words
-                      from demos/trainer/options.tsv.
+                      tests, demos and the trainers' --layout read the table.
        a schedule     a line of SEQPAR_SCHEDULES (>>api) and seqpar__plan_X in >>plan, which
                       lists what a rank does. verify/test_plan.c plays it for all ranks.
        an objective   a function in >>objective from plain numbers to value and derivative, its
                       prototype in >>api; its seeds go to the head or to a score. A relative of
-                      DPO is a value of SEQPAR_PREFERENCE_* and its lines in
-                      seqpar_preference_loss.
+                      DPO is a line of SEQPAR_PREFERENCES (>>api), which the trainer's
+                      --pref_loss reads too, and its lines in seqpar__preference_of, or in
+                      seqpar_preference_loss where it is no function of the margin. Tests: a
+                      line of verify/golden.tsv, verify/test_objective.c, and a kind of
+                      verify/run_objective.h, which is run on 1 to 8 ranks and printed by
+                      verify_sp.
        a transport    the functions of seqpar_comm_table, in a file of your own: nothing here
                       changes. demos/04_own_transport.c; verify/transport.h tests it.
        an operation   a line of SEQPAR_DEVICE_OPS and seqpar_X_args (>>api), then the function
@@ -1493,13 +1496,28 @@ SEQPAR_DEF double seqpar_mean(const double *x, int64_t count);
      SEQPAR_PREFERENCE_HINGE  max(0, 1 - z) (SLiC, Zhao et al. 2023)
      SEQPAR_PREFERENCE_SIMPO  as DPO with z = beta D - gamma, no reference, always means
                               (Meng et al. 2024)
-   nll_coef adds nll_coef (-logp_chosen) / nll_tokens: RPO. */
+   A kind's value is the paper's whole loss; nll_coef adds nll_coef (-logp_chosen) /
+   nll_tokens: RPO. In the table: whether it has a reference, always takes means over tokens,
+   knows label smoothing. */
+#define SEQPAR_PREFERENCES(X) \
+    /* name, text, reference, means, smoothing */ \
+    X(DPO, "sigmoid", 1, 0, 1) \
+    X(IPO, "ipo", 1, 0, 0) \
+    X(HINGE, "hinge", 1, 0, 0) \
+    X(SIMPO, "simpo", 0, 1, 1)
 enum {
-    SEQPAR_PREFERENCE_DPO,
-    SEQPAR_PREFERENCE_IPO,
-    SEQPAR_PREFERENCE_HINGE,
-    SEQPAR_PREFERENCE_SIMPO
+#define SEQPAR__X(name, text, reference, means, smoothing) SEQPAR_PREFERENCE_##name,
+    SEQPAR_PREFERENCES(SEQPAR__X)
+#undef SEQPAR__X
+        SEQPAR_PREFERENCE_COUNT
 };
+typedef struct seqpar_preference_kind {
+    const char *name;
+    int reference, means, smoothing;
+} seqpar_preference_kind;
+
+/* NULL: there is none of this number */
+SEQPAR_DEF const seqpar_preference_kind *seqpar_preference_at(int kind);
 typedef struct seqpar_preference_desc {
     int kind;
     double beta, label_smoothing; /* OpenRLHF, TRL: 0.1, 0; SimPO: 2 */
@@ -1520,7 +1538,8 @@ typedef struct seqpar_preference {
 typedef struct seqpar_pair_result {
     /* derivatives with respect to the sums (a reward model: the scores) */
     double loss, dchosen, drejected;
-    /* beta h; accuracy is chosen > rejected, the margin their difference */
+    /* beta h, h without the reference where the kind has none; accuracy is chosen >
+       rejected, the margin their difference */
     double reward_chosen, reward_rejected;
 } seqpar_pair_result;
 
@@ -7168,13 +7187,22 @@ SEQPAR_DEF double seqpar_mean(const double *x, int64_t count) {
     return count > 0 ? x[0] + sum / (double)count : 0.0;
 }
 
+SEQPAR_DEF const seqpar_preference_kind *seqpar_preference_at(int kind) {
+    static const seqpar_preference_kind table[] = {
+#define SEQPAR__X(name, text, reference, means, smoothing) {text, reference, means, smoothing},
+        SEQPAR_PREFERENCES(SEQPAR__X)
+#undef SEQPAR__X
+    };
+    return kind >= 0 && kind < SEQPAR_PREFERENCE_COUNT ? &table[kind] : NULL;
+}
+
 static seqpar_status seqpar__check_preference(seqpar_error *error, const seqpar_preference *p,
                                               const seqpar_preference_desc *d) {
-    if (d->kind < SEQPAR_PREFERENCE_DPO || d->kind > SEQPAR_PREFERENCE_SIMPO)
-        return seqpar_fail(
-            error, SEQPAR_ERR_OPTION,
-            "preference loss %d is unknown; use SEQPAR_PREFERENCE_DPO, IPO, HINGE or SIMPO",
-            d->kind);
+    const seqpar_preference_kind *kind = seqpar_preference_at(d->kind);
+    if (!kind)
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "preference loss %d is unknown; SEQPAR_PREFERENCES has 0 to %d",
+                           d->kind, SEQPAR_PREFERENCE_COUNT - 1);
     if (!(d->beta > 0))
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
                            "beta is %g; give more than 0, usually 0.1", d->beta);
@@ -7183,11 +7211,10 @@ static seqpar_status seqpar__check_preference(seqpar_error *error, const seqpar_
             error, SEQPAR_ERR_OPTION,
             "label_smoothing is %g; it is the share of wrong labels, give 0 to 0.5",
             d->label_smoothing);
-    if (d->label_smoothing > 0 &&
-        (d->kind == SEQPAR_PREFERENCE_IPO || d->kind == SEQPAR_PREFERENCE_HINGE))
+    if (d->label_smoothing > 0 && !kind->smoothing)
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
-                           "label_smoothing %g has no meaning for IPO and hinge; set it to 0",
-                           d->label_smoothing);
+                           "label_smoothing %g has no meaning for %s; set it to 0",
+                           d->label_smoothing, kind->name);
     if (!(d->nll_coef >= 0) || !(d->nll_tokens >= 0))
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
                            "nll_coef is %g and nll_tokens %g; neither may be negative",
@@ -7200,7 +7227,8 @@ static seqpar_status seqpar__check_preference(seqpar_error *error, const seqpar_
     return SEQPAR_OK;
 }
 
-/* Loss as a function of the margin D, and its derivative. */
+/* Loss as a function of the margin D, or of what a kind puts in its place, and its
+   derivative. */
 static double seqpar__preference_of(const seqpar_preference_desc *d, double margin,
                                     double *slope) {
     double z = d->beta * margin - (d->kind == SEQPAR_PREFERENCE_SIMPO ? d->gamma : 0.0);
@@ -7222,13 +7250,15 @@ SEQPAR_DEF seqpar_status seqpar_preference_loss(seqpar_error *error, seqpar_pair
                                                 const seqpar_preference *p,
                                                 const seqpar_preference_desc *d) {
     double chosen, rejected, slope, nll_tokens;
-    int simpo = d->kind == SEQPAR_PREFERENCE_SIMPO, alone = simpo || d->reference_free;
+    int alone, means;
     SEQPAR__TRY(seqpar__check_preference(error, p, d));
+    alone = !seqpar_preference_at(d->kind)->reference || d->reference_free;
+    means = seqpar_preference_at(d->kind)->means || d->length_normalized;
     chosen = p->chosen - (alone ? 0.0 : p->ref_chosen);
     rejected = p->rejected - (alone ? 0.0 : p->ref_rejected);
-    r->dchosen = simpo || d->length_normalized ? 1.0 / (double)p->chosen_tokens : 1.0;
-    r->drejected = simpo || d->length_normalized ? 1.0 / (double)p->rejected_tokens : 1.0;
-    if (simpo || d->length_normalized) {
+    r->dchosen = means ? 1.0 / (double)p->chosen_tokens : 1.0;
+    r->drejected = means ? 1.0 / (double)p->rejected_tokens : 1.0;
+    if (means) {
         chosen /= (double)p->chosen_tokens;
         rejected /= (double)p->rejected_tokens;
     }

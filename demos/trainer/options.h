@@ -30,8 +30,12 @@
 #include <string.h>
 #include <strings.h>
 
-/* One line of options.tsv. kind: flag, int, float, string, floats2 (two numbers), strings (any number of words),
- * optional (a flag to some tools, a word to others) or choice:A=SYNONYM,B,C. role: real, alias:TARGET or noeffect. */
+#include "seqpar.h"
+
+/* One line of options.tsv. kind: flag, int, float, string, floats2 (two numbers), strings (any
+ * number of words), optional (a flag to some tools, a word to others), choice:A=SYNONYM,B,C or
+ * choice:@TABLE (SEQPAR_LAYOUTS and the like). role: real, alias:TARGET or noeffect. */
+#define DEMO_WORD(name, text, ...) text ","
 typedef struct {
     const char *name, *kind, *role, *tools, *source, *note;
 } demo_known;
@@ -232,7 +236,8 @@ static inline const char *demo_wanted(char *text, size_t size, const char *kind,
                                    choice                       ? "one of"
                                    : (endless && *finite[type]) ? finite[type]
                                                                 : words[type]);
-    for (const char *at = kind + 6; choice && *at && used < size; at += strcspn(at, ",")) {
+    for (const char *at = kind + 6; choice && at[0] && at[1] && used < size;
+         at += strcspn(at, ",")) {
         const char *word = at + 1; /* behind the colon or a comma */
         const char *before = *at == ':' ? " " : ", ";
         used += (size_t)snprintf(text + used, size - used, "%s%.*s", before,

@@ -42,7 +42,7 @@ typedef struct {
          &(p).pref_loss, \
          DEMO_STRING, \
          "sigmoid", \
-         "sigmoid (DPO), ipo, hinge or simpo", \
+         "the loss; sigmoid is DPO", \
          DEMO_ANY}, \
         {"ipo", &(p).ipo, DEMO_FLAG, NULL, "the same as --pref_loss ipo", DEMO_ANY}, \
         {"label_smoothing", \
@@ -297,15 +297,21 @@ static seqpar_status demo_response_sums(demo_rank *r, const demo_window *w,
 
 /* ---- DPO ---- */
 
+static const char *demo_preference_name(int kind) { return seqpar_preference_at(kind)->name; }
+
 static seqpar_preference_desc demo_preference_desc(const demo_preference_config *p) {
-    static const char *const kinds[] = {"sigmoid", "ipo", "hinge", "simpo"};
     seqpar_preference_desc d = {.kind = p->ipo ? SEQPAR_PREFERENCE_IPO
-                                               : demo_pick(p->pref_loss, kinds, 4),
+                                               : demo_pick_named(p->pref_loss, demo_preference_name,
+                                                                 SEQPAR_PREFERENCE_COUNT),
                                 .beta = p->beta,
                                 .label_smoothing = p->label_smoothing,
                                 .gamma = p->simpo_gamma,
                                 .nll_coef = p->nll_loss_coef};
     return d;
+}
+
+static int demo_has_reference(const demo_preference_config *p) {
+    return seqpar_preference_at(demo_preference_desc(p).kind)->reference;
 }
 
 /* Loss of every pair in the rows; dsum (documents) becomes its derivative with respect to
@@ -357,14 +363,13 @@ static seqpar_status demo_dpo_rows(demo_rank *r, demo_window *w, int64_t first, 
                                    int64_t micro) {
     return demo_response_rows(
         r, w, first, count, micro,
-        demo_preference_desc((const demo_preference_config *)r->job->options).kind ==
-            SEQPAR_PREFERENCE_SIMPO,
+        !demo_has_reference((const demo_preference_config *)r->job->options),
         demo_dpo_pairs);
 }
 
 static seqpar_status demo_dpo_open(demo_rank *r) {
     const demo_preference_config *p = (const demo_preference_config *)r->job->options;
-    if (demo_preference_desc(p).kind == SEQPAR_PREFERENCE_SIMPO) return SEQPAR_OK;
+    if (!demo_has_reference(p)) return SEQPAR_OK;
     seqpar_status status = demo_reference_open(r, p->ref_pretrain);
     return status || !p->precompute_ref ? status : demo_stored_open(r, NULL);
 }
@@ -376,15 +381,14 @@ static seqpar_status demo_dpo_before(demo_rank *r, demo_window *w) {
 /* Options that do not go together are refused before anything is read. */
 static int demo_dpo_prepare(demo_job *job, char *error, size_t size) {
     const demo_preference_config *p = (const demo_preference_config *)job->options;
-    int simpo = demo_preference_desc(p).kind == SEQPAR_PREFERENCE_SIMPO;
     if (p->ipo && strcmp(p->pref_loss, "sigmoid") && strcmp(p->pref_loss, "ipo"))
         return snprintf(error, size,
                         "--ipo and --pref_loss %s are two losses; leave out one of them",
                         p->pref_loss),
                -1;
-    if (simpo && (p->ref_pretrain || p->precompute_ref))
-        return snprintf(error, size, "pref_loss simpo has no reference model; leave out --%s",
-                        p->ref_pretrain ? "ref_pretrain" : "precompute_ref"),
+    if (!demo_has_reference(p) && (p->ref_pretrain || p->precompute_ref))
+        return snprintf(error, size, "pref_loss %s has no reference model; leave out --%s",
+                        p->pref_loss, p->ref_pretrain ? "ref_pretrain" : "precompute_ref"),
                -1;
     return 0;
 }

@@ -248,9 +248,9 @@ typedef struct {
          &(c).layout, \
          DEMO_STRING, \
          NULL, \
-         "contiguous, zigzag, stripe or zigzag-doc; default zigzag", \
+         "who holds which tokens; default zigzag", \
          DEMO_ANY}, \
-        {"schedule", &(c).schedule, DEMO_STRING, NULL, "ring, llama3 or ulysses; default ring", \
+        {"schedule", &(c).schedule, DEMO_STRING, NULL, "how ranks meet keys; default ring", \
          DEMO_ANY}, \
         {"ulysses_size", \
          &(c).ulysses_size, \
