@@ -163,9 +163,11 @@
                       verify_sp.
        a transport    the functions of seqpar_comm_table, in a file of your own: nothing here
                       changes. demos/04_own_transport.c; verify/transport.h tests it.
-       an operation   a line of SEQPAR_DEVICE_OPS and seqpar_X_args (>>api), then the function
-                      in each device: >>ref, >>cpu or >>rows, seqpar_cuda.cu. A device that
-                      lacks one is refused when a context is opened.
+       an operation   a line of SEQPAR_DEVICE_OPS_EACH or _HOST and seqpar_X_args (>>api), then
+                      the function X in each device: >>ref and >>cpu or >>rows, or once for the
+                      host in >>ref; seqpar_cuda.cu. It is registered by its line; a device of
+                      a user's that lacks it is refused when a context is opened.
+                      verify/test_device.c wants a test of each.
        a model        on the public API alone, as seqpar_llama.h is.
 
    SAMPLES: demos/08_own_trainer.c is a trainer with layers of its own: packing, attention,
@@ -980,29 +982,34 @@ typedef struct seqpar_update_args {
     void *working;
 } seqpar_update_args;
 
-#define SEQPAR_DEVICE_OPS(X) \
-    X(matmul)         /* cublasGemmEx, fixed row tile, pinned algorithm */ \
-    X(weight_grad)    /* own kernel: tile of dw, fold inside */ \
+/* What a device does; a line is all that registers it. EACH: every device has a text of its
+   own, seqpar__ref_X, seqpar__cpu_X; HOST: those of the host share one, seqpar__host_X. What
+   is said here is how seqpar_cuda.cu does it, op_X. */
+#define SEQPAR_DEVICE_OPS_EACH(X) \
+    X(matmul)        /* cublasGemmEx, fixed row tile, pinned algorithm */ \
+    X(weight_grad)   /* own kernel: tile of dw, fold inside */ \
+    X(rmsnorm)       /* own kernel, a warp a row */ \
+    X(rmsnorm_grad)  /* own kernel */ \
+    X(rope)          /* own kernel */ \
+    X(swiglu)        /* own kernel */ \
+    X(swiglu_grad)   /* own kernel */ \
+    X(add)           /* own kernel */ \
+    X(attn_forward)  /* own kernel: a block a (task, head) */ \
+    X(attn_backward) /* own kernels: dq; dk and dv */ \
+    X(attn_delta)    /* own kernel */ \
+    X(attn_sinks)    /* own kernel, a block a piece */ \
+    X(vocab_softmax) /* own kernel, in place */ \
+    X(sumsq)         /* own kernel + cudaMemcpyAsync */ \
+    X(adamw)         /* own kernel, multi-tensor */ \
+    X(sgd)           /* own kernel */
+#define SEQPAR_DEVICE_OPS_HOST(X) \
     X(embedding)      /* own kernel */ \
     X(embedding_grad) /* own kernel over ids sorted on the host */ \
-    X(rmsnorm)        /* own kernel, a warp a row */ \
-    X(rmsnorm_grad)   /* own kernel */ \
-    X(rope)           /* own kernel */ \
-    X(swiglu)         /* own kernel */ \
-    X(swiglu_grad)    /* own kernel */ \
-    X(add)            /* own kernel */ \
     X(fold)           /* own kernel */ \
-    X(attn_forward)   /* own kernel: a block a (task, head) */ \
-    X(attn_backward)  /* own kernels: dq; dk and dv */ \
     X(attn_return)    /* own kernel: fold of visiting dk, dv */ \
-    X(attn_delta)     /* own kernel */ \
-    X(attn_sinks)     /* own kernel, a block a piece */ \
     X(attn_merge)     /* own kernel, a warp a (token, head) */ \
-    X(vocab_softmax)   /* own kernel, in place */ \
-    X(sample)         /* own kernel, a block a row, + cudaMemcpyAsync */ \
-    X(sumsq)          /* own kernel + cudaMemcpyAsync */ \
-    X(adamw)          /* own kernel, multi-tensor */ \
-    X(sgd)            /* own kernel */
+    X(sample)         /* own kernel, a block a row, + cudaMemcpyAsync */
+#define SEQPAR_DEVICE_OPS(X) SEQPAR_DEVICE_OPS_EACH(X) SEQPAR_DEVICE_OPS_HOST(X)
 
 typedef seqpar_swiglu_args seqpar_swiglu_grad_args;
 typedef seqpar_attn_args seqpar_attn_forward_args;
@@ -8974,7 +8981,7 @@ static void seqpar__fold_leaf(void *user, void *value, int64_t index, int extend
         return call; \
     }
 
-SEQPAR__OP(seqpar__fold, fold,
+SEQPAR__OP(seqpar__host_fold, fold,
            seqpar__columns_run(device, &a->fold, a, a->count, 4096, seqpar__fold_leaf))
 
 /* ---- attention driver: a job is a (task, head); a device's kernels do the arithmetic ---- */
@@ -10192,29 +10199,25 @@ static seqpar_device *seqpar__host_device(const char *name, int storage, int acc
     d->copy_rows = seqpar__host_copy_rows;
     d->zero = seqpar__host_zero;
     d->close = seqpar__host_close;
-    d->embedding = seqpar__host_embedding;
-    d->embedding_grad = seqpar__host_embedding_grad;
-    d->sample = seqpar__host_sample;
-    d->fold = seqpar__fold;
-    d->attn_return = seqpar__host_attn_return;
-    d->attn_merge = seqpar__host_attn_merge;
+#define SEQPAR__X(op) d->op = seqpar__host_##op;
+    SEQPAR_DEVICE_OPS_HOST(SEQPAR__X)
+#undef SEQPAR__X
     return d;
 }
 
-#define SEQPAR__REF_OPS(X) \
-    X(matmul) X(weight_grad) X(rmsnorm) X(rmsnorm_grad) X(rope) X(swiglu) X(swiglu_grad) X(add) X(attn_forward) X(attn_backward) X(attn_delta) X(attn_sinks) X(vocab_softmax) X(sumsq) X(adamw) X(sgd)
 #define SEQPAR__X(op) \
-    static seqpar_status seqpar__ref_##op(seqpar_device *device, const seqpar_##op##_args *args, void *queue) { \
+    static seqpar_status seqpar__ref_##op(seqpar_device *device, \
+                                          const seqpar_##op##_args *args, void *queue) { \
         (void)queue; \
         return SEQPAR__BY_TYPE(device, seqpar__any_##op, device, args); \
     }
-SEQPAR__REF_OPS(SEQPAR__X)
+SEQPAR_DEVICE_OPS_EACH(SEQPAR__X)
 #undef SEQPAR__X
 
 static seqpar_device *seqpar__reference(seqpar_device *d) {
 #define SEQPAR__X(op) d->op = seqpar__ref_##op;
     if (d) {
-        SEQPAR__REF_OPS(SEQPAR__X)
+        SEQPAR_DEVICE_OPS_EACH(SEQPAR__X)
     }
 #undef SEQPAR__X
     return d;
@@ -12392,22 +12395,9 @@ SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads) {
 #else
     d->threads = threads > 0 ? 1 : 1;
 #endif
-    d->matmul = seqpar__cpu_matmul;
-    d->weight_grad = seqpar__cpu_weight_grad;
-    d->rmsnorm = seqpar__cpu_rmsnorm;
-    d->rmsnorm_grad = seqpar__cpu_rmsnorm_grad;
-    d->rope = seqpar__cpu_rope;
-    d->swiglu = seqpar__cpu_swiglu;
-    d->swiglu_grad = seqpar__cpu_swiglu_grad;
-    d->add = seqpar__cpu_add;
-    d->attn_forward = seqpar__cpu_attn_forward;
-    d->attn_backward = seqpar__cpu_attn_backward;
-    d->attn_delta = seqpar__cpu_attn_delta;
-    d->attn_sinks = seqpar__cpu_attn_sinks;
-    d->vocab_softmax = seqpar__cpu_vocab_softmax;
-    d->sumsq = seqpar__cpu_sumsq;
-    d->adamw = seqpar__cpu_adamw;
-    d->sgd = seqpar__cpu_sgd;
+#define SEQPAR__X(op) d->op = seqpar__cpu_##op;
+    SEQPAR_DEVICE_OPS_EACH(SEQPAR__X)
+#undef SEQPAR__X
     return d;
 }
 

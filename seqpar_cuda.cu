@@ -754,6 +754,7 @@ static seqpar_status run_columns(cuda_device *self, const seqpar_fold_run *fold,
     return SEQPAR_CUDA_LAUNCH(self, fold_columns, blocks_for(count, BLOCK), dim3(BLOCK), 0, a);
 }
 
+template <typename T>
 static seqpar_status op_fold(seqpar_device *device, const seqpar_fold_args *a, void *queue) {
     cuda_device *self = of(device);
     enter(self, queue);
@@ -2294,6 +2295,7 @@ __global__ void attn_sinks_kernel(float *dsinks, const float *sinks, const float
     if (lane_of() == 0) dsinks[blockIdx.x * heads + head] = sum;
 }
 
+template <typename T>
 static seqpar_status op_attn_sinks(seqpar_device *device, const seqpar_attn_sinks_args *a,
                                    void *queue) {
     cuda_device *self = of(device);
@@ -2659,6 +2661,7 @@ __global__ void sumsq_kernel(double *out, const float *x, int64_t block_size) {
     if (threadIdx.x == 0) out[blockIdx.x] = sum;
 }
 
+template <typename T>
 static seqpar_status op_sumsq(seqpar_device *device, const seqpar_sumsq_args *a, void *queue) {
     cuda_device *self = of(device);
     if (a->blocks < 1) return SEQPAR_OK;
@@ -2706,6 +2709,7 @@ __global__ void adamw_kernel(float *p, float *m, float *v, const float *g, bf16 
                     old_weight(p, working, first, i) * c.keep));
 }
 
+template <typename T>
 static seqpar_status op_adamw(seqpar_device *device, const seqpar_update_args *a, void *queue) {
     cuda_device *self = of(device);
     if (a->count < 1) return SEQPAR_OK;
@@ -2734,6 +2738,7 @@ __global__ void sgd_kernel(float *p, const float *g, bf16 *working, int first, i
     new_weight(p, working, i, fmaf(-lr, fmaf(g[i], clip, decay * old), old));
 }
 
+template <typename T>
 static seqpar_status op_sgd(seqpar_device *device, const seqpar_update_args *a, void *queue) {
     cuda_device *self = of(device);
     if (a->count < 1) return SEQPAR_OK;
@@ -2773,28 +2778,9 @@ template <class T> static void fill_table(seqpar_device *d) {
     d->zero = device_zero;
     d->settle = device_settle;
     d->close = device_close;
-    d->matmul = op_matmul<T>;
-    d->weight_grad = op_weight_grad<T>;
-    d->embedding = op_embedding<T>;
-    d->embedding_grad = op_embedding_grad<T>;
-    d->rmsnorm = op_rmsnorm<T>;
-    d->rmsnorm_grad = op_rmsnorm_grad<T>;
-    d->rope = op_rope<T>;
-    d->swiglu = op_swiglu<T>;
-    d->swiglu_grad = op_swiglu_grad<T>;
-    d->add = op_add<T>;
-    d->fold = op_fold;
-    d->attn_forward = op_attn_forward<T>;
-    d->attn_backward = op_attn_backward<T>;
-    d->attn_return = op_attn_return<T>;
-    d->attn_delta = op_attn_delta<T>;
-    d->attn_sinks = op_attn_sinks;
-    d->attn_merge = op_attn_merge<T>;
-    d->vocab_softmax = op_vocab_softmax<T>;
-    d->sample = op_sample<T>;
-    d->sumsq = op_sumsq;
-    d->adamw = op_adamw;
-    d->sgd = op_sgd;
+#define SEQPAR__X(op) d->op = op_##op<T>;
+    SEQPAR_DEVICE_OPS(SEQPAR__X)
+#undef SEQPAR__X
 }
 
 /* Memory, stream and properties of the GPU; the caller closes what is there after an error. */
