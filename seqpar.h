@@ -471,8 +471,10 @@ struct seqpar_comm {
     int64_t rank, size;
     seqpar_error *error;               /* where this rank's errors go; owned by the world */
     int64_t bytes_sent, messages_sent; /* to other ranks, counted by begin */
-    /* whose memory buffers may lie in, set by seqpar_ctx_open; NULL: the host's alone */
+    /* whose memory buffers may lie in; NULL: the host's alone. seqpar_ctx_open sets it, and the
+       last seqpar_ctx_close takes it back: `contexts` are open on this comm */
     struct seqpar_device *device;
+    int64_t contexts;
     void *state;
 };
 
@@ -4264,16 +4266,22 @@ SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world,
                            "the device '%s' belongs to another context that is open; open a "
                            "device for each rank",
                            device->name);
+    if (world->contexts && world->device != device)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_DEVICE,
+                           "the device '%s' is not that of a context which is open on the same "
+                           "world; give both one device, or close the other first",
+                           device->name);
     ctx->world = world;
-    ctx->device = device;
+    ctx->device = world->device = device;
     ctx->queue = device->queue;
     device->contexts++;
+    world->contexts++;
     ctx->sp_size = sp_size;
     ctx->dp_size = world->size / sp_size;
     ctx->sp_rank = world->rank % sp_size;
     ctx->dp_rank = world->rank / sp_size;
     SEQPAR__TRY(seqpar_comm_split(world, ctx->dp_rank, ctx->sp_rank, &ctx->sp));
-    world->device = ctx->sp->device = device;
+    ctx->sp->device = device;
     return SEQPAR_OK;
 }
 
@@ -4300,7 +4308,8 @@ static void *seqpar__kept_take(seqpar_ctx *ctx, int64_t bytes) {
 
 SEQPAR_DEF void seqpar_ctx_close(seqpar_ctx *ctx) {
     if (ctx->device) seqpar__kept_free(ctx, 0);
-    if (ctx->world) ctx->world->device = NULL;
+    /* another context may still send from its memory */
+    if (ctx->world && --ctx->world->contexts == 0) ctx->world->device = NULL;
     /* an error of the last kernels is noted before the rank ends */
     (void)seqpar_device_settle(ctx->device, ctx->queue);
     /* the next context may have it */

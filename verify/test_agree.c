@@ -462,6 +462,58 @@ static void check_device(void) {
     test_end("device_of_one_rank");
 }
 
+/* ---- two contexts on one world ---- */
+
+static int64_t copied; /* bytes, by the device */
+static void copy_counted(seqpar_device *device, void *to, const void *from, int64_t bytes,
+                         void *queue) {
+    (void)device;
+    (void)queue;
+    copied += bytes;
+    memcpy(to, from, (size_t)bytes);
+}
+
+/* A message to oneself; returns how many of its bytes the device copied. */
+static int64_t copied_by_device(seqpar_comm *world) {
+    char out[48] = {0}, in[48];
+    seqpar_transfer send = {0, out, 48}, recv = {0, in, 48};
+    seqpar_group group = {"to myself", 0, &send, 1, &recv, 1};
+    seqpar_request request;
+    copied = 0;
+    test_expect(!seqpar_comm_begin(world, &group, NULL, &request) &&
+                    !seqpar_comm_wait(world, &request, NULL),
+                "%s", world->error->text);
+    return copied;
+}
+
+/* The world copies by its device as long as a context is open on it, and no longer. */
+static void check_two_contexts(void) {
+    seqpar_device *device = seqpar_device_reference(), *other = seqpar_device_reference();
+    seqpar_comm *world = seqpar_comm_self();
+    seqpar_ctx first, second, third;
+    device->copy = copy_counted;
+    test_expect(!seqpar_ctx_open(&first, world, device, 1) &&
+                    !seqpar_ctx_open(&second, world, device, 1),
+                "%s", world->error->text);
+    test_expect(copied_by_device(world) == 48, "two contexts are open, and the device did not copy");
+    seqpar_ctx_close(&first);
+    test_expect(copied_by_device(world) == 48, "one context is open, and the device did not copy");
+    test_expect(seqpar_ctx_open(&third, world, other, 1) == SEQPAR_ERR_DEVICE &&
+                    strstr(world->error->text, "not that of a context which is open"),
+                "another device: %s", world->error->text);
+    seqpar_ctx_close(&third);
+    seqpar_ctx_close(&second);
+    test_expect(copied_by_device(world) == 0 && !world->device,
+                "no context is open, and the world has a device");
+    memset(world->error, 0, sizeof *world->error);
+    test_expect(!seqpar_ctx_open(&third, world, other, 1), "%s", world->error->text);
+    seqpar_ctx_close(&third);
+    seqpar_comm_free(world);
+    seqpar_device_close(device);
+    seqpar_device_close(other);
+    test_end("two_contexts_on_one_world");
+}
+
 /* ---- a device that lacks an operation ---- */
 
 static seqpar_status open_main(seqpar_comm *world, void *user) {
@@ -546,6 +598,7 @@ int main(int argc, char **argv) {
     check_count();
     check_tied();
     check_device();
+    check_two_contexts();
     check_missing_operation();
     check_arithmetic();
     return test_summary();
