@@ -2044,8 +2044,9 @@ template <class T> struct return_job {
             (float *)
                 v.a.store)[task.store_base + index * task.store_stride + head * value + column];
     }
-    __device__ void clear() { top = 0; }
-    __device__ void leaf(int index) { top = inbox(index)[column]; }
+    /* -0 plus a value is that value, with the sign of its zero */
+    __device__ void clear() { top = -0.0f; }
+    __device__ void leaf(int index) { top += inbox(index)[column]; }
     __device__ void spill(int level) { stack[level * columns] = top; }
     __device__ void restore(int level) { top = stack[level * columns]; }
     __device__ void combine(int level) { top += stack[level * columns]; }

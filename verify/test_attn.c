@@ -1623,6 +1623,27 @@ static void test_thread_orders(int device) {
     problem_free(p);
 }
 
+/* One running sum takes what every other rank made of a key. */
+static void test_relaxed_return(int device) {
+    static const int64_t lengths[] = {29, 17}, chunks[] = {5, 3};
+    problem *p = problem_new(2, lengths, chunks, 4, 2, 6);
+    if (device == 2) round_problem(p);
+    for (int schedule = SEQPAR_SCHEDULE_RING; schedule <= SEQPAR_SCHEDULE_LLAMA3; schedule++) {
+        setup s = {.p = p,
+                   .reference = device,
+                   .ranks = 4,
+                   .threads = 1,
+                   .layout = SEQPAR_LAYOUT_ZIGZAG,
+                   .schedule = schedule,
+                   .relaxed = 1};
+        setup_run(&s);
+        expect_truth(&s, truth_limit(device, &s.f), seqpar_schedule_name(schedule));
+        setup_free(&s);
+    }
+    problem_free(p);
+    test_end("attn_cuda_%s_relaxed_return", device_names[device]);
+}
+
 /* Every width of head that a kernel is written for, and pieces of more than one tile. */
 static void test_widths(int device) {
     static const int64_t width[] = {64, 70, 128, 130}, chunks[] = {1};
@@ -1652,6 +1673,7 @@ int main(int argc, char **argv) {
     for (int device = 0; device <= 2; device += 2) {
         test_thread_orders(device);
         test_widths(device);
+        test_relaxed_return(device);
         for (int i = 0; i < FEATURES; i += device ? 3 : 1) test_feature(i, device);
     }
     return test_summary();

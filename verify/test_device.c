@@ -1467,6 +1467,8 @@ static seqpar_status call_attn_return(seqpar_device *device, const bench *b) {
                                            {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_LOAD, 0},
                                            {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_FINISH, 0}};
     static const seqpar_fold_op second[] = {{SEQPAR_FOLD_LEAF, 0},
+                                            {SEQPAR_FOLD_EXTEND, 1},
+                                            {SEQPAR_FOLD_EXTEND, 2},
                                             {SEQPAR_FOLD_LOAD, 1},
                                             {SEQPAR_FOLD_COMBINE, 0},
                                             {SEQPAR_FOLD_FINISH, 0}};
@@ -1474,7 +1476,7 @@ static seqpar_status call_attn_return(seqpar_device *device, const bench *b) {
                               {.count = return_count[1], .local = return_local[1]}};
     seqpar_attn_task tasks[2] = {
         {0, first, 10, store_base[0], 2 * 3 * RETURN_ROW, inbox_base[0]},
-        {1, second, 4, store_base[1], 2 * 5 * RETURN_ROW, inbox_base[1]}};
+        {1, second, 6, store_base[1], 2 * 5 * RETURN_ROW, inbox_base[1]}};
     const field *f = b->field;
     seqpar_attn_args a = {.heads = 6,
                           .kv_heads = 3,
@@ -1511,7 +1513,7 @@ static double *plain_return(const bench *b, int is_v) {
                     double sum = returned(b->field[RETURN_STORE].value + store_base[piece] +
                                               piece * size,
                                           count, is_v, t, h, i);
-                    for (n = 0; n < (piece ? 1 : 3); n++)
+                    for (n = 0; n < 3; n++)
                         sum += returned(b->field[INBOX].value + inbox_base[piece] + n * size,
                                         count, is_v, t, h, i);
                     want[((return_local[piece] + t) * 3 + 1 + h) * RETURN_DIM + i] = sum;
@@ -1524,7 +1526,7 @@ static void check_attn_return(void) {
     int is_v;
     add_field(&b, "dk", RETURN_TOKENS, 3 * RETURN_DIM, 0, 1);
     add_field(&b, "dv", RETURN_TOKENS, 3 * RETURN_DIM, 0, 1);
-    add_sums(&b, "inbox", 1, inbox_base[1] + 2 * 5 * RETURN_ROW, 0, 1);
+    add_sums(&b, "inbox", 1, inbox_base[1] + 3 * 2 * 5 * RETURN_ROW, 0, 1);
     add_sums(&b, "store", 1, store_base[1] + 2 * 2 * 5 * RETURN_ROW, 0, 1);
     expect_fast(&b,
                 &(pass){call_attn_return, 1 << RETURN_DK | 1 << RETURN_DV | 1 << RETURN_STORE,
