@@ -641,7 +641,8 @@ SEQPAR_DEF int64_t seqpar_grid_begin(int64_t padded, int64_t chunks, int64_t chu
 /* A layout is a line of this table: everything that differs between layouts stands in it or in
    the function seqpar__deal_* it names (chapter >>split), which deals a row's pieces.
      whole chunks  ranks hold whole chunks: equal bits; else the error rule
-     slots         runs of chunks that a rank is dealt of a row, back and forth; 0: not chunks
+     slots         a number of chunks that slots sp_size divides is dealt evenly; dealt by
+                   chunks, runs of them that a rank is given, back and forth. 0: not chunks
      down          in a ring keys had better go to the position before: fewer go all the way */
 #define SEQPAR_LAYOUTS(X) \
     /* name, text, whole chunks, slots, down, dealt by */ \

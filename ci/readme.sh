@@ -15,7 +15,7 @@ chapters() {
         util) what="errors, random numbers, exp and log"; check="known answers, long double" ;;
         fold) what="one order for every sum"; check="any order, any split of the leaves: equal bits" ;;
         pack) what="documents to rows, targets shifted once"; check="independent packer, multiset of targets" ;;
-        split) what="contiguous, zigzag, stripe, zigzag-doc"; check="golden vectors, bijection for every S and P" ;;
+        split) what="who holds which token"; check="golden vectors, bijection for every S and P" ;;
         comm) what="one rank, threads of one process"; check="random exchanges, deadlocks, ThreadSanitizer" ;;
         ctx) what="one rank: mesh, memory counters"; check="memory suite" ;;
         device) what="fold machine, attention driver"; check="every entry by finite differences" ;;

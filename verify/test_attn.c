@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* Attention over ranks: the bits of one rank in every grid layout, the truth of slow.h, the
-   error rule for stripe. */
+   error rule for those that cut chunks. */
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_CHECK_IMPLEMENTATION
 #include "seqpar_check.h"
 #include "inject.h"
+#include "layouts.h"
 #include "slow.h"
 #include "test.h"
 
@@ -418,9 +419,9 @@ static void test_bits(int reference) {
                      .threads = 1,
                      .f = features_list[feature]};
         setup_run(&one);
-        for (layout = SEQPAR_LAYOUT_CONTIGUOUS; layout <= SEQPAR_LAYOUT_ZIGZAG; layout++)
-            for (schedule = SEQPAR_SCHEDULE_RING; schedule <= SEQPAR_SCHEDULE_LLAMA3;
-                 schedule++) {
+        for (layout = 0; layout < SEQPAR_LAYOUT_COUNT; layout++)
+            for (schedule = SEQPAR_SCHEDULE_RING;
+                 layout_on_grid(layout) && schedule <= SEQPAR_SCHEDULE_LLAMA3; schedule++) {
                 for (i = 0; i < sizeof ranks_list / sizeof *ranks_list; i++) {
                     setup s = {.p = p,
                                .reference = reference,
@@ -454,7 +455,7 @@ static void test_long_chunks(int kv_heads) {
         setup one = {.p = p, .ranks = 1, .threads = 1, .f = features_list[i / 3]}, s = one;
         s.ranks = ranks[i % 3];
         s.threads = 1 + i % 2;
-        s.layout = SEQPAR_LAYOUT_CONTIGUOUS + i % 2;
+        s.layout = layout_of_grid(i);
         s.schedule = SEQPAR_SCHEDULE_RING + (i / 2) % 2;
         setup_run(&one);
         setup_run(&s);
@@ -494,7 +495,7 @@ static void test_vanishing(double dout) {
     for (i = 0; i < 3 * FEATURES; i++) {
         setup one = {.p = p, .ranks = 1, .threads = 1, .f = features_list[i / 3]}, s = one;
         s.ranks = ranks[i % 3];
-        s.layout = SEQPAR_LAYOUT_CONTIGUOUS + i % 2;
+        s.layout = layout_of_grid(i);
         s.schedule = SEQPAR_SCHEDULE_RING + (i / 2) % 2;
         setup_run(&one);
         setup_run(&s);
@@ -580,8 +581,7 @@ static void test_grids(int reference) {
             setup one = {.p = p, .reference = reference, .ranks = 1, .threads = 1, .f = f};
             setup_run(&s);
             setup_run(&one);
-            if (layout <= SEQPAR_LAYOUT_ZIGZAG && !x->replicate)
-                expect_same_bits(&s, &one, f.name);
+            if (layout_on_grid(layout) && !x->replicate) expect_same_bits(&s, &one, f.name);
             expect_truth(&s, truth_limit(reference, &f), f.name);
             setup_free(&s);
             setup_free(&one);
@@ -700,7 +700,7 @@ static void test_lengths(int64_t ranks) {
             s.schedule = (int)(length % 2);
             setup_run(&one);
             setup_run(&s);
-            if (layout <= SEQPAR_LAYOUT_ZIGZAG) expect_same_bits(&s, &one, "length sweep");
+            if (layout_on_grid(layout)) expect_same_bits(&s, &one, "length sweep");
             setup_free(&s);
             s.reference = 1;
             setup_run(&s);
@@ -1030,22 +1030,24 @@ enum { MODES = 5, ARRIVALS = 3 };
 static const int64_t product_ranks[] = {1, 2, 3, 4, 5, 8, 16};
 enum {
     PRODUCT_RANKS = sizeof product_ranks / sizeof *product_ranks,
-    PRODUCT = 2 * MODES * FEATURES * PRODUCT_RANKS * 2 * ARRIVALS
+    PRODUCT = MODES * FEATURES * PRODUCT_RANKS * 2 * ARRIVALS /* of one layout */
 };
 
-/* Combination number n, 0 <= n < PRODUCT. Four kv heads: Ulysses groups of 2 (2D), or as
-   large as gcd(P, 4). */
+static int64_t product_feature(int64_t n) { return n / layouts_on_grid() / MODES % FEATURES; }
+
+/* Combination number n, 0 <= n < PRODUCT layouts_on_grid(). Four kv heads: Ulysses groups of
+   2 (2D), or as large as gcd(P, 4). */
 static setup product_way(problem *p, int64_t n, const seqpar_inject_desc *arrival) {
     static const int schedules[MODES] = {SEQPAR_SCHEDULE_RING, SEQPAR_SCHEDULE_LLAMA3,
                                          SEQPAR_SCHEDULE_ULYSSES, SEQPAR_SCHEDULE_RING,
                                          SEQPAR_SCHEDULE_LLAMA3};
     setup s = {.p = p};
-    int64_t mode = n / 2 % MODES, which;
-    s.layout = (int)(n % 2); /* contiguous, zigzag */
-    s.f = features_list[n / (2 * MODES) % FEATURES];
-    s.ranks = product_ranks[n / (2 * MODES * FEATURES) % PRODUCT_RANKS];
-    s.threads = 1 + n / (2 * MODES * FEATURES * PRODUCT_RANKS) % 2;
-    which = n / (4 * MODES * FEATURES * PRODUCT_RANKS);
+    int64_t k = n / layouts_on_grid(), mode = k % MODES, which;
+    s.layout = layout_of_grid(n);
+    s.f = features_list[product_feature(n)];
+    s.ranks = product_ranks[k / (MODES * FEATURES) % PRODUCT_RANKS];
+    s.threads = 1 + k / (MODES * FEATURES * PRODUCT_RANKS) % 2;
+    which = k / (2 * MODES * FEATURES * PRODUCT_RANKS);
     s.inject = which ? &arrival[which - 1] : NULL;
     s.schedule = schedules[mode];
     s.ulysses = mode > 2 && s.ranks % 2 == 0 ? 2 : 0;
@@ -1061,12 +1063,13 @@ static void test_product(void) {
     problem *p = problem_new(2, lengths, chunks, 8, 4, 6);
     setup one[FEATURES];
     int64_t n, runs = 0, step = getenv("TEST_ALL") ? 1 : 11;
+    int64_t all = PRODUCT * layouts_on_grid();
     int i;
     for (i = 0; i < FEATURES; i++) {
         one[i] = (setup){.p = p, .ranks = 1, .threads = 1, .f = features_list[i]};
         setup_run(&one[i]);
     }
-    for (n = test_integer(0, step - 1); n < PRODUCT; n += step, runs++) {
+    for (n = test_integer(0, step - 1); n < all; n += step, runs++) {
         setup s = product_way(p, n, arrival);
         char what[160];
         setup_run(&s);
@@ -1074,12 +1077,12 @@ static void test_product(void) {
                  seqpar_layout_name(s.layout), seqpar_schedule_name(s.schedule),
                  (long long)s.ulysses, (long long)s.ranks, s.f.name, (long long)s.threads,
                  s.inject ? (int)(s.inject - arrival) + 1 : 0);
-        expect_same_bits(&s, &one[n / (2 * MODES) % FEATURES], what);
+        expect_same_bits(&s, &one[product_feature(n)], what);
         setup_free(&s);
     }
     for (i = 0; i < FEATURES; i++) setup_free(&one[i]);
     problem_free(p);
-    test_end("attn_product: %lld of %d combinations", (long long)runs, PRODUCT);
+    test_end("attn_product: %lld of %lld combinations", (long long)runs, (long long)all);
 }
 
 /* 20 repeats under delays and another order of messages each time; the first call and all
@@ -1121,7 +1124,7 @@ static void test_packed(int device) {
                    .reference = device,
                    .ranks = ranks[i % 3],
                    .threads = 1,
-                   .layout = i % 2 ? SEQPAR_LAYOUT_ZIGZAG : SEQPAR_LAYOUT_CONTIGUOUS,
+                   .layout = layout_of_grid(i),
                    .schedule = i / 3,
                    .packed = 1};
         setup_run(&s);
@@ -1505,59 +1508,57 @@ static void test_relaxed_rule(void) {
              worst, RULE_SEEDS);
 }
 
-/* The README's table: what every mode gives for every mask over all P, against one rank. */
+/* ---- the README's table: what a mode gives for a mask over all P, against one rank ---- */
+
+static const int table_masks[] = {0, 1, 3, 6, 8, 9, 10, 12};
+enum { TABLE_MASKS = sizeof table_masks / sizeof *table_masks };
+
+/* of one mask, over all P */
+static const char *table_cell(const setup *mode, features f) {
+    setup one = {.p = mode->p, .ranks = 1, .threads = 1, .f = f};
+    int bits = 1;
+    setup_run(&one);
+    for (size_t i = 0; i < PRODUCT_RANKS; i++) {
+        setup s = *mode;
+        s.f = f;
+        s.ranks = product_ranks[i];
+        if (s.ulysses && s.ranks % s.ulysses) continue;
+        setup_run(&s);
+        if (!same_results(&s, &one)) {
+            bits = 0;
+            expect_truth(&s, 4e-6, "table");
+        }
+        setup_free(&s);
+    }
+    setup_free(&one);
+    return test_why[0] ? "WRONG" : bits ? "bits" : "error rule";
+}
+
+static void print_mode(const setup *mode, const char *how) {
+    printf("| %s %s |", seqpar_layout_name(mode->layout), how);
+    for (int f = 0; f < TABLE_MASKS; f++)
+        printf(" %s |", table_cell(mode, features_list[table_masks[f]]));
+    printf("\n");
+}
+
+/* Layouts that cut chunks obey the same rule in every schedule: one row each. */
 static void print_table(void) {
-    static const struct {
-        const char *name;
-        int layout, schedule;
-        int64_t ulysses;
-        int relaxed;
-    } modes[] = {{"contiguous ring", SEQPAR_LAYOUT_CONTIGUOUS, SEQPAR_SCHEDULE_RING, 0},
-                 {"contiguous llama3", SEQPAR_LAYOUT_CONTIGUOUS, SEQPAR_SCHEDULE_LLAMA3, 0},
-                 {"contiguous Ulysses", SEQPAR_LAYOUT_CONTIGUOUS, SEQPAR_SCHEDULE_ULYSSES, 0},
-                 {"zigzag ring", SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_RING, 0},
-                 {"zigzag llama3", SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_LLAMA3, 0},
-                 {"zigzag Ulysses", SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_ULYSSES, 0},
-                 {"zigzag 2D, U = 2", SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_RING, 2},
-                 {"stripe ring", SEQPAR_LAYOUT_STRIPE, SEQPAR_SCHEDULE_RING, 0},
-                 {"zigzag-doc ring", SEQPAR_LAYOUT_ZIGZAG_DOC, SEQPAR_SCHEDULE_RING, 0},
-                 {"zigzag ring, relaxed", SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_RING, 0, 1}};
-    static const int masks[] = {0, 1, 3, 6, 8, 9, 10, 12};
     static const int64_t lengths[] = {47}, chunks[] = {32};
     problem *p = problem_new(1, lengths, chunks, 8, 4, 4);
-    size_t m, f, i;
+    setup mode = {.p = p, .threads = 1};
     printf("| mode |");
-    for (f = 0; f < sizeof masks / sizeof *masks; f++)
-        printf(" %s |", features_list[masks[f]].name);
+    for (int f = 0; f < TABLE_MASKS; f++) printf(" %s |", features_list[table_masks[f]].name);
     printf("\n|---|---|---|---|---|---|---|---|---|\n");
-    for (m = 0; m < sizeof modes / sizeof *modes; m++) {
-        printf("| %s |", modes[m].name);
-        for (f = 0; f < sizeof masks / sizeof *masks; f++) {
-            setup one = {.p = p, .ranks = 1, .threads = 1, .f = features_list[masks[f]]};
-            int bits = 1;
-            setup_run(&one);
-            for (i = 0; i < PRODUCT_RANKS; i++) {
-                setup s = {.p = p,
-                           .ranks = product_ranks[i],
-                           .threads = 1,
-                           .layout = modes[m].layout,
-                           .schedule = modes[m].schedule,
-                           .ulysses = modes[m].ulysses && product_ranks[i] % 2 == 0 ? 2 : 0,
-                           .relaxed = modes[m].relaxed,
-                           .f = one.f};
-                if (modes[m].ulysses && product_ranks[i] % 2) continue;
-                setup_run(&s);
-                if (!same_results(&s, &one)) {
-                    bits = 0;
-                    expect_truth(&s, 4e-6, "table");
-                }
-                setup_free(&s);
-            }
-            printf(" %s |", test_why[0] ? "WRONG" : bits ? "bits" : "error rule");
-            setup_free(&one);
-        }
-        printf("\n");
-    }
+    for (mode.layout = 0; mode.layout < SEQPAR_LAYOUT_COUNT; mode.layout++)
+        for (mode.schedule = 0;
+             mode.schedule < (layout_on_grid(mode.layout) ? SEQPAR_SCHEDULE_COUNT : 1);
+             mode.schedule++)
+            print_mode(&mode, seqpar_schedule_name(mode.schedule));
+    mode = (setup){.p = p, .threads = 1, .layout = SEQPAR_LAYOUT_ZIGZAG, .ulysses = 2};
+    print_mode(&mode, "2D, U = 2");
+    mode.ulysses = 0;
+    mode.relaxed = 1;
+    print_mode(&mode, "ring, relaxed");
     problem_free(p);
 }
 
@@ -1577,8 +1578,7 @@ static void test_feature(int feature, int device) {
                    .ranks = ranks[i],
                    .threads = 1,
                    .f = one.f,
-                   .layout = (feature / 3 + i) % 2 ? SEQPAR_LAYOUT_ZIGZAG
-                                                   : SEQPAR_LAYOUT_CONTIGUOUS,
+                   .layout = layout_of_grid(feature / 3 + i),
                    .schedule = (feature / 2 + i) % SEQPAR_SCHEDULE_COUNT,
                    .stride = 1};
         char what[64];

@@ -311,7 +311,7 @@ for stage in "dpo $keys --dataset $out/arith.jsonl" "rm $keys --dataset $out/ari
     run $trainer.after $trainer $options --max_steps 3 --load_checkpoint --ckpt_path $out/$trainer.saved.ckpt && cmp -s $out/$trainer.after/model.safetensors $out/$trainer.whole/model.safetensors && ok "bad_${trainer}_goes_on" || fail "bad_${trainer}_goes_on" "$(tail -n 1 $out/$trainer.after.log)"
 done
 
-# make verify: a device that was not built in, numbers of ranks that it does not have
+# make verify: a device that was not built in, numbers of ranks and layouts that it does not have
 while IFS='|' read -r options pattern; do
     timeout 60 build/verify_sp $options >$out/verify.log 2>&1; code=$?
     [ $code -eq 2 ] && [ "$(wc -l <$out/verify.log)" -eq 1 ] && grep -q "^error: .*$pattern" $out/verify.log && ok "bad_verify $options" || fail "bad_verify $options" "exit code $code: $(head -n 1 $out/verify.log)"
@@ -320,8 +320,15 @@ done <<'LIST'
 --device gpu|none of --json
 --ring_attn_size 9|ring_attn_size 2 to 8
 --ring_attn_size|ring_attn_size 2 to 8
+--layout none|--layout is 'none'; give one of 
+--layout|--layout is ''
 LIST
 build/verify_sp --ring_attn_size 8 --device cpu >$out/verify.log 2>&1 && grep -qE '^GRPO gradient .*( +bits){4}$' $out/verify.log && ok verify_ranks || fail verify_ranks "$(head -n 2 $out/verify.log | tail -n 1)"
+layouts=$(awk '/^#define SEQPAR_LAYOUTS/ { on = 1 } on && match($0, /"[^"]+"/) { print substr($0, RSTART + 1, RLENGTH - 2) } on && !/\\$/ { exit }' seqpar.h)
+build/verify_sp --layout none 2>&1 | grep -qF "give one of $(echo $layouts | sed 's/ /, /g')" && ok verify_names_layouts || fail verify_names_layouts "$(build/verify_sp --layout none 2>&1)"
+for layout in $layouts; do
+    build/verify_sp --ring_attn_size 3 --layout $layout >$out/verify.log 2>&1 && grep -qE "^$layout +SP=1 " $out/verify.log && ok "verify_$layout" || fail "verify_$layout" "$(head -n 2 $out/verify.log | tail -n 1)"
+done
 build/verify_sp --help >$out/verify.log 2>&1 && grep -q -- '--ring_attn_size P' $out/verify.log && ok verify_help || fail verify_help "$(head -n 1 $out/verify.log)"
 
 # the drawing of layouts

@@ -4,6 +4,7 @@
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_LLAMA_IMPLEMENTATION
 #include "run_model.h"
+#include "layouts.h"
 #include "room.h"
 
 static void make_task(model_task *task, int tied) {
@@ -56,7 +57,7 @@ static void test_ways(int reference, int tied, int64_t ways) {
         w.dp = shapes[shape][0];
         w.sp = shapes[shape][1];
         w.accumulation = (int64_t[]){1, 2, 4, 3}[test_integer(0, 3)];
-        w.layout = (int)test_integer(SEQPAR_LAYOUT_CONTIGUOUS, SEQPAR_LAYOUT_ZIGZAG);
+        w.layout = layout_of_grid(test_integer(0, layouts_on_grid() - 1));
         w.schedule = (int)test_integer(SEQPAR_SCHEDULE_RING, SEQPAR_SCHEDULE_ULYSSES);
         w.ulysses_size = w.sp % 2 == 0 && test_integer(0, 1) ? 2 : 0; /* of two kv heads */
         w.heads_k_stride = w.ulysses_size ? 1 : test_integer(1, 2);
@@ -399,7 +400,7 @@ static void test_room(int reference) {
         room_way way = {
             shapes[i][0],         shapes[i][1],
             1 + (int64_t)i % 3,   reference,
-            (int)(i * 2 + 1) % 3, i % 2 ? SEQPAR_LAYOUT_ZIGZAG : SEQPAR_LAYOUT_CONTIGUOUS};
+            (int)(i * 2 + 1) % 3, layout_of_grid((int64_t)i)};
         room_start(&other, &task.batch, &way);
         test_expect(
             !memcmp(one.params, other.params, (size_t)(5 * one.elements) * sizeof(double)) &&
@@ -700,7 +701,7 @@ static void test_room_beside(int reference) {
                            53,
                            reference,
                            i % 2,
-                           i % 3 ? SEQPAR_LAYOUT_ZIGZAG : SEQPAR_LAYOUT_CONTIGUOUS,
+                           layout_of_grid(i % 3),
                            (int)(i + ranks) % 3};
             seqpar_error error = {0};
             test_expect(!seqpar_run_threads(ranks, room_case_rank, &c, &error),

@@ -8,6 +8,7 @@
 #include "run_objective.h"
 #include "advantage.h"
 #include "golden.h"
+#include "layouts.h"
 #include "slow_loss.h"
 
 /* ---- sums per document ---- */
@@ -72,7 +73,7 @@ static void test_segments(void) {
             t.got = p ? got : one;
             test_expect(!seqpar_run_threads(ranks[p], segment_rank, &t, &error), "%s",
                         error.text);
-            if (t.layout <= SEQPAR_LAYOUT_ZIGZAG)
+            if (layout_on_grid((int)t.layout))
                 test_expect(!memcmp(t.got, one, sizeof one), "P=%lld: other bits than one rank",
                             (long long)ranks[p]);
             for (int64_t d = 0; d < 5; d++)
@@ -482,7 +483,7 @@ static void test_contract(int kind, int reference) {
         objective_way way = {.dp = dps[n % 5],
                              .sp = sps[n / 5 % 6],
                              .accumulation = accumulations[n / 30],
-                             .layout = (int)(n % 2),
+                             .layout = layout_of_grid(n),
                              .schedule = (int)(n % 3),
                              .optimizer = (int)(n / 2 % 2),
                              .zero_stage = (int)(n % 3),
@@ -513,7 +514,8 @@ enum {
     EDGE_ROWS = 3,
     EDGE_CUTS = EDGE_ROW - 4,
     EDGE_LENGTHS = 3,
-    EDGE_WAYS = 10 * 3 * 2 * 3
+    EDGE_TASKS = EDGE_CUTS * EDGE_LENGTHS,
+    EDGE_WORLDS = 10 * 3 /* D x P, A */
 };
 
 /* targets by their place in a row */
@@ -580,6 +582,13 @@ static void edge_note(const objective_task *t, edge_seen *seen) {
     }
 }
 
+static int64_t edge_ways(void) {
+    return EDGE_WORLDS * SEQPAR_SCHEDULE_COUNT * layouts_on_grid();
+}
+
+/* of a task, so that all tasks together see every way */
+static int64_t edge_runs(void) { return 2 + edge_ways() / EDGE_TASKS; }
+
 /* One of all D x P x A, layouts and schedules; the optimizers in turn. */
 static objective_way edge_way(int64_t n, int64_t optimizer) {
     static const int64_t worlds[][2] = {{1, 1}, {1, 2}, {2, 1}, {1, 4}, {2, 2},
@@ -587,8 +596,9 @@ static objective_way edge_way(int64_t n, int64_t optimizer) {
     objective_way way = {.dp = worlds[n % 10][0],
                          .sp = worlds[n % 10][1],
                          .accumulation = INT64_C(1) << (n / 10 % 3),
-                         .layout = (int)(n / 30 % 2),
-                         .schedule = (int)(n / 60 % 3),
+                         .layout = layout_of_grid(n / EDGE_WORLDS),
+                         .schedule = (int)(n / EDGE_WORLDS / layouts_on_grid() %
+                                           SEQPAR_SCHEDULE_COUNT),
                          .optimizer = (int)optimizer,
                          .zero_stage = (int)(n % 3),
                          .recompute = (int)(n / 7 % 2)};
@@ -606,8 +616,8 @@ static void edge_compare(const objective_task *t, int64_t number) {
                         memcmp(one[n].start, one[n].params, (size_t)one[n].elements * 8),
                     "one rank: %s", one[n].error.text);
     }
-    for (int64_t n = number * 4; n < number * 4 + 4; n++) {
-        objective_way way = edge_way(n % EDGE_WAYS, n / 10 % 2);
+    for (int64_t n = number * edge_runs(); n < (number + 1) * edge_runs(); n++) {
+        objective_way way = edge_way(n % edge_ways(), n / 10 % 2);
         char what[96];
         way.reference_device = reference;
         snprintf(what, sizeof what, "boundaries %lld, D=%lld P=%lld A=%lld %s %s",
@@ -635,11 +645,11 @@ static void test_edges(int kind) {
     for (int i = 0; i < EDGE_ROW - 1; i++) places += seen.first[i] && seen.last[i];
     test_expect(places == EDGE_ROW - 1, "responses begin and end at %lld of %d places",
                 (long long)places, EDGE_ROW - 1);
-    test_expect(seen.whole_ranks_masked && seen.uneven && number * 4 >= EDGE_WAYS,
+    test_expect(seen.whole_ranks_masked && seen.uneven && number * edge_runs() >= edge_ways(),
                 "masked ranks %d, uneven counts %d, %lld ways", seen.whole_ranks_masked,
-                seen.uneven, (long long)(number * 4));
+                seen.uneven, (long long)(number * edge_runs()));
     test_end("objective_%s_boundaries: every place of a row, %lld runs", objective_names[kind],
-             (long long)(number * 4));
+             (long long)(number * edge_runs()));
 }
 
 /* ---- the truth: slow.h's model under slow_loss.h's objectives, derivatives by complex step ---- */

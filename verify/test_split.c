@@ -3,6 +3,7 @@
    comes of scatter and gather. */
 #define SEQPAR_IMPLEMENTATION
 #include "seqpar.h"
+#include "layouts.h"
 #include "test.h"
 
 /* of the library, which counts it under SEQPAR_COUNT_WORK */
@@ -83,11 +84,6 @@ static const golden goldens[] = {
     {SEQPAR_LAYOUT_ZIGZAG, 2, 0, 0, 5, {"", ""}},
 };
 
-/* Layouts that give whole chunks to ranks. */
-static int on_grid(int layout) {
-    return layout == SEQPAR_LAYOUT_CONTIGUOUS || layout == SEQPAR_LAYOUT_ZIGZAG;
-}
-
 /* Per-document zigzag by hand: documents of 8, 1 and 15 tokens over 2 ranks. */
 static void test_golden_documents(void) {
     static const int64_t cu[] = {0, 8, 9, 9, 24};
@@ -125,13 +121,16 @@ static void test_golden(void) {
 }
 
 /* The table of index maps, where its divisibility holds: n = S/P tokens a rank, half-blocks
-   of c = S/2P. */
+   of c = S/2P. -1: no map of this layout is written down here. */
 static int64_t table_owner(int layout, int64_t tokens, int64_t ranks, int64_t token) {
-    int64_t half = tokens / (2 * ranks), block;
-    if (layout == SEQPAR_LAYOUT_CONTIGUOUS) return token / (tokens / ranks);
-    if (layout == SEQPAR_LAYOUT_STRIPE) return token % ranks;
-    block = token / half;
-    return block < ranks ? block : 2 * ranks - 1 - block;
+    int64_t block = token / (tokens / (2 * ranks));
+    switch (layout) {
+    case SEQPAR_LAYOUT_CONTIGUOUS: return token / (tokens / ranks);
+    case SEQPAR_LAYOUT_STRIPE: return token % ranks;
+    case SEQPAR_LAYOUT_ZIGZAG:
+    case SEQPAR_LAYOUT_ZIGZAG_DOC: return block < ranks ? block : 2 * ranks - 1 - block;
+    default: return -1;
+    }
 }
 
 static void test_index_maps(void) {
@@ -293,15 +292,13 @@ static void expect_chunks(const world *w) {
             if (end > w->row.tokens) end = w->row.tokens;
             test_expect(piece_token(p, 0) >= begin && piece_token(p, p->count - 1) < end,
                         "a piece leaves its chunk %lld", (long long)p->chunk);
-            test_expect(
-                !i || (p->leaf > p[-1].leaf && (w->layout == SEQPAR_LAYOUT_ZIGZAG_DOC
-                                                    ? piece_token(p, 0) > piece_token(p - 1, 0)
-                                                    : p->chunk > p[-1].chunk)),
-                "leaves or chunks do not rise");
+            test_expect(!i || (p->leaf > p[-1].leaf && p->start > p[-1].start),
+                        "leaves or tokens do not rise");
             if (w->layout == SEQPAR_LAYOUT_STRIPE)
-                test_expect(p->stride == w->ranks && p->start % w->ranks == r,
-                            "a stripe of another rank");
-            if (on_grid(w->layout))
+                test_expect(p->stride == w->ranks && p->start % w->ranks == r &&
+                                (!i || p->chunk > p[-1].chunk),
+                            "a stripe of another rank, or two of a chunk");
+            if (layout_on_grid(w->layout))
                 test_expect(p->stride == 1 && p->start == begin && p->count == end - begin,
                             "part of chunk %lld", (long long)p->chunk);
         }
@@ -318,7 +315,7 @@ static void expect_leaves(const world *w) {
                 for (j = 0; j < w->share[q].count; j++)
                     test_expect(w->share[q].pieces[j].leaf != p->leaf,
                                 "leaf %lld is there twice", (long long)p->leaf);
-            for (j = 0; on_grid(w->layout) && j < whole.count; j++)
+            for (j = 0; layout_on_grid(w->layout) && j < whole.count; j++)
                 test_expect(whole.pieces[j].chunk != p->chunk ||
                                 whole.pieces[j].leaf == p->leaf,
                             "the leaf of chunk %lld depends on the rank", (long long)p->chunk);
@@ -341,21 +338,16 @@ static void expect_owners(const world *w) {
             }
 }
 
-/* Chunks of the slots (a zigzag rank has two, front and back): at most one more or less than
-   another. */
-static void expect_even_slots(const world *w) {
-    int64_t r, i, s, least = INT64_MAX, most = 0;
-    for (r = 0; r < w->ranks; r++) {
-        int64_t slot[2] = {0, 0}, slots = w->layout == SEQPAR_LAYOUT_ZIGZAG ? 2 : 1;
-        for (i = 0; i < w->share[r].count; i++)
-            slot[slots == 2 && w->share[r].pieces[i].chunk >= w->row.chunks / 2]++;
-        for (s = 0; s < slots; s++) {
-            least = slot[s] < least ? slot[s] : least;
-            most = slot[s] > most ? slot[s] : most;
-        }
+/* A multiple of the slots of all ranks is dealt evenly; of other numbers a rank has at most a
+   chunk a slot more or less than another. */
+static void expect_even(const world *w) {
+    int64_t slots = seqpar_layout_at(w->layout)->slots, least = INT64_MAX, most = 0;
+    for (int64_t r = 0; r < w->ranks; r++) {
+        least = w->share[r].count < least ? w->share[r].count : least;
+        most = w->share[r].count > most ? w->share[r].count : most;
     }
-    test_expect(most - least <= 1, "slots of %lld and of %lld chunks", (long long)least,
-                (long long)most);
+    test_expect(most - least <= (w->row.chunks % (slots * w->ranks) ? slots : 0),
+                "shares of %lld and of %lld chunks", (long long)least, (long long)most);
 }
 
 static void expect_world(int64_t tokens, int64_t pads, int64_t chunks, int layout,
@@ -367,7 +359,7 @@ static void expect_world(int64_t tokens, int64_t pads, int64_t chunks, int layou
     expect_leaves(&w);
     expect_owners(&w);
     /* no chunk is empty */
-    if (on_grid(layout) && pads == 0 && tokens >= chunks) expect_even_slots(&w);
+    if (layout_on_grid(layout) && pads == 0 && tokens >= chunks) expect_even(&w);
     world_free(&w);
 }
 
@@ -513,7 +505,7 @@ typedef struct refusal {
 #define GOOD \
     { .index = 3, .tokens = 9, .padded = 9, .chunks = 2, .docs = 3, .cu_seqlens = cu_good }
 static const refusal refusals[] = {
-    {"layout", SEQPAR_ERR_LAYOUT, {GOOD}, 7, 2, 0, {"layout 7"}},
+    {"layout", SEQPAR_ERR_LAYOUT, {GOOD}, 999, 2, 0, {"layout 999"}},
     {"negative_layout", SEQPAR_ERR_LAYOUT, {GOOD}, -1, 2, 0, {"-1"}},
     {"ranks", SEQPAR_ERR_RANKS, {GOOD}, SEQPAR_LAYOUT_ZIGZAG, 0, 0, {"is 0"}},
     {"negative_ranks", SEQPAR_ERR_RANKS, {GOOD}, SEQPAR_LAYOUT_STRIPE, -4, 0, {"-4"}},
@@ -638,7 +630,7 @@ static void test_owner_refusals(void) {
                   and four
                   pads */
         {"token_negative", SEQPAR_ERR_TOKEN_RANGE, SEQPAR_LAYOUT_ZIGZAG, 3, -1, "token -1"},
-        {"layout", SEQPAR_ERR_LAYOUT, 5, 3, 2, "layout 5"},
+        {"layout", SEQPAR_ERR_LAYOUT, 999, 3, 2, "layout 999"},
         {"ranks", SEQPAR_ERR_RANKS, SEQPAR_LAYOUT_ZIGZAG, 0, 2, "0"},
     };
     seqpar_row row = plain_row(9, 13, 2);
@@ -749,6 +741,17 @@ static void expect_stripe(int64_t tokens, int64_t chunks, int64_t ranks, int64_t
     free(held);
 }
 
+/* About the pieces of all ranks: one in 128 of them is asked. */
+static int64_t pieces_of(const seqpar_row *row, int layout, int64_t ranks) {
+    int64_t count = 0;
+    for (int64_t r = 0; r < ranks; r += 128) {
+        seqpar_share share = split_or_fail(row, 1, layout, ranks, r);
+        count += 128 * share.count;
+        seqpar_share_free(&share);
+    }
+    return count;
+}
+
 /* All ranks' shares take one pass: no more than a few steps a piece and rank. */
 static void test_large(void) {
     enum { DOCS = 300 };
@@ -763,16 +766,17 @@ static void test_large(void) {
     test_end("split_stripe_of_many_chunks_and_ranks");
     for (i = 0; i <= DOCS; i++) cu[i] = row.tokens * i / DOCS * i / DOCS;
     for (layout = 0; layout < SEQPAR_LAYOUT_COUNT; layout++) {
-        int64_t pieces = layout == SEQPAR_LAYOUT_ZIGZAG_DOC ? 2 * 512 * DOCS + 2048
-                         : layout == SEQPAR_LAYOUT_STRIPE   ? 128 * 512
-                                                            : 2048;
+        int64_t pieces = pieces_of(&row, layout, 512);
+        int64_t most = row.chunks + (layout_on_grid(layout) ? 0 : 2 * 512 * DOCS);
         seqpar_balance b;
         seqpar__work = 0;
+        test_expect(pieces > 0 && pieces <= most, "%s: %lld pieces, more than %lld",
+                    seqpar_layout_name(layout), (long long)pieces, (long long)most);
         test_expect(!seqpar_split_balance(NULL, &b, &row, 1, layout, 512) &&
                         b.tokens == row.tokens,
                     "balance");
         test_expect(seqpar__work >= pieces / 4 && seqpar__work < 4 * (pieces + 2048),
-                    "%s: %lld steps for at most %lld pieces", seqpar_layout_name(layout),
+                    "%s: %lld steps for about %lld pieces", seqpar_layout_name(layout),
                     (long long)seqpar__work, (long long)pieces);
     }
     test_end("split_work");

@@ -4,6 +4,7 @@
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_LLAMA_IMPLEMENTATION
 #include "run_model.h"
+#include "layouts.h"
 #include "slow.h"
 
 /* ---- documents ---- */
@@ -619,11 +620,11 @@ static void test_directions(int64_t models) {
     test_end("directions: 5 through each of %lld models", (long long)models);
 }
 
-/* ---- 3: stripe and zigzag-doc change the order of sums, not the size of the error ---- */
+/* ---- 3: layouts that cut chunks change the order of sums, not the size of the error ---- */
 
-enum { STRIPE_SEEDS = 20, STRIPE_WAYS = 6 };
-static const int64_t stripe_ranks[STRIPE_WAYS] = {1, 2, 3, 4, 5, 8};
-static double stripe_error[STRIPE_WAYS][QUANTITIES][STRIPE_SEEDS];
+enum { CUTTING_SEEDS = 20, CUTTING_WAYS = 6 };
+static const int64_t cutting_ranks[CUTTING_WAYS] = {1, 2, 3, 4, 5, 8};
+static double cutting_error[CUTTING_WAYS][QUANTITIES][CUTTING_SEEDS];
 
 static int by_size(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
@@ -631,13 +632,13 @@ static int by_size(const void *a, const void *b) {
 }
 
 static double median(const double *values, int64_t count) {
-    double sorted[STRIPE_SEEDS];
+    double sorted[CUTTING_SEEDS];
     memcpy(sorted, values, (size_t)count * sizeof *sorted);
     qsort(sorted, (size_t)count, sizeof *sorted, by_size);
     return (sorted[(count - 1) / 2] + sorted[count / 2]) / 2;
 }
 
-static void stripe_truth(truth *t) {
+static void cutting_truth(truth *t) {
     slow_config config = {.layers = 2,
                           .hidden = 26,
                           .heads = 6,
@@ -654,22 +655,22 @@ static void stripe_truth(truth *t) {
     corpus_free(&c);
 }
 
-static void measure_stripe(truth *t, int layout, int64_t seed) {
+static void measure_cutting(truth *t, int layout, int64_t seed) {
     model_result exact, r;
     double distance[QUANTITIES];
     outcome want;
     int64_t w, q, count;
     model_run(&t->task, &plain_reference, &exact);
     want = outcome_library(t, &exact);
-    for (w = 0; w < STRIPE_WAYS; w++) {
+    for (w = 0; w < CUTTING_WAYS; w++) {
         model_way way = plain_cpu;
-        way.sp = stripe_ranks[w];
+        way.sp = cutting_ranks[w];
         way.layout = way.sp > 1 ? layout : SEQPAR_LAYOUT_CONTIGUOUS;
         way.schedule = (int)(seed % SEQPAR_SCHEDULE_COUNT);
         model_run(&t->task, &way, &r);
         test_expect(!r.status, "%s: %s", way_name(&way), r.error.text);
         count = result_distances(t, &r, &want, distance);
-        for (q = 0; q < count; q++) stripe_error[w][q][seed] = distance[q];
+        for (q = 0; q < count; q++) cutting_error[w][q][seed] = distance[q];
         model_result_free(&r);
     }
     outcome_free(&want);
@@ -677,38 +678,38 @@ static void measure_stripe(truth *t, int layout, int64_t seed) {
 }
 
 /* `worst` takes the largest ratio to one rank and, last, that of 8 ranks to 2. */
-static void expect_stripe_rule(const truth *t, int64_t q, double worst[2]) {
-    double middle[STRIPE_WAYS], growth;
+static void expect_cutting_rule(const truth *t, int64_t q, double worst[2]) {
+    double middle[CUTTING_WAYS], growth;
     int64_t w;
-    for (w = 0; w < STRIPE_WAYS; w++) middle[w] = median(stripe_error[w][q], STRIPE_SEEDS);
-    for (w = 1; w < STRIPE_WAYS; w++) {
+    for (w = 0; w < CUTTING_WAYS; w++) middle[w] = median(cutting_error[w][q], CUTTING_SEEDS);
+    for (w = 1; w < CUTTING_WAYS; w++) {
         test_expect(middle[w] <= 2 * middle[0],
                     "%s at P=%lld: median error %.2e, one rank has %.2e", quantity_name(t, q),
-                    (long long)stripe_ranks[w], middle[w], middle[0]);
+                    (long long)cutting_ranks[w], middle[w], middle[0]);
         worst[0] = fmax(worst[0], middle[w] / middle[0]);
     }
-    growth = middle[STRIPE_WAYS - 1] / middle[1];
+    growth = middle[CUTTING_WAYS - 1] / middle[1];
     test_expect(growth <= 1.5, "%s: the median error grows from %.2e at P=2 to %.2e at P=8",
-                quantity_name(t, q), middle[1], middle[STRIPE_WAYS - 1]);
+                quantity_name(t, q), middle[1], middle[CUTTING_WAYS - 1]);
     worst[1] = fmax(worst[1], growth);
 }
 
-static void test_stripe(int layout) {
+static void test_cutting(int layout) {
     truth t;
     double worst[2] = {0};
     int64_t seed, q;
-    for (seed = 0; seed < STRIPE_SEEDS; seed++) {
+    for (seed = 0; seed < CUTTING_SEEDS; seed++) {
         if (seed) truth_close(&t);
-        stripe_truth(&t);
-        measure_stripe(&t, layout, seed);
+        cutting_truth(&t);
+        measure_cutting(&t, layout, seed);
     }
     for (q = 0; q < 3 + t.tensors; q++)
         /* the loss is one number: its error may be 0 by chance */
-        if (q != 2) expect_stripe_rule(&t, q, worst);
+        if (q != 2) expect_cutting_rule(&t, q, worst);
     printf(
         "# %s: median error at most %.2f times that of one rank; P=8 at most %.2f times P=2\n",
         seqpar_layout_name(layout), worst[0], worst[1]);
-    test_end("%s_error_rule over %d seeds", seqpar_layout_name(layout), STRIPE_SEEDS);
+    test_end("%s_error_rule over %d seeds", seqpar_layout_name(layout), CUTTING_SEEDS);
     truth_close(&t);
 }
 
@@ -955,7 +956,7 @@ static void test_unequal(void) {
             w.sp = shapes[i][1];
             /* else every micro-batch has rows of both halves */
             if (w.dp > 1) w.accumulation = 1;
-            w.layout = w.sp > 1 && i % 2 ? SEQPAR_LAYOUT_ZIGZAG : SEQPAR_LAYOUT_CONTIGUOUS;
+            w.layout = layout_of_grid(w.sp > 1 ? (int64_t)i : 0);
             expect_unequal(&t.task, &w);
             model_run(&t.task, &one, &want);
             model_run(&t.task, &w, &got);
@@ -1282,8 +1283,8 @@ int main(int argc, char **argv) {
     test_pads();
     test_equivariance();
     test_unequal();
-    test_stripe(SEQPAR_LAYOUT_STRIPE);
-    test_stripe(SEQPAR_LAYOUT_ZIGZAG_DOC);
+    for (int layout = 0; layout < SEQPAR_LAYOUT_COUNT; layout++)
+        if (!layout_on_grid(layout)) test_cutting(layout);
     test_directions(200);
     return test_summary();
 }
