@@ -1871,13 +1871,17 @@ SEQPAR_DEF seqpar_status seqpar_fail(seqpar_error *error, seqpar_status status,
     return status;
 }
 
+/* Bytes of a character that begins with this one; 0: none does. */
+static int64_t seqpar__utf8_bytes(unsigned char first) {
+    if (first < 0x80) return 1;
+    if (first >= 0xC2 && first <= 0xDF) return 2;
+    if (first >= 0xE0 && first <= 0xEF) return 3;
+    return first >= 0xF0 && first <= 0xF4 ? 4 : 0;
+}
+
 SEQPAR_DEF int64_t seqpar_utf8_length(const char *text, int64_t left) {
     const unsigned char *s = (const unsigned char *)text;
-    int64_t length = s[0] < 0x80                    ? 1
-                     : s[0] >= 0xC2 && s[0] <= 0xDF ? 2
-                     : (s[0] & 0xF0) == 0xE0        ? 3
-                     : s[0] >= 0xF0 && s[0] <= 0xF4 ? 4
-                                                    : 0;
+    int64_t length = seqpar__utf8_bytes(s[0]);
     if (length == 0 || length > left) return 0;
     if ((s[0] == 0xE0 && s[1] < 0xA0) || (s[0] == 0xED && s[1] > 0x9F) ||
         (s[0] == 0xF0 && s[1] < 0x90) || (s[0] == 0xF4 && s[1] > 0x8F))
@@ -1896,11 +1900,18 @@ static int seqpar__is_control(const unsigned char *s, int64_t length) {
             (s[1] == 0x81 && s[2] >= 0xA6 && s[2] <= 0xA9));
 }
 
+/* What stands behind the backslash; 0: the character has no such name. */
+static char seqpar__escape_letter(char c) {
+    if (c == '\n') return 'n';
+    if (c == '\r') return 'r';
+    return c == '\t' ? 't' : 0;
+}
+
 /* One character, or a byte that is none, as it is shown; moves *text on. Returns the bytes
    of `shown`. */
 static int64_t seqpar__escape_next(char shown[24], const char **text, int64_t *left) {
     int64_t length = seqpar_utf8_length(*text, *left), used = length, i;
-    char c = **text, letter = c == '\n' ? 'n' : c == '\r' ? 'r' : c == '\t' ? 't' : 0;
+    char letter = seqpar__escape_letter(**text);
     if (letter)
         used = snprintf(shown, 24, "\\%c", letter);
     else if (length && !seqpar__is_control((const unsigned char *)*text, length))
@@ -2616,7 +2627,8 @@ typedef struct seqpar__keyed {
 static int seqpar__by_key(const void *a, const void *b) {
     const seqpar__keyed *x = (const seqpar__keyed *)a, *y = (const seqpar__keyed *)b;
     SEQPAR__WORK(1);
-    return x->key != y->key ? (x->key < y->key ? -1 : 1) : x->at < y->at ? -1 : x->at > y->at;
+    if (x->key != y->key) return x->key < y->key ? -1 : 1;
+    return (x->at > y->at) - (x->at < y->at);
 }
 
 /* A unit split in two would be torn over rows: no number may come back. The first document
@@ -2931,12 +2943,11 @@ SEQPAR_DEF const char *seqpar_layout_name(int layout) {
 /* "ring, llama3 or ulysses": what there is, for a message. */
 static const char *seqpar__choices(char *text, size_t size, const char *name(int), int count) {
     size_t used = 0;
-    for (int i = 0; i < count; i++)
-        used += (size_t)snprintf(text + used, size - used, "%s%s",
-                                 i == 0          ? ""
-                                 : i + 1 < count ? ", "
-                                                 : " or ",
-                                 name(i));
+    for (int i = 0; i < count; i++) {
+        const char *before = i + 1 < count ? ", " : " or ";
+        if (i == 0) before = "";
+        used += (size_t)snprintf(text + used, size - used, "%s%s", before, name(i));
+    }
     return text;
 }
 
@@ -3187,7 +3198,11 @@ static int64_t seqpar__pieces_stripe(const seqpar_row *row, int64_t sp_size) {
 static int seqpar__deal_stripe(seqpar__splitting *to, const seqpar_row *row,
                                int64_t row_number) {
     int64_t parts = seqpar__stripe_parts(row->chunks, to->sp_size);
-    int64_t first = to->only < 0 ? 0 : to->only, end = to->only < 0 ? to->sp_size : first + 1;
+    int64_t first = 0, end = to->sp_size;
+    if (to->only >= 0) {
+        first = to->only;
+        end = first + 1;
+    }
     for (int64_t c = 0; c < parts; c++)
         for (int64_t r = first; r < end; r++) {
             seqpar_piece p = seqpar__chunk_piece(row, seqpar_grid_begin(row->chunks, parts, c),
@@ -3371,7 +3386,10 @@ static void seqpar__move_rows(char *local, char *global, const seqpar_share *sha
         for (int64_t t = 0; t < p->count; t++) {
             char *l = local + (p->local + t) * width;
             char *g = global + (p->start + t * p->stride) * width;
-            memcpy(to_local ? l : g, to_local ? g : l, (size_t)width);
+            if (to_local)
+                memcpy(l, g, (size_t)width);
+            else
+                memcpy(g, l, (size_t)width);
         }
     }
 }
@@ -3414,10 +3432,9 @@ SEQPAR_DEF seqpar_status seqpar_comm_begin(seqpar_comm *comm, const seqpar_group
 
 SEQPAR_DEF seqpar_status seqpar_comm_wait(seqpar_comm *comm, seqpar_request *request,
                                           void *queue) {
-    seqpar_status status = request->state
-                               ? comm->table->wait(comm, request,
-                                                   comm->table->queued ? queue : NULL)
-                               : SEQPAR_OK;
+    seqpar_status status = SEQPAR_OK;
+    if (!comm->table->queued) queue = NULL;
+    if (request->state) status = comm->table->wait(comm, request, queue);
     request->state = NULL;
     return status;
 }
@@ -3724,15 +3741,15 @@ static void seqpar__hub_watch(seqpar__hub *hub) {
     at += snprintf(text, sizeof text, "deadlock: ");
     for (int64_t r = 0; r < hub->size && at < (int)sizeof text - 120; r++) {
         const seqpar__posted *p = hub->seats[r].ended ? NULL : hub->seats[r].waits;
+        const char *between = first < 0 ? "" : "; ", *ended;
         int64_t peer;
         if (!p) continue;
         if (first < 0) first = r;
         peer = seqpar__missing_peer(p);
+        ended = peer >= 0 && hub->seats[peer].ended ? ", which has ended" : "";
         at += snprintf(text + at, sizeof text - (size_t)at,
-                       "%srank %lld waits in '%s' step %lld for rank %lld%s",
-                       r == first ? "" : "; ", (long long)r, p->name, (long long)p->step,
-                       (long long)peer,
-                       peer >= 0 && hub->seats[peer].ended ? ", which has ended" : "");
+                       "%srank %lld waits in '%s' step %lld for rank %lld%s", between,
+                       (long long)r, p->name, (long long)p->step, (long long)peer, ended);
     }
     seqpar__hub_stop(hub, SEQPAR_ERR_DEADLOCK, first, text);
 }
@@ -5408,6 +5425,13 @@ static void seqpar__widen(seqpar__bounds *rows, const seqpar_piece *p) {
     rows->end = SEQPAR__MAX(rows->end, p->local + p->count);
 }
 
+/* How many steps of the ring from this position on keys are where they came from. */
+static int64_t seqpar__steps_home(const seqpar_attn *attn, int64_t source) {
+    int64_t way = source - attn->rank;
+    if (way == 0) return attn->size;
+    return ((attn->forward.next == 1 ? way : -way) + attn->size) % attn->size;
+}
+
 /* Ring: keys go on while somebody on their way, which ends before their own position, sees
    them. 2D, whose rows lie member after member: all of them. */
 static seqpar_status seqpar__attn_travels(seqpar_attn *attn, const seqpar__sight *sight) {
@@ -5434,10 +5458,7 @@ static seqpar_status seqpar__attn_travels(seqpar_attn *attn, const seqpar__sight
     for (k = 0; k < total; k++) {
         const seqpar_piece *p = seqpar__ordered_piece(attn, k);
         s = attn->order[k].source;
-        /* steps from here to where they came from */
-        i = s == attn->rank ? size
-            : on == 1       ? (s - attn->rank + size) % size
-                            : (attn->rank - s + size) % size;
+        i = seqpar__steps_home(attn, s);
         if (attn->forward.ulysses_size > 1) nearest[k] = here[k] = 1;
         if (nearest[k] < i) seqpar__widen(&attn->go[s], p);
         if (nearest[k] < i || (here[k] && s != attn->rank)) seqpar__widen(&attn->come[s], p);
@@ -6111,13 +6132,13 @@ static seqpar_status seqpar__own_run(seqpar__attn_run_state *r, const seqpar_pla
         failed = kernel->backward(kernel->user, a, part, dk, dv, r->ctx->queue);
     }
     dev->attn_flops += (r->plan->backward ? 10 : 4) * a->head_dim * a->heads * pairs;
-    return !failed ? SEQPAR_OK
-                   : seqpar_fail(r->ctx->error, SEQPAR_ERR_KERNEL,
-                                 "the own attention kernel fails %s with %d: %lld queries, "
-                                 "%lld keys of source %lld, heads from %lld (%lld)",
-                                 r->plan->backward ? "backward" : "forward", failed,
-                                 (long long)a->q_tokens, (long long)a->k_tokens,
-                                 (long long)a->source, (long long)a->head, (long long)a->heads);
+    if (!failed) return SEQPAR_OK;
+    return seqpar_fail(r->ctx->error, SEQPAR_ERR_KERNEL,
+                       "the own attention kernel fails %s with %d: %lld queries, "
+                       "%lld keys of source %lld, heads from %lld (%lld)",
+                       r->plan->backward ? "backward" : "forward", failed,
+                       (long long)a->q_tokens, (long long)a->k_tokens, (long long)a->source,
+                       (long long)a->head, (long long)a->heads);
 }
 
 static seqpar_status seqpar__run_own(seqpar__attn_run_state *r, const seqpar_plan_op *op,
@@ -6159,10 +6180,13 @@ static seqpar_status seqpar__run_compute(seqpar__attn_run_state *r, const seqpar
     int64_t turn = gathers ? (op->head_begin / op->head_count) % 2
                            : (r->plan->ring_size + number) % 2;
     seqpar_status status;
-    status = r->attn->desc.kernel ? seqpar__run_own(r, op, step, k, v, turn)
-             : r->plan->backward  ? seqpar__run_backward(r, op, step, k, v, turn)
-                                  : seqpar__run_tasks(r, op, &step->queries, dev->attn_forward,
-                                                      k, v, r->store.data, NULL, 0);
+    if (r->attn->desc.kernel)
+        status = seqpar__run_own(r, op, step, k, v, turn);
+    else if (r->plan->backward)
+        status = seqpar__run_backward(r, op, step, k, v, turn);
+    else
+        status = seqpar__run_tasks(r, op, &step->queries, dev->attn_forward, k, v,
+                                   r->store.data, NULL, 0);
     /* the count is read */
     if (!status && r->ctx->trace) status = seqpar_device_settle(dev, r->ctx->queue);
     seqpar__trace(r->ctx, "compute", number, -1, op->source,
@@ -6203,8 +6227,10 @@ static int64_t seqpar__member_heads(const seqpar__attn_run_state *r, int64_t mem
     int64_t members = r->plan->ulysses_size, group = d->heads / d->kv_heads;
     int64_t first = member * d->kv_heads / members;
     int64_t count = r->plan->replicate ? 1 : (member + 1) * d->kv_heads / members - first;
-    *begin = kv ? first : r->plan->replicate ? member * r->attn->heads : first * group;
-    return kv ? count : r->plan->replicate ? r->attn->heads : count * group;
+    *begin = first;
+    if (kv) return count;
+    *begin = r->plan->replicate ? member * r->attn->heads : first * group;
+    return r->plan->replicate ? r->attn->heads : count * group;
 }
 
 /* The tensors that travel, in this order in every message. */
@@ -6213,16 +6239,20 @@ static int64_t seqpar__heads_tensors(const seqpar__attn_run_state *r, int result
     const seqpar_attn_args *a = &r->own;
     const void *in[SEQPAR__HEADS_MAX] = {a->q, a->k, a->v, a->dout, a->lse, a->delta};
     const void *forward[2] = {a->out, a->lse}, *backward[3] = {a->dq, a->dk, a->dv};
+    const void **data = in;
     int64_t unit = a->head_dim * seqpar_dtype_bytes(r->ctx->device->storage);
     int64_t statistic = seqpar_dtype_bytes(r->ctx->device->accumulator);
-    int64_t count = results             ? (r->plan->backward ? 3 : 2)
-                    : r->plan->backward ? SEQPAR__HEADS_MAX
-                                        : 3;
+    int64_t count = r->plan->backward ? SEQPAR__HEADS_MAX : 3;
+    int out_and_lse = results && !r->plan->backward;
+    if (results) {
+        data = r->plan->backward ? backward : forward;
+        count = r->plan->backward ? 3 : 2;
+    }
     for (int64_t i = 0; i < count; i++) {
-        t[i].local = (char *)(results ? r->plan->backward ? backward[i] : forward[i] : in[i]);
-        t[i].kv = (i == 1 || i == 2) && (!results || r->plan->backward);
-        t[i].unit = (!results && i > 3) || (results && !r->plan->backward && i == 1) ? statistic
-                                                                                     : unit;
+        int of_scores = out_and_lse ? i == 1 : i > 3;
+        t[i].local = (char *)data[i];
+        t[i].kv = (i == 1 || i == 2) && !out_and_lse;
+        t[i].unit = of_scores ? statistic : unit;
     }
     return count;
 }
@@ -6327,6 +6357,7 @@ static seqpar_status seqpar__run_exchange(seqpar__attn_run_state *r, const seqpa
         int64_t peer = r->plan->position * r->plan->ulysses_size + b->member;
         char *rows = b->tensor->gathered + r->attn->part_begin[b->member] * mine;
         const char *local = b->tensor->local + b->begin * b->tensor->unit;
+        seqpar_transfer gathered, staged;
         if (b->member == member && results)
             dev->copy_rows(dev, b->stage, b->width, rows, mine, mine, own, r->ctx->queue);
         if (b->member == member && !results)
@@ -6336,10 +6367,10 @@ static seqpar_status seqpar__run_exchange(seqpar__attn_run_state *r, const seqpa
         if (!results)
             dev->copy_rows(dev, b->stage, b->width, local, seqpar__row_bytes(r, b->tensor),
                            b->width, own, r->ctx->queue);
-        list[sends] = seqpar__transfer(peer, results ? rows : b->stage,
-                                       results ? tokens * mine : own * b->width);
-        list[n + sends++] = seqpar__transfer(peer, results ? b->stage : rows,
-                                             results ? own * b->width : tokens * mine);
+        gathered = seqpar__transfer(peer, rows, tokens * mine);
+        staged = seqpar__transfer(peer, b->stage, own * b->width);
+        list[sends] = results ? gathered : staged;
+        list[n + sends++] = results ? staged : gathered;
     }
     group = seqpar__group(results ? "heads to tokens" : "tokens to heads", op->request, list,
                           sends, list + n, sends);
@@ -6497,12 +6528,9 @@ typedef struct seqpar__gapped {
 } seqpar__gapped;
 
 static void **seqpar__gapped_tensor(seqpar_attn_io *io, int i) {
-    return i == 0   ? (void **)&io->q
-           : i == 1 ? (void **)&io->k
-           : i == 2 ? (void **)&io->v
-           : i == 3 ? &io->dq
-           : i == 4 ? &io->dk
-                    : &io->dv;
+    void **const tensors[SEQPAR__GAPPED] = {
+        (void **)&io->q, (void **)&io->k, (void **)&io->v, &io->dq, &io->dk, &io->dv};
+    return tensors[i];
 }
 
 /* The first `count` of them in `io`; their copies take the place of those with gaps. */
@@ -6962,7 +6990,8 @@ SEQPAR_DEF seqpar_status seqpar_sft_seeds(seqpar_error *error, const seqpar_host
             "label_smoothing %g must lie in [0, 1) and z_loss %g must not be negative",
             desc->label_smoothing, desc->z_loss);
     for (int64_t t = 0; t < tokens; t++) {
-        double w = targets[t] == SEQPAR_IGNORE ? 0.0 : (weights ? weights[t] : 1.0) * scale;
+        double w = 0.0;
+        if (targets[t] != SEQPAR_IGNORE) w = (weights ? weights[t] : 1.0) * scale;
         seeds->dlogp[t] = -(1.0 - desc->label_smoothing) * w;
         seeds->dsmooth[t] = desc->label_smoothing * w;
         seeds->dzloss[t] = desc->z_loss * w;
@@ -7190,7 +7219,8 @@ static double seqpar__log1p(double e) {
 }
 
 SEQPAR_DEF double seqpar_softplus(double x) {
-    return (x > 0 ? x : 0.0) + seqpar__log1p(seqpar_exp(x > 0 ? -x : x));
+    double e = seqpar_exp(x > 0 ? -x : x);
+    return (x > 0 ? x : 0.0) + seqpar__log1p(e);
 }
 
 SEQPAR_DEF double seqpar_sigmoid(double x) {
@@ -7255,8 +7285,12 @@ static double seqpar__preference_of(const seqpar_preference_desc *d, double marg
         return u * u;
     }
     if (d->kind == SEQPAR_PREFERENCE_HINGE) {
-        *slope = z < 1.0 ? -d->beta : z >= 1.0 ? 0.0 : z;
-        return z < 1.0 ? 1.0 - z : z >= 1.0 ? 0.0 : z;
+        if (z < 1.0) {
+            *slope = -d->beta;
+            return 1.0 - z;
+        }
+        *slope = z >= 1.0 ? 0.0 : z; /* a NaN stays one */
+        return *slope;
     }
     *slope = -d->beta * (seqpar_sigmoid(-z) - e);
     return e == 0.0 ? seqpar_softplus(-z)
@@ -7332,14 +7366,19 @@ SEQPAR_DEF seqpar_pair_result seqpar_reward_loss(double chosen, double rejected,
     return r;
 }
 
+/* x within low .. high; a NaN stays one */
+static double seqpar__clamp(double x, double low, double high) {
+    if (x < low) return low;
+    return x > high ? high : x;
+}
+
 SEQPAR_DEF seqpar_policy_result seqpar_policy_loss(double logp, double old_logp,
                                                    double advantage,
                                                    const seqpar_policy_desc *d) {
     double change = logp - old_logp;
-    double cut = change > 20.0 ? 20.0 : change < -20.0 ? -20.0 : change;
+    double cut = seqpar__clamp(change, -20.0, 20.0);
     double ratio = seqpar_exp(cut);
-    double low = 1.0 - d->clip_low, high = 1.0 + d->clip_high;
-    double clipped = ratio < low ? low : ratio > high ? high : ratio;
+    double clipped = seqpar__clamp(ratio, 1.0 - d->clip_low, 1.0 + d->clip_high);
     seqpar_policy_result r;
     r.ratio = ratio;
     r.clipped = clipped * advantage < ratio * advantage;
@@ -7355,25 +7394,31 @@ SEQPAR_DEF seqpar_policy_result seqpar_policy_loss(double logp, double old_logp,
 SEQPAR_DEF seqpar_value_result seqpar_value_loss(double value, double old_value, double target,
                                                  double clip) {
     double change = value - old_value;
-    double inside = change > clip ? clip : change < -clip ? -clip : change;
+    double inside = seqpar__clamp(change, -clip, clip);
     double error = value - target, held = old_value + inside - target;
     seqpar_value_result r;
     r.clipped = clip > 0 && held * held > error * error;
     r.loss = 0.5 * (r.clipped ? held * held : error * error);
-    r.dvalue = !r.clipped ? error : inside == change ? held : 0.0;
+    r.dvalue = error;
+    if (r.clipped) r.dvalue = inside == change ? held : 0.0;
     return r;
 }
 
 SEQPAR_DEF double seqpar_kl(double logp, double ref_logp, int kind, double *dlogp) {
     double d = logp - ref_logp, series = 0;
-    if (dlogp)
-        *dlogp = kind == SEQPAR_KL_K1 ? 1.0 : kind == SEQPAR_KL_K2 ? d : 1.0 - seqpar_exp(-d);
-    if (kind == SEQPAR_KL_K1) return d;
-    if (kind == SEQPAR_KL_K2) return 0.5 * d * d;
+    if (kind == SEQPAR_KL_K1) {
+        if (dlogp) *dlogp = 1.0;
+        return d;
+    }
+    if (kind == SEQPAR_KL_K2) {
+        if (dlogp) *dlogp = d;
+        return 0.5 * d * d;
+    }
+    if (dlogp) *dlogp = 1.0 - seqpar_exp(-d);
     if (!(d > -0.5 && d < 0.5)) return seqpar_exp(-d) - 1.0 + d;
     /* e^-d - 1 + d = d^2/2 (1 - d/3 (1 - d/4 (...))) without cancelling */
     for (int n = 16; n > 2; n--) series = (1.0 + series) * -d / n;
-    if (dlogp && kind == SEQPAR_KL_K3) *dlogp = d - 0.5 * d * d * (1.0 + series);
+    if (dlogp) *dlogp = d - 0.5 * d * d * (1.0 + series);
     return 0.5 * d * d * (1.0 + series);
 }
 
@@ -7449,7 +7494,7 @@ static int64_t seqpar__block_elements(const seqpar_tensor *t) {
 
 static seqpar_status seqpar__check_tensors(seqpar_error *error, const seqpar_tensor *t,
                                            int64_t count) {
-    int64_t end = 0;
+    int64_t end = 0, lowest, highest;
     for (int64_t i = 0; i < count; i++) {
         if (t[i].rows <= 0 || t[i].cols <= 0)
             return seqpar_fail(error, SEQPAR_ERR_SIZE,
@@ -7461,8 +7506,9 @@ static seqpar_status seqpar__check_tensors(seqpar_error *error, const seqpar_ten
                                "or behind, and end within 64 bits",
                                t[i].name, (long long)t[i].rows, (long long)t[i].cols,
                                (long long)t[i].offset, (long long)end);
-        if (t[i].group != (i ? t[i - 1].group : 0) &&
-            t[i].group != (i ? t[i - 1].group + 1 : 0))
+        lowest = i ? t[i - 1].group : 0;
+        highest = i ? lowest + 1 : 0;
+        if (t[i].group < lowest || t[i].group > highest)
             return seqpar_fail(error, SEQPAR_ERR_SIZE,
                                "tensor %s is in group %lld; groups must rise by one", t[i].name,
                                (long long)t[i].group);
@@ -8079,6 +8125,7 @@ static seqpar_status seqpar__fold_group(seqpar_ctx *ctx, const seqpar_optim *o,
                                         const seqpar_step_nodes *nodes, int64_t begin) {
     int64_t total = 0, first = o->tensors[o->group_tensor[nodes->group]].offset;
     int acc = ctx->device->accumulator, one = ctx->world->size == 1;
+    int64_t stride = one ? nodes->node_stride : f->owned;
     seqpar__segment s;
     seqpar_buffer inbox;
     seqpar_status status = SEQPAR_OK;
@@ -8089,11 +8136,11 @@ static seqpar_status seqpar__fold_group(seqpar_ctx *ctx, const seqpar_optim *o,
                                    SEQPAR_MEM_EXCHANGE);
     if (!one && !status) status = seqpar__send_nodes(ctx, o, f->micro, nodes, inbox.data);
     for (s = seqpar__segment_begin(o, nodes->group, begin);
-         !status && total > 0 && seqpar__segment_next(o, &s, begin + f->owned);)
-        status = seqpar__fold_owned(ctx, f,
-                                    one ? seqpar__at(nodes->nodes, s.offset - first, acc)
-                                        : seqpar__at(inbox.data, s.at - begin, acc),
-                                    one ? nodes->node_stride : f->owned, s.at - begin, s.count);
+         !status && total > 0 && seqpar__segment_next(o, &s, begin + f->owned);) {
+        const void *from = one ? seqpar__at(nodes->nodes, s.offset - first, acc)
+                               : seqpar__at(inbox.data, s.at - begin, acc);
+        status = seqpar__fold_owned(ctx, f, from, stride, s.at - begin, s.count);
+    }
     seqpar_buffer_free(ctx, &inbox);
     return status;
 }
@@ -8424,6 +8471,13 @@ SEQPAR_DEF int seqpar_optim_keeps(const seqpar_ctx *ctx, const seqpar_optim *o, 
             o->desc.kind != SEQPAR_OPTIM_SGD);
 }
 
+/* What this rank has of a state; the gradient, of one group. */
+static void *seqpar__kept_data(const seqpar_optim *o, int state, int64_t group) {
+    if (state == SEQPAR_STATE_GRADIENT) return o->gradient[group].data;
+    if (state == SEQPAR_STATE_M) return o->m.data;
+    return state == SEQPAR_STATE_V ? o->v.data : o->master.data;
+}
+
 /* Where the elements [*begin, *end) of a group's state, cut to those that are here, lie. */
 static void *seqpar__kept_at(const seqpar_ctx *ctx, const seqpar_optim *o, int state,
                              int64_t group, int64_t *begin, int64_t *end) {
@@ -8439,11 +8493,8 @@ static void *seqpar__kept_at(const seqpar_ctx *ctx, const seqpar_optim *o, int s
     }
     *begin = SEQPAR__MAX(*begin, own);
     *end = SEQPAR__MIN(*end, own + count);
-    return seqpar__at(state == SEQPAR_STATE_GRADIENT ? o->gradient[group].data
-                      : state == SEQPAR_STATE_M      ? o->m.data
-                      : state == SEQPAR_STATE_V      ? o->v.data
-                                                     : o->master.data,
-                      at + *begin - own, ctx->device->accumulator);
+    return seqpar__at(seqpar__kept_data(o, state, group), at + *begin - own,
+                      ctx->device->accumulator);
 }
 
 static seqpar_status seqpar__check_part(const seqpar_ctx *ctx, const seqpar_optim *o,
@@ -8569,7 +8620,8 @@ SEQPAR_DEF double seqpar_lr_factor(int kind, int64_t step, int64_t warmup, int64
    ========================================================================================== */
 
 SEQPAR_DEF int64_t seqpar_dtype_bytes(int dtype) {
-    return dtype == SEQPAR_DTYPE_F64 ? 8 : dtype == SEQPAR_DTYPE_F32 ? 4 : 2;
+    if (dtype == SEQPAR_DTYPE_F64) return 8;
+    return dtype == SEQPAR_DTYPE_F32 ? 4 : 2;
 }
 
 #if defined(__GNUC__)
@@ -8580,9 +8632,9 @@ SEQPAR_DEF int64_t seqpar_dtype_bytes(int dtype) {
 #endif
 
 SEQPAR__TEMPLATE double seqpar__element(const void *x, int64_t i, const int type) {
-    return type == SEQPAR_DTYPE_F64   ? ((const double *)x)[i]
-           : type == SEQPAR_DTYPE_F32 ? (double)((const float *)x)[i]
-                                      : (double)seqpar_bf16_to_float(((const uint16_t *)x)[i]);
+    if (type == SEQPAR_DTYPE_F64) return ((const double *)x)[i];
+    if (type == SEQPAR_DTYPE_F32) return (double)((const float *)x)[i];
+    return (double)seqpar_bf16_to_float(((const uint16_t *)x)[i]);
 }
 
 SEQPAR__TEMPLATE void seqpar__element_set(void *x, int64_t i, const int type, double value) {
@@ -8930,7 +8982,10 @@ static void seqpar__columns_move(void *user, void *value, int64_t place, int to_
     void *stored = seqpar__at(c->fold->store, place * c->fold->store_stride + c->begin,
                               c->device->accumulator);
     size_t bytes = (size_t)(c->width * seqpar_dtype_bytes(c->device->accumulator));
-    memcpy(to_store ? stored : value, to_store ? value : stored, bytes);
+    if (to_store)
+        memcpy(stored, value, bytes);
+    else
+        memcpy(value, stored, bytes);
 }
 
 static void seqpar__columns_finish(void *user, void *value) {
@@ -9040,9 +9095,8 @@ typedef struct seqpar__attn_kernel {
 /* elements of a value */
 static int64_t seqpar__attn_value(const seqpar__attn_job *j, int64_t count) {
     int64_t d = j->args->head_dim;
-    return j->kernel->kind == 0   ? count * (d + 2)
-           : j->kernel->kind == 1 ? count * d
-                                  : 2 * count * d;
+    if (j->kernel->kind == 0) return count * (d + 2);
+    return j->kernel->kind == 1 ? count * d : 2 * count * d;
 }
 
 /* The rows of a dense value from element `first` on become those of a result (tokens, heads,
@@ -9082,9 +9136,11 @@ static void seqpar__attn_move(void *user, void *value, int64_t n, int to_store) 
     int64_t size = seqpar_dtype_bytes(j->device->accumulator);
     int64_t count = seqpar__attn_value(j, j->count);
     char *place = seqpar__attn_place(user, n);
-    if (place != (char *)value)
-        memcpy(to_store ? place : (char *)value, to_store ? (char *)value : place,
-               (size_t)(count * size));
+    if (place == (char *)value) return;
+    if (to_store)
+        memcpy(place, value, (size_t)(count * size));
+    else
+        memcpy(value, place, (size_t)(count * size));
 }
 
 static void seqpar__attn_finish(void *user, void *value) {
@@ -9949,12 +10005,13 @@ static void seqpar__merge_row(const seqpar_device *device, const seqpar_attn_mer
                               int64_t n) {
     int sum = device->accumulator;
     int64_t d = a->head_dim, head = n % a->heads, at = n / a->heads * a->out_heads + head;
-    double old = a->begin ? -HUGE_VAL : a->sum_lse ? seqpar__element(a->sum_lse, n, sum) : 0;
     double part = a->part_lse ? seqpar__element(a->part_lse, n, sum) : -HUGE_VAL;
     double sink = a->sinks ? seqpar__element(a->sinks, head, sum) : -HUGE_VAL;
-    double whole = seqpar__merge_lse(seqpar__merge_lse(old, part), sink);
-    double keep = a->begin ? 0 : a->sum_lse ? seqpar__merge_weight(old, whole) : 1;
-    double take = !a->part ? 0 : a->sum_lse ? seqpar__merge_weight(part, whole) : 1;
+    double old = -HUGE_VAL, whole, keep = 0, take = 0;
+    if (!a->begin) old = a->sum_lse ? seqpar__element(a->sum_lse, n, sum) : 0;
+    whole = seqpar__merge_lse(seqpar__merge_lse(old, part), sink);
+    if (!a->begin) keep = a->sum_lse ? seqpar__merge_weight(old, whole) : 1;
+    if (a->part) take = a->sum_lse ? seqpar__merge_weight(part, whole) : 1;
     for (int64_t i = n * d; i < (n + 1) * d; i++) {
         double x = keep > 0 ? keep * seqpar__element(a->sum, i, sum) : 0;
         if (take > 0) x += take * seqpar__element(a->part, i, sum);
@@ -10486,7 +10543,9 @@ SEQPAR__TEMPLATE void seqpar__tile(const int half, const int count, int64_t dept
 static int64_t seqpar__tile_rows(int64_t left) {
     int64_t tiles = (left + SEQPAR__MR - 1) / SEQPAR__MR;
     if (SEQPAR__MR == 6) return left < 3 ? 1 : (left + tiles - 1) / tiles;
-    return left >= SEQPAR__MR ? SEQPAR__MR : left >= 8 ? 8 : left >= 4 ? 4 : 1;
+    if (left >= SEQPAR__MR) return SEQPAR__MR;
+    if (left >= 8) return 8;
+    return left >= 4 ? 4 : 1;
 }
 
 /* The same for any number of rows */
@@ -10654,7 +10713,8 @@ static void seqpar__product_packed(float *c, int64_t ldc, const float *a, int64_
 static void seqpar__product_run(const seqpar__product *p, float *packed_a) {
     float *packed_b = packed_a + SEQPAR__AC * SEQPAR__MC;
     int copied = p->a_step == 1 && p->a_row >= 256 && p->columns >= 4 * SEQPAR__NR;
-    int64_t row = copied ? SEQPAR__AC : p->a_step == 1 ? p->a_row : 0;
+    int64_t row = p->a_step == 1 ? p->a_row : 0;
+    if (copied) row = SEQPAR__AC;
     /* an empty sum */
     for (int64_t j = 0; p->depth == 0 && !p->accumulate && j < p->rows; j++)
         memset(p->c + j * p->ldc, 0, (size_t)p->columns * sizeof *p->c);
@@ -10828,10 +10888,11 @@ static void seqpar__cpu_weight_combine(void *user, void *into, const void *other
 static void seqpar__cpu_weight_copy(const seqpar__weight_job *j, float *value, float *matrix,
                                     int to_matrix) {
     matrix += j->out * j->args->in + j->in;
-    for (int64_t r = 0; r < j->rows; r++)
-        memcpy(to_matrix ? matrix + r * j->args->in : value + r * SEQPAR__WB_IN,
-               to_matrix ? value + r * SEQPAR__WB_IN : matrix + r * j->args->in,
-               (size_t)j->columns * sizeof *value);
+    for (int64_t r = 0; r < j->rows; r++, matrix += j->args->in, value += SEQPAR__WB_IN)
+        if (to_matrix)
+            memcpy(matrix, value, (size_t)j->columns * sizeof *value);
+        else
+            memcpy(value, matrix, (size_t)j->columns * sizeof *value);
 }
 
 static void seqpar__cpu_weight_move(void *user, void *value, int64_t place, int to_store) {
@@ -11082,7 +11143,8 @@ static inline float seqpar__tanhf(float x) {
     p = SEQPAR__FMAF(p, z, 0.133319241f);
     p = SEQPAR__FMAF(p, z, -0.33333298f);
     p = SEQPAR__FMAF(x * z, p, x);
-    return !(a >= 0.6f) ? p : x < 0 ? -far : far;
+    if (x < 0) far = -far;
+    return a >= 0.6f ? far : p;
 }
 
 static void seqpar__cpu_add_job(void *user, int64_t i, char *scratch) {
@@ -12197,7 +12259,8 @@ static void seqpar__vocab_recount(seqpar__vocab *h, float from, float to) {
    where neighbours in fp32 lie 64 apart, all is NaN. */
 static float seqpar__vocab_from(float high) {
     float from = rintf(high * SEQPAR__LOG2E);
-    return from < -1e9f ? -1e9f : from > 1e9f ? INFINITY : from;
+    if (from > 1e9f) return INFINITY;
+    return from < -1e9f ? -1e9f : from;
 }
 
 static void seqpar__vocab_sums(seqpar__vocab *h) {
@@ -12527,11 +12590,11 @@ static void seqpar__own_forward_leaf(void *user, void *value, int64_t index, int
                        queries, "returns an out that is not finite");
     for (int64_t r = 0; r < n; r++) {
         int sees = o.end[r] > o.begin[r];
+        int good = sees ? fabs(o.lse[r]) <= 1e300 : o.lse[r] == -HUGE_VAL;
         j->flops += 4 * d * (o.end[r] - o.begin[r]);
-        seqpar__own_expect(
-            j, failed || (sees ? fabs(o.lse[r]) <= 1e300 : o.lse[r] == -HUGE_VAL), &o, queries,
-            sees ? "returns an lse that is not finite"
-                 : "gives an lse to a query that sees nothing");
+        seqpar__own_expect(j, failed || good, &o, queries,
+                           sees ? "returns an lse that is not finite"
+                                : "gives an lse to a query that sees nothing");
         for (int64_t i = 0; i < d; i++)
             seqpar__element_set(value, r * d + i, type,
                                 seqpar__element(o.result[0], r * d + i, kernel->storage));
@@ -12592,7 +12655,8 @@ static seqpar_status seqpar__own_start(seqpar_device *device, const seqpar_attn_
 static seqpar_status seqpar__own_end(seqpar_device *device, int64_t threads,
                                      seqpar_status status) {
     device->threads = threads;
-    return status ? status : device->error ? device->error->status : SEQPAR_OK;
+    if (status || !device->error) return status;
+    return device->error->status;
 }
 
 static seqpar_status seqpar__own_forward(seqpar_device *device, const seqpar_attn_args *a,
@@ -12638,6 +12702,8 @@ static seqpar_status seqpar__own_matmul(seqpar_device *device, const seqpar_matm
     enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112, ROWS = 1 << 20 };
     int64_t widest = SEQPAR__MAX(SEQPAR__MAX(a->y.stride, a->x.stride),
                                  SEQPAR__MAX(a->w.stride, a->out));
+    int w_order = a->transposed ? NO_TRANS : TRANS;
+    float keep = a->accumulate ? 1.0f : 0.0f;
     (void)queue;
     if (device->storage != SEQPAR_DTYPE_F32)
         return seqpar_fail(
@@ -12650,10 +12716,10 @@ static seqpar_status seqpar__own_matmul(seqpar_device *device, const seqpar_matm
             "an own product takes rows of at most 2147483647 elements; these have %lld",
             (long long)widest);
     for (int64_t row = 0; row < a->rows; row += (int64_t)ROWS)
-        device->sgemm(ROW_MAJOR, NO_TRANS, a->transposed ? NO_TRANS : TRANS,
+        device->sgemm(ROW_MAJOR, NO_TRANS, w_order,
                       (int)SEQPAR__MIN((int64_t)ROWS, a->rows - row), (int)a->out, (int)a->in,
                       1.0f, (const float *)a->x.data + row * a->x.stride, (int)a->x.stride,
-                      (const float *)a->w.data, (int)a->w.stride, a->accumulate ? 1.0f : 0.0f,
+                      (const float *)a->w.data, (int)a->w.stride, keep,
                       (float *)a->y.data + row * a->y.stride, (int)a->y.stride);
     return SEQPAR_OK;
 }
