@@ -406,28 +406,65 @@ SEQPAR_DEF double seqpar_exp(double x);
 SEQPAR_DEF double seqpar_log(double x);
 
 /* ---- comm: how bytes move -------------------------------------------------------------------
-   A transport moves bytes and nothing else: every floating-point sum is an exchange and a
-   fold. One begin is one group of sends and receives, entered in the same order by all ranks
-   that take part; buffers must not be touched until its wait. Messages between two ranks of
-   one comm match in order of posting; a message to oneself is sent and received in the same
-   group. The contract that a transport of your own keeps (verify/transport.h holds any to it,
-   demos/04_own_transport.c is one):
-   - begin copies what it needs of the group's lists; only `name` must outlive the request.
-     Where it fails, request->state is NULL. A finished send says that its buffer is free, not
-     that it was received; a send to a rank that has ended without receiving it fails.
-   - A transport that says nothing of queues is never given one: what the device's queue holds
-     is settled before begin, so that it may touch all bytes, and after wait they are there.
-     One that is `queued` orders the queue instead.
-   - With a queue, a message is sent and received in groups of the same place in that order:
-     NCCL runs a group to its end before the next one. On the host its two ends may stand in
-     any groups.
-   - wait ends with an error, never hangs, once any rank of the world has failed, and then at
-     once: the executor waits for all its requests before it frees their buffers.
-   - The first abort in the world wins, from whichever sub-comm; every other rank then returns
-     SEQPAR_ERR_PEER with its text, or what it can say of a rank that has ended. Who hears of a
-     failure passes it on before it ends.
-   - A sub-comm may outlive its parent and shares its error. bytes_sent and messages_sent are
-     counted by seqpar_comm_begin; a table does not count. */
+   A comm is a group of ranks as one of them sees it; the world is all of them. A transport
+   implements comms by the five functions of a seqpar_comm_table. It moves bytes and nothing
+   else: sums of floating-point numbers are exchanges of bytes, and folds. The library calls a
+   transport through seqpar_comm_begin, _wait, _split, _abort and _free; gathers, broadcasts
+   and integer sums are built on these.
+
+   THE CONTRACT of a transport. verify/transport.h tests any transport for all of it;
+   demos/unix_sockets.h is one, used by demos/04_own_transport.c.
+
+   Calls. A rank is a thread or a process. Only one thread at a time calls the comms of a rank.
+   A group is a list of sends and receives that begin together. Several groups may be in
+   flight, on one comm or on several. Each is waited for once, in any order.
+
+   Messages. The n-th message that rank a sends to rank b of a comm is the one that the n-th
+   receive of b from a takes, in whatever groups these stand. Messages on different comms never
+   meet, also where the comms have the same ranks. A message to oneself is sent and received
+   in the same group. A message of 0 bytes is a message; its data may be NULL. No message and
+   no group is too large. begin may block until its sends are away, provided that it takes in
+   what others send to this rank meanwhile: two ranks may begin large sends to each other.
+
+   Buffers. The lists of a group may go when begin returns; only `name` is static. The data
+   belongs to the caller. Between begin and the end of wait the caller may read what is sent and
+   touches nothing of what is received. When wait returns, also with an error, the transport
+   uses the buffers no more. That a send is finished means that its buffer is free, not that
+   somebody has received it.
+
+   Memory. Where comm->device is NULL, buffers are host memory. Else each of them may be host
+   memory or the device's, and a transport that is not `queued` touches them by
+   device->copy(device, to, from, bytes, NULL) alone, which takes both. It is never given a
+   queue: the device has finished its work on the buffers when begin is called, and after
+   wait the bytes are there.
+
+   Queues. A transport that is `queued` (NCCL) is given the queue, orders its work in it, and
+   does not block the host; with queue NULL it works for the host as others do. On a queue both
+   ends of a message stand at the same place in their ranks' order of groups, because such a
+   transport runs one group to its end before the next.
+
+   Errors. A function that fails writes a sentence to comm->error by seqpar_fail, which keeps
+   the first, and returns its code. The sentence names the group, its step and both ranks.
+   - begin that fails leaves request->state NULL and nothing in flight.
+   - MESSAGE_SIZE: sizes differ. The receiver finds it, names both, and writes nothing beyond
+     its buffer.
+   - abort ends the world. It does not block. The first abort wins, from whichever comm of the
+     world; its code is comm->error->status, or PEER where that is 0. From then on every wait
+     of another rank that lacks a message returns PEER at once, with "rank R failed: " and the
+     text, whether or not the rank it waits for is computing. The failing rank's own waits
+     return as well: the library aborts, waits for all its requests, and frees their buffers.
+   - A rank that has ended, well or by a crash: what it sent before can still be received. Who
+     waits for more says "rank R waits in 'NAME' step S for rank Q, which has ended", and so
+     does who sends to a rank that ended without receiving it. This ends the world, too.
+   - A hang: DEADLOCK, on all ranks, where the transport sees that nobody can go on, or TIMEOUT
+     where nothing came for as long as it allows. Either says "rank R waits in 'NAME' step S for
+     rank Q".
+
+   Start and end. The function that starts the ranks, of the form of seqpar_run_threads, gives
+   each a world whose error is its own, with error->rank set. Where a rank returns an error it
+   aborts the world with that rank's text, or with seqpar_status_text where there is none. It
+   waits for all ranks, and hands out code, rank and text of the first abort. A comm that was
+   split off may outlive the one it came from and has the same error. */
 typedef struct seqpar_transfer {
     int64_t peer; /* rank within the comm */
     void *data;
@@ -443,54 +480,65 @@ typedef struct seqpar_group {
     int64_t recv_count;
 } seqpar_group;
 
-/* {NULL} is complete */
+/* {NULL}: complete, or never begun; seqpar_comm_wait then returns 0 at once. */
 typedef struct seqpar_request {
-    void *state;
+    void *state; /* the transport's; freed by its wait */
 } seqpar_request;
 
 typedef struct seqpar_comm seqpar_comm;
 typedef struct seqpar_comm_table {
     const char *name;
-    /* MPI_Isend/Irecv; ncclGroupStart..End. queue NULL is the host. */
+    /* Begins a group; its messages travel while the caller computes. Sets request->state
+       unless nothing is left to wait for. queue NULL: the host. As MPI_Isend and MPI_Irecv,
+       or as ncclGroupStart to ncclGroupEnd. */
     seqpar_status (*begin)(seqpar_comm *comm, const seqpar_group *group, void *queue,
                            seqpar_request *request);
-    /* Orders the queue behind the group; with queue NULL blocks the host. */
+    /* Ends a group, and frees request->state, also where it fails. queue NULL: blocks until
+       all messages are there. Else orders the queue behind the group. */
     seqpar_status (*wait)(seqpar_comm *comm, seqpar_request *request, void *queue);
-    /* A sub-comm of the ranks with the same colour, ordered by key; collective.
-       MPI_Comm_split. */
+    /* *sub becomes a comm of the ranks that gave the same color, ordered by key, then by rank.
+       All ranks of comm call it, in the same order. As MPI_Comm_split. */
     seqpar_status (*split)(seqpar_comm *comm, int64_t color, int64_t key, seqpar_comm **sub);
     /* Ends every rank of the world with this text. Never blocks. */
     void (*abort)(seqpar_comm *comm, const char *text);
+    /* Frees what belongs to this comm alone. Not collective. */
     void (*free)(seqpar_comm *comm);
-    /* begin and wait order a queue and never block the host for it; 0: they get queue NULL */
-    int queued;
+    int queued; /* 1: begin and wait are given the queue; 0: always NULL */
 } seqpar_comm_table;
 
-struct seqpar_comm {
+struct seqpar_comm { /* the transport sets these, and 0 where nothing is said of it */
     const seqpar_comm_table *table;
     int64_t rank, size;
-    seqpar_error *error;               /* where this rank's errors go; owned by the world */
-    int64_t bytes_sent, messages_sent; /* to other ranks, counted by begin */
+    seqpar_error *error; /* of this rank, one for all its comms of a world */
+    /* to other ranks; seqpar_comm_begin counts them */
+    int64_t bytes_sent, messages_sent;
     /* whose memory buffers may lie in; NULL: the host's alone. seqpar_ctx_open sets it, and the
        last seqpar_ctx_close takes it back: `contexts` are open on this comm */
     struct seqpar_device *device;
     int64_t contexts;
-    void *state;
+    void *state; /* the transport's */
 };
 
+/* Begins a group, and waits for it: see the contract. They count what is sent, and settle the
+   queue for a transport that knows none. */
 SEQPAR_DEF seqpar_status seqpar_comm_begin(seqpar_comm *comm, const seqpar_group *group,
                                            void *queue, seqpar_request *request);
 SEQPAR_DEF seqpar_status seqpar_comm_wait(seqpar_comm *comm, seqpar_request *request,
                                           void *queue);
-/* recv holds the parts of all ranks one after the other; bytes[r] is the size of rank r's part.
-   The own part is copied here and not sent. */
+/* Collective over the comm, as are the next four; buffers are host memory. recv holds the parts
+   of all ranks one after the other; bytes[r] is the size of rank r's part. send may be this
+   rank's part of recv. */
 SEQPAR_DEF seqpar_status seqpar_comm_all_gather(seqpar_comm *comm, void *recv, const void *send,
                                                 const int64_t *bytes, const char *name);
+/* Returns when all ranks have called it. */
 SEQPAR_DEF seqpar_status seqpar_comm_barrier(seqpar_comm *comm);
+/* data (bytes) of rank `root` to all. */
 SEQPAR_DEF seqpar_status seqpar_comm_broadcast(seqpar_comm *comm, void *data, int64_t bytes,
                                                int64_t root);
+/* values (count), in place: sums or maxima over the ranks. */
 SEQPAR_DEF seqpar_status seqpar_comm_sum_i64(seqpar_comm *comm, int64_t *values, int64_t count);
 SEQPAR_DEF seqpar_status seqpar_comm_max_i64(seqpar_comm *comm, int64_t *values, int64_t count);
+/* The caller frees *sub with seqpar_comm_free; NULL may be freed. */
 SEQPAR_DEF seqpar_status seqpar_comm_split(seqpar_comm *comm, int64_t color, int64_t key,
                                            seqpar_comm **sub);
 SEQPAR_DEF void seqpar_comm_abort(seqpar_comm *comm, const char *text);
@@ -3405,13 +3453,23 @@ SEQPAR_DEF void seqpar_gather(void *global, const void *local, const seqpar_shar
 }
 
 /* =============================================================================================
-   >>comm  how bytes move: one rank, threads, and a wrapper that does harm on purpose
+   >>comm  how bytes move: one rank, threads
 
-   A transport has five functions: begin a group of sends and
-   receives, wait, split, abort, free. Gathers, broadcasts and integer sums are built on them
-   once. Floating-point numbers are never reduced by a transport. One that says nothing of
-   queues is given none: before it touches a byte, the device's queue is settled; one that
-   knows them (NCCL) orders the queue instead.
+   What all transports share, and two of them. The contract between library and transport is
+   in >>api. Gathers, broadcasts and integer sums are built here, once, on begin and wait.
+
+   The first transport, self, is a world of one rank: a message can only go to oneself, so
+   begin copies it. The second, threads, runs ranks as threads of one process around a hub:
+
+       seat of rank 0    inbox:  messages sent to it that no receive has taken yet
+                         posted: its groups in flight, with receives that wait
+       seat of rank 1    ...
+       hub               one lock for all of it; the first error of the world
+
+   A send and its receive meet in the hub. Whoever comes second copies the bytes, out of the
+   sender's buffer into the receiver's: nothing is stored in between, and a rank that waits
+   for a core is not needed. Because the hub sees what every rank waits for, a deadlock is
+   found exactly: all ranks that have not ended wait, and nothing is being copied.
    ========================================================================================== */
 
 SEQPAR_DEF seqpar_status seqpar_comm_begin(seqpar_comm *comm, const seqpar_group *group,

@@ -5,8 +5,9 @@
    those it expects. Whoever must wait, for a packet or for room in an inbox, does so in
    progress() and takes in what arrives meanwhile: that makes room for others, so no exchange
    is too large. Nobody waits in vain: a process that ends closes its inbox, which poll()
-   reports to all who hold the other end; and bad news go to the board, a socket that all
-   write to and all look at, taking nothing away. */
+   reports to all who hold the other end; bad news go to the board, a socket that all write to
+   and all look at, taking nothing away; and where nothing comes for own_patience seconds, the
+   wait is called a hang. */
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
@@ -63,6 +64,17 @@ static struct {             /* this process */
 } here;
 #define FAIL(...) (here.failed = seqpar_fail(&here.error, __VA_ARGS__))
 
+static double own_patience = 600; /* longer than any rank computes between two waits */
+
+/* Where a context is open, buffers may lie in the memory of its device, which the host does
+   not read and write itself. */
+static void move_bytes(const seqpar_comm *comm, void *to, const void *from, long long bytes) {
+    if (bytes && comm->device)
+        comm->device->copy(comm->device, to, from, bytes, NULL);
+    else if (bytes)
+        memcpy(to, from, (size_t)bytes);
+}
+
 static message **find(const heading *h) { /* the link to that message, or the last link */
     message **link = &here.messages;
     while (*link && memcmp(&(*link)->head, h, offsetof(heading, bytes))) link = &(*link)->next;
@@ -92,8 +104,13 @@ static void progress(const parcel *p, long long peer, short event) {
                           {here.socket[here.rank][READ], POLLIN},
                           {here.socket[BOARD][READ], POLLIN}};
     seqpar_error news;
-    if (poll(on, 3, -1) < 0) return; /* a signal: the caller comes again */
-    if (on[2].revents && recv(here.socket[BOARD][READ], &news, sizeof news, MSG_PEEK) > 0)
+    int found = poll(on, 3, (int)(own_patience * 1000));
+    if (found < 0) return; /* a signal: the caller comes again */
+    if (!found)
+        FAIL(SEQPAR_ERR_TIMEOUT,
+             "rank %lld waits in '%s' step %lld for rank %lld, and nothing came for %g s",
+             here.rank, p->name, p->step, peer, own_patience);
+    else if (on[2].revents && recv(here.socket[BOARD][READ], &news, sizeof news, MSG_PEEK) > 0)
         FAIL(SEQPAR_ERR_PEER, "rank %lld failed: %s", (long long)news.rank, news.text);
     else if (on[1].revents)
         take_in();
@@ -103,11 +120,15 @@ static void progress(const parcel *p, long long peer, short event) {
              p->name, p->step, peer);
 }
 
-static void deliver(const parcel *p, long long peer, heading h, char *data) {
-    struct iovec part[] = {{&h, sizeof h}, {data, 0}};
+static void deliver(const seqpar_comm *comm, const parcel *p, long long peer, heading h,
+                    const char *data) {
+    char piece[PIECE];
+    struct iovec part[] = {{&h, sizeof h}, {piece, 0}};
     struct msghdr packet = {.msg_iov = part, .msg_iovlen = 2};
     for (long long left = h.bytes;; data += PIECE) {
-        part[1] = (struct iovec){data, (size_t)(left < PIECE ? left : PIECE)};
+        long long bytes = left < PIECE ? left : PIECE;
+        move_bytes(comm, piece, data, bytes);
+        part[1].iov_len = (size_t)bytes;
         while (!here.failed &&
                sendmsg(here.socket[peer][WRITE], &packet, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
             progress(p, peer, POLLOUT);
@@ -116,7 +137,7 @@ static void deliver(const parcel *p, long long peer, heading h, char *data) {
     }
 }
 
-static void collect(const parcel *p, const expected *e) {
+static void collect(const seqpar_comm *comm, const parcel *p, const expected *e) {
     message **link, *m;
     while (!(m = *(link = find(&e->head))) || m->arrived < m->head.bytes)
         if (progress(p, e->head.from, 0), here.failed) return;
@@ -124,12 +145,12 @@ static void collect(const parcel *p, const expected *e) {
         FAIL(SEQPAR_ERR_MESSAGE_SIZE,
              "'%s' step %lld: rank %lld sent %lld bytes, rank %lld expects %lld", p->name,
              p->step, e->head.from, m->head.bytes, here.rank, e->head.bytes);
-    else if (m->head.bytes)
-        memcpy(e->data, m->data, (size_t)m->head.bytes);
+    else
+        move_bytes(comm, e->data, m->data, m->head.bytes);
     *link = m->next, free(m);
 }
 
-/* ---- the five functions; a queue they do not use, this transport knows the host alone ---- */
+/* ---- the five functions; .queued is 0, so they are given no queue ---- */
 static seqpar_status own_begin(seqpar_comm *comm, const seqpar_group *g, void *queue,
                                seqpar_request *request) {
     member *m = (member *)comm->state;
@@ -141,8 +162,9 @@ static seqpar_status own_begin(seqpar_comm *comm, const seqpar_group *g, void *q
         p->recvs[p->count++] = (expected){
             {m->id, m->world[t->peer], m->received[t->peer]++, t->bytes}, t->data};
     for (const seqpar_transfer *t = g->sends; t < g->sends + g->send_count; t++)
-        deliver(p, m->world[t->peer], (heading){m->id, here.rank, m->sent[t->peer]++, t->bytes},
-                (char *)t->data);
+        deliver(comm, p, m->world[t->peer],
+                (heading){m->id, here.rank, m->sent[t->peer]++, t->bytes},
+                (const char *)t->data);
     return (void)queue, SEQPAR_OK; /* if a send failed, wait says so */
 }
 
@@ -156,7 +178,8 @@ static void own_abort(seqpar_comm *comm, const char *text) {
 
 static seqpar_status own_wait(seqpar_comm *comm, seqpar_request *request, void *queue) {
     parcel *p = (parcel *)request->state;
-    for (expected *e = p->recvs; e < p->recvs + p->count && !here.failed; e++) collect(p, e);
+    for (expected *e = p->recvs; e < p->recvs + p->count && !here.failed; e++)
+        collect(comm, p, e);
     /* or others would only see that this rank has ended */
     if (here.failed) own_abort(comm, here.error.text);
     return (void)queue, free(p), here.failed;

@@ -495,9 +495,9 @@ static void check_two_contexts(void) {
     test_expect(!seqpar_ctx_open(&first, world, device, 1) &&
                     !seqpar_ctx_open(&second, world, device, 1),
                 "%s", world->error->text);
-    test_expect(copied_by_device(world) == 48, "two contexts are open, and the device did not copy");
+    test_expect(copied_by_device(world) == 48, "two are open, and the device did not copy");
     seqpar_ctx_close(&first);
-    test_expect(copied_by_device(world) == 48, "one context is open, and the device did not copy");
+    test_expect(copied_by_device(world) == 48, "one is open, and the device did not copy");
     test_expect(seqpar_ctx_open(&third, world, other, 1) == SEQPAR_ERR_DEVICE &&
                     strstr(world->error->text, "not that of a context which is open"),
                 "another device: %s", world->error->text);

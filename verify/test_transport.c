@@ -6,9 +6,15 @@
 #include "transport.h"
 #include "unix_sockets.h"
 
+static void sockets_patience(double seconds) { own_patience = seconds > 0 ? seconds : 600; }
+
 int main(int argc, char **argv) {
-    static const transport_maker makers[] = {{"threads", seqpar_run_threads, 0},
-                                             {"sockets", run_processes, 1}};
+    static const transport_maker makers[] = {
+        {.name = "threads", .run = seqpar_run_threads},
+        {.name = "sockets",
+         .run = run_processes,
+         .processes = 1,
+         .patience = sockets_patience}};
     int64_t i;
     test_begin(argc, argv);
     for (i = 0; i < COUNT(makers); i++) transport_conformance(&makers[i]);

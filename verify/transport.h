@@ -9,6 +9,7 @@
 #include "seqpar.h"
 #include "test.h"
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <time.h>
 #include <unistd.h>
@@ -21,6 +22,9 @@ typedef struct transport_maker {
     /* ranks there can be, as there are GPUs: what needs more is left out, and repeats, which
        take their time; 0: any number */
     int64_t most;
+    /* sets how long a wait may last until the transport calls it a hang, 0: its default; NULL:
+       it has no such limit, or finds a deadlock without one */
+    void (*patience)(double seconds);
 } transport_maker;
 
 #ifndef TRANSPORT_SECONDS
@@ -73,6 +77,29 @@ static int64_t ledger_read(void) {
         if (!(condition)) ledger_write(__VA_ARGS__); \
     } while (0)
 
+/* ---- the bell: one rank tells another something outside the transport under test ---- */
+
+static int bell[2] = {-1, -1};
+static void bell_open(void) { /* silent: a rank that failed early has not heard its own */
+    struct pollfd on;
+    char ring;
+    if (bell[0] < 0 && pipe(bell)) abort();
+    on = (struct pollfd){bell[0], POLLIN, 0};
+    while (poll(&on, 1, 0) == 1 && read(bell[0], &ring, 1) == 1) {
+    }
+}
+
+static void bell_ring(void) {
+    if (write(bell[1], "!", 1) != 1) abort();
+}
+
+/* Whether it rings within 20 s; stands for a rank that computes all the while. */
+static int bell_heard(void) {
+    struct pollfd on = {bell[0], POLLIN, 0};
+    char ring;
+    return poll(&on, 1, 20000) == 1 && read(bell[0], &ring, 1) == 1;
+}
+
 typedef struct watched {
     seqpar_rank_fn fn;
     void *user;
@@ -93,6 +120,7 @@ static seqpar_status transport_run(const transport_maker *maker, int64_t ranks,
     seqpar_status status;
     int64_t ended;
     ledger_open();
+    bell_open();
     memset(error, 0, sizeof *error);
     alarm(TRANSPORT_SECONDS); /* the last resort against a hang */
     status = maker->run(ranks, rank_watched, &w, error);
@@ -499,6 +527,76 @@ static seqpar_status rank_twins(seqpar_comm *world, void *user) {
     return SEQPAR_OK;
 }
 
+/* ---- memory of a device ---- */
+
+/* Device memory is one arena. What lies in it is stored in a code that depends on the place,
+   and only copy_coded knows it: whoever moves these bytes by memcpy moves nonsense. */
+enum { ARENA = 3 << 20 };
+static unsigned char arena[RANKS][ARENA];
+
+static unsigned char arena_code(const void *p) {
+    const unsigned char *at = p, *begin = &arena[0][0];
+    if (at < begin || at >= begin + sizeof arena) return 0;
+    return (unsigned char)((uint64_t)(at - begin + 1) * UINT64_C(0x9e3779b97f4a7c15) >> 40 | 1);
+}
+
+static void copy_coded(seqpar_device *device, void *to, const void *from, int64_t bytes,
+                       void *queue) {
+    unsigned char *t = to;
+    const unsigned char *f = from;
+    (void)device;
+    (void)queue;
+    for (int64_t i = 0; i < bytes; i++)
+        t[i] = (unsigned char)(f[i] ^ arena_code(f + i) ^ arena_code(t + i));
+}
+
+/* One message to the next rank and one from the last; `way`: 1 sends from the device, 2
+   receives into it, 3 both. */
+static seqpar_status device_mail(seqpar_comm *comm, seqpar_device *device, int64_t bytes,
+                                 int way) {
+    int64_t me = comm->rank, next = (me + 1) % comm->size;
+    int64_t last = (me + comm->size - 1) % comm->size;
+    unsigned char *host = malloc((size_t)(2 * bytes + 2)), *memory = arena[me];
+    seqpar_transfer send = {next, way & 1 ? memory : host, bytes};
+    seqpar_transfer recv = {last, way & 2 ? memory + ARENA / 2 + 5 : host + bytes + 1, bytes};
+    seqpar_group group = {"device memory", way, &send, 1, &recv, 1};
+    seqpar_request request;
+    seqpar_status status;
+    fill(host, bytes, mix(31, (uint64_t)me, (uint64_t)bytes, (uint64_t)way));
+    if (way & 1) copy_coded(device, memory, host, bytes, NULL);
+    status = seqpar_comm_begin(comm, &group, NULL, &request);
+    if (!status) status = seqpar_comm_wait(comm, &request, NULL);
+    if (way & 2) copy_coded(device, host + bytes + 1, recv.data, bytes, NULL);
+    EXPECT(status || !wrong_bits(host + bytes + 1, bytes,
+                                 mix(31, (uint64_t)last, (uint64_t)bytes, (uint64_t)way)),
+           "rank %lld: %lld bytes %s a device are wrong", (long long)me, (long long)bytes,
+           way == 1   ? "out of"
+           : way == 2 ? "into"
+                      : "from device to");
+    free(host);
+    return status;
+}
+
+/* A context lends its device to the world and to the part that it makes; a transport with
+   queues reads and writes its own kind of device without asking. */
+static seqpar_status rank_device_memory(seqpar_comm *world, void *user) {
+    static const int64_t bytes[] = {1, 0, 271, 40000, (1 << 20) + 7};
+    seqpar_device *device = seqpar_device_reference();
+    seqpar_ctx ctx;
+    seqpar_status status;
+    (void)user;
+    device->copy = copy_coded;
+    status = seqpar_ctx_open(&ctx, world, device, world->size);
+    for (int64_t i = 0; !status && !world->table->queued && i < COUNT(bytes); i++)
+        for (int way = 1; !status && way < 4; way++) {
+            status = device_mail(world, device, bytes[i], way);
+            if (!status) status = device_mail(ctx.sp, device, bytes[i], way);
+        }
+    seqpar_ctx_close(&ctx);
+    seqpar_device_close(device);
+    return status;
+}
+
 /* ---- counters ---- */
 
 static seqpar_status rank_count(seqpar_comm *world, void *user) {
@@ -769,6 +867,41 @@ static seqpar_status rank_is_killed(seqpar_comm *world, void *user) {
     return seqpar_comm_barrier(world);
 }
 
+/* Rank 1 computes; rank 0, which waits for it, hears of rank 2 all the same, and at once. */
+static seqpar_status rank_fails_meanwhile(seqpar_comm *world, void *user) {
+    seqpar_status status = seqpar_comm_barrier(world); /* may end with rank 2's error already */
+    (void)user;
+    if (world->rank == 2)
+        return seqpar_fail(world->error, SEQPAR_ERR_NOT_FINITE, "the loss of step 7 is NaN");
+    if (world->rank == 0) {
+        if (!status) status = exchange(world, "long", 8, -1, 0, 1, 8);
+        bell_ring();
+        return status;
+    }
+    EXPECT(bell_heard(), "rank 0 waits on for rank 1 although rank 2 has failed");
+    return status ? status : seqpar_comm_barrier(world);
+}
+
+/* Both wait for what the other would send later. */
+static seqpar_status rank_waits_crosswise(seqpar_comm *world, void *user) {
+    (void)user;
+    TRY(exchange(world, "crosswise", 11, -1, 0, 1 - world->rank, 8));
+    return exchange(world, "crosswise", 12, 1 - world->rank, 8, -1, 0);
+}
+
+/* Rank 1 does not come, as if it hung in its own code. */
+static seqpar_status rank_stays_away(seqpar_comm *world, void *user) {
+    seqpar_status status = seqpar_comm_barrier(world);
+    (void)user;
+    if (world->rank == 0) {
+        if (!status) status = exchange(world, "nobody comes", 4, -1, 0, 1, 8);
+        bell_ring();
+        return status;
+    }
+    EXPECT(bell_heard(), "rank 0 waits for rank 1 without end");
+    return status ? status : seqpar_comm_barrier(world);
+}
+
 static const failure transport_failures[] = {
     {"wrong_size",
      4,
@@ -861,10 +994,37 @@ static const failure transport_failures[] = {
     {"early_end_P2", 2, rank_leaves_early, 0, -1, {"for rank 0, which has ended"}, 0, NULL},
     {"early_end_P5", 5, rank_leaves_early, 0, -1, {"for rank 0, which has ended"}, 0, NULL},
     {"send_to_the_dead", 2, rank_sends_to_the_dead, 0, -1, {"rank 0"}, 0, NULL},
+    {"heard_while_another_computes",
+     3,
+     rank_fails_meanwhile,
+     SEQPAR_ERR_NOT_FINITE,
+     2,
+     {"the loss of step 7 is NaN"},
+     SEQPAR_ERR_PEER,
+     "rank 2 failed: the loss of step 7 is NaN"},
 };
 
 static const failure transport_kill = {
     "rank_is_killed", 4, rank_is_killed, 0, -1, {"for rank 1, which has ended"}, 0, NULL};
+
+static const failure transport_deadlock = {
+    "deadlock_is_named",
+    2,
+    rank_waits_crosswise,
+    0,
+    -1,
+    {"waits in 'crosswise' step 11 for rank"},
+    0,
+    NULL};
+
+static const failure transport_hang = {"hang_is_named",
+                                       2,
+                                       rank_stays_away,
+                                       SEQPAR_ERR_TIMEOUT,
+                                       0,
+                                       {"rank 0 waits in 'nobody comes' step 4 for rank 1"},
+                                       SEQPAR_ERR_PEER,
+                                       "rank 0 waits in 'nobody comes'"};
 
 /* ---- the suite ---- */
 
@@ -903,12 +1063,17 @@ __attribute__((unused)) static void transport_conformance(const transport_maker 
                  {"all_gather", rank_all_gather}, {"broadcast", rank_broadcast},
                  {"sum_max", rank_reduce},        {"barrier", rank_enters},
                  {"split_uneven", rank_uneven},   {"split_twins", rank_twins},
-                 {"counters", rank_count},        {"early_end_in_peace", rank_leaves_in_peace}};
+                 {"counters", rank_count},        {"early_end_in_peace", rank_leaves_in_peace},
+                 {"device_memory", rank_device_memory}};
     int64_t i;
     transport_exchanges(maker);
     for (i = 0; i < COUNT(table); i++)
         transport_on_all(maker, table[i].name, table[i].fn, NULL);
     if (maker->processes) expect_failure(maker, &transport_kill);
+    if (maker->patience) maker->patience(0.5);
+    expect_failure(maker, &transport_deadlock);
+    if (maker->patience) expect_failure(maker, &transport_hang);
+    if (maker->patience) maker->patience(0);
     expect_failures(maker, transport_failures, COUNT(transport_failures), maker->most ? 0 : 50);
     if (!maker->most) test_end("%s_failures_repeated", maker->name);
     alarm(0);
