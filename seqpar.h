@@ -29,7 +29,7 @@
        >>ctx        one rank
        >>plan       a schedule is data
        >>attn       the executor
-       >>loss       token log-probs through the head
+       >>loss       token log-probs from hidden states
        >>objective  sums per document, what is made of them
        >>optim      gradients to owners, clip, update
        Part II, devices
@@ -52,8 +52,8 @@
          (verify/seqpar_check.h)
        - take your own attention, block by block or source by source, your own matrix product
          and your own transport
-       - the vocabulary's head in pieces: log-probs, entropy, label smoothing, z-loss; logits
-         are never whole
+       - the vocabulary projection in pieces: log-probs, entropy, label smoothing, z-loss; the
+         logits of all tokens are never there at once
        - sums per document over ranks, then SFT, DPO (cDPO, IPO, hinge, SimPO, RPO), KTO,
          reward-model, PPO and GRPO objectives on plain numbers, each with value and derivative
        - AdamW and SGD over sharded owners (ZeRO 0, 1, 2), fp32 masters of bf16 weights, global
@@ -89,7 +89,9 @@
        fold           such a sum; a fold program: the stack machine's list that takes it
        block          a query piece x a key piece, in attention. A parameter block is 1,024
                       neighbouring elements, which have one owner
-       head           of attention. What makes log-probs of hidden states is called vocab
+       vocab          the projection of hidden states to logits over the vocabulary (others
+                      call it the LM head), and the log-probs made of them
+       head           of attention; nothing else is called so
        step           an optimizer step. A compute step is the part of a plan that meets the
                       keys of one source
        source         the rank (position) whose keys they are
@@ -154,7 +156,8 @@
        a schedule     a line of SEQPAR_SCHEDULES (>>api) and seqpar__plan_X in >>plan, which
                       lists what a rank does. verify/test_plan.c plays it for all ranks.
        an objective   a function in >>objective from plain numbers to value and derivative, its
-                      prototype in >>api; its seeds go to the head or to a score. A relative of
+                      prototype in >>api; its seeds go to the vocab
+                      or to a score. A relative of
                       DPO is a line of SEQPAR_PREFERENCES (>>api), which the trainer's
                       --pref_loss reads too, and its lines in seqpar__preference_of, or in
                       seqpar_preference_loss where it is no function of the margin. Tests: a
@@ -1256,7 +1259,7 @@ SEQPAR_DEF const char *seqpar_schedule_name(int schedule);
 enum {
     /* begin request: own tokens of all heads become all tokens of the position, of own heads */
     SEQPAR_PLAN_HEADS,
-    SEQPAR_PLAN_COPY, /* copy the own k, v of the head range into slot `to` */
+    SEQPAR_PLAN_COPY, /* copy the own k, v of a range of heads into slot `to` */
     /* begin request: slot `from` to position send_to, slot `to` from position recv_from */
     SEQPAR_PLAN_SHIFT,
     /* begin request: own part of slot `to` to all, theirs into slot `to` */
@@ -1430,7 +1433,7 @@ SEQPAR_DEF seqpar_status seqpar_attn_forward(seqpar_ctx *ctx, seqpar_attn *attn,
 SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn,
                                               const seqpar_attn_io *io);
 
-/* ---- loss: token log-probs through the head -----------------------------------------------*/
+/* ---- loss: token log-probs from hidden states ---------------------------------------------*/
 typedef struct seqpar_vocab_seeds { /* per local token, accumulator type; NULL is zero */
     const void *dlogp, *dentropy, *dsmooth, *dzloss;
 } seqpar_vocab_seeds;
@@ -1735,7 +1738,7 @@ typedef struct seqpar_optim {
    lie at their owners, so an owner's share falls as 1/W at every stage:
      gradients   E/W, growing group by group in backward, and beside it
                  the nodes of one group: node_count G (one node for W = 1; for sp a row has one
-                 or two where 2 sp divides its chunks), of a head seqpar_vocab_places; they go
+                 or two where 2 sp divides its chunks), of the vocab seqpar_vocab_places; they go
                  as soon as the group is done, and so does what came from others; with A > 1 at
                  most ceil(log2 A) E/W, which the order of sums needs (micro-batches of a power
                  of two rows; of m rows up to log2 m more); of a tied table those of two sums
@@ -1776,7 +1779,7 @@ typedef struct seqpar_step_nodes {
     const void *nodes;             /* (node_count) at node_stride, accumulators */
     int64_t node_stride, elements; /* from node to node; of `nodes` in all */
     int64_t micro_batch, group;
-    /* tells apart sums that end in the same group (a tied table: head 1, embedding 0); they
+    /* tells apart sums that end in the same group (a tied table: vocab 1, embedding 0); they
        are added once */
     int source;
 } seqpar_step_nodes;
@@ -6704,7 +6707,7 @@ SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn
 }
 
 /* =============================================================================================
-   >>loss  token log-probs through the head
+   >>loss  token log-probs from hidden states
 
    Loss in three layers. Token log-probs through the chunked head (entry A: values; entry B:
    forward and backward for given seeds: dlogp, dentropy, smoothing, z-loss); sums per
@@ -6765,21 +6768,23 @@ static int64_t seqpar__vocab_rows_max(const seqpar_vocab_desc *desc) {
     return desc->rows_max > 0 ? desc->rows_max : SEQPAR__MAX(256, desc->hidden);
 }
 
-static seqpar_status seqpar__check_head(seqpar_error *error, const seqpar_vocab_desc *desc) {
+static seqpar_status seqpar__check_vocab(seqpar_error *error, const seqpar_vocab_desc *desc) {
     if (desc->hidden <= 0 || desc->vocab <= 0)
         return seqpar_fail(error, SEQPAR_ERR_SIZE,
-                           "the head has hidden %lld and vocab %lld; both must be positive",
+                           "the vocabulary projection has hidden %lld and vocab %lld; both must be "
+                           "positive",
                            (long long)desc->hidden, (long long)desc->vocab);
     if (desc->hidden > SEQPAR_MAX_WIDTH || desc->vocab > SEQPAR_MAX_VOCAB)
         return seqpar_fail(
             error, SEQPAR_ERR_SIZE,
-            "the head has hidden %lld and vocab %lld; at most %lld and %lld are possible",
+            "the vocabulary projection has hidden %lld and vocab %lld; at most %lld and %lld are "
+            "possible",
             (long long)desc->hidden, (long long)desc->vocab, (long long)SEQPAR_MAX_WIDTH,
             (long long)SEQPAR_MAX_VOCAB);
     if (!(desc->temperature >= 0) || desc->temperature > 1e30)
         return seqpar_fail(
             error, SEQPAR_ERR_OPTION,
-            "the temperature of the head is %g; give a number above 0, up to 1e30, or 0 for 1",
+            "the temperature of the logits is %g; give a number above 0, up to 1e30, or 0 for 1",
             desc->temperature);
     return SEQPAR_OK;
 }
@@ -6788,7 +6793,7 @@ SEQPAR_DEF seqpar_status seqpar_vocab_forward(seqpar_ctx *ctx, const seqpar_voca
                                               const seqpar_vocab_desc *desc) {
     int64_t most = SEQPAR__MIN(seqpar__vocab_rows_max(desc), io->tokens);
     seqpar_buffer logits;
-    seqpar_status status = seqpar__check_head(ctx->error, desc);
+    seqpar_status status = seqpar__check_vocab(ctx->error, desc);
     if (status) return status;
     status = seqpar_buffer_new(ctx, &logits,
                                most * desc->vocab * seqpar_dtype_bytes(ctx->device->storage),
@@ -6967,18 +6972,18 @@ SEQPAR_DEF int64_t seqpar_vocab_places(const seqpar_share *share, const seqpar_t
     if (seqpar__vocab_run_new(&r, share, fold))
         (void)seqpar__vocab_runs(&c, &r, share);
     else
-        r.places = fold->depth; /* at least as many; the head itself will find no memory either
+        r.places = fold->depth; /* at least as many; seqpar_vocab_backward finds no memory either
                                  */
     seqpar__vocab_run_free(&r);
     return r.places;
 }
 
-static seqpar_status seqpar__check_head_fold(seqpar_error *error, const seqpar_share *share,
+static seqpar_status seqpar__check_vocab_fold(seqpar_error *error, const seqpar_share *share,
                                              const seqpar_token_fold *fold) {
     int64_t leaves = 0;
     if (!share || !fold)
         return seqpar_fail(error, SEQPAR_ERR_STEP,
-                           "the head was given a share or a fold alone; give both, or neither "
+                           "seqpar_vocab_backward has a share or a fold alone; give both, or neither "
                            "for a plain sum over the tokens");
     for (int64_t i = 0; i < fold->program_count; i++)
         leaves += fold->program[i].op == SEQPAR_FOLD_LEAF;
@@ -6998,7 +7003,7 @@ SEQPAR_DEF seqpar_status seqpar_vocab_backward(seqpar_ctx *ctx, const seqpar_voc
     seqpar__vocab_run r;
     seqpar__vocab_plain plain;
     seqpar_buffer logits;
-    seqpar_status status = seqpar__check_head(ctx->error, desc);
+    seqpar_status status = seqpar__check_vocab(ctx->error, desc);
     if (!status && !share && !fold) {
         seqpar__vocab_plain_init(&plain, io->tokens);
         share = &plain.share, fold = &plain.fold;
@@ -7008,7 +7013,7 @@ SEQPAR_DEF seqpar_status seqpar_vocab_backward(seqpar_ctx *ctx, const seqpar_voc
                                   seqpar_dtype_bytes(ctx->device->accumulator),
                               ctx->queue);
     }
-    if (!status) status = seqpar__check_head_fold(ctx->error, share, fold);
+    if (!status) status = seqpar__check_vocab_fold(ctx->error, share, fold);
     if (status) return status;
     c.ctx = ctx;
     c.io = io;
@@ -7020,7 +7025,7 @@ SEQPAR_DEF seqpar_status seqpar_vocab_backward(seqpar_ctx *ctx, const seqpar_voc
                                SEQPAR_MEM_SCRATCH);
     c.logits = logits.data;
     if (!seqpar__vocab_run_new(&r, share, fold) && !status)
-        status = seqpar__no_memory(ctx->error, "the head");
+        status = seqpar__no_memory(ctx->error, "the vocabulary projection");
     if (!status) status = seqpar__vocab_runs(&c, &r, share);
     seqpar__vocab_run_free(&r);
     seqpar_buffer_free(ctx, &logits);
@@ -7591,22 +7596,22 @@ static seqpar_status seqpar__check_room(seqpar_error *error, const seqpar_optim 
 /* Where a part of a tensor lies: `at` in state, where tensors have whole blocks, `offset` in
    the caller's arrays, where they have their own size and what is beside them is somebody
    else's. */
-typedef struct seqpar__segment {
+typedef struct seqpar__part {
     int64_t tensor, at, offset, count;
-} seqpar__segment;
+} seqpar__part;
 
 /* Goes through the parts of tensors in the elements [begin, end) of a group's state:
-   seqpar__segment_begin, then while (next). */
-static seqpar__segment seqpar__segment_begin(const seqpar_optim *o, int64_t group,
+   seqpar__part_begin, then while (next). */
+static seqpar__part seqpar__part_begin(const seqpar_optim *o, int64_t group,
                                              int64_t begin) {
-    seqpar__segment s;
+    seqpar__part s;
     s.tensor = o->group_tensor[group];
     s.at = begin;
     s.offset = s.count = 0;
     return s;
 }
 
-static int seqpar__segment_next(const seqpar_optim *o, seqpar__segment *s, int64_t end) {
+static int seqpar__part_next(const seqpar_optim *o, seqpar__part *s, int64_t end) {
     int64_t begin = s->at + s->count, first, last;
     for (; s->tensor < o->tensor_count && o->tensor_begin[s->tensor] < end; s->tensor++) {
         const seqpar_tensor *t = &o->tensors[s->tensor];
@@ -8033,7 +8038,7 @@ static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
     seqpar_group g;
     seqpar_request request;
     seqpar_status status;
-    seqpar__segment s;
+    seqpar__part s;
     for (w = 0; w < world; w++) total += m->nodes[w];
     list = SEQPAR__NEW(seqpar_transfer,
                        (world + tensors) * m->own.node_count + tensors * total);
@@ -8043,8 +8048,8 @@ static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
     for (w = 0; w < world; at += m->nodes[w++]) {
         seqpar__owned(o, group, world, w, &begin, &count);
         for (int64_t n = 0; n < m->own.node_count; n++)
-            for (s = seqpar__segment_begin(o, group, base + begin);
-                 seqpar__segment_next(o, &s, base + begin + count);) {
+            for (s = seqpar__part_begin(o, group, base + begin);
+                 seqpar__part_next(o, &s, base + begin + count);) {
                 const char *data = (const char *)from->nodes +
                                    (n * from->node_stride + s.offset - first) * size;
                 char *to = (char *)inbox + ((at + n) * mine + s.at - base - begin) * size;
@@ -8056,8 +8061,8 @@ static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
     }
     for (at = w = 0; w < world; at += m->nodes[w++])
         for (int64_t n = 0; n < m->nodes[w] && w != ctx->world->rank; n++)
-            for (s = seqpar__segment_begin(o, group, base + own);
-                 seqpar__segment_next(o, &s, base + own + mine);)
+            for (s = seqpar__part_begin(o, group, base + own);
+                 seqpar__part_next(o, &s, base + own + mine);)
                 arriving[recvs++] = seqpar__transfer(
                     w, (char *)inbox + ((at + n) * mine + s.at - base - own) * size,
                     s.count * size);
@@ -8184,7 +8189,7 @@ static seqpar_status seqpar__fold_group(seqpar_ctx *ctx, const seqpar_optim *o,
     int64_t total = 0, first = o->tensors[o->group_tensor[nodes->group]].offset;
     int acc = ctx->device->accumulator, one = ctx->world->size == 1;
     int64_t stride = one ? nodes->node_stride : f->owned;
-    seqpar__segment s;
+    seqpar__part s;
     seqpar_buffer inbox;
     seqpar_status status = SEQPAR_OK;
     memset(&inbox, 0, sizeof inbox);
@@ -8193,8 +8198,8 @@ static seqpar_status seqpar__fold_group(seqpar_ctx *ctx, const seqpar_optim *o,
         status = seqpar_buffer_new(ctx, &inbox, total * f->owned * seqpar_dtype_bytes(acc),
                                    SEQPAR_MEM_EXCHANGE);
     if (!one && !status) status = seqpar__send_nodes(ctx, o, f->micro, nodes, inbox.data);
-    for (s = seqpar__segment_begin(o, nodes->group, begin);
-         !status && total > 0 && seqpar__segment_next(o, &s, begin + f->owned);) {
+    for (s = seqpar__part_begin(o, nodes->group, begin);
+         !status && total > 0 && seqpar__part_next(o, &s, begin + f->owned);) {
         const void *from = one ? seqpar__at(nodes->nodes, s.offset - first, acc)
                                : seqpar__at(inbox.data, s.at - begin, acc);
         status = seqpar__fold_owned(ctx, f, from, stride, s.at - begin, s.count);
@@ -8270,7 +8275,7 @@ SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *o,
     seqpar__owned(o, nodes->group, ctx->world->size, ctx->world->rank, &begin, &f.owned);
     done = f.micro->program_count > 0 &&
            f.micro->program[f.micro->program_count - 1].op == SEQPAR_FOLD_FINISH;
-    /* the second sum of a group (the embedding's and the head's share of a tied table) joins
+    /* the second sum of a group (the embedding's and the vocab's share of a tied table) joins
        the first */
     add = done && s->done[other];
     if (!kept->data && f.owned > 0 && f.micro->program_count > 0 &&
@@ -8318,7 +8323,7 @@ static int64_t seqpar__hand_list(const seqpar_ctx *ctx, const seqpar_optim *o,
                                  const seqpar__handed *h, int64_t owner, int64_t peer,
                                  seqpar_transfer *list, int64_t n) {
     int64_t begin, end, count;
-    seqpar__segment s;
+    seqpar__part s;
     for (int64_t g = 0; g < o->groups; g++) {
         seqpar__owned(o, g, ctx->world->size, owner, &begin, &count);
         end = SEQPAR__MIN(h->end, o->group_begin[g] + begin + count);
@@ -8330,7 +8335,7 @@ static int64_t seqpar__hand_list(const seqpar_ctx *ctx, const seqpar_optim *o,
                                                                SEQPAR_PARAM_BLOCK,
                                          (end - begin) * h->block_bytes / SEQPAR_PARAM_BLOCK);
         else
-            for (s = seqpar__segment_begin(o, g, begin); seqpar__segment_next(o, &s, end);)
+            for (s = seqpar__part_begin(o, g, begin); seqpar__part_next(o, &s, end);)
                 list[n++] = seqpar__transfer(
                     peer, (char *)h->data + s.offset * h->block_bytes / SEQPAR_PARAM_BLOCK,
                     s.count * h->block_bytes / SEQPAR_PARAM_BLOCK);
@@ -8401,9 +8406,9 @@ static seqpar_status seqpar__update_range(seqpar_ctx *ctx, const seqpar_optim *o
                                           int64_t group, int64_t begin, int64_t count, void *g,
                                           int64_t state, double lr) {
     seqpar_device *dev = ctx->device;
-    seqpar__segment s;
-    for (s = seqpar__segment_begin(o, group, begin);
-         seqpar__segment_next(o, &s, begin + count);) {
+    seqpar__part s;
+    for (s = seqpar__part_begin(o, group, begin);
+         seqpar__part_next(o, &s, begin + count);) {
         int64_t at = state + s.at - begin;
         seqpar_update_args a;
         a.working = o->master.data ? seqpar__at(params, s.offset, dev->storage) : NULL;
@@ -12115,7 +12120,7 @@ static void seqpar__cpu_swiglu_grad_row(const void *args, int64_t t) {
 SEQPAR__OP(seqpar__cpu_swiglu_grad, swiglu,
            seqpar__rows_run(device, a->rows, a, seqpar__cpu_swiglu_grad_row))
 
-/* ---- head ---- */
+/* ---- vocab ---- */
 static float seqpar__seed32(const void *seeds, int64_t t) {
     return seeds ? ((const float *)seeds)[t] : 0.0f;
 }

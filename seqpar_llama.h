@@ -3,7 +3,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /*
    A Llama-style model (RMSNorm, rotary embedding at document positions, grouped-query attention, SwiGLU, tied or
-   untied head) whose tokens are split over the ranks of a seqpar_ctx. It never looks into a device buffer: every
+   untied vocabulary table) whose tokens are split over the ranks of a seqpar_ctx. It never looks into a device buffer: every
    number is made by an operation of the device table, so the same lines run on the fp64 reference device, the fast
    CPU device and a GPU.
 
@@ -37,7 +37,7 @@ extern "C" {
 typedef struct seqpar_llama_config {
     int64_t layers, hidden, heads, kv_heads, head_dim, intermediate, vocab;
     double rope_theta, rms_eps; /* 0: 10000, 1e-5 */
-    int tied;                   /* the head is the embedding table */
+    int tied;                   /* the vocabulary projection uses the embedding table */
     const char *score; /* NULL: a language model. "score": one number per token instead of
                           logits, by the tensor score.weight (1, hidden), as in Hugging Face's
                           sequence classifiers; borrowed */
@@ -122,7 +122,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *mo
                                                int64_t micro_batch,
                                                const seqpar_vocab_seeds *seeds);
 /* logits (batch->tokens, vocab; of a score model 1), device memory of the caller, from
-   batch->hidden. For tests: the head never does this. */
+   batch->hidden. For tests: seqpar_vocab_* never do this. */
 SEQPAR_DEF seqpar_status seqpar_llama_logits(seqpar_ctx *ctx, seqpar_llama *model,
                                              seqpar_llama_batch *batch, void *logits);
 
@@ -302,6 +302,7 @@ static int64_t seqpar__llama_final_norm(const seqpar_llama *m) {
     return 1 + m->config.layers * SEQPAR__LLAMA_PER_LAYER;
 }
 
+/* The last tensor: the projection to the vocabulary, or to a score. */
 static int64_t seqpar__llama_head(const seqpar_llama *m) {
     return m->config.tied && !m->config.score ? 0 : seqpar__llama_final_norm(m) + 1;
 }
@@ -903,7 +904,7 @@ static seqpar_status seqpar__llama_check_forward(seqpar_error *error, const seqp
                              "the batch has no hidden states; call seqpar_llama_forward first");
 }
 
-/* What the head reads and writes of a batch */
+/* What the vocabulary projection reads and writes of a batch */
 static seqpar_vocab_io seqpar__llama_vocab_io(seqpar_ctx *ctx, const seqpar_llama *m,
                                               const seqpar_llama_batch *b) {
     seqpar_vocab_io io;

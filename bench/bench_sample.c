@@ -50,7 +50,7 @@ static void bench_open(bench *b, int64_t layers) {
         fill_random((float *)b->model.params.data + tensor->offset, tensor->rows * tensor->cols,
                     (uint64_t)i, tensor->decay ? -reach : 1, tensor->decay ? reach : 1);
     }
-    b->weights = (double)b->model.values; /* tied: the table is read as the head */
+    b->weights = (double)b->model.values; /* tied: the table is read twice */
     for (i = 0; i < TEXTS; i++) {
         for (t = 0; t < PROMPT; t++)
             b->ids[i][t] = (int32_t)(seqpar_random_uniform(3, (uint64_t)i, (uint64_t)t) *

@@ -25,7 +25,7 @@ chapters() {
         own) what="a block kernel of your own"; check="slow.h, in fp64, fp32 and bf16; kernels that misbehave" ;;
         plan) what="ring and llama3 as data"; check="all ranks simulated, P up to 1,024" ;;
         attn) what="the executor"; check="P = 1, 2, 3, 4, 5, 8 by memcmp; slow.h" ;;
-        loss) what="chunked head, SFT seeds"; check="slow.h, golden vectors" ;;
+        loss) what="token log-probs in pieces, SFT seeds"; check="slow.h, golden vectors" ;;
         objective) what="sums per document; DPO, KTO, RM, PPO, GRPO"; check="slow_loss.h, golden vectors, identities" ;;
         optim) what="gradients to owners, clip, AdamW, SGD"; check="D x P x A x ZeRO by memcmp; slow.h" ;;
         *) what="?"; check="?" ;;

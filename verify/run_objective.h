@@ -80,7 +80,7 @@ static int objective_scores(int kind) {
     return kind == OBJECTIVE_RM || kind == OBJECTIVE_VALUE;
 }
 
-/* Of what the head says of a token, and of its seed. */
+/* Of the values of one token (log-prob or score), and of its seed. */
 static int objective_dtype(const objective_rank *r, const objective_task *t) {
     return objective_scores(t->kind) ? r->ctx->device->storage : r->ctx->device->accumulator;
 }

@@ -351,7 +351,7 @@ static void test_gradients(int tied) {
     gradient_sizes(&c, &all, &largest);
     /* a tied table has all that another has, and two sums */
     for (size_t i = 0; i < (tied ? sizeof cases / sizeof *cases : 4); i++) {
-        /* of a share of a row; or the head's sums that wait */
+        /* of a share of a row; or the vocab's sums that wait */
         int64_t dp = cases[i].dp, sp = cases[i].sp, world = dp * sp, micro = cases[i].micro;
         int64_t nodes = world > 1 ? 2 : 1;
         int stage = cases[i].stage;
@@ -989,7 +989,7 @@ static void test_saved(void) {
 
 /* ---- no array of tokens by vocabulary ---- */
 
-/* of the head: rows whose logits are there at a time */
+/* of the vocab: rows whose logits are there at a time */
 enum { WIDE_VOCAB = 8192, HEAD_ROWS = 256 };
 static const seqpar_llama_config wide = {.layers = 1,
                                          .hidden = 8,
@@ -1016,14 +1016,14 @@ static wide_seen wide_end(int64_t before, int64_t tokens) {
 }
 
 /* A step on twice the tokens needs far less than logits for each; and no block is larger
-   than the head's chunk of them, whether a rank's tokens make one chunk or many. */
+   than the vocab's chunk of them, whether a rank's tokens make one chunk or many. */
 static void expect_no_logits(const wide_seen *half, const wide_seen *whole, int64_t ranks) {
     int64_t chunk = HEAD_ROWS * WIDE_VOCAB * FLOAT, more = whole->tokens - half->tokens;
     test_expect(half->tokens / ranks >= 2 * HEAD_ROWS && more >= half->tokens / 2,
                 "%lld and %lld tokens on %lld ranks are too few to tell",
                 (long long)half->tokens, (long long)whole->tokens, (long long)ranks);
     test_expect(whole->largest <= chunk + 4096,
-                "a block of %lld bytes, the chunk of the head has %lld",
+                "a block of %lld bytes, the chunk of the vocab has %lld",
                 (long long)whole->largest, (long long)chunk);
     test_expect(whole->peak - half->peak < more * WIDE_VOCAB * FLOAT / 8,
                 "%lld tokens more need %lld bytes more, their logits would be %lld",

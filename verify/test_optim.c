@@ -280,7 +280,7 @@ static void check_misuse(int which) {
     test_end("plain_%s", misuses[which].name);
 }
 
-/* ---- the head alone ---- */
+/* ---- the vocabulary projection alone ---- */
 
 enum { TOKENS = 37, HIDDEN = 6, VOCAB = 11 };
 typedef struct head_result {

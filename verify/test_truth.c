@@ -1007,7 +1007,7 @@ static void test_token_zero(void) {
     corpus_free(&c);
 }
 
-/* ---- two batches open at a time, token weights, and the two entries of the head ---- */
+/* ---- two batches open at a time, token weights, and the two entries of the vocab ---- */
 
 typedef struct interleaving { /* one run of two micro-batches */
     const truth *truth;
@@ -1178,7 +1178,7 @@ static void expect_same_interleaving(const interleaving *a, const interleaving *
         test_expect(!memcmp(a->values[i], b->values[i], (size_t)tokens * sizeof(double)),
                     "%s: value %d differs", what, i);
         test_expect(!memcmp(a->values[i], a->early[i], (size_t)tokens * sizeof(double)),
-                    "%s: value %d of the head's two entries differs", what, i);
+                    "%s: value %d of the vocab's two entries differs", what, i);
     }
     test_expect(!memcmp(a->gradient, b->gradient, (size_t)n * sizeof(double)),
                 "%s: gradients differ by %.2e", what,
@@ -1262,7 +1262,7 @@ static void test_interleaving(void) {
     test_expect(t.task.batch.rows > 1, "the batch has one row only");
     want = weighted_truth(&t, weights);
     for (i = 0; i < 8; i++) check_interleaving(&t, weights, &want, i);
-    test_end("two_batches_open_at_a_time, token weights, both entries of the head");
+    test_end("two_batches_open_at_a_time, token weights, both entries of the vocab");
     free(want.logp);
     free(want.entropy);
     free(want.lse);

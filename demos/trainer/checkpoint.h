@@ -255,7 +255,7 @@ static seqpar_status demo_load_tensor(const demo_transfer *s, seqpar_safetensors
     char name[128];
     snprintf(name, sizeof name, "%s%s", prefix, t->name);
     seqpar_safetensors_tensor wanted = demo_tensor(t, name, SEQPAR_SAFETENSORS_NONE);
-    /* the head is new */
+    /* the score head is new */
     if (s->model->config.score && tensor == s->model->tensor_count - 1 &&
         !seqpar_safetensors_find(file, name))
         return SEQPAR_OK;

@@ -1136,7 +1136,7 @@ static seqpar_status demo_window_values(demo_rank *r, demo_window *w, demo_rows_
     return status;
 }
 
-/* Of what the head of a model says of a token, and of the seed that goes back. */
+/* Of the values of one token (log-prob or score), and of the seed that goes back. */
 __attribute__((unused)) static int demo_value_dtype(const demo_rank *r,
                                                     const seqpar_llama *model) {
     return model->config.score ? r->device->storage : r->device->accumulator;
