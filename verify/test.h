@@ -16,6 +16,7 @@ static int test_passed, test_failed, test_skipped;
 static uint64_t test_seed = 1;
 static const char *test_program = "test";
 static char test_why[768]; /* first reason the running test is wrong */
+static const char *test_text; /* the running test, as main calls it */
 #ifdef TEST_FAULTS
 int seqpar__fault; /* the number of the mistake that is on (verify/faults.tsv) */
 #endif
@@ -31,6 +32,38 @@ __attribute__((unused)) static void test_begin(int argc, char **argv) {
     printf("# %s --seed %llu\n", test_program, (unsigned long long)test_seed);
     setvbuf(stdout, NULL, _IOLBF, 0);
 }
+
+/* `text` begins with one of the texts joined by + in `list`; blanks do not count. */
+static int test_listed(const char *text, const char *list) {
+    const char *t = text;
+    for (; *list && *list != '+'; list++) {
+        if (*list == ' ') continue;
+        while (*t == ' ') t++;
+        if (*t++ != *list) {
+            list = strchr(list, '+');
+            return list ? test_listed(text, list + 1) : 0;
+        }
+    }
+    return 1;
+}
+
+static uint64_t test_state = 88172645463325252u;
+__attribute__((unused)) static int test_wanted(const char *text, uint64_t turn) {
+    const char *only = getenv("TEST_ONLY");
+    test_text = text;
+    test_state = UINT64_C(88172645463325252) + test_seed + (turn << 32);
+    for (; *text; text++) test_state = test_state * 31 + (unsigned char)*text;
+    return !only || test_listed(test_text, only);
+}
+
+/* One test of a suite's main. Its random numbers come from the seed, its text and how often it
+   ran before: with TEST_ONLY="test_grids(1)+test_truth" (texts, or how they begin) it is the
+   same test without the others. */
+#define TEST(call)                                 \
+    do {                                           \
+        static uint64_t turn;                      \
+        if (test_wanted(#call, turn++)) call;      \
+    } while (0)
 
 /* Remembers the first failed condition of a test. */
 __attribute__((unused, format(printf, 2, 3))) static int test_expect(int condition,
@@ -53,11 +86,13 @@ __attribute__((unused, format(printf, 1, 2))) static void test_end(const char *f
     va_start(args, format);
     vsnprintf(name, sizeof name, format, args);
     va_end(args);
-    if (test_why[0])
-        printf("FAIL %s: %s\n     replay: %s --seed %llu\n", name, test_why, test_program,
-               (unsigned long long)test_seed);
-    else
+    if (test_why[0]) {
+        printf("FAIL %s: %s\n     replay: ", name, test_why);
+        if (test_text) printf("TEST_ONLY='%s' ", test_text);
+        printf("%s --seed %llu\n", test_program, (unsigned long long)test_seed);
+    } else {
         printf("ok %s\n", name);
+    }
     if (test_why[0])
         test_failed++;
     else
@@ -75,7 +110,7 @@ __attribute__((unused)) static int test_summary(void) {
     printf("%d passed, %d failed", test_passed, test_failed);
     if (test_skipped) printf(", %d skipped", test_skipped);
     printf("\n");
-    return test_failed || !test_passed;
+    return test_failed ? 1 : test_passed ? 0 : 2; /* 2: nothing ran */
 }
 
 /* Relative L2 distance; NaN or infinity anywhere gives infinity. */
@@ -93,7 +128,6 @@ __attribute__((unused)) static double test_distance(const double *got, const dou
 }
 
 /* splitmix64: the tests' own random numbers */
-static uint64_t test_state = 88172645463325252u;
 __attribute__((unused)) static uint64_t test_random(void) {
     uint64_t z = (test_state += UINT64_C(0x9e3779b97f4a7c15));
     z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);

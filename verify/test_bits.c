@@ -717,17 +717,16 @@ int main(int argc, char **argv) {
     const char *fewer = getenv("TEST_WAYS"); /* sanitizers are slow */
     int64_t ways = fewer ? atoll(fewer) : 0;
     test_begin(argc, argv);
-    test_state += test_seed;
-    for (int device = 0; device < 3; device++) test_room(device);
-    for (int device = 0; device < 3; device++) test_room_beside(device);
-    test_room_refused();
-    test_masters();
-    test_cost();
-    test_law();
-    test_ways(0, 0, ways ? ways : 44);
-    test_ways(0, 1, ways ? ways : 33);
-    test_ways(1, 1, ways ? 1 : 11);
-    test_ways(2, 0, ways ? 1 : 22);
-    test_ways(2, 1, ways ? 2 : 11);
+    for (int device = 0; device < 3; device++) TEST(test_room(device));
+    for (int device = 0; device < 3; device++) TEST(test_room_beside(device));
+    TEST(test_room_refused());
+    TEST(test_masters());
+    TEST(test_cost());
+    TEST(test_law());
+    TEST(test_ways(0, 0, ways ? ways : 44));
+    TEST(test_ways(0, 1, ways ? ways : 33));
+    TEST(test_ways(1, 1, ways ? 1 : 11));
+    TEST(test_ways(2, 0, ways ? 1 : 22));
+    TEST(test_ways(2, 1, ways ? 2 : 11));
     return test_summary();
 }

@@ -2081,28 +2081,27 @@ static void test_runs_of_jobs(void) {
 
 int main(int argc, char **argv) {
     test_begin(argc, argv);
-    test_state += test_seed;
     reference = counting(seqpar_device_reference());
     fast = counting(seqpar_device_cpu(1));
     fast_threads = seqpar_device_cpu(3);
     bf16 = counting(test_device_bf16());
     bf16_reference = strcmp(bf16->name, "cuda") ? bf16 : seqpar_device_reference_bf16();
-#define X(op) test_op(#op, OP_##op);
+#define X(op) TEST(test_op(#op, OP_##op));
     SEQPAR_DEVICE_OPS(X)
 #undef X
-    test_transfer(reference, SEQPAR_DTYPE_F64);
-    test_transfer(fast, SEQPAR_DTYPE_F32);
-    test_transfer(bf16, SEQPAR_DTYPE_BF16);
-    test_transfer(bf16, SEQPAR_DTYPE_F32);
+    TEST(test_transfer(reference, SEQPAR_DTYPE_F64));
+    TEST(test_transfer(fast, SEQPAR_DTYPE_F32));
+    TEST(test_transfer(bf16, SEQPAR_DTYPE_BF16));
+    TEST(test_transfer(bf16, SEQPAR_DTYPE_F32));
     seqpar_device_close(reference);
     seqpar_device_close(fast);
     seqpar_device_close(fast_threads);
     if (bf16 != bf16_reference) seqpar_device_close(bf16_reference);
     seqpar_device_close(bf16);
 #ifndef TEST_CUDA /* it is the CPU device's */
-    test_own_product();
-    test_backward_blocks();
-    test_runs_of_jobs();
+    TEST(test_own_product());
+    TEST(test_backward_blocks());
+    TEST(test_runs_of_jobs());
 #endif
     return test_summary();
 }

@@ -869,20 +869,20 @@ static void test_gradient(int kind) {
 
 int main(int argc, char **argv) {
     test_begin(argc, argv);
-    test_segments();
-    test_golden();
-    test_identities();
-    test_refused();
-    test_derivatives();
-    for (int kind = 0; kind < OBJECTIVES; kind++) test_truth(kind, 0);
-    test_truth(OBJECTIVE_POLICY, 0.7);
-    test_truth(OBJECTIVE_GRPO, 1.3);
-    for (int kind = 0; kind < OBJECTIVES; kind++) test_gradient(kind);
+    TEST(test_segments());
+    TEST(test_golden());
+    TEST(test_identities());
+    TEST(test_refused());
+    TEST(test_derivatives());
+    for (int kind = 0; kind < OBJECTIVES; kind++) TEST(test_truth(kind, 0));
+    TEST(test_truth(OBJECTIVE_POLICY, 0.7));
+    TEST(test_truth(OBJECTIVE_GRPO, 1.3));
+    for (int kind = 0; kind < OBJECTIVES; kind++) TEST(test_gradient(kind));
     for (int kind = 0; kind < OBJECTIVES; kind++) {
-        test_contract(kind, 1);
-        test_contract(kind, 0);
-        test_contract(kind, 2);
+        TEST(test_contract(kind, 1));
+        TEST(test_contract(kind, 0));
+        TEST(test_contract(kind, 2));
     }
-    for (int kind = 0; kind < OBJECTIVES; kind++) test_edges(kind);
+    for (int kind = 0; kind < OBJECTIVES; kind++) TEST(test_edges(kind));
     return test_summary();
 }

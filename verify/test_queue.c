@@ -495,35 +495,35 @@ static void test_needs_events(void) {
 int main(int argc, char **argv) {
     test_begin(argc, argv);
 #ifdef QUEUE_NCCL
-    test_needs_events();
+    TEST(test_needs_events());
 #else
-    test_waits();
-    test_lists();
-    test_own_queue();
-    test_capture();
+    TEST(test_waits());
+    TEST(test_lists());
+    TEST(test_own_queue());
+    TEST(test_capture());
 #endif
-    test_step(OBJECTIVE_DPO,
-              (objective_way){.dp = 1,
-                              .sp = 3,
-                              .accumulation = 1,
-                              .layout = SEQPAR_LAYOUT_CONTIGUOUS,
-                              .schedule = SEQPAR_SCHEDULE_LLAMA3,
-                              .zero_stage = 2},
-              test_seed + 2);
-    test_step(OBJECTIVE_SFT,
-              (objective_way){.dp = 2,
-                              .sp = 1,
-                              .accumulation = 1,
-                              .layout = SEQPAR_LAYOUT_ZIGZAG,
-                              .zero_stage = 1},
-              test_seed + 1);
-    test_step(OBJECTIVE_SFT,
-              (objective_way){.dp = 1,
-                              .sp = 2,
-                              .accumulation = 1,
-                              .layout = SEQPAR_LAYOUT_ZIGZAG,
-                              .schedule = SEQPAR_SCHEDULE_RING},
-              test_seed);
-    test_attention();
+    TEST(test_step(OBJECTIVE_DPO,
+                   (objective_way){.dp = 1,
+                                   .sp = 3,
+                                   .accumulation = 1,
+                                   .layout = SEQPAR_LAYOUT_CONTIGUOUS,
+                                   .schedule = SEQPAR_SCHEDULE_LLAMA3,
+                                   .zero_stage = 2},
+                   test_seed + 2));
+    TEST(test_step(OBJECTIVE_SFT,
+                   (objective_way){.dp = 2,
+                                   .sp = 1,
+                                   .accumulation = 1,
+                                   .layout = SEQPAR_LAYOUT_ZIGZAG,
+                                   .zero_stage = 1},
+                   test_seed + 1));
+    TEST(test_step(OBJECTIVE_SFT,
+                   (objective_way){.dp = 1,
+                                   .sp = 2,
+                                   .accumulation = 1,
+                                   .layout = SEQPAR_LAYOUT_ZIGZAG,
+                                   .schedule = SEQPAR_SCHEDULE_RING},
+                   test_seed));
+    TEST(test_attention());
     return test_summary();
 }

@@ -1274,17 +1274,16 @@ static void test_interleaving(void) {
 
 int main(int argc, char **argv) {
     test_begin(argc, argv);
-    test_state += test_seed;
-    test_tiny();
-    test_fp32_limit();
-    test_token_zero();
-    test_interleaving();
-    test_isolation();
-    test_pads();
-    test_equivariance();
-    test_unequal();
+    TEST(test_tiny());
+    TEST(test_fp32_limit());
+    TEST(test_token_zero());
+    TEST(test_interleaving());
+    TEST(test_isolation());
+    TEST(test_pads());
+    TEST(test_equivariance());
+    TEST(test_unequal());
     for (int layout = 0; layout < SEQPAR_LAYOUT_COUNT; layout++)
-        if (!layout_on_grid(layout)) test_cutting(layout);
-    test_directions(200);
+        if (!layout_on_grid(layout)) TEST(test_cutting(layout));
+    TEST(test_directions(200));
     return test_summary();
 }
