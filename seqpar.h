@@ -560,11 +560,11 @@ SEQPAR_DEF seqpar_status seqpar_run_threads(int64_t ranks, seqpar_rank_fn fn, vo
                                             seqpar_error *error);
 
 /* ---- fold: one order for every sum ----------------------------------------------------------
-   A fold is a binary tree over leaves with fixed numbers: node (level, index) covers the
-   leaves [index << level, (index + 1) << level). Which leaves exist is known beforehand, so
-   an absent leaf is skipped exactly, and the shape never depends on who came first. Values
-   are combined as soon as both siblings are there. What a rank has to do becomes a *program*
-   of a stack machine that a device runs. */
+   A fold is a sum in a binary tree over numbered leaves: node (level, index) is the sum of the
+   leaves [index << level, (index + 1) << level). Which leaves exist is known beforehand. An
+   absent leaf is skipped: its sibling stands for their parent. So the order of additions never
+   depends on what comes first. What a rank has to do is written down as a program of a stack
+   machine, which a device runs. */
 typedef struct seqpar_node {
     int64_t level, index;
 } seqpar_node;
@@ -572,9 +572,9 @@ typedef struct seqpar_node {
 enum {
     SEQPAR_FOLD_LEAF,    /* compute leaf `index` and push it */
     SEQPAR_FOLD_EXTEND,  /* compute leaf `index` on top of the value that is on the stack */
-    SEQPAR_FOLD_LOAD,    /* push stored value `index` */
-    SEQPAR_FOLD_COMBINE, /* pop two values, push their combination (commutative to the bit) */
-    SEQPAR_FOLD_STORE,   /* pop into stored value `index` */
+    SEQPAR_FOLD_LOAD,    /* push the value that is stored at place `index` */
+    SEQPAR_FOLD_COMBINE, /* pop two values, push their sum, whichever is on top */
+    SEQPAR_FOLD_STORE,   /* pop into place `index` */
     SEQPAR_FOLD_FINISH   /* pop into the result */
 };
 
@@ -586,35 +586,37 @@ typedef struct seqpar_fold {
     /* (leaf_count) the numbers of all leaves that exist, rising; borrowed */
     const int64_t *leaves;
     int64_t leaf_count;
-    seqpar_node *pending; /* stored values waiting for their sibling, and their places */
-    int32_t *pending_at;
+    seqpar_node *pending; /* (pending_count) stored values that wait for their sibling, */
+    int32_t *pending_at;  /* and the places where they are stored */
     int64_t pending_count, pending_capacity;
-    int64_t slots_high, depth_high; /* most store and stack places in use at a time */
+    int64_t slots_high, depth_high; /* most places of store and of stack in use at a time */
     seqpar_fold_op *program;
     int64_t program_count, program_capacity;
     int done; /* everything is combined into one value */
-    /* set after init: no tree but one value, extended in order of pushes until the
-       leaf_count-th */
+    /* 1, set by the caller after init: no tree; leaves are added to one value in the order in
+       which they are pushed, until there were leaf_count */
     int running;
-    int64_t taken;
+    int64_t taken; /* running: pushed so far */
     struct seqpar__span *stack, *spans; /* values on the stack; those of the pending values */
     int64_t stack_count, stack_capacity, spans_capacity;
-    /* (leaf_count) 1 + the pending value that is joined where this leaf begins; NULL until
-       one is stored */
+    /* (leaf_count) where a pending value will be joined to its sibling: 1 + its number among
+       the pending; else 0. NULL until a value is stored */
     int32_t *waiting;
-    int32_t *vacant; /* places below slots_high that are free: a heap, the lowest first */
+    int32_t *vacant; /* free places below slots_high: a heap, the lowest first */
     int64_t vacant_count, vacant_capacity;
     int64_t next; /* the leaf behind the last one pushed */
 } seqpar_fold;
 
+/* leaves (leaf_count, rising): borrowed until seqpar_fold_free. */
 SEQPAR_DEF void seqpar_fold_init(seqpar_fold *fold, const int64_t *leaves, int64_t leaf_count);
 SEQPAR_DEF void seqpar_fold_free(seqpar_fold *fold);
-/* Appends to the program: push value `operand` by `op` (LEAF, EXTEND or LOAD) as node,
-   combine what can be. */
+/* Appends to the program: push `operand` by `op` (LEAF, EXTEND or LOAD), which is the value of
+   `node`, and combine it with whatever siblings are there. Nodes of one program are pushed in
+   rising order. MEMORY. */
 SEQPAR_DEF seqpar_status seqpar_fold_push(seqpar_fold *fold, seqpar_node node, int32_t op,
                                           int32_t operand);
-/* Ends one program: what is left on the stack is stored (or finished). The caller runs
-   fold->program and sets program_count to 0 before the next push. */
+/* Ends one program: stores what is left on the stack. The caller then runs fold->program, and
+   sets program_count to 0 before the next push. MEMORY. */
 SEQPAR_DEF seqpar_status seqpar_fold_flush(seqpar_fold *fold);
 
 /* ---- pack: documents to rows --------------------------------------------------------------*/
@@ -2221,27 +2223,38 @@ SEQPAR_DEF double seqpar_log(double x) {
 /* =============================================================================================
    >>fold  one order for every sum
 
-   A row of S tokens is cut at absolute positions into L chunks,
-   chunk i = [iS/L, (i+1)S/L). A rank's share is whole chunks. Every sum over tokens - a
-   weight gradient, dK and dV, a loss - is one partial per chunk, combined in a binary tree
-   over the chunk numbers. Which chunks exist is known beforehand from the mask, so
-   an absent leaf is skipped exactly and the shape of the tree never depends on who came
-   first. L is part of the row and recorded with it: by default 32, from 8,192 tokens on
-   doubled until a chunk holds 256 at most (2,048 chunks are the limit), never a function of
-   P. A step's tree has rows above chunks, so data parallelism and accumulation only decide
-   who computes which leaf; aligned runs of rows are the micro-batches, and shorter ones
-   within each go to the D ranks, so that a micro-batch leaves one node behind and not one a
-   rank. What a rank has to do becomes a program of a small stack machine (push leaf,
-   combine, store), written on the host and run by the device; sender and receiver derive the
-   same node lists from the same mask, so messages need no headers.
+   A sum of floating-point numbers depends on the order of its additions. That order must not
+   depend on the number of ranks, on who holds a token, or on what arrives first. So every sum
+   over tokens - a weight gradient, dK and dV, a loss - is taken in one binary tree.
+
+   A row of S tokens is cut at absolute positions into L chunks, chunk i = [iS/L, (i+1)S/L).
+   The sum over one chunk, in order of its tokens, is a leaf; a leaf's number is its chunk's.
+   Neighbours in the tree are combined as soon as both are there. A leaf may be absent, because
+   a mask hides a block or a row has no token there; then its sibling stands for their parent,
+   and no 0 is added. All ranks know beforehand which leaves exist. L belongs to the row
+   (seqpar_grid_default_chunks) and is no function of the number of ranks.
 
        chunk (leaf)   0   1   2   3   4   5   6   7     a rank that holds the chunks 2 to 5
-                       \ /     \ /     \ /     \ /      keeps the nodes 1 and 2 of level 1:
-       level 1          0       1       2       3       they have other siblings. Their owner
-                         \     /         \     /        adds 0 + 1, then 2 + 3, then both,
-       level 2             0               1            whoever sends what first.
-                            \             /
+                       \ /     \ /     \ /     \ /      is left with the nodes 1 and 2 of
+       level 1          0       1       2       3       level 1: their siblings are elsewhere.
+                         \     /         \     /        The owner of the sum adds 0 + 1, then
+       level 2             0               1            2 + 3, then both, whoever sends what
+                            \             /             first.
        level 3                     0
+
+   A step of several rows has one tree, with the rows above their chunks: data-parallel ranks
+   and micro-batches only decide who computes which leaf. They are dealt aligned runs of rows,
+   micro-batches first, so that a micro-batch leaves one node behind and not one a rank.
+
+   What a rank has to do is written down as a program of a small stack machine. The rank above
+   runs, with its own leaves counted from 0,
+
+       LEAF 0  LEAF 1  COMBINE  LEAF 2  LEAF 3  COMBINE  STORE 1  STORE 0
+
+   The host writes programs (seqpar_fold_push, seqpar_fold_flush), a device runs them: the
+   kernel that computes leaves adds in the right order and knows nothing of trees and ranks.
+   Sender and receiver write the same list of nodes from the same mask, so messages need no
+   headers.
    ========================================================================================== */
 
 static int64_t seqpar__lower_bound(const int64_t *sorted, int64_t count, int64_t key) {
@@ -2274,12 +2287,15 @@ static int64_t seqpar__seek(const int64_t *sorted, int64_t count, int64_t from, 
     return low + seqpar__lower_bound(sorted + low, SEQPAR__MIN(high, count) - low, key);
 }
 
-/* Leaves [begin, end) of a list, which are all there is under some node; how the numbers of
-   the first and the last differ from their neighbours'. The lower the first bit that differs
-   the sooner they meet: a node is joined at that end of its span. */
-/* leaf: number of the first */
+/* A value in a fold: the sum of the leaves [begin, end) of the list. Where it is joined next
+   follows from the numbers of the leaves at its ends. `before` is the exclusive or of leaf
+   begin - 1 and leaf begin, `after` that of leaf end - 1 and leaf end; the highest bit says at
+   which level the two meet. The end with the lower number meets its neighbour first. Beyond
+   the ends of the list both are INT64_MAX: then the value is the whole sum. */
 typedef struct seqpar__span {
-    int64_t begin, end, leaf, before, after;
+    int64_t begin, end;
+    int64_t leaf; /* number of leaf `begin` */
+    int64_t before, after;
 } seqpar__span;
 
 static int64_t seqpar__leaves_differ(const int64_t *leaves, int64_t count, int64_t i) {
@@ -2304,7 +2320,7 @@ static void seqpar__spans_join(seqpar__span *a, const seqpar__span *b) {
     a->after = b->after;
 }
 
-/* The highest node over just these leaves: the one whose sibling has others. */
+/* The highest node that has these leaves and no others under it; its sibling has some. */
 static seqpar_node seqpar__span_node(const seqpar__span *s) {
     int64_t differ = SEQPAR__MIN(s->before, s->after);
     seqpar_node node;
@@ -2348,7 +2364,7 @@ static int seqpar__fold_emit(seqpar_fold *fold, int32_t op, int32_t index) {
     return 1;
 }
 
-/* The lowest place that no pending value is stored at. */
+/* The lowest free place of the store. */
 static int32_t seqpar__fold_slot(seqpar_fold *fold) {
     int32_t slot, *heap = fold->vacant, last;
     int64_t i = 0, child;
@@ -2380,6 +2396,7 @@ static int seqpar__fold_vacate(seqpar_fold *fold, int32_t slot) {
     return 1;
 }
 
+/* Where a value and its sibling touch: the same number for both. */
 static int64_t seqpar__span_joint(const seqpar__span *s) {
     return s->before < s->after ? s->begin : s->end;
 }
@@ -2404,7 +2421,7 @@ static int seqpar__fold_keep(seqpar_fold *fold, seqpar_node node, int32_t at) {
     return 1;
 }
 
-/* A value of the tree leaves the stack for a place, where its sibling finds it. */
+/* A value leaves the stack for the store, where its sibling will find it. */
 static seqpar_status seqpar__fold_store(seqpar_fold *fold, const seqpar__span *value) {
     int32_t slot = seqpar__fold_slot(fold);
     void *spans = fold->spans;
@@ -2419,7 +2436,7 @@ static seqpar_status seqpar__fold_store(seqpar_fold *fold, const seqpar__span *v
     return seqpar__fold_emit(fold, SEQPAR_FOLD_STORE, slot) ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
 }
 
-/* Its sibling takes a value back; the last one moves to where it was noted. */
+/* Takes a stored value back for its sibling; the last pending value takes its entry. */
 static seqpar_status seqpar__fold_load(seqpar_fold *fold, int64_t joint, seqpar__span *value) {
     int64_t i = fold->waiting[joint] - 1, last = --fold->pending_count;
     int32_t slot = fold->pending_at[i];
@@ -2434,7 +2451,8 @@ static seqpar_status seqpar__fold_load(seqpar_fold *fold, int64_t joint, seqpar_
                : SEQPAR_ERR_MEMORY;
 }
 
-/* The one value is the first and only pending, at -1 while it is on the stack. */
+/* A fold without a tree: one value, which is the only pending one, at -1 while it is on the
+   stack. */
 static seqpar_status seqpar__fold_run_on(seqpar_fold *fold, seqpar_node node, int32_t operand) {
     int first = fold->taken++ == 0;
     fold->depth_high = 2; /* a kernel that cannot extend puts its leaf beside the value */
@@ -2451,7 +2469,7 @@ static seqpar_status seqpar__fold_run_on(seqpar_fold *fold, seqpar_node node, in
     return seqpar__fold_emit(fold, SEQPAR_FOLD_FINISH, 0) ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
 }
 
-/* Where the next value is to say where it stands among the leaves, before it is added. */
+/* Room for the span of the next value; seqpar__fold_add then pushes it. */
 static seqpar__span *seqpar__fold_next(seqpar_fold *fold) {
     void *stack = fold->stack;
     if (fold->stack_count == fold->stack_capacity) {
@@ -2529,10 +2547,9 @@ static seqpar_node seqpar__leaf_node(int64_t leaf) {
     return node;
 }
 
-/* What one party does with its own leaves alone, and what it is left with. Known to
-   everybody who knows its leaves, so that sender and receiver agree on a message without a
-   word. Program: leaf i is own[i]; node n (rising) is stored at n, also if it is the whole
-   sum. */
+/* What one rank does with its own leaves alone, and the nodes it is left with. Whoever knows
+   its leaves can write this down, so sender and receiver agree on a message. In the program
+   leaf i is own[i]; node n (rising) is stored at n, also where it is the whole sum. */
 typedef struct seqpar__partial {
     seqpar_fold_op *program;
     int64_t program_count, depth;
@@ -2546,8 +2563,9 @@ static void seqpar__partial_free(seqpar__partial *p) {
     memset(p, 0, sizeof *p);
 }
 
-/* Folds leaves (rising) as far as they go: leaf i is operands[i], NULL: i. Writes 2 count
-   operations and leaves the nodes in front. */
+/* Combines rising leaves as far as they go; leaf i has the operand operands[i] (NULL: i).
+   Writes 2 count operations. The nodes that are left stand in front of `leaves`; returns how
+   many. */
 static int64_t seqpar__spans_fold(seqpar__span *leaves, int64_t count, const int32_t *operands,
                                   seqpar_fold_op *program, int64_t *depth) {
     int64_t top = 0;
@@ -4186,22 +4204,30 @@ SEQPAR_DEF seqpar_status seqpar_run_threads(int64_t ranks, seqpar_rank_fn fn, vo
 }
 
 /* =============================================================================================
-   >>ctx  one rank
+   >>ctx  one rank: its mesh, its device, its memory
 
-   What two calls must agree on is asked, or comes from one place. Opening a context, an
-   attention, an optimizer and a step compares eight bytes over the ranks; only where they
-   differ a second exchange finds out what (rows, layout, window, learning rate, ...) and on
-   which rank. A share knows what it is a share of, and the fold of a micro-batch is given
-   for its share alone: a batch that was split otherwise than its step, other rows, a
-   gradient that is missing or comes twice end with a sentence. One rank asks nobody.
+   A context holds what a rank works with: the world; sp, the ranks that share its sequences; a
+   device; counters of the device memory in use. Ranks of one sequence are neighbours:
+
+       world rank   0 1 2 3   4 5 6 7        sp_size 4, dp_size 2
+       dp_rank      0 0 0 0   1 1 1 1
+       sp_rank      0 1 2 3   0 1 2 3
+
+   Ranks that were given different things would wait for each other, or compute what nobody
+   asked for. So whoever opens a context, an attention, an optimizer or a step compares eight
+   bytes over the ranks. Only where they differ a second exchange finds out what differs (rows,
+   layout, window, ...) and on which rank. One rank asks nobody.
+
+   A step asks for the same sizes of memory as the step before. Freed buffers are therefore
+   kept for the next one of their size; what is kept and what is in use is never more than the
+   peak.
    ========================================================================================== */
 
 /* Something that all ranks of a comm must have been given alike. */
-/* digest: the value says nothing to a reader */
 typedef struct seqpar__given {
     const char *name;
     int64_t value;
-    int digest;
+    int digest; /* 1: the value is a hash, not to be shown */
 } seqpar__given;
 
 static int64_t seqpar__given_real(double x) { /* numbers differ where their bits do */
@@ -4337,7 +4363,8 @@ SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world,
         return ctx->error->status ? ctx->error->status
                                   : seqpar__no_memory(ctx->error, "a device");
     SEQPAR__TRY(seqpar__check_operations(ctx->error, device));
-    /* a claim: of ranks that were given the same device one finds its own below */
+    /* a claim: where ranks were given one device by mistake, one of them finds its own below,
+       the others do not */
     if (!device->contexts) device->error = ctx->error;
     SEQPAR__TRY(seqpar__ranks_agree(world, "a context", given, 3));
     if (device->error != ctx->error)
@@ -4447,18 +4474,34 @@ static void *seqpar__at(const void *base, int64_t element, int dtype) {
 /* =============================================================================================
    >>plan  a schedule is data
 
-   SP ranks are a grid of positions and members: members exchange tokens
-   for heads (Ulysses), positions pass k and v around (ring) or gather them (llama3); 2D is
-   both. A plan lists what one rank does - exchange, shift, wait, compute, return, fold - and
-   one executor runs them all; communication is begun before the block that hides it. A
-   ring's message is the rows that somebody further on its way sees: all ranks know the mask,
-   so sender and receiver agree on it. Zigzag rings run downwards, from rank r to r - 1:
-   above position 0 a causal mask needs both halves of a share, behind it the early half
-   alone, and a quarter of all bytes never travels; other layouts run upwards, where a causal
-   mask or a window saves half and more. verify/seqpar_check.h plays the plans of all ranks
-   on paper: seqpar_plan_check refuses, with rank and operation, a block dropped or doubled,
-   a slot read too early, a message nobody takes; seqpar_plan_cost_of counts FLOPs and bytes
-   without running anything.
+   A plan is the list of what one rank does in an attention: begin an exchange, wait for it,
+   compute with the keys of one source, send gradients back. A schedule is a function that
+   writes plans; one executor (>>attn) runs them all, and a checker (verify/seqpar_check.h)
+   plays the plans of all ranks on paper and refuses a block that is dropped or doubled, a
+   slot that is read too early, a message that nobody takes.
+
+   The forward plan of rank 0 of 3 in a ring that runs upwards:
+
+       SHIFT    slot 0 to rank 1, slot 1 from rank 2      slot 0: the own keys
+       COMPUTE  own queries x slot 0, keys of rank 0      meanwhile the bytes travel
+       WAIT
+       SHIFT    slot 1 to rank 1, slot 2 from rank 2
+       COMPUTE  own queries x slot 1, keys of rank 2
+       WAIT
+       COMPUTE  own queries x slot 2, keys of rank 1
+
+   Backward, RETURN follows each COMPUTE of other ranks' keys: their dk and dv go straight to
+   their owner. FOLD waits for what others return to this rank, and sums it.
+
+   SP ranks are a grid of positions and members. Members exchange tokens for heads (Ulysses);
+   positions pass keys round (ring) or gather them (llama3). 2D is both.
+
+   In a ring, keys travel only as far as somebody further on sees them. All ranks know the
+   mask, so sender and receiver agree. The direction matters: under a causal mask a zigzag
+   rank's keys are wanted whole by the ranks below it, and only their early half by the ranks
+   above it. Running downwards, from rank r to r - 1, they meet the ranks below first, and the
+   late half stops at position 0: a quarter of all bytes never travels. Other layouts run
+   upwards, where a causal mask or a window saves half and more.
    ========================================================================================== */
 
 SEQPAR_DEF const char *seqpar_schedule_name(int schedule) {
@@ -6771,14 +6814,14 @@ static int64_t seqpar__vocab_rows_max(const seqpar_vocab_desc *desc) {
 static seqpar_status seqpar__check_vocab(seqpar_error *error, const seqpar_vocab_desc *desc) {
     if (desc->hidden <= 0 || desc->vocab <= 0)
         return seqpar_fail(error, SEQPAR_ERR_SIZE,
-                           "the vocabulary projection has hidden %lld and vocab %lld; both must be "
-                           "positive",
+                           "the vocabulary projection has hidden %lld and vocab %lld; both must "
+                           "be positive",
                            (long long)desc->hidden, (long long)desc->vocab);
     if (desc->hidden > SEQPAR_MAX_WIDTH || desc->vocab > SEQPAR_MAX_VOCAB)
         return seqpar_fail(
             error, SEQPAR_ERR_SIZE,
-            "the vocabulary projection has hidden %lld and vocab %lld; at most %lld and %lld are "
-            "possible",
+            "the vocabulary projection has hidden %lld and vocab %lld; at most %lld and %lld "
+            "are possible",
             (long long)desc->hidden, (long long)desc->vocab, (long long)SEQPAR_MAX_WIDTH,
             (long long)SEQPAR_MAX_VOCAB);
     if (!(desc->temperature >= 0) || desc->temperature > 1e30)
@@ -6972,8 +7015,7 @@ SEQPAR_DEF int64_t seqpar_vocab_places(const seqpar_share *share, const seqpar_t
     if (seqpar__vocab_run_new(&r, share, fold))
         (void)seqpar__vocab_runs(&c, &r, share);
     else
-        r.places = fold->depth; /* at least as many; seqpar_vocab_backward finds no memory either
-                                 */
+        r.places = fold->depth; /* at least as many; the call itself finds no memory either */
     seqpar__vocab_run_free(&r);
     return r.places;
 }
@@ -6983,8 +7025,8 @@ static seqpar_status seqpar__check_vocab_fold(seqpar_error *error, const seqpar_
     int64_t leaves = 0;
     if (!share || !fold)
         return seqpar_fail(error, SEQPAR_ERR_STEP,
-                           "seqpar_vocab_backward has a share or a fold alone; give both, or neither "
-                           "for a plain sum over the tokens");
+                           "seqpar_vocab_backward has a share or a fold alone; give both, or "
+                           "neither for a plain sum over the tokens");
     for (int64_t i = 0; i < fold->program_count; i++)
         leaves += fold->program[i].op == SEQPAR_FOLD_LEAF;
     return leaves == share->count
