@@ -4720,43 +4720,76 @@ SEQPAR_DEF void seqpar_plan_free(seqpar_plan *plan) {
 /* =============================================================================================
    >>attn  the executor
 
-   A mask is one range. Query t sees the positions [begin, end): documents bound it, the
-   window how far back, a prefix how far ahead. Softcap changes scores, a sink is one more
-   score added when a row ends, dropout is drawn by (row, head, query, key): none of them
-   knows of ranks, so every layout and schedule has them all. A query or key piece that no
-   range touches does not exist as a leaf.
+   Attention of the own queries to all keys that they see, wherever these lie, and its
+   gradients. seqpar_attn_open works everything out on the host: masks, sums, messages. Forward
+   and backward then run a plan (>>plan), which only moves bytes and calls the device.
 
-   Attention. A block is (query chunk x key chunk). Forward: per query row the blocks' states
-   (m, l, o) are folded over key chunks. dQ is folded over key chunks, dK and dV over query
-   chunks: the visiting rank sends its partial nodes to their owner, who folds them, instead
-   of adding to a buffer that travels. A mask is a range of visible key positions per query;
-   plans know nothing of masks. .relaxed is the field's way on the same kernels, as a
-   yardstick: one running state per query, extended by whatever arrives, in tiles that know
-   no chunks; it follows the error rule. From chunks of 96 tokens on, equal bits cost a few
-   per cent (make bench).
+   Masks. What a query sees is one range of positions, [begin, end). Its document bounds it,
+   a window says how far back it goes, a prefix how far ahead. Softcap changes scores, a sink is
+   one more score added when a row ends, dropout is drawn by (row, head, query, key). None of
+   them knows of ranks, so every layout and schedule has them all.
+
+   Sums. A block is a query piece x a key piece. Three sums run over blocks. Each is a fold
+   (>>fold) with the blocks as leaves, but for those that the mask leaves empty:
+
+       forward    of a query piece, over key pieces: the states m, l, o of an online softmax
+                  (highest score; sum of exp(score - m); sum of exp(score - m) v)
+       dQ         of a query piece, over key pieces
+       dK, dV     of a key piece, over query pieces
+
+   Why programs. Keys of other ranks come one source after the other, in an order that depends
+   on the number of ranks. The tree does not. So with each source a query piece combines what
+   the tree lets it combine, and stores the rest until the siblings come. Which values these are
+   is known when the attention is opened, and written down: one program for each query piece
+   and compute step, a task. With 8 chunks, rank 0 of a zigzag over 2 ranks holds the chunks 0,
+   1, 6 and 7, and rank 1 the others. Query chunk 7 of rank 0 meets its own keys first:
+
+       step 0, own keys         LEAF 0  LEAF 1  COMBINE
+                                LEAF 6  LEAF 7  COMBINE      STORE 6..7  STORE 0..1
+       step 1, keys of rank 1   LEAF 2  LEAF 3  COMBINE      LOAD 0..1   COMBINE
+                                LEAF 4  LEAF 5  COMBINE      LOAD 6..7   COMBINE
+                                COMBINE                      FINISH
+
+   On one rank the same seven additions come in one step: equal bits.
+
+   Gradients of keys. The rank that visiting keys have come to computes the leaves of dK and dV
+   for its own queries, combines what it can, and sends the nodes that are left to the owner of
+   the keys, who folds them with its own. A buffer that travels round the ring and collects
+   sums would add them in the order of its route.
+
+   Memory of a run. slot: keys and values, of one source in a ring, of all with llama3. store:
+   states of queries that wait for siblings. pending: dK and dV of own keys that wait. outbox,
+   inbox: nodes on their way to owners; two of each, so that one is filled while the other
+   travels.
+
+   .relaxed is what other ring attentions do, on the same kernels, as a yardstick: one running
+   state a query, to which is added whatever comes, in tiles that know no chunks. It keeps the
+   error rule. From chunks of 96 tokens on, equal bits cost a few per cent (make bench).
    ========================================================================================== */
 
-/* tokens the queries of a piece see, in all; rows of a share */
+/* A range: the positions that the queries of a piece see between them, or rows of a share. */
 typedef struct seqpar__bounds {
     int64_t begin, end;
 } seqpar__bounds;
 
-typedef struct seqpar__tasks { /* one device call */
+typedef struct seqpar__tasks { /* what one device call works off */
     seqpar_attn_task *task;
     int64_t count;
-    seqpar_piece *pieces; /* of the tasks; for dkv followed by the query pieces */
+    seqpar_piece *pieces; /* that the tasks are of; for dkv the query pieces follow */
     seqpar_attn_keys *keys;
 } seqpar__tasks;
 
-/* what a COMPUTE does, by the order of sources it has: once for all head ranges */
+/* A compute step: what a COMPUTE of the plan does with the keys of some sources. The same for
+   every range of heads. */
 typedef struct seqpar__attn_step {
     int64_t source, sources;
     seqpar__tasks queries;  /* forward and dq */
-    seqpar__tasks own;      /* dk, dv of own keys: into the pending fold */
-    seqpar__tasks *foreign; /* (sources) dk, dv of others' keys: into the outbox */
+    seqpar__tasks own;      /* dk, dv of own keys, into pending */
+    seqpar__tasks *foreign; /* (sources) dk, dv of others' keys, into the outbox */
 } seqpar__attn_step;
 
-/* An own kernel: pieces of some rows of a share, from row `begin` on */
+/* For an attention of the caller's own: pieces of some rows of a share, from row `begin` on,
+   and the pairs of own query and key in them. */
 typedef struct seqpar__runs {
     seqpar_piece *pieces;
     int64_t count, begin, tokens, pairs;
@@ -4766,7 +4799,7 @@ struct seqpar_attn {
     seqpar_attn_desc desc;               /* of the whole call */
     int64_t size, rank;                  /* positions of the ring, and the own one */
     int64_t heads, kv_heads, head_begin; /* of this member; its first query head among all */
-    int64_t ring_requests; /* requests of the ring: its returns are the second half */
+    int64_t ring_requests; /* requests of the ring; the second half are its returns */
     /* (ulysses_size) of the position's members; parts[member] is the own share */
     seqpar_share *parts;
     /* (ulysses_size + 1) where their tokens lie in what HEADS gathers */
@@ -4775,26 +4808,27 @@ struct seqpar_attn {
     int64_t row_count;
     seqpar_share *shares;      /* (size) of the positions: what their members hold together */
     seqpar__bounds **bounds;   /* (size) of each share's pieces */
-    int64_t total;             /* pieces of all positions, */
-    seqpar__sorted_key *order; /* (total) by leaf, */
-    int64_t *leaves;           /* (total) and their leaves */
-    /* (size + 1) rows before a position's keys where those of all positions lie */
+    int64_t total;             /* pieces of all positions */
+    seqpar__sorted_key *order; /* (total) those pieces, in order of leaves */
+    int64_t *leaves;           /* (total) their leaves */
+    /* (size + 1) where a position's keys begin in a slot that holds those of all: row */
     int64_t *slot_row;
-    /* (size) ring: rows of a position's keys that reach this one, and that it sends on */
+    /* (size) ring: rows of a position's keys that reach this one; that it sends on */
     seqpar__bounds *come, *go;
     seqpar_plan forward, backward;
     seqpar__attn_step *steps;
     int64_t step_count, *step_of; /* (size) by position: the step that computes with its keys */
-    seqpar__tasks *returns;       /* (size) fold what rank q made for us */
-    /* (size) per head and head_dim element: rows of dk and dv that come from q */
-    int64_t *return_elements;
-    int64_t *outbox_elements; /* (size) ... that go to q */
-    int64_t query_slots, key_slots, depth;
+    seqpar__tasks *returns;       /* (size) fold what position q made for the own keys */
+    /* (size) rows of dk and dv that come from position q, that go to it; a row is head_dim
+       elements of each head */
+    int64_t *return_elements, *outbox_elements;
+    int64_t query_slots, key_slots; /* most values of a query, of a key piece that wait */
+    int64_t depth;                  /* stack places that the programs need */
     int32_t *visible_begin, *visible_end;
-    seqpar__runs *runs;   /* (size + 1) own kernel: keys of every source; the own queries */
-    seqpar_fold_op *room; /* for programs to come */
+    seqpar__runs *runs;   /* (size + 1) for an own kernel: keys of each source; own queries */
+    seqpar_fold_op *room; /* where the next program is written */
     int64_t room_left;
-    void *lists;
+    void *lists; /* all memory that is freed with the attention */
 };
 
 SEQPAR_DEF const seqpar_share *seqpar_attn_share(const seqpar_attn *attn) {
@@ -4814,8 +4848,7 @@ static int64_t seqpar__document_of(const seqpar_row *row, int64_t token) {
     return low;
 }
 
-/* One range of positions: documents bound it, the window how far back (full: and ahead), the
-   prefix how far ahead. */
+/* What a token sees. A window also bounds how far ahead where the mask is full. */
 static void seqpar__token_visible(const seqpar_row *row, int64_t token,
                                   const seqpar_attn_desc *mask, int64_t *begin, int64_t *end) {
     int64_t d = seqpar__document_of(row, token);
@@ -4829,7 +4862,8 @@ static void seqpar__token_visible(const seqpar_row *row, int64_t token,
     if (mask->window && mask->full) *end = SEQPAR__MIN(*end, token + mask->window);
 }
 
-/* Both ends of the range rise with the token, so first and last token bound a piece. */
+/* Both ends of the range rise with the token, so the first and the last token of a piece bound
+   what it sees. */
 static seqpar__bounds seqpar__piece_bounds(const seqpar_row *row, const seqpar_piece *p,
                                            const seqpar_attn_desc *mask) {
     seqpar__bounds b;
@@ -4848,32 +4882,34 @@ static const seqpar_piece *seqpar__ordered_piece(const seqpar_attn *attn, int64_
     return &attn->shares[attn->order[i].source].pieces[attn->order[i].piece];
 }
 
-/* Who sees whom, by numbers of pieces in order of leaves. In that order the pieces' first
-   and last tokens rise, and what they see, too (stripe: but for those of a chunk), so what a
-   piece sees, or is seen by, lies between two ends that two searches find; with the highest
-   so far and the lowest yet to come in the place of the numbers themselves they find them
-   for every layout. */
+/* Which pieces see which. Pieces are numbered in order of leaves, over all positions. In that
+   order their first and last tokens rise, and so do the ends of what they see; only within a
+   chunk dealt by stripe they do not. So the pieces that one sees, or is seen by, lie between
+   two numbers that two binary searches find. The searches run over the highest value so far
+   and the lowest still to come, which rise for every layout; where the values themselves do
+   not rise, some pieces in between are not seen, and seqpar__sees tells. */
 typedef struct seqpar__range {
     int32_t begin, end;
 } seqpar__range;
 
-/* a piece's first and last tokens, what it sees; counted through all rows */
+/* First and last token of a piece, and the range it sees; tokens are counted through all
+   rows. */
 typedef struct seqpar__view {
     int64_t first, last, begin, end;
 } seqpar__view;
 
 typedef struct seqpar__sight {
     const seqpar_attn *attn;
-    int exact;          /* everything rises: there are none that do not */
+    int exact;          /* everything rises: each piece of a range is seen */
     seqpar__view *view; /* (total) */
-    /* (total) all that a query sees, that see a key, and few that do not */
+    /* (total) ranges that hold all keys a query piece sees, all queries that see a key piece */
     seqpar__range *keys, *queries;
-    /* (size + 1) position s has the numbers (own pieces) from number[begin[s]] on */
-    int64_t *begin;
+    /* number of piece i of position s: number[begin[s] + i] */
+    int64_t *begin;  /* (size + 1) */
     int32_t *number; /* (total) */
 } seqpar__sight;
 
-/* of its range */
+/* Whether a query piece sees a key piece of its range. */
 static int seqpar__sees(const seqpar__sight *s, int64_t query, int64_t key) {
     SEQPAR__WORK(1);
     if (s->exact) return 1;
@@ -4906,7 +4942,7 @@ static void seqpar__sight_views(seqpar__sight *s) {
     }
 }
 
-/* The numbers to search among: (4, total) */
+/* numbers (4, total): scratch, what is searched. */
 static void seqpar__sight_ranges(seqpar__sight *s, int64_t *numbers) {
     int64_t n = s->attn->total, *first = numbers, *last = first + n, *begin = last + n;
     int64_t *end = begin + n, near[4] = {0, 0, 0, 0};
@@ -4953,7 +4989,7 @@ static seqpar_status seqpar__sight_open(seqpar__sight *s, const seqpar_attn *att
     return SEQPAR_OK;
 }
 
-/* Room for a program, out of blocks. */
+/* Room for a program. Memory is taken in large blocks: there are many short programs. */
 static seqpar_fold_op *seqpar__program_room(seqpar_attn *attn, int64_t count) {
     seqpar_fold_op *room;
     if (count > attn->room_left) {
@@ -4986,7 +5022,7 @@ static seqpar_status seqpar__task_take(seqpar_attn *attn, seqpar_attn_task *task
     return SEQPAR_OK;
 }
 
-/* at most */
+/* Room for at most so many tasks, pieces and keys. */
 static int seqpar__tasks_new(seqpar_attn *attn, seqpar__tasks *tasks, int64_t count,
                              int64_t pieces, int64_t keys) {
     tasks->task = (seqpar_attn_task *)seqpar__list_room(&attn->lists,
@@ -5005,8 +5041,8 @@ static seqpar_attn_task *seqpar__task_add(seqpar__tasks *tasks, int64_t piece) {
     return task;
 }
 
-/* Where the keys of a source lie in a slot: k rows, then v rows, source after source. The
-   own slot of a ring has k and v apart, each from row 0. */
+/* Where the keys of a piece lie in a slot: k rows of a source, then its v rows, source after
+   source. Slot 0 of a ring is the caller's k and v, apart, each from row 0. */
 static seqpar_attn_keys seqpar__keys_of(const seqpar_attn *attn, const seqpar__attn_step *step,
                                         int64_t source, const seqpar_piece *p) {
     seqpar_attn_keys k;
@@ -5020,19 +5056,20 @@ static seqpar_attn_keys seqpar__keys_of(const seqpar_attn *attn, const seqpar__a
     return k;
 }
 
-/* What is at hand while programs are written. Pieces are numbered in the order of all
-   leaves. */
+/* Scratch while programs are written. `list` holds the leaves of the fold at hand: the numbers
+   of the key pieces that a query piece sees, or of the query pieces that see a key piece. */
 typedef struct seqpar__planner {
     seqpar__sight sight;
-    int64_t own;            /* pieces of this position, */
-    int64_t *mine;          /* (own) and their numbers; */
-    int32_t *list;          /* (total) who sees a piece, or is seen by it; */
-    int32_t *by;            /* (total) their places in the list by source, */
-    int64_t *at;            /* (size + 2) those of source q from at[q] on */
-    int64_t *leaves;        /* (total) theirs, where they are not neighbours */
+    int64_t own;   /* pieces of this position */
+    int64_t *mine; /* (own) their numbers */
+    int32_t *list; /* (total) */
+    /* the list's places sorted by source: those of source q are by[at[q]] .. by[at[q + 1]] */
+    int32_t *by;            /* (total) */
+    int64_t *at;            /* (size + 2) */
+    int64_t *leaves;        /* (total) leaves of the list, where they are not neighbours */
     seqpar__span *spans;    /* (most pieces of a position) */
     int32_t *operands;      /* (own) */
-    seqpar_fold_op *unused; /* (2 most) a program that another position writes */
+    seqpar_fold_op *unused; /* (2 most) a program that another position runs */
 } seqpar__planner;
 
 static int64_t seqpar__list_keys(seqpar__planner *p, int64_t query) {
@@ -5049,7 +5086,7 @@ static int64_t seqpar__list_queries(seqpar__planner *p, int64_t key) {
     return n;
 }
 
-/* Leaves of the list: mostly a part of all. */
+/* Leaves of the list. Mostly its numbers are neighbours, and nothing is copied. */
 static const int64_t *seqpar__list_leaves(seqpar__planner *p, int64_t n) {
     if (n && p->list[n - 1] - p->list[0] == n - 1) return p->sight.attn->leaves + p->list[0];
     for (int64_t i = 0; i < n; i++) p->leaves[i] = p->sight.attn->leaves[p->list[i]];
@@ -5066,8 +5103,8 @@ static void seqpar__list_by_source(seqpar__planner *p, int64_t n) {
     SEQPAR__WORK(n + attn->size);
 }
 
-/* Own queries that see a key, and how each lies between its neighbours among those of all
-   positions. *near: where the last search among the own ended. */
+/* Own query pieces that see a key piece, as spans of that key's fold: their neighbours in it
+   may be queries of other positions. *near: where the last search among the own ended. */
 static int64_t seqpar__own_queries(seqpar__planner *p, int64_t key, int64_t *near) {
     const seqpar__sight *s = &p->sight;
     seqpar__range range = s->queries[key];
@@ -5091,7 +5128,7 @@ static int64_t seqpar__own_queries(seqpar__planner *p, int64_t key, int64_t *nea
     return n;
 }
 
-/* Value of the list's i-th leaf. */
+/* Pushes the i-th leaf of the list. */
 static seqpar_status seqpar__push_leaf(seqpar_fold *fold, int64_t i, int64_t operand) {
     seqpar__span *value;
     if (fold->running) return seqpar__fold_run_on(fold, seqpar__leaf_node(0), (int32_t)operand);
@@ -5100,7 +5137,7 @@ static seqpar_status seqpar__push_leaf(seqpar_fold *fold, int64_t i, int64_t ope
     return seqpar__fold_add(fold, SEQPAR_FOLD_LEAF, (int32_t)operand);
 }
 
-/* An own query piece: in every step it folds the blocks that come with that step's keys. */
+/* Programs of an own query piece: in every step it folds the blocks of that step's keys. */
 static seqpar_status seqpar__plan_query(seqpar_attn *attn, seqpar__planner *p, int64_t query) {
     int64_t n = seqpar__list_keys(p, p->mine[query]);
     int gathers = attn->steps[0].sources > 1;
@@ -5140,7 +5177,8 @@ static seqpar_attn_task *seqpar__key_task(seqpar_attn *attn, int64_t key) {
     return task;
 }
 
-/* Others' keys become the nodes of a message. */
+/* dk and dv of another position's key piece: the own queries' part becomes nodes of a
+   message. */
 static seqpar_status seqpar__plan_foreign_key(seqpar_attn *attn, seqpar__planner *p,
                                               int64_t key, int64_t *near) {
     int64_t n = seqpar__own_queries(p, key, near), source = attn->order[key].source, depth = 2;
@@ -5170,8 +5208,8 @@ static seqpar_status seqpar__plan_foreign_key(seqpar_attn *attn, seqpar__planner
     return SEQPAR_OK;
 }
 
-/* Folding what position q made for an own key piece; the list are the queries that see it, n
-   in all. */
+/* Folds what position q made for an own key piece. The list holds the n query pieces that see
+   it. The nodes that q is left with are found by writing its program once more. */
 static seqpar_status seqpar__plan_return(seqpar_attn *attn, seqpar__planner *p, int64_t q,
                                          int64_t piece, const int64_t *leaves, int64_t n,
                                          seqpar_fold *fold) {
@@ -5201,8 +5239,9 @@ static seqpar_status seqpar__plan_return(seqpar_attn *attn, seqpar__planner *p, 
     return SEQPAR_OK;
 }
 
-/* Own keys: own queries go first; returns come in the same order in both schedules: from the
-   position the keys went to on, or from 0 on. */
+/* dk and dv of an own key piece: the own queries' part first, then what others return, in the
+   order in which it comes: in a ring from the position that the keys went to first, else from
+   position 0 on. */
 static seqpar_status seqpar__plan_own_key(seqpar_attn *attn, seqpar__planner *p, int64_t piece,
                                           seqpar_fold *fold) {
     const seqpar_share *mine = &attn->shares[attn->rank];
@@ -5235,13 +5274,13 @@ static seqpar_status seqpar__plan_own_key(seqpar_attn *attn, seqpar__planner *p,
     return SEQPAR_OK;
 }
 
-/* Steps in the order of the backward plan, whose computes are those of the forward one. */
+/* Steps are the COMPUTEs of the backward plan, which are those of the forward plan. */
 static seqpar_status seqpar__plan_steps(seqpar_attn *attn, seqpar__planner *p) {
     const seqpar_share *mine = &attn->shares[attn->rank];
     for (int64_t i = 0; i < attn->backward.count; i++) {
         const seqpar_plan_op *op = &attn->backward.ops[i];
         seqpar__attn_step *step;
-        /* other heads repeat the first */
+        /* the other ranges of heads repeat the first */
         if (op->op != SEQPAR_PLAN_COMPUTE || op->head_begin > 0) continue;
         step = &attn->steps[attn->step_count];
         step->source = op->source;
@@ -5318,7 +5357,7 @@ static seqpar_status seqpar__attn_visible(seqpar_attn *attn) {
     return SEQPAR_OK;
 }
 
-/* Pieces side by side in the row and in memory are one again. */
+/* Joins pieces that are neighbours in the row and in memory. */
 static int seqpar__runs_make(seqpar_attn *attn, seqpar__runs *runs, const seqpar_share *share,
                              seqpar__bounds rows) {
     seqpar_piece *last = NULL;
@@ -5374,7 +5413,7 @@ static int64_t seqpar__pairs(const int64_t *seen, const seqpar_share *share) {
     return pairs;
 }
 
-/* What an own kernel is given of every source: in a ring the rows that have come. */
+/* What an own kernel is given of each source; in a ring only rows that reach this position. */
 static seqpar_status seqpar__attn_sources(seqpar_attn *attn) {
     int64_t *seen = seqpar__attn_seen(attn), ok = seen != NULL;
     attn->runs = (seqpar__runs *)seqpar__list_alloc(
@@ -5395,8 +5434,8 @@ static int seqpar__by_leaf(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Relaxed: pieces side by side in the row and in memory become one, which is cut anew. The
-   place in the row names a leaf. */
+/* Relaxed: pieces that are neighbours in the row and in memory are joined, and cut anew into
+   tiles. The place in the row becomes the leaf. */
 enum { SEQPAR__FREE_TILE = 128 };
 static seqpar_status seqpar__free_tiles(seqpar_share *share) {
     seqpar_share cut;
@@ -5428,9 +5467,9 @@ static seqpar_status seqpar__free_tiles(seqpar_share *share) {
     return SEQPAR_OK;
 }
 
-/* What the members of a position hold together: member after member in memory, pieces in
-   order of leaves. The order of the ranks' pieces becomes that of the positions'. begin:
-   (ranks) where their tokens begin in the position's. */
+/* The shares of positions: what their members hold together, member after member in memory,
+   pieces in order of leaves. attn->order, which names pieces of ranks, then names pieces of
+   positions. begin: (ranks) where a rank's tokens begin among its position's. */
 static seqpar_status seqpar__position_shares(seqpar_attn *attn, seqpar_share *ranks,
                                              int64_t *begin) {
     int64_t members = attn->forward.ulysses_size;
@@ -5453,7 +5492,7 @@ static seqpar_status seqpar__position_shares(seqpar_attn *attn, seqpar_share *ra
         seqpar__sorted_key *key = &attn->order[i];
         const seqpar_share *part = &ranks[key->source];
         seqpar_share *whole = &attn->shares[key->source / members];
-        if (part->count) { /* it did not become the position's */
+        if (part->count) { /* else it has become the position's as a whole, above */
             whole->pieces[whole->count] = part->pieces[key->piece];
             whole->pieces[whole->count].local += begin[key->source];
             key->piece = (int32_t)whole->count++;
@@ -5469,8 +5508,8 @@ static seqpar_status seqpar__position_shares(seqpar_attn *attn, seqpar_share *ra
     return SEQPAR_OK;
 }
 
-/* Relaxed: other pieces, in order of their leaves. Stripe: first tokens need not rise with
-   the members. */
+/* Relaxed: tiles in the place of pieces, sorted by leaf: with stripe, first tokens need not
+   rise from member to member. */
 static seqpar_status seqpar__relaxed_shares(seqpar_attn *attn) {
     int64_t s, n = 0;
     for (attn->total = s = 0; s < attn->size; s++) {
@@ -5497,9 +5536,11 @@ static int64_t seqpar__rows_in(const seqpar__bounds *rows) {
     return SEQPAR__MAX(rows->end - rows->begin, (int64_t)0);
 }
 
-/* Whom a key piece goes to last does not matter to this position, only whether somebody
-   behind it on the way sees the piece: the nearest such position decides. A piece whose
-   nearest is known is passed over: next leads to the next that is not. */
+/* A key piece travels on from this position if a later position on its way sees it. So the
+   nearest position that does is all that counts. Positions are gone through from near to far,
+   and a piece whose nearest is known is skipped: next[i] leads to the next unknown piece from i
+   on. The paths are shortened as they are walked, so all of it takes little more than one
+   pass. */
 static int64_t seqpar__next_unknown(int32_t *next, int64_t i) {
     int64_t end = i;
     while (next[end] != end) {
@@ -5536,8 +5577,8 @@ static int64_t seqpar__steps_home(const seqpar_attn *attn, int64_t source) {
     return ((attn->forward.next == 1 ? way : -way) + attn->size) % attn->size;
 }
 
-/* Ring: keys go on while somebody on their way, which ends before their own position, sees
-   them. 2D, whose rows lie member after member: all of them. */
+/* Ring: which rows of each source come here, and which go on. A source's way ends before its
+   own position. In 2D, where rows lie member after member, all of them travel. */
 static seqpar_status seqpar__attn_travels(seqpar_attn *attn, const seqpar__sight *sight) {
     int64_t on = attn->forward.next, size = attn->size, total = attn->total, s, k, i;
     const int64_t *begin = sight->begin;
@@ -5591,7 +5632,7 @@ static seqpar_status seqpar__attn_split(seqpar_ctx *ctx, seqpar_attn *attn) {
     return SEQPAR_OK;
 }
 
-/* sight: to be closed by the caller. */
+/* Shares, bounds, who sees whom, what travels. The caller closes *sight. */
 static seqpar_status seqpar__attn_shares(seqpar_ctx *ctx, seqpar_attn *attn,
                                          seqpar__sight *sight) {
     memset(sight, 0, sizeof *sight);
@@ -5742,8 +5783,8 @@ static seqpar_status seqpar__attn_plans(seqpar_ctx *ctx, seqpar_attn *attn) {
     return SEQPAR_OK;
 }
 
-/* prepare: what is made once the plans are there: all that a run needs, or what a count
-   needs (verify/seqpar_check.h). */
+/* What is made once the plans are there: all that a run needs, or only what a count of FLOPs
+   and bytes needs (verify/seqpar_check.h). */
 typedef seqpar_status (*seqpar__attn_preparation)(seqpar_ctx *ctx, seqpar_attn *attn);
 static seqpar_status seqpar__attn_open(seqpar_ctx *ctx, seqpar_attn **out,
                                        const seqpar_row *rows, int64_t row_count,
@@ -5825,15 +5866,15 @@ typedef struct seqpar__attn_run_state {
     seqpar_ctx *ctx;
     seqpar_attn *attn;
     const seqpar_plan *plan;
-    /* tensors the ring works on; those of the call. Without Ulysses the same */
+    /* tensors that the ring works on, and those of the call; the same without Ulysses */
     seqpar_attn_args args, own;
-    /* Ulysses: inputs and results of all tokens and own heads; messages */
+    /* Ulysses: inputs and results, of all tokens of the position and the own heads; messages */
     seqpar_buffer gathered, results, staging;
-    const void *k, *v; /* own */
+    const void *k, *v; /* slot 0 */
     seqpar_buffer slot[3], outbox[2], inbox[2], store, pending[2];
-    seqpar_buffer results_own; /* an own kernel's: sum and part; dk, dv; these piece by piece */
+    seqpar_buffer results_own; /* of an own kernel: seqpar__own_place */
     seqpar_request *requests;
-    int64_t compute;               /* how many were done */
+    int64_t compute;               /* COMPUTEs so far */
     int64_t *out_begin, *in_begin; /* (size + 1) rows of the message to and from each rank */
 } seqpar__attn_run_state;
 
@@ -5849,7 +5890,7 @@ static void seqpar__trace(seqpar_ctx *ctx, const char *what, int64_t step, int64
     ctx->trace(ctx->trace_user, &e);
 }
 
-/* kv heads a step works on: the same for all */
+/* kv heads of a COMPUTE; all of a plan have the same number. */
 static int64_t seqpar__heads_of(const seqpar__attn_run_state *r) {
     int64_t i = 0;
     while (r->plan->ops[i].op != SEQPAR_PLAN_COMPUTE) i++;
@@ -5865,8 +5906,9 @@ static int64_t seqpar__slot_rows(const seqpar__attn_run_state *r) {
     return 2 * (r->attn->steps[0].sources > 1 ? sum : most);
 }
 
-/* Where an own kernel's results begin in their buffer: sum and part with their lse, dk and
-   dv of a source, those of the own keys piece after piece. */
+/* Where things begin in the buffer of an own kernel's results: the sum over sources and the
+   part of one source, each with its lse; dk and dv of a source; dk and dv of the own keys,
+   piece after piece. */
 enum {
     SEQPAR__OWN_SUM,
     SEQPAR__OWN_PART,
@@ -5887,7 +5929,8 @@ static int64_t seqpar__own_place(const seqpar__attn_run_state *r, int64_t kv_hea
     return 2 * sum + 2 * (most + (r->plan->backward ? tokens : 0)) * kv_heads * d;
 }
 
-/* Buffers a plan needs; ring: outbox and inbox hold one rank's message, llama3: everybody's. */
+/* Buffers of a run. Outbox and inbox hold the message of one rank in a ring, of all ranks with
+   llama3. */
 static seqpar_status seqpar__run_buffers(seqpar__attn_run_state *r) {
     seqpar_attn *attn = r->attn;
     const seqpar_share *mine = &attn->shares[attn->rank];
@@ -5943,7 +5986,8 @@ static int64_t seqpar__peer(const seqpar__attn_run_state *r, int64_t position) {
     return position * r->plan->ulysses_size + r->plan->member;
 }
 
-/* Which half of a double buffer a step uses: ring by step, llama3 by head range. */
+/* Which of two outboxes or inboxes an operation uses: by step in a ring, by range of heads
+   with llama3. */
 static int64_t seqpar__turn(const seqpar__attn_run_state *r, const seqpar_plan_op *op) {
     return r->attn->steps[0].sources > 1 ? (op->head_begin / op->head_count) % 2
                                          : op->request % 2;
@@ -6037,7 +6081,8 @@ static seqpar_status seqpar__run_return(seqpar__attn_run_state *r, const seqpar_
     return seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[op->request]);
 }
 
-/* Task places are kept per head and element; scale them to this head range. */
+/* Places in tasks are counted in rows; `width` are the elements of a row for the heads at
+   hand. */
 static seqpar_attn_task *seqpar__scaled_tasks(const seqpar__tasks *tasks, int64_t width,
                                               int64_t store_row, int64_t inbox_row) {
     seqpar_attn_task *t = SEQPAR__NEW(seqpar_attn_task, tasks->count);
@@ -6050,7 +6095,7 @@ static seqpar_attn_task *seqpar__scaled_tasks(const seqpar__tasks *tasks, int64_
     return t;
 }
 
-/* Arguments of a device call; the tasks in them are to be freed. */
+/* Arguments of a device call. The caller frees a->tasks. */
 static seqpar_status seqpar__tasks_args(seqpar__attn_run_state *r, const seqpar_plan_op *op,
                                         const seqpar__tasks *tasks, const void *k,
                                         const void *v, void *store, int64_t store_row,
@@ -6061,7 +6106,7 @@ static seqpar_status seqpar__tasks_args(seqpar__attn_run_state *r, const seqpar_
     if (!a->tasks) return seqpar__no_memory(r->ctx->error, "attention tasks");
     a->head_begin = op->head_begin;
     a->head_count = op->head_count;
-    if (r->attn->desc.kernel) { /* in its dk and dv the heads of a token are one wide head */
+    if (r->attn->desc.kernel) { /* its dk and dv have a token's heads together: one wide head */
         a->head_begin /= op->head_count;
         a->head_count = 1;
         a->kv_heads /= op->head_count;
@@ -6130,7 +6175,8 @@ static void *seqpar__own_results(const seqpar__attn_run_state *r, const seqpar_p
                : NULL;
 }
 
-/* part: merged into the sum. end: the sum is the result. */
+/* Begins the sum over sources, merges a source's part into it (part), or writes the result
+   (end). */
 static seqpar_status seqpar__own_merge(seqpar__attn_run_state *r, const seqpar_plan_op *op,
                                        int part, int end) {
     seqpar_device *dev = r->ctx->device;
@@ -6198,7 +6244,8 @@ static seqpar_attn_source seqpar__own_source(const seqpar__attn_run_state *r,
     return a;
 }
 
-/* dk and dv of a source: pieces as in a message, dk and dv of one beside each other. */
+/* Copies dk and dv of a source to where messages have them: piece after piece, dk of a piece
+   before its dv. */
 static void seqpar__own_keys(seqpar__attn_run_state *r, const seqpar_plan_op *op,
                              const seqpar__tasks *tasks, int64_t s, void *to) {
     seqpar_device *dev = r->ctx->device;
@@ -6291,7 +6338,7 @@ static seqpar_status seqpar__run_compute(seqpar__attn_run_state *r, const seqpar
     else
         status = seqpar__run_tasks(r, op, &step->queries, dev->attn_forward, k, v,
                                    r->store.data, NULL, 0);
-    /* the count is read */
+    /* attn_flops is true only then */
     if (!status && r->ctx->trace) status = seqpar_device_settle(dev, r->ctx->queue);
     seqpar__trace(r->ctx, "compute", number, -1, op->source,
                   (double)(dev->attn_flops - before));
@@ -6302,7 +6349,7 @@ static seqpar_status seqpar__run_fold(seqpar__attn_run_state *r, const seqpar_pl
     int64_t turn = seqpar__turn(r, op), step = op->request - r->attn->ring_requests / 2;
     SEQPAR__TRY(seqpar_comm_wait(r->ctx->sp, &r->requests[op->request], r->ctx->queue));
     seqpar__trace(r->ctx, "fold", step, op->request, -1, 0);
-    if (r->attn->steps[0].sources == 1) /* ring: step s brings what rank + s made */
+    if (r->attn->steps[0].sources == 1) /* ring: step s brings what position rank + s made */
         return seqpar__run_tasks(
             r, op, &r->attn->returns[(r->attn->rank + step * r->plan->next) % r->attn->size],
             r->ctx->device->attn_return, NULL, NULL, r->pending[0].data, r->inbox[turn].data,
@@ -6337,7 +6384,7 @@ static int64_t seqpar__member_heads(const seqpar__attn_run_state *r, int64_t mem
     return r->plan->replicate ? r->attn->heads : count * group;
 }
 
-/* The tensors that travel, in this order in every message. */
+/* The tensors that travel, in the order of every message. */
 static int64_t seqpar__heads_tensors(const seqpar__attn_run_state *r, int results,
                                      seqpar__heads_tensor *t) {
     const seqpar_attn_args *a = &r->own;
@@ -6361,7 +6408,7 @@ static int64_t seqpar__heads_tensors(const seqpar__attn_run_state *r, int result
     return count;
 }
 
-/* Places the gathered tensors one after the other, and lets the ring work on them. */
+/* Places the gathered tensors one after the other in their buffer. */
 static void seqpar__heads_place(seqpar__attn_run_state *r, int results, seqpar__heads_tensor *t,
                                 int64_t count) {
     char *at = (char *)(results ? r->results : r->gathered).data;
@@ -6414,8 +6461,7 @@ static seqpar_status seqpar__heads_buffers(seqpar__attn_run_state *r) {
     return SEQPAR_OK;
 }
 
-/* Calls for every (member, tensor) block of the staging buffer: own tokens of that member's
-   heads. */
+/* A part of the staging buffer: the own tokens of one tensor, for the heads of one member. */
 typedef struct seqpar__heads_block {
     int64_t member, width;
     char *stage;
@@ -6444,7 +6490,7 @@ static int64_t seqpar__row_bytes(const seqpar__attn_run_state *r,
     return (t->kv ? r->attn->desc.kv_heads : r->attn->desc.heads) * t->unit;
 }
 
-/* HEADS and TOKENS: the same blocks, the other way round. */
+/* HEADS sends the blocks of the staging buffer; TOKENS receives them (results). */
 static seqpar_status seqpar__run_exchange(seqpar__attn_run_state *r, const seqpar_plan_op *op,
                                           int results, seqpar__heads_tensor *t,
                                           seqpar__heads_block *blocks, seqpar_transfer *list) {
@@ -6481,8 +6527,8 @@ static seqpar_status seqpar__run_exchange(seqpar__attn_run_state *r, const seqpa
     return seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[op->request]);
 }
 
-/* Puts the heads of all members beside each other; of a kv head with copies, their sum in
-   order of members. */
+/* PLACE: puts the heads of all members side by side. Copies of a kv head are added, in order of
+   members. */
 static seqpar_status seqpar__run_unpack(seqpar__attn_run_state *r, seqpar__heads_tensor *t,
                                         seqpar__heads_block *blocks) {
     seqpar_device *dev = r->ctx->device;
@@ -6570,7 +6616,7 @@ static seqpar_status seqpar__run_plan(seqpar_ctx *ctx, seqpar_attn *attn,
     if (!status && plan->ulysses_size > 1) status = seqpar__heads_buffers(&r);
     for (int64_t i = 0; !status && i < plan->count; i++)
         status = seqpar__run_op(&r, &plan->ops[i]);
-    /* nobody may still read or write these buffers when they are freed */
+    /* abort and wait: nobody may still read or write these buffers when they are freed */
     if (status && r.requests) {
         if (status != SEQPAR_ERR_DIED) seqpar_comm_abort(ctx->world, ctx->error->text);
         for (int64_t i = 0; i < plan->requests; i++)
@@ -6623,7 +6669,8 @@ static seqpar_attn_args seqpar__attn_args(const seqpar_ctx *ctx, const seqpar_at
     return a;
 }
 
-/* Tensors with gaps between tokens: q, k, v, then dq, dk, dv; copies without. */
+/* Tensors that the caller gives with gaps between tokens: q, k, v, dq, dk, dv. The executor
+   works on copies without gaps. */
 enum { SEQPAR__GAPPED = 6 };
 typedef struct seqpar__gapped {
     void *data; /* NULL: it has no gaps */
@@ -6637,7 +6684,7 @@ static void **seqpar__gapped_tensor(seqpar_attn_io *io, int i) {
     return tensors[i];
 }
 
-/* The first `count` of them in `io`; their copies take the place of those with gaps. */
+/* Puts copies in the place of the first `count` tensors of io, where they have gaps. */
 static seqpar_status seqpar__gaps_open(seqpar_ctx *ctx, const seqpar_attn *attn, int count,
                                        seqpar_attn_io *io, seqpar__gapped *gapped) {
     static const char *const names[SEQPAR__GAPPED] = {"q", "k", "v", "dq", "dk", "dv"};
@@ -6696,7 +6743,7 @@ SEQPAR_DEF seqpar_status seqpar_attn_forward(seqpar_ctx *ctx, seqpar_attn *attn,
     return seqpar__gaps_close(ctx, attn, gapped, status);
 }
 
-/* delta = dout . out, a row statistic of its own; with it the sinks' gradient needs no keys. */
+/* delta = dout . out. With it the gradient of the sinks needs no keys. */
 static seqpar_status seqpar__attn_statistics(seqpar_ctx *ctx, const seqpar_attn *attn,
                                              const seqpar_attn_io *io, void *delta) {
     seqpar_attn_delta_args d;
@@ -6752,21 +6799,31 @@ SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn
 /* =============================================================================================
    >>loss  token log-probs from hidden states
 
-   Loss in three layers. Token log-probs through the chunked head (entry A: values; entry B:
-   forward and backward for given seeds: dlogp, dentropy, smoothing, z-loss); sums per
-   document, folded over the ranks that hold a part of it before anything that is not linear
-   sees them; objectives on plain numbers (>>objective), which give value and derivative and
-   know of no ranks. SFT knows its seeds beforehand: -1/N for every supervised token, N the
-   global count of the optimizer step. Means over units are x0 + sum(xi - x0)/N, so that a
-   mean of equal numbers is that number: the first DPO loss is -log(sigmoid(0)) to the bit.
+   A loss has three layers, and this is the first: from hidden states to numbers of each token,
+   and back from their derivatives, the seeds.
+
+       this chapter   hidden -> logits -> logp, entropy, ...      dhidden, dtable <- seeds
+       >>objective  sums per document, and what is made of them
+
+   The second and third layer of a loss (>>loss). A preference loss takes the log-prob of a
+   whole response, of which a rank may hold a part: the sigmoid of a part means nothing. So
+   sums per document are put together over all ranks first. A segment is such a document; the
+   leaves of its fold are its partial sums, one for each chunk it has tokens in. The sum is the
+   same number on every rank, however the row was split.
+
+   Objectives then see plain numbers, and know of no ranks. Each returns its value and the
+   derivative, which goes back to the tokens of the document as their seed.
+
+   A mean is x0 + sum(xi - x0) / N, so that the mean of equal numbers is that number: the first
+   DPO loss is -log(sigmoid(0)) to the bit.
    ========================================================================================== */
 
 static void *seqpar__offset(void *base, int64_t element, int dtype) {
     return base ? seqpar__at(base, element, dtype) : NULL;
 }
 
-/* logits of `rows` tokens from `first` on, their statistics and, where asked for, their
-   gradient in place */
+/* Logits of `rows` tokens from `first` on, their statistics and, if asked for, their gradient
+   in place. */
 static seqpar_status seqpar__vocab_rows(seqpar_ctx *ctx, void *logits, int64_t first,
                                         int64_t rows, const seqpar_vocab_io *io, int gradient,
                                         const seqpar_vocab_desc *desc) {
@@ -6814,8 +6871,8 @@ static int64_t seqpar__vocab_rows_max(const seqpar_vocab_desc *desc) {
 static seqpar_status seqpar__check_vocab(seqpar_error *error, const seqpar_vocab_desc *desc) {
     if (desc->hidden <= 0 || desc->vocab <= 0)
         return seqpar_fail(error, SEQPAR_ERR_SIZE,
-                           "the vocabulary projection has hidden %lld and vocab %lld; both must "
-                           "be positive",
+                           "the vocabulary projection has hidden %lld and vocab %lld; both "
+                           "must be positive",
                            (long long)desc->hidden, (long long)desc->vocab);
     if (desc->hidden > SEQPAR_MAX_WIDTH || desc->vocab > SEQPAR_MAX_VOCAB)
         return seqpar_fail(
@@ -6827,7 +6884,7 @@ static seqpar_status seqpar__check_vocab(seqpar_error *error, const seqpar_vocab
     if (!(desc->temperature >= 0) || desc->temperature > 1e30)
         return seqpar_fail(
             error, SEQPAR_ERR_OPTION,
-            "the temperature of the logits is %g; give a number above 0, up to 1e30, or 0 for 1",
+            "the temperature of logits is %g; give a number above 0, up to 1e30, or 0 for 1",
             desc->temperature);
     return SEQPAR_OK;
 }
@@ -6848,13 +6905,13 @@ SEQPAR_DEF seqpar_status seqpar_vocab_forward(seqpar_ctx *ctx, const seqpar_voca
     return status;
 }
 
-/* The fold of dtable runs piece by piece while logits are whole for `rows_max` rows only.
-   Its program is cut into runs; between them value n of the stack lies in place n. What is
-   left on it at the end are the nodes, rising, each in its place. */
+/* The fold of dtable, while logits are there for `rows_max` tokens at a time only. The program
+   is cut into runs of so many tokens. Between two runs the stack lies in io->nodes, value n in
+   place n. What is on it after the last run are the nodes, rising, each in its place. */
 typedef struct seqpar__vocab_run {
     seqpar_fold_op *ops;
     int64_t count, depth; /* of the program of this run */
-    /* values on the logical stack; how many of the top ones this run has */
+    /* values on the stack of the whole program; how many of the top ones are loaded */
     int64_t stack, loaded;
     int64_t places; /* most values at the end of a run */
     seqpar_piece *leaves;
@@ -6867,7 +6924,7 @@ static void seqpar__run_emit(seqpar__vocab_run *r, int32_t op, int64_t index) {
     r->ops[r->count++].index = (int32_t)index;
 }
 
-/* Makes sure that at least `need` values are loaded. */
+/* Loads values until this run has the top `need` of the stack. */
 static void seqpar__run_load(seqpar__vocab_run *r, int64_t need) {
     int64_t missing = need - r->loaded;
     for (int64_t i = missing; i > 0; i--)
@@ -6921,7 +6978,7 @@ static seqpar_status seqpar__vocab_execute(const seqpar__vocab_call *c, seqpar__
     return dev->weight_grad(dev, &w, c->ctx->queue);
 }
 
-/* Ends a run and, but where only the places are counted (no context), computes it. */
+/* Ends a run, and computes it. Without a context only places are counted. */
 static seqpar_status seqpar__vocab_end(const seqpar__vocab_call *c, seqpar__vocab_run *r) {
     seqpar__run_close(r);
     if (c->ctx) SEQPAR__TRY(seqpar__vocab_execute(c, r));
@@ -6930,7 +6987,7 @@ static seqpar_status seqpar__vocab_end(const seqpar__vocab_call *c, seqpar__voca
     return SEQPAR_OK;
 }
 
-/* A leaf is computed in parts of what still fits into the run. */
+/* A leaf that does not fit into the run is computed in parts. */
 static seqpar_status seqpar__vocab_leaf(const seqpar__vocab_call *c, seqpar__vocab_run *r,
                                         const seqpar_piece *piece) {
     int64_t most = seqpar__vocab_rows_max(c->desc), at = 0, n;
@@ -6962,7 +7019,7 @@ static seqpar_status seqpar__vocab_runs(const seqpar__vocab_call *c, seqpar__voc
             SEQPAR__TRY(seqpar__vocab_leaf(c, r, &share->pieces[op.index]));
             continue;
         }
-        if (op.op == SEQPAR_FOLD_STORE) break; /* node by node, from the last: they lie there */
+        if (op.op == SEQPAR_FOLD_STORE) break; /* all nodes follow, and lie where they belong */
         seqpar__run_load(r, 2);
         seqpar__run_emit(r, op.op, op.index);
         r->stack--;
@@ -6985,8 +7042,7 @@ static void seqpar__vocab_run_free(seqpar__vocab_run *r) {
     SEQPAR_FREE(r->leaves);
 }
 
-/* Where the caller has neither share nor fold: all tokens are one piece, its sum the one
-   node. */
+/* For a caller without share and fold: all tokens are one piece, and its sum is the node. */
 typedef struct seqpar__vocab_plain {
     seqpar_piece piece;
     seqpar_share share;
@@ -7110,8 +7166,8 @@ SEQPAR_DEF double seqpar_sft_token_loss(double logp, double smooth, double lse,
            desc->z_loss * lse * lse;
 }
 
-/* The fold of doubles that everybody has, over rising leaves: the plain recursive form of
-   the tree. */
+/* The fold of doubles that every rank has, over rising leaves: the tree in its recursive
+   form. */
 static double seqpar__tree_sum(const int64_t *leaves, const double *values, int64_t stride,
                                int64_t low, int64_t high, int level) {
     int64_t half, mid;
@@ -7155,7 +7211,7 @@ SEQPAR_DEF seqpar_status seqpar_segments_push(seqpar_error *error, seqpar_segmen
     return SEQPAR_OK;
 }
 
-/* One piece holds at most a run of tokens of each document; a document's run is one leaf. */
+/* A piece holds one run of tokens of each document in it: a leaf. */
 static int seqpar__segments_piece(seqpar_segments *s, const double *values,
                                   const seqpar_row *row, const seqpar_piece *p) {
     int64_t last = -1;
@@ -7187,7 +7243,7 @@ SEQPAR_DEF void seqpar_segments_free(seqpar_segments *s) {
     memset(s, 0, sizeof *s);
 }
 
-/* A part given twice would be counted twice. */
+/* Refuses a leaf that was given twice: it would be counted twice. */
 static seqpar_status seqpar__leaf_twice(seqpar_error *error, int64_t document, int64_t leaf) {
     char of[40] = "step";
     if (document >= 0) snprintf(of, sizeof of, "document %lld", (long long)document);
@@ -7209,7 +7265,7 @@ static int seqpar__by_segment(const void *a, const void *b) {
     return x->leaf < y->leaf ? -1 : x->leaf > y->leaf;
 }
 
-/* sums (documents, width) of what all ranks have, `s`; the whole step is one document, -1. */
+/* sums (documents, width) of s, which all ranks added. documents -1: all of it is one sum. */
 static seqpar_status seqpar__segments_fold(seqpar_error *error, double *sums, int64_t documents,
                                            const seqpar_segments *s) {
     int64_t count = s->count, width = s->width;
@@ -7540,20 +7596,34 @@ SEQPAR_DEF double seqpar_token_weight(const seqpar_aggregate *a, int64_t tokens_
 /* =============================================================================================
    >>optim  gradients to owners, clip, update
 
-   Gradients go to owners. Parameters are dealt in blocks of 1,024 over all D x P ranks,
-   layer by layer. After each layer's backward its partial nodes go all-to-all to the owners,
-   who fold them, clip by the global norm and update; D, P and accumulation change no bit. A
-   rank holds its part of the gradient, which grows layer by layer and is an Nth of the
-   weights on N ranks, the nodes of one layer (one on one rank, else one or two a row) and,
-   with A micro-batches, what waits for the next of them: at most log2(A) times its part. 124
-   million parameters and one row on one rank: 619 MiB, 1.3 times the weights. ZeRO 0 has
-   moments and masters on every rank, 1 and 2 at their owners; gradients are there at every
-   stage. Checkpoints are written and read a block at a time.
+   Gradients are summed over tokens, sequence-parallel ranks, micro-batches and data-parallel
+   ranks. This chapter takes all of it as one fold (>>fold), whose leaves are the chunks of all
+   rows of the step. So the ranks and the accumulation change no bit.
+
+   Owners. Tensors are exchanged in groups (a layer). A group is cut into blocks of 1,024
+   elements, which are dealt over all W ranks. The owner of a block sums its gradient and
+   updates it. Nobody else holds that part of the gradient at any ZeRO stage; from stage 1 on,
+   of its moments and masters neither.
+
+   The way of a gradient:
+
+       backward of a group      every rank has the nodes of its own leaves
+       seqpar_step_gradient     sends each owner its blocks of them; owners fold what comes
+       seqpar_step_norm         sums of squares, block by block, folded over block numbers
+       seqpar_step_end          owners clip, update, and hand their blocks to all
+
+   Memory. A rank holds 1/W of the gradient, which grows group by group; the nodes of one group
+   (one for W = 1, else one or two a row); and with A micro-batches up to log2(A) times its
+   part, for sums that wait for the next micro-batch. 124 million parameters and one row on one
+   rank: 619 MiB, 1.3 times the weights.
+
+   State is what owners hold. There every tensor begins at a block; the caller's arrays have no
+   such gaps.
    ========================================================================================== */
 
-typedef struct seqpar__micro { /* one micro-batch index, as all ranks know it */
+typedef struct seqpar__micro { /* micro-batch `index` of all data-parallel ranks */
     seqpar__partial own;       /* what this rank folds before it sends */
-    seqpar_token_fold fold;    /* the same, as the caller sees it */
+    seqpar_token_fold fold;    /* the same, for the caller */
     int64_t *nodes;            /* (world) how many nodes each rank sends */
     seqpar_fold_op *program;   /* the owner's: leaf i is node i in order of ranks */
     int64_t program_count;
@@ -7635,9 +7705,8 @@ static seqpar_status seqpar__check_room(seqpar_error *error, const seqpar_optim 
                        (long long)elements, t->name, (long long)end);
 }
 
-/* Where a part of a tensor lies: `at` in state, where tensors have whole blocks, `offset` in
-   the caller's arrays, where they have their own size and what is beside them is somebody
-   else's. */
+/* Where a part of a tensor lies: from `at` in state, where tensors have whole blocks, and from
+   `offset` in the caller's arrays, where what lies beside a tensor is not ours. */
 typedef struct seqpar__part {
     int64_t tensor, at, offset, count;
 } seqpar__part;
@@ -7778,8 +7847,8 @@ SEQPAR_DEF void seqpar_optim_close(seqpar_ctx *ctx, seqpar_optim *o) {
     memset(o, 0, sizeof *o);
 }
 
-/* Rows of a micro-batch are neighbours over all data-parallel ranks, so that little waits
-   for the micro-batches to come. */
+/* A micro-batch has neighbouring rows, taken over all data-parallel ranks: then few sums have
+   to wait for the next micro-batch. */
 static void seqpar__micro_rows(const seqpar_step *s, int64_t dp_size, int64_t dp_rank,
                                int64_t index, int64_t *first, int64_t *count) {
     int64_t begin = seqpar_grid_begin(s->row_count, s->accumulation, index);
@@ -7840,7 +7909,7 @@ static seqpar_status seqpar__plain_leaves(seqpar_ctx *ctx, seqpar_step *s) {
     return s->leaves ? SEQPAR_OK : seqpar__no_memory(ctx->error, "leaves");
 }
 
-/* What a share's leaves are folded to before they are sent. */
+/* What a rank folds of a share's leaves before it sends. */
 static seqpar_status seqpar__share_partial(seqpar__partial *p, const seqpar_step *s,
                                            const seqpar_share *share) {
     int64_t *leaves = SEQPAR__NEW(int64_t, share->count);
@@ -7852,7 +7921,7 @@ static seqpar_status seqpar__share_partial(seqpar__partial *p, const seqpar_step
     return status;
 }
 
-/* sorts by begin */
+/* Sorts by begin. */
 typedef struct seqpar__node_from {
     int64_t begin, order;
     seqpar_node node;
@@ -7954,7 +8023,7 @@ static seqpar_status seqpar__micros_prepare(seqpar_ctx *ctx, seqpar_step *s) {
                        seqpar_status_text(status));
 }
 
-/* Takes what a step is of from `of`: rows (NULL: none), their layout, the micro-batches. */
+/* Sets up a step by `of`: rows (NULL: none), layout, micro-batches. */
 static seqpar_status seqpar__step_new(seqpar_ctx *ctx, seqpar_optim *o, const seqpar_step *of) {
     seqpar_step *s = o->step = SEQPAR__NEW(seqpar_step, 1);
     if (!s) return seqpar__no_memory(ctx->error, "a step");
@@ -8026,7 +8095,7 @@ static seqpar_status seqpar__check_share_row(seqpar_error *error, int64_t index,
     return SEQPAR_OK;
 }
 
-/* What a share is of decides its pieces: they need not be compared. */
+/* Rows, layout and rank decide a share's pieces; so these are compared, and not the pieces. */
 static seqpar_status seqpar__check_share(const seqpar_ctx *ctx, const seqpar_step *s,
                                          int64_t index, const seqpar_share *share) {
     int64_t first, count;
@@ -8066,8 +8135,8 @@ SEQPAR_DEF seqpar_status seqpar_step_fold(seqpar_ctx *ctx, const seqpar_optim *o
     return SEQPAR_OK;
 }
 
-/* Every node's slices to their owners; arrives in order of ranks, node after node, each as
-   it lies in state. */
+/* Sends every owner its blocks of every node. What comes lies in order of ranks, node after
+   node, each laid out as state. */
 static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
                                         const seqpar__micro *m, const seqpar_step_nodes *from,
                                         void *inbox) {
@@ -8115,8 +8184,8 @@ static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
     return status;
 }
 
-/* The owner's fold goes from micro-batch to micro-batch: one that is left out, doubled or
-   early would be another sum. */
+/* The owner's fold goes on from micro-batch to micro-batch. One that is left out, doubled or
+   early would give another sum. */
 static seqpar_status seqpar__check_gradient(seqpar_error *error, const seqpar_optim *o,
                                             int64_t index, int64_t group, int source) {
     int64_t given;
@@ -8161,9 +8230,8 @@ static seqpar_status seqpar__add_into(seqpar_ctx *ctx, void *y, const void *x, i
     return count > 0 ? ctx->device->add(ctx->device, &a, ctx->queue) : SEQPAR_OK;
 }
 
-/* One tensor's part of a group's fold at its owner, or, where a whole sum arrives in one
-   piece and is only to be added to another, that. Leaves and what the owner keeps begin at
-   the part. */
+/* The owner's fold for its part of one tensor. Where a whole sum has come in one piece, and is
+   to be added to another, it is added. Leaves and stored values begin at the part. */
 typedef struct seqpar__owner_fold {
     const seqpar_step *step;
     const seqpar__micro *micro;
@@ -8184,20 +8252,20 @@ static seqpar_status seqpar__fold_owned(seqpar_ctx *ctx, const seqpar__owner_fol
     f.fold.program = w->micro->program;
     f.fold.program_count = w->micro->program_count;
     f.fold.depth = w->step->depth;
-    /* nothing waits any more when the sum is complete */
+    /* the sum is complete: nothing is stored any more */
     f.fold.store = f.fold.finish = seqpar__at(w->kept, first, acc);
     f.fold.store_stride = w->owned;
     return ctx->device->fold(ctx->device, &f, ctx->queue);
 }
 
-/* Room for what this rank owns of a group's gradient (elements), and behind it for what
-   waits there for later micro-batches. */
+/* Room for this rank's part of a group's gradient (elements), and behind it for sums that
+   wait for later micro-batches. */
 static seqpar_status seqpar__gradient_new(seqpar_ctx *ctx, seqpar_buffer *gradient,
                                           int64_t elements, int64_t slots) {
     int64_t bytes = elements * seqpar_dtype_bytes(ctx->device->accumulator);
     SEQPAR__TRY(
         seqpar_buffer_new(ctx, gradient, SEQPAR__MAX(slots, 1) * bytes, SEQPAR_MEM_GRADIENTS));
-    /* the ends of tensors' last blocks stay zero */
+    /* zero, because nothing is written to the rest of a tensor's last block */
     ctx->device->zero(ctx->device, gradient->data, bytes, ctx->queue);
     return SEQPAR_OK;
 }
@@ -8223,8 +8291,8 @@ static seqpar_status seqpar__check_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
     return SEQPAR_OK;
 }
 
-/* What arrives for this rank's part of a group: the nodes themselves where there is one
-   rank, else an inbox, laid out as state. Fault: nodes are taken to be laid out so, too. */
+/* Folds this rank's part of a group. The leaves are the caller's nodes on one rank, else what
+   all ranks send, which lies in an inbox laid out as state. */
 static seqpar_status seqpar__fold_group(seqpar_ctx *ctx, const seqpar_optim *o,
                                         const seqpar__owner_fold *f,
                                         const seqpar_step_nodes *nodes, int64_t begin) {
@@ -8250,7 +8318,7 @@ static seqpar_status seqpar__fold_group(seqpar_ctx *ctx, const seqpar_optim *o,
     return status;
 }
 
-/* One operation of a fold program on a stack of values of the caller's. */
+/* One operation of a fold program over the leaves of seqpar_leaves. */
 static seqpar_status seqpar__leaves_step(seqpar_ctx *ctx, char **top, char *place,
                                          const seqpar_fold_op *op,
                                          const seqpar_leaves *leaves) {
@@ -8332,8 +8400,8 @@ SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *o,
     return SEQPAR_OK;
 }
 
-/* What is left is one gradient a group, wherever its two sums met; of rows without a token
-   it is zero. */
+/* Leaves one gradient a group, whichever of its two sources it lies in. Where no row has a
+   token it is zero. */
 static seqpar_status seqpar__gradient_end(seqpar_ctx *ctx, seqpar_optim *o) {
     int64_t begin, count;
     for (int64_t g = 0; g < o->groups; g++) {
@@ -8348,9 +8416,9 @@ static seqpar_status seqpar__gradient_end(seqpar_ctx *ctx, seqpar_optim *o) {
     return SEQPAR_OK;
 }
 
-/* What owners hand out: a run of state [begin, end), in device memory with the queue, in
-   host memory with NULL. `data` begins with it and has block_bytes for every block; with
-   params it is all of the caller's parameters, and block_bytes are those of a block of them. */
+/* A run [begin, end) of state that owners hand to all ranks. `data` holds the run, block_bytes
+   for each block; with params set it is the caller's whole array of parameters. With a queue
+   data is device memory, with queue NULL host memory. */
 typedef struct seqpar__handed {
     void *data;
     int64_t begin, end, block_bytes;
@@ -8359,7 +8427,7 @@ typedef struct seqpar__handed {
     const char *name;
 } seqpar__handed;
 
-/* The transfers of what rank `owner` owns, to or from `peer`; returns how many there are
+/* Adds the transfers, to or from `peer`, of what `owner` owns; returns how many the list has
    now. */
 static int64_t seqpar__hand_list(const seqpar_ctx *ctx, const seqpar_optim *o,
                                  const seqpar__handed *h, int64_t owner, int64_t peer,
@@ -8407,7 +8475,8 @@ static seqpar_status seqpar__share_owned(seqpar_ctx *ctx, const seqpar_optim *o,
     return status;
 }
 
-/* Sums of squares by block at their owners, handed to all, folded over the block numbers. */
+/* Owners take sums of squares by block and hand them to all; every rank folds them over the
+   block numbers. */
 static seqpar_status seqpar__gradient_norm(seqpar_ctx *ctx, seqpar_optim *o) {
     int64_t blocks = o->elements / SEQPAR_PARAM_BLOCK, begin, count;
     double *sums = SEQPAR__NEW(double, blocks);
@@ -8441,9 +8510,9 @@ static void *seqpar__state_at(const seqpar_buffer *state, int64_t element, int d
     return state->data ? seqpar__at(state->data, element, dtype) : NULL;
 }
 
-/* Updates the elements [begin, begin + count) of a group's state, part of a tensor by part;
-   g points at the first, whose moments are number `state`. Where there are masters they are
-   updated, and the parameters are those rounded. */
+/* Updates the elements [begin, begin + count) of a group's state, tensor by tensor. g is the
+   gradient of the first, whose moments are element `state`. Where there are masters they are
+   updated, and the parameters become these, rounded. */
 static seqpar_status seqpar__update_range(seqpar_ctx *ctx, const seqpar_optim *o, void *params,
                                           int64_t group, int64_t begin, int64_t count, void *g,
                                           int64_t state, double lr) {
@@ -8473,7 +8542,8 @@ static seqpar_status seqpar__update_range(seqpar_ctx *ctx, const seqpar_optim *o
     return SEQPAR_OK;
 }
 
-/* Stage 0: everybody updates everything. The gradient of a group is whole only meanwhile. */
+/* Stage 0: every rank updates everything. The whole gradient of a group is there only while it
+   is used. */
 static seqpar_status seqpar__update_everywhere(seqpar_ctx *ctx, seqpar_optim *o, void *params,
                                                int64_t group, double lr) {
     int64_t size = seqpar_dtype_bytes(ctx->device->accumulator);
@@ -8527,7 +8597,7 @@ static seqpar_status seqpar__update(seqpar_ctx *ctx, seqpar_optim *o, void *para
     return seqpar__share_owned(ctx, o, &handed);
 }
 
-/* What all ranks know alike: the gradient's sums end, their norm is taken. */
+/* Ends the sums of the gradient and takes their norm. */
 static seqpar_status seqpar__gradient_complete(seqpar_ctx *ctx, seqpar_optim *o) {
     SEQPAR__TRY(seqpar__gradient_end(ctx, o));
     seqpar__step_free(o);
@@ -8538,7 +8608,7 @@ static seqpar_status seqpar__gradient_complete(seqpar_ctx *ctx, seqpar_optim *o)
     return SEQPAR_OK;
 }
 
-/* Whether all ranks end the step alike: ends is 0 in seqpar_step_norm, 1 in
+/* Whether all ranks call the same function: ends is 0 in seqpar_step_norm, 1 in
    seqpar_step_end. */
 static seqpar_status seqpar__end_agree(seqpar_ctx *ctx, const seqpar_optim *o, int ends,
                                        double lr) {
@@ -8576,14 +8646,14 @@ SEQPAR_DEF int seqpar_optim_keeps(const seqpar_ctx *ctx, const seqpar_optim *o, 
             o->desc.kind != SEQPAR_OPTIM_SGD);
 }
 
-/* What this rank has of a state; the gradient, of one group. */
+/* Where this rank has a state; the gradient: of one group. */
 static void *seqpar__kept_data(const seqpar_optim *o, int state, int64_t group) {
     if (state == SEQPAR_STATE_GRADIENT) return o->gradient[group].data;
     if (state == SEQPAR_STATE_M) return o->m.data;
     return state == SEQPAR_STATE_V ? o->v.data : o->master.data;
 }
 
-/* Where the elements [*begin, *end) of a group's state, cut to those that are here, lie. */
+/* Where elements of a group's state lie; cuts [*begin, *end) to those that this rank has. */
 static void *seqpar__kept_at(const seqpar_ctx *ctx, const seqpar_optim *o, int state,
                              int64_t group, int64_t *begin, int64_t *end) {
     int64_t own, count, at;
