@@ -13,7 +13,7 @@ DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves
 SUITES = cuda headers faults sanitize attn memory truth bits objective train post ppo bad_input runs kills processes sizes fuzz reward readme nccl plan transport sample device numerics slow slow_loss pack fold split agree comm optim nccl_gpus train_nccl schedule safetensors demos_support rollout
 BENCHES = bench_cpu bench_chunks bench_head bench_layers bench_ranks bench_sample
 
-.PHONY: linked-flags quick demo verify check check-all check-gpu cuda demos bench bench-gpu readme setup clean help
+.PHONY: linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu cuda demos bench bench-gpu readme setup clean help
 help:
 	@echo "make demo    trains on 1 rank and on 4 and compares the bits (about a minute)"
 	@echo "make verify  every objective on 2 to 8 ranks against one rank, and the first DPO loss (seconds); DEVICE=cuda: on a GPU"
@@ -22,6 +22,7 @@ help:
 	@echo "make check-all  the same with everything in full: ways to compute attention, nvcc targets, compilers"
 	@echo "make demos   builds the programs in demos/ into build/; with CC=nvcc as CUDA C++ into build/nvcc/"
 	@echo "make cuda    builds the trainers with the CUDA device into build/cuda_train_* (nvcc)"
+	@echo "make cudnn   builds the demo with NVIDIA cuDNN's attention (nvcc; CUDNN=folder, or pip's nvidia-cudnn-cu13)"
 	@echo "make check-gpu  the device suites and make verify on a GPU"
 	@echo "make bench   speed of the CPU device and of ranks, checked and as ratios"
 	@echo "make bench-gpu  speed of the CUDA device beside PyTorch's on the same GPU (under 8 minutes once built)"
@@ -194,6 +195,29 @@ build/nvcc/%: demos/%.c $(HEADERS) verify/seqpar_check.h $(wildcard demos/*.h de
 
 cuda: setup $(TRAINERS:train_%=build/cuda_train_%)
 	@echo "$(if $(NCCL),with NCCL: ranks are threads or processes,without NCCL (no nccl.h or libnccl.so under $(CUDA)): ranks are threads of one process)"
+
+# cuDNN: a folder with include/ and lib/, or where pip has put it.
+CUDNN ?= $(shell python3 -c 'import nvidia.cudnn; print(list(nvidia.cudnn.__path__)[0])' 2>/dev/null)
+CUDNN_DEMO = demos/09_cudnn_attention.cu demos/cudnn_attention.h
+cudnn-folder: # for a script
+	@echo $(CUDNN)
+
+cudnn: setup
+	@command -v $(NVCC) >/dev/null || { echo "make cudnn: no nvcc"; exit 1; }
+	@test -e "$(CUDNN)/include/cudnn.h" || { echo "make cudnn: no cuDNN: pip install nvidia-cudnn-cu13, or CUDNN=folder with include/ and lib/"; exit 1; }
+	@$(MAKE) --no-print-directory build/09_cudnn_attention
+
+build/cudnn.o: $(CUDNN_DEMO) seqpar.h
+	@mkdir -p build
+	$(NVCC) -std=c++17 -O2 $(CUDA_ARCH) $(CPPFLAGS) -I$(CUDNN)/include $(LINKED) -c $< -o $@
+
+build/09_cudnn_attention: build/cudnn.o build/cuda.o build/seqpar.o
+	$(CC) $(CFLAGS) $^ -o $@ $(LDLIBS) -L$(CUDNN)/lib -l:libcudnn.so.9 -Wl,-rpath,$(abspath $(CUDNN))/lib $(CUDA_LIBS)
+
+# The same upon a stand-in for cuDNN, without a GPU.
+build/on_cpu_cudnn_attention: $(CUDNN_DEMO) seqpar_cuda.cu seqpar.h build/seqpar.o $(wildcard verify/*_on_cpu.h)
+	$(ON_CPU) -Wno-missing-field-initializers -include verify/cudnn_on_cpu.h -include seqpar_cuda.cu -Idemos $(LINKED) -c $< -o build/on_cpu_cudnn.o
+	$(CC) $(CFLAGS) build/on_cpu_cudnn.o build/seqpar.o -o $@ $(LDLIBS) -lstdc++
 
 check-gpu: setup build/on_gpu_test_device build/on_gpu_test_attn build/on_gpu_test_queue build/on_gpu_test_cublas build/on_gpu_verify build/cuda_train_sft build/make_arith $(if $(NCCL),build/on_gpu_test_nccl_gpus)
 	@bash verify/test_gpu.sh

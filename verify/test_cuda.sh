@@ -40,6 +40,17 @@ done
 if [ -z "$TEST_ALL" ]; then skip cuda_step_with_cublas "in make check-all"
 elif TEST_CUBLAS=1 timeout 900 build/on_cpu_test_cuda_step >$out/step_cublas.log 2>&1; then pass cuda_step_with_cublas; else fail cuda_step_with_cublas "$(grep -m 1 FAIL $out/step_cublas.log)"; fi
 
+# cuDNN's attention over ranks, upon a stand-in that keeps to the graphs it is given; and the comparison sees wrong strides and
+# a wrong mask.
+if ! make --no-print-directory build/on_cpu_cudnn_attention >$out/cudnn.build.log 2>&1 || grep -q 'warning:' $out/cudnn.build.log; then fail cuda_cudnn "$(grep -E 'error|warning' $out/cudnn.build.log | head -n 1)"
+else
+    if timeout 600 build/on_cpu_cudnn_attention 150 >$out/cudnn.log 2>&1; then pass cuda_cudnn; else fail cuda_cudnn "$(tail -n 1 $out/cudnn.log)"; fi
+    for wrong in strides mask; do
+        if ! CUDNN_ON_CPU_WRONG=$wrong timeout 600 build/on_cpu_cudnn_attention 150 >$out/cudnn_$wrong.log 2>&1 && grep -q 'rounding: no' $out/cudnn_$wrong.log; then pass cuda_cudnn_wrong_$wrong
+        else fail cuda_cudnn_wrong_$wrong "wrong $wrong are within rounding"; fi
+    done
+fi
+
 # Mistakes of the kernels and of the queue must show (verify/faults.tsv): one build that holds them all.
 plain="-w -I. -Ibuild -Idemos/trainer -Iverify -DTEST_CUDA" linked=$(make --no-print-directory -s linked-flags)
 flawed="-std=gnu11 -O2 -march=native -fopenmp -DTEST_FAULTS -Ibuild/faults $plain"
@@ -127,4 +138,20 @@ for target in $targets; do
          END { if (kept < 20) print kept " kernels were seen" }' $out/sm_$target.log >$out/sm_$target.spills
     if [ -s $out/sm_$target.spills ]; then fail "cuda_registers_sm_$target" "$(head -n 1 $out/sm_$target.spills)"; else pass "cuda_registers_sm_$target"; fi
 done
+
+# Where cuDNN is: it finds an engine for each of its graphs on GPUs that need not be here, and the demo builds; without a GPU it
+# says so. cuDNN's libraries want a driver's, if only nvcc's stub.
+cudnn=$(make --no-print-directory -s cudnn-folder) stub=${nvcc%/bin/nvcc}/lib64/stubs/libcuda.so
+with_cudnn() { # PROGRAM SOURCE [ARGUMENTS OF NVCC]
+    local program=$1 libraries=$cudnn/lib:${nvcc%/bin/nvcc}/lib64
+    shift
+    ldconfig -p | grep -q 'libcuda[.]so[.]1' || { mkdir -p $out/driver && ln -sf "$stub" $out/driver/libcuda.so.1 && libraries=$libraries:$out/driver; }
+    "$nvcc" -std=c++17 -O2 -arch=sm_80 -I. -Idemos -I"$cudnn/include" $linked "$@" build/seqpar.o -o "$program" -lcjson -lm -lpthread -Xcompiler -fopenmp -Xlinker "$cudnn/lib/libcudnn.so.9" >"$program.log" 2>&1 || return
+    LD_LIBRARY_PATH="$libraries:$LD_LIBRARY_PATH" timeout 300 "$program" >"$program.log" 2>&1
+}
+if [ ! -e "$cudnn/include/cudnn.h" ]; then skip cuda_cudnn_graphs "no cuDNN: neither CUDNN=folder nor pip's nvidia-cudnn-cu13"
+else
+    if with_cudnn $out/cudnn_graphs verify/cudnn_graphs.cu; then pass cuda_cudnn_graphs; else fail cuda_cudnn_graphs "$(tail -n 1 $out/cudnn_graphs.log)"; fi
+    if with_cudnn $out/cudnn_demo demos/09_cudnn_attention.cu $out/sm_90a.o -lcublas && grep -qE '^skipped: no GPU|rounding: yes$' $out/cudnn_demo.log; then pass cuda_cudnn_demo; else fail cuda_cudnn_demo "$(tail -n 1 $out/cudnn_demo.log)"; fi
+fi
 finish
