@@ -68,9 +68,9 @@
        - promise equal bits across instruction sets or compilers, or between different packings;
          per binary and set of rows only. Stripe and zigzag-doc, which cut through chunks,
          replicated kv heads, relaxed attention and your own kernel keep an error bound instead.
-       - survive -ffast-math in the implementation's unit (an #error) or at linking, nor clang's
-         -ffp-contract=fast, which overrules the pragma in this header: opening a context
-         refuses both. Units that only call may use what they like.
+       - work where the file with the implementation is compiled with -ffast-math (an #error),
+         where the program is linked with it, or with clang's -ffp-contract=fast: opening a
+         context refuses these. Files that only call may be compiled with any flags.
 
    OPTIONS
        SEQPAR_STATIC        everywhere: all functions become static
@@ -85,25 +85,38 @@
        unit           documents that must share a row (a preference pair, a prompt's group)
        grid, chunk    a row is cut at absolute positions into L chunks
        piece, share   what one rank holds of one chunk; all pieces of a rank
-       leaf, node     places in the binary tree in which every sum over tokens is taken
-       fold           such a sum; a fold program: the stack machine's list that takes it
+       leaf, node     the sum over one piece; the sum of all leaves below a point of the binary
+                      tree in which every sum over tokens is taken
+       fold           a sum taken in that tree; a program: the list of additions, for a stack
+                      machine, by which a rank does its share of a fold
        block          a query piece x a key piece, in attention. A parameter block is 1,024
                       neighbouring elements, which have one owner
+       owner          of a token's keys: the rank that holds the token. Of a parameter block:
+                      the rank that sums its gradient and updates it
+       seed           the derivative of the loss with respect to a number of a token (its
+                      log-prob, entropy, ..., score); where a backward pass begins
+       storage type, accumulator type
+                      of weights and activations; of sums, statistics and optimizer state
        vocab          the projection of hidden states to logits over the vocabulary (others
                       call it the LM head), and the log-probs made of them
        head           of attention; nothing else is called so
        step           an optimizer step. A compute step is the part of a plan that meets the
                       keys of one source
        source         the rank (position) whose keys they are
-       segment        a document whose tokens several ranks hold, in sums
-       group          sends and receives that begin together. A tensor's group is what is
-                      exchanged together, a layer; a prompt's group its responses
+       segment        a document of the step, where sums over its tokens are taken
+       group          sends and receives that begin together; a request: a group in flight. A
+                      tensor's group: tensors exchanged together, a layer. A prompt's group: its
+                      responses
        dp, sp         data-parallel and sequence-parallel; world = dp x sp, sp ranks are
                       neighbours
-       2D             sp ranks as positions x members: members exchange tokens for heads,
-                      positions form a ring
+       2D             sp ranks as positions x members: the members of a position exchange
+                      tokens for heads (Ulysses), positions form a ring or gather (llama3).
+                      Without Ulysses a position is a rank
        lse            log-sum-exp of a query's scores
-       error rule     relative L2 error against fp64 at most twice that of one rank
+       error rule     what holds where bits are not equal: relative L2 error against fp64 at
+                      most twice that of one rank
+       host device    a device that computes on the CPU
+       own            "own kernel", "own product", "own transport": written by the caller
 
    WHY THE BITS ARE EQUAL
        Rounding depends on the order of additions. Here the order belongs to absolute token
@@ -127,21 +140,20 @@
          threads each; the header never sets it, the trainers do. A small model on two cores
          then takes 0.98 to 1.02 of the time as one rank, 0.92 as four ranks of two threads.
 
-   WHAT A STEP COSTS (T local tokens, W ranks in all, f bytes of a storage element, a of an
-   accumulator; ctx->memory counts each kind, now and at its peak; verify/test_memory.c holds
-   them to these bounds)
-       weights        yours, or seqpar_llama's: f a parameter on every rank
-       optimizer      AdamW: 2 a a parameter, divided by W from zero_stage 1 on; a more where
-                      storage is not the accumulator type
-       gradients      a a parameter divided by W, and one group's nodes (seqpar_optim_open)
-       activations    yours, or the model's: they fall as T does
-       exchange       ring: two slots of T keys and values of storage, backward in addition
-                      twice the partial dk and dv of a message each way. llama3: keys and
-                      values of all tokens, heads_k_stride heads at a time, twice. Ulysses: q,
-                      k, v and results of all tokens for a share of the heads
-       scratch        states of the queries and dk, dv of the keys that wait for their sibling
-                      in the tree, at most 4 log2 of the ranks of each; logits of rows_max
-                      tokens
+   WHAT A STEP COSTS, in device memory. T: local tokens, W: ranks in all, s: bytes of the
+   storage type, c: bytes of the accumulator type. ctx->memory counts each kind, now and at its
+   peak; verify/test_memory.c holds them to these bounds.
+       weights        yours, or seqpar_llama's: s for each parameter, on every rank
+       optimizer      AdamW: 2 c for each parameter, from zero_stage 1 on divided by W; another
+                      c (the masters) where storage is not the accumulator type
+       gradients      c / W for each parameter, and the nodes of one group (seqpar_optim_open)
+       activations    yours, or the model's: in proportion to T
+       exchange       ring: two slots of T keys and values; backward also two messages of dk
+                      and dv each way. llama3: twice the keys and values of all tokens, for
+                      heads_k_stride heads. Ulysses: q, k, v and results of all tokens, for a
+                      share of the heads
+       scratch        values that wait for their sibling in a tree, at most 4 log2(sp) for each
+                      query and key; logits of rows_max tokens
        bytes sent     seqpar_plan_cost_of (verify/seqpar_check.h) counts them, and FLOPs, for
                       any plan without running it
    Chunks: 32 a row, more from 8,192 tokens on (seqpar_grid_default_chunks). Twice as many as
@@ -693,10 +705,10 @@ SEQPAR_DEF int64_t seqpar_grid_begin(int64_t padded, int64_t chunks, int64_t chu
 /* ---- split: who holds which token ---------------------------------------------------------*/
 /* A layout is a line of this table: everything that differs between layouts stands in it or in
    the function seqpar__deal_* it names (chapter >>split), which deals a row's pieces.
-     whole chunks  ranks hold whole chunks: equal bits; else the error rule
-     slots         a number of chunks that slots sp_size divides is dealt evenly; dealt by
-                   chunks, runs of them that a rank is given, back and forth. 0: not chunks
-     down          in a ring keys had better go to the position before: fewer go all the way */
+     whole chunks  1: ranks hold whole chunks, and bits are equal; 0: the error rule
+     slots         a row is dealt evenly where slots x sp_size divides its chunks; a layout dealt
+                   by chunks gives a rank so many runs of them, forth and back. 0: not chunks
+     down          1: in a ring keys go to the position before, which saves bytes (>>plan) */
 #define SEQPAR_LAYOUTS(X) \
     /* name, text, whole chunks, slots, down, dealt by */ \
     X(CONTIGUOUS, "contiguous", 1, 1, 0, chunks) \
@@ -719,9 +731,9 @@ typedef struct seqpar_layout {
 SEQPAR_DEF const seqpar_layout *seqpar_layout_at(int layout);
 SEQPAR_DEF const char *seqpar_layout_name(int layout); /* "?" */
 
-/* Tokens start, start + stride, ... (count) of one chunk, held by one rank from local row
-   `local` on. Stripe: of the chunks from `chunk` on up to the rank's next piece, one unless
-   chunks^2 sp_size > 2^23. */
+/* Tokens start, start + stride, ... (count) of one chunk, which a rank holds from its local row
+   `local` on. With stripe, where chunks^2 x sp_size is more than 2^23, a piece covers several
+   chunks, from `chunk` up to that of the rank's next piece: or planning would not end. */
 typedef struct seqpar_piece {
     int64_t row;       /* index into the rows it was made from, */
     int64_t row_index; /* and that row's number within the step */
@@ -784,18 +796,20 @@ SEQPAR_DEF void seqpar_gather(void *global, const void *local, const seqpar_shar
                               int64_t row, int64_t width);
 
 /* ---- device: who computes -------------------------------------------------------------------
-   A device is a table of operations on opaque pointers. Activations and the weights they
-   meet are of the storage type; statistics, sums over tokens (folds), gradients and
-   optimizer state of the accumulator type. Matrices carry their row stride. A device that
-   works behind the host's back (a GPU) has one queue, a CUDA stream: a call with it returns
-   at once and its work is done in order of calls, its lists copied before it returns; sumsq
-   and sample alone wait, since their results are the host's. A call with queue NULL takes
-   its place in that order, too, and returns when the work is done, so the host reads and
-   writes by copies with NULL. Whatever else it wants to see needs seqpar_device_settle.
-   Memory that is freed is used again in that order: nothing waits. On a host device, whose
-   queue is NULL, all of this is a call of a function. The comment of each entry names the
-   CUDA call it becomes. Row operations give a row the same bits whatever else is in the
-   call; sums over tokens run the fold program they are given. */
+   A device is a table of operations on opaque pointers; it knows nothing of ranks. Activations
+   and weights are of its storage type; statistics, sums over tokens, gradients and optimizer
+   state of its accumulator type. Matrices carry their row stride. An operation on rows gives a
+   row the same bits whatever else is in the call. One that sums over tokens runs the fold
+   program it is given.
+
+   A host device computes in the call, and its queue is NULL. A GPU has one queue, a CUDA
+   stream. A call with the queue returns at once; its work is done in the order of calls, and
+   its lists (pieces, tasks, programs) are copied before it returns. sumsq and sample wait, as
+   their results are host memory. A call with queue NULL takes its place in that order, too,
+   and returns when its work is done: so the host reads and writes device memory by copies with
+   NULL. seqpar_device_settle waits for all that was called. Freed memory is used again in the
+   order of the queue, so nothing waits for it. The comment of each entry names the CUDA call
+   that it becomes. */
 enum { SEQPAR_DTYPE_F64, SEQPAR_DTYPE_F32, SEQPAR_DTYPE_BF16 };
 
 typedef struct seqpar_mat {
@@ -913,8 +927,8 @@ typedef struct seqpar_attn_task {
     int64_t store_base, store_stride;
     /* return: node i at inbox_base + i * 2 * count * kv_heads * head_dim, as in a place */
     int64_t inbox_base;
-    /* dkv: number of its keys among those of the query tasks, whose programs meet them
-       rising */
+    /* dkv: the number that the query tasks' programs have for its keys; a program names keys
+       in rising order */
     int64_t order;
 } seqpar_attn_task;
 
@@ -948,9 +962,9 @@ typedef struct seqpar_attn_args {
     const void *inbox;
 } seqpar_attn_args;
 
-/* All blocks of a compute step: dq of the query tasks; dk and dv of the key tasks, whose
-   q_pieces are the pieces of the tasks, then those of the queries. Both name the same
-   blocks. */
+/* All blocks of a compute step: dq of the query tasks; dk and dv of the key tasks. Both name
+   the same blocks. q_pieces of the key tasks: the pieces of those tasks, then the query
+   pieces. */
 typedef struct seqpar_attn_backward_args {
     seqpar_attn_args queries;
     const seqpar_attn_args *keys; /* (groups) */
@@ -973,18 +987,19 @@ typedef struct seqpar_attn_delta_args {
     int64_t tokens, heads, head_dim;
 } seqpar_attn_delta_args;
 
-/* Puts partial results together, accumulators (tokens, heads, head_dim) and lse (tokens,
-   heads): sum becomes the softmax over the keys of both, sum_lse its lse; of a query whose
-   part_lse is -inf the part is not read. Without sum_lse: plain sums. out of the storage
-   type and lse, rows out_heads apart: what the sum is, after the sinks. A NaN in part_lse:
-   refused by a host device, in the results of a GPU. */
+/* Merges results of attention over two sets of keys, part into sum: accumulators (tokens,
+   heads, head_dim), and lse (tokens, heads). sum becomes the softmax over all their keys, sum_lse its
+   lse. A part with lse -inf is not read. With sum_lse NULL they are plain sums (gradients).
+   Where out is given, the sum is also written there, rows out_heads apart and of the storage
+   type, and its lse to lse; sinks are counted in. A NaN in part_lse: a host device refuses it,
+   a GPU passes it on. */
 typedef struct seqpar_attn_merge_args {
     void *sum, *sum_lse;
     const void *part, *part_lse; /* NULL: nothing is added */
-    void *out, *lse;             /* NULL: not yet */
+    void *out, *lse;             /* NULL: not written */
     const void *sinks;           /* (heads) or NULL; beside out */
     int64_t tokens, heads, head_dim, out_heads;
-    int begin; /* the sum is nothing yet, 0 and -inf, and not read */
+    int begin; /* 1: sum and sum_lse begin as 0 and -inf, and are not read */
 } seqpar_attn_merge_args;
 
 /* Statistics of logits x (rows, vocab) and, where seeds are given, the gradient written over
@@ -1027,9 +1042,9 @@ typedef struct seqpar_sumsq_args {
     int64_t blocks, block_size;
 } seqpar_sumsq_args;
 
-/* One step t of AdamW in PyTorch's order, or of SGD (kind 1: p -= lr (clip g + decay p)); g
-   is scaled by clip first. All are accumulators. working, unless NULL: the weights in
-   storage type, which at t = 1 are what p begins as, and p rounded after. */
+/* Step t of AdamW in the order of PyTorch's operations, or of SGD, p -= lr (clip g + decay p).
+   AdamW scales g by clip, too. All are accumulators. working, unless NULL: the weights in
+   storage type; p begins as these at t = 1, and they become p, rounded. */
 typedef struct seqpar_update_args {
     void *p, *m, *v;
     const void *g;
@@ -1238,9 +1253,9 @@ SEQPAR_DEF void seqpar_buffer_free(seqpar_ctx *ctx, seqpar_buffer *buffer);
 /* ---- plan: a schedule is data -------------------------------------------------------------*/
 /* A schedule is a line of this table and the function seqpar__plan_* it names (chapter
    >>plan), which writes the plan between the two exchanges of heads.
-     members   ulysses_size where the desc has 0: one, or as many as kv_heads allow
-     strided   heads_k_stride is asked for: kv heads travel by so many at a time
-     arrivals  keys come only where they are seen (ring); else all of them come */
+     members   1: ulysses_size 0 means as many members as kv_heads allow; 0: it means one
+     strided   1: kv heads travel by heads_k_stride at a time
+     arrivals  1: keys come only where they are seen (ring); 0: all of them come */
 #define SEQPAR_SCHEDULES(X) \
     /* name, text, members, strided, arrivals, plan */ \
     X(RING, "ring", 0, 0, 1, ring) \
@@ -1326,18 +1341,18 @@ SEQPAR_DEF void seqpar_plan_free(seqpar_plan *plan);
    Splitting, sending, the merge of the sources, sinks and the sums of gradients stay; all
    layouts and schedules (the error rule; no dropout). q, k, v, dout are of the device's
    storage type, all else of its accumulator type, rows `stride` elements apart, heads side
-   by side; query head h reads kv head h / (heads / kv_heads). On a GPU the tensors are the
-   device's, and the work goes to `queue`. The lists are the host's and stay as they are
-   until seqpar_attn_close: a copy of them on the device may be kept. A query of a piece,
-   number local + i, has the position start + i stride in row `row`, keys likewise; query t
-   sees the keys of its row at positions [visible_begin[t], visible_end[t]): documents,
-   causality, window and prefix are in it. */
+   by side; query head h reads kv head h / (heads / kv_heads). On a GPU the tensors are device
+   memory, and the work goes to `queue`. The lists are host memory and do not change until
+   seqpar_attn_close, so that a copy on the device may be kept. Query local + i of a piece has
+   the position start + i stride in row `row`; keys likewise. Query t sees the keys of its row
+   at positions [visible_begin[t], visible_end[t]), which holds documents, causality, window
+   and prefix. */
 typedef struct seqpar_attn_source {
     int64_t source, heads, kv_heads, head_dim;
-    int64_t head; /* number of query head 0 among all */
+    int64_t head; /* number of query head 0 among the heads of all ranks */
     double scale, softcap;
-    int full;       /* of the desc, where a kernel has a use for it */
-    int64_t window; /* as well */
+    int full;       /* as in the desc, for kernels that have masks of their own */
+    int64_t window; /* likewise */
     int64_t q_tokens, k_tokens, q_stride, k_stride, v_stride, dout_stride;
     int64_t lse_stride; /* of lse and delta */
     const seqpar_piece *q_pieces, *k_pieces;
@@ -1348,11 +1363,12 @@ typedef struct seqpar_attn_source {
 } seqpar_attn_source;
 
 /* forward writes out (q_tokens, heads, head_dim), the softmax over this source's keys alone,
-   and lse (q_tokens, heads): a query that sees none of them has lse -inf, and its out is not
-   read. backward writes dq like out, dk and dv (k_tokens, kv_heads, head_dim): what these
-   keys and queries give to each other. All are accumulators without gaps, begin as 0, and
-   are the library's. A source of which no query sees a key is left out. Both return 0, or
-   anything else to fail: SEQPAR_ERR_KERNEL on all ranks. */
+   and lse (q_tokens, heads). A query that sees none of them has lse -inf, and its out is not
+   read. backward writes dq (as out), dk and dv (k_tokens, kv_heads, head_dim): what these
+   queries and these keys contribute. All of these are of the accumulator type, without gaps,
+   hold 0 when the function is called, and belong to the library. Neither is called for a
+   source none of whose keys is seen. Both return 0, or anything else to fail:
+   SEQPAR_ERR_KERNEL on this rank, and PEER on the others. */
 typedef struct seqpar_attn_kernel {
     int (*forward)(void *user, const seqpar_attn_source *source, void *out, void *lse,
                    void *queue);
@@ -1415,7 +1431,7 @@ typedef struct seqpar_dropout {
 
 SEQPAR_DEF double seqpar_attn_dropout(const seqpar_dropout *from, int64_t row, int64_t head,
                                       int64_t query, int64_t key);
-/* of those draws */
+/* The key of those draws, for seqpar_random. */
 SEQPAR_DEF uint64_t seqpar_attn_dropout_key(uint64_t seed, uint64_t stream);
 
 typedef struct seqpar_attn seqpar_attn;
@@ -1469,12 +1485,11 @@ typedef struct seqpar_vocab_io {
 /* Entry A: the values alone. One product. */
 SEQPAR_DEF seqpar_status seqpar_vocab_forward(seqpar_ctx *ctx, const seqpar_vocab_io *io,
                                               const seqpar_vocab_desc *desc);
-/* Entry B: values, dhidden, and the fold nodes of dtable: the pieces of share, pushed in
-   order into fold, leave fold->node_count values in io->nodes, whose memory has
-   seqpar_vocab_places places: as many as there are nodes, or sums that wait while logits are
-   made rows_max rows at a time, about log2(tokens / rows_max) (what lies behind the nodes is
-   scratch). With share and fold NULL the one node is the plain sum over the tokens
-   (seqpar_step_begin_plain). Three products. */
+/* Entry B: values, dhidden, and the nodes of dtable, by the fold of seqpar_step_fold over the
+   pieces of share. Three products. io->nodes has room for seqpar_vocab_places values: the
+   first fold->node_count become the nodes, the others are scratch for sums that wait while
+   logits are made rows_max tokens at a time (about log2(tokens / rows_max)). With share and
+   fold NULL the one node is the plain sum over the tokens (seqpar_step_begin_plain). */
 typedef struct seqpar_token_fold seqpar_token_fold;
 SEQPAR_DEF int64_t seqpar_vocab_places(const seqpar_share *share, const seqpar_token_fold *fold,
                                        const seqpar_vocab_desc *desc);
@@ -1485,8 +1500,9 @@ SEQPAR_DEF seqpar_status seqpar_vocab_backward(seqpar_ctx *ctx, const seqpar_voc
 
 /* SFT, token mean over the whole optimizer step: L = 1/N sum_t w_t [(1 - e) (-logp) + e
    smooth + z lse^2] over the tokens that have a target; w NULL is 1. N is the global count
-   of the step (batch.counts.supervised), never a local one. Seeds for entry B, and the terms
-   of one token's loss times N from its values. (spec: HF, Liger, Megatron form) */
+   of the step (batch.counts.supervised), never a local one. seqpar_sft_seeds: seeds for entry
+   B. seqpar_sft_token_loss: N times the loss of one token of weight 1, from its values. As in
+   transformers, Liger and Megatron. */
 typedef struct seqpar_sft_desc {
     int64_t count;
     double label_smoothing, z_loss;
@@ -1502,16 +1518,15 @@ SEQPAR_DEF seqpar_status seqpar_sft_seeds(seqpar_error *error, const seqpar_host
 SEQPAR_DEF double seqpar_sft_token_loss(double logp, double smooth, double lse,
                                         const seqpar_sft_desc *desc);
 
-/* Sums over the tokens of a step that every rank gets, equal to the bit: values[i] (count
-   rows of `width` doubles), one row per piece of the share of each row this rank holds,
-   folded over all leaves. Collective over the world. */
+/* Sums over all tokens of a step, the same bits on every rank. values (count, width): one row
+   for each piece this rank holds, leaf[i] its leaf. sum (width). Collective over the world. */
 SEQPAR_DEF seqpar_status seqpar_sum_pieces(seqpar_ctx *ctx, double *sum, const int64_t *leaf,
                                            const double *values, int64_t count, int64_t width);
 
 /* ---- segment: sums per document, put together before anything that is not linear ------------
-   A segment is an input document of the step: row->doc_source. Partial sums of one document
-   in one chunk, in order of its tokens, are the leaves of that document's fold; so a
-   document's sum is the same number for every split. */
+   A segment is an input document of the step, row->doc_source. Its sum is a fold whose leaves
+   are the sums over its tokens in one chunk, in order. So it is the same number for every
+   split. */
 typedef struct seqpar_segments {
     /* numbers per token, set by the caller; the rest grows with seqpar_segments_add */
     int64_t width;
@@ -1692,8 +1707,8 @@ typedef struct seqpar_tensor {
     int64_t group; /* exchanged together: a layer */
 } seqpar_tensor;
 
-/* Leaves of the token sums of a micro-batch: what this rank pushes, which nodes are left,
-   what the others leave. */
+/* How this rank folds its leaves of a micro-batch: the program, and the nodes that are left
+   and have to be sent. */
 struct seqpar_token_fold {
     const seqpar_fold_op *program;
     int64_t program_count, depth;
@@ -1717,36 +1732,37 @@ typedef struct seqpar_step seqpar_step;
 typedef struct seqpar_optim {
     seqpar_optim_desc desc;
     const seqpar_tensor *tensors;
-    /* elements: of state, where every tensor has whole blocks */
-    int64_t tensor_count, groups, elements;
-    int64_t *group_begin, *tensor_begin; /* (groups + 1), (tensor_count) elements of state */
-    int64_t *group_tensor;               /* (groups + 1) tensors */
-    /* (2 groups): group + groups * source, the part this rank owns and, behind it, what
-       waits */
-    seqpar_buffer *gradient;
-    /* accumulators; master: the parameters, where those are of another type */
-    seqpar_buffer m, v, master;
-    int64_t own_elements; /* this rank owns */
-    int64_t t;
-    double norm, clip; /* of the last step, before clipping */
-    /* 1: the gradient is complete; 1: the parameters are still to be updated with it */
-    int complete, pending;
+    int64_t tensor_count, groups;
+    int64_t elements;       /* of state, where every tensor has whole blocks */
+    int64_t *group_begin;   /* (groups + 1) where a group begins in state */
+    int64_t *tensor_begin;  /* (tensor_count) where a tensor does */
+    int64_t *group_tensor;  /* (groups + 1) the first tensor of a group */
+    seqpar_buffer *gradient; /* (2 groups): [group + groups * source]; this rank's part, and
+                                behind it sums that wait for later micro-batches */
+    seqpar_buffer m, v;      /* moments, accumulators */
+    seqpar_buffer master;    /* parameters as accumulators, where they are of another type */
+    int64_t own_elements;    /* of state, that this rank owns */
+    int64_t t;               /* steps taken */
+    double norm, clip;       /* of the last step: the norm before clipping, and the factor */
+    int complete;            /* 1: the gradient of the step can be read */
+    int pending;             /* 1: the parameters are still to be updated with it */
     seqpar_step *step;
 } seqpar_optim;
 
 /* tensors (borrowed) in order of offset, without overlap, groups rising from 0.
 
-   Memory in accumulators: E elements, W ranks, the largest group G, A micro-batches. Blocks
-   lie at their owners, so an owner's share falls as 1/W at every stage:
-     gradients   E/W, growing group by group in backward, and beside it
-                 the nodes of one group: node_count G (one node for W = 1; for sp a row has one
-                 or two where 2 sp divides its chunks), of the vocab seqpar_vocab_places; they go
-                 as soon as the group is done, and so does what came from others; with A > 1 at
-                 most ceil(log2 A) E/W, which the order of sums needs (micro-batches of a power
-                 of two rows; of m rows up to log2 m more); of a tied table those of two sums
+   Memory, in accumulators, of E elements on W ranks with A micro-batches; G is the largest
+   group. Blocks lie at their owners, so their share falls as 1/W at every stage:
+     gradients   E/W, which grows group by group in backward
+                 nodes of one group, node_count G, until it is done: 1 for W = 1; with sp 1 or 2
+                 a row where 2 sp divides its chunks; of the vocab seqpar_vocab_places
+                 what comes from others for that group, until it is done
+                 with A > 1 sums that wait: at most ceil(log2 A) E/W where a micro-batch has a
+                 power of two of rows, up to log2(m) more for m rows; for a tied table, of two
+                 sums
      moments     2 E at stage 0, 2 E/W at stages 1 and 2; masters E or E/W
    Stage 0 hands out the gradient group by group at the end of a step (G more). Collective over
-   the world. */
+   the world. MEMORY; SIZE: a tensor overlaps another or is out of order. */
 SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *optim,
                                            const seqpar_tensor *tensors, int64_t tensor_count,
                                            const seqpar_optim_desc *desc);
