@@ -171,11 +171,12 @@
                       prototype in >>api; its seeds go to the vocab
                       or to a score. A relative of
                       DPO is a line of SEQPAR_PREFERENCES (>>api), which the trainer's
-                      --pref_loss reads too, and its lines in seqpar__preference_of, or in
-                      seqpar_preference_loss where it is no function of the margin. Tests: a
-                      line of verify/golden.tsv, verify/test_objective.c, and a kind of
-                      verify/run_objective.h, which is run on 1 to 8 ranks and printed by
-                      verify_sp.
+                      --pref_loss and the tests read too, and its lines in
+                      seqpar__preference_of, or in seqpar_preference_loss where it is no
+                      function of the margin. Tests: vectors in verify/golden.tsv, the truth in
+                      verify/slow_loss.h; for one that is no relative of DPO its place in
+                      verify/test_objective.c and a line of verify/run_objective.h. What stands
+                      there is run on 1 to 8 ranks and printed by verify_sp.
        a transport    the functions of seqpar_comm_table, in a file of your own: nothing here
                       changes. demos/04_own_transport.c; verify/transport.h tests it.
        an operation   a line of SEQPAR_DEVICE_OPS_EACH or _HOST and seqpar_X_args (>>api), then

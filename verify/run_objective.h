@@ -14,19 +14,31 @@
 #include "on_cuda.h"
 #include "kept.h"
 
-enum {
-    OBJECTIVE_SFT,
-    OBJECTIVE_DPO,
-    OBJECTIVE_KTO,
-    OBJECTIVE_RM,
-    OBJECTIVE_POLICY,
-    OBJECTIVE_VALUE,
-    OBJECTIVE_GRPO,
-    OBJECTIVES
-};
+/* What has one loss: a token, as a mean over all of the step or within its document; a
+   document; a pair of them. */
+enum { OBJECTIVE_TOKENS, OBJECTIVE_SEQUENCES, OBJECTIVE_DOCUMENTS, OBJECTIVE_PAIRS };
 
-static const char *const objective_names[] = {"SFT",        "DPO",       "KTO", "reward model",
-                                              "PPO policy", "PPO value", "GRPO"};
+/* An objective is a line here and the function objective_* it names; every preference loss of
+   the library's table is one.
+     scores     the model has a score head: of tokens, or of a document by its last one
+     reference  log-probs of a reference model are there as well
+   X: name, text, unit, scores, reference, function; P: SEQPAR_PREFERENCES' */
+#define OBJECTIVES_EACH(X, P) \
+    X(SFT, "SFT", TOKENS, 0, 0, sft) \
+    SEQPAR_PREFERENCES(P) \
+    X(KTO, "KTO", DOCUMENTS, 0, 1, kto) \
+    X(RM, "reward model", PAIRS, 1, 0, rm) \
+    X(POLICY, "PPO policy", TOKENS, 0, 1, policy) \
+    X(VALUE, "PPO value", TOKENS, 1, 0, value) \
+    X(GRPO, "GRPO", SEQUENCES, 0, 1, grpo)
+enum {
+#define OBJECTIVE__X(name, text, unit, scores, reference, function) OBJECTIVE_##name,
+#define OBJECTIVE__P(name, text, reference, means, smoothing) OBJECTIVE_##name,
+    OBJECTIVES_EACH(OBJECTIVE__X, OBJECTIVE__P)
+#undef OBJECTIVE__X
+#undef OBJECTIVE__P
+        OBJECTIVES
+};
 
 enum { OBJECTIVE_COLUMNS = 4 }; /* the loss, and what a trainer would log beside it */
 
@@ -76,17 +88,45 @@ typedef struct objective_rank { /* one rank at work */
     seqpar_segments units;
 } objective_rank;
 
-static int objective_scores(int kind) {
-    return kind == OBJECTIVE_RM || kind == OBJECTIVE_VALUE;
+/* ---- what is known of an objective ---- */
+
+/* value: log-probs or scores, with ref sums over a document where that is the unit; the second
+   half is a pair's */
+typedef struct objective_unit {
+    double value[2], ref[2], kl;
+    int64_t tokens[2]; /* supervised, of the document */
+    int64_t document, position;
+} objective_unit;
+
+/* columns: loss; and of a token clipped, value, 1, of documents the rewards of both halves and
+   accuracy. slope: of the loss by each value. */
+typedef struct objective_loss {
+    double columns[OBJECTIVE_COLUMNS], slope[2];
+} objective_loss;
+
+typedef struct objective_kind {
+    const char *name;
+    int unit, scores, reference;
+    int preference; /* SEQPAR_PREFERENCE_*; -1: none */
+    objective_loss (*of)(const objective_task *t, const objective_unit *u);
+} objective_kind;
+static const objective_kind *objective_at(int kind);
+
+static const char *objective_name(int kind) { return objective_at(kind)->name; }
+static int objective_scores(int kind) { return objective_at(kind)->scores; }
+
+/* Documents of a unit; 0: a token is one. */
+static int objective_whole(int kind) {
+    int unit = objective_at(kind)->unit;
+    return unit == OBJECTIVE_PAIRS ? 2 : unit == OBJECTIVE_DOCUMENTS;
 }
+
+/* A document counts by its last token alone. */
+static int objective_last(int kind) { return objective_whole(kind) && objective_scores(kind); }
 
 /* Of the values of one token (log-prob or score), and of its seed. */
 static int objective_dtype(const objective_rank *r, const objective_task *t) {
     return objective_scores(t->kind) ? r->ctx->device->storage : r->ctx->device->accumulator;
-}
-
-static int objective_needs_reference(const objective_task *t) {
-    return !objective_scores(t->kind) && t->kind != OBJECTIVE_SFT;
 }
 
 /* ---- what a rollout brings: numbers of a document's place ---- */
@@ -105,79 +145,117 @@ static double objective_advantage(const objective_task *t, int64_t document) {
     return advantages[document % 2];
 }
 
-/* ---- one token of a token objective ---- */
+/* ---- the loss of one token, document or pair ---- */
 
-/* tokens: supervised, of the document */
-typedef struct objective_token {
-    double logp, ref, score;
-    int64_t document, position, tokens;
-} objective_token;
-
-/* columns: loss, clipped, log-prob, the token itself: all of them weighted. */
-static void objective_token_columns(const objective_task *t, const objective_token *x,
-                                    double *slope, double *columns) {
-    static const seqpar_policy_desc clip = {0.2, 0.28, 3.0};
-    seqpar_aggregate mean = {t->kind == OBJECTIVE_GRPO ? SEQPAR_AGGREGATE_SEQUENCE_MEAN
-                                                       : SEQPAR_AGGREGATE_TOKEN_MEAN,
-                             t->batch.counts.supervised, t->documents, 0};
-    double weight = seqpar_token_weight(&mean, x->tokens), dkl = 0, kl = 0;
-    seqpar_policy_result p = {-x->logp, -1, 0, 0}; /* SFT */
-    seqpar_value_result v;
-    switch (t->kind) {
-    case OBJECTIVE_SFT: break;
-    case OBJECTIVE_VALUE:
-        v = seqpar_value_loss(x->score, 0.3 * objective_data(t, x->document, x->position, 2),
-                              objective_data(t, x->document, x->position, 3), 0.2);
-        p = (seqpar_policy_result){v.loss, v.dvalue, 0, v.clipped};
-        break;
-    case OBJECTIVE_POLICY:
-        p = seqpar_policy_loss(x->logp,
-                               x->ref + 0.1 * objective_data(t, x->document, x->position, 4),
-                               objective_data(t, x->document, x->position, 5), &clip);
-        break;
-    default: /* GRPO: the group's advantage, and k3 to the reference */
-        p = seqpar_policy_loss(x->logp, x->ref, objective_advantage(t, x->document), &clip);
-        kl = seqpar_kl(x->logp, x->ref, SEQPAR_KL_K3, &dkl);
-    }
-    *slope = (p.dlogp + 0.04 * dkl) * weight;
-    columns[0] = (p.loss + 0.04 * kl) * weight;
-    columns[1] = (double)p.clipped * weight;
-    columns[2] = (objective_scores(t->kind) ? x->score : x->logp) * weight;
-    columns[3] = weight;
+static objective_loss objective_token(double loss, double slope, int clipped, double value) {
+    return (objective_loss){{loss, clipped, value, 1}, {slope}};
 }
 
-/* ---- one document or pair ---- */
+static objective_loss objective_pair(const seqpar_pair_result *p) {
+    return (objective_loss){{p->loss, p->reward_chosen, p->reward_rejected,
+                             p->reward_chosen > p->reward_rejected},
+                            {p->dchosen, p->drejected}};
+}
+
+static objective_loss objective_sft(const objective_task *t, const objective_unit *u) {
+    (void)t;
+    return objective_token(-u->value[0], -1, 0, u->value[0]);
+}
+
+static objective_loss objective_preference(const objective_task *t, const objective_unit *u) {
+    const seqpar_preference_desc d = {
+        .kind = objective_at(t->kind)->preference, .beta = 0.1, .gamma = 0.5};
+    const seqpar_preference pair = {u->value[0], u->value[1],  u->ref[0],
+                                    u->ref[1],   u->tokens[0], u->tokens[1]};
+    seqpar_pair_result p;
+    seqpar_preference_loss(NULL, &p, &pair, &d);
+    return objective_pair(&p);
+}
+
+static objective_loss objective_kto(const objective_task *t, const objective_unit *u) {
+    const seqpar_kto_desc d = {0.1, 1.0, 1.33, u->kl};
+    int undesirable = (int)(u->document % 2);
+    seqpar_kto_result k;
+    (void)t;
+    seqpar_kto_loss(NULL, &k, u->value[0], u->ref[0], !undesirable, &d);
+    objective_loss l = {{k.loss, 0, 0, !undesirable}, {k.dlogp}};
+    l.columns[1 + undesirable] = k.reward;
+    return l;
+}
+
+static objective_loss objective_rm(const objective_task *t, const objective_unit *u) {
+    seqpar_pair_result p = seqpar_reward_loss(u->value[0], u->value[1], 0.1, 0.01);
+    (void)t;
+    return objective_pair(&p);
+}
+
+static const seqpar_policy_desc objective_clip = {0.2, 0.28, 3.0};
+
+static objective_loss objective_policy(const objective_task *t, const objective_unit *u) {
+    seqpar_policy_result p = seqpar_policy_loss(
+        u->value[0], u->ref[0] + 0.1 * objective_data(t, u->document, u->position, 4),
+        objective_data(t, u->document, u->position, 5), &objective_clip);
+    return objective_token(p.loss, p.dlogp, p.clipped, u->value[0]);
+}
+
+static objective_loss objective_value(const objective_task *t, const objective_unit *u) {
+    seqpar_value_result v = seqpar_value_loss(
+        u->value[0], 0.3 * objective_data(t, u->document, u->position, 2),
+        objective_data(t, u->document, u->position, 3), 0.2);
+    return objective_token(v.loss, v.dvalue, v.clipped, u->value[0]);
+}
+
+/* The group's advantage, and k3 to the reference. */
+static objective_loss objective_grpo(const objective_task *t, const objective_unit *u) {
+    seqpar_policy_result p = seqpar_policy_loss(
+        u->value[0], u->ref[0], objective_advantage(t, u->document), &objective_clip);
+    double dkl, kl = seqpar_kl(u->value[0], u->ref[0], SEQPAR_KL_K3, &dkl);
+    return objective_token(p.loss + 0.04 * kl, p.dlogp + 0.04 * dkl, p.clipped, u->value[0]);
+}
+
+static const objective_kind *objective_at(int kind) {
+    static const objective_kind table[] = {
+#define OBJECTIVE__X(name, text, unit, scores, reference, function) \
+    {text, OBJECTIVE_##unit, scores, reference, -1, objective_##function},
+#define OBJECTIVE__P(name, text, reference, means, smoothing) \
+    {#name, OBJECTIVE_PAIRS, 0, reference, SEQPAR_PREFERENCE_##name, objective_preference},
+        OBJECTIVES_EACH(OBJECTIVE__X, OBJECTIVE__P)
+#undef OBJECTIVE__X
+#undef OBJECTIVE__P
+    };
+    return &table[kind];
+}
+
+/* A token's part of the loss, weighted. */
+static void objective_token_columns(const objective_task *t, const objective_unit *u,
+                                    double *slope, double *columns) {
+    seqpar_aggregate mean = {objective_at(t->kind)->unit == OBJECTIVE_SEQUENCES
+                                 ? SEQPAR_AGGREGATE_SEQUENCE_MEAN
+                                 : SEQPAR_AGGREGATE_TOKEN_MEAN,
+                             t->batch.counts.supervised, t->documents, 0};
+    double weight = seqpar_token_weight(&mean, u->tokens[0]);
+    objective_loss l = objective_at(t->kind)->of(t, u);
+    *slope = l.slope[0] * weight;
+    for (int c = 0; c < OBJECTIVE_COLUMNS; c++) columns[c] = l.columns[c] * weight;
+}
 
 /* sums (documents, 3): log-prob or score, the reference's, tokens. Columns and slopes of
-   those documents that are here: loss, the rewards of both halves, accuracy. */
+   those units that are here. */
 static void objective_documents(const objective_task *t, const double *sums, double kl,
                                 double *columns, double *slope) {
-    static const seqpar_preference_desc dpo = {.kind = SEQPAR_PREFERENCE_DPO, .beta = 0.1};
-    for (int64_t i = 0; i < t->documents; i++) {
-        const double *mine = sums + 3 * i, *other = mine + 3;
-        if (t->kind == OBJECTIVE_KTO && mine[2] > 0) {
-            seqpar_kto_desc kto = {0.1, 1.0, 1.33, kl};
-            seqpar_kto_result k;
-            seqpar_kto_loss(NULL, &k, mine[0], mine[1], i % 2 == 0, &kto);
-            columns[OBJECTIVE_COLUMNS * i] = k.loss;
-            columns[OBJECTIVE_COLUMNS * i + 1 + i % 2] = k.reward;
-            columns[OBJECTIVE_COLUMNS * i + 3] = i % 2 == 0;
-            slope[i] = k.dlogp / (double)t->documents;
+    int64_t whole = objective_whole(t->kind);
+    for (int64_t i = 0; i < t->documents; i += whole) {
+        objective_unit u = {.document = i, .kl = kl};
+        if (sums[3 * i + 2] == 0) continue;
+        for (int64_t h = 0; h < whole; h++) {
+            u.value[h] = sums[3 * (i + h)];
+            u.ref[h] = sums[3 * (i + h) + 1];
+            u.tokens[h] = (int64_t)sums[3 * (i + h) + 2];
         }
-        if (t->kind == OBJECTIVE_KTO || i % 2 || mine[2] == 0) continue;
-        seqpar_preference pair = {mine[0],  other[0],         mine[1],
-                                  other[1], (int64_t)mine[2], (int64_t)other[2]};
-        seqpar_pair_result p;
-        if (t->kind == OBJECTIVE_RM)
-            p = seqpar_reward_loss(mine[0], other[0], 0.1, 0.01);
-        else
-            seqpar_preference_loss(NULL, &p, &pair, &dpo);
-        memcpy(columns + OBJECTIVE_COLUMNS * i,
-               (double[]){p.loss, p.reward_chosen, p.reward_rejected,
-                          p.reward_chosen > p.reward_rejected},
-               OBJECTIVE_COLUMNS * 8);
-        slope[i] = 2 * p.dchosen / (double)t->documents;
-        slope[i + 1] = 2 * p.drejected / (double)t->documents;
+        objective_loss l = objective_at(t->kind)->of(t, &u);
+        memcpy(columns + OBJECTIVE_COLUMNS * i, l.columns, sizeof l.columns);
+        for (int64_t h = 0; h < whole; h++)
+            slope[i + h] = (double)whole * l.slope[h] / (double)t->documents;
     }
 }
 
@@ -213,7 +291,7 @@ static seqpar_status objective_forward(objective_rank *r, objective_micro *m) {
                            objective_scores(t->kind) ? m->b.score.data : m->b.logp.data, 0, n,
                            objective_dtype(r, t));
     for (int64_t i = 0; i < n; i++) m->live[i] = m->b.targets[i] != SEQPAR_IGNORE;
-    if (status || !objective_needs_reference(t) || t->reference) return status;
+    if (status || !objective_at(t->kind)->reference || t->reference) return status;
     status = seqpar_llama_open_batch(r->ctx, &r->reference, &ref, m->rows, m->count, &run);
     if (!status) status = seqpar_llama_forward(r->ctx, &r->reference, &ref, 0);
     if (!status) status = seqpar_llama_values(r->ctx, &r->reference, &ref);
@@ -225,14 +303,14 @@ static seqpar_status objective_forward(objective_rank *r, objective_micro *m) {
 }
 
 /* Which document a local token belongs to, and its place in it. */
-static objective_token objective_place(const seqpar_row *row, int64_t position) {
+static objective_unit objective_place(const seqpar_row *row, int64_t position) {
     int64_t d = 0;
     while (row->cu_seqlens[d + 1] <= position) d++;
-    objective_token x = {.document = row->doc_source[d],
-                         .position = position - row->cu_seqlens[d]};
+    objective_unit u = {.document = row->doc_source[d],
+                        .position = position - row->cu_seqlens[d]};
     for (int64_t i = row->cu_seqlens[d]; i < row->cu_seqlens[d + 1]; i++)
-        x.tokens += row->targets[i] != SEQPAR_IGNORE;
-    return x;
+        u.tokens[0] += row->targets[i] != SEQPAR_IGNORE;
+    return u;
 }
 
 /* Seeds of the tokens; their columns, one sum per piece, are leaves of one segment. */
@@ -244,11 +322,11 @@ static seqpar_status objective_tokens(objective_rank *r, objective_micro *m) {
         double sum[OBJECTIVE_COLUMNS] = {0}, token[OBJECTIVE_COLUMNS] = {0};
         for (int64_t k = 0; k < p->count; k++) {
             int64_t at = p->local + k;
-            objective_token x = objective_place(&m->rows[p->row], p->start + k * p->stride);
-            x.logp = x.score = m->value[at];
-            x.ref = m->ref[at];
+            objective_unit u = objective_place(&m->rows[p->row], p->start + k * p->stride);
+            u.value[0] = m->value[at];
+            u.ref[0] = m->ref[at];
             if (m->live[at] != 0)
-                objective_token_columns(r->job->task, &x, &m->seed[at], token);
+                objective_token_columns(r->job->task, &u, &m->seed[at], token);
             for (int c = 0; m->live[at] != 0 && c < OBJECTIVE_COLUMNS; c++) sum[c] += token[c];
         }
         status = seqpar_segments_push(r->ctx->error, &r->units, 0, p->leaf, sum);
@@ -256,8 +334,7 @@ static seqpar_status objective_tokens(objective_rank *r, objective_micro *m) {
     return status;
 }
 
-/* Sums over the ranks that share these rows. A reward model counts a document's last token
-   alone. */
+/* Sums over the ranks that share these rows. */
 static seqpar_status objective_sums(objective_rank *r, objective_micro *m, double *sums) {
     const objective_task *t = r->job->task;
     double *terms = calloc((size_t)(3 * m->b.tokens + 1), sizeof *terms);
@@ -269,7 +346,7 @@ static seqpar_status objective_sums(objective_rank *r, objective_micro *m, doubl
             int64_t at = p->local + k, position = p->start + k * p->stride, last = 0;
             for (int64_t d = 0; d < row->docs; d++)
                 last |= position == row->cu_seqlens[d + 1] - 1;
-            if (t->kind == OBJECTIVE_RM) m->live[at] = (double)last;
+            if (objective_last(t->kind)) m->live[at] = (double)last;
             if (m->live[at] == 0) continue;
             terms[3 * at] = m->value[at];
             terms[3 * at + 1] = m->ref[at];
@@ -286,17 +363,17 @@ static seqpar_status objective_sums(objective_rank *r, objective_micro *m, doubl
 
 static seqpar_status objective_units(objective_rank *r, objective_micro *m, double kl) {
     const objective_task *t = r->job->task;
+    int64_t whole = objective_whole(t->kind);
     double *sums = calloc((size_t)((4 + OBJECTIVE_COLUMNS) * t->documents + 1), sizeof *sums);
     double *slope = sums + 3 * t->documents, *columns = slope + t->documents;
     seqpar_status status = objective_sums(r, m, sums);
     r->units.width = OBJECTIVE_COLUMNS;
     if (!status) objective_documents(t, sums, kl, columns, slope);
     for (int64_t i = 0; !status && i < t->documents; i++) {
-        if (sums[3 * i + 2] == 0 || r->ctx->sp_rank || (t->kind != OBJECTIVE_KTO && i % 2))
-            continue;
+        if (sums[3 * i + 2] == 0 || r->ctx->sp_rank || i % whole) continue;
         status = seqpar_segments_push(r->ctx->error, &r->units, i, 0,
                                       columns + OBJECTIVE_COLUMNS * i);
-        for (int64_t k = i; k < t->documents && k < i + 2; k++)
+        for (int64_t k = i; k < i + whole; k++)
             if (sums[3 * k + 2] > 0) r->job->result->reference[k] = sums[3 * k + 1];
     }
     seqpar_segments_spread(m->seed, slope, m->b.share);
@@ -329,8 +406,7 @@ static seqpar_status objective_keep_logits(objective_rank *r, const objective_mi
 }
 
 static seqpar_status objective_step_micro(objective_rank *r, int64_t index, double kl) {
-    int whole = r->job->task->kind == OBJECTIVE_DPO || r->job->task->kind == OBJECTIVE_KTO ||
-                r->job->task->kind == OBJECTIVE_RM;
+    int whole = objective_whole(r->job->task->kind);
     objective_micro m = {0};
     seqpar_vocab_seeds seeds = {0};
     seqpar_buffer seed = {0};
@@ -360,8 +436,7 @@ static seqpar_status objective_step_micro(objective_rank *r, int64_t index, doub
 /* Means over the units, or the sums of the weighted tokens; the loss first. */
 static seqpar_status objective_columns(objective_rank *r, double *means) {
     const objective_task *t = r->job->task;
-    int whole = t->kind == OBJECTIVE_DPO || t->kind == OBJECTIVE_KTO || t->kind == OBJECTIVE_RM;
-    int step = whole && t->kind != OBJECTIVE_KTO ? 2 : 1;
+    int whole = objective_whole(t->kind), step = whole ? whole : 1;
     int64_t n = whole ? t->documents : 1;
     double *all = calloc((size_t)((1 + OBJECTIVE_COLUMNS) * n), sizeof *all);
     double *column = all + OBJECTIVE_COLUMNS * n;

@@ -49,7 +49,7 @@ static void test_steps(int kind, int device, int64_t ranks, int layout, int sche
                         one.state[2 * one.elements + i]);
     }
     test_end("cuda_step_%s_%s_%s_%s_P%lld", device == 2 ? "bf16" : "fp32",
-             objective_names[kind], seqpar_layout_name(layout), seqpar_schedule_name(schedule),
+             objective_name(kind), seqpar_layout_name(layout), seqpar_schedule_name(schedule),
              (long long)ranks);
     objective_result_free(&one);
     objective_result_free(&r);

@@ -1064,7 +1064,7 @@ static void test_wide_objectives(void) {
             wide_seen half = wide_objective(kind, 9, ranks[i], 1),
                       whole = wide_objective(kind, 18, ranks[i], 1);
             expect_no_logits(&half, &whole, ranks[i]);
-            test_end("memory_no_logits %s P=%lld", objective_names[kind], (long long)ranks[i]);
+            test_end("memory_no_logits %s P=%lld", objective_name(kind), (long long)ranks[i]);
         }
     wide_seen none = wide_objective(OBJECTIVE_DPO, 9, 1, 1),
               kept = wide_objective(OBJECTIVE_DPO, 9, 1, 0);

@@ -118,37 +118,49 @@ static void expect_golden(const golden_case *c, const char *name, const double *
                     got[i], want[i]);
 }
 
-static int golden_pair(const golden_case *c) {
+/* golden.tsv and slow_loss.h call a kind by its name in SEQPAR_PREFERENCES, or by that behind
+   dpo_. */
+static int names_preference(const char *name, int kind) {
+    const char *own = seqpar_preference_at(kind)->name;
+    return !strcmp(name, own) || (!strncmp(name, "dpo_", 4) && !strcmp(name + 4, own));
+}
+
+/* The kind with the options that a golden name means; kind -1: it is none of the library's. */
+static seqpar_preference_desc golden_preference(const char *name) {
     static const struct {
         const char *name;
-        int kind, normalized, alone;
-    } kinds[] = {{"dpo_sigmoid", SEQPAR_PREFERENCE_DPO}, {"dpo_hinge", SEQPAR_PREFERENCE_HINGE},
-                 {"ipo", SEQPAR_PREFERENCE_IPO},         {"ipo_mean", SEQPAR_PREFERENCE_IPO, 1},
-                 {"dpo_norm", SEQPAR_PREFERENCE_DPO, 1}, {"simpo", SEQPAR_PREFERENCE_SIMPO},
-                 {"cpo", SEQPAR_PREFERENCE_DPO, 0, 1}};
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
-        seqpar_preference_desc d = {kinds[i].kind,
-                                    golden_number(c, "beta", 0),
-                                    golden_number(c, "label_smoothing", 0),
-                                    golden_number(c, "gamma", 0),
-                                    kinds[i].normalized,
-                                    kinds[i].alone};
-        seqpar_preference pair = {golden_number(c, "chosen", 0),
-                                  golden_number(c, "rejected", 0),
-                                  golden_number(c, "ref_chosen", 0),
-                                  golden_number(c, "ref_rejected", 0),
-                                  (int64_t)golden_number(c, "chosen_length", 0),
-                                  (int64_t)golden_number(c, "rejected_length", 0)};
-        seqpar_pair_result r;
-        if (strcmp(c->objective, kinds[i].name) || golden_text(c, "divergence")) continue;
-        test_expect(!seqpar_preference_loss(NULL, &r, &pair, &d), "line %d is refused",
-                    c->line);
-        expect_golden(c, "loss", &r.loss, 1);
-        expect_golden(c, "dchosen", &r.dchosen, 1);
-        expect_golden(c, "drejected", &r.drejected, 1);
-        return 1;
-    }
-    return 0;
+        seqpar_preference_desc d;
+    } others[] = {{"ipo_mean", {.kind = SEQPAR_PREFERENCE_IPO, .length_normalized = 1}},
+                  {"dpo_norm", {.kind = SEQPAR_PREFERENCE_DPO, .length_normalized = 1}},
+                  {"cpo", {.kind = SEQPAR_PREFERENCE_DPO, .reference_free = 1}}};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (!strcmp(name, others[i].name)) return others[i].d;
+    for (int kind = 0; kind < SEQPAR_PREFERENCE_COUNT; kind++)
+        if (names_preference(name, kind)) return (seqpar_preference_desc){.kind = kind};
+    return (seqpar_preference_desc){.kind = -1};
+}
+
+static int golden_kinds[SEQPAR_PREFERENCE_COUNT]; /* cases seen of each */
+
+static int golden_pair(const golden_case *c) {
+    seqpar_preference_desc d = golden_preference(c->objective);
+    seqpar_preference pair = {golden_number(c, "chosen", 0),
+                              golden_number(c, "rejected", 0),
+                              golden_number(c, "ref_chosen", 0),
+                              golden_number(c, "ref_rejected", 0),
+                              (int64_t)golden_number(c, "chosen_length", 0),
+                              (int64_t)golden_number(c, "rejected_length", 0)};
+    seqpar_pair_result r;
+    if (d.kind < 0 || golden_text(c, "divergence")) return 0;
+    d.beta = golden_number(c, "beta", 0);
+    d.label_smoothing = golden_number(c, "label_smoothing", 0);
+    d.gamma = golden_number(c, "gamma", 0);
+    test_expect(!seqpar_preference_loss(NULL, &r, &pair, &d), "line %d is refused", c->line);
+    expect_golden(c, "loss", &r.loss, 1);
+    expect_golden(c, "dchosen", &r.dchosen, 1);
+    expect_golden(c, "drejected", &r.drejected, 1);
+    golden_kinds[d.kind]++;
+    return 1;
 }
 
 static int golden_reward_kto(const golden_case *c) {
@@ -285,6 +297,9 @@ static void visit_golden(const golden_case *c, void *seen) {
 static void test_golden(void) {
     int seen = 0, cases = golden_each(GOLDEN_PATH, visit_golden, &seen);
     test_expect(cases > 80 && seen >= 35, "%d of %d cases are for the core", seen, cases);
+    for (int kind = 0; kind < SEQPAR_PREFERENCE_COUNT; kind++)
+        test_expect(golden_kinds[kind] > 0, "no golden vector of %s",
+                    seqpar_preference_at(kind)->name);
     test_end("objective_golden: %d of %d cases, those of the core's objectives", seen, cases);
 }
 
@@ -347,6 +362,33 @@ static void expect_refused(seqpar_preference_desc d, int64_t tokens, const char 
                 "%s: %s", words, error.text);
 }
 
+/* Whatever of a kind the table says. */
+static void test_kinds(void) {
+    for (int i = 0; i < SEQPAR_PREFERENCE_COUNT; i++) {
+        const seqpar_preference_kind *kind = seqpar_preference_at(i);
+        seqpar_preference_desc d = {.kind = i, .beta = 0.1, .gamma = 0.5};
+        seqpar_preference_desc means = d, alone = d, smooth = d;
+        double loss = preference(&d, -3, -8).loss;
+        means.length_normalized = alone.reference_free = 1;
+        smooth.label_smoothing = 0.1;
+        test_expect((preference(&means, -3, -8).loss == loss) == kind->means,
+                    "%s: means over tokens", kind->name);
+        test_expect((preference(&alone, -3, -8).loss == loss) == !kind->reference,
+                    "%s: the reference", kind->name);
+        if (!kind->smoothing)
+            expect_refused(smooth, 1, "no meaning");
+        else
+            test_expect(preference(&smooth, -3, -8).loss != loss, "%s: label smoothing",
+                        kind->name);
+        for (int k = 0; k < i; k++)
+            test_expect(strcmp(kind->name, seqpar_preference_at(k)->name), "two kinds are %s",
+                        kind->name);
+    }
+    test_expect(!seqpar_preference_at(-1) && !seqpar_preference_at(SEQPAR_PREFERENCE_COUNT),
+                "unknown kinds");
+    test_end("objective_preferences are what the table says");
+}
+
 static void test_refused(void) {
     seqpar_kto_result k;
     seqpar_error error = {0};
@@ -355,8 +397,7 @@ static void test_refused(void) {
     expect_refused((seqpar_preference_desc){SEQPAR_PREFERENCE_DPO, NAN}, 1, "beta is");
     expect_refused((seqpar_preference_desc){SEQPAR_PREFERENCE_DPO, 0.1, 0.6}, 1,
                    "label_smoothing is 0.6");
-    expect_refused((seqpar_preference_desc){SEQPAR_PREFERENCE_IPO, 0.1, 0.1}, 1, "no meaning");
-    expect_refused((seqpar_preference_desc){9, 0.1}, 1, "loss 9");
+    expect_refused((seqpar_preference_desc){999, 0.1}, 1, "loss 999");
     expect_refused((seqpar_preference_desc){SEQPAR_PREFERENCE_DPO, 0.1}, 0, "0 chosen");
     test_expect(seqpar_kto_loss(&error, &k, 0, 0, 1, &(seqpar_kto_desc){0.1, 1, 1, -0.5}) &&
                     strstr(error.text, "-0.5"),
@@ -377,12 +418,30 @@ static double slope_of(double (*f)(double, const void *), double x, const void *
 
 typedef struct {
     seqpar_preference_desc d;
-    double rejected;
+    double chosen, rejected;
 } pair_at;
 
-static double pair_loss(double chosen, const void *user) {
+static double pair_of_chosen(double chosen, const void *user) {
     const pair_at *p = user;
     return preference(&p->d, chosen, p->rejected).loss;
+}
+
+static double pair_of_rejected(double rejected, const void *user) {
+    const pair_at *p = user;
+    return preference(&p->d, p->chosen, rejected).loss;
+}
+
+/* Every kind in turn, plain and with what it knows. */
+static pair_at pair_drawn(int i) {
+    int kind = i % SEQPAR_PREFERENCE_COUNT, with = i / SEQPAR_PREFERENCE_COUNT % 5;
+    pair_at p = {{.kind = kind, .beta = 0.3, .gamma = 0.5}};
+    if (with == 1 && seqpar_preference_at(kind)->smoothing) p.d.label_smoothing = 0.1;
+    p.d.length_normalized = with == 2;
+    p.d.nll_coef = with > 2 ? 0.2 : 0;
+    p.d.nll_tokens = with == 4 ? 7 : 0;
+    p.chosen = -0.5 - 3 * fabs(test_normal()); /* log-probs */
+    p.rejected = -0.5 - 4 * fabs(test_normal());
+    return p;
 }
 
 static double policy_at(double logp, const void *user) {
@@ -405,25 +464,16 @@ static void near(double got, double want, const char *what) {
 }
 
 static void test_derivatives(void) {
-    static const seqpar_preference_desc kinds[] = {
-        {SEQPAR_PREFERENCE_DPO, 0.3},
-        {SEQPAR_PREFERENCE_DPO, 0.3, 0.1},
-        {SEQPAR_PREFERENCE_DPO, 0.3, 0, 0, 1},
-        {SEQPAR_PREFERENCE_IPO, 0.3},
-        {SEQPAR_PREFERENCE_IPO, 0.3, 0, 0, 1},
-        {SEQPAR_PREFERENCE_HINGE, 0.3},
-        {SEQPAR_PREFERENCE_SIMPO, 2, 0, 0.5},
-        {SEQPAR_PREFERENCE_DPO, 0.3, 0, 0, 0, 0, 0.2},
-        {SEQPAR_PREFERENCE_DPO, 0.3, 0, 0, 0, 1, 0.2, 7}};
     for (int i = 0; i < 400; i++) {
-        pair_at p = {kinds[i % 9], -7 + 3 * test_normal()};
-        double chosen = -4 + 3 * test_normal(), x[2] = {test_normal(), test_normal()};
+        pair_at p = pair_drawn(i);
+        seqpar_pair_result pair = preference(&p.d, p.chosen, p.rejected);
+        double x[2] = {test_normal(), test_normal()};
         double at = x[0] + 0.6 * test_normal(), dkl;
         int kind = i % 3;
         seqpar_policy_result policy = seqpar_policy_loss(at, x[0], x[1],
                                                          &(seqpar_policy_desc){0.2, 0.3, 3});
-        near(preference(&p.d, chosen, p.rejected).dchosen, slope_of(pair_loss, chosen, &p),
-             "preference");
+        near(pair.dchosen, slope_of(pair_of_chosen, p.chosen, &p), "chosen");
+        near(pair.drejected, slope_of(pair_of_rejected, p.rejected, &p), "rejected");
         if (fabs(policy.ratio - 0.8) > 1e-3 && fabs(policy.ratio - 1.3) > 1e-3 &&
             fabs(policy.ratio - 3) > 1e-2)
             near(policy.dlogp, slope_of(policy_at, at, x), "policy");
@@ -502,7 +552,7 @@ static void test_contract(int kind, int reference) {
     }
     for (n = 0; n < 2; n++) objective_result_free(&one[n]);
     objective_task_close(&t);
-    test_end("objective_%s_%s_bits: %lld ways", objective_names[kind],
+    test_end("objective_%s_%s_bits: %lld ways", objective_name(kind),
              (const char *[]){"fp32", "fp64", "bf16"}[reference], (long long)runs);
 }
 
@@ -648,7 +698,7 @@ static void test_edges(int kind) {
     test_expect(seen.whole_ranks_masked && seen.uneven && number * edge_runs() >= edge_ways(),
                 "masked ranks %d, uneven counts %d, %lld ways", seen.whole_ranks_masked,
                 seen.uneven, (long long)(number * edge_runs()));
-    test_end("objective_%s_boundaries: every place of a row, %lld runs", objective_names[kind],
+    test_end("objective_%s_boundaries: every place of a row, %lld runs", objective_name(kind),
              (long long)(number * edge_runs()));
 }
 
@@ -701,23 +751,23 @@ static int64_t slow_tokens(const objective_task *t, const slow_complex *theta,
         slow_complex *logits = calloc((size_t)(2 * row->tokens * config.vocab), sizeof *logits),
                      *ref = logits + row->tokens * config.vocab;
         slow_logits(&config, theta, &s, logits);
-        if (objective_needs_reference(t)) slow_logits(&config, ref_theta, &s, ref);
+        if (objective_at(t->kind)->reference) slow_logits(&config, ref_theta, &s, ref);
         for (int64_t k = 0; t->temperature > 0 && k < 2 * row->tokens * config.vocab; k++)
             logits[k] /= t->temperature;
         for (int64_t k = 0; k < row->tokens; k++) {
-            objective_token place = objective_place(row, k);
-            int last = t->kind == OBJECTIVE_RM &&
+            objective_unit place = objective_place(row, k);
+            int last = objective_last(t->kind) &&
                        (k + 1 == row->tokens ||
                         objective_place(row, k + 1).document != place.document);
-            if (t->kind == OBJECTIVE_RM ? !last : row->targets[k] == SEQPAR_IGNORE) continue;
+            if (objective_last(t->kind) ? !last : row->targets[k] == SEQPAR_IGNORE) continue;
             seen[n] = (slow_seen){
-                .document = place.document, .position = place.position, .tokens = place.tokens};
+                .document = place.document, .position = place.position, .tokens = place.tokens[0]};
             seen[n].value = objective_scores(t->kind)
                                 ? logits[k * config.vocab]
                                 : slow_token_of(config.vocab, logits + k * config.vocab,
                                                 row->targets[k])
                                       .logp;
-            if (objective_needs_reference(t))
+            if (objective_at(t->kind)->reference)
                 seen[n].ref = creal(
                     slow_token_of(config.vocab, ref + k * config.vocab, row->targets[k]).logp);
             n++;
@@ -749,6 +799,12 @@ static slow_complex slow_token_objective(const objective_task *t, const slow_see
            ((double)t->documents * (double)x->tokens);
 }
 
+static slow_pair_loss *slow_pair_of(int preference) {
+    const slow_pair_entry *e = slow_pair_losses;
+    while (!names_preference(e->name, preference)) e++;
+    return e->loss;
+}
+
 static slow_complex slow_objective_loss(const objective_task *t, const slow_complex *theta,
                                         const slow_complex *ref_theta) {
     slow_seen *seen = calloc((size_t)4096, sizeof *seen);
@@ -756,9 +812,9 @@ static slow_complex slow_objective_loss(const objective_task *t, const slow_comp
     double ref[64] = {0}, length[64] = {0}, margin[64];
     bool desirable[64];
     int64_t n = slow_tokens(t, theta, ref_theta, seen);
-    int whole = t->kind == OBJECTIVE_DPO || t->kind == OBJECTIVE_KTO || t->kind == OBJECTIVE_RM;
+    int preference = objective_at(t->kind)->preference;
     for (int64_t i = 0; i < n; i++) {
-        if (!whole) sum += slow_token_objective(t, &seen[i]);
+        if (!objective_whole(t->kind)) sum += slow_token_objective(t, &seen[i]);
         logp[seen[i].document] += seen[i].value;
         ref[seen[i].document] += seen[i].ref;
         length[seen[i].document]++;
@@ -771,10 +827,10 @@ static slow_complex slow_objective_loss(const objective_task *t, const slow_comp
     if (t->kind == OBJECTIVE_KTO)
         return slow_kto_loss(&(slow_kto){0.1, 1, 1.33}, t->documents, desirable, 0.15, logp,
                              ref);
-    for (int64_t i = 0; t->kind == OBJECTIVE_DPO && i < t->documents; i += 2) {
-        slow_preference o = {.beta = 0.1};
+    for (int64_t i = 0; preference >= 0 && i < t->documents; i += 2) {
+        slow_preference o = {.beta = 0.1, .gamma = 0.5};
         slow_pair x = {logp[i], logp[i + 1], ref[i], ref[i + 1], length[i], length[i + 1]};
-        sum += slow_dpo_sigmoid(&o, &x) / ((double)t->documents / 2);
+        sum += slow_pair_of(preference)(&o, &x) / ((double)t->documents / 2);
     }
     for (int64_t i = 0; t->kind == OBJECTIVE_RM && i < t->documents; i += 2)
         sum += slow_rm_loss(1, &logp[i], &logp[i + 1], &margin[i], 0.01) /
@@ -823,7 +879,7 @@ static void test_truth(int kind, double temperature) {
     free(gradient);
     objective_result_free(&r);
     objective_task_close(&t);
-    test_end("objective_%s_truth%s", objective_names[kind],
+    test_end("objective_%s_truth%s", objective_name(kind),
              temperature > 0 ? " at a temperature" : "");
 }
 
@@ -864,7 +920,7 @@ static void test_gradient(int kind) {
     }
     objective_result_free(&at);
     objective_task_close(&t);
-    test_end("objective_%s_gradient", objective_names[kind]);
+    test_end("objective_%s_gradient", objective_name(kind));
 }
 
 int main(int argc, char **argv) {
@@ -872,6 +928,7 @@ int main(int argc, char **argv) {
     TEST(test_segments());
     TEST(test_golden());
     TEST(test_identities());
+    TEST(test_kinds());
     TEST(test_refused());
     TEST(test_derivatives());
     for (int kind = 0; kind < OBJECTIVES; kind++) TEST(test_truth(kind, 0));

@@ -340,7 +340,7 @@ static void test_step(int kind, objective_way way, uint64_t seed) {
         }
         objective_result_free(&r);
     }
-    test_end("queue" OVER "_step_%s_%s_D%lld_P%lld_zero%d", objective_names[kind],
+    test_end("queue" OVER "_step_%s_%s_D%lld_P%lld_zero%d", objective_name(kind),
              seqpar_schedule_name(way.schedule), (long long)way.dp, (long long)way.sp,
              way.zero_stage);
     objective_result_free(&one);

@@ -31,9 +31,13 @@ if $cc -std=gnu11 -O2 -I. $out/sample.c -o $out/sample -lm -lpthread 2>$out/samp
 shown() { awk -v program="<!-- output: $1 -->" '$0 == program { on = 1; next } on && /^```$/ { if (++fences == 2) exit; next } on' README.md; }
 program=build/06_curves_lie
 if $program > $out/shown.txt && [ "$(shown $program)" = "$(cat $out/shown.txt)" ] && [ -s $out/shown.txt ]; then ok readme_shows_06_curves_lie; else fail readme_shows_06_curves_lie "$(diff <(shown $program) $out/shown.txt | head -n 3 | tr '\n' ' ')"; fi
-program=build/verify_sp # some of its lines: all that are shown are there, the head and six more at least; and 17 rows of 15 cells are bits
-rows() { awk 'NR > 2 { n = 0; for (i = 1; i <= NF; i++) n += $i == "bits"; if (n > 1) { rows++; wrong += n != 15 } } END { print rows + 0, wrong + 0 }' "$1"; }
-if $program > $out/shown.txt && [ "$(shown $program | grep -cxFf $out/shown.txt)" = "$(shown $program | wc -l)" ] && [ "$(shown $program | wc -l)" -ge 8 ] && [ "$(rows $out/shown.txt)" = "17 0" ]; then ok readme_shows_verify_sp; else fail readme_shows_verify_sp "$(shown $program | grep -vxFf $out/shown.txt | head -n 3 | tr '\n' ' ')"; fi
+program=build/verify_sp # some of its lines: all that are shown are there, the head and six more at least
+# Of all rows every cell is bits but that of 2D on 3 ranks, which there is not. Rows: loss and gradient of every objective,
+# logits, step and first DPO loss.
+lines_of() { awk -v head="#define $1(" 'index($0, head) == 1 { on = 1; next } on && /^    X\(/ { n++ } on && !/\\$/ { print n; exit }' "$2"; }
+want_rows=$((2 * ($(lines_of OBJECTIVES_EACH verify/run_objective.h) + $(lines_of SEQPAR_PREFERENCES seqpar.h)) + 3))
+rows() { awk 'NR == 2 { cells = NF } NR > 2 { n = 0; for (i = 1; i <= NF; i++) n += $i == "bits"; if (n > 1) { rows++; wrong += n != cells - 1 || $(NF - 2) != "-" } } END { print rows + 0, wrong + 0 }' "$1"; }
+if $program > $out/shown.txt && [ "$(shown $program | grep -cxFf $out/shown.txt)" = "$(shown $program | wc -l)" ] && [ "$(shown $program | wc -l)" -ge 8 ] && [ "$(rows $out/shown.txt)" = "$want_rows 0" ]; then ok readme_shows_verify_sp; else fail readme_shows_verify_sp "$(shown $program | grep -vxFf $out/shown.txt | head -n 3 | tr '\n' ' ')"; fi
 
 build/03_own_kernel > $out/own.txt && tail -n 1 $out/own.txt | grep -q ': yes$' && ok own_kernel_demo || fail own_kernel_demo "$(tail -n 1 $out/own.txt)"
 build/07_own_attention > $out/attend.txt && tail -n 1 $out/attend.txt | grep -q ': yes$' && ok own_attention_demo || fail own_attention_demo "$(tail -n 1 $out/attend.txt)"

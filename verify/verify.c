@@ -107,7 +107,7 @@ static void keep(const objective_task *t, const objective_result *r, const char 
     const char *const names[] = {"loss", "logits", "gradient", "params"};
     int64_t counts[] = {1, r->tokens * r->width, r->elements, r->elements}, i;
     seqpar_safetensors_tensor tensors[4];
-    snprintf(path, sizeof path, "build/verify/%s.%s.safetensors", objective_names[t->kind],
+    snprintf(path, sizeof path, "build/verify/%s.%s.safetensors", objective_name(t->kind),
              where);
     for (char *c = path; *c; c++)
         if (*c == ' ') *c = '_';
@@ -126,7 +126,7 @@ static void keep(const objective_task *t, const objective_result *r, const char 
 static void run(const objective_task *t, const objective_way *way, objective_result *result) {
     objective_run(t, way, result);
     if (result->status) {
-        fprintf(stderr, "%s on %lld ranks: %s\n", objective_names[t->kind], (long long)way->sp,
+        fprintf(stderr, "%s on %lld ranks: %s\n", objective_name(t->kind), (long long)way->sp,
                 result->error.text);
         exit(2);
     }
@@ -142,8 +142,8 @@ static void verify_objective(int kind) {
     run(&t, &alone, &one);
     keep(&t, &one, "sp1");
     logits = kind == OBJECTIVE_SFT ? row_new("logits", "") : NULL;
-    loss = row_value(row_new(objective_names[kind], "loss"), "", one.loss, 6);
-    gradient = row_value(row_new(objective_names[kind], "gradient"), "norm ", one.norm, 6);
+    loss = row_value(row_new(objective_name(kind), "loss"), "", one.loss, 6);
+    gradient = row_value(row_new(objective_name(kind), "gradient"), "norm ", one.norm, 6);
     step = kind == OBJECTIVE_SFT ? row_new("AdamW step", "") : NULL;
     for (int i = 0; i < CELLS; i++) {
         char where[64];
