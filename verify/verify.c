@@ -202,11 +202,16 @@ static double verify_first_loss(int *bitwise) {
 }
 
 /* of a column */
-static int width(void) { return rank_count == 1 ? 12 : layout_on_grid(layout) ? 5 : 7; }
+static int width(void) {
+    if (rank_count == 1) return 12;
+    return layout_on_grid(layout) ? 5 : 7;
+}
+
 static void print_cell(const cell *c) {
-    char text[16];
-    snprintf(text, sizeof text, "%.0e", c->error);
-    printf("%*s", width(), c->state == SAME ? "bits" : c->state == CANNOT ? "-" : text);
+    if (c->state == DIFFERS)
+        printf("%*.0e", width(), c->error);
+    else
+        printf("%*s", width(), c->state == SAME ? "bits" : "-");
 }
 
 static void print_table(void) {
