@@ -219,7 +219,7 @@ build/on_cpu_cudnn_attention: $(CUDNN_DEMO) seqpar_cuda.cu seqpar.h build/seqpar
 	$(ON_CPU) -Wno-missing-field-initializers -include verify/cudnn_on_cpu.h -include seqpar_cuda.cu -Idemos $(LINKED) -c $< -o build/on_cpu_cudnn.o
 	$(CC) $(CFLAGS) build/on_cpu_cudnn.o build/seqpar.o -o $@ $(LDLIBS) -lstdc++
 
-check-gpu: setup build/on_gpu_test_device build/on_gpu_test_attn build/on_gpu_test_queue build/on_gpu_test_cublas build/on_gpu_verify build/cuda_train_sft build/make_arith $(if $(NCCL),build/on_gpu_test_nccl_gpus)
+check-gpu: setup build/on_gpu_test_device build/on_gpu_test_attn build/on_gpu_test_queue build/on_gpu_test_cublas build/on_gpu_verify build/cuda_train_sft build/make_arith $(if $(NCCL),build/on_gpu_test_nccl_gpus) $(if $(wildcard $(CUDNN)/include/cudnn.h),build/09_cudnn_attention)
 	@bash verify/test_gpu.sh
 
 bench-gpu:

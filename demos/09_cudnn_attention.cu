@@ -29,10 +29,13 @@ static const struct {
                       {"lse", HEADS, 1e-5}};
 static const struct {
     int64_t ranks;
-    int schedule, cudnn;
-} runs[RUNS] = {{1, SEQPAR_SCHEDULE_RING, 0},   {1, SEQPAR_SCHEDULE_RING, 1},
-                {3, SEQPAR_SCHEDULE_RING, 1},   {4, SEQPAR_SCHEDULE_RING, 1},
-                {4, SEQPAR_SCHEDULE_LLAMA3, 1}, {4, SEQPAR_SCHEDULE_ULYSSES, 1}};
+    int layout, schedule, cudnn;
+} runs[RUNS] = {{1, SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_RING, 0},
+                {1, SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_RING, 1},
+                {3, SEQPAR_LAYOUT_STRIPE, SEQPAR_SCHEDULE_RING, 1},
+                {4, SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_RING, 1},
+                {4, SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_LLAMA3, 1},
+                {4, SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_ULYSSES, 1}};
 
 typedef struct {
     double *global[NUMBERS]; /* (tokens, width) */
@@ -53,8 +56,15 @@ static seqpar_status there_and_back(seqpar_ctx *ctx, seqpar_attn *attn, problem 
         seqpar_scatter(local, p->global[i], mine, 0, width * (int64_t)sizeof *local);
         seqpar_device_write(ctx->device, x[i], 0, local, mine->tokens * width, dtype(i));
     }
-    seqpar_attn_io io = {.q = x[0], .k = x[1], .v = x[2], .out = x[4], .lse = x[LOG],
-                         .dout = x[3], .dq = x[5], .dk = x[6], .dv = x[7]};
+    seqpar_attn_io io = {.q = x[0],
+                         .k = x[1],
+                         .v = x[2],
+                         .out = x[4],
+                         .lse = x[LOG],
+                         .dout = x[3],
+                         .dq = x[5],
+                         .dk = x[6],
+                         .dv = x[7]};
     seqpar_status status = seqpar_attn_forward(ctx, attn, &io);
     if (!status) status = seqpar_attn_backward(ctx, attn, &io);
     for (int i = GIVEN; i < NUMBERS && !status; i++) {
@@ -69,11 +79,17 @@ static seqpar_status there_and_back(seqpar_ctx *ctx, seqpar_attn *attn, problem 
 
 static seqpar_status attend(seqpar_ctx *ctx, problem *p, cudnn_attention *c) {
     const int64_t cu_seqlens[] = {0, p->tokens * 5 / 12, p->tokens};
-    seqpar_row row = {.tokens = p->tokens, .padded = p->tokens, .chunks = 16, .docs = 2,
+    seqpar_row row = {.tokens = p->tokens,
+                      .padded = p->tokens,
+                      .chunks = 16,
+                      .docs = 2,
                       .cu_seqlens = cu_seqlens};
     seqpar_attn_kernel kernel = {cudnn_forward, cudnn_backward, c};
-    seqpar_attn_desc desc = {.heads = HEADS, .kv_heads = KV_HEADS, .head_dim = HEAD_DIM,
-                             .layout = SEQPAR_LAYOUT_ZIGZAG, .schedule = runs[p->run].schedule,
+    seqpar_attn_desc desc = {.heads = HEADS,
+                             .kv_heads = KV_HEADS,
+                             .head_dim = HEAD_DIM,
+                             .layout = runs[p->run].layout,
+                             .schedule = runs[p->run].schedule,
                              .kernel = runs[p->run].cudnn ? &kernel : NULL}; /* this is all */
     seqpar_attn *attn;
     seqpar_status status = seqpar_attn_open(ctx, &attn, &row, 1, &desc);
@@ -85,12 +101,15 @@ static seqpar_status attend(seqpar_ctx *ctx, problem *p, cudnn_attention *c) {
 
 static seqpar_status rank_main(seqpar_comm *world, void *user) {
     problem *p = (problem *)user;
-    seqpar_error error;
+    seqpar_error error = {};
     seqpar_cuda_desc desc = {.storage = SEQPAR_DTYPE_BF16};
     seqpar_device *device = seqpar_device_cuda(&error, &desc);
-    cudnn_attention *c = (cudnn_attention *)calloc(1, sizeof *c);
+    cudnn_attention *c;
     seqpar_ctx ctx;
-    seqpar_status status = seqpar_ctx_open(&ctx, world, device, runs[p->run].ranks);
+    seqpar_status status;
+    if (!device) return fprintf(stderr, "error: %s\n", error.text), error.status;
+    c = (cudnn_attention *)calloc(1, sizeof *c);
+    status = seqpar_ctx_open(&ctx, world, device, runs[p->run].ranks);
     if (!status && cudnnCreate(&c->cudnn))
         status = seqpar_fail(ctx.error, SEQPAR_ERR_DEVICE, "cuDNN does not start");
     if (!status) status = attend(&ctx, p, c);
@@ -122,12 +141,38 @@ static int attention_run(problem *p, const problem *first, int run) {
     return 1;
 }
 
+static void print_heads(void) {
+    printf("cuDNN's attention against seqpar's own on one rank: relative error\n        ");
+    for (int i = 1; i < RUNS; i++) printf("%9lld", (long long)runs[i].ranks);
+    printf(" ranks\n        ");
+    for (int i = 1; i < RUNS; i++) printf("%9s", seqpar_layout_name(runs[i].layout));
+    printf("\n        ");
+    for (int i = 1; i < RUNS; i++) printf("%9s", seqpar_schedule_name(runs[i].schedule));
+    printf("    limit\n");
+}
+
+/* How many are off by more than their roundings. */
+static int print_errors(const problem *p) {
+    int bad = 0;
+    print_heads();
+    for (int t = GIVEN; t < NUMBERS; t++) {
+        printf("  %-6s", numbers[t].name);
+        for (int i = 1; i < RUNS; i++) {
+            double off = distance(p[i].global[t], p->global[t], p->tokens * numbers[t].width);
+            printf("%9.1e", off);
+            bad += !(off <= numbers[t].limit);
+        }
+        printf("%9.1e\n", numbers[t].limit);
+    }
+    printf("all within rounding: %s\n", bad ? "no" : "yes");
+    return bad;
+}
+
 int main(int argc, char **argv) {
     static problem p[RUNS];
-    int gpus = 0, bad = 0;
+    int gpus = 0;
     cudaError_t none = cudaGetDeviceCount(&gpus);
-    if (none || !gpus)
-        return printf("skipped: no GPU (%s)\n", cudaGetErrorString(none)), 0;
+    if (none || !gpus) return printf("skipped: no GPU (%s)\n", cudaGetErrorString(none)), 0;
     p->tokens = argc > 1 ? atoll(argv[1]) : 2048;
     for (int i = 0; i < GIVEN; i++) {
         p->global[i] = (double *)malloc((size_t)(p->tokens * WIDE) * sizeof(double));
@@ -136,16 +181,5 @@ int main(int argc, char **argv) {
     }
     for (int i = 0; i < RUNS; i++)
         if (attention_run(&p[i], p, i)) return 1;
-    printf("cuDNN's attention against seqpar's own on one rank: relative error, its limit\n");
-    for (int t = GIVEN; t < NUMBERS; t++) {
-        printf("  %-4s", numbers[t].name);
-        for (int i = 1; i < RUNS; i++) {
-            double off = distance(p[i].global[t], p->global[t], p->tokens * numbers[t].width);
-            printf("  %.1e", off);
-            bad += !(off <= numbers[t].limit);
-        }
-        printf("  %.1e\n", numbers[t].limit);
-    }
-    printf("all within rounding: %s\n", bad ? "no" : "yes");
-    return bad > 0;
+    return print_errors(p) > 0;
 }

@@ -18,6 +18,8 @@ if [ -x build/on_gpu_test_nccl_gpus ]; then run nccl build/on_gpu_test_nccl_gpus
 else echo "skip gpu_nccl: there is no NCCL"; skipped=$((skipped + 1)); fi
 run cublas build/on_gpu_test_cublas # is a row's sum the same at any place of cuBLAS's tile?
 run verify_cublas env TEST_CUBLAS=1 build/on_gpu_verify --device cuda
+if [ -x build/09_cudnn_attention ]; then run cudnn build/09_cudnn_attention
+else echo "skip gpu_cudnn: there is no cuDNN (pip's nvidia-cudnn-cu13, or CUDNN=folder)"; skipped=$((skipped + 1)); fi
 if command -v compute-sanitizer >/dev/null 2>&1; then
     for tool in memcheck racecheck synccheck; do run $tool compute-sanitizer --error-exitcode 1 --tool $tool build/on_gpu_test_device; done
 else echo "skip gpu_sanitizer: compute-sanitizer is not installed"; skipped=$((skipped + 1)); fi
