@@ -3756,14 +3756,20 @@ SEQPAR_DEF seqpar_comm *seqpar_comm_self(void) { return seqpar__self_new(NULL); 
 /* ---- threads: ranks of one process; a receiver copies straight out of the sender's buffer ---- */
 
 #ifndef SEQPAR_NO_THREADS
+enum seqpar__message_state {
+    SEQPAR__MESSAGE_WAITS,
+    SEQPAR__MESSAGE_COPYING,
+    SEQPAR__MESSAGE_DONE,
+    SEQPAR__MESSAGE_WRONG_SIZE
+};
+
 typedef struct seqpar__message {
     struct seqpar__message *next; /* in the inbox of its receiver */
     uint64_t comm_id;
     int64_t from, to, sequence; /* world ranks; number between the two on this comm */
     void *data;
     int64_t bytes;
-    /* 0 waits, 1 is being copied, 2 is done, 3 has the wrong size */
-    int state;
+    enum seqpar__message_state state;
 } seqpar__message;
 
 typedef struct seqpar__posted { /* a request in flight */
@@ -3817,9 +3823,9 @@ static void seqpar__hub_stop(seqpar__hub *hub, seqpar_status status, int64_t ran
 
 static int64_t seqpar__missing_peer(const seqpar__posted *p) {
     for (int64_t i = 0; i < p->recv_count; i++)
-        if (p->recvs[i].state < 2) return p->recvs[i].from;
+        if (p->recvs[i].state < SEQPAR__MESSAGE_DONE) return p->recvs[i].from;
     for (int64_t i = 0; i < p->send_count; i++)
-        if (p->sends[i].state < 2) return p->sends[i].to;
+        if (p->sends[i].state < SEQPAR__MESSAGE_DONE) return p->sends[i].to;
     return -1;
 }
 
@@ -3899,7 +3905,8 @@ static seqpar__message *seqpar__awaited(const seqpar__seat *seat, const seqpar__
     const seqpar__posted *p;
     for (p = seat->ended ? NULL : seat->posted; p; p = p->next)
         for (int64_t i = 0; i < p->recv_count; i++)
-            if (!p->recvs[i].state && seqpar__same_message(&p->recvs[i], send))
+            if (p->recvs[i].state == SEQPAR__MESSAGE_WAITS &&
+                seqpar__same_message(&p->recvs[i], send))
                 return &p->recvs[i];
     return NULL;
 }
@@ -3912,16 +3919,16 @@ static void seqpar__hub_copy(seqpar__member *m, seqpar__message *send, seqpar__m
     ends[1] = recv->to;
     /* its wait says so */
     if (send->bytes != recv->bytes) {
-        recv->state = 3;
+        recv->state = SEQPAR__MESSAGE_WRONG_SIZE;
         recv->sequence = send->bytes;
         seqpar__hub_wake(hub, recv->to);
         return;
     }
-    send->state = recv->state = 1;
+    send->state = recv->state = SEQPAR__MESSAGE_COPYING;
     pthread_mutex_unlock(&hub->lock);
     seqpar__comm_copy(m->comm.device, recv->data, send->data, recv->bytes);
     pthread_mutex_lock(&hub->lock);
-    send->state = recv->state = 2;
+    send->state = recv->state = SEQPAR__MESSAGE_DONE;
     for (int64_t i = 0; i < 2; i++) {
         const seqpar__posted *waits = hub->seats[ends[i]].waits;
         if (waits && seqpar__missing_peer(waits) < 0) seqpar__hub_wake(hub, ends[i]);
@@ -3944,7 +3951,7 @@ static void seqpar__meet(seqpar__member *m, seqpar__posted *p) {
         seat->inbox = &p->sends[i];
     }
     for (int64_t i = 0; i < p->recv_count && !hub->aborted; i++)
-        if (!p->recvs[i].state &&
+        if (p->recvs[i].state == SEQPAR__MESSAGE_WAITS &&
             (other = seqpar__take(&hub->seats[seqpar__world_rank(m)], &p->recvs[i])) != NULL)
             seqpar__hub_copy(m, other, &p->recvs[i]);
 }
@@ -3981,7 +3988,7 @@ static seqpar_status seqpar__wrong_size(seqpar__member *m) {
     const seqpar__posted *p;
     for (p = m->hub->seats[seqpar__world_rank(m)].posted; p; p = p->next)
         for (int64_t i = 0; i < p->recv_count; i++)
-            if (p->recvs[i].state == 3)
+            if (p->recvs[i].state == SEQPAR__MESSAGE_WRONG_SIZE)
                 return seqpar_fail(
                     m->comm.error, SEQPAR_ERR_MESSAGE_SIZE,
                     "'%s' step %lld: rank %lld sent %lld bytes, rank %lld expects %lld",
@@ -3996,7 +4003,8 @@ static void seqpar__unpost(seqpar__hub *hub, seqpar__seat *seat, seqpar__posted 
     seqpar__posted **at;
     for (int64_t i = 0; i < p->send_count + p->recv_count; i++) /* after an abort: nobody may
                                                            still be at our buffers */
-        while (p->sends[i].state == 1) pthread_cond_wait(&seat->wake, &hub->lock);
+        while (p->sends[i].state == SEQPAR__MESSAGE_COPYING)
+            pthread_cond_wait(&seat->wake, &hub->lock);
     for (at = &seat->posted; *at; at = &(*at)->next)
         if (*at == p) {
             *at = p->next;
@@ -8703,8 +8711,9 @@ static seqpar_status seqpar__check_part(const seqpar_ctx *ctx, const seqpar_opti
         return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION,
                            "this optimizer keeps no %s now; moments are AdamW's, masters a "
                            "bf16 device's, the gradient is there when a step has ended",
-                           part->state >= 0 && part->state < 4 ? names[part->state]
-                                                               : "such state");
+                           part->state >= 0 && part->state <= SEQPAR_STATE_MASTER
+                               ? names[part->state]
+                               : "such state");
     t = part->tensor >= 0 && part->tensor < o->tensor_count ? &o->tensors[part->tensor] : NULL;
     if (!t || part->first < 0 || part->count < 0 ||
         part->first > seqpar__tensor_elements(t) - part->count)
@@ -8998,6 +9007,12 @@ static seqpar_status seqpar__parallel_runs(seqpar_device *device, int64_t jobs,
 }
 
 /* ---- the stack machine that runs fold programs ---- */
+
+/* Whether the operation computes the leaf `index`. */
+static int seqpar__fold_computes(const seqpar_fold_op *op) {
+    return op->op == SEQPAR_FOLD_LEAF || op->op == SEQPAR_FOLD_EXTEND;
+}
+
 typedef struct seqpar__machine {
     void *user;
     char *stack;
@@ -9112,7 +9127,7 @@ static void seqpar__machine_go(seqpar__machine *m, const seqpar_fold_op *program
     while (m->at < count) {
         const seqpar_fold_op *p = program + m->at;
         char **top = m->values + m->top;
-        if (until >= 0 && p->op <= SEQPAR_FOLD_EXTEND && p->index != until) return;
+        if (until >= 0 && seqpar__fold_computes(p) && p->index != until) return;
         if (m->top >= 0 && (taken = seqpar__machine_in_place(m, *top, p, count - m->at)) > 0) {
             m->at += taken;
             m->top -= taken == 3;
@@ -9135,7 +9150,7 @@ static void seqpar__machine_go(seqpar__machine *m, const seqpar_fold_op *program
             m->top--;
             m->move(m->user, *top, p->index, 1);
             break;
-        default:
+        case SEQPAR_FOLD_FINISH:
             m->top--;
             m->finish(m->user, *top);
             break;
@@ -9268,8 +9283,21 @@ typedef struct seqpar__attn_job {
     int fresh;
 } seqpar__attn_job;
 
+/* What a fold of attention makes: the first two of the rows of a query piece, the others of
+   those of a key piece. */
+enum seqpar__fold_kind {
+    SEQPAR__FOLD_STATE,  /* o, then m, then l */
+    SEQPAR__FOLD_DQ,     /* dq */
+    SEQPAR__FOLD_DKV,    /* dk, then dv */
+    SEQPAR__FOLD_RETURNS /* the same, of sums that other ranks made */
+};
+
+static int seqpar__fold_of_queries(enum seqpar__fold_kind kind) {
+    return kind == SEQPAR__FOLD_STATE || kind == SEQPAR__FOLD_DQ;
+}
+
 typedef struct seqpar__attn_kernel {
-    int kind; /* 0 forward, 1 dq, 2 dkv, 3 return */
+    enum seqpar__fold_kind kind;
     int64_t scratch_bytes;
     void (*leaf)(void *job, void *value, int64_t index, int extend);
     void (*combine)(void *job, void *into, const void *other);
@@ -9287,8 +9315,8 @@ typedef struct seqpar__attn_kernel {
 /* elements of a value */
 static int64_t seqpar__attn_value(const seqpar__attn_job *j, int64_t count) {
     int64_t d = j->args->head_dim;
-    if (j->kernel->kind == 0) return count * (d + 2);
-    return j->kernel->kind == 1 ? count * d : 2 * count * d;
+    if (j->kernel->kind == SEQPAR__FOLD_STATE) return count * (d + 2);
+    return j->kernel->kind == SEQPAR__FOLD_DQ ? count * d : 2 * count * d;
 }
 
 /* The rows of a dense value from element `first` on become those of a result (tokens, heads,
@@ -9315,7 +9343,7 @@ static char *seqpar__attn_place(void *user, int64_t n) {
     int64_t size = seqpar_dtype_bytes(j->device->accumulator);
     int64_t value = seqpar__attn_value(j, j->count), group = a->heads / a->kv_heads;
     int64_t width = value / j->count;
-    if (j->kernel->kind >= 2)
+    if (!seqpar__fold_of_queries(j->kernel->kind))
         return (char *)a->store +
                (j->task->store_base + n * j->task->store_stride + j->head * value) * size;
     return (char *)a->store + ((n * a->q_tokens + j->local) * a->head_count * group * width +
@@ -9339,16 +9367,15 @@ static void seqpar__attn_finish(void *user, void *value) {
     seqpar__attn_job *j = (seqpar__attn_job *)user;
     const seqpar_attn_args *a = j->args;
     int64_t head = a->head_begin + j->head;
-    if (j->kernel->kind == 0) {
-        j->kernel->finish_state(j, value);
-        return;
+    switch (j->kernel->kind) {
+    case SEQPAR__FOLD_STATE: j->kernel->finish_state(j, value); break;
+    case SEQPAR__FOLD_DQ: seqpar__attn_rows(j, value, 0, a->dq, a->heads, j->head); break;
+    case SEQPAR__FOLD_DKV:
+    case SEQPAR__FOLD_RETURNS:
+        seqpar__attn_rows(j, value, 0, a->dk, a->kv_heads, head);
+        seqpar__attn_rows(j, value, j->count * a->head_dim, a->dv, a->kv_heads, head);
+        break;
     }
-    if (j->kernel->kind == 1) {
-        seqpar__attn_rows(j, value, 0, a->dq, a->heads, j->head);
-        return;
-    }
-    seqpar__attn_rows(j, value, 0, a->dk, a->kv_heads, head);
-    seqpar__attn_rows(j, value, j->count * a->head_dim, a->dv, a->kv_heads, head);
 }
 
 /* A partial that another rank made lies in the inbox. */
@@ -9412,7 +9439,9 @@ static void seqpar__attn_job_new(seqpar__attn_job *j, seqpar__machine *m,
     j->args = a;
     j->kernel = w->kernel;
     j->task = task;
-    j->head = head + (w->kernel->kind < 2 ? a->head_begin * (a->heads / a->kv_heads) : 0);
+    j->head = head;
+    if (seqpar__fold_of_queries(w->kernel->kind))
+        j->head += a->head_begin * (a->heads / a->kv_heads);
     j->count = a->q_pieces[task->piece].count;
     j->local = a->q_pieces[task->piece].local;
     j->scratch = room + seqpar__machine_bytes(a->depth, w->value_bytes);
@@ -9424,7 +9453,7 @@ static void seqpar__attn_job_new(seqpar__attn_job *j, seqpar__machine *m,
     m->finish = seqpar__attn_finish;
     m->extends = w->kernel->extends;
     m->place = seqpar__attn_place;
-    m->given = w->kernel->kind == 3 ? seqpar__attn_inbox : NULL;
+    m->given = w->kernel->kind == SEQPAR__FOLD_RETURNS ? seqpar__attn_inbox : NULL;
     m->top = -1;
 }
 
@@ -9469,7 +9498,8 @@ static seqpar_status seqpar__attn_run(seqpar_device *device, const seqpar_attn_a
     w.device = device;
     w.args = a;
     w.kernel = kernel;
-    w.heads = a->head_count * (kernel->kind < 2 ? a->heads / a->kv_heads : 1);
+    w.heads = a->head_count;
+    if (seqpar__fold_of_queries(kernel->kind)) w.heads *= a->heads / a->kv_heads;
     w.value_bytes = seqpar__attn_value_bytes(device, a, kernel);
     w.flops = 0;
     status = seqpar__parallel(device, a->task_count * w.heads,
@@ -9521,7 +9551,7 @@ static int seqpar__backward_key_single(void *user, int64_t index) {
 
 static int64_t seqpar__backward_next(const seqpar__backward_query *q) {
     for (int64_t i = q->machine.at; i < q->job.task->program_count; i++)
-        if (q->job.task->program[i].op <= SEQPAR_FOLD_EXTEND)
+        if (seqpar__fold_computes(&q->job.task->program[i]))
             return q->job.task->program[i].index;
     return -1;
 }
@@ -9610,11 +9640,12 @@ static int seqpar__backward_agrees(seqpar__backward *b) {
         for (int64_t i = 0; b->key[k].task && i < b->key[k].task->program_count; i++) {
             const seqpar_fold_op *op = &b->key[k].task->program[i];
             seqpar__backward_query *q = b->query;
-            if (op->op > SEQPAR_FOLD_EXTEND) continue;
+            if (!seqpar__fold_computes(op)) continue;
             if (op->index >= b->pieces || b->task_of[op->index] < 0) return 0;
             q += b->task_of[op->index];
             if (q->next != k) return 0;
-            while (q->job.task->program[q->machine.at].op > SEQPAR_FOLD_EXTEND) q->machine.at++;
+            while (!seqpar__fold_computes(&q->job.task->program[q->machine.at]))
+                q->machine.at++;
             q->machine.at++;
             q->next = seqpar__backward_next(q);
         }
@@ -9662,7 +9693,7 @@ static seqpar_status seqpar__backward_run(seqpar__backward *b,
     return SEQPAR_OK;
 }
 
-/* kernel: kind 1, whose leaf is a block; its scratch is that of the key job. */
+/* kernel: of kind DQ, whose leaf is a block; its scratch is that of the key job. */
 static seqpar_status seqpar__attn_backward_run(seqpar_device *device,
                                                const seqpar_attn_backward_args *a,
                                                const seqpar__attn_kernel *kernel) {
@@ -9670,7 +9701,7 @@ static seqpar_status seqpar__attn_backward_run(seqpar_device *device,
     seqpar__backward b;
     seqpar_status status;
     memset(&b, 0, sizeof b);
-    keys.kind = 2;
+    keys.kind = SEQPAR__FOLD_DKV;
     keys.leaf = seqpar__backward_key_leaf;
     b.device = b.queries.device = b.keys.device = device;
     b.a = &a->queries;
@@ -10133,29 +10164,33 @@ SEQPAR__TEMPLATE void seqpar__any_backward_leaf(seqpar__attn_job *j, void *dq, i
 static void seqpar__ref_leaf(void *user, void *value, int64_t index, int extend) {
     seqpar__attn_job *j = (seqpar__attn_job *)user;
     (void)extend;
-    if (j->kernel->kind == 0)
+    if (j->kernel->kind == SEQPAR__FOLD_STATE)
         SEQPAR__BY_TYPE(j->device, seqpar__any_forward_leaf, j, value, index);
     else
         SEQPAR__BY_TYPE(j->device, seqpar__any_backward_leaf, j, value, index);
 }
 
-static const seqpar__attn_kernel seqpar__ref_kernels[] = {
-    {0, 0, seqpar__ref_leaf, seqpar__ref_state_combine, seqpar__ref_state_finish, 0, 0, NULL},
-    {1, 0, seqpar__ref_leaf, seqpar__attn_add, NULL, 0, 0, NULL},
-    {3, 0, seqpar__attn_return_leaf, seqpar__attn_add, NULL, 0, 0, NULL}};
+static const seqpar__attn_kernel seqpar__ref_forward = {
+    SEQPAR__FOLD_STATE, 0, seqpar__ref_leaf, seqpar__ref_state_combine,
+    seqpar__ref_state_finish, 0, 0, NULL};
+static const seqpar__attn_kernel seqpar__ref_backward = {
+    SEQPAR__FOLD_DQ, 0, seqpar__ref_leaf, seqpar__attn_add, NULL, 0, 0, NULL};
+static const seqpar__attn_kernel seqpar__host_returns = {
+    SEQPAR__FOLD_RETURNS, 0, seqpar__attn_return_leaf, seqpar__attn_add, NULL, 0, 0, NULL};
+
 SEQPAR__ANY(attn_forward) {
     (void)S;
     (void)A;
-    return seqpar__attn_run(device, a, &seqpar__ref_kernels[0]);
+    return seqpar__attn_run(device, a, &seqpar__ref_forward);
 }
 
 SEQPAR__ANY(attn_backward) {
     (void)S;
     (void)A;
-    return seqpar__attn_backward_run(device, a, &seqpar__ref_kernels[1]);
+    return seqpar__attn_backward_run(device, a, &seqpar__ref_backward);
 }
 
-SEQPAR__OP(seqpar__host_attn_return, attn, seqpar__attn_run(device, a, &seqpar__ref_kernels[2]))
+SEQPAR__OP(seqpar__host_attn_return, attn, seqpar__attn_run(device, a, &seqpar__host_returns))
 
 SEQPAR__ANY(attn_delta) {
     (void)device;
@@ -11542,7 +11577,7 @@ static void seqpar__ahead_next(seqpar__attn_job *j, const seqpar__attn_job *next
     const seqpar_attn_args *a = next->args;
     const seqpar_attn_keys *keys = &a->k_pieces[next->task->piece];
     int64_t row = a->head_dim * (int64_t)sizeof(float);
-    if (j->kernel->kind == 2) {
+    if (j->kernel->kind == SEQPAR__FOLD_DKV) {
         seqpar__ahead_add(j,
                           (const char *)a->v + (keys->v_row * a->head_count + next->head) * row,
                           row, a->head_count * row, keys->count);
@@ -12002,8 +12037,8 @@ static seqpar_status seqpar__cpu_attn_backward(seqpar_device *device,
                                                const seqpar_attn_backward_args *a,
                                                void *queue) {
     seqpar__attn_kernel kernel = {
-        1, 0,          seqpar__cpu_backward_leaf, seqpar__attn_add, NULL,
-        1, SEQPAR__KT, seqpar__cpu_ahead};
+        SEQPAR__FOLD_DQ, 0, seqpar__cpu_backward_leaf, seqpar__attn_add, NULL, 1, SEQPAR__KT,
+        seqpar__cpu_ahead};
     (void)queue;
     for (int64_t g = 0; g < a->groups; g++)
         kernel.scratch_bytes = SEQPAR__MAX(kernel.scratch_bytes,
@@ -12014,8 +12049,8 @@ static seqpar_status seqpar__cpu_attn_backward(seqpar_device *device,
 static seqpar_status seqpar__cpu_attn_forward(seqpar_device *device, const seqpar_attn_args *a,
                                               void *queue) {
     seqpar__attn_kernel kernel = {
-        0, 0, seqpar__cpu_forward_leaf, seqpar__cpu_state_combine, seqpar__cpu_state_finish,
-        1, 0, seqpar__cpu_ahead};
+        SEQPAR__FOLD_STATE, 0, seqpar__cpu_forward_leaf, seqpar__cpu_state_combine,
+        seqpar__cpu_state_finish, 1, 0, seqpar__cpu_ahead};
     (void)queue;
     kernel.scratch_bytes = seqpar__attn_scratch(a);
     return seqpar__attn_run(device, a, &kernel);
@@ -12693,7 +12728,7 @@ static seqpar__own seqpar__own_block(const seqpar__attn_job *j, const seqpar_pie
     int64_t d = a->head_dim, first, last;
     int64_t rows = SEQPAR__MAX(queries->count, keys->count);
     int64_t step = (rows * d * 8 + 63) & ~(int64_t)63;
-    int backward = j->kernel->kind > 0, storage = j->device->storage;
+    int backward = j->kernel->kind != SEQPAR__FOLD_STATE, storage = j->device->storage;
     int type = j->device->block_kernel->storage, statistic = j->device->accumulator;
     seqpar__own o;
     memset(&o, 0, sizeof o);
@@ -12836,7 +12871,7 @@ static seqpar_status seqpar__own_start(seqpar_device *device, const seqpar_attn_
     for (int64_t t = 0; t < a->task_count; t++) {
         rows = SEQPAR__MAX(rows, a->q_pieces[a->tasks[t].piece].count);
         for (int64_t p = 0; p < a->tasks[t].program_count; p++)
-            if (a->tasks[t].program[p].op <= SEQPAR_FOLD_EXTEND)
+            if (seqpar__fold_computes(&a->tasks[t].program[p]))
                 rows = SEQPAR__MAX(rows, a->k_pieces[a->tasks[t].program[p].index].count);
     }
     kernel->scratch_bytes = 7 * ((rows * a->head_dim * 8 + 63) & ~(int64_t)63) + rows * 24 + 64;
@@ -12853,14 +12888,9 @@ static seqpar_status seqpar__own_end(seqpar_device *device, int64_t threads,
 
 static seqpar_status seqpar__own_forward(seqpar_device *device, const seqpar_attn_args *a,
                                          void *queue) {
-    seqpar__attn_kernel kernel = {0,
-                                  0,
-                                  seqpar__own_forward_leaf,
-                                  seqpar__cpu_state_combine,
-                                  seqpar__cpu_state_finish,
-                                  0,
-                                  0,
-                                  NULL};
+    seqpar__attn_kernel kernel = {
+        SEQPAR__FOLD_STATE, 0, seqpar__own_forward_leaf, seqpar__cpu_state_combine,
+        seqpar__cpu_state_finish, 0, 0, NULL};
     int64_t threads = device->threads;
     (void)queue;
     if (device->storage != SEQPAR_DTYPE_F32) {
@@ -12873,8 +12903,8 @@ static seqpar_status seqpar__own_forward(seqpar_device *device, const seqpar_att
 
 static seqpar_status seqpar__own_backward(seqpar_device *device,
                                           const seqpar_attn_backward_args *a, void *queue) {
-    seqpar__attn_kernel kernel = {1, 0,   seqpar__own_backward_leaf, seqpar__attn_add, NULL, 0,
-                                  0, NULL};
+    seqpar__attn_kernel kernel = {
+        SEQPAR__FOLD_DQ, 0, seqpar__own_backward_leaf, seqpar__attn_add, NULL, 0, 0, NULL};
     int64_t threads = device->threads;
     (void)queue;
     SEQPAR__TRY(seqpar__own_start(device, &a->queries, &kernel));

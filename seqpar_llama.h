@@ -80,11 +80,14 @@ typedef struct seqpar_llama_layer {
     seqpar_buffer x, q, k, v, out, lse, x2, gate, up, rstd1, rstd2;
 } seqpar_llama_layer;
 
+/* what a batch holds: nothing yet; hidden states; those and what a backward pass needs */
+enum { SEQPAR__LLAMA_HAS_NOTHING, SEQPAR__LLAMA_HAS_HIDDEN, SEQPAR__LLAMA_HAS_KEPT };
+
 /* the local part of some rows, and what forward keeps */
 typedef struct seqpar_llama_batch {
     seqpar_llama_run run;
     seqpar_llama_config config; /* of the model it was opened for */
-    int has;                    /* 1: hidden; 2: and what a backward pass needs */
+    int has;                    /* SEQPAR__LLAMA_HAS_.. */
     seqpar_attn *attn;
     const seqpar_share *share;
     int64_t tokens;
@@ -887,11 +890,11 @@ SEQPAR_DEF seqpar_status seqpar_llama_forward(seqpar_ctx *ctx, seqpar_llama *m,
                                               seqpar_llama_batch *b, int keep) {
     seqpar__llama_layer_call c = seqpar__llama_call(ctx, m, b);
     SEQPAR__LLAMA_TRY(seqpar__llama_check_model(ctx->error, m, b));
-    b->has = 0;
+    b->has = SEQPAR__LLAMA_HAS_NOTHING;
     SEQPAR__LLAMA_TRY(seqpar__llama_layers(&c, keep));
     SEQPAR__LLAMA_TRY(seqpar__llama_norm(&c, b->hidden.data, b->x.data, b->rstd.data,
                                          seqpar__llama_final_norm(m)));
-    b->has = keep ? 2 : 1;
+    b->has = keep ? SEQPAR__LLAMA_HAS_KEPT : SEQPAR__LLAMA_HAS_HIDDEN;
     return SEQPAR_OK;
 }
 
@@ -1085,7 +1088,7 @@ static seqpar_status seqpar__llama_check_backward(seqpar_error *error, const seq
                                                   const seqpar_llama_batch *b,
                                                   const seqpar_optim *optim) {
     SEQPAR__LLAMA_TRY(seqpar__llama_check_model(error, m, b));
-    if (b->has < 2)
+    if (b->has != SEQPAR__LLAMA_HAS_KEPT)
         return seqpar_fail(error, SEQPAR_ERR_STEP,
                            "the batch holds nothing for a backward pass; call "
                            "seqpar_llama_forward with keep 1 before each");
@@ -1107,7 +1110,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *m,
     seqpar_status status;
     SEQPAR__LLAMA_TRY(seqpar__llama_check_backward(ctx->error, m, b, optim));
     SEQPAR__LLAMA_TRY(seqpar_step_fold(ctx, optim, &c.fold, b->share, micro));
-    b->has = 1; /* what was kept is spent */
+    b->has = SEQPAR__LLAMA_HAS_HIDDEN; /* what was kept is spent */
     status = seqpar__llama_layer_gradients_new(&c, &g);
     if (!status)
         status = seqpar__llama_head_backward(&c, optim, micro, seeds, g.dx.data, g.dn.data);
