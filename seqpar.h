@@ -10537,182 +10537,265 @@ SEQPAR_DEF seqpar_device *seqpar_device_reference_bf16(void) {
    written out, so the compiler decides nothing.
    ========================================================================================== */
 
-/* A vector of VL floats, with + - * from the compiler, and what those lack. VMAX(a, b) is b
-   where one of them is a NaN; VLESS(a, b, x, y) is x where a < b, else y; ANYLESS(a, b): is
-   a < b anywhere? VEXPONENT is the float whose bits are those of t shifted left by 23; VPOW2
-   that of the entry of seqpar__pow2_sixteenths at the low 4 bits of t, plus those of t
-   shifted left by 19. LOAD4 gathers 4 neighbours of VL rows: row r and the rows r + 4, r +
-   8.. in turn; see seqpar__transpose. */
 /* The bits of 2^(i/16), less i << 19: with (16 n + i) << 19 added they are those of 2^(n +
    i/16). */
 static const uint32_t seqpar__pow2_sixteenths[16] = {
     0x3f800000, 0x3f7daac3, 0x3f7b95c2, 0x3f79c3d3, 0x3f7837f0, 0x3f76f532,
     0x3f75fed7, 0x3f75583f, 0x3f7504f3, 0x3f7508a4, 0x3f75672a, 0x3f76248c,
     0x3f7744fd, 0x3f78ccdf, 0x3f7ac0c7, 0x3f7d257d};
+
+/* One set of functions for each kind of vectors. A seqpar__v holds SEQPAR__VL floats and has
+   + - * / from the compiler; a product tile has SEQPAR__MR rows of two vectors. Each set has
+       vload, vstore      unaligned
+       vsplat             a float in every lane
+       vfma               a b + c, rounded once where the machine can
+       vmax               the greater; b where one of the two is a NaN
+       vsqrt
+       vless              x where a < b, else y
+       vany_less          whether a < b in any lane
+       vexponent          the float whose bits are those of t shifted left by 23
+       vpow2              the float whose bits are the entry of seqpar__pow2_sixteenths that
+                          the low 4 bits of t name, plus the bits of t shifted left by 19
+   Those with more than four lanes can also turn tiles, see seqpar__transpose:
+       vload4             4 neighbours of each of VL / 4 rows, 4 rows apart
+       vlow, vhigh        of every four lanes of a and b: a0 b0 a1 b1, and a2 b2 a3 b3
+       vlow2, vhigh2      of every four lanes of a and b: a0 a1 b0 b1, and a2 a3 b2 b3 */
 #if defined(__AVX512F__) && SEQPAR__HAS_FMA
 #include <immintrin.h>
 typedef __m512 seqpar__v;
-#define SEQPAR__VL            16 /* floats in a vector */
-#define SEQPAR__MR            12 /* rows of a product tile; its columns are two vectors */
-#define SEQPAR__LOAD(p)       _mm512_loadu_ps(p)
-#define SEQPAR__STORE(p, v)   _mm512_storeu_ps(p, v)
-#define SEQPAR__SPLAT(x)      _mm512_set1_ps(x)
-#define SEQPAR__VFMA(a, b, c) _mm512_fmadd_ps(a, b, c)
-#define SEQPAR__VMAX(a, b)    _mm512_max_ps(a, b)
-#define SEQPAR__VMIN(a, b)    _mm512_min_ps(a, b)
-#define SEQPAR__VSQRT(a)      _mm512_sqrt_ps(a)
-#define SEQPAR__VLESS(a, b, x, y) \
-    _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x)
-#define SEQPAR__ANYLESS(a, b) (_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ) != 0)
-#define SEQPAR__VEXPONENT(t)  _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(t), 23))
-#define SEQPAR__VPOW2(t) \
-    _mm512_castsi512_ps(_mm512_add_epi32( \
-        _mm512_permutexvar_epi32(_mm512_castps_si512(t), \
-                                 _mm512_loadu_si512(seqpar__pow2_sixteenths)), \
-        _mm512_slli_epi32(_mm512_castps_si512(t), 19)))
-#define SEQPAR__LANE4(v, p, n) _mm512_insertf32x4(v, _mm_loadu_ps(p), n)
-#define SEQPAR__LOAD4(p, row) \
-    SEQPAR__LANE4(SEQPAR__LANE4(SEQPAR__LANE4(_mm512_castps128_ps512(_mm_loadu_ps(p)), \
-                                              (p) + 4 * (row), 1), \
-                                (p) + 8 * (row), 2), \
-                  (p) + 12 * (row), 3)
-#define SEQPAR__LOW2(a, b)         _mm512_unpacklo_ps(a, b)
-#define SEQPAR__HIGH2(a, b)        _mm512_unpackhi_ps(a, b)
-#define SEQPAR__PAIRS(a, b, which) _mm512_shuffle_ps(a, b, which)
+#define SEQPAR__VL 16
+#define SEQPAR__MR 12
+SEQPAR__TEMPLATE seqpar__v seqpar__vload(const float *p) { return _mm512_loadu_ps(p); }
+SEQPAR__TEMPLATE void seqpar__vstore(float *p, seqpar__v v) { _mm512_storeu_ps(p, v); }
+SEQPAR__TEMPLATE seqpar__v seqpar__vsplat(float x) { return _mm512_set1_ps(x); }
+SEQPAR__TEMPLATE seqpar__v seqpar__vsqrt(seqpar__v a) { return _mm512_sqrt_ps(a); }
+SEQPAR__TEMPLATE seqpar__v seqpar__vmax(seqpar__v a, seqpar__v b) {
+    return _mm512_max_ps(a, b);
+}
+
+SEQPAR__TEMPLATE seqpar__v seqpar__vfma(seqpar__v a, seqpar__v b, seqpar__v c) {
+    return _mm512_fmadd_ps(a, b, c);
+}
+
+SEQPAR__TEMPLATE seqpar__v seqpar__vless(seqpar__v a, seqpar__v b, seqpar__v x, seqpar__v y) {
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x);
+}
+
+SEQPAR__TEMPLATE int seqpar__vany_less(seqpar__v a, seqpar__v b) {
+    return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ) != 0;
+}
+
+SEQPAR__TEMPLATE seqpar__v seqpar__vexponent(seqpar__v t) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(t), 23));
+}
+
+SEQPAR__TEMPLATE seqpar__v seqpar__vpow2(seqpar__v t) {
+    __m512i bits = _mm512_castps_si512(t);
+    __m512i entry = _mm512_permutexvar_epi32(bits, _mm512_loadu_si512(seqpar__pow2_sixteenths));
+    return _mm512_castsi512_ps(_mm512_add_epi32(entry, _mm512_slli_epi32(bits, 19)));
+}
+
+SEQPAR__TEMPLATE seqpar__v seqpar__vload4(const float *p, int64_t row) {
+    seqpar__v v = _mm512_castps128_ps512(_mm_loadu_ps(p));
+    v = _mm512_insertf32x4(v, _mm_loadu_ps(p + 4 * row), 1);
+    v = _mm512_insertf32x4(v, _mm_loadu_ps(p + 8 * row), 2);
+    return _mm512_insertf32x4(v, _mm_loadu_ps(p + 12 * row), 3);
+}
+
+SEQPAR__TEMPLATE seqpar__v seqpar__vlow(seqpar__v a, seqpar__v b) {
+    return _mm512_unpacklo_ps(a, b);
+}
+
+SEQPAR__TEMPLATE seqpar__v seqpar__vhigh(seqpar__v a, seqpar__v b) {
+    return _mm512_unpackhi_ps(a, b);
+}
+
+SEQPAR__TEMPLATE seqpar__v seqpar__vlow2(seqpar__v a, seqpar__v b) {
+    return _mm512_shuffle_ps(a, b, 0x44);
+}
+
+SEQPAR__TEMPLATE seqpar__v seqpar__vhigh2(seqpar__v a, seqpar__v b) {
+    return _mm512_shuffle_ps(a, b, 0xee);
+}
 #elif defined(__AVX2__) && SEQPAR__HAS_FMA
 #include <immintrin.h>
 typedef __m256 seqpar__v;
-#define SEQPAR__VL                8
-#define SEQPAR__MR                6
-#define SEQPAR__LOAD(p)           _mm256_loadu_ps(p)
-#define SEQPAR__STORE(p, v)       _mm256_storeu_ps(p, v)
-#define SEQPAR__SPLAT(x)          _mm256_set1_ps(x)
-#define SEQPAR__VFMA(a, b, c)     _mm256_fmadd_ps(a, b, c)
-#define SEQPAR__VMAX(a, b)        _mm256_max_ps(a, b)
-#define SEQPAR__VMIN(a, b)        _mm256_min_ps(a, b)
-#define SEQPAR__VSQRT(a)          _mm256_sqrt_ps(a)
-#define SEQPAR__VLESS(a, b, x, y) _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_LT_OQ))
-#define SEQPAR__ANYLESS(a, b)     (_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ)) != 0)
-#define SEQPAR__VEXPONENT(t)      _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(t), 23))
-static inline __m256 seqpar__pow2(__m256 t) {
-    __m256i bits = _mm256_castps_si256(t);
-    __m256 low = _mm256_permutevar8x32_ps(
-        _mm256_loadu_ps((const float *)seqpar__pow2_sixteenths), bits);
-    __m256 high = _mm256_permutevar8x32_ps(
-        _mm256_loadu_ps((const float *)seqpar__pow2_sixteenths + 8), bits);
-    __m256i entry = _mm256_castps_si256(
-        _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(bits, 28))));
+#define SEQPAR__VL 8
+#define SEQPAR__MR 6
+SEQPAR__TEMPLATE seqpar__v seqpar__vload(const float *p) { return _mm256_loadu_ps(p); }
+SEQPAR__TEMPLATE void seqpar__vstore(float *p, seqpar__v v) { _mm256_storeu_ps(p, v); }
+SEQPAR__TEMPLATE seqpar__v seqpar__vsplat(float x) { return _mm256_set1_ps(x); }
+SEQPAR__TEMPLATE seqpar__v seqpar__vsqrt(seqpar__v a) { return _mm256_sqrt_ps(a); }
+SEQPAR__TEMPLATE seqpar__v seqpar__vmax(seqpar__v a, seqpar__v b) {
+    return _mm256_max_ps(a, b);
+}
+
+SEQPAR__TEMPLATE seqpar__v seqpar__vfma(seqpar__v a, seqpar__v b, seqpar__v c) {
+    return _mm256_fmadd_ps(a, b, c);
+}
+
+SEQPAR__TEMPLATE seqpar__v seqpar__vless(seqpar__v a, seqpar__v b, seqpar__v x, seqpar__v y) {
+    return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
+}
+
+SEQPAR__TEMPLATE int seqpar__vany_less(seqpar__v a, seqpar__v b) {
+    return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ)) != 0;
+}
+
+SEQPAR__TEMPLATE seqpar__v seqpar__vexponent(seqpar__v t) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(t), 23));
+}
+
+/* The table is two vectors; bit 3 of t, shifted to the sign, chooses between them. */
+SEQPAR__TEMPLATE seqpar__v seqpar__vpow2(seqpar__v t) {
+    const float *table = (const float *)seqpar__pow2_sixteenths;
+    __m256i bits = _mm256_castps_si256(t), entry;
+    __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), bits);
+    __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), bits);
+    __m256 choice = _mm256_castsi256_ps(_mm256_slli_epi32(bits, 28));
+    entry = _mm256_castps_si256(_mm256_blendv_ps(low, high, choice));
     return _mm256_castsi256_ps(_mm256_add_epi32(entry, _mm256_slli_epi32(bits, 19)));
 }
-#define SEQPAR__VPOW2(t)          seqpar__pow2(t)
-#define SEQPAR__LOAD4(p, row) \
-    _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), \
-                         _mm_loadu_ps((p) + 4 * (row)), 1)
-#define SEQPAR__LOW2(a, b)         _mm256_unpacklo_ps(a, b)
-#define SEQPAR__HIGH2(a, b)        _mm256_unpackhi_ps(a, b)
-#define SEQPAR__PAIRS(a, b, which) _mm256_shuffle_ps(a, b, which)
+
+SEQPAR__TEMPLATE seqpar__v seqpar__vload4(const float *p, int64_t row) {
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)),
+                                _mm_loadu_ps(p + 4 * row), 1);
+}
+
+SEQPAR__TEMPLATE seqpar__v seqpar__vlow(seqpar__v a, seqpar__v b) {
+    return _mm256_unpacklo_ps(a, b);
+}
+
+SEQPAR__TEMPLATE seqpar__v seqpar__vhigh(seqpar__v a, seqpar__v b) {
+    return _mm256_unpackhi_ps(a, b);
+}
+
+SEQPAR__TEMPLATE seqpar__v seqpar__vlow2(seqpar__v a, seqpar__v b) {
+    return _mm256_shuffle_ps(a, b, 0x44);
+}
+
+SEQPAR__TEMPLATE seqpar__v seqpar__vhigh2(seqpar__v a, seqpar__v b) {
+    return _mm256_shuffle_ps(a, b, 0xee);
+}
 #elif defined(__aarch64__) && SEQPAR__HAS_FMA
 #include <arm_neon.h>
 typedef float32x4_t seqpar__v;
-#define SEQPAR__VL                4
-#define SEQPAR__MR                8
-#define SEQPAR__LOAD(p)           vld1q_f32(p)
-#define SEQPAR__STORE(p, v)       vst1q_f32(p, v)
-#define SEQPAR__SPLAT(x)          vdupq_n_f32(x)
-#define SEQPAR__VFMA(a, b, c)     vfmaq_f32(c, a, b)
-#define SEQPAR__VMAX(a, b)        vbslq_f32(vcgtq_f32(a, b), a, b)
-#define SEQPAR__VMIN(a, b)        vbslq_f32(vcltq_f32(a, b), a, b)
-#define SEQPAR__VSQRT(a)          vsqrtq_f32(a)
-#define SEQPAR__VLESS(a, b, x, y) vbslq_f32(vcltq_f32(a, b), x, y)
-#define SEQPAR__ANYLESS(a, b)     (vmaxvq_u32(vcltq_f32(a, b)) != 0)
-#define SEQPAR__VEXPONENT(t)      vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(t), 23))
-static inline float32x4_t seqpar__pow2(float32x4_t t) {
-    uint32x4_t bits = vreinterpretq_u32_f32(t),
-               byte = vmlaq_n_u32(vdupq_n_u32(0x03020100), vandq_u32(bits, vdupq_n_u32(15)),
-                                  0x04040404);
-    uint32x4_t entry = vreinterpretq_u32_u8(vqtbl4q_u8(
-        vld1q_u8_x4((const uint8_t *)seqpar__pow2_sixteenths), vreinterpretq_u8_u32(byte)));
+#define SEQPAR__VL 4
+#define SEQPAR__MR 8
+SEQPAR__TEMPLATE seqpar__v seqpar__vload(const float *p) { return vld1q_f32(p); }
+SEQPAR__TEMPLATE void seqpar__vstore(float *p, seqpar__v v) { vst1q_f32(p, v); }
+SEQPAR__TEMPLATE seqpar__v seqpar__vsplat(float x) { return vdupq_n_f32(x); }
+SEQPAR__TEMPLATE seqpar__v seqpar__vsqrt(seqpar__v a) { return vsqrtq_f32(a); }
+SEQPAR__TEMPLATE seqpar__v seqpar__vfma(seqpar__v a, seqpar__v b, seqpar__v c) {
+    return vfmaq_f32(c, a, b);
+}
+
+/* not vmaxq_f32, which gives a NaN where either is one */
+SEQPAR__TEMPLATE seqpar__v seqpar__vmax(seqpar__v a, seqpar__v b) {
+    return vbslq_f32(vcgtq_f32(a, b), a, b);
+}
+
+SEQPAR__TEMPLATE seqpar__v seqpar__vless(seqpar__v a, seqpar__v b, seqpar__v x, seqpar__v y) {
+    return vbslq_f32(vcltq_f32(a, b), x, y);
+}
+
+SEQPAR__TEMPLATE int seqpar__vany_less(seqpar__v a, seqpar__v b) {
+    return vmaxvq_u32(vcltq_f32(a, b)) != 0;
+}
+
+SEQPAR__TEMPLATE seqpar__v seqpar__vexponent(seqpar__v t) {
+    return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(t), 23));
+}
+
+/* The table is one of 64 bytes; an entry is the four from 4 i on. */
+SEQPAR__TEMPLATE seqpar__v seqpar__vpow2(seqpar__v t) {
+    uint8x16x4_t table = vld1q_u8_x4((const uint8_t *)seqpar__pow2_sixteenths);
+    uint32x4_t bits = vreinterpretq_u32_f32(t), first = vdupq_n_u32(0x03020100), byte, entry;
+    byte = vmlaq_n_u32(first, vandq_u32(bits, vdupq_n_u32(15)), 0x04040404);
+    entry = vreinterpretq_u32_u8(vqtbl4q_u8(table, vreinterpretq_u8_u32(byte)));
     return vreinterpretq_f32_u32(vaddq_u32(entry, vshlq_n_u32(bits, 19)));
 }
-#define SEQPAR__VPOW2(t)          seqpar__pow2(t)
 #elif defined(__GNUC__)
 typedef float seqpar__v __attribute__((vector_size(16)));
 typedef uint32_t seqpar__vbits __attribute__((vector_size(16)));
-#define SEQPAR__VL      4
-#define SEQPAR__MR      4
-static seqpar__v seqpar__load(const float *p) {
+#define SEQPAR__VL 4
+#define SEQPAR__MR 4
+SEQPAR__TEMPLATE void seqpar__vstore(float *p, seqpar__v v) { memcpy(p, &v, 16); }
+SEQPAR__TEMPLATE seqpar__v seqpar__vload(const float *p) {
     seqpar__v v;
     memcpy(&v, p, 16);
     return v;
 }
 
-static seqpar__v seqpar__splat(float x) {
+SEQPAR__TEMPLATE seqpar__v seqpar__vsplat(float x) {
     seqpar__v v = {x, x, x, x};
     return v;
 }
 
-static seqpar__v seqpar__sqrt(seqpar__v v) {
-    for (int i = 0; i < 4; i++) v[i] = sqrtf(v[i]);
-    return v;
+SEQPAR__TEMPLATE seqpar__v seqpar__vfma(seqpar__v a, seqpar__v b, seqpar__v c) {
+    return a * b + c;
 }
 
-static seqpar__v seqpar__less(seqpar__v a, seqpar__v b, seqpar__v x, seqpar__v y) {
+SEQPAR__TEMPLATE seqpar__v seqpar__vsqrt(seqpar__v a) {
+    for (int i = 0; i < 4; i++) a[i] = sqrtf(a[i]);
+    return a;
+}
+
+SEQPAR__TEMPLATE seqpar__v seqpar__vless(seqpar__v a, seqpar__v b, seqpar__v x, seqpar__v y) {
     seqpar__vbits mask = (seqpar__vbits)(a < b);
     return (seqpar__v)(((seqpar__vbits)x & mask) | ((seqpar__vbits)y & ~mask));
 }
 
-static int seqpar__anyless(seqpar__v a, seqpar__v b) {
+SEQPAR__TEMPLATE seqpar__v seqpar__vmax(seqpar__v a, seqpar__v b) {
+    return seqpar__vless(b, a, a, b);
+}
+
+SEQPAR__TEMPLATE int seqpar__vany_less(seqpar__v a, seqpar__v b) {
     return (a[0] < b[0]) | (a[1] < b[1]) | (a[2] < b[2]) | (a[3] < b[3]);
 }
-#define SEQPAR__LOAD(p) seqpar__load(p)
-#define SEQPAR__STORE(p, v) \
-    do { \
-        seqpar__v v_ = (v); \
-        memcpy(p, &v_, 16); \
-    } while (0)
-#define SEQPAR__SPLAT(x)          seqpar__splat(x)
-#define SEQPAR__VFMA(a, b, c)     ((a) * (b) + (c))
-#define SEQPAR__VMAX(a, b)        seqpar__less(b, a, a, b)
-#define SEQPAR__VMIN(a, b)        seqpar__less(a, b, a, b)
-#define SEQPAR__VSQRT(a)          seqpar__sqrt(a)
-#define SEQPAR__VLESS(a, b, x, y) seqpar__less(a, b, x, y)
-#define SEQPAR__ANYLESS(a, b)     seqpar__anyless(a, b)
-#define SEQPAR__VEXPONENT(t)      ((seqpar__v)((seqpar__vbits)(t) << 23))
-static seqpar__v seqpar__pow2(seqpar__v t) {
+
+SEQPAR__TEMPLATE seqpar__v seqpar__vexponent(seqpar__v t) {
+    return (seqpar__v)((seqpar__vbits)t << 23);
+}
+
+SEQPAR__TEMPLATE seqpar__v seqpar__vpow2(seqpar__v t) {
     seqpar__vbits bits = (seqpar__vbits)t, entry;
     for (int i = 0; i < 4; i++) entry[i] = seqpar__pow2_sixteenths[bits[i] & 15];
     return (seqpar__v)(entry + (bits << 19));
 }
-#define SEQPAR__VPOW2(t)          seqpar__pow2(t)
 #else
 typedef float seqpar__v;
-#define SEQPAR__VL                1
-#define SEQPAR__MR                4
-static seqpar__v seqpar__exponent(seqpar__v t) {
+#define SEQPAR__VL 1
+#define SEQPAR__MR 4
+SEQPAR__TEMPLATE seqpar__v seqpar__vload(const float *p) { return *p; }
+SEQPAR__TEMPLATE void seqpar__vstore(float *p, seqpar__v v) { *p = v; }
+SEQPAR__TEMPLATE seqpar__v seqpar__vsplat(float x) { return x; }
+SEQPAR__TEMPLATE seqpar__v seqpar__vmax(seqpar__v a, seqpar__v b) { return a > b ? a : b; }
+SEQPAR__TEMPLATE seqpar__v seqpar__vsqrt(seqpar__v a) { return sqrtf(a); }
+SEQPAR__TEMPLATE int seqpar__vany_less(seqpar__v a, seqpar__v b) { return a < b; }
+SEQPAR__TEMPLATE seqpar__v seqpar__vfma(seqpar__v a, seqpar__v b, seqpar__v c) {
+    return SEQPAR__FMAF(a, b, c);
+}
+
+SEQPAR__TEMPLATE seqpar__v seqpar__vless(seqpar__v a, seqpar__v b, seqpar__v x, seqpar__v y) {
+    return a < b ? x : y;
+}
+
+SEQPAR__TEMPLATE seqpar__v seqpar__vexponent(seqpar__v t) {
     uint32_t bits;
     memcpy(&bits, &t, 4);
     bits <<= 23;
     memcpy(&t, &bits, 4);
     return t;
 }
-#define SEQPAR__LOAD(p)           (*(p))
-#define SEQPAR__STORE(p, v)       (*(p) = (v))
-#define SEQPAR__SPLAT(x)          (x)
-#define SEQPAR__VFMA(a, b, c)     SEQPAR__FMAF(a, b, c)
-#define SEQPAR__VMAX(a, b)        ((a) > (b) ? (a) : (b))
-#define SEQPAR__VMIN(a, b)        ((a) < (b) ? (a) : (b))
-#define SEQPAR__VSQRT(a)          sqrtf(a)
-#define SEQPAR__VLESS(a, b, x, y) ((a) < (b) ? (x) : (y))
-#define SEQPAR__ANYLESS(a, b)     ((a) < (b))
-#define SEQPAR__VEXPONENT(t)      seqpar__exponent(t)
-static seqpar__v seqpar__pow2(seqpar__v t) {
+
+SEQPAR__TEMPLATE seqpar__v seqpar__vpow2(seqpar__v t) {
     uint32_t bits;
     memcpy(&bits, &t, 4);
     bits = seqpar__pow2_sixteenths[bits & 15] + (bits << 19);
     memcpy(&t, &bits, 4);
     return t;
 }
-#define SEQPAR__VPOW2(t)          seqpar__pow2(t)
 #endif
 #define SEQPAR__NR (2 * SEQPAR__VL)
 #if defined(__clang__)
@@ -10737,31 +10820,32 @@ SEQPAR__TEMPLATE void seqpar__tile(const int half, const int count, int64_t dept
     seqpar__v left[SEQPAR__MR], right[SEQPAR__MR];
     SEQPAR__UNROLL
     for (int i = 0; i < count; i++) {
-        left[i] = right[i] = SEQPAR__SPLAT(0.0f);
+        left[i] = right[i] = seqpar__vsplat(0.0f);
         if (!on) continue;
-        left[i] = SEQPAR__LOAD(c + i * ldc);
-        if (!half) right[i] = SEQPAR__LOAD(c + i * ldc + SEQPAR__VL);
+        left[i] = seqpar__vload(c + i * ldc);
+        if (!half) right[i] = seqpar__vload(c + i * ldc + SEQPAR__VL);
     }
     SEQPAR__ROLLED /* sums of more than one turn would not fit into the registers */
     for (int64_t k = 0; k < depth; k++, a += step, b += ldb) {
-        seqpar__v b0 = SEQPAR__LOAD(b), b1 = half ? b0 : SEQPAR__LOAD(b + SEQPAR__VL);
+        seqpar__v b0 = seqpar__vload(b), b1 = half ? b0 : seqpar__vload(b + SEQPAR__VL);
         SEQPAR__UNROLL
         for (int i = 0; i < count; i++) {
-            seqpar__v x = SEQPAR__SPLAT(a[i * row]);
-            left[i] = SEQPAR__VFMA(x, b0, left[i]);
-            if (!half) right[i] = SEQPAR__VFMA(x, b1, right[i]);
+            seqpar__v x = seqpar__vsplat(a[i * row]);
+            left[i] = seqpar__vfma(x, b0, left[i]);
+            if (!half) right[i] = seqpar__vfma(x, b1, right[i]);
         }
     }
     SEQPAR__UNROLL
     for (int i = 0; i < count; i++) {
         if (keep)
-            left[i] = SEQPAR__VFMA(SEQPAR__LOAD(c + i * ldc), SEQPAR__SPLAT(keep[i]), left[i]);
-        SEQPAR__STORE(c + i * ldc, left[i]);
+            left[i] = seqpar__vfma(seqpar__vload(c + i * ldc), seqpar__vsplat(keep[i]),
+                                   left[i]);
+        seqpar__vstore(c + i * ldc, left[i]);
         if (half) continue;
         if (keep)
-            right[i] = SEQPAR__VFMA(SEQPAR__LOAD(c + i * ldc + SEQPAR__VL),
-                                    SEQPAR__SPLAT(keep[i]), right[i]);
-        SEQPAR__STORE(c + i * ldc + SEQPAR__VL, right[i]);
+            right[i] = seqpar__vfma(seqpar__vload(c + i * ldc + SEQPAR__VL),
+                                    seqpar__vsplat(keep[i]), right[i]);
+        seqpar__vstore(c + i * ldc + SEQPAR__VL, right[i]);
     }
 }
 
@@ -10819,16 +10903,16 @@ static void seqpar__tiles_columns(int64_t rows, int64_t depth, const float *a, i
 /* VL rows of 4 columns at `from` become 4 rows of VL at `to`, times the factor. */
 SEQPAR__TEMPLATE void seqpar__transpose(float *to, int64_t ld, const float *from, int64_t row,
                                         float factor) {
-#ifdef SEQPAR__LOAD4
-    seqpar__v f = SEQPAR__SPLAT(factor), a = SEQPAR__LOAD4(from, row);
-    seqpar__v b = SEQPAR__LOAD4(from + row, row), c = SEQPAR__LOAD4(from + 2 * row, row);
-    seqpar__v d = SEQPAR__LOAD4(from + 3 * row, row);
-    seqpar__v ab = SEQPAR__LOW2(a, b), cd = SEQPAR__LOW2(c, d), ab2 = SEQPAR__HIGH2(a, b);
-    seqpar__v cd2 = SEQPAR__HIGH2(c, d);
-    SEQPAR__STORE(to, SEQPAR__PAIRS(ab, cd, 0x44) * f);
-    SEQPAR__STORE(to + ld, SEQPAR__PAIRS(ab, cd, 0xee) * f);
-    SEQPAR__STORE(to + 2 * ld, SEQPAR__PAIRS(ab2, cd2, 0x44) * f);
-    SEQPAR__STORE(to + 3 * ld, SEQPAR__PAIRS(ab2, cd2, 0xee) * f);
+#if SEQPAR__VL > 4
+    seqpar__v f = seqpar__vsplat(factor), a = seqpar__vload4(from, row);
+    seqpar__v b = seqpar__vload4(from + row, row), c = seqpar__vload4(from + 2 * row, row);
+    seqpar__v d = seqpar__vload4(from + 3 * row, row);
+    seqpar__v ab = seqpar__vlow(a, b), cd = seqpar__vlow(c, d), ab2 = seqpar__vhigh(a, b);
+    seqpar__v cd2 = seqpar__vhigh(c, d);
+    seqpar__vstore(to, seqpar__vlow2(ab, cd) * f);
+    seqpar__vstore(to + ld, seqpar__vhigh2(ab, cd) * f);
+    seqpar__vstore(to + 2 * ld, seqpar__vlow2(ab2, cd2) * f);
+    seqpar__vstore(to + 3 * ld, seqpar__vhigh2(ab2, cd2) * f);
 #else
     int i, k;
     for (k = 0; k < 4; k++)
@@ -10999,16 +11083,16 @@ static int64_t seqpar__product_row(const seqpar__product *p) {
     int64_t j;
     for (j = 0; p->depth % 4 == 0 && j + SEQPAR__VL <= p->columns; j += SEQPAR__VL) {
         const float *w = p->b + j * p->b_column;
-        seqpar__v sum = p->accumulate ? SEQPAR__LOAD(p->c + j) : SEQPAR__SPLAT(0.0f);
+        seqpar__v sum = p->accumulate ? seqpar__vload(p->c + j) : seqpar__vsplat(0.0f);
         for (int64_t k = 0; k < p->depth; k += 4) {
             float turned[4 * SEQPAR__VL];
             seqpar__transpose(turned, SEQPAR__VL, w + k, p->b_column, 1.0f);
             SEQPAR__UNROLL
             for (int64_t i = 0; i < 4; i++)
-                sum = SEQPAR__VFMA(SEQPAR__SPLAT(p->a[k + i]),
-                                   SEQPAR__LOAD(turned + i * SEQPAR__VL), sum);
+                sum = seqpar__vfma(seqpar__vsplat(p->a[k + i]),
+                                   seqpar__vload(turned + i * SEQPAR__VL), sum);
         }
-        SEQPAR__STORE(p->c + j, sum);
+        seqpar__vstore(p->c + j, sum);
     }
     return j;
 }
@@ -11248,24 +11332,24 @@ static float seqpar__sum_of(const seqpar__v *sums, int which) {
     for (int u = 0; u < 64 / SEQPAR__VL; u++) total[u] = sums[3 * u + which];
     for (int w = 32 / SEQPAR__VL; w; w /= 2)
         for (int u = 0; u < w; u++) total[u] = total[u] + total[u + w];
-    SEQPAR__STORE(lane, total[0]);
+    seqpar__vstore(lane, total[0]);
     for (int w = SEQPAR__VL / 2; w; w /= 2)
         for (int u = 0; u < w; u++) lane[u] += lane[u + w];
     return lane[0];
 }
 
 static void seqpar__no_sums(seqpar__v *sums) {
-    for (int u = 0; u < SEQPAR__SUMS; u++) sums[u] = SEQPAR__SPLAT(0.0f);
+    for (int u = 0; u < SEQPAR__SUMS; u++) sums[u] = seqpar__vsplat(0.0f);
 }
 
 SEQPAR__TEMPLATE void seqpar__dot_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
     (void)k;
-    sums[0] = SEQPAR__VFMA(SEQPAR__LOAD(x[0]), SEQPAR__LOAD(x[1]), sums[0]);
+    sums[0] = seqpar__vfma(seqpar__vload(x[0]), seqpar__vload(x[1]), sums[0]);
 }
 
 SEQPAR__TEMPLATE void seqpar__total_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
     (void)k;
-    sums[0] = sums[0] + SEQPAR__LOAD(x[0]);
+    sums[0] = sums[0] + seqpar__vload(x[0]);
 }
 
 static float seqpar__dot(const float *a, const float *b, int64_t n) {
@@ -11283,14 +11367,14 @@ static float seqpar__highest(const float *a, int64_t n) {
     seqpar__v top[4];
     float lane[SEQPAR__VL], best = a[0];
     int64_t i = 0;
-    for (int64_t j = 0; j < 4; j++) top[j] = SEQPAR__SPLAT(best);
+    for (int64_t j = 0; j < 4; j++) top[j] = seqpar__vsplat(best);
     for (; i + 4 * SEQPAR__VL <= n; i += 4 * SEQPAR__VL) {
         SEQPAR__UNROLL
         for (int64_t j = 0; j < 4; j++)
-            top[j] = SEQPAR__VMAX(SEQPAR__LOAD(a + i + j * SEQPAR__VL), top[j]);
+            top[j] = seqpar__vmax(seqpar__vload(a + i + j * SEQPAR__VL), top[j]);
     }
-    SEQPAR__STORE(lane,
-                  SEQPAR__VMAX(SEQPAR__VMAX(top[0], top[1]), SEQPAR__VMAX(top[2], top[3])));
+    seqpar__vstore(lane,
+                   seqpar__vmax(seqpar__vmax(top[0], top[1]), seqpar__vmax(top[2], top[3])));
     for (int64_t j = 0; j < SEQPAR__VL; j++) best = lane[j] > best ? lane[j] : best;
     for (; i < n; i++) best = a[i] > best ? a[i] : best;
     return best;
@@ -11326,39 +11410,39 @@ static inline float seqpar__expf(float x) {
 #define SEQPAR__SIXTEENTHS \
     786432.0f /* 1.5 2^19: the low bits of what is added to it count sixteenths */
 SEQPAR__TEMPLATE seqpar__v seqpar__vpow2_of(seqpar__v t, seqpar__v r) {
-    seqpar__v s = SEQPAR__VPOW2(t);
-    seqpar__v p = SEQPAR__VFMA(SEQPAR__SPLAT(5.550410971e-2f), r,
-                               SEQPAR__SPLAT(2.402342856e-1f));
-    p = SEQPAR__VFMA(p, r, SEQPAR__SPLAT(6.931471825e-1f)) * r;
-    return SEQPAR__VFMA(p, s, s);
+    seqpar__v s = seqpar__vpow2(t);
+    seqpar__v p = seqpar__vfma(seqpar__vsplat(5.550410971e-2f), r,
+                               seqpar__vsplat(2.402342856e-1f));
+    p = seqpar__vfma(p, r, seqpar__vsplat(6.931471825e-1f)) * r;
+    return seqpar__vfma(p, s, s);
 }
 
 /* 2^x in fp32 for x from -127 to 127.9; about 1 ulp, below 2^-126 only of the right size;
    2^-127 is 0, 2^0 = 1. A NaN stays one. */
 SEQPAR__TEMPLATE seqpar__v seqpar__vexp2_above(seqpar__v x) {
-    seqpar__v magic = SEQPAR__SPLAT(SEQPAR__SIXTEENTHS), t = x + magic;
+    seqpar__v magic = seqpar__vsplat(SEQPAR__SIXTEENTHS), t = x + magic;
     return seqpar__vpow2_of(t, x - (t - magic));
 }
 
 SEQPAR__TEMPLATE seqpar__v seqpar__vexp2(seqpar__v x) {
-    return seqpar__vexp2_above(SEQPAR__VMAX(SEQPAR__SPLAT(-127.0f), x));
+    return seqpar__vexp2_above(seqpar__vmax(seqpar__vsplat(-127.0f), x));
 }
 
 /* exp in fp32 by vectors, for x in [-88, 88]: 2^n exp(r), degree 6, 3e-9 off; about 1 ulp; 0
    below -87.7; exp(0) = 1. A NaN stays one. */
 SEQPAR__TEMPLATE seqpar__v seqpar__vexp(seqpar__v x) {
-    seqpar__v magic = SEQPAR__SPLAT(12583039.0f);
-    seqpar__v t = SEQPAR__VFMA(x, SEQPAR__SPLAT(SEQPAR__LOG2E), magic);
+    seqpar__v magic = seqpar__vsplat(12583039.0f);
+    seqpar__v t = seqpar__vfma(x, seqpar__vsplat(SEQPAR__LOG2E), magic);
     seqpar__v n = t - magic, r, p;
-    r = SEQPAR__VFMA(n, SEQPAR__SPLAT(-0.693359375f), x);
-    r = SEQPAR__VFMA(n, SEQPAR__SPLAT(2.12194440e-4f), r);
-    p = SEQPAR__VFMA(SEQPAR__SPLAT(1.381453994e-3f), r, SEQPAR__SPLAT(8.368745127e-3f));
-    p = SEQPAR__VFMA(p, r, SEQPAR__SPLAT(4.166839079e-2f));
-    p = SEQPAR__VFMA(p, r, SEQPAR__SPLAT(1.666652040e-1f));
-    p = SEQPAR__VFMA(p, r, SEQPAR__SPLAT(4.999999343e-1f));
-    p = SEQPAR__VFMA(p, r, SEQPAR__SPLAT(1.0f));
-    p = SEQPAR__VFMA(p, r, SEQPAR__SPLAT(1.0f));
-    return p * SEQPAR__VEXPONENT(t);
+    r = seqpar__vfma(n, seqpar__vsplat(-0.693359375f), x);
+    r = seqpar__vfma(n, seqpar__vsplat(2.12194440e-4f), r);
+    p = seqpar__vfma(seqpar__vsplat(1.381453994e-3f), r, seqpar__vsplat(8.368745127e-3f));
+    p = seqpar__vfma(p, r, seqpar__vsplat(4.166839079e-2f));
+    p = seqpar__vfma(p, r, seqpar__vsplat(1.666652040e-1f));
+    p = seqpar__vfma(p, r, seqpar__vsplat(4.999999343e-1f));
+    p = seqpar__vfma(p, r, seqpar__vsplat(1.0f));
+    p = seqpar__vfma(p, r, seqpar__vsplat(1.0f));
+    return p * seqpar__vexponent(t);
 }
 
 /* tanh in fp32: odd polynomial to x^11 below 0.6 (3e-9), 1 - 2 / (exp(2x) + 1) above. */
@@ -11697,7 +11781,7 @@ static void seqpar__tile_times(float *s, int64_t ld, const float *z, int64_t fir
 /* x where the query sees the key, else `other` */
 SEQPAR__TEMPLATE seqpar__v seqpar__seen(seqpar__v x, seqpar__v key, seqpar__v low,
                                         seqpar__v high, seqpar__v other) {
-    return SEQPAR__VLESS(key, low, other, SEQPAR__VLESS(key, high, x, other));
+    return seqpar__vless(key, low, other, seqpar__vless(key, high, x, other));
 }
 
 /* NR columns of scores become probabilities against the running maximum m; factor is for
@@ -11705,22 +11789,22 @@ SEQPAR__TEMPLATE seqpar__v seqpar__seen(seqpar__v x, seqpar__v key, seqpar__v lo
    no maximum, but makes its sum one. */
 SEQPAR__TEMPLATE void seqpar__softmax_panel(const int masked, const seqpar__attn_tile *t,
                                             int64_t c, float *m, float *l, float *factor) {
-    const seqpar__v zero = SEQPAR__SPLAT(0.0f), least = SEQPAR__SPLAT((float)-HUGE_VAL);
+    const seqpar__v zero = seqpar__vsplat(0.0f), least = seqpar__vsplat((float)-HUGE_VAL);
     seqpar__v low[2], high[2], top[2], sum[2], part[2], x;
     const int64_t first = t->key_low, last = t->key_high;
     float *const scores = t->s + c;
     for (int i = 0; i < 2; i++) {
-        low[i] = masked ? SEQPAR__LOAD(t->low + c + i * SEQPAR__VL) : zero;
-        high[i] = masked ? SEQPAR__LOAD(t->high + c + i * SEQPAR__VL) : zero;
-        top[i] = SEQPAR__LOAD(m + c + i * SEQPAR__VL);
+        low[i] = masked ? seqpar__vload(t->low + c + i * SEQPAR__VL) : zero;
+        high[i] = masked ? seqpar__vload(t->high + c + i * SEQPAR__VL) : zero;
+        top[i] = seqpar__vload(m + c + i * SEQPAR__VL);
         sum[i] = zero;
     }
     for (int64_t n = first; n < last; n++) {
         SEQPAR__UNROLL
         for (int i = 0; i < 2; i++) {
-            x = SEQPAR__LOAD(scores + n * SEQPAR__QT + i * SEQPAR__VL);
-            if (masked) x = seqpar__seen(x, SEQPAR__SPLAT((float)n), low[i], high[i], least);
-            top[i] = SEQPAR__VMAX(x, top[i]);
+            x = seqpar__vload(scores + n * SEQPAR__QT + i * SEQPAR__VL);
+            if (masked) x = seqpar__seen(x, seqpar__vsplat((float)n), low[i], high[i], least);
+            top[i] = seqpar__vmax(x, top[i]);
         }
     }
     for (int64_t block = first / 16 * 16; block < last; block += 16) {
@@ -11729,9 +11813,10 @@ SEQPAR__TEMPLATE void seqpar__softmax_panel(const int masked, const seqpar__attn
             SEQPAR__UNROLL
             for (int i = 0; i < 2; i++) {
                 float *s = scores + n * SEQPAR__QT + i * SEQPAR__VL;
-                x = seqpar__vexp2(SEQPAR__LOAD(s) - top[i]);
-                if (masked) x = seqpar__seen(x, SEQPAR__SPLAT((float)n), low[i], high[i], zero);
-                SEQPAR__STORE(s, x);
+                x = seqpar__vexp2(seqpar__vload(s) - top[i]);
+                if (masked)
+                    x = seqpar__seen(x, seqpar__vsplat((float)n), low[i], high[i], zero);
+                seqpar__vstore(s, x);
                 part[i] = part[i] + x;
             }
         }
@@ -11739,12 +11824,12 @@ SEQPAR__TEMPLATE void seqpar__softmax_panel(const int masked, const seqpar__attn
         sum[1] = sum[1] + part[1];
     }
     for (int i = 0; i < 2; i++) {
-        seqpar__v before = SEQPAR__LOAD(l + c + i * SEQPAR__VL);
-        x = SEQPAR__VLESS(zero, before,
-                          seqpar__vexp2(SEQPAR__LOAD(m + c + i * SEQPAR__VL) - top[i]), zero);
-        SEQPAR__STORE(factor + c + i * SEQPAR__VL, x);
-        SEQPAR__STORE(l + c + i * SEQPAR__VL, before * x + sum[i]);
-        SEQPAR__STORE(m + c + i * SEQPAR__VL, top[i]);
+        seqpar__v before = seqpar__vload(l + c + i * SEQPAR__VL);
+        x = seqpar__vless(zero, before,
+                          seqpar__vexp2(seqpar__vload(m + c + i * SEQPAR__VL) - top[i]), zero);
+        seqpar__vstore(factor + c + i * SEQPAR__VL, x);
+        seqpar__vstore(l + c + i * SEQPAR__VL, before * x + sum[i]);
+        seqpar__vstore(m + c + i * SEQPAR__VL, top[i]);
     }
 }
 
@@ -11824,10 +11909,10 @@ static void seqpar__state_factors(int64_t rows, const float *m, const float *m2,
         b[c] = c < rows ? m2[c] : 0.0f;
     }
     for (int64_t c = 0; c < SEQPAR__QT; c += SEQPAR__VL) {
-        seqpar__v x = SEQPAR__LOAD(a + c), y = SEQPAR__LOAD(b + c), high = SEQPAR__VMAX(x, y);
-        SEQPAR__STORE(a + c, seqpar__vexp2(x - high));
-        SEQPAR__STORE(b + c, seqpar__vexp2(y - high));
-        SEQPAR__STORE(top + c, high);
+        seqpar__v x = seqpar__vload(a + c), y = seqpar__vload(b + c), high = seqpar__vmax(x, y);
+        seqpar__vstore(a + c, seqpar__vexp2(x - high));
+        seqpar__vstore(b + c, seqpar__vexp2(y - high));
+        seqpar__vstore(top + c, high);
     }
 }
 
@@ -11893,7 +11978,7 @@ static void seqpar__tile_statistics(seqpar__attn_tile *t) {
 SEQPAR__TEMPLATE void seqpar__backward_panel(const int masked, const seqpar__attn_tile *t,
                                              float *gradients, int64_t c) {
     const float cap = (float)(1.0 / (t->args->softcap * (double)SEQPAR__LOG2E));
-    const seqpar__v zero = SEQPAR__SPLAT(0.0f), unit = SEQPAR__SPLAT(-SEQPAR__LOG2E);
+    const seqpar__v zero = seqpar__vsplat(0.0f), unit = seqpar__vsplat(-SEQPAR__LOG2E);
     const int capped = t->args->softcap > 0;
     float number[SEQPAR__QT];
     for (int64_t i = 0; i < SEQPAR__QT; i++) number[i] = (float)i;
@@ -11901,21 +11986,21 @@ SEQPAR__TEMPLATE void seqpar__backward_panel(const int masked, const seqpar__att
         SEQPAR__UNROLL
         for (int64_t i = c; i < c + SEQPAR__NR; i += SEQPAR__VL) {
             float *s = t->s + n * SEQPAR__QT + i, *dp = gradients + n * SEQPAR__KT + i;
-            seqpar__v score = SEQPAR__LOAD(s);
-            seqpar__v p = seqpar__vexp2(SEQPAR__VFMA(SEQPAR__SPLAT(t->lse[n]), unit, score));
-            seqpar__v ds = p * (SEQPAR__LOAD(dp) - SEQPAR__SPLAT(t->delta[n]));
+            seqpar__v score = seqpar__vload(s);
+            seqpar__v p = seqpar__vexp2(seqpar__vfma(seqpar__vsplat(t->lse[n]), unit, score));
+            seqpar__v ds = p * (seqpar__vload(dp) - seqpar__vsplat(t->delta[n]));
             if (capped) {
-                seqpar__v x = score * SEQPAR__SPLAT(cap);
-                ds = ds * (SEQPAR__SPLAT(1.0f) - x * x);
+                seqpar__v x = score * seqpar__vsplat(cap);
+                ds = ds * (seqpar__vsplat(1.0f) - x * x);
             }
             if (masked) {
-                p = seqpar__seen(p, SEQPAR__LOAD(number + i), SEQPAR__SPLAT(t->low[n]),
-                                 SEQPAR__SPLAT(t->high[n]), zero);
-                ds = seqpar__seen(ds, SEQPAR__LOAD(number + i), SEQPAR__SPLAT(t->low[n]),
-                                  SEQPAR__SPLAT(t->high[n]), zero);
+                p = seqpar__seen(p, seqpar__vload(number + i), seqpar__vsplat(t->low[n]),
+                                 seqpar__vsplat(t->high[n]), zero);
+                ds = seqpar__seen(ds, seqpar__vload(number + i), seqpar__vsplat(t->low[n]),
+                                  seqpar__vsplat(t->high[n]), zero);
             }
-            SEQPAR__STORE(s, p);
-            SEQPAR__STORE(dp, ds);
+            seqpar__vstore(s, p);
+            seqpar__vstore(dp, ds);
         }
     }
 }
@@ -12092,7 +12177,7 @@ SEQPAR__OP(seqpar__cpu_attn_sinks, attn_sinks,
 
 SEQPAR__TEMPLATE void seqpar__norm_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
     (void)sums;
-    SEQPAR__STORE(x[0], SEQPAR__LOAD(x[1]) * k[0] * SEQPAR__LOAD(x[2]));
+    seqpar__vstore(x[0], seqpar__vload(x[1]) * k[0] * seqpar__vload(x[2]));
 }
 
 static void seqpar__cpu_rmsnorm_row(const void *args, int64_t t) {
@@ -12100,7 +12185,7 @@ static void seqpar__cpu_rmsnorm_row(const void *args, int64_t t) {
     float *x[3], *row = (float *)a->x.data + t * a->x.stride;
     float r = (float)(1.0 / sqrt((double)seqpar__dot(row, row, a->width) / (double)a->width +
                                  a->eps));
-    seqpar__v k = SEQPAR__SPLAT(r);
+    seqpar__v k = seqpar__vsplat(r);
     /* after the call: gcc then steps one index, not three pointers, a third faster */
     x[0] = (float *)a->y.data + t * a->y.stride;
     x[1] = row;
@@ -12126,19 +12211,19 @@ SEQPAR__TEMPLATE void seqpar__norm_dot_step(const seqpar__v *k, seqpar__v *sums,
                                             float *const *x) {
     (void)k;
     SEQPAR__FETCH(x[3]); /* dx */
-    sums[0] = SEQPAR__VFMA(SEQPAR__LOAD(x[2]) * SEQPAR__LOAD(x[1]), SEQPAR__LOAD(x[0]),
+    sums[0] = seqpar__vfma(seqpar__vload(x[2]) * seqpar__vload(x[1]), seqpar__vload(x[0]),
                            sums[0]);
 }
 
 SEQPAR__TEMPLATE void seqpar__norm_grad_step(const seqpar__v *k, seqpar__v *sums,
                                              float *const *at) {
-    seqpar__v x = SEQPAR__LOAD(at[2]), dy = SEQPAR__LOAD(at[3]);
+    seqpar__v x = seqpar__vload(at[2]), dy = seqpar__vload(at[3]);
     (void)sums;
     SEQPAR__FETCH(at[5]);
     SEQPAR__FETCH(at[6]); /* x and dy, two rows on */
-    SEQPAR__STORE(at[0],
-                  SEQPAR__LOAD(at[0]) + SEQPAR__VFMA(x, k[1], k[0] * SEQPAR__LOAD(at[4]) * dy));
-    SEQPAR__STORE(at[1], SEQPAR__VFMA(dy, x * k[0], SEQPAR__LOAD(at[1])));
+    seqpar__vstore(at[0], seqpar__vload(at[0]) +
+                              seqpar__vfma(x, k[1], k[0] * seqpar__vload(at[4]) * dy));
+    seqpar__vstore(at[1], seqpar__vfma(dy, x * k[0], seqpar__vload(at[1])));
 }
 
 static void seqpar__cpu_norm_grad_job(void *user, int64_t i, char *scratch) {
@@ -12161,8 +12246,8 @@ static void seqpar__cpu_norm_grad_job(void *user, int64_t i, char *scratch) {
         seqpar__each(seqpar__norm_dot_step, NULL, sums, 4, 0, at + 2, a->width, 0.0f);
         at[5] = (float *)a->x.data + ahead * a->x.stride;
         at[6] = (float *)a->dy.data + ahead * a->dy.stride;
-        k[0] = SEQPAR__SPLAT(r);
-        k[1] = SEQPAR__SPLAT(-(r * r * r * seqpar__sum_of(sums, 0) / (float)a->width));
+        k[0] = seqpar__vsplat(r);
+        k[1] = seqpar__vsplat(-(r * r * r * seqpar__sum_of(sums, 0) / (float)a->width));
         seqpar__each(seqpar__norm_grad_step, k, NULL, 7, 2, at, a->width, 0.0f);
     }
 }
@@ -12238,17 +12323,17 @@ SEQPAR__OP(seqpar__cpu_rope, rope, seqpar__rows_run(device, a->rows, a, seqpar__
 
 /* 1 / (1 + exp(-x)), for x within 88 of 0; beyond, what it is there */
 SEQPAR__TEMPLATE seqpar__v seqpar__vsigmoid(seqpar__v x) {
-    seqpar__v low = SEQPAR__SPLAT(-88.0f), one = SEQPAR__SPLAT(1.0f);
+    seqpar__v low = seqpar__vsplat(-88.0f), one = seqpar__vsplat(1.0f);
     return one /
-           (one + seqpar__vexp(SEQPAR__VMAX(low, SEQPAR__SPLAT(0.0f) - SEQPAR__VMAX(low, x))));
+           (one + seqpar__vexp(seqpar__vmax(low, seqpar__vsplat(0.0f) - seqpar__vmax(low, x))));
 }
 
 SEQPAR__TEMPLATE void seqpar__swiglu_step(const seqpar__v *k, seqpar__v *sums,
                                           float *const *x) {
-    seqpar__v gate = SEQPAR__LOAD(x[1]);
+    seqpar__v gate = seqpar__vload(x[1]);
     (void)k;
     (void)sums;
-    SEQPAR__STORE(x[0], gate * seqpar__vsigmoid(gate) * SEQPAR__LOAD(x[2]));
+    seqpar__vstore(x[0], gate * seqpar__vsigmoid(gate) * seqpar__vload(x[2]));
 }
 
 static void seqpar__cpu_swiglu_row(const void *args, int64_t t) {
@@ -12264,12 +12349,12 @@ SEQPAR__OP(seqpar__cpu_swiglu, swiglu,
            seqpar__rows_run(device, a->rows, a, seqpar__cpu_swiglu_row))
 SEQPAR__TEMPLATE void seqpar__swiglu_grad_step(const seqpar__v *k, seqpar__v *sums,
                                                float *const *x) {
-    seqpar__v gate = SEQPAR__LOAD(x[0]), dy = SEQPAR__LOAD(x[2]), s = seqpar__vsigmoid(gate);
-    seqpar__v one = SEQPAR__SPLAT(1.0f);
+    seqpar__v gate = seqpar__vload(x[0]), dy = seqpar__vload(x[2]), s = seqpar__vsigmoid(gate);
+    seqpar__v one = seqpar__vsplat(1.0f);
     (void)k;
     (void)sums;
-    SEQPAR__STORE(x[0], dy * SEQPAR__LOAD(x[1]) * (s * SEQPAR__VFMA(gate, one - s, one)));
-    SEQPAR__STORE(x[1], dy * (gate * s));
+    seqpar__vstore(x[0], dy * seqpar__vload(x[1]) * (s * seqpar__vfma(gate, one - s, one)));
+    seqpar__vstore(x[1], dy * (gate * s));
 }
 
 static void seqpar__cpu_swiglu_grad_row(const void *args, int64_t t) {
@@ -12323,26 +12408,26 @@ typedef struct seqpar__vocab {
 SEQPAR__TEMPLATE void seqpar__vocab_step(const seqpar__v *k, seqpar__v *sums, float *x,
                                          const float *next, const int keep, const int entropy,
                                          const int far) {
-    seqpar__v z = SEQPAR__VMAX(k[2], SEQPAR__LOAD(x)), y = SEQPAR__VFMA(z, k[0], k[3]);
-    seqpar__v t = SEQPAR__VFMA(z, k[0], k[1]), p;
-    p = far ? seqpar__vexp2(y) : seqpar__vpow2_of(t, SEQPAR__VFMA(z, k[0], k[1] - t));
-    sums[2] = SEQPAR__VMAX(SEQPAR__LOAD(next), sums[2]);
+    seqpar__v z = seqpar__vmax(k[2], seqpar__vload(x)), y = seqpar__vfma(z, k[0], k[3]);
+    seqpar__v t = seqpar__vfma(z, k[0], k[1]), p;
+    p = far ? seqpar__vexp2(y) : seqpar__vpow2_of(t, seqpar__vfma(z, k[0], k[1] - t));
+    sums[2] = seqpar__vmax(seqpar__vload(next), sums[2]);
     sums[0] = sums[0] + p;
-    if (entropy) sums[1] = SEQPAR__VFMA(p, y, sums[1]);
-    if (keep) SEQPAR__STORE(x, p);
+    if (entropy) sums[1] = seqpar__vfma(p, y, sums[1]);
+    if (keep) seqpar__vstore(x, p);
 }
 
 SEQPAR__TEMPLATE void seqpar__vocab_scale_step(const seqpar__v *k, seqpar__v *sums,
                                                float *const *x) {
     (void)sums;
-    SEQPAR__STORE(x[0], SEQPAR__LOAD(x[0]) * k[0] - k[1]);
+    seqpar__vstore(x[0], seqpar__vload(x[0]) * k[0] - k[1]);
 }
 
 SEQPAR__TEMPLATE void seqpar__vocab_entropy_step(const seqpar__v *k, seqpar__v *sums,
                                                  float *const *x) {
-    seqpar__v y = SEQPAR__VMAX(SEQPAR__SPLAT(-88.0f), SEQPAR__LOAD(x[0]) - k[3]);
+    seqpar__v y = seqpar__vmax(seqpar__vsplat(-88.0f), seqpar__vload(x[0]) - k[3]);
     (void)sums;
-    SEQPAR__STORE(x[0], seqpar__vexp(y) * (k[1] - k[2] * (y + k[4])) - k[0]);
+    seqpar__vstore(x[0], seqpar__vexp(y) * (k[1] - k[2] * (y + k[4])) - k[0]);
 }
 
 static float seqpar__pow2f(float x) {
@@ -12352,7 +12437,7 @@ static float seqpar__pow2f(float x) {
 static seqpar__v seqpar__vocab_top(const seqpar__v *sums) {
     seqpar__v top = sums[2];
     SEQPAR__UNROLL
-    for (int u = 5; u < SEQPAR__SUMS; u += 3) top = SEQPAR__VMAX(sums[u], top);
+    for (int u = 5; u < SEQPAR__SUMS; u += 3) top = seqpar__vmax(sums[u], top);
     return top;
 }
 
@@ -12380,10 +12465,10 @@ SEQPAR__TEMPLATE int64_t seqpar__vocab_blocks(const seqpar__v *k, seqpar__v *sum
                         at + u * SEQPAR__VL + SEQPAR__VOCAB_BLOCK, keep, entropy, far);
             }
             for (int64_t j = i; before && j < i + 64; j += SEQPAR__VL)
-                SEQPAR__STORE(before + j, SEQPAR__LOAD(before + j) * k[5] - k[6]);
+                seqpar__vstore(before + j, seqpar__vload(before + j) * k[5] - k[6]);
         }
     } while (i < stop && n - i >= 2 * SEQPAR__VOCAB_BLOCK &&
-             !SEQPAR__ANYLESS(k[4], seqpar__vocab_top(own)));
+             !seqpar__vany_less(k[4], seqpar__vocab_top(own)));
     SEQPAR__UNROLL
     for (int64_t j = 0; j < SEQPAR__SUMS; j++) sums[j] = own[j];
     return i;
@@ -12417,7 +12502,7 @@ static int64_t seqpar__vocab_part_end(const seqpar__vocab *h, const seqpar__voca
 
 /* What makes exponentials of this part the gradient. */
 static seqpar__v seqpar__vocab_factor(const seqpar__vocab *h, const seqpar__vocab_part *part) {
-    return SEQPAR__SPLAT(h->factor * (seqpar__pow2f(part->from - h->from) / h->sum));
+    return seqpar__vsplat(h->factor * (seqpar__pow2f(part->from - h->from) / h->sum));
 }
 
 static void seqpar__vocab_scale(const seqpar__vocab *h, int64_t begin, int64_t end) {
@@ -12427,7 +12512,7 @@ static void seqpar__vocab_scale(const seqpar__vocab *h, int64_t begin, int64_t e
         float *x = h->x + begin;
         seqpar__v k[2];
         k[0] = seqpar__vocab_factor(h, part);
-        k[1] = SEQPAR__SPLAT(h->flat);
+        k[1] = seqpar__vsplat(h->flat);
         seqpar__each(seqpar__vocab_scale_step, k, NULL, 1, 1, &x, count, 0.0f);
         begin += count;
     }
@@ -12442,18 +12527,18 @@ static int64_t seqpar__vocab_count(seqpar__vocab *h, int64_t begin, float from) 
     int64_t n = h->vocab - begin, stop = n, done;
     int far = !(fabsf(from) < 65536.0f), few = n < 2 * SEQPAR__VOCAB_BLOCK;
     seqpar__v k[7];
-    k[0] = SEQPAR__SPLAT(SEQPAR__LOG2E);
-    k[1] = SEQPAR__SPLAT(SEQPAR__SIXTEENTHS - from);
-    k[2] = SEQPAR__SPLAT((from - 127.0f) / SEQPAR__LOG2E);
-    k[3] = SEQPAR__SPLAT(-from);
-    k[4] = SEQPAR__SPLAT(seqpar__vocab_limit(from));
+    k[0] = seqpar__vsplat(SEQPAR__LOG2E);
+    k[1] = seqpar__vsplat(SEQPAR__SIXTEENTHS - from);
+    k[2] = seqpar__vsplat((from - 127.0f) / SEQPAR__LOG2E);
+    k[3] = seqpar__vsplat(-from);
+    k[4] = seqpar__vsplat(seqpar__vocab_limit(from));
     k[5] = k[6] = k[3];
     if (h->before && h->keep && !far && !few) { /* at once, in one of its parts */
         const seqpar__vocab_part *part = seqpar__vocab_part_at(h->before, begin);
         before = h->before->x + begin;
         stop = seqpar__vocab_part_end(h->before, part) - begin;
         k[5] = seqpar__vocab_factor(h->before, part);
-        k[6] = SEQPAR__SPLAT(h->before->flat);
+        k[6] = seqpar__vsplat(h->before->flat);
     }
     if (few)
         done = seqpar__vocab_last(h, k, x, n, far);
@@ -12474,10 +12559,10 @@ static int64_t seqpar__vocab_count(seqpar__vocab *h, int64_t begin, float from) 
 /* The sums, now counted from another. */
 static void seqpar__vocab_recount(seqpar__vocab *h, float from, float to) {
     seqpar__v *sums = h->sums;
-    seqpar__v factor = SEQPAR__SPLAT(seqpar__pow2f(from - to));
-    seqpar__v fall = SEQPAR__SPLAT(from - to);
+    seqpar__v factor = seqpar__vsplat(seqpar__pow2f(from - to));
+    seqpar__v fall = seqpar__vsplat(from - to);
     for (; sums < h->sums + SEQPAR__SUMS; sums += 3) {
-        sums[1] = factor * SEQPAR__VFMA(fall, sums[0], sums[1]);
+        sums[1] = factor * seqpar__vfma(fall, sums[0], sums[1]);
         sums[0] = factor * sums[0];
     }
 }
@@ -12495,7 +12580,7 @@ static void seqpar__vocab_sums(seqpar__vocab *h) {
     float high = seqpar__highest(h->x, SEQPAR__MIN(SEQPAR__VOCAB_BLOCK, h->vocab));
     float from = 0;
     seqpar__no_sums(h->sums);
-    for (int u = 2; u < SEQPAR__SUMS; u += 3) h->sums[u] = SEQPAR__SPLAT(-INFINITY);
+    for (int u = 2; u < SEQPAR__SUMS; u += 3) h->sums[u] = seqpar__vsplat(-INFINITY);
     for (int64_t at = h->parts = 0; at < h->vocab;) {
         int last = h->vocab - at < 2 * SEQPAR__VOCAB_BLOCK;
         float to;
@@ -12507,7 +12592,7 @@ static void seqpar__vocab_sums(seqpar__vocab *h) {
             h->part[h->parts++].begin = at;
         }
         at += seqpar__vocab_count(h, at, from);
-        SEQPAR__STORE(lane, seqpar__vocab_top(h->sums));
+        seqpar__vstore(lane, seqpar__vocab_top(h->sums));
         high = seqpar__highest(lane, SEQPAR__VL);
     }
     h->from = from;
@@ -12541,11 +12626,11 @@ static void seqpar__cpu_vocab_gradient(const seqpar_vocab_softmax_args *a, int64
     h->flat = flat;
     h->factor = keep;
     if (h->keep) return;
-    k[0] = SEQPAR__SPLAT(flat);
-    k[1] = SEQPAR__SPLAT(keep);
-    k[2] = SEQPAR__SPLAT(seqpar__seed32(a->dentropy, t));
-    k[3] = SEQPAR__SPLAT(lse);
-    k[4] = SEQPAR__SPLAT(entropy);
+    k[0] = seqpar__vsplat(flat);
+    k[1] = seqpar__vsplat(keep);
+    k[2] = seqpar__vsplat(seqpar__seed32(a->dentropy, t));
+    k[3] = seqpar__vsplat(lse);
+    k[4] = seqpar__vsplat(entropy);
     seqpar__each(seqpar__vocab_entropy_step, k, NULL, 1, 1, &x, h->vocab, 0.0f);
     seqpar__cpu_vocab_finish(a, h);
 }
@@ -12629,14 +12714,14 @@ typedef struct seqpar__update_work {
 } seqpar__update_work;
 
 SEQPAR__TEMPLATE void seqpar__adamw_step(const seqpar__v *k, seqpar__v *sums, float *const *x) {
-    seqpar__v g = SEQPAR__LOAD(x[3]) * k[0], m = SEQPAR__LOAD(x[1]), v;
+    seqpar__v g = seqpar__vload(x[3]) * k[0], m = seqpar__vload(x[1]), v;
     (void)sums;
-    m = SEQPAR__VFMA(k[1], g - m, m);
-    v = SEQPAR__VFMA(k[2] * g, g, k[3] * SEQPAR__LOAD(x[2]));
-    SEQPAR__STORE(x[1], m);
-    SEQPAR__STORE(x[2], v);
-    SEQPAR__STORE(x[0], SEQPAR__VFMA(k[4], m / SEQPAR__VFMA(SEQPAR__VSQRT(v), k[5], k[6]),
-                                     SEQPAR__LOAD(x[0]) * k[7]));
+    m = seqpar__vfma(k[1], g - m, m);
+    v = seqpar__vfma(k[2] * g, g, k[3] * seqpar__vload(x[2]));
+    seqpar__vstore(x[1], m);
+    seqpar__vstore(x[2], v);
+    seqpar__vstore(x[0], seqpar__vfma(k[4], m / seqpar__vfma(seqpar__vsqrt(v), k[5], k[6]),
+                                      seqpar__vload(x[0]) * k[7]));
 }
 
 static void seqpar__cpu_adamw_job(void *user, int64_t job, char *scratch) {
@@ -12650,14 +12735,14 @@ static void seqpar__cpu_adamw_job(void *user, int64_t job, char *scratch) {
     x[1] = (float *)a->m + begin;
     x[2] = (float *)a->v + begin;
     x[3] = (float *)a->g + begin;
-    k[0] = SEQPAR__SPLAT((float)a->clip);
-    k[1] = SEQPAR__SPLAT((float)(1.0 - a->beta1));
-    k[2] = SEQPAR__SPLAT((float)(1.0 - a->beta2));
-    k[3] = SEQPAR__SPLAT((float)a->beta2);
-    k[4] = SEQPAR__SPLAT(-w->step);
-    k[5] = SEQPAR__SPLAT(w->rbc2);
-    k[6] = SEQPAR__SPLAT((float)a->eps);
-    k[7] = SEQPAR__SPLAT((float)(1.0 - a->lr * a->decay));
+    k[0] = seqpar__vsplat((float)a->clip);
+    k[1] = seqpar__vsplat((float)(1.0 - a->beta1));
+    k[2] = seqpar__vsplat((float)(1.0 - a->beta2));
+    k[3] = seqpar__vsplat((float)a->beta2);
+    k[4] = seqpar__vsplat(-w->step);
+    k[5] = seqpar__vsplat(w->rbc2);
+    k[6] = seqpar__vsplat((float)a->eps);
+    k[7] = seqpar__vsplat((float)(1.0 - a->lr * a->decay));
     seqpar__each(seqpar__adamw_step, k, NULL, 4, 3, x, SEQPAR__MIN(a->count - begin, 16384),
                  0.0f);
 }

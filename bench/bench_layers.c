@@ -120,22 +120,22 @@ static double costly_seconds[COSTLY]; /* of one element, on one thread */
 
 #define COSTLY_LOOP(name, ...) \
     static void name(void *user) { \
-        seqpar__v x[CHAINS], one = SEQPAR__SPLAT(1.25f); \
+        seqpar__v x[CHAINS], one = seqpar__vsplat(1.25f); \
         int i, j; \
         float out[SEQPAR__VL]; \
         (void)user; \
-        for (i = 0; i < CHAINS; i++) x[i] = SEQPAR__SPLAT(1.0f + 0.125f * (float)i); \
+        for (i = 0; i < CHAINS; i++) x[i] = seqpar__vsplat(1.0f + 0.125f * (float)i); \
         for (j = 0; j < TURNS; j++) { \
             _Pragma("GCC unroll 16") for (i = 0; i < CHAINS; i++) x[i] = __VA_ARGS__; \
         } \
-        for (i = 1; i < CHAINS; i++) x[0] = SEQPAR__VMAX(x[0], x[i]); \
-        SEQPAR__STORE(out, x[0]); \
+        for (i = 1; i < CHAINS; i++) x[0] = seqpar__vmax(x[0], x[i]); \
+        seqpar__vstore(out, x[0]); \
         (void)one; \
         sink = out[0]; \
     }
 COSTLY_LOOP(exp_loop, seqpar__vexp2(x[i]))
 COSTLY_LOOP(div_loop, one / x[i])
-COSTLY_LOOP(root_loop, SEQPAR__VSQRT(x[i]))
+COSTLY_LOOP(root_loop, seqpar__vsqrt(x[i]))
 
 static void find_costly(void) {
     static const call_fn loops[COSTLY] = {exp_loop, div_loop, root_loop};

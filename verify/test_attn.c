@@ -475,8 +475,8 @@ static int fused(void) {
     return 1;
 #else
     float lanes[SEQPAR__VL];
-    SEQPAR__STORE(lanes, SEQPAR__VFMA(SEQPAR__SPLAT(-1e-30f), SEQPAR__SPLAT(1e-30f),
-                                      SEQPAR__SPLAT(0.0f)));
+    seqpar__vstore(lanes, seqpar__vfma(seqpar__vsplat(-1e-30f), seqpar__vsplat(1e-30f),
+                                       seqpar__vsplat(0.0f)));
     return signbit(lanes[0]) != 0;
 #endif
 }

@@ -136,13 +136,13 @@ static void test_log_edges(void) {
 /* The fast device's, in fp32 by vectors. */
 static float vector_exp2(float x) {
     float lane[SEQPAR__VL];
-    SEQPAR__STORE(lane, seqpar__vexp2(SEQPAR__SPLAT(x)));
+    seqpar__vstore(lane, seqpar__vexp2(seqpar__vsplat(x)));
     return lane[0];
 }
 
 static float vector_exp(float x) {
     float lane[SEQPAR__VL];
-    SEQPAR__STORE(lane, seqpar__vexp(SEQPAR__SPLAT(x)));
+    seqpar__vstore(lane, seqpar__vexp(seqpar__vsplat(x)));
     return lane[0];
 }
 
