@@ -560,7 +560,8 @@ SEQPAR_DEF seqpar_status seqpar_comm_split(seqpar_comm *comm, int64_t color, int
 SEQPAR_DEF void seqpar_comm_abort(seqpar_comm *comm, const char *text);
 SEQPAR_DEF void seqpar_comm_free(seqpar_comm *comm);
 
-/* A world of one rank. Sends nothing. The caller frees it with seqpar_comm_free. */
+/* A world of one rank, which sends only to itself. The caller frees it with
+   seqpar_comm_free. NULL: out of memory. */
 SEQPAR_DEF seqpar_comm *seqpar_comm_self(void);
 
 /* Runs fn on `ranks` threads that share a world, and returns when all have ended. A rank
@@ -648,9 +649,8 @@ typedef struct seqpar_document {
 
 typedef struct seqpar_row {
     int64_t index;          /* number within the optimizer step: its place in every fold */
-    int64_t tokens, padded; /* real tokens; length the grid is cut over, >= tokens */
-    /* L of the canonical grid: chunk i = [i*padded/L, (i+1)*padded/L) */
-    int64_t chunks;
+    int64_t tokens, padded; /* without pads; with them, which is what is cut into chunks */
+    int64_t chunks;         /* L: chunk i = [i*padded/L, (i+1)*padded/L) */
     int64_t docs;
     const int64_t *cu_seqlens; /* (docs + 1) from 0 to tokens */
     const int32_t *ids;        /* (padded) */
@@ -658,7 +658,7 @@ typedef struct seqpar_row {
     const int32_t *targets;
     const int32_t *position_ids; /* (padded) place within the document */
     const int64_t *doc_source;   /* (docs) which input document this is */
-    /* (docs) first tokens of each document that all of it sees; NULL: none */
+    /* (docs) so many first tokens of a document are seen by all of it; NULL: none */
     const int64_t *prefix_lens;
 } seqpar_row;
 
@@ -689,26 +689,30 @@ typedef struct seqpar_batch {
     void *storage;
 } seqpar_batch;
 
-/* Packs the documents of one optimizer step. Targets are shifted here, once, before any
-   split; the last position of every document has none. Free with seqpar_batch_free.
-   NO_TARGET if no unit is left. n log n in documents. */
+/* Packs the documents of one optimizer step (read only during the call). Targets are shifted
+   here, once, before any split; the last position of every document has none. Takes n log n
+   steps in the number of documents. The caller frees *batch with seqpar_batch_free; after an
+   error it is empty. NO_TARGET: no unit is left. */
 SEQPAR_DEF seqpar_status seqpar_pack(seqpar_error *error, seqpar_batch *batch,
                                      const seqpar_document *documents, int64_t count,
                                      const seqpar_pack_desc *desc);
 SEQPAR_DEF void seqpar_batch_free(seqpar_batch *batch);
-/* 32; fewer where a chunk would fall under 16 tokens; of rows beyond 8,192 tokens doubled
-   until a chunk holds 256 at most, up to 2,048 (pairs of chunks are what a plan counts). A
-   power of two, so that 2P divides it for any such P; never a function of P. */
+/* The number of chunks of a row where the caller gives none: 32. Short rows have fewer, so that
+   a chunk has 16 tokens at least. Rows of more than 8,192 tokens have twice, four times, ... as
+   many, until a chunk has 256 tokens at most or there are 2,048 of them: planning goes through
+   pairs of chunks. From 512 tokens on it is a power of two, which 2 x ranks divides if they are
+   one, too. It never depends on the number of ranks. */
 SEQPAR_DEF int64_t seqpar_grid_default_chunks(int64_t tokens);
-/* floor(chunk*padded/chunks) */
+/* The first token of a chunk: floor(chunk*padded/chunks). */
 SEQPAR_DEF int64_t seqpar_grid_begin(int64_t padded, int64_t chunks, int64_t chunk);
 
 /* ---- split: who holds which token ---------------------------------------------------------*/
 /* A layout is a line of this table: everything that differs between layouts stands in it or in
    the function seqpar__deal_* it names (chapter >>split), which deals a row's pieces.
      whole chunks  1: ranks hold whole chunks, and bits are equal; 0: the error rule
-     slots         a row is dealt evenly where slots x sp_size divides its chunks; a layout dealt
-                   by chunks gives a rank so many runs of them, forth and back. 0: not chunks
+     slots         a row is dealt evenly where slots x sp_size divides its chunks; a layout
+                   dealt by chunks gives a rank so many runs of them, forth and back. 0: not
+                   chunks
      down          1: in a ring keys go to the position before, which saves bytes (>>plan) */
 #define SEQPAR_LAYOUTS(X) \
     /* name, text, whole chunks, slots, down, dealt by */ \
@@ -728,7 +732,7 @@ typedef struct seqpar_layout {
     int whole_chunks, slots, down;
 } seqpar_layout;
 
-/* Its line; NULL: there is no such layout. */
+/* The line of a layout; NULL: there is no such layout. */
 SEQPAR_DEF const seqpar_layout *seqpar_layout_at(int layout);
 SEQPAR_DEF const char *seqpar_layout_name(int layout); /* "?" */
 
@@ -989,11 +993,11 @@ typedef struct seqpar_attn_delta_args {
 } seqpar_attn_delta_args;
 
 /* Merges results of attention over two sets of keys, part into sum: accumulators (tokens,
-   heads, head_dim), and lse (tokens, heads). sum becomes the softmax over all their keys, sum_lse its
-   lse. A part with lse -inf is not read. With sum_lse NULL they are plain sums (gradients).
-   Where out is given, the sum is also written there, rows out_heads apart and of the storage
-   type, and its lse to lse; sinks are counted in. A NaN in part_lse: a host device refuses it,
-   a GPU passes it on. */
+   heads, head_dim), and lse (tokens, heads). sum becomes the softmax over all their keys,
+   sum_lse its lse. A part with lse -inf is not read. With sum_lse NULL they are plain sums
+   (gradients). Where out is given, the sum is also written there, rows out_heads apart and of
+   the storage type, and its lse to lse; sinks are counted in. A NaN in part_lse: a host device
+   refuses it, a GPU passes it on. */
 typedef struct seqpar_attn_merge_args {
     void *sum, *sum_lse;
     const void *part, *part_lse; /* NULL: nothing is added */
@@ -1234,11 +1238,15 @@ typedef struct seqpar_ctx {
     void *trace_user;
 } seqpar_ctx;
 
-/* World = data_parallel x sequence_parallel, SP ranks consecutive. Collective over the
-   world; borrows both. */
+/* World = data_parallel x sequence_parallel; the ranks of a sequence are neighbours. World and
+   device are borrowed until seqpar_ctx_close, which is to be called after an error, too. All
+   contexts that are open on a world have one device. Collective over the world. WORLD, RANKS;
+   DEVICE: it is another rank's, or lacks an operation; ARITHMETIC; STEP: ranks were given
+   different things. */
 SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world,
                                          seqpar_device *device, int64_t sp_size);
-SEQPAR_DEF void seqpar_ctx_close(seqpar_ctx *ctx); /* before its device */
+/* After all that was opened with ctx, and before its device is closed. Not collective. */
+SEQPAR_DEF void seqpar_ctx_close(seqpar_ctx *ctx);
 
 typedef struct seqpar_buffer {
     void *data;
@@ -1246,7 +1254,8 @@ typedef struct seqpar_buffer {
     int kind;
 } seqpar_buffer;
 
-/* Device memory, counted by kind. bytes 0 gives no memory and no error. */
+/* Device memory, counted as SEQPAR_MEM_*. The caller gives it back with seqpar_buffer_free.
+   bytes 0: no memory and no error. */
 SEQPAR_DEF seqpar_status seqpar_buffer_new(seqpar_ctx *ctx, seqpar_buffer *buffer,
                                            int64_t bytes, int kind);
 SEQPAR_DEF void seqpar_buffer_free(seqpar_ctx *ctx, seqpar_buffer *buffer);
@@ -1329,8 +1338,9 @@ typedef struct seqpar_plan {
     int64_t count;
 } seqpar_plan;
 
-/* Slot 0 is the own k, v where they lie (ring). Everything that cannot work is refused here,
-   before any message. */
+/* Writes the plan of one rank; the caller frees it with seqpar_plan_free. What cannot work is
+   refused here, before any message: RANKS, RANK, HEADS, SCHEDULE, ULYSSES, HEAD_STRIDE. In a
+   ring, slot 0 is the own k and v where they lie. */
 SEQPAR_DEF seqpar_status seqpar_plan_make(seqpar_error *error, seqpar_plan *plan,
                                           const seqpar_plan_desc *desc);
 SEQPAR_DEF void seqpar_plan_free(seqpar_plan *plan);
@@ -1436,16 +1446,18 @@ SEQPAR_DEF double seqpar_attn_dropout(const seqpar_dropout *from, int64_t row, i
 SEQPAR_DEF uint64_t seqpar_attn_dropout_key(uint64_t seed, uint64_t stream);
 
 typedef struct seqpar_attn seqpar_attn;
-/* Shares, masks, plans and fold programs for these rows (borrowed). Collective over ctx->sp,
-   which is asked whether all ranks were given the same rows and desc. */
+/* Works out shares, masks, plans and fold programs for these rows. rows is borrowed, desc
+   copied; the caller frees *attn with seqpar_attn_close. Collective over ctx->sp, whose ranks
+   compare rows and desc (STEP). HEADS, HEAD_DIM, HEAD_STRIDE, SIZE, MASK, ULYSSES, LAYOUT,
+   SCHEDULE, KERNEL: a value does not fit. */
 SEQPAR_DEF seqpar_status seqpar_attn_open(seqpar_ctx *ctx, seqpar_attn **attn,
                                           const seqpar_row *rows, int64_t row_count,
                                           const seqpar_attn_desc *desc);
 SEQPAR_DEF void seqpar_attn_close(seqpar_ctx *ctx, seqpar_attn *attn);
-/* The own share: pieces and number of local tokens. */
+/* The own share: pieces and number of local tokens. Belongs to attn. */
 SEQPAR_DEF const seqpar_share *seqpar_attn_share(const seqpar_attn *attn);
-/* Forward; rows without a visible key: out 0, lse -inf (or the sink). Collective over
-   ctx->sp. */
+/* Forward. A query that sees no key has out 0 and lse -inf (with a sink: the sink). Collective
+   over ctx->sp. */
 SEQPAR_DEF seqpar_status seqpar_attn_forward(seqpar_ctx *ctx, seqpar_attn *attn,
                                              const seqpar_attn_io *io);
 /* Backward, from the global statistics of forward. Collective over ctx->sp. */
@@ -1464,8 +1476,8 @@ typedef struct seqpar_vocab_values {
 
 typedef struct seqpar_vocab_desc {
     int64_t hidden, vocab;
-    /* logits rows held at a time; 0: 256, or hidden if that is more (they are then as large
-       as a node of dtable) */
+    /* tokens whose logits are there at a time; 0: 256, or hidden if that is more, since a node
+       of dtable is as large then */
     int64_t rows_max;
     double temperature; /* logits are divided by it before anything else; 0: 1 */
 } seqpar_vocab_desc;
