@@ -121,11 +121,12 @@ static void test_golden(void) {
 }
 
 /* The table of index maps, where its divisibility holds: n = S/P tokens a rank, half-blocks
-   of c = S/2P. -1: no map of this layout is written down here. */
-static int64_t table_owner(int layout, int64_t tokens, int64_t ranks, int64_t token) {
-    int64_t block = token / (tokens / (2 * ranks));
+   of c = S/2P; L chunks of m tokens. -1: no map of this layout is written down here. */
+static int64_t table_owner(int layout, int64_t ranks, int64_t chunks, int64_t m,
+                           int64_t token) {
+    int64_t chunk = token / m, block = chunk * 2 * ranks / chunks;
     switch (layout) {
-    case SEQPAR_LAYOUT_CONTIGUOUS: return token / (tokens / ranks);
+    case SEQPAR_LAYOUT_CONTIGUOUS: return chunk * ranks / chunks;
     case SEQPAR_LAYOUT_STRIPE: return token % ranks;
     case SEQPAR_LAYOUT_ZIGZAG:
     case SEQPAR_LAYOUT_ZIGZAG_DOC: return block < ranks ? block : 2 * ranks - 1 - block;
@@ -146,7 +147,7 @@ static void test_index_maps(void) {
                         int64_t owner = -1, local;
                         seqpar_split_owner(NULL, &owner, &local, &row, t,
                                            &(seqpar_split_desc){layout, ranks});
-                        r = table_owner(layout, tokens, ranks, t);
+                        r = table_owner(layout, ranks, row.chunks, m, t);
                         test_expect(owner == r,
                                     "S %lld P %lld: token %lld is held by %lld, not %lld",
                                     (long long)tokens, (long long)ranks, (long long)t,
