@@ -163,27 +163,30 @@
 
    TO ADD
        a layout       a line of SEQPAR_LAYOUTS (>>api); unless its pieces are dealt like those
-                      of another one, seqpar__pieces_X and seqpar__deal_X in >>split. Names,
-                      tests, demos and the trainers' --layout read the table.
+                      of another one, seqpar__pieces_X and seqpar__deal_X in >>split. Its map
+                      goes to verify/test_split.c, which is red without one. Names, the other
+                      tests, demos, verify_sp's and the trainers' --layout read the table.
        a schedule     a line of SEQPAR_SCHEDULES (>>api) and seqpar__plan_X in >>plan, which
                       lists what a rank does. verify/test_plan.c plays it for all ranks.
        an objective   a function in >>objective from plain numbers to value and derivative, its
-                      prototype in >>api; its seeds go to the vocab
-                      or to a score. A relative of
-                      DPO is a line of SEQPAR_PREFERENCES (>>api), which the trainer's
+                      prototype in >>api; its seeds go to the vocab or to a score. A relative
+                      of DPO is a line of SEQPAR_PREFERENCES (>>api), which the trainer's
                       --pref_loss and the tests read too, and its lines in
                       seqpar__preference_of, or in seqpar_preference_loss where it is no
-                      function of the margin. Tests: vectors in verify/golden.tsv, the truth in
-                      verify/slow_loss.h; for one that is no relative of DPO its place in
-                      verify/test_objective.c and a line of verify/run_objective.h. What stands
-                      there is run on 1 to 8 ranks and printed by verify_sp.
+                      function of the margin. Tests: a vector in verify/golden.tsv and its truth
+                      among slow_pair_losses of verify/slow_loss.h, both by the kind's name;
+                      for one that is no relative of DPO a line of verify/run_objective.h and
+                      its truth in verify/test_objective.c. What stands there is run on 1 to 8
+                      ranks and printed by verify_sp.
        a transport    the functions of seqpar_comm_table, in a file of your own: nothing here
                       changes. demos/04_own_transport.c; verify/transport.h tests it.
        an operation   a line of SEQPAR_DEVICE_OPS_EACH or _HOST and seqpar_X_args (>>api), then
-                      the function X in each device: >>ref and >>cpu or >>rows, or once for the
-                      host in >>ref; seqpar_cuda.cu. It is registered by its line; a device of
-                      a user's that lacks it is refused when a context is opened.
-                      verify/test_device.c wants a test of each.
+                      its function in each device: SEQPAR__ANY(X) in >>ref and seqpar__cpu_X
+                      in >>cpu or >>rows, or seqpar__host_X for both; op_X in seqpar_cuda.cu.
+                      It is registered by its line; a device of a user's that lacks it is
+                      refused when a context is opened. verify/test_device.c wants a check of
+                      each; one that works row by row is a line of row_ops in
+                      verify/test_numerics.c as well.
        a model        on the public API alone, as seqpar_llama.h is.
 
    SAMPLES: demos/08_own_trainer.c is a trainer with layers of its own: packing, attention,
