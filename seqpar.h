@@ -6071,36 +6071,50 @@ static seqpar_status seqpar__run_pack(seqpar__attn_run_state *r, const seqpar_pl
     return SEQPAR_OK;
 }
 
+/* What goes to every other rank, and where what comes from it belongs: rows in_begin[q] ..
+   in_begin[q + 1] for rank q. */
+typedef struct seqpar__all_messages {
+    const char *name;
+    const char *out;
+    const int64_t *out_begin; /* (ranks + 1) rows */
+    char *in;
+    const int64_t *in_begin;
+    int64_t row;  /* bytes */
+    int same_out; /* all are sent the own part of `out`, not each its own */
+} seqpar__all_messages;
+
 /* One message to and from every other rank; sizes and places by rank. */
 static seqpar_status seqpar__run_all(seqpar__attn_run_state *r, int64_t request,
-                                     const char *name, const char *out,
-                                     const int64_t *out_begin, char *in,
-                                     const int64_t *in_begin, int64_t row, int same_out) {
+                                     const seqpar__all_messages *m) {
     int64_t n = 0, size = r->attn->size;
     seqpar_transfer *list = SEQPAR__NEW(seqpar_transfer, 2 * size);
     seqpar_group group;
     seqpar_status status;
-    if (!list) return seqpar__no_memory(r->ctx->error, name);
+    if (!list) return seqpar__no_memory(r->ctx->error, m->name);
     for (int64_t q = 0; q < size; q++) {
-        int64_t part = same_out ? r->attn->rank : q;
+        const int64_t *out = m->out_begin + (m->same_out ? r->attn->rank : q);
+        const int64_t *in = m->in_begin + q;
         if (q == r->attn->rank) continue;
-        list[n] = seqpar__transfer(seqpar__peer(r, q), out + out_begin[part] * row,
-                                   (out_begin[part + 1] - out_begin[part]) * row);
-        list[size + n++] = seqpar__transfer(seqpar__peer(r, q), in + in_begin[q] * row,
-                                            (in_begin[q + 1] - in_begin[q]) * row);
+        list[n] = seqpar__transfer(seqpar__peer(r, q), m->out + out[0] * m->row,
+                                   (out[1] - out[0]) * m->row);
+        list[size + n++] = seqpar__transfer(seqpar__peer(r, q), m->in + in[0] * m->row,
+                                            (in[1] - in[0]) * m->row);
     }
-    group = seqpar__group(name, request, list, n, list + size, n);
+    group = seqpar__group(m->name, request, list, n, list + size, n);
     status = seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[request]);
     SEQPAR_FREE(list);
     return status;
 }
 
 static seqpar_status seqpar__run_gather(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
-    char *all = (char *)r->slot[op->to].data;
-    return seqpar__run_all(
-        r, op->request, "kv all-gather", all, r->attn->slot_row, all, r->attn->slot_row,
-        op->head_count * r->attn->desc.head_dim * seqpar_dtype_bytes(r->ctx->device->storage),
-        1);
+    seqpar__all_messages m;
+    m.name = "kv all-gather";
+    m.out = m.in = (char *)r->slot[op->to].data;
+    m.out_begin = m.in_begin = r->attn->slot_row;
+    m.row = op->head_count * r->attn->desc.head_dim *
+            seqpar_dtype_bytes(r->ctx->device->storage);
+    m.same_out = 1;
+    return seqpar__run_all(r, op->request, &m);
 }
 
 static seqpar_status seqpar__run_return(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
@@ -6109,10 +6123,16 @@ static seqpar_status seqpar__run_return(seqpar__attn_run_state *r, const seqpar_
     int64_t turn = seqpar__turn(r, op);
     seqpar_transfer send, recv;
     seqpar_group group;
-    if (op->send_to < 0)
-        return seqpar__run_all(r, op->request, "dk, dv to owners",
-                               (const char *)r->outbox[turn].data, r->out_begin,
-                               (char *)r->inbox[turn].data, r->in_begin, row, 0);
+    if (op->send_to < 0) {
+        seqpar__all_messages m = {"dk, dv to owners",
+                                  (const char *)r->outbox[turn].data,
+                                  r->out_begin,
+                                  (char *)r->inbox[turn].data,
+                                  r->in_begin,
+                                  row,
+                                  0};
+        return seqpar__run_all(r, op->request, &m);
+    }
     send = seqpar__transfer(seqpar__peer(r, op->send_to), r->outbox[turn].data,
                             r->attn->outbox_elements[op->send_to] * row);
     recv = seqpar__transfer(seqpar__peer(r, op->recv_from), r->inbox[turn].data,
@@ -6135,14 +6155,20 @@ static seqpar_attn_task *seqpar__scaled_tasks(const seqpar__tasks *tasks, int64_
     return t;
 }
 
+/* What tasks read and write beside the queries. */
+typedef struct seqpar__task_memory {
+    const void *k, *v, *inbox;
+    void *store;
+    int64_t inbox_row, store_row; /* where theirs begins in inbox and store */
+} seqpar__task_memory;
+
 /* Arguments of a device call. The caller frees a->tasks. */
 static seqpar_status seqpar__tasks_args(seqpar__attn_run_state *r, const seqpar_plan_op *op,
-                                        const seqpar__tasks *tasks, const void *k,
-                                        const void *v, void *store, int64_t store_row,
-                                        const void *inbox, int64_t inbox_row,
-                                        seqpar_attn_args *a) {
+                                        const seqpar__tasks *tasks,
+                                        const seqpar__task_memory *m, seqpar_attn_args *a) {
     *a = r->args;
-    a->tasks = seqpar__scaled_tasks(tasks, op->head_count * a->head_dim, store_row, inbox_row);
+    a->tasks = seqpar__scaled_tasks(tasks, op->head_count * a->head_dim, m->store_row,
+                                    m->inbox_row);
     if (!a->tasks) return seqpar__no_memory(r->ctx->error, "attention tasks");
     a->head_begin = op->head_begin;
     a->head_count = op->head_count;
@@ -6155,10 +6181,10 @@ static seqpar_status seqpar__tasks_args(seqpar__attn_run_state *r, const seqpar_
     a->q_pieces = tasks->pieces;
     a->k_pieces = tasks->keys;
     a->task_count = tasks->count;
-    a->k = k;
-    a->v = v;
-    a->store = store;
-    a->inbox = inbox;
+    a->k = m->k;
+    a->v = m->v;
+    a->store = m->store;
+    a->inbox = m->inbox;
     return SEQPAR_OK;
 }
 
@@ -6166,12 +6192,11 @@ typedef seqpar_status (*seqpar__attn_op)(seqpar_device *device, const seqpar_att
                                          void *queue);
 static seqpar_status seqpar__run_tasks(seqpar__attn_run_state *r, const seqpar_plan_op *op,
                                        const seqpar__tasks *tasks, seqpar__attn_op run,
-                                       const void *k, const void *v, void *store,
-                                       const void *inbox, int64_t inbox_row) {
+                                       const seqpar__task_memory *m) {
     seqpar_attn_args a;
     seqpar_status status;
     if (tasks->count == 0) return SEQPAR_OK;
-    SEQPAR__TRY(seqpar__tasks_args(r, op, tasks, k, v, store, 0, inbox, inbox_row, &a));
+    SEQPAR__TRY(seqpar__tasks_args(r, op, tasks, m, &a));
     status = run(r->ctx->device, &a, r->ctx->queue);
     SEQPAR_FREE((void *)a.tasks);
     return status;
@@ -6182,21 +6207,21 @@ static seqpar_status seqpar__run_backward(seqpar__attn_run_state *r, const seqpa
                                           const void *v, int64_t turn) {
     int64_t groups = op->sources + 1, gathers = op->sources > 1;
     seqpar_attn_args *keys = SEQPAR__NEW(seqpar_attn_args, groups);
+    seqpar__task_memory m = {k, v, NULL, r->store.data, 0, 0};
     seqpar_attn_backward_args a;
     seqpar_status status;
     if (!keys) return seqpar__no_memory(r->ctx->error, "attention tasks");
     a.keys = keys;
     a.groups = groups;
     a.queries.tasks = NULL;
-    status = seqpar__tasks_args(r, op, &step->queries, k, v, r->store.data, 0, NULL, 0,
-                                &a.queries);
-    if (!status)
-        status = seqpar__tasks_args(r, op, &step->own, k, v,
-                                    r->pending[gathers ? turn : 0].data, 0, NULL, 0, &keys[0]);
-    for (int64_t g = 1; !status && g < groups; g++)
-        status = seqpar__tasks_args(r, op, &step->foreign[g - 1], k, v, r->outbox[turn].data,
-                                    gathers ? r->out_begin[op->source + g - 1] : 0, NULL, 0,
-                                    &keys[g]);
+    status = seqpar__tasks_args(r, op, &step->queries, &m, &a.queries);
+    m.store = r->pending[gathers ? turn : 0].data;
+    if (!status) status = seqpar__tasks_args(r, op, &step->own, &m, &keys[0]);
+    m.store = r->outbox[turn].data;
+    for (int64_t g = 1; !status && g < groups; g++) {
+        m.store_row = gathers ? r->out_begin[op->source + g - 1] : 0;
+        status = seqpar__tasks_args(r, op, &step->foreign[g - 1], &m, &keys[g]);
+    }
     if (!status && a.queries.task_count > 0)
         status = r->ctx->device->attn_backward(r->ctx->device, &a, r->ctx->queue);
     for (int64_t g = 0; g < groups; g++) SEQPAR_FREE((void *)keys[g].tasks);
@@ -6338,6 +6363,7 @@ static seqpar_status seqpar__run_own(seqpar__attn_run_state *r, const seqpar_pla
     const seqpar_attn *attn = r->attn;
     int gathers = op->sources > 1;
     void *pieces = seqpar__own_results(r, op, SEQPAR__OWN_PIECES);
+    seqpar__task_memory memory = {NULL, NULL, NULL, NULL, 0, 0};
     if (step == attn->steps) SEQPAR__TRY(seqpar__own_merge(r, op, 0, 0));
     for (int64_t s = op->source; s < op->source + op->sources; s++) {
         const seqpar__tasks *tasks = s == attn->rank ? &step->own
@@ -6357,8 +6383,9 @@ static seqpar_status seqpar__run_own(seqpar__attn_run_state *r, const seqpar_pla
     }
     if (step == attn->steps + attn->step_count - 1) SEQPAR__TRY(seqpar__own_merge(r, op, 0, 1));
     if (!r->plan->backward) return SEQPAR_OK;
-    return seqpar__run_tasks(r, op, &step->own, r->ctx->device->attn_return, NULL, NULL,
-                             r->pending[gathers ? turn : 0].data, pieces, 0);
+    memory.inbox = pieces;
+    memory.store = r->pending[gathers ? turn : 0].data;
+    return seqpar__run_tasks(r, op, &step->own, r->ctx->device->attn_return, &memory);
 }
 
 static seqpar_status seqpar__run_compute(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
@@ -6370,14 +6397,14 @@ static seqpar_status seqpar__run_compute(seqpar__attn_run_state *r, const seqpar
     int64_t before = dev->attn_flops, number = r->compute++;
     int64_t turn = gathers ? (op->head_begin / op->head_count) % 2
                            : (r->plan->ring_size + number) % 2;
+    seqpar__task_memory memory = {k, v, NULL, r->store.data, 0, 0};
     seqpar_status status;
     if (r->attn->desc.kernel)
         status = seqpar__run_own(r, op, step, k, v, turn);
     else if (r->plan->backward)
         status = seqpar__run_backward(r, op, step, k, v, turn);
     else
-        status = seqpar__run_tasks(r, op, &step->queries, dev->attn_forward, k, v,
-                                   r->store.data, NULL, 0);
+        status = seqpar__run_tasks(r, op, &step->queries, dev->attn_forward, &memory);
     /* attn_flops is true only then */
     if (!status && r->ctx->trace) status = seqpar_device_settle(dev, r->ctx->queue);
     seqpar__trace(r->ctx, "compute", number, -1, op->source,
@@ -6387,17 +6414,22 @@ static seqpar_status seqpar__run_compute(seqpar__attn_run_state *r, const seqpar
 
 static seqpar_status seqpar__run_fold(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
     int64_t turn = seqpar__turn(r, op), step = op->request - r->attn->ring_requests / 2;
+    seqpar__task_memory memory = {NULL, NULL, NULL, NULL, 0, 0};
     SEQPAR__TRY(seqpar_comm_wait(r->ctx->sp, &r->requests[op->request], r->ctx->queue));
     seqpar__trace(r->ctx, "fold", step, op->request, -1, 0);
-    if (r->attn->steps[0].sources == 1) /* ring: step s brings what position rank + s made */
+    memory.inbox = r->inbox[turn].data;
+    if (r->attn->steps[0].sources == 1) { /* ring: step s brings what position rank + s made */
+        memory.store = r->pending[0].data;
         return seqpar__run_tasks(
             r, op, &r->attn->returns[(r->attn->rank + step * r->plan->next) % r->attn->size],
-            r->ctx->device->attn_return, NULL, NULL, r->pending[0].data, r->inbox[turn].data,
-            0);
-    for (int64_t q = 0; q < r->attn->size; q++)
+            r->ctx->device->attn_return, &memory);
+    }
+    memory.store = r->pending[turn].data;
+    for (int64_t q = 0; q < r->attn->size; q++) {
+        memory.inbox_row = r->in_begin[q];
         SEQPAR__TRY(seqpar__run_tasks(r, op, &r->attn->returns[q], r->ctx->device->attn_return,
-                                      NULL, NULL, r->pending[turn].data, r->inbox[turn].data,
-                                      r->in_begin[q]));
+                                      &memory));
+    }
     return SEQPAR_OK;
 }
 
@@ -8550,27 +8582,34 @@ static void *seqpar__state_at(const seqpar_buffer *state, int64_t element, int d
     return state->data ? seqpar__at(state->data, element, dtype) : NULL;
 }
 
-/* Updates the elements [begin, begin + count) of a group's state, tensor by tensor. g is the
-   gradient of the first, whose moments are element `state`. Where there are masters they are
-   updated, and the parameters become these, rounded. */
-static seqpar_status seqpar__update_range(seqpar_ctx *ctx, const seqpar_optim *o, void *params,
-                                          int64_t group, int64_t begin, int64_t count, void *g,
-                                          int64_t state, double lr) {
+/* Elements begin .. begin + count of a group. */
+typedef struct seqpar__update_part {
+    void *params;
+    int64_t group, begin, count;
+    void *gradient; /* of these elements alone */
+    int64_t state;  /* where theirs begins in moments and masters */
+    double lr;
+} seqpar__update_part;
+
+/* Updates them, tensor by tensor. Where there are masters they are updated, and the
+   parameters become these, rounded. */
+static seqpar_status seqpar__update_range(seqpar_ctx *ctx, const seqpar_optim *o,
+                                          const seqpar__update_part *part) {
     seqpar_device *dev = ctx->device;
     seqpar__part s;
-    for (s = seqpar__part_begin(o, group, begin);
-         seqpar__part_next(o, &s, begin + count);) {
-        int64_t at = state + s.at - begin;
+    for (s = seqpar__part_begin(o, part->group, part->begin);
+         seqpar__part_next(o, &s, part->begin + part->count);) {
+        int64_t at = part->state + s.at - part->begin;
+        void *params = seqpar__at(part->params, s.offset, dev->storage);
         seqpar_update_args a;
-        a.working = o->master.data ? seqpar__at(params, s.offset, dev->storage) : NULL;
-        a.p = a.working ? seqpar__state_at(&o->master, at, dev->accumulator)
-                        : seqpar__at(params, s.offset, dev->storage);
-        a.g = seqpar__at(g, s.at - begin, dev->accumulator);
+        a.working = o->master.data ? params : NULL;
+        a.p = a.working ? seqpar__state_at(&o->master, at, dev->accumulator) : params;
+        a.g = seqpar__at(part->gradient, s.at - part->begin, dev->accumulator);
         a.m = seqpar__state_at(&o->m, at, dev->accumulator);
         a.v = seqpar__state_at(&o->v, at, dev->accumulator);
         a.count = s.count;
         a.t = o->t;
-        a.lr = lr;
+        a.lr = part->lr;
         a.beta1 = o->desc.beta1;
         a.beta2 = o->desc.beta2;
         a.eps = o->desc.eps;
@@ -8589,11 +8628,10 @@ static seqpar_status seqpar__update_everywhere(seqpar_ctx *ctx, seqpar_optim *o,
     int64_t size = seqpar_dtype_bytes(ctx->device->accumulator);
     int64_t first = o->group_begin[group], all = o->group_begin[group + 1] - first, begin;
     int64_t count;
+    seqpar__update_part part = {params, group, first, all, o->gradient[group].data, first, lr};
     seqpar_buffer whole;
     seqpar_status status;
-    if (ctx->world->size == 1)
-        return seqpar__update_range(ctx, o, params, group, first, all, o->gradient[group].data,
-                                    first, lr);
+    if (ctx->world->size == 1) return seqpar__update_range(ctx, o, &part);
     status = seqpar_buffer_new(ctx, &whole, all * size, SEQPAR_MEM_GRADIENTS);
     seqpar__owned(o, group, ctx->world->size, ctx->world->rank, &begin, &count);
     if (!status) {
@@ -8608,14 +8646,15 @@ static seqpar_status seqpar__update_everywhere(seqpar_ctx *ctx, seqpar_optim *o,
                           o->gradient[group].data, count * size, ctx->queue);
         status = seqpar__share_owned(ctx, o, &handed);
     }
-    if (!status)
-        status = seqpar__update_range(ctx, o, params, group, first, all, whole.data, first, lr);
+    part.gradient = whole.data;
+    if (!status) status = seqpar__update_range(ctx, o, &part);
     seqpar_buffer_free(ctx, &whole);
     return status;
 }
 
 static seqpar_status seqpar__update(seqpar_ctx *ctx, seqpar_optim *o, void *params, double lr) {
     int64_t begin, count;
+    seqpar__update_part part = {params, 0, 0, 0, NULL, 0, lr};
     seqpar__handed handed = {params,
                              0,
                              o->elements,
@@ -8629,9 +8668,12 @@ static seqpar_status seqpar__update(seqpar_ctx *ctx, seqpar_optim *o, void *para
             continue;
         }
         seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count);
-        SEQPAR__TRY(seqpar__update_range(ctx, o, params, g, o->group_begin[g] + begin, count,
-                                         o->gradient[g].data, seqpar__own_begin(o, ctx, g),
-                                         lr));
+        part.group = g;
+        part.begin = o->group_begin[g] + begin;
+        part.count = count;
+        part.gradient = o->gradient[g].data;
+        part.state = seqpar__own_begin(o, ctx, g);
+        SEQPAR__TRY(seqpar__update_range(ctx, o, &part));
     }
     if (o->desc.zero_stage == 0) return SEQPAR_OK;
     return seqpar__share_owned(ctx, o, &handed);
@@ -9028,11 +9070,13 @@ static int seqpar__fold_computes(const seqpar_fold_op *op) {
     return op->op == SEQPAR_FOLD_LEAF || op->op == SEQPAR_FOLD_EXTEND;
 }
 
+/* Computes leaf `index` into the value, or on top of it. */
+typedef void (*seqpar__leaf_fn)(void *user, void *value, int64_t index, int extend);
 typedef struct seqpar__machine {
     void *user;
     char *stack;
     int64_t value_bytes;
-    void (*leaf)(void *user, void *value, int64_t index, int extend);
+    seqpar__leaf_fn leaf;
     void (*combine)(void *user, void *into, const void *other);
     void (*move)(void *user, void *value, int64_t place, int to_store);
     void (*finish)(void *user, void *value);
@@ -9187,7 +9231,7 @@ typedef struct seqpar__columns {
     const void *args;
     int64_t count, block; /* columns in all, and per job */
     int64_t begin, width; /* of the job at hand */
-    void (*leaf)(void *user, void *value, int64_t index, int extend);
+    seqpar__leaf_fn leaf;
 } seqpar__columns;
 
 static void seqpar__columns_combine(void *user, void *into, const void *other) {
@@ -9235,8 +9279,7 @@ static void seqpar__columns_job(void *user, int64_t i, char *scratch) {
 
 static seqpar_status seqpar__columns_run(seqpar_device *device, const seqpar_fold_run *fold,
                                          const void *args, int64_t count, int64_t block,
-                                         void (*leaf)(void *user, void *value, int64_t index,
-                                                      int extend)) {
+                                         seqpar__leaf_fn leaf) {
     seqpar__columns c;
     memset(&c, 0, sizeof c);
     c.device = device;
@@ -9314,7 +9357,7 @@ static int seqpar__fold_of_queries(enum seqpar__fold_kind kind) {
 typedef struct seqpar__attn_kernel {
     enum seqpar__fold_kind kind;
     int64_t scratch_bytes;
-    void (*leaf)(void *job, void *value, int64_t index, int extend);
+    seqpar__leaf_fn leaf;
     void (*combine)(void *job, void *into, const void *other);
     /* forward: divides by l, writes out and lse */
     void (*finish_state)(seqpar__attn_job *job, void *value);
