@@ -8848,14 +8848,14 @@ SEQPAR_DEF double seqpar_lr_factor(int kind, int64_t step, int64_t warmup, int64
    reference device (naive loops, fp64) stands beside the fast one (fp32) and runs the same
    plans.
 
-   A GPU has one queue a rank, a stream that every call goes to and returns from at once. The
-   host waits where it needs a number: in copies with queue NULL, in sums of squares, in
+   A GPU has one queue a rank, a stream: a call puts its work there and returns. The host
+   waits only where it needs a number: in copies with queue NULL, in sums of squares, in
    seqpar_device_settle, and before a transport that knows no queues. Freed memory is handed
-   out again in the order of the queue, lists go up once, from pinned memory; so attention
-   over NCCL makes no host wait, and a call that was made before can be captured into a CUDA
-   graph. Without a GPU this is tested on streams that run late: launches, copies and events
-   are put aside until somebody waits, then worked off in an order drawn from a seed, and a
-   wait left out shows in the bits.
+   out again in the order of the queue, and lists of tasks are copied once, from pinned
+   memory; so attention over NCCL makes the host wait nowhere, and a call that was made
+   before can be captured into a CUDA graph. Tests without a GPU have streams that run late:
+   launches, copies and events are put aside until somebody waits, then worked off in an
+   order drawn from a seed, and a wait that is missing shows in the bits.
 
    bf16. Storage and accumulator types are apart. With bf16 storage, activations and the
    weights they meet are rounded; statistics, every sum over tokens (gradients, the dK and dV
@@ -8867,14 +8867,15 @@ SEQPAR_DEF double seqpar_lr_factor(int kind, int64_t step, int64_t warmup, int64
    (--device cuda). What it costs is a gradient about 1 % off that of fp64 on the same
    weights (verify/test_bits.c), on any number of ranks.
 
-   Backward takes a block once. dq folds over keys, dk and dv fold over queries, and all
-   three want the same scores. So the host devices walk key by key, each block gives its
-   share of all three, and the folds of dq stand still between their blocks: five products
-   instead of seven, for the memory of their open sums. Threads follow each other from key to
-   key, a fold of dq waiting for its turn; nothing about the order of a sum depends on who
-   computes it. A block's sum is taken apart in registers and added at last; so on the CPU
-   the second block of a pair is computed straight on top of the first, with the bits of a
-   sum of two leaves but without the second leaf. The GPU keeps two passes.
+   Backward takes a block once. dq is a sum over keys, dk and dv are sums over queries, and
+   all three need the same scores. So a host device goes through the keys in order, and
+   computes from a block its share of all three: five products, where two passes take seven.
+   The fold of a dq rests until the job of its next keys comes, and its open sums take memory
+   meanwhile. Threads take the keys in order, too, and one that needs a dq waits until its
+   fold has come so far; so the order of a sum does not depend on who computes it. On the CPU
+   a block's share is summed in registers and then added, so the second block of a pair is
+   added straight to the first: the bits are those of two leaves combined, and no memory is
+   needed for the second. The GPU keeps two passes.
    ========================================================================================== */
 
 SEQPAR_DEF int64_t seqpar_dtype_bytes(int dtype) {
@@ -8916,7 +8917,8 @@ static void seqpar__convert(void *to, int to_type, const void *from, int from_ty
 SEQPAR_DEF void seqpar_device_read(seqpar_device *device, double *to, const void *from,
                                    int64_t first, int64_t count, int dtype) {
     int64_t size = seqpar_dtype_bytes(dtype);
-    /* they arrive at the end of `to` and are widened upwards in place */
+    /* narrow elements go to the end of `to` and are widened in place from the first on: none is
+       overwritten before it is read */
     char *narrow = (char *)to + count * (8 - size);
     float x;
     uint16_t half;
@@ -9030,8 +9032,9 @@ static seqpar_status seqpar__parallel(seqpar_device *device, int64_t jobs,
 }
 
 /* The same for jobs that cost alike and go over memory in order. A thread has a run of
-   neighbours: it finds in its cache what it left there, and fetches no lines ahead that
-   another one writes. Whoever is done helps those who lost their core. */
+   neighbours: it finds in its cache what it left there, and fetches no lines ahead that another
+   one writes. A thread that is done takes jobs of the others, one of which may have lost its
+   core. */
 static seqpar_status seqpar__parallel_runs(seqpar_device *device, int64_t jobs,
                                            int64_t scratch_bytes, seqpar__job_fn job,
                                            void *user) {
@@ -9080,15 +9083,15 @@ typedef struct seqpar__machine {
     void (*combine)(void *user, void *into, const void *other);
     void (*move)(void *user, void *value, int64_t place, int to_store);
     void (*finish)(void *user, void *value);
-    /* where a stored value lies in one run; NULL: it does not */
+    /* where a stored value lies, if it is contiguous; NULL: it is not */
     char *(*place)(void *user, int64_t place);
     /* where a leaf lies that need not be computed; NULL: leaf computes it */
     const char *(*given)(void *user, int64_t index);
     int extends; /* leaf can compute on top of a value */
-    /* whether that gives the bits of computing it apart and combining; NULL: never */
+    /* whether that gives the bits of the leaf computed alone, then combined; NULL: never */
     int (*single)(void *user, int64_t index);
-    /* (depth) where the values on the stack are. Leaves that do not meet pile up: it is
-       deeper than a tree */
+    /* (depth) where the values on the stack are. Leaves wait there for their siblings, so it
+       can be deeper than a tree */
     char **values;
     int64_t top, at; /* the last of them; how far the program has come */
 } seqpar__machine;
@@ -9097,7 +9100,7 @@ static int64_t seqpar__machine_places(int64_t depth) {
     return (depth * (int64_t)sizeof(char *) + 63) & ~(int64_t)63;
 }
 
-/* of its room */
+/* Bytes of the room that a machine is given. */
 static int64_t seqpar__machine_bytes(int64_t depth, int64_t value_bytes) {
     return seqpar__machine_places(depth) + depth * value_bytes;
 }
@@ -9110,8 +9113,8 @@ static void seqpar__machine_room(seqpar__machine *m, char *room, int64_t depth,
     m->value_bytes = value_bytes;
 }
 
-/* The place where the value that p[0] pushes will be stored at last, so that it can come
-   into being there. NULL: elsewhere, or something is still to be loaded from there. */
+/* Where the value that p[0] pushes will be stored in the end: it can be computed there at once.
+   NULL: it is not stored, or what lies there is still to be loaded. */
 static char *seqpar__machine_home(const seqpar__machine *m, const seqpar_fold_op *p,
                                   int64_t count) {
     int64_t depth = 0, i;
@@ -9156,9 +9159,10 @@ static void seqpar__machine_extend(const seqpar__machine *m, char *value, char *
     m->combine(m->user, value, scratch);
 }
 
-/* Given leaves, single ones and stored values in one run are combined where they lie; the
-   result, too, if that is its next place (combinations are commutative to the bit). Returns
-   the operations this took; 0: nothing of the kind. */
+/* Saves copies: a leaf that is given or single, or a contiguous stored value, is combined from
+   where it lies, without a place on the stack. If the result would be stored there again, it is
+   combined into that place (a combination is commutative to the bit). Returns how many
+   operations this took; 0: the next ones are of no such kind. */
 static int64_t seqpar__machine_in_place(const seqpar__machine *m, char *top,
                                         const seqpar_fold_op *p, int64_t count) {
     if (count < 2 || p[1].op != SEQPAR_FOLD_COMBINE) return 0;
@@ -9179,7 +9183,8 @@ static int64_t seqpar__machine_in_place(const seqpar__machine *m, char *top,
     return 3;
 }
 
-/* Goes on with a program, with `until` not below 0 as far as the next leaf that is another. */
+/* Goes on with a program to its end, or, if until >= 0, to the next leaf that is not
+   `until`. */
 static void seqpar__machine_go(seqpar__machine *m, const seqpar_fold_op *program, int64_t count,
                                int64_t until) {
     int64_t taken;
@@ -9337,7 +9342,7 @@ typedef struct seqpar__attn_job {
     struct seqpar__backward *backward;
     struct seqpar__attn_job *keys; /* of a query task: the job of the keys at hand, */
     void *gradients;               /* and its dk, then dv; */
-    /* of these, nothing is there yet: the kernel's to begin them with 0 */
+    /* nothing has been added to these yet: the kernel sets them to 0 first */
     int fresh;
 } seqpar__attn_job;
 
@@ -9362,10 +9367,10 @@ typedef struct seqpar__attn_kernel {
     /* forward: divides by l, writes out and lse */
     void (*finish_state)(seqpar__attn_job *job, void *value);
     int extends; /* leaf can go on with a value; */
-    /* with dq of so many keys, dk and dv of so many queries it adds one sum to it */
+    /* up to so many keys (dq) or queries (dk, dv) it adds a single sum to the value */
     int64_t single;
-    /* NULL, or: notes in the job what the next one reads and writes, whose machine this is;
-       next NULL: what the job itself loads */
+    /* NULL, or: notes in the job what memory the job `next`, whose machine this is, will read
+       and write; with next NULL, what the job itself will load */
     void (*ahead)(seqpar__attn_job *job, const seqpar__attn_job *next,
                   const seqpar__machine *machine);
 } seqpar__attn_kernel;
@@ -9568,10 +9573,10 @@ static seqpar_status seqpar__attn_run(seqpar_device *device, const seqpar_attn_a
     return status;
 }
 
-/* Both passes at once, so that scores are computed once. A job is one (key task, kv head),
-   in the order of the keys; the folds of dq stand still between their blocks, each until the
-   job of its next keys comes. So two threads at one head follow each other. */
-/* next: the keys it waits for; -1: none */
+/* Both passes of backward at once, so that scores are computed once. A job is one (key task, kv
+   head), in the order of the keys. A fold of dq rests between its blocks until the job of its
+   next keys comes; so two threads at one head follow each other. */
+/* A fold of dq. next: the keys it waits for; -1: it is done */
 typedef struct seqpar__backward_query {
     seqpar__attn_job job;
     seqpar__machine machine;
@@ -9594,8 +9599,8 @@ typedef struct seqpar__backward {
     int64_t *task_of, pieces;       /* by query piece; their number */
 } seqpar__backward;
 
-/* Leaves that are one sum. Those of dk and dv are made of several if there are several query
-   heads. */
+/* Whether a leaf adds a single sum. One of dk and dv adds a sum for each query head of its kv
+   head. */
 static int seqpar__backward_query_single(void *user, int64_t index) {
     const seqpar__attn_job *j = (const seqpar__attn_job *)user;
     return j->args->k_pieces[index].count <= j->kernel->single;
@@ -9620,7 +9625,7 @@ static void seqpar__yield(void) {
 #endif
 }
 
-/* Until the fold comes to these keys. */
+/* Waits until the fold of a dq has come to these keys. */
 static void seqpar__backward_wait(const int64_t *next, int64_t keys) {
     int64_t now;
     for (;;) {
@@ -9691,8 +9696,8 @@ static void seqpar__backward_heads(seqpar__backward *b, char *stacks) {
     }
 }
 
-/* Whether key tasks name the blocks of the query tasks, in their order: or one would wait
-   for ever. */
+/* Whether the key tasks name the blocks of the query tasks, all of them and in the same order;
+   otherwise a job would wait for ever. */
 static int seqpar__backward_agrees(seqpar__backward *b) {
     for (int64_t k = 0; k < b->key_count; k++)
         for (int64_t i = 0; b->key[k].task && i < b->key[k].task->program_count; i++) {
@@ -9730,7 +9735,8 @@ static seqpar_status seqpar__backward_run(seqpar__backward *b,
     }
     scratch = b->keys.kernel->scratch_bytes +
               seqpar__machine_bytes(b->a->depth, b->keys.value_bytes);
-    /* as seqpar__parallel gives it to a thread; behind these lie the stacks */
+    /* what seqpar__parallel gives to each thread; the stacks of the folds of dq lie behind all
+       of that */
     each = (scratch + 127) & ~(int64_t)63;
     stacks = heads * group * b->a->task_count *
              seqpar__machine_bytes(b->a->depth, b->queries.value_bytes);
@@ -9805,9 +9811,9 @@ static int seqpar__visible(const seqpar_attn_args *a, int64_t query, const seqpa
    ========================================================================================== */
 
 /* One loop nest per formula, to be read beside the fast device, for stored numbers of type S
-   and accumulators of type A: doubles both, or bf16 and floats. It computes in doubles; what
-   a fold might cut (a sum over tokens, a running maximum) is rounded to A wherever that
-   might be, everything else once, as it is stored. */
+   and accumulators of type A: doubles both, or bf16 and floats. It computes in doubles. A sum
+   over tokens, or a running maximum, is rounded to A wherever a fold may cut it; everything
+   else is rounded once, as it is stored. */
 #define SEQPAR__BY_TYPE(device, function, ...) \
     ((device)->storage == SEQPAR_DTYPE_F64 \
          ? function(__VA_ARGS__, SEQPAR_DTYPE_F64, SEQPAR_DTYPE_F64) \
@@ -10422,7 +10428,8 @@ SEQPAR__ANY(sgd) {
 }
 
 /* ---- sample: a token from its logits ---- */
-/* (vocab) of a row, in any order */
+/* The choice of a token from one row: logits, weights (see seqpar__weight) and a heap of ids,
+   (vocab) each */
 typedef struct seqpar__choice {
     const seqpar_sample_args *a;
     double *x, *weight;
@@ -10446,7 +10453,7 @@ static void seqpar__heap_sink(const double *x, int32_t *heap, int64_t count, int
     heap[i] = id;
 }
 
-/* What a probability is in proportion to; of the likeliest 1 */
+/* In proportion to the probability of an id; 1 for the likeliest */
 static double seqpar__weight(const seqpar__choice *s, int32_t id, int32_t best) {
     return seqpar_exp((s->x[id] - s->x[best]) / s->a->temperature);
 }
@@ -10958,7 +10965,7 @@ static void seqpar__tiles_columns(int64_t rows, int64_t depth, const float *a, i
     seqpar__tiles(rows, depth, a, 1, step, b, ldb, c, ldc, on, keep);
 }
 
-/* VL rows of 4 columns at `from` become 4 rows of VL at `to`, times the factor. */
+/* Transposes: VL rows of 4 columns at `from` become 4 rows of VL at `to`, times the factor. */
 SEQPAR__TEMPLATE void seqpar__transpose(float *to, int64_t ld, const float *from, int64_t row,
                                         float factor) {
 #if SEQPAR__VL > 4
@@ -11052,7 +11059,8 @@ static void seqpar__product_tile(int64_t rows, int64_t depth, const float *a, in
 }
 
 /* c (rows, columns) = or += a . b for packed panels of b and, with `row` 0, of a; else a has
-   rows `row` apart. What a last panel of columns has too many goes into a buffer. */
+   rows `row` apart. A last panel that has more columns than are left is computed in a
+   buffer. */
 static void seqpar__product_packed(float *c, int64_t ldc, const float *a, int64_t row,
                                    const float *b, int64_t rows, int64_t columns, int64_t depth,
                                    int on) {
@@ -11109,8 +11117,8 @@ static void seqpar__product_run(const seqpar__product *p, float *packed_a) {
     ((SEQPAR__AC * SEQPAR__MC + SEQPAR__KC * (SEQPAR__NC + SEQPAR__NR)) * \
      (int64_t)sizeof(float))
 
-/* Up to VL rows . W^T: they are the lanes, rows of W are read where they lie, once. From
-   column `j` on. */
+/* Up to VL rows of a . W^T, from column `j` on. The rows of a are the lanes of a vector; so W,
+   by far the larger, is read once and where it lies. */
 static void seqpar__product_lanes(const seqpar__product *p, float *x, int64_t j) {
     float c[SEQPAR__MR * SEQPAR__VL] = {0};
     int64_t n;
@@ -11135,8 +11143,8 @@ static void seqpar__product_lanes(const seqpar__product *p, float *x, int64_t j)
     }
 }
 
-/* One row: the lanes are VL rows of W, turned in registers. Returns how many columns are
-   done. */
+/* One row of a . W^T: here VL rows of W are the lanes, transposed in registers. Returns how
+   many columns are done; the rest is for seqpar__product_lanes. */
 static int64_t seqpar__product_row(const seqpar__product *p) {
     int64_t j;
     for (j = 0; p->depth % 4 == 0 && j + SEQPAR__VL <= p->columns; j += SEQPAR__VL) {
@@ -11210,9 +11218,9 @@ static seqpar_status seqpar__cpu_matmul(seqpar_device *device, const seqpar_matm
     return seqpar__parallel(device, runs * w.across, bytes, seqpar__cpu_matmul_job, &w);
 }
 
-/* Weight gradient: a job is a block of dw; the fold runs inside it, so that partials stay in
-   cache. The more rows a block has, the less often x is read; halved while there are too few
-   jobs. */
+/* Weight gradient: a job is a block of dw, and its fold runs inside it, so that partial sums
+   stay in the cache. The more rows a block has, the less often x is read; but they are halved
+   while there are too few jobs. */
 #define SEQPAR__WB_OUT 192
 #define SEQPAR__WB_IN  256
 typedef struct seqpar__weight_work {
@@ -11338,11 +11346,12 @@ static seqpar_status seqpar__rows_run(seqpar_device *device, int64_t rows, const
     return seqpar__parallel_runs(device, (rows + 31) / 32, 0, seqpar__rows_job, &w);
 }
 
-/* Sums within a row: 64 lanes by index, what is beyond the last 64 elements to the first 16
-   of them; folded as a fixed tree. Calls step on the n elements of some arrays, a vector of
-   each at a time; sums[3 u] and the two after it belong to the u-th vector of 64 elements. A
-   last part below 16 is filled up in a buffer, and only of the first `written` arrays comes
-   anything back. */
+/* A row has 64 sums by index, so that their order does not depend on how long vectors are:
+   element i goes to sum i % 64, what is beyond the last 64 elements to the first 16 sums, and a
+   fixed tree adds the 64 up. Calls step for the n elements of some arrays, a vector of each at
+   a time, with its constants k; sums[3 u] and the two after it are those of the u-th vector of
+   64 elements. A last part below 16 is filled up in a buffer, and only the first `written`
+   arrays are written back. */
 typedef void (*seqpar__step_fn)(const seqpar__v *k, seqpar__v *sums, float *const *x);
 #define SEQPAR__SUMS   (3 * 64 / SEQPAR__VL)
 #define SEQPAR__ARRAYS 7
@@ -11689,10 +11698,10 @@ static void seqpar__tile_ranges(seqpar__attn_tile *t) {
 #define SEQPAR__FETCH(p) ((void)(p))
 #endif
 
-/* Between two calls of one rank others have run, and what they left in the cache is not what
-   this one reads. So a job names what it will combine with, what the next one packs and
-   where that one writes, and its kernel fetches some lines of that between its products: few
-   at a time, or it waits for them. */
+/* Where ranks share a machine, others have run between two calls of one rank and have left
+   their own data in the cache. So a job notes what it will combine with, what the next one
+   packs and where that one writes, and its kernel fetches some lines of that between its
+   products: a few at a time, as it would have to wait for more. */
 static void seqpar__ahead_add(seqpar__attn_job *j, const void *at, int64_t bytes,
                               int64_t stride, int64_t rows) {
     int n = j->ahead_count;
@@ -11732,7 +11741,7 @@ static void seqpar__ahead_next(seqpar__attn_job *j, const seqpar__attn_job *next
                       a->heads * row, next->count);
 }
 
-/* A value that is kept, in one run */
+/* A stored value, which is contiguous */
 static void seqpar__ahead_value(seqpar__attn_job *j, const char *at, int64_t count) {
     int64_t run = 1024;
     seqpar__ahead_add(j, at, run, run,
@@ -11745,8 +11754,8 @@ static void seqpar__ahead_loads(seqpar__attn_job *j) {
             seqpar__ahead_value(j, seqpar__attn_place(j, j->task->program[i].index), j->count);
 }
 
-/* What the next job reads, and where its values come into being: to write is to fetch, too.
-   Last what this one loads: that is fetched first. */
+/* What the next job reads, and where it computes its values, as lines are fetched to be
+   written, too. What this job loads is noted last, so it is fetched first. */
 static void seqpar__cpu_ahead(seqpar__attn_job *j, const seqpar__attn_job *next,
                               const seqpar__machine *machine) {
     const seqpar_fold_op *program;
@@ -11783,8 +11792,9 @@ static void seqpar__tile_products(const seqpar__attn_tile *t, float *s, int64_t 
 static const float seqpar__ones[32] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
                                        1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
-/* to (columns, d) = to keep + (s^T . rows), over the tile's rows first .. last, rising; keep
-   NULL: to = .. With step 1 the other way round: to (rows, d) = to keep + (s . columns). */
+/* to (count, d) = to keep + x . b, over first .. last of the depth, rising; keep NULL: x . b
+   alone. Element (i, k) of x is s[i * row + k * step]: a tile by columns if row is 1, by rows
+   if step is 1. */
 static void seqpar__tile_add(float *to, int64_t d, const float *s, int64_t row, int64_t step,
                              seqpar__operand b, int64_t count, int64_t first, int64_t last,
                              const float *keep) {
@@ -11958,7 +11968,7 @@ static void seqpar__cpu_forward_leaf(void *user, void *value, int64_t index, int
     j->flops += 4 * d * t.pairs;
 }
 
-/* What two states of up to QT rows are multiplied by where both have seen something; the new
+/* What two states of up to QT rows are multiplied by where both have seen a key, and the new
    maxima */
 static void seqpar__state_factors(int64_t rows, const float *m, const float *m2, float *a,
                                   float *b, float *top) {
@@ -12098,8 +12108,8 @@ static void seqpar__backward_tile(const seqpar__attn_tile *t, float *ds, seqpar_
                      t->query_high, keep);
 }
 
-/* What a tile that nothing is seen of gives: 0, which makes a sum of -0 one of 0, as adding
-   a leaf of zeros does. */
+/* What a tile without a visible pair gives: zeros. They are added, as a sum of -0 becomes 0 by
+   that, and does where the zeros are a leaf of their own. */
 static void seqpar__add_nothing(float *to, int64_t count, int fresh) {
     if (fresh)
         memset(to, 0, (size_t)count * sizeof *to);
@@ -12255,11 +12265,11 @@ static void seqpar__cpu_rmsnorm_row(const void *args, int64_t t) {
 SEQPAR__OP(seqpar__cpu_rmsnorm, rmsnorm,
            seqpar__rows_run(device, a->rows, a, seqpar__cpu_rmsnorm_row))
 
-/* Memory is read once: a job is a leaf, its rows and its sum for the gain; the fold takes
-   the sums from `leaf`. Where leaves are not just the rows, one after the other, a job is a
-   run of rows, and the fold computes its leaves. The first of the two passes over a row
-   fetches the dx of the second, the second x and dy two rows on, or memory would rest in
-   between. */
+/* Where the leaves are just the rows, one after the other, memory is read once: a job is a
+   leaf, computes dx of its rows and their sum for the gain, and the fold takes the sums from
+   `leaf`. Elsewhere a job is a run of rows, and the fold computes its leaves. A row takes two
+   passes: the first fetches the dx of the second, the second the x and dy two rows on, or
+   memory would rest in between. */
 typedef struct seqpar__norm_work {
     const seqpar_rmsnorm_grad_args *args;
     float *leaf;
@@ -12433,10 +12443,11 @@ static float seqpar__seed32(const void *seeds, int64_t t) {
 }
 
 /* A row is worked off in blocks. Logarithms are to base 2. Exponents are counted from the
-   highest logit so far, or a little below; its rounding is not an error. While a block is
-   worked off, the highest of the next one is looked for: no pass over the row looks for the
-   highest alone. Exponentials take the place of logits, and become a gradient while the next
-   row's are taken: otherwise memory would wait for arithmetic, then arithmetic for memory. */
+   highest logit so far, rounded, or from a little below it; any number near it would do. While
+   a block is worked off, the highest logit of the next one is found, so that no pass over the
+   row is for that alone. Exponentials take the place of the logits; they become a gradient
+   while those of the next row are computed: otherwise memory would wait for arithmetic, then
+   arithmetic for memory. */
 #define SEQPAR__VOCAB_BLOCK        128
 #define SEQPAR__VOCAB_PARTS(vocab) ((vocab) / SEQPAR__VOCAB_BLOCK + 1) /* at most */
 #define SEQPAR__VOCAB_AHEAD \
@@ -12462,7 +12473,8 @@ typedef struct seqpar__vocab {
     seqpar__v sums[SEQPAR__SUMS];
 } seqpar__vocab;
 
-/* A vector of the row, and the one to come. far: k[1] would not hold both its parts */
+/* A vector of the row, and the one to come. far: `from` is so large that SIXTEENTHS - from,
+   k[1], is rounded */
 SEQPAR__TEMPLATE void seqpar__vocab_step(const seqpar__v *k, seqpar__v *sums, float *x,
                                          const float *next, const int keep, const int entropy,
                                          const int far) {
@@ -12576,10 +12588,11 @@ static void seqpar__vocab_scale(const seqpar__vocab *h, int64_t begin, int64_t e
     }
 }
 
-/* Above it whole blocks are counted from higher up; one rule, whether the loop ends there or
-   where the row before has a part. */
+/* A block with a logit above it is counted from a higher number. The rule is the same whether
+   the loop ends there or where a part of the row before ends. */
 static float seqpar__vocab_limit(float from) { return (from + 2.0f) / SEQPAR__LOG2E; }
-/* Works off some more, and as many of the row before. Returns how many. */
+/* Works off elements of the row from `begin` on, and as many of the row before. Returns how
+   many. */
 static int64_t seqpar__vocab_count(seqpar__vocab *h, int64_t begin, float from) {
     float *x = h->x + begin, *before = NULL;
     int64_t n = h->vocab - begin, stop = n, done;
@@ -12614,7 +12627,7 @@ static int64_t seqpar__vocab_count(seqpar__vocab *h, int64_t begin, float from) 
     return done;
 }
 
-/* The sums, now counted from another. */
+/* Makes the sums, counted from one number, those counted from another. */
 static void seqpar__vocab_recount(seqpar__vocab *h, float from, float to) {
     seqpar__v *sums = h->sums;
     seqpar__v factor = seqpar__vsplat(seqpar__pow2f(from - to));
@@ -13003,7 +13016,8 @@ static void seqpar__own_backward_leaf(void *user, void *dq, int64_t index, int e
                                 seqpar__element(o.result[1 + i / n], i % n, kernel->storage));
 }
 
-/* Of a call with query tasks, whose programs name the longest chunk of any rank. */
+/* Prepares a kernel for a call with query tasks, whose programs name the longest piece of any
+   rank. */
 static seqpar_status seqpar__own_start(seqpar_device *device, const seqpar_attn_args *a,
                                        seqpar__attn_kernel *kernel) {
     int64_t rows = 1;
