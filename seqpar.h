@@ -1938,9 +1938,10 @@ __thread int64_t seqpar__work = 0;
 /* =============================================================================================
    >>util  errors, memory, random numbers, exp and log
 
-   Everything that would otherwise be left to libc or the compiler and could differ: random
-   numbers by counter (Philox), exp and log with known error, one place where errors are
-   written. The first error of a rank wins.
+   What libc or the compiler would do differently from machine to machine is written out here:
+   random numbers by counter (Philox), so that a number depends on its place and not on how
+   many were drawn before; exp and log, whose bits every rank must agree on. And the one place
+   where errors are written: the first error of a rank is kept, since later ones follow from it.
    ========================================================================================== */
 
 SEQPAR_DEF seqpar_status seqpar_fail(seqpar_error *error, seqpar_status status,
@@ -2656,10 +2657,16 @@ static seqpar_status seqpar__fold_partial(seqpar__partial *p, const int64_t *pre
 /* =============================================================================================
    >>pack  documents to rows
 
-   Documents become rows: in falling length, each into the first row with room (ties by
-   number), a unit always whole. Targets are shifted here, once, before any split: the target
-   of a token is the next token of its document, and the last one has none. A split then
-   only deals out what is already beside each token.
+   Documents of many lengths become rows of nearly equal length, so that little is padded. Units
+   of documents go in falling length into the first row with room (ties by number); a unit is
+   always whole.
+
+       documents   A A A A A   B B B   C C          row 0    A A A A A B B B
+       targets     A A A A -   B B -   C -          row 1    C C
+
+   Targets are shifted here, once, before any split: the target of a token is the next token of
+   its document, and the last token has none (-). A split then deals out what already stands
+   beside each token, and loses no target where it cuts.
    ========================================================================================== */
 
 SEQPAR_DEF int64_t seqpar_grid_default_chunks(int64_t tokens) {
@@ -3015,15 +3022,18 @@ SEQPAR_DEF void seqpar_batch_free(seqpar_batch *batch) {
 /* =============================================================================================
    >>split  who holds which token
 
-   Whole chunks go to ranks, so that a rank's sums are nodes of the same tree. Who holds what,
-   for 16 chunks and 4 ranks:
+   A layout deals the chunks of a row to the ranks of a sequence. Ranks hold whole chunks, so
+   that the sum over a chunk is one leaf of a fold on one rank. With 16 chunks and 4 ranks:
 
        contiguous   0 0 0 0 1 1 1 1 2 2 2 2 3 3 3 3
-       zigzag       0 0 1 1 2 2 3 3 3 3 2 2 1 1 0 0   equal work under a causal mask
+       zigzag       0 0 1 1 2 2 3 3 3 3 2 2 1 1 0 0
 
-   Stripe deals single tokens (0 1 2 3 0 1 2 3 ...), zigzag-doc folds every document by
-   itself; both cut through chunks and keep the error rule. A share is a list of pieces, each
-   a run of tokens of one chunk; ranks may be left without any.
+   Under a causal mask late tokens have more work; a zigzag gives each rank early and late ones,
+   and all the same work. Two layouts cut through chunks, and keep the error rule: stripe deals
+   single tokens (0 1 2 3 0 1 2 3 ...), zigzag-doc makes a zigzag of every document.
+
+   A share is a list of pieces, each the tokens that a rank holds of one chunk. A rank may have
+   none.
    ========================================================================================== */
 
 SEQPAR_DEF const seqpar_layout *seqpar_layout_at(int layout) {
@@ -3052,8 +3062,8 @@ static const char *seqpar__choices(char *text, size_t size, const char *name(int
     return text;
 }
 
-/* Leaves of the folds over tokens: row in the high half, part of the row below. Nobody else
-   takes a leaf apart: a piece says which row it is of. */
+/* Number of a leaf in the folds over tokens: row in the high half, part of the row below.
+   Only this chapter knows; others ask a piece for its row. */
 #define SEQPAR__LEAF_BITS 32
 static int64_t seqpar__leaf(int64_t row_index, int64_t part) {
     return (row_index << SEQPAR__LEAF_BITS) + part;
@@ -3063,7 +3073,7 @@ static int64_t seqpar__leaf_part(int64_t leaf) {
     return leaf & ((INT64_C(1) << SEQPAR__LEAF_BITS) - 1);
 }
 
-/* Zigzag: slots go to the ranks and back. */
+/* Slots 0, 1, ... go to the ranks 0 to P - 1, and the second half back from P - 1 to 0. */
 static int64_t seqpar__slot_rank(int64_t slot, int64_t sp_size) {
     int64_t mirror = 2 * sp_size - 1 - slot;
     return slot < sp_size ? slot : mirror;
@@ -3135,8 +3145,8 @@ static seqpar_status seqpar__check_split(seqpar_error *error, const seqpar_row *
     return SEQPAR_OK;
 }
 
-/* Stripe deals every chunk to all ranks, so that a rank's attention plan names about
-   chunks^2 sp_size / 2 pairs of pieces: many ranks take neighbouring chunks together. */
+/* Stripe deals every chunk to all ranks, so a rank's attention would plan about chunks^2
+   sp_size / 2 pairs of pieces. With many ranks neighbouring chunks are taken together. */
 #define SEQPAR__STRIPE_PAIRS (INT64_C(1) << 23)
 static int64_t seqpar__stripe_parts(int64_t chunks, int64_t sp_size) {
     while (sp_size > 1 && chunks > 1 && chunks > SEQPAR__STRIPE_PAIRS / sp_size / chunks)
@@ -3144,7 +3154,7 @@ static int64_t seqpar__stripe_parts(int64_t chunks, int64_t sp_size) {
     return chunks;
 }
 
-/* Tokens from chunk `chunk` to the begin of `chunk_end`; pads are nobody's. */
+/* The tokens of the chunks [chunk, chunk_end); pads are left out. */
 static seqpar_piece seqpar__chunk_piece(const seqpar_row *row, int64_t chunk,
                                         int64_t chunk_end) {
     seqpar_piece p;
@@ -3159,7 +3169,7 @@ static seqpar_piece seqpar__chunk_piece(const seqpar_row *row, int64_t chunk,
     return p;
 }
 
-/* Every sp_size-th token of it; leaves have a finer level for the ranks. */
+/* Every sp_size-th token of a piece. Its leaf gets more levels, one leaf for each rank. */
 static seqpar_piece seqpar__stripe_piece(seqpar_piece whole, int64_t sp_size, int64_t sp_rank) {
     seqpar_piece p = whole;
     int64_t fine = 1, end = whole.start + whole.count;
@@ -3198,7 +3208,7 @@ typedef struct seqpar__splitting {
     seqpar_share *shares;
     int64_t *capacity, sp_size, only; /* only: -1: all */
     const seqpar_layout *layout;
-    /* seqpar__sorted_key of all pieces, as they come: by leaf */
+    /* seqpar__sorted_key of all pieces, in the order in which they are dealt: by leaf */
     void *order;
     int64_t count, order_capacity, expected; /* expected: pieces of all ranks, about */
 } seqpar__splitting;
@@ -3682,7 +3692,7 @@ SEQPAR_DEF seqpar_status seqpar_comm_broadcast(seqpar_comm *comm, void *data, in
     return status;
 }
 
-/* Ranks of one process: buffers may lie in the memory of a device that all of them share. */
+/* Between ranks of one process. With a device each buffer may be its memory or the host's. */
 static void seqpar__comm_copy(seqpar_device *device, void *to, const void *from,
                               int64_t bytes) {
     if (bytes && device)
