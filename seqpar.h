@@ -10884,43 +10884,51 @@ SEQPAR__TEMPLATE seqpar__v seqpar__vpow2(seqpar__v t) {
 #define SEQPAR__ROLLED
 #endif
 
-/* c (count, NR) = a (count, depth) . b (depth, NR): one fma chain per element, whatever
-   `count` is. It begins with c if it goes `on`, else with 0; then with `keep` at last c[i]
-   keep[i] is added. Element (i, k) of a at a[i * row + k * step], row k of b at b + k * ldb.
-   half: VL columns, not NR. */
-SEQPAR__TEMPLATE void seqpar__tile(const int half, const int count, int64_t depth,
-                                   const float *a, int64_t row, int64_t step, const float *b,
-                                   int64_t ldb, float *c, int64_t ldc, int on,
-                                   const float *keep) {
+/* The operands of tiles: c (rows, NR) = a (rows, depth) . b (depth, NR). */
+typedef struct seqpar__strip {
+    float *c;
+    int64_t ldc;
+    const float *a; /* element (i, k) at a[i * a_row + k * a_step] */
+    int64_t a_row, a_step;
+    const float *b; /* row k at b + k * ldb */
+    int64_t ldb, depth;
+    int on;            /* sums begin with c, else with 0 */
+    const float *keep; /* NULL, or (rows): at last c[i] keep[i] is added */
+} seqpar__strip;
+
+/* `count` rows of a strip: one fma chain per element, whatever `count` is. half: VL columns,
+   not NR. */
+SEQPAR__TEMPLATE void seqpar__tile(const int half, const int count, const seqpar__strip *s) {
+    const float *a = s->a, *b = s->b;
     seqpar__v left[SEQPAR__MR], right[SEQPAR__MR];
     SEQPAR__UNROLL
     for (int i = 0; i < count; i++) {
         left[i] = right[i] = seqpar__vsplat(0.0f);
-        if (!on) continue;
-        left[i] = seqpar__vload(c + i * ldc);
-        if (!half) right[i] = seqpar__vload(c + i * ldc + SEQPAR__VL);
+        if (!s->on) continue;
+        left[i] = seqpar__vload(s->c + i * s->ldc);
+        if (!half) right[i] = seqpar__vload(s->c + i * s->ldc + SEQPAR__VL);
     }
     SEQPAR__ROLLED /* sums of more than one turn would not fit into the registers */
-    for (int64_t k = 0; k < depth; k++, a += step, b += ldb) {
+    for (int64_t k = 0; k < s->depth; k++, a += s->a_step, b += s->ldb) {
         seqpar__v b0 = seqpar__vload(b), b1 = half ? b0 : seqpar__vload(b + SEQPAR__VL);
         SEQPAR__UNROLL
         for (int i = 0; i < count; i++) {
-            seqpar__v x = seqpar__vsplat(a[i * row]);
+            seqpar__v x = seqpar__vsplat(a[i * s->a_row]);
             left[i] = seqpar__vfma(x, b0, left[i]);
             if (!half) right[i] = seqpar__vfma(x, b1, right[i]);
         }
     }
     SEQPAR__UNROLL
     for (int i = 0; i < count; i++) {
-        if (keep)
-            left[i] = seqpar__vfma(seqpar__vload(c + i * ldc), seqpar__vsplat(keep[i]),
-                                   left[i]);
-        seqpar__vstore(c + i * ldc, left[i]);
+        float *c = s->c + i * s->ldc;
+        if (s->keep)
+            left[i] = seqpar__vfma(seqpar__vload(c), seqpar__vsplat(s->keep[i]), left[i]);
+        seqpar__vstore(c, left[i]);
         if (half) continue;
-        if (keep)
-            right[i] = seqpar__vfma(seqpar__vload(c + i * ldc + SEQPAR__VL),
-                                    seqpar__vsplat(keep[i]), right[i]);
-        seqpar__vstore(c + i * ldc + SEQPAR__VL, right[i]);
+        if (s->keep)
+            right[i] = seqpar__vfma(seqpar__vload(c + SEQPAR__VL), seqpar__vsplat(s->keep[i]),
+                                    right[i]);
+        seqpar__vstore(c + SEQPAR__VL, right[i]);
     }
 }
 
@@ -10934,45 +10942,40 @@ static int64_t seqpar__tile_rows(int64_t left) {
     return left >= 4 ? 4 : 1;
 }
 
-/* The same for any number of rows */
-SEQPAR__TEMPLATE void seqpar__tiles(int64_t rows, int64_t depth, const float *a, int64_t row,
-                                    int64_t step, const float *b, int64_t ldb, float *c,
-                                    int64_t ldc, int on, const float *keep) {
+/* Any number of rows, by tiles of the numbers that seqpar__tile_rows gives */
+SEQPAR__TEMPLATE void seqpar__tiles(int64_t rows, seqpar__strip s) {
     int64_t n;
-    for (int64_t i = 0; i < rows; i += n, keep = keep ? keep + n : NULL) {
-        n = seqpar__tile_rows(rows - i);
+    for (; rows > 0; rows -= n, s.a += n * s.a_row, s.c += n * s.ldc) {
+        n = seqpar__tile_rows(rows);
         if (n == SEQPAR__MR)
-            seqpar__tile(0, SEQPAR__MR, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc,
-                         on, keep);
+            seqpar__tile(0, SEQPAR__MR, &s);
         else if (SEQPAR__MR > 8 && n == 8)
-            seqpar__tile(0, 8, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, on,
-                         keep);
+            seqpar__tile(0, 8, &s);
         else if (SEQPAR__MR == 6 && n == 5)
-            seqpar__tile(0, 5, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, on,
-                         keep);
+            seqpar__tile(0, 5, &s);
         else if (SEQPAR__MR == 6 && n == 3)
-            seqpar__tile(0, 3, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, on,
-                         keep);
+            seqpar__tile(0, 3, &s);
         else if (SEQPAR__MR > 4 && n == 4)
-            seqpar__tile(0, 4, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, on,
-                         keep);
+            seqpar__tile(0, 4, &s);
         else
-            seqpar__tile(0, 1, depth, a + i * row, row, step, b, ldb, c + i * ldc, ldc, on,
-                         keep);
+            seqpar__tile(0, 1, &s);
+        s.keep = s.keep ? s.keep + n : NULL;
     }
 }
 
-/* a by rows, and by columns */
+/* The two forms that are not built into their callers: a by rows, and by columns. */
 static void seqpar__tiles_rows(int64_t rows, int64_t depth, const float *a, int64_t row,
                                const float *b, int64_t ldb, float *c, int64_t ldc, int on,
                                const float *keep) {
-    seqpar__tiles(rows, depth, a, row, 1, b, ldb, c, ldc, on, keep);
+    seqpar__strip s = {c, ldc, a, row, 1, b, ldb, depth, on, keep};
+    seqpar__tiles(rows, s);
 }
 
 static void seqpar__tiles_columns(int64_t rows, int64_t depth, const float *a, int64_t step,
                                   const float *b, int64_t ldb, float *c, int64_t ldc, int on,
                                   const float *keep) {
-    seqpar__tiles(rows, depth, a, 1, step, b, ldb, c, ldc, on, keep);
+    seqpar__strip s = {c, ldc, a, 1, step, b, ldb, depth, on, keep};
+    seqpar__tiles(rows, s);
 }
 
 /* Transposes: VL rows of 4 columns at `from` become 4 rows of VL at `to`, times the factor. */
@@ -11059,9 +11062,10 @@ typedef struct seqpar__product {
 
 static void seqpar__product_tile(int64_t rows, int64_t depth, const float *a, int64_t row,
                                  const float *b, float *c, int64_t ldc, int on) {
-    /* fits into the addresses */
+    /* a distance that is known when this is compiled fits into the addresses */
+    seqpar__strip copied = {c, ldc, a, SEQPAR__AC, 1, b, SEQPAR__NR, depth, on, NULL};
     if (row == SEQPAR__AC)
-        seqpar__tiles(rows, depth, a, SEQPAR__AC, 1, b, SEQPAR__NR, c, ldc, on, NULL);
+        seqpar__tiles(rows, copied);
     else if (row)
         seqpar__tiles_rows(rows, depth, a, row, b, SEQPAR__NR, c, ldc, on, NULL);
     else
@@ -11136,17 +11140,16 @@ static void seqpar__product_lanes(const seqpar__product *p, float *x, int64_t j)
         for (int64_t i = 0; i < SEQPAR__VL; i++)
             x[k * SEQPAR__VL + i] = i < p->rows ? p->a[i * p->a_row + k] : 0.0f;
     for (; j < p->columns; j += n) {
-        const float *w = p->b + j * p->b_column;
+        seqpar__strip s = {c,          SEQPAR__VL, p->b + j * p->b_column, p->b_column, 1, x,
+                           SEQPAR__VL, p->depth,   p->accumulate,          NULL};
         n = j + SEQPAR__MR <= p->columns ? SEQPAR__MR : 1;
         for (int64_t k = 0; p->accumulate && k < n; k++)
             for (int64_t i = 0; i < p->rows; i++)
                 c[k * SEQPAR__VL + i] = p->c[i * p->ldc + j + k];
         if (n > 1)
-            seqpar__tile(1, SEQPAR__MR, p->depth, w, p->b_column, 1, x, SEQPAR__VL, c,
-                         SEQPAR__VL, p->accumulate, NULL);
+            seqpar__tile(1, SEQPAR__MR, &s);
         else
-            seqpar__tile(1, 1, p->depth, w, p->b_column, 1, x, SEQPAR__VL, c, SEQPAR__VL,
-                         p->accumulate, NULL);
+            seqpar__tile(1, 1, &s);
         for (int64_t k = 0; k < n; k++)
             for (int64_t i = 0; i < p->rows; i++)
                 p->c[i * p->ldc + j + k] = c[k * SEQPAR__VL + i];
@@ -11784,18 +11787,17 @@ static void seqpar__cpu_ahead(seqpar__attn_job *j, const seqpar__attn_job *next,
     seqpar__ahead_next(j, next);
 }
 
-/* Rows first .. last of the tile: products of the row tokens with the columns, which begin
-   at number `column` of the piece. */
+/* Rows first .. last of the tile: products of the row tokens with QT columns. */
 static void seqpar__tile_products(const seqpar__attn_tile *t, float *s, int64_t ld,
                                   const float *rows, int64_t stride, const float *columns,
-                                  int64_t column, int64_t first, int64_t last) {
-    int64_t d = t->args->head_dim;
+                                  int64_t first, int64_t last) {
+    int64_t d = t->args->head_dim, n;
     for (int64_t c = 0; c < SEQPAR__QT; c += SEQPAR__NR)
-        for (int64_t r = first; r < last; r += seqpar__tile_rows(last - r)) {
+        for (int64_t r = first; r < last; r += n) {
+            n = seqpar__tile_rows(last - r);
             seqpar__ahead_fetch(t->job);
-            seqpar__tiles_rows(seqpar__tile_rows(last - r), d, rows + r * stride, stride,
-                               columns + (column + c) * d, SEQPAR__NR, s + r * ld + c, ld, 0,
-                               NULL);
+            seqpar__tiles_rows(n, d, rows + r * stride, stride, columns + c * d, SEQPAR__NR,
+                               s + r * ld + c, ld, 0, NULL);
         }
 }
 
@@ -11937,7 +11939,8 @@ static void seqpar__cpu_forward_tile(seqpar__attn_tile *t, seqpar__operand value
         return;
     }
     seqpar__tile_products(t, t->s, SEQPAR__QT, seqpar__tile_keys(t, a->k, t->keys->k_row),
-                          a->head_count * d, t->columns[0], t->query, t->key_low, t->key_high);
+                          a->head_count * d, t->columns[0] + t->query * d, t->key_low,
+                          t->key_high);
     if (a->softcap > 0) seqpar__tile_cap(t, t->key_low, t->key_high);
     seqpar__tile_softmax(t, m, l, factor);
     if (a->dropout > 0) {
@@ -12108,9 +12111,9 @@ static void seqpar__backward_tile(const seqpar__attn_tile *t, float *ds, seqpar_
     int64_t d = a->head_dim, stride = a->heads * d;
     const float *keep = t->fresh_keys ? NULL : seqpar__ones;
     seqpar__tile_products(t, t->s, SEQPAR__QT, seqpar__tile_queries(t, a->q), stride,
-                          t->columns[0], t->key, t->query_low, t->query_high);
+                          t->columns[0] + t->key * d, t->query_low, t->query_high);
     seqpar__tile_products(t, ds, SEQPAR__KT, seqpar__tile_queries(t, a->dout), stride,
-                          t->columns[1], t->key, t->query_low, t->query_high);
+                          t->columns[1] + t->key * d, t->query_low, t->query_high);
     seqpar__tile_backward(t, ds);
     seqpar__tile_add(dk + t->key * d, d, ds, 1, SEQPAR__KT, q, t->key_count, t->query_low,
                      t->query_high, keep);
