@@ -1697,8 +1697,12 @@ int main(int argc, char **argv) {
     TEST(test_own_kernel(SEQPAR_DTYPE_F64, 1e-13));
     TEST(test_own_kernel(SEQPAR_DTYPE_F32, 3e-6));
     TEST(test_own_kernel(SEQPAR_DTYPE_BF16, 2e-2));
-    for (int device = 0; device <= 2; device++) TEST(test_own_attention(device));
-    for (int device = 0; device <= 2; device++) TEST(test_packed(device));
+    TEST(test_own_attention(0));
+    TEST(test_own_attention(1));
+    TEST(test_own_attention(2));
+    TEST(test_packed(0));
+    TEST(test_packed(1));
+    TEST(test_packed(2));
     TEST(test_own_attention_rule());
     TEST(test_own_attention_refused());
     TEST(test_error_slope());

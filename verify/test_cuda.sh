@@ -53,30 +53,37 @@ fi
 
 # Mistakes of the kernels and of the queue must show (verify/faults.tsv): one build that holds them all.
 plain="-w -I. -Ibuild -Idemos/trainer -Iverify -DTEST_CUDA" linked=$(make --no-print-directory -s linked-flags)
-flawed="-std=gnu11 -O2 -march=native -fopenmp -DTEST_FAULTS -Ibuild/faults $plain"
+flawing="-std=gnu11 -O2 -march=native -fopenmp -DTEST_FAULTS -Ibuild/faults $plain"
 make --no-print-directory -s planted build/faults/seqpar.o build/faults/cuda_on_cpu.o >$out/planted.log 2>&1 || fail cuda_faults_planted "$(grep -m 1 -E 'error|fault' $out/planted.log)"
 for suite in attn device queue cublas; do
-    ${CC:-cc} $flawed verify/test_$suite.c $linked build/faults/seqpar.o build/faults/cuda_on_cpu.o -o $out/flawed_$suite -lcjson -lm -lpthread -ldl -lstdc++ 2>$out/flawed_$suite.log || fail cuda_faults_$suite "does not build: $(grep -m 1 error $out/flawed_$suite.log)"
+    ${CC:-cc} $flawing verify/test_$suite.c $linked build/faults/seqpar.o build/faults/cuda_on_cpu.o -o $out/flawed_$suite -lcjson -lm -lpthread -ldl -lstdc++ 2>$out/flawed_$suite.log || fail cuda_faults_$suite "does not build: $(grep -m 1 error $out/flawed_$suite.log)"
 done
-flaw() { # NUMBER SUITE WHAT
-    local seed
-    for seed in 1 2 3; do # ranks race: another order may be needed to see it
-        { SEQPAR_FAULT=$1 TEST_FIRST=1 timeout 600 $out/flawed_$2 --seed $seed >$out/fault_$1.log 2>&1; } 2>/dev/null
-        case $? in 0) ;; 126 | 127) fail "cuda_fault_$1" "test_$2 was not built"; return ;; 124) fail "cuda_fault_$1" "$3: test_$2 ran out of time"; return ;; *) pass "cuda_fault_$1 $3: seen by $2"; return ;; esac
-        [ $2 = queue ] || break
-    done
-    fail "cuda_fault_$1" "$3: test_$2 stays green"
+rows() { awk -F'\t' '$2 ~ /^cuda / && $2 !~ /sanitized/ { sub("cuda ", "", $2); print $1 "|" $2 "|" $4 }' verify/faults.tsv; }
+flawed() { # NUMBER SUITE[:TEXT] SEED: of a long suite the tests that begin with TEXT
+    local suite=${2%%:*} only=${2#"${2%%:*}"}
+    { env ${only:+TEST_ONLY="${only#:}"} SEQPAR_FAULT="$1" TEST_FIRST=1 timeout 900 $out/flawed_"$suite" --seed "$3" >$out/fault_"$1".log 2>&1; } 2>/dev/null
 }
-for suite in attn device queue cublas; do # the controls: none may be red without a fault
-    if SEQPAR_FAULT=0 timeout 900 $out/flawed_$suite >$out/fault_0.log 2>&1; then pass cuda_fault_none_$suite; else fail cuda_fault_none_$suite "$(grep -m 1 FAIL $out/fault_0.log)"; fi
+flaw() { # NUMBER SUITE WHAT
+    local seed suite=${2%%:*}
+    for seed in 1 2 3; do # ranks race: another order may be needed to see it
+        flawed "$1" "$2" $seed
+        case $? in 0 | 2) ;; 126 | 127) fail "cuda_fault_$1" "test_$suite was not built"; return ;; 124) fail "cuda_fault_$1" "$3: test_$suite ran out of time"; return ;; *) pass "cuda_fault_$1 $3: seen by $suite"; return ;; esac
+        [ $suite = queue ] || break
+    done
+    fail "cuda_fault_$1" "$3: test_$suite stays green"
+}
+# The controls: none may be red without a fault. check: of a long suite what is needed below.
+needed() { [ -n "$TEST_ALL" ] || rows | cut -d'|' -f2 | sed -n "s/^$1://p" | sort -u | paste -sd+ -; }
+for suite in attn device queue cublas; do
+    if flawed 0 "$suite:$(needed $suite)" 1; then pass cuda_fault_none_$suite; else fail cuda_fault_none_$suite "$(grep -m 1 FAIL $out/fault_0.log)"; fi
 done
-while IFS='|' read -r number suite what; do flaw "$number" "$suite" "$what"; done < <(awk -F'\t' '$2 ~ /^cuda / && $2 !~ /sanitized/ { sub("cuda ", "", $2); print $1 "|" $2 "|" $4 }' verify/faults.tsv)
+while IFS='|' read -r number suite what; do flaw "$number" "$suite" "$what"; done < <(rows)
 
 # The kernels under AddressSanitizer, which knows the fibers, what of shared memory a launch asked for and where an allocation
 # ends, and under UndefinedBehaviorSanitizer (alignment of 16-byte loads too); and that they see a launch with too little.
 sanitizers="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
 sanitized() { # SUITE OBJECT LOG FAULT
-    [ -e $out/san_$1 ] || ${CC:-cc} -std=gnu11 -O1 -g -march=native $sanitizers -DTEST_FAULTS -Ibuild/faults $plain verify/test_"$1".c "$2" -o $out/san_$1 -lm -lpthread -ldl -lstdc++ >$out/$3.log 2>&1 || return 2
+    [ -e $out/san_$1 ] || ${CC:-cc} -std=gnu11 -O1 -g -march=native $sanitizers -DTEST_FAULTS -Ibuild/faults $plain $linked verify/test_"$1".c "$2" build/faults/seqpar.o -o $out/san_$1 -lcjson -lm -lpthread -ldl -lstdc++ >$out/$3.log 2>&1 || return 2
     SEQPAR_FAULT=$4 timeout 900 $out/san_$1 >$out/$3.log 2>&1
 }
 rm -f $out/san_*
@@ -109,7 +116,7 @@ else skip cuda_bench_peer "no python3"; fi
 printf '#include "demos/train_sft.c"\n#include "seqpar_cuda.cu"\n' >$out/included.c
 included() {
     make --no-print-directory build/options.inc build/make_arith && build/make_arith $out/arith.jsonl 6 7 || return
-    ${CXX:-c++} -std=c++20 -O1 -march=native -w -fopenmp -DDEMO_CUDA -I. -Ibuild -Idemos -Idemos/trainer -x c++ -include verify/cuda_on_cpu.h $out/included.c -o $out/included -lcjson -lm -lpthread || return
+    ${CXX:-c++} -std=c++20 -O0 -march=native -w -fopenmp -DDEMO_CUDA -I. -Ibuild -Idemos -Idemos/trainer -x c++ -include verify/cuda_on_cpu.h $out/included.c -o $out/included -lcjson -lm -lpthread || return
     for ranks in 1 2; do
         mkdir -p $out/included_$ranks
         timeout 300 $out/included --device cuda --dataset $out/arith.jsonl --input_key question --output_key answer --train_batch_size 4 --max_steps 1 --num_hidden_layers 1 --hidden_size 16 --ring_attn_size $ranks --save_path $out/included_$ranks || return
@@ -124,7 +131,7 @@ if included >$out/included.log 2>&1; then pass cuda_included_in_a_trainer; else 
 [ -n "$nvcc" ] || { skip cuda_nvcc "no nvcc"; finish; }
 wait
 # The demos as CUDA C++: one of each kind is built, the small one runs (it needs no GPU).
-if make --no-print-directory CC="$nvcc" build/nvcc/01_ring build/nvcc/train_dpo >$out/demos.log 2>&1 && build/nvcc/01_ring | grep -q 'identical bits: yes'; then pass cuda_demos_nvcc
+if make --no-print-directory CC="$nvcc" OPT=-O1 build/nvcc/01_ring build/nvcc/train_dpo >$out/demos.log 2>&1 && build/nvcc/01_ring | grep -q 'identical bits: yes'; then pass cuda_demos_nvcc
 else fail cuda_demos_nvcc "$(grep error $out/demos.log | head -n 1)"; fi
 for target in $targets; do
     if [ -e $out/sm_"$target".failed ]; then fail "cuda_builds_sm_$target" "$(grep error $out/sm_"$target".log | head -n 1)"; continue; fi

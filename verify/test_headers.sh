@@ -223,8 +223,11 @@ job bits_gcc_O2_units "gcc -std=gnu11 -O2 $machine -I. -Iverify $out/model_calls
 bits bits_gcc_O2_contract_off "gcc -std=gnu11 -O2 -ffp-contract=off $machine" # gnu11 alone means fast
 if has clang; then bits bits_clang_O2 "clang -std=gnu11 -O2 $machine"; bits bits_clang_O3 "clang -std=gnu11 -O3 $machine"; fi
 # The products of these two have other vectors, so their fp32 bits are their own; test_attn must be green all the same.
-if [ -n "$machine" ]; then job attn_x86_64_v3 "gcc -std=gnu11 -O2 $machine -I. -Iverify verify/test_attn.c -o $out/attn_v3 -lm -lpthread && $out/attn_v3"; fi
-job attn_baseline "gcc -std=gnu11 -O2 -I. -Iverify verify/test_attn.c -o $out/attn_base -lm -lpthread && $out/attn_base"
+# check: what is of fp32 and not of the host alone.
+only=""
+[ -n "$TEST_ALL" ] || only="env TEST_ONLY='test_truth(0)+test_bits(0)+test_product+test_vanishing+test_lengths+test_long_chunks(1)+test_relaxed_truth(0)'"
+if [ -n "$machine" ]; then job attn_x86_64_v3 "gcc -std=gnu11 -O2 $machine -I. -Iverify verify/test_attn.c -o $out/attn_v3 -lm -lpthread && $only $out/attn_v3"; fi
+job attn_baseline "gcc -std=gnu11 -O2 -I. -Iverify verify/test_attn.c -o $out/attn_base -lm -lpthread && $only $out/attn_base"
 
 # ---- contraction: without SEQPAR_NO_FMA the compiler may add no fused operation, with it there may be none at all ----
 fused() { echo "objdump -d --no-show-raw-insn $1 | { grep -cE 'vfn?m(add|sub)' || true; }"; }
