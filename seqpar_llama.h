@@ -69,9 +69,11 @@ typedef struct seqpar_llama_run {
     /* keep (x, out, lse) per layer, compute the rest again in backward */
     int recompute;
     /* logits rows held at a time; 0: as in seqpar_vocab_desc.rows_max */
-    int64_t head_rows;
+    int64_t vocab_rows;
     int64_t ulysses_size; /* ranks that exchange tokens for heads; 0: 1, or by schedule */
     int relaxed;          /* attention as in seqpar_attn_desc.relaxed */
+    /* attention of your own, as in seqpar_attn_desc.kernel (the error rule); NULL: seqpar's */
+    const seqpar_attn_kernel *kernel;
     /* of log-probs and entropy, that of the sampling; 0: 1. It does change the numbers */
     double temperature;
 } seqpar_llama_run;
@@ -509,6 +511,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_batch(seqpar_ctx *ctx, seqpar_llama *
     desc.heads_k_stride = run->heads_k_stride;
     desc.ulysses_size = run->ulysses_size;
     desc.relaxed = run->relaxed;
+    desc.kernel = run->kernel;
     SEQPAR__LLAMA_TRY(seqpar_attn_open(ctx, &b->attn, rows, row_count, &desc));
     b->share = seqpar_attn_share(b->attn);
     b->tokens = b->share->tokens;
@@ -928,7 +931,7 @@ static seqpar_vocab_desc seqpar__llama_vocab_desc(const seqpar_llama *m,
     seqpar_vocab_desc d;
     d.hidden = m->config.hidden;
     d.vocab = m->config.vocab;
-    d.rows_max = b->run.head_rows;
+    d.rows_max = b->run.vocab_rows;
     d.temperature = b->run.temperature;
     return d;
 }

@@ -13,12 +13,13 @@
 #include "kept.h"
 
 typedef struct model_way { /* how to do it */
-    int64_t dp, sp, accumulation, threads, heads_k_stride, head_rows, steps;
+    int64_t dp, sp, accumulation, threads, heads_k_stride, vocab_rows, steps;
     /* reference: test_device */
     int layout, schedule, zero_stage, recompute, reference, optimizer;
     const seqpar_inject_desc *inject;
     int64_t inject_rank; /* only this rank is disturbed; -1: all */
     int64_t ulysses_size;
+    const seqpar_attn_kernel *kernel; /* attention of one's own */
 } model_way;
 
 typedef struct model_task { /* what to do */
@@ -123,8 +124,14 @@ static seqpar_status model_micro(seqpar_ctx *ctx, const model_job *job, seqpar_l
                                  seqpar_optim *optim, int64_t step, int64_t index,
                                  int64_t *leaf, double *value, int64_t *count) {
     const model_task *task = job->task;
-    seqpar_llama_run run = {job->way->layout,    job->way->schedule,  job->way->heads_k_stride,
-                            job->way->recompute, job->way->head_rows, job->way->ulysses_size};
+    const model_way *way = job->way;
+    seqpar_llama_run run = {.layout = way->layout,
+                            .schedule = way->schedule,
+                            .heads_k_stride = way->heads_k_stride,
+                            .recompute = way->recompute,
+                            .vocab_rows = way->vocab_rows,
+                            .ulysses_size = way->ulysses_size,
+                            .kernel = way->kernel};
     seqpar_llama_batch b;
     seqpar_vocab_seeds seeds;
     seqpar_buffer seed[4];

@@ -64,15 +64,15 @@ static void test_ways(int reference, int tied, int64_t ways) {
         w.zero_stage = (int)test_integer(0, 2);
         w.recompute = (int)test_integer(0, 1);
         w.threads = test_integer(1, 2);
-        w.head_rows = (int64_t[]){0, 1, 7, 64}[test_integer(0, 3)];
+        w.vocab_rows = (int64_t[]){0, 1, 7, 64}[test_integer(0, 3)];
         model_run(&task, &w, &other);
         snprintf(what, sizeof what,
                  "D=%lld P=%lld A=%lld %s %s U=%lld zero=%d recompute=%d threads=%lld "
-                 "head_rows=%lld",
+                 "vocab_rows=%lld",
                  (long long)w.dp, (long long)w.sp, (long long)w.accumulation,
                  seqpar_layout_name(w.layout), seqpar_schedule_name(w.schedule),
                  (long long)w.ulysses_size, w.zero_stage, w.recompute, (long long)w.threads,
-                 (long long)w.head_rows);
+                 (long long)w.vocab_rows);
         expect_equal_runs(&other, &one, what);
         test_end("bits_%s_%s %s", (const char *[]){"fp32", "fp64", "bf16"}[reference],
                  tied ? "tied" : "untied", what);

@@ -5,6 +5,7 @@
 #define SEQPAR_LLAMA_IMPLEMENTATION
 #include "run_model.h"
 #include "layouts.h"
+#include "own_attention.h"
 #include "slow.h"
 
 /* ---- documents ---- */
@@ -274,7 +275,7 @@ static model_way random_way(int reference, int64_t kv_heads) {
     w.heads_k_stride = test_integer(0, 1) ? kv_heads : 1;
     w.zero_stage = (int)test_integer(0, 2);
     w.recompute = (int)test_integer(0, 1);
-    w.head_rows = (int64_t[]){0, 1, 5}[test_integer(0, 2)];
+    w.vocab_rows = (int64_t[]){0, 1, 5}[test_integer(0, 2)];
     return w;
 }
 
@@ -969,6 +970,36 @@ static void test_unequal(void) {
     corpus_free(&c);
 }
 
+/* The model with an attention of the user's own in fp64, on several ranks, against its own. */
+static void test_own_attention(void) {
+    corpus c = lopsided_corpus(5, small_config.vocab);
+    truth t;
+    model_result want, got;
+    truth_open(&t, &small_config, &c, (seqpar_pack_desc){.pack_len = 40, .chunks = 8});
+    model_run(&t.task, &plain_reference, &want);
+    for (int64_t sp = 1; sp <= 4; sp++) {
+        own_attention own = {.storage = SEQPAR_DTYPE_F64, .sums = SEQPAR_DTYPE_F64};
+        seqpar_attn_kernel kernel = {step_forward, step_backward, &own};
+        model_way way = plain_reference;
+        way.sp = sp;
+        way.schedule = (int)(sp % SEQPAR_SCHEDULE_COUNT);
+        way.recompute = sp == 3;
+        way.kernel = &kernel;
+        model_run(&t.task, &way, &got);
+        double off = test_distance(got.gradient, want.gradient, want.elements);
+        test_expect(got.status == 0, "%s", got.error.text);
+        test_expect(own.calls > 0, "P=%lld: it is never called", (long long)sp);
+        test_expect(off <= 1e-11, "P=%lld: the gradient is %.2e off", (long long)sp, off);
+        off = fabs(got.loss - want.loss) / want.loss;
+        test_expect(off <= 1e-12, "P=%lld: the loss is %.2e off", (long long)sp, off);
+        model_result_free(&got);
+    }
+    model_result_free(&want);
+    test_end("own_attention_in_the_model");
+    truth_close(&t);
+    corpus_free(&c);
+}
+
 /* Only targets with id 0 are supervised. */
 static corpus zero_target_corpus(int64_t *count) {
     corpus c = corpus_new(7, 4, 15, small_config.vocab);
@@ -1066,7 +1097,7 @@ static void collect_values(seqpar_ctx *ctx, const interleaving *run, const open_
 
 static seqpar_status begin_batch(seqpar_ctx *ctx, const interleaving *run, seqpar_llama *model,
                                  seqpar_optim *optim, open_batch *o, int64_t index) {
-    seqpar_llama_run how = {.layout = run->layout, .recompute = 1, .head_rows = 5};
+    seqpar_llama_run how = {.layout = run->layout, .recompute = 1, .vocab_rows = 5};
     int64_t rows;
     seqpar_status status;
     status = seqpar_step_rows(ctx, optim, index, &o->first, &rows);
@@ -1282,6 +1313,7 @@ int main(int argc, char **argv) {
     TEST(test_pads());
     TEST(test_equivariance());
     TEST(test_unequal());
+    TEST(test_own_attention());
     for (int layout = 0; layout < SEQPAR_LAYOUT_COUNT; layout++)
         if (!layout_on_grid(layout)) TEST(test_cutting(layout));
     TEST(test_directions(200));
