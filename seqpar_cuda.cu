@@ -6,6 +6,8 @@
  * Link it beside a unit with SEQPAR_IMPLEMENTATION and open seqpar_device_cuda(); or include it there. The rest of a
  * program stays as it is: ranks of seqpar_run_threads share one GPU, each with a stream and a device of its own.
  * With -DSEQPAR_CUBLAS (link -lcublas) seqpar_cuda_desc.cublas gives the products of rows to cuBLAS.
+ * -DSEQPAR_CUDA_HEAD_DIM_MAX=64 (96, 128, 256): heads up to this width are compiled in. Each of the four widths takes
+ * nvcc minutes; wider heads are then refused by name.
  *
  *   >>table    what the host keeps: memory, lists uploaded once, launches on one stream
  *   >>tile     16 x 8 tiles on tensor cores: one kernel text for fp32 and bf16 storage; sums are fp32
@@ -13,7 +15,7 @@
  *   >>rows     embedding, norm, RoPE, SwiGLU
  *   >>product  matrix products and weight gradients
  *   >>attn     flash attention from absolute positions
- *   >>head     cross-entropy
+ *   >>vocab    cross-entropy
  *   >>optim    gradient norm, AdamW, SGD
  *
  * Which bits come out. A number hangs on its own row, its fold program and the shapes of the model, on nothing else: a
@@ -29,6 +31,13 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+#ifndef SEQPAR_CUDA_HEAD_DIM_MAX
+#define SEQPAR_CUDA_HEAD_DIM_MAX 256
+#endif
+static_assert(SEQPAR_CUDA_HEAD_DIM_MAX == 64 || SEQPAR_CUDA_HEAD_DIM_MAX == 96 ||
+                  SEQPAR_CUDA_HEAD_DIM_MAX == 128 || SEQPAR_CUDA_HEAD_DIM_MAX == 256,
+              "SEQPAR_CUDA_HEAD_DIM_MAX is 64, 96, 128 or 256");
 
 /* =============================================================================================
    >>table  what the host keeps
@@ -2193,10 +2202,13 @@ static seqpar_status launch_attn_of(cuda_device *self, attn_view *v, int kind) {
 template <class T, bool EXTRAS>
 static seqpar_status launch_attn_by_width(cuda_device *self, attn_view *v, int kind) {
     int64_t d = v->a.head_dim;
-    if (d <= 64) return launch_attn_of<T, 64, EXTRAS>(self, v, kind);
-    if (d <= 96) return launch_attn_of<T, 96, EXTRAS>(self, v, kind);
-    if (d <= 128) return launch_attn_of<T, 128, EXTRAS>(self, v, kind);
-    return launch_attn_of<T, 256, EXTRAS>(self, v, kind);
+    if constexpr (SEQPAR_CUDA_HEAD_DIM_MAX > 128)
+        if (d > 128) return launch_attn_of<T, 256, EXTRAS>(self, v, kind);
+    if constexpr (SEQPAR_CUDA_HEAD_DIM_MAX > 96)
+        if (d > 96) return launch_attn_of<T, 128, EXTRAS>(self, v, kind);
+    if constexpr (SEQPAR_CUDA_HEAD_DIM_MAX > 64)
+        if (d > 64) return launch_attn_of<T, 96, EXTRAS>(self, v, kind);
+    return launch_attn_of<T, 64, EXTRAS>(self, v, kind);
 }
 
 template <class T>
@@ -2207,9 +2219,13 @@ static seqpar_status attn_op(seqpar_device *device, const seqpar_attn_args *a, v
     if (a->task_count < 1) return SEQPAR_OK;
     enter(self, queue);
     int64_t d = a->head_dim;
-    if (d > 256)
+    if (d > SEQPAR_CUDA_HEAD_DIM_MAX)
         return seqpar_fail(device->error, SEQPAR_ERR_HEAD_DIM,
-                           "head_dim is %lld; the CUDA device takes up to 256", (long long)d);
+                           "head_dim is %lld; the CUDA device takes up to %d%s", (long long)d,
+                           SEQPAR_CUDA_HEAD_DIM_MAX,
+                           SEQPAR_CUDA_HEAD_DIM_MAX < 256
+                               ? ", as SEQPAR_CUDA_HEAD_DIM_MAX says; compile it with more"
+                               : "");
     bool extras = a->dropout > 0 || a->softcap > 0;
     seqpar_status status = extras ? launch_attn_by_width<T, true>(self, &v, kind)
                                   : launch_attn_by_width<T, false>(self, &v, kind);
@@ -2362,7 +2378,7 @@ static seqpar_status op_attn_merge(seqpar_device *device, const seqpar_attn_merg
 }
 
 /* =============================================================================================
-   >>head  cross-entropy
+   >>vocab  cross-entropy
    ========================================================================================== */
 
 /* The same sum, or maximum, in all threads of a block; `part` has room for a number a warp. */

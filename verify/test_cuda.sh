@@ -25,9 +25,10 @@ finish() {
 
 # nvcc takes minutes for each target: it works beside the suites.
 nvcc=$(command -v nvcc || true)
-targets=90a # check-all: every target
-[ -n "$TEST_ALL" ] && targets="80 90a" && [ -n "$nvcc" ] && "$nvcc" --list-gpu-arch 2>/dev/null | grep -q compute_100 && targets="$targets 100"
-build() { "$nvcc" -std=c++17 -O3 -fmad=false -Xptxas -v -DSEQPAR_CUBLAS -I. -gencode=arch=compute_"$1",code=sm_"$1" -c seqpar_cuda.cu -o $out/sm_"$1".o >$out/sm_"$1".log 2>&1 || touch $out/sm_"$1".failed; }
+# check: one target and heads up to 64, a quarter of the kernels of attention; check-all: all
+targets=90a widths=-DSEQPAR_CUDA_HEAD_DIM_MAX=64
+[ -n "$TEST_ALL" ] && targets="80 90a" widths="" && [ -n "$nvcc" ] && "$nvcc" --list-gpu-arch 2>/dev/null | grep -q compute_100 && targets="$targets 100"
+build() { "$nvcc" -std=c++17 -O3 -fmad=false -Xptxas -v -DSEQPAR_CUBLAS $widths -I. -gencode=arch=compute_"$1",code=sm_"$1" -c seqpar_cuda.cu -o $out/sm_"$1".o >$out/sm_"$1".log 2>&1 || touch $out/sm_"$1".failed; }
 rm -f $out/sm_*.failed
 [ -n "$nvcc" ] && for target in $targets; do build "$target"; done &
 
@@ -83,7 +84,7 @@ while IFS='|' read -r number suite what; do flaw "$number" "$suite" "$what"; don
 # ends, and under UndefinedBehaviorSanitizer (alignment of 16-byte loads too); and that they see a launch with too little.
 sanitizers="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
 sanitized() { # SUITE OBJECT LOG FAULT
-    [ -e $out/san_$1 ] || ${CC:-cc} -std=gnu11 -O1 -g -march=native $sanitizers -DTEST_FAULTS -Ibuild/faults $plain $linked verify/test_"$1".c "$2" build/faults/seqpar.o -o $out/san_$1 -lcjson -lm -lpthread -ldl -lstdc++ >$out/$3.log 2>&1 || return 2
+    [ -e $out/san_$1 ] || ${CC:-cc} -std=gnu11 -O1 -g -march=native $sanitizers -DTEST_FAULTS -Ibuild/faults $plain $linked verify/test_"$1".c "$2" build/faults/seqpar.o -o $out/san_$1 -fopenmp -lcjson -lm -lpthread -ldl -lstdc++ >$out/$3.log 2>&1 || return 2
     SEQPAR_FAULT=$4 timeout 900 $out/san_$1 >$out/$3.log 2>&1
 }
 rm -f $out/san_*
@@ -112,16 +113,19 @@ if command -v python3 >/dev/null 2>&1; then
     if PYTHONPYCACHEPREFIX=$out python3 -m py_compile bench/peer_torch_gpu.py && python3 bench/peer_torch_gpu.py --list | grep -q '^attention_forward flash'; then pass cuda_bench_peer; else fail cuda_bench_peer "bench/peer_torch_gpu.py"; fi
 else skip cuda_bench_peer "no python3"; fi
 
-# Included instead of linked: a trainer and the device are one unit, whose demos are C++ then.
+# Included instead of linked: a trainer and the device are one unit, whose demos are C++ then. Wider heads than are compiled in
+# are refused.
 printf '#include "demos/train_sft.c"\n#include "seqpar_cuda.cu"\n' >$out/included.c
 included() {
     make --no-print-directory build/options.inc build/make_arith && build/make_arith $out/arith.jsonl 6 7 || return
-    ${CXX:-c++} -std=c++20 -O0 -march=native -w -fopenmp -DDEMO_CUDA -I. -Ibuild -Idemos -Idemos/trainer -x c++ -include verify/cuda_on_cpu.h $out/included.c -o $out/included -lcjson -lm -lpthread || return
+    ${CXX:-c++} -std=c++20 -O1 -march=native -w -fopenmp -DDEMO_CUDA -DSEQPAR_CUDA_HEAD_DIM_MAX=64 -I. -Ibuild -Idemos -Idemos/trainer -x c++ -include verify/cuda_on_cpu.h $out/included.c -o $out/included -lcjson -lm -lpthread || return
     for ranks in 1 2; do
         mkdir -p $out/included_$ranks
         timeout 300 $out/included --device cuda --dataset $out/arith.jsonl --input_key question --output_key answer --train_batch_size 4 --max_steps 1 --num_hidden_layers 1 --hidden_size 16 --ring_attn_size $ranks --save_path $out/included_$ranks || return
     done
     cmp $out/included_1/model.safetensors $out/included_2/model.safetensors || return
+    ! $out/included --device cuda --dataset $out/arith.jsonl --input_key question --output_key answer --max_steps 1 --hidden_size 80 --num_attention_heads 1 >$out/wide.log 2>&1 &&
+        grep -q 'head_dim is 80; the CUDA device takes up to 64, as SEQPAR_CUDA_HEAD_DIM_MAX says' $out/wide.log || return
     ! $out/included --device cuda --cublas --dataset $out/arith.jsonl --input_key question --output_key answer 2>&1 | tee $out/no_cublas.log | grep -q 'compiled without cuBLAS; compile it with' && return 1
     return 0
 }

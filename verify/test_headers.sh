@@ -14,7 +14,7 @@ skip() { echo "skip $1: $2"; skipped=$((skipped + 1)); }
 job() { printf '%s\n%s\n' "$1" "$2" >>$out/jobs; }
 work() { # NAME COMMAND
     local log=$out/log/$1.log
-    if bash -c "set -o pipefail; $2" >"$log" 2>&1; then echo "ok $1"
+    if bash -c "set -o pipefail; $2" >"$log" 2>&1; then echo "ok $1 ($SECONDS s)"
     else echo "FAIL $1: $( (grep -m 1 '^FAIL' "$log" || grep -m 1 -E 'error|undefined|multiple' "$log" || tail -n 1 "$log") | cut -c1-250)"; fi
 }
 export -f work
