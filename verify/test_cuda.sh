@@ -124,7 +124,7 @@ included() {
         timeout 300 $out/included --device cuda --dataset $out/arith.jsonl --input_key question --output_key answer --train_batch_size 4 --max_steps 1 --num_hidden_layers 1 --hidden_size 16 --ring_attn_size $ranks --save_path $out/included_$ranks || return
     done
     cmp $out/included_1/model.safetensors $out/included_2/model.safetensors || return
-    ! $out/included --device cuda --dataset $out/arith.jsonl --input_key question --output_key answer --max_steps 1 --hidden_size 80 --num_attention_heads 1 >$out/wide.log 2>&1 &&
+    ! $out/included --device cuda --dataset $out/arith.jsonl --input_key question --output_key answer --max_steps 1 --num_hidden_layers 1 --hidden_size 16 --head_dim 80 >$out/wide.log 2>&1 &&
         grep -q 'head_dim is 80; the CUDA device takes up to 64, as SEQPAR_CUDA_HEAD_DIM_MAX says' $out/wide.log || return
     ! $out/included --device cuda --cublas --dataset $out/arith.jsonl --input_key question --output_key answer 2>&1 | tee $out/no_cublas.log | grep -q 'compiled without cuBLAS; compile it with' && return 1
     return 0
