@@ -37,11 +37,12 @@ VERIFY = $(if $(filter cuda,$(DEVICE)),build/on_gpu_verify,build/verify_sp)
 verify: setup $(VERIFY)
 	@$(VERIFY) --device $(DEVICE)
 
+# What two suites need is built before them, since they run beside each other.
 # make check SUITES="fold pack" runs some. Suites in C are programs; most shell suites run the demos.
 IN_C = $(patsubst verify/test_%.c,%,$(wildcard $(SUITES:%=verify/test_%.c)))
 RUN_DEMOS = train runs kills processes post bad_input sizes fuzz reward ppo readme
 check: setup
-	@$(MAKE) --no-print-directory -j2 setup $(IN_C:%=build/test_%) $(if $(filter $(RUN_DEMOS),$(SUITES)),$(DEMOS:%=build/%) build/verify_sp build/reward_server_for_tests) $(if $(filter readme,$(SUITES)),build/test_attn build/test_plan)
+	@$(MAKE) --no-print-directory -j2 setup $(IN_C:%=build/test_%) $(if $(filter $(RUN_DEMOS),$(SUITES)),$(DEMOS:%=build/%) build/verify_sp build/reward_server_for_tests) $(if $(filter readme,$(SUITES)),build/test_attn build/test_plan) $(if $(filter faults cuda,$(SUITES)),planted build/faults/seqpar.o)
 	@bash ci/run.sh $(SUITES)
 
 # While editing: under a minute. The library with -O1, the suites that find most, every objective on 2 to 8 ranks.
