@@ -32,13 +32,13 @@ static void bench_chunk(report *r, int64_t tokens, int64_t chunk, seqpar_attn_de
         int first, last;
     } passes[] = {{"forward", forward_call, OUT, LSE}, {"backward", backward_call, DQ, DV}};
     attention way[2];
-    seqpar_comm *self = seqpar_comm_self();
+    seqpar_comm *self[] = {seqpar_comm_self(), seqpar_comm_self()}; /* a device each */
     char shape[48];
     snprintf(shape, sizeof shape, "S=%lld d=%lld %s", (long long)tokens,
              (long long)desc.head_dim, desc.full ? "full" : "causal");
     for (int i = 0; i < 2; i++) {
         desc.relaxed = i;
-        attention_open(&way[i], self, seqpar_device_cpu(1), tokens, chunk, desc);
+        attention_open(&way[i], self[i], seqpar_device_cpu(1), tokens, chunk, desc);
         forward_call(&way[i]);
         backward_call(&way[i]);
     }
@@ -60,7 +60,8 @@ static void bench_chunk(report *r, int64_t tokens, int64_t chunk, seqpar_attn_de
     }
     attention_close(&way[0]);
     attention_close(&way[1]);
-    seqpar_comm_free(self);
+    seqpar_comm_free(self[0]);
+    seqpar_comm_free(self[1]);
 }
 
 int main(void) {

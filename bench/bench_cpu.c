@@ -214,10 +214,10 @@ static void bench_attention(report *r, int64_t tokens, seqpar_attn_desc desc) {
     double error[2];
     peer others[2];
     timing t[2];
-    seqpar_comm *self = seqpar_comm_self();
+    seqpar_comm *own = seqpar_comm_self(), *other = seqpar_comm_self(); /* a device each */
     find_peak();
-    attention_open(&fast, self, seqpar_device_cpu(1), tokens, CHUNK, desc);
-    attention_open(&slow, self, seqpar_device_reference(), tokens, CHUNK, desc);
+    attention_open(&fast, own, seqpar_device_cpu(1), tokens, CHUNK, desc);
+    attention_open(&slow, other, seqpar_device_reference(), tokens, CHUNK, desc);
     forward_call(&fast);
     backward_call(&fast);
     forward_call(&slow);
@@ -239,7 +239,8 @@ static void bench_attention(report *r, int64_t tokens, seqpar_attn_desc desc) {
              error[1], 1e-5);
     attention_close(&fast);
     attention_close(&slow);
-    seqpar_comm_free(self);
+    seqpar_comm_free(own);
+    seqpar_comm_free(other);
 }
 
 /* Which peers are there, said once; their names for products are those of what attention is
