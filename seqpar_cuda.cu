@@ -3,11 +3,12 @@
  *
  *     nvcc -std=c++17 -O3 -fmad=false -gencode=arch=compute_80,code=sm_80 -c seqpar_cuda.cu
  *
- * Link it beside a unit with SEQPAR_IMPLEMENTATION and open seqpar_device_cuda(); or include it there. The rest of a
- * program stays as it is: ranks of seqpar_run_threads share one GPU, each with a stream and a device of its own.
- * With -DSEQPAR_CUBLAS (link -lcublas) seqpar_cuda_desc.cublas gives the products of rows to cuBLAS.
- * -DSEQPAR_CUDA_HEAD_DIM_MAX=64 (96, 128, 256): heads up to this width are compiled in. Each of the four widths takes
- * nvcc minutes; wider heads are then refused by name.
+ * Link it beside a unit with SEQPAR_IMPLEMENTATION and open seqpar_device_cuda(); or include it
+ * there. The rest of a program stays as it is: ranks of seqpar_run_threads share one GPU, each
+ * with a stream and a device of its own. With -DSEQPAR_CUBLAS (link -lcublas)
+ * seqpar_cuda_desc.cublas gives the products of rows to cuBLAS. -DSEQPAR_CUDA_HEAD_DIM_MAX=64
+ * (96, 128, 256): heads up to this width are compiled in. Each of the four widths takes nvcc
+ * minutes; wider heads are then refused by name.
  *
  *   >>table    what the host keeps: memory, lists uploaded once, launches on one stream
  *   >>tile     16 x 8 tiles on tensor cores: one kernel text for fp32 and bf16 storage; sums are fp32
@@ -18,9 +19,10 @@
  *   >>vocab    cross-entropy
  *   >>optim    gradient norm, AdamW, SGD
  *
- * Which bits come out. A number hangs on its own row, its fold program and the shapes of the model, on nothing else: a
- * tile is computed whole, rows beyond the end are zeros, tiles of keys begin where their chunk begins, no kernel adds by
- * atomics. So SP=N gives the bits of SP=1 on one kind of GPU. They are not those of the CPU devices (the error rule). */
+ * Which bits come out. A number hangs on its own row, its fold program and the shapes of the
+ * model, on nothing else: a tile is computed whole, rows beyond the end are zeros, tiles of
+ * keys begin where their chunk begins, no kernel adds by atomics. So SP=N gives the bits of
+ * SP=1 on one kind of GPU. They are not those of the CPU devices (the error rule). */
 #include "seqpar.h"
 #if !defined(SEQPAR_CUDA_ON_CPU)
 #include <cuda_runtime.h>

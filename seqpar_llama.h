@@ -2,15 +2,17 @@
    backward, recompute - MIT or Unlicense */
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /*
-   A Llama-style model (RMSNorm, rotary embedding at document positions, grouped-query attention, SwiGLU, tied or
-   untied vocabulary table) whose tokens are split over the ranks of a seqpar_ctx. It never looks into a device buffer: every
-   number is made by an operation of the device table, so the same lines run on the fp64 reference device, the fast
-   CPU device and a GPU.
+   A Llama-style model (RMSNorm, rotary embedding at document positions, grouped-query
+   attention, SwiGLU, tied or untied vocabulary table) whose tokens are split over the ranks of
+   a seqpar_ctx. It never looks into a device buffer: every number is made by an operation of
+   the device table, so the same lines run on the fp64 reference device, the fast CPU device and
+   a GPU.
 
    Does:      one optimizer step over packed rows; evaluation; logits for tests; init from a seed; sampled text for rollouts.
    Does not:  shard weights (ZeRO-3), mix experts.
 
-   It uses what seqpar.h declares and nothing else of it, so a model of your own can be written in the same way.
+   It uses what seqpar.h declares and nothing else of it, so a model of your own can be written
+   in the same way.
 
    #define SEQPAR_LLAMA_IMPLEMENTATION in one unit; that of SEQPAR_IMPLEMENTATION or another. Options: SEQPAR_STATIC as in
    seqpar.h (then that same unit); SEQPAR_MALLOC and SEQPAR_FREE, where this implementation is (define them in both units;

@@ -2,10 +2,11 @@
    Unlicense */
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /*
->>doc ------------------------------------------------------------------------------------------------
+>>doc ------------------------------------------------------------------------------------------
 
-    A rank is a GPU, in a process of its own or in a thread. All bytes travel by NCCL; sums are seqpar's
-    own, in seqpar's own order, so that the bits do not hang on NCCL's choice of algorithm.
+    A rank is a GPU, in a process of its own or in a thread. All bytes travel by NCCL; sums are
+    seqpar's own, in seqpar's own order, so that the bits do not hang on NCCL's choice of
+    algorithm.
 
     In exactly one C or C++ file:
 
@@ -15,7 +16,8 @@
 
     and link with -lnccl -lcudart -lpthread. NCCL 2.18 or newer.
 
-    CONTENTS: >>doc >>api >>socket >>referee >>rank >>abort >>launch >>progress >>table >>split >>open >>licence
+    CONTENTS: >>doc >>api >>socket >>referee >>rank >>abort >>launch >>progress >>table >>split
+    >>open >>licence
 
 HOW RANKS FIND EACH OTHER (seqpar_nccl_desc; the first that is set)
     comm     a communicator and a stream of the caller's, who keeps them
@@ -30,45 +32,51 @@ HOW RANKS FIND EACH OTHER (seqpar_nccl_desc; the first that is set)
     nothing  the environment: MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE, and LOCAL_RANK for the device
 
 HOW BYTES MOVE
-    Rank 0 keeps a referee, a thread that every rank has a TCP connection to. It never sees data.
+    Rank 0 keeps a referee, a thread that every rank has a TCP connection to. It never sees
+    data.
 
-    - A group on a queue (a cudaStream_t) is one NCCL group on the comm's own stream, ordered behind the
-      queue by an event; wait orders the queue behind it. The host never blocks and the referee is not
-      asked: NCCL runs a group to its end before the next one, so both ends of a message must stand in
-      the same place of the ranks' order of groups, and sizes are not compared.
-    - A group on the host (queue NULL) is announced to the referee. When both ends of a message are
-      announced and agree on its size, both launch it, all ranks in one order: no order of begins and
-      waits can block another, and a wrong size, a rank that has ended and a deadlock are found and
-      named before a byte moves. This costs two hops by TCP; counts and barriers go this way.
-    - Host memory that CUDA does not know is copied to and from pinned memory, which NCCL reads and
-      writes itself; on a queue it is refused. Whether one end of a message is host memory does not
-      concern the other. Messages of no bytes are left out on both sides.
+    - A group on a queue (a cudaStream_t) is one NCCL group on the comm's own stream, ordered
+      behind the queue by an event; wait orders the queue behind it. The host never blocks and
+      the referee is not asked: NCCL runs a group to its end before the next one, so both ends
+      of a message must stand in the same place of the ranks' order of groups, and sizes are not
+      compared.
+    - A group on the host (queue NULL) is announced to the referee. When both ends of a message
+      are announced and agree on its size, both launch it, all ranks in one order: no order of
+      begins and waits can block another, and a wrong size, a rank that has ended and a deadlock
+      are found and named before a byte moves. This costs two hops by TCP; counts and barriers
+      go this way.
+    - Host memory that CUDA does not know is copied to and from pinned memory, which NCCL reads
+      and writes itself; on a queue it is refused. Whether one end of a message is host memory
+      does not concern the other. Messages of no bytes are left out on both sides.
 
 WHEN SOMETHING FAILS
-    NCCL carries no text, the referee does: the first failure in the world wins, all communicators are
-    aborted, so no kernel keeps waiting, and every other rank gets the sentence as SEQPAR_ERR_PEER. A
-    thread per rank watches also while the host computes: NCCL's asynchronous errors, ranks that die,
-    and groups that do not finish within limit_s, which it names.
+    NCCL carries no text, the referee does: the first failure in the world wins, all
+    communicators are aborted, so no kernel keeps waiting, and every other rank gets the
+    sentence as SEQPAR_ERR_PEER. A thread per rank watches also while the host computes: NCCL's
+    asynchronous errors, ranks that die, and groups that do not finish within limit_s, which it
+    names.
 
 DOES NOT
     - work with the default stream as a queue, whose handle is NULL: that is the host
-    - choose the device of a call: the rank's device is to be the current one of the calling thread
+    - choose the device of a call: the rank's device is to be the current one of the calling
+      thread
     - compare sizes on a queue; seqpar_plan_check has compared them on paper
     - authenticate: whoever reaches rank 0's port while the world opens can take a seat. IPv4.
-    - keep the caller's communicator alive through a failure: like all others it is then aborted, which
-      frees it. Do not destroy it after seqpar_nccl_verdict says that the world failed. A blocking one
-      (ncclConfig_t.blocking 1) can hold the host inside NCCL, where no time limit reaches.
+    - keep the caller's communicator alive through a failure: like all others it is then
+      aborted, which frees it. Do not destroy it after seqpar_nccl_verdict says that the world
+      failed. A blocking one (ncclConfig_t.blocking 1) can hold the host inside NCCL, where no
+      time limit reaches.
 
 A COMMUNICATOR OF YOURS (seqpar_nccl_desc.comm)
-    It is yours again, and yours to destroy, when the last comm of the world is freed; the stream, too,
-    where you gave one. Meanwhile it may carry your own collectives only where all ranks call them in
-    the same place among seqpar's groups and no group is under way on the host: NCCL matches calls by
-    their order. A second communicator (ncclCommSplit of it) is
-    free of that. Ranks learn where the referee listens through the communicator itself: any free port
-    of rank 0's machine, or seqpar_nccl_desc.port where a firewall wants a known one; every rank must
-    reach it by TCP (seqpar_nccl_desc.host where rank 0 has several addresses).
+    It is yours again, and yours to destroy, when the last comm of the world is freed; the
+    stream, too, where you gave one. Meanwhile it may carry your own collectives only where all
+    ranks call them in the same place among seqpar's groups and no group is under way on the
+    host: NCCL matches calls by their order. A second communicator (ncclCommSplit of it) is free
+    of that. Ranks learn where the referee listens through the communicator itself: any free
+    port of rank 0's machine, or seqpar_nccl_desc.port where a firewall wants a known one; every
+    rank must reach it by TCP (seqpar_nccl_desc.host where rank 0 has several addresses).
 
-SAMPLE (one process a GPU, started by whatever sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT)
+SAMPLE (one process a GPU; RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT are set)
 
     static seqpar_status rank_main(seqpar_comm *world, void *user)
     {
@@ -111,7 +119,7 @@ OPTIONS
 #error "seqpar_nccl.h: NCCL 2.18 or newer is needed, for ncclCommSplit"
 #endif
 
-/* >>api ------------------------------------------------------------------------------------------- */
+/* >>api ------------------------------------------------------------------------------------ */
 
 #ifdef __cplusplus
 extern "C" {
@@ -207,7 +215,7 @@ static void seqpar_nccl__nap(int microseconds) {
     nanosleep(&t, NULL);
 }
 
-/* >>socket  notes between a rank and the referee ---------------------------------------------------- */
+/* >>socket  notes between a rank and the referee ------------------------------------------- */
 
 enum {
     SEQPAR_NCCL__HELLO,
@@ -675,7 +683,7 @@ static seqpar_nccl__referee *seqpar_nccl__referee_new(int64_t size) {
     return f;
 }
 
-/* >>rank  what a rank keeps; its lock is held by whoever calls NCCL, and never for long ----------------- */
+/* >>rank  what a rank keeps; its lock is held by whoever calls NCCL, and never for long ---- */
 
 enum { SEQPAR_NCCL__POSTED, SEQPAR_NCCL__STARTED, SEQPAR_NCCL__RUNS, SEQPAR_NCCL__DONE };
 
@@ -741,7 +749,7 @@ typedef struct seqpar_nccl__world { /* what the comms of one rank share */
     seqpar_nccl__items items;
 } seqpar_nccl__world;
 
-/* >>abort  what goes wrong, here or elsewhere ------------------------------------------------------- */
+/* >>abort  what goes wrong, here or elsewhere ---------------------------------------------- */
 
 static void seqpar_nccl__abort_all(seqpar_nccl__world *w) {
     seqpar_nccl__member *m;
@@ -882,7 +890,7 @@ static int seqpar_nccl__nccl(seqpar_nccl__member *m, ncclResult_t code, const ch
 #define SEQPAR_NCCL__CUDA(w, call) seqpar_nccl__cuda(w, call, #call)
 #define SEQPAR_NCCL__NCCL(m, call) seqpar_nccl__nccl(m, call, #call)
 
-/* >>launch  from messages that both ends have begun to an NCCL group and its event ---------------------- */
+/* >>launch  from messages that both ends have begun to an NCCL group and its event --------- */
 
 static int seqpar_nccl__go(seqpar_nccl__member *m, seqpar_nccl__request *r, int64_t index) {
     if (m->go_count == m->go_capacity) {
@@ -1119,7 +1127,7 @@ static void *seqpar_nccl__monitor_main(void *argument) {
     return NULL;
 }
 
-/* >>table  the five functions ------------------------------------------------------------------------ */
+/* >>table  the five functions -------------------------------------------------------------- */
 
 static seqpar_nccl__block *seqpar_nccl__block_new(seqpar_nccl__world *w, int64_t bytes) {
     seqpar_nccl__block **link = &w->blocks, *b;
@@ -1343,7 +1351,7 @@ static void seqpar_nccl__free(seqpar_comm *comm) {
     if (!used) seqpar_nccl__close(w);
 }
 
-/* >>split  comms of a world --------------------------------------------------------------------------- */
+/* >>split  comms of a world ---------------------------------------------------------------- */
 
 static seqpar_status seqpar_nccl__split(seqpar_comm *comm, int64_t color, int64_t key,
                                         seqpar_comm **sub);
@@ -1473,7 +1481,7 @@ static seqpar_status seqpar_nccl__split(seqpar_comm *comm, int64_t color, int64_
     return status;
 }
 
-/* >>open  ranks find each other, then NCCL ---------------------------------------------------------------- */
+/* >>open  ranks find each other, then NCCL ------------------------------------------------- */
 
 static int seqpar_nccl__env(seqpar_nccl__world *w, const char *name, int64_t *value,
                             const char *what) {
@@ -2071,5 +2079,5 @@ SEQPAR_DEF seqpar_status seqpar_nccl_run(const seqpar_nccl_desc *desc, seqpar_ra
     return status;
 }
 
-/* >>licence  MIT or Unlicense, as of seqpar.h --------------------------------------------------------------- */
+/* >>licence  MIT or Unlicense, as of seqpar.h ---------------------------------------------- */
 #endif /* SEQPAR_NCCL_IMPLEMENTATION */

@@ -2,7 +2,7 @@
    Unlicense */
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /*
->>doc ------------------------------------------------------------------------------------------------
+>>doc ------------------------------------------------------------------------------------------
 
     A safetensors file is 8 bytes of header length (little-endian), a JSON header
     { name: {dtype, shape, data_offsets} }, then the bytes of the tensors, end to end.
@@ -16,16 +16,18 @@
 
     and link with -lcjson (Debian: libcjson-dev).
 
-    CONTENTS: >>doc >>api >>text >>dtype >>scan >>parse >>layout >>open >>read >>output >>write >>licence
+    CONTENTS: >>doc >>api >>text >>dtype >>scan >>parse >>layout >>open >>read >>output >>write
+    >>licence
 
 DOES
-    - read: open checks the whole header before anything is handed out; tensors are then read whole or
-      in part, as stored or converted to float or double, with NaN and Inf refused on request.
-    - write: the list of tensors first, then their bytes in order, in pieces of any size, so that nobody
-      has to hold a model in memory. The same calls always give the same bytes.
-    - replace files whole or not at all: everything goes to `path.tmp.<pid>` in the same folder, which
-      is flushed, synced and renamed over `path` at the end. Whatever goes wrong before, the temporary
-      file is removed and a file that was there before is untouched.
+    - read: open checks the whole header before anything is handed out; tensors are then read
+      whole or in part, as stored or converted to float or double, with NaN and Inf refused on
+      request.
+    - write: the list of tensors first, then their bytes in order, in pieces of any size, so
+      that nobody has to hold a model in memory. The same calls always give the same bytes.
+    - replace files whole or not at all: everything goes to `path.tmp.<pid>` in the same folder,
+      which is flushed, synced and renamed over `path` at the end. Whatever goes wrong before,
+      the temporary file is removed and a file that was there before is untouched.
 
 DOES NOT
     - map files into memory, or read shards through an index file; open each shard.
@@ -38,9 +40,9 @@ DOES NOT
     - limit what a hostile header costs beyond its size: a header of the largest permitted size
       (100 MB) can need some gigabytes while it is parsed.
 
-    An open file or a writer belongs to one thread at a time. Opening in several threads at once is
-    fine, with one oddity to know under a race detector: cJSON notes where parsing last failed in a
-    global of its own, which nothing here reads.
+    An open file or a writer belongs to one thread at a time. Opening in several threads at once
+    is fine, with one oddity to know under a race detector: cJSON notes where parsing last
+    failed in a global of its own, which nothing here reads.
 
 OPTIONS
     SEQPAR_STATIC                  everywhere: all functions become static (defined by seqpar.h)
@@ -88,7 +90,8 @@ SAMPLE
     sample.safetensors: tensor "b": is not in the file, which has 1 tensors, the first "w"; check the name
 
 ERRORS
-    Each comes with a sentence that names the file, the tensor, the values and what to do about them.
+    Each comes with a sentence that names the file, the tensor, the values and what to do about
+    them.
 
     SEQPAR_ERR_MEMORY       SEQPAR_MALLOC returned NULL
     SEQPAR_ERR_FILE_OPEN    no such file, no permission, or a path that is not a regular file
@@ -96,7 +99,8 @@ ERRORS
     SEQPAR_ERR_FILE_WRITE   disk full, size limit, no permission; also finishing a writer that has failed
     SEQPAR_ERR_FILE_FORMAT  what is in the file, or would be, is not safetensors: every rule of the format
     SEQPAR_ERR_FILE_TENSOR  no tensor of that name; dtype, shape or part not as asked for; a writer given a
-                            list that cannot be written, or bytes that do not belong to the next tensor
+                            list that cannot be written, or bytes that do not belong to the next
+                            tensor
     SEQPAR_ERR_NOT_FINITE   a NaN or Inf where they were refused, or a double too large for a float
 */
 
@@ -119,11 +123,12 @@ ERRORS
 
 #include <stdint.h>
 
-/* >>api ---------------------------------------------------------------------------------------------
+/* >>api ---------------------------------------------------------------------------------------
  *
- * The rules for all functions: `error` may be NULL; if not, it has been zeroed, and the first failure
- * stays in it. Sizes are elements where they are called count or first, bytes where they are called bytes.
- * Names are UTF-8 and end in NUL. Only the functions that open, create, save or write a file allocate.
+ * The rules for all functions: `error` may be NULL; if not, it has been zeroed, and the first
+ * failure stays in it. Sizes are elements where they are called count or first, bytes where
+ * they are called bytes. Names are UTF-8 and end in NUL. Only the functions that open, create,
+ * save or write a file allocate.
  */
 
 #ifdef __cplusplus
@@ -264,10 +269,11 @@ typedef struct seqpar_safetensors_desc {
 SEQPAR_DEF seqpar_status seqpar_safetensors_create(seqpar_safetensors_writer **writer,
                                                    const seqpar_safetensors_desc *desc,
                                                    seqpar_error *error);
-/* Checks the list, opens `path.tmp.<pid>` (with a number behind it while that name is taken) and writes
- * the header. Readers that map the file like wide dtypes first; the order is the caller's to choose.
- * On success *writer must go to finish or abort; otherwise it is NULL, which both of them accept.
- * Errors: FILE_TENSOR, FILE_FORMAT (metadata, header too long), FILE_OPEN, FILE_WRITE, MEMORY. */
+/* Checks the list, opens `path.tmp.<pid>` (with a number behind it while that name is taken)
+ * and writes the header. Readers that map the file like wide dtypes first; the order is the
+ * caller's to choose. On success *writer must go to finish or abort; otherwise it is NULL,
+ * which both of them accept. Errors: FILE_TENSOR, FILE_FORMAT (metadata, header too long),
+ * FILE_OPEN, FILE_WRITE, MEMORY. */
 
 SEQPAR_DEF seqpar_status seqpar_safetensors_append(seqpar_safetensors_writer *writer,
                                                    const char *name, const void *data,
@@ -280,9 +286,9 @@ SEQPAR_DEF seqpar_status seqpar_safetensors_append(seqpar_safetensors_writer *wr
 
 SEQPAR_DEF seqpar_status seqpar_safetensors_finish(seqpar_safetensors_writer *writer,
                                                    seqpar_error *error);
-/* Flushes, syncs, closes and renames; on success the file at `path` is the new one, on any error the
- * old one. The folder is synced too where the system allows it. Frees the writer in either case.
- * Errors: FILE_TENSOR (bytes still missing), FILE_WRITE. */
+/* Flushes, syncs, closes and renames; on success the file at `path` is the new one, on any
+ * error the old one. The folder is synced too where the system allows it. Frees the writer in
+ * either case. Errors: FILE_TENSOR (bytes still missing), FILE_WRITE. */
 
 SEQPAR_DEF void seqpar_safetensors_abort(seqpar_safetensors_writer *writer);
 /* Removes the temporary file and frees the writer. NULL is fine. */
@@ -355,7 +361,7 @@ struct seqpar_safetensors_file {
     int64_t metadata_count;
 };
 
-/* >>text ------------------------------------------------------ memory, and sentences for errors */
+/* >>text -------------------------------------------------- memory, and sentences for errors */
 
 #define SEQPAR__ST_SHOWN \
     100 /* bytes of a path or name that an error shows, so that the values fit too */
@@ -377,8 +383,9 @@ static int seqpar__st_is_continuation(char byte) {
     return ((unsigned char)byte & 0xC0) == 0x80;
 }
 
-/* Text that leaves room for the values: cut between characters. A path is cut in front, because its end tells
- * more. Returns `shown`, which has SEQPAR__ST_SHOWN + 4 bytes; seqpar_fail escapes what is in it. */
+/* Text that leaves room for the values: cut between characters. A path is cut in front, because
+ * its end tells more. Returns `shown`, which has SEQPAR__ST_SHOWN + 4 bytes; seqpar_fail
+ * escapes what is in it. */
 static const char *seqpar__st_show(char *shown, const char *text, int is_path) {
     size_t length = strlen(text), from = 0, to = length, used;
 
@@ -428,7 +435,7 @@ static seqpar_status seqpar__st_no_memory(seqpar_error *error, const char *path)
 #define seqpar__st_bad(error, file, name, ...) \
     seqpar__st_fail(error, SEQPAR_ERR_FILE_FORMAT, (file)->path, name, __VA_ARGS__)
 
-/* >>dtype --------------------------------------------------------------------- dtypes and sizes */
+/* >>dtype ----------------------------------------------------------------- dtypes and sizes */
 
 typedef struct seqpar__st_dtype_row {
     const char *name;
@@ -555,11 +562,11 @@ static const char *seqpar__st_twice_key(const seqpar_safetensors_pair *by_key, i
     return NULL;
 }
 
-/* >>scan ---------------------------------------------------------------------------------------------
+/* >>scan --------------------------------------------------------------------------------------
  *
- * What the format forbids and cJSON lets pass: bytes that are not UTF-8, control characters, \u0000 and
- * \uZZZZ (which would cut a name short), and numbers such as 1.0, 1e3 or 007. Numbers below zero are left
- * to the parser, which knows whose they are.
+ * What the format forbids and cJSON lets pass: bytes that are not UTF-8, control characters,
+ * \u0000 and \uZZZZ (which would cut a name short), and numbers such as 1.0, 1e3 or 007.
+ * Numbers below zero are left to the parser, which knows whose they are.
  */
 
 typedef struct seqpar__st_cursor {
@@ -659,10 +666,10 @@ static seqpar_status seqpar__st_scan(const seqpar_safetensors_file *file, const 
     return status;
 }
 
-/* >>parse ------------------------------------------------------- from JSON to tensors and pairs */
+/* >>parse --------------------------------------------------- from JSON to tensors and pairs */
 
-/* A number of at least 0 and below 2^53, up to where cJSON's doubles count every one. The scan has seen
- * to it that it is whole. */
+/* A number of at least 0 and below 2^53, up to where cJSON's doubles count every one. The scan
+ * has seen to it that it is whole. */
 static int seqpar__st_is_size(const cJSON *item, int64_t *size) {
     if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0) ||
         !(item->valuedouble < 9007199254740992.0))
@@ -874,7 +881,7 @@ static seqpar_status seqpar__st_parse(seqpar_safetensors_file *file, const char 
     return status;
 }
 
-/* >>layout --------------------------------------------------- what the tensors must be together */
+/* >>layout ----------------------------------------------- what the tensors must be together */
 
 static seqpar_status seqpar__st_check_names(seqpar_safetensors_file *file,
                                             seqpar_error *error) {
@@ -930,7 +937,7 @@ static seqpar_status seqpar__st_check_layout(const seqpar_safetensors_file *file
     return status;
 }
 
-/* >>open ---------------------------------------------------------------------- open and look up */
+/* >>open ------------------------------------------------------------------ open and look up */
 
 /* O_NONBLOCK, or else opening a FIFO that nobody writes to would hang. */
 static seqpar_status seqpar__st_open_stream(seqpar_safetensors_file *file,
@@ -1126,7 +1133,7 @@ SEQPAR_DEF const char *seqpar_safetensors_metadata(const seqpar_safetensors_file
     return found ? found->value : NULL;
 }
 
-/* >>read -------------------------------------------------------------------- data to the caller */
+/* >>read ---------------------------------------------------------------- data to the caller */
 
 SEQPAR_DEF seqpar_safetensors_part
 seqpar_safetensors_whole(const seqpar_safetensors_tensor *tensor) {
@@ -1172,8 +1179,8 @@ static seqpar_status seqpar__st_take(seqpar_safetensors_file *file, const char *
         ferror(file->stream) ? strerror(errno) : "the file became shorter");
 }
 
-/* Bits that are all ones in NaN and Inf, of the two highest bytes: in all four formats the sign and the
- * whole exponent are there. 0 for dtypes that are never NaN. */
+/* Bits that are all ones in NaN and Inf, of the two highest bytes: in all four formats the sign
+ * and the whole exponent are there. 0 for dtypes that are never NaN. */
 static unsigned seqpar__st_exponent_mask(seqpar_safetensors_dtype dtype) {
     switch (dtype) {
     case SEQPAR_SAFETENSORS_F16: return 0x7C00;
@@ -1309,7 +1316,7 @@ SEQPAR_DEF seqpar_status seqpar_safetensors_read_f64(seqpar_safetensors_file *fi
     return seqpar__st_read_as(file, out, NULL, part, error);
 }
 
-/* >>output ---------------------------------------------------------- files, whole or not at all */
+/* >>output ------------------------------------------------------ files, whole or not at all */
 
 typedef struct seqpar__st_output {
     FILE *stream; /* NULL once closed */
@@ -1340,8 +1347,9 @@ static seqpar_status seqpar__st_output_failed(seqpar__st_output *output, const c
         step, strerror(reason));
 }
 
-/* A name that is free, so that neither another thread's file nor one that a killed process of the same
- * pid left behind (in a container pids repeat) gets mixed up with this one. Returns a descriptor or -1. */
+/* A name that is free, so that neither another thread's file nor one that a killed process of
+ * the same pid left behind (in a container pids repeat) gets mixed up with this one. Returns a
+ * descriptor or -1. */
 static int seqpar__st_output_claim(const seqpar__st_output *output, size_t room) {
     int descriptor = -1;
 
@@ -1400,8 +1408,8 @@ static seqpar_status seqpar__st_output_write(seqpar__st_output *output, const vo
     return 0;
 }
 
-/* Makes the rename itself survive a power cut. Not every file system can do it and the file is whole
- * either way, so failure is no error. */
+/* Makes the rename itself survive a power cut. Not every file system can do it and the file is
+ * whole either way, so failure is no error. */
 static void seqpar__st_sync_folder(const char *path, char *scratch) {
     char *slash = strrchr(strcpy(scratch, path), '/');
     int folder;
@@ -1441,7 +1449,7 @@ SEQPAR_DEF seqpar_status seqpar_file_write_atomic(const char *path, const void *
     return status;
 }
 
-/* >>write ------------------------------------------------------------- tensors into such a file */
+/* >>write --------------------------------------------------------- tensors into such a file */
 
 struct seqpar_safetensors_writer {
     seqpar__st_output output;
@@ -1808,7 +1816,7 @@ SEQPAR_DEF seqpar_status seqpar_safetensors_save(const seqpar_safetensors_desc *
 #endif /* SEQPAR_SAFETENSORS_IMPLEMENTATION */
 
 /*
->>licence --------------------------------------------------------------------------------------------
+>>licence --------------------------------------------------------------------------------------
 
 This file is yours under either of two licences, whichever you prefer.
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* What the benchmarks share: clocks, the best of many runs, numbers to compute with, a table
-   that is also written as JSON. */
+   that is also written as JSON, and --tiny. */
 #define SEQPAR_IMPLEMENTATION
 #include "seqpar.h"
 #include <math.h>
@@ -11,6 +11,24 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+
+/* ---- for a check ---- */
+
+/* --tiny: small cases, each timed once. Results are compared as ever; times mean nothing. */
+static int tiny;
+static inline int64_t size_or_tiny(int64_t size, int64_t small) { return tiny ? small : size; }
+
+/* Takes --tiny out of the arguments, which begin with the program's name; says how many are
+   left. */
+static inline int take_tiny(int count, char **arguments) {
+    int left = 0;
+    for (int i = 0; i < count; i++)
+        if (i && !strcmp(arguments[i], "--tiny"))
+            tiny = 1;
+        else
+            arguments[left++] = arguments[i];
+    return left;
+}
 
 /* ---- time ---- */
 
@@ -50,8 +68,8 @@ static inline double seconds_of(call_fn call, void *user, int64_t times) {
 static inline timing measure(call_fn call, void *user) {
     double each[RUNS], once = seconds_of(call, user, 1);
     int64_t times = once < least_seconds ? (int64_t)(least_seconds / once) + 1 : 1;
-    int i;
-    for (i = 0; i < RUNS; i++) each[i] = seconds_of(call, user, times);
+    if (tiny) return (timing){once, once};
+    for (int i = 0; i < RUNS; i++) each[i] = seconds_of(call, user, times);
     qsort(each, RUNS, sizeof *each, rising);
     return (timing){each[0], each[RUNS / 2]};
 }
@@ -122,7 +140,7 @@ static inline void report_open(report *r, const char *name, const char *fields, 
     memset(r, 0, sizeof *r);
     mkdir("build", 0777);
     mkdir("build/bench", 0777);
-    snprintf(r->path, sizeof r->path, "build/bench/%s.json", name);
+    snprintf(r->path, sizeof r->path, "build/bench/%s%s.json", tiny ? "tiny_" : "", name);
     r->json = fopen(r->path, "w");
     if (!r->json) {
         perror(r->path);

@@ -2,8 +2,6 @@
 /* What equal bits cost: attention chunk by chunk against the relaxed path (one running
    state, tiles that know no chunks) on the same kernels, one thread, for chunks of any size.
    Prints a table and writes build/bench/chunks.json. */
-#define SEQPAR_IMPLEMENTATION
-#include "seqpar.h"
 #include "bench.h"
 #include "attention.h"
 
@@ -46,7 +44,7 @@ static void bench_chunk(report *r, int64_t tokens, int64_t chunk, seqpar_attn_de
         double error = farthest(&way[0], &way[1], passes[p].first, passes[p].last);
         double best[2] = {INFINITY, INFINITY};
         int right = error <= 1e-5;
-        for (int round = 0; round < ROUNDS; round++)
+        for (int round = 0; round < size_or_tiny(ROUNDS, 1); round++)
             for (int i = 0; i < 2; i++)
                 best[i] = fmin(best[i], measure(passes[p].call, &way[i]).best);
         printf("%-22s %-9s %6lld %12.3f %12.3f %10.3f %9.1e%s\n", shape, passes[p].name,
@@ -64,8 +62,9 @@ static void bench_chunk(report *r, int64_t tokens, int64_t chunk, seqpar_attn_de
     seqpar_comm_free(self[1]);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     report r;
+    take_tiny(argc, argv);
     report_open(&r, "chunks", "\"device\": \"cpu\", \"threads\": 1,");
     printf("what equal bits cost: attention by chunks, and relaxed; processor time of one "
            "thread; wanted from chunks of %d on: 0.95\n\n",
@@ -75,7 +74,7 @@ int main(void) {
     for (int64_t dim = 64; dim <= 128; dim *= 2)
         for (int full = 0; full < 2; full++)
             for (int i = 0; i < SIZES; i++)
-                bench_chunk(&r, 2304, chunks[i],
+                bench_chunk(&r, size_or_tiny(2304, 768), chunks[i],
                             (seqpar_attn_desc){
                                 .heads = 1, .kv_heads = 1, .head_dim = dim, .full = full});
     return report_close(&r);

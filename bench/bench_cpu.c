@@ -38,7 +38,8 @@ static void find_peak(void) {
     if (flops > peak) peak = flops;
 }
 
-/* ---- peers: processes that print the seconds of the same work, one thread, processor time ---- */
+/* ---- peers: processes that print the seconds of the same work, one thread, processor time
+   ---- */
 
 #if defined(__AVX512F__)
 #define CORE_TYPE "SkylakeX"
@@ -71,7 +72,7 @@ static void peer_run(const char *command, double number[2]) {
 }
 
 /* Product, or attention's passes: the libraries one after the other, for attention PyTorch
-   after them. */
+   after them. Nobody is asked where times mean nothing. */
 static void ask_peers(peer p[2], const char *work, int attention, int64_t a, int64_t b,
                       int64_t c) {
     char command[240];
@@ -86,7 +87,7 @@ static void ask_peers(peer p[2], const char *work, int attention, int64_t a, int
                      "%s bench/peer_torch.py %lld %lld %lld 0.3 2>/dev/null",
                      getenv("PYTHON") ? getenv("PYTHON") : "python3", (long long)a,
                      (long long)b, (long long)c);
-        if (i < LIBRARIES || attention) peer_run(command, number);
+        if (!tiny && (i < LIBRARIES || attention)) peer_run(command, number);
         for (pass = 0; pass < 2; pass++) p[pass].seconds[i] = number[pass];
     }
     for (pass = 0; pass < 2; pass++)
@@ -262,7 +263,7 @@ static void name_peers(void) {
            "scaled_dot_product_attention itself\n");
 }
 
-/* bench_cpu long: also a long document, whose check alone takes minutes */
+/* bench_cpu [long]: also a long document, whose check alone takes minutes */
 int main(int argc, char **argv) {
     static const int64_t products[][3] = {{256, 256, 256},
                                           {512, 512, 512},
@@ -270,10 +271,12 @@ int main(int argc, char **argv) {
                                           {2048, 2048, 2048},
                                           {8192, 128, 384}};
     static const int64_t lengths[] = {768, 2304, 6144};
-    int64_t dim, full, length, longest = argc > 1 && !strcmp(argv[1], "long") ? 3 : 2;
+    int64_t lengths_run = take_tiny(argc, argv) > 1 && !strcmp(argv[1], "long") ? 3 : 2;
+    int64_t products_run = size_or_tiny(sizeof products / sizeof *products, 1);
     seqpar_device *device = seqpar_device_cpu(1);
     report r;
-    size_t i;
+    int64_t i, dim, full, length;
+    lengths_run = size_or_tiny(lengths_run, 1);
     report_open(&r, "cpu",
                 "\"device\": \"%s\", \"threads\": 1, \"vector_bytes\": %d, \"runs\": %d, "
                 "\"clock\": \"thread processor time\",",
@@ -284,11 +287,11 @@ int main(int argc, char **argv) {
            peak / 1e9, VECTOR, RUNS);
     name_peers();
     printf("FLOPs of a backward pass: 10/4 of forward\n\n");
-    for (i = 0; i < sizeof products / sizeof *products; i++)
+    for (i = 0; i < products_run; i++)
         bench_product(&r, device, products[i][0], products[i][1], products[i][2], 0);
-    for (i = 0; i < sizeof products / sizeof *products; i++)
+    for (i = 0; i < products_run; i++)
         bench_product(&r, device, products[i][0], products[i][1], products[i][2], 1);
-    for (length = 0; length < longest; length++)
+    for (length = 0; length < lengths_run; length++)
         for (dim = 64; dim <= 128; dim *= 2)
             for (full = 0; full < 2; full++)
                 bench_attention(

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* The CUDA device against PyTorch on the same GPU, and against itself: a ring step against the whole sequence, 8 ranks on one
-   GPU against one, equal bits against the relaxed path. Every result is compared with fp64 on the host before its time is
-   taken; ours and the peer take turns. Prints a table, writes build/bench/gpu.json and one page of markdown.
+/* The CUDA device against PyTorch on the same GPU, and against itself: a ring step against the
+   whole sequence, 8 ranks on one GPU against one, equal bits against the relaxed path. Every
+   result is compared with fp64 on the host before its time is taken; ours and the peer take
+   turns. Prints a table, writes build/bench/gpu.json and one page of markdown.
 
-       bench_gpu [--tiny] [--seconds 400] [--peer bench/peer_torch_gpu.py] [--gpu NAME] [--driver VERSION] [--page FILE] [--only NAME] */
+       bench_gpu [--tiny] [--seconds 400] [--peer bench/peer_torch_gpu.py] [--gpu NAME]
+                 [--driver VERSION] [--page FILE] [--only NAME] */
 #define SEQPAR_IMPLEMENTATION
 #include "seqpar.h"
 #include "bench.h"
@@ -27,7 +29,7 @@ static const goal goals[] = {
 static const char goal_shape[] = "16384 d128 causal";
 static const goal *goal_of(const char *name, const char *shape, const char *against) {
     if (!strncmp(name, "attention", 9) && !strstr(shape, goal_shape)) return NULL;
-    for (size_t i = 0; !bench.tiny && i < sizeof goals / sizeof *goals; i++)
+    for (size_t i = 0; !tiny && i < sizeof goals / sizeof *goals; i++)
         if (!strcmp(goals[i].name, name) && !strcmp(goals[i].peer, against)) return &goals[i];
     return NULL;
 }
@@ -87,7 +89,7 @@ static void time_case(const timed *t) {
 /* Seconds a case may take: its part of what is left. */
 static int cases_left;
 static double allowance(void) {
-    return bench.tiny
+    return tiny
                ? 0
                : fmax(0.2,
                       fmin(2, 0.5 * seconds_left() / (cases_left > 1 ? cases_left : 1) / 3));
@@ -98,7 +100,7 @@ static double allowance(void) {
 static double speed_seen = 2e13;
 static int too_slow(const char *name, const char *shape, double flops) {
     double takes = 8 * flops / speed_seen, left = seconds_left();
-    if (bench.tiny || takes < 0.3 * left) return 0;
+    if (tiny || takes < 0.3 * left) return 0;
     line *l = line_new(name, shape, "");
     snprintf(l->why, sizeof l->why, "left out: about %.0f s of the %.0f s left", takes, left);
     return 1;
@@ -515,7 +517,7 @@ static void run_together(together *w, int runs) {
 
 static void bench_together(shape s, int64_t ranks) {
     together way[2] = {{.shape = s, .ranks = ranks}, {.shape = s, .ranks = 1}};
-    int same, runs = bench.tiny ? 1 : 3;
+    int same, runs = tiny ? 1 : 3;
     char text[40];
     snprintf(text, sizeof text, "%lld d%lld causal", (long long)s.tokens, (long long)s.dim);
     if (too_slow("8 ranks, one GPU", text, 7 * attention_flops(&s, 0))) return;
@@ -759,9 +761,9 @@ static void rows_angles(rows *r) {
 
 static void rows_open(rows *r, const row_kind *kind) {
     memset(r, 0, sizeof *r);
-    r->count = bench.tiny ? 40 : 16384;
-    r->width = bench.tiny ? 64 : kind->width;
-    r->heads = bench.tiny && kind->heads > 1 ? 2 : kind->heads;
+    r->count = tiny ? 40 : 16384;
+    r->width = tiny ? 64 : kind->width;
+    r->heads = tiny && kind->heads > 1 ? 2 : kind->heads;
     for (int i = 0; i < kind->tensors; i++) r->x[i] = storage_new(r->count * r->width, i, 1);
     r->gain = storage_new(r->width, 6, 1);
     r->dgain = accumulator_new(r->width, 7, 1);
@@ -853,18 +855,18 @@ static void head_open(head_case *h) {
     static const seqpar_split_desc whole = {SEQPAR_LAYOUT_ZIGZAG, 1, 0};
     seqpar_optim_desc sgd = {.kind = SEQPAR_OPTIM_SGD}; /* it is here for the fold alone */
     memset(h, 0, sizeof *h);
-    h->tokens = bench.tiny ? 64 : 16384;
-    h->hidden = bench.tiny ? 32 : 4096;
-    h->vocab = bench.tiny ? 96 : 128256;
+    h->tokens = tiny ? 64 : 16384;
+    h->hidden = tiny ? 32 : 4096;
+    h->vocab = tiny ? 96 : 128256;
     h->cu[1] = h->tokens;
     h->row = (seqpar_row){.tokens = h->tokens,
                           .padded = h->tokens,
-                          .chunks = bench.tiny ? 4 : 32,
+                          .chunks = tiny ? 4 : 32,
                           .docs = 1,
                           .cu_seqlens = h->cu};
     h->parameter = (seqpar_tensor){.name = "table", .rows = h->vocab, .cols = h->hidden};
     h->desc = (seqpar_vocab_desc){
-        .hidden = h->hidden, .vocab = h->vocab, .rows_max = bench.tiny ? 32 : 4096};
+        .hidden = h->hidden, .vocab = h->vocab, .rows_max = tiny ? 32 : 4096};
     must(seqpar_optim_open(&bench.ctx, &h->optim, &h->parameter, 1, &sgd));
     must(seqpar_step_begin(&bench.ctx, &h->optim, &h->row, 1, SEQPAR_LAYOUT_ZIGZAG, 1));
     must(seqpar_split(bench.ctx.error, &h->share, &h->row, 1, &whole));
@@ -1034,7 +1036,7 @@ static double update_error(const update *u) {
 }
 
 static void bench_update(void) {
-    update u = {.count = bench.tiny ? 4096 : (int64_t)256 << 20};
+    update u = {.count = tiny ? 4096 : (int64_t)256 << 20};
     timed t = {.name = "adamw",
                .peers = "fused+clip+cast",
                .call = update_call,
@@ -1077,12 +1079,12 @@ static void copy_call(void *user) {
 }
 
 static void bench_copy(void) {
-    copying c = {.bytes = bench.tiny ? 4096 : (int64_t)2 << 30};
+    copying c = {.bytes = tiny ? 4096 : (int64_t)2 << 30};
     tensor from = accumulator_new(c.bytes / 4, 0, 1);
     sampling s = {.count = 0};
     c.from = from.data;
     c.to = device_memory(c.bytes);
-    sample(&s, copy_call, &c, bench.tiny ? 0 : 0.7); /* and the clocks are up */
+    sample(&s, copy_call, &c, tiny ? 0 : 0.7); /* and the clocks are up */
     bench.copy_bytes_per_second = 2e3 * (double)c.bytes / sampled(&s, 0.5);
     printf("a copy on the device reads and writes %.2f TB/s together\n",
            bench.copy_bytes_per_second * 1e-12);
@@ -1093,12 +1095,12 @@ static void bench_copy(void) {
 /* ---- all of it, what matters most and what is short first ---- */
 
 static shape sized(int64_t tokens, int64_t dim, int full) {
-    if (bench.tiny) return (shape){.tokens = 64, .heads = 2, .dim = dim / 4, .full = full};
+    if (tiny) return (shape){.tokens = 64, .heads = 2, .dim = dim / 4, .full = full};
     return (shape){.tokens = tokens, .heads = 2048 / dim, .dim = dim, .full = full};
 }
 
 static shape fewer_heads(shape s) {
-    s.heads = bench.tiny ? 1 : 8;
+    s.heads = tiny ? 1 : 8;
     return s;
 }
 
@@ -1111,11 +1113,11 @@ static void run_rows(void) {
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) bench_rows(&kinds[i]);
 }
 
-static void run_ring_step(void) { bench_ring_step(sized(32768, 128, 0), bench.tiny ? 2 : 4); }
+static void run_ring_step(void) { bench_ring_step(sized(32768, 128, 0), tiny ? 2 : 4); }
 static void run_relaxed(void) { bench_relaxed(sized(16384, 128, 0)); }
 static void run_flex(void) { bench_attention(sized(32768, 128, 0), "flex", "flex"); }
 static void run_long_ring(void) {
-    bench_together(fewer_heads(sized(131072, 128, 0)), bench.tiny ? 2 : 8);
+    bench_together(fewer_heads(sized(131072, 128, 0)), tiny ? 2 : 8);
 }
 
 static void run_short(void) {
@@ -1240,12 +1242,9 @@ int main(int argc, char **argv) {
     bench.driver = "unknown";
     bench.seconds = 400;
     bench.began = wall();
-    for (int i = 1; i < argc; i++) {
+    argc = take_tiny(argc, argv);
+    for (int i = 1; i < argc; i += 2) {
         const char *value = i + 1 < argc ? argv[i + 1] : "";
-        if (!strcmp(argv[i], "--tiny")) {
-            bench.tiny = 1;
-            continue;
-        }
         if (!strcmp(argv[i], "--seconds"))
             bench.seconds = atof(value);
         else if (!strcmp(argv[i], "--peer"))
@@ -1264,7 +1263,6 @@ int main(int argc, char **argv) {
             fprintf(stderr, "bench_gpu: what is %s?\n", argv[i]);
             return 2;
         }
-        i++;
     }
     peer_start(program); /* before CUDA is: a process that has it open must not fork */
     if (!open_all(!strcmp(dtype, "bf16") ? SEQPAR_DTYPE_BF16 : SEQPAR_DTYPE_F32)) return 1;
@@ -1274,7 +1272,7 @@ int main(int argc, char **argv) {
     report_open(&r, "gpu",
                 "\"gpu\": \"%s\", \"driver\": \"%s\", \"dtype\": \"%s\", \"tiny\": %s, "
                 "\"copy_tb_per_s\": %.4f,",
-                bench.gpu, bench.driver, dtype_name(), bench.tiny ? "true" : "false",
+                bench.gpu, bench.driver, dtype_name(), tiny ? "true" : "false",
                 bench.copy_bytes_per_second * 1e-12);
     write_json(&r);
     write_page(page);

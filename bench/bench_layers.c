@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* The layers that are no product, on one thread and on all cores, against what memory and arithmetic of this machine allow:
-   RMSNorm, RoPE, SwiGLU, the row pass of the loss, AdamW. Every result is checked against a naive loop in fp64 before it is timed.
+/* The layers that are no product, on one thread and on all cores, against what memory and
+   arithmetic of this machine allow: RMSNorm, RoPE, SwiGLU, the row pass of the loss, AdamW.
+   Every result is checked against a naive loop in fp64 before it is timed.
 
-   Stream is a loop over the same memory that reads and writes what the layer does and computes next to nothing; `of fastest` is
-   against the best of all these loops, each by itself, whose mix of reads and writes may suit the memory better. Bytes are those
-   that must travel: what is read, what is written, and once more what is written without having been read, since an ordinary
-   store fetches its line first. Layers and stream loops are counted alike; neither uses stores that pass the cache by.
+   Stream is a loop over the same memory that reads and writes what the layer does and computes
+   next to nothing; `of fastest` is against the best of all these loops, each by itself, whose
+   mix of reads and writes may suit the memory better. Bytes are those that must travel: what is
+   read, what is written, and once more what is written without having been read, since an
+   ordinary store fetches its line first. Layers and stream loops are counted alike; neither
+   uses stores that pass the cache by.
 
-   The second bound is of the exp, division and square root that the layer cannot do without, done in registers. A layer
-   cannot be faster than the slower of the two bounds: `of bound`, to be compared with `wanted` where data lie in memory.
+   The second bound is of the exp, division and square root that the layer cannot do without,
+   done in registers. A layer cannot be faster than the slower of the two bounds: `of bound`, to
+   be compared with `wanted` where data lie in memory.
 
        bench_layers [NAME]        all layers, or those whose name has NAME in it */
 #include "bench.h"
@@ -551,9 +555,9 @@ typedef struct turns {
 static turns turn_about(layer *l, const share *work, double bytes, double stream_bytes) {
     double each[2][TURNS_ABOUT], ratio[TURNS_ABOUT], cores[TURNS_ABOUT];
     double once = seconds_of(l->kind->call, l, 1);
-    int64_t times = once < least_seconds ? (int64_t)(least_seconds / once) + 1 : 1;
-    int i;
-    for (i = 0; i < TURNS_ABOUT; i++) {
+    int64_t times = once < least_seconds && !tiny ? (int64_t)(least_seconds / once) + 1 : 1;
+    int i, about = tiny ? 1 : TURNS_ABOUT;
+    for (i = 0; i < about; i++) {
         each[0][i] = seconds_of(share_call, (void *)work, times);
         restore(l);
         each[1][i] = seconds_of(l->kind->call, l, times);
@@ -561,13 +565,13 @@ static turns turn_about(layer *l, const share *work, double bytes, double stream
         restore(l);
         ratio[i] = bytes / each[1][i] / (stream_bytes / each[0][i]);
     }
-    for (i = 0; i < 2; i++) qsort(each[i], TURNS_ABOUT, sizeof *each[i], rising);
-    qsort(ratio, TURNS_ABOUT, sizeof *ratio, rising);
-    qsort(cores, TURNS_ABOUT, sizeof *cores, rising);
-    return (turns){{each[1][0], each[1][TURNS_ABOUT / 2]},
-                   {each[0][0], each[0][TURNS_ABOUT / 2]},
-                   ratio[TURNS_ABOUT / 2],
-                   cores[TURNS_ABOUT / 2]};
+    for (i = 0; i < 2; i++) qsort(each[i], about, sizeof *each[i], rising);
+    qsort(ratio, about, sizeof *ratio, rising);
+    qsort(cores, about, sizeof *cores, rising);
+    return (turns){{each[1][0], each[1][about / 2]},
+                   {each[0][0], each[0][about / 2]},
+                   ratio[about / 2],
+                   cores[about / 2]};
 }
 
 static void bench_layer(report *r, const layer_kind *kind, int64_t footprint, const char *where,
@@ -638,7 +642,7 @@ static void bench_place(report *r, const char *name, int64_t bytes, const char *
 }
 
 int main(int argc, char **argv) {
-    const char *name = argc > 1 ? argv[1] : "";
+    const char *name = take_tiny(argc, argv) > 1 ? argv[1] : "";
     int cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
     size_t i, known = 0;
     report r;
@@ -668,8 +672,9 @@ int main(int argc, char **argv) {
            "case", "data in", "threads", "shape", "cores", "best ms", "median ms", "GB/s",
            "stream", "", "of stream", "of fastest", "of arithm.", "of bound", "wanted",
            "error");
-    if (cores > 1) bench_place(&r, name, 192 << 20, "memory", cores);
-    bench_place(&r, name, 192 << 20, "memory", 1);
+    if (tiny) bench_place(&r, name, 384 << 10, "cache", 2);
+    if (!tiny && cores > 1) bench_place(&r, name, 192 << 20, "memory", cores);
+    if (!tiny) bench_place(&r, name, 192 << 20, "memory", 1);
     bench_place(&r, name, 384 << 10, "cache", 1);
     return report_close(&r);
 }

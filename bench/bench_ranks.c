@@ -1,15 +1,19 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* What sequence parallelism costs, by attention over 4,096 tokens in one process whose threads are the ranks: SP = 2 against
-   one rank with two threads, zigzag rings of 2, 4 and 8 ranks against one, two threads against one where there is one head only.
-   Every way must give the bits of one rank on one thread before it is timed. Ways that are compared take turns, so that both have
-   the same machine; a ratio is the median of those of the turns, and is what `wanted` holds for.
+/* What sequence parallelism costs, by attention over 4,096 tokens in one process whose
+   threads are the ranks: SP = 2 against one rank with two threads, zigzag rings of 2, 4 and 8
+   ranks against one, two threads against one where there is one head only. Every way must
+   give the bits of one rank on one thread before it is timed. Ways that are compared take
+   turns, so that both have the same machine; a ratio is the median of those of the turns,
+   and is what `wanted` holds for.
 
-   Of a turn's runs the best counts by wall time, since what disturbs only adds. Processor time is added up instead: cores are
-   disturbed one by one, so that the best run of ranks on all of them is seldom as undisturbed as the best of one rank on one. */
+   Of a turn's runs the best counts by wall time, since what disturbs only adds. Processor
+   time is added up instead: cores are disturbed one by one, so that the best run of ranks on
+   all of them is seldom as undisturbed as the best of one rank on one. */
 #include "bench.h"
 #include "attention.h"
 
-enum { TOKENS = 4096, TURNS_RUN = 21, RUNS_OF_TURN = 4, MOST_RANKS = 8, PASSES = 2 };
+enum { MOST_TURNS = 21, MOST_RANKS = 8, PASSES = 2 };
+static int tokens = 4096, turns = MOST_TURNS, runs_of_turn = 4;
 static const char *const passes[PASSES] = {"forward", "backward"};
 
 typedef struct way {
@@ -50,11 +54,11 @@ static seqpar_status rank_main(seqpar_comm *world, void *user) {
     way *w = user;
     attention a;
     int pass, run;
-    attention_open(&a, world, seqpar_device_cpu(w->threads), TOKENS, CHUNK, w->desc);
+    attention_open(&a, world, seqpar_device_cpu(w->threads), tokens, CHUNK, w->desc);
     forward_call(&a); /* warm, and what the backward pass needs */
     backward_call(&a);
     if (w->check) gather_results(w, &a);
-    for (run = 0; !w->check && run < RUNS_OF_TURN; run++)
+    for (run = 0; !w->check && run < runs_of_turn; run++)
         for (pass = 0; pass < PASSES; pass++) time_pass(w, &a, world, pass);
     attention_close(&a);
     return SEQPAR_OK;
@@ -72,7 +76,7 @@ static void results_of(way *w) {
     int i;
     w->check = 1;
     for (i = OUT; i <= DV; i++)
-        w->result[i] = calloc((size_t)(TOKENS * tensor_width(&w->desc, i)), sizeof(float));
+        w->result[i] = calloc((size_t)(tokens * tensor_width(&w->desc, i)), sizeof(float));
     run_way(w);
     w->check = 0;
 }
@@ -85,7 +89,7 @@ static int same_bits(way *w) {
     results_of(w);
     for (i = OUT; i <= DV; i++) {
         if (memcmp(one.result[i], w->result[i],
-                   (size_t)(TOKENS * tensor_width(&w->desc, i)) * sizeof(float))) {
+                   (size_t)(tokens * tensor_width(&w->desc, i)) * sizeof(float))) {
             printf("%s differs\n", tensor_names[i]);
             same = 0;
         }
@@ -107,10 +111,10 @@ static void compare_ways(report *r, const char *name, way first, way second, clo
                          double wanted, int at_most) {
     int same = same_bits(&first) && same_bits(&second);
     int by_cpu = clock == CLOCK_PROCESS_CPUTIME_ID, pass, run;
-    double ratio[PASSES][TURNS_RUN];
+    double ratio[PASSES][MOST_TURNS];
     first.clock = second.clock = clock;
     for (pass = 0; pass < PASSES; pass++) first.best[pass] = second.best[pass] = INFINITY;
-    for (run = 0; run < TURNS_RUN; run++) {
+    for (run = 0; run < turns; run++) {
         take_turn(run % 2 ? &first : &second);
         take_turn(run % 2 ? &second : &first);
         for (pass = 0; pass < PASSES; pass++)
@@ -119,9 +123,9 @@ static void compare_ways(report *r, const char *name, way first, way second, clo
     for (pass = 0; pass < PASSES; pass++) {
         double a = first.best[pass], b = second.best[pass], median;
         char shape[48];
-        qsort(ratio[pass], TURNS_RUN, sizeof *ratio[pass], rising);
-        median = ratio[pass][TURNS_RUN / 2];
-        snprintf(shape, sizeof shape, "S=%d d=%lld %lld/%lld", TOKENS,
+        qsort(ratio[pass], turns, sizeof *ratio[pass], rising);
+        median = ratio[pass][turns / 2];
+        snprintf(shape, sizeof shape, "S=%d d=%lld %lld/%lld", tokens,
                  (long long)first.desc.head_dim, (long long)first.desc.heads,
                  (long long)first.desc.kv_heads);
         printf("%-38s %-9s %-18s %-5s %10.2f %10.2f %7.3f %7.3f %8s %4.2f %5s\n", name,
@@ -137,7 +141,7 @@ static void compare_ways(report *r, const char *name, way first, way second, clo
     }
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     seqpar_attn_desc many = {.heads = 4,
                              .kv_heads = 2,
                              .head_dim = 64,
@@ -151,14 +155,16 @@ int main(void) {
     report r;
     int64_t p;
     double load = 0;
+    take_tiny(argc, argv);
+    if (tiny) tokens = 2 * MOST_RANKS * CHUNK, turns = runs_of_turn = 1;
     single.heads = single.kv_heads = 1;
-    report_open(&r, "ranks", "\"tokens\": %d, \"chunk\": %d, \"turns\": %d,", TOKENS, CHUNK,
-                TURNS_RUN);
+    report_open(&r, "ranks", "\"tokens\": %d, \"chunk\": %d, \"turns\": %d,", tokens, CHUNK,
+                turns);
     printf(
         "ranks as threads of one process, zigzag ring, causal, chunks of %d; best of %d turns; "
         "ratio: their median, for which `wanted` holds;\nof each turn the best of %d runs, or "
         "their sum by processor time; bits compared with one rank on one thread\n\n",
-        CHUNK, TURNS_RUN, RUNS_OF_TURN);
+        CHUNK, turns, runs_of_turn);
     if (getloadavg(&load, 1) == 1 && load > 0.5)
         printf("others are at work here (load %.1f): wall times of two threads mean little\n\n",
                load);

@@ -1,17 +1,23 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* Tokens per second of seqpar_llama_generate on one thread: a model whose weights lie far outside the cache grows 1 text, and
-   16 at a time. One text can be no faster than its weights are read, many no faster than products are computed.
-   Of stream: bytes of weights per second over what a loop of additions reads of the same weights. Of product: 2 x weights x
-   tokens per second over the best large product of the same device. Before anything is timed, texts are compared with the
-   likeliest tokens of the training forward pass, and those of all batches with each other.
+/* Tokens per second of seqpar_llama_generate on one thread: a model whose weights lie far
+   outside the cache grows 1 text, and 16 at a time. One text can be no faster than its
+   weights are read, many no faster than products are computed.
+   Of stream: bytes of weights per second over what a loop of additions reads of the same
+   weights. Of product: 2 x weights x tokens per second over the best large product of the
+   same device. Before anything is timed, texts are compared with the likeliest tokens of the
+   training forward pass, and those of all batches with each other.
 
-       bench_sample [LAYERS]      4 layers of hidden 2048 (1 GiB); wanted: 60 % of stream for one text, for 16 the lesser of
-                                  40 % of product and 5 times the tokens per second of one */
+       bench_sample [LAYERS]      4 layers of hidden 2048 (1 GiB)
+
+   Wanted: 60 % of stream for one text, for 16 the lesser of 40 % of product and 5 times the
+   tokens per second of one. */
 #include "bench.h"
 #define SEQPAR_LLAMA_IMPLEMENTATION
 #include "seqpar_llama.h"
 
-enum { TEXTS = 16, PROMPT = 16, STEPS = 32, REPEATS = 5, SIDE = 2048 };
+enum { TEXTS = 16, PROMPT = 16, STEPS = 32 };
+static int repeats = 5;
+static int64_t side = 2048; /* of the large product */
 static const double least_stream = .6, least_product = .4, least_gain = 5;
 
 typedef struct bench {
@@ -31,12 +37,12 @@ static void give_up(const bench *b) {
 
 static void bench_open(bench *b, int64_t layers) {
     seqpar_llama_config config = {.layers = layers,
-                                  .hidden = 2048,
+                                  .hidden = size_or_tiny(2048, 128),
                                   .heads = 16,
                                   .kv_heads = 4,
-                                  .head_dim = 128,
-                                  .intermediate = 6144,
-                                  .vocab = 32000,
+                                  .head_dim = size_or_tiny(128, 8),
+                                  .intermediate = size_or_tiny(6144, 384),
+                                  .vocab = size_or_tiny(32000, 500),
                                   .tied = 1};
     int64_t i, t;
     b->self = seqpar_comm_self();
@@ -54,7 +60,7 @@ static void bench_open(bench *b, int64_t layers) {
     for (i = 0; i < TEXTS; i++) {
         for (t = 0; t < PROMPT; t++)
             b->ids[i][t] = (int32_t)(seqpar_random_uniform(3, (uint64_t)i, (uint64_t)t) *
-                                     32000);
+                                     (double)config.vocab);
         b->prompt[i] = (seqpar_llama_prompt){b->ids[i], PROMPT, i};
     }
 }
@@ -158,16 +164,16 @@ static void square_call(void *user) {
 }
 
 static double product_peak(seqpar_device *device) {
-    float *x = random_floats(SIDE * SIDE, 1), *w = random_floats(SIDE * SIDE, 2);
-    float *y = random_floats(SIDE * SIDE, 3);
-    square s = {device, {{y, SIDE}, {x, SIDE}, {w, SIDE}, SIDE, SIDE, SIDE, 0, 0}};
+    float *x = random_floats(side * side, 1), *w = random_floats(side * side, 2);
+    float *y = random_floats(side * side, 3);
+    square s = {device, {{y, side}, {x, side}, {w, side}, side, side, side, 0, 0}};
     double best = HUGE_VAL;
     int i;
-    for (i = 0; i < REPEATS; i++) best = SEQPAR__MIN(best, seconds_of(square_call, &s, 1));
+    for (i = 0; i < repeats; i++) best = fmin(best, seconds_of(square_call, &s, 1));
     free(x);
     free(w);
     free(y);
-    return 2.0 * SIDE * SIDE * SIDE / best;
+    return 2.0 * (double)(side * side * side) / best;
 }
 
 /* ---- speed ---- */
@@ -191,10 +197,10 @@ static double seconds_to(bench *b, int64_t texts, int64_t tokens) {
 static void measure_steps(bench *b, int64_t texts, rate *r) {
     double first = HUGE_VAL, all = HUGE_VAL, read = HUGE_VAL;
     int i;
-    for (i = 0; i < REPEATS; i++) {
-        first = SEQPAR__MIN(first, seconds_to(b, texts, 1));
-        all = SEQPAR__MIN(all, seconds_to(b, texts, 1 + STEPS));
-        read = SEQPAR__MIN(read, seconds_of(read_loop, b, 1));
+    for (i = 0; i < repeats; i++) {
+        first = fmin(first, seconds_to(b, texts, 1));
+        all = fmin(all, seconds_to(b, texts, 1 + STEPS));
+        read = fmin(read, seconds_of(read_loop, b, 1));
     }
     r->seconds = (all - first) / STEPS;
     r->stream = (double)b->model.params.bytes / read;
@@ -206,11 +212,13 @@ int main(int argc, char **argv) {
     rate rates[2];
     double product, wanted, tokens[2];
     int k, right;
+    argc = take_tiny(argc, argv);
+    if (tiny) repeats = 1, side = 128;
     bench_open(&b, argc > 1 && atoll(argv[1]) > 0 ? atoll(argv[1]) : 4);
     right = is_right(&b);
     product = product_peak(b.device);
     for (k = 0; k < 2; k++) measure_steps(&b, k ? TEXTS : 1, &rates[k]);
-    rates[0].stream = rates[1].stream = SEQPAR__MAX(rates[0].stream, rates[1].stream);
+    rates[0].stream = rates[1].stream = fmax(rates[0].stream, rates[1].stream);
     report_open(&r, "sample",
                 "\"device\": \"%s\", \"threads\": 1, \"weights_mib\": %.0f, \"stream_gbs\": "
                 "%.2f, \"product_gflops\": %.1f,",
@@ -226,7 +234,7 @@ int main(int argc, char **argv) {
         double stream = 4 * b.weights / rates[k].seconds / rates[k].stream, share;
         tokens[k] = (k ? TEXTS : 1) / rates[k].seconds;
         share = 2 * b.weights * tokens[k] / product;
-        wanted = k ? SEQPAR__MIN(least_product * product / (2 * b.weights),
+        wanted = k ? fmin(least_product * product / (2 * b.weights),
                                  least_gain * tokens[0])
                    : least_stream * rates[0].stream / (4 * b.weights);
         printf("%8d %12.1f %12.2f %11.1f%% %11.1f%% %12.2f%s%s\n", k ? TEXTS : 1,

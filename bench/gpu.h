@@ -9,7 +9,6 @@
 static struct {
     seqpar_ctx ctx; /* its queue is the device's */
     seqpar_comm *self;
-    int tiny; /* shapes for a stand-in: is it right, not how fast */
     double began, seconds, copy_bytes_per_second;
     const char *gpu, *driver;
 } bench;

@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* peer_blas.c - seconds that other people's matrix products take, one thread, for bench_cpu to compare with.
+/* peer_blas.c - seconds that other people's matrix products take, one thread, for bench_cpu to
+   compare with.
  *
  *     peer_blas LIBRARY product ROWS OUT IN SECONDS             y (rows, out) = x (rows, in) . W^T
  *     peer_blas LIBRARY attention TOKENS DIM CAUSAL SECONDS     forward and backward
  *
- * prints the best seconds (of both passes for attention) and the relative error. LIBRARY: openblas, onednn or mkl, looked up at
- * run time; where it is missing the exit code is 3, and the table says so. SEQPAR_MKL names MKL's libmkl_rt, if it lies elsewhere.
- * A process of its own, because the core type of OpenBLAS is read when the library is loaded.
+ * prints the best seconds (of both passes for attention) and the relative error. LIBRARY:
+ * openblas, onednn or mkl, looked up at run time; where it is missing the exit code is 3, and
+ * the table says so. SEQPAR_MKL names MKL's libmkl_rt, if it lies elsewhere. A process of its
+ * own, because the core type of OpenBLAS is read when the library is loaded.
  *
- * Attention has the structure of PyTorch's fused CPU kernel (blocks of 256 queries and 512 keys, scores of a block written out,
- * running softmax; backward by five products) over the library's products: a stand-in where PyTorch is not installed. */
+ * Attention has the structure of PyTorch's fused CPU kernel (blocks of 256 queries and 512
+ * keys, scores of a block written out, running softmax; backward by five products) over the
+ * library's products: a stand-in where PyTorch is not installed. */
 #include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* 03_own_kernel.c - a block kernel of your own, here bf16 in plain C, inside ring attention over four ranks.
+/* 03_own_kernel.c - a block kernel of your own, here bf16 in plain C, inside ring attention
+ * over four ranks.
  *
  * Stand-in for a kernel you will not give up: it sees one block (queries of a chunk x keys of a chunk, one head) and knows
  * nothing of ranks. Rings, masks, merging and gradients to their owners stay seqpar's.      cc 03_own_kernel.c -lm -lpthread */

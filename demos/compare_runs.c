@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* compare_runs.c - are two training runs the same, to the bit? Reads their metrics and models, draws both loss curves.
+/* compare_runs.c - are two training runs the same, to the bit? Reads their metrics and models,
+ * draws both loss curves.
  *
  *     compare_runs DIR_A DIR_B DPO_DIR OUT_DIR       (each DIR: metrics.jsonl; A and B: model.safetensors)
  *
- * Exit code 0 only if every loss, gradient norm and parameter of A and B is equal by memcmp, and the first loss of the DPO
- * run is -log(sigmoid(0)). */
+ * Exit code 0 only if every loss, gradient norm and parameter of A and B is equal by memcmp,
+ * and the first loss of the DPO run is -log(sigmoid(0)). */
 #define STB_DS_IMPLEMENTATION
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_SAFETENSORS_IMPLEMENTATION

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* cudnn_attention.h - NVIDIA cuDNN's flash attention as a seqpar_attn_kernel, to take along; 09_cudnn_attention.cu tries it.
+/* cudnn_attention.h - NVIDIA cuDNN's flash attention as a seqpar_attn_kernel, to take along;
+ * 09_cudnn_attention.cu tries it.
  *
  *     cudnn_attention c = {0};                 of one seqpar_attn
  *     cudnnCreate(&c.cudnn);
  *     seqpar_attn_kernel kernel = {cudnn_forward, cudnn_backward, &c};     for seqpar_attn_desc.kernel
  *     cudnn_attention_close(&c);               when the queue is settled
  *
- * Each direction is one cuDNN operation (SDPA, cuDNN 9.21 or newer), planned at a source's first call. Who sees whom is a mask
- * that is added to the scores, 2 bytes a pair, made once for a source. For a device with bf16 storage: cuDNN's results are bf16,
- * and so are what they are summed from. */
+ * Each direction is one cuDNN operation (SDPA, cuDNN 9.21 or newer), planned at a source's
+ * first call. Who sees whom is a mask that is added to the scores, 2 bytes a pair, made once
+ * for a source. For a device with bf16 storage: cuDNN's results are bf16, and so are what they
+ * are summed from. */
 #ifndef CUDNN_ATTENTION_H
 #define CUDNN_ATTENTION_H
 #include "seqpar.h"

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* train_ppo.c - PPO, REINFORCE and group-relative policy optimization, sequences split over ranks.
+/* train_ppo.c - PPO, REINFORCE and group-relative policy optimization, sequences split over
+ * ranks.
  *
  *     train_ppo --prompt_data prompts.jsonl --input_key question --label_key answer --pretrain sft_model
  *         --reward_rule last_number --advantage_estimator group_norm --n_samples_per_prompt 4 --ring_attn_size 4

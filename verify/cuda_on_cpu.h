@@ -1,20 +1,24 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* cuda_on_cpu.h - runs the kernels of seqpar_cuda.cu on a CPU, to test their logic where there is no GPU.
+/* cuda_on_cpu.h - runs the kernels of seqpar_cuda.cu on a CPU, to test their logic where there
+ * is no GPU.
  *
  *     g++ -x c++ -include cuda_on_cpu.h -c seqpar_cuda.cu
  *
- * One fiber per thread of a block, blocks one after the other. A fiber runs until it meets the others: __syncthreads, a
- * shuffle, a vote, a matrix instruction. Who goes first between two meetings is drawn anew from cuda_on_cpu_seed: bits
- * that hang on it show a missing barrier. Shared memory is full of NaN when a block begins. Device memory cannot be
- * touched outside of kernels and copies: host code that does is named and ended. Matrix instructions follow the fragment
- * tables of PTX ISA 9.7.14 (mma.m16n8k16, m16n8k8, ldmatrix).
+ * One fiber per thread of a block, blocks one after the other. A fiber runs until it meets the
+ * others: __syncthreads, a shuffle, a vote, a matrix instruction. Who goes first between two
+ * meetings is drawn anew from cuda_on_cpu_seed: bits that hang on it show a missing barrier.
+ * Shared memory is full of NaN when a block begins. Device memory cannot be touched outside of
+ * kernels and copies: host code that does is named and ended. Matrix instructions follow the
+ * fragment tables of PTX ISA 9.7.14 (mma.m16n8k16, m16n8k8, ldmatrix).
  *
- * Streams run late: a launch, a copy, a record is put aside, with its arguments as they are at the call, until somebody
- * waits; then the streams are worked off in an order drawn from the seed, which also says how far they run ahead by
- * themselves (seed % 3: never, seldom, often). Pageable memory is read at the call, pinned memory and the device late, and the
- * host gets what it asked for late, so a missing wait shows as other numbers. CUDA_ON_CPU_SYNC=1 (cuda_on_cpu_late 0) brings
- * back the order of calls, to tell such a fault from others; CUDA_ON_CPU_SEED=n another order. A stream can be captured and
- * replayed; what a capture forbids ends it and is named. */
+ * Streams run late: a launch, a copy, a record is put aside, with its arguments as they are at
+ * the call, until somebody waits; then the streams are worked off in an order drawn from the
+ * seed, which also says how far they run ahead by themselves (seed % 3: never, seldom, often).
+ * Pageable memory is read at the call, pinned memory and the device late, and the host gets
+ * what it asked for late, so a missing wait shows as other numbers. CUDA_ON_CPU_SYNC=1
+ * (cuda_on_cpu_late 0) brings back the order of calls, to tell such a fault from others;
+ * CUDA_ON_CPU_SEED=n another order. A stream can be captured and replayed; what a capture
+ * forbids ends it and is named. */
 #ifndef CUDA_ON_CPU_H
 #define CUDA_ON_CPU_H
 #include <math.h>

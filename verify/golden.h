@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /*
- * golden.h - reads golden.tsv and hands its cases, one by one, to a function that asks for values by name:
+ * golden.h - reads golden.tsv and hands its cases, one by one, to a function that asks for
+ * values by name:
  *
  *     static void visit(const golden_case *c, void *context)
  *     {
@@ -10,8 +11,9 @@
  *     }
  *     int cases = golden_each(GOLDEN_PATH, visit, &context);
  *
- * What is expected comes with the error that the printed digits leave open, half a unit of the last one; for a
- * value given exactly that is 0.  The arithmetic's own rounding is the caller's to allow for.
+ * What is expected comes with the error that the printed digits leave open, half a unit of the
+ * last one; for a value given exactly that is 0.  The arithmetic's own rounding is the caller's
+ * to allow for.
  */
 #ifndef GOLDEN_H
 #define GOLDEN_H

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* kill_at - a library to preload: the program dies by SIGKILL just before its KILL_AT-th call that changes a folder or makes a
- * file last. Without KILL_AT it says at the end, on stderr, how many such calls there were. */
+/* kill_at - a library to preload: the program dies by SIGKILL just before its KILL_AT-th call
+ * that changes a folder or makes a file last. Without KILL_AT it says at the end, on stderr,
+ * how many such calls there were. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* A stand-in for the part of NCCL and of the CUDA runtime that seqpar_nccl.h calls, without a GPU. Devices are plain memory.
-   Every stream is a queue; one thread works on all of them, late and in random order wherever no event orders them, so that a
-   missing event shows. It keeps NCCL's rules to the letter, and takes the hard reading where they leave room:
+/* A stand-in for the part of NCCL and of the CUDA runtime that seqpar_nccl.h calls, without a
+   GPU. Devices are plain memory. Every stream is a queue; one thread works on all of them, late
+   and in random order wherever no event orders them, so that a missing event shows. It keeps
+   NCCL's rules to the letter, and takes the hard reading where they leave room:
    - a group holds up its stream until all its messages are through; nothing is buffered, both ends must run at the same time
    - on a non-blocking communicator the first message between two ranks is set up behind the caller's back, by both together,
      and until then the group is not on the stream and the communicator must not be touched

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* reward_server_for_tests PORT_FILE MODE [N] - a reward server on 127.0.0.1 that answers rightly, late, wrongly or not at all.
+/* reward_server_for_tests PORT_FILE MODE [N] - a reward server on 127.0.0.1 that answers
+ * rightly, late, wrongly or not at all.
  *
  * It writes the port it got to PORT_FILE and serves one request at a time until it is killed, or for ten minutes.
  *   rule          1 where the query's last number is the label's, else 0: the trainer's --reward_rule last_number

@@ -2,13 +2,15 @@
    computed once, does every message arrive, and what does it cost - MIT or Unlicense */
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /*
-   A schedule of seqpar.h is data, so it can be checked and priced for a thousand ranks without one of them. Nobody who
-   trains needs this; who changes a schedule, writes one, or has to choose one does.
+   A schedule of seqpar.h is data, so it can be checked and priced for a thousand ranks without
+   one of them. Nobody who trains needs this; who changes a schedule, writes one, or has to
+   choose one does.
 
    Does:      refuse a plan that loses, doubles or confuses anything, by name; count FLOPs, bytes, overlap, slots.
    Does not:  run anything, or look at a clock.
 
-   #define SEQPAR_IMPLEMENTATION / SEQPAR_CHECK_IMPLEMENTATION in one unit. Options: SEQPAR_STATIC as in seqpar.h.
+   #define SEQPAR_IMPLEMENTATION / SEQPAR_CHECK_IMPLEMENTATION in one unit. Options:
+   SEQPAR_STATIC as in seqpar.h.
 
        seqpar_plan plans[P];                       for each rank: seqpar_plan_make(&error, &plans[rank], &desc);
        seqpar_plan_mask mask = {rows, 1, &attn};

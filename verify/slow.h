@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /*
- * slow.h - a Llama-style language model, its loss, its gradient and its optimizer, written a second time:
- * dense, naive and obvious, to be what a fast implementation is checked against.
+ * slow.h - a Llama-style language model, its loss, its gradient and its optimizer, written a
+ * second time: dense, naive and obvious, to be what a fast implementation is checked against.
  *
- * There is no backward pass here to get wrong.  The forward pass is written in complex numbers and uses
- * analytic functions only, so for a real function f
+ * There is no backward pass here to get wrong.  The forward pass is written in complex numbers
+ * and uses analytic functions only, so for a real function f
  *
  *     f(x + i h) = f(x) + i h f'(x) - O(h^2)        hence        f'(x) = Im f(x + i h) / h,
  *
- * and since nothing is subtracted h can be 1e-30: the derivative is exact to rounding.  It costs one forward
- * pass per parameter.  "Analytic" rules out fabs, conj and max of complex numbers; where a maximum is wanted
- * for range (log-sum-exp) it is taken over the real parts and used as a real constant that cancels.
+ * and since nothing is subtracted h can be 1e-30: the derivative is exact to rounding.  It
+ * costs one forward pass per parameter.  "Analytic" rules out fabs, conj and max of complex
+ * numbers; where a maximum is wanted for range (log-sum-exp) it is taken over the real parts
+ * and used as a real constant that cancels.
  *
- * Matrices are row-major, one row per token.  Weights are (outputs x inputs) as in PyTorch's Linear.
- * Heads lie side by side within a token's row: q[token][head][element].
+ * Matrices are row-major, one row per token.  Weights are (outputs x inputs) as in PyTorch's
+ * Linear. Heads lie side by side within a token's row: q[token][head][element].
  */
 #ifndef SLOW_H
 #define SLOW_H
@@ -45,10 +46,11 @@ typedef struct {
 } slow_tensor;
 
 /*
- * One row of a batch: documents packed end to end, document d from token cu_seqlens[d] up to cu_seqlens[d+1].
- * Tokens past the last document are padding and attend to nothing.  The targets are already shifted.
- * The seeds are arbitrary coefficients, per token, of the entropy and of the target's log-probability.
- * Any of the last four may be NULL: no targets, weights of 1, seeds of 0.
+ * One row of a batch: documents packed end to end, document d from token cu_seqlens[d] up to
+ * cu_seqlens[d+1]. Tokens past the last document are padding and attend to nothing.  The
+ * targets are already shifted. The seeds are arbitrary coefficients, per token, of the entropy
+ * and of the target's log-probability. Any of the last four may be NULL: no targets, weights of
+ * 1, seeds of 0.
  */
 typedef struct {
     int64_t tokens, docs;
@@ -214,10 +216,11 @@ SLOW int64_t slow_position(int64_t docs, const int64_t *cu_seqlens, int64_t t) {
 }
 
 /*
- * mask[i][j]: may token i look at token j?  Only within its document and, if causal, not ahead, unless j is
- * among the first prefix_lens[d] tokens of document d, which all of it may see; without causality there is
- * nothing to except them from.  With a window of W > 0, prefix or not, only at the W nearest: i itself and
- * the W - 1 before it and, if not causal, the W - 1 after it.  prefix_lens may be NULL.
+ * mask[i][j]: may token i look at token j?  Only within its document and, if causal, not ahead,
+ * unless j is among the first prefix_lens[d] tokens of document d, which all of it may see;
+ * without causality there is nothing to except them from.  With a window of W > 0, prefix or
+ * not, only at the W nearest: i itself and the W - 1 before it and, if not causal, the W - 1
+ * after it.  prefix_lens may be NULL.
  */
 SLOW void slow_mask_general(int64_t tokens, int64_t docs, const int64_t *cu_seqlens,
                             bool causal, int64_t window, const int64_t *prefix_lens,
@@ -391,8 +394,8 @@ SLOW slow_complex slow_attend(const slow_inputs *a, int64_t i, int64_t h, slow_c
 }
 
 /*
- * mask: queries x keys.  A query that may look at nothing gets out = 0 and lse = -inf, or its head's sink.
- * lse may be NULL.
+ * mask: queries x keys.  A query that may look at nothing gets out = 0 and lse = -inf, or its
+ * head's sink. lse may be NULL.
  */
 SLOW void slow_attention(const slow_inputs *a, slow_complex *out, slow_complex *lse) {
     for (int64_t i = 0; i < a->shape->queries; i++)
@@ -434,8 +437,9 @@ SLOW slow_complex slow_attention_loss(const slow_inputs *a, const double *dout, 
 }
 
 /*
- * The derivative of sum(dout * out) by *x, one of a's numbers.  Only what x can change is evaluated: queries
- * first_query and on, of heads first_head and on and, if x belongs to a key (-1: none), only those that see it.
+ * The derivative of sum(dout * out) by *x, one of a's numbers.  Only what x can change is
+ * evaluated: queries first_query and on, of heads first_head and on and, if x belongs to a key
+ * (-1: none), only those that see it.
  */
 SLOW double slow_attention_slope(const slow_inputs *a, const double *dout, slow_complex *x,
                                  int64_t key, int64_t first_query, int64_t queries,
@@ -575,8 +579,9 @@ SLOW int32_t slow_target(const slow_row *row, int64_t t) {
 }
 
 /*
- * Token t's share of the loss: its weighted cross-entropy (label smoothing, z-loss) over the global count,
- * plus whatever is seeded on its log-probability and its entropy.  An ignored target leaves the entropy only.
+ * Token t's share of the loss: its weighted cross-entropy (label smoothing, z-loss) over the
+ * global count, plus whatever is seeded on its log-probability and its entropy.  An ignored
+ * target leaves the entropy only.
  */
 SLOW slow_complex slow_token_loss(const slow_objective *o, const slow_row *row, int64_t t,
                                   int64_t vocab, const slow_complex *logits) {

@@ -1,20 +1,24 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /*
- * slow_loss.h - the objectives of post-training, written a second time: dense, in double precision, one plain
- * loop per sum, to be what a fast and sharded implementation is checked against.
+ * slow_loss.h - the objectives of post-training, written a second time: dense, in double
+ * precision, one plain loop per sum, to be what a fast and sharded implementation is checked
+ * against.
  *
- * As in slow.h nothing is differentiated by hand.  What a gradient flows through is slow_complex, so that
- * slow_gradient_of gets every derivative by complex step; what the algorithms detach (references, old
- * log-probabilities, advantages, KTO's KL, whitening) is double and stays out of it.  A maximum, a minimum or a
- * clip branches on the real part: at a tie both branches have the same derivative wherever one occurs here.
+ * As in slow.h nothing is differentiated by hand.  What a gradient flows through is
+ * slow_complex, so that slow_gradient_of gets every derivative by complex step; what the
+ * algorithms detach (references, old log-probabilities, advantages, KTO's KL, whitening) is
+ * double and stays out of it.  A maximum, a minimum or a clip branches on the real part: at a
+ * tie both branches have the same derivative wherever one occurs here.
  *
- * There is one machine and one step: every mean is over all that is given, hence over the whole step.
+ * There is one machine and one step: every mean is over all that is given, hence over the whole
+  * step.
  *
- * Where systems differ the default is OpenRLHF's and the comment says so.  [O5] is OpenRLHF 0.5.5, [OH] its
- * 0.11.0; [T] TRL 1.9, [T23] TRL 0.23.1, [T9] TRL 0.9.6; [V] verl; [LK] Liger-Kernel; [HF] transformers; [PT]
- * PyTorch; [MG] Megatron-LM; [BB] bitsandbytes.  "Spec" numbers are the sections of the losses' specification.
- * The token's own loss with label smoothing and z-loss (spec 3.2) is slow.h's slow_token_loss; its log-sum-exp,
- * AdamW, SGD, clipping and learning-rate schedules are also there.
+ * Where systems differ the default is OpenRLHF's and the comment says so.  [O5] is OpenRLHF
+ * 0.5.5, [OH] its 0.11.0; [T] TRL 1.9, [T23] TRL 0.23.1, [T9] TRL 0.9.6; [V] verl; [LK]
+ * Liger-Kernel; [HF] transformers; [PT] PyTorch; [MG] Megatron-LM; [BB] bitsandbytes.  "Spec"
+ * numbers are the sections of the losses' specification. The token's own loss with label
+ * smoothing and z-loss (spec 3.2) is slow.h's slow_token_loss; its log-sum-exp, AdamW, SGD,
+ * clipping and learning-rate schedules are also there.
  */
 #ifndef SLOW_LOSS_H
 #define SLOW_LOSS_H
@@ -84,8 +88,9 @@ SLOW double slow_std_unbiased(int64_t count, const double *x) {
 /* ---- sequences: one packed row, sequence i from token cu_seqlens[i] up to cu_seqlens[i + 1] ---- */
 
 /*
- * The mask is aligned with the predictions: 1 where the token's log-probability counts.  NULL: all of them.
- * How many tokens a sequence has is read off the mask, never off cu_seqlens (spec 11, 33).
+ * The mask is aligned with the predictions: 1 where the token's log-probability counts.  NULL:
+ * all of them. How many tokens a sequence has is read off the mask, never off cu_seqlens (spec
+ * 11, 33).
  */
 typedef struct {
     int64_t sequences;
@@ -202,8 +207,8 @@ SLOW slow_complex slow_sft_sequence_mean(const slow_sequences *s, const slow_com
 }
 
 /*
- * Weighted tokens, spec 3.3: L = -sum m w logp / sum m w, as torch's cross-entropy with class weights, or with
- * by_count / sum m, as ms-swift's loss_scale.  OpenRLHF has no weights.
+ * Weighted tokens, spec 3.3: L = -sum m w logp / sum m w, as torch's cross-entropy with class
+ * weights, or with by_count / sum m, as ms-swift's loss_scale.  OpenRLHF has no weights.
  */
 SLOW slow_complex slow_sft_weighted(int64_t tokens, const double *mask, const double *weights,
                                     bool by_count, const slow_complex *logp) {
@@ -222,8 +227,9 @@ SLOW slow_complex slow_sft_weighted(int64_t tokens, const double *mask, const do
 typedef enum { SLOW_REVERSE_KL, SLOW_FORWARD_KL, SLOW_JS, SLOW_ALPHA } slow_divergence;
 
 /*
- * label_smoothing is epsilon, gamma SimPO's target margin, delta BCO's reward shift, tau DiscoPOP's temperature,
- * alpha the alpha-divergence's.  The divergence's default is 0: reverse KL, which is DPO's.
+ * label_smoothing is epsilon, gamma SimPO's target margin, delta BCO's reward shift, tau
+ * DiscoPOP's temperature, alpha the alpha-divergence's.  The divergence's default is 0: reverse
+ * KL, which is DPO's.
  */
 typedef struct {
     double beta, label_smoothing, gamma, delta, tau, alpha;
@@ -439,8 +445,9 @@ SLOW slow_complex slow_preference_mean(slow_pair_loss *loss, const slow_preferen
 }
 
 /*
- * The pairs of a packed row that holds all the chosen documents before all the rejected ones, as [O5]'s: sequence
- * p against sequence pairs + p.  The sums and the lengths are over the masked tokens, the completions'.
+ * The pairs of a packed row that holds all the chosen documents before all the rejected ones,
+ * as [O5]'s: sequence p against sequence pairs + p.  The sums and the lengths are over the
+ * masked tokens, the completions'.
  */
 SLOW void slow_pairs(const slow_sequences *s, const slow_complex *logp, const double *ref_logp,
                      slow_pair *x) {
@@ -493,8 +500,9 @@ typedef struct {
 } slow_kto;
 
 /*
- * max(0, mean of logp - ref_logp) over the mismatched pairs of the whole step: the clamp comes after the mean.
- * Detached.  [O5] averages the ranks' means; with equal counts per rank that is this.
+ * max(0, mean of logp - ref_logp) over the mismatched pairs of the whole step: the clamp comes
+ * after the mean. Detached.  [O5] averages the ranks' means; with equal counts per rank that is
+ * this.
  */
 SLOW double slow_kto_kl(int64_t count, const double *logp, const double *ref_logp) {
     double sum = 0;
@@ -665,8 +673,8 @@ SLOW int64_t slow_last_action(const slow_sequences *s, int64_t i) {
 }
 
 /*
- * [O5] compute_reward: r_t = -kl_coef kl_t, and clip(score, low, high) on the sequence's last action; a
- * coefficient below 0 is 0.  The default clip is (-10, 10), after any group baseline.
+ * [O5] compute_reward: r_t = -kl_coef kl_t, and clip(score, low, high) on the sequence's last
+ * action; a coefficient below 0 is 0.  The default clip is (-10, 10), after any group baseline.
  */
 SLOW void slow_shaped_rewards(const slow_sequences *s, double kl_coef, const double *kl,
                               const double *score, double low, double high, double *rewards) {
@@ -733,8 +741,8 @@ SLOW double slow_masked_variance(int64_t count, const double *mask, const double
 }
 
 /*
- * Whitening, [O5]: (x - mean) rsqrt(max(variance, 1e-8)) with the population's moments over the whole rollout.
- * What it leaves at masked entries means nothing.  out may be x.
+ * Whitening, [O5]: (x - mean) rsqrt(max(variance, 1e-8)) with the population's moments over the
+ * whole rollout. What it leaves at masked entries means nothing.  out may be x.
  */
 SLOW void slow_whiten(int64_t count, const double *mask, const double *x, double *out) {
     double mean = slow_masked_mean(count, mask, x);
@@ -824,8 +832,9 @@ SLOW void slow_spread(const slow_sequences *s, const double *per_sequence, doubl
 /* ---- policy losses of one token or one sequence, spec 8.5 ---- */
 
 /*
- * clip_low and clip_high are .2 by default; dual_clip is c > 1, 0 for none, the default; the log-ratio is
- * clamped to +-log_ratio_limit, 20 in [OH], before exp: HUGE_VAL for none, as in [O5] and [T].
+ * clip_low and clip_high are .2 by default; dual_clip is c > 1, 0 for none, the default; the
+ * log-ratio is clamped to +-log_ratio_limit, 20 in [OH], before exp: HUGE_VAL for none, as in
+ * [O5] and [T].
  */
 typedef struct {
     double clip_low, clip_high, dual_clip, log_ratio_limit;
@@ -925,8 +934,8 @@ SLOW double slow_vespo_weight(double w, double advantage) {
 /* ---- value loss, spec 8.6 ---- */
 
 /*
- * 1/2 max((V - G)^2, (V_clip - G)^2), V_clip = V_old + clamp(V - V_old, +-clip); HUGE_VAL for no clip.
- * The default clip is .2 in [O5] and [T], .5 in [OH].
+ * 1/2 max((V - G)^2, (V_clip - G)^2), V_clip = V_old + clamp(V - V_old, +-clip); HUGE_VAL for
+ * no clip. The default clip is .2 in [O5] and [T], .5 in [OH].
  */
 SLOW slow_complex slow_value_loss(double clip, slow_complex value, double old_value,
                                   double returns) {

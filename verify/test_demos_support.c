@@ -163,8 +163,9 @@ static bool tools_are_sound(void) {
     return true;
 }
 
-/* What people type: the options of OpenRLHF 0.5, 0.8 and head, of the published sequence-parallel examples of
- * 360-LLaMA-Factory and axolotl, and this project's own. Kept apart from options.tsv on purpose. */
+/* What people type: the options of OpenRLHF 0.5, 0.8 and head, of the published
+ * sequence-parallel examples of 360-LLaMA-Factory and axolotl, and this project's own. Kept
+ * apart from options.tsv on purpose. */
 static const char names_people_type[] =
     /* shared by OpenRLHF's trainers */
     "save_path ckpt_path save_steps eval_steps logging_steps max_ckpt_num max_ckpt_mem "
@@ -585,8 +586,8 @@ static int load(const char *path, demo_data_options how) {
     return demo_data_load(&set, path, &how, message, sizeof message);
 }
 
-/* A document as text: bytes as they are, special tokens as B and E in brackets, supervised tokens after a bar each time
- * supervision begins and before one when it ends: "[B]ab|c[E]". */
+/* A document as text: bytes as they are, special tokens as B and E in brackets, supervised
+ * tokens after a bar each time supervision begins and before one when it ends: "[B]ab|c[E]". */
 static const char *shown_document(const demo_document *document) {
     static char text[512];
     size_t used = 0;
@@ -1420,8 +1421,8 @@ static bool answers_are_right(void) {
     return true;
 }
 
-/* A table of "which byte after which", counted on 2,000 stories, already says most: its nats per answer byte on others,
- * against ln 259 of a model that knows nothing. */
+/* A table of "which byte after which", counted on 2,000 stories, already says most: its nats
+ * per answer byte on others, against ln 259 of a model that knows nothing. */
 static bool answers_are_learnable(void) {
     static double pairs[256][256], totals[256];
     double nats = 0, bytes = 0;

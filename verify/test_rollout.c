@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* The plain arithmetic of train_ppo: texts and answers of reward servers, what lengths cost, which groups are kept, the stream of
- * prompts, and the derivatives of every loss by finite differences. */
+/* The plain arithmetic of train_ppo: texts and answers of reward servers, what lengths cost,
+ * which groups are kept, the stream of prompts, and the derivatives of every loss by finite
+ * differences. */
 #pragma GCC diagnostic ignored "-Wunused-function" /* of a whole trainer a few functions are \
                                                       called */
 #define STB_DS_IMPLEMENTATION

@@ -1704,8 +1704,8 @@ static seqpar_status write_memory(void) {
     return seqpar_file_write_atomic(in_folder("memory"), golden, GOLDEN_BYTES, fresh());
 }
 
-/* Lets the first, the second, ... allocation fail until the operation gets by without another one. cJSON
- * does not tell a lack of memory from bad JSON, so that the reader cannot either. */
+/* Lets the first, the second, ... allocation fail until the operation gets by without another
+ * one. cJSON does not tell a lack of memory from bad JSON, so that the reader cannot either. */
 static void out_of_memory(const char *what, seqpar_status (*operation)(void), int is_writing) {
     seqpar_status status = SEQPAR_ERR_MEMORY;
     int64_t n = 0;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /*
- * test_slow.c - checks slow.h against what it cannot have copied from itself: values worked out by hand or
- * by Hugging Face's and PyTorch's own code, finite differences, and properties that must hold whatever the
- * values.
+ * test_slow.c - checks slow.h against what it cannot have copied from itself: values worked out
+ * by hand or by Hugging Face's and PyTorch's own code, finite differences, and properties that
+ * must hold whatever the values.
  *
  * cc -std=c11 -O2 verify/test_slow.c -lm
  */
@@ -496,8 +496,9 @@ static void test_scale_and_softcap(void) {
 }
 
 /*
- * The first probability, p = 1 / (1 + exp(-s)) with s = 2 tanh(3 f / 2), has by its score before the cap, 3 f,
- * the slope p (1 - p) / cosh^2, and by the other one -p (1 - p).  Far out the cap lets nothing through.
+ * The first probability, p = 1 / (1 + exp(-s)) with s = 2 tanh(3 f / 2), has by its score
+ * before the cap, 3 f, the slope p (1 - p) / cosh^2, and by the other one -p (1 - p).  Far out
+ * the cap lets nothing through.
  */
 static void test_softcap_gradient(const char *name, double f) {
     slow_shape s = {1, 2, 1, 1, 2};
@@ -664,9 +665,10 @@ static void test_ignored(void) {
 /* ---- the model ---- */
 
 /*
- * What Hugging Face's LlamaForCausalLM (transformers 4.46.3 on torch 1.13.1, its float32 casts made float64)
- * gives for these parameters, documents and losses, a document at a time: the last token's logits, the loss,
- * and by autograd the gradient's norm and its inner product with `wave`.
+ * What Hugging Face's LlamaForCausalLM (transformers 4.46.3 on torch 1.13.1, its float32 casts
+ * made float64) gives for these parameters, documents and losses, a document at a time: the
+ * last token's logits, the loss, and by autograd the gradient's norm and its inner product with
+ * `wave`.
  */
 typedef struct {
     const char *name;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /*
- * test_slow_loss.c - checks slow_loss.h against what it cannot have copied from itself: the golden vectors, the
- * identities that hold whatever the values, the derivatives worked out by hand; and shows of well-known mistakes
- * that these checks tell them from the right thing.
+ * test_slow_loss.c - checks slow_loss.h against what it cannot have copied from itself: the
+ * golden vectors, the identities that hold whatever the values, the derivatives worked out by
+ * hand; and shows of well-known mistakes that these checks tell them from the right thing.
  *
  * "Spec" numbers are the sections of the losses' specification, as in slow_loss.h.
  */
@@ -703,8 +703,8 @@ static runner *runner_of(const char *objective) {
 }
 
 /*
- * What the arithmetic may add to half a printed unit: one rounding of numbers of the size of 1, or of d where a
- * small d makes everything small; two for exact values.
+ * What the arithmetic may add to half a printed unit: one rounding of numbers of the size of 1,
+ * or of d where a small d makes everything small; two for exact values.
  */
 static double rounding(const golden_case *c, double value, double limit) {
     double size = fmax(fabs(value), fmin(1, fabs(golden_number(c, "d", 1))));

@@ -4,8 +4,9 @@
  *     {"question": "Mia has 3 pens and finds 4 more. How many pens does Mia have now?",
  *      "answer": "3 + 4 = 7. The answer is 7.", "wrong": "3 + 4 = 7. The answer is 9."}     (on one line)
  *
- * Item i of seed s is a function of (s, i) alone: any range of items can be made anywhere, in any order. Answers follow
- * one pattern and numbers stay small, so that a tiny model of bytes learns them within a hundred steps. */
+ * Item i of seed s is a function of (s, i) alone: any range of items can be made anywhere, in
+ * any order. Answers follow one pattern and numbers stay small, so that a tiny model of bytes
+ * learns them within a hundred steps. */
 #ifndef DEMO_ARITH_H
 #define DEMO_ARITH_H
 
@@ -132,8 +133,8 @@ static inline bool demo_arith_careless(uint64_t seed, uint64_t index, uint64_t o
     return (uint64_t)demo_draw(&draws, 0, 99) < of_100;
 }
 
-/* Writes items first .. first + count - 1 as JSON lines, `careless` of 100 with the wrong text as the answer; whole or not
- * at all. Returns 0, or -1 with one sentence. */
+/* Writes items first .. first + count - 1 as JSON lines, `careless` of 100 with the wrong text
+ * as the answer; whole or not at all. Returns 0, or -1 with one sentence. */
 static inline int demo_arith_write(const char *path, uint64_t seed, uint64_t first,
                                    uint64_t count, uint64_t careless, char *error,
                                    size_t error_size) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* average.h - the moving average of the weights (--enable_ema): average += (1 - beta) (weights - average) after every
- * optimizer step, in fp64 whatever the weights are. Every rank keeps an equal share of it. Elements do not meet, so how
- * many ranks there are changes no bit. */
+/* average.h - the moving average of the weights (--enable_ema): average += (1 - beta) (weights
+ * - average) after every optimizer step, in fp64 whatever the weights are. Every rank keeps an
+ * equal share of it. Elements do not meet, so how many ranks there are changes no bit. */
 #ifndef DEMO_AVERAGE_H
 #define DEMO_AVERAGE_H
 #include <math.h>

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* checkpoint.h - models and training states as folders: model.safetensors, config.json, optimizer.safetensors, and whose they are.
+/* checkpoint.h - models and training states as folders: model.safetensors, config.json,
+ * optimizer.safetensors, and whose they are.
  *
- * A checkpoint is written as CKPT/global_stepN.tmp; once it is whole CKPT/latest names it, and then it gets its name. Killed
- * between the two, the next run gives it that name. So there is always one good checkpoint, and CKPT/latest finds it. Old
- * ones are removed last: those of this run, oldest first, nothing else. The files hold whole tensors and whole moments: any
- * D, P and ZeRO stage can read what any other wrote. */
+ * A checkpoint is written as CKPT/global_stepN.tmp; once it is whole CKPT/latest names it, and
+ * then it gets its name. Killed between the two, the next run gives it that name. So there is
+ * always one good checkpoint, and CKPT/latest finds it. Old ones are removed last: those of
+ * this run, oldest first, nothing else. The files hold whole tensors and whole moments: any D,
+ * P and ZeRO stage can read what any other wrote. */
 #ifndef DEMO_CHECKPOINT_H
 #define DEMO_CHECKPOINT_H
 

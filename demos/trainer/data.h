@@ -9,8 +9,9 @@
  *                                                          "attention_mask" 0 is padding left or right, cut off
  *   .txt           one stream of bytes, cut into documents of max_len tokens; all supervised; --pretrain_mode only
  *
- * loss_mask[t] = 1 says that token t is a supervised target, i.e. it is not shifted. loss_mask[0] is always 0: nothing
- * stands before a document's first token to predict it. Functions return 0, or -1 with one sentence in error. */
+ * loss_mask[t] = 1 says that token t is a supervised target, i.e. it is not shifted.
+ * loss_mask[0] is always 0: nothing stands before a document's first token to predict it.
+ * Functions return 0, or -1 with one sentence in error. */
 #ifndef DEMO_DATA_H
 #define DEMO_DATA_H
 
@@ -135,8 +136,8 @@ static inline void demo_push_prompt(demo_document *document, const char *form,
     demo_push_text(document, form, strlen(form), supervised);
 }
 
-/* What OpenRLHF warns about: returns NULL for a template that cannot take a prompt, otherwise the template; warning is
- * filled or made empty. */
+/* What OpenRLHF warns about: returns NULL for a template that cannot take a prompt, otherwise
+ * the template; warning is filled or made empty. */
 static inline const char *demo_template_checked(const char *form, char *warning, size_t size) {
     *warning = 0;
     if (!form || !*form) return NULL;

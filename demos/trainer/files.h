@@ -65,8 +65,8 @@ static inline char *demo_read_file(const char *path, size_t *size) {
     return demo_read_whole(path, SIZE_MAX, size, &why);
 }
 
-/* Opens a file to be written from its beginning, or on from its end. NULL with errno set: also for a pipe that nobody reads,
- * which opening would otherwise wait for. */
+/* Opens a file to be written from its beginning, or on from its end. NULL with errno set: also
+ * for a pipe that nobody reads, which opening would otherwise wait for. */
 static inline FILE *demo_open_output(const char *path, int append) {
     int descriptor = open(path,
                           O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY |

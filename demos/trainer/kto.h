@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* kto.h - KTO: responses that are liked or not, measured against the KL term of the whole optimizer step, which takes a
- * pass of its own over mismatched pairs of prompt and response. */
+/* kto.h - KTO: responses that are liked or not, measured against the KL term of the whole
+ * optimizer step, which takes a pass of its own over mismatched pairs of prompt and
+ * response. */
 #ifndef DEMO_KTO_H
 #define DEMO_KTO_H
 #include "preference.h"

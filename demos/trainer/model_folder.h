@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* model_folder.h - model folders in Hugging Face's form: config.json, and which tensors belong into model.safetensors.
+/* model_folder.h - model folders in Hugging Face's form: config.json, and which tensors belong
+ * into model.safetensors.
  *
- * What is read here is a plain Llama. Every key of config.json stands in the table below, or is refused by name: a model that is
- * computed otherwise than its makers meant would train without a word. The same goes for every tensor. */
+ * What is read here is a plain Llama. Every key of config.json stands in the table below, or is
+ * refused by name: a model that is computed otherwise than its makers meant would train without
+ * a word. The same goes for every tensor. */
 #ifndef DEMO_MODEL_FOLDER_H
 #define DEMO_MODEL_FOLDER_H
 

@@ -13,8 +13,8 @@
  *     else if (options.help_wanted) demo_options_help(&options, stdout);
  *     else demo_options_print_ignored(&options, stderr);
  *
- * String variables point into argv, into the tables or into the demo_options itself, which therefore has to stay.
- * Needs options.inc, which options.awk makes, on the include path. */
+ * String variables point into argv, into the tables or into the demo_options itself, which
+ * therefore has to stay. Needs options.inc, which options.awk makes, on the include path. */
 #ifndef DEMO_OPTIONS_H
 #define DEMO_OPTIONS_H
 

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* pairs.h - data to compare: pairs of responses for DPO and reward models, labelled responses for KTO.
+/* pairs.h - data to compare: pairs of responses for DPO and reward models, labelled responses
+ * for KTO.
  *
- * A document is BOS prompt response EOS; the response and EOS are supervised. Pairs, a .jsonl line each:
+ * A document is BOS prompt response EOS; the response and EOS are supervised. Pairs, a .jsonl
+  * line each:
  *
  *   text        {"prompt": "...", "chosen": "...", "rejected": "..."}    with prompt_key
  *   texts       {"chosen": "...", "rejected": "..."}                     without: the prompt is what both begin with
@@ -157,9 +159,10 @@ typedef struct {
     const demo_pair_options *how;
 } demo_pair_target;
 
-/* Bytes of the prompt that two texts begin with. As in TRL: a space before the difference belongs to the responses, and
- * where one text begins with all of the other, or is equal to it, the shorter keeps its last character as response. A
- * byte is a token, but a character is not torn. */
+/* Bytes of the prompt that two texts begin with. As in TRL: a space before the difference
+ * belongs to the responses, and where one text begins with all of the other, or is equal to it,
+ * the shorter keeps its last character as response. A byte is a token, but a character is not
+ * torn. */
 static inline size_t demo_common_prompt(const char *one, const char *other) {
     size_t n = 0;
     while (one[n] && one[n] == other[n]) n++;
@@ -507,8 +510,9 @@ static inline int demo_labelled_load(demo_labelled_set *set, const char *paths,
 
 /* ---- the mismatched documents of KTO's KL term ---- */
 
-/* The prompt of one with the response of another, cut to max_len as documents are (0: not), for demo_document_free. A
- * prompt is always shorter than max_len by a response token, or its own document would not have been kept. */
+/* The prompt of one with the response of another, cut to max_len as documents are (0: not), for
+ * demo_document_free. A prompt is always shorter than max_len by a response token, or its own
+ * document would not have been kept. */
 static inline demo_document demo_mismatched(const demo_labelled *prompt,
                                             const demo_labelled *response, int64_t max_len) {
     demo_record record = {.ends_in_eos = response->ends_in_eos};

@@ -6,8 +6,9 @@
  *     demo_plot plot = {.title = "Loss", .x_label = "step", .y_label = "nats", .series = series, .series_count = 1};
  *     demo_plot_write("loss.svg", &plot, error, sizeof error);
  *
- * Curves that lie on one another are what this project likes to show, so each later series is drawn thinner than the
- * one before: all stay visible. Points that are not finite, or not positive on a log axis, leave a gap. */
+ * Curves that lie on one another are what this project likes to show, so each later series is
+ * drawn thinner than the one before: all stay visible. Points that are not finite, or not
+ * positive on a log axis, leave a gap. */
 #ifndef DEMO_PLOT_H
 #define DEMO_PLOT_H
 
@@ -77,8 +78,8 @@ static inline int demo_ticks_linear(double *ticks, double low, double high, int 
     return count;
 }
 
-/* Ticks for an axis of log10 values: decades, with 2 and 5 between them while there are few; within a single decade,
- * round values. */
+/* Ticks for an axis of log10 values: decades, with 2 and 5 between them while there are few;
+ * within a single decade, round values. */
 static inline int demo_ticks_log(double *ticks, double low, double high) {
     int count = 0;
     if (high - low < 1) {

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* preference.h - objectives over whole responses: DPO and its relatives against a frozen reference model, and reward models.
+/* preference.h - objectives over whole responses: DPO and its relatives against a frozen
+ * reference model, and reward models.
  *
- * A response's log-prob is summed over all ranks that hold a part of it before anything else is done with it. Then every
- * rank knows the loss of every pair in its rows and hands back to its own tokens what the sum's derivative is. */
+ * A response's log-prob is summed over all ranks that hold a part of it before anything else is
+ * done with it. Then every rank knows the loss of every pair in its rows and hands back to its
+ * own tokens what the sum's derivative is. */
 #ifndef DEMO_PREFERENCE_H
 #define DEMO_PREFERENCE_H
 #include "pairs.h"

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* progress.h - how far a run has come: a bar drawn in place on a terminal, otherwise a line every logging_steps.
+/* progress.h - how far a run has come: a bar drawn in place on a terminal, otherwise a line
+ * every logging_steps.
  *
  *     demo_progress progress;
  *     demo_progress_begin(&progress, 0, total_steps, logging_steps);
  *     for each step: demo_progress_step(&progress, step, loss, tokens_of_this_step);
  *     demo_progress_end(&progress);
  *
- * Everything goes to stderr, so that stdout can be piped. A redraw is one write that covers the old line before it
- * erases the rest, at most ten times a second: nothing flickers. The line is always shorter than the window is wide. */
+ * Everything goes to stderr, so that stdout can be piped. A redraw is one write that covers the
+ * old line before it erases the rest, at most ten times a second: nothing flickers. The line is
+ * always shorter than the window is wide. */
 #ifndef DEMO_PROGRESS_H
 #define DEMO_PROGRESS_H
 

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* reference.h - the frozen reference model: asked in every step, or once beforehand (--precompute_ref).
+/* reference.h - the frozen reference model: asked in every step, or once beforehand
+ * (--precompute_ref).
  *
- * What is taken beforehand are the log-prob sums of all documents of all steps and of the evaluation, over the very rows
- * training will have, since a sum's order hangs on its row. They lie in CKPT/reference.safetensors, for any number of
- * ranks, and serve as many runs as have the same rows. What else they hang on is written beside them and compared. */
+ * What is taken beforehand are the log-prob sums of all documents of all steps and of the
+ * evaluation, over the very rows training will have, since a sum's order hangs on its row. They
+ * lie in CKPT/reference.safetensors, for any number of ranks, and serve as many runs as have
+ * the same rows. What else they hang on is written beside them and compared. */
 #ifndef DEMO_REFERENCE_H
 #define DEMO_REFERENCE_H
 #include "trainer.h"

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* reward.h - what a text is worth: by a rule, by reward models, by servers; which groups of texts are worth training on, and
- * what bad lengths cost. Every rank knows the score of every text. */
+/* reward.h - what a text is worth: by a rule, by reward models, by servers; which groups of
+ * texts are worth training on, and what bad lengths cost. Every rank knows the score of every
+ * text. */
 #ifndef DEMO_REWARD_H
 #define DEMO_REWARD_H
 #include "rollout.h"

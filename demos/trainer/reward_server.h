@@ -4,8 +4,9 @@
  *     POST {"query": ["prompt and text", ...], "prompts": ["prompt", ...], "labels": ["right answer, or nothing", ...]}
  *     ->   {"rewards": [0.5, ...]}, one for every query
  *
- * A server that cannot be reached or is busy is asked again, after a wait that doubles; an answer that is there and wrong
- * is an error at once, for it would be wrong again. Functions return 0, or -1 with one sentence in error. Needs libcurl. */
+ * A server that cannot be reached or is busy is asked again, after a wait that doubles; an
+ * answer that is there and wrong is an error at once, for it would be wrong again. Functions
+ * return 0, or -1 with one sentence in error. Needs libcurl. */
 #ifndef DEMO_REWARD_SERVER_H
 #define DEMO_REWARD_SERVER_H
 

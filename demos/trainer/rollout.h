@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* rollout.h - texts for prompts, and passes over them.
  *
- * Every rank generates its share of the texts, all ranks get all of them. Log-probs, values and scores are then taken on
- * packed rows split like those of training, and brought together token by token, so that everything that looks at more than
- * one token is the same plain arithmetic on every rank. Random numbers hang on the text's number and the token's position:
- * D x P changes no text. */
+ * Every rank generates its share of the texts, all ranks get all of them. Log-probs, values and
+ * scores are then taken on packed rows split like those of training, and brought together token
+ * by token, so that everything that looks at more than one token is the same plain arithmetic
+ * on every rank. Random numbers hang on the text's number and the token's position: D x P
+ * changes no text. */
 #ifndef DEMO_ROLLOUT_H
 #define DEMO_ROLLOUT_H
 #include "advantage.h"

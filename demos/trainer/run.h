@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* run.h - a run among other runs: what it reads is not what it writes, nobody else writes where it does, and a checkpoint is
- * gone on from by a run that is the same where it has to be.
+/* run.h - a run among other runs: what it reads is not what it writes, nobody else writes where
+ * it does, and a checkpoint is gone on from by a run that is the same where it has to be.
  *
- * ckpt_path/lock and save_path/lock are held by flock, which the kernel releases when the process ends, however it ends. */
+ * ckpt_path/lock and save_path/lock are held by flock, which the kernel releases when the
+ * process ends, however it ends. */
 #ifndef DEMO_RUN_H
 #define DEMO_RUN_H
 

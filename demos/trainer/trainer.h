@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* trainer.h - what the trainers share: options, the step loop, evaluation, logs, checkpoints.
  *
- * A step is an optimizer step over train_batch_size documents, drawn by a shuffle that belongs to (seed, epoch), packed
- * into rows, and split over data-parallel ranks, micro-batches and sequence-parallel ranks. None of these splits changes
- * a bit of the result. */
+ * A step is an optimizer step over train_batch_size documents, drawn by a shuffle that belongs
+ * to (seed, epoch), packed into rows, and split over data-parallel ranks, micro-batches and
+ * sequence-parallel ranks. None of these splits changes a bit of the result. */
 #ifndef DEMO_TRAINER_H
 #define DEMO_TRAINER_H
 

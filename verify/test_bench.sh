@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Unlicense
+# The benchmarks of `make bench` with small cases: every result is right, and a planted mistake is found, so that no time is
+# taken of a wrong answer. Times are not looked at.
+cd "$(dirname "$0")/.." || exit 1
+out=build/test_bench
+rm -rf $out; mkdir -p $out
+passed=0 failed=0
+ok() { echo "ok $1"; passed=$((passed + 1)); }
+fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
+make() { command make --no-print-directory -s "$@"; }
+linked=$(make linked-flags)
+
+# cases LOG: how many are right, of how many
+cases() { sed -nE 's/^([0-9]+) of ([0-9]+) cases are correct.*/\1 \2/p' "$1"; }
+
+# bench NAME CASES FAULT: at least so many cases, and with the fault not all of them right
+bench() {
+    local name=$1 least=$2 fault=$3 right of
+    if ! timeout 300 "build/bench_$name" --tiny >$out/$name.log 2>&1; then fail "bench_$name" "$(grep -hE 'WRONG|DIFFER|bench_' $out/$name.log | head -n 1)"; return; fi
+    read -r right of < <(cases $out/$name.log)
+    if [ "${right:-0}" -ge "$least" ] && [ "$right" = "$of" ] && [ "$(grep -c '"correct": true' "build/bench/tiny_$name.json")" = "$right" ]; then ok "bench_$name ($right cases)"
+    else fail "bench_$name" "${right:-no} of ${of:-no} cases, at least $least are expected"; fi
+    echo "int seqpar__fault = $fault;" >$out/$name.c
+    case $name in layers) library="-O0" ;; *) library="-O1 $linked build/faults/seqpar.o" ;; esac
+    ${CC:-cc} -std=gnu11 -march=native -fopenmp -w -Ibuild/faults -I. -Iverify "bench/bench_$name.c" $out/$name.c $library -o "$out/$name" -lcjson -lm -lpthread -ldl 2>$out/$name.build.log || { fail "bench_${name}_built" "$(head -n 1 $out/$name.build.log)"; return; }
+    timeout 300 "$out/$name" --tiny >$out/$name.fault.log 2>&1
+    code=$?
+    read -r right of < <(cases $out/$name.fault.log)
+    if [ $code -eq 1 ] && [ "${of:-0}" -ge "$least" ] && [ "$right" -lt "$of" ]; then ok "bench_${name}_finds_fault_$fault"; else fail "bench_${name}_finds_fault_$fault" "exit code $code, ${right:-no} of ${of:-no} cases pass for correct"; fi
+}
+
+make planted build/faults/seqpar.o || fail bench_planted "see above"
+for program in cpu chunks layers ranks sample vocab; do make build/bench_$program || fail bench_built "build/bench_$program"; done
+bench cpu 14 12
+bench chunks 64 50
+bench layers 18 24
+bench ranks 10 4
+bench sample 2 47
+bench vocab 3 31
+echo "$passed passed, $failed failed"
+[ $failed -eq 0 ]
