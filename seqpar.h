@@ -99,7 +99,7 @@
                       of weights and activations; of sums, statistics and optimizer state
        vocab          the projection of hidden states to logits over the vocabulary (others
                       call it the LM head), and the log-probs made of them
-       head           of attention; nothing else is called so
+       head           alone: of attention. A score head projects to a reward or value
        step           an optimizer step. A compute step is the part of a plan that meets the
                       keys of one source
        source         the rank (position) whose keys they are
@@ -701,10 +701,11 @@ SEQPAR_DEF seqpar_status seqpar_pack(seqpar_error *error, seqpar_batch *batch,
                                      const seqpar_pack_desc *desc);
 SEQPAR_DEF void seqpar_batch_free(seqpar_batch *batch);
 /* The number of chunks of a row where the caller gives none: 32. Short rows have fewer, so that
-   a chunk has 16 tokens at least. Rows of more than 8,192 tokens have twice, four times, ... as
-   many, until a chunk has 256 tokens at most or there are 2,048 of them: planning goes through
-   pairs of chunks. From 512 tokens on it is a power of two, which 2 x ranks divides if they are
-   one, too. It never depends on the number of ranks. */
+   a chunk has 16 tokens at least (one chunk below 32 tokens). Rows of more than 8,192 tokens
+   have twice, four times, ... as many, until a chunk has 256 tokens at most or there are 2,048
+   of them: planning goes through pairs of chunks. From 512 tokens on it is a power of two, so
+   that ranks whose number is one, and at most half of it, hold equally many chunks. It never
+   depends on the number of ranks. */
 SEQPAR_DEF int64_t seqpar_grid_default_chunks(int64_t tokens);
 /* The first token of a chunk: floor(chunk*padded/chunks). */
 SEQPAR_DEF int64_t seqpar_grid_begin(int64_t padded, int64_t chunks, int64_t chunk);
@@ -4392,11 +4393,29 @@ static seqpar_status seqpar__check_operations(seqpar_error *error, const seqpar_
                    : SEQPAR_OK;
 }
 
+/* Where ranks were given one device by mistake, one of them finds its own claim here, the
+   others do not. */
+static seqpar_status seqpar__check_claim(const seqpar_ctx *ctx, const seqpar_comm *world,
+                                         const seqpar_device *device) {
+    if (device->error != ctx->error)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_DEVICE,
+                           "the device '%s' belongs to another context that is open; open a "
+                           "device for each rank",
+                           device->name);
+    if (world->contexts && world->device != device)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_DEVICE,
+                           "the device '%s' is not that of a context which is open on the same "
+                           "world; give both one device, or close the other first",
+                           device->name);
+    return SEQPAR_OK;
+}
+
 SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world,
                                          seqpar_device *device, int64_t sp_size) {
     seqpar__given given[] = {{"sequence_parallel_size", sp_size, 0},
                              {"the storage type", device ? device->storage : -1, 0},
                              {"the accumulator type", device ? device->accumulator : -1, 0}};
+    seqpar_status status;
     memset(ctx, 0, sizeof *ctx);
     ctx->error = world->error;
     SEQPAR__TRY(seqpar__check_arithmetic(ctx->error));
@@ -4413,20 +4432,13 @@ SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world,
         return ctx->error->status ? ctx->error->status
                                   : seqpar__no_memory(ctx->error, "a device");
     SEQPAR__TRY(seqpar__check_operations(ctx->error, device));
-    /* a claim: where ranks were given one device by mistake, one of them finds its own below,
-       the others do not */
-    if (!device->contexts) device->error = ctx->error;
-    SEQPAR__TRY(seqpar__ranks_agree(world, "a context", given, 3));
-    if (device->error != ctx->error)
-        return seqpar_fail(ctx->error, SEQPAR_ERR_DEVICE,
-                           "the device '%s' belongs to another context that is open; open a "
-                           "device for each rank",
-                           device->name);
-    if (world->contexts && world->device != device)
-        return seqpar_fail(ctx->error, SEQPAR_ERR_DEVICE,
-                           "the device '%s' is not that of a context which is open on the same "
-                           "world; give both one device, or close the other first",
-                           device->name);
+    if (!device->contexts) device->error = ctx->error; /* a claim */
+    status = seqpar__ranks_agree(world, "a context", given, 3);
+    if (!status) status = seqpar__check_claim(ctx, world, device);
+    if (status) {
+        if (device->error == ctx->error && !device->contexts) device->error = NULL;
+        return status;
+    }
     ctx->world = world;
     ctx->device = world->device = device;
     ctx->queue = device->queue;
@@ -6884,20 +6896,16 @@ SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn
    A loss has three layers, and this is the first: from hidden states to numbers of each token,
    and back from their derivatives, the seeds.
 
-       this chapter   hidden -> logits -> logp, entropy, ...      dhidden, dtable <- seeds
-       >>objective  sums per document, and what is made of them
+       >>loss        hidden -> logits -> logp, entropy, lse     dhidden, dtable <- seeds
+       >>objective   logp -> sums per document                  seeds of its tokens <- d/dsum
+                     sums -> value                              d/dsum
 
-   The second and third layer of a loss (>>loss). A preference loss takes the log-prob of a
-   whole response, of which a rank may hold a part: the sigmoid of a part means nothing. So
-   sums per document are put together over all ranks first. A segment is such a document; the
-   leaves of its fold are its partial sums, one for each chunk it has tokens in. The sum is the
-   same number on every rank, however the row was split.
-
-   Objectives then see plain numbers, and know of no ranks. Each returns its value and the
-   derivative, which goes back to the tokens of the document as their seed.
-
-   A mean is x0 + sum(xi - x0) / N, so that the mean of equal numbers is that number: the first
-   DPO loss is -log(sigmoid(0)) to the bit.
+   Two calls. seqpar_vocab_forward gives the values. seqpar_vocab_backward takes the seeds
+   dL/dlogp (and those of entropy, smoothing and z-loss) and gives dhidden and dtable; it makes
+   the logits anew, and gives the values, too. SFT needs that one alone, as its seeds are known
+   beforehand: -1/N for every supervised token, N the count of the optimizer step. What hangs on
+   the values, as a preference or a policy loss does, needs both. Logits of a long row would
+   fill the memory: there is room for rows_max tokens, which are done with before the next.
    ========================================================================================== */
 
 static void *seqpar__offset(void *base, int64_t element, int dtype) {
@@ -7265,9 +7273,19 @@ static double seqpar__tree_sum(const int64_t *leaves, const double *values, int6
 /* =============================================================================================
    >>objective  sums per document, and what is made of them
 
-   A segment is a document whose tokens lie on several ranks. Its sum is put together from
-   one partial per chunk before anything that is not linear is done with it: the sigmoid of
-   a rank's half of a log-prob is nothing. The objectives then see plain numbers.
+   The second and third layer of a loss (>>loss).
+
+   A preference loss takes the log-prob of a whole response, of which a rank may hold a part:
+   the sigmoid of a part means nothing. So sums per document are put together over all ranks
+   first. A segment is such a document; the leaves of its fold are its partial sums, one for
+   each chunk it has tokens in. The sum is the same number on every rank, however the row was
+   split.
+
+   Objectives then see plain numbers, and know of no ranks. Each returns its value and the
+   derivative, which goes back to the tokens of the document as their seed.
+
+   A mean is x0 + sum(xi - x0) / N, so that the mean of equal numbers is that number: the first
+   DPO loss is -log(sigmoid(0)) to the bit.
    ========================================================================================== */
 
 static int seqpar__segments_room(seqpar_segments *s, int64_t count) {
@@ -8859,12 +8877,12 @@ SEQPAR_DEF double seqpar_lr_factor(int kind, int64_t step, int64_t warmup, int64
    plans.
 
    A GPU has one queue a rank, a stream: a call puts its work there and returns. The host
-   waits only where it needs a number: in copies with queue NULL, in sums of squares, in
-   seqpar_device_settle, and before a transport that knows no queues. Freed memory is handed
-   out again in the order of the queue, and lists of tasks are copied once, from pinned
-   memory; so attention over NCCL makes the host wait nowhere, and a call that was made
-   before can be captured into a CUDA graph. Tests without a GPU have streams that run late:
-   launches, copies and events are put aside until somebody waits, then worked off in an
+   waits only where it needs a number: in copies with queue NULL, in sums of squares, for
+   sampled tokens, in seqpar_device_settle, and before a transport that knows no queues. Freed
+   memory is handed out again in the order of the queue, and lists of tasks are copied once,
+   from pinned memory; so attention over NCCL makes the host wait nowhere, and a call that was
+   made before can be captured into a CUDA graph. Tests without a GPU have streams that run
+   late: launches, copies and events are put aside until somebody waits, then worked off in an
    order drawn from a seed, and a wait that is missing shows in the bits.
 
    bf16. Storage and accumulator types are apart. With bf16 storage, activations and the

@@ -309,7 +309,7 @@ static int64_t seqpar__llama_final_norm(const seqpar_llama *m) {
     return 1 + m->config.layers * SEQPAR__LLAMA_PER_LAYER;
 }
 
-/* The last tensor: the projection to the vocabulary, or to a score. */
+/* The tensor that projects to the vocabulary (tied: the embedding table), or to a score. */
 static int64_t seqpar__llama_head(const seqpar_llama *m) {
     return m->config.tied && !m->config.score ? 0 : seqpar__llama_final_norm(m) + 1;
 }

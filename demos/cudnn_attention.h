@@ -2,7 +2,7 @@
 /* cudnn_attention.h - NVIDIA cuDNN's flash attention as a seqpar_attn_kernel, to take along;
  * 09_cudnn_attention.cu tries it.
  *
- *     cudnn_attention c = {0};                 of one seqpar_attn
+ *     cudnn_attention c = {0};                 of one seqpar_attn: close it before the next
  *     cudnnCreate(&c.cudnn);
  *     seqpar_attn_kernel kernel = {cudnn_forward, cudnn_backward, &c};     for seqpar_attn_desc.kernel
  *     cudnn_attention_close(&c);               when the queue is settled
@@ -105,18 +105,20 @@ enum { SOURCES = 64 };
 enum { Q = 1, K, V, OUT, LSE, SCALE, DOUT, DQ, DK, DV, MASK, TENSORS, SCORES, MASKED };
 typedef cudnnBackendDescriptor_t descriptor;
 
-/* One direction of one source. What cuDNN reads or writes in its own way lies in `memory`,
-   `bytes` for each tensor. */
+/* One direction of one source. What cuDNN reads or writes in its own way (OWN tensors; forward
+   the first two) lies in `memory`, `bytes` for each, the workspace behind them. */
+enum { OWN_OUT, OWN_LSE, OWN_DQ, OWN_DK, OWN_DV, OWN };
 typedef struct {
     descriptor made[32], plan;
     int made_count;
     cudnnStatus_t status; /* the first that is not success */
-    int64_t heads, bytes, workspace;
+    int64_t bytes, workspace;
     char *memory;
 } direction;
 
 typedef struct {
     cudnnHandle_t cudnn;
+    const void *of;            /* whose masks and plans they are: seqpar_attn's visible_begin */
     direction way[SOURCES][2]; /* of a source: forward, backward */
     void *mask[SOURCES];
 } cudnn_attention;
@@ -259,22 +261,21 @@ static void close_direction(direction *d) {
     memset(d, 0, sizeof *d);
 }
 
-static char *own(const direction *d, int tensor) { return d->memory + tensor * d->bytes; }
+static char *own(const direction *d, int which) { return d->memory + which * d->bytes; }
 
-/* Made at a source's first call, anew for another number of heads. */
+/* Made at a source's first call. */
 static direction *open_direction(cudnn_attention *c, const seqpar_attn_source *a, int backward,
                                  void *queue) {
     direction *d = &c->way[a->source][backward];
     int64_t queries = a->q_tokens * a->heads, keys = a->k_tokens * a->kv_heads;
-    if (d->plan && d->heads == a->heads) return d;
-    close_direction(d);
-    d->heads = a->heads;
+    int64_t tensors = backward ? OWN : OWN_DQ;
+    if (d->plan) return d;
     d->bytes = ((queries > keys ? queries : keys) * a->head_dim * 2 + 255) / 256 * 256;
     plan(d, attention_graph(d, a, backward, c->cudnn), c->cudnn);
     if (!c->mask[a->source]) c->mask[a->source] = mask_of(a, queue);
     if (!d->status && (!c->mask[a->source] ||
                        cudaMalloc((void **)&d->memory,
-                                  (size_t)(TENSORS * d->bytes + d->workspace))))
+                                  (size_t)(tensors * d->bytes + d->workspace))))
         d->status = CUDNN_STATUS_ALLOC_FAILED;
     return d;
 }
@@ -287,13 +288,22 @@ static int failed(const direction *d) {
     return 1;
 }
 
-/* The workspace lies behind the tensors. */
 static int run(cudnn_attention *c, direction *d, const seqpar_attn_source *a, int backward,
                void *queue) {
     float scale = (float)a->scale;
-    const void *all[TENSORS] = {own(d, TENSORS), a->q,   a->k,    a->v,       own(d, OUT),
-                                own(d, LSE),     &scale, a->dout, own(d, DQ), own(d, DK),
-                                own(d, DV),      c->mask[a->source]};
+    const void *workspace = own(d, backward ? OWN : OWN_DQ);
+    const void *all[TENSORS] = {NULL,
+                                a->q,
+                                a->k,
+                                a->v,
+                                own(d, OWN_OUT),
+                                own(d, OWN_LSE),
+                                &scale,
+                                a->dout,
+                                own(d, OWN_DQ),
+                                own(d, OWN_DK),
+                                own(d, OWN_DV),
+                                c->mask[a->source]};
     const void *data[TENSORS];
     int64_t number[TENSORS], count = 0;
     descriptor pack = begin(d, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
@@ -304,7 +314,7 @@ static int run(cudnn_attention *c, direction *d, const seqpar_attn_source *a, in
     }
     set(d, pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, number);
     set(d, pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, data);
-    set(d, pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, all);
+    set(d, pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace);
     end(d, pack);
     if (!d->status) d->status = cudnnSetStream(c->cudnn, (cudaStream_t)queue);
     if (!d->status) d->status = cudnnBackendExecute(c->cudnn, d->plan, pack);
@@ -314,15 +324,21 @@ static int run(cudnn_attention *c, direction *d, const seqpar_attn_source *a, in
 
 /* ---- the kernel that seqpar calls ---- */
 
-static int refused(const seqpar_attn_source *a) {
+static int refused(cudnn_attention *c, const seqpar_attn_source *a) {
+    if (!c->of) c->of = a->visible_begin;
+    if (c->of != a->visible_begin) {
+        fprintf(stderr, "cuDNN: masks and plans are those of another seqpar_attn; call "
+                        "cudnn_attention_close and cudnnCreate between the two\n");
+        return 1;
+    }
     if (a->source < SOURCES && a->softcap == 0 && a->head_dim % 8 == 0) return 0;
     fprintf(stderr, "cuDNN: at most %d sources, no softcap, head_dim a multiple of 8\n",
             SOURCES);
     return 1;
 }
 
-static void widened(void *to, const direction *d, int tensor, int64_t count, void *queue) {
-    LAUNCH(to_fp32, count, queue, (float *)to, (const uint16_t *)own(d, tensor), count);
+static void widened(void *to, const direction *d, int which, int64_t count, void *queue) {
+    LAUNCH(to_fp32, count, queue, (float *)to, (const uint16_t *)own(d, which), count);
 }
 
 static int cudnn_forward(void *user, const seqpar_attn_source *a, void *out, void *lse,
@@ -330,11 +346,11 @@ static int cudnn_forward(void *user, const seqpar_attn_source *a, void *out, voi
     cudnn_attention *c = (cudnn_attention *)user;
     int64_t rows = a->q_tokens * a->heads;
     direction *d;
-    if (refused(a)) return 1;
+    if (refused(c, a)) return 1;
     d = open_direction(c, a, 0, queue);
     if (failed(d) || run(c, d, a, 0, queue)) return 1;
-    widened(out, d, OUT, rows * a->head_dim, queue);
-    LAUNCH(to_lse, rows, queue, (float *)lse, (const float *)own(d, LSE), a->q_tokens,
+    widened(out, d, OWN_OUT, rows * a->head_dim, queue);
+    LAUNCH(to_lse, rows, queue, (float *)lse, (const float *)own(d, OWN_LSE), a->q_tokens,
            a->heads);
     return failed(d);
 }
@@ -344,14 +360,15 @@ static int cudnn_backward(void *user, const seqpar_attn_source *a, void *dq, voi
     cudnn_attention *c = (cudnn_attention *)user;
     int64_t rows = a->q_tokens * a->heads, keys = a->k_tokens * a->kv_heads;
     direction *d;
-    if (refused(a)) return 1;
+    if (refused(c, a)) return 1;
     d = open_direction(c, a, 1, queue);
     if (failed(d)) return 1;
-    LAUNCH(from_delta, rows, queue, (uint16_t *)own(d, OUT), (float *)own(d, LSE), *a);
+    LAUNCH(from_delta, rows, queue, (uint16_t *)own(d, OWN_OUT), (float *)own(d, OWN_LSE),
+           *a);
     if (run(c, d, a, 1, queue)) return 1;
-    widened(dq, d, DQ, rows * a->head_dim, queue);
-    widened(dk, d, DK, keys * a->head_dim, queue);
-    widened(dv, d, DV, keys * a->head_dim, queue);
+    widened(dq, d, OWN_DQ, rows * a->head_dim, queue);
+    widened(dk, d, OWN_DK, keys * a->head_dim, queue);
+    widened(dv, d, OWN_DV, keys * a->head_dim, queue);
     return failed(d);
 }
 
@@ -362,5 +379,6 @@ static void cudnn_attention_close(cudnn_attention *c) {
         cudaFree(c->mask[i]);
     }
     if (c->cudnn) cudnnDestroy(c->cudnn);
+    memset(c, 0, sizeof *c);
 }
 #endif

@@ -501,6 +501,7 @@ static void check_two_contexts(void) {
     test_expect(seqpar_ctx_open(&third, world, other, 1) == SEQPAR_ERR_DEVICE &&
                     strstr(world->error->text, "not that of a context which is open"),
                 "another device: %s", world->error->text);
+    test_expect(!other->error, "a device that was refused still speaks to the world");
     seqpar_ctx_close(&third);
     seqpar_ctx_close(&second);
     test_expect(copied_by_device(world) == 0 && !world->device,

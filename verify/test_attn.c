@@ -1053,7 +1053,7 @@ static setup product_way(problem *p, int64_t n, const seqpar_inject_desc *arriva
     s.inject = which ? &arrival[which - 1] : NULL;
     s.schedule = schedules[mode];
     s.ulysses = mode > 2 && s.ranks % 2 == 0 ? 2 : 0;
-    s.stride = s.schedule == SEQPAR_SCHEDULE_LLAMA3 ? 1 + n % 2 : 1;
+    s.stride = s.schedule == SEQPAR_SCHEDULE_LLAMA3 ? 1 + k / MODES % 2 : 1;
     return s;
 }
 

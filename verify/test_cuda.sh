@@ -60,10 +60,9 @@ for suite in attn device queue cublas; do
     ${CC:-cc} $flawing verify/test_$suite.c $linked build/faults/seqpar.o build/faults/cuda_on_cpu.o -o $out/flawed_$suite -lcjson -lm -lpthread -ldl -lstdc++ 2>$out/flawed_$suite.log || fail cuda_faults_$suite "does not build: $(grep -m 1 error $out/flawed_$suite.log)"
 done
 rows() { awk -F'\t' '$2 ~ /^cuda / && $2 !~ /sanitized/ { sub("cuda ", "", $2); print $1 "|" $2 "|" $4 }' verify/faults.tsv; }
-flawed() { # NUMBER SUITE[:TEXT] SEED: of a long suite the tests that begin with TEXT
-    local suite=${2%%:*} only=${2#"${2%%:*}"}
-    { env ${only:+TEST_ONLY="${only#:}"} SEQPAR_FAULT="$1" TEST_FIRST=1 timeout 900 $out/flawed_"$suite" --seed "$3" >$out/fault_"$1".log 2>&1; } 2>/dev/null
-}
+programs=$out/flawed_ seconds=900
+. verify/faults.sh
+flawed() { planted "$out/fault_$1.log" "$1" "$2" --seed "$3"; } # NUMBER SUITE[:TEXT] SEED
 flaw() { # NUMBER SUITE WHAT
     local seed suite=${2%%:*}
     for seed in 1 2 3; do # ranks race: another order may be needed to see it
@@ -74,11 +73,10 @@ flaw() { # NUMBER SUITE WHAT
     fail "cuda_fault_$1" "$3: test_$suite stays green"
 }
 # The controls: none may be red without a fault. check: of a long suite what is needed below.
-needed() { [ -n "$TEST_ALL" ] || rows | cut -d'|' -f2 | sed -n "s/^$1://p" | sort -u | paste -sd+ -; }
 for suite in attn device queue cublas; do
-    if flawed 0 "$suite:$(needed $suite)" 1; then pass cuda_fault_none_$suite; else fail cuda_fault_none_$suite "$(grep -m 1 FAIL $out/fault_0.log)"; fi
+    if flawed 0 "$(control $suite)" 1; then pass cuda_fault_none_$suite; else fail cuda_fault_none_$suite "$(grep -m 1 FAIL $out/fault_0.log)"; fi
 done
-while IFS='|' read -r number suite what; do flaw "$number" "$suite" "$what"; done < <(rows)
+while IFS='|' read -r number suite what _; do flaw "$number" "$suite" "$what"; done < <(rows)
 
 # The kernels under AddressSanitizer, which knows the fibers, what of shared memory a launch asked for and where an allocation
 # ends, and under UndefinedBehaviorSanitizer (alignment of 16-byte loads too); and that they see a launch with too little.

@@ -5,8 +5,10 @@
 cd "$(dirname "$0")/.." || exit 1
 cc=${CC:-cc}
 passed=0 failed=0
-faults() { grep -v '^#' verify/faults.tsv | awk -F'\t' '$4 != "" && $2 !~ /^cuda/ { print $1 "|" $2 "|" $4 "|" $3 }'; } # test_cuda.sh has its own
-suites=$(faults | cut -d'|' -f2 | tr ' ' '\n' | sed 's/:.*//' | sort -u)
+rows() { grep -v '^#' verify/faults.tsv | awk -F'\t' '$4 != "" && $2 !~ /^cuda/ { print $1 "|" $2 "|" $4 "|" $3 }'; } # test_cuda.sh has its own
+programs=build/faults/test_ seconds=300
+. verify/faults.sh
+suites=$(rows | cut -d'|' -f2 | tr ' ' '\n' | sed 's/:.*//' | sort -u)
 make --no-print-directory -s planted build/faults/seqpar.o || { echo "FAIL faults_planted: see above"; failed=1; }
 # The library with faults is compiled once; what looks inside it has its own.
 flags="-std=gnu11 ${ARCH:--march=native} -fopenmp -DTEST_FAULTS -Ibuild/faults -Ibuild/faults/demos/trainer -I. -Ibuild -Idemos -Idemos/trainer -Iverify"
@@ -16,14 +18,10 @@ for suite in $suites; do
     $cc $flags verify/test_$suite.c $how -o build/faults/test_$suite -lcjson -lm -lpthread 2>build/faults/$suite.log || {
         echo "FAIL faults_build_$suite: $(head -n 1 build/faults/$suite.log)"; failed=$((failed + 1)); }
 done
-run() { # NUMBER SUITE[:TEXT]: that suite with the fault, of a long one the tests that begin with TEXT
-    local suite=${2%%:*} only=${2#"${2%%:*}"}
-    { env ${only:+TEST_ONLY="${only#:}"} SEQPAR_FAULT="$1" TEST_FIRST=1 timeout 300 build/faults/test_"$suite" >build/faults/"$1"."$suite".log 2>&1; } 2>/dev/null
-}
+run() { planted "build/faults/$1.${2%%:*}.log" "$1" "$2"; } # NUMBER SUITE[:TEXT]
 # The controls: no suite may be red, or too slow, without a fault. check: of a long one what is needed below.
-needed() { [ -n "$TEST_ALL" ] || faults | cut -d'|' -f2 | tr ' ' '\n' | sed -n "s/^$1://p" | sort -u | paste -sd+ -; }
 for suite in $suites; do
-    if run 0 "$suite:$(needed "$suite")"; then echo "ok fault_none $suite"; passed=$((passed + 1))
+    if run 0 "$(control "$suite")"; then echo "ok fault_none $suite"; passed=$((passed + 1))
     else echo "FAIL fault_none: $suite ends with $? without a fault"; failed=$((failed + 1)); fi
 done
 # number, suites that should notice, what is wrong, which published mistakes it is
@@ -37,7 +35,7 @@ while IFS='|' read -r number noticing what bugs; do
     done
     if [ -n "$caught" ]; then echo "ok fault_$number $what: seen by $caught"; passed=$((passed + 1)); covered="$covered $bugs"
     else echo "FAIL fault_$number $what: not noticed by $noticing"; failed=$((failed + 1)); fi
-done < <(faults)
+done < <(rows)
 for bug in $(grep -oE '^# +B[0-9]+' verify/faults.tsv | grep -o 'B.*'); do
     if [[ " $covered " = *" $bug "* ]]; then echo "ok published_$bug"; passed=$((passed + 1)); else echo "FAIL published_$bug: no planted fault stands for it and is seen"; failed=$((failed + 1)); fi
 done

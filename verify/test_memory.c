@@ -990,7 +990,7 @@ static void test_saved(void) {
 /* ---- no array of tokens by vocabulary ---- */
 
 /* of the vocab: rows whose logits are there at a time */
-enum { WIDE_VOCAB = 8192, HEAD_ROWS = 256 };
+enum { WIDE_VOCAB = 8192, VOCAB_ROWS = 256 };
 static const seqpar_llama_config wide = {.layers = 1,
                                          .hidden = 8,
                                          .heads = 4,
@@ -1018,8 +1018,8 @@ static wide_seen wide_end(int64_t before, int64_t tokens) {
 /* A step on twice the tokens needs far less than logits for each; and no block is larger
    than the vocab's chunk of them, whether a rank's tokens make one chunk or many. */
 static void expect_no_logits(const wide_seen *half, const wide_seen *whole, int64_t ranks) {
-    int64_t chunk = HEAD_ROWS * WIDE_VOCAB * FLOAT, more = whole->tokens - half->tokens;
-    test_expect(half->tokens / ranks >= 2 * HEAD_ROWS && more >= half->tokens / 2,
+    int64_t chunk = VOCAB_ROWS * WIDE_VOCAB * FLOAT, more = whole->tokens - half->tokens;
+    test_expect(half->tokens / ranks >= 2 * VOCAB_ROWS && more >= half->tokens / 2,
                 "%lld and %lld tokens on %lld ranks are too few to tell",
                 (long long)half->tokens, (long long)whole->tokens, (long long)ranks);
     test_expect(whole->largest <= chunk + 4096,

@@ -86,7 +86,7 @@ static seqpar_status run_nccl_in_place(int64_t ranks, seqpar_rank_fn fn, void *u
 }
 
 static void run_nccl_well(int64_t ranks, seqpar_rank_fn fn, void *user) {
-    static const transport_maker maker = {"nccl", run_nccl, 0};
+    static const transport_maker maker = {.name = "nccl", .run = run_nccl};
     transport_run_well(&maker, ranks, fn, user);
 }
 
@@ -663,7 +663,7 @@ static seqpar_status rank_dies(seqpar_comm *world, void *user) {
 }
 
 static void test_deadlocks(void) {
-    static const transport_maker maker = {"nccl", run_nccl, 0};
+    static const transport_maker maker = {.name = "nccl", .run = run_nccl};
     static const failure table[] = {
         {"deadlock_cross",
          2,
@@ -942,8 +942,9 @@ static void test_mismatches(void) {
 }
 
 int main(int argc, char **argv) {
-    static const transport_maker makers[] = {{"nccl", run_nccl, 0},
-                                             {"nccl_in_place", run_nccl_in_place, 0}};
+    static const transport_maker makers[] = {
+        {.name = "nccl", .run = run_nccl, .own_device = 1},
+        {.name = "nccl_in_place", .run = run_nccl_in_place, .own_device = 1}};
     int64_t i;
     test_begin(argc, argv);
     snprintf(world_file, sizeof world_file, "%s/seqpar_nccl.%ld",

@@ -58,7 +58,8 @@ int main(int argc, char **argv) {
     }
     ncclGetVersion(&version);
     printf("# NCCL %d, %d GPU%s\n", version, gpus, gpus > 1 ? "s" : "");
-    transport_maker maker = {.name = "nccl_gpus", .run = run_gpus, .most = gpus};
+    transport_maker maker = {
+        .name = "nccl_gpus", .run = run_gpus, .most = gpus, .own_device = 1};
     transport_conformance(&maker);
     transport_run_well(&maker, 1, rank_to_itself, NULL);
     test_end("nccl_gpus_to_itself_on_a_queue");

@@ -799,9 +799,10 @@ static slow_complex slow_token_objective(const objective_task *t, const slow_see
            ((double)t->documents * (double)x->tokens);
 }
 
+/* NULL: slow_loss.h has none. */
 static slow_pair_loss *slow_pair_of(int preference) {
     const slow_pair_entry *e = slow_pair_losses;
-    while (!names_preference(e->name, preference)) e++;
+    while (e->name && !names_preference(e->name, preference)) e++;
     return e->loss;
 }
 
@@ -846,6 +847,12 @@ static void test_truth(int kind, double temperature) {
                          .reference_device = 1};
     objective_task t;
     objective_result r;
+    int preference = objective_at(kind)->preference;
+    if (preference >= 0 && !slow_pair_of(preference)) {
+        test_expect(0, "slow_loss.h has no loss of this name; a kind needs its truth there");
+        test_end("objective_%s_truth", objective_name(kind));
+        return;
+    }
     objective_task_open(&t, kind, 2, 20, 50, 31);
     t.temperature = temperature;
     objective_run(&t, &way, &r);

@@ -120,8 +120,8 @@ static void test_golden(void) {
     }
 }
 
-/* The table of index maps, where its divisibility holds: n = S/P tokens a rank, half-blocks
-   of c = S/2P; L chunks of m tokens. -1: no map of this layout is written down here. */
+/* The table of index maps, where its divisibility holds: chunks of m tokens, blocks of
+   chunks / 2P of them. -1: no map of this layout is written down here. */
 static int64_t table_owner(int layout, int64_t ranks, int64_t chunks, int64_t m,
                            int64_t token) {
     int64_t chunk = token / m, block = chunk * 2 * ranks / chunks;

@@ -256,10 +256,10 @@ static const char
 
 static const char help[] =
     "Every objective on 2, 3, 4 and 8 ranks in every schedule against 1 rank, by memcmp; exit "
-    "code 1 if a bit differs.\n\n"
+    "code 1 if a bit differs,\nor with a layout that cuts chunks a number by more than 1e-5."
+    "\n\n"
     "  --layout NAME        who holds which tokens: a name of seqpar.h's SEQPAR_LAYOUTS; without "
-    "it zigzag.\n"
-    "                       Numbers of one that cuts chunks may differ by rounding\n"
+    "it zigzag\n"
     "  --ring_attn_size P   one number of ranks, 2 to 8, in place of four\n"
     "  --device NAME        cpu, or cuda in a program built with CUDA\n"
     "  --json               the table as JSON; it is in build/verify/verify.json anyway\n";
