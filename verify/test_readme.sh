@@ -50,8 +50,12 @@ build/04_own_transport > $out/processes.txt && tail -n 1 $out/processes.txt | gr
 planted=$(grep -E '^[0-9]+' verify/faults.tsv | cut -f1 | sort -u | wc -l)
 grep -q "plants $planted known" README.md && ok "readme_counts_faults ($planted)" || fail readme_counts_faults "verify/faults.tsv has $planted"
 
+# what the oracle is said to say
+law=$(tr '\n' ' ' < README.md | grep -oE '`seqpar-verify law [^`]*` says `[^`]*`')
+if [ "$(build/$(echo "$law" | cut -d'`' -f2) | head -n 1)" = "$(echo "$law" | cut -d'`' -f4)" ] && [ -n "$law" ]; then ok readme_law; else fail readme_law "$law"; fi
+
 # every option the pages name is known
-{ for trainer in sft dpo kto rm ppo; do build/train_$trainer --help; done; cat bench/bench.h; } > $out/help.txt
+{ for trainer in sft dpo kto rm ppo; do build/train_$trainer --help; done; cat bench/bench.h; build/seqpar-verify law --help; } > $out/help.txt
 unknown=$(cat $pages | grep -oE -- '--[a-z][a-z_]+' | sort -u | while read -r o; do grep -qE -- "$o( |$)" $out/help.txt || [ "$o" = --help ] || echo "$o"; done)
 [ -z "$unknown" ] && ok readme_options || fail readme_options "not in --help: $unknown"
 for f in $(grep -ohE '`(demos|verify|ci|bench)/[a-zA-Z0-9_./]+`' $pages | tr -d '`' | sort -u); do [ -e "$f" ] || missing="$missing $f"; done

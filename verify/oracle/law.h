@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* law.h - what two numbers say: a gradient norm or a loss as it is and as it should be, or a
+ * loss with the sums and counts it was made of. No dump is needed. */
+#ifndef ORACLE_LAW_H
+#define ORACLE_LAW_H
+#include <math.h>
+#include <stdint.h>
+#include "verdict.h"
+
+enum { LAW_GROUPS = 4096 };
+typedef struct law {
+    double got, want;
+    int64_t sp, dp, accumulation;
+    /* sums and counts of `groups` ranks or micro-batches; 0: there are none, want is given */
+    double sums[LAW_GROUPS], counts[LAW_GROUPS];
+    int64_t groups;
+    double all_tokens; /* supervised or not; 0: not said */
+    double tolerance;  /* relative */
+} law;
+
+static inline int law_equal(const law *l, double got, double want) {
+    return isfinite(want) && fabs(got - want) <= l->tolerance * fabs(want);
+}
+
+/* ---- a factor between two numbers ---- */
+
+static inline double law_factor(const law *l, const mistake_scale *s) {
+    return pow((double)l->sp, s->sp) * pow((double)l->dp, s->dp) *
+           pow((double)l->accumulation, s->accumulation);
+}
+
+static inline int law_scales(const mistake *m) {
+    return m->scale.sp || m->scale.dp || m->scale.accumulation;
+}
+
+/* What would tell mistakes apart whose factors are equal here. */
+static inline void law_say_apart(verdict *v, const law *l) {
+    verdict_say(v,
+                "these give the same factor at sp %lld, dp %lld, accumulation %lld; run once "
+                "more with sizes whose products all differ, such as 2, 3 and 5",
+                (long long)l->sp, (long long)l->dp, (long long)l->accumulation);
+}
+
+/* A norm of one rank's shard has no exact factor: about 1 / sqrt(P). */
+static inline void law_say_unknown(verdict *v, const law *l, double ratio) {
+    double shard = 1 / sqrt((double)l->sp);
+    verdict_say(v, "no product of powers of sp, dp and accumulation is %.6g", ratio);
+    if (l->sp > 1 && fabs(ratio - shard) < 0.1 * shard)
+        verdict_say(v,
+                    "1 / sqrt(sp) is %.4g: the norm of a part of the gradient, or of a rank's "
+                    "own gradient before it is added to the others, is about that",
+                    shard);
+    verdict_say(v, "a factor that changes with the data is no scale: it may be a count "
+                   "(--sums, --counts), a lost target, or the attention itself");
+}
+
+static inline void law_judge_ratio(const law *l, verdict *v) {
+    double ratio = l->got / l->want;
+    int64_t world = l->sp * l->dp * l->accumulation;
+    verdict_say(v, "got %.9g, wanted %.9g: a factor of %.6g; sp %lld, dp %lld, accumulation "
+                   "%lld, tolerance %g",
+                l->got, l->want, ratio, (long long)l->sp, (long long)l->dp,
+                (long long)l->accumulation, l->tolerance);
+    if (isnan(l->want) || isinf(l->want) || l->want == 0) {
+        v->kind = VERDICT_INSUFFICIENT;
+        verdict_say(v, "the wanted number is %g, with which nothing can be compared", l->want);
+        return;
+    }
+    if (world == 1) {
+        v->kind = VERDICT_INSUFFICIENT;
+        verdict_say(v, "with sp, dp and accumulation 1 no factor can show; give the sizes of "
+                       "the run that `got` is of");
+        return;
+    }
+    if (law_equal(l, l->got, l->want)) {
+        v->kind = VERDICT_RIGHT;
+        verdict_say(v, "if these are losses, compare gradient norms, too: the value of a loss "
+                       "hides a wrong factor in its gradient");
+        return;
+    }
+    v->kind = VERDICT_WRONG;
+    for (int i = 0; i < MISTAKES; i++)
+        if (law_scales(&mistakes[i]) &&
+            law_equal(l, l->got, l->want * law_factor(l, &mistakes[i].scale)))
+            verdict_name(v, &mistakes[i]);
+    if (v->count > 1) law_say_apart(v, l);
+    if (v->count) return;
+    if (fabs(l->got - l->want) <= 1.5 * l->tolerance * fabs(l->want))
+        v->kind = VERDICT_MARGINAL;
+    else
+        law_say_unknown(v, l, ratio);
+}
+
+/* ---- a mean of sums and counts ---- */
+
+static inline double law_total(const double *x, int64_t n) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += x[i];
+    return sum;
+}
+
+/* The loss that a mistake makes of them; of MEAN_LOCAL_COUNT that of group `which`. */
+static inline double law_mean(const law *l, mistake_mean mean, int64_t which) {
+    double sum = law_total(l->sums, l->groups), count = law_total(l->counts, l->groups);
+    double means = 0, filled = 0;
+    for (int64_t i = 0; i < l->groups; i++)
+        if (l->counts[i] > 0) {
+            means += l->sums[i] / l->counts[i];
+            filled++;
+        }
+    switch (mean) {
+    case MEAN_OF_MEANS: return means / (double)l->groups;
+    case MEAN_OF_NON_EMPTY: return means / filled;
+    case MEAN_LOCAL_COUNT: return sum / l->counts[which];
+    case MEAN_SUM_OF_MEANS: return means;
+    case MEAN_OVER_GROUPS: return sum / count / (double)l->groups;
+    case MEAN_OVER_ALL: return l->all_tokens > 0 ? sum / l->all_tokens : NAN;
+    default: return sum / count;
+    }
+}
+
+static inline int law_has_empty(const law *l) {
+    for (int64_t i = 0; i < l->groups; i++)
+        if (l->counts[i] == 0) return 1;
+    return 0;
+}
+
+static inline int law_fits(const law *l, const mistake *m) {
+    int64_t last = m->mean == MEAN_LOCAL_COUNT ? l->groups : 1;
+    if (m->mean == MEAN_NAN) return isnan(l->got) && law_has_empty(l);
+    for (int64_t i = 0; m->mean != MEAN_NONE && i < last; i++)
+        if (law_equal(l, l->got, law_mean(l, m->mean, i))) return 1;
+    return 0;
+}
+
+/* Equal counts, or equal means, hide most mistakes: then a right number says little. */
+static inline int law_is_vacuous(const law *l) {
+    double right = law_mean(l, MEAN_NONE, 0);
+    return l->groups == 1 || law_equal(l, law_mean(l, MEAN_OF_MEANS, 0), right);
+}
+
+static inline void law_judge_mean(const law *l, verdict *v) {
+    double right = law_mean(l, MEAN_NONE, 0);
+    verdict_say(v, "got %.9g; the sums %.9g over the counts %.9g are %.9g (tolerance %g)",
+                l->got, law_total(l->sums, l->groups), law_total(l->counts, l->groups), right,
+                l->tolerance);
+    if (law_total(l->counts, l->groups) == 0) {
+        v->kind = VERDICT_INSUFFICIENT;
+        verdict_say(v, "no token is counted, so there is no mean");
+        return;
+    }
+    if (law_equal(l, l->got, right)) {
+        v->kind = law_is_vacuous(l) ? VERDICT_INSUFFICIENT : VERDICT_RIGHT;
+        if (v->kind == VERDICT_INSUFFICIENT)
+            verdict_say(v, "a mean of means is the same here; give a step whose ranks or "
+                           "micro-batches have unequal counts and losses");
+        return;
+    }
+    v->kind = VERDICT_WRONG;
+    for (int i = 0; i < MISTAKES; i++)
+        if (law_fits(l, &mistakes[i])) verdict_name(v, &mistakes[i]);
+    if (v->count > 1)
+        verdict_say(v, "these are equal here; a step with other counts tells them apart");
+    if (v->count) return;
+    if (fabs(l->got - right) <= 1.5 * l->tolerance * fabs(right))
+        v->kind = VERDICT_MARGINAL;
+    else
+        verdict_say(v, "no known way to divide these sums gives that number");
+}
+
+static inline void law_judge(const law *l, verdict *v) {
+    memset(v, 0, sizeof *v);
+    if (l->groups)
+        law_judge_mean(l, v);
+    else
+        law_judge_ratio(l, v);
+}
+#endif

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* options.h - one table of options: parsing, help and every message come from it. */
+#ifndef ORACLE_OPTIONS_H
+#define ORACLE_OPTIONS_H
+#include <errno.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef enum option_kind {
+    OPTION_FLAG,   /* int */
+    OPTION_SIZE,   /* int64_t, at least 1 */
+    OPTION_NUMBER, /* double; nan and inf, too */
+    OPTION_LIST,   /* option_list: numbers with commas between */
+    OPTION_NAME    /* const char *: what stands without an option */
+} option_kind;
+
+typedef struct option_list {
+    double *values; /* room of the caller's */
+    int64_t most, count;
+} option_list;
+
+typedef struct option {
+    const char *verb, *name, *value; /* value: what it is called in help */
+    option_kind kind;
+    void *to;
+    const char *help;
+    int given;
+} option;
+
+/* 0, or -1 where the text is no number, or goes on after one (end NULL: it may not). */
+static inline int option_number(const char *text, double *x, const char **end) {
+    char *rest;
+    errno = 0;
+    *x = strtod(text, &rest);
+    if (rest == text || (!end && *rest)) return -1;
+    if (end) *end = rest;
+    return errno == ERANGE && isinf(*x) ? -1 : 0;
+}
+
+/* 0, or -1 with the place where it is wrong. */
+static inline int option_list_read(option_list *list, const char *text, const char **at) {
+    for (list->count = 0; list->count < list->most; text++) {
+        *at = text;
+        if (option_number(text, &list->values[list->count], &text)) return -1;
+        if (!isfinite(list->values[list->count++])) return -1;
+        if (!*text) return 0;
+        if (*text != ',') return -1;
+    }
+    return -1;
+}
+
+/* 0, or -1 with one sentence on stderr. */
+static inline int option_set(option *o, const char *text) {
+    const char *at = text;
+    double x;
+    o->given = 1;
+    if (o->kind == OPTION_NAME) {
+        *(const char **)o->to = text;
+        return 0;
+    }
+    if (o->kind == OPTION_NUMBER && !option_number(text, (double *)o->to, NULL)) return 0;
+    if (o->kind == OPTION_SIZE && !option_number(text, &x, NULL) && x >= 1 && x <= 1e9 &&
+        x == floor(x)) {
+        *(int64_t *)o->to = (int64_t)x;
+        return 0;
+    }
+    if (o->kind == OPTION_LIST && !option_list_read((option_list *)o->to, text, &at)) return 0;
+    if (o->kind == OPTION_LIST)
+        fprintf(stderr, "error: --%s is '%.60s', wrong from '%.20s' on; give 1 to %lld numbers "
+                        "with commas between\n",
+                o->name, text, at, (long long)((option_list *)o->to)->most);
+    else
+        fprintf(stderr, "error: --%s is '%.60s'; give %s\n", o->name, text,
+                o->kind == OPTION_SIZE ? "a whole number from 1 to 1000000000" : "a number");
+    return -1;
+}
+
+static inline option *option_named(option *options, int count, const char *verb,
+                                   const char *text) {
+    for (int i = 0; i < count; i++) {
+        int fits = !strcmp(options[i].verb, verb) || !*options[i].verb;
+        if (fits && !strncmp(text, "--", 2) && !strcmp(options[i].name, text + 2))
+            return &options[i];
+        if (fits && options[i].kind == OPTION_NAME && *text != '-' && !options[i].given)
+            return &options[i];
+    }
+    return NULL;
+}
+
+/* 0, 1 where help is asked for, or -1 with one sentence on stderr. */
+static inline int options_read(option *options, int count, const char *verb, int argc,
+                               char **argv) {
+    for (int i = 0; i < argc; i++) {
+        option *o = option_named(options, count, verb, argv[i]);
+        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) return 1;
+        if (!o) {
+            fprintf(stderr, "error: what is '%.60s'? seqpar-verify %s --help lists options\n",
+                    argv[i], verb);
+            return -1;
+        }
+        if (o->kind == OPTION_FLAG) {
+            *(int *)o->to = o->given = 1;
+        } else if (o->kind == OPTION_NAME) {
+            option_set(o, argv[i]);
+        } else if (i + 1 == argc) {
+            fprintf(stderr, "error: --%s lacks its value, %s\n", o->name, o->value);
+            return -1;
+        } else if (option_set(o, argv[++i])) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static inline void options_help(const option *options, int count, const char *verb) {
+    for (int i = 0; i < count; i++) {
+        char text[64];
+        if (*options[i].verb && strcmp(options[i].verb, verb)) continue;
+        snprintf(text, sizeof text, "%s%s %s", options[i].kind == OPTION_NAME ? "" : "--",
+                 options[i].name, options[i].value);
+        printf("    %-26s %s\n", text, options[i].help);
+    }
+}
+#endif

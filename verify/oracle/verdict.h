@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* verdict.h - what seqpar-verify says of a thing it was shown, as text, as JSON and as an exit
+ * code. */
+#ifndef ORACLE_VERDICT_H
+#define ORACLE_VERDICT_H
+#include <cjson/cJSON.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include "mistakes.h"
+
+/* The numbers are exit codes. */
+typedef enum verdict_kind {
+    VERDICT_RIGHT = 0,
+    VERDICT_WRONG = 1,
+    VERDICT_USAGE = 2,
+    VERDICT_FILE = 3,
+    VERDICT_INSUFFICIENT = 4,
+    VERDICT_MARGINAL = 5 /* beyond the limit, by less than half of it; 0 without --strict */
+} verdict_kind;
+
+enum { VERDICT_LINES = 16 };
+typedef struct verdict {
+    verdict_kind kind;
+    const mistake *named[MISTAKES]; /* of a wrong one; none: no known mistake gives this */
+    int count, lines;
+    char line[VERDICT_LINES][320]; /* the evidence, in sentences */
+} verdict;
+
+static inline void verdict_say(verdict *v, const char *format, ...) {
+    va_list list;
+    if (v->lines == VERDICT_LINES) return;
+    va_start(list, format);
+    vsnprintf(v->line[v->lines++], sizeof v->line[0], format, list);
+    va_end(list);
+}
+
+static inline void verdict_name(verdict *v, const mistake *m) { v->named[v->count++] = m; }
+
+static inline const char *verdict_word(const verdict *v) {
+    return v->kind == VERDICT_RIGHT          ? "right"
+           : v->kind == VERDICT_WRONG        ? "wrong"
+           : v->kind == VERDICT_INSUFFICIENT ? "insufficient"
+                                             : "marginal";
+}
+
+/* ---- text ---- */
+
+enum { PAGE = 96 };
+
+/* "    label    text", on as many lines as the page's width asks for */
+static inline void print_wrapped(FILE *out, const char *label, const char *text) {
+    int column = fprintf(out, "    %-9s", label), indent = column;
+    while (*text) {
+        int word = (int)strcspn(text, " ");
+        if (column > indent && column + 1 + word > PAGE)
+            column = fprintf(out, "\n%*s", indent, "") - 1;
+        column += fprintf(out, "%s%.*s", column > indent ? " " : "", word, text);
+        text += word;
+        text += strspn(text, " ");
+    }
+    fprintf(out, "\n");
+}
+
+static inline void mistake_print(FILE *out, const mistake *m) {
+    print_wrapped(out, "symptom", m->symptom);
+    print_wrapped(out, "cause", m->cause);
+    print_wrapped(out, "right", m->right);
+    print_wrapped(out, "wrong", m->wrong);
+    print_wrapped(out, "by hand", m->example);
+    print_wrapped(out, "fix", m->fix);
+    print_wrapped(out, "seen", m->seen ? m->seen : "in no public thread that we know");
+}
+
+/* "wrong: over_sp" or "wrong: one of over_sp, over_dp" or "wrong: unknown" */
+static inline void verdict_headline(FILE *out, const verdict *v) {
+    fprintf(out, "%s", verdict_word(v));
+    if (v->kind == VERDICT_WRONG && !v->count) fprintf(out, ": unknown");
+    for (int i = 0; i < v->count; i++)
+        fprintf(out, "%s%s", i ? ", " : v->count > 1 ? ": one of " : ": ", v->named[i]->name);
+    fprintf(out, "\n");
+}
+
+static inline void verdict_print(FILE *out, const verdict *v) {
+    verdict_headline(out, v);
+    for (int i = 0; i < v->lines; i++) print_wrapped(out, i ? "" : "evidence", v->line[i]);
+    for (int i = 0; i < v->count; i++) {
+        fprintf(out, "\n  %s\n", v->named[i]->name);
+        mistake_print(out, v->named[i]);
+    }
+}
+
+/* ---- JSON ---- */
+
+static inline cJSON *mistake_json(const mistake *m) {
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddStringToObject(o, "name", m->name);
+    cJSON_AddStringToObject(o, "family", m->family);
+    cJSON_AddStringToObject(o, "symptom", m->symptom);
+    cJSON_AddStringToObject(o, "cause", m->cause);
+    cJSON_AddStringToObject(o, "right", m->right);
+    cJSON_AddStringToObject(o, "wrong", m->wrong);
+    cJSON_AddStringToObject(o, "example", m->example);
+    cJSON_AddStringToObject(o, "fix", m->fix);
+    if (m->seen) cJSON_AddStringToObject(o, "seen", m->seen);
+    return o;
+}
+
+static inline void json_print(FILE *out, cJSON *json) {
+    char *text = cJSON_Print(json);
+    fprintf(out, "%s\n", text ? text : "null");
+    cJSON_free(text);
+    cJSON_Delete(json);
+}
+
+static inline void verdict_print_json(FILE *out, const verdict *v) {
+    cJSON *o = cJSON_CreateObject(), *list;
+    cJSON_AddStringToObject(o, "verdict", verdict_word(v));
+    list = cJSON_AddArrayToObject(o, "mistakes");
+    for (int i = 0; i < v->count; i++) cJSON_AddItemToArray(list, mistake_json(v->named[i]));
+    list = cJSON_AddArrayToObject(o, "evidence");
+    for (int i = 0; i < v->lines; i++)
+        cJSON_AddItemToArray(list, cJSON_CreateString(v->line[i]));
+    json_print(out, o);
+}
+#endif
