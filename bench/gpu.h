@@ -28,7 +28,7 @@ static inline void must(seqpar_status status) {
    whose length is prime, so that no two rows are the same. */
 enum { STREAMS = 8, PATTERN = 1048583, SHORT_PATTERN = 8191 };
 static float *patterns[STREAMS]; /* as stored: rounded where the storage type is narrow */
-static inline int64_t pattern_length(void) { return bench.tiny ? SHORT_PATTERN : PATTERN; }
+static inline int64_t pattern_length(void) { return tiny ? SHORT_PATTERN : PATTERN; }
 
 static inline float as_stored(float x, int dtype) {
     return dtype == SEQPAR_DTYPE_BF16 ? seqpar_bf16_to_float(seqpar_bf16_from_float(x)) : x;
@@ -164,9 +164,9 @@ static inline double wall_of(call_fn call, void *user, int64_t times) {
 /* Samples for about so many seconds, each of at least 10 ms. */
 static inline void sample(sampling *s, call_fn call, void *user, double seconds) {
     double once = wall_of(call, user, 1), end = wall() + seconds;
-    int64_t times = bench.tiny || once <= 0 ? 1 : (int64_t)(0.01 / once) + 1;
+    int64_t times = tiny || once <= 0 ? 1 : (int64_t)(0.01 / once) + 1;
     for (int i = 0; i < SAMPLES && s->count < SAMPLES * TURNS_OF_A_ROW &&
-                    (i < (bench.tiny ? 1 : 3) || wall() < end);
+                    (i < (tiny ? 1 : 3) || wall() < end);
          i++)
         s->ms[s->count++] = 1e3 * wall_of(call, user, times);
 }
@@ -201,7 +201,7 @@ static inline void peer_start(const char *program) {
         dup2(from[1], 1);
         close(to[1]);
         close(from[0]);
-        execlp("python3", "python3", program, "--serve", bench.tiny ? "--cpu" : (char *)NULL,
+        execlp("python3", "python3", program, "--serve", tiny ? "--cpu" : (char *)NULL,
                (char *)NULL);
         _exit(127);
     }

@@ -7,16 +7,20 @@
  *     seqpar-verify explain over_sp
  *     seqpar-verify list
  *
- * Exit codes: 0 right, 1 wrong, 2 usage, 4 insufficient evidence, 5 marginal with --strict. */
-#include "oracle/law.h"
-#include "oracle/mistakes.h"
+ *     seqpar-verify ver DUMP             a folder as oracle/dump.h describes it
+ *
+ * Exit codes: 0 right, 1 wrong, 2 usage, 3 file, 4 insufficient evidence, 5 marginal with
+ * --strict. */
+#define SEQPAR_IMPLEMENTATION
+#define SEQPAR_SAFETENSORS_IMPLEMENTATION
+#include "seqpar_safetensors.h"
+#include "oracle/checks.h"
 #include "oracle/options.h"
-#include "oracle/verdict.h"
 
 static law numbers = {.sp = 1, .dp = 1, .accumulation = 1, .tolerance = 1e-3};
 static option_list sums = {.values = numbers.sums, .most = LAW_GROUPS};
 static option_list counts = {.values = numbers.counts, .most = LAW_GROUPS};
-static const char *name;
+static const char *name, *folder;
 static int as_json, as_markdown, strict;
 
 static option options[] = {
@@ -35,6 +39,8 @@ static option options[] = {
      "tokens of the step, supervised or not", 0},
     {"law", "tolerance", "X", OPTION_NUMBER, &numbers.tolerance,
      "relative distance that rounding may make (0.001)", 0},
+    {"ver", "DUMP", "", OPTION_NAME, &folder, "a folder with a file of every rank", 0},
+    {"ver", "strict", "", OPTION_FLAG, &strict, "exit code 5 for a marginal verdict", 0},
     {"explain", "NAME", "", OPTION_NAME, &name, "of a mistake; seqpar-verify list has all", 0},
     {"list", "markdown", "", OPTION_FLAG, &as_markdown, "the page of mistakes", 0},
     {"law", "strict", "", OPTION_FLAG, &strict, "exit code 5 for a marginal verdict", 0},
@@ -88,9 +94,83 @@ static int run_law(void) {
     if (check_law()) return VERDICT_USAGE;
     law_judge(&numbers, &v);
     if (as_json)
-        verdict_print_json(stdout, &v);
+        json_print(stdout, verdict_json(&v));
     else
         verdict_print(stdout, &v);
+    return v.kind == VERDICT_MARGINAL && !strict ? 0 : (int)v.kind;
+}
+
+/* ---- ver ---- */
+
+static const stage *worst_stage(const stage *stages) {
+    const stage *worst = NULL;
+    for (int i = 0; i < STAGES; i++)
+        if (stages[i].judged &&
+            (!worst || verdict_weight(stages[i].v.kind) > verdict_weight(worst->v.kind)))
+            worst = &stages[i];
+    return worst;
+}
+
+/* A pass needs all that was judged to be right, and labels or a loss among it. */
+static verdict whole_verdict(const stage *stages) {
+    const stage *worst = worst_stage(stages);
+    verdict v = {.kind = VERDICT_INSUFFICIENT};
+    if (worst) v = worst->v;
+    if (v.kind == VERDICT_RIGHT && !stages[2].judged && !stages[3].judged)
+        v.kind = VERDICT_INSUFFICIENT;
+    for (int i = 0; i < STAGES; i++)
+        if (v.kind == VERDICT_RIGHT && stages[i].judged &&
+            stages[i].v.kind == VERDICT_INSUFFICIENT)
+            v.kind = VERDICT_INSUFFICIENT;
+    return v;
+}
+
+static void print_stages(const stage *stages) {
+    for (int i = 0; i < STAGES; i++) {
+        const stage *s = &stages[i];
+        char label[32], text[400];
+        snprintf(label, sizeof label, "%-10s", s->name);
+        if (!s->judged)
+            print_wrapped(stdout, label, "not judged: the dump lacks what it needs");
+        for (int k = 0; s->judged && k < s->v.lines; k++) {
+            snprintf(text, sizeof text, "%s%s", k ? "" : verdict_word(&s->v), k ? "" : ": ");
+            snprintf(text + strlen(text), sizeof text - strlen(text), "%s", s->v.line[k]);
+            print_wrapped(stdout, k ? "          " : label, text);
+        }
+    }
+}
+
+static void print_stages_json(const stage *stages, const verdict *v) {
+    cJSON *o = verdict_json(v), *list = cJSON_AddArrayToObject(o, "stages");
+    for (int i = 0; i < STAGES; i++) {
+        cJSON *one = stages[i].judged ? verdict_json(&stages[i].v) : cJSON_CreateObject();
+        cJSON_AddStringToObject(one, "stage", stages[i].name);
+        if (!stages[i].judged) cJSON_AddStringToObject(one, "verdict", "not judged");
+        cJSON_AddItemToArray(list, one);
+    }
+    json_print(stdout, o);
+}
+
+static int run_ver(void) {
+    stage stages[STAGES] = {{0}};
+    dump d;
+    verdict v;
+    int status;
+    if (!folder) return usage("ver needs the folder of a dump");
+    status = dump_open(&d, folder) || judge_dump(&d, stages);
+    dump_close(&d);
+    if (status) {
+        fprintf(stderr, "error: %s\n", d.error.text);
+        return VERDICT_FILE;
+    }
+    v = whole_verdict(stages);
+    if (as_json) {
+        print_stages_json(stages, &v);
+    } else {
+        verdict_headline(stdout, &v);
+        print_stages(stages);
+        verdict_print_mistakes(stdout, &v);
+    }
     return v.kind == VERDICT_MARGINAL && !strict ? 0 : (int)v.kind;
 }
 
@@ -151,6 +231,7 @@ static const struct {
     int (*run)(void);
 } verbs[] = {{"law", "two numbers, or a loss and its sums and counts: which mistake is it?",
               run_law},
+             {"ver", "a dump of a step: what is right, what is wrong, which mistake", run_ver},
              {"explain", "a mistake: symptom, cause, formulas, example, fix", run_explain},
              {"list", "all mistakes that have a name", run_list}};
 enum { VERBS = sizeof verbs / sizeof *verbs };
@@ -160,7 +241,7 @@ static void print_help(int verb) {
     for (int i = 0; verb < 0 && i < VERBS; i++)
         printf("    %-26s %s\n", verbs[i].name, verbs[i].help);
     if (verb >= 0) options_help(options, OPTIONS, verbs[verb].name);
-    printf("\nexit codes: 0 right, 1 wrong, 2 usage, 4 insufficient, 5 marginal with "
+    printf("\nexit codes: 0 right, 1 wrong, 2 usage, 3 file, 4 insufficient, 5 marginal with "
            "--strict\n");
 }
 

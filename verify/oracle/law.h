@@ -99,7 +99,7 @@ static inline double law_total(const double *x, int64_t n) {
     return sum;
 }
 
-/* The loss that a mistake makes of them; of MEAN_LOCAL_COUNT that of group `which`. */
+/* The loss that a mistake makes of them; where it is a group's own, of group `which`. */
 static inline double law_mean(const law *l, mistake_mean mean, int64_t which) {
     double sum = law_total(l->sums, l->groups), count = law_total(l->counts, l->groups);
     double means = 0, filled = 0;
@@ -112,6 +112,7 @@ static inline double law_mean(const law *l, mistake_mean mean, int64_t which) {
     case MEAN_OF_MEANS: return means / (double)l->groups;
     case MEAN_OF_NON_EMPTY: return means / filled;
     case MEAN_LOCAL_COUNT: return sum / l->counts[which];
+    case MEAN_OWN: return l->sums[which] / l->counts[which];
     case MEAN_SUM_OF_MEANS: return means;
     case MEAN_OVER_GROUPS: return sum / count / (double)l->groups;
     case MEAN_OVER_ALL: return l->all_tokens > 0 ? sum / l->all_tokens : NAN;
@@ -126,8 +127,10 @@ static inline int law_has_empty(const law *l) {
 }
 
 static inline int law_fits(const law *l, const mistake *m) {
-    int64_t last = m->mean == MEAN_LOCAL_COUNT ? l->groups : 1;
+    int own = m->mean == MEAN_LOCAL_COUNT || m->mean == MEAN_OWN;
+    int64_t last = own ? l->groups : 1;
     if (m->mean == MEAN_NAN) return isnan(l->got) && law_has_empty(l);
+    if (m->mean == MEAN_OF_NON_EMPTY && !law_has_empty(l)) return 0; /* a mean of means */
     for (int64_t i = 0; m->mean != MEAN_NONE && i < last; i++)
         if (law_equal(l, l->got, law_mean(l, m->mean, i))) return 1;
     return 0;

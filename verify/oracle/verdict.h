@@ -80,13 +80,17 @@ static inline void verdict_headline(FILE *out, const verdict *v) {
     fprintf(out, "\n");
 }
 
-static inline void verdict_print(FILE *out, const verdict *v) {
-    verdict_headline(out, v);
-    for (int i = 0; i < v->lines; i++) print_wrapped(out, i ? "" : "evidence", v->line[i]);
+static inline void verdict_print_mistakes(FILE *out, const verdict *v) {
     for (int i = 0; i < v->count; i++) {
         fprintf(out, "\n  %s\n", v->named[i]->name);
         mistake_print(out, v->named[i]);
     }
+}
+
+static inline void verdict_print(FILE *out, const verdict *v) {
+    verdict_headline(out, v);
+    for (int i = 0; i < v->lines; i++) print_wrapped(out, i ? "" : "evidence", v->line[i]);
+    verdict_print_mistakes(out, v);
 }
 
 /* ---- JSON ---- */
@@ -112,7 +116,7 @@ static inline void json_print(FILE *out, cJSON *json) {
     cJSON_Delete(json);
 }
 
-static inline void verdict_print_json(FILE *out, const verdict *v) {
+static inline cJSON *verdict_json(const verdict *v) {
     cJSON *o = cJSON_CreateObject(), *list;
     cJSON_AddStringToObject(o, "verdict", verdict_word(v));
     list = cJSON_AddArrayToObject(o, "mistakes");
@@ -120,6 +124,6 @@ static inline void verdict_print_json(FILE *out, const verdict *v) {
     list = cJSON_AddArrayToObject(o, "evidence");
     for (int i = 0; i < v->lines; i++)
         cJSON_AddItemToArray(list, cJSON_CreateString(v->line[i]));
-    json_print(out, o);
+    return o;
 }
 #endif

@@ -1,0 +1,343 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* checks.h - a dump judged by algebra: what follows from numbers that are in it. One stage
+ * after the other, as data flow: places, positions, labels, loss. */
+#ifndef ORACLE_CHECKS_H
+#define ORACLE_CHECKS_H
+#include "law.h"
+#include "rows.h"
+
+enum { STAGES = 4 };
+typedef struct stage {
+    const char *name;
+    int judged;
+    verdict v; /* if judged */
+} stage;
+
+static inline verdict *stage_begin(stage *s, verdict_kind kind) {
+    memset(&s->v, 0, sizeof s->v);
+    s->judged = 1;
+    s->v.kind = kind;
+    return &s->v;
+}
+
+/* Of what several rows or ranks show, wrong counts most, then right. */
+static inline int verdict_weight(verdict_kind kind) {
+    return kind == VERDICT_WRONG      ? 3
+           : kind == VERDICT_MARGINAL ? 2
+           : kind == VERDICT_RIGHT    ? 1
+                                      : 0;
+}
+
+static inline void stage_add(stage *s, const stage *one) {
+    if (!one->judged) return;
+    if (s->judged && verdict_weight(s->v.kind) >= verdict_weight(one->v.kind)) return;
+    s->judged = 1;
+    s->v = one->v;
+}
+
+/* A token's place, for people. */
+static inline const char *place_text(char *text, size_t size, const dump_row *row,
+                                     int64_t token) {
+    int64_t document = 0;
+    while (document + 1 < row->docs && row->cu_seqlens[document + 1] <= token) document++;
+    snprintf(text, size, "rank %lld, local row %lld, token %lld, document %lld",
+             (long long)row->rank[token], (long long)row->local[token], (long long)token,
+             (long long)document);
+    return text;
+}
+
+/* ---- documents ---- */
+
+static inline int64_t row_document_begin(const dump_row *row, int64_t token) {
+    int64_t low = 0, high = row->docs;
+    while (low < high) {
+        int64_t mid = (low + high) / 2;
+        if (row->cu_seqlens[mid + 1] <= token)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return row->docs && low <= row->docs ? row->cu_seqlens[low] : 0;
+}
+
+static inline int64_t row_end(const dump_row *row) { /* what is behind is padding */
+    return row->docs ? row->cu_seqlens[row->docs] : row->tokens;
+}
+
+static inline int row_ends_document(const dump_row *row, int64_t token) {
+    return token + 1 >= row_end(row) || row_document_begin(row, token + 1) == token + 1;
+}
+
+/* ---- places ---- */
+
+static inline void check_places(stage *s, const dump_row *row, const dump_places *found,
+                                int64_t sp) {
+    verdict *v;
+    if (!found->held) return;
+    v = stage_begin(s, found->outside + found->twice + found->missing ? VERDICT_WRONG
+                                                                      : VERDICT_RIGHT);
+    if (v->kind == VERDICT_RIGHT) {
+        verdict_say(v, "%lld ranks hold %lld tokens, each of them once", (long long)sp,
+                    (long long)row->tokens);
+        return;
+    }
+    verdict_name(v, mistake_named(found->twice ? "token_held_twice" : "token_lost"));
+    if (found->outside + found->twice)
+        verdict_say(v, "first at rank %lld, local row %lld: token %lld is %s",
+                    (long long)found->rank, (long long)found->local, (long long)found->token,
+                    found->other >= 0 ? "held by another row already" : "outside of the row");
+    else
+        verdict_say(v, "token %lld is the first that nobody holds", (long long)found->token);
+    verdict_say(v, "%lld tokens are held twice, %lld by nobody, %lld places are outside",
+                (long long)found->twice, (long long)found->missing, (long long)found->outside);
+}
+
+/* ---- positions ---- */
+
+/* What a token has instead of its place in its document. */
+typedef int64_t (*token_rule)(const dump_row *row, int64_t token);
+static inline int64_t position_right(const dump_row *row, int64_t t) {
+    return t - row_document_begin(row, t);
+}
+static inline int64_t position_runs_on(const dump_row *row, int64_t t) {
+    return (void)row, t;
+}
+static inline int64_t position_local(const dump_row *row, int64_t t) { return row->local[t]; }
+
+/* How many tokens differ from the rule; *first: which is the first. */
+static inline int64_t row_differs(const dump_row *row, const int64_t *values, token_rule rule,
+                                  int64_t *first) {
+    int64_t count = 0;
+    for (int64_t t = 0; t < row_end(row); t++) {
+        if (row->rank[t] < 0 || values[t] == rule(row, t)) continue;
+        if (!count++) *first = t;
+    }
+    return count;
+}
+
+static inline void check_positions(stage *s, const dump_row *row) {
+    int64_t first = 0, other, wrong;
+    char place[160];
+    verdict *v;
+    if (!row->positions) return;
+    wrong = row_differs(row, row->positions, position_right, &first);
+    v = stage_begin(s, wrong ? VERDICT_WRONG : VERDICT_RIGHT);
+    if (!wrong) {
+        verdict_say(v, "each is the token's place in its document");
+        return;
+    }
+    if (!row_differs(row, row->positions, position_runs_on, &other))
+        verdict_name(v, mistake_named("positions_run_on"));
+    if (!row_differs(row, row->positions, position_local, &other))
+        verdict_name(v, mistake_named("positions_local"));
+    verdict_say(v, "first at %s: %lld, right %lld; %lld tokens differ",
+                place_text(place, sizeof place, row, first), (long long)row->positions[first],
+                (long long)position_right(row, first), (long long)wrong);
+}
+
+/* ---- labels ---- */
+
+static inline int64_t label_right(const dump_row *row, int64_t t) {
+    return row_ends_document(row, t) ? DUMP_IGNORE : row->ids[t + 1];
+}
+static inline int64_t label_unshifted(const dump_row *row, int64_t t) { return row->ids[t]; }
+static inline int64_t label_twice(const dump_row *row, int64_t t) {
+    return t + 2 < row_end(row) ? row->ids[t + 2] : DUMP_IGNORE;
+}
+static inline int64_t label_crosses(const dump_row *row, int64_t t) {
+    return t + 1 < row_end(row) ? row->ids[t + 1] : DUMP_IGNORE;
+}
+static inline int64_t label_after_split(const dump_row *row, int64_t t) {
+    return row->next[t] < 0 ? DUMP_IGNORE : row->ids[row->next[t]];
+}
+
+/* Whether the token has no label although its neighbours in the document have one. */
+static inline int label_gap(const dump_row *row, int64_t t) {
+    return row->labels[t] == DUMP_IGNORE && t > 0 && t + 1 < row_end(row) &&
+           !row_ends_document(row, t) && !row_ends_document(row, t - 1) &&
+           row->labels[t - 1] != DUMP_IGNORE && row->labels[t + 1] != DUMP_IGNORE;
+}
+
+static inline int row_is_cut(const dump_row *row, int64_t t) {
+    return row->next[t] != t + 1 && !row_ends_document(row, t);
+}
+
+/* Gaps at cuts and elsewhere, and cuts with the right label. A shift after the split leaves a
+   gap at every cut; a gap may also be a mask. */
+typedef struct label_gaps {
+    int64_t at_cuts, elsewhere, first;
+    int64_t right_at_cuts;
+} label_gaps;
+
+static inline label_gaps count_gaps(const dump_row *row) {
+    label_gaps g = {0};
+    for (int64_t t = 0; t < row_end(row); t++) {
+        int gap = label_gap(row, t), cut = row_is_cut(row, t);
+        if (row->rank[t] < 0) continue;
+        if (gap && cut && !g.at_cuts++) g.first = t;
+        g.elsewhere += gap && !cut;
+        g.right_at_cuts += cut && row->labels[t] == label_right(row, t);
+    }
+    return g;
+}
+
+/* Labels that are there and differ from the rule. An ignored one is right anywhere: it may be
+   a prompt's. */
+static inline int64_t labels_differ(const dump_row *row, token_rule rule, int64_t *first) {
+    int64_t count = 0;
+    for (int64_t t = 0; t < row_end(row); t++) {
+        if (row->rank[t] < 0 || row->labels[t] == DUMP_IGNORE ||
+            row->labels[t] == rule(row, t))
+            continue;
+        if (!count++) *first = t;
+    }
+    return count;
+}
+
+static inline int64_t labels_there(const dump_row *row) {
+    int64_t count = 0;
+    for (int64_t t = 0; t < row_end(row); t++) count += row->labels[t] != DUMP_IGNORE;
+    return count;
+}
+
+static inline void name_label_mistakes(verdict *v, const dump_row *row, int lost) {
+    static const struct {
+        const char *name;
+        token_rule rule;
+        int loses; /* leaves cuts without a label */
+    } known[] = {{"shift_after_split", label_after_split, 1},
+                 {"labels_not_shifted", label_unshifted, 0},
+                 {"labels_shifted_twice", label_twice, 0},
+                 {"labels_cross_documents", label_crosses, 0}};
+    int64_t first;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (known[i].loses >= lost && !labels_differ(row, known[i].rule, &first))
+            verdict_name(v, mistake_named(known[i].name));
+}
+
+static inline void check_labels(stage *s, const dump_row *row) {
+    label_gaps gaps;
+    int64_t first = 0, wrong;
+    char place[160];
+    verdict *v;
+    int lost;
+    if (!row->labels || !row->ids) return;
+    gaps = count_gaps(row);
+    wrong = labels_differ(row, label_right, &first);
+    lost = gaps.at_cuts && !gaps.right_at_cuts;
+    if (!wrong) first = gaps.first;
+    v = stage_begin(s, wrong || lost ? VERDICT_WRONG : VERDICT_RIGHT);
+    if (!labels_there(row) || (lost && !wrong && gaps.elsewhere)) {
+        v->kind = VERDICT_INSUFFICIENT;
+        verdict_say(v, labels_there(row)
+                           ? "labels are missing at cuts and elsewhere: they may be masks; "
+                             "give a step without"
+                           : "no label is there");
+        return;
+    }
+    if (v->kind == VERDICT_RIGHT) {
+        verdict_say(v, "%lld labels, each the next token of its document",
+                    (long long)labels_there(row));
+        return;
+    }
+    name_label_mistakes(v, row, lost);
+    verdict_say(v,
+                "first at %s: label %lld, right %lld; of %lld tokens %lld have a wrong label "
+                "and %lld at cuts have none",
+                place_text(place, sizeof place, row, first), (long long)row->labels[first],
+                (long long)label_right(row, first), (long long)row_end(row), (long long)wrong,
+                (long long)gaps.at_cuts);
+}
+
+/* ---- loss ---- */
+
+/* Sums and counts of losses: by rank and micro-batch, by rank, by micro-batch. */
+enum { BY_BOTH, BY_RANK, BY_MICRO, GROUPINGS };
+typedef struct loss_parts {
+    law by[GROUPINGS];
+    int complete; /* all rows have logp and labels */
+} loss_parts;
+
+static inline void loss_begin(loss_parts *p, const dump *d) {
+    int64_t groups[] = {d->world * d->accumulation, d->world, d->accumulation};
+    memset(p, 0, sizeof *p);
+    p->complete = groups[BY_BOTH] <= LAW_GROUPS;
+    for (int i = 0; i < GROUPINGS; i++) {
+        p->by[i].groups = groups[i];
+        p->by[i].tolerance = 1e-3;
+    }
+}
+
+static inline void loss_add_row(loss_parts *p, const dump *d, const dump_row *row,
+                                int64_t micro) {
+    p->complete = p->complete && row->logp && row->labels;
+    for (int64_t t = 0; p->complete && t < row_end(row); t++) {
+        int64_t rank = row->rank[t], group[] = {micro * d->world + rank, rank, micro};
+        if (rank < 0 || row->labels[t] == DUMP_IGNORE) continue;
+        for (int i = 0; i < GROUPINGS; i++) {
+            p->by[i].sums[group[i]] -= row->logp[t];
+            p->by[i].counts[group[i]]++;
+        }
+    }
+    for (int i = 0; i < GROUPINGS; i++) p->by[i].all_tokens += (double)row->tokens;
+}
+
+/* By rank and micro-batch; if no known mistake gives that number, by coarser groups. */
+static inline void judge_loss(loss_parts *p, double got, verdict *v) {
+    static const char *const groups[] = {"ranks' micro-batches", "ranks", "micro-batches"};
+    for (int i = 0; i < GROUPINGS; i++) {
+        verdict one;
+        p->by[i].got = got;
+        law_judge(&p->by[i], &one);
+        if (i == BY_BOTH || one.count) *v = one;
+        if (one.count) verdict_say(v, "groups are %s", groups[i]);
+        if (v->kind != VERDICT_WRONG || one.count) return;
+    }
+}
+
+static inline void check_loss(stage *s, dump *d, loss_parts *p) {
+    for (int64_t r = 0; p->complete && r < d->world; r++) {
+        const seqpar_safetensors_tensor *t = seqpar_safetensors_find(d->ranks[r].file, "loss");
+        double *loss = t && t->count == 1 ? dump_doubles(d, r, t) : NULL;
+        stage one = {.judged = 1};
+        if (!loss) continue;
+        judge_loss(p, *loss, &one.v);
+        verdict_say(&one.v,
+                    "as rank %lld reports it; right is what logp and labels of all give",
+                    (long long)r);
+        stage_add(s, &one);
+        free(loss);
+    }
+}
+
+/* ---- all of it ---- */
+
+static inline void judge_row(dump *d, stage *stages, loss_parts *p, const dump_row *row,
+                             const dump_places *found, int64_t micro) {
+    stage one[STAGES] = {{0}};
+    check_places(&one[0], row, found, d->sp);
+    check_positions(&one[1], row);
+    check_labels(&one[2], row);
+    for (int i = 0; i < STAGES; i++) stage_add(&stages[i], &one[i]);
+    loss_add_row(p, d, row, micro);
+}
+
+/* 0, or -1 with d->error. */
+static inline int judge_dump(dump *d, stage *stages) {
+    static const char *const names[STAGES] = {"places", "positions", "labels", "loss"};
+    static loss_parts parts;
+    loss_begin(&parts, d);
+    for (int i = 0; i < STAGES; i++) stages[i].name = names[i];
+    for (int64_t n = 0; n < d->world / d->sp * d->accumulation; n++) {
+        int64_t dp = n / d->accumulation, micro = n % d->accumulation;
+        dump_row row;
+        dump_places found;
+        int status = dump_read_row(d, dp, micro, &row, &found);
+        if (!status) judge_row(d, stages, &parts, &row, &found, micro);
+        dump_row_free(&row);
+        if (status) return -1;
+    }
+    check_loss(&stages[STAGES - 1], d, &parts);
+    return d->error.status ? -1 : 0;
+}
+#endif

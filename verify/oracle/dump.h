@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* dump.h - what the ranks of a training step wrote down, read and put together.
+ *
+ * A dump is a folder with a safetensors file a rank. Its metadata, all strings: seqpar_dump
+ * "1", rank and world; sp, the ranks that share a sequence ("1"); accumulation, the
+ * micro-batches of the step ("1"). Rank r is member r % sp of replica r / sp.
+ *
+ * Tensors of micro-batch A, all optional; n is the tokens that this rank holds:
+ *
+ *     A.index       (n)        place of each token in the row before it was split
+ *     A.cu_seqlens  (docs + 1) where documents begin in that row, and where the last one ends
+ *     A.ids         (n)        tokens
+ *     A.positions   (n)        as given to the model
+ *     A.labels      (n)        the token to be predicted there: shifted already; -100: none
+ *     A.logp        (n)        log-prob of the label; anything where there is none
+ *     loss          ()         as this rank reports it for the whole step
+ *
+ * index to labels: any integers; logp and loss: F16, BF16, F32 or F64. */
+#ifndef ORACLE_DUMP_H
+#define ORACLE_DUMP_H
+#include <dirent.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "seqpar_safetensors.h"
+
+enum { DUMP_IGNORE = -100 };
+typedef struct dump_rank {
+    char path[1024];
+    seqpar_safetensors_file *file; /* NULL: none of this rank */
+} dump_rank;
+
+typedef struct dump {
+    dump_rank *ranks; /* (world) */
+    int64_t world, sp, accumulation;
+    seqpar_error error;
+} dump;
+
+/* A row as it was before the split: arrays of (tokens), NULL where the dump has none. A token
+   that nobody holds has rank -1. */
+typedef struct dump_row {
+    int64_t tokens, docs;
+    int64_t *cu_seqlens;   /* (docs + 1) */
+    int64_t *rank, *local; /* who holds it, in which row of its own */
+    int64_t *next;         /* the token in the same rank's next row; -1: it is the last */
+    int64_t *ids, *positions, *labels;
+    double *logp;
+} dump_row;
+
+/* ---- opening ---- */
+
+static inline void dump_close(dump *d) {
+    for (int64_t r = 0; d->ranks && r < d->world; r++)
+        seqpar_safetensors_close(d->ranks[r].file);
+    free(d->ranks);
+}
+
+/* A whole number of the metadata, from low to high; -1 with a sentence. */
+static inline int64_t dump_number(dump *d, const seqpar_safetensors_file *file,
+                                  const char *path, const char *key, int64_t low,
+                                  int64_t absent) {
+    const char *text = seqpar_safetensors_metadata(file, key);
+    char *end;
+    long long x;
+    if (!text && absent >= 0) return absent;
+    x = text ? strtoll(text, &end, 10) : -1;
+    if (text && end != text && !*end && x >= low && x <= 65536) return x;
+    seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
+                "%.300s: metadata %s is '%.40s'; write a whole number from %lld to 65536", path,
+                key, text ? text : "missing", (long long)low);
+    return -1;
+}
+
+/* What all files say alike. The first says it; the others are compared with it. */
+static inline int dump_agree(dump *d, int64_t *kept, int64_t x, const char *path,
+                             const char *key) {
+    if (x < 0) return -1;
+    if (*kept == 0) *kept = x;
+    if (*kept == x) return 0;
+    seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
+                "%.300s: %s is %lld, and %lld in another file; dump one run at a time", path,
+                key, (long long)x, (long long)*kept);
+    return -1;
+}
+
+/* Takes over the file, whose rank is then known. */
+static inline int dump_take(dump *d, seqpar_safetensors_file *file, const char *path) {
+    int64_t world = dump_number(d, file, path, "world", 1, -1), rank;
+    if (dump_agree(d, &d->world, world, path, "world") ||
+        dump_agree(d, &d->sp, dump_number(d, file, path, "sp", 1, 1), path, "sp") ||
+        dump_agree(d, &d->accumulation, dump_number(d, file, path, "accumulation", 1, 1), path,
+                   "accumulation"))
+        return -1;
+    if (!d->ranks) d->ranks = (dump_rank *)calloc((size_t)d->world, sizeof *d->ranks);
+    rank = dump_number(d, file, path, "rank", 0, -1);
+    if (!d->ranks || rank < 0) return -1;
+    if (rank >= d->world || d->ranks[rank].file) {
+        seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT, "%.300s: rank %lld of %lld %s", path,
+                    (long long)rank, (long long)d->world,
+                    rank >= d->world ? "does not exist" : "is in another file, too");
+        return -1;
+    }
+    snprintf(d->ranks[rank].path, sizeof d->ranks[rank].path, "%s", path);
+    d->ranks[rank].file = file;
+    return 0;
+}
+
+static inline int dump_open_file(dump *d, const char *folder, const char *name) {
+    seqpar_safetensors_file *file = NULL;
+    const char *version;
+    char path[1024];
+    if (snprintf(path, sizeof path, "%s/%s", folder, name) >= (int)sizeof path) {
+        seqpar_fail(&d->error, SEQPAR_ERR_FILE_OPEN, "%.300s/...: the path is too long",
+                    folder);
+        return -1;
+    }
+    if (seqpar_safetensors_open(&file, path, &d->error)) return -1;
+    version = seqpar_safetensors_metadata(file, "seqpar_dump");
+    if (!version || strcmp(version, "1"))
+        seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
+                    "%.300s: metadata seqpar_dump is '%.40s', not '1'; this is no dump, or one "
+                    "for another version",
+                    path, version ? version : "missing");
+    else if (!dump_take(d, file, path))
+        return 0;
+    seqpar_safetensors_close(file);
+    return -1;
+}
+
+/* 0, or -1 with d->error. To be closed in either case. */
+static inline int dump_open(dump *d, const char *folder) {
+    DIR *dir = opendir(folder);
+    struct dirent *entry;
+    int status = 0;
+    memset(d, 0, sizeof *d);
+    if (!dir) {
+        seqpar_fail(&d->error, SEQPAR_ERR_FILE_OPEN,
+                    "%.300s: cannot be opened as a folder; give the folder of the dump",
+                    folder);
+        return -1;
+    }
+    while (!status && (entry = readdir(dir))) {
+        size_t length = strlen(entry->d_name), ending = strlen(".safetensors");
+        if (length > ending && !strcmp(entry->d_name + length - ending, ".safetensors"))
+            status = dump_open_file(d, folder, entry->d_name);
+    }
+    closedir(dir);
+    if (!status && !d->world) {
+        seqpar_fail(&d->error, SEQPAR_ERR_FILE_OPEN, "%.300s: no .safetensors file", folder);
+        return -1;
+    }
+    for (int64_t r = 0; !status && r < d->world; r++)
+        if (!d->ranks[r].file) {
+            seqpar_fail(&d->error, SEQPAR_ERR_FILE_OPEN,
+                        "%.300s: no file of rank %lld of %lld", folder, (long long)r,
+                        (long long)d->world);
+            status = -1;
+        }
+    if (!status && d->world % d->sp) {
+        seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
+                    "%.300s: world %lld is not divisible by sp %lld", folder,
+                    (long long)d->world, (long long)d->sp);
+        status = -1;
+    }
+    return status;
+}
+
+/* ---- tensors ---- */
+
+/* NULL: the file has none of this name. */
+static inline const seqpar_safetensors_tensor *dump_find(const dump *d, int64_t rank,
+                                                         int64_t micro, const char *what) {
+    char name[64];
+    snprintf(name, sizeof name, "%lld.%s", (long long)micro, what);
+    return seqpar_safetensors_find(d->ranks[rank].file, name);
+}
+
+static inline int dump_wrong_dtype(dump *d, int64_t rank, const char *name, const char *wanted,
+                                   seqpar_safetensors_dtype dtype) {
+    seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT, "%.300s: tensor %s is %s; write %s",
+                d->ranks[rank].path, name, seqpar_safetensors_dtype_name(dtype), wanted);
+    return -1;
+}
+
+static inline int64_t dump_integer(const char *at, seqpar_safetensors_dtype dtype) {
+    int64_t i64;
+    int32_t i32;
+    int16_t i16;
+    if (dtype == SEQPAR_SAFETENSORS_I64) return memcpy(&i64, at, 8), i64;
+    if (dtype == SEQPAR_SAFETENSORS_I32) return memcpy(&i32, at, 4), i32;
+    if (dtype == SEQPAR_SAFETENSORS_I16) return memcpy(&i16, at, 2), i16;
+    return dtype == SEQPAR_SAFETENSORS_I8 ? *(const signed char *)at
+                                          : *(const unsigned char *)at;
+}
+
+/* All of a tensor, to be freed; NULL with d->error. */
+static inline int64_t *dump_integers(dump *d, int64_t rank,
+                                     const seqpar_safetensors_tensor *t) {
+    seqpar_safetensors_part part = seqpar_safetensors_whole(t);
+    int64_t bytes = seqpar_safetensors_dtype_bytes(t->dtype), i;
+    int64_t *out = (int64_t *)malloc((size_t)(t->count + 1) * sizeof *out);
+    char *raw = (char *)malloc((size_t)(t->bytes + 1));
+    int known = t->dtype == SEQPAR_SAFETENSORS_I64 || t->dtype == SEQPAR_SAFETENSORS_I32 ||
+                t->dtype == SEQPAR_SAFETENSORS_I16 || bytes == 1;
+    if (!known) dump_wrong_dtype(d, rank, t->name, "I64 or I32", t->dtype);
+    if (!out || !raw) seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for a dump");
+    if (!d->error.status)
+        seqpar_safetensors_read(d->ranks[rank].file, raw, &part, &d->error);
+    for (i = 0; !d->error.status && i < t->count; i++)
+        out[i] = dump_integer(raw + i * bytes, t->dtype);
+    free(raw);
+    if (!d->error.status) return out;
+    free(out);
+    return NULL;
+}
+
+static inline double *dump_doubles(dump *d, int64_t rank, const seqpar_safetensors_tensor *t) {
+    seqpar_safetensors_part part = seqpar_safetensors_whole(t);
+    double *out = (double *)malloc((size_t)(t->count + 1) * sizeof *out);
+    if (!out) seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for a dump");
+    if (out && !seqpar_safetensors_read_f64(d->ranks[rank].file, out, &part, &d->error))
+        return out;
+    free(out);
+    return NULL;
+}
+#endif

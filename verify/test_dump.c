@@ -1,0 +1,471 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* `seqpar-verify ver` on dumps that are written here: right ones in every layout, and one with
+   each mistake that it names from a dump. What a mistake gives is made anew, token by token. */
+#include <cjson/cJSON.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include "seqpar_safetensors.h"
+#include "test.h"
+
+#define FOLDER "build/test_dump.d"
+enum { TOKENS = 61, DOCS = 4, RANKS = 8, MICRO = 2, NONE = -100 };
+static int64_t cu_seqlens[DOCS + 1] = {0, 17, 18, 41, TOKENS}; /* one has one token */
+static const seqpar_row plan = {.tokens = TOKENS,
+                                .padded = TOKENS,
+                                .chunks = 16,
+                                .docs = DOCS,
+                                .cu_seqlens = cu_seqlens};
+
+/* What a rank holds of a micro-batch. */
+typedef struct held {
+    int64_t tokens;
+    int32_t index[TOKENS], ids[TOKENS], positions[TOKENS], labels[TOKENS];
+    double logp[TOKENS];
+} held;
+
+typedef struct scene {
+    int64_t sp, dp, accumulation, world;
+    held of[RANKS][MICRO];
+    int32_t ids[RANKS][MICRO][TOKENS]; /* of a replica's rows, unsplit */
+    double loss[RANKS];
+    const char *without; /* a tensor that is not written */
+    int masked;          /* single tokens of the text are no targets */
+} scene;
+
+/* ---- a right step ---- */
+
+static int64_t document_of(int64_t token) {
+    int64_t d = 0;
+    while (cu_seqlens[d + 1] <= token) d++;
+    return d;
+}
+
+static int ends_document(int64_t token) {
+    return token + 1 == cu_seqlens[document_of(token) + 1];
+}
+
+static void hold(scene *s, int64_t rank, int64_t micro, const seqpar_share *share) {
+    held *h = &s->of[rank][micro];
+    int32_t all[TOKENS];
+    for (int32_t t = 0; t < TOKENS; t++) all[t] = t;
+    h->tokens = share->tokens;
+    seqpar_scatter(h->index, all, share, 0, sizeof *all);
+    for (int64_t i = 0; i < h->tokens; i++) {
+        int64_t t = h->index[i], begin = cu_seqlens[document_of(t)];
+        h->ids[i] = s->ids[rank / s->sp][micro][t];
+        h->positions[i] = (int32_t)(t - begin);
+        h->labels[i] = ends_document(t) ? NONE : s->ids[rank / s->sp][micro][t + 1];
+        if (s->masked && t % 2 == 0 && t % 11 < 5) h->labels[i] = NONE;
+        if (t - begin < 4) h->labels[i] = NONE; /* a prompt */
+        h->logp[i] = -0.1 - 0.3 * (double)rank - 0.05 * (double)test_integer(0, 90);
+    }
+}
+
+static void right_sum(const scene *s, int64_t rank, int64_t micro, double *sum, double *count) {
+    const held *h = &s->of[rank][micro];
+    for (int64_t i = 0; i < h->tokens; i++)
+        if (h->labels[i] != NONE) {
+            *sum -= h->logp[i];
+            ++*count;
+        }
+}
+
+static double right_loss(const scene *s) {
+    double sum = 0, count = 0;
+    for (int64_t r = 0; r < s->world; r++)
+        for (int64_t a = 0; a < s->accumulation; a++) right_sum(s, r, a, &sum, &count);
+    return sum / count;
+}
+
+static void set_loss(scene *s, double loss) {
+    for (int64_t r = 0; r < s->world; r++) s->loss[r] = loss;
+}
+
+static void make(scene *s, int layout, int64_t sp, int64_t dp, int64_t accumulation) {
+    int masked = s->masked;
+    memset(s, 0, sizeof *s);
+    s->masked = masked;
+    s->sp = sp;
+    s->dp = dp;
+    s->accumulation = accumulation;
+    s->world = sp * dp;
+    for (int64_t n = 0; n < dp * accumulation * TOKENS; n++) /* no two alike: a label tells */
+        s->ids[n / TOKENS / accumulation][n / TOKENS % accumulation][n % TOKENS] =
+            (int32_t)(n * 7 % 1009);
+    for (int64_t r = 0; r < s->world; r++) {
+        seqpar_share share;
+        seqpar_split_desc desc = {layout, sp, r % sp};
+        test_expect(!seqpar_split(NULL, &share, &plan, 1, &desc), "no split");
+        for (int64_t a = 0; a < accumulation; a++) hold(s, r, a, &share);
+        seqpar_share_free(&share);
+    }
+    set_loss(s, right_loss(s));
+}
+
+/* ---- writing it ---- */
+
+typedef struct page {
+    seqpar_safetensors_tensor tensors[16];
+    const void *data[16];
+    char names[16][32];
+    int64_t count;
+} page;
+
+static void add(page *p, const scene *s, int64_t micro, const char *name, const void *data,
+                seqpar_safetensors_dtype dtype, int64_t count) {
+    if (s->without && !strcmp(name, s->without)) return;
+    snprintf(p->names[p->count], sizeof p->names[0], "%lld.%s", (long long)micro, name);
+    p->tensors[p->count] = (seqpar_safetensors_tensor){
+        .name = p->names[p->count], .dtype = dtype, .dims = 1, .shape = {count}};
+    p->data[p->count++] = data;
+}
+
+static void write_rank(const scene *s, int64_t rank) {
+    static char text[4][24];
+    const int64_t numbers[] = {rank, s->world, s->sp, s->accumulation};
+    seqpar_safetensors_pair pairs[] = {{"seqpar_dump", "1"}, {"rank", text[0]},
+                                       {"world", text[1]},   {"sp", text[2]},
+                                       {"accumulation", text[3]}};
+    page p = {.count = 0};
+    char path[64];
+    seqpar_error error = {0};
+    for (int i = 0; i < 4; i++)
+        snprintf(text[i], sizeof text[i], "%lld", (long long)numbers[i]);
+    for (int64_t a = 0; a < s->accumulation; a++) {
+        const held *h = &s->of[rank][a];
+        add(&p, s, a, "index", h->index, SEQPAR_SAFETENSORS_I32, h->tokens);
+        add(&p, s, a, "ids", h->ids, SEQPAR_SAFETENSORS_I32, h->tokens);
+        add(&p, s, a, "positions", h->positions, SEQPAR_SAFETENSORS_I32, h->tokens);
+        add(&p, s, a, "labels", h->labels, SEQPAR_SAFETENSORS_I32, h->tokens);
+        add(&p, s, a, "logp", h->logp, SEQPAR_SAFETENSORS_F64, h->tokens);
+        add(&p, s, a, "cu_seqlens", cu_seqlens, SEQPAR_SAFETENSORS_I64, DOCS + 1);
+    }
+    if (!s->without || strcmp(s->without, "loss")) {
+        p.tensors[p.count] =
+            (seqpar_safetensors_tensor){.name = "loss", .dtype = SEQPAR_SAFETENSORS_F64};
+        p.data[p.count++] = &s->loss[rank];
+    }
+    snprintf(path, sizeof path, FOLDER "/rank%lld.safetensors", (long long)rank);
+    seqpar_safetensors_desc desc = {.path = path,
+                                    .tensors = p.tensors,
+                                    .count = p.count,
+                                    .metadata = pairs,
+                                    .metadata_count = 5};
+    test_expect(!seqpar_safetensors_save(&desc, p.data, &error), "%s", error.text);
+}
+
+static void write_scene(const scene *s) {
+    if (system("rm -rf " FOLDER)) exit(1);
+    mkdir(FOLDER, 0777);
+    for (int64_t r = 0; r < s->world; r++) write_rank(s, r);
+}
+
+/* ---- what is said of it ---- */
+
+/* Exit code and first line of the oracle, and whether all that it prints has `text` in it. */
+static void expect(int code, const char *headline, const char *text) {
+    FILE *out = popen("build/seqpar-verify ver " FOLDER " 2>&1", "r");
+    char said[8192];
+    size_t bytes = out ? fread(said, 1, sizeof said - 1, out) : 0, line;
+    int is = out ? pclose(out) : -1;
+    said[bytes] = 0;
+    line = strcspn(said, "\n");
+    test_expect(WIFEXITED(is) && WEXITSTATUS(is) == code && strlen(headline) == line &&
+                    !strncmp(said, headline, line) && strstr(said, text),
+                "exit code %d, not %d; said '%.500s', not '%s' with '%s'", WEXITSTATUS(is),
+                code, said, headline, text);
+}
+
+static void expect_named(const scene *s, const char *name, const char *text) {
+    char headline[64];
+    snprintf(headline, sizeof headline, "wrong: %s", name);
+    write_scene(s);
+    expect(1, headline, text);
+    test_end("dump_%s", name);
+}
+
+static scene s; /* large */
+
+static void test_right(void) {
+    for (int layout = 0; layout < SEQPAR_LAYOUT_COUNT; layout++)
+        for (int64_t sp = 2; sp <= 4; sp++) {
+            s.masked = layout == SEQPAR_LAYOUT_STRIPE || sp == 4;
+            make(&s, layout, sp, sp == 2 ? 2 : 1, 1 + sp % 2);
+            write_scene(&s);
+            expect(0, "right", "each of them once");
+            test_end("dump_right_%s_P%lld", seqpar_layout_name(layout), (long long)sp);
+        }
+}
+
+static void test_places(void) {
+    make(&s, SEQPAR_LAYOUT_ZIGZAG, 3, 1, 2);
+    s.of[1][1].tokens--;
+    set_loss(&s, right_loss(&s));
+    expect_named(&s, "token_lost", "is the first that nobody holds");
+    make(&s, SEQPAR_LAYOUT_ZIGZAG, 3, 1, 2);
+    s.of[2][0].index[4] = s.of[0][0].index[3];
+    expect_named(&s, "token_held_twice", "first at rank 2, local row 4: token 3 is held");
+    make(&s, SEQPAR_LAYOUT_CONTIGUOUS, 2, 1, 1);
+    s.of[1][0].index[0] = TOKENS;
+    expect_named(&s, "token_lost", "token 61 is outside");
+}
+
+static void each_token(void (*change)(held *h, int64_t i)) {
+    for (int64_t r = 0; r < s.world; r++)
+        for (int64_t a = 0; a < s.accumulation; a++)
+            for (int64_t i = 0; i < s.of[r][a].tokens; i++) change(&s.of[r][a], i);
+}
+
+static void run_on(held *h, int64_t i) { h->positions[i] = h->index[i]; }
+static void count_locally(held *h, int64_t i) { h->positions[i] = (int32_t)i; }
+static void one_later(held *h, int64_t i) { h->positions[i]++; }
+
+static void test_positions(void) {
+    make(&s, SEQPAR_LAYOUT_ZIGZAG, 4, 1, 1);
+    each_token(run_on);
+    expect_named(&s, "positions_run_on",
+                 "first at rank 2, local row 2, token 17, document 1: 17, right 0");
+    make(&s, SEQPAR_LAYOUT_ZIGZAG, 4, 1, 1);
+    each_token(count_locally);
+    expect_named(&s, "positions_local", "document");
+    make(&s, SEQPAR_LAYOUT_ZIGZAG, 4, 1, 1);
+    each_token(one_later);
+    expect_named(&s, "unknown",
+                 "first at rank 0, local row 0, token 0, document 0: 1, right 0");
+}
+
+/* Labels of the unsplit row of this replica and micro-batch. */
+static int32_t id_at(int64_t rank, int64_t micro, int64_t token) {
+    return token < TOKENS ? s.ids[rank / s.sp][micro][token] : NONE;
+}
+
+static void shift_locally(held *h, int64_t i) {
+    h->labels[i] = i + 1 < h->tokens ? h->ids[i + 1] : NONE;
+}
+static void shift_locally_and_mask(held *h, int64_t i) {
+    shift_locally(h, i);
+    if (i + 1 < h->tokens && h->index[i] % 7 == 3) h->labels[i] = NONE;
+}
+static void no_shift(held *h, int64_t i) { h->labels[i] = h->ids[i]; }
+
+/* Shifted after the split, but the last token of a document has no target. */
+static void shift_known_documents(held *h, int64_t i) {
+    h->labels[i] = ends_document(h->index[i]) || i + 1 == h->tokens ? NONE : h->ids[i + 1];
+}
+
+static void label_by(int64_t distance, int cross) {
+    for (int64_t r = 0; r < s.world; r++)
+        for (int64_t a = 0; a < s.accumulation; a++)
+            for (int64_t i = 0; i < s.of[r][a].tokens; i++) {
+                int64_t t = s.of[r][a].index[i];
+                s.of[r][a].labels[i] =
+                    !cross && ends_document(t) ? NONE : id_at(r, a, t + distance);
+            }
+}
+
+static void test_labels(void) {
+    static const int layouts[] = {SEQPAR_LAYOUT_CONTIGUOUS, SEQPAR_LAYOUT_ZIGZAG,
+                                  SEQPAR_LAYOUT_STRIPE};
+    for (int i = 0; i < 3; i++) {
+        make(&s, layouts[i], 3, 2, 2);
+        each_token(shift_locally);
+        expect_named(&s, "shift_after_split", "labels");
+        make(&s, layouts[i], 3, 1, 1);
+        each_token(shift_known_documents);
+        expect_named(&s, "shift_after_split", "right");
+    }
+    make(&s, SEQPAR_LAYOUT_ZIGZAG, 4, 1, 1);
+    each_token(shift_locally_and_mask);
+    expect_named(&s, "shift_after_split", "labels");
+    make(&s, SEQPAR_LAYOUT_ZIGZAG, 3, 1, 2);
+    each_token(no_shift);
+    expect_named(&s, "labels_not_shifted", "label 0, right 7;");
+    make(&s, SEQPAR_LAYOUT_ZIGZAG, 3, 1, 2);
+    label_by(2, 1);
+    expect_named(&s, "labels_shifted_twice", "labels");
+    make(&s, SEQPAR_LAYOUT_ZIGZAG, 3, 1, 2);
+    label_by(1, 1);
+    expect_named(&s, "labels_cross_documents", "token 16, document 0: label");
+    make(&s, SEQPAR_LAYOUT_ZIGZAG, 3, 1, 2);
+    label_by(3, 1);
+    expect_named(&s, "unknown", "labels");
+}
+
+/* ---- the loss ---- */
+
+static double mean_of_ranks(int64_t micro_from, int64_t micro_to) {
+    double means = 0;
+    for (int64_t r = 0; r < s.world; r++) {
+        double sum = 0, count = 0;
+        for (int64_t a = micro_from; a < micro_to; a++) right_sum(&s, r, a, &sum, &count);
+        means += sum / count;
+    }
+    return means / (double)s.world;
+}
+
+static double mean_of_micro_batches(void) {
+    double means = 0;
+    for (int64_t a = 0; a < s.accumulation; a++) {
+        double sum = 0, count = 0;
+        for (int64_t r = 0; r < s.world; r++) right_sum(&s, r, a, &sum, &count);
+        means += sum / count;
+    }
+    return means / (double)s.accumulation;
+}
+
+/* Unequal counts, by ranks and by micro-batches. */
+static void make_uneven(void) {
+    make(&s, SEQPAR_LAYOUT_CONTIGUOUS, 3, 1, 2);
+    for (int64_t i = 0; i < s.of[1][0].tokens; i++)
+        if (i % 3) s.of[1][0].labels[i] = NONE;
+    for (int64_t i = 0; i < s.of[0][0].tokens; i++) s.of[0][0].logp[i] *= 3;
+    for (int64_t i = 0; i + 4 < s.of[2][1].tokens; i++) s.of[2][1].labels[i] = NONE;
+}
+
+static void test_loss(void) {
+    make_uneven();
+    set_loss(&s, right_loss(&s));
+    write_scene(&s);
+    expect(0, "right", "loss      right: got");
+    test_end("dump_uneven_right");
+    set_loss(&s, mean_of_ranks(0, 2));
+    expect_named(&s, "mean_of_means", "groups are ranks");
+    set_loss(&s, mean_of_micro_batches());
+    expect_named(&s, "mean_of_means", "groups are micro-batches");
+    set_loss(&s, (mean_of_ranks(0, 1) + mean_of_ranks(1, 2)) / 2);
+    expect_named(&s, "mean_of_means", "groups are ranks' micro-batches");
+    set_loss(&s, right_loss(&s));
+    s.loss[2] = mean_of_ranks(0, 2);
+    expect_named(&s, "mean_of_means", "as rank 2 reports it");
+    set_loss(&s, right_loss(&s) / 3);
+    expect_named(&s, "shares_averaged", "loss");
+    set_loss(&s, right_loss(&s) * 1.37);
+    expect_named(&s, "unknown", "no known way to divide these sums");
+    set_loss(&s, NAN);
+    expect_named(&s, "unknown", "got nan");
+}
+
+/* ---- what shows nothing ---- */
+
+static void test_insufficient(void) {
+    static const char *const lacks[] = {"index", "labels"};
+    for (int i = 0; i < 2; i++) {
+        make(&s, SEQPAR_LAYOUT_ZIGZAG, 3, 1, 1);
+        s.without = lacks[i];
+        write_scene(&s);
+        expect(4, "insufficient", "not judged");
+        test_end("dump_without_%s", lacks[i]);
+    }
+    make(&s, SEQPAR_LAYOUT_CONTIGUOUS, 1, 1, 1);
+    write_scene(&s);
+    expect(4, "insufficient", "a mean of means is the same here");
+    test_end("dump_of_one_rank");
+    make(&s, SEQPAR_LAYOUT_ZIGZAG, 3, 1, 1);
+    s.without = "loss";
+    write_scene(&s);
+    expect(0, "right", "loss      not judged");
+    test_end("dump_without_loss");
+}
+
+/* ---- as JSON ---- */
+
+static const char *text_of(const cJSON *object, const char *key) {
+    const char *text = cJSON_GetStringValue(cJSON_GetObjectItem(object, key));
+    return text ? text : "";
+}
+
+static void test_json(void) {
+    static char said[65536];
+    FILE *out;
+    cJSON *all, *stages;
+    make(&s, SEQPAR_LAYOUT_ZIGZAG, 3, 1, 1);
+    s.without = "loss";
+    each_token(no_shift);
+    write_scene(&s);
+    out = popen("build/seqpar-verify ver " FOLDER " --json", "r");
+    said[out ? fread(said, 1, sizeof said - 1, out) : 0] = 0;
+    if (out) pclose(out);
+    all = cJSON_Parse(said);
+    stages = cJSON_GetObjectItem(all, "stages");
+    test_expect(!strcmp(text_of(all, "verdict"), "wrong") &&
+                    !strcmp(text_of(cJSON_GetArrayItem(cJSON_GetObjectItem(all, "mistakes"), 0),
+                                    "name"),
+                            "labels_not_shifted"),
+                "verdict or mistake of %.200s", said);
+    test_expect(cJSON_GetArraySize(stages) == 4 &&
+                    !strcmp(text_of(cJSON_GetArrayItem(stages, 0), "verdict"), "right") &&
+                    !strcmp(text_of(cJSON_GetArrayItem(stages, 2), "stage"), "labels") &&
+                    !strcmp(text_of(cJSON_GetArrayItem(stages, 3), "verdict"), "not judged"),
+                "stages of %.200s", said);
+    cJSON_Delete(all);
+    test_end("dump_json");
+}
+
+/* ---- files that are no dump ---- */
+
+static void expect_refused(const char *name, const char *sentence) {
+    FILE *out = popen("build/seqpar-verify ver " FOLDER " 2>&1 >/dev/null", "r");
+    char said[2048];
+    size_t bytes = out ? fread(said, 1, sizeof said - 1, out) : 0;
+    int is = out ? pclose(out) : -1;
+    said[bytes] = 0;
+    test_expect(WIFEXITED(is) && WEXITSTATUS(is) == 3 && strstr(said, sentence),
+                "exit code %d, said '%.400s', not '%s'", WEXITSTATUS(is), said, sentence);
+    test_end("dump_refused_%s", name);
+}
+
+static void test_files(void) {
+    static const struct {
+        const char *name, *command, *sentence;
+    } table[] = {
+        {"rank_missing", "rm " FOLDER "/rank1.safetensors", "no file of rank 1 of 3"},
+        {"empty", "rm " FOLDER "/*", "no .safetensors file"},
+        {"no_folder", "rm -r " FOLDER, "cannot be opened as a folder"},
+        {"rank_twice", "cp " FOLDER "/rank1.safetensors " FOLDER "/again.safetensors",
+         "rank 1 of 3 is in another file, too"},
+        {"cut_off", "truncate -s -1 " FOLDER "/rank2.safetensors", "rank2.safetensors"},
+        {"no_metadata", "sed -i 's/seqpar_dump/seqpar_damp/' " FOLDER "/rank0.safetensors",
+         "metadata seqpar_dump is 'missing'"},
+        {"other_version", "sed -i 's/\"seqpar_dump\":\"1\"/\"seqpar_dump\":\"2\"/' " FOLDER
+                          "/rank0.safetensors",
+         "seqpar_dump is '2', not '1'"},
+        {"mixed_sp", "sed -i 's/\"sp\":\"3\"/\"sp\":\"1\"/' " FOLDER "/rank2.safetensors",
+         "in another file; dump one run at a time"},
+        {"sp_text", "sed -i 's/\"sp\":\"3\"/\"sp\":\"x\"/' " FOLDER "/rank*.safetensors",
+         "metadata sp is 'x'; write a whole number from 1"},
+        {"sp_divides", "sed -i 's/\"sp\":\"3\"/\"sp\":\"2\"/' " FOLDER "/rank*.safetensors",
+         "world 3 is not divisible by sp 2"},
+        {"dtype", "sed -i 's/\"I32\"/\"F32\"/' " FOLDER "/rank0.safetensors",
+         "write I64 or I32"}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        make(&s, SEQPAR_LAYOUT_ZIGZAG, 3, 1, 1);
+        write_scene(&s);
+        test_expect(!system(table[i].command), "%s", table[i].command);
+        expect_refused(table[i].name, table[i].sentence);
+    }
+    make(&s, SEQPAR_LAYOUT_ZIGZAG, 3, 1, 1);
+    cu_seqlens[1] = 55; /* and then 18 */
+    write_scene(&s);
+    cu_seqlens[1] = 17;
+    expect_refused("cu_seqlens_fall", "has 18 at 2; it begins with 0 and never falls");
+    cu_seqlens[DOCS] = (int64_t)1 << 40;
+    write_scene(&s);
+    cu_seqlens[DOCS] = TOKENS;
+    expect_refused("cu_seqlens_far", "ends with 1099511627776");
+}
+
+int main(int argc, char **argv) {
+    test_begin(argc, argv);
+    test_right();
+    test_places();
+    test_positions();
+    test_labels();
+    test_loss();
+    test_insufficient();
+    test_json();
+    test_files();
+    return test_summary();
+}
