@@ -7,20 +7,21 @@
  *     seqpar-verify explain over_sp
  *     seqpar-verify list
  *
- *     seqpar-verify ver DUMP             a folder as oracle/dump.h describes it
+ *     seqpar-verify ver DUMP                  a folder as oracle/dump.h describes it
+ *     seqpar-verify ver DUMP --want DUMP      gradients, too, against those of another run
  *
  * Exit codes: 0 right, 1 wrong, 2 usage, 3 file, 4 insufficient evidence, 5 marginal with
  * --strict. */
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_SAFETENSORS_IMPLEMENTATION
 #include "seqpar_safetensors.h"
-#include "oracle/checks.h"
+#include "oracle/gradients.h"
 #include "oracle/options.h"
 
 static law numbers = {.sp = 1, .dp = 1, .accumulation = 1, .tolerance = 1e-3};
 static option_list sums = {.values = numbers.sums, .most = LAW_GROUPS};
 static option_list counts = {.values = numbers.counts, .most = LAW_GROUPS};
-static const char *name, *folder;
+static const char *name, *folder, *wanted;
 static int as_json, as_markdown, strict;
 
 static option options[] = {
@@ -40,6 +41,9 @@ static option options[] = {
     {"law", "tolerance", "X", OPTION_NUMBER, &numbers.tolerance,
      "relative distance that rounding may make (0.001)", 0},
     {"ver", "DUMP", "", OPTION_NAME, &folder, "a folder with a file of every rank", 0},
+    {"ver", "want", "DUMP", OPTION_TEXT, &wanted, "of the same step on one rank: gradients", 0},
+    {"ver", "tolerance", "X", OPTION_NUMBER, &numbers.tolerance,
+     "relative distance that rounding may make (0.001)", 0},
     {"ver", "strict", "", OPTION_FLAG, &strict, "exit code 5 for a marginal verdict", 0},
     {"explain", "NAME", "", OPTION_NAME, &name, "of a mistake; seqpar-verify list has all", 0},
     {"list", "markdown", "", OPTION_FLAG, &as_markdown, "the page of mistakes", 0},
@@ -78,14 +82,18 @@ static int check_counts(void) {
     return 0;
 }
 
+static int check_tolerance(void) {
+    if (numbers.tolerance > 0 && numbers.tolerance < 0.5) return 0;
+    return usage("--tolerance is a relative distance; give a number between 0 and 0.5");
+}
+
 static int check_law(void) {
     int parts = given("sums") + given("counts");
     if (!given("got")) return usage("law needs --got, the number of the run in question");
     if (parts == 1) return usage("--sums and --counts go together; give both");
     if (given("want") == (parts == 2))
         return usage("law needs --want, or --sums and --counts, and not both");
-    if (!(numbers.tolerance > 0 && numbers.tolerance < 0.5))
-        return usage("--tolerance is a relative distance; give a number between 0 and 0.5");
+    if (check_tolerance()) return VERDICT_USAGE;
     return parts ? check_counts() : 0;
 }
 
@@ -111,12 +119,13 @@ static const stage *worst_stage(const stage *stages) {
     return worst;
 }
 
-/* A pass needs all that was judged to be right, and labels or a loss among it. */
+/* A pass needs all that was judged to be right, and more than places and positions. */
 static verdict whole_verdict(const stage *stages) {
     const stage *worst = worst_stage(stages);
     verdict v = {.kind = VERDICT_INSUFFICIENT};
     if (worst) v = worst->v;
-    if (v.kind == VERDICT_RIGHT && !stages[2].judged && !stages[3].judged)
+    if (v.kind == VERDICT_RIGHT && !stages[LABELS].judged && !stages[LOSS].judged &&
+        !stages[GRADIENTS].judged)
         v.kind = VERDICT_INSUFFICIENT;
     for (int i = 0; i < STAGES; i++)
         if (v.kind == VERDICT_RIGHT && stages[i].judged &&
@@ -131,7 +140,10 @@ static void print_stages(const stage *stages) {
         char label[32], text[400];
         snprintf(label, sizeof label, "%-10s", s->name);
         if (!s->judged)
-            print_wrapped(stdout, label, "not judged: the dump lacks what it needs");
+            print_wrapped(stdout, label,
+                          i == GRADIENTS && !wanted
+                              ? "not judged: give --want, a dump of the same step on one rank"
+                              : "not judged: the dump lacks what it needs");
         for (int k = 0; s->judged && k < s->v.lines; k++) {
             snprintf(text, sizeof text, "%s%s", k ? "" : verdict_word(&s->v), k ? "" : ": ");
             snprintf(text + strlen(text), sizeof text - strlen(text), "%s", s->v.line[k]);
@@ -151,18 +163,27 @@ static void print_stages_json(const stage *stages, const verdict *v) {
     json_print(stdout, o);
 }
 
+/* 0, or -1 with one sentence on stderr. */
+static int judge_folders(stage *stages) {
+    dump d, want = {.world = 0};
+    int status = dump_open(&d, folder) || judge_dump(&d, stages);
+    if (!status && wanted)
+        status = dump_open(&want, wanted) ||
+                 check_gradients(&stages[GRADIENTS], &d, &want, numbers.tolerance);
+    dump_close(&d);
+    dump_close(&want);
+    if (status)
+        fprintf(stderr, "error: %s\n",
+                d.error.status ? d.error.text : want.error.text);
+    return status ? -1 : 0;
+}
+
 static int run_ver(void) {
     stage stages[STAGES] = {{0}};
-    dump d;
     verdict v;
-    int status;
     if (!folder) return usage("ver needs the folder of a dump");
-    status = dump_open(&d, folder) || judge_dump(&d, stages);
-    dump_close(&d);
-    if (status) {
-        fprintf(stderr, "error: %s\n", d.error.text);
-        return VERDICT_FILE;
-    }
+    if (check_tolerance()) return VERDICT_USAGE;
+    if (judge_folders(stages)) return VERDICT_FILE;
     v = whole_verdict(stages);
     if (as_json) {
         print_stages_json(stages, &v);

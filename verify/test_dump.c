@@ -11,7 +11,8 @@
 #include "test.h"
 
 #define FOLDER "build/test_dump.d"
-enum { TOKENS = 61, DOCS = 4, RANKS = 8, MICRO = 2, NONE = -100 };
+#define WANTED "build/test_dump.want"
+enum { TOKENS = 61, DOCS = 4, RANKS = 8, MICRO = 2, NONE = -100, GRADIENT = 23 };
 static int64_t cu_seqlens[DOCS + 1] = {0, 17, 18, 41, TOKENS}; /* one has one token */
 static const seqpar_row plan = {.tokens = TOKENS,
                                 .padded = TOKENS,
@@ -31,6 +32,7 @@ typedef struct scene {
     held of[RANKS][MICRO];
     int32_t ids[RANKS][MICRO][TOKENS]; /* of a replica's rows, unsplit */
     double loss[RANKS];
+    double gradient[RANKS][2][GRADIENT]; /* of two tensors */
     const char *without; /* a tensor that is not written */
     int masked;          /* single tokens of the text are no targets */
 } scene;
@@ -103,6 +105,9 @@ static void make(scene *s, int layout, int64_t sp, int64_t dp, int64_t accumulat
         seqpar_share_free(&share);
     }
     set_loss(s, right_loss(s));
+    for (int i = 0; i < 2 * GRADIENT; i++)
+        for (int64_t r = 0; r < s->world; r++)
+            s->gradient[r][i / GRADIENT][i % GRADIENT] = sin(i + 1.0) * (1 + i / GRADIENT);
 }
 
 /* ---- writing it ---- */
@@ -123,7 +128,7 @@ static void add(page *p, const scene *s, int64_t micro, const char *name, const 
     p->data[p->count++] = data;
 }
 
-static void write_rank(const scene *s, int64_t rank) {
+static void write_rank(const scene *s, int64_t rank, const char *folder) {
     static char text[4][24];
     const int64_t numbers[] = {rank, s->world, s->sp, s->accumulation};
     seqpar_safetensors_pair pairs[] = {{"seqpar_dump", "1"}, {"rank", text[0]},
@@ -148,7 +153,14 @@ static void write_rank(const scene *s, int64_t rank) {
             (seqpar_safetensors_tensor){.name = "loss", .dtype = SEQPAR_SAFETENSORS_F64};
         p.data[p.count++] = &s->loss[rank];
     }
-    snprintf(path, sizeof path, FOLDER "/rank%lld.safetensors", (long long)rank);
+    for (int i = 0; i < 2; i++) {
+        p.tensors[p.count] = (seqpar_safetensors_tensor){.name = i ? "grad.up" : "grad.down",
+                                                         .dtype = SEQPAR_SAFETENSORS_F64,
+                                                         .dims = 1,
+                                                         .shape = {GRADIENT}};
+        p.data[p.count++] = s->gradient[rank][i];
+    }
+    snprintf(path, sizeof path, "%s/rank%lld.safetensors", folder, (long long)rank);
     seqpar_safetensors_desc desc = {.path = path,
                                     .tensors = p.tensors,
                                     .count = p.count,
@@ -157,17 +169,25 @@ static void write_rank(const scene *s, int64_t rank) {
     test_expect(!seqpar_safetensors_save(&desc, p.data, &error), "%s", error.text);
 }
 
-static void write_scene(const scene *s) {
-    if (system("rm -rf " FOLDER)) exit(1);
-    mkdir(FOLDER, 0777);
-    for (int64_t r = 0; r < s->world; r++) write_rank(s, r);
+static void write_in(const scene *s, const char *folder) {
+    char command[64];
+    snprintf(command, sizeof command, "rm -rf %s", folder);
+    if (system(command)) exit(1);
+    mkdir(folder, 0777);
+    for (int64_t r = 0; r < s->world; r++) write_rank(s, r, folder);
 }
+
+static void write_scene(const scene *s) { write_in(s, FOLDER); }
 
 /* ---- what is said of it ---- */
 
+static int compare; /* with WANTED, the same step on one rank */
+
 /* Exit code and first line of the oracle, and whether all that it prints has `text` in it. */
 static void expect(int code, const char *headline, const char *text) {
-    FILE *out = popen("build/seqpar-verify ver " FOLDER " 2>&1", "r");
+    FILE *out = popen(compare ? "build/seqpar-verify ver " FOLDER " --want " WANTED " 2>&1"
+                              : "build/seqpar-verify ver " FOLDER " 2>&1",
+                      "r");
     char said[8192];
     size_t bytes = out ? fread(said, 1, sizeof said - 1, out) : 0, line;
     int is = out ? pclose(out) : -1;
@@ -370,6 +390,49 @@ static void test_insufficient(void) {
     test_end("dump_without_loss");
 }
 
+/* ---- gradients ---- */
+
+static void scale_gradients(double factor) {
+    for (int64_t r = 0; r < s.world; r++)
+        for (int i = 0; i < 2 * GRADIENT; i++)
+            s.gradient[r][i / GRADIENT][i % GRADIENT] *= factor;
+}
+
+static void test_factor(double factor, const char *name) {
+    make(&s, SEQPAR_LAYOUT_CONTIGUOUS, 3, 2, 1);
+    scale_gradients(factor);
+    expect_named(&s, name, "gradients wrong: got");
+}
+
+static void test_gradients(void) {
+    make(&s, SEQPAR_LAYOUT_CONTIGUOUS, 1, 1, 1);
+    write_in(&s, WANTED);
+    compare = 1;
+    make(&s, SEQPAR_LAYOUT_CONTIGUOUS, 3, 2, 1);
+    write_scene(&s);
+    expect(0, "right", "gradients right: got");
+    test_end("dump_gradients_right");
+    test_factor(3, "times_sp");
+    test_factor(1.0 / 3, "over_sp");
+    test_factor(1.0 / 9, "over_sp_squared");
+    test_factor(2, "times_dp");
+    test_factor(0.77, "unknown");
+    make(&s, SEQPAR_LAYOUT_CONTIGUOUS, 3, 2, 1);
+    for (int i = 0; i < GRADIENT; i++) s.gradient[4][1][i] *= 1.01;
+    expect_named(&s, "never_synchronised", "grad.up of rank 4 is 0.01 away");
+    make(&s, SEQPAR_LAYOUT_CONTIGUOUS, 3, 2, 1);
+    for (int64_t r = 0; r < s.world; r++)
+        for (int i = 0; i < GRADIENT; i++) s.gradient[r][1][i] += i % 3;
+    expect_named(&s, "unknown", "the first in the file is grad.up");
+    make(&s, SEQPAR_LAYOUT_CONTIGUOUS, 3, 2, 1);
+    s.gradient[0][0][5] = NAN;
+    expect_named(&s, "unknown", "grad.down holds NaN or Inf");
+    make(&s, SEQPAR_LAYOUT_CONTIGUOUS, 3, 2, 1);
+    scale_gradients(NAN);
+    expect_named(&s, "unknown", "grad.down holds NaN or Inf");
+    compare = 0;
+}
+
 /* ---- as JSON ---- */
 
 static const char *text_of(const cJSON *object, const char *key) {
@@ -395,7 +458,7 @@ static void test_json(void) {
                                     "name"),
                             "labels_not_shifted"),
                 "verdict or mistake of %.200s", said);
-    test_expect(cJSON_GetArraySize(stages) == 4 &&
+    test_expect(cJSON_GetArraySize(stages) == 5 &&
                     !strcmp(text_of(cJSON_GetArrayItem(stages, 0), "verdict"), "right") &&
                     !strcmp(text_of(cJSON_GetArrayItem(stages, 2), "stage"), "labels") &&
                     !strcmp(text_of(cJSON_GetArrayItem(stages, 3), "verdict"), "not judged"),
@@ -466,6 +529,7 @@ int main(int argc, char **argv) {
     test_loss();
     test_insufficient();
     test_json();
+    test_gradients();
     test_files();
     return test_summary();
 }

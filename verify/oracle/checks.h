@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* checks.h - a dump judged by algebra: what follows from numbers that are in it. One stage
- * after the other, as data flow: places, positions, labels, loss. */
+ * after the other, as data flow: places, positions, labels, loss. Gradients are compared with
+ * those of another dump (gradients.h). */
 #ifndef ORACLE_CHECKS_H
 #define ORACLE_CHECKS_H
 #include "law.h"
 #include "rows.h"
 
-enum { STAGES = 4 };
+enum { PLACES, POSITIONS, LABELS, LOSS, GRADIENTS, STAGES };
 typedef struct stage {
     const char *name;
     int judged;
@@ -315,16 +316,17 @@ static inline void check_loss(stage *s, dump *d, loss_parts *p) {
 static inline void judge_row(dump *d, stage *stages, loss_parts *p, const dump_row *row,
                              const dump_places *found, int64_t micro) {
     stage one[STAGES] = {{0}};
-    check_places(&one[0], row, found, d->sp);
-    check_positions(&one[1], row);
-    check_labels(&one[2], row);
+    check_places(&one[PLACES], row, found, d->sp);
+    check_positions(&one[POSITIONS], row);
+    check_labels(&one[LABELS], row);
     for (int i = 0; i < STAGES; i++) stage_add(&stages[i], &one[i]);
     loss_add_row(p, d, row, micro);
 }
 
 /* 0, or -1 with d->error. */
 static inline int judge_dump(dump *d, stage *stages) {
-    static const char *const names[STAGES] = {"places", "positions", "labels", "loss"};
+    static const char *const names[STAGES] = {"places", "positions", "labels", "loss",
+                                              "gradients"};
     static loss_parts parts;
     loss_begin(&parts, d);
     for (int i = 0; i < STAGES; i++) stages[i].name = names[i];
@@ -337,7 +339,7 @@ static inline int judge_dump(dump *d, stage *stages) {
         dump_row_free(&row);
         if (status) return -1;
     }
-    check_loss(&stages[STAGES - 1], d, &parts);
+    check_loss(&stages[LOSS], d, &parts);
     return d->error.status ? -1 : 0;
 }
 #endif

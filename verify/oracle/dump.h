@@ -14,8 +14,9 @@
  *     A.labels      (n)        the token to be predicted there: shifted already; -100: none
  *     A.logp        (n)        log-prob of the label; anything where there is none
  *     loss          ()         as this rank reports it for the whole step
+ *     grad.NAME     (any)      of parameter NAME, whole, after all reductions and before clip
  *
- * index to labels: any integers; logp and loss: F16, BF16, F32 or F64. */
+ * index to labels: any integers; logp, loss and gradients: F16, BF16, F32 or F64. */
 #ifndef ORACLE_DUMP_H
 #define ORACLE_DUMP_H
 #include <dirent.h>

@@ -133,6 +133,16 @@ static const mistake mistakes[] = {
      .fix = "Multiply by A where the engine divides by it (DeepSpeed does).",
      .seen = "transformers before num_items_in_batch",
      .scale = {.accumulation = -1}},
+    {.name = "never_synchronised",
+     .family = "scale",
+     .symptom = "ranks' parameters drift apart; with dp 1 nothing else shows it",
+     .cause = "Gradients are reduced over a group that leaves out the ranks which share a "
+              "sequence, or not at all.",
+     .right = "all ranks have g = sum_r g_r",
+     .wrong = "rank r goes on with g_r",
+     .example = "g_0 = 3, g_1 = 1: both should have 4.",
+     .fix = "Reduce over sp, too. After a step all ranks hold the same parameters, to the bit.",
+     .seen = "VeOmni 1115, 1059"},
     {.name = "mean_of_means",
      .family = "count",
      .symptom = "the loss depends on how tokens fall on ranks or micro-batches; an empty one "

@@ -14,6 +14,7 @@ typedef enum option_kind {
     OPTION_SIZE,   /* int64_t, at least 1 */
     OPTION_NUMBER, /* double; nan and inf, too */
     OPTION_LIST,   /* option_list: numbers with commas between */
+    OPTION_TEXT,   /* const char * */
     OPTION_NAME    /* const char *: what stands without an option */
 } option_kind;
 
@@ -57,7 +58,7 @@ static inline int option_set(option *o, const char *text) {
     const char *at = text;
     double x;
     o->given = 1;
-    if (o->kind == OPTION_NAME) {
+    if (o->kind == OPTION_NAME || o->kind == OPTION_TEXT) {
         *(const char **)o->to = text;
         return 0;
     }
