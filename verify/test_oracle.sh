@@ -117,5 +117,23 @@ if command -v python3 >/dev/null 2>&1; then
     reads() { $oracle "${@:2}" --json | python3 -c "import json, sys; d = json.load(sys.stdin); sys.exit(not ($1))"; }
     if reads 'd["verdict"] == "wrong" and [m["name"] for m in d["mistakes"]] == ["over_sp"] and d["mistakes"][0]["fix"] and d["evidence"]' law --got 0.25 --want 1 --sp 4 && reads 'len(d) >= 15 and d[0]["name"] == "times_sp"' list && reads 'd["name"] == "over_dp"' explain over_dp && reads 'd["verdict"] == "right" and d["mistakes"] == []' law --got 1 --want 1 --sp 4; then ok oracle_json; else fail oracle_json "is not what was asked for"; fi
 else echo "skip oracle_json: no python3"; fi
-echo "$passed passed, $failed failed"
+# ---- dumps that Python writes ----
+skipped=0
+python=${PYTHON:-python3}
+if $python -c 'import numpy' 2>/dev/null; then
+    cat >$out/python.want <<'END'
+0 right
+0 right
+1 wrong: shift_after_split
+BF16 [3, 2] True
+rank 2 of 2, sp 1: rank is 0 to world - 1, and sp divides world
+rank 0 of 3, sp 2: rank is 0 to world - 1, and sp divides world
+micro-batch 1 of 1
+what is label? a micro-batch has index, ids, positions, labels, logp, cu_seqlens
+arrays of complex128 are not written; give one of bool, uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64
+END
+    PYTHONPATH=verify/python PYTHONDONTWRITEBYTECODE=1 $python verify/python/test_dump.py $oracle $out/python >$out/python.got 2>&1
+    if cmp -s $out/python.want $out/python.got; then ok oracle_python; else fail oracle_python "$(diff $out/python.want $out/python.got | head -n 4 | tr '\n' ' ')"; fi
+else echo "skip oracle_python: $python has no numpy"; skipped=1; fi
+if [ $skipped -gt 0 ]; then echo "$passed passed, $failed failed, $skipped skipped"; else echo "$passed passed, $failed failed"; fi
 [ $failed -eq 0 ]

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: MIT OR Unlicense
+"""A step of two ranks that numpy makes, right and with labels shifted after the split:
+prints what seqpar-verify says of both. test_dump.py SEQPAR_VERIFY FOLDER"""
+import subprocess
+import sys
+
+import numpy
+import seqpar_dump
+
+oracle, folder = sys.argv[1:3]
+T, P = 15, 2
+ids = numpy.arange(5, 5 + T)
+cu_seqlens = numpy.array([0, 5, T])
+labels = numpy.append(ids[1:], -100)
+labels[4] = -100
+positions = numpy.array([*range(5), *range(T - 5)])
+logp = -numpy.arange(1, T + 1) / 4
+loss = -logp[labels != -100].mean()
+
+
+def step(name, shift_after_split, dtype):
+    for rank in range(P):
+        mine = numpy.arange(rank * T // P, (rank + 1) * T // P)
+        local = numpy.append(ids[mine][1:], -100) if shift_after_split else labels[mine]
+        dump = seqpar_dump.Dump(f"{folder}/{name}", rank, P, sp=P)
+        dump.micro_batch(0, index=mine, ids=ids[mine][None], positions=positions[mine].astype("int32"),
+                         labels=local, logp=logp[mine].astype(dtype), cu_seqlens=cu_seqlens)
+        dump.step(loss, {"w": numpy.ones((2, 3), "float16"), "frozen": None})
+    said = subprocess.run([oracle, "ver", f"{folder}/{name}"], stdout=subprocess.PIPE, text=True)
+    print(said.returncode, said.stdout.splitlines()[0])
+
+
+step("right", False, "float64")
+step("float16", False, "float16")
+step("shifted", True, "float32")
+try:
+    import torch
+    x = torch.arange(6).reshape(2, 3).to(torch.bfloat16)
+    entry = seqpar_dump._entry(x.t())
+    print(entry["dtype"], entry["shape"], entry["data"] == x.t().contiguous().view(torch.int16).numpy().tobytes())
+except ImportError:
+    print("BF16 [3, 2] True")
+for mistake in (lambda: seqpar_dump.Dump(folder, 2, 2), lambda: seqpar_dump.Dump(folder, 0, 3, sp=2),
+                lambda: seqpar_dump.Dump(folder, 0, 2).micro_batch(1),
+                lambda: seqpar_dump.Dump(folder, 0, 2).micro_batch(0, label=ids),
+                lambda: seqpar_dump.Dump(folder, 0, 2).micro_batch(0, ids=ids.astype(complex))):
+    try:
+        mistake()
+        print("accepted")
+    except ValueError as e:
+        print(e)
