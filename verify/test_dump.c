@@ -24,7 +24,7 @@ static const seqpar_row plan = {.tokens = TOKENS,
 typedef struct held {
     int64_t tokens;
     int32_t index[TOKENS], ids[TOKENS], positions[TOKENS], labels[TOKENS];
-    double logp[TOKENS];
+    double logp[TOKENS], ref_logp[TOKENS];
 } held;
 
 typedef struct scene {
@@ -35,6 +35,7 @@ typedef struct scene {
     double gradient[RANKS][2][GRADIENT]; /* of two tensors */
     const char *without; /* a tensor that is not written */
     int masked;          /* single tokens of the text are no targets */
+    int dpo; /* 2: an objective that is not known */
 } scene;
 
 /* ---- a right step ---- */
@@ -60,9 +61,11 @@ static void hold(scene *s, int64_t rank, int64_t micro, const seqpar_share *shar
         h->ids[i] = s->ids[rank / s->sp][micro][t];
         h->positions[i] = (int32_t)(t - begin);
         h->labels[i] = ends_document(t) ? NONE : s->ids[rank / s->sp][micro][t + 1];
-        if (s->masked && t % 2 == 0 && t % 11 < 5) h->labels[i] = NONE;
+        if (s->masked && ((t % 2 == 0 && t % 11 < 5) || (t % 3 == 1 && t % 7 < 3)))
+            h->labels[i] = NONE;
         if (t - begin < 4) h->labels[i] = NONE; /* a prompt */
         h->logp[i] = -0.1 - 0.3 * (double)rank - 0.05 * (double)test_integer(0, 90);
+        h->ref_logp[i] = -0.1 - 0.02 * (double)test_integer(0, 90);
     }
 }
 
@@ -113,9 +116,9 @@ static void make(scene *s, int layout, int64_t sp, int64_t dp, int64_t accumulat
 /* ---- writing it ---- */
 
 typedef struct page {
-    seqpar_safetensors_tensor tensors[16];
-    const void *data[16];
-    char names[16][32];
+    seqpar_safetensors_tensor tensors[20];
+    const void *data[20];
+    char names[20][32];
     int64_t count;
 } page;
 
@@ -133,7 +136,9 @@ static void write_rank(const scene *s, int64_t rank, const char *folder) {
     const int64_t numbers[] = {rank, s->world, s->sp, s->accumulation};
     seqpar_safetensors_pair pairs[] = {{"seqpar_dump", "1"}, {"rank", text[0]},
                                        {"world", text[1]},   {"sp", text[2]},
-                                       {"accumulation", text[3]}};
+                                       {"accumulation", text[3]},
+                                       {"objective", s->dpo > 1 ? "ppo" : "dpo"},
+                                       {"beta", "0.3"}};
     page p = {.count = 0};
     char path[64];
     seqpar_error error = {0};
@@ -146,6 +151,7 @@ static void write_rank(const scene *s, int64_t rank, const char *folder) {
         add(&p, s, a, "positions", h->positions, SEQPAR_SAFETENSORS_I32, h->tokens);
         add(&p, s, a, "labels", h->labels, SEQPAR_SAFETENSORS_I32, h->tokens);
         add(&p, s, a, "logp", h->logp, SEQPAR_SAFETENSORS_F64, h->tokens);
+        if (s->dpo) add(&p, s, a, "ref_logp", h->ref_logp, SEQPAR_SAFETENSORS_F64, h->tokens);
         add(&p, s, a, "cu_seqlens", cu_seqlens, SEQPAR_SAFETENSORS_I64, DOCS + 1);
     }
     if (!s->without || strcmp(s->without, "loss")) {
@@ -165,7 +171,7 @@ static void write_rank(const scene *s, int64_t rank, const char *folder) {
                                     .tensors = p.tensors,
                                     .count = p.count,
                                     .metadata = pairs,
-                                    .metadata_count = 5};
+                                    .metadata_count = s->dpo ? 7 : 5};
     test_expect(!seqpar_safetensors_save(&desc, p.data, &error), "%s", error.text);
 }
 
@@ -368,6 +374,83 @@ static void test_loss(void) {
     expect_named(&s, "unknown", "got nan");
 }
 
+/* ---- pairs ---- */
+
+/* Of document `doc` in micro-batch a: sum of logp - ref_logp on ranks first to last; the
+   reference times `reference`, and how many labels. */
+static double part_of(int64_t doc, int64_t a, int64_t first, int64_t last, double reference,
+                      double *labels) {
+    double sum = 0;
+    *labels = 0;
+    for (int64_t r = first; r < last; r++)
+        for (int64_t i = 0; i < s.of[r][a].tokens; i++) {
+            const held *h = &s.of[r][a];
+            if (document_of(h->index[i]) != doc || h->labels[i] == NONE) continue;
+            sum += h->logp[i] - reference * h->ref_logp[i];
+            ++*labels;
+        }
+    return sum;
+}
+
+static double sigmoid_loss(double h) { return log(1 + exp(-0.3 * h)); }
+
+/* The mean over pairs and micro-batches; from the ranks given, h times `factor`. */
+static double pairs_loss(int64_t first, int64_t last, double factor, double reference,
+                         int by_length) {
+    double sum = 0, n[2];
+    for (int64_t a = 0; a < s.accumulation; a++)
+        for (int64_t pair = 0; pair < DOCS / 2; pair++) {
+            double chosen = part_of(2 * pair, a, first, last, reference, &n[0]);
+            double rejected = part_of(2 * pair + 1, a, first, last, reference, &n[1]);
+            if (by_length) chosen /= n[0] > 0 ? n[0] : 1;
+            if (by_length) rejected /= n[1] > 0 ? n[1] : 1;
+            sum += sigmoid_loss(factor * (chosen - rejected));
+        }
+    return sum / (double)(s.accumulation * DOCS / 2);
+}
+
+static void make_pairs(double loss) {
+    set_loss(&s, loss);
+    s.dpo = 1;
+}
+
+static void test_pairs(void) {
+    make(&s, SEQPAR_LAYOUT_ZIGZAG, 3, 1, 2);
+    make_pairs(pairs_loss(0, 3, 1, 1, 0));
+    write_scene(&s);
+    expect(0, "right", "4 pairs give");
+    test_end("dump_pairs_right");
+    make_pairs((pairs_loss(0, 1, 1, 1, 0) + pairs_loss(1, 2, 1, 1, 0) +
+                pairs_loss(2, 3, 1, 1, 0)) /
+               3);
+    expect_named(&s, "sigmoid_of_parts", "loss      wrong");
+    make_pairs(pairs_loss(0, 3, 1.0 / 3, 1, 0));
+    expect_named(&s, "log_probs_averaged", "loss      wrong");
+    make_pairs(pairs_loss(1, 2, 1, 1, 0));
+    expect_named(&s, "log_probs_of_one_rank", "loss      wrong");
+    make_pairs(pairs_loss(0, 3, -1, 1, 0));
+    expect_named(&s, "pair_swapped", "loss      wrong");
+    make_pairs(pairs_loss(0, 3, 1, 0, 0));
+    expect_named(&s, "reference_missing", "loss      wrong");
+    make_pairs(pairs_loss(0, 3, 1, 1, 1));
+    expect_named(&s, "log_probs_by_length", "loss      wrong");
+    make_pairs(pairs_loss(0, 3, 1, 1, 0) * 1.1);
+    expect_named(&s, "unknown", "loss      wrong");
+    for (int64_t r = 0; r < 3; r++)
+        for (int64_t a = 0; a < 2; a++)
+            memcpy(s.of[r][a].logp, s.of[r][a].ref_logp, sizeof s.of[r][a].logp);
+    make_pairs(log(2));
+    write_scene(&s);
+    expect(4, "insufficient", "dump a later step");
+    test_end("dump_pairs_of_the_first_step");
+    make_pairs(0.71);
+    expect_named(&s, "unknown", "had other log-probs");
+    s.without = "ref_logp";
+    write_scene(&s);
+    expect(0, "right", "loss      not judged");
+    test_end("dump_pairs_without_reference");
+}
+
 /* ---- what shows nothing ---- */
 
 static void test_insufficient(void) {
@@ -510,6 +593,10 @@ static void test_files(void) {
         expect_refused(table[i].name, table[i].sentence);
     }
     make(&s, SEQPAR_LAYOUT_ZIGZAG, 3, 1, 1);
+    s.dpo = 2;
+    write_scene(&s);
+    expect_refused("objective", "metadata objective is 'ppo'; write sft or dpo");
+    s.dpo = 0;
     cu_seqlens[1] = 55; /* and then 18 */
     write_scene(&s);
     cu_seqlens[1] = 17;
@@ -528,6 +615,7 @@ int main(int argc, char **argv) {
     test_labels();
     test_loss();
     test_insufficient();
+    test_pairs();
     test_json();
     test_gradients();
     test_files();

@@ -4,8 +4,7 @@
  * those of another dump (gradients.h). */
 #ifndef ORACLE_CHECKS_H
 #define ORACLE_CHECKS_H
-#include "law.h"
-#include "rows.h"
+#include "pairs.h"
 
 enum { PLACES, POSITIONS, LABELS, LOSS, GRADIENTS, STAGES };
 typedef struct stage {
@@ -256,22 +255,34 @@ static inline void check_labels(stage *s, const dump_row *row) {
 enum { BY_BOTH, BY_RANK, BY_MICRO, GROUPINGS };
 typedef struct loss_parts {
     law by[GROUPINGS];
-    int complete; /* all rows have logp and labels */
+    pair_ways pairs; /* of DPO */
+    int complete;    /* all rows have what the loss is made of */
 } loss_parts;
 
 static inline void loss_begin(loss_parts *p, const dump *d) {
     int64_t groups[] = {d->world * d->accumulation, d->world, d->accumulation};
     memset(p, 0, sizeof *p);
-    p->complete = groups[BY_BOTH] <= LAW_GROUPS;
+    p->pairs.alone = (double *)calloc((size_t)d->sp, sizeof *p->pairs.alone);
+    p->complete = groups[BY_BOTH] <= LAW_GROUPS && p->pairs.alone;
     for (int i = 0; i < GROUPINGS; i++) {
         p->by[i].groups = groups[i];
         p->by[i].tolerance = 1e-3;
     }
 }
 
-static inline void loss_add_row(loss_parts *p, const dump *d, const dump_row *row,
+static inline void loss_add_pairs(loss_parts *p, const dump *d, const dump_row *row,
+                                  int64_t dp) {
+    p->complete = p->complete && row->ref_logp && row->docs > 1 && row->docs % 2 == 0 &&
+                  !add_pairs(&p->pairs, row, dp * d->sp, d->sp, d->beta);
+}
+
+static inline void loss_add_row(loss_parts *p, const dump *d, const dump_row *row, int64_t dp,
                                 int64_t micro) {
     p->complete = p->complete && row->logp && row->labels;
+    if (d->beta > 0) {
+        loss_add_pairs(p, d, row, dp);
+        return;
+    }
     for (int64_t t = 0; p->complete && t < row_end(row); t++) {
         int64_t rank = row->rank[t], group[] = {micro * d->world + rank, rank, micro};
         if (rank < 0 || row->labels[t] == DUMP_IGNORE) continue;
@@ -302,7 +313,10 @@ static inline void check_loss(stage *s, dump *d, loss_parts *p) {
         double *loss = t && t->count == 1 ? dump_doubles(d, r, t) : NULL;
         stage one = {.judged = 1};
         if (!loss) continue;
-        judge_loss(p, *loss, &one.v);
+        if (d->beta > 0)
+            judge_pairs(&one.v, *loss, &p->pairs, d->sp, p->by[BY_BOTH].tolerance);
+        else
+            judge_loss(p, *loss, &one.v);
         verdict_say(&one.v,
                     "as rank %lld reports it; right is what logp and labels of all give",
                     (long long)r);
@@ -314,13 +328,13 @@ static inline void check_loss(stage *s, dump *d, loss_parts *p) {
 /* ---- all of it ---- */
 
 static inline void judge_row(dump *d, stage *stages, loss_parts *p, const dump_row *row,
-                             const dump_places *found, int64_t micro) {
+                             const dump_places *found, int64_t dp, int64_t micro) {
     stage one[STAGES] = {{0}};
     check_places(&one[PLACES], row, found, d->sp);
     check_positions(&one[POSITIONS], row);
     check_labels(&one[LABELS], row);
     for (int i = 0; i < STAGES; i++) stage_add(&stages[i], &one[i]);
-    loss_add_row(p, d, row, micro);
+    loss_add_row(p, d, row, dp, micro);
 }
 
 /* 0, or -1 with d->error. */
@@ -335,11 +349,12 @@ static inline int judge_dump(dump *d, stage *stages) {
         dump_row row;
         dump_places found;
         int status = dump_read_row(d, dp, micro, &row, &found);
-        if (!status) judge_row(d, stages, &parts, &row, &found, micro);
+        if (!status) judge_row(d, stages, &parts, &row, &found, dp, micro);
         dump_row_free(&row);
-        if (status) return -1;
+        if (status) break;
     }
-    check_loss(&stages[LOSS], d, &parts);
+    if (!d->error.status) check_loss(&stages[LOSS], d, &parts);
+    free(parts.pairs.alone);
     return d->error.status ? -1 : 0;
 }
 #endif

@@ -3,7 +3,9 @@
  *
  * A dump is a folder with a safetensors file a rank. Its metadata, all strings: seqpar_dump
  * "1", rank and world; sp, the ranks that share a sequence ("1"); accumulation, the
- * micro-batches of the step ("1"). Rank r is member r % sp of replica r / sp.
+ * micro-batches of the step ("1"); objective, "sft" or "dpo" ("sft"); beta of DPO ("0.1"). Rank
+ * r is member r % sp of replica r / sp. SFT's loss is the mean over all supervised tokens of
+ * the step, DPO's that of pairs.h.
  *
  * Tensors of micro-batch A, all optional; n is the tokens that this rank holds:
  *
@@ -13,10 +15,11 @@
  *     A.positions   (n)        as given to the model
  *     A.labels      (n)        the token to be predicted there: shifted already; -100: none
  *     A.logp        (n)        log-prob of the label; anything where there is none
+ *     A.ref_logp    (n)        the same of the reference model
  *     loss          ()         as this rank reports it for the whole step
  *     grad.NAME     (any)      of parameter NAME, whole, after all reductions and before clip
  *
- * index to labels: any integers; logp, loss and gradients: F16, BF16, F32 or F64. */
+ * index to labels: any integers; log-probs, loss and gradients: F16, BF16, F32 or F64. */
 #ifndef ORACLE_DUMP_H
 #define ORACLE_DUMP_H
 #include <dirent.h>
@@ -35,6 +38,7 @@ typedef struct dump_rank {
 typedef struct dump {
     dump_rank *ranks; /* (world) */
     int64_t world, sp, accumulation;
+    double beta; /* of DPO; 0: SFT */
     seqpar_error error;
 } dump;
 
@@ -46,7 +50,7 @@ typedef struct dump_row {
     int64_t *rank, *local; /* who holds it, in which row of its own */
     int64_t *next;         /* the token in the same rank's next row; -1: it is the last */
     int64_t *ids, *positions, *labels;
-    double *logp;
+    double *logp, *ref_logp;
 } dump_row;
 
 /* ---- opening ---- */
@@ -85,13 +89,37 @@ static inline int dump_agree(dump *d, int64_t *kept, int64_t x, const char *path
     return -1;
 }
 
+/* d->beta, from objective and beta. */
+static inline int dump_objective(dump *d, const seqpar_safetensors_file *file,
+                                 const char *path) {
+    const char *objective = seqpar_safetensors_metadata(file, "objective");
+    const char *text = seqpar_safetensors_metadata(file, "beta");
+    int dpo = objective && !strcmp(objective, "dpo");
+    char *end = NULL;
+    double beta = dpo ? text ? strtod(text, &end) : 0.1 : 0;
+    if (objective && !dpo && strcmp(objective, "sft"))
+        seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
+                    "%.300s: metadata objective is '%.40s'; write sft or dpo", path, objective);
+    else if (dpo && (!(beta > 0 && beta < 1e6) || (end && *end)))
+        seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
+                    "%.300s: metadata beta is '%.40s'; write a number above 0", path, text);
+    else if (d->ranks && d->beta != beta)
+        seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
+                    "%.300s: objective or beta is another than in another file; dump one run "
+                    "at a time",
+                    path);
+    d->beta = beta;
+    return d->error.status ? -1 : 0;
+}
+
 /* Takes over the file, whose rank is then known. */
 static inline int dump_take(dump *d, seqpar_safetensors_file *file, const char *path) {
     int64_t world = dump_number(d, file, path, "world", 1, -1), rank;
     if (dump_agree(d, &d->world, world, path, "world") ||
         dump_agree(d, &d->sp, dump_number(d, file, path, "sp", 1, 1), path, "sp") ||
         dump_agree(d, &d->accumulation, dump_number(d, file, path, "accumulation", 1, 1), path,
-                   "accumulation"))
+                   "accumulation") ||
+        dump_objective(d, file, path))
         return -1;
     if (!d->ranks) d->ranks = (dump_rank *)calloc((size_t)d->world, sizeof *d->ranks);
     rank = dump_number(d, file, path, "rank", 0, -1);

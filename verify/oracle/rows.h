@@ -22,6 +22,7 @@ static inline void dump_row_free(dump_row *row) {
     free(row->positions);
     free(row->labels);
     free(row->logp);
+    free(row->ref_logp);
 }
 
 /* How many of this replica's ranks have the tensor; *tokens: elements of all. */
@@ -190,7 +191,8 @@ static inline int dump_read_row(dump *d, int64_t dp, int64_t micro, dump_row *ro
                    dump_gather(d, dp, micro, "ids", row, &row->ids, 0) ||
                    dump_gather(d, dp, micro, "positions", row, &row->positions, 0) ||
                    dump_gather(d, dp, micro, "labels", row, &row->labels, DUMP_IGNORE) ||
-                   dump_gather_numbers(d, dp, micro, "logp", row, &row->logp)
+                   dump_gather_numbers(d, dp, micro, "logp", row, &row->logp) ||
+                   dump_gather_numbers(d, dp, micro, "ref_logp", row, &row->ref_logp)
                ? -1
                : 0;
 }

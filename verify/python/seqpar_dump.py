@@ -20,7 +20,7 @@ import numpy
 
 DTYPES = {"bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
           "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"}
-MICRO_BATCH = ("index", "ids", "positions", "labels", "logp", "cu_seqlens")
+MICRO_BATCH = ("index", "ids", "positions", "labels", "logp", "ref_logp", "cu_seqlens")
 
 
 def _entry(x):
@@ -58,18 +58,18 @@ def _write(path, tensors, metadata):
 class Dump:
     """What one rank did. The file appears, whole, when step() is called."""
 
-    def __init__(self, folder, rank, world, sp=1, accumulation=1):
+    def __init__(self, folder, rank, world, sp=1, accumulation=1, objective="sft", beta=0.1):
         if not 0 <= rank < world or world % sp:
             raise ValueError(f"rank {rank} of {world}, sp {sp}: rank is 0 to world - 1, and sp divides world")
         self.path = os.path.join(folder, f"rank{rank}.safetensors")
         self.accumulation = accumulation
         self.metadata = {"seqpar_dump": "1", "rank": str(rank), "world": str(world), "sp": str(sp),
-                         "accumulation": str(accumulation)}
+                         "accumulation": str(accumulation), "objective": objective, "beta": repr(float(beta))}
         self.tensors = {}
         os.makedirs(folder, exist_ok=True)
 
     def micro_batch(self, number, **arrays):
-        """Arrays by name: index, ids, positions, labels, logp, cu_seqlens. One row of tokens."""
+        """Arrays by name, of one row of tokens: those of MICRO_BATCH."""
         if not 0 <= number < self.accumulation:
             raise ValueError(f"micro-batch {number} of {self.accumulation}")
         for name, x in arrays.items():
