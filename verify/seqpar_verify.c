@@ -127,10 +127,11 @@ static verdict whole_verdict(const stage *stages) {
     if (v.kind == VERDICT_RIGHT && !stages[LABELS].judged && !stages[LOSS].judged &&
         !stages[GRADIENTS].judged)
         v.kind = VERDICT_INSUFFICIENT;
-    for (int i = 0; i < STAGES; i++)
-        if (v.kind == VERDICT_RIGHT && stages[i].judged &&
-            stages[i].v.kind == VERDICT_INSUFFICIENT)
-            v.kind = VERDICT_INSUFFICIENT;
+    for (int i = 0; i < STAGES; i++) {
+        int shows_nothing = stages[i].judged ? stages[i].v.kind == VERDICT_INSUFFICIENT
+                                             : i == GRADIENTS && wanted;
+        if (v.kind != VERDICT_WRONG && shows_nothing) v.kind = VERDICT_INSUFFICIENT;
+    }
     return v;
 }
 
@@ -163,12 +164,20 @@ static void print_stages_json(const stage *stages, const verdict *v) {
     json_print(stdout, o);
 }
 
+static int check_wanted(dump *want) {
+    if (want->sp > 1)
+        seqpar_fail(&want->error, SEQPAR_ERR_FILE_FORMAT,
+                    "%.300s: its sp is %lld; give --want a dump with sp 1", wanted,
+                    (long long)want->sp);
+    return want->error.status != 0;
+}
+
 /* 0, or -1 with one sentence on stderr. */
 static int judge_folders(stage *stages) {
     dump d, want = {.world = 0};
-    int status = dump_open(&d, folder) || judge_dump(&d, stages);
+    int status = dump_open(&d, folder) || judge_dump(&d, stages, numbers.tolerance);
     if (!status && wanted)
-        status = dump_open(&want, wanted) ||
+        status = dump_open(&want, wanted) || check_wanted(&want) ||
                  check_gradients(&stages[GRADIENTS], &d, &want, numbers.tolerance);
     dump_close(&d);
     dump_close(&want);

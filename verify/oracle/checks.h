@@ -64,6 +64,13 @@ static inline int64_t row_end(const dump_row *row) { /* what is behind is paddin
     return row->docs ? row->cu_seqlens[row->docs] : row->tokens;
 }
 
+/* Whether a rank's next row is anything but the next token, anywhere. */
+static inline int row_has_cuts(const dump_row *row) {
+    for (int64_t t = 0; t + 1 < row_end(row); t++)
+        if (row->next[t] != t + 1) return 1;
+    return 0;
+}
+
 static inline int row_ends_document(const dump_row *row, int64_t token) {
     return token + 1 >= row_end(row) || row_document_begin(row, token + 1) == token + 1;
 }
@@ -115,6 +122,14 @@ static inline int64_t row_differs(const dump_row *row, const int64_t *values, to
     return count;
 }
 
+/* Each goes on from the one before, or begins anew. */
+static inline int positions_are_of_documents(const dump_row *row) {
+    for (int64_t t = 0; t < row_end(row); t++)
+        if (row->positions[t] != (t ? row->positions[t - 1] + 1 : 0) && row->positions[t])
+            return 0;
+    return 1;
+}
+
 static inline void check_positions(stage *s, const dump_row *row) {
     int64_t first = 0, other, wrong;
     char place[160];
@@ -122,13 +137,18 @@ static inline void check_positions(stage *s, const dump_row *row) {
     if (!row->positions) return;
     wrong = row_differs(row, row->positions, position_right, &first);
     v = stage_begin(s, wrong ? VERDICT_WRONG : VERDICT_RIGHT);
+    if (wrong && !row->docs && positions_are_of_documents(row)) {
+        v->kind = VERDICT_INSUFFICIENT;
+        verdict_say(v, "they begin anew within the row, as with packing; give cu_seqlens");
+        return;
+    }
     if (!wrong) {
         verdict_say(v, "each is the token's place in its document");
         return;
     }
     if (!row_differs(row, row->positions, position_runs_on, &other))
         verdict_name(v, mistake_named("positions_run_on"));
-    if (!row_differs(row, row->positions, position_local, &other))
+    if (row_has_cuts(row) && !row_differs(row, row->positions, position_local, &other))
         verdict_name(v, mistake_named("positions_local"));
     verdict_say(v, "first at %s: %lld, right %lld; %lld tokens differ",
                 place_text(place, sizeof place, row, first), (long long)row->positions[first],
@@ -162,30 +182,31 @@ static inline int row_is_cut(const dump_row *row, int64_t t) {
     return row->next[t] != t + 1 && !row_ends_document(row, t);
 }
 
-/* Gaps at cuts and elsewhere, and cuts with the right label. A shift after the split leaves a
-   gap at every cut; a gap may also be a mask. */
+/* Of all rows. A shift after the split leaves a gap at every cut; one gap may be a mask. */
 typedef struct label_gaps {
-    int64_t at_cuts, elsewhere, first;
-    int64_t right_at_cuts;
+    int64_t labels, at_cuts, elsewhere, right_at_cuts;
+    int rows, without_documents;
+    char first[200];
 } label_gaps;
 
-static inline label_gaps count_gaps(const dump_row *row) {
-    label_gaps g = {0};
+static inline void count_gaps(label_gaps *g, const dump_row *row) {
+    g->rows++;
+    g->without_documents += !row->docs;
     for (int64_t t = 0; t < row_end(row); t++) {
         int gap = label_gap(row, t), cut = row_is_cut(row, t);
         if (row->rank[t] < 0) continue;
-        if (gap && cut && !g.at_cuts++) g.first = t;
-        g.elsewhere += gap && !cut;
-        g.right_at_cuts += cut && row->labels[t] == label_right(row, t);
+        g->labels += row->labels[t] != DUMP_IGNORE;
+        if (gap && cut && !g->at_cuts++) place_text(g->first, sizeof g->first, row, t);
+        g->elsewhere += gap && !cut;
+        g->right_at_cuts += cut && row->labels[t] == label_right(row, t);
     }
-    return g;
 }
 
 /* Labels that are there and differ from the rule. An ignored one is right anywhere: it may be
    a prompt's. */
 static inline int64_t labels_differ(const dump_row *row, token_rule rule, int64_t *first) {
     int64_t count = 0;
-    for (int64_t t = 0; t < row_end(row); t++) {
+    for (int64_t t = 0; t + 1 < row_end(row); t++) {
         if (row->rank[t] < 0 || row->labels[t] == DUMP_IGNORE ||
             row->labels[t] == rule(row, t))
             continue;
@@ -194,79 +215,96 @@ static inline int64_t labels_differ(const dump_row *row, token_rule rule, int64_
     return count;
 }
 
-static inline int64_t labels_there(const dump_row *row) {
-    int64_t count = 0;
-    for (int64_t t = 0; t < row_end(row); t++) count += row->labels[t] != DUMP_IGNORE;
-    return count;
+static inline int64_t label_twice_apart(const dump_row *row, int64_t t) {
+    return row->next[t] < 0 ? DUMP_IGNORE : label_right(row, row->next[t]);
 }
 
+/* Of a row whose labels are wrong; lost: and missing at all cuts. */
 static inline void name_label_mistakes(verdict *v, const dump_row *row, int lost) {
     static const struct {
         const char *name;
         token_rule rule;
-        int loses; /* leaves cuts without a label */
-    } known[] = {{"shift_after_split", label_after_split, 1},
-                 {"labels_not_shifted", label_unshifted, 0},
-                 {"labels_shifted_twice", label_twice, 0},
-                 {"labels_cross_documents", label_crosses, 0}};
+        int loses, cuts; /* leaves cuts without a label; shows only where there are cuts */
+    } known[] = {{"shift_after_split", label_after_split, 1, 1},
+                 {"labels_not_shifted", label_unshifted, 0, 0},
+                 {"labels_shifted_twice", label_twice, 0, 0},
+                 {"labels_shifted_twice", label_twice_apart, 1, 1},
+                 {"labels_cross_documents", label_crosses, 0, 0}};
+    int cuts = row_has_cuts(row);
     int64_t first;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-        if (known[i].loses >= lost && !labels_differ(row, known[i].rule, &first))
+        if (known[i].loses >= lost && cuts >= known[i].cuts &&
+            !labels_differ(row, known[i].rule, &first))
             verdict_name(v, mistake_named(known[i].name));
 }
 
-static inline void check_labels(stage *s, const dump_row *row) {
-    label_gaps gaps;
+/* Labels that are there, row by row; what is missing is judged at the end. */
+static inline void check_labels(stage *s, const dump_row *row, label_gaps *all) {
+    label_gaps gaps = {0};
     int64_t first = 0, wrong;
     char place[160];
     verdict *v;
-    int lost;
     if (!row->labels || !row->ids) return;
-    gaps = count_gaps(row);
+    count_gaps(&gaps, row);
+    count_gaps(all, row);
     wrong = labels_differ(row, label_right, &first);
-    lost = gaps.at_cuts && !gaps.right_at_cuts;
-    if (!wrong) first = gaps.first;
-    v = stage_begin(s, wrong || lost ? VERDICT_WRONG : VERDICT_RIGHT);
-    if (!labels_there(row) || (lost && !wrong && gaps.elsewhere)) {
-        v->kind = VERDICT_INSUFFICIENT;
-        verdict_say(v, labels_there(row)
-                           ? "labels are missing at cuts and elsewhere: they may be masks; "
-                             "give a step without"
-                           : "no label is there");
-        return;
-    }
-    if (v->kind == VERDICT_RIGHT) {
-        verdict_say(v, "%lld labels, each the next token of its document",
-                    (long long)labels_there(row));
-        return;
-    }
-    name_label_mistakes(v, row, lost);
+    if (!wrong) return;
+    v = stage_begin(s, VERDICT_WRONG);
+    name_label_mistakes(v, row, gaps.at_cuts && !gaps.right_at_cuts);
     verdict_say(v,
-                "first at %s: label %lld, right %lld; of %lld tokens %lld have a wrong label "
-                "and %lld at cuts have none",
+                "first at %s: label %lld, right %lld; of %lld tokens %lld have a wrong label",
                 place_text(place, sizeof place, row, first), (long long)row->labels[first],
-                (long long)label_right(row, first), (long long)row_end(row), (long long)wrong,
-                (long long)gaps.at_cuts);
+                (long long)label_right(row, first), (long long)row_end(row), (long long)wrong);
+}
+
+static inline void check_gaps(stage *s, const label_gaps *g, int64_t sp) {
+    verdict *v;
+    if (s->judged || !g->rows) return;
+    v = stage_begin(s, VERDICT_INSUFFICIENT);
+    if (!g->labels) {
+        verdict_say(v, "no label is there");
+    } else if (g->right_at_cuts || sp == 1) {
+        v->kind = VERDICT_RIGHT;
+        verdict_say(v, "%lld labels, each the next token of its document",
+                    (long long)g->labels);
+    } else if (!g->at_cuts) {
+        verdict_say(v, "no cut between two ranks has a label, so a shift after the split would "
+                       "not show; give a step whose cuts lie in answers");
+    } else if (g->elsewhere || g->without_documents) {
+        verdict_say(v, g->elsewhere ? "labels are missing at cuts and elsewhere: they may be "
+                                      "masks; give a step without"
+                                    : "labels are missing at cuts: documents may end there; "
+                                      "give cu_seqlens");
+    } else {
+        v->kind = VERDICT_WRONG;
+        verdict_name(v, mistake_named("shift_after_split"));
+        verdict_say(v, "none of %lld cuts within trained text has a label, first at %s",
+                    (long long)g->at_cuts, g->first);
+    }
 }
 
 /* ---- loss ---- */
 
-/* Sums and counts of losses: by rank and micro-batch, by rank, by micro-batch. */
-enum { BY_BOTH, BY_RANK, BY_MICRO, GROUPINGS };
+/* Sums and counts of losses, by ranks, replicas and micro-batches. */
+enum { BY_RANK_MICRO, BY_RANK, BY_MICRO, BY_REPLICA, BY_REPLICA_MICRO, GROUPINGS };
 typedef struct loss_parts {
     law by[GROUPINGS];
     pair_ways pairs; /* of DPO */
+    label_gaps gaps;
     int complete;    /* all rows have what the loss is made of */
 } loss_parts;
 
-static inline void loss_begin(loss_parts *p, const dump *d) {
-    int64_t groups[] = {d->world * d->accumulation, d->world, d->accumulation};
+static inline void loss_begin(loss_parts *p, const dump *d, double tolerance) {
+    int64_t dp = d->world / d->sp;
+    int64_t groups[] = {d->world * d->accumulation, d->world, d->accumulation, dp,
+                        dp * d->accumulation};
     memset(p, 0, sizeof *p);
     p->pairs.alone = (double *)calloc((size_t)d->sp, sizeof *p->pairs.alone);
-    p->complete = groups[BY_BOTH] <= LAW_GROUPS && p->pairs.alone;
+    p->complete = groups[BY_RANK_MICRO] <= LAW_GROUPS && p->pairs.alone;
     for (int i = 0; i < GROUPINGS; i++) {
         p->by[i].groups = groups[i];
-        p->by[i].tolerance = 1e-3;
+        p->by[i].tolerance = tolerance;
+        p->by[i].own_of = i <= BY_RANK ? d->world : -1;
     }
 }
 
@@ -284,7 +322,9 @@ static inline void loss_add_row(loss_parts *p, const dump *d, const dump_row *ro
         return;
     }
     for (int64_t t = 0; p->complete && t < row_end(row); t++) {
-        int64_t rank = row->rank[t], group[] = {micro * d->world + rank, rank, micro};
+        int64_t rank = row->rank[t];
+        int64_t group[] = {micro * d->world + rank, rank, micro, dp,
+                           dp * d->accumulation + micro};
         if (rank < 0 || row->labels[t] == DUMP_IGNORE) continue;
         for (int i = 0; i < GROUPINGS; i++) {
             p->by[i].sums[group[i]] -= row->logp[t];
@@ -294,14 +334,16 @@ static inline void loss_add_row(loss_parts *p, const dump *d, const dump_row *ro
     for (int i = 0; i < GROUPINGS; i++) p->by[i].all_tokens += (double)row->tokens;
 }
 
-/* By rank and micro-batch; if no known mistake gives that number, by coarser groups. */
-static inline void judge_loss(loss_parts *p, double got, verdict *v) {
-    static const char *const groups[] = {"ranks' micro-batches", "ranks", "micro-batches"};
+/* By ranks and micro-batches; if no known mistake gives that number, by coarser groups. */
+static inline void judge_loss(loss_parts *p, double got, int64_t rank, verdict *v) {
+    static const char *const groups[] = {"ranks' micro-batches", "ranks", "micro-batches",
+                                         "replicas", "replicas' micro-batches"};
     for (int i = 0; i < GROUPINGS; i++) {
         verdict one;
         p->by[i].got = got;
+        p->by[i].own = rank;
         law_judge(&p->by[i], &one);
-        if (i == BY_BOTH || one.count) *v = one;
+        if (i == 0 || one.count) *v = one;
         if (one.count) verdict_say(v, "groups are %s", groups[i]);
         if (v->kind != VERDICT_WRONG || one.count) return;
     }
@@ -314,9 +356,9 @@ static inline void check_loss(stage *s, dump *d, loss_parts *p) {
         stage one = {.judged = 1};
         if (!loss) continue;
         if (d->beta > 0)
-            judge_pairs(&one.v, *loss, &p->pairs, d->sp, p->by[BY_BOTH].tolerance);
+            judge_pairs(&one.v, *loss, &p->pairs, d->sp, r % d->sp, p->by[0].tolerance);
         else
-            judge_loss(p, *loss, &one.v);
+            judge_loss(p, *loss, r, &one.v);
         verdict_say(&one.v,
                     "as rank %lld reports it; right is what logp and labels of all give",
                     (long long)r);
@@ -332,17 +374,17 @@ static inline void judge_row(dump *d, stage *stages, loss_parts *p, const dump_r
     stage one[STAGES] = {{0}};
     check_places(&one[PLACES], row, found, d->sp);
     check_positions(&one[POSITIONS], row);
-    check_labels(&one[LABELS], row);
+    check_labels(&one[LABELS], row, &p->gaps);
     for (int i = 0; i < STAGES; i++) stage_add(&stages[i], &one[i]);
     loss_add_row(p, d, row, dp, micro);
 }
 
 /* 0, or -1 with d->error. */
-static inline int judge_dump(dump *d, stage *stages) {
+static inline int judge_dump(dump *d, stage *stages, double tolerance) {
     static const char *const names[STAGES] = {"places", "positions", "labels", "loss",
                                               "gradients"};
     static loss_parts parts;
-    loss_begin(&parts, d);
+    loss_begin(&parts, d, tolerance);
     for (int i = 0; i < STAGES; i++) stages[i].name = names[i];
     for (int64_t n = 0; n < d->world / d->sp * d->accumulation; n++) {
         int64_t dp = n / d->accumulation, micro = n % d->accumulation;
@@ -353,6 +395,7 @@ static inline int judge_dump(dump *d, stage *stages) {
         dump_row_free(&row);
         if (status) break;
     }
+    check_gaps(&stages[LABELS], &parts.gaps, d->sp);
     if (!d->error.status) check_loss(&stages[LOSS], d, &parts);
     free(parts.pairs.alone);
     return d->error.status ? -1 : 0;

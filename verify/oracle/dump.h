@@ -10,10 +10,12 @@
  * Tensors of micro-batch A, all optional; n is the tokens that this rank holds:
  *
  *     A.index       (n)        place of each token in the row before it was split
- *     A.cu_seqlens  (docs + 1) where documents begin in that row, and where the last one ends
+ *     A.cu_seqlens  (docs + 1) where documents begin in that row, and where the last one ends;
+ *                              the same on all ranks. Without it, packing is not judged.
  *     A.ids         (n)        tokens
  *     A.positions   (n)        as given to the model
- *     A.labels      (n)        the token to be predicted there: shifted already; -100: none
+ *     A.labels      (n)        the token to be predicted there: shifted already; -100: none.
+ *                              That of a row's last token may be any
  *     A.logp        (n)        log-prob of the label; anything where there is none
  *     A.ref_logp    (n)        the same of the reference model
  *     loss          ()         as this rank reports it for the whole step
@@ -29,7 +31,7 @@
 #include <string.h>
 #include "seqpar_safetensors.h"
 
-enum { DUMP_IGNORE = -100 };
+enum { DUMP_IGNORE = -100, DUMP_TOKENS_MAX = 1 << 24 };
 typedef struct dump_rank {
     char path[1024];
     seqpar_safetensors_file *file; /* NULL: none of this rank */
@@ -89,6 +91,31 @@ static inline int dump_agree(dump *d, int64_t *kept, int64_t x, const char *path
     return -1;
 }
 
+/* Every tensor is one that is known, of a micro-batch that there is: a name that is misspelt
+   would pass for a tensor that is not there. */
+static inline int dump_names(dump *d, const seqpar_safetensors_file *file, const char *path) {
+    static const char *const known[] = {"index",  "ids",      "positions", "labels",
+                                        "logp",   "ref_logp", "cu_seqlens"};
+    for (int64_t i = 0; i < seqpar_safetensors_count(file); i++) {
+        const char *name = seqpar_safetensors_at(file, i)->name;
+        char *rest;
+        long long micro = strtoll(name, &rest, 10);
+        int found = !strcmp(name, "loss") || !strncmp(name, "grad.", 5);
+        for (size_t k = 0; k < sizeof known / sizeof *known; k++)
+            found |= rest != name && *rest == '.' && !strcmp(rest + 1, known[k]);
+        if (found && (rest == name || (micro >= 0 && micro < d->accumulation))) continue;
+        seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
+                    found ? "%.300s: tensor %.100s is of a micro-batch that metadata "
+                            "accumulation, %lld, does not have"
+                          : "%.300s: what is tensor %.100s? there are loss, grad.NAME and, of "
+                            "micro-batches below %lld, index, ids, positions, labels, logp, "
+                            "ref_logp, cu_seqlens",
+                    path, name, (long long)d->accumulation);
+        return -1;
+    }
+    return 0;
+}
+
 /* d->beta, from objective and beta. */
 static inline int dump_objective(dump *d, const seqpar_safetensors_file *file,
                                  const char *path) {
@@ -122,8 +149,9 @@ static inline int dump_take(dump *d, seqpar_safetensors_file *file, const char *
         dump_objective(d, file, path))
         return -1;
     if (!d->ranks) d->ranks = (dump_rank *)calloc((size_t)d->world, sizeof *d->ranks);
+    if (!d->ranks) seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for a dump");
     rank = dump_number(d, file, path, "rank", 0, -1);
-    if (!d->ranks || rank < 0) return -1;
+    if (!d->ranks || rank < 0 || dump_names(d, file, path)) return -1;
     if (rank >= d->world || d->ranks[rank].file) {
         seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT, "%.300s: rank %lld of %lld %s", path,
                     (long long)rank, (long long)d->world,
@@ -223,6 +251,17 @@ static inline int64_t dump_integer(const char *at, seqpar_safetensors_dtype dtyp
                                           : *(const unsigned char *)at;
 }
 
+/* A row, and not several: (n), or (1, n). 0, or -1 with d->error. */
+static inline int dump_check_row(dump *d, int64_t rank, const seqpar_safetensors_tensor *t) {
+    for (int64_t i = 0; i + 1 < t->dims; i++)
+        if (t->shape[i] != 1)
+            seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
+                        "%.300s: tensor %s has %lld rows; a micro-batch is one row, so write "
+                        "several as micro-batches",
+                        d->ranks[rank].path, t->name, (long long)t->shape[i]);
+    return d->error.status ? -1 : 0;
+}
+
 /* All of a tensor, to be freed; NULL with d->error. */
 static inline int64_t *dump_integers(dump *d, int64_t rank,
                                      const seqpar_safetensors_tensor *t) {
@@ -232,6 +271,7 @@ static inline int64_t *dump_integers(dump *d, int64_t rank,
     char *raw = (char *)malloc((size_t)(t->bytes + 1));
     int known = t->dtype == SEQPAR_SAFETENSORS_I64 || t->dtype == SEQPAR_SAFETENSORS_I32 ||
                 t->dtype == SEQPAR_SAFETENSORS_I16 || bytes == 1;
+    dump_check_row(d, rank, t);
     if (!known) dump_wrong_dtype(d, rank, t->name, "I64 or I32", t->dtype);
     if (!out || !raw) seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for a dump");
     if (!d->error.status)

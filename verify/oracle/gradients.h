@@ -53,7 +53,7 @@ static inline int check_same(dump *d, int64_t r, const seqpar_safetensors_tensor
     far = distance_from(&l, 1);
     if (far <= tolerance) return 0;
     v = stage_begin(s, VERDICT_WRONG);
-    if (!isfinite(far)) {
+    if (!isfinite(l.got_got) || !isfinite(l.want_want)) {
         verdict_say(v, "%.100s holds NaN or Inf on rank 0 or %lld", t->name, (long long)r);
         return 0;
     }
@@ -115,8 +115,10 @@ static inline void name_odd_one(const seqpar_safetensors_file *file, const liken
     verdict *v = stage_begin(s, VERDICT_WRONG);
     double factor = common_factor(each, n, tolerance);
     int64_t like = count_like(each, n, factor, tolerance), at = 0;
-    verdict_say(v, "%lld of %lld tensors are the wanted ones times %.6g, and the rest is not",
-                (long long)like, (long long)n, factor);
+    verdict_say(v,
+                "%lld of %lld tensors are the wanted ones times %.6g within %g, and the rest "
+                "is not; gradients in bf16 need --tolerance 0.01",
+                (long long)like, (long long)n, factor, tolerance);
     for (int64_t i = 0; i < seqpar_safetensors_count(file); i++) {
         const seqpar_safetensors_tensor *t = seqpar_safetensors_at(file, i);
         double far = is_gradient(t) ? distance_from(&each[at++], factor) : 0;
@@ -143,8 +145,10 @@ static inline int check_gradients(stage *s, dump *d, dump *want, double toleranc
     }
     if (!status && n && !s->judged) {
         double factor = all.got_want / all.want_want;
-        if (all.want_want == 0)
-            verdict_say(stage_begin(s, VERDICT_INSUFFICIENT), "the wanted gradients are 0");
+        if (!isfinite(all.want_want) || (all.want_want == 0 && all.got_got == 0))
+            verdict_say(stage_begin(s, VERDICT_INSUFFICIENT),
+                        all.want_want == 0 ? "all gradients are 0"
+                                           : "a wanted gradient is NaN or Inf");
         else if (distance_from(&all, factor) <= tolerance)
             judge_factor(d, &all, tolerance, s);
         else

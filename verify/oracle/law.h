@@ -16,6 +16,9 @@ typedef struct law {
     int64_t groups;
     double all_tokens; /* supervised or not; 0: not said */
     double tolerance;  /* relative */
+    /* Whose number it is: a mistake that is one rank's own may be made of groups i with
+       i % own_of == own alone; own_of 0: of any group, -1: of none. */
+    int64_t own, own_of;
 } law;
 
 static inline int law_equal(const law *l, double got, double want) {
@@ -56,7 +59,6 @@ static inline void law_say_unknown(verdict *v, const law *l, double ratio) {
 
 static inline void law_judge_ratio(const law *l, verdict *v) {
     double ratio = l->got / l->want;
-    int64_t world = l->sp * l->dp * l->accumulation;
     verdict_say(v, "got %.9g, wanted %.9g: a factor of %.6g; sp %lld, dp %lld, accumulation "
                    "%lld, tolerance %g",
                 l->got, l->want, ratio, (long long)l->sp, (long long)l->dp,
@@ -66,7 +68,7 @@ static inline void law_judge_ratio(const law *l, verdict *v) {
         verdict_say(v, "the wanted number is %g, with which nothing can be compared", l->want);
         return;
     }
-    if (world == 1) {
+    if (l->sp == 1 && l->dp == 1 && l->accumulation == 1) {
         v->kind = VERDICT_INSUFFICIENT;
         verdict_say(v, "with sp, dp and accumulation 1 no factor can show; give the sizes of "
                        "the run that `got` is of");
@@ -126,13 +128,20 @@ static inline int law_has_empty(const law *l) {
     return 0;
 }
 
+/* Whether the mistake gives this number, and not the right one as well. */
+static inline int law_gives(const law *l, mistake_mean mean, int64_t which) {
+    double x = law_mean(l, mean, which);
+    return law_equal(l, l->got, x) && !law_equal(l, x, law_mean(l, MEAN_NONE, 0));
+}
+
 static inline int law_fits(const law *l, const mistake *m) {
     int own = m->mean == MEAN_LOCAL_COUNT || m->mean == MEAN_OWN;
-    int64_t last = own ? l->groups : 1;
     if (m->mean == MEAN_NAN) return isnan(l->got) && law_has_empty(l);
     if (m->mean == MEAN_OF_NON_EMPTY && !law_has_empty(l)) return 0; /* a mean of means */
-    for (int64_t i = 0; m->mean != MEAN_NONE && i < last; i++)
-        if (law_equal(l, l->got, law_mean(l, m->mean, i))) return 1;
+    if (m->mean == MEAN_NONE) return 0;
+    if (!own) return law_gives(l, m->mean, 0);
+    for (int64_t i = 0; l->own_of >= 0 && i < l->groups; i++)
+        if ((!l->own_of || i % l->own_of == l->own) && law_gives(l, m->mean, i)) return 1;
     return 0;
 }
 
@@ -152,6 +161,11 @@ static inline void law_judge_mean(const law *l, verdict *v) {
         verdict_say(v, "no token is counted, so there is no mean");
         return;
     }
+    if (!isfinite(right)) {
+        v->kind = VERDICT_INSUFFICIENT;
+        verdict_say(v, "a sum is NaN or Inf already, so no mean can be right");
+        return;
+    }
     if (law_equal(l, l->got, right)) {
         v->kind = law_is_vacuous(l) ? VERDICT_INSUFFICIENT : VERDICT_RIGHT;
         if (v->kind == VERDICT_INSUFFICIENT)
@@ -168,7 +182,8 @@ static inline void law_judge_mean(const law *l, verdict *v) {
     if (fabs(l->got - right) <= 1.5 * l->tolerance * fabs(right))
         v->kind = VERDICT_MARGINAL;
     else
-        verdict_say(v, "no known way to divide these sums gives that number");
+        verdict_say(v, "no known way to divide these sums gives that number; numbers in bf16 "
+                       "need --tolerance 0.01");
 }
 
 static inline void law_judge(const law *l, verdict *v) {

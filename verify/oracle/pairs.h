@@ -81,7 +81,7 @@ static inline int add_pairs(pair_ways *w, const dump_row *row, int64_t first_ran
 }
 
 static inline void name_pair_mistakes(verdict *v, const law *l, const pair_ways *w,
-                                      int64_t sp) {
+                                      int64_t rank) {
     double n = (double)w->pairs;
     const struct {
         const char *name;
@@ -91,29 +91,38 @@ static inline void name_pair_mistakes(verdict *v, const law *l, const pair_ways 
                 {"pair_swapped", w->swapped / n},
                 {"reference_missing", w->no_reference / n},
                 {"log_probs_by_length", w->by_length / n}};
-    int own = 0;
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++)
         if (law_equal(l, l->got, ways[i].loss)) verdict_name(v, mistake_named(ways[i].name));
-    for (int64_t r = 0; r < sp; r++) own |= law_equal(l, l->got, w->alone[r] / n);
-    if (own) verdict_name(v, mistake_named("log_probs_of_one_rank"));
+    if (law_equal(l, l->got, w->alone[rank] / n))
+        verdict_name(v, mistake_named("log_probs_of_one_rank"));
 }
 
+/* Whether mistakes give the right number, too. */
+static inline int pairs_are_vacuous(const law *l, const pair_ways *w) {
+    return law_equal(l, w->averaged, w->right) || law_equal(l, w->parts, w->right) ||
+           law_equal(l, w->swapped, w->right);
+}
+
+/* rank: of the sequence, whose number it is */
 static inline void judge_pairs(verdict *v, double got, const pair_ways *w, int64_t sp,
-                               double tolerance) {
+                               int64_t rank, double tolerance) {
     law l = {.got = got, .tolerance = tolerance};
     double right = w->right / (double)w->pairs;
     memset(v, 0, sizeof *v);
     verdict_say(v, "got %.9g; %lld pairs give %.9g (tolerance %g)", got, (long long)w->pairs,
                 right, tolerance);
     v->kind = law_equal(&l, got, right) ? VERDICT_RIGHT : VERDICT_WRONG;
-    if (v->kind == VERDICT_RIGHT && (w->largest == 0 || sp == 1)) {
+    if (!isfinite(right)) {
+        v->kind = VERDICT_INSUFFICIENT;
+        verdict_say(v, "a log-prob is NaN or Inf already");
+    } else if (v->kind == VERDICT_RIGHT && pairs_are_vacuous(&l, w)) {
         v->kind = VERDICT_INSUFFICIENT;
         verdict_say(v, sp == 1 ? "one rank has nothing to put together"
-                               : "policy and reference are equal, so that any way to put "
-                                 "log-probs together gives ln 2; dump a later step");
+                               : "policy and reference are so close that other ways to put "
+                                 "log-probs together give the same; dump a later step");
     }
     if (v->kind != VERDICT_WRONG) return;
-    name_pair_mistakes(v, &l, w, sp);
+    name_pair_mistakes(v, &l, w, rank);
     if (w->largest == 0)
         verdict_say(v, "policy and reference are equal in this dump, so the loss should be "
                        "ln 2: what was trained had other log-probs");

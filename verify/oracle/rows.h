@@ -4,8 +4,6 @@
 #define ORACLE_ROWS_H
 #include "dump.h"
 
-enum { DUMP_TOKENS_MAX = 1 << 26 };
-
 /* What was wrong with index. */
 typedef struct dump_places {
     int64_t held;                          /* tokens of all ranks */
@@ -142,7 +140,8 @@ static inline int dump_gather_numbers(dump *d, int64_t dp, int64_t micro, const 
         const seqpar_safetensors_tensor *index = dump_find(d, r, micro, "index");
         double *own;
         if (!index) continue;
-        if (dump_sizes_differ(d, r, micro, what, t, index) || !(own = dump_doubles(d, r, t)))
+        if (dump_sizes_differ(d, r, micro, what, t, index) || dump_check_row(d, r, t) ||
+            !(own = dump_doubles(d, r, t)))
             return -1;
         for (int64_t n = 0; n < row->tokens; n++)
             if (row->rank[n] == r) (*out)[n] = own[row->local[n]];
@@ -151,7 +150,22 @@ static inline int dump_gather_numbers(dump *d, int64_t dp, int64_t micro, const 
     return 0;
 }
 
-/* Where documents begin: of the first rank that says so; one document where nobody does. */
+/* Whether another rank says otherwise where documents begin: then with d->error. */
+static inline int dump_documents_differ(dump *d, int64_t rank, int64_t micro,
+                                        const dump_row *row) {
+    const seqpar_safetensors_tensor *t = dump_find(d, rank, micro, "cu_seqlens");
+    int64_t *own = t ? dump_integers(d, rank, t) : NULL;
+    if (own && (t->count != row->docs + 1 ||
+                memcmp(own, row->cu_seqlens, (size_t)t->count * sizeof *own)))
+        seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
+                    "%.300s: tensor %s is not that of another rank of the sequence; write "
+                    "where documents begin in the whole row, on every rank",
+                    d->ranks[rank].path, t->name);
+    free(own);
+    return d->error.status != 0;
+}
+
+/* Where documents begin, as all ranks say that say so. */
 static inline int dump_documents(dump *d, int64_t dp, int64_t micro, dump_row *row) {
     const seqpar_safetensors_tensor *t = NULL;
     int64_t r = dp * d->sp, last = (dp + 1) * d->sp;
@@ -176,6 +190,8 @@ static inline int dump_documents(dump *d, int64_t dp, int64_t micro, dump_row *r
             return -1;
         }
     if (row->cu_seqlens[row->docs] > row->tokens) row->tokens = row->cu_seqlens[row->docs];
+    for (r++; r < last; r++)
+        if (dump_documents_differ(d, r, micro, row)) return -1;
     return 0;
 }
 
@@ -183,10 +199,20 @@ static inline int dump_documents(dump *d, int64_t dp, int64_t micro, dump_row *r
    freed in either case. */
 static inline int dump_read_row(dump *d, int64_t dp, int64_t micro, dump_row *row,
                                 dump_places *found) {
+    int64_t have;
     memset(row, 0, sizeof *row);
     memset(found, 0, sizeof *found);
-    dump_count(d, dp, micro, "index", &found->held);
+    have = dump_count(d, dp, micro, "index", &found->held);
     row->tokens = found->held;
+    if (have && (have < d->sp || row->tokens > DUMP_TOKENS_MAX)) {
+        seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
+                    "%.300s: %lld.index is on %lld of the %lld ranks that share a sequence, "
+                    "with %lld tokens; write it on all, with at most %d",
+                    d->ranks[dp * d->sp].path, (long long)micro, (long long)have,
+                    (long long)d->sp, (long long)row->tokens, DUMP_TOKENS_MAX);
+        return -1;
+    }
+    if (!have) return 0; /* nobody knows where a token belongs */
     return dump_documents(d, dp, micro, row) || dump_place(d, dp, micro, row, found) ||
                    dump_gather(d, dp, micro, "ids", row, &row->ids, 0) ||
                    dump_gather(d, dp, micro, "positions", row, &row->positions, 0) ||

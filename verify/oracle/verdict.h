@@ -34,7 +34,11 @@ static inline void verdict_say(verdict *v, const char *format, ...) {
     va_end(list);
 }
 
-static inline void verdict_name(verdict *v, const mistake *m) { v->named[v->count++] = m; }
+static inline void verdict_name(verdict *v, const mistake *m) {
+    for (int i = 0; i < v->count; i++)
+        if (v->named[i] == m) return;
+    v->named[v->count++] = m;
+}
 
 static inline const char *verdict_word(const verdict *v) {
     return v->kind == VERDICT_RIGHT          ? "right"

@@ -76,6 +76,8 @@ class Dump:
             if name not in MICRO_BATCH:
                 raise ValueError(f"what is {name}? a micro-batch has {', '.join(MICRO_BATCH)}")
             entry = _entry(x)
+            if any(n != 1 for n in entry["shape"][:-1]):
+                raise ValueError(f"{name} has shape {entry['shape']}; a micro-batch is one row, write several as several")
             entry["shape"] = [int(numpy.prod(entry["shape"]))]  # (1, n) is (n)
             self.tensors[f"{number}.{name}"] = entry
 
