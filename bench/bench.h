@@ -30,6 +30,17 @@ static inline int take_tiny(int count, char **arguments) {
     return left;
 }
 
+/* For a program that takes no more than `most` arguments besides --tiny. */
+static inline int take_arguments(int count, char **arguments, int most) {
+    int left = take_tiny(count, arguments);
+    if (left - 1 > most) {
+        fprintf(stderr, "%s: what is '%.60s'? there is --tiny; bench/README.md says more\n",
+                arguments[0], arguments[most + 1]);
+        exit(2);
+    }
+    return left;
+}
+
 /* ---- time ---- */
 
 enum { RUNS = 9 };

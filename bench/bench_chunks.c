@@ -64,7 +64,7 @@ static void bench_chunk(report *r, int64_t tokens, int64_t chunk, seqpar_attn_de
 
 int main(int argc, char **argv) {
     report r;
-    take_tiny(argc, argv);
+    take_arguments(argc, argv, 0);
     report_open(&r, "chunks", "\"device\": \"cpu\", \"threads\": 1,");
     printf("what equal bits cost: attention by chunks, and relaxed; processor time of one "
            "thread; wanted from chunks of %d on: 0.95\n\n",

@@ -271,12 +271,12 @@ int main(int argc, char **argv) {
                                           {2048, 2048, 2048},
                                           {8192, 128, 384}};
     static const int64_t lengths[] = {768, 2304, 6144};
-    int64_t lengths_run = take_tiny(argc, argv) > 1 && !strcmp(argv[1], "long") ? 3 : 2;
+    int left = take_tiny(argc, argv), with_long = left > 1 && !strcmp(argv[1], "long");
+    int64_t lengths_run = size_or_tiny(take_arguments(left, argv, with_long) > 1 ? 3 : 2, 1);
     int64_t products_run = size_or_tiny(sizeof products / sizeof *products, 1);
     seqpar_device *device = seqpar_device_cpu(1);
     report r;
     int64_t i, dim, full, length;
-    lengths_run = size_or_tiny(lengths_run, 1);
     report_open(&r, "cpu",
                 "\"device\": \"%s\", \"threads\": 1, \"vector_bytes\": %d, \"runs\": %d, "
                 "\"clock\": \"thread processor time\",",

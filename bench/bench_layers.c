@@ -642,7 +642,7 @@ static void bench_place(report *r, const char *name, int64_t bytes, const char *
 }
 
 int main(int argc, char **argv) {
-    const char *name = take_tiny(argc, argv) > 1 ? argv[1] : "";
+    const char *name = take_arguments(argc, argv, 1) > 1 ? argv[1] : "";
     int cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
     size_t i, known = 0;
     report r;

@@ -155,7 +155,7 @@ int main(int argc, char **argv) {
     report r;
     int64_t p;
     double load = 0;
-    take_tiny(argc, argv);
+    take_arguments(argc, argv, 0);
     if (tiny) tokens = 2 * MOST_RANKS * CHUNK, turns = runs_of_turn = 1;
     single.heads = single.kv_heads = 1;
     report_open(&r, "ranks", "\"tokens\": %d, \"chunk\": %d, \"turns\": %d,", tokens, CHUNK,

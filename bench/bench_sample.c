@@ -212,9 +212,14 @@ int main(int argc, char **argv) {
     rate rates[2];
     double product, wanted, tokens[2];
     int k, right;
-    argc = take_tiny(argc, argv);
+    int64_t layers = take_arguments(argc, argv, 1) > 1 && !tiny ? atoll(argv[1]) : 4;
+    if (layers < 1) {
+        fprintf(stderr, "%s: '%.60s' is no number of layers; give 1 or more\n", argv[0],
+                argv[1]);
+        return 2;
+    }
     if (tiny) repeats = 1, side = 128;
-    bench_open(&b, argc > 1 && atoll(argv[1]) > 0 ? atoll(argv[1]) : 4);
+    bench_open(&b, layers);
     right = is_right(&b);
     product = product_peak(b.device);
     for (k = 0; k < 2; k++) measure_steps(&b, k ? TEXTS : 1, &rates[k]);

@@ -165,7 +165,7 @@ int main(int argc, char **argv) {
     token_layer h;
     report r;
     double one[3], error;
-    take_tiny(argc, argv);
+    take_arguments(argc, argv, 0);
     if (tiny) vocab = 1009, tokens = part = 2 * CHUNK_ROWS;
     token_layer_open(&h);
     report_open(&r, "vocab",

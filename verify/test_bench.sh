@@ -38,5 +38,10 @@ bench layers 18 24
 bench ranks 10 4
 bench sample 2 47
 bench vocab 3 31
+for program in cpu chunks layers ranks sample vocab; do
+    timeout 60 build/bench_$program --tinny longg >$out/typo.log 2>&1
+    code=$?
+    if [ $code -eq 2 ] && [ "$(wc -l <$out/typo.log)" -eq 1 ]; then ok "bench_${program}_refuses_a_typo"; else fail "bench_${program}_refuses_a_typo" "exit code $code, $(head -n 1 $out/typo.log)"; fi
+done
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ]

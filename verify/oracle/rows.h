@@ -105,49 +105,56 @@ static inline int dump_sizes_differ(dump *d, int64_t rank, int64_t micro, const 
     return -1;
 }
 
-/* A tensor of all ranks, by token; *out stays NULL where no rank has it. `fill` is what a
-   token has that nobody holds. */
-static inline int dump_gather(dump *d, int64_t dp, int64_t micro, const char *what,
-                              const dump_row *row, int64_t **out, int64_t fill) {
-    int64_t tokens = 0;
-    if (!dump_count(d, dp, micro, what, &tokens)) return 0;
-    *out = (int64_t *)malloc((size_t)(row->tokens + 1) * sizeof **out);
-    if (!*out) return seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for a row"), -1;
-    for (int64_t t = 0; t < row->tokens; t++) (*out)[t] = fill;
-    for (int64_t r = dp * d->sp; r < (dp + 1) * d->sp; r++) {
-        const seqpar_safetensors_tensor *t = dump_find(d, r, micro, what);
-        const seqpar_safetensors_tensor *index = dump_find(d, r, micro, "index");
-        int64_t *own, n;
-        if (!index) continue;
-        if (dump_sizes_differ(d, r, micro, what, t, index) || !(own = dump_integers(d, r, t)))
-            return -1;
-        for (n = 0; n < row->tokens; n++)
-            if (row->rank[n] == r) (*out)[n] = own[row->local[n]];
-        free(own);
-    }
+/* A tensor of one rank as elements of 8 bytes: int64_t or double. */
+typedef void *(*dump_reader)(dump *d, int64_t rank, const seqpar_safetensors_tensor *t);
+static inline void *dump_as_integers(dump *d, int64_t rank,
+                                     const seqpar_safetensors_tensor *t) {
+    return dump_integers(d, rank, t);
+}
+static inline void *dump_as_numbers(dump *d, int64_t rank, const seqpar_safetensors_tensor *t) {
+    return dump_check_row(d, rank, t) ? NULL : dump_doubles(d, rank, t);
+}
+
+/* Rank r's elements to the tokens they are of. 0, or -1 with d->error. */
+static inline int dump_spread(dump *d, int64_t r, int64_t micro, const char *what,
+                              const dump_row *row, dump_reader read, char *to) {
+    const seqpar_safetensors_tensor *t = dump_find(d, r, micro, what);
+    const seqpar_safetensors_tensor *index = dump_find(d, r, micro, "index");
+    char *own;
+    if (dump_sizes_differ(d, r, micro, what, t, index) || !(own = (char *)read(d, r, t)))
+        return -1;
+    for (int64_t n = 0; n < row->tokens; n++)
+        if (row->rank[n] == r) memcpy(to + 8 * n, own + 8 * row->local[n], 8);
+    free(own);
     return 0;
 }
 
-/* The same for numbers. */
-static inline int dump_gather_numbers(dump *d, int64_t dp, int64_t micro, const char *what,
-                                      const dump_row *row, double **out) {
-    int64_t tokens = 0;
-    if (!dump_count(d, dp, micro, what, &tokens)) return 0;
-    *out = (double *)calloc((size_t)(row->tokens + 1), sizeof **out);
-    if (!*out) return seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for a row"), -1;
-    for (int64_t r = dp * d->sp; r < (dp + 1) * d->sp; r++) {
-        const seqpar_safetensors_tensor *t = dump_find(d, r, micro, what);
-        const seqpar_safetensors_tensor *index = dump_find(d, r, micro, "index");
-        double *own;
-        if (!index) continue;
-        if (dump_sizes_differ(d, r, micro, what, t, index) || dump_check_row(d, r, t) ||
-            !(own = dump_doubles(d, r, t)))
-            return -1;
-        for (int64_t n = 0; n < row->tokens; n++)
-            if (row->rank[n] == r) (*out)[n] = own[row->local[n]];
-        free(own);
-    }
-    return 0;
+/* A tensor of all ranks, by token; a token that nobody holds has `fill`. NULL where no rank has
+   one, or with d->error. */
+static inline void *dump_gather(dump *d, int64_t dp, int64_t micro, const char *what,
+                                const dump_row *row, dump_reader read, const void *fill) {
+    int64_t elements = 0, r = dp * d->sp, last = r + d->sp;
+    char *out;
+    if (d->error.status || !dump_count(d, dp, micro, what, &elements)) return NULL;
+    out = (char *)malloc((size_t)(row->tokens + 1) * 8);
+    if (!out) seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for a row");
+    for (int64_t t = 0; out && t < row->tokens; t++) memcpy(out + 8 * t, fill, 8);
+    while (out && r < last && !dump_spread(d, r, micro, what, row, read, out)) r++;
+    if (!d->error.status) return out;
+    free(out);
+    return NULL;
+}
+
+static inline int64_t *dump_gather_integers(dump *d, int64_t dp, int64_t micro,
+                                            const char *what, const dump_row *row,
+                                            int64_t fill) {
+    return (int64_t *)dump_gather(d, dp, micro, what, row, dump_as_integers, &fill);
+}
+
+static inline double *dump_gather_numbers(dump *d, int64_t dp, int64_t micro, const char *what,
+                                          const dump_row *row) {
+    double none = 0;
+    return (double *)dump_gather(d, dp, micro, what, row, dump_as_numbers, &none);
 }
 
 /* Whether another rank says otherwise where documents begin: then with d->error. */
@@ -213,13 +220,12 @@ static inline int dump_read_row(dump *d, int64_t dp, int64_t micro, dump_row *ro
         return -1;
     }
     if (!have) return 0; /* nobody knows where a token belongs */
-    return dump_documents(d, dp, micro, row) || dump_place(d, dp, micro, row, found) ||
-                   dump_gather(d, dp, micro, "ids", row, &row->ids, 0) ||
-                   dump_gather(d, dp, micro, "positions", row, &row->positions, 0) ||
-                   dump_gather(d, dp, micro, "labels", row, &row->labels, DUMP_IGNORE) ||
-                   dump_gather_numbers(d, dp, micro, "logp", row, &row->logp) ||
-                   dump_gather_numbers(d, dp, micro, "ref_logp", row, &row->ref_logp)
-               ? -1
-               : 0;
+    if (dump_documents(d, dp, micro, row) || dump_place(d, dp, micro, row, found)) return -1;
+    row->ids = dump_gather_integers(d, dp, micro, "ids", row, 0);
+    row->positions = dump_gather_integers(d, dp, micro, "positions", row, 0);
+    row->labels = dump_gather_integers(d, dp, micro, "labels", row, DUMP_IGNORE);
+    row->logp = dump_gather_numbers(d, dp, micro, "logp", row);
+    row->ref_logp = dump_gather_numbers(d, dp, micro, "ref_logp", row);
+    return d->error.status ? -1 : 0;
 }
 #endif

@@ -5,6 +5,7 @@
 #define ORACLE_VERDICT_H
 #include <cjson/cJSON.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include "mistakes.h"
 
@@ -65,14 +66,30 @@ static inline void print_wrapped(FILE *out, const char *label, const char *text)
     fprintf(out, "\n");
 }
 
+/* What is said of a mistake: key of JSON, label of text. */
+static const struct {
+    const char *key, *label;
+    size_t offset;
+} mistake_fields[] = {{"symptom", "symptom", offsetof(mistake, symptom)},
+                      {"cause", "cause", offsetof(mistake, cause)},
+                      {"right", "right", offsetof(mistake, right)},
+                      {"wrong", "wrong", offsetof(mistake, wrong)},
+                      {"example", "by hand", offsetof(mistake, example)},
+                      {"fix", "fix", offsetof(mistake, fix)},
+                      {"seen", "seen", offsetof(mistake, seen)}};
+enum { MISTAKE_FIELDS = sizeof mistake_fields / sizeof *mistake_fields };
+
+/* seen is NULL where no thread is known. */
+static inline const char *mistake_field(const mistake *m, int field) {
+    return *(const char *const *)((const char *)m + mistake_fields[field].offset);
+}
+
 static inline void mistake_print(FILE *out, const mistake *m) {
-    print_wrapped(out, "symptom", m->symptom);
-    print_wrapped(out, "cause", m->cause);
-    print_wrapped(out, "right", m->right);
-    print_wrapped(out, "wrong", m->wrong);
-    print_wrapped(out, "by hand", m->example);
-    print_wrapped(out, "fix", m->fix);
-    print_wrapped(out, "seen", m->seen ? m->seen : "in no public thread that we know");
+    for (int i = 0; i < MISTAKE_FIELDS; i++) {
+        const char *text = mistake_field(m, i);
+        print_wrapped(out, mistake_fields[i].label,
+                      text ? text : "in no public thread that we know");
+    }
 }
 
 /* "wrong: over_sp" or "wrong: one of over_sp, over_dp" or "wrong: unknown" */
@@ -103,13 +120,9 @@ static inline cJSON *mistake_json(const mistake *m) {
     cJSON *o = cJSON_CreateObject();
     cJSON_AddStringToObject(o, "name", m->name);
     cJSON_AddStringToObject(o, "family", m->family);
-    cJSON_AddStringToObject(o, "symptom", m->symptom);
-    cJSON_AddStringToObject(o, "cause", m->cause);
-    cJSON_AddStringToObject(o, "right", m->right);
-    cJSON_AddStringToObject(o, "wrong", m->wrong);
-    cJSON_AddStringToObject(o, "example", m->example);
-    cJSON_AddStringToObject(o, "fix", m->fix);
-    if (m->seen) cJSON_AddStringToObject(o, "seen", m->seen);
+    for (int i = 0; i < MISTAKE_FIELDS; i++)
+        if (mistake_field(m, i))
+            cJSON_AddStringToObject(o, mistake_fields[i].key, mistake_field(m, i));
     return o;
 }
 
