@@ -354,6 +354,12 @@ static double mean_of_ranks(int64_t micro_from, int64_t micro_to) {
     return means / (double)s.world;
 }
 
+static double mean_of_rank(int64_t r) {
+    double sum = 0, count = 0;
+    for (int64_t a = 0; a < s.accumulation; a++) right_sum(&s, r, a, &sum, &count);
+    return sum / count;
+}
+
 static double mean_of_micro_batches(void) {
     double means = 0;
     for (int64_t a = 0; a < s.accumulation; a++) {
@@ -388,6 +394,12 @@ static void test_loss(void) {
     set_loss(&s, right_loss(&s));
     s.loss[2] = mean_of_ranks(0, 2);
     expect_named(&s, "mean_of_means", "as rank 2 reports it");
+    set_loss(&s, right_loss(&s));
+    s.loss[2] = mean_of_rank(2);
+    expect_named(&s, "own_mean_alone", "as rank 2 reports it");
+    set_loss(&s, right_loss(&s));
+    s.loss[0] = mean_of_rank(2);
+    expect_named(&s, "unknown", "as rank 0 reports it"); /* that is another's */
     set_loss(&s, right_loss(&s) / 3);
     expect_named(&s, "shares_averaged", "loss");
     set_loss(&s, right_loss(&s) * 1.37);
@@ -443,6 +455,10 @@ static void test_shows_nothing(void) {
         for (int64_t t = -3; t < 2; t++) *label_at(0, s.of[r][0].index[0] + t) = NONE;
     set_loss(&s, right_loss(&s));
     expect_said("prompts_over_all_cuts", 4, "insufficient", "no cut between two ranks");
+    make(&s, SEQPAR_LAYOUT_CONTIGUOUS, 2, 1, 1);
+    for (int64_t t = -1; t < 1; t++) *label_at(0, s.of[1][0].index[0] + t) = NONE;
+    set_loss(&s, right_loss(&s));
+    expect_said("a_turn_ends_at_the_cut", 4, "insufficient", "no cut between two ranks");
     make(&s, SEQPAR_LAYOUT_CONTIGUOUS, 2, 1, 2);
     for (int64_t a = 0; a < 2; a++) *label_at(a, s.of[1][0].index[0] - 1) = NONE;
     *label_at(1, 50) = NONE;
@@ -517,6 +533,15 @@ static void make_pairs(double loss) {
     s.dpo = 1;
 }
 
+/* To the log-prob of one token of the first document that this rank trains. */
+static void add_to_chosen(int64_t rank, double x) {
+    held *h = &s.of[rank][0];
+    int64_t i = 0;
+    while (i < h->tokens && (document_of(h->index[i]) != 0 || h->labels[i] == NONE)) i++;
+    if (test_expect(i < h->tokens, "rank %lld trains nothing of it", (long long)rank))
+        h->logp[i] += x;
+}
+
 static void test_pairs(void) {
     make(&s, SEQPAR_LAYOUT_ZIGZAG, 3, 1, 2);
     make_pairs(pairs_loss(0, 3, 1, 1, 0));
@@ -553,6 +578,15 @@ static void test_pairs(void) {
     write_scene(&s);
     expect(4, "insufficient", "dump a later step");
     test_end("dump_pairs_near_the_first_step");
+    for (int64_t r = 0; r < 3; r++)
+        memcpy(s.of[r][0].logp, s.of[r][0].ref_logp, sizeof s.of[r][0].logp);
+    /* large parts that nearly cancel: one third of their sum gives nearly the same */
+    add_to_chosen(0, 5);
+    add_to_chosen(1, -4.98);
+    make_pairs(pairs_loss(0, 3, 1.0 / 3, 1, 0));
+    write_scene(&s);
+    expect(4, "insufficient", "dump a later step");
+    test_end("dump_pairs_whose_parts_cancel");
     for (int64_t r = 0; r < 3; r++)
         memcpy(s.of[r][0].logp, s.of[r][0].ref_logp, sizeof s.of[r][0].logp);
     make_pairs(0.71);
@@ -619,6 +653,8 @@ static void test_gradients(void) {
     for (int64_t r = 0; r < s.world; r++)
         for (int i = 0; i < GRADIENT; i++) s.gradient[r][1][i] += i % 3;
     expect_named(&s, "unknown", "the first in the file is grad.up");
+    scale_gradients(3);
+    expect_named(&s, "unknown", "1 of 2 tensors are the wanted ones times 3 within");
     make(&s, SEQPAR_LAYOUT_ZIGZAG, 3, 2, 1);
     s.gradient[0][0][5] = NAN;
     expect_named(&s, "unknown", "grad.down holds NaN or Inf");

@@ -70,6 +70,7 @@ END
 says oracle_count_shares_averaged 1 "wrong: shares_averaged" law --got 0.421875 $parts --all_tokens 99
 says oracle_count_several 1 "wrong: one of shares_averaged, all_tokens_counted" law --got 0.421875 $parts --all_tokens 64
 says oracle_count_right 0 right law --got 1.6875 $parts
+says oracle_count_marginal 0 marginal law --got 1.0007 --sums 1.0005,2.9979 --counts 1,3
 says oracle_count_unknown 1 "wrong: unknown" law --got 1.9 $parts
 says oracle_count_inf 1 "wrong: unknown" law --got inf $parts
 says oracle_count_nan_without_reason 1 "wrong: unknown" law --got nan --sums 2,3 --counts 1,3
