@@ -123,10 +123,10 @@ static const stage *worst_stage(const stage *stages) {
 static verdict whole_verdict(const stage *stages) {
     const stage *worst = worst_stage(stages);
     verdict v = {.kind = VERDICT_INSUFFICIENT};
+    int more = 0;
     if (worst) v = worst->v;
-    if (v.kind == VERDICT_RIGHT && !stages[LABELS].judged && !stages[LOSS].judged &&
-        !stages[GRADIENTS].judged)
-        v.kind = VERDICT_INSUFFICIENT;
+    for (int i = 0; i < STAGES; i++) more += i > POSITIONS && stages[i].judged;
+    if (v.kind == VERDICT_RIGHT && !more) v.kind = VERDICT_INSUFFICIENT;
     for (int i = 0; i < STAGES; i++) {
         int shows_nothing = stages[i].judged ? stages[i].v.kind == VERDICT_INSUFFICIENT
                                              : i == GRADIENTS && wanted;
@@ -139,12 +139,9 @@ static void print_stages(const stage *stages) {
     for (int i = 0; i < STAGES; i++) {
         const stage *s = &stages[i];
         char label[32], text[400];
-        snprintf(label, sizeof label, "%-10s", s->name);
-        if (!s->judged)
-            print_wrapped(stdout, label,
-                          i == GRADIENTS && !wanted
-                              ? "not judged: give --want, a dump of the same step on one rank"
-                              : "not judged: the dump lacks what it needs");
+        snprintf(label, sizeof label, "%-10s", stage_names[i].name);
+        snprintf(text, sizeof text, "not judged: it takes %s", stage_names[i].needs);
+        if (!s->judged) print_wrapped(stdout, label, text);
         for (int k = 0; s->judged && k < s->v.lines; k++) {
             snprintf(text, sizeof text, "%s%s", k ? "" : verdict_word(&s->v), k ? "" : ": ");
             snprintf(text + strlen(text), sizeof text - strlen(text), "%s", s->v.line[k]);
@@ -157,8 +154,9 @@ static void print_stages_json(const stage *stages, const verdict *v) {
     cJSON *o = verdict_json(v), *list = cJSON_AddArrayToObject(o, "stages");
     for (int i = 0; i < STAGES; i++) {
         cJSON *one = stages[i].judged ? verdict_json(&stages[i].v) : cJSON_CreateObject();
-        cJSON_AddStringToObject(one, "stage", stages[i].name);
+        cJSON_AddStringToObject(one, "stage", stage_names[i].name);
         if (!stages[i].judged) cJSON_AddStringToObject(one, "verdict", "not judged");
+        if (!stages[i].judged) cJSON_AddStringToObject(one, "needs", stage_names[i].needs);
         cJSON_AddItemToArray(list, one);
     }
     json_print(stdout, o);

@@ -6,9 +6,34 @@
 #define ORACLE_CHECKS_H
 #include "pairs.h"
 
-enum { PLACES, POSITIONS, LABELS, LOSS, GRADIENTS, STAGES };
+enum {
+    PLACES,
+    POSITIONS,
+    LABELS,
+    ATTENTION,
+    REWARDS,
+    LOSS,
+    REDUCTION,
+    GRADIENTS,
+    NORM,
+    STEP,
+    STAGES
+};
+static const struct {
+    const char *name, *needs; /* without which it is not judged */
+} stage_names[STAGES] = {
+    {"places", "index"},
+    {"positions", "index and positions"},
+    {"labels", "index, ids and labels"},
+    {"attention", "index, cu_seqlens, q, k, v and out"},
+    {"rewards", "values and scores of RM, or rewards, groups and advantages of PPO"},
+    {"loss", "loss, index, labels, logp and what else the objective takes"},
+    {"reduction", "local. and grad. tensors of a parameter"},
+    {"gradients", "--want, a dump of the same step on one rank"},
+    {"norm", "norm and grad. tensors of all parameters"},
+    {"step", "optimizer and lr in the metadata, grad., param. and after. tensors"}};
+
 typedef struct stage {
-    const char *name;
     int judged;
     verdict v; /* if judged */
 } stage;
@@ -311,13 +336,13 @@ static inline void loss_begin(loss_parts *p, const dump *d, double tolerance) {
 static inline void loss_add_pairs(loss_parts *p, const dump *d, const dump_row *row,
                                   int64_t dp) {
     p->complete = p->complete && row->ref_logp && row->docs > 1 && row->docs % 2 == 0 &&
-                  !add_pairs(&p->pairs, row, dp * d->sp, d->sp, d->beta);
+                  !add_pairs(&p->pairs, row, dp * d->sp, d->sp, d->facts.beta);
 }
 
 static inline void loss_add_row(loss_parts *p, const dump *d, const dump_row *row, int64_t dp,
                                 int64_t micro) {
     p->complete = p->complete && row->logp && row->labels;
-    if (d->beta > 0) {
+    if (d->facts.objective == DUMP_DPO) {
         loss_add_pairs(p, d, row, dp);
         return;
     }
@@ -355,7 +380,7 @@ static inline void check_loss(stage *s, dump *d, loss_parts *p) {
         double *loss = t && t->count == 1 ? dump_doubles(d, r, t) : NULL;
         stage one = {.judged = 1};
         if (!loss) continue;
-        if (d->beta > 0)
+        if (d->facts.objective == DUMP_DPO)
             judge_pairs(&one.v, *loss, &p->pairs, d->sp, r % d->sp, p->by[0].tolerance);
         else
             judge_loss(p, *loss, r, &one.v);
@@ -381,11 +406,8 @@ static inline void judge_row(dump *d, stage *stages, loss_parts *p, const dump_r
 
 /* 0, or -1 with d->error. */
 static inline int judge_dump(dump *d, stage *stages, double tolerance) {
-    static const char *const names[STAGES] = {"places", "positions", "labels", "loss",
-                                              "gradients"};
     static loss_parts parts;
     loss_begin(&parts, d, tolerance);
-    for (int i = 0; i < STAGES; i++) stages[i].name = names[i];
     for (int64_t n = 0; n < d->world / d->sp * d->accumulation; n++) {
         int64_t dp = n / d->accumulation, micro = n % d->accumulation;
         dump_row row;
