@@ -15,7 +15,7 @@
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_SAFETENSORS_IMPLEMENTATION
 #include "seqpar_safetensors.h"
-#include "oracle/gradients.h"
+#include "oracle/step.h"
 #include "oracle/options.h"
 
 static law numbers = {.sp = 1, .dp = 1, .accumulation = 1, .tolerance = 1e-3};
@@ -173,7 +173,8 @@ static int check_wanted(dump *want) {
 /* 0, or -1 with one sentence on stderr. */
 static int judge_folders(stage *stages) {
     dump d, want = {.world = 0};
-    int status = dump_open(&d, folder) || judge_dump(&d, stages, numbers.tolerance);
+    int status = dump_open(&d, folder) || judge_dump(&d, stages, numbers.tolerance) ||
+                 check_steps(stages, &d, numbers.tolerance);
     if (!status && wanted)
         status = dump_open(&want, wanted) || check_wanted(&want) ||
                  check_gradients(&stages[GRADIENTS], &d, &want, numbers.tolerance);

@@ -12,8 +12,8 @@
  *                          step; sequence, the mean over documents of their tokens' means
  *     beta ("0.1")         of DPO and KTO
  *     clip_low, clip_high ("0.2"), kl_coef ("0"): of PPO
- *     advantage ("given")  of PPO: group, (reward - mean of the group) / (deviation of the group
- *                          + advantage_eps ("1e-4")); group_mean, without the division
+ *     advantage ("given")  of PPO: group, (reward - mean of the group) / (its deviation +
+ *                          advantage_eps ("1e-4")); group_mean, without the division
  *     optimizer ("none")   adamw or sgd, with lr, beta1 ("0.9"), beta2 ("0.999"), eps ("1e-8"),
  *                          weight_decay ("0"), max_norm ("0": no clip), step ("1": the first)
  *     softmax_scale (1 / sqrt(head_dim)), window ("0": none; a token sees itself and window - 1
@@ -41,7 +41,8 @@
  *     A.values      (n)        RM: what the head gives for each token
  *     A.scores      (docs)     RM: what is taken for the document's reward
  *     A.desirable   (docs)     KTO: 1 or 0
- *     A.kl          (docs)     KTO: sum of policy - reference log-probs of the mismatched answer
+ *     A.kl          (docs)     KTO: sum of policy - reference log-probs of the mismatched
+ *                              answer
  *     A.q A.out     (n, heads, head_dim)     of one layer's attention, after rotary
  *     A.k A.v       (n, kv_heads, head_dim)
  *     A.lse         (n, heads)               natural logarithm

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* facts.h - what the metadata of a dump says: sizes, objective and optimizer, the same in all of
- * its files. */
+/* facts.h - what the metadata of a dump says: sizes, objective and optimizer, the same in all
+ * of its files. */
 #ifndef ORACLE_FACTS_H
 #define ORACLE_FACTS_H
 #include <math.h>
@@ -132,7 +132,8 @@ static inline int dump_read_facts(const seqpar_safetensors_file *file, const cha
                              number_facts[i].absent);
         if (isnan(x)) {
             seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
-                        "%.300s: metadata %s is '%.40s'; write a number from %g to %g", path,
+                        "%.300s: metadata %s is '%.40s'; write a number from %.10g to %.10g",
+                        path,
                         number_facts[i].key, text, number_facts[i].low, number_facts[i].high);
             return -1;
         }
