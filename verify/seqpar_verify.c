@@ -9,19 +9,21 @@
  *
  *     seqpar-verify ver DUMP                  a folder as oracle/dump.h describes it
  *     seqpar-verify ver DUMP --want DUMP      gradients, too, against those of another run
+ *     seqpar-verify ver DUMP --model FOLDER   or against the model in fp64, computed here
  *
  * Exit codes: 0 right, 1 wrong, 2 usage, 3 file, 4 insufficient evidence, 5 marginal with
- * --strict. */
+ * --strict, 6 the reference and slow.h disagree, so that there is no verdict. */
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_SAFETENSORS_IMPLEMENTATION
 #include "seqpar_safetensors.h"
-#include "oracle/step.h"
+#include "oracle/truth.h"
 #include "oracle/options.h"
 
 static law numbers = {.sp = 1, .dp = 1, .accumulation = 1, .tolerance = 1e-3};
 static option_list sums = {.values = numbers.sums, .most = LAW_GROUPS};
 static option_list counts = {.values = numbers.counts, .most = LAW_GROUPS};
-static const char *name, *folder, *wanted;
+static const char *name, *folder, *wanted, *model;
+static double budget = 60;
 static int as_json, as_markdown, strict;
 
 static option options[] = {
@@ -42,6 +44,10 @@ static option options[] = {
      "relative distance that rounding may make (0.001)", 0},
     {"ver", "DUMP", "", OPTION_NAME, &folder, "a folder with a file of every rank", 0},
     {"ver", "want", "DUMP", OPTION_TEXT, &wanted, "of the same step on one rank: gradients", 0},
+    {"ver", "model", "FOLDER", OPTION_TEXT, &model,
+     "a Llama-type model in Hugging Face's form: log-probs and gradients", 0},
+    {"ver", "budget", "SECONDS", OPTION_NUMBER, &budget,
+     "time for mistakes that --model tries (60)", 0},
     {"ver", "tolerance", "X", OPTION_NUMBER, &numbers.tolerance,
      "relative distance that rounding may make (0.001)", 0},
     {"ver", "strict", "", OPTION_FLAG, &strict, "exit code 5 for a marginal verdict", 0},
@@ -129,7 +135,7 @@ static verdict whole_verdict(const stage *stages) {
     if (v.kind == VERDICT_RIGHT && !more) v.kind = VERDICT_INSUFFICIENT;
     for (int i = 0; i < STAGES; i++) {
         int shows_nothing = stages[i].judged ? stages[i].v.kind == VERDICT_INSUFFICIENT
-                                             : i == GRADIENTS && wanted;
+                                             : i == GRADIENTS && (wanted || model);
         if (v.kind != VERDICT_WRONG && shows_nothing) v.kind = VERDICT_INSUFFICIENT;
     }
     return v;
@@ -170,11 +176,16 @@ static int check_wanted(dump *want) {
     return want->error.status != 0;
 }
 
-/* 0, or -1 with one sentence on stderr. */
+/* 0, or an exit code with one sentence on stderr. */
 static int judge_folders(stage *stages) {
     dump d, want = {.world = 0};
-    int status = dump_open(&d, folder) || judge_dump(&d, stages, numbers.tolerance) ||
+    int status, voided = 0;
+    status = dump_open(&d, folder) || judge_dump(&d, stages, numbers.tolerance) ||
                  check_steps(stages, &d, numbers.tolerance);
+    if (!status && model) {
+        status = check_truth(stages, &d, model, numbers.tolerance, budget);
+        voided = status > 0;
+    }
     if (!status && wanted)
         status = dump_open(&want, wanted) || check_wanted(&want) ||
                  check_gradients(&stages[GRADIENTS], &d, &want, numbers.tolerance);
@@ -183,15 +194,18 @@ static int judge_folders(stage *stages) {
     if (status)
         fprintf(stderr, "error: %s\n",
                 d.error.status ? d.error.text : want.error.text);
-    return status ? -1 : 0;
+    return voided ? VERDICT_VOID : status ? VERDICT_FILE : 0;
 }
 
 static int run_ver(void) {
     stage stages[STAGES] = {{0}};
     verdict v;
+    int status;
     if (!folder) return usage("ver needs the folder of a dump");
+    if (wanted && model) return usage("give --want or --model, and not both");
+    if (!(budget >= 0)) return usage("--budget is a time; give seconds from 0");
     if (check_tolerance()) return VERDICT_USAGE;
-    if (judge_folders(stages)) return VERDICT_FILE;
+    if ((status = judge_folders(stages)) != 0) return status;
     v = whole_verdict(stages);
     if (as_json) {
         print_stages_json(stages, &v);
@@ -271,7 +285,7 @@ static void print_help(int verb) {
         printf("    %-26s %s\n", verbs[i].name, verbs[i].help);
     if (verb >= 0) options_help(options, OPTIONS, verbs[verb].name);
     printf("\nexit codes: 0 right, 1 wrong, 2 usage, 3 file, 4 insufficient, 5 marginal with "
-           "--strict\n");
+           "--strict,\n            6 the reference and slow.h disagree\n");
 }
 
 int main(int argc, char **argv) {

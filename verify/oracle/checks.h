@@ -11,6 +11,7 @@ enum {
     POSITIONS,
     LABELS,
     ATTENTION,
+    LOG_PROBS,
     REWARDS,
     LOSS,
     REDUCTION,
@@ -26,10 +27,11 @@ static const struct {
     {"positions", "index and positions"},
     {"labels", "index, ids and labels"},
     {"attention", "index, cu_seqlens, q, k, v and out"},
+    {"log-probs", "--model, a Llama folder, and index, ids, labels and logp"},
     {"rewards", "values and scores of RM, or rewards, groups and advantages of PPO"},
     {"loss", "loss, index, labels, logp and what else the objective takes"},
     {"reduction", "local. and grad. tensors of a parameter"},
-    {"gradients", "--want, a dump of the same step on one rank"},
+    {"gradients", "--model, or --want, a dump of the same step on one rank"},
     {"norm", "norm and grad. tensors of all parameters"},
     {"step", "optimizer and lr in the metadata, grad., param. and after. tensors"}};
 

@@ -14,6 +14,8 @@
  *     clip_low, clip_high ("0.2"), kl_coef ("0"): of PPO
  *     advantage ("given")  of PPO: group, (reward - mean of the group) / (its deviation +
  *                          advantage_eps ("1e-4")); group_mean, without the division
+ *     dtype ("tensors")    what the model computes in: float64, float32, tf32, float16 or
+ *                          bfloat16; tensors: the coarsest of parameters, gradients, log-probs
  *     optimizer ("none")   adamw or sgd, with lr, beta1 ("0.9"), beta2 ("0.999"), eps ("1e-8"),
  *                          weight_decay ("0"), max_norm ("0": no clip), step ("1": the first)
  *     softmax_scale (1 / sqrt(head_dim)), window ("0": none; a token sees itself and window - 1

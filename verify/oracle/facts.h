@@ -14,11 +14,12 @@ enum { DUMP_SFT, DUMP_DPO, DUMP_RM, DUMP_KTO, DUMP_PPO };
 enum { DUMP_BY_TOKEN, DUMP_BY_SEQUENCE };
 enum { DUMP_ADVANTAGE_GIVEN, DUMP_ADVANTAGE_GROUP, DUMP_ADVANTAGE_GROUP_MEAN };
 enum { DUMP_NO_OPTIMIZER, DUMP_ADAMW, DUMP_SGD };
+enum { DUMP_DTYPE_OF_TENSORS, DUMP_F64, DUMP_F32, DUMP_TF32, DUMP_F16, DUMP_BF16 };
 
 /* All of one size, so that two of them are compared by their bytes. */
 typedef struct dump_facts {
     int64_t world, sp, accumulation;
-    int64_t objective, reduction, advantage, optimizer; /* DUMP_... */
+    int64_t objective, reduction, advantage, optimizer, dtype; /* DUMP_... */
     int64_t step;                                       /* of the optimizer; 1: the first */
     double beta;
     double clip_low, clip_high, kl_coef, advantage_eps; /* of PPO */
@@ -40,12 +41,15 @@ static const struct {
 static const struct {
     const char *key;
     size_t at;
-    const char *words[6]; /* the first is meant where the key is absent */
+    const char *words[7]; /* the first is meant where the key is absent */
 } word_facts[] = {
     {"objective", offsetof(dump_facts, objective), {"sft", "dpo", "rm", "kto", "ppo"}},
     {"reduction", offsetof(dump_facts, reduction), {"token", "sequence"}},
     {"advantage", offsetof(dump_facts, advantage), {"given", "group", "group_mean"}},
-    {"optimizer", offsetof(dump_facts, optimizer), {"none", "adamw", "sgd"}}};
+    {"optimizer", offsetof(dump_facts, optimizer), {"none", "adamw", "sgd"}},
+    {"dtype",
+     offsetof(dump_facts, dtype),
+     {"tensors", "float64", "float32", "tf32", "float16", "bfloat16"}}};
 
 static const struct {
     const char *key;

@@ -16,6 +16,7 @@ typedef enum verdict_kind {
     VERDICT_USAGE = 2,
     VERDICT_FILE = 3,
     VERDICT_INSUFFICIENT = 4,
+    VERDICT_VOID = 6, /* the two references disagree */
     VERDICT_MARGINAL = 5 /* beyond the limit, by less than half of it; 0 without --strict */
 } verdict_kind;
 
