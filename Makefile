@@ -95,8 +95,8 @@ build/verify_sp: verify/verify.c build/seqpar.o demos/trainer/files.h demos/trai
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o -o $@ $(LDLIBS)
 
 build/test_dump build/test_dump_step build/test_dump_model: $(ORACLE)
-$(ORACLE): verify/seqpar_verify.c build/seqpar.o $(wildcard verify/oracle/*.h)
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o -o $@ $(LDLIBS)
+$(ORACLE): verify/seqpar_verify.c build/seqpar.o $(wildcard verify/oracle/*.h) verify/slow.h verify/kept.h demos/trainer/model_folder.h
+	$(CC) -D_GNU_SOURCE $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o -o $@ $(LDLIBS)
 
 # Copies of the headers, and of what the trainers compute, with every mistake of verify/faults.tsv in them, each behind a switch.
 TRAINER_FAULTS = build/faults/demos/trainer/advantage.h

@@ -113,7 +113,7 @@ static inline int whole_read(dump *d, const char *name, int64_t first, int64_t l
     *w = (whole){.copy = -1};
     for (int64_t r = first; !status && r < last; r++) {
         const seqpar_safetensors_tensor *t =
-            seqpar_safetensors_find(d->ranks[r].file, name);
+            d->ranks ? seqpar_safetensors_find(d->ranks[r].file, name) : NULL;
         double *own = NULL;
         part p;
         if (!t) continue;

@@ -41,6 +41,12 @@ typedef struct reference_way {
     reference_positions positions;
 } reference_way;
 
+/* What went through layer 0's attention: (tokens, heads or kv_heads, head_dim), lse
+   (tokens, heads). */
+typedef struct reference_tape {
+    double *q, *k, *v, *out, *lse, *dout, *dq, *dk, *dv;
+} reference_tape;
+
 typedef struct reference {
     dump *d;
     seqpar_comm *comm;
@@ -56,6 +62,8 @@ typedef struct reference {
     double *gradient; /* (model.elements) */
     const reference_way *way;
     int64_t row; /* which one attention is computed of */
+    reference_tape *tapes; /* (count), or NULL: nothing is kept */
+    int64_t calls;         /* of attention in this pass */
 } reference;
 
 /* ---- attention ---- */
@@ -232,10 +240,48 @@ static inline void head_inputs(const reference *f, const seqpar_attn_source *a, 
     head_take(h->v, a->v, a->v_stride, kv, h, type);
 }
 
+/* A copy of `rows` rows, `width` elements each, `stride` apart; NULL: no memory. */
+static inline void keep(double **to, const void *from, int64_t rows, int64_t width,
+                        int64_t stride, int type) {
+    double *copy = (double *)malloc(((size_t)(rows * width) + 1) * sizeof *copy);
+    for (int64_t i = 0; copy && i < rows * width; i++)
+        copy[i] = reference_number(from, i / width * stride + i % width, type);
+    free(*to);
+    *to = copy;
+}
+
+static inline void keep_forward(const reference *f, const seqpar_attn_source *a,
+                                const void *out, const void *lse) {
+    reference_tape *tape = &f->tapes[f->row];
+    int64_t n = a->q_tokens, wide = a->heads * a->head_dim, kv = a->kv_heads * a->head_dim;
+    int storage = f->device->storage, sums = f->device->accumulator;
+    keep(&tape->q, a->q, n, wide, a->q_stride, storage);
+    keep(&tape->k, a->k, n, kv, a->k_stride, storage);
+    keep(&tape->v, a->v, n, kv, a->v_stride, storage);
+    keep(&tape->out, out, n, wide, wide, sums);
+    keep(&tape->lse, lse, n, a->heads, a->heads, sums);
+}
+
+static inline void keep_backward(const reference *f, const seqpar_attn_source *a,
+                                 const void *dq, const void *dk, const void *dv) {
+    reference_tape *tape = &f->tapes[f->row];
+    int64_t n = a->q_tokens, wide = a->heads * a->head_dim, kv = a->kv_heads * a->head_dim;
+    int sums = f->device->accumulator;
+    keep(&tape->dout, a->dout, n, wide, a->dout_stride, f->device->storage);
+    keep(&tape->dq, dq, n, wide, wide, sums);
+    keep(&tape->dk, dk, n, kv, kv, sums);
+    keep(&tape->dv, dv, n, kv, kv, sums);
+}
+
+static inline void tape_free(reference_tape *t) {
+    double *all[] = {t->q, t->k, t->v, t->out, t->lse, t->dout, t->dq, t->dk, t->dv};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+}
+
 /* As seqpar_attn_kernel wants them: one row, one rank, so the source is all keys. */
 static inline int reference_forward(void *user, const seqpar_attn_source *a, void *out,
                                     void *lse, void *queue) {
-    const reference *f = (const reference *)user;
+    reference *f = (reference *)user;
     head_arrays h;
     int status = 0;
     for (int64_t head = 0; !status && head < a->heads; head++) {
@@ -247,6 +293,7 @@ static inline int reference_forward(void *user, const seqpar_attn_source *a, voi
             reference_set(lse, i * a->heads + head, f->device->accumulator, h.lse[i]);
         head_free(&h);
     }
+    if (!status && f->tapes && !f->calls++) keep_forward(f, a, out, lse);
     return (void)queue, status;
 }
 
@@ -271,6 +318,7 @@ static inline int reference_gradients(void *user, const seqpar_attn_source *a, v
         }
         head_free(&h);
     }
+    if (!status && f->tapes) keep_backward(f, a, dq, dk, dv); /* layer 0 comes last */
     return (void)queue, status;
 }
 
@@ -313,23 +361,31 @@ static inline int reference_weights(reference *f, const char *folder) {
     return status ? -1 : 0;
 }
 
-/* All rows, which have what it takes. 0; 1: they lack something; -1 with d->error. */
-static inline int reference_rows(reference *f) {
-    int64_t dp = f->d->world / f->d->sp;
-    f->count = dp * f->d->accumulation;
+static inline int reference_no_memory(reference *f) {
+    seqpar_fail(&f->d->error, SEQPAR_ERR_MEMORY, "no memory for the reference");
+    return -1;
+}
+
+/* Room for the rows of the step. */
+static inline int reference_begin(reference *f, dump *d, seqpar_device *device) {
+    memset(f, 0, sizeof *f);
+    f->d = d;
+    f->device = device;
+    f->comm = seqpar_comm_self();
+    f->count = d->world / d->sp * d->accumulation;
     f->rows = (dump_row *)calloc((size_t)f->count, sizeof *f->rows);
     f->logp = (double **)calloc((size_t)f->count, sizeof *f->logp);
-    if (!f->rows || !f->logp)
-        return seqpar_fail(&f->d->error, SEQPAR_ERR_MEMORY, "no memory for rows"), -1;
+    return f->rows && f->logp ? 0 : reference_no_memory(f);
+}
+
+/* All rows, which have what it takes. 0; 1: they lack something; -1 with d->error. */
+static inline int reference_rows(reference *f) {
     for (int64_t i = 0; i < f->count; i++) {
         dump_row *row = &f->rows[i];
         dump_places found;
         if (dump_read_row(f->d, i / f->d->accumulation, i % f->d->accumulation, row, &found))
             return -1;
         if (!row->ids || !row->labels || found.missing + found.twice + found.outside) return 1;
-        f->logp[i] = (double *)calloc((size_t)row->tokens + 1, sizeof **f->logp);
-        if (!f->logp[i])
-            return seqpar_fail(&f->d->error, SEQPAR_ERR_MEMORY, "no memory for rows"), -1;
     }
     return 0;
 }
@@ -337,6 +393,8 @@ static inline int reference_rows(reference *f) {
 static inline void reference_close(reference *f) {
     for (int64_t i = 0; f->rows && i < f->count; i++) dump_row_free(&f->rows[i]);
     for (int64_t i = 0; f->logp && i < f->count; i++) free(f->logp[i]);
+    for (int64_t i = 0; f->tapes && i < f->count; i++) tape_free(&f->tapes[i]);
+    free(f->tapes);
     free(f->rows);
     free(f->logp);
     free(f->gradient);
@@ -354,19 +412,15 @@ static inline int reference_failed(reference *f) {
     return -1;
 }
 
-/* device: an own one, in fp64 or bf16. 0; 1: the dump lacks something; -1 with d->error. To be
-   closed in any case. */
-static inline int reference_open(reference *f, dump *d, const char *folder,
-                                 seqpar_device *device) {
+/* The model of a folder, for rows that are there. */
+static inline int reference_model(reference *f, const char *folder) {
     seqpar_optim_desc desc = {.kind = SEQPAR_OPTIM_SGD};
     seqpar_llama_config config = {.layers = 0};
-    int status;
-    memset(f, 0, sizeof *f);
-    f->d = d;
-    f->device = device;
-    f->comm = seqpar_comm_self();
-    if (demo_load_config(folder, &config, &d->error)) return -1;
-    if ((status = reference_rows(f)) != 0) return status;
+    if (demo_load_config(folder, &config, &f->d->error)) return -1;
+    for (int64_t i = 0; i < f->count; i++) {
+        f->logp[i] = (double *)calloc((size_t)f->rows[i].tokens + 1, sizeof **f->logp);
+        if (!f->logp[i]) return reference_no_memory(f);
+    }
     if (seqpar_ctx_open(&f->ctx, f->comm, f->device, 1)) return reference_failed(f);
     f->ctx_open = 1;
     if (seqpar_llama_open(&f->ctx, &f->model, &config)) return reference_failed(f);
@@ -375,9 +429,16 @@ static inline int reference_open(reference *f, dump *d, const char *folder,
         return reference_failed(f);
     f->optim_open = 1;
     f->gradient = (double *)calloc((size_t)f->model.elements + 1, sizeof *f->gradient);
-    if (!f->gradient)
-        return seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for gradients"), -1;
-    return reference_weights(f, folder);
+    return f->gradient ? reference_weights(f, folder) : reference_no_memory(f);
+}
+
+/* device: an own one, in fp64 or bf16. 0; 1: the dump lacks something; -1 with d->error. To be
+   closed in any case. */
+static inline int reference_open(reference *f, dump *d, const char *folder,
+                                 seqpar_device *device) {
+    int status = reference_begin(f, d, device);
+    if (!status) status = reference_rows(f);
+    return status ? status : reference_model(f, folder);
 }
 
 /* ---- a step ---- */
@@ -436,6 +497,7 @@ static inline int reference_pass(reference *f, const seqpar_row *row, int64_t i,
     int type = f->device->accumulator;
     int status = seqpar_llama_open_batch(&f->ctx, &f->model, &b, row, 1, &run);
     f->row = i;
+    f->calls = 0;
     if (!status && seeds)
         status = seqpar_buffer_new(&f->ctx, &seed, b.tokens * seqpar_dtype_bytes(type),
                                    SEQPAR_MEM_ACTIVATIONS);
