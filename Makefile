@@ -96,8 +96,11 @@ build/verify_sp: verify/verify.c build/seqpar.o demos/trainer/files.h demos/trai
 
 build/test_dump build/test_dump_step build/test_dump_model: $(ORACLE)
 build/test_references: $(wildcard verify/oracle/*.h)
-$(ORACLE): verify/seqpar_verify.c build/seqpar.o $(wildcard verify/oracle/*.h) verify/slow.h verify/kept.h demos/trainer/model_folder.h
-	$(CC) -D_GNU_SOURCE $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o -o $@ $(LDLIBS)
+$(ORACLE): verify/seqpar_verify.c build/seqpar.o build/self_test.o $(wildcard verify/oracle/*.h) verify/slow.h verify/kept.h demos/trainer/model_folder.h
+	$(CC) -D_GNU_SOURCE $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o build/self_test.o -o $@ $(LDLIBS)
+# `seqpar-verify test` is make verify
+build/self_test.o: verify/verify.c build/seqpar.o demos/trainer/files.h demos/trainer/advantage.h verify/run_objective.h verify/layouts.h verify/kept.h
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) -Dmain=seqpar_verify_test -c $< -o $@
 
 # Copies of the headers, and of what the trainers compute, with every mistake of verify/faults.tsv in them, each behind a switch.
 TRAINER_FAULTS = build/faults/demos/trainer/advantage.h
