@@ -56,7 +56,8 @@ def forward(c, w, share, ranks, tape=None):
 
 
 def attend(c, layer, x, positions, setting):
-    q, k, v = (F.linear(x, layer[name]).view(len(x), -1, c.head_dim) for name in ("q_proj", "k_proj", "v_proj"))
+    q, k, v = (F.linear(x, layer[name]).view(len(x), heads, c.head_dim)
+               for name, heads in (("q_proj", c.heads), ("k_proj", c.kv_heads), ("v_proj", c.kv_heads)))
     out = Attention.apply(rotary(q, positions), rotary(k, positions), v, setting)
     return F.linear(out.reshape(len(x), c.heads * c.head_dim), layer["o_proj"])
 

@@ -65,7 +65,8 @@ class Ranks:
 
 
 def _bytes(arrays):
-    return torch.cat([x.detach().contiguous().flatten().view(torch.uint8) for x in arrays])
+    # a clone has strides of its own, also where it has one element
+    return torch.cat([x.detach().clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8) for x in arrays])
 
 
 def _arrays(data, like):

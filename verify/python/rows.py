@@ -38,7 +38,14 @@ class Row:
 
 def make_rows(c):
     """rows[d][a] is what replica d trains on in micro-batch a. The same on all ranks, for whoever splits them."""
-    draw = random.Random(f"rows {c.seed}")
+    for attempt in range(1000):
+        rows = _draw_rows(c, random.Random(f"rows {c.seed} {attempt}"))
+        if any((shift(row.targets, row) != IGNORED).any() for of_replica in rows for row in of_replica):
+            return rows  # some rows may have nothing to learn; the step has
+    raise ValueError(f"no rows for {c}")
+
+
+def _draw_rows(c, draw):
     prompts = [_tokens(c, draw, 2 + g) for g in range(3)]  # of ppo: a group's documents answer the same one
     count = 0
     rows = []
@@ -59,7 +66,7 @@ def _row(c, draw, prompts, count):
     if c.documents == "one":
         lengths = [37]
     if c.documents == "long_prompt":  # nothing is supervised on the first ranks
-        lengths = [31, 3]
+        lengths = [31, draw.choice((11, 13, 17, 19, 23))]
     if c.documents == "tiny":  # fewer tokens than ranks, perhaps
         lengths = [draw.choice((1, 2, 3))]
     groups = [(count + i) % len(prompts) for i in range(len(lengths))]
@@ -83,8 +90,8 @@ def _begin(c, draw, lengths, i, prompt):
     """A document's prompt, which is not trained on. Those of a pair, and those of a group, are the same."""
     if c.documents == "no_prompt":
         return []
-    if c.documents == "long_prompt" and i == 0:
-        return _tokens(c, draw, 29)
+    if c.documents == "long_prompt":
+        return _tokens(c, draw, (29, 1)[i])
     if c.objective == "ppo":
         return prompt[:lengths[i] - 1]
     if c.objective in ("dpo", "rm"):
@@ -124,7 +131,7 @@ def split(row, layout, sp):
     """Places in the row that each rank holds, ascending."""
     length = len(row)
     if layout == "stripe":
-        return [torch.arange(r, length, sp) for r in range(sp)]
+        return [torch.arange(length)[r::sp].clone() for r in range(sp)]
     if layout == "contiguous":
         return [_piece(0, length, r, sp) for r in range(sp)]
     documents = row.cu_seqlens.tolist() if layout == "zigzag_doc" else [0, length]
