@@ -5,7 +5,7 @@
     python matrix.py build/seqpar-verify --mistakes over_sp stale_kv --by-variant --right 0
 
 detected: exit code 1. named: the mistake alone, by its name. among several: one of several names. named wrong: other names only.
-insufficient: the dump shows nothing. Exit code 1 if a right step is accused, or a mistake is never detected.
+insufficient: the dump shows nothing. Exit code 1 if a right step is accused, a dump refused, or a mistake never detected.
 """
 import argparse
 import json
@@ -32,11 +32,18 @@ class Verdict:
 
     @property
     def word(self):
-        return self.answer.get("verdict", self.error)
+        return self.answer.get("verdict", "refused")
+
+    @property
+    def refused(self):
+        return self.code not in (0, 1, 4)
 
     def wrong_stages(self):
         return [f"{s['stage']}: {' '.join(m['name'] for m in s['mistakes']) or 'unknown'}" for s in self.answer.get("stages", [])
                 if s["verdict"] == "wrong"]
+
+    def said(self):
+        return self.error if self.refused else f"{self.word} [{'; '.join(self.wrong_stages())}]"
 
     def column(self, name):
         """How the mistake was named, if it was."""
@@ -55,6 +62,7 @@ class Runs:
     def __init__(self, oracle, workers, folder, total):
         self.oracle, self.workers, self.folder = oracle, workers, folder
         self.done, self.total, self.began = 0, total, time.time()
+        self.refused = []
 
     def verdict(self, c):
         dump, want = f"{self.folder}/dump", f"{self.folder}/want"
@@ -64,14 +72,20 @@ class Runs:
         self.done += 1
         print(f"\r{self.done} of {self.total}, {(time.time() - self.began) / self.done:.2f} s each ", end="", file=sys.stderr)
         verdict = Verdict(self.oracle, dump, want)
-        if verdict.code not in (0, 1, 4):
-            sys.exit(f"\n{self.oracle}: {verdict.error}\nof {brief(c)}")
+        if verdict.refused:
+            self.refused.append(f"{again(c)}: {verdict.error}")
         return verdict
 
 
 def brief(c):
     """A config without what is as by default."""
     return " ".join(f"{f.name}={getattr(c, f.name)}" for f in fields(Config) if getattr(c, f.name) != f.default)
+
+
+def again(c):
+    """How to take this step once more."""
+    mistake = f" --mistake {c.mistake}" * bool(c.mistake) + f" --variant {c.variant}" * bool(c.variant)
+    return f"trainer.py FOLDER --seed {c.seed} --dtype {c.dtype}{mistake}"
 
 
 def plan(names, dtypes, seeds):
@@ -88,20 +102,20 @@ def judge_mistakes(runs, todo, by_variant, log):
         row["detected"] += verdict.code == 1
         if verdict.column(name):
             row[verdict.column(name)] += 1
-        if log:
-            print(f"{name} {variant or '-'} {dtype} {seed}: {verdict.word} [{'; '.join(verdict.wrong_stages())}]", file=log, flush=True)
+        print(f"{again(c)}: {verdict.said()}", file=log, flush=True)
     return rows
 
 
-def judge_right(runs, number, dtypes):
+def judge_right(runs, number, dtypes, log):
     """Verdicts of right steps, and the first that were accused."""
     words, accused = defaultdict(int), []
     for seed in range(number):
         c = random_config(seed, dtype=dtypes[seed % len(dtypes)])
         verdict = runs.verdict(c)
         words[verdict.word] += 1
+        print(f"{again(c)}: {verdict.said()} {brief(c)}", file=log, flush=True)
         if verdict.code == 1:
-            accused.append(f"trainer.py FOLDER --seed {seed} --dtype {c.dtype}: {'; '.join(verdict.wrong_stages())}\n    {brief(c)}")
+            accused.append(f"{again(c)}: {verdict.said()}\n    {brief(c)}")
     return words, accused
 
 
@@ -121,13 +135,15 @@ def markdown(lines):
     return "\n".join("| " + " | ".join(line) + " |" for line in head + lines[1:])
 
 
-def report(rows, words, accused):
-    """Tables as text and as markdown, and the sentence below them."""
+def report(rows, words, accused, refused):
+    """What is said below the table, and whether something is wrong."""
     said = [f"right steps: {', '.join(f'{n} {word}' for word, n in sorted(words.items()))}; accused: {len(accused)}"] if words else []
     missed = sorted({name for (name, _) in rows} - {name for (name, _), row in rows.items() if row["detected"]})
     if missed:
         said.append(f"never detected: {', '.join(missed)}")
-    return said + accused[:1], bool(missed or accused)
+    if refused:
+        said.append(f"refused: {len(refused)}; first {refused[0]}")
+    return said + accused[:1], bool(missed or accused or refused)
 
 
 def arguments():
@@ -139,7 +155,7 @@ def arguments():
     parser.add_argument("--dtypes", nargs="*", choices=("bf16", "fp32", "fp64"), default=["fp32", "bf16"])
     parser.add_argument("--by-variant", action="store_true", help="a line for each variant of a mistake")
     parser.add_argument("--markdown", metavar="FILE", help="write the table there, too")
-    parser.add_argument("--log", metavar="FILE", help="write a line for each wrong step there: verdict, stages, names")
+    parser.add_argument("--log", metavar="FILE", help="write a line for each step there: verdict, stages, names")
     return parser.parse_args()
 
 
@@ -149,9 +165,9 @@ def main():
     with Workers() as workers, tempfile.TemporaryDirectory() as folder, open(given.log or os.devnull, "w") as log:
         runs = Runs(given.oracle, workers, folder, len(todo) + given.right)
         rows = judge_mistakes(runs, todo, given.by_variant, log)
-        words, accused = judge_right(runs, given.right, given.dtypes)
+        words, accused = judge_right(runs, given.right, given.dtypes, log)
     print(file=sys.stderr)
-    said, wrong = report(rows, words, accused)
+    said, wrong = report(rows, words, accused, runs.refused)
     print("\n".join(([aligned(table(rows))] if rows else []) + said))
     if given.markdown:
         with open(given.markdown, "w") as file:

@@ -24,7 +24,7 @@ def shapes(c):
 
 
 def weights(c, copy=0, noise=0.0, head=1.0):
-    """The policy; or a frozen copy that differs from it a little, as a reference or a policy of some steps ago does.
+    """The policy, whose log-probs are spread widely; or a frozen copy that differs from it a little, as a reference or a policy of some steps ago does.
 
     A head below 1 makes all tokens more alike: random ones get more likely. Rounded to c.dtype last, so that all dtypes have
     the same model."""
@@ -34,13 +34,18 @@ def weights(c, copy=0, noise=0.0, head=1.0):
         x = torch.randn(shape, generator=draw, dtype=torch.float64)
         x = 1 + 0.1 * x if name.endswith("norm") else x if name == "embed_tokens" else x * shape[-1] ** -0.5
         x = x + noise * x.std() * torch.randn(shape, generator=drift, dtype=torch.float64) if noise and x.dim() > 1 else x
-        made[name] = (x * head if name == "lm_head" else x).to(c.torch_dtype)
+        made[name] = (x * 2 * head if name == "lm_head" else x).to(c.torch_dtype)
     return made
 
 
+def wide(x):
+    """fp32 at least."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def rms_norm(x, weight):
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * weight
+    y = wide(x)
+    return (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * weight
 
 
 def forward(c, w, share, ranks, tape=None):
@@ -64,6 +69,5 @@ def attend(c, layer, x, positions, setting):
 
 def log_probs(w, hidden, labels):
     """Of each label, in fp32 at least. Where there is none: of token 0."""
-    logits = F.linear(hidden, w["lm_head"])
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logits = wide(F.linear(hidden, w["lm_head"]))
     return torch.log_softmax(logits, -1).gather(-1, labels.clamp(min=0)[:, None])[:, 0]

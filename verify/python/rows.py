@@ -75,6 +75,10 @@ def _row(c, draw, prompts, count):
     if c.objective in ("sft", "rm") and c.documents == "ordinary" and draw.random() < 0.5:
         i = draw.randrange(len(lengths))  # a document of one token
         begins[i], completions[i] = [], _tokens(c, draw, 1)
+    if c.objective == "sft" and c.documents in ("ordinary", "several") and draw.random() < 0.2:
+        begins.append([0] * draw.randint(1, 6))  # padding, as a document that nothing is learned from
+        completions.append([])
+        lengths, groups = lengths + [0], groups + [0]
     if c.length != "any":
         _fit(c, draw, completions, sum(map(len, begins + completions)))
     row = pack(begins, completions, first_is_target=c.mistake == "labels_cross_documents")

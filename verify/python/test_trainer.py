@@ -191,7 +191,7 @@ def plain_ppo(c, rows):
 def check_gradient(*_):
     """The hand-written backward passes, through the model, against differences of the loss."""
     for objective in trainer.ALL:
-        c = random_config(11, dtype="fp64", objective=objective, sp=1, dp=1, accumulation=1)
+        c = random_config(11, dtype="fp64", objective=objective, sp=1, dp=1, accumulation=1, frozen="")
         rows, w = make_rows(c)[0], model.weights(c)
         got, _, _ = trainer.gradients(c, Ranks(), w, rows)
         direction = {n: torch.randn(x.shape, generator=torch.Generator().manual_seed(1), dtype=x.dtype) for n, x in w.items()}

@@ -9,6 +9,8 @@ An independent witness: PyTorch's autograd and gloo, and nothing of the library 
 computation, in the form in which it occurs in frameworks; the dump says honestly what the trainer had and did.
 """
 import argparse
+import glob
+import os
 import random
 import tempfile
 import traceback
@@ -22,6 +24,7 @@ import torch.multiprocessing as multiprocessing
 import losses
 import model
 import optimizer
+from model import wide
 from ranks import Ranks, make_groups
 from rows import MicroBatch, make_rows
 from seqpar_dump import Dump
@@ -74,6 +77,8 @@ class Config:
     eps: float = 1e-8
     weight_decay: float = 0
     max_norm: float = 0
+    narrow_gradients: bool = False  # added up and reduced in the parameters' type, not in fp32
+    frozen: str = ""  # parameters with this in their names have no gradient
     shard: str = "none"  # or world, sp, dp: over which ranks optimizer and gradients are divided
     warm_up: bool = False  # a right step before, so that moments are not 0
     leave_out: tuple = ()  # tensors that the dump does not have
@@ -231,7 +236,7 @@ CHOICES = dict(
     clip_high=(0.2, 0.28), kl_coef=(0, 0.05, 0.5), advantage=("group", "group_mean", ""), apart=(0.02, 0.05, 0.1),
     reference_head=(0.8, 1.0, 1.2), optimizer=("adamw", "adamw", "adamw", "sgd"), lr=(1e-3, 1e-2, 1e-1), beta1=(0.9, 0.8),
     beta2=(0.999, 0.95), eps=(1e-8, 1e-6), weight_decay=(0, 0.01, 0.1), max_norm=(0, 0.05, 1.0, 100.0),
-    shard=("none", "none", "world", "sp", "dp"), warm_up=(False, True))
+    narrow_gradients=(False, False, True), shard=("none", "none", "world", "sp", "dp"), warm_up=(False, True))
 # kinds of tensors that a framework may not have at hand
 OPTIONAL = ("index", "cu_seqlens", "positions", "labels", "logp", "local", "norm", "grad", "param", "after", "q", "lse", "dout", "dq",
             "rewards", "groups", "kl", "scores", "values", "ref_logp", "advantages")
@@ -251,6 +256,7 @@ def random_config(seed, mistake="", variant=None, **fixed):
         allowed.update(MISTAKES[mistake].variants[variant])
     else:
         allowed["documents"] = ("ordinary",) * 8 + ("several", "one", "long_prompt", "no_prompt", "tiny")
+        allowed["frozen"] = ("", "", "", "embed_tokens", "layers.0", "norm")
         allowed["leave_out"] = ((), (), tuple(draw.sample(OPTIONAL, draw.randint(1, 4))))
     sps, dps = allowed.pop("sp"), allowed.pop("dp")
     shapes = [(sp, dp) for sp in sps for dp in dps if sp * dp <= 4]
@@ -281,23 +287,24 @@ def train(c, ranks, folder):
     local, loss, micro_batches = gradients(c, ranks, w, own)
     reduced = optimizer.reduce_gradients(c, ranks, local)
     took = step(c, ranks, w, local, reduced, moments)
-    write(c, ranks, folder, micro_batches, loss, local, took)
+    write(c, ranks, folder, w, micro_batches, loss, local, took)
 
 
 def gradients(c, ranks, w, rows):
     """This rank's gradients of the whole step, not reduced; the loss; the micro-batches with all that was found out."""
-    w = {name: x.clone().requires_grad_() for name, x in w.items()}
+    w = {name: x.clone().requires_grad_(trains(c, name)) for name, x in w.items()}
+    trained = {name: x for name, x in w.items() if x.requires_grad}
     micro_batches = [MicroBatch(c, row, ranks, a) for a, row in enumerate(rows)]
     look_ahead = losses.Step(c, ranks, micro_batches)
     without_gradient(c, ranks, w, look_ahead, micro_batches)
     total = None
     for m in micro_batches:
         loss = run(c, ranks, w, look_ahead, m)
-        got = torch.autograd.grad(loss * seed_factor(c, ranks), list(w.values()))
-        got = [g.to(torch.promote_types(g.dtype, torch.float32)) for g in got]
+        got = torch.autograd.grad(loss * seed_factor(c, ranks), list(trained.values()))
+        got = got if c.narrow_gradients else [wide(g) for g in got]
         lost = total is None or c.mistake == "micro_batches_lost"  # .grad is set, not added to
         total = got if lost else [a + b for a, b in zip(total, got)]
-    return dict(zip(w, total)), look_ahead.report(micro_batches), micro_batches
+    return dict(zip(trained, total)), look_ahead.report(micro_batches), micro_batches
 
 
 def run(c, ranks, w, look_ahead, m):
@@ -305,13 +312,17 @@ def run(c, ranks, w, look_ahead, m):
     m.tape = {} if m.number == 0 else None
     hidden = model.forward(c, w, m, ranks, m.tape)
     if c.objective == "rm":
-        m.values = (hidden @ w["score"][0]).to(torch.promote_types(hidden.dtype, torch.float32))
+        m.values = wide(hidden @ w["score"][0])
     else:
         m.logp = model.log_probs(w, hidden, m.labels)
     loss = losses.OBJECTIVES[c.objective](look_ahead, m)
     if not hasattr(m, "shown"):
         m.shown = loss.detach()
     return loss
+
+
+def trains(c, name):
+    return not c.frozen or c.frozen not in name
 
 
 def seed_factor(c, ranks):
@@ -369,9 +380,9 @@ def warm_up(c, w):
     got, _, _ = gradients(alone, Ranks(), w, make_rows(c)[0][:1])
     factor = optimizer.coefficient(c, optimizer.norm_of(got))
     moments = {}
-    for name, x in w.items():
-        zero = torch.zeros_like(got[name])
-        w[name], *moments[name] = optimizer.update(alone, x, got[name] * factor, zero, zero, 1)
+    for name, gradient in got.items():
+        zero = torch.zeros_like(wide(gradient))
+        w[name], *moments[name] = optimizer.update(alone, w[name], wide(gradient) * factor, zero, zero, 1)
     return moments
 
 
@@ -388,17 +399,19 @@ class Took:
 
 def step(c, ranks, w, local, reduced, moments):
     grad, param = optimizer.shard(c, ranks, reduced), optimizer.shard(c, ranks, w)
-    m, v = (optimizer.shard(c, ranks, {name: moments[name][i] if moments else torch.zeros_like(x) for name, x in reduced.items()})
+    m, v = (optimizer.shard(c, ranks, {name: moments[name][i] if moments else torch.zeros_like(wide(x)) for name, x in reduced.items()})
             for i in (0, 1))
     norm = optimizer.shown_norm(c, ranks, local, grad)
     factor = optimizer.clip(c, ranks, local, grad, norm)
-    after = {name: optimizer.update(c, x, grad[name] * factor, m[name], v[name], 2 if moments else 1)[0] for name, x in param.items()}
+    after = dict(param)
+    for name, gradient in grad.items():
+        after[name], _, _ = optimizer.update(c, param[name], wide(gradient) * factor, m[name], v[name], 2 if moments else 1)
     return Took(float(norm), grad, param, after, m if moments else {}, v if moments else {})
 
 
 # ---- what is written down ----
 
-def write(c, ranks, folder, micro_batches, loss, local, took):
+def write(c, ranks, folder, w, micro_batches, loss, local, took):
     beyond = {name: getattr(c, name) or None for name in ("softmax_scale", "window", "softcap")}
     if c.objective in MEANS:
         beyond["reduction"] = c.reduction
@@ -410,13 +423,13 @@ def write(c, ranks, folder, micro_batches, loss, local, took):
         dump.micro_batch(m.number, **kept(c, of_micro_batch(c, m)))
         if m.tape:
             dump.attention(m.number, **kept(c, m.tape))
-    write_step(c, ranks, dump, loss, local, took)
+    write_step(c, ranks, dump, w, loss, local, took)
 
 
-def write_step(c, ranks, dump, loss, local, took):
+def write_step(c, ranks, dump, w, loss, local, took):
     kinds = kept(c, {"local": local, "grad": took.grad, "param": took.param, "after": took.after, "m": took.m, "v": took.v})
     part = {f"{kind}.{name}": (optimizer.shard_of(c, ranks, name, x)[0], x.numel()) for kind in kinds if kind != "local"
-            for name, x in local.items() if name in kinds[kind]} if optimizer.is_sharded(c, ranks) else {}
+            for name, x in w.items() if name in kinds[kind]} if optimizer.is_sharded(c, ranks) else {}
     how = {"optimizer": c.optimizer, "lr": c.lr, "step": 2 if took.m else 1, "max_norm": c.max_norm}
     if c.optimizer == "adamw":
         how.update(beta1=c.beta1, beta2=c.beta2, eps=c.eps, weight_decay=c.weight_decay)
@@ -529,6 +542,8 @@ def main():
         parser.error("give the folder of the dump, or --list")
     c = random_config(given.seed, given.mistake, given.variant, dtype=given.dtype)
     print(c)
+    for path in glob.glob(f"{glob.escape(given.folder)}*/rank?.safetensors"):
+        os.remove(path)  # of a larger world
     with Workers() as workers:
         workers.run(c, given.folder, given.folder + ".want")
 
