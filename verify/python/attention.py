@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT OR Unlicense
 """Attention over a sequence that several ranks share, in three ways: ring, llama3 and Ulysses.
 
-Ring: keys and values go round; each hop's partial output is merged by its log-sum-exp. In the backward pass k, v go round
-again, with dk and dv, which arrive home after as many hops as there are ranks. llama3: all keys and values are gathered, dk and
-dv reduce-scattered. Ulysses: tokens are exchanged for heads, attention sees whole rows, and heads go back for tokens. Shares may
-differ in length. Mistakes are planted in forward and backward passes alike.
+Ring: keys and values go round; each hop's partial output is merged by its log-sum-exp. In the backward pass k, v go
+round again, with dk and dv, which arrive home after as many hops as there are ranks. llama3: all keys and values are
+gathered, dk and dv reduce-scattered. Ulysses: tokens are exchanged for heads, attention sees whole rows, and heads go
+back for tokens. Shares may differ in length. Mistakes are planted in forward and backward passes alike.
 """
 from dataclasses import dataclass
 from functools import reduce
@@ -208,7 +208,8 @@ def _heads_of(s):
 def _to_heads(s, x, heads):
     """(own tokens, all heads) to (all tokens, own heads)."""
     own = len(heads[s.ranks.member])
-    return torch.cat(s.ranks.exchange([x[:, h] for h in heads], [x.new_empty(len(t), own, *x.shape[2:]) for t in s.shares]))
+    like = [x.new_empty(len(tokens), own, *x.shape[2:]) for tokens in s.shares]
+    return torch.cat(s.ranks.exchange([x[:, h] for h in heads], like))
 
 
 def _to_tokens(s, x, heads, number):
@@ -234,7 +235,7 @@ def ulysses_backward(s, _, dout, out, saved):
     query, kv = _heads_of(s)
     delta = _to_heads(s, (dout * out).sum(-1), query)
     dq, dk, dv = block_backward(s, q, k, v, s.seen(s.whole, s.whole), local, _to_heads(s, dout, query), lse, delta)
-    return _to_tokens(s, dq, query, s.c.heads), _to_tokens(s, dk, kv, s.c.kv_heads), _to_tokens(s, dv, kv, s.c.kv_heads)
+    return _to_tokens(s, dq, query, s.c.heads), *(_to_tokens(s, x, kv, s.c.kv_heads) for x in (dk, dv))
 
 
 # ---- all of them ----
@@ -248,7 +249,8 @@ def own_forward(s, q, k, v):
 
 def own_backward(s, q, dout, out, saved):
     k, v, lse = saved
-    return block_backward(s, q, k, v, s.seen(s.own, s.own), torch.tensor(s.kv_of_head), dout, lse, (dout * out).sum(-1))
+    delta = (dout * out).sum(-1)
+    return block_backward(s, q, k, v, s.seen(s.own, s.own), torch.tensor(s.kv_of_head), dout, lse, delta)
 
 
 WAYS = {"ring": (ring_forward, ring_backward), "llama3": (llama3_forward, llama3_backward),
@@ -256,12 +258,12 @@ WAYS = {"ring": (ring_forward, ring_backward), "llama3": (llama3_forward, llama3
 
 
 class Attention(torch.autograd.Function):
-    """q (n, heads, d), k and v (n, kv_heads, d) of this rank's tokens. Computes bf16 in fp32, as flash attention does."""
+    """q (n, heads, d), k and v (n, kv_heads, d) of this rank's tokens. In fp32 at least, as flash attention computes."""
 
     @staticmethod
     def forward(ctx, q, k, v, s):
         way = "own" if s.mistake == "own_tokens_only" else s.c.attention
-        wide = q.to(torch.float32) if q.dtype == torch.bfloat16 else q
+        wide = q.to(torch.promote_types(q.dtype, torch.float32))
         out, lse, ctx.rest = WAYS[way][0](s, wide, k, v)
         out = out.to(q.dtype)
         ctx.s, ctx.backward_of_way, ctx.q = s, WAYS[way][1], wide
@@ -286,7 +288,7 @@ def rotary(x, positions, base=100.0):
     """Turns pairs of coordinates by angles that grow with the position. A low base: these texts are short."""
     half = x.shape[-1] // 2
     angles = positions[:, None].to(torch.float64) * base ** (-torch.arange(half, dtype=torch.float64) / half)
-    cos, sin = (f(angles)[:, None].to(x.dtype if x.dtype != torch.bfloat16 else torch.float32) for f in (torch.cos, torch.sin))
+    cos, sin = (f(angles)[:, None].to(torch.promote_types(x.dtype, torch.float32)) for f in (torch.cos, torch.sin))
     a, b = x[..., :half], x[..., half:]
     return torch.cat((a * cos - b * sin, a * sin + b * cos), -1).to(x.dtype)
 

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: MIT OR Unlicense
 """What a micro-batch adds to the step's loss: SFT, DPO, reward model, KTO, PPO with advantages of groups (GRPO).
 
-The rule: sums and counts are added over the ranks of a sequence, over replicas and micro-batches before anything that is not
-linear, and divided once. Every rank of a sequence has the same value then, and its backward pass goes to its own tokens alone;
-gradients are to be summed over all ranks. Mistakes of the loss are planted here.
+The rule: sums and counts are added over the ranks of a sequence, over replicas and micro-batches before anything that
+is not linear, and divided once. Every rank of a sequence has the same value then, and its backward pass goes to its own
+tokens alone; gradients are to be summed over all ranks. Mistakes of the loss are planted here.
 """
 import torch
 import torch.nn.functional as F
 
 
 class SumOverSequence(torch.autograd.Function):
-    """The sum over the ranks of a sequence. Each of them starts its backward pass from the same loss, so that a seed goes to the
-    own addend as it is. Were seeds summed, too, all gradients would be sp times too large."""
+    """The sum over the ranks of a sequence.
+
+    Each of them starts its backward pass from the same loss, so that a seed goes to the own addend as it is. Were seeds
+    summed, too, all gradients would be sp times too large."""
 
     @staticmethod
     def forward(ctx, x, ranks, sum_seeds):
@@ -28,7 +30,8 @@ class Step:
 
     def __init__(self, c, ranks, micro_batches):
         self.c, self.ranks, self.mistake, self.variant = c, ranks, c.mistake, c.variant
-        self.counts = ranks.gather(torch.tensor([int(m.supervised.sum()) for m in micro_batches]))  # (world, micro-batches)
+        # (world, micro-batches)
+        self.counts = ranks.gather(torch.tensor([int(m.supervised.sum()) for m in micro_batches]))
         self.own_count = max(1, int(self.counts[ranks.rank].sum()))
         self.tokens = self._total((len(m.index) for m in micro_batches), "world")
         self.pairs = self._total((m.row.documents // 2 for m in micro_batches), "dp")
@@ -73,10 +76,12 @@ def ppo(step, m):
 
 
 def mean_of_tokens(step, m, loss):
-    loss = loss * m.supervised if step.variant == "gradient" else torch.where(m.supervised, loss, torch.zeros_like(loss))
+    masked = torch.where(m.supervised, loss, torch.zeros_like(loss))
+    loss = loss * m.supervised if step.variant == "gradient" else masked  # a product with 0 lets a NaN through
     own = (loss * weights(step, m).to(loss.dtype)).sum()
     if step.mistake == "local_count":
-        m.divisor = step.own_count if step.variant == "step" else max(1, int(m.supervised.sum())) * step.c.accumulation
+        of_this = max(1, int(m.supervised.sum())) * step.c.accumulation
+        m.divisor = step.own_count if step.variant == "step" else of_this
         return step.whole(loss.sum()) / m.divisor
     if step.mistake == "own_mean_alone":
         m.shown = loss.sum().detach() / step.own_count
@@ -110,8 +115,9 @@ def _of_sequences(step, m):
     """Of the tokens of each document: the mean over documents of their means."""
     if step.mistake != "sequence_counts_local":
         return 1 / m.counts.clamp(min=1) / step.supervised_documents
-    means = {"summed": step.supervised_documents, "averaged": step.supervised_documents * step.ranks.sp, "parts": step.parts}
-    return 1 / m.own_counts.clamp(min=1) / means[step.variant]
+    number = {"summed": step.supervised_documents, "averaged": step.supervised_documents * step.ranks.sp,
+              "parts": step.parts}[step.variant]
+    return 1 / m.own_counts.clamp(min=1) / number
 
 
 def _groups(step, m):

@@ -4,8 +4,9 @@
     python matrix.py build/seqpar-verify --seeds 3 --right 1000 --markdown matrix.md
     python matrix.py build/seqpar-verify --mistakes over_sp stale_kv --by-variant --right 0
 
-detected: exit code 1. named: the mistake alone, by its name. among several: one of several names. named wrong: other names only.
-insufficient: the dump shows nothing. Exit code 1 if a right step is accused, a dump refused, or a mistake never detected.
+detected: exit code 1. named: the mistake alone, by its name. among several: one of several names. named wrong: other
+names only. insufficient: the dump shows nothing. Exit code 1 if a right step is accused, a dump refused, or a mistake
+never detected.
 """
 import argparse
 import json
@@ -25,7 +26,7 @@ COLUMNS = ("runs", "detected", "named", "among several", "named wrong", "insuffi
 
 class Verdict:
     def __init__(self, oracle, dump, want):
-        said = subprocess.run([oracle, "ver", dump, "--want", want, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        said = subprocess.run([oracle, "ver", dump, "--want", want, "--json"], capture_output=True, text=True)
         self.code, self.error = said.returncode, said.stderr.strip()
         self.answer = json.loads(said.stdout) if said.stdout.strip() else {}
         self.names = [m["name"] for m in self.answer.get("mistakes", [])]
@@ -39,8 +40,8 @@ class Verdict:
         return self.code not in (0, 1, 4)
 
     def wrong_stages(self):
-        return [f"{s['stage']}: {' '.join(m['name'] for m in s['mistakes']) or 'unknown'}" for s in self.answer.get("stages", [])
-                if s["verdict"] == "wrong"]
+        return [f"{stage['stage']}: {' '.join(m['name'] for m in stage['mistakes']) or 'unknown'}"
+                for stage in self.answer.get("stages", []) if stage["verdict"] == "wrong"]
 
     def said(self):
         return self.error if self.refused else f"{self.word} [{'; '.join(self.wrong_stages())}]"
@@ -70,7 +71,8 @@ class Runs:
             shutil.rmtree(path, ignore_errors=True)
         self.workers.run(c, dump, want)
         self.done += 1
-        print(f"\r{self.done} of {self.total}, {(time.time() - self.began) / self.done:.2f} s each ", end="", file=sys.stderr)
+        each = (time.time() - self.began) / self.done
+        print(f"\r{self.done} of {self.total}, {each:.2f} s each ", end="", file=sys.stderr)
         verdict = Verdict(self.oracle, dump, want)
         if verdict.refused:
             self.refused.append(f"{again(c)}: {verdict.error}")
@@ -89,7 +91,8 @@ def again(c):
 
 
 def plan(names, dtypes, seeds):
-    return [(name, variant, dtype, seed) for name in names for variant in variants(name) for dtype in dtypes for seed in range(seeds)]
+    return [(name, variant, dtype, seed) for name in names for variant in variants(name) for dtype in dtypes
+            for seed in range(seeds)]
 
 
 def judge_mistakes(runs, todo, by_variant, log):
@@ -122,12 +125,14 @@ def judge_right(runs, number, dtypes, log):
 # ---- tables ----
 
 def table(rows):
-    return [["mistake", "type", *COLUMNS]] + [[name, dtype, *(str(row[x]) for x in COLUMNS)] for (name, dtype), row in rows.items()]
+    lines = [[name, dtype, *(str(row[x]) for x in COLUMNS)] for (name, dtype), row in rows.items()]
+    return [["mistake", "type", *COLUMNS]] + lines
 
 
 def aligned(lines):
     widths = [max(map(len, column)) for column in zip(*lines)]
-    return "\n".join("  ".join([x.ljust(w) if i < 2 else x.rjust(w) for i, (x, w) in enumerate(zip(line, widths))]).rstrip() for line in lines)
+    cells = [[x.ljust(w) if i < 2 else x.rjust(w) for i, (x, w) in enumerate(zip(line, widths))] for line in lines]
+    return "\n".join("  ".join(line).rstrip() for line in cells)
 
 
 def markdown(lines):
@@ -137,7 +142,8 @@ def markdown(lines):
 
 def report(rows, words, accused, refused):
     """What is said below the table, and whether something is wrong."""
-    said = [f"right steps: {', '.join(f'{n} {word}' for word, n in sorted(words.items()))}; accused: {len(accused)}"] if words else []
+    counts = ", ".join(f"{n} {word}" for word, n in sorted(words.items()))
+    said = [f"right steps: {counts}; accused: {len(accused)}"] if words else []
     missed = sorted({name for (name, _) in rows} - {name for (name, _), row in rows.items() if row["detected"]})
     if missed:
         said.append(f"never detected: {', '.join(missed)}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Unlicense
-"""A small causal language model: pre-norm RMSNorm, rotary, grouped-query attention, SwiGLU. Weights are a dict by name."""
+"""A small causal language model: pre-norm RMSNorm, rotary, grouped-query attention, SwiGLU. Weights: a dict by name."""
 import torch
 import torch.nn.functional as F
 
@@ -24,16 +24,17 @@ def shapes(c):
 
 
 def weights(c, copy=0, noise=0.0, head=1.0):
-    """The policy, whose log-probs are spread widely; or a frozen copy that differs from it a little, as a reference or a policy of some steps ago does.
+    """The policy; or a frozen copy that differs from it a little, as a reference or a policy of some steps ago does.
 
-    A head below 1 makes all tokens more alike: random ones get more likely. Rounded to c.dtype last, so that all dtypes have
-    the same model."""
+    Its log-probs are spread widely, so that means over different tokens differ. A head below 1 makes all tokens more
+    alike: random ones get more likely. Rounded to c.dtype last, so that all dtypes have the same model."""
     draw, drift = torch.Generator().manual_seed(c.seed), torch.Generator().manual_seed(c.seed + 7919 * copy)
     made = {}
     for name, shape in shapes(c):
         x = torch.randn(shape, generator=draw, dtype=torch.float64)
         x = 1 + 0.1 * x if name.endswith("norm") else x if name == "embed_tokens" else x * shape[-1] ** -0.5
-        x = x + noise * x.std() * torch.randn(shape, generator=drift, dtype=torch.float64) if noise and x.dim() > 1 else x
+        if noise and x.dim() > 1:
+            x = x + noise * x.std() * torch.randn(shape, generator=drift, dtype=torch.float64)
         made[name] = (x * 2 * head if name == "lm_head" else x).to(c.torch_dtype)
     return made
 
@@ -52,10 +53,10 @@ def forward(c, w, share, ranks, tape=None):
     """Last hidden states of this rank's tokens."""
     x = F.embedding(share.ids, w["embed_tokens"])
     for i in range(c.layers):
-        layer = {name: w[f"layers.{i}.{name}"] for name in ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")}
+        layer = {name.removeprefix(f"layers.{i}."): weight for name, weight in w.items()}
         setting = Setting(c, share, ranks, tape if i == 0 else None)
-        x = x + attend(c, layer, rms_norm(x, w[f"layers.{i}.input_norm"]), share.positions, setting)
-        y = rms_norm(x, w[f"layers.{i}.post_norm"])
+        x = x + attend(c, layer, rms_norm(x, layer["input_norm"]), share.positions, setting)
+        y = rms_norm(x, layer["post_norm"])
         x = x + F.linear(F.silu(F.linear(y, layer["gate_proj"])) * F.linear(y, layer["up_proj"]), layer["down_proj"])
     return rms_norm(x, w["norm"])
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT OR Unlicense
 """From each rank's gradient to new parameters: reduction, norm, clip, AdamW or SGD, whole or sharded.
 
-Right: the sum over all ranks, whose losses were divided by the counts of the whole step; one norm of all parameters; decay apart
-from the gradient. Computed in fp32 (fp64 for fp64), whatever the parameters' type is. Mistakes of all of this are planted here.
+Right: the sum over all ranks, whose losses were divided by the counts of the whole step; one norm of all parameters;
+decay apart from the gradient. Computed in fp32 (fp64 for fp64), whatever the parameters' type is. Mistakes of all of
+this are planted here.
 """
 import torch
 
@@ -11,7 +12,8 @@ import torch
 
 def reduce_gradients(c, ranks, local):
     """Gradients of the step, the same on all ranks."""
-    over = {"never_synchronised": None, "replicas_not_reduced": "sp", "sequence_not_reduced": "dp"}.get(c.mistake, "world")
+    over = {"never_synchronised": None, "replicas_not_reduced": "sp",
+            "sequence_not_reduced": "dp"}.get(c.mistake, "world")
     if c.mistake == "clip_before_reduction":
         local = scaled(local, coefficient(c, norm_of(local)))
     flat = torch.cat([g.flatten() for g in local.values()])
@@ -109,7 +111,9 @@ def update(c, parameter, gradient, m, v, step):
         gradient = gradient + c.weight_decay * p
     m = c.beta1 * m + (1 - c.beta1) * gradient
     v = c.beta2 * v + (1 - c.beta2) * gradient ** 2
-    change = c.lr * direction(c, m, v, c.accumulation * step if c.mistake == "steps_counted_by_micro_batches" else step)
+    if c.mistake == "steps_counted_by_micro_batches":
+        step *= c.accumulation
+    change = c.lr * direction(c, m, v, step)
     keep = 1 if c.mistake == "decay_coupled" else 1 - c.lr * c.weight_decay
     p = (p - change) * keep if c.mistake == "decay_after_step" else p * keep - change
     return p.to(parameter.dtype), m, v

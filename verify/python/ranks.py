@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Unlicense
-"""This process among the others: who shares a sequence with it, who trains on other rows, and what moves between them.
+"""This process among the others: who shares a sequence with it, who trains on other rows, what moves between them.
 
 Rank r is member r % sp of replica r // sp. Everything travels as bytes, so that no type is left out.
 """
@@ -58,15 +58,16 @@ class Ranks:
             return arrays
         first = self.replica * self.sp
         sent, got = _bytes(arrays), torch.empty(sum(x.numel() * x.element_size() for x in like), dtype=torch.uint8)
-        moves = [dist.isend(sent, first + (self.member + 1) % self.sp), dist.irecv(got, first + (self.member - 1) % self.sp)]
-        for move in moves:
+        behind, ahead = (first + (self.member + step) % self.sp for step in (-1, 1))
+        for move in [dist.isend(sent, ahead), dist.irecv(got, behind)]:
             move.wait()
         return _arrays(got, like)
 
 
 def _bytes(arrays):
     # a clone has strides of its own, also where it has one element
-    return torch.cat([x.detach().clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8) for x in arrays])
+    own = [x.detach().clone(memory_format=torch.contiguous_format) for x in arrays]
+    return torch.cat([x.view(-1).view(torch.uint8) for x in own])
 
 
 def _arrays(data, like):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT OR Unlicense
 """Packed rows of documents, and the share of one that a rank holds: tokens, positions, labels.
 
-A row has the documents' tokens one after the other; cu_seqlens says where each begins. Labels are shifted over the whole
-row, before it is split. Mistakes of layout, positions and labels are planted here.
+A row has the documents' tokens one after the other; cu_seqlens says where each begins. Labels are shifted over the
+whole row, before it is split. Mistakes of layout, positions and labels are planted here.
 """
 import random
 from dataclasses import dataclass
@@ -59,7 +59,8 @@ def _draw_rows(c, draw):
 
 def _row(c, draw, prompts, count):
     """Documents of odd lengths that differ pairwise; some of one token, which nothing is predicted in."""
-    number = {"sft": draw.randint(1, 5), "ppo": draw.randint(2, 5), "kto": draw.randint(2, 5)}.get(c.objective, 2 * draw.randint(1, 2))
+    in_pairs = c.objective in ("dpo", "rm")
+    number = 2 * draw.randint(1, 2) if in_pairs else draw.randint(1 if c.objective == "sft" else 2, 5)
     lengths = draw.sample(PRIMES, number)
     if c.documents == "several" and len(lengths) == 1:
         lengths = [13, 17]
@@ -82,7 +83,8 @@ def _row(c, draw, prompts, count):
     if c.length != "any":
         _fit(c, draw, completions, sum(map(len, begins + completions)))
     row = pack(begins, completions, first_is_target=c.mistake == "labels_cross_documents")
-    row.rewards = torch.tensor([draw.choice((0.0, 0.25, 1.0, 1.5)) + draw.random() / 8 for _ in lengths], dtype=torch.float64)
+    rewards = [draw.choice((0.0, 0.25, 1.0, 1.5)) + draw.random() / 8 for _ in lengths]
+    row.rewards = torch.tensor(rewards, dtype=torch.float64)
     row.groups = torch.tensor(groups)
     row.desirable = torch.tensor([draw.randint(0, 1) for _ in lengths])
     if c.objective == "kto":
@@ -126,7 +128,7 @@ def pack(prompts, completions, first_is_target=False):
         ids += prompt + completion
         targets += document
         cu_seqlens.append(len(ids))
-    return Row(torch.tensor(ids, dtype=torch.int64), torch.tensor(cu_seqlens), torch.tensor(targets, dtype=torch.int64))
+    return Row(*(torch.tensor(x, dtype=torch.int64) for x in (ids, cu_seqlens, targets)))
 
 
 # ---- splitting them ----
@@ -139,8 +141,8 @@ def split(row, layout, sp):
     if layout == "contiguous":
         return [_piece(0, length, r, sp) for r in range(sp)]
     documents = row.cu_seqlens.tolist() if layout == "zigzag_doc" else [0, length]
-    return [torch.cat([_piece(begin, end, i, 2 * sp) for begin, end in zip(documents, documents[1:]) for i in (r, 2 * sp - 1 - r)])
-            for r in range(sp)]
+    return [torch.cat([_piece(begin, end, i, 2 * sp) for begin, end in zip(documents, documents[1:])
+                       for i in (r, 2 * sp - 1 - r)]) for r in range(sp)]
 
 
 def _piece(begin, end, i, pieces):
@@ -154,7 +156,7 @@ def hold(c, row, ranks):
         kept = len(row) // ranks.sp * ranks.sp
         return split(Row(row.ids[:kept], row.cu_seqlens.clamp(max=kept), None), c.layout, ranks.sp)
     places = split(row, c.layout, ranks.sp)
-    if c.mistake == "token_held_twice" and c.variant == "overlap":  # a share begins with the last token of the one before
+    if c.mistake == "token_held_twice" and c.variant == "overlap":  # begins with the last token of the share before
         return places[:1] + [torch.cat((p[:1] - 1, p)) for p in places[1:]]
     if c.mistake == "token_held_twice":  # split by the replica's number, not by the number in the sequence
         return [places[ranks.replica % ranks.sp]] * ranks.sp

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: MIT OR Unlicense
-"""The trainer against itself on one rank, and its parts against PyTorch's own. Needs torch alone: test_trainer.py [WORD...]
-runs the checks whose names have one of the words in them."""
+"""The trainer against itself on one rank, and its parts against PyTorch's own. Needs torch alone.
+
+    test_trainer.py [WORD...]      runs all checks, or those whose names have one of the words in them
+"""
+import itertools
 import json
-import os
 import sys
 import tempfile
 from dataclasses import replace
@@ -20,6 +22,7 @@ from rows import IGNORED, MicroBatch, make_rows, split
 from trainer import Config, MISTAKES, Workers, random_config, variants
 
 torch.set_num_threads(1)
+WAYS, LAYOUTS = ("ring", "llama3", "ulysses"), ("contiguous", "zigzag", "zigzag_doc", "stripe")
 NUMPY = {"F64": "f8", "F32": "f4", "I64": "i8", "BF16": "u2"}
 
 
@@ -29,12 +32,12 @@ def read(path):
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         data = file.read()
     header.pop("__metadata__")
-    return {name: _wide(x["dtype"], data[slice(*x["data_offsets"])]).reshape(x["shape"]) for name, x in header.items()}
+    return {name: _wide(x["dtype"], data[slice(*x["data_offsets"])], x["shape"]) for name, x in header.items()}
 
 
-def _wide(dtype, data):
+def _wide(dtype, data, shape):
     x = numpy.frombuffer(data, NUMPY[dtype])
-    return ((x.astype("u4") << 16).view("f4") if dtype == "BF16" else x).astype("f8")
+    return ((x.astype("u4") << 16).view("f4") if dtype == "BF16" else x).astype("f8").reshape(shape)
 
 
 def dump_of(workers, c, folder):
@@ -53,11 +56,10 @@ def apart(a, b):
 def check_ranks_agree(workers, folder):
     """Gradients, loss, norm and step of 2, 3, 4 ranks in every way and layout, to 1e-10."""
     worst = 0
-    for seed, (objective, way, layout) in enumerate((o, w, s) for o in trainer.ALL for w in ("ring", "llama3", "ulysses")
-                                                    for s in ("contiguous", "zigzag", "zigzag_doc", "stripe")):
+    for seed, (objective, way, layout) in enumerate(itertools.product(trainer.ALL, WAYS, LAYOUTS)):
         sp, dp = ((2, 1), (3, 1), (4, 1), (2, 2))[seed % 4]
-        c = random_config(seed, dtype="fp64", objective=objective, attention=way, layout=layout, sp=sp, dp=dp, shard="none",
-                          leave_out=(), documents="ordinary")
+        c = random_config(seed, dtype="fp64", objective=objective, attention=way, layout=layout, sp=sp, dp=dp,
+                          shard="none", leave_out=(), documents="ordinary")
         one = dump_of(workers, c.wanted(), f"{folder}/one")[0]
         for rank in dump_of(workers, c, f"{folder}/several"):
             for name, x in one.items():
@@ -83,7 +85,8 @@ def check_rows_smaller_than_ranks(workers, folder):
     for seed in range(6):
         c = random_config(seed, dtype="fp64", objective="sft", documents="tiny", sp=4, dp=1, leave_out=(), shard="none")
         one, several = dump_of(workers, c.wanted(), f"{folder}/one")[0], dump_of(workers, c, f"{folder}/several")
-        assert all(apart(rank[name], one[name]) < 1e-10 for rank in several for name in one if name.startswith("grad.")), c
+        for rank, name in itertools.product(several, one):
+            assert not name.startswith("grad.") or apart(rank[name], one[name]) < 1e-10, (name, c)
 
 
 # ---- parts against PyTorch's and plain formulas ----
@@ -93,10 +96,10 @@ def check_attention(*_):
     for seed in range(12):
         c = random_config(seed, dtype="fp64", sp=1, dp=1, documents="several", heads=6, kv_heads=(1, 2, 3)[seed % 3])
         row = make_rows(c)[0][0]
-        shape = {"q": c.heads, "k": c.kv_heads, "v": c.kv_heads, "seed": c.heads}
         draw = torch.Generator().manual_seed(seed)
-        q, k, v, seed_of_out = (torch.randn(len(row), n, c.head_dim, generator=draw, dtype=torch.float64, requires_grad=True)
-                                for n in shape.values())
+        shapes = [(len(row), heads, c.head_dim) for heads in (c.heads, c.kv_heads, c.kv_heads, c.heads)]
+        q, k, v, seed_of_out = (torch.randn(shape, generator=draw, dtype=torch.float64, requires_grad=True)
+                                for shape in shapes)
         got = Attention.apply(q, k, v, Setting(c, MicroBatch(c, row, Ranks()), Ranks()))
         want = plain_attention(c, row, q, k, v)
         assert torch.allclose(got, want, atol=1e-12), c
@@ -109,7 +112,7 @@ def plain_attention(c, row, q, k, v):
     distance = torch.arange(len(row))[:, None] - torch.arange(len(row))
     mask = (distance >= 0) & (document[:, None] == document) & (distance < (c.window or len(row)))
     scale = c.softmax_scale or 1 / c.head_dim ** 0.5
-    q, k, v = (x.transpose(0, 1) for x in (q, k.repeat_interleave(c.heads // c.kv_heads, 1), v.repeat_interleave(c.heads // c.kv_heads, 1)))
+    q, k, v = (x.repeat_interleave(c.heads // x.shape[1], 1).transpose(0, 1) for x in (q, k, v))
     if not c.softcap:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(0, 1)
     scores = c.softcap * torch.tanh(q @ k.transpose(1, 2) * scale / c.softcap)
@@ -122,7 +125,8 @@ def check_losses(workers, folder):
     for seed in range(40):
         c = random_config(seed, dtype="fp64", sp=1, dp=1, leave_out=())
         d = dump_of(workers, c, f"{folder}/one")[0]
-        rows = [{name.split(".")[1]: x for name, x in d.items() if name.startswith(f"{a}.")} for a in range(c.accumulation)]
+        rows = [{name.split(".")[1]: x for name, x in d.items() if name.startswith(f"{a}.")}
+                for a in range(c.accumulation)]
         want = plain[c.objective](c, rows)
         assert abs(d["loss"] - want) < 1e-12 * max(1, abs(want)), (c, d["loss"], want)
 
@@ -194,11 +198,13 @@ def check_gradient(*_):
         c = random_config(11, dtype="fp64", objective=objective, sp=1, dp=1, accumulation=1, frozen="")
         rows, w = make_rows(c)[0], model.weights(c)
         got, _, _ = trainer.gradients(c, Ranks(), w, rows)
-        direction = {n: torch.randn(x.shape, generator=torch.Generator().manual_seed(1), dtype=x.dtype) for n, x in w.items()}
+        draw = torch.Generator().manual_seed(1)
+        direction = {n: torch.randn(x.shape, generator=draw, dtype=x.dtype) for n, x in w.items()}
         if objective == "kto":  # z is a constant of the gradient, and kept out of this check
             c = replace(c, mistake="kl_missing")
             got, _, _ = trainer.gradients(c, Ranks(), w, rows)
-        ends = [float(trainer.gradients(c, Ranks(), {n: x + h * direction[n] for n, x in w.items()}, rows)[1]) for h in (1e-6, -1e-6)]
+        ahead, behind = ({n: x + h * direction[n] for n, x in w.items()} for h in (1e-6, -1e-6))
+        ends = [float(trainer.gradients(c, Ranks(), x, rows)[1]) for x in (ahead, behind)]
         want, along = (ends[0] - ends[1]) / 2e-6, float(sum((got[n] * direction[n]).sum() for n in w))
         assert abs(along - want) < 1e-6 * max(1, abs(want)), (objective, along, want)
 
@@ -222,10 +228,9 @@ def check_splits(*_):
     for seed in range(40):
         c = random_config(seed)
         row = make_rows(c)[0][0]
-        for layout in ("contiguous", "zigzag", "zigzag_doc", "stripe"):
-            for sp in (1, 2, 3, 4):
-                held = torch.cat(split(row, layout, sp))
-                assert torch.equal(held.sort().values, torch.arange(len(row))), (layout, sp, len(row))
+        for layout, sp in itertools.product(LAYOUTS, (1, 2, 3, 4)):
+            held = torch.cat(split(row, layout, sp))
+            assert torch.equal(held.sort().values, torch.arange(len(row))), (layout, sp, len(row))
 
 
 # ---- mistakes ----
@@ -235,14 +240,16 @@ def check_mistakes_show(workers, folder):
     silent = []
     for name, variant in ((name, variant) for name in MISTAKES for variant in variants(name)):
         c = random_config(1, name, variant, dtype="fp64")
-        wrong, right = dump_of(workers, c, f"{folder}/wrong"), dump_of(workers, replace(c, mistake="", variant=""), f"{folder}/right")
+        wrong = dump_of(workers, c, f"{folder}/wrong")
+        right = dump_of(workers, replace(c, mistake="", variant=""), f"{folder}/right")
         if not any(differs(a, b) for a, b in zip(wrong, right)):
             silent.append((name, variant, c))
     assert not silent, silent
 
 
 def differs(wrong, right):
-    return any(name not in right or x.shape != right[name].shape or not apart(x, right[name]) < 1e-6 for name, x in wrong.items())
+    return any(name not in right or x.shape != right[name].shape or not apart(x, right[name]) < 1e-6
+               for name, x in wrong.items())
 
 
 def check_same_seed_same_bytes(workers, folder):

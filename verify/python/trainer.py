@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: MIT OR Unlicense
-"""A small trainer on 1 to 4 ranks that share sequences, with a mistake planted in it by name. Writes dumps for `seqpar-verify ver`.
+"""A small trainer on 1 to 4 ranks that share sequences, with a mistake planted in it by name.
 
     python trainer.py FOLDER --seed 7                                  # a right step
     python trainer.py FOLDER --seed 7 --mistake over_sp --dtype bf16   # a wrong one, and FOLDER.want, of one rank
     python trainer.py --list                                           # all mistakes and their variants
 
-An independent witness: PyTorch's autograd and gloo, and nothing of the library that is verified. What is planted acts in the
-computation, in the form in which it occurs in frameworks; the dump says honestly what the trainer had and did.
+It writes dumps for `seqpar-verify ver`. An independent witness: PyTorch's autograd and gloo, and nothing of the library
+that is verified. What is planted acts in the computation, in the form in which it occurs in frameworks; the dump says
+honestly what the trainer had and did.
 """
 import argparse
 import glob
@@ -112,9 +113,12 @@ def needs(variants=None, **values):
 SP, DP, ACCUMULATION = dict(sp=(2, 3, 4)), dict(dp=(2, 3, 4)), dict(accumulation=(2, 3))
 GROUPS = {"ranks": SP, "rows": dict(dp=(1, 2, 3), accumulation=(2, 3)), "replicas": DP}
 TOKEN_MEAN = dict(objective=MEANS, reduction=("token",), documents=("several",))
+EMPTY_RANK = dict(objective=("sft",), reduction=("token",), documents=("long_prompt",), layout=("contiguous",))
 PAIRS = dict(objective=("dpo",), sp=(2, 3, 4))
 STEP = dict(optimizer=("adamw",), lr=(1e-2, 1e-1))
-CLIP = dict(max_norm=(0.05,), warm_up=(True,), optimizer=("adamw", "sgd"), lr=(1e-2, 1e-1))
+CLIP = dict(max_norm=(0.05,), warm_up=(True,), optimizer=("adamw",), lr=(1e-2, 1e-1))  # moments that show its size
+CLIP_SGD = dict(max_norm=(0.5,), optimizer=("sgd",), lr=(1.0,))
+WHOLE, SHARDS = dict(shard=("none",)), dict(shard=("world", "sp"))
 ATTENTION = dict(documents=("several", "one"), objective=ALL)
 BY_ROW = {"ring": dict(attention=("ring",)), "llama3": dict(attention=("llama3",)),
           "ulysses": dict(attention=("ulysses",), layout=UNEVEN)}
@@ -131,25 +135,24 @@ MISTAKES = {
     "times_accumulation": needs(**ACCUMULATION),
     "over_accumulation": needs(**ACCUMULATION),
     # synchronisation
-    "never_synchronised": needs(shard=("none",), variants={"sp": dict(sp=(2, 3, 4), dp=(1,)), "dp": dict(sp=(1,), dp=(2, 3)),
-                                                           "both": dict(sp=(2,), dp=(2,))}),
+    "never_synchronised": needs(shard=("none",), variants={
+        "sp": dict(sp=(2, 3, 4), dp=(1,)), "dp": dict(sp=(1,), dp=(2, 3)), "both": dict(sp=(2,), dp=(2,))}),
     "replicas_not_reduced": needs(sp=(2,), dp=(2,), shard=("none",)),
     "sequence_not_reduced": needs(sp=(2,), dp=(2,), shard=("none",)),
     "micro_batches_lost": needs(**ACCUMULATION),
     # the loss and its gradient
     "mean_of_means": needs(**TOKEN_MEAN, variants=GROUPS),
-    "mean_of_non_empty_means": needs(objective=("sft",), reduction=("token",), documents=("long_prompt",), layout=("contiguous",),
-                                     sp=(3, 4), variants=("ranks", "sequence")),
+    "mean_of_non_empty_means": needs(**EMPTY_RANK, sp=(3, 4), variants=("ranks", "sequence")),
     "local_count": needs(**TOKEN_MEAN, variants={"step": SP, "micro_batch": dict(sp=(2, 3, 4), dp=(1,))}),
     "sum_of_means": needs(**TOKEN_MEAN, variants=GROUPS),
-    "shares_averaged": needs(**TOKEN_MEAN, variants={"sequence": SP, "micro_batches": ACCUMULATION, "replicas": DP}),
+    "shares_averaged": needs(**TOKEN_MEAN, variants={"sequence": SP, "replicas": DP, "micro_batches": ACCUMULATION}),
     "all_tokens_counted": needs(**TOKEN_MEAN),
-    "nan_of_an_empty_rank": needs(objective=("sft",), reduction=("token",), documents=("long_prompt",), layout=("contiguous",), **SP,
-                                  variants=("value", "gradient")),
+    "nan_of_an_empty_rank": needs(**EMPTY_RANK, **SP, variants=("value", "gradient")),
     "own_mean_alone": needs(**TOKEN_MEAN, **SP, variants=("logged", "trained")),
     "mean_over_sequences": needs(objective=MEANS, reduction=("token",), documents=("several",)),
     "mean_over_tokens": needs(objective=MEANS, reduction=("sequence",), documents=("several",)),
-    "sequence_counts_local": needs(objective=MEANS, reduction=("sequence",), **SP, variants=("summed", "averaged", "parts")),
+    "sequence_counts_local": needs(objective=MEANS, reduction=("sequence",), **SP,
+                                   variants=("summed", "averaged", "parts")),
     # layout, packing, shift
     "token_lost": needs(length=("ragged",), **SP, objective=WITH_LABELS, variants=("after_shift", "before_shift")),
     "token_held_twice": needs(variants={"overlap": dict(layout=("contiguous",), **SP), "same_share": SP}),
@@ -187,20 +190,19 @@ MISTAKES = {
     "reward_on_wrong_document": needs(objective=("ppo",), advantage=("group", "group_mean")),
     # side tensors
     "side_tensor_not_split": needs(**SP, variants={
-        "ref_logp": dict(objective=("dpo", "kto")), "ref_logp_of_ppo": dict(objective=("ppo",), kl_coef=(0.05, 0.5)),
-        "old_logp": dict(objective=("ppo",)), "advantages": dict(objective=("ppo",))}),
+        "ref_logp": dict(objective=("dpo", "kto")), "old_logp": dict(objective=("ppo",)),
+        "ref_logp_of_ppo": dict(objective=("ppo",), kl_coef=(0.05, 0.5)), "advantages": dict(objective=("ppo",))}),
     # norm, clip, step
-    "norm_of_part": needs(sp=(2, 3, 4), variants={"gradient": dict(shard=("none",)), "shard": dict(shard=("world", "sp")),
-                                                  "used": dict(shard=("world", "sp"), **CLIP)}),
-    "norms_added": needs(variants={"shards": dict(shard=("world", "sp"), **SP), "copies": dict(shard=("none",), **SP),
-                                   "used": dict(shard=("world", "sp"), **SP, **CLIP)}),
-    "norm_counts_copies": needs(variants={"all": dict(shard=("none",), **SP), "sequence": dict(shard=("dp",), sp=(2,), dp=(2,)),
-                                          "replicas": dict(shard=("sp",), sp=(2,), dp=(2,)),
-                                          "used": dict(shard=("none",), **SP, **CLIP)}),
-    "norm_after_clip": needs(**CLIP),
-    "not_clipped": needs(**CLIP),
-    "clip_before_reduction": needs(sp=(2, 3, 4), shard=("none",), **CLIP, variants=("own", "whole")),
-    "clip_by_own_norm": needs(sp=(2, 3, 4), **CLIP, variants={"gradient": dict(shard=("none",)), "shard": dict(shard=("world", "sp"))}),
+    "norm_of_part": needs(**SP, variants={"gradient": WHOLE, "shard": SHARDS, "used": dict(SHARDS, **CLIP)}),
+    "norms_added": needs(**SP, variants={"shards": SHARDS, "copies": WHOLE, "used": dict(SHARDS, **CLIP)}),
+    "norm_counts_copies": needs(variants={
+        "all": dict(WHOLE, **SP), "sequence": dict(shard=("dp",), sp=(2,), dp=(2,)),
+        "replicas": dict(shard=("sp",), sp=(2,), dp=(2,)), "used": dict(WHOLE, **SP, **CLIP)}),
+    "norm_after_clip": needs(variants={"adamw": CLIP, "sgd": CLIP_SGD}),
+    "not_clipped": needs(variants={"adamw": CLIP, "sgd": CLIP_SGD}),
+    "clip_before_reduction": needs(**SP, **WHOLE, **CLIP, variants=("own", "whole")),
+    "clip_by_own_norm": needs(**SP, variants={"gradient": dict(WHOLE, **CLIP), "shard": dict(SHARDS, **CLIP),
+                                              "sgd": dict(WHOLE, **CLIP_SGD)}),
     "bias_correction_missing": needs(**STEP, beta2=(0.999, 0.95)),
     "decay_coupled": needs(**STEP, weight_decay=(0.1, 0.5)),
     "decay_after_step": needs(optimizer=("adamw",), lr=(0.3,), weight_decay=(0.5,), warm_up=(False,)),
@@ -211,10 +213,10 @@ MISTAKES = {
     "looks_ahead": needs(**ATTENTION),
     "causal_by_local_row": needs(**ATTENTION, **SP, variants=BY_ROW),
     "own_tokens_only": needs(**ATTENTION, **SP),
-    "stale_kv": needs(**dict(RING, layout=("contiguous", "zigzag", "stripe")), length=("even",), variants=("forward", "both")),
-    "hop_lost": needs(variants={"both": dict(RING, sp=(3, 4)), "forward": dict(RING, sp=(3, 4)),
-                                "contiguous": dict(RING, sp=(3, 4), layout=("contiguous",), documents=("one",), objective=("sft",),
-                                                   window=(0,))}),
+    "stale_kv": needs(**dict(RING, layout=("contiguous", "zigzag", "stripe")), length=("even",),
+                      variants=("forward", "both")),
+    "hop_lost": needs(**dict(RING, sp=(3, 4)), variants={"both": {}, "forward": {}, "contiguous": dict(
+        layout=("contiguous",), documents=("one",), objective=("sft",), window=(0,))}),
     "outputs_averaged": needs(**RING, variants=("all_hops", "where_seen")),
     "lse_of_last_hop": needs(**RING, variants=("shown", "saved")),
     "kv_heads_in_turn": needs(heads=(4, 6), kv_heads=(2,)),
@@ -222,7 +224,8 @@ MISTAKES = {
     "window_missing": needs(window=(2, 3)),
     "softcap_missing": needs(softcap=(1.0, 2.0)),
     "window_by_local_row": needs(**SP, window=(3, 4), documents=("several", "one"), variants=BY_ROW),
-    "dkv_not_returned": needs(**SP, variants={"ring": dict(attention=("ring",)), "llama3": dict(attention=("llama3",))}, layout=UNEVEN),
+    "dkv_not_returned": needs(**SP, layout=UNEVEN, variants={"ring": dict(attention=("ring",)),
+                                                             "llama3": dict(attention=("llama3",))}),
     "dq_of_one_hop": needs(**RING),
     "delta_missing": needs(),
     "delta_of_hop": needs(**RING, variants=("lse_right", "lse_too")),
@@ -231,15 +234,16 @@ MISTAKES = {
 
 CHOICES = dict(
     sp=(1, 2, 3, 4), dp=(1, 2, 3, 4), accumulation=(1, 1, 2, 3), objective=ALL, layout=("contiguous", *UNEVEN),
-    attention=("ring", "llama3", "ulysses"), hidden=(24, 32), heads=(4, 6), kv_heads=(1, 2), softmax_scale=(0, 0, 0.2, 0.6),
-    window=(0, 0, 3, 9), softcap=(0, 0, 1.0, 4.0), reduction=("token", "sequence"), beta=(0.1, 0.5), clip_low=(0.1, 0.2),
-    clip_high=(0.2, 0.28), kl_coef=(0, 0.05, 0.5), advantage=("group", "group_mean", ""), apart=(0.02, 0.05, 0.1),
-    reference_head=(0.8, 1.0, 1.2), optimizer=("adamw", "adamw", "adamw", "sgd"), lr=(1e-3, 1e-2, 1e-1), beta1=(0.9, 0.8),
-    beta2=(0.999, 0.95), eps=(1e-8, 1e-6), weight_decay=(0, 0.01, 0.1), max_norm=(0, 0.05, 1.0, 100.0),
+    attention=("ring", "llama3", "ulysses"), hidden=(24, 32), heads=(4, 6), kv_heads=(1, 2),
+    softmax_scale=(0, 0, 0.2, 0.6), window=(0, 0, 3, 9), softcap=(0, 0, 1.0, 4.0), reduction=("token", "sequence"),
+    beta=(0.1, 0.5), clip_low=(0.1, 0.2), clip_high=(0.2, 0.28), kl_coef=(0, 0.05, 0.5),
+    advantage=("group", "group_mean", ""), apart=(0.02, 0.05, 0.1), reference_head=(0.8, 1.0, 1.2),
+    optimizer=("adamw", "adamw", "adamw", "sgd"), lr=(1e-3, 1e-2, 1e-1), beta1=(0.9, 0.8), beta2=(0.999, 0.95),
+    eps=(1e-8, 1e-6), weight_decay=(0, 0.01, 0.1), max_norm=(0, 0.05, 1.0, 100.0),
     narrow_gradients=(False, False, True), shard=("none", "none", "world", "sp", "dp"), warm_up=(False, True))
 # kinds of tensors that a framework may not have at hand
-OPTIONAL = ("index", "cu_seqlens", "positions", "labels", "logp", "local", "norm", "grad", "param", "after", "q", "lse", "dout", "dq",
-            "rewards", "groups", "kl", "scores", "values", "ref_logp", "advantages")
+OPTIONAL = ("index", "cu_seqlens", "positions", "labels", "logp", "local", "norm", "grad", "param", "after", "q", "lse",
+            "dout", "dq", "rewards", "groups", "kl", "scores", "values", "ref_logp", "advantages")
 
 
 def variants(mistake):
@@ -256,12 +260,13 @@ def random_config(seed, mistake="", variant=None, **fixed):
         allowed.update(MISTAKES[mistake].variants[variant])
     else:
         allowed["documents"] = ("ordinary",) * 8 + ("several", "one", "long_prompt", "no_prompt", "tiny")
-        allowed["frozen"] = ("", "", "", "embed_tokens", "layers.0", "norm")
+        allowed["frozen"] = ("",) * 9 + ("embed_tokens", "layers.0", "norm")
         allowed["leave_out"] = ((), (), tuple(draw.sample(OPTIONAL, draw.randint(1, 4))))
     sps, dps = allowed.pop("sp"), allowed.pop("dp")
     shapes = [(sp, dp) for sp in sps for dp in dps if sp * dp <= 4]
-    c = Config(seed=seed, mistake=mistake, variant=variant or "", **{name: draw.choice(x) for name, x in allowed.items()})
-    c.sp, c.dp = draw.choice(shapes)
+    drawn = {name: draw.choice(x) for name, x in allowed.items()}
+    drawn["sp"], drawn["dp"] = draw.choice(shapes)
+    c = Config(seed=seed, mistake=mistake, variant=variant or "", **drawn)
     return fit(replace(c, **fixed))
 
 
@@ -399,13 +404,14 @@ class Took:
 
 def step(c, ranks, w, local, reduced, moments):
     grad, param = optimizer.shard(c, ranks, reduced), optimizer.shard(c, ranks, w)
-    m, v = (optimizer.shard(c, ranks, {name: moments[name][i] if moments else torch.zeros_like(wide(x)) for name, x in reduced.items()})
-            for i in (0, 1))
+    fresh = {name: [torch.zeros_like(wide(x))] * 2 for name, x in reduced.items()}
+    m, v = (optimizer.shard(c, ranks, {name: x[i] for name, x in (moments or fresh).items()}) for i in (0, 1))
     norm = optimizer.shown_norm(c, ranks, local, grad)
     factor = optimizer.clip(c, ranks, local, grad, norm)
     after = dict(param)
     for name, gradient in grad.items():
-        after[name], _, _ = optimizer.update(c, param[name], wide(gradient) * factor, m[name], v[name], 2 if moments else 1)
+        after[name], _, _ = optimizer.update(c, param[name], wide(gradient) * factor, m[name], v[name],
+                                             2 if moments else 1)
     return Took(float(norm), grad, param, after, m if moments else {}, v if moments else {})
 
 
@@ -427,13 +433,16 @@ def write(c, ranks, folder, w, micro_batches, loss, local, took):
 
 
 def write_step(c, ranks, dump, w, loss, local, took):
-    kinds = kept(c, {"local": local, "grad": took.grad, "param": took.param, "after": took.after, "m": took.m, "v": took.v})
-    part = {f"{kind}.{name}": (optimizer.shard_of(c, ranks, name, x)[0], x.numel()) for kind in kinds if kind != "local"
-            for name, x in w.items() if name in kinds[kind]} if optimizer.is_sharded(c, ranks) else {}
+    kinds = kept(c, {kind: getattr(took, kind) for kind in ("grad", "param", "after", "m", "v")})
+    part = {}
+    if optimizer.is_sharded(c, ranks):
+        part = {f"{kind}.{name}": (optimizer.shard_of(c, ranks, name, w[name])[0], w[name].numel())
+                for kind, tensors in kinds.items() for name in tensors}
     how = {"optimizer": c.optimizer, "lr": c.lr, "step": 2 if took.m else 1, "max_norm": c.max_norm}
     if c.optimizer == "adamw":
         how.update(beta1=c.beta1, beta2=c.beta2, eps=c.eps, weight_decay=c.weight_decay)
-    dump.step(loss, kinds.pop("grad", None), **kept(c, {"norm": took.norm}), **kinds, part=part, **how)
+    kinds.update(kept(c, {"norm": took.norm, "local": local}))
+    dump.step(loss, kinds.pop("grad", None), **kinds, part=part, **how)
 
 
 def kept(c, tensors):
@@ -459,7 +468,8 @@ def of_micro_batch(c, m):
 
 def work(rank, world, rendezvous, jobs, results):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world,
+                            timeout=timedelta(seconds=60))
     groups = make_groups(world)
     for c, folder in iter(jobs.get, None):
         try:
@@ -494,7 +504,8 @@ class Workers:
     def pool(self, world):
         if world not in self.pools:
             jobs, results = [self.context.Queue() for _ in range(world)], self.context.Queue()
-            processes = [self.context.Process(target=work, daemon=True, args=(r, world, f"{self.folder.name}/{world}", jobs[r], results))
+            rendezvous = f"{self.folder.name}/{world}"
+            processes = [self.context.Process(target=work, daemon=True, args=(r, world, rendezvous, jobs[r], results))
                          for r in range(world)]
             for process in processes:
                 process.start()
