@@ -86,9 +86,9 @@ static inline void document_add_token(document *o, document_part *p, const dump_
     double advantage = number_of(row->advantages, t);
     p->policy += number_of(row->logp, t);
     p->reference += number_of(row->ref_logp, t);
-    p->low = p->tokens > 0 ? fmin(p->low, advantage) : advantage;
-    p->high = p->tokens > 0 ? fmax(p->high, advantage) : advantage;
-    if (isnan(advantage)) p->low = p->high = advantage;
+    if (!p->tokens || isnan(advantage)) p->low = p->high = advantage; /* NaN stays */
+    if (advantage < p->low) p->low = advantage;
+    if (advantage > p->high) p->high = advantage;
     p->tokens++;
     o->labels++;
     o->rounding += square(row->unit.logp * number_of(row->logp, t)) +

@@ -97,7 +97,7 @@ static inline void judge_loss(loss_parts *p, const dump_facts *f, double got, do
     if (unit > 1e-6 && isfinite(got)) l.slack += unit * fabs(got);
     answers_judge(&p->answers, &l, v);
     if (v->kind != VERDICT_WRONG) return;
-    means_name(means, &l, rank, f->sp, v);
+    means_name(means, &l, rank, f, v);
     answers_name(&p->answers, &l, v);
     loss_name_alone(p, &l, f, rank, v);
     answers_end(&p->answers, &l, v);

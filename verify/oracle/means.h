@@ -37,21 +37,25 @@ static inline void means_add(step_means *m, const dump_facts *f, int64_t rank, i
     }
 }
 
-/* A wrong number's mistakes, by the finest grouping that has one. */
-static inline void means_name(step_means *m, const law *l, int64_t rank, int64_t sp,
+/* A wrong number's mistakes, by every grouping that is not one of those before it. */
+static inline void means_name(step_means *m, const law *l, int64_t rank, const dump_facts *f,
                               verdict *v) {
+    char names[120] = "";
     for (int i = 0; i < GROUPINGS; i++) {
         law *by = &m->by[i];
-        int named = v->count;
-        if (!by->groups) continue;
+        verdict one = {.count = 0};
+        if (!by->groups || (f->accumulation == 1 && (i == BY_RANK || i == BY_REPLICA_MICRO)))
+            continue;
         by->got = l->got;
         by->tolerance = l->tolerance;
         by->slack = l->slack;
-        by->own = i <= BY_RANK ? rank : rank / sp;
-        law_name_means(by, v);
-        if (v->count == named) continue;
-        verdict_say(v, "groups are %s", grouping_names[i]);
-        return;
+        by->own = i <= BY_RANK ? rank : rank / f->sp;
+        law_name_means(by, &one);
+        for (int k = 0; k < one.count; k++) verdict_name(v, one.named[k]);
+        if (one.count)
+            snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s",
+                     *names ? ", " : "", grouping_names[i]);
     }
+    if (*names) verdict_say(v, "groups are %s", names);
 }
 #endif
