@@ -322,6 +322,8 @@ static double kl_mean(int64_t from, int64_t to, int64_t a) {
     return sum / count;
 }
 
+static double kl_mean_of_all(void) { return kl_mean(0, s.dp, 0); }
+
 static double positive(double x) { return x > 0 ? x : 0; }
 
 static double z_of(int64_t dp, int64_t a, int way) {
@@ -915,6 +917,16 @@ static double kto_by_length(void) {
     return sum / count;
 }
 
+static double kto_at(double z) {
+    double sum = 0, count = 0, n;
+    EACH_ROW(dp, a)
+    for (int64_t d = 0; d < s.of[dp][a].docs; d++, count++) {
+        double x = s.beta * (h_of(&s.of[dp][a], d, 0, s.sp, 1, &n) - z);
+        sum += 1 - 1 / (1 + exp(s.of[dp][a].desirable[d] != 0 ? -x : x));
+    }
+    return sum / count;
+}
+
 /* Means of kl of unequal signs and sizes, by replica. */
 static void set_kl(double first, double second) {
     EACH_ROW(dp, a)
@@ -945,6 +957,15 @@ static void test_kto(void) {
     set_loss(right_loss());
     s.loss[4] = kto_mean(1, 1, Z, 0, 1, 2);
     expect_named("log_probs_of_one_rank", "as rank 4 reports it");
+    for (int64_t r = 0; r < 6; r++)
+        s.loss[r] = kto_at((r % 3 == 0   ? 0.5
+                            : r % 3 == 1 ? 0.3
+                                         : 0.2) *
+                           kl_mean_of_all());
+    expect_named("kl_of_own_part", "which add up to");
+    for (int64_t r = 0; r < 6; r++)
+        s.loss[r] = kto_at((r % 3 ? 0.2 : 0.5) * kl_mean_of_all()); /* a tenth is missing */
+    expect_named("unknown", "loss wrong");
     s.source = FIRST;
     expect_loss(right_loss(), "side_tensor_not_split", "ref_logp: each rank takes the first n");
     s.source = SPLIT;

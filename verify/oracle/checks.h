@@ -284,20 +284,29 @@ static inline void check_gaps(stage *s, const label_gaps *g, int64_t sp) {
 
 /* ---- loss ---- */
 
+/* The loss that a rank reports, with the rounding of its type; NaN and -1: it reports none. */
+static inline double reported_loss(dump *d, int64_t rank, double *unit) {
+    const seqpar_safetensors_tensor *t = seqpar_safetensors_find(d->ranks[rank].file, "loss");
+    double *loss = t && t->count == 1 ? dump_doubles(d, rank, t) : NULL, x = loss ? *loss : NAN;
+    *unit = loss ? dump_unit_of(t->dtype) : -1;
+    free(loss);
+    return x;
+}
+
 static inline void check_loss(stage *s, dump *d, loss_parts *p) {
     stage side = {.judged = p->side_is_wrong, .v = p->side};
+    double unit;
     stage_add(s, &side);
+    for (int64_t r = 0; r < d->world; r++) p->reported[r] = reported_loss(d, r, &unit);
     for (int64_t r = 0; p->complete && r < d->world; r++) {
-        const seqpar_safetensors_tensor *t = seqpar_safetensors_find(d->ranks[r].file, "loss");
-        double *loss = t && t->count == 1 ? dump_doubles(d, r, t) : NULL;
         stage one = {.judged = 1};
-        if (!loss) continue;
-        judge_loss(p, &d->facts, *loss, dump_unit_of(t->dtype), r, &one.v);
+        double loss = reported_loss(d, r, &unit);
+        if (unit < 0) continue;
+        judge_loss(p, &d->facts, loss, unit, r, &one.v);
         verdict_say(&one.v,
                     "as rank %lld reports it; right is what the numbers of all ranks give",
                     (long long)r);
         stage_add(s, &one);
-        free(loss);
     }
 }
 

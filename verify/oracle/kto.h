@@ -177,6 +177,62 @@ static inline void kto_add_rows(kto_step *k, step_means *means) {
     k->slack = 4 * sqrt(rounding) / k->count + k->f->beta / 4 * kl / k->count;
 }
 
+/* ---- kl of one rank's tokens ---- */
+
+/* The mean loss with this z in all micro-batches, of which there is one. */
+static inline double kto_mean_at(const kto_step *k, double z) {
+    double sum = 0;
+    for (int64_t i = 0; i < k->s->count; i++)
+        if (k->s->of[i].tokens)
+            sum += kto_loss(k->f->beta, k->s->of[i].desirable, kto_h(k, i, H_RIGHT), z);
+    return sum / k->count;
+}
+
+/* The least z >= 0 that gives this loss, and how far it may be off; NaN: there is none. */
+static inline double kto_solve(const kto_step *k, double loss, double limit, double *off) {
+    double step = 0, low = 0, high, slope;
+    for (int64_t i = 0; i < k->s->count; i++)
+        if (k->s->of[i].tokens) step = fmax(step, fabs(k->s->of[i].kl) / 32);
+    for (int n = 0; n < 64 && step > 0; n++, low += step) {
+        double at_low = kto_mean_at(k, low) - loss, at_high;
+        high = low + step;
+        at_high = kto_mean_at(k, high) - loss;
+        if (at_low * at_high > 0) continue;
+        for (int half = 0; half < 60; half++) {
+            double middle = (low + high) / 2, at = kto_mean_at(k, middle) - loss;
+            if (at * at_low > 0)
+                low = middle;
+            else
+                high = middle;
+        }
+        slope = (kto_mean_at(k, low + step / 64) - kto_mean_at(k, low)) / (step / 64);
+        *off = limit / fabs(slope);
+        return low;
+    }
+    return NAN;
+}
+
+/* Whether each member's loss, of one replica, is that of a z of its own, and these are parts of
+   the mean of kl. */
+static inline int kto_is_of_parts(const kto_step *k, const double *losses, const law *l,
+                                  verdict *v) {
+    double whole = k->z[Z_FREE], sum = 0, far = 0, low = INFINITY, high = -INFINITY;
+    if (k->f->accumulation > 1 || k->f->sp == 1) return 0;
+    for (int64_t m = 0; m < k->f->sp; m++) {
+        double off, z = kto_solve(k, losses[m], law_limit(l, losses[m]), &off);
+        if (isnan(z)) return 0;
+        sum += z;
+        far += off;
+        low = fmin(low, z);
+        high = fmax(high, z);
+    }
+    if (!(fabs(sum - whole) <= far && far <= 0.2 * whole && high - low > 2 * far)) return 0;
+    verdict_say(v, "ranks' losses are those of z from %.6g to %.6g, which add up to %.6g; the "
+                   "mean of kl is %.6g",
+                low, high, sum, whole);
+    return 1;
+}
+
 /* ---- what mistakes make of it ---- */
 
 static inline void kto_add_ways(const kto_step *k, answers *a) {

@@ -15,6 +15,7 @@ typedef struct loss_parts {
     kto_step kto;
     step_means means;     /* of pairs or documents */
     answers answers;
+    double *reported; /* (world) by each rank; NaN: it reports none */
     double tolerance;
     int complete;         /* all rows have what the loss is made of */
     int no_memory;
@@ -32,9 +33,13 @@ static inline void loss_begin(loss_parts *p, const dump_facts *f, double toleran
     p->complete = 1;
     documents_begin(&p->documents, f->sp);
     p->no_memory = tokens_begin(&p->tokens, f) || pairs_begin(&p->pairs, f->sp);
+    p->reported = (double *)malloc((size_t)f->world * sizeof *p->reported);
+    p->no_memory = p->no_memory || !p->reported;
+    for (int64_t r = 0; p->reported && r < f->world; r++) p->reported[r] = NAN;
 }
 
 static inline void loss_free(loss_parts *p) {
+    free(p->reported);
     free(p->tokens.part);
     free(p->pairs.alone);
     documents_free(&p->documents);
@@ -100,6 +105,9 @@ static inline void judge_loss(loss_parts *p, const dump_facts *f, double got, do
     means_name(means, &l, rank, f, v);
     answers_name(&p->answers, &l, v);
     loss_name_alone(p, &l, f, rank, v);
+    if (f->objective == DUMP_KTO && !v->count && rank % f->sp == 0 && /* the first says it */
+        kto_is_of_parts(&p->kto, &p->reported[rank / f->sp * f->sp], &l, v))
+        verdict_name(v, mistake_named("kl_of_own_part"));
     answers_end(&p->answers, &l, v);
 }
 #endif
