@@ -33,6 +33,9 @@ typedef struct scene {
     seqpar_safetensors_dtype dtype, loss_dtype; /* of numbers */
     const char *without, *side;                 /* a tensor that is not written; not split */
     int source;
+    int64_t empty;  /* documents without a token behind the others */
+    int padded;     /* padding is a document of its own */
+    int whole;      /* rewards and desirable are integers: of 8 bytes, 2: of one */
     const char *odd; /* what is wrong with rank 1's file */
 } scene;
 static scene s;
@@ -433,27 +436,46 @@ static void add_tokens(page *p, int64_t rank, int64_t micro, const char *name, c
     add(p, micro, name, as_dtype(own, n, s.dtype), s.dtype, n);
 }
 
+static void add_whole(page *p, int64_t micro, const char *name, const double *x, int64_t n) {
+    int64_t wide[2 * DOCS];
+    uint8_t narrow[2 * DOCS];
+    for (int64_t i = 0; i < n; i++) narrow[i] = (uint8_t)(wide[i] = (int64_t)x[i]);
+    if (s.whole == 1)
+        add(p, micro, name, copy(wide, sizeof wide), SEQPAR_SAFETENSORS_I64, n);
+    else
+        add(p, micro, name, copy(narrow, sizeof narrow), SEQPAR_SAFETENSORS_U8, n);
+}
+
 static void add_documents(page *p, int64_t rank, int64_t micro, const char *name,
                           const double *x, int64_t n) {
-    double own[DOCS];
+    double own[2 * DOCS];
     char differs[32];
     snprintf(differs, sizeof differs, "%s differ", name);
-    memcpy(own, x, sizeof own);
+    memcpy(own, x, DOCS * sizeof *own);
+    for (int64_t i = 0; i < s.empty; i++) own[n++] = (double)(i % 2);
     if (is_odd(rank, differs)) own[1] += 0.25;
     if (is_odd(rank, name)) n--;
-    add(p, micro, name, as_dtype(own, n, s.dtype), s.dtype, n);
+    if (s.whole && (!strcmp(name, "rewards") || !strcmp(name, "desirable")))
+        add_whole(p, micro, name, own, n);
+    else
+        add(p, micro, name, as_dtype(own, n, s.dtype), s.dtype, n);
 }
 
 static void add_groups(page *p, int64_t rank, int64_t micro, const row *r) {
-    int64_t own[DOCS];
-    memcpy(own, r->groups, sizeof own);
+    int64_t own[2 * DOCS], n = r->docs;
+    memcpy(own, r->groups, sizeof r->groups);
+    for (int64_t i = 0; i < s.empty; i++) own[n++] = 40;
     if (is_odd(rank, "groups differ")) own[1]++;
-    add(p, micro, "groups", copy(own, sizeof own), SEQPAR_SAFETENSORS_I64, r->docs);
+    add(p, micro, "groups", copy(own, sizeof own), SEQPAR_SAFETENSORS_I64, n);
 }
 
 static void add_integers(page *p, int64_t rank, int64_t micro, const row *r) {
     int64_t member = rank % s.sp, n = s.held[member];
     int32_t ids[TOKENS], labels[TOKENS];
+    int64_t begins[2 * DOCS + 1], docs = r->docs;
+    memcpy(begins, cu_seqlens, sizeof cu_seqlens);
+    for (int64_t i = 0; i < s.empty; i++, docs++) begins[docs + 1] = begins[docs];
+    if (s.padded) begins[++docs] = TOKENS;
     for (int64_t i = 0; i < n; i++) {
         ids[i] = r->ids[s.index[member][i]];
         labels[i] = r->labels[s.index[member][i]];
@@ -461,8 +483,7 @@ static void add_integers(page *p, int64_t rank, int64_t micro, const row *r) {
     add(p, micro, "index", copy(s.index[member], sizeof ids), SEQPAR_SAFETENSORS_I32, n);
     add(p, micro, "ids", copy(ids, sizeof ids), SEQPAR_SAFETENSORS_I32, n);
     add(p, micro, "labels", copy(labels, sizeof labels), SEQPAR_SAFETENSORS_I32, n);
-    add(p, micro, "cu_seqlens", copy(cu_seqlens, sizeof cu_seqlens), SEQPAR_SAFETENSORS_I64,
-        r->docs + 1);
+    add(p, micro, "cu_seqlens", copy(begins, sizeof begins), SEQPAR_SAFETENSORS_I64, docs + 1);
 }
 
 static void add_row(page *p, int64_t rank, int64_t micro) {
@@ -1242,6 +1263,10 @@ static void odd_but_right(const char *objective, const char *reduction) {
     deal_by(last_is_empty);
     expect(0, "right", "loss right: got");
     test_end("objectives_%s_%s_of_an_empty_rank", objective, reduction);
+    s.empty = 2;
+    expect(0, "right", "loss right: got");
+    test_end("objectives_%s_%s_with_empty_documents", objective, reduction);
+    s.empty = 0;
     EACH_ROW(dp, a) { /* what nobody trains may be anything */
         row *r = &s.of[dp][a];
         for (int64_t t = 0; t < TOKENS; t++)
@@ -1255,6 +1280,24 @@ static void odd_but_right(const char *objective, const char *reduction) {
     set_loss(right_loss());
     expect(0, "right", "loss right: got");
     test_end("objectives_%s_%s_without_an_answer", objective, reduction);
+}
+
+static void test_forms(void) {
+    static const char *const objectives[] = {"dpo", "sft", "kto", "ppo"};
+    for (int i = 0; i < 4; i++) {
+        begin(objectives[i], 3, 2, 1);
+        s.reduction = is("sft") ? "sequence" : "token";
+        s.padded = i < 2;
+        s.whole = i - 1;
+        deal(SEQPAR_LAYOUT_ZIGZAG);
+        fill();
+        EACH_ROW(dp, a)
+        for (int64_t d = 0; d < DOCS; d++)
+            s.of[dp][a].rewards[d] = floor(s.of[dp][a].rewards[d] * 2);
+        set_advantages(in_group, 0);
+        set_loss(right_loss());
+        expect_right(i < 2 ? "padding_is_a_document" : "integers", "loss right: got");
+    }
 }
 
 static double kto_of_trained(void) {
@@ -1299,7 +1342,7 @@ static void leave_one_out(void) {
 }
 
 static void test_accepted(void) {
-    make("kto", SEQPAR_LAYOUT_ZIGZAG, 3, 2, 1);
+    make("kto", SEQPAR_LAYOUT_STRIPE, 3, 2, 1);
     EACH_ROW(dp, a)
     for (int64_t t = cu_seqlens[3]; t < cu_seqlens[4]; t++) s.of[dp][a].labels[t] = NONE;
     set_loss(kto_of_trained());
@@ -1339,7 +1382,7 @@ static void test_shows_nothing(void) {
     set_loss(0.71);
     expect_named("unknown", "so the loss should be ln 2");
     make_first_step("kto");
-    expect_nothing("first_step", "policy and reference are so close");
+    expect_nothing("first_step", "policy and reference are close");
     make("rm", SEQPAR_LAYOUT_ZIGZAG, 3, 2, 1);
     EACH_ROW(dp, a) {
         memset(s.of[dp][a].values, 0, sizeof s.of[dp][a].values);
@@ -1462,6 +1505,7 @@ int main(int argc, char **argv) {
     test_advantages();
     test_sides();
     each_objective(odd_but_right);
+    test_forms();
     test_accepted();
     test_shows_nothing();
     test_not_judged();

@@ -257,8 +257,8 @@ static inline const char *kto_vacuous(const kto_step *k, const answers *a, const
                               : answers_show(a, l, "log_probs_averaged") &&
                                     answers_show(a, l, "sigmoid_of_parts");
     return shown ? NULL
-                 : "policy and reference are so close that other ways to put log-probs together "
-                   "give the same; dump a later step";
+                 : "other ways to put log-probs together give the same: policy and reference "
+                   "are close, or what documents change cancels; dump a later step";
 }
 
 /* 0, or -1: no memory. k is to be freed in either case. */
