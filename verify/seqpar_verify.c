@@ -348,6 +348,7 @@ static int run_mutants(void) {
         int status;
         if (i >= 0 && !can_be_planted(m.objective, m.name)) continue;
         if ((status = mutant_run(&m, &desc)) != 0) return status;
+        if (m.skipped) continue;
         mutants += i >= 0;
         well += i >= 0 && mutant_is_well(&m);
         seen += i >= 0 && m.seen > 0;
