@@ -258,7 +258,7 @@ WAYS = {"ring": (ring_forward, ring_backward), "llama3": (llama3_forward, llama3
 
 
 class Attention(torch.autograd.Function):
-    """q (n, heads, d), k and v (n, kv_heads, d) of this rank's tokens. In fp32 at least, as flash attention computes."""
+    """q (n, heads, d), k and v (n, kv_heads, d) of this rank's tokens. In fp32 at least, as in flash attention."""
 
     @staticmethod
     def forward(ctx, q, k, v, s):
