@@ -131,6 +131,21 @@ static inline int positions_are_of_documents(const dump_row *row) {
     return 1;
 }
 
+/* Each counts the rank's own tokens of its document. */
+static inline int positions_count_own(const dump_row *row) {
+    int64_t most = 0, *own;
+    int same;
+    for (int64_t t = 0; t < row_end(row); t++) most = row->rank[t] > most ? row->rank[t] : most;
+    own = (int64_t *)calloc((size_t)most + 1, sizeof *own);
+    same = own != NULL;
+    for (int64_t t = 0; t < row_end(row) && same; t++) {
+        if (row_document_begin(row, t) == t) memset(own, 0, ((size_t)most + 1) * sizeof *own);
+        if (row->rank[t] >= 0) same = row->positions[t] == own[row->rank[t]]++;
+    }
+    free(own);
+    return same;
+}
+
 static inline void check_positions(stage *s, const dump_row *row) {
     int64_t first = 0, other, wrong;
     char place[160];
@@ -149,7 +164,8 @@ static inline void check_positions(stage *s, const dump_row *row) {
     }
     if (!row_differs(row, row->positions, position_runs_on, &other))
         verdict_name(v, mistake_named("positions_run_on"));
-    if (row_has_cuts(row) && !row_differs(row, row->positions, position_local, &other))
+    if (row_has_cuts(row) && (!row_differs(row, row->positions, position_local, &other) ||
+                              positions_count_own(row)))
         verdict_name(v, mistake_named("positions_local"));
     verdict_say(v, "first at %s: %lld, right %lld; %lld tokens differ",
                 place_text(place, sizeof place, row, first), (long long)row->positions[first],

@@ -89,7 +89,9 @@ static inline void loss_name_alone(loss_parts *p, const law *l, const dump_facts
     double x = alone ? alone[rank % f->sp] : NAN;
     if (loss_is_of_tokens(f))
         tokens_name_own(&p->tokens, l, &p->answers, rank, f, v);
-    else if (law_equal(l, l->got, x) && answer_shows(l, x, p->answers.right))
+    else if ((law_equal(l, l->got, x) && answer_shows(l, x, p->answers.right)) ||
+             (f->sp > 1 && law_equal(l, l->got, x / (double)f->sp) &&
+              answer_shows(l, x / (double)f->sp, p->answers.right)))
         verdict_name(v, mistake_named(f->objective == DUMP_RM ? "scores_of_one_rank"
                                                               : "log_probs_of_one_rank"));
 }
