@@ -7,6 +7,7 @@
  */
 #ifndef ORACLE_MADE_H
 #define ORACLE_MADE_H
+#include <ftw.h>
 #include <sys/stat.h>
 #include "page.h"
 #include "truth.h"
@@ -227,6 +228,15 @@ static inline void page_parameters(page *p, const char *prefix, const seqpar_lla
     }
 }
 
+static inline int remove_one(const char *path, const struct stat *s, int kind,
+                             struct FTW *walk) {
+    return (void)s, (void)kind, (void)walk, remove(path);
+}
+
+static inline void remove_folder(const char *path) {
+    nftw(path, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+}
+
 static inline int made_folder(dump *d, const char *out, const char *name) {
     char path[1200];
     snprintf(path, sizeof path, "%.1000s%s%s", out, *name ? "/" : "", name);
@@ -312,6 +322,11 @@ static inline int made_loss(made *m) {
         m->plant.shows |= !isnan(wrong);
     }
     loss_free(&parts);
+    if (!status && !isfinite(m->want_loss)) {
+        seqpar_fail(&m->d.error, SEQPAR_ERR_OPTION,
+                    "no token of these documents is learnt; give more tokens or fewer documents");
+        return -1;
+    }
     if (m->plant.shows || status) return status;
     seqpar_fail(&m->d.error, SEQPAR_ERR_OPTION, "mistake %.60s cannot be planted here",
                 m->plant.m->name);
@@ -576,13 +591,14 @@ static inline int made_make(const made_desc *desc, seqpar_error *error) {
     made m = {.desc = desc};
     char folder[1200];
     double **logp = NULL;
-    int layout, status = made_facts(&m, &layout);
+    int layout, begun = 0, status = made_facts(&m, &layout);
     snprintf(folder, sizeof folder, "%.1000s/model", desc->out);
     if (!status) status = made_plant_find(&m.plant, &m.d, desc->mistake, &m.d.error);
     if (!status) status = reference_begin(&m.f, &m.d, seqpar_device_reference());
     if (!status) status = made_rows(&m, layout, MADE_VOCAB);
+    if (!status) begun = !(status = made_folder(&m.d, desc->out, ""));
     if (!status)
-        status = made_folder(&m.d, desc->out, "") || made_folder(&m.d, desc->out, "model") ||
+        status = made_folder(&m.d, desc->out, "model") ||
                  made_folder(&m.d, desc->out, "got") || made_folder(&m.d, desc->out, "want") ||
                  made_model(&m, folder) || reference_model(&m.f, folder) ||
                  made_arrays_open(&m) || made_logp(&m);
@@ -594,6 +610,7 @@ static inline int made_make(const made_desc *desc, seqpar_error *error) {
     }
     free_logp(logp, m.f.count);
     if (m.f.d) made_close(&m);
+    if (status && begun) remove_folder(desc->out); /* nothing half written */
     *error = m.d.error;
     return status ? -1 : 0;
 }

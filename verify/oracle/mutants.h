@@ -3,7 +3,6 @@
  * and does a test of the caller's see it? */
 #ifndef ORACLE_MUTANTS_H
 #define ORACLE_MUTANTS_H
-#include <ftw.h>
 #include <unistd.h>
 #include "made.h"
 
@@ -23,11 +22,6 @@ typedef struct mutants_desc {
     /* 0, or an exit code with a sentence on stderr */
     int (*judge)(const char *folder, const char *model, verdict *v);
 } mutants_desc;
-
-static inline int remove_one(const char *path, const struct stat *s, int kind,
-                             struct FTW *walk) {
-    return (void)s, (void)kind, (void)walk, remove(path);
-}
 
 /* The caller's test: command WANT GOT, whose exit code 0 means that they agree. */
 static inline int command_fails(const char *command, const char *folder) {
@@ -67,7 +61,7 @@ static inline int mutant_run(mutant *m, const mutants_desc *desc) {
     if (!status) status = desc->judge(got, model, &v);
     if (!status) mutant_read(m, &v);
     m->seen = !status && desc->command ? command_fails(desc->command, out) : -1;
-    nftw(folder, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+    remove_folder(folder);
     return m->skipped ? 0 : status;
 }
 
