@@ -394,12 +394,15 @@ static inline void check_loss(stage *s, dump *d, loss_parts *p) {
 
 /* ---- all of it ---- */
 
+#include "attention.h" /* which takes stages and rows from above */
+
 static inline void judge_row(dump *d, stage *stages, loss_parts *p, const dump_row *row,
                              const dump_places *found, int64_t dp, int64_t micro) {
     stage one[STAGES] = {{0}};
     check_places(&one[PLACES], row, found, d->sp);
     check_positions(&one[POSITIONS], row);
     check_labels(&one[LABELS], row, &p->gaps);
+    check_attention(&one[ATTENTION], d, row, found, dp, micro);
     for (int i = 0; i < STAGES; i++) stage_add(&stages[i], &one[i]);
     loss_add_row(p, d, row, dp, micro);
 }
