@@ -374,22 +374,27 @@ static void write_scene(void) {
 
 static char said[16384];
 
-/* Exit code and first line of the oracle; what else it says has `text` in it, blanks of any
-   number counting as one. */
+/* Runs of blanks and line ends are one blank each. */
+static void squeeze(char *text) {
+    char *to = text;
+    for (const char *from = text; *from; from++)
+        if ((*from != ' ' && *from != '\n') || (to > text && to[-1] != ' '))
+            *to++ = *from == '\n' ? ' ' : *from;
+    *to = 0;
+}
+
+/* Exit code and first line of the oracle, and whether the rest has `text` in it. */
 static void expect(int code, const char *headline, const char *text) {
-    FILE *out = popen("build/seqpar-verify ver " FOLDER " 2>&1 | tr -s ' '; exit ${PIPESTATUS[0]}",
-                      "r");
+    FILE *out = popen("build/seqpar-verify ver " FOLDER " 2>&1", "r");
     size_t bytes = out ? fread(said, 1, sizeof said - 1, out) : 0, line;
     int is = out ? pclose(out) : -1;
     said[bytes] = 0;
     line = strcspn(said, "\n");
-    for (char *c = said + line; *c; c++)
-        if (c > said + line && *c == '\n') *c = ' ';
-    (void)is;
-    (void)code;
-    test_expect(strlen(headline) == line && !strncmp(said, headline, line) &&
-                    strstr(said, text),
-                "said '%.700s', not '%s' with '%s'", said, headline, text);
+    squeeze(said + line);
+    test_expect(WIFEXITED(is) && WEXITSTATUS(is) == code && strlen(headline) == line &&
+                    !strncmp(said, headline, line) && strstr(said, text),
+                "exit code %d, not %d; said '%.600s', not '%s' with '%s'", WEXITSTATUS(is),
+                code, said, headline, text);
 }
 
 static void expect_named(const char *name, const char *form, const char *text) {
@@ -415,14 +420,730 @@ static void test_right(void) {
         }
 }
 
-static int ignores(int64_t t, int64_t u) { return u <= t; }
+
+/* ---- who sees whom, wrongly ---- */
+
+static int ignores_documents(int64_t t, int64_t u) { return u <= t && in_window(t - u); }
+static int looks_ahead(int64_t t, int64_t u) { return together(t, u) && in_window(t - u); }
+static int sees_all(int64_t t, int64_t u) { return in_window(t - u); }
+static int by_rows(int64_t t, int64_t u) {
+    return together(t, u) && s.local[u] <= s.local[t] && in_window(s.local[t] - s.local[u]);
+}
+static int own_alone(int64_t t, int64_t u) { return right(t, u) && s.rank[t] == s.rank[u]; }
+static int without_window(int64_t t, int64_t u) { return together(t, u) && u <= t; }
+static int window_by_rows(int64_t t, int64_t u) {
+    return without_window(t, u) && in_window(s.local[t] - s.local[u]);
+}
+static int window_by_rows_bound(int64_t t, int64_t u) {
+    return window_by_rows(t, u) && s.local[u] <= s.local[t];
+}
+
+/* Halves of ranks' rows. */
+static int half_of(int64_t t) { return 2 * s.local[t] >= s.held[s.rank[t]]; }
+static int first_travels(int64_t t, int64_t u) {
+    return right(t, u) && (s.rank[t] == s.rank[u] || !half_of(u));
+}
+static int second_travels(int64_t t, int64_t u) {
+    return right(t, u) && (s.rank[t] == s.rank[u] || half_of(u));
+}
+static int first_updated(int64_t t, int64_t u) {
+    return right(t, u) && (s.rank[t] == s.rank[u] || !half_of(t));
+}
+static int second_updated(int64_t t, int64_t u) {
+    return right(t, u) && (s.rank[t] == s.rank[u] || half_of(t));
+}
+static int later_lost(int64_t t, int64_t u) {
+    return right(t, u) && (s.rank[u] <= s.rank[t] || !half_of(t));
+}
+
+static int64_t lacks[RANKS]; /* of each rank: the rank whose keys it misses; -1: none */
+static int some_lost(int64_t t, int64_t u) {
+    return right(t, u) && lacks[s.rank[t]] != s.rank[u];
+}
+
+static int64_t hop; /* the one that is computed */
+static int64_t hop_of(int64_t t, int64_t u) { return (s.rank[t] - s.rank[u] + s.sp) % s.sp; }
+static int in_hop(int64_t t, int64_t u) { return right(t, u) && hop_of(t, u) == hop; }
+static int not_in_hop(int64_t t, int64_t u) { return right(t, u) && hop_of(t, u) != hop; }
+
+/* The rank's own row of the same number. */
+static int64_t own_row(int64_t t, int64_t u) { return s.token[s.rank[t]][s.local[u]]; }
+static int has_own_row(int64_t t, int64_t u) {
+    return right(t, u) && s.local[u] < s.held[s.rank[t]];
+}
+
+static int64_t taken[MOST]; /* where a token is taken to be */
+static int by_taken(int64_t t, int64_t u) { return right(taken[t], taken[u]); }
+
+static rule seeing(int (*sees)(int64_t t, int64_t u)) {
+    return (rule){sees, NULL, 0, s.scale, s.softcap};
+}
+
+/* A mistake of both passes, then of the forward pass alone, whose gradients are right. */
+static void test_rule(const char *name, const char *form, rule r, const char *text) {
+    inputs_narrow();
+    both(r);
+    expect_named(name, form, text);
+    both(right_rule());
+    forward(r);
+    expect_named(name, form, " gives this out, lse");
+}
+
+static void test_masks(void) {
+    make(SEQPAR_LAYOUT_ZIGZAG, 3);
+    test_rule("documents_ignored", "", seeing(ignores_documents), "this out, lse, dq, dk, dv");
+    make(SEQPAR_LAYOUT_CONTIGUOUS, 3);
+    test_rule("looks_ahead", "", seeing(looks_ahead), "this out, lse, dq, dk, dv");
+    make(SEQPAR_LAYOUT_STRIPE, 4);
+    test_rule("mask_missing", "", seeing(sees_all), "this out, lse, dq, dk, dv");
+    make(SEQPAR_LAYOUT_CONTIGUOUS, 4);
+    test_rule("causal_by_local_row", "", seeing(by_rows), "this out, lse, dq, dk, dv");
+    make(SEQPAR_LAYOUT_ZIGZAG, 3);
+    s.window = 5;
+    test_rule("causal_by_local_row", "window", seeing(by_rows), "this out, lse, dq, dk, dv");
+    make(SEQPAR_LAYOUT_ZIGZAG, 4);
+    test_rule("own_tokens_only", "", seeing(own_alone), "this out, lse, dq, dk, dv");
+    make(SEQPAR_LAYOUT_CONTIGUOUS, 1);
+    test_rule("looks_ahead", "P1", seeing(looks_ahead), "this out, lse, dq, dk, dv");
+    make(SEQPAR_LAYOUT_ZIGZAG, 3);
+    right_step();
+    backward(seeing(ignores_documents), s.x[LSE], delta_of_out());
+    expect_named("documents_ignored", "backward",
+                 "this dq, dk, dv (in the backward pass alone)");
+}
+
+static void test_options(void) {
+    rule r;
+    make(SEQPAR_LAYOUT_ZIGZAG, 3);
+    s.scale = 0.21;
+    r = right_rule();
+    r.scale = 1 / sqrt(7);
+    test_rule("scale_missing", "", r, "lse, dq, dk, dv (1 / sqrt(head_dim))");
+    r.scale = 1;
+    test_rule("scale_missing", "one", r, "lse, dq, dk, dv (1)");
+    make(SEQPAR_LAYOUT_ZIGZAG, 3);
+    s.softcap = 1.5;
+    r = right_rule();
+    r.softcap = 0;
+    test_rule("softcap_missing", "", r, "this out, lse, dq, dk, dv");
+    make(SEQPAR_LAYOUT_ZIGZAG, 3);
+    r = right_rule();
+    r.in_turn = 1;
+    test_rule("kv_heads_in_turn", "", r, "this out, lse, dq, dk, dv");
+    make(SEQPAR_LAYOUT_CONTIGUOUS, 3);
+    s.window = 5;
+    test_rule("window_missing", "", seeing(without_window), "this out, lse, dq, dk, dv");
+    test_rule("window_by_local_row", "", seeing(window_by_rows), "this out, lse, dq, dk, dv");
+    test_rule("window_by_local_row", "bound", seeing(window_by_rows_bound),
+              "lse, dq, dk, dv (and nobody of a later row)");
+}
+
+/* Where tokens would be if the rank's rows were those of another layout. */
+static void take_for(int layout) {
+    int64_t kept[RANKS][64], held[RANKS], sp = s.sp;
+    for (int64_t r = 0; r < sp; r++)
+        for (int64_t i = 0; i < s.held[r]; i++) kept[r][i] = s.token[r][i];
+    split(layout, sp);
+    memcpy(held, s.held, sizeof held);
+    for (int64_t r = 0; r < sp; r++)
+        for (int64_t i = 0; i < held[r]; i++) taken[kept[r][i]] = s.token[r][i];
+    memset(s.held, 0, sizeof s.held);
+    for (int64_t r = 0; r < sp; r++)
+        for (int64_t i = 0; i < held[r]; i++) take(kept[r][i], r);
+}
+
+static void test_layouts(void) {
+    static const struct {
+        int is, taken;
+        int64_t sp;
+        const char *form;
+    } table[] = {{SEQPAR_LAYOUT_ZIGZAG, SEQPAR_LAYOUT_CONTIGUOUS, 4, "(contiguous)"},
+                 {SEQPAR_LAYOUT_CONTIGUOUS, SEQPAR_LAYOUT_ZIGZAG, 2, "(zigzag)"},
+                 {SEQPAR_LAYOUT_ZIGZAG, SEQPAR_LAYOUT_STRIPE, 4, "(stripe)"},
+                 {SEQPAR_LAYOUT_ZIGZAG, SEQPAR_LAYOUT_ZIGZAG_DOC, 4,
+                  "(zigzag in each document)"},
+                 {SEQPAR_LAYOUT_ZIGZAG_DOC, SEQPAR_LAYOUT_ZIGZAG, 4, "(zigzag)"}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        make_even(table[i].is, table[i].sp);
+        take_for(table[i].taken);
+        test_rule("layout_mistaken", table[i].form, seeing(by_taken), table[i].form);
+    }
+}
+
+static void test_stale(void) {
+    rule stale = {right, own_row, 0, 0, 0};
+    make_even(SEQPAR_LAYOUT_ZIGZAG, 4);
+    stale.scale = s.scale;
+    test_rule("stale_kv", "", stale, "this out, lse, dq, dk, dv");
+    make(SEQPAR_LAYOUT_CONTIGUOUS, 4); /* the last rank has fewer rows */
+    stale.sees = has_own_row;
+    test_rule("stale_kv", "uneven", stale, "this out, lse, dq, dk, dv");
+    make(SEQPAR_LAYOUT_ZIGZAG, 3);
+    right_step();
+    stale.sees = has_own_row;
+    backward(stale, s.x[LSE], delta_of_out());
+    expect_named("stale_kv", "backward", "(in the backward pass alone)");
+}
+
+static void test_halves(void) {
+    static const struct {
+        const char *name, *form;
+        int (*sees)(int64_t t, int64_t u);
+    } table[] = {{"half_not_exchanged", "(the first halves alone travel)", first_travels},
+                 {"half_not_exchanged", "(the second halves alone travel)", second_travels},
+                 {"half_not_updated", "(the second half is not)", first_updated},
+                 {"half_not_updated", "(the first half is not)", second_updated},
+                 {"half_not_updated", "(the second half is not, from later ranks)", later_lost}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        make(SEQPAR_LAYOUT_ZIGZAG, 4);
+        test_rule(table[i].name, table[i].form, seeing(table[i].sees), table[i].form);
+    }
+}
+
+/* ---- hops ---- */
+
+static void lack(int64_t a, int64_t b, int64_t c, int64_t d) {
+    const int64_t all[] = {a, b, c, d};
+    memcpy(lacks, all, sizeof all);
+}
+
+static void test_lost(void) {
+    make(SEQPAR_LAYOUT_ZIGZAG, 4);
+    lack(1, 2, 3, 0); /* the last hop */
+    test_rule("hop_lost", "last", seeing(some_lost), "rank 0 lacks rank 1, rank 1 lacks rank 2");
+    lack(-1, 0, 0, 0); /* nobody has rank 0's */
+    test_rule("hop_lost", "source", seeing(some_lost), "(rank 1 lacks rank 0, rank 2 lacks");
+    lack(-1, -1, 1, -1);
+    test_rule("hop_lost", "one_rank", seeing(some_lost), "(rank 2 lacks rank 1)");
+    make(SEQPAR_LAYOUT_CONTIGUOUS, 4);
+    lack(-1, -1, -1, 2);
+    test_rule("hop_lost", "contiguous", seeing(some_lost), "(rank 3 lacks rank 2)");
+    for (hop = 1; hop < 3; hop++) {
+        make(SEQPAR_LAYOUT_STRIPE, 3);
+        right_step();
+        backward(seeing(not_in_hop), s.x[LSE], delta_of_out());
+        expect_named("hop_lost", hop == 1 ? "backward_1" : "backward_2",
+                     hop == 1 ? "(hop 1, in the backward pass alone)"
+                              : "(hop 2, in the backward pass alone)");
+    }
+}
+
+/* Of each hop: out and lse of all queries; -Inf: it saw nothing. */
+static double *hop_out[RANKS], *hop_lse[RANKS];
+
+static void hops(void) {
+    for (hop = 0; hop < s.sp; hop++) {
+        forward(seeing(in_hop));
+        free(hop_out[hop]);
+        free(hop_lse[hop]);
+        hop_out[hop] = malloc((size_t)size_of(OUT) * sizeof(double));
+        hop_lse[hop] = malloc((size_t)size_of(LSE) * sizeof(double));
+        memcpy(hop_out[hop], s.x[OUT], (size_t)size_of(OUT) * sizeof(double));
+        memcpy(hop_lse[hop], s.x[LSE], (size_t)size_of(LSE) * sizeof(double));
+    }
+}
+
+enum { BY_P, BY_MET, BY_HALVES };
+
+static void average(int how) {
+    for (int64_t n = 0; n < size_of(LSE); n++) {
+        double met = 0, *out = s.x[OUT] + n * s.out_dim;
+        for (int64_t i = 0; i < s.out_dim; i++) out[i] = 0;
+        for (int64_t k = 0; k < s.sp; k++) {
+            if (hop_lse[k][n] == -INFINITY) continue;
+            for (int64_t i = 0; i < s.out_dim; i++)
+                out[i] = how == BY_HALVES && met > 0
+                             ? (out[i] + hop_out[k][n * s.out_dim + i]) / 2
+                             : out[i] + hop_out[k][n * s.out_dim + i];
+            met++;
+        }
+        for (int64_t i = 0; how != BY_HALVES && i < s.out_dim; i++)
+            out[i] /= how == BY_P ? (double)s.sp : met;
+    }
+}
+
+/* Backward, each hop with the own lse plus `add`, or the right one; and the own delta, or the
+   right one. */
+static void backward_by_hops(int own_lse, int own_delta, double add) {
+    double *lse = malloc((size_t)size_of(LSE) * sizeof *lse), *delta;
+    both(right_rule());
+    clear(DQ);
+    for (hop = 0; hop < s.sp; hop++) {
+        rule r = seeing(in_hop);
+        delta = delta_of_out();
+        for (int64_t n = 0; n < size_of(LSE); n++) {
+            lse[n] = own_lse ? hop_lse[hop][n] + add : s.x[LSE][n];
+            if (own_delta)
+                delta[n] =
+                    dot(hop_out[hop] + n * s.out_dim, s.x[DOUT] + n * s.out_dim, s.out_dim);
+        }
+        backward_bits(&r, lse, delta, F64);
+    }
+    free(lse);
+}
+
+static void test_averages(void) {
+    static const char *const forms[] = {"sum over hops / P", "mean of the hops that saw a key",
+                                        "two by two, in the ring's order"};
+    for (int how = 0; how <= BY_HALVES; how++) {
+        make(SEQPAR_LAYOUT_ZIGZAG, 4);
+        inputs_narrow();
+        hops();
+        both(right_rule());
+        average(how);
+        expect_named("outputs_averaged", forms[how], forms[how]);
+    }
+    backward_by_hops(1, 1, log(4));
+    average(BY_P);
+    expect_named("outputs_averaged", "backward", "outputs_averaged gives this out, dq, dk, dv");
+}
+
+static void test_lse(void) {
+    make(SEQPAR_LAYOUT_ZIGZAG, 3);
+    right_step();
+    for (int64_t n = 0; n < size_of(LSE); n++) s.x[LSE][n] /= log(2);
+    expect_named("lse_in_base_2", "", "lse_in_base_2 gives this lse ");
+    right_step();
+    for (int64_t n = 0; n < size_of(LSE); n++) {
+        int64_t t = n / s.heads, h = n % s.heads;
+        rule r = right_rule();
+        double top = -INFINITY, slope;
+        for (int64_t u = 0; u < s.tokens; u++)
+            if (right(t, u)) top = fmax(top, score(&r, t, u, h, &slope));
+        s.x[LSE][n] -= top;
+    }
+    expect_named("lse_without_maximum", "", "gives this lse ");
+    hops();
+    both(right_rule());
+    for (int64_t n = 0; n < size_of(LSE); n++)
+        for (int64_t k = 0; k < s.sp; k++)
+            if (hop_lse[k][n] > -INFINITY) s.x[LSE][n] = hop_lse[k][n];
+    expect_named("lse_of_last_hop", "", "(hop 2, or the last before it with a key)");
+}
+
+/* Scores of rank 1's keys are larger by more than 89: exp is Inf in F32. */
+static void test_overflow(void) {
+    make(SEQPAR_LAYOUT_CONTIGUOUS, 3);
+    for (int64_t t = 0; t < s.tokens; t++)
+        for (int64_t h = 0; h < s.heads; h++) {
+            at(Q, t, h)[0] = 30;
+            at(K, t, h % s.kv_heads)[0] = s.rank[t] == 1 ? 12 : 1;
+        }
+    inputs_narrow();
+    hops();
+    both(right_rule());
+    for (int64_t n = 0; n < size_of(LSE); n++) {
+        double lse = hop_lse[0][n], *out = s.x[OUT] + n * s.out_dim;
+        for (int64_t k = 1; k < s.sp; k++) {
+            if (hop_lse[k][n] - lse < 88.8) continue;
+            s.x[LSE][n] = lse = INFINITY;
+            memset(out, 0, (size_t)s.out_dim * sizeof *out);
+        }
+    }
+    expect_named("merge_overflows", "", "merge_overflows gives this out, lse");
+}
+
+static void test_deltas(void) {
+    for (int how = 0; how < 3; how++) {
+        static const char *const forms[] = {"(delta of each hop)", "(delta and lse of each hop)",
+                                            "(lse of each hop)"};
+        make(SEQPAR_LAYOUT_ZIGZAG, 3);
+        inputs_narrow();
+        hops();
+        backward_by_hops(how > 0, how < 2, 0);
+        expect_named("delta_of_hop", forms[how], forms[how]);
+    }
+    make(SEQPAR_LAYOUT_ZIGZAG, 3);
+    right_step();
+    double *none = calloc((size_t)size_of(LSE), sizeof *none);
+    backward(right_rule(), s.x[LSE], none);
+    free(none);
+    expect_named("delta_missing", "", "delta_missing gives this dq, dk ");
+}
+
+/* ---- gradients ---- */
+
+static void copy(int to, const double *from) {
+    memcpy(s.x[to], from, (size_t)size_of(to) * sizeof *from);
+}
+
+/* Right, but for one tensor, which is what the rule gives. */
+static void right_but(int t, rule r) {
+    double *lse = malloc((size_t)size_of(LSE) * sizeof *lse), *x;
+    right_step();
+    memcpy(lse, s.x[LSE], (size_t)size_of(LSE) * sizeof *lse);
+    backward(r, lse, delta_of_out());
+    x = malloc((size_t)size_of(t) * sizeof *x);
+    memcpy(x, s.x[t], (size_t)size_of(t) * sizeof *x);
+    both(right_rule());
+    copy(t, x);
+    free(lse);
+    free(x);
+}
+
+static void test_gradients(void) {
+    make(SEQPAR_LAYOUT_ZIGZAG, 4);
+    right_but(DQ, seeing(own_alone));
+    expect_named("dq_of_one_hop", "own", "gives this dq (own keys and queries)");
+    hop = 3;
+    right_but(DQ, seeing(in_hop));
+    expect_named("dq_of_one_hop", "last", "gives this dq (those of hop 3)");
+    right_but(DK, seeing(own_alone));
+    expect_named("dkv_not_returned", "own", "gives this dk (own keys and queries)");
+    right_but(DV, seeing(own_alone));
+    expect_named("dkv_not_returned", "dv", "gives this dv (own keys and queries)");
+    make_even(SEQPAR_LAYOUT_ZIGZAG, 4);
+    right_step();
+    for (int t = DK; t <= DV; t++) { /* the last hop home is missing */
+        double *x = malloc((size_t)size_of(t) * sizeof *x);
+        int64_t n = heads_of(t) * width(t);
+        for (int64_t u = 0; u < s.tokens; u++)
+            memcpy(x + u * n, at(t, s.token[(s.rank[u] + 1) % 4][s.local[u]], 0),
+                   (size_t)n * sizeof *x);
+        copy(t, x);
+        free(x);
+    }
+    expect_named("dkv_not_returned", "shifted", "(rank r has those of rank (r + 1) mod P)");
+    make(SEQPAR_LAYOUT_ZIGZAG, 3);
+    s.out_dim = s.dim;
+    randomize();
+    right_step();
+    for (int64_t i = 0; i < size_of(DK); i++) {
+        double x = s.x[DK][i];
+        s.x[DK][i] = s.x[DV][i];
+        s.x[DV][i] = x;
+    }
+    expect_named("dk_dv_swapped", "", "gives this dk, dv ");
+}
+
+static void test_scales(void) {
+    for (int t = DQ; t <= DK; t++) {
+        make(SEQPAR_LAYOUT_ZIGZAG, 3);
+        right_step();
+        for (int64_t i = 0; i < size_of(t); i++) s.x[t][i] /= s.scale;
+        expect_named("dq_scale_missing", names[t],
+                     t == DQ ? "gives this dq " : "gives this dk ");
+    }
+}
+
+static int64_t only_head; /* of each group */
+static void backward_of_head(void) {
+    double *kept = malloc((size_t)size_of(DOUT) * sizeof *kept);
+    right_step();
+    memcpy(kept, s.x[DOUT], (size_t)size_of(DOUT) * sizeof *kept);
+    for (int64_t n = 0; n < size_of(LSE); n++)
+        if (n % 3 != only_head)
+            memset(s.x[DOUT] + n * s.out_dim, 0, (size_t)s.out_dim * sizeof(double));
+    backward(right_rule(), s.x[LSE], delta_of_out());
+    copy(DOUT, kept);
+    free(kept);
+}
+
+static void test_groups(void) {
+    double *dq;
+    for (only_head = 0; only_head < 3; only_head += 2) {
+        make(SEQPAR_LAYOUT_ZIGZAG, 3);
+        right_step();
+        dq = malloc((size_t)size_of(DQ) * sizeof *dq);
+        memcpy(dq, s.x[DQ], (size_t)size_of(DQ) * sizeof *dq);
+        backward_of_head();
+        copy(DQ, dq);
+        free(dq);
+        expect_named("kv_group_not_summed", only_head ? "last" : "first",
+                     only_head ? "(head 2 of each group alone)" : "(head 0 of each group alone)");
+    }
+    right_step();
+    for (int t = DK; t <= DV; t++)
+        for (int64_t i = 0; i < size_of(t); i++) s.x[t][i] /= 3;
+    expect_named("kv_group_not_summed", "mean", "gives this dk, dv (the mean)");
+}
+
+/* ---- rows that belong elsewhere ---- */
+
+/* Row (token, head) of x becomes that of from(token, head), numbered over both. */
+static void move_rows(int t, int64_t (*from)(int64_t token, int64_t head)) {
+    double *x = malloc((size_t)size_of(t) * sizeof *x);
+    int64_t n = width(t);
+    for (int64_t i = 0; i < size_of(t) / n; i++)
+        memcpy(x + i * n, s.x[t] + from(i / heads_of(t), i % heads_of(t)) * n,
+               (size_t)n * sizeof *x);
+    copy(t, x);
+    free(x);
+}
+
+/* Heads of 3 ranks, 2 each, in the order of the buffer that came: 0 2 4 1 3 5. */
+static int64_t heads_as_came(int64_t token, int64_t head) {
+    return token * s.heads + head % 3 * 2 + head / 3;
+}
+static int64_t kv_swapped(int64_t token, int64_t head) {
+    return token * s.kv_heads + 1 - head;
+}
+/* The rank's rows came as (heads, tokens) and are read as (tokens, heads). */
+static int64_t turned(int64_t token, int64_t head) {
+    int64_t rank = s.rank[token], at = s.local[token] * s.heads + head, n = s.held[rank];
+    return s.token[rank][at % n] * s.heads + at / n;
+}
+/* The order of ranks is taken for that of the text. */
+static int64_t in_ranks_order(int64_t token, int64_t head) {
+    int64_t place = s.local[token];
+    for (int64_t r = 0; r < s.rank[token]; r++) place += s.held[r];
+    return place * s.heads + head;
+}
+
+static void test_moved(void) {
+    make(SEQPAR_LAYOUT_CONTIGUOUS, 3);
+    right_step();
+    move_rows(OUT, heads_as_came);
+    expect_named("heads_permuted", "", "heads_permuted gives this out (token");
+    right_step();
+    move_rows(DK, kv_swapped);
+    expect_named("heads_permuted", "dk", "heads_permuted gives this dk (token");
+    right_step();
+    move_rows(OUT, turned);
+    expect_named("tokens_permuted", "turned", "tokens_permuted gives this out (token");
+    make(SEQPAR_LAYOUT_ZIGZAG, 4);
+    right_step();
+    move_rows(OUT, in_ranks_order);
+    move_rows(DQ, in_ranks_order);
+    expect_named("tokens_permuted", "", "tokens_permuted gives this out, dq (token");
+}
+
+/* ---- rounding ---- */
+
+/* As a ring in F32 does it: sums in float, hops merged by the sigmoid of their lse, which is a
+   float, too. What each hop gives is rounded to `bits`. */
+static void float_ring(int bits, int factors) {
+    static float p[MOST];
+    for (int64_t n = 0; n < size_of(LSE); n++) {
+        float out[ROW] = {0}, lse = -INFINITY;
+        int64_t t = n / s.heads, h = n % s.heads, kv = h / (s.heads / s.kv_heads);
+        for (hop = 0; hop < s.sp; hop++) {
+            float top = -INFINITY, sum = 0, own[ROW] = {0}, merged, weight;
+            for (int64_t u = 0; u < s.tokens; u++) {
+                float x = 0;
+                for (int64_t i = 0; i < s.dim; i++)
+                    x += (float)at(Q, t, h)[i] * (float)at(K, u, kv)[i];
+                p[u] = in_hop(t, u) ? (float)s.scale * x : -INFINITY;
+                top = fmaxf(top, p[u]);
+            }
+            if (top == -INFINITY) continue;
+            for (int64_t u = 0; u < s.tokens; u++) sum += p[u] = expf(p[u] - top);
+            for (int64_t u = 0; u < s.tokens; u++)
+                for (int64_t i = 0; i < s.out_dim; i++)
+                    own[i] += (float)narrow(p[u], factors) * (float)at(V, u, kv)[i];
+            merged = top + logf(sum);
+            weight = 1 / (1 + expf(lse - merged));
+            for (int64_t i = 0; i < s.out_dim; i++)
+                out[i] -= weight * (out[i] - (float)narrow(own[i] / sum, bits));
+            lse = lse == -INFINITY ? merged : lse - logf(1 / (1 + expf(merged - lse)));
+        }
+        s.x[LSE][n] = lse;
+        for (int64_t i = 0; i < s.out_dim; i++) s.x[OUT][n * s.out_dim + i] = out[i];
+    }
+}
+
+/* Backward in double, hop by hop, with numbers of products rounded to `factors` and what a hop
+   gives to `bits`. */
+static void rounded_backward(int bits, int factors) {
+    double *sum[TENSORS] = {0}, *delta = delta_of_out();
+    int sums = s.bits == F64 ? F64 : F32;
+    for (int t = DQ; t < TENSORS; t++) sum[t] = calloc((size_t)size_of(t), sizeof *sum[t]);
+    for (hop = 0; hop < s.sp; hop++) {
+        rule r = seeing(in_hop);
+        clear(DQ);
+        backward_bits(&r, s.x[LSE], delta, factors);
+        for (int t = DQ; t < TENSORS; t++)
+            for (int64_t i = 0; i < size_of(t); i++)
+                sum[t][i] = narrow(sum[t][i] + narrow(s.x[t][i], bits), sums);
+    }
+    for (int t = DQ; t < TENSORS; t++) copy(t, sum[t]);
+    for (int t = DQ; t < TENSORS; t++) free(sum[t]);
+}
+
+static void test_types(void) {
+    static const int types[] = {F64, F32, F16, BF16};
+    for (int i = 0; i < 4; i++)
+        for (int upcast = 0; upcast < 2; upcast++)
+            for (int64_t sp = 2; sp <= 4; sp += 2) {
+                int factors = types[i] < F32 ? types[i] : F64;
+                make(SEQPAR_LAYOUT_ZIGZAG, sp);
+                s.bits = types[i];
+                s.stored = upcast && s.bits < F32 ? F32 : types[i];
+                s.lse_bits = s.bits == F64 ? F64 : F32;
+                inputs_narrow();
+                if (s.bits == F64)
+                    both(right_rule());
+                else
+                    float_ring(F32, factors);
+                narrow_all(OUT, s.bits);
+                rounded_backward(F64, factors);
+                write_scene();
+                expect(0, "right",
+                       s.bits == BF16   ? "rounding to BF16"
+                       : s.bits == F16 ? "rounding to F16"
+                       : s.bits == F32 ? "rounding to F32"
+                                       : "rounding to F64");
+                test_end("attention_right_bits%d_%d_P%lld", s.bits, upcast, (long long)sp);
+            }
+    for (int64_t sp = 2; sp <= 8; sp *= 2) { /* flash-attention gives each hop's out in BF16 */
+        make(SEQPAR_LAYOUT_ZIGZAG, sp);
+        s.bits = s.stored = BF16;
+        inputs_narrow();
+        float_ring(BF16, BF16);
+        narrow_all(OUT, BF16);
+        rounded_backward(BF16, BF16);
+        write_scene();
+        expect(0, "right", "rounding to BF16");
+        test_end("attention_right_partials_P%lld", (long long)sp);
+    }
+}
+
+/* Products of numbers that were rounded to `factors`, all else exact; the inputs are restored.
+   scores: they are rounded, too, and so is dout . v. */
+static void rough(int factors) {
+    double *kept[TENSORS] = {0};
+    inputs_narrow();
+    for (int t = Q; t <= DOUT; t++) {
+        kept[t] = malloc((size_t)size_of(t) * sizeof(double));
+        memcpy(kept[t], s.x[t], (size_t)size_of(t) * sizeof(double));
+        narrow_all(t, factors);
+    }
+    both(right_rule());
+    for (int t = Q; t <= DOUT; t++) copy(t, kept[t]);
+    for (int t = Q; t <= DOUT; t++) free(kept[t]);
+}
+
+/* Scores in BF16 before the softmax, as kernels do not, and models in plain code do. */
+static void rough_scores(void) {
+    inputs_narrow();
+    both(right_rule());
+    for (int64_t n = 0; n < size_of(LSE); n++) {
+        int64_t t = n / s.heads, h = n % s.heads;
+        double p[64], sum = 0, slope, *out = s.x[OUT] + n * s.out_dim;
+        rule r = right_rule();
+        for (int64_t u = 0; u < s.tokens; u++)
+            sum += p[u] = right(t, u) ? exp(narrow(score(&r, t, u, h, &slope), BF16)) : 0;
+        for (int64_t i = 0; i < s.out_dim; i++) {
+            out[i] = 0;
+            for (int64_t u = 0; u < s.tokens; u++) out[i] += p[u] / sum * at(V, u, h / 3)[i];
+        }
+    }
+}
+
+/* Stripes on 4 ranks: values of ranks 0 and 1 are large and cancel, so that what a hop gives is
+   far larger than out. Queries of rank 0, which see one more of them, look away. */
+static void cancelling_hops(void) {
+    static const int64_t cu[] = {0, 804};
+    make_sized(804, 1, cu);
+    s.bits = s.stored = BF16;
+    randomize();
+    split(SEQPAR_LAYOUT_STRIPE, 4);
+    for (int64_t t = 0; t < s.tokens; t++)
+        for (int64_t h = 0; h < s.heads; h++) {
+            int large = s.rank[t] < 2 && t > 3;
+            for (int64_t i = 0; i < s.dim; i++) at(Q, t, h)[i] *= 0.01;
+            at(Q, t, h)[0] = s.rank[t] == 0 ? -100 : 0;
+            at(K, t, h / 3)[0] = large;
+            for (int64_t i = 0; large && h % 3 == 0 && i < s.out_dim; i++)
+                at(V, t, h / 3)[i] = 6 * at(V, t, h / 3)[i] + (s.rank[t] ? -265 : 265);
+        }
+}
+
+static void test_precision(void) {
+    make(SEQPAR_LAYOUT_ZIGZAG, 3);
+    rough(F16); /* TF32 has as many bits */
+    write_scene();
+    expect(0, "marginal", "out is as far away as products in TF32 would make it");
+    test_end("attention_tf32");
+    make(SEQPAR_LAYOUT_ZIGZAG, 3);
+    rough(BF16);
+    write_scene();
+    expect(0, "marginal", "dk is as far away as products in BF16 would make it");
+    test_end("attention_products_in_bf16");
+    make(SEQPAR_LAYOUT_ZIGZAG, 3); /* and a mistake that is found through it */
+    rough(F16);
+    double *dq = malloc((size_t)size_of(DQ) * sizeof *dq);
+    memcpy(dq, s.x[DQ], (size_t)size_of(DQ) * sizeof *dq);
+    for (int64_t i = 0; i < size_of(DQ); i++) s.x[DQ][i] = dq[i] / s.scale;
+    free(dq);
+    expect_named("dq_scale_missing", "tf32", "gives this dq");
+    make(SEQPAR_LAYOUT_ZIGZAG, 3);
+    s.bits = s.stored = BF16;
+    s.skip = ~15u & ~(1u << OUT);
+    for (int64_t i = 0; i < size_of(Q); i++) s.x[Q][i] *= 16;
+    rough_scores();
+    write_scene();
+    expect(0, "marginal", "out is as far away as scores in that type, too, would make it");
+    test_end("attention_scores_in_bf16");
+    cancelling_hops();
+    inputs_narrow();
+    float_ring(BF16, F64);
+    narrow_all(OUT, BF16);
+    s.skip = ~15u & ~(1u << OUT) & ~(1u << LSE);
+    expect_named("partials_in_low_precision", "", "gives this out (limit of it");
+    float_ring(F32, F64);
+    narrow_all(OUT, BF16);
+    write_scene();
+    expect(0, "right", "attention right");
+    test_end("attention_right_where_hops_cancel");
+}
+
+/* The number behind `key` in what was said of a tensor. */
+static double limit_of(const char *tensor) {
+    char key[64];
+    const char *found;
+    snprintf(key, sizeof key, " %s is ", tensor);
+    found = strstr(said, key);
+    found = found ? strstr(found, "limit ") : NULL;
+    return found ? atof(found + 6) : NAN;
+}
+
+/* Each tensor as far off as 0.9, 1.2 and 1.7 times its limit; of BF16: of numbers in BF16 whose
+   attention was kept in F32. */
+static void test_limits(void) {
+    static const double times[] = {0.9, 1.2, 1.7};
+    static const char *const verdicts[] = {"right", "marginal", "wrong: unknown"};
+    static const int bits[] = {F64, F32, BF16};
+    for (int n = 0; n < 3 * TENSORS * 3; n++) {
+        int b = bits[n / 3 / TENSORS], t = n / 3 % TENSORS, i = n % 3;
+        double low = b == F64 ? 1e-16 : b == F32 || t == LSE ? 1e-8 : 1e-3, limit;
+        double by = b == BF16 && t != LSE && i == 2 ? 9 : times[i]; /* scores in BF16: twice */
+        if (t < OUT) continue;
+        make(SEQPAR_LAYOUT_ZIGZAG, 3);
+        s.bits = b;
+        inputs_narrow();
+        both(right_rule());
+        s.bits = s.stored = s.lse_bits = b == F64 ? F64 : F32;
+        write_scene();
+        expect(0, "right", "attention right");
+        limit = limit_of(names[t]);
+        test_expect(limit > low && limit < 300 * low, "limit %g", limit);
+        for (int64_t k = 0; k < size_of(t); k++) s.x[t][k] *= 1 + by * limit;
+        write_scene();
+        expect(i == 2, verdicts[i], verdicts[i]);
+        test_end("attention_limit_%d_%s_%g", b, names[t], times[i]);
+    }
+}
 
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     TEST(test_right());
-    make(SEQPAR_LAYOUT_ZIGZAG, 3);
-    inputs_narrow();
-    both((rule){ignores, NULL, 0, s.scale, 0});
-    expect_named("documents_ignored", "", "");
+    TEST(test_masks());
+    TEST(test_options());
+    TEST(test_layouts());
+    TEST(test_stale());
+    TEST(test_halves());
+    TEST(test_lost());
+    TEST(test_averages());
+    TEST(test_lse());
+    TEST(test_overflow());
+    TEST(test_deltas());
+    TEST(test_gradients());
+    TEST(test_scales());
+    TEST(test_groups());
+    TEST(test_moved());
+    TEST(test_types());
+    TEST(test_precision());
+    TEST(test_limits());
     return test_summary();
 }

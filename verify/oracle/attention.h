@@ -463,6 +463,10 @@ static inline double attention_times(const attend_far *far, const attend_limits 
     return fmax(attend_ratio(far->all, limits->all[t]), attend_ratio(far->row, limits->row[t]));
 }
 
+static inline int attention_is_wrong(const attention *a, int t) {
+    return a->whole.got[t] && !(attention_times(&a->far[t], &a->limits[0], t) <= 1);
+}
+
 /* Rows of a mistake's answer are weighed by what is known of the right one. */
 static inline int attention_fits(const attention *a, int t, int m,
                                  const attend_limits *limits) {
@@ -493,28 +497,41 @@ static inline int64_t attention_first(const attention *a, int t) {
     return first;
 }
 
-static inline void attention_say_row(attention *a, int t, int64_t row, const char *which) {
+/* "rank 1, local row 3, token 14, document 0, head 2" */
+static inline void attention_place(const attention *a, int t, int64_t row, char *text,
+                                   size_t size) {
     const attend *p = &a->whole;
     const attend_side *side = t < ATTEND_DK ? &p->query : &p->key;
-    int64_t n = attend_width(p, t), heads = attend_rows(p, t) / side->count, most = 0;
-    const double *got = p->got[t] + row * n, *want = a->right.right.x[t] + row * n;
-    int64_t head = row % heads, per = t < ATTEND_DK ? p->group : 1;
-    char place[160];
-    for (int64_t i = 1; i < n; i++)
-        if (!(fabs(got[i] - want[i]) <= fabs(got[most] - want[most]))) most = i;
-    verdict_say(a->v, "%s is off %s at %s, head %lld: element %lld is %.9g, right %.9g",
-                attention_name(t), which,
-                place_text(place, sizeof place, a->row, side->token[row / heads]),
-                (long long)(p->kv_head[head / per] * per + head % per), (long long)most,
-                got[most], want[most]);
+    int64_t heads = attend_rows(p, t) / side->count, per = t < ATTEND_DK ? p->group : 1;
+    int64_t head = row % heads;
+    size_t used;
+    place_text(text, size, a->row, side->token[row / heads]);
+    used = strlen(text);
+    snprintf(text + used, size - used, ", head %lld",
+             (long long)(p->kv_head[head / per] * per + head % per));
 }
 
+/* How far it is and, if that is too far, where: the first place with both numbers. */
 static inline void attention_say_tensor(attention *a, int t) {
+    int64_t n = attend_width(&a->whole, t), most = 0, row;
+    const double *got, *want;
+    char first[200], worst[200];
     verdict_say(a->v,
-                "%s is %.3g away (relative L2; limit %.3g), its worst row %.3g of its terms "
-                "(limit %.3g)",
+                "%s is %.3g away (relative L2; limit %.3g), its worst row %.3g of the size of "
+                "its terms (limit %.3g)",
                 attention_name(t), a->far[t].all, a->limits[0].all[t], a->far[t].row,
                 a->limits[0].row[t]);
+    if (!attention_is_wrong(a, t)) return;
+    row = attention_first(a, t);
+    if (row < 0) row = a->far[t].worst;
+    got = a->whole.got[t] + row * n;
+    want = a->right.right.x[t] + row * n;
+    for (int64_t i = 1; i < n; i++)
+        if (!(fabs(got[i] - want[i]) <= fabs(got[most] - want[most]))) most = i;
+    attention_place(a, t, row, first, sizeof first);
+    attention_place(a, t, a->far[t].worst, worst, sizeof worst);
+    verdict_say(a->v, "%s is off first at %s: element %lld is %.9g, right %.9g; most at %s",
+                attention_name(t), first, (long long)most, got[most], want[most], worst);
 }
 
 static inline void attention_say_looked(attention *a) {
@@ -570,10 +587,6 @@ static inline int attention_finite(const attend *p) {
 }
 
 /* ---- wrong: which mistake ---- */
-
-static inline int attention_is_wrong(const attention *a, int t) {
-    return a->whole.got[t] && !(attention_times(&a->far[t], &a->limits[0], t) <= 1);
-}
 
 /* Gradients that are right for the out, or the out and lse, of the dump. */
 static inline int attention_follow(attention *a, attend_case *c) {
@@ -635,6 +648,27 @@ static inline int attention_try_mistakes(attention *a) {
     return a->of_keys ? attention_try(a, a->of_keys, OF_DK | OF_DV) : 0;
 }
 
+/* How many of a tensor's rows are beyond the limit. */
+static inline int64_t attention_count_off(const attention *a, int t) {
+    int64_t n = attend_width(&a->whole, t), count = 0;
+    for (int64_t i = 0; i < attend_rows(&a->whole, t); i++) {
+        const double *want = a->right.right.x[t] + i * n;
+        double size, far = attend_squares(a->whole.got[t] + i * n, want, n, &size);
+        count += !(sqrt(far) <= a->limits[0].row[t] * a->right.right.scale[t][i]);
+    }
+    return count;
+}
+
+/* Whether rounding of a lower precision explains it: such is as large as that, and in F32, where
+   it is by far larger than the limit, no row is without it. */
+static inline int attention_is_coarse(const attention *a, int t, int level) {
+    const attend_limits *limits = &a->limits[level];
+    if (!(attention_times(&a->far[t], limits, t) <= 1)) return 0;
+    if (a->far[t].all * LIMIT_RANGE < limits->all[t]) return 0;
+    return a->kernel[0].bits < 24 ||
+           2 * attention_count_off(a, t) > attend_rows(&a->whole, t);
+}
+
 /* At one level of precision. */
 static inline void attention_solve(attention *a, int level) {
     for (int t = 0; t < ATTEND_TENSORS; t++) {
@@ -644,8 +678,9 @@ static inline void attention_solve(attention *a, int level) {
             a->solved[t] |= a->named[t][m];
         }
         if (a->solved[t] || (!level && a->follows[t])) a->solved[t] = VERDICT_WRONG;
-        if (!a->solved[t] &&
-            attention_times(&a->far[t], &a->limits[level], t) <= (level ? 1 : 1.5))
+        if (a->solved[t]) continue;
+        if (level ? attention_is_coarse(a, t, level)
+                  : attention_times(&a->far[t], &a->limits[0], t) <= 1.5)
             a->solved[t] = VERDICT_MARGINAL;
         if (a->solved[t] == VERDICT_MARGINAL && level)
             verdict_say(a->v, "%s is as far away as %s would make it (limit %.3g)",
@@ -682,6 +717,21 @@ static inline int attention_try_partials(attention *a) {
     return 0;
 }
 
+/* "hop_lost gives this out, lse (rank 2 lacks rank 0)" */
+static inline void attention_say_mistake(attention *a, int m, const int *most, int count) {
+    char text[160] = "", form[80] = "";
+    for (int t = 0; t < ATTEND_TENSORS; t++) {
+        const char *own = a->fits.of[t][m].form;
+        size_t used = strlen(text);
+        if (!a->named[t][m] || count < most[t]) continue;
+        snprintf(text + used, sizeof text - used, "%s%s", used ? ", " : "", attention_name(t));
+        if (*own && !*form) snprintf(form, sizeof form, " (%s)", own);
+    }
+    if (!*text) return;
+    verdict_name(a->v, &mistakes[m]);
+    verdict_say(a->v, "%s gives this %s%s", mistakes[m].name, text, form);
+}
+
 /* Of what fits a tensor, what fits most tensors. */
 static inline void attention_name_mistakes(attention *a) {
     int most[ATTEND_TENSORS] = {0}, count[MISTAKES] = {0};
@@ -690,16 +740,7 @@ static inline void attention_name_mistakes(attention *a) {
     for (int t = 0; t < ATTEND_TENSORS; t++)
         for (int m = 0; m < MISTAKES; m++)
             if (a->named[t][m] && count[m] > most[t]) most[t] = count[m];
-    for (int m = 0; m < MISTAKES; m++)
-        for (int t = 0; t < ATTEND_TENSORS; t++) {
-            char form[80] = "";
-            if (!a->named[t][m] || count[m] < most[t]) continue;
-            if (*a->fits.of[t][m].form)
-                snprintf(form, sizeof form, " (%s)", a->fits.of[t][m].form);
-            verdict_name(a->v, &mistakes[m]);
-            verdict_say(a->v, "%s gives this %s, %.3g away%s", mistakes[m].name,
-                        attention_name(t), a->fits.of[t][m].far.all, form);
-        }
+    for (int m = 0; m < MISTAKES; m++) attention_say_mistake(a, m, most, count[m]);
 }
 
 static inline int attention_diagnose(attention *a) {
@@ -771,15 +812,12 @@ static inline int attention_compare(attention *a) {
         if (!a->whole.got[t]) continue;
         a->far[t] = attend_measure(&a->whole, t, a->whole.got[t], a->right.right.x[t],
                                    a->right.right.scale[t], 0);
-        attention_say_tensor(a, t);
-        if (!attention_is_wrong(a, t)) continue;
-        a->v->kind = VERDICT_MARGINAL;
-        attention_say_row(a, t, a->far[t].worst, "most");
-        int64_t first = attention_first(a, t);
-        if (first >= 0) attention_say_row(a, t, first, "first");
+        if (attention_is_wrong(a, t)) a->v->kind = VERDICT_MARGINAL;
     }
     if ((vacuous = attention_is_vacuous(a, &exchanges)) < 0) return -1;
     if (a->v->kind == VERDICT_MARGINAL && attention_diagnose(a)) return -1;
+    for (int t = 0; t < ATTEND_TENSORS; t++)
+        if (a->whole.got[t]) attention_say_tensor(a, t);
     attention_conclude(a, vacuous, exchanges);
     return 0;
 }

@@ -11,7 +11,8 @@
 #define ORACLE_ATTENTION_LIMITS_H
 #include "attend.h"
 
-enum { LIMIT_SEEDS = 4, LIMIT_TIMES = 3, LIMIT_LEVELS = 3, LIMIT_HOPS = 16 };
+/* LIMIT_RANGE: what is nearer than the limit by that was not made by that rounding. */
+enum { LIMIT_SEEDS = 4, LIMIT_TIMES = 3, LIMIT_LEVELS = 3, LIMIT_HOPS = 16, LIMIT_RANGE = 30 };
 
 /* How far an answer is from another. */
 typedef struct attend_far {

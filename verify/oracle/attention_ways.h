@@ -83,13 +83,20 @@ static inline int attend_is_likely(const attend_case *c, const char *name) {
     return 0;
 }
 
-static inline int attend_try_way(attend_case *c, const char *name, const char *form,
-                                 const attend_way *w) {
-    char alone[72];
+static inline int attend_try_both(attend_case *c, const char *name, const char *form,
+                                  const attend_way *w) {
     if (attend_cost(c->p, w) > c->most && !attend_is_likely(c, name)) return 0;
     if (attend_both(c->p, w, &c->x, c->delta)) return -1;
     attend_consider(c, OF_FORWARD | OF_BACKWARD, name, form, &c->x);
-    if (!attend_open(c, OF_BACKWARD)) return 0;
+    return 0;
+}
+
+/* And with the right out and lse. */
+static inline int attend_try_way(attend_case *c, const char *name, const char *form,
+                                 const attend_way *w) {
+    char alone[72];
+    if (attend_try_both(c, name, form, w)) return -1;
+    if (!attend_open(c, OF_BACKWARD) || attend_cost(c->p, w) > c->most) return 0;
     attend_answer_clear(&c->x, c->p, ATTEND_DQ);
     if (attend_backward(c->p, w, NULL, c->right.x[ATTEND_LSE], c->right_delta, &c->x))
         return -1;
@@ -229,7 +236,7 @@ static inline int attend_try_seen(attend_case *c) {
         const char *name, *form;
         attend_seen seen;
     } table[] = {
-        {"own_tokens_only", "", seen_own},
+        {"own_tokens_only", "", seen_own}, /* backward alone it is dq_of_one_hop and others */
         {"half_not_exchanged", "the first halves alone travel", seen_first_halves},
         {"half_not_exchanged", "the second halves alone travel", seen_second_halves},
         {"half_not_updated", "the second half is not", seen_by_first_half},
@@ -243,7 +250,7 @@ static inline int attend_try_seen(attend_case *c) {
         w.sees = sees;
         for (int64_t n = 0; n < bits; n++)
             sees[n] = table[i].seen(n / ranks % 2, n / ranks / 2, n % ranks);
-        status = attend_try_way(c, table[i].name, table[i].form, &w);
+        status = (i ? attend_try_way : attend_try_both)(c, table[i].name, table[i].form, &w);
     }
     free(sees);
     return status;
@@ -566,15 +573,17 @@ static inline void attend_try_lse(attend_case *c) {
 
 enum { MOVED_ROWS = 48 };
 
-/* The right row that this row of the dump is, if it is one and no other: else -1. */
+enum { LIKE_NONE = -1, LIKE_SEVERAL = -2 };
+
+/* The right row that this row of the dump is. */
 static inline int64_t attend_row_like(const attend_case *c, int t, int64_t row) {
-    int64_t n = attend_width(c->p, t), found = -1;
+    int64_t n = attend_width(c->p, t), found = LIKE_NONE;
     const double *got = c->p->got[t] + row * n;
     double limit = c->fits->limits.row[t];
     for (int64_t i = 0; i < attend_rows(c->p, t); i++) {
         double size, far = sqrt(attend_squares(got, c->right.x[t] + i * n, n, &size));
-        if (size == 0 || far > limit * c->right.scale[t][i]) continue;
-        if (found >= 0) return -1;
+        if (!(far <= limit * c->right.scale[t][i])) continue;
+        if (found >= 0) return LIKE_SEVERAL;
         found = i;
     }
     return found;
@@ -597,13 +606,14 @@ static inline void attend_try_moved(attend_case *c, int t) {
         int64_t row = n * step % rows + n * step / rows, like;
         if (row >= rows || !attend_is_off(c, t, row)) continue;
         like = attend_row_like(c, t, row);
-        if (like < 0) return;
+        if (like == LIKE_NONE) return;
+        if (like == LIKE_SEVERAL) continue;
         if (first < 0) from = like;
         if (first < 0) first = row;
         tokens += like / heads != row / heads;
         if (++seen == MOVED_ROWS) break;
     }
-    if (!seen || (tokens && t >= ATTEND_DK)) return;
+    if (seen < 2 || (tokens && t >= ATTEND_DK)) return;
     const int64_t *token = t < ATTEND_DK ? c->p->query.token : c->p->key.token;
     snprintf(form, sizeof form, "token %lld, head %lld has what belongs to %lld, %lld",
              (long long)token[first / heads], (long long)(first % heads),
