@@ -1125,6 +1125,232 @@ static void test_limits(void) {
     }
 }
 
+/* ---- what is no mistake, and what shows nothing ---- */
+
+static void expect_said(const char *name, int code, const char *headline, const char *text) {
+    write_scene();
+    expect(code, headline, text);
+    test_end("attention_%s", name);
+}
+
+static void test_odd_but_right(void) {
+    make(SEQPAR_LAYOUT_ZIGZAG, 3);
+    right_step();
+    s.padding = 1;
+    expect_said("nan_in_padding", 0, "right", "attention right");
+    s.padding = 0;
+    s.lead = 1;
+    expect_said("leading_ones", 0, "right", "attention right");
+    s.lead = 0;
+    s.skip = 1u << LSE | 1u << DK | 1u << DV;
+    expect_said("dq_alone", 0, "right", "dq is ");
+    s.skip = 1u << DOUT;
+    expect_said("without_dout", 0, "right", "lse is ");
+    test_expect(!strstr(said, " dq is "), "dq is judged without dout");
+    test_end("attention_without_dout_no_dq");
+    s.skip = 1u << OUT;
+    expect_said("without_out", 4, "insufficient", "attention not judged: it takes index, cu");
+    s.skip = 0;
+    for (int empty = 0; empty < 2; empty++) {
+        make_sized(5, 1, (const int64_t[]){0, 5});
+        randomize();
+        s.sp = 4; /* rank 1 holds nothing; with no tensors then, or empty ones */
+        for (int64_t t = 0; t < 5; t++) take(t, t == 4 ? 3 : t < 2 ? 0 : 2);
+        s.odd = empty ? "empty" : NULL;
+        right_step();
+        expect_said("empty_rank", 0, "right", "attention right");
+        lack(-1, -1, 0, -1);
+        both(seeing(some_lost));
+        expect_named("hop_lost", "empty_rank", "(rank 2 lacks rank 0)");
+    }
+    make(SEQPAR_LAYOUT_ZIGZAG, 3);
+    right_step();
+    memset(s.x[DOUT], 0, (size_t)size_of(DOUT) * sizeof(double));
+    backward(right_rule(), s.x[LSE], delta_of_out());
+    expect_said("dout_0", 0, "right", "dout is 0 everywhere: gradients show nothing");
+    make_sized(47, 1, (const int64_t[]){0, 47});
+    randomize();
+    split(SEQPAR_LAYOUT_CONTIGUOUS, 3);
+    right_step();
+    s.no_documents = 1;
+    expect_said("no_cu_seqlens", 0, "right", "attention right");
+    make_sized(6, 4, (const int64_t[]){0, 2, 2, 4, 6}); /* whole documents on ranks; one is empty */
+    randomize();
+    s.sp = 3;
+    for (int64_t t = 0; t < 6; t++) take(t, t / 2);
+    right_step();
+    expect_said("documents_of_ranks", 0, "right", "the exchange is not shown");
+}
+
+/* All queries or keys 0, documents of one token, one token in all. */
+static void test_shows_nothing(void) {
+    make_sized(5, 5, (const int64_t[]){0, 1, 2, 3, 4, 5});
+    randomize();
+    split(SEQPAR_LAYOUT_STRIPE, 3);
+    right_step();
+    expect_said("documents_of_one_token", 0, "right", "the exchange is not shown");
+    make_sized(1, 1, (const int64_t[]){0, 1});
+    randomize();
+    split(SEQPAR_LAYOUT_CONTIGUOUS, 1);
+    right_step();
+    expect_said("one_token", 4, "insufficient", "dump a longer text of several ranks");
+    make(SEQPAR_LAYOUT_ZIGZAG, 3);
+    for (int64_t i = 0; i < size_of(V); i++) s.x[V][i] = 1 + i % (s.kv_heads * s.out_dim);
+    right_step();
+    expect_said("equal_values", 4, "insufficient", "out is the same if ranks exchange nothing");
+    make(SEQPAR_LAYOUT_ZIGZAG, 3);
+    right_step();
+    *at(K, 17, 0) = NAN;
+    expect_said("nan_in_k", 4, "insufficient", "q, k, v or dout hold NaN or Inf");
+    make(SEQPAR_LAYOUT_ZIGZAG, 3);
+    right_step();
+    s.cu[s.docs] = s.tokens + 2; /* nobody holds the last */
+    expect_said("tokens_missing", 1, "wrong: token_lost", "insufficient: tokens are missing");
+    s.cu[s.docs] = s.tokens;
+    s.odd = "twice";
+    expect_said("tokens_twice", 1, "wrong: token_held_twice", "are held twice");
+}
+
+static void test_nan(void) {
+    for (int t = OUT; t < TENSORS; t++) {
+        make(SEQPAR_LAYOUT_ZIGZAG, 3);
+        right_step();
+        at(t, 20, 1)[0] = t % 2 ? NAN : INFINITY;
+        expect_said("nan", 1, "wrong: unknown", "off first at rank 2, local row 2, token 20");
+        test_expect(strstr(said, "token 20, document 2, head 1: element 0 is ") != NULL,
+                    "said '%.400s'", strstr(said, "off first"));
+        test_end("attention_nan_of_%s", names[t]);
+    }
+    make(SEQPAR_LAYOUT_ZIGZAG, 3);
+    right_step();
+    for (int64_t i = 0; i < size_of(OUT); i++) s.x[OUT][i] = NAN;
+    expect_said("all_nan", 1, "wrong: unknown", "no known mistake gives this out");
+}
+
+/* One row, far below the distance of the whole that is allowed in BF16. */
+static void test_one_row(void) {
+    make_sized(600, 1, (const int64_t[]){0, 600});
+    s.bits = s.stored = BF16;
+    randomize();
+    split(SEQPAR_LAYOUT_ZIGZAG, 2);
+    inputs_narrow();
+    forward(right_rule());
+    s.skip = ~15u & ~(1u << OUT);
+    expect_said("all_rows", 0, "right", "attention right");
+    for (int64_t i = 0; i < s.out_dim; i++) at(OUT, 377, 4)[i] += 0.2 * (i % 2 ? 1 : -1);
+    expect_said("one_row", 1, "wrong: unknown",
+                "off first at rank 1, local row 227, token 377, document 0, head 4: element");
+}
+
+static void test_follows(void) {
+    make(SEQPAR_LAYOUT_ZIGZAG, 3);
+    right_step();
+    for (int64_t i = 0; i < size_of(OUT); i++) s.x[OUT][i] += 0.1 * sin((double)i);
+    backward(right_rule(), s.x[LSE], delta_of_out());
+    expect_said("follows", 1, "wrong: unknown", "right for the out that was dumped: dq, dk no known mistake gives this out; ");
+}
+
+/* Without cu_seqlens a mismatch may come of packing, unless positions say that there is none. */
+static void test_packed(void) {
+    make(SEQPAR_LAYOUT_ZIGZAG, 3);
+    right_step();
+    s.no_documents = 1;
+    expect_said("packed", 4, "insufficient", "the row may be packed; give cu_seqlens, 0 and 59");
+    s.positions = 2;
+    expect_said("packed_positions", 4, "insufficient", "the row may be packed; give cu_seqlens");
+    at(OUT, 20, 0)[1] = NAN;
+    expect_said("packed_nan", 1, "wrong: unknown", "attention wrong");
+    make_sized(47, 1, (const int64_t[]){0, 47});
+    randomize();
+    split(SEQPAR_LAYOUT_CONTIGUOUS, 3);
+    inputs_narrow();
+    both(seeing(looks_ahead));
+    s.no_documents = s.positions = 1;
+    expect_named("looks_ahead", "positions", "this out, lse, dq, dk, dv");
+}
+
+/* ---- more than is looked at ---- */
+
+/* One of 80 micro-batches, so that little time is given to it. */
+static void make_long(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t sp) {
+    make_sized(tokens, 1, (const int64_t[]){0, tokens});
+    s.heads = heads;
+    s.kv_heads = kv_heads;
+    s.dim = 4;
+    s.out_dim = 3;
+    s.scale = 0.5;
+    s.accumulation = 80;
+    randomize();
+    split(SEQPAR_LAYOUT_ZIGZAG, sp);
+    inputs_narrow();
+}
+
+/* Some kv heads, or some queries of one. */
+static void test_sampled(void) {
+    make_long(4001, 8, 4, 3);
+    s.skip = ~15u & ~(1u << OUT) & ~(1u << LSE);
+    forward(right_rule());
+    expect_said("sampled_heads", 0, "right",
+                "looked at: 1 kv heads with their queries' heads, 4001 of 4001 queries");
+    for (int64_t t = 1700; t < 4001; t++) at(OUT, t, 0)[1] *= 2;
+    expect_said("sampled_heads_wrong", 1, "wrong: unknown", "token 1700, document 0, head 0");
+    forward(seeing(own_alone));
+    expect_said("sampled_heads_named", 1, "wrong: own_tokens_only", "gives this out, lse");
+    make_long(4001, 1, 1, 3);
+    both(right_rule());
+    expect_said("sampled_queries", 0, "right",
+                "of 4001 queries; dk and dv not, which take all queries of a kv head");
+    test_expect(!strstr(said, " dk is "), "dk is judged");
+    both(seeing(by_rows));
+    expect_said("sampled_queries_named", 1, "wrong: causal_by_local_row",
+                "gives this out, lse, dq out");
+}
+
+/* Limits and mistakes are tried on parts: some queries, and all of one kv head. */
+static void test_parts(void) {
+    make_long(1201, 4, 2, 3);
+    both(right_rule());
+    expect_said("parts", 0, "right", "attention right");
+    right_but(DK, seeing(own_alone));
+    expect_named("dkv_not_returned", "parts", "gives this dk (own keys and queries)");
+    both(seeing(own_alone));
+    expect_named("own_tokens_only", "parts", "gives this out, lse, dq, dk, dv");
+    both(right_rule());
+    for (int64_t i = 0; i < s.dim; i++) at(DK, 1111, 1)[i] += 0.3;
+    expect_said("parts_one_row", 1, "wrong: unknown", "dk is off first at rank 0, local row");
+    both(right_rule());
+    move_rows(OUT, in_ranks_order);
+    expect_named("tokens_permuted", "parts", "gives this out");
+}
+
+/* ---- damaged files ---- */
+
+static void test_refused(void) {
+    static const char *const odd[][2] = {
+        {"lacks", "rank1.safetensors: tensor 0.k is missing, and another rank has it; write it"},
+        {"heads", "tensor 0.dk is (22, 1, 14), and another rank's has 2 heads of 7; write all"},
+        {"flat", "tensor 0.out is (22, 30); write (22, heads, head_dim), one row a token"},
+        {"turned", "tensor 0.lse is (6, 22); write (22, heads), one row a token"},
+        {"batch", "tensor 0.q is (22, 1, 6, 7); write (22, heads, head_dim), one row a token"},
+        {"dim", "tensor 0.dq has 42 heads, and q 6; write as many"},
+        {"whole", "tensor \"0.v\""}};
+    for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
+        char sentence[256];
+        make(SEQPAR_LAYOUT_ZIGZAG, 3);
+        right_step();
+        s.odd = odd[i][0];
+        write_scene();
+        FILE *out = popen("build/seqpar-verify ver " FOLDER " 2>&1 >/dev/null", "r");
+        said[out ? fread(said, 1, sizeof said - 1, out) : 0] = 0;
+        int is = out ? pclose(out) : -1;
+        snprintf(sentence, sizeof sentence, "%s", odd[i][1]);
+        test_expect(WIFEXITED(is) && WEXITSTATUS(is) == 3 && strstr(said, sentence) &&
+                        strstr(said, "error: build/test_dump_attention.d/rank"),
+                    "exit code %d, said '%.400s', not '%s'", WEXITSTATUS(is), said, sentence);
+        test_end("attention_refused_%s", odd[i][0]);
+    }
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     TEST(test_right());
@@ -1145,5 +1371,14 @@ int main(int argc, char **argv) {
     TEST(test_types());
     TEST(test_precision());
     TEST(test_limits());
+    TEST(test_odd_but_right());
+    TEST(test_shows_nothing());
+    TEST(test_nan());
+    TEST(test_one_row());
+    TEST(test_follows());
+    TEST(test_packed());
+    TEST(test_sampled());
+    TEST(test_parts());
+    TEST(test_refused());
     return test_summary();
 }

@@ -157,6 +157,12 @@ static inline int attention_shapes(attention *a) {
     return a->shape[ATTEND_INPUTS + ATTEND_OUT].have ? attention_agree(a) ? -1 : 1 : 0;
 }
 
+static inline int attention_has_gradients(const attention *a) {
+    const attention_shape *s = a->shape + ATTEND_INPUTS;
+    return a->shape[ATTEND_DOUT].have &&
+           (s[ATTEND_DQ].have || s[ATTEND_DK].have || s[ATTEND_DV].have);
+}
+
 /* ---- loading ---- */
 
 static inline int attention_no_memory(attention *a) {
@@ -294,8 +300,7 @@ static inline int attention_load(attention *a, attend *p, int64_t first, int64_t
                                              : 1 / sqrt((double)p->dim);
     p->softcap = a->d->facts.softcap;
     p->window = a->d->facts.window;
-    for (int t = ATTEND_DQ; t < ATTEND_TENSORS; t++)
-        p->backward |= s[ATTEND_DOUT].have && s[ATTEND_INPUTS + t].have;
+    p->backward = attention_has_gradients(a);
     p->held = (int64_t *)calloc((size_t)p->ranks, sizeof *p->held);
     p->kv_head = (int64_t *)calloc((size_t)kv_heads, sizeof *p->kv_head);
     if (!p->held || !p->kv_head) return attention_no_memory(a);
@@ -314,7 +319,7 @@ static inline double attention_cost(const attention *a, int64_t *queries) {
     attend p = {.row = a->row, .end = row_end(a->row)};
     const attention_shape *s = a->shape;
     double pairs = 0;
-    int backward = s[ATTEND_DOUT].have;
+    int backward = attention_has_gradients(a);
     for (int64_t t = 0; t < p.end; t++) {
         int64_t begin, end;
         attend_document(&p, t, &begin, &end);
@@ -467,14 +472,13 @@ static inline int attention_is_wrong(const attention *a, int t) {
     return a->whole.got[t] && !(attention_times(&a->far[t], &a->limits[0], t) <= 1);
 }
 
-/* Rows of a mistake's answer are weighed by what is known of the right one. */
+/* A mistake's rows are weighed by what is known of the right one's, and it has to be nearer. */
 static inline int attention_fits(const attention *a, int t, int m,
                                  const attend_limits *limits) {
     const attend_far *far = &a->fits.of[t][m].far;
-    double right = attention_times(&a->fits.right[t], limits, t);
-    double is = fmax(attend_ratio(far->all, limits->all[t]),
-                     attend_ratio(far->row, 2 * limits->row[t]));
-    return is <= 1 && is <= 0.5 * right;
+    const attend_far *right = &a->fits.right[t];
+    if (!(far->all <= limits->all[t] && far->row <= 2 * limits->row[t])) return 0;
+    return far->all <= 0.5 * right->all || far->row <= 0.25 * right->row;
 }
 
 /* ---- what is said ---- */
@@ -526,7 +530,7 @@ static inline void attention_say_tensor(attention *a, int t) {
     if (row < 0) row = a->far[t].worst;
     got = a->whole.got[t] + row * n;
     want = a->right.right.x[t] + row * n;
-    for (int64_t i = 1; i < n; i++)
+    for (int64_t i = 1; i < n && isfinite(got[most]); i++)
         if (!(fabs(got[i] - want[i]) <= fabs(got[most] - want[most]))) most = i;
     attention_place(a, t, row, first, sizeof first);
     attention_place(a, t, a->far[t].worst, worst, sizeof worst);
@@ -575,6 +579,12 @@ static inline int attention_is_vacuous(attention *a, int *exchanges) {
     attend_case_end(&c);
     free(sees);
     return status || !sees ? attention_no_memory(a) : !differs;
+}
+
+static inline int attention_is_zero(const double *x, int64_t n) {
+    for (int64_t i = 0; x && i < n; i++)
+        if (x[i] != 0) return 0;
+    return x != NULL;
 }
 
 static inline int attention_finite(const attend *p) {
@@ -626,6 +636,16 @@ static inline int attention_try(attention *a, const attend *p, int of) {
     return status ? attention_no_memory(a) : 0;
 }
 
+/* A row's right place may be any: looked for in the whole. */
+static inline void attention_try_moved(attention *a) {
+    attend_case c = a->right;
+    c.fits = &a->fits;
+    for (int t = 0; t < ATTEND_TENSORS; t++) {
+        a->fits.right[t] = a->far[t];
+        if (attention_is_wrong(a, t) && t != ATTEND_LSE) attend_try_moved(&c, t);
+    }
+}
+
 static inline int attention_try_mistakes(attention *a) {
     int64_t tokens[2 * ATTEND_DK], kv = 0;
     int n = 0;
@@ -641,6 +661,7 @@ static inline int attention_try_mistakes(attention *a) {
         tokens[n++] = a->whole.query.token[a->far[t].worst / per];
         if (first >= 0) tokens[n++] = a->whole.query.token[first / per];
     }
+    attention_try_moved(a);
     if (attention_load_parts(a, tokens, n, kv)) return -1;
     if (a->of_keys == a->of_rows)
         return attention_try(a, a->of_rows, OF_FORWARD | OF_BACKWARD);
@@ -743,6 +764,41 @@ static inline void attention_name_mistakes(attention *a) {
     for (int m = 0; m < MISTAKES; m++) attention_say_mistake(a, m, most, count[m]);
 }
 
+/* "out, lse": those of the wrong tensors that `is` says. */
+static inline const char *attention_list(const attention *a, char *text, size_t size,
+                                         int (*is)(const attention *a, int t)) {
+    *text = 0;
+    for (int t = 0; t < ATTEND_TENSORS; t++) {
+        size_t used = strlen(text);
+        if (attention_is_wrong(a, t) && is(a, t))
+            snprintf(text + used, size - used, "%s%s", used ? ", " : "", attention_name(t));
+    }
+    return *text ? text : NULL;
+}
+static inline int attention_only_follows(const attention *a, int t) {
+    for (int m = 0; m < MISTAKES; m++)
+        if (a->named[t][m]) return 0;
+    return a->follows[t];
+}
+static inline int attention_is_unknown(const attention *a, int t) { return !a->solved[t]; }
+static inline int attention_is_elsewhere(const attention *a, int t) {
+    return !a->solved[t] && attention_times(&a->fits.right[t], &a->limits[0], t) <= 1;
+}
+
+static inline void attention_say_unnamed(attention *a) {
+    char text[80];
+    if (attention_list(a, text, sizeof text, attention_only_follows))
+        verdict_say(a->v, "right for the out that was dumped: %s", text);
+    if (attention_list(a, text, sizeof text, attention_is_unknown))
+        verdict_say(a->v, "no known mistake gives this %s; dropout, sinks and biases are not "
+                          "recomputed",
+                    text);
+    if (attention_list(a, text, sizeof text, attention_is_elsewhere))
+        verdict_say(a->v, "mistakes were tried on a part of it that does not show what is "
+                          "wrong with %s",
+                    text);
+}
+
 static inline int attention_diagnose(attention *a) {
     if (attention_try_mistakes(a)) return -1;
     attention_solve(a, 0);
@@ -752,18 +808,11 @@ static inline int attention_diagnose(attention *a) {
             return attention_no_memory(a);
         attention_solve(a, level);
     }
-    for (int t = 0; t < ATTEND_TENSORS; t++) {
-        if (!attention_is_wrong(a, t) || a->solved[t] == VERDICT_MARGINAL) continue;
-        a->v->kind = VERDICT_WRONG;
-        if (a->follows[t])
-            verdict_say(a->v, "%s is right for the out that was dumped", attention_name(t));
-        else if (!a->solved[t])
-            verdict_say(a->v, "no known mistake gives this %s%s", attention_name(t),
-                        attention_times(&a->fits.right[t], &a->limits[0], t) > 1
-                            ? "; dropout, sinks and biases are not recomputed"
-                            : " on the part that mistakes were tried on");
-    }
+    for (int t = 0; t < ATTEND_TENSORS; t++)
+        if (attention_is_wrong(a, t) && a->solved[t] != VERDICT_MARGINAL)
+            a->v->kind = VERDICT_WRONG;
     attention_name_mistakes(a);
+    attention_say_unnamed(a);
     return 0;
 }
 
@@ -815,10 +864,13 @@ static inline int attention_compare(attention *a) {
         if (attention_is_wrong(a, t)) a->v->kind = VERDICT_MARGINAL;
     }
     if ((vacuous = attention_is_vacuous(a, &exchanges)) < 0) return -1;
+    if (attention_is_zero(a->whole.in[ATTEND_DOUT],
+                          attend_rows(&a->whole, ATTEND_OUT) * a->whole.out_dim))
+        verdict_say(a->v, "dout is 0 everywhere: gradients show nothing");
     if (a->v->kind == VERDICT_MARGINAL && attention_diagnose(a)) return -1;
+    attention_conclude(a, vacuous, exchanges);
     for (int t = 0; t < ATTEND_TENSORS; t++)
         if (a->whole.got[t]) attention_say_tensor(a, t);
-    attention_conclude(a, vacuous, exchanges);
     return 0;
 }
 

@@ -121,6 +121,7 @@ static inline int attend_try_sights(attend_case *c) {
         w.sight = table[i].sight;
         if ((table[i].window && !c->p->window) || (table[i].ranks && c->p->ranks == 1))
             continue;
+        if (table[i].sight & SEES_ANY_DOCUMENT && c->p->row->docs < 2) continue;
         if (attend_try_way(c, table[i].name, table[i].form, &w)) return -1;
     }
     return 0;
@@ -437,7 +438,7 @@ static inline int attend_try_lost(attend_hops *h, attend_way *w) {
         h->sees[n] = h->lost[rank] && hop == h->lost[rank] ? 0 : 3;
     }
     attend_say_lost(h, form, sizeof form);
-    attend_delta(c->p, h->best.x[ATTEND_OUT], h->delta);
+    if (c->p->backward) attend_delta(c->p, h->best.x[ATTEND_OUT], h->delta);
     if (c->p->backward &&
         attend_backward(c->p, w, NULL, h->best.x[ATTEND_LSE], h->delta, &h->best))
         return -1;
@@ -649,8 +650,6 @@ static inline void attend_case_end(attend_case *c) {
 /* The cheapest first. 0, or -1: no memory. */
 static inline int attend_try_all(attend_case *c) {
     attend_try_lse(c);
-    for (int t = 0; t < ATTEND_TENSORS; t++)
-        if (c->open[t] && t != ATTEND_LSE) attend_try_moved(c, t);
     if (attend_try_gradients(c) || attend_try_options(c) || attend_try_sights(c)) return -1;
     if (attend_try_seen(c) || attend_try_layouts(c)) return -1;
     return attend_try_hops(c);
