@@ -433,6 +433,8 @@ static inline int check_rewards(stage *s, dump *d, const loss_parts *p) {
 
 /* ---- all of it ---- */
 
+#include "attention.h" /* which takes stages and rows from above */
+
 typedef struct step_parts {
     loss_parts loss;
     label_gaps gaps;
@@ -444,6 +446,7 @@ static inline void judge_row(dump *d, stage *stages, step_parts *p, const dump_r
     check_places(&one[PLACES], row, found, d->sp);
     check_positions(&one[POSITIONS], row);
     check_labels(&one[LABELS], row, &p->gaps);
+    check_attention(&one[ATTENTION], d, row, found, dp, micro);
     for (int i = 0; i < STAGES; i++) stage_add(&stages[i], &one[i]);
     loss_add_row(&p->loss, &d->facts, row, dp, micro);
 }
