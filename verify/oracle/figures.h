@@ -91,7 +91,7 @@ static inline double lane_height(const strips *s) {
 
 /* Strips from top to bottom; the height that they take. With draw 0: that alone. */
 static inline double put_lanes(strips *s, const tally *y, int draw) {
-    double at = 46, lane = lane_height(s);
+    double at = 54, lane = lane_height(s);
     for (int m = 0; m < MARKS; m++)
         if (y[m].count) {
             if (draw) put_mark(s, m, at, 14);
@@ -114,10 +114,10 @@ static inline void put_svg(strips *s, const tally *y) {
     fprintf(s->out, "<div class=\"scroll\"><svg viewBox=\"0 0 %d %.0f\" role=\"img\" "
                     "aria-label=\"tokens of row %lld by rank\">\n",
             STRIP_LEFT + STRIP_WIDE + STRIP_RIGHT, bottom + 22, (long long)s->number);
-    put_label(s, 35, "rank");
-    put_back(s, 17, 26);
-    for (int64_t m = 0; m < s->d->sp; m++) put_member(s, m, 17, 26);
-    put_rank_numbers(s, 34);
+    put_label(s, 38, "rank");
+    put_back(s, 17, 32);
+    for (int64_t m = 0; m < s->d->sp; m++) put_member(s, m, 17, 32);
+    put_rank_numbers(s, 37);
     put_lanes(s, y, 1);
     put_documents(s, bottom);
     put_scale(s, bottom);
@@ -167,16 +167,14 @@ static inline void put_row_legend(const strips *s, const tally *y) {
 }
 
 static inline void say_row(const strips *s) {
-    int64_t cuts = 0;
-    for (int64_t t = 0; t < row_end(s->row); t++)
-        cuts += s->row->rank[t] >= 0 && row_is_cut(s->row, t);
     fprintf(s->out, "<p>%lld tokens", (long long)s->row->tokens);
     if (s->row->docs)
         fprintf(s->out, " of %lld document%s", (long long)s->row->docs,
                 s->row->docs > 1 ? "s" : "");
-    fprintf(s->out, " on %lld rank%s; %lld cuts, where a rank's next row is not the document's "
+    fprintf(s->out, " on %lld rank%s; %lld cut%s, where a rank's next row is not the document's "
                     "next token.",
-            (long long)s->d->sp, s->d->sp > 1 ? "s" : "", (long long)cuts);
+            (long long)s->d->sp, s->d->sp > 1 ? "s" : "", (long long)s->cuts,
+            s->cuts == 1 ? "" : "s");
     if (s->per > 1) fprintf(s->out, " A column is %lld tokens.", (long long)s->per);
     if (s->row->docs > STRIP_COLUMNS) fprintf(s->out, " Documents are too many to be drawn.");
     fprintf(s->out, "</p>\n");
@@ -189,11 +187,11 @@ static inline void say_heat(const strips *s) {
     for (int64_t t = 0; t < s->row->tokens; t++)
         if (logp_counts(s, t) && (worst < 0 || logp_error(s, t) > logp_error(s, worst)))
             worst = t;
-    if (worst < 0) return;
-    fprintf(s->out, "<p>Log-probs: ");
+    if (worst < 0 || logp_error(s, worst) == 0) return;
+    fprintf(s->out, "<p><b>log-probs</b>: ");
     if (!y.count) fprintf(s->out, "none is farther off than rounding makes it");
     if (y.count)
-        fprintf(s->out, "%lld are off by more than %.2g; ", (long long)y.count, s->within);
+        fprintf(s->out, "%lld off by more than %.2g; ", (long long)y.count, s->within);
     if (y.count) tally_say(s->out, &y, s);
     fprintf(s->out, ". The farthest, by %.3g, is at %s.</p>\n", logp_error(s, worst),
             place_text(place, sizeof place, s->row, worst));
@@ -206,7 +204,7 @@ static inline void say_marks(const strips *s, const tally *y) {
     for (int m = 0; m < MARKS; m++) {
         all += y[m].count;
         if (!y[m].count) continue;
-        fprintf(s->out, "<p>%s, %lld time%s: ", marks[m].what, (long long)y[m].count,
+        fprintf(s->out, "<p><b>%s</b>, %lld time%s: ", marks[m].what, (long long)y[m].count,
                 y[m].count > 1 ? "s" : "");
         tally_say(s->out, &y[m], s);
         fprintf(s->out, ".</p>\n");
@@ -240,9 +238,9 @@ static inline void put_row(strips *s) {
 }
 
 static inline int put_chosen(gallery *g) {
-    fprintf(g->out, "<h2>Who holds which token, and what is wrong where</h2>\n<p class=\"note\">"
-                    "From left to right the tokens of a row as it was before the split; under "
-                    "them, what is wrong by the rules of the stages.</p>\n");
+    fprintf(g->out, "<h2>Who holds which token, and what is wrong where</h2>\n<p "
+                    "class=\"note\">From left to right the tokens of a row as it was before the "
+                    "split; under them, what is wrong by the rules of the stages.</p>\n");
     for (int64_t i = 0; i < g->rows; i++) {
         dump_row row;
         strips s = strips_of(g, i, &row);
@@ -315,7 +313,9 @@ static inline double chart_x(const chart *c, double far) {
 
 /* The end of a long name tells more than its beginning. */
 static inline void put_tensor_name(FILE *out, const char *name) {
-    size_t length = strlen(name), most = 48;
+    size_t length, most = 50;
+    if (after_prefix(name, "grad.")) name = after_prefix(name, "grad.");
+    length = strlen(name);
     if (length > most) {
         name += length - most;
         while ((*name & 0xc0) == 0x80) name++;
@@ -344,7 +344,6 @@ static inline void put_bar(const chart *c, int64_t i, double y) {
 }
 
 static inline void put_chart_grid(const chart *c, double bottom) {
-    double limit = chart_x(c, c->of->limit);
     int first = (int)lround(log10(c->low)), last = (int)lround(log10(c->high));
     int step = 1 + (last - first) / 10;
     for (int e = first; e <= last; e += step) {
@@ -354,6 +353,10 @@ static inline void put_chart_grid(const chart *c, double bottom) {
                 "y=\"%.0f\">%.0e</text>\n",
                 x, bottom, x, bottom + 14, pow(10, e));
     }
+}
+
+static inline void put_limit(const chart *c, double bottom) {
+    double limit = chart_x(c, c->of->limit);
     fprintf(c->out,
             "<path class=\"limit\" d=\"M%.1f 14V%.0f\"/><text class=\"on\" x=\"%.1f\" "
             "y=\"10\">limit %.3g</text>\n",
@@ -373,7 +376,11 @@ static inline void put_chart(chart *c) {
             (long long)(shown * 16 + 40));
     put_chart_grid(c, 20 + 16.0 * (double)shown);
     for (int64_t i = 0; i < c->of->n; i++)
-        if (chart_shows(c->of, i)) put_bar(c, i, y), y += 16;
+        if (chart_shows(c->of, i)) {
+            put_bar(c, i, y);
+            y += 16;
+        }
+    put_limit(c, y + 2);
     fprintf(c->out, "</svg></div>\n");
 }
 
@@ -392,8 +399,8 @@ static inline void put_gradients(FILE *out, const report *r) {
     fprintf(out, "<p class=\"legend\">");
     put_key(out, "fine", "within the limit");
     put_key(out, "bad", "beyond");
-    fprintf(out, "</p>\n<figcaption><p>%lld of %lld tensors are beyond the limit. The farthest is "
-                 "<code>",
+    fprintf(out, "</p>\n<figcaption><p>%lld of %lld tensors are beyond the limit. The farthest "
+                 "is <code>",
             (long long)beyond, (long long)n);
     put_text(out, r->more->each[worst].name);
     fprintf(out, "</code>, %.3g away.</p>", far_of(r->more, worst));

@@ -158,7 +158,8 @@ static inline void name_odd_one(gradient_check *c) {
     }
 }
 
-/* more: NULL, or takes what they were judged by. 0, or -1 with the error of one of the dumps. */
+/* more: NULL, or takes what they were judged by. 0, or -1 with the error of one of the
+   dumps. */
 static inline int check_gradients(stage *s, dump *d, dump *want, double tolerance,
                                   details *more) {
     gradient_check c = {.d = d, .want = want, .s = s, .tolerance = tolerance};

@@ -62,11 +62,25 @@ static inline void put_badge(FILE *out, const verdict *v) {
     fprintf(out, "</h1>\n");
 }
 
+/* What the headline means. */
+static inline void put_summary(FILE *out, const report *r) {
+    int judged = 0;
+    for (int i = 0; i < STAGES; i++) judged += r->stages[i].judged;
+    fprintf(out, "<p>%s. %d of %d stages were judged.</p>\n",
+            r->v->kind == VERDICT_WRONG   ? "The step is wrong"
+            : r->v->kind == VERDICT_RIGHT ? "All that was judged is right"
+            : r->v->kind == VERDICT_MARGINAL
+                ? "Beyond the limit that rounding may reach, but by less than half of it"
+                : "Nothing is wrong in what was judged, and it is not enough for a pass: the "
+                  "evidence says what to give",
+            judged, STAGES);
+}
+
 static inline void put_facts(FILE *out, const report *r, const dump *d) {
     fprintf(out, "<p class=\"facts\">Dump <code>");
     put_text(out, r->folder);
-    fprintf(out, "</code>: %lld ranks, of which %lld share a sequence (sp), %lld replicas, "
-                 "%lld micro-batches a step, objective %s",
+    fprintf(out, "</code>: world %lld, sp %lld (ranks that share a sequence), replicas %lld, "
+                 "micro-batches %lld, objective %s",
             (long long)d->world, (long long)d->sp, (long long)(d->world / d->sp),
             (long long)d->accumulation, word_facts[0].words[d->facts.objective]);
     if (r->wanted || r->model) {
@@ -99,9 +113,9 @@ static inline void put_stage(FILE *out, const stage *s, int i) {
 }
 
 static inline void put_stages(FILE *out, const stage *stages) {
-    fprintf(out, "<h2>Stages</h2>\n<p class=\"note\">In the order of the data: the first that is "
-                 "wrong is where to look first.</p>\n<table><thead><tr><th>stage</th><th>verdict"
-                 "</th><th>evidence</th></tr></thead><tbody>\n");
+    fprintf(out, "<h2>Stages</h2>\n<p class=\"note\">In the order of the data: the first that "
+                 "is wrong is where to look first.</p>\n<table><thead><tr><th>stage</th>"
+                 "<th>verdict</th><th>evidence</th></tr></thead><tbody>\n");
     for (int i = 0; i < STAGES; i++) put_stage(out, &stages[i], i);
     fprintf(out, "</tbody></table>\n");
 }
@@ -170,6 +184,7 @@ static inline int html_put(FILE *out, const report *r, seqpar_error *error) {
     int status = dump_open(&d, r->folder);
     put_head(out, r->v);
     put_badge(out, r->v);
+    put_summary(out, r);
     if (!status) put_facts(out, r, &d);
     put_mistakes(out, r);
     put_stages(out, r->stages);

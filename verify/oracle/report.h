@@ -68,7 +68,8 @@ static inline int report_write(const char *path, const report *r,
     size_t bytes = 0;
     FILE *out = open_memstream(&text, &bytes);
     int status = out ? put(out, r, error) : -1;
-    if (out && (ferror(out) | fclose(out))) status = -1;
+    if (out && ferror(out)) status = -1;
+    if (out && fclose(out)) status = -1;
     if (!status) status = seqpar_file_write_atomic(path, text, (int64_t)bytes, error) ? -1 : 0;
     if (status && !error->status)
         seqpar_fail(error, SEQPAR_ERR_MEMORY, "%.300s: no memory for it", path);

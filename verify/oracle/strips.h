@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* strips.h - a row of the step as a picture (SVG): who holds which token, and under it, token
- * by token, what is wrong by the rules of checks.h. Columns are tokens, or several at a time. */
+ * by token, what is wrong by the rules of checks.h. A column is a token, or several. */
 #ifndef ORACLE_STRIPS_H
 #define ORACLE_STRIPS_H
 #include "report.h"
@@ -15,6 +15,7 @@ typedef struct strips {
     const dump_row *row;
     int64_t number, first;    /* of the row in the step; the first rank that shares it */
     int64_t columns, per;     /* tokens a column */
+    int64_t cuts;             /* within documents */
     int32_t *held;            /* (columns, sp + 1) tokens of the column on ranks before */
     int32_t *holders;         /* (tokens) rows of ranks that have it */
     signed char *heat;        /* (columns) of one rank */
@@ -126,6 +127,7 @@ static inline void tally_say(FILE *out, const tally *y, const strips *s) {
         fprintf(out, "; on %lld of %lld ranks", (long long)y->ranks, (long long)s->d->sp);
     else if (y->ranks)
         fprintf(out, "; on ranks %s", y->which);
+    if (4 * s->cuts > s->row->tokens) return; /* what is not next to one? */
     if (y->at_cuts == y->count) fprintf(out, "; all of them next to a cut");
     if (y->at_cuts && y->at_cuts < y->count)
         fprintf(out, "; %lld of them next to a cut", (long long)y->at_cuts);
@@ -172,6 +174,7 @@ static inline int strips_open(strips *s) {
         return seqpar_fail(&s->d->error, SEQPAR_ERR_MEMORY, "no memory for a picture"), -1;
     for (int64_t t = 0; t < row->tokens; t++)
         if (row->rank[t] >= 0) s->held[t / s->per * wide + row->rank[t] - s->first + 1]++;
+    for (int64_t t = 0; t < row_end(row); t++) s->cuts += row->rank[t] >= 0 && row_is_cut(row, t);
     for (int64_t i = 0; i < s->columns * wide; i++)
         if (i % wide) s->held[i] += s->held[i - 1];
     return strips_holders(s, s->number % s->d->accumulation);
