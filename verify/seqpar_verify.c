@@ -10,6 +10,7 @@
  *     seqpar-verify ver DUMP                  a folder as oracle/dump.h describes it
  *     seqpar-verify ver DUMP --want DUMP      gradients, too, against those of another run
  *     seqpar-verify ver DUMP --model FOLDER   or against the model in fp64, computed here
+ *     seqpar-verify ver DUMP --html FILE      the verdict as a page; --junit FILE: for CI
  *
  * Exit codes: 0 right, 1 wrong, 2 usage, 3 file, 4 insufficient evidence, 5 marginal with
  * --strict, 6 the reference and slow.h disagree, so that there is no verdict, 7 a mutant
@@ -17,13 +18,15 @@
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_SAFETENSORS_IMPLEMENTATION
 #include "seqpar_safetensors.h"
+#include "oracle/html.h"
+#include "oracle/junit.h"
 #include "oracle/mutants.h"
 #include "oracle/options.h"
 
 static law numbers = {.sp = 1, .dp = 1, .accumulation = 1, .tolerance = 1e-3};
 static option_list sums = {.values = numbers.sums, .most = LAW_GROUPS};
 static option_list counts = {.values = numbers.counts, .most = LAW_GROUPS};
-static const char *name, *folder, *wanted, *model, *score;
+static const char *name, *folder, *wanted, *model, *score, *html, *junit;
 static double budget = 60;
 static made_desc making = {.layout = "zigzag",
                            .objective = "sft",
@@ -60,6 +63,8 @@ static option options[] = {
      "time for mistakes that --model tries (60)", 0},
     {"ver", "tolerance", "X", OPTION_NUMBER, &numbers.tolerance,
      "relative distance that rounding may make (0.001)", 0},
+    {"ver", "html", "FILE", OPTION_TEXT, &html, "a page of it, with pictures of where", 0},
+    {"ver", "junit", "FILE", OPTION_TEXT, &junit, "JUnit's XML of it, a case a stage", 0},
     {"ver", "strict", "", OPTION_FLAG, &strict, "exit code 5 for a marginal verdict", 0},
     {"gen", "out", "DIR", OPTION_TEXT, &making.out, "a folder that is made", 0},
     {"gen", "layout", "NAME", OPTION_TEXT, &making.layout,
@@ -206,19 +211,19 @@ static int check_wanted(dump *want) {
     return want->error.status != 0;
 }
 
-/* 0, or an exit code with one sentence on stderr. */
-static int judge_folders(stage *stages) {
+/* more: NULL, or takes what a page shows. 0, or an exit code with one sentence on stderr. */
+static int judge_folders(stage *stages, details *more) {
     dump d, want = {.world = 0};
     int status, voided = 0;
     status = dump_open(&d, folder) || judge_dump(&d, stages, numbers.tolerance) ||
                  check_steps(stages, &d, numbers.tolerance);
     if (!status && model) {
-        status = check_truth(stages, &d, model, numbers.tolerance, budget);
+        status = check_truth(stages, &d, model, numbers.tolerance, budget, more);
         voided = status > 0;
     }
     if (!status && wanted)
         status = dump_open(&want, wanted) || check_wanted(&want) ||
-                 check_gradients(&stages[GRADIENTS], &d, &want, numbers.tolerance);
+                 check_gradients(&stages[GRADIENTS], &d, &want, numbers.tolerance, more);
     dump_close(&d);
     dump_close(&want);
     if (status)
@@ -227,15 +232,20 @@ static int judge_folders(stage *stages) {
     return voided ? VERDICT_VOID : status ? VERDICT_FILE : 0;
 }
 
-static int run_ver(void) {
+/* 0, or an exit code with one sentence on stderr. */
+static int write_reports(const report *r) {
+    seqpar_error error = {0};
+    int status = (html && report_write(html, r, html_put, &error)) ||
+                 (junit && report_write(junit, r, junit_put, &error));
+    if (status) fprintf(stderr, "error: %s\n", error.text);
+    return status ? VERDICT_FILE : 0;
+}
+
+static int judge_and_say(details *more) {
     stage stages[STAGES] = {{0}};
+    int status = judge_folders(stages, more);
     verdict v;
-    int status;
-    if (!folder) return usage("ver needs the folder of a dump");
-    if (wanted && model) return usage("give --want or --model, and not both");
-    if (!(budget >= 0)) return usage("--budget is a time; give seconds from 0");
-    if (check_tolerance()) return VERDICT_USAGE;
-    if ((status = judge_folders(stages)) != 0) return status;
+    if (status) return status;
     v = whole_verdict(stages);
     if (as_json) {
         print_stages_json(stages, &v);
@@ -244,7 +254,23 @@ static int run_ver(void) {
         print_stages(stages);
         verdict_print_mistakes(stdout, &v);
     }
+    status = write_reports(&(report){folder, wanted, model, stages, &v, more});
+    if (status) return status;
     return v.kind == VERDICT_MARGINAL && !strict ? 0 : (int)v.kind;
+}
+
+static int run_ver(void) {
+    details more = {.n = 0};
+    int status;
+    if (!folder) return usage("ver needs the folder of a dump");
+    if (wanted && model) return usage("give --want or --model, and not both");
+    if (!(budget >= 0)) return usage("--budget is a time; give seconds from 0");
+    if (check_tolerance()) return VERDICT_USAGE;
+    if (html && junit && !strcmp(html, junit))
+        return usage("--html and --junit are the same file; give two");
+    status = judge_and_say(&more);
+    details_free(&more);
+    return status;
 }
 
 /* ---- gen ---- */
@@ -304,7 +330,7 @@ static int judge_mutant(const char *of, const char *its_model, verdict *v) {
     int status;
     folder = of;
     model = its_model;
-    status = judge_folders(stages);
+    status = judge_folders(stages, NULL);
     *v = whole_verdict(stages);
     return status;
 }

@@ -112,13 +112,17 @@ static inline int64_t position_runs_on(const dump_row *row, int64_t t) {
 }
 static inline int64_t position_local(const dump_row *row, int64_t t) { return row->local[t]; }
 
+static inline int token_differs(const dump_row *row, const int64_t *values, token_rule rule,
+                                int64_t t) {
+    return t < row_end(row) && row->rank[t] >= 0 && values[t] != rule(row, t);
+}
+
 /* How many tokens differ from the rule; *first: which is the first. */
 static inline int64_t row_differs(const dump_row *row, const int64_t *values, token_rule rule,
                                   int64_t *first) {
     int64_t count = 0;
     for (int64_t t = 0; t < row_end(row); t++) {
-        if (row->rank[t] < 0 || values[t] == rule(row, t)) continue;
-        if (!count++) *first = t;
+        if (token_differs(row, values, rule, t) && !count++) *first = t;
     }
     return count;
 }
@@ -219,16 +223,17 @@ static inline void count_gaps(label_gaps *g, const dump_row *row) {
     }
 }
 
-/* Labels that are there and differ from the rule. An ignored one is right anywhere: it may be
-   a prompt's. */
+/* A label that is there and differs from the rule. An ignored one is right anywhere: it may be
+   a prompt's; so is that of the row's last token. */
+static inline int label_differs(const dump_row *row, token_rule rule, int64_t t) {
+    return t + 1 < row_end(row) && row->labels[t] != DUMP_IGNORE &&
+           token_differs(row, row->labels, rule, t);
+}
+
 static inline int64_t labels_differ(const dump_row *row, token_rule rule, int64_t *first) {
     int64_t count = 0;
-    for (int64_t t = 0; t + 1 < row_end(row); t++) {
-        if (row->rank[t] < 0 || row->labels[t] == DUMP_IGNORE ||
-            row->labels[t] == rule(row, t))
-            continue;
-        if (!count++) *first = t;
-    }
+    for (int64_t t = 0; t + 1 < row_end(row); t++)
+        if (label_differs(row, rule, t) && !count++) *first = t;
     return count;
 }
 

@@ -24,6 +24,37 @@ typedef struct gradient_check {
     likeness all;
 } gradient_check;
 
+/* What a page shows and a verdict does not hold. */
+typedef struct details {
+    gradient_pair *each; /* (n) */
+    int64_t n;
+    double limit;        /* of their distance */
+    double **logp;       /* (rows) the right ones by token; NULL: none */
+    int64_t rows;        /* replica after replica, of each its micro-batches */
+    double logp_limit;   /* relative, of all log-probs together */
+} details;
+
+static inline void details_free(details *more) {
+    for (int64_t i = 0; more->logp && i < more->rows; i++) free(more->logp[i]);
+    free(more->logp);
+    free(more->each);
+    *more = (details){.n = 0};
+}
+
+/* more NULL: nothing is kept. 0, or -1 with d->error. */
+static inline int details_keep(details *more, const gradient_check *c) {
+    size_t bytes = (size_t)c->n * sizeof *c->each;
+    if (!more || !c->n) return 0;
+    if (!(more->each = (gradient_pair *)malloc(bytes))) {
+        seqpar_fail(&c->d->error, SEQPAR_ERR_MEMORY, "no memory for gradients");
+        return -1;
+    }
+    memcpy(more->each, c->each, bytes);
+    more->n = c->n;
+    more->limit = c->tolerance;
+    return 0;
+}
+
 /* Ranks differ: what comes out of one reducer is the same on all. */
 static inline void judge_copies(stage *s, const whole *w, const char *name, double tolerance) {
     verdict *v;
@@ -129,8 +160,10 @@ static inline void name_odd_one(gradient_check *c) {
     }
 }
 
-/* 0, or -1 with the error of one of the dumps. */
-static inline int check_gradients(stage *s, dump *d, dump *want, double tolerance) {
+/* more: NULL, or takes what they were judged by. 0, or -1 with the error of one of the
+   dumps. */
+static inline int check_gradients(stage *s, dump *d, dump *want, double tolerance,
+                                  details *more) {
     gradient_check c = {
         .d = d, .want = want, .s = s, .tolerance = gradient_limit(d, tolerance)};
     int status = each_parameter(want, "grad.", add_gradient, &c);
@@ -147,6 +180,7 @@ static inline int check_gradients(stage *s, dump *d, dump *want, double toleranc
     if (s->judged && c.missing)
         verdict_say(&s->v, "%lld wanted parameters have no gradient in the dump",
                     (long long)c.missing);
+    if (!status) status = details_keep(more, &c);
     free(c.each);
     return status;
 }

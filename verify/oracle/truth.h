@@ -23,6 +23,7 @@ typedef struct truth {
     double logp_limit, gradient_limit;
     int logp_is_right, is_void;
     char second[200]; /* what slow.h says of the reference */
+    details *more;    /* NULL: nothing is kept */
     struct timespec begin;
 } truth;
 
@@ -276,7 +277,7 @@ static inline int name_gradient_ways(truth *t, verdict *v, gradient_check *c,
 static inline int judge_truth_gradient(truth *t, stage *s, const double *right,
                                        const seed_set *seeds) {
     gradient_check c = {.d = t->d, .s = s, .tolerance = t->gradient_limit};
-    int status = compare_gradients(t, t->got, right, &c);
+    int status = compare_gradients(t, t->got, right, &c) || details_keep(t->more, &c) ? -1 : 0;
     double factor = best_factor(&c.all);
     if (!status && c.n && !s->judged) {
         if (!isfinite(c.all.want_want) || (c.all.want_want == 0 && c.all.got_got == 0))
@@ -342,16 +343,23 @@ static inline int truth_judge(truth *t, stage *stages, double tolerance) {
         if (judge_logp(t, &stages[LOG_PROBS], logp)) status = -1;
     if (!status) status = judge_truth_gradient(t, &stages[GRADIENTS], right, &seeds);
     seed_set_close(&seeds);
+    if (t->more && status >= 0 && has_logp(&t->exact)) {
+        t->more->logp = logp;
+        t->more->rows = t->exact.count;
+        t->more->logp_limit = t->logp_limit;
+        logp = NULL;
+    }
     free_logp(logp, t->exact.count);
     free(right);
     return status < 0 ? -1 : 0;
 }
 
-/* Stages LOG_PROBS and GRADIENTS against the model in `folder`. 0; 1: slow.h disagrees with
-   the reference, so there is no verdict; or -1 with d->error. */
+/* Stages LOG_PROBS and GRADIENTS against the model in `folder`; more: NULL, or takes what they
+   were judged by. 0; 1: slow.h disagrees with the reference, so there is no verdict; or -1 with
+   d->error. */
 static inline int check_truth(stage *stages, dump *d, const char *folder, double tolerance,
-                              double budget) {
-    truth t = {.d = d, .budget = budget, .logp_is_right = 0};
+                              double budget, details *more) {
+    truth t = {.d = d, .budget = budget, .more = more};
     int status;
     clock_gettime(CLOCK_MONOTONIC, &t.begin);
     truth_unit(&t);

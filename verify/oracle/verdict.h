@@ -95,11 +95,15 @@ static inline void mistake_print(FILE *out, const mistake *m) {
 }
 
 /* "wrong: over_sp" or "wrong: one of over_sp, over_dp" or "wrong: unknown" */
-static inline void verdict_headline(FILE *out, const verdict *v) {
+static inline void verdict_title(FILE *out, const verdict *v) {
     fprintf(out, "%s", verdict_word(v));
     if (v->kind == VERDICT_WRONG && !v->count) fprintf(out, ": unknown");
     for (int i = 0; i < v->count; i++)
         fprintf(out, "%s%s", i ? ", " : v->count > 1 ? ": one of " : ": ", v->named[i]->name);
+}
+
+static inline void verdict_headline(FILE *out, const verdict *v) {
+    verdict_title(out, v);
     fprintf(out, "\n");
 }
 
