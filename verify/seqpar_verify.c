@@ -9,20 +9,32 @@
  *
  *     seqpar-verify ver DUMP                  a folder as oracle/dump.h describes it
  *     seqpar-verify ver DUMP --want DUMP      gradients, too, against those of another run
+ *     seqpar-verify ver DUMP --model FOLDER   or against the model in fp64, computed here
  *
  * Exit codes: 0 right, 1 wrong, 2 usage, 3 file, 4 insufficient evidence, 5 marginal with
- * --strict. */
+ * --strict, 6 the reference and slow.h disagree, so that there is no verdict, 7 a mutant
+ * survived. */
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_SAFETENSORS_IMPLEMENTATION
 #include "seqpar_safetensors.h"
-#include "oracle/gradients.h"
+#include "oracle/mutants.h"
 #include "oracle/options.h"
 
 static law numbers = {.sp = 1, .dp = 1, .accumulation = 1, .tolerance = 1e-3};
 static option_list sums = {.values = numbers.sums, .most = LAW_GROUPS};
 static option_list counts = {.values = numbers.counts, .most = LAW_GROUPS};
-static const char *name, *folder, *wanted;
+static const char *name, *folder, *wanted, *model, *score;
+static double budget = 60;
+static made_desc making = {.layout = "zigzag",
+                           .objective = "sft",
+                           .sp = 2,
+                           .dp = 1,
+                           .accumulation = 1,
+                           .tokens = 61,
+                           .docs = 4,
+                           .seed = 1};
 static int as_json, as_markdown, strict;
+static int64_t level = 1;
 
 static option options[] = {
     {"law", "got", "X", OPTION_NUMBER, &numbers.got,
@@ -42,9 +54,33 @@ static option options[] = {
      "relative distance that rounding may make (0.001)", 0},
     {"ver", "DUMP", "", OPTION_NAME, &folder, "a folder with a file of every rank", 0},
     {"ver", "want", "DUMP", OPTION_TEXT, &wanted, "of the same step on one rank: gradients", 0},
+    {"ver", "model", "FOLDER", OPTION_TEXT, &model,
+     "a Llama-type model in Hugging Face's form: log-probs and gradients", 0},
+    {"ver", "budget", "SECONDS", OPTION_NUMBER, &budget,
+     "time for mistakes that --model tries (60)", 0},
     {"ver", "tolerance", "X", OPTION_NUMBER, &numbers.tolerance,
      "relative distance that rounding may make (0.001)", 0},
     {"ver", "strict", "", OPTION_FLAG, &strict, "exit code 5 for a marginal verdict", 0},
+    {"gen", "out", "DIR", OPTION_TEXT, &making.out, "a folder that is made", 0},
+    {"gen", "layout", "NAME", OPTION_TEXT, &making.layout,
+     "contiguous, zigzag, zigzag-doc or stripe (zigzag)", 0},
+    {"gen", "objective", "NAME", OPTION_TEXT, &making.objective, "sft or dpo (sft)", 0},
+    {"gen", "sp", "P", OPTION_SIZE, &making.sp, "ranks that share a sequence (2)", 0},
+    {"gen", "dp", "D", OPTION_SIZE, &making.dp, "data-parallel replicas (1)", 0},
+    {"gen", "accumulation", "A", OPTION_SIZE, &making.accumulation,
+     "micro-batches of a step (1)", 0},
+    {"gen", "tokens", "T", OPTION_SIZE, &making.tokens,
+     "of the first row; the next has one more (61)", 0},
+    {"gen", "docs", "N", OPTION_SIZE, &making.docs, "documents of a row (4)", 0},
+    {"gen", "seed", "N", OPTION_SIZE, &making.seed, "of all that is drawn (1)", 0},
+    {"gen", "mistake", "NAME", OPTION_TEXT, &making.mistake, "to be planted", 0},
+    {"gen", "questions", "", OPTION_FLAG, &making.questions,
+     "without what is to be computed", 0},
+    {"test", "level", "N", OPTION_SIZE, &level,
+     "1: two ranks, zigzag; 2: all layouts on 2 to 8 ranks (1)", 0},
+    {"mutants", "score", "CMD", OPTION_TEXT, &score,
+     "a test of yours, run as CMD WANT GOT; 0: it finds the two alike", 0},
+    {"mutants", "seed", "N", OPTION_SIZE, &making.seed, "of all that is drawn (1)", 0},
     {"explain", "NAME", "", OPTION_NAME, &name, "of a mistake; seqpar-verify list has all", 0},
     {"list", "markdown", "", OPTION_FLAG, &as_markdown, "the page of mistakes", 0},
     {"law", "strict", "", OPTION_FLAG, &strict, "exit code 5 for a marginal verdict", 0},
@@ -123,13 +159,13 @@ static const stage *worst_stage(const stage *stages) {
 static verdict whole_verdict(const stage *stages) {
     const stage *worst = worst_stage(stages);
     verdict v = {.kind = VERDICT_INSUFFICIENT};
+    int more = 0;
     if (worst) v = worst->v;
-    if (v.kind == VERDICT_RIGHT && !stages[LABELS].judged && !stages[LOSS].judged &&
-        !stages[GRADIENTS].judged)
-        v.kind = VERDICT_INSUFFICIENT;
+    for (int i = 0; i < STAGES; i++) more += i > POSITIONS && stages[i].judged;
+    if (v.kind == VERDICT_RIGHT && !more) v.kind = VERDICT_INSUFFICIENT;
     for (int i = 0; i < STAGES; i++) {
         int shows_nothing = stages[i].judged ? stages[i].v.kind == VERDICT_INSUFFICIENT
-                                             : i == GRADIENTS && wanted;
+                                             : i == GRADIENTS && (wanted || model);
         if (v.kind != VERDICT_WRONG && shows_nothing) v.kind = VERDICT_INSUFFICIENT;
     }
     return v;
@@ -139,12 +175,9 @@ static void print_stages(const stage *stages) {
     for (int i = 0; i < STAGES; i++) {
         const stage *s = &stages[i];
         char label[32], text[400];
-        snprintf(label, sizeof label, "%-10s", s->name);
-        if (!s->judged)
-            print_wrapped(stdout, label,
-                          i == GRADIENTS && !wanted
-                              ? "not judged: give --want, a dump of the same step on one rank"
-                              : "not judged: the dump lacks what it needs");
+        snprintf(label, sizeof label, "%-10s", stage_names[i].name);
+        snprintf(text, sizeof text, "not judged: it takes %s", stage_names[i].needs);
+        if (!s->judged) print_wrapped(stdout, label, text);
         for (int k = 0; s->judged && k < s->v.lines; k++) {
             snprintf(text, sizeof text, "%s%s", k ? "" : verdict_word(&s->v), k ? "" : ": ");
             snprintf(text + strlen(text), sizeof text - strlen(text), "%s", s->v.line[k]);
@@ -157,8 +190,9 @@ static void print_stages_json(const stage *stages, const verdict *v) {
     cJSON *o = verdict_json(v), *list = cJSON_AddArrayToObject(o, "stages");
     for (int i = 0; i < STAGES; i++) {
         cJSON *one = stages[i].judged ? verdict_json(&stages[i].v) : cJSON_CreateObject();
-        cJSON_AddStringToObject(one, "stage", stages[i].name);
+        cJSON_AddStringToObject(one, "stage", stage_names[i].name);
         if (!stages[i].judged) cJSON_AddStringToObject(one, "verdict", "not judged");
+        if (!stages[i].judged) cJSON_AddStringToObject(one, "needs", stage_names[i].needs);
         cJSON_AddItemToArray(list, one);
     }
     json_print(stdout, o);
@@ -172,10 +206,16 @@ static int check_wanted(dump *want) {
     return want->error.status != 0;
 }
 
-/* 0, or -1 with one sentence on stderr. */
+/* 0, or an exit code with one sentence on stderr. */
 static int judge_folders(stage *stages) {
     dump d, want = {.world = 0};
-    int status = dump_open(&d, folder) || judge_dump(&d, stages, numbers.tolerance);
+    int status, voided = 0;
+    status = dump_open(&d, folder) || judge_dump(&d, stages, numbers.tolerance) ||
+                 check_steps(stages, &d, numbers.tolerance);
+    if (!status && model) {
+        status = check_truth(stages, &d, model, numbers.tolerance, budget);
+        voided = status > 0;
+    }
     if (!status && wanted)
         status = dump_open(&want, wanted) || check_wanted(&want) ||
                  check_gradients(&stages[GRADIENTS], &d, &want, numbers.tolerance);
@@ -184,15 +224,18 @@ static int judge_folders(stage *stages) {
     if (status)
         fprintf(stderr, "error: %s\n",
                 d.error.status ? d.error.text : want.error.text);
-    return status ? -1 : 0;
+    return voided ? VERDICT_VOID : status ? VERDICT_FILE : 0;
 }
 
 static int run_ver(void) {
     stage stages[STAGES] = {{0}};
     verdict v;
+    int status;
     if (!folder) return usage("ver needs the folder of a dump");
+    if (wanted && model) return usage("give --want or --model, and not both");
+    if (!(budget >= 0)) return usage("--budget is a time; give seconds from 0");
     if (check_tolerance()) return VERDICT_USAGE;
-    if (judge_folders(stages)) return VERDICT_FILE;
+    if ((status = judge_folders(stages)) != 0) return status;
     v = whole_verdict(stages);
     if (as_json) {
         print_stages_json(stages, &v);
@@ -202,6 +245,123 @@ static int run_ver(void) {
         verdict_print_mistakes(stdout, &v);
     }
     return v.kind == VERDICT_MARGINAL && !strict ? 0 : (int)v.kind;
+}
+
+/* ---- gen ---- */
+
+static int run_gen(void) {
+    seqpar_error error = {0};
+    cJSON *o;
+    if (!making.out) return usage("gen needs --out, a folder to be made");
+    if (made_make(&making, &error)) {
+        fprintf(stderr, "error: %s\n", error.text);
+        return error.status == SEQPAR_ERR_OPTION ? VERDICT_USAGE : VERDICT_FILE;
+    }
+    if (!as_json) {
+        printf("%s/got  the step on %lld ranks%s%s\n%s/want  the same on one rank\n"
+               "%s/model  a Llama folder\n",
+               making.out, (long long)(making.sp * making.dp),
+               making.mistake ? ", with " : ", right", making.mistake ? making.mistake : "",
+               making.out, making.out);
+        return 0;
+    }
+    o = cJSON_CreateObject();
+    cJSON_AddStringToObject(o, "out", making.out);
+    cJSON_AddStringToObject(o, "mistake", making.mistake ? making.mistake : "");
+    json_print(stdout, o);
+    return 0;
+}
+
+/* ---- test ---- */
+
+/* make verify's program: 0, or 1 with a table of what differs. */
+int seqpar_verify_test(int argc, char **argv);
+
+static int test_layout(int at) {
+    char *words[] = {(char *)"test", (char *)"--layout", (char *)seqpar_layout_name(at),
+                     (char *)"--json"};
+    return seqpar_verify_test(as_json ? 4 : 3, words);
+}
+
+static int run_test(void) {
+    char *words[] = {(char *)"test", (char *)"--ring_attn_size", (char *)"2",
+                     (char *)"--json"};
+    int wrong = 0;
+    if (level > 2) return usage("--level is 1, seconds, or 2, all layouts on 2 to 8 ranks");
+    if (level == 1) return seqpar_verify_test(as_json ? 4 : 3, words);
+    for (int i = 0; i < SEQPAR_LAYOUT_COUNT; i++) {
+        if (as_json) printf("%s", i ? ", " : "[");
+        wrong |= test_layout(i);
+    }
+    if (as_json) printf("]\n");
+    return wrong;
+}
+
+/* ---- mutants ---- */
+
+static int judge_mutant(const char *of, const char *its_model, verdict *v) {
+    stage stages[STAGES] = {{0}};
+    int status;
+    folder = of;
+    model = its_model;
+    status = judge_folders(stages);
+    *v = whole_verdict(stages);
+    return status;
+}
+
+static void print_mutant(const mutant *m) {
+    char said[160];
+    snprintf(said, sizeof said, "%s%.63s",
+             m->kind == VERDICT_RIGHT      ? "right"
+             : m->kind != VERDICT_WRONG    ? "insufficient"
+             : m->named && m->among == 1 ? "named"
+             : m->named                    ? "named among several"
+             : m->among                    ? "taken for "
+                                           : "wrong, not named",
+             m->other);
+    printf("%-4s %-32s %-22s%s\n", m->objective, *m->name ? m->name : "(none)", said,
+           m->seen < 0 ? "" : m->seen ? " seen by CMD" : " not seen by CMD");
+}
+
+static cJSON *mutant_json(const mutant *m) {
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddStringToObject(o, "mistake", m->name);
+    cJSON_AddStringToObject(o, "objective", m->objective);
+    cJSON_AddBoolToObject(o, "named", m->named);
+    cJSON_AddNumberToObject(o, "among", m->among);
+    if (m->seen >= 0) cJSON_AddBoolToObject(o, "seen", m->seen);
+    return o;
+}
+
+static int run_mutants(void) {
+    static const char *const objectives[] = {"sft", "dpo"};
+    cJSON *all = as_json ? cJSON_CreateArray() : NULL;
+    int well = 0, seen = 0, mutants = 0, right_seen = 0;
+    mutants_desc desc = {score, making, judge_mutant};
+    desc.make.sp = 3;
+    desc.make.dp = 2;
+    desc.make.accumulation = 5;
+    desc.make.tokens = 37;
+    for (int i = -1; i < 2 * MISTAKES; i++) {
+        mutant m = {.name = i < 0 ? "" : mistakes[i % MISTAKES].name,
+                    .objective = objectives[i < 0 ? 0 : i / MISTAKES]};
+        int status;
+        if (i >= 0 && !can_be_planted(m.objective, m.name)) continue;
+        if ((status = mutant_run(&m, &desc)) != 0) return status;
+        if (m.skipped) continue;
+        mutants += i >= 0;
+        well += i >= 0 && mutant_is_well(&m);
+        seen += i >= 0 && m.seen > 0;
+        right_seen |= i < 0 && (m.seen > 0 || !mutant_is_well(&m));
+        if (all) cJSON_AddItemToArray(all, mutant_json(&m));
+        if (!all) print_mutant(&m);
+    }
+    if (all) json_print(stdout, all);
+    if (!all) printf("%d mutants, %d named%s", mutants, well, score ? "" : "\n");
+    if (!all && score)
+        printf(", %d seen by CMD%s\n", seen,
+               right_seen ? ", which does not pass the right step" : "");
+    return right_seen || (score ? seen : well) < mutants ? VERDICT_SURVIVED : 0;
 }
 
 /* ---- explain, list ---- */
@@ -262,6 +422,12 @@ static const struct {
 } verbs[] = {{"law", "two numbers, or a loss and its sums and counts: which mistake is it?",
               run_law},
              {"ver", "a dump of a step: what is right, what is wrong, which mistake", run_ver},
+             {"gen", "dumps of a step, right or with a mistake, and the same on one rank",
+              run_gen},
+             {"test", "seqpar itself: N ranks against one, every objective, by bits", run_test},
+             {"mutants", "plants every mistake that gen can: which are named, or seen by a "
+                         "test of yours",
+              run_mutants},
              {"explain", "a mistake: symptom, cause, formulas, example, fix", run_explain},
              {"list", "all mistakes that have a name", run_list}};
 enum { VERBS = sizeof verbs / sizeof *verbs };
@@ -272,7 +438,7 @@ static void print_help(int verb) {
         printf("    %-26s %s\n", verbs[i].name, verbs[i].help);
     if (verb >= 0) options_help(options, OPTIONS, verbs[verb].name);
     printf("\nexit codes: 0 right, 1 wrong, 2 usage, 3 file, 4 insufficient, 5 marginal with "
-           "--strict\n");
+           "--strict,\n            6 the reference and slow.h disagree, 7 a mutant survived\n");
 }
 
 int main(int argc, char **argv) {

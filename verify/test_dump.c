@@ -143,7 +143,7 @@ static void write_rank(const scene *s, int64_t rank, const char *folder) {
     seqpar_safetensors_pair pairs[] = {{"seqpar_dump", "1"}, {"rank", text[0]},
                                        {"world", text[1]},   {"sp", text[2]},
                                        {"accumulation", text[3]},
-                                       {"objective", s->dpo > 1 ? "ppo" : "dpo"},
+                                       {"objective", s->dpo > 1 ? "orpo" : "dpo"},
                                        {"beta", "0.3"}};
     page p = {.count = 0};
     char path[64];
@@ -694,10 +694,10 @@ static void test_json(void) {
                                     "name"),
                             "labels_not_shifted"),
                 "verdict or mistake of %.200s", said);
-    test_expect(cJSON_GetArraySize(stages) == 5 &&
+    test_expect(cJSON_GetArraySize(stages) == 11 &&
                     !strcmp(text_of(cJSON_GetArrayItem(stages, 0), "verdict"), "right") &&
                     !strcmp(text_of(cJSON_GetArrayItem(stages, 2), "stage"), "labels") &&
-                    !strcmp(text_of(cJSON_GetArrayItem(stages, 3), "verdict"), "not judged"),
+                    !strcmp(text_of(cJSON_GetArrayItem(stages, 6), "verdict"), "not judged"),
                 "stages of %.200s", said);
     cJSON_Delete(all);
     test_end("dump_json");
@@ -732,7 +732,7 @@ static void test_files(void) {
                           "/rank0.safetensors",
          "seqpar_dump is '2', not '1'"},
         {"mixed_sp", "sed -i 's/\"sp\":\"3\"/\"sp\":\"1\"/' " FOLDER "/rank2.safetensors",
-         "in another file; dump one run at a time"},
+         "metadata sp is another than in another file; dump one run at a time"},
         {"sp_text", "sed -i 's/\"sp\":\"3\"/\"sp\":\"x\"/' " FOLDER "/rank*.safetensors",
          "metadata sp is 'x'; write a whole number from 1"},
         {"sp_divides", "sed -i 's/\"sp\":\"3\"/\"sp\":\"2\"/' " FOLDER "/rank*.safetensors",
@@ -760,7 +760,7 @@ static void test_files(void) {
     s.odd = NULL;
     s.dpo = 2;
     write_scene(&s);
-    expect_refused("objective", "metadata objective is 'ppo'; write sft or dpo");
+    expect_refused("objective", "metadata objective is 'orpo'; write sft, dpo, rm, kto or ppo");
     s.dpo = 0;
     cu_seqlens[1] = 55; /* and then 18 */
     write_scene(&s);

@@ -91,7 +91,7 @@ static const demo_config_key demo_rope_keys[] = {{"rope_theta", demo_read_key},
 
 /* ---- config.json: Hugging Face's names ---- */
 
-static seqpar_status demo_save_config(const char *folder, const seqpar_llama_config *c,
+static inline seqpar_status demo_save_config(const char *folder, const seqpar_llama_config *c,
                                       seqpar_error *error) {
     char path[4352], text[1024];
     snprintf(path, sizeof path, "%s/config.json", folder);
@@ -321,7 +321,7 @@ static seqpar_status demo_load_config(const char *folder, seqpar_llama_config *c
 
 /* The longest text its makers meant it for, 0 where that is not said: beyond it positions
    are new to the model, but nothing fails. */
-static int64_t demo_config_positions(const char *folder) {
+static inline int64_t demo_config_positions(const char *folder) {
     char path[4352];
     seqpar_error ignored = {0};
     cJSON *json = demo_config_open(folder, path, sizeof path, &ignored);
@@ -426,7 +426,7 @@ static seqpar_status demo_refuse_foreign(const seqpar_llama *model,
 }
 
 /* A model that gives rewards has learnt to: a new head would give noise. */
-static seqpar_status demo_head_there(const seqpar_llama *model, const char *folder,
+static inline seqpar_status demo_head_there(const seqpar_llama *model, const char *folder,
                                      seqpar_error *error) {
     const char *head = model->tensors[model->tensor_count - 1].name;
     char path[4352];

@@ -1,13 +1,30 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* dump.h - what the ranks of a training step wrote down, read and put together.
  *
- * A dump is a folder with a safetensors file a rank. Its metadata, all strings: seqpar_dump
- * "1", rank and world; sp, the ranks that share a sequence ("1"); accumulation, the
- * micro-batches of the step ("1"); objective, "sft" or "dpo" ("sft"); beta of DPO ("0.1"). Rank
- * r is member r % sp of replica r / sp. SFT's loss is the mean over all supervised tokens of
- * the step, DPO's that of pairs.h.
+ * A dump is a folder with a safetensors file a rank. Rank r is member r % sp of replica r / sp.
+ * Its metadata, all strings, and what is meant where a key is absent (facts.h reads them):
  *
- * Tensors of micro-batch A, all optional; n is the tokens that this rank holds:
+ *     seqpar_dump "1", rank, world: always
+ *     sp ("1")             ranks that share a sequence
+ *     accumulation ("1")   micro-batches of the step
+ *     objective ("sft")    sft, dpo, rm, kto or ppo
+ *     reduction ("token")  of SFT and PPO: token, the mean over all supervised tokens of the
+ *                          step; sequence, the mean over documents of their tokens' means
+ *     beta ("0.1")         of DPO and KTO
+ *     clip_low, clip_high ("0.2"), kl_coef ("0"): of PPO
+ *     advantage ("given")  of PPO: group, (reward - mean of the group) / (its deviation +
+ *                          advantage_eps ("1e-4")); group_mean, without the division
+ *     dtype ("tensors")    what the model computes in: float64, float32, tf32, float16 or
+ *                          bfloat16; tensors: the coarsest of parameters, gradients, log-probs
+ *     optimizer ("none")   adamw or sgd, with lr, beta1 ("0.9"), beta2 ("0.999"), eps ("1e-8"),
+ *                          weight_decay ("0"), max_norm ("0": no clip), step ("1": the first)
+ *     softmax_scale (1 / sqrt(head_dim)), window ("0": none; a token sees itself and window - 1
+ *                          before it), softcap ("0": none): of attention
+ *     part.TENSOR          "OFFSET TOTAL": this file has a range of the flattened tensor, which
+ *                          has TOTAL elements in all; ranks' ranges may be copies
+ *
+ * Tensors of micro-batch A, a row of packed documents, all optional; n is the tokens that this
+ * rank holds. Those of documents are the same on all ranks of a sequence:
  *
  *     A.index       (n)        place of each token in the row before it was split
  *     A.cu_seqlens  (docs + 1) where documents begin in that row, and where the last one ends;
@@ -18,10 +35,32 @@
  *                              That of a row's last token may be any
  *     A.logp        (n)        log-prob of the label; anything where there is none
  *     A.ref_logp    (n)        the same of the reference model
- *     loss          ()         as this rank reports it for the whole step
- *     grad.NAME     (any)      of parameter NAME, whole, after all reductions and before clip
+ *     A.old_logp    (n)        the same when the text was sampled (PPO)
+ *     A.advantages  (n)        PPO, as used
+ *     A.rewards     (docs)     PPO
+ *     A.groups      (docs)     PPO: which prompt the document answers; equal numbers are one
+ *                              group, over all rows and replicas of the step
+ *     A.values      (n)        RM: what the head gives for each token
+ *     A.scores      (docs)     RM: what is taken for the document's reward
+ *     A.desirable   (docs)     KTO: 1 or 0
+ *     A.kl          (docs)     KTO: sum of policy - reference log-probs of the mismatched
+ *                              answer
+ *     A.q A.out     (n, heads, head_dim)     of one layer's attention, after rotary
+ *     A.k A.v       (n, kv_heads, head_dim)
+ *     A.lse         (n, heads)               natural logarithm
+ *     A.dout A.dq A.dk A.dv                  gradients of the loss
  *
- * index to labels: any integers; log-probs, loss and gradients: F16, BF16, F32 or F64. */
+ * Tensors of the step:
+ *
+ *     loss          ()         as this rank reports it for the whole step
+ *     norm          ()         of the gradient before clip, as this rank reports it
+ *     local.NAME    (any)      this rank's gradient of parameter NAME, before any reduction
+ *     grad.NAME     (any)      after all reductions and before clip
+ *     param.NAME    (any)      the parameter before the optimizer's step
+ *     after.NAME    (any)      and after it
+ *     m.NAME v.NAME (any)      AdamW's moments before the step; absent: 0
+ *
+ * index to labels, cu_seqlens and groups: any integers; all others: F16, BF16, F32 or F64. */
 #ifndef ORACLE_DUMP_H
 #define ORACLE_DUMP_H
 #include <dirent.h>
@@ -29,7 +68,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "seqpar_safetensors.h"
+#include "facts.h"
 
 enum { DUMP_IGNORE = -100, DUMP_TOKENS_MAX = 1 << 24 };
 typedef struct dump_rank {
@@ -39,8 +78,8 @@ typedef struct dump_rank {
 
 typedef struct dump {
     dump_rank *ranks; /* (world) */
-    int64_t world, sp, accumulation;
-    double beta; /* of DPO; 0: SFT */
+    int64_t world, sp, accumulation; /* as in facts */
+    dump_facts facts;
     seqpar_error error;
 } dump;
 
@@ -51,8 +90,15 @@ typedef struct dump_row {
     int64_t *cu_seqlens;   /* (docs + 1) */
     int64_t *rank, *local; /* who holds it, in which row of its own */
     int64_t *next;         /* the token in the same rank's next row; -1: it is the last */
+    int64_t *gathered;     /* its place if the ranks' tokens lie one rank behind the other */
+    int64_t *order;        /* the token at such a place; -1: none */
     int64_t *ids, *positions, *labels;
-    double *logp, *ref_logp;
+    double *logp, *ref_logp, *old_logp, *advantages, *values;
+    double *scores, *rewards, *desirable, *kl; /* (docs) */
+    int64_t *groups;                           /* (docs) */
+    struct { /* the relative rounding of these as they are written */
+        double logp, ref_logp, old_logp, advantages, values, scores, rewards, desirable, kl;
+    } unit;
 } dump_row;
 
 /* ---- opening ---- */
@@ -63,94 +109,69 @@ static inline void dump_close(dump *d) {
     free(d->ranks);
 }
 
-/* A whole number of the metadata, from low to high; -1 with a sentence. */
-static inline int64_t dump_number(dump *d, const seqpar_safetensors_file *file,
-                                  const char *path, const char *key, int64_t low,
-                                  int64_t absent) {
-    const char *text = seqpar_safetensors_metadata(file, key);
-    char *end;
-    long long x;
-    if (!text && absent >= 0) return absent;
-    x = text ? strtoll(text, &end, 10) : -1;
-    if (text && end != text && !*end && x >= low && x <= 65536) return x;
+/* What all files say alike. The first says it; the others are compared with it. */
+static inline int dump_agree(dump *d, const seqpar_safetensors_file *file, const char *path) {
+    dump_facts facts;
+    const char *key;
+    if (dump_read_facts(file, path, &facts, &d->error)) return -1;
+    if (!d->world) d->facts = facts;
+    d->world = d->facts.world;
+    d->sp = d->facts.sp;
+    d->accumulation = d->facts.accumulation;
+    if (!(key = dump_facts_differ(&facts, &d->facts))) return 0;
     seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
-                "%.300s: metadata %s is '%.40s'; write a whole number from %lld to 65536", path,
-                key, text ? text : "missing", (long long)low);
+                "%.300s: metadata %s is another than in another file; dump one run at a time",
+                path, key);
     return -1;
 }
 
-/* What all files say alike. The first says it; the others are compared with it. */
-static inline int dump_agree(dump *d, int64_t *kept, int64_t x, const char *path,
-                             const char *key) {
-    if (x < 0) return -1;
-    if (*kept == 0) *kept = x;
-    if (*kept == x) return 0;
-    seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
-                "%.300s: %s is %lld, and %lld in another file; dump one run at a time", path,
-                key, (long long)x, (long long)*kept);
-    return -1;
+static inline int dump_is_one_of(const char *const *names, const char *name) {
+    while (*names && strcmp(*names, name)) names++;
+    return *names != NULL;
+}
+
+/* Whether the tensor is of the step: loss, norm, or a parameter's. */
+static inline int dump_is_of_step(const char *name) {
+    static const char *const of_parameters[] = {"local.", "grad.", "param.",
+                                                "after.", "m.",    "v."};
+    for (size_t i = 0; i < sizeof of_parameters / sizeof *of_parameters; i++)
+        if (!strncmp(name, of_parameters[i], strlen(of_parameters[i]))) return 1;
+    return !strcmp(name, "loss") || !strcmp(name, "norm");
 }
 
 /* Every tensor is one that is known, of a micro-batch that there is: a name that is misspelt
    would pass for a tensor that is not there. */
 static inline int dump_names(dump *d, const seqpar_safetensors_file *file, const char *path) {
-    static const char *const known[] = {"index",  "ids",      "positions", "labels",
-                                        "logp",   "ref_logp", "cu_seqlens"};
+    static const char *const known[] = {
+        "index",  "ids",    "positions", "labels", "logp", "ref_logp", "old_logp", "advantages",
+        "values", "scores", "rewards",   "groups", "kl",   "desirable", "cu_seqlens",
+        "q",      "k",      "v",         "out",    "lse",  "dout", "dq", "dk", "dv", NULL};
     for (int64_t i = 0; i < seqpar_safetensors_count(file); i++) {
         const char *name = seqpar_safetensors_at(file, i)->name;
         char *rest;
         long long micro = strtoll(name, &rest, 10);
-        int found = !strcmp(name, "loss") || !strncmp(name, "grad.", 5);
-        for (size_t k = 0; k < sizeof known / sizeof *known; k++)
-            found |= rest != name && *rest == '.' && !strcmp(rest + 1, known[k]);
-        if (found && (rest == name || (micro >= 0 && micro < d->accumulation))) continue;
+        int numbered = rest != name && *rest == '.' && dump_is_one_of(known, rest + 1);
+        if (numbered && micro >= 0 && micro < d->accumulation) continue;
+        if (rest == name && dump_is_of_step(name)) continue;
         seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
-                    found ? "%.300s: tensor %.100s is of a micro-batch that metadata "
-                            "accumulation, %lld, does not have"
-                          : "%.300s: what is tensor %.100s? there are loss, grad.NAME and, of "
-                            "micro-batches below %lld, index, ids, positions, labels, logp, "
-                            "ref_logp, cu_seqlens",
+                    numbered ? "%.300s: tensor %.100s is of a micro-batch that metadata "
+                               "accumulation, %lld, does not have"
+                             : "%.300s: what is tensor %.100s? there are loss, norm, grad.NAME "
+                               "and others of parameters and, of micro-batches below %lld, "
+                               "index, ids and others: verify/oracle/dump.h has them all",
                     path, name, (long long)d->accumulation);
         return -1;
     }
     return 0;
 }
 
-/* d->beta, from objective and beta. */
-static inline int dump_objective(dump *d, const seqpar_safetensors_file *file,
-                                 const char *path) {
-    const char *objective = seqpar_safetensors_metadata(file, "objective");
-    const char *text = seqpar_safetensors_metadata(file, "beta");
-    int dpo = objective && !strcmp(objective, "dpo");
-    char *end = NULL;
-    double beta = dpo ? text ? strtod(text, &end) : 0.1 : 0;
-    if (objective && !dpo && strcmp(objective, "sft"))
-        seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
-                    "%.300s: metadata objective is '%.40s'; write sft or dpo", path, objective);
-    else if (dpo && (!(beta > 0 && beta < 1e6) || (end && *end)))
-        seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
-                    "%.300s: metadata beta is '%.40s'; write a number above 0", path, text);
-    else if (d->ranks && d->beta != beta)
-        seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
-                    "%.300s: objective or beta is another than in another file; dump one run "
-                    "at a time",
-                    path);
-    d->beta = beta;
-    return d->error.status ? -1 : 0;
-}
-
 /* Takes over the file, whose rank is then known. */
 static inline int dump_take(dump *d, seqpar_safetensors_file *file, const char *path) {
-    int64_t world = dump_number(d, file, path, "world", 1, -1), rank;
-    if (dump_agree(d, &d->world, world, path, "world") ||
-        dump_agree(d, &d->sp, dump_number(d, file, path, "sp", 1, 1), path, "sp") ||
-        dump_agree(d, &d->accumulation, dump_number(d, file, path, "accumulation", 1, 1), path,
-                   "accumulation") ||
-        dump_objective(d, file, path))
-        return -1;
+    int64_t rank;
+    if (dump_agree(d, file, path)) return -1;
     if (!d->ranks) d->ranks = (dump_rank *)calloc((size_t)d->world, sizeof *d->ranks);
     if (!d->ranks) seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for a dump");
-    rank = dump_number(d, file, path, "rank", 0, -1);
+    rank = dump_whole(file, path, "rank", 0, 65536, -1, &d->error);
     if (!d->ranks || rank < 0 || dump_names(d, file, path)) return -1;
     if (rank >= d->world || d->ranks[rank].file) {
         seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT, "%.300s: rank %lld of %lld %s", path,

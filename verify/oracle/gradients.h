@@ -1,108 +1,112 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* gradients.h - gradients of a dump against those of another run of the same step, usually on
- * one rank. Tensors grad.NAME, whole on every rank, after all reductions and before clip. */
+/* gradients.h - gradients of a dump: how ranks put them together, from local. tensors; and
+ * against those of another run of the same step, usually on one rank. After all reductions and
+ * before clip. */
 #ifndef ORACLE_GRADIENTS_H
 #define ORACLE_GRADIENTS_H
 #include "checks.h"
+#include "parts.h"
 
-/* Inner products of got with want. */
-typedef struct likeness {
-    double got_got, got_want, want_want;
-} likeness;
+/* ---- against the wanted ones ---- */
 
-static inline void liken(likeness *l, const double *got, const double *want, int64_t count) {
-    for (int64_t i = 0; i < count; i++) {
-        l->got_got += got[i] * got[i];
-        l->got_want += got[i] * want[i];
-        l->want_want += want[i] * want[i];
+typedef struct gradient_pair {
+    char name[128];
+    likeness like;
+} gradient_pair;
+
+typedef struct gradient_check {
+    dump *d, *want;
+    stage *s;
+    double tolerance;
+    gradient_pair *each; /* (n), room for (most) */
+    int64_t n, most;
+    int64_t missing; /* wanted, and not in the dump: frozen, perhaps */
+    likeness all;
+} gradient_check;
+
+/* Ranks differ: what comes out of one reducer is the same on all. */
+static inline void judge_copies(stage *s, const whole *w, const char *name, double tolerance) {
+    verdict *v;
+    if (w->far <= tolerance || s->judged) return;
+    v = stage_begin(s, VERDICT_WRONG);
+    if (isnan(w->far)) {
+        verdict_say(v, "%.100s holds NaN or Inf on rank 0 or %lld", name, (long long)w->copy);
+        return;
     }
+    verdict_name(v, mistake_named("never_synchronised"));
+    verdict_say(v, "%.100s of rank %lld is %.3g away from that of another rank", name,
+                (long long)w->copy, w->far);
 }
 
-/* |got - factor want| / |factor want|; 0 where both are 0, NaN stays NaN. */
-static inline double distance_from(const likeness *l, double factor) {
-    if (l->got_got == 0 && l->want_want == 0) return 0;
-    double squared = l->got_got - 2 * factor * l->got_want + factor * factor * l->want_want;
-    return sqrt(squared < 0 ? 0 : squared) / (fabs(factor) * sqrt(l->want_want));
-}
-
-static inline int is_gradient(const seqpar_safetensors_tensor *t) {
-    return !strncmp(t->name, "grad.", 5);
-}
-
-/* The tensor of rank r that belongs to t; -1 with d->error where there is none of its size. */
-static inline int gradient_like(dump *d, int64_t r, const seqpar_safetensors_tensor *t,
-                                double **values) {
-    const seqpar_safetensors_tensor *own = seqpar_safetensors_find(d->ranks[r].file, t->name);
-    if (own && own->count == t->count) return (*values = dump_doubles(d, r, own)) ? 0 : -1;
-    seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
-                "%.300s: tensor %.100s has %lld elements, and %lld in another file",
-                d->ranks[r].path, t->name, (long long)(own ? own->count : 0),
-                (long long)t->count);
+static inline int gradient_room(gradient_check *c) {
+    gradient_pair *more;
+    if (c->n < c->most) return 0;
+    c->most = 2 * c->most + 16;
+    more = (gradient_pair *)realloc(c->each, (size_t)c->most * sizeof *more);
+    if (more) c->each = more;
+    if (more) return 0;
+    seqpar_fail(&c->d->error, SEQPAR_ERR_MEMORY, "no memory for gradients");
     return -1;
 }
 
-/* Rank r's against rank 0's: what is left of one reducer is the same on all. */
-static inline int check_same(dump *d, int64_t r, const seqpar_safetensors_tensor *t,
-                             const double *first, double tolerance, stage *s) {
-    likeness l = {0};
-    double *own = NULL, far;
-    verdict *v;
-    if (gradient_like(d, r, t, &own)) return -1;
-    liken(&l, own, first, t->count);
-    free(own);
-    far = distance_from(&l, 1);
-    if (far <= tolerance) return 0;
-    v = stage_begin(s, VERDICT_WRONG);
-    if (!isfinite(l.got_got) || !isfinite(l.want_want)) {
-        verdict_say(v, "%.100s holds NaN or Inf on rank 0 or %lld", t->name, (long long)r);
-        return 0;
+/* If both have the parameter, then with as many elements. */
+static inline int gradients_match(gradient_check *c, const char *name, const whole *got,
+                                  const whole *wanted) {
+    if (!got->values || got->count == wanted->count) return 0;
+    seqpar_fail(&c->d->error, SEQPAR_ERR_FILE_FORMAT,
+                "%.300s: tensor %.100s has %lld elements, and %lld in the wanted dump",
+                c->d->ranks[0].path, name, (long long)got->count, (long long)wanted->count);
+    return -1;
+}
+
+static inline int add_gradient(void *user, const char *parameter) {
+    gradient_check *c = (gradient_check *)user;
+    whole got, wanted = {.copy = -1};
+    tensor_name name;
+    int status = gradient_room(c) ||
+                 whole_read(c->d, tensor_of(&name, "grad.", parameter), 0, c->d->world, &got);
+    if (status) return -1;
+    status = whole_read(c->want, name.text, 0, c->want->world, &wanted) ||
+             gradients_match(c, name.text, &got, &wanted);
+    c->missing += !status && !got.values;
+    if (!status && got.values) {
+        gradient_pair *one = &c->each[c->n++];
+        memset(one, 0, sizeof *one);
+        snprintf(one->name, sizeof one->name, "%s", name.text);
+        judge_copies(c->s, &got, name.text, c->tolerance);
+        liken(&one->like, got.values, wanted.values, got.count);
+        likeness_add(&c->all, &one->like);
     }
-    verdict_name(v, mistake_named("never_synchronised"));
-    verdict_say(v, "%.100s of rank %lld is %.3g away from that of rank 0", t->name,
-                (long long)r, far);
-    return 0;
+    whole_free(&got);
+    whole_free(&wanted);
+    return status ? -1 : 0;
 }
 
-/* What one tensor adds to the whole, and whether all ranks have the same. */
-static inline int add_gradient(dump *d, dump *want, const seqpar_safetensors_tensor *t,
-                               double tolerance, likeness *one, stage *s) {
-    double *got = NULL, *wanted = NULL;
-    int status = gradient_like(d, 0, t, &got) || gradient_like(want, 0, t, &wanted) ? -1 : 0;
-    for (int64_t r = 1; !status && !s->judged && r < d->world; r++)
-        status = check_same(d, r, t, got, tolerance, s);
-    if (!status) liken(one, got, wanted, t->count);
-    free(got);
-    free(wanted);
-    return status;
-}
-
-static inline void judge_factor(const dump *d, const likeness *all, double tolerance,
-                                stage *s) {
-    double factor = all->got_want / all->want_want;
-    law l = {.got = factor,
+static inline void judge_factor(gradient_check *c) {
+    law l = {.got = c->all.got_want / c->all.want_want,
              .want = 1,
-             .sp = d->sp,
-             .dp = d->world / d->sp,
-             .accumulation = d->accumulation,
-             .tolerance = tolerance};
-    s->judged = 1;
-    law_judge(&l, &s->v);
+             .sp = c->d->sp,
+             .dp = c->d->world / c->d->sp,
+             .accumulation = c->d->accumulation,
+             .tolerance = c->tolerance};
+    c->s->judged = 1;
+    law_judge(&l, &c->s->v);
 }
 
-static inline int64_t count_like(const likeness *each, int64_t n, double factor,
-                                 double tolerance) {
+static inline int64_t count_like(const gradient_check *c, double factor) {
     int64_t count = 0;
-    for (int64_t i = 0; i < n; i++) count += distance_from(&each[i], factor) <= tolerance;
+    for (int64_t i = 0; i < c->n; i++)
+        count += distance_from(&c->each[i].like, factor) <= c->tolerance;
     return count;
 }
 
 /* The factor that most tensors have, 1 if none has more. */
-static inline double common_factor(const likeness *each, int64_t n, double tolerance) {
+static inline double common_factor(const gradient_check *c) {
     double best = 1;
-    int64_t most = count_like(each, n, best, tolerance);
-    for (int64_t i = 0; i < n && most < n; i++) {
-        double factor = each[i].got_want / each[i].want_want;
-        int64_t count = count_like(each, n, factor, tolerance);
+    int64_t most = count_like(c, best);
+    for (int64_t i = 0; i < c->n && most < c->n; i++) {
+        double factor = c->each[i].like.got_want / c->each[i].like.want_want;
+        int64_t count = count_like(c, factor);
         if (count > most) best = factor;
         if (count > most) most = count;
     }
@@ -110,51 +114,219 @@ static inline double common_factor(const likeness *each, int64_t n, double toler
 }
 
 /* No one factor explains all tensors: which is the first in the file without it? */
-static inline void name_odd_one(const seqpar_safetensors_file *file, const likeness *each,
-                                int64_t n, double tolerance, stage *s) {
-    verdict *v = stage_begin(s, VERDICT_WRONG);
-    double factor = common_factor(each, n, tolerance);
-    int64_t like = count_like(each, n, factor, tolerance), at = 0;
+static inline void name_odd_one(gradient_check *c) {
+    verdict *v = stage_begin(c->s, VERDICT_WRONG);
+    double factor = common_factor(c);
     verdict_say(v,
                 "%lld of %lld tensors are the wanted ones times %.6g within %g, and the rest "
-                "is not; gradients in bf16 need --tolerance 0.01",
-                (long long)like, (long long)n, factor, tolerance);
-    for (int64_t i = 0; i < seqpar_safetensors_count(file); i++) {
-        const seqpar_safetensors_tensor *t = seqpar_safetensors_at(file, i);
-        double far = is_gradient(t) ? distance_from(&each[at++], factor) : 0;
-        if (far <= tolerance) continue;
-        verdict_say(v, "the first in the file is %.100s, %.3g away", t->name, far);
+                "is not",
+                (long long)count_like(c, factor), (long long)c->n, factor, c->tolerance);
+    for (int64_t i = 0; i < c->n; i++) {
+        double far = distance_from(&c->each[i].like, factor);
+        if (far <= c->tolerance) continue;
+        verdict_say(v, "the first in the file is %.100s, %.3g away", c->each[i].name, far);
         return;
     }
 }
 
 /* 0, or -1 with the error of one of the dumps. */
 static inline int check_gradients(stage *s, dump *d, dump *want, double tolerance) {
-    const seqpar_safetensors_file *file = want->ranks[0].file;
-    int64_t count = seqpar_safetensors_count(file), n = 0;
-    likeness *each = (likeness *)calloc((size_t)count + 1, sizeof *each), all = {0};
-    int status = each ? 0 : -1;
-    if (!each) seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for gradients");
-    for (int64_t i = 0; !status && i < count; i++) {
-        const seqpar_safetensors_tensor *t = seqpar_safetensors_at(file, i);
-        if (!is_gradient(t)) continue;
-        status = add_gradient(d, want, t, tolerance, &each[n], s);
-        all.got_got += each[n].got_got;
-        all.got_want += each[n].got_want;
-        all.want_want += each[n++].want_want;
-    }
-    if (!status && n && !s->judged) {
-        double factor = all.got_want / all.want_want;
-        if (!isfinite(all.want_want) || (all.want_want == 0 && all.got_got == 0))
+    gradient_check c = {
+        .d = d, .want = want, .s = s, .tolerance = gradient_limit(d, tolerance)};
+    int status = each_parameter(want, "grad.", add_gradient, &c);
+    if (!status && c.n && !s->judged) {
+        if (!isfinite(c.all.want_want) || (c.all.want_want == 0 && c.all.got_got == 0))
             verdict_say(stage_begin(s, VERDICT_INSUFFICIENT),
-                        all.want_want == 0 ? "all gradients are 0"
-                                           : "a wanted gradient is NaN or Inf");
-        else if (distance_from(&all, factor) <= tolerance)
-            judge_factor(d, &all, tolerance, s);
+                        c.all.want_want == 0 ? "all gradients are 0"
+                                             : "a wanted gradient is NaN or Inf");
+        else if (distance_from(&c.all, c.all.got_want / c.all.want_want) <= c.tolerance)
+            judge_factor(&c);
         else
-            name_odd_one(file, each, n, tolerance, s);
+            name_odd_one(&c);
     }
-    free(each);
+    if (s->judged && c.missing)
+        verdict_say(&s->v, "%lld wanted parameters have no gradient in the dump",
+                    (long long)c.missing);
+    free(c.each);
+    return status;
+}
+
+/* ---- from the ranks' own ---- */
+
+/* What a rank may have added up: all ranks' gradients, those of its sequence, those of its
+   place in all sequences, its own; all, each clipped by its own norm. */
+enum { ADDED_ALL, ADDED_SEQUENCE, ADDED_REPLICAS, ADDED_OWN, ADDED_CLIPPED, ADDITIONS };
+
+static inline double clip_factor(double max_norm, double norm) {
+    double factor = max_norm / (norm + 1e-6);
+    return max_norm > 0 && factor < 1 ? factor : 1;
+}
+
+typedef struct reduction_check {
+    dump *d;
+    double tolerance;
+    const double *clip; /* (world) by each local gradient's own norm */
+    likeness *like;     /* (world, ADDITIONS) of grad. with each */
+    int64_t parameters;
+} reduction_check;
+
+/* Sums of one parameter: of all, of each replica, of each place in the sequence, of each; of
+   all, clipped before. */
+typedef struct local_sums {
+    int64_t count;
+    double **sum; /* (1 + dp + sp + world + 1) */
+} local_sums;
+
+static inline int64_t sum_of(const dump *d, int what, int64_t rank) {
+    int64_t dp = d->world / d->sp;
+    return what == ADDED_ALL        ? 0
+           : what == ADDED_SEQUENCE ? 1 + rank / d->sp
+           : what == ADDED_REPLICAS ? 1 + dp + rank % d->sp
+           : what == ADDED_OWN      ? 1 + dp + d->sp + rank
+                                    : 1 + dp + d->sp + d->world;
+}
+
+static inline void local_sums_free(const dump *d, local_sums *l) {
+    for (int64_t i = 0; l->sum && i <= sum_of(d, ADDED_CLIPPED, 0); i++) free(l->sum[i]);
+    free(l->sum);
+}
+
+static inline int add_local(const dump *d, local_sums *l, int64_t rank, double clip,
+                            const double *own) {
+    for (int what = 0; what < ADDITIONS; what++) {
+        double **sum = &l->sum[sum_of(d, what, rank)];
+        double factor = what == ADDED_CLIPPED ? clip : 1;
+        if (!*sum) *sum = (double *)calloc((size_t)l->count + 1, sizeof **sum);
+        for (int64_t i = 0; *sum && i < l->count; i++) (*sum)[i] += factor * own[i];
+        if (!*sum) return -1;
+    }
+    return 0;
+}
+
+/* clip: (world), NULL: 1. 1: all ranks have it; 0: some rank has not; -1 with d->error. */
+static inline int local_sums_read(dump *d, const char *name, const double *clip,
+                                  local_sums *l) {
+    l->sum = (double **)calloc((size_t)(d->world * 3 + 2), sizeof *l->sum);
+    for (int64_t r = 0; l->sum && r < d->world; r++) {
+        const seqpar_safetensors_tensor *t = seqpar_safetensors_find(d->ranks[r].file, name);
+        double *own;
+        int status;
+        if (!t) return 0;
+        if (!r) l->count = t->count;
+        if (t->count != l->count) {
+            seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
+                        "%.300s: tensor %.100s has %lld elements, and %lld in another file; a "
+                        "local gradient is whole",
+                        d->ranks[r].path, name, (long long)t->count, (long long)l->count);
+            return -1;
+        }
+        if (!(own = dump_doubles(d, r, t))) return -1;
+        status = add_local(d, l, r, clip ? clip[r] : 1, own);
+        free(own);
+        if (!status) continue;
+        l->count = -1;
+        break;
+    }
+    if (l->sum && l->count >= 0) return 1;
+    seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for gradients");
+    return -1;
+}
+
+/* The range of grad. that rank r has, with each sum. */
+static inline int liken_reduced(reduction_check *c, int64_t r, const char *name,
+                                const local_sums *l) {
+    const seqpar_safetensors_tensor *t = seqpar_safetensors_find(c->d->ranks[r].file, name);
+    double *got;
+    part p;
+    if (!t) return 0;
+    if (part_of(c->d, r, t, &p)) return -1;
+    if (p.total != l->count) {
+        seqpar_fail(&c->d->error, SEQPAR_ERR_FILE_FORMAT,
+                    "%.300s: tensor %.100s has %lld elements in all, and its local. one %lld",
+                    c->d->ranks[r].path, name, (long long)p.total, (long long)l->count);
+        return -1;
+    }
+    if (!(got = dump_doubles(c->d, r, t))) return -1;
+    for (int what = 0; what < ADDITIONS; what++)
+        liken(&c->like[r * ADDITIONS + what], got, l->sum[sum_of(c->d, what, r)] + p.offset,
+              p.count);
+    free(got);
+    return 0;
+}
+
+static inline int add_reduced(void *user, const char *parameter) {
+    reduction_check *c = (reduction_check *)user;
+    tensor_name local, grad;
+    local_sums sums = {0};
+    int found =
+        local_sums_read(c->d, tensor_of(&local, "local.", parameter), c->clip, &sums);
+    int status = found < 0 ? -1 : 0;
+    tensor_of(&grad, "grad.", parameter);
+    c->parameters += found > 0;
+    for (int64_t r = 0; found > 0 && !status && r < c->d->world; r++)
+        status = liken_reduced(c, r, grad.text, &sums);
+    local_sums_free(c->d, &sums);
+    return status;
+}
+
+/* Whether the rank's gradients are a multiple of that sum. */
+static inline int is_reduced(const reduction_check *c, int64_t rank, int what) {
+    const likeness *l = &c->like[rank * ADDITIONS + what];
+    return distance_from(l, l->got_want / l->want_want) <= c->tolerance;
+}
+
+/* Sums over fewer ranks that fit: names of the mistakes. */
+static inline int name_reductions(const reduction_check *c, int64_t rank, verdict *v) {
+    int64_t sp = c->d->sp, dp = c->d->world / sp;
+    int own = is_reduced(c, rank, ADDED_OWN), fit = own;
+    if (own) verdict_name(v, mistake_named("never_synchronised"));
+    if (!is_reduced(c, rank, ADDED_ALL) && is_reduced(c, rank, ADDED_CLIPPED))
+        verdict_name(v, mistake_named("clip_before_reduction"));
+    if (sp == 1 || dp == 1) return fit;
+    if (is_reduced(c, rank, ADDED_SEQUENCE) && ++fit)
+        verdict_name(v, mistake_named("replicas_not_reduced"));
+    if (is_reduced(c, rank, ADDED_REPLICAS) && ++fit)
+        verdict_name(v, mistake_named("sequence_not_reduced"));
+    return fit;
+}
+
+static inline void judge_reduced(const reduction_check *c, int64_t rank, stage *s) {
+    const likeness *l = &c->like[rank * ADDITIONS + ADDED_ALL];
+    double factor = l->got_want / l->want_want;
+    int right = is_reduced(c, rank, ADDED_ALL), others;
+    verdict *v = stage_begin(s, right ? VERDICT_RIGHT : VERDICT_WRONG);
+    verdict_say(v,
+                "rank %lld's gradients are %.6g times the sum of all ranks' local ones, within "
+                "%.3g (tolerance %g)",
+                (long long)rank, factor, distance_from(l, factor), c->tolerance);
+    others = name_reductions(c, rank, v);
+    if (!right) return;
+    v->count = 0;
+    if (others) v->kind = VERDICT_INSUFFICIENT;
+    if (others)
+        verdict_say(v, "so they are of fewer ranks' sums: give ranks and replicas different "
+                       "tokens");
+    else
+        verdict_say(v,
+                    "1 is a sum and %.6g a mean over all ranks; which is right depends on what "
+                    "each rank's backward pass starts from, and --want says it",
+                    1 / (double)c->d->world);
+}
+
+/* clip: (world) what each rank's own norm would scale its gradient by. 0, or -1 with
+   d->error. */
+static inline int check_reduction(stage *s, dump *d, double tolerance, const double *clip) {
+    reduction_check c = {.d = d, .tolerance = gradient_limit(d, tolerance), .clip = clip};
+    int status = 0;
+    c.like = (likeness *)calloc((size_t)(d->world * ADDITIONS), sizeof *c.like);
+    if (!c.like) status = (seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory"), -1);
+    if (!status && d->world > 1) status = each_parameter(d, "local.", add_reduced, &c);
+    for (int64_t r = 0; !status && c.parameters && r < d->world; r++) {
+        stage one = {.judged = 0};
+        judge_reduced(&c, r, &one);
+        stage_add(s, &one);
+    }
+    free(c.like);
     return status;
 }
 #endif

@@ -16,6 +16,8 @@ typedef enum verdict_kind {
     VERDICT_USAGE = 2,
     VERDICT_FILE = 3,
     VERDICT_INSUFFICIENT = 4,
+    VERDICT_VOID = 6,     /* the two references disagree */
+    VERDICT_SURVIVED = 7, /* a mutant, which a test did not see */
     VERDICT_MARGINAL = 5 /* beyond the limit, by less than half of it; 0 without --strict */
 } verdict_kind;
 

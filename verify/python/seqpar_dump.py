@@ -14,6 +14,9 @@ left out: what is not there is not judged. More that is worth writing down:
 
     Dump(..., objective="ppo", clip_high=0.28, kl_coef=0.01, advantage="group", window=128)
         what differs from the defaults: KEYWORDS below has them all
+    Dump(..., dtype="bfloat16")
+        what the model computes in (float64, float32, tf32, float16, bfloat16), where parameters
+        and gradients are kept in another type; it sets how far right gradients may be apart
     dump.attention(0, q=q, k=k, v=v, out=out, lse=lse, dout=dout, dq=dq, dk=dk, dv=dv)
         of layer 0, after rotary: (tokens, heads, head_dim), lse (tokens, heads) and natural
     dump.step(loss, grads, local=grads_before_reduction, norm=norm_before_clip,
@@ -40,7 +43,7 @@ OF_OBJECTIVE = {"sft": (), "dpo": (), "rm": ("values", "scores"), "kto": ("desir
                 "ppo": ("old_logp", "advantages", "rewards", "groups")}
 ATTENTION = ("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv")
 KEYWORDS = ("reduction", "clip_low", "clip_high", "kl_coef", "advantage", "advantage_eps",
-            "softmax_scale", "window", "softcap")
+            "softmax_scale", "window", "softcap", "dtype")
 STEP = ("optimizer", "lr", "beta1", "beta2", "eps", "weight_decay", "step", "max_norm")
 
 

@@ -419,6 +419,7 @@ def step(c, ranks, w, local, reduced, moments):
 
 def write(c, ranks, folder, w, micro_batches, loss, local, took):
     beyond = {name: getattr(c, name) or None for name in ("softmax_scale", "window", "softcap")}
+    beyond["dtype"] = {"bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}[c.dtype]
     if c.objective in MEANS:
         beyond["reduction"] = c.reduction
     if c.objective == "ppo":

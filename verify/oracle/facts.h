@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* facts.h - what the metadata of a dump says: sizes, objective and optimizer, the same in all
+ * of its files. */
+#ifndef ORACLE_FACTS_H
+#define ORACLE_FACTS_H
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include "seqpar_safetensors.h"
+
+enum { DUMP_SFT, DUMP_DPO, DUMP_RM, DUMP_KTO, DUMP_PPO };
+enum { DUMP_BY_TOKEN, DUMP_BY_SEQUENCE };
+enum { DUMP_ADVANTAGE_GIVEN, DUMP_ADVANTAGE_GROUP, DUMP_ADVANTAGE_GROUP_MEAN };
+enum { DUMP_NO_OPTIMIZER, DUMP_ADAMW, DUMP_SGD };
+enum { DUMP_DTYPE_OF_TENSORS, DUMP_F64, DUMP_F32, DUMP_TF32, DUMP_F16, DUMP_BF16 };
+
+/* All of one size, so that two of them are compared by their bytes. */
+typedef struct dump_facts {
+    int64_t world, sp, accumulation;
+    int64_t objective, reduction, advantage, optimizer, dtype; /* DUMP_... */
+    int64_t step;                                       /* of the optimizer; 1: the first */
+    double beta;
+    double clip_low, clip_high, kl_coef, advantage_eps; /* of PPO */
+    double lr, beta1, beta2, eps, weight_decay, max_norm;
+    int64_t window;               /* 0: none */
+    double softmax_scale, softcap; /* 0: 1 / sqrt(head_dim), none */
+} dump_facts;
+
+static const struct {
+    const char *key;
+    size_t at;
+    int64_t low, high, absent; /* -1: it is to be there */
+} whole_facts[] = {{"world", offsetof(dump_facts, world), 1, 65536, -1},
+                   {"sp", offsetof(dump_facts, sp), 1, 65536, 1},
+                   {"accumulation", offsetof(dump_facts, accumulation), 1, 65536, 1},
+                   {"step", offsetof(dump_facts, step), 1, 1000000000, 1},
+                   {"window", offsetof(dump_facts, window), 0, 1000000000, 0}};
+
+static const struct {
+    const char *key;
+    size_t at;
+    const char *words[7]; /* the first is meant where the key is absent */
+} word_facts[] = {
+    {"objective", offsetof(dump_facts, objective), {"sft", "dpo", "rm", "kto", "ppo"}},
+    {"reduction", offsetof(dump_facts, reduction), {"token", "sequence"}},
+    {"advantage", offsetof(dump_facts, advantage), {"given", "group", "group_mean"}},
+    {"optimizer", offsetof(dump_facts, optimizer), {"none", "adamw", "sgd"}},
+    {"dtype",
+     offsetof(dump_facts, dtype),
+     {"tensors", "float64", "float32", "tf32", "float16", "bfloat16"}}};
+
+static const struct {
+    const char *key;
+    size_t at;
+    double low, high, absent;
+} number_facts[] = {{"beta", offsetof(dump_facts, beta), 1e-30, 1e6, 0.1},
+                    {"clip_low", offsetof(dump_facts, clip_low), 0, 1e6, 0.2},
+                    {"clip_high", offsetof(dump_facts, clip_high), 0, 1e6, 0.2},
+                    {"kl_coef", offsetof(dump_facts, kl_coef), 0, 1e6, 0},
+                    {"advantage_eps", offsetof(dump_facts, advantage_eps), 0, 1, 1e-4},
+                    {"lr", offsetof(dump_facts, lr), 0, 1e6, 0},
+                    {"beta1", offsetof(dump_facts, beta1), 0, 0.999999999, 0.9},
+                    {"beta2", offsetof(dump_facts, beta2), 0, 0.999999999, 0.999},
+                    {"eps", offsetof(dump_facts, eps), 0, 1, 1e-8},
+                    {"weight_decay", offsetof(dump_facts, weight_decay), 0, 1e6, 0},
+                    {"max_norm", offsetof(dump_facts, max_norm), 0, 1e30, 0},
+                    {"softmax_scale", offsetof(dump_facts, softmax_scale), 0, 1e6, 0},
+                    {"softcap", offsetof(dump_facts, softcap), 0, 1e30, 0}};
+enum {
+    WHOLE_FACTS = sizeof whole_facts / sizeof *whole_facts,
+    WORD_FACTS = sizeof word_facts / sizeof *word_facts,
+    NUMBER_FACTS = sizeof number_facts / sizeof *number_facts
+};
+
+/* A whole number of the metadata; -1 with a sentence. absent -1: it is to be there. */
+static inline int64_t dump_whole(const seqpar_safetensors_file *file, const char *path,
+                                 const char *key, int64_t low, int64_t high, int64_t absent,
+                                 seqpar_error *error) {
+    const char *text = seqpar_safetensors_metadata(file, key);
+    char *end;
+    long long x;
+    if (!text && absent >= 0) return absent;
+    x = text ? strtoll(text, &end, 10) : -1;
+    if (text && end != text && !*end && x >= low && x <= high) return x;
+    seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
+                "%.300s: metadata %s is '%.40s'; write a whole number from %lld to %lld", path,
+                key, text ? text : "missing", (long long)low, (long long)high);
+    return -1;
+}
+
+static inline int64_t dump_word(const char *const *words, const char *text) {
+    int64_t i = 0;
+    while (text && words[i] && strcmp(words[i], text)) i++;
+    return words[i] ? i : -1;
+}
+
+static inline int dump_unknown_word(const char *const *words, const char *path, const char *key,
+                                    const char *text, seqpar_error *error) {
+    char list[120] = "";
+    for (int i = 0; words[i]; i++)
+        snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s",
+                 !i ? "" : words[i + 1] ? ", " : " or ", words[i]);
+    seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%.300s: metadata %s is '%.40s'; write %s", path,
+                key, text, list);
+    return -1;
+}
+
+static inline double dump_real(const char *text, double low, double high, double absent) {
+    char *end = NULL;
+    double x = text ? strtod(text, &end) : absent;
+    return text && (end == text || *end || !(x >= low && x <= high)) ? NAN : x;
+}
+
+/* 0, or -1 with a sentence. */
+static inline int dump_read_facts(const seqpar_safetensors_file *file, const char *path,
+                                  dump_facts *facts, seqpar_error *error) {
+    char *to = (char *)memset(facts, 0, sizeof *facts);
+    for (int i = 0; i < WHOLE_FACTS; i++) {
+        int64_t x = dump_whole(file, path, whole_facts[i].key, whole_facts[i].low,
+                               whole_facts[i].high, whole_facts[i].absent, error);
+        if (x < 0) return -1;
+        memcpy(to + whole_facts[i].at, &x, sizeof x);
+    }
+    for (int i = 0; i < WORD_FACTS; i++) {
+        const char *text = seqpar_safetensors_metadata(file, word_facts[i].key);
+        int64_t x = dump_word(word_facts[i].words, text ? text : word_facts[i].words[0]);
+        if (x < 0)
+            return dump_unknown_word(word_facts[i].words, path, word_facts[i].key, text, error);
+        memcpy(to + word_facts[i].at, &x, sizeof x);
+    }
+    for (int i = 0; i < NUMBER_FACTS; i++) {
+        const char *text = seqpar_safetensors_metadata(file, number_facts[i].key);
+        double x = dump_real(text, number_facts[i].low, number_facts[i].high,
+                             number_facts[i].absent);
+        if (isnan(x)) {
+            seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
+                        "%.300s: metadata %s is '%.40s'; write a number from %.10g to %.10g",
+                        path,
+                        number_facts[i].key, text, number_facts[i].low, number_facts[i].high);
+            return -1;
+        }
+        memcpy(to + number_facts[i].at, &x, sizeof x);
+    }
+    return 0;
+}
+
+/* The first key of which two files say different things; NULL: none. */
+static inline const char *dump_facts_differ(const dump_facts *a, const dump_facts *b) {
+    const char *one = (const char *)a, *two = (const char *)b;
+    for (int i = 0; i < WHOLE_FACTS; i++)
+        if (memcmp(one + whole_facts[i].at, two + whole_facts[i].at, 8))
+            return whole_facts[i].key;
+    for (int i = 0; i < WORD_FACTS; i++)
+        if (memcmp(one + word_facts[i].at, two + word_facts[i].at, 8)) return word_facts[i].key;
+    for (int i = 0; i < NUMBER_FACTS; i++)
+        if (memcmp(one + number_facts[i].at, two + number_facts[i].at, 8))
+            return number_facts[i].key;
+    return NULL;
+}
+#endif

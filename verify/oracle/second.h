@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* second.h - the reference asked by slow.h, which shares no code with it: log-probs, and the
+ * slope of the loss along two directions, by complex step. Where the two disagree there is no
+ * verdict. */
+#ifndef ORACLE_SECOND_H
+#define ORACLE_SECOND_H
+#include "reference.h"
+#include "slow.h"
+
+/* Beyond that it takes too long: products of weights with tokens, as complex numbers. */
+#define SECOND_WORK 4e8
+
+typedef struct second {
+    const reference *f;
+    slow_config config;
+    slow_tensor *table;
+    double *parameters, *direction; /* in the order of slow.h */
+    slow_row *rows;
+    int32_t *tokens; /* ids, targets */
+} second;
+
+static inline void second_config(second *s) {
+    const seqpar_llama_config *c = &s->f->model.config;
+    s->config = (slow_config){.layers = c->layers,
+                              .hidden = c->hidden,
+                              .heads = c->heads,
+                              .kv_heads = c->kv_heads,
+                              .head_dim = c->head_dim,
+                              .intermediate = c->intermediate,
+                              .vocab = c->vocab,
+                              .rope_theta = c->rope_theta > 0 ? c->rope_theta : 10000,
+                              .rms_eps = c->rms_eps > 0 ? c->rms_eps : 1e-5,
+                              .tied = c->tied != 0};
+}
+
+static inline const seqpar_tensor *model_tensor(const reference *f, const char *name) {
+    for (int64_t i = 0; i < f->model.tensor_count; i++)
+        if (!strcmp(f->model.tensors[i].name, name)) return &f->model.tensors[i];
+    return NULL;
+}
+
+/* From the layout of the model's elements to that of slow.h. */
+static inline void second_order(const second *s, double *to, const double *from) {
+    for (int64_t i = 0; i < slow_tensors(&s->config); i++) {
+        const seqpar_tensor *t = model_tensor(s->f, s->table[i].name);
+        if (t)
+            memcpy(to + s->table[i].offset, from + t->offset,
+                   (size_t)(s->table[i].rows * s->table[i].cols) * sizeof *to);
+    }
+}
+
+static inline int64_t second_tokens(const reference *f) {
+    int64_t tokens = 0;
+    for (int64_t i = 0; i < f->count; i++) tokens += row_end(&f->rows[i]);
+    return tokens;
+}
+
+/* seeds (rows) each (tokens), borrowed */
+static inline void second_rows(second *s, double *const *seeds) {
+    int32_t *at = s->tokens;
+    for (int64_t i = 0; i < s->f->count; i++) {
+        const dump_row *row = &s->f->rows[i];
+        int64_t n = row_end(row);
+        for (int64_t t = 0; t < n; t++) {
+            at[t] = (int32_t)row->ids[t];
+            at[n + t] = row->labels[t] == DUMP_IGNORE ? SLOW_IGNORED : (int32_t)row->labels[t];
+        }
+        s->rows[i] = (slow_row){.tokens = n,
+                                .docs = row->docs,
+                                .cu_seqlens = row->cu_seqlens,
+                                .ids = at,
+                                .targets = at + n,
+                                .logp_seeds = seeds[i]};
+        at += 2 * n;
+    }
+}
+
+static inline void second_close(second *s) {
+    free(s->table);
+    free(s->parameters);
+    free(s->direction);
+    free(s->rows);
+    free(s->tokens);
+}
+
+/* 0; 1: too large, or without documents, which slow.h takes for padding. */
+static inline int second_open(second *s, const reference *f, double *const *seeds) {
+    int64_t count, tokens = second_tokens(f);
+    double *elements;
+    *s = (second){.f = f};
+    second_config(s);
+    count = slow_parameters(&s->config, NULL);
+    for (int64_t i = 0; i < f->count; i++)
+        if (!f->rows[i].docs) return 1;
+    if (f->model.config.score || (double)count * (double)tokens > SECOND_WORK) return 1;
+    s->table = (slow_tensor *)slow_allocate(slow_tensors(&s->config), sizeof *s->table);
+    slow_parameters(&s->config, s->table);
+    s->parameters = (double *)slow_allocate(count, sizeof *s->parameters);
+    s->direction = (double *)slow_allocate(count, sizeof *s->direction);
+    s->rows = (slow_row *)slow_allocate(f->count, sizeof *s->rows);
+    s->tokens = (int32_t *)slow_allocate(2 * tokens, sizeof *s->tokens);
+    elements = (double *)slow_allocate(f->model.elements, sizeof *elements);
+    seqpar_device_read(f->device, elements, f->model.params.data, 0, f->model.elements,
+                       f->device->storage);
+    second_order(s, s->parameters, elements);
+    free(elements);
+    second_rows(s, seeds);
+    return 0;
+}
+
+/* How far log-probs of targets are apart. */
+static inline double second_logp(const second *s, double *const *logp) {
+    likeness l = {0};
+    for (int64_t i = 0; i < s->f->count; i++) {
+        int64_t n = s->rows[i].tokens;
+        double *own = (double *)slow_allocate(3 * n, sizeof *own);
+        slow_statistics(&s->config, s->parameters, &s->rows[i], own, own + n, own + 2 * n);
+        for (int64_t t = 0; t < n; t++)
+            if (s->rows[i].targets[t] != SLOW_IGNORED) liken(&l, &own[t], &logp[i][t], 1);
+        free(own);
+    }
+    return distance_from(&l, 1);
+}
+
+/* How far the slope along a direction is from what the gradient says; in parts of its norm. */
+static inline double second_slope(const second *s, const double *gradient) {
+    slow_problem p = {.config = &s->config,
+                      .rows = s->f->count,
+                      .row = s->rows,
+                      .objective = {.count = INFINITY}}; /* seeds alone count */
+    int64_t count = slow_parameters(&s->config, NULL);
+    double slope = slow_directional(&p, s->parameters, s->direction);
+    double own = dot_product(gradient, s->direction, count);
+    double norm = slow_norm(count, gradient) * slow_norm(count, s->direction);
+    return norm > 0 ? fabs(slope - own) / norm : slope;
+}
+
+/* 1: they agree; 0: they do not, said in text; -1: not asked, said in text. logp, seeds:
+   (rows); gradient: (model.elements). */
+static inline int second_agrees(const reference *f, double *const *logp, double *const *seeds,
+                                const double *gradient, char *text, size_t size) {
+    second s;
+    double far, along, across, *ordered;
+    uint64_t state = 1;
+    int64_t count;
+    if (second_open(&s, f, seeds)) {
+        second_close(&s);
+        snprintf(text, size, "the reference was not checked against slow.h: too much work, or "
+                             "no cu_seqlens");
+        return -1;
+    }
+    count = slow_parameters(&s.config, NULL);
+    ordered = (double *)slow_allocate(count, sizeof *ordered);
+    second_order(&s, ordered, gradient);
+    far = second_logp(&s, logp);
+    memcpy(s.direction, ordered, (size_t)count * sizeof *ordered);
+    along = second_slope(&s, ordered);
+    for (int64_t i = 0; i < count; i++) {
+        state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        s.direction[i] = (double)(int64_t)state / 0x1p63;
+    }
+    across = second_slope(&s, ordered);
+    free(ordered);
+    second_close(&s);
+    snprintf(text, size,
+             "slow.h and the reference are %.3g apart in log-probs, %.3g and %.3g in slopes of "
+             "the loss",
+             far, along, across);
+    return far < 1e-7 && along < 1e-9 && across < 1e-9;
+}
+#endif

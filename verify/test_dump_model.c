@@ -1,0 +1,534 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* `seqpar-verify ver --model`: log-probs and gradients of a dump against the model itself.
+   Right and wrong ones are made here with slow.h, which differentiates by complex step; a
+   mistake is other rows, other documents or other weights of tokens. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include "seqpar_safetensors.h"
+#include "slow.h"
+#include "test.h"
+
+#define FOLDER "build/test_dump_model.d"
+#define MODEL "build/test_dump_model.m"
+enum { SP = 2, DP = 2, MICRO = 2, ROWS = DP * MICRO, WORLD = SP * DP, DOCS = 3, MOST = 29 };
+static const slow_config config = {.layers = 1,
+                                   .hidden = 8,
+                                   .heads = 2,
+                                   .kv_heads = 1,
+                                   .head_dim = 4,
+                                   .intermediate = 10,
+                                   .vocab = 17,
+                                   .rope_theta = 100,
+                                   .rms_eps = 1e-5};
+static const int64_t cu_seqlens[ROWS][DOCS + 1] = {
+    {0, 11, 12, 23}, {0, 7, 18, 29}, {0, 2, 15, 19}, {0, 13, 21, 27}};
+
+/* A row of the step, and who holds which token. */
+typedef struct step_row {
+    int64_t tokens;
+    int32_t ids[MOST], targets[MOST];
+    int64_t rank[MOST], local[MOST];
+    double logp[MOST], ref_logp[MOST], seeds[MOST];
+} step_row;
+static step_row rows[ROWS];
+static double *parameters, *gradient;
+static slow_tensor *table;
+static int64_t count;
+
+/* How the dump is made. */
+static struct {
+    int f32, dpo, without_logp, positions_in_dump;
+    const char *without; /* a parameter */
+    double scale;
+} how;
+
+/* ---- the step ---- */
+
+static int64_t row_of(int64_t rank, int64_t micro) { return rank / SP * MICRO + micro; }
+
+static void deal(int64_t r) {
+    step_row *row = &rows[r];
+    seqpar_row plan = {.tokens = row->tokens,
+                       .padded = row->tokens,
+                       .chunks = 8,
+                       .docs = DOCS,
+                       .cu_seqlens = cu_seqlens[r]};
+    int64_t all[MOST], own[MOST];
+    for (int64_t t = 0; t < row->tokens; t++) all[t] = t;
+    for (int64_t p = 0; p < SP; p++) {
+        seqpar_share share;
+        seqpar_split_desc desc = {SEQPAR_LAYOUT_ZIGZAG, SP, p};
+        test_expect(!seqpar_split(NULL, &share, &plan, 1, &desc), "no split");
+        seqpar_scatter(own, all, &share, 0, sizeof *all);
+        for (int64_t i = 0; i < share.tokens; i++) {
+            row->rank[own[i]] = p + r / MICRO * SP;
+            row->local[own[i]] = i;
+        }
+        seqpar_share_free(&share);
+    }
+}
+
+static int64_t document_of(int64_t r, int64_t t) {
+    int64_t d = 0;
+    while (cu_seqlens[r][d + 1] <= t) d++;
+    return d;
+}
+
+static void make_rows(void) {
+    for (int64_t r = 0; r < ROWS; r++) {
+        step_row *row = &rows[r];
+        row->tokens = cu_seqlens[r][DOCS];
+        deal(r);
+        for (int64_t t = 0; t < row->tokens; t++)
+            row->ids[t] = (int32_t)test_integer(0, config.vocab - 1);
+        for (int64_t t = 0; t < row->tokens; t++) {
+            int64_t d = document_of(r, t);
+            int last = t + 1 == cu_seqlens[r][d + 1];
+            /* uneven: prompts are long in some rows */
+            int prompt = t < cu_seqlens[r][d] + r;
+            row->targets[t] = last || prompt ? SLOW_IGNORED : row->ids[t + 1];
+            row->ref_logp[t] = -2.5 - 0.1 * (double)test_integer(0, 9);
+        }
+    }
+}
+
+static double counted(int (*in)(int64_t r, int64_t t, int64_t group), int64_t group) {
+    double n = 0;
+    for (int64_t r = 0; r < ROWS; r++)
+        for (int64_t t = 0; t < rows[r].tokens; t++)
+            n += rows[r].targets[t] != SLOW_IGNORED && in(r, t, group);
+    return n;
+}
+
+static int in_all(int64_t r, int64_t t, int64_t group) { return (void)r, (void)t, !group; }
+static int in_rank(int64_t r, int64_t t, int64_t group) { return rows[r].rank[t] == group; }
+static int in_micro(int64_t r, int64_t t, int64_t group) { return (void)t, r % MICRO == group; }
+static int in_document(int64_t r, int64_t t, int64_t group) {
+    return r * DOCS + document_of(r, t) == group;
+}
+static int in_last(int64_t r, int64_t t, int64_t group) {
+    return (void)t, !group && r % MICRO == MICRO - 1;
+}
+
+/* The mean over groups of their means, -1 / (groups n) a token. */
+static void seed_means(int (*in)(int64_t r, int64_t t, int64_t group), int64_t groups) {
+    double filled = 0;
+    for (int64_t g = 0; g < groups; g++) filled += counted(in, g) > 0;
+    for (int64_t r = 0; r < ROWS; r++)
+        for (int64_t t = 0; t < rows[r].tokens; t++) {
+            rows[r].seeds[t] = 0;
+            for (int64_t g = 0; g < groups; g++)
+                if (in(r, t, g)) rows[r].seeds[t] = -1 / (filled * counted(in, g));
+        }
+}
+
+/* Of a document: policy - reference, of tokens that `rank` holds, -1: of all. */
+static double margin_of(int64_t r, int64_t d, int64_t rank, double reference) {
+    double sum = 0;
+    for (int64_t t = cu_seqlens[r][d]; t < cu_seqlens[r][d + 1]; t++)
+        if (rows[r].targets[t] != SLOW_IGNORED && (rank < 0 || rows[r].rank[t] % SP == rank))
+            sum += rows[r].logp[t] - reference * rows[r].ref_logp[t];
+    return sum;
+}
+
+/* DPO, whose pairs are here documents 0 and 1; the third document is cut off then. */
+enum { RIGHT_PAIRS, OF_PARTS, AVERAGED, WITHOUT_REFERENCE };
+static void seed_pairs(int wrong) {
+    for (int64_t r = 0; r < ROWS; r++)
+        for (int64_t t = 0; t < rows[r].tokens; t++) {
+            int64_t part = wrong == OF_PARTS ? rows[r].rank[t] % SP : -1;
+            double reference = wrong == WITHOUT_REFERENCE ? 0 : 1;
+            double h = margin_of(r, 0, part, reference) - margin_of(r, 1, part, reference);
+            if (wrong == AVERAGED) h = h / SP;
+            rows[r].seeds[t] = 0.3 / (1 + exp(0.3 * h)) / ROWS *
+                               (document_of(r, t) == 1 ? 1 : -1);
+        }
+}
+
+/* ---- slow.h's rows ---- */
+
+typedef struct slow_rows {
+    slow_row row[2 * ROWS * DOCS];
+    int64_t cu[2 * ROWS][DOCS + 1];
+    int32_t ids[2 * ROWS][MOST], targets[2 * ROWS][MOST];
+    double seeds[2 * ROWS][MOST], logp[2 * ROWS][MOST];
+    int64_t n;
+} slow_rows;
+static slow_rows slow;
+
+static void push_row(int64_t docs) {
+    slow.row[slow.n] = (slow_row){.tokens = slow.cu[slow.n][docs],
+                                  .docs = docs,
+                                  .cu_seqlens = slow.cu[slow.n],
+                                  .ids = slow.ids[slow.n],
+                                  .targets = slow.targets[slow.n],
+                                  .weights = NULL,
+                                  .logp_seeds = slow.seeds[slow.n]};
+    slow.n++;
+}
+
+static void push_token(int64_t at, int64_t r, int64_t t) {
+    slow.ids[slow.n][at] = rows[r].ids[t];
+    slow.targets[slow.n][at] = rows[r].targets[t];
+    slow.seeds[slow.n][at] = rows[r].seeds[t];
+}
+
+static void whole_rows(int documents) {
+    slow.n = 0;
+    for (int64_t r = 0; r < ROWS; r++) {
+        for (int64_t t = 0; t < rows[r].tokens; t++) push_token(t, r, t);
+        memcpy(slow.cu[slow.n], cu_seqlens[r], sizeof slow.cu[0]);
+        slow.cu[slow.n][documents ? DOCS : 1] = rows[r].tokens;
+        push_row(documents ? DOCS : 1);
+    }
+}
+
+/* Each rank alone with its tokens, in its order; positions count them. */
+static void rows_of_ranks(void) {
+    slow.n = 0;
+    for (int64_t r = 0; r < ROWS; r++)
+        for (int64_t p = 0; p < SP; p++) {
+            int64_t at = 0, docs = 0, last = -1;
+            for (int64_t t = 0; t < rows[r].tokens; t++) {
+                if (rows[r].rank[t] % SP != p) continue;
+                push_token(at, r, t);
+                if (document_of(r, t) != last) slow.cu[slow.n][docs++] = at;
+                last = document_of(r, t);
+                at++;
+            }
+            slow.cu[slow.n][docs] = at;
+            push_row(docs);
+        }
+}
+
+static slow_problem problem_of(void) {
+    return (slow_problem){.config = &config,
+                          .rows = slow.n,
+                          .row = slow.row,
+                          /* the cross-entropy itself counts nothing */
+                          .objective = {.count = INFINITY}};
+}
+
+static void run_slow(void) {
+    slow_problem p = problem_of();
+    double lse[MOST], entropy[MOST];
+    slow_gradient(&p, parameters, gradient);
+    for (int64_t i = 0; i < slow.n; i++)
+        slow_statistics(&config, parameters, &slow.row[i], slow.logp[i], lse, entropy);
+}
+
+/* Log-probs back to the rows: of whole ones, or of ranks'. */
+static void take_logp(int of_ranks) {
+    for (int64_t r = 0; r < ROWS; r++) {
+        int64_t at[SP] = {0};
+        for (int64_t t = 0; t < rows[r].tokens; t++) {
+            int64_t p = rows[r].rank[t] % SP;
+            rows[r].logp[t] = of_ranks ? slow.logp[r * SP + p][at[p]++] : slow.logp[r][t];
+        }
+    }
+}
+
+static void right_step(void) {
+    whole_rows(1);
+    run_slow();
+    take_logp(0);
+}
+
+/* ---- writing it ---- */
+
+typedef struct page {
+    seqpar_safetensors_tensor tensors[48];
+    const void *data[48];
+    char name[48][80];
+    float f32[48][400];
+    int64_t count;
+} page;
+static page paper; /* large */
+
+static void put(const char *name, const void *data, seqpar_safetensors_dtype dtype,
+                int64_t elements, int64_t columns) {
+    int64_t at = paper.count++;
+    snprintf(paper.name[at], sizeof paper.name[at], "%s", name);
+    paper.tensors[at] = (seqpar_safetensors_tensor){
+        .name = paper.name[at], .dtype = dtype, .dims = 1, .shape = {elements}};
+    if (columns) {
+        paper.tensors[at].dims = 2;
+        paper.tensors[at].shape[0] = elements / columns;
+        paper.tensors[at].shape[1] = columns;
+    }
+    paper.data[at] = data;
+    for (int64_t i = 0; how.f32 && dtype == SEQPAR_SAFETENSORS_F64 && i < elements; i++)
+        paper.f32[at][i] = (float)((const double *)data)[i];
+    if (how.f32 && dtype == SEQPAR_SAFETENSORS_F64) {
+        paper.tensors[at].dtype = SEQPAR_SAFETENSORS_F32;
+        paper.data[at] = paper.f32[at];
+    }
+}
+
+static void save(const char *path, const seqpar_safetensors_pair *pairs, int64_t n) {
+    seqpar_error error = {0};
+    seqpar_safetensors_desc desc = {.path = path,
+                                    .tensors = paper.tensors,
+                                    .count = paper.count,
+                                    .metadata = pairs,
+                                    .metadata_count = n};
+    test_expect(!seqpar_safetensors_save(&desc, paper.data, &error), "%s", error.text);
+}
+
+static void put_tensors(const char *prefix, const double *values) {
+    char name[80];
+    for (int64_t i = 0; i < slow_tensors(&config); i++) {
+        if (how.without && !strcmp(how.without, table[i].name)) continue;
+        snprintf(name, sizeof name, "%s%s", prefix, table[i].name);
+        put(name, values + table[i].offset, SEQPAR_SAFETENSORS_F64,
+            table[i].rows * table[i].cols, table[i].rows > 1 ? table[i].cols : 0);
+    }
+}
+
+static void write_model(const char *more) {
+    FILE *f;
+    if (system("rm -rf " MODEL)) exit(1);
+    mkdir(MODEL, 0777);
+    paper.count = 0;
+    put_tensors("", parameters);
+    save(MODEL "/model.safetensors", NULL, 0);
+    f = fopen(MODEL "/config.json", "w");
+    if (!f) exit(1);
+    fprintf(f,
+            "{\"architectures\": [\"LlamaForCausalLM\"], \"model_type\": \"llama\",\n"
+            "\"num_hidden_layers\": %d, \"hidden_size\": %d, \"num_attention_heads\": %d,\n"
+            "\"num_key_value_heads\": %d, \"head_dim\": %d, \"intermediate_size\": %d,\n"
+            "\"vocab_size\": %d, \"rope_theta\": %g, \"rms_norm_eps\": %g%s}\n",
+            (int)config.layers, (int)config.hidden, (int)config.heads, (int)config.kv_heads,
+            (int)config.head_dim, (int)config.intermediate, (int)config.vocab,
+            config.rope_theta, config.rms_eps, more);
+    fclose(f);
+}
+
+/* A rank's tokens of micro-batch a. */
+static void put_micro(int64_t rank, int64_t a) {
+    static int32_t ids[MICRO][3][MOST];
+    static double logp[MICRO][2][MOST];
+    static int64_t documents[ROWS][DOCS + 1];
+    step_row *row = &rows[row_of(rank, a)];
+    int64_t n = 0, docs = how.dpo ? 2 : DOCS;
+    char name[80];
+    memcpy(documents[row_of(rank, a)], cu_seqlens[row_of(rank, a)], sizeof documents[0]);
+    for (int64_t t = 0; t < row->tokens; t++) {
+        int64_t at = row->local[t];
+        if (row->rank[t] != rank || (how.dpo && t >= cu_seqlens[row_of(rank, a)][2])) continue;
+        ids[a][0][at] = (int32_t)t;
+        ids[a][1][at] = row->ids[t];
+        ids[a][2][at] = row->targets[t];
+        logp[a][0][at] = row->logp[t];
+        logp[a][1][at] = row->ref_logp[t];
+        n++;
+    }
+    static const char *const integers[] = {"index", "ids", "labels"};
+    for (int i = 0; i < 3; i++) {
+        snprintf(name, sizeof name, "%lld.%s", (long long)a, integers[i]);
+        put(name, ids[a][i], SEQPAR_SAFETENSORS_I32, n, 0);
+    }
+    snprintf(name, sizeof name, "%lld.cu_seqlens", (long long)a);
+    put(name, documents[row_of(rank, a)], SEQPAR_SAFETENSORS_I64, docs + 1, 0);
+    snprintf(name, sizeof name, "%lld.logp", (long long)a);
+    if (!how.without_logp) put(name, logp[a][0], SEQPAR_SAFETENSORS_F64, n, 0);
+    snprintf(name, sizeof name, "%lld.ref_logp", (long long)a);
+    if (how.dpo) put(name, logp[a][1], SEQPAR_SAFETENSORS_F64, n, 0);
+}
+
+static void write_dump(void) {
+    double *scaled = slow_allocate(count, sizeof *scaled);
+    if (system("rm -rf " FOLDER)) exit(1);
+    mkdir(FOLDER, 0777);
+    for (int64_t i = 0; i < count; i++) scaled[i] = gradient[i] * how.scale;
+    for (int64_t r = 0; r < WORLD; r++) {
+        char text[2][24], path[64];
+        seqpar_safetensors_pair pairs[] = {{"seqpar_dump", "1"},
+                                           {"rank", text[0]},
+                                           {"world", "4"},
+                                           {"sp", "2"},
+                                           {"accumulation", "2"},
+                                           {"objective", how.dpo ? "dpo" : "sft"},
+                                           {"beta", "0.3"}};
+        snprintf(text[0], sizeof text[0], "%lld", (long long)r);
+        snprintf(path, sizeof path, FOLDER "/rank%lld.safetensors", (long long)r);
+        paper.count = 0;
+        for (int64_t a = 0; a < MICRO; a++) put_micro(r, a);
+        put_tensors("grad.", scaled);
+        save(path, pairs, 7);
+    }
+    free(scaled);
+}
+
+/* ---- what is said of it ---- */
+
+static void squeeze(char *text) {
+    char *to = text;
+    for (const char *from = text; *from; from++)
+        if (*from != ' ' && *from != '\n')
+            *to++ = *from;
+        else if (to > text && to[-1] != ' ')
+            *to++ = ' ';
+    *to = 0;
+}
+
+static void expect_with(const char *options, int code, const char *headline,
+                        const char *text) {
+    FILE *out;
+    char said[16384], command[200];
+    size_t bytes;
+    int is;
+    snprintf(command, sizeof command, "build/seqpar-verify ver " FOLDER " --model " MODEL
+                                      " %s 2>&1",
+             options);
+    out = popen(command, "r");
+    bytes = out ? fread(said, 1, sizeof said - 1, out) : 0;
+    is = out ? pclose(out) : -1;
+    said[bytes] = 0;
+    squeeze(said);
+    test_expect(WIFEXITED(is) && WEXITSTATUS(is) == code &&
+                    !strncmp(said, headline, strlen(headline)) && strstr(said, text),
+                "exit code %d, not %d; said '%.1500s', not '%s' with '%s'", WEXITSTATUS(is),
+                code, said, headline, text);
+}
+
+static void expect(int code, const char *headline, const char *text) {
+    write_dump();
+    expect_with("", code, headline, text);
+}
+
+static void expect_named(const char *name, const char *text) {
+    char headline[64];
+    snprintf(headline, sizeof headline, "wrong: %s places", name);
+    expect(1, headline, text);
+    test_end("dump_model_%s", name);
+}
+
+static void restart(void) {
+    memset(&how, 0, sizeof how);
+    how.scale = 1;
+    seed_means(in_all, 1);
+    right_step();
+}
+
+static void test_right(void) {
+    restart();
+    expect(0, "right places", "gradients right: got 1, wanted 1");
+    test_end("dump_model_right_fp64");
+    how.f32 = 1;
+    expect(0, "right places", "log-probs right");
+    test_end("dump_model_right_fp32");
+    how.without = "model.layers.0.mlp.up_proj.weight";
+    how.without_logp = 1;
+    expect(0, "right places", "gradients right: got 1");
+    test_end("dump_model_right_in_part");
+}
+
+static void test_gradients(void) {
+    static const struct {
+        const char *name;
+        int (*in)(int64_t r, int64_t t, int64_t group);
+        int64_t groups;
+    } means[] = {{"mean_of_means", in_rank, WORLD},
+                 {"mean_of_means", in_micro, MICRO},
+                 {"mean_over_sequences", in_document, ROWS * DOCS},
+                 {"micro_batches_lost", in_last, 1}};
+    restart();
+    how.scale = 0.5;
+    expect(1, "wrong: one of over_sp, over_dp, over_accumulation places", "gradients wrong");
+    test_end("dump_model_factor");
+    for (size_t i = 0; i < sizeof means / sizeof *means; i++) {
+        restart();
+        seed_means(means[i].in, means[i].groups);
+        right_step();
+        expect_named(means[i].name, "log-probs right");
+    }
+    restart();
+    for (int64_t i = 0; i < 8; i++) gradient[table[1].offset + i] += 1e-3;
+    expect_named("unknown", "the first in the file is grad.model.layers.0");
+    restart();
+    gradient[3] = NAN;
+    expect(1, "wrong: unknown", "gradients wrong");
+    test_end("dump_model_nan");
+}
+
+static void test_pairs(void) {
+    static const char *const names[] = {"", "sigmoid_of_parts", "log_probs_averaged",
+                                        "reference_missing"};
+    for (int wrong = RIGHT_PAIRS; wrong <= WITHOUT_REFERENCE; wrong++) {
+        restart();
+        how.dpo = 1;
+        for (int64_t r = 0; r < ROWS; r++) /* pairs alone */
+            for (int64_t t = cu_seqlens[r][2]; t < rows[r].tokens; t++)
+                rows[r].targets[t] = SLOW_IGNORED;
+        right_step();
+        seed_pairs(wrong);
+        right_step();
+        if (wrong)
+            expect_named(names[wrong], "log-probs right");
+        else
+            expect(0, "right places", "gradients right");
+        test_end("dump_model_pairs_%d", wrong);
+        make_rows();
+    }
+}
+
+static void test_forward(void) {
+    restart();
+    whole_rows(0);
+    run_slow();
+    take_logp(0);
+    expect_named("documents_ignored", "log-probs wrong");
+    how.without_logp = 1;
+    expect_named("documents_ignored", "gradients wrong");
+    restart();
+    rows_of_ranks();
+    run_slow();
+    take_logp(1);
+    expect_named("own_tokens_only", "the farthest is at rank");
+    restart();
+    for (int64_t t = 0; t < rows[1].tokens; t++) rows[1].logp[t] += 0.01;
+    expect_named("unknown", "row 1 of the step");
+}
+
+static void test_files(void) {
+    restart();
+    expect_with("--want " FOLDER, 2, "error: ", "give --want or --model, and not both");
+    expect_with("--budget -1", 2, "error: ", "--budget is a time");
+    test_end("dump_model_options");
+    rows[0].ids[4] = 17;
+    write_dump();
+    rows[0].ids[4] = 3;
+    expect_with("", 3, "error: ", "the model has ids 0..16");
+    test_end("dump_model_refused_id");
+    restart();
+    write_dump();
+    write_model(", \"rope_scaling\": {\"rope_type\": \"yarn\"}");
+    expect_with("", 3, "error: ", "yarn");
+    test_end("dump_model_refused_model");
+    if (system("rm -r " MODEL)) exit(1);
+    expect_with("", 3, "error: ", MODEL);
+    test_end("dump_model_refused_no_folder");
+}
+
+int main(int argc, char **argv) {
+    test_begin(argc, argv);
+    count = slow_parameters(&config, NULL);
+    table = slow_allocate(slow_tensors(&config), sizeof *table);
+    slow_parameters(&config, table);
+    parameters = slow_allocate(count, sizeof *parameters);
+    gradient = slow_allocate(count, sizeof *gradient);
+    for (int64_t i = 0; i < count; i++) parameters[i] = 0.01 * (double)test_integer(-70, 70);
+    make_rows();
+    write_model("");
+    test_right();
+    test_gradients();
+    test_pairs();
+    test_forward();
+    test_files();
+    return test_summary();
+}

@@ -1,0 +1,541 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* `seqpar-verify ver` on what becomes of gradients: ranks' own ones reduced, the norm, clip and
+   the optimizer's step. Right ones, whole and in shards, and one with each mistake; what a
+   mistake gives is made anew here. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include "seqpar_safetensors.h"
+#include "test.h"
+
+#define FOLDER "build/test_dump_step.d"
+enum { RANKS = 8, TENSORS = 2, MOST = 17, EACH = 6 };
+static const int64_t sizes[TENSORS] = {17, 5};
+static const char *const names[TENSORS] = {"down", "up"};
+enum { LOCAL, GRAD, PARAM, AFTER, M, V };
+static const char *const prefixes[EACH] = {"local", "grad", "param", "after", "m", "v"};
+
+typedef double tensors[TENSORS][MOST];
+typedef struct scene {
+    int64_t world, sp, accumulation, step;
+    tensors of[RANKS][EACH];
+    double norm[RANKS];
+    double lr, decay, max_norm, eps;
+    int sharded, sgd, bf16; /* grad., after., m. and v. in shards; parameters in bf16 */
+    const char *without;    /* a prefix that is not written, or "norm" */
+    const char *odd;
+} scene;
+static scene s;
+
+/* ---- a right step ---- */
+
+/* The elements of tensor i that rank r holds as its shard: uneven, of some ranks none. */
+static void shard(int64_t r, int i, int64_t *first, int64_t *last) {
+    *first = sizes[i] * r * r / (s.world * s.world);
+    *last = sizes[i] * (r + 1) * (r + 1) / (s.world * s.world);
+}
+
+static void each_element(void (*set)(int64_t r, int i, int64_t at)) {
+    for (int64_t r = 0; r < s.world; r++)
+        for (int i = 0; i < TENSORS; i++)
+            for (int64_t at = 0; at < sizes[i]; at++) set(r, i, at);
+}
+
+static void set_inputs(int64_t r, int i, int64_t at) {
+    s.of[r][LOCAL][i][at] = 0.01 * (double)test_integer(-90, 90) * (double)(r + 1);
+    if (r) {
+        memcpy(s.of[r][PARAM], s.of[0][PARAM], sizeof s.of[r][PARAM]);
+        memcpy(s.of[r][M], s.of[0][M], sizeof s.of[r][M]);
+        memcpy(s.of[r][V], s.of[0][V], sizeof s.of[r][V]);
+        return;
+    }
+    s.of[r][PARAM][i][at] = 0.03 * (double)test_integer(-90, 90);
+    s.of[r][M][i][at] = 0.01 * (double)test_integer(-50, 50);
+    s.of[r][V][i][at] = 0.02 * (double)test_integer(1, 50);
+}
+
+static double local_sum(int i, int64_t at, int64_t first, int64_t step, int64_t last) {
+    double sum = 0;
+    for (int64_t r = first; r < last; r += step) sum += s.of[r][LOCAL][i][at];
+    return sum;
+}
+
+static void reduce_all(int64_t r, int i, int64_t at) {
+    s.of[r][GRAD][i][at] = local_sum(i, at, 0, 1, s.world);
+}
+
+static double norm_of(tensors t, int64_t rank) { /* of the shard; -1: of all */
+    double sum = 0;
+    for (int i = 0; i < TENSORS; i++) {
+        int64_t first = 0, last = sizes[i];
+        if (rank >= 0) shard(rank, i, &first, &last);
+        for (; first < last; first++) sum += t[i][first] * t[i][first];
+    }
+    return sqrt(sum);
+}
+
+static double clip(double norm) { return norm > s.max_norm ? s.max_norm / norm : 1; }
+
+/* AdamW as a mistake may have it. */
+static struct {
+    int no_bias, coupled, after, eps_inside;
+    int64_t t;
+} how;
+
+static double adamw(int i, int64_t at, double g) {
+    double p = s.of[0][PARAM][i][at], m = s.of[0][M][i][at], v = s.of[0][V][i][at], u;
+    if (how.coupled) g = g + s.decay * p;
+    m = m + (g - m) * (1 - 0.9);
+    v = v + (g * g - v) * (1 - 0.95);
+    if (!how.no_bias) m = m / (1 - pow(0.9, (double)how.t));
+    if (!how.no_bias) v = v / (1 - pow(0.95, (double)how.t));
+    u = s.lr * m / (how.eps_inside ? sqrt(v + s.eps) : sqrt(v) + s.eps);
+    if (how.coupled) return p - u;
+    return how.after ? (p - u) - (p - u) * s.lr * s.decay : p - p * s.lr * s.decay - u;
+}
+
+static double sgd(int i, int64_t at, double g) {
+    double p = s.of[0][PARAM][i][at];
+    return p - s.lr * g - s.lr * s.decay * p;
+}
+
+static double stepped(int i, int64_t at, double g) {
+    return s.sgd ? sgd(i, at, g) : adamw(i, at, g);
+}
+
+static void step_right(int64_t r, int i, int64_t at) {
+    double g = s.of[0][GRAD][i][at] * clip(norm_of(s.of[0][GRAD], -1));
+    s.of[r][AFTER][i][at] = stepped(i, at, g);
+}
+
+static void finish(void) {
+    each_element(step_right);
+    for (int64_t r = 0; r < s.world; r++) s.norm[r] = norm_of(s.of[0][GRAD], -1);
+}
+
+static void make(int64_t world, int64_t sp, int sharded) {
+    memset(&s, 0, sizeof s);
+    s.world = world;
+    s.sp = sp;
+    s.sharded = sharded;
+    s.accumulation = 3;
+    s.step = 7;
+    s.lr = 0.25;
+    s.decay = 0.2;
+    s.max_norm = 1.25;
+    s.eps = 0.3;
+    memset(&how, 0, sizeof how);
+    how.t = s.step;
+    each_element(set_inputs);
+    each_element(reduce_all);
+    finish();
+}
+
+/* ---- writing it ---- */
+
+static uint16_t bf16_of(double x) {
+    float f = (float)x;
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+typedef struct page {
+    seqpar_safetensors_tensor tensors[32];
+    const void *data[32];
+    char name[32][32];
+    uint16_t half[32][MOST];
+    seqpar_safetensors_pair pairs[40];
+    char text[40][2][32];
+    int64_t count, metadata;
+} page;
+
+static void say(page *p, const char *key, const char *format, double a, double b) {
+    char(*text)[32] = p->text[p->metadata];
+    snprintf(text[0], sizeof text[0], "%s", key);
+    snprintf(text[1], sizeof text[1], format, a, b);
+    p->pairs[p->metadata++] = (seqpar_safetensors_pair){text[0], text[1]};
+}
+
+static void put(page *p, const char *prefix, int i, const double *data, int64_t count,
+                int bf16) {
+    int64_t at = p->count++;
+    snprintf(p->name[at], sizeof p->name[at], "%s%s%s", prefix, *names[i] ? "." : "", names[i]);
+    p->tensors[at] = (seqpar_safetensors_tensor){
+        .name = p->name[at],
+        .dtype = bf16 ? SEQPAR_SAFETENSORS_BF16 : SEQPAR_SAFETENSORS_F64,
+        .dims = 1,
+        .shape = {count}};
+    p->data[at] = data;
+    if (bf16) p->data[at] = p->half[at];
+    for (int64_t k = 0; bf16 && k < count; k++) p->half[at][k] = bf16_of(data[k]);
+}
+
+static void put_tensor(page *p, int64_t r, int what, int i) {
+    int64_t first = 0, last = sizes[i];
+    char key[32];
+    if (s.without && !strcmp(s.without, prefixes[what])) return;
+    if (s.sharded && what != LOCAL && what != PARAM) {
+        shard(r, i, &first, &last);
+        snprintf(key, sizeof key, "part.%s.%s", prefixes[what], names[i]);
+        if (s.odd && r == 1 && !strcmp(s.odd, "range"))
+            say(p, key, "%.0f %.0f", (double)first + 1000, (double)sizes[i]);
+        else if (s.odd && r == 1 && !strcmp(s.odd, "total"))
+            say(p, key, "%.0f %.0f", (double)first, (double)sizes[i] + 1);
+        else
+            say(p, key, "%.0f %.0f", (double)first, (double)sizes[i]);
+        if (s.odd && !strcmp(s.odd, "gap") && r == s.world - 1 && what == GRAD) return;
+    }
+    put(p, prefixes[what], i, s.of[r][what][i] + first, last - first,
+        s.bf16 && (what == PARAM || what == AFTER));
+}
+
+static void write_rank(int64_t r) {
+    static page p; /* large */
+    char path[64];
+    seqpar_error error = {0};
+    memset(&p, 0, sizeof p);
+    say(&p, "seqpar_dump", "1", 0, 0);
+    say(&p, "rank", "%.0f", (double)r, 0);
+    say(&p, "world", "%.0f", (double)s.world, 0);
+    say(&p, "sp", "%.0f", (double)s.sp, 0);
+    say(&p, "accumulation", "%.0f", (double)s.accumulation, 0);
+    say(&p, "optimizer",
+        s.sgd                                  ? "sgd"
+        : s.odd && !strcmp(s.odd, "optimizer") ? "lion"
+                                               : "adamw",
+        0, 0);
+    say(&p, "lr", "%.17g", s.lr, 0);
+    say(&p, "beta2", "%.17g", s.odd && !strcmp(s.odd, "beta2") ? 1 : 0.95, 0);
+    say(&p, "eps", "%.17g", s.eps, 0);
+    say(&p, "weight_decay", "%.17g", s.decay, 0);
+    say(&p, "max_norm", "%.17g", s.max_norm, 0);
+    say(&p, "step", "%.0f", (double)s.step, 0);
+    for (int what = 0; what < EACH; what++)
+        for (int i = 0; i < TENSORS; i++) put_tensor(&p, r, what, i);
+    if (!s.without || strcmp(s.without, "norm")) {
+        p.tensors[p.count] = (seqpar_safetensors_tensor){.name = "norm",
+                                                         .dtype = SEQPAR_SAFETENSORS_F64};
+        p.data[p.count++] = &s.norm[r];
+    }
+    snprintf(path, sizeof path, FOLDER "/rank%lld.safetensors", (long long)r);
+    seqpar_safetensors_desc desc = {.path = path,
+                                    .tensors = p.tensors,
+                                    .count = p.count,
+                                    .metadata = p.pairs,
+                                    .metadata_count = p.metadata};
+    test_expect(!seqpar_safetensors_save(&desc, p.data, &error), "%s", error.text);
+}
+
+static void write_scene(void) {
+    if (system("rm -rf " FOLDER)) exit(1);
+    mkdir(FOLDER, 0777);
+    for (int64_t r = 0; r < s.world; r++) write_rank(r);
+}
+
+/* ---- what is said of it ---- */
+
+/* Each run of blanks and line ends becomes one blank. */
+static void squeeze(char *text) {
+    char *to = text;
+    for (const char *from = text; *from; from++)
+        if (*from != ' ' && *from != '\n')
+            *to++ = *from;
+        else if (to > text && to[-1] != ' ')
+            *to++ = ' ';
+    *to = 0;
+}
+
+static void expect(int code, const char *headline, const char *text) {
+    FILE *out;
+    char said[16384];
+    size_t bytes;
+    int is;
+    write_scene();
+    out = popen("build/seqpar-verify ver " FOLDER " 2>&1", "r");
+    bytes = out ? fread(said, 1, sizeof said - 1, out) : 0;
+    is = out ? pclose(out) : -1;
+    said[bytes] = 0;
+    squeeze(said);
+    test_expect(WIFEXITED(is) && WEXITSTATUS(is) == code &&
+                    !strncmp(said, headline, strlen(headline)) && strstr(said, text),
+                "exit code %d, not %d; said '%.900s', not '%s' with '%s'", WEXITSTATUS(is),
+                code, said, headline, text);
+}
+
+static void expect_named(const char *name, const char *text) {
+    char headline[64];
+    snprintf(headline, sizeof headline, "wrong: %s places", name);
+    expect(1, headline, text);
+    test_end("dump_step_%s", name);
+}
+
+static void test_right(void) {
+    static const int64_t shapes[][2] = {{2, 2}, {3, 3}, {4, 2}, {6, 3}, {3, 1}};
+    for (int i = 0; i < 10; i++) {
+        make(shapes[i / 2][0], shapes[i / 2][1], i % 2);
+        expect(0, "right places", "step right:");
+        test_end("dump_step_right_W%lld_P%lld_%s", (long long)s.world, (long long)s.sp,
+                 i % 2 ? "shards" : "whole");
+    }
+    make(4, 2, 0);
+    s.sgd = 1;
+    finish();
+    expect(0, "right places", "SGD would move them");
+    test_end("dump_step_right_sgd");
+    make(4, 2, 1);
+    s.max_norm = 1000; /* no clip */
+    finish();
+    expect(0, "right places",
+           "would not show in this step: not_clipped, clip_by_own_norm, clip_before_reduction");
+    test_end("dump_step_right_without_clip");
+    make(4, 2, 0);
+    s.bf16 = 1;
+    for (int i = 0; i < TENSORS; i++) /* as bf16 has them */
+        for (int64_t at = 0; at < sizes[i]; at++)
+            for (int64_t r = 0; r < s.world; r++)
+                s.of[r][PARAM][i][at] = floor(s.of[r][PARAM][i][at] * 16) / 16;
+    finish();
+    expect(0, "right places", "step right:");
+    test_end("dump_step_right_bf16");
+}
+
+/* ---- reduction ---- */
+
+static void reduce_sequence(int64_t r, int i, int64_t at) {
+    int64_t first = r / s.sp * s.sp;
+    s.of[r][GRAD][i][at] = local_sum(i, at, first, 1, first + s.sp);
+}
+static void reduce_replicas(int64_t r, int i, int64_t at) {
+    s.of[r][GRAD][i][at] = local_sum(i, at, r % s.sp, s.sp, s.world);
+}
+static void reduce_nothing(int64_t r, int i, int64_t at) {
+    s.of[r][GRAD][i][at] = s.of[r][LOCAL][i][at] / 3;
+}
+static void reduce_mean(int64_t r, int i, int64_t at) {
+    s.of[r][GRAD][i][at] = local_sum(i, at, 0, 1, s.world) / (double)s.world;
+}
+static void reduce_too_few(int64_t r, int i, int64_t at) {
+    s.of[r][GRAD][i][at] = local_sum(i, at, 0, 1, s.world - 1);
+}
+static void locals_alike(int64_t r, int i, int64_t at) {
+    s.of[r][LOCAL][i][at] = s.of[0][LOCAL][i][at] * (double)(r + 1);
+}
+
+static void test_reduction(void) {
+    make(4, 2, 0);
+    s.without = "norm";
+    each_element(reduce_mean);
+    finish();
+    expect(0, "right places", "are 0.25 times the sum");
+    test_end("dump_step_mean");
+    each_element(reduce_sequence);
+    s.lr = 0; /* and no step */
+    expect_named("replicas_not_reduced", "reduction wrong: rank 0's gradients");
+    each_element(reduce_replicas);
+    expect_named("sequence_not_reduced", "reduction wrong: rank 0's gradients");
+    each_element(reduce_nothing);
+    expect_named("never_synchronised", "reduction wrong: rank 0's gradients");
+    make(3, 3, 0);
+    s.lr = 0;
+    each_element(reduce_nothing);
+    expect_named("never_synchronised", "reduction wrong: rank 0's gradients");
+    make(3, 3, 0);
+    s.lr = 0;
+    each_element(reduce_too_few);
+    finish();
+    expect_named("unknown", "reduction wrong: rank 0's gradients");
+    s.without = "local";
+    s.of[2][GRAD][1][3] += 1;
+    expect_named("never_synchronised", "grad.up of rank 2 is");
+    make(4, 2, 0);
+    each_element(locals_alike);
+    each_element(reduce_all);
+    finish();
+    s.lr = 0;
+    expect(4, "insufficient places", "give ranks and replicas different tokens");
+    test_end("dump_step_locals_alike");
+    make(4, 2, 0);
+    s.of[1][LOCAL][0][0] = NAN;
+    expect(1, "wrong", "reduction wrong");
+    test_end("dump_step_nan");
+}
+
+/* ---- norm ---- */
+
+static void set_norms(double (*of)(int64_t r)) {
+    for (int64_t r = 0; r < s.world; r++) s.norm[r] = of(r);
+}
+static double own_shard(int64_t r) { return norm_of(s.of[r][GRAD], r); }
+static double own_local(int64_t r) { return norm_of(s.of[r][LOCAL], -1); }
+static double shards_added(int64_t r) {
+    double sum = 0;
+    for (int64_t q = 0; q < s.world; q++) sum += own_shard(q);
+    return (void)r, sum;
+}
+static double locals_added(int64_t r) {
+    double sum = 0;
+    for (int64_t q = 0; q < s.world; q++) sum += own_local(q);
+    return (void)r, sum;
+}
+static double copies(int64_t r) { return (void)r, 2 * norm_of(s.of[0][GRAD], -1); }
+static double sp_copies(int64_t r) { return copies(r) / sqrt(2); }
+static double limit(int64_t r) { return (void)r, s.max_norm; }
+static double too_large(int64_t r) { return (void)r, 1.3 * norm_of(s.of[0][GRAD], -1); }
+static double nearly(int64_t r) { return (void)r, 1.0012 * norm_of(s.of[0][GRAD], -1); }
+
+static void test_norm(void) {
+    make(4, 2, 1);
+    set_norms(own_shard);
+    expect_named("norm_of_part", "as rank 0 reports it");
+    set_norms(shards_added);
+    expect_named("norms_added", "norm wrong: got");
+    make(4, 2, 0);
+    set_norms(own_local);
+    expect_named("norm_of_part", "norm wrong: got");
+    set_norms(locals_added);
+    expect_named("norms_added", "norm wrong: got");
+    set_norms(copies);
+    expect_named("norm_counts_copies", "norm wrong: got");
+    set_norms(sp_copies);
+    expect_named("norm_counts_copies", "norm wrong: got");
+    set_norms(limit);
+    expect_named("norm_after_clip", "norm wrong: got");
+    set_norms(too_large);
+    expect_named("unknown", "parameters that the dump lacks");
+    make(4, 2, 0);
+    s.norm[3] = own_local(3);
+    expect_named("norm_of_part", "as rank 3 reports it");
+    make(4, 2, 0);
+    s.norm[1] = NAN;
+    expect_named("unknown", "got nan as rank 1 reports it");
+    make(4, 2, 0);
+    set_norms(nearly);
+    expect(0, "marginal places", "norm marginal: got");
+    test_end("dump_step_norm_marginal");
+    make(1, 1, 0);
+    expect(4, "insufficient places", "one rank has nothing to put together");
+    test_end("dump_step_norm_of_one_rank");
+}
+
+/* ---- the step ---- */
+
+static void step_unclipped(int64_t r, int i, int64_t at) {
+    s.of[r][AFTER][i][at] = stepped(i, at, s.of[0][GRAD][i][at]);
+}
+static void step_clipped_by_shard(int64_t r, int i, int64_t at) {
+    s.of[r][AFTER][i][at] = stepped(i, at, s.of[0][GRAD][i][at] * clip(own_shard(r)));
+}
+static void step_clipped_by_local(int64_t r, int i, int64_t at) {
+    s.of[r][AFTER][i][at] = stepped(i, at, s.of[0][GRAD][i][at] * clip(own_local(r)));
+}
+static void step_clipped_before(int64_t r, int i, int64_t at) {
+    double g = 0;
+    for (int64_t q = 0; q < s.world; q++) g += clip(own_local(q)) * s.of[q][LOCAL][i][at];
+    s.of[r][AFTER][i][at] = stepped(i, at, g);
+}
+static void step_further(int64_t r, int i, int64_t at) {
+    step_right(r, i, at);
+    if (i == 1) s.of[r][AFTER][i][at] += 0.01;
+}
+static void stay(int64_t r, int i, int64_t at) {
+    s.of[r][AFTER][i][at] = s.of[r][PARAM][i][at];
+}
+
+static void test_clip(int use_sgd) {
+    make(4, 2, 1);
+    s.sgd = use_sgd;
+    each_element(step_clipped_by_shard);
+    expect_named("clip_by_own_norm", "step wrong");
+    make(4, 2, 0);
+    s.sgd = use_sgd;
+    each_element(step_unclipped);
+    expect_named("not_clipped", "step wrong");
+    each_element(step_clipped_by_local);
+    expect_named("clip_by_own_norm", "step wrong");
+    each_element(step_clipped_before);
+    expect_named("clip_before_reduction", "step wrong");
+}
+
+static void test_adamw(void) {
+    make(4, 2, 0);
+    how.no_bias = 1;
+    finish();
+    expect_named("bias_correction_missing", "step wrong");
+    make(4, 2, 0);
+    how.coupled = 1;
+    finish();
+    expect_named("decay_coupled", "step wrong");
+    make(4, 2, 0);
+    how.after = 1;
+    finish();
+    expect_named("decay_after_step", "step wrong");
+    make(4, 2, 1);
+    how.eps_inside = 1;
+    finish();
+    expect_named("eps_inside_root", "step wrong");
+    make(4, 2, 0);
+    how.t = s.step * s.accumulation;
+    finish();
+    expect_named("steps_counted_by_micro_batches", "step wrong");
+    make(4, 2, 0);
+    each_element(step_further);
+    expect_named("unknown", "the first parameter with another step is up");
+    make(4, 2, 0);
+    s.of[3][AFTER][0][2] += 0.1;
+    expect_named("unknown", "the first parameter with another step is down");
+    make(4, 2, 0);
+    s.of[0][AFTER][0][0] = NAN;
+    expect_named("unknown", "step wrong");
+}
+
+static void test_shows_nothing(void) {
+    make(4, 2, 0);
+    each_element(stay);
+    expect(4, "insufficient places", "no parameter moved");
+    test_end("dump_step_not_moved");
+    make(4, 2, 0);
+    s.bf16 = 1;
+    s.lr = 1e-3;
+    finish();
+    expect(4, "insufficient places", "lost in the rounding of parameters");
+    test_end("dump_step_lost_in_bf16");
+    make(4, 2, 0);
+    s.without = "after";
+    expect(0, "right places", "step not judged");
+    test_end("dump_step_without_after");
+    make(4, 2, 0);
+    s.without = "local";
+    expect(0, "right places", "reduction not judged");
+    test_end("dump_step_without_local");
+}
+
+static void test_files(void) {
+    static const char *const odd[][2] = {
+        {"range", "write the first element's place in the whole"},
+        {"total", "elements in all, and"},
+        {"gap", "is in no file; dump the ranges of all ranks"},
+        {"optimizer", "metadata optimizer is 'lion'; write none, adamw or sgd"},
+        {"beta2", "metadata beta2 is '1'; write a number from 0 to 0.999999999"}};
+    for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
+        make(4, 2, 1);
+        s.odd = odd[i][0];
+        expect(3, "error: " FOLDER, odd[i][1]);
+        test_end("dump_step_refused_%s", odd[i][0]);
+    }
+}
+
+int main(int argc, char **argv) {
+    test_begin(argc, argv);
+    test_right();
+    test_reduction();
+    test_norm();
+    test_clip(0);
+    test_clip(1);
+    test_adamw();
+    test_shows_nothing();
+    test_files();
+    return test_summary();
+}
