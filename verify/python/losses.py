@@ -139,7 +139,9 @@ def dpo(step, m):
         h = h / m.counts.clamp(min=1).to(h.dtype)
     h, sp = h[0::2] - h[1::2], step.ranks.sp
     if step.mistake == "log_probs_of_one_rank":
-        return _of_pairs(step, h) / (sp if step.variant == "averaged" else 1)
+        loss = _of_pairs(step, h)
+        m.shown = loss.detach()
+        return loss / (sp if step.variant == "averaged" else 1)
     if step.mistake == "sigmoid_of_parts":
         return step.whole(_of_pairs(step, h) / sp)
     return _of_pairs(step, step.whole(h) / (sp if step.mistake == "log_probs_averaged" else 1))

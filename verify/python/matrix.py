@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from trainer import Config, MISTAKES, Workers, random_config, variants
 
@@ -25,8 +25,8 @@ COLUMNS = ("runs", "detected", "named", "among several", "named wrong", "insuffi
 
 
 class Verdict:
-    def __init__(self, oracle, dump, want):
-        said = subprocess.run([oracle, "ver", dump, "--want", want, "--json"], capture_output=True, text=True)
+    def __init__(self, oracle, dump, want, *options):
+        said = subprocess.run([oracle, "ver", dump, "--want", want, "--json", *options], capture_output=True, text=True)
         self.code, self.error = said.returncode, said.stderr.strip()
         self.answer = json.loads(said.stdout) if said.stdout.strip() else {}
         self.names = [m["name"] for m in self.answer.get("mistakes", [])]
@@ -60,8 +60,8 @@ class Verdict:
 class Runs:
     """Takes steps and asks for verdicts; says on stderr how far it is."""
 
-    def __init__(self, oracle, workers, folder, total):
-        self.oracle, self.workers, self.folder = oracle, workers, folder
+    def __init__(self, given, workers, folder, total):
+        self.given, self.workers, self.folder = given, workers, folder
         self.done, self.total, self.began = 0, total, time.time()
         self.refused = []
 
@@ -69,11 +69,12 @@ class Runs:
         dump, want = f"{self.folder}/dump", f"{self.folder}/want"
         for path in (dump, want):
             shutil.rmtree(path, ignore_errors=True)
-        self.workers.run(c, dump, want)
+        self.workers.run(replace(c, leave_out=(*c.leave_out, *self.given.leave_out)), dump, want)
         self.done += 1
         each = (time.time() - self.began) / self.done
         print(f"\r{self.done} of {self.total}, {each:.2f} s each ", end="", file=sys.stderr)
-        verdict = Verdict(self.oracle, dump, want)
+        limit = self.given.bf16_tolerance if c.dtype == "bf16" else None
+        verdict = Verdict(self.given.oracle, dump, want, *(["--tolerance", limit] if limit else []))
         if verdict.refused:
             self.refused.append(f"{again(c)}: {verdict.error}")
         return verdict
@@ -159,6 +160,8 @@ def arguments():
     parser.add_argument("--right", type=int, default=100, help="right steps (100)")
     parser.add_argument("--mistakes", nargs="*", choices=MISTAKES, default=list(MISTAKES), help="these alone")
     parser.add_argument("--dtypes", nargs="*", choices=("bf16", "fp32", "fp64"), default=["fp32", "bf16"])
+    parser.add_argument("--bf16-tolerance", metavar="X", help="--tolerance for runs in bf16 (none is given)")
+    parser.add_argument("--leave-out", nargs="*", default=[], metavar="NAME", help="kinds of tensors that no dump has")
     parser.add_argument("--by-variant", action="store_true", help="a line for each variant of a mistake")
     parser.add_argument("--markdown", metavar="FILE", help="write the table there, too")
     parser.add_argument("--log", metavar="FILE", help="write a line for each step there: verdict, stages, names")
@@ -169,7 +172,7 @@ def main():
     given = arguments()
     todo = plan(given.mistakes, given.dtypes, given.seeds) if given.seeds else []
     with Workers() as workers, tempfile.TemporaryDirectory() as folder, open(given.log or os.devnull, "w") as log:
-        runs = Runs(given.oracle, workers, folder, len(todo) + given.right)
+        runs = Runs(given, workers, folder, len(todo) + given.right)
         rows = judge_mistakes(runs, todo, given.by_variant, log)
         words, accused = judge_right(runs, given.right, given.dtypes, log)
     print(file=sys.stderr)

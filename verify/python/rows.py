@@ -46,7 +46,8 @@ def make_rows(c):
 
 
 def _draw_rows(c, draw):
-    prompts = [_tokens(c, draw, 2 + g) for g in range(3)]  # of ppo: a group's documents answer the same one
+    # of ppo: a group's documents answer the same prompt, and some group has two
+    prompts = [_tokens(c, draw, 2 + g) for g in range(2 if c.dp * c.accumulation == 1 else 3)]
     count = 0
     rows = []
     for d in range(c.dp):
@@ -60,7 +61,8 @@ def _draw_rows(c, draw):
 def _row(c, draw, prompts, count):
     """Documents of odd lengths that differ pairwise; some of one token, which nothing is predicted in."""
     in_pairs = c.objective in ("dpo", "rm")
-    number = 2 * draw.randint(1, 2) if in_pairs else draw.randint(1 if c.objective == "sft" else 2, 5)
+    least = {"sft": 1, "ppo": 4 if len(prompts) == 2 else 2}.get(c.objective, 2)
+    number = 2 * draw.randint(1, 2) if in_pairs else draw.randint(least, 5)
     lengths = draw.sample(PRIMES, number)
     if c.documents == "several" and len(lengths) == 1:
         lengths = [13, 17]

@@ -117,7 +117,7 @@ EMPTY_RANK = dict(objective=("sft",), reduction=("token",), documents=("long_pro
 PAIRS = dict(objective=("dpo",), sp=(2, 3, 4))
 STEP = dict(optimizer=("adamw",), lr=(1e-2, 1e-1))
 CLIP = dict(max_norm=(0.05,), warm_up=(True,), optimizer=("adamw",), lr=(1e-2, 1e-1))  # moments that show its size
-CLIP_SGD = dict(max_norm=(0.5,), optimizer=("sgd",), lr=(1.0,))
+CLIP_SGD = dict(max_norm=(0.02,), optimizer=("sgd",), lr=(10.0,))
 WHOLE, SHARDS = dict(shard=("none",)), dict(shard=("world", "sp"))
 ATTENTION = dict(documents=("several", "one"), objective=ALL)
 BY_ROW = {"ring": dict(attention=("ring",)), "llama3": dict(attention=("llama3",)),
@@ -178,7 +178,7 @@ MISTAKES = {
     "kl_not_clamped": needs(objective=("kto",), reference_head=(0.7,)),
     "kl_missing": needs(variants={"kto": dict(objective=("kto",), reference_head=(1.4,)),
                                   "ppo": dict(objective=("ppo",), kl_coef=(0.05, 0.5))}),
-    "desirable_swapped": needs(objective=("kto",)),
+    "desirable_swapped": needs(objective=("kto",), reference_head=(0.7, 1.4), beta=(0.5,)),
     # PPO
     "ratio_inverted": needs(objective=("ppo",)),
     "clip_wrong_side": needs(objective=("ppo",), apart=(0.1,)),
