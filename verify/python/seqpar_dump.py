@@ -123,7 +123,7 @@ class Dump:
         """Loss and norm as this rank reports them; the others by parameter, None for those without."""
         for name, x in (("loss", loss), ("norm", norm)):
             if x is not None:
-                self.tensors[name] = _entry(numpy.float64(float(x)))
+                self.tensors[name] = _entry(numpy.float64(float(x.detach() if hasattr(x, "detach") else x)))
         kinds = {"grad": gradients, "local": local, "param": param, "after": after, "m": m, "v": v}
         for kind, arrays in kinds.items():
             self.tensors.update({f"{kind}.{n}": _entry(x) for n, x in (arrays or {}).items() if x is not None})
