@@ -37,6 +37,7 @@ static made_desc making = {.layout = "zigzag",
                            .docs = 4,
                            .seed = 1};
 static int as_json, as_markdown, strict;
+static int64_t level = 1;
 
 static option options[] = {
     {"law", "got", "X", OPTION_NUMBER, &numbers.got,
@@ -80,6 +81,8 @@ static option options[] = {
     {"gen", "mistake", "NAME", OPTION_TEXT, &making.mistake, "to be planted", 0},
     {"gen", "questions", "", OPTION_FLAG, &making.questions,
      "without what is to be computed", 0},
+    {"test", "level", "N", OPTION_SIZE, &level,
+     "1: two ranks, zigzag; 2: all layouts on 2 to 8 ranks (1)", 0},
     {"mutants", "score", "CMD", OPTION_TEXT, &score,
      "a test of yours, run as CMD WANT GOT; 0: it finds the two alike", 0},
     {"mutants", "seed", "N", OPTION_SIZE, &making.seed, "of all that is drawn (1)", 0},
@@ -295,6 +298,31 @@ static int run_gen(void) {
     return 0;
 }
 
+/* ---- test ---- */
+
+/* make verify's program: 0, or 1 with a table of what differs. */
+int seqpar_verify_test(int argc, char **argv);
+
+static int test_layout(int at) {
+    char *words[] = {(char *)"test", (char *)"--layout", (char *)seqpar_layout_name(at),
+                     (char *)"--json"};
+    return seqpar_verify_test(as_json ? 4 : 3, words);
+}
+
+static int run_test(void) {
+    char *words[] = {(char *)"test", (char *)"--ring_attn_size", (char *)"2",
+                     (char *)"--json"};
+    int wrong = 0;
+    if (level > 2) return usage("--level is 1, seconds, or 2, all layouts on 2 to 8 ranks");
+    if (level == 1) return seqpar_verify_test(as_json ? 4 : 3, words);
+    for (int i = 0; i < SEQPAR_LAYOUT_COUNT; i++) {
+        if (as_json) printf("%s", i ? ", " : "[");
+        wrong |= test_layout(i);
+    }
+    if (as_json) printf("]\n");
+    return wrong;
+}
+
 /* ---- mutants ---- */
 
 static int judge_mutant(const char *of, const char *its_model, verdict *v) {
@@ -346,6 +374,7 @@ static int run_mutants(void) {
         int status;
         if (i >= 0 && !can_be_planted(m.objective, m.name)) continue;
         if ((status = mutant_run(&m, &desc)) != 0) return status;
+        if (m.skipped) continue;
         mutants += i >= 0;
         well += i >= 0 && mutant_is_well(&m);
         seen += i >= 0 && m.seen > 0;
@@ -421,6 +450,7 @@ static const struct {
              {"ver", "a dump of a step: what is right, what is wrong, which mistake", run_ver},
              {"gen", "dumps of a step, right or with a mistake, and the same on one rank",
               run_gen},
+             {"test", "seqpar itself: N ranks against one, every objective, by bits", run_test},
              {"mutants", "plants every mistake that gen can: which are named, or seen by a "
                          "test of yours",
               run_mutants},

@@ -118,6 +118,32 @@ if command -v python3 >/dev/null 2>&1; then
     reads() { $oracle "${@:2}" --json | python3 -c "import json, sys; d = json.load(sys.stdin); sys.exit(not ($1))"; }
     if reads 'd["verdict"] == "wrong" and [m["name"] for m in d["mistakes"]] == ["over_sp"] and d["mistakes"][0]["fix"] and d["evidence"]' law --got 0.25 --want 1 --sp 4 && reads 'len(d) >= 15 and d[0]["name"] == "times_sp"' list && reads 'd["name"] == "over_dp"' explain over_dp && reads 'd["verdict"] == "right" and d["mistakes"] == []' law --got 1 --want 1 --sp 4; then ok oracle_json; else fail oracle_json "is not what was asked for"; fi
 else echo "skip oracle_json: no python3"; fi
+# ---- steps that are made here ----
+refuses oracle_gen_nothing "gen needs --out" gen
+refuses oracle_gen_layout "no layout is called 'zigzak'" gen --out $out/made --layout zigzak
+refuses oracle_gen_objective "--objective is 'kto'; give sft or dpo" gen --out $out/made --objective kto
+refuses oracle_gen_mistake "no mistake is called 'over_spp'" gen --out $out/made --mistake over_spp
+refuses oracle_gen_mistake_of_another "cannot be planted" gen --out $out/made --mistake kl_missing
+refuses oracle_gen_no_label "no token of these documents is learnt" gen --out $out/made --tokens 5 --docs 5
+refuses oracle_gen_sizes "70 documents in 61 tokens" gen --out $out/made --docs 70
+refuses oracle_test_level "--level is 1" test --level 3
+if [ ! -e $out/made ]; then ok oracle_gen_leaves_nothing; else fail oracle_gen_leaves_nothing "$(ls $out/made)"; fi
+says oracle_gen_right 0 "$out/made/got  the step on 2 ranks, right" gen --out $out/made
+$oracle gen --out $out/made 2>$out/stderr >/dev/null
+if [ $? -eq 3 ] && grep -q 'it is there already; give another --out' $out/stderr; then ok oracle_gen_is_there; else fail oracle_gen_is_there "$(cat $out/stderr)"; fi
+says oracle_ver_model 0 right ver $out/made/got --model $out/made/model
+says oracle_ver_want 0 right ver $out/made/got --want $out/made/want
+$oracle mutants >$out/mutants; code=$?
+if [ $code -eq 0 ] && [ "$(grep -cE ' named( among several)? *$' $out/mutants)" -ge 65 ]; then ok "oracle_mutants ($(tail -n 1 $out/mutants))"; else fail oracle_mutants "exit code $code: $(grep -vE ' named( among several)? *$' $out/mutants | tr -s ' \n' ' ')"; fi
+# a test that compares losses alone, as many do, sees few of them
+printf '#!/bin/sh\n! %s ver "$2" --want "$1" | grep -q "^    loss      wrong"\n' $oracle >$out/losses_alone.sh
+$oracle mutants --score "sh $out/losses_alone.sh" >$out/scored; code=$?
+if [ $code -eq 7 ] && grep -q 'over_sp .* not seen by CMD' $out/scored && grep -q 'mean_of_means .* seen by CMD' $out/scored && tail -n 1 $out/scored | grep -qE '^[0-9]+ mutants, [0-9]+ named, [1-3][0-9] seen by CMD$'; then ok "oracle_mutants_score ($(tail -n 1 $out/scored))"; else fail oracle_mutants_score "exit code $code: $(tail -n 1 $out/scored)"; fi
+says oracle_test 0 "$(build/verify_sp --ring_attn_size 2 | head -n 1)" test
+# every name that a verdict may give is of a mistake in the table
+unknown=$(grep -ohE 'mistake_named\("[a-z_0-9]+"\)|\.name = "[a-z_0-9]+"' verify/oracle/*.h | grep -oE '"[a-z_0-9]+"' | tr -d '"' | grep -vxE "loss|norm" | sort -u | while read -r name; do $oracle explain "$name" >/dev/null 2>&1 || echo "$name"; done)
+if [ -z "$unknown" ]; then ok oracle_names_are_known; else fail oracle_names_are_known "$unknown"; fi
+
 # ---- dumps that Python writes ----
 skipped=0
 python=${PYTHON:-python3}

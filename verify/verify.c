@@ -312,6 +312,7 @@ int main(int argc, char **argv) {
     double first;
     FILE *file;
     int asked = options(argc, argv, &json);
+    row_count = wrong = 0; /* seqpar-verify calls it more than once */
     if (asked) return asked < 0 ? 0 : asked;
 #ifdef TEST_CUDA
     seqpar_error error = {0};
@@ -320,8 +321,7 @@ int main(int argc, char **argv) {
     if (!gpu) return fprintf(stderr, "error: %s\n", error.text), 1;
     seqpar_device_close(gpu);
 #endif
-    mkdir("build", 0777);
-    mkdir("build/verify", 0777);
+    mkdir("build/verify", 0777); /* in a folder of seqpar's alone */
     first = verify_first_loss(&bitwise);
     for (int kind = 0; kind < OBJECTIVES; kind++) verify_objective(kind);
     file = fopen("build/verify/verify.json", "w");

@@ -4,7 +4,7 @@
  * those of another dump (gradients.h). */
 #ifndef ORACLE_CHECKS_H
 #define ORACLE_CHECKS_H
-#include "pairs.h"
+#include "losses.h"
 
 enum {
     PLACES,
@@ -28,7 +28,8 @@ static const struct {
     {"labels", "index, ids and labels"},
     {"attention", "index, cu_seqlens, q, k, v and out"},
     {"log-probs", "--model, a Llama folder, and index, ids, labels and logp"},
-    {"rewards", "values and scores of RM, or rewards, groups and advantages of PPO"},
+    {"rewards", "index and cu_seqlens, with values and scores of RM; or labels, rewards, groups "
+                "and advantages of PPO, and advantage in the metadata"},
     {"loss", "loss, index, labels, logp and what else the objective takes"},
     {"reduction", "local. and grad. tensors of a parameter"},
     {"gradients", "--model, or --want, a dump of the same step on one rank"},
@@ -62,34 +63,7 @@ static inline void stage_add(stage *s, const stage *one) {
     s->v = one->v;
 }
 
-/* A token's place, for people. */
-static inline const char *place_text(char *text, size_t size, const dump_row *row,
-                                     int64_t token) {
-    int64_t document = 0;
-    while (document + 1 < row->docs && row->cu_seqlens[document + 1] <= token) document++;
-    snprintf(text, size, "rank %lld, local row %lld, token %lld, document %lld",
-             (long long)row->rank[token], (long long)row->local[token], (long long)token,
-             (long long)document);
-    return text;
-}
-
 /* ---- documents ---- */
-
-static inline int64_t row_document_begin(const dump_row *row, int64_t token) {
-    int64_t low = 0, high = row->docs;
-    while (low < high) {
-        int64_t mid = (low + high) / 2;
-        if (row->cu_seqlens[mid + 1] <= token)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return row->docs && low <= row->docs ? row->cu_seqlens[low] : 0;
-}
-
-static inline int64_t row_end(const dump_row *row) { /* what is behind is padding */
-    return row->docs ? row->cu_seqlens[row->docs] : row->tokens;
-}
 
 /* Whether a rank's next row is anything but the next token, anywhere. */
 static inline int row_has_cuts(const dump_row *row) {
@@ -147,9 +121,8 @@ static inline int token_differs(const dump_row *row, const int64_t *values, toke
 static inline int64_t row_differs(const dump_row *row, const int64_t *values, token_rule rule,
                                   int64_t *first) {
     int64_t count = 0;
-    for (int64_t t = 0; t < row_end(row); t++) {
+    for (int64_t t = 0; t < row_end(row); t++)
         if (token_differs(row, values, rule, t) && !count++) *first = t;
-    }
     return count;
 }
 
@@ -159,6 +132,21 @@ static inline int positions_are_of_documents(const dump_row *row) {
         if (row->positions[t] != (t ? row->positions[t - 1] + 1 : 0) && row->positions[t])
             return 0;
     return 1;
+}
+
+/* Each counts the rank's own tokens of its document. */
+static inline int positions_count_own(const dump_row *row) {
+    int64_t most = 0, *own;
+    int same;
+    for (int64_t t = 0; t < row_end(row); t++) most = row->rank[t] > most ? row->rank[t] : most;
+    own = (int64_t *)calloc((size_t)most + 1, sizeof *own);
+    same = own != NULL;
+    for (int64_t t = 0; t < row_end(row) && same; t++) {
+        if (row_document_begin(row, t) == t) memset(own, 0, ((size_t)most + 1) * sizeof *own);
+        if (row->rank[t] >= 0) same = row->positions[t] == own[row->rank[t]]++;
+    }
+    free(own);
+    return same;
 }
 
 static inline void check_positions(stage *s, const dump_row *row) {
@@ -179,7 +167,8 @@ static inline void check_positions(stage *s, const dump_row *row) {
     }
     if (!row_differs(row, row->positions, position_runs_on, &other))
         verdict_name(v, mistake_named("positions_run_on"));
-    if (row_has_cuts(row) && !row_differs(row, row->positions, position_local, &other))
+    if (row_has_cuts(row) && (!row_differs(row, row->positions, position_local, &other) ||
+                              positions_count_own(row)))
         verdict_name(v, mistake_named("positions_local"));
     verdict_say(v, "first at %s: %lld, right %lld; %lld tokens differ",
                 place_text(place, sizeof place, row, first), (long long)row->positions[first],
@@ -317,116 +306,175 @@ static inline void check_gaps(stage *s, const label_gaps *g, int64_t sp) {
 
 /* ---- loss ---- */
 
-/* Sums and counts of losses, by ranks, replicas and micro-batches. */
-enum { BY_RANK_MICRO, BY_RANK, BY_MICRO, BY_REPLICA, BY_REPLICA_MICRO, GROUPINGS };
-typedef struct loss_parts {
-    law by[GROUPINGS];
-    pair_ways pairs; /* of DPO */
-    label_gaps gaps;
-    int complete;    /* all rows have what the loss is made of */
-} loss_parts;
-
-static inline void loss_begin(loss_parts *p, const dump *d, double tolerance) {
-    int64_t dp = d->world / d->sp;
-    int64_t groups[] = {d->world * d->accumulation, d->world, d->accumulation, dp,
-                        dp * d->accumulation};
-    memset(p, 0, sizeof *p);
-    p->pairs.alone = (double *)calloc((size_t)d->sp, sizeof *p->pairs.alone);
-    p->complete = groups[BY_RANK_MICRO] <= LAW_GROUPS && p->pairs.alone;
-    for (int i = 0; i < GROUPINGS; i++) {
-        p->by[i].groups = groups[i];
-        p->by[i].tolerance = tolerance;
-        p->by[i].own_of = i <= BY_RANK ? d->world : -1;
-    }
-}
-
-static inline void loss_add_pairs(loss_parts *p, const dump *d, const dump_row *row,
-                                  int64_t dp) {
-    p->complete = p->complete && row->ref_logp && row->docs > 1 && row->docs % 2 == 0 &&
-                  !add_pairs(&p->pairs, row, dp * d->sp, d->sp, d->facts.beta);
-}
-
-static inline void loss_add_row(loss_parts *p, const dump *d, const dump_row *row, int64_t dp,
-                                int64_t micro) {
-    p->complete = p->complete && row->logp && row->labels;
-    if (d->facts.objective == DUMP_DPO) {
-        loss_add_pairs(p, d, row, dp);
-        return;
-    }
-    for (int64_t t = 0; p->complete && t < row_end(row); t++) {
-        int64_t rank = row->rank[t];
-        int64_t group[] = {micro * d->world + rank, rank, micro, dp,
-                           dp * d->accumulation + micro};
-        if (rank < 0 || row->labels[t] == DUMP_IGNORE) continue;
-        for (int i = 0; i < GROUPINGS; i++) {
-            p->by[i].sums[group[i]] -= row->logp[t];
-            p->by[i].counts[group[i]]++;
-        }
-    }
-    for (int i = 0; i < GROUPINGS; i++) p->by[i].all_tokens += (double)row->tokens;
-}
-
-/* By ranks and micro-batches; if no known mistake gives that number, by coarser groups. */
-static inline void judge_loss(loss_parts *p, double got, int64_t rank, verdict *v) {
-    static const char *const groups[] = {"ranks' micro-batches", "ranks", "micro-batches",
-                                         "replicas", "replicas' micro-batches"};
-    for (int i = 0; i < GROUPINGS; i++) {
-        verdict one;
-        p->by[i].got = got;
-        p->by[i].own = rank;
-        law_judge(&p->by[i], &one);
-        if (i == 0 || one.count) *v = one;
-        if (one.count) verdict_say(v, "groups are %s", groups[i]);
-        if (v->kind != VERDICT_WRONG || one.count) return;
-    }
+/* The loss that a rank reports, with the rounding of its type; NaN and -1: it reports none. */
+static inline double reported_loss(dump *d, int64_t rank, double *unit) {
+    const seqpar_safetensors_tensor *t = seqpar_safetensors_find(d->ranks[rank].file, "loss");
+    double *loss = t && t->count == 1 ? dump_doubles(d, rank, t) : NULL, x = loss ? *loss : NAN;
+    *unit = loss ? dump_unit_of(t->dtype) : -1;
+    free(loss);
+    return x;
 }
 
 static inline void check_loss(stage *s, dump *d, loss_parts *p) {
+    stage side = {.judged = p->side_is_wrong, .v = p->side};
+    double unit;
+    stage_add(s, &side);
+    for (int64_t r = 0; r < d->world; r++) p->reported[r] = reported_loss(d, r, &unit);
     for (int64_t r = 0; p->complete && r < d->world; r++) {
-        const seqpar_safetensors_tensor *t = seqpar_safetensors_find(d->ranks[r].file, "loss");
-        double *loss = t && t->count == 1 ? dump_doubles(d, r, t) : NULL;
         stage one = {.judged = 1};
-        if (!loss) continue;
-        if (d->facts.objective == DUMP_DPO)
-            judge_pairs(&one.v, *loss, &p->pairs, d->sp, r % d->sp, p->by[0].tolerance);
-        else
-            judge_loss(p, *loss, r, &one.v);
+        double loss = reported_loss(d, r, &unit);
+        if (unit < 0) continue;
+        judge_loss(p, &d->facts, loss, unit, r, &one.v);
         verdict_say(&one.v,
-                    "as rank %lld reports it; right is what logp and labels of all give",
+                    "as rank %lld reports it; right is what the numbers of all ranks give",
                     (long long)r);
         stage_add(s, &one);
-        free(loss);
     }
+}
+
+/* ---- rewards ---- */
+
+/* Of advantages that are not right: where they are not, and whether they are those of other
+   tokens of the row. */
+typedef struct advantage_search {
+    const reward_table *t;
+    int64_t document;          /* the first of the row, among all of the step */
+    int found;                 /* 1: `first` says where */
+    char first[240];
+    int64_t off[SOURCES], shown[SOURCES];
+} advantage_search;
+
+static inline int is_near(const reward_table *t, int64_t i, double x, double want) {
+    return fabs(x - want) <= reward_limit(t, i, want);
+}
+
+/* Whether the token has the number of the one that `source` says. Tokens that nobody trains
+   have that of their document, or 0. */
+static inline void search_source(advantage_search *s, const dump_row *row, int64_t t,
+                                 int source) {
+    int64_t from = row_source(row, source, t), own = s->document + row_document(row, t), other;
+    double x = row->advantages[t], want;
+    if (from < 0 || from >= row_end(row)) return;
+    other = s->document + row_document(row, from);
+    want = s->t->way(s->t, other, 0, 0);
+    if (!is_near(s->t, other, x, want) && (row_supervised(row, from) || x != 0))
+        s->off[source]++;
+    if (row_supervised(row, from) && !is_near(s->t, own, want, s->t->way(s->t, own, 0, 0)))
+        s->shown[source]++;
+}
+
+static inline void search_row(advantage_search *s, const dump_row *row, int64_t micro) {
+    char place[160];
+    for (int64_t t = 0; t < row_end(row); t++) {
+        int64_t own;
+        double want;
+        if (!row_supervised(row, t)) continue;
+        for (int source = 0; source < SOURCES; source++) search_source(s, row, t, source);
+        own = s->document + row_document(row, t);
+        want = s->t->way(s->t, own, 0, 0);
+        if (s->found || is_near(s->t, own, row->advantages[t], want)) continue;
+        s->found = 1;
+        snprintf(s->first, sizeof s->first,
+                 "first at %s of micro-batch %lld: advantage %.9g, right %.9g",
+                 place_text(place, sizeof place, row, t), (long long)micro, row->advantages[t],
+                 want);
+    }
+}
+
+/* Reads all rows once more. 0, or -1 with d->error. */
+static inline int search_advantages(dump *d, advantage_search *s) {
+    for (int64_t n = 0; n < d->world / d->sp * d->accumulation; n++) {
+        dump_row row;
+        dump_places found;
+        int status = dump_read_row(d, n / d->accumulation, n % d->accumulation, &row, &found);
+        if (!status) search_row(s, &row, n % d->accumulation);
+        s->document += row.docs;
+        dump_row_free(&row);
+        if (status) return -1;
+    }
+    return 0;
+}
+
+static inline int say_wrong_advantages(verdict *v, dump *d, const reward_table *t) {
+    advantage_search s = {.t = t};
+    if (search_advantages(d, &s)) return -1;
+    for (int source = 0; source < SOURCES; source++) {
+        if (s.off[source] || !s.shown[source]) continue;
+        verdict_name(v, mistake_named("side_tensor_not_split"));
+        verdict_say(v, "advantages: %s", source_texts[source]);
+    }
+    if (s.found) verdict_say(v, "%s", s.first);
+    return 0;
+}
+
+/* 0, or -1 with d->error. */
+static inline int check_advantages(stage *s, dump *d, const loss_parts *p) {
+    static advantage_step step;
+    reward_table t;
+    int status = advantages_begin(&step, &t, &p->documents, &d->facts, p->tolerance);
+    if (status) {
+        seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for advantages");
+    } else {
+        judge_advantages(stage_begin(s, VERDICT_RIGHT), &t, &step);
+        if (s->v.kind == VERDICT_WRONG || s->v.kind == VERDICT_MARGINAL)
+            status = say_wrong_advantages(&s->v, d, &t);
+    }
+    advantages_free(&step);
+    return status;
+}
+
+/* 0, or -1 with d->error. */
+static inline int check_rewards(stage *s, dump *d, const loss_parts *p) {
+    const step_documents *documents = &p->documents;
+    if (!documents->count) return 0;
+    if (d->facts.objective == DUMP_RM && documents->has_scores && documents->has_values)
+        judge_scores(stage_begin(s, VERDICT_RIGHT), documents, &d->facts, p->tolerance);
+    if (d->facts.objective != DUMP_PPO || !documents->has_groups ||
+        d->facts.advantage == DUMP_ADVANTAGE_GIVEN)
+        return 0;
+    return check_advantages(s, d, p);
 }
 
 /* ---- all of it ---- */
 
-static inline void judge_row(dump *d, stage *stages, loss_parts *p, const dump_row *row,
+#include "attention.h" /* which takes stages and rows from above */
+
+typedef struct step_parts {
+    loss_parts loss;
+    label_gaps gaps;
+} step_parts;
+
+static inline void judge_row(dump *d, stage *stages, step_parts *p, const dump_row *row,
                              const dump_places *found, int64_t dp, int64_t micro) {
     stage one[STAGES] = {{0}};
     check_places(&one[PLACES], row, found, d->sp);
     check_positions(&one[POSITIONS], row);
     check_labels(&one[LABELS], row, &p->gaps);
+    check_attention(&one[ATTENTION], d, row, found, dp, micro);
     for (int i = 0; i < STAGES; i++) stage_add(&stages[i], &one[i]);
-    loss_add_row(p, d, row, dp, micro);
+    loss_add_row(&p->loss, &d->facts, row, dp, micro);
 }
 
 /* 0, or -1 with d->error. */
 static inline int judge_dump(dump *d, stage *stages, double tolerance) {
-    static loss_parts parts;
-    loss_begin(&parts, d, tolerance);
-    for (int64_t n = 0; n < d->world / d->sp * d->accumulation; n++) {
+    static step_parts parts;
+    int status = 0;
+    memset(&parts.gaps, 0, sizeof parts.gaps);
+    loss_begin(&parts.loss, &d->facts, tolerance);
+    for (int64_t n = 0; !status && n < d->world / d->sp * d->accumulation; n++) {
         int64_t dp = n / d->accumulation, micro = n % d->accumulation;
         dump_row row;
         dump_places found;
-        int status = dump_read_row(d, dp, micro, &row, &found);
+        status = dump_read_row(d, dp, micro, &row, &found);
         if (!status) judge_row(d, stages, &parts, &row, &found, dp, micro);
         dump_row_free(&row);
-        if (status) break;
     }
     check_gaps(&stages[LABELS], &parts.gaps, d->sp);
-    if (!d->error.status) check_loss(&stages[LOSS], d, &parts);
-    free(parts.pairs.alone);
+    if (!status && (status = loss_end(&parts.loss, &d->facts)))
+        seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for a step");
+    if (!status) status = check_rewards(&stages[REWARDS], d, &parts.loss);
+    if (!status) check_loss(&stages[LOSS], d, &parts.loss);
+    loss_free(&parts.loss);
     return d->error.status ? -1 : 0;
 }
 #endif

@@ -90,8 +90,15 @@ typedef struct dump_row {
     int64_t *cu_seqlens;   /* (docs + 1) */
     int64_t *rank, *local; /* who holds it, in which row of its own */
     int64_t *next;         /* the token in the same rank's next row; -1: it is the last */
+    int64_t *gathered;     /* its place if the ranks' tokens lie one rank behind the other */
+    int64_t *order;        /* the token at such a place; -1: none */
     int64_t *ids, *positions, *labels;
-    double *logp, *ref_logp;
+    double *logp, *ref_logp, *old_logp, *advantages, *values;
+    double *scores, *rewards, *desirable, *kl; /* (docs) */
+    int64_t *groups;                           /* (docs) */
+    struct { /* the relative rounding of these as they are written */
+        double logp, ref_logp, old_logp, advantages, values, scores, rewards, desirable, kl;
+    } unit;
 } dump_row;
 
 /* ---- opening ---- */

@@ -20,6 +20,7 @@ typedef struct gradient_check {
     double tolerance;
     gradient_pair *each; /* (n), room for (most) */
     int64_t n, most;
+    int64_t missing; /* wanted, and not in the dump: frozen, perhaps */
     likeness all;
 } gradient_check;
 
@@ -79,10 +80,10 @@ static inline int gradient_room(gradient_check *c) {
     return -1;
 }
 
-/* Both have the parameter, with as many elements. */
+/* If both have the parameter, then with as many elements. */
 static inline int gradients_match(gradient_check *c, const char *name, const whole *got,
                                   const whole *wanted) {
-    if (got->values && got->count == wanted->count) return 0;
+    if (!got->values || got->count == wanted->count) return 0;
     seqpar_fail(&c->d->error, SEQPAR_ERR_FILE_FORMAT,
                 "%.300s: tensor %.100s has %lld elements, and %lld in the wanted dump",
                 c->d->ranks[0].path, name, (long long)got->count, (long long)wanted->count);
@@ -98,7 +99,8 @@ static inline int add_gradient(void *user, const char *parameter) {
     if (status) return -1;
     status = whole_read(c->want, name.text, 0, c->want->world, &wanted) ||
              gradients_match(c, name.text, &got, &wanted);
-    if (!status) {
+    c->missing += !status && !got.values;
+    if (!status && got.values) {
         gradient_pair *one = &c->each[c->n++];
         memset(one, 0, sizeof *one);
         snprintf(one->name, sizeof one->name, "%s", name.text);
@@ -148,7 +150,7 @@ static inline void name_odd_one(gradient_check *c) {
     double factor = common_factor(c);
     verdict_say(v,
                 "%lld of %lld tensors are the wanted ones times %.6g within %g, and the rest "
-                "is not; gradients in bf16 need --tolerance 0.01",
+                "is not",
                 (long long)count_like(c, factor), (long long)c->n, factor, c->tolerance);
     for (int64_t i = 0; i < c->n; i++) {
         double far = distance_from(&c->each[i].like, factor);
@@ -162,18 +164,22 @@ static inline void name_odd_one(gradient_check *c) {
    dumps. */
 static inline int check_gradients(stage *s, dump *d, dump *want, double tolerance,
                                   details *more) {
-    gradient_check c = {.d = d, .want = want, .s = s, .tolerance = tolerance};
+    gradient_check c = {
+        .d = d, .want = want, .s = s, .tolerance = gradient_limit(d, tolerance)};
     int status = each_parameter(want, "grad.", add_gradient, &c);
     if (!status && c.n && !s->judged) {
         if (!isfinite(c.all.want_want) || (c.all.want_want == 0 && c.all.got_got == 0))
             verdict_say(stage_begin(s, VERDICT_INSUFFICIENT),
                         c.all.want_want == 0 ? "all gradients are 0"
                                              : "a wanted gradient is NaN or Inf");
-        else if (distance_from(&c.all, c.all.got_want / c.all.want_want) <= tolerance)
+        else if (distance_from(&c.all, c.all.got_want / c.all.want_want) <= c.tolerance)
             judge_factor(&c);
         else
             name_odd_one(&c);
     }
+    if (s->judged && c.missing)
+        verdict_say(&s->v, "%lld wanted parameters have no gradient in the dump",
+                    (long long)c.missing);
     if (!status) status = details_keep(more, &c);
     free(c.each);
     return status;
@@ -182,20 +188,27 @@ static inline int check_gradients(stage *s, dump *d, dump *want, double toleranc
 /* ---- from the ranks' own ---- */
 
 /* What a rank may have added up: all ranks' gradients, those of its sequence, those of its
-   place in all sequences, its own. */
-enum { ADDED_ALL, ADDED_SEQUENCE, ADDED_REPLICAS, ADDED_OWN, ADDITIONS };
+   place in all sequences, its own; all, each clipped by its own norm. */
+enum { ADDED_ALL, ADDED_SEQUENCE, ADDED_REPLICAS, ADDED_OWN, ADDED_CLIPPED, ADDITIONS };
+
+static inline double clip_factor(double max_norm, double norm) {
+    double factor = max_norm / (norm + 1e-6);
+    return max_norm > 0 && factor < 1 ? factor : 1;
+}
 
 typedef struct reduction_check {
     dump *d;
     double tolerance;
-    likeness *like; /* (world, ADDITIONS) of grad. with each */
+    const double *clip; /* (world) by each local gradient's own norm */
+    likeness *like;     /* (world, ADDITIONS) of grad. with each */
     int64_t parameters;
 } reduction_check;
 
-/* Sums of one parameter: of all, of each replica, of each place in the sequence, of each. */
+/* Sums of one parameter: of all, of each replica, of each place in the sequence, of each; of
+   all, clipped before. */
 typedef struct local_sums {
     int64_t count;
-    double **sum; /* (1 + dp + sp + world) */
+    double **sum; /* (1 + dp + sp + world + 1) */
 } local_sums;
 
 static inline int64_t sum_of(const dump *d, int what, int64_t rank) {
@@ -203,27 +216,31 @@ static inline int64_t sum_of(const dump *d, int what, int64_t rank) {
     return what == ADDED_ALL        ? 0
            : what == ADDED_SEQUENCE ? 1 + rank / d->sp
            : what == ADDED_REPLICAS ? 1 + dp + rank % d->sp
-                                    : 1 + dp + d->sp + rank;
+           : what == ADDED_OWN      ? 1 + dp + d->sp + rank
+                                    : 1 + dp + d->sp + d->world;
 }
 
 static inline void local_sums_free(const dump *d, local_sums *l) {
-    for (int64_t i = 0; l->sum && i <= sum_of(d, ADDED_OWN, d->world - 1); i++) free(l->sum[i]);
+    for (int64_t i = 0; l->sum && i <= sum_of(d, ADDED_CLIPPED, 0); i++) free(l->sum[i]);
     free(l->sum);
 }
 
-static inline int add_local(const dump *d, local_sums *l, int64_t rank, const double *own) {
+static inline int add_local(const dump *d, local_sums *l, int64_t rank, double clip,
+                            const double *own) {
     for (int what = 0; what < ADDITIONS; what++) {
         double **sum = &l->sum[sum_of(d, what, rank)];
+        double factor = what == ADDED_CLIPPED ? clip : 1;
         if (!*sum) *sum = (double *)calloc((size_t)l->count + 1, sizeof **sum);
-        for (int64_t i = 0; *sum && i < l->count; i++) (*sum)[i] += own[i];
+        for (int64_t i = 0; *sum && i < l->count; i++) (*sum)[i] += factor * own[i];
         if (!*sum) return -1;
     }
     return 0;
 }
 
-/* 1: all ranks have it; 0: some rank has not; -1 with d->error. */
-static inline int local_sums_read(dump *d, const char *name, local_sums *l) {
-    l->sum = (double **)calloc((size_t)(d->world * 3 + 1), sizeof *l->sum);
+/* clip: (world), NULL: 1. 1: all ranks have it; 0: some rank has not; -1 with d->error. */
+static inline int local_sums_read(dump *d, const char *name, const double *clip,
+                                  local_sums *l) {
+    l->sum = (double **)calloc((size_t)(d->world * 3 + 2), sizeof *l->sum);
     for (int64_t r = 0; l->sum && r < d->world; r++) {
         const seqpar_safetensors_tensor *t = seqpar_safetensors_find(d->ranks[r].file, name);
         double *own;
@@ -238,7 +255,7 @@ static inline int local_sums_read(dump *d, const char *name, local_sums *l) {
             return -1;
         }
         if (!(own = dump_doubles(d, r, t))) return -1;
-        status = add_local(d, l, r, own);
+        status = add_local(d, l, r, clip ? clip[r] : 1, own);
         free(own);
         if (!status) continue;
         l->count = -1;
@@ -275,7 +292,8 @@ static inline int add_reduced(void *user, const char *parameter) {
     reduction_check *c = (reduction_check *)user;
     tensor_name local, grad;
     local_sums sums = {0};
-    int found = local_sums_read(c->d, tensor_of(&local, "local.", parameter), &sums);
+    int found =
+        local_sums_read(c->d, tensor_of(&local, "local.", parameter), c->clip, &sums);
     int status = found < 0 ? -1 : 0;
     tensor_of(&grad, "grad.", parameter);
     c->parameters += found > 0;
@@ -296,6 +314,8 @@ static inline int name_reductions(const reduction_check *c, int64_t rank, verdic
     int64_t sp = c->d->sp, dp = c->d->world / sp;
     int own = is_reduced(c, rank, ADDED_OWN), fit = own;
     if (own) verdict_name(v, mistake_named("never_synchronised"));
+    if (!is_reduced(c, rank, ADDED_ALL) && is_reduced(c, rank, ADDED_CLIPPED))
+        verdict_name(v, mistake_named("clip_before_reduction"));
     if (sp == 1 || dp == 1) return fit;
     if (is_reduced(c, rank, ADDED_SEQUENCE) && ++fit)
         verdict_name(v, mistake_named("replicas_not_reduced"));
@@ -327,9 +347,10 @@ static inline void judge_reduced(const reduction_check *c, int64_t rank, stage *
                     1 / (double)c->d->world);
 }
 
-/* 0, or -1 with d->error. */
-static inline int check_reduction(stage *s, dump *d, double tolerance) {
-    reduction_check c = {.d = d, .tolerance = tolerance};
+/* clip: (world) what each rank's own norm would scale its gradient by. 0, or -1 with
+   d->error. */
+static inline int check_reduction(stage *s, dump *d, double tolerance, const double *clip) {
+    reduction_check c = {.d = d, .tolerance = gradient_limit(d, tolerance), .clip = clip};
     int status = 0;
     c.like = (likeness *)calloc((size_t)(d->world * ADDITIONS), sizeof *c.like);
     if (!c.like) status = (seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory"), -1);

@@ -16,13 +16,24 @@ typedef struct law {
     int64_t groups;
     double all_tokens; /* supervised or not; 0: not said */
     double tolerance;  /* relative */
+    double slack;      /* absolute, beside it: what rounding may have made of the numbers */
+    int shares;        /* groups have shares of a mean, and no means of their own */
     /* Whose number it is: a mistake that is one rank's own may be made of groups i with
        i % own_of == own alone; own_of 0: of any group, -1: of none. */
     int64_t own, own_of;
 } law;
 
+static inline double law_limit(const law *l, double want) {
+    return l->tolerance * fabs(want) + l->slack;
+}
+
 static inline int law_equal(const law *l, double got, double want) {
-    return isfinite(want) && fabs(got - want) <= l->tolerance * fabs(want);
+    return isfinite(want) && fabs(got - want) <= law_limit(l, want);
+}
+
+/* Beyond the limit, by less than half of it. */
+static inline int law_marginal(const law *l, double want) {
+    return fabs(l->got - want) <= 1.5 * law_limit(l, want);
 }
 
 /* ---- a factor between two numbers ---- */
@@ -87,7 +98,7 @@ static inline void law_judge_ratio(const law *l, verdict *v) {
             verdict_name(v, &mistakes[i]);
     if (v->count > 1) law_say_apart(v, l);
     if (v->count) return;
-    if (fabs(l->got - l->want) <= 1.5 * l->tolerance * fabs(l->want))
+    if (law_marginal(l, l->want))
         v->kind = VERDICT_MARGINAL;
     else
         law_say_unknown(v, l, ratio);
@@ -138,7 +149,7 @@ static inline int law_fits(const law *l, const mistake *m) {
     int own = m->mean == MEAN_LOCAL_COUNT || m->mean == MEAN_OWN;
     if (m->mean == MEAN_NAN) return isnan(l->got) && law_has_empty(l);
     if (m->mean == MEAN_OF_NON_EMPTY && !law_has_empty(l)) return 0; /* a mean of means */
-    if (m->mean == MEAN_NONE) return 0;
+    if (m->mean == MEAN_NONE || (l->shares && m->mean != MEAN_OVER_GROUPS)) return 0;
     if (!own) return law_gives(l, m->mean, 0);
     for (int64_t i = 0; l->own_of >= 0 && i < l->groups; i++)
         if ((!l->own_of || i % l->own_of == l->own) && law_gives(l, m->mean, i)) return 1;
@@ -149,6 +160,11 @@ static inline int law_fits(const law *l, const mistake *m) {
 static inline int law_is_vacuous(const law *l) {
     double right = law_mean(l, MEAN_NONE, 0);
     return l->groups == 1 || law_equal(l, law_mean(l, MEAN_OF_MEANS, 0), right);
+}
+
+static inline void law_name_means(const law *l, verdict *v) {
+    for (int i = 0; i < MISTAKES; i++)
+        if (law_fits(l, &mistakes[i])) verdict_name(v, &mistakes[i]);
 }
 
 static inline void law_judge_mean(const law *l, verdict *v) {
@@ -174,12 +190,11 @@ static inline void law_judge_mean(const law *l, verdict *v) {
         return;
     }
     v->kind = VERDICT_WRONG;
-    for (int i = 0; i < MISTAKES; i++)
-        if (law_fits(l, &mistakes[i])) verdict_name(v, &mistakes[i]);
+    law_name_means(l, v);
     if (v->count > 1)
         verdict_say(v, "these are equal here; a step with other counts tells them apart");
     if (v->count) return;
-    if (fabs(l->got - right) <= 1.5 * l->tolerance * fabs(right))
+    if (law_marginal(l, right))
         v->kind = VERDICT_MARGINAL;
     else
         verdict_say(v, "no known way to divide these sums gives that number; numbers in bf16 "

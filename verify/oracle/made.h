@@ -7,6 +7,7 @@
  */
 #ifndef ORACLE_MADE_H
 #define ORACLE_MADE_H
+#include <ftw.h>
 #include <sys/stat.h>
 #include "page.h"
 #include "truth.h"
@@ -23,6 +24,8 @@ typedef struct made_plant {
     const reference_way *way;
     token_rule labels, positions;
     int seeds, step; /* of seeds.h and step.h */
+    int loss;        /* of the loss as it is reported */
+    int shows;       /* whatever is planted does not need the loss for it */
 } made_plant;
 
 typedef struct made {
@@ -85,7 +88,7 @@ static inline void plant_rules(made_plant *p, const char *name) {
    in error. */
 static inline int made_plant_find(made_plant *p, const dump *d, const char *name,
                                   seqpar_error *error) {
-    *p = (made_plant){.way = &right_way};
+    *p = (made_plant){.way = &right_way, .shows = !name};
     if (!name) return 0;
     p->m = mistake_named(name);
     plant_rules(p, name);
@@ -96,11 +99,12 @@ static inline int made_plant_find(made_plant *p, const dump *d, const char *name
     for (int i = 1; i < STEP_WAYS; i++) /* without ranks' own gradients */
         if (!strcmp(step_ways[i].name, name) && step_ways[i].clip < CLIP_OWN) p->step = i;
     if (p->m && p->m->mean == MEAN_NAN) p->m = NULL; /* no rank is empty here */
-    if (p->m && (law_scales(p->m) || (p->m->mean && d->facts.objective == DUMP_SFT) ||
-                 p->labels || p->positions || p->way != &right_way || p->seeds || p->step ||
-                 !strcmp(name, "never_synchronised") || !strcmp(name, "norm_counts_copies") ||
-                 !strcmp(name, "norm_after_clip")))
-        return 0;
+    p->loss = p->m && (!strcmp(p->m->family, "count") || !strcmp(p->m->family, "pairs"));
+    p->shows = p->m && (law_scales(p->m) || p->labels || p->positions ||
+                        p->way != &right_way || p->seeds || p->step ||
+                        !strcmp(name, "never_synchronised") ||
+                        !strcmp(name, "norm_counts_copies") || !strcmp(name, "norm_after_clip"));
+    if (p->loss || p->shows) return 0;
     seqpar_fail(error, SEQPAR_ERR_OPTION,
                 mistake_named(name)
                     ? "mistake %.60s cannot be planted with objective %s"
@@ -138,8 +142,9 @@ static inline int made_room(made *m, int64_t i, dump_row *row) {
     row->docs = m->desc->docs;
     bytes = ((size_t)row->tokens + 1) * 8;
     row->cu_seqlens = (int64_t *)calloc((size_t)row->docs + 1, 8);
-    int64_t **arrays[] = {&row->rank,      &row->local,  &row->next,          &row->ids,
-                          &row->positions, &row->labels, (int64_t **)&row->logp,
+    int64_t **arrays[] = {&row->rank,      &row->local,     &row->next,
+                          &row->gathered,  &row->order,     &row->ids,
+                          &row->positions, &row->labels,    (int64_t **)&row->logp,
                           (int64_t **)&row->ref_logp};
     for (size_t k = 0; k < sizeof arrays / sizeof *arrays; k++)
         if (!(*arrays[k] = (int64_t *)calloc(bytes, 1))) return reference_no_memory(&m->f);
@@ -155,6 +160,7 @@ static inline int made_deal(made *m, int64_t i, dump_row *row, int layout) {
                        .cu_seqlens = row->cu_seqlens};
     int64_t *all = (int64_t *)calloc(2 * (size_t)row->tokens + 1, sizeof *all);
     int64_t *own = all ? all + row->tokens : NULL;
+    int64_t before = 0;
     dump_places found = {0};
     if (!all) return reference_no_memory(&m->f);
     for (int64_t t = 0; t < row->tokens; t++) {
@@ -166,7 +172,9 @@ static inline int made_deal(made *m, int64_t i, dump_row *row, int layout) {
         seqpar_split_desc desc = {layout, m->d.sp, p};
         if (seqpar_split(&m->d.error, &share, &plan, 1, &desc)) break;
         seqpar_scatter(own, all, &share, 0, sizeof *all);
-        dump_place_rank(row, i / m->d.accumulation * m->d.sp + p, own, share.tokens, &found);
+        dump_place_rank(row, i / m->d.accumulation * m->d.sp + p, own, share.tokens, before,
+                        &found);
+        before += share.tokens;
         seqpar_share_free(&share);
     }
     free(all);
@@ -218,6 +226,15 @@ static inline void page_parameters(page *p, const char *prefix, const seqpar_lla
                                          .shape = {t->rows > 1 ? t->rows : t->cols, t->cols}};
         page_add(p, &one, elements + t->offset);
     }
+}
+
+static inline int remove_one(const char *path, const struct stat *s, int kind,
+                             struct FTW *walk) {
+    return (void)s, (void)kind, (void)walk, remove(path);
+}
+
+static inline void remove_folder(const char *path) {
+    nftw(path, remove_one, 8, FTW_DEPTH | FTW_PHYS);
 }
 
 static inline int made_folder(dump *d, const char *out, const char *name) {
@@ -278,25 +295,42 @@ static inline int made_logp(made *m) {
     return 0;
 }
 
-/* Loss as each rank reports it, with what mistakes.h says of sums and counts. */
+/* What the mistake makes of the loss on rank r; NaN: nothing of it. */
+static inline double made_wrong_loss(const made *m, loss_parts *p, int64_t r) {
+    const law *by = &p->tokens.means.by[BY_RANK];
+    for (int i = 0; i < p->answers.count; i++)
+        if (!strcmp(p->answers.other[i].name, m->plant.m->name) &&
+            isfinite(p->answers.other[i].loss))
+            return p->answers.other[i].loss;
+    if (m->d.facts.objective != DUMP_SFT || !m->plant.m->mean) return NAN;
+    return law_mean(by, m->plant.m->mean, r);
+}
+
+/* Loss as each rank reports it. */
 static inline int made_loss(made *m) {
     static loss_parts parts;
-    int pairs = m->d.facts.objective == DUMP_DPO;
-    loss_begin(&parts, &m->d, 1e-3);
+    int status;
+    loss_begin(&parts, &m->d.facts, 1e-3);
     for (int64_t i = 0; i < m->f.count; i++)
-        loss_add_row(&parts, &m->d, &m->f.rows[i], i / m->d.accumulation,
+        loss_add_row(&parts, &m->d.facts, &m->f.rows[i], i / m->d.accumulation,
                      i % m->d.accumulation);
-    for (int64_t r = 0; r < m->d.world; r++) {
-        const law *l = &parts.by[BY_RANK];
-        double n = (double)parts.pairs.pairs;
-        m->loss[r] = pairs ? parts.pairs.right / n : law_mean(l, MEAN_NONE, 0);
-        if (m->plant.m && m->plant.m->mean && !pairs)
-            m->loss[r] = law_mean(l, m->plant.m->mean, r);
+    status = loss_end(&parts, &m->d.facts) ? reference_no_memory(&m->f) : 0;
+    m->want_loss = parts.answers.right;
+    for (int64_t r = 0; !status && r < m->d.world; r++) {
+        double wrong = m->plant.loss ? made_wrong_loss(m, &parts, r) : NAN;
+        m->loss[r] = isnan(wrong) ? m->want_loss : wrong;
+        m->plant.shows |= !isnan(wrong);
     }
-    m->want_loss = pairs ? parts.pairs.right / (double)parts.pairs.pairs
-                         : law_mean(&parts.by[BY_RANK], MEAN_NONE, 0);
-    free(parts.pairs.alone);
-    return 0;
+    loss_free(&parts);
+    if (!status && !isfinite(m->want_loss)) {
+        seqpar_fail(&m->d.error, SEQPAR_ERR_OPTION,
+                    "no token of these documents is learnt; give more tokens or fewer documents");
+        return -1;
+    }
+    if (m->plant.shows || status) return status;
+    seqpar_fail(&m->d.error, SEQPAR_ERR_OPTION, "mistake %.60s cannot be planted here",
+                m->plant.m->name);
+    return -1;
 }
 
 static inline int made_gradients(made *m, double *const *logp) {
@@ -557,13 +591,14 @@ static inline int made_make(const made_desc *desc, seqpar_error *error) {
     made m = {.desc = desc};
     char folder[1200];
     double **logp = NULL;
-    int layout, status = made_facts(&m, &layout);
+    int layout, begun = 0, status = made_facts(&m, &layout);
     snprintf(folder, sizeof folder, "%.1000s/model", desc->out);
     if (!status) status = made_plant_find(&m.plant, &m.d, desc->mistake, &m.d.error);
     if (!status) status = reference_begin(&m.f, &m.d, seqpar_device_reference());
     if (!status) status = made_rows(&m, layout, MADE_VOCAB);
+    if (!status) begun = !(status = made_folder(&m.d, desc->out, ""));
     if (!status)
-        status = made_folder(&m.d, desc->out, "") || made_folder(&m.d, desc->out, "model") ||
+        status = made_folder(&m.d, desc->out, "model") ||
                  made_folder(&m.d, desc->out, "got") || made_folder(&m.d, desc->out, "want") ||
                  made_model(&m, folder) || reference_model(&m.f, folder) ||
                  made_arrays_open(&m) || made_logp(&m);
@@ -575,6 +610,7 @@ static inline int made_make(const made_desc *desc, seqpar_error *error) {
     }
     free_logp(logp, m.f.count);
     if (m.f.d) made_close(&m);
+    if (status && begun) remove_folder(desc->out); /* nothing half written */
     *error = m.d.error;
     return status ? -1 : 0;
 }

@@ -3,7 +3,6 @@
  * and does a test of the caller's see it? */
 #ifndef ORACLE_MUTANTS_H
 #define ORACLE_MUTANTS_H
-#include <ftw.h>
 #include <unistd.h>
 #include "made.h"
 
@@ -11,6 +10,7 @@ typedef struct mutant {
     const char *name, *objective; /* name "": none, a right step */
     verdict_kind kind;
     int named, among;   /* by the oracle; among: of how many */
+    int skipped;        /* it cannot be planted here */
     int seen;           /* by the caller's command; -1: it was not asked */
     char other[64];     /* the first name that was given in its place */
 } mutant;
@@ -22,11 +22,6 @@ typedef struct mutants_desc {
     /* 0, or an exit code with a sentence on stderr */
     int (*judge)(const char *folder, const char *model, verdict *v);
 } mutants_desc;
-
-static inline int remove_one(const char *path, const struct stat *s, int kind,
-                             struct FTW *walk) {
-    return (void)s, (void)kind, (void)walk, remove(path);
-}
 
 /* The caller's test: command WANT GOT, whose exit code 0 means that they agree. */
 static inline int command_fails(const char *command, const char *folder) {
@@ -61,12 +56,13 @@ static inline int mutant_run(mutant *m, const mutants_desc *desc) {
     make.objective = m->objective;
     make.mistake = *m->name ? m->name : NULL;
     status = made_make(&make, &error) ? VERDICT_FILE : 0;
-    if (status) fprintf(stderr, "error: %s\n", error.text);
+    m->skipped = error.status == SEQPAR_ERR_OPTION;
+    if (status && !m->skipped) fprintf(stderr, "error: %s\n", error.text);
     if (!status) status = desc->judge(got, model, &v);
     if (!status) mutant_read(m, &v);
     m->seen = !status && desc->command ? command_fails(desc->command, out) : -1;
-    nftw(folder, remove_one, 8, FTW_DEPTH | FTW_PHYS);
-    return status;
+    remove_folder(folder);
+    return m->skipped ? 0 : status;
 }
 
 static inline int can_be_planted(const char *objective, const char *name) {

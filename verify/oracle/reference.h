@@ -412,24 +412,29 @@ static inline int reference_failed(reference *f) {
     return -1;
 }
 
-/* The model of a folder, for rows that are there. */
-static inline int reference_model(reference *f, const char *folder) {
+/* A model without weights, for rows that are there. */
+static inline int reference_config(reference *f, const seqpar_llama_config *config) {
     seqpar_optim_desc desc = {.kind = SEQPAR_OPTIM_SGD};
-    seqpar_llama_config config = {.layers = 0};
-    if (demo_load_config(folder, &config, &f->d->error)) return -1;
     for (int64_t i = 0; i < f->count; i++) {
         f->logp[i] = (double *)calloc((size_t)f->rows[i].tokens + 1, sizeof **f->logp);
         if (!f->logp[i]) return reference_no_memory(f);
     }
     if (seqpar_ctx_open(&f->ctx, f->comm, f->device, 1)) return reference_failed(f);
     f->ctx_open = 1;
-    if (seqpar_llama_open(&f->ctx, &f->model, &config)) return reference_failed(f);
+    if (seqpar_llama_open(&f->ctx, &f->model, config)) return reference_failed(f);
     f->model_open = 1;
     if (seqpar_optim_open(&f->ctx, &f->optim, f->model.tensors, f->model.tensor_count, &desc))
         return reference_failed(f);
     f->optim_open = 1;
     f->gradient = (double *)calloc((size_t)f->model.elements + 1, sizeof *f->gradient);
-    return f->gradient ? reference_weights(f, folder) : reference_no_memory(f);
+    return f->gradient ? 0 : reference_no_memory(f);
+}
+
+/* The model of a folder, for rows that are there. */
+static inline int reference_model(reference *f, const char *folder) {
+    seqpar_llama_config config = {.layers = 0};
+    if (demo_load_config(folder, &config, &f->d->error)) return -1;
+    return reference_config(f, &config) ? -1 : reference_weights(f, folder);
 }
 
 /* device: an own one, in fp64 or bf16. 0; 1: the dump lacks something; -1 with d->error. To be

@@ -11,17 +11,73 @@ typedef struct dump_places {
     int64_t rank, local, token, other;     /* the first of them; other: who else holds it */
 } dump_places;
 
-static inline void dump_row_free(dump_row *row) {
-    free(row->cu_seqlens);
-    free(row->rank);
-    free(row->local);
-    free(row->next);
-    free(row->ids);
-    free(row->positions);
-    free(row->labels);
-    free(row->logp);
-    free(row->ref_logp);
+/* What is read of numbers, and where it goes. */
+static const struct {
+    const char *name;
+    size_t at, unit;
+    int of_documents;
+} row_numbers[] = {
+    {"logp", offsetof(dump_row, logp), offsetof(dump_row, unit.logp), 0},
+    {"ref_logp", offsetof(dump_row, ref_logp), offsetof(dump_row, unit.ref_logp), 0},
+    {"old_logp", offsetof(dump_row, old_logp), offsetof(dump_row, unit.old_logp), 0},
+    {"advantages", offsetof(dump_row, advantages), offsetof(dump_row, unit.advantages), 0},
+    {"values", offsetof(dump_row, values), offsetof(dump_row, unit.values), 0},
+    {"scores", offsetof(dump_row, scores), offsetof(dump_row, unit.scores), 1},
+    {"rewards", offsetof(dump_row, rewards), offsetof(dump_row, unit.rewards), 1},
+    {"desirable", offsetof(dump_row, desirable), offsetof(dump_row, unit.desirable), 1},
+    {"kl", offsetof(dump_row, kl), offsetof(dump_row, unit.kl), 1}};
+enum { ROW_NUMBERS = sizeof row_numbers / sizeof *row_numbers };
+
+static inline double **row_number(dump_row *row, int i) {
+    return (double **)((char *)row + row_numbers[i].at);
 }
+
+static inline void dump_row_free(dump_row *row) {
+    int64_t *integers[] = {row->cu_seqlens, row->rank, row->local,     row->next,  row->gathered,
+                           row->order,      row->ids,  row->positions, row->labels, row->groups};
+    for (size_t i = 0; i < sizeof integers / sizeof *integers; i++) free(integers[i]);
+    for (int i = 0; i < ROW_NUMBERS; i++) free(*row_number(row, i));
+}
+
+/* ---- a row, once it is read ---- */
+
+/* The document of a token; row->docs: none, as behind the last one. */
+static inline int64_t row_document(const dump_row *row, int64_t token) {
+    int64_t low = 0, high = row->docs;
+    while (low < high) {
+        int64_t mid = (low + high) / 2;
+        if (row->cu_seqlens[mid + 1] <= token)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low;
+}
+
+static inline int64_t row_document_begin(const dump_row *row, int64_t token) {
+    return row->docs ? row->cu_seqlens[row_document(row, token)] : 0;
+}
+
+static inline int64_t row_end(const dump_row *row) { /* what is behind is padding */
+    return row->docs ? row->cu_seqlens[row->docs] : row->tokens;
+}
+
+static inline int row_supervised(const dump_row *row, int64_t token) {
+    return row->rank[token] >= 0 && row->labels && row->labels[token] != DUMP_IGNORE;
+}
+
+/* A token's place, for people. */
+static inline const char *place_text(char *text, size_t size, const dump_row *row,
+                                     int64_t token) {
+    int64_t document = row_document(row, token);
+    if (document && document == row->docs) document--;
+    snprintf(text, size, "rank %lld, local row %lld, token %lld, document %lld",
+             (long long)row->rank[token], (long long)row->local[token], (long long)token,
+             (long long)document);
+    return text;
+}
+
+/* ---- reading it ---- */
 
 /* How many of this replica's ranks have the tensor; *tokens: elements of all. */
 static inline int64_t dump_count(const dump *d, int64_t dp, int64_t micro, const char *what,
@@ -49,9 +105,9 @@ static inline void dump_misplaced(dump_places *found, int64_t rank, int64_t loca
         found->outside++;
 }
 
-/* The tokens of one rank, row by row. */
+/* The tokens of one rank, row by row; begin: how many the ranks before it hold. */
 static inline void dump_place_rank(dump_row *row, int64_t rank, const int64_t *index,
-                                   int64_t count, dump_places *found) {
+                                   int64_t count, int64_t begin, dump_places *found) {
     int64_t last = -1;
     for (int64_t i = 0; i < count; i++) {
         int64_t at = index[i];
@@ -63,6 +119,8 @@ static inline void dump_place_rank(dump_row *row, int64_t rank, const int64_t *i
         row->rank[at] = rank;
         row->local[at] = i;
         row->next[at] = -1;
+        row->gathered[at] = begin + i;
+        row->order[begin + i] = at;
         if (last >= 0) row->next[last] = at;
         last = at;
     }
@@ -72,17 +130,20 @@ static inline void dump_place_rank(dump_row *row, int64_t rank, const int64_t *i
 static inline int dump_place(dump *d, int64_t dp, int64_t micro, dump_row *row,
                              dump_places *found) {
     size_t bytes = (size_t)(row->tokens + 1) * sizeof *row->rank;
-    row->rank = (int64_t *)malloc(bytes);
-    row->local = (int64_t *)calloc(bytes, 1);
-    row->next = (int64_t *)malloc(bytes);
-    if (!row->rank || !row->local || !row->next)
-        return seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for a row"), -1;
-    for (int64_t t = 0; t < row->tokens; t++) row->rank[t] = row->next[t] = -1;
+    int64_t **each[] = {&row->rank, &row->local, &row->next, &row->gathered, &row->order};
+    int64_t begin = 0;
+    for (size_t i = 0; i < sizeof each / sizeof *each; i++) {
+        *each[i] = (int64_t *)malloc(bytes);
+        if (!*each[i])
+            return seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for a row"), -1;
+        memset(*each[i], each[i] == &row->local ? 0 : -1, bytes);
+    }
     for (int64_t r = dp * d->sp; r < (dp + 1) * d->sp; r++) {
         const seqpar_safetensors_tensor *t = dump_find(d, r, micro, "index");
         int64_t *index = t ? dump_integers(d, r, t) : NULL;
         if (!index && t) return -1;
-        if (index) dump_place_rank(row, r, index, t->count, found);
+        if (index) dump_place_rank(row, r, index, t->count, begin, found);
+        begin += t ? t->count : 0;
         free(index);
     }
     for (int64_t t = row->tokens - 1; t >= 0; t--)
@@ -202,6 +263,114 @@ static inline int dump_documents(dump *d, int64_t dp, int64_t micro, dump_row *r
     return 0;
 }
 
+/* ---- tensors of documents ---- */
+
+static inline int dump_is_real(seqpar_safetensors_dtype dtype) {
+    return dtype == SEQPAR_SAFETENSORS_F64 || dtype == SEQPAR_SAFETENSORS_F32 ||
+           dtype == SEQPAR_SAFETENSORS_F16 || dtype == SEQPAR_SAFETENSORS_BF16;
+}
+
+/* Numbers, also from integers: rewards are counts often, and desirable is a bool. */
+static inline void *dump_as_numbers_of_any(dump *d, int64_t rank,
+                                           const seqpar_safetensors_tensor *t) {
+    int64_t *whole;
+    double *out;
+    if (dump_is_real(t->dtype)) return dump_doubles(d, rank, t);
+    whole = dump_integers(d, rank, t);
+    out = whole ? (double *)malloc((size_t)(t->count + 1) * sizeof *out) : NULL;
+    if (whole && !out) seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for a dump");
+    for (int64_t i = 0; out && i < t->count; i++) out[i] = (double)whole[i];
+    free(whole);
+    return out;
+}
+
+/* What rounding may do to a number of this type, relative to it. */
+static inline double dump_unit_of(seqpar_safetensors_dtype dtype) {
+    return dtype == SEQPAR_SAFETENSORS_BF16  ? 0x1p-8
+           : dtype == SEQPAR_SAFETENSORS_F16 ? 0x1p-11
+                                             : 0x1p-24; /* F64: computed in F32, mostly */
+}
+
+/* The largest of all ranks. */
+static inline double dump_unit(const dump *d, int64_t dp, int64_t micro, const char *what) {
+    double unit = 0;
+    for (int64_t r = dp * d->sp; r < (dp + 1) * d->sp; r++) {
+        const seqpar_safetensors_tensor *t = dump_find(d, r, micro, what);
+        if (t) unit = fmax(unit, dump_unit_of(t->dtype));
+    }
+    return unit;
+}
+
+/* The same number, as far as ranks that compute it for themselves may have it. */
+static inline int dump_same(const void *a, const void *b, int integers) {
+    double x, y;
+    if (!memcmp(a, b, 8) || integers) return !memcmp(a, b, 8);
+    memcpy(&x, a, 8);
+    memcpy(&y, b, 8);
+    return (isnan(x) && isnan(y)) || fabs(x - y) <= 1e-5 * fmax(fabs(x), fabs(y));
+}
+
+/* Rank r's tensor of documents; NULL where it has none, or with d->error. */
+static inline char *dump_documents_of(dump *d, int64_t r, int64_t micro, const char *what,
+                                      const dump_row *row, dump_reader read) {
+    const seqpar_safetensors_tensor *t = dump_find(d, r, micro, what);
+    if (!t) return NULL;
+    if (t->count == row->docs && row->docs) return (char *)read(d, r, t);
+    seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
+                row->docs ? "%.300s: tensor %s has %lld elements and its row %lld documents; "
+                            "write one a document of the whole row, on every rank"
+                          : "%.300s: tensor %s has %lld elements, one a document, and there is "
+                            "no cu_seqlens; write where documents begin, too",
+                d->ranks[r].path, t->name, (long long)t->count, (long long)row->docs);
+    return NULL;
+}
+
+/* A tensor of documents, which is the same on all ranks that have it. NULL where none has, or
+   with d->error. */
+static inline void *dump_read_documents(dump *d, int64_t dp, int64_t micro, const char *what,
+                                        const dump_row *row, dump_reader read) {
+    char *out = NULL;
+    for (int64_t r = dp * d->sp; !d->error.status && r < (dp + 1) * d->sp; r++) {
+        char *own = dump_documents_of(d, r, micro, what, row, read);
+        int64_t i = 0;
+        if (!own) continue;
+        while (out && i < row->docs &&
+               dump_same(out + 8 * i, own + 8 * i, read == dump_as_integers))
+            i++;
+        if (out && i < row->docs)
+            seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
+                        "%.300s: tensor %lld.%s differs from another rank's of the sequence at "
+                        "document %lld; write what is used for the whole document, the same on "
+                        "every rank",
+                        d->ranks[r].path, (long long)micro, what, (long long)i);
+        if (out) free(own);
+        if (!out) out = own;
+    }
+    if (!d->error.status) return out;
+    free(out);
+    return NULL;
+}
+
+/* All numbers. 0, or -1 with d->error. */
+static inline int dump_read_numbers(dump *d, int64_t dp, int64_t micro, dump_row *row) {
+    for (int i = 0; !d->error.status && i < ROW_NUMBERS; i++) {
+        const char *name = row_numbers[i].name;
+        double unit = dump_unit(d, dp, micro, name);
+        memcpy((char *)row + row_numbers[i].unit, &unit, sizeof unit);
+        *row_number(row, i) =
+            row_numbers[i].of_documents
+                ? (double *)dump_read_documents(d, dp, micro, name, row, dump_as_numbers_of_any)
+                : dump_gather_numbers(d, dp, micro, name, row);
+    }
+    for (int64_t i = 0; !d->error.status && row->desirable && i < row->docs; i++)
+        if (row->desirable[i] != 0 && row->desirable[i] != 1)
+            seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
+                        "%.300s: tensor %lld.desirable has %g at document %lld; write 1 or 0",
+                        d->ranks[dp * d->sp].path, (long long)micro, row->desirable[i],
+                        (long long)i);
+    return d->error.status ? -1 : 0;
+}
+
 /* All that the dump has of micro-batch `micro` of replica `dp`. 0, or -1 with d->error. To be
    freed in either case. */
 static inline int dump_read_row(dump *d, int64_t dp, int64_t micro, dump_row *row,
@@ -224,8 +393,9 @@ static inline int dump_read_row(dump *d, int64_t dp, int64_t micro, dump_row *ro
     row->ids = dump_gather_integers(d, dp, micro, "ids", row, 0);
     row->positions = dump_gather_integers(d, dp, micro, "positions", row, 0);
     row->labels = dump_gather_integers(d, dp, micro, "labels", row, DUMP_IGNORE);
-    row->logp = dump_gather_numbers(d, dp, micro, "logp", row);
-    row->ref_logp = dump_gather_numbers(d, dp, micro, "ref_logp", row);
+    if (d->error.status || dump_read_numbers(d, dp, micro, row)) return -1;
+    row->groups =
+        (int64_t *)dump_read_documents(d, dp, micro, "groups", row, dump_as_integers);
     return d->error.status ? -1 : 0;
 }
 #endif

@@ -44,7 +44,7 @@ static inline int add_held(step_norms *n, const char *name) {
 
 static inline int add_local_norms(step_norms *n, const char *name, const whole *grad) {
     local_sums sums = {0};
-    int found = local_sums_read(n->d, name, &sums);
+    int found = local_sums_read(n->d, name, NULL, &sums);
     if (found > 0 && sums.count == grad->count) {
         n->locals++;
         liken(&n->sum, grad->values, sums.sum[0], grad->count);
@@ -63,7 +63,7 @@ static inline int add_norms(void *user, const char *parameter) {
     if (!status) {
         n->parameters++;
         n->all += sum_of_squares(grad.values, grad.count);
-        judge_copies(n->copies, &grad, name.text, n->tolerance);
+        judge_copies(n->copies, &grad, name.text, gradient_limit(n->d, n->tolerance));
         status = add_held(n, name.text) ||
                  add_local_norms(n, tensor_of(&name, "local.", parameter), &grad);
     }
@@ -85,7 +85,7 @@ static inline double norm_of_local(const step_norms *n, int64_t r) {
 static inline double norms_of_shards_added(const step_norms *n, int64_t r) {
     double sum = 0;
     for (int64_t q = 0; q < n->d->world; q++) sum += sqrt(n->held[q]);
-    return n->held[r] < n->all ? sum : NAN;
+    return (void)r, sum; /* shards, or copies */
 }
 static inline double norms_of_locals_added(const step_norms *n, int64_t r) {
     double sum = 0;
@@ -118,13 +118,15 @@ static const struct {
                    {"norm_counts_copies", norm_of_all_copies},
                    {"norm_after_clip", norm_clipped}};
 
-static inline void judge_norm(const step_norms *n, int64_t r, double got, stage *s) {
+/* rounding: of the number's own type */
+static inline void judge_norm(const step_norms *n, int64_t r, double got, double rounding,
+                              stage *s) {
     double right = sqrt(n->all);
-    law l = {.got = got, .tolerance = n->tolerance};
+    law l = {.got = got, .tolerance = n->tolerance + 2 * rounding};
     verdict *v = stage_begin(s, law_equal(&l, got, right) ? VERDICT_RIGHT : VERDICT_WRONG);
     verdict_say(v, "got %.9g as rank %lld reports it; the gradients of %lld parameters have "
                    "%.9g (tolerance %g)",
-                got, (long long)r, (long long)n->parameters, right, n->tolerance);
+                got, (long long)r, (long long)n->parameters, right, l.tolerance);
     if (n->d->world == 1 || n->all == 0 || !isfinite(n->all)) {
         v->kind = VERDICT_INSUFFICIENT;
         verdict_say(v, n->d->world == 1 ? "one rank has nothing to put together"
@@ -136,7 +138,7 @@ static inline void judge_norm(const step_norms *n, int64_t r, double got, stage 
         if (law_equal(&l, got, other) && !law_equal(&l, right, other))
             verdict_name(v, mistake_named(wrong_norms[i].name));
     }
-    if (!v->count && fabs(got - right) <= 1.5 * n->tolerance * right)
+    if (!v->count && fabs(got - right) <= 1.5 * l.tolerance * right)
         v->kind = VERDICT_MARGINAL;
     else if (!v->count && got > right)
         verdict_say(v, "a larger one may be of parameters that the dump lacks");
@@ -150,7 +152,7 @@ static inline int check_norm(stage *s, const step_norms *n) {
         double *norm = t && t->count == 1 ? dump_doubles(n->d, r, t) : NULL;
         stage one = {.judged = 0};
         if (n->d->error.status) return -1;
-        if (norm) judge_norm(n, r, *norm, &one);
+        if (norm) judge_norm(n, r, *norm, dtype_rounding(t->dtype), &one);
         stage_add(s, &one);
         free(norm);
     }
@@ -196,11 +198,6 @@ typedef struct step_inputs {
     double *clipped;
 } step_inputs;
 
-static inline double clip_factor(double max_norm, double norm) {
-    double factor = max_norm / (norm + 1e-6);
-    return max_norm > 0 && factor < 1 ? factor : 1;
-}
-
 /* What the gradient is multiplied by before the step; NaN: the dump does not say. */
 static inline double way_clip(const step_norms *n, const step_way *way, int64_t rank) {
     double max_norm = n->d->facts.max_norm;
@@ -227,14 +224,6 @@ static inline double way_step(const dump_facts *f, const step_way *way, double p
     return way->decay_after ? (p - u) * (1 - decay) - p : -decay * p - u;
 }
 
-/* The largest relative error of a number that is stored so. */
-static inline double dtype_rounding(seqpar_safetensors_dtype dtype) {
-    return dtype == SEQPAR_SAFETENSORS_BF16  ? 0x1p-9
-           : dtype == SEQPAR_SAFETENSORS_F16 ? 0x1p-12
-           : dtype == SEQPAR_SAFETENSORS_F32 ? 0x1p-25
-                                             : 0x1p-54;
-}
-
 static inline void match_element(const step_check *c, step_match *to, int64_t rank,
                                  const step_inputs *in, int64_t at, double after, double u) {
     double p = in->param.values[at], right = 0;
@@ -257,7 +246,7 @@ static inline void match_element(const step_check *c, step_match *to, int64_t ra
 static inline int clip_locals(const step_norms *n, const char *parameter, step_inputs *in) {
     tensor_name name;
     local_sums l = {0};
-    int found = local_sums_read(n->d, tensor_of(&name, "local.", parameter), &l);
+    int found = local_sums_read(n->d, tensor_of(&name, "local.", parameter), NULL, &l);
     double reducer = n->sum.got_want / n->sum.want_want;
     if (found > 0 && l.count == in->grad.count)
         in->clipped = (double *)calloc((size_t)l.count + 1, sizeof *in->clipped);
@@ -274,7 +263,7 @@ static inline int clip_locals(const step_norms *n, const char *parameter, step_i
 static inline int step_sizes_differ(dump *d, const char *parameter, const step_inputs *in) {
     const whole *all[] = {&in->param, &in->m, &in->v};
     for (int i = 0; i < 3; i++)
-        if (all[i]->values && all[i]->count != in->grad.count) {
+        if (in->grad.values && all[i]->values && all[i]->count != in->grad.count) {
             seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
                         "%.300s: parameter %.100s has %lld elements in one of param., m. and "
                         "v. and %lld in grad.",
@@ -301,6 +290,13 @@ static inline int step_inputs_read(const step_norms *n, const char *parameter,
                : 0;
 }
 
+/* Gradients of 16 bits may have been rounded for the dump alone. */
+static inline double step_limit(const step_check *c, const step_match *m) {
+    double limit = 4 * dump_rounding(c->n->d);
+    if (limit < c->n->tolerance) limit = c->n->tolerance;
+    return m->rounding + limit * limit * m->wanted;
+}
+
 /* One rank's range of after. */
 static inline int match_rank(step_check *c, int64_t rank, const char *parameter,
                              const step_inputs *in) {
@@ -324,8 +320,7 @@ static inline int match_rank(step_check *c, int64_t rank, const char *parameter,
     for (int64_t i = 0; i < p.count; i++)
         match_element(c, &one, rank, in, p.offset + i, after[i], dtype_rounding(t->dtype));
     free(after);
-    if (!*c->first && !(one.away[0] <= one.rounding + c->n->tolerance * c->n->tolerance *
-                                                          one.wanted))
+    if (!*c->first && !(one.away[0] <= step_limit(c, &one)))
         snprintf(c->first, sizeof c->first, "%s", parameter);
     for (size_t i = 0; i < sizeof one / sizeof *sum; i++) all[i] += sum[i];
     return 0;
@@ -346,10 +341,6 @@ static inline int add_step(void *user, const char *parameter) {
     whole_free(&in.v);
     free(in.clipped);
     return status;
-}
-
-static inline double step_limit(const step_check *c, const step_match *m) {
-    return m->rounding + c->n->tolerance * c->n->tolerance * m->wanted;
 }
 
 /* Whether all ranks' steps are made so; NaN is not. */
@@ -437,11 +428,16 @@ static inline int check_step(stage *s, const step_norms *n) {
 static inline int check_steps(stage *stages, dump *d, double tolerance) {
     stage copies = {.judged = 0};
     step_norms n = {.d = d, .tolerance = tolerance, .copies = &copies};
-    int status = check_reduction(&stages[REDUCTION], d, tolerance);
-    n.held = (double *)calloc((size_t)d->world * 2, sizeof *n.held);
+    int status = 0;
+    double *clip;
+    n.held = (double *)calloc((size_t)d->world * 3, sizeof *n.held);
     n.local = n.held ? n.held + d->world : NULL;
+    clip = n.held ? n.local + d->world : NULL;
     if (!n.held) status = (seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory"), -1);
     if (!status) status = each_parameter(d, "grad.", add_norms, &n);
+    for (int64_t r = 0; !status && r < d->world; r++)
+        clip[r] = clip_factor(d->facts.max_norm, sqrt(n.local[r]));
+    if (!status) status = check_reduction(&stages[REDUCTION], d, tolerance, clip);
     stage_add(&stages[REDUCTION], &copies);
     if (!status) status = check_norm(&stages[NORM], &n);
     if (!status) status = check_step(&stages[STEP], &n);

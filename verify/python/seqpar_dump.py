@@ -9,9 +9,27 @@
                          logp=logp, cu_seqlens=cu_seqlens)
     dump.step(loss, {n: p.grad for n, p in model.named_parameters()})  # reduced, before clip
 
-Arrays of numpy, torch or JAX, also bf16 and fp16, are written bit for bit. What each is, and
-which may be left out (all of them), stands in verify/oracle/dump.h. Needs numpy alone: safetensors'
-own writer takes no bf16 from numpy, and its lower calls differ between versions.
+Every rank writes a file of its own; it appears, whole, when step() is called. All arrays may be
+left out: what is not there is not judged. More that is worth writing down:
+
+    Dump(..., objective="ppo", clip_high=0.28, kl_coef=0.01, advantage="group", window=128)
+        what differs from the defaults: KEYWORDS below has them all
+    Dump(..., dtype="bfloat16")
+        what the model computes in (float64, float32, tf32, float16, bfloat16), where parameters
+        and gradients are kept in another type; it sets how far right gradients may be apart
+    dump.attention(0, q=q, k=k, v=v, out=out, lse=lse, dout=dout, dq=dq, dk=dk, dv=dv)
+        of layer 0, after rotary: (tokens, heads, head_dim), lse (tokens, heads) and natural
+    dump.step(loss, grads, local=grads_before_reduction, norm=norm_before_clip,
+              param=before, after=after, m=exp_avg_before, v=exp_avg_sq_before,
+              optimizer="adamw", lr=1e-4, weight_decay=0.1, step=7, max_norm=1.0)
+        STEP below has the optimizer's keywords; m and v are those before the step, absent: 0
+    dump.step(..., part={"grad.w": (offset, total)})
+        where this rank has a contiguous range of the flattened whole, as ZeRO and FSDP do, of
+        the tensors of grad, param, after, m and v that are named so
+
+Arrays of numpy, torch or JAX, also bf16 and fp16, are written bit for bit. What each is stands
+in verify/oracle/dump.h. Needs numpy alone: safetensors' own writer takes no bf16 from numpy, and
+its lower calls differ between versions.
 """
 import json
 import os
@@ -21,6 +39,12 @@ import numpy
 DTYPES = {"bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
           "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"}
 MICRO_BATCH = ("index", "ids", "positions", "labels", "logp", "ref_logp", "cu_seqlens")
+OF_OBJECTIVE = {"sft": (), "dpo": (), "rm": ("values", "scores"), "kto": ("desirable", "kl"),
+                "ppo": ("old_logp", "advantages", "rewards", "groups")}
+ATTENTION = ("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv")
+KEYWORDS = ("reduction", "clip_low", "clip_high", "kl_coef", "advantage", "advantage_eps",
+            "softmax_scale", "window", "softcap", "dtype")
+STEP = ("optimizer", "lr", "beta1", "beta2", "eps", "weight_decay", "step", "max_norm")
 
 
 def _entry(x):
@@ -55,37 +79,78 @@ def _write(path, tensors, metadata):
     os.replace(temporary, path)
 
 
+def _text(x):
+    """A number as metadata: a float with all its digits."""
+    return x if isinstance(x, str) else str(int(x)) if isinstance(x, (int, numpy.integer)) else repr(float(x))
+
+
+def _drop_ones(entry, name, dimensions):
+    """The shape without ones in front, as a batch of one row has them: (1, n) is (n)."""
+    shape = entry["shape"]
+    extra = max(0, len(shape) - dimensions)
+    if any(n != 1 for n in shape[:extra]):
+        raise ValueError(f"{name} has shape {shape}; a micro-batch is one row, write several as several")
+    return dict(entry, shape=shape[extra:] or [1])
+
+
 class Dump:
     """What one rank did. The file appears, whole, when step() is called."""
 
-    def __init__(self, folder, rank, world, sp=1, accumulation=1, objective="sft", beta=0.1):
+    def __init__(self, folder, rank, world, sp=1, accumulation=1, objective="sft", beta=0.1, **keywords):
         if not 0 <= rank < world or world % sp:
             raise ValueError(f"rank {rank} of {world}, sp {sp}: rank is 0 to world - 1, and sp divides world")
+        if objective not in OF_OBJECTIVE:
+            raise ValueError(f"objective is {objective}; give one of {', '.join(OF_OBJECTIVE)}")
         self.path = os.path.join(folder, f"rank{rank}.safetensors")
         self.accumulation = accumulation
+        self.names = MICRO_BATCH + OF_OBJECTIVE[objective]
         self.metadata = {"seqpar_dump": "1", "rank": str(rank), "world": str(world), "sp": str(sp),
                          "accumulation": str(accumulation), "objective": objective, "beta": repr(float(beta))}
+        self._keywords(keywords, KEYWORDS)
         self.tensors = {}
         os.makedirs(folder, exist_ok=True)
 
     def micro_batch(self, number, **arrays):
-        """Arrays by name, of one row of tokens: those of MICRO_BATCH."""
+        """Arrays by name, of one row of tokens: those of MICRO_BATCH and OF_OBJECTIVE."""
+        self._add(number, arrays, self.names, lambda name: 1)
+
+    def attention(self, number, **arrays):
+        """Arrays by name, of one call of the attention: those of ATTENTION."""
+        self._add(number, arrays, ATTENTION, lambda name: 2 if name == "lse" else 3)
+
+    def step(self, loss=None, gradients=None, norm=None, local=None, param=None, after=None, m=None, v=None,
+             part=None, **keywords):
+        """Loss and norm as this rank reports them; the others by parameter, None for those without."""
+        for name, x in (("loss", loss), ("norm", norm)):
+            if x is not None:
+                self.tensors[name] = _entry(numpy.float64(float(x)))
+        kinds = {"grad": gradients, "local": local, "param": param, "after": after, "m": m, "v": v}
+        for kind, arrays in kinds.items():
+            self.tensors.update({f"{kind}.{n}": _entry(x) for n, x in (arrays or {}).items() if x is not None})
+        for name, (offset, total) in (part or {}).items():
+            self._part(name, offset, total)
+        self._keywords(keywords, STEP)
+        _write(self.path, self.tensors, self.metadata)
+
+    def _add(self, number, arrays, names, dimensions):
         if not 0 <= number < self.accumulation:
             raise ValueError(f"micro-batch {number} of {self.accumulation}")
         for name, x in arrays.items():
-            if name not in MICRO_BATCH:
-                raise ValueError(f"what is {name}? a micro-batch has {', '.join(MICRO_BATCH)}")
-            entry = _entry(x)
-            if any(n != 1 for n in entry["shape"][:-1]):
-                raise ValueError(f"{name} has shape {entry['shape']}; a micro-batch is one row, write several as several")
-            entry["shape"] = [int(numpy.prod(entry["shape"]))]  # (1, n) is (n)
-            self.tensors[f"{number}.{name}"] = entry
+            if name not in names:
+                raise ValueError(f"what is {name}? a micro-batch has {', '.join(names)}")
+            self.tensors[f"{number}.{name}"] = _drop_ones(_entry(x), name, dimensions(name))
 
-    def step(self, loss=None, gradients=None):
-        """Loss as this rank reports it; whole gradients by parameter, None for those without."""
-        if loss is not None:
-            self.tensors["loss"] = _entry(numpy.float64(float(loss)))
-        for name, x in (gradients or {}).items():
+    def _part(self, name, offset, total):
+        size = int(numpy.prod(self.tensors[name]["shape"])) if name in self.tensors else None
+        if name.startswith("local.") or size is None:
+            raise ValueError(f"part of {name}: name a tensor of grad, param, after, m or v that is written")
+        if not 0 <= offset <= offset + size <= total:
+            raise ValueError(f"part of {name}: {size} elements from {offset} on are none of {total}")
+        self.metadata["part." + name] = f"{offset} {total}"
+
+    def _keywords(self, given, known):
+        for name, x in given.items():
+            if name not in known:
+                raise ValueError(f"what is {name}? the keywords here are {', '.join(known)}")
             if x is not None:
-                self.tensors["grad." + name] = _entry(x)
-        _write(self.path, self.tensors, self.metadata)
+                self.metadata[name] = _text(x)

@@ -1,0 +1,384 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* advantages.h - PPO's advantages from rewards: of a document in a group of responses to one
+ * prompt, (reward - mean of the group) / (deviation of the group + eps), or without the
+ * division; the same for all of its supervised tokens. */
+#ifndef ORACLE_ADVANTAGES_H
+#define ORACLE_ADVANTAGES_H
+#include "rewards.h"
+
+/* Which documents' rewards a baseline is made of. */
+enum {
+    OF_GROUP,
+    OF_TRAINED, /* of the group, those with a supervised token */
+    OF_REPLICA, /* of the group, those of the own replica */
+    OF_ROW,     /* of the group, those of the own micro-batch of the own replica */
+    OF_BATCH,   /* all documents of the step */
+    OF_NEXT,    /* of the group, with the rewards of the documents behind */
+    OF_PREVIOUS,
+    SCOPES
+};
+typedef struct reward_stat {
+    double mean, squares, count, largest; /* squares: of what is off the mean */
+} reward_stat;
+
+/* Over whose tokens advantages are whitened. */
+enum {
+    WHITE_STEP,
+    WHITE_RANK,
+    WHITE_RANK_MICRO,
+    WHITE_REPLICA,
+    WHITE_REPLICA_MICRO,
+    WHITENINGS
+};
+enum { BASE_RIGHT, BASE_MEAN, BASE_REWARD, BASES }; /* what of a document is whitened */
+
+enum {
+    ADVANTAGE_RIGHT,
+    ADVANTAGE_UNBIASED, /* from here on: no mistakes */
+    ADVANTAGE_TRAINED,
+    ADVANTAGE_TRAINED_UNBIASED,
+    ADVANTAGE_LEAVE_ONE_OUT,
+    ADVANTAGE_REPLICA, /* from here on: mistakes */
+    ADVANTAGE_REPLICA_UNBIASED,
+    ADVANTAGE_ROW,
+    ADVANTAGE_ROW_UNBIASED,
+    ADVANTAGE_BATCH,
+    ADVANTAGE_BATCH_UNBIASED,
+    ADVANTAGE_BATCH_DEVIATION,
+    ADVANTAGE_BATCH_DEVIATION_UNBIASED,
+    ADVANTAGE_NO_DEVIATION,
+    ADVANTAGE_NEXT,
+    ADVANTAGE_PREVIOUS,
+    ADVANTAGE_REWARD_NEXT,
+    ADVANTAGE_REWARD_PREVIOUS,
+    ADVANTAGE_WHITENED, /* by base, whitening, unbiased or not */
+    ADVANTAGE_WAYS = ADVANTAGE_WHITENED + BASES * WHITENINGS * 2
+};
+
+/* With what a way is made; whitened ones are apart. */
+static const struct {
+    const char *name, *how;
+    int scope, unbiased;
+} advantage_ways[ADVANTAGE_WHITENED] = {
+    {NULL, NULL, OF_GROUP, 0},
+    {NULL, "with the unbiased deviation (n - 1): no mistake of sequence parallelism", OF_GROUP,
+     1},
+    {NULL, "documents without a supervised token are left out: no mistake", OF_TRAINED, 0},
+    {NULL, "documents without a supervised token are left out, unbiased deviation: no mistake",
+     OF_TRAINED, 1},
+    {NULL, "the baseline is the mean of the others: no mistake of sequence parallelism",
+     OF_GROUP, 0},
+    {"baseline_of_one_replica", NULL, OF_REPLICA, 0},
+    {"baseline_of_one_replica", "with the unbiased deviation", OF_REPLICA, 1},
+    {"baseline_of_one_replica", "of one micro-batch of it", OF_ROW, 0},
+    {"baseline_of_one_replica", "of one micro-batch of it, with the unbiased deviation", OF_ROW,
+     1},
+    {"baseline_of_batch", NULL, OF_BATCH, 0},
+    {"baseline_of_batch", "with the unbiased deviation", OF_BATCH, 1},
+    {"baseline_of_batch", "the mean is the group's, the deviation that of all", OF_GROUP, 0},
+    {"baseline_of_batch", "the mean is the group's, the unbiased deviation that of all",
+     OF_GROUP, 1},
+    {"std_missing", NULL, OF_GROUP, 0},
+    {"reward_on_wrong_document", "the advantage is that of the document behind it", OF_GROUP,
+     0},
+    {"reward_on_wrong_document", "the advantage is that of the document before it", OF_GROUP,
+     0},
+    {"reward_on_wrong_document", "the reward is that of the document behind it", OF_NEXT, 0},
+    {"reward_on_wrong_document", "the reward is that of the document before it", OF_PREVIOUS,
+     0}};
+static const char *const whitening_texts[WHITENINGS] = {
+    "whitened over all supervised tokens of the step afterwards: no mistake of sequence "
+    "parallelism",
+    "over the tokens of each rank", "over the tokens of each rank's micro-batch",
+    "over the tokens of each replica", "over the tokens of each replica's micro-batch"};
+
+typedef struct advantage_step {
+    reward_stat *stat;                      /* (SCOPES, documents) */
+    reward_stat *white[BASES][WHITENINGS];  /* by rank, replica and micro-batch */
+    reward_way ways[ADVANTAGE_WAYS];
+} advantage_step;
+
+/* ---- groups ---- */
+
+typedef struct group_key {
+    int64_t key[3], document;
+} group_key;
+
+static inline int group_order(const void *a, const void *b) {
+    const group_key *x = (const group_key *)a, *y = (const group_key *)b;
+    for (int i = 0; i < 3; i++)
+        if (x->key[i] != y->key[i]) return x->key[i] < y->key[i] ? -1 : 1;
+    return 0;
+}
+
+/* The document next to it in its row, round and round. */
+static inline int64_t document_around(const step_documents *s, int64_t i, int64_t far) {
+    int64_t j = document_beside(s, i, far);
+    if (j >= 0) return j;
+    for (j = i; document_beside(s, j, -far) >= 0;) j -= far;
+    return j;
+}
+
+static inline double reward_of(const step_documents *s, int64_t i, int scope) {
+    int64_t from = scope == OF_NEXT       ? document_around(s, i, 1)
+                   : scope == OF_PREVIOUS ? document_around(s, i, -1)
+                                          : i;
+    return s->of[from].reward;
+}
+
+/* Of the rewards of keys from to to. */
+static inline reward_stat group_stat(const step_documents *s, const group_key *keys,
+                                     int64_t from, int64_t to, int scope) {
+    reward_stat out = {0, 0, (double)(to - from), 0};
+    for (int64_t n = from; n < to; n++) {
+        double reward = reward_of(s, keys[n].document, scope);
+        out.mean += reward / out.count;
+        out.largest = fmax(out.largest, fabs(reward));
+    }
+    for (int64_t n = from; n < to; n++)
+        out.squares += square(reward_of(s, keys[n].document, scope) - out.mean);
+    return out;
+}
+
+/* Documents of the scope, in the order of what sets groups apart there; returns how many. */
+static inline int64_t group_keys(const step_documents *s, int scope, group_key *keys) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < s->count; i++) {
+        const document *o = &s->of[i];
+        int by_replica = scope == OF_REPLICA || scope == OF_ROW;
+        if (!o->tokens || (scope == OF_TRAINED && !o->labels)) continue;
+        keys[n++] = (group_key){{scope == OF_BATCH ? 0 : o->group, by_replica ? o->dp : 0,
+                                 scope == OF_ROW ? o->micro : 0},
+                                i};
+    }
+    qsort(keys, (size_t)n, sizeof *keys, group_order);
+    return n;
+}
+
+/* 0, or -1: no memory. */
+static inline int groups_fill(advantage_step *a, const step_documents *s) {
+    group_key *keys = (group_key *)malloc((size_t)(s->count + 1) * sizeof *keys);
+    a->stat = (reward_stat *)calloc((size_t)(SCOPES * s->count + 1), sizeof *a->stat);
+    for (int scope = 0; keys && a->stat && scope < SCOPES; scope++) {
+        int64_t n = group_keys(s, scope, keys);
+        for (int64_t from = 0, to; from < n; from = to) {
+            reward_stat stat;
+            for (to = from + 1; to < n && !group_order(&keys[from], &keys[to]);) to++;
+            stat = group_stat(s, keys, from, to, scope);
+            for (int64_t k = from; k < to; k++)
+                a->stat[scope * s->count + keys[k].document] = stat;
+        }
+    }
+    free(keys);
+    return keys && a->stat ? 0 : -1;
+}
+
+/* One number alone has none. */
+static inline double stat_deviation(const reward_stat *s, int unbiased) {
+    return s->count > unbiased ? sqrt(s->squares / (s->count - unbiased)) : 0;
+}
+
+/* ---- ways ---- */
+
+static inline const reward_stat *stat_at(const reward_table *t, int scope, int64_t i) {
+    return &((const advantage_step *)t->own)->stat[scope * t->s->count + i];
+}
+
+/* From a mean and, where the metadata want one, a deviation. */
+static inline double advantage_by(const reward_table *t, double reward, const reward_stat *mean,
+                                  const reward_stat *spread, int unbiased) {
+    double off = reward - mean->mean, by;
+    if (t->f->advantage == DUMP_ADVANTAGE_GROUP_MEAN) return off;
+    by = stat_deviation(spread, unbiased) + t->f->advantage_eps;
+    return by == 0 ? 0 : off / by;
+}
+
+static inline double advantage_of(const reward_table *t, int64_t i, int way) {
+    int scope = advantage_ways[way].scope;
+    int64_t rows = t->f->world / t->f->sp * t->f->accumulation;
+    if ((scope == OF_REPLICA || scope == OF_ROW) && rows == 1) return NAN; /* it is the step */
+    return advantage_by(t, reward_of(t->s, i, scope), stat_at(t, scope, i),
+                        stat_at(t, scope, i), advantage_ways[way].unbiased);
+}
+
+/* Leave-one-out: n / (n - 1) of what is off the mean. */
+static inline double advantage_leave_one_out(const reward_table *t, int64_t i) {
+    const reward_stat *s = stat_at(t, OF_GROUP, i);
+    if (t->f->advantage != DUMP_ADVANTAGE_GROUP_MEAN || s->count < 2)
+        return advantage_of(t, i, ADVANTAGE_RIGHT);
+    return (t->s->of[i].reward - s->mean) * s->count / (s->count - 1);
+}
+
+static inline double advantage_base(const reward_table *t, int64_t i, int base) {
+    double reward = t->s->of[i].reward;
+    return base == BASE_RIGHT  ? advantage_of(t, i, ADVANTAGE_RIGHT)
+           : base == BASE_MEAN ? reward - stat_at(t, OF_GROUP, i)->mean
+                               : reward;
+}
+
+/* Where the statistics are of a whitening that member r of document i takes part in. */
+static inline int64_t white_at(const reward_table *t, int64_t i, int64_t r, int whitening) {
+    const document *o = &t->s->of[i];
+    int64_t rank = o->dp * t->f->sp + r, dp = t->f->world / t->f->sp;
+    return whitening == WHITE_STEP         ? 0
+           : whitening == WHITE_RANK       ? rank
+           : whitening == WHITE_RANK_MICRO ? o->micro * t->f->world + rank
+           : whitening == WHITE_REPLICA    ? o->dp
+                                           : o->micro * dp + o->dp;
+}
+
+static inline double advantage_whitened(const reward_table *t, int64_t i, int64_t r, int n) {
+    const advantage_step *a = (const advantage_step *)t->own;
+    int unbiased = n % 2, whitening = n / 2 % WHITENINGS, base = n / 2 / WHITENINGS;
+    const reward_stat *s = &a->white[base][whitening][white_at(t, i, r, whitening)];
+    double deviation = stat_deviation(s, unbiased);
+    if (whitening != WHITE_STEP && t->f->world == 1 && t->f->accumulation == 1) return NAN;
+    return deviation > 1e-6 ? (advantage_base(t, i, base) - s->mean) / deviation : 0;
+}
+
+static inline double advantage_way(const reward_table *t, int64_t i, int64_t r, int way) {
+    double right, deviation;
+    int64_t beside;
+    if (way >= ADVANTAGE_WHITENED) return advantage_whitened(t, i, r, way - ADVANTAGE_WHITENED);
+    if (way == ADVANTAGE_LEAVE_ONE_OUT) return advantage_leave_one_out(t, i);
+    if (way == ADVANTAGE_NEXT || way == ADVANTAGE_PREVIOUS) {
+        beside = document_beside(t->s, i, way == ADVANTAGE_NEXT ? 1 : -1);
+        return beside < 0 ? NAN : advantage_of(t, beside, ADVANTAGE_RIGHT);
+    }
+    if (way == ADVANTAGE_BATCH_DEVIATION || way == ADVANTAGE_BATCH_DEVIATION_UNBIASED) {
+        if (t->f->advantage == DUMP_ADVANTAGE_GROUP_MEAN) return NAN;
+        deviation = stat_deviation(stat_at(t, OF_BATCH, i), advantage_ways[way].unbiased);
+        right = t->s->of[i].reward - stat_at(t, OF_GROUP, i)->mean;
+        return right / (deviation + t->f->advantage_eps);
+    }
+    if (way == ADVANTAGE_NO_DEVIATION)
+        return t->f->advantage == DUMP_ADVANTAGE_GROUP_MEAN ? NAN
+                                                            : advantage_base(t, i, BASE_MEAN);
+    return advantage_of(t, i, way);
+}
+
+/* What rounding of rewards makes of a number that is what they are off their mean. */
+static inline double advantage_slack(const reward_table *t, int64_t i) {
+    const reward_stat *s = stat_at(t, OF_GROUP, i);
+    double by = t->f->advantage == DUMP_ADVANTAGE_GROUP_MEAN
+                    ? 1
+                    : stat_deviation(s, 0) + t->f->advantage_eps;
+    return 4 * t->s->unit.rewards * s->largest / by;
+}
+
+static inline int advantage_range(const reward_table *t, int64_t i, int64_t r, double *low,
+                                  double *high) {
+    const document_part *p = &t->s->part[i * t->s->sp + r];
+    *low = p->low;
+    *high = p->high;
+    return p->tokens > 0;
+}
+
+/* ---- whitening ---- */
+
+static inline int64_t white_room(const dump_facts *f, int whitening) {
+    int64_t dp = f->world / f->sp;
+    return whitening == WHITE_STEP         ? 1
+           : whitening == WHITE_RANK       ? f->world
+           : whitening == WHITE_RANK_MICRO ? f->world * f->accumulation
+           : whitening == WHITE_REPLICA    ? dp
+                                           : dp * f->accumulation;
+}
+
+/* Sums over tokens, of which a document's on one rank have the same number. */
+static inline void white_add(const reward_table *t, int base, int whitening, int squares) {
+    const advantage_step *a = (const advantage_step *)t->own;
+    for (int64_t n = 0; n < t->s->count * t->s->sp; n++) {
+        int64_t i = n / t->s->sp, r = n % t->s->sp;
+        reward_stat *s = &a->white[base][whitening][white_at(t, i, r, whitening)];
+        double tokens = t->s->part[n].tokens, x = tokens > 0 ? advantage_base(t, i, base) : 0;
+        if (squares) {
+            s->squares += tokens * square(x - s->mean);
+        } else {
+            s->mean += tokens * x;
+            s->count += tokens;
+        }
+    }
+}
+
+/* 0, or -1: no memory. */
+static inline int white_fill(advantage_step *a, const reward_table *t) {
+    for (int n = 0; n < BASES * WHITENINGS; n++) {
+        int base = n / WHITENINGS, whitening = n % WHITENINGS;
+        int64_t room = white_room(t->f, whitening);
+        reward_stat *s = (reward_stat *)calloc((size_t)room, sizeof *s);
+        a->white[base][whitening] = s;
+        if (!s) return -1;
+        white_add(t, base, whitening, 0);
+        for (int64_t g = 0; g < room; g++)
+            if (s[g].count > 0) s[g].mean /= s[g].count;
+        white_add(t, base, whitening, 1);
+    }
+    return 0;
+}
+
+/* ---- all of it ---- */
+
+static inline void advantages_name_ways(advantage_step *a) {
+    for (int way = 0; way < ADVANTAGE_WAYS; way++) {
+        int whitening = (way - ADVANTAGE_WHITENED) / 2 % WHITENINGS;
+        a->ways[way] = way < ADVANTAGE_WHITENED
+                           ? (reward_way){advantage_ways[way].name, advantage_ways[way].how}
+                           : (reward_way){whitening == WHITE_STEP ? NULL : "whitened_by_rank",
+                                          whitening_texts[whitening]};
+    }
+}
+
+static inline void advantages_free(advantage_step *a) {
+    free(a->stat);
+    for (int n = 0; n < BASES * WHITENINGS; n++) free(a->white[n / WHITENINGS][n % WHITENINGS]);
+}
+
+/* 0, or -1: no memory. a is to be freed in either case. */
+static inline int advantages_begin(advantage_step *a, reward_table *t, const step_documents *s,
+                                   const dump_facts *f, double tolerance) {
+    memset(a, 0, sizeof *a);
+    *t = (reward_table){.s = s,
+                        .f = f,
+                        .members = s->sp,
+                        .tolerance = tolerance,
+                        .unit = s->unit.advantages,
+                        .way = advantage_way,
+                        .slack = advantage_slack,
+                        .range = advantage_range,
+                        .own = a};
+    if (groups_fill(a, s) || white_fill(a, t)) return -1;
+    advantages_name_ways(a);
+    t->floor = 0.1 * tolerance * rewards_size(t);
+    return 0;
+}
+
+/* The way without a name that the dump's numbers are; -1: none. */
+static inline int advantages_accepted(const reward_table *t, const advantage_step *a) {
+    for (int way = 0; way < ADVANTAGE_WAYS; way++)
+        if (!a->ways[way].name && rewards_off(t, way, NULL) <= 1) return way;
+    return -1;
+}
+
+static inline void judge_advantages(verdict *v, const reward_table *t, const advantage_step *a) {
+    int64_t count = rewards_begin(t, "advantages", v);
+    int way;
+    if (!count) return;
+    way = advantages_accepted(t, a);
+    v->kind = way >= 0                            ? VERDICT_RIGHT
+              : rewards_off(t, 0, NULL) <= 1.5 ? VERDICT_MARGINAL
+                                                  : VERDICT_WRONG;
+    if (v->kind == VERDICT_WRONG) rewards_name(t, a->ways, ADVANTAGE_WAYS, v);
+    if (v->kind == VERDICT_RIGHT &&
+        !rewards_any_shows(t, a->ways, ADVANTAGE_RIGHT + 1, ADVANTAGE_WHITENED)) {
+        v->kind = VERDICT_INSUFFICIENT;
+        verdict_say(v, "rewards are so alike that no mistake would show; dump a step whose "
+                       "groups have unequal rewards");
+    } else if (v->kind == VERDICT_RIGHT) {
+        verdict_say(v, "what documents' rewards and groups give");
+        if (way > 0) verdict_say(v, "%s", a->ways[way].how);
+        rewards_say_hidden(t, a->ways, ADVANTAGE_WAYS, v);
+    }
+    rewards_say_limit(t, v);
+}
+#endif

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* losses.h - the loss of a step, by its objective: row after row is added up, then what each
+ * rank reports is judged. */
+#ifndef ORACLE_LOSSES_H
+#define ORACLE_LOSSES_H
+#include "advantages.h"
+#include "kto.h"
+#include "sides.h"
+#include "tokens.h"
+
+typedef struct loss_parts {
+    token_sums tokens;        /* SFT, PPO */
+    step_documents documents; /* all others, and PPO */
+    pair_ways pairs;          /* DPO, RM */
+    kto_step kto;
+    step_means means;     /* of pairs or documents */
+    answers answers;
+    double *reported; /* (world) by each rank; NaN: it reports none */
+    double tolerance;
+    int complete;         /* all rows have what the loss is made of */
+    int no_memory;
+    int side_is_wrong;
+    verdict side;         /* the first row whose side tensors are not its own */
+} loss_parts;
+
+static inline int loss_is_of_tokens(const dump_facts *f) {
+    return f->objective == DUMP_SFT || f->objective == DUMP_PPO;
+}
+
+static inline void loss_begin(loss_parts *p, const dump_facts *f, double tolerance) {
+    memset(p, 0, sizeof *p);
+    p->tolerance = tolerance;
+    p->complete = 1;
+    documents_begin(&p->documents, f->sp);
+    p->no_memory = tokens_begin(&p->tokens, f) || pairs_begin(&p->pairs, f->sp);
+    p->reported = (double *)malloc((size_t)f->world * sizeof *p->reported);
+    p->no_memory = p->no_memory || !p->reported;
+    for (int64_t r = 0; p->reported && r < f->world; r++) p->reported[r] = NAN;
+}
+
+static inline void loss_free(loss_parts *p) {
+    free(p->reported);
+    free(p->tokens.part);
+    free(p->pairs.alone);
+    documents_free(&p->documents);
+    kto_free(&p->kto);
+}
+
+/* Whether the row has what the loss takes. */
+static inline int loss_has(const dump_facts *f, const dump_row *row) {
+    int logp = row->docs && row->logp && row->labels && row->ref_logp;
+    if (f->objective == DUMP_DPO) return logp;
+    if (f->objective == DUMP_RM) return row->docs && (row->scores || row->values);
+    if (f->objective == DUMP_KTO) return logp && row->desirable && row->kl;
+    return row_has_token_losses(f, row);
+}
+
+static inline void loss_add_row(loss_parts *p, const dump_facts *f, const dump_row *row,
+                                int64_t dp, int64_t micro) {
+    int has = loss_has(f, row);
+    p->complete = p->complete && has;
+    if (f->objective != DUMP_SFT && !p->no_memory && row->rank)
+        p->no_memory = documents_add_row(&p->documents, row, dp, micro);
+    if (has && loss_is_of_tokens(f) && !p->no_memory)
+        tokens_add_row(&p->tokens, f, row, dp, micro);
+    if (!p->side_is_wrong && f->objective != DUMP_SFT && f->objective != DUMP_RM && row->rank)
+        p->side_is_wrong = check_sides(&p->side, row, dp * f->sp);
+}
+
+/* 0, or -1: no memory. */
+static inline int loss_end(loss_parts *p, const dump_facts *f) {
+    law l = {.tolerance = p->tolerance};
+    int status = p->no_memory ? -1 : 0;
+    if (status || !p->complete) return status;
+    if (loss_is_of_tokens(f))
+        tokens_answers(&p->tokens, &p->answers, &l, f);
+    else if (f->objective == DUMP_KTO)
+        status = kto_answers(&p->kto, &p->means, &p->documents, &p->answers, &l, f);
+    else
+        pairs_answers(&p->pairs, &p->means, &p->documents, &p->answers, &l, f);
+    answers_add_reports(&p->answers, f);
+    return status;
+}
+
+/* What a rank would report that puts nothing together. */
+static inline void loss_name_alone(loss_parts *p, const law *l, const dump_facts *f,
+                                   int64_t rank, verdict *v) {
+    double *alone = f->objective == DUMP_KTO ? p->kto.alone : p->pairs.alone;
+    double x = alone ? alone[rank % f->sp] : NAN;
+    if (loss_is_of_tokens(f))
+        tokens_name_own(&p->tokens, l, &p->answers, rank, f, v);
+    else if ((law_equal(l, l->got, x) && answer_shows(l, x, p->answers.right)) ||
+             (f->sp > 1 && law_equal(l, l->got, x / (double)f->sp) &&
+              answer_shows(l, x / (double)f->sp, p->answers.right)))
+        verdict_name(v, mistake_named(f->objective == DUMP_RM ? "scores_of_one_rank"
+                                                              : "log_probs_of_one_rank"));
+}
+
+/* unit: rounding of the number's own type */
+static inline void judge_loss(loss_parts *p, const dump_facts *f, double got, double unit,
+                              int64_t rank, verdict *v) {
+    law l = {.got = got, .tolerance = p->tolerance, .slack = p->answers.slack};
+    step_means *means = loss_is_of_tokens(f) ? &p->tokens.means : &p->means;
+    if (unit > 1e-6 && isfinite(got)) l.slack += unit * fabs(got);
+    answers_judge(&p->answers, &l, v);
+    if (v->kind != VERDICT_WRONG) return;
+    means_name(means, &l, rank, f, v);
+    answers_name(&p->answers, &l, v);
+    loss_name_alone(p, &l, f, rank, v);
+    if (f->objective == DUMP_KTO && !v->count && rank % f->sp == 0 && /* the first says it */
+        kto_is_of_parts(&p->kto, &p->reported[rank / f->sp * f->sp], &l, v))
+        verdict_name(v, mistake_named("kl_of_own_part"));
+    answers_end(&p->answers, &l, v);
+}
+#endif

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* means.h - sums and counts of losses by ranks, replicas and micro-batches, of which mistaken
+ * means are made. */
+#ifndef ORACLE_MEANS_H
+#define ORACLE_MEANS_H
+#include "answers.h"
+
+enum { BY_RANK_MICRO, BY_RANK, BY_MICRO, BY_REPLICA, BY_REPLICA_MICRO, GROUPINGS };
+static const char *const grouping_names[GROUPINGS] = {
+    "ranks' micro-batches", "ranks", "micro-batches", "replicas", "replicas' micro-batches"};
+
+typedef struct step_means {
+    law by[GROUPINGS]; /* groups 0: not used */
+} step_means;
+
+/* Ranks' own numbers are theirs alone, and a replica's those of its ranks. */
+static inline void means_begin(step_means *m, const dump_facts *f, int by_ranks) {
+    int64_t dp = f->world / f->sp;
+    int64_t groups[] = {f->world * f->accumulation, f->world, f->accumulation, dp,
+                        dp * f->accumulation};
+    memset(m, 0, sizeof *m);
+    for (int i = by_ranks ? 0 : BY_MICRO; i < GROUPINGS; i++) {
+        m->by[i].groups = groups[i] <= LAW_GROUPS ? groups[i] : 0;
+        m->by[i].own_of = i <= BY_RANK ? f->world : i == BY_MICRO ? -1 : dp;
+    }
+}
+
+/* One loss, which counts `weight` times; rank -1: it is of no rank. */
+static inline void means_add(step_means *m, const dump_facts *f, int64_t rank, int64_t dp,
+                             int64_t micro, double loss, double weight) {
+    int64_t replicas = f->world / f->sp;
+    int64_t group[] = {micro * f->world + rank, rank, micro, dp, micro * replicas + dp};
+    for (int i = 0; i < GROUPINGS; i++) {
+        if (!m->by[i].groups || group[i] < 0) continue;
+        m->by[i].sums[group[i]] += weight * loss;
+        m->by[i].counts[group[i]] += weight;
+    }
+}
+
+/* A wrong number's mistakes, by every grouping that is not one of those before it. */
+static inline void means_name(step_means *m, const law *l, int64_t rank, const dump_facts *f,
+                              verdict *v) {
+    char names[120] = "";
+    for (int i = 0; i < GROUPINGS; i++) {
+        law *by = &m->by[i];
+        verdict one = {.count = 0};
+        if (!by->groups || (f->accumulation == 1 && (i == BY_RANK || i == BY_REPLICA_MICRO)))
+            continue;
+        by->got = l->got;
+        by->tolerance = l->tolerance;
+        by->slack = l->slack;
+        by->own = i <= BY_RANK ? rank : rank / f->sp;
+        law_name_means(by, &one);
+        for (int k = 0; k < one.count; k++) verdict_name(v, one.named[k]);
+        if (one.count)
+            snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s",
+                     *names ? ", " : "", grouping_names[i]);
+    }
+    if (*names) verdict_say(v, "groups are %s", names);
+}
+#endif

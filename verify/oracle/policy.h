@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* policy.h - the loss of one token: minus its log-prob (SFT), or PPO's,
+ *
+ *     r = exp(logp - old_logp), A its advantage, d = ref_logp - logp
+ *     max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)) + kl_coef (exp(d) - d - 1)
+ *
+ * and what each mistake makes of it. */
+#ifndef ORACLE_POLICY_H
+#define ORACLE_POLICY_H
+#include "rows.h"
+
+/* Where a rank takes a side tensor's number for its token from, if not by index. */
+enum { FROM_FIRST, FROM_GATHERED, SOURCES };
+static const char *const source_texts[SOURCES] = {
+    "each rank takes the first n of the row",
+    "each rank takes what a contiguous split would give it"};
+
+enum {
+    TOKEN_RIGHT,
+    TOKEN_KL_CUT,
+    TOKEN_INVERTED,
+    TOKEN_WRONG_SIDE,
+    TOKEN_NO_CLIP,
+    TOKEN_NO_KL,
+    TOKEN_K1,
+    TOKEN_K2,
+    TOKEN_KL_REVERSED,
+    TOKEN_OLD,                             /* and the following: by source */
+    TOKEN_ADVANTAGE = TOKEN_OLD + SOURCES,
+    TOKEN_REFERENCE = TOKEN_ADVANTAGE + SOURCES,
+    TOKEN_WAYS = TOKEN_REFERENCE + SOURCES
+};
+static const struct {
+    const char *name, *how; /* without a name: no mistake */
+} token_ways[TOKEN_WAYS] = {
+    {NULL, NULL},
+    {NULL, "the KL estimate is cut at 10, as verl and OpenRLHF do: no mistake"},
+    {"ratio_inverted", NULL},
+    {"clip_wrong_side", NULL},
+    {"clip_missing", NULL},
+    {"kl_missing", NULL},
+    {"kl_estimator", "k1, logp - ref_logp"},
+    {"kl_estimator", "k2, (logp - ref_logp)^2 / 2"},
+    {"kl_estimator", "k3 of ref_logp - logp with its sign turned"},
+    {"side_tensor_not_split", "old_logp: each rank takes the first n of the row"},
+    {"side_tensor_not_split", "old_logp: as a contiguous split has it"},
+    {"side_tensor_not_split", "advantages: each rank takes the first n of the row"},
+    {"side_tensor_not_split", "advantages: as a contiguous split has them"},
+    {"side_tensor_not_split", "ref_logp: each rank takes the first n of the row"},
+    {"side_tensor_not_split", "ref_logp: as a contiguous split has it"}};
+
+/* The token whose number stands there; -1: it is outside of the row. */
+static inline int64_t row_source(const dump_row *row, int source, int64_t token) {
+    int64_t at = source == FROM_FIRST ? row->local[token] : row->gathered[token];
+    return at >= 0 && at < row->tokens && row->rank[at] >= 0 ? at : -1;
+}
+
+static inline double clipped_loss(const dump_facts *f, double ratio, double advantage,
+                                  int wrong_side) {
+    double clipped = fmin(fmax(ratio, 1 - f->clip_low), 1 + f->clip_high);
+    double free = -advantage * ratio, bound = -advantage * clipped;
+    if (isnan(ratio)) return NAN; /* fmin and fmax would pass it over */
+    return (free > bound) != wrong_side ? free : bound;
+}
+
+static inline double k3(double d) { return expm1(d) - d; } /* d: ref_logp - logp */
+
+/* What the token's numbers are. */
+typedef struct token_side {
+    double logp, old_logp, advantage, reference; /* reference: 0 where no KL is added */
+} token_side;
+
+static inline double policy_loss(const dump_facts *f, const token_side *s) {
+    double kl = f->kl_coef > 0 ? f->kl_coef * k3(s->reference - s->logp) : 0;
+    return clipped_loss(f, exp(s->logp - s->old_logp), s->advantage, 0) + kl;
+}
+
+/* The estimates of KL that others take. */
+static inline void policy_kl_ways(const dump_facts *f, const token_side *s, double *loss) {
+    double d = s->reference - s->logp, free;
+    if (!(f->kl_coef > 0)) return;
+    free = loss[TOKEN_RIGHT] - f->kl_coef * k3(d);
+    loss[TOKEN_KL_CUT] = free + f->kl_coef * fmin(k3(d), 10);
+    loss[TOKEN_NO_KL] = free;
+    loss[TOKEN_K1] = free - f->kl_coef * d;
+    loss[TOKEN_K2] = free + f->kl_coef * d * d / 2;
+    loss[TOKEN_KL_REVERSED] = free + f->kl_coef * k3(-d);
+}
+
+/* Side tensors from elsewhere; a token outside of the row leaves NaN. */
+static inline void policy_side_ways(const dump_facts *f, const dump_row *row, int64_t t,
+                                    const token_side *s, double *loss) {
+    for (int source = 0; source < SOURCES; source++) {
+        int64_t from = row_source(row, source, t);
+        token_side old = *s, advantage = *s, reference = *s;
+        if (from < 0) continue;
+        old.old_logp = row->old_logp[from];
+        advantage.advantage = row->advantages[from];
+        loss[TOKEN_OLD + source] = policy_loss(f, &old);
+        loss[TOKEN_ADVANTAGE + source] = policy_loss(f, &advantage);
+        if (!(f->kl_coef > 0)) continue;
+        reference.reference = row->ref_logp[from];
+        loss[TOKEN_REFERENCE + source] = policy_loss(f, &reference);
+    }
+}
+
+/* What rounding may have made of the right one. */
+static inline double policy_rounding(const dump_facts *f, const dump_row *row, int64_t t,
+                                     const token_side *s) {
+    double logp = row->unit.logp * fabs(s->logp), kl = 0;
+    if (f->kl_coef > 0)
+        kl = f->kl_coef * fabs(expm1(s->reference - s->logp)) *
+             (logp + row->unit.ref_logp * fabs(s->reference));
+    return kl + fabs(s->advantage) * exp(s->logp - s->old_logp) *
+                    (logp + row->unit.old_logp * fabs(row->old_logp[t]) +
+                     row->unit.advantages);
+}
+
+/* loss: (TOKEN_WAYS), NaN where a mistake cannot be made. Returns the rounding. */
+static inline double policy_losses(const dump_facts *f, const dump_row *row, int64_t t,
+                                   double *loss) {
+    token_side s = {row->logp[t], row->old_logp[t], row->advantages[t],
+                    f->kl_coef > 0 ? row->ref_logp[t] : 0};
+    double ratio = exp(s.logp - s.old_logp), kl;
+    for (int way = 0; way < TOKEN_WAYS; way++) loss[way] = NAN;
+    loss[TOKEN_RIGHT] = policy_loss(f, &s);
+    kl = loss[TOKEN_RIGHT] - clipped_loss(f, ratio, s.advantage, 0);
+    loss[TOKEN_INVERTED] = clipped_loss(f, 1 / ratio, s.advantage, 0) + kl;
+    loss[TOKEN_WRONG_SIDE] = clipped_loss(f, ratio, s.advantage, 1) + kl;
+    loss[TOKEN_NO_CLIP] = -s.advantage * ratio + kl;
+    policy_kl_ways(f, &s, loss);
+    policy_side_ways(f, row, t, &s, loss);
+    return policy_rounding(f, row, t, &s);
+}
+
+static inline double token_losses(const dump_facts *f, const dump_row *row, int64_t t,
+                                  double *loss) {
+    if (f->objective == DUMP_PPO) return policy_losses(f, row, t, loss);
+    for (int way = 0; way < TOKEN_WAYS; way++) loss[way] = NAN;
+    loss[TOKEN_RIGHT] = -row->logp[t];
+    return row->unit.logp * fabs(row->logp[t]);
+}
+
+/* Whether the row has what the loss of its tokens takes. */
+static inline int row_has_token_losses(const dump_facts *f, const dump_row *row) {
+    if (!row->logp || !row->labels) return 0;
+    if (f->reduction == DUMP_BY_SEQUENCE && !row->docs) return 0;
+    return f->objective != DUMP_PPO ||
+           (row->old_logp && row->advantages && (row->ref_logp || !(f->kl_coef > 0)));
+}
+#endif

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: MIT OR Unlicense
+"""What `seqpar-verify ver` says of steps with a mistake planted in them, and of right ones.
+
+    python matrix.py build/seqpar-verify --seeds 3 --right 1000 --markdown matrix.md
+    python matrix.py build/seqpar-verify --mistakes over_sp stale_kv --by-variant --right 0
+
+detected: exit code 1. named: the mistake alone, by its name. among several: one of several names. named wrong: other
+names only. insufficient: the dump shows nothing. Exit code 1 if a right step is accused, a dump refused, or a mistake
+never detected.
+"""
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from dataclasses import fields
+
+from trainer import Config, MISTAKES, Workers, random_config, variants
+
+COLUMNS = ("runs", "detected", "named", "among several", "named wrong", "insufficient")
+
+
+class Verdict:
+    def __init__(self, oracle, dump, want):
+        said = subprocess.run([oracle, "ver", dump, "--want", want, "--json"], capture_output=True, text=True)
+        self.code, self.error = said.returncode, said.stderr.strip()
+        self.answer = json.loads(said.stdout) if said.stdout.strip() else {}
+        self.names = [m["name"] for m in self.answer.get("mistakes", [])]
+
+    @property
+    def word(self):
+        return self.answer.get("verdict", "refused")
+
+    @property
+    def refused(self):
+        return self.code not in (0, 1, 4)
+
+    def wrong_stages(self):
+        return [f"{stage['stage']}: {' '.join(m['name'] for m in stage['mistakes']) or 'unknown'}"
+                for stage in self.answer.get("stages", []) if stage["verdict"] == "wrong"]
+
+    def said(self):
+        return self.error if self.refused else f"{self.word} [{'; '.join(self.wrong_stages())}]"
+
+    def column(self, name):
+        """How the mistake was named, if it was."""
+        if self.code == 4:
+            return "insufficient"
+        if self.code != 1 or not self.names:
+            return None
+        if name not in self.names:
+            return "named wrong"
+        return "named" if len(self.names) == 1 else "among several"
+
+
+class Runs:
+    """Takes steps and asks for verdicts; says on stderr how far it is."""
+
+    def __init__(self, oracle, workers, folder, total):
+        self.oracle, self.workers, self.folder = oracle, workers, folder
+        self.done, self.total, self.began = 0, total, time.time()
+        self.refused = []
+
+    def verdict(self, c):
+        dump, want = f"{self.folder}/dump", f"{self.folder}/want"
+        for path in (dump, want):
+            shutil.rmtree(path, ignore_errors=True)
+        self.workers.run(c, dump, want)
+        self.done += 1
+        each = (time.time() - self.began) / self.done
+        print(f"\r{self.done} of {self.total}, {each:.2f} s each ", end="", file=sys.stderr)
+        verdict = Verdict(self.oracle, dump, want)
+        if verdict.refused:
+            self.refused.append(f"{again(c)}: {verdict.error}")
+        return verdict
+
+
+def brief(c):
+    """A config without what is as by default."""
+    return " ".join(f"{f.name}={getattr(c, f.name)}" for f in fields(Config) if getattr(c, f.name) != f.default)
+
+
+def again(c):
+    """How to take this step once more."""
+    mistake = f" --mistake {c.mistake}" * bool(c.mistake) + f" --variant {c.variant}" * bool(c.variant)
+    return f"trainer.py FOLDER --seed {c.seed} --dtype {c.dtype}{mistake}"
+
+
+def plan(names, dtypes, seeds):
+    return [(name, variant, dtype, seed) for name in names for variant in variants(name) for dtype in dtypes
+            for seed in range(seeds)]
+
+
+def judge_mistakes(runs, todo, by_variant, log):
+    rows = defaultdict(lambda: dict.fromkeys(COLUMNS, 0))
+    for name, variant, dtype, seed in todo:
+        c = random_config(seed, name, variant, dtype=dtype)
+        verdict = runs.verdict(c)
+        row = rows[" ".join((name, variant) if by_variant else (name,)), dtype]
+        row["runs"] += 1
+        row["detected"] += verdict.code == 1
+        if verdict.column(name):
+            row[verdict.column(name)] += 1
+        print(f"{again(c)}: {verdict.said()}", file=log, flush=True)
+    return rows
+
+
+def judge_right(runs, number, dtypes, log):
+    """Verdicts of right steps, and the first that were accused."""
+    words, accused = defaultdict(int), []
+    for seed in range(number):
+        c = random_config(seed, dtype=dtypes[seed % len(dtypes)])
+        verdict = runs.verdict(c)
+        words[verdict.word] += 1
+        print(f"{again(c)}: {verdict.said()} {brief(c)}", file=log, flush=True)
+        if verdict.code == 1:
+            accused.append(f"{again(c)}: {verdict.said()}\n    {brief(c)}")
+    return words, accused
+
+
+# ---- tables ----
+
+def table(rows):
+    lines = [[name, dtype, *(str(row[x]) for x in COLUMNS)] for (name, dtype), row in rows.items()]
+    return [["mistake", "type", *COLUMNS]] + lines
+
+
+def aligned(lines):
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    cells = [[x.ljust(w) if i < 2 else x.rjust(w) for i, (x, w) in enumerate(zip(line, widths))] for line in lines]
+    return "\n".join("  ".join(line).rstrip() for line in cells)
+
+
+def markdown(lines):
+    head = [lines[0], ["---", "---", *["---:"] * len(COLUMNS)]]
+    return "\n".join("| " + " | ".join(line) + " |" for line in head + lines[1:])
+
+
+def report(rows, words, accused, refused):
+    """What is said below the table, and whether something is wrong."""
+    counts = ", ".join(f"{n} {word}" for word, n in sorted(words.items()))
+    said = [f"right steps: {counts}; accused: {len(accused)}"] if words else []
+    missed = sorted({name for (name, _) in rows} - {name for (name, _), row in rows.items() if row["detected"]})
+    if missed:
+        said.append(f"never detected: {', '.join(missed)}")
+    if refused:
+        said.append(f"refused: {len(refused)}; first {refused[0]}")
+    return said + accused[:1], bool(missed or accused or refused)
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("oracle", nargs="?", default="build/seqpar-verify", help="the binary (build/seqpar-verify)")
+    parser.add_argument("--seeds", type=int, default=2, help="runs of each variant of each mistake and type (2)")
+    parser.add_argument("--right", type=int, default=100, help="right steps (100)")
+    parser.add_argument("--mistakes", nargs="*", choices=MISTAKES, default=list(MISTAKES), help="these alone")
+    parser.add_argument("--dtypes", nargs="*", choices=("bf16", "fp32", "fp64"), default=["fp32", "bf16"])
+    parser.add_argument("--by-variant", action="store_true", help="a line for each variant of a mistake")
+    parser.add_argument("--markdown", metavar="FILE", help="write the table there, too")
+    parser.add_argument("--log", metavar="FILE", help="write a line for each step there: verdict, stages, names")
+    return parser.parse_args()
+
+
+def main():
+    given = arguments()
+    todo = plan(given.mistakes, given.dtypes, given.seeds) if given.seeds else []
+    with Workers() as workers, tempfile.TemporaryDirectory() as folder, open(given.log or os.devnull, "w") as log:
+        runs = Runs(given.oracle, workers, folder, len(todo) + given.right)
+        rows = judge_mistakes(runs, todo, given.by_variant, log)
+        words, accused = judge_right(runs, given.right, given.dtypes, log)
+    print(file=sys.stderr)
+    said, wrong = report(rows, words, accused, runs.refused)
+    print("\n".join(([aligned(table(rows))] if rows else []) + said))
+    if given.markdown:
+        with open(given.markdown, "w") as file:
+            file.write("\n\n".join(([markdown(table(rows))] if rows else []) + said) + "\n")
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,4 @@
+# SPDX-License-Identifier: MIT OR Unlicense
+from seqpar_verify import main
+
+main()

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* The two references that seqpar-verify asks, in configurations drawn at random: the fp64 device
+   with the oracle's own attention, and slow.h. Thousands here, a hundred thousand with
+   TEST_ALL. And that their disagreement is seen. */
+#include <errno.h>
+#include <stdint.h>
+#include "oracle/second.h"
+#include "test.h"
+
+enum { ROWS = 3, MOST = 24 };
+static const reference_way right = {.name = NULL};
+
+static int64_t *whole_numbers(int64_t n) {
+    int64_t *x = calloc((size_t)n + 1, sizeof *x);
+    if (!x) exit(1);
+    return x;
+}
+
+/* Documents of 1 to MOST tokens, some of them one long; labels with holes. */
+static void fill_row(dump_row *row, int64_t vocab) {
+    int64_t docs = test_integer(1, 4), n = 0;
+    row->docs = docs;
+    row->cu_seqlens = whole_numbers(docs);
+    for (int64_t d = 0; d < docs; d++)
+        row->cu_seqlens[d + 1] = n += d == 1 ? 1 : test_integer(1, MOST / 4);
+    row->tokens = n;
+    row->rank = whole_numbers(n);
+    row->local = whole_numbers(n);
+    row->next = whole_numbers(n);
+    row->ids = whole_numbers(n);
+    row->labels = whole_numbers(n);
+    for (int64_t t = 0; t < n; t++) {
+        row->local[t] = t;
+        row->next[t] = t + 1 < n ? t + 1 : -1;
+        row->ids[t] = test_integer(0, vocab - 1);
+        row->labels[t] = test_integer(0, 3) ? test_integer(0, vocab - 1) : DUMP_IGNORE;
+    }
+}
+
+static seqpar_llama_config random_config(void) {
+    seqpar_llama_config c = {.layers = test_integer(1, 2),
+                             .kv_heads = test_integer(1, 2),
+                             .head_dim = 2 * test_integer(1, 3),
+                             .hidden = test_integer(3, 7),
+                             .intermediate = test_integer(2, 9),
+                             .vocab = test_integer(2, 13),
+                             .rope_theta = test_integer(0, 1) ? 10000 : 100,
+                             .rms_eps = 1e-5,
+                             .tied = (int)test_integer(0, 1)};
+    c.heads = c.kv_heads * test_integer(1, 3);
+    return c;
+}
+
+static void random_weights(reference *f) {
+    double *x = calloc((size_t)f->model.elements + 1, sizeof *x);
+    double size = (double)test_integer(1, 12) / 10;
+    for (int64_t i = 0; x && i < f->model.elements; i++) x[i] = size * test_normal();
+    seqpar_device_write(f->device, f->model.params.data, 0, x, f->model.elements,
+                        f->device->storage);
+    free(x);
+}
+
+/* One configuration. harm: to the gradient or a log-prob, which must show. */
+static int agree(int harm, char *text, size_t size) {
+    dump d = {.world = 1, .sp = 1, .accumulation = test_integer(1, ROWS)};
+    seqpar_llama_config config = random_config();
+    double *seeds[ROWS];
+    reference f;
+    int verdict = -1;
+    if (reference_begin(&f, &d, seqpar_device_reference())) exit(1);
+    for (int64_t i = 0; i < f.count; i++) {
+        fill_row(&f.rows[i], config.vocab);
+        seeds[i] = calloc((size_t)f.rows[i].tokens + 1, sizeof *seeds[i]);
+        for (int64_t t = 0; t < f.rows[i].tokens; t++)
+            if (f.rows[i].labels[t] != DUMP_IGNORE) seeds[i][t] = test_normal();
+    }
+    f.rows[0].labels[0] = 0;
+    seeds[0][0] = 1;
+    if (!reference_config(&f, &config)) {
+        random_weights(&f);
+        if (!reference_logp(&f, &right) && !reference_gradient(&f, &right, seeds)) {
+            if (harm == 1) f.logp[0][0] *= 1 + 1e-6;
+            if (harm == 2) f.gradient[f.model.tensors[1].offset] += 1e-6;
+            verdict = second_agrees(&f, f.logp, seeds, f.gradient, text, size);
+        }
+    }
+    if (d.error.status) snprintf(text, size, "%.150s", d.error.text);
+    for (int64_t i = 0; i < f.count; i++) free(seeds[i]);
+    reference_close(&f);
+    return verdict;
+}
+
+int main(int argc, char **argv) {
+    int64_t count, seen = 0;
+    char text[200] = "";
+    test_begin(argc, argv);
+    count = getenv("TEST_ALL") ? 100000 : 3000;
+    for (int64_t i = 0; i < count; i++)
+        test_expect(agree(0, text, sizeof text) == 1, "configuration %lld: %s", (long long)i,
+                    text);
+    test_end("references_agree in %lld configurations", (long long)count);
+    for (int64_t i = 0; i < 40; i++) seen += agree(1, text, sizeof text) == 0;
+    test_expect(seen >= 36, "a wrong log-prob is seen in %lld of 40", (long long)seen);
+    test_end("references_see_a_log_prob");
+    seen = 0;
+    for (int64_t i = 0; i < 40; i++) seen += agree(2, text, sizeof text) == 0;
+    test_expect(seen >= 36, "a wrong gradient is seen in %lld of 40", (long long)seen);
+    test_end("references_see_a_gradient");
+    return test_summary();
+}
