@@ -65,7 +65,7 @@ if [ $can_python = 1 ]; then
     alone() { local name=$1 code=$2 want=$3; shift 3; written "$name" "$out/$name/got"; compare=""; judged "$name" "$code" "$want" "$out/$name/got" && shown "$name" "$out/$name/got" heat=0 "$@"; }
     alone lost 1 "wrong: token_lost" "says=held by nobody"
     alone twice 1 "wrong: token_held_twice" "says=held once more"
-    alone padded 0 right says=padding
+    alone padded 0 right "says=What stands behind token 60 is padding"
     alone masked_cut 4 insufficient "says=Nothing is wrong in what was judged, and it is not enough"
     alone stripe 1 "wrong: unknown" "says=A column is 8 tokens|position differs, 12 times: the first is token 2000|None that is known gives these numbers"
     alone zigzag 1 "wrong: unknown" "says=A column is 5 tokens|position differs, 12 times: the first is token 2000"
@@ -76,7 +76,7 @@ if [ $can_python = 1 ]; then
     made zigzagged --sp 4 --tokens 97 --docs 3 --layout zigzag
     compare="--model $out/zigzagged/model"
     tampered logp zigzagged && judged logp 1 "wrong: unknown" "$out/logp/got" $compare && shown logp "$out/logp/got" heat=1 "$changed" "says=alone"
-    tampered logp_nan zigzagged && judged logp_nan 1 "wrong: unknown" "$out/logp_nan/got" $compare && shown logp_nan "$out/logp_nan/got" heat=1 "$changed"
+    tampered logp_nan zigzagged && judged logp_nan 1 "wrong: unknown" "$out/logp_nan/got" $compare && shown logp_nan "$out/logp_nan/got" heat=1 "$changed" "says=1 of them NaN"
     made all_right --sp 3 --dp 2 --accumulation 5 --tokens 37
     compare="--want $out/all_right/want"
     tampered last_rows_wrong all_right && judged last_rows_wrong 1 "wrong: unknown" "$out/last_rows_wrong/got" $compare && shown last_rows_wrong "$out/last_rows_wrong/got" "says=Row 9: replica 1, micro-batch 4|Row 2: "

@@ -121,9 +121,8 @@ static inline int token_differs(const dump_row *row, const int64_t *values, toke
 static inline int64_t row_differs(const dump_row *row, const int64_t *values, token_rule rule,
                                   int64_t *first) {
     int64_t count = 0;
-    for (int64_t t = 0; t < row_end(row); t++) {
+    for (int64_t t = 0; t < row_end(row); t++)
         if (token_differs(row, values, rule, t) && !count++) *first = t;
-    }
     return count;
 }
 

@@ -138,7 +138,7 @@ static inline void put_heat_keys(const strips *s) {
         double from = s->low * pow(s->most / s->low, (level - 1.0) / HEAT_MOST);
         char kind[8];
         snprintf(kind, sizeof kind, "h%d", level);
-        snprintf(text, sizeof text, "%.2g", from);
+        snprintf(text, sizeof text, "%s%.2g", level > 1 ? "" : "from ", from);
         put_key(s->out, kind, text);
     }
     put_key(s->out, "h8", "NaN");
@@ -171,10 +171,13 @@ static inline void say_row(const strips *s) {
     if (s->row->docs)
         fprintf(s->out, " of %lld document%s", (long long)s->row->docs,
                 s->row->docs > 1 ? "s" : "");
-    fprintf(s->out, " on %lld rank%s; %lld cut%s, where a rank's next row is not the document's "
-                    "next token.",
+    fprintf(s->out, " on %lld rank%s; %lld cut%s, where a rank's next row is not the "
+                    "document's next token.",
             (long long)s->d->sp, s->d->sp > 1 ? "s" : "", (long long)s->cuts,
             s->cuts == 1 ? "" : "s");
+    if (row_end(s->row) < s->row->tokens)
+        fprintf(s->out, " What stands behind token %lld is padding.",
+                (long long)row_end(s->row) - 1);
     if (s->per > 1) fprintf(s->out, " A column is %lld tokens.", (long long)s->per);
     if (s->row->docs > STRIP_COLUMNS) fprintf(s->out, " Documents are too many to be drawn.");
     fprintf(s->out, "</p>\n");
@@ -182,19 +185,23 @@ static inline void say_row(const strips *s) {
 
 static inline void say_heat(const strips *s) {
     tally y = tally_of(s, mark_logp);
-    int64_t worst = -1;
+    int64_t worst = -1, nan = 0;
     char place[160];
-    for (int64_t t = 0; t < s->row->tokens; t++)
-        if (logp_counts(s, t) && (worst < 0 || logp_error(s, t) > logp_error(s, worst)))
-            worst = t;
-    if (worst < 0 || logp_error(s, worst) == 0) return;
+    for (int64_t t = 0; t < s->row->tokens; t++) {
+        double far = logp_counts(s, t) ? logp_error(s, t) : 0;
+        nan += isnan(far);
+        if (far > (worst < 0 ? 0 : logp_error(s, worst))) worst = t;
+    }
     fprintf(s->out, "<p><b>log-probs</b>: ");
     if (!y.count) fprintf(s->out, "none is farther off than rounding makes it");
     if (y.count)
-        fprintf(s->out, "%lld off by more than %.2g; ", (long long)y.count, s->within);
+        fprintf(s->out, "%lld off by more than %.2g: ", (long long)y.count, s->within);
     if (y.count) tally_say(s->out, &y, s);
-    fprintf(s->out, ". The farthest, by %.3g, is at %s.</p>\n", logp_error(s, worst),
-            place_text(place, sizeof place, s->row, worst));
+    if (nan) fprintf(s->out, "; %lld of them NaN", (long long)nan);
+    if (worst >= 0)
+        fprintf(s->out, ". The farthest, by %.3g, is at %s", logp_error(s, worst),
+                place_text(place, sizeof place, s->row, worst));
+    fprintf(s->out, ".</p>\n");
 }
 
 /* What one sees. */
@@ -239,8 +246,8 @@ static inline void put_row(strips *s) {
 
 static inline int put_chosen(gallery *g) {
     fprintf(g->out, "<h2>Who holds which token, and what is wrong where</h2>\n<p "
-                    "class=\"note\">From left to right the tokens of a row as it was before the "
-                    "split; under them, what is wrong by the rules of the stages.</p>\n");
+                    "class=\"note\">From left to right the tokens of a row as it was before "
+                    "the split; under them, what is wrong by the rules of the stages.</p>\n");
     for (int64_t i = 0; i < g->rows; i++) {
         dump_row row;
         strips s = strips_of(g, i, &row);

@@ -52,7 +52,9 @@ static const char html_style[] =
     ".h5{fill:var(--h5);background:var(--h5)}.h6{fill:var(--h6);background:var(--h6)}"
     ".h7{fill:var(--h7);background:var(--h7)}.h8{fill:var(--nan);background:var(--nan)}\n"
     ".key{white-space:nowrap;margin-right:14px}.key i{display:inline-block;width:12px;"
-    "height:12px;margin-right:4px;vertical-align:-1px;border-radius:2px}";
+    "height:12px;margin-right:4px;vertical-align:-1px;border-radius:2px}\n"
+    "@media print{body{font-size:12px}main{padding:0}svg{min-width:0}"
+    ".scroll{overflow:visible}tr,.mistake{break-inside:avoid}h2,h3{break-after:avoid}}";
 
 /* ---- words ---- */
 

@@ -118,7 +118,7 @@ static inline tally tally_of(const strips *s, int64_t (*is)(const strips *s, int
 }
 
 static inline void tally_say(FILE *out, const tally *y, const strips *s) {
-    fprintf(out, "the first is token %lld", (long long)y->first);
+    fprintf(out, "%stoken %lld", y->count > 1 ? "the first is " : "", (long long)y->first);
     if (y->ranks == s->d->sp && s->d->sp > 1)
         fprintf(out, "; on all ranks");
     else if (y->ranks == 1)
@@ -128,7 +128,8 @@ static inline void tally_say(FILE *out, const tally *y, const strips *s) {
     else if (y->ranks)
         fprintf(out, "; on ranks %s", y->which);
     if (4 * s->cuts > s->row->tokens) return; /* what is not next to one? */
-    if (y->at_cuts == y->count) fprintf(out, "; all of them next to a cut");
+    if (y->at_cuts == y->count)
+        fprintf(out, "; %snext to a cut", y->count > 1 ? "all of them " : "");
     if (y->at_cuts && y->at_cuts < y->count)
         fprintf(out, "; %lld of them next to a cut", (long long)y->at_cuts);
 }
@@ -174,7 +175,8 @@ static inline int strips_open(strips *s) {
         return seqpar_fail(&s->d->error, SEQPAR_ERR_MEMORY, "no memory for a picture"), -1;
     for (int64_t t = 0; t < row->tokens; t++)
         if (row->rank[t] >= 0) s->held[t / s->per * wide + row->rank[t] - s->first + 1]++;
-    for (int64_t t = 0; t < row_end(row); t++) s->cuts += row->rank[t] >= 0 && row_is_cut(row, t);
+    for (int64_t t = 0; t < row_end(row); t++)
+        s->cuts += row->rank[t] >= 0 && row_is_cut(row, t);
     for (int64_t i = 0; i < s->columns * wide; i++)
         if (i % wide) s->held[i] += s->held[i - 1];
     return strips_holders(s, s->number % s->d->accumulation);
@@ -236,7 +238,7 @@ static inline void put_rank_numbers(const strips *s, double y) {
     const int64_t *rank = s->row->rank;
     for (int64_t t = 0, end; t < s->row->tokens; t = end) {
         for (end = t + 1; end < s->row->tokens && rank[end] == rank[t];) end++;
-        if (rank[t] >= 0 && x_of(s, end) - x_of(s, t) >= (rank[t] < 10 ? 12 : 30))
+        if (rank[t] >= 0 && x_of(s, end) - x_of(s, t) >= (rank[t] < 10 ? 12 : 22))
             fprintf(s->out, "<text class=\"in\" x=\"%.1f\" y=\"%.1f\">%lld</text>\n",
                     (x_of(s, t) + x_of(s, end)) / 2, y, (long long)rank[t]);
     }
