@@ -30,7 +30,7 @@ static const char *name, *folder, *wanted, *model, *score, *html, *junit;
 static double budget = 60;
 static made_desc making = {.layout = "zigzag",
                            .objective = "sft",
-                           .sp = 2,
+                           .sp = 4,
                            .dp = 1,
                            .accumulation = 1,
                            .tokens = 61,
@@ -70,7 +70,7 @@ static option options[] = {
     {"gen", "layout", "NAME", OPTION_TEXT, &making.layout,
      "contiguous, zigzag, zigzag-doc or stripe (zigzag)", 0},
     {"gen", "objective", "NAME", OPTION_TEXT, &making.objective, "sft or dpo (sft)", 0},
-    {"gen", "sp", "P", OPTION_SIZE, &making.sp, "ranks that share a sequence (2)", 0},
+    {"gen", "sp", "P", OPTION_SIZE, &making.sp, "ranks that share a sequence (4)", 0},
     {"gen", "dp", "D", OPTION_SIZE, &making.dp, "data-parallel replicas (1)", 0},
     {"gen", "accumulation", "A", OPTION_SIZE, &making.accumulation,
      "micro-batches of a step (1)", 0},

@@ -128,7 +128,7 @@ refuses oracle_gen_no_label "no token of these documents is learnt" gen --out $o
 refuses oracle_gen_sizes "70 documents in 61 tokens" gen --out $out/made --docs 70
 refuses oracle_test_level "--level is 1" test --level 3
 if [ ! -e $out/made ]; then ok oracle_gen_leaves_nothing; else fail oracle_gen_leaves_nothing "$(ls $out/made)"; fi
-says oracle_gen_right 0 "$out/made/got  the step on 2 ranks, right" gen --out $out/made
+says oracle_gen_right 0 "$out/made/got  the step on 4 ranks, right" gen --out $out/made
 $oracle gen --out $out/made 2>$out/stderr >/dev/null
 if [ $? -eq 3 ] && grep -q 'it is there already; give another --out' $out/stderr; then ok oracle_gen_is_there; else fail oracle_gen_is_there "$(cat $out/stderr)"; fi
 says oracle_ver_model 0 right ver $out/made/got --model $out/made/model

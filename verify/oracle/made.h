@@ -155,7 +155,7 @@ static inline int made_room(made *m, int64_t i, dump_row *row) {
 static inline int made_deal(made *m, int64_t i, dump_row *row, int layout) {
     seqpar_row plan = {.tokens = row->tokens,
                        .padded = row->tokens,
-                       .chunks = seqpar_grid_default_chunks(row->tokens),
+                       .chunks = m->d.sp == 1 ? 1 : 4 * m->d.sp, /* two a zigzag's turn */
                        .docs = row->docs,
                        .cu_seqlens = row->cu_seqlens};
     int64_t *all = (int64_t *)calloc(2 * (size_t)row->tokens + 1, sizeof *all);
@@ -303,6 +303,7 @@ static inline double made_wrong_loss(const made *m, loss_parts *p, int64_t r) {
             isfinite(p->answers.other[i].loss))
             return p->answers.other[i].loss;
     if (m->d.facts.objective != DUMP_SFT || !m->plant.m->mean) return NAN;
+    if (m->plant.m->mean == MEAN_OF_NON_EMPTY && !law_has_empty(by)) return NAN;
     return law_mean(by, m->plant.m->mean, r);
 }
 
@@ -509,13 +510,16 @@ static inline int made_file(made *m, int64_t rank) {
 
 /* never_synchronised: what a rank's own tokens give, if all others' are left out. */
 static inline int made_own_gradient(made *m, int64_t rank) {
+    reference_tape *tapes = m->f.tapes;
     seed_set seeds = {.f = &m->f};
     int status = seed_set_open(&seeds, m->f.logp) ? reference_no_memory(&m->f) : 0;
     if (!status) seed_set_make(&seeds, SEEDS_RIGHT);
     for (int64_t i = 0; !status && i < m->f.count; i++)
         for (int64_t t = 0; t < m->f.rows[i].tokens; t++)
             if (m->f.rows[i].rank[t] != rank) seeds.of[i][t] = 0;
+    m->f.tapes = NULL; /* attention itself is right */
     if (!status) status = reference_gradient(&m->f, &right_way, seeds.of);
+    m->f.tapes = tapes;
     if (!status)
         memcpy(m->gradient, m->f.gradient,
                (size_t)m->f.model.elements * sizeof *m->gradient);
