@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: MIT OR Unlicense
+"""What all adapters share: ranks on this machine, a tiny model, calls of seqpar-verify, and a line for each check.
+
+An adapter runs a package's own code on two ranks and on one, and gives what came out to seqpar-verify. Beside its verdict stands
+a witness that knows nothing of it: the same numbers compared in plain torch. A verdict without a witness is not to be believed.
+"""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from datetime import timedelta
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+HERE = pathlib.Path(__file__).resolve().parent
+VERIFY = os.environ.get("SEQPAR_VERIFY", str(HERE.parent.parent / "build" / "seqpar-verify"))
+sys.path.insert(0, str(HERE.parent / "python"))
+
+import torch  # after the number of threads is set
+import torch.distributed as dist
+
+VOCAB, IGNORED = 64, -100
+
+
+# ---- ranks ----
+
+def _rank(rank, world, function, folder, arguments):
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1",
+                      MASTER_PORT=open(f"{folder}/port").read(), LOCAL_WORLD_SIZE=str(world))
+    sys.stdout = sys.stderr  # what packages say is not part of the table
+    dist.init_process_group("gloo", rank=rank, world_size=world, timeout=timedelta(seconds=120))
+    torch.save(function(rank, *arguments), f"{folder}/{rank}")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def on_ranks(function, *arguments, world=2):
+    """What function(rank, *arguments) returns on each of the ranks: processes of their own, joined by gloo."""
+    import socket
+    with tempfile.TemporaryDirectory() as folder:
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            pathlib.Path(folder, "port").write_text(str(s.getsockname()[1]))
+        torch.multiprocessing.spawn(_rank, (world, function, folder, arguments), nprocs=world)
+        return [torch.load(f"{folder}/{rank}", weights_only=False) for rank in range(world)]
+
+
+# ---- what is computed ----
+
+def tiny_llama(seed=0, attention="sdpa", dtype=torch.float32, **other):
+    """A random Llama of two layers, the same on all ranks."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+    torch.manual_seed(seed)
+    config = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                  num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=False, attn_implementation=attention)
+    return LlamaForCausalLM(LlamaConfig(**{**config, **other})).to(dtype)
+
+
+def row(lengths, prompts, seed=1):
+    """A row of packed documents: ids, positions, labels shifted over the whole row, cu_seqlens."""
+    draw = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, VOCAB, (sum(lengths),), generator=draw)
+    labels, positions, begin = torch.full_like(ids, IGNORED), torch.cat([torch.arange(n) for n in lengths]), 0
+    for length, prompt in zip(lengths, prompts):
+        labels[begin + prompt - 1:begin + length - 1] = ids[begin + prompt:begin + length]
+        begin += length
+    cu_seqlens = torch.tensor([0, *torch.tensor(lengths).cumsum(0)])
+    return ids, positions, labels, cu_seqlens
+
+
+def token_losses(logits, labels):
+    return torch.nn.functional.cross_entropy(logits.view(-1, logits.shape[-1]), labels.view(-1), ignore_index=IGNORED,
+                                             reduction="none")
+
+
+def norm(gradients):
+    return float(torch.sqrt(sum((g.double() ** 2).sum() for g in gradients.values())))
+
+
+def factor(got, want):
+    """The witness: is got a multiple of want? Arrays by name; the factor and the largest relative distance from it."""
+    got, want = ({n: x.detach().double().flatten() for n, x in d.items()} for d in (got, want))
+    a, b = torch.cat([got[n] for n in want]), torch.cat([want[n] for n in want])
+    times = float(a @ b / (b @ b))
+    apart = max(float((got[n] - times * want[n]).norm() / want[n].norm().clamp(min=1e-30)) for n in want)
+    return f"x {times:.4f}, apart {apart:.1e}"
+
+
+def apart(got, want):
+    """The witness for arrays that are to be the same: relative distances by name."""
+    return " ".join(f"{n} {float((got[n] - want[n]).double().norm() / want[n].double().norm()):.1e}" for n in want)
+
+
+# ---- seqpar-verify ----
+
+def _verdict(*arguments):
+    run = subprocess.run([VERIFY, *map(str, arguments), "--json"], capture_output=True, text=True)
+    if not run.stdout.startswith("{"):
+        return f"no verdict: {run.stderr.strip() or run.returncode}", {}
+    said = json.loads(run.stdout)
+    return ": ".join([said["verdict"], *([", ".join(m["name"] for m in said["mistakes"])] if said["mistakes"] else [])]), said
+
+
+def law(got, want=None, **options):
+    """Two numbers, or a number with sums and counts."""
+    options = {k: ",".join(str(float(x)) for x in v) if isinstance(v, (list, tuple)) else v for k, v in options.items()}
+    flags = [f for k, v in {"want": want, **options}.items() if v is not None for f in (f"--{k}", v)]
+    return _verdict("law", "--got", float(got), *flags)[0]
+
+
+def ver(folder, *options, stages=False):
+    """A dump. With stages: also what was judged."""
+    text, said = _verdict("ver", folder, *options)
+    judged = [s["stage"] for s in said.get("stages", []) if s["verdict"] != "not judged"]
+    return f"{text} ({', '.join(judged)})" if stages else text
+
+
+# ---- the table ----
+
+def check(package, version, name, verdict, witness="", mark=""):
+    """A line. mark: 'known: THREAD', 'new' or 'adapter' where the verdict is wrong."""
+    print("\t".join((package, version, name, verdict, witness, mark)), file=sys.__stdout__, flush=True)
+
+
+def version(package):
+    import importlib.metadata
+    return importlib.metadata.version(package)
