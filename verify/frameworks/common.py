@@ -94,6 +94,48 @@ def apart(got, want):
     return " ".join(f"{n} {float((got[n] - want[n]).double().norm() / want[n].double().norm()):.1e}" for n in want)
 
 
+# ---- attention ----
+
+def attention_inputs(tokens, heads=4, kv_heads=2, width=8, seed=2, dtype=torch.float32):
+    """q, k, v and dout of a row, (tokens, heads, width)."""
+    draw = torch.Generator().manual_seed(seed)
+    return {n: torch.randn(tokens, h, width, generator=draw).to(dtype) for n, h in zip(("q", "k", "v", "dout"), (heads, kv_heads, kv_heads, heads))}
+
+
+def whole_attention(x, cu_seqlens, window=0, scale=None, softcap=0.0):
+    """The witness: out, lse, dq, dk, dv of a row on one rank, in fp64 and by autograd."""
+    q, k, v = (x[n].double().requires_grad_() for n in ("q", "k", "v"))
+    group, place = q.shape[1] // k.shape[1], torch.arange(len(q))
+    document = torch.searchsorted(torch.as_tensor(cu_seqlens), place, right=True)
+    distance = place[:, None] - place
+    seen = (distance >= 0) & (document[:, None] == document) & ((distance < window) if window else True)
+    scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(group, 1)) * (scale or q.shape[-1] ** -0.5)
+    scores = softcap * torch.tanh(scores / softcap) if softcap else scores
+    scores = scores.masked_fill(~seen, float("-inf"))
+    out = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v.repeat_interleave(group, 1))
+    out.backward(x["dout"].double())
+    return {"out": out.detach(), "lse": torch.logsumexp(scores, -1).T.detach(), "dq": q.grad, "dk": k.grad, "dv": v.grad}
+
+
+def check_attention(package, name, got, x, cu_seqlens, mark="", **facts):
+    """got: of each rank the index of its tokens and what it computed, (tokens, heads, width). facts: window, softmax_scale, ..."""
+    from seqpar_dump import Dump
+    right = whole_attention(x, cu_seqlens, facts.get("window", 0), facts.get("softmax_scale"), facts.get("softcap", 0.0))
+    whole = {n: torch.full_like(t, float("nan")) for n, t in right.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        for rank, part in enumerate(got):
+            index = part["index"]
+            dump = Dump(folder, rank, len(got), sp=len(got), **facts)
+            dump.micro_batch(0, index=index, cu_seqlens=torch.as_tensor(cu_seqlens))
+            dump.attention(0, **{n: t[index] for n, t in x.items()}, **{n: t for n, t in part.items() if n != "index"})
+            dump.step()
+            for n, t in part.items():
+                if n != "index":
+                    whole[n][index] = t.double()
+        there = [n for n in right if n in got[0]]
+        check(package, version(package), name, ver(folder), apart(whole, {n: right[n] for n in there}), mark)
+
+
 # ---- seqpar-verify ----
 
 def _verdict(*arguments):
