@@ -136,6 +136,69 @@ def check_attention(package, name, got, x, cu_seqlens, mark="", **facts):
         check(package, version(package), name, ver(folder), apart(whole, {n: right[n] for n in there}), mark)
 
 
+# ---- losses ----
+
+def _head():
+    """A model that is a head alone: hidden states of a row and the weight that makes logits of them."""
+    draw = torch.Generator().manual_seed(5)
+    return torch.randn(2, 64, 8, generator=draw), torch.randn(8, VOCAB, generator=draw).requires_grad_()
+
+
+def _labels(tokens, prompt, number):
+    """ids and shifted labels of a row of one document."""
+    ids, _, labels, _ = row([tokens], [prompt], seed=number)
+    return ids, labels
+
+
+def _loss_step(rank, call, tokens, prompts, sp, mean, folder, order):
+    """A step on this rank: call(place, logits, labels) is the package's loss; gradients are averaged, or added, over ranks."""
+    from seqpar_dump import Dump
+    world = dist.get_world_size()
+    hidden, weight = _head()
+    dump = Dump(folder, rank, world, sp=sp, accumulation=len(prompts) // (world // sp))
+    replica, member, shown = rank // sp, rank % sp, 0.0
+    own_rows = prompts[replica::world // sp]
+    for a, prompt in enumerate(own_rows):
+        number = a * (world // sp) + replica
+        ids, labels = _labels(tokens, prompt, number)
+        own = torch.arange(tokens).view(sp, -1)[member] if order is None else order(tokens, member, sp)
+        logits = hidden[number, own] @ weight
+        place = dict(rank=rank, member=member, micro_batch=a, micro_batches=len(own_rows), ids=ids, whole=labels,
+                     counts=[int((_labels(tokens, p, i)[1] != IGNORED).sum()) for i, p in enumerate(prompts)])
+        loss = call(place, logits, labels[own])
+        loss.backward()
+        shown += float(loss)
+        dump.micro_batch(a, index=own, ids=ids[own], labels=labels[own], logp=-token_losses(logits, labels[own]),
+                         cu_seqlens=torch.tensor([0, tokens]))
+    local, reduced = weight.grad.clone(), weight.grad.clone()
+    dist.all_reduce(reduced)
+    reduced /= world if mean else 1
+    dump.step(None, {"head": reduced}, local={"head": local})
+    return reduced, shown
+
+
+def check_loss(package, name, call, prompts=(6,), tokens=16, sp=2, world=2, mean=True, order=None, mark="", judge_loss=False):
+    """A package's loss on ranks, each row of which has a prompt of so many tokens; the optimizer takes the mean over ranks, or the sum."""
+    from seqpar_dump import Dump
+    hidden, weight = _head()
+    logits, labels = hidden[:len(prompts), :tokens] @ weight, torch.stack([_labels(tokens, p, i)[1] for i, p in enumerate(prompts)])
+    losses = token_losses(logits, labels)
+    want = losses.sum() / (labels != IGNORED).sum()
+    want.backward()
+    with tempfile.TemporaryDirectory() as folder:
+        got = on_ranks(_loss_step, call, tokens, prompts, sp, mean, folder + "/dump", order, world=world)
+        dump = Dump(folder + "/want", 0, 1, accumulation=len(prompts))
+        dump.step(want, {"head": weight.grad})
+        shown = sum(g[1] for g in got) / world
+        check(package, version(package), name, ver(folder + "/dump", "--want", folder + "/want"),
+              f"gradient {factor({'head': got[0][0]}, {'head': weight.grad})}; loss {shown:.4f} of {float(want):.4f}", mark)
+    if judge_loss:
+        sums = losses.view(len(prompts), sp, -1).sum(2).flatten().tolist()
+        counts = (labels != IGNORED).view(len(prompts), sp, -1).sum(2).flatten().tolist()
+        check(package, version(package), name + ", loss", law(shown, sums=sums, counts=counts, sp=sp, dp=world // sp),
+              f"{shown:.4f} of {float(want):.4f}", mark)
+
+
 # ---- seqpar-verify ----
 
 def _verdict(*arguments):
