@@ -89,4 +89,11 @@ def install():
         setattr(interface, function.__name__, function)
     for name in ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"):
         setattr(package, name, None), setattr(interface, name, None)
+    for name, names in (("bert_padding", ("index_first_axis", "pad_input", "rearrange", "unpad_input")), ("utils", ()),
+                        ("utils.distributed", ("all_gather",))):  # there to be imported, not to be called
+        module = types.ModuleType(f"flash_attn.{name}")
+        module.__spec__, module.__path__ = importlib.machinery.ModuleSpec(module.__name__, None), []
+        for n in names:
+            setattr(module, n, None)
+        sys.modules[module.__name__] = module
     sys.modules.update({"flash_attn": package, "flash_attn.flash_attn_interface": interface})

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT OR Unlicense
 # pip install --no-deps xtuner==0.2.0 mmengine==0.10.7 addict yapf rich termcolor
 """XTuner's loss under sequence parallelism: ranks' means put together by counts in the forward pass, the mean's own gradient back."""
-from common import IGNORED, check_loss
+from common import IGNORED, check_losses, loss_case
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ def reduced(place, logits, labels):
 
 if __name__ == "__main__":
     known = "known: gallery B46"
-    check_loss("xtuner", "reduce_sequence_parallel_loss, counts 3 and 7", reduced, prompts=(6,), mark=known, judge_loss=True)
-    check_loss("xtuner", "reduce_sequence_parallel_loss, counts 8 and 7", reduced, prompts=(1,), mark=known)
-    check_loss("xtuner", "reduce_sequence_parallel_loss, a rank without labels", reduced, prompts=(10,), mark=known, judge_loss=True)
+    check_losses("xtuner", [
+        loss_case("reduce_sequence_parallel_loss, counts 3 and 7", reduced, prompts=(6,), mark=known, value=True),
+        loss_case("reduce_sequence_parallel_loss, counts 8 and 7", reduced, prompts=(1,), mark=known),
+        loss_case("reduce_sequence_parallel_loss, a rank without labels", reduced, prompts=(10,), mark=known, value=True)])
