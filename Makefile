@@ -44,7 +44,7 @@ verify: setup $(VERIFY)
 IN_C = $(patsubst verify/test_%.c,%,$(wildcard $(SUITES:%=verify/test_%.c)))
 RUN_DEMOS = train runs kills processes post bad_input sizes fuzz reward ppo readme
 check: setup
-	@$(MAKE) --no-print-directory -j2 setup $(IN_C:%=build/test_%) $(if $(filter $(RUN_DEMOS),$(SUITES)),$(DEMOS:%=build/%) build/verify_sp build/reward_server_for_tests) $(if $(filter readme,$(SUITES)),build/test_attn build/test_plan) $(if $(filter readme oracle oracle_reports pip,$(SUITES)),$(ORACLE) build/verify_sp) $(if $(filter bench faults cuda,$(SUITES)),planted build/faults/seqpar.o)
+	@$(MAKE) --no-print-directory -j2 setup $(IN_C:%=build/test_%) $(if $(filter $(RUN_DEMOS),$(SUITES)),$(DEMOS:%=build/%) build/verify_sp build/reward_server_for_tests) $(if $(filter readme,$(SUITES)),build/test_attn build/test_plan) $(if $(filter readme oracle oracle_reports pip fuzz,$(SUITES)),$(ORACLE) build/verify_sp) $(if $(filter bench faults cuda,$(SUITES)),planted build/faults/seqpar.o)
 	@bash ci/run.sh $(SUITES)
 
 # While editing: under a minute. The library with -O1, the suites that find most, every objective on 2 to 8 ranks.

@@ -4,7 +4,8 @@
  *     safetensors   a file, opened, every tensor read          config      a model folder's config.json
  *     data          a .jsonl of documents                      checkpoint  a file whose metadata say where training stood
  *     pairs         a .jsonl of pairs and of labelled texts    reward      what a reward server answers
- *     options       a command line, one word a line
+ *     options       a command line, one word a line            dump        two ranks' files of a step, for seqpar-verify:
+ *                                                                          the first one's size in three bytes goes before
  *
  * An input is taken, or refused with a sentence that fits a line of a terminal; anything else ends the fuzzer. */
 #ifdef FUZZ_LIBRARY /* the rest of the library, which reads nothing foreign, is compiled without sanitizers: minutes less */
@@ -139,18 +140,24 @@ static void fuzz_reward(const uint8_t *bytes, size_t size) {
     free(copy);
 }
 
+seqpar_error fuzz_files(const char *folder, const uint8_t *bytes, size_t size); /* fuzz_dump.c */
+static void fuzz_dump(const uint8_t *bytes, size_t size) {
+    seqpar_error error = fuzz_files(path, bytes, size);
+    expect_error(&error);
+}
+
 static const struct { const char *name, *ending; void (*run)(const uint8_t *bytes, size_t size); } targets[] = {
     {"safetensors", "safetensors", fuzz_safetensors}, {"data", "jsonl", fuzz_data}, {"pairs", "jsonl", fuzz_pairs}, {"config", "folder", fuzz_config},
-    {"options", "txt", fuzz_options}, {"checkpoint", "safetensors", fuzz_checkpoint}, {"reward", "json", fuzz_reward}};
+    {"options", "txt", fuzz_options}, {"checkpoint", "safetensors", fuzz_checkpoint}, {"reward", "json", fuzz_reward}, {"dump", "folder", fuzz_dump}};
 static int target = -1;
 
 int LLVMFuzzerInitialize(int *argc, char ***argv) {
     const char *wanted = getenv("FUZZ_TARGET");
     (void)argc, (void)argv;
     for (int i = 0; i < (int)(sizeof targets / sizeof *targets); i++) if (wanted && !strcmp(wanted, targets[i].name)) target = i;
-    if (target < 0) return fprintf(stderr, "error: FUZZ_TARGET is '%s'; set it to safetensors, data, pairs, config, options, checkpoint or reward\n", wanted ? wanted : ""), exit(2), 0;
+    if (target < 0) return fprintf(stderr, "error: FUZZ_TARGET is '%s'; set it to safetensors, data, pairs, config, options, checkpoint, reward or dump\n", wanted ? wanted : ""), exit(2), 0;
     snprintf(path, sizeof path, "%s/%s.%ld.%s", getenv("FUZZ_FOLDER") ? getenv("FUZZ_FOLDER") : ".", wanted, (long)getpid(), targets[target].ending);
-    if (targets[target].run == fuzz_config && mkdir(path, 0700)) abort();
+    if ((targets[target].run == fuzz_config || targets[target].run == fuzz_dump) && mkdir(path, 0700)) abort();
     return 0;
 }
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
