@@ -53,17 +53,19 @@ def _draw_rows(c, draw):
     for d in range(c.dp):
         rows.append([])
         for a in range(c.accumulation):
-            rows[-1].append(_row(c, draw, prompts, count))
+            rows[-1].append(_row(c, draw, prompts, count, (d if c.dp > 1 else a) % 2 == 0))
             count += rows[-1][-1].documents
     return rows
 
 
-def _row(c, draw, prompts, count):
+def _row(c, draw, prompts, count, large):
     """Documents of odd lengths that differ pairwise; some of one token, which nothing is predicted in."""
     in_pairs = c.objective in ("dpo", "rm")
     least = {"sft": 1, "ppo": 4 if len(prompts) == 2 else 2}.get(c.objective, 2)
     number = 2 * draw.randint(1, 2) if in_pairs else draw.randint(least, 5)
     lengths = draw.sample(PRIMES, number)
+    if c.documents == "lopsided":  # replicas, or micro-batches, have far more to learn in turn
+        lengths = draw.sample(PRIMES[4:], 3) if large else draw.sample(PRIMES[:3], 2)
     if c.documents == "several" and len(lengths) == 1:
         lengths = [13, 17]
     if c.documents == "one":

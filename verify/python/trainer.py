@@ -51,7 +51,7 @@ class Config:
     want: bool = False  # one rank, which takes the rows of all replicas one after the other
     layout: str = "contiguous"
     attention: str = "ring"
-    documents: str = "ordinary"  # or several, one, long_prompt, no_prompt, tiny
+    documents: str = "ordinary"  # or several, one, lopsided, long_prompt, no_prompt, tiny
     length: str = "any"  # of rows; or even, ragged: a multiple of the shares, or not
     vocab: int = 61
     layers: int = 2
@@ -112,12 +112,12 @@ def needs(variants=None, **values):
 
 SP, DP, ACCUMULATION = dict(sp=(2, 3, 4)), dict(dp=(2, 3, 4)), dict(accumulation=(2, 3))
 GROUPS = {"ranks": SP, "rows": dict(dp=(1, 2, 3), accumulation=(2, 3)), "replicas": DP}
-TOKEN_MEAN = dict(objective=MEANS, reduction=("token",), documents=("several",))
+TOKEN_MEAN = dict(objective=MEANS, reduction=("token",), documents=("lopsided",))
 EMPTY_RANK = dict(objective=("sft",), reduction=("token",), documents=("long_prompt",), layout=("contiguous",))
 PAIRS = dict(objective=("dpo",), sp=(2, 3, 4))
 STEP = dict(optimizer=("adamw",), lr=(1e-2, 1e-1))
-CLIP = dict(max_norm=(0.05,), warm_up=(True,), optimizer=("adamw",), lr=(1e-2, 1e-1))  # moments that show its size
-CLIP_SGD = dict(max_norm=(0.02,), optimizer=("sgd",), lr=(10.0,))
+CLIP = dict(max_norm=(0.05,), warm_up=(True,), optimizer=("adamw",), lr=(1e-1,))  # moments that show its size
+CLIP_SGD = dict(max_norm=(0.02,), optimizer=("sgd",), lr=(50.0,))
 WHOLE, SHARDS = dict(shard=("none",)), dict(shard=("world", "sp"))
 ATTENTION = dict(documents=("several", "one"), objective=ALL)
 BY_ROW = {"ring": dict(attention=("ring",)), "llama3": dict(attention=("llama3",)),
@@ -259,7 +259,7 @@ def random_config(seed, mistake="", variant=None, **fixed):
         allowed.update(MISTAKES[mistake].values)
         allowed.update(MISTAKES[mistake].variants[variant])
     else:
-        allowed["documents"] = ("ordinary",) * 8 + ("several", "one", "long_prompt", "no_prompt", "tiny")
+        allowed["documents"] = ("ordinary",) * 8 + ("several", "one", "lopsided", "long_prompt", "no_prompt", "tiny")
         allowed["frozen"] = ("",) * 9 + ("embed_tokens", "layers.0", "norm")
         allowed["leave_out"] = ((), (), tuple(draw.sample(OPTIONAL, draw.randint(1, 4))))
     sps, dps = allowed.pop("sp"), allowed.pop("dp")
@@ -277,6 +277,8 @@ def fit(c):
     if c.optimizer == "sgd":
         c.weight_decay = 0
     if c.documents in ("one", "long_prompt", "tiny") and c.objective != "sft":
+        c.documents = "ordinary"
+    if c.documents == "lopsided" and c.objective in ("dpo", "rm"):  # whose documents are pairs
         c.documents = "ordinary"
     return c
 
@@ -419,7 +421,7 @@ def step(c, ranks, w, local, reduced, moments):
 
 def write(c, ranks, folder, w, micro_batches, loss, local, took):
     beyond = {name: getattr(c, name) or None for name in ("softmax_scale", "window", "softcap")}
-    beyond["dtype"] = {"bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}[c.dtype]
+    beyond["dtype"] = str(c.torch_dtype).removeprefix("torch.")
     if c.objective in MEANS:
         beyond["reduction"] = c.reduction
     if c.objective == "ppo":
