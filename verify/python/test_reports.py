@@ -225,6 +225,10 @@ def check_heat(figure, row, changed):
         elif changed is not None:
             far = changed.get(t, 0)
             assert level == (8 if math.isnan(far) else 0 if not far else level) and (level > 0) == (far != 0), f"token {t}: {level}, {far}"
+    words = "".join(figure.find("figcaption").itertext())
+    if changed is not None:
+        at = next(iter(re.findall(r"log-probs: (\d+) off by more than \S+: (?:the first is )?token (\d+)", words)), (0, 0))
+        assert [int(x) for x in at] == ([len(changed), min(changed)] if changed else [0, 0]), words
     if changed:
         worst = max((t for t in changed if not math.isnan(changed[t])), key=lambda t: changed[t])
         assert found[worst][1] == 7, f"the farthest has {found[worst]}"
