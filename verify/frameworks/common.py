@@ -113,6 +113,8 @@ def whole_attention(x, cu_seqlens, window=0, scale=None, softcap=0.0):
     scores = softcap * torch.tanh(scores / softcap) if softcap else scores
     scores = scores.masked_fill(~seen, float("-inf"))
     out = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v.repeat_interleave(group, 1))
+    if "dout" not in x:
+        return {"out": out.detach()}
     out.backward(x["dout"].double())
     return {"out": out.detach(), "lse": torch.logsumexp(scores, -1).T.detach(), "dq": q.grad, "dk": k.grad, "dv": v.grad}
 
@@ -225,11 +227,14 @@ def law(got, want=None, **options):
     return _verdict("law", "--got", float(got), *flags)[0]
 
 
-def ver(folder, *options, stages=False):
-    """A dump. With stages: also what was judged."""
+def ver(folder, *options):
+    """A dump. Where only something is judged, or could not be, what that is."""
     text, said = _verdict("ver", folder, *options)
-    judged = [s["stage"] for s in said.get("stages", []) if s["verdict"] != "not judged"]
-    return f"{text} ({', '.join(judged)})" if stages else text
+    if text != "insufficient":
+        return text
+    short = [s["stage"] for s in said["stages"] if s["verdict"] == "insufficient"]
+    right = [s["stage"] for s in said["stages"] if s["verdict"] == "right"]
+    return f"right: {', '.join(right)}; insufficient: {', '.join(short) or 'all others'}" if right else text
 
 
 # ---- the table ----
