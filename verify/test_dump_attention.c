@@ -28,6 +28,7 @@ static struct scene {
     int lse_bits;
     unsigned skip; /* tensors that are not written */
     int no_documents, positions, lead, padding, accumulation; /* positions: 1 right, 2 packed */
+    int micro, dp; /* whose numbers these are; replicas, which are alike */
     const char *odd; /* what is wrong with rank 1's file */
 } s;
 
@@ -110,7 +111,7 @@ static void make_sized(int64_t tokens, int64_t docs, const int64_t *cu) {
     s.out_dim = 5;
     s.bits = s.stored = s.lse_bits = F32;
     s.scale = 1 / sqrt(7);
-    s.accumulation = 1;
+    s.accumulation = s.dp = 1;
 }
 
 /* Odd sizes; one document has one token. */
@@ -163,9 +164,11 @@ static int64_t source_of(const rule *r, int64_t t, int64_t u) {
     return r->source ? r->source(t, u) : u;
 }
 
+static int score_bits = F64;
 static double score(const rule *r, int64_t t, int64_t u, int64_t h, double *slope) {
     int64_t from = source_of(r, t, u);
     double x = r->scale * dot(at(Q, t, h), at(K, from, kv_of(r, h)), s.dim), bend;
+    x = narrow(x, score_bits);
     *slope = 1;
     if (r->softcap <= 0) return x;
     bend = tanh(x / r->softcap);
@@ -291,7 +294,7 @@ typedef struct page {
 static void *add(page *p, const char *name, seqpar_safetensors_dtype dtype, int64_t bytes,
                  int dims, const int64_t *shape) {
     seqpar_safetensors_tensor *t = &p->tensors[p->count];
-    snprintf(p->names[p->count], sizeof p->names[0], "0.%s", name);
+    snprintf(p->names[p->count], sizeof p->names[0], "%d.%s", s.micro, name);
     *t = (seqpar_safetensors_tensor){.name = p->names[p->count], .dtype = dtype, .dims = dims};
     memcpy(t->shape, shape, (size_t)dims * sizeof *shape);
     return p->data[p->count++] = calloc(1, (size_t)bytes + 8);
@@ -300,8 +303,9 @@ static void *add(page *p, const char *name, seqpar_safetensors_dtype dtype, int6
 /* Rows of this rank; those of padding hold NaN. */
 static void add_tensor(page *p, int64_t rank, int t) {
     int bits = t == LSE ? s.lse_bits : s.stored;
-    int64_t n = s.held[rank] + (s.padding ? 3 : 0), wide = heads_of(t) * width(t), from = 0;
-    int64_t shape[5] = {1, 1, n, heads_of(t), width(t)}, dims = t == LSE ? 2 : 3;
+    int64_t member = rank % s.sp, n = s.held[member], rows = n + (s.padding ? 3 : 0), from = 0;
+    int64_t shape[5] = {1, 1, rows, heads_of(t), width(t)}, dims = t == LSE ? 2 : 3;
+    int64_t wide = heads_of(t) * width(t);
     void *to;
     if (s.skip & (1u << t) || (is_odd(rank, "lacks") && t == K)) return;
     if (!n && s.odd && !strcmp(s.odd, "empty")) return;
@@ -312,19 +316,21 @@ static void add_tensor(page *p, int64_t rank, int t) {
     if (is_odd(rank, "batch") && t == Q) shape[1] = n, shape[2] = 1, from = 1;
     if (s.odd && !strcmp(s.odd, "dim") && t == DQ) shape[3] *= shape[4], shape[4] = 1;
     to = add(p, names[t], is_odd(rank, "whole") && t == V ? SEQPAR_SAFETENSORS_I32 : type_of(bits),
-             n * wide * 8, (int)(2 - from + dims), shape + from);
-    for (int64_t i = 0; i < n * wide; i++) {
+             rows * wide * 8, (int)(2 - from + dims), shape + from);
+    for (int64_t i = 0; i < rows * wide; i++) {
         int64_t row = i / wide;
-        store(to, i, row < s.held[rank] ? s.x[t][s.token[rank][row] * wide + i % wide] : NAN,
-              bits);
+        double x = row < n ? s.x[t][s.token[member][row] * wide + i % wide] : NAN;
+        if (s.odd && !strcmp(s.odd, "replica") && rank >= s.sp && t == OUT) x *= 1.5;
+        store(to, i, x, bits);
     }
 }
 
 static void add_tokens(page *p, int64_t rank) {
-    int64_t n = s.held[rank] + (s.padding ? 3 : 0), docs = s.docs + 1;
+    int64_t member = rank % s.sp, held = s.held[member], docs = s.docs + 1;
+    int64_t n = held + (s.padding ? 3 : 0);
     int64_t *index = add(p, "index", SEQPAR_SAFETENSORS_I64, 8 * n, 1, &n), *to;
     for (int64_t i = 0; i < n; i++)
-        index[i] = i < s.held[rank] ? s.token[rank][i] : s.tokens + 3 * rank + i - s.held[rank];
+        index[i] = i < held ? s.token[member][i] : s.tokens + 3 * member + i - held;
     if (is_odd(rank, "twice")) index[1] = index[0];
     if (!s.no_documents)
         memcpy(add(p, "cu_seqlens", SEQPAR_SAFETENSORS_I64, 8 * docs, 1, &docs), s.cu,
@@ -338,7 +344,7 @@ static void add_tokens(page *p, int64_t rank) {
 static void write_rank(int64_t rank) {
     char text[7][32], path[64];
     seqpar_safetensors_pair pairs[] = {
-        {"seqpar_dump", "1"}, {"rank", text[0]},    {"world", text[1]},
+        {"seqpar_dump", "1"}, {"rank", text[0]},    {"world", text[6]},
         {"sp", text[1]},      {"window", text[2]},  {"softcap", text[3]},
         {"accumulation", text[5]}, {"softmax_scale", text[4]}};
     page p = {.count = 0};
@@ -349,6 +355,7 @@ static void write_rank(int64_t rank) {
     snprintf(text[3], sizeof text[3], "%.17g", s.softcap);
     snprintf(text[4], sizeof text[4], "%.17g", s.scale);
     snprintf(text[5], sizeof text[5], "%d", s.accumulation);
+    snprintf(text[6], sizeof text[6], "%lld", (long long)s.sp * s.dp);
     add_tokens(&p, rank);
     for (int t = 0; t < TENSORS; t++) add_tensor(&p, rank, t);
     snprintf(path, sizeof path, FOLDER "/rank%lld.safetensors", (long long)rank);
@@ -367,7 +374,7 @@ static void write_scene(void) {
     if (system("rm -rf " FOLDER)) exit(1);
     mkdir(FOLDER, 0777);
     for (int t = OUT; t < TENSORS; t++) narrow_all(t, t == LSE ? s.lse_bits : s.bits);
-    for (int64_t r = 0; r < s.sp; r++) write_rank(r);
+    for (int64_t r = 0; r < s.sp * s.dp; r++) write_rank(r);
 }
 
 /* ---- what is said of it ---- */
@@ -1013,23 +1020,6 @@ static void rough(int factors) {
     for (int t = Q; t <= DOUT; t++) free(kept[t]);
 }
 
-/* Scores in BF16 before the softmax, as kernels do not, and models in plain code do. */
-static void rough_scores(void) {
-    inputs_narrow();
-    both(right_rule());
-    for (int64_t n = 0; n < size_of(LSE); n++) {
-        int64_t t = n / s.heads, h = n % s.heads;
-        double p[64], sum = 0, slope, *out = s.x[OUT] + n * s.out_dim;
-        rule r = right_rule();
-        for (int64_t u = 0; u < s.tokens; u++)
-            sum += p[u] = right(t, u) ? exp(narrow(score(&r, t, u, h, &slope), BF16)) : 0;
-        for (int64_t i = 0; i < s.out_dim; i++) {
-            out[i] = 0;
-            for (int64_t u = 0; u < s.tokens; u++) out[i] += p[u] / sum * at(V, u, h / 3)[i];
-        }
-    }
-}
-
 /* Stripes on 4 ranks: values of ranks 0 and 1 are large and cancel, so that what a hop gives is
    far larger than out. Queries of rank 0, which see one more of them, look away. */
 static void cancelling_hops(void) {
@@ -1047,6 +1037,16 @@ static void cancelling_hops(void) {
             for (int64_t i = 0; large && h % 3 == 0 && i < s.out_dim; i++)
                 at(V, t, h / 3)[i] = 6 * at(V, t, h / 3)[i] + (s.rank[t] ? -265 : 265);
         }
+}
+
+/* Kernels that take BF16 of numbers in F32. */
+static void test_autocast(void) {
+    make(SEQPAR_LAYOUT_ZIGZAG, 4);
+    rough(BF16);
+    for (int t = OUT; t < TENSORS; t++) narrow_all(t, t == LSE ? F32 : BF16);
+    write_scene();
+    expect(0, "right", "rounding to BF16");
+    test_end("attention_autocast");
 }
 
 static void test_precision(void) {
@@ -1069,9 +1069,11 @@ static void test_precision(void) {
     expect_named("dq_scale_missing", "tf32", "gives this dq");
     make(SEQPAR_LAYOUT_ZIGZAG, 3);
     s.bits = s.stored = BF16;
-    s.skip = ~15u & ~(1u << OUT);
-    for (int64_t i = 0; i < size_of(Q); i++) s.x[Q][i] *= 16;
-    rough_scores();
+    for (int64_t i = 0; i < size_of(Q); i++) s.x[Q][i] *= 8;
+    inputs_narrow();
+    score_bits = BF16; /* as in plain code, not in kernels */
+    both(right_rule());
+    score_bits = F64;
     write_scene();
     expect(0, "marginal", "out is as far away as scores in that type, too, would make it");
     test_end("attention_scores_in_bf16");
@@ -1211,14 +1213,28 @@ static void test_shows_nothing(void) {
     expect_said("tokens_twice", 1, "wrong: token_held_twice", "are held twice");
 }
 
+static void test_several(void) {
+    make(SEQPAR_LAYOUT_ZIGZAG, 3);
+    right_step();
+    s.accumulation = 3;
+    s.micro = s.dp = 2;
+    expect_said("replicas", 0, "right", "micro-batch 2 of replica 0: 59 tokens");
+    s.odd = "replica";
+    expect_said("replica_wrong", 1, "wrong: unknown",
+                "micro-batch 2 of replica 1: 59 tokens, 6 heads, 2 kv heads; limits are 3");
+    test_expect(strstr(said, "first at rank 3, local row 0, token 0, document 0") != NULL,
+                "said '%.900s'", said);
+    test_end("attention_replica_rank");
+}
+
 static void test_nan(void) {
     for (int t = OUT; t < TENSORS; t++) {
         make(SEQPAR_LAYOUT_ZIGZAG, 3);
         right_step();
         at(t, 20, 1)[0] = t % 2 ? NAN : INFINITY;
-        expect_said("nan", 1, "wrong: unknown", "off first at rank 2, local row 2, token 20");
+        expect_said("nan", 1, "wrong: unknown", "first at rank 2, local row 2, token 20");
         test_expect(strstr(said, "token 20, document 2, head 1: element 0 is ") != NULL,
-                    "said '%.400s'", strstr(said, "off first"));
+                    "said '%.400s'", strstr(said, "first at"));
         test_end("attention_nan_of_%s", names[t]);
     }
     make(SEQPAR_LAYOUT_ZIGZAG, 3);
@@ -1239,7 +1255,7 @@ static void test_one_row(void) {
     expect_said("all_rows", 0, "right", "attention right");
     for (int64_t i = 0; i < s.out_dim; i++) at(OUT, 377, 4)[i] += 0.2 * (i % 2 ? 1 : -1);
     expect_said("one_row", 1, "wrong: unknown",
-                "off first at rank 1, local row 227, token 377, document 0, head 4: element");
+                "first at rank 1, local row 227, token 377, document 0, head 4: element");
 }
 
 static void test_follows(void) {
@@ -1317,7 +1333,7 @@ static void test_parts(void) {
     expect_named("own_tokens_only", "parts", "gives this out, lse, dq, dk, dv");
     both(right_rule());
     for (int64_t i = 0; i < s.dim; i++) at(DK, 1111, 1)[i] += 0.3;
-    expect_said("parts_one_row", 1, "wrong: unknown", "dk is off first at rank 0, local row");
+    expect_said("parts_one_row", 1, "wrong: unknown", "; first at rank 0, local row");
     both(right_rule());
     move_rows(OUT, in_ranks_order);
     expect_named("tokens_permuted", "parts", "gives this out");
@@ -1369,10 +1385,12 @@ int main(int argc, char **argv) {
     TEST(test_groups());
     TEST(test_moved());
     TEST(test_types());
+    TEST(test_autocast());
     TEST(test_precision());
     TEST(test_limits());
     TEST(test_odd_but_right());
     TEST(test_shows_nothing());
+    TEST(test_several());
     TEST(test_nan());
     TEST(test_one_row());
     TEST(test_follows());

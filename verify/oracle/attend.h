@@ -78,16 +78,19 @@ typedef struct attend_way {
 /* Which bits of a sum stay. */
 typedef struct attend_cut {
     uint64_t add, mask;
+    int each; /* after each term; else after four, as tensor cores add several at a time */
 } attend_cut;
 
 /* The rounding of a kernel. */
 typedef struct attend_noise {
     uint64_t state;     /* of random numbers */
+    uint64_t seed;      /* what it was */
     int bits;           /* of the factors of a product: probabilities, ds */
     int sums;           /* of sums and of what is kept between hops */
     int half_range;     /* F16: small numbers lose bits */
     int scores;         /* scores and dp have `bits`, too */
-    attend_cut cut;     /* of sums */
+    attend_cut cut;     /* of sums of products */
+    attend_cut nearest; /* of the sum of exponentials */
     double exp_factor, tanh_factor;
 } attend_noise;
 
@@ -117,7 +120,7 @@ static inline double attend_round(attend_noise *noise, double x, int bits) {
     if (noise->half_range && bits == 11 && fabs(x) < 0x1p-14)
         return floor(x * 0x1p24 + (double)(random >> 11) * 0x1p-53) * 0x1p-24;
     low = bits < 53 ? (UINT64_C(1) << (53 - bits)) - 1 : 0;
-    return attend_cut_sum(x, (attend_cut){low ? random & low : random & 1, ~low});
+    return attend_cut_sum(x, (attend_cut){low ? random & low : random & 1, ~low, 0});
 }
 
 /* ---- products ---- */
@@ -130,6 +133,17 @@ static inline void attend_add_row(double *restrict c, const double *f, const dou
     for (int64_t j = 0; j < n; j++)
         c[j] = attend_cut_sum(
             c[j] + (f[0] * b0[j] + f[1] * b1[j] + f[2] * b2[j] + f[3] * b3[j]), cut);
+}
+
+static inline void attend_add_each(double *restrict c, const double *f, const double *const *b,
+                                   int64_t n, attend_cut cut) {
+    const double *b0 = b[0], *b1 = b[1], *b2 = b[2], *b3 = b[3];
+    for (int64_t j = 0; j < n; j++) {
+        double sum = attend_cut_sum(c[j] + f[0] * b0[j], cut);
+        sum = attend_cut_sum(sum + f[1] * b1[j], cut);
+        sum = attend_cut_sum(sum + f[2] * b2[j], cut);
+        c[j] = attend_cut_sum(sum + f[3] * b3[j], cut);
+    }
 }
 
 static inline void attend_add_rows(double *restrict c, double *restrict d, const double *f,
@@ -161,7 +175,10 @@ static inline void attend_product(double *c, int64_t row, attend_matrix a, atten
                 f[u] = i + u / 4 < m && l + u % 4 < k
                            ? a.x[(i + u / 4) * a.row + (l + u % 4) * a.column]
                            : 0;
-            if (i + 1 < m)
+            if (cut.each)
+                for (int64_t r = i; r < m && r < i + 2; r++)
+                    attend_add_each(c + r * row, f + 4 * (r - i), rows, n, cut);
+            else if (i + 1 < m)
                 attend_add_rows(c + i * row, c + (i + 1) * row, f, rows, n, cut);
             else
                 attend_add_row(c + i * row, f, rows, n, cut);
@@ -173,7 +190,7 @@ static inline void attend_product(double *c, int64_t row, attend_matrix a, atten
 static inline void attend_sum(attend_noise *noise, double *c, int64_t row, attend_matrix a,
                               attend_matrix b, int64_t m, int64_t n, int64_t k) {
     if (!noise) {
-        attend_product(c, row, a, b, m, n, k, (attend_cut){0, ~UINT64_C(0)});
+        attend_product(c, row, a, b, m, n, k, (attend_cut){0, ~UINT64_C(0), 0});
         return;
     }
     a.x += (k - 1) * a.column;
@@ -423,10 +440,18 @@ static inline int attend_sees(const attend_pass *s, int64_t query, int64_t key) 
     return (place >= a.lo) & (place < a.hi) & (local >= a.local_lo) & (local < a.local_hi);
 }
 
-static inline double attend_capped(attend_pass *s, double x, double *slope) {
+/* Scores in low precision are the same in both passes: rounded by the pair's number. */
+static inline double attend_round_score(attend_noise *noise, double x, int64_t pair) {
+    attend_noise own;
+    if (!noise || !noise->scores) return attend_round(noise, x, noise ? noise->sums : 53);
+    own = *noise;
+    own.state = noise->seed + (uint64_t)pair * UINT64_C(0xd1342543de82ef95);
+    return attend_round(&own, x, noise->bits);
+}
+
+static inline double attend_capped(attend_pass *s, double x, int64_t pair, double *slope) {
     double bend;
-    if (s->noise) x = attend_round(s->noise, x, s->noise->scores ? s->noise->bits
-                                                                 : s->noise->sums);
+    x = attend_round_score(s->noise, x, pair);
     *slope = 1;
     if (!(s->w->softcap > 0)) return x;
     bend = tanh(x / s->w->softcap);
@@ -452,8 +477,10 @@ static inline void attend_scores(attend_pass *s, const attend_block *queries, in
     for (int64_t i = 0; i < queries->count; i++)
         for (int64_t j = 0; j < keys->count; j++) {
             double *x = &to[i * row + j];
+            int64_t pair = ((queries->begin + i) * p->heads + head) * p->key.count;
             *x = attend_sees(s, queries->begin + i, keys->begin + j)
-                     ? attend_capped(s, s->w->scale * *x, &slope[i * ATTEND_KEYS + j])
+                     ? attend_capped(s, s->w->scale * *x, pair + keys->begin + j,
+                                     &slope[i * ATTEND_KEYS + j])
                      : -INFINITY;
         }
 }
@@ -472,7 +499,7 @@ static inline double attend_exp(attend_pass *s, double *x, int64_t n, double top
         x[j] = x[j] == -INFINITY ? 0 : exp(x[j] - top);
         if (s->noise) x[j] *= s->noise->exp_factor;
         sum += x[j];
-        if (s->noise) sum = attend_cut_sum(sum, s->noise->cut);
+        if (s->noise) sum = attend_cut_sum(sum, s->noise->nearest);
     }
     return sum;
 }

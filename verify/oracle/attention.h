@@ -519,34 +519,36 @@ static inline void attention_place(const attention *a, int t, int64_t row, char 
 static inline void attention_say_tensor(attention *a, int t) {
     int64_t n = attend_width(&a->whole, t), most = 0, row;
     const double *got, *want;
-    char first[200], worst[200];
-    verdict_say(a->v,
-                "%s is %.3g away (relative L2; limit %.3g), its worst row %.3g of the size of "
-                "its terms (limit %.3g)",
+    char first[200], worst[200], where[320] = "";
+    if (attention_is_wrong(a, t)) {
+        row = attention_first(a, t);
+        if (row < 0) row = a->far[t].worst;
+        got = a->whole.got[t] + row * n;
+        want = a->right.right.x[t] + row * n;
+        for (int64_t i = 1; i < n && isfinite(got[most]); i++)
+            if (!(fabs(got[i] - want[i]) <= fabs(got[most] - want[most]))) most = i;
+        attention_place(a, t, row, first, sizeof first);
+        attention_place(a, t, a->far[t].worst, worst, sizeof worst);
+        snprintf(where, sizeof where, "; first at %s: element %lld is %.9g, right %.9g; most at "
+                                      "%s",
+                 first, (long long)most, got[most], want[most], worst);
+    }
+    verdict_say(a->v, "%s is %.3g away (L2; limit %.3g), its worst row %.3g of its terms' size "
+                      "(limit %.3g)%s",
                 attention_name(t), a->far[t].all, a->limits[0].all[t], a->far[t].row,
-                a->limits[0].row[t]);
-    if (!attention_is_wrong(a, t)) return;
-    row = attention_first(a, t);
-    if (row < 0) row = a->far[t].worst;
-    got = a->whole.got[t] + row * n;
-    want = a->right.right.x[t] + row * n;
-    for (int64_t i = 1; i < n && isfinite(got[most]); i++)
-        if (!(fabs(got[i] - want[i]) <= fabs(got[most] - want[most]))) most = i;
-    attention_place(a, t, row, first, sizeof first);
-    attention_place(a, t, a->far[t].worst, worst, sizeof worst);
-    verdict_say(a->v, "%s is off first at %s: element %lld is %.9g, right %.9g; most at %s",
-                attention_name(t), first, (long long)most, got[most], want[most], worst);
+                a->limits[0].row[t], where);
 }
 
 static inline void attention_say_looked(attention *a) {
     const attend *p = &a->whole;
     const attend_kernel *k = a->kernel;
     verdict_say(a->v,
-                "%lld tokens, %lld heads, %lld kv heads; limits are %d times what rounding to "
-                "%s makes of these numbers, the worst of %d seeds",
-                (long long)p->end, (long long)a->shape[ATTEND_Q].heads,
-                (long long)a->shape[ATTEND_K].heads, LIMIT_TIMES, attention_type(k->bits),
-                LIMIT_SEEDS);
+                "micro-batch %lld of replica %lld: %lld tokens, %lld heads, %lld kv heads; "
+                "limits are %d times what rounding to %s makes of these numbers, the worst of "
+                "%d seeds",
+                (long long)a->micro, (long long)a->dp, (long long)p->end,
+                (long long)a->shape[ATTEND_Q].heads, (long long)a->shape[ATTEND_K].heads,
+                LIMIT_TIMES, attention_type(k->bits), LIMIT_SEEDS);
     if (p->kv_heads < a->shape[ATTEND_K].heads || a->sampled_rows)
         verdict_say(a->v, "looked at: %lld kv heads with their queries' heads, %lld of %lld "
                           "queries%s",
@@ -698,8 +700,7 @@ static inline void attention_solve(attention *a, int level) {
             a->named[t][m] = attention_fits(a, t, m, &a->limits[level]);
             a->solved[t] |= a->named[t][m];
         }
-        if (a->solved[t] || (!level && a->follows[t])) a->solved[t] = VERDICT_WRONG;
-        if (a->solved[t]) continue;
+        if (a->solved[t]) continue; /* VERDICT_WRONG */
         if (level ? attention_is_coarse(a, t, level)
                   : attention_times(&a->far[t], &a->limits[0], t) <= 1.5)
             a->solved[t] = VERDICT_MARGINAL;
@@ -775,19 +776,17 @@ static inline const char *attention_list(const attention *a, char *text, size_t 
     }
     return *text ? text : NULL;
 }
-static inline int attention_only_follows(const attention *a, int t) {
-    for (int m = 0; m < MISTAKES; m++)
-        if (a->named[t][m]) return 0;
-    return a->follows[t];
+static inline int attention_follows(const attention *a, int t) { return a->follows[t]; }
+static inline int attention_is_unknown(const attention *a, int t) {
+    return !a->solved[t] && !a->follows[t];
 }
-static inline int attention_is_unknown(const attention *a, int t) { return !a->solved[t]; }
 static inline int attention_is_elsewhere(const attention *a, int t) {
-    return !a->solved[t] && attention_times(&a->fits.right[t], &a->limits[0], t) <= 1;
+    return attention_is_unknown(a, t) && attention_times(&a->fits.right[t], &a->limits[0], t) <= 1;
 }
 
 static inline void attention_say_unnamed(attention *a) {
     char text[80];
-    if (attention_list(a, text, sizeof text, attention_only_follows))
+    if (attention_list(a, text, sizeof text, attention_follows))
         verdict_say(a->v, "right for the out that was dumped: %s", text);
     if (attention_list(a, text, sizeof text, attention_is_unknown))
         verdict_say(a->v, "no known mistake gives this %s; dropout, sinks and biases are not "
@@ -808,9 +807,11 @@ static inline int attention_diagnose(attention *a) {
             return attention_no_memory(a);
         attention_solve(a, level);
     }
-    for (int t = 0; t < ATTEND_TENSORS; t++)
+    for (int t = 0; t < ATTEND_TENSORS; t++) {
+        a->follows[t] &= !a->solved[t] && a->solved[ATTEND_OUT] != VERDICT_MARGINAL;
         if (attention_is_wrong(a, t) && a->solved[t] != VERDICT_MARGINAL)
             a->v->kind = VERDICT_WRONG;
+    }
     attention_name_mistakes(a);
     attention_say_unnamed(a);
     return 0;

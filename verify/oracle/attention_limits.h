@@ -3,8 +3,9 @@
  * rounding of a fast kernel makes it, which is tried out on the numbers of the dump.
  *
  * The kernel that is tried: sums in F32 (of F64: in F64); probabilities and ds in the type of
- * q, k and v before they are multiplied; outputs of hops merged in F32; out and gradients in
- * their own types. Each rounding goes up or down at random. The limit is LIMIT_TIMES the
+ * q, k and v before they are multiplied; outputs of hops merged in F32, or one pass over all
+ * keys; out and gradients in their own types. Each rounding of these goes up or down at random,
+ * sums are rounded after each term or, in low precision, after four. The limit is LIMIT_TIMES the
  * largest distance of several seeds, of the whole tensor (relative, L2) and of its rows (by
  * the size of their terms) each. */
 #ifndef ORACLE_ATTENTION_LIMITS_H
@@ -105,20 +106,24 @@ typedef struct attend_trial_run {
 } attend_trial_run;
 
 static inline attend_noise attend_noise_of(const attend_kernel *k, int seed) {
-    attend_noise n = {.state = (uint64_t)seed * 7919 + (uint64_t)k->bits,
+    uint64_t state = (uint64_t)seed * 7919 + (uint64_t)k->bits;
+    attend_noise n = {.state = state,
+                      .seed = state,
                       .bits = k->bits,
                       .sums = k->bits == 53 ? 53 : 24,
                       .half_range = k->half_range,
                       .scores = k->scores,
-                      .cut = {0, ~UINT64_C(0)},
+                      .cut = {0, ~UINT64_C(0), k->bits >= 24},
+                      .nearest = {0, ~UINT64_C(0), 0},
                       .exp_factor = 1,
                       .tanh_factor = 1};
     if (n.sums == 53) return n;
     n.exp_factor = 1 + (seed % 2 ? 0x1p-22 : -0x1p-22); /* that of GPUs has two units */
     n.tanh_factor = 1 + (seed % 2 ? 1 : -1) * (k->bits < 24 ? 0x1p-11 : 0x1p-22);
-    n.cut.mask = ~((UINT64_C(1) << 29) - 1);
-    /* to the nearest; tensor cores cut off */
-    n.cut.add = k->bits < 24 && seed % 2 ? 0 : UINT64_C(1) << 28;
+    n.nearest.mask = n.cut.mask = ~((UINT64_C(1) << 29) - 1);
+    n.nearest.add = UINT64_C(1) << 28;
+    /* tensor cores cut off */
+    n.cut.add = k->bits < 24 && seed % 2 ? 0 : n.nearest.add;
     return n;
 }
 
@@ -223,6 +228,7 @@ static inline int attend_try(attend_trial_run *r, const attend *p, const attend_
     r->kernel = *kernel;
     r->noise = attend_noise_of(kernel, seed);
     r->hops = p->ranks < LIMIT_HOPS ? p->ranks : LIMIT_HOPS;
+    if (seed % 2 && !kernel->partials) r->hops = 1; /* k and v are gathered before */
     r->way = *way;
     r->way.sees = r->sees = (unsigned char *)malloc((size_t)(2 * p->ranks * p->ranks));
     r->delta = attend_zeros(attend_rows(p, ATTEND_LSE));

@@ -484,11 +484,13 @@ static inline int attend_hop_by_hop(attend_hops *h) {
 
 static inline int attend_try_hops(attend_case *c) {
     attend_way right = attend_right_way(c->p);
-    double copies = (double)(c->p->ranks * c->p->key.count * c->p->kv_heads);
+    double ranks = (double)c->p->ranks;
+    double copies = ranks * (double)(c->p->key.count * c->p->kv_heads);
     attend_hops h;
     int status;
     if (c->p->ranks == 1 || attend_cost(c->p, &right) > c->most) return 0;
     if (copies * (double)(c->p->dim + c->p->out_dim) > c->most) return 0;
+    if (2 * ranks * ranks * ranks > c->most) return 0;
     status = attend_hops_begin(&h, c);
     if (!status) status = attend_hop_by_hop(&h);
     attend_hops_end(&h);
