@@ -307,7 +307,7 @@ static inline int dump_same(const void *a, const void *b, int integers) {
     if (!memcmp(a, b, 8) || integers) return !memcmp(a, b, 8);
     memcpy(&x, a, 8);
     memcpy(&y, b, 8);
-    return (isnan(x) && isnan(y)) || fabs(x - y) <= 1e-5 * fmax(fabs(x), fabs(y));
+    return fabs(x - y) <= 1e-5 * fmax(fabs(x), fabs(y));
 }
 
 /* Rank r's tensor of documents; NULL where it has none, or with d->error. */
