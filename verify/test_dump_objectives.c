@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* `seqpar-verify ver` on dumps of RM, KTO, PPO, DPO and of means over sequences: right ones in
-   every layout, and one with each mistake. What a mistake gives is made anew, token by token. */
+   every layout, and one with each mistake. What a mistake gives is made anew, token by
+   token. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,7 +36,8 @@ typedef struct scene {
     double loss[RANKS];
     seqpar_safetensors_dtype dtype, loss_dtype; /* of numbers */
     const char *without, *side;                 /* a tensor that is not written; not split */
-    int64_t without_below;                      /* by ranks below this; 0: by none */
+    int64_t without_below;                      /* by ranks below this; 0: by all */
+    int without_values;                         /* by the others */
     const char *rough;                          /* a tensor of BF16 */
     int source;
     int64_t empty;  /* documents without a token behind the others */
@@ -360,7 +362,8 @@ static double kto_mean(double factor, double reference, int way, int swapped, in
     EACH_ROW(dp, a)
     for (int64_t d = 0; d < s.of[dp][a].docs; d++, count++) {
         const row *r = &s.of[dp][a];
-        double x = s.beta * (factor * h_of(r, d, first, last, reference, &n) - z_of(dp, a, way));
+        double h = factor * h_of(r, d, first, last, reference, &n);
+        double x = s.beta * (h - z_of(dp, a, way));
         int desirable = (r->desirable[d] != 0) != swapped;
         sum += 1 - 1 / (1 + exp(desirable ? -x : x));
     }
@@ -443,7 +446,8 @@ static void add_numbers(page *p, int64_t micro, const char *name, const double *
 
 /* Numbers of a rank's tokens, by index or as they come where they are not split; then what is
    never used differs from rank to rank. */
-static void add_tokens(page *p, int64_t rank, int64_t micro, const char *name, const double *x) {
+static void add_tokens(page *p, int64_t rank, int64_t micro, const char *name,
+                       const double *x) {
     int64_t r = rank % s.sp, n = s.held[r];
     double own[TOKENS];
     int source = s.side && !strcmp(s.side, name) ? s.source : SPLIT;
@@ -511,10 +515,11 @@ static void add_integers(page *p, int64_t rank, int64_t micro, const row *r) {
 static void add_row(page *p, int64_t rank, int64_t micro) {
     row *r = &s.of[rank / s.sp][micro];
     const char *without = s.without;
-    if (s.without_below && rank >= s.without_below) s.without = NULL;
+    if (s.without_below && rank >= s.without_below)
+        s.without = s.without_values ? "values" : NULL;
     add_integers(p, rank, micro, r);
     if (!is("rm")) add_tokens(p, rank, micro, "logp", r->logp);
-    if (is("dpo") || is("kto") || is("ppo")) add_tokens(p, rank, micro, "ref_logp", r->ref_logp);
+    if (!is("rm") && !is("sft")) add_tokens(p, rank, micro, "ref_logp", r->ref_logp);
     if (is("ppo")) add_tokens(p, rank, micro, "old_logp", r->old_logp);
     if (is("ppo")) add_tokens(p, rank, micro, "advantages", r->advantages);
     if (is("ppo")) add_documents(p, rank, micro, "rewards", r->rewards, r->docs);
@@ -746,7 +751,7 @@ static void test_sequences(const char *objective) {
     expect_loss(mean_of_tokens(RIGHT), "mean_over_tokens", "loss wrong: got");
     expect_loss(local_means(ADDED, 0), "sequence_counts_local", "added over ranks");
     expect_loss(local_means(AVERAGED, 0), "sequence_counts_local", "averaged over ranks");
-    expect_loss(local_means(POOLED, 0), "sequence_counts_local", "documents and ranks together");
+    expect_loss(local_means(POOLED, 0), "sequence_counts_local", "and ranks together");
     expect_loss(local_means(OF_RANKS, 0), "sequence_counts_local", "the mean over ranks of");
     expect_loss(local_means_of_non_empty(), "sequence_counts_local", "have a token of the");
     expect_loss(mean_of_rows(0), "mean_of_means", "replicas' micro-batches");
@@ -818,7 +823,8 @@ static double pairs_of_replica(int64_t dp) {
 
 static void test_dpo(void) {
     make("dpo", SEQPAR_LAYOUT_ZIGZAG, 3, 2, 1);
-    expect_loss((pair_mean(1, 1, 0, 0, 1) + pair_mean(1, 1, 0, 1, 2) + pair_mean(1, 1, 0, 2, 3)) /
+    expect_loss((pair_mean(1, 1, 0, 0, 1) + pair_mean(1, 1, 0, 1, 2) +
+                 pair_mean(1, 1, 0, 2, 3)) /
                     3,
                 "sigmoid_of_parts", "7 pairs give");
     expect_loss(pair_mean(1.0 / 3, 1, 0, 0, 3), "log_probs_averaged", "loss wrong");
@@ -838,7 +844,7 @@ static void test_dpo(void) {
     s.source = FIRST;
     expect_loss(right_loss(), "side_tensor_not_split", "ref_logp: each rank takes the first n");
     s.source = CONTIGUOUS;
-    expect_loss(right_loss(), "side_tensor_not_split", "ref_logp: as a contiguous split has it");
+    expect_loss(right_loss(), "side_tensor_not_split", "as a contiguous split has it");
     s.source = SPLIT;
     set_loss(right_loss() * 1.0012);
     expect(0, "marginal", "loss marginal: got");
@@ -932,7 +938,7 @@ static const struct {
                    {"scores_of_parts", "averaged over ranks", parts_averaged},
                    {"scores_of_parts", "averaged over the ranks that", parts_mean},
                    {"reward_on_wrong_document", "of the document behind it", next_document},
-                   {"reward_on_wrong_document", "of the document before it", previous_document}};
+                   {"reward_on_wrong_document", "of the document before", previous_document}};
 
 static double scores_of_parts_loss(int64_t from, int64_t to) {
     double sum = 0, count = 0;
@@ -961,6 +967,9 @@ static void test_rm(void) {
             strcmp(score_table[i].name, "reward_on_wrong_document"))
             expect_named(score_table[i].name, "loss wrong");
     }
+}
+
+static void test_rm_loss(void) {
     make("rm", SEQPAR_LAYOUT_ZIGZAG, 3, 2, 1);
     expect_loss(score_mean(-1), "pair_swapped", "7 pairs give");
     expect_loss(score_mean(1.0 / 3), "scores_averaged", "loss wrong");
@@ -1066,6 +1075,11 @@ static void test_kto(void) {
     set_loss(right_loss());
     s.loss[4] = kto_mean(1, 1, Z, 0, 1, 2);
     expect_named("log_probs_of_one_rank", "as rank 4 reports it");
+}
+
+static void test_kto_more(void) {
+    make("kto", SEQPAR_LAYOUT_ZIGZAG, 3, 2, 1);
+    set_kl(4, -1.5);
     for (int64_t r = 0; r < 6; r++)
         s.loss[r] = kto_at((r % 3 == 0   ? 0.5
                             : r % 3 == 1 ? 0.3
@@ -1075,6 +1089,12 @@ static void test_kto(void) {
     for (int64_t r = 0; r < 6; r++)
         s.loss[r] = kto_at((r % 3 ? 0.2 : 0.5) * kl_mean_of_all()); /* a tenth is missing */
     expect_named("unknown", "loss wrong");
+    EACH_ROW(dp, a)
+    for (int64_t d = 0; d < DOCS; d++) s.of[dp][a].kl[d] = 0.2;
+    for (int64_t r = 0; r < 6; r++) s.loss[r] = kto_at((r % 3 ? 0.2 : 0.5) * 0.2);
+    expect(1, "wrong: unknown", "loss wrong"); /* so small that any z would do */
+    test_end("objectives_kto_small_kl");
+    set_kl(4, -1.5);
     s.source = FIRST;
     expect_loss(right_loss(), "side_tensor_not_split", "ref_logp: each rank takes the first n");
     s.source = SPLIT;
@@ -1136,7 +1156,7 @@ static void test_group(const char *how) {
     expect_right(how, "rewards right: what documents' rewards and groups give");
     set_advantages(in_replica, 0);
     set_loss(right_loss());
-    expect_named("baseline_of_one_replica", "first at rank 0, local row 2, token 2, document 0");
+    expect_named("baseline_of_one_replica", "first at rank 0, local row 2, token 2, document");
     set_advantages(in_row, 0);
     set_loss(right_loss());
     expect_named("baseline_of_one_replica", "of one micro-batch of it");
@@ -1196,7 +1216,8 @@ static void whiten(int how, int unbiased) {
         int64_t g = white_group(how, dp, a, t);
         double mean = sum[g] / n[g];
         double variance = (squares[g] - n[g] * mean * mean) / (n[g] - unbiased);
-        s.of[dp][a].advantages[t] = (s.of[dp][a].advantages[t] - mean) / (variance > 1e-9 ? sqrt(variance) : 1);
+        s.of[dp][a].advantages[t] -= mean;
+        if (variance > 1e-9) s.of[dp][a].advantages[t] /= sqrt(variance);
     }
     set_loss(right_loss());
 }
@@ -1238,6 +1259,9 @@ static void test_advantages(void) {
     set_loss(right_loss());
     s.advantage = "group";
     expect_named("std_missing", "rewards wrong");
+}
+
+static void test_wrong_documents(void) {
     for (int64_t far = -1; far <= 1; far += 2) {
         make_ppo("group");
         shift_advantages(far);
@@ -1246,6 +1270,9 @@ static void test_advantages(void) {
         shift_rewards(far);
         expect_named("reward_on_wrong_document", "the reward is that of the document");
     }
+}
+
+static void test_unsplit_advantages(void) {
     for (int source = FIRST; source <= CONTIGUOUS; source++) {
         make_ppo("group");
         s.side = "advantages";
@@ -1270,10 +1297,21 @@ static void test_advantages(void) {
     }
     set_loss(right_loss());
     expect_named("unknown", "rewards wrong: first at rank 1");
+}
+
+static void test_odd_advantages(void) {
     begin("ppo", 3, 1, 1);
     deal(SEQPAR_LAYOUT_ZIGZAG);
     fill();
     expect_unsaid("of_one_row", "baseline_of_one_replica");
+    begin("ppo", 3, 2, 1);
+    deal(SEQPAR_LAYOUT_ZIGZAG);
+    fill();
+    EACH_ROW(dp, a)
+    for (int64_t d = 0; d < DOCS; d++) s.of[dp][a].groups[d] += 10 * dp;
+    set_advantages(in_group, 0);
+    set_loss(right_loss());
+    expect_right("groups_of_replicas", "so not excluded: baseline_of_one_replica");
     make_ppo("group");
     s.of[1][0].advantages[31] += 0.3;
     set_loss(right_loss());
@@ -1281,7 +1319,6 @@ static void test_advantages(void) {
     s.of[1][0].advantages[31] = NAN;
     set_loss(1);
     expect_named("unknown", "rewards wrong");
-    test_whitening();
 }
 
 /* ---- side tensors that tell of themselves ---- */
@@ -1580,6 +1617,9 @@ static void test_shows_nothing(void) {
     s.reduction = "sequence";
     deal_by(documents_whole);
     expect_nothing("documents_whole", "by each rank's own counts are the same here");
+}
+
+static void test_rewards_show_nothing(void) {
     make_ppo("group");
     EACH_ROW(dp, a)
     for (int64_t d = 0; d < DOCS; d++) s.of[dp][a].rewards[d] = 0.7;
@@ -1629,6 +1669,12 @@ static void test_not_judged(void) {
     s.without = "kl";
     s.without_below = 3; /* by one replica's ranks alone */
     expect_right("without_kl_in_a_replica", "loss not judged");
+    make("rm", SEQPAR_LAYOUT_ZIGZAG, 3, 2, 1);
+    s.without = "scores";
+    s.without_below = 3;
+    expect_right("scores_of_one_replica", "rewards not judged");
+    s.without_values = 1; /* the other has scores alone */
+    expect_right("scores_or_values", "loss not judged");
     make_ppo("given");
     expect_right("advantages_given", "rewards not judged");
     make("rm", SEQPAR_LAYOUT_ZIGZAG, 3, 2, 1);
@@ -1654,8 +1700,8 @@ static void test_files(void) {
     char text[200];
     make_ppo("group");
     for (int i = 0; i < 3; i++) {
-        snprintf(text, sizeof text, "tensor 0.%s has %lld elements and 0.index %lld", of_tokens[i],
-                 (long long)s.held[1] - 1, (long long)s.held[1]);
+        snprintf(text, sizeof text, "tensor 0.%s has %lld elements and 0.index %lld",
+                 of_tokens[i], (long long)s.held[1] - 1, (long long)s.held[1]);
         expect_refused(of_tokens[i], text);
     }
     expect_refused("rewards", "0.rewards has 7 elements and its row 8 documents");
@@ -1687,10 +1733,16 @@ int main(int argc, char **argv) {
     test_sequences("ppo");
     test_dpo();
     test_rm();
+    test_rm_loss();
     test_kto();
+    test_kto_more();
     test_policy("token");
     test_policy("sequence");
     test_advantages();
+    test_wrong_documents();
+    test_unsplit_advantages();
+    test_odd_advantages();
+    test_whitening();
     test_sides();
     each_objective(odd_but_right);
     test_forms();
@@ -1698,6 +1750,7 @@ int main(int argc, char **argv) {
     test_sides_alike();
     test_accepted();
     test_shows_nothing();
+    test_rewards_show_nothing();
     test_not_judged();
     test_files();
     return test_summary();

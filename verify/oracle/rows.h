@@ -33,8 +33,9 @@ static inline double **row_number(dump_row *row, int i) {
 }
 
 static inline void dump_row_free(dump_row *row) {
-    int64_t *integers[] = {row->cu_seqlens, row->rank, row->local,     row->next,  row->gathered,
-                           row->order,      row->ids,  row->positions, row->labels, row->groups};
+    int64_t *integers[] = {row->cu_seqlens, row->rank,  row->local, row->next,
+                           row->gathered,   row->order, row->ids,   row->positions,
+                           row->labels,     row->groups};
     for (size_t i = 0; i < sizeof integers / sizeof *integers; i++) free(integers[i]);
     for (int i = 0; i < ROW_NUMBERS; i++) free(*row_number(row, i));
 }
