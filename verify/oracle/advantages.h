@@ -257,6 +257,11 @@ static inline double advantage_way(const reward_table *t, int64_t i, int64_t r, 
     return advantage_of(t, i, way);
 }
 
+static inline int advantage_beside(int way) {
+    return way < ADVANTAGE_WHITENED && advantage_ways[way].unbiased ? ADVANTAGE_UNBIASED
+                                                                    : ADVANTAGE_RIGHT;
+}
+
 /* What rounding of rewards makes of a number that is what they are off their mean. */
 static inline double advantage_slack(const reward_table *t, int64_t i) {
     const reward_stat *s = stat_at(t, OF_GROUP, i);
@@ -345,6 +350,7 @@ static inline int advantages_begin(advantage_step *a, reward_table *t, const ste
                         .unit = s->unit.advantages,
                         .way = advantage_way,
                         .slack = advantage_slack,
+                        .beside = advantage_beside,
                         .range = advantage_range,
                         .own = a};
     if (groups_fill(a, s) || white_fill(a, t)) return -1;
@@ -360,7 +366,8 @@ static inline int advantages_accepted(const reward_table *t, const advantage_ste
     return -1;
 }
 
-static inline void judge_advantages(verdict *v, const reward_table *t, const advantage_step *a) {
+static inline void judge_advantages(verdict *v, const reward_table *t,
+                                    const advantage_step *a) {
     int64_t count = rewards_begin(t, "advantages", v);
     int way;
     if (!count) return;

@@ -28,8 +28,8 @@ static const struct {
     {"labels", "index, ids and labels"},
     {"attention", "index, cu_seqlens, q, k, v and out"},
     {"log-probs", "--model, a Llama folder, and index, ids, labels and logp"},
-    {"rewards", "index and cu_seqlens, with values and scores of RM; or labels, rewards, groups "
-                "and advantages of PPO, and advantage in the metadata"},
+    {"rewards", "index and cu_seqlens, with values and scores of RM; or labels, rewards, "
+                "groups and advantages of PPO, and advantage in the metadata"},
     {"loss", "loss, index, labels, logp and what else the objective takes"},
     {"reduction", "local. and grad. tensors of a parameter"},
     {"gradients", "--model, or --want, a dump of the same step on one rank"},

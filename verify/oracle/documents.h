@@ -32,7 +32,7 @@ typedef struct document {
     int64_t last_rank, last_local;  /* who holds its last token; -1: nobody */
     int64_t group;
     double score, desirable, kl, reward;
-    double policy_gathered, reference_gathered; /* cut from what ranks have, one behind another */
+    double policy_gathered, reference_gathered; /* cut from ranks one behind the other */
     double reference_from[SOURCES];             /* with ref_logp from elsewhere */
     double rounding;  /* squares of what rounding may do to policy - reference */
     double values[SCORES];

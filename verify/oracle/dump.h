@@ -60,7 +60,8 @@
  *     after.NAME    (any)      and after it
  *     m.NAME v.NAME (any)      AdamW's moments before the step; absent: 0
  *
- * index to labels, cu_seqlens and groups: any integers; all others: F16, BF16, F32 or F64. */
+ * index to labels, cu_seqlens and groups: any integers; all others: F16, BF16, F32 or F64;
+ * rewards, scores, desirable and kl may be integers, too. */
 #ifndef ORACLE_DUMP_H
 #define ORACLE_DUMP_H
 #include <dirent.h>

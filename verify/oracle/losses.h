@@ -71,6 +71,8 @@ static inline void loss_add_row(loss_parts *p, const dump_facts *f, const dump_r
 static inline int loss_end(loss_parts *p, const dump_facts *f) {
     law l = {.tolerance = p->tolerance};
     int status = p->no_memory ? -1 : 0;
+    if (f->objective == DUMP_RM && !p->documents.has_scores && !p->documents.has_values)
+        p->complete = 0; /* some rows have these, others those */
     if (status || !p->complete) return status;
     if (loss_is_of_tokens(f))
         tokens_answers(&p->tokens, &p->answers, &l, f);

@@ -361,8 +361,8 @@ static const mistake mistakes[] = {
     {.name = "losses_added",
      .family = "count",
      .symptom = "the loss shown is P or D times the right one",
-     .cause = "Every rank of a sequence, or every replica, has the whole loss already, and they "
-              "are summed.",
+     .cause = "Every rank of a sequence, or every replica, has the whole loss already, and "
+              "they are summed.",
      .right = "L",
      .wrong = "P L, D L or P D L",
      .example = "L = 1.25 on both ranks: shown 2.5.",
@@ -550,8 +550,9 @@ static const mistake mistakes[] = {
     {.name = "side_tensor_not_split",
      .family = "side",
      .symptom = "the first PPO ratio is not 1, or the first DPO loss is not ln 2",
-     .cause = "ref_logp, old_logp or advantages do not go through the split that ids and labels "
-              "go through: each rank takes the first n of the row, or a contiguous share.",
+     .cause = "ref_logp, old_logp or advantages do not go through the split that ids and "
+              "labels go through: each rank takes the first n of the row, or a contiguous "
+              "share.",
      .right = "number of a rank's row i = number of token index[i]",
      .wrong = "number of a rank's row i = number of token i",
      .example = "Zigzag on two ranks, 0 3 and 1 2: rank 0 has the numbers of tokens 0 1, right "
@@ -562,8 +563,8 @@ static const mistake mistakes[] = {
     {.name = "score_of_rank_end",
      .family = "scores",
      .symptom = "scores are right with contiguous shares, wrong with zigzag or stripe",
-     .cause = "The last rank that has a token of the document is asked for the score, and takes "
-              "its last row of it, as if ranks held the row in order.",
+     .cause = "The last rank that has a token of the document is asked for the score, and "
+              "takes its last row of it, as if ranks held the row in order.",
      .right = "score = value at the document's last token",
      .wrong = "score = value at the last of rank r's tokens of it, r the last that has one",
      .example = "Zigzag on two ranks, 0 1 6 7 and 2 3 4 5, one document: right is the value of "
@@ -590,8 +591,8 @@ static const mistake mistakes[] = {
     {.name = "score_of_padding",
      .family = "scores",
      .symptom = "the score of a row's last document changes with the number of ranks",
-     .cause = "Padding up to a multiple of P is counted into the last document, so that its last "
-              "token is a padding one.",
+     .cause = "Padding up to a multiple of P is counted into the last document, so that its "
+              "last token is a padding one.",
      .right = "score = value at the document's last token",
      .wrong = "the last document's score = value at the row's last token, which is padding",
      .example = "Documents of 3 and 4 tokens, padded to 8: right are places 2 and 6, got 2 and "
@@ -633,14 +634,14 @@ static const mistake mistakes[] = {
      .cause = "A rank takes 0 for the score of a document whose last token another rank has.",
      .right = "L = -log sigmoid(score of chosen - score of rejected)",
      .wrong = "the same with the scores that this rank has, and 0 for the others",
-     .example = "Chosen has 2, on rank 0, rejected has 1, on rank 1: right 0.3133; rank 0 shows "
-                "-log sigmoid(2) = 0.1269, rank 1 -log sigmoid(-1) = 1.3133.",
+     .example = "Chosen has 2, on rank 0, rejected has 1, on rank 1: right 0.3133; rank 0 "
+                "shows -log sigmoid(2) = 0.1269, rank 1 -log sigmoid(-1) = 1.3133.",
      .fix = "Sum scores over the ranks of a sequence before the sigmoid."},
     {.name = "reward_on_wrong_document",
      .family = "scores",
      .symptom = "training leads nowhere: rewards say nothing of the texts that they are given",
-     .cause = "Scores, rewards or advantages come back by one document off: one without a token "
-              "is skipped on one side, or an end is taken for a begin.",
+     .cause = "Scores, rewards or advantages come back by one document off: one without a "
+              "token is skipped on one side, or an end is taken for a begin.",
      .right = "reward of document d",
      .wrong = "reward of document d + 1, or d - 1",
      .example = "Rewards 1 0 0: document 0 gets 0, and document 2 is rewarded.",
@@ -659,7 +660,8 @@ static const mistake mistakes[] = {
      .cause = "Each replica clamps its own mean at 0, then they are averaged.",
      .right = "z = max(0, mean of kl over the documents of all replicas)",
      .wrong = "z = mean over replicas of max(0, mean of kl over its documents)",
-     .example = "kl 0.4 on replica 0 and -0.2 on replica 1: right 0.1, got (0.4 + 0) / 2 = 0.2.",
+     .example = "kl 0.4 on replica 0 and -0.2 on replica 1: right 0.1, got (0.4 + 0) / 2 = "
+                "0.2.",
      .fix = "Clamp last."},
     {.name = "kl_mean_of_means",
      .family = "kto",
@@ -686,8 +688,8 @@ static const mistake mistakes[] = {
      .cause = "KTO's z is 0, or PPO's loss has no KL term.",
      .right = "KTO: h - z, z - h; PPO: ... + kl_coef k3",
      .wrong = "KTO: h, -h; PPO: without",
-     .example = "KTO, beta 1, desirable, h = 0.5, z = 0.2: right 1 - sigmoid(0.3) = 0.4256, got "
-                "1 - sigmoid(0.5) = 0.3775.",
+     .example = "KTO, beta 1, desirable, h = 0.5, z = 0.2: right 1 - sigmoid(0.3) = 0.4256, "
+                "got 1 - sigmoid(0.5) = 0.3775.",
      .fix = "Give kl or ref_logp to the loss; a coefficient of 0 is the usual reason."},
     {.name = "kl_added",
      .family = "kto",
@@ -734,8 +736,8 @@ static const mistake mistakes[] = {
     {.name = "clip_wrong_side",
      .family = "ppo",
      .symptom = "clip fractions are high and the ratio runs away",
-     .cause = "The smaller of the two losses is taken: min belongs to the objective, max to the "
-              "loss.",
+     .cause = "The smaller of the two losses is taken: min belongs to the objective, max to "
+              "the loss.",
      .right = "max(-A r, -A clip(r))",
      .wrong = "min(-A r, -A clip(r))",
      .example = "A = 1, r = 0.7, clip 0.2: right max(-0.7, -0.8) = -0.7, got -0.8.",
@@ -788,8 +790,8 @@ static const mistake mistakes[] = {
               "replica, holds.",
      .right = "A, or (A - mean) / deviation over all supervised tokens of the step",
      .wrong = "(A - mean) / deviation over the rank's tokens",
-     .example = "1 1 1 -1 on rank 0, -1 -1 on rank 1: over all six they stay as they are; rank 0 "
-                "makes 0.577 and -1.732 of them, rank 1 makes 0.",
+     .example = "1 1 1 -1 on rank 0, -1 -1 on rank 1: over all six they stay as they are; "
+                "rank 0 makes 0.577 and -1.732 of them, rank 1 makes 0.",
      .fix = "Add sums, squares and counts over all ranks that hold tokens.",
      .seen = "read in the source of TRL's PPO trainer, by replica"},
     {.name = "documents_ignored",

@@ -17,6 +17,7 @@ struct reward_table {
     double tolerance, unit, floor; /* floor: absolute, for numbers about 0 */
     double (*way)(const reward_table *t, int64_t i, int64_t r, int way); /* 0: right */
     double (*slack)(const reward_table *t, int64_t i); /* absolute, from rounding; NULL: 0 */
+    int (*beside)(int way); /* the right way that it is a mistake of; NULL: 0 */
     int (*range)(const reward_table *t, int64_t i, int64_t r, double *low, double *high);
     const void *own;
 };
@@ -49,7 +50,8 @@ static inline int rewards_show(const reward_table *t, int way) {
     int shows = -1;
     for (int64_t n = 0; n < t->s->count * t->members; n++) {
         int64_t i = n / t->members, r = n % t->members;
-        double want = t->way(t, i, r, way), right = t->way(t, i, r, 0);
+        double want = t->way(t, i, r, way);
+        double right = t->way(t, i, r, t->beside ? t->beside(way) : 0);
         if (!t->range(t, i, r, &low, &high) || isnan(want)) continue;
         if (fabs(want - right) > reward_limit(t, i, right)) return 1;
         shows = 0;

@@ -33,8 +33,9 @@ static inline double **row_number(dump_row *row, int i) {
 }
 
 static inline void dump_row_free(dump_row *row) {
-    int64_t *integers[] = {row->cu_seqlens, row->rank, row->local,     row->next,  row->gathered,
-                           row->order,      row->ids,  row->positions, row->labels, row->groups};
+    int64_t *integers[] = {row->cu_seqlens, row->rank,  row->local, row->next,
+                           row->gathered,   row->order, row->ids,   row->positions,
+                           row->labels,     row->groups};
     for (size_t i = 0; i < sizeof integers / sizeof *integers; i++) free(integers[i]);
     for (int i = 0; i < ROW_NUMBERS; i++) free(*row_number(row, i));
 }
@@ -307,7 +308,7 @@ static inline int dump_same(const void *a, const void *b, int integers) {
     if (!memcmp(a, b, 8) || integers) return !memcmp(a, b, 8);
     memcpy(&x, a, 8);
     memcpy(&y, b, 8);
-    return (isnan(x) && isnan(y)) || fabs(x - y) <= 1e-5 * fmax(fabs(x), fabs(y));
+    return fabs(x - y) <= 1e-5 * fmax(fabs(x), fabs(y));
 }
 
 /* Rank r's tensor of documents; NULL where it has none, or with d->error. */

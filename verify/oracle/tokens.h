@@ -21,7 +21,7 @@ typedef struct token_sums {
     double by_row;                  /* sum of rows' means over documents */
     double parts, pieces;  /* sum over documents and ranks of their own means; how many */
     double filled;         /* the same, averaged over the ranks that have a token of it */
-    double size, rounding; /* of all tokens: |loss|, squares of what rounding may do, weighted */
+    double size, rounding; /* weighted: |loss|, squares of what rounding may do */
     double unit;           /* the coarsest of the numbers in it */
     int unknown_documents; /* a row does not say where documents begin */
     int gaps;              /* a rank has no supervised token of some document */
