@@ -416,7 +416,7 @@ def written(kind, folder, of):
     ranks = read_dump(of)
     if kind == "marginal":
         for _, tensors in ranks:
-            tensors["loss"][2][0] *= 1.0012
+            tensors["norm"][2][0] *= 1.0012
     elif kind == "no_places":
         for _, tensors in ranks:
             for name in [n for n in tensors if n[0].isdigit()]:
