@@ -76,8 +76,10 @@ def ppo(step, m):
 
 
 def mean_of_tokens(step, m, loss):
-    masked = torch.where(m.supervised, loss, torch.zeros_like(loss))
-    loss = loss * m.supervised if step.variant == "gradient" else masked  # a product with 0 lets a NaN through
+    if step.mistake == "nan_of_an_empty_rank" and step.variant == "gradient":
+        loss = loss * m.supervised  # 0 times NaN is NaN, and so is the gradient
+    else:
+        loss = torch.where(m.supervised, loss, torch.zeros_like(loss))
     own = (loss * weights(step, m).to(loss.dtype)).sum()
     if step.mistake == "local_count":
         of_this = max(1, int(m.supervised.sum())) * step.c.accumulation

@@ -164,7 +164,10 @@ def arguments():
     parser.add_argument("--by-variant", action="store_true", help="a line for each variant of a mistake")
     parser.add_argument("--markdown", metavar="FILE", help="write the table there, too")
     parser.add_argument("--log", metavar="FILE", help="write a line for each step there: verdict, stages, names")
-    return parser.parse_args()
+    given = parser.parse_args()
+    if not os.access(given.oracle, os.X_OK):
+        parser.error(f"{given.oracle} cannot be run; give the path of seqpar-verify")
+    return given
 
 
 def main():

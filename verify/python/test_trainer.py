@@ -19,6 +19,7 @@ import trainer
 from attention import Attention, Setting
 from ranks import Ranks
 from rows import IGNORED, MicroBatch, make_rows, split
+from seqpar_dump import Dump
 from trainer import Config, MISTAKES, Workers, random_config, variants
 
 torch.set_num_threads(1)
@@ -231,6 +232,33 @@ def check_splits(*_):
         for layout, sp in itertools.product(LAYOUTS, (1, 2, 3, 4)):
             held = torch.cat(split(row, layout, sp))
             assert torch.equal(held.sort().values, torch.arange(len(row))), (layout, sp, len(row))
+
+
+# ---- the writer of dumps ----
+
+def check_dump(_, folder):
+    """A batch of one row is a row; ranges and keywords are in the metadata; what is wrong is refused by name."""
+    dump = Dump(folder, 0, 1, window=3, softcap=1.5)
+    dump.attention(0, q=numpy.zeros((1, 5, 2, 4)), lse=numpy.zeros((1, 5, 2)))
+    grads = {"w": torch.ones(3, dtype=torch.bfloat16), "frozen": None}
+    dump.step(2.5, grads, norm=1, m={"w": numpy.zeros(2)}, part={"m.w": (1, 3)}, optimizer="adamw", step=7, lr=1e-4)
+    got = read(f"{folder}/rank0.safetensors")
+    assert {name: x.shape for name, x in got.items()} == {"0.q": (5, 2, 4), "0.lse": (5, 2), "loss": (), "norm": (),
+                                                          "grad.w": (3,), "m.w": (2,)}, got
+    wanted = {"window": "3", "softcap": "1.5", "step": "7", "lr": "0.0001", "part.m.w": "1 3"}
+    assert wanted.items() <= dump.metadata.items(), dump.metadata
+    for mistake, word in ((lambda: dump.step(part={"grad.w": (1, 3)}), "3 elements from 1 on"),
+                          (lambda: dump.step(part={"grad.x": (0, 3)}), "grad.x"),
+                          (lambda: dump.step(learning_rate=1), "learning_rate"),
+                          (lambda: dump.attention(0, q=numpy.zeros((2, 5, 2, 4))), "one row"),
+                          (lambda: dump.micro_batch(0, old_logp=numpy.zeros(5)), "old_logp"),
+                          (lambda: Dump(folder, 0, 1, objective="grpo"), "grpo")):
+        try:
+            mistake()
+        except ValueError as e:
+            assert word in str(e), (word, str(e))
+        else:
+            raise AssertionError(f"accepted: {word}")
 
 
 # ---- mistakes ----
