@@ -15,8 +15,8 @@ import sys
 
 from common import HERE, VERIFY
 
-ADAPTERS = ["torch_cp", "ring_flash", "yunchang_usp", "deepspeed_alst", "hf_trainer", "trl_grpo", "ms_swift", "verl_loss", "axolotl_cp",
-            "openrlhf_loss", "megatron_loss", "xtuner_loss"]
+ADAPTERS = ["torch_cp", "ring_flash", "yunchang_usp", "deepspeed_alst", "hf_trainer", "trl_grpo", "trl_pairs", "ms_swift", "verl_loss",
+            "axolotl_cp", "openrlhf_loss", "megatron_loss", "xtuner_loss"]
 SECONDS = 900
 HEADS = ("framework", "version", "check", "verdict", "in plain torch", "finding")
 
