@@ -14,7 +14,7 @@ DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves
 SUITES = cuda headers faults sanitize attn memory truth bits objective train post ppo bad_input runs kills processes sizes fuzz reward readme bench oracle oracle_reports dump dump_attention dump_objectives dump_step dump_model references pip nccl plan transport sample device numerics slow slow_loss pack fold split agree comm optim nccl_gpus train_nccl schedule safetensors demos_support rollout
 BENCHES = bench_cpu bench_chunks bench_layers bench_ranks bench_sample bench_vocab
 
-.PHONY: vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu cuda demos bench bench-gpu readme setup clean help
+.PHONY: frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu cuda demos bench bench-gpu readme setup clean help
 help:
 	@echo "make demo    trains on 1 rank and on 4 and compares the bits (about a minute)"
 	@echo "make verify  every objective on 2 to 8 ranks against one rank, and the first DPO loss (seconds); DEVICE=cuda: on a GPU"
@@ -29,6 +29,7 @@ help:
 	@echo "make bench-gpu  speed of the CUDA device beside PyTorch's on the same GPU (under 8 minutes once built)"
 	@echo "make readme  makes the generated parts of README.md and demos/README.md anew"
 	@echo "make vectors golden vectors of whole steps in build/vectors, for checks without a binary"
+	@echo "make frameworks  what seqpar-verify says of other people's code (PYTHON=one that has it; the rest is skipped)"
 	@echo "make clean   removes build/"
 
 demo: setup build/make_arith build/train_sft build/train_dpo build/compare_runs
@@ -78,6 +79,11 @@ readme: build/02_layouts build/test_attn build/test_plan $(ORACLE)
 # Cases with answers, for those who want no binary.
 vectors: $(ORACLE)
 	@bash ci/vectors.sh
+
+# Each adapter's head names what it needs of PyPI. None of it is needed for anything else.
+PYTHON ?= python3
+frameworks: $(ORACLE)
+	@SEQPAR_VERIFY=$(CURDIR)/$(ORACLE) $(PYTHON) verify/frameworks/run.py --markdown build/frameworks.md
 
 setup:
 	@sh ci/setup.sh

@@ -23,17 +23,19 @@ def attend(rank, world):
         q, k, v = (x[n][index][None].requires_grad_() for n in ("q", "k", "v"))
         out = LongContextAttention(ring_impl_type=ring, attn_type=AttnType.from_string(kernel))(q, k, v, **CALL)
         own = dict(index=index, out=out[0].detach())
-        if kernel == "fa":  # torch's kernels have no backward pass there
+        # torch's kernels have no backward pass there; a ring of one rank sends to itself, which gloo cannot
+        if kernel == "fa" and ulysses == 1:
             out.backward(x["dout"][index][None])
             own.update(dq=q.grad[0], dk=k.grad[0], dv=v.grad[0])
         results.append(own)
+        torch.distributed.barrier()  # a group goes with its last name, also under a rank that still sends
     return results
 
 
 if __name__ == "__main__":
     for (kernel, ring, ulysses), got in zip(CASES, zip(*on_ranks(attend, 2))):
         x = attention_inputs(TOKENS, dtype=torch.float16 if kernel == "fa" else torch.float32, kv_heads=2 if kernel == "fa" else 4)
-        if kernel != "fa":
+        if "dq" not in got[0]:
             x = {n: t for n, t in x.items() if n != "dout"}
         check_attention("yunchang", f"{kernel}, {'Ulysses 2' if ulysses == 2 else f'{ring} ring 2'}", got, x, [0, TOKENS],
                         mark="known: its own comment says 'LSE is not available, use zeros'")
