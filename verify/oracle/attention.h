@@ -529,8 +529,8 @@ static inline void attention_say_tensor(attention *a, int t) {
             if (!(fabs(got[i] - want[i]) <= fabs(got[most] - want[most]))) most = i;
         attention_place(a, t, row, first, sizeof first);
         attention_place(a, t, a->far[t].worst, worst, sizeof worst);
-        snprintf(where, sizeof where, "; first at %s: element %lld is %.9g, right %.9g; most at "
-                                      "%s",
+        snprintf(where, sizeof where,
+                 "; first at %s: element %lld is %.9g, right %.9g; most at %s",
                  first, (long long)most, got[most], want[most], worst);
     }
     verdict_say(a->v, "%s is %.3g away (L2; limit %.3g), its worst row %.3g of its terms' size "
@@ -682,8 +682,8 @@ static inline int64_t attention_count_off(const attention *a, int t) {
     return count;
 }
 
-/* Whether rounding of a lower precision explains it: such is as large as that, and in F32, where
-   it is by far larger than the limit, no row is without it. */
+/* Whether rounding of a lower precision explains it: such is as large as that, and in F32,
+   where it is by far larger than the limit, most rows show it. */
 static inline int attention_is_coarse(const attention *a, int t, int level) {
     const attend_limits *limits = &a->limits[level];
     if (!(attention_times(&a->far[t], limits, t) <= 1)) return 0;
@@ -781,7 +781,8 @@ static inline int attention_is_unknown(const attention *a, int t) {
     return !a->solved[t] && !a->follows[t];
 }
 static inline int attention_is_elsewhere(const attention *a, int t) {
-    return attention_is_unknown(a, t) && attention_times(&a->fits.right[t], &a->limits[0], t) <= 1;
+    return attention_is_unknown(a, t) &&
+           attention_times(&a->fits.right[t], &a->limits[0], t) <= 1;
 }
 
 static inline void attention_say_unnamed(attention *a) {

@@ -5,8 +5,8 @@
  * The kernel that is tried: sums in F32 (of F64: in F64); probabilities and ds in the type of
  * q, k and v before they are multiplied; outputs of hops merged in F32, or one pass over all
  * keys; out and gradients in their own types. Each rounding of these goes up or down at random,
- * sums are rounded after each term or, in low precision, after four. The limit is LIMIT_TIMES the
- * largest distance of several seeds, of the whole tensor (relative, L2) and of its rows (by
+ * sums are rounded after each term or, in low precision, after four. The limit is LIMIT_TIMES
+ * the largest distance of several seeds, of the whole tensor (relative, L2) and of its rows (by
  * the size of their terms) each. */
 #ifndef ORACLE_ATTENTION_LIMITS_H
 #define ORACLE_ATTENTION_LIMITS_H
