@@ -67,6 +67,7 @@ if [ $can_python = 1 ]; then
     alone twice 1 "wrong: token_held_twice" "says=held once more"
     alone padded 0 right "says=What stands behind token 60 is padding"
     alone masked_cut 4 insufficient "says=Nothing is wrong in what was judged, and it is not enough"
+    alone one_cut 0 right "says=Nothing is wrong in this row's places, positions, labels"
     alone stripe 1 "wrong: unknown" "says=A column is 8 tokens|position differs, 12 times: the first is token 2000|None that is known gives these numbers"
     alone zigzag 1 "wrong: unknown" "says=A column is 5 tokens|position differs, 12 times: the first is token 2000"
     alone one 0 right
@@ -77,9 +78,13 @@ if [ $can_python = 1 ]; then
     compare="--model $out/zigzagged/model"
     tampered logp zigzagged && judged logp 1 "wrong: unknown" "$out/logp/got" $compare && shown logp "$out/logp/got" heat=1 "$changed" "says=alone"
     tampered logp_nan zigzagged && judged logp_nan 1 "wrong: unknown" "$out/logp_nan/got" $compare && shown logp_nan "$out/logp_nan/got" heat=1 "$changed" "says=1 of them NaN"
+    made long --sp 2 --tokens 1101 --layout contiguous
+    compare="--model $out/long/model --budget 0"
+    tampered logp_long long && judged logp_long 1 "wrong: unknown" "$out/logp_long/got" $compare && shown logp_long "$out/logp_long/got" heat=1 "$changed" "says=A column is 2 tokens"
     made all_right --sp 3 --dp 2 --accumulation 5 --tokens 37
     compare="--want $out/all_right/want"
     tampered last_rows_wrong all_right && judged last_rows_wrong 1 "wrong: unknown" "$out/last_rows_wrong/got" $compare && shown last_rows_wrong "$out/last_rows_wrong/got" "says=Row 9: replica 1, micro-batch 4|Row 2: "
+    tampered twice_later all_right && judged twice_later 1 "wrong: token_held_twice" "$out/twice_later/got" $compare && shown twice_later "$out/twice_later/got" "says=Row 7: replica 1, micro-batch 2|held once more"
     tampered marginal all_right && judged marginal 0 marginal "$out/marginal/got" $compare && shown marginal "$out/marginal/got" "says=by less than half of it"
     tampered unknown all_right && judged unknown 1 "wrong: unknown" "$out/unknown/got" $compare && shown unknown "$out/unknown/got" "says=None that is known"
     # ---- gradients: many tensors, one is wrong; hostile names ----

@@ -163,16 +163,22 @@ def check_self_contained(text):
 
 def check_owners(figure, row):
     """The area of each rank's boxes is that of its tokens, and those of one token lie where it is."""
-    area = [0.0] * row.sp
+    area, columns = [0.0] * row.sp, {}
     paths = [p for p in figure.iter("path") if p.get("class") == "rank"]
     assert len(paths) == row.sp
     per_token = WIDE / row.tokens
     for r, path in enumerate(paths):
         for a, y, b, z in boxes(path):
             area[r] += (b - a) * (z - y)
+            for t in range(round((a - LEFT) / per_token), round((b - LEFT) / per_token)):
+                columns.setdefault(t, []).append((y, z))
             if z - y > 31.9:  # the whole column
                 first, last = round((a - LEFT) / per_token), round((b - LEFT) / per_token)
                 assert set(row.rank[first:last]) == {r}, f"tokens {first} to {last} are not rank {r}'s"
+    for t, stack in columns.items():
+        stack.sort()
+        assert all(abs(z - y) < 0.03 for (_, z), (y, _) in zip(stack, stack[1:])), f"token {t}: {stack}"
+        assert abs(stack[0][0] - 17) < 0.03 and stack[-1][1] < 49.03, f"token {t}: {stack}"
     for r in range(row.sp):
         wanted = row.rank.count(r) * per_token * 32
         assert abs(area[r] - wanted) < 0.02 * WIDE * 32 / row.sp + 1, f"rank {r} has {area[r]}, not {wanted}"
@@ -181,12 +187,16 @@ def check_owners(figure, row):
 def check_marks(figure, row, stages):
     of = {"nobody": "places", "twice": "places", "position": "positions", "label": "labels", "cut, no label": "labels"}
     drawn = {mark: {} for mark in of}
+    wrong_at = row.marks()
     for cell in figure.iter("rect"):
         if cell.get("data-mark"):
             drawn[cell.get("data-mark")][float(cell.get("x"))] = int(cell.get("data-n"))
             wrong = stages[of[cell.get("data-mark")]]["verdict"] == "wrong"
-            assert cell.get("class") == ("bad" if wrong else "maybe") and cell.find("title").text
-    for mark, wanted in row.marks().items():
+            assert cell.get("class") == ("bad" if wrong else "maybe")
+            begin = (float(cell.get("x")) - LEFT) * row.tokens / WIDE - 0.05
+            named = min(t for t in wrong_at[cell.get("data-mark")] if t >= begin)
+            assert re.search(rf"\btoken {named}\b", cell.find("title").text), cell.find("title").text
+    for mark, wanted in wrong_at.items():
         if stages[of[mark]]["verdict"] in ("right", "not judged"):
             wanted = {}
         assert sum(drawn[mark].values()) == sum(wanted.values()), f"{mark}: {drawn[mark]}, not {wanted}"
@@ -195,21 +205,33 @@ def check_marks(figure, row, stages):
             assert places == wanted, f"{mark}: {places}, not {wanted}"
         assert len(drawn[mark]) <= 1000
     words = "".join(figure.find("figcaption").itertext())
-    for mark, wanted in row.marks().items():
+    for mark, wanted in wrong_at.items():
         if drawn[mark]:
-            assert re.search(rf", {sum(wanted.values())} times?: (the first is )?token {min(wanted)}\b", words), words
+            said = re.search(rf", {sum(wanted.values())} times?: (the first is )?token {min(wanted)}\b[^.]*\.", words)
+            assert said, words
+            near = sum(row.rank[t] >= 0 and (row.cut(t) or (t > 0 and row.cut(t - 1))) for t in wanted)
+            if 4 * sum(map(row.cut, row.inside())) > row.tokens or not near:
+                assert "cut" not in said.group(), said.group()
+            elif near == sum(wanted.values()):
+                assert said.group().endswith("; all of them next to a cut." if near > 1 else "; next to a cut."), said.group()
+            else:
+                assert said.group().endswith(f"; {near} of them next to a cut."), said.group()
+            ranks = {row.first + row.rank[t] for t in wanted if row.rank[t] >= 0}
+            on = "on all ranks" if len(ranks) == row.sp > 1 else f"on rank {min(ranks)} alone" if len(ranks) == 1 else \
+                f"on {len(ranks)} of {row.sp} ranks" if len(ranks) > 4 else "on ranks " + ", ".join(map(str, sorted(ranks))) if ranks else ""
+            assert on in said.group(), said.group()
 
 
 def heated(figure, row):
-    """{token: (rank, level)} of a row that is not aggregated."""
+    """{token: (rank, level)} of a row; where a column has several tokens, the largest level."""
     lanes = sorted({float(r.get("y")) for r in figure.iter("rect") if r.get("class") == "back" and r.get("height") == "12.0"})
     found = {}
     for path in figure.iter("path"):
         if re.fullmatch(r"h-?\d", path.get("class", "")):
             for a, y, b, z in boxes(path):
                 for t in range(round((a - LEFT) * row.tokens / WIDE), round((b - LEFT) * row.tokens / WIDE)):
-                    assert t not in found, f"token {t} is in two lanes"
-                    found[t] = lanes.index(y), int(path.get("class")[1:])
+                    assert t not in found or row.tokens > 1000, f"token {t} is in two lanes"
+                    found[t] = max(found.get(t, (0, -9)), (lanes.index(y), int(path.get("class")[1:])), key=lambda x: x[1])
     return found
 
 
@@ -217,7 +239,13 @@ def check_heat(figure, row, changed):
     found = heated(figure, row)
     if not found:
         return 0
-    for t in range(row.tokens):
+    if row.tokens > 1000:
+        per = -(-row.tokens // 1000)
+        for t in range(row.tokens):
+            others = [changed.get(u, 0) for u in range(t // per * per, t // per * per + per)]
+            assert (found[t][1] > 0) == any(others), f"token {t}: {found[t]}"
+        changed = {t: far for t, far in changed.items() if far >= max(changed.get(u, 0) for u in range(t // per * per, t // per * per + per))}
+    for t in range(row.tokens if row.tokens <= 1000 else 0):
         rank, level = found[t]
         assert rank == row.rank[t], f"token {t} is in the lane of {rank}"
         if row.labels[t] == -100 or t >= row.end:
@@ -226,10 +254,16 @@ def check_heat(figure, row, changed):
             far = changed.get(t, 0)
             assert level == (8 if math.isnan(far) else 0 if not far else level) and (level > 0) == (far != 0), f"token {t}: {level}, {far}"
     words = "".join(figure.find("figcaption").itertext())
-    if changed is not None:
+    if changed is not None and row.tokens <= 1000:
         at = next(iter(re.findall(r"log-probs: (\d+) off by more than \S+: (?:the first is )?token (\d+)", words)), (0, 0))
         assert [int(x) for x in at] == ([len(changed), min(changed)] if changed else [0, 0]), words
     if changed:
+        keys = ["".join(s.itertext()) for s in figure.iter("span") if re.fullmatch(r"h[1-7]", s.find("i").get("class"))]
+        limits = [float(k.replace("from ", "")) for k in keys]
+        assert len(limits) == 7 and limits == sorted(limits)
+        for t, far in changed.items():
+            around = {max(1, sum(limit <= far * slack for limit in limits)) for slack in (0.95, 1, 1.05)}
+            assert math.isnan(far) or found[t][1] in around, f"token {t}: {found[t]}, by {far} in {limits}"
         worst = max((t for t in changed if not math.isnan(changed[t])), key=lambda t: changed[t])
         assert found[worst][1] == 7, f"the farthest has {found[worst]}"
     return 1
@@ -274,7 +308,7 @@ def check_page(page, folder, said, changed=None):
         row = Row(ranks, int(figure.get("data-row")))
         check_owners(figure, row)
         check_marks(figure, row, stages)
-        if row.tokens <= 1000:
+        if row.tokens <= 1000 or changed:
             heat += check_heat(figure, row, changed)
     return root, stages, heat
 
@@ -356,10 +390,13 @@ def many(odd):
     return ranks
 
 
-def drop(ranks, rank, at, again=None):
-    """Takes the token in that row out of a rank's tensors, or holds it again at the end."""
+def drop(ranks, rank, at, again=None, micro=0):
+    """Takes the token in that row out of a rank's tensors, or holds it again at the end. Those of attention go."""
+    for _, tensors in ranks:
+        for name in [n for n, tensor in tensors.items() if n.startswith(f"{micro}.") and len(tensor[1]) > 1]:
+            del tensors[name]
     for name, tensor in ranks[rank][1].items():
-        if name.startswith("0.") and name != "0.cu_seqlens":
+        if name.startswith(f"{micro}.") and name != f"{micro}.cu_seqlens":
             if again is None:
                 del tensor[2][at]
             else:
@@ -374,21 +411,28 @@ def zigzag(t, tokens, sp):
 
 
 def changed_logp(ranks, nan):
-    """Behind token 40 on the rank that holds token 45, growing; {token: by how much}."""
+    """Behind token 40 on the rank that holds token 45, shrinking; {token: by how much}."""
     row, changed = Row(ranks, 0), {}
     for rank in range(row.sp):
         tensors = ranks[rank][1]
         for i, t in enumerate(tensors["0.index"][2]):
-            if rank == row.rank[45] and t > 40 and row.labels[t] != -100:
-                changed[t] = math.nan if nan and len(changed) == 2 else 0.01 * (t - 39)
+            if rank == row.rank[45] and t > 40 and row.labels[t] != -100 and len(changed) < 8:
+                changed[t] = math.nan if nan and len(changed) == 2 else 0.3 / 5 ** len(changed)
                 tensors["0.logp"][2][i] += changed[t]
     return changed
 
 
 def unlabelled_cut():
-    """A right row in two parts, with two masked tokens, of which one lies at the cut."""
+    """A right row with masked tokens, one at its only cut and one elsewhere."""
     ranks = whole_step(12, 2, [0, 12], lambda t: t // 6)
     ranks[0][1]["0.labels"][2][5] = ranks[0][1]["0.labels"][2][2] = -100
+    return ranks
+
+
+def one_cut_masked():
+    """A right row with two cuts, one of which is masked: the other shows that nothing is wrong."""
+    ranks = whole_step(18, 3, [0, 18], lambda t: t // 6)
+    ranks[0][1]["0.labels"][2][5] = -100
     return ranks
 
 
@@ -407,7 +451,7 @@ def written(kind, folder, of):
              "lost": lambda: drop(whole_step(61, 4, [0, 17, 18, 41, 61], lambda t: zigzag(t, 61, 4)), 2, 3),
              "twice": lambda: drop(whole_step(61, 4, [0, 17, 18, 41, 61], lambda t: zigzag(t, 61, 4)), 1, 0, 2),
              "padded": lambda: whole_step(64, 4, [0, 17, 18, 41, 61], lambda t: t // 16),
-             "masked_cut": unlabelled_cut, "stripe": lambda: big("stripe"), "zigzag": lambda: big("zigzag"),
+             "masked_cut": unlabelled_cut, "one_cut": one_cut_masked, "stripe": lambda: big("stripe"), "zigzag": lambda: big("zigzag"),
              "one": lambda: whole_step(61, 1, [0, 17, 18, 41, 61], lambda t: 0),
              "wide": lambda: whole_step(400, 40, [0, 17, 18, 41, 400], lambda t: t // 10)}
     if kind in kinds:
@@ -424,6 +468,8 @@ def written(kind, folder, of):
     elif kind == "unknown":
         for _, tensors in ranks:
             tensors["loss"][2][0] *= 1.37
+    elif kind == "twice_later":
+        drop(ranks, next(r for r in range(3, 6) if ranks[r][1]["2.index"][2]), 0, 0, 2)
     elif kind == "last_rows_wrong":
         next(values for _, tensors in ranks[3:] if (values := tensors["4.positions"][2]))[0] += 3
     else:
