@@ -24,6 +24,7 @@ def sliced(place, logits, labels, steps=1):
     batch = {"input_ids": place["ids"][None], "labels": unshifted[None], "position_ids": torch.arange(len(unshifted))[None],
              "num_items_in_batch": torch.tensor(sum(place["counts"]))}
     batch, *_ = cp.apply_sequence_parallelism(batch, place["member"], dist.get_world_size(), steps, None)
+    place["used"] = torch.cat((batch["labels"][0, 1:], torch.tensor([IGNORED])))  # what that loss makes of them
     return ForCausalLMLoss(logits[None], batch["labels"], logits.shape[-1], num_items_in_batch=batch["num_items_in_batch"])
 
 

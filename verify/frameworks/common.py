@@ -122,6 +122,8 @@ def whole_attention(x, cu_seqlens, window=0, scale=None, softcap=0.0):
 def check_attention(package, name, got, x, cu_seqlens, mark="", **facts):
     """got: of each rank the index of its tokens and what it computed, (tokens, heads, width). facts: window, softmax_scale, ..."""
     from seqpar_dump import Dump
+    if "dq" not in got[0]:  # forward alone
+        x = {n: t for n, t in x.items() if n != "dout"}
     right = whole_attention(x, cu_seqlens, facts.get("window", 0), facts.get("softmax_scale"), facts.get("softcap", 0.0))
     whole = {n: torch.full_like(t, float("nan")) for n, t in right.items()}
     with tempfile.TemporaryDirectory() as folder:
@@ -168,9 +170,10 @@ def _loss_step(call, tokens, prompts, sp, mean, order, folder):
         logits = hidden[number, own] @ weight
         place = dict(rank=rank, member=rank % sp, micro_batches=len(own_rows), ids=ids, whole=labels, counts=counts)
         loss = call(place, logits, labels[own])
+        used = place.get("used", labels[own])  # of a package that shifts labels itself
         loss.backward()
         shown += float(loss.detach())
-        dump.micro_batch(a, index=own, ids=ids[own], labels=labels[own], logp=-token_losses(logits, labels[own]),
+        dump.micro_batch(a, index=own, ids=ids[own], labels=used, logp=-token_losses(logits, used),
                          cu_seqlens=torch.tensor([0, tokens]))
     local, reduced = weight.grad.clone(), weight.grad.clone()
     dist.all_reduce(reduced)

@@ -69,7 +69,7 @@ if __name__ == "__main__":
         tiny_llama().save_pretrained(folder + "/model")
         first, second = on_ranks(steps, folder)
         for number, (name, _, packed) in enumerate(CASES):
-            mark = MARKS.get(name, "known: gallery 2.1, measured here")
+            mark = MARKS.get(name, "known: DeepSpeed 5248; tmax PR 9 on stage 3")
             gradients, loss, logits, shown = first[number]
             want, want_loss, want_logits = one_rank(packed)
             logits = {"logits": torch.cat((logits, second[number][2]), 1)}

@@ -19,6 +19,8 @@ def gpt(place, logits, labels):
         sys.modules["openrlhf.models"].__path__ = [openrlhf.__path__[0] + "/models"]
     from openrlhf.models.loss import GPTLMLoss
     unshifted = torch.cat((torch.tensor([IGNORED]), place["whole"][:-1]))
+    own = unshifted.view(dist.get_world_size(), -1)[place["member"]]
+    place["used"] = torch.cat((own[1:], torch.tensor([IGNORED])))  # what it makes of them
     return GPTLMLoss(ring_attn_group=dist.group.WORLD)(logits[None], unshifted[None])
 
 

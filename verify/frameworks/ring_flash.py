@@ -68,4 +68,4 @@ if __name__ == "__main__":
         for of_ranks in zip(*on_ranks(attend, world, world=world)):
             name, cu, window, _ = of_ranks[0]
             check_attention("ring-flash-attn", f"{name}, P {world}", [r[3] for r in of_ranks], attention_inputs(cu[-1], dtype=HALF), cu,
-                            **({"window": window} if window else {}))
+                            mark="known: its README has no windows; gallery 1.11", **({"window": window} if window else {}))

@@ -55,12 +55,10 @@ def flex(rank, world, documents):
         block_mask = create_block_mask(mask, 1, None, length, length, device="cpu", BLOCK_SIZE=128)
         buffers = [t.transpose(0, 1)[None].contiguous() for t in x.values()] + [torch.arange(length)[None], block_mask]
         q, k, v, dout, index, block_mask = inner._context_parallel_shard(mesh, buffers, [2] * 4 + [1, 2], balancer)
-        q, k, v = (t.contiguous().requires_grad_() for t in (q, k, v))
+        q = q.contiguous()  # on a CPU it has no backward pass
         (_, kk, vv), _ = inner._ContextParallel(2, inner._ContextParallel.AttentionType.FLEX).flex_input_fn(None, (q, k, v), {}, mesh)
         out = flex_attention(q, kk, vv, block_mask=block_mask)
-        out.backward(dout)
-        own = dict(out=out.detach(), dq=q.grad, dk=k.grad, dv=v.grad)
-        results.append(dict({n: t[0].transpose(0, 1) for n, t in own.items()}, index=index[0]))
+        results.append(dict(out=out[0].transpose(0, 1), index=index[0]))
     return results
 
 

@@ -35,7 +35,5 @@ def attend(rank, world):
 if __name__ == "__main__":
     for (kernel, ring, ulysses), got in zip(CASES, zip(*on_ranks(attend, 2))):
         x = attention_inputs(TOKENS, dtype=torch.float16 if kernel == "fa" else torch.float32, kv_heads=2 if kernel == "fa" else 4)
-        if "dq" not in got[0]:
-            x = {n: t for n, t in x.items() if n != "dout"}
         check_attention("yunchang", f"{kernel}, {'Ulysses 2' if ulysses == 2 else f'{ring} ring 2'}", got, x, [0, TOKENS],
                         mark="known: its own comment says 'LSE is not available, use zeros'")
