@@ -38,7 +38,7 @@ shown() {
 }
 
 # ---- steps made by gen, against the model ----
-model() { local name=$1 code=$2 want=$3; shift 3; compare="--model $out/$name/model"; judged "$name" "$code" "$want" "$out/$name/got" $compare && shown "$name" "$out/$name/got" heat=1 "$@"; }
+model() { local name=$1 code=$2 want=$3 rows=${rows:-1}; shift 3; compare="--model $out/$name/model"; judged "$name" "$code" "$want" "$out/$name/got" $compare && shown "$name" "$out/$name/got" heat=$rows "$@"; }
 made right --sp 4
 model right 0 right bad=0 bars=21 "says=All that was judged is right|Nothing is wrong in this row's places, positions, labels|0 of 21 tensors"
 made positions --sp 4 --layout stripe --mistake positions_local
@@ -49,6 +49,9 @@ made crossing --sp 3 --layout zigzag --mistake labels_cross_documents
 model crossing 1 "wrong: labels_cross_documents" "says=label differs"
 made over --sp 4 --mistake over_sp
 model over 1 "wrong: over_sp" bad=21 "says=× 0.25"
+made four_rows --sp 2 --dp 2 --accumulation 2 --tokens 37
+echo '{}' >$out/nothing.changed
+rows=4 model four_rows 4 insufficient bad=0 changed=$out/nothing.changed
 made one_rank --sp 1
 model one_rank 4 insufficient bad=0
 
@@ -77,6 +80,7 @@ if [ $can_python = 1 ]; then
     made zigzagged --sp 4 --tokens 97 --docs 3 --layout zigzag
     compare="--model $out/zigzagged/model"
     tampered logp zigzagged && judged logp 1 "wrong: unknown" "$out/logp/got" $compare && shown logp "$out/logp/got" heat=1 "$changed" "says=alone"
+    tampered logp_round zigzagged && judged logp_round 0 right "$out/logp_round/got" $compare && shown logp_round "$out/logp_round/got" heat=1 "$changed"
     tampered logp_nan zigzagged && judged logp_nan 1 "wrong: unknown" "$out/logp_nan/got" $compare && shown logp_nan "$out/logp_nan/got" heat=1 "$changed" "says=1 of them NaN"
     made long --sp 2 --tokens 1101 --layout contiguous
     compare="--model $out/long/model --budget 0"
@@ -91,15 +95,19 @@ if [ $can_python = 1 ]; then
     written many "$out/many/got"; written many_want "$out/many/want"
     compare="--want $out/many/want"
     judged many 1 "wrong: unknown" "$out/many/got" $compare && shown many "$out/many/got" bad=1 bars=40 farthest=grad.layers.55.w "says=Shown are the 40 farthest of 60|1 of 60 tensors are beyond"
-    hostile="$out/<b>\"&'"
+    written many_nan "$out/many_nan/got"
+    judged many_nan 1 "wrong: unknown" "$out/many_nan/got" $compare && shown many_nan "$out/many_nan/got" bad=1 bars=40 farthest=grad.layers.50.w "says=1 of 60 tensors are beyond|The farthest is grad.layers.50.w"
+    hostile="$out/<b>\"&'"$'\xc0\xbc\xed\xa0\x80' # and an overlong <, and a surrogate
     written hostile "$hostile/got"; written hostile_want "$hostile/want"
     $oracle ver "$hostile/got" --want "$hostile/want" --html $out/hostile.html --junit $out/hostile.xml >$out/hostile.txt 2>$out/stderr; code=$?
     $oracle ver "$hostile/got" --want "$hostile/want" --json >$out/hostile.json
-    said=$(look page $out/hostile.html "$hostile/got" $out/hostile.json bad=5 bars=6 2>&1 && look junit $out/hostile.xml $out/hostile.json 2>&1)
+    said=$(look page $out/hostile.html "$hostile/got" $out/hostile.json bad=8 bars=9 2>&1 && look junit $out/hostile.xml $out/hostile.json 2>&1)
     if [ $code -ne 1 ] || [ -s $out/stderr ]; then fail reports_hostile "exit code $code: $(cat $out/stderr)"
     elif grep -qE '<script|<b>|--><' $out/hostile.html $out/hostile.xml; then fail reports_hostile "a name became markup"
     elif ! grep -qF '\x1b[31m\x07' $out/hostile.html || ! grep -qF 'grad.&lt;script&gt;' $out/hostile.html; then fail reports_hostile "a name is not shown"
     elif LC_ALL=C grep -q "$(printf '[\001-\010\016-\037]')" $out/hostile.html $out/hostile.xml; then fail reports_hostile "a control character"
+    elif grep -qF 'éz</text>' $out/hostile.html && grep -qE '>…?\\xa9' $out/hostile.html; then fail reports_hostile "a label begins within a character"
+    elif ! grep -qF '&#39;\xc0\xbc\xed\xa0\x80/got' $out/hostile.html || [ "$(grep -cF 'w\xc3</text>' $out/hostile.html)" != 1 ] || [ "$(grep -cF '\xef\xbf\xbf</text>' $out/hostile.html)" != 1 ]; then fail reports_hostile "bytes that are no characters are not shown"
     elif [ "$said" != "11 1 7" ]; then fail reports_hostile "$(echo "$said" | tail -n 1)"
     else ok reports_hostile; fi
     tampered no_places all_right

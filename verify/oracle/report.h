@@ -14,39 +14,13 @@ typedef struct report {
 
 /* ---- text ---- */
 
-static inline uint32_t utf8_value(const unsigned char *s, int length) {
-    uint32_t value = length == 1 ? s[0] : s[0] & (0xffu >> (length + 1));
-    for (int i = 1; i < length; i++) value = value << 6 | (s[i] & 0x3f);
-    return value;
-}
-
-/* Bytes of the character that begins here; 0: none that XML and HTML allow. Names come from
-   files, and evidence cuts them anywhere. */
-static inline int xml_character(const unsigned char *s) {
-    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
-    int length = s[0] < 0x80   ? 1
-                 : s[0] < 0xc0 ? 0
-                 : s[0] < 0xe0 ? 2
-                 : s[0] < 0xf0 ? 3
-                 : s[0] < 0xf8 ? 4
-                               : 0;
-    uint32_t value;
-    for (int i = 1; i < length; i++)
-        if ((s[i] & 0xc0) != 0x80) return 0;
-    value = length ? utf8_value(s, length) : 0;
-    if (value < least[length] || value > 0x10ffff || (value >= 0xd800 && value < 0xe000) ||
-        (value & 0xfffe) == 0xfffe || (value >= 0x7f && value < 0xa0) || value < 0x20)
-        return value == '\n' || value == '\t';
-    return length;
-}
-
 /* For an element's text and an attribute's; what may not stand in it as \x1b. */
 static inline void put_text(FILE *out, const char *text) {
     static const char marks[] = "&<>\"'";
     static const char *const entities[] = {"&amp;", "&lt;", "&gt;", "&quot;", "&#39;"};
     while (*text) {
         const char *mark = strchr(marks, *text);
-        int length = xml_character((const unsigned char *)text);
+        int length = text_character((const unsigned char *)text);
         if (mark)
             fputs(entities[mark - marks], out);
         else if (length)

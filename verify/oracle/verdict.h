@@ -6,6 +6,7 @@
 #include <cjson/cJSON.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include "mistakes.h"
 
@@ -29,12 +30,51 @@ typedef struct verdict {
     char line[VERDICT_LINES][320]; /* the evidence, in sentences */
 } verdict;
 
+/* ---- characters ---- */
+
+static inline uint32_t utf8_value(const unsigned char *s, int length) {
+    uint32_t value = length == 1 ? s[0] : s[0] & (0xffu >> (length + 1));
+    for (int i = 1; i < length; i++) value = value << 6 | (s[i] & 0x3f);
+    return value;
+}
+
+/* Bytes of the character that begins here; 0: none that XML, HTML and JSON allow as it is. */
+static inline int text_character(const unsigned char *s) {
+    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+    int length = s[0] < 0x80   ? 1
+                 : s[0] < 0xc0 ? 0
+                 : s[0] < 0xe0 ? 2
+                 : s[0] < 0xf0 ? 3
+                 : s[0] < 0xf8 ? 4
+                               : 0;
+    uint32_t value;
+    for (int i = 1; i < length; i++)
+        if ((s[i] & 0xc0) != 0x80) return 0;
+    value = length ? utf8_value(s, length) : 0;
+    if (value < least[length] || value > 0x10ffff || (value >= 0xd800 && value < 0xe000) ||
+        (value & 0xfffe) == 0xfffe || (value >= 0x7f && value < 0xa0) || value < 0x20)
+        return value == '\n' || value == '\t';
+    return length;
+}
+
+/* Names come from files, and evidence cuts them anywhere: what is no character becomes '?'. */
+static inline void text_mend(char *text) {
+    while (*text) {
+        int length = text_character((const unsigned char *)text);
+        if (!length) *text = '?';
+        text += length ? length : 1;
+    }
+}
+
+/* ---- evidence ---- */
+
 static inline void verdict_say(verdict *v, const char *format, ...) {
     va_list list;
     if (v->lines == VERDICT_LINES) return;
     va_start(list, format);
-    vsnprintf(v->line[v->lines++], sizeof v->line[0], format, list);
+    vsnprintf(v->line[v->lines], sizeof v->line[0], format, list);
     va_end(list);
+    text_mend(v->line[v->lines++]);
 }
 
 static inline void verdict_name(verdict *v, const mistake *m) {

@@ -41,7 +41,7 @@ def write_file(path, metadata, tensors):
         raw = struct.pack(f"<{len(values)}{FORMATS[dtype]}", *values)
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
         data += raw
-    text = json.dumps(header).encode()
+    text = json.dumps(header, ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     with open(path, "wb") as f:
         f.write(struct.pack("<Q", len(text)) + text + data)
@@ -235,7 +235,7 @@ def heated(figure, row):
     return found
 
 
-def check_heat(figure, row, changed):
+def check_heat(figure, row, changed, verdict):
     found = heated(figure, row)
     if not found:
         return 0
@@ -265,7 +265,7 @@ def check_heat(figure, row, changed):
             around = {max(1, sum(limit <= far * slack for limit in limits)) for slack in (0.95, 1, 1.05)}
             assert math.isnan(far) or found[t][1] in around, f"token {t}: {found[t]}, by {far} in {limits}"
         worst = max((t for t in changed if not math.isnan(changed[t])), key=lambda t: changed[t])
-        assert found[worst][1] == 7, f"the farthest has {found[worst]}"
+        assert found[worst][1] == 7 if verdict == "wrong" else found[worst][1] < 4, f"the farthest has {found[worst]}"
     return 1
 
 
@@ -309,7 +309,7 @@ def check_page(page, folder, said, changed=None):
         check_owners(figure, row)
         check_marks(figure, row, stages)
         if row.tokens <= 1000 or changed:
-            heat += check_heat(figure, row, changed)
+            heat += check_heat(figure, row, changed, stages["log-probs"]["verdict"])
     return root, stages, heat
 
 
@@ -372,7 +372,9 @@ def whole_step(tokens, sp, cu, deal, **metadata):
     return ranks
 
 
-HOSTILE = ["<script>alert(1)</script>", "a\"b'c&d", "]]>", "\x1b[31m\x07", "x" * 98 + "\u00e9\u00e9", "--><style>"]
+# Cut within a character: the second by evidence, the last by its label, the one before by the room for names. XML forbids U+FFFF.
+HOSTILE = ["<script>alert(1)</script>", "x" * 94 + "\u00e9\u00e9", "a\"b'c&d", "]]>", "\x1b[31m\x07", "--><style>",
+           "\uffff", "w" * 121 + "\u00e9\u00e9", "y" + "\u00e9" * 40 + "z"]
 
 
 def hostile(factor, sp):
@@ -383,10 +385,10 @@ def hostile(factor, sp):
     return ranks
 
 
-def many(odd):
+def many(odd, far=0.5):
     ranks = whole_step(7, 1, [0, 3, 7], lambda t: 0)
     for i in range(60):
-        ranks[0][1][f"grad.layers.{i}.w"] = ["F64", [2], [1.0, 2.0 + (0.5 if i == odd else 1e-5 * (i > 45))]]
+        ranks[0][1][f"grad.layers.{i}.w"] = ["F64", [2], [1.0, 2.0 + (far if i == odd else 1e-5 * (i > 45))]]
     return ranks
 
 
@@ -410,14 +412,14 @@ def zigzag(t, tokens, sp):
     return min(stretch, 2 * sp - 1 - stretch)
 
 
-def changed_logp(ranks, nan):
-    """Behind token 40 on the rank that holds token 45, shrinking; {token: by how much}."""
+def changed_logp(ranks, kind):
+    """Behind token 40 on the rank that holds token 45, shrinking; {token: by how much}. logp_round: one, by little."""
     row, changed = Row(ranks, 0), {}
     for rank in range(row.sp):
         tensors = ranks[rank][1]
         for i, t in enumerate(tensors["0.index"][2]):
-            if rank == row.rank[45] and t > 40 and row.labels[t] != -100 and len(changed) < 8:
-                changed[t] = math.nan if nan and len(changed) == 2 else 0.3 / 5 ** len(changed)
+            if rank == row.rank[45] and t > 40 and row.labels[t] != -100 and len(changed) < (1 if kind == "logp_round" else 8):
+                changed[t] = math.nan if kind == "logp_nan" and len(changed) == 2 else 8e-7 if kind == "logp_round" else 0.3 / 5 ** len(changed)
                 tensors["0.logp"][2][i] += changed[t]
     return changed
 
@@ -448,6 +450,7 @@ def big(wrong):
 def written(kind, folder, of):
     kinds = {"hostile": lambda: hostile(1.0, 2), "hostile_want": lambda: hostile(0.0, 1),
              "many": lambda: many(55), "many_want": lambda: many(None),
+             "many_nan": lambda: many(50, math.nan),
              "lost": lambda: drop(whole_step(61, 4, [0, 17, 18, 41, 61], lambda t: zigzag(t, 61, 4)), 2, 3),
              "twice": lambda: drop(whole_step(61, 4, [0, 17, 18, 41, 61], lambda t: zigzag(t, 61, 4)), 1, 0, 2),
              "padded": lambda: whole_step(64, 4, [0, 17, 18, 41, 61], lambda t: t // 16),
@@ -473,7 +476,7 @@ def written(kind, folder, of):
     elif kind == "last_rows_wrong":
         next(values for _, tensors in ranks[3:] if (values := tensors["4.positions"][2]))[0] += 3
     else:
-        changed = changed_logp(ranks, kind == "logp_nan")
+        changed = changed_logp(ranks, kind)
     write_dump(folder, ranks)
     if kind.startswith("logp"):
         json.dump(changed, open(folder + ".changed", "w"))
